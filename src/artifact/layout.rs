@@ -1,0 +1,53 @@
+//! Every file name of a run, in one place. Paths are relative to the run's folder.
+
+/// Version of this layout, kept in the manifest.
+pub const FORMAT_VERSION: u32 = 1;
+
+/// What was asked ([`crate::run::RunSpec`]).
+pub const SPEC: &str = "spec.json";
+/// Steps, progress and log lines as they happened, numbered by line.
+pub const PROGRESS: &str = "progress.jsonl";
+/// Every artifact with bytes, hash, media type and step.
+pub const MANIFEST: &str = "manifest.json";
+
+/// Folder of the children's output: `logs/<name>.stdout.log`, `logs/<name>.stderr.log`.
+pub const LOGS: &str = "logs";
+
+pub const ENV: &str = "env.json";
+pub const CONFIG: &str = "config.yaml";
+pub const INPUTS: &str = "inputs.yaml";
+
+/// The runner's request and what it wrote in the plain pass: `baseline/request.json`, `baseline/events.jsonl`.
+pub const BASELINE: &str = "baseline";
+pub const REQUEST: &str = "request.json";
+pub const PREDICTIONS: &str = "predictions.jsonl";
+
+/// The nsys pass: report, export, command, and the runner's own events under it.
+pub const NSYS: &str = "nsys";
+pub const NSYS_REPORT: &str = "nsys/run.nsys-rep";
+pub const NSYS_EXPORT: &str = "nsys/run.sqlite";
+pub const NSYS_COMMAND: &str = "nsys/cmd.txt";
+
+pub const REPORT_MD: &str = "report.md";
+pub const REPORT_HTML: &str = "report.html";
+pub const REPORT_JSON: &str = "report.json";
+pub const SUMMARY_MD: &str = "stakeholder_summary.md";
+pub const OPERATORS_MD: &str = "operators.md";
+pub const KERNELS_MD: &str = "kernels.md";
+pub const STAGES_JSON: &str = "stages.json";
+
+/// The media type that a file is served with, by its name.
+pub fn media_type(path: &str) -> &'static str {
+    match path.rsplit_once('.').map_or("", |(_, ext)| ext) {
+        "json" => "application/json",
+        "jsonl" => "application/jsonl",
+        "yaml" => "application/yaml",
+        "md" => "text/markdown; charset=utf-8",
+        "html" => "text/html; charset=utf-8",
+        "csv" => "text/csv; charset=utf-8",
+        "txt" | "log" => "text/plain; charset=utf-8",
+        "sqlite" => "application/vnd.sqlite3",
+        "zst" => "application/zstd",
+        _ => "application/octet-stream",
+    }
+}

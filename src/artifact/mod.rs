@@ -1,0 +1,3 @@
+//! What a run leaves: the name of every file, the manifest over them, and the bundle of all.
+
+pub mod layout;

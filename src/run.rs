@@ -1,0 +1,243 @@
+//! The words of a run: what was asked, where it stands, what was found.
+//!
+//! Plain values, open to every module. No files, no clock, no database.
+
+use std::{collections::BTreeMap, fmt, str::FromStr};
+
+use serde::{Deserialize, Serialize};
+use utoipa::ToSchema;
+use uuid::Uuid;
+
+/// Identifies a run; version 7, so ids sort by the time of submission.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize, ToSchema)]
+#[serde(transparent)]
+#[schema(value_type = Uuid, example = "019a9f3e-6d1c-7c4e-9a51-3a8f0c2b7d10")]
+pub struct RunId(pub Uuid);
+
+impl RunId {
+    /// Makes the id of a run submitted now.
+    pub fn now() -> Self {
+        Self(Uuid::now_v7())
+    }
+}
+
+impl fmt::Display for RunId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.fmt(f)
+    }
+}
+
+impl FromStr for RunId {
+    type Err = uuid::Error;
+    fn from_str(s: &str) -> Result<Self, Self::Err> {
+        s.parse().map(Self)
+    }
+}
+
+/// Declares a word with one lower-case name per variant, the same in JSON, in the database and on the command line.
+macro_rules! words {
+    ($(#[$doc:meta])* $name:ident { $($(#[$vdoc:meta])* $variant:ident = $text:literal),+ $(,)? }) => {
+        $(#[$doc])*
+        #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize, ToSchema)]
+        pub enum $name { $($(#[$vdoc])* #[serde(rename = $text)] $variant),+ }
+
+        impl $name {
+            /// Every variant, in order of declaration.
+            pub const ALL: &[Self] = &[$(Self::$variant),+];
+
+            /// The word as it is written everywhere.
+            pub const fn as_str(self) -> &'static str {
+                match self { $(Self::$variant => $text),+ }
+            }
+        }
+
+        impl fmt::Display for $name {
+            fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.pad(self.as_str())
+            }
+        }
+
+        impl FromStr for $name {
+            type Err = UnknownWord;
+            fn from_str(s: &str) -> Result<Self, UnknownWord> {
+                match s {
+                    $($text => Ok(Self::$variant),)+
+                    _ => Err(UnknownWord { word: s.to_owned(), known: &[$($text),+] }),
+                }
+            }
+        }
+    };
+}
+
+/// A text that is none of the words it could have been.
+#[derive(Debug, thiserror::Error)]
+#[error("{word:?} is none of {}", known.join(", "))]
+pub struct UnknownWord {
+    word: String,
+    known: &'static [&'static str],
+}
+
+words! {
+    /// How much of the picture a run collects.
+    Mode {
+        /// Plain run, Nsight Systems with graph nodes, Nsight Compute, GEMM log.
+        Deep = "deep",
+        /// Plain run and a light Nsight Systems pass.
+        Light = "light",
+        /// Plain run, static costs, operators and an early MFU: no Nsight tool.
+        Basic = "basic",
+    }
+}
+
+words! {
+    /// Where a run stands. `partial`: something asked for could not be collected, everything else is there.
+    RunState {
+        Queued = "queued",
+        Running = "running",
+        Succeeded = "succeeded",
+        Partial = "partial",
+        Failed = "failed",
+        Cancelled = "cancelled",
+    }
+}
+
+impl RunState {
+    /// Says whether the run has ended: its state will not change again.
+    pub const fn is_final(self) -> bool {
+        !matches!(self, Self::Queued | Self::Running)
+    }
+}
+
+words! {
+    /// A part of a run, in the order in which they happen.
+    Step {
+        Preflight = "preflight",
+        Baseline = "baseline",
+        Nsys = "nsys",
+        Ncu = "ncu",
+        GemmLog = "gemm_log",
+        Analyze = "analyze",
+        Report = "report",
+    }
+}
+
+words! {
+    /// How a step stands or ended. `skipped`: could not be collected here, and the message says why.
+    StepState {
+        Running = "running",
+        Succeeded = "succeeded",
+        Skipped = "skipped",
+        Failed = "failed",
+        Cancelled = "cancelled",
+    }
+}
+
+words! {
+    /// The number format that weights and activations are kept in.
+    Dtype {
+        F32 = "f32",
+        F16 = "f16",
+        Bf16 = "bf16",
+    }
+}
+
+impl Dtype {
+    /// Bytes per element.
+    pub const fn bytes(self) -> u64 {
+        match self {
+            Self::F32 => 4,
+            Self::F16 | Self::Bf16 => 2,
+        }
+    }
+}
+
+words! {
+    /// How much a finding matters.
+    Severity {
+        Info = "info",
+        Warning = "warning",
+        Critical = "critical",
+    }
+}
+
+/// What a run was asked to do, with every default filled in.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct RunSpec {
+    /// Name of a configured model (`GET /models`).
+    #[schema(example = "deepseek-ocr-tiny")]
+    pub model: String,
+    /// Manifest of inputs, relative to the service's inputs folder.
+    #[schema(example = "inputs.yaml")]
+    pub inputs_manifest: String,
+    pub mode: Mode,
+    /// Measured repetitions of the plain run.
+    pub repeats: u32,
+    /// Unmeasured repetitions before them.
+    pub warmup: u32,
+    /// Tokens to generate after prefill.
+    pub max_new_tokens: u32,
+    /// Seed of synthetic weights.
+    pub seed: u64,
+    /// `null`: the model's default for the device.
+    pub dtype: Option<Dtype>,
+    /// `auto`, `cpu`, or `cuda:INDEX`.
+    #[schema(example = "auto")]
+    pub device: String,
+    /// Limit on the whole run, in seconds.
+    pub timeout_s: u32,
+    /// Free words to find the run by.
+    pub labels: Vec<String>,
+    /// Higher runs first.
+    pub priority: i32,
+}
+
+/// One step of a run, as it stands.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, ToSchema)]
+pub struct StepRecord {
+    pub step: Step,
+    pub state: StepState,
+    /// RFC 3339, UTC.
+    pub started_at: String,
+    /// RFC 3339, UTC; `null` while the step runs.
+    pub ended_at: Option<String>,
+    /// Exit code of the step's process; `null` when it had none or was ended by a signal.
+    pub exit_code: Option<i32>,
+    /// What went wrong or was left out, and the remedy.
+    pub message: Option<String>,
+}
+
+/// Something worth telling a person, with its evidence.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, ToSchema)]
+pub struct Finding {
+    /// Stable name of the rule, snake case.
+    #[schema(example = "nsys_missing")]
+    pub id: String,
+    pub severity: Severity,
+    /// One sentence: what was seen.
+    pub message: String,
+    /// The rows or figures that show it, by name.
+    #[serde(default)]
+    pub evidence: BTreeMap<String, String>,
+    /// What to do about it.
+    pub advice: Option<String>,
+}
+
+impl Finding {
+    /// Makes a finding without evidence rows or advice.
+    pub fn new(id: &str, severity: Severity, message: impl Into<String>) -> Self {
+        Self { id: id.into(), severity, message: message.into(), evidence: BTreeMap::new(), advice: None }
+    }
+
+    /// Adds one row of evidence.
+    pub fn with(mut self, name: &str, value: impl ToString) -> Self {
+        self.evidence.insert(name.into(), value.to_string());
+        self
+    }
+
+    /// Says what to do about it.
+    pub fn advise(mut self, advice: impl Into<String>) -> Self {
+        self.advice = Some(advice.into());
+        self
+    }
+}

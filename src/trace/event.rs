@@ -1,0 +1,152 @@
+//! What the model runner writes to `events.jsonl`, one JSON object a line.
+//!
+//! The wire format between the runner and the analysis; times are nanoseconds of `CLOCK_MONOTONIC`. Ranges and operators here
+//! are the same as the NVTX ranges, so stages and operators are known even where no Nsight tool is installed.
+
+use serde::{Deserialize, Serialize};
+
+/// Version of the format; a reader refuses a newer one.
+pub const EVENT_SCHEMA: u32 = 1;
+
+/// NVTX domain of stages: `prefill`, `decode_all`, `decode_step`, `vision`, `sam`, `clip`, `projector`, `warmup`.
+pub const STAGE_DOMAIN: &str = "LLM";
+/// NVTX domain of operators, each named by its module path.
+pub const OPERATOR_DOMAIN: &str = "LLM.op";
+
+/// One line of `events.jsonl`.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(tag = "kind", rename_all = "snake_case")]
+pub enum Event {
+    /// First line: what ran.
+    Start(Start),
+    /// A stage's range, written when it closes.
+    Range(StageRange),
+    /// One call of an operator, written when it returns.
+    Op(OperatorCall),
+    /// Distinct experts that one MoE layer routed to in one forward.
+    Experts(Experts),
+    /// What a repeat computed.
+    Output(Output),
+    /// A ceiling measured on this device by this process.
+    Ceiling(Ceiling),
+    /// Last line: the runner ended by itself.
+    End(End),
+}
+
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Start {
+    pub schema: u32,
+    pub t_ns: i64,
+    /// Wall clock at `t_ns`, nanoseconds since 1970.
+    pub unix_ns: i64,
+    pub pid: u32,
+    pub model: String,
+    /// `synthetic` or `loaded`.
+    pub weights: String,
+    pub parameters: u64,
+    pub weight_bytes: u64,
+    pub dtype: String,
+    pub device: String,
+    pub threads: u32,
+    pub prompt_tokens: u64,
+    /// Positions of the prompt that images fill (part of `prompt_tokens`).
+    pub image_tokens: u64,
+    /// One per image: how it was cut into views.
+    pub images: Vec<ImageViews>,
+    /// Whether decode replays a captured CUDA graph.
+    pub decode_graph: bool,
+    /// Seconds from process start to loaded weights.
+    pub load_ns: i64,
+}
+
+/// How one page was cut: a global view, and local crops when the page is larger than a crop.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct ImageViews {
+    pub width: u32,
+    pub height: u32,
+    /// Side of the square global view, pixels.
+    pub global_px: u32,
+    /// Side of a square local crop, pixels; 0 without crops.
+    pub crop_px: u32,
+    pub crops_wide: u32,
+    pub crops_high: u32,
+    pub tokens: u64,
+}
+
+/// A range of the stage domain. `repeat` counts from 0 within warm-up and within measurement.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct StageRange {
+    pub name: String,
+    pub start_ns: i64,
+    pub end_ns: i64,
+    pub warmup: bool,
+    pub repeat: u32,
+    /// Index of the token for `decode_step`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub step: Option<u32>,
+}
+
+/// One call of an operator. Calls nest by time: a module's call encloses those of its parts.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct OperatorCall {
+    /// Module path, as in the weights' names: `decoder.layers.3.self_attn.q_proj`.
+    pub path: String,
+    /// `module` for a scope that only encloses others; else linear, matmul, softmax, norm, conv, embedding, rope, activation, ...
+    pub op: String,
+    pub start_ns: i64,
+    pub end_ns: i64,
+    pub warmup: bool,
+    pub repeat: u32,
+    /// Innermost of `prefill`, `decode_all`; empty outside both.
+    pub stage: String,
+    /// Shapes of the operands, activations first, weights after.
+    pub shapes: Vec<Vec<u64>>,
+    pub dtype: String,
+    /// FLOPs of matrix products and convolutions, a multiply-add as two; 0 for the rest.
+    pub flops: u64,
+    /// Bytes of operands read and results written, each counted once.
+    pub bytes: u64,
+}
+
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Experts {
+    pub layer: u32,
+    pub stage: String,
+    pub warmup: bool,
+    pub repeat: u32,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub step: Option<u32>,
+    pub distinct: u32,
+    pub total: u32,
+}
+
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Output {
+    pub warmup: bool,
+    pub repeat: u32,
+    pub tokens: Vec<u32>,
+    /// SHA-256 over the logits of every position sampled from, as little-endian f32.
+    pub logits_sha256: String,
+}
+
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Ceiling {
+    /// `matmul` (FLOP/s) or `copy` (bytes/s, reads plus writes).
+    pub what: String,
+    pub dtype: String,
+    /// Operand sizes, said so that a reader can judge the figure.
+    pub shape: Vec<u64>,
+    /// Best of `tries`, per second.
+    pub per_second: f64,
+    pub tries: u32,
+}
+
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct End {
+    pub t_ns: i64,
+    /// Peak resident memory of the process, bytes.
+    pub peak_rss_bytes: u64,
+    /// Peak device memory, bytes; absent on the CPU.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub peak_device_bytes: Option<u64>,
+}
