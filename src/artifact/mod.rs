@@ -1,3 +1,4 @@
 //! What a run leaves: the name of every file, the manifest over them, and the bundle of all.
 
+pub mod journal;
 pub mod layout;

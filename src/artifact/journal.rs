@@ -1,0 +1,167 @@
+//! The journal of a run: what happened, one JSON object a line, in `progress.jsonl`.
+//!
+//! Written by whoever carries the run, read by whoever follows it; a line's number is its id, so a reader resumes where it left.
+//! It is never rewritten: a second attempt appends to the first.
+
+use std::{
+    fs::{File, OpenOptions},
+    io::{self, BufRead, BufReader, Read, Seek, SeekFrom, Write},
+    path::Path,
+    sync::{Arc, Mutex, PoisonError},
+};
+
+use serde::{Deserialize, Serialize};
+use utoipa::ToSchema;
+
+use super::layout;
+use crate::run::{Finding, Step, StepRecord};
+
+/// Longest line that a reader takes; a writer cuts log lines far below it.
+const MAX_LINE: u64 = 64 * 1024;
+/// Longest log line that is kept; the whole line is in the log file.
+const MAX_LOG_LINE: usize = 2_000;
+
+/// One thing that happened to a run.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, ToSchema)]
+#[serde(tag = "event", rename_all = "snake_case")]
+pub enum JournalEvent {
+    /// A worker took the run; attempts count from 1.
+    Attempt { attempt: u32, at: String },
+    /// A step began or ended.
+    Step { step: StepRecord },
+    /// How far a step is.
+    Progress { step: Step, phase: String, done: u64, total: u64 },
+    /// A line that a tool or the runner wrote.
+    Log { step: Step, line: String },
+    /// Something worth telling, as soon as it is known.
+    Finding { finding: Finding },
+}
+
+/// Appends to one run's journal; clones share the file.
+#[derive(Debug, Clone)]
+pub struct Journal(Arc<Mutex<File>>);
+
+impl Journal {
+    /// Opens the journal of the run in `dir`, and ends a line that a killed writer left open.
+    pub fn open(dir: &Path) -> io::Result<Self> {
+        let path = dir.join(layout::PROGRESS);
+        let mut file = OpenOptions::new().read(true).append(true).create(true).open(path)?;
+        if file.metadata()?.len() > 0 {
+            let mut last = [0];
+            file.seek(SeekFrom::End(-1))?;
+            file.read_exact(&mut last)?;
+            if last != *b"\n" {
+                file.write_all(b"\n")?;
+            }
+        }
+        Ok(Self(Arc::new(Mutex::new(file))))
+    }
+
+    /// Appends one event in a single write. A journal that cannot be written is logged, never a reason to fail a run.
+    pub fn write(&self, event: &JournalEvent) {
+        let mut line = match serde_json::to_vec(event) {
+            Ok(line) => line,
+            Err(error) => return tracing::error!(%error, "journal event does not serialise"),
+        };
+        line.push(b'\n');
+        let mut file = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Err(error) = file.write_all(&line) {
+            tracing::warn!(%error, "cannot write the run's journal");
+        }
+    }
+
+    /// Appends one line of a log, cut to a length that a page can show.
+    pub fn log(&self, step: Step, line: &str) {
+        let cut = line.char_indices().nth(MAX_LOG_LINE).map_or(line, |(end, _)| &line[..end]);
+        self.write(&JournalEvent::Log { step, line: cut.to_owned() });
+    }
+}
+
+/// Where a reader of a journal stands.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Position {
+    /// Lines read so far: the id of the last one.
+    pub line: u64,
+    offset: u64,
+}
+
+/// Reads up to `max` whole lines after `position`, and moves it behind them. Lines that are no event count but are left out.
+pub fn read_from(dir: &Path, position: &mut Position, max: usize) -> io::Result<Vec<(u64, JournalEvent)>> {
+    let mut file = match File::open(dir.join(layout::PROGRESS)) {
+        Ok(file) => file,
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
+        Err(error) => return Err(error),
+    };
+    file.seek(SeekFrom::Start(position.offset))?;
+    let mut reader = BufReader::new(file);
+    let mut events = Vec::new();
+    let mut line = Vec::new();
+    while events.len() < max {
+        line.clear();
+        let read = reader.by_ref().take(MAX_LINE).read_until(b'\n', &mut line)? as u64;
+        if line.last() != Some(&b'\n') && read < MAX_LINE {
+            break; // the writer is in the middle of this line
+        }
+        position.offset += read;
+        position.line += u64::from(line.last() == Some(&b'\n'));
+        if let Ok(event) = serde_json::from_slice(&line) {
+            events.push((position.line, event));
+        }
+    }
+    Ok(events)
+}
+
+/// Moves to behind line `line`, or to the end of a shorter journal.
+pub fn seek(dir: &Path, line: u64) -> io::Result<Position> {
+    let mut position = Position::default();
+    while position.line < line {
+        let before = position;
+        read_from(dir, &mut position, usize::try_from(line - before.line).unwrap_or(usize::MAX).min(1_000))?;
+        if position == before {
+            break;
+        }
+    }
+    Ok(position)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn log(line: &str) -> JournalEvent {
+        JournalEvent::Log { step: Step::Baseline, line: line.into() }
+    }
+
+    #[test]
+    fn a_reader_resumes_behind_the_line_it_names() {
+        let dir = tempfile::tempdir().unwrap();
+        let journal = Journal::open(dir.path()).unwrap();
+        for line in ["a", "b", "c"] {
+            journal.log(Step::Baseline, line);
+        }
+        let mut position = seek(dir.path(), 2).unwrap();
+        assert_eq!(read_from(dir.path(), &mut position, 10).unwrap(), [(3, log("c"))]);
+        journal.log(Step::Baseline, "d");
+        assert_eq!(read_from(dir.path(), &mut position, 10).unwrap(), [(4, log("d"))]);
+        assert_eq!(read_from(dir.path(), &mut position, 10).unwrap(), []);
+        assert_eq!(seek(dir.path(), 99).unwrap().line, 4);
+    }
+
+    #[test]
+    fn a_half_written_line_is_waited_for_and_then_passed_over() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join(layout::PROGRESS);
+        std::fs::write(&path, b"{\"event\":\"lo").unwrap();
+        let mut position = Position::default();
+        assert_eq!(read_from(dir.path(), &mut position, 10).unwrap(), []);
+        assert_eq!(position.line, 0);
+        Journal::open(dir.path()).unwrap().log(Step::Baseline, "whole");
+        assert_eq!(read_from(dir.path(), &mut position, 10).unwrap(), [(2, log("whole"))]);
+    }
+
+    #[test]
+    fn a_run_without_a_journal_has_no_events() {
+        let dir = tempfile::tempdir().unwrap();
+        assert_eq!(read_from(dir.path(), &mut Position::default(), 10).unwrap(), []);
+    }
+}
