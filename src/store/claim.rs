@@ -161,9 +161,20 @@ impl Store {
         Ok(changed.rows_affected() > 0)
     }
 
-    /// Queues again the runs whose worker is gone, and gives up those that were started too often. Returns the ids of both.
+    /// Lists the runs whose worker is gone: their lease is over.
     ///
     /// `all`: every running run, whatever its lease says; right at start, when this process alone has the database.
+    pub async fn abandoned(&self, all: bool) -> Result<Vec<RunId>, StoreError> {
+        let ids: Vec<Vec<u8>> = sqlx::query_scalar("select id from runs where state = 'running' and (? or lease_until < ?)")
+            .bind(all)
+            .bind(now_ms())
+            .fetch_all(&self.readers)
+            .await
+            .map_err(during("look for abandoned runs"))?;
+        ids.iter().map(|id| id_of(id)).collect()
+    }
+
+    /// Queues those runs again, and gives up the ones that were started too often. Returns the ids of both.
     pub async fn recover(&self, all: bool) -> Result<Vec<RunId>, StoreError> {
         let mut writer = self.writer.lock().await;
         let ids: Vec<Vec<u8>> = sqlx::query_scalar(
