@@ -12,7 +12,7 @@ pub use attention::{Matmul, Rope, Softmax};
 pub use conv::{Conv2d, ConvShape};
 pub use linear::{Embedding, Linear};
 pub use norm::{LayerNorm, LayerNorm2d, RmsNorm};
-pub use pointwise::{Activation, Function, Pointwise};
+pub use pointwise::{Activation, ArgMax, Function, Pointwise};
 
 /// FLOPs of `batch` products of `m` x `k` by `k` x `n`, a multiply-add as two.
 pub fn matmul_flops(batch: usize, m: usize, k: usize, n: usize) -> u64 {

@@ -56,3 +56,23 @@ impl Pointwise {
         self.0.call(operands, 0, compute)
     }
 }
+
+/// The index of the largest value, on the host.
+pub struct ArgMax(Op);
+
+impl ArgMax {
+    pub fn new(site: &Site) -> Self {
+        Self(site.op("argmax"))
+    }
+
+    pub fn forward(&self, x: &Tensor) -> Result<u32> {
+        // The copy to the host belongs to the call: it is where the device is waited for.
+        let mut index = 0;
+        self.0.call(&[x], 0, || {
+            let largest = x.argmax(candle_core::D::Minus1)?;
+            index = largest.to_scalar::<u32>()?;
+            Ok(largest)
+        })?;
+        Ok(index)
+    }
+}
