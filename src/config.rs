@@ -84,7 +84,8 @@ impl Config {
         }
         for (variable, value) in environment.filter(|(name, _)| name.starts_with(PREFIX)) {
             let keys: Vec<String> = variable[PREFIX.len()..].split("__").map(str::to_lowercase).collect();
-            let value = keys.iter().rev().fold(scalar(&value), |value, key| Value::Table(Table::from_iter([(key.clone(), value)])));
+            let value =
+                keys.iter().rev().fold(scalar(&value), |value, key| Value::Table(Table::from_iter([(key.clone(), value)])));
             if let Value::Table(over) = value {
                 merge(&mut settings, over, &variable, "")?;
             }
@@ -181,7 +182,8 @@ mod tests {
 
     #[test]
     fn the_environment_goes_over_the_defaults() {
-        let config = load(&[("LLMPROF__WORKER__LEASE_S", "5"), ("LLMPROF__SERVER__DATA", "/srv/llmprof"), ("HOME", "/root")]).unwrap();
+        let config =
+            load(&[("LLMPROF__WORKER__LEASE_S", "5"), ("LLMPROF__SERVER__DATA", "/srv/llmprof"), ("HOME", "/root")]).unwrap();
         assert_eq!((config.worker.lease_s, config.server.data), (5, PathBuf::from("/srv/llmprof")));
         assert_eq!(config.server.listen, "127.0.0.1:8080");
     }

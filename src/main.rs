@@ -12,7 +12,11 @@ use command::{analyze, openapi, quickstart, serve};
 /// Start the service with `llmprof serve`, submit a run with `curl -X POST http://127.0.0.1:8080/runs`, and read its report
 /// at /runs/<id>/report. `llmprof quickstart` does all of that once, with a bundled page and a small model.
 #[derive(Debug, Parser)]
-#[command(version, propagate_version = true, after_help = "Every setting is explained in conf/default.toml; `llmprof serve --help` tells how to set one.")]
+#[command(
+    version,
+    propagate_version = true,
+    after_help = "Every setting is explained in conf/default.toml; `llmprof serve --help` tells how to set one."
+)]
 struct Cli {
     #[command(subcommand)]
     command: Command,
@@ -25,7 +29,9 @@ enum Command {
     Analyze(analyze::Options),
     Openapi(openapi::Options),
     /// Print a completion script for a shell: `llmprof completions bash > /etc/bash_completion.d/llmprof`
-    Completions { shell: clap_complete::Shell },
+    Completions {
+        shell: clap_complete::Shell,
+    },
 }
 
 fn main() -> ExitCode {

@@ -21,8 +21,8 @@ enum Format {
 
 pub fn run(options: &Options) -> Result<()> {
     let text = match options.format {
-        Format::Yaml => http::openapi_yaml(),
-        Format::Json => http::openapi().to_pretty_json()? + "\n",
+        Format::Yaml => http::contract_yaml(),
+        Format::Json => serde_json::to_string_pretty(http::contract())? + "\n",
     };
     Ok(std::io::stdout().write_all(text.as_bytes())?)
 }

@@ -70,7 +70,8 @@ async fn profile(service: &Service, options: &Options) -> Result<()> {
     let id = submitted["run_id"].as_str().context("the service named no run")?;
     println!("llmprof {} serves {base}\nrun {id}: {} in mode {}\n", env!("CARGO_PKG_VERSION"), options.model, options.mode);
 
-    let bar = ProgressBar::new(1).with_style(ProgressStyle::with_template("{elapsed:>4} {bar:32} {msg}").context("the bar's template")?);
+    let bar = ProgressBar::new(1)
+        .with_style(ProgressStyle::with_template("{elapsed:>4} {bar:32} {msg}").context("the bar's template")?);
     bar.enable_steady_tick(Duration::from_millis(200));
     let followed = follow(&client, &format!("{base}/runs/{id}/events"), &bar).await;
     bar.finish_and_clear();

@@ -29,7 +29,9 @@ const LINGER: Duration = Duration::from_secs(5);
 /// Runs are queued in a SQLite database under the data folder and carried out one at a time per device. The API is explained
 /// at /docs. SIGTERM or Ctrl-C ends the service cleanly: what runs goes back to the queue.
 #[derive(Debug, Clone, Args)]
-#[command(after_help = "Settings come from conf/default.toml (embedded), then --config, then LLMPROF__SECTION__KEY, then the flags.")]
+#[command(
+    after_help = "Settings come from conf/default.toml (embedded), then --config, then LLMPROF__SECTION__KEY, then the flags."
+)]
 pub struct Options {
     /// Address to serve on [default: 127.0.0.1:8080]
     #[arg(long, value_name = "ADDRESS:PORT")]

@@ -148,7 +148,8 @@ impl Job<'_> {
     async fn analyze(&mut self) -> Result<(), Stop> {
         self.steps.begin(Step::Analyze).await;
         let (dir, devices) = (self.dir.to_owned(), self.cx.devices.clone());
-        let analyzed = tokio::task::spawn_blocking(move || offline::analyze(&dir, &devices).map_err(|error| crate::chain(&error)));
+        let analyzed =
+            tokio::task::spawn_blocking(move || offline::analyze(&dir, &devices).map_err(|error| crate::chain(&error)));
         let analyzed = analyzed.await.unwrap_or_else(|error| Err(error.to_string()));
         let ended = analyzed.as_ref().map_or_else(Ended::failed, |_| Ended::well());
         self.steps.end(&ended).await;
@@ -192,11 +193,14 @@ impl Job<'_> {
             while let Some(line) = receiver.recv().await {
                 match line {
                     PassLine::Log(line) => journal.log(step, &line),
-                    PassLine::Progress(p) => journal.write(&JournalEvent::Progress { step, phase: p.phase, done: p.done, total: p.total }),
+                    PassLine::Progress(p) => {
+                        journal.write(&JournalEvent::Progress { step, phase: p.phase, done: p.done, total: p.total })
+                    }
                 }
             }
         });
-        let pass = Pass { run: self.run.id, dir: self.dir.to_owned(), deadline: self.deadline, halt: self.halt.clone(), lines: sender };
+        let pass =
+            Pass { run: self.run.id, dir: self.dir.to_owned(), deadline: self.deadline, halt: self.halt.clone(), lines: sender };
         (pass, lines)
     }
 

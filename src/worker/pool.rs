@@ -102,7 +102,12 @@ async fn carry(run: &Claimed, device: &str, cx: &Context, lease: Duration, stop:
 }
 
 /// Keeps how a run ended; says it in a word.
-async fn settle(run: &Claimed, cx: &Context, interrupted: Option<Interrupted>, outcome: Outcome) -> Result<&'static str, StoreError> {
+async fn settle(
+    run: &Claimed,
+    cx: &Context,
+    interrupted: Option<Interrupted>,
+    outcome: Outcome,
+) -> Result<&'static str, StoreError> {
     // A run that came to its end before the interruption reached it has ended as it did.
     let ended = matches!(outcome.state, RunState::Succeeded | RunState::Partial);
     match interrupted {
