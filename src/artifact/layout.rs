@@ -22,6 +22,8 @@ pub const INPUTS: &str = "inputs.yaml";
 /// The runner's request and what it wrote in the plain pass: `baseline/request.json`, `baseline/events.jsonl`.
 pub const BASELINE: &str = "baseline";
 pub const REQUEST: &str = "request.json";
+/// The commands of a pass as a shell reads them, in its folder.
+pub const COMMAND: &str = "cmd.txt";
 pub const PREDICTIONS: &str = "predictions.jsonl";
 
 /// The nsys pass: report, export, command, and the runner's own events under it.

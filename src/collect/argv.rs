@@ -1,6 +1,6 @@
 //! A command is a value before it is a process, so that a test can read it and a file can keep it.
 //!
-//! Nothing here starts anything. A child sees the variables listed here and those that its command adds, never the service's whole
+//! Nothing here starts anything. A child sees the variables listed here, those that its command adds, and a folder for its temporary files; never the service's whole
 //! environment: profilers store the environment of what they watch inside reports that people pass on.
 
 use std::{
@@ -18,7 +18,6 @@ pub const PASSED: &[&str] = &[
     "LANG",
     "LC_ALL",
     "TZ",
-    "TMPDIR",
     "LD_LIBRARY_PATH",
     "CUDA_HOME",
     "CUDA_PATH",
@@ -114,11 +113,11 @@ mod tests {
 
     #[test]
     fn a_child_sees_listed_variables_and_no_others() {
-        let ours = [("PATH", "/bin"), ("API_TOKEN", "secret"), ("TMPDIR", "/tmp"), ("EXTRA", "1")];
-        let mut argv = Argv::new("x").env("TMPDIR", "/elsewhere");
+        let ours = [("PATH", "/bin"), ("API_TOKEN", "secret"), ("TZ", "UTC"), ("EXTRA", "1")];
+        let mut argv = Argv::new("x").env("TZ", "Europe/Berlin");
         argv.pass.push("EXTRA".into());
         let seen = argv.environment(ours.iter().map(|(n, v)| (n.into(), v.into())));
         let seen: Vec<_> = seen.iter().map(|(n, v)| (n.to_str().unwrap(), v.to_str().unwrap())).collect();
-        assert_eq!(seen, [("PATH", "/bin"), ("EXTRA", "1"), ("TMPDIR", "/elsewhere")]);
+        assert_eq!(seen, [("PATH", "/bin"), ("EXTRA", "1"), ("TZ", "Europe/Berlin")]);
     }
 }

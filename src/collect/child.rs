@@ -8,6 +8,7 @@ use std::{
     fs::File,
     io,
     os::unix::process::ExitStatusExt,
+    path::Path,
     process::{ExitStatus, Stdio},
     sync::{OnceLock, mpsc},
     thread,
@@ -35,7 +36,7 @@ use super::{
     argv::Argv,
     lines::{ChildLine, Lines},
     output::{Logs, keep},
-    sweep::{MARKER, signal, sweep},
+    sweep::{MARKER, make_scratch, signal, sweep},
 };
 use crate::run::RunId;
 
@@ -104,14 +105,17 @@ impl fmt::Display for Ended {
     }
 }
 
-/// Runs `argv` until it exits, its deadline passes or it is stopped, and says which. Afterwards nothing of it is left running,
-/// and its output is in `logs`.
+/// Runs `argv` until it exits, its deadline passes or it is stopped, and says which.
+///
+/// Afterwards nothing of it is left running, its output is in `logs`, and the folder that it had for temporary files is gone:
+/// a profiler that is ended leaves gigabytes there.
 pub async fn run(argv: &Argv, logs: &Logs, leash: &Leash) -> io::Result<Ended> {
     let (stdout, stderr) = (File::create(&logs.stdout)?, File::create(&logs.stderr)?);
     if leash.stop.is_cancelled() {
         return Ok(Ended::Stopped);
     }
-    let mut child = start(command(argv, leash.run)).await?;
+    let scratch = make_scratch(leash.run)?;
+    let mut child = start(command(argv, leash.run, &scratch)).await?;
     let group = Group { run: leash.run, leader: child.id().and_then(|id| i32::try_from(id).ok()).map(Pid::from_raw) };
     let lines = || Lines::new(leash.lines.clone());
     let out = child.stdout.take().map(|from| tokio::spawn(keep(from, stdout, logs.cap, lines())));
@@ -156,9 +160,11 @@ impl Drop for Group {
     }
 }
 
-fn command(argv: &Argv, run: RunId) -> Command {
+fn command(argv: &Argv, run: RunId, scratch: &Path) -> Command {
     let mut command = Command::new(&argv.program);
-    command.args(&argv.args).env_clear().envs(argv.environment(std::env::vars_os())).env(MARKER, run.to_string());
+    // Tools keep state in their home; where there is none, it goes with the temporary files.
+    command.args(&argv.args).env_clear().env("HOME", scratch).envs(argv.environment(std::env::vars_os()));
+    command.env("TMPDIR", scratch).env(MARKER, run.to_string());
     command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped()).kill_on_drop(true);
     if let Some(cwd) = &argv.cwd {
         command.current_dir(cwd);

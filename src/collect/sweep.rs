@@ -4,7 +4,14 @@
 //! process group, or a child whose service was killed, is still found under `/proc` and ended. Out of reach is only a process
 //! that both left the group and dropped its environment.
 
-use std::{fs, path::PathBuf, thread, time::Duration};
+use std::{
+    fs::{self, DirBuilder},
+    io,
+    os::unix::fs::DirBuilderExt,
+    path::PathBuf,
+    thread,
+    time::Duration,
+};
 
 use nix::{
     sys::signal::{Signal, kill},
@@ -23,6 +30,16 @@ const PAUSE: Duration = Duration::from_millis(10);
 /// Folder for the temporary files of a run's tools: short, because they bind sockets in it, whose paths have at most 107 bytes.
 pub fn scratch(run: RunId) -> PathBuf {
     std::env::temp_dir().join(format!("llmprof-{}", run.0.simple()))
+}
+
+/// Makes that folder, empty and closed to other users.
+pub fn make_scratch(run: RunId) -> io::Result<PathBuf> {
+    let path = scratch(run);
+    match fs::remove_dir_all(&path) {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
+        _ => DirBuilder::new().mode(0o700).create(&path)?, // fails on a link that someone puts there
+    }
+    Ok(path)
 }
 
 /// Processes that carry the mark of `run`, the caller aside.
@@ -69,7 +86,7 @@ pub fn sweep(run: RunId) -> usize {
         tracing::warn!(%run, left, "processes of a run do not end");
     }
     if let Err(error) = fs::remove_dir_all(scratch(run))
-        && error.kind() != std::io::ErrorKind::NotFound
+        && error.kind() != io::ErrorKind::NotFound
     {
         tracing::warn!(%run, %error, "cannot remove a run's temporary files");
     }

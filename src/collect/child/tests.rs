@@ -140,10 +140,18 @@ async fn a_child_sees_no_secret_of_the_service() {
     let case = Case::new("env | cut -d= -f1 | sort");
     case.run().await;
     let mut allowed: Vec<_> = super::super::argv::PASSED.to_vec();
-    allowed.extend([MARKER, "PWD", "SHLVL", "_"]); // the last three are the shell's own
+    allowed.extend([MARKER, "TMPDIR", "PWD", "SHLVL", "_"]); // the last three are the shell's own
     let seen = last_lines(&case.logs().stdout, 100);
     assert!(seen.contains(&MARKER.to_owned()) && seen.contains(&"PATH".to_owned()));
     assert_eq!(seen.iter().filter(|name| !allowed.contains(&name.as_str())).collect::<Vec<_>>(), [""; 0]);
+}
+
+#[tokio::test]
+async fn temporary_files_go_with_the_child() {
+    let case = Case::new("touch $TMPDIR/left && echo $TMPDIR");
+    assert_eq!(case.run().await, Ended::Exited(0));
+    let scratch = last_lines(&case.logs().stdout, 1).remove(0);
+    assert!(!scratch.is_empty() && !Path::new(&scratch).exists());
 }
 
 #[tokio::test]
