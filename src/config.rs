@@ -10,7 +10,7 @@ use std::{
 use serde::Deserialize;
 use toml::{Table, Value};
 
-use crate::{analyze::Devices, model::ModelSpec};
+use crate::{analyze::device::Devices, model::ModelSpec};
 
 const DEFAULTS: &str = include_str!("../conf/default.toml");
 const DEVICES: &str = include_str!("../conf/devices.toml");

@@ -122,13 +122,21 @@ impl Service {
             server.inputs.canonicalize().with_context(|| format!("cannot use the inputs folder {}", server.inputs.display()))?
         };
         let runs = make_folder(&data.join("runs"))?;
-        let folder = Some(server.models.as_path()).filter(|path| !path.as_os_str().is_empty());
-        let models = Arc::new(config::models(folder)?);
-        let collector = Collector::find(&config)?;
+        let models = Arc::new(config::models(given(&server.models))?);
+        let tools = &config.tools;
+        let collector = Collector {
+            log_cap: config.limits.log_bytes,
+            min_free_bytes: config.limits.free_bytes,
+            ..Collector::find(given(&tools.model_runner), given(&tools.nsys), None)
+        };
         let store = Store::open(&data.join("llmprof.db")).await?;
         let listener = TcpListener::bind(&server.listen).await.with_context(|| format!("cannot listen on {}", server.listen))?;
         let address = listener.local_addr()?;
-        let devices = if config.worker.devices.is_empty() { collector.devices() } else { config.worker.devices.clone() };
+        let devices = match (config.worker.paused, config.worker.devices.as_slice()) {
+            (true, _) => Vec::new(),
+            (false, []) => llmprof::collect::host::devices(),
+            (false, chosen) => chosen.to_vec(),
+        };
 
         let cx = worker::Context {
             store,
@@ -148,13 +156,14 @@ impl Service {
             runs: cx.runs.clone(),
             inputs: cx.inputs.clone(),
             models: Arc::clone(&cx.models),
+            devices: devices.clone().into(),
             queued: Arc::clone(&cx.queued),
             cancelled: Arc::clone(&cx.cancelled),
             closing: closing.clone(),
         };
         let serving = axum::serve(listener, http::router(app)).with_graceful_shutdown(closing.clone().cancelled_owned());
         let http = tokio::spawn(serving.into_future());
-        let pool = Pool::start(&cx, if cx.config.worker.paused { &[] } else { &devices });
+        let pool = Pool::start(&cx, &devices);
         tracing::info!(%address, ?devices, data = %data.display(), "serving; the API is explained at http://{address}/docs");
         if !address.ip().is_loopback() {
             tracing::warn!("{address} is no loopback address: everybody who reaches it can submit runs");
@@ -172,6 +181,11 @@ impl Service {
             Err(_) => Ok(()),
         }
     }
+}
+
+/// A path that is set: the defaults leave it empty.
+fn given(path: &Path) -> Option<&Path> {
+    Some(path).filter(|path| !path.as_os_str().is_empty())
 }
 
 fn make_folder(path: &Path) -> Result<PathBuf> {

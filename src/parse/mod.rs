@@ -5,6 +5,7 @@
 
 pub mod events;
 pub mod nsys;
+pub mod saved;
 
 use std::{
     fs, io,

@@ -17,10 +17,10 @@ use crate::{
         journal::{Journal, JournalEvent},
         layout, manifest,
     },
-    collect::{CollectError, Pass, PassLine},
+    collect::{ChildLine, CollectError, Ended as ChildEnded, Leash, Pass},
     model::ModelSpec,
-    run::{Dtype, Finding, Mode, RunState, Step},
-    runner::RunnerRequest,
+    run::{Dtype, Finding, Mode, RunSpec, RunState, Severity, Step, StepState},
+    runner::{self, RunnerRequest},
     store::{Claimed, Outcome},
 };
 
@@ -88,15 +88,21 @@ impl Job<'_> {
     async fn prepare(&mut self) -> Result<RunnerRequest, String> {
         let spec = &self.run.spec;
         let model = self.cx.models.get(&spec.model).ok_or_else(|| format!("model {} is no longer configured", spec.model))?;
-        let (environment, findings) = self.cx.collector.preflight(spec.mode, self.device, self.dir).await;
-        self.write(layout::ENV, &pretty(&environment)?)?;
-        for finding in findings {
-            self.find(finding);
+        let (leash, lines) = self.leash(Step::Preflight);
+        let on_device = RunSpec { device: self.device.to_owned(), ..spec.clone() };
+        let found = self.cx.collector.preflight(&on_device, self.dir, &leash).await;
+        drop(leash);
+        lines.await.ok();
+        self.write(layout::ENV, &pretty(&found.environment)?)?;
+        let hopeless = found.findings.iter().find(|finding| finding.severity == Severity::Critical).cloned();
+        found.findings.into_iter().for_each(|finding| self.find(finding));
+        if let Some(finding) = hopeless {
+            return Err(finding.message);
         }
         let (root, manifest) = (self.cx.inputs.clone(), spec.inputs_manifest.clone());
         let (resolved, files) = tokio::task::spawn_blocking(move || {
-            let resolved = inputs::read_manifest(&root, &manifest)?;
-            let files = inputs::hash_inputs(&resolved)?;
+            let resolved = inputs::read(&root, &manifest)?;
+            let files = inputs::hash_images(&root, &resolved)?;
             Ok::<_, inputs::InputsError>((resolved, files))
         })
         .await
@@ -124,48 +130,72 @@ impl Job<'_> {
     /// The plain pass: the only source of reported timings, so a run without it has failed.
     async fn baseline(&mut self, request: &RunnerRequest) -> Result<(), Stop> {
         self.steps.begin(Step::Baseline).await;
-        let (pass, lines) = self.pass(Step::Baseline);
-        let ended = settle(self.cx.collector.baseline(&pass, request).await);
-        drop(pass);
+        let (leash, lines) = self.leash(Step::Baseline);
+        let pass = self.cx.collector.baseline(self.dir, request, &leash).await;
+        drop(leash);
         lines.await.ok();
+        let ended = self.settle(pass);
         self.steps.end(&ended).await;
-        if ended.state == crate::run::StepState::Succeeded { Ok(()) } else { Err(Stop(ended)) }
+        if ended.state == StepState::Succeeded { self.publish_predictions().map_err(|why| Stop(Ended::failed(why))) } else { Err(Stop(ended)) }
     }
 
     /// The pass under Nsight Systems; without it the run is partial.
     async fn nsys(&mut self, request: &RunnerRequest) {
         self.steps.begin(Step::Nsys).await;
-        // One repeat is enough: its timings are not reported.
-        let request = RunnerRequest { repeats: 1, warmup: request.warmup.min(1), ceilings: false, ..request.clone() };
-        let (pass, lines) = self.pass(Step::Nsys);
-        let ended = settle(self.cx.collector.nsys(&pass, &request).await);
-        drop(pass);
+        let (leash, lines) = self.leash(Step::Nsys);
+        let pass = self.cx.collector.nsys(self.dir, request, self.run.spec.mode, &leash).await;
+        drop(leash);
         lines.await.ok();
+        let ended = self.settle(pass);
         self.steps.end(&ended).await;
+    }
+
+    /// How a pass ended as a step. What is not installed here is skipped with its remedy, which preflight knows.
+    fn settle(&mut self, pass: Result<Pass, CollectError>) -> Ended {
+        match pass {
+            Ok(pass) => {
+                pass.findings.into_iter().for_each(|finding| self.find(finding));
+                Ended::well().exit_code(Some(0))
+            }
+            Err(error @ CollectError::NotInstalled { tool }) => {
+                let id = format!("{tool}_missing");
+                let remedy = self.findings.iter().find(|finding| finding.id == id).and_then(|finding| finding.advice.clone());
+                Ended::skipped(remedy.map_or_else(|| error.to_string(), |remedy| format!("{error}: {remedy}")))
+            }
+            Err(error) => {
+                let code = match error.ended() {
+                    Some(ChildEnded::Exited(code)) => Some(code),
+                    _ => None,
+                };
+                Ended::failed(crate::chain(&error)).exit_code(code)
+            }
+        }
+    }
+
+    /// The generated tokens stand at the top of the folder: people look for them there.
+    fn publish_predictions(&self) -> Result<(), String> {
+        let from = self.dir.join(layout::BASELINE).join(runner::PREDICTIONS);
+        fs::rename(from, self.dir.join(layout::PREDICTIONS)).map_err(|error| format!("the runner left no predictions: {error}"))
     }
 
     /// Reads back what the passes left, and writes tables and reports from it.
     async fn analyze(&mut self) -> Result<(), Stop> {
         self.steps.begin(Step::Analyze).await;
         let (dir, devices) = (self.dir.to_owned(), self.cx.devices.clone());
-        let analyzed =
-            tokio::task::spawn_blocking(move || offline::analyze(&dir, &devices).map_err(|error| crate::chain(&error)));
-        let analyzed = analyzed.await.unwrap_or_else(|error| Err(error.to_string()));
+        let analyzed = blocking(move || offline::analyze(&dir, &devices)).await;
         let ended = analyzed.as_ref().map_or_else(Ended::failed, |_| Ended::well());
         self.steps.end(&ended).await;
-        let mut analyzed = analyzed.map_err(|_| Stop(ended))?;
+        let analyzed = analyzed.map_err(|_| Stop(ended))?;
 
+        self.findings = analyzed.findings(self.run.id);
         self.steps.begin(Step::Report).await;
-        // The report tells of all steps, of this one as it will end.
-        analyzed.steps = self.steps.records().to_vec();
-        analyzed.conclude(now());
-        let ended = match analyzed.write(self.dir) {
-            Ok(()) => Ended::well(),
-            Err(error) => Ended::failed(crate::chain(&error)),
-        };
+        let (dir, id) = (self.dir.to_owned(), self.run.id);
+        // Read again: the report tells of the steps up to itself.
+        let devices = self.cx.devices.clone();
+        let written = blocking(move || offline::analyze(&dir, &devices)?.write(id, &dir)).await;
+        let ended = written.map_or_else(Ended::failed, |()| Ended::well());
         self.steps.end(&ended).await;
-        self.findings = analyzed.all_findings();
-        if ended.state == crate::run::StepState::Succeeded { Ok(()) } else { Err(Stop(ended)) }
+        if ended.state == StepState::Succeeded { Ok(()) } else { Err(Stop(ended)) }
     }
 
     /// Ends the journal, seals the folder, and says how the run ended.
@@ -185,23 +215,21 @@ impl Job<'_> {
         }
     }
 
-    /// A pass of `step`, and the task that hands what it writes to the journal until the pass is dropped.
-    fn pass(&self, step: Step) -> (Pass, tokio::task::JoinHandle<()>) {
-        let (sender, mut receiver) = mpsc::channel(256);
+    /// What holds the children of `step`, and the task that hands what they say to the journal until it is dropped.
+    fn leash(&self, step: Step) -> (Leash, tokio::task::JoinHandle<()>) {
+        let (sender, mut receiver) = mpsc::unbounded_channel();
         let journal = self.journal.clone();
         let lines = tokio::spawn(async move {
             while let Some(line) = receiver.recv().await {
                 match line {
-                    PassLine::Log(line) => journal.log(step, &line),
-                    PassLine::Progress(p) => {
-                        journal.write(&JournalEvent::Progress { step, phase: p.phase, done: p.done, total: p.total })
-                    }
+                    ChildLine::Log(line) => journal.log(step, &line),
+                    ChildLine::Progress(p) => journal.write(&JournalEvent::Progress { step, phase: p.phase, done: p.done, total: p.total }),
                 }
             }
         });
-        let pass =
-            Pass { run: self.run.id, dir: self.dir.to_owned(), deadline: self.deadline, halt: self.halt.clone(), lines: sender };
-        (pass, lines)
+        let grace = Duration::from_secs(self.cx.config.worker.grace_s.into());
+        let leash = Leash { run: self.run.id, deadline: self.deadline, grace, stop: self.halt.clone(), lines: Some(sender) };
+        (leash, lines)
     }
 
     fn find(&mut self, finding: Finding) {
@@ -214,12 +242,10 @@ impl Job<'_> {
     }
 }
 
-fn settle(pass: Result<(), CollectError>) -> Ended {
-    match pass {
-        Ok(()) => Ended::well().exit_code(Some(0)),
-        Err(CollectError::Unavailable(remedy)) => Ended::skipped(remedy),
-        Err(error) => Ended::failed(crate::chain(&error)).exit_code(error.exit_code()),
-    }
+/// Runs `work` where it may block, and says in one line what went wrong.
+async fn blocking<T: Send + 'static, E: std::error::Error>(work: impl FnOnce() -> Result<T, E> + Send + 'static) -> Result<T, String> {
+    let done = tokio::task::spawn_blocking(move || work().map_err(|error| crate::chain(&error))).await;
+    done.unwrap_or_else(|error| Err(error.to_string()))
 }
 
 /// An outcome without a folder to show for it.

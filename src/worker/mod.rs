@@ -3,6 +3,7 @@
 //! Knows nothing of HTTP. What a run does is told in `job`; who does it, and until when, in `pool`.
 
 mod job;
+pub mod offline;
 mod pool;
 mod recovery;
 mod steps;
@@ -14,7 +15,7 @@ pub use recovery::recover;
 use tokio::sync::Notify;
 
 use crate::{
-    analyze::Devices,
+    analyze::device::Devices,
     collect::Collector,
     config::{Config, Models},
     store::Store,
