@@ -44,6 +44,12 @@ fn gpu_index(device: &str) -> usize {
 }
 
 impl Analyzed {
+    /// The same with the steps that have happened since.
+    pub fn up_to_date(self, dir: &Path) -> Result<Self, OfflineError> {
+        let saved = saved::read(dir).map_err(|source| OfflineError::Saved { source })?;
+        Ok(Self { saved, ..self })
+    }
+
     /// Every file of the report: its name and text. A step that still runs is the one that writes it, and is told as done.
     pub fn render(&self, id: RunId) -> Vec<(&'static str, String)> {
         let steps: Vec<StepRecord> = self.saved.steps.iter().cloned().map(as_reported).collect();
