@@ -78,7 +78,8 @@ pub fn bars(id: &str, title: &str, description: &str, bars: &[Bar]) -> String {
 pub fn columns(id: &str, title: &str, description: &str, values: &[f64], shown: impl Fn(usize, f64) -> String) -> String {
     const HEIGHT: f64 = 96.0;
     let scale = values.iter().copied().fold(0.0, f64::max);
-    let step = 100.0 / values.len().max(1) as f64;
+    // Few columns stay slim.
+    let step = (100.0 / values.len().max(1) as f64).min(4.0);
     let mut svg = open(id, title, description, HEIGHT as usize);
     for (index, value) in values.iter().enumerate() {
         let height = if scale > 0.0 { (HEIGHT * value / scale).max(1.0) } else { 1.0 };
