@@ -85,13 +85,15 @@ pub fn run(request: &RunnerRequest, out: &Path, started_ns: i64) -> Result<(), R
         one_repeat(&mut session, &mut sink, &tokenizer, false, repeat)?;
     }
     progress("measure", request.repeats.into(), request.repeats.into());
+    // Before the ceilings, whose buffers are not the model's.
+    let peak_rss_bytes = peak_rss_bytes();
     if request.ceilings {
         progress("ceilings", 0, 1);
         let ceilings: Vec<Event> = ceilings::measure(dtype, &device)?.into_iter().map(Event::Ceiling).collect();
         sink.events(&ceilings)?;
         progress("ceilings", 1, 1);
     }
-    sink.events(&[Event::End(End { t_ns: now_ns(), peak_rss_bytes: peak_rss_bytes(), peak_device_bytes: None })])
+    sink.events(&[Event::End(End { t_ns: now_ns(), peak_rss_bytes, peak_device_bytes: None })])
 }
 
 fn one_repeat(session: &mut Session, sink: &mut Sink, tokenizer: &Tokenizer, warmup: bool, repeat: u32) -> Result<(), RunError> {

@@ -77,3 +77,129 @@ fn insert(text: &Tensor, prompt: &Prompt, features: &[Tensor]) -> Result<Tensor>
     parts.retain(|part| part.dims()[0] > 0);
     Tensor::cat(&parts, 0)
 }
+
+#[cfg(test)]
+mod tests {
+    use candle_core::DType;
+    use llmprof::model::{Decoder as Spec, Moe};
+
+    use super::*;
+
+    /// A decoder small enough to check by hand: grouped heads, one dense layer, one mixture.
+    pub fn decoder() -> Spec {
+        Spec {
+            hidden: 16,
+            layers: 2,
+            heads: 4,
+            kv_heads: 2,
+            head_dim: 4,
+            intermediate: 24,
+            vocab: 50,
+            max_positions: 64,
+            rope_theta: 10_000.0,
+            rms_norm_eps: 1e-6,
+            tied_embeddings: false,
+            qkv_bias: false,
+            qk_norm: true,
+            bos_token: 0,
+            eos_token: None,
+            moe: Some(Moe { first_layer: 1, experts: 4, top_k: 2, intermediate: 8, shared: 1, norm_topk: false }),
+        }
+    }
+
+    fn logits_after(decoder: &Decoder, spec: &Spec, parts: &[&[u32]]) -> Result<Vec<f32>> {
+        let mut cache = Cache::new(spec, 16, DType::F32, &Device::Cpu)?;
+        let mut logits = None;
+        for part in parts {
+            let x = decoder.embed(&Tensor::new(*part, &Device::Cpu)?)?;
+            logits = Some(decoder.forward(&x, &mut cache)?);
+        }
+        logits.expect("at least one part").to_vec1()
+    }
+
+    #[test]
+    fn a_text_read_in_steps_has_the_logits_of_the_text_read_at_once() -> Result<()> {
+        let spec = decoder();
+        let decoder = Decoder::new(&Site::synthetic(1), &spec, 16)?;
+        let whole = logits_after(&decoder, &spec, &[&[0, 7, 9, 23, 4, 4, 31]])?;
+        for parts in [&[&[0u32, 7, 9][..], &[23], &[4], &[4], &[31]][..], &[&[0, 7], &[9, 23, 4, 4, 31]]] {
+            let stepped = logits_after(&decoder, &spec, parts)?;
+            let worst = whole.iter().zip(&stepped).map(|(a, b)| (a - b).abs()).fold(0.0, f32::max);
+            assert!(worst < 1e-5, "logits differ by {worst}");
+        }
+        Ok(())
+    }
+
+    #[test]
+    fn grouped_heads_are_repeated_heads() -> Result<()> {
+        // Key heads repeated to the number of query heads, in the weights themselves, must change nothing.
+        let grouped = Spec { layers: 1, moe: None, qk_norm: false, ..decoder() };
+        let plain = Spec { kv_heads: grouped.heads, ..grouped.clone() };
+        let folder = std::collections::HashMap::from_iter(repeated_heads(&grouped)?);
+        let weights = candle_nn::VarBuilder::from_tensors(folder, DType::F32, &Device::Cpu);
+        let repeated = Decoder::new(&Site::root(weights, crate::record::Recorder::silent()), &plain, 16)?;
+        let original = Decoder::new(&Site::synthetic(5), &grouped, 16)?;
+        let text: &[&[u32]] = &[&[0, 3, 8, 1], &[6]];
+        let (a, b) = (logits_after(&original, &grouped, text)?, logits_after(&repeated, &plain, text)?);
+        let worst = a.iter().zip(&b).map(|(a, b)| (a - b).abs()).fold(0.0, f32::max);
+        assert!(worst < 1e-5, "logits differ by {worst}");
+        Ok(())
+    }
+
+    /// The synthetic weights of one layer, with each key and value head once per query head that shares it.
+    fn repeated_heads(spec: &Spec) -> Result<Vec<(String, Tensor)>> {
+        let vb = crate::weights::synthetic(5, DType::F32, &Device::Cpu);
+        let normal = |shape: (usize, usize), name: &str| {
+            let init = candle_nn::Init::Randn {
+                mean: 0.0,
+                stdev: if name.contains("embed") { 1.0 } else { (shape.1 as f64).sqrt().recip() },
+            };
+            vb.get_with_hints(shape, name, init)
+        };
+        let (hidden, wide, narrow) = (spec.hidden, spec.heads * spec.head_dim, spec.kv_heads * spec.head_dim);
+        let repeat = |kv: Tensor| {
+            let heads = kv.reshape((spec.kv_heads, 1, spec.head_dim, hidden))?;
+            heads.repeat((1, spec.heads / spec.kv_heads, 1, 1))?.reshape((wide, hidden))
+        };
+        let mut tensors = Vec::new();
+        for (name, shape) in [
+            ("model.embed_tokens.weight", (spec.vocab, hidden)),
+            ("lm_head.weight", (spec.vocab, hidden)),
+            ("model.layers.0.self_attn.q_proj.weight", (wide, hidden)),
+            ("model.layers.0.self_attn.o_proj.weight", (hidden, wide)),
+            ("model.layers.0.mlp.gate_proj.weight", (spec.intermediate, hidden)),
+            ("model.layers.0.mlp.up_proj.weight", (spec.intermediate, hidden)),
+            ("model.layers.0.mlp.down_proj.weight", (hidden, spec.intermediate)),
+        ] {
+            tensors.push((name.to_owned(), normal(shape, name)?));
+        }
+        for name in ["model.layers.0.self_attn.k_proj.weight", "model.layers.0.self_attn.v_proj.weight"] {
+            tensors.push((name.to_owned(), repeat(normal((narrow, hidden), name)?)?));
+        }
+        for name in ["model.norm", "model.layers.0.input_layernorm", "model.layers.0.post_attention_layernorm"] {
+            tensors.push((format!("{name}.weight"), Tensor::ones(hidden, DType::F32, &Device::Cpu)?));
+        }
+        Ok(tensors)
+    }
+
+    #[test]
+    fn what_was_built_has_the_size_that_the_dimensions_give() -> Result<()> {
+        for spec in [decoder(), Spec { tied_embeddings: true, qkv_bias: true, ..decoder() }] {
+            let site = Site::synthetic(0);
+            Decoder::new(&site, &spec, 16)?;
+            assert_eq!(u128::from(site.size().parameters), spec.parameters());
+        }
+        Ok(())
+    }
+
+    #[test]
+    fn images_replace_the_tokens_that_stand_for_them() -> Result<()> {
+        let text = Tensor::arange(0f32, 6.0, &Device::Cpu)?.reshape((6, 1))?;
+        let image = |value: f32, rows| Tensor::full(value, (rows, 1), &Device::Cpu);
+        let prompt = Prompt { tokens: vec![0; 6], images: vec![1..3, 5..6] };
+        let merged = insert(&text, &prompt, &[image(-1.0, 2)?, image(-2.0, 1)?])?;
+        assert_eq!(merged.flatten_all()?.to_vec1::<f32>()?, [0.0, -1.0, -1.0, 3.0, 4.0, -2.0]);
+        assert!(insert(&text, &prompt, &[image(-1.0, 3)?, image(-2.0, 1)?]).is_err(), "a wrong number of vectors is an error");
+        Ok(())
+    }
+}
