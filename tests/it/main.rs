@@ -1,0 +1,3 @@
+//! The integration tests, one binary: what the built programs do, seen from outside.
+
+mod runner;
