@@ -176,14 +176,14 @@ fn top(row: &[f32], k: usize) -> Vec<usize> {
 /// A layer's feed-forward half.
 pub enum FeedForward {
     Dense(SwiGlu),
-    Mixture(Moe),
+    Mixture(Box<Moe>),
 }
 
 impl FeedForward {
     /// Builds what `layer` has by the model's dimensions.
     pub fn new(site: &Site, spec: &Spec, layer: usize) -> Result<Self> {
         match &spec.moe {
-            Some(moe) if layer >= moe.first_layer => Moe::new(site, spec, moe, layer).map(Self::Mixture),
+            Some(moe) if layer >= moe.first_layer => Moe::new(site, spec, moe, layer).map(|moe| Self::Mixture(Box::new(moe))),
             _ => SwiGlu::new(site, spec.hidden, spec.intermediate).map(Self::Dense),
         }
     }
