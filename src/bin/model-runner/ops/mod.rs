@@ -8,7 +8,7 @@ mod linear;
 mod norm;
 mod pointwise;
 
-pub use attention::{Matmul, Rope, Softmax};
+pub use attention::{Matmul, Rope, RopeTables, Softmax};
 pub use conv::{Conv2d, ConvShape};
 pub use linear::{Embedding, Linear};
 pub use norm::{LayerNorm, LayerNorm2d, RmsNorm};
@@ -77,7 +77,8 @@ mod tests {
 
     #[test]
     fn rotary_positions_turn_pairs_half_a_head_apart() -> Result<()> {
-        let rope = Rope::new(&Site::synthetic(0), 8, 4, 10_000.0)?;
+        let tables = RopeTables::new(8, 4, 10_000.0, candle_core::DType::F32, &Device::Cpu)?;
+        let rope = Rope::new(&Site::synthetic(0), &tables);
         // One head of four at position 2: the pairs are (1, 3) and (2, 4), turned by 2 and by 2 / 100.
         let x = Tensor::new(&[[[[1f32, 2.0, 3.0, 4.0]]]], &Device::Cpu)?;
         let turned = rope.forward(&x, 2)?.flatten_all()?.to_vec1::<f32>()?;
