@@ -80,10 +80,14 @@ fn insert(text: &Tensor, prompt: &Prompt, features: &[Tensor]) -> Result<Tensor>
 
 #[cfg(test)]
 mod tests {
-    use candle_core::DType;
+    use std::{collections::HashMap, sync::Mutex};
+
+    use candle_core::{DType, Shape};
+    use candle_nn::{Init, VarBuilder, var_builder::SimpleBackend};
     use llmprof::model::{Decoder as Spec, Moe};
 
     use super::*;
+    use crate::record::Recorder;
 
     /// A decoder small enough to check by hand: grouped heads, one dense layer, one mixture.
     pub fn decoder() -> Spec {
@@ -130,56 +134,77 @@ mod tests {
         Ok(())
     }
 
+    /// Synthetic weights that remember what they handed out.
+    struct Remembering<'a> {
+        source: VarBuilder<'static>,
+        seen: &'a Mutex<HashMap<String, Tensor>>,
+    }
+
+    impl SimpleBackend for Remembering<'_> {
+        fn get(&self, shape: Shape, name: &str, init: Init, _: DType, _: &Device) -> Result<Tensor> {
+            let tensor = self.source.get_with_hints(shape, name, init)?;
+            self.seen.lock().expect("no builder panics").insert(name.to_owned(), tensor.clone());
+            Ok(tensor)
+        }
+
+        fn get_unchecked(&self, name: &str, _: DType, _: &Device) -> Result<Tensor> {
+            candle_core::bail!("{name} has no shape")
+        }
+
+        fn contains_tensor(&self, _: &str) -> bool {
+            true
+        }
+    }
+
+    /// A decoder and its weights by name.
+    fn built(spec: &Spec) -> Result<(Decoder, HashMap<String, Tensor>)> {
+        let seen = Mutex::default();
+        let source = crate::weights::synthetic(5, DType::F32, &Device::Cpu);
+        let weights = VarBuilder::from_backend(Box::new(Remembering { source, seen: &seen }), DType::F32, Device::Cpu);
+        let decoder = Decoder::new(&Site::root(weights, Recorder::silent()), spec, 16)?;
+        Ok((decoder, seen.into_inner().expect("no builder panics")))
+    }
+
+    const TEXT: &[&[u32]] = &[&[0, 3, 8, 1], &[6]];
+
     #[test]
     fn grouped_heads_are_repeated_heads() -> Result<()> {
         // Key heads repeated to the number of query heads, in the weights themselves, must change nothing.
-        let grouped = Spec { layers: 1, moe: None, qk_norm: false, ..decoder() };
+        let grouped = decoder();
         let plain = Spec { kv_heads: grouped.heads, ..grouped.clone() };
-        let folder = std::collections::HashMap::from_iter(repeated_heads(&grouped)?);
-        let weights = candle_nn::VarBuilder::from_tensors(folder, DType::F32, &Device::Cpu);
-        let repeated = Decoder::new(&Site::root(weights, crate::record::Recorder::silent()), &plain, 16)?;
-        let original = Decoder::new(&Site::synthetic(5), &grouped, 16)?;
-        let text: &[&[u32]] = &[&[0, 3, 8, 1], &[6]];
-        let (a, b) = (logits_after(&original, &grouped, text)?, logits_after(&repeated, &plain, text)?);
+        let (original, mut weights) = built(&grouped)?;
+        for (_, tensor) in weights.iter_mut().filter(|(name, _)| name.contains("k_proj") || name.contains("v_proj")) {
+            let heads = tensor.reshape((grouped.kv_heads, 1, grouped.head_dim, grouped.hidden))?;
+            let repeated = heads.repeat((1, grouped.heads / grouped.kv_heads, 1, 1))?;
+            *tensor = repeated.reshape((grouped.heads * grouped.head_dim, grouped.hidden))?;
+        }
+        let weights = VarBuilder::from_tensors(weights, DType::F32, &Device::Cpu);
+        let repeated = Decoder::new(&Site::root(weights, Recorder::silent()), &plain, 16)?;
+        let (a, b) = (logits_after(&original, &grouped, TEXT)?, logits_after(&repeated, &plain, TEXT)?);
         let worst = a.iter().zip(&b).map(|(a, b)| (a - b).abs()).fold(0.0, f32::max);
         assert!(worst < 1e-5, "logits differ by {worst}");
         Ok(())
     }
 
-    /// The synthetic weights of one layer, with each key and value head once per query head that shares it.
-    fn repeated_heads(spec: &Spec) -> Result<Vec<(String, Tensor)>> {
-        let vb = crate::weights::synthetic(5, DType::F32, &Device::Cpu);
-        let normal = |shape: (usize, usize), name: &str| {
-            let init = candle_nn::Init::Randn {
-                mean: 0.0,
-                stdev: if name.contains("embed") { 1.0 } else { (shape.1 as f64).sqrt().recip() },
-            };
-            vb.get_with_hints(shape, name, init)
-        };
-        let (hidden, wide, narrow) = (spec.hidden, spec.heads * spec.head_dim, spec.kv_heads * spec.head_dim);
-        let repeat = |kv: Tensor| {
-            let heads = kv.reshape((spec.kv_heads, 1, spec.head_dim, hidden))?;
-            heads.repeat((1, spec.heads / spec.kv_heads, 1, 1))?.reshape((wide, hidden))
-        };
-        let mut tensors = Vec::new();
-        for (name, shape) in [
-            ("model.embed_tokens.weight", (spec.vocab, hidden)),
-            ("lm_head.weight", (spec.vocab, hidden)),
-            ("model.layers.0.self_attn.q_proj.weight", (wide, hidden)),
-            ("model.layers.0.self_attn.o_proj.weight", (hidden, wide)),
-            ("model.layers.0.mlp.gate_proj.weight", (spec.intermediate, hidden)),
-            ("model.layers.0.mlp.up_proj.weight", (spec.intermediate, hidden)),
-            ("model.layers.0.mlp.down_proj.weight", (hidden, spec.intermediate)),
-        ] {
-            tensors.push((name.to_owned(), normal(shape, name)?));
+    #[test]
+    fn weights_in_shards_compute_what_the_same_weights_in_memory_do() -> anyhow::Result<()> {
+        let spec = decoder();
+        let (original, weights) = built(&spec)?;
+        let folder = tempfile::tempdir()?;
+        let shard = |name: &str| format!("part-{}.safetensors", name.len() % 2);
+        let index: HashMap<_, _> = weights.keys().map(|name| (name, shard(name))).collect();
+        for part in ["part-0.safetensors", "part-1.safetensors"] {
+            let mine = weights.iter().filter(|(name, _)| shard(name) == part);
+            let tensors: HashMap<_, _> = mine.map(|(name, tensor)| (name.clone(), tensor.clone())).collect();
+            candle_core::safetensors::save(&tensors, folder.path().join(part))?;
         }
-        for name in ["model.layers.0.self_attn.k_proj.weight", "model.layers.0.self_attn.v_proj.weight"] {
-            tensors.push((name.to_owned(), repeat(normal((narrow, hidden), name)?)?));
-        }
-        for name in ["model.norm", "model.layers.0.input_layernorm", "model.layers.0.post_attention_layernorm"] {
-            tensors.push((format!("{name}.weight"), Tensor::ones(hidden, DType::F32, &Device::Cpu)?));
-        }
-        Ok(tensors)
+        let index = serde_json::json!({ "weight_map": index }).to_string();
+        std::fs::write(folder.path().join("model.safetensors.index.json"), index)?;
+
+        let weights = crate::weights::load(folder.path(), DType::F32, &Device::Cpu)?;
+        let loaded = Decoder::new(&Site::root(weights, Recorder::silent()), &spec, 16)?;
+        assert_eq!(logits_after(&original, &spec, TEXT)?, logits_after(&loaded, &spec, TEXT)?);
+        Ok(())
     }
 
     #[test]
