@@ -1,3 +1,4 @@
 //! The integration tests, one binary: what the built programs do, seen from outside.
 
+mod captures;
 mod runner;

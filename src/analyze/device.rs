@@ -1,0 +1,109 @@
+//! What a device can do at most, as its maker states it: the values of `conf/devices.toml`.
+//!
+//! A device is known by its exact name. A slice of one (MIG) has another name, and so gets no whole device's peaks.
+
+use std::collections::BTreeMap;
+
+use serde::Deserialize;
+
+/// Peaks of one device, from its datasheet.
+#[derive(Debug, Clone, PartialEq, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct DevicePeaks {
+    /// Name for people.
+    pub name: String,
+    /// The names that the driver gives the device.
+    pub reported_as: Vec<String>,
+    /// Dense TFLOP/s by number format, accumulated in f32, without structured sparsity.
+    pub dense_tflops: BTreeMap<String, f64>,
+    /// Memory bandwidth, GB/s (10^9).
+    pub memory_gb_s: f64,
+    /// Where the figures were printed.
+    pub source: String,
+}
+
+impl DevicePeaks {
+    /// Peak FLOP/s of matrix products in `dtype`.
+    pub fn flops_per_s(&self, dtype: &str) -> Option<f64> {
+        self.dense_tflops.get(dtype).map(|tflops| tflops * 1e12)
+    }
+
+    /// Peak bytes per second of device memory.
+    pub fn bytes_per_s(&self) -> f64 {
+        self.memory_gb_s * 1e9
+    }
+}
+
+/// Every device with known peaks.
+#[derive(Debug, Clone, Default, PartialEq, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Devices {
+    pub device: Vec<DevicePeaks>,
+}
+
+/// Why a table of devices could not be read.
+#[derive(Debug, thiserror::Error)]
+pub enum DevicesError {
+    #[error("read the table of devices")]
+    Syntax(#[from] toml::de::Error),
+    #[error("device {0:?} has a peak that is not a positive number")]
+    Peak(String),
+    #[error("two devices are reported as {0:?}")]
+    Twice(String),
+}
+
+impl Devices {
+    /// Reads the table from TOML.
+    pub fn from_toml(text: &str) -> Result<Self, DevicesError> {
+        let devices: Self = toml::from_str(text)?;
+        let mut seen = BTreeMap::new();
+        for device in &devices.device {
+            let mut peaks = device.dense_tflops.values().chain([&device.memory_gb_s]);
+            if !peaks.all(|peak| peak.is_finite() && *peak > 0.0) {
+                return Err(DevicesError::Peak(device.name.clone()));
+            }
+            for name in &device.reported_as {
+                if seen.insert(name.to_lowercase(), &device.name).is_some() {
+                    return Err(DevicesError::Twice(name.clone()));
+                }
+            }
+        }
+        Ok(devices)
+    }
+
+    /// Finds a device by the name that its driver gives it.
+    pub fn find(&self, gpu_name: &str) -> Option<&DevicePeaks> {
+        let known = |device: &&DevicePeaks| device.reported_as.iter().any(|name| name.eq_ignore_ascii_case(gpu_name.trim()));
+        self.device.iter().find(known)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn shipped() -> Devices {
+        Devices::from_toml(include_str!("../../conf/devices.toml")).unwrap()
+    }
+
+    #[test]
+    fn the_shipped_table_reads_and_gives_dense_figures() {
+        let devices = shipped();
+        let h200 = devices.find("NVIDIA H200").unwrap();
+        assert_eq!(h200.flops_per_s("bf16"), Some(989e12));
+        assert_eq!(h200.bytes_per_s(), 4.8e12);
+        assert!(devices.device.iter().all(|device| !device.source.is_empty()));
+    }
+
+    #[test]
+    fn a_slice_of_a_device_has_no_whole_devices_peaks() {
+        assert_eq!(shipped().find("NVIDIA H200 MIG 1g.18gb"), None);
+        assert_eq!(shipped().find(""), None);
+    }
+
+    #[test]
+    fn a_peak_that_is_no_positive_number_is_refused() {
+        let text = "[[device]]\nname='x'\nreported_as=['x']\ndense_tflops={bf16=-1.0}\nmemory_gb_s=1.0\nsource='s'";
+        assert!(matches!(Devices::from_toml(text), Err(DevicesError::Peak(name)) if name == "x"));
+    }
+}

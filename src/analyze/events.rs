@@ -1,0 +1,41 @@
+//! The runner's events, sorted into their kinds once, so that each analysis borrows what it needs.
+//!
+//! Holds no opinion: warm-up is kept apart, nothing is dropped.
+
+use crate::trace::event::{Ceiling, End, Event, Experts, OperatorCall, Output, StageRange, Start};
+
+/// One pass's events by kind, in the order in which they were written.
+#[derive(Debug, Default)]
+pub struct Events<'a> {
+    pub start: Option<&'a Start>,
+    pub ranges: Vec<&'a StageRange>,
+    pub calls: Vec<&'a OperatorCall>,
+    pub experts: Vec<&'a Experts>,
+    pub outputs: Vec<&'a Output>,
+    pub ceilings: Vec<&'a Ceiling>,
+    pub end: Option<&'a End>,
+}
+
+impl<'a> Events<'a> {
+    /// Sorts one pass's events by kind.
+    pub fn of(events: &'a [Event]) -> Self {
+        let mut sorted = Self::default();
+        for event in events {
+            match event {
+                Event::Start(it) => sorted.start = sorted.start.or(Some(it)),
+                Event::Range(it) => sorted.ranges.push(it),
+                Event::Op(it) => sorted.calls.push(it),
+                Event::Experts(it) => sorted.experts.push(it),
+                Event::Output(it) => sorted.outputs.push(it),
+                Event::Ceiling(it) => sorted.ceilings.push(it),
+                Event::End(it) => sorted.end = Some(it),
+            }
+        }
+        sorted
+    }
+
+    /// Ranges of measured repeats named `name`.
+    pub fn measured<'s>(&'s self, name: &'s str) -> impl Iterator<Item = &'a StageRange> + 's {
+        self.ranges.iter().copied().filter(move |range| !range.warmup && range.name == name)
+    }
+}

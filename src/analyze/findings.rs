@@ -1,0 +1,324 @@
+//! The rules that turn figures into findings: each names its evidence and a remedy, and none fires without evidence.
+//!
+//! A rule is a function from the analysis to findings; adding one is adding a line to [`RULES`].
+
+use super::{
+    Analysis,
+    operators::OperatorRecord,
+    stages::{DECODE, PREFILL, STAGES},
+    stats::percent,
+};
+use crate::{
+    run::{Finding, Severity},
+    trace::Trace,
+};
+
+/// Above this coefficient of variation, percent, a mean over repeats says little.
+const NOISY_CV_PCT: f64 = 10.0;
+/// Above this, percent, tracing has changed what it watched.
+const HIGH_OVERHEAD_PCT: f64 = 25.0;
+/// One part dominates another when it takes at least this many times as long.
+const DOMINANCE: f64 = 1.2;
+/// Operators should account for at least this share of a stage, percent.
+const LOW_COVERAGE_PCT: f64 = 90.0;
+/// A mixture that hits less than this share of the experts of an even router has collapsed.
+const COLLAPSED_PCT: f64 = 50.0;
+/// Counted and modelled FLOPs should agree within this, percent.
+const COST_TOLERANCE_PCT: f64 = 0.1;
+/// A dominant operator takes at least this share of its stage, percent.
+const DOMINANT_SHARE_PCT: f64 = 20.0;
+
+type Rule = fn(&Analysis, &Trace) -> Vec<Finding>;
+
+const RULES: [Rule; 14] = [
+    nothing_measured,
+    runner_unfinished,
+    outputs_differ,
+    capture_incomplete,
+    overhead_high,
+    few_repeats,
+    high_variance,
+    dominant_stage,
+    dominant_operator,
+    uncovered_time,
+    experts_collapsed,
+    cost_disagrees,
+    no_peaks,
+    no_kernels,
+];
+
+/// Applies every rule; worst first, in the rules' order within a severity.
+pub fn findings(analysis: &Analysis, trace: &Trace) -> Vec<Finding> {
+    let mut found: Vec<Finding> = RULES.iter().flat_map(|rule| rule(analysis, trace)).collect();
+    found.extend(analysis.mfu.findings.iter().cloned());
+    found.sort_by_key(|finding| std::cmp::Reverse(finding.severity));
+    found
+}
+
+fn nothing_measured(analysis: &Analysis, _: &Trace) -> Vec<Finding> {
+    if !analysis.stages.rows.is_empty() {
+        return vec![];
+    }
+    let finding = Finding::new("no_stages", Severity::Critical, "The plain pass closed no measured stage, so nothing was timed.");
+    vec![finding.advise("Look at the baseline step's log: the runner ended before its first measured repeat did.")]
+}
+
+fn runner_unfinished(analysis: &Analysis, _: &Trace) -> Vec<Finding> {
+    if analysis.stages.rows.is_empty() || analysis.end.is_some() {
+        return vec![];
+    }
+    let message = "The runner's events stop before its last line: figures are those of the repeats that it finished.";
+    let finding = Finding::new("runner_unfinished", Severity::Warning, message);
+    vec![finding.with("repeats finished", analysis.stages.repeats).advise("Look at the baseline step's log for why it ended.")]
+}
+
+fn outputs_differ(analysis: &Analysis, _: &Trace) -> Vec<Finding> {
+    let outputs = analysis.outputs;
+    let mut found = Vec::new();
+    if outputs.repeats_agree == Some(false) {
+        let message = "Repeats of the plain pass computed different outputs from the same inputs.";
+        found.push(
+            Finding::new("repeats_differ", Severity::Warning, message)
+                .advise("Times of repeats may not be comparable: look for operators whose order of summation varies."),
+        );
+    }
+    if outputs.traced_tokens_equal == Some(false) || outputs.traced_logits_equal == Some(false) {
+        let message = "The traced pass did not compute what the plain pass computed.";
+        let said = |equal: Option<bool>| equal.map_or("unknown", |equal| if equal { "equal" } else { "different" });
+        found.push(
+            Finding::new("outputs_differ", Severity::Critical, message)
+                .with("tokens", said(outputs.traced_tokens_equal))
+                .with("logits", said(outputs.traced_logits_equal))
+                .advise("Do not attribute this capture to the timed run; check seed, weights and number format of both passes."),
+        );
+    }
+    found
+}
+
+fn capture_incomplete(analysis: &Analysis, trace: &Trace) -> Vec<Finding> {
+    let Some(nsys) = &trace.nsys else { return vec![] };
+    let missing: Vec<&str> = STAGES.into_iter().filter(|stage| !nsys.ranges.iter().any(|range| range.name == *stage)).collect();
+    let mut found = Vec::new();
+    if !missing.is_empty() {
+        let message = format!("The nsys capture lacks the range {}.", missing.join(" and the range "));
+        let mut finding = Finding::new("capture_incomplete", Severity::Warning, message)
+            .with("ranges captured", nsys.ranges.len())
+            .advise("Take the capture again; if it stays so, update nsys to the driver's version and look at the step's log.");
+        for (index, said) in nsys.diagnostics.iter().take(3).enumerate() {
+            finding = finding.with(&format!("nsys says ({})", index + 1), said);
+        }
+        found.push(finding);
+    }
+    if analysis.kernels.orphans > 0 {
+        let kernels = nsys.kernels.len();
+        let message = format!("{} of {kernels} kernels have no launching call in the capture.", analysis.kernels.orphans);
+        found.push(
+            Finding::new("kernels_unattributed", Severity::Warning, message)
+                .with("kernels", kernels)
+                .with("without launch", analysis.kernels.orphans)
+                .advise("Their stage cannot be told; trace the CUDA API as well (`-t cuda,nvtx`) from the start of the process."),
+        );
+    }
+    found
+}
+
+fn overhead_high(analysis: &Analysis, _: &Trace) -> Vec<Finding> {
+    let high = |record: &super::overhead::OverheadRecord| {
+        let pct = record.overhead_pct.filter(|pct| *pct > HIGH_OVERHEAD_PCT)?;
+        let message = format!("Tracing slowed {} by {pct:.0} %.", record.stage);
+        Some(
+            Finding::new("overhead_high", Severity::Warning, message)
+                .with("stage", &record.stage)
+                .with("plain ms", format!("{:.3}", record.plain_ms))
+                .with("traced ms", format!("{:.3}", record.traced_ms))
+                .advise("Read proportions from the capture, not times; submit with mode `light` for a lighter trace."),
+        )
+    };
+    analysis.overhead.iter().filter_map(high).collect()
+}
+
+fn few_repeats(analysis: &Analysis, _: &Trace) -> Vec<Finding> {
+    let repeats = analysis.stages.repeats;
+    if repeats == 0 || repeats >= 3 {
+        return vec![];
+    }
+    let message = match repeats {
+        1 => "Only one repeat was measured: how much the times vary is unknown.".to_owned(),
+        _ => format!("Only {repeats} repeats were measured: the deviations are rough."),
+    };
+    vec![
+        Finding::new("few_repeats", Severity::Info, message)
+            .with("repeats", repeats)
+            .advise("Submit with `repeats` of 3 or more."),
+    ]
+}
+
+fn high_variance(analysis: &Analysis, _: &Trace) -> Vec<Finding> {
+    let noisy = |row: &super::stages::StageTiming| {
+        let cv = row.ms.cv_pct().filter(|cv| *cv > NOISY_CV_PCT)?;
+        let message = format!("{} varies by {cv:.0} % between repeats.", row.stage);
+        Some(
+            Finding::new("high_variance", Severity::Warning, message)
+                .with("stage", &row.stage)
+                .with("mean ms", format!("{:.3}", row.ms.mean))
+                .with("min ms", format!("{:.3}", row.ms.min))
+                .with("max ms", format!("{:.3}", row.ms.max))
+                .advise("Raise `warmup` and `repeats`, and keep other work off the device."),
+        )
+    };
+    analysis.stages.rows.iter().filter_map(noisy).collect()
+}
+
+fn dominant_stage(analysis: &Analysis, _: &Trace) -> Vec<Finding> {
+    let (Some(prefill), Some(decode)) = (analysis.stages.row(PREFILL), analysis.stages.row(DECODE)) else { return vec![] };
+    let (large, small, advice) = if decode.ms.mean >= prefill.ms.mean {
+        (decode, prefill, "Work on what one decode step costs first: it is paid for every token.")
+    } else {
+        (prefill, decode, "Work on the time to the first token first: vision and the prompt's length decide it.")
+    };
+    let times = large.ms.mean / small.ms.mean;
+    if !times.is_finite() || times < DOMINANCE {
+        return vec![];
+    }
+    let message = format!("{} takes {times:.1} times as long as {}.", large.stage, small.stage);
+    let mut finding = Finding::new("stage_dominates", Severity::Info, message).with("stage", &large.stage);
+    for row in [large, small] {
+        finding = finding.with(&format!("{} ms", row.stage), format!("{:.3}", row.ms.mean));
+    }
+    if let Some(vision) = analysis.stages.note("vision").filter(|_| large.stage == PREFILL) {
+        finding = finding.with("vision inside prefill ms", format!("{:.3}", vision.ms.mean));
+    }
+    vec![finding.advise(advice)]
+}
+
+fn dominant_operator(analysis: &Analysis, _: &Trace) -> Vec<Finding> {
+    let dominant =
+        |stage: &str| {
+            let mut leaves: Vec<&OperatorRecord> = analysis.operators.leaves().filter(|it| it.stage == stage).collect();
+            leaves.sort_by(|a, b| b.self_ms.total_cmp(&a.self_ms));
+            let (first, second) = (leaves.first()?, leaves.get(1)?);
+            let share = first.share_pct.filter(|share| *share >= DOMINANT_SHARE_PCT)?;
+            if first.self_ms < DOMINANCE * second.self_ms {
+                return None;
+            }
+            let message = format!("In {stage}, {} takes {share:.0} % of the time.", first.path);
+            let finding = Finding::new("operator_dominates", Severity::Info, message)
+                .with("operator", &first.path)
+                .with("share of stage", format!("{share:.1} %"))
+                .with("calls", first.calls)
+                .with("next", format!("{} ({:.1} %)", second.path, second.share_pct.unwrap_or(0.0)));
+            Some(finding.advise(format!(
+                "At most {share:.0} % of {stage} can be saved here: fuse it, reshape it or change its algorithm."
+            )))
+        };
+    STAGES.into_iter().filter_map(dominant).collect()
+}
+
+fn uncovered_time(analysis: &Analysis, _: &Trace) -> Vec<Finding> {
+    let uncovered = |stage: &str| {
+        let covered = analysis.operators.work.get(stage)?.covered_pct.filter(|covered| *covered < LOW_COVERAGE_PCT)?;
+        let message = format!("{:.0} % of {stage} lies between operators, in host code.", 100.0 - covered);
+        Some(
+            Finding::new("time_between_operators", Severity::Warning, message)
+                .with("stage", stage)
+                .with("inside operators", format!("{covered:.1} %"))
+                .advise("Replay decode as a CUDA graph where the device can; else look for copies and small host loops."),
+        )
+    };
+    STAGES.into_iter().filter_map(uncovered).collect()
+}
+
+fn experts_collapsed(analysis: &Analysis, _: &Trace) -> Vec<Finding> {
+    let share = |it: &super::experts::ExpertUse| percent(it.distinct.mean, it.expected?);
+    let collapsed: Vec<_> = analysis.experts.iter().filter(|it| share(it).is_some_and(|pct| pct < COLLAPSED_PCT)).collect();
+    let Some(worst) = collapsed.iter().min_by(|a, b| share(a).unwrap_or(0.0).total_cmp(&share(b).unwrap_or(0.0))) else {
+        return vec![];
+    };
+    let message = format!("{} of the layers with experts hit less than half of what an even router would.", collapsed.len());
+    vec![
+        Finding::new("experts_collapsed", Severity::Warning, message)
+            .with("worst", format!("layer {} in {}", worst.layer, worst.stage))
+            .with("distinct experts", format!("{:.1} of {}", worst.distinct.mean, worst.total))
+            .with("an even router", format!("{:.1}", worst.expected.unwrap_or(0.0)))
+            .advise("Decode looks cheaper than with trained weights, since fewer experts are read: balance the router."),
+    ]
+}
+
+fn cost_disagrees(analysis: &Analysis, _: &Trace) -> Vec<Finding> {
+    let Some(cost) = &analysis.cost else { return vec![] };
+    let disagrees = |row: &super::mfu::MfuRecord| {
+        let modelled = if row.scope == PREFILL { cost.prefill_flops } else { cost.decode_flops };
+        let off = percent(row.flops as f64 - modelled as f64, modelled as f64)?;
+        if row.flops_source != "counted" || off.abs() <= COST_TOLERANCE_PCT {
+            return None;
+        }
+        let message = format!("The operators of {} did {off:+.2} % of the FLOPs that the architecture needs.", row.scope);
+        Some(
+            Finding::new("cost_disagrees", Severity::Warning, message)
+                .with("counted FLOPs", row.flops)
+                .with("modelled FLOPs", modelled)
+                .advise("Rates use the counted figure; an operator is missing from the records or from the cost model."),
+        )
+    };
+    analysis.mfu.rows.iter().filter(|row| STAGES.contains(&row.scope.as_str())).filter_map(disagrees).collect()
+}
+
+fn no_peaks(analysis: &Analysis, trace: &Trace) -> Vec<Finding> {
+    let Some(ceilings) = &analysis.mfu.ceilings else { return vec![] };
+    let mut found = Vec::new();
+    if ceilings.datasheet_flops_per_s.is_none() {
+        let device = analysis.start.as_ref().map_or("", |start| start.device.as_str());
+        let name = trace.environment.gpus.first().map(|gpu| gpu.name.as_str());
+        let (message, advice) = match (device, name) {
+            ("cpu", _) => (
+                "MFU against a datasheet is not given: the model ran on the CPU.".to_owned(),
+                "Compare with the measured matrix product, or run on a GPU.",
+            ),
+            (_, Some(name)) => (
+                format!("MFU against a datasheet is not given: no peak in {} is known for {name}.", ceilings.dtype),
+                "Add the device to conf/devices.toml with its source.",
+            ),
+            _ => (
+                "MFU against a datasheet is not given: the device's name could not be read.".to_owned(),
+                "Install the driver's NVML library (libnvidia-ml.so.1).",
+            ),
+        };
+        found.push(Finding::new("no_datasheet_peak", Severity::Info, message).with("device", device).advise(advice));
+    }
+    if ceilings.measured_flops_per_s.is_none() {
+        let message = "The device's own ceiling was not measured, so use against it is not given.";
+        found.push(
+            Finding::new("no_measured_peak", Severity::Info, message).advise("Let the run finish: ceilings are measured last."),
+        );
+    }
+    found
+}
+
+fn no_kernels(analysis: &Analysis, trace: &Trace) -> Vec<Finding> {
+    let Some((message, advice)) = why_no_kernels(analysis, trace) else { return vec![] };
+    let captured = trace.nsys.as_ref().map_or("none", |_| "taken");
+    vec![Finding::new("no_kernel_data", Severity::Info, message).with("nsys capture", captured).advise(advice)]
+}
+
+/// Why the kernel table is empty and what fills it; `None` when it is not.
+pub fn why_no_kernels(analysis: &Analysis, trace: &Trace) -> Option<(String, &'static str)> {
+    if !analysis.kernels.records.is_empty() {
+        return None;
+    }
+    let on_cpu = analysis.start.as_ref().is_some_and(|start| start.device == "cpu");
+    let (message, advice) = match &trace.nsys {
+        _ if on_cpu => (
+            "There is no kernel data: the model ran on the CPU, which launches no device kernels.",
+            "Run on a host with an NVIDIA GPU, with model-runner built with `--features cuda`.",
+        ),
+        None => (
+            "There is no kernel data: the run has no nsys capture.",
+            "Submit with mode `light` or `deep` on a host with nsys installed (Debian package `nsight-systems`).",
+        ),
+        Some(_) => (
+            "There is no kernel data: the nsys capture holds no kernels.",
+            "Check that the driver and nsys are of matching versions, and look at the nsys step's log.",
+        ),
+    };
+    Some((message.to_owned(), advice))
+}

@@ -1,0 +1,158 @@
+//! Use of the device's arithmetic and of its memory, per stage and for the whole pass.
+//!
+//! MFU = FLOPs that the work needs / (time x peak FLOP/s), against the maker's figure and against what this very device reached
+//! in a plain matrix product. A result above 100 % is an error of some input: it is refused with a finding, never shown.
+
+use serde::{Deserialize, Serialize};
+use utoipa::ToSchema;
+
+use super::{
+    cost::Cost,
+    device::DevicePeaks,
+    events::Events,
+    operators::Operators,
+    stages::{DECODE, PREFILL, STAGES, Stages},
+    stats::{percent, ratio},
+};
+use crate::run::{Finding, Severity};
+
+/// Scope of a row over all stages.
+pub const WHOLE: &str = "model";
+
+/// Achieved rates of one scope, beside what the device could do.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, ToSchema)]
+pub struct MfuRecord {
+    /// A stage, or `model` for all of them.
+    #[schema(example = "prefill")]
+    pub scope: String,
+    /// FLOPs per repeat.
+    pub flops: u64,
+    /// `counted` from the operators that ran, or `modelled` from the architecture where not every call was recorded.
+    #[schema(example = "counted")]
+    pub flops_source: String,
+    /// Mean time per repeat.
+    pub ms: f64,
+    pub flops_per_s: Option<f64>,
+    /// Of the maker's dense peak, percent.
+    pub datasheet_pct: Option<f64>,
+    /// Of the matrix product measured on this device, percent.
+    pub measured_pct: Option<f64>,
+    /// Bytes per repeat that operators read and wrote, each operand once; `null` where not every call was recorded.
+    pub bytes: Option<u64>,
+    pub bytes_per_s: Option<f64>,
+    /// Of the maker's memory bandwidth, percent.
+    pub datasheet_bandwidth_pct: Option<f64>,
+    /// Of the copy measured on this device, percent; above 100 the operands came from caches.
+    pub measured_bandwidth_pct: Option<f64>,
+}
+
+/// What the device can do at most, and how that is known.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, ToSchema)]
+pub struct Ceilings {
+    /// Device that the datasheet is of; `null` when it is not in the table of devices.
+    pub device: Option<String>,
+    pub datasheet_flops_per_s: Option<f64>,
+    pub datasheet_bytes_per_s: Option<f64>,
+    /// Where the maker's figures were printed.
+    pub datasheet_source: Option<String>,
+    pub measured_flops_per_s: Option<f64>,
+    pub measured_bytes_per_s: Option<f64>,
+    /// Number format of the matrix products.
+    #[schema(example = "bf16")]
+    pub dtype: String,
+}
+
+/// MFU per scope.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub struct Mfu {
+    pub rows: Vec<MfuRecord>,
+    pub ceilings: Option<Ceilings>,
+    pub findings: Vec<Finding>,
+}
+
+/// Computes achieved rates, and their share of each known ceiling.
+pub fn mfu(events: &Events, stages: &Stages, operators: &Operators, cost: Option<&Cost>, peaks: Option<&DevicePeaks>) -> Mfu {
+    let Some(start) = events.start else { return Mfu::default() };
+    let peaks = peaks.filter(|_| start.device != "cpu");
+    let measured = |what: &str| {
+        let same = events.ceilings.iter().filter(|ceiling| ceiling.what == what && ceiling.per_second > 0.0);
+        let of_dtype = same.clone().filter(|ceiling| what == "copy" || ceiling.dtype == start.dtype);
+        of_dtype.map(|ceiling| ceiling.per_second).filter(|it| it.is_finite()).max_by(f64::total_cmp)
+    };
+    let ceilings = Ceilings {
+        device: peaks.map(|peaks| peaks.name.clone()),
+        datasheet_flops_per_s: peaks.and_then(|peaks| peaks.flops_per_s(&start.dtype)),
+        datasheet_bytes_per_s: peaks.map(DevicePeaks::bytes_per_s),
+        datasheet_source: peaks.map(|peaks| peaks.source.clone()),
+        measured_flops_per_s: measured("matmul"),
+        measured_bytes_per_s: measured("copy"),
+        dtype: start.dtype.clone(),
+    };
+
+    let mut rows: Vec<MfuRecord> = Vec::new();
+    for stage in STAGES {
+        let Some(timing) = stages.row(stage) else { continue };
+        let work = operators.work.get(stage);
+        let repeats = u64::from(timing.ms.n);
+        let modelled = cost.map(|cost| if stage == PREFILL { cost.prefill_flops } else { cost.decode_flops });
+        // Replaying a graph runs operators that the host does not see: only the architecture tells their work.
+        let complete = !(start.decode_graph && stage == DECODE);
+        let counted = work.filter(|work| complete && work.flops > 0);
+        let (flops, source) = match (counted, modelled) {
+            (Some(work), _) => (work.flops / repeats, "counted"),
+            (None, Some(flops)) => (flops, "modelled"),
+            (None, None) => continue,
+        };
+        rows.push(row(stage, flops, source, timing.ms.mean, counted.map(|work| work.bytes / repeats)));
+    }
+    if rows.len() == stages.rows.len() && !rows.is_empty() {
+        let bytes = rows.iter().map(|row| row.bytes).sum();
+        let source = if rows.iter().all(|row| row.flops_source == "counted") { "counted" } else { "modelled" };
+        let ms = rows.iter().map(|row| row.ms).sum();
+        rows.push(row(WHOLE, rows.iter().map(|row| row.flops).sum(), source, ms, bytes));
+    }
+
+    let mut findings = Vec::new();
+    for row in &mut rows {
+        let mut share = |achieved: Option<f64>, ceiling: Option<f64>, of: &str| {
+            let pct = percent(achieved?, ceiling?)?;
+            if pct <= 100.0 {
+                return Some(pct);
+            }
+            findings.push(impossible(&row.scope, pct, of));
+            None
+        };
+        row.datasheet_pct = share(row.flops_per_s, ceilings.datasheet_flops_per_s, "the datasheet's peak FLOP/s");
+        row.measured_pct = share(row.flops_per_s, ceilings.measured_flops_per_s, "the measured matrix product");
+        // Bytes are counted per operand, caches serve part of them: more than memory gives is possible, and says just that.
+        let bandwidth = |ceiling: Option<f64>| percent(row.bytes_per_s?, ceiling?);
+        row.datasheet_bandwidth_pct = bandwidth(ceilings.datasheet_bytes_per_s);
+        row.measured_bandwidth_pct = bandwidth(ceilings.measured_bytes_per_s);
+    }
+    Mfu { rows, ceilings: Some(ceilings), findings }
+}
+
+fn row(scope: &str, flops: u64, source: &str, ms: f64, bytes: Option<u64>) -> MfuRecord {
+    let per_second = |amount: u64| ratio(amount as f64 * 1e3, ms);
+    MfuRecord {
+        scope: scope.into(),
+        flops,
+        flops_source: source.into(),
+        ms,
+        flops_per_s: per_second(flops),
+        datasheet_pct: None,
+        measured_pct: None,
+        bytes,
+        bytes_per_s: bytes.and_then(per_second),
+        datasheet_bandwidth_pct: None,
+        measured_bandwidth_pct: None,
+    }
+}
+
+fn impossible(scope: &str, pct: f64, of: &str) -> Finding {
+    Finding::new("mfu_impossible", Severity::Critical, format!("{scope} would reach {pct:.1} % of {of}, which cannot be."))
+        .with("scope", scope)
+        .with("percent", format!("{pct:.1}"))
+        .with("of", of)
+        .advise("Do not use this figure: check the device's name, the number format and the ceiling's operand sizes.")
+}
