@@ -68,3 +68,33 @@ impl SelfAttention {
         self.output.forward(&joined)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use candle_core::{D, DType, Device};
+    use candle_nn::Init;
+
+    use super::*;
+    use crate::{record::Recorder, weights};
+
+    #[test]
+    fn attention_agrees_with_its_definition() -> anyhow::Result<()> {
+        let site = Site::root(weights::synthetic(5, DType::F32, &Device::Cpu), Recorder::new());
+        let attention = SelfAttention::new(&site, 4, 2, "qkv_proj", "out_proj")?;
+        let x = Tensor::randn(0f32, 1.0, (1, 3, 4), &Device::Cpu)?;
+        let linear = |name: &str, x: &Tensor, outputs: usize| -> Result<Tensor> {
+            x.matmul(&site.pp(name).get((outputs, 4), "weight", Init::Randn { mean: 0.0, stdev: 0.5 })?.t()?)
+        };
+        let qkv = linear("qkv_proj", &x.squeeze(0)?, 12)?;
+        let head = |part: usize, head: usize| qkv.narrow(1, 4 * part + 2 * head, 2);
+        let mut mixed = Vec::new();
+        for h in 0..2 {
+            let scores = (head(0, h)?.matmul(&head(1, h)?.t()?)? / 2f64.sqrt())?;
+            mixed.push(candle_nn::ops::softmax(&scores, D::Minus1)?.matmul(&head(2, h)?)?);
+        }
+        let expected = linear("out_proj", &Tensor::cat(&mixed, 1)?, 4)?;
+        let difference = (attention.forward(&x)?.squeeze(0)? - expected)?.abs()?.max_all()?.to_scalar::<f32>()?;
+        assert!(difference < 1e-5, "{difference}");
+        Ok(())
+    }
+}

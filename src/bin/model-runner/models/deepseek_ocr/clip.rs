@@ -109,3 +109,69 @@ impl Clip {
         x.narrow(1, 1, places)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::collections::HashMap;
+
+    use candle_core::{DType, Device};
+    use candle_nn::VarBuilder;
+
+    use super::*;
+    use crate::{record::Recorder, weights};
+
+    const SPEC: Spec = Spec { width: 4, layers: 2, heads: 2, mlp: 8, grid: 2 };
+
+    /// Layers whose second halves are all zero: what enters them leaves them.
+    fn idle_layers() -> Result<HashMap<String, Tensor>> {
+        let mut tensors = HashMap::new();
+        let mut insert = |name: &str, shape: &[usize], value: f64| -> Result<()> {
+            let tensor = (Tensor::ones(shape, DType::F32, &Device::Cpu)? * value)?;
+            tensors.insert(name.to_owned(), tensor);
+            Ok(())
+        };
+        insert("embeddings.class_embedding", &[4], 9.0)?;
+        insert("embeddings.position_embedding.weight", &[5, 4], 0.0)?;
+        insert("embeddings.patch_embedding.weight", &[4, 3, PATCH, PATCH], 0.0)?;
+        for norm in ["pre_layrnorm", "transformer.layers.0.layer_norm1", "transformer.layers.0.layer_norm2"] {
+            insert(&format!("{norm}.weight"), &[4], 1.0)?;
+            insert(&format!("{norm}.bias"), &[4], 0.5)?;
+        }
+        for (linear, inputs, outputs) in
+            [("self_attn.qkv_proj", 4, 12), ("self_attn.out_proj", 4, 4), ("mlp.fc1", 4, 8), ("mlp.fc2", 8, 4)]
+        {
+            insert(&format!("transformer.layers.0.{linear}.weight"), &[outputs, inputs], 0.0)?;
+            insert(&format!("transformer.layers.0.{linear}.bias"), &[outputs], 0.0)?;
+        }
+        // The position of the second place, and of no other, is the opposite of what SAM sees there.
+        let positions = [[0f32; 4], [0.0; 4], [-8.0, -4.0, -2.0, 0.0], [0.0; 4], [0.0; 4]];
+        tensors.insert("embeddings.position_embedding.weight".to_owned(), Tensor::new(&positions, &Device::Cpu)?);
+        Ok(tensors)
+    }
+
+    #[test]
+    fn idle_layers_leave_the_normed_embedding_of_each_place() -> anyhow::Result<()> {
+        let weights = VarBuilder::from_tensors(idle_layers()?, DType::F32, &Device::Cpu);
+        let spec = Spec { layers: 1, ..SPEC };
+        let clip = Clip::new(&Site::root(weights, Recorder::new()), &spec, &[2])?;
+        let features = Tensor::new(&[[[8f32, 4.0, 2.0, 0.0]; 4]], &Device::Cpu)?;
+        let output = clip.forward(&features)?.squeeze(0)?.to_vec2::<f32>()?;
+        // Mean 3.5, variance 8.75: (x - 3.5) / 2.958 + 0.5.
+        let normed = [2.02128, 0.669031, -0.00709, -0.683216];
+        for (place, output) in output.iter().enumerate() {
+            let expected = if place == 1 { [0.5; 4] } else { normed };
+            assert!(output.iter().zip(expected).all(|(a, b)| (a - b).abs() < 1e-4), "{place}: {output:?}");
+        }
+        Ok(())
+    }
+
+    #[test]
+    fn a_grid_of_another_size_is_refused() -> anyhow::Result<()> {
+        let site = Site::root(weights::synthetic(5, DType::F32, &Device::Cpu), Recorder::new());
+        let clip = Clip::new(&site, &SPEC, &[2, 3])?;
+        let features = |places: usize| Tensor::ones((1, places, 4), DType::F32, &Device::Cpu);
+        assert_eq!(clip.forward(&features(9)?)?.dims(), [1, 9, 4]);
+        assert!(clip.forward(&features(16)?).is_err());
+        Ok(())
+    }
+}

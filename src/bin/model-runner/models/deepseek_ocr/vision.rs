@@ -107,3 +107,67 @@ fn end_rows(map: &Tensor, newline: &Tensor) -> Result<Tensor> {
     let (rows, _, hidden) = map.dims3()?;
     Tensor::cat(&[map, &newline.expand((rows, 1, hidden))?], 1)?.flatten(0, 1)
 }
+
+#[cfg(test)]
+mod tests {
+    use candle_core::{DType, Device};
+    use llmprof::{
+        model::ModelSpec,
+        trace::event::{Event, ImageViews},
+    };
+
+    use super::*;
+    use crate::weights;
+
+    fn page(spec: &Spec, wide: usize, high: usize) -> Result<Page> {
+        let views = ImageViews {
+            width: 1,
+            height: 1,
+            global_px: spec.global_px as u32,
+            crop_px: spec.crop_px as u32,
+            crops_wide: wide as u32,
+            crops_high: high as u32,
+            tokens: spec.tokens(wide, high) as u64,
+        };
+        let pixels = |count, side| Tensor::randn(0f32, 1.0, (count, 3, side, side), &Device::Cpu);
+        let crops = (wide > 0).then(|| pixels(wide * high, spec.crop_px)).transpose()?;
+        Ok(Page { views, global: pixels(1, spec.global_px)?, crops })
+    }
+
+    #[test]
+    fn a_page_gives_as_many_finite_vectors_as_it_has_places() -> anyhow::Result<()> {
+        let preset: ModelSpec = toml::from_str(include_str!("../../../../../conf/models/deepseek-ocr-tiny.toml"))?;
+        let spec = preset.vision.expect("an image side");
+        let recorder = Recorder::new();
+        let site = Site::root(weights::synthetic(1, DType::F32, &Device::Cpu), recorder.clone());
+        let vision = Vision::new(&site.part("vision", "model"), &spec, preset.decoder.hidden)?;
+        for (wide, high) in [(0, 0), (2, 1), (2, 3)] {
+            let vectors = vision.forward(&page(&spec, wide, high)?)?;
+            assert_eq!(vectors.dims(), [spec.tokens(wide, high), preset.decoder.hidden]);
+            let sum = vectors.abs()?.sum_all()?.to_scalar::<f32>()?;
+            assert!(sum.is_finite() && sum > 0.0, "{sum}");
+            let ranges = recorder.drain().into_iter().filter_map(|event| match event {
+                Event::Range(range) => Some(range.name),
+                _ => None,
+            });
+            assert_eq!(ranges.collect::<Vec<_>>(), ["sam", "clip", "projector", "vision"]);
+        }
+        Ok(())
+    }
+
+    #[test]
+    fn crops_are_read_row_by_row_across_the_page() -> anyhow::Result<()> {
+        // Two crops side by side with a grid of 2, and a page with a grid of 1: places are numbered as the views come.
+        let places = Tensor::arange(0f32, 9.0, &Device::Cpu)?.reshape((9, 1))?;
+        let (newline, separator) = (Tensor::new(&[-1f32], &Device::Cpu)?, Tensor::new(&[-2f32], &Device::Cpu)?);
+        let sequence = |places: &Tensor, grids: &[usize], wide| {
+            assemble(places, grids, wide, &newline, &separator)?.flatten_all()?.to_vec1::<f32>()
+        };
+        let side_by_side = [0.0, 1.0, 4.0, 5.0, -1.0, 2.0, 3.0, 6.0, 7.0, -1.0, 8.0, -1.0, -2.0];
+        assert_eq!(sequence(&places, &[2, 1], 2)?, side_by_side);
+        let stacked = [0.0, 1.0, -1.0, 2.0, 3.0, -1.0, 4.0, 5.0, -1.0, 6.0, 7.0, -1.0, 8.0, -1.0, -2.0];
+        assert_eq!(sequence(&places, &[2, 1], 1)?, stacked);
+        assert_eq!(sequence(&places.narrow(0, 0, 4)?, &[2], 0)?, [0.0, 1.0, -1.0, 2.0, 3.0, -1.0, -2.0]);
+        Ok(())
+    }
+}
