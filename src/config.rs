@@ -1,1 +1,222 @@
-//! (to come)
+//! Settings: embedded defaults, a file over them, the environment over both.
+//!
+//! `conf/default.toml` is the manual and the list of what exists: a key that it lacks is refused. No setting is read elsewhere.
+
+use std::{
+    collections::BTreeMap,
+    path::{Path, PathBuf},
+};
+
+use serde::Deserialize;
+use toml::{Table, Value};
+
+use crate::{analyze::device::Devices, model::ModelSpec};
+
+const DEFAULTS: &str = include_str!("../conf/default.toml");
+const DEVICES: &str = include_str!("../conf/devices.toml");
+/// The bundled models, by name.
+const MODELS: &[(&str, &str)] = &[
+    ("deepseek-ocr", include_str!("../conf/models/deepseek-ocr.toml")),
+    ("deepseek-ocr-tiny", include_str!("../conf/models/deepseek-ocr-tiny.toml")),
+];
+/// Environment variables that begin so are settings.
+const PREFIX: &str = "LLMPROF__";
+
+#[derive(Debug, thiserror::Error)]
+pub enum ConfigError {
+    #[error("cannot read {path}")]
+    Read { path: PathBuf, source: std::io::Error },
+    #[error("{origin} is not valid TOML")]
+    Syntax { origin: String, source: toml::de::Error },
+    #[error("{origin}: unknown setting {key}{}", nearest.as_ref().map(|near| format!("; did you mean {near}?")).unwrap_or_default())]
+    UnknownKey { origin: String, key: String, nearest: Option<String> },
+    #[error("a setting has the wrong type")]
+    Type { source: toml::de::Error },
+    #[error("model {name}: {message}")]
+    Model { name: String, message: String },
+}
+
+/// All settings, as [`DEFAULTS`] explains them.
+#[derive(Debug, Clone, PartialEq, Deserialize)]
+pub struct Config {
+    pub server: Server,
+    pub worker: Worker,
+    pub tools: Tools,
+    pub limits: Limits,
+}
+
+#[derive(Debug, Clone, PartialEq, Deserialize)]
+pub struct Server {
+    pub listen: String,
+    pub data: PathBuf,
+    pub inputs: PathBuf,
+    pub models: PathBuf,
+}
+
+#[derive(Debug, Clone, PartialEq, Deserialize)]
+pub struct Worker {
+    pub devices: Vec<String>,
+    pub paused: bool,
+    pub lease_s: u32,
+    pub grace_s: u32,
+}
+
+#[derive(Debug, Clone, PartialEq, Deserialize)]
+pub struct Tools {
+    pub model_runner: PathBuf,
+    pub nsys: PathBuf,
+}
+
+#[derive(Debug, Clone, PartialEq, Deserialize)]
+pub struct Limits {
+    pub log_bytes: u64,
+    pub free_bytes: u64,
+}
+
+impl Config {
+    /// Reads the settings: the file at `path` over the defaults, `environment` over both.
+    pub fn load(path: Option<&Path>, environment: impl Iterator<Item = (String, String)>) -> Result<Self, ConfigError> {
+        let mut settings = table("the defaults", DEFAULTS)?;
+        if let Some(path) = path {
+            let text = std::fs::read_to_string(path).map_err(|source| ConfigError::Read { path: path.into(), source })?;
+            let origin = path.display().to_string();
+            merge(&mut settings, table(&origin, &text)?, &origin, "")?;
+        }
+        for (variable, value) in environment.filter(|(name, _)| name.starts_with(PREFIX)) {
+            let keys: Vec<String> = variable[PREFIX.len()..].split("__").map(str::to_lowercase).collect();
+            let value =
+                keys.iter().rev().fold(scalar(&value), |value, key| Value::Table(Table::from_iter([(key.clone(), value)])));
+            if let Value::Table(over) = value {
+                merge(&mut settings, over, &variable, "")?;
+            }
+        }
+        settings.try_into().map_err(|source| ConfigError::Type { source })
+    }
+}
+
+/// An environment variable's value: TOML where it is, else a text.
+fn scalar(text: &str) -> Value {
+    toml::from_str::<Table>(&format!("v = {text}"))
+        .ok()
+        .and_then(|mut table| table.remove("v"))
+        .unwrap_or_else(|| Value::String(text.to_owned()))
+}
+
+fn table(origin: &str, text: &str) -> Result<Table, ConfigError> {
+    toml::from_str(text).map_err(|source| ConfigError::Syntax { origin: origin.to_owned(), source })
+}
+
+/// Puts `over` over `base`, key by key; a key that `base` lacks is refused with the nearest one that it has.
+fn merge(base: &mut Table, over: Table, origin: &str, path: &str) -> Result<(), ConfigError> {
+    for (key, value) in over {
+        match (base.get_mut(&key), value) {
+            (Some(Value::Table(base)), Value::Table(over)) => merge(base, over, origin, &format!("{path}{key}."))?,
+            (Some(known), value) => *known = value,
+            (None, _) => {
+                let near = nearest(&key, base.keys().map(String::as_str)).map(|near| format!("{path}{near}"));
+                return Err(ConfigError::UnknownKey { origin: origin.to_owned(), key: format!("{path}{key}"), nearest: near });
+            }
+        }
+    }
+    Ok(())
+}
+
+/// The known word most like `word`, if any is like it at all.
+pub fn nearest<'a>(word: &str, known: impl Iterator<Item = &'a str>) -> Option<&'a str> {
+    known
+        .map(|known| (strsim::jaro_winkler(word, known), known))
+        .filter(|(likeness, _)| *likeness > 0.75)
+        .max_by(|a, b| a.0.total_cmp(&b.0))
+        .map(|(_, known)| known)
+}
+
+/// Configured models by name.
+pub type Models = BTreeMap<String, ModelSpec>;
+
+/// Reads the bundled models, and over them those of `folder`.
+pub fn models(folder: Option<&Path>) -> Result<Models, ConfigError> {
+    let mut models = Models::new();
+    for (name, text) in MODELS {
+        models.insert((*name).to_owned(), model(name, text)?);
+    }
+    for path in folder.map(toml_files).transpose()?.unwrap_or_default() {
+        let text = std::fs::read_to_string(&path).map_err(|source| ConfigError::Read { path: path.clone(), source })?;
+        let name = path.file_stem().unwrap_or_default().to_string_lossy().into_owned();
+        models.insert(name.clone(), model(&name, &text)?);
+    }
+    Ok(models)
+}
+
+fn model(name: &str, text: &str) -> Result<ModelSpec, ConfigError> {
+    let wrong = |message: String| ConfigError::Model { name: name.to_owned(), message };
+    let mut model: ModelSpec = toml::from_str(text).map_err(|error| wrong(error.to_string()))?;
+    model.name = name.to_owned();
+    Ok(model)
+}
+
+fn toml_files(folder: &Path) -> Result<Vec<PathBuf>, ConfigError> {
+    let failed = |source| ConfigError::Read { path: folder.to_owned(), source };
+    let mut paths = Vec::new();
+    for entry in std::fs::read_dir(folder).map_err(failed)? {
+        let path = entry.map_err(failed)?.path();
+        if path.extension().is_some_and(|extension| extension == "toml") {
+            paths.push(path);
+        }
+    }
+    paths.sort();
+    Ok(paths)
+}
+
+/// Reads the peaks of known devices.
+pub fn devices() -> Result<Devices, ConfigError> {
+    Devices::from_toml(DEVICES).map_err(|source| ConfigError::Syntax { origin: "conf/devices.toml".into(), source })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn load(variables: &[(&str, &str)]) -> Result<Config, ConfigError> {
+        Config::load(None, variables.iter().map(|(name, value)| ((*name).to_owned(), (*value).to_owned())))
+    }
+
+    #[test]
+    fn the_environment_goes_over_the_defaults() {
+        let config =
+            load(&[("LLMPROF__WORKER__LEASE_S", "5"), ("LLMPROF__SERVER__DATA", "/srv/llmprof"), ("HOME", "/root")]).unwrap();
+        assert_eq!((config.worker.lease_s, config.server.data), (5, PathBuf::from("/srv/llmprof")));
+        assert_eq!(config.server.listen, "127.0.0.1:8080");
+    }
+
+    #[test]
+    fn a_list_in_the_environment_is_toml() {
+        let config = load(&[("LLMPROF__WORKER__DEVICES", r#"["cpu"]"#)]).unwrap();
+        assert_eq!(config.worker.devices, ["cpu"]);
+    }
+
+    #[test]
+    fn an_unknown_setting_is_refused_with_the_nearest_one() {
+        let error = load(&[("LLMPROF__WORKER__LEASES", "5")]).unwrap_err();
+        assert_eq!(error.to_string(), "LLMPROF__WORKER__LEASES: unknown setting worker.leases; did you mean worker.lease_s?");
+    }
+
+    #[test]
+    fn a_file_goes_over_the_defaults_and_a_wrong_type_is_an_error() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("llmprof.toml");
+        std::fs::write(&path, "[worker]\ngrace_s = 3\n").unwrap();
+        assert_eq!(Config::load(Some(&path), std::iter::empty()).unwrap().worker.grace_s, 3);
+        std::fs::write(&path, "[worker]\ngrace_s = \"soon\"\n").unwrap();
+        assert!(matches!(Config::load(Some(&path), std::iter::empty()), Err(ConfigError::Type { .. })));
+    }
+
+    #[test]
+    fn bundled_models_are_valid_and_a_folder_goes_over_them() {
+        let bundled = models(None).unwrap();
+        assert_eq!(bundled.keys().collect::<Vec<_>>(), ["deepseek-ocr", "deepseek-ocr-tiny"]);
+        let dir = tempfile::tempdir().unwrap();
+        let text = include_str!("../conf/models/deepseek-ocr-tiny.toml").replace("vocab = 8192", "vocab = 9000");
+        std::fs::write(dir.path().join("mine.toml"), text).unwrap();
+        assert_eq!(models(Some(dir.path())).unwrap()["mine"].decoder.vocab, 9000);
+    }
+}

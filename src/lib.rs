@@ -7,6 +7,7 @@ pub mod config;
 pub mod model;
 pub mod run;
 pub mod runner;
+pub mod samples;
 
 pub mod http;
 pub mod store;
@@ -20,3 +21,14 @@ pub mod analyze;
 pub mod report;
 
 pub mod artifact;
+
+/// An error with its causes, in one line: the only place where a chain is joined.
+pub fn chain(error: &dyn std::error::Error) -> String {
+    let mut text = error.to_string();
+    let mut cause = error.source();
+    while let Some(error) = cause {
+        text = format!("{text}: {error}");
+        cause = error.source();
+    }
+    text
+}

@@ -1,1 +1,55 @@
-fn main() {}
+//! The command line of llmprof: one arm per subcommand, one call per arm.
+
+mod command;
+
+use std::process::ExitCode;
+
+use clap::{CommandFactory, Parser, Subcommand};
+use command::{analyze, openapi, quickstart, serve};
+
+/// GPU profiling for LLM inference as a service.
+///
+/// Start the service with `llmprof serve`, submit a run with `curl -X POST http://127.0.0.1:8080/runs`, and read its report
+/// at /runs/<id>/report. `llmprof quickstart` does all of that once, with a bundled page and a small model.
+#[derive(Debug, Parser)]
+#[command(
+    version,
+    propagate_version = true,
+    after_help = "Every setting is explained in conf/default.toml; `llmprof serve --help` tells how to set one."
+)]
+struct Cli {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Debug, Subcommand)]
+enum Command {
+    Serve(serve::Options),
+    Quickstart(quickstart::Options),
+    Analyze(analyze::Options),
+    Openapi(openapi::Options),
+    /// Print a completion script for a shell: `llmprof completions bash > /etc/bash_completion.d/llmprof`
+    Completions {
+        shell: clap_complete::Shell,
+    },
+}
+
+fn main() -> ExitCode {
+    let result = match Cli::parse().command {
+        Command::Serve(options) => serve::run(options),
+        Command::Quickstart(options) => quickstart::run(options),
+        Command::Analyze(options) => analyze::run(&options),
+        Command::Openapi(options) => openapi::run(&options),
+        Command::Completions { shell } => {
+            clap_complete::generate(shell, &mut Cli::command(), "llmprof", &mut std::io::stdout());
+            Ok(())
+        }
+    };
+    match result {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("llmprof: {error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}

@@ -1,5 +1,7 @@
 //! Every file name of a run, in one place. Paths are relative to the run's folder.
 
+use crate::run::Step;
+
 /// Version of this layout, kept in the manifest.
 pub const FORMAT_VERSION: u32 = 1;
 
@@ -20,6 +22,8 @@ pub const INPUTS: &str = "inputs.yaml";
 /// The runner's request and what it wrote in the plain pass: `baseline/request.json`, `baseline/events.jsonl`.
 pub const BASELINE: &str = "baseline";
 pub const REQUEST: &str = "request.json";
+/// The commands of a pass as a shell reads them, in its folder.
+pub const COMMAND: &str = "cmd.txt";
 pub const PREDICTIONS: &str = "predictions.jsonl";
 
 /// The nsys pass: report, export, command, and the runner's own events under it.
@@ -49,5 +53,33 @@ pub fn media_type(path: &str) -> &'static str {
         "sqlite" => "application/vnd.sqlite3",
         "zst" => "application/zstd",
         _ => "application/octet-stream",
+    }
+}
+
+/// The step that writes a file; `None` for files about the run as a whole.
+pub fn step_of(path: &str) -> Option<Step> {
+    let first = path.split('/').next().unwrap_or(path);
+    match first {
+        LOGS => path.split(['/', '.', '-']).nth(1)?.parse().ok(),
+        BASELINE | PREDICTIONS => Some(Step::Baseline),
+        NSYS => Some(Step::Nsys),
+        ENV | CONFIG | INPUTS => Some(Step::Preflight),
+        REPORT_MD | REPORT_HTML | REPORT_JSON | SUMMARY_MD | OPERATORS_MD | KERNELS_MD | STAGES_JSON => Some(Step::Report),
+        _ => None,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_file_is_known_by_its_step() {
+        assert_eq!(step_of("logs/nsys-export.stderr.log"), Some(Step::Nsys));
+        assert_eq!(step_of("logs/baseline.stdout.log"), Some(Step::Baseline));
+        assert_eq!(step_of(NSYS_EXPORT), Some(Step::Nsys));
+        assert_eq!(step_of("env.json"), Some(Step::Preflight));
+        assert_eq!(step_of(REPORT_HTML), Some(Step::Report));
+        assert_eq!(step_of(SPEC), None);
     }
 }

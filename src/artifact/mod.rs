@@ -1,4 +1,7 @@
 //! What a run leaves: the name of every file, the manifest over them, and the bundle of all.
 
+pub mod bundle;
+pub mod inputs;
 pub mod journal;
 pub mod layout;
+pub mod manifest;

@@ -1,1 +1,128 @@
-//! (to come)
+//! Collects what a run asks for: the only place that starts processes.
+//!
+//! Each pass has a folder of its own with the request, the command, and what the pass left; its output is under `logs/`. A pass that
+//! fails says how and keeps its files. "Exit 0 and empty" is a failure here.
+
+pub mod argv;
+pub mod child;
+pub mod host;
+pub mod lines;
+pub mod nsys;
+pub mod output;
+mod pass;
+pub mod preflight;
+pub mod sweep;
+pub mod tools;
+
+use std::path::{Path, PathBuf};
+
+pub use self::{
+    child::{Ended, Leash},
+    lines::ChildLine,
+    pass::{CollectError, Pass},
+    preflight::Preflight,
+    sweep::sweep,
+};
+use self::{nsys::Options, output::Logs, pass::Folder};
+use crate::{
+    artifact::layout,
+    run::{Finding, Mode, Severity},
+    runner::{self, RunnerRequest},
+};
+
+/// The programs that collect, and their bounds.
+#[derive(Debug, Clone)]
+pub struct Collector {
+    pub runner: PathBuf,
+    /// `None`: not installed.
+    pub nsys: Option<PathBuf>,
+    pub ncu: Option<PathBuf>,
+    /// Variables of the service that children see besides [`argv::PASSED`].
+    pub pass: Vec<String>,
+    /// Most bytes of each output of a child.
+    pub log_cap: u64,
+    /// Free space that a run wants to begin with.
+    pub min_free_bytes: u64,
+}
+
+impl Collector {
+    /// A collector with this runner and no other tool.
+    pub fn new(runner: impl Into<PathBuf>) -> Self {
+        let (log_cap, min_free_bytes) = (output::DEFAULT_CAP, 1 << 30);
+        Self { runner: runner.into(), nsys: None, ncu: None, pass: Vec::new(), log_cap, min_free_bytes }
+    }
+
+    /// Finds the tools of this host; a configured path is taken as it is.
+    pub fn find(runner: Option<&Path>, nsys: Option<&Path>, ncu: Option<&Path>) -> Self {
+        let (nsys, ncu) = (tools::find_tool("nsys", nsys), tools::find_tool("ncu", ncu));
+        Self { nsys, ncu, ..Self::new(tools::find_runner(runner)) }
+    }
+
+    /// The plain pass, the only source of timings: the runner alone, into `baseline/`.
+    pub async fn baseline(&self, dir: &Path, request: &RunnerRequest, leash: &Leash) -> Result<Pass, CollectError> {
+        let folder = Folder::fresh(self, dir, layout::BASELINE)?;
+        let runner = self.runner_argv(request, &folder)?;
+        let pass = folder.run("the model runner", "baseline", &runner, leash).await?;
+        folder.holds(runner::EVENTS, "the model runner", "baseline")?;
+        Ok(pass)
+    }
+
+    /// The timeline pass: the runner once more under nsys, one repeat, exported to SQLite, into `nsys/`.
+    pub async fn nsys(&self, dir: &Path, request: &RunnerRequest, mode: Mode, leash: &Leash) -> Result<Pass, CollectError> {
+        let nsys = self.nsys.as_deref().ok_or(CollectError::NotInstalled { tool: "nsys" })?;
+        let folder = Folder::fresh(self, dir, layout::NSYS)?;
+        // What repeats adds to a trace is size; ceilings are measured in the plain pass.
+        let once = RunnerRequest { repeats: 1, warmup: request.warmup.min(1), ceilings: false, ..request.clone() };
+        let (report, export) = (dir.join(layout::NSYS_REPORT), dir.join(layout::NSYS_EXPORT));
+        let stem = report.with_extension("");
+
+        let runner = self.runner_argv(&once, &folder)?;
+        let profile = nsys::profile(nsys, &Options::of(&request.device, mode), &stem, &runner);
+        let mut pass = folder.run("nsys profile", "nsys", &profile, leash).await?;
+        if !report.exists() {
+            pass.findings.push(self.import(nsys, &folder, &stem.with_extension("qdstrm"), &report, leash).await?);
+        }
+        folder.holds("run.nsys-rep", "nsys profile", "nsys")?;
+        folder.run("nsys export", "nsys-export", &nsys::export(nsys, &report, &export), leash).await?;
+        folder.holds("run.sqlite", "nsys export", "nsys-export")?;
+        folder.holds(runner::EVENTS, "the model runner under nsys", "nsys")?;
+        pass.findings.extend(folder.import_errors("nsys"));
+        Ok(pass)
+    }
+
+    /// Imports what the collector of nsys left behind, where its other half can be found.
+    async fn import(
+        &self,
+        nsys: &Path,
+        folder: &Folder<'_>,
+        qdstrm: &Path,
+        report: &Path,
+        leash: &Leash,
+    ) -> Result<Finding, CollectError> {
+        let unlinked = nsys.canonicalize().unwrap_or_else(|_| nsys.into());
+        let importer = nsys::importers(&unlinked).into_iter().find(|path| tools::is_program(path));
+        let (true, Some(importer)) = (qdstrm.exists(), importer) else {
+            return Err(folder.no_report(qdstrm.exists(), "nsys"));
+        };
+        folder.run("QdstrmImporter", "nsys-import", &nsys::import(&importer, qdstrm, report), leash).await?;
+        folder.holds("run.nsys-rep", "QdstrmImporter", "nsys-import")?;
+        let _ = std::fs::remove_file(qdstrm); // the report has all of it
+        let message = "nsys did not find its importer and left raw data, which llmprof imported";
+        Ok(Finding::new("nsys_importer_unlinked", Severity::Info, message)
+            .with("importer", importer.display())
+            .advise(pass::LINK_IMPORTER))
+    }
+
+    fn runner_argv(&self, request: &RunnerRequest, folder: &Folder) -> Result<argv::Argv, CollectError> {
+        let file = folder.write_request(request)?;
+        let argv = argv::Argv::new(&self.runner).arg("run").arg("--request").arg(file).arg("--out").arg(folder.path());
+        Ok(argv::Argv { pass: self.pass.clone(), ..argv })
+    }
+
+    fn logs(&self, dir: &Path, name: &str) -> Logs {
+        Logs { cap: self.log_cap, ..Logs::named(&dir.join(layout::LOGS), name) }
+    }
+}
+
+#[cfg(test)]
+mod tests;

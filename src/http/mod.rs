@@ -1,1 +1,85 @@
-//! (to come)
+//! The only place that knows HTTP: routes, errors, headers, the contract.
+//!
+//! A handler asks the store and answers; it starts nothing and keeps nothing.
+
+mod artifacts;
+mod contract;
+mod error;
+mod events;
+mod examples;
+mod health;
+mod models;
+mod report;
+mod request;
+mod runs;
+mod submit;
+
+use std::{path::PathBuf, sync::Arc};
+
+use axum::{
+    Router,
+    http::{HeaderName, HeaderValue, header},
+    middleware,
+};
+pub use contract::{contract, contract_yaml};
+use tokio::sync::Notify;
+use tokio_util::sync::CancellationToken;
+use tower_http::{catch_panic::CatchPanicLayer, set_header::SetResponseHeaderLayer};
+use utoipa_axum::{router::OpenApiRouter, routes};
+use utoipa_swagger_ui::{Config, SwaggerUi};
+
+use crate::{config::Models, store::Store};
+
+/// What the handlers share.
+#[derive(Debug, Clone)]
+pub struct App {
+    pub store: Store,
+    /// Folder of the runs' folders.
+    pub runs: PathBuf,
+    /// Folder that manifests are read from.
+    pub inputs: PathBuf,
+    pub models: Arc<Models>,
+    /// Devices that have a worker.
+    pub devices: Arc<[String]>,
+    /// To be told when a run was queued.
+    pub queued: Arc<Notify>,
+    /// To be told when a running run is to be cancelled.
+    pub cancelled: Arc<Notify>,
+    /// Ends streams when the service stops.
+    pub closing: CancellationToken,
+}
+
+/// The routes with their part of the contract.
+fn routes() -> OpenApiRouter<App> {
+    OpenApiRouter::new()
+        .routes(routes!(submit::submit, runs::list))
+        .routes(routes!(runs::show, runs::delete))
+        .routes(routes!(runs::cancel))
+        .routes(routes!(events::events))
+        .routes(routes!(artifacts::list))
+        .routes(routes!(artifacts::download))
+        .routes(routes!(artifacts::bundle))
+        .routes(routes!(report::report))
+        .routes(routes!(models::models))
+        .routes(routes!(health::healthz))
+        .routes(routes!(health::readyz))
+        .routes(routes!(health::version))
+        .routes(routes!(contract::openapi_json))
+        .routes(routes!(contract::openapi_yaml))
+}
+
+/// The service as one router.
+pub fn router(app: App) -> Router {
+    let (router, _) = routes().split_for_parts();
+    let always = |name: HeaderName, value| SetResponseHeaderLayer::if_not_present(name, HeaderValue::from_static(value));
+    router
+        .with_state(app)
+        .merge(SwaggerUi::new("/docs").config(Config::from("/openapi.json")))
+        .fallback(error::no_route)
+        .method_not_allowed_fallback(error::no_method)
+        .layer(CatchPanicLayer::custom(error::panicked))
+        .layer(middleware::from_fn(request::identify))
+        .layer(always(header::X_CONTENT_TYPE_OPTIONS, "nosniff"))
+        .layer(always(header::X_FRAME_OPTIONS, "DENY"))
+        .layer(always(header::REFERRER_POLICY, "no-referrer"))
+}

@@ -1,1 +1,64 @@
-//! (to come)
+//! From the files of a run to values.
+//!
+//! A file or table that is not there is a gap, and the trace is empty at that place. A file that cannot be read, or is not what its
+//! name says, is an error that names it. Nothing here panics on bytes from outside, and nothing has an opinion on what it reads.
+
+pub mod events;
+pub mod nsys;
+pub mod saved;
+
+use std::{
+    fs, io,
+    path::{Path, PathBuf},
+};
+
+use crate::{artifact::layout, runner, trace::Trace};
+
+/// A file that is not what it should be.
+#[derive(Debug, thiserror::Error)]
+pub enum ParseError {
+    #[error("cannot read {}", path.display())]
+    Read { path: PathBuf, source: io::Error },
+    #[error("{}, line {line}: not an event", path.display())]
+    Line { path: PathBuf, line: u64, source: serde_json::Error },
+    #[error("{}, line {line}: {what}", path.display())]
+    Order { path: PathBuf, line: u64, what: &'static str },
+    #[error("{}: written in format {found}, this program reads up to {known}: use a newer one", path.display())]
+    Newer { path: PathBuf, found: u32, known: u32 },
+    #[error("{}: {what}", path.display())]
+    Foreign { path: PathBuf, what: String },
+    #[error("cannot query {} of {}", what, path.display())]
+    Query { path: PathBuf, what: &'static str, source: rusqlite::Error },
+    #[error("{}: not the JSON of {what}", path.display())]
+    Json { path: PathBuf, what: &'static str, source: serde_json::Error },
+}
+
+/// Reads all that the passes left in a run's folder. Blocks: an export may hold millions of rows.
+pub fn read(dir: &Path) -> Result<Trace, ParseError> {
+    let mut trace = Trace { environment: environment(&dir.join(layout::ENV))?.unwrap_or_default(), ..Trace::default() };
+    for (folder, events) in [(layout::BASELINE, &mut trace.baseline), (layout::NSYS, &mut trace.traced)] {
+        let path = dir.join(folder).join(runner::EVENTS);
+        if path.exists() {
+            let log = events::read(&path)?;
+            *events = log.events;
+            trace.findings.extend(log.findings);
+        }
+    }
+    let export = dir.join(layout::NSYS_EXPORT);
+    if export.exists() {
+        trace.nsys = Some(nsys::read(&export)?);
+    }
+    Ok(trace)
+}
+
+fn environment(path: &Path) -> Result<Option<crate::trace::environment::Environment>, ParseError> {
+    match fs::read(path) {
+        Ok(bytes) => serde_json::from_slice(&bytes).map(Some).map_err(|source| ParseError::Json {
+            path: path.into(),
+            what: "an environment",
+            source,
+        }),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
+        Err(source) => Err(ParseError::Read { path: path.into(), source }),
+    }
+}

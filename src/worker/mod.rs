@@ -1,1 +1,40 @@
-//! (to come)
+//! Carries runs: a worker per device claims, works, renews, and gives back what it holds when the service stops.
+//!
+//! Knows nothing of HTTP. What a run does is told in `job`; who does it, and until when, in `pool`.
+
+mod job;
+pub mod offline;
+mod pool;
+mod recovery;
+mod steps;
+
+use std::{path::PathBuf, sync::Arc};
+
+pub use pool::Pool;
+pub use recovery::recover;
+use tokio::sync::Notify;
+
+use crate::{
+    analyze::device::Devices,
+    collect::Collector,
+    config::{Config, Models},
+    store::Store,
+};
+
+/// What every worker shares.
+#[derive(Debug, Clone)]
+pub struct Context {
+    pub store: Store,
+    /// Folder of the runs' folders.
+    pub runs: PathBuf,
+    /// Folder that manifests are read from.
+    pub inputs: PathBuf,
+    pub models: Arc<Models>,
+    pub devices: Arc<Devices>,
+    pub config: Arc<Config>,
+    pub collector: Arc<Collector>,
+    /// Told when a run was queued.
+    pub queued: Arc<Notify>,
+    /// Told when a running run is to be cancelled.
+    pub cancelled: Arc<Notify>,
+}

@@ -1,0 +1,242 @@
+//! Input manifests: a prompt and images, in one folder, and nothing outside it.
+//!
+//! Checked when a run is submitted, so that nothing is queued that cannot run, and again when it starts. Images are looked at, not
+//! decoded: their bytes are the runner's business.
+
+use std::{
+    collections::HashMap,
+    fs::{self, File, Metadata},
+    io,
+    os::unix::fs::MetadataExt,
+    path::{Component, Path, PathBuf},
+    sync::{Mutex, PoisonError},
+};
+
+use image::ImageReader;
+use serde::Deserialize;
+
+use super::manifest::hash;
+use crate::run::InputFile;
+
+const MAX_MANIFEST: u64 = 1 << 20;
+const MAX_PROMPT: usize = 64 * 1024;
+const MAX_IMAGES: usize = 64;
+const MAX_IMAGE: u64 = 64 << 20;
+const MAX_SIDE: u32 = 20_000;
+
+/// The file that a request names.
+#[derive(Debug, Clone, PartialEq, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Manifest {
+    prompt: String,
+    #[serde(default)]
+    images: Vec<ManifestImage>,
+}
+
+#[derive(Debug, Clone, PartialEq, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct ManifestImage {
+    path: PathBuf,
+}
+
+/// A manifest whose images are there.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Inputs {
+    pub manifest: PathBuf,
+    pub prompt: String,
+    pub images: Vec<Image>,
+}
+
+#[derive(Debug, Clone, PartialEq)]
+pub struct Image {
+    /// Absolute.
+    pub path: PathBuf,
+    pub width: u32,
+    pub height: u32,
+}
+
+#[derive(Debug, thiserror::Error)]
+pub enum InputsError {
+    #[error("there is no {0} in the inputs folder")]
+    NotFound(String),
+    #[error("{0} lies outside the inputs folder")]
+    Outside(String),
+    #[error("{name} is not a manifest: {why}")]
+    NotAManifest { name: String, why: String },
+    #[error("image {name}: {why}")]
+    BadImage { name: String, why: String },
+    #[error("cannot read {name}")]
+    Read { name: String, source: io::Error },
+}
+
+/// Reads the manifest `name` under `root`, and checks that all it names is there.
+pub fn read(root: &Path, name: &str) -> Result<Inputs, InputsError> {
+    let root = root.canonicalize().map_err(|source| InputsError::Read { name: "the inputs folder".into(), source })?;
+    let manifest = inside(&root, &root, Path::new(name)).map_err(|missing| match missing {
+        Missing::Outside => InputsError::Outside(name.into()),
+        Missing::Absent => InputsError::NotFound(name.into()),
+    })?;
+    let wrong = |why: String| InputsError::NotAManifest { name: name.into(), why };
+    let failed = |source| InputsError::Read { name: name.into(), source };
+    let about = fs::metadata(&manifest).map_err(failed)?;
+    if !about.is_file() {
+        return Err(wrong("it is no file".into()));
+    }
+    if about.len() > MAX_MANIFEST {
+        return Err(wrong(format!("it is larger than {MAX_MANIFEST} bytes")));
+    }
+    let text = fs::read(&manifest).map_err(failed)?;
+    let parsed: Manifest = yaml_serde::from_slice(&text).map_err(|error| wrong(error.to_string()))?;
+    if parsed.prompt.len() > MAX_PROMPT {
+        return Err(wrong(format!("its prompt is longer than {MAX_PROMPT} bytes")));
+    }
+    if parsed.images.len() > MAX_IMAGES {
+        return Err(wrong(format!("it names more than {MAX_IMAGES} images")));
+    }
+    let folder = manifest.parent().unwrap_or(&root);
+    let images = parsed.images.iter().map(|image| look_at(&root, folder, &image.path)).collect::<Result<_, _>>()?;
+    Ok(Inputs { manifest, prompt: parsed.prompt, images })
+}
+
+/// Hashes the manifest's images; names are relative to `root`.
+pub fn hash_images(root: &Path, inputs: &Inputs) -> Result<Vec<InputFile>, InputsError> {
+    let root = root.canonicalize().unwrap_or_else(|_| root.to_owned());
+    inputs
+        .images
+        .iter()
+        .map(|image| {
+            let name = image.path.strip_prefix(&root).unwrap_or(&image.path).to_string_lossy().into_owned();
+            let (bytes, sha256) = hash(&image.path).map_err(|source| InputsError::Read { name: name.clone(), source })?;
+            Ok(InputFile { path: name, bytes, sha256, width: image.width, height: image.height })
+        })
+        .collect()
+}
+
+enum Missing {
+    Outside,
+    Absent,
+}
+
+/// The real path of `name` in `folder`, if it stays under `root` (links followed) and exists.
+fn inside(root: &Path, folder: &Path, name: &Path) -> Result<PathBuf, Missing> {
+    let climbs = name.components().any(|part| !matches!(part, Component::Normal(_) | Component::CurDir));
+    if climbs || name.as_os_str().is_empty() || name.as_os_str().as_encoded_bytes().contains(&0) {
+        return Err(Missing::Outside);
+    }
+    let path = folder.join(name).canonicalize().map_err(|_| Missing::Absent)?;
+    if path.starts_with(root) { Ok(path) } else { Err(Missing::Outside) }
+}
+
+/// Finds an image and reads its size from its first bytes.
+fn look_at(root: &Path, folder: &Path, name: &Path) -> Result<Image, InputsError> {
+    let shown = name.display().to_string();
+    let wrong = |why: String| InputsError::BadImage { name: shown.clone(), why };
+    let path = inside(root, folder, name).map_err(|missing| match missing {
+        Missing::Outside => InputsError::Outside(shown.clone()),
+        Missing::Absent => wrong("there is no such file".into()),
+    })?;
+    let about = fs::metadata(&path).map_err(|error| wrong(error.to_string()))?;
+    if !about.is_file() {
+        return Err(wrong("it is no file".into()));
+    }
+    if about.len() > MAX_IMAGE {
+        return Err(wrong(format!("it is larger than {MAX_IMAGE} bytes")));
+    }
+    let (width, height) = size(&path, &about).map_err(wrong)?;
+    Ok(Image { path, width, height })
+}
+
+/// What tells that a file is still the one that was looked at.
+#[derive(PartialEq, Eq, Hash, Clone, Copy)]
+struct Version {
+    device: u64,
+    inode: u64,
+    bytes: u64,
+    changed: (i64, i64),
+}
+
+/// An image's size in pixels; remembered, because every submission asks for the same few.
+fn size(path: &Path, about: &Metadata) -> Result<(u32, u32), String> {
+    static KNOWN: Mutex<Option<HashMap<Version, (u32, u32)>>> = Mutex::new(None);
+    const MANY: usize = 10_000;
+    let version =
+        Version { device: about.dev(), inode: about.ino(), bytes: about.len(), changed: (about.mtime(), about.mtime_nsec()) };
+    let known = || KNOWN.lock().unwrap_or_else(PoisonError::into_inner);
+    if let Some(size) = known().as_ref().and_then(|sizes| sizes.get(&version)) {
+        return Ok(*size);
+    }
+    let reader = File::open(path).map_err(|error| error.to_string())?;
+    let reader = ImageReader::new(io::BufReader::new(reader)).with_guessed_format().map_err(|error| error.to_string())?;
+    if reader.format().is_none() {
+        return Err("it is neither PNG, JPEG nor WebP".into());
+    }
+    let (width, height) = reader.into_dimensions().map_err(|error| format!("it is not readable: {error}"))?;
+    if width > MAX_SIDE || height > MAX_SIDE {
+        return Err(format!("{width} x {height} pixels; at most {MAX_SIDE} a side are taken"));
+    }
+    let mut sizes = known();
+    let sizes = sizes.get_or_insert_default();
+    if sizes.len() >= MANY {
+        sizes.clear();
+    }
+    sizes.insert(version, (width, height));
+    Ok((width, height))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn folder() -> tempfile::TempDir {
+        let dir = tempfile::tempdir().unwrap();
+        image::RgbImage::new(3, 2).save(dir.path().join("page.png")).unwrap();
+        fs::write(dir.path().join("text.png"), "not an image").unwrap();
+        dir
+    }
+
+    fn read_text(dir: &Path, text: &str) -> Result<Inputs, InputsError> {
+        fs::write(dir.join("m.yaml"), text).unwrap();
+        read(dir, "m.yaml")
+    }
+
+    #[test]
+    fn a_manifest_names_images_beside_it() {
+        let dir = folder();
+        let inputs = read_text(dir.path(), "prompt: hello\nimages: [{path: page.png}]").unwrap();
+        assert_eq!((inputs.prompt.as_str(), inputs.images[0].width, inputs.images[0].height), ("hello", 3, 2));
+        let hashed = hash_images(dir.path(), &inputs).unwrap();
+        assert_eq!(
+            (hashed[0].path.as_str(), hashed[0].bytes),
+            ("page.png", fs::metadata(dir.path().join("page.png")).unwrap().len())
+        );
+    }
+
+    #[test]
+    fn nothing_outside_the_folder_is_read() {
+        let outer = folder();
+        let root = outer.path().join("root");
+        fs::create_dir(&root).unwrap();
+        std::os::unix::fs::symlink(outer.path().join("page.png"), root.join("link.png")).unwrap();
+        fs::write(outer.path().join("m.yaml"), "prompt: x").unwrap();
+        std::os::unix::fs::symlink(outer.path().join("m.yaml"), root.join("link.yaml")).unwrap();
+        for name in ["../m.yaml", "/etc/passwd", "link.yaml", "", "a\0b", ".//../m.yaml"] {
+            assert!(matches!(read(&root, name), Err(InputsError::Outside(_))), "{name}");
+        }
+        for name in ["../page.png", "/etc/passwd", "link.png"] {
+            let read = read_text(&root, &format!("prompt: x\nimages: [{{path: {name}}}]"));
+            assert!(matches!(read, Err(InputsError::Outside(_))), "{name}: {read:?}");
+        }
+    }
+
+    #[test]
+    fn what_is_wrong_is_named() {
+        let dir = folder();
+        let said = |text: &str| read_text(dir.path(), text).unwrap_err().to_string();
+        assert!(said("images: []").contains("missing field `prompt`"));
+        assert!(said("prompt: x\nimage: page.png").contains("unknown field `image`"));
+        assert_eq!(said("prompt: x\nimages: [{path: gone.png}]"), "image gone.png: there is no such file");
+        assert_eq!(said("prompt: x\nimages: [{path: text.png}]"), "image text.png: it is neither PNG, JPEG nor WebP");
+        assert_eq!(said("prompt: x\nimages: [{path: .}]"), "image .: it is no file");
+        assert!(matches!(read(dir.path(), "gone.yaml"), Err(InputsError::NotFound(_))));
+    }
+}

@@ -1,0 +1,98 @@
+//! The seal of a run's folder: every file with its size and hash, in `manifest.json`.
+
+use std::{
+    fs::{self, File},
+    io::{self, Read, Write},
+    path::Path,
+};
+
+use serde::Serialize;
+use sha2::{Digest, Sha256};
+
+use super::layout;
+use crate::run::ArtifactRecord;
+
+#[derive(Serialize)]
+struct Manifest<'a> {
+    format_version: u32,
+    artifacts: &'a [ArtifactRecord],
+}
+
+/// Hashes every file of the run in `dir`, writes the manifest, and returns all files by path, the manifest included.
+pub fn seal(dir: &Path) -> io::Result<Vec<ArtifactRecord>> {
+    let mut artifacts = Vec::new();
+    collect(dir, "", &mut artifacts)?;
+    artifacts.sort_by(|a, b| a.path.cmp(&b.path));
+    let text = serde_json::to_vec_pretty(&Manifest { format_version: layout::FORMAT_VERSION, artifacts: &artifacts })?;
+    write_whole(&dir.join(layout::MANIFEST), &text)?;
+    artifacts.push(record(dir, layout::MANIFEST.to_owned())?);
+    artifacts.sort_by(|a, b| a.path.cmp(&b.path));
+    Ok(artifacts)
+}
+
+/// Adds the regular files under `dir`; links are left out, because they could lead anywhere.
+fn collect(dir: &Path, inside: &str, artifacts: &mut Vec<ArtifactRecord>) -> io::Result<()> {
+    for entry in fs::read_dir(dir.join(inside))? {
+        let entry = entry?;
+        let Ok(name) = entry.file_name().into_string() else { continue };
+        let path = if inside.is_empty() { name } else { format!("{inside}/{name}") };
+        let kind = entry.file_type()?;
+        if kind.is_dir() {
+            collect(dir, &path, artifacts)?;
+        } else if kind.is_file() && path != layout::MANIFEST {
+            artifacts.push(record(dir, path)?);
+        }
+    }
+    Ok(())
+}
+
+fn record(dir: &Path, path: String) -> io::Result<ArtifactRecord> {
+    let (bytes, sha256) = hash(&dir.join(&path))?;
+    Ok(ArtifactRecord { media_type: layout::media_type(&path).to_owned(), step: layout::step_of(&path), path, bytes, sha256 })
+}
+
+/// A file's size and hash, of the same bytes.
+pub(super) fn hash(path: &Path) -> io::Result<(u64, String)> {
+    let mut file = File::open(path)?;
+    let (mut hasher, mut bytes, mut buffer) = (Sha256::new(), 0, vec![0; 1 << 16]);
+    loop {
+        let read = file.read(&mut buffer)?;
+        if read == 0 {
+            break;
+        }
+        hasher.update(&buffer[..read]);
+        bytes += read as u64;
+    }
+    Ok((bytes, hasher.finalize().iter().map(|byte| format!("{byte:02x}")).collect()))
+}
+
+/// Writes a file so that a reader finds all of it or none.
+fn write_whole(path: &Path, bytes: &[u8]) -> io::Result<()> {
+    let new = path.with_extension("new");
+    let mut file = File::create(&new)?;
+    file.write_all(bytes)?;
+    file.sync_all()?;
+    fs::rename(&new, path)?;
+    path.parent().map_or(Ok(()), |dir| File::open(dir)?.sync_all())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_file_is_sealed_with_its_hash_and_links_are_not() {
+        let dir = tempfile::tempdir().unwrap();
+        fs::create_dir(dir.path().join("logs")).unwrap();
+        fs::write(dir.path().join("logs/baseline.stderr.log"), "abc").unwrap();
+        fs::write(dir.path().join("report.md"), "").unwrap();
+        std::os::unix::fs::symlink("/etc/passwd", dir.path().join("link")).unwrap();
+        let sealed = seal(dir.path()).unwrap();
+        let paths: Vec<_> = sealed.iter().map(|record| record.path.as_str()).collect();
+        assert_eq!(paths, ["logs/baseline.stderr.log", "manifest.json", "report.md"]);
+        assert_eq!(sealed[0].sha256, "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad");
+        assert_eq!((sealed[0].bytes, sealed[0].media_type.as_str()), (3, "text/plain; charset=utf-8"));
+        assert_eq!(sealed[1].sha256, hash(&dir.path().join("manifest.json")).unwrap().1);
+        assert_eq!(seal(dir.path()).unwrap(), sealed, "sealing again changes nothing");
+    }
+}

@@ -1,0 +1,222 @@
+//! Runs a command as a child that always ends.
+//!
+//! A child leads a session of its own, so that its group can be ended with it; whatever left the group is found by its mark. It
+//! gets TERM, a grace, then KILL: at its deadline, when it is stopped, and when the service dies.
+
+use std::{
+    fmt,
+    fs::File,
+    io,
+    os::unix::process::ExitStatusExt,
+    path::Path,
+    process::{ExitStatus, Stdio},
+    sync::{OnceLock, mpsc},
+    thread,
+    time::Duration,
+};
+
+use nix::{
+    errno::Errno,
+    sys::{
+        prctl,
+        signal::{Signal, killpg},
+    },
+    unistd::{Pid, getppid, setsid},
+};
+use tokio::{
+    process::{Child, Command},
+    runtime::Handle,
+    sync::{mpsc::UnboundedSender, oneshot},
+    task::{JoinHandle, spawn_blocking},
+    time::{Instant, sleep_until, timeout},
+};
+use tokio_util::sync::CancellationToken;
+
+use super::{
+    argv::Argv,
+    lines::{ChildLine, Lines},
+    output::{Logs, keep},
+    sweep::{MARKER, make_scratch, signal, sweep},
+};
+use crate::run::RunId;
+
+/// Time between TERM and KILL, unless told otherwise.
+pub const DEFAULT_GRACE: Duration = Duration::from_secs(5);
+/// How long an output may stay open after every process that is known to hold it has ended.
+const DRAIN: Duration = Duration::from_secs(2);
+
+/// What holds a child: whose it is, when it must have ended, who may stop it, who listens. A run has one child at a time.
+#[derive(Debug, Clone)]
+pub struct Leash {
+    pub run: RunId,
+    pub deadline: Instant,
+    pub grace: Duration,
+    pub stop: CancellationToken,
+    pub lines: Option<UnboundedSender<ChildLine>>,
+}
+
+impl Leash {
+    /// Holds the children of `run` for `limit` from now; nobody listens.
+    pub fn new(run: RunId, limit: Duration, stop: CancellationToken) -> Self {
+        Self { run, deadline: Instant::now() + limit, grace: DEFAULT_GRACE, stop, lines: None }
+    }
+
+    /// The same leash for a short command: `limit` from now, or earlier; nobody listens.
+    pub fn short(&self, limit: Duration) -> Self {
+        Self { deadline: self.deadline.min(Instant::now() + limit), lines: None, ..self.clone() }
+    }
+}
+
+/// How a child ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Ended {
+    Exited(i32),
+    /// By a signal that was not ours.
+    Signalled(i32),
+    DeadlinePassed,
+    Stopped,
+}
+
+impl Ended {
+    /// The exit code, when the child exited by itself.
+    pub fn exit_code(self) -> Option<i32> {
+        if let Self::Exited(code) = self { Some(code) } else { None }
+    }
+}
+
+impl From<ExitStatus> for Ended {
+    fn from(status: ExitStatus) -> Self {
+        // A status that `wait` gives is one or the other.
+        status.code().map_or_else(|| Self::Signalled(status.signal().unwrap_or_default()), Self::Exited)
+    }
+}
+
+impl fmt::Display for Ended {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Exited(code) => write!(f, "exited with code {code}"),
+            Self::Signalled(signal) => match Signal::try_from(*signal) {
+                Ok(signal) => write!(f, "was ended by {signal}"),
+                Err(_) => write!(f, "was ended by signal {signal}"),
+            },
+            Self::DeadlinePassed => f.write_str("ran past its deadline and was ended"),
+            Self::Stopped => f.write_str("was stopped"),
+        }
+    }
+}
+
+/// Runs `argv` until it exits, its deadline passes or it is stopped, and says which.
+///
+/// Afterwards nothing of it is left running, its output is in `logs`, and the folder that it had for temporary files is gone:
+/// a profiler that is ended leaves gigabytes there.
+pub async fn run(argv: &Argv, logs: &Logs, leash: &Leash) -> io::Result<Ended> {
+    let (stdout, stderr) = (File::create(&logs.stdout)?, File::create(&logs.stderr)?);
+    if leash.stop.is_cancelled() {
+        return Ok(Ended::Stopped);
+    }
+    let scratch = make_scratch(leash.run)?;
+    let mut child = start(command(argv, leash.run, &scratch)).await?;
+    let group = Group { run: leash.run, leader: child.id().and_then(|id| i32::try_from(id).ok()).map(Pid::from_raw) };
+    let lines = || Lines::new(leash.lines.clone());
+    let out = child.stdout.take().map(|from| tokio::spawn(keep(from, stdout, logs.cap, lines())));
+    let err = child.stderr.take().map(|from| tokio::spawn(keep(from, stderr, logs.cap, lines())));
+
+    let ended = tokio::select! {
+        status = child.wait() => status?.into(),
+        () = leash.stop.cancelled() => Ended::Stopped,
+        () = sleep_until(leash.deadline) => Ended::DeadlinePassed,
+    };
+    if matches!(ended, Ended::Stopped | Ended::DeadlinePassed) {
+        group.signal(Signal::SIGTERM);
+        let _ = timeout(leash.grace, child.wait()).await;
+    }
+    spawn_blocking(move || drop(group)).await?;
+    child.wait().await?;
+    for output in [out, err].into_iter().flatten() {
+        drain(output).await?;
+    }
+    Ok(ended)
+}
+
+/// All processes that a child started, ended when this is dropped: also when nobody waits for the child any more.
+struct Group {
+    run: RunId,
+    leader: Option<Pid>,
+}
+
+impl Group {
+    fn signal(&self, sig: Signal) {
+        if let Some(leader) = self.leader {
+            let _ = killpg(leader, sig); // all of it may have ended
+        }
+        signal(self.run, sig);
+    }
+}
+
+impl Drop for Group {
+    fn drop(&mut self) {
+        self.signal(Signal::SIGKILL);
+        sweep(self.run);
+    }
+}
+
+fn command(argv: &Argv, run: RunId, scratch: &Path) -> Command {
+    let mut command = Command::new(&argv.program);
+    // Tools keep state in their home; where there is none, it goes with the temporary files.
+    command.args(&argv.args).env_clear().env("HOME", scratch).envs(argv.environment(std::env::vars_os()));
+    command.env("TMPDIR", scratch).env(MARKER, run.to_string());
+    command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped()).kill_on_drop(true);
+    if let Some(cwd) = &argv.cwd {
+        command.current_dir(cwd);
+    }
+    let service = Pid::this();
+    let prepare = move || {
+        setsid()?;
+        // TERM, not KILL: a profiler that is told to end ends what it watches.
+        prctl::set_pdeathsig(Signal::SIGTERM)?;
+        if getppid() != service {
+            return Err(Errno::ESRCH.into()); // the service ended in between
+        }
+        Ok(())
+    };
+    // SAFETY: between fork and exec only these three system calls happen; none allocates or takes a lock.
+    unsafe { command.pre_exec(prepare) };
+    command
+}
+
+/// Starts a child from a thread that lives as long as the service.
+///
+/// The kernel ties "when the parent dies" to the thread that forked, and threads of the runtime come and go.
+async fn start(mut command: Command) -> io::Result<Child> {
+    type Job = Box<dyn FnOnce() + Send>;
+    static STARTER: OnceLock<mpsc::Sender<Job>> = OnceLock::new();
+    let starter = STARTER.get_or_init(|| {
+        let (jobs, queue) = mpsc::channel::<Job>();
+        // Without the thread its queue is closed, and every start says so.
+        let _ = thread::Builder::new().name("start-children".into()).spawn(move || queue.into_iter().for_each(|job| job()));
+        jobs
+    });
+    let runtime = Handle::current();
+    let (answer, started) = oneshot::channel();
+    let job = move || {
+        let _in_runtime = runtime.enter();
+        let _ = answer.send(command.spawn()); // nobody waits any more: dropped, and so killed
+    };
+    let no_thread = || io::Error::other("no thread to start children from");
+    starter.send(Box::new(job)).map_err(|_| no_thread())?;
+    started.await.map_err(|_| no_thread())?
+}
+
+/// Waits until an output is copied, but not for a stranger that holds it open.
+async fn drain(mut output: JoinHandle<io::Result<()>>) -> io::Result<()> {
+    match timeout(DRAIN, &mut output).await {
+        Ok(copied) => copied?,
+        Err(_) => {
+            output.abort();
+            Ok(())
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

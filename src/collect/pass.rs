@@ -1,0 +1,157 @@
+//! One pass: a folder, the commands that ran for it, and how they ended.
+
+use std::{
+    fs::{self, OpenOptions},
+    io::{self, Write},
+    path::{Path, PathBuf},
+    time::{Duration, Instant},
+};
+
+use super::{
+    Collector,
+    argv::Argv,
+    child::{Ended, Leash, run},
+    output::{Logs, last_lines},
+};
+use crate::{
+    artifact::layout,
+    run::{Finding, Severity},
+    runner::RunnerRequest,
+};
+
+/// Lines of its output that a failure quotes.
+const LAST_WORDS: usize = 12;
+/// What to do where nsys does not find its importer.
+pub const LINK_IMPORTER: &str =
+    "run scripts/install-nsight.sh as root: it links the importer to where Debian's nsys looks for it";
+
+/// A pass that went well.
+#[derive(Debug)]
+pub struct Pass {
+    /// How long its main command ran.
+    pub wall: Duration,
+    pub findings: Vec<Finding>,
+}
+
+/// A pass that did not. Its folder and logs are kept.
+#[derive(Debug, thiserror::Error)]
+pub enum CollectError {
+    #[error("{tool} is not installed")]
+    NotInstalled { tool: &'static str },
+    #[error("cannot write {}", path.display())]
+    Write { path: PathBuf, source: io::Error },
+    #[error("cannot run {}", program.display())]
+    Run { program: PathBuf, source: io::Error },
+    #[error("{what} {ended}{}", quote(last_words))]
+    Ended { what: &'static str, ended: Ended, last_words: Vec<String> },
+    #[error("{what} exited with code 0 but left no {file}{}", quote(last_words))]
+    Empty { what: &'static str, file: String, last_words: Vec<String> },
+    #[error("nsys left raw data that its importer did not read; {LINK_IMPORTER}{}", quote(last_words))]
+    NotImported { last_words: Vec<String> },
+}
+
+/// The line that says most: the last.
+fn quote(last_words: &[String]) -> String {
+    last_words.last().map(|line| format!(": {line}")).unwrap_or_default()
+}
+
+impl CollectError {
+    /// How the command ended, when it is that which went wrong.
+    pub fn ended(&self) -> Option<Ended> {
+        match self {
+            Self::Ended { ended, .. } => Some(*ended),
+            Self::Empty { .. } | Self::NotImported { .. } => Some(Ended::Exited(0)),
+            _ => None,
+        }
+    }
+
+    /// The last lines that the command wrote.
+    pub fn last_words(&self) -> &[String] {
+        match self {
+            Self::Ended { last_words, .. } | Self::Empty { last_words, .. } | Self::NotImported { last_words } => last_words,
+            _ => &[],
+        }
+    }
+}
+
+/// The folder of one pass.
+pub(super) struct Folder<'a> {
+    collector: &'a Collector,
+    dir: &'a Path,
+    path: PathBuf,
+}
+
+impl<'a> Folder<'a> {
+    /// Makes the folder `name` of the run in `dir`, without anything that an earlier attempt left.
+    pub fn fresh(collector: &'a Collector, dir: &'a Path, name: &str) -> Result<Self, CollectError> {
+        let path = dir.join(name);
+        let make = || {
+            match fs::remove_dir_all(&path) {
+                Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
+                _ => fs::create_dir_all(&path)?,
+            }
+            fs::create_dir_all(dir.join(layout::LOGS))
+        };
+        make().map_err(|source| CollectError::Write { path: path.clone(), source })?;
+        Ok(Self { collector, dir, path })
+    }
+
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// Writes the runner's request and says where.
+    pub fn write_request(&self, request: &RunnerRequest) -> Result<PathBuf, CollectError> {
+        let path = self.path.join(layout::REQUEST);
+        let write = || fs::write(&path, serde_json::to_vec_pretty(request)?);
+        write().map_err(|source| CollectError::Write { path: path.clone(), source })?;
+        Ok(path)
+    }
+
+    /// Runs one command of the pass to a good end, with its output in `logs/NAME.*`.
+    pub async fn run(&self, what: &'static str, name: &str, argv: &Argv, leash: &Leash) -> Result<Pass, CollectError> {
+        let command = self.path.join(layout::COMMAND);
+        let note = || writeln!(OpenOptions::new().append(true).create(true).open(&command)?, "{}", argv.shell());
+        note().map_err(|source| CollectError::Write { path: command.clone(), source })?;
+
+        let logs = self.logs(name);
+        let started = Instant::now();
+        match run(argv, &logs, leash).await {
+            Ok(Ended::Exited(0)) => Ok(Pass { wall: started.elapsed(), findings: Vec::new() }),
+            Ok(ended) => Err(CollectError::Ended { what, ended, last_words: logs.last_words(LAST_WORDS) }),
+            Err(source) => Err(CollectError::Run { program: argv.program.clone(), source }),
+        }
+    }
+
+    /// Checks that `file` is there and holds something.
+    pub fn holds(&self, file: &str, what: &'static str, log: &str) -> Result<(), CollectError> {
+        if fs::metadata(self.path.join(file)).is_ok_and(|meta| meta.is_file() && meta.len() > 0) {
+            return Ok(());
+        }
+        Err(CollectError::Empty { what, file: file.into(), last_words: self.logs(log).last_words(LAST_WORDS) })
+    }
+
+    /// The failure of a profile that ended well and left no report: perhaps raw data, perhaps nothing.
+    pub fn no_report(&self, raw_data: bool, log: &str) -> CollectError {
+        let last_words = self.logs(log).last_words(LAST_WORDS);
+        if raw_data {
+            return CollectError::NotImported { last_words };
+        }
+        CollectError::Empty { what: "nsys profile", file: layout::NSYS_REPORT.into(), last_words }
+    }
+
+    /// What nsys says where an import lost data although it exits with 0.
+    pub fn import_errors(&self, log: &str) -> Option<Finding> {
+        let logs = self.logs(log);
+        let mut lines = [&logs.stdout, &logs.stderr].into_iter().flat_map(|log| last_lines(log, 200));
+        let line = lines.find(|line| line.contains("non-fatal error"))?;
+        let message = "nsys imported its data with errors: the timeline may lack most of what ran";
+        let remedy =
+            "use an nsys as new as the driver, and look at the kernels against their launches before trusting the timeline";
+        Some(Finding::new("nsys_import_errors", Severity::Warning, message).with("nsys", line).advise(remedy))
+    }
+
+    fn logs(&self, name: &str) -> Logs {
+        self.collector.logs(self.dir, name)
+    }
+}

@@ -1,0 +1,171 @@
+//! `llmprof quickstart`: a service, one run of the bundled sample over HTTP, and where to look next.
+//!
+//! A client like any other: all that it shows comes over the API.
+
+use std::{path::PathBuf, time::Duration};
+
+use anyhow::{Context as _, Result, bail};
+use clap::Args;
+use indicatif::{ProgressBar, ProgressStyle};
+use llmprof::artifact::layout;
+use reqwest::{Client, Response};
+use serde_json::{Value, json};
+
+use super::serve::{self, LogFormat, Service};
+
+/// Profile the bundled sample once, from submission to report
+///
+/// Starts the service on a free loopback port, submits one run over HTTP, follows it, prints the stage table, and tells where
+/// report, bundle and API are.
+#[derive(Debug, Args)]
+pub struct Options {
+    /// Model to profile (`GET /models` lists them)
+    #[arg(long, default_value = "deepseek-ocr-tiny")]
+    model: String,
+    /// How much to collect: basic, light or deep
+    #[arg(long, default_value = "deep")]
+    mode: String,
+    /// Folder of the database and the runs
+    #[arg(long, value_name = "DIR", default_value = "data")]
+    data: PathBuf,
+    /// Address to serve on
+    #[arg(long, value_name = "ADDRESS:PORT", default_value = "127.0.0.1:0")]
+    listen: String,
+    /// Keep serving after the run, until Ctrl-C
+    #[arg(long)]
+    keep: bool,
+}
+
+pub fn run(options: Options) -> Result<()> {
+    serve::start_logging(LogFormat::Human, "warn");
+    let serving = serve::Options {
+        listen: Some(options.listen.clone()),
+        data: Some(options.data.clone()),
+        inputs: None,
+        config: None,
+        log: LogFormat::Human,
+    };
+    let config = serve::settings(&serving)?;
+    serve::runtime()?.block_on(async {
+        let service = Service::start(config).await?;
+        let ended = tokio::select! {
+            ended = profile(&service, &options) => ended,
+            stopped = serve::stop_signal() => stopped.and_then(|()| bail!("interrupted; the run waits in {}", options.data.display())),
+        };
+        if ended.is_ok() && options.keep {
+            println!("Serving until Ctrl-C.");
+            serve::stop_signal().await?;
+        }
+        service.stop().await?;
+        ended
+    })
+}
+
+/// Submits the run, follows it to its end, and prints what it found.
+async fn profile(service: &Service, options: &Options) -> Result<()> {
+    let base = format!("http://{}", service.address);
+    let client = Client::new();
+    let request = json!({ "model": options.model, "mode": options.mode });
+    let submitted = ask(client.post(format!("{base}/runs")).json(&request)).await?;
+    let id = submitted["run_id"].as_str().context("the service named no run")?;
+    println!("llmprof {} serves {base}\nrun {id}: {} in mode {}\n", env!("CARGO_PKG_VERSION"), options.model, options.mode);
+
+    let bar = ProgressBar::new(1)
+        .with_style(ProgressStyle::with_template("{elapsed:>4} {bar:32} {msg}").context("the bar's template")?);
+    bar.enable_steady_tick(Duration::from_millis(200));
+    let followed = follow(&client, &format!("{base}/runs/{id}/events"), &bar).await;
+    bar.finish_and_clear();
+    followed?;
+
+    let run = ask(client.get(format!("{base}/runs/{id}"))).await?;
+    print_steps(&run);
+    let state = run["state"].as_str().unwrap_or_default();
+    if !matches!(state, "succeeded" | "partial") {
+        bail!("the run ended {state}: {}", run["message"].as_str().unwrap_or("see its logs"));
+    }
+    let report = ask(client.get(format!("{base}/runs/{id}/report")).header("accept", "application/json")).await?;
+    print_stages(&report);
+    let folder = options.data.join("runs").join(id);
+    println!("\nreport    {}", folder.join(layout::REPORT_HTML).display());
+    println!("summary   {}", folder.join(layout::SUMMARY_MD).display());
+    println!("bundle    {}", save_bundle(&client, &base, id, options).await?.display());
+    println!("API       {base}/docs{}", if options.keep { "" } else { "   (with --keep, or `llmprof serve`)" });
+    Ok(())
+}
+
+/// Sends a request, and turns an error body into one line.
+async fn ask(request: reqwest::RequestBuilder) -> Result<Value> {
+    let response = refuse_errors(request.send().await.context("the service does not answer")?).await?;
+    Ok(response.json().await?)
+}
+
+async fn refuse_errors(response: Response) -> Result<Response> {
+    if response.status().is_success() {
+        return Ok(response);
+    }
+    let status = response.status();
+    let body: Value = response.json().await.unwrap_or_default();
+    bail!("the service answered {status}: {}", body["error"]["message"].as_str().unwrap_or("no reason given"));
+}
+
+/// Shows the run's events on `bar` until the stream ends with the run.
+async fn follow(client: &Client, url: &str, bar: &ProgressBar) -> Result<()> {
+    let mut response = refuse_errors(client.get(url).send().await?).await?;
+    let mut buffer = Vec::new();
+    while let Some(chunk) = response.chunk().await.context("the stream of events broke off")? {
+        buffer.extend_from_slice(&chunk);
+        while let Some(end) = buffer.iter().position(|byte| *byte == b'\n') {
+            let line: Vec<u8> = buffer.drain(..=end).collect();
+            let data = std::str::from_utf8(&line).ok().and_then(|line| line.strip_prefix("data:"));
+            if let Some(event) = data.and_then(|data| serde_json::from_str::<Value>(data).ok()) {
+                show(&event, bar);
+            }
+        }
+    }
+    Ok(())
+}
+
+fn show(event: &Value, bar: &ProgressBar) {
+    let step = |value: &Value| value["step"].as_str().unwrap_or_default().to_owned();
+    match event["event"].as_str() {
+        Some("step") => {
+            bar.set_message(step(&event["step"]));
+            bar.set_length(1);
+            bar.set_position(0);
+        }
+        Some("progress") => {
+            bar.set_message(format!("{} · {}", step(event), event["phase"].as_str().unwrap_or_default()));
+            bar.set_length(event["total"].as_u64().unwrap_or(1));
+            bar.set_position(event["done"].as_u64().unwrap_or(0));
+        }
+        _ => {}
+    }
+}
+
+fn print_steps(run: &Value) {
+    for step in run["steps"].as_array().into_iter().flatten() {
+        let text = |key: &str| step[key].as_str().unwrap_or_default();
+        println!("{:<10} {:<10} {}", text("step"), text("state"), text("message"));
+    }
+}
+
+/// Prints the stage table of the report.
+fn print_stages(report: &Value) {
+    println!("\n{:<12} {:>12} {:>10}", "stage", "mean ms", "std ms");
+    for (stage, time) in report["aggregates"]["stage_ms"].as_object().into_iter().flatten() {
+        let number = |key: &str| time[key].as_f64().map_or_else(|| "-".to_owned(), |ms| format!("{ms:.2}"));
+        println!("{stage:<12} {:>12} {:>10}", number("mean"), number("std"));
+    }
+}
+
+/// Downloads the bundle beside the run's folder.
+async fn save_bundle(client: &Client, base: &str, id: &str, options: &Options) -> Result<PathBuf> {
+    let path = options.data.join(format!("{id}.tar.zst"));
+    let mut response = refuse_errors(client.get(format!("{base}/runs/{id}/bundle")).send().await?).await?;
+    let mut file = tokio::fs::File::create(&path).await.with_context(|| format!("cannot write {}", path.display()))?;
+    while let Some(chunk) = response.chunk().await.context("the bundle broke off")? {
+        tokio::io::AsyncWriteExt::write_all(&mut file, &chunk).await?;
+    }
+    tokio::io::AsyncWriteExt::flush(&mut file).await?;
+    Ok(path)
+}

@@ -1,0 +1,216 @@
+//! `llmprof serve`: puts settings, store, workers and HTTP together, and takes them apart in order.
+
+use std::{
+    fs::File,
+    net::SocketAddr,
+    path::{Path, PathBuf},
+    sync::Arc,
+    time::Duration,
+};
+
+use anyhow::{Context as _, Result, bail};
+use clap::{Args, ValueEnum};
+use llmprof::{
+    collect::Collector,
+    config::{self, Config},
+    http,
+    store::Store,
+    worker::{self, Pool},
+};
+use tokio::{net::TcpListener, signal::unix, sync::Notify};
+use tokio_util::sync::CancellationToken;
+use tracing_subscriber::EnvFilter;
+
+/// How long open connections may take to end once the service stops.
+const LINGER: Duration = Duration::from_secs(5);
+
+/// Serve the HTTP API and carry out runs
+///
+/// Runs are queued in a SQLite database under the data folder and carried out one at a time per device. The API is explained
+/// at /docs. SIGTERM or Ctrl-C ends the service cleanly: what runs goes back to the queue.
+#[derive(Debug, Clone, Args)]
+#[command(
+    after_help = "Settings come from conf/default.toml (embedded), then --config, then LLMPROF__SECTION__KEY, then the flags."
+)]
+pub struct Options {
+    /// Address to serve on [default: 127.0.0.1:8080]
+    #[arg(long, value_name = "ADDRESS:PORT")]
+    pub listen: Option<String>,
+    /// Folder of the database and the runs [default: ./data]
+    #[arg(long, value_name = "DIR")]
+    pub data: Option<PathBuf>,
+    /// Folder whose input manifests requests may name [default: the bundled samples]
+    #[arg(long, value_name = "DIR")]
+    pub inputs: Option<PathBuf>,
+    /// File with settings that go over the defaults
+    #[arg(long, value_name = "FILE")]
+    pub config: Option<PathBuf>,
+    /// How log lines look on standard error; LLMPROF_LOG chooses which (`info`, `llmprof=debug`)
+    #[arg(long, value_enum, default_value_t = LogFormat::Human)]
+    pub log: LogFormat,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum LogFormat {
+    Human,
+    Json,
+}
+
+pub fn run(options: Options) -> Result<()> {
+    start_logging(options.log, "info");
+    let config = settings(&options)?;
+    runtime()?.block_on(async {
+        let service = Service::start(config).await?;
+        println!("listening on http://{}", service.address);
+        stop_signal().await?;
+        tracing::info!("stopping: what runs goes back to the queue");
+        service.stop().await
+    })
+}
+
+/// Writes log lines to standard error, in the level that `LLMPROF_LOG` asks for.
+pub fn start_logging(format: LogFormat, level: &str) {
+    let filter = EnvFilter::try_from_env("LLMPROF_LOG").unwrap_or_else(|_| EnvFilter::new(level));
+    let log = tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr);
+    match format {
+        LogFormat::Human => log.with_target(false).init(),
+        LogFormat::Json => log.json().flatten_event(true).init(),
+    }
+}
+
+/// The runtime of a command: as many threads as there are cores.
+pub fn runtime() -> Result<tokio::runtime::Runtime> {
+    tokio::runtime::Builder::new_multi_thread().enable_all().build().context("cannot start the runtime")
+}
+
+/// The settings of all sources, flags last.
+pub fn settings(options: &Options) -> Result<Config> {
+    let mut config = Config::load(options.config.as_deref(), std::env::vars())?;
+    let server = &mut config.server;
+    if let Some(listen) = &options.listen {
+        server.listen.clone_from(listen);
+    }
+    if let Some(data) = &options.data {
+        server.data.clone_from(data);
+    }
+    if let Some(inputs) = &options.inputs {
+        server.inputs.clone_from(inputs);
+    }
+    Ok(config)
+}
+
+/// A service that runs.
+pub struct Service {
+    pub address: SocketAddr,
+    pool: Pool,
+    http: tokio::task::JoinHandle<std::io::Result<()>>,
+    closing: CancellationToken,
+    _lock: File,
+}
+
+impl Service {
+    /// Opens the data folder, takes up what an earlier service left, and begins to serve.
+    pub async fn start(config: Config) -> Result<Self> {
+        let server = &config.server;
+        let data = make_folder(&server.data)?;
+        let lock = lock(&data)?;
+        let inputs = if server.inputs.as_os_str().is_empty() {
+            let samples = data.join("samples");
+            llmprof::samples::unpack(&samples).with_context(|| format!("cannot write the samples to {}", samples.display()))?;
+            samples
+        } else {
+            server.inputs.canonicalize().with_context(|| format!("cannot use the inputs folder {}", server.inputs.display()))?
+        };
+        let runs = make_folder(&data.join("runs"))?;
+        let models = Arc::new(config::models(given(&server.models))?);
+        let tools = &config.tools;
+        let collector = Collector {
+            log_cap: config.limits.log_bytes,
+            min_free_bytes: config.limits.free_bytes,
+            ..Collector::find(given(&tools.model_runner), given(&tools.nsys), None)
+        };
+        let store = Store::open(&data.join("llmprof.db")).await?;
+        let listener = TcpListener::bind(&server.listen).await.with_context(|| format!("cannot listen on {}", server.listen))?;
+        let address = listener.local_addr()?;
+        let devices = match (config.worker.paused, config.worker.devices.as_slice()) {
+            (true, _) => Vec::new(),
+            (false, []) => llmprof::collect::host::devices(),
+            (false, chosen) => chosen.to_vec(),
+        };
+
+        let cx = worker::Context {
+            store,
+            runs,
+            inputs,
+            models,
+            devices: Arc::new(config::devices()?),
+            collector: Arc::new(collector),
+            config: Arc::new(config),
+            queued: Arc::new(Notify::new()),
+            cancelled: Arc::new(Notify::new()),
+        };
+        worker::recover(&cx, true).await?;
+        let closing = CancellationToken::new();
+        let app = http::App {
+            store: cx.store.clone(),
+            runs: cx.runs.clone(),
+            inputs: cx.inputs.clone(),
+            models: Arc::clone(&cx.models),
+            devices: devices.clone().into(),
+            queued: Arc::clone(&cx.queued),
+            cancelled: Arc::clone(&cx.cancelled),
+            closing: closing.clone(),
+        };
+        let serving = axum::serve(listener, http::router(app)).with_graceful_shutdown(closing.clone().cancelled_owned());
+        let http = tokio::spawn(serving.into_future());
+        let pool = Pool::start(&cx, &devices);
+        tracing::info!(%address, ?devices, data = %data.display(), "serving; the API is explained at http://{address}/docs");
+        if !address.ip().is_loopback() {
+            tracing::warn!("{address} is no loopback address: everybody who reaches it can submit runs");
+        }
+        Ok(Self { address, pool, http, closing, _lock: lock })
+    }
+
+    /// Stops serving, gives running runs back to the queue, and returns when nothing is left.
+    pub async fn stop(self) -> Result<()> {
+        self.closing.cancel();
+        self.pool.drain().await;
+        // Slow downloads do not hold the service up; everything durable is already kept.
+        match tokio::time::timeout(LINGER, self.http).await {
+            Ok(served) => Ok(served??),
+            Err(_) => Ok(()),
+        }
+    }
+}
+
+/// A path that is set: the defaults leave it empty.
+fn given(path: &Path) -> Option<&Path> {
+    Some(path).filter(|path| !path.as_os_str().is_empty())
+}
+
+fn make_folder(path: &Path) -> Result<PathBuf> {
+    std::fs::create_dir_all(path).with_context(|| format!("cannot make the folder {}", path.display()))?;
+    path.canonicalize().with_context(|| format!("cannot use the folder {}", path.display()))
+}
+
+/// Takes the data folder for this process alone, until it ends.
+fn lock(data: &Path) -> Result<File> {
+    let path = data.join("lock");
+    let file = File::create(&path).with_context(|| format!("cannot make {}", path.display()))?;
+    match file.try_lock() {
+        Ok(()) => Ok(file),
+        Err(std::fs::TryLockError::WouldBlock) => bail!("{} is in use by another llmprof", data.display()),
+        Err(std::fs::TryLockError::Error(error)) => Err(error).with_context(|| format!("cannot lock {}", path.display())),
+    }
+}
+
+/// Waits for SIGTERM or SIGINT.
+pub async fn stop_signal() -> Result<()> {
+    let mut term = unix::signal(unix::SignalKind::terminate())?;
+    let mut interrupt = unix::signal(unix::SignalKind::interrupt())?;
+    tokio::select! {
+        _ = term.recv() => {}
+        _ = interrupt.recv() => {}
+    }
+    Ok(())
+}

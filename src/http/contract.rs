@@ -1,0 +1,126 @@
+//! The contract: what the routes declare, with the errors that each may answer and an example of everything.
+//!
+//! Examples are made from the types themselves, so they cannot go stale. `contracts/profile.yaml` is this, written down.
+
+use std::sync::LazyLock;
+
+use axum::{
+    http::header,
+    response::{AppendHeaders, IntoResponse},
+};
+use serde_json::{Map, Value, json};
+use utoipa::OpenApi;
+
+use super::{
+    error::{ErrorBody, ErrorCode, ErrorDetail},
+    examples, routes,
+};
+
+#[derive(OpenApi)]
+#[openapi(
+    info(title = "llmprof", description = "GPU profiling for LLM inference as a service: submit a run, follow it, read its report."),
+    components(schemas(ErrorBody)),
+    tags(
+        (name = "runs", description = "Submit, follow, list, cancel and delete runs"),
+        (name = "artifacts", description = "What a run left: its report, its files, all of them as one stream"),
+        (name = "models", description = "What can be profiled"),
+        (name = "service", description = "The service itself"),
+    )
+)]
+struct Declared;
+
+/// What each operation may answer besides success; 405 and 500 are everywhere.
+fn errors(operation: &str) -> &'static [ErrorCode] {
+    use ErrorCode as E;
+    match operation {
+        "submit_run" => &[
+            E::MalformedBody,
+            E::InvalidParameter,
+            E::ModelNotFound,
+            E::DeviceNotFound,
+            E::InputsNotFound,
+            E::BodyTimeout,
+            E::IdempotencyKeyReused,
+            E::DtypeUnavailable,
+            E::BodyTooLarge,
+            E::UnsupportedMediaType,
+            E::InvalidRequest,
+            E::InputsInvalid,
+        ],
+        "list_runs" => &[E::InvalidParameter],
+        "get_run" | "follow_run" | "list_artifacts" => &[E::InvalidParameter, E::RunNotFound],
+        "cancel_run" => &[E::InvalidParameter, E::RunNotFound, E::RunNotCancellable],
+        "delete_run" => &[E::InvalidParameter, E::RunNotFound, E::RunActive],
+        "get_artifact" => &[E::InvalidParameter, E::RunNotFound, E::ArtifactNotFound, E::RouteNotFound, E::RangeNotSatisfiable],
+        "get_bundle" => &[E::InvalidParameter, E::RunNotFound, E::RunNotFinished],
+        "get_report" => &[E::InvalidParameter, E::RunNotFound, E::ArtifactNotFound, E::NotAcceptable, E::RunNotFinished],
+        "readyz" => &[E::Unavailable],
+        _ => &[],
+    }
+}
+
+/// The contract as JSON.
+pub fn contract() -> &'static Value {
+    static CONTRACT: LazyLock<Value> = LazyLock::new(|| {
+        let mut declared = Declared::openapi();
+        declared.merge(routes().into_openapi());
+        let mut contract = serde_json::to_value(&declared).expect("a contract is plain data");
+        for operation in operations(&mut contract) {
+            complete(operation);
+        }
+        contract
+    });
+    &CONTRACT
+}
+
+/// The contract as `contracts/profile.yaml` holds it.
+pub fn contract_yaml() -> String {
+    yaml_serde::to_string(contract()).expect("a contract is plain data")
+}
+
+fn operations(contract: &mut Value) -> Vec<&mut Value> {
+    let paths = contract["paths"].as_object_mut().map(Map::values_mut);
+    paths.into_iter().flatten().filter_map(Value::as_object_mut).flat_map(Map::values_mut).filter(|part| part.is_object()).collect()
+}
+
+/// Adds examples and errors to one operation.
+fn complete(operation: &mut Value) {
+    let name = operation["operationId"].as_str().unwrap_or_default().to_owned();
+    if let Some(content) = operation.pointer_mut("/requestBody/content").and_then(Value::as_object_mut) {
+        for media in content.values_mut() {
+            media["examples"] = examples::request();
+        }
+    }
+    let Some(responses) = operation["responses"].as_object_mut() else { return };
+    for (status, response) in responses.iter_mut() {
+        for (kind, media) in response.get_mut("content").and_then(Value::as_object_mut).into_iter().flatten() {
+            media["example"] = examples::response(&name, status, kind);
+        }
+    }
+    for code in errors(&name).iter().chain(&[ErrorCode::MethodNotAllowed, ErrorCode::Internal]) {
+        let status = code.status();
+        let response = responses.entry(status.as_str()).or_insert_with(|| {
+            json!({
+                "description": status.canonical_reason().unwrap_or("Error"),
+                "content": { "application/json": { "schema": { "$ref": "#/components/schemas/ErrorBody" }, "examples": {} } },
+            })
+        });
+        let detail =
+            ErrorDetail { code: *code, message: code.example().into(), request_id: "019a9f3e-7b2a-7d31-8f64-0d6f1b2c3e4a".into() };
+        response["content"]["application/json"]["examples"][code.as_str()] = json!({ "value": ErrorBody { error: detail } });
+    }
+}
+
+/// The contract, as JSON
+#[utoipa::path(get, path = "/openapi.json", tag = "service", operation_id = "openapi_json",
+    responses((status = 200, description = "OpenAPI 3.1", body = Object, content_type = "application/json")))]
+pub async fn openapi_json() -> impl IntoResponse {
+    (AppendHeaders([(header::CONTENT_TYPE, "application/json")]), contract().to_string())
+}
+
+/// The contract, as YAML
+#[utoipa::path(get, path = "/openapi.yaml", tag = "service", operation_id = "openapi_yaml",
+    responses((status = 200, description = "OpenAPI 3.1", body = String, content_type = "application/yaml")))]
+pub async fn openapi_yaml() -> impl IntoResponse {
+    (AppendHeaders([(header::CONTENT_TYPE, "application/yaml")]), contract_yaml())
+}

@@ -1,0 +1,127 @@
+//! Errors as clients see them: one body for every status, a code from the contract, and the request's id.
+//!
+//! A 500 tells nothing but the id; what went wrong is in the log under the same id.
+
+use axum::{
+    Json,
+    body::Body,
+    http::{Method, Response, StatusCode, Uri},
+    response::IntoResponse,
+};
+use serde::{Deserialize, Serialize};
+use utoipa::ToSchema;
+
+use super::request;
+use crate::store::StoreError;
+
+/// The body of every error.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, ToSchema)]
+pub struct ErrorBody {
+    pub error: ErrorDetail,
+}
+
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, ToSchema)]
+pub struct ErrorDetail {
+    pub code: ErrorCode,
+    /// For people: what was wrong, and what to do.
+    pub message: String,
+    /// Also in the header `x-request-id`, and in the service's log.
+    pub request_id: String,
+}
+
+/// Declares every code with its status and an example of its message.
+macro_rules! codes {
+    ($($(#[$doc:meta])* $code:ident = $text:literal, $status:ident, $example:literal;)+) => {
+        /// What was wrong, for programs.
+        #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+        pub enum ErrorCode { $($(#[$doc])* #[serde(rename = $text)] $code),+ }
+
+        impl ErrorCode {
+            pub const ALL: &[Self] = &[$(Self::$code),+];
+
+            pub const fn status(self) -> StatusCode {
+                match self { $(Self::$code => StatusCode::$status),+ }
+            }
+
+            pub const fn as_str(self) -> &'static str {
+                match self { $(Self::$code => $text),+ }
+            }
+
+            /// A message as this code comes with, for the contract.
+            pub const fn example(self) -> &'static str {
+                match self { $(Self::$code => $example),+ }
+            }
+        }
+    };
+}
+
+codes! {
+    MalformedBody = "malformed_body", BAD_REQUEST, "the body is not JSON: expected value at line 1 column 1";
+    InvalidParameter = "invalid_parameter", BAD_REQUEST, "run id \"7\" is no UUID";
+    RouteNotFound = "route_not_found", NOT_FOUND, "there is no /run; the API is explained at /docs";
+    RunNotFound = "run_not_found", NOT_FOUND, "there is no run 019a9f3e-6d1c-7c4e-9a51-3a8f0c2b7d10";
+    ArtifactNotFound = "artifact_not_found", NOT_FOUND, "the run left no report.pdf";
+    ModelNotFound = "model_not_found", NOT_FOUND, "there is no model deepseek-ocr-tin; did you mean deepseek-ocr-tiny?";
+    DeviceNotFound = "device_not_found", NOT_FOUND, "no worker has the device cuda:7; there is cpu";
+    InputsNotFound = "inputs_not_found", NOT_FOUND, "there is no pages.yaml in the inputs folder";
+    MethodNotAllowed = "method_not_allowed", METHOD_NOT_ALLOWED, "PUT is not for /runs";
+    NotAcceptable = "not_acceptable", NOT_ACCEPTABLE, "the report comes as text/html, text/markdown or application/json";
+    BodyTimeout = "body_timeout", REQUEST_TIMEOUT, "the body did not arrive within 10 seconds";
+    IdempotencyKeyReused = "idempotency_key_reused", CONFLICT, "the idempotency key came before with another body";
+    DtypeUnavailable = "dtype_unavailable", CONFLICT, "the cpu multiplies no bf16: ask for f32";
+    RunNotCancellable = "run_not_cancellable", CONFLICT, "the run has ended: succeeded";
+    RunActive = "run_active", CONFLICT, "the run has not ended: cancel it first";
+    RunNotFinished = "run_not_finished", CONFLICT, "the run has not ended; follow it at /runs/{id}/events";
+    BodyTooLarge = "body_too_large", PAYLOAD_TOO_LARGE, "the body is larger than 1048576 bytes";
+    UnsupportedMediaType = "unsupported_media_type", UNSUPPORTED_MEDIA_TYPE, "send the header content-type: application/json";
+    RangeNotSatisfiable = "range_not_satisfiable", RANGE_NOT_SATISFIABLE, "the file has 512 bytes";
+    InvalidRequest = "invalid_request", UNPROCESSABLE_ENTITY, "repeats: 0 is not between 1 and 100";
+    InputsInvalid = "inputs_invalid", UNPROCESSABLE_ENTITY, "image page.png: there is no such file";
+    Internal = "internal", INTERNAL_SERVER_ERROR, "something went wrong here; the log tells more under this request id";
+    Unavailable = "unavailable", SERVICE_UNAVAILABLE, "the database does not answer";
+}
+
+/// An error on its way to a client.
+#[derive(Debug, Clone, PartialEq)]
+pub struct ApiError {
+    code: ErrorCode,
+    message: String,
+}
+
+impl ApiError {
+    pub fn new(code: ErrorCode, message: impl Into<String>) -> Self {
+        Self { code, message: message.into() }
+    }
+
+    /// Logs what went wrong here, and tells the client only that something did.
+    pub fn internal(error: &dyn std::error::Error) -> Self {
+        tracing::error!(request_id = request::id(), error = %crate::chain(error), "a request failed");
+        Self::new(ErrorCode::Internal, ErrorCode::Internal.example())
+    }
+}
+
+impl From<StoreError> for ApiError {
+    fn from(error: StoreError) -> Self {
+        Self::internal(&error)
+    }
+}
+
+impl IntoResponse for ApiError {
+    fn into_response(self) -> Response<Body> {
+        let detail = ErrorDetail { code: self.code, message: self.message, request_id: request::id() };
+        (self.code.status(), Json(ErrorBody { error: detail })).into_response()
+    }
+}
+
+pub async fn no_route(uri: Uri) -> ApiError {
+    ApiError::new(ErrorCode::RouteNotFound, format!("there is no {}; the API is explained at /docs", uri.path()))
+}
+
+pub async fn no_method(method: Method, uri: Uri) -> ApiError {
+    ApiError::new(ErrorCode::MethodNotAllowed, format!("{method} is not for {}", uri.path()))
+}
+
+pub fn panicked(_: Box<dyn std::any::Any + Send>) -> Response<Body> {
+    tracing::error!(request_id = request::id(), "a handler panicked");
+    ApiError::new(ErrorCode::Internal, ErrorCode::Internal.example()).into_response()
+}

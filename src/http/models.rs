@@ -1,0 +1,23 @@
+//! `GET /models`: what can be profiled.
+
+use axum::{Json, extract::State};
+use serde::{Deserialize, Serialize};
+use utoipa::ToSchema;
+
+use super::App;
+use crate::model::ModelSpec;
+
+/// The configured models, by name.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, ToSchema)]
+pub struct ModelList {
+    pub models: Vec<ModelSpec>,
+}
+
+/// List the models that a run may name, with their dimensions
+#[utoipa::path(get, path = "/models", tag = "models", operation_id = "list_models",
+    responses((status = 200, description = "The models", body = ModelList)))]
+pub async fn models(State(app): State<App>) -> Json<ModelList> {
+    // Where weights lie on this host is nobody's business.
+    let models = app.models.values().map(|model| ModelSpec { weights: None, ..model.clone() }).collect();
+    Json(ModelList { models })
+}

@@ -1,0 +1,281 @@
+//! `POST /runs`: checked whole, queued durably, then answered.
+
+use std::{
+    collections::BTreeSet,
+    ops::RangeInclusive,
+    time::Duration,
+};
+
+use axum::{
+    Json,
+    body::{Body, to_bytes},
+    extract::State,
+    http::{HeaderMap, StatusCode, header},
+    response::{AppendHeaders, IntoResponse},
+};
+use serde::{Deserialize, Serialize};
+use sha2::{Digest, Sha256};
+use utoipa::ToSchema;
+
+use super::{
+    App,
+    error::{ApiError, ErrorCode},
+    runs::Links,
+};
+use crate::{
+    artifact::inputs::{self, InputsError},
+    config::nearest,
+    run::{Dtype, Mode, RunId, RunSpec, RunState},
+    store::{Idempotency, NewRun, Run, Submitted},
+};
+
+const MAX_BODY: usize = 1 << 20;
+const BODY_TIME: Duration = Duration::from_secs(10);
+const MAX_LABELS: usize = 16;
+const MAX_LABEL: usize = 64;
+const MAX_NAME: usize = 200;
+/// Largest integer that every JSON reader keeps exact.
+const MAX_SEED: u64 = (1 << 53) - 1;
+
+/// A run to be queued. Only `model` is required.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct SubmitRun {
+    /// Name of a configured model (`GET /models`).
+    #[schema(min_length = 1, max_length = 200, example = "deepseek-ocr-tiny")]
+    pub model: String,
+    /// Manifest of inputs, relative to the service's inputs folder. The default is the bundled page.
+    #[serde(default = "defaults::inputs_manifest")]
+    #[schema(default = "inputs.yaml", min_length = 1, max_length = 200, example = "inputs.yaml")]
+    pub inputs_manifest: String,
+    /// How much to collect.
+    #[serde(default = "defaults::mode")]
+    #[schema(default = "deep")]
+    pub mode: Mode,
+    /// Measured repetitions of the plain run.
+    #[serde(default = "defaults::repeats")]
+    #[schema(default = 3, minimum = 1, maximum = 100)]
+    pub repeats: u32,
+    /// Unmeasured repetitions before them.
+    #[serde(default = "defaults::warmup")]
+    #[schema(default = 2, minimum = 0, maximum = 100)]
+    pub warmup: u32,
+    /// Tokens to generate after prefill.
+    #[serde(default = "defaults::max_new_tokens")]
+    #[schema(default = 64, minimum = 1, maximum = 4096)]
+    pub max_new_tokens: u32,
+    /// Seed of synthetic weights.
+    #[serde(default)]
+    #[schema(default = 0, minimum = 0, maximum = 9007199254740991i64)]
+    pub seed: u64,
+    /// Number format; the model's default for the device when absent.
+    #[serde(default)]
+    pub dtype: Option<Dtype>,
+    /// `auto`, `cpu`, or `cuda:INDEX`.
+    #[serde(default = "defaults::device")]
+    #[schema(default = "auto", pattern = "^(auto|cpu|cuda:(0|[1-9][0-9]?))$")]
+    pub device: String,
+    /// Limit on the whole run, in seconds.
+    #[serde(default = "defaults::timeout_s")]
+    #[schema(default = 1800, minimum = 1, maximum = 1800)]
+    pub timeout_s: u32,
+    /// Free words to find the run by: up to 16, each up to 64 characters, none of them a control character.
+    #[serde(default)]
+    #[schema(max_items = 16, inline)]
+    pub labels: Vec<Label>,
+    /// Higher runs first.
+    #[serde(default)]
+    #[schema(default = 0, minimum = -100, maximum = 100)]
+    pub priority: i32,
+}
+
+/// A word to find runs by.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize, ToSchema)]
+#[serde(transparent)]
+#[schema(min_length = 1, max_length = 64, pattern = r"^[^\u0000-\u001f\u007f-\u009f]+$", example = "nightly")]
+pub struct Label(pub String);
+
+mod defaults {
+    use crate::run::Mode;
+
+    pub fn inputs_manifest() -> String {
+        "inputs.yaml".into()
+    }
+    pub fn mode() -> Mode {
+        Mode::Deep
+    }
+    pub fn repeats() -> u32 {
+        3
+    }
+    pub fn warmup() -> u32 {
+        2
+    }
+    pub fn max_new_tokens() -> u32 {
+        64
+    }
+    pub fn device() -> String {
+        "auto".into()
+    }
+    pub fn timeout_s() -> u32 {
+        1800
+    }
+}
+
+/// The answer to a submission.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, ToSchema)]
+pub struct SubmittedRun {
+    pub run_id: RunId,
+    pub state: RunState,
+    /// 1 is next; `null` once the run has left the queue.
+    pub queue_position: Option<u64>,
+    pub links: Links,
+}
+
+/// Queue a run
+///
+/// When the answer arrives, the run is on disk. With `Idempotency-Key`, a repeated submission of the same body gives the same run.
+#[utoipa::path(
+    post, path = "/runs", tag = "runs", operation_id = "submit_run",
+    params(("Idempotency-Key" = Option<String>, Header, description = "1 to 255 visible ASCII characters: names this submission", pattern = "^[!-~]{1,255}$")),
+    request_body = SubmitRun,
+    responses((status = 202, description = "The run is queued", body = SubmittedRun,
+        headers(("Location" = String, description = "Where the run is"))))
+)]
+pub async fn submit(State(app): State<App>, headers: HeaderMap, body: Body) -> Result<impl IntoResponse, ApiError> {
+    let idempotency_key = idempotency_key(&headers)?;
+    let body = read_body(&headers, body).await?;
+    let spec = check(&app, parse(&body)?).await?;
+    let idempotency = idempotency_key.map(|key| Idempotency { key, body_sha256: Sha256::digest(&body).into() });
+    let run = match app.store.submit(NewRun { spec, idempotency }).await? {
+        Submitted::New(run) => {
+            app.queued.notify_waiters();
+            run
+        }
+        Submitted::Same(run) => run,
+        Submitted::KeyReused => {
+            return Err(ApiError::new(ErrorCode::IdempotencyKeyReused, ErrorCode::IdempotencyKeyReused.example()));
+        }
+    };
+    let Run { id: run_id, state, queue_position, .. } = *run;
+    let answer = SubmittedRun { run_id, state, queue_position, links: Links::of(run_id) };
+    Ok((StatusCode::ACCEPTED, AppendHeaders([(header::LOCATION, format!("/runs/{run_id}"))]), Json(answer)))
+}
+
+fn idempotency_key(headers: &HeaderMap) -> Result<Option<String>, ApiError> {
+    let Some(value) = headers.get("idempotency-key") else { return Ok(None) };
+    let good = |key: &&str| (1..=255).contains(&key.len()) && key.bytes().all(|byte| byte.is_ascii_graphic());
+    let key = value.to_str().ok().filter(good).map(|key| Some(key.to_owned()));
+    key.ok_or_else(|| ApiError::new(ErrorCode::InvalidParameter, "Idempotency-Key: 1 to 255 visible ASCII characters are taken"))
+}
+
+async fn read_body(headers: &HeaderMap, body: Body) -> Result<axum::body::Bytes, ApiError> {
+    let kind = headers.get(header::CONTENT_TYPE).and_then(|value| value.to_str().ok()).unwrap_or_default();
+    let kind = kind.split(';').next().unwrap_or_default().trim().to_ascii_lowercase();
+    if kind != "application/json" {
+        return Err(ApiError::new(ErrorCode::UnsupportedMediaType, ErrorCode::UnsupportedMediaType.example()));
+    }
+    let too_large = || ApiError::new(ErrorCode::BodyTooLarge, format!("the body is larger than {MAX_BODY} bytes"));
+    let length = headers.get(header::CONTENT_LENGTH).and_then(|value| value.to_str().ok()?.parse::<u64>().ok());
+    if length.is_some_and(|length| length > MAX_BODY as u64) {
+        return Err(too_large());
+    }
+    match tokio::time::timeout(BODY_TIME, to_bytes(body, MAX_BODY)).await {
+        Ok(Ok(bytes)) => Ok(bytes),
+        Ok(Err(_)) => Err(too_large()),
+        Err(_) => Err(ApiError::new(ErrorCode::BodyTimeout, format!("the body did not arrive within {} seconds", BODY_TIME.as_secs()))),
+    }
+}
+
+fn parse(body: &[u8]) -> Result<SubmitRun, ApiError> {
+    serde_json::from_slice(body).map_err(|error| match error.classify() {
+        serde_json::error::Category::Data => ApiError::new(ErrorCode::InvalidRequest, error.to_string()),
+        _ => ApiError::new(ErrorCode::MalformedBody, format!("the body is not JSON: {error}")),
+    })
+}
+
+/// Checks all that a schema can and cannot say, and fills in what was left open.
+async fn check(app: &App, run: SubmitRun) -> Result<RunSpec, ApiError> {
+    let invalid = |message: String| ApiError::new(ErrorCode::InvalidRequest, message);
+    within("repeats", run.repeats, 1..=100)?;
+    within("warmup", run.warmup, 0..=100)?;
+    within("max_new_tokens", run.max_new_tokens, 1..=4096)?;
+    within("seed", run.seed, 0..=MAX_SEED)?;
+    within("timeout_s", run.timeout_s, 1..=1800)?;
+    within("priority", run.priority, -100..=100)?;
+    within("labels", run.labels.len(), 0..=MAX_LABELS)?;
+    within("length of model", run.model.chars().count(), 1..=MAX_NAME)?;
+    within("length of inputs_manifest", run.inputs_manifest.chars().count(), 1..=MAX_NAME)?;
+    for Label(label) in &run.labels {
+        within("length of a label", label.chars().count(), 1..=MAX_LABEL)?;
+        if label.chars().any(char::is_control) {
+            return Err(invalid(format!("label {label:?} holds a control character")));
+        }
+    }
+    check_device(app, &run)?;
+    if !app.models.contains_key(&run.model) {
+        let names = app.models.keys().map(String::as_str);
+        let hint = match nearest(&run.model, names.clone()) {
+            Some(near) => format!("did you mean {near}?"),
+            None => format!("there are {}", names.collect::<Vec<_>>().join(", ")),
+        };
+        return Err(ApiError::new(ErrorCode::ModelNotFound, format!("there is no model {}; {hint}", run.model)));
+    }
+    let (root, name) = (app.inputs.clone(), run.inputs_manifest.clone());
+    let inputs = tokio::task::spawn_blocking(move || inputs::read(&root, &name)).await;
+    inputs.map_err(|error| ApiError::internal(&error))?.map_err(|error| refuse_inputs(&run.inputs_manifest, &error))?;
+    Ok(RunSpec {
+        model: run.model,
+        inputs_manifest: run.inputs_manifest,
+        mode: run.mode,
+        repeats: run.repeats,
+        warmup: run.warmup,
+        max_new_tokens: run.max_new_tokens,
+        seed: run.seed,
+        dtype: run.dtype,
+        device: run.device,
+        timeout_s: run.timeout_s,
+        labels: run.labels.into_iter().collect::<BTreeSet<_>>().into_iter().map(|Label(label)| label).collect(),
+        priority: run.priority,
+    })
+}
+
+fn within<T: PartialOrd + std::fmt::Display>(name: &str, value: T, range: RangeInclusive<T>) -> Result<(), ApiError> {
+    if range.contains(&value) {
+        return Ok(());
+    }
+    let message = format!("{name}: {value} is not between {} and {}", range.start(), range.end());
+    Err(ApiError::new(ErrorCode::InvalidRequest, message))
+}
+
+/// A device that exists, and a number format that it multiplies.
+fn check_device(app: &App, run: &SubmitRun) -> Result<(), ApiError> {
+    let index = run.device.strip_prefix("cuda:");
+    let index = index.filter(|index| matches!(index.as_bytes(), [b'0'..=b'9'] | [b'1'..=b'9', b'0'..=b'9']));
+    if !matches!(run.device.as_str(), "auto" | "cpu") && index.is_none() {
+        return Err(ApiError::new(ErrorCode::InvalidRequest, format!("device: {:?} is none of auto, cpu, cuda:INDEX", run.device)));
+    }
+    let may: Vec<&str> = app.devices.iter().map(String::as_str).filter(|it| run.device == "auto" || run.device == **it).collect();
+    if may.is_empty() && !app.devices.is_empty() {
+        let message = format!("no worker has the device {}; there is {}", run.device, app.devices.join(", "));
+        return Err(ApiError::new(ErrorCode::DeviceNotFound, message));
+    }
+    if run.dtype == Some(Dtype::Bf16) && !may.is_empty() && may.iter().all(|device| *device == "cpu") {
+        return Err(ApiError::new(ErrorCode::DtypeUnavailable, ErrorCode::DtypeUnavailable.example()));
+    }
+    Ok(())
+}
+
+/// Of the host a client learns only what it named itself.
+fn refuse_inputs(name: &str, error: &InputsError) -> ApiError {
+    match error {
+        InputsError::NotFound(_) => ApiError::new(ErrorCode::InputsNotFound, error.to_string()),
+        // Whether there is something outside the folder is nobody's business.
+        InputsError::Outside(outside) if outside == name => {
+            ApiError::new(ErrorCode::InputsNotFound, format!("there is no {name} in the inputs folder"))
+        }
+        InputsError::Outside(_) | InputsError::NotAManifest { .. } | InputsError::BadImage { .. } => {
+            ApiError::new(ErrorCode::InputsInvalid, error.to_string())
+        }
+        InputsError::Read { .. } => ApiError::internal(error),
+    }
+}

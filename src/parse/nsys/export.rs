@@ -1,0 +1,212 @@
+//! Opens an export and runs queries over it, trusting nothing that it says of itself.
+//!
+//! The file is opened read-only as one that nobody changes; no view, trigger or virtual table of it ever runs. No query returns
+//! more rows than the file could hold, so that a damaged file that leads in circles ends in an error too.
+
+use std::{
+    collections::HashSet,
+    fmt::Write as _,
+    fs::File,
+    io::Read,
+    os::unix::ffi::OsStrExt,
+    path::{Path, PathBuf},
+};
+
+use rusqlite::{Connection, OpenFlags, Result, Row, RowIndex, config::DbConfig, types::ValueRef};
+
+use super::super::ParseError;
+
+/// What each SQLite file begins with.
+const MAGIC: &[u8; 16] = b"SQLite format 3\0";
+/// Fewest bytes that a row of any of our tables takes.
+const ROW_BYTES: u64 = 4;
+
+/// An open export.
+pub struct Export {
+    path: PathBuf,
+    db: Connection,
+    tables: Vec<String>,
+    most_rows: u64,
+}
+
+impl Export {
+    /// Opens the export in `path`, or says why it is none.
+    pub fn open(path: &Path) -> Result<Self, ParseError> {
+        let bytes = check_header(path)?;
+        let query = |what| move |source| ParseError::Query { path: path.into(), what, source };
+        let db = connect(path).map_err(query("the header"))?;
+        let tables = real_tables(&db).map_err(query("the list of tables"))?;
+        let export = Self { path: path.into(), db, tables, most_rows: bytes / ROW_BYTES };
+        if export.facts_table().is_none() {
+            return Err(export.foreign("an SQLite database, but no export of nsys"));
+        }
+        Ok(export)
+    }
+
+    /// Names of the tables that it holds.
+    pub fn tables(&self) -> &[String] {
+        &self.tables
+    }
+
+    /// What the export says of itself: tool, versions, options.
+    pub fn facts(&self) -> Result<Vec<(String, String)>, ParseError> {
+        let Some(table) = self.facts_table() else { return Ok(Vec::new()) };
+        let sql = include_str!("sql/meta.sql").replace("META_DATA_EXPORT", table);
+        self.rows(table, &sql, |row| Ok((string(row, "name")?, string(row, "value")?)))
+    }
+
+    /// Its name changed between 2022.4 and 2023.4.
+    fn facts_table(&self) -> Option<&'static str> {
+        ["META_DATA_EXPORT", "EXPORT_META_DATA"].into_iter().find(|name| self.tables.iter().any(|table| table == name))
+    }
+
+    /// All rows of a query over `table`; none when the export lacks the table.
+    pub fn rows<T>(
+        &self,
+        table: &'static str,
+        sql: &str,
+        mut value: impl FnMut(&Row) -> Result<T>,
+    ) -> Result<Vec<T>, ParseError> {
+        let mut rows = Vec::new();
+        self.each(table, sql, |row| value(row).map(|value| rows.push(value)))?;
+        Ok(rows)
+    }
+
+    /// Calls `take` with each row of a query over `table`, in which `{column}` is null where the table lacks the column.
+    pub fn each(&self, table: &'static str, sql: &str, mut take: impl FnMut(&Row) -> Result<()>) -> Result<(), ParseError> {
+        if !self.tables.iter().any(|name| name == table) {
+            return Ok(());
+        }
+        let mut count = 0;
+        let mut query = || {
+            let columns = columns(&self.db, table)?;
+            let mut statement = self.db.prepare(&fit(sql, &columns))?;
+            let mut rows = statement.query([])?;
+            while let Some(row) = rows.next()?
+                && count <= self.most_rows
+            {
+                count += 1;
+                take(row)?;
+            }
+            Ok(())
+        };
+        query().map_err(|source| ParseError::Query { path: self.path.clone(), what: table, source })?;
+        if count > self.most_rows {
+            return Err(self.foreign(&format!("damaged: {table} has more rows than the file has room for")));
+        }
+        Ok(())
+    }
+
+    fn foreign(&self, what: &str) -> ParseError {
+        ParseError::Foreign { path: self.path.clone(), what: what.into() }
+    }
+}
+
+/// A text column as it is, an empty string for null, with anything that is no UTF-8 replaced.
+pub fn string(row: &Row, column: impl RowIndex) -> Result<String> {
+    match row.get_ref(column)? {
+        ValueRef::Text(text) => Ok(String::from_utf8_lossy(text).into_owned()),
+        ValueRef::Null => Ok(String::new()),
+        other => Err(rusqlite::Error::InvalidColumnType(0, "a text".into(), other.data_type())),
+    }
+}
+
+/// Looks at the first bytes: a foreign or cut file is told apart before SQLite sees it. Returns the file's length.
+fn check_header(path: &Path) -> Result<u64, ParseError> {
+    let read = |source| ParseError::Read { path: path.into(), source };
+    let foreign = |what: String| Err(ParseError::Foreign { path: path.into(), what });
+    let file = File::open(path).map_err(read)?;
+    let length = file.metadata().map_err(read)?.len();
+    let mut header = Vec::new();
+    file.take(100).read_to_end(&mut header).map_err(read)?;
+    if header.is_empty() {
+        return foreign("empty".into());
+    }
+    if header.len() < 100 || !header.starts_with(MAGIC) {
+        return foreign("not an SQLite database".into());
+    }
+    // Offsets 16 and 28 of the file format: the page size, where 1 means 65,536, and the size of the database in pages.
+    let page = match u16::from_be_bytes([header[16], header[17]]) {
+        1 => 65_536,
+        page => u64::from(page),
+    };
+    let pages = u64::from(u32::from_be_bytes([header[28], header[29], header[30], header[31]]));
+    if length < page * pages {
+        return foreign(format!("cut short: {length} of {} bytes", page * pages));
+    }
+    Ok(length)
+}
+
+fn connect(path: &Path) -> Result<Connection> {
+    let flags = OpenFlags::SQLITE_OPEN_READ_ONLY | OpenFlags::SQLITE_OPEN_URI | OpenFlags::SQLITE_OPEN_NO_MUTEX;
+    let db = Connection::open_with_flags(uri(path), flags)?;
+    for (config, on) in [
+        (DbConfig::SQLITE_DBCONFIG_DEFENSIVE, true),
+        (DbConfig::SQLITE_DBCONFIG_TRUSTED_SCHEMA, false),
+        (DbConfig::SQLITE_DBCONFIG_ENABLE_VIEW, false),
+        (DbConfig::SQLITE_DBCONFIG_ENABLE_TRIGGER, false),
+    ] {
+        db.set_db_config(config, on)?;
+    }
+    db.execute_batch("pragma query_only = on; pragma cell_size_check = on; pragma mmap_size = 0; pragma temp_store = memory;")?;
+    Ok(db)
+}
+
+/// The path as a URI, on which SQLite is told that the file does not change: it takes no lock and makes no file beside it.
+fn uri(path: &Path) -> String {
+    let mut uri = "file:".to_owned();
+    for &byte in path.as_os_str().as_bytes() {
+        if byte.is_ascii_alphanumeric() || b"-_./".contains(&byte) {
+            uri.push(char::from(byte));
+        } else {
+            let _ = write!(uri, "%{byte:02x}");
+        }
+    }
+    uri + "?mode=ro&immutable=1"
+}
+
+/// Tables that are rows in the file, and no views, shadow or virtual tables.
+fn real_tables(db: &Connection) -> Result<Vec<String>> {
+    let mut statement =
+        db.prepare("select name from pragma_table_list where schema = 'main' and type = 'table' order by name")?;
+    let names = statement.query_map([], |row| string(row, 0))?;
+    names.filter(|name| !name.as_ref().is_ok_and(|name| name.starts_with("sqlite_"))).collect()
+}
+
+/// Columns that are stored: the pragma leaves out generated ones.
+fn columns(db: &Connection, table: &str) -> Result<HashSet<String>> {
+    let mut statement = db.prepare("select name from pragma_table_info(?1)")?;
+    statement.query_map([table], |row| string(row, 0))?.collect()
+}
+
+/// Puts `"column"` for each `{column}` that there is, and `null` for the others.
+fn fit(sql: &str, columns: &HashSet<String>) -> String {
+    let mut parts = sql.split('{');
+    let mut fitted = parts.next().unwrap_or_default().to_owned();
+    for part in parts {
+        let (column, rest) = part.split_once('}').unwrap_or((part, ""));
+        if columns.contains(column) {
+            let _ = write!(fitted, "\"{column}\"");
+        } else {
+            fitted.push_str("null");
+        }
+        fitted.push_str(rest);
+    }
+    fitted
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_column_that_is_missing_reads_as_null() {
+        let columns = ["start", "end"].map(str::to_owned).into();
+        assert_eq!(fit("select {start}, {end} as e, {graphNodeId} as g", &columns), r#"select "start", "end" as e, null as g"#);
+    }
+
+    #[test]
+    fn a_path_with_odd_characters_is_no_option() {
+        assert_eq!(uri(Path::new("/a b/c?mode=rwc#d%e")), "file:/a%20b/c%3fmode%3drwc%23d%25e?mode=ro&immutable=1");
+    }
+}

@@ -1,0 +1,136 @@
+//! Exports made by hand: versions that differ, and files that mean harm.
+
+use std::{fs, sync::LazyLock};
+
+use proptest::prelude::*;
+use rusqlite::Connection;
+use tempfile::TempDir;
+
+use super::*;
+
+const META: &str = "create table META_DATA_EXPORT (name text, value text);
+    insert into META_DATA_EXPORT values ('EXPORT_PRODUCT_VERSION', '2025.3.2.0'), ('EXPORT_SCHEMA_VERSION', '3.20.3');";
+const STRINGS: &str = "create table StringIds (id integer primary key, value text);
+    insert into StringIds values (1, 'LLM'), (2, 'prefill'), (3, 'gemm'), (4, 'void gemm<int>(float *)'), (9, 'TOKEN=secret');";
+const NVTX: &str = "create table NVTX_EVENTS (start int, end int, eventType int, text text, globalTid int, textId int, domainId int);
+    insert into NVTX_EVENTS values
+        (0, null, 75, 'LLM', 0x1000001, null, 1), (0, null, 75, null, 0x2000001, 1, 2),
+        (5, 9, 59, 'decode_all', 0x1000001, null, 1), (2, 30, 60, null, 0x2000001, 2, 2), (1, null, 59, 'plain', 0x1000001, null, 0),
+        (3, 4, 59, 'odd', 0x2000001, null, 1), (7, null, 34, 'a mark', 0x1000001, null, 0);";
+const KERNELS: &str =
+    "create table CUPTI_ACTIVITY_KIND_KERNEL (start int, end int, deviceId int, streamId int, correlationId int,
+        globalPid int, shortName int, demangledName int, registersPerThread int, gridX int, gridY int, gridZ int, blockX int,
+        blockY int, blockZ int);
+    insert into CUPTI_ACTIVITY_KIND_KERNEL values (20, 25, 0, 7, 11, 0x1000000, 3, 4, 32, 1, 2, 3, 128, 1, 1),
+        (10, 15, 0, 7, 10, 0x1000000, 3, 8, 32, 1, 2, 3, 128, 1, 1);";
+
+fn export(sql: &[&str]) -> (TempDir, std::path::PathBuf) {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("run.sqlite");
+    Connection::open(&path).unwrap().execute_batch(&sql.concat()).unwrap();
+    (dir, path)
+}
+
+fn trace(sql: &[&str]) -> NsysTrace {
+    read(&export(sql).1).unwrap()
+}
+
+/// The error and its causes in one line, without the folder.
+fn refusal(path: &Path) -> String {
+    let error = anyhow::Error::from(read(path).unwrap_err());
+    format!("{error:#}").replace(&format!("{}/", path.parent().unwrap().display()), "")
+}
+
+#[test]
+fn domains_count_per_process_and_ranges_keep_their_kind() {
+    let trace = trace(&[META, STRINGS, NVTX]);
+    let ranges: Vec<_> =
+        trace.ranges.iter().map(|r| (r.domain.as_str(), r.name.as_str(), r.start_ns, r.end_ns, r.push_pop)).collect();
+    assert_eq!(
+        ranges,
+        [
+            ("", "plain", 1, None, true),
+            ("LLM", "prefill", 2, Some(30), false),
+            ("#1", "odd", 3, Some(4), true), // domain 1 has a name in the other process only
+            ("LLM", "decode_all", 5, Some(9), true),
+        ]
+    );
+}
+
+#[test]
+fn kernels_come_in_order_with_their_names() {
+    let trace = trace(&[META, STRINGS, KERNELS]);
+    let names: Vec<_> = trace
+        .kernels
+        .iter()
+        .map(|k| (k.start_ns, &*trace.strings[k.name as usize], &*trace.strings[k.full_name as usize]))
+        .collect();
+    assert_eq!(names, [(10, "gemm", "(string 8 is missing)"), (20, "gemm", "void gemm<int>(float *)")]);
+    assert_eq!((trace.kernels[0].grid, trace.kernels[0].graph_node), ([1, 2, 3], None), "older exports have no graph nodes");
+    assert!(!trace.strings.iter().any(|s| s.contains("secret")), "only strings that name something are read");
+}
+
+#[test]
+fn a_table_that_is_missing_is_a_gap() {
+    let trace = trace(&[META]);
+    assert_eq!((trace.tool_version.as_deref(), trace.schema_version.as_deref()), (Some("2025.3.2.0"), Some("3.20.3")));
+    assert_eq!(trace.tables, ["META_DATA_EXPORT"]);
+    assert!(trace.kernels.is_empty() && trace.ranges.is_empty() && trace.os_calls.is_empty());
+}
+
+#[test]
+fn complaints_come_worst_first_and_once() {
+    let diagnostics = "create table DIAGNOSTIC_EVENT (timestamp int, severity int, text text);
+        insert into DIAGNOSTIC_EVENT values (1, 1, 'fine'), (2, 2, 'hm'), (3, 3, 'broken'), (4, 2, 'hm');";
+    assert_eq!(trace(&[META, diagnostics]).diagnostics, ["broken", "hm"]);
+}
+
+#[test]
+fn a_view_or_virtual_table_in_the_place_of_a_table_never_runs() {
+    let bomb = "create view OSRT_API as with recursive n(i) as (select 1 union all select i + 1 from n) select i as start from n;
+        create virtual table NVTX_EVENTS using fts5(start, end);";
+    let trace = trace(&[META, bomb]);
+    assert!(trace.os_calls.is_empty() && trace.ranges.is_empty());
+    assert!(!trace.tables.contains(&"OSRT_API".to_owned()));
+}
+
+#[test]
+fn what_is_no_export_is_named_and_says_why() {
+    let (dir, path) = export(&[META, STRINGS, KERNELS]);
+    let bytes = fs::read(&path).unwrap();
+    let file = |name: &str, bytes: &[u8]| {
+        let path = dir.path().join(name);
+        fs::write(&path, bytes).unwrap();
+        refusal(&path)
+    };
+    assert_eq!(file("empty", b""), "empty: empty");
+    assert_eq!(file("csv", b"a,b\n1,2\n"), "csv: not an SQLite database");
+    assert_eq!(file("cut", &bytes[..bytes.len() - 1]), format!("cut: cut short: {} of {} bytes", bytes.len() - 1, bytes.len()));
+    assert_eq!(refusal(&dir.path().join("none")), "cannot read none: No such file or directory (os error 2)");
+    assert_eq!(refusal(&export(&["create table runs (id int)"]).1), "run.sqlite: an SQLite database, but no export of nsys");
+    let text = "create table OSRT_API (start, end, globalTid, nameId); insert into OSRT_API values ('x', 1, 1, 1)";
+    assert!(refusal(&export(&[META, text]).1).starts_with("cannot query OSRT_API of run.sqlite: Invalid column type Text"));
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(64))]
+
+    /// Whatever is overwritten, reading ends: in an error, or in a trace no larger than the file.
+    #[test]
+    fn damage_ends_in_an_error_or_a_trace(damage in prop::collection::vec((0usize..40_000, any::<u8>()), 1..40), cut in 0usize..80_000) {
+        static WHOLE: LazyLock<Vec<u8>> = LazyLock::new(|| fs::read(export(&[META, STRINGS, NVTX, KERNELS]).1).unwrap());
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("run.sqlite");
+        let mut bytes = WHOLE.clone();
+        for (at, byte) in damage {
+            let at = at % bytes.len();
+            bytes[at] = byte;
+        }
+        bytes.truncate(cut.max(1));
+        fs::write(&path, &bytes).unwrap();
+        match read(&path) {
+            Ok(trace) => prop_assert!(trace.kernels.len() + trace.ranges.len() <= bytes.len()),
+            Err(error) => prop_assert!(error.to_string().contains("run.sqlite")),
+        }
+    }
+}

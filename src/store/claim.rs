@@ -1,0 +1,221 @@
+//! Claims: a worker holds a run by a lease that it renews, and gives it back or finishes it.
+//!
+//! Every change names worker and attempt, so one that lost its lease can change nothing.
+
+use std::time::Duration;
+
+use sqlx::{Connection, SqliteConnection};
+
+use super::{Store, StoreError, during, id_of, json, key, now_ms};
+use crate::run::{ArtifactRecord, Finding, RunId, RunSpec, RunState, Step, StepRecord};
+
+/// Times a run is started before it is given up.
+pub const MAX_ATTEMPTS: u32 = 3;
+
+/// A run that is ours until its lease ends.
+#[derive(Debug, Clone)]
+pub struct Claimed {
+    pub id: RunId,
+    pub spec: RunSpec,
+    pub attempt: u32,
+    pub worker: String,
+}
+
+/// What a renewal found.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Renewal {
+    Kept,
+    /// Kept, and somebody asked for the run to be cancelled.
+    CancelRequested,
+    /// Another worker has it, or it was deleted: stop, and change nothing.
+    Lost,
+}
+
+/// How a run ended.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Outcome {
+    pub state: RunState,
+    pub failed_step: Option<Step>,
+    pub message: Option<String>,
+    pub findings: Vec<Finding>,
+    pub artifacts: Vec<ArtifactRecord>,
+}
+
+impl Store {
+    /// Takes the first waiting run that `device` may run, if there is one.
+    pub async fn claim(&self, worker: &str, device: &str, lease: Duration) -> Result<Option<Claimed>, StoreError> {
+        let mut writer = self.writer.lock().await;
+        let mut tx = writer.begin_with("begin immediate").await.map_err(during("claim a run"))?;
+        let row: Option<(Vec<u8>, String, u32)> = sqlx::query_as(
+            "update runs set state = 'running', worker = ?1, lease_until = ?2, attempts = attempts + 1,
+                    started_at = ?3, ended_at = null, message = null, failed_step = null, findings = '[]'
+             where id = (select id from runs where state = 'queued' and device in ('auto', ?4) order by priority desc, id limit 1)
+             returning id, spec, attempts",
+        )
+        .bind(worker)
+        .bind(until(lease))
+        .bind(now_ms())
+        .bind(device)
+        .fetch_optional(&mut *tx)
+        .await
+        .map_err(during("claim a run"))?;
+        let Some((id, spec, attempt)) = row else { return Ok(None) };
+        let id = id_of(&id)?;
+        sqlx::query("delete from steps where run_id = ?")
+            .bind(key(&id))
+            .execute(&mut *tx)
+            .await
+            .map_err(during("clear steps"))?;
+        tx.commit().await.map_err(during("claim a run"))?;
+        Ok(Some(Claimed { id, spec: json(id, "a spec", &spec)?, attempt, worker: worker.to_owned() }))
+    }
+
+    /// Extends the lease of a run that is ours, and says whether somebody wants it to stop.
+    pub async fn renew(&self, run: &Claimed, lease: Duration) -> Result<Renewal, StoreError> {
+        let mut writer = self.writer.lock().await;
+        let requested: Option<bool> = sqlx::query_scalar(
+            "update runs set lease_until = ? where id = ? and state = 'running' and worker = ? and attempts = ?
+             returning cancel_requested",
+        )
+        .bind(until(lease))
+        .bind(key(&run.id))
+        .bind(&run.worker)
+        .bind(run.attempt)
+        .fetch_optional(&mut *writer)
+        .await
+        .map_err(during("renew a lease"))?;
+        Ok(match requested {
+            None => Renewal::Lost,
+            Some(false) => Renewal::Kept,
+            Some(true) => Renewal::CancelRequested,
+        })
+    }
+
+    /// Keeps how step number `position` of a run that is ours stands.
+    pub async fn save_step(&self, run: &Claimed, position: u32, step: &StepRecord) -> Result<(), StoreError> {
+        let mut writer = self.writer.lock().await;
+        sqlx::query(
+            "insert into steps (run_id, position, step, state, started_at, ended_at, exit_code, message)
+             select id, ?2, ?3, ?4, ?5, ?6, ?7, ?8 from runs where id = ?1 and state = 'running' and worker = ?9 and attempts = ?10
+             on conflict (run_id, position) do update set state = excluded.state, ended_at = excluded.ended_at,
+                    exit_code = excluded.exit_code, message = excluded.message",
+        )
+        .bind(key(&run.id))
+        .bind(position)
+        .bind(step.step.as_str())
+        .bind(step.state.as_str())
+        .bind(&step.started_at)
+        .bind(&step.ended_at)
+        .bind(step.exit_code)
+        .bind(&step.message)
+        .bind(&run.worker)
+        .bind(run.attempt)
+        .execute(&mut *writer)
+        .await
+        .map_err(during("keep a step"))?;
+        Ok(())
+    }
+
+    /// Ends a run that is ours, with its artifacts, in one commit. `false`: it was no longer ours, and nothing changed.
+    pub async fn finish(&self, run: &Claimed, outcome: &Outcome) -> Result<bool, StoreError> {
+        let findings =
+            serde_json::to_string(&outcome.findings).map_err(|_| StoreError::Corrupt { id: run.id, what: "findings" })?;
+        let mut writer = self.writer.lock().await;
+        let mut tx = writer.begin_with("begin immediate").await.map_err(during("finish a run"))?;
+        let changed = sqlx::query(
+            "update runs set state = ?, ended_at = ?, failed_step = ?, message = ?, findings = ?, worker = null, lease_until = null
+             where id = ? and state = 'running' and worker = ? and attempts = ?",
+        )
+        .bind(outcome.state.as_str())
+        .bind(now_ms())
+        .bind(outcome.failed_step.map(Step::as_str))
+        .bind(&outcome.message)
+        .bind(findings)
+        .bind(key(&run.id))
+        .bind(&run.worker)
+        .bind(run.attempt)
+        .execute(&mut *tx)
+        .await
+        .map_err(during("finish a run"))?;
+        if changed.rows_affected() == 0 {
+            return Ok(false);
+        }
+        replace_artifacts(&mut tx, run.id, &outcome.artifacts).await?;
+        tx.commit().await.map_err(during("finish a run"))?;
+        Ok(true)
+    }
+
+    /// Gives a run back to the queue as if it had not been started: the service stops, and the run is not to blame.
+    pub async fn release(&self, run: &Claimed) -> Result<bool, StoreError> {
+        let mut writer = self.writer.lock().await;
+        let changed = sqlx::query(
+            "update runs set state = 'queued', worker = null, lease_until = null, started_at = null, attempts = attempts - 1
+             where id = ? and state = 'running' and worker = ? and attempts = ?",
+        )
+        .bind(key(&run.id))
+        .bind(&run.worker)
+        .bind(run.attempt)
+        .execute(&mut *writer)
+        .await
+        .map_err(during("give a run back"))?;
+        Ok(changed.rows_affected() > 0)
+    }
+
+    /// Lists the runs whose worker is gone: their lease is over.
+    ///
+    /// `all`: every running run, whatever its lease says; right at start, when this process alone has the database.
+    pub async fn abandoned(&self, all: bool) -> Result<Vec<RunId>, StoreError> {
+        let ids: Vec<Vec<u8>> = sqlx::query_scalar("select id from runs where state = 'running' and (? or lease_until < ?)")
+            .bind(all)
+            .bind(now_ms())
+            .fetch_all(&self.readers)
+            .await
+            .map_err(during("look for abandoned runs"))?;
+        ids.iter().map(|id| id_of(id)).collect()
+    }
+
+    /// Queues those runs again, and gives up the ones that were started too often. Returns the ids of both.
+    pub async fn recover(&self, all: bool) -> Result<Vec<RunId>, StoreError> {
+        let mut writer = self.writer.lock().await;
+        let ids: Vec<Vec<u8>> = sqlx::query_scalar(
+            "update runs set worker = null, lease_until = null,
+                    state = case when cancel_requested then 'cancelled' when attempts < ?1 then 'queued' else 'failed' end,
+                    ended_at = case when cancel_requested or attempts >= ?1 then ?2 end,
+                    message = case when cancel_requested then 'cancelled'
+                                   when attempts >= ?1 then 'given up: the service ended during each of ' || attempts || ' attempts' end
+             where state = 'running' and (?3 or lease_until < ?2) returning id",
+        )
+        .bind(MAX_ATTEMPTS)
+        .bind(now_ms())
+        .bind(all)
+        .fetch_all(&mut *writer)
+        .await
+        .map_err(during("recover runs"))?;
+        ids.iter().map(|id| id_of(id)).collect()
+    }
+}
+
+async fn replace_artifacts(tx: &mut SqliteConnection, id: RunId, artifacts: &[ArtifactRecord]) -> Result<(), StoreError> {
+    sqlx::query("delete from artifacts where run_id = ?")
+        .bind(key(&id))
+        .execute(&mut *tx)
+        .await
+        .map_err(during("clear artifacts"))?;
+    for artifact in artifacts {
+        sqlx::query("insert into artifacts (run_id, path, bytes, sha256, media_type, step) values (?, ?, ?, ?, ?, ?)")
+            .bind(key(&id))
+            .bind(&artifact.path)
+            .bind(i64::try_from(artifact.bytes).unwrap_or(i64::MAX))
+            .bind(&artifact.sha256)
+            .bind(&artifact.media_type)
+            .bind(artifact.step.map(Step::as_str))
+            .execute(&mut *tx)
+            .await
+            .map_err(during("insert an artifact"))?;
+    }
+    Ok(())
+}
+
+fn until(lease: Duration) -> i64 {
+    now_ms() + i64::try_from(lease.as_millis()).unwrap_or(i64::MAX / 2)
+}

@@ -1,0 +1,130 @@
+//! What can be asked of the store.
+
+use sqlx::{QueryBuilder, SqliteConnection, sqlite::SqliteRow};
+
+use super::{Run, Store, StoreError, column, during, id_of, json, key, rfc3339, word};
+use crate::run::{ArtifactRecord, RunId, RunState, StepRecord};
+
+/// Which runs a list shows; every given part must hold.
+#[derive(Debug, Clone, Default)]
+pub struct Filter {
+    pub state: Option<RunState>,
+    pub model: Option<String>,
+    pub label: Option<String>,
+}
+
+impl Store {
+    /// One run with its steps and findings, and its place in the queue while it waits.
+    pub async fn run(&self, id: RunId) -> Result<Option<Run>, StoreError> {
+        let mut reader = self.readers.acquire().await.map_err(during("get a connection"))?;
+        run(&mut reader, id).await
+    }
+
+    /// Runs that match, newest first, from those submitted before `before`.
+    pub async fn list(&self, filter: &Filter, before: Option<RunId>, limit: u32) -> Result<Vec<Run>, StoreError> {
+        let mut query = QueryBuilder::new("select * from runs where true");
+        if let Some(state) = filter.state {
+            query.push(" and state = ").push_bind(state.as_str());
+        }
+        if let Some(model) = &filter.model {
+            query.push(" and model = ").push_bind(model);
+        }
+        if let Some(label) = &filter.label {
+            query.push(" and id in (select run_id from labels where label = ").push_bind(label).push(")");
+        }
+        if let Some(before) = before {
+            query.push(" and id < ").push_bind(key(&before).to_vec());
+        }
+        query.push(" order by id desc limit ").push_bind(limit);
+        let rows = query.build().fetch_all(&self.readers).await.map_err(during("list runs"))?;
+        rows.iter().map(from_row).collect()
+    }
+
+    /// The files that an ended run left, by path.
+    pub async fn artifacts(&self, id: RunId) -> Result<Vec<ArtifactRecord>, StoreError> {
+        let rows = sqlx::query("select path, bytes, sha256, media_type, step from artifacts where run_id = ? order by path")
+            .bind(key(&id))
+            .fetch_all(&self.readers)
+            .await
+            .map_err(during("list artifacts"))?;
+        rows.iter().map(|row| artifact(id, row)).collect()
+    }
+
+    /// One file that an ended run left.
+    pub async fn artifact(&self, id: RunId, path: &str) -> Result<Option<ArtifactRecord>, StoreError> {
+        let row = sqlx::query("select path, bytes, sha256, media_type, step from artifacts where run_id = ? and path = ?")
+            .bind(key(&id))
+            .bind(path)
+            .fetch_optional(&self.readers)
+            .await
+            .map_err(during("look an artifact up"))?;
+        row.map(|row| artifact(id, &row)).transpose()
+    }
+}
+
+/// One run, whole, over any connection.
+pub(super) async fn run(connection: &mut SqliteConnection, id: RunId) -> Result<Option<Run>, StoreError> {
+    let row = sqlx::query("select * from runs where id = ?").bind(key(&id)).fetch_optional(&mut *connection).await;
+    let Some(row) = row.map_err(during("look a run up"))? else { return Ok(None) };
+    let mut run = from_row(&row)?;
+    let steps = sqlx::query("select * from steps where run_id = ? order by position").bind(key(&id)).fetch_all(&mut *connection);
+    for row in steps.await.map_err(during("list steps"))? {
+        run.steps.push(step(id, &row)?);
+    }
+    if run.state == RunState::Queued {
+        // Higher priorities from the kept counts, its own by the index.
+        let ahead: i64 = sqlx::query_scalar(
+            "select (select coalesce(sum(runs), 0) from waiting where priority > ?1)
+                  + (select count(*) from runs where state = 'queued' and priority = ?1 and id < ?2)",
+        )
+        .bind(run.spec.priority)
+        .bind(key(&id))
+        .fetch_one(&mut *connection)
+        .await
+        .map_err(during("count waiting runs"))?;
+        run.queue_position = u64::try_from(ahead + 1).ok();
+    }
+    Ok(Some(run))
+}
+
+fn from_row(row: &SqliteRow) -> Result<Run, StoreError> {
+    let id = id_of(column(row, "id")?)?;
+    let failed_step: Option<&str> = column(row, "failed_step")?;
+    Ok(Run {
+        id,
+        spec: json(id, "a spec", column(row, "spec")?)?,
+        state: word(id, "a state", column(row, "state")?)?,
+        attempts: column(row, "attempts")?,
+        queue_position: None,
+        queued_at: rfc3339(column(row, "queued_at")?),
+        started_at: column::<Option<i64>>(row, "started_at")?.map(rfc3339),
+        ended_at: column::<Option<i64>>(row, "ended_at")?.map(rfc3339),
+        cancel_requested: column(row, "cancel_requested")?,
+        message: column(row, "message")?,
+        failed_step: failed_step.map(|step| word(id, "a step", step)).transpose()?,
+        steps: Vec::new(),
+        findings: json(id, "findings", column(row, "findings")?)?,
+    })
+}
+
+fn step(id: RunId, row: &SqliteRow) -> Result<StepRecord, StoreError> {
+    Ok(StepRecord {
+        step: word(id, "a step", column(row, "step")?)?,
+        state: word(id, "a step's state", column(row, "state")?)?,
+        started_at: column(row, "started_at")?,
+        ended_at: column(row, "ended_at")?,
+        exit_code: column(row, "exit_code")?,
+        message: column(row, "message")?,
+    })
+}
+
+fn artifact(id: RunId, row: &SqliteRow) -> Result<ArtifactRecord, StoreError> {
+    let step: Option<&str> = column(row, "step")?;
+    Ok(ArtifactRecord {
+        path: column(row, "path")?,
+        bytes: column::<i64>(row, "bytes")?.unsigned_abs(),
+        sha256: column(row, "sha256")?,
+        media_type: column(row, "media_type")?,
+        step: step.map(|step| word(id, "a step", step)).transpose()?,
+    })
+}

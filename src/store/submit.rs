@@ -1,0 +1,155 @@
+//! Submissions: each is durable before it is answered, and those that arrive together share one commit.
+
+use std::sync::Arc;
+
+use sqlx::{Connection, SqliteConnection};
+use tokio::sync::{Mutex, mpsc, oneshot};
+
+use super::{Run, Store, StoreError, during, id_of, key, now_ms, read, rfc3339};
+use crate::run::{RunId, RunSpec, RunState};
+
+/// Submissions that one commit takes at most, and that may wait for one.
+const BATCH: usize = 256;
+
+/// A run to be queued.
+#[derive(Debug, Clone)]
+pub struct NewRun {
+    pub spec: RunSpec,
+    pub idempotency: Option<Idempotency>,
+}
+
+/// A client's key, and the hash of what it submitted under it.
+#[derive(Debug, Clone)]
+pub struct Idempotency {
+    pub key: String,
+    pub body_sha256: [u8; 32],
+}
+
+/// What became of a submission.
+#[derive(Debug, Clone)]
+pub enum Submitted {
+    New(Box<Run>),
+    /// The key came before, with the same body.
+    Same(Box<Run>),
+    /// The key came before, with another body.
+    KeyReused,
+}
+
+pub(super) struct Submission {
+    new: NewRun,
+    answer: oneshot::Sender<Result<Submitted, StoreError>>,
+}
+
+impl Store {
+    /// Queues a run. When this returns, the run is on disk.
+    pub async fn submit(&self, new: NewRun) -> Result<Submitted, StoreError> {
+        let (answer, answered) = oneshot::channel();
+        self.submissions.send(Submission { new, answer }).await.map_err(|_| StoreError::Stopped)?;
+        answered.await.map_err(|_| StoreError::Stopped)?
+    }
+}
+
+/// Starts the task that commits submissions; it ends with the last sender.
+pub(super) fn start(writer: Arc<Mutex<SqliteConnection>>) -> mpsc::Sender<Submission> {
+    let (sender, mut receiver) = mpsc::channel::<Submission>(BATCH);
+    tokio::spawn(async move {
+        let mut batch = Vec::with_capacity(BATCH);
+        while receiver.recv_many(&mut batch, BATCH).await > 0 {
+            let mut writer = writer.lock().await;
+            let (news, answers): (Vec<_>, Vec<_>) = batch.drain(..).map(|s| (s.new, s.answer)).unzip();
+            match commit(&mut writer, &news).await {
+                Ok(results) => answers.into_iter().zip(results).for_each(|(answer, result)| drop(answer.send(Ok(result)))),
+                // One submission that cannot be stored must not fail the others of its batch.
+                Err(_) => {
+                    for (answer, new) in answers.into_iter().zip(&news) {
+                        let alone = commit(&mut writer, std::slice::from_ref(new)).await;
+                        drop(answer.send(alone.map(|mut results| results.remove(0))));
+                    }
+                }
+            }
+        }
+    });
+    sender
+}
+
+/// Stores `news` in one transaction, in order.
+async fn commit(writer: &mut SqliteConnection, news: &[NewRun]) -> Result<Vec<Submitted>, StoreError> {
+    let mut tx = writer.begin_with("begin immediate").await.map_err(during("begin a submission"))?;
+    let mut results = Vec::with_capacity(news.len());
+    for new in news {
+        results.push(match earlier(&mut tx, new).await? {
+            Some(earlier) => earlier,
+            None => Submitted::New(Box::new(insert(&mut tx, new).await?)),
+        });
+    }
+    tx.commit().await.map_err(during("commit a submission"))?;
+    Ok(results)
+}
+
+/// Finds the run that was submitted under the same key.
+async fn earlier(tx: &mut SqliteConnection, new: &NewRun) -> Result<Option<Submitted>, StoreError> {
+    let Some(Idempotency { key, body_sha256 }) = &new.idempotency else { return Ok(None) };
+    let row: Option<(Vec<u8>, Vec<u8>)> = sqlx::query_as("select run_id, body_sha256 from idempotency where key = ?")
+        .bind(key)
+        .fetch_optional(&mut *tx)
+        .await
+        .map_err(during("look an idempotency key up"))?;
+    let Some((id, sha)) = row else { return Ok(None) };
+    if sha != body_sha256 {
+        return Ok(Some(Submitted::KeyReused));
+    }
+    let run = read::run(tx, id_of(&id)?).await?;
+    Ok(run.map(|run| Submitted::Same(Box::new(run))))
+}
+
+async fn insert(tx: &mut SqliteConnection, new: &NewRun) -> Result<Run, StoreError> {
+    let (id, spec, now) = (RunId::now(), &new.spec, now_ms());
+    sqlx::query("insert into runs (id, model, device, priority, spec, state, queued_at) values (?, ?, ?, ?, ?, 'queued', ?)")
+        .bind(key(&id))
+        .bind(&spec.model)
+        .bind(&spec.device)
+        .bind(spec.priority)
+        .bind(serde_json::to_string(spec).map_err(|_| StoreError::Corrupt { id, what: "a spec" })?)
+        .bind(now)
+        .execute(&mut *tx)
+        .await
+        .map_err(during("insert a run"))?;
+    for label in &spec.labels {
+        sqlx::query("insert or ignore into labels (label, run_id) values (?, ?)")
+            .bind(label)
+            .bind(key(&id))
+            .execute(&mut *tx)
+            .await
+            .map_err(during("insert a label"))?;
+    }
+    if let Some(Idempotency { key: name, body_sha256 }) = &new.idempotency {
+        sqlx::query("insert into idempotency (key, body_sha256, run_id) values (?, ?, ?)")
+            .bind(name)
+            .bind(body_sha256.as_slice())
+            .bind(key(&id))
+            .execute(&mut *tx)
+            .await
+            .map_err(during("insert an idempotency key"))?;
+    }
+    // The newest run is the last of its priority, so the counts alone give its place.
+    let position: i64 = sqlx::query_scalar("select coalesce(sum(runs), 0) from waiting where priority >= ?")
+        .bind(spec.priority)
+        .fetch_one(&mut *tx)
+        .await
+        .map_err(during("count waiting runs"))?;
+    Ok(Run {
+        id,
+        spec: spec.clone(),
+        state: RunState::Queued,
+        attempts: 0,
+        queue_position: u64::try_from(position).ok(),
+        queued_at: rfc3339(now),
+        started_at: None,
+        ended_at: None,
+        cancel_requested: false,
+        message: None,
+        failed_step: None,
+        steps: Vec::new(),
+        findings: Vec::new(),
+    })
+}

@@ -1,0 +1,212 @@
+//! The store's promises, on a real database file.
+
+use std::time::Duration;
+
+use super::*;
+use crate::run::{ArtifactRecord, Mode, StepState};
+
+const LEASE: Duration = Duration::from_secs(60);
+
+async fn store() -> (tempfile::TempDir, Store) {
+    let dir = tempfile::tempdir().unwrap();
+    let store = Store::open(&dir.path().join("llmprof.db")).await.unwrap();
+    (dir, store)
+}
+
+fn spec(priority: i32) -> RunSpec {
+    RunSpec {
+        model: "tiny".into(),
+        inputs_manifest: "inputs.yaml".into(),
+        mode: Mode::Basic,
+        repeats: 1,
+        warmup: 0,
+        max_new_tokens: 4,
+        seed: 0,
+        dtype: None,
+        device: "auto".into(),
+        timeout_s: 60,
+        labels: vec!["night".into()],
+        priority,
+    }
+}
+
+async fn submit(store: &Store, priority: i32) -> Run {
+    match store.submit(NewRun { spec: spec(priority), idempotency: None }).await.unwrap() {
+        Submitted::New(run) => *run,
+        other => panic!("{other:?}"),
+    }
+}
+
+async fn keyed(store: &Store, key: &str, body: u8) -> Submitted {
+    let idempotency = Some(Idempotency { key: key.into(), body_sha256: [body; 32] });
+    store.submit(NewRun { spec: spec(0), idempotency }).await.unwrap()
+}
+
+fn succeeded() -> Outcome {
+    let artifact = ArtifactRecord {
+        path: "report.md".into(),
+        bytes: 3,
+        sha256: "00".into(),
+        media_type: "text/markdown".into(),
+        step: Some(Step::Report),
+    };
+    Outcome { state: RunState::Succeeded, failed_step: None, message: None, findings: vec![], artifacts: vec![artifact] }
+}
+
+#[tokio::test]
+async fn higher_priorities_go_first_and_positions_tell_so() {
+    let (_dir, store) = store().await;
+    let (first, second) = (submit(&store, 0).await, submit(&store, 0).await);
+    let urgent = submit(&store, 5).await;
+    assert_eq!([first.queue_position, second.queue_position, urgent.queue_position], [Some(1), Some(2), Some(1)]);
+    let mut positions = Vec::new();
+    for id in [first.id, second.id, urgent.id] {
+        positions.push(store.run(id).await.unwrap().unwrap().queue_position.unwrap());
+    }
+    assert_eq!(positions, [2, 3, 1]);
+    let mut order = Vec::new();
+    while let Some(run) = store.claim("w", "cpu", LEASE).await.unwrap() {
+        order.push(run.id);
+    }
+    assert_eq!(order, [urgent.id, first.id, second.id]);
+}
+
+#[tokio::test]
+async fn a_run_for_another_device_is_left_waiting() {
+    let (_dir, store) = store().await;
+    let new = NewRun { spec: RunSpec { device: "cuda:1".into(), ..spec(0) }, idempotency: None };
+    store.submit(new).await.unwrap();
+    assert!(store.claim("w", "cpu", LEASE).await.unwrap().is_none());
+    assert!(store.claim("w", "cuda:1", LEASE).await.unwrap().is_some());
+}
+
+#[tokio::test]
+async fn a_key_gives_its_run_again_and_refuses_another_body() {
+    let (_dir, store) = store().await;
+    let Submitted::New(run) = keyed(&store, "k", 1).await else { panic!() };
+    let Submitted::Same(same) = keyed(&store, "k", 1).await else { panic!() };
+    assert_eq!(run, same);
+    assert!(matches!(keyed(&store, "k", 2).await, Submitted::KeyReused));
+    assert_eq!(store.list(&Filter::default(), None, 10).await.unwrap().len(), 1);
+}
+
+#[tokio::test]
+async fn submissions_that_arrive_together_are_all_kept() {
+    let (_dir, store) = store().await;
+    let tasks: Vec<_> = (0..300)
+        .map(|_| {
+            tokio::spawn({
+                let store = store.clone();
+                async move { submit(&store, 0).await.id }
+            })
+        })
+        .collect();
+    let mut ids = Vec::new();
+    for task in tasks {
+        ids.push(task.await.unwrap());
+    }
+    ids.sort();
+    let mut listed: Vec<_> = store.list(&Filter::default(), None, 1000).await.unwrap().iter().map(|run| run.id).collect();
+    listed.sort();
+    assert_eq!(ids, listed);
+}
+
+#[tokio::test]
+async fn a_lost_lease_is_claimed_again_and_its_old_worker_changes_nothing() {
+    let (_dir, store) = store().await;
+    submit(&store, 0).await;
+    let old = store.claim("old", "cpu", Duration::ZERO).await.unwrap().unwrap();
+    // A lease of no length is over at the next millisecond of the wall clock.
+    while store.recover(false).await.unwrap().is_empty() {}
+    let new = store.claim("new", "cpu", LEASE).await.unwrap().unwrap();
+    assert_eq!((new.id, new.attempt), (old.id, 2));
+    assert_eq!(store.renew(&old, LEASE).await.unwrap(), Renewal::Lost);
+    assert!(!store.finish(&old, &succeeded()).await.unwrap());
+    assert!(!store.release(&old).await.unwrap());
+    assert!(store.finish(&new, &succeeded()).await.unwrap());
+    let run = store.run(new.id).await.unwrap().unwrap();
+    assert_eq!((run.state, run.attempts), (RunState::Succeeded, 2));
+    assert_eq!(store.artifacts(new.id).await.unwrap(), succeeded().artifacts);
+}
+
+#[tokio::test]
+async fn a_run_that_takes_the_service_down_is_given_up_after_three_attempts() {
+    let (_dir, store) = store().await;
+    let id = submit(&store, 0).await.id;
+    for attempt in 1..=3 {
+        assert_eq!(store.claim("w", "cpu", LEASE).await.unwrap().unwrap().attempt, attempt);
+        assert_eq!(store.recover(true).await.unwrap(), [id]);
+    }
+    let run = store.run(id).await.unwrap().unwrap();
+    assert_eq!(run.state, RunState::Failed);
+    assert_eq!(run.message.as_deref(), Some("given up: the service ended during each of 3 attempts"));
+}
+
+#[tokio::test]
+async fn a_run_given_back_waits_again_without_a_mark() {
+    let (_dir, store) = store().await;
+    let id = submit(&store, 0).await.id;
+    let claimed = store.claim("w", "cpu", LEASE).await.unwrap().unwrap();
+    assert!(store.release(&claimed).await.unwrap());
+    let run = store.run(id).await.unwrap().unwrap();
+    assert_eq!((run.state, run.attempts, run.queue_position), (RunState::Queued, 0, Some(1)));
+}
+
+#[tokio::test]
+async fn cancelling_says_what_it_met() {
+    let (_dir, store) = store().await;
+    let (running, queued) = (submit(&store, 0).await.id, submit(&store, 0).await.id);
+    let claimed = store.claim("w", "cpu", LEASE).await.unwrap().unwrap();
+    assert_eq!(store.cancel(queued).await.unwrap(), Cancel::Cancelled);
+    assert_eq!(store.cancel(queued).await.unwrap(), Cancel::AlreadyEnded(RunState::Cancelled));
+    assert_eq!(store.cancel(running).await.unwrap(), Cancel::Requested);
+    assert_eq!(store.cancel(running).await.unwrap(), Cancel::AlreadyRequested);
+    assert_eq!(store.renew(&claimed, LEASE).await.unwrap(), Renewal::CancelRequested);
+    assert_eq!(store.cancel(RunId::now()).await.unwrap(), Cancel::NotFound);
+    assert_eq!(store.delete(running).await.unwrap(), Delete::Active);
+    assert_eq!(store.delete(queued).await.unwrap(), Delete::Deleted);
+    assert_eq!(store.delete(queued).await.unwrap(), Delete::NotFound);
+    // What is cancelled and deleted no longer counts as waiting.
+    assert_eq!(submit(&store, 0).await.queue_position, Some(1));
+}
+
+#[tokio::test]
+async fn lists_filter_and_page_from_newest_to_oldest() {
+    let (_dir, store) = store().await;
+    let mut ids = Vec::new();
+    for _ in 0..5 {
+        ids.push(submit(&store, 0).await.id);
+    }
+    ids.reverse();
+    let page = |runs: Vec<Run>| runs.iter().map(|run| run.id).collect::<Vec<_>>();
+    let first = page(store.list(&Filter::default(), None, 2).await.unwrap());
+    let rest = page(store.list(&Filter::default(), Some(first[1]), 10).await.unwrap());
+    assert_eq!([first, rest].concat(), ids);
+    let by = |state, model: &str, label: &str| Filter { state, model: Some(model.into()), label: Some(label.into()) };
+    assert_eq!(store.list(&by(Some(RunState::Queued), "tiny", "night"), None, 10).await.unwrap().len(), 5);
+    for none in [by(None, "tiny", "day"), by(None, "other", "night"), by(Some(RunState::Failed), "tiny", "night")] {
+        assert!(store.list(&none, None, 10).await.unwrap().is_empty());
+    }
+}
+
+#[tokio::test]
+async fn steps_are_kept_as_they_change_and_cleared_by_the_next_attempt() {
+    let (_dir, store) = store().await;
+    let id = submit(&store, 0).await.id;
+    let claimed = store.claim("w", "cpu", LEASE).await.unwrap().unwrap();
+    let mut step = StepRecord {
+        step: Step::Preflight,
+        state: StepState::Running,
+        started_at: "2026-01-01T00:00:00Z".into(),
+        ended_at: None,
+        exit_code: None,
+        message: None,
+    };
+    store.save_step(&claimed, 0, &step).await.unwrap();
+    step = StepRecord { state: StepState::Failed, exit_code: Some(2), message: Some("no".into()), ..step };
+    store.save_step(&claimed, 0, &step).await.unwrap();
+    assert_eq!(store.run(id).await.unwrap().unwrap().steps, [step]);
+    store.recover(true).await.unwrap();
+    store.claim("w", "cpu", LEASE).await.unwrap().unwrap();
+    assert!(store.run(id).await.unwrap().unwrap().steps.is_empty());
+}

@@ -1,0 +1,278 @@
+//! One run, from claim to report, told as a paragraph.
+//!
+//! Whatever happens, its folder is left as evidence: logs, what was collected, and a manifest over all of it.
+
+use std::{fs, io, path::Path, time::Duration};
+
+use tokio::{sync::mpsc, time::Instant};
+use tokio_util::sync::CancellationToken;
+
+use super::{
+    Context, offline,
+    steps::{Ended, Steps, now},
+};
+use crate::{
+    artifact::{
+        inputs,
+        journal::{Journal, JournalEvent},
+        layout, manifest,
+    },
+    collect::{ChildLine, CollectError, Ended as ChildEnded, Leash, Pass},
+    model::ModelSpec,
+    run::{Dtype, Finding, Mode, RunSpec, RunState, Severity, Step, StepState},
+    runner::{self, RunnerRequest},
+    store::{Claimed, Outcome},
+};
+
+/// Why a run cannot go on: the step that stopped it, and how that step ended.
+#[derive(Debug)]
+struct Stop(Ended);
+
+/// Carries one run from claim to report, and says how it ended. `halt` ends it early, whatever it is doing.
+pub async fn execute(run: &Claimed, device: &str, cx: &Context, halt: &CancellationToken) -> Outcome {
+    let dir = cx.runs.join(run.id.to_string());
+    let journal = match make_folder(&dir, run).and_then(|()| Journal::open(&dir)) {
+        Ok(journal) => journal,
+        Err(error) => return lost(format!("cannot make the run's folder: {error}")),
+    };
+    journal.write(&JournalEvent::Attempt { attempt: run.attempt, at: now() });
+    let mut job = Job {
+        run,
+        device,
+        cx,
+        halt,
+        dir: &dir,
+        deadline: Instant::now() + Duration::from_secs(run.spec.timeout_s.into()),
+        steps: Steps::new(run, &cx.store, journal.clone()),
+        journal,
+        findings: Vec::new(),
+    };
+    let stopped = job.carry().await.err();
+    job.outcome(stopped).await
+}
+
+struct Job<'a> {
+    run: &'a Claimed,
+    device: &'a str,
+    cx: &'a Context,
+    halt: &'a CancellationToken,
+    dir: &'a Path,
+    deadline: Instant,
+    steps: Steps<'a>,
+    journal: Journal,
+    findings: Vec<Finding>,
+}
+
+impl Job<'_> {
+    async fn carry(&mut self) -> Result<(), Stop> {
+        let request = self.preflight().await?;
+        self.baseline(&request).await?;
+        if self.run.spec.mode != Mode::Basic {
+            self.nsys(&request).await;
+        }
+        self.analyze().await
+    }
+
+    /// Looks at the host, resolves inputs and model, and keeps all of it before anything is started.
+    async fn preflight(&mut self) -> Result<RunnerRequest, Stop> {
+        self.steps.begin(Step::Preflight).await;
+        let prepared = self.prepare().await;
+        let ended = match &prepared {
+            Ok(_) => Ended::well(),
+            Err(message) => Ended::failed(message),
+        };
+        self.steps.end(&ended).await;
+        prepared.map_err(|_| Stop(ended))
+    }
+
+    async fn prepare(&mut self) -> Result<RunnerRequest, String> {
+        let spec = &self.run.spec;
+        let model = self.cx.models.get(&spec.model).ok_or_else(|| format!("model {} is no longer configured", spec.model))?;
+        let (leash, lines) = self.leash(Step::Preflight);
+        let on_device = RunSpec { device: self.device.to_owned(), ..spec.clone() };
+        let found = self.cx.collector.preflight(&on_device, self.dir, &leash).await;
+        drop(leash);
+        lines.await.ok();
+        self.write(layout::ENV, &pretty(&found.environment)?)?;
+        let hopeless = found.findings.iter().find(|finding| finding.severity == Severity::Critical).cloned();
+        found.findings.into_iter().for_each(|finding| self.find(finding));
+        if let Some(finding) = hopeless {
+            return Err(finding.message);
+        }
+        let (root, manifest) = (self.cx.inputs.clone(), spec.inputs_manifest.clone());
+        let (resolved, files) = tokio::task::spawn_blocking(move || {
+            let resolved = inputs::read(&root, &manifest)?;
+            let files = inputs::hash_images(&root, &resolved)?;
+            Ok::<_, inputs::InputsError>((resolved, files))
+        })
+        .await
+        .map_err(|error| error.to_string())?
+        .map_err(|error| crate::chain(&error))?;
+        self.write(layout::INPUTS, &yaml(&files)?)?;
+        let request = RunnerRequest {
+            model: model.clone(),
+            weights: model.weights.clone(),
+            seed: spec.seed,
+            prompt: resolved.prompt,
+            images: resolved.images.into_iter().map(|image| image.path).collect(),
+            dtype: spec.dtype.unwrap_or_else(|| default_dtype(model, self.device)),
+            device: self.device.to_owned(),
+            warmup: spec.warmup,
+            repeats: spec.repeats,
+            max_new_tokens: spec.max_new_tokens,
+            decode_graph: self.device != "cpu",
+            ceilings: true,
+        };
+        self.write(layout::CONFIG, &yaml(&request)?)?;
+        Ok(request)
+    }
+
+    /// The plain pass: the only source of reported timings, so a run without it has failed.
+    async fn baseline(&mut self, request: &RunnerRequest) -> Result<(), Stop> {
+        self.steps.begin(Step::Baseline).await;
+        let (leash, lines) = self.leash(Step::Baseline);
+        let pass = self.cx.collector.baseline(self.dir, request, &leash).await;
+        drop(leash);
+        lines.await.ok();
+        let ended = self.settle(pass);
+        self.steps.end(&ended).await;
+        if ended.state == StepState::Succeeded { self.publish_predictions().map_err(|why| Stop(Ended::failed(why))) } else { Err(Stop(ended)) }
+    }
+
+    /// The pass under Nsight Systems; without it the run is partial.
+    async fn nsys(&mut self, request: &RunnerRequest) {
+        self.steps.begin(Step::Nsys).await;
+        let (leash, lines) = self.leash(Step::Nsys);
+        let pass = self.cx.collector.nsys(self.dir, request, self.run.spec.mode, &leash).await;
+        drop(leash);
+        lines.await.ok();
+        let ended = self.settle(pass);
+        self.steps.end(&ended).await;
+    }
+
+    /// How a pass ended as a step. What is not installed here is skipped with its remedy, which preflight knows.
+    fn settle(&mut self, pass: Result<Pass, CollectError>) -> Ended {
+        match pass {
+            Ok(pass) => {
+                pass.findings.into_iter().for_each(|finding| self.find(finding));
+                Ended::well().exit_code(Some(0))
+            }
+            Err(error @ CollectError::NotInstalled { tool }) => {
+                let id = format!("{tool}_missing");
+                let remedy = self.findings.iter().find(|finding| finding.id == id).and_then(|finding| finding.advice.clone());
+                Ended::skipped(remedy.map_or_else(|| error.to_string(), |remedy| format!("{error}: {remedy}")))
+            }
+            Err(error) => {
+                let code = match error.ended() {
+                    Some(ChildEnded::Exited(code)) => Some(code),
+                    _ => None,
+                };
+                Ended::failed(crate::chain(&error)).exit_code(code)
+            }
+        }
+    }
+
+    /// The generated tokens stand at the top of the folder: people look for them there.
+    fn publish_predictions(&self) -> Result<(), String> {
+        let from = self.dir.join(layout::BASELINE).join(runner::PREDICTIONS);
+        fs::rename(from, self.dir.join(layout::PREDICTIONS)).map_err(|error| format!("the runner left no predictions: {error}"))
+    }
+
+    /// Reads back what the passes left, and writes tables and reports from it.
+    async fn analyze(&mut self) -> Result<(), Stop> {
+        self.steps.begin(Step::Analyze).await;
+        let (dir, devices) = (self.dir.to_owned(), self.cx.devices.clone());
+        let analyzed = blocking(move || offline::analyze(&dir, &devices)).await;
+        let ended = analyzed.as_ref().map_or_else(Ended::failed, |_| Ended::well());
+        self.steps.end(&ended).await;
+        let analyzed = analyzed.map_err(|_| Stop(ended))?;
+
+        self.findings = analyzed.findings(self.run.id);
+        self.steps.begin(Step::Report).await;
+        let (dir, id) = (self.dir.to_owned(), self.run.id);
+        let written = blocking(move || analyzed.up_to_date(&dir)?.write(id, &dir)).await;
+        let ended = written.map_or_else(Ended::failed, |()| Ended::well());
+        self.steps.end(&ended).await;
+        if ended.state == StepState::Succeeded { Ok(()) } else { Err(Stop(ended)) }
+    }
+
+    /// Ends the journal, seals the folder, and says how the run ended.
+    async fn outcome(self, stopped: Option<Stop>) -> Outcome {
+        let state = match &stopped {
+            Some(_) => RunState::Failed,
+            None if self.steps.has_gap() => RunState::Partial,
+            None => RunState::Succeeded,
+        };
+        let failed_step = stopped.as_ref().and_then(|_| self.steps.records().last()).map(|record| record.step);
+        let message = stopped.and_then(|Stop(ended)| ended.message);
+        let dir = self.dir.to_owned();
+        let sealed = tokio::task::spawn_blocking(move || manifest::seal(&dir)).await;
+        match sealed.unwrap_or_else(|error| Err(io::Error::other(error))) {
+            Ok(artifacts) => Outcome { state, failed_step, message, findings: self.findings, artifacts },
+            Err(error) => Outcome { findings: self.findings, ..lost(format!("cannot seal the run's folder: {error}")) },
+        }
+    }
+
+    /// What holds the children of `step`, and the task that hands what they say to the journal until it is dropped.
+    fn leash(&self, step: Step) -> (Leash, tokio::task::JoinHandle<()>) {
+        let (sender, mut receiver) = mpsc::unbounded_channel();
+        let journal = self.journal.clone();
+        let lines = tokio::spawn(async move {
+            while let Some(line) = receiver.recv().await {
+                match line {
+                    ChildLine::Log(line) => journal.log(step, &line),
+                    ChildLine::Progress(p) => journal.write(&JournalEvent::Progress { step, phase: p.phase, done: p.done, total: p.total }),
+                }
+            }
+        });
+        let grace = Duration::from_secs(self.cx.config.worker.grace_s.into());
+        let leash = Leash { run: self.run.id, deadline: self.deadline, grace, stop: self.halt.clone(), lines: Some(sender) };
+        (leash, lines)
+    }
+
+    fn find(&mut self, finding: Finding) {
+        self.journal.write(&JournalEvent::Finding { finding: finding.clone() });
+        self.findings.push(finding);
+    }
+
+    fn write(&self, name: &str, text: &str) -> Result<(), String> {
+        fs::write(self.dir.join(name), text).map_err(|error| format!("cannot write {name}: {error}"))
+    }
+}
+
+/// Runs `work` where it may block, and says in one line what went wrong.
+async fn blocking<T: Send + 'static, E: std::error::Error>(work: impl FnOnce() -> Result<T, E> + Send + 'static) -> Result<T, String> {
+    let done = tokio::task::spawn_blocking(move || work().map_err(|error| crate::chain(&error))).await;
+    done.unwrap_or_else(|error| Err(error.to_string()))
+}
+
+/// An outcome without a folder to show for it.
+fn lost(message: String) -> Outcome {
+    Outcome { state: RunState::Failed, failed_step: None, message: Some(message), findings: Vec::new(), artifacts: Vec::new() }
+}
+
+/// Makes the run's folder anew; of an earlier attempt only the journal stays.
+fn make_folder(dir: &Path, run: &Claimed) -> io::Result<()> {
+    fs::create_dir_all(dir)?;
+    for entry in fs::read_dir(dir)? {
+        let path = entry?.path();
+        if path.is_dir() {
+            fs::remove_dir_all(path)?;
+        } else if !path.ends_with(layout::PROGRESS) {
+            fs::remove_file(path)?;
+        }
+    }
+    fs::write(dir.join(layout::SPEC), serde_json::to_vec_pretty(&run.spec)?)
+}
+
+fn default_dtype(model: &ModelSpec, device: &str) -> Dtype {
+    if device == "cpu" { model.cpu_dtype } else { model.dtype }
+}
+
+fn pretty(value: &impl serde::Serialize) -> Result<String, String> {
+    serde_json::to_string_pretty(value).map_err(|error| error.to_string())
+}
+
+fn yaml(value: &impl serde::Serialize) -> Result<String, String> {
+    yaml_serde::to_string(value).map_err(|error| error.to_string())
+}

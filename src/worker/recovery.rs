@@ -1,0 +1,20 @@
+//! After a worker is gone: its processes are ended, its runs wait again.
+
+use super::Context;
+use crate::{collect::sweep, store::StoreError};
+
+/// Queues again the runs whose lease is over (`all`: every running one), after ending the processes they left.
+pub async fn recover(cx: &Context, all: bool) -> Result<(), StoreError> {
+    let abandoned = cx.store.abandoned(all).await?;
+    if abandoned.is_empty() {
+        return Ok(());
+    }
+    for id in abandoned {
+        // A sweep that panics has ended what it could; the run goes on all the same.
+        tokio::task::spawn_blocking(move || sweep(id)).await.ok();
+    }
+    for id in cx.store.recover(all).await? {
+        tracing::warn!(run = %id, "the run's worker is gone: the run waits again, or is given up");
+    }
+    Ok(())
+}

@@ -1,0 +1,205 @@
+//! Runs from submission to report, and what becomes of them when something breaks: real processes, real signals.
+
+use std::{fs, io::Read, path::Path, process::Command};
+
+use nix::sys::signal::Signal;
+use serde_json::{Value, json};
+use sha2::{Digest, Sha256};
+
+use crate::service::{self, Service, Setup, processes_of, script};
+
+fn sha256(path: &Path) -> String {
+    Sha256::digest(fs::read(path).unwrap()).iter().map(|byte| format!("{byte:02x}")).collect()
+}
+
+fn is_log(event: &Value, text: &str) -> bool {
+    event["event"] == "log" && event["line"].as_str().unwrap().contains(text)
+}
+
+fn step<'a>(run: &'a Value, name: &str) -> &'a Value {
+    run["steps"].as_array().unwrap().iter().find(|step| step["step"] == name).unwrap_or_else(|| panic!("no step {name} in {run}"))
+}
+
+#[tokio::test]
+async fn a_run_goes_from_submission_to_report() {
+    let data = tempfile::tempdir().unwrap();
+    let service = Service::start(data.path(), &Setup::default());
+    let id = service.submit(json!({ "labels": ["first"] })).await;
+    let run = service.end(&id).await;
+    assert_eq!(run["state"], "succeeded", "{run:#}");
+    assert_eq!(run["attempts"], 1);
+
+    let listed = service.json(&format!("/runs/{id}/artifacts")).await;
+    let artifacts = listed["artifacts"].as_array().unwrap();
+    for artifact in artifacts {
+        let path = service.run_dir(&id).join(artifact["path"].as_str().unwrap());
+        assert_eq!(artifact["sha256"], sha256(&path), "{}", path.display());
+        assert_eq!(artifact["bytes"], fs::metadata(&path).unwrap().len());
+    }
+    let has = |path: &str| artifacts.iter().any(|artifact| artifact["path"] == path);
+    for path in [
+        "report.md", "report.html", "report.json", "stakeholder_summary.md", "operators.md", "kernels.md", "stages.json", "env.json",
+        "config.yaml", "inputs.yaml", "predictions.jsonl", "manifest.json", "baseline/events.jsonl", "logs/baseline.stderr.log",
+    ] {
+        assert!(has(path), "{path} is not among the artifacts");
+    }
+
+    let report = service.json(&format!("/runs/{id}/artifacts/report.json")).await;
+    for stage in ["prefill", "decode_all"] {
+        let time = &report["aggregates"]["stage_ms"][stage];
+        assert!(time["mean"].as_f64().unwrap() > 0.0 && time["std"].as_f64().unwrap() >= 0.0, "{stage}: {time}");
+    }
+    assert!(!report["operators"].as_array().unwrap().is_empty());
+
+    let bundle = data.path().join("bundle.tar.zst");
+    fs::write(&bundle, service.get(&format!("/runs/{id}/bundle")).await.bytes().await.unwrap()).unwrap();
+    let unpacked = data.path().join("unpacked");
+    fs::create_dir(&unpacked).unwrap();
+    let mut decoder = zstd::Decoder::new(fs::File::open(&bundle).unwrap()).unwrap();
+    let mut tar = Vec::new();
+    decoder.read_to_end(&mut tar).unwrap();
+    tar::Archive::new(tar.as_slice()).unpack(&unpacked).unwrap();
+    let root = [unpacked.join(&id), unpacked].into_iter().find(|folder| folder.join("manifest.json").exists()).unwrap();
+    for artifact in artifacts {
+        assert_eq!(artifact["sha256"], sha256(&root.join(artifact["path"].as_str().unwrap())));
+    }
+
+    // The same folder gives the same report again, with neither service nor database.
+    drop(service);
+    let printed = Command::new(service::LLMPROF).arg("analyze").arg(&root).output().unwrap();
+    assert!(printed.status.success(), "{}", String::from_utf8_lossy(&printed.stderr));
+    assert_eq!(String::from_utf8(printed.stdout).unwrap(), fs::read_to_string(root.join("report.md")).unwrap());
+}
+
+#[tokio::test]
+async fn without_nsys_a_deep_run_is_partial_and_says_how_to_get_it() {
+    let data = tempfile::tempdir().unwrap();
+    let service = Service::start(data.path(), &Setup::default());
+    let id = service.submit(json!({ "mode": "deep" })).await;
+    let run = service.end(&id).await;
+    assert_eq!(run["state"], "partial", "{run:#}");
+    assert_eq!(step(&run, "nsys")["state"], "skipped");
+    let report = service.get(&format!("/runs/{id}/artifacts/report.md")).await.text().await.unwrap();
+    assert!(report.contains("install-nsight.sh"), "{report}");
+}
+
+#[tokio::test]
+async fn a_crashing_runner_fails_the_run_with_its_last_lines() {
+    let data = tempfile::tempdir().unwrap();
+    let runner = script(data.path(), "echo 'a sprocket <b>broke</b>' >&2; exit 7");
+    let service = Service::start(data.path(), &Setup { runner, ..Setup::default() });
+    let id = service.submit(json!({})).await;
+    let run = service.end(&id).await;
+    assert_eq!((&run["state"], &run["failed_step"]), (&json!("failed"), &json!("baseline")), "{run:#}");
+    assert_eq!(step(&run, "baseline")["exit_code"], 7);
+    assert!(run["message"].as_str().unwrap().contains("a sprocket <b>broke</b>"), "{run:#}");
+    let log = service.get(&format!("/runs/{id}/artifacts/logs/baseline.stderr.log")).await.text().await.unwrap();
+    assert_eq!(log, "a sprocket <b>broke</b>\n");
+}
+
+#[tokio::test]
+async fn a_runner_killed_by_a_signal_fails_the_run_by_that_name() {
+    let data = tempfile::tempdir().unwrap();
+    let runner = script(data.path(), "kill -SEGV $$");
+    let service = Service::start(data.path(), &Setup { runner, ..Setup::default() });
+    let id = service.submit(json!({})).await;
+    let run = service.end(&id).await;
+    assert_eq!(run["state"], "failed");
+    assert!(run["message"].as_str().unwrap().contains("SIGSEGV"), "{run:#}");
+}
+
+#[tokio::test]
+async fn a_hanging_runner_that_ignores_term_ends_at_the_time_limit() {
+    let data = tempfile::tempdir().unwrap();
+    let runner = script(data.path(), "trap '' TERM; setsid sleep 600 & while :; do sleep 600; done");
+    let service = Service::start(data.path(), &Setup { runner, ..Setup::default() });
+    let id = service.submit(json!({ "timeout_s": 2 })).await;
+    let run = service.end(&id).await;
+    assert_eq!((&run["state"], &run["failed_step"]), (&json!("failed"), &json!("baseline")), "{run:#}");
+    assert!(run["message"].as_str().unwrap().contains("time"), "{run:#}");
+    assert_eq!(processes_of(&id), [""; 0]);
+}
+
+#[tokio::test]
+async fn a_running_run_is_cancelled_once_and_leaves_no_process() {
+    let data = tempfile::tempdir().unwrap();
+    let runner = script(data.path(), "echo up >&2; sleep 600");
+    let service = Service::start(data.path(), &Setup { runner, ..Setup::default() });
+    let id = service.submit(json!({})).await;
+    let waiting = service.submit(json!({})).await;
+    service.follow(&id, |event| is_log(event, "up")).await;
+    assert_eq!(service.post(&format!("/runs/{waiting}/cancel"), &json!({})).await.1["state"], "cancelled");
+    let (status, _) = service.post(&format!("/runs/{id}/cancel"), &json!({})).await;
+    assert!(status == 202 || status == 200, "{status}");
+    assert_eq!(service.post(&format!("/runs/{id}/cancel"), &json!({})).await.0, 409);
+    assert_eq!(service.end(&id).await["state"], "cancelled");
+    assert_eq!(processes_of(&id), [""; 0]);
+}
+
+#[tokio::test]
+async fn a_service_killed_in_the_middle_of_a_run_does_it_again_from_the_start() {
+    let data = tempfile::tempdir().unwrap();
+    let marker = data.path().join("was-here");
+    let lines = format!(
+        "[ -e {0} ] && exec {1} \"$@\"; touch {0}; echo up >&2; setsid sleep 600 & sleep 600",
+        marker.display(),
+        service::RUNNER
+    );
+    let setup = Setup { runner: script(data.path(), &lines), ..Setup::default() };
+    let service = Service::start(data.path(), &setup);
+    let id = service.submit(json!({})).await;
+    service.follow(&id, |event| is_log(event, "up")).await;
+    service.stop(Signal::SIGKILL);
+
+    let service = Service::start(data.path(), &setup);
+    let events = service.follow(&id, |_| false).await;
+    let attempts: Vec<_> = events.iter().filter(|event| event["event"] == "attempt").map(|event| &event["attempt"]).collect();
+    assert_eq!(attempts, [1, 2]);
+    let run = service.end(&id).await;
+    assert_eq!((&run["state"], &run["attempts"]), (&json!("succeeded"), &json!(2)), "{run:#}");
+    assert_eq!(service.json("/runs").await["runs"].as_array().unwrap().len(), 1);
+    assert_eq!(processes_of(&id), [""; 0]);
+}
+
+#[tokio::test]
+async fn a_service_asked_to_stop_gives_its_run_back_unmarked() {
+    let data = tempfile::tempdir().unwrap();
+    let marker = data.path().join("was-here");
+    let lines = format!("[ -e {0} ] && exec {1} \"$@\"; touch {0}; echo up >&2; sleep 600", marker.display(), service::RUNNER);
+    let setup = Setup { runner: script(data.path(), &lines), ..Setup::default() };
+    let service = Service::start(data.path(), &setup);
+    let id = service.submit(json!({})).await;
+    service.follow(&id, |event| is_log(event, "up")).await;
+    assert!(service.stop(Signal::SIGTERM).success());
+    assert_eq!(processes_of(&id), [""; 0]);
+
+    let service = Service::start(data.path(), &setup);
+    let run = service.end(&id).await;
+    assert_eq!((&run["state"], &run["attempts"]), (&json!("succeeded"), &json!(1)), "{run:#}");
+}
+
+#[tokio::test]
+async fn twenty_runs_queued_at_once_all_end_well_one_at_a_time() {
+    let data = tempfile::tempdir().unwrap();
+    let service = Service::start(data.path(), &Setup::default());
+    let mut ids = Vec::new();
+    for _ in 0..20 {
+        ids.push(service.submit(json!({ "repeats": 1, "warmup": 0, "inputs_manifest": "inputs-small.yaml" })).await);
+    }
+    let mut times = Vec::new();
+    for id in &ids {
+        let run = service.end(id).await;
+        assert_eq!(run["state"], "succeeded", "{run:#}");
+        times.push((run["started_at"].as_str().unwrap().to_owned(), run["ended_at"].as_str().unwrap().to_owned()));
+    }
+    assert!(times.windows(2).all(|pair| pair[0].1 <= pair[1].0), "runs of one device overlap: {times:?}");
+}
+
+#[test]
+fn a_second_service_on_the_same_folder_refuses() {
+    let data = tempfile::tempdir().unwrap();
+    let _first = Service::start(data.path(), &Setup::default());
+    let second = service::command(data.path(), &Setup::default()).output().unwrap();
+    assert!(!second.status.success());
+    assert!(String::from_utf8_lossy(&second.stderr).contains("in use by another llmprof"));
+}
