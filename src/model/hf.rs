@@ -190,7 +190,7 @@ impl<'a> Fields<'a> {
 
     fn refuse_true(&self, names: &[&str]) -> Result<(), ModelError> {
         match names.iter().find(|name| self.flag(name)) {
-            Some(name) => Err(ModelError::Unsupported(format!("{name}"))),
+            Some(name) => Err(ModelError::Unsupported((*name).to_owned())),
             None => Ok(()),
         }
     }

@@ -48,8 +48,13 @@ impl Decoder {
                 ("max_positions", self.max_positions, 1 << 24),
             ],
         )?;
-        ensure!(self.heads % self.kv_heads == 0, "decoder.heads {} is no multiple of kv_heads {}", self.heads, self.kv_heads);
-        ensure!(self.head_dim % 2 == 0, "decoder.head_dim {} is odd: rotary positions turn pairs", self.head_dim);
+        ensure!(
+            self.heads.is_multiple_of(self.kv_heads),
+            "decoder.heads {} is no multiple of kv_heads {}",
+            self.heads,
+            self.kv_heads
+        );
+        ensure!(self.head_dim.is_multiple_of(2), "decoder.head_dim {} is odd: rotary positions turn pairs", self.head_dim);
         ensure!(self.rope_theta.is_finite() && self.rope_theta > 0.0, "decoder.rope_theta is {}", self.rope_theta);
         ensure!(self.rms_norm_eps.is_finite() && self.rms_norm_eps > 0.0, "decoder.rms_norm_eps is {}", self.rms_norm_eps);
         ensure!((self.bos_token as usize) < self.vocab, "decoder.bos_token {} is not below vocab {}", self.bos_token, self.vocab);
@@ -134,10 +139,10 @@ impl Vision {
             ],
         )?;
         for (name, px) in [("global_px", self.global_px), ("crop_px", self.crop_px), ("sam.image_px", image_px)] {
-            ensure!(px % patch == 0, "vision.{name} {px} is no multiple of the patch {patch}");
+            ensure!(px.is_multiple_of(patch), "vision.{name} {px} is no multiple of the patch {patch}");
         }
-        ensure!(width % heads == 0, "vision.sam.width {width} is no multiple of its {heads} heads");
-        ensure!(clip_width % clip_heads == 0, "vision.clip.width {clip_width} is no multiple of its {clip_heads} heads");
+        ensure!(width.is_multiple_of(heads), "vision.sam.width {width} is no multiple of its {heads} heads");
+        ensure!(clip_width.is_multiple_of(clip_heads), "vision.clip.width {clip_width} is no multiple of its {clip_heads} heads");
         ensure!(
             clip_width == downsample[1],
             "vision.clip.width {clip_width} is not SAM's last width {}, which feeds it",

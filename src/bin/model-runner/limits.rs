@@ -21,11 +21,12 @@ pub fn check(request: &RunnerRequest, prompt_tokens: usize, device: &Device) -> 
     }
 }
 
-/// Bytes of the decoder's weights and cache, which are nearly all that a run holds.
+/// Bytes of the decoder's weights, its cache and the logits kept for hashing, which are nearly all that a run holds.
 fn memory(request: &RunnerRequest, positions: usize) -> u128 {
     let decoder = &request.model.decoder;
     let cache = 2 * decoder.layers * decoder.kv_heads * decoder.head_dim * positions;
-    (decoder.parameters() + cache as u128) * u128::from(request.dtype.bytes())
+    let logits = (request.max_new_tokens as usize + 1) * decoder.vocab;
+    (decoder.parameters() + cache as u128 + logits as u128) * u128::from(request.dtype.bytes())
 }
 
 fn check_memory(needed: u128, available: u64) -> Result<(), String> {

@@ -153,6 +153,7 @@ struct Live {
 
 impl Domain {
     /// The domain that nothing listens to.
+    #[cfg(test)]
     pub const NONE: Self = Self(None);
 
     /// Creates a domain with the profiler, when one is attached.
@@ -211,5 +212,81 @@ impl Domain {
             // SAFETY: the handle came from this profiler.
             unsafe { (live.pop)(live.handle) };
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::{ffi::CStr, sync::Mutex};
+
+    use super::*;
+
+    static HEARD: Mutex<Vec<String>> = Mutex::new(Vec::new());
+
+    fn hear(what: String) {
+        HEARD.lock().expect("no test panics while it listens").push(what);
+    }
+
+    extern "C" fn create(name: *const c_char) -> Handle {
+        // SAFETY: the ABI passes a NUL-terminated string.
+        hear(format!("domain {}", unsafe { CStr::from_ptr(name) }.to_string_lossy()));
+        ptr::without_provenance_mut(0xd0)
+    }
+
+    extern "C" fn register(domain: Handle, name: *const c_char) -> Handle {
+        // SAFETY: the ABI passes a NUL-terminated string.
+        hear(format!("register {} in {:x}", unsafe { CStr::from_ptr(name) }.to_string_lossy(), domain.addr()));
+        ptr::without_provenance_mut(0x5a)
+    }
+
+    extern "C" fn push(domain: Handle, attributes: *const Attributes) -> c_int {
+        // SAFETY: the ABI passes attributes that live through the call.
+        let Attributes { version, size, message_type, message, .. } = unsafe { ptr::read(attributes) };
+        hear(format!(
+            "push {:x} in {:x}, version {version} of {size} bytes, message type {message_type}",
+            message.addr(),
+            domain.addr()
+        ));
+        0
+    }
+
+    extern "C" fn pop(domain: Handle) -> c_int {
+        hear(format!("pop in {:x}", domain.addr()));
+        0
+    }
+
+    /// Fills the slots as a profiler does: by way of the exported tables alone.
+    fn inject(functions: &[(usize, *mut c_void)]) {
+        let mut slots: *const *const Slot = ptr::null();
+        let mut size = 0;
+        // SAFETY: table 1 is `Callbacks`, by the ABI.
+        let callbacks = unsafe { &*export_table(1).cast::<Callbacks>() };
+        assert_eq!((callbacks.get_table)(CORE2 as u32, &raw mut slots, &raw mut size), 1);
+        for &(slot, function) in functions {
+            assert!(slot < size as usize);
+            // SAFETY: the table has `size` pointers to slots.
+            unsafe { (**slots.add(slot)).store(function, Ordering::Release) };
+        }
+    }
+
+    #[test]
+    fn a_profiler_that_fills_the_slots_hears_every_range() {
+        assert_eq!(get_table(0, ptr::null_mut(), ptr::null_mut()), 0, "there is no module 0");
+        assert_eq!(get_table(MODULES as u32, ptr::null_mut(), ptr::null_mut()), 0, "nor one past the last");
+        inject(&[
+            (DOMAIN_CREATE, create as *mut c_void),
+            (REGISTER_STRING, register as *mut c_void),
+            (RANGE_PUSH, push as *mut c_void),
+            (RANGE_POP, pop as *mut c_void),
+        ]);
+        let domain = Domain(Domain::live("LLM"));
+        let name = domain.register("prefill");
+        domain.push(name);
+        domain.pop();
+        let heard = HEARD.lock().expect("no test panics while it listens");
+        assert_eq!(
+            heard[..],
+            ["domain LLM", "register prefill in d0", "push 5a in d0, version 3 of 48 bytes, message type 3", "pop in d0"]
+        );
     }
 }

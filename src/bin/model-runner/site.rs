@@ -87,3 +87,25 @@ impl<'a> Site<'a> {
         self.size.get()
     }
 }
+
+#[cfg(test)]
+impl Site<'static> {
+    /// A root over synthetic weights on the CPU.
+    pub fn synthetic(seed: u64) -> Self {
+        Self::root(crate::weights::synthetic(seed, DType::F32, &Device::Cpu), Recorder::silent())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_was_built_is_counted_once_in_the_whole_tree() -> Result<()> {
+        let root = Site::synthetic(0);
+        root.pp("a").get((3, 4), "weight", Init::Const(1.0))?;
+        root.part("b", "model").pp("c").get(5, "bias", Init::Const(0.0))?;
+        assert_eq!(root.size(), Size { parameters: 17, bytes: 68 });
+        Ok(())
+    }
+}

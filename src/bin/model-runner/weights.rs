@@ -146,3 +146,57 @@ fn normals(seed: u64, count: usize, mean: f32, stdev: f32) -> Vec<f32> {
     });
     values
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_tensor_depends_on_its_name_and_the_seed_and_nothing_else() {
+        let draw = |seed, name| normals(tensor_seed(seed, name), 40_000, 0.0, 1.0);
+        assert_eq!(draw(1, "a"), draw(1, "a"));
+        assert_ne!(draw(1, "a"), draw(1, "b"));
+        assert_ne!(draw(1, "a"), draw(2, "a"));
+        assert_eq!(draw(1, "a")[..100], normals(tensor_seed(1, "a"), 100, 0.0, 1.0), "a longer tensor begins the same");
+    }
+
+    #[test]
+    fn synthetic_values_have_the_scale_that_was_asked_for() {
+        let values = normals(7, 1 << 20, 0.5, 0.02);
+        let mean = values.iter().map(|&v| f64::from(v)).sum::<f64>() / values.len() as f64;
+        let variance = values.iter().map(|&v| (f64::from(v) - mean).powi(2)).sum::<f64>() / values.len() as f64;
+        assert!((mean - 0.5).abs() < 1e-4, "mean {mean}");
+        assert!((variance.sqrt() - 0.02).abs() < 1e-4, "standard deviation {}", variance.sqrt());
+    }
+
+    #[test]
+    fn an_index_names_files_of_its_own_folder_only() {
+        let index = |file: &str| parse_index(&format!(r#"{{"metadata": {{}}, "weight_map": {{"a": "{file}", "b": "{file}"}}}}"#));
+        assert_eq!(index("part-1.safetensors").map(|names| names.len()), Ok(1));
+        assert!(index("../part-1.safetensors").is_err());
+        assert!(index("/part-1.safetensors").is_err());
+        assert!(parse_index(r#"{"weight_map": {}}"#).is_err());
+    }
+
+    #[test]
+    fn weights_from_a_folder_come_in_the_type_that_was_asked_for() -> anyhow::Result<()> {
+        let folder = tempfile::tempdir()?;
+        let saved = Tensor::new(&[[1f32, 2.0], [3.0, 4.0]], &Device::Cpu)?.to_dtype(DType::BF16)?;
+        saved.save_safetensors("w", folder.path().join("x.safetensors"))?;
+        let loaded = load(folder.path(), DType::F32, &Device::Cpu)?.get((2, 2), "w")?;
+        assert_eq!(loaded.to_vec2::<f32>()?, [[1.0, 2.0], [3.0, 4.0]]);
+        Ok(())
+    }
+
+    #[test]
+    fn a_truncated_file_is_named() -> anyhow::Result<()> {
+        let folder = tempfile::tempdir()?;
+        let path = folder.path().join("x.safetensors");
+        Tensor::ones((64, 64), DType::F32, &Device::Cpu)?.save_safetensors("w", &path)?;
+        let file = fs::OpenOptions::new().write(true).open(&path)?;
+        file.set_len(file.metadata()?.len() / 2)?;
+        let refused = load(folder.path(), DType::F32, &Device::Cpu).err().expect("refused").to_string();
+        assert!(refused.contains("x.safetensors is no whole safetensors file"), "{refused}");
+        Ok(())
+    }
+}

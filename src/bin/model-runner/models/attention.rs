@@ -6,7 +6,7 @@ use candle_core::{DType, Device, Result, Tensor};
 use llmprof::model::Decoder as Spec;
 
 use crate::{
-    ops::{Linear, Matmul, Pointwise, RmsNorm, Rope, Softmax},
+    ops::{Linear, Matmul, Pointwise, RmsNorm, Rope, RopeTables, Softmax},
     record::Op,
     site::Site,
 };
@@ -45,8 +45,8 @@ pub struct Attention {
 }
 
 impl Attention {
-    /// Builds `q_proj`, `k_proj`, `v_proj`, `o_proj` for up to `positions` tokens.
-    pub fn new(site: &Site, spec: &Spec, positions: usize) -> Result<Self> {
+    /// Builds `q_proj`, `k_proj`, `v_proj`, `o_proj`.
+    pub fn new(site: &Site, spec: &Spec, positions: &RopeTables) -> Result<Self> {
         let Spec { hidden, heads, kv_heads, head_dim, .. } = *spec;
         let norm = |name| RmsNorm::new(&site.pp(name), head_dim, spec.rms_norm_eps);
         Ok(Self {
@@ -56,7 +56,7 @@ impl Attention {
             value: Linear::new(&site.pp("v_proj"), hidden, kv_heads * head_dim, spec.qkv_bias)?,
             output: Linear::new(&site.pp("o_proj"), heads * head_dim, hidden, false)?,
             norms: spec.qk_norm.then(|| Ok::<_, candle_core::Error>((norm("q_norm")?, norm("k_norm")?))).transpose()?,
-            rope: Rope::new(&site.pp("rope"), positions, head_dim, spec.rope_theta)?,
+            rope: Rope::new(&site.pp("rope"), positions),
             scale: Pointwise::new(&site.pp("scale")),
             append: Pointwise::new(&site.pp("cache")),
             scores: Matmul::new(&site.pp("scores")),
@@ -108,13 +108,10 @@ fn append(cache: &Tensor, new: &Tensor, position: usize, length: usize) -> Resul
     cache.narrow(2, 0, length)
 }
 
-/// Adds minus infinity where a token would see a later one; `None` when there is only one token.
-pub fn causal_mask(tokens: usize, position: usize, dtype: DType, device: &Device) -> Result<Option<Tensor>> {
-    if tokens == 1 {
-        return Ok(None);
-    }
+/// What is added to scores: minus infinity where a token would see a later one.
+pub fn causal_mask(tokens: usize, position: usize, dtype: DType, device: &Device) -> Result<Tensor> {
     let length = position + tokens;
     let row = |i: usize| (0..length).map(move |j| if j > position + i { f32::NEG_INFINITY } else { 0.0 });
     let mask = Tensor::from_iter((0..tokens).flat_map(row), device)?;
-    mask.reshape((tokens, length))?.to_dtype(dtype).map(Some)
+    mask.reshape((tokens, length))?.to_dtype(dtype)
 }

@@ -10,7 +10,7 @@ use super::{
     mlp::FeedForward,
 };
 use crate::{
-    ops::{Embedding, Linear, Pointwise, RmsNorm},
+    ops::{Embedding, Linear, Pointwise, RmsNorm, RopeTables},
     record::Op,
     site::Site,
 };
@@ -20,18 +20,32 @@ pub struct Cache {
     layers: Vec<LayerCache>,
     filled: usize,
     capacity: usize,
+    /// The last mask made, with the tokens and the position that it was made for: repeats read the same prompt.
+    mask: Option<(usize, usize, Tensor)>,
 }
 
 impl Cache {
     /// Makes a cache with room for `capacity` positions.
     pub fn new(spec: &Spec, capacity: usize, dtype: DType, device: &Device) -> Result<Self> {
         let layers = (0..spec.layers).map(|_| LayerCache::new(spec, capacity, dtype, device)).collect::<Result<_>>()?;
-        Ok(Self { layers, filled: 0, capacity })
+        Ok(Self { layers, filled: 0, capacity, mask: None })
     }
 
     /// Forgets what was said; the memory stays.
     pub fn clear(&mut self) {
         self.filled = 0;
+    }
+
+    /// The causal mask of `x`, which comes next; `None` for a single token, which sees everything.
+    fn mask(&mut self, x: &Tensor) -> Result<Option<Tensor>> {
+        let (tokens, position) = (x.dim(0)?, self.filled);
+        if tokens == 1 {
+            return Ok(None);
+        }
+        if self.mask.as_ref().is_none_or(|(t, p, _)| (*t, *p) != (tokens, position)) {
+            self.mask = Some((tokens, position, causal_mask(tokens, position, x.dtype(), x.device())?));
+        }
+        Ok(self.mask.as_ref().map(|(_, _, mask)| mask.clone()))
     }
 }
 
@@ -46,7 +60,7 @@ struct Layer {
 }
 
 impl Layer {
-    fn new(site: &Site, spec: &Spec, layer: usize, positions: usize) -> Result<Self> {
+    fn new(site: &Site, spec: &Spec, layer: usize, positions: &RopeTables) -> Result<Self> {
         Ok(Self {
             module: site.module(),
             attention_norm: RmsNorm::new(&site.pp("input_layernorm"), spec.hidden, spec.rms_norm_eps)?,
@@ -81,8 +95,9 @@ impl Decoder {
     pub fn new(root: &Site, spec: &Spec, positions: usize) -> Result<Self> {
         let site = root.part("decoder", "model");
         let embedding = Embedding::new(&site.pp("embed_tokens"), spec.vocab, spec.hidden)?;
+        let tables = RopeTables::new(positions, spec.head_dim, spec.rope_theta, site.dtype(), site.device())?;
         let layers = (0..spec.layers)
-            .map(|layer| Layer::new(&site.pp("layers").pp(layer), spec, layer, positions))
+            .map(|layer| Layer::new(&site.pp("layers").pp(layer), spec, layer, &tables))
             .collect::<Result<_>>()?;
         let norm = RmsNorm::new(&site.pp("norm"), spec.hidden, spec.rms_norm_eps)?;
         let head = root.part("decoder.lm_head", "lm_head");
@@ -105,7 +120,7 @@ impl Decoder {
         if position + tokens > cache.capacity {
             candle_core::bail!("{} positions do not fit a cache of {}", position + tokens, cache.capacity);
         }
-        let mask = causal_mask(tokens, position, x.dtype(), x.device())?;
+        let mask = cache.mask(x)?;
         let mut x = x.unsqueeze(0)?;
         for (layer, cache) in self.layers.iter().zip(&cache.layers) {
             x = layer.forward(&x, position, mask.as_ref(), cache)?;

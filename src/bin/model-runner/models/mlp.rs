@@ -176,14 +176,14 @@ fn top(row: &[f32], k: usize) -> Vec<usize> {
 /// A layer's feed-forward half.
 pub enum FeedForward {
     Dense(SwiGlu),
-    Mixture(Moe),
+    Mixture(Box<Moe>),
 }
 
 impl FeedForward {
     /// Builds what `layer` has by the model's dimensions.
     pub fn new(site: &Site, spec: &Spec, layer: usize) -> Result<Self> {
         match &spec.moe {
-            Some(moe) if layer >= moe.first_layer => Moe::new(site, spec, moe, layer).map(Self::Mixture),
+            Some(moe) if layer >= moe.first_layer => Moe::new(site, spec, moe, layer).map(|moe| Self::Mixture(Box::new(moe))),
             _ => SwiGlu::new(site, spec.hidden, spec.intermediate).map(Self::Dense),
         }
     }
@@ -193,5 +193,53 @@ impl FeedForward {
             Self::Dense(mlp) => mlp.forward(x),
             Self::Mixture(moe) => moe.forward(x),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_best_come_first_and_ties_keep_their_order() {
+        assert_eq!(top(&[0.1, 0.4, 0.1, 0.4], 3), [1, 3, 0]);
+    }
+
+    #[test]
+    fn routes_group_tokens_by_expert_and_lead_back() {
+        // Two tokens, two choices each: the first goes to experts 2 and 0, the second to 0 and 1.
+        let routes = Routes::new(&[2, 0, 0, 1], 4);
+        assert_eq!(routes, Routes { order: vec![1, 2, 3, 0], hit: vec![(0, 2), (1, 1), (2, 1)] });
+        assert_eq!(routes.tokens(2), [0, 1, 1, 0]);
+        assert_eq!(routes.places(), [3, 0, 1, 2]);
+    }
+
+    #[test]
+    fn the_grouped_mixture_is_the_sum_of_each_tokens_own_experts() -> Result<()> {
+        let site = Site::synthetic(3);
+        let mut decoder = super::super::tests::decoder();
+        for norm_topk in [false, true] {
+            let spec = MoeSpec { first_layer: 0, experts: 6, top_k: 3, intermediate: 5, shared: 1, norm_topk };
+            decoder.moe = Some(spec.clone());
+            let moe = Moe::new(&site, &decoder, &spec, 0)?;
+            let x = Tensor::randn(0f32, 1.0, (1, 7, decoder.hidden), &Device::Cpu)?;
+            let grouped = moe.forward(&x)?.squeeze(0)?;
+
+            let probabilities = candle_nn::ops::softmax_last_dim(&moe.router.forward(&x.squeeze(0)?)?)?.to_vec2::<f32>()?;
+            for (token, row) in probabilities.iter().enumerate() {
+                let token_x = x.narrow(1, token, 1)?.squeeze(0)?;
+                let mut expected = moe.shared.as_ref().expect("shared").0.forward(&token_x)?;
+                let mut ranked: Vec<usize> = (0..6).collect();
+                ranked.sort_by(|&a, &b| row[b].partial_cmp(&row[a]).expect("finite"));
+                let sum: f32 = ranked[..3].iter().map(|&e| row[e]).sum();
+                for &e in &ranked[..3] {
+                    let weight = if norm_topk { row[e] / sum } else { row[e] };
+                    expected = (expected + (moe.experts[e].forward(&token_x)? * f64::from(weight))?)?;
+                }
+                let difference = (grouped.narrow(0, token, 1)? - expected)?.abs()?.max_all()?.to_scalar::<f32>()?;
+                assert!(difference < 1e-5, "token {token} differs by {difference}");
+            }
+        }
+        Ok(())
     }
 }

@@ -77,3 +77,154 @@ fn insert(text: &Tensor, prompt: &Prompt, features: &[Tensor]) -> Result<Tensor>
     parts.retain(|part| part.dims()[0] > 0);
     Tensor::cat(&parts, 0)
 }
+
+#[cfg(test)]
+mod tests {
+    use std::{collections::HashMap, sync::Mutex};
+
+    use candle_core::{DType, Shape};
+    use candle_nn::{Init, VarBuilder, var_builder::SimpleBackend};
+    use llmprof::model::{Decoder as Spec, Moe};
+
+    use super::*;
+    use crate::record::Recorder;
+
+    /// A decoder small enough to check by hand: grouped heads, one dense layer, one mixture.
+    pub fn decoder() -> Spec {
+        Spec {
+            hidden: 16,
+            layers: 2,
+            heads: 4,
+            kv_heads: 2,
+            head_dim: 4,
+            intermediate: 24,
+            vocab: 50,
+            max_positions: 64,
+            rope_theta: 10_000.0,
+            rms_norm_eps: 1e-6,
+            tied_embeddings: false,
+            qkv_bias: false,
+            qk_norm: true,
+            bos_token: 0,
+            eos_token: None,
+            moe: Some(Moe { first_layer: 1, experts: 4, top_k: 2, intermediate: 8, shared: 1, norm_topk: false }),
+        }
+    }
+
+    fn logits_after(decoder: &Decoder, spec: &Spec, parts: &[&[u32]]) -> Result<Vec<f32>> {
+        let mut cache = Cache::new(spec, 16, DType::F32, &Device::Cpu)?;
+        let mut logits = None;
+        for part in parts {
+            let x = decoder.embed(&Tensor::new(*part, &Device::Cpu)?)?;
+            logits = Some(decoder.forward(&x, &mut cache)?);
+        }
+        logits.expect("at least one part").to_vec1()
+    }
+
+    #[test]
+    fn a_text_read_in_steps_has_the_logits_of_the_text_read_at_once() -> Result<()> {
+        let spec = decoder();
+        let decoder = Decoder::new(&Site::synthetic(1), &spec, 16)?;
+        let whole = logits_after(&decoder, &spec, &[&[0, 7, 9, 23, 4, 4, 31]])?;
+        for parts in [&[&[0u32, 7, 9][..], &[23], &[4], &[4], &[31]][..], &[&[0, 7], &[9, 23, 4, 4, 31]]] {
+            let stepped = logits_after(&decoder, &spec, parts)?;
+            let worst = whole.iter().zip(&stepped).map(|(a, b)| (a - b).abs()).fold(0.0, f32::max);
+            assert!(worst < 1e-5, "logits differ by {worst}");
+        }
+        Ok(())
+    }
+
+    /// Synthetic weights that remember what they handed out.
+    struct Remembering<'a> {
+        source: VarBuilder<'static>,
+        seen: &'a Mutex<HashMap<String, Tensor>>,
+    }
+
+    impl SimpleBackend for Remembering<'_> {
+        fn get(&self, shape: Shape, name: &str, init: Init, _: DType, _: &Device) -> Result<Tensor> {
+            let tensor = self.source.get_with_hints(shape, name, init)?;
+            self.seen.lock().expect("no builder panics").insert(name.to_owned(), tensor.clone());
+            Ok(tensor)
+        }
+
+        fn get_unchecked(&self, name: &str, _: DType, _: &Device) -> Result<Tensor> {
+            candle_core::bail!("{name} has no shape")
+        }
+
+        fn contains_tensor(&self, _: &str) -> bool {
+            true
+        }
+    }
+
+    /// A decoder and its weights by name.
+    fn built(spec: &Spec) -> Result<(Decoder, HashMap<String, Tensor>)> {
+        let seen = Mutex::default();
+        let source = crate::weights::synthetic(5, DType::F32, &Device::Cpu);
+        let weights = VarBuilder::from_backend(Box::new(Remembering { source, seen: &seen }), DType::F32, Device::Cpu);
+        let decoder = Decoder::new(&Site::root(weights, Recorder::silent()), spec, 16)?;
+        Ok((decoder, seen.into_inner().expect("no builder panics")))
+    }
+
+    const TEXT: &[&[u32]] = &[&[0, 3, 8, 1], &[6]];
+
+    #[test]
+    fn grouped_heads_are_repeated_heads() -> Result<()> {
+        // Key heads repeated to the number of query heads, in the weights themselves, must change nothing.
+        let grouped = decoder();
+        let plain = Spec { kv_heads: grouped.heads, ..grouped.clone() };
+        let (original, mut weights) = built(&grouped)?;
+        for (_, tensor) in weights.iter_mut().filter(|(name, _)| name.contains("k_proj") || name.contains("v_proj")) {
+            let heads = tensor.reshape((grouped.kv_heads, 1, grouped.head_dim, grouped.hidden))?;
+            let repeated = heads.repeat((1, grouped.heads / grouped.kv_heads, 1, 1))?;
+            *tensor = repeated.reshape((grouped.heads * grouped.head_dim, grouped.hidden))?;
+        }
+        let weights = VarBuilder::from_tensors(weights, DType::F32, &Device::Cpu);
+        let repeated = Decoder::new(&Site::root(weights, Recorder::silent()), &plain, 16)?;
+        let (a, b) = (logits_after(&original, &grouped, TEXT)?, logits_after(&repeated, &plain, TEXT)?);
+        let worst = a.iter().zip(&b).map(|(a, b)| (a - b).abs()).fold(0.0, f32::max);
+        assert!(worst < 1e-5, "logits differ by {worst}");
+        Ok(())
+    }
+
+    #[test]
+    fn weights_in_shards_compute_what_the_same_weights_in_memory_do() -> anyhow::Result<()> {
+        let spec = decoder();
+        let (original, weights) = built(&spec)?;
+        let folder = tempfile::tempdir()?;
+        let shard = |name: &str| format!("part-{}.safetensors", name.len() % 2);
+        let index: HashMap<_, _> = weights.keys().map(|name| (name, shard(name))).collect();
+        for part in ["part-0.safetensors", "part-1.safetensors"] {
+            let mine = weights.iter().filter(|(name, _)| shard(name) == part);
+            let tensors: HashMap<_, _> = mine.map(|(name, tensor)| (name.clone(), tensor.clone())).collect();
+            candle_core::safetensors::save(&tensors, folder.path().join(part))?;
+        }
+        let index = serde_json::json!({ "weight_map": index }).to_string();
+        std::fs::write(folder.path().join("model.safetensors.index.json"), index)?;
+
+        let weights = crate::weights::load(folder.path(), DType::F32, &Device::Cpu)?;
+        let loaded = Decoder::new(&Site::root(weights, Recorder::silent()), &spec, 16)?;
+        assert_eq!(logits_after(&original, &spec, TEXT)?, logits_after(&loaded, &spec, TEXT)?);
+        Ok(())
+    }
+
+    #[test]
+    fn what_was_built_has_the_size_that_the_dimensions_give() -> Result<()> {
+        for spec in [decoder(), Spec { tied_embeddings: true, qkv_bias: true, ..decoder() }] {
+            let site = Site::synthetic(0);
+            Decoder::new(&site, &spec, 16)?;
+            assert_eq!(u128::from(site.size().parameters), spec.parameters());
+        }
+        Ok(())
+    }
+
+    #[test]
+    fn images_replace_the_tokens_that_stand_for_them() -> Result<()> {
+        let text = Tensor::arange(0f32, 6.0, &Device::Cpu)?.reshape((6, 1))?;
+        let image = |value: f32, rows| Tensor::full(value, (rows, 1), &Device::Cpu);
+        let prompt = Prompt { tokens: vec![0; 6], images: vec![1..3, 5..6] };
+        let merged = insert(&text, &prompt, &[image(-1.0, 2)?, image(-2.0, 1)?])?;
+        assert_eq!(merged.flatten_all()?.to_vec1::<f32>()?, [0.0, -1.0, -1.0, 3.0, 4.0, -2.0]);
+        assert!(insert(&text, &prompt, &[image(-1.0, 3)?, image(-2.0, 1)?]).is_err(), "a wrong number of vectors is an error");
+        Ok(())
+    }
+}

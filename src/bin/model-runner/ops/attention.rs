@@ -33,32 +33,40 @@ impl Softmax {
     }
 }
 
-/// Rotary positions, half-split: element `i` turns with element `i + dim / 2`.
-pub struct Rope {
+/// Angles of rotary positions, made once and shared by all layers.
+#[derive(Clone)]
+pub struct RopeTables {
     cos: Tensor,
     sin: Tensor,
-    op: Op,
 }
 
-impl Rope {
-    /// Builds the tables of `positions` angles `position * theta^(-2i / dim)`.
-    pub fn new(site: &Site, positions: usize, dim: usize, theta: f64) -> Result<Self> {
-        let (cos, sin) = Self::tables(positions, dim, theta, site.dtype(), site.device())?;
-        Ok(Self { cos, sin, op: site.op("rope") })
-    }
-
-    fn tables(positions: usize, dim: usize, theta: f64, dtype: DType, device: &Device) -> Result<(Tensor, Tensor)> {
+impl RopeTables {
+    /// Makes the tables of `positions` angles `position * theta^(-2i / dim)`.
+    pub fn new(positions: usize, dim: usize, theta: f64, dtype: DType, device: &Device) -> Result<Self> {
         let half = dim / 2;
         let frequencies: Vec<f64> = (0..half).map(|i| theta.powf(-2.0 * i as f64 / dim as f64)).collect();
         let angles = (0..positions).flat_map(|p| frequencies.iter().map(move |f| (p as f64 * f) as f32));
         let angles = Tensor::from_iter(angles, device)?.reshape((positions, half))?;
-        Ok((angles.cos()?.to_dtype(dtype)?, angles.sin()?.to_dtype(dtype)?))
+        Ok(Self { cos: angles.cos()?.to_dtype(dtype)?, sin: angles.sin()?.to_dtype(dtype)? })
+    }
+}
+
+/// Rotary positions, half-split: element `i` turns with element `i + dim / 2`.
+pub struct Rope {
+    tables: RopeTables,
+    op: Op,
+}
+
+impl Rope {
+    pub fn new(site: &Site, tables: &RopeTables) -> Self {
+        Self { tables: tables.clone(), op: site.op("rope") }
     }
 
     /// Turns `x` `[batch, heads, tokens, dim]`, whose first token stands at `position`.
     pub fn forward(&self, x: &Tensor, position: usize) -> Result<Tensor> {
         let tokens = x.dim(2)?;
-        let (cos, sin) = (self.cos.narrow(0, position, tokens)?, self.sin.narrow(0, position, tokens)?);
+        let RopeTables { cos, sin } = &self.tables;
+        let (cos, sin) = (cos.narrow(0, position, tokens)?, sin.narrow(0, position, tokens)?);
         self.op.call(&[x, &cos, &sin], 0, || candle_nn::rotary_emb::rope(&x.contiguous()?, &cos, &sin))
     }
 }
