@@ -2,10 +2,26 @@
 //!
 //! Plain values, open to every module: the runner builds from them, the cost model counts from them. No weights, no files.
 
+pub mod hf;
+mod validate;
+
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
 use crate::run::Dtype;
+
+/// Why a description is none of a model.
+#[derive(Debug, thiserror::Error)]
+pub enum ModelError {
+    #[error("the model's description cannot be read: {0}")]
+    Parse(String),
+    #[error("the model's description lacks {0}")]
+    Missing(String),
+    #[error("the model has {0}, which the runner cannot build")]
+    Unsupported(String),
+    #[error("no model has these dimensions: {0}")]
+    Impossible(String),
+}
 
 /// One configured model.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, ToSchema)]
@@ -50,6 +66,12 @@ pub struct Decoder {
     /// Whether lm_head shares the embedding's weights.
     #[serde(default)]
     pub tied_embeddings: bool,
+    /// Whether the query, key and value projections have biases (Qwen2).
+    #[serde(default)]
+    pub qkv_bias: bool,
+    /// Whether each head's queries and keys are normalised before their rotation (Qwen3).
+    #[serde(default)]
+    pub qk_norm: bool,
     pub bos_token: u32,
     #[serde(default)]
     pub eos_token: Option<u32>,

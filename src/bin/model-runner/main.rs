@@ -1,1 +1,60 @@
-fn main() {}
+//! `model-runner`: runs one model on one input, repeatedly, and says what happened when.
+//!
+//! Started by `llmprof` as a child process, or by hand. The only binary that links candle; it knows no profiler but NVTX.
+//! Whatever happens ends in an exit code and one last line on standard error.
+
+mod args;
+mod ceilings;
+mod generate;
+mod limits;
+mod models;
+mod nvtx;
+mod ops;
+mod preprocess;
+mod prompt;
+mod record;
+mod run;
+mod site;
+mod weights;
+
+use std::{
+    io,
+    panic::{self, AssertUnwindSafe},
+    process::ExitCode,
+};
+
+use clap::Parser;
+use llmprof::runner::EXIT_BAD_INPUT;
+use run::RunError;
+
+fn main() -> ExitCode {
+    let started_ns = record::now_ns();
+    let args = args::Args::parse();
+    let filter = tracing_subscriber::EnvFilter::try_from_default_env().unwrap_or_else(|_| "info".into());
+    tracing_subscriber::fmt().with_env_filter(filter).with_writer(io::stderr).with_ansi(false).init();
+    // One line, whatever broke: the parent shows the last one.
+    panic::set_hook(Box::new(|info| eprintln!("model-runner: internal error: {}", one_line(&info.to_string()))));
+
+    let args::Command::Run(command) = &args.command;
+    let outcome = panic::catch_unwind(AssertUnwindSafe(|| {
+        let request = command.request().map_err(|e| RunError::BadInput(e.to_string()))?;
+        run::run(&request, &command.out, started_ns)
+    }));
+    match outcome {
+        Ok(Ok(())) => ExitCode::SUCCESS,
+        Ok(Err(error)) => {
+            eprintln!("model-runner: {}", one_line(&error.to_string()));
+            match error {
+                RunError::BadInput(_) => ExitCode::from(EXIT_BAD_INPUT as u8),
+                RunError::Model(_) | RunError::Write { .. } => ExitCode::FAILURE,
+            }
+        }
+        Err(_) => ExitCode::FAILURE,
+    }
+}
+
+/// The message without line breaks, and without the backtrace that candle appends when one is asked for.
+fn one_line(message: &str) -> String {
+    let message = message.split("\n   0: ").next().unwrap_or_default();
+    message.split_whitespace().collect::<Vec<_>>().join(" ")
+}

@@ -1,0 +1,56 @@
+//! What a request may ask of the model and of this machine.
+//!
+//! Checked before anything is built: a run that cannot fit is refused in a line, not ended by the kernel. Never allocates.
+
+use candle_core::Device;
+use llmprof::runner::RunnerRequest;
+
+/// Says why the request cannot fit, if it cannot.
+pub fn check(request: &RunnerRequest, prompt_tokens: usize, device: &Device) -> Result<(), String> {
+    if request.repeats == 0 {
+        return Err("repeats is 0: there is nothing to measure".to_owned());
+    }
+    let (new, context) = (request.max_new_tokens as usize, request.model.decoder.max_positions);
+    if prompt_tokens + new > context {
+        return Err(format!("{prompt_tokens} tokens of prompt and {new} to generate do not fit the context of {context}"));
+    }
+    // Memory of a device is asked for by allocating it; only the host's is overcommitted.
+    match available_memory() {
+        Some(available) if device.is_cpu() => check_memory(memory(request, prompt_tokens + new), available),
+        _ => Ok(()),
+    }
+}
+
+/// Bytes of the decoder's weights and cache, which are nearly all that a run holds.
+fn memory(request: &RunnerRequest, positions: usize) -> u128 {
+    let decoder = &request.model.decoder;
+    let cache = 2 * decoder.layers * decoder.kv_heads * decoder.head_dim * positions;
+    (decoder.parameters() + cache as u128) * u128::from(request.dtype.bytes())
+}
+
+fn check_memory(needed: u128, available: u64) -> Result<(), String> {
+    if needed <= u128::from(available) {
+        return Ok(());
+    }
+    let gib = |bytes: u128| bytes as f64 / f64::from(1 << 30);
+    Err(format!("the model needs {:.1} GiB of memory, and {:.1} are available", gib(needed), gib(available.into())))
+}
+
+/// Memory that could be had without swapping, as the kernel estimates it.
+fn available_memory() -> Option<u64> {
+    let text = std::fs::read_to_string("/proc/meminfo").ok()?;
+    let line = text.lines().find_map(|line| line.strip_prefix("MemAvailable:"))?;
+    line.trim().strip_suffix(" kB")?.parse::<u64>().ok().map(|kib| kib * 1024)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_model_larger_than_memory_is_refused_with_both_figures() {
+        assert_eq!(check_memory(8 << 30, 8 << 30), Ok(()));
+        let refused = check_memory(13 << 30, 8 << 30).expect_err("refused");
+        assert_eq!(refused, "the model needs 13.0 GiB of memory, and 8.0 are available");
+    }
+}

@@ -1,0 +1,3 @@
+//! DeepSeek-OCR's image side.
+
+pub mod vision;

@@ -1,0 +1,215 @@
+//! NVTX ranges, by the ABI that profilers inject into a process.
+//!
+//! NVTX 3 is no library: a profiler names its own in `NVTX_INJECTION64_PATH`, and fills the function slots that we hand it.
+//! Without a profiler nothing is loaded, and a push costs one branch. Never fails: a broken injection means no ranges.
+
+use std::{
+    ffi::{CString, c_char, c_int, c_void},
+    ptr,
+    sync::{
+        OnceLock,
+        atomic::{AtomicPtr, Ordering},
+    },
+};
+
+/// Slots of one module's function table; the largest module has fewer.
+const SLOTS: usize = 32;
+/// Modules that a profiler may ask for: 1 to 6.
+const MODULES: usize = 7;
+/// The module with domains and registered strings, and its slots.
+const CORE2: usize = 5;
+const RANGE_PUSH: usize = 4;
+const RANGE_POP: usize = 5;
+const REGISTER_STRING: usize = 10;
+const DOMAIN_CREATE: usize = 12;
+
+type Slot = AtomicPtr<c_void>;
+type Handle = *mut c_void;
+
+/// What the profiler writes its functions into: it keeps pointers to these, so they live as long as the process.
+static FUNCTIONS: [[Slot; SLOTS]; MODULES] = [const { [const { Slot::new(ptr::null_mut()) }; SLOTS] }; MODULES];
+
+/// Pointers to the slots of each module, which is the shape that the ABI hands over.
+struct Tables([[*const Slot; SLOTS]; MODULES]);
+// SAFETY: the pointers lead to `FUNCTIONS`, which is static and atomic.
+unsafe impl Send for Tables {}
+unsafe impl Sync for Tables {}
+static TABLES: OnceLock<Tables> = OnceLock::new();
+
+#[repr(C)]
+struct Callbacks {
+    size: usize,
+    get_table: extern "C" fn(u32, *mut *const *const Slot, *mut u32) -> c_int,
+}
+
+#[repr(C)]
+struct VersionInfo {
+    size: usize,
+    version: u32,
+    reserved: u32,
+    set_injection_version: extern "C" fn(u32),
+}
+
+static CALLBACKS: Callbacks = Callbacks { size: size_of::<Callbacks>(), get_table };
+static VERSION: VersionInfo = VersionInfo { size: size_of::<VersionInfo>(), version: 3, reserved: 0, set_injection_version };
+
+extern "C" fn set_injection_version(_version: u32) {}
+
+extern "C" fn get_table(module: u32, table: *mut *const *const Slot, size: *mut u32) -> c_int {
+    let tables = TABLES.get_or_init(|| Tables(std::array::from_fn(|m| std::array::from_fn(|s| &FUNCTIONS[m][s] as *const Slot))));
+    let Some(slots) = tables.0.get(module as usize).filter(|_| module > 0) else { return 0 };
+    // SAFETY: the profiler passes places to write to, or null for what it does not want.
+    unsafe {
+        if !table.is_null() {
+            *table = slots.as_ptr();
+        }
+        if !size.is_null() {
+            *size = SLOTS as u32;
+        }
+    }
+    1
+}
+
+extern "C" fn export_table(id: u32) -> *const c_void {
+    match id {
+        1 => (&raw const CALLBACKS).cast(),
+        3 => (&raw const VERSION).cast(),
+        _ => ptr::null(),
+    }
+}
+
+/// `nvtxEventAttributes_t`, version 3, with a registered string as its message.
+#[repr(C)]
+struct Attributes {
+    version: u16,
+    size: u16,
+    category: u32,
+    color_type: i32,
+    color: u32,
+    payload_type: i32,
+    reserved: i32,
+    payload: u64,
+    message_type: i32,
+    message: Handle,
+}
+const _: () = assert!(size_of::<Attributes>() == 48);
+const REGISTERED: i32 = 3;
+
+/// Hands our tables to the profiler that `NVTX_INJECTION64_PATH` names; says whether one attached.
+fn attach() -> bool {
+    static ATTACHED: OnceLock<bool> = OnceLock::new();
+    *ATTACHED.get_or_init(|| {
+        let Some(path) = std::env::var_os("NVTX_INJECTION64_PATH") else { return false };
+        type Initialize = unsafe extern "C" fn(extern "C" fn(u32) -> *const c_void) -> c_int;
+        // SAFETY: loading a profiler's library runs its code, which is what the variable asks for.
+        let attached = unsafe {
+            libloading::Library::new(&path).and_then(|library| {
+                let initialize = *library.get::<Initialize>(b"InitializeInjectionNvtx2\0")?;
+                // The profiler stays for the life of the process.
+                std::mem::forget(library);
+                Ok(initialize(export_table) == 1)
+            })
+        };
+        match attached {
+            Ok(true) => true,
+            Ok(false) => {
+                tracing::warn!(path = %path.display(), "the NVTX injection library declined");
+                false
+            }
+            Err(error) => {
+                tracing::warn!(path = %path.display(), %error, "the NVTX injection library could not be loaded");
+                false
+            }
+        }
+    })
+}
+
+/// The function in a slot of the core module, when the profiler filled it.
+fn function(slot: usize) -> Option<*mut c_void> {
+    let function = FUNCTIONS[CORE2][slot].load(Ordering::Acquire);
+    (!function.is_null()).then_some(function)
+}
+
+/// A string that the profiler knows by number: what its filters match, and cheap to push.
+#[derive(Debug, Clone, Copy)]
+pub struct Name(Handle);
+
+impl Name {
+    /// The name that nothing listens to.
+    pub const NONE: Self = Self(ptr::null_mut());
+}
+
+/// A domain of ranges; does nothing when no profiler is attached.
+#[derive(Debug, Clone, Copy)]
+pub struct Domain(Option<Live>);
+
+#[derive(Debug, Clone, Copy)]
+struct Live {
+    handle: Handle,
+    push: unsafe extern "C" fn(Handle, *const Attributes) -> c_int,
+    pop: unsafe extern "C" fn(Handle) -> c_int,
+    register: unsafe extern "C" fn(Handle, *const c_char) -> Handle,
+}
+
+impl Domain {
+    /// The domain that nothing listens to.
+    pub const NONE: Self = Self(None);
+
+    /// Creates a domain with the profiler, when one is attached.
+    pub fn create(name: &str) -> Self {
+        Self(attach().then(|| Self::live(name)).flatten())
+    }
+
+    fn live(name: &str) -> Option<Live> {
+        let name = CString::new(name).ok()?;
+        let (create, push) = (function(DOMAIN_CREATE)?, function(RANGE_PUSH)?);
+        let (pop, register) = (function(RANGE_POP)?, function(REGISTER_STRING)?);
+        // SAFETY: the slots hold functions of these types by the ABI, and live as long as the process.
+        unsafe {
+            let create: unsafe extern "C" fn(*const c_char) -> Handle = std::mem::transmute(create);
+            let handle = create(name.as_ptr());
+            (!handle.is_null()).then(|| Live {
+                handle,
+                push: std::mem::transmute::<*mut c_void, unsafe extern "C" fn(Handle, *const Attributes) -> c_int>(push),
+                pop: std::mem::transmute::<*mut c_void, unsafe extern "C" fn(Handle) -> c_int>(pop),
+                register: std::mem::transmute::<*mut c_void, unsafe extern "C" fn(Handle, *const c_char) -> Handle>(register),
+            })
+        }
+    }
+
+    /// Registers a name for ranges of this domain.
+    pub fn register(&self, name: &str) -> Name {
+        match (&self.0, CString::new(name)) {
+            // SAFETY: the string ends in NUL, and the profiler copies it.
+            (Some(live), Ok(name)) => Name(unsafe { (live.register)(live.handle, name.as_ptr()) }),
+            _ => Name::NONE,
+        }
+    }
+
+    /// Opens a range on this thread.
+    pub fn push(&self, name: Name) {
+        let Some(live) = &self.0 else { return };
+        let attributes = Attributes {
+            version: 3,
+            size: size_of::<Attributes>() as u16,
+            category: 0,
+            color_type: 0,
+            color: 0,
+            payload_type: 0,
+            reserved: 0,
+            payload: 0,
+            message_type: REGISTERED,
+            message: name.0,
+        };
+        // SAFETY: the attributes outlive the call.
+        unsafe { (live.push)(live.handle, &attributes) };
+    }
+
+    /// Closes the innermost range of this domain on this thread.
+    pub fn pop(&self) {
+        if let Some(live) = &self.0 {
+            // SAFETY: the handle came from this profiler.
+            unsafe { (live.pop)(live.handle) };
+        }
+    }
+}

@@ -1,0 +1,105 @@
+//! The operators that models are made of: candle's own computation, recorded as it happens.
+//!
+//! Each is built at a [`crate::site::Site`] and records one call per forward. Nothing here knows a model, a stage or a clock.
+
+mod attention;
+mod conv;
+mod linear;
+mod norm;
+mod pointwise;
+
+pub use attention::{Matmul, Rope, Softmax};
+pub use conv::{Conv2d, ConvShape};
+pub use linear::{Embedding, Linear};
+pub use norm::{LayerNorm, LayerNorm2d, RmsNorm};
+pub use pointwise::{Activation, ArgMax, Function, Pointwise};
+
+/// FLOPs of `batch` products of `m` x `k` by `k` x `n`, a multiply-add as two.
+pub fn matmul_flops(batch: usize, m: usize, k: usize, n: usize) -> u64 {
+    2 * batch as u64 * m as u64 * k as u64 * n as u64
+}
+
+#[cfg(test)]
+mod tests {
+    use candle_core::{Device, Result, Tensor};
+    use llmprof::trace::event::{Event, OperatorCall};
+
+    use super::*;
+    use crate::site::Site;
+
+    fn calls(site: &Site) -> Vec<OperatorCall> {
+        let op = |event| if let Event::Op(call) = event { Some(call) } else { None };
+        site.recorder().drain().into_iter().filter_map(op).collect()
+    }
+
+    fn ones(shape: &[usize]) -> Result<Tensor> {
+        Tensor::ones(shape, candle_core::DType::F32, &Device::Cpu)
+    }
+
+    #[test]
+    fn a_linear_counts_its_products_and_every_operand_once() -> Result<()> {
+        let site = Site::synthetic(0);
+        let y = Linear::new(&site.pp("q_proj"), 8, 4, true)?.forward(&ones(&[2, 3, 8])?)?;
+        assert_eq!(y.dims(), [2, 3, 4]);
+        let [call] = &calls(&site)[..] else { panic!("one call") };
+        assert_eq!((call.path.as_str(), call.op.as_str()), ("q_proj", "linear"));
+        assert_eq!(call.shapes, [vec![2, 3, 8], vec![4, 8], vec![4]]);
+        assert_eq!(call.flops, 2 * 6 * 8 * 4);
+        assert_eq!(call.bytes, 4 * (48 + 32 + 4 + 24));
+        Ok(())
+    }
+
+    #[test]
+    fn a_batched_product_counts_every_batch() -> Result<()> {
+        let site = Site::synthetic(0);
+        Matmul::new(&site).forward(&ones(&[2, 5, 3, 7])?, &ones(&[2, 5, 7, 11])?)?;
+        assert_eq!(calls(&site)[0].flops, 2 * (2 * 5) * 3 * 7 * 11);
+        Ok(())
+    }
+
+    #[test]
+    fn a_convolution_counts_each_output_pixel() -> Result<()> {
+        let site = Site::synthetic(0);
+        let shape = ConvShape { inputs: 3, outputs: 8, kernel: 3, padding: 1, stride: 2 };
+        let y = Conv2d::new(&site, shape, false)?.forward(&ones(&[1, 3, 9, 9])?)?;
+        assert_eq!(y.dims(), [1, 8, 5, 5]);
+        assert_eq!(calls(&site)[0].flops, 2 * (8 * 5 * 5) * (3 * 3 * 3));
+        Ok(())
+    }
+
+    #[test]
+    fn an_embedding_reads_its_rows_and_not_its_table() -> Result<()> {
+        let site = Site::synthetic(0);
+        Embedding::new(&site, 1000, 16)?.forward(&Tensor::new(&[5u32, 7], &Device::Cpu)?)?;
+        assert_eq!(calls(&site)[0].bytes, 2 * (16 * 4 + 4) + 2 * 16 * 4);
+        Ok(())
+    }
+
+    #[test]
+    fn rotary_positions_turn_pairs_half_a_head_apart() -> Result<()> {
+        let rope = Rope::new(&Site::synthetic(0), 8, 4, 10_000.0)?;
+        // One head of four at position 2: the pairs are (1, 3) and (2, 4), turned by 2 and by 2 / 100.
+        let x = Tensor::new(&[[[[1f32, 2.0, 3.0, 4.0]]]], &Device::Cpu)?;
+        let turned = rope.forward(&x, 2)?.flatten_all()?.to_vec1::<f32>()?;
+        let turn = |a: f32, b: f32, angle: f32| (a * angle.cos() - b * angle.sin(), b * angle.cos() + a * angle.sin());
+        let ((a, c), (b, d)) = (turn(1.0, 3.0, 2.0), turn(2.0, 4.0, 0.02));
+        for (got, want) in turned.iter().zip([a, b, c, d]) {
+            assert!((got - want).abs() < 1e-6, "{turned:?}");
+        }
+        Ok(())
+    }
+
+    #[test]
+    fn norms_do_what_their_formulas_say() -> Result<()> {
+        let site = Site::synthetic(0);
+        let x = Tensor::new(&[[1f32, 2.0, 3.0, 6.0]], &Device::Cpu)?;
+        let rms = RmsNorm::new(&site.pp("r"), 4, 1e-6)?.forward(&x)?.to_vec2::<f32>()?;
+        let layer = LayerNorm::new(&site.pp("l"), 4, 1e-6)?.forward(&x)?.to_vec2::<f32>()?;
+        // Mean square 12.5; mean 3, variance 3.5.
+        for (i, value) in [1f32, 2.0, 3.0, 6.0].into_iter().enumerate() {
+            assert!((rms[0][i] - value / 12.5f32.sqrt()).abs() < 1e-5);
+            assert!((layer[0][i] - (value - 3.0) / 3.5f32.sqrt()).abs() < 1e-5);
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,202 @@
+//! Where weights come from: a folder of safetensors, or a seed.
+//!
+//! Both are candle's `VarBuilder`, so no model knows which. A folder is mapped, not read; a seed gives the same tensor for the
+//! same name on every machine, whatever order they are asked for in.
+
+use std::{
+    collections::BTreeSet,
+    ffi::OsStr,
+    fs, io,
+    path::{Path, PathBuf},
+};
+
+use candle_core::{DType, Device, Result, Shape, Tensor};
+use candle_nn::{Init, VarBuilder, var_builder::SimpleBackend};
+use rand_xoshiro::{
+    Xoshiro256PlusPlus,
+    rand_core::{RngCore, SeedableRng},
+};
+use rayon::prelude::*;
+use sha2::{Digest, Sha256};
+
+const INDEX: &str = "model.safetensors.index.json";
+
+/// Why a folder of weights could not be opened.
+#[derive(Debug, thiserror::Error)]
+pub enum WeightsError {
+    #[error("cannot read {path}: {source}")]
+    Read { path: PathBuf, source: io::Error },
+    #[error("{0} holds no *.safetensors")]
+    Empty(PathBuf),
+    #[error("{path} is no index of weights: {reason}")]
+    Index { path: PathBuf, reason: String },
+    #[error("{path} is no whole safetensors file: {reason}")]
+    Open { path: PathBuf, reason: String },
+}
+
+/// Weights of `folder`: every file that its index names, or every `*.safetensors` in it.
+pub fn load(folder: &Path, dtype: DType, device: &Device) -> std::result::Result<VarBuilder<'static>, WeightsError> {
+    let files = files(folder)?;
+    for path in &files {
+        check(path)?;
+    }
+    // SAFETY: the files are mapped; whoever changes weights under a running model gets what they ask for.
+    unsafe { VarBuilder::from_mmaped_safetensors(&files, dtype, device) }
+        .map_err(|error| WeightsError::Open { path: folder.to_owned(), reason: error.to_string() })
+}
+
+fn files(folder: &Path) -> std::result::Result<Vec<PathBuf>, WeightsError> {
+    let read = |path: &Path, source| WeightsError::Read { path: path.to_owned(), source };
+    let index = folder.join(INDEX);
+    if index.is_file() {
+        let text = fs::read_to_string(&index).map_err(|e| read(&index, e))?;
+        return parse_index(&text)
+            .map(|names| names.into_iter().map(|name| folder.join(name)).collect())
+            .map_err(|reason| WeightsError::Index { path: index, reason });
+    }
+    let entries = fs::read_dir(folder).map_err(|e| read(folder, e))?;
+    let mut files = Vec::new();
+    for entry in entries {
+        let path = entry.map_err(|e| read(folder, e))?.path();
+        if path.extension() == Some(OsStr::new("safetensors")) {
+            files.push(path);
+        }
+    }
+    files.sort();
+    if files.is_empty() { Err(WeightsError::Empty(folder.to_owned())) } else { Ok(files) }
+}
+
+/// The files that an index names, each once. A name that leads out of the folder is refused.
+fn parse_index(text: &str) -> std::result::Result<BTreeSet<String>, String> {
+    #[derive(serde::Deserialize)]
+    struct Index {
+        weight_map: std::collections::HashMap<String, String>,
+    }
+    let index: Index = serde_json::from_str(text).map_err(|e| e.to_string())?;
+    let names: BTreeSet<String> = index.weight_map.into_values().collect();
+    match names.iter().find(|name| Path::new(name).file_name() != Some(OsStr::new(name))) {
+        Some(name) => Err(format!("{name:?} is no plain file name")),
+        None if names.is_empty() => Err("it names no file".to_owned()),
+        None => Ok(names),
+    }
+}
+
+/// Reads a file's header against its length, so that a truncated one is named.
+fn check(path: &Path) -> std::result::Result<(), WeightsError> {
+    let read = |source| WeightsError::Read { path: path.to_owned(), source };
+    let file = fs::File::open(path).map_err(read)?;
+    // SAFETY: mapped for the length of this call, and only read.
+    let map = unsafe { memmap2::Mmap::map(&file) }.map_err(read)?;
+    safetensors::SafeTensors::deserialize(&map)
+        .map(drop)
+        .map_err(|error| WeightsError::Open { path: path.to_owned(), reason: error.to_string() })
+}
+
+/// Weights drawn from `seed`, each tensor by its name and its layer's own scale.
+pub fn synthetic(seed: u64, dtype: DType, device: &Device) -> VarBuilder<'static> {
+    VarBuilder::from_backend(Box::new(Synthetic { seed }), dtype, device.clone())
+}
+
+struct Synthetic {
+    seed: u64,
+}
+
+impl SimpleBackend for Synthetic {
+    fn get(&self, shape: Shape, name: &str, init: Init, dtype: DType, device: &Device) -> Result<Tensor> {
+        let (mean, stdev) = match init {
+            Init::Const(value) => return (Tensor::ones(shape, dtype, device)? * value)?.to_dtype(dtype),
+            Init::Randn { mean, stdev } => (mean as f32, stdev as f32),
+            Init::Uniform { .. } | Init::Kaiming { .. } => {
+                candle_core::bail!("{name}: only constant and normal weights are synthesised")
+            }
+        };
+        let values = normals(tensor_seed(self.seed, name), shape.elem_count(), mean, stdev);
+        Tensor::from_vec(values, shape, &Device::Cpu)?.to_dtype(dtype)?.to_device(device)
+    }
+
+    fn get_unchecked(&self, name: &str, _: DType, _: &Device) -> Result<Tensor> {
+        candle_core::bail!("{name}: a synthetic tensor needs a shape")
+    }
+
+    fn contains_tensor(&self, _: &str) -> bool {
+        true
+    }
+}
+
+fn tensor_seed(seed: u64, name: &str) -> u64 {
+    let digest = Sha256::new().chain_update(seed.to_le_bytes()).chain_update(name).finalize();
+    u64::from_le_bytes(std::array::from_fn(|i| digest[i]))
+}
+
+/// Close to normal: the sum of four uniforms of 16 bits, scaled to the variance. One random word a value keeps 3e9 of them cheap.
+fn normals(seed: u64, count: usize, mean: f32, stdev: f32) -> Vec<f32> {
+    /// Fixed, so that the values do not depend on the number of threads.
+    const CHUNK: usize = 1 << 14;
+    // Each uniform on 0..65536 has variance 65536^2 / 12; four of them a third of 65536^2.
+    let scale = stdev * 3f32.sqrt() / 65536.0;
+    let centre = 2.0 * 65535.0;
+    let mut values = vec![0f32; count];
+    values.par_chunks_mut(CHUNK).enumerate().for_each(|(chunk, values)| {
+        let mut random = Xoshiro256PlusPlus::seed_from_u64(seed.wrapping_add(chunk as u64));
+        for value in values {
+            let word = random.next_u64();
+            let sum: u64 = (0..4).map(|i| word >> (16 * i) & 0xffff).sum();
+            *value = mean + (sum as f32 - centre) * scale;
+        }
+    });
+    values
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_tensor_depends_on_its_name_and_the_seed_and_nothing_else() {
+        let draw = |seed, name| normals(tensor_seed(seed, name), 40_000, 0.0, 1.0);
+        assert_eq!(draw(1, "a"), draw(1, "a"));
+        assert_ne!(draw(1, "a"), draw(1, "b"));
+        assert_ne!(draw(1, "a"), draw(2, "a"));
+        assert_eq!(draw(1, "a")[..100], normals(tensor_seed(1, "a"), 100, 0.0, 1.0), "a longer tensor begins the same");
+    }
+
+    #[test]
+    fn synthetic_values_have_the_scale_that_was_asked_for() {
+        let values = normals(7, 1 << 20, 0.5, 0.02);
+        let mean = values.iter().map(|&v| f64::from(v)).sum::<f64>() / values.len() as f64;
+        let variance = values.iter().map(|&v| (f64::from(v) - mean).powi(2)).sum::<f64>() / values.len() as f64;
+        assert!((mean - 0.5).abs() < 1e-4, "mean {mean}");
+        assert!((variance.sqrt() - 0.02).abs() < 1e-4, "standard deviation {}", variance.sqrt());
+    }
+
+    #[test]
+    fn an_index_names_files_of_its_own_folder_only() {
+        let index = |file: &str| parse_index(&format!(r#"{{"metadata": {{}}, "weight_map": {{"a": "{file}", "b": "{file}"}}}}"#));
+        assert_eq!(index("part-1.safetensors").map(|names| names.len()), Ok(1));
+        assert!(index("../part-1.safetensors").is_err());
+        assert!(index("/part-1.safetensors").is_err());
+        assert!(parse_index(r#"{"weight_map": {}}"#).is_err());
+    }
+
+    #[test]
+    fn weights_from_a_folder_come_in_the_type_that_was_asked_for() -> anyhow::Result<()> {
+        let folder = tempfile::tempdir()?;
+        let saved = Tensor::new(&[[1f32, 2.0], [3.0, 4.0]], &Device::Cpu)?.to_dtype(DType::BF16)?;
+        saved.save_safetensors("w", folder.path().join("x.safetensors"))?;
+        let loaded = load(folder.path(), DType::F32, &Device::Cpu)?.get((2, 2), "w")?;
+        assert_eq!(loaded.to_vec2::<f32>()?, [[1.0, 2.0], [3.0, 4.0]]);
+        Ok(())
+    }
+
+    #[test]
+    fn a_truncated_file_is_named() -> anyhow::Result<()> {
+        let folder = tempfile::tempdir()?;
+        let path = folder.path().join("x.safetensors");
+        Tensor::ones((64, 64), DType::F32, &Device::Cpu)?.save_safetensors("w", &path)?;
+        let file = fs::OpenOptions::new().write(true).open(&path)?;
+        file.set_len(file.metadata()?.len() / 2)?;
+        let refused = load(folder.path(), DType::F32, &Device::Cpu).err().expect("refused").to_string();
+        assert!(refused.contains("x.safetensors is no whole safetensors file"), "{refused}");
+        Ok(())
+    }
+}
