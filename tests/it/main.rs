@@ -1,1 +1,2 @@
 mod captures;
+mod nsys;
