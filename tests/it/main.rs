@@ -1,2 +1,6 @@
+//! The integration tests, one binary: what the built programs do, seen from outside.
+
+#![expect(clippy::unwrap_used, reason = "a test that cannot go on fails, and says where")]
+
 mod captures;
 mod nsys;
