@@ -10,7 +10,10 @@ use std::{
 use serde::Deserialize;
 use toml::{Table, Value};
 
-use crate::{analyze::device::Devices, model::ModelSpec};
+use crate::{
+    analyze::device::{Devices, DevicesError},
+    model::ModelSpec,
+};
 
 const DEFAULTS: &str = include_str!("../conf/default.toml");
 const DEVICES: &str = include_str!("../conf/devices.toml");
@@ -32,6 +35,8 @@ pub enum ConfigError {
     UnknownKey { origin: String, key: String, nearest: Option<String> },
     #[error("a setting has the wrong type")]
     Type { source: toml::de::Error },
+    #[error("conf/devices.toml is not as it should be")]
+    Devices { source: DevicesError },
     #[error("model {name}: {message}")]
     Model { name: String, message: String },
 }
@@ -169,7 +174,7 @@ fn toml_files(folder: &Path) -> Result<Vec<PathBuf>, ConfigError> {
 
 /// Reads the peaks of known devices.
 pub fn devices() -> Result<Devices, ConfigError> {
-    Devices::from_toml(DEVICES).map_err(|source| ConfigError::Syntax { origin: "conf/devices.toml".into(), source })
+    Devices::from_toml(DEVICES).map_err(|source| ConfigError::Devices { source })
 }
 
 #[cfg(test)]

@@ -116,7 +116,7 @@ fn capture_incomplete(analysis: &Analysis, trace: &Trace) -> Vec<Finding> {
             Finding::new("kernels_unattributed", Severity::Warning, message)
                 .with("kernels", kernels)
                 .with("without launch", analysis.kernels.orphans)
-                .advise("Their stage cannot be told; trace the CUDA API as well (`-t cuda,nvtx`) from the start of the process."),
+                .advise("Their stage cannot be told; trace the CUDA API as well (-t cuda,nvtx) from the start of the process."),
         );
     }
     found
@@ -131,7 +131,7 @@ fn overhead_high(analysis: &Analysis, _: &Trace) -> Vec<Finding> {
                 .with("stage", &record.stage)
                 .with("plain ms", format!("{:.3}", record.plain_ms))
                 .with("traced ms", format!("{:.3}", record.traced_ms))
-                .advise("Read proportions from the capture, not times; submit with mode `light` for a lighter trace."),
+                .advise("Read proportions from the capture, not times; submit with mode light for a lighter trace."),
         )
     };
     analysis.overhead.iter().filter_map(high).collect()
@@ -146,11 +146,7 @@ fn few_repeats(analysis: &Analysis, _: &Trace) -> Vec<Finding> {
         1 => "Only one repeat was measured: how much the times vary is unknown.".to_owned(),
         _ => format!("Only {repeats} repeats were measured: the deviations are rough."),
     };
-    vec![
-        Finding::new("few_repeats", Severity::Info, message)
-            .with("repeats", repeats)
-            .advise("Submit with `repeats` of 3 or more."),
-    ]
+    vec![Finding::new("few_repeats", Severity::Info, message).with("repeats", repeats).advise("Submit with 3 repeats or more.")]
 }
 
 fn high_variance(analysis: &Analysis, _: &Trace) -> Vec<Finding> {
@@ -163,7 +159,7 @@ fn high_variance(analysis: &Analysis, _: &Trace) -> Vec<Finding> {
                 .with("mean ms", format!("{:.3}", row.ms.mean))
                 .with("min ms", format!("{:.3}", row.ms.min))
                 .with("max ms", format!("{:.3}", row.ms.max))
-                .advise("Raise `warmup` and `repeats`, and keep other work off the device."),
+                .advise("Raise warmup and repeats, and keep other work off the device."),
         )
     };
     analysis.stages.rows.iter().filter_map(noisy).collect()
@@ -234,7 +230,9 @@ fn experts_collapsed(analysis: &Analysis, _: &Trace) -> Vec<Finding> {
     let Some(worst) = collapsed.iter().min_by(|a, b| share(a).unwrap_or(0.0).total_cmp(&share(b).unwrap_or(0.0))) else {
         return vec![];
     };
-    let message = format!("{} of the layers with experts hit less than half of what an even router would.", collapsed.len());
+    let (few, all) = (collapsed.len(), analysis.experts.len());
+    let message =
+        format!("In {few} of {all} pairs of layer and stage, routing hit less than half the experts of an even router.");
     vec![
         Finding::new("experts_collapsed", Severity::Warning, message)
             .with("worst", format!("layer {} in {}", worst.layer, worst.stage))
@@ -252,7 +250,7 @@ fn cost_disagrees(analysis: &Analysis, _: &Trace) -> Vec<Finding> {
         if row.flops_source != "counted" || off.abs() <= COST_TOLERANCE_PCT {
             return None;
         }
-        let message = format!("The operators of {} did {off:+.2} % of the FLOPs that the architecture needs.", row.scope);
+        let message = format!("FLOPs counted in {} are {off:+.2} % off what the architecture needs.", row.scope);
         Some(
             Finding::new("cost_disagrees", Severity::Warning, message)
                 .with("counted FLOPs", row.flops)
@@ -309,11 +307,11 @@ pub fn why_no_kernels(analysis: &Analysis, trace: &Trace) -> Option<(String, &'s
     let (message, advice) = match &trace.nsys {
         _ if on_cpu => (
             "There is no kernel data: the model ran on the CPU, which launches no device kernels.",
-            "Run on a host with an NVIDIA GPU, with model-runner built with `--features cuda`.",
+            "Run on a host with an NVIDIA GPU, with model-runner built with --features cuda.",
         ),
         None => (
             "There is no kernel data: the run has no nsys capture.",
-            "Submit with mode `light` or `deep` on a host with nsys installed (Debian package `nsight-systems`).",
+            "Submit with mode light or deep on a host with nsys installed (Debian package nsight-systems).",
         ),
         Some(_) => (
             "There is no kernel data: the nsys capture holds no kernels.",

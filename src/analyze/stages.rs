@@ -66,6 +66,8 @@ pub struct Stages {
     pub per_token_ms: Option<Spread>,
     /// Single steps over all repeats.
     pub step_ms: Option<Spread>,
+    /// Mean over repeats of each step, in order.
+    pub step_curve_ms: Vec<f64>,
     /// Decode steps per repeat; `None` when repeats disagree.
     pub decode_steps: Option<u64>,
     /// Decode steps per second of decode, per repeat.
@@ -131,6 +133,7 @@ pub fn stages(events: &Events) -> Stages {
         first_token_ms: spread_ms(&prefill),
         per_token_ms: Spread::of(decode.iter().filter_map(over_steps)),
         step_ms: Spread::of(events.measured("decode_step").map(|step| Nanos(step.end_ns - step.start_ns).as_ms())),
+        step_curve_ms: step_curve(events),
         decode_steps,
         decode_tokens_per_s: Spread::of(decode.iter().filter_map(steps_per_decode)),
         tokens_per_s: Spread::of(wall.iter().filter_map(made_per_wall)),
@@ -157,6 +160,17 @@ fn steps_per_repeat(events: &Events) -> BTreeMap<u32, u64> {
         steps.extend(measured.map(|output| (output.repeat, output.tokens.len() as u64 - 1)));
     }
     steps
+}
+
+/// Mean over repeats of each decode step.
+fn step_curve(events: &Events) -> Vec<f64> {
+    let mut steps: BTreeMap<u32, Vec<f64>> = BTreeMap::new();
+    for range in events.measured("decode_step") {
+        if let Some(step) = range.step {
+            steps.entry(step).or_default().push(Nanos(range.end_ns - range.start_ns).as_ms());
+        }
+    }
+    steps.into_values().filter_map(|times| Some(Spread::of(times)?.mean)).collect()
 }
 
 /// Per repeat, from the first stage's start to the last one's end.

@@ -1,1 +1,181 @@
-//! (to come)
+//! A run's report as text: Markdown, HTML with figures, JSON.
+//!
+//! Pure: from values to strings, with no file, clock or environment. Whatever comes from outside is escaped where it is shown.
+
+pub mod profile;
+
+mod escape;
+mod figures;
+mod format;
+mod narrative;
+mod svg;
+mod table;
+mod tables;
+
+use minijinja::value::{Serde, Value};
+use serde::Serialize;
+
+use crate::{
+    analyze::Analysis,
+    artifact::layout,
+    model::ModelSpec,
+    run::{Finding, InputFile, RunId, RunSpec, RunState, StepRecord, StepState},
+    trace::{Trace, environment::Environment},
+};
+use table::Table;
+
+/// Rows of a table in the reports that have a file of its own.
+const TOP_ROWS: usize = 20;
+/// Rows of a table in the one-page summary.
+const SUMMARY_ROWS: usize = 5;
+/// Rows of the longest tables in files of their own.
+const ALL_ROWS: usize = 500;
+
+/// What is known of a run beside its trace.
+#[derive(Debug, Clone, Copy)]
+pub struct RunFacts<'a> {
+    pub id: RunId,
+    pub spec: &'a RunSpec,
+    pub model: &'a ModelSpec,
+    pub environment: &'a Environment,
+    pub steps: &'a [StepRecord],
+    /// What collection noticed.
+    pub findings: &'a [Finding],
+    pub inputs: &'a [InputFile],
+    /// The state in which the run ends.
+    pub state: RunState,
+}
+
+/// Writes every file of a run's report: its name, as the layout gives it, and its text.
+pub fn render(facts: &RunFacts, trace: &Trace, analysis: &Analysis) -> Vec<(&'static str, String)> {
+    let engine = escape::engine();
+    let page = Value::from(Serde(page(facts, trace, analysis)));
+    let text = |template: &str| {
+        let template = engine.get_template(template).expect("the template is embedded: tests render each of them");
+        template.render(page.clone()).expect("the template asks only for what the page holds: tests render each of them")
+    };
+    vec![
+        (layout::REPORT_MD, text("report.md")),
+        (layout::REPORT_HTML, text("report.html")),
+        (layout::REPORT_JSON, json(&profile::profile(facts, trace, analysis))),
+        (layout::SUMMARY_MD, text("stakeholder_summary.md")),
+        (layout::OPERATORS_MD, text("operators.md")),
+        (layout::KERNELS_MD, text("kernels.md")),
+        (layout::STAGES_JSON, json(&profile::stages_file(facts, analysis))),
+    ]
+}
+
+fn json(value: &impl Serialize) -> String {
+    let mut text = serde_json::to_string_pretty(value).expect("plain values with string keys always serialise");
+    text.push('\n');
+    text
+}
+
+/// Everything that the templates show.
+#[derive(Serialize)]
+struct Page<'a> {
+    id: String,
+    model: &'a ModelSpec,
+    spec: &'a RunSpec,
+    state: &'static str,
+    state_means: &'static str,
+    started: Option<&'a str>,
+    tiles: Vec<figures::Tile>,
+    figures: figures::Figures,
+    /// The six tables, long ones cut for the report.
+    six: Vec<Table>,
+    /// The six tables, long ones cut for one page.
+    brief: Vec<Table>,
+    operators: Table,
+    kernels: Table,
+    modules: Table,
+    operators_by_path: Table,
+    stage_kernels: Table,
+    costs: Table,
+    experts: Table,
+    overhead: Table,
+    inputs: Table,
+    steps: Table,
+    narrative: Vec<String>,
+    recommendations: Vec<String>,
+    findings: Vec<Finding>,
+    missing: Vec<Missing<'a>>,
+}
+
+/// Something that was asked for and could not be collected.
+#[derive(Serialize)]
+struct Missing<'a> {
+    step: &'static str,
+    state: &'static str,
+    message: &'a str,
+}
+
+fn page<'a>(facts: &RunFacts<'a>, trace: &Trace, analysis: &Analysis) -> Page<'a> {
+    let six = tables::six(facts, trace, analysis);
+    let cut = |limit: usize| -> Vec<Table> {
+        let rest = |id: &str| if id == "kernels" { "all are in kernels.md" } else { "all are in operators.md" };
+        let long = |table: &Table| matches!(table.id, "operators" | "kernels");
+        six.iter().map(|it| if long(it) { it.clone().first(limit, rest(it.id)) } else { it.clone() }).collect()
+    };
+    let whole = |table: Table| table.first(ALL_ROWS, "the rest are shorter");
+    let findings = all_findings(facts, trace, analysis);
+    Page {
+        id: facts.id.to_string(),
+        model: facts.model,
+        spec: facts.spec,
+        state: facts.state.as_str(),
+        state_means: state_means(facts.state),
+        started: facts.steps.first().map(|step| step.started_at.as_str()),
+        tiles: figures::tiles(analysis),
+        figures: figures::figures(analysis),
+        six: cut(TOP_ROWS),
+        brief: cut(SUMMARY_ROWS),
+        operators: whole(tables::operators(analysis)),
+        kernels: whole(tables::kernels(facts, trace, analysis)),
+        modules: whole(tables::modules(analysis)),
+        operators_by_path: whole(tables::operators_by_path(analysis)),
+        stage_kernels: tables::stage_kernels(analysis),
+        costs: tables::costs(analysis),
+        experts: tables::experts(analysis),
+        overhead: tables::outputs_and_overhead(analysis),
+        inputs: tables::inputs(facts),
+        steps: tables::steps(facts),
+        narrative: narrative::narrative(analysis),
+        recommendations: narrative::recommendations(&findings),
+        findings,
+        missing: missing(facts),
+    }
+}
+
+/// Findings of collection, parsing and analysis: each once, worst first.
+pub fn all_findings(facts: &RunFacts, trace: &Trace, analysis: &Analysis) -> Vec<Finding> {
+    let mut all: Vec<Finding> = Vec::new();
+    for finding in facts.findings.iter().chain(&trace.findings).chain(&analysis.findings) {
+        if !all.iter().any(|known| known.id == finding.id && known.message == finding.message) {
+            all.push(finding.clone());
+        }
+    }
+    all.sort_by_key(|finding| std::cmp::Reverse(finding.severity));
+    all
+}
+
+/// What was asked for and could not be collected, with the step's own words.
+fn missing<'a>(facts: &RunFacts<'a>) -> Vec<Missing<'a>> {
+    let lost = |step: &&StepRecord| matches!(step.state, StepState::Skipped | StepState::Failed | StepState::Cancelled);
+    let say = |step: &'a StepRecord| Missing {
+        step: step.step.as_str(),
+        state: step.state.as_str(),
+        message: step.message.as_deref().unwrap_or("The step left no message; its log may tell more."),
+    };
+    facts.steps.iter().filter(lost).map(say).collect()
+}
+
+fn state_means(state: RunState) -> &'static str {
+    match state {
+        RunState::Succeeded => "everything asked for was collected",
+        RunState::Partial => "some of what was asked for could not be collected",
+        RunState::Failed => "the run failed; what it left is shown",
+        RunState::Cancelled => "the run was cancelled; what it left is shown",
+        RunState::Queued | RunState::Running => "the run has not ended",
+    }
+}

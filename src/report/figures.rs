@@ -1,0 +1,122 @@
+//! The figures of the HTML report: headline tiles, stage bars, operator bars, decode steps.
+//!
+//! Each figure stands beside the table that holds its numbers.
+
+use serde::Serialize;
+
+use super::{
+    format::{decimals, ms, pct, scaled},
+    svg::{self, Bar},
+};
+use crate::analyze::{
+    Analysis,
+    mfu::WHOLE,
+    stages::{DECODE, PREFILL},
+    stats::Spread,
+};
+
+/// Operators that are drawn.
+const OPERATORS: usize = 12;
+/// Steps that fit as columns of at least a pixel on a phone.
+const STEPS: usize = 256;
+
+/// One headline figure.
+#[derive(Debug, Clone, Serialize)]
+pub struct Tile {
+    label: &'static str,
+    value: String,
+    unit: &'static str,
+    note: String,
+}
+
+/// The drawings; empty text where there is nothing to draw.
+#[derive(Debug, Clone, Serialize)]
+pub struct Figures {
+    stages: String,
+    operators: String,
+    steps: String,
+}
+
+/// The figures that a reader looks for first.
+pub fn tiles(analysis: &Analysis) -> Vec<Tile> {
+    let stages = &analysis.stages;
+    let timed = |label, value: Option<Spread>| {
+        let value = value?;
+        let note = value.std.map(|std| format!("± {} over {} repeats", ms(std), value.n));
+        Some(Tile { label, value: ms(value.mean), unit: "ms", note: note.unwrap_or_else(|| "one repeat".into()) })
+    };
+    let rate = stages.decode_tokens_per_s.map(|it| {
+        let note = stages.decode_steps.map(|steps| format!("over {steps} decode steps")).unwrap_or_default();
+        Tile { label: "Decode rate", value: decimals(it.mean, 1), unit: "tokens/s", note }
+    });
+    let model = analysis.mfu.rows.iter().find(|row| row.scope == WHOLE);
+    let used = model.and_then(|row| {
+        let (share, of) = match (row.datasheet_pct, row.measured_pct) {
+            (Some(share), _) => (share, "of the datasheet's peak"),
+            (None, Some(share)) => (share, "of the measured matrix product"),
+            (None, None) => return None,
+        };
+        let note = format!("{of}, {}", scaled(row.flops_per_s?, "FLOP/s"));
+        Some(Tile { label: "MFU", value: pct(share).trim_end_matches(" %").to_owned(), unit: "%", note })
+    });
+    let timed = [timed("First token", stages.first_token_ms), timed("Per token", stages.per_token_ms)];
+    timed.into_iter().chain([rate, used]).flatten().collect()
+}
+
+/// Draws the figures.
+pub fn figures(analysis: &Analysis) -> Figures {
+    Figures { stages: stages(analysis), operators: operators(analysis), steps: steps(analysis) }
+}
+
+fn stages(analysis: &Analysis) -> String {
+    let vision = analysis.stages.note("vision");
+    let bar = |row: &crate::analyze::stages::StageTiming| Bar {
+        label: row.stage.clone(),
+        shown: format!("{} ms", ms(row.ms.mean)) + &row.share_pct.map(|share| format!(" · {}", pct(share))).unwrap_or_default(),
+        value: row.ms.mean,
+        class: class(&row.stage),
+        part: vision.filter(|it| it.inside == row.stage).map(|it| (format!("vision: {} ms", ms(it.ms.mean)), it.ms.mean)),
+        spread: row.ms.std,
+    };
+    let bars: Vec<Bar> = analysis.stages.rows.iter().map(bar).collect();
+    let described: Vec<String> = bars.iter().map(|bar| format!("{} {}", bar.label, bar.shown)).collect();
+    drawn(!bars.is_empty(), || svg::bars("stage-bars", "Time per stage", &described.join("; "), &bars))
+}
+
+fn operators(analysis: &Analysis) -> String {
+    let leaves: Vec<_> = analysis.operators.leaves().take(OPERATORS).collect();
+    let bar = |it: &&crate::analyze::operators::OperatorRecord| Bar {
+        label: it.path.clone(),
+        shown: format!("{} ms", ms(it.total_ms)) + &it.share_pct.map(|share| format!(" · {}", pct(share))).unwrap_or_default(),
+        value: it.total_ms,
+        class: class(&it.stage),
+        ..Bar::default()
+    };
+    let bars: Vec<Bar> = leaves.iter().map(bar).collect();
+    let description = format!("The {} operators with the longest totals; the table below holds the same figures.", bars.len());
+    drawn(!bars.is_empty(), || svg::bars("operator-bars", "Top operators by total time", &description, &bars))
+}
+
+fn steps(analysis: &Analysis) -> String {
+    let curve = &analysis.stages.step_curve_ms;
+    let description = match analysis.stages.step_ms {
+        Some(all) => format!("{} steps, from {} to {} ms.", curve.len(), ms(all.min), ms(all.max)),
+        None => return String::new(),
+    };
+    let shown = |step: usize, value: f64| format!("step {}: {} ms", step + 1, ms(value));
+    drawn((2..=STEPS).contains(&curve.len()), || {
+        svg::columns("step-columns", "Time of each decode step", &description, curve, shown)
+    })
+}
+
+fn drawn(any: bool, draw: impl FnOnce() -> String) -> String {
+    if any { draw() } else { String::new() }
+}
+
+fn class(stage: &str) -> &'static str {
+    match stage {
+        PREFILL => "prefill",
+        DECODE => "decode",
+        _ => "other",
+    }
+}

@@ -1,0 +1,112 @@
+//! Figures as people read them: grouped digits, a fitting unit, no false precision.
+//!
+//! Only formats; what is unknown is a dash here and is explained where the table is made.
+
+/// What stands in a cell whose figure is not known.
+pub const UNKNOWN: &str = "–";
+
+/// Milliseconds without the unit: microseconds are kept where they matter.
+pub fn ms(value: f64) -> String {
+    let places = match value.abs() {
+        0.0 | 0.1.. => 3,
+        0.01..0.1 => 4,
+        _ => 5,
+    };
+    decimals(value, places)
+}
+
+/// A count with its digits in groups of three.
+pub fn count(value: u64) -> String {
+    decimals_of(&value.to_string(), "")
+}
+
+/// A number with `places` decimals, digits in groups of three.
+pub fn decimals(value: f64, places: usize) -> String {
+    let text = format!("{value:.places$}");
+    let (whole, fraction) = text.split_once('.').unwrap_or((&text, ""));
+    decimals_of(whole, fraction)
+}
+
+/// Percent, with its sign.
+pub fn pct(value: f64) -> String {
+    if value != 0.0 && value.abs() < 0.1 { "< 0.1 %".into() } else { format!("{} %", decimals(value, 1)) }
+}
+
+/// Bytes in decimal units.
+pub fn bytes(value: u64) -> String {
+    match value {
+        0..1000 => format!("{value} B"),
+        _ => scaled(value as f64, "B"),
+    }
+}
+
+/// A rate or amount with a decimal prefix: `1.21 TFLOP/s`.
+pub fn scaled(value: f64, unit: &str) -> String {
+    let mut value = value;
+    for prefix in ["", "k", "M", "G", "T", "P"] {
+        if value.abs() < 999.5 {
+            let places = if value.abs() >= 100.0 {
+                0
+            } else if value.abs() >= 10.0 {
+                1
+            } else {
+                2
+            };
+            return format!("{value:.places$} {prefix}{unit}");
+        }
+        value /= 1000.0;
+    }
+    format!("{} E{unit}", decimals(value, 2))
+}
+
+/// Formats what is known, and a dash for the rest.
+pub fn known<T>(value: Option<T>, format: impl FnOnce(T) -> String) -> String {
+    value.map_or_else(|| UNKNOWN.to_owned(), format)
+}
+
+/// Operand shapes: `1x918x1280, 1280x1280`.
+pub fn shapes(shapes: &[Vec<u64>], variants: u64) -> String {
+    let one = |shape: &Vec<u64>| {
+        let sides: Vec<String> = shape.iter().map(u64::to_string).collect();
+        if sides.is_empty() { "scalar".to_owned() } else { sides.join("×") }
+    };
+    let all: Vec<String> = shapes.iter().map(one).collect();
+    let more = if variants > 1 { format!(" (+{} more)", variants - 1) } else { String::new() };
+    if all.is_empty() { UNKNOWN.into() } else { format!("{}{more}", all.join(", ")) }
+}
+
+fn decimals_of(whole: &str, fraction: &str) -> String {
+    let (sign, digits) = whole.strip_prefix('-').map_or(("", whole), |digits| ("-", digits));
+    let mut grouped = String::from(sign);
+    for (index, digit) in digits.chars().enumerate() {
+        if index > 0 && (digits.len() - index) % 3 == 0 {
+            grouped.push(',');
+        }
+        grouped.push(digit);
+    }
+    if !fraction.is_empty() {
+        grouped.push('.');
+        grouped.push_str(fraction);
+    }
+    grouped
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn digits_are_grouped_and_units_fit() {
+        assert_eq!(count(3_336_106_240), "3,336,106,240");
+        assert_eq!((count(999).as_str(), count(1000).as_str()), ("999", "1,000"));
+        assert_eq!((ms(1234.5678).as_str(), ms(0.00287).as_str(), ms(-0.5).as_str()), ("1,234.568", "0.00287", "-0.500"));
+        assert_eq!((bytes(512).as_str(), bytes(6_672_212_480).as_str()), ("512 B", "6.67 GB"));
+        assert_eq!(scaled(989e12, "FLOP/s"), "989 TFLOP/s");
+        assert_eq!(scaled(999.9e9, "FLOP/s"), "1.00 TFLOP/s");
+    }
+
+    #[test]
+    fn a_tiny_share_is_not_shown_as_nothing() {
+        assert_eq!((pct(0.0).as_str(), pct(0.04).as_str(), pct(12.34).as_str()), ("0.0 %", "< 0.1 %", "12.3 %"));
+    }
+}

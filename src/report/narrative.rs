@@ -1,0 +1,102 @@
+//! The report's short story, made from measured shares and findings: no sentence stands without its figure.
+
+use super::format::{count, decimals, ms, pct, scaled};
+use crate::{
+    analyze::{
+        Analysis,
+        stages::{DECODE, PREFILL, STAGES},
+    },
+    run::{Finding, Severity},
+};
+
+/// Sentences on where the time went, most general first.
+pub fn narrative(analysis: &Analysis) -> Vec<String> {
+    [whole(analysis), tokens(analysis), vision(analysis)]
+        .into_iter()
+        .chain(STAGES.map(|stage| operators(analysis, stage)))
+        .chain([kernels(analysis), utilisation(analysis), proof(analysis)])
+        .flatten()
+        .collect()
+}
+
+/// What to do, from the findings that give advice, worst first.
+pub fn recommendations(findings: &[Finding]) -> Vec<String> {
+    let say = |finding: &Finding| Some(format!("{} {}", finding.message, finding.advice.as_ref()?));
+    findings.iter().filter(|finding| finding.severity > Severity::Info).chain(takeaways(findings)).filter_map(say).collect()
+}
+
+/// Findings on what dominates.
+fn takeaways(findings: &[Finding]) -> impl Iterator<Item = &Finding> {
+    findings
+        .iter()
+        .filter(|it| it.severity == Severity::Info && matches!(it.id.as_str(), "stage_dominates" | "operator_dominates"))
+}
+
+fn whole(analysis: &Analysis) -> Option<String> {
+    let stages = &analysis.stages;
+    let wall = stages.wall_ms?;
+    let share = |stage| {
+        let row = stages.row(stage)?;
+        Some(format!("{} {} ms ({})", row.stage, ms(row.ms.mean), pct(row.share_pct?)))
+    };
+    let parts: Vec<String> = STAGES.into_iter().filter_map(share).collect();
+    let spread = wall.std.map(|std| format!(" ± {}", ms(std))).unwrap_or_default();
+    Some(format!("One pass takes {}{spread} ms: {}.", ms(wall.mean), parts.join(", then ")))
+}
+
+fn tokens(analysis: &Analysis) -> Option<String> {
+    let stages = &analysis.stages;
+    let (first, each, rate) = (stages.first_token_ms?, stages.per_token_ms?, stages.decode_tokens_per_s?);
+    Some(format!(
+        "The first token is there after {} ms; each further one takes {} ms, which is {} tokens per second of decode.",
+        ms(first.mean),
+        ms(each.mean),
+        decimals(rate.mean, 1),
+    ))
+}
+
+fn vision(analysis: &Analysis) -> Option<String> {
+    let note = analysis.stages.note("vision")?;
+    let parts = analysis.stages.notes.iter().filter(|it| it.part != "vision");
+    let largest = parts.max_by(|a, b| a.ms.mean.total_cmp(&b.ms.mean));
+    let largest = largest.map(|it| format!(", most of it in {} ({} ms)", it.part, ms(it.ms.mean))).unwrap_or_default();
+    Some(format!("Vision takes {} ms of {PREFILL}, {} of it{largest}.", ms(note.ms.mean), pct(note.share_pct?)))
+}
+
+fn operators(analysis: &Analysis, stage: &str) -> Option<String> {
+    let mut leaves: Vec<_> = analysis.operators.leaves().filter(|it| it.stage == stage).collect();
+    leaves.sort_by(|a, b| b.self_ms.total_cmp(&a.self_ms));
+    let named: Vec<String> =
+        leaves.iter().take(3).filter_map(|it| Some(format!("{} ({})", it.path, pct(it.share_pct?)))).collect();
+    let covered = analysis.operators.work.get(stage)?.covered_pct?;
+    if named.is_empty() {
+        return None;
+    }
+    let covered = format!("operators account for {} of the stage", pct(covered));
+    Some(format!("In {stage} the most time goes to {}; {covered}.", named.join(", ")))
+}
+
+fn kernels(analysis: &Analysis) -> Option<String> {
+    let first = analysis.kernels.measured().next()?;
+    let place = if first.stage.is_empty() { "outside every stage".to_owned() } else { format!("in {}", first.stage) };
+    let calls = count(first.calls);
+    Some(format!("The longest kernel is {} {place}: {} ms over {calls} calls.", first.kernel_name, ms(first.total_ms)))
+}
+
+fn utilisation(analysis: &Analysis) -> Option<String> {
+    let said = |stage: &str| {
+        let row = analysis.mfu.rows.iter().find(|row| row.scope == stage)?;
+        let shares = [(row.datasheet_pct, "the datasheet's peak"), (row.measured_pct, "the measured matrix product")];
+        let shares: Vec<String> = shares.into_iter().filter_map(|(share, of)| Some(format!("{} of {of}", pct(share?)))).collect();
+        let shares = if shares.is_empty() { String::new() } else { format!(", {}", shares.join(" and ")) };
+        Some(format!("{stage} reaches {}{shares}", scaled(row.flops_per_s?, "FLOP/s")))
+    };
+    let all: Vec<String> = [PREFILL, DECODE].into_iter().filter_map(said).collect();
+    (!all.is_empty()).then(|| format!("{}.", all.join("; ")))
+}
+
+fn proof(analysis: &Analysis) -> Option<String> {
+    let outputs = analysis.outputs;
+    let equal = outputs.traced_tokens_equal? && outputs.traced_logits_equal?;
+    equal.then(|| "The traced pass computed the same tokens and the same logits as the timed one.".to_owned())
+}

@@ -1,0 +1,222 @@
+//! `report.json`: the whole report for programs, under a versioned schema.
+//!
+//! Holds what analysis and collection said, and formats nothing. Every number is finite; what is not known is `null`.
+
+use std::collections::BTreeMap;
+
+use serde::{Deserialize, Serialize};
+use utoipa::ToSchema;
+
+use super::{RunFacts, narrative};
+use crate::{
+    analyze::{
+        Analysis,
+        cost::Cost,
+        experts::ExpertUse,
+        kernels::{KernelRecord, StageKernels},
+        mfu::{Ceilings, MfuRecord},
+        operators::OperatorRecord,
+        outputs::OutputCheck,
+        overhead::OverheadRecord,
+        stages::{StageNote, StageTiming},
+        stats::Spread,
+    },
+    run::{Finding, InputFile, Mode, RunId, RunSpec, RunState, StepRecord},
+    trace::{Trace, environment::Environment, event::ImageViews},
+};
+
+/// Version of [`LLMProfileReport`]; it grows when a field changes its meaning or goes away.
+pub const SCHEMA_VERSION: u32 = 1;
+
+/// Records kept of a long table; its `*_total` says how many there were.
+const TOP: usize = 200;
+
+/// A run's report.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, ToSchema)]
+pub struct LLMProfileReport {
+    #[schema(example = 1)]
+    pub schema_version: u32,
+    pub run_id: RunId,
+    /// State of the run as it ended.
+    pub state: RunState,
+    pub mode: Mode,
+    pub model: ModelIdentity,
+    pub environment: Environment,
+    pub spec: RunSpec,
+    pub aggregates: Aggregates,
+    /// One record per stage. Vision is no stage: it is in `stage_notes`.
+    pub stages: Vec<StageTiming>,
+    pub stage_notes: Vec<StageNote>,
+    /// Operators and modules, rolled up over layers, longest total first.
+    pub operators: Vec<OperatorRecord>,
+    /// Records there were before the list was cut.
+    pub operators_total: u64,
+    /// The same per layer, longest total first.
+    pub operators_by_path: Vec<OperatorRecord>,
+    /// Records there were before the list was cut.
+    pub operators_by_path_total: u64,
+    /// Kernels by stage and name, longest total first, warm-up left out.
+    pub kernels_topk: Vec<KernelRecord>,
+    /// Records there were before the list was cut.
+    pub kernels_total: u64,
+    pub stage_kernels: Vec<StageKernels>,
+    /// Utilisation per scope: each stage, and `model`.
+    pub mfu: Vec<MfuRecord>,
+    pub ceilings: Option<Ceilings>,
+    pub costs: Option<Cost>,
+    pub experts: Vec<ExpertUse>,
+    pub overhead: Vec<OverheadRecord>,
+    pub outputs: OutputCheck,
+    /// The narrative, a sentence each.
+    pub notes: Vec<String>,
+    /// Worst first.
+    pub findings: Vec<Finding>,
+    pub inputs: Vec<InputFile>,
+    pub steps: Vec<StepRecord>,
+}
+
+/// What was profiled.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, ToSchema)]
+pub struct ModelIdentity {
+    #[schema(example = "deepseek-ocr-tiny")]
+    pub name: String,
+    pub description: String,
+    /// As built; `null` when the runner did not get that far, as are the fields below.
+    pub parameters: Option<u64>,
+    pub weight_bytes: Option<u64>,
+    /// `synthetic` or `loaded`.
+    #[schema(example = "synthetic")]
+    pub weights: Option<String>,
+    #[schema(example = "f32")]
+    pub dtype: Option<String>,
+    /// `cpu` or `cuda:INDEX`.
+    #[schema(example = "cpu")]
+    pub device: Option<String>,
+    /// Whether decode replayed a captured CUDA graph.
+    pub decode_graph: Option<bool>,
+    pub prompt_tokens: Option<u64>,
+    /// Part of `prompt_tokens`.
+    pub image_tokens: Option<u64>,
+    /// How each image was cut.
+    #[schema(value_type = Vec<Object>)]
+    pub images: Vec<ImageViews>,
+}
+
+/// Figures over all measured repeats of the plain pass.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize, ToSchema)]
+pub struct Aggregates {
+    /// Measured repeats.
+    pub repeats: u32,
+    /// Stage to milliseconds per repeat.
+    pub stage_ms: BTreeMap<String, Spread>,
+    /// Time to the first token.
+    pub first_token_ms: Option<Spread>,
+    /// Decode's time over its steps.
+    pub per_token_ms: Option<Spread>,
+    /// Both stages, from the first's start to the last's end.
+    pub wall_ms: Option<Spread>,
+    /// Decode steps per second of decode.
+    pub decode_tokens_per_s: Option<Spread>,
+    /// All tokens made, per second of the whole pass.
+    pub tokens_per_s: Option<Spread>,
+    pub decode_steps: Option<u64>,
+    /// Peak resident memory of the runner.
+    pub peak_rss_bytes: Option<u64>,
+    /// Peak device memory; `null` on the CPU.
+    pub peak_device_bytes: Option<u64>,
+}
+
+/// `stages.json`: the stages and the aggregates alone.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, ToSchema)]
+pub struct StagesFile {
+    pub schema_version: u32,
+    pub run_id: RunId,
+    pub aggregates: Aggregates,
+    pub stages: Vec<StageTiming>,
+    pub stage_notes: Vec<StageNote>,
+    /// Mean over repeats of each decode step, in order.
+    pub decode_step_ms: Vec<f64>,
+}
+
+/// Gathers the report of one run.
+pub fn profile(facts: &RunFacts, trace: &Trace, analysis: &Analysis) -> LLMProfileReport {
+    let kernels: Vec<KernelRecord> = analysis.kernels.measured().cloned().collect();
+    LLMProfileReport {
+        schema_version: SCHEMA_VERSION,
+        run_id: facts.id,
+        state: facts.state,
+        mode: facts.spec.mode,
+        model: identity(facts, analysis),
+        environment: facts.environment.clone(),
+        spec: facts.spec.clone(),
+        aggregates: aggregates(analysis),
+        stages: analysis.stages.rows.clone(),
+        stage_notes: analysis.stages.notes.clone(),
+        operators: top(&analysis.operators.rolled),
+        operators_total: analysis.operators.rolled.len() as u64,
+        operators_by_path: top(&analysis.operators.by_path),
+        operators_by_path_total: analysis.operators.by_path.len() as u64,
+        kernels_topk: top(&kernels),
+        kernels_total: kernels.len() as u64,
+        stage_kernels: analysis.kernels.stages.clone(),
+        mfu: analysis.mfu.rows.clone(),
+        ceilings: analysis.mfu.ceilings.clone(),
+        costs: analysis.cost.clone(),
+        experts: analysis.experts.clone(),
+        overhead: analysis.overhead.clone(),
+        outputs: analysis.outputs,
+        notes: narrative::narrative(analysis),
+        findings: super::all_findings(facts, trace, analysis),
+        inputs: facts.inputs.to_vec(),
+        steps: facts.steps.to_vec(),
+    }
+}
+
+/// The stages of one run.
+pub fn stages_file(facts: &RunFacts, analysis: &Analysis) -> StagesFile {
+    StagesFile {
+        schema_version: SCHEMA_VERSION,
+        run_id: facts.id,
+        aggregates: aggregates(analysis),
+        stages: analysis.stages.rows.clone(),
+        stage_notes: analysis.stages.notes.clone(),
+        decode_step_ms: analysis.stages.step_curve_ms.clone(),
+    }
+}
+
+fn identity(facts: &RunFacts, analysis: &Analysis) -> ModelIdentity {
+    let start = analysis.start.as_ref();
+    ModelIdentity {
+        name: facts.model.name.clone(),
+        description: facts.model.description.clone(),
+        parameters: start.map(|it| it.parameters),
+        weight_bytes: start.map(|it| it.weight_bytes),
+        weights: start.map(|it| it.weights.clone()),
+        dtype: start.map(|it| it.dtype.clone()),
+        device: start.map(|it| it.device.clone()),
+        decode_graph: start.map(|it| it.decode_graph),
+        prompt_tokens: start.map(|it| it.prompt_tokens),
+        image_tokens: start.map(|it| it.image_tokens),
+        images: start.map(|it| it.images.clone()).unwrap_or_default(),
+    }
+}
+
+fn aggregates(analysis: &Analysis) -> Aggregates {
+    let stages = &analysis.stages;
+    Aggregates {
+        repeats: stages.repeats,
+        stage_ms: stages.rows.iter().map(|row| (row.stage.clone(), row.ms)).collect(),
+        first_token_ms: stages.first_token_ms,
+        per_token_ms: stages.per_token_ms,
+        wall_ms: stages.wall_ms,
+        decode_tokens_per_s: stages.decode_tokens_per_s,
+        tokens_per_s: stages.tokens_per_s,
+        decode_steps: stages.decode_steps,
+        peak_rss_bytes: analysis.end.as_ref().map(|end| end.peak_rss_bytes),
+        peak_device_bytes: analysis.end.as_ref().and_then(|end| end.peak_device_bytes),
+    }
+}
+
+fn top<T: Clone>(records: &[T]) -> Vec<T> {
+    records.iter().take(TOP).cloned().collect()
+}

@@ -1,0 +1,138 @@
+//! Bars as inline SVG that needs no script and no scaling of text: widths are percentages, so a phone shows them as a desk does.
+//!
+//! Colours are classes: the page's style sheet gives them, for light and for dark.
+
+use std::fmt::Write;
+
+use super::escape::html;
+
+/// Height of one bar with its label, pixels.
+const ROW: usize = 46;
+/// Longest label that fits beside a value on a phone, characters.
+const LABEL: usize = 34;
+
+/// One bar: a value of the scale, perhaps with a part inside it and a spread around its end.
+#[derive(Debug, Clone, Default)]
+pub struct Bar {
+    pub label: String,
+    /// The value in words, set at the right.
+    pub shown: String,
+    pub value: f64,
+    /// Class that colours the bar.
+    pub class: &'static str,
+    /// A part of the value, drawn inside from the left.
+    pub part: Option<(String, f64)>,
+    /// Deviation around the value, drawn as a whisker.
+    pub spread: Option<f64>,
+}
+
+/// Draws horizontal bars on one scale from zero.
+pub fn bars(id: &str, title: &str, description: &str, bars: &[Bar]) -> String {
+    let scale = bars.iter().map(|bar| bar.value + bar.spread.unwrap_or(0.0)).fold(0.0, f64::max);
+    let width = |value: f64| if scale > 0.0 { (100.0 * value / scale).clamp(0.0, 100.0) } else { 0.0 };
+    let mut svg = open(id, title, description, bars.len() * ROW);
+    for (index, bar) in bars.iter().enumerate() {
+        let top = index * ROW;
+        let (label, shown) = (html(&shorten(&bar.label)), html(&bar.shown));
+        let _ = write!(
+            svg,
+            "<g><title>{}: {shown}</title><text class=\"label\" x=\"0\" y=\"{}\">{label}</text>\
+             <text class=\"value\" x=\"100%\" y=\"{}\" text-anchor=\"end\">{shown}</text>\
+             <rect class=\"track\" x=\"0\" y=\"{}\" width=\"100%\" height=\"14\" rx=\"3\"/>\
+             <rect class=\"{}\" x=\"0\" y=\"{}\" width=\"{:.3}%\" height=\"14\" rx=\"3\"/>",
+            html(&bar.label),
+            top + 14,
+            top + 14,
+            top + 22,
+            bar.class,
+            top + 22,
+            width(bar.value).max(0.3),
+        );
+        if let Some((name, part)) = &bar.part {
+            let _ = write!(
+                svg,
+                "<rect class=\"part\" x=\"0\" y=\"{}\" width=\"{:.3}%\" height=\"6\" rx=\"2\"><title>{}</title></rect>",
+                top + 26,
+                width(*part),
+                html(name),
+            );
+        }
+        if let Some(spread) = bar.spread.filter(|spread| *spread > 0.0) {
+            let (low, high, middle) = (width(bar.value - spread), width(bar.value + spread), top + 29);
+            let _ = write!(
+                svg,
+                "<line class=\"whisker\" x1=\"{low:.3}%\" x2=\"{high:.3}%\" y1=\"{middle}\" y2=\"{middle}\"/>\
+                 <line class=\"whisker\" x1=\"{low:.3}%\" x2=\"{low:.3}%\" y1=\"{0}\" y2=\"{1}\"/>\
+                 <line class=\"whisker\" x1=\"{high:.3}%\" x2=\"{high:.3}%\" y1=\"{0}\" y2=\"{1}\"/>",
+                middle - 4,
+                middle + 4,
+            );
+        }
+        svg.push_str("</g>");
+    }
+    svg.push_str("</svg>");
+    svg
+}
+
+/// Draws one column per value, in order, from zero.
+pub fn columns(id: &str, title: &str, description: &str, values: &[f64], shown: impl Fn(usize, f64) -> String) -> String {
+    const HEIGHT: f64 = 96.0;
+    let scale = values.iter().copied().fold(0.0, f64::max);
+    // Few columns stay slim.
+    let step = (100.0 / values.len().max(1) as f64).min(4.0);
+    let mut svg = open(id, title, description, HEIGHT as usize);
+    for (index, value) in values.iter().enumerate() {
+        let height = if scale > 0.0 { (HEIGHT * value / scale).max(1.0) } else { 1.0 };
+        let _ = write!(
+            svg,
+            "<rect class=\"decode\" x=\"{:.3}%\" y=\"{:.2}\" width=\"{:.3}%\" height=\"{height:.2}\"><title>{}</title></rect>",
+            step * index as f64,
+            HEIGHT - height,
+            step * 0.82,
+            html(&shown(index, *value)),
+        );
+    }
+    svg.push_str("</svg>");
+    svg
+}
+
+fn open(id: &str, title: &str, description: &str, height: usize) -> String {
+    format!(
+        "<svg class=\"chart\" role=\"img\" aria-labelledby=\"{id}-title {id}-desc\" width=\"100%\" height=\"{height}\">\
+         <title id=\"{id}-title\">{}</title><desc id=\"{id}-desc\">{}</desc>",
+        html(title),
+        html(description),
+    )
+}
+
+/// Keeps the end of a long path, which tells its operators apart.
+fn shorten(label: &str) -> String {
+    let length = label.chars().count();
+    if length <= LABEL { label.to_owned() } else { format!("…{}", label.chars().skip(length - LABEL + 1).collect::<String>()) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_hostile_label_stays_text() {
+        let bar = Bar { label: "<script>\"&".into(), shown: "1 ms".into(), value: 1.0, class: "prefill", ..Bar::default() };
+        let svg = bars("x", "t", "d", &[bar]);
+        assert!(!svg.contains("<script>"));
+        assert!(svg.contains("&lt;script&gt;&quot;&amp;"));
+    }
+
+    #[test]
+    fn a_scale_of_nothing_draws_nothing_non_finite() {
+        let svg = bars("x", "t", "d", &[Bar::default()]) + &columns("y", "t", "d", &[0.0], |_, _| String::new());
+        assert!(!svg.contains("NaN") && !svg.contains("inf"));
+    }
+
+    #[test]
+    fn a_long_path_keeps_its_end() {
+        let short = shorten("decoder.layers.*.mlp.shared_experts.gate_proj");
+        assert!(short.starts_with('…') && short.ends_with("shared_experts.gate_proj"));
+        assert_eq!(short.chars().count(), LABEL);
+    }
+}

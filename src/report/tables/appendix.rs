@@ -1,0 +1,136 @@
+//! Tables beyond the six: modules, static costs, experts, overhead, inputs, steps.
+//!
+//! Arranges figures that analysis made; computes none.
+
+use super::work::{OPERATOR_COLUMNS, operator_cells};
+use crate::{
+    analyze::{
+        Analysis,
+        cost::CONVENTIONS,
+        stages::{DECODE, PREFILL},
+    },
+    report::{
+        RunFacts,
+        format::{UNKNOWN, bytes, count, decimals, known, ms, scaled},
+        table::Table,
+    },
+};
+
+/// Scopes that enclose operators, with what they enclose.
+pub fn modules(analysis: &Analysis) -> Table {
+    let columns = ["Module", "Stage", "#Total ms", "#Calls", "#Mean ms", "#Own ms"];
+    let caption = "Modules with all that they enclose; own time is what lies between their parts.";
+    let mut table = Table::new("modules", "Modules", caption, &columns);
+    for record in analysis.operators.modules() {
+        let stage = if record.stage.is_empty() { UNKNOWN } else { &record.stage };
+        let cells = [ms(record.total_ms), count(record.calls), ms(record.mean_ms), ms(record.self_ms)];
+        table.row([record.path.clone(), stage.to_owned()].into_iter().chain(cells));
+    }
+    table.or_gap("The runner recorded no enclosing module.", "Nothing is missing: operators are listed one by one.")
+}
+
+/// Every operator of every layer, longest total first.
+pub fn operators_by_path(analysis: &Analysis) -> Table {
+    let caption = "Each operator of each layer by itself, all measured repeats together, sorted by total.";
+    let mut table = Table::new("operators-by-path", "Operators by layer", caption, &OPERATOR_COLUMNS);
+    for record in analysis.operators.by_path.iter().filter(|record| record.op != "module") {
+        table.row(operator_cells(record));
+    }
+    table.or_gap("The runner recorded no operator calls.", "Use a runner that writes operator events.")
+}
+
+/// Device time per stage.
+pub fn stage_kernels(analysis: &Analysis) -> Table {
+    let caption = "Kernels per launching stage in the nsys pass; busy is the time in which at least one kernel ran.";
+    let columns = ["Stage", "#Launches", "#Kernel ms", "#Busy ms"];
+    let mut table = Table::new("stage-kernels", "Device time per stage", caption, &columns);
+    for stage in &analysis.kernels.stages {
+        let name = if stage.stage.is_empty() { "outside every stage".to_owned() } else { stage.stage.clone() };
+        table.row([name, count(stage.launches), ms(stage.kernel_ms), ms(stage.busy_ms)]);
+    }
+    table
+}
+
+/// What the architecture needs, module by module.
+pub fn costs(analysis: &Analysis) -> Table {
+    let columns = ["Module", "#Parameters", "#Prefill FLOPs", "#Decode FLOPs"];
+    let mut table = Table::new("costs", "Static costs", "From the architecture and the inputs alone.", &columns);
+    let Some(cost) = &analysis.cost else {
+        return table
+            .or_gap("The model's dimensions or the inputs' sizes are not known.", "Let the plain pass begin: it says both.");
+    };
+    let flops = |flops: u64| if flops == 0 { UNKNOWN.to_owned() } else { scaled(flops as f64, "FLOP") };
+    for module in &cost.modules {
+        table.row([module.path.clone(), count(module.parameters), flops(module.prefill_flops), flops(module.decode_flops)]);
+    }
+    table.row(["all".into(), count(cost.parameters), flops(cost.prefill_flops), flops(cost.decode_flops)]);
+    table.notes.push(format!(
+        "A decoded token touches {} parameters ({}); one position keeps {} of keys and values; vision needs {} of {PREFILL}'s FLOPs.",
+        count(cost.active_parameters),
+        bytes(cost.active_weight_bytes),
+        bytes(cost.kv_bytes_per_token),
+        flops(cost.vision_flops),
+    ));
+    let work = format!("{} prompt positions and {} steps of {DECODE}.", count(cost.prompt_tokens), count(cost.decode_steps));
+    table.notes.push(format!("Counted for {work}"));
+    table.notes.extend(CONVENTIONS.map(str::to_owned));
+    table
+}
+
+/// Experts hit per layer and stage.
+pub fn experts(analysis: &Analysis) -> Table {
+    let columns = ["Stage", "#Layer", "#Distinct, mean", "#Min", "#Max", "#Experts", "#Even router"];
+    let caption = "Distinct experts per forward; an even router is what independent, equal choices would hit.";
+    let mut table = Table::new("experts", "Expert use", caption, &columns);
+    for it in &analysis.experts {
+        table.row([
+            it.stage.clone(),
+            it.layer.to_string(),
+            decimals(it.distinct.mean, 1),
+            decimals(it.distinct.min, 0),
+            decimals(it.distinct.max, 0),
+            it.total.to_string(),
+            known(it.expected, |expected| decimals(expected, 1)),
+        ]);
+    }
+    table
+}
+
+/// Whether tracing changed the work, in time and in results.
+pub fn outputs_and_overhead(analysis: &Analysis) -> Table {
+    let columns = ["Stage", "#Plain ms", "#Traced ms", "#Overhead"];
+    let mut table = Table::new("overhead", "Tracing overhead", "Stage times of the traced pass beside the plain one.", &columns);
+    for it in &analysis.overhead {
+        let sign = it.overhead_pct.map(|it| format!("{it:+.1} %"));
+        table.row([it.stage.clone(), ms(it.plain_ms), ms(it.traced_ms), sign.unwrap_or_else(|| UNKNOWN.into())]);
+    }
+    let outputs = analysis.outputs;
+    let same = [outputs.traced_tokens_equal, outputs.traced_logits_equal];
+    if same == [Some(true); 2] {
+        table.notes.push("Proven: the traced pass made the plain pass's tokens, from logits with the same hash.".into());
+    } else if same.contains(&Some(false)) {
+        table.notes.push("Not proven: the traced pass's outputs differ from the plain pass's.".into());
+    }
+    table.or_gap("There was no traced pass to compare with.", "Submit with mode light or deep where nsys is installed.")
+}
+
+/// The inputs, by hash.
+pub fn inputs(facts: &RunFacts) -> Table {
+    let columns = ["File", "#Bytes", "#Width", "#Height", "SHA-256"];
+    let mut table = Table::new("inputs", "Inputs", "What the model was given.", &columns);
+    for it in facts.inputs {
+        table.row([it.path.clone(), count(it.bytes), it.width.to_string(), it.height.to_string(), it.sha256.clone()]);
+    }
+    table.or_gap("The run had no images.", "Nothing is missing: the prompt alone was given.")
+}
+
+/// The steps of the run, as they ended.
+pub fn steps(facts: &RunFacts) -> Table {
+    let columns = ["Step", "State", "Started", "Ended", "Message"];
+    let mut table = Table::new("steps", "Steps", "What the run did, in order.", &columns);
+    for it in facts.steps {
+        let text = |value: &Option<String>| value.clone().unwrap_or_else(|| UNKNOWN.into());
+        table.row([it.step.to_string(), it.state.to_string(), it.started_at.clone(), text(&it.ended_at), text(&it.message)]);
+    }
+    table.or_gap("No step was recorded.", "Nothing ran.")
+}

@@ -1,0 +1,185 @@
+//! Environment, aggregates, stages and MFU.
+//!
+//! Arranges figures that analysis made; computes none.
+
+use super::{NO_TIMES, NO_TIMES_REMEDY};
+use crate::{
+    analyze::{
+        Analysis,
+        mfu::MfuRecord,
+        stages::{DECODE, PREFILL},
+        stats::Spread,
+    },
+    report::{
+        RunFacts,
+        format::{UNKNOWN, bytes, count, decimals, known, ms, pct, scaled},
+        table::Table,
+    },
+};
+
+/// Where and what the run ran.
+pub fn environment(facts: &RunFacts, analysis: &Analysis) -> Table {
+    let mut table = Table::new("environment", "Environment", "Where the run ran, and what it ran.", &["What", "Value"]);
+    let mut add = |what: &str, value: Option<String>| table.row([what.to_owned(), value.unwrap_or_else(|| UNKNOWN.into())]);
+    let env = facts.environment;
+    add("Model", Some(facts.model.name.clone()));
+    if let Some(start) = &analysis.start {
+        let size = format!("{} parameters, {} in {}", count(start.parameters), bytes(start.weight_bytes), start.dtype);
+        add("Weights", Some(format!("{}: {size}", start.weights)));
+        add("Device", Some(format!("{} ({} host threads)", start.device, start.threads)));
+        let graph = if start.decode_graph { "a replayed CUDA graph" } else { "eager" };
+        add("Decode", Some(graph.to_owned()));
+        add("Prompt", Some(format!("{} positions, {} of them images", count(start.prompt_tokens), count(start.image_tokens))));
+    }
+    add("Mode", Some(format!("{}, {} repeats after {} of warm-up", facts.spec.mode, facts.spec.repeats, facts.spec.warmup)));
+    for gpu in &env.gpus {
+        add("GPU", Some(format!("{}: {}, {}, {}", gpu.index, gpu.name, bytes(gpu.memory_bytes), gpu.uuid)));
+    }
+    if env.gpus.is_empty() {
+        add("GPU", Some("none found".into()));
+    }
+    add("Driver, CUDA", env.driver.as_ref().map(|driver| format!("{driver}, {}", env.cuda.as_deref().unwrap_or(UNKNOWN))));
+    add("CPU", env.cpu.as_ref().map(|cpu| format!("{cpu} ({} usable)", known(env.cpus, |cpus| cpus.to_string()))));
+    add("Memory", env.memory_bytes.map(bytes));
+    add("Host", env.hostname.clone());
+    add("System", env.os.as_ref().map(|os| format!("{os}, kernel {}", env.kernel.as_deref().unwrap_or(UNKNOWN))));
+    add("nsys", Some(env.nsys.clone().unwrap_or_else(|| "not found".into())));
+    add("ncu", Some(env.ncu.clone().unwrap_or_else(|| "not found".into())));
+    let commit = env.git_commit.as_ref().map(|commit| format!(", commit {commit}")).unwrap_or_default();
+    add("llmprof", Some(format!("{}{commit}", env.llmprof)));
+    table
+}
+
+/// Latencies, rates, memory.
+pub fn aggregates(analysis: &Analysis) -> Table {
+    let stages = &analysis.stages;
+    let caption = format!("Over {} measured repeats of the plain pass, without any profiler.", stages.repeats);
+    let mut table = Table::new("aggregates", "Aggregates", caption, &["What", "#Mean", "#Std", "#Min", "#Max", "Unit"]);
+    let mut spread = |what: &str, values: Option<Spread>, unit: &str, show: fn(f64) -> String| {
+        if let Some(it) = values {
+            let cells = [show(it.mean), known(it.std, show), show(it.min), show(it.max)];
+            table.row([what.to_owned()].into_iter().chain(cells).chain([unit.to_owned()]));
+        }
+    };
+    spread("First token (prefill)", stages.first_token_ms, "ms", ms);
+    spread("Per token (decode)", stages.per_token_ms, "ms", ms);
+    spread("Single decode step", stages.step_ms, "ms", ms);
+    spread("Whole pass", stages.wall_ms, "ms", ms);
+    spread("Decode rate", stages.decode_tokens_per_s, "tokens/s", |rate| decimals(rate, 1));
+    spread("Tokens over the whole pass", stages.tokens_per_s, "tokens/s", |rate| decimals(rate, 1));
+    let mut single = |what: &str, value: Option<String>, unit: &str| {
+        if let Some(value) = value {
+            let none = || UNKNOWN.to_owned();
+            table.row([what.to_owned(), value, none(), none(), none(), unit.to_owned()]);
+        }
+    };
+    single("Decode steps", stages.decode_steps.map(count), "per repeat");
+    if let Some(end) = &analysis.end {
+        single("Peak host memory", Some(bytes(end.peak_rss_bytes)), "process");
+        single("Peak device memory", end.peak_device_bytes.map(bytes), "process");
+    }
+    if let Some(cost) = &analysis.cost {
+        single("Keys and values kept", Some(bytes(cost.kv_bytes)), "at the end");
+    }
+    if let Some(start) = &analysis.start {
+        single("Loading the model", Some(ms(start.load_ns as f64 / 1e6)), "ms, once");
+    }
+    table.or_gap(NO_TIMES, NO_TIMES_REMEDY)
+}
+
+/// Stage times; vision is a note.
+pub fn stages(analysis: &Analysis) -> Table {
+    let stages = &analysis.stages;
+    let caption =
+        format!("Milliseconds per repeat, mean and sample deviation over {} repeats of the plain pass.", stages.repeats);
+    let columns = ["Stage", "#Mean ms", "#Std ms", "#Min ms", "#Max ms", "#Share", "#Tokens", "#Tokens/s"];
+    let mut table = Table::new("stages", "Per-Stage Timings", caption, &columns);
+    for row in &stages.rows {
+        table.row([
+            row.stage.clone(),
+            ms(row.ms.mean),
+            known(row.ms.std, ms),
+            ms(row.ms.min),
+            ms(row.ms.max),
+            known(row.share_pct, pct),
+            known(row.tokens, count),
+            known(row.tokens_per_s, |rate| decimals(rate, 1)),
+        ]);
+    }
+    if let Some(vision) = stages.note("vision") {
+        let parts: Vec<String> = stages
+            .notes
+            .iter()
+            .filter(|note| note.part != "vision")
+            .map(|note| format!("{} {} ms", note.part, ms(note.ms.mean)))
+            .collect();
+        let parts = if parts.is_empty() { String::new() } else { format!(" ({})", parts.join(", ")) };
+        let spread = known(vision.ms.std, |std| format!(" ± {}", ms(std)));
+        let share = known(vision.share_pct, pct);
+        table.notes.push(format!(
+            "Vision takes {}{spread} ms{parts} inside {}: {share} of it. It is a part of that row, not a row of its own.",
+            ms(vision.ms.mean),
+            vision.inside,
+        ));
+    }
+    table.or_gap(NO_TIMES, NO_TIMES_REMEDY)
+}
+
+/// Use of arithmetic and memory, against both ceilings.
+pub fn mfu(analysis: &Analysis) -> Table {
+    let columns = [
+        "Scope",
+        "#FLOPs",
+        "#Achieved",
+        "#MFU, datasheet",
+        "#MFU, measured peak",
+        "#Operand bytes/s",
+        "#Of datasheet bandwidth",
+        "#Of measured copy",
+    ];
+    let caption = "Model FLOPs utilisation: FLOPs the work needs / (time × peak), per repeat of the plain pass.";
+    let mut table = Table::new("mfu", "MFU", caption, &columns);
+    for row in &analysis.mfu.rows {
+        table.row([
+            row.scope.clone(),
+            scaled(row.flops as f64, "FLOP"),
+            known(row.flops_per_s, |rate| scaled(rate, "FLOP/s")),
+            known(row.datasheet_pct, pct),
+            known(row.measured_pct, pct),
+            known(row.bytes_per_s, |rate| scaled(rate, "B/s")),
+            known(row.datasheet_bandwidth_pct, pct),
+            known(row.measured_bandwidth_pct, pct),
+        ]);
+    }
+    if let Some(ceilings) = analysis.mfu.ceilings.as_ref().filter(|_| !table.rows.is_empty()) {
+        table.notes.push(match (&ceilings.device, ceilings.datasheet_flops_per_s, &ceilings.datasheet_source) {
+            (Some(device), Some(flops), Some(source)) => format!(
+                "Datasheet: {device}, {} dense in {}, {} ({source}).",
+                scaled(flops, "FLOP/s"),
+                ceilings.dtype,
+                known(ceilings.datasheet_bytes_per_s, |rate| scaled(rate, "B/s")),
+            ),
+            _ => "Datasheet: no peak is known for this device and number format, so no share of one is given.".into(),
+        });
+        table.notes.push(match (ceilings.measured_flops_per_s, ceilings.measured_bytes_per_s) {
+            (None, None) => "Measured peak: the runner measured none.".into(),
+            (flops, copy) => format!(
+                "Measured on this device by the same process: {} in a {} matrix product, {} in a copy.",
+                known(flops, |rate| scaled(rate, "FLOP/s")),
+                ceilings.dtype,
+                known(copy, |rate| scaled(rate, "B/s")),
+            ),
+        });
+        let modelled = |row: &&MfuRecord| row.flops_source == "modelled" && matches!(row.scope.as_str(), PREFILL | DECODE);
+        let scopes: Vec<&str> = analysis.mfu.rows.iter().filter(modelled).map(|row| row.scope.as_str()).collect();
+        if !scopes.is_empty() {
+            table.notes.push(format!(
+                "FLOPs of {} are modelled from the architecture: not every call was recorded.",
+                scopes.join(" and ")
+            ));
+        }
+        table.notes.push("Operand bytes count every operand of every operator once; caches may serve part of them.".into());
+    }
+    let why = "No stage has both a time and a count of FLOPs.";
+    table.or_gap(why, "Look at the baseline step's log: the runner records both.")
+}
