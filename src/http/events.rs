@@ -44,9 +44,11 @@ pub async fn events(State(app): State<App>, RunPath(id): RunPath, headers: Heade
     find(&app, id).await?;
     let after = match headers.get("last-event-id") {
         None => 0,
-        Some(value) => value.to_str().ok().and_then(|text| text.trim().parse().ok()).ok_or_else(|| {
-            ApiError::new(ErrorCode::InvalidParameter, "Last-Event-ID: the id of an event is a number")
-        })?,
+        Some(value) => value
+            .to_str()
+            .ok()
+            .and_then(|text| text.trim().parse().ok())
+            .ok_or_else(|| ApiError::new(ErrorCode::InvalidParameter, "Last-Event-ID: the id of an event is a number"))?,
     };
     let (sender, receiver) = mpsc::channel(64);
     tokio::spawn(async move {

@@ -37,10 +37,13 @@ pub fn response(operation: &str, status: &str, kind: &str) -> Value {
         ("list_runs", ..) => {
             let RunView { run_id, state, queued_at, started_at, ended_at, message, links, .. } = ended();
             let RunSpec { model, mode, labels, priority, .. } = spec();
-            let run = RunSummary { run_id, state, model, mode, labels, priority, queued_at, started_at, ended_at, message, links };
+            let run =
+                RunSummary { run_id, state, model, mode, labels, priority, queued_at, started_at, ended_at, message, links };
             json!(RunList { runs: vec![run], next_cursor: None })
         }
-        ("cancel_run", "200", _) => json!(RunView { state: RunState::Cancelled, steps: vec![], cancel_requested: true, ..ended() }),
+        ("cancel_run", "200", _) => {
+            json!(RunView { state: RunState::Cancelled, steps: vec![], cancel_requested: true, ..ended() })
+        }
         ("cancel_run", ..) => json!(RunView { state: RunState::Running, ended_at: None, cancel_requested: true, ..ended() }),
         ("get_run", ..) => json!(ended()),
         ("follow_run", ..) => {
