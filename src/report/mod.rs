@@ -5,7 +5,6 @@
 pub mod profile;
 
 mod escape;
-mod example;
 mod figures;
 mod format;
 mod narrative;
@@ -13,7 +12,6 @@ mod svg;
 mod table;
 mod tables;
 
-pub use example::example_report;
 use minijinja::value::{Serde, Value};
 use serde::Serialize;
 
