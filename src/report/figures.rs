@@ -5,7 +5,7 @@
 use serde::Serialize;
 
 use super::{
-    format::{decimals, ms, pct, scaled},
+    format::{decimals, ms, pct, scaled, short_ms},
     svg::{self, Bar},
 };
 use crate::analyze::{
@@ -73,7 +73,8 @@ fn stages(analysis: &Analysis) -> String {
     let vision = analysis.stages.note("vision");
     let bar = |row: &crate::analyze::stages::StageTiming| Bar {
         label: row.stage.clone(),
-        shown: format!("{} ms", ms(row.ms.mean)) + &row.share_pct.map(|share| format!(" · {}", pct(share))).unwrap_or_default(),
+        shown: format!("{} ms", short_ms(row.ms.mean))
+            + &row.share_pct.map(|share| format!(" · {}", pct(share))).unwrap_or_default(),
         value: row.ms.mean,
         class: class(&row.stage),
         part: vision.filter(|it| it.inside == row.stage).map(|it| (format!("vision: {} ms", ms(it.ms.mean)), it.ms.mean)),
@@ -88,7 +89,8 @@ fn operators(analysis: &Analysis) -> String {
     let leaves: Vec<_> = analysis.operators.leaves().take(OPERATORS).collect();
     let bar = |it: &&crate::analyze::operators::OperatorRecord| Bar {
         label: it.path.clone(),
-        shown: format!("{} ms", ms(it.total_ms)) + &it.share_pct.map(|share| format!(" · {}", pct(share))).unwrap_or_default(),
+        shown: format!("{} ms", short_ms(it.total_ms))
+            + &it.share_pct.map(|share| format!(" · {}", pct(share))).unwrap_or_default(),
         value: it.total_ms,
         class: class(&it.stage),
         ..Bar::default()
