@@ -244,3 +244,28 @@ fn save(path: &Path, name: &str, shape: &[usize]) -> Result<()> {
     let view = safetensors::tensor::TensorView::new(safetensors::Dtype::F32, shape.to_vec(), &zeros)?;
     Ok(safetensors::serialize_to_file([(name, view)], None, path)?)
 }
+
+#[test]
+fn the_static_cost_is_what_the_runner_counts() -> Result<()> {
+    let bench = Bench::new()?;
+    let page = image::RgbImage::from_fn(300, 420, |x, y| image::Rgb([(x % 251) as u8, (y % 241) as u8, 128]));
+    page.save(bench.path().join("page.png"))?;
+    let vision = ["--model", "deepseek-ocr-tiny", "--image", "page.png"];
+    for model in [&["--model", "small.toml"][..], &vision[..]] {
+        let output = bench.run(&[model, &["--warmup", "0", "--repeats", "1", "--max-new-tokens", "3"]].concat())?;
+        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+        let spec = match model {
+            ["--model", "small.toml"] => toml::from_str(MODEL)?,
+            _ => llmprof::config::models(None)?.remove("deepseek-ocr-tiny").context("the preset is built in")?,
+        };
+
+        let trace = llmprof::trace::Trace { baseline: bench.events()?, ..Default::default() };
+        let analysis = llmprof::analyze::analyze(&trace, Some(&spec), None);
+        let (cost, start) = (analysis.cost.context("no cost")?, analysis.start.context("no start")?);
+        assert_eq!(start.images.iter().any(|image| image.crops_wide * image.crops_high > 1), spec.vision.is_some());
+        assert_eq!(cost.parameters, start.parameters, "{model:?}");
+        assert_eq!(cost.prefill_flops, analysis.operators.work["prefill"].flops, "{model:?}");
+        assert_eq!(cost.decode_flops, analysis.operators.work["decode_all"].flops, "{model:?}");
+    }
+    Ok(())
+}
