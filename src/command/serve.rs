@@ -134,7 +134,7 @@ impl Service {
         let address = listener.local_addr()?;
         let devices = match (config.worker.paused, config.worker.devices.as_slice()) {
             (true, _) => Vec::new(),
-            (false, []) => llmprof::collect::host::devices(),
+            (false, []) => vec!["cpu".to_owned()],
             (false, chosen) => chosen.to_vec(),
         };
 

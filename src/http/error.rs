@@ -37,8 +37,6 @@ macro_rules! codes {
         pub enum ErrorCode { $($(#[$doc])* #[serde(rename = $text)] $code),+ }
 
         impl ErrorCode {
-            pub const ALL: &[Self] = &[$(Self::$code),+];
-
             pub const fn status(self) -> StatusCode {
                 match self { $(Self::$code => StatusCode::$status),+ }
             }
