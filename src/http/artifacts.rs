@@ -57,9 +57,9 @@ pub async fn list(State(app): State<App>, RunPath(id): RunPath) -> Result<Json<A
         ("Range" = Option<String>, Header, description = "One range of bytes: bytes=0-99"),
         ("If-None-Match" = Option<String>, Header, description = "An ETag that the client has"),
         ("If-Range" = Option<String>, Header, description = "The ETag that the range belongs to")),
-    responses((status = 200, description = "The file", body = Vec<u8>, content_type = "application/octet-stream",
+    responses((status = 200, description = "The file", body = Vec<u8>, content_type = "*/*",
                   headers(("ETag" = String, description = "SHA-256 of the file, in quotes"))),
-              (status = 206, description = "The range", body = Vec<u8>, content_type = "application/octet-stream"),
+              (status = 206, description = "The range", body = Vec<u8>, content_type = "*/*"),
               (status = 304, description = "The client has it")))]
 pub async fn download(State(app): State<App>, FilePath(id, path): FilePath, headers: HeaderMap) -> Result<Response, ApiError> {
     let Some(artifact) = app.store.artifact(id, &path).await? else {
