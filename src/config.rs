@@ -10,7 +10,10 @@ use std::{
 use serde::Deserialize;
 use toml::{Table, Value};
 
-use crate::{analyze::device::{Devices, DevicesError}, model::ModelSpec};
+use crate::{
+    analyze::device::{Devices, DevicesError},
+    model::ModelSpec,
+};
 
 const DEFAULTS: &str = include_str!("../conf/default.toml");
 const DEVICES: &str = include_str!("../conf/devices.toml");

@@ -114,9 +114,10 @@ pub async fn run(argv: &Argv, logs: &Logs, leash: &Leash) -> io::Result<Ended> {
     if leash.stop.is_cancelled() {
         return Ok(Ended::Stopped);
     }
+    let mut group = Group { run: leash.run, leader: None };
     let scratch = make_scratch(leash.run)?;
     let mut child = start(command(argv, leash.run, &scratch)).await?;
-    let group = Group { run: leash.run, leader: child.id().and_then(|id| i32::try_from(id).ok()).map(Pid::from_raw) };
+    group.leader = child.id().and_then(|id| i32::try_from(id).ok()).map(Pid::from_raw);
     let lines = || Lines::new(leash.lines.clone());
     let out = child.stdout.take().map(|from| tokio::spawn(keep(from, stdout, logs.cap, lines())));
     let err = child.stderr.take().map(|from| tokio::spawn(keep(from, stderr, logs.cap, lines())));

@@ -14,8 +14,12 @@ pub mod preflight;
 pub mod sweep;
 pub mod tools;
 
-use std::path::{Path, PathBuf};
+use std::{
+    path::{Path, PathBuf},
+    time::Duration,
+};
 
+use self::{argv::Argv, nsys::Options, output::Logs, pass::Folder};
 pub use self::{
     child::{Ended, Leash},
     lines::ChildLine,
@@ -23,7 +27,6 @@ pub use self::{
     preflight::Preflight,
     sweep::sweep,
 };
-use self::{nsys::Options, output::Logs, pass::Folder};
 use crate::{
     artifact::layout,
     run::{Finding, Mode, Severity},
@@ -39,6 +42,8 @@ pub struct Collector {
     pub ncu: Option<PathBuf>,
     /// Variables of the service that children see besides [`argv::PASSED`].
     pub pass: Vec<String>,
+    /// Whether nsys is kept from seeing other processes, where the system lets us.
+    pub isolate: bool,
     /// Most bytes of each output of a child.
     pub log_cap: u64,
     /// Free space that a run wants to begin with.
@@ -49,7 +54,7 @@ impl Collector {
     /// A collector with this runner and no other tool.
     pub fn new(runner: impl Into<PathBuf>) -> Self {
         let (log_cap, min_free_bytes) = (output::DEFAULT_CAP, 1 << 30);
-        Self { runner: runner.into(), nsys: None, ncu: None, pass: Vec::new(), log_cap, min_free_bytes }
+        Self { runner: runner.into(), nsys: None, ncu: None, pass: Vec::new(), isolate: true, log_cap, min_free_bytes }
     }
 
     /// Finds the tools of this host; a configured path is taken as it is.
@@ -78,7 +83,9 @@ impl Collector {
 
         let runner = self.runner_argv(&once, &folder)?;
         let profile = nsys::profile(nsys, &Options::of(&request.device, mode), &stem, &runner);
+        let (profile, exposed) = self.isolated(profile, dir, leash).await;
         let mut pass = folder.run("nsys profile", "nsys", &profile, leash).await?;
+        pass.findings.extend(exposed);
         if !report.exists() {
             pass.findings.push(self.import(nsys, &folder, &stem.with_extension("qdstrm"), &report, leash).await?);
         }
@@ -88,6 +95,24 @@ impl Collector {
         folder.holds(runner::EVENTS, "the model runner under nsys", "nsys")?;
         pass.findings.extend(folder.import_errors("nsys"));
         Ok(pass)
+    }
+
+    /// The command in a process tree of its own, or as it was with a finding, where the system forbids that.
+    async fn isolated(&self, command: Argv, dir: &Path, leash: &Leash) -> (Argv, Option<Finding>) {
+        if !self.isolate {
+            return (command, None);
+        }
+        for isolation in nsys::ISOLATIONS {
+            let probe = nsys::isolated(isolation, Argv::new("true"));
+            let tried = child::run(&probe, &self.logs(dir, "isolation"), &leash.short(Duration::from_secs(10))).await;
+            if matches!(tried, Ok(Ended::Exited(0))) {
+                return (nsys::isolated(isolation, command), None);
+            }
+        }
+        let message = "nsys could read the environments of this user's other processes: its report holds them, secrets included";
+        let remedy = "keep nsys/run.nsys-rep and nsys/run.sqlite to yourself, or let the service make namespaces (util-linux's unshare, \
+                      and CAP_SYS_ADMIN or unprivileged user namespaces)";
+        (command, Some(Finding::new("nsys_sees_environments", Severity::Warning, message).advise(remedy)))
     }
 
     /// Imports what the collector of nsys left behind, where its other half can be found.
@@ -113,10 +138,10 @@ impl Collector {
             .advise(pass::LINK_IMPORTER))
     }
 
-    fn runner_argv(&self, request: &RunnerRequest, folder: &Folder) -> Result<argv::Argv, CollectError> {
+    fn runner_argv(&self, request: &RunnerRequest, folder: &Folder) -> Result<Argv, CollectError> {
         let file = folder.write_request(request)?;
-        let argv = argv::Argv::new(&self.runner).arg("run").arg("--request").arg(file).arg("--out").arg(folder.path());
-        Ok(argv::Argv { pass: self.pass.clone(), ..argv })
+        let argv = Argv::new(&self.runner).arg("run").arg("--request").arg(file).arg("--out").arg(folder.path());
+        Ok(Argv { pass: self.pass.clone(), ..argv })
     }
 
     fn logs(&self, dir: &Path, name: &str) -> Logs {

@@ -47,6 +47,25 @@ pub fn profile(nsys: &Path, options: &Options, stem: &Path, target: &Argv) -> Ar
     Argv { env: target.env.clone(), pass: target.pass.clone(), cwd: target.cwd.clone(), ..argv }
 }
 
+/// How a command gets a process tree of its own: as root, and as a user who may make namespaces.
+pub const ISOLATIONS: [&[&str]; 2] = [
+    &["--fork", "--kill-child", "--pid", "--mount-proc"],
+    &["--map-root-user", "--fork", "--kill-child", "--pid", "--mount-proc"],
+];
+
+/// In the new tree process ids begin again at 1, and nsys names its shared memory by them: each tree has its own.
+const OWN_SHARED_MEMORY: &str = "mount -t tmpfs llmprof /dev/shm && exec \"$@\"";
+
+/// Runs `command` where it sees no process but its own.
+///
+/// nsys copies the environment of every process that it may read into its report, a service's secrets included, and the report is
+/// handed out. Its format is compressed, so nothing can be taken out afterwards.
+pub fn isolated(isolation: &[&str], command: Argv) -> Argv {
+    let argv =
+        Argv::new("unshare").args(isolation).args(["sh", "-c", OWN_SHARED_MEMORY, "sh"]).arg(&command.program).args(command.args);
+    Argv { env: command.env, pass: command.pass, cwd: command.cwd, ..argv }
+}
+
 /// Exports a report to SQLite, over an older one.
 pub fn export(nsys: &Path, report: &Path, sqlite: &Path) -> Argv {
     Argv::new(nsys)
@@ -98,6 +117,13 @@ mod tests {
         for command in [command("cuda:0", Mode::Deep), command("cuda:1", Mode::Light), command("cpu", Mode::Deep)] {
             assert!(!command.contains("cublas") && command.contains("--sample=none --cpuctxsw=none"), "{command}");
         }
+    }
+
+    #[test]
+    fn an_isolated_command_keeps_its_words_and_variables() {
+        let argv = isolated(ISOLATIONS[0], Argv::new("nsys").arg("profile").env("X", "1"));
+        assert!(argv.shell().starts_with("X=1 unshare --fork --kill-child --pid --mount-proc sh -c "));
+        assert!(argv.shell().ends_with(" nsys profile"));
     }
 
     #[test]

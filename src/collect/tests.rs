@@ -47,7 +47,7 @@ impl Host {
             program(&bin.join("nsys"), script);
             bin.join("nsys")
         });
-        let collector = Collector { nsys, ..Collector::new(bin.join("model-runner")) };
+        let collector = Collector { nsys, isolate: false, ..Collector::new(bin.join("model-runner")) };
         let leash = Leash::new(RunId::now(), Duration::from_secs(60), CancellationToken::new());
         Self { dir, collector, leash }
     }

@@ -100,7 +100,7 @@ mod tests {
         let (a, b) = (dir.path().join("a"), dir.path().join("b"));
         fs::create_dir(&a).unwrap();
         fs::write(a.join("nsys"), "no program").unwrap();
-        program(&b.join("nsys"));
+        program(&b.join("nsys"), "");
         let path = env::join_paths([&PathBuf::from("."), &a, &b]).unwrap();
         assert_eq!(on_path("nsys", Some(&path)), Some(b.join("nsys")));
         assert_eq!(on_path("ncu", Some(&path)), None);
@@ -110,7 +110,7 @@ mod tests {
     fn the_newest_of_the_vendors_versions_is_taken() {
         let dir = tempfile::tempdir().unwrap();
         for version in ["2024.6.2", "2025.10.1", "2025.3.2"] {
-            program(&dir.path().join("nsight-systems").join(version).join("bin/nsys"));
+            program(&dir.path().join("nsight-systems").join(version).join("bin/nsys"), "");
         }
         assert_eq!(newest(dir.path(), "nsys"), Some(dir.path().join("nsight-systems/2025.10.1/bin/nsys")));
     }

@@ -74,7 +74,10 @@ pub async fn download(State(app): State<App>, FilePath(id, path): FilePath, head
 pub async fn send(app: &App, id: RunId, artifact: &ArtifactRecord, headers: &HeaderMap) -> Result<Response, ApiError> {
     let etag = format!("\"{}\"", artifact.sha256);
     let given = |name: header::HeaderName| headers.get(name).and_then(|value| value.to_str().ok());
-    let matches = |list: &str| list.split(',').any(|tag| matches!(tag.trim().trim_start_matches("W/"), "*") || tag.trim().trim_start_matches("W/") == etag);
+    let matches = |list: &str| {
+        list.split(',')
+            .any(|tag| matches!(tag.trim().trim_start_matches("W/"), "*") || tag.trim().trim_start_matches("W/") == etag)
+    };
     let mut response = Response::builder()
         .header(header::ETAG, &etag)
         .header(header::ACCEPT_RANGES, "bytes")
@@ -122,7 +125,8 @@ fn shows_inline(media_type: &str) -> bool {
 
 /// Names a download; names are ours, but a quote in one must not end the header's value.
 fn disposition(path: &str) -> String {
-    let name: String = path.rsplit('/').next().unwrap_or(path).chars().filter(|c| c.is_ascii_graphic() && !matches!(c, '"' | '\\')).collect();
+    let name: String =
+        path.rsplit('/').next().unwrap_or(path).chars().filter(|c| c.is_ascii_graphic() && !matches!(c, '"' | '\\')).collect();
     format!("attachment; filename=\"{name}\"")
 }
 
@@ -134,8 +138,12 @@ enum Wanted {
 
 /// Reads one range of bytes. Several, or something else, is answered with the whole file, as RFC 9110 allows.
 fn wanted(range: &str, size: u64) -> Wanted {
-    let Some((first, last)) = range.trim().strip_prefix("bytes=").and_then(|range| range.split_once('-')) else { return Wanted::All };
-    let number = |text: &str| (!text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit())).then(|| text.parse().unwrap_or(u64::MAX));
+    let Some((first, last)) = range.trim().strip_prefix("bytes=").and_then(|range| range.split_once('-')) else {
+        return Wanted::All;
+    };
+    let number = |text: &str| {
+        (!text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit())).then(|| text.parse().unwrap_or(u64::MAX))
+    };
     match (number(first.trim()), number(last.trim())) {
         (Some(start), _) if start >= size && (last.trim().is_empty() || number(last.trim()).is_some()) => Wanted::Nothing,
         (Some(start), None) if last.trim().is_empty() => Wanted::Part { start, end: size - 1 },

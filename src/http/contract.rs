@@ -81,7 +81,13 @@ pub fn contract_yaml() -> String {
 
 fn operations(contract: &mut Value) -> Vec<&mut Value> {
     let paths = contract["paths"].as_object_mut().map(Map::values_mut);
-    paths.into_iter().flatten().filter_map(Value::as_object_mut).flat_map(Map::values_mut).filter(|part| part.is_object()).collect()
+    paths
+        .into_iter()
+        .flatten()
+        .filter_map(Value::as_object_mut)
+        .flat_map(Map::values_mut)
+        .filter(|part| part.is_object())
+        .collect()
 }
 
 /// Adds examples and errors to one operation.
@@ -111,8 +117,11 @@ fn complete(operation: &mut Value) {
                 "content": { "application/json": { "schema": { "$ref": "#/components/schemas/ErrorBody" }, "examples": {} } },
             })
         });
-        let detail =
-            ErrorDetail { code: *code, message: code.example().into(), request_id: "019a9f3e-7b2a-7d31-8f64-0d6f1b2c3e4a".into() };
+        let detail = ErrorDetail {
+            code: *code,
+            message: code.example().into(),
+            request_id: "019a9f3e-7b2a-7d31-8f64-0d6f1b2c3e4a".into(),
+        };
         response["content"]["application/json"]["examples"][code.as_str()] = json!({ "value": ErrorBody { error: detail } });
     }
 }

@@ -15,7 +15,6 @@ use crate::{
         layout::{self, FORMAT_VERSION},
     },
     config,
-    report::example_report,
     run::{ArtifactRecord, Mode, RunId, RunSpec, RunState, Step, StepRecord, StepState},
 };
 
@@ -37,10 +36,13 @@ pub fn response(operation: &str, status: &str, kind: &str) -> Value {
         ("list_runs", ..) => {
             let RunView { run_id, state, queued_at, started_at, ended_at, message, links, .. } = ended();
             let RunSpec { model, mode, labels, priority, .. } = spec();
-            let run = RunSummary { run_id, state, model, mode, labels, priority, queued_at, started_at, ended_at, message, links };
+            let run =
+                RunSummary { run_id, state, model, mode, labels, priority, queued_at, started_at, ended_at, message, links };
             json!(RunList { runs: vec![run], next_cursor: None })
         }
-        ("cancel_run", "200", _) => json!(RunView { state: RunState::Cancelled, steps: vec![], cancel_requested: true, ..ended() }),
+        ("cancel_run", "200", _) => {
+            json!(RunView { state: RunState::Cancelled, steps: vec![], cancel_requested: true, ..ended() })
+        }
         ("cancel_run", ..) => json!(RunView { state: RunState::Running, ended_at: None, cancel_requested: true, ..ended() }),
         ("get_run", ..) => json!(ended()),
         ("follow_run", ..) => {
@@ -51,7 +53,7 @@ pub fn response(operation: &str, status: &str, kind: &str) -> Value {
         ("get_artifact", "200", _) => json!("# deepseek-ocr-tiny: prefill takes most of the time\n"),
         ("get_artifact", ..) => json!("# deepseek"),
         ("get_bundle", ..) => json!("(the bytes of llmprof-019a9f3e-6d1c-7c4e-9a51-3a8f0c2b7d10.tar.zst)"),
-        ("get_report", _, "application/json") => example_report(id(), &spec()),
+        ("get_report", _, "application/json") => report(),
         ("get_report", _, "text/html") => json!("<!doctype html>\n<html lang=\"en\">...</html>\n"),
         ("get_report", ..) => json!("# deepseek-ocr-tiny\n\n## Environment\n..."),
         ("list_models", ..) => json!(ModelList { models: config::models(None).unwrap_or_default().into_values().collect() }),
@@ -109,6 +111,25 @@ fn ended() -> RunView {
         }],
         findings: vec![],
         links: Links::of(id()),
+    }
+}
+
+/// The report of a real run, each list cut to its first record.
+fn report() -> Value {
+    let mut report: Value =
+        serde_json::from_str(include_str!("../../tests/golden/cpu-report.json")).expect("a test holds the report to its schema");
+    cut(&mut report);
+    report
+}
+
+fn cut(value: &mut Value) {
+    match value {
+        Value::Array(list) => {
+            list.truncate(1);
+            list.iter_mut().for_each(cut);
+        }
+        Value::Object(fields) => fields.values_mut().for_each(cut),
+        _ => {}
     }
 }
 

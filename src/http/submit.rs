@@ -1,10 +1,6 @@
 //! `POST /runs`: checked whole, queued durably, then answered.
 
-use std::{
-    collections::BTreeSet,
-    ops::RangeInclusive,
-    time::Duration,
-};
+use std::{collections::BTreeSet, ops::RangeInclusive, time::Duration};
 
 use axum::{
     Json,
@@ -191,7 +187,9 @@ async fn read_body(headers: &HeaderMap, body: Body) -> Result<axum::body::Bytes,
     match tokio::time::timeout(BODY_TIME, to_bytes(body, MAX_BODY)).await {
         Ok(Ok(bytes)) => Ok(bytes),
         Ok(Err(_)) => Err(too_large()),
-        Err(_) => Err(ApiError::new(ErrorCode::BodyTimeout, format!("the body did not arrive within {} seconds", BODY_TIME.as_secs()))),
+        Err(_) => {
+            Err(ApiError::new(ErrorCode::BodyTimeout, format!("the body did not arrive within {} seconds", BODY_TIME.as_secs())))
+        }
     }
 }
 
@@ -266,7 +264,10 @@ fn check_device(app: &App, run: &SubmitRun) -> Result<(), ApiError> {
     let index = run.device.strip_prefix("cuda:");
     let index = index.filter(|index| matches!(index.as_bytes(), [b'0'..=b'9'] | [b'1'..=b'9', b'0'..=b'9']));
     if !matches!(run.device.as_str(), "auto" | "cpu") && index.is_none() {
-        return Err(ApiError::new(ErrorCode::InvalidRequest, format!("device: {:?} is none of auto, cpu, cuda:INDEX", run.device)));
+        return Err(ApiError::new(
+            ErrorCode::InvalidRequest,
+            format!("device: {:?} is none of auto, cpu, cuda:INDEX", run.device),
+        ));
     }
     let may: Vec<&str> = app.devices.iter().map(String::as_str).filter(|it| run.device == "auto" || run.device == **it).collect();
     if may.is_empty() && !app.devices.is_empty() {

@@ -13,14 +13,13 @@ mod table;
 mod tables;
 
 use minijinja::value::{Serde, Value};
-use serde::{Deserialize, Serialize};
-use utoipa::ToSchema;
+use serde::Serialize;
 
 use crate::{
     analyze::Analysis,
     artifact::layout,
     model::ModelSpec,
-    run::{Finding, RunId, RunSpec, RunState, StepRecord, StepState},
+    run::{Finding, InputFile, RunId, RunSpec, RunState, StepRecord, StepState},
     trace::{Trace, environment::Environment},
 };
 use table::Table;
@@ -45,19 +44,6 @@ pub struct RunFacts<'a> {
     pub inputs: &'a [InputFile],
     /// The state in which the run ends.
     pub state: RunState,
-}
-
-/// One input of a run.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
-pub struct InputFile {
-    /// Relative to the inputs folder.
-    #[schema(example = "page.png")]
-    pub path: String,
-    pub bytes: u64,
-    #[schema(example = "9f86d081884c7d659a2feaa0c55ad015a3bf4f1b2b0b822cd15d6c15b0f00a08")]
-    pub sha256: String,
-    pub width: u32,
-    pub height: u32,
 }
 
 /// Writes every file of a run's report: its name, as the layout gives it, and its text.
@@ -162,7 +148,7 @@ fn page<'a>(facts: &RunFacts<'a>, trace: &Trace, analysis: &Analysis) -> Page<'a
 }
 
 /// Findings of collection, parsing and analysis: each once, worst first.
-fn all_findings(facts: &RunFacts, trace: &Trace, analysis: &Analysis) -> Vec<Finding> {
+pub fn all_findings(facts: &RunFacts, trace: &Trace, analysis: &Analysis) -> Vec<Finding> {
     let mut all: Vec<Finding> = Vec::new();
     for finding in facts.findings.iter().chain(&trace.findings).chain(&analysis.findings) {
         if !all.iter().any(|known| known.id == finding.id && known.message == finding.message) {

@@ -7,7 +7,7 @@ use std::collections::BTreeMap;
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
-use super::{InputFile, RunFacts, narrative};
+use super::{RunFacts, narrative};
 use crate::{
     analyze::{
         Analysis,
@@ -21,7 +21,7 @@ use crate::{
         stages::{StageNote, StageTiming},
         stats::Spread,
     },
-    run::{Finding, Mode, RunId, RunSpec, RunState, StepRecord},
+    run::{Finding, InputFile, Mode, RunId, RunSpec, RunState, StepRecord},
     trace::{Trace, environment::Environment, event::ImageViews},
 };
 

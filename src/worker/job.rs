@@ -136,7 +136,11 @@ impl Job<'_> {
         lines.await.ok();
         let ended = self.settle(pass);
         self.steps.end(&ended).await;
-        if ended.state == StepState::Succeeded { self.publish_predictions().map_err(|why| Stop(Ended::failed(why))) } else { Err(Stop(ended)) }
+        if ended.state == StepState::Succeeded {
+            self.publish_predictions().map_err(|why| Stop(Ended::failed(why)))
+        } else {
+            Err(Stop(ended))
+        }
     }
 
     /// The pass under Nsight Systems; without it the run is partial.
@@ -221,7 +225,9 @@ impl Job<'_> {
             while let Some(line) = receiver.recv().await {
                 match line {
                     ChildLine::Log(line) => journal.log(step, &line),
-                    ChildLine::Progress(p) => journal.write(&JournalEvent::Progress { step, phase: p.phase, done: p.done, total: p.total }),
+                    ChildLine::Progress(p) => {
+                        journal.write(&JournalEvent::Progress { step, phase: p.phase, done: p.done, total: p.total })
+                    }
                 }
             }
         });
@@ -241,7 +247,9 @@ impl Job<'_> {
 }
 
 /// Runs `work` where it may block, and says in one line what went wrong.
-async fn blocking<T: Send + 'static, E: std::error::Error>(work: impl FnOnce() -> Result<T, E> + Send + 'static) -> Result<T, String> {
+async fn blocking<T: Send + 'static, E: std::error::Error>(
+    work: impl FnOnce() -> Result<T, E> + Send + 'static,
+) -> Result<T, String> {
     let done = tokio::task::spawn_blocking(move || work().map_err(|error| crate::chain(&error))).await;
     done.unwrap_or_else(|error| Err(error.to_string()))
 }

@@ -1,5 +1,11 @@
 //! The integration tests, one binary: what the built programs do, seen from outside.
 
+#![expect(clippy::unwrap_used, reason = "a test that cannot go on fails, and says where")]
+
+mod architecture;
 mod captures;
+mod nsys;
 mod report;
 mod runner;
+mod runs;
+mod service;

@@ -8,8 +8,8 @@ use llmprof::{
     analyze::{self, Analysis},
     artifact::layout,
     model::ModelSpec,
-    report::{self, InputFile, RunFacts, profile::LLMProfileReport},
-    run::{Finding, Mode, RunSpec, RunState, Severity, Step, StepRecord, StepState},
+    report::{self, RunFacts, profile::LLMProfileReport},
+    run::{Finding, InputFile, Mode, RunSpec, RunState, Severity, Step, StepRecord, StepState},
     trace::{
         Trace,
         environment::{Environment, Gpu},

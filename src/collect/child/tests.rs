@@ -3,7 +3,10 @@
 use tokio::sync::mpsc;
 
 use super::{
-    super::{output::last_lines, sweep::marked},
+    super::{
+        output::last_lines,
+        sweep::{marked, scratch},
+    },
     *,
 };
 
@@ -65,6 +68,7 @@ async fn a_program_that_is_missing_is_an_error() {
     case.argv.program = "/nowhere/at-all".into();
     let error = run(&case.argv, &case.logs(), &case.leash).await.unwrap_err();
     assert_eq!(error.kind(), io::ErrorKind::NotFound);
+    assert!(!scratch(case.leash.run).exists());
 }
 
 #[tokio::test]

@@ -2,6 +2,8 @@
 
 mod attention;
 mod clip;
+#[cfg(test)]
+mod reference;
 mod relative;
 mod resample;
 mod sam;

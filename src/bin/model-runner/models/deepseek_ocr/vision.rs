@@ -156,6 +156,16 @@ mod tests {
     }
 
     #[test]
+    fn the_published_image_side_has_its_published_size() -> anyhow::Result<()> {
+        let preset: ModelSpec = toml::from_str(include_str!("../../../../../conf/models/deepseek-ocr.toml"))?;
+        // Zeros that nobody reads take no memory.
+        let site = Site::root(candle_nn::VarBuilder::zeros(DType::F32, &Device::Cpu), Recorder::new());
+        Vision::new(&site, &preset.vision.expect("an image side"), preset.decoder.hidden)?;
+        assert_eq!(u128::from(site.size().parameters), 3_336_106_240 - preset.decoder.parameters());
+        Ok(())
+    }
+
+    #[test]
     fn crops_are_read_row_by_row_across_the_page() -> anyhow::Result<()> {
         // Two crops side by side with a grid of 2, and a page with a grid of 1: places are numbered as the views come.
         let places = Tensor::arange(0f32, 9.0, &Device::Cpu)?.reshape((9, 1))?;

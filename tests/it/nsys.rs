@@ -1,0 +1,123 @@
+//! The real runner under the real nsys. Where nsys is not installed these say that they were skipped, unless LLMPROF_REQUIRE_NSYS=1.
+
+use std::{collections::BTreeMap, fs, path::Path, time::Duration};
+
+use llmprof::{
+    artifact::layout,
+    collect::{Collector, Ended, Leash},
+    model::ModelSpec,
+    parse,
+    run::{Dtype, Mode, RunId},
+    runner::RunnerRequest,
+    trace::event::{Event, OPERATOR_DOMAIN, STAGE_DOMAIN},
+};
+use tokio_util::sync::CancellationToken;
+
+fn collector() -> Option<Collector> {
+    let collector = Collector::find(Some(Path::new(env!("CARGO_BIN_EXE_model-runner"))), None, None);
+    if collector.nsys.is_some() {
+        return Some(collector);
+    }
+    let required = std::env::var_os("LLMPROF_REQUIRE_NSYS").is_some_and(|value| value == "1");
+    assert!(!required, "nsys is required here and not installed: run scripts/install-nsight.sh");
+    eprintln!("skipped: nsys is not installed (scripts/install-nsight.sh installs it)");
+    None
+}
+
+fn request() -> RunnerRequest {
+    let model: ModelSpec = toml::from_str(include_str!("../../conf/models/deepseek-ocr-tiny.toml")).unwrap();
+    RunnerRequest {
+        model,
+        weights: None,
+        seed: 7,
+        prompt: "Where does the time go?".into(),
+        images: vec![],
+        dtype: Dtype::F32,
+        device: "cpu".into(),
+        warmup: 1,
+        repeats: 2,
+        max_new_tokens: 4,
+        decode_graph: false,
+        ceilings: false,
+    }
+}
+
+/// What the last repeat computed.
+fn output(events: &[Event]) -> Option<(&[u32], &str)> {
+    events.iter().rev().find_map(|event| match event {
+        Event::Output(output) => Some((output.tokens.as_slice(), output.logits_sha256.as_str())),
+        _ => None,
+    })
+}
+
+fn counts<'a>(names: impl Iterator<Item = &'a str>) -> BTreeMap<&'a str, usize> {
+    names.fold(BTreeMap::new(), |mut counts, name| {
+        *counts.entry(name).or_default() += 1;
+        counts
+    })
+}
+
+#[tokio::test]
+async fn the_timeline_shows_the_same_ranges_and_results_as_the_runners_own_events() {
+    let Some(collector) = collector() else { return };
+    let dir = tempfile::tempdir().unwrap();
+    let leash = Leash::new(RunId::now(), Duration::from_secs(300), CancellationToken::new());
+    collector.baseline(dir.path(), &request(), &leash).await.unwrap();
+    let pass = collector.nsys(dir.path(), &request(), Mode::Deep, &leash).await.unwrap();
+
+    let trace = parse::read(dir.path()).unwrap();
+    assert_eq!(trace.findings, []);
+    assert!(output(&trace.baseline).is_some());
+    assert_eq!(output(&trace.traced), output(&trace.baseline), "watched, the runner computes the same");
+
+    let nsys = trace.nsys.unwrap();
+    let recorded = |domain| counts(nsys.ranges.iter().filter(move |r| r.domain == domain).map(|r| r.name.as_str()));
+    let stages = counts(trace.traced.iter().filter_map(|event| match event {
+        Event::Range(range) => Some(range.name.as_str()),
+        _ => None,
+    }));
+    let operators = counts(trace.traced.iter().filter_map(|event| match event {
+        Event::Op(op) => Some(op.path.as_str()),
+        _ => None,
+    }));
+    assert_eq!((stages["prefill"], stages["decode_step"]), (2, 8), "one warm-up and one repeat of four tokens");
+    assert_eq!(recorded(STAGE_DOMAIN), stages);
+    assert_eq!(recorded(OPERATOR_DOMAIN), operators);
+    assert!(nsys.ranges.iter().all(|range| range.push_pop && range.end_ns.is_some()));
+    assert!(nsys.tool_version.is_some() && !nsys.os_calls.is_empty() && nsys.kernels.is_empty());
+
+    // Cargo's own variables stand for what a service would rather keep to itself; this process has them, and nsys looks around.
+    let export = fs::read(dir.path().join(layout::NSYS_EXPORT)).unwrap();
+    let holds = |text: &str| export.windows(text.len()).any(|window| window == text.as_bytes());
+    assert!(std::env::var_os("CARGO_MANIFEST_DIR").is_some() && holds("LLMPROF_RUN_ID"), "the export holds environments");
+    let exposed = pass.findings.iter().any(|finding| finding.id == "nsys_sees_environments");
+    assert_eq!(holds("CARGO_MANIFEST_DIR"), exposed, "but none that was not passed on, or it is said");
+    assert_eq!(llmprof::collect::sweep(leash.run), 0, "nsys left nothing running");
+}
+
+#[tokio::test]
+async fn a_runner_that_refuses_its_input_fails_the_timeline_with_its_own_words() {
+    let Some(collector) = collector() else { return };
+    let dir = tempfile::tempdir().unwrap();
+    let leash = Leash::new(RunId::now(), Duration::from_secs(300), CancellationToken::new());
+    let request = RunnerRequest { device: "cuda:0".into(), ..request() };
+    let error = collector.nsys(dir.path(), &request, Mode::Light, &leash).await.unwrap_err();
+    assert_eq!(error.ended().and_then(|ended| ended.exit_code()), Some(2), "{error}");
+    assert!(error.last_words().iter().any(|line| line.contains("cuda")), "{:?}", error.last_words());
+}
+
+#[tokio::test]
+async fn a_stopped_timeline_leaves_nothing_running() {
+    let Some(collector) = collector() else { return };
+    let dir = tempfile::tempdir().unwrap();
+    let mut leash = Leash::new(RunId::now(), Duration::from_secs(300), CancellationToken::new());
+    let (to, mut from) = tokio::sync::mpsc::unbounded_channel();
+    leash.lines = Some(to);
+    let request = RunnerRequest { max_new_tokens: 1_000, ..request() };
+    let (outcome, ()) = tokio::join!(collector.nsys(dir.path(), &request, Mode::Deep, &leash), async {
+        from.recv().await; // the runner speaks, so nsys watches it
+        leash.stop.cancel();
+    });
+    assert_eq!(outcome.unwrap_err().ended(), Some(Ended::Stopped));
+    assert_eq!(llmprof::collect::sweep::marked(leash.run), []);
+}
