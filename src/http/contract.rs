@@ -143,7 +143,7 @@ pub async fn openapi_json() -> impl IntoResponse {
 
 /// The contract, as YAML
 #[utoipa::path(get, path = "/openapi.yaml", tag = "service", operation_id = "openapi_yaml",
-    responses((status = 200, description = "OpenAPI 3.1", body = String, content_type = "application/yaml")))]
+    responses((status = 200, description = "OpenAPI 3.1", body = Object, content_type = "application/yaml")))]
 pub async fn openapi_yaml() -> impl IntoResponse {
     ([(header::CONTENT_TYPE, "application/yaml")], contract_yaml())
 }
