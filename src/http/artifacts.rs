@@ -54,7 +54,7 @@ pub async fn list(State(app): State<App>, RunPath(id): RunPath) -> Result<Json<A
 /// The ETag is the file's SHA-256, good for `If-None-Match`, `Range` (one range of bytes) and `If-Range`; a range that begins behind
 /// the end is answered with 416. The path may hold slashes: `logs/baseline.stderr.log`.
 // `Range` is told in words: which ranges a file can satisfy depends on its size, and no schema says that.
-#[utoipa::path(get, path = "/runs/{run_id}/artifacts/{path}", tag = "artifacts", operation_id = "get_artifact",
+#[utoipa::path(get, path = "/runs/{run_id}/artifacts/{*path}", tag = "artifacts", operation_id = "get_artifact",
     params(("run_id" = RunId, Path), ("path" = String, Path, description = "As listed", min_length = 1),
         ("If-None-Match" = Option<String>, Header, description = "An ETag that the client has")),
     responses((status = 200, description = "The file, in its own media type", content(("*/*")),

@@ -59,7 +59,9 @@ async fn a_client_that_has_the_file_is_told_so() {
 #[tokio::test]
 async fn a_range_of_a_file_is_sent_and_one_beyond_it_refused() {
     let (api, path) = with_log().await;
-    for (range, text, told) in [("bytes=2-4", "234", "bytes 2-4/10"), ("bytes=8-", "89", "bytes 8-9/10"), ("bytes=-3", "789", "bytes 7-9/10")] {
+    for (range, text, told) in
+        [("bytes=2-4", "234", "bytes 2-4/10"), ("bytes=8-", "89", "bytes 8-9/10"), ("bytes=-3", "789", "bytes 7-9/10")]
+    {
         let answer = get(&api, &path, &[("range", range)]).await;
         assert_eq!((answer.status.as_u16(), answer.text().as_str(), answer.header(header::CONTENT_RANGE)), (206, text, told));
         assert_eq!(answer.header(header::CONTENT_LENGTH), text.len().to_string());
@@ -101,9 +103,23 @@ async fn no_path_leads_out_of_the_run() {
     fs::write(api.folder(&id).join("unlisted.txt"), "secret").unwrap();
     std::os::unix::fs::symlink("/etc/passwd", api.folder(&id).join("link.txt")).unwrap();
     for path in [
-        "../../secret.txt", "..%2f..%2fsecret.txt", "%2e%2e/%2e%2e/secret.txt", "logs/../report.md", "./report.md", "/etc/passwd",
-        "%2fetc%2fpasswd", "unlisted.txt", "link.txt", "logs", "logs/", "report.md%00", "report.md/", "REPORT.MD", "..%5csecret.txt",
-        "%252e%252e%252fsecret.txt", "progress.jsonl%0d%0aX-Evil:1",
+        "../../secret.txt",
+        "..%2f..%2fsecret.txt",
+        "%2e%2e/%2e%2e/secret.txt",
+        "logs/../report.md",
+        "./report.md",
+        "/etc/passwd",
+        "%2fetc%2fpasswd",
+        "unlisted.txt",
+        "link.txt",
+        "logs",
+        "logs/",
+        "report.md%00",
+        "report.md/",
+        "REPORT.MD",
+        "..%5csecret.txt",
+        "%252e%252e%252fsecret.txt",
+        "progress.jsonl%0d%0aX-Evil:1",
     ] {
         let answer = api.get(&format!("/runs/{id}/artifacts/{path}")).await;
         assert_eq!(answer.error().0, 404, "{path}");

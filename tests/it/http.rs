@@ -120,7 +120,7 @@ async fn a_body_that_is_no_json_document_is_refused() {
         let answer = api.ask(Method::POST, "/runs", headers, body.to_owned()).await;
         assert_eq!(answer.error(), (status, code.to_owned()), "{}", &body[..body.len().min(80)]);
     }
-    let streamed = Body::from_stream(tokio_stream::iter(vec![Ok::<_, std::io::Error>(vec![b' '; 1 << 19]); 3]));
+    let streamed = Body::from_stream(tokio_stream::iter((0..3).map(|_| Ok::<_, std::io::Error>(vec![b' '; 1 << 19]))));
     let answer = api.ask(Method::POST, "/runs", &json, streamed).await;
     assert_eq!(answer.error(), (413, "body_too_large".to_owned()), "a body without a length");
     assert_nothing_queued(&api).await;
@@ -171,7 +171,9 @@ async fn pages_of_the_list_hold_every_run_once_newest_first() {
 #[tokio::test]
 async fn a_parameter_that_means_nothing_is_refused() {
     let api = Api::new().await;
-    for query in ["limit=0", "limit=201", "limit=-1", "limit=x", "limit=", "state=done", "cursor=7", "colour=red", "limit=1&limit=2"] {
+    for query in
+        ["limit=0", "limit=201", "limit=-1", "limit=x", "limit=", "state=done", "cursor=7", "colour=red", "limit=1&limit=2"]
+    {
         assert_eq!(api.get(&format!("/runs?{query}")).await.error(), (400, "invalid_parameter".to_owned()), "{query}");
     }
     let compact = UNKNOWN.replace('-', "");
@@ -261,7 +263,8 @@ async fn before_its_end_a_run_has_no_files_bundle_or_report() {
 
 /// The stream of a run as pairs of id and data.
 fn events(stream: &str) -> Vec<(Option<String>, Value)> {
-    let field = |block: &str, name: &str| block.lines().find_map(|line| line.strip_prefix(name)).map(|text| text.trim().to_owned());
+    let field =
+        |block: &str, name: &str| block.lines().find_map(|line| line.strip_prefix(name)).map(|text| text.trim().to_owned());
     stream
         .split("\n\n")
         .filter_map(|block| {
@@ -302,7 +305,8 @@ async fn events_are_told_in_order_resumed_by_id_and_end_with_the_run() {
 async fn a_stopping_service_ends_its_streams() {
     let api = Api::new().await;
     let id = api.submit(json!({})).await;
-    let (followed, ()) = tokio::join!(api.get(&format!("/runs/{id}/events")), async { api.closing.cancel() });
+    let path = format!("/runs/{id}/events");
+    let (followed, ()) = tokio::join!(api.get(&path), async { api.closing.cancel() });
     assert_eq!(followed.status, 200);
 }
 
