@@ -17,6 +17,8 @@ pub mod stats;
 mod events;
 pub mod findings;
 mod interval;
+#[cfg(test)]
+mod tests;
 
 use crate::{
     model::ModelSpec,

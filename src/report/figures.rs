@@ -5,7 +5,7 @@
 use serde::Serialize;
 
 use super::{
-    format::{decimals, ms, pct, scaled},
+    format::{decimals, ms, pct, scaled, short_ms},
     svg::{self, Bar},
 };
 use crate::analyze::{
@@ -45,9 +45,10 @@ pub fn tiles(analysis: &Analysis) -> Vec<Tile> {
         let note = value.std.map(|std| format!("± {} over {} repeats", ms(std), value.n));
         Some(Tile { label, value: ms(value.mean), unit: "ms", note: note.unwrap_or_else(|| "one repeat".into()) })
     };
-    let rate = stages.decode_tokens_per_s.map(|it| {
+    // Steps over mean time: the mean of the repeats' rates would favour the fast ones.
+    let rate = stages.row(DECODE).and_then(|row| row.tokens_per_s).map(|rate| {
         let note = stages.decode_steps.map(|steps| format!("over {steps} decode steps")).unwrap_or_default();
-        Tile { label: "Decode rate", value: decimals(it.mean, 1), unit: "tokens/s", note }
+        Tile { label: "Decode rate", value: decimals(rate, 1), unit: "tokens/s", note }
     });
     let model = analysis.mfu.rows.iter().find(|row| row.scope == WHOLE);
     let used = model.and_then(|row| {
@@ -72,7 +73,8 @@ fn stages(analysis: &Analysis) -> String {
     let vision = analysis.stages.note("vision");
     let bar = |row: &crate::analyze::stages::StageTiming| Bar {
         label: row.stage.clone(),
-        shown: format!("{} ms", ms(row.ms.mean)) + &row.share_pct.map(|share| format!(" · {}", pct(share))).unwrap_or_default(),
+        shown: format!("{} ms", short_ms(row.ms.mean))
+            + &row.share_pct.map(|share| format!(" · {}", pct(share))).unwrap_or_default(),
         value: row.ms.mean,
         class: class(&row.stage),
         part: vision.filter(|it| it.inside == row.stage).map(|it| (format!("vision: {} ms", ms(it.ms.mean)), it.ms.mean)),
@@ -87,7 +89,8 @@ fn operators(analysis: &Analysis) -> String {
     let leaves: Vec<_> = analysis.operators.leaves().take(OPERATORS).collect();
     let bar = |it: &&crate::analyze::operators::OperatorRecord| Bar {
         label: it.path.clone(),
-        shown: format!("{} ms", ms(it.total_ms)) + &it.share_pct.map(|share| format!(" · {}", pct(share))).unwrap_or_default(),
+        shown: format!("{} ms", short_ms(it.total_ms))
+            + &it.share_pct.map(|share| format!(" · {}", pct(share))).unwrap_or_default(),
         value: it.total_ms,
         class: class(&it.stage),
         ..Bar::default()

@@ -15,6 +15,11 @@ pub fn ms(value: f64) -> String {
     decimals(value, places)
 }
 
+/// Milliseconds beside a bar, where three digits are enough.
+pub fn short_ms(value: f64) -> String {
+    if value >= 100.0 { decimals(value, 1) } else { ms(value) }
+}
+
 /// A count with its digits in groups of three.
 pub fn count(value: u64) -> String {
     decimals_of(&value.to_string(), "")

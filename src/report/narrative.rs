@@ -46,12 +46,13 @@ fn whole(analysis: &Analysis) -> Option<String> {
 
 fn tokens(analysis: &Analysis) -> Option<String> {
     let stages = &analysis.stages;
-    let (first, each, rate) = (stages.first_token_ms?, stages.per_token_ms?, stages.decode_tokens_per_s?);
+    let (first, each) = (stages.first_token_ms?, stages.per_token_ms?);
+    let rate = stages.row(DECODE)?.tokens_per_s?;
     Some(format!(
         "The first token is there after {} ms; each further one takes {} ms, which is {} tokens per second of decode.",
         ms(first.mean),
         ms(each.mean),
-        decimals(rate.mean, 1),
+        decimals(rate, 1),
     ))
 }
 

@@ -9,7 +9,7 @@ use super::escape::html;
 /// Height of one bar with its label, pixels.
 const ROW: usize = 46;
 /// Longest label that fits beside a value on a phone, characters.
-const LABEL: usize = 34;
+const LABEL: usize = 32;
 
 /// One bar: a value of the scale, perhaps with a part inside it and a spread around its end.
 #[derive(Debug, Clone, Default)]

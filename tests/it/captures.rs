@@ -80,3 +80,18 @@ fn replayed_kernels_name_their_graph_node() {
     assert_eq!(trace.kernels.iter().filter(|k| k.graph_node.is_some()).count(), 4_608);
     assert_eq!(ranges(&trace, "LLM")["decode_step"], 32);
 }
+
+#[test]
+fn kernel_records_add_up_to_what_sql_counts_per_stage() {
+    let trace = capture("hf-deepseek-decoder");
+    let kernels = llmprof::analyze::kernels::kernels(&trace);
+    let sum = |stage: Option<&str>| {
+        let of = kernels.records.iter().filter(|record| stage.is_none_or(|stage| record.stage == stage));
+        of.fold((0, 0), |(calls, ns), record| (calls + record.calls, ns + (record.total_ms * 1e6).round() as i64))
+    };
+    assert_eq!(sum(None), (13_050, 50_249_920));
+    assert_eq!(sum(Some("prefill")), (1_972, 15_243_102));
+    assert_eq!(sum(Some("decode_all")), (10_800, 27_012_363));
+    assert_eq!(kernels.orphans, 0);
+    assert!(kernels.stages.iter().all(|stage| stage.busy_ms <= stage.kernel_ms + 1e-9));
+}

@@ -196,9 +196,76 @@ fn weights_that_do_not_fit_the_model_are_named() -> Result<()> {
     refused(&bench, &["--weights", "weights"], "tokenizer.json")
 }
 
+#[test]
+fn an_image_that_cannot_be_read_is_named() -> Result<()> {
+    let bench = Bench::new()?;
+    let refused = |name, why| refused(&bench, &["--model", "deepseek-ocr-tiny", "--image", name], why);
+    fs::write(bench.path().join("text.png"), "no image at all")?;
+    let whole = bench.path().join("whole.png");
+    image::RgbImage::from_fn(64, 64, |x, y| image::Rgb([x as u8, y as u8, (x * y) as u8])).save(&whole)?;
+    let bytes = fs::read(&whole)?;
+    fs::write(bench.path().join("half.png"), &bytes[..bytes.len() / 2])?;
+    refused("absent.png", "absent.png")?;
+    refused("text.png", "text.png")?;
+    refused("half.png", "half.png")?;
+    refused(".", "no regular file")
+}
+
+#[test]
+fn the_smallest_image_is_an_image() -> Result<()> {
+    let bench = Bench::new()?;
+    image::RgbImage::new(1, 1).save(bench.path().join("dot.png"))?;
+    let output = bench.run(&[
+        "--model",
+        "deepseek-ocr-tiny",
+        "--image",
+        "dot.png",
+        "--warmup",
+        "0",
+        "--repeats",
+        "1",
+        "--max-new-tokens",
+        "1",
+    ])?;
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    let events = bench.events()?;
+    let Some(Event::Start(start)) = events.first() else { panic!("the first event is the start") };
+    // A global view of 4 x 4 places, a newline each row, and a separator: no crops.
+    assert_eq!((start.image_tokens, start.images[0].crops_wide), (21, 0));
+    for stage in ["vision", "sam", "clip", "projector"] {
+        assert!(events.iter().any(|e| matches!(e, Event::Range(r) if r.name == stage)), "no {stage}");
+    }
+    Ok(())
+}
+
 /// Writes a safetensors file with one tensor of zeros.
 fn save(path: &Path, name: &str, shape: &[usize]) -> Result<()> {
     let zeros = vec![0u8; shape.iter().product::<usize>() * 4];
     let view = safetensors::tensor::TensorView::new(safetensors::Dtype::F32, shape.to_vec(), &zeros)?;
     Ok(safetensors::serialize_to_file([(name, view)], None, path)?)
+}
+
+#[test]
+fn the_static_cost_is_what_the_runner_counts() -> Result<()> {
+    let bench = Bench::new()?;
+    let page = image::RgbImage::from_fn(300, 420, |x, y| image::Rgb([(x % 251) as u8, (y % 241) as u8, 128]));
+    page.save(bench.path().join("page.png"))?;
+    let vision = ["--model", "deepseek-ocr-tiny", "--image", "page.png"];
+    for model in [&["--model", "small.toml"][..], &vision[..]] {
+        let output = bench.run(&[model, &["--warmup", "0", "--repeats", "1", "--max-new-tokens", "3"]].concat())?;
+        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+        let spec = match model {
+            ["--model", "small.toml"] => toml::from_str(MODEL)?,
+            _ => llmprof::config::models(None)?.remove("deepseek-ocr-tiny").context("the preset is built in")?,
+        };
+
+        let trace = llmprof::trace::Trace { baseline: bench.events()?, ..Default::default() };
+        let analysis = llmprof::analyze::analyze(&trace, Some(&spec), None);
+        let (cost, start) = (analysis.cost.context("no cost")?, analysis.start.context("no start")?);
+        assert_eq!(start.images.iter().any(|image| image.crops_wide * image.crops_high > 1), spec.vision.is_some());
+        assert_eq!(cost.parameters, start.parameters, "{model:?}");
+        assert_eq!(cost.prefill_flops, analysis.operators.work["prefill"].flops, "{model:?}");
+        assert_eq!(cost.decode_flops, analysis.operators.work["decode_all"].flops, "{model:?}");
+    }
+    Ok(())
 }

@@ -24,10 +24,10 @@ pub fn count(tally: &mut Tally, decoder: &Decoder, work: &Workload) -> u64 {
     }
     tally.parameters("decoder.norm", hidden);
     if !decoder.tied_embeddings {
-        tally.parameters("lm_head", vocab * hidden);
+        tally.parameters("decoder.lm_head", vocab * hidden);
     }
-    tally.prefill("lm_head", matmul(1, hidden, vocab));
-    tally.decode("lm_head", matmul(work.new_tokens, hidden, vocab));
+    tally.prefill("decoder.lm_head", matmul(1, hidden, vocab));
+    tally.decode("decoder.lm_head", matmul(work.new_tokens, hidden, vocab));
     active + hidden + vocab * hidden
 }
 

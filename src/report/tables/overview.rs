@@ -65,8 +65,8 @@ pub fn aggregates(analysis: &Analysis) -> Table {
     spread("Per token (decode)", stages.per_token_ms, "ms", ms);
     spread("Single decode step", stages.step_ms, "ms", ms);
     spread("Whole pass", stages.wall_ms, "ms", ms);
-    spread("Decode rate", stages.decode_tokens_per_s, "tokens/s", |rate| decimals(rate, 1));
-    spread("Tokens over the whole pass", stages.tokens_per_s, "tokens/s", |rate| decimals(rate, 1));
+    spread("Decode rate of a repeat", stages.decode_tokens_per_s, "tokens/s", |rate| decimals(rate, 1));
+    spread("Token rate of a whole pass", stages.tokens_per_s, "tokens/s", |rate| decimals(rate, 1));
     let mut single = |what: &str, value: Option<String>, unit: &str| {
         if let Some(value) = value {
             let none = || UNKNOWN.to_owned();

@@ -1,0 +1,201 @@
+//! The analysis on sketches of events: each line is one event, each test one claim.
+
+use super::{device::DevicePeaks, stages::DECODE, *};
+use crate::trace::event::{Ceiling, Event, OperatorCall, Output, StageRange};
+
+const MS: i64 = 1_000_000;
+
+fn start(dtype: &str, device: &str) -> Event {
+    Event::Start(Start {
+        schema: 1,
+        t_ns: 0,
+        unix_ns: 0,
+        pid: 1,
+        model: "m".into(),
+        weights: "synthetic".into(),
+        parameters: 1,
+        weight_bytes: 4,
+        dtype: dtype.into(),
+        device: device.into(),
+        threads: 1,
+        prompt_tokens: 10,
+        image_tokens: 0,
+        images: vec![],
+        decode_graph: false,
+        load_ns: 0,
+    })
+}
+
+/// `range prefill 0..10 r0`, `warm prefill 0..10 r0`, `op a.b linear 0..5 prefill r0 flops` (times in ms), `out r0 7,8 hash`.
+fn events(sketch: &str) -> Vec<Event> {
+    let span = |text: &str| -> (i64, i64) {
+        let (from, to) = text.split_once("..").unwrap();
+        (from.parse::<i64>().unwrap() * MS, to.parse::<i64>().unwrap() * MS)
+    };
+    let repeat = |text: &str| text.strip_prefix('r').unwrap().parse::<u32>().unwrap();
+    let line = |line: &str| match line.split_whitespace().collect::<Vec<_>>()[..] {
+        [kind @ ("range" | "warm"), name, at, of] => {
+            let (start_ns, end_ns) = span(at);
+            let step = (name == "decode_step").then_some(0);
+            Event::Range(StageRange { name: name.into(), start_ns, end_ns, warmup: kind == "warm", repeat: repeat(of), step })
+        }
+        ["op", path, op, at, stage, of, flops] => {
+            let (start_ns, end_ns) = span(at);
+            Event::Op(OperatorCall {
+                path: path.into(),
+                op: op.into(),
+                start_ns,
+                end_ns,
+                warmup: false,
+                repeat: repeat(of),
+                stage: stage.into(),
+                shapes: vec![],
+                dtype: "f32".into(),
+                flops: flops.parse().unwrap(),
+                bytes: 8,
+            })
+        }
+        ["out", of, tokens, hash] => Event::Output(Output {
+            warmup: false,
+            repeat: repeat(of),
+            tokens: tokens.split(',').map(|token| token.parse().unwrap()).collect(),
+            logits_sha256: hash.into(),
+        }),
+        ["matmul", per_second] => Event::Ceiling(Ceiling {
+            what: "matmul".into(),
+            dtype: "f32".into(),
+            shape: vec![1],
+            per_second: per_second.parse().unwrap(),
+            tries: 1,
+        }),
+        ref words => panic!("no such line: {words:?}"),
+    };
+    let sketched = sketch.lines().map(str::trim).filter(|it| !it.is_empty()).map(line);
+    [start("f32", "cpu")].into_iter().chain(sketched).collect()
+}
+
+fn of(sketch: &str) -> Analysis {
+    analyze(&Trace { baseline: events(sketch), ..Trace::default() }, None, None)
+}
+
+fn ids(analysis: &Analysis) -> Vec<&str> {
+    analysis.findings.iter().map(|finding| finding.id.as_str()).collect()
+}
+
+#[test]
+fn warm_up_is_never_part_of_a_timing() {
+    let stages = of("warm prefill 0..900 r0\nrange prefill 1000..1010 r0\nrange prefill 2000..2014 r1").stages;
+    let prefill = stages.row("prefill").unwrap().ms;
+    assert_eq!((prefill.mean, prefill.n), (12.0, 2));
+}
+
+#[test]
+fn a_token_takes_decodes_time_over_its_steps() {
+    let steps = "range decode_step 20..24 r0\nrange decode_step 24..30 r0\nrange decode_all 20..30 r0";
+    let stages = of(&format!("range prefill 0..18 r0\n{steps}")).stages;
+    assert_eq!((stages.per_token_ms.unwrap().mean, stages.decode_steps), (5.0, Some(2)));
+    assert_eq!(stages.row(DECODE).unwrap().tokens_per_s, Some(200.0));
+    assert_eq!(stages.wall_ms.unwrap().mean, 30.0, "what lies between the stages counts as well");
+    assert_eq!(stages.tokens_per_s.unwrap().mean, 100.0, "the first token counts as well");
+}
+
+#[test]
+fn vision_never_adds_to_a_sum() {
+    let stages = of("range vision 1..9 r0\nrange prefill 0..10 r0\nrange decode_all 10..20 r0").stages;
+    assert_eq!((stages.rows.len(), stages.wall_ms.unwrap().mean), (2, 20.0));
+    assert_eq!(stages.note("vision").unwrap().share_pct, Some(80.0));
+}
+
+#[test]
+fn an_enclosing_call_keeps_only_what_its_parts_leave() {
+    let sketch = "range prefill 0..20 r0
+        op a.0.q linear 2..6 prefill r0 100\nop a.0.k linear 6..9 prefill r0 50\nop a.0 module 0..10 prefill r0 0
+        op a.1.q linear 12..18 prefill r0 100";
+    let operators = of(sketch).operators;
+    let find = |path: &str| operators.rolled.iter().find(|it| it.path == path).unwrap();
+    assert_eq!((find("a.*").self_ms, find("a.*").total_ms), (3.0, 10.0));
+    let q = find("a.*.q");
+    assert_eq!((q.calls, q.total_ms, q.mean_ms, q.share_pct), (2, 10.0, 5.0, Some(50.0)));
+    assert_eq!(q.flops_per_s, Some(20_000.0));
+    assert_eq!(operators.by_path.len(), 4);
+    assert_eq!(operators.work["prefill"].covered_pct, Some(65.0));
+}
+
+#[test]
+fn a_utilisation_above_the_whole_is_refused_with_a_finding() {
+    let analysis = of("range prefill 0..1 r0\nop a linear 0..1 prefill r0 2000000\nmatmul 1e9");
+    assert_eq!(analysis.mfu.rows[0].flops_per_s, Some(2e9));
+    assert_eq!(analysis.mfu.rows[0].measured_pct, None);
+    assert!(ids(&analysis).contains(&"mfu_impossible"));
+}
+
+#[test]
+fn utilisation_is_given_against_both_ceilings() {
+    let mut baseline = events("range prefill 0..1 r0\nop a linear 0..1 prefill r0 1000000\nmatmul 4e9");
+    baseline[0] = start("f32", "cuda:0");
+    let peaks = DevicePeaks {
+        name: "d".into(),
+        reported_as: vec![],
+        dense_tflops: [("f32".to_owned(), 0.01)].into(),
+        memory_gb_s: 1.0,
+        source: "s".into(),
+    };
+    let mfu = analyze(&Trace { baseline, ..Trace::default() }, None, Some(&peaks)).mfu;
+    assert_eq!((mfu.rows[0].datasheet_pct, mfu.rows[0].measured_pct), (Some(10.0), Some(25.0)));
+}
+
+#[test]
+fn no_ceiling_of_another_number_format_is_used() {
+    let mut baseline = events("range prefill 0..1 r0\nop a linear 0..1 prefill r0 1000000\nmatmul 4e9");
+    baseline[0] = start("bf16", "cpu");
+    let mfu = analyze(&Trace { baseline, ..Trace::default() }, None, None).mfu;
+    assert_eq!(mfu.rows[0].measured_pct, None);
+}
+
+#[test]
+fn a_traced_pass_that_computed_something_else_is_found() {
+    let plain = events("range prefill 0..1 r0\nout r0 7,8 x");
+    for (traced, proven) in [("out r0 7,8 x", true), ("out r0 7,9 x", false), ("out r0 7,8 y", false)] {
+        let analysis = analyze(&Trace { baseline: plain.clone(), traced: events(traced), ..Trace::default() }, None, None);
+        assert_eq!(!ids(&analysis).contains(&"outputs_differ"), proven, "{traced}");
+    }
+}
+
+#[test]
+fn tracing_that_slowed_a_stage_by_more_than_a_quarter_is_found() {
+    let pass = |ms| events(&format!("range prefill 0..{ms} r0"));
+    for (traced, high) in [(125, false), (126, true)] {
+        let analysis = analyze(&Trace { baseline: pass(100), traced: pass(traced), ..Trace::default() }, None, None);
+        assert_eq!(analysis.overhead[0].overhead_pct, Some(f64::from(traced - 100)));
+        assert_eq!(ids(&analysis).contains(&"overhead_high"), high);
+    }
+}
+
+#[test]
+fn a_stage_dominates_from_a_fifth_more_on() {
+    let stage = |decode: i64| of(&format!("range prefill 0..100 r0\nrange decode_all 100..{} r0", 100 + decode));
+    assert!(!ids(&stage(119)).contains(&"stage_dominates"));
+    assert!(ids(&stage(120)).contains(&"stage_dominates"));
+}
+
+#[test]
+fn noise_between_repeats_is_found_and_one_repeat_knows_none() {
+    let noisy = of("range prefill 0..10 r0\nrange prefill 20..40 r1\nrange prefill 50..60 r2");
+    assert!(ids(&noisy).contains(&"high_variance"));
+    let single = of("range prefill 0..10 r0");
+    assert!(ids(&single).contains(&"few_repeats") && !ids(&single).contains(&"high_variance"));
+}
+
+#[test]
+fn a_capture_without_a_stage_is_incomplete() {
+    let trace = Trace { baseline: events("range prefill 0..1 r0"), nsys: Some(Default::default()), ..Trace::default() };
+    let analysis = analyze(&trace, None, None);
+    assert!(ids(&analysis).contains(&"capture_incomplete") && ids(&analysis).contains(&"no_kernel_data"));
+}
+
+#[test]
+fn an_empty_trace_is_analysed_without_a_number() {
+    let analysis = analyze(&Trace::default(), None, None);
+    assert_eq!(analysis.stages, Stages::default());
+    assert!(ids(&analysis).contains(&"no_stages"));
+}
