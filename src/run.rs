@@ -35,8 +35,10 @@ impl FromStr for RunId {
 }
 
 /// Declares a word with one lower-case name per variant, the same in JSON, in the database and on the command line.
+///
+/// The names are `tt`: the derive of the schema does not see a `literal` that went through a macro, and would show the variants.
 macro_rules! words {
-    ($(#[$doc:meta])* $name:ident { $($(#[$vdoc:meta])* $variant:ident = $text:literal),+ $(,)? }) => {
+    ($(#[$doc:meta])* $name:ident { $($(#[$vdoc:meta])* $variant:ident = $text:tt),+ $(,)? }) => {
         $(#[$doc])*
         #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize, ToSchema)]
         pub enum $name { $($(#[$vdoc])* #[serde(rename = $text)] $variant),+ }

@@ -77,7 +77,7 @@ pub fn read(root: &Path, name: &str) -> Result<Inputs, InputsError> {
         Missing::Absent => InputsError::NotFound(name.into()),
     })?;
     let wrong = |why: String| InputsError::NotAManifest { name: name.into(), why };
-    let failed = |source| InputsError::Read { name: name.into(), source };
+    let failed = |error: io::Error| wrong(error.to_string());
     let about = fs::metadata(&manifest).map_err(failed)?;
     if !about.is_file() {
         return Err(wrong("it is no file".into()));

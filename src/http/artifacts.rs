@@ -51,15 +51,15 @@ pub async fn list(State(app): State<App>, RunPath(id): RunPath) -> Result<Json<A
 
 /// Download one file of a run, whole or a range of it
 ///
-/// The ETag is the file's SHA-256. The path may hold slashes: `logs/baseline.stderr.log`.
-#[utoipa::path(get, path = "/runs/{run_id}/artifacts/{path}", tag = "artifacts", operation_id = "get_artifact",
+/// The ETag is the file's SHA-256, good for `If-None-Match`, `Range` (one range of bytes) and `If-Range`; a range that begins behind
+/// the end is answered with 416. The path may hold slashes: `logs/baseline.stderr.log`.
+// `Range` is told in words: which ranges a file can satisfy depends on its size, and no schema says that.
+#[utoipa::path(get, path = "/runs/{run_id}/artifacts/{*path}", tag = "artifacts", operation_id = "get_artifact",
     params(("run_id" = RunId, Path), ("path" = String, Path, description = "As listed", min_length = 1),
-        ("Range" = Option<String>, Header, description = "One range of bytes: bytes=0-99"),
-        ("If-None-Match" = Option<String>, Header, description = "An ETag that the client has"),
-        ("If-Range" = Option<String>, Header, description = "The ETag that the range belongs to")),
-    responses((status = 200, description = "The file", body = Vec<u8>, content_type = "application/octet-stream",
+        ("If-None-Match" = Option<String>, Header, description = "An ETag that the client has")),
+    responses((status = 200, description = "The file, in its own media type", content(("*/*")),
                   headers(("ETag" = String, description = "SHA-256 of the file, in quotes"))),
-              (status = 206, description = "The range", body = Vec<u8>, content_type = "application/octet-stream"),
+              (status = 206, description = "The range", content(("*/*"))),
               (status = 304, description = "The client has it")))]
 pub async fn download(State(app): State<App>, FilePath(id, path): FilePath, headers: HeaderMap) -> Result<Response, ApiError> {
     let Some(artifact) = app.store.artifact(id, &path).await? else {

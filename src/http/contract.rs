@@ -4,22 +4,20 @@
 
 use std::sync::LazyLock;
 
-use axum::{
-    http::header,
-    response::{AppendHeaders, IntoResponse},
-};
+use axum::{http::header, response::IntoResponse};
 use serde_json::{Map, Value, json};
 use utoipa::OpenApi;
 
 use super::{
     error::{ErrorBody, ErrorCode, ErrorDetail},
+    events::RunEvent,
     examples, routes,
 };
 
 #[derive(OpenApi)]
 #[openapi(
     info(title = "llmprof", description = "GPU profiling for LLM inference as a service: submit a run, follow it, read its report."),
-    components(schemas(ErrorBody)),
+    components(schemas(ErrorBody, RunEvent)),
     tags(
         (name = "runs", description = "Submit, follow, list, cancel and delete runs"),
         (name = "artifacts", description = "What a run left: its report, its files, all of them as one stream"),
@@ -53,7 +51,7 @@ fn errors(operation: &str) -> &'static [ErrorCode] {
         "delete_run" => &[E::InvalidParameter, E::RunNotFound, E::RunActive],
         "get_artifact" => &[E::InvalidParameter, E::RunNotFound, E::ArtifactNotFound, E::RouteNotFound, E::RangeNotSatisfiable],
         "get_bundle" => &[E::InvalidParameter, E::RunNotFound, E::RunNotFinished],
-        "get_report" => &[E::InvalidParameter, E::RunNotFound, E::ArtifactNotFound, E::NotAcceptable, E::RunNotFinished],
+        "get_report" => &[E::InvalidParameter, E::RunNotFound, E::NotAcceptable, E::RunNotFinished, E::ReportUnavailable],
         "readyz" => &[E::Unavailable],
         _ => &[],
     }
@@ -65,9 +63,16 @@ pub fn contract() -> &'static Value {
         let mut declared = Declared::openapi();
         declared.merge(routes().into_openapi());
         let mut contract = serde_json::to_value(&declared).expect("a contract is plain data");
+        if let Some(paths) = contract["paths"].as_object_mut() {
+            // The router's word for a parameter that may hold slashes is not the contract's.
+            *paths = std::mem::take(paths).into_iter().map(|(path, item)| (path.replace("{*", "{"), item)).collect();
+        }
         for operation in operations(&mut contract) {
             complete(operation);
         }
+        // What the derive cannot say: the text in an event's `data` is JSON, and of which kind.
+        contract["components"]["schemas"]["StreamedEvent"]["properties"]["data"]["contentSchema"] =
+            json!({ "$ref": "#/components/schemas/RunEvent" });
         contract
     });
     &CONTRACT
@@ -97,6 +102,11 @@ fn complete(operation: &mut Value) {
             media["examples"] = examples::request();
         }
     }
+    for parameter in operation.get_mut("parameters").and_then(Value::as_array_mut).into_iter().flatten() {
+        if let Some(kind) = parameter.pointer_mut("/schema/type") {
+            forbid_null(kind);
+        }
+    }
     let Some(responses) = operation["responses"].as_object_mut() else { return };
     for (status, response) in responses.iter_mut() {
         for (kind, media) in response.get_mut("content").and_then(Value::as_object_mut).into_iter().flatten() {
@@ -120,16 +130,24 @@ fn complete(operation: &mut Value) {
     }
 }
 
+/// A parameter may be left out, but what is sent in it is a text: there is no null to send.
+fn forbid_null(kind: &mut Value) {
+    let kinds = kind.as_array().map(|kinds| kinds.iter().filter(|kind| *kind != "null").cloned().collect::<Vec<_>>());
+    if let Some([only]) = kinds.as_deref() {
+        *kind = only.clone();
+    }
+}
+
 /// The contract, as JSON
 #[utoipa::path(get, path = "/openapi.json", tag = "service", operation_id = "openapi_json",
     responses((status = 200, description = "OpenAPI 3.1", body = Object, content_type = "application/json")))]
 pub async fn openapi_json() -> impl IntoResponse {
-    (AppendHeaders([(header::CONTENT_TYPE, "application/json")]), contract().to_string())
+    ([(header::CONTENT_TYPE, "application/json")], contract().to_string())
 }
 
 /// The contract, as YAML
 #[utoipa::path(get, path = "/openapi.yaml", tag = "service", operation_id = "openapi_yaml",
-    responses((status = 200, description = "OpenAPI 3.1", body = String, content_type = "application/yaml")))]
+    responses((status = 200, description = "OpenAPI 3.1", body = Object, content_type = "application/yaml")))]
 pub async fn openapi_yaml() -> impl IntoResponse {
-    (AppendHeaders([(header::CONTENT_TYPE, "application/yaml")]), contract_yaml())
+    ([(header::CONTENT_TYPE, "application/yaml")], contract_yaml())
 }

@@ -29,9 +29,9 @@ pub struct ErrorDetail {
     pub request_id: String,
 }
 
-/// Declares every code with its status and an example of its message.
+/// Declares every code with its status and an example of its message. Texts are `tt`, or the schema's derive would not see them.
 macro_rules! codes {
-    ($($(#[$doc:meta])* $code:ident = $text:literal, $status:ident, $example:literal;)+) => {
+    ($($(#[$doc:meta])* $code:ident = $text:tt, $status:ident, $example:literal;)+) => {
         /// What was wrong, for programs.
         #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
         pub enum ErrorCode { $($(#[$doc])* #[serde(rename = $text)] $code),+ }
@@ -70,6 +70,7 @@ codes! {
     RunNotCancellable = "run_not_cancellable", CONFLICT, "the run has ended: succeeded";
     RunActive = "run_active", CONFLICT, "the run has not ended: cancel it first";
     RunNotFinished = "run_not_finished", CONFLICT, "the run has not ended; follow it at /runs/{id}/events";
+    ReportUnavailable = "report_unavailable", CONFLICT, "the run ended failed without a report; its logs are at /runs/{id}/artifacts";
     BodyTooLarge = "body_too_large", PAYLOAD_TOO_LARGE, "the body is larger than 1048576 bytes";
     UnsupportedMediaType = "unsupported_media_type", UNSUPPORTED_MEDIA_TYPE, "send the header content-type: application/json";
     RangeNotSatisfiable = "range_not_satisfiable", RANGE_NOT_SATISFIABLE, "the file has 512 bytes";

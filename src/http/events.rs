@@ -13,9 +13,10 @@ use axum::{
         sse::{Event, KeepAlive},
     },
 };
-use serde_json::json;
+use serde::{Deserialize, Serialize};
 use tokio::sync::mpsc;
 use tokio_stream::wrappers::ReceiverStream;
+use utoipa::ToSchema;
 
 use super::{
     App,
@@ -32,6 +33,54 @@ use crate::{
 const PERIOD: Duration = Duration::from_millis(200);
 /// Events read at once.
 const BATCH: usize = 500;
+/// Largest integer that every JSON reader keeps exact.
+const MAX_ID: u64 = (1 << 53) - 1;
+
+/// What a stream of events tells: the journal of the run, and where the run stands.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, ToSchema)]
+#[serde(untagged)]
+pub enum RunEvent {
+    Journal(JournalEvent),
+    State(StateEvent),
+}
+
+/// Where the run stands; without an id, because it is not in the journal.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, ToSchema)]
+#[serde(tag = "event", rename_all = "snake_case")]
+pub enum StateEvent {
+    /// The run waits or runs. First in every stream of a run that goes on, and again when it changes.
+    State { state: RunState, queue_position: Option<u64> },
+    /// The run has ended, and everything was sent: the last event.
+    End { state: RunState, message: Option<String> },
+}
+
+impl RunEvent {
+    /// The event's type in the stream, the same as in its data.
+    const fn name(&self) -> &'static str {
+        match self {
+            Self::Journal(JournalEvent::Attempt { .. }) => "attempt",
+            Self::Journal(JournalEvent::Step { .. }) => "step",
+            Self::Journal(JournalEvent::Progress { .. }) => "progress",
+            Self::Journal(JournalEvent::Log { .. }) => "log",
+            Self::Journal(JournalEvent::Finding { .. }) => "finding",
+            Self::State(StateEvent::State { .. }) => "state",
+            Self::State(StateEvent::End { .. }) => "end",
+        }
+    }
+}
+
+/// One event as the stream carries it.
+#[derive(ToSchema)]
+#[expect(dead_code, reason = "the contract's view of what axum writes")]
+pub struct StreamedEvent {
+    /// `state`, `attempt`, `step`, `progress`, `log`, `finding` or `end`.
+    event: String,
+    /// To resume after this event; only what the journal holds has one.
+    id: Option<String>,
+    /// JSON.
+    #[schema(content_media_type = "application/json")]
+    data: String,
+}
 
 /// Follow a run: steps, progress, findings and log lines, until it ends
 ///
@@ -39,16 +88,15 @@ const BATCH: usize = 500;
 /// event of that id. The data of each event is JSON and names it again in `event`.
 #[utoipa::path(get, path = "/runs/{run_id}/events", tag = "runs", operation_id = "follow_run",
     params(("run_id" = RunId, Path), ("Last-Event-ID" = Option<u64>, Header, description = "Id of the last event that came", maximum = 9007199254740991i64)),
-    responses((status = 200, description = "The events, one after another", body = JournalEvent, content_type = "text/event-stream")))]
+    responses((status = 200, description = "The events, one after another", body = StreamedEvent, content_type = "text/event-stream")))]
 pub async fn events(State(app): State<App>, RunPath(id): RunPath, headers: HeaderMap) -> Result<impl IntoResponse, ApiError> {
     find(&app, id).await?;
     let after = match headers.get("last-event-id") {
         None => 0,
-        Some(value) => value
-            .to_str()
-            .ok()
-            .and_then(|text| text.trim().parse().ok())
-            .ok_or_else(|| ApiError::new(ErrorCode::InvalidParameter, "Last-Event-ID: the id of an event is a number"))?,
+        Some(value) => {
+            let id = value.to_str().ok().and_then(|text| text.trim().parse().ok()).filter(|id| *id <= MAX_ID);
+            id.ok_or_else(|| ApiError::new(ErrorCode::InvalidParameter, "Last-Event-ID: the id of an event is a whole number"))?
+        }
     };
     let (sender, receiver) = mpsc::channel(64);
     tokio::spawn(async move {
@@ -81,8 +129,8 @@ async fn follow(app: &App, id: RunId, after: u64, to: &Sender) {
         let state = (run.state, run.queue_position);
         if shown != Some(state) && !run.state.is_final() {
             shown = Some(state);
-            let data = json!({ "event": "state", "state": run.state, "queue_position": run.queue_position });
-            if to.send(Ok(Event::default().event("state").data(data.to_string()))).await.is_err() {
+            let event = RunEvent::State(StateEvent::State { state: run.state, queue_position: run.queue_position });
+            if !send(&event, None, to).await {
                 return;
             }
         }
@@ -94,8 +142,7 @@ async fn follow(app: &App, id: RunId, after: u64, to: &Sender) {
             }
         }
         if run.state.is_final() {
-            let data = json!({ "event": "end", "state": run.state, "message": run.message });
-            to.send(Ok(Event::default().event("end").data(data.to_string()))).await.ok();
+            send(&RunEvent::State(StateEvent::End { state: run.state, message: run.message }), None, to).await;
             return;
         }
     }
@@ -117,9 +164,7 @@ async fn send_journal(dir: PathBuf, at: &mut Option<Position>, after: u64, to: &
         *at = Some(position);
         let whole = events.len() < BATCH;
         for (line, event) in events {
-            let name = name(&event);
-            let data = serde_json::to_string(&event)?;
-            if to.send(Ok(Event::default().event(name).id(line.to_string()).data(data))).await.is_err() {
+            if !send(&RunEvent::Journal(event), Some(line), to).await {
                 return Ok(false);
             }
         }
@@ -129,12 +174,18 @@ async fn send_journal(dir: PathBuf, at: &mut Option<Position>, after: u64, to: &
     }
 }
 
-fn name(event: &JournalEvent) -> &'static str {
-    match event {
-        JournalEvent::Attempt { .. } => "attempt",
-        JournalEvent::Step { .. } => "step",
-        JournalEvent::Progress { .. } => "progress",
-        JournalEvent::Log { .. } => "log",
-        JournalEvent::Finding { .. } => "finding",
+/// Sends one event; `false` when nobody listens any more.
+async fn send(event: &RunEvent, id: Option<u64>, to: &Sender) -> bool {
+    let data = match serde_json::to_string(event) {
+        Ok(data) => data,
+        Err(error) => {
+            tracing::error!(%error, "an event does not serialise");
+            return true;
+        }
+    };
+    let mut framed = Event::default().event(event.name()).data(data);
+    if let Some(id) = id {
+        framed = framed.id(id.to_string());
     }
+    to.send(Ok(framed)).await.is_ok()
 }

@@ -61,8 +61,9 @@ pub fn response(operation: &str, status: &str, kind: &str) -> Value {
         ("version", ..) => {
             json!(Version { version: "0.1.0".into(), git_commit: Some("3f2c1d0b9a87".into()), format_version: FORMAT_VERSION })
         }
-        ("openapi_json", ..) => json!({ "openapi": "3.1.0", "info": { "title": "llmprof", "version": "0.1.0" }, "paths": {} }),
-        ("openapi_yaml", ..) => json!("openapi: 3.1.0\ninfo:\n  title: llmprof\n"),
+        ("openapi_json" | "openapi_yaml", ..) => {
+            json!({ "openapi": "3.1.0", "info": { "title": "llmprof", "version": "0.1.0" }, "paths": {} })
+        }
         _ => Value::Null,
     }
 }

@@ -30,6 +30,11 @@ use utoipa_swagger_ui::{Config, SwaggerUi};
 
 use crate::{config::Models, store::Store};
 
+/// What an answer of data may do in a browser: nothing.
+const DATA_POLICY: &str = "default-src 'none'; frame-ancestors 'none'";
+/// Swagger UI is scripts, styles and pictures of ours.
+const DOCS_POLICY: &str = "default-src 'self'; style-src 'self' 'unsafe-inline'; img-src 'self' data:; frame-ancestors 'none'";
+
 /// What the handlers share.
 #[derive(Debug, Clone)]
 pub struct App {
@@ -72,13 +77,15 @@ fn routes() -> OpenApiRouter<App> {
 pub fn router(app: App) -> Router {
     let (router, _) = routes().split_for_parts();
     let always = |name: HeaderName, value| SetResponseHeaderLayer::if_not_present(name, HeaderValue::from_static(value));
+    let docs = Router::from(SwaggerUi::new("/docs").config(Config::from("/openapi.json")));
     router
         .with_state(app)
-        .merge(SwaggerUi::new("/docs").config(Config::from("/openapi.json")))
+        .merge(docs.layer(always(header::CONTENT_SECURITY_POLICY, DOCS_POLICY)))
         .fallback(error::no_route)
         .method_not_allowed_fallback(error::no_method)
         .layer(CatchPanicLayer::custom(error::panicked))
         .layer(middleware::from_fn(request::identify))
+        .layer(always(header::CONTENT_SECURITY_POLICY, DATA_POLICY))
         .layer(always(header::X_CONTENT_TYPE_OPTIONS, "nosniff"))
         .layer(always(header::X_FRAME_OPTIONS, "DENY"))
         .layer(always(header::REFERRER_POLICY, "no-referrer"))

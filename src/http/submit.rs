@@ -9,7 +9,7 @@ use axum::{
     http::{HeaderMap, StatusCode, header},
     response::{AppendHeaders, IntoResponse},
 };
-use serde::{Deserialize, Serialize};
+use serde::{Deserialize, Deserializer, Serialize, de::Error as _};
 use sha2::{Digest, Sha256};
 use utoipa::ToSchema;
 
@@ -49,19 +49,19 @@ pub struct SubmitRun {
     #[schema(default = "deep")]
     pub mode: Mode,
     /// Measured repetitions of the plain run.
-    #[serde(default = "defaults::repeats")]
+    #[serde(default = "defaults::repeats", deserialize_with = "whole")]
     #[schema(default = 3, minimum = 1, maximum = 100)]
     pub repeats: u32,
     /// Unmeasured repetitions before them.
-    #[serde(default = "defaults::warmup")]
+    #[serde(default = "defaults::warmup", deserialize_with = "whole")]
     #[schema(default = 2, minimum = 0, maximum = 100)]
     pub warmup: u32,
     /// Tokens to generate after prefill.
-    #[serde(default = "defaults::max_new_tokens")]
+    #[serde(default = "defaults::max_new_tokens", deserialize_with = "whole")]
     #[schema(default = 64, minimum = 1, maximum = 4096)]
     pub max_new_tokens: u32,
     /// Seed of synthetic weights.
-    #[serde(default)]
+    #[serde(default, deserialize_with = "whole")]
     #[schema(default = 0, minimum = 0, maximum = 9007199254740991i64)]
     pub seed: u64,
     /// Number format; the model's default for the device when absent.
@@ -72,7 +72,7 @@ pub struct SubmitRun {
     #[schema(default = "auto", pattern = "^(auto|cpu|cuda:(0|[1-9][0-9]?))$")]
     pub device: String,
     /// Limit on the whole run, in seconds.
-    #[serde(default = "defaults::timeout_s")]
+    #[serde(default = "defaults::timeout_s", deserialize_with = "whole")]
     #[schema(default = 1800, minimum = 1, maximum = 1800)]
     pub timeout_s: u32,
     /// Free words to find the run by: up to 16, each up to 64 characters, none of them a control character.
@@ -80,9 +80,19 @@ pub struct SubmitRun {
     #[schema(max_items = 16, inline)]
     pub labels: Vec<Label>,
     /// Higher runs first.
-    #[serde(default)]
+    #[serde(default, deserialize_with = "whole")]
     #[schema(default = 0, minimum = -100, maximum = 100)]
     pub priority: i32,
+}
+
+/// Reads an integer as JSON Schema understands it: `3.0` is one, too.
+fn whole<'de, D: Deserializer<'de>, T: TryFrom<i64>>(deserializer: D) -> Result<T, D::Error> {
+    let number = serde_json::Number::deserialize(deserializer)?;
+    let whole =
+        number.as_i64().or_else(|| number.as_f64().filter(|f| f.fract() == 0.0 && f.abs() <= MAX_SEED as f64).map(|f| f as i64));
+    whole
+        .and_then(|whole| whole.try_into().ok())
+        .ok_or_else(|| D::Error::custom(format!("{number} is no whole number within the limits of its field")))
 }
 
 /// A word to find runs by.
@@ -185,10 +195,20 @@ async fn read_body(headers: &HeaderMap, body: Body) -> Result<axum::body::Bytes,
 }
 
 fn parse(body: &[u8]) -> Result<SubmitRun, ApiError> {
-    serde_json::from_slice(body).map_err(|error| match error.classify() {
+    let malformed = |error: &serde_json::Error| ApiError::new(ErrorCode::MalformedBody, format!("the body is not JSON: {error}"));
+    let mut reader = serde_json::Deserializer::from_slice(body);
+    // The path tells which field was wrong, where serde_json alone tells a column.
+    let run = serde_path_to_error::deserialize(&mut reader).map_err(|error| match error.inner().classify() {
         serde_json::error::Category::Data => ApiError::new(ErrorCode::InvalidRequest, error.to_string()),
-        _ => ApiError::new(ErrorCode::MalformedBody, format!("the body is not JSON: {error}")),
-    })
+        _ => malformed(error.inner()),
+    })?;
+    reader.end().map_err(|error| malformed(&error))?;
+    // A derived reader takes a list of a struct's fields, too; the contract does not.
+    if body.trim_ascii_start().starts_with(b"{") {
+        Ok(run)
+    } else {
+        Err(ApiError::new(ErrorCode::InvalidRequest, "the body is no JSON object"))
+    }
 }
 
 /// Checks all that a schema can and cannot say, and fills in what was left open.

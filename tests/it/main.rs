@@ -2,9 +2,13 @@
 
 #![expect(clippy::unwrap_used, reason = "a test that cannot go on fails, and says where")]
 
+mod api;
 mod architecture;
+mod artifacts;
 mod captures;
+mod http;
 mod nsys;
+mod openapi;
 mod report;
 mod runner;
 mod runs;

@@ -1,0 +1,178 @@
+//! The router with a real store behind it and no worker: runs are ended here by hand, so that each state can be asked about.
+
+use std::{fs, path::PathBuf, sync::Arc, time::Duration};
+
+use axum::{
+    Router,
+    body::Body,
+    http::{HeaderMap, Method, Request, StatusCode, header},
+};
+use llmprof::{
+    artifact::{
+        journal::{Journal, JournalEvent},
+        manifest,
+    },
+    config, http,
+    run::{RunId, RunState, Step},
+    store::{Claimed, Outcome, Store},
+};
+use serde_json::{Value, json};
+use tokio_util::sync::CancellationToken;
+use tower::ServiceExt;
+
+pub const MODEL: &str = "deepseek-ocr-tiny";
+
+/// A router over a fresh data folder.
+pub struct Api {
+    router: Router,
+    pub store: Store,
+    pub closing: CancellationToken,
+    data: tempfile::TempDir,
+}
+
+/// An answer, read to its end.
+pub struct Answer {
+    pub status: StatusCode,
+    pub headers: HeaderMap,
+    pub body: Vec<u8>,
+}
+
+impl Answer {
+    pub fn json(&self) -> Value {
+        serde_json::from_slice(&self.body).unwrap_or_else(|error| panic!("{error}: {}", self.text()))
+    }
+
+    pub fn text(&self) -> String {
+        String::from_utf8_lossy(&self.body).into_owned()
+    }
+
+    pub fn header(&self, name: header::HeaderName) -> &str {
+        self.headers.get(&name).map_or("", |value| value.to_str().unwrap())
+    }
+
+    /// Status and code of an error; fails on a body that is not the one that every error has.
+    #[track_caller]
+    pub fn error(&self) -> (u16, String) {
+        let body = self.json();
+        let error = body["error"].as_object().unwrap_or_else(|| panic!("{} {body}", self.status));
+        assert_eq!(error.keys().collect::<Vec<_>>(), ["code", "message", "request_id"]);
+        assert!(!error["message"].as_str().unwrap().is_empty());
+        assert_eq!(error["request_id"], self.headers["x-request-id"].to_str().unwrap());
+        (self.status.as_u16(), error["code"].as_str().unwrap().to_owned())
+    }
+}
+
+impl Api {
+    /// An API whose inputs folder holds one page, and a few manifests that are wrong.
+    pub async fn new() -> Self {
+        let data = tempfile::tempdir().unwrap();
+        let inputs = data.path().join("inputs");
+        fs::create_dir_all(&inputs).unwrap();
+        fs::create_dir(data.path().join("runs")).unwrap();
+        image::RgbImage::new(4, 3).save(inputs.join("page.png")).unwrap();
+        fs::write(inputs.join("text.png"), "no image").unwrap();
+        fs::write(data.path().join("secret.yaml"), "prompt: secret").unwrap();
+        std::os::unix::fs::symlink(data.path().join("secret.yaml"), inputs.join("link.yaml")).unwrap();
+        for (name, text) in [
+            ("inputs.yaml", "prompt: hello\nimages: [{path: page.png}]"),
+            ("gone.yaml", "prompt: hello\nimages: [{path: gone.png}]"),
+            ("text.yaml", "prompt: hello\nimages: [{path: text.png}]"),
+            ("outside.yaml", "prompt: hello\nimages: [{path: ../page.png}]"),
+            ("broken.yaml", "prompt: [hello"),
+        ] {
+            fs::write(inputs.join(name), text).unwrap();
+        }
+        let store = Store::open(&data.path().join("llmprof.db")).await.unwrap();
+        let closing = CancellationToken::new();
+        let router = http::router(http::App {
+            store: store.clone(),
+            runs: data.path().join("runs"),
+            inputs,
+            models: Arc::new(config::models(None).unwrap()),
+            devices: ["cpu".to_owned()].into(),
+            queued: Arc::default(),
+            cancelled: Arc::default(),
+            closing: closing.clone(),
+        });
+        Self { router, store, closing, data }
+    }
+
+    /// Sends a request and reads the answer; an error is one of the body, which broke off.
+    pub async fn read_all(&self, request: Request<Body>) -> Result<Answer, axum::Error> {
+        let (parts, body) = self.router.clone().oneshot(request).await.unwrap().into_parts();
+        let body = axum::body::to_bytes(body, usize::MAX).await?.to_vec();
+        Ok(Answer { status: parts.status, headers: parts.headers, body })
+    }
+
+    pub async fn ask(&self, method: Method, path: &str, headers: &[(&str, &str)], body: impl Into<Body>) -> Answer {
+        let mut request = Request::builder().method(method).uri(path);
+        for (name, value) in headers {
+            request = request.header(*name, *value);
+        }
+        self.read_all(request.body(body.into()).unwrap()).await.unwrap()
+    }
+
+    pub async fn get(&self, path: &str) -> Answer {
+        self.ask(Method::GET, path, &[], Body::empty()).await
+    }
+
+    pub async fn post(&self, body: &Value) -> Answer {
+        self.ask(Method::POST, "/runs", &[("content-type", "application/json")], body.to_string()).await
+    }
+
+    /// Submits a run of the tiny model with `settings` over the defaults.
+    pub async fn submit(&self, settings: Value) -> String {
+        let mut body = json!({ "model": MODEL });
+        body.as_object_mut().unwrap().extend(settings.as_object().unwrap().clone());
+        let answer = self.post(&body).await;
+        assert_eq!(answer.status, StatusCode::ACCEPTED, "{}", answer.text());
+        answer.json()["run_id"].as_str().unwrap().to_owned()
+    }
+
+    pub fn folder(&self, id: &str) -> PathBuf {
+        self.data.path().join("runs").join(id)
+    }
+
+    /// Takes the next run as a worker would, and writes one line into its journal.
+    pub async fn start(&self) -> Claimed {
+        let run = self.store.claim("worker", "cpu", Duration::from_secs(60)).await.unwrap().unwrap();
+        let dir = self.folder(&run.id.to_string());
+        fs::create_dir_all(&dir).unwrap();
+        self.journal(run.id).write(&JournalEvent::Attempt { attempt: run.attempt, at: "2026-11-20T09:00:00Z".into() });
+        run
+    }
+
+    pub fn journal(&self, id: RunId) -> Journal {
+        Journal::open(&self.folder(&id.to_string())).unwrap()
+    }
+
+    /// Ends a run with `files`, by path and text.
+    pub async fn end(&self, run: &Claimed, state: RunState, files: &[(&str, &str)]) {
+        let dir = self.folder(&run.id.to_string());
+        for (path, text) in files {
+            let path = dir.join(path);
+            fs::create_dir_all(path.parent().unwrap()).unwrap();
+            fs::write(path, text).unwrap();
+        }
+        let artifacts = manifest::seal(&dir).unwrap();
+        let failed_step = (state == RunState::Failed).then_some(Step::Baseline);
+        let outcome = Outcome { state, failed_step, message: None, findings: vec![], artifacts };
+        assert!(self.store.finish(run, &outcome).await.unwrap());
+    }
+
+    /// A run that has ended well, with reports and a log.
+    pub async fn ended(&self) -> String {
+        let id = self.submit(json!({})).await;
+        let run = self.start().await;
+        assert_eq!(run.id.to_string(), id);
+        let files = [
+            ("report.html", "<!doctype html><p>report"),
+            ("report.md", "# report"),
+            ("report.json", r#"{"schema_version":1}"#),
+            ("logs/baseline.stderr.log", "0123456789"),
+            ("nsys/run.sqlite", "SQLite"),
+        ];
+        self.end(&run, RunState::Succeeded, &files).await;
+        id
+    }
+}
