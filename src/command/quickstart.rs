@@ -152,7 +152,9 @@ fn print_steps(run: &Value) {
 /// Prints the stage table of the report.
 fn print_stages(report: &Value) {
     println!("\n{:<12} {:>12} {:>10}", "stage", "mean ms", "std ms");
-    for (stage, time) in report["aggregates"]["stage_ms"].as_object().into_iter().flatten() {
+    for row in report["stages"].as_array().into_iter().flatten() {
+        let stage = row["stage"].as_str().unwrap_or_default();
+        let time = &report["aggregates"]["stage_ms"][stage];
         let number = |key: &str| time[key].as_f64().map_or_else(|| "-".to_owned(), |ms| format!("{ms:.2}"));
         println!("{stage:<12} {:>12} {:>10}", number("mean"), number("std"));
     }

@@ -11,8 +11,8 @@ use std::{
 use anyhow::{Context as _, Result, bail};
 use clap::{Args, ValueEnum};
 use llmprof::{
-    collect::Collector,
-    config::{self, Config},
+    collect::{Collector, tools::is_program},
+    config::{self, Config, Tools},
     http,
     store::Store,
     worker::{self, Pool},
@@ -21,6 +21,8 @@ use tokio::{net::TcpListener, signal::unix, sync::Notify};
 use tokio_util::sync::CancellationToken;
 use tracing_subscriber::EnvFilter;
 
+/// A tool's setting that means: do not use it, even where it is installed.
+const OFF: &str = "none";
 /// How long open connections may take to end once the service stops.
 const LINGER: Duration = Duration::from_secs(5);
 
@@ -124,11 +126,7 @@ impl Service {
         let runs = make_folder(&data.join("runs"))?;
         let models = Arc::new(config::models(given(&server.models))?);
         let tools = &config.tools;
-        let collector = Collector {
-            log_cap: config.limits.log_bytes,
-            min_free_bytes: config.limits.free_bytes,
-            ..Collector::find(given(&tools.model_runner), given(&tools.nsys), None)
-        };
+        let collector = collector(&config)?;
         let store = Store::open(&data.join("llmprof.db")).await?;
         let listener = TcpListener::bind(&server.listen).await.with_context(|| format!("cannot listen on {}", server.listen))?;
         let address = listener.local_addr()?;
@@ -181,6 +179,21 @@ impl Service {
             Err(_) => Ok(()),
         }
     }
+}
+
+/// The programs that collect, as the settings name them.
+fn collector(config: &Config) -> Result<Collector> {
+    let Tools { model_runner, nsys } = &config.tools;
+    for (setting, path) in [("tools.model_runner", model_runner), ("tools.nsys", nsys)] {
+        if given(path).is_some_and(|path| path != Path::new(OFF) && !is_program(path)) {
+            bail!("setting {setting}: {} is no program", path.display());
+        }
+    }
+    let mut found = Collector::find(given(model_runner), given(nsys).filter(|path| *path != Path::new(OFF)), None);
+    if nsys == Path::new(OFF) {
+        found.nsys = None;
+    }
+    Ok(Collector { log_cap: config.limits.log_bytes, min_free_bytes: config.limits.free_bytes, ..found })
 }
 
 /// A path that is set: the defaults leave it empty.

@@ -27,7 +27,8 @@ const ARROWS: &[(&str, &[&str])] = &[
 ];
 /// Arithmetic and text only.
 const PURE: &[&str] = &["run", "runner", "model", "trace", "analyze", "report"];
-const IMPURE: &[&str] = &["tokio::", "sqlx::", "rusqlite::", "std::fs", "std::env", "std::process", "std::net", "SystemTime", "Instant::now"];
+const IMPURE: &[&str] =
+    &["tokio::", "sqlx::", "rusqlite::", "std::fs", "std::env", "std::process", "std::net", "SystemTime", "Instant::now"];
 const LONGEST: usize = 500;
 
 fn sources(folder: &Path) -> Vec<PathBuf> {
@@ -55,7 +56,8 @@ fn library() -> Vec<(String, PathBuf, String)> {
         }
         let text = fs::read_to_string(&path).unwrap();
         let code = text.split("#[cfg(test)]\nmod tests {").next().unwrap();
-        let code: String = code.lines().filter(|line| !line.trim_start().starts_with("//")).flat_map(|line| [line, "\n"]).collect();
+        let code: String =
+            code.lines().filter(|line| !line.trim_start().starts_with("//")).flat_map(|line| [line, "\n"]).collect();
         found.push((first.trim_end_matches(".rs").to_owned(), path.clone(), code));
     }
     assert!(found.len() > 40, "only {} files found: is this the source tree?", found.len());

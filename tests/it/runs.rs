@@ -38,8 +38,20 @@ async fn a_run_goes_from_submission_to_report() {
     }
     let has = |path: &str| artifacts.iter().any(|artifact| artifact["path"] == path);
     for path in [
-        "report.md", "report.html", "report.json", "stakeholder_summary.md", "operators.md", "kernels.md", "stages.json", "env.json",
-        "config.yaml", "inputs.yaml", "predictions.jsonl", "manifest.json", "baseline/events.jsonl", "logs/baseline.stderr.log",
+        "report.md",
+        "report.html",
+        "report.json",
+        "stakeholder_summary.md",
+        "operators.md",
+        "kernels.md",
+        "stages.json",
+        "env.json",
+        "config.yaml",
+        "inputs.yaml",
+        "predictions.jsonl",
+        "manifest.json",
+        "baseline/events.jsonl",
+        "logs/baseline.stderr.log",
     ] {
         assert!(has(path), "{path} is not among the artifacts");
     }
@@ -116,7 +128,7 @@ async fn a_hanging_runner_that_ignores_term_ends_at_the_time_limit() {
     let id = service.submit(json!({ "timeout_s": 2 })).await;
     let run = service.end(&id).await;
     assert_eq!((&run["state"], &run["failed_step"]), (&json!("failed"), &json!("baseline")), "{run:#}");
-    assert!(run["message"].as_str().unwrap().contains("time"), "{run:#}");
+    assert!(run["message"].as_str().unwrap().contains("deadline"), "{run:#}");
     assert_eq!(processes_of(&id), [""; 0]);
 }
 
@@ -193,6 +205,15 @@ async fn twenty_runs_queued_at_once_all_end_well_one_at_a_time() {
         times.push((run["started_at"].as_str().unwrap().to_owned(), run["ended_at"].as_str().unwrap().to_owned()));
     }
     assert!(times.windows(2).all(|pair| pair[0].1 <= pair[1].0), "runs of one device overlap: {times:?}");
+}
+
+#[test]
+fn a_tool_that_is_configured_and_not_there_is_refused_at_start() {
+    let data = tempfile::tempdir().unwrap();
+    let setup = Setup { nsys: "/nonexistent/nsys".into(), ..Setup::default() };
+    let refused = service::command(data.path(), &setup).output().unwrap();
+    assert!(!refused.status.success());
+    assert!(String::from_utf8_lossy(&refused.stderr).contains("tools.nsys: /nonexistent/nsys is no program"));
 }
 
 #[test]

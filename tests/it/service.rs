@@ -27,13 +27,13 @@ pub struct Service {
 /// What a test chooses about its service.
 pub struct Setup {
     pub runner: PathBuf,
-    /// Empty: no nsys.
+    /// `none`: as if it were not installed.
     pub nsys: PathBuf,
 }
 
 impl Default for Setup {
     fn default() -> Self {
-        Self { runner: RUNNER.into(), nsys: PathBuf::from("/nonexistent/nsys") }
+        Self { runner: RUNNER.into(), nsys: "none".into() }
     }
 }
 
@@ -42,7 +42,8 @@ impl Service {
         let mut child = command(data, setup).stdout(Stdio::piped()).spawn().unwrap();
         let mut line = String::new();
         BufReader::new(child.stdout.take().unwrap()).read_line(&mut line).unwrap();
-        let base = line.trim().strip_prefix("listening on ").unwrap_or_else(|| panic!("unexpected first line {line:?}")).to_owned();
+        let base =
+            line.trim().strip_prefix("listening on ").unwrap_or_else(|| panic!("unexpected first line {line:?}")).to_owned();
         Self { child, base, data: data.to_owned(), client: reqwest::Client::new() }
     }
 
