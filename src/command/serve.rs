@@ -2,6 +2,7 @@
 
 use std::{
     fs::File,
+    io::IsTerminal,
     net::SocketAddr,
     path::{Path, PathBuf},
     sync::Arc,
@@ -75,7 +76,7 @@ pub fn start_logging(format: LogFormat, level: &str) {
     let filter = EnvFilter::try_from_env("LLMPROF_LOG").unwrap_or_else(|_| EnvFilter::new(level));
     let log = tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr);
     match format {
-        LogFormat::Human => log.with_target(false).init(),
+        LogFormat::Human => log.with_target(false).with_ansi(std::io::stderr().is_terminal()).init(),
         LogFormat::Json => log.json().flatten_event(true).init(),
     }
 }
