@@ -126,7 +126,6 @@ impl Service {
         };
         let runs = make_folder(&data.join("runs"))?;
         let models = Arc::new(config::models(given(&server.models))?);
-        let tools = &config.tools;
         let collector = collector(&config)?;
         let store = Store::open(&data.join("llmprof.db")).await?;
         let listener = TcpListener::bind(&server.listen).await.with_context(|| format!("cannot listen on {}", server.listen))?;
