@@ -12,7 +12,7 @@ use toml::{Table, Value};
 
 use crate::{
     analyze::device::{Devices, DevicesError},
-    model::ModelSpec,
+    model::{ModelError, ModelSpec, hf},
 };
 
 const DEFAULTS: &str = include_str!("../conf/default.toml");
@@ -83,7 +83,7 @@ impl Config {
     pub fn load(path: Option<&Path>, environment: impl Iterator<Item = (String, String)>) -> Result<Self, ConfigError> {
         let mut settings = table("the defaults", DEFAULTS)?;
         if let Some(path) = path {
-            let text = std::fs::read_to_string(path).map_err(|source| ConfigError::Read { path: path.into(), source })?;
+            let text = read(path)?;
             let origin = path.display().to_string();
             merge(&mut settings, table(&origin, &text)?, &origin, "")?;
         }
@@ -138,36 +138,47 @@ pub fn nearest<'a>(word: &str, known: impl Iterator<Item = &'a str>) -> Option<&
 /// Configured models by name.
 pub type Models = BTreeMap<String, ModelSpec>;
 
-/// Reads the bundled models, and over them those of `folder`.
+/// Reads the bundled models, and over them those of `folder`: `NAME.toml`, and folders `NAME/` with a published `config.json`,
+/// whose weights are used when they lie beside it.
 pub fn models(folder: Option<&Path>) -> Result<Models, ConfigError> {
     let mut models = Models::new();
     for (name, text) in MODELS {
         models.insert((*name).to_owned(), model(name, text)?);
     }
-    for path in folder.map(toml_files).transpose()?.unwrap_or_default() {
-        let text = std::fs::read_to_string(&path).map_err(|source| ConfigError::Read { path: path.clone(), source })?;
+    for path in folder.map(entries).transpose()?.unwrap_or_default() {
         let name = path.file_stem().unwrap_or_default().to_string_lossy().into_owned();
-        models.insert(name.clone(), model(&name, &text)?);
+        let published = path.join("config.json");
+        if path.extension().is_some_and(|extension| extension == "toml") {
+            models.insert(name.clone(), model(&name, &read(&path)?)?);
+        } else if published.is_file() {
+            let name = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
+            let model = hf::parse_config(&name, &read(&published)?).map_err(|source| refused(&name, source))?;
+            let weights = entries(&path)?.iter().any(|file| file.extension().is_some_and(|it| it == "safetensors"));
+            models.insert(name, ModelSpec { weights: weights.then_some(path), ..model });
+        }
     }
     Ok(models)
 }
 
 fn model(name: &str, text: &str) -> Result<ModelSpec, ConfigError> {
-    let wrong = |message: String| ConfigError::Model { name: name.to_owned(), message };
-    let mut model: ModelSpec = toml::from_str(text).map_err(|error| wrong(error.to_string()))?;
-    model.name = name.to_owned();
-    Ok(model)
+    let model: ModelSpec =
+        toml::from_str(text).map_err(|error| ConfigError::Model { name: name.into(), message: error.to_string() })?;
+    model.validate().map_err(|source| refused(name, source))?;
+    Ok(ModelSpec { name: name.to_owned(), ..model })
 }
 
-fn toml_files(folder: &Path) -> Result<Vec<PathBuf>, ConfigError> {
+fn refused(name: &str, source: ModelError) -> ConfigError {
+    ConfigError::Model { name: name.to_owned(), message: source.to_string() }
+}
+
+fn read(path: &Path) -> Result<String, ConfigError> {
+    std::fs::read_to_string(path).map_err(|source| ConfigError::Read { path: path.into(), source })
+}
+
+fn entries(folder: &Path) -> Result<Vec<PathBuf>, ConfigError> {
     let failed = |source| ConfigError::Read { path: folder.to_owned(), source };
-    let mut paths = Vec::new();
-    for entry in std::fs::read_dir(folder).map_err(failed)? {
-        let path = entry.map_err(failed)?.path();
-        if path.extension().is_some_and(|extension| extension == "toml") {
-            paths.push(path);
-        }
-    }
+    let entries = std::fs::read_dir(folder).map_err(failed)?;
+    let mut paths = entries.map(|entry| entry.map(|entry| entry.path())).collect::<Result<Vec<_>, _>>().map_err(failed)?;
     paths.sort();
     Ok(paths)
 }
@@ -223,5 +234,22 @@ mod tests {
         let text = include_str!("../conf/models/deepseek-ocr-tiny.toml").replace("vocab = 8192", "vocab = 9000");
         std::fs::write(dir.path().join("mine.toml"), text).unwrap();
         assert_eq!(models(Some(dir.path())).unwrap()["mine"].decoder.vocab, 9000);
+        std::fs::write(dir.path().join("mine.toml"), "decoder = 1").unwrap();
+        assert!(models(Some(dir.path())).unwrap_err().to_string().starts_with("model mine: "));
+    }
+
+    #[test]
+    fn a_published_folder_is_a_model_with_the_weights_beside_its_config() {
+        let dir = tempfile::tempdir().unwrap();
+        let folder = dir.path().join("Llama-mini");
+        std::fs::create_dir(&folder).unwrap();
+        let config = r#"{"model_type": "llama", "hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4,
+            "num_key_value_heads": 2, "intermediate_size": 128, "vocab_size": 256, "max_position_embeddings": 512,
+            "rope_theta": 10000.0, "rms_norm_eps": 1e-5, "bos_token_id": 1, "eos_token_id": 2, "torch_dtype": "bfloat16"}"#;
+        std::fs::write(folder.join("config.json"), config).unwrap();
+        assert_eq!(models(Some(dir.path())).unwrap()["Llama-mini"].weights, None);
+        std::fs::write(folder.join("model.safetensors"), "").unwrap();
+        let model = &models(Some(dir.path())).unwrap()["Llama-mini"];
+        assert_eq!((model.weights.as_deref(), model.decoder.kv_heads), (Some(folder.as_path()), 2));
     }
 }

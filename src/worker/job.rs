@@ -70,6 +70,13 @@ impl Job<'_> {
         if self.run.spec.mode != Mode::Basic {
             self.nsys(&request).await;
         }
+        // On the CPU there are no kernels to count and no GEMM log to keep.
+        if self.run.spec.mode == Mode::Deep && self.device != "cpu" {
+            for (step, loss) in [(Step::Ncu, "kernel counters"), (Step::GemmLog, "GEMM shapes")] {
+                self.steps.begin(step).await;
+                self.steps.end(&Ended::skipped(format!("this version of llmprof does not collect {loss}"))).await;
+            }
+        }
         self.analyze().await
     }
 
