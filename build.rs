@@ -1,6 +1,12 @@
-//! Tells the program which commit it was built from, where that is known.
+//! Tells the program which commit it was built from, and compiles the GPU kernels where they are wanted.
 
-use std::process::Command;
+use std::{
+    env,
+    path::{Path, PathBuf},
+    process::Command,
+};
+
+const KERNELS: &str = "src/bin/model-runner/kernels";
 
 fn main() {
     println!("cargo::rerun-if-changed=migrations");
@@ -10,4 +16,54 @@ fn main() {
     if let Some(commit) = commit.ok().filter(|out| out.status.success()).and_then(|out| String::from_utf8(out.stdout).ok()) {
         println!("cargo::rustc-env=LLMPROF_GIT_COMMIT={}", commit.trim());
     }
+    println!("cargo::rerun-if-changed=build.rs");
+    if env::var_os("CARGO_FEATURE_CUDA").is_some() {
+        compile_kernels();
+    }
+}
+
+/// Compiles each `kernels/NAME.cu` to `OUT_DIR/NAME.fatbin`: machine code for one GPU generation, and PTX for later ones.
+fn compile_kernels() {
+    println!("cargo::rerun-if-changed={KERNELS}");
+    for variable in ["CUDA_HOME", "CUDA_COMPUTE_CAP", "PATH"] {
+        println!("cargo::rerun-if-env-changed={variable}");
+    }
+    let capability = capability();
+    println!("cargo::rustc-env=LLMPROF_COMPUTE_CAP={capability}");
+    let nvcc = env::var_os("CUDA_HOME").map(|home| Path::new(&home).join("bin/nvcc")).filter(|path| path.exists());
+    let nvcc = nvcc.unwrap_or_else(|| "nvcc".into());
+    let out = PathBuf::from(env::var_os("OUT_DIR").expect("cargo sets OUT_DIR"));
+    let mut sources: Vec<PathBuf> = std::fs::read_dir(KERNELS)
+        .expect("the kernels are part of the sources")
+        .filter_map(|entry| entry.ok().map(|entry| entry.path()))
+        .filter(|path| path.extension().is_some_and(|extension| extension == "cu"))
+        .collect();
+    sources.sort();
+    let target = format!("-gencode=arch=compute_{capability},code=[sm_{capability},compute_{capability}]");
+    let running: Vec<_> = sources
+        .iter()
+        .map(|source| {
+            let fatbin = out.join(source.with_extension("fatbin").file_name().expect("a source has a name"));
+            let mut nvcc = Command::new(&nvcc);
+            nvcc.args(["-O3", "--use_fast_math", "-lineinfo", "-std=c++17", "-fatbin", &target, "-o"]).arg(&fatbin).arg(source);
+            nvcc.spawn().unwrap_or_else(|error| {
+                panic!("cannot start nvcc ({error}): the feature `cuda` needs the CUDA toolkit, or scripts/cuda-toolchain.sh")
+            })
+        })
+        .collect();
+    for (mut nvcc, source) in running.into_iter().zip(&sources) {
+        let status = nvcc.wait().expect("nvcc was started");
+        assert!(status.success(), "nvcc could not compile {}", source.display());
+    }
+}
+
+/// The GPU generation to build for: as told, or as the driver says of the first GPU.
+fn capability() -> String {
+    if let Ok(told) = env::var("CUDA_COMPUTE_CAP") {
+        return told.replace('.', "");
+    }
+    let asked = Command::new("nvidia-smi").args(["--query-gpu=compute_cap", "--format=csv,noheader"]).output().ok();
+    let said = asked.and_then(|out| String::from_utf8(out.stdout).ok());
+    let first = said.as_deref().and_then(|said| said.lines().next()).map(|line| line.trim().replace('.', ""));
+    first.filter(|it| !it.is_empty()).expect("set CUDA_COMPUTE_CAP (90 for Hopper): there is no GPU to ask")
 }

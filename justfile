@@ -1,4 +1,6 @@
-# What a developer runs; `just check` is what CI runs.
+# What a developer runs; CI runs `just check` and `just cuda`.
+
+target := env('CARGO_TARGET_DIR', 'target') / 'debug'
 
 # Checks everything: format, lints, tests, contract, licences.
 check: fmt clippy test contract deny
@@ -22,6 +24,16 @@ deny:
 
 advisories:
     cargo deny --locked check advisories
+
+# The build for GPUs: lints and links, and CUDA in the runner alone. Needs no GPU, but nvcc.
+cuda:
+    @command -v nvcc >/dev/null || { echo 'no nvcc on PATH: eval "$(scripts/cuda-toolchain.sh)" brings one' >&2; exit 1; }
+    cargo clippy --locked --features cuda --all-targets -- -D warnings
+    cargo build --locked --features cuda
+    scripts/check-linkage.sh none {{target}}/llmprof
+    scripts/check-linkage.sh all {{target}}/model-runner
+    cargo build --locked
+    scripts/check-linkage.sh none {{target}}/model-runner
 
 # Writes the contract anew, after a change of the API.
 write-contract:

@@ -12,16 +12,13 @@ use toml::{Table, Value};
 
 use crate::{
     analyze::device::{Devices, DevicesError},
-    model::{ModelError, ModelSpec, hf},
+    model::{ModelError, ModelSpec, PRESETS, hf},
+    profiling::{self, Presets, Profiling, ProfilingError},
+    run::Mode,
 };
 
 const DEFAULTS: &str = include_str!("../conf/default.toml");
 const DEVICES: &str = include_str!("../conf/devices.toml");
-/// The bundled models, by name.
-const MODELS: &[(&str, &str)] = &[
-    ("deepseek-ocr", include_str!("../conf/models/deepseek-ocr.toml")),
-    ("deepseek-ocr-tiny", include_str!("../conf/models/deepseek-ocr-tiny.toml")),
-];
 /// Environment variables that begin so are settings.
 const PREFIX: &str = "LLMPROF__";
 
@@ -39,6 +36,10 @@ pub enum ConfigError {
     Devices { source: DevicesError },
     #[error("model {name}: {message}")]
     Model { name: String, message: String },
+    #[error("profiling preset {name}")]
+    Profiling { name: String, source: ProfilingError },
+    #[error("{} is none of deep.toml, light.toml and basic.toml", path.display())]
+    NoPreset { path: PathBuf },
 }
 
 /// All settings, as [`DEFAULTS`] explains them.
@@ -56,6 +57,7 @@ pub struct Server {
     pub data: PathBuf,
     pub inputs: PathBuf,
     pub models: PathBuf,
+    pub profiling: PathBuf,
 }
 
 #[derive(Debug, Clone, PartialEq, Deserialize)]
@@ -70,12 +72,15 @@ pub struct Worker {
 pub struct Tools {
     pub model_runner: PathBuf,
     pub nsys: PathBuf,
+    pub ncu: PathBuf,
 }
 
 #[derive(Debug, Clone, PartialEq, Deserialize)]
 pub struct Limits {
     pub log_bytes: u64,
     pub free_bytes: u64,
+    pub run_bytes: u64,
+    pub run_s: u32,
 }
 
 impl Config {
@@ -142,7 +147,7 @@ pub type Models = BTreeMap<String, ModelSpec>;
 /// whose weights are used when they lie beside it.
 pub fn models(folder: Option<&Path>) -> Result<Models, ConfigError> {
     let mut models = Models::new();
-    for (name, text) in MODELS {
+    for (name, text) in PRESETS {
         models.insert((*name).to_owned(), model(name, text)?);
     }
     for path in folder.map(entries).transpose()?.unwrap_or_default() {
@@ -158,6 +163,31 @@ pub fn models(folder: Option<&Path>) -> Result<Models, ConfigError> {
         }
     }
     Ok(models)
+}
+
+/// Reads the bundled presets, and over each the settings that `MODE.toml` in `folder` changes.
+pub fn profiling(folder: Option<&Path>) -> Result<Presets, ConfigError> {
+    let refused = |mode: &str| {
+        let name = mode.to_owned();
+        move |source| ConfigError::Profiling { name, source }
+    };
+    let mut presets = Presets::new();
+    for (mode, _) in profiling::PRESETS {
+        presets.insert(*mode, Profiling::bundled(*mode).map_err(refused(mode.as_str()))?);
+    }
+    for path in folder.map(entries).transpose()?.unwrap_or_default() {
+        if path.extension().is_none_or(|extension| extension != "toml") {
+            continue;
+        }
+        let mode = path.file_stem().and_then(|stem| stem.to_str()?.parse::<Mode>().ok());
+        let Some((mode, preset)) = mode.and_then(|mode| Some((mode, presets.get_mut(&mode)?))) else {
+            return Err(ConfigError::NoPreset { path });
+        };
+        let origin = path.display().to_string();
+        let change = toml::from_str(&read(&path)?).map_err(|source| ConfigError::Syntax { origin, source })?;
+        *preset = preset.changed(change).map_err(refused(mode.as_str()))?;
+    }
+    Ok(presets)
 }
 
 fn model(name: &str, text: &str) -> Result<ModelSpec, ConfigError> {
@@ -229,13 +259,28 @@ mod tests {
     #[test]
     fn bundled_models_are_valid_and_a_folder_goes_over_them() {
         let bundled = models(None).unwrap();
-        assert_eq!(bundled.keys().collect::<Vec<_>>(), ["deepseek-ocr", "deepseek-ocr-tiny"]);
+        assert_eq!(bundled.keys().collect::<Vec<_>>(), ["deepseek-ocr", "deepseek-ocr-tiny", "llama-tiny", "qwen3-0.6b"]);
         let dir = tempfile::tempdir().unwrap();
         let text = include_str!("../conf/models/deepseek-ocr-tiny.toml").replace("vocab = 8192", "vocab = 9000");
         std::fs::write(dir.path().join("mine.toml"), text).unwrap();
         assert_eq!(models(Some(dir.path())).unwrap()["mine"].decoder.vocab, 9000);
         std::fs::write(dir.path().join("mine.toml"), "decoder = 1").unwrap();
         assert!(models(Some(dir.path())).unwrap_err().to_string().starts_with("model mine: "));
+    }
+
+    #[test]
+    fn a_folder_goes_over_the_presets_key_by_key_and_what_it_names_wrongly_is_refused() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("deep.toml");
+        std::fs::write(&path, "[ncu]\ntop_n = 9\n").unwrap();
+        let (changed, bundled) = (profiling(Some(dir.path())).unwrap(), profiling(None).unwrap());
+        assert_eq!((changed[&Mode::Deep].ncu.top_n, bundled[&Mode::Deep].ncu.top_n), (9, 5));
+        assert_eq!((&changed[&Mode::Deep].nsys, &changed[&Mode::Light]), (&bundled[&Mode::Deep].nsys, &bundled[&Mode::Light]));
+        std::fs::write(&path, "[ncu]\ntop = 9\n").unwrap();
+        let error = profiling(Some(dir.path())).unwrap_err();
+        assert_eq!(crate::chain(&error), "profiling preset deep: unknown setting ncu.top; did you mean ncu.top_n?");
+        std::fs::rename(&path, dir.path().join("deeper.toml")).unwrap();
+        assert!(matches!(profiling(Some(dir.path())), Err(ConfigError::NoPreset { .. })));
     }
 
     #[test]

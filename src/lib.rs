@@ -5,6 +5,7 @@
 
 pub mod config;
 pub mod model;
+pub mod profiling;
 pub mod run;
 pub mod runner;
 pub mod samples;

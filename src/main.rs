@@ -5,7 +5,7 @@ mod command;
 use std::process::ExitCode;
 
 use clap::{CommandFactory, Parser, Subcommand};
-use command::{analyze, openapi, quickstart, serve};
+use command::{analyze, cost, diff, doctor, openapi, quickstart, serve};
 
 /// GPU profiling for LLM inference as a service.
 ///
@@ -27,6 +27,9 @@ enum Command {
     Serve(serve::Options),
     Quickstart(quickstart::Options),
     Analyze(analyze::Options),
+    Cost(cost::Options),
+    Diff(diff::Options),
+    Doctor(doctor::Options),
     Openapi(openapi::Options),
     /// Print a completion script for a shell: `llmprof completions bash > /etc/bash_completion.d/llmprof`
     Completions {
@@ -39,6 +42,12 @@ fn main() -> ExitCode {
         Command::Serve(options) => serve::run(options),
         Command::Quickstart(options) => quickstart::run(options),
         Command::Analyze(options) => analyze::run(&options),
+        Command::Diff(options) => diff::run(&options),
+        Command::Cost(options) => cost::run(&options),
+        Command::Doctor(options) => match doctor::run(&options) {
+            Ok(code) => return code,
+            Err(error) => Err(error),
+        },
         Command::Openapi(options) => openapi::run(&options),
         Command::Completions { shell } => {
             clap_complete::generate(shell, &mut Cli::command(), "llmprof", &mut std::io::stdout());

@@ -3,11 +3,15 @@
 //! Plain values, open to every module: the runner builds from them, the cost model counts from them. No weights, no files.
 
 pub mod hf;
+mod parameters;
+mod presets;
+mod rope;
 mod validate;
 
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
+pub use self::{presets::PRESETS, rope::RopeScaling};
 use crate::run::Dtype;
 
 /// Why a description is none of a model.
@@ -62,6 +66,9 @@ pub struct Decoder {
     pub vocab: usize,
     pub max_positions: usize,
     pub rope_theta: f64,
+    /// How rotary frequencies are stretched for a longer context; plain when absent.
+    #[serde(default)]
+    pub rope_scaling: Option<RopeScaling>,
     pub rms_norm_eps: f64,
     /// Whether lm_head shares the embedding's weights.
     #[serde(default)]

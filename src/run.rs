@@ -8,6 +8,8 @@ use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 use uuid::Uuid;
 
+use crate::profiling::Profiling;
+
 /// Identifies a run; version 7, so ids sort by the time of submission.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize, ToSchema)]
 #[serde(transparent)]
@@ -71,12 +73,14 @@ macro_rules! words {
     };
 }
 
+pub(crate) use words;
+
 /// A text that is none of the words it could have been.
 #[derive(Debug, thiserror::Error)]
 #[error("{word:?} is none of {}", known.join(", "))]
 pub struct UnknownWord {
-    word: String,
-    known: &'static [&'static str],
+    pub(crate) word: String,
+    pub(crate) known: &'static [&'static str],
 }
 
 words! {
@@ -183,7 +187,7 @@ pub struct RunSpec {
     pub seed: u64,
     /// `null`: the model's default for the device.
     pub dtype: Option<Dtype>,
-    /// `auto`, `cpu`, or `cuda:INDEX`.
+    /// `auto`, `cpu`, `cuda:INDEX` in the order of nvidia-smi, or the UUID of a GPU or of an instance of one.
     #[schema(example = "auto")]
     pub device: String,
     /// Limit on the whole run, in seconds.
@@ -192,6 +196,9 @@ pub struct RunSpec {
     pub labels: Vec<String>,
     /// Higher runs first.
     pub priority: i32,
+    /// Every setting of the passes: the mode's, with the request's changes over them. Absent in runs that were stored without.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub profiling: Option<Profiling>,
 }
 
 /// One step of a run, as it stands.
@@ -223,18 +230,37 @@ pub struct Finding {
     pub evidence: BTreeMap<String, String>,
     /// What to do about it.
     pub advice: Option<String>,
+    /// What following the advice saves at most; `null` where that cannot be known.
+    #[serde(default)]
+    pub saves_at_most: Option<Box<Saving>>,
+}
+
+/// Time that could be saved: an upper bound, not a promise.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, ToSchema)]
+pub struct Saving {
+    #[schema(example = "decode_all")]
+    pub stage: String,
+    /// Milliseconds per repeat.
+    pub ms: Option<f64>,
+    /// Of the stage's mean time, percent.
+    pub pct: f64,
 }
 
 impl Finding {
     /// Makes a finding without evidence rows or advice.
     pub fn new(id: &str, severity: Severity, message: impl Into<String>) -> Self {
-        Self { id: id.into(), severity, message: message.into(), evidence: BTreeMap::new(), advice: None }
+        Self { id: id.into(), severity, message: message.into(), evidence: BTreeMap::new(), advice: None, saves_at_most: None }
     }
 
     /// Adds one row of evidence.
     pub fn with(mut self, name: &str, value: impl ToString) -> Self {
         self.evidence.insert(name.into(), value.to_string());
         self
+    }
+
+    /// Says what following the advice saves at most.
+    pub fn saves(self, saving: Option<Saving>) -> Self {
+        Self { saves_at_most: saving.map(Box::new), ..self }
     }
 
     /// Says what to do about it.

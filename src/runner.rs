@@ -20,8 +20,11 @@ pub struct RunnerRequest {
     /// Absolute paths of the images, in order.
     pub images: Vec<PathBuf>,
     pub dtype: Dtype,
-    /// `cpu` or `cuda:INDEX`.
+    /// `cpu` or `cuda:INDEX`, as the runner sees it.
     pub device: String,
+    /// The GPU, or instance of one, that every pass is confined to; then `device` is `cuda:0`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub gpu: Option<String>,
     pub warmup: u32,
     pub repeats: u32,
     pub max_new_tokens: u32,
@@ -29,6 +32,12 @@ pub struct RunnerRequest {
     pub decode_graph: bool,
     /// Measure the device's own ceilings (matrix product, copy) after the last repeat.
     pub ceilings: bool,
+    /// Module path of the only part to run, `decoder.layers.3.self_attn`; the whole model when absent.
+    #[serde(default)]
+    pub target: Option<String>,
+    /// Build the part's whole layer and take it out, instead of building the part alone.
+    #[serde(default)]
+    pub extracted: bool,
 }
 
 /// One line of JSON on the runner's standard output.
@@ -38,6 +47,14 @@ pub struct Progress {
     pub phase: String,
     pub done: u64,
     pub total: u64,
+}
+
+/// What `model-runner features` prints, as one line of JSON.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Features {
+    /// Whether it was built for CUDA.
+    pub cuda: bool,
+    pub version: String,
 }
 
 /// The request could not be honoured: the last line of standard error says why, in one line.

@@ -5,6 +5,7 @@ use std::{fs, io, path::Path};
 const FILES: &[(&str, &[u8])] = &[
     ("inputs.yaml", include_bytes!("../samples/inputs.yaml")),
     ("inputs-small.yaml", include_bytes!("../samples/inputs-small.yaml")),
+    ("inputs-text.yaml", include_bytes!("../samples/inputs-text.yaml")),
     ("page.png", include_bytes!("../samples/page.png")),
     ("small.png", include_bytes!("../samples/small.png")),
 ];

@@ -1,7 +1,12 @@
 //! The rules that turn figures into findings: each names its evidence and a remedy, and none fires without evidence.
 //!
-//! A rule is a function from the analysis to findings; adding one is adding a line to [`RULES`].
+//! A rule is data ([`rules::Rule`]) with a function from the analysis to findings; adding one is adding an entry to [`RULES`].
 
+mod kernels;
+mod rules;
+mod time;
+
+pub use self::rules::{RULES, Rule};
 use super::{
     Analysis,
     operators::OperatorRecord,
@@ -15,8 +20,6 @@ use crate::{
 
 /// Above this coefficient of variation, percent, a mean over repeats says little.
 const NOISY_CV_PCT: f64 = 10.0;
-/// Above this, percent, tracing has changed what it watched.
-const HIGH_OVERHEAD_PCT: f64 = 25.0;
 /// One part dominates another when it takes at least this many times as long.
 const DOMINANCE: f64 = 1.2;
 /// Operators should account for at least this share of a stage, percent.
@@ -28,31 +31,16 @@ const COST_TOLERANCE_PCT: f64 = 0.1;
 /// A dominant operator takes at least this share of its stage, percent.
 const DOMINANT_SHARE_PCT: f64 = 20.0;
 
-type Rule = fn(&Analysis, &Trace) -> Vec<Finding>;
-
-const RULES: [Rule; 14] = [
-    nothing_measured,
-    runner_unfinished,
-    outputs_differ,
-    capture_incomplete,
-    overhead_high,
-    few_repeats,
-    high_variance,
-    dominant_stage,
-    dominant_operator,
-    uncovered_time,
-    experts_collapsed,
-    cost_disagrees,
-    no_peaks,
-    no_kernels,
-];
-
 /// Applies every rule; worst first, in the rules' order within a severity.
 pub fn findings(analysis: &Analysis, trace: &Trace) -> Vec<Finding> {
-    let mut found: Vec<Finding> = RULES.iter().flat_map(|rule| rule(analysis, trace)).collect();
-    found.extend(analysis.mfu.findings.iter().cloned());
+    let mut found: Vec<Finding> = RULES.iter().flat_map(|rule| rule.apply(analysis, trace)).collect();
     found.sort_by_key(|finding| std::cmp::Reverse(finding.severity));
     found
+}
+
+/// A finding whose severity and advice are its rule's.
+fn finding(id: &str, message: String) -> Finding {
+    Finding::new(id, Severity::Info, message)
 }
 
 fn nothing_measured(analysis: &Analysis, _: &Trace) -> Vec<Finding> {
@@ -122,19 +110,8 @@ fn capture_incomplete(analysis: &Analysis, trace: &Trace) -> Vec<Finding> {
     found
 }
 
-fn overhead_high(analysis: &Analysis, _: &Trace) -> Vec<Finding> {
-    let high = |record: &super::overhead::OverheadRecord| {
-        let pct = record.overhead_pct.filter(|pct| *pct > HIGH_OVERHEAD_PCT)?;
-        let message = format!("Tracing slowed {} by {pct:.0} %.", record.stage);
-        Some(
-            Finding::new("overhead_high", Severity::Warning, message)
-                .with("stage", &record.stage)
-                .with("plain ms", format!("{:.3}", record.plain_ms))
-                .with("traced ms", format!("{:.3}", record.traced_ms))
-                .advise("Read proportions from the capture, not times; submit with mode light for a lighter trace."),
-        )
-    };
-    analysis.overhead.iter().filter_map(high).collect()
+fn overhead_high(analysis: &Analysis, trace: &Trace) -> Vec<Finding> {
+    super::overhead::findings(&analysis.overhead, trace)
 }
 
 fn few_repeats(analysis: &Analysis, _: &Trace) -> Vec<Finding> {
@@ -170,7 +147,11 @@ fn dominant_stage(analysis: &Analysis, _: &Trace) -> Vec<Finding> {
     let (large, small, advice) = if decode.ms.mean >= prefill.ms.mean {
         (decode, prefill, "Work on what one decode step costs first: it is paid for every token.")
     } else {
-        (prefill, decode, "Work on the time to the first token first: vision and the prompt's length decide it.")
+        let advice = match analysis.stages.note("vision") {
+            Some(_) => "Work on the time to the first token first: vision and the prompt's length decide it.",
+            None => "Work on the time to the first token first: the prompt's length decides it.",
+        };
+        (prefill, decode, advice)
     };
     let times = large.ms.mean / small.ms.mean;
     if !times.is_finite() || times < DOMINANCE {
@@ -188,36 +169,45 @@ fn dominant_stage(analysis: &Analysis, _: &Trace) -> Vec<Finding> {
 }
 
 fn dominant_operator(analysis: &Analysis, _: &Trace) -> Vec<Finding> {
-    let dominant =
-        |stage: &str| {
-            let mut leaves: Vec<&OperatorRecord> = analysis.operators.leaves().filter(|it| it.stage == stage).collect();
-            leaves.sort_by(|a, b| b.self_ms.total_cmp(&a.self_ms));
-            let (first, second) = (leaves.first()?, leaves.get(1)?);
-            let share = first.share_pct.filter(|share| *share >= DOMINANT_SHARE_PCT)?;
-            if first.self_ms < DOMINANCE * second.self_ms {
-                return None;
-            }
-            let message = format!("In {stage}, {} takes {share:.0} % of the time.", first.path);
-            let finding = Finding::new("operator_dominates", Severity::Info, message)
-                .with("operator", &first.path)
-                .with("share of stage", format!("{share:.1} %"))
-                .with("calls", first.calls)
-                .with("next", format!("{} ({:.1} %)", second.path, second.share_pct.unwrap_or(0.0)));
-            Some(finding.advise(format!(
-                "At most {share:.0} % of {stage} can be saved here: fuse it, reshape it or change its algorithm."
-            )))
-        };
+    let dominant = |stage: &str| {
+        let timed = |it: &OperatorRecord| it.self_ms.unwrap_or(0.0);
+        let mut leaves: Vec<&OperatorRecord> =
+            analysis.operators.leaves().filter(|it| it.stage == stage && it.self_ms.is_some()).collect();
+        leaves.sort_by(|a, b| timed(b).total_cmp(&timed(a)));
+        let (first, second) = (leaves.first()?, leaves.get(1)?);
+        let share = first.share_pct.filter(|share| *share >= DOMINANT_SHARE_PCT)?;
+        if timed(first) < DOMINANCE * timed(second) {
+            return None;
+        }
+        let message = format!("In {stage}, {} takes {share:.0} % of the time.", first.path);
+        let finding = Finding::new("operator_dominates", Severity::Info, message)
+            .with("operator", &first.path)
+            .with("share of stage", format!("{share:.1} %"))
+            .with("calls", first.calls)
+            .with("next", format!("{} ({:.1} %)", second.path, second.share_pct.unwrap_or(0.0)));
+        let ms = analysis.stages.row(stage).map_or(0.0, |row| row.ms.mean * share / 100.0);
+        Some(finding.saves(time::saving(analysis, stage, ms)).advise("Fuse it, reshape it or change its algorithm."))
+    };
     STAGES.into_iter().filter_map(dominant).collect()
 }
 
 fn uncovered_time(analysis: &Analysis, _: &Trace) -> Vec<Finding> {
+    // On a GPU an operator's host time is that of its launches, and what is left of a stage is mostly waiting for the GPU.
+    if analysis.start.as_ref().is_some_and(|start| start.device != "cpu") {
+        return Vec::new();
+    }
     let uncovered = |stage: &str| {
         let covered = analysis.operators.work.get(stage)?.covered_pct.filter(|covered| *covered < LOW_COVERAGE_PCT)?;
+        let outside = |covered: f64| {
+            let mean = analysis.stages.row(stage)?.ms.mean;
+            time::saving(analysis, stage, mean * (100.0 - covered) / 100.0)
+        };
         let message = format!("{:.0} % of {stage} lies between operators, in host code.", 100.0 - covered);
         Some(
             Finding::new("time_between_operators", Severity::Warning, message)
                 .with("stage", stage)
                 .with("inside operators", format!("{covered:.1} %"))
+                .saves(outside(covered))
                 .advise("Replay decode as a CUDA graph where the device can; else look for copies and small host loops."),
         )
     };
@@ -266,7 +256,8 @@ fn no_peaks(analysis: &Analysis, trace: &Trace) -> Vec<Finding> {
     let mut found = Vec::new();
     if ceilings.datasheet_flops_per_s.is_none() {
         let device = analysis.start.as_ref().map_or("", |start| start.device.as_str());
-        let name = trace.environment.gpus.first().map(|gpu| gpu.name.as_str());
+        let ran_on = trace.environment.device.as_ref().and_then(|device| device.product.as_deref());
+        let name = ran_on.or(trace.environment.gpus.first().map(|gpu| gpu.name.as_str()));
         let (message, advice) = match (device, name) {
             ("cpu", _) => (
                 "MFU against a datasheet is not given: the model ran on the CPU.".to_owned(),
@@ -320,3 +311,6 @@ pub fn why_no_kernels(analysis: &Analysis, trace: &Trace) -> Option<(String, &'s
     };
     Some((message.to_owned(), advice))
 }
+
+#[cfg(test)]
+mod tests;

@@ -32,6 +32,18 @@ impl Cover {
         Self(union(intervals))
     }
 
+    /// The disjoint intervals, in order.
+    pub fn intervals(&self) -> &[Interval] {
+        &self.0
+    }
+
+    /// Nanoseconds of `from..to` that are covered.
+    pub fn overlap_ns(&self, from: i64, to: i64) -> i64 {
+        let first = self.0.partition_point(|&(_, end)| end <= from);
+        let inside = self.0[first..].iter().take_while(|(start, _)| *start < to);
+        inside.map(|(start, end)| (to.min(*end) - from.max(*start)).max(0)).sum()
+    }
+
     /// Says whether an interval holds `t`.
     pub fn holds(&self, t: i64) -> bool {
         let after = self.0.partition_point(|&(start, _)| start <= t);
@@ -84,6 +96,9 @@ mod tests {
             let cover = Cover::new(intervals.iter().copied());
             for t in -1..61 {
                 prop_assert_eq!(cover.holds(t), held(t));
+            }
+            for (from, to) in [(0, 60), (7, 31), (31, 7), (20, 20)] {
+                prop_assert_eq!(cover.overlap_ns(from, to), (from..to).filter(|&t| held(t)).count() as i64);
             }
             prop_assert_eq!(covered_ns(intervals.iter().copied()), (0..60).filter(|&t| held(t)).count() as i64);
         }

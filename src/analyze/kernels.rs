@@ -3,17 +3,20 @@
 //! A range closes when the host returns, and its kernels run later: a kernel belongs to the stage that was open, on the launching
 //! thread, when the call that launched it began (joined by correlation id and process).
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
 use super::{
-    interval::{Cover, covered_ns},
-    stages::STAGES,
+    classes::{Class, Classes, OTHER},
+    counters::KernelCounters,
+    launches::Launches,
+    scopes::NONE,
+    spans::Spans,
     stats::percent,
 };
-use crate::trace::{event::STAGE_DOMAIN, kernel::Kernel, nsys::NsysTrace, range::Range, units::Nanos};
+use crate::trace::{kernel::Kernel, nsys::NsysTrace, units::Nanos};
 
 /// Stage of kernels launched by warm-up repeats: kept apart, never in a top list.
 pub const WARMUP: &str = "warmup";
@@ -24,8 +27,21 @@ pub struct KernelRecord {
     /// The function's name, without template arguments and parameters.
     #[schema(example = "nvjet_tst_128x64_64x8_2x1_v_bz_TNT")]
     pub kernel_name: String,
-    /// Index of the device.
-    pub device: u32,
+    /// The whole name of those that took most of the time.
+    pub full_name: String,
+    /// Functions that share the short name.
+    #[schema(example = 1)]
+    pub full_names: u64,
+    /// What most of its time does: `gemm`, `attention`, `norm`, `softmax`, `elementwise`, `copy`, `reduce`, `moe`, `sort`, `conv`, or
+    /// `other` where the name tells nothing.
+    #[schema(example = "gemm")]
+    pub class: String,
+    /// Whose kernel it is; `null` where the name does not tell.
+    #[schema(example = "cublas")]
+    pub engine: Option<String>,
+    /// Index of the device; `null` when several ran it.
+    #[schema(example = 0)]
+    pub device: Option<u32>,
     /// Empty outside every stage.
     #[schema(example = "decode_all")]
     pub stage: String,
@@ -36,8 +52,24 @@ pub struct KernelRecord {
     /// `total_ms / calls`.
     #[schema(example = 0.25)]
     pub mean_ms: f64,
+    /// Single launches, nanoseconds.
+    pub launch_ns: Spans,
+    /// Blocks of the grid of most launches.
+    #[schema(value_type = Vec<u32>, example = json!([4, 24, 1]))]
+    pub grid: [u32; 3],
+    /// Threads of a block of most launches.
+    #[schema(value_type = Vec<u32>, example = json!([384, 1, 1]))]
+    pub block: [u32; 3],
+    /// Registers per thread of most launches.
+    #[schema(example = 168)]
+    pub registers: u32,
+    /// Distinct grids and blocks.
+    #[schema(example = 1)]
+    pub geometries: u64,
     /// Share of the stage's kernel time, percent.
     pub share_pct: Option<f64>,
+    /// What ncu read of it; `null` when it was not profiled.
+    pub counters: Option<KernelCounters>,
 }
 
 /// Device time of one stage.
@@ -52,12 +84,29 @@ pub struct StageKernels {
     pub busy_ms: f64,
 }
 
+/// Time of one class of kernels in one stage.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, ToSchema)]
+pub struct ClassRecord {
+    #[schema(example = "decode_all")]
+    pub stage: String,
+    #[schema(example = "gemm")]
+    pub class: String,
+    pub calls: u64,
+    pub total_ms: f64,
+    /// Share of the stage's kernel time, percent.
+    pub share_pct: Option<f64>,
+}
+
 /// Kernels of the traced pass.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct Kernels {
-    /// One record per device, stage and short name, longest total first; warm-up included.
+    /// One record per stage and short name, longest total first; warm-up included.
     pub records: Vec<KernelRecord>,
     pub stages: Vec<StageKernels>,
+    /// By stage, longest first.
+    pub classes: Vec<ClassRecord>,
+    /// Share of all kernel time whose class is known, percent.
+    pub classified_pct: Option<f64>,
     /// Kernels whose launching call is not in the trace, so that no stage can be told.
     pub orphans: u64,
 }
@@ -69,104 +118,138 @@ impl Kernels {
     }
 }
 
-/// Sums the kernels of one capture by stage and short name.
-pub fn kernels(trace: &NsysTrace) -> Kernels {
-    let launches: HashMap<(i64, i64), (i64, i64)> = trace
-        .cuda_calls
-        .iter()
-        .filter(|call| call.correlation_id != 0)
-        .map(|call| ((process_of(call.global_tid), call.correlation_id), (call.global_tid, call.start_ns)))
-        .collect();
-    let scopes = Scopes::of(&trace.ranges);
+/// A kernel and the stage that launched it, empty outside all of them; `None` when the launching call is not in the trace.
+pub(super) type Launched<'a> = (Kernel, Option<&'a str>);
 
-    let mut sums: BTreeMap<(u32, &'static str, u32), (u64, Nanos)> = BTreeMap::new();
-    let mut per_stage: BTreeMap<&'static str, Vec<&Kernel>> = BTreeMap::new();
+/// Every kernel of a capture with its stage, in the order of the trace.
+pub(super) fn launched<'a>(trace: &'a NsysTrace, launches: &'a Launches) -> impl Iterator<Item = Launched<'a>> {
+    let stage = |&(call, instance): &(u32, u32)| (call != NONE).then(|| launches.stage(instance));
+    trace.kernels.iter().zip(launches.kernels.iter().map(stage))
+}
+
+/// Launches of one kind in one stage.
+#[derive(Clone, Copy, Default)]
+struct Tally {
+    calls: u64,
+    ns: i64,
+}
+
+/// Sums the kernels of one capture by stage and short name.
+pub fn kernels(trace: &NsysTrace, launches: &Launches) -> Kernels {
+    let numbers = launches.numbers();
+    let kinds = trace.kernels.kinds();
+    let mut tallies = vec![Tally::default(); kinds.len() * numbers];
+    let cell_of = |at: usize| trace.kernels.kind(at) as usize * numbers + launches.stage_number(launches.kernels[at].1);
     let mut orphans = 0;
-    for kernel in &trace.kernels {
-        let launch = launches.get(&(process_of(kernel.global_pid), kernel.correlation_id));
-        orphans += u64::from(launch.is_none());
-        let stage = launch.map_or("", |&(thread, at)| scopes.stage(thread, at));
-        let sum = sums.entry((kernel.device, stage, kernel.name)).or_default();
-        sum.0 += 1;
-        sum.1 += Nanos(kernel.end_ns - kernel.start_ns);
-        per_stage.entry(stage).or_default().push(kernel);
+    for (at, kernel) in trace.kernels.iter().enumerate() {
+        orphans += u64::from(launches.kernels[at].0 == NONE);
+        let tally = &mut tallies[cell_of(at)];
+        tally.calls += 1;
+        tally.ns += kernel.ns();
     }
 
-    let stages: Vec<StageKernels> = per_stage
-        .iter()
-        .map(|(stage, kernels)| StageKernels {
-            stage: (*stage).into(),
-            launches: kernels.len() as u64,
-            kernel_ms: kernels.iter().map(|kernel| Nanos(kernel.end_ns - kernel.start_ns)).sum::<Nanos>().as_ms(),
-            busy_ms: busy(kernels).as_ms(),
-        })
-        .collect();
+    // Kinds of one stage and short name make a record.
+    let mut groups: BTreeMap<(usize, u32), Vec<usize>> = BTreeMap::new();
+    for (cell, _) in tallies.iter().enumerate().filter(|(_, tally)| tally.calls > 0) {
+        groups.entry((cell % numbers, kinds[cell / numbers].name)).or_default().push(cell);
+    }
+    let mut group_of = vec![NONE; tallies.len()];
+    for (group, cells) in groups.values().enumerate() {
+        cells.iter().for_each(|cell| group_of[*cell] = group as u32);
+    }
+    let spans = Spans::grouped(groups.len(), trace.kernels.iter().enumerate().map(|(at, it)| (group_of[cell_of(at)], it.ns())));
+
+    let stages = stage_kernels(trace, launches, &tallies);
     let stage_ms = |stage: &str| stages.iter().find(|it| it.stage == stage).map_or(0.0, |it| it.kernel_ms);
-    let mut records: Vec<KernelRecord> = sums
-        .into_iter()
-        .map(|((device, stage, name), (calls, total))| KernelRecord {
-            kernel_name: trace.strings.get(name as usize).cloned().unwrap_or_default(),
-            device,
+    let mut classes = Classes::default();
+    let mut by_class: BTreeMap<(usize, &'static str), Tally> = BTreeMap::new();
+    let name = |index: u32| trace.strings.get(index as usize).cloned().unwrap_or_default();
+    let mut records: Vec<KernelRecord> = Vec::with_capacity(groups.len());
+    for (((number, short), cells), launch_ns) in groups.iter().zip(spans) {
+        let mut of_class: BTreeMap<&str, (Tally, Class)> = BTreeMap::new();
+        let mut of_name: BTreeMap<u32, Tally> = BTreeMap::new();
+        let mut geometries: BTreeMap<([u32; 3], [u32; 3]), u64> = BTreeMap::new();
+        for cell in cells {
+            let (kind, tally) = (&kinds[cell / numbers], tallies[*cell]);
+            let class = classes.of(kind.full_name, &trace.strings);
+            let add = |sum: &mut Tally| (sum.calls, sum.ns) = (sum.calls + tally.calls, sum.ns + tally.ns);
+            add(&mut of_class.entry(class.class).or_insert((Tally::default(), class)).0);
+            add(of_name.entry(kind.full_name).or_default());
+            add(by_class.entry((*number, class.class)).or_default());
+            *geometries.entry((kind.grid, kind.block)).or_default() += tally.calls;
+        }
+        let device = kinds[cells[0] / numbers].device;
+        let most =
+            cells.iter().max_by_key(|cell| tallies[**cell].calls).map_or(&kinds[cells[0] / numbers], |it| &kinds[it / numbers]);
+        let class = of_class.values().max_by_key(|(tally, _)| tally.ns).map(|(_, class)| *class);
+        let longest = of_name.iter().max_by_key(|(_, tally)| tally.ns).map_or(*short, |(full, _)| *full);
+        let stage = launches.numbered(*number);
+        let (calls, total) = (launch_ns.count, Nanos(launch_ns.total));
+        records.push(KernelRecord {
+            kernel_name: name(*short),
+            full_name: name(longest),
+            full_names: of_name.len() as u64,
+            class: class.map_or(OTHER, |it| it.class).to_owned(),
+            engine: class.and_then(|it| it.engine).map(str::to_owned),
+            device: cells.iter().all(|cell| kinds[cell / numbers].device == device).then_some(device),
             stage: stage.into(),
             total_ms: total.as_ms(),
             calls,
             mean_ms: total.as_ms() / calls as f64,
+            launch_ns,
+            grid: most.grid,
+            block: most.block,
+            registers: most.registers,
+            geometries: geometries.len() as u64,
             share_pct: percent(total.as_ms(), stage_ms(stage)),
-        })
-        .collect();
+            counters: None,
+        });
+    }
     records.sort_by(|a, b| b.total_ms.total_cmp(&a.total_ms));
-    Kernels { records, stages, orphans }
+
+    let all: i64 = by_class.values().map(|tally| tally.ns).sum();
+    let known: i64 = by_class.iter().filter(|((_, class), _)| *class != OTHER).map(|(_, tally)| tally.ns).sum();
+    let class = |((number, class), tally): (&(usize, &str), &Tally)| {
+        let (stage, total_ms) = (launches.numbered(*number), Nanos(tally.ns).as_ms());
+        let share_pct = percent(total_ms, stage_ms(stage));
+        ClassRecord { stage: stage.into(), class: (*class).into(), calls: tally.calls, total_ms, share_pct }
+    };
+    let mut classes: Vec<ClassRecord> = by_class.iter().map(class).collect();
+    classes.sort_by(|a, b| a.stage.cmp(&b.stage).then(b.total_ms.total_cmp(&a.total_ms)));
+    Kernels { records, stages, classes, classified_pct: percent(known as f64, all as f64), orphans }
 }
 
-/// Time in which at least one kernel ran, summed over devices.
-fn busy(kernels: &[&Kernel]) -> Nanos {
-    let mut devices: BTreeMap<u32, Vec<(i64, i64)>> = BTreeMap::new();
-    for kernel in kernels {
-        devices.entry(kernel.device).or_default().push((kernel.start_ns, kernel.end_ns));
+/// Device time by stage, in the order of their names.
+fn stage_kernels(trace: &NsysTrace, launches: &Launches, tallies: &[Tally]) -> Vec<StageKernels> {
+    let numbers = launches.numbers();
+    // Kernels come in order of their start, so what is busy already is known by its end alone: by stage and device.
+    let mut busy: BTreeMap<(usize, u32), (i64, i64)> = BTreeMap::new();
+    for (kernel, (_, instance)) in trace.kernels.iter().zip(&launches.kernels) {
+        let (ns, until) = busy.entry((launches.stage_number(*instance), kernel.device)).or_insert((0, i64::MIN));
+        *ns += (kernel.end_ns - kernel.start_ns.max(*until)).max(0);
+        *until = kernel.end_ns.max(*until);
     }
-    devices.into_values().map(|intervals| Nanos(covered_ns(intervals))).sum()
-}
-
-/// The process part of a tool's id: its low 24 bits number the thread.
-fn process_of(global_id: i64) -> i64 {
-    global_id & !0xff_ffff
-}
-
-/// Where stages were open: per thread for push/pop ranges, per process for those that may cross threads.
-#[derive(Default)]
-struct Scopes(HashMap<(i64, &'static str), Cover>);
-
-impl Scopes {
-    fn of(ranges: &[Range]) -> Self {
-        let mut open: HashMap<(i64, &'static str), Vec<(i64, i64)>> = HashMap::new();
-        for range in ranges.iter().filter(|range| range.domain == STAGE_DOMAIN || range.domain.is_empty()) {
-            if let Some(stage) = stage_named(&range.name) {
-                let place = if range.push_pop { range.global_tid } else { process_of(range.global_tid) };
-                open.entry((place, stage)).or_default().push((range.start_ns, range.end_ns.unwrap_or(i64::MAX)));
-            }
+    let mut stages: Vec<StageKernels> = Vec::new();
+    for number in 0..numbers {
+        let of_stage = || tallies.iter().skip(number).step_by(numbers);
+        let calls: u64 = of_stage().map(|tally| tally.calls).sum();
+        if calls > 0 {
+            stages.push(StageKernels {
+                stage: launches.numbered(number).into(),
+                launches: calls,
+                kernel_ms: Nanos(of_stage().map(|tally| tally.ns).sum()).as_ms(),
+                busy_ms: Nanos(busy.range((number, 0)..=(number, u32::MAX)).map(|(_, (ns, _))| *ns).sum()).as_ms(),
+            });
         }
-        Self(open.into_iter().map(|(place, intervals)| (place, Cover::new(intervals))).collect())
     }
-
-    fn stage(&self, thread: i64, at: i64) -> &'static str {
-        let open = |stage| {
-            [thread, process_of(thread)].into_iter().any(|place| self.0.get(&(place, stage)).is_some_and(|it| it.holds(at)))
-        };
-        [WARMUP].into_iter().chain(STAGES).find(|stage| open(*stage)).unwrap_or("")
-    }
-}
-
-fn stage_named(name: &str) -> Option<&'static str> {
-    match name {
-        "decode" => Some(super::stages::DECODE),
-        _ => [WARMUP].into_iter().chain(STAGES).find(|stage| *stage == name),
-    }
+    stages.sort_by(|a, b| a.stage.cmp(&b.stage));
+    stages
 }
 
 #[cfg(test)]
-mod tests {
+pub(super) mod tests {
     use super::*;
-    use crate::trace::nsys::ApiCall;
+    use crate::trace::{event::STAGE_DOMAIN, nsys::ApiCall, range::Range};
 
     const PROCESS: i64 = 7 << 24;
 
@@ -223,9 +306,14 @@ mod tests {
         trace
     }
 
+    fn summed(sketch: &str) -> Kernels {
+        let trace = capture(sketch);
+        kernels(&trace, &Launches::of(&trace))
+    }
+
     /// One line per record: `stage name calls total_ns`.
     fn table(sketch: &str) -> String {
-        let kernels = kernels(&capture(sketch));
+        let kernels = summed(sketch);
         let line = |it: &KernelRecord| format!("{:?} {} {} {}", it.stage, it.kernel_name, it.calls, (it.total_ms * 1e6).round());
         kernels.records.iter().map(line).collect::<Vec<_>>().join("\n")
     }
@@ -257,7 +345,7 @@ mod tests {
     #[test]
     fn warm_up_is_kept_apart_from_what_was_measured() {
         let sketch = "range 1 warmup 0..10\nrange 1 prefill 1..9\ncall 1 1 2..3\nkernel 1 gemm 5..6 7";
-        let kernels = kernels(&capture(sketch));
+        let kernels = summed(sketch);
         assert_eq!(kernels.records[0].stage, WARMUP);
         assert_eq!(kernels.measured().count(), 0);
     }
@@ -265,13 +353,13 @@ mod tests {
     #[test]
     fn kernels_on_two_streams_are_busy_once() {
         let sketch = "range 1 prefill 0..10\ncall 1 1 1..2\ncall 1 2 2..3\nkernel 1 a 10..20 7\nkernel 2 b 15..25 8";
-        let stage = &kernels(&capture(sketch)).stages[0];
+        let stage = &summed(sketch).stages[0];
         assert_eq!((stage.kernel_ms, stage.busy_ms, stage.launches), (20e-6, 15e-6, 2));
     }
 
     #[test]
     fn a_kernel_without_its_launch_is_an_orphan() {
-        let kernels = kernels(&capture("range 1 prefill 0..10\nkernel 9 gemm 5..6 7"));
+        let kernels = summed("range 1 prefill 0..10\nkernel 9 gemm 5..6 7");
         assert_eq!((kernels.orphans, kernels.records[0].stage.as_str()), (1, ""));
     }
 }

@@ -11,7 +11,7 @@ use super::{
     device::DevicePeaks,
     events::Events,
     operators::Operators,
-    stages::{DECODE, PREFILL, STAGES, Stages},
+    stages::{PREFILL, STAGES, Stages},
     stats::{percent, ratio},
 };
 use crate::run::{Finding, Severity};
@@ -95,9 +95,7 @@ pub fn mfu(events: &Events, stages: &Stages, operators: &Operators, cost: Option
         let work = operators.work.get(stage);
         let repeats = u64::from(timing.ms.n);
         let modelled = cost.map(|cost| if stage == PREFILL { cost.prefill_flops } else { cost.decode_flops });
-        // Replaying a graph runs operators that the host does not see: only the architecture tells their work.
-        let complete = !(start.decode_graph && stage == DECODE);
-        let counted = work.filter(|work| complete && work.flops > 0);
+        let counted = work.filter(|work| work.flops > 0);
         let (flops, source) = match (counted, modelled) {
             (Some(work), _) => (work.flops / repeats, "counted"),
             (None, Some(flops)) => (flops, "modelled"),

@@ -3,41 +3,63 @@
 //! Everything here is arithmetic on values: no files, no clock, no failure. What the trace does not hold is `None` and a
 //! [`Finding`], never guessed.
 
+pub mod choose;
+pub mod classes;
 pub mod cost;
+pub mod counters;
+pub mod coverage;
 pub mod device;
+pub mod device_time;
+pub mod diff;
 pub mod experts;
+pub mod foreign;
+pub mod gemms;
+pub mod gpu;
 pub mod kernels;
+pub mod launches;
 pub mod mfu;
 pub mod operators;
 pub mod outputs;
 pub mod overhead;
+pub mod power;
+pub mod repeats;
+pub mod spans;
 pub mod stages;
 pub mod stats;
+pub mod sums;
 
 mod events;
 pub mod findings;
 mod interval;
+mod scopes;
 #[cfg(test)]
 mod tests;
 
 use crate::{
     model::ModelSpec,
-    run::{Dtype, Finding},
+    run::{Dtype, Finding, Severity},
     trace::{
         Trace,
         event::{End, Start},
     },
 };
 use cost::{Cost, Workload};
+use counters::CounterRecord;
 use device::DevicePeaks;
 use events::Events;
 use experts::ExpertUse;
+use gemms::Gemms;
+use gpu::StageGpu;
 use kernels::Kernels;
+use launches::Launches;
 use mfu::Mfu;
 use operators::Operators;
 use outputs::OutputCheck;
 use overhead::OverheadRecord;
+use power::Power;
+use repeats::OperatorRepeats;
 use stages::Stages;
+use sums::Sums;
 
 /// All that is known about where the time of a run went.
 #[derive(Debug, Clone, Default)]
@@ -48,39 +70,76 @@ pub struct Analysis {
     pub end: Option<End>,
     pub stages: Stages,
     pub operators: Operators,
+    /// How each operator's time spreads over repeats.
+    pub operator_repeats: Vec<OperatorRepeats>,
     pub kernels: Kernels,
+    /// What ncu read, by stage, kernel and geometry.
+    pub counters: Vec<CounterRecord>,
+    pub gemms: Gemms,
     pub cost: Option<Cost>,
     pub mfu: Mfu,
     pub overhead: Vec<OverheadRecord>,
     pub outputs: OutputCheck,
     pub experts: Vec<ExpertUse>,
+    /// What the GPU did in each stage of the traced pass.
+    pub stage_gpu: Vec<StageGpu>,
+    /// CUDA calls and ranges of the traced pass, summed by name.
+    pub sums: Sums,
+    /// Whether all times are of the traced pass, because there was no plain one.
+    pub only_traced: bool,
+    /// Energy, power and clocks, where a GPU was sampled.
+    pub power: Option<Power>,
     /// What is worth telling a person, worst first.
     pub findings: Vec<Finding>,
 }
 
 /// Analyses what the passes of one run left.
 pub fn analyze(trace: &Trace, model: Option<&ModelSpec>, peaks: Option<&DevicePeaks>) -> Analysis {
-    let plain = Events::of(&trace.baseline);
+    let launches = trace.nsys.as_ref().map(|nsys| (nsys, Launches::of(nsys)));
+    let timeline = launches.as_ref().map(|(nsys, launches)| (*nsys, launches));
+    // Where no runner of ours told its events, the ranges of the capture do.
+    let only_traced = trace.baseline.is_empty() && trace.traced.is_empty();
+    let told = timeline.filter(|_| only_traced).map(|(nsys, launches)| foreign::events(nsys, launches)).unwrap_or_default();
+    let plain = Events::of(if only_traced { &told } else { &trace.baseline });
     let traced = Events::of(&trace.traced);
     let stages = stages::stages(&plain);
-    let operators = operators::operators(&plain, &stages);
+    let mut operators = operators::operators(&plain, &stages);
     let cost = model.zip(plain.start).and_then(|(model, start)| static_cost(model, start, &stages));
     let top_k = model.and_then(|model| Some(model.decoder.moe.as_ref()?.top_k));
+
+    let device = timeline.map(|(nsys, launches)| device_time::device_times(nsys, launches)).unwrap_or_default();
+    let counters = counters::counters(&trace.counters, timeline);
+    let mut kernels = timeline.map(|(nsys, launches)| kernels::kernels(nsys, launches)).unwrap_or_default();
+    counters::attach(&mut kernels.records, &counters);
+    operators::attach(&mut operators, &device, &traced, &kernels.stages);
 
     let mut analysis = Analysis {
         start: plain.start.cloned(),
         end: plain.end.cloned(),
-        kernels: trace.nsys.as_ref().map(kernels::kernels).unwrap_or_default(),
+        kernels,
+        counters,
+        gemms: trace.gemms.as_ref().map(gemms::gemms).unwrap_or_default(),
         mfu: mfu::mfu(&plain, &stages, &operators, cost.as_ref(), peaks),
+        operator_repeats: repeats::repeats(&plain),
         overhead: overhead::overhead(&stages, &stages::stages(&traced)),
         outputs: outputs::outputs(&plain, &traced),
         experts: experts::experts(&plain, top_k),
+        stage_gpu: timeline.map(|(nsys, launches)| gpu::stage_gpu(nsys, launches)).unwrap_or_default(),
+        sums: timeline.map(|(nsys, launches)| sums::sums(nsys, launches)).unwrap_or_default(),
+        only_traced: only_traced && trace.nsys.is_some(),
+        power: trace.power.as_ref().map(|log| power::power(log, &plain, &stages)),
         stages,
         operators,
         cost,
         findings: Vec::new(),
     };
     analysis.findings = findings::findings(&analysis, trace);
+    if analysis.only_traced {
+        let message = "There is no plain pass: all times are of the traced one, which tracing has lengthened.";
+        let finding = Finding::new("only_traced", Severity::Warning, message).with("stages found", analysis.stages.rows.len());
+        analysis.findings.push(finding.advise("Time the program without any profiler before its times are told to anybody."));
+        analysis.findings.sort_by_key(|finding| std::cmp::Reverse(finding.severity));
+    }
     analysis
 }
 

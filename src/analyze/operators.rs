@@ -1,7 +1,7 @@
 //! Which operators the time of a pass went to: per module path, and rolled up over layers.
 //!
-//! Times are host times of the plain pass's measured repeats. On a device that runs asynchronously they are the times of the
-//! launching calls; device time comes from the kernels.
+//! Host times are of the plain pass's measured repeats: on a device that runs asynchronously, those of the launching calls. A call that a
+//! CUDA graph replayed has no host time. Device time is that of the kernels which the operator launched in the traced pass.
 
 use std::collections::BTreeMap;
 
@@ -9,8 +9,10 @@ use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
 use super::{
+    device_time::{DeviceTime, DeviceTimes},
     events::Events,
     interval::covered_ns,
+    kernels::StageKernels,
     stages::{STAGES, Stages},
     stats::{percent, ratio},
 };
@@ -32,12 +34,15 @@ pub struct OperatorRecord {
     #[schema(example = "decode_all")]
     pub stage: String,
     pub calls: u64,
-    /// Time of the calls, with everything they enclose.
-    pub total_ms: f64,
-    /// `total_ms / calls`.
-    pub mean_ms: f64,
-    /// Time of the calls, without the calls they enclose.
-    pub self_ms: f64,
+    /// Of those, calls that a CUDA graph replayed: the host saw none of them.
+    #[serde(default)]
+    pub captured_calls: u64,
+    /// Host time of the calls, with everything they enclose; `null` where a graph replayed all of them, as are the next two.
+    pub total_ms: Option<f64>,
+    /// `total_ms` over the calls that have a host time.
+    pub mean_ms: Option<f64>,
+    /// Host time of the calls, without the calls they enclose.
+    pub self_ms: Option<f64>,
     /// `self_ms` of the stage's time, percent.
     pub share_pct: Option<f64>,
     /// Shapes of the most frequent call's operands, activations first.
@@ -51,6 +56,25 @@ pub struct OperatorRecord {
     /// Bytes of operands and results of all calls.
     pub bytes: u64,
     /// Achieved over `self_ms`; `null` for operators that multiply nothing.
+    pub flops_per_s: Option<f64>,
+    pub bytes_per_s: Option<f64>,
+    /// Its kernels in the traced pass; `null` where it launched none, or nothing was traced.
+    #[serde(default)]
+    pub device: Option<OperatorDevice>,
+}
+
+/// Kernels that an operator launched in the traced pass, over its measured repeats.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize, ToSchema)]
+pub struct OperatorDevice {
+    /// Launches, with everything that it encloses.
+    pub kernels: u64,
+    /// Their time, with everything that it encloses.
+    pub total_ms: f64,
+    /// Their time, without what it encloses.
+    pub self_ms: f64,
+    /// `self_ms` of the stage's kernel time, percent.
+    pub share_pct: Option<f64>,
+    /// FLOPs of the traced pass over `self_ms`; `null` for operators that multiply nothing.
     pub flops_per_s: Option<f64>,
     pub bytes_per_s: Option<f64>,
 }
@@ -89,12 +113,14 @@ impl Operators {
 /// Sums the measured calls of one pass.
 pub fn operators(events: &Events, stages: &Stages) -> Operators {
     let calls: Vec<&OperatorCall> = events.calls.iter().copied().filter(|call| !call.warmup).collect();
-    let own = self_times(&calls);
+    let timed: Vec<&OperatorCall> = calls.iter().copied().filter(|call| !call.captured).collect();
+    let mut own = self_times(&timed).into_iter();
 
     let mut by_path = BTreeMap::new();
     let mut rolled = BTreeMap::new();
     let mut work: BTreeMap<String, StageWork> = BTreeMap::new();
-    for (call, own_ns) in calls.iter().zip(own) {
+    for call in &calls {
+        let own_ns = if call.captured { None } else { own.next() };
         Sum::add(&mut by_path, call.path.clone(), call, own_ns);
         Sum::add(&mut rolled, collapse(&call.path), call, own_ns);
         let stage = work.entry(call.stage.clone()).or_default();
@@ -104,9 +130,12 @@ pub fn operators(events: &Events, stages: &Stages) -> Operators {
     let stage_ns = |stage: &str| events.measured(stage).map(|range| range.end_ns - range.start_ns).sum::<i64>();
     for stage in STAGES {
         if let Some(work) = work.get_mut(stage) {
-            let inside = calls.iter().filter(|call| call.stage == stage && call.op != MODULE);
-            let covered = covered_ns(inside.map(|call| (call.start_ns, call.end_ns)));
-            work.covered_pct = percent(covered as f64, stage_ns(stage) as f64);
+            let inside = || calls.iter().filter(|call| call.stage == stage && call.op != MODULE);
+            // What a graph replayed took some of the stage's time, and nobody saw how much.
+            if !inside().any(|call| call.captured) {
+                let covered = covered_ns(inside().map(|call| (call.start_ns, call.end_ns)));
+                work.covered_pct = percent(covered as f64, stage_ns(stage) as f64);
+            }
         }
     }
     let total_ms = |stage: &str| stages.row(stage).map(|row| row.ms.mean * f64::from(row.ms.n));
@@ -118,10 +147,75 @@ pub fn operators(events: &Events, stages: &Stages) -> Operators {
                 sum.record(key, stage_ms)
             })
             .collect();
-        records.sort_by(|a, b| b.total_ms.total_cmp(&a.total_ms));
+        sort(&mut records);
         records
     };
     Operators { by_path: finish(by_path), rolled: finish(rolled), work }
+}
+
+/// Longest on the host first; what has no host time after that, longest on the device first.
+fn sort(records: &mut [OperatorRecord]) {
+    let device = |it: &OperatorRecord| it.device.map_or(0.0, |device| device.total_ms);
+    records.sort_by(|a, b| {
+        let (host_a, host_b) = (a.total_ms.unwrap_or(-1.0), b.total_ms.unwrap_or(-1.0));
+        host_b.total_cmp(&host_a).then(device(b).total_cmp(&device(a)))
+    });
+}
+
+/// Sets the kernels of the traced pass beside the operators that launched them. A path that names operators of several kinds in one
+/// stage gets none: a range tells the path alone.
+pub fn attach(operators: &mut Operators, times: &DeviceTimes, traced: &Events, stages: &[StageKernels]) {
+    let mut work: BTreeMap<(&str, &str), (u64, u64)> = BTreeMap::new();
+    for call in traced.calls.iter().filter(|call| !call.warmup) {
+        let sum = work.entry((&call.stage, &call.path)).or_default();
+        *sum = (sum.0 + call.flops, sum.1 + call.bytes);
+    }
+    let mut by_path: BTreeMap<(String, String), Sums> = BTreeMap::new();
+    let mut rolled: BTreeMap<(String, String), Sums> = BTreeMap::new();
+    for ((stage, path), time) in &times.operators {
+        let (flops, bytes) = work.get(&(stage.as_str(), path.as_str())).copied().unwrap_or_default();
+        for (sums, path) in [(&mut by_path, path.clone()), (&mut rolled, collapse(path))] {
+            let sum = sums.entry((stage.clone(), path)).or_default();
+            sum.time.kernels += time.kernels;
+            sum.time.total_ns += time.total_ns;
+            sum.time.own_ns += time.own_ns;
+            sum.flops += flops;
+            sum.bytes += bytes;
+        }
+    }
+    for (records, sums) in [(&mut operators.by_path, by_path), (&mut operators.rolled, rolled)] {
+        let mut kinds: BTreeMap<(String, String), u32> = BTreeMap::new();
+        records.iter().for_each(|it| *kinds.entry((it.stage.clone(), it.path.clone())).or_default() += 1);
+        for record in records.iter_mut() {
+            let key = (record.stage.clone(), record.path.clone());
+            let stage_ms = stages.iter().find(|it| it.stage == key.0).map_or(0.0, |it| it.kernel_ms);
+            record.device = sums.get(&key).filter(|_| kinds[&key] == 1).map(|sum| sum.device(stage_ms));
+        }
+        sort(records);
+    }
+}
+
+/// Device time and work of one operator in one stage.
+#[derive(Default)]
+struct Sums {
+    time: DeviceTime,
+    flops: u64,
+    bytes: u64,
+}
+
+impl Sums {
+    fn device(&self, stage_ms: f64) -> OperatorDevice {
+        let own = Nanos(self.time.own_ns);
+        let rate = |amount: u64| if amount == 0 { None } else { ratio(amount as f64, own.as_secs()) };
+        OperatorDevice {
+            kernels: self.time.kernels,
+            total_ms: Nanos(self.time.total_ns).as_ms(),
+            self_ms: own.as_ms(),
+            share_pct: percent(own.as_ms(), stage_ms),
+            flops_per_s: rate(self.flops),
+            bytes_per_s: rate(self.bytes),
+        }
+    }
 }
 
 /// Replaces each numeric part of a path by `*`.
@@ -166,6 +260,7 @@ struct Key {
 #[derive(Default)]
 struct Sum {
     calls: u64,
+    captured: u64,
     total: Nanos,
     own: Nanos,
     flops: u64,
@@ -175,12 +270,17 @@ struct Sum {
 }
 
 impl Sum {
-    fn add(sums: &mut BTreeMap<Key, Self>, path: String, call: &OperatorCall, own_ns: i64) {
+    fn add(sums: &mut BTreeMap<Key, Self>, path: String, call: &OperatorCall, own_ns: Option<i64>) {
         let key = Key { stage: call.stage.clone(), path, op: call.op.clone() };
         let sum = sums.entry(key).or_default();
         sum.calls += 1;
-        sum.total += Nanos(call.end_ns - call.start_ns);
-        sum.own += Nanos(own_ns);
+        match own_ns {
+            Some(own_ns) => {
+                sum.total += Nanos(call.end_ns - call.start_ns);
+                sum.own += Nanos(own_ns);
+            }
+            None => sum.captured += 1,
+        }
         sum.flops += call.flops;
         sum.bytes += call.bytes;
         match sum.shapes.get_mut(&call.shapes) {
@@ -193,13 +293,18 @@ impl Sum {
     }
 
     fn record(self, key: Key, stage_ms: Option<f64>) -> OperatorRecord {
-        let rate = |amount: u64| if amount == 0 { None } else { ratio(amount as f64, self.own.as_secs()) };
+        // Work of calls without a host time is not divided by that of the others.
+        let timed = (self.calls - self.captured) as f64;
+        let rate = |amount: u64| if amount == 0 || self.captured > 0 { None } else { ratio(amount as f64, self.own.as_secs()) };
+        let host = |value: f64| (timed > 0.0).then_some(value);
         OperatorRecord {
             calls: self.calls,
-            total_ms: self.total.as_ms(),
-            mean_ms: self.total.as_ms() / self.calls as f64,
-            self_ms: self.own.as_ms(),
-            share_pct: stage_ms.and_then(|whole| percent(self.own.as_ms(), whole)),
+            captured_calls: self.captured,
+            total_ms: host(self.total.as_ms()),
+            mean_ms: host(self.total.as_ms() / timed),
+            self_ms: host(self.own.as_ms()),
+            share_pct: stage_ms.filter(|_| timed > 0.0).and_then(|whole| percent(self.own.as_ms(), whole)),
+            device: None,
             flops_per_s: rate(self.flops),
             bytes_per_s: rate(self.bytes),
             flops: self.flops,

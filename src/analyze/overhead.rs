@@ -3,7 +3,17 @@
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
-use super::{stages::Stages, stats::percent};
+use super::{
+    stages::{DECODE, Stages},
+    stats::percent,
+};
+use crate::{
+    run::{Finding, Severity},
+    trace::Trace,
+};
+
+/// Above this, percent, tracing has changed what it watched.
+const HIGH_PCT: f64 = 25.0;
 
 /// One stage's time, plain and traced.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, ToSchema)]
@@ -14,14 +24,92 @@ pub struct OverheadRecord {
     pub traced_ms: f64,
     /// `100 (traced - plain) / plain`; below zero when the difference drowns in noise.
     pub overhead_pct: Option<f64>,
+    /// Decode steps that both times are of, where the traced pass made fewer than the plain one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub steps: Option<u64>,
 }
 
 /// Compares the stages of the two passes.
 pub fn overhead(plain: &Stages, traced: &Stages) -> Vec<OverheadRecord> {
     let compare = |row: &super::stages::StageTiming| {
-        let (plain_ms, traced_ms) = (row.ms.mean, traced.row(&row.stage)?.ms.mean);
+        let (whole_ms, traced_ms) = (row.ms.mean, traced.row(&row.stage)?.ms.mean);
+        // A shorter decode is held to the plain one's time for as many steps.
+        let steps = traced.decode_steps.filter(|steps| row.stage == DECODE && plain.decode_steps.is_some_and(|it| it > *steps));
+        let share = steps.zip(plain.decode_steps).map_or(1.0, |(traced, plain)| traced as f64 / plain as f64);
+        let plain_ms = whole_ms * share;
         let overhead_pct = percent(traced_ms - plain_ms, plain_ms);
-        Some(OverheadRecord { stage: row.stage.clone(), plain_ms, traced_ms, overhead_pct })
+        Some(OverheadRecord { stage: row.stage.clone(), plain_ms, traced_ms, overhead_pct, steps })
     };
     plain.rows.iter().filter_map(compare).collect()
+}
+
+/// Says where tracing cost too much, and which settings of this capture have lighter ones.
+pub fn findings(records: &[OverheadRecord], trace: &Trace) -> Vec<Finding> {
+    let high = |record: &OverheadRecord| {
+        let pct = record.overhead_pct.filter(|pct| *pct > HIGH_PCT)?;
+        let message = format!("Tracing slowed {} by {pct:.0} %.", record.stage);
+        Some(
+            Finding::new("overhead_high", Severity::Warning, message)
+                .with("stage", &record.stage)
+                .with("plain ms", format!("{:.3}", record.plain_ms))
+                .with("traced ms", format!("{:.3}", record.traced_ms))
+                .advise(format!("Read proportions from the capture, not times. {}", lighter(trace))),
+        )
+    };
+    records.iter().filter_map(high).collect()
+}
+
+/// What to ask for instead, by what the capture shows was traced.
+fn lighter(trace: &Trace) -> String {
+    let mut settings = Vec::new();
+    if let Some(nsys) = &trace.nsys {
+        if nsys.kernels.iter().any(|kernel| kernel.graph_node.is_some()) {
+            settings.push("profiling.nsys.cuda_graph_trace graph (mode light has it)");
+        }
+        if !nsys.os_calls.is_empty() {
+            settings.push("profiling.nsys.trace without osrt");
+        }
+        if nsys.kernels.iter().any(|kernel| kernel.graph_node.is_none()) {
+            settings.push("decode as a CUDA graph, whose launches are traced as one");
+        }
+    } else {
+        settings.push("mode light");
+    }
+    if settings.is_empty() {
+        return "The trace is as light as it gets: raise repeats to see whether it is noise.".into();
+    }
+    format!("Lighter: {}.", settings.join("; "))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::analyze::{kernels::tests::capture, stages::StageTiming, stats::Spread};
+
+    fn decode(ms: f64, steps: u64) -> Stages {
+        let spread = Spread { mean: ms, std: None, min: ms, max: ms, n: 1 };
+        let row = StageTiming { stage: DECODE.into(), ms: spread, share_pct: None, tokens: None, tokens_per_s: None };
+        Stages { rows: vec![row], decode_steps: Some(steps), ..Stages::default() }
+    }
+
+    #[test]
+    fn a_shorter_traced_decode_is_held_to_the_same_number_of_steps() {
+        let records = overhead(&decode(64.0, 64), &decode(20.0, 16));
+        assert_eq!((records[0].plain_ms, records[0].overhead_pct, records[0].steps), (16.0, Some(25.0), Some(16)));
+        assert_eq!(overhead(&decode(64.0, 64), &decode(64.0, 64))[0].steps, None);
+    }
+
+    #[test]
+    fn a_heavy_trace_names_the_lighter_settings_of_what_it_traced() {
+        let records = overhead(&decode(10.0, 1), &decode(20.0, 1));
+        let advice = |nsys| {
+            let trace = Trace { nsys, ..Trace::default() };
+            findings(&records, &trace).remove(0).advice.unwrap()
+        };
+        assert!(advice(None).contains("mode light"));
+        let mut deep = capture("call 1 1 2..3\nkernel 1 gemm 5..6 7");
+        deep.kernels = deep.kernels.map(|_, kernel| kernel.graph_node = Some(7));
+        assert!(advice(Some(deep)).contains("cuda_graph_trace graph"));
+        assert!(advice(Some(capture(""))).contains("as light as it gets"));
+    }
 }

@@ -116,7 +116,7 @@ pub fn stages(events: &Events) -> Stages {
     let notes = VISION_PARTS
         .iter()
         .filter_map(|part| {
-            let ms = spread_ms(&per_repeat(events, part))?;
+            let ms = spread_ms(&part_per_repeat(events, part))?;
             let share_pct = prefill_mean.and_then(|whole| percent(ms.mean, whole));
             Some(StageNote { part: (*part).into(), inside: PREFILL.into(), ms, share_pct })
         })
@@ -145,6 +145,16 @@ fn per_repeat(events: &Events, name: &str) -> BTreeMap<u32, Nanos> {
     let mut times = BTreeMap::new();
     for range in events.measured(name) {
         *times.entry(range.repeat).or_insert(Nanos(0)) += Nanos(range.end_ns - range.start_ns);
+    }
+    times
+}
+
+/// Time of a part of a stage, per measured repeat: on the GPU where it was measured there. The host closes such a range while the GPU
+/// still works on it; a stage's own range it closes when the GPU is done.
+fn part_per_repeat(events: &Events, name: &str) -> BTreeMap<u32, Nanos> {
+    let mut times = BTreeMap::new();
+    for range in events.measured(name) {
+        *times.entry(range.repeat).or_insert(Nanos(0)) += Nanos(range.device_ns.unwrap_or(range.end_ns - range.start_ns));
     }
     times
 }

@@ -12,6 +12,7 @@ fn start(dtype: &str, device: &str) -> Event {
         unix_ns: 0,
         pid: 1,
         model: "m".into(),
+        target: None,
         weights: "synthetic".into(),
         parameters: 1,
         weight_bytes: 4,
@@ -37,7 +38,15 @@ fn events(sketch: &str) -> Vec<Event> {
         [kind @ ("range" | "warm"), name, at, of] => {
             let (start_ns, end_ns) = span(at);
             let step = (name == "decode_step").then_some(0);
-            Event::Range(StageRange { name: name.into(), start_ns, end_ns, warmup: kind == "warm", repeat: repeat(of), step })
+            Event::Range(StageRange {
+                name: name.into(),
+                start_ns,
+                end_ns,
+                device_ns: None,
+                warmup: kind == "warm",
+                repeat: repeat(of),
+                step,
+            })
         }
         ["op", path, op, at, stage, of, flops] => {
             let (start_ns, end_ns) = span(at);
@@ -46,6 +55,7 @@ fn events(sketch: &str) -> Vec<Event> {
                 op: op.into(),
                 start_ns,
                 end_ns,
+                captured: false,
                 warmup: false,
                 repeat: repeat(of),
                 stage: stage.into(),
@@ -113,12 +123,30 @@ fn an_enclosing_call_keeps_only_what_its_parts_leave() {
         op a.1.q linear 12..18 prefill r0 100";
     let operators = of(sketch).operators;
     let find = |path: &str| operators.rolled.iter().find(|it| it.path == path).unwrap();
-    assert_eq!((find("a.*").self_ms, find("a.*").total_ms), (3.0, 10.0));
+    assert_eq!((find("a.*").self_ms, find("a.*").total_ms), (Some(3.0), Some(10.0)));
     let q = find("a.*.q");
-    assert_eq!((q.calls, q.total_ms, q.mean_ms, q.share_pct), (2, 10.0, 5.0, Some(50.0)));
+    assert_eq!((q.calls, q.total_ms, q.mean_ms, q.share_pct), (2, Some(10.0), Some(5.0), Some(50.0)));
     assert_eq!(q.flops_per_s, Some(20_000.0));
     assert_eq!(operators.by_path.len(), 4);
     assert_eq!(operators.work["prefill"].covered_pct, Some(65.0));
+}
+
+#[test]
+fn a_call_that_a_graph_replayed_has_work_but_no_host_time() {
+    let mut baseline =
+        events("range decode_all 0..20 r0\nop a linear 5..5 decode_all r0 100\nop b linear 6..6 decode_all r0 100");
+    for event in &mut baseline {
+        if let Event::Op(call) = event {
+            call.captured = true;
+        }
+    }
+    let analysis = analyze(&Trace { baseline, ..Trace::default() }, None, None);
+    let record = &analysis.operators.rolled[0];
+    assert_eq!((record.total_ms, record.mean_ms, record.self_ms, record.share_pct), (None, None, None, None));
+    assert_eq!((record.calls, record.captured_calls, record.flops, record.flops_per_s), (1, 1, 100, None));
+    assert_eq!(analysis.operators.work[DECODE].covered_pct, None, "what nobody saw is not nothing");
+    assert!(!ids(&analysis).contains(&"time_between_operators") && !ids(&analysis).contains(&"operator_dominates"));
+    assert_eq!((analysis.mfu.rows[0].flops, analysis.mfu.rows[0].flops_source.as_str()), (200, "counted"));
 }
 
 #[test]
@@ -191,6 +219,22 @@ fn a_capture_without_a_stage_is_incomplete() {
     let trace = Trace { baseline: events("range prefill 0..1 r0"), nsys: Some(Default::default()), ..Trace::default() };
     let analysis = analyze(&trace, None, None);
     assert!(ids(&analysis).contains(&"capture_incomplete") && ids(&analysis).contains(&"no_kernel_data"));
+}
+
+#[test]
+fn a_part_of_a_stage_takes_the_time_that_the_gpu_took_where_that_is_known() {
+    let mut events = events("range vision 0..2 r0\nrange prefill 0..10 r0");
+    let note = |events: &[Event]| {
+        let stages = stages::stages(&events::Events::of(events));
+        stages.note("vision").map(|note| note.ms.mean)
+    };
+    assert_eq!(note(&events), Some(2.0));
+    for event in &mut events {
+        if let Event::Range(range) = event {
+            range.device_ns = (range.name == "vision").then_some(7 * MS);
+        }
+    }
+    assert_eq!(note(&events), Some(7.0));
 }
 
 #[test]

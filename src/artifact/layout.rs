@@ -24,13 +24,32 @@ pub const BASELINE: &str = "baseline";
 pub const REQUEST: &str = "request.json";
 /// The commands of a pass as a shell reads them, in its folder.
 pub const COMMAND: &str = "cmd.txt";
+/// Power and clocks of the GPU during the plain pass ([`crate::trace::power::PowerLine`]).
+pub const NVML: &str = "baseline/nvml.jsonl";
 pub const PREDICTIONS: &str = "predictions.jsonl";
 
 /// The nsys pass: report, export, command, and the runner's own events under it.
 pub const NSYS: &str = "nsys";
 pub const NSYS_REPORT: &str = "nsys/run.nsys-rep";
 pub const NSYS_EXPORT: &str = "nsys/run.sqlite";
+/// Kernels recorded against kernels launched, and ranges that are missing.
+pub const NSYS_COVERAGE: &str = "nsys/coverage.json";
 pub const NSYS_COMMAND: &str = "nsys/cmd.txt";
+
+/// The ncu passes, a folder for each stage: `ncu/decode_all/raw.csv`.
+pub const NCU: &str = "ncu";
+pub const NCU_REPORT: &str = "run.ncu-rep";
+pub const NCU_RAW: &str = "raw.csv";
+pub const NCU_DETAILS: &str = "details.csv";
+/// What the stage's pass was to profile, and why these kernels.
+pub const NCU_CHOICE: &str = "choice.json";
+
+/// The GEMM-log passes, a folder for each: `gemm_log/prefill/cublas.log`, and `gemm_log/all/` with a few decode steps.
+pub const GEMM_LOG: &str = "gemm_log";
+pub const GEMM_PREFILL: &str = "prefill";
+pub const GEMM_ALL: &str = "all";
+pub const CUBLAS_LOG: &str = "cublas.log";
+pub const CUBLASLT_LOG: &str = "cublaslt.log";
 
 pub const REPORT_MD: &str = "report.md";
 pub const REPORT_HTML: &str = "report.html";
@@ -38,7 +57,20 @@ pub const REPORT_JSON: &str = "report.json";
 pub const SUMMARY_MD: &str = "stakeholder_summary.md";
 pub const OPERATORS_MD: &str = "operators.md";
 pub const KERNELS_MD: &str = "kernels.md";
+pub const KERNELS_CSV: &str = "kernels.csv";
+pub const KERNELS_JSON: &str = "kernels.json";
+/// What ncu read, by kernel and geometry.
+pub const COUNTERS_CSV: &str = "counters.csv";
+pub const GEMMS_MD: &str = "gemms.md";
+pub const GEMMS_CSV: &str = "gemms.csv";
+pub const GEMMS_JSON: &str = "gemms.json";
 pub const STAGES_JSON: &str = "stages.json";
+/// Energy, power and clocks per stage; only where a GPU was sampled.
+pub const POWER_JSON: &str = "power.json";
+pub const POWER_CSV: &str = "power.csv";
+
+/// Stages, operators, kernels, power over time, for Perfetto's UI: Chrome's trace format, compressed.
+pub const TIMELINE: &str = "timeline.json.gz";
 
 /// The media type that a file is served with, by its name.
 pub fn media_type(path: &str) -> &'static str {
@@ -52,6 +84,7 @@ pub fn media_type(path: &str) -> &'static str {
         "txt" | "log" => "text/plain; charset=utf-8",
         "sqlite" => "application/vnd.sqlite3",
         "zst" => "application/zstd",
+        "gz" => "application/gzip",
         _ => "application/octet-stream",
     }
 }
@@ -63,8 +96,14 @@ pub fn step_of(path: &str) -> Option<Step> {
         LOGS => path.split(['/', '.', '-']).nth(1)?.parse().ok(),
         BASELINE | PREDICTIONS => Some(Step::Baseline),
         NSYS => Some(Step::Nsys),
+        NCU => Some(Step::Ncu),
+        GEMM_LOG => Some(Step::GemmLog),
         ENV | CONFIG | INPUTS => Some(Step::Preflight),
-        REPORT_MD | REPORT_HTML | REPORT_JSON | SUMMARY_MD | OPERATORS_MD | KERNELS_MD | STAGES_JSON => Some(Step::Report),
+        KERNELS_CSV | KERNELS_JSON | COUNTERS_CSV | GEMMS_MD | GEMMS_CSV | GEMMS_JSON => Some(Step::Report),
+        REPORT_MD | REPORT_HTML | REPORT_JSON | SUMMARY_MD | OPERATORS_MD | KERNELS_MD | STAGES_JSON | POWER_JSON | POWER_CSV => {
+            Some(Step::Report)
+        }
+        TIMELINE => Some(Step::Report),
         _ => None,
     }
 }
@@ -80,6 +119,8 @@ mod tests {
         assert_eq!(step_of(NSYS_EXPORT), Some(Step::Nsys));
         assert_eq!(step_of("env.json"), Some(Step::Preflight));
         assert_eq!(step_of(REPORT_HTML), Some(Step::Report));
+        assert_eq!((step_of(NVML), step_of(POWER_CSV)), (Some(Step::Baseline), Some(Step::Report)));
+        assert_eq!((step_of(TIMELINE), media_type(TIMELINE)), (Some(Step::Report), "application/gzip"));
         assert_eq!(step_of(SPEC), None);
     }
 }

@@ -36,6 +36,7 @@ use super::{
     argv::Argv,
     lines::{ChildLine, Lines},
     output::{Logs, keep},
+    space::Space,
     sweep::{MARKER, make_scratch, signal, sweep},
 };
 use crate::run::RunId;
@@ -53,12 +54,14 @@ pub struct Leash {
     pub grace: Duration,
     pub stop: CancellationToken,
     pub lines: Option<UnboundedSender<ChildLine>>,
+    /// The most that the run may take on disk; `None`: nobody looks.
+    pub space: Option<Space>,
 }
 
 impl Leash {
     /// Holds the children of `run` for `limit` from now; nobody listens.
     pub fn new(run: RunId, limit: Duration, stop: CancellationToken) -> Self {
-        Self { run, deadline: Instant::now() + limit, grace: DEFAULT_GRACE, stop, lines: None }
+        Self { run, deadline: Instant::now() + limit, grace: DEFAULT_GRACE, stop, lines: None, space: None }
     }
 
     /// The same leash for a short command: `limit` from now, or earlier; nobody listens.
@@ -74,6 +77,8 @@ pub enum Ended {
     /// By a signal that was not ours.
     Signalled(i32),
     DeadlinePassed,
+    /// The run became larger than it may be.
+    SpacePassed,
     Stopped,
 }
 
@@ -100,12 +105,13 @@ impl fmt::Display for Ended {
                 Err(_) => write!(f, "was ended by signal {signal}"),
             },
             Self::DeadlinePassed => f.write_str("ran past its deadline and was ended"),
+            Self::SpacePassed => f.write_str("wrote more than a run may hold and was ended"),
             Self::Stopped => f.write_str("was stopped"),
         }
     }
 }
 
-/// Runs `argv` until it exits, its deadline passes or it is stopped, and says which.
+/// Runs `argv` until it exits, its deadline or its space passes or it is stopped, and says which.
 ///
 /// Afterwards nothing of it is left running, its output is in `logs`, and the folder that it had for temporary files is gone:
 /// a profiler that is ended leaves gigabytes there.
@@ -122,14 +128,19 @@ pub async fn run(argv: &Argv, logs: &Logs, leash: &Leash) -> io::Result<Ended> {
     let out = child.stdout.take().map(|from| tokio::spawn(keep(from, stdout, logs.cap, lines())));
     let err = child.stderr.take().map(|from| tokio::spawn(keep(from, stderr, logs.cap, lines())));
 
-    let ended = tokio::select! {
+    let mut ended = tokio::select! {
         status = child.wait() => status?.into(),
         () = leash.stop.cancelled() => Ended::Stopped,
         () = sleep_until(leash.deadline) => Ended::DeadlinePassed,
+        () = Space::passed(leash.space.as_ref(), &scratch) => Ended::SpacePassed,
     };
-    if matches!(ended, Ended::Stopped | Ended::DeadlinePassed) {
+    if matches!(ended, Ended::Stopped | Ended::DeadlinePassed | Ended::SpacePassed) {
         group.signal(Signal::SIGTERM);
         let _ = timeout(leash.grace, child.wait()).await;
+    }
+    // Between two looks a fast child may have written too much and ended.
+    if matches!(ended, Ended::Exited(_)) && leash.space.as_ref().is_some_and(|space| space.is_passed(&scratch)) {
+        ended = Ended::SpacePassed;
     }
     spawn_blocking(move || drop(group)).await?;
     child.wait().await?;

@@ -1,14 +1,12 @@
-//! What the machine says of itself: system, processor, memory, devices.
+//! What the machine says of itself: system, processor, memory. Its GPUs are told by `nvml`.
 //!
 //! Reads and never changes anything. What cannot be read is absent.
 
 use std::fs;
 
-use nvml_wrapper::{Nvml, cuda_driver_version_major, cuda_driver_version_minor, error::NvmlError};
+use crate::trace::environment::Environment;
 
-use crate::trace::environment::{Environment, Gpu};
-
-/// Describes the host, its tools aside.
+/// Describes the host, its tools and GPUs aside.
 pub fn describe() -> Environment {
     let read = |path: &str| fs::read_to_string(path).ok();
     let line = |path: &str| read(path).map(|text| text.trim().to_owned()).filter(|text| !text.is_empty());
@@ -41,44 +39,6 @@ fn field(text: &str, name: &str) -> Option<String> {
 
 fn memory(text: &str) -> Option<u64> {
     field(text, "MemTotal")?.strip_suffix("kB")?.trim().parse::<u64>().ok()?.checked_mul(1024)
-}
-
-/// Why no GPU can be told.
-#[derive(Debug, thiserror::Error)]
-pub enum NoGpu {
-    /// No driver is installed, or it is not loaded: a machine without a GPU.
-    #[error("no NVIDIA driver is loaded")]
-    NoDriver,
-    /// There is a driver, and it does not work.
-    #[error("the NVIDIA driver does not answer")]
-    Broken(#[source] NvmlError),
-}
-
-/// Adds driver, CUDA version and GPUs, from NVIDIA's management library.
-pub fn describe_gpus(environment: &mut Environment) -> Result<(), NoGpu> {
-    let nvml = open().map_err(|error| match error {
-        NvmlError::LibloadingError(_) | NvmlError::LibraryNotFound | NvmlError::DriverNotLoaded => NoGpu::NoDriver,
-        error => NoGpu::Broken(error),
-    })?;
-    environment.driver = nvml.sys_driver_version().ok();
-    environment.cuda =
-        nvml.sys_cuda_driver_version().ok().map(|v| format!("{}.{}", cuda_driver_version_major(v), cuda_driver_version_minor(v)));
-    let count = nvml.device_count().map_err(NoGpu::Broken)?;
-    environment.gpus = (0..count).map(|index| gpu(&nvml, index)).collect::<Result<_, _>>().map_err(NoGpu::Broken)?;
-    Ok(())
-}
-
-/// Opens the library by the name that drivers install; the bare name comes with development packages only.
-fn open() -> Result<Nvml, NvmlError> {
-    Nvml::builder().lib_path("libnvidia-ml.so.1".as_ref()).init().or_else(|error| match error {
-        NvmlError::LibloadingError(_) => Nvml::init(),
-        error => Err(error),
-    })
-}
-
-fn gpu(nvml: &Nvml, index: u32) -> Result<Gpu, NvmlError> {
-    let device = nvml.device_by_index(index)?;
-    Ok(Gpu { index, uuid: device.uuid()?, name: device.name()?, memory_bytes: device.memory_info()?.total })
 }
 
 #[cfg(test)]

@@ -4,13 +4,23 @@
 //! fails says how and keeps its files. "Exit 0 and empty" is a failure here.
 
 pub mod argv;
+mod checks;
 pub mod child;
+mod counters;
+pub mod devices;
+mod doctor;
 pub mod host;
 pub mod lines;
+mod loader;
+pub mod ncu;
 pub mod nsys;
+pub mod nvml;
 pub mod output;
 mod pass;
+mod permission;
 pub mod preflight;
+mod sampler;
+pub mod space;
 pub mod sweep;
 pub mod tools;
 
@@ -19,9 +29,10 @@ use std::{
     time::Duration,
 };
 
-use self::{argv::Argv, nsys::Options, output::Logs, pass::Folder};
+use self::{argv::Argv, output::Logs, pass::Folder, sampler::Sampler};
 pub use self::{
     child::{Ended, Leash},
+    doctor::Look,
     lines::ChildLine,
     pass::{CollectError, Pass},
     preflight::Preflight,
@@ -29,7 +40,8 @@ pub use self::{
 };
 use crate::{
     artifact::layout,
-    run::{Finding, Mode, Severity},
+    profiling::{CaptureRange, NsysSettings, NvmlSettings},
+    run::{Finding, Severity},
     runner::{self, RunnerRequest},
 };
 
@@ -48,13 +60,24 @@ pub struct Collector {
     pub log_cap: u64,
     /// Free space that a run wants to begin with.
     pub min_free_bytes: u64,
+    /// The service's data folder, where what holds until the next boot is kept.
+    pub state: Option<PathBuf>,
 }
 
 impl Collector {
     /// A collector with this runner and no other tool.
     pub fn new(runner: impl Into<PathBuf>) -> Self {
         let (log_cap, min_free_bytes) = (output::DEFAULT_CAP, 1 << 30);
-        Self { runner: runner.into(), nsys: None, ncu: None, pass: Vec::new(), isolate: true, log_cap, min_free_bytes }
+        Self {
+            runner: runner.into(),
+            nsys: None,
+            ncu: None,
+            pass: Vec::new(),
+            isolate: true,
+            log_cap,
+            min_free_bytes,
+            state: None,
+        }
     }
 
     /// Finds the tools of this host; a configured path is taken as it is.
@@ -63,26 +86,56 @@ impl Collector {
         Self { nsys, ncu, ..Self::new(tools::find_runner(runner)) }
     }
 
-    /// The plain pass, the only source of timings: the runner alone, into `baseline/`.
-    pub async fn baseline(&self, dir: &Path, request: &RunnerRequest, leash: &Leash) -> Result<Pass, CollectError> {
+    /// The plain pass, the only source of timings: the runner alone, into `baseline/`. A GPU is sampled beside it.
+    pub async fn baseline(
+        &self,
+        dir: &Path,
+        request: &RunnerRequest,
+        nvml: &NvmlSettings,
+        leash: &Leash,
+    ) -> Result<Pass, CollectError> {
         let folder = Folder::fresh(self, dir, layout::BASELINE)?;
         let runner = self.runner_argv(request, &folder)?;
-        let pass = folder.run("the model runner", "baseline", &runner, leash).await?;
+        let sampled = request.gpu.as_deref().filter(|_| nvml.enabled);
+        let sampler = sampled.map(|gpu| Sampler::start(gpu, dir.join(layout::NVML), nvml.hz));
+        let pass = folder.run("the model runner", "baseline", &runner, leash).await;
+        let not_sampled = match sampler {
+            Some(sampler) => sampler.stop().await,
+            None => None,
+        };
+        let mut pass = pass?;
+        pass.findings.extend(not_sampled);
         folder.holds(runner::EVENTS, "the model runner", "baseline")?;
         Ok(pass)
     }
 
-    /// The timeline pass: the runner once more under nsys, one repeat, exported to SQLite, into `nsys/`.
-    pub async fn nsys(&self, dir: &Path, request: &RunnerRequest, mode: Mode, leash: &Leash) -> Result<Pass, CollectError> {
+    /// The timeline pass: the runner once more under nsys, exported to SQLite, into `nsys/`.
+    pub async fn nsys(
+        &self,
+        dir: &Path,
+        request: &RunnerRequest,
+        settings: &NsysSettings,
+        leash: &Leash,
+    ) -> Result<Pass, CollectError> {
         let nsys = self.nsys.as_deref().ok_or(CollectError::NotInstalled { tool: "nsys" })?;
         let folder = Folder::fresh(self, dir, layout::NSYS)?;
         // What repeats adds to a trace is size; ceilings are measured in the plain pass.
-        let once = RunnerRequest { repeats: 1, warmup: request.warmup.min(1), ceilings: false, ..request.clone() };
+        let once = RunnerRequest {
+            repeats: request.repeats.min(settings.repeats),
+            warmup: request.warmup.min(settings.warmup),
+            max_new_tokens: request.max_new_tokens.min(settings.max_new_tokens),
+            ceilings: false,
+            ..request.clone()
+        };
         let (report, export) = (dir.join(layout::NSYS_REPORT), dir.join(layout::NSYS_EXPORT));
         let stem = report.with_extension("");
 
-        let runner = self.runner_argv(&once, &folder)?;
-        let profile = nsys::profile(nsys, &Options::of(&request.device, mode), &stem, &runner);
+        let mut runner = self.runner_argv(&once, &folder)?;
+        if settings.capture_range != CaptureRange::None {
+            // Otherwise nsys waits for registered strings only.
+            runner = runner.env("NSYS_NVTX_PROFILER_REGISTER_ONLY", "0");
+        }
+        let profile = nsys::profile(nsys, settings, request.device != "cpu", &stem, &runner);
         let (profile, exposed) = self.isolated(profile, dir, leash).await;
         let mut pass = folder.run("nsys profile", "nsys", &profile, leash).await?;
         pass.findings.extend(exposed);
@@ -141,11 +194,19 @@ impl Collector {
     fn runner_argv(&self, request: &RunnerRequest, folder: &Folder) -> Result<Argv, CollectError> {
         let file = folder.write_request(request)?;
         let argv = Argv::new(&self.runner).arg("run").arg("--request").arg(file).arg("--out").arg(folder.path());
-        Ok(Argv { pass: self.pass.clone(), ..argv })
+        Ok(Argv { pass: self.pass.clone(), ..confined(argv, request.gpu.as_deref()) })
     }
 
     fn logs(&self, dir: &Path, name: &str) -> Logs {
         Logs { cap: self.log_cap, ..Logs::named(&dir.join(layout::LOGS), name) }
+    }
+}
+
+/// The command as it runs where it sees no GPU but this one.
+fn confined(argv: Argv, gpu: Option<&str>) -> Argv {
+    match gpu {
+        Some(gpu) => argv.env("CUDA_VISIBLE_DEVICES", gpu),
+        None => argv,
     }
 }
 

@@ -6,42 +6,32 @@
 use std::path::{Path, PathBuf};
 
 use super::argv::Argv;
-use crate::run::Mode;
+use crate::{
+    profiling::{CaptureRange, NsysSettings},
+    trace::event::STAGE_DOMAIN,
+};
 
-/// What a CUDA graph looks like in the trace: one row a launch, or one a kernel.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum GraphTrace {
-    Graph,
-    Node,
-}
-
-/// What a timeline records.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Options {
-    pub trace: &'static str,
-    /// Absent where there are no CUDA graphs.
-    pub graphs: Option<GraphTrace>,
-}
-
-impl Options {
-    /// The settings of a run on `device`. The light ones cost a decode by CUDA graph next to nothing.
-    pub fn of(device: &str, mode: Mode) -> Self {
-        match (device.starts_with("cuda"), mode) {
-            (false, _) => Self { trace: "nvtx,osrt", graphs: None },
-            (true, Mode::Deep) => Self { trace: "cuda,nvtx,osrt", graphs: Some(GraphTrace::Node) },
-            (true, _) => Self { trace: "cuda,nvtx", graphs: Some(GraphTrace::Graph) },
+/// Profiles `target` into `stem.nsys-rep`. Unless told otherwise nsys samples the CPU, and that costs: it is always told.
+pub fn profile(nsys: &Path, settings: &NsysSettings, on_gpu: bool, stem: &Path, target: &Argv) -> Argv {
+    let apis: Vec<&str> = settings.traced(on_gpu).iter().map(|api| api.as_str()).collect();
+    let mut argv = Argv::new(nsys).args(["profile".to_owned(), "--trace".into(), apis.join(",")]);
+    argv = argv.args([format!("--sample={}", settings.sample), format!("--cpuctxsw={}", settings.cpuctxsw)]);
+    if on_gpu {
+        argv = argv.arg(format!("--cuda-graph-trace={}", settings.cuda_graph_trace));
+    }
+    for (option, seconds) in [("delay", settings.delay_s), ("duration", settings.duration_s)] {
+        if seconds > 0 {
+            argv = argv.arg(format!("--{option}={seconds}"));
         }
     }
-}
-
-/// Profiles `target` into `stem.nsys-rep`. Unless told otherwise nsys samples the CPU, and that costs: it is told otherwise.
-pub fn profile(nsys: &Path, options: &Options, stem: &Path, target: &Argv) -> Argv {
-    let mut argv = Argv::new(nsys).args(["profile", "--trace", options.trace, "--sample=none", "--cpuctxsw=none"]);
-    argv = match options.graphs {
-        Some(GraphTrace::Graph) => argv.arg("--cuda-graph-trace=graph"),
-        Some(GraphTrace::Node) => argv.arg("--cuda-graph-trace=node"),
-        None => argv,
-    };
+    if settings.capture_range != CaptureRange::None {
+        argv = argv.args(["--capture-range=nvtx".to_owned(), "--capture-range-end=stop".into()]);
+        argv = argv.arg(format!("--nvtx-capture={}@{STAGE_DOMAIN}", settings.capture_range));
+    }
+    if !settings.is_whole() {
+        // The run goes on after its recording ends: what it computes is compared with the plain pass.
+        argv = argv.arg("--kill=none");
+    }
     argv = argv.args(["--wait=primary", "--stats=false", "--force-overwrite=true", "--output"]).arg(stem);
     argv = argv.arg(&target.program).args(&target.args);
     Argv { env: target.env.clone(), pass: target.pass.clone(), cwd: target.cwd.clone(), ..argv }
@@ -90,33 +80,44 @@ pub fn importers(nsys: &Path) -> Vec<PathBuf> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::{
+        profiling::{CpuScope, Profiling, TraceApi},
+        run::Mode,
+    };
 
-    fn command(device: &str, mode: Mode) -> String {
+    fn command(on_gpu: bool, mode: Mode, change: impl Fn(&mut NsysSettings)) -> String {
         let target = Argv::new("/opt/model-runner").args(["run", "--out", "/data/a run"]).env("X", "1");
-        profile(Path::new("nsys"), &Options::of(device, mode), Path::new("/data/a run/nsys/run"), &target).shell()
+        let mut settings = Profiling::bundled(mode).unwrap().nsys;
+        change(&mut settings);
+        profile(Path::new("nsys"), &settings, on_gpu, Path::new("/data/a run/nsys/run"), &target).shell()
     }
 
     #[test]
     fn a_cpu_run_traces_ranges_and_the_os_runtime() {
         let expected = "X=1 nsys profile --trace nvtx,osrt --sample=none --cpuctxsw=none --wait=primary --stats=false \
                         --force-overwrite=true --output '/data/a run/nsys/run' /opt/model-runner run --out '/data/a run'";
-        assert_eq!(command("cpu", Mode::Deep), expected);
-        assert_eq!(command("cpu", Mode::Light), expected);
+        assert_eq!(command(false, Mode::Deep, |_| {}), expected);
+        assert_eq!(command(false, Mode::Light, |_| {}), expected);
     }
 
     #[test]
     fn a_gpu_run_traces_graphs_by_node_when_deep_and_whole_when_light() {
-        let deep = command("cuda:0", Mode::Deep);
-        assert!(deep.contains("--trace cuda,nvtx,osrt ") && deep.contains("--cuda-graph-trace=node"), "{deep}");
-        let light = command("cuda:0", Mode::Light);
-        assert!(light.contains("--trace cuda,nvtx ") && light.contains("--cuda-graph-trace=graph"), "{light}");
+        let deep = command(true, Mode::Deep, |_| {});
+        assert!(deep.contains("--trace cuda,nvtx --sample=none --cpuctxsw=none --cuda-graph-trace=node --wait"), "{deep}");
+        let light = command(true, Mode::Light, |_| {});
+        assert!(light.contains("--trace cuda,nvtx --sample=none --cpuctxsw=none --cuda-graph-trace=graph --wait"), "{light}");
     }
 
     #[test]
-    fn cublas_is_never_traced_and_sampling_is_always_off() {
-        for command in [command("cuda:0", Mode::Deep), command("cuda:1", Mode::Light), command("cpu", Mode::Deep)] {
-            assert!(!command.contains("cublas") && command.contains("--sample=none --cpuctxsw=none"), "{command}");
-        }
+    fn every_setting_reaches_the_command_and_a_part_of_a_run_does_not_end_it() {
+        let command = command(true, Mode::Deep, |it| {
+            (it.trace, it.sample) = (vec![TraceApi::Nvtx, TraceApi::Osrt], CpuScope::ProcessTree);
+            (it.cpuctxsw, it.capture_range) = (CpuScope::SystemWide, CaptureRange::DecodeAll);
+            (it.delay_s, it.duration_s) = (2, 30);
+        });
+        let expected = "--trace nvtx,osrt --sample=process-tree --cpuctxsw=system-wide --cuda-graph-trace=node --delay=2 \
+                        --duration=30 --capture-range=nvtx --capture-range-end=stop --nvtx-capture=decode_all@LLM --kill=none --wait";
+        assert!(command.contains(expected), "{command}");
     }
 
     #[test]

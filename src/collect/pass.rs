@@ -11,7 +11,10 @@ use super::{
     Collector,
     argv::Argv,
     child::{Ended, Leash, run},
+    loader,
+    ncu::Complaint,
     output::{Logs, last_lines},
+    space::drop_raw,
 };
 use crate::{
     artifact::layout,
@@ -21,6 +24,10 @@ use crate::{
 
 /// Lines of its output that a failure quotes.
 const LAST_WORDS: usize = 12;
+/// Lines of its output that are looked through for complaints.
+const LAST_LINES: usize = 200;
+/// Most bytes of a page that a tool prints into a file of its own.
+const PAGE_CAP: u64 = 256 << 20;
 /// What to do where nsys does not find its importer.
 pub const LINK_IMPORTER: &str =
     "run scripts/install-nsight.sh as root: it links the importer to where Debian's nsys looks for it";
@@ -42,12 +49,22 @@ pub enum CollectError {
     Write { path: PathBuf, source: io::Error },
     #[error("cannot run {}", program.display())]
     Run { program: PathBuf, source: io::Error },
-    #[error("{what} {ended}{}", quote(last_words))]
+    #[error("{what} {}", told(*ended, last_words))]
     Ended { what: &'static str, ended: Ended, last_words: Vec<String> },
     #[error("{what} exited with code 0 but left no {file}{}", quote(last_words))]
     Empty { what: &'static str, file: String, last_words: Vec<String> },
+    #[error("{what} {}{}", Ended::SpacePassed, tell(dropped))]
+    TooLarge { what: &'static str, most_bytes: u64, dropped: Vec<(String, u64)> },
+    #[error("ncu read no counters in {stage}: {}; {}", complaint.why, complaint.remedy)]
+    NoCounters { stage: String, complaint: Complaint, ended: Ended },
     #[error("nsys left raw data that its importer did not read; {LINK_IMPORTER}{}", quote(last_words))]
     NotImported { last_words: Vec<String> },
+}
+
+/// How a command ended, and why where its output tells.
+fn told(ended: Ended, last_words: &[String]) -> String {
+    let not_loaded = if ended == Ended::Exited(loader::EXIT) { loader::explain(last_words) } else { None };
+    not_loaded.map_or_else(|| format!("{ended}{}", quote(last_words)), |why| format!("cannot start: {why}"))
 }
 
 /// The line that says most: the last.
@@ -55,11 +72,44 @@ fn quote(last_words: &[String]) -> String {
     last_words.last().map(|line| format!(": {line}")).unwrap_or_default()
 }
 
+fn tell(dropped: &[(String, u64)]) -> String {
+    let names: Vec<String> = dropped.iter().map(|(name, bytes)| format!("{name} ({bytes} bytes)")).collect();
+    if names.is_empty() { String::new() } else { format!("; dropped: {}", names.join(", ")) }
+}
+
 impl CollectError {
+    /// What a person should know beside that the step failed: a failure with a name and a remedy.
+    pub fn finding(&self) -> Option<Finding> {
+        let message = self.to_string();
+        match self {
+            Self::TooLarge { most_bytes, dropped, .. } => {
+                let mut finding = Finding::new("run_too_large", Severity::Warning, message).with("limit, bytes", most_bytes);
+                for (name, bytes) in dropped {
+                    finding = finding.with(name, format!("{bytes} bytes, dropped"));
+                }
+                Some(finding.advise(
+                    "generate fewer tokens, trace less (profiling.nsys: trace, duration_s, cuda_graph_trace graph), or raise \
+                     limits.run_bytes",
+                ))
+            }
+            Self::NoCounters { stage, complaint, .. } => {
+                let message = format!("ncu read no counters in {stage}: {}", complaint.why);
+                Some(Finding::new(complaint.id, Severity::Warning, message).advise(complaint.remedy))
+            }
+            Self::Ended { ended: Ended::DeadlinePassed, .. } => {
+                Some(Finding::new("run_out_of_time", Severity::Warning, message).advise(
+                    "raise timeout_s up to limits.run_s, or ask for less: fewer repeats and tokens, a smaller profiling.ncu.top_n",
+                ))
+            }
+            _ => None,
+        }
+    }
+
     /// How the command ended, when it is that which went wrong.
     pub fn ended(&self) -> Option<Ended> {
         match self {
-            Self::Ended { ended, .. } => Some(*ended),
+            Self::Ended { ended, .. } | Self::NoCounters { ended, .. } => Some(*ended),
+            Self::TooLarge { .. } => Some(Ended::SpacePassed),
             Self::Empty { .. } | Self::NotImported { .. } => Some(Ended::Exited(0)),
             _ => None,
         }
@@ -110,17 +160,51 @@ impl<'a> Folder<'a> {
 
     /// Runs one command of the pass to a good end, with its output in `logs/NAME.*`.
     pub async fn run(&self, what: &'static str, name: &str, argv: &Argv, leash: &Leash) -> Result<Pass, CollectError> {
+        self.started(what, argv, &self.logs(name), leash).await
+    }
+
+    /// Runs one command whose output is a file of the pass.
+    pub async fn print(
+        &self,
+        what: &'static str,
+        name: &str,
+        argv: &Argv,
+        leash: &Leash,
+        file: &str,
+    ) -> Result<Pass, CollectError> {
+        let logs = Logs { stdout: self.path.join(file), cap: PAGE_CAP, ..self.logs(name) };
+        self.started(what, argv, &logs, leash).await
+    }
+
+    async fn started(&self, what: &'static str, argv: &Argv, logs: &Logs, leash: &Leash) -> Result<Pass, CollectError> {
         let command = self.path.join(layout::COMMAND);
         let note = || writeln!(OpenOptions::new().append(true).create(true).open(&command)?, "{}", argv.shell());
         note().map_err(|source| CollectError::Write { path: command.clone(), source })?;
 
-        let logs = self.logs(name);
         let started = Instant::now();
-        match run(argv, &logs, leash).await {
+        match run(argv, logs, leash).await {
             Ok(Ended::Exited(0)) => Ok(Pass { wall: started.elapsed(), findings: Vec::new() }),
+            Ok(Ended::SpacePassed) => Err(self.too_large(what, leash)),
             Ok(ended) => Err(CollectError::Ended { what, ended, last_words: logs.last_words(LAST_WORDS) }),
             Err(source) => Err(CollectError::Run { program: argv.program.clone(), source }),
         }
+    }
+
+    /// Makes room: the pass has no raw data any more, and a note says so.
+    fn too_large(&self, what: &'static str, leash: &Leash) -> CollectError {
+        let most_bytes = leash.space.as_ref().map_or(0, |space| space.most_bytes);
+        let why =
+            format!("A run may hold {most_bytes} bytes (limits.run_bytes). {what} passed that and was ended; dropped here:");
+        match drop_raw(&self.path, &why) {
+            Ok(dropped) => CollectError::TooLarge { what, most_bytes, dropped },
+            Err(source) => CollectError::Write { path: self.path.clone(), source },
+        }
+    }
+
+    /// The last lines that a command wrote, its errors after its normal output.
+    pub fn output(&self, name: &str) -> Vec<String> {
+        let logs = self.logs(name);
+        [&logs.stdout, &logs.stderr].into_iter().flat_map(|log| last_lines(log, LAST_LINES)).collect()
     }
 
     /// Checks that `file` is there and holds something.
@@ -142,9 +226,7 @@ impl<'a> Folder<'a> {
 
     /// What nsys says where an import lost data although it exits with 0.
     pub fn import_errors(&self, log: &str) -> Option<Finding> {
-        let logs = self.logs(log);
-        let mut lines = [&logs.stdout, &logs.stderr].into_iter().flat_map(|log| last_lines(log, 200));
-        let line = lines.find(|line| line.contains("non-fatal error"))?;
+        let line = self.output(log).into_iter().find(|line| line.contains("non-fatal error"))?;
         let message = "nsys imported its data with errors: the timeline may lack most of what ran";
         let remedy =
             "use an nsys as new as the driver, and look at the kernels against their launches before trusting the timeline";

@@ -3,25 +3,18 @@
 //! Changes nothing and never fails: what is missing is a finding with its remedy. A warning means that something asked for will be
 //! missing, a critical finding that the run cannot succeed, an info that there is nothing of the kind to collect.
 
-use std::{io, path::Path};
+use std::path::Path;
 
-use nix::sys::statvfs::statvfs;
-
-use super::{
-    Collector,
-    child::Leash,
-    host::{self, NoGpu},
-    output::Logs,
-    tools,
-};
+use super::{Collector, checks, child::Leash, doctor::read_driver, host, nvml::NoGpu, output::Logs, sweep::is_ours, tools};
 use crate::{
     artifact::layout,
-    run::{Finding, Mode, RunSpec, Severity},
-    trace::environment::Environment,
+    profiling::Profiling,
+    run::{Finding, Severity},
+    trace::{
+        device::Device,
+        environment::{Driver, Environment, Gpu},
+    },
 };
-
-/// Below this a run cannot even write its events.
-const NO_SPACE_BYTES: u64 = 64 << 20;
 
 /// What was found before a run.
 #[derive(Debug, Default)]
@@ -31,122 +24,112 @@ pub struct Preflight {
 }
 
 impl Collector {
-    /// Describes the host and checks what `spec` asks for. `dir` is the run's folder.
-    pub async fn preflight(&self, spec: &RunSpec, dir: &Path, leash: &Leash) -> Preflight {
-        let described = tokio::task::spawn_blocking(|| {
-            let mut environment = host::describe();
-            let gpus = host::describe_gpus(&mut environment);
-            (environment, gpus)
-        });
+    /// Describes the host and checks what `settings` ask for on `device`. `dir` is the run's folder.
+    pub async fn preflight(&self, settings: &Profiling, device: &Device, dir: &Path, leash: &Leash) -> Preflight {
         // The blocking task only fails when it panics: the host is then unknown, which is no reason to fail the run.
-        let (mut environment, gpus) = described.await.unwrap_or_else(|_| (Environment::default(), Err(NoGpu::NoDriver)));
-        let mut findings = device(spec, &environment, gpus);
-        findings.extend(disk(dir, self.min_free_bytes));
+        let mut environment = tokio::task::spawn_blocking(host::describe).await.unwrap_or_default();
+        let driver = read_driver().await;
+        let mut findings = on_device(settings.nsys.enabled, device, &driver);
+        findings.extend(checks::disk(dir, self.min_free_bytes).err());
+        findings.extend(checks::temporary_folder(&std::env::temp_dir()).err());
+        let driver = driver.unwrap_or_default();
 
         // Where the folder cannot be made, each tool says so for itself.
-        let _ = std::fs::create_dir_all(dir.join(layout::LOGS));
-        let logs = |name: &str| self.logs(dir, name);
-        if spec.mode != Mode::Basic {
-            match self.version(self.nsys.as_deref(), logs("nsys-version"), leash).await {
-                Ok(version) => environment.nsys = Some(version),
-                Err(why) => findings.push(no_nsys(why)),
-            }
+        let logs = dir.join(layout::LOGS);
+        let _ = std::fs::create_dir_all(&logs);
+        let hopeless = findings.iter().any(|finding| finding.severity == Severity::Critical);
+        if !device.is_cpu() && !hopeless {
+            let features = tools::features(&self.runner, &Logs::named(&logs, "preflight-features"), leash).await;
+            findings.extend(checks::runner(&features, &self.runner, Some(Severity::Critical)).err());
         }
-        if spec.mode == Mode::Deep && !environment.gpus.is_empty() {
-            match self.version(self.ncu.as_deref(), logs("ncu-version"), leash).await {
-                Ok(version) => environment.ncu = Some(version),
-                Err(why) => findings.push(no_ncu(why)),
-            }
+        if settings.nsys.enabled {
+            let version = self.tool_version(self.nsys.as_deref(), &logs, "nsys", leash).await;
+            findings.extend(checks::nsys(&version).err());
+            environment.nsys = version.ok();
+            let on_gpu = environment.nsys.as_ref().filter(|_| !device.is_cpu());
+            findings.extend(on_gpu.and_then(|version| checks::nsys_age(version, &driver).err()));
         }
+        if settings.ncu.enabled && !device.is_cpu() {
+            let version = self.tool_version(self.ncu.as_deref(), &logs, "ncu", leash).await;
+            findings.extend(checks::ncu(&version).err());
+            environment.ncu = version.ok();
+            findings.extend(self.counter_findings(device, &environment, &findings, &logs, leash).await);
+        }
+        (environment.driver, environment.cuda, environment.gpus) = (driver.version, driver.cuda, driver.gpus);
+        environment.device = Some(device.clone());
         Preflight { environment, findings }
     }
 
-    /// The version of a tool, or why there is none: `None` when it was not found.
-    async fn version(&self, tool: Option<&Path>, logs: Logs, leash: &Leash) -> Result<String, Option<String>> {
-        tools::version(tool.ok_or(None)?, &logs, leash).await.map_err(Some)
-    }
-}
-
-fn no_nsys(why: Option<String>) -> Finding {
-    let remedy = format!(
-        "install nsys: on Debian the package nsight-systems of the component non-free (scripts/install-nsight.sh does it), elsewhere \
-         NVIDIA's package nsight-systems-cli; then have it on the service's PATH or name it in the configuration. Without it the run \
-         has no {}",
-        layout::NSYS_REPORT
-    );
-    tool_finding("nsys", "Nsight Systems", "the timeline was not collected", why).advise(remedy)
-}
-
-fn no_ncu(why: Option<String>) -> Finding {
-    let remedy = "install ncu (NVIDIA's package nsight-compute, or the CUDA toolkit's cuda-nsight-compute), have it on the service's PATH \
-                  or name it in the configuration, and permit counters: NVreg_RestrictProfilingToAdminUsers=0 for the nvidia module";
-    tool_finding("ncu", "Nsight Compute", "kernel counters were not collected", why).advise(remedy)
-}
-
-fn tool_finding(tool: &str, name: &str, loss: &str, why: Option<String>) -> Finding {
-    match why {
-        None => Finding::new(&format!("{tool}_missing"), Severity::Warning, format!("{name} ({tool}) is not installed: {loss}")),
-        Some(why) => {
-            Finding::new(&format!("{tool}_unusable"), Severity::Warning, format!("{name} ({tool}) does not work here: {loss}"))
-                .with("reason", why)
+    /// Whether counters may be read, and what may be in the way; nothing where ncu cannot be tried.
+    async fn counter_findings(
+        &self,
+        device: &Device,
+        environment: &Environment,
+        findings: &[Finding],
+        logs: &Path,
+        leash: &Leash,
+    ) -> Vec<Finding> {
+        let hopeless = findings.iter().any(|finding| finding.severity == Severity::Critical);
+        let (Some(gpu), Some(_), false) = (&device.uuid, &environment.ncu, hopeless) else { return Vec::new() };
+        match self.counters(gpu, true, logs, leash).await {
+            Some(Err(finding)) => {
+                let monitors = checks::monitors(&checks::process_names()).err();
+                std::iter::once(finding).chain(monitors).collect()
+            }
+            Some(Ok(_)) | None => Vec::new(),
         }
     }
 }
 
-/// What the asked device means on this host.
-fn device(spec: &RunSpec, environment: &Environment, gpus: Result<(), NoGpu>) -> Vec<Finding> {
+/// What the device means on this host; `timeline` says whether kernels are looked for.
+fn on_device(timeline: bool, device: &Device, driver: &Result<Driver, NoGpu>) -> Vec<Finding> {
     let mut findings = Vec::new();
-    if let Err(NoGpu::Broken(error)) = &gpus {
-        let message = "the NVIDIA driver is installed but does not answer";
-        let remedy = "run nvidia-smi: it names the mismatch of driver and library, or the device that fell off the bus";
-        findings.push(Finding::new("driver_unusable", Severity::Warning, message).with("reason", error).advise(remedy));
+    findings.extend(checks::driver(driver).err().filter(|finding| finding.id == "driver_unusable"));
+    let none = Driver::default();
+    let gpus = driver.as_ref().map_or(&none.gpus, |driver| &driver.gpus);
+    if device.is_cpu() {
+        if gpus.is_empty() && timeline {
+            let message = "this host has no NVIDIA GPU in use: the run is on the CPU, where there are no kernels to collect";
+            let remedy = "for kernels and counters, run the service on a host with a GPU and NVIDIA's driver";
+            findings.push(Finding::new("no_gpu", Severity::Info, message).advise(remedy));
+        }
+        return findings;
     }
-    match spec.device.strip_prefix("cuda:").map(str::parse::<usize>) {
-        Some(Ok(index)) if index < environment.gpus.len() => {}
-        Some(_) if environment.gpus.is_empty() => findings.push(
-            Finding::new(
-                "no_gpu",
-                Severity::Critical,
-                format!("the run asks for {}, and this host has no NVIDIA GPU in use", spec.device),
-            )
-            .advise("install NVIDIA's driver on a host with a GPU, or ask for the device cpu"),
-        ),
-        Some(_) => findings.push(
-            Finding::new(
-                "no_such_gpu",
-                Severity::Critical,
-                format!("the run asks for {}, and this host has no such GPU", spec.device),
-            )
-            .with("gpus", environment.gpus.len())
-            .advise(format!("ask for cuda:0 to cuda:{}", environment.gpus.len() - 1)),
-        ),
-        None if environment.gpus.is_empty() && spec.mode != Mode::Basic => findings.push(
-            Finding::new(
-                "no_gpu",
-                Severity::Info,
-                "this host has no NVIDIA GPU in use: the run is on the CPU, where there are no kernels to collect",
-            )
-            .advise("for kernels and counters, run the service on a host with a GPU and NVIDIA's driver"),
-        ),
-        None => {}
+    let name = &device.name;
+    match gpus.iter().find(|gpu| holds(gpu, device)) {
+        Some(gpu) => {
+            // Of an instance, memory and processes are not those of the whole GPU.
+            if device.uuid.as_ref() == Some(&gpu.uuid) {
+                let whole = [checks::mig(gpu), checks::gpu_memory(gpu), checks::gpu_processes(gpu, is_ours)];
+                findings.extend(whole.into_iter().filter_map(Result::err));
+            }
+        }
+        None if gpus.is_empty() => {
+            let message = format!("the run is to be on {name}, and this host has no NVIDIA GPU in use");
+            let remedy = "install NVIDIA's driver on a host with a GPU, or ask for the device cpu";
+            findings.push(Finding::new("no_gpu", Severity::Critical, message).advise(remedy));
+        }
+        None => {
+            let message = format!("the run is to be on {name}, and this host has no such GPU");
+            let known: Vec<String> = gpus.iter().map(|gpu| format!("cuda:{} ({})", gpu.index, gpu.uuid)).collect();
+            let remedy = "start the service again, so that it finds its GPUs anew, or ask for another device (GET /devices)";
+            findings.push(
+                Finding::new("no_such_gpu", Severity::Critical, message)
+                    .with("wanted", device.uuid.as_ref().unwrap_or(name))
+                    .with("gpus", known.join(", "))
+                    .advise(remedy),
+            );
+        }
     }
     findings
 }
 
-fn disk(dir: &Path, min_free_bytes: u64) -> Option<Finding> {
-    let (severity, message, free) = match free_bytes(dir) {
-        Ok(free) if free >= min_free_bytes => return None,
-        Ok(free) if free < NO_SPACE_BYTES => (Severity::Critical, "the disk of the runs is full", free.to_string()),
-        Ok(free) => (Severity::Warning, "the disk of the runs is nearly full: a timeline may not fit", free.to_string()),
-        Err(error) => (Severity::Warning, "the free space for runs cannot be told", error.to_string()),
-    };
-    let finding = Finding::new("disk_low", severity, message).with("free_bytes", free).with("wanted_bytes", min_free_bytes);
-    Some(finding.advise("delete runs that are no longer needed (DELETE /runs/{id}), or move the data folder"))
-}
-
-fn free_bytes(dir: &Path) -> io::Result<u64> {
-    let stat = statvfs(dir)?;
-    Ok(stat.blocks_available().saturating_mul(stat.fragment_size()))
+/// Says whether `device` is this GPU, or an instance of it. An index counts only where no UUID was ever known.
+fn holds(gpu: &Gpu, device: &Device) -> bool {
+    match &device.uuid {
+        Some(uuid) => *uuid == gpu.uuid || gpu.instances.iter().any(|instance| instance.uuid == *uuid),
+        None => device.name == format!("cuda:{}", gpu.index),
+    }
 }
 
 #[cfg(test)]

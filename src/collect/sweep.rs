@@ -54,6 +54,12 @@ pub fn marked(run: RunId) -> Vec<Pid> {
         .collect()
 }
 
+/// Says whether a process belongs to a run, of whichever service.
+pub fn is_ours(pid: u32) -> bool {
+    let mark = format!("{MARKER}=");
+    fs::read(format!("/proc/{pid}/environ")).is_ok_and(|it| it.split(|&b| b == 0).any(|entry| entry.starts_with(mark.as_bytes())))
+}
+
 fn carries(pid: Pid, mark: &[u8]) -> bool {
     // Unreadable: another user's, or ended since; a zombie's is empty.
     fs::read(format!("/proc/{pid}/environ")).is_ok_and(|environ| environ.split(|&b| b == 0).any(|entry| entry == mark))

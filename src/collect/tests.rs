@@ -7,7 +7,8 @@ use tokio_util::sync::CancellationToken;
 use super::*;
 use crate::{
     model::ModelSpec,
-    run::{Dtype, RunId},
+    profiling::Profiling,
+    run::{Dtype, Mode, RunId},
 };
 
 /// Writes a program. A shell does it: a file that this process holds open for writing, as a child that is just being forked by
@@ -19,7 +20,7 @@ pub fn program(path: &Path, script: &str) {
 }
 
 /// A runner that does its work: one event, one line of progress.
-const RUNNER: &str = r#"
+pub const RUNNER: &str = r#"
 while [ $# -gt 0 ]; do case $1 in --out) out=$2; shift;; --request) request=$2; shift;; esac; shift; done
 [ -s "$request" ] || exit 9
 echo '{"phase":"measure","done":1,"total":1}'
@@ -32,14 +33,19 @@ profile) while [ "$1" != --output ]; do shift; done; stem=$2; shift 2; "$@" || e
 export) while [ "$1" != --output ]; do shift; done; cat "$3" > "$2";;
 esac"#;
 
-struct Host {
-    dir: tempfile::TempDir,
-    collector: Collector,
-    leash: Leash,
+/// What mode deep means.
+pub fn settings() -> Profiling {
+    Profiling::bundled(Mode::Deep).unwrap()
+}
+
+pub struct Host {
+    pub dir: tempfile::TempDir,
+    pub collector: Collector,
+    pub leash: Leash,
 }
 
 impl Host {
-    fn new(runner: &str, nsys: Option<&str>) -> Self {
+    pub fn new(runner: &str, nsys: Option<&str>) -> Self {
         let dir = tempfile::tempdir().unwrap();
         let bin = dir.path().join("bin");
         program(&bin.join("model-runner"), runner);
@@ -52,7 +58,7 @@ impl Host {
         Self { dir, collector, leash }
     }
 
-    fn request(&self) -> RunnerRequest {
+    pub fn request(&self) -> RunnerRequest {
         RunnerRequest {
             model: toml::from_str::<ModelSpec>(include_str!("../../conf/models/deepseek-ocr-tiny.toml")).unwrap(),
             weights: None,
@@ -61,28 +67,31 @@ impl Host {
             images: vec![],
             dtype: Dtype::F32,
             device: "cpu".into(),
+            gpu: None,
             warmup: 5,
             repeats: 7,
             max_new_tokens: 1,
             decode_graph: false,
             ceilings: true,
+            target: None,
+            extracted: false,
         }
     }
 
-    fn run(&self) -> PathBuf {
+    pub fn run(&self) -> PathBuf {
         self.dir.path().join("run")
     }
 
     async fn baseline(&self) -> Result<Pass, CollectError> {
-        self.collector.baseline(&self.run(), &self.request(), &self.leash).await
+        self.collector.baseline(&self.run(), &self.request(), &settings().nvml, &self.leash).await
     }
 
     async fn timeline(&self) -> Result<Pass, CollectError> {
-        self.collector.nsys(&self.run(), &self.request(), Mode::Deep, &self.leash).await
+        self.collector.nsys(&self.run(), &self.request(), &settings().nsys, &self.leash).await
     }
 
     /// The request that the runner was handed in a pass.
-    fn handed(&self, pass: &str) -> RunnerRequest {
+    pub fn handed(&self, pass: &str) -> RunnerRequest {
         serde_json::from_slice(&fs::read(self.run().join(pass).join(layout::REQUEST)).unwrap()).unwrap()
     }
 }
@@ -107,6 +116,18 @@ async fn a_runner_that_fails_is_quoted() {
     assert_eq!(error.to_string(), "the model runner exited with code 2: image x.png is corrupt");
     assert_eq!(error.ended(), Some(Ended::Exited(2)));
     assert!(host.run().join("logs/baseline.stdout.log").is_file(), "the logs are kept");
+}
+
+#[tokio::test]
+async fn a_runner_whose_library_is_missing_is_told_by_the_library_and_the_remedy() {
+    let loader = "error while loading shared libraries: libcuda.so.1: cannot open shared object file: No such file or directory";
+    let host = Host::new(&format!("echo \"$0: {loader}\" >&2; exit 127"), None);
+    let error = host.baseline().await.unwrap_err();
+    let said = error.to_string();
+    assert!(said.starts_with("the model runner cannot start: libcuda.so.1 is missing: "), "{said}");
+    assert!(said.contains("install the driver") && said.lines().count() == 1, "{said}");
+    assert_eq!(error.ended(), Some(Ended::Exited(127)));
+    assert!(error.last_words()[0].ends_with(loader));
 }
 
 #[tokio::test]
@@ -196,4 +217,46 @@ async fn an_import_with_errors_is_not_taken_for_a_good_one() {
     let host = Host::new(RUNNER, Some(&NSYS.replace("report >", "Importation succeeded with non-fatal errors.; echo report >")));
     let pass = host.timeline().await.unwrap();
     assert_eq!(pass.findings.iter().map(|f| f.id.as_str()).collect::<Vec<_>>(), ["nsys_import_errors"]);
+}
+
+/// The leash of a run that may hold so many bytes.
+fn narrow(host: &mut Host, most_bytes: u64) {
+    host.leash.space = Some(space::Space { dir: host.run(), most_bytes });
+    host.leash.grace = Duration::from_millis(100);
+}
+
+#[tokio::test]
+async fn a_tool_that_writes_too_much_is_ended_and_its_raw_data_goes() {
+    let endless = r#"while [ "$1" != --output ]; do shift; done; stem=$2; shift 2; "$@" || exit $?
+head -c 3000000 /dev/zero > "$stem.nsys-rep"; exec sleep 1000"#;
+    let mut host = Host::new(RUNNER, Some(endless));
+    narrow(&mut host, 2_000_000);
+    let error = host.timeline().await.unwrap_err();
+    assert_eq!(error.ended(), Some(Ended::SpacePassed));
+    let said = "nsys profile wrote more than a run may hold and was ended; dropped: run.nsys-rep (3000000 bytes)";
+    assert_eq!(error.to_string(), said);
+    let finding = error.finding().unwrap();
+    assert_eq!((finding.id.as_str(), finding.evidence["run.nsys-rep"].as_str()), ("run_too_large", "3000000 bytes, dropped"));
+    assert!(!host.run().join(layout::NSYS_REPORT).exists() && host.run().join("nsys/events.jsonl").is_file());
+    assert!(fs::read_to_string(host.run().join("nsys/dropped.txt")).unwrap().contains("run.nsys-rep: 3000000 bytes"));
+}
+
+#[tokio::test]
+async fn what_a_tool_keeps_in_its_temporary_folder_counts_and_so_does_an_export_that_ends_too_large() {
+    let mut host = Host::new(RUNNER, Some(r#"head -c 3000000 /dev/zero > "$TMPDIR/raw"; exec sleep 1000"#));
+    narrow(&mut host, 2_000_000);
+    assert_eq!(host.timeline().await.unwrap_err().ended(), Some(Ended::SpacePassed));
+    let mut host = Host::new(RUNNER, Some(&NSYS.replace(r#"cat "$3" > "$2""#, r#"head -c 3000000 /dev/zero > "$2""#)));
+    narrow(&mut host, 2_000_000);
+    let error = host.timeline().await.unwrap_err();
+    assert!(error.to_string().starts_with("nsys export wrote more than a run may hold"), "{error}");
+    assert!(!host.run().join(layout::NSYS_EXPORT).exists() && !host.run().join(layout::NSYS_REPORT).exists());
+}
+
+#[tokio::test]
+async fn a_tool_that_never_ends_is_ended_at_its_deadline_and_that_has_a_name() {
+    let mut host = Host::new(RUNNER, Some("exec sleep 1000"));
+    host.leash.deadline = tokio::time::Instant::now() + Duration::from_millis(200);
+    let error = host.timeline().await.unwrap_err();
+    assert_eq!((error.ended(), error.finding().unwrap().id.as_str()), (Some(Ended::DeadlinePassed), "run_out_of_time"));
 }

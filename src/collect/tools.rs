@@ -16,6 +16,7 @@ use super::{
     child::{Ended, Leash, run},
     output::{Logs, last_lines},
 };
+use crate::runner::Features;
 
 /// Names another `model-runner` than the one beside the service.
 pub const RUNNER_VARIABLE: &str = "LLMPROF_MODEL_RUNNER";
@@ -61,10 +62,14 @@ fn newest(root: &Path, name: &str) -> Option<PathBuf> {
     found.pop().map(|(_, path)| path)
 }
 
-/// The numbers of a version in order, so that 2025.10 comes after 2025.3.
+/// The numbers of a folder's version in order, so that 2025.10 comes after 2025.3.
 fn version_key(folder: &Path) -> Vec<u64> {
-    let name = folder.file_name().unwrap_or_default().to_string_lossy();
-    name.split(|c: char| !c.is_ascii_digit()).filter_map(|number| number.parse().ok()).collect()
+    version_numbers(&folder.file_name().unwrap_or_default().to_string_lossy())
+}
+
+/// The numbers of a version in order.
+pub fn version_numbers(version: &str) -> Vec<u64> {
+    version.split(|c: char| !c.is_ascii_digit()).filter_map(|number| number.parse().ok()).collect()
 }
 
 /// Says whether there is a file that may be executed.
@@ -77,9 +82,26 @@ pub async fn version(tool: &Path, logs: &Logs, leash: &Leash) -> Result<String, 
     let argv = Argv::new(tool).arg("--version");
     match run(&argv, logs, &leash.short(VERSION_LIMIT)).await {
         Ok(Ended::Exited(0)) => parse_version(&last_lines(&logs.stdout, 20)).ok_or_else(|| "it said no version".to_owned()),
-        Ok(ended) => Err(std::iter::once(format!("it {ended}")).chain(logs.last_words(1)).collect::<Vec<_>>().join(": ")),
+        Ok(ended) => Err(ended_badly(ended, logs)),
         Err(error) => Err(format!("it cannot be started: {error}")),
     }
+}
+
+/// Asks the model runner what it can do, or says in one line why it did not tell. Its output stays in `logs`.
+pub async fn features(runner: &Path, logs: &Logs, leash: &Leash) -> Result<Features, String> {
+    let argv = Argv::new(runner).arg("features");
+    match run(&argv, logs, &leash.short(VERSION_LIMIT)).await {
+        Ok(Ended::Exited(0)) => {
+            let said = last_lines(&logs.stdout, 1);
+            serde_json::from_str(said.first().map_or("", String::as_str)).map_err(|_| "it did not say its features".to_owned())
+        }
+        Ok(ended) => Err(ended_badly(ended, logs)),
+        Err(error) => Err(format!("it cannot be started: {error}")),
+    }
+}
+
+fn ended_badly(ended: Ended, logs: &Logs) -> String {
+    std::iter::once(format!("it {ended}")).chain(logs.last_words(1)).collect::<Vec<_>>().join(": ")
 }
 
 /// The word after the last "version": `NVIDIA Nsight Systems version 2022.4.2.1-df9881f`, `Version 2025.3.1.0 (build 36398880)`.

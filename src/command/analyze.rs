@@ -1,21 +1,44 @@
-//! `llmprof analyze`: reports from a saved run, with no GPU, no database and no server.
+//! `llmprof analyze`: reports from a saved run or a bare capture, with no GPU, no database and no server.
 
 use std::{
+    fs,
     io::Write,
     path::{Path, PathBuf},
 };
 
-use anyhow::{Context as _, Result};
-use clap::{Args, ValueEnum};
-use llmprof::{artifact::layout, config, run::RunId, worker::offline};
+use anyhow::{Context as _, Result, bail};
+use clap::Args;
+use llmprof::{
+    artifact::layout,
+    config,
+    run::RunId,
+    trace::stage::{StageRule, StageRules},
+    worker::offline::{self, Analyzed},
+};
+use uuid::Uuid;
 
-/// Analyse a saved run again, and print its report
+use super::Format;
+
+/// Analyse a saved run again, or a capture by nsys, and print its report
 ///
-/// DIR is the folder of a run, or an unpacked bundle. What the passes left there is read as it is; nothing is measured.
+/// PATH is the folder of a run or an unpacked bundle, or an SQLite export of nsys (`nsys export --type sqlite`) of any program. What is
+/// there is read as it is; nothing is measured.
 #[derive(Debug, Args)]
 pub struct Options {
-    /// Folder of a run
-    dir: PathBuf,
+    /// Folder of a run, or an SQLite export of nsys
+    path: PathBuf,
+    /// A page that ncu printed of the same program (`ncu --import R --csv --page raw`); may be given again
+    #[arg(long, value_name = "CSV")]
+    ncu: Vec<PathBuf>,
+    /// Which ranges are a stage, instead of those named like it: `decode_all=generate@vllm`; may be given again
+    #[arg(long, value_name = "NAME=RANGE[@DOMAIN]")]
+    stage: Vec<StageRule>,
+    /// Look only at what lies in ranges of this name; may be given again
+    #[arg(long, value_name = "RANGE")]
+    within: Vec<String>,
+    /// Leave out what lies in ranges of this name; may be given again
+    #[arg(long, value_name = "RANGE")]
+    without: Vec<String>,
     /// Write the report's files here, as a run does
     #[arg(long, value_name = "DIR")]
     out: Option<PathBuf>,
@@ -24,28 +47,52 @@ pub struct Options {
     format: Format,
 }
 
-#[derive(Debug, Clone, Copy, ValueEnum)]
-enum Format {
-    Md,
-    Json,
-    Html,
-}
-
 pub fn run(options: &Options) -> Result<()> {
-    let analyzed = offline::analyze(&options.dir, &config::devices()?)?;
-    let id = run_id(&options.dir)?;
+    let (id, analyzed) = analyze(options)?;
+    let files = analyzed.render(id);
     if let Some(out) = &options.out {
-        std::fs::create_dir_all(out).with_context(|| format!("cannot make {}", out.display()))?;
-        analyzed.write(id, out)?;
+        fs::create_dir_all(out).with_context(|| format!("cannot make {}", out.display()))?;
+        for (name, text) in &files {
+            let path = out.join(name);
+            fs::write(&path, text).with_context(|| format!("cannot write {}", path.display()))?;
+        }
     }
     let wanted = match options.format {
         Format::Md => layout::REPORT_MD,
         Format::Json => layout::REPORT_JSON,
         Format::Html => layout::REPORT_HTML,
     };
-    let files = analyzed.render(id);
     let (_, text) = files.iter().find(|(name, _)| *name == wanted).context("the report lacks that form")?;
     Ok(std::io::stdout().write_all(text.as_bytes())?)
+}
+
+fn analyze(options: &Options) -> Result<(RunId, Analyzed)> {
+    let rules = StageRules::with(options.stage.clone(), options.within.clone(), options.without.clone());
+    if let Some(export) = capture(&options.path)? {
+        // Nobody submitted it, so it has no id of its own.
+        return Ok((RunId(Uuid::nil()), offline::analyze_capture(&export, &options.ncu, rules)?));
+    }
+    if !options.ncu.is_empty() {
+        bail!("--ncu is for a bare capture: the folder of a run holds its own counters");
+    }
+    let analyzed = offline::analyze_with(&options.path, rules, &config::devices()?)?;
+    Ok((run_id(&options.path)?, analyzed))
+}
+
+/// The export that `path` is, or that alone is in it where it is no folder of a run.
+fn capture(path: &Path) -> Result<Option<PathBuf>> {
+    if !path.is_dir() {
+        return Ok(Some(path.to_owned()));
+    }
+    if path.join(layout::SPEC).exists() {
+        return Ok(None);
+    }
+    let entries = fs::read_dir(path).with_context(|| format!("cannot read {}", path.display()))?;
+    let mut exports = entries.flatten().map(|entry| entry.path()).filter(|it| it.extension().is_some_and(|it| it == "sqlite"));
+    match (exports.next(), exports.next()) {
+        (Some(export), None) => Ok(Some(export)),
+        _ => Ok(None),
+    }
 }
 
 /// A run's folder is named by its id.

@@ -1,6 +1,17 @@
 //! The subcommands: options, and the pieces of the library that each puts together.
 
 pub mod analyze;
+pub mod cost;
+pub mod diff;
+pub mod doctor;
 pub mod openapi;
 pub mod quickstart;
 pub mod serve;
+
+/// The form of a report on standard output.
+#[derive(Debug, Clone, Copy, clap::ValueEnum)]
+enum Format {
+    Md,
+    Json,
+    Html,
+}

@@ -25,6 +25,9 @@ pub struct Options {
     /// How much to collect: basic, light or deep
     #[arg(long, default_value = "deep")]
     mode: String,
+    /// Setting of the passes to change, as in `nsys.cuda_graph_trace=graph` or `ncu.top_n=3` (`GET /profiling` lists them)
+    #[arg(long = "set", value_name = "KEY=VALUE")]
+    settings: Vec<String>,
     /// Folder of the database and the runs
     #[arg(long, value_name = "DIR", default_value = "data")]
     data: PathBuf,
@@ -65,7 +68,10 @@ pub fn run(options: Options) -> Result<()> {
 async fn profile(service: &Service, options: &Options) -> Result<()> {
     let base = format!("http://{}", service.address);
     let client = Client::new();
-    let request = json!({ "model": options.model, "mode": options.mode });
+    let mut request = json!({ "model": options.model, "mode": options.mode });
+    for setting in &options.settings {
+        change(&mut request["profiling"], setting)?;
+    }
     let submitted = ask(client.post(format!("{base}/runs")).json(&request)).await?;
     let id = submitted["run_id"].as_str().context("the service named no run")?;
     println!("llmprof {} serves {base}\nrun {id}: {} in mode {}\n", env!("CARGO_PKG_VERSION"), options.model, options.mode);
@@ -90,6 +96,20 @@ async fn profile(service: &Service, options: &Options) -> Result<()> {
     println!("summary   {}", folder.join(layout::SUMMARY_MD).display());
     println!("bundle    {}", save_bundle(&client, &base, id, options).await?.display());
     println!("API       {base}/docs{}", if options.keep { "" } else { "   (with --keep, or `llmprof serve`)" });
+    Ok(())
+}
+
+/// Puts `a.b=value` into a tree; the value is JSON where it is, else a text. The service says what is wrong with it.
+fn change(tree: &mut Value, setting: &str) -> Result<()> {
+    let (key, value) = setting.split_once('=').with_context(|| format!("--set {setting}: there is no = in it"))?;
+    let place = key.split('.').try_fold(tree, |place, key| {
+        if place.is_null() {
+            *place = json!({});
+        }
+        place.as_object_mut().map(|fields| fields.entry(key).or_insert(Value::Null))
+    });
+    let place = place.with_context(|| format!("--set {key}: a part of it was set before"))?;
+    *place = serde_json::from_str(value).unwrap_or_else(|_| json!(value));
     Ok(())
 }
 
@@ -170,4 +190,20 @@ async fn save_bundle(client: &Client, base: &str, id: &str, options: &Options) -
     }
     tokio::io::AsyncWriteExt::flush(&mut file).await?;
     Ok(path)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn settings_grow_a_tree_and_what_cannot_be_one_is_refused() {
+        let mut tree = Value::Null;
+        for setting in ["nsys.trace=[\"cuda\",\"nvtx\"]", "nsys.cuda_graph_trace=graph", "ncu.top_n=3"] {
+            change(&mut tree, setting).unwrap();
+        }
+        assert_eq!(tree, json!({ "nsys": { "trace": ["cuda", "nvtx"], "cuda_graph_trace": "graph" }, "ncu": { "top_n": 3 } }));
+        assert!(change(&mut tree, "ncu.top_n").unwrap_err().to_string().contains("there is no ="));
+        assert!(change(&mut tree, "ncu.top_n.x=1").is_err());
+    }
 }

@@ -16,6 +16,7 @@ use llmprof::{
     config::{self, Config, Tools},
     http,
     store::Store,
+    trace::device::{Device, is_device},
     worker::{self, Pool},
 };
 use tokio::{net::TcpListener, signal::unix, sync::Notify};
@@ -126,23 +127,21 @@ impl Service {
         };
         let runs = make_folder(&data.join("runs"))?;
         let models = Arc::new(config::models(given(&server.models))?);
-        let collector = collector(&config)?;
+        let presets = Arc::new(config::profiling(given(&server.profiling))?);
+        let collector = Arc::new(Collector { state: Some(data.clone()), ..collector(&config)? });
         let store = Store::open(&data.join("llmprof.db")).await?;
         let listener = TcpListener::bind(&server.listen).await.with_context(|| format!("cannot listen on {}", server.listen))?;
         let address = listener.local_addr()?;
-        let devices = match (config.worker.paused, config.worker.devices.as_slice()) {
-            (true, _) => Vec::new(),
-            (false, []) => vec!["cpu".to_owned()],
-            (false, chosen) => chosen.to_vec(),
-        };
+        let devices = devices(&config, &collector).await?;
 
         let cx = worker::Context {
             store,
             runs,
             inputs,
             models,
+            presets,
             devices: Arc::new(config::devices()?),
-            collector: Arc::new(collector),
+            collector: Arc::clone(&collector),
             config: Arc::new(config),
             queued: Arc::new(Notify::new()),
             cancelled: Arc::new(Notify::new()),
@@ -154,7 +153,9 @@ impl Service {
             runs: cx.runs.clone(),
             inputs: cx.inputs.clone(),
             models: Arc::clone(&cx.models),
+            presets: Arc::clone(&cx.presets),
             devices: devices.clone().into(),
+            doctor: worker::doctor::start(collector, data.clone(), closing.clone()),
             queued: Arc::clone(&cx.queued),
             cancelled: Arc::clone(&cx.cancelled),
             closing: closing.clone(),
@@ -162,7 +163,8 @@ impl Service {
         let serving = axum::serve(listener, http::router(app)).with_graceful_shutdown(closing.clone().cancelled_owned());
         let http = tokio::spawn(serving.into_future());
         let pool = Pool::start(&cx, &devices);
-        tracing::info!(%address, ?devices, data = %data.display(), "serving; the API is explained at http://{address}/docs");
+        let names: Vec<&str> = devices.iter().map(|device| device.name.as_str()).collect();
+        tracing::info!(%address, devices = ?names, data = %data.display(), "serving; the API is explained at http://{address}/docs");
         if !address.ip().is_loopback() {
             tracing::warn!("{address} is no loopback address: everybody who reaches it can submit runs");
         }
@@ -181,19 +183,37 @@ impl Service {
     }
 }
 
+/// The devices to work on; none while the service is paused.
+async fn devices(config: &Config, collector: &Collector) -> Result<Vec<Device>> {
+    let configured = &config.worker.devices;
+    if let Some(wrong) = configured.iter().find(|name| !is_device(name) || *name == "auto") {
+        bail!("setting worker.devices: {wrong:?} is none of cpu, cuda:INDEX, and no UUID of a GPU");
+    }
+    if config.worker.paused {
+        return Ok(Vec::new());
+    }
+    let chosen = collector.devices(configured).await;
+    chosen.notes.iter().for_each(|note| tracing::warn!("{note}"));
+    Ok(chosen.devices)
+}
+
 /// The programs that collect, as the settings name them.
-fn collector(config: &Config) -> Result<Collector> {
-    let Tools { model_runner, nsys } = &config.tools;
-    for (setting, path) in [("tools.model_runner", model_runner), ("tools.nsys", nsys)] {
+pub fn collector(config: &Config) -> Result<Collector> {
+    let Tools { model_runner, nsys, ncu } = &config.tools;
+    for (setting, path) in [("tools.model_runner", model_runner), ("tools.nsys", nsys), ("tools.ncu", ncu)] {
         if given(path).is_some_and(|path| path != Path::new(OFF) && !is_program(path)) {
             bail!("setting {setting}: {} is no program", path.display());
         }
     }
-    let mut found = Collector::find(given(model_runner), given(nsys).filter(|path| *path != Path::new(OFF)), None);
-    if nsys == Path::new(OFF) {
-        found.nsys = None;
-    }
-    Ok(Collector { log_cap: config.limits.log_bytes, min_free_bytes: config.limits.free_bytes, ..found })
+    let tool = |path| given(path).filter(|path| *path != Path::new(OFF));
+    let mut found = Collector::find(given(model_runner), tool(nsys), tool(ncu));
+    found.nsys = found.nsys.filter(|_| nsys != Path::new(OFF));
+    found.ncu = found.ncu.filter(|_| ncu != Path::new(OFF));
+    Ok(Collector {
+        log_cap: config.limits.log_bytes,
+        min_free_bytes: config.limits.free_bytes.max(config.limits.run_bytes),
+        ..found
+    })
 }
 
 /// A path that is set: the defaults leave it empty.

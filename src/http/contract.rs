@@ -40,6 +40,7 @@ fn errors(operation: &str) -> &'static [ErrorCode] {
             E::BodyTimeout,
             E::IdempotencyKeyReused,
             E::DtypeUnavailable,
+            E::InputsUnfit,
             E::BodyTooLarge,
             E::UnsupportedMediaType,
             E::InvalidRequest,
@@ -52,7 +53,17 @@ fn errors(operation: &str) -> &'static [ErrorCode] {
         "get_artifact" => &[E::InvalidParameter, E::RunNotFound, E::ArtifactNotFound, E::RouteNotFound, E::RangeNotSatisfiable],
         "get_bundle" => &[E::InvalidParameter, E::RunNotFound, E::RunNotFinished],
         "get_report" => &[E::InvalidParameter, E::RunNotFound, E::NotAcceptable, E::RunNotFinished, E::ReportUnavailable],
-        "readyz" => &[E::Unavailable],
+        "diff_runs" => &[E::InvalidParameter, E::RunNotFound, E::NotAcceptable, E::RunNotFinished, E::ReportUnavailable],
+        "get_cost" => &[
+            E::InvalidParameter,
+            E::ModelNotFound,
+            E::InputsNotFound,
+            E::NotAcceptable,
+            E::InputsUnfit,
+            E::InvalidRequest,
+            E::InputsInvalid,
+        ],
+        "readyz" | "doctor" => &[E::Unavailable],
         _ => &[],
     }
 }
@@ -73,6 +84,9 @@ pub fn contract() -> &'static Value {
         // What the derive cannot say: the text in an event's `data` is JSON, and of which kind.
         contract["components"]["schemas"]["StreamedEvent"]["properties"]["data"]["contentSchema"] =
             json!({ "$ref": "#/components/schemas/RunEvent" });
+        if let Some(schemas) = contract["components"]["schemas"].as_object_mut() {
+            declare_changes(schemas);
+        }
         contract
     });
     &CONTRACT
@@ -81,6 +95,44 @@ pub fn contract() -> &'static Value {
 /// The contract as `contracts/profile.yaml` holds it.
 pub fn contract_yaml() -> String {
     yaml_serde::to_string(contract()).expect("a contract is plain data")
+}
+
+/// The settings of the passes, each a schema.
+const SETTINGS: [&str; 5] = ["Profiling", "NsysSettings", "NcuSettings", "GemmLogSettings", "NvmlSettings"];
+
+/// A request changes any part of the settings that a run has: the same schemas, with nothing required.
+fn declare_changes(schemas: &mut Map<String, Value>) {
+    if let Some(nsys) = schemas.get_mut("NsysSettings") {
+        for list in ["trace", "trace_on_cpu"] {
+            nsys["properties"][list]["contains"] = json!({ "const": "nvtx" });
+        }
+    }
+    for name in SETTINGS {
+        let mut change = schemas.get(name).cloned().unwrap_or_default();
+        change.as_object_mut().map(|change| change.remove("required"));
+        refer_to_changes(&mut change);
+        schemas.insert(format!("{name}Change"), change);
+    }
+    if let Some(request) = schemas.get_mut("SubmitRun") {
+        refer_to_changes(request);
+    }
+}
+
+fn refer_to_changes(value: &mut Value) {
+    match value {
+        Value::Array(list) => list.iter_mut().for_each(refer_to_changes),
+        Value::Object(fields) => {
+            for (key, value) in fields {
+                match value {
+                    Value::String(to) if key == "$ref" && SETTINGS.iter().any(|name| to.ends_with(&format!("/{name}"))) => {
+                        to.push_str("Change");
+                    }
+                    _ => refer_to_changes(value),
+                }
+            }
+        }
+        _ => {}
+    }
 }
 
 fn operations(contract: &mut Value) -> Vec<&mut Value> {

@@ -67,6 +67,7 @@ codes! {
     BodyTimeout = "body_timeout", REQUEST_TIMEOUT, "the body did not arrive within 10 seconds";
     IdempotencyKeyReused = "idempotency_key_reused", CONFLICT, "the idempotency key came before with another body";
     DtypeUnavailable = "dtype_unavailable", CONFLICT, "the cpu multiplies no bf16: ask for f32";
+    InputsUnfit = "inputs_unfit", CONFLICT, "inputs.yaml names images, and the model llama-tiny reads text only";
     RunNotCancellable = "run_not_cancellable", CONFLICT, "the run has ended: succeeded";
     RunActive = "run_active", CONFLICT, "the run has not ended: cancel it first";
     RunNotFinished = "run_not_finished", CONFLICT, "the run has not ended; follow it at /runs/{id}/events";

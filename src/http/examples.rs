@@ -4,8 +4,10 @@ use serde_json::{Value, json};
 
 use super::{
     artifacts::ArtifactList,
+    devices::{DeviceList, DeviceView},
     health::{Health, Version},
     models::ModelList,
+    profiling::{ProfilingList, ProfilingPreset},
     runs::{Links, RunList, RunSummary, RunView},
     submit::SubmittedRun,
 };
@@ -15,7 +17,10 @@ use crate::{
         layout::{self, FORMAT_VERSION},
     },
     config,
-    run::{ArtifactRecord, Mode, RunId, RunSpec, RunState, Step, StepRecord, StepState},
+    profiling::Profiling,
+    report::{self, cost::Asked},
+    run::{ArtifactRecord, Finding, Mode, RunId, RunSpec, RunState, Severity, Step, StepRecord, StepState},
+    trace::checkup::{Check, Checkup},
 };
 
 /// Requests: the shortest, and one that says everything.
@@ -23,6 +28,13 @@ pub fn request() -> Value {
     let all = RunSpec { labels: vec!["nightly".into()], ..spec() };
     json!({
         "shortest": { "summary": "Everything by default", "value": { "model": "deepseek-ocr-tiny" } },
+        "settings": {
+            "summary": "A mode with single settings of its passes changed",
+            "value": {
+                "model": "deepseek-ocr",
+                "profiling": { "nsys": { "cuda_graph_trace": "graph" }, "ncu": { "top_n": 3, "sections": ["SpeedOfLight", "LaunchStats"] } },
+            },
+        },
         "everything": { "summary": "Every setting", "value": all },
     })
 }
@@ -56,7 +68,27 @@ pub fn response(operation: &str, status: &str, kind: &str) -> Value {
         ("get_report", _, "application/json") => report(),
         ("get_report", _, "text/html") => json!("<!doctype html>\n<html lang=\"en\">...</html>\n"),
         ("get_report", ..) => json!("# deepseek-ocr-tiny\n\n## Environment\n..."),
+        ("diff_runs", _, "application/json") => diff(),
+        ("diff_runs", _, "text/html") => json!("<!doctype html>\n<html lang=\"en\">...</html>\n"),
+        ("diff_runs", ..) => json!("# From run 019a9f3e-6d1c-7c4e-9a51-3a8f0c2b7d10 to run ...\n"),
         ("list_models", ..) => json!(ModelList { models: config::models(None).unwrap_or_default().into_values().collect() }),
+        ("list_profiling", ..) => {
+            let preset = |mode: &Mode| Some(ProfilingPreset { mode: *mode, profiling: Profiling::bundled(*mode).ok()? });
+            json!(ProfilingList { presets: Mode::ALL.iter().filter_map(preset).collect() })
+        }
+        ("get_cost", _, "application/json") => cost(),
+        ("get_cost", _, "text/csv") => json!("path,op,parameters,...\ndecoder.embed_tokens,embedding,1048576,...\n"),
+        ("get_cost", ..) => json!("# What deepseek-ocr-tiny needs\n\n..."),
+        ("list_devices", ..) => json!(DeviceList {
+            devices: vec![DeviceView {
+                name: "cuda:0".into(),
+                uuid: Some("GPU-6c35a1a0-0c3b-4f6e-9f41-2f1f6f2b1a77".into()),
+                product: Some("NVIDIA H200".into()),
+                memory_bytes: Some(150_754_820_096),
+                run_id: Some(id()),
+            }],
+        }),
+        ("doctor", ..) => json!(checkup()),
         ("healthz" | "readyz", ..) => json!(Health { status: "ok".into() }),
         ("version", ..) => {
             json!(Version { version: "0.1.0".into(), git_commit: Some("3f2c1d0b9a87".into()), format_version: FORMAT_VERSION })
@@ -86,6 +118,7 @@ fn spec() -> RunSpec {
         timeout_s: 1800,
         labels: vec![],
         priority: 0,
+        profiling: Profiling::bundled(Mode::Basic).ok(),
     }
 }
 
@@ -115,6 +148,25 @@ fn ended() -> RunView {
     }
 }
 
+/// A real report compared with itself, each list cut to its first record.
+fn diff() -> Value {
+    let Ok(run) = report::diff::stored(include_bytes!("../../tests/golden/cpu-report.json"), None) else { return Value::Null };
+    let mut diff = json!(report::diff::run_diff(&run, &run));
+    cut(&mut diff);
+    diff
+}
+
+/// The cost of a bundled model, each list cut to its first record.
+fn cost() -> Value {
+    let models = config::models(None).unwrap_or_default();
+    let Some(model) = models.get("deepseek-ocr-tiny") else { return Value::Null };
+    let (images, prompt_tokens) = (&[][..], Some(64));
+    let asked = Asked { model, inputs: None, prompt: None, images, prompt_tokens, new_tokens: 16, dtype: None };
+    let mut answer = json!(report::cost::model_cost(&asked).ok());
+    cut(&mut answer);
+    answer
+}
+
 /// The report of a real run, each list cut to its first record.
 fn report() -> Value {
     let mut report: Value =
@@ -132,6 +184,17 @@ fn cut(value: &mut Value) {
         Value::Object(fields) => fields.values_mut().for_each(cut),
         _ => {}
     }
+}
+
+fn checkup() -> Checkup {
+    let missing = Finding::new(
+        "ncu_missing",
+        Severity::Warning,
+        "Nsight Compute (ncu) is not installed: no kernel counters can be collected",
+    )
+    .advise("install ncu (NVIDIA's package nsight-compute)");
+    let checks = vec![Check::of("driver", Ok("driver 580.159, CUDA 13.0, GPUs: 1".into())), Check::of("ncu", Err(missing))];
+    Checkup::of("2026-11-20T09:00:00.000Z".into(), checks)
 }
 
 fn artifact() -> ArtifactRecord {

@@ -4,11 +4,17 @@
 
 mod artifacts;
 mod contract;
+mod cost;
+mod devices;
+mod diff;
+mod doctor;
 mod error;
 mod events;
 mod examples;
+mod forms;
 mod health;
 mod models;
+mod profiling;
 mod report;
 mod request;
 mod runs;
@@ -22,13 +28,18 @@ use axum::{
     middleware,
 };
 pub use contract::{contract, contract_yaml};
-use tokio::sync::Notify;
+use tokio::sync::{Notify, mpsc, oneshot};
 use tokio_util::sync::CancellationToken;
 use tower_http::{catch_panic::CatchPanicLayer, set_header::SetResponseHeaderLayer};
 use utoipa_axum::{router::OpenApiRouter, routes};
 use utoipa_swagger_ui::{Config, SwaggerUi};
 
-use crate::{config::Models, store::Store};
+use crate::{
+    config::Models,
+    profiling::Presets,
+    store::Store,
+    trace::{checkup::Checkup, device::Device},
+};
 
 /// What an answer of data may do in a browser: nothing.
 const DATA_POLICY: &str = "default-src 'none'; frame-ancestors 'none'";
@@ -44,8 +55,12 @@ pub struct App {
     /// Folder that manifests are read from.
     pub inputs: PathBuf,
     pub models: Arc<Models>,
+    /// What each mode means.
+    pub presets: Arc<Presets>,
     /// Devices that have a worker.
-    pub devices: Arc<[String]>,
+    pub devices: Arc<[Device]>,
+    /// Where a look at the host is asked for.
+    pub doctor: mpsc::Sender<oneshot::Sender<Checkup>>,
     /// To be told when a run was queued.
     pub queued: Arc<Notify>,
     /// To be told when a running run is to be cancelled.
@@ -65,7 +80,12 @@ fn routes() -> OpenApiRouter<App> {
         .routes(routes!(artifacts::download))
         .routes(routes!(artifacts::bundle))
         .routes(routes!(report::report))
+        .routes(routes!(diff::diff))
         .routes(routes!(models::models))
+        .routes(routes!(profiling::profiling))
+        .routes(routes!(cost::cost))
+        .routes(routes!(devices::devices))
+        .routes(routes!(doctor::doctor))
         .routes(routes!(health::healthz))
         .routes(routes!(health::readyz))
         .routes(routes!(health::version))

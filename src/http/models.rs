@@ -4,8 +4,11 @@ use axum::{Json, extract::State};
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
-use super::App;
-use crate::model::ModelSpec;
+use super::{
+    App,
+    error::{ApiError, ErrorCode},
+};
+use crate::{config::nearest, model::ModelSpec};
 
 /// The configured models, by name.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, ToSchema)]
@@ -20,4 +23,16 @@ pub async fn models(State(app): State<App>) -> Json<ModelList> {
     // Where weights lie on this host is nobody's business.
     let models = app.models.values().map(|model| ModelSpec { weights: None, ..model.clone() }).collect();
     Json(ModelList { models })
+}
+
+/// The model that a request names.
+pub fn find_model<'a>(app: &'a App, name: &str) -> Result<&'a ModelSpec, ApiError> {
+    app.models.get(name).ok_or_else(|| {
+        let names = app.models.keys().map(String::as_str);
+        let hint = match nearest(name, names.clone()) {
+            Some(near) => format!("did you mean {near}?"),
+            None => format!("there are {}", names.collect::<Vec<_>>().join(", ")),
+        };
+        ApiError::new(ErrorCode::ModelNotFound, format!("there is no model {name}; {hint}"))
+    })
 }

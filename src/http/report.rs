@@ -10,6 +10,7 @@ use super::{
     App,
     artifacts::send,
     error::{ApiError, ErrorCode},
+    forms::choose,
     request::RunPath,
     runs::find,
 };
@@ -30,7 +31,7 @@ const FORMS: &[(&str, &str, &str)] = &[
 pub async fn report(State(app): State<App>, RunPath(id): RunPath, headers: HeaderMap) -> Result<Response, ApiError> {
     let run = find(&app, id).await?;
     let accept = headers.get(header::ACCEPT).and_then(|value| value.to_str().ok()).unwrap_or("*/*");
-    let Some(file) = choose(accept) else {
+    let Some(file) = choose(accept, FORMS) else {
         return Err(ApiError::new(ErrorCode::NotAcceptable, ErrorCode::NotAcceptable.example()));
     };
     if !run.state.is_final() {
@@ -43,34 +44,6 @@ pub async fn report(State(app): State<App>, RunPath(id): RunPath, headers: Heade
     let mut response = send(&app, id, &artifact, &headers).await?;
     response.headers_mut().insert(header::VARY, header::HeaderValue::from_static("accept"));
     Ok(response)
-}
-
-/// The file whose form `accept` likes best; `None` when it takes none of them.
-fn choose(accept: &str) -> Option<&'static str> {
-    let quality = |kind: &str, form: &str| {
-        let of = |range: &str| {
-            let mut parts = range.split(';').map(str::trim);
-            let (range_kind, range_form) = parts.next()?.split_once('/')?;
-            let closeness = match (range_kind == kind, range_form == form) {
-                (true, true) => 2,
-                (true, false) if range_form == "*" => 1,
-                (false, _) if range_kind == "*" && range_form == "*" => 0,
-                _ => return None,
-            };
-            let quality = parts.find_map(|part| part.strip_prefix("q=")).map_or(Some(1.0), |q| q.parse().ok())?;
-            Some((closeness, quality))
-        };
-        // The closest range decides, not the most generous one.
-        accept.split(',').filter_map(of).max_by_key(|(closeness, _)| *closeness).map_or(0.0, |(_, quality): (i32, f64)| quality)
-    };
-    let mut best: Option<(f64, &str)> = None;
-    for (kind, form, file) in FORMS {
-        let quality = quality(kind, form);
-        if quality > best.map_or(0.0, |(best, _)| best) {
-            best = Some((quality, file));
-        }
-    }
-    best.map(|(_, file)| file)
 }
 
 #[cfg(test)]
@@ -91,7 +64,7 @@ mod tests {
             ("rubbish", None),
         ];
         for (accept, expected) in cases {
-            assert_eq!(choose(accept), expected, "{accept}");
+            assert_eq!(choose(accept, FORMS), expected, "{accept}");
         }
     }
 }

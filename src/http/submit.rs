@@ -16,13 +16,15 @@ use utoipa::ToSchema;
 use super::{
     App,
     error::{ApiError, ErrorCode},
+    models::find_model,
     runs::Links,
 };
 use crate::{
     artifact::inputs::{self, InputsError},
-    config::nearest,
+    profiling::{Change, Profiling},
     run::{Dtype, Mode, RunId, RunSpec, RunState},
     store::{Idempotency, NewRun, Run, Submitted},
+    trace::device::{Device, is_device},
 };
 
 const MAX_BODY: usize = 1 << 20;
@@ -40,10 +42,11 @@ pub struct SubmitRun {
     /// Name of a configured model (`GET /models`).
     #[schema(min_length = 1, max_length = 200, example = "deepseek-ocr-tiny")]
     pub model: String,
-    /// Manifest of inputs, relative to the service's inputs folder. The default is the bundled page.
-    #[serde(default = "defaults::inputs_manifest")]
-    #[schema(default = "inputs.yaml", min_length = 1, max_length = 200, example = "inputs.yaml")]
-    pub inputs_manifest: String,
+    /// Manifest of inputs, relative to the service's inputs folder. When absent, the bundled page, `inputs.yaml`; for a model that
+    /// reads text only, the bundled text, `inputs-text.yaml`.
+    #[serde(default)]
+    #[schema(min_length = 1, max_length = 200, example = "inputs.yaml")]
+    pub inputs_manifest: Option<String>,
     /// How much to collect.
     #[serde(default = "defaults::mode")]
     #[schema(default = "deep")]
@@ -67,9 +70,12 @@ pub struct SubmitRun {
     /// Number format; the model's default for the device when absent.
     #[serde(default)]
     pub dtype: Option<Dtype>,
-    /// `auto`, `cpu`, or `cuda:INDEX`.
+    /// `auto`, `cpu`, `cuda:INDEX` in the order of nvidia-smi, or the UUID of a GPU or of an instance of one (`GET /devices`).
     #[serde(default = "defaults::device")]
-    #[schema(default = "auto", pattern = "^(auto|cpu|cuda:(0|[1-9][0-9]?))$")]
+    #[schema(
+        default = "auto",
+        pattern = "^(auto|cpu|cuda:(0|[1-9][0-9]?)|(GPU|MIG)-[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12})$"
+    )]
     pub device: String,
     /// Limit on the whole run, in seconds.
     #[serde(default = "defaults::timeout_s", deserialize_with = "whole")]
@@ -83,6 +89,10 @@ pub struct SubmitRun {
     #[serde(default, deserialize_with = "whole")]
     #[schema(default = 0, minimum = -100, maximum = 100)]
     pub priority: i32,
+    /// Single settings of the passes that go over the mode's (`GET /profiling`).
+    #[serde(default)]
+    #[schema(value_type = Option<Profiling>)]
+    pub profiling: Option<Change>,
 }
 
 /// Reads an integer as JSON Schema understands it: `3.0` is one, too.
@@ -101,11 +111,11 @@ fn whole<'de, D: Deserializer<'de>, T: TryFrom<i64>>(deserializer: D) -> Result<
 #[schema(min_length = 1, max_length = 64, pattern = r"^[^\u0000-\u001f\u007f-\u009f]+$", example = "nightly")]
 pub struct Label(pub String);
 
-mod defaults {
+pub(super) mod defaults {
     use crate::run::Mode;
 
-    pub fn inputs_manifest() -> String {
-        "inputs.yaml".into()
+    pub fn inputs_manifest(reads_images: bool) -> String {
+        if reads_images { "inputs.yaml" } else { "inputs-text.yaml" }.into()
     }
     pub fn mode() -> Mode {
         Mode::Deep
@@ -222,7 +232,9 @@ async fn check(app: &App, run: SubmitRun) -> Result<RunSpec, ApiError> {
     within("priority", run.priority, -100..=100)?;
     within("labels", run.labels.len(), 0..=MAX_LABELS)?;
     within("length of model", run.model.chars().count(), 1..=MAX_NAME)?;
-    within("length of inputs_manifest", run.inputs_manifest.chars().count(), 1..=MAX_NAME)?;
+    if let Some(manifest) = &run.inputs_manifest {
+        within("length of inputs_manifest", manifest.chars().count(), 1..=MAX_NAME)?;
+    }
     for Label(label) in &run.labels {
         within("length of a label", label.chars().count(), 1..=MAX_LABEL)?;
         if label.chars().any(char::is_control) {
@@ -230,20 +242,21 @@ async fn check(app: &App, run: SubmitRun) -> Result<RunSpec, ApiError> {
         }
     }
     check_device(app, &run)?;
-    if !app.models.contains_key(&run.model) {
-        let names = app.models.keys().map(String::as_str);
-        let hint = match nearest(&run.model, names.clone()) {
-            Some(near) => format!("did you mean {near}?"),
-            None => format!("there are {}", names.collect::<Vec<_>>().join(", ")),
-        };
-        return Err(ApiError::new(ErrorCode::ModelNotFound, format!("there is no model {}; {hint}", run.model)));
-    }
-    let (root, name) = (app.inputs.clone(), run.inputs_manifest.clone());
+    let model = find_model(app, &run.model)?;
+    let reads_images = model.vision.is_some();
+    let inputs_manifest = run.inputs_manifest.unwrap_or_else(|| defaults::inputs_manifest(reads_images));
+    let (root, name) = (app.inputs.clone(), inputs_manifest.clone());
     let inputs = tokio::task::spawn_blocking(move || inputs::read(&root, &name)).await;
-    inputs.map_err(|error| ApiError::internal(&error))?.map_err(|error| refuse_inputs(&run.inputs_manifest, &error))?;
+    let inputs = inputs.map_err(|error| ApiError::internal(&error))?.map_err(|error| refuse_inputs(&inputs_manifest, &error))?;
+    if !reads_images && !inputs.images.is_empty() {
+        let message = format!("{inputs_manifest} names images, and the model {} reads text only", run.model);
+        return Err(ApiError::new(ErrorCode::InputsUnfit, message));
+    }
+    let preset = app.presets.get(&run.mode).ok_or_else(|| invalid(format!("mode {} is not configured", run.mode)))?;
+    let profiling = preset.changed(run.profiling.unwrap_or_default()).map_err(|error| invalid(format!("profiling: {error}")))?;
     Ok(RunSpec {
         model: run.model,
-        inputs_manifest: run.inputs_manifest,
+        inputs_manifest,
         mode: run.mode,
         repeats: run.repeats,
         warmup: run.warmup,
@@ -254,6 +267,7 @@ async fn check(app: &App, run: SubmitRun) -> Result<RunSpec, ApiError> {
         timeout_s: run.timeout_s,
         labels: run.labels.into_iter().collect::<BTreeSet<_>>().into_iter().map(|Label(label)| label).collect(),
         priority: run.priority,
+        profiling: Some(profiling),
     })
 }
 
@@ -267,27 +281,24 @@ fn within<T: PartialOrd + std::fmt::Display>(name: &str, value: T, range: RangeI
 
 /// A device that exists, and a number format that it multiplies.
 fn check_device(app: &App, run: &SubmitRun) -> Result<(), ApiError> {
-    let index = run.device.strip_prefix("cuda:");
-    let index = index.filter(|index| matches!(index.as_bytes(), [b'0'..=b'9'] | [b'1'..=b'9', b'0'..=b'9']));
-    if !matches!(run.device.as_str(), "auto" | "cpu") && index.is_none() {
-        return Err(ApiError::new(
-            ErrorCode::InvalidRequest,
-            format!("device: {:?} is none of auto, cpu, cuda:INDEX", run.device),
-        ));
+    if !is_device(&run.device) {
+        let message = format!("device: {:?} is none of auto, cpu, cuda:INDEX, and no UUID of a GPU", run.device);
+        return Err(ApiError::new(ErrorCode::InvalidRequest, message));
     }
-    let may: Vec<&str> = app.devices.iter().map(String::as_str).filter(|it| run.device == "auto" || run.device == **it).collect();
+    let may: Vec<&Device> = app.devices.iter().filter(|device| device.serves(&run.device)).collect();
     if may.is_empty() && !app.devices.is_empty() {
-        let message = format!("no worker has the device {}; there is {}", run.device, app.devices.join(", "));
+        let names: Vec<&str> = app.devices.iter().map(|device| device.name.as_str()).collect();
+        let message = format!("no worker has the device {}; there is {}", run.device, names.join(", "));
         return Err(ApiError::new(ErrorCode::DeviceNotFound, message));
     }
-    if run.dtype == Some(Dtype::Bf16) && !may.is_empty() && may.iter().all(|device| *device == "cpu") {
+    if run.dtype == Some(Dtype::Bf16) && !may.is_empty() && may.iter().all(|device| device.is_cpu()) {
         return Err(ApiError::new(ErrorCode::DtypeUnavailable, ErrorCode::DtypeUnavailable.example()));
     }
     Ok(())
 }
 
 /// Of the host a client learns only what it named itself.
-fn refuse_inputs(name: &str, error: &InputsError) -> ApiError {
+pub(super) fn refuse_inputs(name: &str, error: &InputsError) -> ApiError {
     match error {
         InputsError::NotFound(_) => ApiError::new(ErrorCode::InputsNotFound, error.to_string()),
         // Whether there is something outside the folder is nobody's business.

@@ -56,6 +56,9 @@ impl Decoder {
         );
         ensure!(self.head_dim.is_multiple_of(2), "decoder.head_dim {} is odd: rotary positions turn pairs", self.head_dim);
         ensure!(self.rope_theta.is_finite() && self.rope_theta > 0.0, "decoder.rope_theta is {}", self.rope_theta);
+        if let Some(problem) = self.rope_scaling.as_ref().and_then(|scaling| scaling.problem()) {
+            ensure!(false, "decoder.rope_scaling: {problem}");
+        }
         ensure!(self.rms_norm_eps.is_finite() && self.rms_norm_eps > 0.0, "decoder.rms_norm_eps is {}", self.rms_norm_eps);
         ensure!((self.bos_token as usize) < self.vocab, "decoder.bos_token {} is not below vocab {}", self.bos_token, self.vocab);
         if let Some(moe) = &self.moe {
@@ -64,26 +67,6 @@ impl Decoder {
         let parameters = self.parameters();
         ensure!(parameters <= MAX_PARAMETERS, "the decoder would have {parameters} parameters");
         Ok(())
-    }
-
-    /// Parameters by the dimensions, embedding and head included.
-    pub fn parameters(&self) -> u128 {
-        let [hidden, vocab, heads, kv_heads] = [self.hidden, self.vocab, self.heads, self.kv_heads].map(|n| n as u128);
-        let swiglu = |width: usize| 3 * hidden * width as u128;
-        let head_dim = self.head_dim as u128;
-        let biases = if self.qkv_bias { head_dim * (heads + 2 * kv_heads) } else { 0 };
-        let norms = if self.qk_norm { 2 * head_dim } else { 0 };
-        let attention = hidden * head_dim * (2 * heads + 2 * kv_heads) + biases + norms;
-        let feed_forward = |layer| match &self.moe {
-            Some(moe) if layer >= moe.first_layer => {
-                let experts = moe.experts as u128;
-                experts * (swiglu(moe.intermediate) + hidden) + moe.shared as u128 * swiglu(moe.intermediate)
-            }
-            _ => swiglu(self.intermediate),
-        };
-        let layers: u128 = (0..self.layers).map(|layer| attention + feed_forward(layer) + 2 * hidden).sum();
-        let tables = if self.tied_embeddings { 1 } else { 2 };
-        tables * vocab * hidden + layers + hidden
     }
 }
 

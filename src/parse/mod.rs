@@ -3,8 +3,11 @@
 //! A file or table that is not there is a gap, and the trace is empty at that place. A file that cannot be read, or is not what its
 //! name says, is an error that names it. Nothing here panics on bytes from outside, and nothing has an opinion on what it reads.
 
+pub mod cublas;
 pub mod events;
+pub mod ncu;
 pub mod nsys;
+pub mod power;
 pub mod saved;
 
 use std::{
@@ -44,10 +47,20 @@ pub fn read(dir: &Path) -> Result<Trace, ParseError> {
             trace.findings.extend(log.findings);
         }
     }
+    let samples = dir.join(layout::NVML);
+    if samples.exists() {
+        let (log, findings) = power::read(&samples)?;
+        trace.power = log;
+        trace.findings.extend(findings);
+    }
     let export = dir.join(layout::NSYS_EXPORT);
     if export.exists() {
         trace.nsys = Some(nsys::read(&export)?);
     }
+    for stage in ncu::stages(dir)? {
+        trace.counters.extend(ncu::read(dir, &stage)?.unwrap_or_default().launches);
+    }
+    trace.gemms = cublas::read(dir)?;
     Ok(trace)
 }
 

@@ -32,12 +32,16 @@ pub fn engine() -> Environment<'static> {
     engine
 }
 
-const TEMPLATES: [(&str, &str); 8] = [
+const TEMPLATES: [(&str, &str); 12] = [
     ("macros.md", include_str!("templates/macros.md")),
     ("report.md", include_str!("templates/report.md")),
     ("stakeholder_summary.md", include_str!("templates/stakeholder_summary.md")),
     ("operators.md", include_str!("templates/operators.md")),
+    ("gemms.md", include_str!("templates/gemms.md")),
     ("kernels.md", include_str!("templates/kernels.md")),
+    ("diff.md", include_str!("templates/diff.md")),
+    ("diff.html", include_str!("templates/diff.html")),
+    ("cost.md", include_str!("templates/cost.md")),
     ("macros.html", include_str!("templates/macros.html")),
     ("report.html", include_str!("templates/report.html")),
     ("style.css", include_str!("templates/style.css")),

@@ -1,4 +1,4 @@
-//! The figures of the HTML report: headline tiles, stage bars, operator bars, decode steps.
+//! The figures of the HTML report: headline tiles, stage bars, operator bars, decode steps, power over time.
 //!
 //! Each figure stands beside the table that holds its numbers.
 
@@ -7,6 +7,7 @@ use serde::Serialize;
 use super::{
     format::{decimals, ms, pct, scaled, short_ms},
     svg::{self, Bar},
+    timeline::{Timeline, timeline},
 };
 use crate::analyze::{
     Analysis,
@@ -35,6 +36,7 @@ pub struct Figures {
     stages: String,
     operators: String,
     steps: String,
+    power: String,
 }
 
 /// The figures that a reader looks for first.
@@ -66,7 +68,7 @@ pub fn tiles(analysis: &Analysis) -> Vec<Tile> {
 
 /// Draws the figures.
 pub fn figures(analysis: &Analysis) -> Figures {
-    Figures { stages: stages(analysis), operators: operators(analysis), steps: steps(analysis) }
+    Figures { stages: stages(analysis), operators: operators(analysis), steps: steps(analysis), power: power(analysis) }
 }
 
 fn stages(analysis: &Analysis) -> String {
@@ -86,12 +88,12 @@ fn stages(analysis: &Analysis) -> String {
 }
 
 fn operators(analysis: &Analysis) -> String {
-    let leaves: Vec<_> = analysis.operators.leaves().take(OPERATORS).collect();
+    let leaves: Vec<_> = analysis.operators.leaves().filter(|it| it.total_ms.is_some()).take(OPERATORS).collect();
     let bar = |it: &&crate::analyze::operators::OperatorRecord| Bar {
         label: it.path.clone(),
-        shown: format!("{} ms", short_ms(it.total_ms))
+        shown: format!("{} ms", short_ms(it.total_ms.unwrap_or(0.0)))
             + &it.share_pct.map(|share| format!(" · {}", pct(share))).unwrap_or_default(),
-        value: it.total_ms,
+        value: it.total_ms.unwrap_or(0.0),
         class: class(&it.stage),
         ..Bar::default()
     };
@@ -110,6 +112,24 @@ fn steps(analysis: &Analysis) -> String {
     drawn((2..=STEPS).contains(&curve.len()), || {
         svg::columns("step-columns", "Time of each decode step", &description, curve, shown)
     })
+}
+
+fn power(analysis: &Analysis) -> String {
+    let Some(power) = &analysis.power else { return String::new() };
+    let band = |band: &crate::analyze::power::Band| {
+        let what = if band.warmup { "warm-up" } else { "measured" };
+        let told = format!("{} ({what}), from {} to {} s", band.stage, decimals(band.from_s, 3), decimals(band.to_s, 3));
+        (if band.warmup { "other" } else { class(band.stage) }, band.from_s, band.to_s, told)
+    };
+    let drawn = Timeline {
+        seconds: power.curve.seconds,
+        points: &power.curve.points,
+        bands: power.curve.bands.iter().map(band).collect(),
+        limit: power.device.power_limit_w.map(|limit| (limit, format!("power limit: {} W", decimals(limit, 0)))),
+        unit: "W",
+    };
+    let description = format!("{} samples over {} seconds.", power.samples, decimals(power.curve.seconds, 1));
+    timeline("power-curve", "Power over time", &description, &drawn)
 }
 
 fn drawn(any: bool, draw: impl FnOnce() -> String) -> String {

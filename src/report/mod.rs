@@ -2,8 +2,12 @@
 //!
 //! Pure: from values to strings, with no file, clock or environment. Whatever comes from outside is escaped where it is shown.
 
+pub mod cost;
+pub mod diff;
+pub mod perfetto;
 pub mod profile;
 
+mod csv;
 mod escape;
 mod figures;
 mod format;
@@ -11,6 +15,7 @@ mod narrative;
 mod svg;
 mod table;
 mod tables;
+mod timeline;
 
 use minijinja::value::{Serde, Value};
 use serde::Serialize;
@@ -54,15 +59,25 @@ pub fn render(facts: &RunFacts, trace: &Trace, analysis: &Analysis) -> Vec<(&'st
         let template = engine.get_template(template).expect("the template is embedded: tests render each of them");
         template.render(page.clone()).expect("the template asks only for what the page holds: tests render each of them")
     };
-    vec![
+    let mut files = vec![
         (layout::REPORT_MD, text("report.md")),
         (layout::REPORT_HTML, text("report.html")),
         (layout::REPORT_JSON, json(&profile::profile(facts, trace, analysis))),
         (layout::SUMMARY_MD, text("stakeholder_summary.md")),
         (layout::OPERATORS_MD, text("operators.md")),
         (layout::KERNELS_MD, text("kernels.md")),
+        (layout::KERNELS_CSV, csv::kernels(analysis)),
+        (layout::KERNELS_JSON, json(&profile::kernels_file(facts, analysis))),
+        (layout::COUNTERS_CSV, csv::counters(analysis)),
+        (layout::GEMMS_MD, text("gemms.md")),
+        (layout::GEMMS_CSV, csv::gemms(analysis)),
+        (layout::GEMMS_JSON, json(&profile::gemms_file(facts, analysis))),
         (layout::STAGES_JSON, json(&profile::stages_file(facts, analysis))),
-    ]
+    ];
+    if let Some(power) = &analysis.power {
+        files.extend([(layout::POWER_JSON, json(power)), (layout::POWER_CSV, tables::power_csv(power))]);
+    }
+    files
 }
 
 fn json(value: &impl Serialize) -> String {
@@ -79,6 +94,7 @@ struct Page<'a> {
     spec: &'a RunSpec,
     state: &'static str,
     state_means: &'static str,
+    times_of: &'static str,
     started: Option<&'a str>,
     tiles: Vec<figures::Tile>,
     figures: figures::Figures,
@@ -89,8 +105,15 @@ struct Page<'a> {
     operators: Table,
     kernels: Table,
     modules: Table,
+    power: Table,
     operators_by_path: Table,
     stage_kernels: Table,
+    stage_gpu: Table,
+    classes: Table,
+    api_calls: Table,
+    ranges: Table,
+    counters: Table,
+    gemms: Table,
     costs: Table,
     experts: Table,
     overhead: Table,
@@ -100,6 +123,8 @@ struct Page<'a> {
     recommendations: Vec<String>,
     findings: Vec<Finding>,
     missing: Vec<Missing<'a>>,
+    /// Whether a part of prefill is vision.
+    vision: bool,
 }
 
 /// Something that was asked for and could not be collected.
@@ -125,6 +150,11 @@ fn page<'a>(facts: &RunFacts<'a>, trace: &Trace, analysis: &Analysis) -> Page<'a
         spec: facts.spec,
         state: facts.state.as_str(),
         state_means: state_means(facts.state),
+        times_of: if analysis.only_traced {
+            "the traced pass, for there is no plain one"
+        } else {
+            "the plain pass, taken without any profiler"
+        },
         started: facts.steps.first().map(|step| step.started_at.as_str()),
         tiles: figures::tiles(analysis),
         figures: figures::figures(analysis),
@@ -133,8 +163,15 @@ fn page<'a>(facts: &RunFacts<'a>, trace: &Trace, analysis: &Analysis) -> Page<'a
         operators: whole(tables::operators(analysis)),
         kernels: whole(tables::kernels(facts, trace, analysis)),
         modules: whole(tables::modules(analysis)),
+        power: tables::power(facts, analysis),
         operators_by_path: whole(tables::operators_by_path(analysis)),
         stage_kernels: tables::stage_kernels(analysis),
+        stage_gpu: tables::stage_gpu(analysis),
+        classes: tables::classes(analysis),
+        api_calls: tables::api_calls(analysis).first(TOP_ROWS, "the rest are shorter"),
+        ranges: tables::ranges(analysis).first(TOP_ROWS, "the rest are shorter"),
+        counters: whole(tables::counters(facts, analysis)),
+        gemms: whole(tables::gemms(facts, analysis)),
         costs: tables::costs(analysis),
         experts: tables::experts(analysis),
         overhead: tables::outputs_and_overhead(analysis),
@@ -144,6 +181,7 @@ fn page<'a>(facts: &RunFacts<'a>, trace: &Trace, analysis: &Analysis) -> Page<'a
         recommendations: narrative::recommendations(&findings),
         findings,
         missing: missing(facts),
+        vision: analysis.stages.note("vision").is_some(),
     }
 }
 

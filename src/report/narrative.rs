@@ -66,7 +66,7 @@ fn vision(analysis: &Analysis) -> Option<String> {
 
 fn operators(analysis: &Analysis, stage: &str) -> Option<String> {
     let mut leaves: Vec<_> = analysis.operators.leaves().filter(|it| it.stage == stage).collect();
-    leaves.sort_by(|a, b| b.self_ms.total_cmp(&a.self_ms));
+    leaves.sort_by(|a, b| b.self_ms.unwrap_or(0.0).total_cmp(&a.self_ms.unwrap_or(0.0)));
     let named: Vec<String> =
         leaves.iter().take(3).filter_map(|it| Some(format!("{} ({})", it.path, pct(it.share_pct?)))).collect();
     let covered = analysis.operators.work.get(stage)?.covered_pct?;

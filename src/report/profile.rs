@@ -12,14 +12,20 @@ use crate::{
     analyze::{
         Analysis,
         cost::Cost,
+        counters::CounterRecord,
         experts::ExpertUse,
-        kernels::{KernelRecord, StageKernels},
+        gemms::GemmRecord,
+        gpu::StageGpu,
+        kernels::{ClassRecord, KernelRecord, StageKernels},
         mfu::{Ceilings, MfuRecord},
         operators::OperatorRecord,
         outputs::OutputCheck,
         overhead::OverheadRecord,
+        power::Power,
+        repeats::OperatorRepeats,
         stages::{StageNote, StageTiming},
         stats::Spread,
+        sums::{CallSum, RangeSum},
     },
     run::{Finding, InputFile, Mode, RunId, RunSpec, RunState, StepRecord},
     trace::{Trace, environment::Environment, event::ImageViews},
@@ -55,17 +61,46 @@ pub struct LLMProfileReport {
     pub operators_by_path: Vec<OperatorRecord>,
     /// Records there were before the list was cut.
     pub operators_by_path_total: u64,
+    /// How the time of each operator spreads over the repeats, layers rolled up: the noise of a comparison.
+    #[serde(default)]
+    pub operator_repeats: Vec<OperatorRepeats>,
     /// Kernels by stage and name, longest total first, warm-up left out.
     pub kernels_topk: Vec<KernelRecord>,
     /// Records there were before the list was cut.
     pub kernels_total: u64,
     pub stage_kernels: Vec<StageKernels>,
+    /// What the GPU did in each stage of the traced pass.
+    #[serde(default)]
+    pub stage_gpu: Vec<StageGpu>,
+    /// Kernel time by stage and class.
+    #[serde(default)]
+    pub kernel_classes: Vec<ClassRecord>,
+    /// Share of kernel time whose class is known, percent.
+    #[serde(default)]
+    pub classified_pct: Option<f64>,
+    /// CUDA calls of the traced pass by name, longest first.
+    #[serde(default)]
+    pub api_calls: Vec<CallSum>,
+    /// Ranges of the traced pass by domain and name, longest first.
+    #[serde(default)]
+    pub ranges: Vec<RangeSum>,
+    /// Whether all times are of the traced pass, because there was no plain one.
+    #[serde(default)]
+    pub only_traced: bool,
+    /// What ncu read, by kernel and geometry, longest in the timeline first.
+    #[serde(default)]
+    pub counters: Vec<CounterRecord>,
+    /// Matrix products by stage and shape, most operations first.
+    #[serde(default)]
+    pub gemms: Vec<GemmRecord>,
     /// Utilisation per scope: each stage, and `model`.
     pub mfu: Vec<MfuRecord>,
     pub ceilings: Option<Ceilings>,
     pub costs: Option<Cost>,
     pub experts: Vec<ExpertUse>,
     pub overhead: Vec<OverheadRecord>,
+    /// Energy, power and clocks; `null` where no GPU was sampled.
+    pub power: Option<Power>,
     pub outputs: OutputCheck,
     /// The narrative, a sentence each.
     pub notes: Vec<String>,
@@ -138,6 +173,26 @@ pub struct StagesFile {
     pub decode_step_ms: Vec<f64>,
 }
 
+/// `kernels.json`: every kernel by stage and name, and the counters by geometry.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, ToSchema)]
+pub struct KernelsFile {
+    pub schema_version: u32,
+    pub run_id: RunId,
+    pub stages: Vec<StageKernels>,
+    pub kernels: Vec<KernelRecord>,
+    pub counters: Vec<CounterRecord>,
+}
+
+/// `gemms.json`: every matrix product by stage and shape.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, ToSchema)]
+pub struct GemmsFile {
+    pub schema_version: u32,
+    pub run_id: RunId,
+    /// Decode steps of the logged pass.
+    pub decode_steps: u64,
+    pub gemms: Vec<GemmRecord>,
+}
+
 /// Gathers the report of one run.
 pub fn profile(facts: &RunFacts, trace: &Trace, analysis: &Analysis) -> LLMProfileReport {
     let kernels: Vec<KernelRecord> = analysis.kernels.measured().cloned().collect();
@@ -156,14 +211,24 @@ pub fn profile(facts: &RunFacts, trace: &Trace, analysis: &Analysis) -> LLMProfi
         operators_total: analysis.operators.rolled.len() as u64,
         operators_by_path: top(&analysis.operators.by_path),
         operators_by_path_total: analysis.operators.by_path.len() as u64,
+        operator_repeats: top(&analysis.operator_repeats),
         kernels_topk: top(&kernels),
         kernels_total: kernels.len() as u64,
         stage_kernels: analysis.kernels.stages.clone(),
+        stage_gpu: analysis.stage_gpu.clone(),
+        kernel_classes: analysis.kernels.classes.clone(),
+        classified_pct: analysis.kernels.classified_pct,
+        api_calls: top(&analysis.sums.calls),
+        ranges: top(&analysis.sums.ranges),
+        only_traced: analysis.only_traced,
+        counters: top(&analysis.counters),
+        gemms: top(&analysis.gemms.records),
         mfu: analysis.mfu.rows.clone(),
         ceilings: analysis.mfu.ceilings.clone(),
         costs: analysis.cost.clone(),
         experts: analysis.experts.clone(),
         overhead: analysis.overhead.clone(),
+        power: analysis.power.clone(),
         outputs: analysis.outputs,
         notes: narrative::narrative(analysis),
         findings: super::all_findings(facts, trace, analysis),
@@ -182,6 +247,23 @@ pub fn stages_file(facts: &RunFacts, analysis: &Analysis) -> StagesFile {
         stage_notes: analysis.stages.notes.clone(),
         decode_step_ms: analysis.stages.step_curve_ms.clone(),
     }
+}
+
+/// The kernels of one run.
+pub fn kernels_file(facts: &RunFacts, analysis: &Analysis) -> KernelsFile {
+    KernelsFile {
+        schema_version: SCHEMA_VERSION,
+        run_id: facts.id,
+        stages: analysis.kernels.stages.clone(),
+        kernels: analysis.kernels.measured().cloned().collect(),
+        counters: analysis.counters.clone(),
+    }
+}
+
+/// The matrix products of one run.
+pub fn gemms_file(facts: &RunFacts, analysis: &Analysis) -> GemmsFile {
+    let gemms = &analysis.gemms;
+    GemmsFile { schema_version: SCHEMA_VERSION, run_id: facts.id, decode_steps: gemms.decode_steps, gemms: gemms.records.clone() }
 }
 
 fn identity(facts: &RunFacts, analysis: &Analysis) -> ModelIdentity {

@@ -96,7 +96,8 @@ pub fn columns(id: &str, title: &str, description: &str, values: &[f64], shown: 
     svg
 }
 
-fn open(id: &str, title: &str, description: &str, height: usize) -> String {
+/// Opens a drawing of the page's width.
+pub fn open(id: &str, title: &str, description: &str, height: usize) -> String {
     format!(
         "<svg class=\"chart\" role=\"img\" aria-labelledby=\"{id}-title {id}-desc\" width=\"100%\" height=\"{height}\">\
          <title id=\"{id}-title\">{}</title><desc id=\"{id}-desc\">{}</desc>",

@@ -42,20 +42,21 @@ pub struct Outcome {
 }
 
 impl Store {
-    /// Takes the first waiting run that `device` may run, if there is one.
-    pub async fn claim(&self, worker: &str, device: &str, lease: Duration) -> Result<Option<Claimed>, StoreError> {
+    /// Takes the first waiting run that asks for any device or for one of these `names`, if there is one.
+    pub async fn claim(&self, worker: &str, names: &[&str], lease: Duration) -> Result<Option<Claimed>, StoreError> {
         let mut writer = self.writer.lock().await;
         let mut tx = writer.begin_with("begin immediate").await.map_err(during("claim a run"))?;
         let row: Option<(Vec<u8>, String, u32)> = sqlx::query_as(
             "update runs set state = 'running', worker = ?1, lease_until = ?2, attempts = attempts + 1,
                     started_at = ?3, ended_at = null, message = null, failed_step = null, findings = '[]'
-             where id = (select id from runs where state = 'queued' and device in ('auto', ?4) order by priority desc, id limit 1)
+             where id = (select id from runs where state = 'queued' and (device = 'auto' or device in (select value from json_each(?4)))
+                         order by priority desc, id limit 1)
              returning id, spec, attempts",
         )
         .bind(worker)
         .bind(until(lease))
         .bind(now_ms())
-        .bind(device)
+        .bind(serde_json::Value::from(names).to_string())
         .fetch_optional(&mut *tx)
         .await
         .map_err(during("claim a run"))?;

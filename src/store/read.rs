@@ -40,6 +40,16 @@ impl Store {
         rows.iter().map(from_row).collect()
     }
 
+    /// The runs that are being carried out, each with its worker's name.
+    pub async fn running(&self) -> Result<Vec<(RunId, String)>, StoreError> {
+        let rows: Vec<(Vec<u8>, String)> =
+            sqlx::query_as("select id, worker from runs where state = 'running' and worker is not null order by id")
+                .fetch_all(&self.readers)
+                .await
+                .map_err(during("list running runs"))?;
+        rows.into_iter().map(|(id, worker)| Ok((id_of(&id)?, worker))).collect()
+    }
+
     /// The files that an ended run left, by path.
     pub async fn artifacts(&self, id: RunId) -> Result<Vec<ArtifactRecord>, StoreError> {
         let rows = sqlx::query("select path, bytes, sha256, media_type, step from artifacts where run_id = ? order by path")

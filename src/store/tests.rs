@@ -27,6 +27,7 @@ fn spec(priority: i32) -> RunSpec {
         timeout_s: 60,
         labels: vec!["night".into()],
         priority,
+        profiling: None,
     }
 }
 
@@ -65,7 +66,7 @@ async fn higher_priorities_go_first_and_positions_tell_so() {
     }
     assert_eq!(positions, [2, 3, 1]);
     let mut order = Vec::new();
-    while let Some(run) = store.claim("w", "cpu", LEASE).await.unwrap() {
+    while let Some(run) = store.claim("w", &["cpu"], LEASE).await.unwrap() {
         order.push(run.id);
     }
     assert_eq!(order, [urgent.id, first.id, second.id]);
@@ -76,8 +77,8 @@ async fn a_run_for_another_device_is_left_waiting() {
     let (_dir, store) = store().await;
     let new = NewRun { spec: RunSpec { device: "cuda:1".into(), ..spec(0) }, idempotency: None };
     store.submit(new).await.unwrap();
-    assert!(store.claim("w", "cpu", LEASE).await.unwrap().is_none());
-    assert!(store.claim("w", "cuda:1", LEASE).await.unwrap().is_some());
+    assert!(store.claim("w", &["cpu"], LEASE).await.unwrap().is_none());
+    assert!(store.claim("w", &["cuda:1"], LEASE).await.unwrap().is_some());
 }
 
 #[tokio::test]
@@ -115,10 +116,10 @@ async fn submissions_that_arrive_together_are_all_kept() {
 async fn a_lost_lease_is_claimed_again_and_its_old_worker_changes_nothing() {
     let (_dir, store) = store().await;
     submit(&store, 0).await;
-    let old = store.claim("old", "cpu", Duration::ZERO).await.unwrap().unwrap();
+    let old = store.claim("old", &["cpu"], Duration::ZERO).await.unwrap().unwrap();
     // A lease of no length is over at the next millisecond of the wall clock.
     while store.recover(false).await.unwrap().is_empty() {}
-    let new = store.claim("new", "cpu", LEASE).await.unwrap().unwrap();
+    let new = store.claim("new", &["cpu"], LEASE).await.unwrap().unwrap();
     assert_eq!((new.id, new.attempt), (old.id, 2));
     assert_eq!(store.renew(&old, LEASE).await.unwrap(), Renewal::Lost);
     assert!(!store.finish(&old, &succeeded()).await.unwrap());
@@ -134,7 +135,7 @@ async fn a_run_that_takes_the_service_down_is_given_up_after_three_attempts() {
     let (_dir, store) = store().await;
     let id = submit(&store, 0).await.id;
     for attempt in 1..=3 {
-        assert_eq!(store.claim("w", "cpu", LEASE).await.unwrap().unwrap().attempt, attempt);
+        assert_eq!(store.claim("w", &["cpu"], LEASE).await.unwrap().unwrap().attempt, attempt);
         assert_eq!(store.recover(true).await.unwrap(), [id]);
     }
     let run = store.run(id).await.unwrap().unwrap();
@@ -146,7 +147,7 @@ async fn a_run_that_takes_the_service_down_is_given_up_after_three_attempts() {
 async fn a_run_given_back_waits_again_without_a_mark() {
     let (_dir, store) = store().await;
     let id = submit(&store, 0).await.id;
-    let claimed = store.claim("w", "cpu", LEASE).await.unwrap().unwrap();
+    let claimed = store.claim("w", &["cpu"], LEASE).await.unwrap().unwrap();
     assert!(store.release(&claimed).await.unwrap());
     let run = store.run(id).await.unwrap().unwrap();
     assert_eq!((run.state, run.attempts, run.queue_position), (RunState::Queued, 0, Some(1)));
@@ -156,7 +157,7 @@ async fn a_run_given_back_waits_again_without_a_mark() {
 async fn cancelling_says_what_it_met() {
     let (_dir, store) = store().await;
     let (running, queued) = (submit(&store, 0).await.id, submit(&store, 0).await.id);
-    let claimed = store.claim("w", "cpu", LEASE).await.unwrap().unwrap();
+    let claimed = store.claim("w", &["cpu"], LEASE).await.unwrap().unwrap();
     assert_eq!(store.cancel(queued).await.unwrap(), Cancel::Cancelled);
     assert_eq!(store.cancel(queued).await.unwrap(), Cancel::AlreadyEnded(RunState::Cancelled));
     assert_eq!(store.cancel(running).await.unwrap(), Cancel::Requested);
@@ -193,7 +194,7 @@ async fn lists_filter_and_page_from_newest_to_oldest() {
 async fn steps_are_kept_as_they_change_and_cleared_by_the_next_attempt() {
     let (_dir, store) = store().await;
     let id = submit(&store, 0).await.id;
-    let claimed = store.claim("w", "cpu", LEASE).await.unwrap().unwrap();
+    let claimed = store.claim("w", &["cpu"], LEASE).await.unwrap().unwrap();
     let mut step = StepRecord {
         step: Step::Preflight,
         state: StepState::Running,
@@ -207,6 +208,6 @@ async fn steps_are_kept_as_they_change_and_cleared_by_the_next_attempt() {
     store.save_step(&claimed, 0, &step).await.unwrap();
     assert_eq!(store.run(id).await.unwrap().unwrap().steps, [step]);
     store.recover(true).await.unwrap();
-    store.claim("w", "cpu", LEASE).await.unwrap().unwrap();
+    store.claim("w", &["cpu"], LEASE).await.unwrap().unwrap();
     assert!(store.run(id).await.unwrap().unwrap().steps.is_empty());
 }

@@ -41,6 +41,9 @@ pub struct Start {
     pub unix_ns: i64,
     pub pid: u32,
     pub model: String,
+    /// Module path of the only part that runs; absent for the whole model.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub target: Option<String>,
     /// `synthetic` or `loaded`.
     pub weights: String,
     pub parameters: u64,
@@ -79,6 +82,10 @@ pub struct StageRange {
     pub name: String,
     pub start_ns: i64,
     pub end_ns: i64,
+    /// Time on the GPU between the two, by CUDA events; absent on the CPU. The host closes a range within a stage long before the GPU
+    /// is done with it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub device_ns: Option<i64>,
     pub warmup: bool,
     pub repeat: u32,
     /// Index of the token for `decode_step`.
@@ -95,6 +102,9 @@ pub struct OperatorCall {
     pub op: String,
     pub start_ns: i64,
     pub end_ns: i64,
+    /// Whether it ran inside a replayed CUDA graph: the host saw the replay and not this call, so the times are not its own.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub captured: bool,
     pub warmup: bool,
     pub repeat: u32,
     /// Innermost of `prefill`, `decode_all`; empty outside both.

@@ -1,7 +1,11 @@
 //! Kernels as they ran on a device.
+//!
+//! A capture holds millions of them with a few hundred distinct launches among them, so they are kept packed and read as values.
+
+use std::collections::HashMap;
 
 /// One kernel on the device, joined to the call that launched it.
-#[derive(Debug, Clone, PartialEq)]
+#[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Kernel {
     /// Short name: the function, without template arguments and parameters.
     pub name: u32,
@@ -12,9 +16,168 @@ pub struct Kernel {
     pub start_ns: i64,
     pub end_ns: i64,
     pub global_pid: i64,
+    /// Joins the kernel to the call that launched it, within its process; 0 without.
     pub correlation_id: i64,
     pub grid: [u32; 3],
     pub block: [u32; 3],
+    /// Registers per thread.
     pub registers: u32,
     pub graph_node: Option<u64>,
+}
+
+impl Kernel {
+    /// Nanoseconds on the device.
+    pub const fn ns(&self) -> i64 {
+        self.end_ns - self.start_ns
+    }
+}
+
+/// What launches of one kind have in common.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct LaunchKind {
+    pub name: u32,
+    pub full_name: u32,
+    pub device: u32,
+    pub stream: u32,
+    pub global_pid: i64,
+    pub grid: [u32; 3],
+    pub block: [u32; 3],
+    pub registers: u32,
+}
+
+/// No graph node: ids are made of a graph's number and a node's, and never are all ones.
+const NO_NODE: u64 = u64::MAX;
+
+#[derive(Debug, Clone, Copy)]
+struct Packed {
+    start_ns: i64,
+    end_ns: i64,
+    node: u64,
+    correlation_id: u32,
+    kind: u32,
+}
+
+/// Many kernels, packed.
+#[derive(Debug, Clone, Default)]
+pub struct Kernels {
+    rows: Vec<Packed>,
+    kinds: Vec<LaunchKind>,
+    index: HashMap<LaunchKind, u32>,
+}
+
+impl Kernels {
+    pub fn push(&mut self, kernel: Kernel) {
+        let Kernel { name, full_name, device, stream, global_pid, grid, block, registers, .. } = kernel;
+        let kind = LaunchKind { name, full_name, device, stream, global_pid, grid, block, registers };
+        let kind = *self.index.entry(kind).or_insert_with(|| {
+            self.kinds.push(kind);
+            self.kinds.len() as u32 - 1
+        });
+        self.rows.push(Packed {
+            start_ns: kernel.start_ns,
+            end_ns: kernel.end_ns,
+            node: kernel.graph_node.unwrap_or(NO_NODE),
+            correlation_id: u32::try_from(kernel.correlation_id).unwrap_or(0),
+            kind,
+        });
+    }
+
+    pub fn len(&self) -> usize {
+        self.rows.len()
+    }
+
+    pub fn is_empty(&self) -> bool {
+        self.rows.is_empty()
+    }
+
+    pub fn truncate(&mut self, len: usize) {
+        self.rows.truncate(len);
+    }
+
+    /// The kernel at `at`, as a value.
+    pub fn get(&self, at: usize) -> Kernel {
+        let row = self.rows[at];
+        let LaunchKind { name, full_name, device, stream, global_pid, grid, block, registers } = self.kinds[row.kind as usize];
+        Kernel {
+            name,
+            full_name,
+            device,
+            stream,
+            start_ns: row.start_ns,
+            end_ns: row.end_ns,
+            global_pid,
+            correlation_id: i64::from(row.correlation_id),
+            grid,
+            block,
+            registers,
+            graph_node: (row.node != NO_NODE).then_some(row.node),
+        }
+    }
+
+    /// Index into [`Self::kinds`] of the kernel at `at`.
+    pub fn kind(&self, at: usize) -> u32 {
+        self.rows[at].kind
+    }
+
+    /// The distinct launches, in order of first use.
+    pub fn kinds(&self) -> &[LaunchKind] {
+        &self.kinds
+    }
+
+    pub fn iter(&self) -> impl ExactSizeIterator<Item = Kernel> + DoubleEndedIterator + Clone + '_ {
+        (0..self.rows.len()).map(|at| self.get(at))
+    }
+
+    /// Sorts by start, unless they are.
+    pub fn sort(&mut self) {
+        if !self.rows.is_sorted_by_key(|row| row.start_ns) {
+            self.rows.sort_by_key(|row| row.start_ns);
+        }
+    }
+
+    /// The same kernels, changed by `change`.
+    pub fn map(&self, change: impl Fn(usize, &mut Kernel)) -> Self {
+        let changed = |(at, mut kernel)| {
+            change(at, &mut kernel);
+            kernel
+        };
+        self.iter().enumerate().map(changed).collect()
+    }
+}
+
+impl FromIterator<Kernel> for Kernels {
+    fn from_iter<I: IntoIterator<Item = Kernel>>(kernels: I) -> Self {
+        let mut packed = Self::default();
+        kernels.into_iter().for_each(|kernel| packed.push(kernel));
+        packed
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_packed_reads_as_it_was() {
+        let kernel = Kernel {
+            name: 1,
+            full_name: 2,
+            device: 3,
+            stream: 4,
+            start_ns: -5,
+            end_ns: 6,
+            global_pid: 7 << 24,
+            correlation_id: 8,
+            grid: [9, 10, 11],
+            block: [12, 13, 14],
+            registers: 15,
+            graph_node: Some(0),
+        };
+        let other = Kernel { graph_node: None, registers: 16, start_ns: -9, ..kernel };
+        let mut packed: Kernels = [kernel, other, kernel].into_iter().collect();
+        assert_eq!(packed.iter().collect::<Vec<_>>(), [kernel, other, kernel]);
+        assert_eq!(packed.kinds().len(), 2);
+        packed.sort();
+        assert_eq!(packed.get(0), other);
+    }
 }

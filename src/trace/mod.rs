@@ -2,17 +2,27 @@
 //!
 //! Imports nothing of ours but [`crate::run`]: no files, no database, no opinion. `parse` fills these, `analyze` reads them.
 
+pub mod checkup;
+pub mod counter;
+pub mod device;
 pub mod environment;
 pub mod event;
+pub mod gemm;
 pub mod kernel;
+pub mod names;
 pub mod nsys;
+pub mod power;
 pub mod range;
+pub mod stage;
 pub mod units;
 
 use crate::run::Finding;
+use counter::LaunchCounters;
 use environment::Environment;
 use event::Event;
+use gemm::GemmTrace;
 use nsys::NsysTrace;
+use power::PowerLog;
 
 /// Everything that the passes of one run left, read into memory.
 #[derive(Debug, Clone, Default)]
@@ -24,6 +34,12 @@ pub struct Trace {
     pub traced: Vec<Event>,
     /// What nsys recorded.
     pub nsys: Option<NsysTrace>,
+    /// What ncu read, of every stage.
+    pub counters: Vec<LaunchCounters>,
+    /// What the libraries of matrix products logged.
+    pub gemms: Option<GemmTrace>,
+    /// Power and clocks of the device beside the plain pass.
+    pub power: Option<PowerLog>,
     /// What the passes could not collect, said where it was noticed.
     pub findings: Vec<Finding>,
 }

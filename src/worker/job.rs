@@ -2,6 +2,8 @@
 //!
 //! Whatever happens, its folder is left as evidence: logs, what was collected, and a manifest over all of it.
 
+mod deep;
+
 use std::{fs, io, path::Path, time::Duration};
 
 use tokio::{sync::mpsc, time::Instant};
@@ -12,16 +14,19 @@ use super::{
     steps::{Ended, Steps, now},
 };
 use crate::{
+    analyze::choose::Choice,
     artifact::{
         inputs,
         journal::{Journal, JournalEvent},
         layout, manifest,
     },
-    collect::{ChildLine, CollectError, Ended as ChildEnded, Leash, Pass},
+    collect::{ChildLine, CollectError, Ended as ChildEnded, Leash, Pass, space::Space},
     model::ModelSpec,
-    run::{Dtype, Finding, Mode, RunSpec, RunState, Severity, Step, StepState},
+    profiling::Profiling,
+    run::{Dtype, Finding, RunState, Severity, Step, StepState},
     runner::{self, RunnerRequest},
     store::{Claimed, Outcome},
+    trace::device::Device,
 };
 
 /// Why a run cannot go on: the step that stopped it, and how that step ended.
@@ -29,20 +34,23 @@ use crate::{
 struct Stop(Ended);
 
 /// Carries one run from claim to report, and says how it ended. `halt` ends it early, whatever it is doing.
-pub async fn execute(run: &Claimed, device: &str, cx: &Context, halt: &CancellationToken) -> Outcome {
+pub async fn execute(run: &Claimed, device: &Device, cx: &Context, halt: &CancellationToken) -> Outcome {
     let dir = cx.runs.join(run.id.to_string());
     let journal = match make_folder(&dir, run).and_then(|()| Journal::open(&dir)) {
         Ok(journal) => journal,
         Err(error) => return lost(format!("cannot make the run's folder: {error}")),
     };
     journal.write(&JournalEvent::Attempt { attempt: run.attempt, at: now() });
+    let stored = run.spec.profiling.as_ref().or(cx.presets.get(&run.spec.mode));
+    let Some(settings) = stored.cloned() else { return lost(format!("mode {} is no longer configured", run.spec.mode)) };
     let mut job = Job {
         run,
+        settings,
         device,
         cx,
         halt,
         dir: &dir,
-        deadline: Instant::now() + Duration::from_secs(run.spec.timeout_s.into()),
+        deadline: Instant::now() + Duration::from_secs(run.spec.timeout_s.min(cx.config.limits.run_s).into()),
         steps: Steps::new(run, &cx.store, journal.clone()),
         journal,
         findings: Vec::new(),
@@ -53,7 +61,8 @@ pub async fn execute(run: &Claimed, device: &str, cx: &Context, halt: &Cancellat
 
 struct Job<'a> {
     run: &'a Claimed,
-    device: &'a str,
+    settings: Profiling,
+    device: &'a Device,
     cx: &'a Context,
     halt: &'a CancellationToken,
     dir: &'a Path,
@@ -67,15 +76,13 @@ impl Job<'_> {
     async fn carry(&mut self) -> Result<(), Stop> {
         let request = self.preflight().await?;
         self.baseline(&request).await?;
-        if self.run.spec.mode != Mode::Basic {
-            self.nsys(&request).await;
-        }
+        let chosen = if self.settings.nsys.enabled { self.nsys(&request).await } else { Vec::new() };
         // On the CPU there are no kernels to count and no GEMM log to keep.
-        if self.run.spec.mode == Mode::Deep && self.device != "cpu" {
-            for (step, loss) in [(Step::Ncu, "kernel counters"), (Step::GemmLog, "GEMM shapes")] {
-                self.steps.begin(step).await;
-                self.steps.end(&Ended::skipped(format!("this version of llmprof does not collect {loss}"))).await;
-            }
+        if self.settings.ncu.enabled && !self.device.is_cpu() {
+            self.counters(&request, &chosen).await;
+        }
+        if self.settings.gemm_log.enabled && !self.device.is_cpu() {
+            self.products(&request).await;
         }
         self.analyze().await
     }
@@ -96,8 +103,7 @@ impl Job<'_> {
         let spec = &self.run.spec;
         let model = self.cx.models.get(&spec.model).ok_or_else(|| format!("model {} is no longer configured", spec.model))?;
         let (leash, lines) = self.leash(Step::Preflight);
-        let on_device = RunSpec { device: self.device.to_owned(), ..spec.clone() };
-        let found = self.cx.collector.preflight(&on_device, self.dir, &leash).await;
+        let found = self.cx.collector.preflight(&self.settings, self.device, self.dir, &leash).await;
         drop(leash);
         lines.await.ok();
         self.write(layout::ENV, &pretty(&found.environment)?)?;
@@ -123,12 +129,15 @@ impl Job<'_> {
             prompt: resolved.prompt,
             images: resolved.images.into_iter().map(|image| image.path).collect(),
             dtype: spec.dtype.unwrap_or_else(|| default_dtype(model, self.device)),
-            device: self.device.to_owned(),
+            device: self.device.inside().to_owned(),
+            gpu: self.device.uuid.clone(),
             warmup: spec.warmup,
             repeats: spec.repeats,
             max_new_tokens: spec.max_new_tokens,
-            decode_graph: self.device != "cpu",
+            decode_graph: !self.device.is_cpu(),
             ceilings: true,
+            target: None,
+            extracted: false,
         };
         self.write(layout::CONFIG, &yaml(&request)?)?;
         Ok(request)
@@ -138,7 +147,7 @@ impl Job<'_> {
     async fn baseline(&mut self, request: &RunnerRequest) -> Result<(), Stop> {
         self.steps.begin(Step::Baseline).await;
         let (leash, lines) = self.leash(Step::Baseline);
-        let pass = self.cx.collector.baseline(self.dir, request, &leash).await;
+        let pass = self.cx.collector.baseline(self.dir, request, &self.settings.nvml, &leash).await;
         drop(leash);
         lines.await.ok();
         let ended = self.settle(pass);
@@ -150,15 +159,31 @@ impl Job<'_> {
         }
     }
 
-    /// The pass under Nsight Systems; without it the run is partial.
-    async fn nsys(&mut self, request: &RunnerRequest) {
+    /// The pass under Nsight Systems; without it the run is partial. Returns the kernels whose counters are worth reading.
+    async fn nsys(&mut self, request: &RunnerRequest) -> Vec<Choice> {
         self.steps.begin(Step::Nsys).await;
-        let (leash, lines) = self.leash(Step::Nsys);
-        let pass = self.cx.collector.nsys(self.dir, request, self.run.spec.mode, &leash).await;
+        let (mut leash, lines) = self.leash(Step::Nsys);
+        if !self.device.is_cpu() && (self.settings.ncu.enabled || self.settings.gemm_log.enabled) {
+            // A timeline that does not end leaves time for the passes after it.
+            leash = deep::share_of(&leash, 2);
+        }
+        let pass = self.cx.collector.nsys(self.dir, request, &self.settings.nsys, &leash).await;
         drop(leash);
         lines.await.ok();
-        let ended = self.settle(pass);
+        let mut ended = self.settle(pass);
+        let mut chosen = Vec::new();
+        if ended.state == StepState::Succeeded {
+            match self.timeline(request).await {
+                Ok(choices) => chosen = choices,
+                Err(message) => {
+                    // What failed its checks stays as evidence, under a name that no report is made from.
+                    reject(&self.dir.join(layout::NSYS_EXPORT));
+                    ended = Ended::failed(message).exit_code(ended.exit_code);
+                }
+            }
+        }
         self.steps.end(&ended).await;
+        chosen
     }
 
     /// How a pass ended as a step. What is not installed here is skipped with its remedy, which preflight knows.
@@ -174,6 +199,7 @@ impl Job<'_> {
                 Ended::skipped(remedy.map_or_else(|| error.to_string(), |remedy| format!("{error}: {remedy}")))
             }
             Err(error) => {
+                error.finding().into_iter().for_each(|finding| self.find(finding));
                 let code = match error.ended() {
                     Some(ChildEnded::Exited(code)) => Some(code),
                     _ => None,
@@ -239,7 +265,9 @@ impl Job<'_> {
             }
         });
         let grace = Duration::from_secs(self.cx.config.worker.grace_s.into());
-        let leash = Leash { run: self.run.id, deadline: self.deadline, grace, stop: self.halt.clone(), lines: Some(sender) };
+        let space = Space { dir: self.dir.to_owned(), most_bytes: self.cx.config.limits.run_bytes };
+        let (deadline, stop) = (self.deadline, self.halt.clone());
+        let leash = Leash { run: self.run.id, deadline, grace, stop, lines: Some(sender), space: Some(space) };
         (leash, lines)
     }
 
@@ -261,6 +289,18 @@ async fn blocking<T: Send + 'static, E: std::error::Error>(
     done.unwrap_or_else(|error| Err(error.to_string()))
 }
 
+/// Renames a file of a pass that is no good, `run.sqlite` to `run.rejected.sqlite`: it stays, and is not read back.
+fn reject(path: &Path) {
+    let name = |part: Option<&std::ffi::OsStr>| part.unwrap_or_default().to_string_lossy().into_owned();
+    let rejected = format!("{}.rejected.{}", name(path.file_stem()), name(path.extension()));
+    match fs::rename(path, path.with_file_name(rejected)) {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => {
+            tracing::warn!(path = %path.display(), %error, "cannot set aside a file that is no good");
+        }
+        _ => {}
+    }
+}
+
 /// An outcome without a folder to show for it.
 fn lost(message: String) -> Outcome {
     Outcome { state: RunState::Failed, failed_step: None, message: Some(message), findings: Vec::new(), artifacts: Vec::new() }
@@ -280,8 +320,8 @@ fn make_folder(dir: &Path, run: &Claimed) -> io::Result<()> {
     fs::write(dir.join(layout::SPEC), serde_json::to_vec_pretty(&run.spec)?)
 }
 
-fn default_dtype(model: &ModelSpec, device: &str) -> Dtype {
-    if device == "cpu" { model.cpu_dtype } else { model.dtype }
+fn default_dtype(model: &ModelSpec, device: &Device) -> Dtype {
+    if device.is_cpu() { model.cpu_dtype } else { model.dtype }
 }
 
 fn pretty(value: &impl serde::Serialize) -> Result<String, String> {

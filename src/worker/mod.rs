@@ -2,6 +2,7 @@
 //!
 //! Knows nothing of HTTP. What a run does is told in `job`; who does it, and until when, in `pool`.
 
+pub mod doctor;
 mod job;
 pub mod offline;
 mod pool;
@@ -18,6 +19,7 @@ use crate::{
     analyze::device::Devices,
     collect::Collector,
     config::{Config, Models},
+    profiling::Presets,
     store::Store,
 };
 
@@ -30,6 +32,8 @@ pub struct Context {
     /// Folder that manifests are read from.
     pub inputs: PathBuf,
     pub models: Arc<Models>,
+    /// What each mode means.
+    pub presets: Arc<Presets>,
     pub devices: Arc<Devices>,
     pub config: Arc<Config>,
     pub collector: Arc<Collector>,

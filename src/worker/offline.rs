@@ -2,14 +2,27 @@
 //!
 //! Needs no GPU, no database and no server. It measures nothing: what the folder lacks stays unknown.
 
-use std::{fs, io, path::Path};
+use std::{
+    fs,
+    io::{self, BufWriter, Write},
+    path::{Path, PathBuf},
+};
+
+use flate2::{Compression, write::GzEncoder};
 
 use crate::{
     analyze::{self, Analysis, device::Devices},
-    parse::{self, ParseError, saved},
-    report::{self, RunFacts},
-    run::{Finding, RunId, RunState, Step, StepRecord, StepState},
-    trace::Trace,
+    artifact::layout,
+    model::{Decoder, ModelSpec},
+    parse::{self, ParseError, ncu, nsys, saved},
+    report::{self, RunFacts, perfetto},
+    run::{Dtype, Finding, Mode, RunId, RunSpec, RunState, Step, StepRecord, StepState},
+    runner::RunnerRequest,
+    trace::{
+        Trace,
+        environment::{Environment, Gpu},
+        stage::StageRules,
+    },
 };
 
 #[derive(Debug, thiserror::Error)]
@@ -18,6 +31,8 @@ pub enum OfflineError {
     Saved { source: ParseError },
     #[error("cannot read what the passes left")]
     Trace { source: ParseError },
+    #[error("cannot read the capture")]
+    Capture { source: ParseError },
     #[error("cannot write {name}")]
     Write { name: &'static str, source: io::Error },
 }
@@ -32,15 +47,109 @@ pub struct Analyzed {
 
 /// Reads the folder `dir` and analyses what it holds. Blocks: an export may hold millions of rows.
 pub fn analyze(dir: &Path, devices: &Devices) -> Result<Analyzed, OfflineError> {
+    analyze_with(dir, StageRules::default(), devices)
+}
+
+/// Like [`analyze`], with other rules of what is a stage in the capture.
+pub fn analyze_with(dir: &Path, rules: StageRules, devices: &Devices) -> Result<Analyzed, OfflineError> {
     let saved = saved::read(dir).map_err(|source| OfflineError::Saved { source })?;
-    let trace = parse::read(dir).map_err(|source| OfflineError::Trace { source })?;
-    let peaks = trace.environment.gpus.get(gpu_index(&saved.request.device)).and_then(|gpu| devices.find(&gpu.name));
+    let mut trace = parse::read(dir).map_err(|source| OfflineError::Trace { source })?;
+    if let Some(nsys) = &mut trace.nsys {
+        nsys.rules = rules;
+    }
+    let peaks = gpu_of(&saved.request, &trace.environment).and_then(|gpu| devices.find(&gpu.name));
     let analysis = analyze::analyze(&trace, Some(&saved.request.model), peaks.filter(|_| saved.request.device != "cpu"));
     Ok(Analyzed { saved, trace, analysis })
 }
 
-fn gpu_index(device: &str) -> usize {
-    device.strip_prefix("cuda:").and_then(|index| index.parse().ok()).unwrap_or(usize::MAX)
+/// Analyses an export of nsys that anybody took of any program, beside pages that ncu printed of it.
+pub fn analyze_capture(export: &Path, pages: &[PathBuf], rules: StageRules) -> Result<Analyzed, OfflineError> {
+    let failed = |source| OfflineError::Capture { source };
+    let mut nsys = nsys::read(export).map_err(failed)?;
+    nsys.rules = rules;
+    let tool = nsys.tool_version.clone();
+    let mut trace = Trace { nsys: Some(nsys), ..Trace::default() };
+    trace.environment.nsys = tool;
+    trace.environment.llmprof = env!("CARGO_PKG_VERSION").into();
+    for page in pages {
+        trace.counters.extend(ncu::read_file(page).map_err(failed)?.launches);
+    }
+    let analysis = analyze::analyze(&trace, None, None);
+    let name = export.file_stem().unwrap_or_default().to_string_lossy().into_owned();
+    Ok(Analyzed { saved: unknown_run(name), trace, analysis })
+}
+
+/// A run of which nothing is known but its capture. No analysis sees its model, whose dimensions are none.
+fn unknown_run(name: String) -> saved::SavedRun {
+    let decoder = Decoder {
+        hidden: 0,
+        layers: 0,
+        heads: 0,
+        kv_heads: 0,
+        head_dim: 0,
+        intermediate: 0,
+        vocab: 0,
+        max_positions: 0,
+        rope_theta: 0.0,
+        rope_scaling: None,
+        rms_norm_eps: 0.0,
+        tied_embeddings: false,
+        qkv_bias: false,
+        qk_norm: false,
+        bos_token: 0,
+        eos_token: None,
+        moe: None,
+    };
+    let model = ModelSpec {
+        name: name.clone(),
+        description: "A capture by nsys; of the program and its model nothing else is known.".into(),
+        dtype: Dtype::F32,
+        cpu_dtype: Dtype::F32,
+        weights: None,
+        decoder,
+        vision: None,
+    };
+    let spec = RunSpec {
+        model: name,
+        inputs_manifest: String::new(),
+        mode: Mode::Light,
+        repeats: 0,
+        warmup: 0,
+        max_new_tokens: 0,
+        seed: 0,
+        dtype: None,
+        device: "auto".into(),
+        profiling: None,
+        timeout_s: 0,
+        labels: vec![],
+        priority: 0,
+    };
+    let request = RunnerRequest {
+        model,
+        weights: None,
+        seed: 0,
+        prompt: String::new(),
+        images: vec![],
+        dtype: Dtype::F32,
+        device: "auto".into(),
+        gpu: None,
+        warmup: 0,
+        repeats: 0,
+        max_new_tokens: 0,
+        decode_graph: false,
+        ceilings: false,
+        target: None,
+        extracted: false,
+    };
+    saved::SavedRun { spec, request, inputs: vec![], steps: vec![], findings: vec![] }
+}
+
+/// The GPU that the run was on: by UUID, and by index only where none was noted. An instance (MIG) is no whole GPU.
+fn gpu_of<'a>(request: &RunnerRequest, environment: &'a Environment) -> Option<&'a Gpu> {
+    match &request.gpu {
+        Some(uuid) => environment.gpus.iter().find(|gpu| gpu.uuid == *uuid),
+        None => environment.gpus.get(request.device.strip_prefix("cuda:")?.parse::<usize>().ok()?),
+    }
 }
 
 impl Analyzed {
@@ -61,7 +170,16 @@ impl Analyzed {
         for (name, text) in self.render(id) {
             fs::write(dir.join(name), text).map_err(|source| OfflineError::Write { name, source })?;
         }
-        Ok(())
+        let name = layout::TIMELINE;
+        self.write_timeline(&dir.join(name)).map_err(|source| OfflineError::Write { name, source })
+    }
+
+    /// Streams the timeline into its file: as JSON it may be many times what the capture is.
+    fn write_timeline(&self, path: &Path) -> io::Result<()> {
+        let packed = GzEncoder::new(BufWriter::new(fs::File::create(path)?), Compression::fast());
+        let mut out = BufWriter::new(packed);
+        perfetto::write(&self.trace, &mut out)?;
+        out.into_inner().map_err(io::IntoInnerError::into_error)?.finish()?.flush()
     }
 
     /// All that was found, by collection, parsing and analysis, worst first.

@@ -11,6 +11,7 @@ use super::{Context, job};
 use crate::{
     run::RunState,
     store::{Claimed, Outcome, Renewal, StoreError},
+    trace::device::Device,
 };
 
 /// How long an idle worker waits before it looks again by itself; it is woken when a run arrives.
@@ -33,7 +34,7 @@ enum Interrupted {
 
 impl Pool {
     /// Starts one worker per device.
-    pub fn start(cx: &Context, devices: &[String]) -> Self {
+    pub fn start(cx: &Context, devices: &[Device]) -> Self {
         let stop = CancellationToken::new();
         let mut workers = JoinSet::new();
         for device in devices {
@@ -50,8 +51,8 @@ impl Pool {
 }
 
 /// Claims and carries runs until told to stop.
-async fn work(cx: Context, device: String, stop: CancellationToken) {
-    let worker = format!("{device}:{}:{}", std::process::id(), uuid::Uuid::now_v7());
+async fn work(cx: Context, device: Device, stop: CancellationToken) {
+    let worker = device.worker(&format!("{}:{}", std::process::id(), uuid::Uuid::now_v7()));
     let lease = Duration::from_secs(cx.config.worker.lease_s.into());
     while !stop.is_cancelled() {
         // Listening before looking: a run queued in between still wakes us.
@@ -73,14 +74,14 @@ async fn work(cx: Context, device: String, stop: CancellationToken) {
     }
 }
 
-async fn recover_and_claim(cx: &Context, worker: &str, device: &str, lease: Duration) -> Result<Option<Claimed>, StoreError> {
+async fn recover_and_claim(cx: &Context, worker: &str, device: &Device, lease: Duration) -> Result<Option<Claimed>, StoreError> {
     super::recover(cx, false).await?;
-    cx.store.claim(worker, device, lease).await
+    cx.store.claim(worker, &device.names(), lease).await
 }
 
 /// Carries one run to its end, or to the point where it must be let go.
-#[tracing::instrument(skip_all, fields(run = %run.id, attempt = run.attempt, device))]
-async fn carry(run: &Claimed, device: &str, cx: &Context, lease: Duration, stop: &CancellationToken) {
+#[tracing::instrument(skip_all, fields(run = %run.id, attempt = run.attempt, device = device.name))]
+async fn carry(run: &Claimed, device: &Device, cx: &Context, lease: Duration, stop: &CancellationToken) {
     tracing::info!(model = run.spec.model, mode = %run.spec.mode, "run begins");
     let halt = CancellationToken::new();
     let mut job = pin!(job::execute(run, device, cx, &halt));

@@ -15,6 +15,10 @@ use llmprof::{
     config, http,
     run::{RunId, RunState, Step},
     store::{Claimed, Outcome, Store},
+    trace::{
+        checkup::{Check, Checkup},
+        device::Device,
+    },
 };
 use serde_json::{Value, json};
 use tokio_util::sync::CancellationToken;
@@ -75,6 +79,7 @@ impl Api {
         std::os::unix::fs::symlink(data.path().join("secret.yaml"), inputs.join("link.yaml")).unwrap();
         for (name, text) in [
             ("inputs.yaml", "prompt: hello\nimages: [{path: page.png}]"),
+            ("inputs-text.yaml", "prompt: hello"),
             ("gone.yaml", "prompt: hello\nimages: [{path: gone.png}]"),
             ("text.yaml", "prompt: hello\nimages: [{path: text.png}]"),
             ("outside.yaml", "prompt: hello\nimages: [{path: ../page.png}]"),
@@ -84,12 +89,21 @@ impl Api {
         }
         let store = Store::open(&data.path().join("llmprof.db")).await.unwrap();
         let closing = CancellationToken::new();
+        let (doctor, mut asked) = tokio::sync::mpsc::channel::<tokio::sync::oneshot::Sender<Checkup>>(1);
+        tokio::spawn(async move {
+            while let Some(answer) = asked.recv().await {
+                let fine = Check::of("disk", Ok("space".into()));
+                answer.send(Checkup::of("2026-11-20T09:00:00.000Z".into(), vec![fine])).ok();
+            }
+        });
         let router = http::router(http::App {
             store: store.clone(),
             runs: data.path().join("runs"),
             inputs,
             models: Arc::new(config::models(None).unwrap()),
-            devices: ["cpu".to_owned()].into(),
+            presets: Arc::new(config::profiling(None).unwrap()),
+            devices: [Device::cpu()].into(),
+            doctor,
             queued: Arc::default(),
             cancelled: Arc::default(),
             closing: closing.clone(),
@@ -135,7 +149,7 @@ impl Api {
 
     /// Takes the next run as a worker would, and writes one line into its journal.
     pub async fn start(&self) -> Claimed {
-        let run = self.store.claim("worker", "cpu", Duration::from_secs(60)).await.unwrap().unwrap();
+        let run = self.store.claim("cpu:worker", &["cpu"], Duration::from_secs(60)).await.unwrap().unwrap();
         let dir = self.folder(&run.id.to_string());
         fs::create_dir_all(&dir).unwrap();
         self.journal(run.id).write(&JournalEvent::Attempt { attempt: run.attempt, at: "2026-11-20T09:00:00Z".into() });

@@ -7,12 +7,13 @@ use std::{
 };
 
 /// Open to every module.
-const WORDS: &[&str] = &["run", "runner", "model", "config", "chain"];
+const WORDS: &[&str] = &["run", "runner", "model", "profiling", "config", "chain"];
 /// What each module may import of ours, beyond itself and the words.
 const ARROWS: &[(&str, &[&str])] = &[
     ("run", &[]),
     ("runner", &["run", "model"]),
     ("model", &["run"]),
+    ("profiling", &[]),
     ("config", &["analyze", "model"]),
     ("samples", &[]),
     ("http", &["store", "artifact", "report", "trace"]),
@@ -26,7 +27,7 @@ const ARROWS: &[(&str, &[&str])] = &[
     ("artifact", &[]),
 ];
 /// Arithmetic and text only.
-const PURE: &[&str] = &["run", "runner", "model", "trace", "analyze", "report"];
+const PURE: &[&str] = &["run", "runner", "model", "profiling", "trace", "analyze", "report"];
 const IMPURE: &[&str] =
     &["tokio::", "sqlx::", "rusqlite::", "std::fs", "std::env", "std::process", "std::net", "SystemTime", "Instant::now"];
 const LONGEST: usize = 500;
@@ -143,6 +144,43 @@ fn only_collect_starts_processes_and_only_http_knows_http() {
 fn candle_is_known_to_the_model_runner_alone() {
     for (_, path, code) in library() {
         assert!(!code.contains("candle_"), "{}: the service must not link candle", path.display());
+    }
+}
+
+/// The files of the runner and their code without comments.
+fn runner() -> Vec<(PathBuf, String)> {
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("src/bin/model-runner");
+    let code = |path: &Path| {
+        let text = fs::read_to_string(path).unwrap();
+        text.lines().filter(|line| !line.trim_start().starts_with("//")).flat_map(|line| [line, "\n"]).collect::<String>()
+    };
+    sources(&folder).into_iter().map(|path| (path.strip_prefix(&folder).unwrap().to_owned(), code(&path))).collect()
+}
+
+#[test]
+fn cuda_is_known_to_gpu_alone_and_gpu_to_the_feature_alone() {
+    let mut broken = Vec::new();
+    for (path, code) in runner().into_iter().filter(|(path, _)| !path.starts_with("gpu")) {
+        let words = ["cudarc", "cuda_backend", "CudaDevice", "CudaStorage"];
+        broken.extend(
+            words.iter().filter(|word| code.contains(**word)).map(|word| format!("{}: {word} belongs to gpu/", path.display())),
+        );
+    }
+    assert!(broken.is_empty(), "{}", broken.join("\n"));
+    let main = runner().into_iter().find(|(path, _)| path == Path::new("main.rs")).unwrap().1;
+    assert!(main.contains("#[cfg(feature = \"cuda\")]\nmod gpu;"), "gpu/ is compiled without the feature cuda");
+}
+
+#[test]
+fn a_kernel_is_loaded_and_launched_in_one_file() {
+    for (path, code) in runner() {
+        for word in ["launch_kernel", "load_module", ".fatbin"] {
+            assert!(
+                !code.contains(word) || path == Path::new("gpu/kernels.rs"),
+                "{}: {word} belongs to gpu/kernels.rs",
+                path.display()
+            );
+        }
     }
 }
 

@@ -1,11 +1,26 @@
 //! The parser over real exports, held to facts that were counted by plain SQL (`tests/fixtures/captures/README.md`).
 
-use std::{collections::HashMap, fs::File, path::Path};
+use std::{
+    collections::{HashMap, HashSet},
+    fs::File,
+    path::Path,
+};
 
 use llmprof::{
+    analyze::{
+        choose::{Window, choose},
+        coverage::coverage,
+        device_time::device_times,
+        kernels::kernels,
+        launches::Launches,
+    },
     parse,
-    trace::{kernel::Kernel, nsys::NsysTrace, range::Range},
+    profiling::Profiling,
+    run::Mode,
+    trace::{counter::LaunchCounters, kernel::Kernel, names, nsys::NsysTrace, range::Range},
 };
+
+const CAPTURES: [&str; 4] = ["hf-deepseek-decoder", "hf-llama-e2e", "hf-llama-attention-mock", "torch-cuda-graph-node"];
 
 fn capture(name: &str) -> NsysTrace {
     let packed = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/captures").join(format!("{name}.sqlite.zst"));
@@ -21,7 +36,7 @@ fn launched_inside(trace: &NsysTrace, names: &[&str]) -> (usize, i64) {
     let calls: HashMap<_, _> =
         trace.cuda_calls.iter().map(|c| ((process(c.global_tid), c.correlation_id), (c.global_tid, c.start_ns))).collect();
     let ranges: Vec<Vec<&Range>> = names.iter().map(|n| trace.ranges.iter().filter(|r| r.name == *n).collect()).collect();
-    let launched = |k: &&Kernel| {
+    let launched = |k: &Kernel| {
         let (thread, at) = calls[&(process(k.global_pid), k.correlation_id)];
         let encloses = |r: &&Range| r.global_tid == thread && r.start_ns <= at && r.end_ns.is_none_or(|end| at <= end);
         ranges.iter().all(|named| named.iter().any(encloses))
@@ -29,7 +44,7 @@ fn launched_inside(trace: &NsysTrace, names: &[&str]) -> (usize, i64) {
     total(trace.kernels.iter().filter(launched))
 }
 
-fn total<'a>(kernels: impl Iterator<Item = &'a Kernel>) -> (usize, i64) {
+fn total(kernels: impl Iterator<Item = Kernel>) -> (usize, i64) {
     kernels.fold((0, 0), |(count, ns), k| (count + 1, ns + k.end_ns - k.start_ns))
 }
 
@@ -84,7 +99,7 @@ fn replayed_kernels_name_their_graph_node() {
 #[test]
 fn kernel_records_add_up_to_what_sql_counts_per_stage() {
     let trace = capture("hf-deepseek-decoder");
-    let kernels = llmprof::analyze::kernels::kernels(&trace);
+    let kernels = kernels(&trace, &Launches::of(&trace));
     let sum = |stage: Option<&str>| {
         let of = kernels.records.iter().filter(|record| stage.is_none_or(|stage| record.stage == stage));
         of.fold((0, 0), |(calls, ns), record| (calls + record.calls, ns + (record.total_ms * 1e6).round() as i64))
@@ -94,4 +109,82 @@ fn kernel_records_add_up_to_what_sql_counts_per_stage() {
     assert_eq!(sum(Some("decode_all")), (10_800, 27_012_363));
     assert_eq!(kernels.orphans, 0);
     assert!(kernels.stages.iter().all(|stage| stage.busy_ms <= stage.kernel_ms + 1e-9));
+}
+
+#[test]
+fn replayed_kernels_belong_to_the_layer_that_was_open_when_their_node_was_captured() {
+    let trace = capture("torch-cuda-graph-node");
+    let times = device_times(&trace, &Launches::of(&trace));
+    let replayed: i64 = trace.kernels.iter().filter(|it| it.graph_node.is_some()).map(|it| it.ns()).sum();
+    assert_eq!(times.replayed_ns, replayed);
+    assert!(times.replayed_known_ns as f64 >= 0.99 * replayed as f64, "{} of {replayed}", times.replayed_known_ns);
+    let layers = times.operators.iter().filter(|((stage, name), _)| stage == "decode_all" && name.starts_with("layer_"));
+    let own: i64 = layers.clone().map(|(_, time)| time.own_ns).sum();
+    assert!(own as f64 >= 0.99 * replayed as f64, "{own} of {replayed}");
+    assert_eq!(layers.count(), 48, "24 layers, an mlp and a softmax in each");
+}
+
+#[test]
+fn most_kernel_time_of_real_captures_has_a_class() {
+    for name in CAPTURES {
+        let trace = capture(name);
+        let kernels = kernels(&trace, &Launches::of(&trace));
+        assert!(kernels.classified_pct.unwrap() > 99.0, "{name}: {:?}", kernels.classified_pct);
+    }
+}
+
+#[test]
+fn the_base_name_of_every_kernel_is_what_nsys_calls_its_short_name() {
+    for name in ["hf-deepseek-decoder", "hf-llama-e2e", "torch-cuda-graph-node"] {
+        let trace = capture(name);
+        for kernel in trace.kernels.iter() {
+            let (short, full) = (&trace.strings[kernel.name as usize], &trace.strings[kernel.full_name as usize]);
+            assert_eq!(names::base_name(full), short);
+        }
+    }
+}
+
+#[test]
+fn each_launch_that_ncu_profiled_is_found_in_the_timeline_by_name_and_geometry() {
+    let trace = capture("hf-llama-e2e");
+    let known: HashSet<_> = trace
+        .kernels
+        .iter()
+        .map(|it| (names::canonical(&trace.strings[it.full_name as usize]), it.grid, it.block, Some(it.registers)))
+        .collect();
+    let packed = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/captures/hf-llama-decode.ncu-raw.csv.zst");
+    let page = zstd::stream::decode_all(File::open(packed).unwrap()).unwrap();
+    let launches = parse::ncu::parse_page(std::str::from_utf8(&page).unwrap()).launches;
+    let found = |it: &&LaunchCounters| known.contains(&(names::canonical(&it.full_name), it.grid, it.block, it.values.registers));
+    let lost: Vec<_> = launches.iter().filter(|it| !found(it)).map(|it| (it.kernel.as_str(), it.grid)).collect();
+    assert_eq!((launches.len(), lost), (60, vec![]));
+}
+
+#[test]
+fn real_captures_cover_their_launches_graphs_and_ranges_included() {
+    for (name, kernels) in [
+        ("hf-deepseek-decoder", 13_050),
+        ("hf-llama-e2e", 18_262),
+        ("hf-llama-attention-mock", 1_380),
+        ("torch-cuda-graph-node", 5_260),
+    ] {
+        let mut trace = capture(name);
+        let whole = coverage(&trace, &["decode_step"]);
+        assert_eq!((whole.launched, whole.recorded), (kernels, kernels), "{name}");
+        trace.kernels.truncate(trace.kernels.len() / 2);
+        assert!(coverage(&trace, &[]).pct().unwrap() < 75.0, "{name}");
+    }
+}
+
+#[test]
+fn the_decoders_kernels_are_chosen_by_stage_and_their_cover_is_known() {
+    let choices = choose(&capture("hf-deepseek-decoder"), &Profiling::bundled(Mode::Deep).unwrap().ncu);
+    let told: Vec<_> = choices.iter().map(|it| (it.stage.as_str(), it.covered_pct.unwrap().round(), it.window)).collect();
+    assert_eq!(
+        told,
+        [("prefill", 71.0, Window { skip: 1, count: 9, part: 1 }), ("decode_all", 63.0, Window { skip: 11, count: 10, part: 1 })]
+    );
+    let decode =
+        ["device_kernel", "elementwise_kernel", "vectorized_elementwise_kernel", "nvjet_sm90_tst_16x64_64x16_4x1_v_bz_TNN"];
+    assert_eq!(choices[1].names()[..4], decode);
 }

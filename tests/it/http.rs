@@ -27,9 +27,22 @@ async fn a_submission_is_queued_with_its_defaults_filled_in() {
     assert_eq!((&submitted["state"], &submitted["queue_position"]), (&json!("queued"), &json!(1)));
     assert_eq!(submitted["links"]["events"], format!("/runs/{id}/events"));
     let run = api.get(submitted["links"]["self"].as_str().unwrap()).await.json();
+    let deep = &api.get("/profiling").await.json()["presets"][0];
+    assert_eq!(deep["mode"], "deep");
     let expected = json!({ "model": MODEL, "inputs_manifest": "inputs.yaml", "mode": "deep", "repeats": 3, "warmup": 2,
-        "max_new_tokens": 64, "seed": 0, "dtype": null, "device": "auto", "timeout_s": 1800, "labels": [], "priority": 0 });
+        "max_new_tokens": 64, "seed": 0, "dtype": null, "device": "auto", "timeout_s": 1800, "labels": [], "priority": 0,
+        "profiling": deep["profiling"] });
     assert_eq!(run["spec"], expected);
+}
+
+#[tokio::test]
+async fn a_model_that_reads_text_only_gets_text_by_default_and_no_images() {
+    let api = Api::new().await;
+    let id = api.submit(json!({ "model": "llama-tiny" })).await;
+    assert_eq!(api.get(&format!("/runs/{id}")).await.json()["spec"]["inputs_manifest"], "inputs-text.yaml");
+    let answer = api.post(&json!({ "model": "llama-tiny", "inputs_manifest": "inputs.yaml" })).await;
+    assert_eq!(answer.error(), (409, "inputs_unfit".to_owned()));
+    assert!(answer.text().contains("llama-tiny reads text only"), "{}", answer.text());
 }
 
 #[tokio::test]
@@ -60,11 +73,22 @@ async fn what_is_wrong_in_a_body_is_named_and_nothing_is_queued() {
         (json!({ "model": MODEL, "labels": ["a\u{0}"] }), 422, "invalid_request", "label"),
         (json!({ "model": MODEL, "labels": ["x".repeat(65)] }), 422, "invalid_request", "label"),
         (json!({ "model": MODEL, "labels": vec!["x"; 17] }), 422, "invalid_request", "labels"),
+        (
+            json!({ "model": MODEL, "profiling": { "nsys": { "trac": ["nvtx"] } } }),
+            422,
+            "invalid_request",
+            "did you mean nsys.trace?",
+        ),
+        (json!({ "model": MODEL, "profiling": { "ncu": { "sections": ["--export"] } } }), 422, "invalid_request", "ncu.sections"),
+        (json!({ "model": MODEL, "profiling": { "nvml": { "hz": 0 } } }), 422, "invalid_request", "between 1 and 100"),
+        (json!({ "model": MODEL, "profiling": [] }), 422, "invalid_request", "profiling"),
         (json!({ "model": "" }), 422, "invalid_request", "model"),
         (json!([MODEL]), 422, "invalid_request", ""),
         (json!({ "model": "deepseek-ocr-tin" }), 404, "model_not_found", "did you mean deepseek-ocr-tiny?"),
         (json!({ "model": "gpt" }), 404, "model_not_found", "deepseek-ocr-tiny"),
         (json!({ "model": MODEL, "device": "cuda:7" }), 404, "device_not_found", "cpu"),
+        (json!({ "model": MODEL, "device": "GPU-6c35a1a0-0c3b-4f6e-9f41-2f1f6f2b1a77" }), 404, "device_not_found", "cpu"),
+        (json!({ "model": MODEL, "device": "GPU-1" }), 422, "invalid_request", "UUID"),
         (json!({ "model": MODEL, "dtype": "bf16" }), 409, "dtype_unavailable", "f32"),
     ];
     for (body, status, code, told) in cases {
@@ -74,6 +98,28 @@ async fn what_is_wrong_in_a_body_is_named_and_nothing_is_queued() {
         assert!(message.contains(told), "{body}: {message}");
     }
     assert_nothing_queued(&api).await;
+}
+
+#[tokio::test]
+async fn a_run_shows_every_setting_of_its_passes_and_can_be_asked_for_again_with_them() {
+    let api = Api::new().await;
+    let presets = api.get("/profiling").await.json();
+    let preset =
+        |mode: &str| presets["presets"].as_array().unwrap().iter().find(|it| it["mode"] == mode).unwrap()["profiling"].clone();
+    let change = json!({ "nsys": { "trace": ["cuda", "nvtx", "osrt"], "cuda_graph_trace": "graph", "delay_s": 2.0 }, "ncu": { "top_n": 3 } });
+    let mut expected = preset("deep");
+    for (part, key) in [("nsys", "trace"), ("nsys", "cuda_graph_trace"), ("ncu", "top_n")] {
+        expected[part][key] = change[part][key].clone();
+    }
+    expected["nsys"]["delay_s"] = json!(2);
+    let stored = async |body: Value| {
+        let answer = api.post(&body).await;
+        assert_eq!(answer.status, 202, "{}", answer.text());
+        api.get(&format!("/runs/{}", answer.json()["run_id"].as_str().unwrap())).await.json()["spec"]["profiling"].clone()
+    };
+    assert_eq!(stored(json!({ "model": MODEL, "profiling": change })).await, expected);
+    assert_eq!(stored(json!({ "model": MODEL, "mode": "basic", "profiling": expected.clone() })).await, expected);
+    assert_eq!(stored(json!({ "model": MODEL, "mode": "light", "profiling": null })).await, preset("light"));
 }
 
 #[tokio::test]
@@ -333,7 +379,7 @@ async fn the_service_tells_of_itself() {
     assert_eq!(api.get("/version").await.json()["version"], env!("CARGO_PKG_VERSION"));
     let models = api.get("/models").await.json();
     let named: Vec<_> = models["models"].as_array().unwrap().iter().map(|model| model["name"].as_str().unwrap()).collect();
-    assert_eq!(named, ["deepseek-ocr", "deepseek-ocr-tiny"]);
+    assert_eq!(named, ["deepseek-ocr", "deepseek-ocr-tiny", "llama-tiny", "qwen3-0.6b"]);
     let docs = api.get("/docs/").await;
     assert_eq!(docs.status, 200);
     assert!(docs.text().contains("swagger-ui-bundle.js") && !docs.text().contains("https://"), "{}", docs.text());
@@ -343,4 +389,24 @@ async fn the_service_tells_of_itself() {
         assert_eq!(answer.header(header::X_CONTENT_TYPE_OPTIONS), "nosniff");
         assert!(!answer.header(header::CONTENT_SECURITY_POLICY).is_empty(), "{path}");
     }
+}
+
+#[tokio::test]
+async fn devices_are_listed_with_the_run_that_each_is_busy_with() {
+    let api = Api::new().await;
+    assert_eq!(
+        api.get("/devices").await.json()["devices"][0],
+        json!({ "name": "cpu", "uuid": null, "product": null, "memory_bytes": null, "run_id": null })
+    );
+    let id = api.submit(json!({})).await;
+    let run = api.start().await;
+    assert_eq!(api.get("/devices").await.json()["devices"][0]["run_id"], json!(id));
+    api.end(&run, RunState::Succeeded, &[]).await;
+    assert_eq!(api.get("/devices").await.json()["devices"][0]["run_id"], json!(null));
+}
+
+#[tokio::test]
+async fn the_doctor_answers_with_its_checks() {
+    let answer = Api::new().await.get("/doctor").await;
+    assert_eq!((answer.status.as_u16(), &answer.json()["checks"][0]["state"]), (200, &json!("ok")));
 }

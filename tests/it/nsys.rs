@@ -7,6 +7,7 @@ use llmprof::{
     collect::{Collector, Ended, Leash},
     model::ModelSpec,
     parse,
+    profiling::Profiling,
     run::{Dtype, Mode, RunId},
     runner::RunnerRequest,
     trace::event::{Event, OPERATOR_DOMAIN, STAGE_DOMAIN},
@@ -24,6 +25,10 @@ fn collector() -> Option<Collector> {
     None
 }
 
+fn settings(mode: Mode) -> Profiling {
+    Profiling::bundled(mode).unwrap()
+}
+
 fn request() -> RunnerRequest {
     let model: ModelSpec = toml::from_str(include_str!("../../conf/models/deepseek-ocr-tiny.toml")).unwrap();
     RunnerRequest {
@@ -34,11 +39,14 @@ fn request() -> RunnerRequest {
         images: vec![],
         dtype: Dtype::F32,
         device: "cpu".into(),
+        gpu: None,
         warmup: 1,
         repeats: 2,
         max_new_tokens: 4,
         decode_graph: false,
         ceilings: false,
+        target: None,
+        extracted: false,
     }
 }
 
@@ -62,8 +70,8 @@ async fn the_timeline_shows_the_same_ranges_and_results_as_the_runners_own_event
     let Some(collector) = collector() else { return };
     let dir = tempfile::tempdir().unwrap();
     let leash = Leash::new(RunId::now(), Duration::from_secs(300), CancellationToken::new());
-    collector.baseline(dir.path(), &request(), &leash).await.unwrap();
-    let pass = collector.nsys(dir.path(), &request(), Mode::Deep, &leash).await.unwrap();
+    collector.baseline(dir.path(), &request(), &settings(Mode::Deep).nvml, &leash).await.unwrap();
+    let pass = collector.nsys(dir.path(), &request(), &settings(Mode::Deep).nsys, &leash).await.unwrap();
 
     let trace = parse::read(dir.path()).unwrap();
     assert_eq!(trace.findings, []);
@@ -101,7 +109,7 @@ async fn a_runner_that_refuses_its_input_fails_the_timeline_with_its_own_words()
     let dir = tempfile::tempdir().unwrap();
     let leash = Leash::new(RunId::now(), Duration::from_secs(300), CancellationToken::new());
     let request = RunnerRequest { device: "cuda:0".into(), ..request() };
-    let error = collector.nsys(dir.path(), &request, Mode::Light, &leash).await.unwrap_err();
+    let error = collector.nsys(dir.path(), &request, &settings(Mode::Light).nsys, &leash).await.unwrap_err();
     assert_eq!(error.ended().and_then(|ended| ended.exit_code()), Some(2), "{error}");
     assert!(error.last_words().iter().any(|line| line.contains("cuda")), "{:?}", error.last_words());
 }
@@ -114,7 +122,8 @@ async fn a_stopped_timeline_leaves_nothing_running() {
     let (to, mut from) = tokio::sync::mpsc::unbounded_channel();
     leash.lines = Some(to);
     let request = RunnerRequest { max_new_tokens: 1_000, ..request() };
-    let (outcome, ()) = tokio::join!(collector.nsys(dir.path(), &request, Mode::Deep, &leash), async {
+    let settings = settings(Mode::Deep).nsys;
+    let (outcome, ()) = tokio::join!(collector.nsys(dir.path(), &request, &settings, &leash), async {
         from.recv().await; // the runner speaks, so nsys watches it
         leash.stop.cancel();
     });

@@ -8,12 +8,16 @@ use llmprof::{
     analyze::{self, Analysis},
     artifact::layout,
     model::ModelSpec,
+    parse,
     report::{self, RunFacts, profile::LLMProfileReport},
     run::{Finding, InputFile, Mode, RunSpec, RunState, Severity, Step, StepRecord, StepState},
     trace::{
         Trace,
+        counter::{CounterValues, LaunchCounters, Stall},
+        device::Device,
         environment::{Environment, Gpu},
         event::{Event, OperatorCall},
+        gemm::{GemmCall, GemmLog, GemmShape, GemmTrace},
         kernel::Kernel,
         nsys::{ApiCall, NsysTrace},
         range::Range,
@@ -60,6 +64,7 @@ impl Run {
                 timeout_s: 1800,
                 labels: vec!["nightly".into()],
                 priority: 0,
+                profiling: None,
             },
             model,
             environment: Environment {
@@ -98,7 +103,10 @@ impl Run {
     /// The saved run as if it had been on a GPU, with a capture of two kernels per stage.
     fn with_kernels() -> Self {
         let mut run = Self::saved();
-        let gpu = Gpu { index: 0, uuid: "GPU-0".into(), name: "NVIDIA H200".into(), memory_bytes: 150_000_000_000 };
+        let gpu =
+            Gpu { index: 0, uuid: "GPU-0".into(), name: "NVIDIA H200".into(), memory_bytes: 150_000_000_000, ..Gpu::default() };
+        let uuid = Some(gpu.uuid.clone());
+        run.environment.device = Some(Device { uuid, product: Some(gpu.name.clone()), ..Device::unknown("cuda:0") });
         run.environment.gpus.push(gpu);
         for event in &mut run.trace.baseline {
             if let Event::Start(start) = event {
@@ -142,10 +150,35 @@ impl Run {
             kernels: launches.into_iter().map(kernel).collect(),
             ..NsysTrace::default()
         });
+        run.trace.counters = [0, 1].map(|at| counted("gemm_bf16", at)).to_vec();
+        run.trace.gemms = Some(GemmTrace {
+            prefill: products(&[512, 512]),
+            all: products(&[512, 512, 1, 1]),
+            decode_steps: 2,
+            ..GemmTrace::default()
+        });
         run.trace.traced = run.trace.baseline.clone();
         run.steps[2].state = StepState::Succeeded;
         run.steps[2].message = None;
         run.findings.clear();
+        run
+    }
+
+    /// The run on a GPU, forty times as slow, beside samples of an invented device: nobody measured those.
+    fn with_power() -> Self {
+        let mut run = Self::with_kernels();
+        let slow = |t: &mut i64| *t = 1_000_000_000 + (*t - 1_000_000_000) * 40;
+        for event in &mut run.trace.baseline {
+            match event {
+                Event::Range(it) => [&mut it.start_ns, &mut it.end_ns].into_iter().for_each(slow),
+                Event::Op(it) => [&mut it.start_ns, &mut it.end_ns].into_iter().for_each(slow),
+                _ => {}
+            }
+        }
+        let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/nvml-synthetic.jsonl");
+        let (log, findings) = parse::power::read(&path).unwrap();
+        assert_eq!(findings, []);
+        run.trace.power = log;
         run
     }
 
@@ -173,6 +206,56 @@ impl Run {
     fn file(&self, name: &str) -> String {
         self.files().into_iter().find(|(file, _)| *file == name).unwrap().1
     }
+}
+
+/// A launch in prefill that ncu profiled.
+fn counted(kernel: &str, id: u64) -> LaunchCounters {
+    LaunchCounters {
+        id,
+        stage: "prefill".into(),
+        kernel: kernel.into(),
+        full_name: kernel.into(),
+        grid: [1; 3],
+        block: [128, 1, 1],
+        values: CounterValues {
+            registers: Some(168),
+            duration_ns: Some(1_000_000.0 + 2_000.0 * id as f64),
+            sm_pct: Some(61.5),
+            memory_pct: Some(40.0),
+            dram_pct: Some(35.25),
+            l2_hit_pct: Some(80.0),
+            achieved_occupancy_pct: Some(14.0),
+            theoretical_occupancy_pct: Some(18.75),
+            tensor_pct: Some(55.0),
+            dram_bytes: Some(4e6),
+            flops: [("fp32".to_owned(), 1e6), ("tensor_bf16".to_owned(), 8e8)].into(),
+            flops_complete: true,
+            stalls: vec![Stall { reason: "long_scoreboard".into(), warps_per_issue: 4.5, share_pct: 52.0 }],
+            ..CounterValues::default()
+        },
+    }
+}
+
+/// A log of products with so many rows each.
+fn products(rows: &[u64]) -> GemmLog {
+    let bf16 = || "bf16".to_owned();
+    let call = |&m: &u64| GemmCall {
+        shape: GemmShape {
+            m,
+            n: 1280,
+            k: 640,
+            batch: 1,
+            left_type: bf16(),
+            right_type: bf16(),
+            out_type: bf16(),
+            left_transposed: false,
+            right_transposed: true,
+            compute: "32f".into(),
+        },
+        function: "cublasGemmEx".into(),
+        algorithm: (m == 1).then(|| "algorithm 66, tile 64x8".into()),
+    };
+    GemmLog { calls: rows.iter().map(call).collect(), ..GemmLog::default() }
 }
 
 /// Compares with `tests/golden/<prefix>-<name>`, or writes it when asked to.
@@ -206,6 +289,40 @@ fn the_files_of_a_run_with_kernels_are_as_blessed() {
     for (name, text) in Run::with_kernels().files() {
         golden("gpu", name, &text);
     }
+}
+
+#[test]
+fn energy_power_and_clocks_of_a_sampled_gpu_are_as_blessed() {
+    let run = Run::with_power();
+    for name in [layout::POWER_JSON, layout::POWER_CSV] {
+        golden("synthetic", name, &run.file(name));
+    }
+    let page = run.file(layout::REPORT_HTML);
+    let section = page.split_once(r#"<section class="card" id="power""#).unwrap().1.split_once("</section>").unwrap().0;
+    golden("synthetic", "power-section.html", section);
+    let report = run.file(layout::REPORT_MD);
+    let section = report.split_once("## Power and Clocks").unwrap().1.split_once("\n## ").unwrap().0;
+    golden("synthetic", "power-section.md", section);
+}
+
+#[test]
+fn a_throttled_gpu_is_a_finding_and_a_sampled_run_has_its_figures_in_the_report_for_programs() {
+    let report: LLMProfileReport = serde_json::from_str(&Run::with_power().file(layout::REPORT_JSON)).unwrap();
+    assert!(report.findings.iter().any(|it| it.id == "gpu_throttled" && it.evidence["stage"] == "prefill"));
+    let power = report.power.unwrap();
+    let joules: Vec<_> = power.stages.iter().map(|it| it.energy_j.unwrap() / it.mean_w.unwrap()).collect();
+    for (seconds, row) in joules.iter().zip(&report.stages) {
+        assert!((seconds * 1e3 - row.ms.mean).abs() < 1e-6, "energy over power is the stage's time");
+    }
+}
+
+#[test]
+fn a_run_on_a_gpu_that_was_not_sampled_says_why() {
+    let mut run = Run::with_kernels();
+    assert!(run.file(layout::REPORT_MD).contains("No GPU was sampled."));
+    run.findings = vec![Finding::new("power_not_sampled", Severity::Warning, "The driver was away.")];
+    assert!(run.file(layout::REPORT_HTML).contains("The driver was away."));
+    assert!(run.files().iter().all(|(name, _)| *name != layout::POWER_CSV));
 }
 
 #[test]
@@ -248,7 +365,7 @@ fn a_run_that_left_nothing_still_has_every_file_and_every_table_says_why() {
     let mut run = Run::saved();
     run.trace = Trace::default();
     let files = run.files();
-    assert_eq!(files.len(), 7);
+    assert_eq!(files.len(), 13);
     let report = &files.iter().find(|(name, _)| *name == layout::REPORT_MD).unwrap().1;
     assert_eq!(report.split("## Findings").next().unwrap().matches("**No data.**").count(), 5);
     assert!(report.contains("closed no measured stage"));
@@ -274,6 +391,11 @@ fn text_from_outside_stays_text_in_every_file() {
     run.steps[2].message = Some(HOSTILE.into());
     run.findings = vec![Finding::new(HOSTILE, Severity::Critical, HOSTILE).with(HOSTILE, HOSTILE).advise(HOSTILE)];
     run.trace.nsys.as_mut().unwrap().strings[0] = HOSTILE.into();
+    run.trace.counters[0].kernel = HOSTILE.into();
+    run.trace.counters[0].values.stalls[0].reason = HOSTILE.into();
+    for call in &mut run.trace.gemms.as_mut().unwrap().prefill.calls {
+        (call.shape.left_type, call.algorithm) = (HOSTILE.into(), Some(HOSTILE.into()));
+    }
     for event in &mut run.trace.baseline {
         if let Event::Op(OperatorCall { path, op, dtype, .. }) = event {
             (*path, *op, *dtype) = (HOSTILE.into(), HOSTILE.into(), HOSTILE.into());
@@ -281,6 +403,12 @@ fn text_from_outside_stays_text_in_every_file() {
     }
     for (name, text) in run.files() {
         match Path::new(name).extension().unwrap().to_str().unwrap() {
+            // Whatever is in a cell, a record is one line with the same number of cells.
+            "csv" => assert!(
+                text.lines().all(|line| line.split('"').step_by(2).map(|plain| plain.matches(',').count()).sum::<usize>()
+                    == text.lines().next().unwrap().matches(',').count()),
+                "{name}"
+            ),
             "json" => assert!(serde_json::from_str::<serde_json::Value>(&text).is_ok(), "{name}"),
             "html" => assert!(!text.contains("<script") && text.contains("&lt;script&gt;"), "{name}"),
             _ => assert_markdown_is_harmless(name, &text),
@@ -305,5 +433,30 @@ fn assert_markdown_is_harmless(name: &str, text: &str) {
     for block in text.split("\n\n").filter(|block| block.starts_with('|')) {
         let widths: Vec<usize> = block.lines().filter(|line| line.starts_with('|')).map(cells).collect();
         assert!(widths.windows(2).all(|pair| pair[0] == pair[1]), "{name}: {block}");
+    }
+}
+
+#[test]
+fn the_report_of_a_model_that_reads_text_only_does_not_speak_of_vision() {
+    let mut run = Run::saved();
+    run.model = toml::from_str(include_str!("../../conf/models/llama-tiny.toml")).unwrap();
+    run.inputs.clear();
+    run.trace.baseline.retain(|event| match event {
+        Event::Range(it) => !matches!(it.name.as_str(), "vision" | "sam" | "clip" | "projector"),
+        Event::Op(it) => !it.path.starts_with("vision") && it.path != "decoder.insert_images",
+        Event::Experts(_) => false,
+        _ => true,
+    });
+    for event in &mut run.trace.baseline {
+        if let Event::Start(start) = event {
+            start.images.clear();
+            start.image_tokens = 0;
+        }
+    }
+    for name in [layout::REPORT_MD, layout::REPORT_HTML, layout::SUMMARY_MD, layout::OPERATORS_MD] {
+        let text = run.file(name).to_lowercase();
+        for word in ["vision", "image tokens", "of them images"] {
+            assert!(!text.contains(word), "{name} speaks of {word}: {}", text.lines().find(|line| line.contains(word)).unwrap());
+        }
     }
 }

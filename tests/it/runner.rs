@@ -15,7 +15,8 @@ use llmprof::{
 };
 use tempfile::TempDir;
 
-const MODEL: &str = r#"
+/// A small mixture of experts, for whoever runs the runner.
+pub const DECODER: &str = r#"
 description = "A decoder for tests"
 dtype = "f32"
 cpu_dtype = "f32"
@@ -49,7 +50,7 @@ struct Bench {
 impl Bench {
     fn new() -> Result<Self> {
         let folder = tempfile::tempdir()?;
-        fs::write(folder.path().join("small.toml"), MODEL)?;
+        fs::write(folder.path().join("small.toml"), DECODER)?;
         Ok(Self { folder })
     }
 
@@ -165,11 +166,11 @@ fn what_the_request_asks_in_vain_is_said_in_one_line() -> Result<()> {
 
     fs::write(bench.path().join("request.json"), r#"{"model": 1}"#)?;
     refused(&bench, &["--request", "request.json"], "request.json is no request")?;
-    fs::write(bench.path().join("odd.toml"), MODEL.replace("head_dim = 8", "head_dim = 7"))?;
+    fs::write(bench.path().join("odd.toml"), DECODER.replace("head_dim = 8", "head_dim = 7"))?;
     refused(&bench, &["--model", "odd.toml"], "head_dim 7 is odd")?;
     fs::write(
         bench.path().join("vast.toml"),
-        MODEL.replace("layers = 2", "layers = 1000").replace("hidden = 16", "hidden = 65536"),
+        DECODER.replace("layers = 2", "layers = 1000").replace("hidden = 16", "hidden = 65536"),
     )?;
     refused(&bench, &["--model", "vast.toml"], "GiB of memory")?;
     fs::write(bench.path().join("strange.toml"), "description = 3")?;
@@ -243,29 +244,4 @@ fn save(path: &Path, name: &str, shape: &[usize]) -> Result<()> {
     let zeros = vec![0u8; shape.iter().product::<usize>() * 4];
     let view = safetensors::tensor::TensorView::new(safetensors::Dtype::F32, shape.to_vec(), &zeros)?;
     Ok(safetensors::serialize_to_file([(name, view)], None, path)?)
-}
-
-#[test]
-fn the_static_cost_is_what_the_runner_counts() -> Result<()> {
-    let bench = Bench::new()?;
-    let page = image::RgbImage::from_fn(300, 420, |x, y| image::Rgb([(x % 251) as u8, (y % 241) as u8, 128]));
-    page.save(bench.path().join("page.png"))?;
-    let vision = ["--model", "deepseek-ocr-tiny", "--image", "page.png"];
-    for model in [&["--model", "small.toml"][..], &vision[..]] {
-        let output = bench.run(&[model, &["--warmup", "0", "--repeats", "1", "--max-new-tokens", "3"]].concat())?;
-        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
-        let spec = match model {
-            ["--model", "small.toml"] => toml::from_str(MODEL)?,
-            _ => llmprof::config::models(None)?.remove("deepseek-ocr-tiny").context("the preset is built in")?,
-        };
-
-        let trace = llmprof::trace::Trace { baseline: bench.events()?, ..Default::default() };
-        let analysis = llmprof::analyze::analyze(&trace, Some(&spec), None);
-        let (cost, start) = (analysis.cost.context("no cost")?, analysis.start.context("no start")?);
-        assert_eq!(start.images.iter().any(|image| image.crops_wide * image.crops_high > 1), spec.vision.is_some());
-        assert_eq!(cost.parameters, start.parameters, "{model:?}");
-        assert_eq!(cost.prefill_flops, analysis.operators.work["prefill"].flops, "{model:?}");
-        assert_eq!(cost.decode_flops, analysis.operators.work["decode_all"].flops, "{model:?}");
-    }
-    Ok(())
 }

@@ -76,6 +76,13 @@ async fn a_run_goes_from_submission_to_report() {
         assert_eq!(artifact["sha256"], sha256(&root.join(artifact["path"].as_str().unwrap())));
     }
 
+    // The timeline is one of the files, and holds the stages of every repeat.
+    assert!(artifacts.iter().any(|it| it["path"] == "timeline.json.gz" && it["media_type"] == "application/gzip"));
+    let packed = flate2::read::GzDecoder::new(fs::File::open(root.join("timeline.json.gz")).unwrap());
+    let timeline: serde_json::Value = serde_json::from_reader(packed).unwrap();
+    let stages = timeline["traceEvents"].as_array().unwrap().iter().filter(|it| it["cat"] == "stage" && it["ph"] == "X");
+    assert!(stages.filter(|it| it["name"] == "prefill").count() > 1);
+
     // The same folder gives the same report again, with neither service nor database.
     drop(service);
     let printed = Command::new(service::LLMPROF).arg("analyze").arg(&root).output().unwrap();
@@ -93,6 +100,35 @@ async fn without_nsys_a_deep_run_is_partial_and_says_how_to_get_it() {
     assert_eq!(step(&run, "nsys")["state"], "skipped");
     let report = service.get(&format!("/runs/{id}/artifacts/report.md")).await.text().await.unwrap();
     assert!(report.contains("install-nsight.sh"), "{report}");
+}
+
+#[tokio::test]
+async fn an_nsys_whose_export_is_no_database_costs_the_run_its_timeline_only() {
+    let data = tempfile::tempdir().unwrap();
+    let lines = r#"case $1 in
+--version) echo 'NVIDIA Nsight Systems version 2025.3.2.1';;
+profile) while [ "$1" != --output ]; do shift; done; stem=$2; shift 2; "$@" || exit $?; echo report > "$stem.nsys-rep";;
+export) while [ "$1" != --output ]; do shift; done; echo rubbish > "$2";;
+esac"#;
+    let service = Service::start(data.path(), &Setup { nsys: script(data.path(), lines), ..Setup::default() });
+    let id = service.submit(json!({ "mode": "light", "profiling": { "nsys": { "max_new_tokens": 2 } } })).await;
+    let run = service.end(&id).await;
+    assert_eq!(run["state"], "partial", "{run:#}");
+    assert_eq!((&step(&run, "nsys")["state"], &step(&run, "analyze")["state"]), (&json!("failed"), &json!("succeeded")));
+    assert!(run["findings"].as_array().unwrap().iter().any(|it| it["id"] == "nsys_export_unreadable"), "{run:#}");
+    let report = service.json(&format!("/runs/{id}/artifacts/report.json")).await;
+    assert_eq!((&report["outputs"]["traced_tokens_equal"], &report["overhead"][1]["steps"]), (&json!(true), &json!(2)));
+    assert!(service.run_dir(&id).join("nsys/run.rejected.sqlite").is_file());
+}
+
+#[tokio::test]
+async fn no_run_takes_longer_than_the_service_lets_it() {
+    let data = tempfile::tempdir().unwrap();
+    let setup = Setup { runner: script(data.path(), "exec sleep 1000"), ..Setup::default() };
+    let service = Service::spawn(service::command(data.path(), &setup).env("LLMPROF__LIMITS__RUN_S", "1"), data.path());
+    let run = service.end(&service.submit(json!({ "timeout_s": 1800 })).await).await;
+    assert_eq!((&run["state"], &run["failed_step"]), (&json!("failed"), &json!("baseline")), "{run:#}");
+    assert!(run["findings"].as_array().unwrap().iter().any(|it| it["id"] == "run_out_of_time"), "{run:#}");
 }
 
 #[tokio::test]
@@ -188,6 +224,18 @@ async fn a_service_asked_to_stop_gives_its_run_back_unmarked() {
     let service = Service::start(data.path(), &setup);
     let run = service.end(&id).await;
     assert_eq!((&run["state"], &run["attempts"]), (&json!("succeeded"), &json!(1)), "{run:#}");
+}
+
+#[tokio::test]
+async fn a_model_that_reads_text_only_is_profiled_by_its_name_alone() {
+    let data = tempfile::tempdir().unwrap();
+    let service = Service::start(data.path(), &Setup::default());
+    let id = service.submit(json!({ "model": "llama-tiny" })).await;
+    let run = service.end(&id).await;
+    assert_eq!(run["state"], "succeeded", "{run:#}");
+    let report = service.json(&format!("/runs/{id}/artifacts/report.json")).await;
+    let stages = report["aggregates"]["stage_ms"].as_object().unwrap();
+    assert!(stages["prefill"]["mean"].as_f64().unwrap() > 0.0 && !stages.contains_key("vision"), "{stages:?}");
 }
 
 #[tokio::test]

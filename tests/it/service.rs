@@ -39,7 +39,12 @@ impl Default for Setup {
 
 impl Service {
     pub fn start(data: &Path, setup: &Setup) -> Self {
-        let mut child = command(data, setup).stdout(Stdio::piped()).spawn().unwrap();
+        Self::spawn(&mut command(data, setup), data)
+    }
+
+    /// Starts a service as `command` says, on the folder `data`.
+    pub fn spawn(command: &mut Command, data: &Path) -> Self {
+        let mut child = command.stdout(Stdio::piped()).spawn().unwrap();
         let mut line = String::new();
         BufReader::new(child.stdout.take().unwrap()).read_line(&mut line).unwrap();
         let base =
@@ -128,6 +133,7 @@ pub fn command(data: &Path, setup: &Setup) -> Command {
         .env("LLMPROF_LOG", "warn")
         .env("LLMPROF__TOOLS__MODEL_RUNNER", &setup.runner)
         .env("LLMPROF__TOOLS__NSYS", &setup.nsys)
+        .env("LLMPROF__TOOLS__NCU", "none")
         .env("LLMPROF__WORKER__DEVICES", r#"["cpu"]"#)
         .env("LLMPROF__WORKER__GRACE_S", "1");
     command

@@ -1,26 +1,28 @@
-//! What a model must compute and keep for given inputs, from its architecture alone: no device, no measurement.
+//! What a model must compute, move and keep for given inputs, from its architecture alone: no device, no measurement.
 //!
-//! Conventions, the same as those of the runner's operator records: matrix products and convolutions, a multiply-add as two;
-//! elementwise work, norms, softmax and rotations are not counted. Attention scores are full rectangles (queries x keys), as
-//! executed. A mixture counts the experts that a token is routed to. lm_head runs once per sampled position: in prefill for the
-//! last one only. SAM's windows are counted with their padding.
+//! Rows are the runner's operators, by the same paths and kinds with layers rolled up, so that what was needed stands beside what was
+//! measured. Conventions, the same as those of the runner's records, are in [`CONVENTIONS`].
 
 mod decoder;
+mod inputs;
+mod tally;
 mod vision;
-
-use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
+pub use self::inputs::{InputsProblem, Needs, PLACEHOLDER, needs, views};
+use self::tally::{Stage, Tally, narrow};
 use crate::{model::ModelSpec, trace::event::ImageViews};
 
 /// The conventions of [`Cost`], for readers of a report.
-pub const CONVENTIONS: [&str; 5] = [
+pub const CONVENTIONS: [&str; 7] = [
     "A multiply-add counts as two FLOPs; matrix products and convolutions are counted, elementwise work is not.",
-    "Attention scores are counted as full rectangles of queries by keys, as executed.",
+    "Causal attention counts the pairs of a query and a key that see each other: T(T+1)/2 for a prompt of T.",
     "A mixture of experts counts the experts that each token is routed to, the shared ones and the router.",
     "lm_head runs once per sampled position: in prefill for the last position only.",
+    "Bytes are those of operands and results, each once per call, as if no cache kept any from one call to the next.",
+    "Weights of routed experts are read once per forward and distinct expert: as many as an even router is expected to hit, and at most.",
     "Vision is counted per view as executed, SAM's window padding included, and is part of prefill.",
 ];
 
@@ -37,20 +39,65 @@ pub struct Workload<'a> {
     pub element_bytes: u64,
 }
 
-/// Static cost of one module, all its instances together.
+/// Bytes that the calls of one stage move.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct Traffic {
+    pub calls: u64,
+    /// Weights read; of routed experts those that an even router is expected to hit.
+    pub weight_bytes: u64,
+    /// Weights read where every choice of an expert meets another one.
+    pub weight_bytes_at_most: u64,
+    /// Activations read and written.
+    pub activation_bytes: u64,
+    /// Keys and values read from the cache.
+    pub kv_read_bytes: u64,
+    /// Keys and values written to the cache.
+    pub kv_written_bytes: u64,
+    /// All of these, with the expected weights.
+    pub bytes: u64,
+    /// The largest result of a single call: an activation that must be kept.
+    pub output_bytes: u64,
+}
+
+/// Static cost of one operator, all its instances together.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct ModuleCost {
-    /// Module path; `*` stands for every layer or expert.
-    #[schema(example = "decoder.layers.*.mlp.experts.*")]
+    /// Path of the operator, as in the tables of operators; `*` stands for every layer.
+    #[schema(example = "decoder.layers.*.mlp.experts")]
     pub path: String,
+    /// Kind of operator, as in the tables of operators; empty for what is kept and never run.
+    #[serde(default)]
+    #[schema(example = "experts")]
+    pub op: String,
     pub parameters: u64,
+    /// Weights as they are kept.
+    #[serde(default)]
+    pub weight_bytes: u64,
     pub prefill_flops: u64,
     /// FLOPs of all decode steps.
     pub decode_flops: u64,
+    #[serde(default)]
+    pub prefill: Traffic,
+    /// All decode steps together.
+    #[serde(default)]
+    pub decode: Traffic,
+}
+
+/// Distinct routed experts that one layer reads in one forward.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize, ToSchema)]
+pub struct ExpertCost {
+    pub layers: u64,
+    pub experts: u64,
+    pub top_k: u64,
+    /// Expected of an even router, for the whole prompt at once, to three decimals.
+    pub prefill_expected: f64,
+    pub prefill_at_most: u64,
+    /// Of a decode step, which routes one token.
+    pub decode: u64,
 }
 
 /// Static cost of one pass: parameters, FLOPs and bytes.
-#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct Cost {
     pub parameters: u64,
     /// Parameters that one decoded token touches: the routed experts only, lm_head included, the embedding table not.
@@ -60,6 +107,9 @@ pub struct Cost {
     pub active_weight_bytes: u64,
     /// Keys and values that one position keeps.
     pub kv_bytes_per_token: u64,
+    /// Keys and values at the end of prefill.
+    #[serde(default)]
+    pub kv_bytes_after_prefill: u64,
     /// Keys and values at the end of decode.
     pub kv_bytes: u64,
     /// Vision included.
@@ -68,79 +118,63 @@ pub struct Cost {
     pub vision_flops: u64,
     /// FLOPs of all decode steps.
     pub decode_flops: u64,
+    /// Bytes of prefill, vision included.
+    #[serde(default)]
+    pub prefill: Traffic,
+    /// Bytes of all decode steps.
+    #[serde(default)]
+    pub decode: Traffic,
     pub decode_steps: u64,
     /// Prompt positions, those of images included.
     pub prompt_tokens: u64,
+    /// Routed experts; `null` for a dense model.
+    #[serde(default)]
+    pub experts: Option<ExpertCost>,
+    /// One row per operator.
     pub modules: Vec<ModuleCost>,
 }
 
 /// Counts what `model` must do for `work`.
 pub fn cost(model: &ModelSpec, work: &Workload) -> Cost {
-    let mut tally = Tally::default();
+    let mut tally = Tally::new(work.element_bytes);
     if let Some(vision) = &model.vision {
-        vision::count(&mut tally, vision, model.decoder.hidden as u64, work.images);
+        vision::count(&mut tally, vision, model.decoder.hidden, work.images);
     }
-    let vision_flops = tally.rows().map(|row| row.prefill_flops).sum();
     let active_parameters = decoder::count(&mut tally, &model.decoder, work);
-    let kv_bytes_per_token = decoder::kv_elements_per_token(&model.decoder) * work.element_bytes;
-
-    let parameters = tally.rows().map(|row| row.parameters).sum::<u64>();
+    let element = u128::from(work.element_bytes);
+    let (parameters, per_token) = (tally.all_parameters(), decoder::kv_elements_per_token(&model.decoder) * element);
+    let (prompt, steps) = (u128::from(work.prompt_tokens), u128::from(work.new_tokens));
     Cost {
-        parameters,
-        active_parameters,
-        weight_bytes: parameters * work.element_bytes,
-        active_weight_bytes: active_parameters * work.element_bytes,
-        kv_bytes_per_token,
-        kv_bytes: kv_bytes_per_token * (work.prompt_tokens + work.new_tokens),
-        prefill_flops: tally.rows().map(|row| row.prefill_flops).sum(),
-        vision_flops,
-        decode_flops: tally.rows().map(|row| row.decode_flops).sum(),
+        parameters: narrow(parameters),
+        active_parameters: narrow(active_parameters),
+        weight_bytes: narrow(parameters * element),
+        active_weight_bytes: narrow(active_parameters * element),
+        kv_bytes_per_token: narrow(per_token),
+        kv_bytes_after_prefill: narrow(per_token * prompt),
+        kv_bytes: narrow(per_token * (prompt + steps)),
+        prefill_flops: narrow(tally.flops(Stage::Prefill, "")),
+        vision_flops: narrow(tally.flops(Stage::Prefill, "vision.")),
+        decode_flops: narrow(tally.flops(Stage::Decode, "")),
+        prefill: tally.traffic(Stage::Prefill),
+        decode: tally.traffic(Stage::Decode),
         decode_steps: work.new_tokens,
         prompt_tokens: work.prompt_tokens,
+        experts: experts(model, work.prompt_tokens),
         modules: tally.into_modules(),
     }
 }
 
-/// FLOPs of an `m` x `k` by `k` x `n` product.
-fn matmul(m: u64, k: u64, n: u64) -> u64 {
-    2 * m * k * n
-}
-
-/// Sums per module path, in the order in which paths first came up.
-#[derive(Default)]
-struct Tally {
-    order: BTreeMap<&'static str, usize>,
-    modules: Vec<ModuleCost>,
-}
-
-impl Tally {
-    fn at(&mut self, path: &'static str) -> &mut ModuleCost {
-        let index = *self.order.entry(path).or_insert_with(|| {
-            self.modules.push(ModuleCost { path: path.into(), ..ModuleCost::default() });
-            self.modules.len() - 1
-        });
-        &mut self.modules[index]
-    }
-
-    fn parameters(&mut self, path: &'static str, count: u64) {
-        self.at(path).parameters += count;
-    }
-
-    fn prefill(&mut self, path: &'static str, flops: u64) {
-        self.at(path).prefill_flops += flops;
-    }
-
-    fn decode(&mut self, path: &'static str, flops: u64) {
-        self.at(path).decode_flops += flops;
-    }
-
-    fn rows(&self) -> impl Iterator<Item = &ModuleCost> {
-        self.modules.iter()
-    }
-
-    fn into_modules(self) -> Vec<ModuleCost> {
-        self.modules
-    }
+fn experts(model: &ModelSpec, prompt_tokens: u64) -> Option<ExpertCost> {
+    let moe = model.decoder.moe.as_ref()?;
+    let (experts, top_k) = (moe.experts as u64, moe.top_k as u64);
+    Some(ExpertCost {
+        layers: model.decoder.layers.saturating_sub(moe.first_layer) as u64,
+        experts,
+        top_k,
+        prefill_expected: (decoder::distinct(moe, prompt_tokens.into()) * 1e3).round() / 1e3,
+        prefill_at_most: experts.min(prompt_tokens.saturating_mul(top_k)),
+        decode: top_k.min(experts),
+    })
 }
 
 #[cfg(test)]
@@ -190,13 +224,49 @@ mod tests {
     #[test]
     fn sams_first_block_counts_its_padded_windows() {
         // One 1024 view: 64 x 64 patches, padded to 70 x 70 for windows of 14.
-        let mut tally = Tally::default();
-        vision::sam_block(&mut tally, &deepseek_ocr().vision.unwrap().sam, 64, false);
-        let flops: u64 = tally.rows().map(|row| row.prefill_flops).sum();
+        let mut tally = Tally::new(2);
+        vision::sam_block(&mut tally, &deepseek_ocr().vision.unwrap().sam, (1, 64), false);
         let (padded, plain, width) = (70 * 70, 64 * 64, 768);
         let products = 2 * padded * width * (3 * width + width);
         let scores = 2 * 2 * padded * 14 * 14 * width;
         let positions = 2 * 2 * padded * 14 * width;
-        assert_eq!(flops, products + scores + positions + 2 * 2 * plain * width * 3072);
+        assert_eq!(tally.flops(Stage::Prefill, ""), products + scores + positions + 2 * 2 * plain * width * 3072);
+    }
+
+    #[test]
+    fn a_decode_step_moves_its_active_weights_and_its_context_once() {
+        let cost = of(&[], 100, 1);
+        // Beside the weights that multiply, a step reads one row of the embedding's table.
+        assert_eq!(cost.decode.weight_bytes, cost.active_weight_bytes + 1280 * 2);
+        assert_eq!(cost.decode.weight_bytes_at_most, cost.decode.weight_bytes);
+        assert_eq!((cost.decode.kv_read_bytes, cost.decode.kv_written_bytes), (101 * 61_440, 61_440));
+        assert_eq!(cost.kv_bytes, cost.prefill.kv_written_bytes + cost.decode.kv_written_bytes);
+    }
+
+    #[test]
+    fn a_prompt_reads_the_experts_that_an_even_router_hits_and_at_most_all() {
+        let (short, long) = (of(&[], 4, 0), of(&[], 914, 0));
+        let experts = |cost: &Cost| cost.modules.iter().find(|it| it.op == "experts").unwrap().prefill.clone();
+        let one = 11 * 3 * 1280 * 896 * 2;
+        assert_eq!(experts(&short).weight_bytes_at_most, (4 * 6 + 2) * one);
+        assert!(experts(&short).weight_bytes < experts(&short).weight_bytes_at_most, "tokens share some of their choices");
+        assert_eq!(experts(&long).weight_bytes_at_most, (64 + 2) * one);
+        assert_eq!(long.experts.map(|it| (it.experts, it.prefill_at_most, it.decode)), Some((64, 64, 6)));
+    }
+
+    #[test]
+    fn the_largest_activation_of_prefill_is_that_of_vision_on_a_large_page() {
+        let cost = of(&[page(0, 0)], 300, 1);
+        let largest = cost.modules.iter().max_by_key(|it| it.prefill.output_bytes).unwrap();
+        assert_eq!((largest.path.as_str(), largest.prefill.output_bytes), ("vision.sam.blocks.*.mlp.lin1", 64 * 64 * 3072 * 2));
+        assert_eq!(cost.prefill.output_bytes, largest.prefill.output_bytes);
+    }
+
+    #[test]
+    fn absurd_dimensions_overflow_nothing() {
+        let mut model = deepseek_ocr();
+        (model.decoder.hidden, model.decoder.layers, model.decoder.vocab) = (1 << 20, 1024, 1 << 24);
+        let cost = cost(&model, &Workload { images: &[], prompt_tokens: 1 << 40, new_tokens: 1 << 40, element_bytes: 4 });
+        assert_eq!(cost.decode_flops, u64::MAX);
     }
 }

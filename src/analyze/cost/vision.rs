@@ -1,95 +1,194 @@
 //! Cost of the image side: SAM per view, CLIP over SAM's features, the projector.
 //!
-//! Counts each view as it is executed; interpolating position tables is not counted.
+//! Counts each view as it is executed, crops of one size together; interpolating position tables is not counted.
 
-use super::{Tally, matmul};
+use super::tally::{Linear, Moved, Stage, Tally, Work, matmul};
 use crate::{
     model::{Clip, Sam, Vision},
     trace::event::ImageViews,
 };
 
 /// Side of CLIP-L's own patches: their table is part of the published weights, though SAM's features take its place.
-const CLIP_PATCH: u64 = 14;
+const CLIP_PATCH: u128 = 14;
+const PREFILL: Stage = Stage::Prefill;
 
-/// Counts the image side into `tally`: its parameters once, its FLOPs for every view.
-pub fn count(tally: &mut Tally, vision: &Vision, hidden: u64, images: &[ImageViews]) {
-    let (sam, clip) = (&vision.sam, &vision.clip);
-    parameters(tally, sam, clip, hidden);
+/// Square views of one size that run together.
+#[derive(Debug, Clone, Copy)]
+pub struct Views {
+    pub count: u128,
+    pub px: u128,
+}
+
+/// Counts the image side into `tally`: its parameters once, its work for every page.
+pub fn count(tally: &mut Tally, vision: &Vision, hidden: usize, images: &[ImageViews]) {
+    let hidden = hidden as u128;
+    parameters(tally, &vision.sam, &vision.clip, hidden);
     for image in images {
-        view(tally, vision, hidden, u64::from(image.global_px));
-        let crops = u64::from(image.crops_wide) * u64::from(image.crops_high);
-        for _ in 0..if crops > 1 { crops } else { 0 } {
-            view(tally, vision, hidden, u64::from(image.crop_px));
+        let crops = u128::from(image.crops_wide) * u128::from(image.crops_high);
+        let crops = Views { count: if crops > 1 { crops } else { 0 }, px: image.crop_px.into() };
+        let mut places = 0;
+        for views in [crops, Views { count: 1, px: image.global_px.into() }].into_iter().filter(|views| views.count > 0) {
+            let grid = sam(tally, &vision.sam, views);
+            clip(tally, &vision.clip, views.count, grid * grid);
+            places += views.count * grid * grid;
         }
+        project(tally, vision, hidden, (places, image.tokens.into()));
     }
 }
 
-fn parameters(tally: &mut Tally, sam: &Sam, clip: &Clip, hidden: u64) {
-    let (width, mlp, neck) = (sam.width as u64, sam.mlp as u64, sam.neck as u64);
-    let (patch, window) = (sam.patch as u64, sam.window as u64);
-    let [mid, out] = sam.downsample.map(|channels| channels as u64);
-    let linear = |inputs: u64, outputs: u64| inputs * outputs + outputs;
-
-    let grid = sam.image_px as u64 / patch;
-    tally.parameters("vision.sam.patch_embed", 3 * patch * patch * width + width);
-    tally.parameters("vision.sam.pos_embed", grid * grid * width);
-    let head = width / sam.heads as u64;
+fn parameters(tally: &mut Tally, sam: &Sam, clip: &Clip, hidden: u128) {
+    let [width, mlp, neck, patch, window] = [sam.width, sam.mlp, sam.neck, sam.patch, sam.window].map(|n| n as u128);
+    let [middle, last] = sam.downsample.map(|channels| channels as u128);
+    let linear = |inputs: u128, outputs: u128| inputs * outputs + outputs;
+    let grid = sam.image_px as u128 / patch;
+    let head = width / sam.heads as u128;
+    tally.parameters("vision.sam.patch_embed", "conv", 3 * patch * patch * width + width);
+    tally.parameters("vision.sam.pos_embed", "elementwise", grid * grid * width);
     for layer in 0..sam.layers {
         let side = if sam.global_layers.contains(&layer) { grid } else { window };
-        tally.parameters("vision.sam.blocks.*.attn", linear(width, 3 * width) + linear(width, width) + 2 * (2 * side - 1) * head);
-        tally.parameters("vision.sam.blocks.*.mlp", linear(width, mlp) + linear(mlp, width));
-        tally.parameters("vision.sam.blocks.*.norms", 4 * width);
+        tally.parameters("vision.sam.blocks.*.norm1", "norm", 2 * width);
+        tally.parameters("vision.sam.blocks.*.attn.qkv", "linear", linear(width, 3 * width));
+        tally.parameters("vision.sam.blocks.*.attn.attend", "attention", 2 * (2 * side - 1) * head);
+        tally.parameters("vision.sam.blocks.*.attn.proj", "linear", linear(width, width));
+        tally.parameters("vision.sam.blocks.*.norm2", "norm", 2 * width);
+        tally.parameters("vision.sam.blocks.*.mlp.lin1", "linear", linear(width, mlp));
+        tally.parameters("vision.sam.blocks.*.mlp.lin2", "linear", linear(mlp, width));
     }
-    tally.parameters("vision.sam.neck", width * neck + 2 * neck + 9 * neck * neck + 2 * neck);
-    tally.parameters("vision.sam.downsample", 9 * neck * mid + 9 * mid * out);
+    tally.parameters("vision.sam.neck.*", "conv", width * neck + 9 * neck * neck);
+    tally.parameters("vision.sam.neck.*", "norm", 4 * neck);
+    tally.parameters("vision.sam.downsample.*", "conv", 9 * neck * middle + 9 * middle * last);
 
-    let (width, mlp, grid) = (clip.width as u64, clip.mlp as u64, clip.grid as u64);
-    tally.parameters("vision.clip.embeddings", width + (grid * grid + 1) * width + 2 * width);
-    tally.parameters("vision.clip.embeddings.patch_embedding (kept, never run)", 3 * CLIP_PATCH * CLIP_PATCH * width);
-    let layers = clip.layers as u64;
-    tally.parameters("vision.clip.layers.*.self_attn", layers * (linear(width, 3 * width) + linear(width, width)));
-    tally.parameters("vision.clip.layers.*.mlp", layers * (linear(width, mlp) + linear(mlp, width)));
-    tally.parameters("vision.clip.layers.*.norms", layers * 4 * width);
+    let [width, mlp, grid, layers] = [clip.width, clip.mlp, clip.grid, clip.layers].map(|n| n as u128);
+    tally.parameters("vision.clip.embeddings", "elementwise", width + (grid * grid + 1) * width);
+    // Kept with the weights, and never run.
+    tally.parameters("vision.clip.embeddings.patch_embedding", "", 3 * CLIP_PATCH * CLIP_PATCH * width);
+    tally.parameters("vision.clip.pre_layrnorm", "norm", 2 * width);
+    tally.parameters("vision.clip.layers.*.layer_norm1", "norm", layers * 2 * width);
+    tally.parameters("vision.clip.layers.*.self_attn.qkv_proj", "linear", layers * linear(width, 3 * width));
+    tally.parameters("vision.clip.layers.*.self_attn.out_proj", "linear", layers * linear(width, width));
+    tally.parameters("vision.clip.layers.*.layer_norm2", "norm", layers * 2 * width);
+    tally.parameters("vision.clip.layers.*.mlp.fc1", "linear", layers * linear(width, mlp));
+    tally.parameters("vision.clip.layers.*.mlp.fc2", "linear", layers * linear(mlp, width));
 
-    tally.parameters("vision.projector", linear(width + out, hidden));
-    tally.parameters("vision.separators", 2 * hidden);
+    tally.parameters("vision.projector", "linear", linear(width + last, hidden));
+    // The newline of a row and the separator of views.
+    tally.parameters("vision.assemble", "elementwise", 2 * hidden);
 }
 
-/// FLOPs of one square view.
-fn view(tally: &mut Tally, vision: &Vision, hidden: u64, px: u64) {
-    let (sam, clip) = (&vision.sam, &vision.clip);
-    let (width, neck, patch) = (sam.width as u64, sam.neck as u64, sam.patch as u64);
-    let [mid, out] = sam.downsample.map(|channels| channels as u64);
-    let side = px / patch;
-
-    tally.prefill("vision.sam.patch_embed", matmul(side * side, 3 * patch * patch, width));
+/// Counts SAM over `views`; gives the side of the grid of features.
+fn sam(tally: &mut Tally, sam: &Sam, views: Views) -> u128 {
+    let [width, neck, patch] = [sam.width, sam.neck, sam.patch].map(|n| n as u128);
+    let side = views.px / patch;
+    let x = views.count * side * side * width;
+    let patches = Conv { channels: 3, outputs: width, kernel: patch, from: views.px, to: side, bias: true };
+    conv(tally, "vision.sam.patch_embed", views.count, patches);
+    moved(tally, "vision.sam.pos_embed", "elementwise", Moved { weights: side * side * width, read: x, written: x });
     for layer in 0..sam.layers {
-        sam_block(tally, sam, side, sam.global_layers.contains(&layer));
+        let terms = if layer == 0 { 1 } else { 2 };
+        norm(tally, "vision.sam.blocks.*.norm1", (terms, x), width);
+        sam_block(tally, sam, (views.count, side), sam.global_layers.contains(&layer));
     }
-    tally.prefill("vision.sam.neck", matmul(side * side, width, neck) + matmul(side * side, 9 * neck, neck));
-    let (half, quarter) = (side.div_ceil(2), side.div_ceil(2).div_ceil(2));
-    let strided = matmul(half * half, 9 * neck, mid) + matmul(quarter * quarter, 9 * mid, out);
-    tally.prefill("vision.sam.downsample", strided);
-
-    let (width, mlp, layers) = (clip.width as u64, clip.mlp as u64, clip.layers as u64);
-    let tokens = quarter * quarter + 1;
-    let products = matmul(tokens, width, 3 * width) + matmul(tokens, width, width);
-    let scores = 2 * matmul(tokens, width, tokens);
-    tally.prefill("vision.clip.layers.*.self_attn", layers * (products + scores));
-    tally.prefill("vision.clip.layers.*.mlp", layers * 2 * matmul(tokens, width, mlp));
-    tally.prefill("vision.projector", matmul(quarter * quarter, width + out, hidden));
+    moved(tally, "vision.sam.add_mlp", "elementwise", Moved { weights: 0, read: 2 * x, written: x });
+    let y = views.count * side * side * neck;
+    for (channels, kernel) in [(width, 1), (neck, 3)] {
+        let shape = Conv { channels, outputs: neck, kernel, from: side, to: side, bias: false };
+        conv(tally, "vision.sam.neck.*", views.count, shape);
+        norm(tally, "vision.sam.neck.*", (1, y), neck);
+    }
+    let (mut from, mut channels) = (side, neck);
+    for outputs in sam.downsample.map(|channels| channels as u128) {
+        let shape = Conv { channels, outputs, kernel: 3, from, to: from.div_ceil(2), bias: false };
+        conv(tally, "vision.sam.downsample.*", views.count, shape);
+        (from, channels) = (from.div_ceil(2), outputs);
+    }
+    from
 }
 
-/// FLOPs of one of SAM's blocks over `side` x `side` patches.
-pub(super) fn sam_block(tally: &mut Tally, sam: &Sam, side: u64, global: bool) {
-    let (width, mlp, window) = (sam.width as u64, sam.mlp as u64, sam.window as u64);
+/// One of SAM's blocks over `count` views of `side` x `side` patches, without the norm before it.
+pub(super) fn sam_block(tally: &mut Tally, sam: &Sam, (count, side): (u128, u128), global: bool) {
+    let [width, mlp, window, heads] = [sam.width, sam.mlp, sam.window, sam.heads].map(|n| n as u128);
+    let x = count * side * side * width;
     // A window attends within itself; the last ones are padded to full size.
-    let (padded, reach) = if global { (side, side) } else { (side.div_ceil(window) * window, window) };
-    let tokens = padded * padded;
-    let products = matmul(tokens, width, 3 * width) + matmul(tokens, width, width);
-    let scores = 2 * matmul(tokens, width, reach * reach);
+    let windows = if global { 1 } else { side.div_ceil(window).pow(2) };
+    let reach = if global { side } else { window };
+    let (batch, tokens) = (count * windows, reach * reach);
+    let padded = batch * tokens * width;
+    if !global {
+        moved(tally, "vision.sam.blocks.*.partition", "elementwise", Moved { weights: 0, read: x, written: padded });
+    }
+    linear(tally, "vision.sam.blocks.*.attn.qkv", batch * tokens, (width, 3 * width));
     // Decomposed relative positions: each query meets one row and one column of offsets.
-    let positions = 2 * matmul(tokens, width, reach);
-    tally.prefill("vision.sam.blocks.*.attn", products + scores + positions);
-    tally.prefill("vision.sam.blocks.*.mlp", 2 * matmul(side * side, width, mlp));
+    let flops = 2 * matmul(batch, tokens, width, tokens) + 2 * matmul(batch, tokens, width, reach);
+    let (offsets, e) = (2 * (2 * reach - 1) * (width / heads), tally.element);
+    let attend = Work::call(flops, offsets * e, 3 * padded * e, padded * e);
+    tally.add(PREFILL, "vision.sam.blocks.*.attn.attend", "attention", attend);
+    linear(tally, "vision.sam.blocks.*.attn.proj", batch * tokens, (width, width));
+    if !global {
+        moved(tally, "vision.sam.blocks.*.join", "elementwise", Moved { weights: 0, read: padded, written: x });
+    }
+    norm(tally, "vision.sam.blocks.*.norm2", (2, x), width);
+    linear(tally, "vision.sam.blocks.*.mlp.lin1", x / width, (width, mlp));
+    linear(tally, "vision.sam.blocks.*.mlp.lin2", x / width, (mlp, width));
+}
+
+/// CLIP over `count` views of `places` features each, and its class token.
+fn clip(tally: &mut Tally, clip: &Clip, count: u128, places: u128) {
+    let (width, mlp, tokens) = (clip.width as u128, clip.mlp as u128, places + 1);
+    let (x, rows, e) = (count * tokens * width, count * tokens, tally.element);
+    let embed = Moved { weights: (1 + tokens) * width, read: count * places * width, written: x };
+    moved(tally, "vision.clip.embeddings", "elementwise", embed);
+    norm(tally, "vision.clip.pre_layrnorm", (1, x), width);
+    for layer in 0..clip.layers {
+        norm(tally, "vision.clip.layers.*.layer_norm1", (if layer == 0 { 1 } else { 2 }, x), width);
+        linear(tally, "vision.clip.layers.*.self_attn.qkv_proj", rows, (width, 3 * width));
+        let attend = Work::call(2 * matmul(count, tokens, width, tokens), 0, 3 * x * e, x * e);
+        tally.add(PREFILL, "vision.clip.layers.*.self_attn.attend", "attention", attend);
+        linear(tally, "vision.clip.layers.*.self_attn.out_proj", rows, (width, width));
+        norm(tally, "vision.clip.layers.*.layer_norm2", (2, x), width);
+        linear(tally, "vision.clip.layers.*.mlp.fc1", rows, (width, mlp));
+        linear(tally, "vision.clip.layers.*.mlp.fc2", rows, (mlp, width));
+    }
+    moved(tally, "vision.clip.add_mlp", "elementwise", Moved { weights: 0, read: 2 * x, written: x });
+}
+
+/// The projector over all places of a page, and the sequence of `tokens` vectors that comes of them.
+fn project(tally: &mut Tally, vision: &Vision, hidden: u128, (places, tokens): (u128, u128)) {
+    let features = (vision.clip.width + vision.sam.downsample[1]) as u128;
+    let both = Moved { weights: 0, read: places * features, written: places * features };
+    moved(tally, "vision.projector.concat", "elementwise", both);
+    linear(tally, "vision.projector", places, (features, hidden));
+    let sequence = Moved { weights: 2 * hidden, read: places * hidden, written: tokens * hidden };
+    moved(tally, "vision.assemble", "elementwise", sequence);
+}
+
+fn moved(tally: &mut Tally, path: &'static str, op: &'static str, moved: Moved) {
+    tally.pointwise(PREFILL, path, op, 1, moved);
+}
+
+fn linear(tally: &mut Tally, path: &'static str, rows: u128, (inputs, outputs): (u128, u128)) {
+    tally.linear(PREFILL, path, 1, rows, Linear { inputs, outputs, bias: true });
+}
+
+/// A LayerNorm of the sum of `terms` operands of `elements` each; of two, the sum is written as well.
+fn norm(tally: &mut Tally, path: &'static str, (terms, elements): (u128, u128), width: u128) {
+    moved(tally, path, "norm", Moved { weights: 2 * width, read: terms * elements, written: terms * elements });
+}
+
+/// A square convolution from a map of side `from` to one of side `to`.
+struct Conv {
+    channels: u128,
+    outputs: u128,
+    kernel: u128,
+    from: u128,
+    to: u128,
+    bias: bool,
+}
+
+fn conv(tally: &mut Tally, path: &'static str, count: u128, shape: Conv) {
+    let Conv { channels, outputs, kernel, from, to, bias } = shape;
+    let (e, window) = (tally.element, channels * kernel * kernel);
+    let weights = window * outputs + if bias { outputs } else { 0 };
+    let (read, written) = (count * channels * from * from, count * outputs * to * to);
+    let call = Work::call(matmul(1, count * to * to, window, outputs), weights * e, read * e, written * e);
+    tally.add(PREFILL, path, "conv", call);
 }

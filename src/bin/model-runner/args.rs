@@ -9,18 +9,12 @@ use std::{
 
 use clap::{Parser, Subcommand};
 use llmprof::{
-    model::{ModelError, ModelSpec, hf},
+    model::{ModelError, ModelSpec, PRESETS, hf},
     run::Dtype,
     runner::RunnerRequest,
 };
 
-/// Presets that need no file.
-const PRESETS: &[(&str, &str)] = &[
-    ("deepseek-ocr", include_str!("../../../conf/models/deepseek-ocr.toml")),
-    ("deepseek-ocr-tiny", include_str!("../../../conf/models/deepseek-ocr-tiny.toml")),
-];
-
-/// Runs one model on one input, repeatedly, and writes what happened when.
+/// Runs one model, or one part of it, on one input, repeatedly, and writes what happened when.
 ///
 /// Writes DIR/events.jsonl (stages, operators, outputs, on the monotonic clock) and DIR/predictions.jsonl (tokens, and text where
 /// a tokenizer lies beside the weights). Stages and operators are NVTX ranges too, in the domains `LLM` and `LLM.op`, for any tool
@@ -35,7 +29,11 @@ const PRESETS: &[(&str, &str)] = &[
 Examples:
   model-runner run --model deepseek-ocr-tiny --image page.png --out out
   model-runner run --model DeepSeek-OCR/config.json --weights DeepSeek-OCR --image page.png --device cuda:0 --dtype bf16 --out out
-  nsys profile -t nvtx,osrt model-runner run --model deepseek-ocr-tiny --image page.png --out out"
+  model-runner run --target deepseek-ocr:decoder.layers.3.self_attn --prompt-tokens 918 --device cuda:0 --out out
+  model-runner bench --model deepseek-ocr --prompt-tokens 918 --max-new-tokens 64 --device cuda:0
+  nsys profile -t nvtx,osrt model-runner run --model deepseek-ocr-tiny --image page.png --out out
+
+`run` is what is done where no command is named."
 )]
 pub struct Args {
     #[command(subcommand)]
@@ -46,16 +44,38 @@ pub struct Args {
 pub enum Command {
     /// Warm up, measure, write events.
     Run(Box<Run>),
+    /// Warm up, measure, print the stages' times as JSON.
+    Bench(Box<Work>),
+    /// Print what this build can do, as JSON.
+    Features,
 }
 
 #[derive(Debug, clap::Args)]
 pub struct Run {
-    /// Request as JSON; instead of everything below but --out.
-    #[arg(long, value_name = "FILE", required_unless_present = "model", conflicts_with_all = ["model", "weights", "image", "prompt", "seed", "dtype", "device", "warmup", "repeats", "max_new_tokens", "ceilings"])]
+    /// Request as JSON; instead of everything else but --out.
+    #[arg(long, value_name = "FILE", conflicts_with = "Work")]
     request: Option<PathBuf>,
-    /// Preset (deepseek-ocr, deepseek-ocr-tiny), a model's .toml, or a Hugging Face config.json.
-    #[arg(long, value_name = "NAME|FILE")]
+    #[command(flatten)]
+    work: Work,
+    /// Measure the device's own ceilings too.
+    #[arg(long)]
+    ceilings: bool,
+    /// Where to write; made when missing.
+    #[arg(long, value_name = "DIR")]
+    pub out: PathBuf,
+}
+
+/// What runs, and how often.
+#[derive(Debug, clap::Args)]
+pub struct Work {
+    #[arg(long, value_name = "NAME|FILE", help = format!("Preset ({}), a model's .toml, or a Hugging Face config.json", presets()))]
     model: Option<String>,
+    /// Only this part of a model, built and run alone: deepseek-ocr:decoder.layers.3.self_attn, ...mlp, :vision.sam.blocks.2.
+    #[arg(long, value_name = "MODEL:PATH", conflicts_with = "model")]
+    target: Option<String>,
+    /// Build the target's whole layer, take the part out, and make sure that it gives what it gives alone.
+    #[arg(long, requires = "target")]
+    extracted: bool,
     /// Folder with *.safetensors and perhaps tokenizer.json; synthetic weights without.
     #[arg(long, value_name = "DIR")]
     weights: Option<PathBuf>,
@@ -64,6 +84,9 @@ pub struct Run {
     image: Vec<PathBuf>,
     #[arg(long, default_value = "Free OCR.")]
     prompt: String,
+    /// A prompt of so many tokens, made up; for weights without a tokenizer, whose tokens are bytes.
+    #[arg(long, value_name = "N", conflicts_with = "prompt", value_parser = clap::value_parser!(u32).range(1..))]
+    prompt_tokens: Option<u32>,
     /// Seed of synthetic weights.
     #[arg(long, default_value_t = 0)]
     seed: u64,
@@ -82,12 +105,9 @@ pub struct Run {
     /// Tokens to generate after the first.
     #[arg(long, default_value_t = 16)]
     max_new_tokens: u32,
-    /// Measure the device's own ceilings too.
-    #[arg(long)]
-    ceilings: bool,
-    /// Where to write; made when missing.
-    #[arg(long, value_name = "DIR")]
-    pub out: PathBuf,
+    /// Decode by replaying a captured CUDA graph; the default on a CUDA device.
+    #[arg(long, num_args = 0..=1, default_missing_value = "true", value_name = "BOOL")]
+    decode_graph: Option<bool>,
 }
 
 /// Why the command line gives no request.
@@ -97,36 +117,78 @@ pub enum ArgsError {
     Read { path: PathBuf, source: io::Error },
     #[error("{path} is no request: {reason}")]
     Request { path: PathBuf, reason: String },
-    #[error("{model} is neither a preset ({}) nor a .toml or .json file", PRESETS.iter().map(|p| p.0).collect::<Vec<_>>().join(", "))]
+    #[error("nothing to run: give --model, --target or --request")]
+    Nothing,
+    #[error("--target {0} is no MODEL:PATH, as in deepseek-ocr:decoder.layers.3.self_attn")]
+    Target(String),
+    #[error("{model} is neither a preset ({}) nor a .toml or .json file", presets())]
     UnknownModel { model: String },
     #[error("{model}: {source}")]
     Model { model: String, source: ModelError },
 }
 
+fn presets() -> String {
+    PRESETS.iter().map(|(name, _)| *name).collect::<Vec<_>>().join(", ")
+}
+
+/// Reads the command line; `run` where it names no command.
+pub fn parse() -> Args {
+    let mut given: Vec<_> = std::env::args_os().collect();
+    let option = given.get(1).is_some_and(|first| first.as_encoded_bytes().starts_with(b"--"));
+    if option && !["--help", "--version"].iter().any(|alone| given[1] == *alone) {
+        given.insert(1, "run".into());
+    }
+    Args::parse_from(given)
+}
+
 impl Run {
     /// The request, from its file or from the options.
     pub fn request(&self) -> Result<RunnerRequest, ArgsError> {
-        if let Some(path) = &self.request {
-            return serde_json::from_str(&read(path)?)
-                .map_err(|e| ArgsError::Request { path: path.clone(), reason: e.to_string() });
+        match &self.request {
+            Some(path) => {
+                serde_json::from_str(&read(path)?).map_err(|e| ArgsError::Request { path: path.clone(), reason: e.to_string() })
+            }
+            None => Ok(RunnerRequest { ceilings: self.ceilings, ..self.work.request()? }),
         }
-        let model = read_model(self.model.as_deref().unwrap_or_default())?;
+    }
+}
+
+impl Work {
+    /// The request that the options make.
+    pub fn request(&self) -> Result<RunnerRequest, ArgsError> {
+        let (model, target) = match (&self.model, &self.target) {
+            (Some(model), _) => (model.as_str(), None),
+            (None, Some(target)) => match target.rsplit_once(':') {
+                Some((model, path)) => (model, Some(path.to_owned())),
+                None => return Err(ArgsError::Target(target.clone())),
+            },
+            (None, None) => return Err(ArgsError::Nothing),
+        };
+        let model = read_model(model)?;
         let dtype = self.dtype.unwrap_or(if self.device == "cpu" { model.cpu_dtype } else { model.dtype });
         Ok(RunnerRequest {
             weights: self.weights.clone().or(model.weights.clone()),
             model,
             seed: self.seed,
-            prompt: self.prompt.clone(),
+            prompt: self.prompt_tokens.map_or_else(|| self.prompt.clone(), made_up),
             images: self.image.clone(),
             dtype,
             device: self.device.clone(),
+            gpu: None,
             warmup: self.warmup,
             repeats: self.repeats,
             max_new_tokens: self.max_new_tokens,
-            decode_graph: false,
-            ceilings: self.ceilings,
+            decode_graph: self.decode_graph.unwrap_or(self.device != "cpu"),
+            ceilings: false,
+            target,
+            extracted: self.extracted,
         })
     }
+}
+
+/// A prompt whose bytes make `tokens` tokens with the one before them, all letters in turn and none twice in a row.
+fn made_up(tokens: u32) -> String {
+    (1..tokens).map(|i| char::from(b'a' + (i * 7 % 26) as u8)).collect()
 }
 
 fn read(path: &Path) -> Result<String, ArgsError> {

@@ -1,24 +1,56 @@
-//! One repeat: prefill, then a fixed number of decode steps, each under its range.
+//! One repeat: prefill, then a fixed number of decode steps, each under its range; and a step captured as a CUDA graph.
 //!
-//! Inside a timed stage nothing is written, hashed or formatted. Sampling is greedy, so the same request gives the same tokens.
+//! Inside a timed stage nothing is written, hashed or formatted. Knows no model: a [`Program`] is what runs.
 
-use candle_core::{DType, Result, Tensor};
+use candle_core::{DType, Device, Result, Tensor};
 use sha2::{Digest, Sha256};
 
-use crate::{models::Model, ops::ArgMax, preprocess::Page, prompt::Prompt, record::Recorder};
+use crate::{ops::Cursor, record::Recorder};
 
-/// What one repeat computed: the tokens, and the logits that each was chosen from.
-pub struct Generated {
-    pub tokens: Vec<u32>,
-    logits: Vec<Tensor>,
+/// What can be prefilled and stepped: a whole model with its text, or a part of one with its inputs.
+pub trait Program {
+    /// Back to the beginning, with the memory kept.
+    fn clear(&mut self) -> Result<()>;
+
+    /// Everything that is known at the beginning, at once.
+    fn prefill(&mut self) -> Result<()>;
+
+    /// One token more. Captured as a graph it must ask the host nothing.
+    fn step(&mut self) -> Result<()>;
+
+    /// Whether it has steps at all.
+    fn steps(&self) -> bool;
+
+    /// Where the next token stands.
+    #[cfg_attr(not(feature = "cuda"), expect(dead_code, reason = "only a replayed graph asks"))]
+    fn cursor(&mut self) -> &mut Cursor;
+
+    /// Notes that a replayed graph made one step.
+    #[cfg_attr(not(feature = "cuda"), expect(dead_code, reason = "only a replayed graph asks"))]
+    fn follow(&mut self) {}
+
+    /// Makes synthetic weights behave as trained ones would, where they must.
+    fn balance(&mut self) -> Result<()> {
+        Ok(())
+    }
+
+    /// What was computed in a prefill and `steps` steps; tells what only the GPU knew meanwhile.
+    fn computed(&mut self, steps: usize) -> Result<Computed>;
 }
 
-impl Generated {
-    /// SHA-256 over the logits of every sampled position, as little-endian f32.
-    pub fn logits_sha256(&self) -> Result<String> {
+/// What one repeat computed: the tokens, and the values that tell whether two runs computed the same.
+pub struct Computed {
+    pub tokens: Vec<u32>,
+    /// Logits that each token was chosen from; of a part of a model, its outputs.
+    pub values: Vec<Tensor>,
+}
+
+impl Computed {
+    /// SHA-256 over the values, as little-endian f32.
+    pub fn sha256(&self) -> Result<String> {
         let mut hash = Sha256::new();
-        for logits in &self.logits {
-            for value in logits.to_dtype(DType::F32)?.to_vec1::<f32>()? {
+        for values in &self.values {
+            for value in values.to_dtype(DType::F32)?.flatten_all()?.to_vec1::<f32>()? {
                 hash.update(value.to_le_bytes());
             }
         }
@@ -26,45 +58,92 @@ impl Generated {
     }
 }
 
-/// A model with its input, ready to run any number of times.
+/// A program, ready to run any number of times.
 pub struct Session {
-    pub model: Model,
+    pub program: Box<dyn Program>,
     pub recorder: Recorder,
-    pub prompt: Prompt,
-    pub pages: Vec<Page>,
     pub max_new_tokens: u32,
-    pub sample: ArgMax,
+    pub device: Device,
+    /// A decode step as a graph, once captured.
+    pub graph: Option<StepGraph>,
 }
 
 impl Session {
-    /// Runs once, from an empty cache.
+    /// Runs once, from the beginning.
     ///
     /// An end-of-text token does not end it: every repeat, and every pass under a profiler, does the same work, or their times could
-    /// not be compared.
-    pub fn run(&mut self) -> Result<Generated> {
-        let mut generated = Generated { tokens: Vec::new(), logits: Vec::new() };
-        self.model.clear();
+    /// not be compared. A stage ends when the device is done with it.
+    pub fn run(&mut self) -> Result<Computed> {
+        self.program.clear()?;
+        self.device.synchronize()?;
         {
             let _prefill = self.recorder.range("prefill");
-            let logits = self.model.prefill(&self.prompt, &self.pages)?;
-            self.sample(logits, &mut generated)?;
+            self.program.prefill()?;
+            self.device.synchronize()?;
         }
-        if self.max_new_tokens > 0 {
+        let steps = if self.program.steps() { self.max_new_tokens } else { 0 };
+        if steps > 0 {
             let _decode_all = self.recorder.range("decode_all");
-            for step in 0..self.max_new_tokens {
+            for step in 0..steps {
                 let _step = self.recorder.decode_step(step);
-                let last = generated.tokens[generated.tokens.len() - 1];
-                let logits = self.model.step(last)?;
-                self.sample(logits, &mut generated)?;
+                self.step()?;
+                self.device.synchronize()?;
             }
         }
-        Ok(generated)
+        self.program.computed(steps as usize)
     }
 
-    /// Chooses the likeliest token on the host, which waits for the device: a stage ends when its token is known.
-    fn sample(&self, logits: Tensor, generated: &mut Generated) -> Result<()> {
-        generated.tokens.push(self.sample.forward(&logits)?);
-        generated.logits.push(logits);
+    /// One more token, by the graph where there is one.
+    fn step(&mut self) -> Result<()> {
+        match &self.graph {
+            #[cfg(feature = "cuda")]
+            Some(graph) => graph.replay(self.program.as_mut(), &self.recorder),
+            #[cfg(not(feature = "cuda"))]
+            Some(graph) => match *graph {},
+            None => self.program.step(),
+        }
+    }
+}
+
+/// There are no graphs without a GPU.
+#[cfg(not(feature = "cuda"))]
+pub enum StepGraph {}
+
+/// A decode step, captured.
+#[cfg(feature = "cuda")]
+pub struct StepGraph {
+    graph: crate::gpu::Graph,
+    captured: crate::record::Captured,
+    /// Where the captured token stood.
+    position: usize,
+}
+
+#[cfg(feature = "cuda")]
+impl Session {
+    /// Captures a decode step, under the range `capture`. The operators' ranges are open as their kernels are captured, so a trace of
+    /// the graph's nodes can be told apart by operator.
+    pub fn capture(&mut self) -> Result<()> {
+        let Device::Cuda(device) = &self.device else { return Ok(()) };
+        let Self { program, recorder, .. } = self;
+        program.clear()?;
+        // Once for real: what kernels load at first use cannot be captured.
+        recorder.quietly(|| program.step())?;
+        let position = program.cursor().position();
+        let _capture = recorder.range("capture");
+        let (captured, calls) = recorder.captured(|| crate::gpu::Graph::capture(device, || program.step()));
+        let (graph, ()) = captured?;
+        self.graph = Some(StepGraph { graph, captured: calls, position });
+        Ok(())
+    }
+}
+
+#[cfg(feature = "cuda")]
+impl StepGraph {
+    fn replay(&self, program: &mut dyn Program, recorder: &Recorder) -> Result<()> {
+        recorder.replayed(&self.captured, (program.cursor().position() - self.position) as u64);
+        self.graph.replay()?;
+        program.cursor().follow(1);
+        program.follow();
         Ok(())
     }
 }

@@ -14,27 +14,31 @@ pub fn check(request: &RunnerRequest, prompt_tokens: usize, device: &Device) -> 
     if prompt_tokens + new > context {
         return Err(format!("{prompt_tokens} tokens of prompt and {new} to generate do not fit the context of {context}"));
     }
-    // Memory of a device is asked for by allocating it; only the host's is overcommitted.
-    match available_memory() {
-        Some(available) if device.is_cpu() => check_memory(memory(request, prompt_tokens + new), available),
-        _ => Ok(()),
+    if request.target.is_some() {
+        return Ok(());
+    }
+    let needed = memory(request, prompt_tokens + new);
+    match device {
+        #[cfg(feature = "cuda")]
+        Device::Cuda(cuda) => crate::gpu::free_bytes(cuda).map_or(Ok(()), |free| check_memory(needed, free, "of GPU memory")),
+        _ => available_memory().map_or(Ok(()), |available| check_memory(needed, available, "of memory")),
     }
 }
 
-/// Bytes of the decoder's weights, its cache and the logits kept for hashing, which are nearly all that a run holds.
+/// Bytes of the weights, the cache and the logits kept for hashing: what a run holds at least.
 fn memory(request: &RunnerRequest, positions: usize) -> u128 {
     let decoder = &request.model.decoder;
     let cache = 2 * decoder.layers * decoder.kv_heads * decoder.head_dim * positions;
     let logits = (request.max_new_tokens as usize + 1) * decoder.vocab;
-    (decoder.parameters() + cache as u128 + logits as u128) * u128::from(request.dtype.bytes())
+    (request.model.parameters() + cache as u128 + logits as u128) * u128::from(request.dtype.bytes())
 }
 
-fn check_memory(needed: u128, available: u64) -> Result<(), String> {
+fn check_memory(needed: u128, available: u64, what: &str) -> Result<(), String> {
     if needed <= u128::from(available) {
         return Ok(());
     }
     let gib = |bytes: u128| bytes as f64 / f64::from(1 << 30);
-    Err(format!("the model needs {:.1} GiB of memory, and {:.1} are available", gib(needed), gib(available.into())))
+    Err(format!("the model needs at least {:.1} GiB {what}, and {:.1} are free", gib(needed), gib(available.into())))
 }
 
 /// Memory that could be had without swapping, as the kernel estimates it.
@@ -50,8 +54,8 @@ mod tests {
 
     #[test]
     fn a_model_larger_than_memory_is_refused_with_both_figures() {
-        assert_eq!(check_memory(8 << 30, 8 << 30), Ok(()));
-        let refused = check_memory(13 << 30, 8 << 30).expect_err("refused");
-        assert_eq!(refused, "the model needs 13.0 GiB of memory, and 8.0 are available");
+        assert_eq!(check_memory(8 << 30, 8 << 30, "of memory"), Ok(()));
+        let refused = check_memory(13 << 30, 8 << 30, "of GPU memory").expect_err("refused");
+        assert_eq!(refused, "the model needs at least 13.0 GiB of GPU memory, and 8.0 are free");
     }
 }

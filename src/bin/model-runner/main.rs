@@ -4,17 +4,24 @@
 //! Whatever happens ends in an exit code and one last line on standard error.
 
 mod args;
+mod bench;
 mod ceilings;
+mod features;
 mod generate;
+#[cfg(feature = "cuda")]
+mod gpu;
 mod limits;
 mod models;
 mod nvtx;
 mod ops;
+mod part;
+mod prepare;
 mod preprocess;
 mod prompt;
 mod record;
 mod run;
 mod site;
+mod text;
 mod weights;
 
 use std::{
@@ -23,22 +30,27 @@ use std::{
     process::ExitCode,
 };
 
-use clap::Parser;
 use llmprof::runner::EXIT_BAD_INPUT;
-use run::RunError;
+use prepare::RunError;
 
 fn main() -> ExitCode {
     let started_ns = record::now_ns();
-    let args = args::Args::parse();
+    let args = args::parse();
     let filter = tracing_subscriber::EnvFilter::try_from_default_env().unwrap_or_else(|_| "info".into());
     tracing_subscriber::fmt().with_env_filter(filter).with_writer(io::stderr).with_ansi(false).init();
     // One line, whatever broke: the parent shows the last one.
     panic::set_hook(Box::new(|info| eprintln!("model-runner: internal error: {}", one_line(&info.to_string()))));
 
-    let args::Command::Run(command) = &args.command;
+    if matches!(args.command, args::Command::Features) {
+        return features::print();
+    }
     let outcome = panic::catch_unwind(AssertUnwindSafe(|| {
-        let request = command.request().map_err(|e| RunError::BadInput(e.to_string()))?;
-        run::run(&request, &command.out, started_ns)
+        let bad = |error: args::ArgsError| RunError::BadInput(error.to_string());
+        match &args.command {
+            args::Command::Run(command) => run::run(&command.request().map_err(bad)?, &command.out, started_ns),
+            args::Command::Bench(command) => bench::bench(&command.request().map_err(bad)?, started_ns),
+            args::Command::Features => Ok(()),
+        }
     }));
     match outcome {
         Ok(Ok(())) => ExitCode::SUCCESS,

@@ -9,10 +9,16 @@ use std::{
     rc::Rc,
 };
 
-use candle_core::{DType, Tensor};
+use candle_core::DType;
 use llmprof::trace::event::{Event, Experts, OPERATOR_DOMAIN, OperatorCall, STAGE_DOMAIN, StageRange};
 use nix::time::{ClockId, clock_gettime};
 
+mod operator;
+
+pub use operator::{Op, Outcome, Work};
+
+#[cfg(feature = "cuda")]
+use crate::gpu::Mark;
 use crate::nvtx::{Domain, Name};
 
 /// Nanoseconds of `CLOCK_MONOTONIC`, which all events are timed by.
@@ -37,6 +43,11 @@ struct Inner {
     entries: RefCell<Vec<Entry>>,
     /// Operand shapes of all calls in `entries`, each as its rank and its dimensions.
     shapes: RefCell<Vec<u64>>,
+    /// Nothing is recorded and no profiler hears: what runs now belongs to no stage.
+    quiet: Cell<bool>,
+    /// Times ranges on the GPU as well.
+    #[cfg(feature = "cuda")]
+    timer: RefCell<Option<crate::gpu::Timer>>,
 }
 
 /// An operator's identity, made once when the model is built.
@@ -46,12 +57,27 @@ pub struct OpName {
     nvtx: Name,
 }
 
-enum Entry {
-    Range(StageRange),
-    Call(Call),
-    Experts(Experts),
+/// A place in the GPU's work; there is none without a GPU.
+#[cfg(not(feature = "cuda"))]
+type Mark = std::convert::Infallible;
+
+/// Nanoseconds between two marks that the GPU has passed.
+fn between(marks: &(Mark, Mark)) -> Option<i64> {
+    #[cfg(feature = "cuda")]
+    return marks.0.until(&marks.1);
+    #[cfg(not(feature = "cuda"))]
+    match marks.0 {}
 }
 
+enum Entry {
+    Range(StageRange, Option<(Mark, Mark)>),
+    Call(Call),
+    Experts(Experts),
+    #[cfg_attr(not(any(feature = "cuda", test)), expect(dead_code, reason = "only a GPU replays"))]
+    Replay(Replay),
+}
+
+#[derive(Clone)]
 struct Call {
     name: Rc<OpName>,
     start_ns: i64,
@@ -61,10 +87,27 @@ struct Call {
     stage: &'static str,
     operands: usize,
     dtype: DType,
-    flops: u64,
-    bytes: u64,
+    work: Work,
 }
 
+/// Calls that were recorded while a graph was captured, to be told again at each of its replays.
+#[derive(Clone)]
+pub struct Captured(Rc<Recorded>);
+
+struct Recorded {
+    calls: Vec<Call>,
+    shapes: Vec<u64>,
+}
+
+struct Replay {
+    captured: Captured,
+    t_ns: i64,
+    warmup: bool,
+    repeat: u32,
+    stage: &'static str,
+    /// Positions that the text is longer than at the capture.
+    moved: u64,
+}
 impl Recorder {
     /// Makes a recorder whose ranges also go to the profiler that is attached, if any.
     pub fn new() -> Self {
@@ -88,6 +131,9 @@ impl Recorder {
             names: RefCell::default(),
             entries: RefCell::default(),
             shapes: RefCell::default(),
+            quiet: Cell::new(false),
+            #[cfg(feature = "cuda")]
+            timer: RefCell::default(),
         }))
     }
 
@@ -116,8 +162,10 @@ impl Recorder {
         if step.is_some() {
             inner.step.set(step);
         }
-        inner.stages.push(self.stage_name(name));
-        StageGuard { recorder: self.clone(), name, step, outer, start_ns: now_ns() }
+        if !inner.quiet.get() {
+            inner.stages.push(self.stage_name(name));
+        }
+        StageGuard { recorder: self.clone(), name, step, outer, start_ns: now_ns(), begin: self.mark() }
     }
 
     fn stage_name(&self, name: &'static str) -> Name {
@@ -136,20 +184,76 @@ impl Recorder {
     pub fn operator(&self, path: impl Into<String>, kind: &'static str) -> Op {
         let path = path.into();
         let nvtx = self.0.operators.register(&path);
-        Op { recorder: self.clone(), name: Rc::new(OpName { path, kind, nvtx }) }
+        Op::new(self.clone(), OpName { path, kind, nvtx })
     }
 
-    /// Notes how many distinct experts a layer routed to in one forward.
+    /// Notes how many distinct experts a layer routed to in the forward that runs now.
     pub fn experts(&self, layer: usize, distinct: usize, total: usize) {
+        self.experts_of(self.0.stage.get(), self.0.step.get(), layer, distinct, total);
+    }
+
+    /// Notes how many distinct experts a layer routed to in a forward that ran before, in this repeat.
+    pub fn experts_of(&self, stage: &'static str, step: Option<u32>, layer: usize, distinct: usize, total: usize) {
         let inner = &*self.0;
+        if inner.quiet.get() {
+            return;
+        }
         inner.entries.borrow_mut().push(Entry::Experts(Experts {
             layer: layer as u32,
-            stage: inner.stage.get().to_owned(),
+            stage: stage.to_owned(),
             warmup: inner.warmup.get(),
             repeat: inner.repeat.get(),
-            step: inner.step.get(),
+            step,
             distinct: distinct as u32,
             total: total as u32,
+        }));
+    }
+
+    /// Times ranges by `timer` as well, from now on.
+    #[cfg(feature = "cuda")]
+    pub fn time_by(&self, timer: crate::gpu::Timer) {
+        self.0.timer.replace(Some(timer));
+    }
+
+    /// Where the GPU is in its work, if it is one that is timed.
+    fn mark(&self) -> Option<Mark> {
+        #[cfg(feature = "cuda")]
+        return self.0.timer.borrow().as_ref().filter(|_| !self.0.quiet.get()).and_then(crate::gpu::Timer::mark);
+        #[cfg(not(feature = "cuda"))]
+        None
+    }
+
+    /// Runs `compute` without recording it.
+    pub fn quietly<R>(&self, compute: impl FnOnce() -> R) -> R {
+        let before = self.0.quiet.replace(true);
+        let computed = compute();
+        self.0.quiet.set(before);
+        computed
+    }
+
+    /// Runs `compute` and sets its calls apart, to be told at each [`Recorder::replayed`].
+    #[cfg(any(feature = "cuda", test))]
+    pub fn captured<R>(&self, compute: impl FnOnce() -> R) -> (R, Captured) {
+        let inner = &*self.0;
+        let (entries, shapes) = (inner.entries.take(), inner.shapes.take());
+        let computed = compute();
+        let calls = inner.entries.replace(entries).into_iter();
+        let calls = calls.filter_map(|entry| if let Entry::Call(call) = entry { Some(call) } else { None }).collect();
+        let captured = Captured(Rc::new(Recorded { calls, shapes: inner.shapes.replace(shapes) }));
+        (computed, captured)
+    }
+
+    /// Notes that `captured` ran once more, with a text `moved` positions longer than at its capture.
+    #[cfg(any(feature = "cuda", test))]
+    pub fn replayed(&self, captured: &Captured, moved: u64) {
+        let inner = &*self.0;
+        inner.entries.borrow_mut().push(Entry::Replay(Replay {
+            captured: captured.clone(),
+            t_ns: now_ns(),
+            warmup: inner.warmup.get(),
+            repeat: inner.repeat.get(),
+            stage: inner.stage.get(),
+            moved,
         }));
     }
 
@@ -157,29 +261,59 @@ impl Recorder {
     pub fn drain(&self) -> Vec<Event> {
         let shapes = std::mem::take(&mut *self.0.shapes.borrow_mut());
         let mut shapes = shapes.into_iter();
+        let mut events = Vec::new();
+        for entry in std::mem::take(&mut *self.0.entries.borrow_mut()) {
+            match entry {
+                Entry::Range(range, marks) => {
+                    events.push(Event::Range(StageRange { device_ns: marks.as_ref().and_then(between), ..range }));
+                }
+                Entry::Experts(experts) => events.push(Event::Experts(experts)),
+                Entry::Call(call) => events.push(call.event(&mut shapes, false)),
+                Entry::Replay(replay) => replay.tell(&mut events),
+            }
+        }
+        events
+    }
+}
+
+impl Call {
+    /// The event of this call, whose operands' shapes come next.
+    fn event(self, shapes: &mut impl Iterator<Item = u64>, captured: bool) -> Event {
         let mut shape = || -> Vec<u64> {
             let rank = shapes.next().unwrap_or(0) as usize;
             shapes.by_ref().take(rank).collect()
         };
-        let entries = std::mem::take(&mut *self.0.entries.borrow_mut());
-        let event = |entry| match entry {
-            Entry::Range(range) => Event::Range(range),
-            Entry::Experts(experts) => Event::Experts(experts),
-            Entry::Call(call) => Event::Op(OperatorCall {
-                path: call.name.path.clone(),
-                op: call.name.kind.to_owned(),
-                start_ns: call.start_ns,
-                end_ns: call.end_ns,
-                warmup: call.warmup,
-                repeat: call.repeat,
-                stage: call.stage.to_owned(),
-                shapes: (0..call.operands).map(|_| shape()).collect(),
-                dtype: call.dtype.as_str().to_owned(),
-                flops: call.flops,
-                bytes: call.bytes,
-            }),
-        };
-        entries.into_iter().map(event).collect()
+        Event::Op(OperatorCall {
+            path: self.name.path.clone(),
+            op: self.name.kind.to_owned(),
+            start_ns: self.start_ns,
+            end_ns: self.end_ns,
+            captured,
+            warmup: self.warmup,
+            repeat: self.repeat,
+            stage: self.stage.to_owned(),
+            shapes: (0..self.operands).map(|_| shape()).collect(),
+            dtype: self.dtype.as_str().to_owned(),
+            flops: self.work.flops,
+            bytes: self.work.read + self.work.late.map_or(0, |late| late.get()),
+        })
+    }
+}
+
+impl Replay {
+    fn tell(self, events: &mut Vec<Event>) {
+        let Recorded { calls, shapes } = &*self.captured.0;
+        let mut shapes = shapes.iter().copied();
+        for call in calls {
+            let (flops, bytes) = call.work.per_position;
+            let work = Work {
+                flops: call.work.flops + flops * self.moved,
+                read: call.work.read + bytes * self.moved,
+                ..call.work.clone()
+            };
+            let (start_ns, end_ns, warmup, repeat, stage) = (self.t_ns, self.t_ns, self.warmup, self.repeat, self.stage);
+            events.push(Call { start_ns, end_ns, warmup, repeat, stage, work, ..call.clone() }.event(&mut shapes, true));
+        }
     }
 }
 
@@ -200,122 +334,36 @@ pub struct StageGuard {
     step: Option<u32>,
     outer: (&'static str, Option<u32>),
     start_ns: i64,
+    begin: Option<Mark>,
 }
 
 impl Drop for StageGuard {
     fn drop(&mut self) {
         let end_ns = now_ns();
         let inner = &*self.recorder.0;
-        inner.stages.pop();
+        let marks = self.begin.take().zip(self.recorder.mark());
         inner.stage.set(self.outer.0);
         inner.step.set(self.outer.1);
-        inner.entries.borrow_mut().push(Entry::Range(StageRange {
+        if inner.quiet.get() {
+            return;
+        }
+        inner.stages.pop();
+        let range = StageRange {
             name: self.name.to_owned(),
             start_ns: self.start_ns,
             end_ns,
+            device_ns: None,
             warmup: inner.warmup.get(),
             repeat: inner.repeat.get(),
             step: self.step,
-        }));
+        };
+        inner.entries.borrow_mut().push(Entry::Range(range, marks));
     }
-}
-
-/// One operator of the model, ready to record its calls.
-#[derive(Clone)]
-pub struct Op {
-    recorder: Recorder,
-    name: Rc<OpName>,
-}
-
-impl Op {
-    /// Runs `compute` as one call. Its bytes are those of the operands and of the result, each once.
-    pub fn call(
-        &self,
-        operands: &[&Tensor],
-        flops: u64,
-        compute: impl FnOnce() -> candle_core::Result<Tensor>,
-    ) -> candle_core::Result<Tensor> {
-        self.call_reading(operands, operands.iter().map(|t| tensor_bytes(t)).sum(), flops, compute)
-    }
-
-    /// Like [`Op::call`], for an operator that reads only `read` bytes of its operands.
-    pub fn call_reading(
-        &self,
-        operands: &[&Tensor],
-        read: u64,
-        flops: u64,
-        compute: impl FnOnce() -> candle_core::Result<Tensor>,
-    ) -> candle_core::Result<Tensor> {
-        let open = self.open();
-        let result = compute();
-        let end_ns = now_ns();
-        drop(open.range);
-        let Ok(output) = &result else { return result };
-        let mut shapes = self.recorder.0.shapes.borrow_mut();
-        for operand in operands {
-            let dims = operand.dims();
-            shapes.push(dims.len() as u64);
-            shapes.extend(dims.iter().map(|&d| d as u64));
-        }
-        self.push(open.start_ns, end_ns, operands.len(), output.dtype(), flops, read + tensor_bytes(output));
-        result
-    }
-
-    /// Opens the operator as a scope that encloses others; it closes when the guard drops.
-    pub fn enter(&self) -> ScopeGuard<'_> {
-        let open = self.open();
-        ScopeGuard { op: self, start_ns: open.start_ns, _range: open.range }
-    }
-
-    fn open(&self) -> Open {
-        self.recorder.0.operators.push(self.name.nvtx);
-        Open { start_ns: now_ns(), range: Pop(self.recorder.0.operators) }
-    }
-
-    fn push(&self, start_ns: i64, end_ns: i64, operands: usize, dtype: DType, flops: u64, bytes: u64) {
-        let inner = &*self.recorder.0;
-        let (warmup, repeat, stage) = (inner.warmup.get(), inner.repeat.get(), inner.stage.get());
-        let name = self.name.clone();
-        let call = Call { name, start_ns, end_ns, warmup, repeat, stage, operands, dtype, flops, bytes };
-        inner.entries.borrow_mut().push(Entry::Call(call));
-    }
-}
-
-struct Open {
-    start_ns: i64,
-    range: Pop,
-}
-
-/// Closes the NVTX range of an operator, whatever way the call ends.
-struct Pop(Domain);
-
-impl Drop for Pop {
-    fn drop(&mut self) {
-        self.0.pop();
-    }
-}
-
-/// An open scope of the operator domain.
-#[must_use = "the scope closes when this drops"]
-pub struct ScopeGuard<'a> {
-    op: &'a Op,
-    start_ns: i64,
-    _range: Pop,
-}
-
-impl Drop for ScopeGuard<'_> {
-    fn drop(&mut self) {
-        self.op.push(self.start_ns, now_ns(), 0, DType::F32, 0, 0);
-    }
-}
-
-fn tensor_bytes(tensor: &Tensor) -> u64 {
-    (tensor.elem_count() * tensor.dtype().size_in_bytes()) as u64
 }
 
 #[cfg(test)]
 mod tests {
-    use candle_core::Device;
+    use candle_core::{Device, Tensor};
 
     use super::*;
 

@@ -5,53 +5,58 @@ use std::time::Duration;
 use tokio_util::sync::CancellationToken;
 
 use super::*;
-use crate::{collect::tests::program, run::RunId, trace::environment::Gpu};
+use crate::{
+    collect::tests::program,
+    run::{Mode, RunId},
+    trace::environment::{GpuInstance, GpuProcess},
+};
 
-fn spec(mode: Mode, device: &str) -> RunSpec {
-    RunSpec {
-        model: "m".into(),
-        inputs_manifest: "inputs.yaml".into(),
-        mode,
-        repeats: 1,
-        warmup: 0,
-        max_new_tokens: 1,
-        seed: 0,
-        dtype: None,
-        device: device.into(),
-        timeout_s: 60,
-        labels: vec![],
-        priority: 0,
-    }
+fn gpu(index: u32) -> Device {
+    Device { uuid: Some(format!("GPU-{index}")), ..Device::unknown(&format!("cuda:{index}")) }
 }
 
-/// The findings about devices on a host with so many GPUs.
-fn said(mode: Mode, device: &str, gpus: usize) -> Vec<(String, Severity)> {
-    let environment = Environment { gpus: vec![Gpu::default(); gpus], ..Environment::default() };
-    let state = if gpus == 0 { Err(NoGpu::NoDriver) } else { Ok(()) };
-    super::device(&spec(mode, device), &environment, state).into_iter().map(|f| (f.id, f.severity)).collect()
+fn host(gpus: u32) -> Result<Driver, NoGpu> {
+    let gpu = |index| Gpu { index, uuid: format!("GPU-{index}"), ..Gpu::default() };
+    if gpus == 0 { Err(NoGpu::NoDriver) } else { Ok(Driver { gpus: (0..gpus).map(gpu).collect(), ..Driver::default() }) }
+}
+
+/// The findings about `device` on a host.
+fn said(mode: Mode, device: &Device, driver: &Result<Driver, NoGpu>) -> Vec<(String, Severity)> {
+    on_device(mode != Mode::Basic, device, driver).into_iter().map(|f| (f.id, f.severity)).collect()
 }
 
 #[test]
-fn a_gpu_that_was_asked_for_and_is_not_there_is_critical() {
-    assert_eq!(said(Mode::Basic, "cuda:0", 0), [("no_gpu".into(), Severity::Critical)]);
-    assert_eq!(said(Mode::Basic, "cuda:2", 2), [("no_such_gpu".into(), Severity::Critical)]);
-    assert_eq!(said(Mode::Deep, "cuda:1", 2), []);
+fn a_gpu_that_is_not_there_is_critical() {
+    assert_eq!(said(Mode::Basic, &gpu(0), &host(0)), [("no_gpu".into(), Severity::Critical)]);
+    assert_eq!(said(Mode::Basic, &gpu(2), &host(2)), [("no_such_gpu".into(), Severity::Critical)]);
+    assert_eq!(said(Mode::Deep, &gpu(1), &host(2)), []);
+}
+
+#[test]
+fn a_gpu_is_known_by_its_uuid_whatever_its_index_is_now() {
+    let moved = Device { uuid: Some("GPU-0".into()), ..gpu(1) };
+    assert_eq!(said(Mode::Basic, &moved, &host(1)), []);
+    let replaced = Device { uuid: Some("GPU-9".into()), ..gpu(0) };
+    assert_eq!(said(Mode::Basic, &replaced, &host(1)), [("no_such_gpu".into(), Severity::Critical)]);
+    assert_eq!(said(Mode::Basic, &Device::unknown("cuda:0"), &host(1)), []);
+}
+
+#[test]
+fn an_instance_is_found_in_its_gpu_whose_other_users_are_not_its() {
+    let mut driver = host(1);
+    let whole = &mut driver.as_mut().unwrap().gpus[0];
+    whole.mig = Some(true);
+    whole.processes = vec![GpuProcess { pid: u32::MAX, ..GpuProcess::default() }];
+    whole.instances = vec![GpuInstance { uuid: "MIG-1".into(), ..GpuInstance::default() }];
+    assert_eq!(said(Mode::Basic, &Device { uuid: Some("MIG-1".into()), ..Device::unknown("MIG-1") }, &driver), []);
+    assert_eq!(said(Mode::Basic, &gpu(0), &driver), [("gpu_busy".into(), Severity::Warning)]);
 }
 
 #[test]
 fn a_host_without_gpu_is_told_that_there_are_no_kernels() {
-    assert_eq!(said(Mode::Deep, "auto", 0), [("no_gpu".into(), Severity::Info)]);
-    assert_eq!(said(Mode::Basic, "auto", 0), []);
-    assert_eq!(said(Mode::Deep, "auto", 1), []);
-}
-
-#[test]
-fn little_space_is_a_warning_and_names_the_figures() {
-    let dir = tempfile::tempdir().unwrap();
-    assert!(disk(dir.path(), 0).is_none());
-    let finding = disk(dir.path(), u64::MAX).unwrap();
-    assert!(finding.id == "disk_low" && finding.evidence.contains_key("free_bytes") && finding.advice.is_some());
-    assert_eq!(disk(&dir.path().join("none"), 1).unwrap().severity, Severity::Warning);
+    assert_eq!(said(Mode::Deep, &Device::cpu(), &host(0)), [("no_gpu".into(), Severity::Info)]);
+    assert_eq!(said(Mode::Basic, &Device::cpu(), &host(0)), []);
+    assert_eq!(said(Mode::Deep, &Device::cpu(), &host(1)), []);
 }
 
 /// Runs preflight with a shell script as nsys.
@@ -61,7 +66,7 @@ async fn with_nsys(script: Option<&str>, mode: Mode) -> Preflight {
     program(&nsys, script.unwrap_or_default());
     let collector = Collector { nsys: script.map(|_| nsys), ..Collector::new("model-runner") };
     let leash = Leash::new(RunId::now(), Duration::from_secs(60), CancellationToken::new());
-    collector.preflight(&spec(mode, "cpu"), dir.path(), &leash).await
+    collector.preflight(&Profiling::bundled(mode).unwrap(), &Device::cpu(), dir.path(), &leash).await
 }
 
 fn nsys_finding(preflight: &Preflight) -> Option<(&str, Option<&str>)> {

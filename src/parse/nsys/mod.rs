@@ -6,21 +6,59 @@
 mod export;
 mod names;
 
-use std::{collections::HashMap, path::Path};
+use std::{collections::HashMap, path::Path, thread};
 
 use rusqlite::{Result, Row};
 
 use self::{export::Export, names::Names};
 use super::ParseError;
 use crate::trace::{
-    kernel::Kernel,
-    nsys::{ApiCall, NsysTrace},
+    kernel::{Kernel, Kernels},
+    nsys::{ApiCall, ApiCalls, CopyKind, GraphNode, MemoryOp, NsysTrace},
     range::Range,
 };
 
 /// Reads the export in `path`. Blocks, in time and memory linear in the size of the file.
 pub fn read(path: &Path) -> std::result::Result<NsysTrace, ParseError> {
     let export = Export::open(path)?;
+    // The two long tables are read side by side, each by a connection of its own.
+    let (rest, calls) = thread::scope(|scope| {
+        let calls = scope.spawn(|| cuda_calls(path));
+        let rest = others(&export);
+        (rest, calls.join())
+    });
+    let (mut trace, mut names, unnamed) = rest?;
+    let (mut calls, theirs) = calls.unwrap_or_else(|panic| std::panic::resume_unwind(panic))?;
+    let indices: Vec<u32> = theirs.ids().iter().map(|id| names.index(*id)).collect();
+    calls.rename(|name| indices[name as usize]);
+    trace.cuda_calls = calls;
+
+    trace.strings = names.resolve(&export)?;
+    let (domains, ranges) = unnamed;
+    let domains: HashMap<_, _> = domains.into_iter().map(|(key, name)| (key, name.read(&trace.strings))).collect();
+    trace.ranges = ranges
+        .into_iter()
+        .map(|(range, key, name)| Range {
+            domain: domains.get(&key).cloned().unwrap_or_else(|| unnamed_domain(key)),
+            name: name.read(&trace.strings),
+            ..range
+        })
+        .collect();
+
+    // Launch order and start order are what analysis walks in; the exports come in it, but nothing promises that.
+    trace.kernels.sort();
+    trace.cuda_calls.sort();
+    trace.os_calls.sort();
+    trace.copies.sort_by_key(|copy| copy.start_ns);
+    trace.ranges.sort_by_key(|r| (r.start_ns, std::cmp::Reverse(r.end_ns.unwrap_or(i64::MAX))));
+    Ok(trace)
+}
+
+/// Domains and ranges whose names are not read yet.
+type Unnamed = (Vec<(DomainKey, Text)>, Vec<(Range, DomainKey, Text)>);
+
+/// Everything but the CUDA calls.
+fn others(export: &Export) -> std::result::Result<(NsysTrace, Names, Unnamed), ParseError> {
     let mut names = Names::default();
     let mut trace = NsysTrace { tables: export.tables().to_vec(), ..NsysTrace::default() };
     for (name, value) in export.facts()? {
@@ -30,63 +68,101 @@ pub fn read(path: &Path) -> std::result::Result<NsysTrace, ParseError> {
             _ => {}
         }
     }
-
-    trace.kernels = export.rows("CUPTI_ACTIVITY_KIND_KERNEL", include_str!("sql/kernels.sql"), |row| kernel(row, &mut names))?;
-    let call = |row: &Row, names: &mut Names| call(row, names);
-    trace.cuda_calls =
-        export.rows("CUPTI_ACTIVITY_KIND_RUNTIME", include_str!("sql/cuda_calls.sql"), |row| call(row, &mut names))?;
-    trace.os_calls = export.rows("OSRT_API", include_str!("sql/os_calls.sql"), |row| call(row, &mut names))?;
+    let mut kernels = Kernels::default();
+    export.each("CUPTI_ACTIVITY_KIND_KERNEL", include_str!("sql/kernels.sql"), |row| {
+        kernels.push(kernel(row, &mut names)?);
+        Ok(())
+    })?;
+    trace.kernels = kernels;
+    trace.copies = export.rows("CUPTI_ACTIVITY_KIND_MEMCPY", include_str!("sql/copies.sql"), memory_op)?;
+    trace.copies.extend(export.rows("CUPTI_ACTIVITY_KIND_MEMSET", include_str!("sql/sets.sql"), memory_op)?);
+    trace.graph_nodes = export.rows("CUDA_GRAPH_NODE_EVENTS", include_str!("sql/graph_nodes.sql"), graph_node)?;
+    trace.gpus = export.rows("TARGET_INFO_GPU", include_str!("sql/gpus.sql"), |row| export::string(row, 0))?;
+    let mut calls = ApiCalls::default();
+    export.each("OSRT_API", include_str!("sql/os_calls.sql"), |row| {
+        calls.push(call(row, &mut names)?);
+        Ok(())
+    })?;
+    trace.os_calls = calls;
     let domains = export.rows("NVTX_EVENTS", include_str!("sql/domains.sql"), |row| {
         Ok((domain_key(row.get("domain")?, row.get("thread")?), text(row, &mut names)?))
     })?;
     let ranges = export.rows("NVTX_EVENTS", include_str!("sql/ranges.sql"), |row| range(row, &mut names))?;
     trace.diagnostics = export
         .rows("DIAGNOSTIC_EVENT", include_str!("sql/diagnostics.sql"), |row| Ok(export::string(row, 0)?.trim().to_owned()))?;
-
-    trace.strings = names.resolve(&export)?;
-    let domains: HashMap<_, _> = domains.into_iter().map(|(key, name)| (key, name.read(&trace.strings))).collect();
-    trace.ranges = ranges
-        .into_iter()
-        .map(|(range, key, name)| Range {
-            domain: domains.get(&key).cloned().unwrap_or_else(|| unnamed(key)),
-            name: name.read(&trace.strings),
-            ..range
-        })
-        .collect();
-
-    // Launch order and start order are what analysis walks in; the exports come in it, but nothing promises that.
-    trace.kernels.sort_by_key(|k| k.start_ns);
-    trace.cuda_calls.sort_by_key(|c| c.start_ns);
-    trace.os_calls.sort_by_key(|c| c.start_ns);
-    trace.ranges.sort_by_key(|r| (r.start_ns, std::cmp::Reverse(r.end_ns.unwrap_or(i64::MAX))));
-    Ok(trace)
+    Ok((trace, names, (domains, ranges)))
 }
 
+fn cuda_calls(path: &Path) -> std::result::Result<(ApiCalls, Names), ParseError> {
+    let export = Export::open(path)?;
+    let (mut calls, mut names) = (ApiCalls::default(), Names::default());
+    export.each("CUPTI_ACTIVITY_KIND_RUNTIME", include_str!("sql/cuda_calls.sql"), |row| {
+        calls.push(call(row, &mut names)?);
+        Ok(())
+    })?;
+    Ok((calls, names))
+}
+
+/// By the place of the column: a name would be looked up in every one of millions of rows.
 fn kernel(row: &Row, names: &mut Names) -> Result<Kernel> {
     Ok(Kernel {
-        name: names.index(row.get("name")?),
-        full_name: names.index(row.get("full_name")?),
-        device: row.get("device")?,
-        stream: row.get("stream")?,
-        start_ns: row.get("start_ns")?,
-        end_ns: row.get("end_ns")?,
-        global_pid: row.get::<_, Option<i64>>("process")?.unwrap_or_default(),
-        correlation_id: row.get::<_, Option<i64>>("correlation")?.unwrap_or_default(),
-        grid: [row.get("grid_x")?, row.get("grid_y")?, row.get("grid_z")?],
-        block: [row.get("block_x")?, row.get("block_y")?, row.get("block_z")?],
-        registers: row.get("registers")?,
-        graph_node: row.get::<_, Option<i64>>("graph_node")?.map(i64::cast_unsigned),
+        start_ns: row.get(0)?,
+        end_ns: row.get(1)?,
+        device: row.get(2)?,
+        stream: row.get(3)?,
+        correlation_id: or_zero(row, 4)?,
+        global_pid: or_zero(row, 5)?,
+        name: names.index(row.get(6)?),
+        full_name: names.index(row.get(7)?),
+        registers: row.get(8)?,
+        grid: [row.get(9)?, row.get(10)?, row.get(11)?],
+        block: [row.get(12)?, row.get(13)?, row.get(14)?],
+        graph_node: row.get::<_, Option<i64>>(15)?.map(i64::cast_unsigned),
     })
 }
 
 fn call(row: &Row, names: &mut Names) -> Result<ApiCall> {
     Ok(ApiCall {
-        name: names.index(row.get("name")?),
-        start_ns: row.get("start_ns")?,
-        end_ns: row.get("end_ns")?,
-        global_tid: row.get::<_, Option<i64>>("thread")?.unwrap_or_default(),
-        correlation_id: row.get::<_, Option<i64>>("correlation")?.unwrap_or_default(),
+        start_ns: row.get(0)?,
+        end_ns: row.get(1)?,
+        global_tid: or_zero(row, 2)?,
+        name: names.index(row.get(3)?),
+        correlation_id: or_zero(row, 4)?,
     })
+}
+
+fn memory_op(row: &Row) -> Result<MemoryOp> {
+    // CUPTI's numbers of what a copy connects; a fill has none.
+    let kind = match row.get::<_, Option<i64>>(2)? {
+        None => CopyKind::Set,
+        Some(1 | 3 | 11) => CopyKind::HostToDevice,
+        Some(2 | 4 | 12) => CopyKind::DeviceToHost,
+        Some(5..=8) => CopyKind::DeviceToDevice,
+        Some(_) => CopyKind::Other,
+    };
+    Ok(MemoryOp {
+        start_ns: row.get(0)?,
+        end_ns: row.get(1)?,
+        kind,
+        bytes: or_zero(row, 3)?.cast_unsigned(),
+        device: row.get(4)?,
+        global_pid: or_zero(row, 5)?,
+        correlation_id: or_zero(row, 6)?,
+        graph_node: row.get::<_, Option<i64>>(7)?.map(i64::cast_unsigned),
+    })
+}
+
+fn graph_node(row: &Row) -> Result<GraphNode> {
+    Ok(GraphNode {
+        at_ns: row.get(0)?,
+        global_tid: or_zero(row, 1)?,
+        id: row.get::<_, i64>(2)?.cast_unsigned(),
+        original: row.get::<_, Option<i64>>(3)?.map(i64::cast_unsigned),
+    })
+}
+
+fn or_zero(row: &Row, column: usize) -> Result<i64> {
+    Ok(row.get::<_, Option<i64>>(column)?.unwrap_or_default())
 }
 
 /// A domain's id counts per process, which the upper bits of a thread's id tell.
@@ -97,7 +173,7 @@ fn domain_key(domain: Option<i64>, thread: Option<i64>) -> DomainKey {
     (domain, thread.unwrap_or_default() >> THREAD_BITS)
 }
 
-fn unnamed((domain, _): DomainKey) -> String {
+fn unnamed_domain((domain, _): DomainKey) -> String {
     match domain {
         None | Some(0) => String::new(),
         Some(id) => format!("#{id}"),

@@ -66,7 +66,11 @@ fn kernels_come_in_order_with_their_names() {
         .map(|k| (k.start_ns, &*trace.strings[k.name as usize], &*trace.strings[k.full_name as usize]))
         .collect();
     assert_eq!(names, [(10, "gemm", "(string 8 is missing)"), (20, "gemm", "void gemm<int>(float *)")]);
-    assert_eq!((trace.kernels[0].grid, trace.kernels[0].graph_node), ([1, 2, 3], None), "older exports have no graph nodes");
+    assert_eq!(
+        (trace.kernels.get(0).grid, trace.kernels.get(0).graph_node),
+        ([1, 2, 3], None),
+        "older exports have no graph nodes"
+    );
     assert!(!trace.strings.iter().any(|s| s.contains("secret")), "only strings that name something are read");
 }
 

@@ -6,7 +6,7 @@ use super::work::{OPERATOR_COLUMNS, operator_cells};
 use crate::{
     analyze::{
         Analysis,
-        cost::CONVENTIONS,
+        cost::{CONVENTIONS, Cost, Traffic},
         stages::{DECODE, PREFILL},
     },
     report::{
@@ -16,14 +16,29 @@ use crate::{
     },
 };
 
+const COSTS: &str = "From the architecture and the inputs alone, per pass; the paths are those of the operators.";
+const COST_COLUMNS: [&str; 9] = [
+    "Operator",
+    "Kind",
+    "#Parameters",
+    "#Prefill FLOPs",
+    "#Prefill bytes",
+    "#Prefill activation",
+    "#Decode FLOPs",
+    "#Decode bytes",
+    "#Decode activation",
+];
+
 /// Scopes that enclose operators, with what they enclose.
 pub fn modules(analysis: &Analysis) -> Table {
-    let columns = ["Module", "Stage", "#Total ms", "#Calls", "#Mean ms", "#Own ms"];
+    let columns = ["Module", "Stage", "#Total ms", "#Calls", "#Mean ms", "#Own ms", "#Device ms"];
     let caption = "Modules with all that they enclose; own time is what lies between their parts.";
     let mut table = Table::new("modules", "Modules", caption, &columns);
     for record in analysis.operators.modules() {
         let stage = if record.stage.is_empty() { UNKNOWN } else { &record.stage };
-        let cells = [ms(record.total_ms), count(record.calls), ms(record.mean_ms), ms(record.self_ms)];
+        let device = known(record.device, |it| ms(it.total_ms));
+        let cells =
+            [known(record.total_ms, ms), count(record.calls), known(record.mean_ms, ms), known(record.self_ms, ms), device];
         table.row([record.path.clone(), stage.to_owned()].into_iter().chain(cells));
     }
     table.or_gap("The runner recorded no enclosing module.", "Nothing is missing: operators are listed one by one.")
@@ -51,29 +66,62 @@ pub fn stage_kernels(analysis: &Analysis) -> Table {
     table
 }
 
-/// What the architecture needs, module by module.
+/// What the architecture needs, operator by operator.
 pub fn costs(analysis: &Analysis) -> Table {
-    let columns = ["Module", "#Parameters", "#Prefill FLOPs", "#Decode FLOPs"];
-    let mut table = Table::new("costs", "Static costs", "From the architecture and the inputs alone.", &columns);
-    let Some(cost) = &analysis.cost else {
-        return table
-            .or_gap("The model's dimensions or the inputs' sizes are not known.", "Let the plain pass begin: it says both.");
-    };
-    let flops = |flops: u64| if flops == 0 { UNKNOWN.to_owned() } else { scaled(flops as f64, "FLOP") };
-    for module in &cost.modules {
-        table.row([module.path.clone(), count(module.parameters), flops(module.prefill_flops), flops(module.decode_flops)]);
+    match &analysis.cost {
+        Some(cost) => cost_table(cost),
+        None => Table::new("costs", "Static costs", COSTS, &COST_COLUMNS)
+            .or_gap("The model's dimensions or the inputs' sizes are not known.", "Let the plain pass begin: it says both."),
     }
-    table.row(["all".into(), count(cost.parameters), flops(cost.prefill_flops), flops(cost.decode_flops)]);
+}
+
+/// The operators of a static cost, their sum, and what it was counted for.
+pub fn cost_table(cost: &Cost) -> Table {
+    let mut table = Table::new("costs", "Static costs", COSTS, &COST_COLUMNS);
+    let flops = |flops: u64| if flops == 0 { UNKNOWN.to_owned() } else { scaled(flops as f64, "FLOP") };
+    let moved = |moved: u64| if moved == 0 { UNKNOWN.to_owned() } else { bytes(moved) };
+    let mut row = |path: &str, op: &str, parameters: u64, stages: [(u64, &Traffic); 2]| {
+        let stages =
+            stages.into_iter().flat_map(|(done, traffic)| [flops(done), moved(traffic.bytes), moved(traffic.output_bytes)]);
+        let op = if op.is_empty() { UNKNOWN } else { op };
+        table.row([path.to_owned(), op.to_owned(), count(parameters)].into_iter().chain(stages));
+    };
+    for it in &cost.modules {
+        row(&it.path, &it.op, it.parameters, [(it.prefill_flops, &it.prefill), (it.decode_flops, &it.decode)]);
+    }
+    row("all", "", cost.parameters, [(cost.prefill_flops, &cost.prefill), (cost.decode_flops, &cost.decode)]);
     table.notes.push(format!(
-        "A decoded token touches {} parameters ({}); one position keeps {} of keys and values; vision needs {} of {PREFILL}'s FLOPs.",
+        "A decoded token touches {} parameters ({}).",
         count(cost.active_parameters),
-        bytes(cost.active_weight_bytes),
-        bytes(cost.kv_bytes_per_token),
-        flops(cost.vision_flops),
+        bytes(cost.active_weight_bytes)
     ));
+    table.notes.push(format!(
+        "One position keeps {} of keys and values: {} after {PREFILL}, {} at the end.",
+        bytes(cost.kv_bytes_per_token),
+        bytes(cost.kv_bytes_after_prefill),
+        bytes(cost.kv_bytes),
+    ));
+    if let Some(experts) = &cost.experts {
+        table.notes.push(format!(
+            "A layer of experts reads {} of {} in {PREFILL} by an even router, {} at most, and {} in a step of {DECODE}; shared ones beside \
+             them. With all choices distinct {PREFILL} reads {} of weights.",
+            decimals(experts.prefill_expected, 1),
+            count(experts.experts),
+            count(experts.prefill_at_most),
+            count(experts.decode),
+            bytes(cost.prefill.weight_bytes_at_most),
+        ));
+    }
+    if cost.vision_flops > 0 {
+        table.notes.push(format!("Vision needs {} of {PREFILL}'s FLOPs.", flops(cost.vision_flops)));
+    }
     let work = format!("{} prompt positions and {} steps of {DECODE}.", count(cost.prompt_tokens), count(cost.decode_steps));
     table.notes.push(format!("Counted for {work}"));
-    table.notes.extend(CONVENTIONS.map(str::to_owned));
+    let sees = |convention: &&str| {
+        (cost.vision_flops > 0 || !convention.starts_with("Vision"))
+            && (cost.experts.is_some() || !convention.contains("experts"))
+    };
+    table.notes.extend(CONVENTIONS.iter().copied().filter(sees).map(str::to_owned));
     table
 }
 

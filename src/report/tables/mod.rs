@@ -3,11 +3,17 @@
 //! Arranges figures that analysis made; computes none.
 
 mod appendix;
+mod device;
 mod overview;
+mod power;
+mod traced;
 mod work;
 
-pub use appendix::{costs, experts, inputs, modules, operators_by_path, outputs_and_overhead, stage_kernels, steps};
+pub use appendix::{cost_table, costs, experts, inputs, modules, operators_by_path, outputs_and_overhead, stage_kernels, steps};
+pub use device::{counters, gemms};
 pub use overview::{aggregates, environment, mfu, stages};
+pub use power::{power, power_csv};
+pub use traced::{api_calls, classes, ranges, stage_gpu};
 pub use work::{kernels, operators};
 
 use super::{RunFacts, table::Table};
@@ -23,6 +29,11 @@ pub fn six(facts: &RunFacts, trace: &Trace, analysis: &Analysis) -> Vec<Table> {
         operators(analysis),
         kernels(facts, trace, analysis),
     ]
+}
+
+/// Which pass times are of: `the plain pass`, unless there was none.
+fn pass(analysis: &Analysis) -> &'static str {
+    if analysis.only_traced { "the traced pass, for there is no plain one" } else { "the plain pass" }
 }
 
 const NO_TIMES: &str = "The plain pass left no measured repeat.";

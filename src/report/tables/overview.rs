@@ -2,7 +2,7 @@
 //!
 //! Arranges figures that analysis made; computes none.
 
-use super::{NO_TIMES, NO_TIMES_REMEDY};
+use super::{NO_TIMES, NO_TIMES_REMEDY, pass};
 use crate::{
     analyze::{
         Analysis,
@@ -29,9 +29,18 @@ pub fn environment(facts: &RunFacts, analysis: &Analysis) -> Table {
         add("Device", Some(format!("{} ({} host threads)", start.device, start.threads)));
         let graph = if start.decode_graph { "a replayed CUDA graph" } else { "eager" };
         add("Decode", Some(graph.to_owned()));
-        add("Prompt", Some(format!("{} positions, {} of them images", count(start.prompt_tokens), count(start.image_tokens))));
+        let images = match start.image_tokens {
+            0 => String::new(),
+            images => format!(", {} of them images", count(images)),
+        };
+        add("Prompt", Some(format!("{} positions{images}", count(start.prompt_tokens))));
     }
-    add("Mode", Some(format!("{}, {} repeats after {} of warm-up", facts.spec.mode, facts.spec.repeats, facts.spec.warmup)));
+    if facts.spec.repeats > 0 {
+        add("Mode", Some(format!("{}, {} repeats after {} of warm-up", facts.spec.mode, facts.spec.repeats, facts.spec.warmup)));
+    }
+    if let Some(device) = &env.device {
+        add("Ran on", Some(device.names().join(", ")));
+    }
     for gpu in &env.gpus {
         add("GPU", Some(format!("{}: {}, {}, {}", gpu.index, gpu.name, bytes(gpu.memory_bytes), gpu.uuid)));
     }
@@ -53,7 +62,8 @@ pub fn environment(facts: &RunFacts, analysis: &Analysis) -> Table {
 /// Latencies, rates, memory.
 pub fn aggregates(analysis: &Analysis) -> Table {
     let stages = &analysis.stages;
-    let caption = format!("Over {} measured repeats of the plain pass, without any profiler.", stages.repeats);
+    let without = if analysis.only_traced { "" } else { ", without any profiler" };
+    let caption = format!("Over {} measured repeats of {}{without}.", stages.repeats, pass(analysis));
     let mut table = Table::new("aggregates", "Aggregates", caption, &["What", "#Mean", "#Std", "#Min", "#Max", "Unit"]);
     let mut spread = |what: &str, values: Option<Spread>, unit: &str, show: fn(f64) -> String| {
         if let Some(it) = values {
@@ -91,7 +101,7 @@ pub fn aggregates(analysis: &Analysis) -> Table {
 pub fn stages(analysis: &Analysis) -> Table {
     let stages = &analysis.stages;
     let caption =
-        format!("Milliseconds per repeat, mean and sample deviation over {} repeats of the plain pass.", stages.repeats);
+        format!("Milliseconds per repeat, mean and sample deviation over {} repeats of {}.", stages.repeats, pass(analysis));
     let columns = ["Stage", "#Mean ms", "#Std ms", "#Min ms", "#Max ms", "#Share", "#Tokens", "#Tokens/s"];
     let mut table = Table::new("stages", "Per-Stage Timings", caption, &columns);
     for row in &stages.rows {

@@ -2,15 +2,12 @@
 //!
 //! Knows tokens and positions, and nothing of prompts, images or sampling.
 
-use candle_core::{DType, Device, IndexOp, Result, Tensor};
+use candle_core::{DType, Device, Result, Tensor};
 use llmprof::model::Decoder as Spec;
 
-use super::{
-    attention::{Attention, LayerCache, causal_mask},
-    mlp::FeedForward,
-};
+use super::{attention::Attention, mlp::FeedForward};
 use crate::{
-    ops::{Embedding, Linear, Pointwise, RmsNorm, RopeTables},
+    ops::{Cursor, Embedding, LayerCache, Linear, Norm, RopeTables},
     record::Op,
     site::Site,
 };
@@ -18,66 +15,64 @@ use crate::{
 /// Keys and values of all layers, and how many positions are filled.
 pub struct Cache {
     layers: Vec<LayerCache>,
-    filled: usize,
+    pub cursor: Cursor,
     capacity: usize,
-    /// The last mask made, with the tokens and the position that it was made for: repeats read the same prompt.
-    mask: Option<(usize, usize, Tensor)>,
 }
 
 impl Cache {
     /// Makes a cache with room for `capacity` positions.
     pub fn new(spec: &Spec, capacity: usize, dtype: DType, device: &Device) -> Result<Self> {
         let layers = (0..spec.layers).map(|_| LayerCache::new(spec, capacity, dtype, device)).collect::<Result<_>>()?;
-        Ok(Self { layers, filled: 0, capacity, mask: None })
+        Ok(Self { layers, cursor: Cursor::new(spec.heads, device)?, capacity })
     }
 
     /// Forgets what was said; the memory stays.
-    pub fn clear(&mut self) {
-        self.filled = 0;
-    }
-
-    /// The causal mask of `x`, which comes next; `None` for a single token, which sees everything.
-    fn mask(&mut self, x: &Tensor) -> Result<Option<Tensor>> {
-        let (tokens, position) = (x.dim(0)?, self.filled);
-        if tokens == 1 {
-            return Ok(None);
-        }
-        if self.mask.as_ref().is_none_or(|(t, p, _)| (*t, *p) != (tokens, position)) {
-            self.mask = Some((tokens, position, causal_mask(tokens, position, x.dtype(), x.device())?));
-        }
-        Ok(self.mask.as_ref().map(|(_, _, mask)| mask.clone()))
+    pub fn clear(&mut self) -> Result<()> {
+        self.cursor.clear()
     }
 }
 
-struct Layer {
+/// One layer: attention, then feed-forward, each after a norm.
+pub struct Layer {
     module: Op,
-    attention_norm: RmsNorm,
+    attention_norm: Norm,
     attention: Attention,
-    add_attention: Pointwise,
-    mlp_norm: RmsNorm,
+    mlp_norm: Norm,
     mlp: FeedForward,
-    add_mlp: Pointwise,
 }
 
 impl Layer {
-    fn new(site: &Site, spec: &Spec, layer: usize, positions: &RopeTables) -> Result<Self> {
+    /// Builds layer `layer`, for texts of up to `capacity` tokens.
+    pub fn new(site: &Site, spec: &Spec, layer: usize, tables: &RopeTables, capacity: usize) -> Result<Self> {
         Ok(Self {
             module: site.module(),
-            attention_norm: RmsNorm::new(&site.pp("input_layernorm"), spec.hidden, spec.rms_norm_eps)?,
-            attention: Attention::new(&site.pp("self_attn"), spec, positions)?,
-            add_attention: Pointwise::new(&site.pp("add_attention")),
-            mlp_norm: RmsNorm::new(&site.pp("post_attention_layernorm"), spec.hidden, spec.rms_norm_eps)?,
-            mlp: FeedForward::new(&site.pp("mlp"), spec, layer)?,
-            add_mlp: Pointwise::new(&site.pp("add_mlp")),
+            attention_norm: Norm::rms(&site.pp("input_layernorm"), spec.hidden, spec.rms_norm_eps)?,
+            attention: Attention::new(&site.pp("self_attn"), spec, tables)?,
+            mlp_norm: Norm::rms(&site.pp("post_attention_layernorm"), spec.hidden, spec.rms_norm_eps)?,
+            mlp: FeedForward::new(&site.pp("mlp"), spec, layer, capacity)?,
         })
     }
 
-    fn forward(&self, x: &Tensor, position: usize, mask: Option<&Tensor>, cache: &LayerCache) -> Result<Tensor> {
+    /// Goes on from `x` and what the layer before left to add to it, `[tokens, hidden]` each; leaves the same two.
+    pub fn forward(&self, x: &Tensor, delta: Option<&Tensor>, cache: &LayerCache, cursor: &Cursor) -> Result<(Tensor, Tensor)> {
         let _scope = self.module.enter();
-        let attended = self.attention.forward(&self.attention_norm.forward(x)?, position, mask, cache)?;
-        let x = self.add_attention.add(x, &attended)?;
-        let fed = self.mlp.forward(&self.mlp_norm.forward(&x)?)?;
-        self.add_mlp.add(&x, &fed)
+        let (x, normed) = match delta {
+            Some(delta) => self.attention_norm.forward_sum(x, delta)?,
+            None => (x.clone(), self.attention_norm.forward(x)?),
+        };
+        let attended = self.attention.forward(&normed, cache, cursor)?;
+        let (x, normed) = self.mlp_norm.forward_sum(&x, &attended)?;
+        let fed = self.mlp.forward(&normed, cursor)?;
+        Ok((x, fed))
+    }
+
+    pub fn mlp(&self) -> &FeedForward {
+        &self.mlp
+    }
+
+    /// Its halves, each without the norm before it.
+    pub fn into_parts(self) -> (Attention, FeedForward) {
+        (self.attention, self.mlp)
     }
 }
 
@@ -86,7 +81,7 @@ pub struct Decoder {
     module: Op,
     embedding: Embedding,
     layers: Vec<Layer>,
-    norm: RmsNorm,
+    norm: Norm,
     head: Linear,
 }
 
@@ -95,11 +90,11 @@ impl Decoder {
     pub fn new(root: &Site, spec: &Spec, positions: usize) -> Result<Self> {
         let site = root.part("decoder", "model");
         let embedding = Embedding::new(&site.pp("embed_tokens"), spec.vocab, spec.hidden)?;
-        let tables = RopeTables::new(positions, spec.head_dim, spec.rope_theta, site.dtype(), site.device())?;
+        let tables = RopeTables::new(positions, &spec.rope_frequencies(), site.device())?;
         let layers = (0..spec.layers)
-            .map(|layer| Layer::new(&site.pp("layers").pp(layer), spec, layer, &tables))
+            .map(|layer| Layer::new(&site.pp("layers").pp(layer), spec, layer, &tables, positions))
             .collect::<Result<_>>()?;
-        let norm = RmsNorm::new(&site.pp("norm"), spec.hidden, spec.rms_norm_eps)?;
+        let norm = Norm::rms(&site.pp("norm"), spec.hidden, spec.rms_norm_eps)?;
         let head = root.part("decoder.lm_head", "lm_head");
         let head = match spec.tied_embeddings {
             true => Linear::shared(&head, embedding.weight().clone()),
@@ -116,17 +111,32 @@ impl Decoder {
     /// Continues the cached text with `x` `[tokens, hidden]`; returns the logits after its last token, `[vocab]`.
     pub fn forward(&self, x: &Tensor, cache: &mut Cache) -> Result<Tensor> {
         let _scope = self.module.enter();
-        let (tokens, position) = (x.dim(0)?, cache.filled);
+        let (tokens, position) = (x.dim(0)?, cache.cursor.position());
         if position + tokens > cache.capacity {
             candle_core::bail!("{} positions do not fit a cache of {}", position + tokens, cache.capacity);
         }
-        let mask = cache.mask(x)?;
-        let mut x = x.unsqueeze(0)?;
-        for (layer, cache) in self.layers.iter().zip(&cache.layers) {
-            x = layer.forward(&x, position, mask.as_ref(), cache)?;
+        let (mut x, mut delta) = (x.clone(), None);
+        for (layer, layer_cache) in self.layers.iter().zip(&cache.layers) {
+            let (sum, fed) = layer.forward(&x, delta.as_ref(), layer_cache, &cache.cursor)?;
+            (x, delta) = (sum, Some(fed));
         }
-        cache.filled += tokens;
-        let last = x.i((0, tokens - 1..tokens))?;
-        self.head.forward(&self.norm.forward(&last)?)?.squeeze(0)
+        cache.cursor.advance(tokens)?;
+        // Only the last token is asked what comes next.
+        let last = |x: &Tensor| x.narrow(0, tokens - 1, 1);
+        let normed = match delta {
+            Some(delta) => self.norm.forward_sum(&last(&x)?, &last(&delta)?)?.1,
+            None => self.norm.forward(&last(&x)?)?,
+        };
+        self.head.forward(&normed)?.squeeze(0)
+    }
+
+    /// Balances each router by what it reads in the forwards that follow, or stops doing so.
+    pub fn balancing(&self, on: bool) {
+        self.layers.iter().for_each(|layer| layer.mlp.balancing(on));
+    }
+
+    /// Tells what only the GPU knew while a text ran: `prompt` tokens at once, then `steps` one by one.
+    pub fn settle(&self, prompt: usize, steps: usize) -> Result<()> {
+        self.layers.iter().try_for_each(|layer| layer.mlp.settle(prompt, steps))
     }
 }

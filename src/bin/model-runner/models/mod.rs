@@ -4,15 +4,24 @@ mod attention;
 mod decoder;
 pub mod deepseek_ocr;
 mod mlp;
+#[cfg(test)]
+mod reference;
 
 use candle_core::{Device, Result, Tensor};
 use llmprof::model::ModelSpec;
 
-use self::{
-    decoder::{Cache, Decoder},
-    deepseek_ocr::vision::Vision,
+use self::deepseek_ocr::vision::Vision;
+pub use self::{
+    attention::Attention,
+    decoder::{Cache, Decoder, Layer},
+    mlp::FeedForward,
 };
-use crate::{ops::Pointwise, preprocess::Page, prompt::Prompt, site::Site};
+use crate::{
+    ops::{Cursor, Pointwise},
+    preprocess::Page,
+    prompt::Prompt,
+    site::Site,
+};
 
 /// A whole model, with the cache of the one text that it is at.
 pub struct Model {
@@ -38,8 +47,13 @@ impl Model {
     }
 
     /// Forgets the text.
-    pub fn clear(&mut self) {
-        self.cache.clear();
+    pub fn clear(&mut self) -> Result<()> {
+        self.cache.clear()
+    }
+
+    /// Where the next token stands.
+    pub fn cursor(&mut self) -> &mut Cursor {
+        &mut self.cache.cursor
     }
 
     /// Reads the whole prompt; returns the logits after it.
@@ -54,10 +68,24 @@ impl Model {
         self.decoder.forward(&x, &mut self.cache)
     }
 
-    /// Reads one more token; returns the logits after it.
-    pub fn step(&mut self, token: u32) -> Result<Tensor> {
-        let x = self.decoder.embed(&Tensor::new(&[token], &self.device)?)?;
+    /// Reads one more token, `[1]`; returns the logits after it.
+    pub fn step(&mut self, token: &Tensor) -> Result<Tensor> {
+        let x = self.decoder.embed(token)?;
         self.decoder.forward(&x, &mut self.cache)
+    }
+
+    /// Makes synthetic routers tell the tokens of this prompt apart, as trained ones would: random ones send nearly all to the same few.
+    pub fn balance(&mut self, prompt: &Prompt, pages: &[Page]) -> Result<()> {
+        self.decoder.balancing(true);
+        let read = self.prefill(prompt, pages);
+        self.decoder.balancing(false);
+        self.clear()?;
+        read.map(drop)
+    }
+
+    /// Tells what only the GPU knew while a text ran: `prompt` tokens at once, then `steps` one by one.
+    pub fn settle(&self, prompt: usize, steps: usize) -> Result<()> {
+        self.decoder.settle(prompt, steps)
     }
 }
 
@@ -79,7 +107,7 @@ fn insert(text: &Tensor, prompt: &Prompt, features: &[Tensor]) -> Result<Tensor>
 }
 
 #[cfg(test)]
-mod tests {
+pub mod tests {
     use std::{collections::HashMap, sync::Mutex};
 
     use candle_core::{DType, Shape};
@@ -101,6 +129,7 @@ mod tests {
             vocab: 50,
             max_positions: 64,
             rope_theta: 10_000.0,
+            rope_scaling: None,
             rms_norm_eps: 1e-6,
             tied_embeddings: false,
             qkv_bias: false,

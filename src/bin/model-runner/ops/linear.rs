@@ -1,32 +1,50 @@
 //! Products with weights: linear layers and the embedding table.
 //!
-//! Weights are kept as published, `[out, in]`; an input of any rank is multiplied as one matrix.
+//! Weights are kept as published, `[out, in]`; an input of any rank is multiplied as one matrix. On a GPU a single vector is
+//! multiplied by a kernel of ours, and biases and activations are one pass over the product.
 
 use candle_core::{D, Result, Tensor};
 use candle_nn::Init;
 
-use super::matmul_flops;
-use crate::{record::Op, site::Site};
+use super::{Function, gate, matmul_flops};
+use crate::{
+    record::{Op, Work},
+    site::Site,
+};
 
-/// `x W^T + b`.
+/// `f(x W^T + b)`, `f` an activation or none.
 pub struct Linear {
     weight: Tensor,
     bias: Option<Tensor>,
+    activation: Option<Function>,
     op: Op,
 }
 
 impl Linear {
     /// Builds from `weight` `[outputs, inputs]`, and `bias` where there is one.
     pub fn new(site: &Site, inputs: usize, outputs: usize, bias: bool) -> Result<Self> {
-        let init = Init::Randn { mean: 0.0, stdev: (inputs as f64).sqrt().recip() };
-        let weight = site.get((outputs, inputs), "weight", init)?;
+        let weight = weight(site, inputs, outputs)?;
         let bias = bias.then(|| site.get(outputs, "bias", Init::Const(0.0))).transpose()?;
-        Ok(Self { weight, bias, op: site.op("linear") })
+        Ok(Self { weight, bias, activation: None, op: site.op("linear") })
+    }
+
+    /// Builds one layer, called `name` in operator paths, of several that read the same input: `parts` of so many outputs each.
+    pub fn fused(site: &Site, name: &str, inputs: usize, parts: &[(&str, usize)], bias: bool) -> Result<Self> {
+        let get = |&(part, outputs): &(&str, usize)| weight(&site.pp(part), inputs, outputs);
+        let weight = Tensor::cat(&parts.iter().map(get).collect::<Result<Vec<_>>>()?, 0)?;
+        let get = |&(part, outputs): &(&str, usize)| site.pp(part).get(outputs, "bias", Init::Const(0.0));
+        let bias = bias.then(|| Tensor::cat(&parts.iter().map(get).collect::<Result<Vec<_>>>()?, 0)).transpose()?;
+        Ok(Self { weight, bias, activation: None, op: site.part(name, "").op("linear") })
     }
 
     /// Shares weights that another module owns: a tied lm_head.
     pub fn shared(site: &Site, weight: Tensor) -> Self {
-        Self { weight, bias: None, op: site.op("linear") }
+        Self { weight, bias: None, activation: None, op: site.op("linear") }
+    }
+
+    /// Ends with `function`.
+    pub fn then(self, function: Function) -> Self {
+        Self { activation: Some(function), ..self }
     }
 
     pub fn forward(&self, x: &Tensor) -> Result<Tensor> {
@@ -39,14 +57,57 @@ impl Linear {
             if let Some(last) = shape.last_mut() {
                 *last = outputs;
             }
+            if self.activation.is_none() {
+                gpu_kernel!(gemv(x, &self.weight, self.bias.as_ref()));
+            }
             let y = x.reshape((rows, inputs))?.matmul(&self.weight.t()?)?;
-            let y = match &self.bias {
-                Some(bias) => y.broadcast_add(bias)?,
-                None => y,
-            };
-            y.reshape(shape)
+            self.finish(y)?.reshape(shape)
         })
     }
+
+    /// Adds the bias and applies the activation.
+    fn finish(&self, y: Tensor) -> Result<Tensor> {
+        if self.bias.is_some() || self.activation.is_some() {
+            gpu_kernel!(bias(&y, self.bias.as_ref(), None, self.activation.map_or(0, |function| function as i32)));
+        }
+        let y = match &self.bias {
+            Some(bias) => y.broadcast_add(bias)?,
+            None => y,
+        };
+        self.activation.map_or(Ok(y.clone()), |function| function.apply(&y))
+    }
+}
+
+/// `silu(gate x) * (up x)`: the first half of a SwiGLU, in one product.
+pub struct GatedLinear {
+    /// Gates, then ups, `[2 * width, inputs]`.
+    weight: Tensor,
+    op: Op,
+}
+
+impl GatedLinear {
+    /// Builds from `gate_proj` and `up_proj`, `[width, inputs]` each.
+    pub fn new(site: &Site, inputs: usize, width: usize) -> Result<Self> {
+        let Linear { weight, op, .. } =
+            Linear::fused(site, "gate_up_proj", inputs, &[("gate_proj", width), ("up_proj", width)], false)?;
+        Ok(Self { weight, op })
+    }
+
+    /// Forward of `x` `[tokens, inputs]`.
+    pub fn forward(&self, x: &Tensor) -> Result<Tensor> {
+        let (rows, (outputs, inputs)) = (x.dim(0)?, self.weight.dims2()?);
+        self.op.call(&[x, &self.weight], matmul_flops(1, rows, inputs, outputs), || {
+            gpu_kernel!(gated(x, &self.weight, None));
+            let both = x.matmul(&self.weight.t()?)?;
+            gpu_kernel!(swiglu(&both));
+            gate(&both)
+        })
+    }
+}
+
+/// A weight `[outputs, inputs]`, whose synthetic values keep the scale of what they multiply.
+fn weight(site: &Site, inputs: usize, outputs: usize) -> Result<Tensor> {
+    site.get((outputs, inputs), "weight", Init::Randn { mean: 0.0, stdev: (inputs as f64).sqrt().recip() })
 }
 
 /// A table of vectors, looked up by token.
@@ -70,7 +131,9 @@ impl Embedding {
     pub fn forward(&self, tokens: &Tensor) -> Result<Tensor> {
         let width = self.weight.dim(D::Minus1)?;
         let row = (width * self.weight.dtype().size_in_bytes() + tokens.dtype().size_in_bytes()) as u64;
-        self.op.call_reading(&[tokens, &self.weight], tokens.elem_count() as u64 * row, 0, || {
+        let work = Work { read: tokens.elem_count() as u64 * row, ..Work::default() };
+        self.op.call_doing(&[tokens, &self.weight], work, || {
+            gpu_kernel!(embed(tokens, &self.weight));
             let mut shape = tokens.dims().to_vec();
             shape.push(width);
             self.weight.index_select(&tokens.flatten_all()?, 0)?.reshape(shape)

@@ -2,17 +2,36 @@
 //!
 //! Each is built at a [`crate::site::Site`] and records one call per forward. Nothing here knows a model, a stage or a clock.
 
+/// Returns what a GPU kernel gives, where there is one for what it is given; else goes on to candle's computation.
+macro_rules! gpu_kernel {
+    ($name:ident $arguments:tt) => {
+        #[cfg(feature = "cuda")]
+        if let Some(computed) = crate::gpu::$name $arguments? {
+            return Ok(computed);
+        }
+    };
+}
+pub(crate) use gpu_kernel;
+
 mod attention;
 mod conv;
+mod experts;
 mod linear;
 mod norm;
 mod pointwise;
+mod rope;
+mod sample;
 
-pub use attention::{Matmul, Rope, RopeTables, Softmax};
+pub use attention::{CausalAttention, GridPositions, SelfAttention};
 pub use conv::{Conv2d, ConvShape};
-pub use linear::{Embedding, Linear};
-pub use norm::{LayerNorm, LayerNorm2d, RmsNorm};
-pub use pointwise::{Activation, ArgMax, Function, Pointwise};
+#[cfg(all(test, feature = "cuda"))]
+pub use experts::Routes;
+pub use experts::{Experts, Router};
+pub use linear::{Embedding, GatedLinear, Linear};
+pub use norm::{LayerNorm2d, Norm};
+pub use pointwise::{Function, Pointwise, gate};
+pub use rope::{Cursor, LayerCache, Rope, RopeTables};
+pub use sample::Sampler;
 
 /// FLOPs of `batch` products of `m` x `k` by `k` x `n`, a multiply-add as two.
 pub fn matmul_flops(batch: usize, m: usize, k: usize, n: usize) -> u64 {
@@ -50,10 +69,34 @@ mod tests {
     }
 
     #[test]
-    fn a_batched_product_counts_every_batch() -> Result<()> {
-        let site = Site::synthetic(0);
-        Matmul::new(&site).forward(&ones(&[2, 5, 3, 7])?, &ones(&[2, 5, 7, 11])?)?;
-        assert_eq!(calls(&site)[0].flops, 2 * (2 * 5) * 3 * 7 * 11);
+    fn attention_counts_the_pairs_that_see_each_other() -> Result<()> {
+        let (site, spec) = (Site::synthetic(0), crate::models::tests::decoder());
+        let (cache, mut cursor) =
+            (LayerCache::new(&spec, 16, candle_core::DType::F32, &Device::Cpu)?, Cursor::new(4, &Device::Cpu)?);
+        cursor.advance(2)?;
+        CausalAttention::new(&site).forward(&ones(&[3, 4, 4])?, &cache, &cursor)?;
+        // The third, fourth and fifth token see 3, 4 and 5: 12 pairs of 16 elements, for the score and for the value.
+        assert_eq!(calls(&site)[0].flops, 2 * 2 * 12 * 16);
+        Ok(())
+    }
+
+    #[test]
+    fn a_replay_does_the_work_that_the_text_is_longer_by() -> Result<()> {
+        let (site, spec) = (Site::synthetic(0), crate::models::tests::decoder());
+        let cache = LayerCache::new(&spec, 16, candle_core::DType::F32, &Device::Cpu)?;
+        let (attention, query) = (CausalAttention::new(&site), ones(&[1, 4, 4])?);
+        let at = |position| -> Result<Cursor> {
+            let mut cursor = Cursor::new(4, &Device::Cpu)?;
+            cursor.advance(position)?;
+            Ok(cursor)
+        };
+        let (_, captured) = site.recorder().captured(|| attention.forward(&query, &cache, &at(2)?));
+        assert!(calls(&site).is_empty(), "the capture itself is told by its replays");
+        site.recorder().replayed(&captured, 5);
+        attention.forward(&query, &cache, &at(7)?)?;
+        let [replayed, computed] = &calls(&site)[..] else { panic!("two calls") };
+        assert!(replayed.captured && !computed.captured);
+        assert_eq!((replayed.flops, replayed.bytes), (computed.flops, computed.bytes));
         Ok(())
     }
 
@@ -77,16 +120,25 @@ mod tests {
 
     #[test]
     fn rotary_positions_turn_pairs_half_a_head_apart() -> Result<()> {
-        let tables = RopeTables::new(8, 4, 10_000.0, candle_core::DType::F32, &Device::Cpu)?;
-        let rope = Rope::new(&Site::synthetic(0), &tables);
-        // One head of four at position 2: the pairs are (1, 3) and (2, 4), turned by 2 and by 2 / 100.
-        let x = Tensor::new(&[[[[1f32, 2.0, 3.0, 4.0]]]], &Device::Cpu)?;
-        let turned = rope.forward(&x, 2)?.flatten_all()?.to_vec1::<f32>()?;
+        let spec =
+            llmprof::model::Decoder { heads: 1, kv_heads: 1, head_dim: 4, qk_norm: false, ..crate::models::tests::decoder() };
+        let tables = RopeTables::new(8, &[1.0, 0.01], &Device::Cpu)?;
+        let rope = Rope::new(&Site::synthetic(0), &spec, &tables)?;
+        let (cache, mut cursor) =
+            (LayerCache::new(&spec, 8, candle_core::DType::F32, &Device::Cpu)?, Cursor::new(1, &Device::Cpu)?);
+        cursor.advance(2)?;
+        // A query and a key of four at position 2: the pairs are (1, 3) and (2, 4), turned by 2 and by 2 / 100. The value stays.
+        let qkv = Tensor::new(&[[1f32, 2.0, 3.0, 4.0, 1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0, 8.0]], &Device::Cpu)?;
+        let turned = rope.forward(&qkv, &cache, &cursor)?.flatten_all()?.to_vec1::<f32>()?;
         let turn = |a: f32, b: f32, angle: f32| (a * angle.cos() - b * angle.sin(), b * angle.cos() + a * angle.sin());
         let ((a, c), (b, d)) = (turn(1.0, 3.0, 2.0), turn(2.0, 4.0, 0.02));
-        for (got, want) in turned.iter().zip([a, b, c, d]) {
-            assert!((got - want).abs() < 1e-6, "{turned:?}");
+        let kept = |t: &Tensor| t.narrow(2, 2, 1)?.flatten_all()?.to_vec1::<f32>();
+        for turned in [turned, kept(&cache.keys)?] {
+            for (got, want) in turned.iter().zip([a, b, c, d]) {
+                assert!((got - want).abs() < 1e-6, "{turned:?}");
+            }
         }
+        assert_eq!(kept(&cache.values)?, [5.0, 6.0, 7.0, 8.0]);
         Ok(())
     }
 
@@ -94,8 +146,8 @@ mod tests {
     fn norms_do_what_their_formulas_say() -> Result<()> {
         let site = Site::synthetic(0);
         let x = Tensor::new(&[[1f32, 2.0, 3.0, 6.0]], &Device::Cpu)?;
-        let rms = RmsNorm::new(&site.pp("r"), 4, 1e-6)?.forward(&x)?.to_vec2::<f32>()?;
-        let layer = LayerNorm::new(&site.pp("l"), 4, 1e-6)?.forward(&x)?.to_vec2::<f32>()?;
+        let rms = Norm::rms(&site.pp("r"), 4, 1e-6)?.forward(&x)?.to_vec2::<f32>()?;
+        let layer = Norm::layer(&site.pp("l"), 4, 1e-6)?.forward(&x)?.to_vec2::<f32>()?;
         // Mean square 12.5; mean 3, variance 3.5.
         for (i, value) in [1f32, 2.0, 3.0, 6.0].into_iter().enumerate() {
             assert!((rms[0][i] - value / 12.5f32.sqrt()).abs() < 1e-5);

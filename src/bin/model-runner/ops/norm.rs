@@ -1,61 +1,73 @@
 //! Normalisations: RMSNorm, LayerNorm, and LayerNorm over the channels of an image.
+//!
+//! A norm may add to its input first: the residual sum that it normalises is written once and read never.
 
 use candle_core::{Result, Tensor};
 use candle_nn::Init;
 
 use crate::{record::Op, site::Site};
 
-/// `x / rms(x) * weight` over the last dimension.
-pub struct RmsNorm {
+/// RMSNorm, `x / rms(x) * weight`, or LayerNorm, `(x - mean) / std * weight + bias`, over the last dimension.
+pub struct Norm {
     weight: Tensor,
+    bias: Option<Tensor>,
     eps: f32,
     op: Op,
 }
 
-impl RmsNorm {
-    pub fn new(site: &Site, width: usize, eps: f64) -> Result<Self> {
-        Ok(Self { weight: site.get(width, "weight", Init::Const(1.0))?, eps: eps as f32, op: site.op("norm") })
+impl Norm {
+    pub fn rms(site: &Site, width: usize, eps: f64) -> Result<Self> {
+        Ok(Self { weight: site.get(width, "weight", Init::Const(1.0))?, bias: None, eps: eps as f32, op: site.op("norm") })
+    }
+
+    pub fn layer(site: &Site, width: usize, eps: f64) -> Result<Self> {
+        Ok(Self { bias: Some(site.get(width, "bias", Init::Const(0.0))?), ..Self::rms(site, width, eps)? })
     }
 
     pub fn forward(&self, x: &Tensor) -> Result<Tensor> {
-        self.op.call(&[x, &self.weight], 0, || candle_nn::ops::rms_norm(&x.contiguous()?, &self.weight, self.eps))
-    }
-}
-
-/// `(x - mean) / std * weight + bias` over the last dimension.
-pub struct LayerNorm {
-    weight: Tensor,
-    bias: Tensor,
-    eps: f32,
-    op: Op,
-}
-
-impl LayerNorm {
-    pub fn new(site: &Site, width: usize, eps: f64) -> Result<Self> {
-        let (weight, bias) = (site.get(width, "weight", Init::Const(1.0))?, site.get(width, "bias", Init::Const(0.0))?);
-        Ok(Self { weight, bias, eps: eps as f32, op: site.op("norm") })
+        let mut operands = vec![x, &self.weight];
+        operands.extend(&self.bias);
+        self.op.call(&operands, 0, || Ok(self.compute(x, None)?.1))
     }
 
-    pub fn forward(&self, x: &Tensor) -> Result<Tensor> {
-        self.op.call(&[x, &self.weight, &self.bias], 0, || {
-            candle_nn::ops::layer_norm(&x.contiguous()?, &self.weight, &self.bias, self.eps)
-        })
+    /// `x + delta`, and the norm of it.
+    pub fn forward_sum(&self, x: &Tensor, delta: &Tensor) -> Result<(Tensor, Tensor)> {
+        let mut operands = vec![x, delta, &self.weight];
+        operands.extend(&self.bias);
+        self.op.call(&operands, 0, || self.compute(x, Some(delta)))
+    }
+
+    #[cfg(feature = "cuda")]
+    pub fn weight(&self) -> &Tensor {
+        &self.weight
+    }
+
+    /// The sum and its norm, not recorded: for operators that a norm is part of.
+    pub fn compute(&self, x: &Tensor, delta: Option<&Tensor>) -> Result<(Tensor, Tensor)> {
+        gpu_kernel!(norm(x, delta, &self.weight, self.bias.as_ref(), self.eps));
+        let x = delta.map_or_else(|| x.contiguous(), |delta| x + delta)?;
+        let normed = match &self.bias {
+            None => candle_nn::ops::rms_norm(&x, &self.weight, self.eps)?,
+            Some(bias) => candle_nn::ops::layer_norm(&x, &self.weight, bias, self.eps)?,
+        };
+        Ok((x, normed))
     }
 }
 
 /// LayerNorm over the channels of `[batch, channels, height, width]`.
-pub struct LayerNorm2d(LayerNorm);
+pub struct LayerNorm2d(Norm);
 
 impl LayerNorm2d {
     pub fn new(site: &Site, channels: usize, eps: f64) -> Result<Self> {
-        LayerNorm::new(site, channels, eps).map(Self)
+        Norm::layer(site, channels, eps).map(Self)
     }
 
     pub fn forward(&self, x: &Tensor) -> Result<Tensor> {
-        let LayerNorm { weight, bias, eps, op } = &self.0;
-        op.call(&[x, weight, bias], 0, || {
+        let mut operands = vec![x, &self.0.weight];
+        operands.extend(&self.0.bias);
+        self.0.op.call(&operands, 0, || {
             let channels_last = x.permute((0, 2, 3, 1))?.contiguous()?;
-            candle_nn::ops::layer_norm(&channels_last, weight, bias, *eps)?.permute((0, 3, 1, 2))?.contiguous()
+            self.0.compute(&channels_last, None)?.1.permute((0, 3, 1, 2))?.contiguous()
         })
     }
 }

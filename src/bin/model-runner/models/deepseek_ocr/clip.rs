@@ -6,9 +6,9 @@ use candle_core::{Result, Tensor};
 use candle_nn::Init;
 use llmprof::model::Clip as Spec;
 
-use super::{attention::SelfAttention, resample};
+use super::resample;
 use crate::{
-    ops::{Activation, Function, LayerNorm, Linear, Pointwise},
+    ops::{Function, Linear, Norm, Pointwise, SelfAttention},
     record::Op,
     site::Site,
 };
@@ -17,42 +17,61 @@ const EPS: f64 = 1e-5;
 /// Pixels a side of CLIP's own patches.
 const PATCH: usize = 14;
 
-struct Layer {
+/// One layer: attention, then feed-forward, each after a norm.
+pub struct Layer {
     module: Op,
-    attention_norm: LayerNorm,
-    attention: SelfAttention,
-    add_attention: Pointwise,
-    mlp_norm: LayerNorm,
-    mlp: (Linear, Activation, Linear),
-    add_mlp: Pointwise,
+    attention_norm: Norm,
+    attention: Attention,
+    mlp_norm: Norm,
+    mlp: (Linear, Linear),
+}
+
+/// Self-attention with its projections.
+struct Attention {
+    module: Op,
+    qkv: Linear,
+    attend: SelfAttention,
+    output: Linear,
 }
 
 impl Layer {
-    fn new(site: &Site, spec: &Spec) -> Result<Self> {
-        let mlp = site.pp("mlp");
-        let mlp = (
-            Linear::new(&mlp.pp("fc1"), spec.width, spec.mlp, true)?,
-            Activation::new(&mlp.pp("act"), Function::QuickGelu),
-            Linear::new(&mlp.pp("fc2"), spec.mlp, spec.width, true)?,
-        );
+    pub fn new(site: &Site, spec: &Spec) -> Result<Self> {
+        let (mlp, attn, width) = (site.pp("mlp"), site.pp("self_attn"), spec.width);
         Ok(Self {
             module: site.module(),
-            attention_norm: LayerNorm::new(&site.pp("layer_norm1"), spec.width, EPS)?,
-            attention: SelfAttention::new(&site.pp("self_attn"), spec.width, spec.heads, "qkv_proj", "out_proj")?,
-            add_attention: Pointwise::new(&site.pp("add_attention")),
-            mlp_norm: LayerNorm::new(&site.pp("layer_norm2"), spec.width, EPS)?,
-            mlp,
-            add_mlp: Pointwise::new(&site.pp("add_mlp")),
+            attention_norm: Norm::layer(&site.pp("layer_norm1"), width, EPS)?,
+            attention: Attention {
+                module: attn.module(),
+                qkv: Linear::new(&attn.pp("qkv_proj"), width, 3 * width, true)?,
+                attend: SelfAttention::new(&attn.part("attend", ""), spec.heads, None),
+                output: Linear::new(&attn.pp("out_proj"), width, width, true)?,
+            },
+            mlp_norm: Norm::layer(&site.pp("layer_norm2"), width, EPS)?,
+            mlp: (
+                Linear::new(&mlp.pp("fc1"), width, spec.mlp, true)?.then(Function::QuickGelu),
+                Linear::new(&mlp.pp("fc2"), spec.mlp, width, true)?,
+            ),
         })
     }
 
+    /// Goes on from `x` and what the layer before left to add to it, `[batch, tokens, width]` each; leaves the same two.
+    pub fn forward(&self, x: &Tensor, delta: Option<&Tensor>) -> Result<(Tensor, Tensor)> {
+        let _scope = self.module.enter();
+        let (x, normed) = match delta {
+            Some(delta) => self.attention_norm.forward_sum(x, delta)?,
+            None => (x.clone(), self.attention_norm.forward(x)?),
+        };
+        let attended = self.attention.forward(&normed)?;
+        let (x, normed) = self.mlp_norm.forward_sum(&x, &attended)?;
+        let (up, down) = &self.mlp;
+        Ok((x, down.forward(&up.forward(&normed)?)?))
+    }
+}
+
+impl Attention {
     fn forward(&self, x: &Tensor) -> Result<Tensor> {
         let _scope = self.module.enter();
-        let attended = self.attention.forward(&self.attention_norm.forward(x)?)?;
-        let x = self.add_attention.add(x, &attended)?;
-        let (up, activation, down) = &self.mlp;
-        let fed = down.forward(&activation.forward(&up.forward(&self.mlp_norm.forward(&x)?)?)?)?;
-        self.add_mlp.add(&x, &fed)
+        self.output.forward(&self.attend.forward(&self.qkv.forward(x)?)?)
     }
 }
 
@@ -63,8 +82,9 @@ pub struct Clip {
     /// The class token's position and the grid's, `[1 + grid^2, width]`, for each side of a grid.
     positions: Vec<Tensor>,
     embed: Pointwise,
-    norm: LayerNorm,
+    norm: Norm,
     layers: Vec<Layer>,
+    add_mlp: Pointwise,
     /// Part of the published weights and of the model's size, and never run.
     _patches: Tensor,
 }
@@ -83,10 +103,11 @@ impl Clip {
             class: embeddings.get(width, "class_embedding", small)?,
             positions: sides.iter().map(positions).collect::<Result<_>>()?,
             embed: Pointwise::new(&embeddings),
-            norm: LayerNorm::new(&site.pp("pre_layrnorm"), width, EPS)?,
+            norm: Norm::layer(&site.pp("pre_layrnorm"), width, EPS)?,
             layers: (0..spec.layers)
                 .map(|layer| Layer::new(&site.part("layers", "transformer.layers").pp(layer), spec))
                 .collect::<Result<_>>()?,
+            add_mlp: Pointwise::new(&site.pp("add_mlp")),
             _patches: embeddings.get((width, 3, PATCH, PATCH), "patch_embedding.weight", small)?,
         })
     }
@@ -102,9 +123,13 @@ impl Clip {
             let class = self.class.expand((batch, 1, width))?;
             Tensor::cat(&[&class, features], 1)?.broadcast_add(positions)
         })?;
-        let mut x = self.norm.forward(&x)?;
+        let (mut x, mut delta) = (self.norm.forward(&x)?, None);
         for layer in &self.layers {
-            x = layer.forward(&x)?;
+            let (sum, fed) = layer.forward(&x, delta.as_ref())?;
+            (x, delta) = (sum, Some(fed));
+        }
+        if let Some(delta) = delta {
+            x = self.add_mlp.add(&x, &delta)?;
         }
         x.narrow(1, 1, places)
     }

@@ -1,11 +1,14 @@
 //! DeepSeek-OCR's image side.
 
-mod attention;
 mod clip;
 #[cfg(test)]
 mod reference;
-mod relative;
 mod resample;
 mod sam;
+#[cfg(test)]
+mod transformers;
 pub mod vision;
 mod window;
+
+pub use clip::{Clip, Layer as ClipLayer};
+pub use sam::{Block as SamBlock, Sam};

@@ -6,84 +6,94 @@ use candle_core::{Result, Tensor};
 use candle_nn::Init;
 use llmprof::model::Sam as Spec;
 
-use super::{attention::SelfAttention, relative::RelativePositions, resample, window};
+use super::{resample, window};
 use crate::{
-    ops::{Activation, Conv2d, ConvShape, Function, LayerNorm, LayerNorm2d, Linear, Pointwise},
+    ops::{Conv2d, ConvShape, Function, GridPositions, LayerNorm2d, Linear, Norm, Pointwise, SelfAttention},
     record::Op,
     site::Site,
 };
 
 const EPS: f64 = 1e-6;
 
-struct Block {
+/// One block: attention, then feed-forward, each after a norm.
+pub struct Block {
     module: Op,
-    attention_norm: LayerNorm,
+    attention_norm: Norm,
     /// Side of a window; none where the whole view attends.
     window: Option<usize>,
     partition: Pointwise,
-    attention: SelfAttention,
-    positions: RelativePositions,
+    attention: Attention,
     join: Pointwise,
-    add_attention: Pointwise,
-    mlp_norm: LayerNorm,
-    mlp: (Linear, Activation, Linear),
-    add_mlp: Pointwise,
+    mlp_norm: Norm,
+    mlp: (Linear, Linear),
+}
+
+/// Self-attention with its projections.
+struct Attention {
+    module: Op,
+    qkv: Linear,
+    attend: SelfAttention,
+    output: Linear,
 }
 
 impl Block {
-    fn new(site: &Site, spec: &Spec, layer: usize, sides: &[usize]) -> Result<Self> {
+    /// Builds block `layer` for views of `sides` patches a side.
+    pub fn new(site: &Site, spec: &Spec, layer: usize, sides: &[usize]) -> Result<Self> {
         let window = (!spec.global_layers.contains(&layer)).then_some(spec.window);
         let attn = site.pp("attn");
         let head_dim = spec.width / spec.heads;
         let positions = match window {
-            Some(side) => RelativePositions::new(&attn, head_dim, side, &[side])?,
-            None => RelativePositions::new(&attn, head_dim, spec.image_px / spec.patch, sides)?,
+            Some(side) => GridPositions::new(&attn, head_dim, side, &[side], resample::list)?,
+            None => GridPositions::new(&attn, head_dim, spec.image_px / spec.patch, sides, resample::list)?,
         };
         let mlp = site.pp("mlp");
-        let mlp = (
-            Linear::new(&mlp.pp("lin1"), spec.width, spec.mlp, true)?,
-            Activation::new(&mlp.pp("act"), Function::Gelu),
-            Linear::new(&mlp.pp("lin2"), spec.mlp, spec.width, true)?,
-        );
         Ok(Self {
             module: site.module(),
-            attention_norm: LayerNorm::new(&site.pp("norm1"), spec.width, EPS)?,
+            attention_norm: Norm::layer(&site.pp("norm1"), spec.width, EPS)?,
             window,
             partition: Pointwise::new(&site.pp("partition")),
-            attention: SelfAttention::new(&attn, spec.width, spec.heads, "qkv", "proj")?,
-            positions,
+            attention: Attention {
+                module: attn.module(),
+                qkv: Linear::new(&attn.pp("qkv"), spec.width, 3 * spec.width, true)?,
+                attend: SelfAttention::new(&attn.part("attend", ""), spec.heads, Some(positions)),
+                output: Linear::new(&attn.pp("proj"), spec.width, spec.width, true)?,
+            },
             join: Pointwise::new(&site.pp("join")),
-            add_attention: Pointwise::new(&site.pp("add_attention")),
-            mlp_norm: LayerNorm::new(&site.pp("norm2"), spec.width, EPS)?,
-            mlp,
-            add_mlp: Pointwise::new(&site.pp("add_mlp")),
+            mlp_norm: Norm::layer(&site.pp("norm2"), spec.width, EPS)?,
+            mlp: (
+                Linear::new(&mlp.pp("lin1"), spec.width, spec.mlp, true)?.then(Function::Gelu),
+                Linear::new(&mlp.pp("lin2"), spec.mlp, spec.width, true)?,
+            ),
         })
     }
 
-    /// Forward of `x` `[batch, side, side, width]`.
-    fn forward(&self, x: &Tensor) -> Result<Tensor> {
+    /// Goes on from `x` and what the block before left to add to it, `[batch, side, side, width]` each; leaves the same two.
+    pub fn forward(&self, x: &Tensor, delta: Option<&Tensor>) -> Result<(Tensor, Tensor)> {
         let _scope = self.module.enter();
         let (_, side, _, _) = x.dims4()?;
-        let normed = self.attention_norm.forward(x)?;
+        let (x, normed) = match delta {
+            Some(delta) => self.attention_norm.forward_sum(x, delta)?,
+            None => (x.clone(), self.attention_norm.forward(x)?),
+        };
         let attended = match self.window {
-            None => self.attend(&normed)?,
+            None => self.attention.forward(&normed)?,
             Some(window) => {
                 let windows = self.partition.run(&[&normed], || window::partition(&normed, window))?;
-                let attended = self.attend(&windows)?;
+                let attended = self.attention.forward(&windows)?;
                 self.join.run(&[&attended], || window::join(&attended, (side, side)))?
             }
         };
-        let x = self.add_attention.add(x, &attended)?;
-        let (up, activation, down) = &self.mlp;
-        let fed = down.forward(&activation.forward(&up.forward(&self.mlp_norm.forward(&x)?)?)?)?;
-        self.add_mlp.add(&x, &fed)
+        let (x, normed) = self.mlp_norm.forward_sum(&x, &attended)?;
+        let (up, down) = &self.mlp;
+        Ok((x, down.forward(&up.forward(&normed)?)?))
     }
+}
 
-    fn attend(&self, x: &Tensor) -> Result<Tensor> {
-        let (_, side, _, _) = x.dims4()?;
-        let tokens = x.flatten(1, 2)?;
-        let attended = self.attention.forward_with(&tokens, |query, scores| self.positions.add(query, scores, side))?;
-        attended.reshape(x.shape())
+impl Attention {
+    fn forward(&self, x: &Tensor) -> Result<Tensor> {
+        let _scope = self.module.enter();
+        let qkv = self.qkv.forward(&x.flatten(1, 2)?)?;
+        self.output.forward(&self.attend.forward(&qkv)?)?.reshape(x.shape())
     }
 }
 
@@ -95,6 +105,7 @@ pub struct Sam {
     positions: Vec<Tensor>,
     add_positions: Pointwise,
     blocks: Vec<Block>,
+    add_mlp: Pointwise,
     neck: (Conv2d, LayerNorm2d, Conv2d, LayerNorm2d),
     downsample: [Conv2d; 2],
 }
@@ -120,6 +131,7 @@ impl Sam {
             blocks: (0..spec.layers)
                 .map(|layer| Block::new(&site.pp("blocks").pp(layer), spec, layer, &sides))
                 .collect::<Result<_>>()?,
+            add_mlp: Pointwise::new(&site.pp("add_mlp")),
             neck: (
                 conv(&part.pp(0), width, neck, 1, 1)?,
                 LayerNorm2d::new(&part.pp(1), neck, EPS)?,
@@ -141,9 +153,13 @@ impl Sam {
         let Some(positions) = self.positions.iter().find(|table| table.dims()[0] == side) else {
             candle_core::bail!("no positions were built for {side} patches a side");
         };
-        let mut x = self.add_positions.add(&x, positions)?;
+        let (mut x, mut delta) = (self.add_positions.add(&x, positions)?, None);
         for block in &self.blocks {
-            x = block.forward(&x)?;
+            let (sum, fed) = block.forward(&x, delta.as_ref())?;
+            (x, delta) = (sum, Some(fed));
+        }
+        if let Some(delta) = delta {
+            x = self.add_mlp.add(&x, &delta)?;
         }
         let (narrow, narrow_norm, mix, mix_norm) = &self.neck;
         let x = narrow_norm.forward(&narrow.forward(&x.permute((0, 3, 1, 2))?)?)?;

@@ -4,8 +4,11 @@
 
 use candle_core::{Result, Tensor};
 
+use crate::ops::gpu_kernel;
+
 /// Cuts `[batch, high, wide, width]` into windows `[batch * windows, side, side, width]`, in reading order.
 pub fn partition(x: &Tensor, side: usize) -> Result<Tensor> {
+    gpu_kernel!(partition_windows(x, side));
     let (batch, high, wide, width) = x.dims4()?;
     let (rows, columns) = (high.div_ceil(side), wide.div_ceil(side));
     x.pad_with_zeros(1, 0, rows * side - high)?
@@ -18,6 +21,9 @@ pub fn partition(x: &Tensor, side: usize) -> Result<Tensor> {
 /// Puts the windows of [`partition`] together as `[batch, high, wide, width]`; what was padded is dropped.
 pub fn join(windows: &Tensor, (high, wide): (usize, usize)) -> Result<Tensor> {
     let (count, side, _, width) = windows.dims4()?;
+    if high == wide {
+        gpu_kernel!(join_windows(windows, high));
+    }
     let (rows, columns) = (high.div_ceil(side), wide.div_ceil(side));
     let batch = count / (rows * columns);
     windows

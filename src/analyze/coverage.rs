@@ -1,0 +1,213 @@
+//! Whether a timeline holds what happened: kernels against the calls that launched them, ranges against those expected.
+//!
+//! nsys and its importer can lose most of a capture and exit with 0, so a capture counts only when it covers its launches.
+
+use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
+
+use serde::Serialize;
+
+use super::stats::percent;
+use crate::{
+    run::{Finding, Severity},
+    trace::{
+        event::STAGE_DOMAIN,
+        nsys::{NsysTrace, process_of},
+    },
+};
+
+/// A capture with fewer of its kernels than this, percent, is no capture.
+const COMPLETE_PCT: f64 = 99.0;
+/// Table that holds whole launches of graphs, where graphs were not traced by node.
+const GRAPH_LAUNCHES: &str = "CUPTI_ACTIVITY_KIND_GRAPH_TRACE";
+/// Complaints of the tool that a finding quotes.
+const QUOTED: usize = 5;
+
+/// What was launched and what was recorded.
+#[derive(Debug, Clone, Default, PartialEq, Serialize)]
+pub struct Coverage {
+    /// Kernels that the traced calls launched, those of graphs included.
+    pub launched: u64,
+    /// Of those, kernels in the trace.
+    pub recorded: u64,
+    /// Expected ranges without a single instance.
+    pub missing_ranges: Vec<String>,
+}
+
+/// Counts one capture. A kernel that is launched into a stream that is being captured does not run.
+pub fn coverage(trace: &NsysTrace, expected: &[&str]) -> Coverage {
+    let mut recorded: HashMap<(i64, i64), u64> = HashMap::new();
+    let mut nodes: HashMap<(i64, i64), BTreeSet<u64>> = HashMap::new();
+    for kernel in trace.kernels.iter() {
+        let launch = (process_of(kernel.global_pid), kernel.correlation_id);
+        *recorded.entry(launch).or_default() += 1;
+        nodes.entry(launch).or_default().extend(kernel.graph_node);
+    }
+    let mut coverage = Coverage::default();
+    let mut capturing: HashSet<i64> = HashSet::new();
+    let mut graphs = Vec::new();
+    for call in trace.cuda_calls.iter() {
+        let launch = (process_of(call.global_tid), call.correlation_id);
+        let name = trace.strings.get(call.name as usize).map_or("", String::as_str);
+        match kind(name) {
+            Kind::BeginCapture => _ = capturing.insert(call.global_tid),
+            Kind::EndCapture => _ = capturing.remove(&call.global_tid),
+            Kind::Kernel if !capturing.contains(&call.global_tid) => {
+                coverage.launched += 1;
+                coverage.recorded += u64::from(recorded.contains_key(&launch));
+            }
+            Kind::Graph => graphs.push(launch),
+            Kind::Kernel | Kind::Other => {}
+        }
+    }
+    if !trace.tables.iter().any(|table| table == GRAPH_LAUNCHES) {
+        let (launched, seen) = graph_kernels(&graphs, &nodes);
+        coverage.launched += launched;
+        coverage.recorded += seen;
+    }
+    let has = |name: &str| {
+        trace.ranges.iter().any(|range| range.name == name && (range.domain == STAGE_DOMAIN || range.domain.is_empty()))
+    };
+    coverage.missing_ranges = expected.iter().filter(|name| !has(name)).map(|name| (*name).to_owned()).collect();
+    coverage
+}
+
+enum Kind {
+    Kernel,
+    Graph,
+    BeginCapture,
+    EndCapture,
+    Other,
+}
+
+/// What a call of the runtime or the driver does: `cudaLaunchKernelExC_v11060`, `cuGraphLaunch`.
+fn kind(name: &str) -> Kind {
+    let name = name.strip_prefix("cuda").or_else(|| name.strip_prefix("cu")).unwrap_or_default();
+    match name {
+        _ if name.starts_with("LaunchKernel") || name.starts_with("LaunchCooperativeKernel") => Kind::Kernel,
+        _ if name.starts_with("GraphLaunch") => Kind::Graph,
+        _ if name.starts_with("StreamBeginCapture") => Kind::BeginCapture,
+        _ if name.starts_with("StreamEndCapture") => Kind::EndCapture,
+        _ => Kind::Other,
+    }
+}
+
+/// Kernels that launches of graphs were to run, and those recorded. Launches that share a node are of one graph, whose nodes are
+/// all that any of them ran; of a launch without a single kernel no graph is known, and it counts as the smallest.
+fn graph_kernels(launches: &[(i64, i64)], nodes: &HashMap<(i64, i64), BTreeSet<u64>>) -> (u64, u64) {
+    let mut graph_of: BTreeMap<u64, usize> = BTreeMap::new();
+    let mut graphs: Vec<BTreeSet<u64>> = Vec::new();
+    let mut seen = Vec::new();
+    for launch in launches {
+        let Some(ran) = nodes.get(launch).filter(|ran| !ran.is_empty()) else { continue };
+        let graph = ran.iter().find_map(|node| graph_of.get(node).copied()).unwrap_or(graphs.len());
+        if graph == graphs.len() {
+            graphs.push(BTreeSet::new());
+        }
+        for node in ran {
+            graph_of.insert(*node, graph);
+            graphs[graph].insert(*node);
+        }
+        seen.push((graph, ran.len() as u64));
+    }
+    let smallest = graphs.iter().map(|graph| graph.len() as u64).min().unwrap_or(1);
+    let known: u64 = seen.iter().map(|(graph, _)| graphs[*graph].len() as u64).sum();
+    (known + smallest * (launches.len() - seen.len()) as u64, seen.iter().map(|(_, ran)| ran).sum())
+}
+
+impl Coverage {
+    /// Recorded over launched; `None` when nothing was launched.
+    pub fn pct(&self) -> Option<f64> {
+        percent(self.recorded as f64, self.launched as f64)
+    }
+
+    /// Why the capture does not count, with the tool's own words from its export and its `log`; `None` when it does. `kernels`
+    /// says whether there must be any.
+    pub fn finding(&self, kernels: bool, trace: &NsysTrace, log: &[String]) -> Option<Finding> {
+        let mut wrong = Vec::new();
+        match self.pct() {
+            Some(pct) if pct < COMPLETE_PCT => {
+                wrong
+                    .push(format!("{} of {} kernels that were launched are recorded ({pct:.1} %)", self.recorded, self.launched));
+            }
+            None if kernels => wrong.push("no launch of a kernel is recorded".to_owned()),
+            _ => {}
+        }
+        if !self.missing_ranges.is_empty() {
+            wrong.push(format!("no range {} is recorded", self.missing_ranges.join(" and no range ")));
+        }
+        if wrong.is_empty() {
+            return None;
+        }
+        let message = format!("the timeline is incomplete: {}", wrong.join("; "));
+        let mut finding = Finding::new("incomplete_capture", Severity::Warning, message)
+            .with("kernels launched", self.launched)
+            .with("kernels recorded", self.recorded);
+        let said: Vec<&str> = trace.diagnostics.iter().chain(log).map(String::as_str).take(QUOTED).collect();
+        if !said.is_empty() {
+            finding = finding.with("nsys", said.join(" | "));
+        }
+        Some(finding.advise(
+            "use an nsys that is as new as the driver, and look at its log; no kernel time of this pass is to be trusted",
+        ))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{super::kernels::tests::capture, *};
+    use crate::trace::{kernel::Kernel, nsys::ApiCall};
+
+    /// A capture whose calls are named in order.
+    fn named(sketch: &str, names: &[&str]) -> NsysTrace {
+        let mut trace = capture(sketch);
+        let first = trace.strings.len() as u32;
+        trace.strings.extend(names.iter().map(|name| (*name).to_owned()));
+        let named = |(at, call)| ApiCall { name: first + at as u32, ..call };
+        trace.cuda_calls = trace.cuda_calls.iter().enumerate().map(named).collect();
+        trace
+    }
+
+    fn counts(trace: &NsysTrace) -> (u64, u64) {
+        let coverage = coverage(trace, &[]);
+        (coverage.launched, coverage.recorded)
+    }
+
+    #[test]
+    fn each_launch_has_its_kernel_or_it_is_missing() {
+        let names = ["cudaLaunchKernel_v7000", "cuLaunchKernelEx", "cudaMemcpy_v3020"];
+        let trace = named("call 1 1 1..2\ncall 1 2 3..4\ncall 1 3 5..6\nkernel 1 gemm 5..6 7", &names);
+        assert_eq!(counts(&trace), (2, 1));
+        let finding = coverage(&trace, &["prefill"]).finding(true, &trace, &["importer failed".into()]).unwrap();
+        assert_eq!(
+            finding.message,
+            "the timeline is incomplete: 1 of 2 kernels that were launched are recorded (50.0 %); no range prefill is recorded"
+        );
+        assert_eq!(finding.evidence["nsys"], "importer failed");
+    }
+
+    #[test]
+    fn what_is_captured_into_a_graph_does_not_run_then() {
+        let names = ["cudaStreamBeginCapture_v10000", "cudaLaunchKernel_v7000", "cudaStreamEndCapture_v10000"];
+        assert_eq!(counts(&named("call 1 1 1..2\ncall 1 2 3..4\ncall 1 3 5..6", &names)), (0, 0));
+    }
+
+    #[test]
+    fn a_replay_that_lost_nodes_is_measured_by_the_others() {
+        let mut trace = named("call 1 1 1..2\ncall 1 2 3..4\ncall 1 3 5..6", &["cudaGraphLaunch_v10000"; 3]);
+        let template = capture("kernel 1 gemm 5..6 7").kernels.get(0);
+        for (launch, node) in [(1, 10), (1, 11), (1, 12), (2, 10)] {
+            trace.kernels.push(Kernel { correlation_id: launch, graph_node: Some(node), ..template });
+        }
+        assert_eq!(counts(&trace), (9, 4));
+        trace.tables.push(GRAPH_LAUNCHES.into());
+        assert_eq!(counts(&trace), (0, 0), "traced as a whole, graphs show no kernels");
+    }
+
+    #[test]
+    fn a_run_without_kernels_is_complete_where_there_can_be_none() {
+        let trace = capture("range 1 prefill 0..10");
+        let coverage = coverage(&trace, &["prefill"]);
+        assert_eq!((coverage.pct(), coverage.finding(false, &trace, &[])), (None, None));
+        assert!(coverage.finding(true, &trace, &[]).unwrap().message.ends_with("no launch of a kernel is recorded"));
+    }
+}

@@ -1,0 +1,215 @@
+//! Device time of operators: each kernel under the range that was open when its launching call began, on the same thread.
+//!
+//! A kernel of a replayed CUDA graph was launched when its node was captured: it belongs to the operator that was open then, and to
+//! the stage of the replay. Operators have a domain of their own; where a program knows none, they are the ranges that are no stage.
+
+use std::collections::{BTreeMap, HashMap, HashSet};
+
+use super::{
+    kernels::WARMUP,
+    launches::{Cursor, Launches},
+    scopes::{NONE, nests},
+    stages::VISION_PARTS,
+};
+use crate::trace::{
+    event::{OPERATOR_DOMAIN, STAGE_DOMAIN},
+    nsys::{GraphNode, NsysTrace},
+    range::Range,
+};
+
+/// Ranges of the stage domain that are no operators, beside the stages themselves.
+const NO_OPERATORS: [&str; 3] = [WARMUP, "measured", "decode_step"];
+/// A node is made from one that was captured, perhaps by way of a clone or two.
+const MOST_CLONES: usize = 8;
+
+/// Kernels of one operator in one stage.
+#[derive(Debug, Clone, Copy, Default, PartialEq)]
+pub struct DeviceTime {
+    /// Kernels, those of the ranges that it encloses included.
+    pub kernels: u64,
+    pub total_ns: i64,
+    /// Without the ranges that it encloses.
+    pub own_ns: i64,
+}
+
+/// Device time by stage, then by the operator's name.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub struct DeviceTimes {
+    pub operators: BTreeMap<(String, String), DeviceTime>,
+    /// Time of kernels that graphs replayed, and of those whose operator is known.
+    pub replayed_ns: i64,
+    pub replayed_known_ns: i64,
+}
+
+/// Says which ranges are operators.
+pub fn is_operator(trace: &NsysTrace) -> impl Fn(&Range) -> bool {
+    let own_domain = trace.ranges.iter().any(|range| range.domain == OPERATOR_DOMAIN);
+    let rules = trace.rules.clone();
+    move |range: &Range| {
+        if own_domain {
+            return range.domain == OPERATOR_DOMAIN;
+        }
+        let name = range.name.as_str();
+        let stage = rules.stage(name, &range.domain).is_some() || NO_OPERATORS.contains(&name) || VISION_PARTS.contains(&name);
+        let chosen = rules.within.iter().chain(&rules.without).any(|it| it == name);
+        (range.domain == STAGE_DOMAIN || range.domain.is_empty()) && !stage && !chosen
+    }
+}
+
+/// Sums the kernels of a capture by operator.
+pub fn device_times(trace: &NsysTrace, launches: &Launches) -> DeviceTimes {
+    let nests: Vec<_> = nests(trace, is_operator(trace)).into_iter().collect();
+    let place = |thread: i64| nests.binary_search_by_key(&thread, |(thread, _)| *thread).ok();
+    let captured = captured(&trace.graph_nodes);
+    let mut entries: HashMap<u64, Option<(usize, u32)>> = HashMap::new();
+    let numbers = launches.numbers();
+    let mut sums: Vec<Vec<DeviceTime>> =
+        nests.iter().map(|(_, nest)| vec![DeviceTime::default(); nest.entries.len() * numbers]).collect();
+    let mut times = DeviceTimes::default();
+    let mut cursor = Cursor::default();
+    for (kernel, (call, instance)) in trace.kernels.iter().zip(&launches.kernels) {
+        let made = kernel.graph_node.and_then(|node| Some((node, captured.get(&node)?)));
+        let entry = match made {
+            Some((node, made)) => *entries.entry(node).or_insert_with(|| {
+                let at = place(made.global_tid)?;
+                let entry = nests[at].1.segments.at(made.at_ns, &mut 0);
+                (entry != NONE).then_some((at, entry))
+            }),
+            None if *call == NONE => None,
+            None => {
+                let call = trace.cuda_calls.get(*call as usize);
+                let entry = cursor.at(call.global_tid, call.start_ns, |thread| Some(&nests[place(thread)?].1.segments));
+                (entry != NONE).then(|| place(call.global_tid)).flatten().map(|at| (at, entry))
+            }
+        };
+        if kernel.graph_node.is_some() {
+            times.replayed_ns += kernel.ns();
+            times.replayed_known_ns += if entry.is_some() { kernel.ns() } else { 0 };
+        }
+        if let Some((at, entry)) = entry {
+            let sum = &mut sums[at][entry as usize * numbers + launches.stage_number(*instance)];
+            sum.kernels += 1;
+            sum.own_ns += kernel.ns();
+            sum.total_ns += kernel.ns();
+        }
+    }
+
+    let mut by_name: HashMap<(usize, &str), DeviceTime> = HashMap::new();
+    for ((_, nest), sums) in nests.iter().zip(&mut sums) {
+        let name = |entry: u32| trace.ranges[nest.entries[entry as usize].0 as usize].name.as_str();
+        for entry in (0..nest.entries.len()).rev() {
+            let parent = nest.entries[entry].1;
+            // A name inside itself counts once.
+            let above = std::iter::successors(Some(parent), |up| nest.entries.get(*up as usize).map(|it| it.1));
+            let inside_itself = above.take_while(|up| *up != NONE).any(|up| name(up) == name(entry as u32));
+            for number in 0..numbers {
+                let sum = sums[entry * numbers + number];
+                if sum.kernels == 0 {
+                    continue;
+                }
+                if parent != NONE {
+                    let up = &mut sums[parent as usize * numbers + number];
+                    up.kernels += sum.kernels;
+                    up.total_ns += sum.total_ns;
+                }
+                let all = by_name.entry((number, name(entry as u32))).or_default();
+                all.own_ns += sum.own_ns;
+                if !inside_itself {
+                    all.kernels += sum.kernels;
+                    all.total_ns += sum.total_ns;
+                }
+            }
+        }
+    }
+    let named =
+        |((number, name), time): ((usize, &str), DeviceTime)| ((launches.numbered(number).to_owned(), name.to_owned()), time);
+    times.operators = by_name.into_iter().map(named).collect();
+    times
+}
+
+/// The node that was captured, by every node that was made from it.
+fn captured(nodes: &[GraphNode]) -> HashMap<u64, GraphNode> {
+    let by_id: HashMap<u64, GraphNode> = nodes.iter().map(|node| (node.id, *node)).collect();
+    let origin = |node: &GraphNode| {
+        let (mut at, mut seen) = (*node, HashSet::new());
+        while seen.len() < MOST_CLONES && seen.insert(at.id) {
+            match at.original.and_then(|id| by_id.get(&id)) {
+                Some(before) => at = *before,
+                None => break,
+            }
+        }
+        at
+    };
+    by_id.values().map(|node| (node.id, origin(node))).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{super::kernels::tests::capture, *};
+
+    /// One line per operator and stage: `stage name kernels total own`.
+    fn told(trace: &NsysTrace) -> String {
+        let times = device_times(trace, &Launches::of(trace));
+        let line = |((stage, name), it): (&(String, String), &DeviceTime)| {
+            format!("{stage:?} {name} {} {} {}", it.kernels, it.total_ns, it.own_ns)
+        };
+        times.operators.iter().map(line).collect::<Vec<_>>().join("\n")
+    }
+
+    /// Puts the ranges of operators into their domain.
+    fn with_domain(sketch: &str) -> NsysTrace {
+        let mut trace = capture(sketch);
+        for range in trace.ranges.iter_mut().filter(|range| !matches!(range.name.as_str(), "prefill" | "decode_all" | "warmup")) {
+            range.domain = OPERATOR_DOMAIN.into();
+        }
+        trace
+    }
+
+    #[test]
+    fn an_enclosing_operator_has_the_kernels_of_its_parts_and_its_own() {
+        let trace = with_domain(
+            "range 1 prefill 0..100\nrange 1 a 10..50\nrange 1 a.q 20..30\ncall 1 1 12..13\ncall 1 2 21..22\ncall 1 3 60..61
+             kernel 1 k 200..205 7\nkernel 2 k 205..215 7\nkernel 3 k 215..315 7",
+        );
+        insta::assert_snapshot!(told(&trace), @r#"
+        "prefill" a 2 15 5
+        "prefill" a.q 1 10 10
+        "#);
+    }
+
+    #[test]
+    fn a_stage_range_between_two_operators_does_not_break_their_nesting() {
+        let trace =
+            with_domain("range 1 model 0..100\nrange 1 prefill 10..50\nrange 1 q 20..30\ncall 1 1 21..22\nkernel 1 k 200..210 7");
+        insta::assert_snapshot!(told(&trace), @r#"
+        "prefill" model 1 10 0
+        "prefill" q 1 10 10
+        "#);
+    }
+
+    #[test]
+    fn a_replayed_kernel_belongs_to_the_range_of_its_capture_and_the_stage_of_its_replay() {
+        let mut trace = with_domain(
+            "range 1 q 10..20\nrange 1 decode_all 50..60\ncall 1 1 12..13\ncall 1 2 51..52\nkernel 2 k 70..75 7\nkernel 2 k 80..85 7",
+        );
+        trace.kernels = trace.kernels.map(|at, kernel| kernel.graph_node = Some(if at == 0 { 31 } else { 99 }));
+        let node = |at_ns, id, original| GraphNode { at_ns, global_tid: trace.ranges[0].global_tid, id, original };
+        trace.graph_nodes = vec![node(12, 1, None), node(30, 21, Some(1)), node(40, 31, Some(21))];
+        insta::assert_snapshot!(told(&trace), @r#""decode_all" q 1 5 5"#);
+        let times = device_times(&trace, &Launches::of(&trace));
+        assert_eq!((times.replayed_ns, times.replayed_known_ns), (10, 5));
+    }
+
+    #[test]
+    fn a_start_end_range_is_open_on_every_thread_and_a_push_pop_range_on_its_own() {
+        let both = "cross 1 a 0..100\nrange 1 b 0..100\ncall 2 1 12..13\nkernel 1 k 200..205 7";
+        insta::assert_snapshot!(told(&with_domain(both)), @r#""" a 1 5 5"#);
+    }
+
+    #[test]
+    fn without_a_domain_of_operators_every_range_that_is_no_stage_is_one() {
+        let sketch =
+            "range 1 prefill 0..100\nrange 1 layer_0 10..50\nrange 1 layer_0 20..30\ncall 1 1 21..22\nkernel 1 k 200..205 7";
+        insta::assert_snapshot!(told(&capture(sketch)), @r#""prefill" layer_0 1 5 5"#);
+    }
+}

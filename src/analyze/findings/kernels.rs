@@ -1,0 +1,251 @@
+//! Rules on kernels, their counters, the calls that launch and copy, and matrix products.
+//!
+//! Each fires on what the tools recorded. A kernel's class is told by its name here, and only where a rule needs no more.
+
+use std::collections::BTreeMap;
+
+use super::{
+    super::{
+        Analysis,
+        counters::CounterRecord,
+        events::Events,
+        gemms::GemmRecord,
+        kernels::KernelRecord,
+        stages::{DECODE, PREFILL, STAGES},
+        stats::{percent, ratio},
+    },
+    finding,
+    time::saving,
+};
+use crate::{
+    run::{Finding, Saving},
+    trace::{Trace, event::STAGE_DOMAIN, names::base_name, nsys::NsysTrace, units::Nanos},
+};
+
+/// A kernel matters from this share of its stage's kernel time on, percent.
+const MATTERS_PCT: f64 = 5.0;
+const LOW_OCCUPANCY_PCT: f64 = 25.0;
+const LOW_L2_PCT: f64 = 50.0;
+const BUSY_DRAM_PCT: f64 = 50.0;
+const IDLE_TENSOR_PCT: f64 = 10.0;
+const STALLED_PCT: f64 = 50.0;
+const UNUSED_PCT: f64 = 60.0;
+/// A kernel shorter than this is tiny.
+const TINY_MS: f64 = 0.005;
+/// Rows of a product below this leave most of a tile of tensor cores empty.
+const SMALL_ROWS: u64 = 16;
+/// Side of the tile that products are held against, and how much of it they should fill, percent.
+const TILE: u64 = 128;
+const FILLED_PCT: f64 = 75.0;
+/// Synchronising calls per decode step that are more than the one that ends it.
+const SYNCS: f64 = 2.0;
+
+/// Share of a stage's kernel time, percent.
+fn share(analysis: &Analysis, stage: &str, ms: f64) -> Option<f64> {
+    percent(ms, analysis.kernels.stages.iter().find(|it| it.stage == stage)?.kernel_ms)
+}
+
+/// What a share of the stage's kernel time is of its plain time, at most.
+fn part(analysis: &Analysis, stage: &str, share_pct: f64) -> Option<Saving> {
+    let mean = analysis.stages.row(stage)?.ms.mean;
+    saving(analysis, stage, mean * share_pct / 100.0)
+}
+
+/// Profiled kernels that matter and of which `tells` says something, as findings.
+fn profiled(
+    analysis: &Analysis,
+    id: &str,
+    tells: impl Fn(&CounterRecord) -> Option<(String, Vec<(&'static str, f64)>)>,
+) -> Vec<Finding> {
+    let told = |record: &CounterRecord| {
+        let weight = share(analysis, &record.stage, record.timeline_total_ms?).filter(|share| *share >= MATTERS_PCT)?;
+        let (what, rows) = tells(record)?;
+        let mut found = finding(id, format!("{} in {} {what}.", record.kernel_name, record.stage))
+            .with("share of the stage's kernel time", format!("{weight:.1} %"))
+            .with("profiled launches", record.profiled);
+        for (name, value) in rows {
+            found = found.with(name, format!("{value:.1} %"));
+        }
+        Some(found.saves(part(analysis, &record.stage, weight)))
+    };
+    analysis.counters.iter().filter_map(told).collect()
+}
+
+pub fn low_occupancy(analysis: &Analysis, _: &Trace) -> Vec<Finding> {
+    profiled(analysis, "low_occupancy", |it| {
+        let achieved = it.values.achieved_occupancy_pct.filter(|pct| *pct < LOW_OCCUPANCY_PCT)?;
+        // A kernel that keeps a unit busy needs no more warps.
+        let sm = it.values.sm_pct.filter(|pct| *pct < UNUSED_PCT)?;
+        let memory = it.values.memory_pct.filter(|pct| *pct < UNUSED_PCT)?;
+        let rows = vec![("achieved occupancy", achieved), ("SM", sm), ("memory", memory)];
+        Some((format!("keeps {achieved:.0} % of the warps resident and no unit busy"), rows))
+    })
+}
+
+pub fn low_l2_hit(analysis: &Analysis, _: &Trace) -> Vec<Finding> {
+    profiled(analysis, "low_l2_hit", |it| {
+        let hit = it.values.l2_hit_pct.filter(|pct| *pct < LOW_L2_PCT)?;
+        let dram = it.values.dram_pct.filter(|pct| *pct >= BUSY_DRAM_PCT)?;
+        Some((format!("finds {hit:.0} % of its data in L2, and device memory is busy"), vec![("L2 hits", hit), ("DRAM", dram)]))
+    })
+}
+
+pub fn tensor_cores_idle(analysis: &Analysis, _: &Trace) -> Vec<Finding> {
+    profiled(analysis, "tensor_cores_idle", |it| {
+        // One token at a time multiplies vectors, which tensor cores are not for.
+        let name = it.kernel_name.to_lowercase();
+        let product = ["gemm", "nvjet", "cutlass", "matmul"].iter().any(|word| name.contains(word));
+        let idle = it.values.tensor_pct.filter(|pct| *pct < IDLE_TENSOR_PCT && product && it.stage == PREFILL)?;
+        Some((format!("multiplies matrices and uses tensor cores {idle:.0} % of the time"), vec![("tensor cores", idle)]))
+    })
+}
+
+pub fn latency_bound(analysis: &Analysis, _: &Trace) -> Vec<Finding> {
+    profiled(analysis, "latency_bound", |it| {
+        let stall = it.values.stalls.first().filter(|stall| stall.share_pct >= STALLED_PCT)?;
+        let sm = it.values.sm_pct.filter(|pct| *pct < UNUSED_PCT)?;
+        let dram = it.values.dram_pct.filter(|pct| *pct < UNUSED_PCT)?;
+        let rows = vec![("stalled", stall.share_pct), ("SM", sm), ("DRAM", dram)];
+        Some((format!("waits ({}) and keeps neither arithmetic nor memory busy", stall.reason), rows))
+    })
+}
+
+/// Kernels of a stage whose name says a kind of work, as one finding.
+fn named(analysis: &Analysis, stage: &str, id: &str, what: &str, words: &[&str]) -> Option<Finding> {
+    let of = |it: &&KernelRecord| {
+        let name = it.kernel_name.to_lowercase();
+        it.stage == stage && words.iter().any(|word| name.contains(word))
+    };
+    let records: Vec<_> = analysis.kernels.measured().filter(of).collect();
+    let weight = share(analysis, stage, records.iter().map(|it| it.total_ms).sum()).filter(|share| *share >= MATTERS_PCT)?;
+    let mut found = finding(id, format!("{what} take {weight:.0} % of the kernel time of {stage}."))
+        .with("calls", records.iter().map(|it| it.calls).sum::<u64>());
+    for (index, it) in records.iter().take(3).enumerate() {
+        found = found.with(&format!("kernel ({})", index + 1), format!("{}, {:.3} ms", it.kernel_name, it.total_ms));
+    }
+    Some(found.saves(part(analysis, stage, weight)))
+}
+
+pub fn cast_share(analysis: &Analysis, _: &Trace) -> Vec<Finding> {
+    let words = ["cast", "convert", "to_dtype"];
+    STAGES.into_iter().filter_map(|stage| named(analysis, stage, "cast_share", "Conversions of number formats", &words)).collect()
+}
+
+pub fn kv_cache_copies(analysis: &Analysis, _: &Trace) -> Vec<Finding> {
+    let words = ["catarray", "cat_batched", "concat", "index_copy", "repeat_kv"];
+    named(analysis, DECODE, "kv_cache_copies", "Copies that join tensors, as a growing cache makes them,", &words)
+        .into_iter()
+        .collect()
+}
+
+pub fn tiny_kernels(analysis: &Analysis, _: &Trace) -> Vec<Finding> {
+    let tell = |stage: &str| {
+        let all: Vec<_> = analysis.kernels.measured().filter(|it| it.stage == stage).collect();
+        let tiny = || all.iter().filter(|it| it.mean_ms < TINY_MS);
+        let (few, calls) = (tiny().map(|it| it.calls).sum::<u64>(), all.iter().map(|it| it.calls).sum::<u64>());
+        let of_calls = percent(few as f64, calls as f64).filter(|pct| *pct >= 80.0 && calls >= 100)?;
+        let weight = share(analysis, stage, tiny().map(|it| it.total_ms).sum())?;
+        let message = format!("{of_calls:.0} % of the kernels of {stage} are shorter than {:.0} µs.", TINY_MS * 1e3);
+        let found = finding("tiny_kernels", message).with("tiny launches", few).with("launches", calls);
+        let found = found.with("share of kernel time", format!("{weight:.1} %"));
+        Some(found.saves(part(analysis, stage, weight)))
+    };
+    STAGES.into_iter().filter_map(tell).collect()
+}
+
+pub fn name_collisions(analysis: &Analysis, trace: &Trace) -> Vec<Finding> {
+    let Some(nsys) = &trace.nsys else { return vec![] };
+    let mut variants: BTreeMap<u32, Vec<u32>> = BTreeMap::new();
+    for kernel in nsys.kernels.iter() {
+        let seen = variants.entry(kernel.name).or_default();
+        if !seen.contains(&kernel.full_name) {
+            seen.push(kernel.full_name);
+        }
+    }
+    let collide = |(name, full): (u32, Vec<u32>)| {
+        let name = nsys.strings.get(name as usize)?;
+        let record = analysis.kernels.measured().find(|it| it.kernel_name == *name)?;
+        let weight = record.share_pct.filter(|share| *share >= 10.0 && full.len() > 1)?;
+        let message = format!("{} kernels with different parameters share the name {}.", full.len(), base_name(name));
+        let found = finding("name_collisions", message).with("stage", &record.stage).with("variants", full.len());
+        Some(found.with("share of the stage's kernel time", format!("{weight:.1} %")))
+    };
+    variants.into_iter().filter_map(collide).collect()
+}
+
+/// Calls in the measured ranges of a stage whose name `is` so: how many, and their time in milliseconds.
+fn calls(nsys: &NsysTrace, stage: &str, is: impl Fn(&str) -> bool) -> (u64, f64) {
+    let wanted: Vec<bool> = nsys.strings.iter().map(|name| is(name)).collect();
+    let ranges = |name: &str| -> Vec<(i64, i64)> {
+        let of = |range: &&crate::trace::range::Range| range.name == name && matches!(range.domain.as_str(), STAGE_DOMAIN | "");
+        nsys.ranges.iter().filter(of).filter_map(|it| Some((it.start_ns, it.end_ns?))).collect()
+    };
+    let (inside, warm) = (ranges(stage), ranges("warmup"));
+    let within = |ranges: &[(i64, i64)], at: i64| ranges.iter().any(|(start, end)| (*start..*end).contains(&at));
+    let of = nsys.cuda_calls.iter().filter(|call| wanted.get(call.name as usize).copied().unwrap_or_default());
+    of.filter(|call| within(&inside, call.start_ns) && !within(&warm, call.start_ns))
+        .fold((0, 0.0), |(count, ms), call| (count + 1, ms + Nanos(call.end_ns - call.start_ns).as_ms()))
+}
+
+/// Time of a stage in the traced pass, all measured repeats, milliseconds.
+fn traced_ms(trace: &Trace, stage: &str) -> f64 {
+    Events::of(&trace.traced).measured(stage).map(|it| Nanos(it.end_ns - it.start_ns).as_ms()).sum()
+}
+
+pub fn host_sync_in_decode(analysis: &Analysis, trace: &Trace) -> Vec<Finding> {
+    let found = || {
+        let (count, ms) = calls(trace.nsys.as_ref()?, DECODE, |name| name.contains("Synchronize"));
+        let steps = Events::of(&trace.traced).measured("decode_step").count();
+        let each = ratio(count as f64, steps as f64).filter(|each| *each >= SYNCS)?;
+        let waited = percent(ms, traced_ms(trace, DECODE))?;
+        let message = format!("The host waits for the device {each:.1} times in every decode step.");
+        let found = finding("host_sync_in_decode", message).with("synchronising calls", count);
+        Some(found.with("time in them", format!("{waited:.1} %")).saves(part(analysis, DECODE, waited)))
+    };
+    found().into_iter().collect()
+}
+
+pub fn memcpy_share(analysis: &Analysis, trace: &Trace) -> Vec<Finding> {
+    let tell = |stage: &str| {
+        let (count, ms) = calls(trace.nsys.as_ref()?, stage, |name| name.contains("emcpy"));
+        let weight = percent(ms, traced_ms(trace, stage)).filter(|share| *share >= MATTERS_PCT)?;
+        let message = format!("Calls that copy memory take {weight:.0} % of {stage}.");
+        let found = finding("memcpy_share", message).with("calls", count).with("host ms", format!("{ms:.3}"));
+        Some(found.saves(part(analysis, stage, weight)))
+    };
+    STAGES.into_iter().filter_map(tell).collect()
+}
+
+/// Kinds of products in a stage that `bad` says are bad, with their share of its operations.
+fn products<'a>(analysis: &'a Analysis, bad: impl Fn(&GemmRecord) -> bool + 'a) -> impl Iterator<Item = (&'a GemmRecord, f64)> {
+    let weighty = |it: &'a GemmRecord| Some((it, it.share_pct.filter(|share| *share >= 10.0)?));
+    analysis.gemms.records.iter().filter(move |it| bad(it)).filter_map(weighty)
+}
+
+fn shape(it: &GemmRecord) -> String {
+    format!("{} x {} x {}, batch {}, {}", it.m, it.n, it.k, it.batch, it.left_type)
+}
+
+pub fn gemm_small(analysis: &Analysis, _: &Trace) -> Vec<Finding> {
+    let tell = |(it, share): (&GemmRecord, f64)| {
+        let message = format!("{:.0} % of the products of {} by operations have {} rows.", share, it.stage, it.m);
+        finding("gemm_small", message).with("m x n x k", shape(it)).with("calls", it.calls)
+    };
+    products(analysis, |it| it.m < SMALL_ROWS && it.batch == 1).map(tell).collect()
+}
+
+/// How much of the tiles that cover a product it fills, percent.
+fn filled(it: &GemmRecord) -> f64 {
+    let up = |side: u64| (side.div_ceil(TILE) * TILE).max(1) as f64;
+    100.0 * (it.m as f64 / up(it.m)) * (it.n as f64 / up(it.n))
+}
+
+pub fn gemm_tiles_unfilled(analysis: &Analysis, _: &Trace) -> Vec<Finding> {
+    let tell = |(it, share): (&GemmRecord, f64)| {
+        let full = filled(it);
+        let message = format!("A product in {} fills {full:.0} % of the {TILE} x {TILE} tiles that cover it.", it.stage);
+        let found = finding("gemm_tiles_unfilled", message).with("m x n x k", shape(it)).with("calls", it.calls);
+        found.with("share of the stage's products", format!("{share:.1} %"))
+    };
+    products(analysis, |it| it.m >= SMALL_ROWS && filled(it) < FILLED_PCT).map(tell).collect()
+}

@@ -1,0 +1,93 @@
+//! A capture without a pass of our runner, told as if a runner had: its ranges as events.
+//!
+//! Each instance of a stage stands as a repeat, so that instances are kept apart and summed. Times are of the traced pass: there is no
+//! other, and who uses them says so.
+
+use super::{
+    device_time::is_operator,
+    kernels::WARMUP,
+    launches::Launches,
+    scopes::NONE,
+    stages::{DECODE, PREFILL, VISION_PARTS},
+};
+use crate::trace::{
+    event::{Event, OperatorCall, StageRange},
+    nsys::NsysTrace,
+};
+
+/// The stages, their parts and the operators of a capture.
+pub fn events(trace: &NsysTrace, launches: &Launches) -> Vec<Event> {
+    let mut events = Vec::new();
+    let instances = &launches.stages.instances;
+    let label = |at: usize| launches.stages.labels[instances[at].label].as_str();
+    // Which repeat each instance is: the first of its stage is the first.
+    let mut repeats = vec![0u32; instances.len()];
+    let mut seen = vec![0u32; launches.stages.labels.len()];
+    for (at, it) in instances.iter().enumerate() {
+        let closed = it.start_ns < it.end_ns && it.end_ns != i64::MAX;
+        if label(at) == WARMUP || !closed {
+            continue;
+        }
+        repeats[at] = seen[it.label];
+        seen[it.label] += 1;
+        events.push(range(label(at), it.start_ns, it.end_ns, repeats[at], None));
+    }
+
+    let mut steps = vec![0u32; instances.len()];
+    let operator = is_operator(trace);
+    for it in &trace.ranges {
+        let Some(end_ns) = it.end_ns.filter(|end| *end >= it.start_ns) else { continue };
+        let at = launches.stages.on(it.global_tid).map_or(NONE, |segments| segments.at(it.start_ns, &mut 0)) as usize;
+        let stage = if at < instances.len() { label(at) } else { "" };
+        if stage == WARMUP {
+            continue;
+        }
+        let name = it.name.as_str();
+        if name == "decode_step" && stage == DECODE {
+            events.push(range(name, it.start_ns, end_ns, repeats[at], Some(steps[at])));
+            steps[at] += 1;
+        } else if VISION_PARTS.contains(&name) && stage == PREFILL {
+            events.push(range(name, it.start_ns, end_ns, repeats[at], None));
+        } else if operator(it) {
+            events.push(Event::Op(OperatorCall {
+                path: it.name.clone(),
+                op: "range".into(),
+                start_ns: it.start_ns,
+                end_ns,
+                captured: false,
+                warmup: false,
+                repeat: repeats.get(at).copied().unwrap_or(0),
+                stage: stage.into(),
+                shapes: vec![],
+                dtype: String::new(),
+                flops: 0,
+                bytes: 0,
+            }));
+        }
+    }
+    events
+}
+
+fn range(name: &str, start_ns: i64, end_ns: i64, repeat: u32, step: Option<u32>) -> Event {
+    Event::Range(StageRange { name: name.into(), start_ns, end_ns, device_ns: None, warmup: false, repeat, step })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{super::kernels::tests::capture, *};
+    use crate::analyze::{events::Events, stages::stages};
+
+    #[test]
+    fn instances_are_kept_apart_and_steps_belong_to_theirs() {
+        let trace = capture(
+            "range 1 prefill 0..10\nrange 1 decode_all 10..40\nrange 1 decode_step 10..25\nrange 1 decode_step 25..40
+             range 1 prefill 50..70\nrange 1 decode_all 70..110\nrange 1 decode_step 70..90\nrange 1 decode_step 90..110
+             range 1 warmup 200..300\nrange 1 prefill 210..290",
+        );
+        let told = events(&trace, &Launches::of(&trace));
+        let stages = stages(&Events::of(&told));
+        assert_eq!((stages.repeats, stages.decode_steps), (2, Some(2)));
+        assert_eq!(stages.row("prefill").map(|row| (row.ms.min * 1e6, row.ms.max * 1e6)), Some((10.0, 20.0)));
+        assert_eq!(stages.per_token_ms.map(|it| (it.mean * 1e7).round()), Some(175.0));
+    }
+}

@@ -1,0 +1,20 @@
+//! What this build can do, said without touching a device.
+
+use std::process::ExitCode;
+
+use llmprof::runner::Features;
+
+/// Prints one line of JSON.
+pub fn print() -> ExitCode {
+    let features = Features { cuda: cfg!(feature = "cuda"), version: env!("CARGO_PKG_VERSION").to_owned() };
+    match serde_json::to_string(&features) {
+        Ok(line) => {
+            println!("{line}");
+            ExitCode::SUCCESS
+        }
+        Err(error) => {
+            eprintln!("model-runner: {error}");
+            ExitCode::FAILURE
+        }
+    }
+}

@@ -1,0 +1,152 @@
+//! A mixture of experts that never asks the host: the router, and the experts for one token or for many.
+//!
+//! Many tokens are sorted by expert on the GPU, so that a prompt of any length is a fixed number of launches.
+
+use candle_core::{DType, Result, Tensor};
+
+use super::{
+    device_of, empty,
+    kernels::{Arg, Grid, launch},
+    linear,
+};
+
+/// Rows of a tile of the grouped products, as the kernels have it.
+const TILE_ROWS: usize = 64;
+/// Values of an expert's output that a block makes for one token.
+const ROWS: usize = 2;
+/// Tokens that a block of the router reads, where there are many.
+const ROUTED: usize = 8;
+const MOST_EXPERTS: usize = 1024;
+const WARP: usize = 32;
+
+/// What [`route`] reads and writes.
+pub struct RouteArgs<'a> {
+    /// `[tokens, hidden]`
+    pub x: &'a Tensor,
+    /// `[experts, hidden]`
+    pub weight: &'a Tensor,
+    pub position: &'a Tensor,
+    /// Chosen experts of every position, `[capacity, top_k]`: written here.
+    pub log: &'a Tensor,
+    pub top_k: usize,
+    /// Shared experts, numbered after the routed ones, that every token goes to.
+    pub shared: usize,
+    pub normalise: bool,
+}
+
+/// The experts of each token and their weights (f32), `[tokens, top_k + shared]`.
+pub fn route(args: &RouteArgs) -> Result<Option<(Tensor, Tensor)>> {
+    let RouteArgs { x, weight, position, log, top_k, shared, normalise } = *args;
+    let (tokens, hidden) = x.dims2()?;
+    let (experts, slots, dtype) = (weight.dim(0)?, top_k + shared, x.dtype());
+    let fits = slots <= WARP && experts + shared <= MOST_EXPERTS && (tokens == 1 || dtype != DType::F32);
+    let Some(device) = device_of(x, &[x, weight]).filter(|_| fits) else { return Ok(None) };
+    let ids = empty((tokens, slots), DType::U32, device)?;
+    let weights = empty((tokens, slots), DType::F32, device)?;
+    let (name, block, threads) = if tokens == 1 { ("route_1", 1, 1024) } else { ("route_8", ROUTED, 512) };
+    let bytes = block * (hidden * dtype.size_in_bytes() + experts * DType::F32.size_in_bytes());
+    let kernel_args = &mut [
+        Arg::tensor(x)?,
+        Arg::tensor(weight)?,
+        Arg::tensor(position)?,
+        Arg::tensor(&ids)?,
+        Arg::tensor(&weights)?,
+        Arg::tensor(log)?,
+        Arg::int(tokens),
+        Arg::int(hidden),
+        Arg::int(experts),
+        Arg::int(top_k),
+        Arg::int(slots),
+        Arg::int(log.dim(0)?),
+        Arg::Int(normalise.into()),
+    ];
+    launch(device, name, Some(dtype), Grid::new((tokens.div_ceil(block), 1), threads).shared(bytes), kernel_args)?;
+    Ok(Some((ids, weights)))
+}
+
+/// What [`experts`] reads.
+pub struct ExpertsArgs<'a> {
+    /// `[tokens, hidden]`
+    pub x: &'a Tensor,
+    /// Gates and ups of each expert, `[experts, 2 * width, hidden]`.
+    pub up: &'a Tensor,
+    /// `[experts, hidden, width]`
+    pub down: &'a Tensor,
+    /// From [`route`].
+    pub ids: &'a Tensor,
+    pub weights: &'a Tensor,
+}
+
+/// The weighted sum of each token's experts, `[tokens, hidden]`.
+pub fn experts(args: &ExpertsArgs) -> Result<Option<Tensor>> {
+    let ExpertsArgs { x, up, down, ids, weights } = *args;
+    let (tokens, hidden) = x.dims2()?;
+    let Some(device) = device_of(x, &[x, up, down]) else { return Ok(None) };
+    let (dtype, width, slots, count) = (x.dtype(), down.dim(2)?, ids.dim(1)?, up.dim(0)?);
+    if tokens == 1 {
+        let Some(gated) = linear::gated(x, up, Some(ids))? else { return Ok(None) };
+        let out = empty((1, hidden), dtype, device)?;
+        let args = &mut [
+            Arg::tensor(down)?,
+            Arg::tensor(&gated)?,
+            Arg::tensor(ids)?,
+            Arg::tensor(weights)?,
+            Arg::tensor(&out)?,
+            Arg::int(hidden),
+            Arg::int(width),
+        ];
+        launch(device, "expert_down", Some(dtype), Grid::new((hidden.div_ceil(ROWS), 1), slots * WARP), args)?;
+        return Ok(Some(out));
+    }
+    if dtype == DType::F32 {
+        return Ok(None);
+    }
+    let assignments = tokens * slots;
+    // Each expert has at most one tile that is not full.
+    let tiles = assignments.div_ceil(TILE_ROWS) + count.min(assignments);
+    let order = empty(assignments, DType::U32, device)?;
+    let places = empty(assignments, DType::U32, device)?;
+    let tiling = empty(3 * tiles, DType::U32, device)?;
+    let args = &mut [
+        Arg::tensor(ids)?,
+        Arg::tensor(&order)?,
+        Arg::tensor(&places)?,
+        Arg::tensor(&tiling)?,
+        Arg::int(assignments),
+        Arg::int(count),
+        Arg::int(tiles),
+    ];
+    launch(device, "sort_by_expert", None, Grid::new((1, 1), 1024), args)?;
+
+    let product = |name, from: &Tensor, weights: &Tensor, outputs: usize, inputs: usize, columns: usize| {
+        let out = empty((assignments, outputs), dtype, device)?;
+        let args = &mut [
+            Arg::tensor(from)?,
+            Arg::tensor(weights)?,
+            Arg::tensor(&order)?,
+            Arg::tensor(&tiling)?,
+            Arg::tensor(&out)?,
+            Arg::int(outputs),
+            Arg::int(inputs),
+            Arg::int(slots),
+        ];
+        // Three stages of a tile of rows and one of 128 columns, 64 deep.
+        let shared = 3 * (TILE_ROWS + 128) * 64 * dtype.size_in_bytes();
+        launch(device, name, Some(dtype), Grid::new((outputs.div_ceil(columns), tiles), 128).shared(shared), args)?;
+        Ok::<_, candle_core::Error>(out)
+    };
+    let gated = product("grouped_up", x, up, width, hidden, 64)?;
+    let outputs = product("grouped_down", &gated, down, hidden, width, 128)?;
+
+    let out = empty((tokens, hidden), dtype, device)?;
+    let args = &mut [
+        Arg::tensor(&outputs)?,
+        Arg::tensor(&places)?,
+        Arg::tensor(weights)?,
+        Arg::tensor(&out)?,
+        Arg::int(hidden),
+        Arg::int(slots),
+    ];
+    launch(device, "combine", Some(dtype), Grid::new((tokens, 1), 160), args)?;
+    Ok(Some(out))
+}

@@ -1,0 +1,125 @@
+//! Shell scripts in the place of ncu: the real commands, and every way in which the tool is known to fail.
+
+use std::{fs, time::Duration};
+
+use super::{
+    super::tests::{Host, RUNNER, program, settings},
+    *,
+};
+
+/// An ncu that does its work: lists a metric, runs the target, prints pages.
+const NCU: &str = r#"
+case $1 in
+--query-metrics) echo 'Device X'; echo 'dram__bytes_read  Counter  byte';;
+--import) echo '==PROF== page'; printf '"ID","Kernel Name"\n"0","gemm"\n';;
+*) while [ "$1" != --export ]; do shift; done; report=$2; shift 2; "$@" || exit $?; echo report > "$report"
+   echo '==PROF== Disconnected from process 7';;
+esac"#;
+
+/// A host whose ncu is this script.
+fn host(ncu: &str) -> Host {
+    let mut host = Host::new(RUNNER, None);
+    let path = host.dir.path().join("bin/ncu");
+    program(&path, ncu);
+    host.collector.ncu = Some(path);
+    host
+}
+
+fn selection() -> Selection {
+    Selection { stage: "decode_all".into(), kernels: vec!["gemm".into()], skip: 1, count: 3, max_new_tokens: 8 }
+}
+
+async fn profile(host: &Host) -> Result<Pass, CollectError> {
+    host.collector.ncu(&host.run(), &host.request(), &selection(), &settings().ncu, &[], &host.leash).await
+}
+
+#[tokio::test]
+async fn a_stage_leaves_report_pages_commands_and_logs() {
+    let host = host(NCU);
+    assert_eq!(profile(&host).await.unwrap().findings, []);
+    let handed = host.handed("ncu/decode_all");
+    assert_eq!((handed.repeats, handed.warmup, handed.ceilings, handed.max_new_tokens), (1, 0, false, 1));
+    for file in ["run.ncu-rep", "raw.csv", "details.csv", "events.jsonl", "cmd.txt"] {
+        assert!(host.run().join("ncu/decode_all").join(file).is_file(), "{file}");
+    }
+    let commands = fs::read_to_string(host.run().join("ncu/decode_all/cmd.txt")).unwrap();
+    assert_eq!(commands.lines().count(), 3);
+    assert!(host.run().join("logs/ncu-decode_all.stdout.log").is_file());
+}
+
+#[tokio::test]
+async fn what_the_device_has_is_asked_of_ncu() {
+    let host = host(NCU);
+    let (metrics, finding) = host.collector.ncu_metrics(&host.run(), &settings().ncu.metrics, &host.leash).await.unwrap();
+    assert_eq!((metrics, finding), (vec!["dram__bytes_read.sum".to_owned()], None));
+    let broken = self::host("echo 'no device' >&2; exit 1");
+    let (metrics, finding) = broken.collector.ncu_metrics(&broken.run(), &settings().ncu.metrics, &broken.leash).await.unwrap();
+    assert_eq!((metrics.len(), finding.unwrap().evidence["ncu"].as_str()), (0, "no device"));
+}
+
+#[tokio::test]
+async fn an_ncu_that_exits_0_and_leaves_nothing_is_a_failure() {
+    let error = profile(&host("exit 0")).await.unwrap_err();
+    assert_eq!(error.to_string(), "ncu exited with code 0 but left no run.ncu-rep");
+    let empty_pages = NCU.replace("echo '==PROF== page'; printf", "true");
+    let error = profile(&host(&empty_pages)).await.unwrap_err();
+    assert_eq!(error.to_string(), "ncu --import exited with code 0 but left no raw.csv");
+}
+
+#[tokio::test]
+async fn no_profiled_kernel_is_a_failure_although_ncu_exits_with_0() {
+    let nothing = NCU.replace("==PROF== Disconnected from process 7", "==WARNING== No kernels were profiled.");
+    let error = profile(&host(&nothing)).await.unwrap_err();
+    assert!(error.to_string().starts_with("ncu read no counters in decode_all: no kernel ran that was asked for; "), "{error}");
+    assert_eq!(error.ended().and_then(child::Ended::exit_code), Some(0));
+}
+
+#[tokio::test]
+async fn a_refused_counter_is_said_with_its_remedy() {
+    let refused = "echo '==ERROR== ERR_NVGPUCTRPERM - The user does not have permission'; exit 1";
+    let error = profile(&host(refused)).await.unwrap_err();
+    assert!(error.to_string().contains("may not read the GPU's performance counters; load the nvidia module with"), "{error}");
+    assert_eq!(error.ended().and_then(child::Ended::exit_code), Some(1));
+}
+
+#[tokio::test]
+async fn an_ncu_that_hangs_is_ended_at_its_deadline() {
+    let mut host = host("exec sleep 1000");
+    host.leash = Leash { grace: Duration::from_millis(10), ..host.leash.short(Duration::from_millis(100)) };
+    let error = profile(&host).await.unwrap_err();
+    assert_eq!(error.to_string(), "ncu ran past its deadline and was ended");
+}
+
+#[tokio::test]
+async fn without_ncu_there_are_no_counters() {
+    let error = profile(&Host::new(RUNNER, None)).await.unwrap_err();
+    assert!(matches!(error, CollectError::NotInstalled { tool: "ncu" }));
+}
+
+#[tokio::test]
+async fn products_are_logged_for_prefill_and_with_a_few_eager_steps() {
+    let host = Host::new(&format!("{RUNNER}; echo log > \"$CUBLAS_LOGDEST_DBG\"; [ $CUBLASLT_LOG_LEVEL = 5 ]"), None);
+    let request = RunnerRequest { max_new_tokens: 100, decode_graph: true, ..host.request() };
+    host.collector.gemm_log(&host.run(), &request, &settings().gemm_log, &host.leash).await.unwrap();
+    let handed = ["gemm_log/prefill", "gemm_log/all"].map(|pass| host.handed(pass));
+    assert_eq!(
+        handed.map(|it| (it.max_new_tokens, it.repeats, it.warmup, it.decode_graph)),
+        [(0, 1, 0, false), (4, 1, 0, false)]
+    );
+    assert!(host.run().join("gemm_log/all/cublas.log").is_file());
+    assert!(
+        fs::read_to_string(host.run().join("gemm_log/all/cmd.txt"))
+            .unwrap()
+            .starts_with("CUBLAS_LOGINFO_DBG=1 CUBLAS_LOGDEST_DBG=")
+    );
+}
+
+#[tokio::test]
+async fn a_runner_that_logs_no_product_is_a_failure() {
+    let host = Host::new(RUNNER, None);
+    let error = host.collector.gemm_log(&host.run(), &host.request(), &settings().gemm_log, &host.leash).await.unwrap_err();
+    assert_eq!(
+        error.to_string(),
+        r#"the model runner exited with code 0 but left no cublas.log: {"phase":"measure","done":1,"total":1}"#
+    );
+}

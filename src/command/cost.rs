@@ -1,0 +1,87 @@
+//! `llmprof cost`: what a model needs for given inputs, from its architecture alone.
+
+use std::{
+    io::Write,
+    path::{Path, PathBuf},
+};
+
+use anyhow::{Context as _, Result, anyhow};
+use clap::{Args, ValueEnum};
+use llmprof::{
+    artifact::inputs,
+    config::{self, Config},
+    report::cost::{Asked, model_cost},
+    run::Dtype,
+};
+
+/// Tell what a model needs: parameters, FLOPs, bytes moved, activations, keys and values
+///
+/// Counted per operator and stage, without running anything and without a GPU. The prompt's length comes from --inputs, from
+/// --prompt-tokens, or from both: then the images count, and the text is as long as said.
+#[derive(Debug, Args)]
+pub struct Options {
+    /// Name of a bundled model, or of one in the folder of models
+    #[arg(long, value_name = "NAME")]
+    model: String,
+    /// Manifest with a prompt and images, which lie in its folder
+    #[arg(long, value_name = "FILE")]
+    inputs: Option<PathBuf>,
+    /// Prompt positions, those of images included
+    #[arg(long, value_name = "N")]
+    prompt_tokens: Option<u64>,
+    /// Tokens made after prefill
+    #[arg(long, value_name = "N", default_value_t = 64)]
+    new_tokens: u64,
+    /// Number format: f32, f16 or bf16 [default: the model's own]
+    #[arg(long)]
+    dtype: Option<Dtype>,
+    /// Folder of models [default: the setting server.models]
+    #[arg(long, value_name = "DIR")]
+    models: Option<PathBuf>,
+    /// How it is printed
+    #[arg(long, value_enum, default_value_t = Format::Md)]
+    format: Format,
+}
+
+#[derive(Debug, Clone, Copy, ValueEnum)]
+enum Format {
+    Json,
+    Md,
+    Csv,
+}
+
+pub fn run(options: &Options) -> Result<()> {
+    let config = Config::load(None, std::env::vars())?;
+    let folder = options.models.as_deref().or(Some(config.server.models.as_path()));
+    let models = config::models(folder.filter(|folder| !folder.as_os_str().is_empty()))?;
+    let model = models.get(&options.model).ok_or_else(|| {
+        let names = models.keys().map(String::as_str);
+        let hint = config::nearest(&options.model, names.clone()).map(|near| format!("did you mean {near}?"));
+        let hint = hint.unwrap_or_else(|| format!("there are {}", names.collect::<Vec<_>>().join(", ")));
+        anyhow!("there is no model {}; {hint}", options.model)
+    })?;
+    let inputs = options.inputs.as_deref().map(read).transpose()?;
+    let name = options.inputs.as_ref().map(|path| path.display().to_string());
+    let images: Vec<(u32, u32)> = inputs.iter().flat_map(|it| &it.images).map(|it| (it.width, it.height)).collect();
+    let answer = model_cost(&Asked {
+        model,
+        inputs: name.as_deref(),
+        prompt: inputs.as_ref().map(|it| it.prompt.as_str()),
+        images: &images,
+        prompt_tokens: options.prompt_tokens,
+        new_tokens: options.new_tokens,
+        dtype: options.dtype,
+    })?;
+    let text = match options.format {
+        Format::Json => answer.json(),
+        Format::Md => answer.markdown(),
+        Format::Csv => answer.csv(),
+    };
+    Ok(std::io::stdout().write_all(text.as_bytes())?)
+}
+
+fn read(path: &Path) -> Result<inputs::Inputs> {
+    let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
+    let name = path.file_name().and_then(|name| name.to_str()).context("--inputs names no file")?;
+    inputs::read(folder, name).with_context(|| format!("cannot use {}", path.display()))
+}

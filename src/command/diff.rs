@@ -1,0 +1,50 @@
+//! `llmprof diff`: what changed from one saved run to another.
+
+use std::{
+    fs,
+    io::Write,
+    path::{Path, PathBuf},
+};
+
+use anyhow::{Context as _, Result};
+use clap::Args;
+use llmprof::{
+    artifact::layout,
+    report::diff::{Stored, run_diff, stored},
+};
+
+use super::Format;
+
+/// Compare two saved runs: whether they may be compared, then what changed by stage, operator and kernel
+///
+/// A and B are folders of runs, unpacked bundles, or files report.json. A change counts only beyond the noise that the repeats of both
+/// show; what changed most comes first.
+#[derive(Debug, Args)]
+pub struct Options {
+    /// The run before
+    a: PathBuf,
+    /// The run after
+    b: PathBuf,
+    /// What to print
+    #[arg(long, value_enum, default_value_t = Format::Md)]
+    format: Format,
+}
+
+pub fn run(options: &Options) -> Result<()> {
+    let diff = run_diff(&read(&options.a)?, &read(&options.b)?);
+    let text = match options.format {
+        Format::Md => diff.markdown(),
+        Format::Json => diff.json(),
+        Format::Html => diff.html(),
+    };
+    Ok(std::io::stdout().write_all(text.as_bytes())?)
+}
+
+fn read(path: &Path) -> Result<Stored> {
+    let report = if path.is_dir() { path.join(layout::REPORT_JSON) } else { path.to_owned() };
+    let text = fs::read(&report).with_context(|| format!("cannot read {}", report.display()))?;
+    // The table of all kernels lies beside the report of the run that it is of.
+    let beside = report.file_name().is_some_and(|name| name == layout::REPORT_JSON);
+    let kernels = beside.then(|| fs::read(report.with_file_name(layout::KERNELS_JSON)).ok()).flatten();
+    stored(&text, kernels.as_deref()).with_context(|| format!("cannot compare {}", report.display()))
+}

@@ -1,0 +1,108 @@
+//! Dense decoders: Llama, Mistral, Qwen2 and Qwen3.
+//!
+//! Knows those families alone.
+
+use super::{
+    super::{Decoder, ModelError, ModelSpec},
+    Family,
+    fields::Fields,
+};
+use crate::run::Dtype;
+
+/// Dense decoders that differ only in what [`Decoder`] can say.
+const MODEL_TYPES: &[&str] = &["llama", "mistral", "qwen2", "qwen3"];
+
+pub const FAMILY: Family = Family { knows, read };
+
+fn knows(root: &Fields) -> bool {
+    root.text("model_type").is_some_and(|kind| MODEL_TYPES.contains(&kind))
+}
+
+fn read(root: &Fields) -> Result<ModelSpec, ModelError> {
+    let kind = root.text("model_type").unwrap_or_default();
+    root.refuse_true(&["attention_bias", "mlp_bias", "use_sliding_window"])?;
+    if kind == "mistral" && root.number("sliding_window").is_some() {
+        return Err(ModelError::Unsupported("sliding_window".to_owned()));
+    }
+    // Neither is in the config: the published code of each family fixes it.
+    let decoder = Decoder { qkv_bias: kind == "qwen2", qk_norm: kind == "qwen3", ..root.decoder()? };
+    Ok(ModelSpec {
+        name: String::new(),
+        description: root.architecture(),
+        dtype: root.dtype(),
+        cpu_dtype: Dtype::F32,
+        weights: None,
+        decoder,
+        vision: None,
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::{
+        super::{PRESETS, RopeScaling},
+        *,
+    };
+
+    #[test]
+    fn a_dense_llama_has_its_grouped_heads_and_tied_head() -> anyhow::Result<()> {
+        let spec = parse_config(
+            "llama",
+            r#"{"model_type": "llama", "hidden_size": 2048, "intermediate_size": 8192, "num_hidden_layers": 16, "vocab_size": 128256,
+                "num_attention_heads": 32, "num_key_value_heads": 8, "max_position_embeddings": 8192, "rope_theta": 500000.0,
+                "rms_norm_eps": 1e-5, "tie_word_embeddings": true, "bos_token_id": 128000, "eos_token_id": [128001, 128008]}"#,
+        )?;
+        let decoder = spec.decoder;
+        assert_eq!((decoder.kv_heads, decoder.head_dim, decoder.eos_token), (8, 64, Some(128001)));
+        assert!(decoder.tied_embeddings && decoder.moe.is_none() && spec.vision.is_none());
+        Ok(())
+    }
+
+    #[test]
+    fn llama_3_2_is_read_with_its_stretched_positions() -> anyhow::Result<()> {
+        let config = r#"{"architectures": ["LlamaForCausalLM"], "attention_bias": false, "bos_token_id": 128000, "eos_token_id": 128001,
+            "head_dim": 64, "hidden_act": "silu", "hidden_size": 2048, "intermediate_size": 8192, "max_position_embeddings": 131072,
+            "mlp_bias": false, "model_type": "llama", "num_attention_heads": 32, "num_hidden_layers": 16, "num_key_value_heads": 8,
+            "rms_norm_eps": 1e-05, "rope_scaling": {"factor": 32.0, "high_freq_factor": 4.0, "low_freq_factor": 1.0,
+                "original_max_position_embeddings": 8192, "rope_type": "llama3"},
+            "rope_theta": 500000.0, "tie_word_embeddings": true, "torch_dtype": "bfloat16", "vocab_size": 128256}"#;
+        let decoder = parse_config("llama", config)?.decoder;
+        assert!(matches!(decoder.rope_scaling, Some(RopeScaling::Llama3 { factor: 32.0, .. })));
+        // As published: 1.24 billion.
+        assert_eq!(decoder.parameters(), 1_235_814_400);
+        let refused = parse_config("llama", &config.replace("\"factor\": 32.0", "\"factor\": 0.0")).expect_err("refused");
+        assert!(refused.to_string().contains("decoder.rope_scaling: factor is 0"), "{refused}");
+        Ok(())
+    }
+
+    #[test]
+    fn qwen3_is_what_the_preset_says() -> anyhow::Result<()> {
+        let (_, text) = PRESETS.iter().find(|(name, _)| *name == "qwen3-0.6b").expect("a preset");
+        let preset: ModelSpec = toml::from_str(text)?;
+        let read = parse_config(
+            "qwen3-0.6b",
+            r#"{"architectures": ["Qwen3ForCausalLM"], "attention_bias": false, "bos_token_id": 151643, "eos_token_id": 151645,
+                "head_dim": 128, "hidden_act": "silu", "hidden_size": 1024, "intermediate_size": 3072,
+                "max_position_embeddings": 40960, "max_window_layers": 28, "model_type": "qwen3", "num_attention_heads": 16,
+                "num_hidden_layers": 28, "num_key_value_heads": 8, "rms_norm_eps": 1e-06, "rope_scaling": null,
+                "rope_theta": 1000000, "sliding_window": null, "tie_word_embeddings": true, "torch_dtype": "bfloat16",
+                "use_sliding_window": false, "vocab_size": 151936}"#,
+        )?;
+        assert_eq!((read.decoder, read.dtype), (preset.decoder, preset.dtype));
+        Ok(())
+    }
+
+    #[test]
+    fn each_qwen_has_its_own_attention() -> anyhow::Result<()> {
+        let config = |kind: &str| {
+            format!(
+                r#"{{"model_type": "{kind}", "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "vocab_size": 300,
+                    "num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 128, "head_dim": 32}}"#
+            )
+        };
+        let (second, third) = (parse_config("q", &config("qwen2"))?.decoder, parse_config("q", &config("qwen3"))?.decoder);
+        assert_eq!((second.qkv_bias, second.qk_norm), (true, false));
+        assert_eq!((third.qkv_bias, third.qk_norm, third.head_dim), (false, true, 32));
+        Ok(())
+    }
+}

@@ -1,0 +1,120 @@
+//! Metrics of one launch by name, in base units: nanoseconds, bytes, hertz, percent, counts.
+//!
+//! A field that ncu left empty or marked `no data` is absent; one that is not a number is kept apart, because it is a failure.
+
+use std::collections::BTreeMap;
+
+/// Metrics of one launch.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub struct Metrics {
+    values: BTreeMap<String, f64>,
+    /// Names of metrics whose value is NaN or infinite.
+    pub not_a_number: Vec<String>,
+}
+
+impl Metrics {
+    /// Takes in a field as it was printed; a text that is no figure is left out.
+    pub fn take(&mut self, name: &str, unit: &str, text: &str) {
+        match figure(text) {
+            Some(value) if value.is_finite() => {
+                self.values.insert(name.to_owned(), value * scale(unit));
+            }
+            Some(_) => self.not_a_number.push(name.to_owned()),
+            None => {}
+        }
+    }
+
+    /// The first of these that was read.
+    pub fn any(&self, names: &[&str]) -> Option<f64> {
+        names.iter().find_map(|name| self.values.get(*name)).copied()
+    }
+
+    pub fn get(&self, name: &str) -> Option<f64> {
+        self.values.get(name).copied()
+    }
+
+    /// Metrics whose names begin and end so, each with what stands between.
+    pub fn between<'a>(&'a self, prefix: &'a str, suffix: &'a str) -> impl Iterator<Item = (&'a str, f64)> + 'a {
+        self.values
+            .range(prefix.to_owned()..)
+            .take_while(move |(name, _)| name.starts_with(prefix))
+            .filter_map(move |(name, value)| Some((name.strip_prefix(prefix)?.strip_suffix(suffix)?, *value)))
+    }
+}
+
+/// A figure as ncu prints it: digits grouped by commas, perhaps in exponents.
+fn figure(text: &str) -> Option<f64> {
+    let text = text.trim();
+    let lower = text.to_ascii_lowercase();
+    if matches!(lower.trim_start_matches(['-', '+']), "nan" | "inf" | "infinity" | "-nan(ind)" | "nan(ind)") {
+        return Some(f64::NAN);
+    }
+    if !text.starts_with(|c: char| c.is_ascii_digit() || matches!(c, '-' | '+' | '.')) {
+        return None;
+    }
+    text.replace(',', "").parse().ok()
+}
+
+/// What a figure in this unit is multiplied by to be in base units. A unit that is not known counts as a base unit.
+fn scale(unit: &str) -> f64 {
+    let (over, under) = unit.split_once('/').unwrap_or((unit, ""));
+    let under = match under {
+        "ns" | "nsecond" => 1e-9,
+        "us" | "usecond" => 1e-6,
+        "ms" | "msecond" => 1e-3,
+        _ => 1.0,
+    };
+    let over = match over {
+        "us" | "usecond" => 1e3,
+        "ms" | "msecond" => 1e6,
+        "s" | "second" => 1e9,
+        over => match (over.chars().next(), over.get(1..)) {
+            (Some('K' | 'k'), Some("byte" | "hz")) => 1e3,
+            (Some('M' | 'm'), Some("byte" | "hz")) => 1e6,
+            (Some('G' | 'g'), Some("byte" | "hz")) => 1e9,
+            (Some('T' | 't'), Some("byte" | "hz")) => 1e12,
+            _ => 1.0,
+        },
+    };
+    over / under
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn units_are_brought_to_their_base() {
+        for (unit, expected) in [
+            ("us", 1e3),
+            ("nsecond", 1.0),
+            ("s", 1e9),
+            ("Kbyte", 1e3),
+            ("Tbyte/s", 1e12),
+            ("byte/second", 1.0),
+            ("Ghz", 1e9),
+            ("cycle/nsecond", 1e9),
+            ("%", 1.0),
+            ("", 1.0),
+            ("register/thread", 1.0),
+            ("é", 1.0),
+        ] {
+            assert!((scale(unit) / expected - 1.0).abs() < 1e-12, "{unit}");
+        }
+    }
+
+    #[test]
+    fn grouped_digits_are_figures_and_missing_ones_are_absent() {
+        let mut metrics = Metrics::default();
+        for (name, text) in
+            [("a", "1,234.5"), ("b", "no data"), ("c", ""), ("d", "nan"), ("e", "-inf"), ("f", "1e3"), ("g", "PolicySpread")]
+        {
+            metrics.take(name, "", text);
+        }
+        assert_eq!(
+            (metrics.get("a"), metrics.get("b"), metrics.get("c"), metrics.get("f")),
+            (Some(1234.5), None, None, Some(1000.0))
+        );
+        assert_eq!(metrics.not_a_number, ["d", "e"]);
+    }
+}

@@ -1,0 +1,131 @@
+//! Pages of a real report, and pages that go wrong.
+
+use std::{collections::BTreeSet, io::Read};
+
+use proptest::prelude::*;
+
+use super::*;
+
+/// A capture that the fixtures hold, unpacked.
+fn capture(name: &str) -> String {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/captures").join(format!("{name}.zst"));
+    let mut text = String::new();
+    zstd::stream::read::Decoder::new(File::open(path).unwrap()).unwrap().read_to_string(&mut text).unwrap();
+    text
+}
+
+fn raw() -> CounterPage {
+    parse_page(&capture("hf-llama-decode.ncu-raw.csv"))
+}
+
+fn line(launch: &LaunchCounters) -> String {
+    let values = &launch.values;
+    let pct = |value: Option<f64>| value.map_or("-".into(), |value| format!("{value:.2}"));
+    let stalls: Vec<String> = values.stalls.iter().map(|it| format!("{} {:.2}", it.reason, it.warps_per_issue)).collect();
+    format!(
+        "{} {} {:?} {:?} regs {} {:.0} ns, sm {} mem {} dram {}, l1 {} l2 {}, occ {} of {}, tensor {}, {} B, {:.0} fp32, {}",
+        launch.id,
+        launch.kernel,
+        launch.grid,
+        launch.block,
+        values.registers.unwrap_or_default(),
+        values.duration_ns.unwrap_or_default(),
+        pct(values.sm_pct),
+        pct(values.memory_pct),
+        pct(values.dram_pct),
+        pct(values.l1_hit_pct),
+        pct(values.l2_hit_pct),
+        pct(values.achieved_occupancy_pct),
+        pct(values.theoretical_occupancy_pct),
+        pct(values.tensor_pct),
+        values.dram_bytes.unwrap_or_default().round(),
+        values.flops["fp32"],
+        stalls.join(", ")
+    )
+}
+
+#[test]
+fn a_real_raw_page_holds_sixty_launches_in_base_units() {
+    let page = raw();
+    assert_eq!((page.launches.len(), page.truncated, page.not_a_number.len(), page.messages.len()), (60, false, 0, 0));
+    insta::assert_snapshot!([0, 6, 7, 21, 37].map(|at| line(&page.launches[at])).join("\n"), @r"
+    0 reduce_kernel [1, 1, 1] [512, 1, 1] regs 32 3488 ns, sm 0.10 mem 1.55 dram 0.43, l1 0.00 l2 68.74, occ 23.11 of 100.00, tensor 0.00, 71169 B, 6625 fp32, short_scoreboard 3.72, long_scoreboard 3.14, wait 2.73
+    6 nvjet_sm90_tst_64x8_64x16_4x1_v_bz_TNT [4, 8, 1] [384, 1, 1] regs 168 6688 ns, sm 4.18 mem 26.28 dram 26.28, l1 0.00 l2 4.58, occ 13.98 of 18.75, tensor 1.03, 8409090 B, 0 fp32, long_scoreboard 4.87, wait 1.77, no_instruction 0.76
+    7 nvjet_sm90_tst_8x64_64x16_2x1_v_bz_TNN [2, 64, 1] [384, 1, 1] regs 168 13664 ns, sm 8.30 mem 15.26 dram 6.42, l1 0.00 l2 73.25, occ 14.25 of 18.75, tensor 2.01, 4218118 B, 0 fp32, long_scoreboard 16.30, wait 1.80, no_instruction 1.09
+    21 cudnn_generated_fort_native_sdpa_sm80_flash_fprop_wmma_f16_knob_35_16x128x128_1x4x1_cga1x1x1_kernel0_0 [4, 8, 1] [128, 1, 1] regs 183 6816 ns, sm 3.27 mem 6.52 dram 6.52, l1 0.72 l2 13.06, occ 5.97 of 12.50, tensor 0.95, 2136830 B, 911936 fp32, wait 0.86, short_scoreboard 0.78, barrier 0.49
+    37 nvjet_sm90_tst_64x8_64x16_4x1_v_bz_splitK_TNT [4, 24, 1] [384, 1, 1] regs 168 10048 ns, sm 8.14 mem 48.09 dram 48.09, l1 0.00 l2 4.50, occ 14.27 of 18.75, tensor 1.91, 23098111 B, 0 fp32, long_scoreboard 9.26, wait 1.77, no_instruction 0.96
+    ");
+    assert_eq!(page.launches.iter().map(|it| it.kernel.as_str()).collect::<BTreeSet<_>>().len(), 12);
+}
+
+#[test]
+fn the_details_page_says_the_same_as_the_raw_one_within_its_rounding() {
+    let (details, raw) = (parse_page(&capture("hf-llama-decode.ncu-details.csv")), raw());
+    assert_eq!(details.launches.len(), 60);
+    for (one, other) in details.launches.iter().zip(&raw.launches) {
+        assert_eq!((one.id, &one.full_name, one.grid, one.block), (other.id, &other.full_name, other.grid, other.block));
+        assert_eq!(one.values.registers, other.values.registers);
+        for (one, other) in [
+            (one.values.duration_ns, other.values.duration_ns),
+            (one.values.sm_pct, other.values.sm_pct),
+            (one.values.memory_pct, other.values.memory_pct),
+            (one.values.dram_pct, other.values.dram_pct),
+            (one.values.l2_hit_pct, other.values.l2_hit_pct),
+            (one.values.achieved_occupancy_pct, other.values.achieved_occupancy_pct),
+            (one.values.theoretical_occupancy_pct, other.values.theoretical_occupancy_pct),
+            (one.values.dram_bytes, other.values.dram_bytes),
+        ] {
+            let (one, other) = (one.unwrap(), other.unwrap());
+            assert!((one - other).abs() <= 0.0051_f64.max(other * 0.006), "{one} {other}");
+        }
+    }
+}
+
+#[test]
+fn intensity_is_known_where_no_tensor_core_worked() {
+    let page = raw();
+    let known = page.launches.iter().filter(|it| it.values.arithmetic_intensity().is_some());
+    assert!(known.count() > 40);
+    let matrix = page.launches.iter().filter(|it| it.kernel.starts_with("nvjet"));
+    assert!(matrix.clone().count() > 0 && matrix.clone().all(|it| it.values.arithmetic_intensity().is_none()));
+}
+
+#[test]
+fn every_way_to_hold_nothing_is_a_failure_with_the_tools_words() {
+    let wanted = ["gemm".to_owned()];
+    let failure = |text: &str| parse_page(text).failure(&wanted).unwrap();
+    assert_eq!(failure(""), "ncu's pages hold no kernel launch");
+    assert_eq!(
+        failure("==PROF== Connected\n==WARNING== No kernels were profiled.\n"),
+        "ncu's pages hold no kernel launch: ==WARNING== No kernels were profiled."
+    );
+    let head = "\"ID\",\"Kernel Name\",\"Block Size\",\"Grid Size\",\"gpu__time_duration.sum\"\n\"\",\"\",\"\",\"\",\"ns\"\n";
+    assert_eq!(
+        failure(&format!("{head}\"0\",\"gemm\",\"(1, 1, 1)\",\"(2, 1, 1)\",\"nan\"\n")),
+        "1 counters are not a number, the first is gemm: gpu__time_duration.sum"
+    );
+    assert_eq!(
+        failure(&format!("{head}\"0\",\"copy\",\"(1, 1, 1)\",\"(2, 1, 1)\",\"1,000\"\n")),
+        "ncu profiled none of the kernels that were asked for: gemm"
+    );
+    let good = parse_page(&format!("{head}\"0\",\"gemm\",\"(1, 1, 1)\",\"(2, 1, 1)\",\"1,000\"\n"));
+    assert_eq!((good.failure(&wanted), good.launches[0].values.duration_ns), (None, Some(1000.0)));
+    assert_eq!((good.launches[0].grid, good.launches[0].block), ([2, 1, 1], [1, 1, 1]));
+    let findings = good.findings("prefill", &["gemm".into(), "softmax".into()]);
+    assert_eq!(findings[0].message, "ncu profiled 1 of 2 kernels asked for in prefill");
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(48))]
+
+    /// Wherever a page is cut or overwritten, reading ends with no more launches than it had.
+    #[test]
+    fn a_damaged_page_gives_less_and_never_panics(cut in 0usize..375_133, damage in prop::collection::vec((0usize..375_133, any::<u8>()), 0..20)) {
+        let mut bytes = capture("hf-llama-decode.ncu-raw.csv").into_bytes();
+        for (at, byte) in damage {
+            bytes[at] = byte;
+        }
+        bytes.truncate(cut);
+        prop_assert!(parse_page(&String::from_utf8_lossy(&bytes)).launches.len() <= 61);
+    }
+}

@@ -1,0 +1,177 @@
+//! From metrics by name to what a launch's counters say. The only place that knows ncu's metric names.
+//!
+//! Formulas follow the tool's own roofline: a multiply-add is two operations, a packed half-precision one four.
+
+use std::collections::BTreeMap;
+
+use super::metrics::Metrics;
+use crate::trace::counter::{CounterValues, Stall};
+
+const DURATION: &[&str] = &["gpu__time_duration.sum", "gpu__time_duration.avg"];
+const SM: &str = "sm__throughput.avg.pct_of_peak_sustained_elapsed";
+const MEMORY: &str = "gpu__compute_memory_throughput.avg.pct_of_peak_sustained_elapsed";
+const DRAM: &[&str] =
+    &["gpu__dram_throughput.avg.pct_of_peak_sustained_elapsed", "dram__throughput.avg.pct_of_peak_sustained_elapsed"];
+const L1: &str = "l1tex__t_sector_hit_rate.pct";
+const L2: &str = "lts__t_sector_hit_rate.pct";
+const ACHIEVED: &str = "sm__warps_active.avg.pct_of_peak_sustained_active";
+const THEORETICAL: &str = "sm__maximum_warps_per_active_cycle_pct";
+const REGISTERS: &str = "launch__registers_per_thread";
+const DRAM_RATE: &str = "dram__bytes.sum.per_second";
+/// Cycles of matrix instructions alone; the pipe's own counter holds what shares it too.
+const TENSOR: (&str, &str) = ("sm__pipe_tensor_type_", "_cycles_active.avg.pct_of_peak_sustained_elapsed");
+const TENSOR_PIPE: &[&str] = &[
+    "sm__pipe_tensor_op_hmma_cycles_active.avg.pct_of_peak_sustained_elapsed",
+    "sm__pipe_tensor_cycles_active.avg.pct_of_peak_sustained_elapsed",
+];
+const TENSOR_OPS: (&str, &str) = ("sm__ops_path_tensor_src_", ".sum");
+const STALL: (&str, &str) = ("smsp__average_warps_issue_stalled_", "_per_issue_active.ratio");
+/// Not a wait: the warp that issues.
+const SELECTED: &str = "selected";
+const TOP_STALLS: usize = 3;
+
+/// Labels of the details page, by section, with the metrics that they show.
+const LABELS: &[(&str, &str, &str)] = &[
+    ("GPU Speed Of Light Throughput", "Duration", DURATION[0]),
+    ("GPU Speed Of Light Throughput", "Compute (SM) Throughput", SM),
+    ("GPU Speed Of Light Throughput", "Memory Throughput", MEMORY),
+    ("GPU Speed Of Light Throughput", "DRAM Throughput", DRAM[0]),
+    ("Memory Workload Analysis", "Memory Throughput", DRAM_RATE),
+    ("Memory Workload Analysis", "L1/TEX Hit Rate", L1),
+    ("Memory Workload Analysis", "L2 Hit Rate", L2),
+    ("Launch Statistics", "Registers Per Thread", REGISTERS),
+    ("Occupancy", "Theoretical Occupancy", THEORETICAL),
+    ("Occupancy", "Achieved Occupancy", ACHIEVED),
+];
+
+/// The metric that the details page shows under this label.
+pub fn labelled(section: &str, label: &str) -> Option<&'static str> {
+    LABELS.iter().find(|(of, name, _)| *of == section && *name == label).map(|(_, _, metric)| *metric)
+}
+
+/// Says whether a metric stands behind a value of ours.
+pub fn is_used(name: &str) -> bool {
+    LABELS.iter().any(|(_, _, metric)| *metric == name)
+        || DURATION.contains(&name)
+        || TENSOR_PIPE.contains(&name)
+        || [TENSOR, TENSOR_OPS, STALL].iter().any(|(from, to)| name.starts_with(from) && name.ends_with(to))
+        || matches!(name, "dram__bytes_read.sum" | "dram__bytes_write.sum" | "dram__bytes.sum")
+}
+
+/// What the metrics of one launch say.
+pub fn values(metrics: &Metrics) -> CounterValues {
+    let duration_ns = metrics.any(DURATION);
+    let seconds = duration_ns.map(|ns| ns / 1e9);
+    let tensor_pct = metrics.between(TENSOR.0, TENSOR.1).next().map(|(_, value)| value).or_else(|| metrics.any(TENSOR_PIPE));
+    let (flops, tensor_counted) = flops(metrics, seconds);
+    CounterValues {
+        registers: metrics.get(REGISTERS).map(|value| value as u32),
+        duration_ns,
+        sm_pct: metrics.get(SM),
+        memory_pct: metrics.get(MEMORY),
+        dram_pct: metrics.any(DRAM),
+        l1_hit_pct: metrics.get(L1),
+        l2_hit_pct: metrics.get(L2),
+        achieved_occupancy_pct: metrics.get(ACHIEVED),
+        theoretical_occupancy_pct: metrics.get(THEORETICAL),
+        tensor_pct,
+        dram_bytes: dram_bytes(metrics, seconds),
+        flops_complete: flops.contains_key("fp32") && (tensor_counted || tensor_pct == Some(0.0)),
+        flops,
+        stalls: stalls(metrics),
+    }
+}
+
+/// Counted bytes; else the rate times the duration.
+fn dram_bytes(metrics: &Metrics, seconds: Option<f64>) -> Option<f64> {
+    let both = metrics.get("dram__bytes_read.sum").zip(metrics.get("dram__bytes_write.sum"));
+    let counted = both.map(|(read, written)| read + written).or_else(|| metrics.get("dram__bytes.sum"));
+    counted.or_else(|| Some(metrics.get(DRAM_RATE)? * seconds?))
+}
+
+/// Operations by format, and whether the tensor cores' were counted.
+fn flops(metrics: &Metrics, seconds: Option<f64>) -> (BTreeMap<String, f64>, bool) {
+    let mut flops = BTreeMap::new();
+    // Additions and products, then multiply-adds, with what one instruction of a thread does.
+    for (format, letter, single, fused) in [("fp16", 'h', 2.0, 4.0), ("fp32", 'f', 1.0, 2.0), ("fp64", 'd', 1.0, 2.0)] {
+        let count = |op: &str| instructions(metrics, &format!("{letter}{op}"), seconds);
+        if let (Some(add), Some(mul), Some(fma)) = (count("add"), count("mul"), count("fma")) {
+            flops.insert(format.to_owned(), (add + mul) * single + fma * fused);
+        }
+    }
+    let ops: Vec<(&str, f64)> =
+        metrics.between(TENSOR_OPS.0, TENSOR_OPS.1).filter(|(name, _)| !name.starts_with("int")).collect();
+    for (name, value) in &ops {
+        let whole = name.trim_end_matches("_sparsity_off").trim_end_matches("_sparsity_on");
+        // Where the sum over both kinds of sparsity was counted, its parts would count twice.
+        if whole == *name || !ops.iter().any(|(other, _)| *other == whole) {
+            let format = whole.split("_dst_").next().unwrap_or(whole);
+            *flops.entry(format!("tensor_{format}")).or_default() += value;
+        }
+    }
+    (flops, !ops.is_empty())
+}
+
+/// Instructions of threads that were not predicated off: counted, or the rate per cycle times the cycles.
+fn instructions(metrics: &Metrics, op: &str, seconds: Option<f64>) -> Option<f64> {
+    let counted = metrics.get(&format!("sm__sass_thread_inst_executed_op_{op}_pred_on.sum"));
+    counted.or_else(|| {
+        let per_cycle = metrics.get(&format!("smsp__sass_thread_inst_executed_op_{op}_pred_on.sum.per_cycle_elapsed"))?;
+        Some(per_cycle * metrics.get("smsp__cycles_elapsed.avg.per_second")? * seconds?)
+    })
+}
+
+fn stalls(metrics: &Metrics) -> Vec<Stall> {
+    let all: Vec<(&str, f64)> = metrics.between(STALL.0, STALL.1).collect();
+    let sum: f64 = all.iter().map(|(_, warps)| warps).sum();
+    let mut stalls: Vec<Stall> = all
+        .into_iter()
+        .filter(|(reason, warps)| *reason != SELECTED && *warps > 0.0)
+        .map(|(reason, warps)| Stall { reason: reason.to_owned(), warps_per_issue: warps, share_pct: 100.0 * warps / sum })
+        .collect();
+    stalls.sort_by(|a, b| b.warps_per_issue.total_cmp(&a.warps_per_issue));
+    stalls.truncate(TOP_STALLS);
+    stalls
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn of(fields: &[(&str, &str, &str)]) -> CounterValues {
+        let mut metrics = Metrics::default();
+        fields.iter().for_each(|(name, unit, text)| metrics.take(name, unit, text));
+        values(&metrics)
+    }
+
+    #[test]
+    fn a_sum_over_sparsity_is_not_counted_beside_its_parts() {
+        let ops = "sm__ops_path_tensor_src_bf16_dst_fp32";
+        let (whole, off, on) = (format!("{ops}.sum"), format!("{ops}_sparsity_off.sum"), format!("{ops}_sparsity_on.sum"));
+        let both = of(&[(&whole, "", "100"), (&off, "", "90"), (&on, "", "10")]);
+        assert_eq!(both.flops["tensor_bf16"], 100.0);
+        assert_eq!(of(&[(&off, "", "90"), (&on, "", "10")]).flops["tensor_bf16"], 100.0);
+    }
+
+    #[test]
+    fn intensity_is_unknown_when_the_tensor_cores_worked_uncounted() {
+        let fp32 = ["fadd", "fmul", "ffma"].map(|op| format!("sm__sass_thread_inst_executed_op_{op}_pred_on.sum"));
+        let mut fields: Vec<(&str, &str, &str)> = fp32.iter().map(|name| (name.as_str(), "inst", "10")).collect();
+        fields.push(("dram__bytes.sum", "Kbyte", "0.02"));
+        fields.push((TENSOR_PIPE[0], "%", "0"));
+        assert_eq!(of(&fields).arithmetic_intensity(), Some(2.0)); // 10 + 10 + 2 x 10 operations over 20 bytes
+        fields.push((TENSOR_PIPE[0], "%", "12.5"));
+        assert_eq!((of(&fields).arithmetic_intensity(), of(&fields).flops["fp32"]), (None, 40.0));
+    }
+
+    #[test]
+    fn the_longest_stalls_come_first_and_the_issuing_warp_is_none() {
+        let name = |reason: &str| format!("{}{reason}{}", STALL.0, STALL.1);
+        let names = ["selected", "wait", "barrier", "long_scoreboard", "drain"].map(name);
+        let counts = ["1", "2", "0", "6", "1"];
+        let fields: Vec<_> = names.iter().zip(counts).map(|(name, warps)| (name.as_str(), "inst", warps)).collect();
+        let stalls = of(&fields).stalls;
+        let said: Vec<_> = stalls.iter().map(|it| (it.reason.as_str(), it.share_pct)).collect();
+        assert_eq!(said, [("long_scoreboard", 60.0), ("wait", 20.0), ("drain", 10.0)]);
+    }
+}

@@ -1,0 +1,111 @@
+//! What the traced pass shows: the GPU per stage, classes of kernels, CUDA calls and ranges summed.
+//!
+//! Arranges figures that analysis made; computes none.
+
+use crate::{
+    analyze::{Analysis, spans::Spans},
+    report::{
+        format::{UNKNOWN, bytes, count, known, ms, pct},
+        table::Table,
+    },
+};
+
+/// What the GPU did in each stage.
+pub fn stage_gpu(analysis: &Analysis) -> Table {
+    let columns = [
+        "Stage",
+        "#Instances",
+        "#Window ms",
+        "#Busy ms",
+        "#Busy",
+        "#Idle: host ms",
+        "#Idle: copy ms",
+        "#Idle: sync ms",
+        "#Idle: unknown ms",
+        "#Gaps",
+        "#Longest ms",
+        "#Launch-bound",
+        "Copies",
+    ];
+    let caption = "The GPU in the nsys pass, from each start of a stage to the end of the last thing that it launched. Idle: until the next \
+                   launching call began, the host was in a call that waits (sync), in one that copies (copy), or elsewhere (host); from \
+                   there on it waited for that launch. What was launched before the GPU fell idle waited for something unknown.";
+    let mut table = Table::new("stage-gpu", "GPU per stage", caption, &columns);
+    for it in &analysis.stage_gpu {
+        let copies: Vec<String> = it
+            .copies
+            .iter()
+            .map(|it| format!("{} {}: {}", count(it.calls), it.kind.replace('_', " "), bytes(it.bytes)))
+            .collect();
+        table.row([
+            it.stage.clone(),
+            count(it.instances),
+            ms(it.window_ms),
+            ms(it.busy_ms),
+            known(it.busy_pct, pct),
+            ms(it.idle_host_ms),
+            ms(it.idle_copy_ms),
+            ms(it.idle_sync_ms),
+            ms(it.idle_unknown_ms),
+            count(it.gaps),
+            ms(it.longest_gap_ms),
+            known(it.launch_bound_pct, pct),
+            if copies.is_empty() { UNKNOWN.into() } else { copies.join(", ") },
+        ]);
+    }
+    table
+}
+
+/// Kernel time by class.
+pub fn classes(analysis: &Analysis) -> Table {
+    let columns = ["Stage", "Class", "#Total ms", "#Calls", "#Share of stage"];
+    let caption = "Kernel time by what kernels do, as their names tell (conf/kernels.toml).";
+    let mut table = Table::new("kernel-classes", "Classes of kernels", caption, &columns);
+    for it in &analysis.kernels.classes {
+        let stage = if it.stage.is_empty() { UNKNOWN.into() } else { it.stage.clone() };
+        table.row([stage, it.class.clone(), ms(it.total_ms), count(it.calls), known(it.share_pct, pct)]);
+    }
+    if let Some(share) = analysis.kernels.classified_pct {
+        table.notes.push(format!("The class of {} of all kernel time is known.", pct(share)));
+    }
+    table
+}
+
+/// CUDA calls by name.
+pub fn api_calls(analysis: &Analysis) -> Table {
+    let columns = ["Call", "#Total ms", "#Calls", "#Mean ms", "#Median ms", "#Min ms", "#Max ms"];
+    let mut table = Table::new("api-calls", "CUDA calls", "Calls of the CUDA runtime and driver in the nsys pass.", &columns);
+    for it in &analysis.sums.calls {
+        table.row(std::iter::once(it.name.clone()).chain(spans(&it.ns)));
+    }
+    table
+}
+
+/// Ranges by domain and name.
+pub fn ranges(analysis: &Analysis) -> Table {
+    let columns = [
+        "Range",
+        "Domain",
+        "#Total ms",
+        "#Calls",
+        "#Mean ms",
+        "#Median ms",
+        "#Min ms",
+        "#Max ms",
+        "#On the GPU ms",
+        "#GPU operations",
+    ];
+    let caption = "Ranges of the nsys pass on the host; on the GPU, from the start of the first to the end of the last thing launched inside.";
+    let mut table = Table::new("ranges", "Ranges", caption, &columns);
+    for it in &analysis.sums.ranges {
+        let domain = if it.domain.is_empty() { UNKNOWN.to_owned() } else { it.domain.clone() };
+        let gpu = [known(it.projected_ns, |ns| ms(ns.total as f64 / 1e6)), count(it.gpu_ops)];
+        table.row([it.name.clone(), domain].into_iter().chain(spans(&it.ns)).chain(gpu));
+    }
+    table
+}
+
+fn spans(ns: &Spans) -> [String; 6] {
+    let shown = |ns: f64| ms(ns / 1e6);
+    [shown(ns.total as f64), count(ns.count), shown(ns.mean), shown(ns.median), shown(ns.min as f64), shown(ns.max as f64)]
+}

@@ -1,0 +1,116 @@
+//! The devices that runs are carried out on, as plain values: the CPU, a GPU, an instance of a GPU (MIG).
+//!
+//! A GPU is known by its UUID. Its index is a name for people: it changes with what is installed, and for a process also with what
+//! the process may see.
+
+use serde::{Deserialize, Serialize};
+use utoipa::ToSchema;
+
+pub const CPU: &str = "cpu";
+/// What a process calls the only GPU that it may see.
+pub const ONLY_GPU: &str = "cuda:0";
+
+/// A device that has a worker.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct Device {
+    /// `cpu`, `cuda:INDEX` in the order of nvidia-smi, or the UUID of an instance.
+    #[schema(example = "cuda:0")]
+    pub name: String,
+    /// What a process on it is confined to; `null` for the CPU, and for a GPU that the driver does not tell.
+    #[schema(example = "GPU-6c35a1a0-0c3b-4f6e-9f41-2f1f6f2b1a77")]
+    pub uuid: Option<String>,
+    /// As the driver calls it.
+    #[schema(example = "NVIDIA H200")]
+    pub product: Option<String>,
+    pub memory_bytes: Option<u64>,
+}
+
+impl Device {
+    /// The processor.
+    pub fn cpu() -> Self {
+        Self::unknown(CPU)
+    }
+
+    /// A device of which only the name is known.
+    pub fn unknown(name: &str) -> Self {
+        Self { name: name.to_owned(), uuid: None, product: None, memory_bytes: None }
+    }
+
+    pub fn is_cpu(&self) -> bool {
+        self.name == CPU
+    }
+
+    /// Every text that asks for this device and no other.
+    pub fn names(&self) -> Vec<&str> {
+        let uuid = self.uuid.as_deref().filter(|uuid| *uuid != self.name);
+        std::iter::once(self.name.as_str()).chain(uuid).collect()
+    }
+
+    /// Says whether a request for `asked` may be carried out here.
+    pub fn serves(&self, asked: &str) -> bool {
+        asked == "auto" || self.names().contains(&asked)
+    }
+
+    /// What a process on it, confined to it, calls it.
+    pub fn inside(&self) -> &str {
+        if self.uuid.is_some() { ONLY_GPU } else { &self.name }
+    }
+
+    /// The name of a worker on it; `unique` tells it from the device's workers before it.
+    pub fn worker(&self, unique: &str) -> String {
+        format!("{}:{unique}", self.name)
+    }
+
+    /// Says whether `worker` is the name of a worker on it.
+    pub fn has_worker(&self, worker: &str) -> bool {
+        worker.strip_prefix(&self.name).is_some_and(|rest| rest.starts_with(':'))
+    }
+}
+
+/// Says whether `asked` has the form of a device: `auto`, `cpu`, `cuda:INDEX`, or a UUID as the driver writes them.
+pub fn is_device(asked: &str) -> bool {
+    let index =
+        asked.strip_prefix("cuda:").is_some_and(|index| matches!(index.as_bytes(), [b'0'..=b'9'] | [b'1'..=b'9', b'0'..=b'9']));
+    let uuid = ["GPU-", "MIG-"].iter().find_map(|kind| asked.strip_prefix(kind)).is_some_and(is_uuid);
+    matches!(asked, "auto" | CPU) || index || uuid
+}
+
+/// Lower-case hexadecimal digits in groups of 8, 4, 4, 4 and 12.
+fn is_uuid(text: &str) -> bool {
+    let groups: Vec<&str> = text.split('-').collect();
+    let good = |group: &&str| group.bytes().all(|byte| matches!(byte, b'0'..=b'9' | b'a'..=b'f'));
+    groups.iter().map(|group| group.len()).eq([8, 4, 4, 4, 12]) && groups.iter().all(good)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn gpu(name: &str) -> Device {
+        Device { uuid: Some("GPU-1".into()), ..Device::unknown(name) }
+    }
+
+    #[test]
+    fn a_gpu_is_asked_for_by_index_and_by_uuid_and_named_cuda_0_inside() {
+        let gpu = gpu("cuda:3");
+        assert!(gpu.serves("auto") && gpu.serves("cuda:3") && gpu.serves("GPU-1") && !gpu.serves("cuda:0") && !gpu.serves("cpu"));
+        assert_eq!((gpu.inside(), Device::cpu().inside(), Device::unknown("cuda:3").inside()), ("cuda:0", "cpu", "cuda:3"));
+    }
+
+    #[test]
+    fn a_worker_belongs_to_one_device() {
+        assert!(gpu("cuda:1").has_worker(&gpu("cuda:1").worker("77:x")));
+        assert!(!gpu("cuda:1").has_worker(&gpu("cuda:10").worker("77:x")));
+    }
+
+    #[test]
+    fn a_device_has_one_of_five_forms() {
+        let uuid = "6c35a1a0-0c3b-4f6e-9f41-2f1f6f2b1a77";
+        for good in ["auto", "cpu", "cuda:0", "cuda:17", &format!("GPU-{uuid}"), &format!("MIG-{uuid}")] {
+            assert!(is_device(good), "{good}");
+        }
+        for bad in ["", "gpu", "cuda:", "cuda:01", "cuda:100", "GPU-1", uuid, &format!("GPU-{uuid}0"), "MIG-GPU-6c35a1a0/7/0"] {
+            assert!(!is_device(bad), "{bad}");
+        }
+    }
+}

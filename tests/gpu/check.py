@@ -1,0 +1,100 @@
+"""Reads what the runs of run.sh left, prints one table of stages and one of passes, and ends with 1 if a check did not hold.
+
+Looks at files and answers of the service only; measures nothing."""
+
+import datetime
+import json
+import pathlib
+import sys
+
+data, device = pathlib.Path(sys.argv[1]), sys.argv[2]
+on_gpu = device != "cpu"
+failures = []
+
+
+def check(run, holds, what):
+    if not holds:
+        failures.append(f"{run}: {what}")
+
+
+def load(path):
+    try:
+        return json.loads(path.read_text())
+    except (OSError, ValueError):
+        return None
+
+
+def seconds(step):
+    if not step["ended_at"]:
+        return None
+    begun, ended = (datetime.datetime.fromisoformat(step[key].replace("Z", "+00:00")) for key in ("started_at", "ended_at"))
+    return (ended - begun).total_seconds()
+
+
+def shown(value, digits=1):
+    return "-" if value is None else f"{value:.{digits}f}" if isinstance(value, float) else str(value)
+
+
+def table(head, rows):
+    widths = [max(len(str(row[at])) for row in [head, *rows]) for at in range(len(head))]
+    for row in [head, *rows]:
+        print("  ".join(str(cell).ljust(width) if at < 2 else str(cell).rjust(width) for at, (cell, width) in enumerate(zip(row, widths))))
+    print()
+
+
+stages, passes = [], []
+for line in (data / "submitted").read_text().splitlines():
+    name, run_id = line.split()
+    run, folder = load(data / f"{name}.run.json"), data / "runs" / run_id
+    report = load(folder / "report.json")
+    settings = run["spec"]["profiling"]
+    steps = {step["step"]: step for step in run["steps"]}
+    check(name, run["state"] == "succeeded" or (not on_gpu and run["state"] == "partial"), f"ended {run['state']}: {run['message']}")
+    for step in run["steps"]:
+        optional = not on_gpu and step["step"] == "nsys"
+        check(name, step["state"] == "succeeded" or optional, f"{step['step']} {step['state']}: {step['message']}")
+        passes.append([name, step["step"], step["state"], shown(seconds(step))])
+    for part in ("nsys", "ncu", "gemm_log"):
+        check(name, not on_gpu or not settings[part]["enabled"] or part in steps, f"the step {part} was not taken")
+    if report is None:
+        check(name, False, "there is no report.json")
+        continue
+    traced = steps.get("nsys", {}).get("state") == "succeeded"
+    check(name, not traced or report["outputs"]["traced_tokens_equal"] is True, "the traced pass made other tokens")
+    coverage = load(folder / "nsys/coverage.json") or {}
+    if on_gpu:
+        check(name, (coverage.get("pct") or 0) >= 99 or (name == "light" and coverage), f"coverage is {coverage.get('pct')}")
+    overhead = {row["stage"]: row for row in report["overhead"]}
+    power = {row["stage"]: row for row in (report["power"] or {}).get("stages", [])}
+    most = {"deep": 15, "light": 3, "second": 15}[name]
+    for row in report["stages"]:
+        stage = row["stage"]
+        cost = overhead.get(stage, {})
+        choice = load(folder / "ncu" / stage / "choice.json") or {}
+        counters = [it for it in report["counters"] if it["stage"] == stage]
+        kernels = sum(it.get("calls") or 0 for it in report["kernels_topk"] if it.get("stage") == stage) or None
+        totals = [it for it in report["stage_kernels"] if it.get("stage") == stage]
+        if totals:
+            kernels = totals[0].get("launches", totals[0].get("calls", kernels))
+        energy = power.get(stage, {}).get("energy_j")
+        if on_gpu:
+            check(name, energy is not None, f"{stage} has no energy")
+            check(name, not settings["ncu"]["enabled"] or counters, f"{stage} has no counters")
+            check(name, not traced or cost.get("overhead_pct") is not None, f"the overhead of {stage} is not known")
+            slow = stage == "decode_all" and (cost.get("overhead_pct") or 0) > most
+            check(name, not slow, f"tracing slowed {stage} by {shown(cost.get('overhead_pct'))} %, more than {most} %")
+        stages.append([
+            name, stage, shown(row["ms"]["mean"], 3), shown(cost.get("traced_ms"), 3), shown(cost.get("overhead_pct")),
+            shown(kernels), shown(coverage.get("pct")), shown(len({it["kernel_name"] for it in counters}) or None),
+            shown(choice.get("covered_pct")), shown(energy),
+        ])
+    whole = sum(filter(None, map(seconds, run["steps"])))
+    passes.append([name, "all", run["state"], shown(whole)])
+    check(name, not on_gpu or whole < 240, f"all passes took {whole:.0f} s, more than 4 minutes")
+
+table(["run", "stage", "plain ms", "traced ms", "overhead %", "kernels", "coverage %", "ncu kernels", "share %", "energy J"], stages)
+table(["run", "pass", "state", "wall s"], passes)
+for failure in failures:
+    print(f"FAILED {failure}")
+print("every check held" if not failures else f"{len(failures)} checks did not hold")
+sys.exit(bool(failures))

@@ -1,0 +1,44 @@
+"""Packs what run.sh's runs left into a folder, as fixtures for the parsers: at most 8 files, without names of host and paths.
+
+Texts are scrubbed; the bundle is not, and is left out when it is large."""
+
+import io
+import pathlib
+import re
+import shutil
+import socket
+import sys
+import tarfile
+
+data, out = map(pathlib.Path, sys.argv[1:])
+runs = dict(line.split() for line in (data / "submitted").read_text().splitlines())
+LARGEST_BUNDLE = 24 << 20
+KEPT = ["report.json", "env.json", "spec.json", "baseline/nvml.jsonl", "nsys/coverage.json", "nsys/events.jsonl"]
+PATTERNS = ["ncu/*/raw.csv", "ncu/*/details.csv", "ncu/*/choice.json", "gemm_log/*/*.log", "*/cmd.txt", "ncu/*/cmd.txt"]
+
+
+def scrub(raw):
+    text = raw.decode("utf-8", "replace").replace(str(data), "/data").replace(socket.gethostname(), "host-1")
+    return re.sub(r"\b(GPU|MIG)-[0-9a-f]{8}-", r"\1-00000000-", text).encode()
+
+
+with tarfile.open(out / "fixtures.tar.xz", "w:xz") as archive:
+    for name, run_id in runs.items():
+        folder = data / "runs" / run_id
+        for path in sorted({folder / kept for kept in KEPT} | {path for pattern in PATTERNS for path in folder.glob(pattern)}):
+            if path.is_file():
+                content = scrub(path.read_bytes())
+                member = tarfile.TarInfo(f"{name}/{path.relative_to(folder)}")
+                member.size = len(content)
+                archive.addfile(member, io.BytesIO(content))
+for name, run_id in runs.items():
+    report = data / "runs" / run_id / "report.json"
+    if report.is_file():
+        (out / f"{name}.report.json").write_bytes(scrub(report.read_bytes()))
+(out / "table.txt").write_bytes((data / "table.txt").read_bytes())
+(out / "service.log").write_bytes(scrub((data / "service.log").read_bytes()))
+bundle = data / "deep.tar.zst"
+if bundle.stat().st_size <= LARGEST_BUNDLE:
+    shutil.copyfile(bundle, out / "deep.tar.zst")
+for path in sorted(out.iterdir()):
+    print(f"{path.stat().st_size:>12}  {path}")

@@ -1,0 +1,75 @@
+#!/usr/bin/env bash
+# Profiles on a GPU host as a teammate would, and says whether every pass left what it must: run from the repository's root.
+#
+#   tests/gpu/run.sh [--bin DIR] [--out DIR] [--device auto|cpu] [--models LARGE,SECOND] [--tokens N] [--by-hand]
+#
+# Starts the service of DIR (default target/release) on loopback with a temporary data folder, submits deepseek-ocr deep and light
+# and qwen3-0.6b deep, follows each to its end, and prints one table. Exit code 0: every check held. With --out, fixtures are left
+# there in at most 8 files; with --by-hand the deep run is repeated by bench/by_hand.sh first. --device cpu tries the script where
+# there is no GPU: small models, and no check of what only a GPU has. Needs bash, curl and python3; compiles nothing.
+set -euo pipefail
+bin=target/release out='' device=auto tokens=64 by_hand='' models=''
+while [ $# -gt 0 ]; do
+  case $1 in
+    --bin) bin=$2; shift ;;
+    --out) out=$2; shift ;;
+    --device) device=$2; shift ;;
+    --models) models=$2; shift ;;
+    --tokens) tokens=$2; shift ;;
+    --by-hand) by_hand=1 ;;
+    *) sed -n '2,9p' "$0" >&2; exit 2 ;;
+  esac
+  shift
+done
+here=$(cd "$(dirname "$0")" && pwd)
+bin=$(cd "$bin" && pwd)
+for program in llmprof model-runner; do
+  [ -x "$bin/$program" ] || { echo "$bin/$program is no program: name the folder of the binaries by --bin" >&2; exit 2; }
+done
+
+data=$(mktemp -d) service=''
+trap 'kill "$service" 2>/dev/null; wait 2>/dev/null; rm -rf "$data"' EXIT
+[ "$device" != cpu ] || export LLMPROF__WORKER__DEVICES='["cpu"]'
+export LLMPROF__TOOLS__MODEL_RUNNER=${LLMPROF__TOOLS__MODEL_RUNNER:-$bin/model-runner}
+"$bin/llmprof" serve --listen 127.0.0.1:0 --data "$data" >"$data/service.out" 2>"$data/service.log" & service=$!
+base=''
+for _ in $(seq 300); do
+  base=$(sed -n 's/^listening on //p' "$data/service.out")
+  [ -z "$base" ] || ! curl -sf "$base/readyz" >/dev/null || break
+  kill -0 "$service" 2>/dev/null || { cat "$data/service.log" >&2; exit 1; }
+  sleep 0.1
+done
+curl -sf "$base/readyz" >/dev/null || { echo "the service did not become ready" >&2; cat "$data/service.log" >&2; exit 1; }
+
+# submit NAME MODEL MODE: queues one run, follows its events to the end, keeps its id.
+submit() {
+  local body id
+  body=$(printf '{"model": "%s", "mode": "%s", "device": "%s", "max_new_tokens": %d, "labels": ["%s"]}' "$2" "$3" "$device" "$tokens" "$1")
+  id=$(curl -sS -X POST "$base/runs" -H 'content-type: application/json' -d "$body" |
+    python3 -c 'import json, sys; answer = json.load(sys.stdin); print(answer.get("run_id") or sys.exit(answer["error"]["message"]))')
+  echo "$1: run $id" >&2
+  curl -sN --max-time 1900 "$base/runs/$id/events" >"$data/$1.events"
+  curl -sf "$base/runs/$id" >"$data/$1.run.json"
+  echo "$1 $id" >>"$data/submitted"
+}
+[ "$device" != cpu ] || models=${models:-deepseek-ocr-tiny,llama-tiny}
+models=${models:-deepseek-ocr,qwen3-0.6b}
+large=${models%,*} second=${models#*,}
+submit deep "$large" deep
+submit light "$large" light
+submit second "$second" deep
+
+held=0
+python3 "$here/check.py" "$data" "$device" | tee "$data/table.txt" || held=1
+if [ -n "$by_hand" ]; then
+  id=$(awk '$1 == "deep" {print $2}' "$data/submitted")
+  "$here/../../bench/by_hand.sh" --runner "$LLMPROF__TOOLS__MODEL_RUNNER" \
+    ${LLMPROF__TOOLS__NSYS:+--nsys "$LLMPROF__TOOLS__NSYS"} ${LLMPROF__TOOLS__NCU:+--ncu "$LLMPROF__TOOLS__NCU"} "$data/runs/$id" | tee -a "$data/table.txt" || held=1
+fi
+if [ -n "$out" ]; then
+  mkdir -p "$out"
+  id=$(awk '$1 == "deep" {print $2}' "$data/submitted")
+  curl -sf "$base/runs/$id/bundle" -o "$data/deep.tar.zst"
+  python3 "$here/collect.py" "$data" "$out"
+fi
+exit "$held"

@@ -1,0 +1,117 @@
+//! Two runs compared: by the command over saved reports, and by the service.
+
+use std::{fs, path::Path, process::Command};
+
+use anyhow::{Result, ensure};
+use llmprof::run::RunState;
+use serde_json::{Value, json};
+
+use crate::api::Api;
+
+fn golden(name: &str) -> Result<Value> {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/golden").join(name);
+    Ok(serde_json::from_str(&fs::read_to_string(path)?)?)
+}
+
+/// `llmprof diff` over two reports.
+fn diff(a: &Value, b: &Value, format: &str) -> Result<String> {
+    let folder = tempfile::tempdir()?;
+    for (name, report) in [("a", a), ("b", b)] {
+        fs::create_dir(folder.path().join(name))?;
+        fs::write(folder.path().join(name).join("report.json"), report.to_string())?;
+    }
+    let output = Command::new(env!("CARGO_BIN_EXE_llmprof"))
+        .args(["diff", "a", "b/report.json", "--format", format])
+        .current_dir(&folder)
+        .output()?;
+    ensure!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    Ok(String::from_utf8(output.stdout)?)
+}
+
+#[test]
+fn a_run_is_within_the_noise_of_itself() -> Result<()> {
+    let run = golden("gpu-report.json")?;
+    let diff: Value = serde_json::from_str(&diff(&run, &run, "json")?)?;
+    assert_eq!(diff["diff"]["comparable"], true);
+    for (part, verdict) in [("stages", "within_noise"), ("operators", "within_noise"), ("kernels", "unknown")] {
+        let changes = diff["diff"][part].as_array().unwrap();
+        assert!(!changes.is_empty() && changes.iter().all(|it| it["change_ms"] == 0.0 && it["verdict"] == verdict), "{part}");
+    }
+    Ok(())
+}
+
+#[test]
+fn a_slower_stage_is_told_first_in_every_form() -> Result<()> {
+    let run = golden("cpu-report.json")?;
+    let mut slow = run.clone();
+    let row = slow["stages"].as_array_mut().unwrap().iter_mut().find(|row| row["stage"] == "decode_all").unwrap();
+    row["ms"] = json!({ "mean": 1e4, "std": 1.0, "min": 9_999.0, "max": 10_001.0, "n": 3 });
+    let told: Value = serde_json::from_str(&diff(&run, &slow, "json")?)?;
+    let first = &told["diff"]["stages"][0];
+    assert_eq!((&first["name"], &first["verdict"]), (&json!("decode_all"), &json!("slower")));
+    for format in ["md", "html"] {
+        let text = diff(&run, &slow, format)?;
+        assert!(text.contains("slower") && text.contains("can be compared"), "{text}");
+    }
+    Ok(())
+}
+
+#[test]
+fn another_device_forbids_a_verdict_and_a_newer_report_is_refused() -> Result<()> {
+    let (cpu, gpu) = (golden("cpu-report.json")?, golden("gpu-report.json")?);
+    let told: Value = serde_json::from_str(&diff(&cpu, &gpu, "json")?)?;
+    assert_eq!(told["diff"]["comparable"], false);
+    let device = told["diff"]["checks"].as_array().unwrap().iter().find(|it| it["what"] == "device").unwrap();
+    assert_eq!((&device["same"], &device["forbids"]), (&json!(false), &json!(true)));
+    assert!(told["diff"]["stages"].as_array().unwrap().iter().all(|it| it["verdict"] == "not_comparable"));
+
+    let mut newer = cpu.clone();
+    newer["schema_version"] = json!(99);
+    let refused = diff(&cpu, &newer, "md").unwrap_err().to_string();
+    assert!(refused.contains("schema version 99"), "{refused}");
+    let refused = diff(&cpu, &json!({ "schema_version": 1 }), "md").unwrap_err().to_string();
+    assert!(refused.contains("no report of a run") && refused.trim().lines().count() == 1, "{refused}");
+    Ok(())
+}
+
+/// A run that ended with this report.
+async fn ended(api: &Api, report: &Value) -> String {
+    let id = api.submit(json!({})).await;
+    let run = api.start().await;
+    let mut report = report.clone();
+    report["run_id"] = json!(id);
+    let kernels = json!({ "schema_version": 1, "run_id": id, "stages": [], "kernels": report["kernels_topk"], "counters": [] });
+    let files = [("report.json", report.to_string()), ("kernels.json", kernels.to_string())];
+    let files: Vec<(&str, &str)> = files.iter().map(|(name, text)| (*name, text.as_str())).collect();
+    api.end(&run, RunState::Succeeded, &files).await;
+    id
+}
+
+#[tokio::test]
+async fn the_service_compares_two_runs_in_the_form_that_is_wanted() {
+    let (api, report) = (Api::new().await, golden("gpu-report.json").unwrap());
+    let (a, b) = (ended(&api, &report).await, ended(&api, &report).await);
+    let json = api.get(&format!("/runs/{a}/diff/{b}?format=json")).await.json();
+    assert_eq!((&json["a"], &json["b"], &json["diff"]["comparable"]), (&json!(a), &json!(b), &json!(true)));
+    assert!(!json["diff"]["kernels"].as_array().unwrap().is_empty());
+    assert!(api.get(&format!("/runs/{a}/diff/{b}")).await.text().starts_with("<!doctype html>"));
+    let markdown = api.ask(axum::http::Method::GET, &format!("/runs/{a}/diff/{b}"), &[("accept", "text/markdown")], "").await;
+    assert!(markdown.text().starts_with(&format!("# From run {a} to run {b}")), "{}", markdown.text());
+}
+
+#[tokio::test]
+async fn runs_that_cannot_be_compared_have_their_code() {
+    let api = Api::new().await;
+    let (good, bare) = (ended(&api, &golden("cpu-report.json").unwrap()).await, api.ended().await);
+    let waiting = api.submit(json!({})).await;
+    let unknown = "019a9f3e-6d1c-7c4e-9a51-3a8f0c2b7d10";
+    for (other, status, code) in [
+        (bare.as_str(), 409, "report_unavailable"),
+        (&waiting, 409, "run_not_finished"),
+        (unknown, 404, "run_not_found"),
+        ("7", 400, "invalid_parameter"),
+    ] {
+        assert_eq!(api.get(&format!("/runs/{good}/diff/{other}")).await.error(), (status, code.to_owned()), "{other}");
+    }
+    assert_eq!(api.get(&format!("/runs/{good}/diff/{good}?format=csv")).await.error(), (406, "not_acceptable".to_owned()));
+}
