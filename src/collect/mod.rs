@@ -138,9 +138,17 @@ impl Collector {
         let profile = nsys::profile(nsys, settings, request.device != "cpu", &stem, &runner);
         let (profile, exposed) = self.isolated(profile, dir, leash).await;
         let mut pass = folder.run("nsys profile", "nsys", &profile, leash).await?;
+        let (raw, mut tries) = (stem.with_extension("qdstrm"), 1);
+        while tries < nsys::TRIES && !report.exists() && !raw.exists() && folder.says("nsys", nsys::AGENT_LOST).is_some() {
+            tries += 1;
+            pass = folder.run("nsys profile", "nsys", &profile, leash).await?;
+        }
         pass.findings.extend(exposed);
+        if tries > 1 {
+            pass.findings.push(nsys::tried_again(tries));
+        }
         if !report.exists() {
-            pass.findings.push(self.import(nsys, &folder, &stem.with_extension("qdstrm"), &report, leash).await?);
+            pass.findings.push(self.import(nsys, &folder, &raw, &report, leash).await?);
         }
         folder.holds("run.nsys-rep", "nsys profile", "nsys")?;
         folder.run("nsys export", "nsys-export", &nsys::export(nsys, &report, &export), leash).await?;

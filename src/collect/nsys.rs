@@ -8,6 +8,7 @@ use std::path::{Path, PathBuf};
 use super::argv::Argv;
 use crate::{
     profiling::{CaptureRange, NsysSettings},
+    run::{Finding, Severity},
     trace::event::STAGE_DOMAIN,
 };
 
@@ -35,6 +36,18 @@ pub fn profile(nsys: &Path, settings: &NsysSettings, on_gpu: bool, stem: &Path, 
     argv = argv.args(["--wait=primary", "--stats=false", "--force-overwrite=true", "--output"]).arg(stem);
     argv = argv.arg(&target.program).args(&target.args);
     Argv { env: target.env.clone(), pass: target.pass.clone(), cwd: target.cwd.clone(), ..argv }
+}
+
+/// What nsys says, exiting with 0 and leaving nothing, when its own helper was gone before it was spoken to. It is a race inside of nsys, most
+/// often lost with programs that end at once, and says nothing of the program.
+pub const AGENT_LOST: &str = "Connection to the Agent lost";
+/// How often a profile is begun whose helper is gone each time.
+pub const TRIES: u32 = 3;
+
+/// What a person should know of a profile that was begun more than once.
+pub fn tried_again(tries: u32) -> Finding {
+    let message = "nsys lost its own helper process and was started again";
+    Finding::new("nsys_started_again", Severity::Info, message).with("times begun", tries).with("nsys", AGENT_LOST)
 }
 
 /// How a command gets a process tree of its own: as root, and as a user who may make namespaces.

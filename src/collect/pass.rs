@@ -224,9 +224,14 @@ impl<'a> Folder<'a> {
         CollectError::Empty { what: "nsys profile", file: layout::NSYS_REPORT.into(), last_words }
     }
 
+    /// The first line of a command's output that holds `words`.
+    pub fn says(&self, log: &str, words: &str) -> Option<String> {
+        self.output(log).into_iter().find(|line| line.contains(words))
+    }
+
     /// What nsys says where an import lost data although it exits with 0.
     pub fn import_errors(&self, log: &str) -> Option<Finding> {
-        let line = self.output(log).into_iter().find(|line| line.contains("non-fatal error"))?;
+        let line = self.says(log, "non-fatal error")?;
         let message = "nsys imported its data with errors: the timeline may lack most of what ran";
         let remedy =
             "use an nsys as new as the driver, and look at the kernels against their launches before trusting the timeline";

@@ -181,6 +181,33 @@ async fn an_nsys_that_exits_0_and_leaves_nothing_is_quoted() {
     assert_eq!(error.to_string(), "nsys profile exited with code 0 but left no nsys/run.nsys-rep: Importer error status: broken");
 }
 
+/// An nsys that loses its helper the first `times` times that it profiles.
+fn forgetful(times: u32) -> Host {
+    let lose = format!(
+        "if [ $1 = profile ]; then echo try >> \"${{0%/*}}/tries\"; if [ $(wc -l < \"${{0%/*}}/tries\") -le {times} ]; then \
+         echo 'Connection to the Agent lost.' >&2; exit 0; fi; fi\n{NSYS}"
+    );
+    Host::new(RUNNER, Some(&lose))
+}
+
+#[tokio::test]
+async fn an_nsys_that_lost_its_helper_is_begun_again_and_says_so() {
+    let pass = forgetful(2).timeline().await.unwrap();
+    let found: Vec<_> = pass.findings.iter().map(|it| (it.id.as_str(), it.evidence["times begun"].as_str())).collect();
+    assert_eq!(found, [("nsys_started_again", "3")]);
+}
+
+#[tokio::test]
+async fn an_nsys_that_loses_its_helper_each_time_fails_after_three() {
+    let host = forgetful(99);
+    let error = host.timeline().await.unwrap_err();
+    assert_eq!(
+        error.to_string(),
+        "nsys profile exited with code 0 but left no nsys/run.nsys-rep: Connection to the Agent lost."
+    );
+    assert_eq!(fs::read_to_string(host.dir.path().join("bin/tries")).unwrap().lines().count(), 3);
+}
+
 /// An nsys whose importer fails: raw data only. NVIDIA's layout, with the importer where nsys itself does not find it.
 fn unlinked(importer: &str) -> Host {
     let mut host = Host::new(
