@@ -5,7 +5,7 @@ mod command;
 use std::process::ExitCode;
 
 use clap::{CommandFactory, Parser, Subcommand};
-use command::{analyze, cost, diff, doctor, openapi, quickstart, serve};
+use command::{align, analyze, cost, diff, doctor, openapi, quickstart, serve};
 
 /// GPU profiling for LLM inference as a service.
 ///
@@ -27,6 +27,7 @@ enum Command {
     Serve(serve::Options),
     Quickstart(quickstart::Options),
     Analyze(analyze::Options),
+    Align(align::Options),
     Cost(cost::Options),
     Diff(diff::Options),
     Doctor(doctor::Options),
@@ -38,7 +39,17 @@ enum Command {
 }
 
 fn main() -> ExitCode {
-    let result = match Cli::parse().command {
+    let cli = Cli::try_parse().unwrap_or_else(|error| {
+        // `align` says by 2 that nothing could be decided, so bad arguments have a number of their own there.
+        let aligns = std::env::args_os().nth(1).is_some_and(|first| first == "align");
+        if aligns && error.use_stderr() {
+            _ = error.print();
+            std::process::exit(i32::from(align::BAD_INPUT));
+        }
+        error.exit()
+    });
+    let result = match cli.command {
+        Command::Align(options) => return align::run(&options),
         Command::Serve(options) => serve::run(options),
         Command::Quickstart(options) => quickstart::run(options),
         Command::Analyze(options) => analyze::run(&options),

@@ -71,7 +71,7 @@ pub fn coverage(trace: &NsysTrace, expected: &[&str]) -> Coverage {
     coverage
 }
 
-enum Kind {
+pub(super) enum Kind {
     Kernel,
     Graph,
     BeginCapture,
@@ -80,7 +80,7 @@ enum Kind {
 }
 
 /// What a call of the runtime or the driver does: `cudaLaunchKernelExC_v11060`, `cuGraphLaunch`.
-fn kind(name: &str) -> Kind {
+pub(super) fn kind(name: &str) -> Kind {
     let name = name.strip_prefix("cuda").or_else(|| name.strip_prefix("cu")).unwrap_or_default();
     match name {
         _ if name.starts_with("LaunchKernel") || name.starts_with("LaunchCooperativeKernel") => Kind::Kernel,

@@ -184,12 +184,16 @@ fn verdict(a: Option<Measured>, b: Option<Measured>, comparable: bool) -> Verdic
 
 /// `t · std / √n`: half of the 95 % interval of a mean over `n` values.
 fn half_interval(ms: &Spread) -> Option<f64> {
-    /// Two-sided 95 % quantiles of Student's t for 1 to 10 degrees of freedom.
-    const T: [f64; 10] = [12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228];
     let freedom = (ms.n as usize).checked_sub(1).filter(|it| *it > 0)?;
+    Some(t95(freedom) * ms.std? / f64::from(ms.n).sqrt())
+}
+
+/// Two-sided 95 % quantile of Student's t, or what is a little more; `freedom` from 1 on.
+pub(super) fn t95(freedom: usize) -> f64 {
+    /// For 1 to 10 degrees of freedom.
+    const T: [f64; 10] = [12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228];
     // Past the table an upper bound of its own range stands for all: an interval is never told too narrow.
-    let t = T.get(freedom - 1).copied().unwrap_or(if freedom < 30 { 2.201 } else { 2.042 });
-    Some(t * ms.std? / f64::from(ms.n).sqrt())
+    T.get(freedom.saturating_sub(1)).copied().unwrap_or(if freedom < 30 { 2.201 } else { 2.042 })
 }
 
 #[cfg(test)]

@@ -3,6 +3,7 @@
 //! Everything here is arithmetic on values: no files, no clock, no failure. What the trace does not hold is `None` and a
 //! [`Finding`], never guessed.
 
+pub mod align;
 pub mod choose;
 pub mod classes;
 pub mod cost;

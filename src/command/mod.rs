@@ -1,5 +1,6 @@
 //! The subcommands: options, and the pieces of the library that each puts together.
 
+pub mod align;
 pub mod analyze;
 pub mod cost;
 pub mod diff;

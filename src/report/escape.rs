@@ -32,13 +32,15 @@ pub fn engine() -> Environment<'static> {
     engine
 }
 
-const TEMPLATES: [(&str, &str); 12] = [
+const TEMPLATES: [(&str, &str); 14] = [
     ("macros.md", include_str!("templates/macros.md")),
     ("report.md", include_str!("templates/report.md")),
     ("stakeholder_summary.md", include_str!("templates/stakeholder_summary.md")),
     ("operators.md", include_str!("templates/operators.md")),
     ("gemms.md", include_str!("templates/gemms.md")),
     ("kernels.md", include_str!("templates/kernels.md")),
+    ("align.md", include_str!("templates/align.md")),
+    ("align.html", include_str!("templates/align.html")),
     ("diff.md", include_str!("templates/diff.md")),
     ("diff.html", include_str!("templates/diff.html")),
     ("cost.md", include_str!("templates/cost.md")),

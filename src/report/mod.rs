@@ -2,6 +2,7 @@
 //!
 //! Pure: from values to strings, with no file, clock or environment. Whatever comes from outside is escaped where it is shown.
 
+pub mod align;
 pub mod cost;
 pub mod diff;
 pub mod perfetto;

@@ -1,0 +1,125 @@
+//! An alignment as text: Markdown, HTML, JSON, and what a stored one said before.
+//!
+//! What passes is decided in [`crate::analyze::align`].
+
+use minijinja::{
+    context,
+    value::{Serde, Value},
+};
+use serde::Deserialize;
+
+use super::{
+    escape,
+    format::{UNKNOWN, count},
+    json,
+    table::Table,
+};
+use crate::analyze::align::{Alignment, Check, Row, Verdict};
+
+/// Places of the sequences shown to people.
+const PLACES: usize = 300;
+
+/// What a report said before: the whole, and each check.
+pub type Previous = (Verdict, Vec<(String, Verdict)>);
+
+/// Reads what the JSON of an alignment said.
+pub fn previous(text: &[u8]) -> Result<Previous, serde_json::Error> {
+    #[derive(Deserialize)]
+    struct Said {
+        id: String,
+        verdict: Verdict,
+    }
+    #[derive(Deserialize)]
+    struct Before {
+        verdict: Verdict,
+        checks: Vec<Said>,
+    }
+    let before: Before = serde_json::from_slice(text)?;
+    Ok((before.verdict, before.checks.into_iter().map(|it| (it.id, it.verdict)).collect()))
+}
+
+impl Alignment {
+    /// For programs.
+    pub fn json(&self) -> String {
+        json(self)
+    }
+
+    /// For people, as text.
+    pub fn markdown(&self) -> String {
+        self.render("align.md")
+    }
+
+    /// For people, as a page.
+    pub fn html(&self) -> String {
+        self.render("align.html")
+    }
+
+    fn render(&self, name: &str) -> String {
+        let engine = escape::engine();
+        let template = engine.get_template(name).expect("the template is embedded: a test renders it");
+        let checks: Vec<Value> = self.checks.iter().map(shown).collect();
+        let page = context! {
+            verdict => self.verdict.as_str(),
+            mock => &self.mock.name,
+            e2e => &self.e2e.name,
+            stage => self.stage.as_deref().unwrap_or("all but the warm-up"),
+            checks => checks,
+            tables => Value::from(Serde(self.tables())),
+        };
+        template.render(page).expect("the template asks only for what the page holds: a test renders it")
+    }
+
+    fn tables(&self) -> Vec<Table> {
+        let mut sides = Table::new("sides", "Isolation", "What was found of the operation.", &["What", "Mock", "End to end"]);
+        let (a, b) = (&self.mock, &self.e2e);
+        let per = |it: Option<f64>| it.map_or(UNKNOWN.to_owned(), |it| format!("{it:.2}"));
+        sides.row(["found by".into(), a.isolated_by.clone(), b.isolated_by.clone()]);
+        sides.row(["layers in forwards".into(), count(a.instances), count(b.instances)]);
+        sides.row(["left out, as warm-up or another stage".into(), count(a.left_out), count(b.left_out)]);
+        sides.row(["kernels".into(), count(a.kernels), count(b.kernels)]);
+        sides.row(["kernels per layer and forward".into(), per(a.kernels_per_instance), per(b.kernels_per_instance)]);
+        sides.row(["kernels that graphs replayed".into(), count(a.replayed_kernels), count(b.replayed_kernels)]);
+
+        let caption = "The usual sequence of each side, place by place.";
+        let mut sequence = Table::new("sequence", "Kernels side by side", caption, &["#Place", "Same", "Mock", "End to end"]);
+        for (at, place) in self.sequence.iter().enumerate() {
+            let same = if place.mock.is_some() && place.e2e.is_some() { "=" } else { "DIFFERS" };
+            let said = |it: &Option<String>| it.clone().unwrap_or_else(|| UNKNOWN.into());
+            sequence.row([(at + 1).to_string(), same.into(), said(&place.mock), said(&place.e2e)]);
+        }
+        let gap = "A side has no kernels of the operation.";
+        let sequence = sequence.or_gap(gap, "The checks above say why.").first(PLACES, "the others are in the JSON");
+
+        let columns = ["Pattern", "Reason", "Impact", "Expires", "Applies", "#Launches, mock", "#Launches, end to end"];
+        let mut waivers = Table::new("waivers", "Known differences", "Left out of names, counts, geometry and order; never of time.", &columns);
+        for it in &self.waivers {
+            let applies = if it.expired { "no: expired" } else { "yes" };
+            let met = [count(it.mock_launches), count(it.e2e_launches)];
+            let text = [it.pattern.clone(), it.reason.clone(), it.impact.clone(), it.expires.clone(), applies.into()];
+            waivers.row(text.into_iter().chain(met));
+        }
+        let mut tables = vec![sides, sequence, waivers.or_gap("None are told.", "Give a file of them where a difference is known and harmless.")];
+        if let Some(changes) = &self.changes {
+            let mut table = Table::new("changes", "Since the previous report", "Verdicts that changed.", &["What", "Before", "Now"]);
+            changes.iter().for_each(|it| table.row([it.what.clone(), it.mock.clone(), it.e2e.clone()]));
+            tables.push(table.or_gap("No verdict changed.", "Nothing needs doing."));
+        }
+        tables
+    }
+}
+
+fn shown(check: &Check) -> Value {
+    let mut rows = Table::new("rows", "Evidence", "", &["What", "Mock", "End to end", "Note"]);
+    for Row { what, mock, e2e, note } in &check.rows {
+        rows.row([what.clone(), mock.clone(), e2e.clone(), note.clone()]);
+    }
+    context! {
+        id => &check.id,
+        verdict => check.verdict.as_str(),
+        observed => &check.observed,
+        threshold => &check.threshold,
+        decisive => check.decisive,
+        advice => &check.advice,
+        rows => Value::from(Serde(rows)),
+    }
+}
