@@ -2,6 +2,7 @@
 
 #![expect(clippy::unwrap_used, reason = "a test that cannot go on fails, and says where")]
 
+mod align;
 mod api;
 mod architecture;
 mod artifacts;
