@@ -137,6 +137,7 @@ fn unknown_run(name: String) -> saved::SavedRun {
         repeats: 0,
         max_new_tokens: 0,
         decode_graph: false,
+        steady_ms: 0,
         ceilings: false,
         target: None,
         extracted: false,
