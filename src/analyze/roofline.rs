@@ -193,7 +193,8 @@ fn point(records: &[&CounterRecord]) -> RooflinePoint {
     let (replay_ns, dram_bytes) = (sum(&|it| it.values.duration_ns), sum(&|it| it.values.dram_bytes));
     let flops = sum(&|it| it.values.total_flops());
     let seconds = replay_ns.map(|ns| ns / 1e9);
-    let (sm_pct, memory_pct, dram_pct) = (busy(|it| it.values.sm_pct), busy(|it| it.values.memory_pct), busy(|it| it.values.dram_pct));
+    let (sm_pct, memory_pct, dram_pct) =
+        (busy(|it| it.values.sm_pct), busy(|it| it.values.memory_pct), busy(|it| it.values.dram_pct));
     RooflinePoint {
         stage: records[0].stage.clone(),
         kernel_name: records[0].kernel_name.clone(),
@@ -256,8 +257,10 @@ fn place(point: &mut RooflinePoint, limits: &Limits, findings: &mut Vec<Finding>
 }
 
 fn impossible(point: &RooflinePoint, dtype: &str, pct: f64) -> Finding {
-    let message =
-        format!("{} in {} would reach {pct:.1} % of the datasheet's {dtype} roof, which cannot be.", point.kernel_name, point.stage);
+    let message = format!(
+        "{} in {} would reach {pct:.1} % of the datasheet's {dtype} roof, which cannot be.",
+        point.kernel_name, point.stage
+    );
     Finding::new("roofline_impossible", Severity::Critical, message)
         .with("percent", format!("{pct:.1}"))
         .with("FLOP/B", format!("{:.2}", point.flops_per_byte.unwrap_or_default()))

@@ -261,8 +261,12 @@ fn sampled(sm_mhz: u32, memory_mhz: u32) -> PowerLog {
         max_sm_mhz: Some(1980),
         max_memory_mhz: Some(3200),
     };
-    let sample =
-        |at| PowerSample { t_ns: at * 10 * MS, sm_mhz: Some(sm_mhz), memory_mhz: Some(memory_mhz), ..PowerSample::default() };
+    let sample = |at: i64| PowerSample {
+        t_ns: at * 10 * MS,
+        sm_mhz: Some(sm_mhz),
+        memory_mhz: Some(memory_mhz),
+        ..PowerSample::default()
+    };
     PowerLog { device, samples: (0..=100).map(sample).collect(), end: None }
 }
 
@@ -295,7 +299,7 @@ fn a_peak_at_observed_clocks_is_scaled_by_them() {
         assert_eq!(rounded, [10.0, 20.0, 50.0, 100.0], "{}", row.scope);
         assert_eq!(row.sm_mhz, Some(1000.0));
     }
-    assert_eq!(mfu.rows.len(), 1, "one stage is no model");
+    assert_eq!(mfu.rows.len(), 2, "the stage, and the model that it is all of");
 }
 
 #[test]
@@ -313,7 +317,8 @@ fn more_than_the_peak_at_observed_clocks_is_refused() {
 
 #[test]
 fn an_operator_is_set_beside_the_ceilings_by_its_own_time() {
-    let analysis = of("range prefill 0..10 r0\nop a linear 0..4 prefill r0 4000000\nop b linear 4..5 prefill r0 9000000\nmatmul 4e9");
+    let analysis =
+        of("range prefill 0..10 r0\nop a linear 0..4 prefill r0 4000000\nop b linear 4..5 prefill r0 9000000\nmatmul 4e9");
     let told: Vec<_> = analysis.mfu.operators.iter().map(|it| (it.path.as_str(), it.self_ms, it.measured_pct)).collect();
     assert_eq!(told, [("a", 4.0, Some(25.0)), ("b", 1.0, None)], "b is faster than what was measured");
     assert!(ids(&analysis).contains(&"ceiling_surpassed") && !ids(&analysis).contains(&"mfu_impossible"));

@@ -86,7 +86,9 @@ pub fn roofline(analysis: &Analysis) -> String {
         let mut row = vec![Text(&it.stage), Text(&it.kernel_name), Count(Some(it.profiled)), Count(Some(it.geometries))];
         row.extend([it.timeline_total_ms, it.share_pct, it.replay_ns, it.flops].map(Figure));
         row.extend([Text(it.format.as_deref().unwrap_or_default()), Text(it.roof_dtype.as_deref().unwrap_or_default())]);
-        row.extend([it.dram_bytes, it.flops_per_byte, it.flops_per_s, it.bytes_per_s, it.datasheet_pct, it.measured_pct].map(Figure));
+        row.extend(
+            [it.dram_bytes, it.flops_per_byte, it.flops_per_s, it.bytes_per_s, it.datasheet_pct, it.measured_pct].map(Figure),
+        );
         row.extend([it.sm_pct, it.memory_pct, it.dram_pct, it.achieved_occupancy_pct].map(Figure));
         row.extend([Text(it.bound.map_or("", Bound::as_str)), Text(it.missing.as_deref().unwrap_or_default())]);
         row

@@ -165,7 +165,8 @@ fn roofline(analysis: &Analysis) -> String {
         measured: roof.source == "measured",
     };
     let lines: Vec<RoofLine> = roofline.roofs.iter().filter(|roof| used(&roof.dtype)).map(line).collect();
-    let description = format!("{} of {} profiled kernels; the table below tells each by its number.", dots.len(), roofline.points.len());
+    let description =
+        format!("{} of {} profiled kernels; the table below tells each by its number.", dots.len(), roofline.points.len());
     scatter("roofline-chart", "Kernels under the device's roofs", &description, &lines, &dots)
 }
 

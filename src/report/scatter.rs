@@ -72,7 +72,13 @@ pub fn scatter(id: &str, title: &str, description: &str, roofs: &[RoofLine], dot
     let mut svg = svg::open(id, title, description, (ABOVE + HEIGHT) as usize + BELOW);
     for value in across.decades() {
         let (x, bottom) = (x(value), ABOVE + HEIGHT);
-        let anchor = if x < 1.0 { "start" } else if x > 99.0 { "end" } else { "middle" };
+        let anchor = if x < 1.0 {
+            "start"
+        } else if x > 99.0 {
+            "end"
+        } else {
+            "middle"
+        };
         let _ = write!(
             svg,
             "<line class=\"grid\" x1=\"{x:.3}%\" x2=\"{x:.3}%\" y1=\"{ABOVE}\" y2=\"{bottom}\"/>\
@@ -147,7 +153,13 @@ fn draw_dots(svg: &mut String, dots: &[Dot], across: &Scale, up: &Scale) {
         let clear = |it: &(f64, f64)| taken.iter().all(|at| (at.0 - it.0).abs() > NEAR.0 / 2.0 || (at.1 - it.1).abs() > NEAR.1);
         let side = SIDES.into_iter().find(|side| clear(&place(*side))).unwrap_or(SIDES[0]);
         taken.push(place(side));
-        let anchor = if side.0 > 0.0 { "start" } else if side.0 < 0.0 { "end" } else { "middle" };
+        let anchor = if side.0 > 0.0 {
+            "start"
+        } else if side.0 < 0.0 {
+            "end"
+        } else {
+            "middle"
+        };
         let _ = write!(
             svg,
             "<text class=\"label\" x=\"{:.3}%\" y=\"{:.2}\" dx=\"{}\" text-anchor=\"{anchor}\" aria-hidden=\"true\">{}</text>",

@@ -64,12 +64,7 @@ pub fn analyze_with(dir: &Path, rules: StageRules, devices: &Devices) -> Result<
 
 /// Analyses an export of nsys that anybody took of any program, beside pages that ncu printed of it. The device is the one that all
 /// pages name.
-pub fn analyze_capture(
-    export: &Path,
-    pages: &[PathBuf],
-    rules: StageRules,
-    devices: &Devices,
-) -> Result<Analyzed, OfflineError> {
+pub fn analyze_capture(export: &Path, pages: &[PathBuf], rules: StageRules, devices: &Devices) -> Result<Analyzed, OfflineError> {
     let failed = |source| OfflineError::Capture { source };
     let mut nsys = nsys::read(export).map_err(failed)?;
     nsys.rules = rules;

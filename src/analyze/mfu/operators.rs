@@ -57,9 +57,8 @@ pub fn operator_mfu(operators: &Operators, limits: &Limits, on_cpu: bool, findin
     let mut rows: Vec<OperatorMfu> = operators.leaves().filter_map(|it| row(it, limits, on_cpu, findings)).collect();
     rows.sort_by(|a, b| b.self_ms.total_cmp(&a.self_ms));
     // What was measured is no bound of physics: better than it is told, as one finding, and no use of it is.
-    let over: Vec<(usize, f64)> = (0..rows.len())
-        .filter_map(|at| Some((at, rows[at].measured_pct.filter(|pct| *pct > 100.0 + TOLERANCE_PCT)?)))
-        .collect();
+    let over: Vec<(usize, f64)> =
+        (0..rows.len()).filter_map(|at| Some((at, rows[at].measured_pct.filter(|pct| *pct > 100.0 + TOLERANCE_PCT)?))).collect();
     if let Some((best, pct)) = over.iter().copied().max_by(|a, b| a.1.total_cmp(&b.1)) {
         findings.push(surpassed(&rows[best], pct, over.len()));
     }
@@ -68,7 +67,8 @@ pub fn operator_mfu(operators: &Operators, limits: &Limits, on_cpu: bool, findin
 }
 
 fn surpassed(best: &OperatorMfu, pct: f64, count: usize) -> Finding {
-    let message = format!("{} in {} did better than the matrix product that was measured, at {pct:.1} % of it.", best.path, best.stage);
+    let message =
+        format!("{} in {} did better than the matrix product that was measured, at {pct:.1} % of it.", best.path, best.stage);
     Finding::new("ceiling_surpassed", Severity::Info, message)
         .with("operators", count)
         .with("operator ms", format!("{:.3}", best.self_ms))

@@ -16,7 +16,8 @@ use crate::{
 fn told_of(trace: &NsysTrace) -> String {
     let mut regions = regions(trace, &Launches::of(trace), &[]);
     regions.sort_by(|a, b| (&a.domain, &a.name).cmp(&(&b.domain, &b.name)));
-    let line = |it: &Region| format!("{} x{}: {} kernels, {} ns", it.name, it.instances, it.kernels, (it.kernel_ms * 1e6).round());
+    let line =
+        |it: &Region| format!("{} x{}: {} kernels, {} ns", it.name, it.instances, it.kernels, (it.kernel_ms * 1e6).round());
     regions.iter().map(line).collect::<Vec<_>>().join("\n")
 }
 

@@ -55,7 +55,9 @@ pub fn roofline(analysis: &Analysis) -> Table {
         ));
     }
     if !roofline.points.is_empty() && roofline.roofs.is_empty() {
-        table.notes.push("No roof is known: the pages do not name a device of conf/devices.toml, and no ceiling was measured.".into());
+        table
+            .notes
+            .push("No roof is known: the pages do not name a device of conf/devices.toml, and no ceiling was measured.".into());
     }
     let mut reasons: Vec<&str> = roofline.points.iter().filter_map(|point| point.missing.as_deref()).collect();
     reasons.sort_unstable();
@@ -115,7 +117,9 @@ pub fn operator_mfu(analysis: &Analysis) -> Table {
         table.row(operator_cells(row));
     }
     if rows.iter().any(|row| row.clocked_pct.is_none()) {
-        table.notes.push("At clocks: not given where clocks were not sampled, or the clock of the datasheet's figure is unknown.".into());
+        table.notes.push(
+            "At clocks: not given where clocks were not sampled, or the clock of the datasheet's figure is unknown.".into(),
+        );
     }
     if rows.iter().any(|row| row.datasheet_bandwidth_pct.or(row.measured_bandwidth_pct).is_some_and(|pct| pct > 100.0)) {
         table.notes.push("Operand bytes above the bandwidth came from caches.".into());
