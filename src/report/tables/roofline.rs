@@ -109,7 +109,7 @@ pub fn operator_mfu(analysis: &Analysis) -> Table {
     let on_host = rows.iter().any(|row| row.time_of == "host");
     let time = if on_host { "own host time of the plain pass" } else { "own kernels of the traced pass" };
     let caption = format!(
-        "Operators, layers rolled up: FLOPs / (time × peak) and operand bytes / (time × bandwidth), where time is that of their {time}. \
+        "Operators, layers rolled up: FLOPs / (time × peak) and operand bytes / (time × bandwidth), where time is their {time}. \
          At clocks: of the datasheet's figure times observed over rated clock.",
     );
     let mut table = Table::new("operator-mfu", "MFU per operator", caption, &columns);
