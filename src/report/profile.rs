@@ -17,12 +17,14 @@ use crate::{
         gemms::GemmRecord,
         gpu::StageGpu,
         kernels::{ClassRecord, KernelRecord, StageKernels},
-        mfu::{Ceilings, MfuRecord},
+        mfu::{Ceilings, MfuRecord, OperatorMfu},
         operators::OperatorRecord,
         outputs::OutputCheck,
         overhead::OverheadRecord,
         power::Power,
+        regions::Region,
         repeats::OperatorRepeats,
+        roofline::Roofline,
         stages::{StageNote, StageTiming},
         stats::Spread,
         sums::{CallSum, RangeSum},
@@ -90,11 +92,20 @@ pub struct LLMProfileReport {
     /// What ncu read, by kernel and geometry, longest in the timeline first.
     #[serde(default)]
     pub counters: Vec<CounterRecord>,
+    /// Profiled kernels under the device's roofs.
+    #[serde(default)]
+    pub roofline: Roofline,
+    /// Named ranges of the traced pass with the kernels and counters inside, longest first.
+    #[serde(default)]
+    pub regions: Vec<Region>,
     /// Matrix products by stage and shape, most operations first.
     #[serde(default)]
     pub gemms: Vec<GemmRecord>,
     /// Utilisation per scope: each stage, and `model`.
     pub mfu: Vec<MfuRecord>,
+    /// Utilisation per operator, layers rolled up, longest first.
+    #[serde(default)]
+    pub operator_mfu: Vec<OperatorMfu>,
     pub ceilings: Option<Ceilings>,
     pub costs: Option<Cost>,
     pub experts: Vec<ExpertUse>,
@@ -222,8 +233,11 @@ pub fn profile(facts: &RunFacts, trace: &Trace, analysis: &Analysis) -> LLMProfi
         ranges: top(&analysis.sums.ranges),
         only_traced: analysis.only_traced,
         counters: top(&analysis.counters),
+        roofline: Roofline { points: top(&analysis.roofline.points), ..analysis.roofline.clone() },
+        regions: top(&analysis.regions),
         gemms: top(&analysis.gemms.records),
         mfu: analysis.mfu.rows.clone(),
+        operator_mfu: top(&analysis.mfu.operators),
         ceilings: analysis.mfu.ceilings.clone(),
         costs: analysis.cost.clone(),
         experts: analysis.experts.clone(),
