@@ -97,7 +97,8 @@ impl Export {
         Ok(())
     }
 
-    fn foreign(&self, what: &str) -> ParseError {
+    /// The error that the file is not what it should be.
+    pub fn foreign(&self, what: &str) -> ParseError {
         ParseError::Foreign { path: self.path.clone(), what: what.into() }
     }
 }
