@@ -61,6 +61,7 @@ fn record(text: &str) -> (Vec<String>, &str, bool) {
     let mut quoted = false;
     let mut chars = text.char_indices().peekable();
     while let Some((at, c)) = chars.next() {
+        let full = fields.len() > MAX_CELLS;
         let Some(field) = fields.last_mut() else { break };
         match c {
             '"' if quoted && chars.peek().is_some_and(|(_, next)| *next == '"') => {
@@ -69,7 +70,7 @@ fn record(text: &str) -> (Vec<String>, &str, bool) {
             }
             '"' => quoted = !quoted,
             // What is longer than any record is told by its length alone.
-            ',' if !quoted && fields.len() > MAX_CELLS => {}
+            ',' if !quoted && full => {}
             ',' if !quoted => fields.push(String::new()),
             '\n' if !quoted => return (fields, &text[at + 1..], true),
             '\r' if !quoted => {}
