@@ -99,8 +99,7 @@ fn capture_incomplete(analysis: &Analysis, trace: &Trace) -> Vec<Finding> {
     }
     if nsys.impossible_rows > 0 {
         let message = format!("{} rows of the capture end before they start or lie in no age of computers.", nsys.impossible_rows);
-        let finding = Finding::new("capture_times_impossible", Severity::Warning, message).with("left out", nsys.impossible_rows);
-        found.push(finding.advise("They were left out. Export the report again; if it stays so, take the capture again."));
+        found.push(Finding::new("capture_times_impossible", Severity::Warning, message).with("left out", nsys.impossible_rows));
     }
     if analysis.kernels.orphans > 0 {
         let kernels = nsys.kernels.len();

@@ -315,3 +315,16 @@ fn a_schema_that_means_harm_runs_nothing() {
         analysed(&made(dir.path(), &harm)).unwrap();
     }
 }
+
+#[test]
+fn a_complaint_about_a_broken_schema_is_one_short_line() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = made(dir.path(), &format!("create table LONG (a int, -- {}\n b int)", "x".repeat(2000)));
+    let bytes = fs::read(&path).unwrap();
+    let at = bytes.windows(3).position(|it| it == b"LON").unwrap() + 12;
+    let mut broken = bytes.clone();
+    broken[at] = b'`';
+    let error = parse::nsys::read(&write(dir.path(), "run.sqlite", &broken)).unwrap_err();
+    let said = llmprof::chain(&error);
+    assert!(said.contains("run.sqlite") && said.contains("malformed") && said.len() < 400 && said.lines().count() == 1, "{said}");
+}
