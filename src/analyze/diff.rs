@@ -216,7 +216,8 @@ fn reason(a: Option<Measured>, b: Option<Measured>, comparable: bool) -> String 
         (a, _) => return format!("run {} has none", if a.is_some() { "B" } else { "A" }),
     };
     let (Some(x), Some(y)) = (a.noise_ms, b.noise_ms) else {
-        let lacking: Vec<&str> = [("A", a), ("B", b)].iter().filter(|(_, it)| it.noise_ms.is_none()).map(|(name, _)| *name).collect();
+        let lacking: Vec<&str> =
+            [("A", a), ("B", b)].iter().filter(|(_, it)| it.noise_ms.is_none()).map(|(name, _)| *name).collect();
         return format!("measured once in {}: how much it varies is not known", lacking.join(" and "));
     };
     if !comparable {
@@ -291,7 +292,12 @@ mod tests {
         let measured = |ms, noise_ms, calls| Some(Measured { ms, noise_ms, calls });
         let steady = measured(1.0, Some(0.1), Some(4));
         let cases = [
-            (steady, measured(2.0, Some(0.1), Some(5)), true, "1.0000 ms apart, more than the noise of both (0.2000 ms); calls: 4 in A, 5 in B"),
+            (
+                steady,
+                measured(2.0, Some(0.1), Some(5)),
+                true,
+                "1.0000 ms apart, more than the noise of both (0.2000 ms); calls: 4 in A, 5 in B",
+            ),
             (steady, measured(1.1, Some(0.1), Some(4)), true, "0.1000 ms apart, no more than the noise of both (0.2000 ms)"),
             (steady, measured(1.1, None, None), true, "measured once in B: how much it varies is not known"),
             (steady, steady, false, "a difference of the runs forbids a verdict"),

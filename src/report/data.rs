@@ -153,7 +153,8 @@ impl DataTable {
         }
         // A record that is not known in one row and is in another: its fields are the columns.
         let parts = columns.clone();
-        columns.retain(|column| !parts.iter().any(|part| part.strip_prefix(column.as_str()).is_some_and(|it| it.starts_with('.'))));
+        columns
+            .retain(|column| !parts.iter().any(|part| part.strip_prefix(column.as_str()).is_some_and(|it| it.starts_with('.'))));
         let row = |fields: Vec<(String, &Value)>| {
             let mut fields: Map<String, Value> = fields.into_iter().map(|(column, value)| (column, value.clone())).collect();
             columns.iter().map(|column| fields.get_mut(column).map(Value::take).unwrap_or_default()).collect()
@@ -262,12 +263,15 @@ mod tests {
     fn a_record_inside_a_record_is_columns_and_one_that_is_not_known_is_empty() {
         let csv = table().csv();
         let rows: Vec<&str> = csv.lines().collect();
-        assert_eq!(rows, [
-            "stage,name,of.x,of.y,grid,ms",
-            "prefill,\"'=a,\"\"b\"\"\",,,\"[1,2]\",2.0",
-            "decode,c,1,,[],",
-            "decode,d,3,4,[],10"
-        ]);
+        assert_eq!(
+            rows,
+            [
+                "stage,name,of.x,of.y,grid,ms",
+                "prefill,\"'=a,\"\"b\"\"\",,,\"[1,2]\",2.0",
+                "decode,c,1,,[],",
+                "decode,d,3,4,[],10"
+            ]
+        );
     }
 
     #[test]

@@ -148,10 +148,7 @@ fn side(of: &Stored) -> Side {
     for it in of.kernels.as_ref().unwrap_or(&report.kernels_topk) {
         let stage = stages.get(&(it.stage.clone(), it.stage.clone()));
         let measured = Measured::over_calls(&it.launch_ns).at_least_as_noisy(stage);
-        kernels
-            .entry((it.stage.clone(), it.kernel_name.clone()))
-            .and_modify(|sum| *sum = sum.and(measured))
-            .or_insert(measured);
+        kernels.entry((it.stage.clone(), it.kernel_name.clone())).and_modify(|sum| *sum = sum.and(measured)).or_insert(measured);
     }
     Side { stages, operators: operators.collect(), kernels }
 }
@@ -209,7 +206,8 @@ impl RunDiff {
 }
 
 fn table(id: &'static str, title: &'static str, caption: &str, changes: &[Change]) -> Table {
-    let columns = ["Name", "Stage", "#A ms", "#± A", "#B ms", "#± B", "#Change ms", "#Change", "#Calls A", "#Calls B", "Verdict", "Why"];
+    let columns =
+        ["Name", "Stage", "#A ms", "#± A", "#B ms", "#± B", "#Change ms", "#Change", "#Calls A", "#Calls B", "Verdict", "Why"];
     let mut table = Table::new(id, title, caption, &columns);
     for it in changes {
         let time = |side: Option<Measured>| known(side, |side| ms(side.ms));

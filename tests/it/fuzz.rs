@@ -48,7 +48,8 @@ static EXPORT: LazyLock<Vec<u8>> = LazyLock::new(|| {
     let db = Connection::open(&path).unwrap();
     let tables = tables(&db);
     for table in tables.iter().filter(|name| !name.starts_with("META") && !name.starts_with("ENUM")) {
-        db.execute_batch(&format!("delete from \"{table}\" where rowid > (select min(rowid) + {KEPT} from \"{table}\")")).unwrap();
+        db.execute_batch(&format!("delete from \"{table}\" where rowid > (select min(rowid) + {KEPT} from \"{table}\")"))
+            .unwrap();
     }
     db.execute_batch("vacuum").unwrap();
     drop(db);
@@ -143,7 +144,8 @@ fn value() -> impl Strategy<Value = String> {
         Just("0.5".to_owned()),
         Just("zeroblob(1000000)".to_owned()),
         Just("printf('%.*c', 1000000, 'n')".to_owned()),
-        prop::sample::select(vec![i64::MIN, i64::MIN + 1, -1, 0, 1, 1 << 24, 1 << 31, 1 << 32, 1 << 61, i64::MAX]).prop_map(|n| n.to_string()),
+        prop::sample::select(vec![i64::MIN, i64::MIN + 1, -1, 0, 1, 1 << 24, 1 << 31, 1 << 32, 1 << 61, i64::MAX])
+            .prop_map(|n| n.to_string()),
         any::<i64>().prop_map(|n| n.to_string()),
     ]
 }
@@ -278,7 +280,8 @@ fn made(dir: &Path, sql: &str) -> PathBuf {
 #[test]
 fn times_that_cannot_be_are_left_out_and_told() {
     let dir = tempfile::tempdir().unwrap();
-    let kernel = |times: &str| format!("insert into CUPTI_ACTIVITY_KIND_KERNEL values ({times}, 0, 7, 1, 0, 1, 1, 32, 1, 1, 1, 1, 1, 1);");
+    let kernel =
+        |times: &str| format!("insert into CUPTI_ACTIVITY_KIND_KERNEL values ({times}, 0, 7, 1, 0, 1, 1, 32, 1, 1, 1, 1, 1, 1);");
     let rows = ["10, 20", "20, 10", "-9223372036854775808, 9223372036854775807", "5, 9223372036854775807"].map(kernel).concat();
     let path = made(dir.path(), &format!("insert into StringIds values (1, 'gemm'); {rows}"));
     let analyzed = offline::analyze_capture(&path, &[], StageRules::default()).unwrap();

@@ -20,3 +20,4 @@ mod runs;
 mod service;
 mod sums;
 mod tables;
+mod timeline;

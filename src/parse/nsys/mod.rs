@@ -87,7 +87,11 @@ fn others(export: &Export) -> std::result::Result<(NsysTrace, Names, Unnamed), P
     let (mut kernels, mut impossible) = (Kernels::default(), 0);
     export.each("CUPTI_ACTIVITY_KIND_KERNEL", include_str!("sql/kernels.sql"), |row| {
         let kernel = kernel(row, &mut names)?;
-        if possible(kernel.start_ns, kernel.end_ns) { kernels.push(kernel) } else { impossible += 1 }
+        if possible(kernel.start_ns, kernel.end_ns) {
+            kernels.push(kernel)
+        } else {
+            impossible += 1
+        }
         Ok(())
     })?;
     trace.kernels = kernels;
@@ -101,7 +105,11 @@ fn others(export: &Export) -> std::result::Result<(NsysTrace, Names, Unnamed), P
     let mut calls = ApiCalls::default();
     export.each("OSRT_API", include_str!("sql/os_calls.sql"), |row| {
         let call = call(row, &mut names)?;
-        if possible(call.start_ns, call.end_ns) { calls.push(call) } else { impossible += 1 }
+        if possible(call.start_ns, call.end_ns) {
+            calls.push(call)
+        } else {
+            impossible += 1
+        }
         Ok(())
     })?;
     trace.os_calls = calls;
@@ -123,7 +131,11 @@ fn cuda_calls(path: &Path) -> std::result::Result<(ApiCalls, Names, u64), ParseE
     let (mut calls, mut names, mut impossible) = (ApiCalls::default(), Names::default(), 0);
     export.each("CUPTI_ACTIVITY_KIND_RUNTIME", include_str!("sql/cuda_calls.sql"), |row| {
         let call = call(row, &mut names)?;
-        if possible(call.start_ns, call.end_ns) { calls.push(call) } else { impossible += 1 }
+        if possible(call.start_ns, call.end_ns) {
+            calls.push(call)
+        } else {
+            impossible += 1
+        }
         Ok(())
     })?;
     Ok((calls, names, impossible))
