@@ -71,6 +71,8 @@ pub const GEMMS_MD: &str = "gemms.md";
 pub const GEMMS_CSV: &str = "gemms.csv";
 pub const GEMMS_JSON: &str = "gemms.json";
 pub const STAGES_JSON: &str = "stages.json";
+/// Every table of the analysis, whole, a line each.
+pub const TABLES: &str = "tables.jsonl";
 /// Energy, power and clocks per stage; only where a GPU was sampled.
 pub const POWER_JSON: &str = "power.json";
 pub const POWER_CSV: &str = "power.csv";
@@ -109,7 +111,7 @@ pub fn step_of(path: &str) -> Option<Step> {
         REPORT_MD | REPORT_HTML | REPORT_JSON | SUMMARY_MD | OPERATORS_MD | KERNELS_MD | STAGES_JSON | POWER_JSON | POWER_CSV => {
             Some(Step::Report)
         }
-        TIMELINE | ROOFLINE_CSV | MFU_CSV | REGIONS_CSV => Some(Step::Report),
+        TIMELINE | TABLES | ROOFLINE_CSV | MFU_CSV | REGIONS_CSV => Some(Step::Report),
         _ => None,
     }
 }

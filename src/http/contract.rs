@@ -53,6 +53,16 @@ fn errors(operation: &str) -> &'static [ErrorCode] {
         "get_artifact" => &[E::InvalidParameter, E::RunNotFound, E::ArtifactNotFound, E::RouteNotFound, E::RangeNotSatisfiable],
         "get_bundle" => &[E::InvalidParameter, E::RunNotFound, E::RunNotFinished],
         "get_report" => &[E::InvalidParameter, E::RunNotFound, E::NotAcceptable, E::RunNotFinished, E::ReportUnavailable],
+        "list_tables" => &[E::InvalidParameter, E::RunNotFound, E::RunNotFinished, E::ReportUnavailable],
+        "get_table" => &[
+            E::InvalidParameter,
+            E::RunNotFound,
+            E::TableNotFound,
+            E::RouteNotFound,
+            E::NotAcceptable,
+            E::RunNotFinished,
+            E::ReportUnavailable,
+        ],
         "diff_runs" => &[E::InvalidParameter, E::RunNotFound, E::NotAcceptable, E::RunNotFinished, E::ReportUnavailable],
         "get_cost" => &[
             E::InvalidParameter,

@@ -59,6 +59,7 @@ codes! {
     RouteNotFound = "route_not_found", NOT_FOUND, "there is no /run; the API is explained at /docs";
     RunNotFound = "run_not_found", NOT_FOUND, "there is no run 019a9f3e-6d1c-7c4e-9a51-3a8f0c2b7d10";
     ArtifactNotFound = "artifact_not_found", NOT_FOUND, "the run left no report.pdf";
+    TableNotFound = "table_not_found", NOT_FOUND, "the run has no table kernel; they are listed at /runs/{id}/tables";
     ModelNotFound = "model_not_found", NOT_FOUND, "there is no model deepseek-ocr-tin; did you mean deepseek-ocr-tiny?";
     DeviceNotFound = "device_not_found", NOT_FOUND, "no worker has the device cuda:7; there is cpu";
     InputsNotFound = "inputs_not_found", NOT_FOUND, "there is no pages.yaml in the inputs folder";

@@ -18,7 +18,11 @@ use crate::{
     },
     config,
     profiling::Profiling,
-    report::{self, cost::Asked},
+    report::{
+        self,
+        cost::Asked,
+        data::{self, DataTable, Selection, TableList},
+    },
     run::{ArtifactRecord, Finding, Mode, RunId, RunSpec, RunState, Severity, Step, StepRecord, StepState},
     trace::checkup::{Check, Checkup},
 };
@@ -68,6 +72,9 @@ pub fn response(operation: &str, status: &str, kind: &str) -> Value {
         ("get_report", _, "application/json") => report(),
         ("get_report", _, "text/html") => json!("<!doctype html>\n<html lang=\"en\">...</html>\n"),
         ("get_report", ..) => json!("# deepseek-ocr-tiny\n\n## Environment\n..."),
+        ("list_tables", ..) => tables().map_or(Value::Null, |(heads, _)| json!(heads)),
+        ("get_table", _, "application/json") => tables().map_or(Value::Null, |(_, table)| json!(table.json(id()))),
+        ("get_table", ..) => tables().map_or(Value::Null, |(_, table)| json!(table.csv())),
         ("diff_runs", _, "application/json") => diff(),
         ("diff_runs", _, "text/html") => json!("<!doctype html>\n<html lang=\"en\">...</html>\n"),
         ("diff_runs", ..) => json!("# From run 019a9f3e-6d1c-7c4e-9a51-3a8f0c2b7d10 to run ...\n"),
@@ -154,6 +161,16 @@ fn diff() -> Value {
     let mut diff = json!(report::diff::run_diff(&run, &run));
     cut(&mut diff);
     diff
+}
+
+/// The first tables of a real report, and one of them cut to its first record.
+fn tables() -> Option<(TableList, DataTable)> {
+    let report = serde_json::from_str(include_str!("../../tests/golden/gpu-report.json")).ok()?;
+    let stored = data::lines(&report);
+    let tables = data::heads(stored.as_bytes()).ok()?.into_iter().take(3).collect();
+    let first = Selection { limit: Some(1), ..Selection::default() };
+    let table = data::find(stored.as_bytes(), "stage_kernels").ok()??.select(&first).ok()?;
+    Some((TableList { run_id: id(), tables }, table))
 }
 
 /// The cost of a bundled model, each list cut to its first record.

@@ -19,6 +19,7 @@ mod report;
 mod request;
 mod runs;
 mod submit;
+mod tables;
 
 use std::{path::PathBuf, sync::Arc};
 
@@ -80,6 +81,8 @@ fn routes() -> OpenApiRouter<App> {
         .routes(routes!(artifacts::download))
         .routes(routes!(artifacts::bundle))
         .routes(routes!(report::report))
+        .routes(routes!(tables::list))
+        .routes(routes!(tables::table))
         .routes(routes!(diff::diff))
         .routes(routes!(models::models))
         .routes(routes!(profiling::profiling))

@@ -203,7 +203,7 @@ fn cell(cell: &Cell) -> String {
 }
 
 /// A text as one field on one line. What a spreadsheet would run as a formula begins with a quote, which it takes for text.
-fn quoted(text: &str) -> String {
+pub fn quoted(text: &str) -> String {
     let mut text: String = text.trim().chars().map(|c| if c.is_control() { ' ' } else { c }).collect();
     if text.starts_with(['=', '+', '-', '@']) {
         text.insert(0, '\'');

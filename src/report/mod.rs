@@ -3,6 +3,7 @@
 //! Pure: from values to strings, with no file, clock or environment. Whatever comes from outside is escaped where it is shown.
 
 pub mod cost;
+pub mod data;
 pub mod diff;
 pub mod perfetto;
 pub mod profile;
@@ -77,6 +78,7 @@ pub fn render(facts: &RunFacts, trace: &Trace, analysis: &Analysis) -> Vec<(&'st
         (layout::GEMMS_CSV, csv::gemms(analysis)),
         (layout::GEMMS_JSON, json(&profile::gemms_file(facts, analysis))),
         (layout::STAGES_JSON, json(&profile::stages_file(facts, analysis))),
+        (layout::TABLES, data::lines(&profile::whole(facts, trace, analysis))),
     ];
     if let Some(power) = &analysis.power {
         files.extend([(layout::POWER_JSON, json(power)), (layout::POWER_CSV, tables::power_csv(power))]);

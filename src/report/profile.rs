@@ -204,8 +204,17 @@ pub struct GemmsFile {
     pub gemms: Vec<GemmRecord>,
 }
 
-/// Gathers the report of one run.
+/// Gathers the report of one run, long lists cut.
 pub fn profile(facts: &RunFacts, trace: &Trace, analysis: &Analysis) -> LLMProfileReport {
+    gather(facts, trace, analysis, TOP)
+}
+
+/// Gathers the report of one run with its lists whole.
+pub fn whole(facts: &RunFacts, trace: &Trace, analysis: &Analysis) -> LLMProfileReport {
+    gather(facts, trace, analysis, usize::MAX)
+}
+
+fn gather(facts: &RunFacts, trace: &Trace, analysis: &Analysis, limit: usize) -> LLMProfileReport {
     let kernels: Vec<KernelRecord> = analysis.kernels.measured().cloned().collect();
     LLMProfileReport {
         schema_version: SCHEMA_VERSION,
@@ -218,26 +227,26 @@ pub fn profile(facts: &RunFacts, trace: &Trace, analysis: &Analysis) -> LLMProfi
         aggregates: aggregates(analysis),
         stages: analysis.stages.rows.clone(),
         stage_notes: analysis.stages.notes.clone(),
-        operators: top(&analysis.operators.rolled),
+        operators: top(&analysis.operators.rolled, limit),
         operators_total: analysis.operators.rolled.len() as u64,
-        operators_by_path: top(&analysis.operators.by_path),
+        operators_by_path: top(&analysis.operators.by_path, limit),
         operators_by_path_total: analysis.operators.by_path.len() as u64,
-        operator_repeats: top(&analysis.operator_repeats),
-        kernels_topk: top(&kernels),
+        operator_repeats: top(&analysis.operator_repeats, limit),
+        kernels_topk: top(&kernels, limit),
         kernels_total: kernels.len() as u64,
         stage_kernels: analysis.kernels.stages.clone(),
         stage_gpu: analysis.stage_gpu.clone(),
         kernel_classes: analysis.kernels.classes.clone(),
         classified_pct: analysis.kernels.classified_pct,
-        api_calls: top(&analysis.sums.calls),
-        ranges: top(&analysis.sums.ranges),
+        api_calls: top(&analysis.sums.calls, limit),
+        ranges: top(&analysis.sums.ranges, limit),
         only_traced: analysis.only_traced,
-        counters: top(&analysis.counters),
-        roofline: Roofline { points: top(&analysis.roofline.points), ..analysis.roofline.clone() },
-        regions: top(&analysis.regions),
-        gemms: top(&analysis.gemms.records),
+        counters: top(&analysis.counters, limit),
+        roofline: Roofline { points: top(&analysis.roofline.points, limit), ..analysis.roofline.clone() },
+        regions: top(&analysis.regions, limit),
+        gemms: top(&analysis.gemms.records, limit),
         mfu: analysis.mfu.rows.clone(),
-        operator_mfu: top(&analysis.mfu.operators),
+        operator_mfu: top(&analysis.mfu.operators, limit),
         ceilings: analysis.mfu.ceilings.clone(),
         costs: analysis.cost.clone(),
         experts: analysis.experts.clone(),
@@ -313,6 +322,6 @@ fn aggregates(analysis: &Analysis) -> Aggregates {
     }
 }
 
-fn top<T: Clone>(records: &[T]) -> Vec<T> {
-    records.iter().take(TOP).cloned().collect()
+fn top<T: Clone>(records: &[T], limit: usize) -> Vec<T> {
+    records.iter().take(limit).cloned().collect()
 }

@@ -106,6 +106,16 @@ pub const RULES: &[Rule] = &[
         super::capture_incomplete,
     ),
     Rule::new(
+        "capture_times_impossible",
+        Warning,
+        [
+            "rows of the capture end before they start, or lie more than 73 years from its clock's zero",
+            "They were left out. Export the report again; if it stays so, take the capture again.",
+            "",
+        ],
+        super::capture_incomplete,
+    ),
+    Rule::new(
         "kernels_unattributed",
         Warning,
         ["kernels of the capture have no launching call", "Trace the CUDA API as well, from the start of the process.", ""],
