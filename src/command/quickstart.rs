@@ -43,6 +43,7 @@ pub fn run(options: Options) -> Result<()> {
     serve::start_logging(LogFormat::Human, "warn");
     let serving = serve::Options {
         listen: Some(options.listen.clone()),
+        behind_proxy: false,
         data: Some(options.data.clone()),
         inputs: None,
         config: None,

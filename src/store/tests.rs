@@ -32,7 +32,7 @@ fn spec(priority: i32) -> RunSpec {
 }
 
 async fn submit(store: &Store, priority: i32) -> Run {
-    match store.submit(NewRun { spec: spec(priority), idempotency: None }).await.unwrap() {
+    match store.submit(NewRun { spec: spec(priority), idempotency: None, owner: None }).await.unwrap() {
         Submitted::New(run) => *run,
         other => panic!("{other:?}"),
     }
@@ -40,7 +40,7 @@ async fn submit(store: &Store, priority: i32) -> Run {
 
 async fn keyed(store: &Store, key: &str, body: u8) -> Submitted {
     let idempotency = Some(Idempotency { key: key.into(), body_sha256: [body; 32] });
-    store.submit(NewRun { spec: spec(0), idempotency }).await.unwrap()
+    store.submit(NewRun { spec: spec(0), idempotency, owner: None }).await.unwrap()
 }
 
 fn succeeded() -> Outcome {
@@ -75,7 +75,7 @@ async fn higher_priorities_go_first_and_positions_tell_so() {
 #[tokio::test]
 async fn a_run_for_another_device_is_left_waiting() {
     let (_dir, store) = store().await;
-    let new = NewRun { spec: RunSpec { device: "cuda:1".into(), ..spec(0) }, idempotency: None };
+    let new = NewRun { spec: RunSpec { device: "cuda:1".into(), ..spec(0) }, idempotency: None, owner: None };
     store.submit(new).await.unwrap();
     assert!(store.claim("w", &["cpu"], LEASE).await.unwrap().is_none());
     assert!(store.claim("w", &["cuda:1"], LEASE).await.unwrap().is_some());

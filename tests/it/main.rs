@@ -2,6 +2,7 @@
 
 #![expect(clippy::unwrap_used, reason = "a test that cannot go on fails, and says where")]
 
+mod access;
 mod api;
 mod architecture;
 mod artifacts;
@@ -17,4 +18,5 @@ mod report;
 mod runner;
 mod runs;
 mod service;
+mod serving;
 mod sums;
