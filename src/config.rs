@@ -64,7 +64,7 @@ pub struct Server {
     pub tls: Tls,
 }
 
-#[derive(Debug, Clone, Default, PartialEq, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Deserialize)]
 pub struct Tls {
     pub certificate: PathBuf,
     pub key: PathBuf,
