@@ -2,6 +2,7 @@
 
 #![expect(clippy::unwrap_used, reason = "a test that cannot go on fails, and says where")]
 
+mod access;
 mod api;
 mod architecture;
 mod artifacts;
@@ -18,6 +19,7 @@ mod report;
 mod runner;
 mod runs;
 mod service;
+mod serving;
 mod sums;
 mod tables;
 mod timeline;
