@@ -162,6 +162,10 @@ pub struct NvmlSettings {
     /// Readings a second; a device that renews them less often is read less often.
     #[schema(minimum = 1, maximum = 100)]
     pub hz: u32,
+    /// How long each stage runs back to back after the last repeat, milliseconds, so that a device whose readings are slower than the stage can
+    /// tell its power; 0 leaves it out.
+    #[schema(minimum = 0, maximum = 60_000)]
+    pub steady_ms: u32,
 }
 
 /// A name that is handed to a tool: letters, digits, `_`, `.` and a last `*`.
@@ -201,6 +205,7 @@ impl Profiling {
         within("ncu.min_share_pct", ncu.min_share_pct, 0.0, 100.0)?;
         within("gemm_log.max_new_tokens", gemm_log.max_new_tokens, 1, 64)?;
         within("nvml.hz", nvml.hz, 1, 100)?;
+        within("nvml.steady_ms", nvml.steady_ms, 0, 60_000)?;
         for (key, list) in [("nsys.trace", &nsys.trace), ("nsys.trace_on_cpu", &nsys.trace_on_cpu)] {
             within(&format!("length of {key}"), list.len(), 1, 8)?;
             if !list.contains(&TraceApi::Nvtx) {

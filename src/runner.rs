@@ -30,6 +30,9 @@ pub struct RunnerRequest {
     pub max_new_tokens: u32,
     /// Decode by replaying a captured CUDA graph, where the device can.
     pub decode_graph: bool,
+    /// How long each stage runs back to back after the last repeat, for readings of power, milliseconds; 0: not at all.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub steady_ms: u32,
     /// Measure the device's own ceilings (matrix product, copy) after the last repeat.
     pub ceilings: bool,
     /// Module path of the only part to run, `decoder.layers.3.self_attn`; the whole model when absent.
@@ -40,10 +43,14 @@ pub struct RunnerRequest {
     pub extracted: bool,
 }
 
+fn is_zero(ms: &u32) -> bool {
+    *ms == 0
+}
+
 /// One line of JSON on the runner's standard output.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Progress {
-    /// `load`, `warmup`, `measure` or `ceilings`.
+    /// `load`, `warmup`, `measure`, `steady` or `ceilings`.
     pub phase: String,
     pub done: u64,
     pub total: u64,

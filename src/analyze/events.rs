@@ -2,7 +2,7 @@
 //!
 //! Holds no opinion: warm-up is kept apart, nothing is dropped.
 
-use crate::trace::event::{Ceiling, End, Event, Experts, OperatorCall, Output, StageRange, Start};
+use crate::trace::event::{Ceiling, End, Event, Experts, OperatorCall, Output, StageRange, Start, Steady};
 
 /// One pass's events by kind, in the order in which they were written.
 #[derive(Debug, Default)]
@@ -12,6 +12,7 @@ pub struct Events<'a> {
     pub calls: Vec<&'a OperatorCall>,
     pub experts: Vec<&'a Experts>,
     pub outputs: Vec<&'a Output>,
+    pub steady: Vec<&'a Steady>,
     pub ceilings: Vec<&'a Ceiling>,
     pub end: Option<&'a End>,
 }
@@ -27,6 +28,7 @@ impl<'a> Events<'a> {
                 Event::Op(it) => sorted.calls.push(it),
                 Event::Experts(it) => sorted.experts.push(it),
                 Event::Output(it) => sorted.outputs.push(it),
+                Event::Steady(it) => sorted.steady.push(it),
                 Event::Ceiling(it) => sorted.ceilings.push(it),
                 Event::End(it) => sorted.end = Some(it),
             }

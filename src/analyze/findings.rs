@@ -97,6 +97,11 @@ fn capture_incomplete(analysis: &Analysis, trace: &Trace) -> Vec<Finding> {
         }
         found.push(finding);
     }
+    if nsys.impossible_rows > 0 {
+        let message =
+            format!("{} rows of the capture end before they start or lie in no age of computers.", nsys.impossible_rows);
+        found.push(Finding::new("capture_times_impossible", Severity::Warning, message).with("left out", nsys.impossible_rows));
+    }
     if analysis.kernels.orphans > 0 {
         let kernels = nsys.kernels.len();
         let message = format!("{} of {kernels} kernels have no launching call in the capture.", analysis.kernels.orphans);

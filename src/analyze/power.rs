@@ -1,11 +1,13 @@
 //! What each stage cost in energy, and at which clocks it ran: the sampler's log joined with the stage ranges of the plain pass.
 //!
 //! Energy comes from the device's own counter where its steps are short beside the stage, else from the finer of counter and integral of
-//! power, and each figure says which. A stage that is shorter than the device's readings gets none, and says so. Instances of a stage are added up
-//! over the repeats: the error of an edge is that of one reading.
+//! power, and each figure says which. Instances of a stage are added up over the repeats: the error of an edge is that of one reading. A stage that is
+//! shorter than the device's readings is told from the time in which it ran back to back; without one it gets no figures, and says so.
 
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
+
+mod steady;
 
 use super::{
     events::Events,
@@ -57,6 +59,8 @@ pub struct StagePower {
     pub stage: String,
     /// Times that the stage ran while the device was sampled.
     pub instances: u64,
+    /// Where the figures are of the stage run back to back, for it is too short to be read by itself; absent where they are of the instances.
+    pub back_to_back: Option<BackToBack>,
     /// Samples that fell into them.
     pub samples: u64,
     /// Joules per instance.
@@ -78,6 +82,14 @@ pub struct StagePower {
     pub reasons: Vec<ReasonShare>,
     /// Why figures are missing.
     pub why: Option<String>,
+}
+
+/// The time in which a stage ran again and again, without its first part, in which power and clocks still rise.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize, ToSchema)]
+pub struct BackToBack {
+    pub seconds: f64,
+    /// Runs of the stage in that time; the last may be a part of one.
+    pub instances: f64,
 }
 
 /// Where an energy comes from.
@@ -215,39 +227,49 @@ fn stage_power(stage: &str, log: &PowerLog, readings: &Readings, events: &Events
         record.why = Some("The device was not sampled while the stage ran.".into());
         return record;
     };
-    if mean_ns < period_ns as f64 || record.samples < FEW_SAMPLES {
-        record.why = Some(format!(
+    let told = if mean_ns < period_ns as f64 || record.samples < FEW_SAMPLES {
+        Err(format!(
             "It lasts {:.1} ms and {} samples fell into it: too few at one every {:.1} ms.",
             mean_ns / 1e6,
             record.samples,
             period_ns as f64 / 1e6,
-        ));
-        return record;
-    }
-    record.sm_mhz = mean(inside.iter().filter_map(|it| it.sm_mhz));
-    record.memory_mhz = mean(inside.iter().filter_map(|it| it.memory_mhz));
-    record.peak_w = highest(inside.iter().copied());
-    let reasons: Vec<u64> = inside.iter().filter_map(|it| it.clock_reasons).collect();
-    let share = |count: usize| percent(count as f64, reasons.len() as f64);
-    record.throttled_pct = share(reasons.iter().filter(|bits| limits(**bits).next().is_some()).count());
-    let shared = |it: &ClockReason| {
-        let share_pct = share(reasons.iter().filter(|bits| **bits & it.bit != 0).count()).filter(|pct| *pct > 0.0)?;
-        Some(ReasonShare { reason: it.name.to_owned(), limits: it.limits, share_pct })
+        ))
+    } else {
+        record.look(&inside);
+        energy(&instances, mean_ns, readings)
     };
-    record.reasons = REASONS.iter().filter_map(shared).collect();
-
-    match energy(&instances, mean_ns, readings) {
+    match told {
         Ok((joules, source, reading_ns)) => {
             record.energy_source = Some(source);
             record.reading_pct = percent(reading_ns as f64, mean_ns);
             record.energy_j = ratio(joules, instances.len() as f64);
             record.mean_w = ratio(joules, total_ns as f64 / 1e9);
-            let tokens = stages.row(stage).and_then(|row| row.tokens);
-            record.joules_per_token = record.energy_j.zip(tokens).and_then(|(joules, tokens)| ratio(joules, tokens as f64));
         }
-        Err(why) => record.why = Some(why),
+        Err(why) => match events.steady.iter().find(|it| it.stage == stage) {
+            Some(run) => record.why = steady::tell(&mut record, run, log, readings).err().map(|not| format!("{why} {not}")),
+            None => record.why = Some(why),
+        },
     }
+    let tokens = stages.row(stage).and_then(|row| row.tokens);
+    record.joules_per_token = record.energy_j.zip(tokens).and_then(|(joules, tokens)| ratio(joules, tokens as f64));
     record
+}
+
+impl StagePower {
+    /// Clocks, peak and reasons, as the samples of the stage have them.
+    fn look(&mut self, inside: &[&PowerSample]) {
+        self.sm_mhz = mean(inside.iter().filter_map(|it| it.sm_mhz));
+        self.memory_mhz = mean(inside.iter().filter_map(|it| it.memory_mhz));
+        self.peak_w = highest(inside.iter().copied());
+        let reasons: Vec<u64> = inside.iter().filter_map(|it| it.clock_reasons).collect();
+        let share = |count: usize| percent(count as f64, reasons.len() as f64);
+        self.throttled_pct = share(reasons.iter().filter(|bits| limits(**bits).next().is_some()).count());
+        let shared = |it: &ClockReason| {
+            let share_pct = share(reasons.iter().filter(|bits| **bits & it.bit != 0).count()).filter(|pct| *pct > 0.0)?;
+            Some(ReasonShare { reason: it.name.to_owned(), limits: it.limits, share_pct })
+        };
+        self.reasons = REASONS.iter().filter_map(shared).collect();
+    }
 }
 
 /// The energy of all instances together and how far apart its readings are, or why it cannot be told.
@@ -321,6 +343,12 @@ fn curve(samples: &[PowerSample], events: &Events) -> Curve {
             to_s: seconds(it.end_ns.min(last.t_ns)),
         })
     });
+    let steady = events.steady.iter().filter_map(|it| {
+        let stage = STAGES.iter().find(|stage| **stage == it.stage)?;
+        let (from_s, to_s) = (seconds(it.start_ns.max(first.t_ns)), seconds(it.end_ns.min(last.t_ns)));
+        Some(Band { stage, warmup: false, from_s, to_s })
+    });
+    let bands = bands.chain(steady);
     Curve { seconds: seconds(last.t_ns), points, bands: bands.filter(|band| band.from_s < band.to_s).collect() }
 }
 

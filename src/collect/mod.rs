@@ -95,8 +95,10 @@ impl Collector {
         leash: &Leash,
     ) -> Result<Pass, CollectError> {
         let folder = Folder::fresh(self, dir, layout::BASELINE)?;
-        let runner = self.runner_argv(request, &folder)?;
         let sampled = request.gpu.as_deref().filter(|_| nvml.enabled);
+        // Only readings of power want stages to run on.
+        let steady_ms = if sampled.is_some() { nvml.steady_ms } else { 0 };
+        let runner = self.runner_argv(&RunnerRequest { steady_ms, ..request.clone() }, &folder)?;
         let sampler = sampled.map(|gpu| Sampler::start(gpu, dir.join(layout::NVML), nvml.hz));
         let pass = folder.run("the model runner", "baseline", &runner, leash).await;
         let not_sampled = match sampler {

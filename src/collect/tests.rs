@@ -72,6 +72,7 @@ impl Host {
             repeats: 7,
             max_new_tokens: 1,
             decode_graph: false,
+            steady_ms: 0,
             ceilings: true,
             target: None,
             extracted: false,
@@ -201,10 +202,7 @@ async fn an_nsys_that_lost_its_helper_is_begun_again_and_says_so() {
 async fn an_nsys_that_loses_its_helper_each_time_fails_after_three() {
     let host = forgetful(99);
     let error = host.timeline().await.unwrap_err();
-    assert_eq!(
-        error.to_string(),
-        "nsys profile exited with code 0 but left no nsys/run.nsys-rep: Connection to the Agent lost."
-    );
+    assert_eq!(error.to_string(), "nsys profile exited with code 0 but left no nsys/run.nsys-rep: Connection to the Agent lost.");
     assert_eq!(fs::read_to_string(host.dir.path().join("bin/tries")).unwrap().lines().count(), 3);
 }
 

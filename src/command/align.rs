@@ -11,18 +11,19 @@ use anyhow::{Context as _, Result, bail};
 use clap::Args;
 use llmprof::{
     analyze::{
-        self,
         align::{
             Side, Verdict, align,
             settings::{Operation, Question, Thresholds, waivers},
         },
+        analyze,
+        power::StagePower,
     },
     artifact::layout,
     parse,
     report::align::previous,
     trace::{
         Trace,
-        event::{Event, OPERATOR_DOMAIN, Start},
+        event::Event,
         nsys::NsysTrace,
         stage::{StageRule, StageRules},
     },
@@ -80,6 +81,9 @@ pub struct Options {
     format: Format,
 }
 
+/// The stage that is all of what `--within` chose.
+const ALL: &str = "all within";
+
 /// Aligns, prints, and says how it came out.
 pub fn run(options: &Options) -> ExitCode {
     match carry_out(options) {
@@ -108,9 +112,10 @@ fn carry_out(options: &Options) -> Result<Verdict> {
         },
         today: jiff::Timestamp::now().to_string().chars().take(10).collect(),
     };
-    let before = options.previous.as_ref().map(|path| {
-        previous(text(path)?.as_bytes()).with_context(|| format!("{} is no alignment", path.display()))
-    });
+    let before = options
+        .previous
+        .as_ref()
+        .map(|path| previous(text(path)?.as_bytes()).with_context(|| format!("{} is no alignment", path.display())));
     let before = before.transpose()?;
     let (mock, e2e) = std::thread::scope(|scope| {
         let mock = scope.spawn(|| Read::of(&options.mock, rules.clone()));
@@ -123,7 +128,8 @@ fn carry_out(options: &Options) -> Result<Verdict> {
     if let Some((verdict, checks)) = before {
         alignment.since(&checks, verdict);
     }
-    let forms = [("alignment.md", alignment.markdown()), ("alignment.json", alignment.json()), ("alignment.html", alignment.html())];
+    let forms =
+        [("alignment.md", alignment.markdown()), ("alignment.json", alignment.json()), ("alignment.html", alignment.html())];
     if let Some(out) = &options.out {
         fs::create_dir_all(out).with_context(|| format!("cannot make {}", out.display()))?;
         for (name, text) in &forms {
@@ -156,6 +162,12 @@ fn stage(options: &Options) -> Result<(Option<String>, StageRules)> {
         Some(name) if name == "decode" => Some("decode_all".to_owned()),
         name => name.clone(),
     };
+    if name.is_none() && !options.within.is_empty() {
+        // Without a stage, all that lies in those ranges is one.
+        let rule = |range: &String| StageRule { stage: ALL.to_owned(), range: range.clone(), domain: None };
+        more.extend(options.within.iter().map(rule));
+        return Ok((Some(ALL.to_owned()), StageRules::with(more, options.within.clone(), options.without.clone())));
+    }
     let rules = StageRules::with(more, options.within.clone(), options.without.clone());
     match name {
         Some(name) if !rules.names().contains(&name.as_str()) => {
@@ -171,11 +183,12 @@ fn operation(options: &Options) -> Result<Operation> {
         bail!("--range, --operator and --kernels must name something");
     }
     if let Some(range) = &options.range {
-        let (name, domain) = range.rsplit_once('@').map_or((range.as_str(), None), |(name, domain)| (name, Some(domain.to_owned())));
+        let (name, domain) =
+            range.rsplit_once('@').map_or((range.as_str(), None), |(name, domain)| (name, Some(domain.to_owned())));
         return Ok(Operation::Range { name: name.to_owned(), domain });
     }
     if let Some(path) = &options.operator {
-        return Ok(Operation::Range { name: path.clone(), domain: Some(OPERATOR_DOMAIN.into()) });
+        return Ok(Operation::Operator(path.clone()));
     }
     Ok(if options.kernels.is_empty() { Operation::Sequence } else { Operation::Kernels(options.kernels.clone()) })
 }
@@ -184,8 +197,8 @@ fn operation(options: &Options) -> Result<Operation> {
 struct Read {
     name: String,
     nsys: NsysTrace,
-    start: Option<Start>,
-    clocks: Vec<(String, f64)>,
+    events: Vec<Event>,
+    power: Vec<StagePower>,
 }
 
 impl Read {
@@ -193,24 +206,19 @@ impl Read {
         let name = path.file_name().unwrap_or(path.as_os_str()).to_string_lossy().into_owned();
         if !path.is_dir() {
             let nsys = parse::nsys::read(path).with_context(|| format!("cannot read {}", path.display()))?;
-            return Ok(Self { name, nsys: NsysTrace { rules, ..nsys }, start: None, clocks: vec![] });
+            return Ok(Self { name, nsys: NsysTrace { rules, ..nsys }, events: vec![], power: vec![] });
         }
         let mut trace: Trace = parse::read(path).with_context(|| format!("cannot read {}", path.display()))?;
-        let power = analyze::analyze(&trace, None, None).power;
-        let clocks = power.into_iter().flat_map(|it| it.stages).filter_map(|it| Some((it.stage, it.sm_mhz?))).collect();
-        let events = if trace.traced.is_empty() { &trace.baseline } else { &trace.traced };
-        let start = events.iter().find_map(|event| match event {
-            Event::Start(start) => Some(start.clone()),
-            _ => None,
-        });
         let Some(nsys) = trace.nsys.take() else {
             bail!("{} holds no {}: align a run that was traced, or a capture", path.display(), layout::NSYS_EXPORT);
         };
-        Ok(Self { name, nsys: NsysTrace { rules, ..nsys }, start, clocks })
+        let power = analyze(&trace, None, None).power.map_or(vec![], |it| it.stages);
+        let events = if trace.traced.is_empty() { trace.baseline } else { trace.traced };
+        Ok(Self { name, nsys: NsysTrace { rules, ..nsys }, events, power })
     }
 
     fn side(&self, stage: Option<&str>) -> Side<'_> {
-        let clock = stage.and_then(|stage| self.clocks.iter().find(|it| it.0 == stage)).map(|it| it.1);
-        Side { name: &self.name, trace: &self.nsys, start: self.start.as_ref(), clock_mhz: clock }
+        let power = self.power.iter().find(|it| Some(it.stage.as_str()) == stage);
+        Side { name: &self.name, trace: &self.nsys, events: &self.events, power }
     }
 }

@@ -64,12 +64,15 @@ impl Alignment {
             e2e => &self.e2e.name,
             stage => self.stage.as_deref().unwrap_or("all but the warm-up"),
             checks => checks,
-            tables => Value::from(Serde(self.tables())),
+            tables => Value::from(Serde(self.tables(name.ends_with(".md")))),
+            places => Value::from(Serde(self.sequence.iter().take(PLACES).collect::<Vec<_>>())),
+            more_places => self.sequence.len().saturating_sub(PLACES),
         };
         template.render(page).expect("the template asks only for what the page holds: a test renders it")
     }
 
-    fn tables(&self) -> Vec<Table> {
+    /// The tables below the checks; the page shows the sequences by a table of its own.
+    fn tables(&self, sequences: bool) -> Vec<Table> {
         let mut sides = Table::new("sides", "Isolation", "What was found of the operation.", &["What", "Mock", "End to end"]);
         let (a, b) = (&self.mock, &self.e2e);
         let per = |it: Option<f64>| it.map_or(UNKNOWN.to_owned(), |it| format!("{it:.2}"));
@@ -91,16 +94,22 @@ impl Alignment {
         let sequence = sequence.or_gap(gap, "The checks above say why.").first(PLACES, "the others are in the JSON");
 
         let columns = ["Pattern", "Reason", "Impact", "Expires", "Applies", "#Launches, mock", "#Launches, end to end"];
-        let mut waivers = Table::new("waivers", "Known differences", "Left out of names, counts, geometry and order; never of time.", &columns);
+        let mut waivers =
+            Table::new("waivers", "Known differences", "Left out of names, counts, geometry and order; never of time.", &columns);
         for it in &self.waivers {
             let applies = if it.expired { "no: expired" } else { "yes" };
             let met = [count(it.mock_launches), count(it.e2e_launches)];
             let text = [it.pattern.clone(), it.reason.clone(), it.impact.clone(), it.expires.clone(), applies.into()];
             waivers.row(text.into_iter().chain(met));
         }
-        let mut tables = vec![sides, sequence, waivers.or_gap("None are told.", "Give a file of them where a difference is known and harmless.")];
+        let mut tables = vec![sides];
+        if sequences {
+            tables.push(sequence);
+        }
+        tables.push(waivers.or_gap("None are told.", "Give a file of them where a difference is known and harmless."));
         if let Some(changes) = &self.changes {
-            let mut table = Table::new("changes", "Since the previous report", "Verdicts that changed.", &["What", "Before", "Now"]);
+            let mut table =
+                Table::new("changes", "Since the previous report", "Verdicts that changed.", &["What", "Before", "Now"]);
             changes.iter().for_each(|it| table.row([it.what.clone(), it.mock.clone(), it.e2e.clone()]));
             tables.push(table.or_gap("No verdict changed.", "Nothing needs doing."));
         }

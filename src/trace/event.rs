@@ -6,7 +6,7 @@
 use serde::{Deserialize, Serialize};
 
 /// Version of the format; a reader refuses a newer one.
-pub const EVENT_SCHEMA: u32 = 1;
+pub const EVENT_SCHEMA: u32 = 2;
 
 /// NVTX domain of stages: `prefill`, `decode_all`, `decode_step`, `vision`, `sam`, `clip`, `projector`, `warmup`.
 pub const STAGE_DOMAIN: &str = "LLM";
@@ -27,6 +27,8 @@ pub enum Event {
     Experts(Experts),
     /// What a repeat computed.
     Output(Output),
+    /// A stage that ran back to back, so that the device's slow readings of power see nothing else.
+    Steady(Steady),
     /// A ceiling measured on this device by this process.
     Ceiling(Ceiling),
     /// Last line: the runner ended by itself.
@@ -137,6 +139,17 @@ pub struct Output {
     pub tokens: Vec<u32>,
     /// SHA-256 over the logits of every position sampled from, as little-endian f32.
     pub logits_sha256: String,
+}
+
+/// A stage run again and again after the last repeat: no range of it is told and no operator, and its time is no timing.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Steady {
+    /// `prefill` or `decode_all`.
+    pub stage: String,
+    pub start_ns: i64,
+    pub end_ns: i64,
+    /// Whole runs of the stage between the two.
+    pub instances: u64,
 }
 
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]

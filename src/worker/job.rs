@@ -135,6 +135,7 @@ impl Job<'_> {
             repeats: spec.repeats,
             max_new_tokens: spec.max_new_tokens,
             decode_graph: !self.device.is_cpu(),
+            steady_ms: 0,
             ceilings: true,
             target: None,
             extracted: false,

@@ -2,6 +2,7 @@
 
 #![expect(clippy::unwrap_used, reason = "a test that cannot go on fails, and says where")]
 
+mod access;
 mod align;
 mod api;
 mod architecture;
@@ -9,6 +10,7 @@ mod artifacts;
 mod captures;
 mod cost;
 mod diff;
+mod fuzz;
 mod gpu;
 mod http;
 mod kernels;
@@ -18,4 +20,7 @@ mod report;
 mod runner;
 mod runs;
 mod service;
+mod serving;
 mod sums;
+mod tables;
+mod timeline;

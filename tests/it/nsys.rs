@@ -44,6 +44,7 @@ fn request() -> RunnerRequest {
         repeats: 2,
         max_new_tokens: 4,
         decode_graph: false,
+        steady_ms: 0,
         ceilings: false,
         target: None,
         extracted: false,

@@ -122,6 +122,23 @@ fn a_run_says_what_ran_and_when() -> Result<()> {
 }
 
 #[test]
+fn stages_run_back_to_back_are_told_by_their_time_alone() -> Result<()> {
+    let told = |arguments: &[&str]| -> Result<Vec<Event>> {
+        let bench = Bench::new()?;
+        let output = bench.run(&[&["--repeats", "1", "--max-new-tokens", "3"], arguments].concat())?;
+        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+        bench.events()
+    };
+    let (plain, events) = (told(&[])?, told(&["--steady-ms", "5"])?);
+    let steady: Vec<_> = events.iter().filter_map(|event| if let Event::Steady(it) = event { Some(it) } else { None }).collect();
+    assert_eq!(steady.iter().map(|it| it.stage.as_str()).collect::<Vec<_>>(), ["prefill", "decode_all"]);
+    assert!(steady.iter().all(|it| it.instances > 0 && it.end_ns - it.start_ns >= 5_000_000), "{steady:?}");
+    assert!(steady[0].end_ns <= steady[1].start_ns);
+    assert_eq!(events.len(), plain.len() + 2, "no range and no operator of it is told");
+    Ok(())
+}
+
+#[test]
 fn the_same_request_computes_the_same_every_time() -> Result<()> {
     let outputs = |seed: &str| -> Result<Vec<(Vec<u32>, String)>> {
         let bench = Bench::new()?;

@@ -12,7 +12,9 @@ pub fn advice(id: &str) -> &'static str {
              look for it by --kernels; a fused operation has other names."
         }
         "names" => "Use the same implementation, number format and library versions in the mock as in the whole model.",
-        "missing_kernels" => "Initialise what the submodule depends on in the whole model: cache manager, quantisation, communication.",
+        "missing_kernels" => {
+            "Initialise what the submodule depends on in the whole model: cache manager, quantisation, communication."
+        }
         "extra_kernels" => "Take unneeded work out of the mock: initialisation, copies, casts and debug code inside the range.",
         "counts" => "Look for initialisation inside the mock's range, or a part that the mock leaves out.",
         "geometry" => "Give the mock the same shapes: batch, sequence and cache length, heads, and data type.",
@@ -23,7 +25,9 @@ pub fn advice(id: &str) -> &'static str {
              interval is wide."
         }
         "graphs" => "Replay a CUDA graph in both, or in neither.",
-        "inputs" => "Give both folders of runs, whose runners tell their inputs; make batch, lengths, data type and experts equal.",
+        "inputs" => {
+            "Give both folders of runs, whose runners tell their inputs; make batch, lengths, data type and experts equal."
+        }
         _ => "Sample clocks in both runs (folders of runs hold them), and lock or cool the GPU where they differ.",
     }
 }

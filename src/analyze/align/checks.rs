@@ -7,17 +7,21 @@ use std::collections::{BTreeMap, BTreeSet};
 use super::{
     Check, Place, Row, Side, Verdict,
     advice::advice,
+    conditions, ground,
     isolate::Isolated,
     latency::latency,
     names::{at_level, full_name},
     sequence,
     settings::{Level, Question},
 };
-use crate::analyze::{coverage::coverage, stats::percent};
+use crate::analyze::stats::percent;
+
+/// Grid and block.
+type Shape = ([u32; 3], [u32; 3]);
 
 /// Rows that a check shows.
 const ROWS: usize = 60;
-const SIDES: [&str; 2] = ["mock", "end to end"];
+pub(super) const SIDES: [&str; 2] = ["mock", "end to end"];
 
 /// What the checks compare: the mock first.
 pub struct Evidence<'a> {
@@ -32,26 +36,28 @@ pub struct Evidence<'a> {
     pub question: &'a Question,
 }
 
-fn check(id: &str, verdict: Verdict, observed: String, threshold: String, mut rows: Vec<Row>) -> Check {
+pub(super) fn check(id: &str, verdict: Verdict, observed: String, threshold: String, mut rows: Vec<Row>) -> Check {
     rows.truncate(ROWS);
     let advice = (verdict != Verdict::Pass).then(|| advice(id).to_owned());
     Check { id: id.into(), verdict, observed, threshold, decisive: true, rows, advice }
 }
 
-fn row(what: impl Into<String>, mock: impl Into<String>, e2e: impl Into<String>, note: impl Into<String>) -> Row {
+pub(super) fn row(what: impl Into<String>, mock: impl Into<String>, e2e: impl Into<String>, note: impl Into<String>) -> Row {
     Row { what: what.into(), mock: mock.into(), e2e: e2e.into(), note: note.into() }
 }
 
-fn pass_if(good: bool) -> Verdict {
+pub(super) fn pass_if(good: bool) -> Verdict {
     if good { Verdict::Pass } else { Verdict::Fail }
 }
 
 /// Runs all checks, and puts the usual sequences side by side.
 pub fn checks(on: &Evidence) -> (Vec<Check>, Vec<Place>) {
-    let mut checks = vec![complete(on), isolation(on)];
+    let mut checks = vec![ground::complete(on), ground::isolation(on)];
     let mut places = Vec::new();
     if on.found.iter().any(|it| it.units.is_empty()) {
-        for id in ["names", "missing_kernels", "extra_kernels", "counts", "geometry", "sequence", "matched_time", "latency", "graphs"] {
+        for id in
+            ["names", "missing_kernels", "extra_kernels", "counts", "geometry", "sequence", "matched_time", "latency", "graphs"]
+        {
             let observed = "a side has no kernels of the operation".to_owned();
             checks.push(check(id, Verdict::Inconclusive, observed, "kernels in both sides".into(), vec![]));
         }
@@ -61,79 +67,8 @@ pub fn checks(on: &Evidence) -> (Vec<Check>, Vec<Place>) {
         checks.extend([on.names(), on.one_sided(1), on.one_sided(0), on.counts(), on.geometry(&pairs), on.sequence(&places)]);
         checks.extend([on.matched(), on.latency(), on.graphs()]);
     }
-    checks.extend([on.inputs(), on.clocks()]);
+    checks.extend([conditions::inputs(on), conditions::clocks(on)]);
     (checks, places)
-}
-
-fn complete(on: &Evidence) -> Check {
-    let asked = on.question.thresholds.complete_pct;
-    let (mut rows, mut good) = (Vec::new(), true);
-    let mut values: [Vec<String>; 3] = Default::default();
-    let mut notes = Vec::new();
-    for (at, (side, found)) in on.sides.iter().zip(on.found).enumerate() {
-        let whole = coverage(side.trace, &[]);
-        let enough = |part: u64, all: u64| percent(part as f64, all as f64).is_none_or(|pct| pct >= asked);
-        let none = side.trace.kernels.is_empty();
-        good &= enough(found.recorded, found.launched) && enough(whole.recorded, whole.launched) && found.graphs_empty == 0 && !none;
-        values[0].push(format!("{} of {}", found.recorded, found.launched));
-        values[1].push(format!("{} of {}", whole.recorded, whole.launched));
-        values[2].push(format!("{} of {}", found.graphs_empty, found.graphs));
-        if none {
-            notes.push(format!("the {} capture holds no kernels", SIDES[at]));
-        }
-        if found.graphs_empty > 0 {
-            notes.push(format!("the {} side has graphs that were not traced by node", SIDES[at]));
-        }
-    }
-    let what = ["launches of the operation with their kernel", "launches of the capture with their kernel", "launches of graphs without kernels"];
-    for (what, mut values) in what.into_iter().zip(values) {
-        let e2e = values.pop().unwrap_or_default();
-        rows.push(row(what, values.pop().unwrap_or_default(), e2e, ""));
-    }
-    let observed = match notes.is_empty() {
-        true if good => "both captures hold what was launched".to_owned(),
-        true => "a capture lacks kernels that were launched".to_owned(),
-        false => notes.join("; "),
-    };
-    let verdict = if good { Verdict::Pass } else { Verdict::Inconclusive };
-    check("complete", verdict, observed, format!("{asked} % of launches, in each"), rows)
-}
-
-fn isolation(on: &Evidence) -> Check {
-    let (mut reasons, mut rows) = (Vec::new(), Vec::new());
-    for (at, found) in on.found.iter().enumerate() {
-        let side = SIDES[at];
-        if !found.units.is_empty() {
-            if found.empty > 0 && found.replayed == 0 {
-                reasons.push(format!("{side}: {} of {} counted instances have no kernels", found.empty, found.counted));
-            }
-        } else if on.by_sequence && at == 1 {
-            reasons.push(format!("{side}: the mock's sequence is nowhere in the timeline of the stage"));
-        } else if found.ranges == 0 {
-            reasons.push(format!("{side}: the operation is not in the capture"));
-        } else if found.counted == 0 {
-            reasons.push(format!("{side}: all {} instances are warm-up or outside what counts", found.ranges));
-        } else {
-            reasons.push(format!("{side}: none of {} counted instances has a kernel", found.counted));
-        }
-    }
-    let each = |of: fn(&Isolated) -> String| on.found.map(of);
-    let facts = [
-        ("found by", each(|it| it.how.clone())),
-        ("instances in the capture", each(|it| it.ranges.to_string())),
-        ("counted", each(|it| it.counted.to_string())),
-        ("left out (warm-up, other stages)", each(|it| (it.ranges - it.counted).to_string())),
-        ("layers in forwards with kernels", each(|it| it.units.len().to_string())),
-        ("distinct sequences", each(|it| it.forms.len().to_string())),
-    ];
-    rows.extend(facts.into_iter().map(|(what, [mock, e2e])| row(what, mock, e2e, "")));
-    let verdict = if reasons.is_empty() { Verdict::Pass } else { Verdict::Inconclusive };
-    let observed = if reasons.is_empty() {
-        format!("{} and {} instances", on.found[0].units.len(), on.found[1].units.len())
-    } else {
-        reasons.join("; ")
-    };
-    check("isolation", verdict, observed, "instances with kernels in both".into(), rows)
 }
 
 impl Evidence<'_> {
@@ -170,7 +105,8 @@ impl Evidence<'_> {
         let all: BTreeSet<u32> = times[0].keys().chain(times[1].keys()).copied().collect();
         let family = |side: usize| -> BTreeSet<String> {
             let kinds = self.sides[side].trace.kernels.kinds();
-            let name = |kind: &u32| full_name(self.sides[side].trace, kinds[*kind as usize].full_name, kinds[*kind as usize].name);
+            let name =
+                |kind: &u32| full_name(self.sides[side].trace, kinds[*kind as usize].full_name, kinds[*kind as usize].name);
             self.found[side].kind_ns.keys().map(|kind| at_level(name(kind), Level::Family)).collect()
         };
         let families = [family(0), family(1)];
@@ -228,7 +164,13 @@ impl Evidence<'_> {
             let (mock, e2e) = if side == 0 { (share, "absent".into()) } else { ("absent".to_owned(), share) };
             row(self.names[*key as usize].clone(), mock, e2e, note)
         });
-        let verdict = if only.is_empty() { Verdict::Pass } else if worst > 0 { Verdict::Fail } else { Verdict::Warn };
+        let verdict = if only.is_empty() {
+            Verdict::Pass
+        } else if worst > 0 {
+            Verdict::Fail
+        } else {
+            Verdict::Warn
+        };
         let id = if side == 1 { "missing_kernels" } else { "extra_kernels" };
         let threshold = format!("none of {} % of the time or more", self.question.thresholds.critical_pct);
         check(id, verdict, format!("{} names, {worst} critical", only.len()), threshold, rows.collect())
@@ -256,32 +198,30 @@ impl Evidence<'_> {
         check("counts", pass_if(good), observed, format!("within {asked} %"), rows)
     }
 
-    /// The grids and blocks seen at each place of sequences of the same names.
+    /// The grids and blocks seen at each place of sequences of the same names; of the usual ones where no names are the same.
     fn geometry(&self, pairs: &[sequence::Pair]) -> Check {
-        type Shape = ([u32; 3], [u32; 3]);
+        let shapes = [self.shapes(0), self.shapes(1)];
         let usual = [0, 1].map(|side| self.keyed(side, self.found[side].usual()));
-        let seen = |side: usize| -> Vec<BTreeSet<Shape>> {
-            let kinds = self.sides[side].trace.kernels.kinds();
-            let mut seen = vec![BTreeSet::new(); usual[side].len()];
-            for form in self.found[side].forms.iter().filter(|form| self.keyed(side, form) == usual[side]) {
-                for (at, kind) in self.kept(side, form).iter().enumerate() {
-                    seen[at].insert((kinds[*kind as usize].grid, kinds[*kind as usize].block));
-                }
-            }
-            seen
-        };
-        let shapes = [seen(0), seen(1)];
+        let matched: Vec<sequence::Pair> = pairs.iter().copied().filter(|(a, b)| a.is_some() && b.is_some()).collect();
+        let common = shapes[0].keys().filter(|form| shapes[1].contains_key(*form));
+        let mut compared: Vec<([&Vec<u32>; 2], Vec<sequence::Pair>)> =
+            common.map(|form| ([form; 2], (0..form.len()).map(|at| (Some(at), Some(at))).collect())).collect();
+        if usual[0] != usual[1] {
+            compared.push(([&usual[0], &usual[1]], matched));
+        }
         let said = |shapes: &BTreeSet<Shape>| {
             let first: Vec<String> = shapes.iter().take(3).map(|(grid, block)| format!("{grid:?} x {block:?}")).collect();
             first.join(", ") + if shapes.len() > 3 { ", and more" } else { "" }
         };
         let (mut rows, mut both) = (Vec::new(), 0);
-        for (a, b) in pairs.iter().filter_map(|(a, b)| a.zip(*b)) {
-            both += 1;
-            let (mock, e2e) = (&shapes[0][a], &shapes[1][b]);
-            if mock != e2e {
-                let name = self.names[usual[0][a] as usize].clone();
-                rows.push(row(name, said(mock), said(e2e), format!("place {} and {}", a + 1, b + 1)));
+        for ([left, right], pairs) in compared {
+            for (a, b) in pairs.into_iter().filter_map(|(a, b)| a.zip(b)) {
+                both += 1;
+                let (mock, e2e) = (&shapes[0][left][a], &shapes[1][right][b]);
+                if mock != e2e {
+                    let name = self.names[left[a] as usize].clone();
+                    rows.push(row(name, said(mock), said(e2e), format!("place {} and {}", a + 1, b + 1)));
+                }
             }
         }
         let verdict = if both == 0 { Verdict::Inconclusive } else { pass_if(rows.is_empty()) };
@@ -289,24 +229,60 @@ impl Evidence<'_> {
         check("geometry", verdict, observed, "the same grids and blocks at each place".into(), rows)
     }
 
+    /// By sequence of names: the grids and blocks seen at each of its places.
+    fn shapes(&self, side: usize) -> BTreeMap<Vec<u32>, Vec<BTreeSet<Shape>>> {
+        let kinds = self.sides[side].trace.kernels.kinds();
+        let mut shapes: BTreeMap<Vec<u32>, Vec<BTreeSet<Shape>>> = BTreeMap::new();
+        for form in &self.found[side].forms {
+            let kept = self.kept(side, form);
+            let seen = shapes.entry(self.keyed(side, form)).or_insert_with(|| vec![BTreeSet::new(); kept.len()]);
+            for (seen, kind) in seen.iter_mut().zip(kept) {
+                seen.insert((kinds[kind as usize].grid, kinds[kind as usize].block));
+            }
+        }
+        shapes
+    }
+
     fn sequence(&self, places: &[Place]) -> Check {
         let forms = |side: usize| -> Vec<Vec<u32>> { self.found[side].forms.iter().map(|form| self.keyed(side, form)).collect() };
         let all = [forms(0), forms(1)];
         let sets = [0, 1].map(|side| all[side].iter().collect::<BTreeSet<_>>());
-        let share = |side: usize| {
-            let known: Vec<bool> = all[side].iter().map(|form| sets[1 - side].contains(form)).collect();
+        let mut alone: [BTreeMap<&Vec<u32>, u64>; 2] = Default::default();
+        let mut share = |side: usize| {
             let units = &self.found[side].units;
-            percent(units.iter().filter(|unit| known[unit.form as usize]).count() as f64, units.len() as f64).unwrap_or(0.0)
+            let mut known = 0;
+            for unit in units {
+                let form = &all[side][unit.form as usize];
+                if sets[1 - side].contains(form) { known += 1 } else { *alone[side].entry(form).or_default() += 1 }
+            }
+            percent(f64::from(known), units.len() as f64).unwrap_or(0.0)
         };
-        let [mock, e2e] = [0, 1].map(share);
+        let [mock, e2e] = [share(0), share(1)];
         let asked = self.question.thresholds.sequence_pct;
         let differs = places.iter().enumerate().filter(|(_, place)| place.mock.is_none() || place.e2e.is_none());
-        let rows = differs.map(|(at, place)| {
-            let said = |it: &Option<String>| it.clone().unwrap_or_else(|| "–".into());
+        let said = |it: &Option<String>| it.clone().unwrap_or_else(|| "–".into());
+        let place = |(at, place): (usize, &Place)| {
             row(format!("place {}", at + 1), said(&place.mock), said(&place.e2e), "only in one, or elsewhere in the order")
-        });
-        let observed = format!("{mock:.1} % of the mock's instances and {e2e:.1} % of the whole model's run an order of the other side");
-        check("sequence", pass_if(mock.min(e2e) >= asked), observed, format!("{asked} % of each"), rows.collect())
+        };
+        let mut rows: Vec<Row> = differs.map(place).collect();
+        for (side, alone) in alone.iter().enumerate() {
+            let usual = self.keyed(1 - side, self.found[1 - side].usual());
+            for (form, instances) in alone {
+                let pairs = sequence::align(form, &usual);
+                let off = pairs.iter().filter(|(a, b)| a.is_none() || b.is_none()).count();
+                let told = [format!("{instances} instances"), String::new()];
+                let (mock, e2e) = if side == 0 { (&told[0], &told[1]) } else { (&told[1], &told[0]) };
+                rows.push(row(
+                    "an order of one side alone",
+                    mock.clone(),
+                    e2e.clone(),
+                    format!("{off} places off the other's usual one"),
+                ));
+            }
+        }
+        let observed =
+            format!("{mock:.1} % of the mock's instances and {e2e:.1} % of the whole model's run an order of the other side");
+        check("sequence", pass_if(mock.min(e2e) >= asked), observed, format!("{asked} % of each"), rows)
     }
 
     fn matched(&self) -> Check {
@@ -335,7 +311,12 @@ impl Evidence<'_> {
             }
         }
         let rows = vec![
-            row("microseconds per layer and forward", format!("{:.2}", it.mock_us), format!("{:.2}", it.e2e_us), notes.join("; ")),
+            row(
+                "microseconds per layer and forward",
+                format!("{:.2}", it.mock_us),
+                format!("{:.2}", it.e2e_us),
+                notes.join("; "),
+            ),
             row("instances", it.mock_instances.to_string(), it.e2e_instances.to_string(), ""),
         ];
         let Some([from, to]) = it.interval else {
@@ -359,34 +340,6 @@ impl Evidence<'_> {
         let [mock, e2e] = [0, 1].map(share);
         let observed = format!("{mock:.0} % of the mock's kernels and {e2e:.0} % of the whole model's are replayed");
         check("graphs", pass_if((mock - e2e).abs() < 1.0), observed, "equal shares".into(), vec![])
-    }
-
-    fn inputs(&self) -> Check {
-        let threshold = "number format, prompt and image positions, batch and cache as in the whole model".to_owned();
-        let (Some(mock), Some(e2e)) = (self.sides[0].start, self.sides[1].start) else {
-            let observed = "a bare capture does not tell its inputs".to_owned();
-            return Check { decisive: false, ..check("inputs", Verdict::Inconclusive, observed, threshold, vec![]) };
-        };
-        let of = |what: &str, [a, b]: [String; 2]| row(what, a.clone(), b.clone(), if a == b { "" } else { "differs" });
-        let rows = vec![
-            of("number format", [mock.dtype.clone(), e2e.dtype.clone()]),
-            of("prompt positions", [mock.prompt_tokens.to_string(), e2e.prompt_tokens.to_string()]),
-            of("image positions", [mock.image_tokens.to_string(), e2e.image_tokens.to_string()]),
-        ];
-        let differ = rows.iter().filter(|row| !row.note.is_empty()).count();
-        check("inputs", pass_if(differ == 0), format!("{differ} of {} differ", rows.len()), threshold, rows)
-    }
-
-    fn clocks(&self) -> Check {
-        let asked = self.question.thresholds.clock_pct;
-        let threshold = format!("mean clocks within {asked} %");
-        let Some((mock, e2e)) = self.sides[0].clock_mhz.zip(self.sides[1].clock_mhz) else {
-            let observed = "clocks were not sampled on both sides".to_owned();
-            return Check { decisive: false, ..check("clocks", Verdict::Inconclusive, observed, threshold, vec![]) };
-        };
-        let off = percent((mock - e2e).abs(), e2e).unwrap_or(100.0);
-        let verdict = if off <= asked { Verdict::Pass } else { Verdict::Warn };
-        check("clocks", verdict, format!("{mock:.0} and {e2e:.0} MHz"), threshold, vec![])
     }
 }
 

@@ -9,7 +9,12 @@ pub mod names;
 pub mod settings;
 
 mod checks;
+mod conditions;
+mod cut;
+mod ground;
+mod launched;
 mod period;
+mod ranged;
 mod sequence;
 
 use serde::{Deserialize, Serialize};
@@ -17,10 +22,11 @@ use serde::{Deserialize, Serialize};
 use self::{
     checks::Evidence,
     isolate::{Isolated, isolate},
-    names::{Names, full_name, glob, has},
+    names::{Names, full_name, has},
     settings::{Operation, Question},
 };
-use crate::trace::{event::Start, nsys::NsysTrace};
+use super::power::StagePower;
+use crate::trace::{event::Event, nsys::NsysTrace};
 
 /// What is said of a check, and of the whole.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
@@ -127,10 +133,10 @@ pub struct Alignment {
 pub struct Side<'a> {
     pub name: &'a str,
     pub trace: &'a NsysTrace,
-    /// What the runner said that it ran.
-    pub start: Option<&'a Start>,
-    /// Mean clock of the multiprocessors in the stage, MHz.
-    pub clock_mhz: Option<f64>,
+    /// What the runner told; nothing beside a bare capture.
+    pub events: &'a [Event],
+    /// Power and clocks in the stage.
+    pub power: Option<&'a StagePower>,
 }
 
 /// Aligns a mock with the whole model.
@@ -139,20 +145,20 @@ pub fn align(mock: &Side, e2e: &Side, question: &Question) -> Alignment {
     let mut names = Names::default();
     let level = question.thresholds.names;
     let keys = [names.of(mock.trace, level), names.of(e2e.trace, level)];
-    let ranges = |side: &Side| match &question.operation {
-        Operation::Range { name, domain } => {
-            side.trace.ranges.iter().any(|it| glob(name, &it.name) && domain.as_ref().is_none_or(|domain| *domain == it.domain))
-        }
-        _ => true,
-    };
     let found_mock = isolate(mock.trace, &question.operation, stage, &keys[0], None);
-    let by_sequence = question.operation == Operation::Sequence || ranges(mock) && !ranges(e2e);
-    let found_e2e = if by_sequence {
+    let named = matches!(question.operation, Operation::Range { .. } | Operation::Operator(_));
+    let mut found_e2e = None;
+    if named {
+        // Where only the mock marks the operation, its sequence is looked for.
+        found_e2e = Some(isolate(e2e.trace, &question.operation, stage, &keys[1], None))
+            .filter(|it| it.ranges > 0 || found_mock.ranges == 0);
+    }
+    let by_sequence = found_e2e.is_none() && !matches!(question.operation, Operation::Kernels(_));
+    let found_e2e = found_e2e.unwrap_or_else(|| {
         let needle: Vec<u32> = found_mock.usual().iter().map(|kind| keys[0][*kind as usize]).collect();
-        isolate(e2e.trace, &Operation::Sequence, stage, &keys[1], Some(&needle))
-    } else {
-        isolate(e2e.trace, &question.operation, stage, &keys[1], None)
-    };
+        let operation = if named { &Operation::Sequence } else { &question.operation };
+        isolate(e2e.trace, operation, stage, &keys[1], Some(&needle))
+    });
     let (waived, waivers) = waivers(question, [mock.trace, e2e.trace]);
     let evidence = Evidence {
         sides: [mock, e2e],

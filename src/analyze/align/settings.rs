@@ -30,6 +30,7 @@ pub struct Thresholds {
     pub triage_ratio: f64,
     pub complete_pct: f64,
     pub clock_pct: f64,
+    pub experts_pct: f64,
 }
 
 /// A file that cannot be used.
@@ -69,6 +70,7 @@ impl Thresholds {
             ("triage_ratio", read.triage_ratio),
             ("complete_pct", read.complete_pct),
             ("clock_pct", read.clock_pct),
+            ("experts_pct", read.experts_pct),
         ];
         match numbers.iter().find(|(_, value)| !value.is_finite() || *value < 0.0) {
             Some((name, _)) => Err(SettingsError::Range(name)),
@@ -105,7 +107,9 @@ pub fn waivers(text: &str) -> Result<Vec<Waiver>, SettingsError> {
         let day = it.expires.as_bytes();
         let digits = |from: usize, to: usize| it.expires.get(from..to).and_then(|text| text.parse::<u32>().ok());
         let good = day.len() == 10 && day[4] == b'-' && day[7] == b'-' && digits(0, 4).is_some();
-        let good = good && digits(5, 7).is_some_and(|it| (1..=12).contains(&it)) && digits(8, 10).is_some_and(|it| (1..=31).contains(&it));
+        let good = good
+            && digits(5, 7).is_some_and(|it| (1..=12).contains(&it))
+            && digits(8, 10).is_some_and(|it| (1..=31).contains(&it));
         if !good {
             return Err(SettingsError::Expiry(it.pattern.clone(), it.expires.clone()));
         }
@@ -118,6 +122,8 @@ pub fn waivers(text: &str) -> Result<Vec<Waiver>, SettingsError> {
 pub enum Operation {
     /// Launched in ranges of this name (`*` for anything), perhaps of one domain.
     Range { name: String, domain: Option<String> },
+    /// Launched by the operator at this module path (`*` for anything).
+    Operator(String),
     /// Those with one of these parts in their names, cut where they repeat.
     Kernels(Vec<String>),
     /// All that the mock launches in the stage, looked for in the other timeline.

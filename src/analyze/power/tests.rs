@@ -3,7 +3,7 @@
 use super::*;
 use crate::{
     analyze::stages,
-    trace::event::{Event, StageRange},
+    trace::event::{Event, StageRange, Steady},
 };
 
 const MS: i64 = 1_000_000;
@@ -114,6 +114,47 @@ fn a_counter_that_falls_is_no_counter() {
     let mut log = log(PowerSource::Instant, true, |_| 100.0);
     log.samples[30].energy_mj = Some(0);
     assert_eq!(joined(&log, &[("prefill", 100, 200)]).stages[0].energy_source, Some(EnergySource::Integral));
+}
+
+/// Joins `log` with a prefill of 10 ms and, from 200 ms to 900 ms, 70 of them back to back.
+fn back_to_back(log: &PowerLog) -> StagePower {
+    let range = StageRange {
+        name: "prefill".into(),
+        start_ns: 15 * MS,
+        end_ns: 25 * MS,
+        device_ns: None,
+        warmup: false,
+        repeat: 0,
+        step: None,
+    };
+    let steady = Steady { stage: "prefill".into(), start_ns: 200 * MS, end_ns: 900 * MS, instances: 70 };
+    let events = [Event::Range(range), Event::Steady(steady)];
+    let events = Events::of(&events);
+    power(log, &events, &stages::stages(&events)).stages.remove(0)
+}
+
+#[test]
+fn a_stage_too_short_to_be_read_is_told_from_its_runs_back_to_back() {
+    for counter in [true, false] {
+        let log = log(PowerSource::Instant, counter, |t| if t < 500 * MS { 100.0 } else { 600.0 } + (t / MS % 3) as f64);
+        let stage = back_to_back(&log);
+        let run = stage.back_to_back.unwrap();
+        assert_eq!((run.seconds, run.instances, stage.why), (0.4, 40.0, None), "300 ms of rising power are left out");
+        assert!((stage.mean_w.unwrap() - 601.0).abs() < 2.0 && (stage.energy_j.unwrap() - 6.01).abs() < 0.02);
+        assert_eq!((stage.samples, stage.sm_mhz, stage.instances), (21, Some(1_500.0), 1));
+        let source = if counter { EnergySource::Counter } else { EnergySource::Integral };
+        assert_eq!(stage.energy_source, Some(source));
+    }
+}
+
+#[test]
+fn runs_back_to_back_that_are_over_too_soon_give_no_figures_and_say_so() {
+    let log = log(PowerSource::Average, false, |_| 250.0);
+    let stage = back_to_back(&log);
+    assert_eq!((stage.energy_j, stage.mean_w, stage.back_to_back), (None, None, None));
+    let why = stage.why.unwrap();
+    assert!(why.contains("Back to back it ran for 0.70 s, of which 1.00 s are left out"), "{why}");
+    assert!(why.ends_with("raise nvml.steady_ms."), "{why}");
 }
 
 #[test]

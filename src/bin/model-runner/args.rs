@@ -57,6 +57,9 @@ pub struct Run {
     request: Option<PathBuf>,
     #[command(flatten)]
     work: Work,
+    /// Run each stage back to back for so long after the last repeat, for somebody who reads the device's power; no timing.
+    #[arg(long, value_name = "MS", default_value_t = 0, conflicts_with = "request")]
+    steady_ms: u32,
     /// Measure the device's own ceilings too.
     #[arg(long)]
     ceilings: bool,
@@ -148,7 +151,7 @@ impl Run {
             Some(path) => {
                 serde_json::from_str(&read(path)?).map_err(|e| ArgsError::Request { path: path.clone(), reason: e.to_string() })
             }
-            None => Ok(RunnerRequest { ceilings: self.ceilings, ..self.work.request()? }),
+            None => Ok(RunnerRequest { steady_ms: self.steady_ms, ceilings: self.ceilings, ..self.work.request()? }),
         }
     }
 }
@@ -179,6 +182,7 @@ impl Work {
             repeats: self.repeats,
             max_new_tokens: self.max_new_tokens,
             decode_graph: self.decode_graph.unwrap_or(self.device != "cpu"),
+            steady_ms: 0,
             ceilings: false,
             target,
             extracted: self.extracted,

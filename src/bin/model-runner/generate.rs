@@ -2,10 +2,16 @@
 //!
 //! Inside a timed stage nothing is written, hashed or formatted. Knows no model: a [`Program`] is what runs.
 
+use std::time::Duration;
+
 use candle_core::{DType, Device, Result, Tensor};
+use llmprof::trace::event::Steady;
 use sha2::{Digest, Sha256};
 
-use crate::{ops::Cursor, record::Recorder};
+use crate::{
+    ops::Cursor,
+    record::{Recorder, now_ns},
+};
 
 /// What can be prefilled and stepped: a whole model with its text, or a part of one with its inputs.
 pub trait Program {
@@ -21,8 +27,14 @@ pub trait Program {
     /// Whether it has steps at all.
     fn steps(&self) -> bool;
 
+    /// Back to where the prefill of `tokens` tokens ended.
+    fn rewind(&mut self, tokens: usize) -> Result<()> {
+        let cursor = self.cursor();
+        cursor.clear()?;
+        cursor.advance(tokens)
+    }
+
     /// Where the next token stands.
-    #[cfg_attr(not(feature = "cuda"), expect(dead_code, reason = "only a replayed graph asks"))]
     fn cursor(&mut self) -> &mut Cursor;
 
     /// Notes that a replayed graph made one step.
@@ -84,13 +96,58 @@ impl Session {
         let steps = if self.program.steps() { self.max_new_tokens } else { 0 };
         if steps > 0 {
             let _decode_all = self.recorder.range("decode_all");
-            for step in 0..steps {
-                let _step = self.recorder.decode_step(step);
-                self.step()?;
-                self.device.synchronize()?;
-            }
+            self.decode(steps)?;
         }
         self.program.computed(steps as usize)
+    }
+
+    /// Takes `steps` steps, the host one ahead of the GPU: a token stays where the next step reads it, so a step is launched while the one before
+    /// runs, as engines do that schedule asynchronously. The range of a step is open from its launch until the one before is done.
+    fn decode(&mut self, steps: u32) -> Result<()> {
+        #[cfg(feature = "cuda")]
+        let mut pace = if let Device::Cuda(device) = &self.device { Some(crate::gpu::Pace::new(device)) } else { None };
+        for step in 0..steps {
+            let _step = self.recorder.decode_step(step);
+            self.step()?;
+            #[cfg(feature = "cuda")]
+            if let Some(pace) = &mut pace {
+                pace.launched()?;
+            }
+        }
+        self.device.synchronize()
+    }
+
+    /// Runs each stage back to back for `time` at least, unrecorded: what it computes is what the last repeat computed.
+    pub fn steady(&mut self, time: Duration) -> Result<Vec<Steady>> {
+        let recorder = self.recorder.clone();
+        recorder.quietly(|| {
+            let prefill = self.over(time, "prefill", |session| {
+                session.program.clear()?;
+                session.program.prefill()?;
+                session.device.synchronize()
+            })?;
+            let steps = if self.program.steps() { self.max_new_tokens } else { 0 };
+            if steps == 0 {
+                return Ok(vec![prefill]);
+            }
+            let prompt = self.program.cursor().position();
+            let decode = self.over(time, "decode_all", |session| {
+                session.program.rewind(prompt)?;
+                session.decode(steps)
+            })?;
+            Ok(vec![prefill, decode])
+        })
+    }
+
+    /// Does `once` until `time` is over.
+    fn over(&mut self, time: Duration, stage: &str, mut once: impl FnMut(&mut Self) -> Result<()>) -> Result<Steady> {
+        let start_ns = now_ns();
+        let mut steady = Steady { stage: stage.to_owned(), start_ns, end_ns: start_ns, instances: 0 };
+        while i128::from(steady.end_ns - start_ns) < time.as_nanos() as i128 {
+            once(self)?;
+            (steady.end_ns, steady.instances) = (now_ns(), steady.instances + 1);
+        }
+        Ok(steady)
     }
 
     /// One more token, by the graph where there is one.

@@ -270,6 +270,21 @@ mod tests {
     }
 
     #[test]
+    #[ignore = "a measurement: cargo test --release --bin model-runner -- --ignored --nocapture --exact nvtx::tests::what_a_range_costs_unheard"]
+    fn what_a_range_costs_unheard() {
+        const RANGES: u32 = 100_000_000;
+        let domain = Domain::create("LLM");
+        assert!(domain.0.is_none(), "nothing listens");
+        let name = domain.register("decode_step");
+        let started = std::time::Instant::now();
+        for _ in 0..RANGES {
+            std::hint::black_box(&domain).push(std::hint::black_box(name));
+            std::hint::black_box(&domain).pop();
+        }
+        println!("{:.2} ns a range", started.elapsed().as_secs_f64() * 1e9 / f64::from(RANGES));
+    }
+
+    #[test]
     fn a_profiler_that_fills_the_slots_hears_every_range() {
         assert_eq!(get_table(0, ptr::null_mut(), ptr::null_mut()), 0, "there is no module 0");
         assert_eq!(get_table(MODULES as u32, ptr::null_mut(), ptr::null_mut()), 0, "nor one past the last");

@@ -247,6 +247,9 @@ impl Recorder {
     #[cfg(any(feature = "cuda", test))]
     pub fn replayed(&self, captured: &Captured, moved: u64) {
         let inner = &*self.0;
+        if inner.quiet.get() {
+            return;
+        }
         inner.entries.borrow_mut().push(Entry::Replay(Replay {
             captured: captured.clone(),
             t_ns: now_ns(),

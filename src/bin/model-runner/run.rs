@@ -6,6 +6,7 @@ use std::{
     fs::{self, File},
     io::{self, BufWriter, Write},
     path::{Path, PathBuf},
+    time::Duration,
 };
 
 use candle_core::Device;
@@ -51,6 +52,12 @@ pub fn run(request: &RunnerRequest, out: &Path, started_ns: i64) -> Result<(), R
     progress("measure", request.repeats.into(), request.repeats.into());
     // Before the ceilings, whose buffers are not the model's.
     let (peak_rss_bytes, peak_device_bytes) = (peak_rss_bytes(), peak_device_bytes(&device));
+    if request.steady_ms > 0 {
+        progress("steady", 0, 1);
+        let steady = session.steady(Duration::from_millis(request.steady_ms.into()))?;
+        sink.events(&steady.into_iter().map(Event::Steady).collect::<Vec<_>>())?;
+        progress("steady", 1, 1);
+    }
     if request.ceilings {
         progress("ceilings", 0, 1);
         let ceilings: Vec<Event> = ceilings::measure(dtype, &device)?.into_iter().map(Event::Ceiling).collect();

@@ -40,6 +40,13 @@ impl Program for Text {
         true
     }
 
+    fn rewind(&mut self, tokens: usize) -> Result<()> {
+        let cursor = self.model.cursor();
+        cursor.clear()?;
+        cursor.advance(tokens)?;
+        self.sampler.rewind()
+    }
+
     fn cursor(&mut self) -> &mut Cursor {
         self.model.cursor()
     }

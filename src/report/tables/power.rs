@@ -64,6 +64,14 @@ pub fn power(facts: &RunFacts, analysis: &Analysis) -> Table {
     table.notes.push(sampled(power));
     for it in &power.stages {
         table.notes.extend(it.why.as_ref().map(|why| format!("{}: figures are missing. {why}", it.stage)));
+        if let Some(run) = it.back_to_back {
+            table.notes.push(format!(
+                "{}: it is too short to be read by itself; its figures are of {} runs back to back, {} s after the last repeat.",
+                it.stage,
+                decimals(run.instances, 0),
+                decimals(run.seconds, 2),
+            ));
+        }
         if let Some(share) = it.reading_pct.filter(|share| *share >= COARSE_PCT) {
             let coarse = format!(
                 "{}: one reading is {} as long as the stage; energy at its edges is shared with its neighbours.",
@@ -109,7 +117,7 @@ fn reasons(reasons: &[ReasonShare], between: &str) -> String {
 /// `power.csv`: one row per stage; what is not known is empty.
 pub fn power_csv(power: &Power) -> String {
     let mut csv = String::from(
-        "stage,instances,samples,energy_j,energy_source,reading_pct,joules_per_token,mean_w,peak_w,sm_mhz,memory_mhz,throttled_pct,reasons,why\n",
+        "stage,instances,samples,energy_j,energy_source,back_to_back_s,reading_pct,joules_per_token,mean_w,peak_w,sm_mhz,memory_mhz,throttled_pct,reasons,why\n",
     );
     let number = |value: Option<f64>| value.map(|value| format!("{value:.6}")).unwrap_or_default();
     for it in &power.stages {
@@ -119,9 +127,10 @@ pub fn power_csv(power: &Power) -> String {
             [it.reading_pct, it.joules_per_token, it.mean_w, it.peak_w, it.sm_mhz, it.memory_mhz, it.throttled_pct].map(number);
         let _ = writeln!(
             csv,
-            "{},{instances},{samples},{},{source},{},{},{}",
+            "{},{instances},{samples},{},{source},{},{},{},{}",
             quoted(&it.stage),
             number(it.energy_j),
+            number(it.back_to_back.map(|run| run.seconds)),
             figures.join(","),
             quoted(&reasons(&it.reasons, "; ")),
             quoted(it.why.as_deref().unwrap_or_default()),

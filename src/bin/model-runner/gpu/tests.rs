@@ -330,6 +330,26 @@ fn a_replayed_graph_computes_what_eager_steps_do_bit_for_bit() -> Result<()> {
 
 #[test]
 #[ignore = "needs a GPU"]
+fn stages_back_to_back_compute_what_a_repeat_computes() -> Result<()> {
+    let gpu = gpu();
+    for graph in [false, true] {
+        let mut session = session(&decoder(Some(mixture())), DType::BF16, &gpu, 77, 20)?;
+        let want = session.run()?;
+        if graph {
+            session.capture()?;
+            session.run()?;
+        }
+        for steady in session.steady(std::time::Duration::from_millis(30))? {
+            assert!(steady.instances > 1, "{steady:?}");
+        }
+        let got = session.program.computed(20)?;
+        assert_eq!((&got.tokens, got.sha256()?), (&want.tokens, want.sha256()?), "graph: {graph}");
+    }
+    Ok(())
+}
+
+#[test]
+#[ignore = "needs a GPU"]
 fn heads_without_a_kernel_decode_eagerly_and_rightly() -> Result<()> {
     let spec = Spec { head_dim: 48, ..decoder(Some(mixture())) };
     let want = session(&spec, DType::F32, &Device::Cpu, 30, 12)?.run()?;

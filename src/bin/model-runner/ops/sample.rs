@@ -56,6 +56,19 @@ impl Sampler {
         Ok(())
     }
 
+    /// Forgets all tokens but the first, which the prefill chose.
+    pub fn rewind(&mut self) -> Result<()> {
+        self.tokens.truncate(1);
+        self.logits.truncate(1);
+        #[cfg(feature = "cuda")]
+        if let Some(on_gpu) = &mut self.on_gpu {
+            on_gpu.count = 1;
+            on_gpu.chosen.slice_set(&on_gpu.tokens.narrow(0, 0, 1)?, 0, 0)?;
+            on_gpu.chosen.slice_set(&Tensor::ones(1, DType::U32, &self.device)?, 0, 1)?;
+        }
+        Ok(())
+    }
+
     /// Chooses the index of the largest of `logits` `[vocab]`.
     pub fn sample(&mut self, logits: Tensor) -> Result<()> {
         let Self { op, tokens, .. } = self;

@@ -121,6 +121,7 @@ impl Bench {
             repeats: 1,
             max_new_tokens: 8,
             decode_graph: true,
+            steady_ms: 0,
             ceilings: true,
             gpu: None,
             target: None,
