@@ -35,16 +35,13 @@ pub struct Coverage {
 
 /// Counts one capture. A kernel that is launched into a stream that is being captured does not run.
 pub fn coverage(trace: &NsysTrace, expected: &[&str]) -> Coverage {
-    let mut recorded: HashMap<(i64, i64), u64> = HashMap::new();
-    let mut nodes: HashMap<(i64, i64), BTreeSet<u64>> = HashMap::new();
+    let mut recorded: HashSet<(i64, i64)> = HashSet::new();
     for kernel in trace.kernels.iter() {
         let launch = (process_of(kernel.global_pid), kernel.correlation_id);
-        *recorded.entry(launch).or_default() += 1;
-        nodes.entry(launch).or_default().extend(kernel.graph_node);
+        recorded.insert(launch);
     }
     let mut coverage = Coverage::default();
     let mut capturing: HashSet<i64> = HashSet::new();
-    let mut graphs = Vec::new();
     for call in trace.cuda_calls.iter() {
         let launch = (process_of(call.global_tid), call.correlation_id);
         let name = trace.strings.get(call.name as usize).map_or("", String::as_str);
@@ -53,22 +50,38 @@ pub fn coverage(trace: &NsysTrace, expected: &[&str]) -> Coverage {
             Kind::EndCapture => _ = capturing.remove(&call.global_tid),
             Kind::Kernel if !capturing.contains(&call.global_tid) => {
                 coverage.launched += 1;
-                coverage.recorded += u64::from(recorded.contains_key(&launch));
+                coverage.recorded += u64::from(recorded.contains(&launch));
             }
-            Kind::Graph => graphs.push(launch),
-            Kind::Kernel | Kind::Other => {}
+            Kind::Kernel | Kind::Graph | Kind::Other => {}
         }
     }
-    if !trace.tables.iter().any(|table| table == GRAPH_LAUNCHES) {
-        let (launched, seen) = graph_kernels(&graphs, &nodes);
-        coverage.launched += launched;
-        coverage.recorded += seen;
-    }
+    let (launched, recorded) = graph_coverage(trace);
+    coverage.launched += launched;
+    coverage.recorded += recorded;
     let has = |name: &str| {
         trace.ranges.iter().any(|range| range.name == name && (range.domain == STAGE_DOMAIN || range.domain.is_empty()))
     };
     coverage.missing_ranges = expected.iter().filter(|name| !has(name)).map(|name| (*name).to_owned()).collect();
     coverage
+}
+
+/// Kernels that launches of graphs were to run, and those recorded; none where graphs were traced as a whole.
+pub(super) fn graph_coverage(trace: &NsysTrace) -> (u64, u64) {
+    let is_graph = |name: u32| matches!(kind(trace.strings.get(name as usize).map_or("", String::as_str)), Kind::Graph);
+    let sites: Vec<bool> = trace.cuda_calls.sites().iter().map(|(name, _)| is_graph(*name)).collect();
+    if !sites.contains(&true) || trace.tables.iter().any(|table| table == GRAPH_LAUNCHES) {
+        return (0, 0);
+    }
+    let mut nodes: HashMap<(i64, i64), BTreeSet<u64>> = HashMap::new();
+    for kernel in trace.kernels.iter() {
+        if let Some(node) = kernel.graph_node {
+            nodes.entry((process_of(kernel.global_pid), kernel.correlation_id)).or_default().insert(node);
+        }
+    }
+    let calls =
+        (0..trace.cuda_calls.len()).filter(|at| sites[trace.cuda_calls.site(*at) as usize]).map(|at| trace.cuda_calls.get(at));
+    let launches: Vec<(i64, i64)> = calls.map(|call| (process_of(call.global_tid), call.correlation_id)).collect();
+    graph_kernels(&launches, &nodes)
 }
 
 pub(super) enum Kind {

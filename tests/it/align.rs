@@ -212,9 +212,17 @@ fn a_slower_mock_fails_by_latency_and_a_noisy_one_decides_nothing() -> Result<()
 
 #[test]
 fn an_operation_is_found_by_operator_by_kernels_and_by_the_mocks_sequence() -> Result<()> {
-    let dir = pair("", &format!("delete from NVTX_EVENTS where {RANGE} = 'decoder.self_attn'"))?;
-    // Without such a range in the whole model, and without any named at all.
-    for named in [&["--range", "decoder.self_attn"][..], &[]] {
+    // Without such a range in the whole model, and without any named where the mock launches nothing else.
+    let unmarked = format!("delete from NVTX_EVENTS where {RANGE} = 'decoder.self_attn'");
+    let bare = format!(
+        "create temp table gone as select correlationId from CUPTI_ACTIVITY_KIND_KERNEL where correlationId not in
+             (select r.correlationId from CUPTI_ACTIVITY_KIND_RUNTIME r, NVTX_EVENTS e where r.start between e.start and e.end
+              and {RANGE} = 'decoder.self_attn');
+         delete from CUPTI_ACTIVITY_KIND_KERNEL where correlationId in gone;
+         delete from CUPTI_ACTIVITY_KIND_RUNTIME where correlationId in gone"
+    );
+    for (mock, named) in [("", &["--range", "decoder.self_attn"][..]), (&bare, &[])] {
+        let dir = pair(mock, &unmarked)?;
         let (code, told) = align(&dir, &[named, &["--within", "measured", "--stage", "decode"]])?;
         assert_eq!((code, per_instance(&told)), (Some(0), [Some(18.0); 2]), "{told:#}");
         assert_eq!(told["e2e"]["instances"], 128);

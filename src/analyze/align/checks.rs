@@ -110,19 +110,22 @@ impl Evidence<'_> {
             self.found[side].kind_ns.keys().map(|kind| at_level(name(kind), Level::Family)).collect()
         };
         let families = [family(0), family(1)];
-        let (mut rows, mut both) = (Vec::new(), 0);
+        let totals = [0, 1].map(|side| times[side].values().sum::<i64>());
+        let share = |side: usize, key: &u32| match times[side].get(key) {
+            Some(ns) => format!("{:.2} %", percent(*ns as f64, totals[side] as f64).unwrap_or(0.0)),
+            None => "absent".to_owned(),
+        };
+        let (mut rows, mut shared) = (Vec::new(), Vec::new());
         for key in &all {
             let has = [times[0].contains_key(key), times[1].contains_key(key)];
-            if has == [true, true] {
-                both += 1;
-                continue;
-            }
             let name = &self.names[*key as usize];
             let like = families[usize::from(has[0])].contains(&at_level(name, Level::Family));
-            let note = if like { "the other side has it with another tile, architecture or template" } else { "" };
-            let said = |has: bool| if has { "yes" } else { "no" };
-            rows.push(row(name.clone(), said(has[0]), said(has[1]), note));
+            let note =
+                if like && has != [true; 2] { "the other side has it with another tile, architecture or template" } else { "" };
+            let rows = if has == [true; 2] { &mut shared } else { &mut rows };
+            rows.push(row(name.clone(), share(0, key), share(1, key), note));
         }
+        let both = shared.len();
         let critical = [self.critical(0), self.critical(1)];
         let one_sided = |key: &u32| times[0].contains_key(key) != times[1].contains_key(key);
         let verdict = match rows.is_empty() {
@@ -131,6 +134,7 @@ impl Evidence<'_> {
             false if critical.iter().flatten().any(one_sided) => Verdict::Fail,
             false => Verdict::Warn,
         };
+        rows.extend(shared);
         check("names", verdict, format!("{both} of {} names in both", all.len()), "every critical name in both".into(), rows)
     }
 

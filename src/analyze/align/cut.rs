@@ -47,7 +47,9 @@ pub fn by_sequence(
     let mut known = HashMap::new();
     for steps in stages {
         let keys: Vec<u32> = steps.iter().map(|step| names[step.1 as usize]).collect();
-        for (from, to) in cut.places(&keys) {
+        let places = cut.places(&keys);
+        found.stretches += u64::from(!places.is_empty());
+        for (from, to) in places {
             let replayed = |step: &&Step| trace.kernels.get(step.0 as usize).graph_node.is_some();
             found.replayed += steps[from..to].iter().filter(replayed).count() as u64;
             found.add(steps[from..to].to_vec(), &mut known);

@@ -7,7 +7,7 @@ use super::{
     checks::{Evidence, SIDES, check, row},
     isolate::Isolated,
 };
-use crate::analyze::{coverage::coverage, stats::percent};
+use crate::analyze::stats::percent;
 
 /// Whether both captures hold what was launched.
 pub fn complete(on: &Evidence) -> Check {
@@ -16,13 +16,12 @@ pub fn complete(on: &Evidence) -> Check {
     let mut values: [Vec<String>; 3] = Default::default();
     let mut notes = Vec::new();
     for (at, (side, found)) in on.sides.iter().zip(on.found).enumerate() {
-        let whole = coverage(side.trace, &[]);
+        let whole = found.whole;
         let enough = |part: u64, all: u64| percent(part as f64, all as f64).is_none_or(|pct| pct >= asked);
         let none = side.trace.kernels.is_empty();
-        good &=
-            enough(found.recorded, found.launched) && enough(whole.recorded, whole.launched) && found.graphs_empty == 0 && !none;
+        good &= enough(found.recorded, found.launched) && enough(whole.1, whole.0) && found.graphs_empty == 0 && !none;
         values[0].push(format!("{} of {}", found.recorded, found.launched));
-        values[1].push(format!("{} of {}", whole.recorded, whole.launched));
+        values[1].push(format!("{} of {}", whole.1, whole.0));
         values[2].push(format!("{} of {}", found.graphs_empty, found.graphs));
         if none {
             notes.push(format!("the {} capture holds no kernels", SIDES[at]));
@@ -74,6 +73,7 @@ pub fn isolation(on: &Evidence) -> Check {
         ("instances in the capture", each(|it| it.ranges.to_string())),
         ("counted", each(|it| it.counted.to_string())),
         ("left out (warm-up, other stages)", each(|it| (it.ranges - it.counted).to_string())),
+        ("times that the stage ran with it", each(|it| it.stretches.to_string())),
         ("layers in forwards with kernels", each(|it| it.units.len().to_string())),
         ("distinct sequences", each(|it| it.forms.len().to_string())),
     ];

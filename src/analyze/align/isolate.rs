@@ -12,7 +12,7 @@ use super::{
     settings::Operation,
 };
 use crate::{
-    analyze::{device_time::is_operator, kernels::WARMUP, launches::Launches, scopes::NONE},
+    analyze::{coverage::graph_coverage, device_time::is_operator, kernels::WARMUP, launches::Launches, scopes::NONE},
     trace::{kernel::LaunchKind, nsys::NsysTrace, range::Range},
 };
 
@@ -47,6 +47,10 @@ pub struct Isolated {
     /// Launches of single kernels by the operation, and those whose kernels the capture holds.
     pub launched: u64,
     pub recorded: u64,
+    /// The same of the whole capture, graphs included.
+    pub whole: (u64, u64),
+    /// Times that a stage that counts ran with kernels of the operation.
+    pub stretches: u64,
     /// Launches of graphs in the stage, and those without a single kernel.
     pub graphs: u64,
     pub graphs_empty: u64,
@@ -119,9 +123,11 @@ pub fn isolate(trace: &NsysTrace, operation: &Operation, stage: Option<&str>, na
     };
     found.how = how(operation, needle.is_some());
     (found.graphs, found.graphs_empty) = launched.graphs(trace, &launches, &here);
-    if found.launched == 0 && !matches!(operation, Operation::Range { .. } | Operation::Operator(_)) {
-        (found.launched, found.recorded) = launched.kernels(trace, |_, _, instance| here(instance), &launches);
+    if matches!(operation, Operation::Kernels(_) | Operation::Sequence) {
+        (found.launched, found.recorded) = launched.kernels(trace, &launches, |_, _, instance| here(instance));
     }
+    let (single, graphs) = (launched.kernels(trace, &launches, |_, _, _| true), graph_coverage(trace));
+    found.whole = (single.0 + graphs.0, single.1 + graphs.1);
     found
 }
 

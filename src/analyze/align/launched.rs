@@ -30,7 +30,7 @@ impl Launched {
     }
 
     /// Launches of single kernels for which `wanted` holds, by thread, time and instance of a stage; and those whose kernel is recorded.
-    pub fn kernels(&self, trace: &NsysTrace, mut wanted: impl FnMut(i64, i64, u32) -> bool, launches: &Launches) -> (u64, u64) {
+    pub fn kernels(&self, trace: &NsysTrace, launches: &Launches, mut wanted: impl FnMut(i64, i64, u32) -> bool) -> (u64, u64) {
         let (mut all, mut recorded) = (0, 0);
         let mut capturing = HashSet::new();
         let mut cursor = Cursor::default();

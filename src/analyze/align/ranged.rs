@@ -29,7 +29,7 @@ pub fn by_range(
     let captured = captured(&trace.graph_nodes);
     let mut units: HashMap<(usize, u32, u32), usize> = HashMap::new();
     let mut steps: Vec<Vec<Step>> = Vec::new();
-    let mut filled: HashSet<u32> = HashSet::new();
+    let (mut filled, mut stretches): (HashSet<u32>, HashSet<u32>) = Default::default();
     let mut cursor = Cursor::default();
     for (at, (kernel, (call, instance))) in trace.kernels.iter().zip(&launches.kernels).enumerate() {
         if *call == NONE || !here(*instance) {
@@ -54,10 +54,12 @@ pub fn by_range(
             steps.push(Vec::new());
             steps.len() - 1
         });
+        stretches.insert(*instance);
         filled.insert(nests[thread].1.entries[entry as usize].0);
         found.replayed += u64::from(kernel.graph_node.is_some());
         steps[unit].push((order, trace.kernels.kind(at), kernel.ns()));
     }
+    found.stretches = stretches.len() as u64;
     let mut known = HashMap::new();
     steps.into_iter().for_each(|steps| found.add(steps, &mut known));
 
@@ -80,6 +82,6 @@ pub fn by_range(
     let wanted = |thread: i64, t: i64, instance: u32| {
         here(instance) && place(thread).is_some_and(|at| cursor.at(thread, t, |_| Some(&nests[at].1.segments)) != NONE)
     };
-    (found.launched, found.recorded) = launched.kernels(trace, wanted, launches);
+    (found.launched, found.recorded) = launched.kernels(trace, launches, wanted);
     found
 }
