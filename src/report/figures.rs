@@ -13,7 +13,8 @@ use super::{
 use crate::analyze::{
     Analysis,
     mfu::WHOLE,
-    stages::{DECODE, PREFILL},
+    operators::{OperatorRecord, OwnTime},
+    stages::{DECODE, PREFILL, STAGES},
     stats::Spread,
 };
 
@@ -96,18 +97,22 @@ fn stages(analysis: &Analysis) -> String {
 }
 
 fn operators(analysis: &Analysis) -> String {
-    let leaves: Vec<_> = analysis.operators.leaves().filter(|it| it.total_ms.is_some()).take(OPERATORS).collect();
-    let bar = |it: &&crate::analyze::operators::OperatorRecord| Bar {
+    let mut ranked: Vec<_> = STAGES.iter().flat_map(|stage| analysis.operators.ranked(stage)).collect();
+    ranked.sort_by(|a, b| b.1.ms.total_cmp(&a.1.ms));
+    let on_device = ranked.iter().any(|(_, own)| own.on_device);
+    let bar = |(it, own): &(&OperatorRecord, OwnTime)| Bar {
         label: it.path.clone(),
-        shown: format!("{} ms", short_ms(it.total_ms.unwrap_or(0.0)))
-            + &it.share_pct.map(|share| format!(" · {}", pct(share))).unwrap_or_default(),
-        value: it.total_ms.unwrap_or(0.0),
+        shown: format!("{} ms", short_ms(own.ms)) + &own.share_pct.map(|share| format!(" · {}", pct(share))).unwrap_or_default(),
+        value: own.ms,
         class: class(&it.stage),
         ..Bar::default()
     };
-    let bars: Vec<Bar> = leaves.iter().map(bar).collect();
-    let description = format!("The {} operators with the longest totals; the table below holds the same figures.", bars.len());
-    drawn(!bars.is_empty(), || svg::bars("operator-bars", "Top operators by total time", &description, &bars))
+    let bars: Vec<Bar> = ranked.iter().filter(|(_, own)| own.on_device == on_device).take(OPERATORS).map(bar).collect();
+    let what = if on_device { "the kernels of an operator in the traced pass" } else { "the operators themselves" };
+    let description =
+        format!("The {} operators that take longest, by the time of {what}; the table below holds the same figures.", bars.len());
+    let title = if on_device { "Top operators by kernel time" } else { "Top operators by time" };
+    drawn(!bars.is_empty(), || svg::bars("operator-bars", title, &description, &bars))
 }
 
 fn steps(analysis: &Analysis) -> String {

@@ -11,6 +11,7 @@ use std::{
 
 use llmprof::{
     analyze::{self, Analysis},
+    config,
     parse::{self, ParseError},
     run::RunId,
     trace::{Trace, stage::StageRules},
@@ -100,7 +101,7 @@ impl Damage {
 
 /// Reads and analyses a capture, and writes every form of its report: what `llmprof analyze` does.
 fn analysed(path: &Path) -> Result<(), TestCaseError> {
-    match offline::analyze_capture(path, &[], StageRules::default()) {
+    match offline::analyze_capture(path, &[], StageRules::default(), &config::devices().unwrap()) {
         Ok(analyzed) => {
             let files = analyzed.render(RunId(Uuid::nil()));
             let report = files.iter().find(|(name, _)| *name == "report.json").map(|(_, text)| text.as_str());
@@ -284,7 +285,7 @@ fn times_that_cannot_be_are_left_out_and_told() {
         |times: &str| format!("insert into CUPTI_ACTIVITY_KIND_KERNEL values ({times}, 0, 7, 1, 0, 1, 1, 32, 1, 1, 1, 1, 1, 1);");
     let rows = ["10, 20", "20, 10", "-9223372036854775808, 9223372036854775807", "5, 9223372036854775807"].map(kernel).concat();
     let path = made(dir.path(), &format!("insert into StringIds values (1, 'gemm'); {rows}"));
-    let analyzed = offline::analyze_capture(&path, &[], StageRules::default()).unwrap();
+    let analyzed = offline::analyze_capture(&path, &[], StageRules::default(), &config::devices().unwrap()).unwrap();
     let findings = analyzed.findings(RunId(Uuid::nil()));
     let told = findings.iter().find(|it| it.id == "capture_times_impossible").unwrap();
     assert!(told.message.starts_with("3 rows"), "{}", told.message);
@@ -296,7 +297,8 @@ fn names_of_ten_megabytes_take_no_more_room_than_the_file() {
     let many = "insert into StringIds values (1, printf('%.*c', 10000000, 'n'));
         with recursive n(i) as (select 1 union all select i + 1 from n where i < 20000)
         insert into NVTX_EVENTS select i, i + 1, 59, null, 1, 1, 0 from n;";
-    let error = offline::analyze_capture(&made(dir.path(), many), &[], StageRules::default()).unwrap_err();
+    let error =
+        offline::analyze_capture(&made(dir.path(), many), &[], StageRules::default(), &config::devices().unwrap()).unwrap_err();
     let said = llmprof::chain(&error);
     assert!(said.contains("run.sqlite: the names of its ranges take more room"), "{said}");
 }
