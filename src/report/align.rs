@@ -78,7 +78,7 @@ impl Alignment {
         let per = |it: Option<f64>| it.map_or(UNKNOWN.to_owned(), |it| format!("{it:.2}"));
         sides.row(["found by".into(), a.isolated_by.clone(), b.isolated_by.clone()]);
         sides.row(["layers in forwards".into(), count(a.instances), count(b.instances)]);
-        sides.row(["left out, as warm-up or another stage".into(), count(a.left_out), count(b.left_out)]);
+        sides.row(["left out: warm-up, capture of graphs, other stages".into(), count(a.left_out), count(b.left_out)]);
         sides.row(["kernels".into(), count(a.kernels), count(b.kernels)]);
         sides.row(["kernels per layer and forward".into(), per(a.kernels_per_instance), per(b.kernels_per_instance)]);
         sides.row(["kernels that graphs replayed".into(), count(a.replayed_kernels), count(b.replayed_kernels)]);

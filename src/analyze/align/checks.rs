@@ -122,10 +122,11 @@ impl Evidence<'_> {
             let like = families[usize::from(has[0])].contains(&at_level(name, Level::Family));
             let note =
                 if like && has != [true; 2] { "the other side has it with another tile, architecture or template" } else { "" };
-            let rows = if has == [true; 2] { &mut shared } else { &mut rows };
-            rows.push(row(name.clone(), share(0, key), share(1, key), note));
+            let told = row(name.clone(), share(0, key), share(1, key), note);
+            if has == [true; 2] { shared.push((times[1][key], told)) } else { rows.push(told) }
         }
         let both = shared.len();
+        shared.sort_by_key(|(ns, _)| std::cmp::Reverse(*ns));
         let critical = [self.critical(0), self.critical(1)];
         let one_sided = |key: &u32| times[0].contains_key(key) != times[1].contains_key(key);
         let verdict = match rows.is_empty() {
@@ -134,7 +135,7 @@ impl Evidence<'_> {
             false if critical.iter().flatten().any(one_sided) => Verdict::Fail,
             false => Verdict::Warn,
         };
-        rows.extend(shared);
+        rows.extend(shared.into_iter().map(|it| it.1));
         check("names", verdict, format!("{both} of {} names in both", all.len()), "every critical name in both".into(), rows)
     }
 
@@ -177,27 +178,34 @@ impl Evidence<'_> {
         };
         let id = if side == 1 { "missing_kernels" } else { "extra_kernels" };
         let threshold = format!("none of {} % of the time or more", self.question.thresholds.critical_pct);
-        check(id, verdict, format!("{} names, {worst} critical", only.len()), threshold, rows.collect())
+        check(id, verdict, format!("{} names that the other side lacks, {worst} critical", only.len()), threshold, rows.collect())
     }
 
     fn counts(&self) -> Check {
-        let per_instance = |side: usize| {
+        let mut by_length: BTreeMap<usize, [u64; 2]> = BTreeMap::new();
+        let mut mean = |side: usize| {
             let lengths: Vec<usize> = self.found[side].forms.iter().map(|form| self.kept(side, form).len()).collect();
             let units = &self.found[side].units;
+            units.iter().for_each(|unit| by_length.entry(lengths[unit.form as usize]).or_default()[side] += 1);
             units.iter().map(|unit| lengths[unit.form as usize] as f64).sum::<f64>() / units.len() as f64
         };
-        let [mock, e2e] = [0, 1].map(per_instance);
+        let [mock, e2e] = [mean(0), mean(1)];
         let mut by_name: BTreeMap<u32, [u64; 2]> = BTreeMap::new();
         for side in [0, 1] {
             let usual = self.keyed(side, self.found[side].usual());
             usual.iter().for_each(|key| by_name.entry(*key).or_default()[side] += 1);
         }
         let differs = by_name.iter().filter(|(_, counts)| counts[0] != counts[1]);
-        let rows: Vec<Row> =
-            differs.map(|(key, [a, b])| row(self.names[*key as usize].clone(), a.to_string(), b.to_string(), "")).collect();
+        let named = |(key, [a, b]): (&u32, &[u64; 2])| row(self.names[*key as usize].clone(), a.to_string(), b.to_string(), "");
+        let mut rows: Vec<Row> = differs.map(named).collect();
+        let usual_differs = !rows.is_empty();
+        let length = |(length, [a, b]): (&usize, &[u64; 2])| {
+            row(format!("instances of {length} kernels"), a.to_string(), b.to_string(), "")
+        };
+        rows.extend(by_length.iter().map(length));
         let off = percent((mock - e2e).abs(), e2e).unwrap_or(100.0);
         let asked = self.question.thresholds.count_pct;
-        let good = off <= asked + 1e-9 && (rows.is_empty() || asked > 0.0);
+        let good = off <= asked + 1e-9 && (!usual_differs || asked > 0.0);
         let observed = format!("{} and {} kernels per layer and forward", trim(mock), trim(e2e));
         check("counts", pass_if(good), observed, format!("within {asked} %"), rows)
     }

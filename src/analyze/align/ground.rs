@@ -72,7 +72,7 @@ pub fn isolation(on: &Evidence) -> Check {
         ("found by", each(|it| it.how.clone())),
         ("instances in the capture", each(|it| it.ranges.to_string())),
         ("counted", each(|it| it.counted.to_string())),
-        ("left out (warm-up, other stages)", each(|it| (it.ranges - it.counted).to_string())),
+        ("left out: warm-up, capture of graphs, other stages", each(|it| (it.ranges - it.counted).to_string())),
         ("times that the stage ran with it", each(|it| it.stretches.to_string())),
         ("layers in forwards with kernels", each(|it| it.units.len().to_string())),
         ("distinct sequences", each(|it| it.forms.len().to_string())),

@@ -71,9 +71,10 @@ pub fn glob(pattern: &str, text: &str) -> bool {
     rest.ends_with(last)
 }
 
-/// Says whether `name` has a part that `pattern` says, whatever the case of letters.
-pub fn has(pattern: &str, name: &str) -> bool {
-    glob(&format!("*{}*", pattern.to_lowercase()), &name.to_lowercase())
+/// Says whether a kernel's full name, as the tool or as a report writes it, has a part that `pattern` says, whatever the case of letters.
+pub fn has(pattern: &str, full: &str) -> bool {
+    let pattern = format!("*{}*", pattern.to_lowercase());
+    [full.to_owned(), canonical(full)].iter().any(|name| glob(&pattern, &name.to_lowercase()))
 }
 
 #[cfg(test)]
@@ -91,5 +92,6 @@ mod tests {
         assert!(glob("decoder.layers.*.self_attn", "decoder.layers.12.self_attn") && glob("*", "") && glob("a", "a"));
         assert!(!glob("a", "ab") && !glob("a*b", "abc") && !glob("ab*b", "ab"));
         assert!(has("flash*fwd", "void Flash::kernel_FWD<1>") && !has("gemm", "softmax"));
+        assert!(has("Copy<2>", "Copy<(int)2>") && has("Copy<(int)2>", "Copy<(int)2>"));
     }
 }
