@@ -18,7 +18,7 @@ use crate::{
 /// A capture with fewer of its kernels than this, percent, is no capture.
 const COMPLETE_PCT: f64 = 99.0;
 /// Table that holds whole launches of graphs, where graphs were not traced by node.
-const GRAPH_LAUNCHES: &str = "CUPTI_ACTIVITY_KIND_GRAPH_TRACE";
+pub(super) const GRAPH_LAUNCHES: &str = "CUPTI_ACTIVITY_KIND_GRAPH_TRACE";
 /// Complaints of the tool that a finding quotes.
 const QUOTED: usize = 5;
 
