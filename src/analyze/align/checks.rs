@@ -178,7 +178,7 @@ impl Evidence<'_> {
         };
         let id = if side == 1 { "missing_kernels" } else { "extra_kernels" };
         let threshold = format!("none of {} % of the time or more", self.question.thresholds.critical_pct);
-        check(id, verdict, format!("{} names that the other side lacks, {worst} critical", only.len()), threshold, rows.collect())
+        check(id, verdict, format!("absent on the other side: {}, critical: {worst}", only.len()), threshold, rows.collect())
     }
 
     fn counts(&self) -> Check {

@@ -51,7 +51,7 @@ pub fn inputs(on: &Evidence) -> Check {
     if shapes.iter().all(|it| !it.is_empty()) {
         let parts: BTreeSet<&String> = shapes[0].keys().chain(shapes[1].keys()).collect();
         for part in parts {
-            let said = |side: usize| shapes[side].get(part).map_or("absent".to_owned(), |it| told(it));
+            let said = |side: usize| shapes[side].get(part).map_or("absent".to_owned(), told);
             let differs = shapes[0].get(part) != shapes[1].get(part);
             let what = if part.is_empty() { "shapes of the operation".to_owned() } else { format!("shapes of its {part}") };
             rows.push(row(what, said(0), said(1), if differs { "differs" } else { "" }));
