@@ -47,7 +47,7 @@ fn check(trace: &Trace) -> usize {
     let named = |what: &str| -> HashSet<(u64, u64)> { events.iter().filter(|it| it["name"] == what).map(track).collect() };
     let (threads, processes) = (named("thread_name"), named("process_name"));
     let mut open: HashMap<(u64, u64), Vec<(i64, i64)>> = HashMap::new();
-    let mut begun: HashMap<u64, (i64, String)> = HashMap::new();
+    let mut begun: HashMap<u64, (i64, Value)> = HashMap::new();
     let mut counted: HashMap<String, i64> = HashMap::new();
     let mut slices = 0;
     for event in &events {
@@ -66,11 +66,11 @@ fn check(trace: &Trace) -> usize {
             }
             "b" => {
                 let id = event["id"].as_u64().unwrap();
-                assert!(begun.insert(id, (at(), event["name"].to_string())).is_none(), "begun twice: {event}");
+                assert!(begun.insert(id, (at(), event["name"].clone())).is_none(), "begun twice: {event}");
             }
             "e" => {
                 let (from, name) = begun.remove(&event["id"].as_u64().unwrap()).unwrap();
-                assert!(from <= at() && name == event["name"].to_string(), "{event}");
+                assert!(from <= at() && name == event["name"], "{event}");
             }
             "C" => {
                 let last = counted.insert(event["name"].to_string(), at());
