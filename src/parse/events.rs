@@ -140,9 +140,9 @@ mod tests {
 
     #[test]
     fn a_newer_format_is_refused_whatever_its_shape() {
-        let newer = Err("run/events.jsonl: written in format 2, this program reads up to 1: use a newer one".to_owned());
-        assert_eq!(outcome(&[&START.replace(r#""schema":1"#, r#""schema":2"#), "\n"]), newer);
-        assert_eq!(outcome(&[r#"{"kind":"start","schema":2,"unheard":"of"}"#, "\n"]), newer);
+        let newer = Err("run/events.jsonl: written in format 3, this program reads up to 2: use a newer one".to_owned());
+        assert_eq!(outcome(&[&START.replace(r#""schema":1"#, r#""schema":3"#), "\n"]), newer);
+        assert_eq!(outcome(&[r#"{"kind":"start","schema":3,"unheard":"of"}"#, "\n"]), newer);
     }
 
     proptest::proptest! {
