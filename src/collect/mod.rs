@@ -139,16 +139,18 @@ impl Collector {
         }
         let profile = nsys::profile(nsys, settings, request.device != "cpu", &stem, &runner);
         let (profile, exposed) = self.isolated(profile, dir, leash).await;
-        let mut pass = folder.run("nsys profile", "nsys", &profile, leash).await?;
-        let (raw, mut tries) = (stem.with_extension("qdstrm"), 1);
-        while tries < nsys::TRIES && !report.exists() && !raw.exists() && folder.says("nsys", nsys::AGENT_LOST).is_some() {
-            tries += 1;
-            pass = folder.run("nsys profile", "nsys", &profile, leash).await?;
-        }
+        let (raw, mut again) = (stem.with_extension("qdstrm"), Vec::new());
+        let mut pass = loop {
+            let ran = folder.run("nsys profile", "nsys", &profile, leash).await;
+            let itself = matches!(&ran, Ok(_) | Err(CollectError::Ended { ended: Ended::Exited(_), .. }));
+            let raced = || nsys::RACES.iter().find_map(|words| folder.says("nsys", words));
+            match raced().filter(|_| itself && !report.exists() && !raw.exists()) {
+                Some(words) if again.len() < nsys::MOST_AGAIN => again.push(words),
+                _ => break ran?,
+            }
+        };
         pass.findings.extend(exposed);
-        if tries > 1 {
-            pass.findings.push(nsys::tried_again(tries));
-        }
+        pass.findings.extend(nsys::begun_again(&again));
         if !report.exists() {
             pass.findings.push(self.import(nsys, &folder, &raw, &report, leash).await?);
         }

@@ -38,16 +38,17 @@ pub fn profile(nsys: &Path, settings: &NsysSettings, on_gpu: bool, stem: &Path, 
     Argv { env: target.env.clone(), pass: target.pass.clone(), cwd: target.cwd.clone(), ..argv }
 }
 
-/// What nsys says, exiting with 0 and leaving nothing, when its own helper was gone before it was spoken to. It is a race inside of nsys, most
-/// often lost with programs that end at once, and says nothing of the program.
-pub const AGENT_LOST: &str = "Connection to the Agent lost";
-/// How often a profile is begun whose helper is gone each time.
-pub const TRIES: u32 = 3;
+/// What nsys says, leaving nothing, when it and its own helper process missed each other. It is a race inside of nsys, most often lost with
+/// programs that end at once and on busy machines, and says nothing of the program.
+pub const RACES: [&str; 2] = ["Connection to the Agent lost", "sem_open"];
+/// How often a profile that lost such a race is begun again.
+pub const MOST_AGAIN: usize = 2;
 
-/// What a person should know of a profile that was begun more than once.
-pub fn tried_again(tries: u32) -> Finding {
-    let message = "nsys lost its own helper process and was started again";
-    Finding::new("nsys_started_again", Severity::Info, message).with("times begun", tries).with("nsys", AGENT_LOST)
+/// What a person should know of a profile that was begun more than once: what nsys said each time before.
+pub fn begun_again(said: &[String]) -> Option<Finding> {
+    let message = "nsys and its own helper process missed each other, and it was started again";
+    let finding = Finding::new("nsys_started_again", Severity::Info, message).with("times begun", said.len() + 1);
+    said.last().map(|words| finding.with("nsys", words))
 }
 
 /// How a command gets a process tree of its own: as root, and as a user who may make namespaces.
