@@ -14,12 +14,14 @@ import tarfile
 data, out = map(pathlib.Path, sys.argv[1:])
 runs = dict(line.split() for line in (data / "submitted").read_text().splitlines())
 LARGEST_BUNDLE = 24 << 20
-KEPT = ["report.json", "env.json", "spec.json", "baseline/nvml.jsonl", "nsys/coverage.json", "nsys/events.jsonl"]
+KEPT = ["report.json", "env.json", "spec.json", "config.yaml", "inputs.yaml", "progress.jsonl", "baseline/nvml.jsonl", "nsys/coverage.json", "nsys/events.jsonl"]
 PATTERNS = ["ncu/*/raw.csv", "ncu/*/details.csv", "ncu/*/choice.json", "gemm_log/*/*.log", "*/cmd.txt", "ncu/*/cmd.txt"]
 
 
 def scrub(raw):
-    text = raw.decode("utf-8", "replace").replace(str(data), "/data").replace(socket.gethostname(), "host-1")
+    text = raw.decode("utf-8", "replace").replace(str(data), "/data")
+    # Hosts have short names too: "vm" must not be cut out of "nvml".
+    text = re.sub(rf"(?<![\w-]){re.escape(socket.gethostname())}(?![\w-])", "host-1", text)
     return re.sub(r"\b(GPU|MIG)-[0-9a-f]{8}-", r"\1-00000000-", text).encode()
 
 
@@ -39,6 +41,8 @@ def scrub_export(path):
             clean = "scrubbed" if "\0" in text or text.startswith(("/proc", "/root", "/home")) else scrub(text.encode()).decode()
             if clean != text:
                 export.execute("update StringIds set value = ? where id = ?", (clean, key))
+        if "META_DATA_EXPORT" in tables:
+            export.execute("update META_DATA_EXPORT set value = 'scrubbed' where value like '%/%'")
         export.execute("vacuum")
     return scrubbed.read_bytes()
 

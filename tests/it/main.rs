@@ -12,6 +12,7 @@ mod cost;
 mod diff;
 mod fuzz;
 mod gpu;
+mod h200;
 mod http;
 mod kernels;
 mod nsys;

@@ -259,7 +259,7 @@ fn products(rows: &[u64]) -> GemmLog {
 }
 
 /// Compares with `tests/golden/<prefix>-<name>`, or writes it when asked to.
-fn golden(prefix: &str, name: &str, text: &str) {
+pub fn golden(prefix: &str, name: &str, text: &str) {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/golden").join(format!("{prefix}-{name}"));
     if std::env::var_os("LLMPROF_BLESS").is_some() {
         fs::write(&path, text).unwrap();
