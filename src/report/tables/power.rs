@@ -72,7 +72,9 @@ pub fn power(facts: &RunFacts, analysis: &Analysis) -> Table {
                 decimals(run.seconds, 2),
             ));
         }
-        if let Some(share) = it.reading_pct.filter(|share| *share >= COARSE_PCT) {
+        // Back to back nothing else lies at the edges.
+        let coarse = it.reading_pct.filter(|share| *share >= COARSE_PCT && it.back_to_back.is_none());
+        if let Some(share) = coarse {
             let coarse = format!(
                 "{}: one reading is {} as long as the stage; energy at its edges is shared with its neighbours.",
                 it.stage,
