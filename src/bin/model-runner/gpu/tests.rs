@@ -373,7 +373,7 @@ fn the_log_of_experts_tells_the_hosts_choices_too() -> Result<()> {
     };
     gpu_router.forward(&gpu_x, &Cursor::new(1, &gpu)?)?;
     let chosen = ids.into_iter().filter(|&id| id < spec.experts).map(|id| id as u32).collect();
-    assert_eq!(gpu_router.hit(&[0..40])?, [chosen]);
+    assert_eq!(gpu_router.hit(std::slice::from_ref(&(0..40)))?, [chosen]);
     Ok(())
 }
 
