@@ -5,7 +5,7 @@ mod command;
 use std::process::ExitCode;
 
 use clap::{CommandFactory, Parser, Subcommand};
-use command::{analyze, cost, diff, doctor, openapi, quickstart, serve};
+use command::{analyze, cost, diff, doctor, execute, openapi, quickstart, serve};
 
 /// GPU profiling for LLM inference as a service.
 ///
@@ -30,6 +30,7 @@ enum Command {
     Cost(cost::Options),
     Diff(diff::Options),
     Doctor(doctor::Options),
+    Execute(execute::Options),
     Openapi(openapi::Options),
     /// Print a completion script for a shell: `llmprof completions bash > /etc/bash_completion.d/llmprof`
     Completions {
@@ -45,6 +46,10 @@ fn main() -> ExitCode {
         Command::Diff(options) => diff::run(&options),
         Command::Cost(options) => cost::run(&options),
         Command::Doctor(options) => match doctor::run(&options) {
+            Ok(code) => return code,
+            Err(error) => Err(error),
+        },
+        Command::Execute(options) => match execute::run(&options) {
             Ok(code) => return code,
             Err(error) => Err(error),
         },

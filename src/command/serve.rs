@@ -13,11 +13,14 @@ use anyhow::{Context as _, Result, bail};
 use clap::{Args, ValueEnum};
 use llmprof::{
     collect::{Collector, tools::is_program},
-    config::{self, Config, Tools},
+    config::{self, Config, ExecutorKind, Limits, Tools},
     http,
     store::Store,
     trace::device::{Device, is_device},
-    worker::{self, Pool},
+    worker::{
+        self, Pool,
+        executor::{local::Local, slurm::Slurm},
+    },
 };
 use tokio::{net::TcpListener, signal::unix, sync::Notify};
 use tokio_util::sync::CancellationToken;
@@ -128,11 +131,15 @@ impl Service {
         let runs = make_folder(&data.join("runs"))?;
         let models = Arc::new(config::models(given(&server.models))?);
         let presets = Arc::new(config::profiling(given(&server.profiling))?);
-        let collector = Arc::new(Collector { state: Some(data.clone()), ..collector(&config)? });
+        let collector = Arc::new(Collector { state: Some(data.clone()), ..collector(&config.tools, &config.limits)? });
         let store = Store::open(&data.join("llmprof.db")).await?;
         let listener = TcpListener::bind(&server.listen).await.with_context(|| format!("cannot listen on {}", server.listen))?;
         let address = listener.local_addr()?;
-        let devices = devices(&config, &collector).await?;
+        let (devices, accepts) = match config.executor.kind {
+            ExecutorKind::Local => (devices(&config, &collector).await?, Vec::new()),
+            ExecutorKind::Slurm => (Vec::new(), Slurm::accepts(&config.executor.slurm)),
+        };
+        let config = Arc::new(config);
 
         let cx = worker::Context {
             store,
@@ -142,7 +149,7 @@ impl Service {
             presets,
             devices: Arc::new(config::devices()?),
             collector: Arc::clone(&collector),
-            config: Arc::new(config),
+            config: Arc::clone(&config),
             queued: Arc::new(Notify::new()),
             cancelled: Arc::new(Notify::new()),
         };
@@ -155,14 +162,24 @@ impl Service {
             models: Arc::clone(&cx.models),
             presets: Arc::clone(&cx.presets),
             devices: devices.clone().into(),
-            doctor: worker::doctor::start(collector, data.clone(), closing.clone()),
+            accepts: accepts.clone().into(),
+            doctor: worker::doctor::start(Arc::clone(&collector), data.clone(), closing.clone()),
             queued: Arc::clone(&cx.queued),
             cancelled: Arc::clone(&cx.cancelled),
             closing: closing.clone(),
         };
         let serving = axum::serve(listener, http::router(app)).with_graceful_shutdown(closing.clone().cancelled_owned());
         let http = tokio::spawn(serving.into_future());
-        let pool = Pool::start(&cx, &devices);
+        let pool = match config.executor.kind {
+            ExecutorKind::Local => {
+                let host = worker::Host { collector, devices: Arc::clone(&cx.devices) };
+                Pool::start(&cx, &Arc::new(Local::new(host, cx.runs.clone())), &devices, &[])
+            }
+            ExecutorKind::Slurm => {
+                let slots = if config.worker.paused { 0 } else { config.executor.slurm.jobs as usize };
+                Pool::start(&cx, &slurm(&config, &cx)?, &vec![Device::unknown("slurm"); slots], &accepts)
+            }
+        };
         let names: Vec<&str> = devices.iter().map(|device| device.name.as_str()).collect();
         tracing::info!(%address, devices = ?names, data = %data.display(), "serving; the API is explained at http://{address}/docs");
         if !address.ip().is_loopback() {
@@ -183,6 +200,19 @@ impl Service {
     }
 }
 
+/// The cluster, where this host has the commands to speak to it.
+fn slurm(config: &Config, cx: &worker::Context) -> Result<Arc<Slurm>> {
+    if let Some(missing) = llmprof::collect::slurm::missing(std::env::var_os("PATH").as_deref()) {
+        bail!("setting executor.kind: there is no {missing} on PATH; install Slurm's commands here, or carry runs out locally");
+    }
+    let settings = config.executor.slurm.clone();
+    let program = match given(&settings.program) {
+        Some(program) => program.to_owned(),
+        None => std::env::current_exe().context("cannot tell the path of llmprof: set executor.slurm.program")?,
+    };
+    Ok(Arc::new(Slurm::new(settings, cx.runs.clone(), program)))
+}
+
 /// The devices to work on; none while the service is paused.
 async fn devices(config: &Config, collector: &Collector) -> Result<Vec<Device>> {
     let configured = &config.worker.devices;
@@ -198,8 +228,8 @@ async fn devices(config: &Config, collector: &Collector) -> Result<Vec<Device>> 
 }
 
 /// The programs that collect, as the settings name them.
-pub fn collector(config: &Config) -> Result<Collector> {
-    let Tools { model_runner, nsys, ncu } = &config.tools;
+pub fn collector(tools: &Tools, limits: &Limits) -> Result<Collector> {
+    let Tools { model_runner, nsys, ncu } = tools;
     for (setting, path) in [("tools.model_runner", model_runner), ("tools.nsys", nsys), ("tools.ncu", ncu)] {
         if given(path).is_some_and(|path| path != Path::new(OFF) && !is_program(path)) {
             bail!("setting {setting}: {} is no program", path.display());
@@ -210,8 +240,8 @@ pub fn collector(config: &Config) -> Result<Collector> {
     found.nsys = found.nsys.filter(|_| nsys != Path::new(OFF));
     found.ncu = found.ncu.filter(|_| ncu != Path::new(OFF));
     Ok(Collector {
-        log_cap: config.limits.log_bytes,
-        min_free_bytes: config.limits.free_bytes.max(config.limits.run_bytes),
+        log_cap: limits.log_bytes,
+        min_free_bytes: limits.free_bytes.max(limits.run_bytes),
         ..found
     })
 }

@@ -3,14 +3,18 @@
 //! Knows nothing of HTTP. What a run does is told in `job`; who does it, and until when, in `pool`.
 
 pub mod doctor;
+pub mod execute;
+pub mod executor;
 mod job;
 pub mod offline;
+mod order;
 mod pool;
 mod recovery;
 mod steps;
 
 use std::{path::PathBuf, sync::Arc};
 
+pub use job::Host;
 pub use pool::Pool;
 pub use recovery::recover;
 use tokio::sync::Notify;

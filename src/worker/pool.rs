@@ -1,21 +1,30 @@
-//! One worker per device: it claims a run, carries it while renewing the lease, and finishes it or gives it back.
+//! One worker per device, or per job handed to a scheduler: it claims a run, has it carried out while renewing the lease, and finishes
+//! it or gives it back.
 //!
-//! Exactly one run at a time per device. A worker never decides what a run does; see [`super::job`].
+//! Exactly one run at a time per worker. A worker never decides what a run does; see [`super::job`].
 
-use std::{pin::pin, time::Duration};
+use std::{path::Path, pin::pin, sync::Arc, time::Duration};
 
 use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
 
-use super::{Context, job};
+use super::{
+    Context,
+    executor::{Executor, Lost, RETRY, Status},
+    job,
+    order::Order,
+    steps::Told,
+};
 use crate::{
-    run::RunState,
+    run::{RunState, Scheduled},
     store::{Claimed, Outcome, Renewal, StoreError},
     trace::device::Device,
 };
 
 /// How long an idle worker waits before it looks again by itself; it is woken when a run arrives.
 const IDLE: Duration = Duration::from_secs(1);
+/// How often jobs are looked through for those whose run has ended.
+const ORPHANS: Duration = Duration::from_secs(15);
 
 /// The workers of this service.
 #[derive(Debug)]
@@ -33,12 +42,16 @@ enum Interrupted {
 }
 
 impl Pool {
-    /// Starts one worker per device.
-    pub fn start(cx: &Context, devices: &[Device]) -> Self {
+    /// Starts one worker per device, which serves runs that ask for one of `names`; each device's own where there are none.
+    pub fn start<E: Executor>(cx: &Context, executor: &Arc<E>, devices: &[Device], names: &[String]) -> Self {
         let stop = CancellationToken::new();
         let mut workers = JoinSet::new();
         for device in devices {
-            workers.spawn(work(cx.clone(), device.clone(), stop.clone()));
+            let names = if names.is_empty() { device.names().into_iter().map(str::to_owned).chain(device.model()).collect() } else { names.to_vec() };
+            workers.spawn(work(cx.clone(), Arc::clone(executor), device.clone(), names, stop.clone()));
+        }
+        if E::OUTLIVES {
+            workers.spawn(end_orphans(cx.clone(), Arc::clone(executor), stop.clone()));
         }
         Self { workers, stop }
     }
@@ -51,15 +64,16 @@ impl Pool {
 }
 
 /// Claims and carries runs until told to stop.
-async fn work(cx: Context, device: Device, stop: CancellationToken) {
+async fn work<E: Executor>(cx: Context, executor: Arc<E>, device: Device, names: Vec<String>, stop: CancellationToken) {
     let worker = device.worker(&format!("{}:{}", std::process::id(), uuid::Uuid::now_v7()));
+    let names: Vec<&str> = names.iter().map(String::as_str).collect();
     let lease = Duration::from_secs(cx.config.worker.lease_s.into());
     while !stop.is_cancelled() {
         // Listening before looking: a run queued in between still wakes us.
         let mut woken = pin!(cx.queued.notified());
         woken.as_mut().enable();
-        match recover_and_claim(&cx, &worker, &device, lease).await {
-            Ok(Some(run)) => carry(&run, &device, &cx, lease, &stop).await,
+        match recover_and_claim(&cx, &worker, &names, lease).await {
+            Ok(Some(run)) => carry(&run, &device, &cx, &*executor, lease, &stop).await,
             nothing => {
                 if let Err(error) = nothing {
                     tracing::error!(error = %crate::chain(&error), "cannot claim a run");
@@ -74,32 +88,144 @@ async fn work(cx: Context, device: Device, stop: CancellationToken) {
     }
 }
 
-async fn recover_and_claim(cx: &Context, worker: &str, device: &Device, lease: Duration) -> Result<Option<Claimed>, StoreError> {
+async fn recover_and_claim(cx: &Context, worker: &str, names: &[&str], lease: Duration) -> Result<Option<Claimed>, StoreError> {
     super::recover(cx, false).await?;
-    cx.store.claim(worker, &device.names(), lease).await
+    cx.store.claim(worker, names, lease).await
+}
+
+/// Ends jobs whose run has ended: it was cancelled while no service looked, or its job was begun twice.
+async fn end_orphans<E: Executor>(cx: Context, executor: Arc<E>, stop: CancellationToken) {
+    loop {
+        match executor.jobs().await {
+            Ok(jobs) => {
+                for id in jobs {
+                    // A run that this service does not know may be another's.
+                    let ended = cx.store.run(id).await.is_ok_and(|run| run.is_some_and(|run| run.state.is_final()));
+                    if ended && let Err(error) = executor.cancel(id).await {
+                        tracing::warn!(run = %id, error = %crate::chain(&error), "cannot end the job of a run that has ended");
+                    }
+                }
+            }
+            Err(error) => tracing::warn!(error = %crate::chain(&error), "cannot list jobs"),
+        }
+        tokio::select! {
+            () = tokio::time::sleep(ORPHANS) => {}
+            () = stop.cancelled() => return,
+        }
+    }
 }
 
 /// Carries one run to its end, or to the point where it must be let go.
 #[tracing::instrument(skip_all, fields(run = %run.id, attempt = run.attempt, device = device.name))]
-async fn carry(run: &Claimed, device: &Device, cx: &Context, lease: Duration, stop: &CancellationToken) {
+async fn carry<E: Executor>(
+    run: &Claimed,
+    device: &Device,
+    cx: &Context,
+    executor: &E,
+    lease: Duration,
+    stop: &CancellationToken,
+) {
     tracing::info!(model = run.spec.model, mode = %run.spec.mode, "run begins");
     let halt = CancellationToken::new();
-    let mut job = pin!(job::execute(run, device, cx, &halt));
     let mut interrupted = None;
-    let outcome = loop {
-        tokio::select! {
-            outcome = &mut job => break outcome,
-            why = guard(run, cx, lease, stop), if interrupted.is_none() => {
-                tracing::info!(?why, "run is interrupted");
-                interrupted = Some(why);
-                halt.cancel();
+    let ended = match Order::new(run, cx) {
+        Err(message) => Ok(job::lost(message)),
+        Ok(order) => {
+            let mut job = pin!(follow(run, &order, device, cx, executor, &halt));
+            loop {
+                tokio::select! {
+                    ended = &mut job => break ended,
+                    why = guard(run, cx, lease, stop), if interrupted.is_none() => {
+                        tracing::info!(?why, "run is interrupted");
+                        interrupted = Some(why);
+                        if E::OUTLIVES && why != Interrupted::Cancelled {
+                            break Ok(job::lost("left to its job".into())); // which is found again by its name
+                        }
+                        halt.cancel();
+                    }
+                }
             }
         }
     };
-    match settle(run, cx, interrupted, outcome).await {
+    match settle(run, cx, interrupted, ended).await {
         Ok(state) => tracing::info!(state, "run ends"),
         Err(error) => tracing::error!(error = %crate::chain(&error), "cannot keep how the run ended; its lease will run out"),
     }
+}
+
+/// Has a run carried out and keeps what its job tells, until that has ended; `halt` ends it early.
+async fn follow<E: Executor>(
+    run: &Claimed,
+    order: &Order,
+    device: &Device,
+    cx: &Context,
+    executor: &E,
+    halt: &CancellationToken,
+) -> Result<Outcome, Lost> {
+    let dir = cx.runs.join(run.id.to_string());
+    let (mut told, mut shown) = (Told::default(), None);
+    while let Err(error) = executor.submit(order, device).await {
+        let message = crate::chain(&error);
+        if error.is_refusal() || halt.is_cancelled() {
+            return Ok(job::lost(message));
+        }
+        tracing::warn!(error = message, "the run is not submitted yet");
+        show(run, cx, &mut shown, Scheduled { job: String::new(), state: "UNKNOWN".into(), reason: Some(message) }).await;
+        tokio::select! {
+            () = tokio::time::sleep(RETRY) => {}
+            () = halt.cancelled() => {}
+        }
+    }
+    let mut asked = false;
+    loop {
+        let status = tokio::select! {
+            status = executor.poll(order) => status,
+            () = halt.cancelled(), if !asked => {
+                match executor.cancel(run.id).await {
+                    Ok(()) => asked = true,
+                    Err(error) => {
+                        tracing::warn!(error = %crate::chain(&error), "the run is not cancelled yet");
+                        tokio::time::sleep(RETRY).await;
+                    }
+                }
+                continue;
+            }
+        };
+        keep_steps(run, cx, &dir, &mut told).await;
+        match status {
+            Ok(Status::Goes(None)) => {}
+            Ok(Status::Goes(Some(scheduled))) => show(run, cx, &mut shown, scheduled).await,
+            Ok(Status::Ended) => return executor.collect(order).await,
+            Err(error) => {
+                tracing::warn!(error = %crate::chain(&error), "nobody knows how the run stands");
+                tokio::time::sleep(RETRY).await;
+            }
+        }
+    }
+}
+
+/// Keeps the steps that the run's journal tells. That they could not be kept is logged: the run itself is not to blame.
+async fn keep_steps(run: &Claimed, cx: &Context, dir: &Path, told: &mut Told) {
+    match told.look(dir) {
+        Ok(false) => {}
+        Ok(true) => {
+            if let Err(error) = cx.store.save_steps(run, &told.records).await {
+                tracing::error!(error = %crate::chain(&error), "cannot keep a run's steps");
+            }
+        }
+        Err(error) => tracing::warn!(%error, "cannot read the run's journal"),
+    }
+}
+
+/// Keeps where the run stands with the scheduler, when that has changed.
+async fn show(run: &Claimed, cx: &Context, shown: &mut Option<Scheduled>, scheduled: Scheduled) {
+    if shown.as_ref() == Some(&scheduled) {
+        return;
+    }
+    if let Err(error) = cx.store.save_scheduled(run, &scheduled).await {
+        tracing::error!(error = %crate::chain(&error), "cannot keep where a run stands");
+    }
+    *shown = Some(scheduled);
 }
 
 /// Keeps how a run ended; says it in a word.
@@ -107,24 +233,35 @@ async fn settle(
     run: &Claimed,
     cx: &Context,
     interrupted: Option<Interrupted>,
-    outcome: Outcome,
+    ended: Result<Outcome, Lost>,
 ) -> Result<&'static str, StoreError> {
+    let (outcome, lost) = match ended {
+        Ok(outcome) => (outcome, None),
+        Err(Lost { why, outcome }) => (outcome, Some(why)),
+    };
     // A run that came to its end before the interruption reached it has ended as it did.
-    let ended = matches!(outcome.state, RunState::Succeeded | RunState::Partial);
-    match interrupted {
-        Some(Interrupted::LeaseLost) => return Ok("lost"),
-        Some(Interrupted::ServiceStops) if !ended => {
+    let well = matches!(outcome.state, RunState::Succeeded | RunState::Partial);
+    match (interrupted, lost) {
+        (Some(Interrupted::LeaseLost), _) => return Ok("lost"),
+        (Some(Interrupted::ServiceStops), _) if !well => {
             return Ok(if cx.store.release(run).await? { "given back" } else { "lost" });
         }
-        Some(Interrupted::ServiceStops | Interrupted::Cancelled) | None => {}
+        (Some(Interrupted::Cancelled), _) if !well => {
+            let message = Some("cancelled while running".into());
+            let outcome = Outcome { state: RunState::Cancelled, failed_step: None, message, ..outcome };
+            return finish(run, cx, &outcome).await;
+        }
+        (None, Some(why)) => {
+            tracing::warn!(why, "the run's job is lost: the run waits again, or is given up");
+            return Ok(cx.store.retry(run, &why).await?.map_or("lost", RunState::as_str));
+        }
+        _ => {}
     }
-    let cancelled = interrupted == Some(Interrupted::Cancelled) && !ended;
-    let outcome = if cancelled {
-        Outcome { state: RunState::Cancelled, failed_step: None, message: Some("cancelled while running".into()), ..outcome }
-    } else {
-        outcome
-    };
-    Ok(if cx.store.finish(run, &outcome).await? { outcome.state.as_str() } else { "lost" })
+    finish(run, cx, &outcome).await
+}
+
+async fn finish(run: &Claimed, cx: &Context, outcome: &Outcome) -> Result<&'static str, StoreError> {
+    Ok(if cx.store.finish(run, outcome).await? { outcome.state.as_str() } else { "lost" })
 }
 
 /// Renews the lease until the run has to stop, and says why.
