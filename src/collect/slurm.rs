@@ -77,7 +77,8 @@ pub fn sbatch(spec: &JobSpec, settings: &Slurm, log: &str) -> Argv {
     let apart = spec.after.is_some();
     let minutes = (spec.limit + MARGIN).as_secs().div_ceil(60);
     let given = |name: &str, value: &str| (!value.is_empty()).then(|| format!("--{name}={value}"));
-    let partition = if apart && !settings.analyze_partition.is_empty() { &settings.analyze_partition } else { &settings.partition };
+    let partition =
+        if apart && !settings.analyze_partition.is_empty() { &settings.analyze_partition } else { &settings.partition };
     let mut argv = Argv::new("sbatch")
         .arg("--parsable")
         .arg("--requeue")
@@ -178,14 +179,18 @@ async fn run(program: &'static str, argv: &Argv) -> Result<String, SlurmError> {
     let message = said.lines().rfind(|line| !line.trim().is_empty()).unwrap_or("it said nothing").trim().to_owned();
     // What the controller refuses it says so; what keeps it from answering passes.
     let refused = program == "sbatch" && (said.contains("Batch job submission failed") || said.contains("nvalid"));
-    let passes = ["ontact", "onnect", "imed out", "busy", "temporarily", "QOSMaxSubmit", "MaxSubmitJob"].iter().any(|it| said.contains(it));
+    let passes = ["ontact", "onnect", "imed out", "busy", "temporarily", "QOSMaxSubmit", "MaxSubmitJob"]
+        .iter()
+        .any(|it| said.contains(it));
     Err(if refused && !passes { SlurmError::Refused { program, message } } else { SlurmError::Failed { program, message } })
 }
 
 /// The programs that the service needs on its own host, where one is missing.
 pub fn missing(path: Option<&std::ffi::OsStr>) -> Option<&'static str> {
     let folders: Vec<PathBuf> = path.map(|path| std::env::split_paths(path).collect()).unwrap_or_default();
-    ["sbatch", "squeue", "scancel"].into_iter().find(|name| !folders.iter().any(|folder| super::tools::is_program(&folder.join(name))))
+    ["sbatch", "squeue", "scancel"]
+        .into_iter()
+        .find(|name| !folders.iter().any(|folder| super::tools::is_program(&folder.join(name))))
 }
 
 #[cfg(test)]
@@ -238,10 +243,19 @@ mod tests {
     #[test]
     fn the_queue_is_read_and_jobs_of_others_are_left_out() {
         let run = RunId::now();
-        let text = format!("12|{run}|PENDING|Resources\n13|{run}.analyze|PENDING|Dependency\n14|{run}|RUNNING|None\n15|train|RUNNING|None\n\n");
+        let text = format!(
+            "12|{run}|PENDING|Resources\n13|{run}.analyze|PENDING|Dependency\n14|{run}|RUNNING|None\n15|train|RUNNING|None\n\n"
+        );
         let jobs = parse_squeue(&text);
         let seen: Vec<_> = jobs.iter().map(|it| (it.job.as_str(), it.apart, it.state.as_str(), it.reason.as_deref())).collect();
-        assert_eq!(seen, [("12", false, "PENDING", Some("Resources")), ("13", true, "PENDING", Some("Dependency")), ("14", false, "RUNNING", None)]);
+        assert_eq!(
+            seen,
+            [
+                ("12", false, "PENDING", Some("Resources")),
+                ("13", true, "PENDING", Some("Dependency")),
+                ("14", false, "RUNNING", None)
+            ]
+        );
         assert!(jobs.iter().all(|job| job.run == run));
     }
 

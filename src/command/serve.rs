@@ -239,11 +239,7 @@ pub fn collector(tools: &Tools, limits: &Limits) -> Result<Collector> {
     let mut found = Collector::find(given(model_runner), tool(nsys), tool(ncu));
     found.nsys = found.nsys.filter(|_| nsys != Path::new(OFF));
     found.ncu = found.ncu.filter(|_| ncu != Path::new(OFF));
-    Ok(Collector {
-        log_cap: limits.log_bytes,
-        min_free_bytes: limits.free_bytes.max(limits.run_bytes),
-        ..found
-    })
+    Ok(Collector { log_cap: limits.log_bytes, min_free_bytes: limits.free_bytes.max(limits.run_bytes), ..found })
 }
 
 /// A path that is set: the defaults leave it empty.

@@ -136,7 +136,8 @@ impl Store {
 
     /// Keeps where a run that is ours stands with the cluster's scheduler.
     pub async fn save_scheduled(&self, run: &Claimed, scheduled: &Scheduled) -> Result<(), StoreError> {
-        let text = serde_json::to_string(scheduled).map_err(|_| StoreError::Corrupt { id: run.id, what: "a scheduler's word" })?;
+        let text =
+            serde_json::to_string(scheduled).map_err(|_| StoreError::Corrupt { id: run.id, what: "a scheduler's word" })?;
         let mut writer = self.writer.lock().await;
         sqlx::query("update runs set scheduled = ? where id = ? and state = 'running' and worker = ? and attempts = ?")
             .bind(text)

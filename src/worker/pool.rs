@@ -47,7 +47,11 @@ impl Pool {
         let stop = CancellationToken::new();
         let mut workers = JoinSet::new();
         for device in devices {
-            let names = if names.is_empty() { device.names().into_iter().map(str::to_owned).chain(device.model()).collect() } else { names.to_vec() };
+            let names = if names.is_empty() {
+                device.names().into_iter().map(str::to_owned).chain(device.model()).collect()
+            } else {
+                names.to_vec()
+            };
             workers.spawn(work(cx.clone(), Arc::clone(executor), device.clone(), names, stop.clone()));
         }
         if E::OUTLIVES {

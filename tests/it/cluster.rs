@@ -35,7 +35,13 @@ impl Cluster {
         let ports: Vec<String> = free_ports().into_iter().map(|port| port.to_string()).collect();
         let mut conf = include_str!("../../conf/test/slurm.conf").to_owned();
         let folder = dir.display().to_string();
-        let words = [("@DIR@", folder.as_str()), ("@HOST@", host.trim()), ("@CONTROLLER_PORT@", &ports[0]), ("@PORT_1@", &ports[1]), ("@PORT_2@", &ports[2])];
+        let words = [
+            ("@DIR@", folder.as_str()),
+            ("@HOST@", host.trim()),
+            ("@CONTROLLER_PORT@", &ports[0]),
+            ("@PORT_1@", &ports[1]),
+            ("@PORT_2@", &ports[2]),
+        ];
         for (word, value) in words {
             conf = conf.replace(word, value);
         }

@@ -198,7 +198,10 @@ async fn a_lost_answer_makes_no_second_job_and_a_controller_that_restarts_loses_
     // An sbatch that submits and says that it could not reach the controller.
     let bin = bench.data.path().join("bin");
     fs::create_dir(&bin).unwrap();
-    let lost = format!("/usr/bin/sbatch \"$@\" >/dev/null; [ -e {0} ] && exit; touch {0}; echo 'Unable to contact slurm controller' >&2; exit 1", bench.data.path().join("lost").display());
+    let lost = format!(
+        "/usr/bin/sbatch \"$@\" >/dev/null; [ -e {0} ] && exit; touch {0}; echo 'Unable to contact slurm controller' >&2; exit 1",
+        bench.data.path().join("lost").display()
+    );
     fs::rename(script(&bin, &lost), bin.join("sbatch")).unwrap();
     let path = format!("{}:{}", bin.display(), std::env::var("PATH").unwrap());
     let service = Service::spawn(bench.command().env("PATH", path), bench.data.path());
