@@ -84,8 +84,11 @@ impl Cluster {
         wait("slurmctld", || self.run("scontrol", &["ping"]).status.success());
     }
 
-    pub fn kill_controller(&mut self) {
-        end(self.controller.take());
+    /// Ends the controller as an administrator does: it saves where its jobs stand.
+    pub fn stop_controller(&mut self) {
+        let mut controller = self.controller.take().unwrap();
+        nix::sys::signal::kill(nix::unistd::Pid::from_raw(controller.id().cast_signed()), nix::sys::signal::Signal::SIGTERM).unwrap();
+        controller.wait().unwrap();
     }
 
     pub fn start_node(&mut self, at: usize) {

@@ -207,7 +207,7 @@ async fn a_lost_answer_makes_no_second_job_and_a_controller_that_restarts_loses_
     let service = Service::spawn(bench.command().env("PATH", path), bench.data.path());
     let id = service.submit(small()).await;
     service.follow(&id, is_up).await;
-    bench.cluster.kill_controller();
+    bench.cluster.stop_controller();
     bench.cluster.start_controller();
     fs::write(gate, "").unwrap();
     let run = service.end(&id).await;
