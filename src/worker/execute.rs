@@ -80,8 +80,9 @@ pub async fn execute(
     if !is_owner(dir, &owner) {
         return Err(ExecuteError::Replaced);
     }
-    let interrupted = stop.is_cancelled();
+    let interrupted = stop.is_cancelled() || matches!(told, Told::Nothing);
     let outcome = match told {
+        Told::Nothing => job::lost("the job that was to collect ended without a word".into()),
         Told::Outcome(outcome) => outcome,
         Told::Gathered(gathered) if !interrupted => {
             order::write(dir, layout::GATHERED, &gathered).map_err(failed)?;
@@ -99,18 +100,17 @@ pub async fn execute(
 enum Told {
     Outcome(Outcome),
     Gathered(Gathered),
+    /// There was nothing to go on from.
+    Nothing,
 }
 
 async fn carry(order: &Order, dir: &Path, part: Part, host: &Host, halt: &CancellationToken) -> Told {
     if part == Part::Conclude {
         let gathered = order::read(dir, layout::GATHERED).ok().flatten().filter(|it: &Gathered| it.attempt == order.attempt);
-        return Told::Outcome(match gathered {
-            Some(gathered) => job::conclude(order, gathered, dir, host, halt).await,
-            None => {
-                halt.cancel();
-                job::lost("the job that was to collect ended without a word".into())
-            }
-        });
+        return match gathered {
+            Some(gathered) => Told::Outcome(job::conclude(order, gathered, dir, host, halt).await),
+            None => Told::Nothing,
+        };
     }
     let device = match device(order, host).await {
         Ok(device) => device,

@@ -87,7 +87,8 @@ impl Cluster {
     /// Ends the controller as an administrator does: it saves where its jobs stand.
     pub fn stop_controller(&mut self) {
         let mut controller = self.controller.take().unwrap();
-        nix::sys::signal::kill(nix::unistd::Pid::from_raw(controller.id().cast_signed()), nix::sys::signal::Signal::SIGTERM).unwrap();
+        nix::sys::signal::kill(nix::unistd::Pid::from_raw(controller.id().cast_signed()), nix::sys::signal::Signal::SIGTERM)
+            .unwrap();
         controller.wait().unwrap();
     }
 

@@ -9,6 +9,7 @@ mod captures;
 mod cluster;
 mod cost;
 mod diff;
+mod execute;
 mod gpu;
 mod http;
 mod kernels;
