@@ -44,13 +44,22 @@ ls -l "$big" | awk '{ printf "file: %.0f MB\n", $5 / 1e6 }'
 
 measure() {
     for try in 1 2 3; do
-        /usr/bin/time -f "$1, try $try: %e s wall, %U s user, %M kB" sh -c "$2" >/dev/null
+        /usr/bin/time -f "$1, try $try: %e s wall, %U s user, %S s system, %M kB" sh -c "$2" >/dev/null
     done
 }
 measure "llmprof analyze" "'$llmprof' analyze '$big' --out '$work/out' --format json"
 if command -v nsys >/dev/null; then
-    reports="--report cuda_gpu_kern_sum --report cuda_api_sum --report nvtx_gpu_proj_sum --report nvtx_kern_sum"
-    measure "nsys stats" "nsys stats --quiet --format csv $reports '$big'"
+    # Names changed after 2022.4, and that version projects ranges one by one where later ones sum them.
+    if nsys stats --help-reports 2>/dev/null | grep -q cuda_gpu_kern_sum; then
+        names="cuda_gpu_kern_sum cuda_api_sum nvtx_gpu_proj_sum nvtx_kern_sum"
+    else
+        names="gpukernsum cudaapisum nvtxgpuproj nvtxkernsum"
+    fi
+    reports=$(printf -- '--report %s ' $names)
+    nsys --version
+    # Some versions write indices into the file: theirs is a copy.
+    cp "$big" "$work/peer.sqlite"
+    measure "nsys stats" "nsys stats --quiet --format csv $reports '$work/peer.sqlite'"
 else
     echo "nsys stats: not installed here, not measured"
 fi

@@ -50,6 +50,7 @@ pub struct Config {
     pub tools: Tools,
     pub limits: Limits,
     pub executor: Executor,
+    pub access: Access,
 }
 
 #[derive(Debug, Clone, PartialEq, Deserialize)]
@@ -59,6 +60,44 @@ pub struct Server {
     pub inputs: PathBuf,
     pub models: PathBuf,
     pub profiling: PathBuf,
+    pub header_s: u32,
+    pub behind_proxy: bool,
+    pub tls: Tls,
+}
+
+#[derive(Debug, Clone, PartialEq, Deserialize)]
+pub struct Tls {
+    pub certificate: PathBuf,
+    pub key: PathBuf,
+}
+
+/// When a token must be shown.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Asked {
+    /// Always, but for a service on a loopback address for which no token was ever made.
+    Auto,
+    Required,
+    Off,
+}
+
+#[derive(Debug, Clone, PartialEq, Deserialize)]
+pub struct Access {
+    pub tokens: Asked,
+    pub origins: Vec<String>,
+    pub requests_per_s_per_address: u32,
+    pub requests_per_s_per_token: u32,
+    pub concurrent_requests: u32,
+    pub queued_runs_per_owner: u64,
+    pub running_runs_per_owner: u32,
+    pub disk_bytes_per_owner: u64,
+}
+
+impl Default for Access {
+    fn default() -> Self {
+        let defaults: Config = toml::from_str(DEFAULTS).expect("a test reads the defaults");
+        defaults.access
+    }
 }
 
 #[derive(Debug, Clone, PartialEq, Deserialize)]

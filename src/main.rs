@@ -5,7 +5,7 @@ mod command;
 use std::process::ExitCode;
 
 use clap::{CommandFactory, Parser, Subcommand};
-use command::{analyze, cost, diff, doctor, execute, openapi, quickstart, serve};
+use command::{analyze, cost, diff, doctor, execute, openapi, quickstart, serve, token};
 
 /// GPU profiling for LLM inference as a service.
 ///
@@ -31,6 +31,7 @@ enum Command {
     Diff(diff::Options),
     Doctor(doctor::Options),
     Execute(execute::Options),
+    Token(token::Options),
     Openapi(openapi::Options),
     /// Print a completion script for a shell: `llmprof completions bash > /etc/bash_completion.d/llmprof`
     Completions {
@@ -53,6 +54,7 @@ fn main() -> ExitCode {
             Ok(code) => return code,
             Err(error) => Err(error),
         },
+        Command::Token(options) => token::run(&options),
         Command::Openapi(options) => openapi::run(&options),
         Command::Completions { shell } => {
             clap_complete::generate(shell, &mut Cli::command(), "llmprof", &mut std::io::stdout());

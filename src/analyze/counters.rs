@@ -11,7 +11,7 @@ use utoipa::ToSchema;
 use super::{
     kernels::{KernelRecord, WARMUP, launched},
     launches::Launches,
-    stats::percent,
+    stats::{percent, ratio},
 };
 use crate::trace::{
     counter::{CounterValues, LaunchCounters},
@@ -46,7 +46,7 @@ pub struct CounterRecord {
     pub flops_per_byte: Option<f64>,
 }
 
-/// Counters of a kernel over the geometries that were profiled: means weighted by their time in the timeline.
+/// Counters of a kernel over the geometries that were profiled: means weighted by their time in the timeline, durations by their calls.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct KernelCounters {
     pub profiled: u64,
@@ -124,16 +124,17 @@ pub fn attach(kernels: &mut [KernelRecord], counters: &[CounterRecord]) {
 /// `records` of one kernel, longest first.
 fn summary(records: &[&CounterRecord], total_ms: f64) -> Option<KernelCounters> {
     let first = records.first()?;
-    let weighted = |field: fn(&CounterRecord) -> Option<f64>| {
-        let known = || records.iter().filter_map(|record| Some((field(record)?, record.timeline_total_ms?)));
-        let weight: f64 = known().map(|(_, weight)| weight).sum();
-        (weight > 0.0).then(|| known().map(|(value, weight)| value * weight).sum::<f64>() / weight)
+    type Field = fn(&CounterRecord) -> Option<f64>;
+    let mean = |field: Field, weight: Field| {
+        let known = || records.iter().filter_map(|record| Some((field(record)?, weight(record)?)));
+        ratio(known().map(|(value, weight)| value * weight).sum(), known().map(|(_, weight)| weight).sum())
     };
+    let weighted = |field: Field| mean(field, |it| it.timeline_total_ms);
     Some(KernelCounters {
         profiled: records.iter().map(|it| it.profiled).sum(),
         geometries: records.len() as u64,
         covered_pct: percent(records.iter().filter_map(|it| it.timeline_total_ms).sum(), total_ms),
-        replay_ms: weighted(|it| it.values.duration_ns).map(|ns| ns / 1e6),
+        replay_ms: mean(|it| it.values.duration_ns, |it| it.timeline_calls.map(|calls| calls as f64)).map(|ns| ns / 1e6),
         sm_pct: weighted(|it| it.values.sm_pct),
         dram_pct: weighted(|it| it.values.dram_pct),
         achieved_occupancy_pct: weighted(|it| it.values.achieved_occupancy_pct),
@@ -225,6 +226,7 @@ mod tests {
         let of = |stage: &str| records.iter().find(|it| it.stage == stage).unwrap().counters.clone();
         let decode = of("decode_all").unwrap();
         assert_eq!((decode.sm_pct, decode.geometries, decode.covered_pct), (Some(70.0), 2, Some(100.0)));
+        assert_eq!(decode.replay_ms, Some(30e-6), "a mean duration is that of a launch, however long the others are");
         assert_eq!(of("prefill"), None, "nothing of it was profiled there");
     }
 

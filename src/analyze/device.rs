@@ -16,6 +16,9 @@ pub struct DevicePeaks {
     pub reported_as: Vec<String>,
     /// Dense TFLOP/s by number format, accumulated in f32, without structured sparsity.
     pub dense_tflops: BTreeMap<String, f64>,
+    /// SM clock that each of these figures is for, MHz; without it no peak at observed clocks is told.
+    #[serde(default)]
+    pub boost_mhz: BTreeMap<String, f64>,
     /// Memory bandwidth, GB/s (10^9).
     pub memory_gb_s: f64,
     /// Where the figures were printed.
@@ -26,6 +29,11 @@ impl DevicePeaks {
     /// Peak FLOP/s of matrix products in `dtype`.
     pub fn flops_per_s(&self, dtype: &str) -> Option<f64> {
         self.dense_tflops.get(dtype).map(|tflops| tflops * 1e12)
+    }
+
+    /// SM clock that the peak in `dtype` is for, MHz.
+    pub fn boost_mhz(&self, dtype: &str) -> Option<f64> {
+        self.boost_mhz.get(dtype).copied()
     }
 
     /// Peak bytes per second of device memory.
@@ -58,7 +66,7 @@ impl Devices {
         let devices: Self = toml::from_str(text)?;
         let mut seen = BTreeMap::new();
         for device in &devices.device {
-            let mut peaks = device.dense_tflops.values().chain([&device.memory_gb_s]);
+            let mut peaks = device.dense_tflops.values().chain(device.boost_mhz.values()).chain([&device.memory_gb_s]);
             if !peaks.all(|peak| peak.is_finite() && *peak > 0.0) {
                 return Err(DevicesError::Peak(device.name.clone()));
             }
@@ -93,6 +101,24 @@ mod tests {
         assert_eq!(h200.flops_per_s("bf16"), Some(989e12));
         assert_eq!(h200.bytes_per_s(), 4.8e12);
         assert!(devices.device.iter().all(|device| !device.source.is_empty()));
+    }
+
+    #[test]
+    fn a_peak_is_operations_per_cycle_times_its_clock() {
+        // SMs, and FLOPs of one SM per cycle in bf16 with f32 accumulation, as the whitepapers print them.
+        for (name, sms, each) in [
+            ("NVIDIA H200", 132.0, 4096.0),
+            ("NVIDIA H100 80GB HBM3", 132.0, 4096.0),
+            ("NVIDIA H100 PCIe", 114.0, 4096.0),
+            ("NVIDIA A100-SXM4-80GB", 108.0, 2048.0),
+            ("NVIDIA GeForce RTX 4090", 128.0, 512.0),
+        ] {
+            let devices = shipped();
+            let device = devices.find(name).unwrap();
+            let told = device.flops_per_s("bf16").unwrap();
+            let made = sms * each * device.boost_mhz("bf16").unwrap() * 1e6;
+            assert!((made / told - 1.0).abs() < 2e-3, "{name}: {made} against {told}");
+        }
     }
 
     #[test]

@@ -128,7 +128,7 @@ pub fn device_times(trace: &NsysTrace, launches: &Launches) -> DeviceTimes {
 }
 
 /// The node that was captured, by every node that was made from it.
-fn captured(nodes: &[GraphNode]) -> HashMap<u64, GraphNode> {
+pub(super) fn captured(nodes: &[GraphNode]) -> HashMap<u64, GraphNode> {
     let by_id: HashMap<u64, GraphNode> = nodes.iter().map(|node| (node.id, *node)).collect();
     let origin = |node: &GraphNode| {
         let (mut at, mut seen) = (*node, HashSet::new());

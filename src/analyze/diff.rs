@@ -7,12 +7,16 @@ use std::collections::BTreeMap;
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
-use super::stats::{Spread, percent};
+use super::{
+    spans::Spans,
+    stats::{Spread, percent, ratio},
+};
 
 /// How a verdict is reached, for readers.
 pub const RULE: &str = "A change counts when the 95 % intervals of the two means over repeats (mean ± t·std/√n, Student's t for n - 1) do not \
-                        overlap; overlapping ones are within noise. With a single repeat on a side, or a figure of the one traced pass, noise \
-                        is not known and no verdict is given; nor is one where a difference of the runs forbids it.";
+                        overlap; overlapping ones are within noise. With a single repeat or call on a side, noise \
+                        is not known and no verdict is given; nor is one where a difference of the runs forbids it. For kernels, n is their \
+                        calls in the one capture, and the noise of their stage's repeats, where known, is added as squares.";
 
 /// One fact about both runs.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, ToSchema)]
@@ -79,7 +83,7 @@ impl Verdict {
 pub struct Measured {
     /// Milliseconds: per repeat, or of all calls for kernels.
     pub ms: f64,
-    /// Half of the 95 % interval of the mean; `null` where noise is not known.
+    /// Half of the 95 % interval, in the same milliseconds; `null` where noise is not known.
     pub noise_ms: Option<f64>,
     pub calls: Option<u64>,
 }
@@ -87,7 +91,26 @@ pub struct Measured {
 impl Measured {
     /// A mean over repeats.
     pub fn over_repeats(ms: &Spread, calls: Option<u64>) -> Self {
-        Self { ms: ms.mean, noise_ms: half_interval(ms), calls }
+        Self { ms: ms.mean, noise_ms: half_interval(ms.std, ms.n), calls }
+    }
+
+    /// A total over the calls of one capture, by their spread: `n` times the half interval of their mean.
+    pub fn over_calls(ns: &Spans) -> Self {
+        let n = u32::try_from(ns.count).unwrap_or(u32::MAX);
+        let noise_ms = half_interval(ns.std, n).map(|half| half * ns.count as f64 / 1e6);
+        Self { ms: ns.total as f64 / 1e6, noise_ms, calls: Some(ns.count) }
+    }
+
+    /// With the relative noise of its stage's repeats added, where that is known: a clock that drifts moves all calls alike.
+    pub fn at_least_as_noisy(self, stage: Option<&Self>) -> Self {
+        let drift = stage.and_then(|stage| ratio(stage.noise_ms?, stage.ms)).map_or(0.0, |share| share * self.ms);
+        Self { noise_ms: self.noise_ms.map(|noise| noise.hypot(drift)), ..self }
+    }
+
+    /// The sum of two that vary on their own: their noises add as squares.
+    pub fn and(self, other: Self) -> Self {
+        let noise_ms = self.noise_ms.zip(other.noise_ms).map(|(a, b)| a.hypot(b));
+        Self { ms: self.ms + other.ms, noise_ms, calls: self.calls.zip(other.calls).map(|(a, b)| a + b) }
     }
 }
 
@@ -105,6 +128,9 @@ pub struct Change {
     /// Of `a`.
     pub change_pct: Option<f64>,
     pub verdict: Verdict,
+    /// Why the verdict is what it is.
+    #[serde(default)]
+    pub reason: String,
 }
 
 /// What changed from run A to run B.
@@ -158,6 +184,7 @@ fn changes(a: &Figures, b: &Figures, comparable: bool) -> Vec<Change> {
             change_ms,
             change_pct: a.zip(b).and_then(|(a, _)| percent(change_ms, a.ms)),
             verdict: verdict(a, b, comparable),
+            reason: reason(a, b, comparable),
             a,
             b,
         }
@@ -182,14 +209,37 @@ fn verdict(a: Option<Measured>, b: Option<Measured>, comparable: bool) -> Verdic
     }
 }
 
+/// Why [`verdict`] says what it says.
+fn reason(a: Option<Measured>, b: Option<Measured>, comparable: bool) -> String {
+    let (a, b) = match (a, b) {
+        (Some(a), Some(b)) => (a, b),
+        (a, _) => return format!("run {} has none", if a.is_some() { "B" } else { "A" }),
+    };
+    let (Some(x), Some(y)) = (a.noise_ms, b.noise_ms) else {
+        let lacking: Vec<&str> =
+            [("A", a), ("B", b)].iter().filter(|(_, it)| it.noise_ms.is_none()).map(|(name, _)| *name).collect();
+        return format!("measured once in {}: how much it varies is not known", lacking.join(" and "));
+    };
+    if !comparable {
+        return "a difference of the runs forbids a verdict".into();
+    }
+    let calls = match a.calls.zip(b.calls) {
+        Some((a, b)) if a != b => format!("; calls: {a} in A, {b} in B"),
+        _ => String::new(),
+    };
+    let (gap, noise) = ((a.ms - b.ms).abs(), x + y);
+    let than = if gap <= noise { "no more than" } else { "more than" };
+    format!("{gap:.4} ms apart, {than} the noise of both ({noise:.4} ms){calls}")
+}
+
 /// `t · std / √n`: half of the 95 % interval of a mean over `n` values.
-fn half_interval(ms: &Spread) -> Option<f64> {
+fn half_interval(std: Option<f64>, n: u32) -> Option<f64> {
     /// Two-sided 95 % quantiles of Student's t for 1 to 10 degrees of freedom.
     const T: [f64; 10] = [12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228];
-    let freedom = (ms.n as usize).checked_sub(1).filter(|it| *it > 0)?;
+    let freedom = (n as usize).checked_sub(1).filter(|it| *it > 0)?;
     // Past the table an upper bound of its own range stands for all: an interval is never told too narrow.
     let t = T.get(freedom - 1).copied().unwrap_or(if freedom < 30 { 2.201 } else { 2.042 });
-    Some(t * ms.std? / f64::from(ms.n).sqrt())
+    Some(t * std? / f64::from(n).sqrt())
 }
 
 #[cfg(test)]
@@ -219,6 +269,43 @@ mod tests {
         ];
         for (times, expected) in cases {
             assert_eq!(verdicts(&[("x", steady)], &[("x", times)], vec![])[0].1, expected, "{times:?}");
+        }
+    }
+
+    #[test]
+    fn the_calls_of_one_capture_tell_the_noise_of_their_total() {
+        let kernel = |ns: &[i64]| Measured::over_calls(&Spans::of(&mut ns.to_vec()));
+        // Mean 2 ms, std 1 ms, n 3: t 4.303 * 1 / sqrt(3) on the mean, three times that on the total.
+        let three = kernel(&[1_000_000, 2_000_000, 3_000_000]);
+        assert!((three.noise_ms.unwrap() - 4.303 * 3f64.sqrt()).abs() < 1e-9 && three.ms == 6.0);
+        assert_eq!(kernel(&[5]).noise_ms, None);
+        let both = three.and(three);
+        assert!((both.noise_ms.unwrap() - three.noise_ms.unwrap() * 2f64.sqrt()).abs() < 1e-9);
+        let stage = Measured { ms: 100.0, noise_ms: Some(10.0), calls: None };
+        let drifting = Measured { noise_ms: Some(0.8), ..three }.at_least_as_noisy(Some(&stage));
+        assert_eq!(drifting.noise_ms, Some(1.0), "6 ms of which 10 % drift");
+        assert_eq!((both.ms, both.calls, three.and(kernel(&[5])).noise_ms), (12.0, Some(6), None));
+    }
+
+    #[test]
+    fn every_verdict_has_its_reason() {
+        let measured = |ms, noise_ms, calls| Some(Measured { ms, noise_ms, calls });
+        let steady = measured(1.0, Some(0.1), Some(4));
+        let cases = [
+            (
+                steady,
+                measured(2.0, Some(0.1), Some(5)),
+                true,
+                "1.0000 ms apart, more than the noise of both (0.2000 ms); calls: 4 in A, 5 in B",
+            ),
+            (steady, measured(1.1, Some(0.1), Some(4)), true, "0.1000 ms apart, no more than the noise of both (0.2000 ms)"),
+            (steady, measured(1.1, None, None), true, "measured once in B: how much it varies is not known"),
+            (steady, steady, false, "a difference of the runs forbids a verdict"),
+            (steady, None, true, "run B has none"),
+            (None, steady, true, "run A has none"),
+        ];
+        for (a, b, comparable, expected) in cases {
+            assert_eq!(reason(a, b, comparable), expected);
         }
     }
 

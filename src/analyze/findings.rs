@@ -9,7 +9,6 @@ mod time;
 pub use self::rules::{RULES, Rule};
 use super::{
     Analysis,
-    operators::OperatorRecord,
     stages::{DECODE, PREFILL, STAGES},
     stats::percent,
 };
@@ -97,6 +96,11 @@ fn capture_incomplete(analysis: &Analysis, trace: &Trace) -> Vec<Finding> {
         }
         found.push(finding);
     }
+    if nsys.impossible_rows > 0 {
+        let message =
+            format!("{} rows of the capture end before they start or lie in no age of computers.", nsys.impossible_rows);
+        found.push(Finding::new("capture_times_impossible", Severity::Warning, message).with("left out", nsys.impossible_rows));
+    }
     if analysis.kernels.orphans > 0 {
         let kernels = nsys.kernels.len();
         let message = format!("{} of {kernels} kernels have no launching call in the capture.", analysis.kernels.orphans);
@@ -170,21 +174,19 @@ fn dominant_stage(analysis: &Analysis, _: &Trace) -> Vec<Finding> {
 
 fn dominant_operator(analysis: &Analysis, _: &Trace) -> Vec<Finding> {
     let dominant = |stage: &str| {
-        let timed = |it: &OperatorRecord| it.self_ms.unwrap_or(0.0);
-        let mut leaves: Vec<&OperatorRecord> =
-            analysis.operators.leaves().filter(|it| it.stage == stage && it.self_ms.is_some()).collect();
-        leaves.sort_by(|a, b| timed(b).total_cmp(&timed(a)));
-        let (first, second) = (leaves.first()?, leaves.get(1)?);
-        let share = first.share_pct.filter(|share| *share >= DOMINANT_SHARE_PCT)?;
-        if timed(first) < DOMINANCE * timed(second) {
+        let ranked = analysis.operators.ranked(stage);
+        let ((first, longest), (second, next)) = (ranked.first()?, ranked.get(1)?);
+        let share = longest.share_pct.filter(|share| *share >= DOMINANT_SHARE_PCT)?;
+        if longest.ms < DOMINANCE * next.ms {
             return None;
         }
-        let message = format!("In {stage}, {} takes {share:.0} % of the time.", first.path);
+        let what = if longest.on_device { "kernel time" } else { "time" };
+        let message = format!("In {stage}, {} takes {share:.0} % of the {what}.", first.path);
         let finding = Finding::new("operator_dominates", Severity::Info, message)
             .with("operator", &first.path)
             .with("share of stage", format!("{share:.1} %"))
             .with("calls", first.calls)
-            .with("next", format!("{} ({:.1} %)", second.path, second.share_pct.unwrap_or(0.0)));
+            .with("next", format!("{} ({:.1} %)", second.path, next.share_pct.unwrap_or(0.0)));
         let ms = analysis.stages.row(stage).map_or(0.0, |row| row.ms.mean * share / 100.0);
         Some(finding.saves(time::saving(analysis, stage, ms)).advise("Fuse it, reshape it or change its algorithm."))
     };

@@ -17,12 +17,15 @@ pub mod gemms;
 pub mod gpu;
 pub mod kernels;
 pub mod launches;
+pub mod limits;
 pub mod mfu;
 pub mod operators;
 pub mod outputs;
 pub mod overhead;
 pub mod power;
+pub mod regions;
 pub mod repeats;
+pub mod roofline;
 pub mod spans;
 pub mod stages;
 pub mod stats;
@@ -52,12 +55,15 @@ use gemms::Gemms;
 use gpu::StageGpu;
 use kernels::Kernels;
 use launches::Launches;
+use limits::Limits;
 use mfu::Mfu;
 use operators::Operators;
 use outputs::OutputCheck;
 use overhead::OverheadRecord;
 use power::Power;
+use regions::Region;
 use repeats::OperatorRepeats;
+use roofline::Roofline;
 use stages::Stages;
 use sums::Sums;
 
@@ -75,6 +81,8 @@ pub struct Analysis {
     pub kernels: Kernels,
     /// What ncu read, by stage, kernel and geometry.
     pub counters: Vec<CounterRecord>,
+    /// Where those kernels lie under the device's roofs.
+    pub roofline: Roofline,
     pub gemms: Gemms,
     pub cost: Option<Cost>,
     pub mfu: Mfu,
@@ -85,6 +93,8 @@ pub struct Analysis {
     pub stage_gpu: Vec<StageGpu>,
     /// CUDA calls and ranges of the traced pass, summed by name.
     pub sums: Sums,
+    /// Ranges of the traced pass with the kernels that were launched in them.
+    pub regions: Vec<Region>,
     /// Whether all times are of the traced pass, because there was no plain one.
     pub only_traced: bool,
     /// Energy, power and clocks, where a GPU was sampled.
@@ -113,13 +123,22 @@ pub fn analyze(trace: &Trace, model: Option<&ModelSpec>, peaks: Option<&DevicePe
     counters::attach(&mut kernels.records, &counters);
     operators::attach(&mut operators, &device, &traced, &kernels.stages);
 
+    let power = trace.power.as_ref().map(|log| power::power(log, &plain, &stages));
+    let limits = Limits::of(&plain, peaks, power.as_ref());
+    let mut mfu = mfu::mfu(&plain, &stages, &operators, cost.as_ref(), &limits);
+    let on_cpu = plain.start.is_some_and(|start| start.device == "cpu");
+    mfu.operators = mfu::operator_mfu(&operators, &limits, on_cpu, &mut mfu.findings);
+    let roofline = roofline::roofline(&counters, &kernels, &limits);
+
     let mut analysis = Analysis {
         start: plain.start.cloned(),
         end: plain.end.cloned(),
+        regions: timeline.map(|(nsys, launches)| regions::regions(nsys, launches, &counters)).unwrap_or_default(),
         kernels,
         counters,
+        roofline,
         gemms: trace.gemms.as_ref().map(gemms::gemms).unwrap_or_default(),
-        mfu: mfu::mfu(&plain, &stages, &operators, cost.as_ref(), peaks),
+        mfu,
         operator_repeats: repeats::repeats(&plain),
         overhead: overhead::overhead(&stages, &stages::stages(&traced)),
         outputs: outputs::outputs(&plain, &traced),
@@ -127,7 +146,7 @@ pub fn analyze(trace: &Trace, model: Option<&ModelSpec>, peaks: Option<&DevicePe
         stage_gpu: timeline.map(|(nsys, launches)| gpu::stage_gpu(nsys, launches)).unwrap_or_default(),
         sums: timeline.map(|(nsys, launches)| sums::sums(nsys, launches)).unwrap_or_default(),
         only_traced: only_traced && trace.nsys.is_some(),
-        power: trace.power.as_ref().map(|log| power::power(log, &plain, &stages)),
+        power,
         stages,
         operators,
         cost,

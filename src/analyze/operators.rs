@@ -98,7 +98,32 @@ pub struct Operators {
     pub work: BTreeMap<String, StageWork>,
 }
 
+/// An operator's own time, without what it encloses.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct OwnTime {
+    pub ms: f64,
+    /// Of the stage's kernel time where the time is that of kernels, else of the stage's time, percent.
+    pub share_pct: Option<f64>,
+    pub on_device: bool,
+}
+
 impl Operators {
+    /// Rolled-up operators proper of one stage, longest first: by their kernels' time where kernels were joined to operators, for on a device that
+    /// runs asynchronously the host's time is that of launching; else by the host's.
+    pub fn ranked(&self, stage: &str) -> Vec<(&OperatorRecord, OwnTime)> {
+        let leaves = || self.leaves().filter(|it| it.stage == stage);
+        let on_device = leaves().any(|it| it.device.is_some());
+        let time = |it: &OperatorRecord| match it.device {
+            Some(device) => Some((device.self_ms, device.share_pct)),
+            None if on_device => None,
+            None => it.self_ms.map(|ms| (ms, it.share_pct)),
+        };
+        let timed = leaves().filter_map(|it| time(it).map(|(ms, share_pct)| (it, OwnTime { ms, share_pct, on_device })));
+        let mut ranked: Vec<_> = timed.collect();
+        ranked.sort_by(|a, b| b.1.ms.total_cmp(&a.1.ms));
+        ranked
+    }
+
     /// Rolled-up records of operators proper, longest total first.
     pub fn leaves(&self) -> impl Iterator<Item = &OperatorRecord> {
         self.rolled.iter().filter(|record| record.op != MODULE)
@@ -153,13 +178,11 @@ pub fn operators(events: &Events, stages: &Stages) -> Operators {
     Operators { by_path: finish(by_path), rolled: finish(rolled), work }
 }
 
-/// Longest on the host first; what has no host time after that, longest on the device first.
+/// Longest on the device first; what has no device time after that, longest on the host first.
 fn sort(records: &mut [OperatorRecord]) {
-    let device = |it: &OperatorRecord| it.device.map_or(0.0, |device| device.total_ms);
-    records.sort_by(|a, b| {
-        let (host_a, host_b) = (a.total_ms.unwrap_or(-1.0), b.total_ms.unwrap_or(-1.0));
-        host_b.total_cmp(&host_a).then(device(b).total_cmp(&device(a)))
-    });
+    let device = |it: &OperatorRecord| it.device.map_or(-1.0, |device| device.total_ms);
+    let host = |it: &OperatorRecord| it.total_ms.unwrap_or(-1.0);
+    records.sort_by(|a, b| device(b).total_cmp(&device(a)).then(host(b).total_cmp(&host(a))));
 }
 
 /// Sets the kernels of the traced pass beside the operators that launched them. A path that names operators of several kinds in one

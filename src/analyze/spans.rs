@@ -28,7 +28,7 @@ impl Spans {
         if n == 0 {
             return Self::default();
         }
-        let total: i64 = times.iter().sum();
+        let total = times.iter().fold(0i64, |sum, ns| sum.saturating_add(*ns));
         let mean = total as f64 / n as f64;
         let squares: f64 = times.iter().map(|ns| (*ns as f64 - mean).powi(2)).sum();
         let (min, max) = times.iter().fold((i64::MAX, i64::MIN), |(min, max), ns| (min.min(*ns), max.max(*ns)));

@@ -11,7 +11,7 @@ use super::{
     events::Events,
     stats::{Spread, percent, ratio},
 };
-use crate::trace::units::Nanos;
+use crate::trace::{event::StageRange, units::Nanos};
 
 /// Name of the stage that ends with the first token.
 pub const PREFILL: &str = "prefill";
@@ -132,7 +132,7 @@ pub fn stages(events: &Events) -> Stages {
         wall_ms: spread_ms(&wall),
         first_token_ms: spread_ms(&prefill),
         per_token_ms: Spread::of(decode.iter().filter_map(over_steps)),
-        step_ms: Spread::of(events.measured("decode_step").map(|step| Nanos(step.end_ns - step.start_ns).as_ms())),
+        step_ms: Spread::of(events.measured("decode_step").map(|step| own(step).as_ms())),
         step_curve_ms: step_curve(events),
         decode_steps,
         decode_tokens_per_s: Spread::of(decode.iter().filter_map(steps_per_decode)),
@@ -149,14 +149,19 @@ fn per_repeat(events: &Events, name: &str) -> BTreeMap<u32, Nanos> {
     times
 }
 
-/// Time of a part of a stage, per measured repeat: on the GPU where it was measured there. The host closes such a range while the GPU
-/// still works on it; a stage's own range it closes when the GPU is done.
+/// Time of a part of a stage, per measured repeat. The host closes such a range while the GPU still works on it; a stage's own range it closes
+/// when the GPU is done.
 fn part_per_repeat(events: &Events, name: &str) -> BTreeMap<u32, Nanos> {
     let mut times = BTreeMap::new();
     for range in events.measured(name) {
-        *times.entry(range.repeat).or_insert(Nanos(0)) += Nanos(range.device_ns.unwrap_or(range.end_ns - range.start_ns));
+        *times.entry(range.repeat).or_insert(Nanos(0)) += own(range);
     }
     times
+}
+
+/// Time of a range within a stage: on the GPU where it was measured there.
+fn own(range: &StageRange) -> Nanos {
+    Nanos(range.device_ns.unwrap_or(range.end_ns - range.start_ns))
 }
 
 /// Decode steps per repeat: the steps' own ranges, else the tokens that came after the first.
@@ -177,7 +182,7 @@ fn step_curve(events: &Events) -> Vec<f64> {
     let mut steps: BTreeMap<u32, Vec<f64>> = BTreeMap::new();
     for range in events.measured("decode_step") {
         if let Some(step) = range.step {
-            steps.entry(step).or_default().push(Nanos(range.end_ns - range.start_ns).as_ms());
+            steps.entry(step).or_default().push(own(range).as_ms());
         }
     }
     steps.into_values().filter_map(|times| Some(Spread::of(times)?.mean)).collect()

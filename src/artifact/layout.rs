@@ -75,10 +75,18 @@ pub const KERNELS_CSV: &str = "kernels.csv";
 pub const KERNELS_JSON: &str = "kernels.json";
 /// What ncu read, by kernel and geometry.
 pub const COUNTERS_CSV: &str = "counters.csv";
+/// Profiled kernels under the device's roofs.
+pub const ROOFLINE_CSV: &str = "roofline.csv";
+/// Operators beside the device's ceilings.
+pub const MFU_CSV: &str = "mfu.csv";
+/// Named ranges with the kernels and counters inside.
+pub const REGIONS_CSV: &str = "regions.csv";
 pub const GEMMS_MD: &str = "gemms.md";
 pub const GEMMS_CSV: &str = "gemms.csv";
 pub const GEMMS_JSON: &str = "gemms.json";
 pub const STAGES_JSON: &str = "stages.json";
+/// Every table of the analysis, whole, a line each.
+pub const TABLES: &str = "tables.jsonl";
 /// Energy, power and clocks per stage; only where a GPU was sampled.
 pub const POWER_JSON: &str = "power.json";
 pub const POWER_CSV: &str = "power.csv";
@@ -117,7 +125,7 @@ pub fn step_of(path: &str) -> Option<Step> {
         REPORT_MD | REPORT_HTML | REPORT_JSON | SUMMARY_MD | OPERATORS_MD | KERNELS_MD | STAGES_JSON | POWER_JSON | POWER_CSV => {
             Some(Step::Report)
         }
-        TIMELINE => Some(Step::Report),
+        TIMELINE | TABLES | ROOFLINE_CSV | MFU_CSV | REGIONS_CSV => Some(Step::Report),
         _ => None,
     }
 }

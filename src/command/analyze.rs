@@ -8,6 +8,7 @@ use std::{
 
 use anyhow::{Context as _, Result, bail};
 use clap::Args;
+use glob::Pattern;
 use llmprof::{
     artifact::layout,
     config,
@@ -39,6 +40,12 @@ pub struct Options {
     /// Leave out what lies in ranges of this name; may be given again
     #[arg(long, value_name = "RANGE")]
     without: Vec<String>,
+    /// Tell as regions only ranges whose names are like this: `decoder.layers.*`; may be given again
+    #[arg(long, value_name = "GLOB")]
+    include: Vec<Pattern>,
+    /// Tell no ranges whose names are like this as regions; may be given again
+    #[arg(long, value_name = "GLOB")]
+    exclude: Vec<Pattern>,
     /// Write the report's files here, as a run does
     #[arg(long, value_name = "DIR")]
     out: Option<PathBuf>,
@@ -67,10 +74,11 @@ pub fn run(options: &Options) -> Result<()> {
 }
 
 fn analyze(options: &Options) -> Result<(RunId, Analyzed)> {
-    let rules = StageRules::with(options.stage.clone(), options.within.clone(), options.without.clone());
+    let rules = StageRules::with(options.stage.clone(), options.within.clone(), options.without.clone())
+        .regions(options.include.clone(), options.exclude.clone());
     if let Some(export) = capture(&options.path)? {
         // Nobody submitted it, so it has no id of its own.
-        return Ok((RunId(Uuid::nil()), offline::analyze_capture(&export, &options.ncu, rules)?));
+        return Ok((RunId(Uuid::nil()), offline::analyze_capture(&export, &options.ncu, rules, &config::devices()?)?));
     }
     if !options.ncu.is_empty() {
         bail!("--ncu is for a bare capture: the folder of a run holds its own counters");

@@ -8,6 +8,7 @@ pub mod execute;
 pub mod openapi;
 pub mod quickstart;
 pub mod serve;
+pub mod token;
 
 /// The form of a report on standard output.
 #[derive(Debug, Clone, Copy, clap::ValueEnum)]

@@ -7,16 +7,22 @@ use std::{path::PathBuf, time::Duration};
 use anyhow::{Context as _, Result, bail};
 use clap::Args;
 use indicatif::{ProgressBar, ProgressStyle};
-use llmprof::artifact::layout;
-use reqwest::{Client, Response};
+use llmprof::{artifact::layout, config};
+use reqwest::{
+    Client, Response,
+    header::{self, HeaderMap, HeaderValue},
+};
 use serde_json::{Value, json};
 
 use super::serve::{self, LogFormat, Service};
 
+/// Variable with a token, for a data folder that has some.
+const TOKEN: &str = "LLMPROF_TOKEN";
+
 /// Profile the bundled sample once, from submission to report
 ///
 /// Starts the service on a free loopback port, submits one run over HTTP, follows it, prints the stage table, and tells where
-/// report, bundle and API are.
+/// report, bundle and API are. LLMPROF_TOKEN names a submitter's token where the data folder has tokens.
 #[derive(Debug, Args)]
 pub struct Options {
     /// Model to profile (`GET /models` lists them)
@@ -43,12 +49,15 @@ pub fn run(options: Options) -> Result<()> {
     serve::start_logging(LogFormat::Human, "warn");
     let serving = serve::Options {
         listen: Some(options.listen.clone()),
+        behind_proxy: false,
         data: Some(options.data.clone()),
         inputs: None,
         config: None,
         log: LogFormat::Human,
     };
-    let config = serve::settings(&serving)?;
+    let mut config = serve::settings(&serving)?;
+    // It talks to itself over loopback, in plain HTTP.
+    config.server.tls = config::Tls { certificate: PathBuf::new(), key: PathBuf::new() };
     serve::runtime()?.block_on(async {
         let service = Service::start(config).await?;
         let ended = tokio::select! {
@@ -64,10 +73,20 @@ pub fn run(options: Options) -> Result<()> {
     })
 }
 
+/// A client that shows `token` with every request.
+fn client(token: Option<String>) -> Result<Client> {
+    let mut headers = HeaderMap::new();
+    if let Some(token) = token {
+        let value = HeaderValue::try_from(format!("Bearer {token}")).with_context(|| format!("{TOKEN} holds no token"))?;
+        headers.insert(header::AUTHORIZATION, value);
+    }
+    Ok(Client::builder().default_headers(headers).build()?)
+}
+
 /// Submits the run, follows it to its end, and prints what it found.
 async fn profile(service: &Service, options: &Options) -> Result<()> {
     let base = format!("http://{}", service.address);
-    let client = Client::new();
+    let client = client(std::env::var(TOKEN).ok())?;
     let mut request = json!({ "model": options.model, "mode": options.mode });
     for setting in &options.settings {
         change(&mut request["profiling"], setting)?;

@@ -13,9 +13,9 @@ use anyhow::{Context as _, Result, bail};
 use clap::{Args, ValueEnum};
 use llmprof::{
     collect::{Collector, tools::is_program},
-    config::{self, Config, ExecutorKind, Limits, Tools},
-    http,
-    store::Store,
+    config::{self, Asked, Config, ExecutorKind, Limits, Tools},
+    http::{self, Certificate},
+    store::{Store, audit::AuditLog},
     trace::device::{Device, is_device},
     worker::{
         self, Pool,
@@ -28,6 +28,8 @@ use tracing_subscriber::EnvFilter;
 
 /// A tool's setting that means: do not use it, even where it is installed.
 const OFF: &str = "none";
+/// Seconds between looks at the certificate's files.
+const LOOK: Duration = Duration::from_secs(10);
 /// How long open connections may take to end once the service stops.
 const LINGER: Duration = Duration::from_secs(5);
 
@@ -43,6 +45,9 @@ pub struct Options {
     /// Address to serve on [default: 127.0.0.1:8080]
     #[arg(long, value_name = "ADDRESS:PORT")]
     pub listen: Option<String>,
+    /// A proxy in front speaks TLS with the clients, and nobody else reaches this address
+    #[arg(long)]
+    pub behind_proxy: bool,
     /// Folder of the database and the runs [default: ./data]
     #[arg(long, value_name = "DIR")]
     pub data: Option<PathBuf>,
@@ -68,7 +73,7 @@ pub fn run(options: Options) -> Result<()> {
     let config = settings(&options)?;
     runtime()?.block_on(async {
         let service = Service::start(config).await?;
-        println!("listening on http://{}", service.address);
+        println!("listening on {}", service.base());
         stop_signal().await?;
         tracing::info!("stopping: what runs goes back to the queue");
         service.stop().await
@@ -103,12 +108,14 @@ pub fn settings(options: &Options) -> Result<Config> {
     if let Some(inputs) = &options.inputs {
         server.inputs.clone_from(inputs);
     }
+    server.behind_proxy |= options.behind_proxy;
     Ok(config)
 }
 
 /// A service that runs.
 pub struct Service {
     pub address: SocketAddr,
+    encrypted: bool,
     pool: Pool,
     http: tokio::task::JoinHandle<std::io::Result<()>>,
     closing: CancellationToken,
@@ -132,9 +139,15 @@ impl Service {
         let models = Arc::new(config::models(given(&server.models))?);
         let presets = Arc::new(config::profiling(given(&server.profiling))?);
         let collector = Arc::new(Collector { state: Some(data.clone()), ..collector(&config.tools, &config.limits)? });
-        let store = Store::open(&data.join("llmprof.db")).await?;
+        let store = Store::open(&data.join("llmprof.db")).await?.with_running_per_owner(config.access.running_runs_per_owner);
+        let certificate = certificate(server)?;
         let listener = TcpListener::bind(&server.listen).await.with_context(|| format!("cannot listen on {}", server.listen))?;
         let address = listener.local_addr()?;
+        let valid = store.tokens().await?.iter().any(|token| token.valid);
+        may_serve(address, &config, certificate.is_some(), valid)?;
+        let audit = AuditLog::open(&data).with_context(|| format!("cannot write the audit log in {}", data.display()))?;
+        let access = http::Access::new(&config.access, !address.ip().is_loopback(), server.behind_proxy, Some(audit));
+        let head = Duration::from_secs(server.header_s.max(1).into());
         let (devices, accepts) = match config.executor.kind {
             ExecutorKind::Local => (devices(&config, &collector).await?, Vec::new()),
             ExecutorKind::Slurm => (Vec::new(), Slurm::accepts(&config.executor.slurm)),
@@ -157,6 +170,7 @@ impl Service {
         let closing = CancellationToken::new();
         let app = http::App {
             store: cx.store.clone(),
+            access: Arc::new(access),
             runs: cx.runs.clone(),
             inputs: cx.inputs.clone(),
             models: Arc::clone(&cx.models),
@@ -168,8 +182,11 @@ impl Service {
             cancelled: Arc::clone(&cx.cancelled),
             closing: closing.clone(),
         };
-        let serving = axum::serve(listener, http::router(app)).with_graceful_shutdown(closing.clone().cancelled_owned());
-        let http = tokio::spawn(serving.into_future());
+        let encrypted = certificate.is_some();
+        if let Some(certificate) = certificate.clone() {
+            renew(certificate, closing.clone())?;
+        }
+        let http = http::serve(listener.into_std()?, certificate, head, app)?;
         let pool = match config.executor.kind {
             ExecutorKind::Local => {
                 let host = worker::Host { collector, devices: Arc::clone(&cx.devices) };
@@ -181,11 +198,15 @@ impl Service {
             }
         };
         let names: Vec<&str> = devices.iter().map(|device| device.name.as_str()).collect();
-        tracing::info!(%address, devices = ?names, data = %data.display(), "serving; the API is explained at http://{address}/docs");
-        if !address.ip().is_loopback() {
-            tracing::warn!("{address} is no loopback address: everybody who reaches it can submit runs");
-        }
-        Ok(Self { address, pool, http, closing, _lock: lock })
+        let service = Self { address, encrypted, pool, http, closing, _lock: lock };
+        let base = service.base();
+        tracing::info!(%address, devices = ?names, data = %data.display(), "serving; the API is explained at {base}/docs");
+        Ok(service)
+    }
+
+    /// Where it is reached.
+    pub fn base(&self) -> String {
+        format!("{}://{}", if self.encrypted { "https" } else { "http" }, self.address)
     }
 
     /// Stops serving, gives running runs back to the queue, and returns when nothing is left.
@@ -211,6 +232,64 @@ fn slurm(config: &Config, cx: &worker::Context) -> Result<Arc<Slurm>> {
         None => std::env::current_exe().context("cannot tell the path of llmprof: set executor.slurm.program")?,
     };
     Ok(Arc::new(Slurm::new(settings, cx.runs.clone(), program)))
+}
+
+/// The certificate of the settings, if they name one.
+fn certificate(server: &config::Server) -> Result<Option<Certificate>> {
+    match (given(&server.tls.certificate), given(&server.tls.key)) {
+        (None, None) => Ok(None),
+        (Some(chain), Some(key)) => Ok(Some(Certificate::read(chain, key).context("settings server.tls")?)),
+        _ => bail!("settings server.tls: certificate and key belong together, and one of them is not set"),
+    }
+}
+
+/// Reads the certificate again when its files change and on SIGHUP. What does not fit is told, and the one before stays.
+fn renew(certificate: Certificate, closing: CancellationToken) -> Result<()> {
+    let mut hangup = unix::signal(unix::SignalKind::hangup())?;
+    tokio::spawn(async move {
+        let mut written = certificate.written();
+        loop {
+            let asked = tokio::select! {
+                _ = closing.cancelled() => return,
+                _ = hangup.recv() => true,
+                () = tokio::time::sleep(LOOK) => false,
+            };
+            let now = certificate.written();
+            if !asked && now == written {
+                continue;
+            }
+            written = now;
+            match certificate.reload() {
+                Ok(()) => tracing::info!("the certificate was read again"),
+                Err(error) => tracing::error!("the certificate before stays in use: {}", llmprof::chain(&error)),
+            }
+        }
+    });
+    Ok(())
+}
+
+/// Refuses an address where tokens could be read on the way, or where nobody asks for one.
+fn may_serve(address: SocketAddr, config: &Config, encrypted: bool, valid_token: bool) -> Result<()> {
+    let (proxy, asked) = (config.server.behind_proxy, config.access.tokens);
+    if address.ip().is_loopback() && !proxy {
+        return Ok(());
+    }
+    if !encrypted && !proxy {
+        bail!(
+            "{address} is no loopback address, and what is sent there in plain HTTP can be read on the way: set server.tls.certificate \
+             and server.tls.key, or serve on 127.0.0.1, or give --behind-proxy if a proxy in front speaks TLS"
+        );
+    }
+    if asked == Asked::Off && !proxy {
+        bail!("{address} is no loopback address, and access.tokens = \"off\" lets in everybody: set it to \"auto\"");
+    }
+    if asked != Asked::Off && !valid_token {
+        bail!(
+            "others reach {address}, and there is no valid token: make one with `llmprof token create --role admin --name NAME --data {}`",
+            config.server.data.display()
+        );
+    }
+    Ok(())
 }
 
 /// The devices to work on; none while the service is paused.

@@ -4,11 +4,15 @@
 
 use std::sync::LazyLock;
 
-use axum::{http::header, response::IntoResponse};
+use axum::{
+    http::{Method, header},
+    response::IntoResponse,
+};
 use serde_json::{Map, Value, json};
 use utoipa::OpenApi;
 
 use super::{
+    access,
     error::{ErrorBody, ErrorCode, ErrorDetail},
     events::RunEvent,
     examples, routes,
@@ -45,14 +49,26 @@ fn errors(operation: &str) -> &'static [ErrorCode] {
             E::UnsupportedMediaType,
             E::InvalidRequest,
             E::InputsInvalid,
+            E::TooManyQueued,
+            E::DiskQuota,
         ],
-        "list_runs" => &[E::InvalidParameter],
+        "list_runs" | "list_audit" => &[E::InvalidParameter],
         "get_run" | "follow_run" | "list_artifacts" => &[E::InvalidParameter, E::RunNotFound],
         "cancel_run" => &[E::InvalidParameter, E::RunNotFound, E::RunNotCancellable],
         "delete_run" => &[E::InvalidParameter, E::RunNotFound, E::RunActive],
         "get_artifact" => &[E::InvalidParameter, E::RunNotFound, E::ArtifactNotFound, E::RouteNotFound, E::RangeNotSatisfiable],
         "get_bundle" => &[E::InvalidParameter, E::RunNotFound, E::RunNotFinished],
         "get_report" => &[E::InvalidParameter, E::RunNotFound, E::NotAcceptable, E::RunNotFinished, E::ReportUnavailable],
+        "list_tables" => &[E::InvalidParameter, E::RunNotFound, E::RunNotFinished, E::ReportUnavailable],
+        "get_table" => &[
+            E::InvalidParameter,
+            E::RunNotFound,
+            E::TableNotFound,
+            E::RouteNotFound,
+            E::NotAcceptable,
+            E::RunNotFinished,
+            E::ReportUnavailable,
+        ],
         "diff_runs" => &[E::InvalidParameter, E::RunNotFound, E::NotAcceptable, E::RunNotFinished, E::ReportUnavailable],
         "get_cost" => &[
             E::InvalidParameter,
@@ -78,9 +94,13 @@ pub fn contract() -> &'static Value {
             // The router's word for a parameter that may hold slashes is not the contract's.
             *paths = std::mem::take(paths).into_iter().map(|(path, item)| (path.replace("{*", "{"), item)).collect();
         }
-        for operation in operations(&mut contract) {
-            complete(operation);
+        for (method, path, operation) in operations(&mut contract) {
+            complete(operation, access::needs(&method, &path).is_some());
         }
+        contract["components"]["securitySchemes"]["token"] = json!({
+            "type": "http", "scheme": "bearer",
+            "description": "A token of `llmprof token create`. A service that is reached from its own host alone asks for none until one is made.",
+        });
         // What the derive cannot say: the text in an event's `data` is JSON, and of which kind.
         contract["components"]["schemas"]["StreamedEvent"]["properties"]["data"]["contentSchema"] =
             json!({ "$ref": "#/components/schemas/RunEvent" });
@@ -135,19 +155,21 @@ fn refer_to_changes(value: &mut Value) {
     }
 }
 
-fn operations(contract: &mut Value) -> Vec<&mut Value> {
-    let paths = contract["paths"].as_object_mut().map(Map::values_mut);
-    paths
-        .into_iter()
-        .flatten()
-        .filter_map(Value::as_object_mut)
-        .flat_map(Map::values_mut)
-        .filter(|part| part.is_object())
-        .collect()
+/// Every operation with its method and path.
+fn operations(contract: &mut Value) -> Vec<(Method, String, &mut Value)> {
+    let mut found = Vec::new();
+    for (path, item) in contract["paths"].as_object_mut().into_iter().flatten() {
+        for (method, operation) in item.as_object_mut().into_iter().flatten() {
+            if let (Ok(method), true) = (method.to_uppercase().parse(), operation.is_object()) {
+                found.push((method, path.clone(), operation));
+            }
+        }
+    }
+    found
 }
 
-/// Adds examples and errors to one operation.
-fn complete(operation: &mut Value) {
+/// Adds examples, errors and what must be shown to one operation.
+fn complete(operation: &mut Value, guarded: bool) {
     let name = operation["operationId"].as_str().unwrap_or_default().to_owned();
     if let Some(content) = operation.pointer_mut("/requestBody/content").and_then(Value::as_object_mut) {
         for media in content.values_mut() {
@@ -159,13 +181,27 @@ fn complete(operation: &mut Value) {
             forbid_null(kind);
         }
     }
+    let everywhere: &[ErrorCode] = if guarded {
+        operation["security"] = json!([{}, { "token": [] }]);
+        &[
+            ErrorCode::MethodNotAllowed,
+            ErrorCode::Internal,
+            ErrorCode::Unauthenticated,
+            ErrorCode::Forbidden,
+            ErrorCode::CrossOrigin,
+            ErrorCode::RateLimited,
+            ErrorCode::Overloaded,
+        ]
+    } else {
+        &[ErrorCode::MethodNotAllowed, ErrorCode::Internal]
+    };
     let Some(responses) = operation["responses"].as_object_mut() else { return };
     for (status, response) in responses.iter_mut() {
         for (kind, media) in response.get_mut("content").and_then(Value::as_object_mut).into_iter().flatten() {
             media["example"] = examples::response(&name, status, kind);
         }
     }
-    for code in errors(&name).iter().chain(&[ErrorCode::MethodNotAllowed, ErrorCode::Internal]) {
+    for code in errors(&name).iter().chain(everywhere) {
         let status = code.status();
         let response = responses.entry(status.as_str()).or_insert_with(|| {
             json!({

@@ -5,7 +5,7 @@
 use axum::{
     Json,
     body::Body,
-    http::{Method, Response, StatusCode, Uri},
+    http::{HeaderValue, Method, Response, StatusCode, Uri, header},
     response::IntoResponse,
 };
 use serde::{Deserialize, Serialize};
@@ -56,9 +56,13 @@ macro_rules! codes {
 codes! {
     MalformedBody = "malformed_body", BAD_REQUEST, "the body is not JSON: expected value at line 1 column 1";
     InvalidParameter = "invalid_parameter", BAD_REQUEST, "run id \"7\" is no UUID";
+    Unauthenticated = "unauthenticated", UNAUTHORIZED, "send the header authorization: Bearer llmprof_...; `llmprof token create` makes a token";
+    Forbidden = "forbidden", FORBIDDEN, "this needs the role submitter, and the token \"ann\" has the role viewer";
+    CrossOrigin = "cross_origin", FORBIDDEN, "a page of another site asks; list its origin in the setting access.origins to allow it";
     RouteNotFound = "route_not_found", NOT_FOUND, "there is no /run; the API is explained at /docs";
     RunNotFound = "run_not_found", NOT_FOUND, "there is no run 019a9f3e-6d1c-7c4e-9a51-3a8f0c2b7d10";
     ArtifactNotFound = "artifact_not_found", NOT_FOUND, "the run left no report.pdf";
+    TableNotFound = "table_not_found", NOT_FOUND, "the run has no table kernel; they are listed at /runs/{id}/tables";
     ModelNotFound = "model_not_found", NOT_FOUND, "there is no model deepseek-ocr-tin; did you mean deepseek-ocr-tiny?";
     DeviceNotFound = "device_not_found", NOT_FOUND, "no worker has the device cuda:7; there is cpu";
     InputsNotFound = "inputs_not_found", NOT_FOUND, "there is no pages.yaml in the inputs folder";
@@ -77,8 +81,12 @@ codes! {
     RangeNotSatisfiable = "range_not_satisfiable", RANGE_NOT_SATISFIABLE, "the file has 512 bytes";
     InvalidRequest = "invalid_request", UNPROCESSABLE_ENTITY, "repeats: 0 is not between 1 and 100";
     InputsInvalid = "inputs_invalid", UNPROCESSABLE_ENTITY, "image page.png: there is no such file";
+    RateLimited = "rate_limited", TOO_MANY_REQUESTS, "too many requests; the header retry-after tells when to come again";
+    TooManyQueued = "too_many_queued", TOO_MANY_REQUESTS, "200 runs of \"ann\" wait already: cancel some, or wait for their end";
     Internal = "internal", INTERNAL_SERVER_ERROR, "something went wrong here; the log tells more under this request id";
     Unavailable = "unavailable", SERVICE_UNAVAILABLE, "the database does not answer";
+    Overloaded = "overloaded", SERVICE_UNAVAILABLE, "as many requests as the service handles at a time are under way: come again";
+    DiskQuota = "disk_quota", INSUFFICIENT_STORAGE, "the runs of \"ann\" take 50000000000 bytes, which is their share: delete some";
 }
 
 /// An error on its way to a client.
@@ -86,11 +94,17 @@ codes! {
 pub struct ApiError {
     code: ErrorCode,
     message: String,
+    retry_after_s: Option<u64>,
 }
 
 impl ApiError {
     pub fn new(code: ErrorCode, message: impl Into<String>) -> Self {
-        Self { code, message: message.into() }
+        Self { code, message: message.into(), retry_after_s: None }
+    }
+
+    /// Says after how many seconds it is worth to ask again.
+    pub fn retry_after(self, seconds: u64) -> Self {
+        Self { retry_after_s: Some(seconds), ..self }
     }
 
     /// Logs what went wrong here, and tells the client only that something did.
@@ -109,7 +123,14 @@ impl From<StoreError> for ApiError {
 impl IntoResponse for ApiError {
     fn into_response(self) -> Response<Body> {
         let detail = ErrorDetail { code: self.code, message: self.message, request_id: request::id() };
-        (self.code.status(), Json(ErrorBody { error: detail })).into_response()
+        let mut response = (self.code.status(), Json(ErrorBody { error: detail })).into_response();
+        if self.code == ErrorCode::Unauthenticated {
+            response.headers_mut().insert(header::WWW_AUTHENTICATE, HeaderValue::from_static("Bearer realm=\"llmprof\""));
+        }
+        if let Some(seconds) = self.retry_after_s {
+            response.headers_mut().insert(header::RETRY_AFTER, HeaderValue::from(seconds));
+        }
+        response
     }
 }
 

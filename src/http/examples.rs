@@ -4,10 +4,12 @@ use serde_json::{Value, json};
 
 use super::{
     artifacts::ArtifactList,
+    audit::AuditList,
     devices::{DeviceList, DeviceView},
     health::{Health, Version},
     models::ModelList,
     profiling::{ProfilingList, ProfilingPreset},
+    queue::{Queue, QueuedRun},
     runs::{Links, RunList, RunSummary, RunView},
     submit::SubmittedRun,
 };
@@ -18,8 +20,13 @@ use crate::{
     },
     config,
     profiling::Profiling,
-    report::{self, cost::Asked},
+    report::{
+        self,
+        cost::Asked,
+        data::{self, DataTable, Selection, TableList},
+    },
     run::{ArtifactRecord, Finding, Mode, RunId, RunSpec, RunState, Severity, Step, StepRecord, StepState},
+    store::audit::AuditEntry,
     trace::checkup::{Check, Checkup},
 };
 
@@ -46,10 +53,22 @@ pub fn response(operation: &str, status: &str, kind: &str) -> Value {
             json!(SubmittedRun { run_id: id(), state: RunState::Queued, queue_position: Some(1), links: Links::of(id()) })
         }
         ("list_runs", ..) => {
-            let RunView { run_id, state, queued_at, started_at, ended_at, message, links, .. } = ended();
+            let RunView { run_id, state, owner, queued_at, started_at, ended_at, message, links, .. } = ended();
             let RunSpec { model, mode, labels, priority, .. } = spec();
-            let run =
-                RunSummary { run_id, state, model, mode, labels, priority, queued_at, started_at, ended_at, message, links };
+            let run = RunSummary {
+                run_id,
+                state,
+                owner,
+                model,
+                mode,
+                labels,
+                priority,
+                queued_at,
+                started_at,
+                ended_at,
+                message,
+                links,
+            };
             json!(RunList { runs: vec![run], next_cursor: None })
         }
         ("cancel_run", "200", _) => {
@@ -68,6 +87,9 @@ pub fn response(operation: &str, status: &str, kind: &str) -> Value {
         ("get_report", _, "application/json") => report(),
         ("get_report", _, "text/html") => json!("<!doctype html>\n<html lang=\"en\">...</html>\n"),
         ("get_report", ..) => json!("# deepseek-ocr-tiny\n\n## Environment\n..."),
+        ("list_tables", ..) => tables().map_or(Value::Null, |(heads, _)| json!(heads)),
+        ("get_table", _, "application/json") => tables().map_or(Value::Null, |(_, table)| json!(table.json(id()))),
+        ("get_table", ..) => tables().map_or(Value::Null, |(_, table)| json!(table.csv())),
         ("diff_runs", _, "application/json") => diff(),
         ("diff_runs", _, "text/html") => json!("<!doctype html>\n<html lang=\"en\">...</html>\n"),
         ("diff_runs", ..) => json!("# From run 019a9f3e-6d1c-7c4e-9a51-3a8f0c2b7d10 to run ...\n"),
@@ -93,6 +115,19 @@ pub fn response(operation: &str, status: &str, kind: &str) -> Value {
         ("version", ..) => {
             json!(Version { version: "0.1.0".into(), git_commit: Some("3f2c1d0b9a87".into()), format_version: FORMAT_VERSION })
         }
+        ("get_queue", ..) => json!(Queue { running: vec![], waiting: vec![queued()] }),
+        ("list_audit", ..) => json!(AuditList {
+            entries: vec![AuditEntry {
+                at: "2026-11-20T09:00:00.000Z".into(),
+                who: Some("ann".into()),
+                address: Some("192.0.2.7".into()),
+                action: "POST /runs/{run_id}/cancel".into(),
+                target: Links::of(id()).cancel,
+                status: Some(202),
+                request_id: Some("019a9f3e-7b2a-7d31-8f64-0d6f1b2c3e4a".into()),
+            }],
+        }),
+        ("metrics", ..) => json!("# TYPE llmprof_runs gauge\nllmprof_runs{state=\"queued\"} 3\n# EOF\n"),
         ("openapi_json" | "openapi_yaml", ..) => {
             json!({ "openapi": "3.1.0", "info": { "title": "llmprof", "version": "0.1.0" }, "paths": {} })
         }
@@ -122,10 +157,26 @@ fn spec() -> RunSpec {
     }
 }
 
+fn queued() -> QueuedRun {
+    QueuedRun {
+        run_id: id(),
+        position: 1,
+        model: "deepseek-ocr-tiny".into(),
+        mode: Mode::Deep,
+        device: "auto".into(),
+        owner: Some("ann".into()),
+        priority: 0,
+        queued_at: "2026-11-20T09:00:00.000Z".into(),
+        expected_start: None,
+        unknown_because: Some("a run ahead of it, of deepseek-ocr, is of a kind that has never come to its end here".into()),
+    }
+}
+
 fn ended() -> RunView {
     RunView {
         run_id: id(),
         state: RunState::Succeeded,
+        owner: Some("ann".into()),
         spec: spec(),
         attempts: 1,
         queue_position: None,
@@ -155,6 +206,16 @@ fn diff() -> Value {
     let mut diff = json!(report::diff::run_diff(&run, &run));
     cut(&mut diff);
     diff
+}
+
+/// The first tables of a real report, and one of them cut to its first record.
+fn tables() -> Option<(TableList, DataTable)> {
+    let report = serde_json::from_str(include_str!("../../tests/golden/gpu-report.json")).ok()?;
+    let stored = data::lines(&report);
+    let tables = data::heads(stored.as_bytes()).ok()?.into_iter().take(3).collect();
+    let first = Selection { limit: Some(1), ..Selection::default() };
+    let table = data::find(stored.as_bytes(), "stage_kernels").ok()??.select(&first).ok()?;
+    Some((TableList { run_id: id(), tables }, table))
 }
 
 /// The cost of a bundled model, each list cut to its first record.

@@ -2,7 +2,9 @@
 //!
 //! A handler asks the store and answers; it starts nothing and keeps nothing.
 
+mod access;
 mod artifacts;
+mod audit;
 mod contract;
 mod cost;
 mod devices;
@@ -13,24 +15,32 @@ mod events;
 mod examples;
 mod forms;
 mod health;
+mod listen;
+mod metrics;
 mod models;
 mod profiling;
+mod queue;
+mod rates;
 mod report;
 mod request;
 mod runs;
 mod submit;
+mod tables;
 
 use std::{path::PathBuf, sync::Arc};
 
+pub use access::Access;
 use axum::{
     Router,
-    http::{HeaderName, HeaderValue, header},
+    http::{HeaderName, HeaderValue, Method, header},
     middleware,
 };
 pub use contract::{contract, contract_yaml};
+pub use listen::{Certificate, TlsError, serve};
 use tokio::sync::{Notify, mpsc, oneshot};
 use tokio_util::sync::CancellationToken;
-use tower_http::{catch_panic::CatchPanicLayer, set_header::SetResponseHeaderLayer};
+use tower::util::option_layer;
+use tower_http::{catch_panic::CatchPanicLayer, cors::CorsLayer, set_header::SetResponseHeaderLayer};
 use utoipa_axum::{router::OpenApiRouter, routes};
 use utoipa_swagger_ui::{Config, SwaggerUi};
 
@@ -50,6 +60,8 @@ const DOCS_POLICY: &str = "default-src 'self'; style-src 'self' 'unsafe-inline';
 #[derive(Debug, Clone)]
 pub struct App {
     pub store: Store,
+    /// Who may ask for what.
+    pub access: Arc<Access>,
     /// Folder of the runs' folders.
     pub runs: PathBuf,
     /// Folder that manifests are read from.
@@ -77,11 +89,14 @@ fn routes() -> OpenApiRouter<App> {
         .routes(routes!(submit::submit, runs::list))
         .routes(routes!(runs::show, runs::delete))
         .routes(routes!(runs::cancel))
+        .routes(routes!(queue::queue))
         .routes(routes!(events::events))
         .routes(routes!(artifacts::list))
         .routes(routes!(artifacts::download))
         .routes(routes!(artifacts::bundle))
         .routes(routes!(report::report))
+        .routes(routes!(tables::list))
+        .routes(routes!(tables::table))
         .routes(routes!(diff::diff))
         .routes(routes!(models::models))
         .routes(routes!(profiling::profiling))
@@ -91,6 +106,8 @@ fn routes() -> OpenApiRouter<App> {
         .routes(routes!(health::healthz))
         .routes(routes!(health::readyz))
         .routes(routes!(health::version))
+        .routes(routes!(metrics::metrics))
+        .routes(routes!(audit::audit))
         .routes(routes!(contract::openapi_json))
         .routes(routes!(contract::openapi_yaml))
 }
@@ -98,17 +115,29 @@ fn routes() -> OpenApiRouter<App> {
 /// The service as one router.
 pub fn router(app: App) -> Router {
     let (router, _) = routes().split_for_parts();
+    let origins = app.access.origins();
     let always = |name: HeaderName, value| SetResponseHeaderLayer::if_not_present(name, HeaderValue::from_static(value));
     let docs = Router::from(SwaggerUi::new("/docs").config(Config::from("/openapi.json")));
     router
-        .with_state(app)
+        .with_state(app.clone())
         .merge(docs.layer(always(header::CONTENT_SECURITY_POLICY, DOCS_POLICY)))
         .fallback(error::no_route)
         .method_not_allowed_fallback(error::no_method)
         .layer(CatchPanicLayer::custom(error::panicked))
+        .layer(middleware::from_fn_with_state(app, access::guard))
+        .layer(option_layer((!origins.is_empty()).then(|| cors(origins))))
         .layer(middleware::from_fn(request::identify))
         .layer(always(header::CONTENT_SECURITY_POLICY, DATA_POLICY))
         .layer(always(header::X_CONTENT_TYPE_OPTIONS, "nosniff"))
         .layer(always(header::X_FRAME_OPTIONS, "DENY"))
         .layer(always(header::REFERRER_POLICY, "no-referrer"))
+}
+
+/// Lets the pages of `origins` use the API. Tokens are sent by scripts, so no page acts with what a browser keeps.
+fn cors(origins: Vec<HeaderValue>) -> CorsLayer {
+    CorsLayer::new().allow_origin(origins).allow_methods([Method::GET, Method::POST, Method::DELETE]).allow_headers([
+        header::AUTHORIZATION,
+        header::CONTENT_TYPE,
+        HeaderName::from_static("idempotency-key"),
+    ])
 }

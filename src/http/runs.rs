@@ -1,11 +1,12 @@
 //! Runs as clients see them: one, a list, cancelled, deleted.
 
-use axum::{Json, extract::State, http::StatusCode};
+use axum::{Extension, Json, extract::State, http::StatusCode};
 use serde::{Deserialize, Serialize};
 use utoipa::{IntoParams, ToSchema};
 
 use super::{
     App,
+    access::{self, Caller},
     error::{ApiError, ErrorCode},
     request::{self, Params, RunPath},
 };
@@ -47,6 +48,8 @@ impl Links {
 pub struct RunView {
     pub run_id: RunId,
     pub state: RunState,
+    /// Name of the token that submitted it; `null` where none was asked for.
+    pub owner: Option<String>,
     pub spec: RunSpec,
     /// Times that a worker started it.
     pub attempts: u32,
@@ -74,6 +77,7 @@ impl From<Run> for RunView {
         Self {
             run_id: run.id,
             state: run.state,
+            owner: run.owner,
             spec: run.spec,
             attempts: run.attempts,
             queue_position: run.queue_position,
@@ -96,6 +100,8 @@ impl From<Run> for RunView {
 pub struct RunSummary {
     pub run_id: RunId,
     pub state: RunState,
+    /// Name of the token that submitted it; `null` where none was asked for.
+    pub owner: Option<String>,
     pub model: String,
     pub mode: Mode,
     pub labels: Vec<String>,
@@ -112,6 +118,7 @@ impl From<Run> for RunSummary {
         Self {
             run_id: run.id,
             state: run.state,
+            owner: run.owner,
             model: run.spec.model,
             mode: run.spec.mode,
             labels: run.spec.labels,
@@ -183,7 +190,12 @@ pub async fn show(State(app): State<App>, RunPath(id): RunPath) -> Result<Json<R
 #[utoipa::path(post, path = "/runs/{run_id}/cancel", tag = "runs", operation_id = "cancel_run", params(("run_id" = RunId, Path)),
     responses((status = 200, description = "The run is cancelled", body = RunView),
               (status = 202, description = "The run will end soon", body = RunView)))]
-pub async fn cancel(State(app): State<App>, RunPath(id): RunPath) -> Result<(StatusCode, Json<RunView>), ApiError> {
+pub async fn cancel(
+    State(app): State<App>,
+    Extension(caller): Extension<Caller>,
+    RunPath(id): RunPath,
+) -> Result<(StatusCode, Json<RunView>), ApiError> {
+    access::own(&app, &caller, id).await?;
     let refuse = |message: String| Err(ApiError::new(ErrorCode::RunNotCancellable, message));
     let status = match app.store.cancel(id).await? {
         Cancel::Cancelled => StatusCode::OK,
@@ -201,7 +213,12 @@ pub async fn cancel(State(app): State<App>, RunPath(id): RunPath) -> Result<(Sta
 /// Delete a run that has ended, with all its files
 #[utoipa::path(delete, path = "/runs/{run_id}", tag = "runs", operation_id = "delete_run", params(("run_id" = RunId, Path)),
     responses((status = 204, description = "The run is gone")))]
-pub async fn delete(State(app): State<App>, RunPath(id): RunPath) -> Result<StatusCode, ApiError> {
+pub async fn delete(
+    State(app): State<App>,
+    Extension(caller): Extension<Caller>,
+    RunPath(id): RunPath,
+) -> Result<StatusCode, ApiError> {
+    access::own(&app, &caller, id).await?;
     match app.store.delete(id).await? {
         Delete::Deleted => {}
         Delete::Active => return Err(ApiError::new(ErrorCode::RunActive, ErrorCode::RunActive.example())),

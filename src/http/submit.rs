@@ -3,7 +3,7 @@
 use std::{collections::BTreeSet, ops::RangeInclusive, time::Duration};
 
 use axum::{
-    Json,
+    Extension, Json,
     body::{Body, to_bytes},
     extract::State,
     http::{HeaderMap, StatusCode, header},
@@ -15,6 +15,7 @@ use utoipa::ToSchema;
 
 use super::{
     App,
+    access::Caller,
     error::{ApiError, ErrorCode},
     models::find_model,
     runs::Links,
@@ -86,7 +87,7 @@ pub struct SubmitRun {
     #[serde(default)]
     #[schema(max_items = 16, inline)]
     pub labels: Vec<Label>,
-    /// Higher runs first.
+    /// Higher runs first. A run that waits gains one point in ten minutes.
     #[serde(default, deserialize_with = "whole")]
     #[schema(default = 0, minimum = -100, maximum = 100)]
     pub priority: i32,
@@ -158,12 +159,19 @@ pub struct SubmittedRun {
     responses((status = 202, description = "The run is queued", body = SubmittedRun,
         headers(("Location" = String, description = "Where the run is"))))
 )]
-pub async fn submit(State(app): State<App>, headers: HeaderMap, body: Body) -> Result<impl IntoResponse, ApiError> {
+pub async fn submit(
+    State(app): State<App>,
+    Extension(caller): Extension<Caller>,
+    headers: HeaderMap,
+    body: Body,
+) -> Result<impl IntoResponse, ApiError> {
     let idempotency_key = idempotency_key(&headers)?;
     let body = read_body(&headers, body).await?;
     let spec = check(&app, parse(&body)?).await?;
     let idempotency = idempotency_key.map(|key| Idempotency { key, body_sha256: Sha256::digest(&body).into() });
-    let run = match app.store.submit(NewRun { spec, idempotency }).await? {
+    let owner = app.access.owner(&caller);
+    let name = caller.name.unwrap_or_default();
+    let run = match app.store.submit(NewRun { spec, idempotency, owner }).await? {
         Submitted::New(run) => {
             app.queued.notify_waiters();
             run
@@ -171,6 +179,14 @@ pub async fn submit(State(app): State<App>, headers: HeaderMap, body: Body) -> R
         Submitted::Same(run) => run,
         Submitted::KeyReused => {
             return Err(ApiError::new(ErrorCode::IdempotencyKeyReused, ErrorCode::IdempotencyKeyReused.example()));
+        }
+        Submitted::TooManyQueued(runs) => {
+            let message = format!("{runs} runs of {name:?} wait already: cancel some, or wait for their end");
+            return Err(ApiError::new(ErrorCode::TooManyQueued, message).retry_after(60));
+        }
+        Submitted::DiskFull(bytes) => {
+            let message = format!("the runs of {name:?} take {bytes} bytes, which is their share: delete some");
+            return Err(ApiError::new(ErrorCode::DiskQuota, message));
         }
     };
     let Run { id: run_id, state, queue_position, .. } = *run;

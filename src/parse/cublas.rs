@@ -20,6 +20,8 @@ use crate::{
 /// Most of a log that is read, and most of a line.
 const MAX_LOG: u64 = 1 << 30;
 const MAX_LINE: usize = 64 << 10;
+/// Arguments of one call that are kept: three times what the longest has.
+const MAX_ARGUMENTS: usize = 64;
 
 /// Reads what the GEMM-log passes left below the run's folder; `None` when there were none.
 pub fn read(dir: &Path) -> Result<Option<GemmTrace>, ParseError> {
@@ -92,6 +94,7 @@ impl Parser for Cublas {
         } else if let Some(argument) = line.strip_prefix("i!") {
             log.known_lines += 1;
             if self.function.is_some()
+                && self.arguments.len() < MAX_ARGUMENTS
                 && let Some((name, rest)) = argument.trim_start().split_once(": type=")
                 && let Some((_, value)) = rest.split_once("; val=")
             {

@@ -6,6 +6,8 @@ use crate::analyze::{
     Analysis,
     cost::{Cost, Traffic},
     counters::KernelCounters,
+    regions::RegionCounters,
+    roofline::Bound,
 };
 
 /// A cell.
@@ -72,6 +74,61 @@ pub fn counters(analysis: &Analysis) -> String {
         );
         row.extend([Text(stall.map_or("", |it| &it.reason)), Figure(stall.map(|it| it.share_pct))]);
         row
+    });
+    csv(head, rows)
+}
+
+/// Profiled kernels under the device's roofs.
+pub fn roofline(analysis: &Analysis) -> String {
+    let head = "stage,kernel,ncu_profiled,geometries,total_ms,share_pct,ncu_mean_ns,flops,format,roof_dtype,dram_bytes,flops_per_byte,\
+                flops_per_s,bytes_per_s,datasheet_pct,measured_pct,sm_pct,memory_pct,dram_pct,achieved_occupancy_pct,bound,missing";
+    let rows = analysis.roofline.points.iter().map(|it| {
+        let mut row = vec![Text(&it.stage), Text(&it.kernel_name), Count(Some(it.profiled)), Count(Some(it.geometries))];
+        row.extend([it.timeline_total_ms, it.share_pct, it.replay_ns, it.flops].map(Figure));
+        row.extend([Text(it.format.as_deref().unwrap_or_default()), Text(it.roof_dtype.as_deref().unwrap_or_default())]);
+        row.extend(
+            [it.dram_bytes, it.flops_per_byte, it.flops_per_s, it.bytes_per_s, it.datasheet_pct, it.measured_pct].map(Figure),
+        );
+        row.extend([it.sm_pct, it.memory_pct, it.dram_pct, it.achieved_occupancy_pct].map(Figure));
+        row.extend([Text(it.bound.map_or("", Bound::as_str)), Text(it.missing.as_deref().unwrap_or_default())]);
+        row
+    });
+    csv(head, rows)
+}
+
+/// Operators beside the device's ceilings.
+pub fn operator_mfu(analysis: &Analysis) -> String {
+    let head = "stage,path,op,dtype,time_of,self_ms,share_pct,flops_per_s,bytes_per_s,flops_per_byte,datasheet_pct,measured_pct,clocked_pct,\
+                datasheet_bandwidth_pct,measured_bandwidth_pct,clocked_bandwidth_pct";
+    let rows = analysis.mfu.operators.iter().map(|it| {
+        let mut row = vec![Text(&it.stage), Text(&it.path), Text(&it.op), Text(&it.dtype), Text(&it.time_of)];
+        row.extend([Some(it.self_ms), it.share_pct, it.flops_per_s, it.bytes_per_s, it.flops_per_byte].map(Figure));
+        row.extend([it.datasheet_pct, it.measured_pct, it.clocked_pct].map(Figure));
+        row.extend([it.datasheet_bandwidth_pct, it.measured_bandwidth_pct, it.clocked_bandwidth_pct].map(Figure));
+        row
+    });
+    csv(head, rows)
+}
+
+/// Named ranges, a row for each class of the kernels inside after one for all (class empty).
+pub fn regions<'a>(analysis: &'a Analysis) -> String {
+    let head = "region,domain,ranges,class,kernels,kernel_ms,share_pct,covered_pct,sm_pct,memory_pct,dram_pct,l2_hit_pct,\
+                achieved_occupancy_pct,tensor_pct";
+    let rows = analysis.regions.iter().flat_map(|it| {
+        let name = || vec![Text(&it.name), Text(&it.domain), Count(Some(it.instances))];
+        let figure = |field: fn(&RegionCounters) -> Option<f64>| Figure(it.counters.as_ref().and_then(field));
+        let mut all = name();
+        all.extend([Text(""), Count(Some(it.kernels)), Figure(Some(it.kernel_ms)), Figure(it.share_pct)]);
+        all.extend([figure(|it| it.covered_pct), figure(|it| it.sm_pct), figure(|it| it.memory_pct), figure(|it| it.dram_pct)]);
+        all.extend([figure(|it| it.l2_hit_pct), figure(|it| it.achieved_occupancy_pct), figure(|it| it.tensor_pct)]);
+        let class = |class: &'a crate::analyze::regions::RegionClass| {
+            let mut row = name();
+            row.extend([Text(&class.class), Count(Some(class.kernels)), Figure(Some(class.ms)), Figure(class.share_pct)]);
+            row.extend([None; 7].map(Figure));
+            row
+        };
+        let classes: Vec<_> = it.classes.iter().map(class).collect();
+        std::iter::once(all).chain(classes)
     });
     csv(head, rows)
 }
@@ -146,7 +203,7 @@ fn cell(cell: &Cell) -> String {
 }
 
 /// A text as one field on one line. What a spreadsheet would run as a formula begins with a quote, which it takes for text.
-fn quoted(text: &str) -> String {
+pub fn quoted(text: &str) -> String {
     let mut text: String = text.trim().chars().map(|c| if c.is_control() { ' ' } else { c }).collect();
     if text.starts_with(['=', '+', '-', '@']) {
         text.insert(0, '\'');

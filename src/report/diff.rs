@@ -146,13 +146,9 @@ fn side(of: &Stored) -> Side {
         .map(|it| ((it.stage.clone(), format!("{} ({})", it.path, it.op)), Measured::over_repeats(&it.ms, Some(it.calls))));
     let mut kernels = Figures::new();
     for it in of.kernels.as_ref().unwrap_or(&report.kernels_topk) {
-        let sum = kernels.entry((it.stage.clone(), it.kernel_name.clone())).or_insert(Measured {
-            ms: 0.0,
-            noise_ms: None,
-            calls: Some(0),
-        });
-        sum.ms += it.total_ms;
-        sum.calls = sum.calls.map(|calls| calls + it.calls);
+        let stage = stages.get(&(it.stage.clone(), it.stage.clone()));
+        let measured = Measured::over_calls(&it.launch_ns).at_least_as_noisy(stage);
+        kernels.entry((it.stage.clone(), it.kernel_name.clone())).and_modify(|sum| *sum = sum.and(measured)).or_insert(measured);
     }
     Side { stages, operators: operators.collect(), kernels }
 }
@@ -199,7 +195,7 @@ impl RunDiff {
             checks.row([it.what.clone(), text(&it.a), text(&it.b), same, forbids.to_owned()]);
         }
         let host = "Host time of operators per repeat of the plain pass, layers rolled up (*).";
-        let device = "Kernels of the traced passes, all calls; they were captured once, so their noise is not known.";
+        let device = "Kernels of the traced passes, all calls; ± is by how the calls of the one capture and the repeats of their stage vary.";
         vec![
             checks,
             table("stages", "Stages", "Milliseconds per repeat of the plain pass.", &diff.stages),
@@ -210,7 +206,8 @@ impl RunDiff {
 }
 
 fn table(id: &'static str, title: &'static str, caption: &str, changes: &[Change]) -> Table {
-    let columns = ["Name", "Stage", "#A ms", "#± A", "#B ms", "#± B", "#Change ms", "#Change", "#Calls A", "#Calls B", "Verdict"];
+    let columns =
+        ["Name", "Stage", "#A ms", "#± A", "#B ms", "#± B", "#Change ms", "#Change", "#Calls A", "#Calls B", "Verdict", "Why"];
     let mut table = Table::new(id, title, caption, &columns);
     for it in changes {
         let time = |side: Option<Measured>| known(side, |side| ms(side.ms));
@@ -229,6 +226,7 @@ fn table(id: &'static str, title: &'static str, caption: &str, changes: &[Change
             calls(it.a),
             calls(it.b),
             it.verdict.as_str().to_owned(),
+            it.reason.clone(),
         ]);
     }
     table.or_gap("Neither run has any.", "Submit both in a mode that collects them.").first(ROWS, "the others changed less")

@@ -1,4 +1,4 @@
-//! The figures of the HTML report: headline tiles, stage bars, operator bars, decode steps, power over time.
+//! The figures of the HTML report: headline tiles, stage bars, operator bars, decode steps, power over time, roofline.
 //!
 //! Each figure stands beside the table that holds its numbers.
 
@@ -6,13 +6,15 @@ use serde::Serialize;
 
 use super::{
     format::{decimals, ms, pct, scaled, short_ms},
+    scatter::{Dot, RoofLine, scatter},
     svg::{self, Bar},
     timeline::{Timeline, timeline},
 };
 use crate::analyze::{
     Analysis,
     mfu::WHOLE,
-    stages::{DECODE, PREFILL},
+    operators::{OperatorRecord, OwnTime},
+    stages::{DECODE, PREFILL, STAGES},
     stats::Spread,
 };
 
@@ -37,6 +39,7 @@ pub struct Figures {
     operators: String,
     steps: String,
     power: String,
+    roofline: String,
 }
 
 /// The figures that a reader looks for first.
@@ -68,7 +71,13 @@ pub fn tiles(analysis: &Analysis) -> Vec<Tile> {
 
 /// Draws the figures.
 pub fn figures(analysis: &Analysis) -> Figures {
-    Figures { stages: stages(analysis), operators: operators(analysis), steps: steps(analysis), power: power(analysis) }
+    Figures {
+        stages: stages(analysis),
+        operators: operators(analysis),
+        steps: steps(analysis),
+        power: power(analysis),
+        roofline: roofline(analysis),
+    }
 }
 
 fn stages(analysis: &Analysis) -> String {
@@ -88,18 +97,22 @@ fn stages(analysis: &Analysis) -> String {
 }
 
 fn operators(analysis: &Analysis) -> String {
-    let leaves: Vec<_> = analysis.operators.leaves().filter(|it| it.total_ms.is_some()).take(OPERATORS).collect();
-    let bar = |it: &&crate::analyze::operators::OperatorRecord| Bar {
+    let mut ranked: Vec<_> = STAGES.iter().flat_map(|stage| analysis.operators.ranked(stage)).collect();
+    ranked.sort_by(|a, b| b.1.ms.total_cmp(&a.1.ms));
+    let on_device = ranked.iter().any(|(_, own)| own.on_device);
+    let bar = |(it, own): &(&OperatorRecord, OwnTime)| Bar {
         label: it.path.clone(),
-        shown: format!("{} ms", short_ms(it.total_ms.unwrap_or(0.0)))
-            + &it.share_pct.map(|share| format!(" · {}", pct(share))).unwrap_or_default(),
-        value: it.total_ms.unwrap_or(0.0),
+        shown: format!("{} ms", short_ms(own.ms)) + &own.share_pct.map(|share| format!(" · {}", pct(share))).unwrap_or_default(),
+        value: own.ms,
         class: class(&it.stage),
         ..Bar::default()
     };
-    let bars: Vec<Bar> = leaves.iter().map(bar).collect();
-    let description = format!("The {} operators with the longest totals; the table below holds the same figures.", bars.len());
-    drawn(!bars.is_empty(), || svg::bars("operator-bars", "Top operators by total time", &description, &bars))
+    let bars: Vec<Bar> = ranked.iter().filter(|(_, own)| own.on_device == on_device).take(OPERATORS).map(bar).collect();
+    let what = if on_device { "the kernels of an operator in the traced pass" } else { "the operators themselves" };
+    let description =
+        format!("The {} operators that take longest, by the time of {what}; the table below holds the same figures.", bars.len());
+    let title = if on_device { "Top operators by kernel time" } else { "Top operators by time" };
+    drawn(!bars.is_empty(), || svg::bars("operator-bars", title, &description, &bars))
 }
 
 fn steps(analysis: &Analysis) -> String {
@@ -130,6 +143,36 @@ fn power(analysis: &Analysis) -> String {
     };
     let description = format!("{} samples over {} seconds.", power.samples, decimals(power.curve.seconds, 1));
     timeline("power-curve", "Power over time", &description, &drawn)
+}
+
+fn roofline(analysis: &Analysis) -> String {
+    let roofline = &analysis.roofline;
+    let dot = |(at, point): (usize, &crate::analyze::roofline::RooflinePoint)| {
+        let (flops_per_byte, flops_per_s) = (point.flops_per_byte?, point.flops_per_s?);
+        let bound = point.bound.map(|bound| format!(", bound by {}", bound.as_str())).unwrap_or_default();
+        let rate = scaled(flops_per_s, "FLOP/s");
+        let told = format!(
+            "{}: {} in {}, {rate} at {} FLOP/B{bound}",
+            at + 1,
+            point.kernel_name,
+            point.stage,
+            decimals(flops_per_byte, 2)
+        );
+        let drawn = flops_per_byte > 0.0 && flops_per_s > 0.0;
+        drawn.then(|| Dot { number: at + 1, told, class: class(&point.stage), flops_per_byte, flops_per_s })
+    };
+    let dots: Vec<Dot> = roofline.points.iter().enumerate().filter_map(dot).collect();
+    let used = |dtype: &str| roofline.points.iter().any(|point| point.roof_dtype.as_deref() == Some(dtype));
+    let line = |roof: &crate::analyze::roofline::Roof| RoofLine {
+        label: format!("{} {}, {}", roof.source, roof.dtype, scaled(roof.flops_per_s, "FLOP/s")),
+        flops_per_s: roof.flops_per_s,
+        bytes_per_s: roof.bytes_per_s,
+        measured: roof.source == "measured",
+    };
+    let lines: Vec<RoofLine> = roofline.roofs.iter().filter(|roof| used(&roof.dtype)).map(line).collect();
+    let description =
+        format!("{} of {} profiled kernels; the table below tells each by its number.", dots.len(), roofline.points.len());
+    scatter("roofline-chart", "Kernels under the device's roofs", &description, &lines, &dots)
 }
 
 fn drawn(any: bool, draw: impl FnOnce() -> String) -> String {

@@ -3,6 +3,7 @@
 //! Pure: from values to strings, with no file, clock or environment. Whatever comes from outside is escaped where it is shown.
 
 pub mod cost;
+pub mod data;
 pub mod diff;
 pub mod perfetto;
 pub mod profile;
@@ -12,6 +13,7 @@ mod escape;
 mod figures;
 mod format;
 mod narrative;
+mod scatter;
 mod svg;
 mod table;
 mod tables;
@@ -69,10 +71,14 @@ pub fn render(facts: &RunFacts, trace: &Trace, analysis: &Analysis) -> Vec<(&'st
         (layout::KERNELS_CSV, csv::kernels(analysis)),
         (layout::KERNELS_JSON, json(&profile::kernels_file(facts, analysis))),
         (layout::COUNTERS_CSV, csv::counters(analysis)),
+        (layout::ROOFLINE_CSV, csv::roofline(analysis)),
+        (layout::MFU_CSV, csv::operator_mfu(analysis)),
+        (layout::REGIONS_CSV, csv::regions(analysis)),
         (layout::GEMMS_MD, text("gemms.md")),
         (layout::GEMMS_CSV, csv::gemms(analysis)),
         (layout::GEMMS_JSON, json(&profile::gemms_file(facts, analysis))),
         (layout::STAGES_JSON, json(&profile::stages_file(facts, analysis))),
+        (layout::TABLES, data::lines(&profile::whole(facts, trace, analysis))),
     ];
     if let Some(power) = &analysis.power {
         files.extend([(layout::POWER_JSON, json(power)), (layout::POWER_CSV, tables::power_csv(power))]);
@@ -113,6 +119,9 @@ struct Page<'a> {
     api_calls: Table,
     ranges: Table,
     counters: Table,
+    roofline: Table,
+    operator_mfu: Table,
+    regions: Table,
     gemms: Table,
     costs: Table,
     experts: Table,
@@ -170,6 +179,9 @@ fn page<'a>(facts: &RunFacts<'a>, trace: &Trace, analysis: &Analysis) -> Page<'a
         classes: tables::classes(analysis),
         api_calls: tables::api_calls(analysis).first(TOP_ROWS, "the rest are shorter"),
         ranges: tables::ranges(analysis).first(TOP_ROWS, "the rest are shorter"),
+        roofline: tables::roofline(analysis).first(TOP_ROWS, "all are in roofline.csv"),
+        operator_mfu: tables::operator_mfu(analysis).first(TOP_ROWS, "all are in mfu.csv"),
+        regions: tables::regions(analysis).first(TOP_ROWS, "all are in regions.csv"),
         counters: whole(tables::counters(facts, analysis)),
         gemms: whole(tables::gemms(facts, analysis)),
         costs: tables::costs(analysis),

@@ -65,23 +65,28 @@ fn vision(analysis: &Analysis) -> Option<String> {
 }
 
 fn operators(analysis: &Analysis, stage: &str) -> Option<String> {
-    let mut leaves: Vec<_> = analysis.operators.leaves().filter(|it| it.stage == stage).collect();
-    leaves.sort_by(|a, b| b.self_ms.unwrap_or(0.0).total_cmp(&a.self_ms.unwrap_or(0.0)));
+    let ranked = analysis.operators.ranked(stage);
     let named: Vec<String> =
-        leaves.iter().take(3).filter_map(|it| Some(format!("{} ({})", it.path, pct(it.share_pct?)))).collect();
-    let covered = analysis.operators.work.get(stage)?.covered_pct?;
+        ranked.iter().take(3).filter_map(|(it, own)| Some(format!("{} ({})", it.path, pct(own.share_pct?)))).collect();
     if named.is_empty() {
         return None;
     }
-    let covered = format!("operators account for {} of the stage", pct(covered));
-    Some(format!("In {stage} the most time goes to {}; {covered}.", named.join(", ")))
+    let named = named.join(", ");
+    if ranked[0].1.on_device {
+        let shares = ranked.iter().filter_map(|(_, own)| own.share_pct);
+        return Some(format!(
+            "In {stage} the most kernel time goes to {named}; kernels of operators are {} of it.",
+            pct(shares.sum::<f64>())
+        ));
+    }
+    let covered = pct(analysis.operators.work.get(stage)?.covered_pct?);
+    Some(format!("In {stage} the most time goes to {named}; operators account for {covered} of the stage."))
 }
 
 fn kernels(analysis: &Analysis) -> Option<String> {
-    let first = analysis.kernels.measured().next()?;
-    let place = if first.stage.is_empty() { "outside every stage".to_owned() } else { format!("in {}", first.stage) };
-    let calls = count(first.calls);
-    Some(format!("The longest kernel is {} {place}: {} ms over {calls} calls.", first.kernel_name, ms(first.total_ms)))
+    let first = analysis.kernels.measured().find(|it| !it.stage.is_empty())?;
+    let (name, stage, calls) = (&first.kernel_name, &first.stage, count(first.calls));
+    Some(format!("The kernel that takes longest is {name} in {stage}: {} ms over {calls} calls.", ms(first.total_ms)))
 }
 
 fn utilisation(analysis: &Analysis) -> Option<String> {

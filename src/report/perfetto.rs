@@ -1,14 +1,26 @@
 //! The timeline of a run in the Chrome trace format, which Perfetto's UI opens: stages, operators, kernels by stream, calls that copy,
 //! power and clocks.
 //!
-//! Written event by event, never held as a whole. The plain and the traced pass have clocks of their own, each from zero: they stand
+//! Written event by event, never held as a whole. Slices of one track lie beside or inside each other, outer ones first, as the format
+//! asks: what may cross (ranges that span threads, kernels side by side on one stream) gets a track of its own.
+//! The plain and the traced pass have clocks of their own, each from zero: they stand
 //! side by side as processes and are not aligned.
 
-use std::io::{self, Write};
+use std::{
+    cmp::Reverse,
+    collections::HashMap,
+    io::{self, Write},
+};
 
 use serde_json::{Value, json};
 
-use crate::trace::{Trace, event::Event, nsys::NsysTrace, power::PowerLog};
+use crate::trace::{
+    Trace,
+    event::Event,
+    kernel::Kernels,
+    nsys::{ApiCall, NsysTrace},
+    power::PowerLog,
+};
 
 /// Processes, as the format knows them: one a source of events.
 const PLAIN: u64 = 1;
@@ -18,14 +30,16 @@ const DEVICE: u64 = 10;
 /// Threads of the plain pass.
 const STAGES: u64 = 1;
 const OPERATORS: u64 = 2;
-/// The traced pass: ranges that may cross threads, and calls that copy; its threads are numbered after them.
+/// The traced pass: ranges that may cross threads; its threads are numbered after them, and calls that copy by thread from there on.
 const CROSSING: u64 = 1;
-const COPIES: u64 = 2;
 const THREADS: u64 = 3;
+const COPIES: u64 = 1 << 20;
+/// From one lane of a stream to the next: a kernel that begins before another of its stream has ended takes the next free lane.
+const LANE: u64 = 1 << 32;
 
 /// Writes the timeline as JSON.
 pub fn write(trace: &Trace, out: impl Write) -> io::Result<()> {
-    let mut events = Events { out, first: true };
+    let mut events = Events { out, first: true, crossing: 0 };
     events.out.write_all(b"{\"displayTimeUnit\":\"ns\",\"traceEvents\":[")?;
     let begin = plain_begin(trace);
     plain(&mut events, &trace.baseline, begin)?;
@@ -54,6 +68,14 @@ fn plain(events: &mut Events<impl Write>, passed: &[Event], begin: i64) -> io::R
     events.named("process_name", (PLAIN, 0), "plain pass")?;
     events.named("thread_name", (PLAIN, STAGES), "stages")?;
     events.named("thread_name", (PLAIN, OPERATORS), "operators (host)")?;
+    // A range is told when it ends: what lies inside it comes before it.
+    let time = |event: &&Event| match event {
+        Event::Range(it) => (it.start_ns, Reverse(it.end_ns)),
+        Event::Op(it) => (it.start_ns, Reverse(it.end_ns)),
+        _ => (0, Reverse(0)),
+    };
+    let mut passed: Vec<&Event> = passed.iter().collect();
+    passed.sort_by_key(time);
     for event in passed {
         match event {
             Event::Range(it) => {
@@ -87,46 +109,87 @@ fn traced(events: &mut Events<impl Write>, nsys: &NsysTrace) -> io::Result<()> {
     let text = |index: u32| nsys.strings.get(index as usize).map_or("", String::as_str);
     events.named("process_name", (TRACED, 0), "traced pass (nsys)")?;
     events.named("thread_name", (TRACED, CROSSING), "ranges that cross threads")?;
-    events.named("thread_name", (TRACED, COPIES), "calls that copy memory")?;
-    let mut threads: Vec<i64> = Vec::new();
+    let mut threads = Threads::default();
     for range in &nsys.ranges {
         let Some(end) = range.end_ns else { continue };
-        let index = threads.iter().position(|known| *known == range.global_tid).unwrap_or_else(|| {
-            threads.push(range.global_tid);
-            threads.len() - 1
-        });
-        let thread = if range.push_pop { THREADS + index as u64 } else { CROSSING };
-        let domain = if range.domain.is_empty() { "default" } else { &range.domain };
-        events.slice((TRACED, thread), "range", &range.name, (range.start_ns, end), json!({ "domain": domain }))?;
-    }
-    for (index, thread) in threads.iter().enumerate() {
-        events.named("thread_name", (TRACED, THREADS + index as u64), &format!("ranges of thread {}", thread & 0xff_ffff))?;
-    }
-    for call in nsys.cuda_calls.iter().filter(|call| text(call.name).contains("emcpy")) {
-        events.slice((TRACED, COPIES), "copy", text(call.name), (call.start_ns, call.end_ns), json!({}))?;
-    }
-    let mut streams: Vec<(u32, u32)> = Vec::new();
-    for it in nsys.kernels.iter() {
-        if !streams.contains(&(it.device, it.stream)) {
-            streams.push((it.device, it.stream));
+        let (span, domain) = ((range.start_ns, end), if range.domain.is_empty() { "default" } else { &range.domain });
+        let about = json!({ "domain": domain });
+        if range.push_pop {
+            events.slice((TRACED, THREADS + threads.index(range.global_tid)), "range", &range.name, span, about)?;
+        } else {
+            events.crossing((TRACED, CROSSING), &range.name, span, about)?;
         }
-        let about = json!({ "full name": text(it.full_name), "grid": it.grid, "block": it.block, "registers": it.registers,
-            "correlation": it.correlation_id, "graph node": it.graph_node });
-        let track = (DEVICE + u64::from(it.device), u64::from(it.stream));
-        events.slice(track, "kernel", text(it.name), (it.start_ns, it.end_ns), about)?;
     }
-    for (device, stream) in streams {
-        let process = DEVICE + u64::from(device);
-        events.named("process_name", (process, 0), &format!("GPU {device} in the traced pass"))?;
-        events.named("thread_name", (process, stream.into()), &format!("stream {stream}"))?;
+    for (thread, index) in threads.0.iter().zip(THREADS..) {
+        events.named("thread_name", (TRACED, index), &format!("ranges of thread {}", thread & 0xff_ffff))?;
+    }
+    copies(events, nsys, text)?;
+    kernels(events, &nsys.kernels, text)
+}
+
+/// Calls that copy, a track for each thread: those of two may cross.
+fn copies<'a>(events: &mut Events<impl Write>, nsys: &NsysTrace, text: impl Fn(u32) -> &'a str) -> io::Result<()> {
+    let mut threads = Threads::default();
+    let copies = |call: &ApiCall| text(call.name).contains("emcpy");
+    for call in nsys.cuda_calls.iter().filter(copies) {
+        let track = (TRACED, COPIES + threads.index(call.global_tid));
+        events.slice(track, "copy", text(call.name), (call.start_ns, call.end_ns), json!({}))?;
+    }
+    for (thread, index) in threads.0.iter().zip(COPIES..) {
+        events.named("thread_name", (TRACED, index), &format!("calls that copy memory, thread {}", thread & 0xff_ffff))?;
     }
     Ok(())
+}
+
+/// Kernels by device and stream.
+fn kernels<'a>(events: &mut Events<impl Write>, kernels: &Kernels, text: impl Fn(u32) -> &'a str) -> io::Result<()> {
+    // When the last kernel of each lane ends, by stream.
+    let mut streams: HashMap<(u32, u32), Vec<i64>> = HashMap::new();
+    for it in kernels.iter() {
+        let lanes = streams.entry((it.device, it.stream)).or_default();
+        let lane = lanes.iter().position(|end| *end <= it.start_ns).unwrap_or_else(|| {
+            lanes.push(it.end_ns);
+            lanes.len() - 1
+        });
+        lanes[lane] = it.end_ns;
+        let about = json!({ "full name": text(it.full_name), "grid": it.grid, "block": it.block, "registers": it.registers,
+            "correlation": it.correlation_id, "graph node": it.graph_node });
+        let track = (DEVICE + u64::from(it.device), u64::from(it.stream) + lane as u64 * LANE);
+        events.slice(track, "kernel", text(it.name), (it.start_ns, it.end_ns), about)?;
+    }
+    let mut streams: Vec<((u32, u32), usize)> = streams.into_iter().map(|(stream, lanes)| (stream, lanes.len())).collect();
+    streams.sort_unstable();
+    for ((device, stream), lanes) in streams {
+        let process = DEVICE + u64::from(device);
+        events.named("process_name", (process, 0), &format!("GPU {device} in the traced pass"))?;
+        for lane in 0..lanes as u64 {
+            let name = if lane == 0 { format!("stream {stream}") } else { format!("stream {stream}, beside it {lane}") };
+            events.named("thread_name", (process, u64::from(stream) + lane * LANE), &name)?;
+        }
+    }
+    Ok(())
+}
+
+/// Threads in order of first use.
+#[derive(Default)]
+struct Threads(Vec<i64>);
+
+impl Threads {
+    fn index(&mut self, thread: i64) -> u64 {
+        let known = self.0.iter().position(|known| *known == thread);
+        known.unwrap_or_else(|| {
+            self.0.push(thread);
+            self.0.len() - 1
+        }) as u64
+    }
 }
 
 /// The list of events, as far as it is written.
 struct Events<W> {
     out: W,
     first: bool,
+    /// Ids that were given to intervals which may cross.
+    crossing: u64,
 }
 
 impl<W: Write> Events<W> {
@@ -150,6 +213,19 @@ impl<W: Write> Events<W> {
         self.event(
             &json!({ "ph": "X", "cat": kind, "name": name, "pid": track.0, "tid": track.1, "ts": ts, "dur": dur, "args": about }),
         )
+    }
+
+    /// An interval that may cross others of its track: its begin and its end, joined by an id.
+    fn crossing(&mut self, track: (u64, u64), name: &str, (from, to): (i64, i64), about: Value) -> io::Result<()> {
+        if to < from {
+            return Ok(());
+        }
+        self.crossing += 1;
+        for (phase, at) in [("b", from), ("e", to)] {
+            self.event(&json!({ "ph": phase, "cat": "range", "id": self.crossing, "name": name, "pid": track.0, "tid": track.1,
+                "ts": microseconds(at), "args": about }))?;
+        }
+        Ok(())
     }
 
     /// A figure at a time, where it is known.
@@ -267,6 +343,7 @@ mod tests {
             match event["ph"].as_str().unwrap() {
                 "M" => assert!(event["args"]["name"].is_string(), "{event}"),
                 "X" => assert!(event["ts"].as_f64() >= Some(-2e3) && event["dur"].as_f64() >= Some(0.0), "{event}"),
+                "b" | "e" => assert!(event["ts"].is_number() && event["id"].is_u64(), "{event}"),
                 "C" => assert!(event["args"].as_object().unwrap().values().all(Value::is_number), "{event}"),
                 other => panic!("no such phase: {other}"),
             }
@@ -278,7 +355,7 @@ mod tests {
         let events = read(&sketch());
         let of = |kind: &str| events.iter().filter(|it| it["cat"] == kind).collect::<Vec<_>>();
         let counts = ["stage", "operator", "range", "copy", "kernel"].map(|kind| of(kind).len());
-        assert_eq!(counts, [1, 1, 2, 1, 2], "what is captured, open or broken has no slice");
+        assert_eq!(counts, [1, 1, 3, 1, 2], "a range that crosses has two ends; what is captured, open or broken has no slice");
         assert_eq!(of("operator")[0]["name"], "a\"b");
         let streams: Vec<_> = of("kernel").iter().map(|it| it["tid"].as_u64().unwrap()).collect();
         assert_eq!(streams, [7, 13]);

@@ -17,12 +17,14 @@ use crate::{
         gemms::GemmRecord,
         gpu::StageGpu,
         kernels::{ClassRecord, KernelRecord, StageKernels},
-        mfu::{Ceilings, MfuRecord},
+        mfu::{Ceilings, MfuRecord, OperatorMfu},
         operators::OperatorRecord,
         outputs::OutputCheck,
         overhead::OverheadRecord,
         power::Power,
+        regions::Region,
         repeats::OperatorRepeats,
+        roofline::Roofline,
         stages::{StageNote, StageTiming},
         stats::Spread,
         sums::{CallSum, RangeSum},
@@ -90,11 +92,20 @@ pub struct LLMProfileReport {
     /// What ncu read, by kernel and geometry, longest in the timeline first.
     #[serde(default)]
     pub counters: Vec<CounterRecord>,
+    /// Profiled kernels under the device's roofs.
+    #[serde(default)]
+    pub roofline: Roofline,
+    /// Named ranges of the traced pass with the kernels and counters inside, longest first.
+    #[serde(default)]
+    pub regions: Vec<Region>,
     /// Matrix products by stage and shape, most operations first.
     #[serde(default)]
     pub gemms: Vec<GemmRecord>,
     /// Utilisation per scope: each stage, and `model`.
     pub mfu: Vec<MfuRecord>,
+    /// Utilisation per operator, layers rolled up, longest first.
+    #[serde(default)]
+    pub operator_mfu: Vec<OperatorMfu>,
     pub ceilings: Option<Ceilings>,
     pub costs: Option<Cost>,
     pub experts: Vec<ExpertUse>,
@@ -193,8 +204,17 @@ pub struct GemmsFile {
     pub gemms: Vec<GemmRecord>,
 }
 
-/// Gathers the report of one run.
+/// Gathers the report of one run, long lists cut.
 pub fn profile(facts: &RunFacts, trace: &Trace, analysis: &Analysis) -> LLMProfileReport {
+    gather(facts, trace, analysis, TOP)
+}
+
+/// Gathers the report of one run with its lists whole.
+pub fn whole(facts: &RunFacts, trace: &Trace, analysis: &Analysis) -> LLMProfileReport {
+    gather(facts, trace, analysis, usize::MAX)
+}
+
+fn gather(facts: &RunFacts, trace: &Trace, analysis: &Analysis, limit: usize) -> LLMProfileReport {
     let kernels: Vec<KernelRecord> = analysis.kernels.measured().cloned().collect();
     LLMProfileReport {
         schema_version: SCHEMA_VERSION,
@@ -207,23 +227,26 @@ pub fn profile(facts: &RunFacts, trace: &Trace, analysis: &Analysis) -> LLMProfi
         aggregates: aggregates(analysis),
         stages: analysis.stages.rows.clone(),
         stage_notes: analysis.stages.notes.clone(),
-        operators: top(&analysis.operators.rolled),
+        operators: top(&analysis.operators.rolled, limit),
         operators_total: analysis.operators.rolled.len() as u64,
-        operators_by_path: top(&analysis.operators.by_path),
+        operators_by_path: top(&analysis.operators.by_path, limit),
         operators_by_path_total: analysis.operators.by_path.len() as u64,
-        operator_repeats: top(&analysis.operator_repeats),
-        kernels_topk: top(&kernels),
+        operator_repeats: top(&analysis.operator_repeats, limit),
+        kernels_topk: top(&kernels, limit),
         kernels_total: kernels.len() as u64,
         stage_kernels: analysis.kernels.stages.clone(),
         stage_gpu: analysis.stage_gpu.clone(),
         kernel_classes: analysis.kernels.classes.clone(),
         classified_pct: analysis.kernels.classified_pct,
-        api_calls: top(&analysis.sums.calls),
-        ranges: top(&analysis.sums.ranges),
+        api_calls: top(&analysis.sums.calls, limit),
+        ranges: top(&analysis.sums.ranges, limit),
         only_traced: analysis.only_traced,
-        counters: top(&analysis.counters),
-        gemms: top(&analysis.gemms.records),
+        counters: top(&analysis.counters, limit),
+        roofline: Roofline { points: top(&analysis.roofline.points, limit), ..analysis.roofline.clone() },
+        regions: top(&analysis.regions, limit),
+        gemms: top(&analysis.gemms.records, limit),
         mfu: analysis.mfu.rows.clone(),
+        operator_mfu: top(&analysis.mfu.operators, limit),
         ceilings: analysis.mfu.ceilings.clone(),
         costs: analysis.cost.clone(),
         experts: analysis.experts.clone(),
@@ -299,6 +322,6 @@ fn aggregates(analysis: &Analysis) -> Aggregates {
     }
 }
 
-fn top<T: Clone>(records: &[T]) -> Vec<T> {
-    records.iter().take(TOP).cloned().collect()
+fn top<T: Clone>(records: &[T], limit: usize) -> Vec<T> {
+    records.iter().take(limit).cloned().collect()
 }

@@ -43,21 +43,26 @@ pub struct Outcome {
 }
 
 impl Store {
-    /// Takes the first waiting run that asks for any device or for one of these `names`, if there is one.
+    /// Takes the first waiting run that asks for any device or for one of these `names`, if there is one; not of an owner who has
+    /// as many as may run at a time.
     pub async fn claim(&self, worker: &str, names: &[&str], lease: Duration) -> Result<Option<Claimed>, StoreError> {
         let mut writer = self.writer.lock().await;
         let mut tx = writer.begin_with("begin immediate").await.map_err(during("claim a run"))?;
         let row: Option<(Vec<u8>, String, u32)> = sqlx::query_as(
             "update runs set state = 'running', worker = ?1, lease_until = ?2, attempts = attempts + 1,
                     started_at = ?3, ended_at = null, message = null, failed_step = null, scheduled = null, findings = '[]'
-             where id = (select id from runs where state = 'queued' and (device = 'auto' or device in (select value from json_each(?4)))
-                         order by priority desc, id limit 1)
+             where id = (select id from runs as next
+                         where state = 'queued' and (device = 'auto' or device in (select value from json_each(?4)))
+                           and (?5 = 0 or owner is null
+                                or (select count(*) from runs where owner = next.owner and state = 'running') < ?5)
+                         order by rank, id limit 1)
              returning id, spec, attempts",
         )
         .bind(worker)
         .bind(until(lease))
         .bind(now_ms())
         .bind(serde_json::Value::from(names).to_string())
+        .bind(self.running_per_owner)
         .fetch_optional(&mut *tx)
         .await
         .map_err(during("claim a run"))?;

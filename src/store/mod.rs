@@ -3,21 +3,26 @@
 //! One connection writes, a few read (WAL). Submissions that arrive together share one durable commit. It never touches a run's
 //! folder, and never holds a transaction across a job.
 
+pub mod audit;
 mod claim;
+mod queue;
 mod read;
 mod submit;
 #[cfg(test)]
 mod tests;
+mod tokens;
 
 use std::{path::Path, str::FromStr, sync::Arc, time::Duration};
 
 pub use claim::{Claimed, Outcome, Renewal};
+pub use queue::{Figures, History, Waiting};
 pub use read::Filter;
 use sqlx::{
     ConnectOptions, Connection, SqliteConnection, SqlitePool,
     sqlite::{SqliteConnectOptions, SqliteJournalMode, SqlitePoolOptions, SqliteRow, SqliteSynchronous},
 };
-pub use submit::{Idempotency, NewRun, Submitted};
+pub use submit::{Idempotency, NewRun, Owner, Quota, Submitted};
+pub use tokens::{Role, Token};
 use tokio::sync::{Mutex, mpsc};
 use uuid::Uuid;
 
@@ -33,6 +38,8 @@ pub enum StoreError {
     Query { act: &'static str, source: sqlx::Error },
     #[error("run {id} holds {what} that this version cannot read")]
     Corrupt { id: RunId, what: &'static str },
+    #[error("token {name} has a role that this version does not know")]
+    UnknownRole { name: String },
     #[error("the database writer has stopped")]
     Stopped,
 }
@@ -47,6 +54,8 @@ fn during(act: &'static str) -> impl FnOnce(sqlx::Error) -> StoreError {
 pub struct Run {
     pub id: RunId,
     pub spec: RunSpec,
+    /// Name of the token that submitted it; `None` where none was asked for.
+    pub owner: Option<String>,
     pub state: RunState,
     pub attempts: u32,
     /// 1 is next; only while queued, and only where one run is asked for.
@@ -93,6 +102,8 @@ pub struct Store {
     readers: SqlitePool,
     writer: Arc<Mutex<SqliteConnection>>,
     submissions: mpsc::Sender<submit::Submission>,
+    /// Runs of one owner that are carried out at a time; 0: any number.
+    running_per_owner: u32,
 }
 
 impl Store {
@@ -116,7 +127,12 @@ impl Store {
             .await
             .map_err(|source| StoreError::Open { path: name(), source })?;
         let writer = Arc::new(Mutex::new(writer));
-        Ok(Self { readers, submissions: submit::start(Arc::clone(&writer)), writer })
+        Ok(Self { readers, submissions: submit::start(Arc::clone(&writer)), writer, running_per_owner: 0 })
+    }
+
+    /// The same store, which claims at most so many runs of one owner at a time; 0: any number.
+    pub fn with_running_per_owner(self, running_per_owner: u32) -> Self {
+        Self { running_per_owner, ..self }
     }
 
     /// Says whether the database answers.

@@ -82,27 +82,32 @@ pub(super) async fn run(connection: &mut SqliteConnection, id: RunId) -> Result<
         run.steps.push(step(id, &row)?);
     }
     if run.state == RunState::Queued {
-        // Higher priorities from the kept counts, its own by the index.
-        let ahead: i64 = sqlx::query_scalar(
-            "select (select coalesce(sum(runs), 0) from waiting where priority > ?1)
-                  + (select count(*) from runs where state = 'queued' and priority = ?1 and id < ?2)",
-        )
-        .bind(run.spec.priority)
-        .bind(key(&id))
-        .fetch_one(&mut *connection)
-        .await
-        .map_err(during("count waiting runs"))?;
-        run.queue_position = u64::try_from(ahead + 1).ok();
+        run.queue_position = position(connection, id).await?;
     }
     Ok(Some(run))
 }
 
-fn from_row(row: &SqliteRow) -> Result<Run, StoreError> {
+/// A waiting run's place: the slots before its own from the kept counts, its own slot by the index.
+pub(super) async fn position(connection: &mut SqliteConnection, id: RunId) -> Result<Option<u64>, StoreError> {
+    let position: i64 = sqlx::query_scalar(
+        "select (select coalesce(sum(runs), 0) from waiting where slot < mine.rank >> 8)
+              + (select count(*) from runs where state = 'queued' and rank >= (mine.rank >> 8) << 8 and (rank, id) <= (mine.rank, mine.id))
+         from runs as mine where mine.id = ?",
+    )
+    .bind(key(&id))
+    .fetch_one(connection)
+    .await
+    .map_err(during("count waiting runs"))?;
+    Ok(u64::try_from(position).ok())
+}
+
+pub(super) fn from_row(row: &SqliteRow) -> Result<Run, StoreError> {
     let id = id_of(column(row, "id")?)?;
     let failed_step: Option<&str> = column(row, "failed_step")?;
     Ok(Run {
         id,
         spec: json(id, "a spec", column(row, "spec")?)?,
+        owner: column(row, "owner")?,
         state: word(id, "a state", column(row, "state")?)?,
         attempts: column(row, "attempts")?,
         queue_position: None,

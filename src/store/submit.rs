@@ -16,6 +16,29 @@ const BATCH: usize = 256;
 pub struct NewRun {
     pub spec: RunSpec,
     pub idempotency: Option<Idempotency>,
+    /// `None`: nobody had to say who they are.
+    pub owner: Option<Owner>,
+}
+
+/// Whose a run is, and how much is theirs.
+#[derive(Debug, Clone)]
+pub struct Owner {
+    pub name: String,
+    pub quota: Quota,
+}
+
+/// What the runs of one owner may take; 0: any amount.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct Quota {
+    pub queued_runs: u64,
+    pub disk_bytes: u64,
+}
+
+impl NewRun {
+    /// The owner's name; empty for nobody.
+    fn owner(&self) -> &str {
+        self.owner.as_ref().map_or("", |owner| &owner.name)
+    }
 }
 
 /// A client's key, and the hash of what it submitted under it.
@@ -33,6 +56,10 @@ pub enum Submitted {
     Same(Box<Run>),
     /// The key came before, with another body.
     KeyReused,
+    /// So many runs of the owner wait already.
+    TooManyQueued(u64),
+    /// So many bytes are taken by the owner's runs already.
+    DiskFull(u64),
 }
 
 pub(super) struct Submission {
@@ -79,21 +106,45 @@ async fn commit(writer: &mut SqliteConnection, news: &[NewRun]) -> Result<Vec<Su
     for new in news {
         results.push(match earlier(&mut tx, new).await? {
             Some(earlier) => earlier,
-            None => Submitted::New(Box::new(insert(&mut tx, new).await?)),
+            None => match over(&mut tx, new).await? {
+                Some(refused) => refused,
+                None => Submitted::New(Box::new(insert(&mut tx, new).await?)),
+            },
         });
     }
     tx.commit().await.map_err(during("commit a submission"))?;
     Ok(results)
 }
 
+/// What of the owner's quota is used up, if any of it is.
+async fn over(tx: &mut SqliteConnection, new: &NewRun) -> Result<Option<Submitted>, StoreError> {
+    let Some(Owner { name, quota }) = &new.owner else { return Ok(None) };
+    let mut used = async |limit: u64, query: &'static str| -> Result<Option<u64>, StoreError> {
+        if limit == 0 {
+            return Ok(None);
+        }
+        let used: i64 =
+            sqlx::query_scalar(query).bind(name).fetch_one(&mut *tx).await.map_err(during("measure an owner's runs"))?;
+        Ok(Some(used.unsigned_abs()).filter(|used| *used >= limit))
+    };
+    let queued = used(quota.queued_runs, "select count(*) from runs where owner = ? and state = 'queued'").await?;
+    if let Some(queued) = queued {
+        return Ok(Some(Submitted::TooManyQueued(queued)));
+    }
+    let bytes = "select coalesce(sum(bytes), 0) from runs join artifacts on run_id = id where owner = ?";
+    Ok(used(quota.disk_bytes, bytes).await?.map(Submitted::DiskFull))
+}
+
 /// Finds the run that was submitted under the same key.
 async fn earlier(tx: &mut SqliteConnection, new: &NewRun) -> Result<Option<Submitted>, StoreError> {
     let Some(Idempotency { key, body_sha256 }) = &new.idempotency else { return Ok(None) };
-    let row: Option<(Vec<u8>, Vec<u8>)> = sqlx::query_as("select run_id, body_sha256 from idempotency where key = ?")
-        .bind(key)
-        .fetch_optional(&mut *tx)
-        .await
-        .map_err(during("look an idempotency key up"))?;
+    let row: Option<(Vec<u8>, Vec<u8>)> =
+        sqlx::query_as("select run_id, body_sha256 from idempotency where owner = ? and key = ?")
+            .bind(new.owner())
+            .bind(key)
+            .fetch_optional(&mut *tx)
+            .await
+            .map_err(during("look an idempotency key up"))?;
     let Some((id, sha)) = row else { return Ok(None) };
     if sha != body_sha256 {
         return Ok(Some(Submitted::KeyReused));
@@ -104,16 +155,19 @@ async fn earlier(tx: &mut SqliteConnection, new: &NewRun) -> Result<Option<Submi
 
 async fn insert(tx: &mut SqliteConnection, new: &NewRun) -> Result<Run, StoreError> {
     let (id, spec, now) = (RunId::now(), &new.spec, now_ms());
-    sqlx::query("insert into runs (id, model, device, priority, spec, state, queued_at) values (?, ?, ?, ?, ?, 'queued', ?)")
-        .bind(key(&id))
-        .bind(&spec.model)
-        .bind(&spec.device)
-        .bind(spec.priority)
-        .bind(serde_json::to_string(spec).map_err(|_| StoreError::Corrupt { id, what: "a spec" })?)
-        .bind(now)
-        .execute(&mut *tx)
-        .await
-        .map_err(during("insert a run"))?;
+    sqlx::query(
+        "insert into runs (id, model, device, priority, spec, state, queued_at, owner) values (?, ?, ?, ?, ?, 'queued', ?, ?)",
+    )
+    .bind(key(&id))
+    .bind(&spec.model)
+    .bind(&spec.device)
+    .bind(spec.priority)
+    .bind(serde_json::to_string(spec).map_err(|_| StoreError::Corrupt { id, what: "a spec" })?)
+    .bind(now)
+    .bind(new.owner.as_ref().map(|owner| &owner.name))
+    .execute(&mut *tx)
+    .await
+    .map_err(during("insert a run"))?;
     for label in &spec.labels {
         sqlx::query("insert or ignore into labels (label, run_id) values (?, ?)")
             .bind(label)
@@ -123,7 +177,8 @@ async fn insert(tx: &mut SqliteConnection, new: &NewRun) -> Result<Run, StoreErr
             .map_err(during("insert a label"))?;
     }
     if let Some(Idempotency { key: name, body_sha256 }) = &new.idempotency {
-        sqlx::query("insert into idempotency (key, body_sha256, run_id) values (?, ?, ?)")
+        sqlx::query("insert into idempotency (owner, key, body_sha256, run_id) values (?, ?, ?, ?)")
+            .bind(new.owner())
             .bind(name)
             .bind(body_sha256.as_slice())
             .bind(key(&id))
@@ -131,18 +186,14 @@ async fn insert(tx: &mut SqliteConnection, new: &NewRun) -> Result<Run, StoreErr
             .await
             .map_err(during("insert an idempotency key"))?;
     }
-    // The newest run is the last of its priority, so the counts alone give its place.
-    let position: i64 = sqlx::query_scalar("select coalesce(sum(runs), 0) from waiting where priority >= ?")
-        .bind(spec.priority)
-        .fetch_one(&mut *tx)
-        .await
-        .map_err(during("count waiting runs"))?;
+    let queue_position = read::position(tx, id).await?;
     Ok(Run {
         id,
         spec: spec.clone(),
+        owner: new.owner.as_ref().map(|owner| owner.name.clone()),
         state: RunState::Queued,
         attempts: 0,
-        queue_position: u64::try_from(position).ok(),
+        queue_position,
         queued_at: rfc3339(now),
         started_at: None,
         ended_at: None,

@@ -32,7 +32,7 @@ fn spec(priority: i32) -> RunSpec {
 }
 
 async fn submit(store: &Store, priority: i32) -> Run {
-    match store.submit(NewRun { spec: spec(priority), idempotency: None }).await.unwrap() {
+    match store.submit(NewRun { spec: spec(priority), idempotency: None, owner: None }).await.unwrap() {
         Submitted::New(run) => *run,
         other => panic!("{other:?}"),
     }
@@ -40,7 +40,7 @@ async fn submit(store: &Store, priority: i32) -> Run {
 
 async fn keyed(store: &Store, key: &str, body: u8) -> Submitted {
     let idempotency = Some(Idempotency { key: key.into(), body_sha256: [body; 32] });
-    store.submit(NewRun { spec: spec(0), idempotency }).await.unwrap()
+    store.submit(NewRun { spec: spec(0), idempotency, owner: None }).await.unwrap()
 }
 
 fn succeeded() -> Outcome {
@@ -75,7 +75,7 @@ async fn higher_priorities_go_first_and_positions_tell_so() {
 #[tokio::test]
 async fn a_run_for_another_device_is_left_waiting() {
     let (_dir, store) = store().await;
-    let new = NewRun { spec: RunSpec { device: "cuda:1".into(), ..spec(0) }, idempotency: None };
+    let new = NewRun { spec: RunSpec { device: "cuda:1".into(), ..spec(0) }, idempotency: None, owner: None };
     store.submit(new).await.unwrap();
     assert!(store.claim("w", &["cpu"], LEASE).await.unwrap().is_none());
     assert!(store.claim("w", &["cuda:1"], LEASE).await.unwrap().is_some());
@@ -210,4 +210,37 @@ async fn steps_are_kept_as_they_change_and_cleared_by_the_next_attempt() {
     store.recover(true).await.unwrap();
     store.claim("w", &["cpu"], LEASE).await.unwrap().unwrap();
     assert!(store.run(id).await.unwrap().unwrap().steps.is_empty());
+}
+
+#[tokio::test]
+async fn a_run_that_waits_for_ten_minutes_is_worth_a_point_of_priority() {
+    let (_dir, store) = store().await;
+    let old = submit(&store, 0).await;
+    sqlx::query("update runs set queued_at = queued_at - 61 * 60000").execute(&mut *store.writer.lock().await).await.unwrap();
+    let (six, seven) = (submit(&store, 6).await, submit(&store, 7).await);
+    let mut order = Vec::new();
+    while let Some(run) = store.claim("w", &["cpu"], LEASE).await.unwrap() {
+        order.push(run.id);
+    }
+    assert_eq!(order, [seven.id, old.id, six.id]);
+}
+
+#[tokio::test]
+async fn an_owner_with_enough_running_runs_waits_and_others_do_not() {
+    let (_dir, store) = store().await;
+    let store = store.with_running_per_owner(1);
+    let mut ids = Vec::new();
+    for name in ["ann", "ann", "bob"] {
+        let owner = Some(Owner { name: name.into(), quota: Quota::default() });
+        let Submitted::New(run) = store.submit(NewRun { spec: spec(0), idempotency: None, owner }).await.unwrap() else {
+            panic!()
+        };
+        ids.push(run.id);
+    }
+    let first = store.claim("w", &["cpu"], LEASE).await.unwrap().unwrap();
+    let second = store.claim("w", &["cpu"], LEASE).await.unwrap().unwrap();
+    assert_eq!([first.id, second.id], [ids[0], ids[2]]);
+    assert!(store.claim("w", &["cpu"], LEASE).await.unwrap().is_none());
+    assert!(store.finish(&first, &succeeded()).await.unwrap());
+    assert_eq!(store.claim("w", &["cpu"], LEASE).await.unwrap().unwrap().id, ids[1]);
 }

@@ -25,6 +25,8 @@ pub struct NsysTrace {
     pub cuda_calls: ApiCalls,
     /// Operating system calls that blocked or took long, as nsys traces them.
     pub os_calls: ApiCalls,
+    /// Rows that end before they start, or lie in no age of computers: left out.
+    pub impossible_rows: u64,
     /// What the tool itself complained of, worst first.
     pub diagnostics: Vec<String>,
     /// Which ranges are stages.

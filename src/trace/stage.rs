@@ -2,6 +2,8 @@
 //!
 //! A program of ours is known by the names in its domain; another one is told by whoever profiles it.
 
+use glob::Pattern;
+
 use super::event::STAGE_DOMAIN;
 
 /// How stages are found among the ranges of a capture.
@@ -13,6 +15,10 @@ pub struct StageRules {
     pub within: Vec<String>,
     /// Nothing in a range of one of these names counts.
     pub without: Vec<String>,
+    /// Names of ranges that are told as regions, as patterns; all are when there is none.
+    pub include: Vec<Pattern>,
+    /// Names of ranges that are not.
+    pub exclude: Vec<Pattern>,
 }
 
 /// A stage, and the name of the ranges that are it.
@@ -60,7 +66,7 @@ impl Default for StageRules {
     fn default() -> Self {
         let rule = |stage: &str, range: &str| StageRule { stage: stage.into(), range: range.into(), domain: None };
         let stages = vec![rule("prefill", "prefill"), rule("decode_all", "decode_all"), rule("decode_all", "decode")];
-        Self { stages, within: vec![], without: vec![] }
+        Self { stages, within: vec![], without: vec![], include: vec![], exclude: vec![] }
     }
 }
 
@@ -70,7 +76,18 @@ impl StageRules {
         let mut stages = more.clone();
         let told = |rule: &StageRule| more.iter().any(|it| it.stage == rule.stage);
         stages.extend(Self::default().stages.into_iter().filter(|rule| !told(rule)));
-        Self { stages, within, without }
+        Self { stages, within, without, include: vec![], exclude: vec![] }
+    }
+
+    /// The same, telling as regions only what `include` lets through and `exclude` does not hold back.
+    pub fn regions(self, include: Vec<Pattern>, exclude: Vec<Pattern>) -> Self {
+        Self { include, exclude, ..self }
+    }
+
+    /// Says whether ranges of this name are told as a region.
+    pub fn is_region(&self, name: &str) -> bool {
+        let any = |patterns: &[Pattern]| patterns.iter().any(|it| it.matches(name));
+        (self.include.is_empty() || any(&self.include)) && !any(&self.exclude)
     }
 
     /// Names of the stages, each once, in order.
@@ -104,6 +121,15 @@ mod tests {
             "\"prefill\" is no stage: write NAME=RANGE or NAME=RANGE@DOMAIN"
         );
         assert!("=x".parse::<StageRule>().is_err() && "x=".parse::<StageRule>().is_err());
+    }
+
+    #[test]
+    fn a_region_is_let_through_by_a_pattern_and_held_back_by_another() {
+        let patterns = |texts: &[&str]| texts.iter().map(|it| Pattern::new(it).unwrap()).collect::<Vec<_>>();
+        let rules = StageRules::default().regions(patterns(&["decoder.*", "prefill"]), patterns(&["*.mlp"]));
+        let told = ["prefill", "decoder.layers.0.self_attn", "decoder.layers.0.mlp", "decode_all"].map(|it| rules.is_region(it));
+        assert_eq!(told, [true, true, false, false]);
+        assert!(StageRules::default().is_region("anything"));
     }
 
     #[test]

@@ -62,8 +62,9 @@ pub fn analyze_with(dir: &Path, rules: StageRules, devices: &Devices) -> Result<
     Ok(Analyzed { saved, trace, analysis })
 }
 
-/// Analyses an export of nsys that anybody took of any program, beside pages that ncu printed of it.
-pub fn analyze_capture(export: &Path, pages: &[PathBuf], rules: StageRules) -> Result<Analyzed, OfflineError> {
+/// Analyses an export of nsys that anybody took of any program, beside pages that ncu printed of it. The device is the one that all
+/// pages name.
+pub fn analyze_capture(export: &Path, pages: &[PathBuf], rules: StageRules, devices: &Devices) -> Result<Analyzed, OfflineError> {
     let failed = |source| OfflineError::Capture { source };
     let mut nsys = nsys::read(export).map_err(failed)?;
     nsys.rules = rules;
@@ -71,10 +72,15 @@ pub fn analyze_capture(export: &Path, pages: &[PathBuf], rules: StageRules) -> R
     let mut trace = Trace { nsys: Some(nsys), ..Trace::default() };
     trace.environment.nsys = tool;
     trace.environment.llmprof = env!("CARGO_PKG_VERSION").into();
+    let mut named = Vec::new();
     for page in pages {
-        trace.counters.extend(ncu::read_file(page).map_err(failed)?.launches);
+        let page = ncu::read_file(page).map_err(failed)?;
+        named.extend(page.device);
+        trace.counters.extend(page.launches);
     }
-    let analysis = analyze::analyze(&trace, None, None);
+    named.dedup();
+    let peaks = if let [device] = named.as_slice() { devices.find(device) } else { None };
+    let analysis = analyze::analyze(&trace, None, peaks);
     let name = export.file_stem().unwrap_or_default().to_string_lossy().into_owned();
     Ok(Analyzed { saved: unknown_run(name), trace, analysis })
 }

@@ -66,7 +66,7 @@ for line in (data / "submitted").read_text().splitlines():
         check(name, (coverage.get("pct") or 0) >= 99 or (name == "light" and coverage), f"coverage is {coverage.get('pct')}")
     overhead = {row["stage"]: row for row in report["overhead"]}
     power = {row["stage"]: row for row in (report["power"] or {}).get("stages", [])}
-    most = {"deep": 15, "light": 3, "second": 15}[name]
+    most = {"deep": 15, "light": 3, "second": 15}.get(name, float("inf"))  # tokens of a tiny model are over too soon to tell
     for row in report["stages"]:
         stage = row["stage"]
         cost = overhead.get(stage, {})

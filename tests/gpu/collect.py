@@ -7,6 +7,7 @@ import pathlib
 import re
 import shutil
 import socket
+import sqlite3
 import sys
 import tarfile
 
@@ -22,6 +23,26 @@ def scrub(raw):
     return re.sub(r"\b(GPU|MIG)-[0-9a-f]{8}-", r"\1-00000000-", text).encode()
 
 
+def scrub_export(path):
+    """An export of nsys without what it tells of the host: its texts scrubbed, its descriptions of machine and environment emptied."""
+    scrubbed = data / "scrubbed.sqlite"
+    shutil.copyfile(path, scrubbed)
+    with sqlite3.connect(scrubbed, isolation_level=None) as export:
+        tables = [name for (name,) in export.execute("select name from sqlite_master where type = 'table'")]
+        for table in tables:
+            if table.startswith(("META_DATA_CAPTURE", "TARGET_INFO_SYSTEM", "PROCESSES", "DIAGNOSTIC", "ANALYSIS_")):
+                export.execute(f'delete from "{table}"')
+        rows = export.execute("select id, value from StringIds").fetchall()
+        for key, value in rows:
+            text = value if isinstance(value, str) else str(value)
+            # What a process was started with is kept in strings of many parts.
+            clean = "scrubbed" if "\0" in text or text.startswith(("/proc", "/root", "/home")) else scrub(text.encode()).decode()
+            if clean != text:
+                export.execute("update StringIds set value = ? where id = ?", (clean, key))
+        export.execute("vacuum")
+    return scrubbed.read_bytes()
+
+
 with tarfile.open(out / "fixtures.tar.xz", "w:xz") as archive:
     for name, run_id in runs.items():
         folder = data / "runs" / run_id
@@ -31,6 +52,17 @@ with tarfile.open(out / "fixtures.tar.xz", "w:xz") as archive:
                 member = tarfile.TarInfo(f"{name}/{path.relative_to(folder)}")
                 member.size = len(content)
                 archive.addfile(member, io.BytesIO(content))
+        if name == "small" and (folder / "nsys/run.sqlite").is_file():
+            content = scrub_export(folder / "nsys/run.sqlite")
+            for path in sorted(folder.glob("**/events.jsonl")) + sorted(folder.glob("**/request.json")):
+                if path != folder / "nsys/events.jsonl":
+                    text = scrub(path.read_bytes())
+                    member = tarfile.TarInfo(f"{name}/{path.relative_to(folder)}")
+                    member.size = len(text)
+                    archive.addfile(member, io.BytesIO(text))
+            member = tarfile.TarInfo(f"{name}/nsys/run.sqlite")
+            member.size = len(content)
+            archive.addfile(member, io.BytesIO(content))
 for name, run_id in runs.items():
     report = data / "runs" / run_id / "report.json"
     if report.is_file():

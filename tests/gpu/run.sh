@@ -5,7 +5,7 @@
 #
 # Starts the service of DIR (default target/release) on loopback with a temporary data folder, submits deepseek-ocr deep and light
 # and qwen3-0.6b deep, follows each to its end, and prints one table. Exit code 0: every check held. With --out, fixtures are left
-# there in at most 8 files; with --by-hand the deep run is repeated by bench/by_hand.sh first. --device cpu tries the script where
+# there in at most 8 files, of a small model too whose captures are kept whole; with --by-hand the deep run is repeated by bench/by_hand.sh first. --device cpu tries the script where
 # there is no GPU: small models, and no check of what only a GPU has. Needs bash, curl and python3; compiles nothing.
 set -euo pipefail
 bin=target/release out='' device=auto tokens=64 by_hand='' models=''
@@ -41,10 +41,10 @@ for _ in $(seq 300); do
 done
 curl -sf "$base/readyz" >/dev/null || { echo "the service did not become ready" >&2; cat "$data/service.log" >&2; exit 1; }
 
-# submit NAME MODEL MODE: queues one run, follows its events to the end, keeps its id.
+# submit NAME MODEL MODE [TOKENS]: queues one run, follows its events to the end, keeps its id.
 submit() {
   local body id
-  body=$(printf '{"model": "%s", "mode": "%s", "device": "%s", "max_new_tokens": %d, "labels": ["%s"]}' "$2" "$3" "$device" "$tokens" "$1")
+  body=$(printf '{"model": "%s", "mode": "%s", "device": "%s", "max_new_tokens": %d, "labels": ["%s"]}' "$2" "$3" "$device" "${4:-$tokens}" "$1")
   id=$(curl -sS -X POST "$base/runs" -H 'content-type: application/json' -d "$body" |
     python3 -c 'import json, sys; answer = json.load(sys.stdin); print(answer.get("run_id") or sys.exit(answer["error"]["message"]))')
   echo "$1: run $id" >&2
@@ -58,6 +58,7 @@ large=${models%,*} second=${models#*,}
 submit deep "$large" deep
 submit light "$large" light
 submit second "$second" deep
+[ -z "$out" ] || submit small deepseek-ocr-tiny deep 4
 
 held=0
 python3 "$here/check.py" "$data" "$device" | tee "$data/table.txt" || held=1

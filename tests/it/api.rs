@@ -69,6 +69,11 @@ impl Answer {
 impl Api {
     /// An API whose inputs folder holds one page, and a few manifests that are wrong.
     pub async fn new() -> Self {
+        Self::with(Arc::default()).await
+    }
+
+    /// The same, asking of requests what `access` says.
+    pub async fn with(access: Arc<http::Access>) -> Self {
         let data = tempfile::tempdir().unwrap();
         let inputs = data.path().join("inputs");
         fs::create_dir_all(&inputs).unwrap();
@@ -98,6 +103,7 @@ impl Api {
         });
         let router = http::router(http::App {
             store: store.clone(),
+            access,
             runs: data.path().join("runs"),
             inputs,
             models: Arc::new(config::models(None).unwrap()),

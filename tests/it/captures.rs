@@ -8,16 +8,21 @@ use std::{
 
 use llmprof::{
     analyze::{
+        analyze,
         choose::{Window, choose},
+        counters::counters,
         coverage::coverage,
+        device::Devices,
         device_time::device_times,
         kernels::kernels,
         launches::Launches,
+        regions::regions,
+        roofline::RooflinePoint,
     },
     parse,
     profiling::Profiling,
     run::Mode,
-    trace::{counter::LaunchCounters, kernel::Kernel, names, nsys::NsysTrace, range::Range},
+    trace::{Trace, counter::LaunchCounters, kernel::Kernel, names, nsys::NsysTrace, range::Range, stage::StageRules},
 };
 
 const CAPTURES: [&str; 4] = ["hf-deepseek-decoder", "hf-llama-e2e", "hf-llama-attention-mock", "torch-cuda-graph-node"];
@@ -152,9 +157,7 @@ fn each_launch_that_ncu_profiled_is_found_in_the_timeline_by_name_and_geometry()
         .iter()
         .map(|it| (names::canonical(&trace.strings[it.full_name as usize]), it.grid, it.block, Some(it.registers)))
         .collect();
-    let packed = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/captures/hf-llama-decode.ncu-raw.csv.zst");
-    let page = zstd::stream::decode_all(File::open(packed).unwrap()).unwrap();
-    let launches = parse::ncu::parse_page(std::str::from_utf8(&page).unwrap()).launches;
+    let launches = decode_page().launches;
     let found = |it: &&LaunchCounters| known.contains(&(names::canonical(&it.full_name), it.grid, it.block, it.values.registers));
     let lost: Vec<_> = launches.iter().filter(|it| !found(it)).map(|it| (it.kernel.as_str(), it.grid)).collect();
     assert_eq!((launches.len(), lost), (60, vec![]));
@@ -187,4 +190,76 @@ fn the_decoders_kernels_are_chosen_by_stage_and_their_cover_is_known() {
     let decode =
         ["device_kernel", "elementwise_kernel", "vectorized_elementwise_kernel", "nvjet_sm90_tst_16x64_64x16_4x1_v_bz_TNN"];
     assert_eq!(choices[1].names()[..4], decode);
+}
+
+/// What ncu read of the Llama's decode, as a page tells it.
+fn decode_page() -> parse::ncu::CounterPage {
+    let packed = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/captures/hf-llama-decode.ncu-raw.csv.zst");
+    let page = zstd::stream::decode_all(File::open(packed).unwrap()).unwrap();
+    parse::ncu::parse_page(std::str::from_utf8(&page).unwrap())
+}
+
+#[test]
+fn the_roofline_of_a_real_page_has_a_point_for_what_was_counted_and_a_reason_for_the_rest() {
+    let page = decode_page();
+    assert_eq!(page.device.as_deref(), Some("NVIDIA H200"));
+    let devices = Devices::from_toml(include_str!("../../conf/devices.toml")).unwrap();
+    let trace = Trace { nsys: Some(capture("hf-llama-e2e")), counters: page.launches, ..Trace::default() };
+    let analysis = analyze(&trace, None, devices.find("NVIDIA H200"));
+    let line = |it: &RooflinePoint| {
+        let rate = it.flops_per_s.zip(it.flops_per_byte);
+        let rate = rate.map_or("-".to_owned(), |(rate, ratio)| format!("{:.2} GFLOP/s at {ratio:.3} FLOP/B", rate / 1e9));
+        let roof = it.datasheet_pct.map_or("-".to_owned(), |pct| format!("{pct:.2} %"));
+        let bound = it.bound.map_or("-", |it| it.as_str());
+        let format = it.format.as_deref().unwrap_or("-");
+        format!("{} {}: {rate}, {format}, {roof} of the roof, {bound}", it.stage, it.kernel_name)
+    };
+    let told: Vec<String> = analysis.roofline.points.iter().map(line).collect();
+    insta::assert_snapshot!(told.join("\n"), @r"
+    decode_all nvjet_sm90_tst_64x8_64x16_4x1_v_bz_TNT: -, -, - of the roof, latency
+    decode_all nvjet_sm90_tst_8x64_64x16_2x1_v_bz_TNN: -, -, - of the roof, latency
+    decode_all vectorized_elementwise_kernel: 3.79 GFLOP/s at 0.636 FLOP/B, fp32, 0.12 % of the roof, latency
+    decode_all elementwise_kernel: 0.35 GFLOP/s at 0.049 FLOP/B, fp32, 0.15 % of the roof, latency
+    decode_all nvjet_sm90_tst_64x8_64x16_4x1_v_bz_splitK_TNT: -, -, - of the roof, latency
+    decode_all reduce_kernel: 1.96 GFLOP/s at 0.093 FLOP/B, fp32, 0.44 % of the roof, latency
+    decode_all unrolled_elementwise_kernel: 0.00 GFLOP/s at 0.000 FLOP/B, -, - of the roof, latency
+    decode_all cudnn_generated_fort_native_sdpa_sm80_flash_fprop_wmma_f16_knob_35_16x128x128_1x4x1_cga1x1x1_kernel0_0: -, -, - of the roof, latency
+    decode_all CatArrayBatchedCopy: 0.00 GFLOP/s at 0.000 FLOP/B, -, - of the roof, latency
+    decode_all splitKreduce_kernel: 2.31 GFLOP/s at 0.246 FLOP/B, fp32, 0.20 % of the roof, latency
+    decode_all lean_reduction_kernel: 10.73 GFLOP/s at 0.659 FLOP/B, fp32, 0.34 % of the roof, latency
+    decode_all CatArrayBatchedCopy_vectorized: 0.00 GFLOP/s at 0.000 FLOP/B, -, - of the roof, latency
+    ");
+    let over = |it: &&RooflinePoint| it.datasheet_pct.is_some_and(|pct| pct > 100.0);
+    assert_eq!(analysis.roofline.points.iter().filter(over).count(), 0);
+    assert!(analysis.roofline.points.iter().all(|it| it.flops_per_byte.is_some() != it.missing.is_some()));
+}
+
+#[test]
+fn regions_of_a_real_capture_hold_what_sql_counts() {
+    let mut trace = capture("hf-llama-e2e");
+    trace.rules = StageRules::with(vec![], vec!["measured".into()], vec![]);
+    let joined = Launches::of(&trace);
+    let counters = counters(&decode_page().launches, Some((&trace, &joined)));
+    let regions = regions(&trace, &joined, &counters);
+    let of = |name: &str| regions.iter().find(|it| it.name == name).unwrap();
+    let attention = of("decoder.self_attn");
+    assert_eq!((attention.domain.as_str(), attention.kernels), ("LLM", 136 + 2_304));
+    assert!((attention.kernel_ms - (0.7240 + 8.1973)).abs() < 1e-3, "{}", attention.kernel_ms);
+    let covered = attention.counters.unwrap().covered_pct.unwrap();
+    assert!((1.0..=100.0).contains(&covered), "{covered}");
+    let classes: f64 = attention.classes.iter().map(|it| it.ms).sum();
+    assert!((classes - attention.kernel_ms).abs() < 1e-9);
+    let stages = of("prefill").kernel_ms + of("decode_all").kernel_ms;
+    assert!((of("measured").kernel_ms - stages).abs() < 1e-9, "the chosen range holds its stages and no more");
+}
+
+#[test]
+fn regions_of_a_replayed_graph_are_those_of_its_replay_and_of_its_capture() {
+    let trace = capture("torch-cuda-graph-node");
+    let regions = regions(&trace, &Launches::of(&trace), &[]);
+    let layers: f64 = regions.iter().filter(|it| it.name.starts_with("layer_")).map(|it| it.kernel_ms).sum();
+    let replayed: i64 = trace.kernels.iter().filter(|it| it.graph_node.is_some()).map(|it| it.ns()).sum();
+    assert!(layers >= 0.99 * replayed as f64 / 1e6, "{layers}");
+    let steps = regions.iter().find(|it| it.name == "decode_step").unwrap();
+    assert!(steps.kernels >= 4_608);
 }

@@ -2,6 +2,7 @@
 
 #![expect(clippy::unwrap_used, reason = "a test that cannot go on fails, and says where")]
 
+mod access;
 mod api;
 mod architecture;
 mod artifacts;
@@ -10,6 +11,7 @@ mod cluster;
 mod cost;
 mod diff;
 mod execute;
+mod fuzz;
 mod gpu;
 mod http;
 mod kernels;
@@ -19,5 +21,8 @@ mod report;
 mod runner;
 mod runs;
 mod service;
+mod serving;
 mod slurm;
 mod sums;
+mod tables;
+mod timeline;

@@ -1,6 +1,6 @@
 //! The real runner under the real nsys. Where nsys is not installed these say that they were skipped, unless LLMPROF_REQUIRE_NSYS=1.
 
-use std::{collections::BTreeMap, fs, path::Path, time::Duration};
+use std::{collections::BTreeMap, path::Path, time::Duration};
 
 use llmprof::{
     artifact::layout,
@@ -66,6 +66,18 @@ fn counts<'a>(names: impl Iterator<Item = &'a str>) -> BTreeMap<&'a str, usize> 
     })
 }
 
+/// Every text of an export. Its bytes would not do: a long text lies in pieces on several pages.
+fn texts(export: &Path) -> String {
+    let export = rusqlite::Connection::open(export).unwrap();
+    let column = |sql: &str| -> Vec<String> {
+        let mut rows = export.prepare(sql).unwrap();
+        rows.query_map([], |row| row.get(0)).unwrap().map(|text| text.unwrap()).collect()
+    };
+    let columns = r#"select format('select cast("%w" as text) from "%w" where "%w" is not null', c.name, t.name, c.name)
+        from sqlite_master t, pragma_table_info(t.name) c where t.type = 'table'"#;
+    column(columns).iter().flat_map(|sql| column(sql)).collect::<Vec<_>>().join("\n")
+}
+
 #[tokio::test]
 async fn the_timeline_shows_the_same_ranges_and_results_as_the_runners_own_events() {
     let Some(collector) = collector() else { return };
@@ -96,8 +108,8 @@ async fn the_timeline_shows_the_same_ranges_and_results_as_the_runners_own_event
     assert!(nsys.tool_version.is_some() && !nsys.os_calls.is_empty() && nsys.kernels.is_empty());
 
     // Cargo's own variables stand for what a service would rather keep to itself; this process has them, and nsys looks around.
-    let export = fs::read(dir.path().join(layout::NSYS_EXPORT)).unwrap();
-    let holds = |text: &str| export.windows(text.len()).any(|window| window == text.as_bytes());
+    let export = texts(&dir.path().join(layout::NSYS_EXPORT));
+    let holds = |text: &str| export.contains(text);
     assert!(std::env::var_os("CARGO_MANIFEST_DIR").is_some() && holds("LLMPROF_RUN_ID"), "the export holds environments");
     let exposed = pass.findings.iter().any(|finding| finding.id == "nsys_sees_environments");
     assert_eq!(holds("CARGO_MANIFEST_DIR"), exposed, "but none that was not passed on, or it is said");

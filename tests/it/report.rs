@@ -365,7 +365,7 @@ fn a_run_that_left_nothing_still_has_every_file_and_every_table_says_why() {
     let mut run = Run::saved();
     run.trace = Trace::default();
     let files = run.files();
-    assert_eq!(files.len(), 13);
+    assert_eq!(files.len(), 17);
     let report = &files.iter().find(|(name, _)| *name == layout::REPORT_MD).unwrap().1;
     assert_eq!(report.split("## Findings").next().unwrap().matches("**No data.**").count(), 5);
     assert!(report.contains("closed no measured stage"));
@@ -410,6 +410,9 @@ fn text_from_outside_stays_text_in_every_file() {
                 "{name}"
             ),
             "json" => assert!(serde_json::from_str::<serde_json::Value>(&text).is_ok(), "{name}"),
+            "jsonl" => {
+                assert!(text.lines().all(|line| serde_json::from_str::<serde_json::Value>(line).is_ok()), "{name}");
+            }
             "html" => assert!(!text.contains("<script") && text.contains("&lt;script&gt;"), "{name}"),
             _ => assert_markdown_is_harmless(name, &text),
         }

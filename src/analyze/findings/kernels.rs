@@ -11,6 +11,7 @@ use super::{
         events::Events,
         gemms::GemmRecord,
         kernels::KernelRecord,
+        roofline::{AT_ROOF_PCT, RooflinePoint},
         stages::{DECODE, PREFILL, STAGES},
         stats::{percent, ratio},
     },
@@ -108,6 +109,58 @@ pub fn latency_bound(analysis: &Analysis, _: &Trace) -> Vec<Finding> {
         let rows = vec![("stalled", stall.share_pct), ("SM", sm), ("DRAM", dram)];
         Some((format!("waits ({}) and keeps neither arithmetic nor memory busy", stall.reason), rows))
     })
+}
+
+/// Points of the roofline that matter and of which `tells` says something, as findings.
+fn points(
+    analysis: &Analysis,
+    id: &str,
+    tells: impl Fn(&RooflinePoint) -> Option<(String, Vec<(&'static str, String)>)>,
+) -> Vec<Finding> {
+    let told = |point: &RooflinePoint| {
+        let weight = point.share_pct.filter(|share| *share >= MATTERS_PCT)?;
+        let (what, rows) = tells(point)?;
+        let found = finding(id, format!("{} in {} {what}.", point.kernel_name, point.stage));
+        let found = found.with("share of the stage's kernel time", format!("{weight:.1} %"));
+        let found = rows.into_iter().fold(found, |found, (name, value)| found.with(name, value));
+        Some(found.saves(part(analysis, &point.stage, weight)))
+    };
+    analysis.roofline.points.iter().filter_map(told).collect()
+}
+
+pub fn at_memory_roof(analysis: &Analysis, _: &Trace) -> Vec<Finding> {
+    points(analysis, "at_memory_roof", |it| {
+        let dram = it.dram_pct.filter(|pct| *pct >= AT_ROOF_PCT && it.sm_pct.is_none_or(|sm| sm < *pct))?;
+        let mut rows = vec![("DRAM", format!("{dram:.1} %"))];
+        rows.extend(it.dram_bytes.map(|bytes| ("bytes of a launch", format!("{bytes:.0}"))));
+        rows.extend(it.flops_per_byte.map(|ratio| ("FLOP/B", format!("{ratio:.2}"))));
+        Some((format!("uses {dram:.0} % of what device memory sustains: it is at the roof"), rows))
+    })
+}
+
+pub fn at_compute_roof(analysis: &Analysis, _: &Trace) -> Vec<Finding> {
+    points(analysis, "at_compute_roof", |it| {
+        let sm = it.sm_pct.filter(|pct| *pct >= AT_ROOF_PCT && it.memory_pct.is_none_or(|memory| memory <= *pct))?;
+        let mut rows = vec![("SM", format!("{sm:.1} %"))];
+        rows.extend(it.datasheet_pct.map(|pct| ("of the datasheet's roof", format!("{pct:.1} %"))));
+        Some((format!("uses {sm:.0} % of what the multiprocessors sustain: it is at the roof"), rows))
+    })
+}
+
+pub fn tensor_work_uncounted(analysis: &Analysis, _: &Trace) -> Vec<Finding> {
+    let tell = |stage: &str| {
+        let of = || {
+            let in_stage = analysis.counters.iter().filter(move |it| it.stage == stage && !it.values.flops_complete);
+            in_stage.filter(|it| it.values.tensor_pct.is_some_and(|pct| pct > 0.0))
+        };
+        let ms: f64 = of().filter_map(|it| it.timeline_total_ms).sum();
+        let weight = share(analysis, stage, ms).filter(|share| *share >= MATTERS_PCT)?;
+        let message = format!("Kernels that take {weight:.0} % of the kernel time of {stage} have no place in the roofline.");
+        let found = finding("tensor_work_uncounted", message).with("kernels and geometries", of().count());
+        let longest = of().max_by(|a, b| a.timeline_total_ms.unwrap_or(0.0).total_cmp(&b.timeline_total_ms.unwrap_or(0.0)))?;
+        Some(found.with("longest", &longest.kernel_name))
+    };
+    STAGES.into_iter().filter_map(tell).collect()
 }
 
 /// Kernels of a stage whose name says a kind of work, as one finding.

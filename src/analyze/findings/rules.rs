@@ -76,13 +76,43 @@ pub const RULES: &[Rule] = &[
     Rule::new(
         "mfu_impossible",
         Critical,
-        ["a use above 100 % of a ceiling", "Check the device's name, the number format and the ceiling's operand sizes.", ""],
+        ["a use above 101 % of a ceiling", "Check the device's name, the number format and the ceiling's operand sizes.", ""],
+        |analysis, _| analysis.mfu.findings.clone(),
+    ),
+    Rule::new(
+        "roofline_impossible",
+        Critical,
+        [
+            "a profiled kernel above 101 % of the datasheet's roof",
+            "Do not use this figure: check the device's name and peaks, and that the pages are of this device.",
+            "",
+        ],
+        |analysis, _| analysis.roofline.findings.clone(),
+    ),
+    Rule::new(
+        "ceiling_surpassed",
+        Info,
+        [
+            "an operator above 101 % of the measured matrix product",
+            "Its use of that ceiling is not told: the product measured is slower than what the device can do, or the time too short to tell.",
+            "",
+        ],
         |analysis, _| analysis.mfu.findings.clone(),
     ),
     Rule::new(
         "capture_incomplete",
         Warning,
         ["the capture lacks the range of a stage", "Take the capture again; update nsys to the driver's version.", ""],
+        super::capture_incomplete,
+    ),
+    Rule::new(
+        "capture_times_impossible",
+        Warning,
+        [
+            "rows of the capture end before they start, or lie more than 73 years from its clock's zero",
+            "They were left out. Export the report again; if it stays so, take the capture again.",
+            "",
+        ],
         super::capture_incomplete,
     ),
     Rule::new(
@@ -291,6 +321,36 @@ pub const RULES: &[Rule] = &[
             "the kernel's share of the stage",
         ],
         kernels::latency_bound,
+    ),
+    Rule::new(
+        "at_memory_roof",
+        Info,
+        [
+            "a profiled kernel of at least 5 % of its stage uses device memory at 80 % or more of what it sustains, and SM less",
+            "Fewer bytes are the only gain: a smaller number format, fusion with its neighbours, reuse over a batch.",
+            "the kernel's share of the stage",
+        ],
+        kernels::at_memory_roof,
+    ),
+    Rule::new(
+        "at_compute_roof",
+        Info,
+        [
+            "a profiled kernel of at least 5 % of its stage uses the multiprocessors at 80 % or more of what they sustain, and memory no more",
+            "Fewer operations or a smaller number format are the only gain.",
+            "the kernel's share of the stage",
+        ],
+        kernels::at_compute_roof,
+    ),
+    Rule::new(
+        "tensor_work_uncounted",
+        Info,
+        [
+            "profiled kernels of at least 5 % of a stage used tensor cores whose operations were not counted",
+            "Ask ncu for sm__ops_path_tensor_src_* too, as mode deep does, where the device has them.",
+            "",
+        ],
+        kernels::tensor_work_uncounted,
     ),
     Rule::new(
         "cast_share",

@@ -11,6 +11,7 @@ use crate::{
         gemms::GemmRecord,
         kernels::{KernelRecord, StageKernels},
         mfu::Ceilings,
+        roofline::RooflinePoint,
         spans::Spans,
         stages::{StageNote, StageTiming},
         stats::Spread,
@@ -150,6 +151,7 @@ fn costing(amount: u64) -> Analysis {
         datasheet_source: None,
         measured_flops_per_s: None,
         measured_bytes_per_s: None,
+        datasheet_mhz: None,
         dtype: "bf16".into(),
     };
     let mut analysis = Analysis { cost: Some(cost), ..analysis() };
@@ -187,6 +189,40 @@ fn gaps_between_kernels_are_what_a_launch_bound_decode_could_save() {
     };
     fires("decode_eager", (eager(false, "cuda:0"), traced(20)), (eager(true, "cuda:0"), traced(20)));
     fires("decode_eager", (eager(false, "cuda:0"), traced(20)), (eager(false, "cpu"), traced(20)));
+}
+
+/// A profiled kernel of a share of prefill, with these uses of memory and SM.
+fn under_roof(share: f64, dram: f64, sm: f64) -> (Analysis, Trace) {
+    let point = RooflinePoint {
+        stage: PREFILL.into(),
+        kernel_name: "k".into(),
+        share_pct: Some(share),
+        dram_pct: Some(dram),
+        memory_pct: Some(dram),
+        sm_pct: Some(sm),
+        ..RooflinePoint::default()
+    };
+    let mut analysis = analysis();
+    analysis.roofline.points = vec![point];
+    (analysis, none())
+}
+
+#[test]
+fn a_kernel_at_its_roof_could_save_its_own_share() {
+    let found = fires("at_memory_roof", under_roof(20.0, 85.0, 30.0), under_roof(20.0, 79.0, 30.0));
+    assert_eq!(found.saves_at_most.unwrap().ms, Some(2.0));
+    fires("at_memory_roof", under_roof(20.0, 85.0, 30.0), under_roof(4.0, 85.0, 30.0));
+    fires("at_compute_roof", under_roof(20.0, 30.0, 85.0), under_roof(20.0, 90.0, 85.0));
+}
+
+#[test]
+fn tensor_work_that_nobody_counted_is_said() {
+    let with = |flops_complete, tensor| {
+        let values = CounterValues { tensor_pct: Some(tensor), flops_complete, ..CounterValues::default() };
+        (profiled("gemm", 50.0, values), none())
+    };
+    fires("tensor_work_uncounted", with(false, 40.0), with(true, 40.0));
+    fires("tensor_work_uncounted", with(false, 40.0), with(false, 0.0));
 }
 
 #[test]

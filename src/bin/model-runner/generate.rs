@@ -96,13 +96,25 @@ impl Session {
         let steps = if self.program.steps() { self.max_new_tokens } else { 0 };
         if steps > 0 {
             let _decode_all = self.recorder.range("decode_all");
-            for step in 0..steps {
-                let _step = self.recorder.decode_step(step);
-                self.step()?;
-                self.device.synchronize()?;
-            }
+            self.decode(steps)?;
         }
         self.program.computed(steps as usize)
+    }
+
+    /// Takes `steps` steps, the host one ahead of the GPU: a token stays where the next step reads it, so a step is launched while the one before
+    /// runs, as engines do that schedule asynchronously. The range of a step is open from its launch until the one before is done.
+    fn decode(&mut self, steps: u32) -> Result<()> {
+        #[cfg(feature = "cuda")]
+        let mut pace = if let Device::Cuda(device) = &self.device { Some(crate::gpu::Pace::new(device)) } else { None };
+        for step in 0..steps {
+            let _step = self.recorder.decode_step(step);
+            self.step()?;
+            #[cfg(feature = "cuda")]
+            if let Some(pace) = &mut pace {
+                pace.launched()?;
+            }
+        }
+        self.device.synchronize()
     }
 
     /// Runs each stage back to back for `time` at least, unrecorded: what it computes is what the last repeat computed.
@@ -121,11 +133,7 @@ impl Session {
             let prompt = self.program.cursor().position();
             let decode = self.over(time, "decode_all", |session| {
                 session.program.rewind(prompt)?;
-                for _ in 0..steps {
-                    session.step()?;
-                    session.device.synchronize()?;
-                }
-                Ok(())
+                session.decode(steps)
             })?;
             Ok(vec![prefill, decode])
         })

@@ -2,6 +2,9 @@
 //!
 //! Text that is no CSV of ncu gives no header, never a panic.
 
+/// Cells of a page that are kept: those of ten thousand launches with all of the tool's metrics.
+const MAX_CELLS: usize = 16 << 20;
+
 /// One printed page.
 #[derive(Debug, Default, PartialEq)]
 pub struct Page {
@@ -9,14 +12,14 @@ pub struct Page {
     pub records: Vec<Vec<String>>,
     /// Lines `==WARNING== ...` and `==ERROR== ...` around the table.
     pub messages: Vec<String>,
-    /// The last record has fewer fields than the header: the file was cut.
+    /// The last record has fewer fields than the header, so the file was cut; or it holds more than is kept.
     pub truncated: bool,
 }
 
 /// Reads one page. The header is the record that begins with `ID`.
 pub fn page(text: &str) -> Page {
     let mut page = Page::default();
-    let mut least = 0;
+    let (mut least, mut cells) = (0, 0);
     let mut rest = text.trim_start_matches('\u{feff}');
     while !rest.is_empty() {
         if rest.starts_with("==") || page.header.is_empty() && !rest.starts_with("\"ID\"") {
@@ -30,6 +33,11 @@ pub fn page(text: &str) -> Page {
         }
         let (mut record, after, ended) = record(rest);
         rest = after;
+        cells += record.len();
+        if cells > MAX_CELLS {
+            page.truncated = true;
+            break;
+        }
         if record.iter().all(String::is_empty) && record.len() <= 1 {
             continue;
         }
@@ -53,6 +61,7 @@ fn record(text: &str) -> (Vec<String>, &str, bool) {
     let mut quoted = false;
     let mut chars = text.char_indices().peekable();
     while let Some((at, c)) = chars.next() {
+        let full = fields.len() > MAX_CELLS;
         let Some(field) = fields.last_mut() else { break };
         match c {
             '"' if quoted && chars.peek().is_some_and(|(_, next)| *next == '"') => {
@@ -60,6 +69,8 @@ fn record(text: &str) -> (Vec<String>, &str, bool) {
                 field.push('"');
             }
             '"' => quoted = !quoted,
+            // What is longer than any record is told by its length alone.
+            ',' if !quoted && full => {}
             ',' if !quoted => fields.push(String::new()),
             '\n' if !quoted => return (fields, &text[at + 1..], true),
             '\r' if !quoted => {}

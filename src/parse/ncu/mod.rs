@@ -25,6 +25,8 @@ use metrics::Metrics;
 
 /// Most of a page that is read. A launch takes some 6 kB of the raw page.
 const MAX_PAGE: u64 = 256 << 20;
+/// Column of the raw page that names the device.
+const DEVICE_NAME: &str = "device__attribute_display_name";
 
 /// What one ncu process profiled.
 #[derive(Debug, Clone, Default, PartialEq)]
@@ -37,6 +39,8 @@ pub struct CounterPage {
     pub messages: Vec<String>,
     /// The page ends in the middle of a record, or is longer than what is read.
     pub truncated: bool,
+    /// Name of the device that all launches ran on; `None` where the page does not tell one.
+    pub device: Option<String>,
 }
 
 /// Stages that ncu profiled, by the names of their folders.
@@ -131,6 +135,11 @@ pub fn parse_page(text: &str) -> CounterPage {
                 Some((units, records)) if units[id].is_empty() => (units.as_slice(), records),
                 _ => (&[][..], page.records.as_slice()),
             };
+            if let Some(at) = column(DEVICE_NAME) {
+                let mut named = records.iter().map(|record| record[at].trim()).filter(|name| !name.is_empty());
+                let first = named.next();
+                parsed.device = first.filter(|first| named.all(|name| name == *first)).map(str::to_owned);
+            }
             for record in records {
                 let mut metrics = Metrics::default();
                 for (at, (name, text)) in page.header.iter().zip(record).enumerate() {

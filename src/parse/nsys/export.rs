@@ -21,6 +21,9 @@ const MAGIC: &[u8; 16] = b"SQLite format 3\0";
 /// Fewest bytes that a row of any of our tables takes.
 const ROW_BYTES: u64 = 4;
 
+/// Longest complaint of SQLite that is told, characters.
+const MAX_SAID: usize = 200;
+
 /// An open export.
 pub struct Export {
     path: PathBuf,
@@ -33,7 +36,7 @@ impl Export {
     /// Opens the export in `path`, or says why it is none.
     pub fn open(path: &Path) -> Result<Self, ParseError> {
         let bytes = check_header(path)?;
-        let query = |what| move |source| ParseError::Query { path: path.into(), what, source };
+        let query = |what| move |source| ParseError::Query { path: path.into(), what, source: brief(source) };
         let db = connect(path).map_err(query("the header"))?;
         let tables = real_tables(&db).map_err(query("the list of tables"))?;
         let export = Self { path: path.into(), db, tables, most_rows: bytes / ROW_BYTES };
@@ -90,16 +93,25 @@ impl Export {
             }
             Ok(())
         };
-        query().map_err(|source| ParseError::Query { path: self.path.clone(), what: table, source })?;
+        query().map_err(|source| ParseError::Query { path: self.path.clone(), what: table, source: brief(source) })?;
         if count > self.most_rows {
             return Err(self.foreign(&format!("damaged: {table} has more rows than the file has room for")));
         }
         Ok(())
     }
 
-    fn foreign(&self, what: &str) -> ParseError {
+    /// The error that the file is not what it should be.
+    pub fn foreign(&self, what: &str) -> ParseError {
         ParseError::Foreign { path: self.path.clone(), what: what.into() }
     }
+}
+
+/// The error in one short line: SQLite quotes a damaged schema whole, and that is text from outside.
+fn brief(error: rusqlite::Error) -> rusqlite::Error {
+    let rusqlite::Error::SqliteFailure(code, Some(said)) = error else { return error };
+    let line = said.lines().next().unwrap_or_default();
+    let short: String = line.chars().filter(|c| !c.is_control()).take(MAX_SAID).collect();
+    rusqlite::Error::SqliteFailure(code, Some(short))
 }
 
 /// A text column as it is, an empty string for null, with anything that is no UTF-8 replaced.

@@ -18,6 +18,16 @@ use crate::trace::{
     range::Range,
 };
 
+/// Farthest from zero that a time may lie, nanoseconds: 73 years, in which clocks that count from 1970 have room.
+const FARTHEST: i64 = 1 << 61;
+/// Room for the names of all ranges, bytes.
+const MAX_NAMES: usize = 256 << 20;
+
+/// Whether something can have begun and ended so.
+const fn possible(start_ns: i64, end_ns: i64) -> bool {
+    -FARTHEST <= start_ns && start_ns <= end_ns && end_ns <= FARTHEST
+}
+
 /// Reads the export in `path`. Blocks, in time and memory linear in the size of the file.
 pub fn read(path: &Path) -> std::result::Result<NsysTrace, ParseError> {
     let export = Export::open(path)?;
@@ -28,14 +38,20 @@ pub fn read(path: &Path) -> std::result::Result<NsysTrace, ParseError> {
         (rest, calls.join())
     });
     let (mut trace, mut names, unnamed) = rest?;
-    let (mut calls, theirs) = calls.unwrap_or_else(|panic| std::panic::resume_unwind(panic))?;
+    let (mut calls, theirs, impossible) = calls.unwrap_or_else(|panic| std::panic::resume_unwind(panic))?;
     let indices: Vec<u32> = theirs.ids().iter().map(|id| names.index(*id)).collect();
     calls.rename(|name| indices[name as usize]);
     trace.cuda_calls = calls;
+    trace.impossible_rows += impossible;
 
     trace.strings = names.resolve(&export)?;
     let (domains, ranges) = unnamed;
     let domains: HashMap<_, _> = domains.into_iter().map(|(key, name)| (key, name.read(&trace.strings))).collect();
+    // A few long names that many ranges bear would take more room than the file.
+    let length = |(_, key, name): &(Range, DomainKey, Text)| name.len(&trace.strings) + domains.get(key).map_or(0, String::len);
+    if ranges.iter().map(length).sum::<usize>() > MAX_NAMES {
+        return Err(export.foreign("the names of its ranges take more room than those of any program"));
+    }
     trace.ranges = ranges
         .into_iter()
         .map(|(range, key, name)| Range {
@@ -68,39 +84,61 @@ fn others(export: &Export) -> std::result::Result<(NsysTrace, Names, Unnamed), P
             _ => {}
         }
     }
-    let mut kernels = Kernels::default();
+    let (mut kernels, mut impossible) = (Kernels::default(), 0);
     export.each("CUPTI_ACTIVITY_KIND_KERNEL", include_str!("sql/kernels.sql"), |row| {
-        kernels.push(kernel(row, &mut names)?);
+        let kernel = kernel(row, &mut names)?;
+        if possible(kernel.start_ns, kernel.end_ns) {
+            kernels.push(kernel)
+        } else {
+            impossible += 1
+        }
         Ok(())
     })?;
     trace.kernels = kernels;
     trace.copies = export.rows("CUPTI_ACTIVITY_KIND_MEMCPY", include_str!("sql/copies.sql"), memory_op)?;
     trace.copies.extend(export.rows("CUPTI_ACTIVITY_KIND_MEMSET", include_str!("sql/sets.sql"), memory_op)?);
+    let read = trace.copies.len();
+    trace.copies.retain(|it| possible(it.start_ns, it.end_ns));
+    impossible += (read - trace.copies.len()) as u64;
     trace.graph_nodes = export.rows("CUDA_GRAPH_NODE_EVENTS", include_str!("sql/graph_nodes.sql"), graph_node)?;
     trace.gpus = export.rows("TARGET_INFO_GPU", include_str!("sql/gpus.sql"), |row| export::string(row, 0))?;
     let mut calls = ApiCalls::default();
     export.each("OSRT_API", include_str!("sql/os_calls.sql"), |row| {
-        calls.push(call(row, &mut names)?);
+        let call = call(row, &mut names)?;
+        if possible(call.start_ns, call.end_ns) {
+            calls.push(call)
+        } else {
+            impossible += 1
+        }
         Ok(())
     })?;
     trace.os_calls = calls;
     let domains = export.rows("NVTX_EVENTS", include_str!("sql/domains.sql"), |row| {
         Ok((domain_key(row.get("domain")?, row.get("thread")?), text(row, &mut names)?))
     })?;
-    let ranges = export.rows("NVTX_EVENTS", include_str!("sql/ranges.sql"), |row| range(row, &mut names))?;
+    let mut ranges = export.rows("NVTX_EVENTS", include_str!("sql/ranges.sql"), |row| range(row, &mut names))?;
+    let read = ranges.len();
+    ranges.retain(|(it, ..)| possible(it.start_ns, it.end_ns.unwrap_or(FARTHEST)));
+    trace.impossible_rows = impossible + (read - ranges.len()) as u64;
     trace.diagnostics = export
         .rows("DIAGNOSTIC_EVENT", include_str!("sql/diagnostics.sql"), |row| Ok(export::string(row, 0)?.trim().to_owned()))?;
     Ok((trace, names, (domains, ranges)))
 }
 
-fn cuda_calls(path: &Path) -> std::result::Result<(ApiCalls, Names), ParseError> {
+/// The calls, their names, and how many were left out.
+fn cuda_calls(path: &Path) -> std::result::Result<(ApiCalls, Names, u64), ParseError> {
     let export = Export::open(path)?;
-    let (mut calls, mut names) = (ApiCalls::default(), Names::default());
+    let (mut calls, mut names, mut impossible) = (ApiCalls::default(), Names::default(), 0);
     export.each("CUPTI_ACTIVITY_KIND_RUNTIME", include_str!("sql/cuda_calls.sql"), |row| {
-        calls.push(call(row, &mut names)?);
+        let call = call(row, &mut names)?;
+        if possible(call.start_ns, call.end_ns) {
+            calls.push(call)
+        } else {
+            impossible += 1
+        }
         Ok(())
     })?;
-    Ok((calls, names))
+    Ok((calls, names, impossible))
 }
 
 /// By the place of the column: a name would be looked up in every one of millions of rows.
@@ -208,6 +246,13 @@ fn text(row: &Row, names: &mut Names) -> Result<Text> {
 }
 
 impl Text {
+    fn len(&self, strings: &[String]) -> usize {
+        match self {
+            Self::Inline(text) => text.len(),
+            Self::Registered(index) => strings.get(*index as usize).map_or(0, String::len),
+        }
+    }
+
     fn read(self, strings: &[String]) -> String {
         match self {
             Self::Inline(text) => text,

@@ -46,7 +46,7 @@ pub fn modules(analysis: &Analysis) -> Table {
 
 /// Every operator of every layer, longest total first.
 pub fn operators_by_path(analysis: &Analysis) -> Table {
-    let caption = "Each operator of each layer by itself, all measured repeats together, sorted by total.";
+    let caption = "Each operator of each layer by itself, all measured repeats together, longest first.";
     let mut table = Table::new("operators-by-path", "Operators by layer", caption, &OPERATOR_COLUMNS);
     for record in analysis.operators.by_path.iter().filter(|record| record.op != "module") {
         table.row(operator_cells(record));

@@ -6,6 +6,7 @@ mod appendix;
 mod device;
 mod overview;
 mod power;
+mod roofline;
 mod traced;
 mod work;
 
@@ -13,6 +14,7 @@ pub use appendix::{cost_table, costs, experts, inputs, modules, operators_by_pat
 pub use device::{counters, gemms};
 pub use overview::{aggregates, environment, mfu, stages};
 pub use power::{power, power_csv};
+pub use roofline::{operator_mfu, regions, roofline};
 pub use traced::{api_calls, classes, ranges, stage_gpu};
 pub use work::{kernels, operators};
 

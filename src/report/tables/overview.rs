@@ -6,7 +6,7 @@ use super::{NO_TIMES, NO_TIMES_REMEDY, pass};
 use crate::{
     analyze::{
         Analysis,
-        mfu::MfuRecord,
+        mfu::{Ceilings, MfuRecord, WHOLE},
         stages::{DECODE, PREFILL},
         stats::Spread,
     },
@@ -143,9 +143,11 @@ pub fn mfu(analysis: &Analysis) -> Table {
         "#Achieved",
         "#MFU, datasheet",
         "#MFU, measured peak",
+        "#MFU, at clocks",
         "#Operand bytes/s",
         "#Of datasheet bandwidth",
         "#Of measured copy",
+        "#At clocks",
     ];
     let caption = "Model FLOPs utilisation: FLOPs the work needs / (time × peak), per repeat of the plain pass.";
     let mut table = Table::new("mfu", "MFU", caption, &columns);
@@ -156,9 +158,11 @@ pub fn mfu(analysis: &Analysis) -> Table {
             known(row.flops_per_s, |rate| scaled(rate, "FLOP/s")),
             known(row.datasheet_pct, pct),
             known(row.measured_pct, pct),
+            known(row.clocked_pct, pct),
             known(row.bytes_per_s, |rate| scaled(rate, "B/s")),
             known(row.datasheet_bandwidth_pct, pct),
             known(row.measured_bandwidth_pct, pct),
+            known(row.clocked_bandwidth_pct, pct),
         ]);
     }
     if let Some(ceilings) = analysis.mfu.ceilings.as_ref().filter(|_| !table.rows.is_empty()) {
@@ -180,6 +184,9 @@ pub fn mfu(analysis: &Analysis) -> Table {
                 known(copy, |rate| scaled(rate, "B/s")),
             ),
         });
+        if ceilings.datasheet_flops_per_s.is_some() {
+            table.notes.push(at_clocks(analysis, ceilings));
+        }
         let modelled = |row: &&MfuRecord| row.flops_source == "modelled" && matches!(row.scope.as_str(), PREFILL | DECODE);
         let scopes: Vec<&str> = analysis.mfu.rows.iter().filter(modelled).map(|row| row.scope.as_str()).collect();
         if !scopes.is_empty() {
@@ -192,4 +199,24 @@ pub fn mfu(analysis: &Analysis) -> Table {
     }
     let why = "No stage has both a time and a count of FLOPs.";
     table.or_gap(why, "Look at the baseline step's log: the runner records both.")
+}
+
+/// What the peaks at observed clocks are made from, or why there are none.
+fn at_clocks(analysis: &Analysis, ceilings: &Ceilings) -> String {
+    let clocked = |row: &MfuRecord| {
+        let told = (row.sm_mhz?, row.clocked_flops_per_s?);
+        Some(format!("{} at {} MHz in {}", scaled(told.1, "FLOP/s"), decimals(told.0, 0), row.scope))
+    };
+    let told: Vec<String> = analysis.mfu.rows.iter().filter(|row| row.scope != WHOLE).filter_map(clocked).collect();
+    match ceilings.datasheet_mhz {
+        Some(mhz) if !told.is_empty() => format!(
+            "At clocks: the datasheet's figure, which is for {} MHz, times the mean SM clock that was sampled over that: {}. Bandwidth \
+             likewise, by the memory clock over the highest one.",
+            decimals(mhz, 0),
+            told.join(", "),
+        ),
+        Some(_) => "At clocks: no SM clock was sampled long enough, so no share of a peak at observed clocks is given.".into(),
+        None => "At clocks: the clock that the datasheet's figure is for is not known, so no share of a peak at observed clocks is given."
+            .into(),
+    }
 }

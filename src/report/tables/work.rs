@@ -55,9 +55,10 @@ pub fn operator_cells(record: &OperatorRecord) -> [String; 12] {
 /// Operators rolled up over layers, longest total first.
 pub fn operators(analysis: &Analysis) -> Table {
     let caption = format!(
-        "Operators of {}, all {} measured repeats together, layers and experts rolled up (*), sorted by total.",
+        "Operators of {}, all {} measured repeats together, layers and experts rolled up (*), sorted by {}.",
         pass(analysis),
-        analysis.stages.repeats
+        analysis.stages.repeats,
+        if analysis.operators.leaves().any(|it| it.device.is_some()) { "device time" } else { "total" },
     );
     let mut table = Table::new("operators", "Top Operators", caption, &OPERATOR_COLUMNS);
     for record in analysis.operators.leaves() {

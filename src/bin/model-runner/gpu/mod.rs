@@ -21,7 +21,7 @@ pub use graph::{Graph, is_capturing};
 pub use linear::{gated, gemv};
 pub use memory::{free_bytes, peak_bytes};
 pub use sample::{advance, sample};
-pub use timer::{Mark, Timer};
+pub use timer::{Mark, Pace, Timer};
 
 use candle_core::{
     CudaDevice, DType, Device, Result, Tensor,

@@ -1,12 +1,15 @@
-//! Times on the device: CUDA events around ranges, read once all is done.
+//! CUDA events: times on the device, read once all is done; and the host kept one step ahead of the GPU.
 //!
 //! A mark costs the host and the GPU about a microsecond each, and waits for nothing.
 
 use std::sync::Arc;
 
 use candle_core::{
-    CudaDevice,
-    cuda_backend::cudarc::driver::{CudaEvent, CudaStream, sys::CUevent_flags},
+    CudaDevice, Result,
+    cuda_backend::{
+        WrapErr,
+        cudarc::driver::{CudaEvent, CudaStream, sys::CUevent_flags},
+    },
 };
 
 /// Marks places in the work of one stream.
@@ -14,6 +17,24 @@ pub struct Timer(Arc<CudaStream>);
 
 /// A place in the work of a stream.
 pub struct Mark(CudaEvent);
+
+/// Lets the host launch one step while the GPU is busy with the one before, and no further.
+pub struct Pace {
+    stream: Arc<CudaStream>,
+    before: Option<CudaEvent>,
+}
+
+impl Pace {
+    pub fn new(device: &CudaDevice) -> Self {
+        Self { stream: device.cuda_stream(), before: None }
+    }
+
+    /// Says that a step was launched, and waits until the one before it is done.
+    pub fn launched(&mut self) -> Result<()> {
+        let now = self.stream.record_event(Some(CUevent_flags::CU_EVENT_DISABLE_TIMING)).w()?;
+        self.before.replace(now).map_or(Ok(()), |before| before.synchronize().w())
+    }
+}
 
 impl Timer {
     pub fn new(device: &CudaDevice) -> Self {

@@ -1,0 +1,148 @@
+//! Regions on sketches: nesting, domains, threads, graphs, warm-up, patterns, and counters by time.
+
+use glob::Pattern;
+use proptest::prelude::*;
+
+use super::*;
+use crate::{
+    analyze::{counters::counters, kernels::tests::capture},
+    trace::{
+        counter::{CounterValues, LaunchCounters},
+        nsys::GraphNode,
+        stage::StageRules,
+    },
+};
+
+fn told_of(trace: &NsysTrace) -> String {
+    let mut regions = regions(trace, &Launches::of(trace), &[]);
+    regions.sort_by(|a, b| (&a.domain, &a.name).cmp(&(&b.domain, &b.name)));
+    let line =
+        |it: &Region| format!("{} x{}: {} kernels, {} ns", it.name, it.instances, it.kernels, (it.kernel_ms * 1e6).round());
+    regions.iter().map(line).collect::<Vec<_>>().join("\n")
+}
+
+fn told(sketch: &str) -> String {
+    told_of(&capture(sketch))
+}
+
+const NESTED: &str = "range 1 prefill 0..100\nrange 1 layer 10..50\nrange 1 mlp 20..30\nrange 1 layer 60..90
+    call 1 1 12..13\ncall 1 2 21..22\ncall 1 3 61..62\ncall 1 4 95..96
+    kernel 1 a 200..201 7\nkernel 2 gemm 210..220 7\nkernel 3 a 220..320 7\nkernel 4 a 400..1400 7";
+
+#[test]
+fn an_enclosing_region_holds_what_its_parts_launched() {
+    insta::assert_snapshot!(told(NESTED), @r"
+    layer x2: 3 kernels, 111 ns
+    mlp x1: 1 kernels, 10 ns
+    prefill x1: 4 kernels, 1111 ns
+    ");
+}
+
+#[test]
+fn a_region_inside_itself_counts_once() {
+    insta::assert_snapshot!(told("range 1 f 0..100\nrange 1 f 10..50\ncall 1 1 12..13\nkernel 1 a 200..205 7"), @"f x2: 1 kernels, 5 ns");
+}
+
+#[test]
+fn domains_do_not_hide_each_others_ranges() {
+    let mut trace = capture("range 1 f 0..100\nrange 1 f 10..50\ncall 1 1 12..13\nkernel 1 a 200..205 7");
+    trace.ranges[1].domain = "other".into();
+    insta::assert_snapshot!(told_of(&trace), @r"
+    f x1: 1 kernels, 5 ns
+    f x1: 1 kernels, 5 ns
+    ");
+}
+
+#[test]
+fn a_start_end_region_holds_what_every_thread_launched_and_a_push_pop_one_its_own() {
+    insta::assert_snapshot!(told("cross 1 all 0..100\nrange 1 own 0..100\ncall 2 1 12..13\nkernel 1 a 200..205 7"), @r"
+    all x1: 1 kernels, 5 ns
+    own x1: 0 kernels, 0 ns
+    ");
+}
+
+#[test]
+fn warm_up_is_left_out() {
+    insta::assert_snapshot!(told("range 1 warmup 0..50\nrange 1 f 10..40\ncall 1 1 12..13\nkernel 1 a 200..205 7"), @r"
+    f x1: 0 kernels, 0 ns
+    warmup x1: 0 kernels, 0 ns
+    ");
+}
+
+#[test]
+fn a_replayed_kernel_is_in_the_region_of_its_replay_and_in_that_of_its_capture() {
+    let mut trace = capture("range 1 mlp 10..20\nrange 1 decode_all 50..60\ncall 1 2 51..52\nkernel 2 k 70..75 7");
+    trace.kernels = trace.kernels.map(|_, kernel| kernel.graph_node = Some(31));
+    let node = |at_ns, id, original| GraphNode { at_ns, global_tid: trace.ranges[0].global_tid, id, original };
+    trace.graph_nodes = vec![node(12, 1, None), node(30, 31, Some(1))];
+    insta::assert_snapshot!(told_of(&trace), @r"
+    decode_all x1: 1 kernels, 5 ns
+    mlp x1: 1 kernels, 5 ns
+    ");
+}
+
+#[test]
+fn patterns_choose_regions_and_parts_of_a_capture_choose_kernels() {
+    let patterns = |text: &str| vec![Pattern::new(text).unwrap()];
+    let mut trace = capture(NESTED);
+    trace.rules = StageRules::default().regions(patterns("*l*"), patterns("pre*"));
+    insta::assert_snapshot!(told_of(&trace), @r"
+    layer x2: 3 kernels, 111 ns
+    mlp x1: 1 kernels, 10 ns
+    ");
+    trace.rules = StageRules::with(vec![], vec!["mlp".into()], vec![]);
+    insta::assert_snapshot!(told_of(&trace), @r"
+    layer x2: 1 kernels, 10 ns
+    mlp x1: 1 kernels, 10 ns
+    prefill x1: 1 kernels, 10 ns
+    ");
+}
+
+#[test]
+fn counters_are_means_by_time_and_their_cover_is_told() {
+    let trace = capture(NESTED);
+    let joined = Launches::of(&trace);
+    let launch = |kernel: &str, sm: f64| LaunchCounters {
+        stage: "prefill".into(),
+        kernel: kernel.into(),
+        grid: [1; 3],
+        block: [1; 3],
+        values: CounterValues { sm_pct: Some(sm), ..CounterValues::default() },
+        ..LaunchCounters::default()
+    };
+    let read = |launches: &[LaunchCounters]| {
+        let records = counters(launches, Some((&trace, &joined)));
+        let layer = regions(&trace, &joined, &records).into_iter().find(|it| it.name == "layer").unwrap();
+        layer.counters.map(|it| (it.covered_pct.unwrap().round(), it.sm_pct.unwrap().round()))
+    };
+    assert_eq!(read(&[launch("gemm", 80.0)]), Some((9.0, 80.0)), "10 of 111 ns");
+    assert_eq!(read(&[launch("gemm", 80.0), launch("a", 14.0)]), Some((100.0, 20.0)), "(10 x 80 + 101 x 14) / 111");
+    assert_eq!(read(&[]), None);
+}
+
+proptest! {
+    #[test]
+    fn a_region_holds_each_kernel_that_any_of_its_ranges_held(
+        ranges in prop::collection::vec((0usize..3, 0i64..8, 1i64..8), 0..6),
+        calls in prop::collection::btree_set(0i64..70, 0..12),
+    ) {
+        // Push/pop ranges nest: each later one is cut to the one that it begins in.
+        let mut sorted: Vec<(usize, i64, i64)> = ranges.into_iter().map(|(name, at, long)| (name, at * 8, at * 8 + long * 8)).collect();
+        sorted.sort_by_key(|it| (it.1, std::cmp::Reverse(it.2)));
+        let mut nested: Vec<(usize, i64, i64)> = Vec::new();
+        for (name, start, end) in sorted {
+            let most = nested.iter().filter(|it| it.1 <= start && start < it.2).map(|it| it.2).min().unwrap_or(i64::MAX);
+            nested.push((name, start, end.min(most)));
+        }
+        let mut sketch: Vec<String> = nested.iter().map(|(name, start, end)| format!("range 1 r{name} {start}..{end}")).collect();
+        for (id, at) in calls.iter().enumerate() {
+            sketch.push(format!("call 1 {} {at}..{}\nkernel {} k {}..{} 7", id + 1, at + 1, id + 1, 100 + id, 101 + id));
+        }
+        let trace = capture(&sketch.join("\n"));
+        for region in regions(&trace, &Launches::of(&trace), &[]) {
+            let named = |it: &&(usize, i64, i64)| format!("r{}", it.0) == region.name;
+            let held = |at: &&i64| nested.iter().filter(named).any(|it| it.1 <= **at && **at < it.2);
+            prop_assert_eq!(region.kernels, calls.iter().filter(held).count() as u64, "{}", region.name);
+        }
+    }
+}

@@ -1,0 +1,123 @@
+//! Points and bounds on sketches of counters.
+
+use proptest::prelude::*;
+
+use super::*;
+use crate::{
+    analyze::{device::Devices, events::Events, kernels::StageKernels},
+    trace::{
+        counter::CounterValues,
+        event::{Ceiling, Event},
+    },
+};
+
+fn record(geometry: u32, calls: Option<u64>, values: CounterValues) -> CounterRecord {
+    CounterRecord {
+        stage: "prefill".into(),
+        kernel_name: "gemm".into(),
+        grid: [geometry, 1, 1],
+        block: [128, 1, 1],
+        timeline_calls: calls,
+        timeline_total_ms: calls.map(|calls| calls as f64),
+        timeline_mean_ms: calls.map(|_| 1.0),
+        profiled: 3,
+        flops_per_byte: values.arithmetic_intensity(),
+        values,
+    }
+}
+
+/// A launch of so many operations, bytes and nanoseconds, of which SM and memory were so busy.
+fn values(format: &str, flops: f64, bytes: f64, ns: f64, [sm, memory]: [f64; 2]) -> CounterValues {
+    CounterValues {
+        duration_ns: Some(ns),
+        dram_bytes: Some(bytes),
+        sm_pct: Some(sm),
+        memory_pct: Some(memory),
+        dram_pct: Some(memory),
+        flops: [(format.to_owned(), flops)].into(),
+        flops_complete: true,
+        ..CounterValues::default()
+    }
+}
+
+fn placed(counters: &[CounterRecord], events: &[Event]) -> Roofline {
+    let devices = Devices::from_toml(include_str!("../../../conf/devices.toml")).unwrap();
+    let stages = vec![StageKernels { stage: "prefill".into(), launches: 9, kernel_ms: 100.0, busy_ms: 100.0 }];
+    let kernels = Kernels { stages, ..Kernels::default() };
+    roofline(counters, &kernels, &Limits::of(&Events::of(events), devices.find("NVIDIA H200"), None))
+}
+
+fn ceiling(what: &str, dtype: &str, per_second: f64) -> Event {
+    Event::Ceiling(Ceiling { what: what.into(), dtype: dtype.into(), shape: vec![], per_second, tries: 1 })
+}
+
+#[test]
+fn the_ridge_is_peak_over_bandwidth_for_the_datasheet_and_for_what_was_measured() {
+    let events = [ceiling("matmul", "bf16", 751e12), ceiling("copy", "bf16", 4.3e12)];
+    let told = placed(&[record(1, Some(1), values("fp32", 1.0, 1.0, 1.0, [1.0, 1.0]))], &events);
+    let ridges: Vec<_> =
+        told.roofs.iter().map(|it| (it.source.as_str(), it.dtype.as_str(), it.ridge_flops_per_byte.round())).collect();
+    assert_eq!(
+        ridges,
+        [("datasheet", "bf16", 206.0), ("measured", "bf16", 175.0), ("datasheet", "f16", 206.0), ("datasheet", "f32", 14.0)]
+    );
+}
+
+#[test]
+fn a_point_is_set_under_the_slope_left_of_the_ridge_and_under_the_peak_right_of_it() {
+    // 24 TFLOP/s at 10 FLOP/B, where memory allows 48; 494.5 TFLOP/s at 1000 FLOP/B, where arithmetic allows 989.
+    let left = placed(&[record(1, Some(1), values("tensor_bf16", 24e6, 2.4e6, 1e3, [20.0, 50.0]))], &[]);
+    let right = placed(&[record(1, Some(1), values("tensor_bf16", 494.5e6, 494.5e3, 1e3, [50.0, 20.0]))], &[]);
+    let shares = [&left, &right].map(|it| it.points[0].datasheet_pct.unwrap());
+    assert!(shares.iter().all(|share| (share - 50.0).abs() < 1e-9), "{shares:?}");
+    assert_eq!((left.points[0].roof_dtype.as_deref(), left.points[0].measured_pct), (Some("bf16"), None));
+}
+
+#[test]
+fn what_is_busier_bounds_and_where_both_are_low_latency_does() {
+    let bound = |sm, memory| placed(&[record(1, Some(1), values("fp32", 1.0, 1.0, 1e3, [sm, memory]))], &[]).points[0].bound;
+    assert_eq!(bound(60.0, 59.9), Some(Bound::Compute));
+    assert_eq!(bound(61.0, 85.0), Some(Bound::Memory));
+    assert_eq!(bound(59.9, 59.9), Some(Bound::Latency));
+    let unknown = CounterValues { sm_pct: None, ..values("fp32", 1.0, 1.0, 1e3, [0.0, 90.0]) };
+    assert_eq!(placed(&[record(1, None, unknown)], &[]).points[0].bound, None);
+}
+
+#[test]
+fn tensor_cores_that_worked_uncounted_leave_no_point_and_a_reason() {
+    let uncounted =
+        CounterValues { tensor_pct: Some(12.0), flops_complete: false, ..values("fp32", 1e6, 1e6, 1e3, [50.0, 70.0]) };
+    let point = placed(&[record(1, Some(1), uncounted)], &[]).points.remove(0);
+    assert_eq!((point.flops, point.flops_per_byte, point.flops_per_s, point.format), (None, None, None, None));
+    assert!(point.missing.unwrap().contains("tensor cores worked"));
+    assert_eq!((point.bound, point.bytes_per_s), (Some(Bound::Memory), Some(1e12)));
+}
+
+#[test]
+fn more_than_the_datasheets_roof_is_refused_with_a_finding() {
+    let over = placed(&[record(1, Some(1), values("tensor_bf16", 2e9, 1e3, 1e3, [99.0, 1.0]))], &[]);
+    assert_eq!((over.points[0].datasheet_pct, over.findings[0].id.as_str()), (None, "roofline_impossible"));
+    assert_eq!(over.findings[0].evidence["percent"], "202.2");
+}
+
+proptest! {
+    #[test]
+    fn geometries_weigh_as_often_as_they_ran(
+        launches in prop::collection::vec((1u64..50, 1.0f64..1e9, 1.0f64..1e9, 1.0f64..1e9, 0.0f64..100.0), 1..5)
+    ) {
+        let records: Vec<_> = launches.iter().enumerate().map(|(at, (calls, flops, bytes, ns, sm))| {
+            record(at as u32, Some(*calls), values("fp32", *flops, *bytes, *ns, [*sm, 0.0]))
+        }).collect();
+        let point = point(&records.iter().collect::<Vec<_>>());
+        // The same, launch by launch.
+        let each = || launches.iter().flat_map(|it| std::iter::repeat_n(it, it.0 as usize));
+        let (flops, bytes, ns) = each().fold((0.0, 0.0, 0.0), |(f, b, t), it| (f + it.1, b + it.2, t + it.3));
+        let near = |a: f64, b: f64| (a / b - 1.0).abs() < 1e-9;
+        prop_assert!(near(point.flops_per_byte.unwrap(), flops / bytes));
+        prop_assert!(near(point.flops_per_s.unwrap(), flops / ns * 1e9));
+        prop_assert!(near(point.bytes_per_s.unwrap(), bytes / ns * 1e9));
+        let least = launches.iter().map(|it| it.4).fold(f64::INFINITY, f64::min);
+        let most = launches.iter().map(|it| it.4).fold(0.0, f64::max);
+        prop_assert!((least - 1e-9..=most + 1e-9).contains(&point.sm_pct.unwrap()));
+    }
+}

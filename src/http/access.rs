@@ -1,0 +1,234 @@
+//! Who may ask for what: tokens and roles, rates, other sites' pages, and the line in the audit log.
+//!
+//! Every request passes here before its handler, and a handler learns who asks from [`Caller`]. What an operation needs is told by
+//! [`needs`] alone, from which the contract is written, too.
+
+use std::{
+    net::{IpAddr, SocketAddr},
+    time::Instant,
+};
+
+use axum::{
+    extract::{ConnectInfo, MatchedPath, Request, State},
+    http::{HeaderMap, HeaderValue, Method, StatusCode, header},
+    middleware::Next,
+    response::{IntoResponse, Response},
+};
+use sha2::{Digest, Sha256};
+use tokio::sync::Semaphore;
+
+use super::{
+    App,
+    error::{ApiError, ErrorCode},
+    metrics::Metrics,
+    rates::Rates,
+    request,
+};
+use crate::{
+    config::{self, Asked},
+    run::RunId,
+    store::{
+        Owner, Quota, Role, Store,
+        audit::{AuditEntry, AuditLog},
+    },
+};
+
+/// How often it is looked whether a first token was made.
+const LOOK_MS: u64 = 1000;
+
+/// What the handlers know of whoever asks.
+#[derive(Debug, Clone)]
+pub struct Caller {
+    /// The token's name; `None`: no token was asked for.
+    pub name: Option<String>,
+    pub role: Role,
+}
+
+/// What the service asks of a request, and what it keeps to decide.
+#[derive(Debug)]
+pub struct Access {
+    settings: config::Access,
+    /// Others than the host itself reach it.
+    public: bool,
+    behind_proxy: bool,
+    rates: Rates,
+    handlers: Semaphore,
+    audit: Option<AuditLog>,
+    pub(super) metrics: Metrics,
+    looked: tokio::sync::Mutex<(bool, Option<Instant>)>,
+}
+
+impl Access {
+    /// `public`: the address that is served on is no loopback address.
+    pub fn new(settings: &config::Access, public: bool, behind_proxy: bool, audit: Option<AuditLog>) -> Self {
+        Self {
+            public: public || behind_proxy,
+            behind_proxy,
+            rates: Rates::new(settings.requests_per_s_per_address, settings.requests_per_s_per_token),
+            handlers: Semaphore::new(settings.concurrent_requests.max(1) as usize),
+            audit,
+            metrics: Metrics::new(),
+            looked: tokio::sync::Mutex::new((false, None)),
+            settings: settings.clone(),
+        }
+    }
+
+    /// Says whether a token must be shown.
+    async fn required(&self, store: &Store) -> Result<bool, ApiError> {
+        match self.settings.tokens {
+            Asked::Off => return Ok(false),
+            Asked::Required => return Ok(true),
+            Asked::Auto if self.public => return Ok(true),
+            Asked::Auto => {}
+        }
+        let mut looked = self.looked.lock().await;
+        let stale = looked.1.is_none_or(|at| at.elapsed().as_millis() as u64 >= LOOK_MS);
+        if !looked.0 && stale {
+            *looked = (store.has_tokens().await?, Some(Instant::now()));
+        }
+        Ok(looked.0)
+    }
+
+    /// Where a request comes from: behind a proxy, what the proxy added last.
+    fn address(&self, request: &Request) -> Option<IpAddr> {
+        let peer = request.extensions().get::<ConnectInfo<SocketAddr>>().map(|ConnectInfo(address)| address.ip().to_canonical());
+        let forwarded = request.headers().get_all("x-forwarded-for").iter().next_back();
+        let last = forwarded.and_then(|value| value.to_str().ok()?.rsplit(',').next()?.trim().parse::<IpAddr>().ok());
+        if self.behind_proxy { last.or(peer) } else { peer }
+    }
+
+    /// Refuses what a page of another site sends in the name of whoever looks at it.
+    fn same_origin(&self, headers: &HeaderMap) -> Result<(), ApiError> {
+        let Some(origin) = headers.get(header::ORIGIN) else { return Ok(()) };
+        let origin = origin.to_str().unwrap_or_default();
+        let host = headers.get(header::HOST).and_then(|host| host.to_str().ok()).unwrap_or_default();
+        let own = origin.split_once("://").is_some_and(|(_, authority)| authority.eq_ignore_ascii_case(host));
+        if own || self.settings.origins.iter().any(|known| known == origin) {
+            return Ok(());
+        }
+        Err(ApiError::new(ErrorCode::CrossOrigin, ErrorCode::CrossOrigin.example()))
+    }
+
+    /// Finds out who asks, and whether they may. `who` is told even of those who are refused.
+    async fn admit(
+        &self,
+        store: &Store,
+        (method, path, headers): (&Method, &str, &HeaderMap),
+        address: Option<IpAddr>,
+        who: &mut Option<String>,
+    ) -> Result<Caller, ApiError> {
+        let Some(needed) = needs(method, path) else {
+            return Ok(Caller { name: None, role: Role::Viewer });
+        };
+        if !method.is_safe() {
+            self.same_origin(headers)?;
+        }
+        if !self.required(store).await? {
+            return Ok(Caller { name: None, role: Role::Admin });
+        }
+        self.rates.address(address)?;
+        let refuse = |message: &str| ApiError::new(ErrorCode::Unauthenticated, message);
+        let shown = bearer(headers).ok_or_else(|| refuse(ErrorCode::Unauthenticated.example()))?;
+        let token = store.token(&Sha256::digest(shown.as_bytes()).into()).await?;
+        let token = token.ok_or_else(|| refuse("the token is unknown, has expired or was revoked"))?;
+        *who = Some(token.name.clone());
+        self.rates.token(token.id)?;
+        if token.role < needed {
+            let message = format!("this needs the role {needed}, and the token {:?} has the role {}", token.name, token.role);
+            return Err(ApiError::new(ErrorCode::Forbidden, message));
+        }
+        Ok(Caller { name: Some(token.name), role: token.role })
+    }
+
+    /// Other sites whose pages may use the API.
+    pub(super) fn origins(&self) -> Vec<HeaderValue> {
+        self.settings.origins.iter().filter_map(|origin| origin.parse().ok()).collect()
+    }
+
+    /// Whose a run is that `caller` submits.
+    pub(super) fn owner(&self, caller: &Caller) -> Option<Owner> {
+        let quota = Quota { queued_runs: self.settings.queued_runs_per_owner, disk_bytes: self.settings.disk_bytes_per_owner };
+        caller.name.clone().map(|name| Owner { name, quota })
+    }
+
+    /// The newest lines of the audit log; none where none is kept.
+    pub(super) fn newest(&self, count: usize) -> std::io::Result<Vec<AuditEntry>> {
+        self.audit.as_ref().map_or_else(|| Ok(Vec::new()), |audit| audit.newest(count))
+    }
+
+    fn note(&self, entry: &AuditEntry) {
+        if let Some(Err(error)) = self.audit.as_ref().map(|audit| audit.add(entry)) {
+            tracing::error!(%error, action = entry.action, "the audit log cannot be written");
+        }
+    }
+}
+
+impl Default for Access {
+    /// As bound to loopback, without an audit log.
+    fn default() -> Self {
+        Self::new(&config::Access::default(), false, false, None)
+    }
+}
+
+/// The role that an operation needs; `None`: everybody may. Paths of the contract and of requests are taken alike.
+pub(super) fn needs(method: &Method, path: &str) -> Option<Role> {
+    match path {
+        "/healthz" | "/readyz" | "/openapi.json" | "/openapi.yaml" | "/docs" => None,
+        path if path.starts_with("/docs/") => None,
+        "/audit" => Some(Role::Admin),
+        _ if method.is_safe() => Some(Role::Viewer),
+        _ => Some(Role::Submitter),
+    }
+}
+
+/// The token that a request shows.
+fn bearer(headers: &HeaderMap) -> Option<&str> {
+    let (scheme, token) = headers.get(header::AUTHORIZATION)?.to_str().ok()?.split_once(' ')?;
+    Some(token.trim()).filter(|token| scheme.eq_ignore_ascii_case("bearer") && !token.is_empty())
+}
+
+/// Lets a request through to its handler or answers it here, and keeps what both took and came to.
+pub(super) async fn guard(State(app): State<App>, mut request: Request, next: Next) -> Response {
+    let (start, access) = (Instant::now(), &app.access);
+    let (method, path) = (request.method().clone(), request.uri().path().to_owned());
+    let route = request.extensions().get::<MatchedPath>().map(|path| path.as_str().to_owned());
+    let address = access.address(&request);
+    let open = needs(&method, &path).is_none();
+    let mut who = None;
+    let admitted = access.admit(&app.store, (&method, &path, request.headers()), address, &mut who).await;
+    let response = match (admitted, access.handlers.try_acquire()) {
+        (Err(refused), _) => refused.into_response(),
+        (Ok(_), Err(_)) if !open => {
+            ApiError::new(ErrorCode::Overloaded, ErrorCode::Overloaded.example()).retry_after(1).into_response()
+        }
+        (Ok(caller), _permit) => {
+            request.extensions_mut().insert(caller);
+            next.run(request).await
+        }
+    };
+    let status = response.status();
+    if !open && (!method.is_safe() || matches!(status, StatusCode::UNAUTHORIZED | StatusCode::FORBIDDEN)) {
+        access.note(&AuditEntry {
+            who,
+            address: address.map(|address| address.to_string()),
+            status: Some(status.as_u16()),
+            request_id: Some(request::id()),
+            ..AuditEntry::on_host(&format!("{method} {}", route.as_deref().unwrap_or("-")), &path)
+        });
+    }
+    access.metrics.answered(&method, route.as_deref(), status, start.elapsed());
+    response
+}
+
+/// Refuses who neither owns the run nor is an admin.
+pub(super) async fn own(app: &App, caller: &Caller, id: RunId) -> Result<(), ApiError> {
+    if caller.role == Role::Admin {
+        return Ok(());
+    }
+    let owner = app.store.owner(id).await?.ok_or_else(|| super::runs::unknown(id))?;
+    if owner.is_some() && owner == caller.name {
+        return Ok(());
+    }
+    let owner = owner.map_or_else(|| "nobody".to_owned(), |owner| format!("{owner:?}"));
+    Err(ApiError::new(ErrorCode::Forbidden, format!("the run belongs to {owner}: its owner or an admin may do this")))
+}

@@ -1,0 +1,116 @@
+//! Connections: plain or TLS, HTTP/1.1 alone, and an end to those that never say what they want.
+//!
+//! A certificate is read again while the service runs; one that does not fit never replaces one that does.
+
+use std::{
+    io,
+    net::{SocketAddr, TcpListener},
+    path::{Path, PathBuf},
+    sync::Arc,
+    time::{Duration, SystemTime},
+};
+
+use axum_server::{Handle, Server, tls_rustls::RustlsConfig};
+use hyper_util::rt::TokioTimer;
+use rustls::{
+    ServerConfig,
+    pki_types::{CertificateDer, PrivateKeyDer, pem::PemObject},
+};
+use tokio::task::JoinHandle;
+use tokio_util::sync::CancellationToken;
+
+use super::{App, router};
+
+/// Bytes that the head of a request may have.
+const HEAD: usize = 64 << 10;
+
+#[derive(Debug, thiserror::Error)]
+pub enum TlsError {
+    #[error("cannot read {path}")]
+    Pem { path: PathBuf, source: rustls::pki_types::pem::Error },
+    #[error("{path} holds no certificate")]
+    Empty { path: PathBuf },
+    #[error("the certificate {certificate} and the key {key} do not fit")]
+    Unfit { certificate: PathBuf, key: PathBuf, source: rustls::Error },
+}
+
+/// A certificate with its key, from files that may change.
+#[derive(Debug, Clone)]
+pub struct Certificate {
+    chain: PathBuf,
+    key: PathBuf,
+    inner: RustlsConfig,
+}
+
+impl Certificate {
+    /// Reads the PEM files of a chain and of its key.
+    pub fn read(chain: &Path, key: &Path) -> Result<Self, TlsError> {
+        let inner = RustlsConfig::from_config(read(chain, key)?);
+        Ok(Self { chain: chain.into(), key: key.into(), inner })
+    }
+
+    /// Reads the files again, for the connections to come.
+    pub fn reload(&self) -> Result<(), TlsError> {
+        self.inner.reload_from_config(read(&self.chain, &self.key)?);
+        Ok(())
+    }
+
+    /// When the files were written, which tells whether they changed.
+    pub fn written(&self) -> [Option<SystemTime>; 2] {
+        [&self.chain, &self.key].map(|path| std::fs::metadata(path).and_then(|file| file.modified()).ok())
+    }
+}
+
+fn read(chain: &Path, key: &Path) -> Result<Arc<ServerConfig>, TlsError> {
+    let pem = |path: &Path| {
+        let path = path.to_owned();
+        move |source| TlsError::Pem { path, source }
+    };
+    let certificates =
+        CertificateDer::pem_file_iter(chain).and_then(Iterator::collect::<Result<Vec<_>, _>>).map_err(pem(chain))?;
+    if certificates.is_empty() {
+        return Err(TlsError::Empty { path: chain.into() });
+    }
+    let private = PrivateKeyDer::from_pem_file(key).map_err(pem(key))?;
+    let unfit = |source| TlsError::Unfit { certificate: chain.into(), key: key.into(), source };
+    let mut config = ServerConfig::builder_with_provider(Arc::new(rustls::crypto::ring::default_provider()))
+        .with_safe_default_protocol_versions()
+        .map_err(unfit)?
+        .with_no_client_auth()
+        .with_single_cert(certificates, private)
+        .map_err(unfit)?;
+    config.alpn_protocols = vec![b"http/1.1".to_vec()];
+    Ok(Arc::new(config))
+}
+
+/// Serves until `closing` fires, then ends when the requests that are under way have ended. A request whose head does not come
+/// within `head` is cut off.
+pub fn serve(
+    listener: TcpListener,
+    certificate: Option<Certificate>,
+    head: Duration,
+    app: App,
+) -> io::Result<JoinHandle<io::Result<()>>> {
+    let (handle, closing) = (Handle::new(), app.closing.clone());
+    tokio::spawn(close(handle.clone(), closing));
+    let service = router(app).into_make_service_with_connect_info::<SocketAddr>();
+    let server = bounded(axum_server::from_tcp(listener)?, head).handle(handle);
+    Ok(match certificate {
+        Some(certificate) => {
+            let acceptor = axum_server::tls_rustls::RustlsAcceptor::new(certificate.inner).handshake_timeout(head);
+            tokio::spawn(server.acceptor(acceptor).serve(service))
+        }
+        None => tokio::spawn(server.serve(service)),
+    })
+}
+
+fn bounded(server: Server<SocketAddr>, head: Duration) -> Server<SocketAddr> {
+    let mut server = server.http1_only();
+    server.http_builder().http1().timer(TokioTimer::new()).header_read_timeout(head).max_buf_size(HEAD);
+    server
+}
+
+async fn close(handle: Handle<SocketAddr>, closing: CancellationToken) {
+    closing.cancelled().await;
+    handle.graceful_shutdown(None);
+}

@@ -1,0 +1,123 @@
+//! `GET /metrics`: the service in figures, for Prometheus.
+//!
+//! Latencies are counted since the service started; everything else is asked of the store when it is asked for.
+
+use std::{fmt, path::Path, sync::Mutex, time::Duration};
+
+use axum::{
+    extract::State,
+    http::{Method, StatusCode, header},
+    response::IntoResponse,
+};
+use prometheus_client::{
+    encoding::{EncodeLabelSet, text},
+    metrics::{family::Family, gauge::Gauge, histogram::Histogram},
+    registry::{Registry, Unit},
+};
+
+use super::{App, error::ApiError};
+use crate::{run::RunState, store::Figures};
+
+const KIND: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
+/// Bounds of the latencies' buckets, in seconds.
+const BOUNDS: [f64; 9] = [0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 1.0, 10.0];
+
+#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct Answered {
+    method: &'static str,
+    route: String,
+    status: u16,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct OfState {
+    state: String,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct OfStep {
+    step: String,
+    state: String,
+}
+
+/// What is counted while the service runs.
+#[derive(Debug)]
+pub struct Metrics {
+    registry: Mutex<Registry>,
+    latencies: Family<Answered, Histogram>,
+}
+
+impl Metrics {
+    pub fn new() -> Self {
+        let latencies = Family::new_with_constructor((|| Histogram::new(BOUNDS)) as fn() -> Histogram);
+        let mut registry = Registry::with_prefix("llmprof");
+        let help = "Time from a request's head to its answer's head";
+        registry.register_with_unit("http_request_duration", help, Unit::Seconds, latencies.clone());
+        Self { registry: Mutex::new(registry), latencies }
+    }
+
+    /// Counts an answer. Words that a client makes up are not kept: they would never end.
+    pub fn answered(&self, method: &Method, route: Option<&str>, status: StatusCode, took: Duration) {
+        let method = match *method {
+            Method::GET => "GET",
+            Method::POST => "POST",
+            Method::DELETE => "DELETE",
+            _ => "other",
+        };
+        let labels = Answered { method, route: route.unwrap_or("other").into(), status: status.as_u16() };
+        self.latencies.get_or_create(&labels).observe(took.as_secs_f64());
+    }
+
+    fn write(&self, figures: &Figures, free_bytes: Option<u64>) -> Result<String, fmt::Error> {
+        let mut text = String::new();
+        if let Ok(registry) = self.registry.lock() {
+            text::encode_registry(&mut text, &registry)?;
+        }
+        text::encode_registry(&mut text, &kept(figures, free_bytes))?;
+        text::encode_eof(&mut text)?;
+        Ok(text)
+    }
+}
+
+/// What the store knows, as gauges: it grows less when runs are deleted.
+fn kept(figures: &Figures, free_bytes: Option<u64>) -> Registry {
+    let mut registry = Registry::with_prefix("llmprof");
+    let runs = Family::<OfState, Gauge>::default();
+    for state in RunState::ALL {
+        let count = figures.runs.iter().find(|(name, _)| name == state.as_str()).map_or(0, |(_, count)| *count);
+        runs.get_or_create(&OfState { state: state.as_str().into() }).set(count);
+    }
+    registry.register("runs", "Runs that are kept, by state; those queued are the queue", runs);
+    let (steps, seconds) =
+        (Family::<OfStep, Gauge>::default(), Family::<OfStep, Gauge<f64, std::sync::atomic::AtomicU64>>::default());
+    for (step, state, count, took) in &figures.steps {
+        let labels = OfStep { step: step.clone(), state: state.clone() };
+        steps.get_or_create(&labels).set(*count);
+        seconds.get_or_create(&labels).set(*took);
+    }
+    registry.register("steps", "Ended steps of the runs that are kept", steps);
+    registry.register_with_unit("steps_duration", "Time that these steps took in all", Unit::Seconds, seconds);
+    let artifacts = Gauge::<i64>::default();
+    artifacts.set(figures.artifact_bytes);
+    registry.register_with_unit("artifacts", "Size of all artifacts that are kept", Unit::Bytes, artifacts);
+    if let Some(free) = free_bytes {
+        let gauge = Gauge::<i64>::default();
+        gauge.set(i64::try_from(free).unwrap_or(i64::MAX));
+        registry.register_with_unit("disk_free", "Space that is free on the disk of the runs", Unit::Bytes, gauge);
+    }
+    registry
+}
+
+fn free_bytes(folder: &Path) -> Option<u64> {
+    let disk = nix::sys::statvfs::statvfs(folder).ok()?;
+    Some(disk.blocks_available() * disk.fragment_size())
+}
+
+/// The service in figures, as Prometheus reads them
+#[utoipa::path(get, path = "/metrics", tag = "service", operation_id = "metrics",
+    responses((status = 200, description = "OpenMetrics", body = String, content_type = "application/openmetrics-text")))]
+pub async fn metrics(State(app): State<App>) -> Result<impl IntoResponse, ApiError> {
+    let figures = app.store.figures().await?;
+    let text = app.access.metrics.write(&figures, free_bytes(&app.runs)).map_err(|error| ApiError::internal(&error))?;
+    Ok(([(header::CONTENT_TYPE, KIND)], text))
+}

@@ -1,0 +1,107 @@
+//! `GET /queue`: who waits in which order, and when each is expected to start.
+//!
+//! A start is expected from what past runs of the same model and mode took; where none did, it is not known, and the answer says so.
+
+use axum::{Json, extract::State};
+use serde::{Deserialize, Serialize};
+use utoipa::ToSchema;
+
+use super::{App, error::ApiError};
+use crate::{
+    run::{Mode, RunId},
+    store::{History, Waiting},
+    trace::device::Device,
+};
+
+/// Waiting runs that are shown.
+const SHOWN: u32 = 200;
+
+/// What runs and what waits, first first: at most 200 that wait.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, ToSchema)]
+pub struct Queue {
+    pub running: Vec<RunId>,
+    pub waiting: Vec<QueuedRun>,
+}
+
+/// A run that waits.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, ToSchema)]
+pub struct QueuedRun {
+    pub run_id: RunId,
+    /// 1 is next.
+    pub position: u64,
+    pub model: String,
+    pub mode: Mode,
+    pub device: String,
+    /// Name of the token that submitted it; `null` where none was asked for.
+    pub owner: Option<String>,
+    /// As submitted; a run gains one point for every ten minutes that it waits.
+    pub priority: i32,
+    pub queued_at: String,
+    /// RFC 3339, UTC, from what past runs took; `null` where that is not known.
+    pub expected_start: Option<String>,
+    /// Why no start can be expected.
+    pub unknown_because: Option<String>,
+}
+
+/// The queue: who waits in which order, and when each is expected to start
+#[utoipa::path(get, path = "/queue", tag = "runs", operation_id = "get_queue",
+    responses((status = 200, description = "What runs and what waits", body = Queue)))]
+pub async fn queue(State(app): State<App>) -> Result<Json<Queue>, ApiError> {
+    let runs = app.store.queue(SHOWN).await?;
+    let mut kinds: Vec<(String, Mode)> = runs.iter().map(|it| (it.run.spec.model.clone(), it.run.spec.mode)).collect();
+    kinds.sort();
+    kinds.dedup();
+    let history = app.store.history(&kinds).await?;
+    let now = jiff::Timestamp::now().as_millisecond();
+    Ok(Json(expect(&runs, &app.devices, &history, now)))
+}
+
+/// Gives each waiting run, in order, to the device that is free first of those that serve it. `now`: milliseconds since 1970.
+fn expect(runs: &[Waiting], devices: &[Device], history: &[History], now: i64) -> Queue {
+    let takes = |it: &Waiting| {
+        let same = |past: &&History| past.model == it.run.spec.model && past.mode == it.run.spec.mode.as_str();
+        history.iter().find(same).map(|past| past.median_ms)
+    };
+    let (running, waiting): (Vec<&Waiting>, Vec<&Waiting>) = runs.iter().partition(|it| it.worker.is_some());
+    // When each device is free: at once, or after the run that it is busy with, if that can be known.
+    let mut free: Vec<(&Device, Result<i64, &str>)> = devices
+        .iter()
+        .map(|device| {
+            let busy = running.iter().find(|it| it.worker.as_deref().is_some_and(|worker| device.has_worker(worker)));
+            let end = |it: &&&Waiting| it.started_ms.zip(takes(it)).map(|(start, takes)| (start + takes).max(now));
+            (device, busy.map_or(Ok(now), |it| end(&it).ok_or(it.run.spec.model.as_str())))
+        })
+        .collect();
+    let expected = waiting.iter().zip(1..).map(|(it, position)| {
+        let spec = &it.run.spec;
+        let serving = || free.iter().enumerate().filter(|(_, (device, _))| device.serves(&spec.device));
+        let first = serving().filter_map(|(at, (_, free))| free.ok().map(|free| (free, at))).min();
+        let unknown = match (first, serving().find_map(|(_, (_, free))| free.err())) {
+            (Some(_), _) => None,
+            (None, Some(model)) => {
+                Some(format!("a run ahead of it, of {model}, is of a kind that has never come to its end here"))
+            }
+            (None, None) => Some("no worker serves its device; the service may be paused".to_owned()),
+        };
+        let next = takes(it).ok_or(spec.model.as_str());
+        if let Some((start, at)) = first {
+            free[at].1 = next.map(|takes| start + takes);
+        }
+        QueuedRun {
+            run_id: it.run.id,
+            position,
+            model: spec.model.clone(),
+            mode: spec.mode,
+            device: spec.device.clone(),
+            owner: it.run.owner.clone(),
+            priority: spec.priority,
+            queued_at: it.run.queued_at.clone(),
+            expected_start: first
+                .and_then(|(start, _)| jiff::Timestamp::from_millisecond(start).ok())
+                .map(|at| format!("{at:.3}")),
+            unknown_because: unknown,
+        }
+    });
+    let waiting = expected.collect();
+    Queue { running: running.iter().map(|it| it.run.id).collect(), waiting }
+}

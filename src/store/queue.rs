@@ -1,0 +1,109 @@
+//! The queue as a whole: who waits in which order, how long such runs took, and figures of everything that is kept.
+
+use super::{Run, Store, StoreError, column, during, read};
+use crate::run::{Mode, RunId};
+
+/// Past runs that a median is taken over.
+const HISTORY: u32 = 21;
+
+/// A run that waits or runs.
+#[derive(Debug, Clone)]
+pub struct Waiting {
+    pub run: Run,
+    /// Name of the worker that carries it out; `None` while it waits.
+    pub worker: Option<String>,
+    /// When the worker began, in milliseconds since 1970.
+    pub started_ms: Option<i64>,
+}
+
+/// How long runs of a model in a mode took.
+#[derive(Debug, Clone, PartialEq)]
+pub struct History {
+    pub model: String,
+    pub mode: String,
+    /// Of up to 21 of the newest runs that came to their end, in milliseconds.
+    pub median_ms: i64,
+}
+
+/// Figures of everything that is kept.
+#[derive(Debug, Clone, Default)]
+pub struct Figures {
+    /// State and number of runs.
+    pub runs: Vec<(String, i64)>,
+    /// Step, state, number, and seconds that they took in all.
+    pub steps: Vec<(String, String, i64, f64)>,
+    /// Bytes of all artifacts.
+    pub artifact_bytes: i64,
+}
+
+impl Store {
+    /// The runs that are carried out, then those that wait, first first.
+    pub async fn queue(&self, limit: u32) -> Result<Vec<Waiting>, StoreError> {
+        let rows = sqlx::query(
+            "select * from (select * from runs where state = 'running' order by id)
+             union all select * from (select * from runs where state = 'queued' order by rank, id limit ?)",
+        )
+        .bind(limit)
+        .fetch_all(&self.readers)
+        .await
+        .map_err(during("list the queue"))?;
+        rows.iter()
+            .map(|row| {
+                let worker = column(row, "worker")?;
+                Ok(Waiting { run: read::from_row(row)?, worker, started_ms: column(row, "started_at")? })
+            })
+            .collect()
+    }
+
+    /// How long past runs of each of these models and modes took; nothing for those of which none came to its end.
+    pub async fn history(&self, asked: &[(String, Mode)]) -> Result<Vec<History>, StoreError> {
+        let mut found = Vec::new();
+        for (model, mode) in asked {
+            let mut took: Vec<i64> = sqlx::query_scalar(
+                "select ended_at - started_at from runs
+                 where model = ? and state in ('succeeded', 'partial') and json_extract(spec, '$.mode') = ? order by id desc limit ?",
+            )
+            .bind(model)
+            .bind(mode.as_str())
+            .bind(HISTORY)
+            .fetch_all(&self.readers)
+            .await
+            .map_err(during("look at past runs"))?;
+            took.sort_unstable();
+            if let Some(median_ms) = took.get(took.len() / 2) {
+                found.push(History { model: model.clone(), mode: mode.as_str().into(), median_ms: *median_ms });
+            }
+        }
+        Ok(found)
+    }
+
+    /// Figures of everything that is kept.
+    pub async fn figures(&self) -> Result<Figures, StoreError> {
+        let runs = sqlx::query_as("select state, count(*) from runs group by state order by state")
+            .fetch_all(&self.readers)
+            .await
+            .map_err(during("count runs"))?;
+        let steps = sqlx::query_as(
+            "select step, state, count(*), coalesce(sum((julianday(ended_at) - julianday(started_at)) * 86400.0), 0.0)
+             from steps where ended_at is not null group by step, state order by step, state",
+        )
+        .fetch_all(&self.readers)
+        .await
+        .map_err(during("measure steps"))?;
+        let artifact_bytes = sqlx::query_scalar("select coalesce(sum(bytes), 0) from artifacts")
+            .fetch_one(&self.readers)
+            .await
+            .map_err(during("measure artifacts"))?;
+        Ok(Figures { runs, steps, artifact_bytes })
+    }
+
+    /// Whose a run is. Outer `None`: there is no such run.
+    pub async fn owner(&self, id: RunId) -> Result<Option<Option<String>>, StoreError> {
+        let row = sqlx::query("select owner from runs where id = ?")
+            .bind(super::key(&id))
+            .fetch_optional(&self.readers)
+            .await
+            .map_err(during("look an owner up"))?;
+        row.map(|row| column(&row, "owner")).transpose()
+    }
+}

@@ -1,0 +1,253 @@
+//! Who may ask for what: tokens, roles, owners, rates, shares and the audit log.
+
+use std::{collections::BTreeMap, sync::Arc};
+
+use axum::http::{Method, header};
+use llmprof::{
+    config, http,
+    store::{Role, audit::AuditLog},
+};
+use serde_json::{Value, json};
+use sha2::{Digest, Sha256};
+
+use crate::api::{Answer, Api, MODEL};
+
+/// An API whose settings of access are the defaults as changed.
+async fn api(change: impl FnOnce(&mut config::Access)) -> Api {
+    let mut settings = config::Access { requests_per_s_per_address: 0, requests_per_s_per_token: 0, ..Default::default() };
+    change(&mut settings);
+    Api::with(Arc::new(http::Access::new(&settings, false, false, None))).await
+}
+
+async fn token(api: &Api, name: &str, role: Role) -> String {
+    let text = format!("llmprof_{name}");
+    let hash = Sha256::digest(text.as_bytes()).into();
+    assert!(api.store.create_token(name, role, &hash, None).await.unwrap().unwrap().valid);
+    format!("Bearer {text}")
+}
+
+async fn ask(api: &Api, method: Method, path: &str, token: &str) -> Answer {
+    api.ask(method, path, &[("authorization", token)], "").await
+}
+
+async fn submit(api: &Api, token: &str, key: &str) -> Answer {
+    let headers = [("authorization", token), ("content-type", "application/json"), ("idempotency-key", key)];
+    api.ask(Method::POST, "/runs", &headers, json!({ "model": MODEL }).to_string()).await
+}
+
+fn id(answer: &Answer) -> String {
+    answer.json()["run_id"].as_str().unwrap_or_else(|| panic!("{}", answer.text())).to_owned()
+}
+
+/// Every operation of the contract: name, method, a path with an id in it, and whether it asks for a token.
+fn operations() -> Vec<(String, Method, String, bool)> {
+    let mut found = Vec::new();
+    for (path, item) in http::contract()["paths"].as_object().unwrap() {
+        for (method, operation) in item.as_object().unwrap() {
+            let Some(name) = operation["operationId"].as_str() else { continue };
+            let path = path.replace("{run_id}", "019a9f3e-6d1c-7c4e-9a51-3a8f0c2b7d10").replace("{path}", "report.md");
+            let guarded = operation["security"].as_array().is_some_and(|ways| !ways.is_empty());
+            found.push((name.to_owned(), method.to_uppercase().parse().unwrap(), path, guarded));
+        }
+    }
+    found
+}
+
+#[tokio::test]
+async fn every_operation_but_health_and_contract_asks_for_a_token_of_a_fitting_role() {
+    let api = api(|access| access.tokens = config::Asked::Required).await;
+    let mut tokens = BTreeMap::new();
+    for role in Role::ALL {
+        tokens.insert(*role, token(&api, role.as_str(), *role).await);
+    }
+    let mut open = Vec::new();
+    for (name, method, path, guarded) in operations() {
+        if !guarded {
+            assert_eq!(api.ask(method, &path, &[], "").await.status, 200, "{name}");
+            open.push(name);
+            continue;
+        }
+        let answer = api.ask(method.clone(), &path, &[], "").await;
+        assert_eq!(answer.error(), (401, "unauthenticated".into()), "{name}");
+        assert!(answer.header(header::WWW_AUTHENTICATE).starts_with("Bearer "), "{name}");
+        for wrong in ["Bearer llmprof_0", "Bearer ", "Basic llmprof_admin", "llmprof_admin"] {
+            assert_eq!(ask(&api, method.clone(), &path, wrong).await.status, 401, "{name}: {wrong}");
+        }
+        let needed = match name.as_str() {
+            "list_audit" => Role::Admin,
+            "submit_run" | "cancel_run" | "delete_run" => Role::Submitter,
+            _ => Role::Viewer,
+        };
+        for (role, token) in &tokens {
+            let status = ask(&api, method.clone(), &path, token).await.status;
+            assert_ne!(status, 401, "{name} as {role}");
+            assert_eq!(status == 403, *role < needed, "{name} as {role}: {status}");
+        }
+    }
+    open.sort();
+    assert_eq!(open, ["healthz", "openapi_json", "openapi_yaml", "readyz"]);
+}
+
+#[tokio::test]
+async fn a_service_on_loopback_is_open_until_a_token_is_made_and_stays_closed_when_the_last_one_ends() {
+    let before = api(|_| ()).await;
+    assert_eq!(before.get("/runs").await.status, 200);
+    let api = api(|_| ()).await;
+    let ann = token(&api, "ann", Role::Viewer).await;
+    assert_eq!((api.get("/runs").await.status.as_u16(), ask(&api, Method::GET, "/runs", &ann).await.status.as_u16()), (401, 200));
+    assert_eq!(api.store.revoke_token("ann").await.unwrap().as_deref(), Some("ann"));
+    assert_eq!(api.store.revoke_token("ann").await.unwrap(), None);
+    assert_eq!((api.get("/runs").await.status.as_u16(), ask(&api, Method::GET, "/runs", &ann).await.status.as_u16()), (401, 401));
+}
+
+#[tokio::test]
+async fn a_token_past_its_time_opens_nothing_and_a_name_is_given_once() {
+    let api = api(|_| ()).await;
+    let hash = |text: &str| -> [u8; 32] { Sha256::digest(text.as_bytes()).into() };
+    let made = api.store.create_token("old", Role::Admin, &hash("llmprof_old"), Some(std::time::Duration::ZERO)).await.unwrap();
+    assert!(!made.unwrap().valid);
+    assert_eq!(ask(&api, Method::GET, "/runs", "Bearer llmprof_old").await.status, 401);
+    assert_eq!(api.store.create_token("old", Role::Viewer, &hash("llmprof_new"), None).await.unwrap(), None);
+}
+
+#[tokio::test]
+async fn a_use_is_noted_and_the_text_of_a_token_is_kept_nowhere() {
+    let api = api(|_| ()).await;
+    let ann = token(&api, "ann", Role::Viewer).await;
+    assert_eq!(api.store.tokens().await.unwrap()[0].last_used_at, None);
+    ask(&api, Method::GET, "/runs", &ann).await;
+    let kept = api.store.tokens().await.unwrap();
+    assert!(kept[0].last_used_at.is_some());
+    assert!(!format!("{kept:?}").contains("llmprof_ann"));
+}
+
+#[tokio::test]
+async fn a_run_is_its_submitters_and_an_admins() {
+    let api = api(|_| ()).await;
+    let (ann, bob) = (token(&api, "ann", Role::Submitter).await, token(&api, "bob", Role::Submitter).await);
+    let root = token(&api, "root", Role::Admin).await;
+    let (first, second) = (id(&submit(&api, &ann, "k").await), id(&submit(&api, &ann, "l").await));
+    assert_eq!(ask(&api, Method::GET, &format!("/runs/{first}"), &bob).await.json()["owner"], "ann");
+    assert_eq!(ask(&api, Method::GET, "/runs", &bob).await.json()["runs"][0]["owner"], "ann");
+    let cancel = |id: &str| format!("/runs/{id}/cancel");
+    assert_eq!(ask(&api, Method::POST, &cancel(&first), &bob).await.error(), (403, "forbidden".into()));
+    assert_eq!(ask(&api, Method::POST, &cancel(&first), &ann).await.status, 200);
+    assert_eq!(ask(&api, Method::DELETE, &format!("/runs/{first}"), &bob).await.error(), (403, "forbidden".into()));
+    assert_eq!(ask(&api, Method::DELETE, &format!("/runs/{first}"), &ann).await.status, 204);
+    assert_eq!(ask(&api, Method::DELETE, &format!("/runs/{first}"), &ann).await.error(), (404, "run_not_found".into()));
+    assert_eq!(ask(&api, Method::POST, &cancel(&second), &root).await.status, 200);
+}
+
+#[tokio::test]
+async fn an_idempotency_key_is_its_owners() {
+    let api = api(|_| ()).await;
+    let (ann, bob) = (token(&api, "ann", Role::Submitter).await, token(&api, "bob", Role::Submitter).await);
+    let first = id(&submit(&api, &ann, "nightly").await);
+    assert_eq!(id(&submit(&api, &ann, "nightly").await), first);
+    assert_ne!(id(&submit(&api, &bob, "nightly").await), first);
+}
+
+#[tokio::test]
+async fn an_owner_with_a_full_share_is_refused_and_others_are_not() {
+    let api = api(|access| (access.queued_runs_per_owner, access.disk_bytes_per_owner) = (2, 20)).await;
+    let (ann, bob) = (token(&api, "ann", Role::Submitter).await, token(&api, "bob", Role::Submitter).await);
+    for key in ["a", "b"] {
+        assert_eq!(submit(&api, &ann, key).await.status, 202);
+    }
+    let refused = submit(&api, &ann, "c").await;
+    assert_eq!(refused.error(), (429, "too_many_queued".into()));
+    assert_eq!(refused.header(header::RETRY_AFTER), "60");
+    assert_eq!(submit(&api, &ann, "a").await.status, 202, "what was queued before is told again");
+    assert_eq!(submit(&api, &bob, "a").await.status, 202);
+    let run = api.start().await;
+    api.end(&run, llmprof::run::RunState::Succeeded, &[("report.md", "more than twenty bytes of report")]).await;
+    assert_eq!(submit(&api, &ann, "d").await.error(), (507, "disk_quota".into()));
+}
+
+#[tokio::test]
+async fn a_token_that_asks_too_often_is_told_when_to_come_again() {
+    let api = api(|access| access.requests_per_s_per_token = 1).await;
+    let (ann, bob) = (token(&api, "ann", Role::Viewer).await, token(&api, "bob", Role::Viewer).await);
+    let mut answers = Vec::new();
+    while answers.last().is_none_or(|answer: &Answer| answer.status == 200) && answers.len() < 500 {
+        answers.push(ask(&api, Method::GET, "/runs", &ann).await);
+    }
+    let refused = answers.last().unwrap();
+    assert_eq!(refused.error(), (429, "rate_limited".into()));
+    assert!(answers.len() > 4 && refused.header(header::RETRY_AFTER).parse::<u64>().unwrap() >= 1);
+    assert_eq!(ask(&api, Method::GET, "/runs", &bob).await.status, 200);
+    assert_eq!(api.get("/healthz").await.status, 200);
+}
+
+#[tokio::test]
+async fn a_page_of_another_site_changes_nothing_unless_its_origin_is_listed() {
+    let strict = api(|_| ()).await;
+    let cancel = "/runs/019a9f3e-6d1c-7c4e-9a51-3a8f0c2b7d10/cancel";
+    let from = |origin: &'static str| [("origin", origin), ("host", "llmprof.example:8080")];
+    let refused = strict.ask(Method::POST, cancel, &from("https://evil.example"), "").await;
+    assert_eq!(refused.error(), (403, "cross_origin".into()));
+    assert!(!refused.headers.contains_key("access-control-allow-origin"));
+    assert_eq!(strict.ask(Method::POST, cancel, &from("null"), "").await.status, 403);
+    assert_eq!(strict.ask(Method::POST, cancel, &from("http://llmprof.example:8080"), "").await.status, 404);
+    let listed = api(|access| access.origins = vec!["https://tools.example".into()]).await;
+    let answer = listed.ask(Method::POST, cancel, &from("https://tools.example"), "").await;
+    assert_eq!((answer.status.as_u16(), answer.header(header::ACCESS_CONTROL_ALLOW_ORIGIN)), (404, "https://tools.example"));
+    assert_eq!(listed.ask(Method::POST, cancel, &from("https://evil.example"), "").await.status, 403);
+}
+
+#[tokio::test]
+async fn the_audit_log_says_who_did_what_and_holds_no_secret() {
+    let dir = tempfile::tempdir().unwrap();
+    let settings = config::Access::default();
+    let log = AuditLog::open(dir.path()).unwrap();
+    let api = Api::with(Arc::new(http::Access::new(&settings, false, false, Some(log)))).await;
+    let (ann, root) = (token(&api, "ann", Role::Submitter).await, token(&api, "root", Role::Admin).await);
+    submit(&api, &ann, "k").await;
+    api.get("/runs").await;
+    ask(&api, Method::GET, "/runs", &ann).await;
+    let entries = ask(&api, Method::GET, "/audit", &root).await.json()["entries"].clone();
+    let told: Vec<_> =
+        entries.as_array().unwrap().iter().map(|it| (it["who"].clone(), it["action"].clone(), it["status"].clone())).collect();
+    assert_eq!(told, [(Value::Null, json!("GET /runs"), json!(401)), (json!("ann"), json!("POST /runs"), json!(202))]);
+    assert_eq!(ask(&api, Method::GET, "/audit?limit=1", &root).await.json()["entries"].as_array().unwrap().len(), 1);
+    let text = std::fs::read_to_string(dir.path().join("audit.jsonl")).unwrap();
+    assert!(!text.contains("llmprof_"), "{text}");
+}
+
+#[tokio::test]
+async fn the_queue_tells_positions_and_expects_starts_from_past_runs_alone() {
+    let api = api(|_| ()).await;
+    let first = api.submit(json!({ "mode": "basic" })).await;
+    let second = api.submit(json!({ "mode": "basic" })).await;
+    let queue = api.get("/queue").await.json();
+    let of = |queue: &Value| -> Vec<(String, u64, bool, bool)> {
+        let waiting = queue["waiting"].as_array().unwrap();
+        waiting
+            .iter()
+            .map(|it| {
+                let known = (it["expected_start"].is_string(), it["unknown_because"].is_string());
+                (it["run_id"].as_str().unwrap().to_owned(), it["position"].as_u64().unwrap(), known.0, known.1)
+            })
+            .collect()
+    };
+    assert_eq!(of(&queue), [(first, 1, true, false), (second.clone(), 2, false, true)]);
+    let run = api.start().await;
+    api.end(&run, llmprof::run::RunState::Succeeded, &[("report.md", "#")]).await;
+    let third = api.submit(json!({ "mode": "basic" })).await;
+    assert_eq!(of(&api.get("/queue").await.json()), [(second, 1, true, false), (third, 2, true, false)]);
+}
+
+#[tokio::test]
+async fn metrics_count_runs_and_answers_by_route() {
+    let api = api(|_| ()).await;
+    api.submit(json!({})).await;
+    let answer = api.get("/metrics").await;
+    assert!(answer.header(header::CONTENT_TYPE).starts_with("application/openmetrics-text"));
+    let text = answer.text();
+    let route = r#"llmprof_http_request_duration_seconds_count{method="POST",route="/runs",status="202"} 1"#;
+    for line in
+        [r#"llmprof_runs{state="queued"} 1"#, r#"llmprof_runs{state="failed"} 0"#, route, "llmprof_artifacts_bytes 0", "# EOF"]
+    {
+        assert!(text.lines().any(|found| found == line), "{line} is not in\n{text}");
+    }
+}
