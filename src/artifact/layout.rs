@@ -51,6 +51,9 @@ pub const GEMM_ALL: &str = "all";
 pub const CUBLAS_LOG: &str = "cublas.log";
 pub const CUBLASLT_LOG: &str = "cublaslt.log";
 
+/// Stem of an alignment's reports, `alignment.json`, `.md`, `.html`; in the folder of a run with the stage behind it.
+pub const ALIGNMENT: &str = "alignment";
+
 pub const REPORT_MD: &str = "report.md";
 pub const REPORT_HTML: &str = "report.html";
 pub const REPORT_JSON: &str = "report.json";
@@ -111,6 +114,7 @@ pub fn step_of(path: &str) -> Option<Step> {
         REPORT_MD | REPORT_HTML | REPORT_JSON | SUMMARY_MD | OPERATORS_MD | KERNELS_MD | STAGES_JSON | POWER_JSON | POWER_CSV => {
             Some(Step::Report)
         }
+        _ if first.starts_with(ALIGNMENT) => Some(Step::Report),
         TIMELINE | TABLES | ROOFLINE_CSV | MFU_CSV | REGIONS_CSV => Some(Step::Report),
         _ => None,
     }

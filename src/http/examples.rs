@@ -1,5 +1,7 @@
 //! One example of everything that the contract describes, made from the types themselves.
 
+mod alignments;
+
 use serde_json::{Value, json};
 
 use super::{
@@ -31,7 +33,10 @@ use crate::{
 };
 
 /// Requests: the shortest, and one that says everything.
-pub fn request() -> Value {
+pub fn request(operation: &str) -> Value {
+    if operation == "submit_alignment" {
+        return alignments::request();
+    }
     let all = RunSpec { labels: vec!["nightly".into()], ..spec() };
     json!({
         "shortest": { "summary": "Everything by default", "value": { "model": "deepseek-ocr-tiny" } },
@@ -81,6 +86,14 @@ pub fn response(operation: &str, status: &str, kind: &str) -> Value {
             json!(format!("event: progress\nid: 7\ndata: {}\n\n", json!(event)))
         }
         ("list_artifacts", ..) => json!(ArtifactList { artifacts: vec![artifact()] }),
+        ("get_alignment_artifact", "200", _) => json!("# Alignment: pass\n"),
+        ("get_alignment_artifact", ..) => json!("# Align"),
+        ("list_alignment_artifacts", ..) => json!(ArtifactList { artifacts: vec![alignments::artifact()] }),
+        ("follow_alignment", ..) => alignments::event(),
+        ("submit_alignment", ..) => json!(alignments::queued()),
+        ("get_alignment", ..) => json!(alignments::ended()),
+        ("list_alignments", ..) => alignments::list(),
+        ("get_alignment_report", _, kind) => alignments::report(kind),
         ("get_artifact", "200", _) => json!("# deepseek-ocr-tiny: prefill takes most of the time\n"),
         ("get_artifact", ..) => json!("# deepseek"),
         ("get_bundle", ..) => json!("(the bytes of llmprof-019a9f3e-6d1c-7c4e-9a51-3a8f0c2b7d10.tar.zst)"),

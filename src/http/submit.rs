@@ -9,7 +9,10 @@ use axum::{
     http::{HeaderMap, StatusCode, header},
     response::{AppendHeaders, IntoResponse},
 };
-use serde::{Deserialize, Deserializer, Serialize, de::Error as _};
+use serde::{
+    Deserialize, Deserializer, Serialize,
+    de::{DeserializeOwned, Error as _},
+};
 use sha2::{Digest, Sha256};
 use utoipa::ToSchema;
 
@@ -200,7 +203,7 @@ fn idempotency_key(headers: &HeaderMap) -> Result<Option<String>, ApiError> {
     key.ok_or_else(|| ApiError::new(ErrorCode::InvalidParameter, "Idempotency-Key: 1 to 255 visible ASCII characters are taken"))
 }
 
-async fn read_body(headers: &HeaderMap, body: Body) -> Result<axum::body::Bytes, ApiError> {
+pub(super) async fn read_body(headers: &HeaderMap, body: Body) -> Result<axum::body::Bytes, ApiError> {
     let kind = headers.get(header::CONTENT_TYPE).and_then(|value| value.to_str().ok()).unwrap_or_default();
     let kind = kind.split(';').next().unwrap_or_default().trim().to_ascii_lowercase();
     if kind != "application/json" {
@@ -220,18 +223,18 @@ async fn read_body(headers: &HeaderMap, body: Body) -> Result<axum::body::Bytes,
     }
 }
 
-fn parse(body: &[u8]) -> Result<SubmitRun, ApiError> {
+pub(super) fn parse<T: DeserializeOwned>(body: &[u8]) -> Result<T, ApiError> {
     let malformed = |error: &serde_json::Error| ApiError::new(ErrorCode::MalformedBody, format!("the body is not JSON: {error}"));
     let mut reader = serde_json::Deserializer::from_slice(body);
     // The path tells which field was wrong, where serde_json alone tells a column.
-    let run = serde_path_to_error::deserialize(&mut reader).map_err(|error| match error.inner().classify() {
+    let asked = serde_path_to_error::deserialize(&mut reader).map_err(|error| match error.inner().classify() {
         serde_json::error::Category::Data => ApiError::new(ErrorCode::InvalidRequest, error.to_string()),
         _ => malformed(error.inner()),
     })?;
     reader.end().map_err(|error| malformed(&error))?;
     // A derived reader takes a list of a struct's fields, too; the contract does not.
     if body.trim_ascii_start().starts_with(b"{") {
-        Ok(run)
+        Ok(asked)
     } else {
         Err(ApiError::new(ErrorCode::InvalidRequest, "the body is no JSON object"))
     }
@@ -287,7 +290,7 @@ async fn check(app: &App, run: SubmitRun) -> Result<RunSpec, ApiError> {
     })
 }
 
-fn within<T: PartialOrd + std::fmt::Display>(name: &str, value: T, range: RangeInclusive<T>) -> Result<(), ApiError> {
+pub(super) fn within<T: PartialOrd + std::fmt::Display>(name: &str, value: T, range: RangeInclusive<T>) -> Result<(), ApiError> {
     if range.contains(&value) {
         return Ok(());
     }

@@ -7,7 +7,7 @@ use std::{pin::pin, time::Duration};
 use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
 
-use super::{Context, job};
+use super::{Context, align, job};
 use crate::{
     run::RunState,
     store::{Claimed, Outcome, Renewal, StoreError},
@@ -33,13 +33,14 @@ enum Interrupted {
 }
 
 impl Pool {
-    /// Starts one worker per device.
+    /// Starts one worker per device, and one task for alignments.
     pub fn start(cx: &Context, devices: &[Device]) -> Self {
         let stop = CancellationToken::new();
         let mut workers = JoinSet::new();
         for device in devices {
             workers.spawn(work(cx.clone(), device.clone(), stop.clone()));
         }
+        workers.spawn(align::work(cx.clone(), stop.clone()));
         Self { workers, stop }
     }
 

@@ -4,6 +4,7 @@
 
 mod access;
 mod align;
+mod alignments;
 mod api;
 mod architecture;
 mod artifacts;
