@@ -3,6 +3,8 @@
 //! Plain values, open to every module. No files, no clock, no database.
 
 pub mod alignment;
+pub mod target;
+pub mod whole;
 
 use std::{collections::BTreeMap, fmt, str::FromStr};
 
@@ -10,6 +12,7 @@ use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 use uuid::Uuid;
 
+use self::target::{AlignWith, MockChange, Target};
 use crate::profiling::Profiling;
 
 /// Declares an id: a UUID of version 7, so ids sort by the time at which they were made.
@@ -140,6 +143,8 @@ words! {
         Nsys = "nsys",
         Ncu = "ncu",
         GemmLog = "gemm_log",
+        /// The part alone, held to the same part inside the whole model.
+        Align = "align",
         Analyze = "analyze",
         Report = "report",
     }
@@ -217,6 +222,15 @@ pub struct RunSpec {
     /// Every setting of the passes: the mode's, with the request's changes over them. Absent in runs that were stored without.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub profiling: Option<Profiling>,
+    /// The only part of the model that the run is about; the whole model when absent.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub target: Option<Target>,
+    /// What the part is aligned with; then the whole model is profiled, and the part beside it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub align_with: Option<AlignWith>,
+    /// What is different about the part that runs alone.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub mock: Option<MockChange>,
 }
 
 /// One step of a run, as it stands.

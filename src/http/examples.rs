@@ -47,6 +47,13 @@ pub fn request(operation: &str) -> Value {
                 "profiling": { "nsys": { "cuda_graph_trace": "graph" }, "ncu": { "top_n": 3, "sections": ["SpeedOfLight", "LaunchStats"] } },
             },
         },
+        "aligned": {
+            "summary": "A part of a model alone, held to the same part inside the whole model; with a mock that differs on purpose",
+            "value": {
+                "target": "deepseek-ocr-tiny:decoder.layers.3.self_attn", "align_with": "e2e",
+                "mock": { "dtype": "f32", "decode_graph": false, "prompt_tokens": 128 },
+            },
+        },
         "everything": { "summary": "Every setting", "value": all },
     })
 }
@@ -167,6 +174,9 @@ fn spec() -> RunSpec {
         labels: vec![],
         priority: 0,
         profiling: Profiling::bundled(Mode::Basic).ok(),
+        target: None,
+        align_with: None,
+        mock: None,
     }
 }
 

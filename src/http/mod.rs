@@ -27,6 +27,7 @@ mod request;
 mod runs;
 mod submit;
 mod tables;
+mod target;
 
 use std::{path::PathBuf, sync::Arc};
 

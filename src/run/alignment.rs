@@ -7,7 +7,7 @@ use std::{fmt, str::FromStr};
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
-use super::{AlignmentId, RunId, UnknownWord, words};
+use super::{AlignmentId, RunId, UnknownWord, whole::maybe_whole, words};
 
 words! {
     /// What is said of a check, and of the whole, which never warns.
@@ -85,7 +85,7 @@ pub struct AlignmentSpec {
     #[schema(max_items = 32)]
     pub without: Vec<String>,
     /// Instances (one layer in one forward) that must count on each side; with fewer nothing is decided.
-    #[serde(default)]
+    #[serde(default, deserialize_with = "maybe_whole")]
     #[schema(minimum = 1, maximum = 1000000)]
     pub forwards: Option<u32>,
     /// Single thresholds in place of the defaults.

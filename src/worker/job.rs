@@ -3,6 +3,7 @@
 //! Whatever happens, its folder is left as evidence: logs, what was collected, and a manifest over all of it.
 
 mod deep;
+mod target;
 
 use std::{fs, io, path::Path, time::Duration};
 
@@ -84,6 +85,7 @@ impl Job<'_> {
         if self.settings.gemm_log.enabled && !self.device.is_cpu() {
             self.products(&request).await;
         }
+        self.aligned(&request).await;
         self.analyze().await
     }
 
@@ -137,7 +139,8 @@ impl Job<'_> {
             decode_graph: !self.device.is_cpu(),
             steady_ms: 0,
             ceilings: true,
-            target: None,
+            target: self.part_alone(),
+            prompt_tokens: None,
             extracted: false,
         };
         self.write(layout::CONFIG, &yaml(&request)?)?;

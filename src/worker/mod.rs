@@ -7,6 +7,7 @@ pub mod doctor;
 mod job;
 pub mod offline;
 pub mod pair;
+mod part;
 mod pool;
 mod recovery;
 mod steps;

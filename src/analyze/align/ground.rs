@@ -24,7 +24,7 @@ pub fn complete(on: &Evidence) -> Check {
         values[1].push(format!("{} of {}", whole.1, whole.0));
         values[2].push(format!("{} of {}", found.graphs_empty, found.graphs));
         if none {
-            notes.push(format!("the {} capture holds no kernels", SIDES[at]));
+            notes.push(format!("the {} capture holds no kernels: a CPU launches none, and a GPU's must be traced", SIDES[at]));
         }
         // Without a kernel of the operation, it may be in a graph whose launches were recorded as wholes.
         let whole_graphs = found.units.is_empty() && side.trace.tables.iter().any(|table| table == GRAPH_LAUNCHES);

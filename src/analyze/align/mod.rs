@@ -171,10 +171,14 @@ pub fn align(mock: &Side, e2e: &Side, question: &Question) -> Alignment {
     }
 }
 
+/// Says whether every other check stands on this one.
+fn ground(check: &&Check) -> bool {
+    ["complete", "isolation"].contains(&check.id.as_str())
+}
+
 /// Without whole captures and an operation in both, a difference may be the capture's: nothing is decided.
 fn overall(checks: &[Check]) -> Verdict {
     let inconclusive = |check: &&Check| check.decisive && check.verdict == Verdict::Inconclusive;
-    let ground = |check: &&Check| ["complete", "isolation"].contains(&check.id.as_str());
     if checks.iter().filter(ground).any(|check| check.verdict == Verdict::Inconclusive) {
         return Verdict::Inconclusive;
     }
@@ -229,6 +233,13 @@ fn waivers(question: &Question, traces: [&NsysTrace; 2]) -> ([Vec<bool>; 2], Vec
 }
 
 impl Alignment {
+    /// The checks that the verdict rests on where it is no pass: those that fail, or those that could not be made.
+    pub fn decisive(&self) -> impl Iterator<Item = &Check> {
+        let is = |check: &&Check| check.verdict == self.verdict && check.decisive && self.verdict != Verdict::Pass;
+        let grounded = self.checks.iter().filter(ground).any(|check| check.verdict == Verdict::Inconclusive);
+        self.checks.iter().filter(is).filter(move |check| !grounded || ground(check))
+    }
+
     /// The checks without their evidence.
     pub fn summary(&self) -> Vec<CheckSummary> {
         let short = |it: &Check| CheckSummary {

@@ -107,6 +107,9 @@ impl Bench {
             labels: vec![],
             priority: 0,
             profiling: None,
+            target: None,
+            align_with: None,
+            mock: None,
         };
         let model = self.cx.models["deepseek-ocr-tiny"].clone();
         let request = RunnerRequest {
@@ -125,6 +128,7 @@ impl Bench {
             ceilings: true,
             gpu: None,
             target: None,
+            prompt_tokens: None,
             extracted: false,
         };
         let run = Claimed { id: RunId::now(), spec, attempt: 1, worker: "test".into() };
