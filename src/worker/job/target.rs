@@ -23,15 +23,15 @@ const REPEATS: u32 = 10;
 impl Job<'_> {
     /// The part that the passes in the usual places are of; none where they are of the whole model.
     pub(super) fn part_alone(&self) -> Option<String> {
-        let spec = &self.run.spec;
+        let spec = &self.order.spec;
         spec.target.as_ref().filter(|_| spec.align_with.is_none()).map(|target| target.path().to_owned())
     }
 
     /// Runs the part alone and taken out of its layer, where the run asks for it, and aligns both with the whole model.
     pub(super) async fn aligned(&mut self, whole: &RunnerRequest) {
-        let spec = &self.run.spec;
+        let spec = &self.order.spec;
         let Some(part) = spec.target.as_ref().filter(|_| spec.align_with.is_some()).map(Target::path) else { return };
-        self.steps.begin(Step::Align).await;
+        self.steps.begin(Step::Align);
         let (leash, lines) = self.leash(Step::Align);
         let mut ended = Ended::well();
         for (folder, request) in [(layout::MOCK, self.mock(whole, part)), (layout::EXTRACTED, of_part(whole, part, true))] {
@@ -50,12 +50,12 @@ impl Job<'_> {
             let finding = Finding::new("alignment_inconclusive", Severity::Warning, message);
             self.find(finding.advise(ended.message.clone().unwrap_or_default()));
         }
-        self.steps.end(&ended).await;
+        self.steps.end(&ended);
     }
 
     /// What the mock's runner is asked: the part alone, with what the request makes different.
     fn mock(&self, whole: &RunnerRequest, part: &str) -> RunnerRequest {
-        let change = self.run.spec.mock.unwrap_or_default();
+        let change = self.order.spec.mock.unwrap_or_default();
         let alone = of_part(whole, part, false);
         RunnerRequest {
             dtype: change.dtype.unwrap_or(alone.dtype),
