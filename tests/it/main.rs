@@ -4,6 +4,7 @@
 
 mod access;
 mod align;
+mod alignments;
 mod api;
 mod architecture;
 mod artifacts;
@@ -27,4 +28,5 @@ mod serving;
 mod slurm;
 mod sums;
 mod tables;
+mod targets;
 mod timeline;
