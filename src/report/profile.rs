@@ -22,6 +22,7 @@ use crate::{
         outputs::OutputCheck,
         overhead::OverheadRecord,
         power::Power,
+        processes::{ProcessKernel, ProcessRange, ProcessStage},
         regions::Region,
         repeats::OperatorRepeats,
         roofline::Roofline,
@@ -74,6 +75,15 @@ pub struct LLMProfileReport {
     /// What the GPU did in each stage of the traced pass.
     #[serde(default)]
     pub stage_gpu: Vec<StageGpu>,
+    /// What each process did on each device, by stage of the traced pass.
+    #[serde(default)]
+    pub processes: Vec<ProcessStage>,
+    /// Kernels of each process on each device, longest first; empty where one process was on one device.
+    #[serde(default)]
+    pub process_kernels: Vec<ProcessKernel>,
+    /// Ranges of each process, longest first; empty where one process alone has ranges.
+    #[serde(default)]
+    pub process_ranges: Vec<ProcessRange>,
     /// Kernel time by stage and class.
     #[serde(default)]
     pub kernel_classes: Vec<ClassRecord>,
@@ -236,6 +246,9 @@ fn gather(facts: &RunFacts, trace: &Trace, analysis: &Analysis, limit: usize) ->
         kernels_total: kernels.len() as u64,
         stage_kernels: analysis.kernels.stages.clone(),
         stage_gpu: analysis.stage_gpu.clone(),
+        processes: analysis.processes.stages.clone(),
+        process_kernels: top(&analysis.processes.kernels, limit),
+        process_ranges: top(&analysis.processes.ranges, limit),
         kernel_classes: analysis.kernels.classes.clone(),
         classified_pct: analysis.kernels.classified_pct,
         api_calls: top(&analysis.sums.calls, limit),
