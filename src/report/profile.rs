@@ -28,6 +28,7 @@ use crate::{
         roofline::Roofline,
         stages::{StageNote, StageTiming},
         stats::Spread,
+        step::StepTimeline,
         sums::{CallSum, RangeSum},
     },
     run::{Finding, InputFile, Mode, RunId, RunSpec, RunState, StepRecord},
@@ -75,6 +76,9 @@ pub struct LLMProfileReport {
     /// What the GPU did in each stage of the traced pass.
     #[serde(default)]
     pub stage_gpu: Vec<StageGpu>,
+    /// One decode step, slice by slice; `null` where none is told apart.
+    #[serde(default)]
+    pub decode_step: Option<StepTimeline>,
     /// What each process did on each device, by stage of the traced pass.
     #[serde(default)]
     pub processes: Vec<ProcessStage>,
@@ -246,6 +250,7 @@ fn gather(facts: &RunFacts, trace: &Trace, analysis: &Analysis, limit: usize) ->
         kernels_total: kernels.len() as u64,
         stage_kernels: analysis.kernels.stages.clone(),
         stage_gpu: analysis.stage_gpu.clone(),
+        decode_step: analysis.step.clone(),
         processes: analysis.processes.stages.clone(),
         process_kernels: top(&analysis.processes.kernels, limit),
         process_ranges: top(&analysis.processes.ranges, limit),
