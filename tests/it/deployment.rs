@@ -45,11 +45,11 @@ fn the_image_is_built_from_all_files_that_the_sources_include() {
     let kept: Vec<String> = text(".dockerignore").lines().filter_map(|line| line.strip_prefix('!').map(str::to_owned)).collect();
     let mut files = Vec::new();
     sources(&root().join("src"), &mut files);
+    let codes: Vec<String> = files.iter().map(|path| fs::read_to_string(path).unwrap()).collect();
+    let of_tests = |stem: &str| codes.iter().any(|code| code.contains(&format!("#[cfg(test)]\nmod {stem};")));
     let mut included = 0;
-    for path in files.iter().filter(|path| !path.components().any(|part| part.as_os_str().to_string_lossy().starts_with("tests")))
-    {
-        let code = fs::read_to_string(path).unwrap();
-        let code = code.split("#[cfg(test)]\n").next().unwrap();
+    for (path, code) in files.iter().zip(&codes).filter(|(path, _)| !of_tests(path.file_stem().unwrap().to_str().unwrap())) {
+        let code = code.split("#[cfg(test)]\nmod tests {").next().unwrap();
         for (at, begin) in ["include_str!(\"", "include_bytes!(\""].iter().flat_map(|it| code.match_indices(it)) {
             let name = code[at + begin.len()..].split('"').next().unwrap();
             let file = resolved(path.parent().unwrap(), name);
