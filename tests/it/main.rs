@@ -11,6 +11,7 @@ mod artifacts;
 mod captures;
 mod cluster;
 mod cost;
+mod deployment;
 mod diff;
 mod execute;
 mod fuzz;
