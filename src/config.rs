@@ -50,6 +50,7 @@ pub struct Config {
     pub tools: Tools,
     pub limits: Limits,
     pub access: Access,
+    pub retention: Retention,
 }
 
 #[derive(Debug, Clone, PartialEq, Deserialize)]
@@ -97,6 +98,17 @@ impl Default for Access {
         let defaults: Config = toml::from_str(DEFAULTS).expect("a test reads the defaults");
         defaults.access
     }
+}
+
+/// What is kept of old runs; budgets of 0: any amount.
+#[derive(Debug, Clone, PartialEq, Deserialize)]
+pub struct Retention {
+    pub as_they_are: u32,
+    pub pack: bool,
+    pub most_runs: u64,
+    pub most_days: u32,
+    pub most_bytes: u64,
+    pub every_s: u32,
 }
 
 #[derive(Debug, Clone, PartialEq, Deserialize)]

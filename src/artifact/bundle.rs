@@ -1,13 +1,13 @@
 //! All files of a run as one stream: a tar, compressed as it goes, in constant memory.
 
 use std::{
-    fs::File,
     io::{self, Read, Write},
     path::Path,
 };
 
 use tar::{Builder, EntryType, Header};
 
+use super::packed;
 use crate::run::{ArtifactRecord, RunId};
 
 /// Fast, and near the best ratio for JSON and SQLite.
@@ -15,24 +15,43 @@ const LEVEL: i32 = 3;
 
 /// Writes the files that `artifacts` name under `dir` to `out`, below a folder named by the run.
 ///
-/// The same run always gives the same bytes: owner and times are left out. A file that no longer has its recorded size is an error,
-/// for a tar cannot be mended once its header is written.
+/// The same run always gives the same bytes: owner and times are left out. Packed files come
+/// as they were. A file that no longer has its recorded size is an error, for a tar cannot be mended once its header is written.
 pub fn write(dir: &Path, id: RunId, artifacts: &[ArtifactRecord], out: impl Write) -> io::Result<()> {
     let mut encoder = zstd::Encoder::new(out, LEVEL)?;
     encoder.include_checksum(true)?;
     let mut tar = Builder::new(encoder);
     for artifact in artifacts {
-        let file = File::open(dir.join(&artifact.path))?;
-        if file.metadata()?.len() != artifact.bytes {
-            return Err(io::Error::other(format!("{} changed since the run ended", artifact.path)));
-        }
+        let file = packed::open(&dir.join(&artifact.path))?;
         let mut header = Header::new_gnu();
         header.set_entry_type(EntryType::Regular);
         header.set_mode(0o644);
         header.set_size(artifact.bytes);
-        tar.append_data(&mut header, format!("{id}/{}", artifact.path), file.take(artifact.bytes))?;
+        tar.append_data(
+            &mut header,
+            format!("{id}/{}", artifact.path),
+            Exactly { from: file, left: artifact.bytes, name: &artifact.path },
+        )?;
     }
     tar.into_inner()?.finish()?.flush()
+}
+
+/// Reads a file that has to have so many bytes, no more and no fewer.
+struct Exactly<'a, R> {
+    from: R,
+    left: u64,
+    name: &'a str,
+}
+
+impl<R: Read> Read for Exactly<'_, R> {
+    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        let read = self.from.read(buffer)?;
+        match self.left.checked_sub(read as u64) {
+            Some(left) if read > 0 || left == 0 || buffer.is_empty() => self.left = left,
+            _ => return Err(io::Error::other(format!("{} changed since the run ended", self.name))),
+        }
+        Ok(read)
+    }
 }
 
 #[cfg(test)]

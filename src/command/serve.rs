@@ -160,6 +160,7 @@ impl Service {
             cancelled: Arc::new(Notify::new()),
         };
         worker::recover(&cx, true).await?;
+        worker::retention::recover(&cx.store, &cx.runs).await?;
         let closing = CancellationToken::new();
         let app = http::App {
             store: cx.store.clone(),
@@ -170,6 +171,7 @@ impl Service {
             presets: Arc::clone(&cx.presets),
             devices: devices.clone().into(),
             doctor: worker::doctor::start(collector, data.clone(), closing.clone()),
+            config: Arc::clone(&cx.config),
             queued: Arc::clone(&cx.queued),
             cancelled: Arc::clone(&cx.cancelled),
             closing: closing.clone(),
@@ -180,6 +182,9 @@ impl Service {
         }
         let http = http::serve(listener.into_std()?, certificate, head, app)?;
         let pool = Pool::start(&cx, &devices);
+        let keeper =
+            worker::retention::Keeper { store: cx.store.clone(), runs: cx.runs.clone(), settings: cx.config.retention.clone() };
+        keeper.start(closing.clone());
         let names: Vec<&str> = devices.iter().map(|device| device.name.as_str()).collect();
         let service = Self { address, encrypted, pool, http, closing, _lock: lock };
         let base = service.base();

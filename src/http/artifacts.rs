@@ -2,7 +2,7 @@
 //!
 //! A file is served only when the store lists it for the run, so no path from outside ever reaches the file system.
 
-use std::io;
+use std::io::{self, Read};
 
 use axum::{
     Json,
@@ -13,7 +13,6 @@ use axum::{
 };
 use serde::{Deserialize, Serialize};
 use tokio::{
-    fs::OpenOptions,
     io::{AsyncReadExt, AsyncSeekExt},
     sync::mpsc,
 };
@@ -28,7 +27,7 @@ use super::{
     runs::find,
 };
 use crate::{
-    artifact::bundle::write,
+    artifact::{bundle::write, packed},
     run::{ArtifactRecord, RunId},
 };
 
@@ -107,12 +106,42 @@ pub async fn send(app: &App, id: RunId, artifact: &ArtifactRecord, headers: &Hea
             return Ok(refused);
         }
     };
-    let file = app.runs.join(id.to_string()).join(&artifact.path);
-    let opened = OpenOptions::new().read(true).custom_flags(nix::libc::O_NOFOLLOW).open(file).await;
-    let mut file = opened.map_err(|error| ApiError::internal(&error))?;
+    let path = app.runs.join(id.to_string()).join(&artifact.path);
+    let opened = tokio::task::spawn_blocking(move || packed::open_stored(&path)).await;
+    let opened = opened.map_err(io::Error::other).and_then(|opened| opened);
+    let (file, is_packed) = opened.map_err(|error| ApiError::internal(&error))?;
+    let response = response.header(header::CONTENT_LENGTH, length);
+    if is_packed {
+        return finish(response, piped(id, move |pipe| unpack(file, start, length, pipe)));
+    }
+    let mut file = tokio::fs::File::from_std(file);
     file.seek(io::SeekFrom::Start(start)).await.map_err(|error| ApiError::internal(&error))?;
     let stream = ReaderStream::with_capacity(file.take(length), 1 << 17);
-    finish(response.header(header::CONTENT_LENGTH, length), Body::from_stream(stream))
+    finish(response, Body::from_stream(stream))
+}
+
+/// Writes a part of a packed file's content. What lies before it is unpacked, too, and goes nowhere.
+fn unpack(file: std::fs::File, start: u64, length: u64, to: &mut dyn io::Write) -> io::Result<()> {
+    let mut content = zstd::Decoder::new(file)?;
+    let skipped = io::copy(&mut content.by_ref().take(start), &mut io::sink())?;
+    let sent = io::copy(&mut content.take(length), to)?;
+    if (skipped, sent) == (start, length) { to.flush() } else { Err(io::ErrorKind::UnexpectedEof.into()) }
+}
+
+/// A body that `work` writes on a thread that may block, in constant memory.
+fn piped(id: RunId, work: impl FnOnce(&mut dyn io::Write) -> io::Result<()> + Send + 'static) -> Body {
+    let (sender, receiver) = mpsc::channel::<io::Result<Bytes>>(4);
+    tokio::task::spawn_blocking(move || {
+        let mut pipe = io::BufWriter::with_capacity(1 << 17, Pipe(sender.clone()));
+        // A client that left is no error of ours; anything else breaks the stream off, so that it cannot be taken for whole.
+        if let Err(error) = work(&mut pipe)
+            && error.kind() != io::ErrorKind::BrokenPipe
+        {
+            tracing::error!(run = %id, %error, "a stream of files broke off");
+            sender.blocking_send(Err(error)).ok();
+        }
+    });
+    Body::from_stream(ReceiverStream::new(receiver))
 }
 
 fn finish(response: axum::http::response::Builder, body: Body) -> Result<Response, ApiError> {
@@ -167,21 +196,10 @@ pub async fn bundle(State(app): State<App>, RunPath(id): RunPath) -> Result<Resp
     }
     let artifacts = app.store.artifacts(id).await?;
     let dir = app.runs.join(id.to_string());
-    let (sender, receiver) = mpsc::channel::<io::Result<Bytes>>(4);
-    tokio::task::spawn_blocking(move || {
-        let mut pipe = io::BufWriter::with_capacity(1 << 17, Pipe(sender.clone()));
-        // A client that left is no error of ours; anything else breaks the stream off, so that it cannot be taken for whole.
-        if let Err(error) = write(&dir, id, &artifacts, &mut pipe)
-            && error.kind() != io::ErrorKind::BrokenPipe
-        {
-            tracing::error!(run = %id, %error, "a bundle broke off");
-            sender.blocking_send(Err(error)).ok();
-        }
-    });
     let response = Response::builder()
         .header(header::CONTENT_TYPE, "application/zstd")
         .header(header::CONTENT_DISPOSITION, format!("attachment; filename=\"llmprof-{id}.tar.zst\""));
-    finish(response, Body::from_stream(ReceiverStream::new(receiver)))
+    finish(response, piped(id, move |pipe| write(&dir, id, &artifacts, pipe)))
 }
 
 /// Hands what is written to a response's body.

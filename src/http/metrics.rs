@@ -108,7 +108,8 @@ fn kept(figures: &Figures, free_bytes: Option<u64>) -> Registry {
     registry
 }
 
-fn free_bytes(folder: &Path) -> Option<u64> {
+/// Bytes that are free for the service on the disk of `folder`.
+pub fn free_bytes(folder: &Path) -> Option<u64> {
     let disk = nix::sys::statvfs::statvfs(folder).ok()?;
     Some(disk.blocks_available() * disk.fragment_size())
 }

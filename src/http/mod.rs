@@ -23,6 +23,7 @@ mod queue;
 mod rates;
 mod report;
 mod request;
+mod retention;
 mod runs;
 mod submit;
 mod tables;
@@ -45,7 +46,7 @@ use utoipa_axum::{router::OpenApiRouter, routes};
 use utoipa_swagger_ui::{Config, SwaggerUi};
 
 use crate::{
-    config::Models,
+    config::{self, Models},
     profiling::Presets,
     store::Store,
     trace::{checkup::Checkup, device::Device},
@@ -73,6 +74,8 @@ pub struct App {
     pub devices: Arc<[Device]>,
     /// Where a look at the host is asked for.
     pub doctor: mpsc::Sender<oneshot::Sender<Checkup>>,
+    /// The settings.
+    pub config: Arc<config::Config>,
     /// To be told when a run was queued.
     pub queued: Arc<Notify>,
     /// To be told when a running run is to be cancelled.
@@ -88,6 +91,8 @@ fn routes() -> OpenApiRouter<App> {
         .routes(routes!(runs::show, runs::delete))
         .routes(routes!(runs::cancel))
         .routes(routes!(queue::queue))
+        .routes(routes!(retention::retention))
+        .routes(routes!(retention::pin, retention::unpin))
         .routes(routes!(events::events))
         .routes(routes!(artifacts::list))
         .routes(routes!(artifacts::download))

@@ -7,6 +7,7 @@ pub mod audit;
 mod claim;
 mod queue;
 mod read;
+mod retention;
 mod submit;
 #[cfg(test)]
 mod tests;
@@ -17,6 +18,7 @@ use std::{path::Path, str::FromStr, sync::Arc, time::Duration};
 pub use claim::{Claimed, Outcome, Renewal};
 pub use queue::{Figures, History, Waiting};
 pub use read::Filter;
+pub use retention::{Due, KeptRun, Plan};
 use sqlx::{
     ConnectOptions, Connection, SqliteConnection, SqlitePool,
     sqlite::{SqliteConnectOptions, SqliteJournalMode, SqlitePoolOptions, SqliteRow, SqliteSynchronous},
@@ -65,6 +67,8 @@ pub struct Run {
     pub started_at: Option<String>,
     pub ended_at: Option<String>,
     pub cancel_requested: bool,
+    /// It stays as it is, and is never removed but by hand.
+    pub pinned: bool,
     /// Why it failed.
     pub message: Option<String>,
     pub failed_step: Option<Step>,

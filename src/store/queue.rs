@@ -90,7 +90,7 @@ impl Store {
         .fetch_all(&self.readers)
         .await
         .map_err(during("measure steps"))?;
-        let artifact_bytes = sqlx::query_scalar("select coalesce(sum(bytes), 0) from artifacts")
+        let artifact_bytes = sqlx::query_scalar("select coalesce(sum(coalesce(stored_bytes, bytes)), 0) from artifacts")
             .fetch_one(&self.readers)
             .await
             .map_err(during("measure artifacts"))?;

@@ -131,7 +131,7 @@ async fn over(tx: &mut SqliteConnection, new: &NewRun) -> Result<Option<Submitte
     if let Some(queued) = queued {
         return Ok(Some(Submitted::TooManyQueued(queued)));
     }
-    let bytes = "select coalesce(sum(bytes), 0) from runs join artifacts on run_id = id where owner = ?";
+    let bytes = "select coalesce(sum(coalesce(stored_bytes, bytes)), 0) from runs join artifacts on run_id = id where owner = ?";
     Ok(used(quota.disk_bytes, bytes).await?.map(Submitted::DiskFull))
 }
 
@@ -198,6 +198,7 @@ async fn insert(tx: &mut SqliteConnection, new: &NewRun) -> Result<Run, StoreErr
         started_at: None,
         ended_at: None,
         cancel_requested: false,
+        pinned: false,
         message: None,
         failed_step: None,
         steps: Vec::new(),

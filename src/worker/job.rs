@@ -266,7 +266,8 @@ impl Job<'_> {
             }
         });
         let grace = Duration::from_secs(self.cx.config.worker.grace_s.into());
-        let space = Space { dir: self.dir.to_owned(), most_bytes: self.cx.config.limits.run_bytes };
+        let limits = &self.cx.config.limits;
+        let space = Space { dir: self.dir.to_owned(), most_bytes: limits.run_bytes, free_bytes: limits.free_bytes };
         let (deadline, stop) = (self.deadline, self.halt.clone());
         let leash = Leash { run: self.run.id, deadline, grace, stop, lines: Some(sender), space: Some(space) };
         (leash, lines)

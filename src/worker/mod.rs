@@ -7,6 +7,7 @@ mod job;
 pub mod offline;
 mod pool;
 mod recovery;
+pub mod retention;
 mod steps;
 
 use std::{path::PathBuf, sync::Arc};

@@ -92,6 +92,7 @@ impl Api {
         ] {
             fs::write(inputs.join(name), text).unwrap();
         }
+        let config = config::Config::load(None, std::iter::empty()).unwrap();
         let store = Store::open(&data.path().join("llmprof.db")).await.unwrap();
         let closing = CancellationToken::new();
         let (doctor, mut asked) = tokio::sync::mpsc::channel::<tokio::sync::oneshot::Sender<Checkup>>(1);
@@ -110,6 +111,7 @@ impl Api {
             presets: Arc::new(config::profiling(None).unwrap()),
             devices: [Device::cpu()].into(),
             doctor,
+            config: Arc::new(config),
             queued: Arc::default(),
             cancelled: Arc::default(),
             closing: closing.clone(),
