@@ -51,6 +51,7 @@ pub struct Config {
     pub limits: Limits,
     pub access: Access,
     pub retention: Retention,
+    pub webhooks: Webhooks,
 }
 
 #[derive(Debug, Clone, PartialEq, Deserialize)]
@@ -109,6 +110,16 @@ pub struct Retention {
     pub most_days: u32,
     pub most_bytes: u64,
     pub every_s: u32,
+}
+
+/// Who is told that a run has ended.
+#[derive(Debug, Clone, PartialEq, Deserialize)]
+pub struct Webhooks {
+    pub urls: Vec<String>,
+    pub secret_file: PathBuf,
+    pub private_hosts: Vec<String>,
+    pub timeout_s: u32,
+    pub retry_s: u32,
 }
 
 #[derive(Debug, Clone, PartialEq, Deserialize)]

@@ -5,7 +5,7 @@ mod command;
 use std::process::ExitCode;
 
 use clap::{CommandFactory, Parser, Subcommand};
-use command::{align, analyze, cost, diff, doctor, openapi, quickstart, serve, token};
+use command::{align, analyze, backup, check, cost, diff, doctor, openapi, quickstart, serve, token};
 
 /// GPU profiling for LLM inference as a service.
 ///
@@ -32,6 +32,9 @@ enum Command {
     Diff(diff::Options),
     Doctor(doctor::Options),
     Token(token::Options),
+    Check(check::Options),
+    Backup(backup::BackupOptions),
+    Restore(backup::RestoreOptions),
     Openapi(openapi::Options),
     /// Print a completion script for a shell: `llmprof completions bash > /etc/bash_completion.d/llmprof`
     Completions {
@@ -60,6 +63,12 @@ fn main() -> ExitCode {
             Ok(code) => return code,
             Err(error) => Err(error),
         },
+        Command::Check(options) => match check::run(&options) {
+            Ok(code) => return code,
+            Err(error) => Err(error),
+        },
+        Command::Backup(options) => backup::backup(&options),
+        Command::Restore(options) => backup::restore(&options),
         Command::Token(options) => token::run(&options),
         Command::Openapi(options) => openapi::run(&options),
         Command::Completions { shell } => {

@@ -52,7 +52,8 @@ pub fn faults(dir: &Path, artifacts: &[ArtifactRecord], contents: bool) -> io::R
     for path in files(dir)? {
         let original = path.strip_suffix(".zst").unwrap_or(&path);
         let listed = |path: &str| artifacts.iter().any(|artifact| artifact.path == path);
-        if path.ends_with(&format!(".{}", packed::HALF)) || path == format!("{}.new", layout::MANIFEST.trim_end_matches(".json")) {
+        if path.ends_with(&format!(".{}", packed::HALF)) || path == format!("{}.new", layout::MANIFEST.trim_end_matches(".json"))
+        {
             faults.push((path, Fault::Half));
         } else if !listed(&path) && !listed(original) {
             faults.push((path, Fault::Unlisted));

@@ -9,6 +9,7 @@ use std::{
     time::Duration,
 };
 
+use super::backup::RESTORING;
 use anyhow::{Context as _, Result, bail};
 use clap::{Args, ValueEnum};
 use llmprof::{
@@ -17,7 +18,7 @@ use llmprof::{
     http::{self, Certificate},
     store::{Store, audit::AuditLog},
     trace::device::{Device, is_device},
-    worker::{self, Pool},
+    worker::{self, Pool, webhooks::Webhooks},
 };
 use tokio::{net::TcpListener, signal::unix, sync::Notify};
 use tokio_util::sync::CancellationToken;
@@ -125,6 +126,9 @@ impl Service {
         let server = &config.server;
         let data = make_folder(&server.data)?;
         let lock = lock(&data)?;
+        if data.join(RESTORING).exists() {
+            bail!("{} holds half a backup: a restore was broken off there; empty the folder and restore again", data.display());
+        }
         let inputs = if server.inputs.as_os_str().is_empty() {
             let samples = data.join("samples");
             llmprof::samples::unpack(&samples).with_context(|| format!("cannot write the samples to {}", samples.display()))?;
@@ -138,6 +142,7 @@ impl Service {
         let collector = Arc::new(Collector { state: Some(data.clone()), ..collector(&config)? });
         let store = Store::open(&data.join("llmprof.db")).await?.with_running_per_owner(config.access.running_runs_per_owner);
         let certificate = certificate(server)?;
+        let webhooks = Webhooks::read(&config.webhooks)?;
         let listener = TcpListener::bind(&server.listen).await.with_context(|| format!("cannot listen on {}", server.listen))?;
         let address = listener.local_addr()?;
         let valid = store.tokens().await?.iter().any(|token| token.valid);
@@ -185,6 +190,7 @@ impl Service {
         let keeper =
             worker::retention::Keeper { store: cx.store.clone(), runs: cx.runs.clone(), settings: cx.config.retention.clone() };
         keeper.start(closing.clone());
+        worker::webhooks::start(cx.store.clone(), webhooks, closing.clone()).await?;
         let names: Vec<&str> = devices.iter().map(|device| device.name.as_str()).collect();
         let service = Self { address, encrypted, pool, http, closing, _lock: lock };
         let base = service.base();
@@ -311,7 +317,7 @@ fn make_folder(path: &Path) -> Result<PathBuf> {
 }
 
 /// Takes the data folder for this process alone, until it ends.
-fn lock(data: &Path) -> Result<File> {
+pub fn lock(data: &Path) -> Result<File> {
     let path = data.join("lock");
     let file = File::create(&path).with_context(|| format!("cannot make {}", path.display()))?;
     match file.try_lock() {

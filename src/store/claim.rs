@@ -201,7 +201,11 @@ impl Store {
     }
 }
 
-async fn replace_artifacts(tx: &mut SqliteConnection, id: RunId, artifacts: &[ArtifactRecord]) -> Result<(), StoreError> {
+pub(super) async fn replace_artifacts(
+    tx: &mut SqliteConnection,
+    id: RunId,
+    artifacts: &[ArtifactRecord],
+) -> Result<(), StoreError> {
     sqlx::query("delete from artifacts where run_id = ?")
         .bind(key(&id))
         .execute(&mut *tx)

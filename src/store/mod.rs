@@ -5,6 +5,7 @@
 
 pub mod audit;
 mod claim;
+mod deliveries;
 mod queue;
 mod read;
 mod retention;
@@ -12,10 +13,12 @@ mod submit;
 #[cfg(test)]
 mod tests;
 mod tokens;
+mod upkeep;
 
 use std::{path::Path, str::FromStr, sync::Arc, time::Duration};
 
 pub use claim::{Claimed, Outcome, Renewal};
+pub use deliveries::Delivery;
 pub use queue::{Figures, History, Waiting};
 pub use read::Filter;
 pub use retention::{Due, KeptRun, Plan};
@@ -26,6 +29,7 @@ use sqlx::{
 pub use submit::{Idempotency, NewRun, Owner, Quota, Submitted};
 pub use tokens::{Role, Token};
 use tokio::sync::{Mutex, mpsc};
+pub use upkeep::LostRun;
 use uuid::Uuid;
 
 use crate::run::{Finding, RunId, RunSpec, RunState, Step, StepRecord};

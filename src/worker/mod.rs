@@ -9,6 +9,7 @@ mod pool;
 mod recovery;
 pub mod retention;
 mod steps;
+pub mod webhooks;
 
 use std::{path::PathBuf, sync::Arc};
 

@@ -1,0 +1,1 @@
+//! Messages about ended runs, to a real listener.
