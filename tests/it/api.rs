@@ -74,6 +74,15 @@ impl Api {
 
     /// The same, asking of requests what `access` says.
     pub async fn with(access: Arc<http::Access>) -> Self {
+        Self::made(access, |_| ()).await
+    }
+
+    /// The same, with other settings than the defaults.
+    pub async fn configured(change: impl FnOnce(&mut config::Config)) -> Self {
+        Self::made(Arc::default(), change).await
+    }
+
+    async fn made(access: Arc<http::Access>, change: impl FnOnce(&mut config::Config)) -> Self {
         let data = tempfile::tempdir().unwrap();
         let inputs = data.path().join("inputs");
         fs::create_dir_all(&inputs).unwrap();
@@ -92,7 +101,9 @@ impl Api {
         ] {
             fs::write(inputs.join(name), text).unwrap();
         }
-        let config = config::Config::load(None, std::iter::empty()).unwrap();
+        let mut config = config::Config::load(None, std::iter::empty()).unwrap();
+        config.limits.free_bytes = 0;
+        change(&mut config);
         let store = Store::open(&data.path().join("llmprof.db")).await.unwrap();
         let closing = CancellationToken::new();
         let (doctor, mut asked) = tokio::sync::mpsc::channel::<tokio::sync::oneshot::Sender<Checkup>>(1);

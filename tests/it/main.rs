@@ -14,6 +14,7 @@ mod fuzz;
 mod gpu;
 mod h200;
 mod http;
+mod keep;
 mod kernels;
 mod nsys;
 mod openapi;
