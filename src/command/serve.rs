@@ -13,7 +13,7 @@ use super::backup::RESTORING;
 use anyhow::{Context as _, Result, bail};
 use clap::{Args, ValueEnum};
 use llmprof::{
-    collect::{Collector, tools::is_program},
+    collect::{Collector, gauge::watch_gpus, tools::is_program},
     config::{self, Asked, Config, Tools},
     http::{self, Certificate},
     store::{Store, audit::AuditLog},
@@ -176,6 +176,7 @@ impl Service {
             presets: Arc::clone(&cx.presets),
             devices: devices.clone().into(),
             doctor: worker::doctor::start(collector, data.clone(), closing.clone()),
+            gpus: watch_gpus(devices.iter().filter_map(|device| device.uuid.clone()).collect(), &closing),
             config: Arc::clone(&cx.config),
             queued: Arc::clone(&cx.queued),
             cancelled: Arc::clone(&cx.cancelled),

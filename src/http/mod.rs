@@ -38,7 +38,7 @@ use axum::{
 };
 pub use contract::{contract, contract_yaml};
 pub use listen::{Certificate, TlsError, serve};
-use tokio::sync::{Notify, mpsc, oneshot};
+use tokio::sync::{Notify, mpsc, oneshot, watch};
 use tokio_util::sync::CancellationToken;
 use tower::util::option_layer;
 use tower_http::{catch_panic::CatchPanicLayer, cors::CorsLayer, set_header::SetResponseHeaderLayer};
@@ -49,7 +49,7 @@ use crate::{
     config::{self, Models},
     profiling::Presets,
     store::Store,
-    trace::{checkup::Checkup, device::Device},
+    trace::{checkup::Checkup, device::Device, power::GpuReading},
 };
 
 /// What an answer of data may do in a browser: nothing.
@@ -74,6 +74,8 @@ pub struct App {
     pub devices: Arc<[Device]>,
     /// Where a look at the host is asked for.
     pub doctor: mpsc::Sender<oneshot::Sender<Checkup>>,
+    /// What the GPUs told last, for the metrics.
+    pub gpus: watch::Receiver<Vec<GpuReading>>,
     /// The settings.
     pub config: Arc<config::Config>,
     /// To be told when a run was queued.

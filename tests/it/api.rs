@@ -18,6 +18,7 @@ use llmprof::{
     trace::{
         checkup::{Check, Checkup},
         device::Device,
+        power::GpuReading,
     },
 };
 use serde_json::{Value, json};
@@ -82,7 +83,16 @@ impl Api {
         Self::made(Arc::default(), change).await
     }
 
+    /// The same, with GPUs that told this.
+    pub async fn with_gpus(gpus: Vec<GpuReading>) -> Self {
+        Self::of(Arc::default(), |_| (), gpus).await
+    }
+
     async fn made(access: Arc<http::Access>, change: impl FnOnce(&mut config::Config)) -> Self {
+        Self::of(access, change, Vec::new()).await
+    }
+
+    async fn of(access: Arc<http::Access>, change: impl FnOnce(&mut config::Config), gpus: Vec<GpuReading>) -> Self {
         let data = tempfile::tempdir().unwrap();
         let inputs = data.path().join("inputs");
         fs::create_dir_all(&inputs).unwrap();
@@ -122,6 +132,7 @@ impl Api {
             presets: Arc::new(config::profiling(None).unwrap()),
             devices: [Device::cpu()].into(),
             doctor,
+            gpus: tokio::sync::watch::channel(gpus).1,
             config: Arc::new(config),
             queued: Arc::default(),
             cancelled: Arc::default(),

@@ -24,5 +24,6 @@ mod runs;
 mod service;
 mod serving;
 mod sums;
+mod survive;
 mod tables;
 mod timeline;
