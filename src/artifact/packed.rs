@@ -24,6 +24,8 @@ const PACKED: &str = "zst";
 /// Ending of a packed file that is not whole yet.
 pub const HALF: &str = "zst.tmp";
 const LEVEL: i32 = 3;
+/// Two to this are the bytes that a reader keeps: half a megabyte each, for many may read at a time.
+const WINDOW: u32 = 19;
 /// Bytes that are packed between two looks whether to go on: some 10 ms of work.
 const CHUNK: usize = 2 << 20;
 /// Smaller files are not worth it.
@@ -163,6 +165,7 @@ pub fn pack(dir: &Path, artifact: &ArtifactRecord, go_on: &mut dyn FnMut(Act) ->
     let file = OpenOptions::new().write(true).create(true).truncate(true).custom_flags(nix::libc::O_NOFOLLOW).open(&half)?;
     let mut encoder = zstd::Encoder::new(file, LEVEL)?;
     encoder.include_checksum(true)?;
+    encoder.window_log(WINDOW)?;
     encoder.set_pledged_src_size(Some(from.metadata()?.len()))?;
     let (mut hasher, mut chunk) = (Sha256::new(), vec![0; CHUNK]);
     loop {

@@ -2,22 +2,16 @@
 //!
 //! A file is served only when the store lists it for the run, so no path from outside ever reaches the file system.
 
-use std::io::{self, Read};
+use std::io;
 
 use axum::{
     Json,
-    body::{Body, Bytes},
+    body::Body,
     extract::State,
     http::{HeaderMap, HeaderValue, StatusCode, header},
     response::{IntoResponse, Response},
 };
 use serde::{Deserialize, Serialize};
-use tokio::{
-    io::{AsyncReadExt, AsyncSeekExt},
-    sync::mpsc,
-};
-use tokio_stream::wrappers::ReceiverStream;
-use tokio_util::io::ReaderStream;
 use utoipa::ToSchema;
 
 use super::{
@@ -25,9 +19,10 @@ use super::{
     error::{ApiError, ErrorCode},
     request::{FilePath, RunPath},
     runs::find,
+    stream::{Source, body},
 };
 use crate::{
-    artifact::{bundle::write, packed},
+    artifact::{bundle::Bundle, packed},
     run::{ArtifactRecord, RunId},
 };
 
@@ -111,37 +106,8 @@ pub async fn send(app: &App, id: RunId, artifact: &ArtifactRecord, headers: &Hea
     let opened = opened.map_err(io::Error::other).and_then(|opened| opened);
     let (file, is_packed) = opened.map_err(|error| ApiError::internal(&error))?;
     let response = response.header(header::CONTENT_LENGTH, length);
-    if is_packed {
-        return finish(response, piped(id, move |pipe| unpack(file, start, length, pipe)));
-    }
-    let mut file = tokio::fs::File::from_std(file);
-    file.seek(io::SeekFrom::Start(start)).await.map_err(|error| ApiError::internal(&error))?;
-    let stream = ReaderStream::with_capacity(file.take(length), 1 << 17);
-    finish(response, Body::from_stream(stream))
-}
-
-/// Writes a part of a packed file's content. What lies before it is unpacked, too, and goes nowhere.
-fn unpack(file: std::fs::File, start: u64, length: u64, to: &mut dyn io::Write) -> io::Result<()> {
-    let mut content = zstd::Decoder::new(file)?;
-    let skipped = io::copy(&mut content.by_ref().take(start), &mut io::sink())?;
-    let sent = io::copy(&mut content.take(length), to)?;
-    if (skipped, sent) == (start, length) { to.flush() } else { Err(io::ErrorKind::UnexpectedEof.into()) }
-}
-
-/// A body that `work` writes on a thread that may block, in constant memory.
-fn piped(id: RunId, work: impl FnOnce(&mut dyn io::Write) -> io::Result<()> + Send + 'static) -> Body {
-    let (sender, receiver) = mpsc::channel::<io::Result<Bytes>>(4);
-    tokio::task::spawn_blocking(move || {
-        let mut pipe = io::BufWriter::with_capacity(1 << 17, Pipe(sender.clone()));
-        // A client that left is no error of ours; anything else breaks the stream off, so that it cannot be taken for whole.
-        if let Err(error) = work(&mut pipe)
-            && error.kind() != io::ErrorKind::BrokenPipe
-        {
-            tracing::error!(run = %id, %error, "a stream of files broke off");
-            sender.blocking_send(Err(error)).ok();
-        }
-    });
-    Body::from_stream(ReceiverStream::new(receiver))
+    let source = Source::part(file, is_packed, start, length).map_err(|error| ApiError::internal(&error))?;
+    finish(response, body(id, source))
 }
 
 fn finish(response: axum::http::response::Builder, body: Body) -> Result<Response, ApiError> {
@@ -199,21 +165,7 @@ pub async fn bundle(State(app): State<App>, RunPath(id): RunPath) -> Result<Resp
     let response = Response::builder()
         .header(header::CONTENT_TYPE, "application/zstd")
         .header(header::CONTENT_DISPOSITION, format!("attachment; filename=\"llmprof-{id}.tar.zst\""));
-    finish(response, piped(id, move |pipe| write(&dir, id, &artifacts, pipe)))
-}
-
-/// Hands what is written to a response's body.
-struct Pipe(mpsc::Sender<io::Result<Bytes>>);
-
-impl io::Write for Pipe {
-    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-        self.0.blocking_send(Ok(Bytes::copy_from_slice(bytes))).map_err(|_| io::ErrorKind::BrokenPipe)?;
-        Ok(bytes.len())
-    }
-
-    fn flush(&mut self) -> io::Result<()> {
-        Ok(())
-    }
+    finish(response, body(id, Source::Bundle(Box::new(Bundle::new(dir, id, artifacts)))))
 }
 
 #[cfg(test)]

@@ -155,7 +155,7 @@ fn tell_gpus(registry: &mut Registry, gpus: &[GpuReading]) {
 }
 
 /// Upper bounds of the buckets that the database counts steps in, in seconds.
-const STEP_BOUNDS: [f64; 10] = [0.1, 1.0, 5.0, 15.0, 60.0, 300.0, 900.0, 1800.0, 3600.0, f64::MAX];
+const STEP_BOUNDS: [f64; 10] = [0.1, 1.0, 5.0, 15.0, 60.0, 300.0, 900.0, 1800.0, 3600.0, f64::INFINITY];
 
 /// How long steps took, as the database counted them.
 #[derive(Debug)]

@@ -25,6 +25,7 @@ mod report;
 mod request;
 mod retention;
 mod runs;
+mod stream;
 mod submit;
 mod tables;
 

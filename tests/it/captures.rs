@@ -39,7 +39,7 @@ fn capture(name: &str) -> NsysTrace {
 fn a_packed_export_and_packed_pages_read_as_what_they_were() {
     let fixtures = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/captures");
     let (plain, packed) = (capture(CAPTURES[2]), parse::nsys::read(&fixtures.join("hf-llama-attention-mock.sqlite")).unwrap());
-    assert!(packed.kernels.len() == 1380 && format!("{plain:?}") == format!("{packed:?}"));
+    assert_eq!((total(packed.kernels.iter()), packed.ranges), (total(plain.kernels.iter()), plain.ranges));
     let page = parse::ncu::read_file(&fixtures.join("hf-llama-decode.ncu-raw.csv")).unwrap();
     assert_eq!(page, decode_page());
 }

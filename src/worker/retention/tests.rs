@@ -4,7 +4,10 @@ use std::{fs, time::Instant};
 
 use super::*;
 use crate::{
-    artifact::{bundle, manifest},
+    artifact::{
+        bundle::{self, Bundle},
+        manifest,
+    },
     run::{Mode, RunSpec, RunState, Step, StepRecord, StepState},
     store::{Claimed, NewRun, Outcome},
 };
@@ -76,7 +79,7 @@ impl House {
     async fn bundle(&self, id: RunId) -> Vec<u8> {
         let artifacts = self.keeper.store.artifacts(id).await.unwrap();
         let mut bytes = Vec::new();
-        bundle::write(&folder::of(&self.keeper.runs, id), id, &artifacts, &mut bytes).unwrap();
+        bundle::write(Bundle::new(folder::of(&self.keeper.runs, id), id, artifacts), &mut bytes).unwrap();
         bytes
     }
 }
