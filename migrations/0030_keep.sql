@@ -40,7 +40,18 @@ create table step_durations (
     primary key (step, state, bucket)
 ) strict, without rowid;
 
+-- A step is told while it runs and again when it has ended, or only then.
 create trigger step_ended after update of ended_at on steps when old.ended_at is null and new.ended_at is not null begin
+    insert into step_durations (step, state, bucket, steps, seconds)
+    select new.step, new.state,
+           case when took <= 0.1 then 0 when took <= 1 then 1 when took <= 5 then 2 when took <= 15 then 3 when took <= 60 then 4
+                when took <= 300 then 5 when took <= 900 then 6 when took <= 1800 then 7 when took <= 3600 then 8 else 9 end,
+           1, took
+    from (select max(0.0, (julianday(new.ended_at) - julianday(new.started_at)) * 86400.0) as took) where took is not null
+    on conflict (step, state, bucket) do update set steps = steps + 1, seconds = seconds + excluded.seconds;
+end;
+
+create trigger step_told after insert on steps when new.ended_at is not null begin
     insert into step_durations (step, state, bucket, steps, seconds)
     select new.step, new.state,
            case when took <= 0.1 then 0 when took <= 1 then 1 when took <= 5 then 2 when took <= 15 then 3 when took <= 60 then 4

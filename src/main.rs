@@ -5,7 +5,7 @@ mod command;
 use std::process::ExitCode;
 
 use clap::{CommandFactory, Parser, Subcommand};
-use command::{align, analyze, backup, check, cost, diff, doctor, openapi, quickstart, serve, token};
+use command::{align, analyze, backup, check, cost, diff, doctor, execute, openapi, quickstart, serve, token};
 
 /// GPU profiling for LLM inference as a service.
 ///
@@ -31,6 +31,7 @@ enum Command {
     Cost(cost::Options),
     Diff(diff::Options),
     Doctor(doctor::Options),
+    Execute(execute::Options),
     Token(token::Options),
     Check(check::Options),
     Backup(backup::BackupOptions),
@@ -69,6 +70,10 @@ fn main() -> ExitCode {
         },
         Command::Backup(options) => backup::backup(&options),
         Command::Restore(options) => backup::restore(&options),
+        Command::Execute(options) => match execute::run(&options) {
+            Ok(code) => return code,
+            Err(error) => Err(error),
+        },
         Command::Token(options) => token::run(&options),
         Command::Openapi(options) => openapi::run(&options),
         Command::Completions { shell } => {

@@ -7,6 +7,7 @@ pub mod check;
 pub mod cost;
 pub mod diff;
 pub mod doctor;
+pub mod execute;
 pub mod openapi;
 pub mod quickstart;
 pub mod serve;

@@ -189,6 +189,7 @@ fn ended() -> RunView {
         ended_at: Some("2026-11-20T09:00:08.120Z".into()),
         cancel_requested: false,
         pinned: false,
+        scheduled: None,
         message: None,
         failed_step: None,
         steps: vec![StepRecord {

@@ -12,7 +12,7 @@ use super::{
 };
 use crate::{
     artifact::folder,
-    run::{Finding, Mode, RunId, RunSpec, RunState, Step, StepRecord},
+    run::{Finding, Mode, RunId, RunSpec, RunState, Scheduled, Step, StepRecord},
     store::{Cancel, Delete, Filter, Run},
 };
 
@@ -64,6 +64,9 @@ pub struct RunView {
     pub cancel_requested: bool,
     /// It stays as it is, and is never removed but by hand.
     pub pinned: bool,
+    /// Where the run stands with the cluster's scheduler, which carries it out: `running` is here every run that it was handed, and
+    /// this tells what it still waits for. `null` where this host carries runs out.
+    pub scheduled: Option<Scheduled>,
     /// Why the run failed.
     pub message: Option<String>,
     pub failed_step: Option<Step>,
@@ -86,6 +89,7 @@ impl From<Run> for RunView {
             ended_at: run.ended_at,
             cancel_requested: run.cancel_requested,
             pinned: run.pinned,
+            scheduled: run.scheduled,
             message: run.message,
             failed_step: run.failed_step,
             steps: run.steps,

@@ -201,6 +201,7 @@ async fn insert(tx: &mut SqliteConnection, new: &NewRun) -> Result<Run, StoreErr
         pinned: false,
         message: None,
         failed_step: None,
+        scheduled: None,
         steps: Vec::new(),
         findings: Vec::new(),
     })

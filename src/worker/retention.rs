@@ -40,6 +40,8 @@ pub struct Keeper {
     /// Folder of the runs' folders.
     pub runs: PathBuf,
     pub settings: Retention,
+    /// Passes run on this host, and are not to be disturbed.
+    pub yields: bool,
 }
 
 impl Keeper {
@@ -67,7 +69,7 @@ impl Keeper {
         }
         // Packing made room: what goes is decided after it.
         for due in self.store.plan(&self.settings).await?.remove.into_iter().filter(|due| due.at_ms.is_none()) {
-            if !quiet(&self.store, stop).await {
+            if !self.quiet(stop).await {
                 return Ok(());
             }
             let id = due.run.id;
@@ -85,7 +87,7 @@ impl Keeper {
         let taken = |path: &str| artifacts.iter().any(|it| it.path == path);
         let raw = artifacts.iter().filter(|it| packed::is_raw(it) && !taken(&format!("{}.zst", it.path)));
         for artifact in raw.cloned().collect::<Vec<_>>() {
-            if !quiet(&self.store, stop).await {
+            if !self.quiet(stop).await {
                 return Ok(false);
             }
             let (path, bytes) = (artifact.path.clone(), artifact.bytes);
@@ -112,9 +114,25 @@ impl Keeper {
 
     /// Packs one file on a thread that may block, and that waits while a pass runs.
     async fn pack_one(&self, dir: PathBuf, artifact: ArtifactRecord, stop: &CancellationToken) -> io::Result<Packed> {
-        let (store, stop, runtime) = (self.store.clone(), stop.clone(), Handle::current());
-        let work = move || packed::pack(&dir, &artifact, &mut |_| runtime.block_on(quiet(&store, &stop)));
+        let (keeper, stop, runtime) = (self.clone(), stop.clone(), Handle::current());
+        let work = move || packed::pack(&dir, &artifact, &mut |_| runtime.block_on(keeper.quiet(&stop)));
         spawn_blocking(work).await.map_err(io::Error::other)?
+    }
+
+    /// Waits until no pass runs here; `false`: the service stops.
+    async fn quiet(&self, stop: &CancellationToken) -> bool {
+        while !stop.is_cancelled() {
+            match if self.yields { self.store.measuring().await } else { Ok(false) } {
+                Ok(false) => return true,
+                Ok(true) => {}
+                Err(error) => tracing::warn!(error = %crate::chain(&error), "cannot tell whether a pass runs"),
+            }
+            tokio::select! {
+                () = stop.cancelled() => {}
+                () = sleep(PAUSE) => {}
+            }
+        }
+        false
     }
 }
 
@@ -128,22 +146,6 @@ pub async fn recover(store: &Store, runs: &Path) -> Result<(), StoreError> {
         }
     }
     Ok(())
-}
-
-/// Waits until no pass runs; `false`: the service stops.
-async fn quiet(store: &Store, stop: &CancellationToken) -> bool {
-    while !stop.is_cancelled() {
-        match store.measuring().await {
-            Ok(false) => return true,
-            Ok(true) => {}
-            Err(error) => tracing::warn!(error = %crate::chain(&error), "cannot tell whether a pass runs"),
-        }
-        tokio::select! {
-            () = stop.cancelled() => {}
-            () = sleep(PAUSE) => {}
-        }
-    }
-    false
 }
 
 /// Removes a run that has ended, with its folder.

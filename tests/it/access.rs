@@ -269,11 +269,13 @@ async fn metrics_tell_gpus_and_how_long_steps_took_even_of_runs_that_are_gone() 
         exit_code: None,
         message: None,
     };
-    api.store.save_step(&run, 0, &step(None, StepState::Running)).await.unwrap();
-    api.store.save_step(&run, 0, &step(Some("2026-11-20T09:00:07.500Z"), StepState::Succeeded)).await.unwrap();
-    // The clock was set back while this one ran: it took no time, rather than less than none.
-    api.store.save_step(&run, 1, &step(None, StepState::Running)).await.unwrap();
-    api.store.save_step(&run, 1, &step(Some("2026-11-20T08:00:00.000Z"), StepState::Succeeded)).await.unwrap();
+    let ended = step(Some("2026-11-20T09:00:07.500Z"), StepState::Succeeded);
+    api.store.save_steps(&run, &[step(None, StepState::Running)]).await.unwrap();
+    // The clock was set back while the second one ran: it took no time, rather than less than none.
+    let back = step(Some("2026-11-20T08:00:00.000Z"), StepState::Succeeded);
+    for _ in 0..2 {
+        api.store.save_steps(&run, &[ended.clone(), back.clone()]).await.unwrap();
+    }
     api.end(&run, llmprof::run::RunState::Succeeded, &[("report.md", "#")]).await;
     assert_eq!(api.ask(Method::DELETE, &format!("/runs/{id}"), &[], "").await.status, 204);
     let text = api.get("/metrics").await.text();

@@ -131,6 +131,7 @@ impl Api {
             models: Arc::new(config::models(None).unwrap()),
             presets: Arc::new(config::profiling(None).unwrap()),
             devices: [Device::cpu()].into(),
+            accepts: Default::default(),
             doctor,
             gpus: tokio::sync::watch::channel(gpus).1,
             config: Arc::new(config),

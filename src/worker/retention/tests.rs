@@ -28,7 +28,7 @@ impl House {
         fs::create_dir(&runs).unwrap();
         let store = Store::open(&dir.path().join("llmprof.db")).await.unwrap();
         let settings = Retention { as_they_are: 1, pack: true, most_runs: 0, most_days: 0, most_bytes: 0, every_s: 1 };
-        Self { keeper: Keeper { store, runs, settings }, stop: CancellationToken::new(), _dir: dir }
+        Self { keeper: Keeper { store, runs, settings, yields: true }, stop: CancellationToken::new(), _dir: dir }
     }
 
     /// A run that a worker has taken, with a folder.
@@ -130,21 +130,24 @@ async fn nothing_is_packed_while_a_pass_runs_and_what_was_begun_ends_after_it() 
         message: None,
     };
     let store = house.keeper.store.clone();
-    store.save_step(&run, 0, &step(StepState::Running)).await.unwrap();
+    store.save_steps(&run, &[step(StepState::Running)]).await.unwrap();
     assert!(store.measuring().await.unwrap());
     let (keeper, stop) = (house.keeper.clone(), house.stop.clone());
     let round = tokio::spawn(async move { keeper.round(&stop).await });
     tokio::time::sleep(PAUSE * 3).await;
     assert!(!round.is_finished() && !house.packed(old));
-    store.save_step(&run, 0, &step(StepState::Succeeded)).await.unwrap();
+    store.save_steps(&run, &[step(StepState::Succeeded)]).await.unwrap();
     round.await.unwrap().unwrap();
     assert!(house.packed(old));
     // A service that stops does not wait for the pass.
-    store.save_step(&run, 0, &step(StepState::Running)).await.unwrap();
+    store.save_steps(&run, &[step(StepState::Running)]).await.unwrap();
     house.stop.cancel();
     let begun = Instant::now();
-    assert!(!quiet(&store, &house.stop).await);
+    assert!(!house.keeper.quiet(&house.stop).await);
     assert!(begun.elapsed() < Duration::from_secs(30));
+    // Where passes run on other hosts, nothing is disturbed.
+    let apart = Keeper { yields: false, ..house.keeper.clone() };
+    assert!(apart.quiet(&CancellationToken::new()).await);
 }
 
 #[tokio::test]
