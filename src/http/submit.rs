@@ -17,6 +17,7 @@ use super::{
     App,
     access::Caller,
     error::{ApiError, ErrorCode},
+    metrics::free_bytes,
     models::find_model,
     runs::Links,
     target,
@@ -173,6 +174,7 @@ pub async fn submit(
     let idempotency_key = idempotency_key(&headers)?;
     let body = read_body(&headers, body).await?;
     let spec = check(&app, parse(&body)?).await?;
+    has_room(&app)?;
     let idempotency = idempotency_key.map(|key| Idempotency { key, body_sha256: Sha256::digest(&body).into() });
     let owner = app.access.owner(&caller);
     let name = caller.name.unwrap_or_default();
@@ -197,6 +199,19 @@ pub async fn submit(
     let Run { id: run_id, state, queue_position, .. } = *run;
     let answer = SubmittedRun { run_id, state, queue_position, links: Links::of(run_id) };
     Ok((StatusCode::ACCEPTED, AppendHeaders([(header::LOCATION, format!("/runs/{run_id}"))]), Json(answer)))
+}
+
+/// Refuses a run that the disk has no room for: one that is carried out anyway could only fail.
+fn has_room(app: &App) -> Result<(), ApiError> {
+    let least = app.config.limits.free_bytes;
+    match free_bytes(&app.runs) {
+        Some(free) if free < least => {
+            let message =
+                format!("the disk of the runs has {free} bytes free, and {least} (limits.free_bytes) have to be: delete runs");
+            Err(ApiError::new(ErrorCode::DiskFull, message).retry_after(60))
+        }
+        _ => Ok(()),
+    }
 }
 
 fn idempotency_key(headers: &HeaderMap) -> Result<Option<String>, ApiError> {
