@@ -173,8 +173,11 @@ pub fn analyze(trace: &Trace, model: Option<&ModelSpec>, peaks: Option<&DevicePe
     analysis
 }
 
-/// The cost of what ran; `None` when the runner's number format is unknown.
+/// The cost of what ran; `None` when the runner's number format is unknown, and of a part of a model, whose share is not counted.
 fn static_cost(model: &ModelSpec, start: &Start, stages: &Stages) -> Option<Cost> {
+    if start.target.is_some() {
+        return None;
+    }
     let work = Workload {
         images: &start.images,
         prompt_tokens: start.prompt_tokens,

@@ -1,5 +1,7 @@
 //! One example of everything that the contract describes, made from the types themselves.
 
+mod alignments;
+
 use serde_json::{Value, json};
 
 use super::{
@@ -10,6 +12,7 @@ use super::{
     models::ModelList,
     profiling::{ProfilingList, ProfilingPreset},
     queue::{Queue, QueuedRun},
+    retention::{DueRun, RetentionView},
     runs::{Links, RunList, RunSummary, RunView},
     submit::SubmittedRun,
 };
@@ -31,7 +34,10 @@ use crate::{
 };
 
 /// Requests: the shortest, and one that says everything.
-pub fn request() -> Value {
+pub fn request(operation: &str) -> Value {
+    if operation == "submit_alignment" {
+        return alignments::request();
+    }
     let all = RunSpec { labels: vec!["nightly".into()], ..spec() };
     json!({
         "shortest": { "summary": "Everything by default", "value": { "model": "deepseek-ocr-tiny" } },
@@ -40,6 +46,13 @@ pub fn request() -> Value {
             "value": {
                 "model": "deepseek-ocr",
                 "profiling": { "nsys": { "cuda_graph_trace": "graph" }, "ncu": { "top_n": 3, "sections": ["SpeedOfLight", "LaunchStats"] } },
+            },
+        },
+        "aligned": {
+            "summary": "A part of a model alone, held to the same part inside the whole model; with a mock that differs on purpose",
+            "value": {
+                "target": "deepseek-ocr-tiny:decoder.layers.3.self_attn", "align_with": "e2e",
+                "mock": { "dtype": "f32", "decode_graph": false, "prompt_tokens": 128 },
             },
         },
         "everything": { "summary": "Every setting", "value": all },
@@ -53,7 +66,7 @@ pub fn response(operation: &str, status: &str, kind: &str) -> Value {
             json!(SubmittedRun { run_id: id(), state: RunState::Queued, queue_position: Some(1), links: Links::of(id()) })
         }
         ("list_runs", ..) => {
-            let RunView { run_id, state, owner, queued_at, started_at, ended_at, message, links, .. } = ended();
+            let RunView { run_id, state, owner, pinned, queued_at, started_at, ended_at, message, links, .. } = ended();
             let RunSpec { model, mode, labels, priority, .. } = spec();
             let run = RunSummary {
                 run_id,
@@ -62,6 +75,7 @@ pub fn response(operation: &str, status: &str, kind: &str) -> Value {
                 model,
                 mode,
                 labels,
+                pinned,
                 priority,
                 queued_at,
                 started_at,
@@ -75,12 +89,22 @@ pub fn response(operation: &str, status: &str, kind: &str) -> Value {
             json!(RunView { state: RunState::Cancelled, steps: vec![], cancel_requested: true, ..ended() })
         }
         ("cancel_run", ..) => json!(RunView { state: RunState::Running, ended_at: None, cancel_requested: true, ..ended() }),
-        ("get_run", ..) => json!(ended()),
+        ("get_run" | "unpin_run", ..) => json!(ended()),
+        ("pin_run", ..) => json!(RunView { pinned: true, ..ended() }),
+        ("get_retention", ..) => json!(retention()),
         ("follow_run", ..) => {
             let event = JournalEvent::Progress { step: Step::Baseline, phase: "measure".into(), done: 1, total: 3 };
             json!(format!("event: progress\nid: 7\ndata: {}\n\n", json!(event)))
         }
         ("list_artifacts", ..) => json!(ArtifactList { artifacts: vec![artifact()] }),
+        ("get_alignment_artifact", "200", _) => json!("# Alignment: pass\n"),
+        ("get_alignment_artifact", ..) => json!("# Align"),
+        ("list_alignment_artifacts", ..) => json!(ArtifactList { artifacts: vec![alignments::artifact()] }),
+        ("follow_alignment", ..) => alignments::event(),
+        ("submit_alignment", ..) => json!(alignments::queued()),
+        ("get_alignment", ..) => json!(alignments::ended()),
+        ("list_alignments", ..) => alignments::list(),
+        ("get_alignment_report", _, kind) => alignments::report(kind),
         ("get_artifact", "200", _) => json!("# deepseek-ocr-tiny: prefill takes most of the time\n"),
         ("get_artifact", ..) => json!("# deepseek"),
         ("get_bundle", ..) => json!("(the bytes of llmprof-019a9f3e-6d1c-7c4e-9a51-3a8f0c2b7d10.tar.zst)"),
@@ -154,6 +178,9 @@ fn spec() -> RunSpec {
         labels: vec![],
         priority: 0,
         profiling: Profiling::bundled(Mode::Basic).ok(),
+        target: None,
+        align_with: None,
+        mock: None,
     }
 }
 
@@ -184,6 +211,7 @@ fn ended() -> RunView {
         started_at: Some("2026-11-20T09:00:00.010Z".into()),
         ended_at: Some("2026-11-20T09:00:08.120Z".into()),
         cancel_requested: false,
+        pinned: false,
         scheduled: None,
         message: None,
         failed_step: None,
@@ -197,6 +225,30 @@ fn ended() -> RunView {
         }],
         findings: vec![],
         links: Links::of(id()),
+    }
+}
+
+fn retention() -> RetentionView {
+    let due = DueRun {
+        run_id: id(),
+        model: "deepseek-ocr-tiny".into(),
+        mode: "deep".into(),
+        ended_at: "2026-11-20T09:00:08.120Z".into(),
+        bytes: 48_000_000,
+        at: None,
+        why: "beyond the newest 5 of deepseek-ocr-tiny, deep".into(),
+    };
+    let old = DueRun { at: Some("2027-02-18T09:00:08.120Z".into()), why: "older than 90 days then".into(), ..due.clone() };
+    RetentionView {
+        as_they_are: 5,
+        most_runs: 0,
+        most_days: 90,
+        most_bytes: 0,
+        runs: 6,
+        bytes: 288_000_000,
+        pack: vec![due],
+        remove: vec![old],
+        notes: vec![],
     }
 }
 

@@ -3,6 +3,7 @@
 //! A handler asks the store and answers; it starts nothing and keeps nothing.
 
 mod access;
+mod alignments;
 mod artifacts;
 mod audit;
 mod contract;
@@ -23,9 +24,12 @@ mod queue;
 mod rates;
 mod report;
 mod request;
+mod retention;
 mod runs;
+mod stream;
 mod submit;
 mod tables;
+mod target;
 
 use std::{path::PathBuf, sync::Arc};
 
@@ -37,7 +41,7 @@ use axum::{
 };
 pub use contract::{contract, contract_yaml};
 pub use listen::{Certificate, TlsError, serve};
-use tokio::sync::{Notify, mpsc, oneshot};
+use tokio::sync::{Notify, mpsc, oneshot, watch};
 use tokio_util::sync::CancellationToken;
 use tower::util::option_layer;
 use tower_http::{catch_panic::CatchPanicLayer, cors::CorsLayer, set_header::SetResponseHeaderLayer};
@@ -45,10 +49,10 @@ use utoipa_axum::{router::OpenApiRouter, routes};
 use utoipa_swagger_ui::{Config, SwaggerUi};
 
 use crate::{
-    config::Models,
+    config::{self, Models},
     profiling::Presets,
     store::Store,
-    trace::{checkup::Checkup, device::Device},
+    trace::{checkup::Checkup, device::Device, power::GpuReading},
 };
 
 /// What an answer of data may do in a browser: nothing.
@@ -64,6 +68,8 @@ pub struct App {
     pub access: Arc<Access>,
     /// Folder of the runs' folders.
     pub runs: PathBuf,
+    /// Folder of the alignments' folders.
+    pub alignments: PathBuf,
     /// Folder that manifests are read from.
     pub inputs: PathBuf,
     pub models: Arc<Models>,
@@ -75,7 +81,11 @@ pub struct App {
     pub accepts: Arc<[String]>,
     /// Where a look at the host is asked for.
     pub doctor: mpsc::Sender<oneshot::Sender<Checkup>>,
-    /// To be told when a run was queued.
+    /// What the GPUs told last, for the metrics.
+    pub gpus: watch::Receiver<Vec<GpuReading>>,
+    /// The settings.
+    pub config: Arc<config::Config>,
+    /// To be told when a run or an alignment was queued.
     pub queued: Arc<Notify>,
     /// To be told when a running run is to be cancelled.
     pub cancelled: Arc<Notify>,
@@ -90,6 +100,8 @@ fn routes() -> OpenApiRouter<App> {
         .routes(routes!(runs::show, runs::delete))
         .routes(routes!(runs::cancel))
         .routes(routes!(queue::queue))
+        .routes(routes!(retention::retention))
+        .routes(routes!(retention::pin, retention::unpin))
         .routes(routes!(events::events))
         .routes(routes!(artifacts::list))
         .routes(routes!(artifacts::download))
@@ -98,6 +110,12 @@ fn routes() -> OpenApiRouter<App> {
         .routes(routes!(tables::list))
         .routes(routes!(tables::table))
         .routes(routes!(diff::diff))
+        .routes(routes!(alignments::submit, alignments::list))
+        .routes(routes!(alignments::show, alignments::delete))
+        .routes(routes!(alignments::report))
+        .routes(routes!(alignments::events))
+        .routes(routes!(alignments::artifacts))
+        .routes(routes!(alignments::download))
         .routes(routes!(models::models))
         .routes(routes!(profiling::profiling))
         .routes(routes!(cost::cost))

@@ -1,22 +1,29 @@
-//! Our database: runs, their steps, labels and artifacts, in one SQLite file. The only module that knows SQL of ours.
+//! Our database: runs, their steps, labels and artifacts, and alignments, in one SQLite file. The only module that knows SQL of ours.
 //!
 //! One connection writes, a few read (WAL). Submissions that arrive together share one durable commit. It never touches a run's
 //! folder, and never holds a transaction across a job.
 
+mod alignments;
 pub mod audit;
 mod claim;
+mod deliveries;
 mod queue;
 mod read;
+mod retention;
 mod submit;
 #[cfg(test)]
 mod tests;
 mod tokens;
+mod upkeep;
 
 use std::{path::Path, str::FromStr, sync::Arc, time::Duration};
 
+pub use alignments::{AlignmentFilter, AlignmentOutcome, StoredAlignment, SubmittedAlignment};
 pub use claim::{Claimed, Outcome, Renewal};
+pub use deliveries::Delivery;
 pub use queue::{Figures, History, Waiting};
 pub use read::Filter;
+pub use retention::{Due, KeptRun, Plan};
 use sqlx::{
     ConnectOptions, Connection, SqliteConnection, SqlitePool,
     sqlite::{SqliteConnectOptions, SqliteJournalMode, SqlitePoolOptions, SqliteRow, SqliteSynchronous},
@@ -24,6 +31,7 @@ use sqlx::{
 pub use submit::{Idempotency, NewRun, Owner, Quota, Submitted};
 pub use tokens::{Role, Token};
 use tokio::sync::{Mutex, mpsc};
+pub use upkeep::LostRun;
 use uuid::Uuid;
 
 use crate::run::{Finding, RunId, RunSpec, RunState, Scheduled, Step, StepRecord};
@@ -36,7 +44,7 @@ pub enum StoreError {
     Migrate { path: String, source: sqlx::migrate::MigrateError },
     #[error("cannot {act}")]
     Query { act: &'static str, source: sqlx::Error },
-    #[error("run {id} holds {what} that this version cannot read")]
+    #[error("{id} holds {what} that this version cannot read")]
     Corrupt { id: RunId, what: &'static str },
     #[error("token {name} has a role that this version does not know")]
     UnknownRole { name: String },
@@ -65,6 +73,8 @@ pub struct Run {
     pub started_at: Option<String>,
     pub ended_at: Option<String>,
     pub cancel_requested: bool,
+    /// It stays as it is, and is never removed but by hand.
+    pub pinned: bool,
     /// Why it failed.
     pub message: Option<String>,
     pub failed_step: Option<Step>,

@@ -3,6 +3,7 @@
 //! Whatever happens, its folder is left as evidence: logs, what was collected, and a manifest over all of it.
 
 mod deep;
+mod target;
 
 use std::{fs, io, path::Path, sync::Arc, time::Duration};
 
@@ -149,6 +150,7 @@ impl<'a> Job<'a> {
         if self.settings.gemm_log.enabled && !self.device.is_cpu() {
             self.products(&request).await;
         }
+        self.aligned(&request).await;
         Ok(())
     }
 
@@ -201,7 +203,8 @@ impl<'a> Job<'a> {
             decode_graph: !self.device.is_cpu(),
             steady_ms: 0,
             ceilings: true,
-            target: None,
+            target: self.part_alone(),
+            prompt_tokens: None,
             extracted: false,
         };
         self.write(layout::CONFIG, &yaml(&request)?)?;
@@ -330,7 +333,8 @@ impl<'a> Job<'a> {
             }
         });
         let grace = Duration::from_secs(self.order.grace_s.into());
-        let space = Space { dir: self.dir.to_owned(), most_bytes: self.order.limits.run_bytes };
+        let limits = &self.order.limits;
+        let space = Space { dir: self.dir.to_owned(), most_bytes: limits.run_bytes, free_bytes: limits.free_bytes };
         let (deadline, stop) = (self.deadline, self.halt.clone());
         let leash = Leash { run: self.order.id, deadline, grace, stop, lines: Some(sender), space: Some(space) };
         (leash, lines)

@@ -1,6 +1,11 @@
 //! The router with a real store behind it and no worker: runs are ended here by hand, so that each state can be asked about.
 
-use std::{fs, path::PathBuf, sync::Arc, time::Duration};
+use std::{
+    fs,
+    path::{Path, PathBuf},
+    sync::Arc,
+    time::Duration,
+};
 
 use axum::{
     Router,
@@ -18,6 +23,7 @@ use llmprof::{
     trace::{
         checkup::{Check, Checkup},
         device::Device,
+        power::GpuReading,
     },
 };
 use serde_json::{Value, json};
@@ -74,6 +80,24 @@ impl Api {
 
     /// The same, asking of requests what `access` says.
     pub async fn with(access: Arc<http::Access>) -> Self {
+        Self::made(access, |_| ()).await
+    }
+
+    /// The same, with other settings than the defaults.
+    pub async fn configured(change: impl FnOnce(&mut config::Config)) -> Self {
+        Self::made(Arc::default(), change).await
+    }
+
+    /// The same, with GPUs that told this.
+    pub async fn with_gpus(gpus: Vec<GpuReading>) -> Self {
+        Self::of(Arc::default(), |_| (), gpus).await
+    }
+
+    async fn made(access: Arc<http::Access>, change: impl FnOnce(&mut config::Config)) -> Self {
+        Self::of(access, change, Vec::new()).await
+    }
+
+    async fn of(access: Arc<http::Access>, change: impl FnOnce(&mut config::Config), gpus: Vec<GpuReading>) -> Self {
         let data = tempfile::tempdir().unwrap();
         let inputs = data.path().join("inputs");
         fs::create_dir_all(&inputs).unwrap();
@@ -92,6 +116,9 @@ impl Api {
         ] {
             fs::write(inputs.join(name), text).unwrap();
         }
+        let mut config = config::Config::load(None, std::iter::empty()).unwrap();
+        config.limits.free_bytes = 0;
+        change(&mut config);
         let store = Store::open(&data.path().join("llmprof.db")).await.unwrap();
         let closing = CancellationToken::new();
         let (doctor, mut asked) = tokio::sync::mpsc::channel::<tokio::sync::oneshot::Sender<Checkup>>(1);
@@ -105,12 +132,15 @@ impl Api {
             store: store.clone(),
             access,
             runs: data.path().join("runs"),
+            alignments: data.path().join("alignments"),
             inputs,
             models: Arc::new(config::models(None).unwrap()),
             presets: Arc::new(config::profiling(None).unwrap()),
             devices: [Device::cpu()].into(),
             accepts: Default::default(),
             doctor,
+            gpus: tokio::sync::watch::channel(gpus).1,
+            config: Arc::new(config),
             queued: Arc::default(),
             cancelled: Arc::default(),
             closing: closing.clone(),
@@ -148,6 +178,18 @@ impl Api {
         let answer = self.post(&body).await;
         assert_eq!(answer.status, StatusCode::ACCEPTED, "{}", answer.text());
         answer.json()["run_id"].as_str().unwrap().to_owned()
+    }
+
+    /// The data folder.
+    pub fn data(&self) -> &Path {
+        self.data.path()
+    }
+
+    /// Asks for an alignment of two runs, with `more` said of it.
+    pub async fn align(&self, mock: &str, e2e: &str, more: Value) -> Answer {
+        let mut body = json!({ "mock": mock, "e2e": e2e });
+        body.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+        self.ask(Method::POST, "/alignments", &[("content-type", "application/json")], body.to_string()).await
     }
 
     pub fn folder(&self, id: &str) -> PathBuf {

@@ -4,6 +4,7 @@
 
 mod access;
 mod align;
+mod alignments;
 mod api;
 mod architecture;
 mod artifacts;
@@ -17,6 +18,7 @@ mod fuzz;
 mod gpu;
 mod h200;
 mod http;
+mod keep;
 mod kernels;
 mod nsys;
 mod openapi;
@@ -27,5 +29,7 @@ mod service;
 mod serving;
 mod slurm;
 mod sums;
+mod survive;
 mod tables;
+mod targets;
 mod timeline;
