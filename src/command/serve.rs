@@ -141,6 +141,7 @@ impl Service {
             server.inputs.canonicalize().with_context(|| format!("cannot use the inputs folder {}", server.inputs.display()))?
         };
         let runs = make_folder(&data.join("runs"))?;
+        let alignments = make_folder(&data.join("alignments"))?;
         let models = Arc::new(config::models(given(&server.models))?);
         let presets = Arc::new(config::profiling(given(&server.profiling))?);
         let collector = Arc::new(Collector { state: Some(data.clone()), ..collector(&config.tools, &config.limits)? });
@@ -163,6 +164,7 @@ impl Service {
         let cx = worker::Context {
             store,
             runs,
+            alignments,
             inputs,
             models,
             presets,
@@ -174,11 +176,13 @@ impl Service {
         };
         worker::recover(&cx, true).await?;
         worker::retention::recover(&cx.store, &cx.runs).await?;
+        cx.store.recover_alignments().await?;
         let closing = CancellationToken::new();
         let app = http::App {
             store: cx.store.clone(),
             access: Arc::new(access),
             runs: cx.runs.clone(),
+            alignments: cx.alignments.clone(),
             inputs: cx.inputs.clone(),
             models: Arc::clone(&cx.models),
             presets: Arc::clone(&cx.presets),

@@ -2,7 +2,7 @@
 //!
 //! A file is served only when the store lists it for the run, so no path from outside ever reaches the file system.
 
-use std::io;
+use std::{io, path::Path};
 
 use axum::{
     Json,
@@ -61,11 +61,11 @@ pub async fn download(State(app): State<App>, FilePath(id, path): FilePath, head
         let when = if run.state.is_final() { "" } else { "; its files are listed when it ends" };
         return Err(ApiError::new(ErrorCode::ArtifactNotFound, format!("the run left no {path}{when}")));
     };
-    send(&app, id, &artifact, &headers).await
+    send(&app.runs.join(id.to_string()), &artifact, &headers).await
 }
 
-/// Serves a file that the store lists.
-pub async fn send(app: &App, id: RunId, artifact: &ArtifactRecord, headers: &HeaderMap) -> Result<Response, ApiError> {
+/// Serves a file of `dir` that the store lists.
+pub async fn send(dir: &Path, artifact: &ArtifactRecord, headers: &HeaderMap) -> Result<Response, ApiError> {
     let etag = format!("\"{}\"", artifact.sha256);
     let given = |name: header::HeaderName| headers.get(name).and_then(|value| value.to_str().ok());
     let matches = |list: &str| {
@@ -101,13 +101,13 @@ pub async fn send(app: &App, id: RunId, artifact: &ArtifactRecord, headers: &Hea
             return Ok(refused);
         }
     };
-    let path = app.runs.join(id.to_string()).join(&artifact.path);
+    let path = dir.join(&artifact.path);
     let opened = tokio::task::spawn_blocking(move || packed::open_stored(&path)).await;
     let opened = opened.map_err(io::Error::other).and_then(|opened| opened);
     let (file, is_packed) = opened.map_err(|error| ApiError::internal(&error))?;
     let response = response.header(header::CONTENT_LENGTH, length);
     let source = Source::part(file, is_packed, start, length).map_err(|error| ApiError::internal(&error))?;
-    finish(response, body(id, source))
+    finish(response, body(dir, source))
 }
 
 fn finish(response: axum::http::response::Builder, body: Body) -> Result<Response, ApiError> {
@@ -165,7 +165,8 @@ pub async fn bundle(State(app): State<App>, RunPath(id): RunPath) -> Result<Resp
     let response = Response::builder()
         .header(header::CONTENT_TYPE, "application/zstd")
         .header(header::CONTENT_DISPOSITION, format!("attachment; filename=\"llmprof-{id}.tar.zst\""));
-    finish(response, body(id, Source::Bundle(Box::new(Bundle::new(dir, id, artifacts)))))
+    let bundle = Bundle::new(dir.clone(), id, artifacts);
+    finish(response, body(&dir, Source::Bundle(Box::new(bundle))))
 }
 
 #[cfg(test)]

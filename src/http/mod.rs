@@ -3,6 +3,7 @@
 //! A handler asks the store and answers; it starts nothing and keeps nothing.
 
 mod access;
+mod alignments;
 mod artifacts;
 mod audit;
 mod contract;
@@ -28,6 +29,7 @@ mod runs;
 mod stream;
 mod submit;
 mod tables;
+mod target;
 
 use std::{path::PathBuf, sync::Arc};
 
@@ -66,6 +68,8 @@ pub struct App {
     pub access: Arc<Access>,
     /// Folder of the runs' folders.
     pub runs: PathBuf,
+    /// Folder of the alignments' folders.
+    pub alignments: PathBuf,
     /// Folder that manifests are read from.
     pub inputs: PathBuf,
     pub models: Arc<Models>,
@@ -81,7 +85,7 @@ pub struct App {
     pub gpus: watch::Receiver<Vec<GpuReading>>,
     /// The settings.
     pub config: Arc<config::Config>,
-    /// To be told when a run was queued.
+    /// To be told when a run or an alignment was queued.
     pub queued: Arc<Notify>,
     /// To be told when a running run is to be cancelled.
     pub cancelled: Arc<Notify>,
@@ -106,6 +110,12 @@ fn routes() -> OpenApiRouter<App> {
         .routes(routes!(tables::list))
         .routes(routes!(tables::table))
         .routes(routes!(diff::diff))
+        .routes(routes!(alignments::submit, alignments::list))
+        .routes(routes!(alignments::show, alignments::delete))
+        .routes(routes!(alignments::report))
+        .routes(routes!(alignments::events))
+        .routes(routes!(alignments::artifacts))
+        .routes(routes!(alignments::download))
         .routes(routes!(models::models))
         .routes(routes!(profiling::profiling))
         .routes(routes!(cost::cost))

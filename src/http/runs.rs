@@ -174,7 +174,7 @@ pub async fn list(State(app): State<App>, Params(query): Params<ListQuery>) -> R
     if !(1..=MAX_LIMIT).contains(&limit) {
         return Err(ApiError::new(ErrorCode::InvalidParameter, format!("limit: {limit} is not between 1 and {MAX_LIMIT}")));
     }
-    let before = query.cursor.as_deref().map(request::parse).transpose()?;
+    let before = query.cursor.as_deref().map(request::parse::<RunId>).transpose()?;
     let filter = Filter { state: query.state, model: query.model, label: query.label };
     let mut runs = app.store.list(&filter, before, limit + 1).await?;
     let more = runs.len() > limit as usize;

@@ -4,12 +4,14 @@
 
 mod access;
 mod align;
+mod alignments;
 mod api;
 mod architecture;
 mod artifacts;
 mod captures;
 mod cluster;
 mod cost;
+mod deployment;
 mod diff;
 mod execute;
 mod fuzz;
@@ -29,4 +31,5 @@ mod slurm;
 mod sums;
 mod survive;
 mod tables;
+mod targets;
 mod timeline;
