@@ -35,6 +35,9 @@ impl House {
     async fn started(&self, labels: &[&str]) -> Claimed {
         let spec = RunSpec {
             model: "tiny".into(),
+            target: None,
+            align_with: None,
+            mock: None,
             inputs_manifest: "inputs.yaml".into(),
             mode: Mode::Deep,
             repeats: 1,
