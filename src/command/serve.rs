@@ -175,8 +175,8 @@ impl Service {
             cancelled: Arc::new(Notify::new()),
         };
         worker::recover(&cx, true).await?;
-        cx.store.recover_alignments().await?;
         worker::retention::recover(&cx.store, &cx.runs).await?;
+        cx.store.recover_alignments().await?;
         let closing = CancellationToken::new();
         let app = http::App {
             store: cx.store.clone(),
