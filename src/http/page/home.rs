@@ -24,6 +24,7 @@ use crate::{
     },
     run::{Dtype, Mode, RunState},
     store::Filter,
+    trace::device::Device,
 };
 
 /// Runs on a page.
@@ -58,6 +59,8 @@ struct Home<'a> {
 #[derive(Serialize)]
 struct Submission<'a> {
     models: Vec<Choice<'a>>,
+    /// The model that is chosen unless another one is.
+    offered: &'a str,
     modes: Vec<Choice<'a>>,
     dtypes: &'static [Dtype],
     entered: &'a Entered,
@@ -126,8 +129,11 @@ async fn show(app: &App, caller: &Caller, asked: &Asked, entered: &Entered, prob
     let state = given(&asked.state).map(|state| state.parse()).transpose().map_err(unknown)?;
     let filter = Filter { state, model: given(&asked.model), label: given(&asked.label) };
     let models = app.models.values().map(|model| Choice { name: &model.name, about: &model.description });
+    // Without a GPU the smallest model is the one that ends soon.
+    let smallest = app.models.values().min_by_key(|model| model.parameters()).map_or("", |model| &model.name);
     let submission = Submission {
         models: models.collect(),
+        offered: if app.devices.iter().all(Device::is_cpu) { smallest } else { "" },
         modes: app.presets.keys().map(|mode| Choice { name: mode.as_str(), about: about(*mode) }).collect(),
         dtypes: Dtype::ALL,
         entered,

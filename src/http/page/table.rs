@@ -23,6 +23,8 @@ use crate::{
 
 /// Rows on a page.
 const ROWS: usize = 100;
+/// Characters that fit a narrow column.
+const LONG: usize = 20;
 /// Characters of a text to look for.
 const MAX_TEXT: usize = 200;
 
@@ -60,6 +62,8 @@ struct Shown {
 struct Column {
     name: String,
     number: bool,
+    /// Some cell is a long text.
+    wide: bool,
     /// `ascending` or `descending` where the rows are sorted by it.
     sorted: Option<&'static str>,
     /// What a click sorts by.
@@ -106,8 +110,10 @@ fn show(run_id: String, table: DataTable, asked: Asked) -> Result<Shown, data::N
     let fit = table.rows.len();
     let pages = fit.div_ceil(ROWS).max(1);
     let page = asked.page.unwrap_or(1).clamp(1, pages);
-    let rows = table.rows.into_iter().skip((page - 1) * ROWS).take(ROWS).collect();
-    let columns = table.columns.into_iter().zip(numbers).map(|(name, number)| column(name, number, &asked.sort)).collect();
+    let rows: Vec<Vec<Value>> = table.rows.into_iter().skip((page - 1) * ROWS).take(ROWS).collect();
+    let columns = table.columns.into_iter().zip(numbers).enumerate();
+    let columns =
+        columns.map(|(at, (name, number))| Column { wide: wide(&rows, at), ..column(name, number, &asked.sort) }).collect();
     Ok(Shown { run_id, name, asked, stages, columns, rows, total, fit, page, pages })
 }
 
@@ -116,7 +122,15 @@ fn column(name: String, number: bool, sort: &str) -> Column {
     let (by, falling) = sort.strip_prefix('-').map_or((sort, false), |by| (by, true));
     let sorted = (by == name).then_some(if falling { "descending" } else { "ascending" });
     let fall = if sorted.is_some() { !falling } else { number };
-    Column { next: if fall { format!("-{name}") } else { name.clone() }, name, number, sorted }
+    Column { next: if fall { format!("-{name}") } else { name.clone() }, name, number, wide: false, sorted }
+}
+
+fn wide(rows: &[Vec<Value>], at: usize) -> bool {
+    rows.iter().any(|row| match &row[at] {
+        Value::String(text) => text.chars().count() > LONG,
+        Value::Array(list) => list.len() > 1,
+        _ => false,
+    })
 }
 
 fn holds(cell: &Value, wanted: &str) -> bool {

@@ -6,11 +6,18 @@
   const main = by("main");
   const LINES = 500;
 
-  const say = (text) => { by("said").textContent = text; };
+  // Runs `act` soon, once for all calls until then.
+  function soon(act, ms) {
+    let timer;
+    return (...given) => { clearTimeout(timer); timer = setTimeout(() => act(...given), ms); };
+  }
+
+  // Told to who hears the page: the last of what happens at once.
+  const say = soon((text) => { by("said").textContent = text; }, 200);
 
   // Puts parts of the page at `url` in the place of ours, where they differ. Keeps the focus where it was.
-  async function renew(url, ids) {
-    const answer = await fetch(url, { headers: { accept: "text/html" } });
+  async function renew(url, ids, signal) {
+    const answer = await fetch(url, { headers: { accept: "text/html" }, signal });
     if (!answer.ok) return false;
     const page = new DOMParser().parseFromString(await answer.text(), "text/html");
     for (const id of ids) {
@@ -33,12 +40,6 @@
       || (at === null ? found[0] : undefined);
   }
 
-  // Runs `act` soon, once for all calls until then.
-  function soon(act, ms) {
-    let timer;
-    return (...given) => { clearTimeout(timer); timer = setTimeout(() => act(...given), ms); };
-  }
-
   const follow = main.dataset.events;
   if (follow) {
     const log = by("log");
@@ -49,6 +50,9 @@
     let fresh = true;
     // The stream tells the whole log from its start.
     stream.addEventListener("open", () => { if (fresh) log.textContent = ""; fresh = false; });
+    stream.addEventListener("error", () => {
+      if (stream.readyState === EventSource.CLOSED) setTimeout(() => location.reload(), 5000);
+    });
     on("attempt", () => { by("progress").hidden = true; });
     on("log", ({ step, line }) => {
       const down = log.scrollTop + log.clientHeight >= log.scrollHeight - 8;
@@ -84,8 +88,12 @@
   }
 
   // Filters and links that name a part of the page show what they find in it.
+  let showing;
   async function show(url, part, keep) {
-    const page = await renew(url, [part]).catch(() => false);
+    showing?.abort();
+    const mine = showing = new AbortController();
+    const page = await renew(url, [part], mine.signal).catch(() => false);
+    if (mine.signal.aborted) return;
     if (!page) { location.href = url; return; }
     history[keep ? "pushState" : "replaceState"](null, "", url);
     const sort = page.querySelector("form[data-into] [name=sort]");
