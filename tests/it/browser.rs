@@ -49,7 +49,9 @@ impl Browser {
         let quiet = ["--headless", "--no-sandbox", "--disable-gpu", "--no-first-run", "--disable-background-networking"];
         let local =
             ["--disable-component-update", "--disable-sync", "--disable-quic", "--disable-dev-shm-usage", profile.as_str()];
-        let arguments = [&quiet[..], &local[..]].concat();
+        // Where a page glides to a button, a click would miss it.
+        let still = ["--force-prefers-reduced-motion", "--window-size=1280,1000"];
+        let arguments = [&quiet[..], &local[..], &still[..]].concat();
         let options = json!({
             "args": arguments,
             "prefs": { "download.default_directory": folder.path(), "download.prompt_for_download": false },

@@ -99,7 +99,8 @@ pub async fn table(
 fn show(run_id: String, table: DataTable, asked: Asked) -> Result<Shown, data::NoColumn> {
     let (name, total) = (table.name.clone(), table.rows.len());
     let stage = table.columns.iter().position(|column| column == "stage");
-    let stages = table.rows.iter().filter_map(|row| row[stage?].as_str().map(str::to_owned)).collect();
+    let stages = table.rows.iter().filter_map(|row| row[stage?].as_str()).filter(|stage| !stage.is_empty());
+    let stages = stages.map(str::to_owned).collect();
     let some = |text: &str| Some(text.to_owned()).filter(|text| !text.is_empty());
     let numbers: Vec<bool> = (0..table.columns.len()).map(|at| table.rows.iter().any(|row| row[at].is_number())).collect();
     let mut table = table.select(&Selection { stage: some(&asked.stage), sort: some(&asked.sort), limit: None })?;
