@@ -7,7 +7,7 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use serde::Deserialize;
+use serde::{Deserialize, Serialize};
 use toml::{Table, Value};
 
 use crate::{
@@ -49,6 +49,7 @@ pub struct Config {
     pub worker: Worker,
     pub tools: Tools,
     pub limits: Limits,
+    pub executor: Executor,
     pub access: Access,
 }
 
@@ -107,19 +108,52 @@ pub struct Worker {
     pub grace_s: u32,
 }
 
-#[derive(Debug, Clone, PartialEq, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Tools {
     pub model_runner: PathBuf,
     pub nsys: PathBuf,
     pub ncu: PathBuf,
 }
 
-#[derive(Debug, Clone, PartialEq, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Limits {
     pub log_bytes: u64,
     pub free_bytes: u64,
     pub run_bytes: u64,
     pub run_s: u32,
+}
+
+#[derive(Debug, Clone, PartialEq, Deserialize)]
+pub struct Executor {
+    pub kind: ExecutorKind,
+    pub slurm: Slurm,
+}
+
+/// Who carries runs out.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum ExecutorKind {
+    Local,
+    Slurm,
+}
+
+#[derive(Debug, Clone, PartialEq, Deserialize)]
+pub struct Slurm {
+    pub program: PathBuf,
+    pub jobs: u32,
+    pub poll_s: u32,
+    pub lost_s: u32,
+    pub gpus: u32,
+    pub types: Vec<String>,
+    pub partition: String,
+    pub account: String,
+    pub qos: String,
+    pub constraint: String,
+    pub exclusive: bool,
+    pub extra: Vec<String>,
+    pub analyze_apart: bool,
+    pub analyze_partition: String,
+    pub analyze_extra: Vec<String>,
 }
 
 impl Config {

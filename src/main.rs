@@ -5,7 +5,7 @@ mod command;
 use std::process::ExitCode;
 
 use clap::{CommandFactory, Parser, Subcommand};
-use command::{align, analyze, cost, diff, doctor, openapi, quickstart, serve, token};
+use command::{align, analyze, cost, diff, doctor, execute, openapi, quickstart, serve, token};
 
 /// GPU profiling for LLM inference as a service.
 ///
@@ -31,6 +31,7 @@ enum Command {
     Cost(cost::Options),
     Diff(diff::Options),
     Doctor(doctor::Options),
+    Execute(execute::Options),
     Token(token::Options),
     Openapi(openapi::Options),
     /// Print a completion script for a shell: `llmprof completions bash > /etc/bash_completion.d/llmprof`
@@ -57,6 +58,10 @@ fn main() -> ExitCode {
         Command::Diff(options) => diff::run(&options),
         Command::Cost(options) => cost::run(&options),
         Command::Doctor(options) => match doctor::run(&options) {
+            Ok(code) => return code,
+            Err(error) => Err(error),
+        },
+        Command::Execute(options) => match execute::run(&options) {
             Ok(code) => return code,
             Err(error) => Err(error),
         },

@@ -187,7 +187,7 @@ pub struct RunSpec {
     pub seed: u64,
     /// `null`: the model's default for the device.
     pub dtype: Option<Dtype>,
-    /// `auto`, `cpu`, `cuda:INDEX` in the order of nvidia-smi, or the UUID of a GPU or of an instance of one.
+    /// `auto`, `cpu`, `cuda:INDEX` in the order of nvidia-smi, the UUID of a GPU or of an instance of one, or the model of either.
     #[schema(example = "auto")]
     pub device: String,
     /// Limit on the whole run, in seconds.
@@ -199,6 +199,20 @@ pub struct RunSpec {
     /// Every setting of the passes: the mode's, with the request's changes over them. Absent in runs that were stored without.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub profiling: Option<Profiling>,
+}
+
+/// Where a run stands with a cluster's scheduler.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct Scheduled {
+    /// The scheduler's number of the job.
+    #[schema(example = "4711")]
+    pub job: String,
+    /// As the scheduler calls it.
+    #[schema(example = "PENDING")]
+    pub state: String,
+    /// What it waits for, as the scheduler calls it: `Resources`, `Priority`, `Dependency`; `null` while it runs.
+    #[schema(example = "Resources")]
+    pub reason: Option<String>,
 }
 
 /// One step of a run, as it stands.

@@ -30,6 +30,7 @@ pub mod roofline;
 pub mod spans;
 pub mod stages;
 pub mod stats;
+pub mod step;
 pub mod sums;
 
 mod events;
@@ -66,6 +67,7 @@ use regions::Region;
 use repeats::OperatorRepeats;
 use roofline::Roofline;
 use stages::Stages;
+use step::StepTimeline;
 use sums::Sums;
 
 /// All that is known about where the time of a run went.
@@ -92,6 +94,8 @@ pub struct Analysis {
     pub experts: Vec<ExpertUse>,
     /// What the GPU did in each stage of the traced pass.
     pub stage_gpu: Vec<StageGpu>,
+    /// One decode step, slice by slice.
+    pub step: Option<StepTimeline>,
     /// CUDA calls and ranges of the traced pass, summed by name.
     pub sums: Sums,
     /// Ranges of the traced pass with the kernels that were launched in them.
@@ -145,6 +149,7 @@ pub fn analyze(trace: &Trace, model: Option<&ModelSpec>, peaks: Option<&DevicePe
         outputs: outputs::outputs(&plain, &traced),
         experts: experts::experts(&plain, top_k),
         stage_gpu: timeline.map(|(nsys, launches)| gpu::stage_gpu(nsys, launches)).unwrap_or_default(),
+        step: timeline.and_then(|(nsys, launches)| step::traced(nsys, launches)).or_else(|| step::plain(&plain)),
         sums: timeline.map(|(nsys, launches)| sums::sums(nsys, launches)).unwrap_or_default(),
         only_traced: only_traced && trace.nsys.is_some(),
         power,

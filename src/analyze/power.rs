@@ -127,6 +127,8 @@ pub struct Curve {
     pub seconds: f64,
     /// Second and highest power of its part of the curve.
     pub points: Vec<(f64, f64)>,
+    /// Second and lowest clock of the multiprocessors of its part of the curve, MHz.
+    pub sm_mhz: Vec<(f64, f64)>,
     pub bands: Vec<Band>,
 }
 
@@ -328,12 +330,14 @@ fn highest<'a>(samples: impl Iterator<Item = &'a PowerSample>) -> Option<f64> {
     samples.filter_map(|it| it.power_w).max_by(f64::total_cmp)
 }
 
-/// The curve in at most [`CURVE`] points, each the highest of its part, so that no peak is lost.
+/// The curves in at most [`CURVE`] points: each the highest power and the lowest clock of its part, so that no peak and no drop is lost.
 fn curve(samples: &[PowerSample], events: &Events) -> Curve {
     let Some((first, last)) = samples.first().zip(samples.last()) else { return Curve::default() };
     let seconds = |t: i64| (t - first.t_ns) as f64 / 1e9;
-    let parts = samples.chunks(samples.len().div_ceil(CURVE).max(1));
-    let points = parts.filter_map(|part| Some((seconds(part.first()?.t_ns), highest(part.iter())?))).collect();
+    let parts = || samples.chunks(samples.len().div_ceil(CURVE).max(1));
+    let points = parts().filter_map(|part| Some((seconds(part.first()?.t_ns), highest(part.iter())?))).collect();
+    let slowest = |part: &[PowerSample]| part.iter().filter_map(|it| it.sm_mhz).min().map(f64::from);
+    let sm_mhz = parts().filter_map(|part| Some((seconds(part.first()?.t_ns), slowest(part)?))).collect();
     let bands = STAGES.iter().flat_map(|stage| {
         let ranges = events.ranges.iter().filter(move |it| it.name == *stage);
         ranges.map(move |it| Band {
@@ -349,7 +353,7 @@ fn curve(samples: &[PowerSample], events: &Events) -> Curve {
         Some(Band { stage, warmup: false, from_s, to_s })
     });
     let bands = bands.chain(steady);
-    Curve { seconds: seconds(last.t_ns), points, bands: bands.filter(|band| band.from_s < band.to_s).collect() }
+    Curve { seconds: seconds(last.t_ns), points, sm_mhz, bands: bands.filter(|band| band.from_s < band.to_s).collect() }
 }
 
 /// What is worth telling of it.

@@ -12,6 +12,20 @@ pub const PROGRESS: &str = "progress.jsonl";
 /// Every artifact with bytes, hash, media type and step.
 pub const MANIFEST: &str = "manifest.json";
 
+/// What a job that is carried out elsewhere is to do, and how it ended.
+pub const JOB: &str = "job.json";
+pub const RESULT: &str = "result.json";
+/// What the steps on the device left for those that need none.
+pub const GATHERED: &str = "gathered.json";
+/// Whose the folder is: a job that finds another name there has been replaced.
+pub const OWNER: &str = "owner";
+/// What the scheduler's job wrote outside of its steps.
+pub const SCHEDULER_LOG: &str = "scheduler.log";
+/// What stays when an attempt makes the folder anew.
+pub const KEPT: &[&str] = &[PROGRESS, JOB, OWNER, SCHEDULER_LOG];
+/// What changes after the folder was sealed, or says how to carry it out: no artifacts.
+pub const UNSEALED: &[&str] = &[MANIFEST, JOB, RESULT, GATHERED, OWNER, SCHEDULER_LOG];
+
 /// Folder of the children's output: `logs/<name>.stdout.log`, `logs/<name>.stderr.log`.
 pub const LOGS: &str = "logs";
 

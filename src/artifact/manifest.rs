@@ -39,7 +39,7 @@ fn collect(dir: &Path, inside: &str, artifacts: &mut Vec<ArtifactRecord>) -> io:
         let kind = entry.file_type()?;
         if kind.is_dir() {
             collect(dir, &path, artifacts)?;
-        } else if kind.is_file() && path != layout::MANIFEST {
+        } else if kind.is_file() && !layout::UNSEALED.contains(&path.as_str()) {
             artifacts.push(record(dir, path)?);
         }
     }
@@ -67,7 +67,7 @@ pub(super) fn hash(path: &Path) -> io::Result<(u64, String)> {
 }
 
 /// Writes a file so that a reader finds all of it or none.
-fn write_whole(path: &Path, bytes: &[u8]) -> io::Result<()> {
+pub fn write_whole(path: &Path, bytes: &[u8]) -> io::Result<()> {
     let new = path.with_extension("new");
     let mut file = File::create(&new)?;
     file.write_all(bytes)?;

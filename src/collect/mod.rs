@@ -20,6 +20,7 @@ mod pass;
 mod permission;
 pub mod preflight;
 mod sampler;
+pub mod slurm;
 pub mod space;
 pub mod sweep;
 pub mod tools;

@@ -40,7 +40,7 @@ pub fn run(options: &Options) -> Result<ExitCode> {
     let config = Config::load(options.config.as_deref(), std::env::vars())?;
     let data = options.data.clone().unwrap_or_else(|| config.server.data.clone());
     // A folder that is not there yet is not made for a look.
-    let collector = Collector { state: data.is_dir().then(|| data.clone()), ..serve::collector(&config)? };
+    let collector = Collector { state: data.is_dir().then(|| data.clone()), ..serve::collector(&config.tools, &config.limits)? };
     let checkup = serve::runtime()?.block_on(collector.checkup(&data, Look::Thorough, CancellationToken::new()));
     let text = match options.format {
         Format::Text => told(&checkup),

@@ -5,6 +5,7 @@ pub mod analyze;
 pub mod cost;
 pub mod diff;
 pub mod doctor;
+pub mod execute;
 pub mod openapi;
 pub mod quickstart;
 pub mod serve;

@@ -13,11 +13,14 @@ use anyhow::{Context as _, Result, bail};
 use clap::{Args, ValueEnum};
 use llmprof::{
     collect::{Collector, tools::is_program},
-    config::{self, Asked, Config, Tools},
+    config::{self, Asked, Config, ExecutorKind, Limits, Tools},
     http::{self, Certificate},
     store::{Store, audit::AuditLog},
     trace::device::{Device, is_device},
-    worker::{self, Pool},
+    worker::{
+        self, Pool,
+        executor::{local::Local, slurm::Slurm},
+    },
 };
 use tokio::{net::TcpListener, signal::unix, sync::Notify};
 use tokio_util::sync::CancellationToken;
@@ -135,7 +138,7 @@ impl Service {
         let runs = make_folder(&data.join("runs"))?;
         let models = Arc::new(config::models(given(&server.models))?);
         let presets = Arc::new(config::profiling(given(&server.profiling))?);
-        let collector = Arc::new(Collector { state: Some(data.clone()), ..collector(&config)? });
+        let collector = Arc::new(Collector { state: Some(data.clone()), ..collector(&config.tools, &config.limits)? });
         let store = Store::open(&data.join("llmprof.db")).await?.with_running_per_owner(config.access.running_runs_per_owner);
         let certificate = certificate(server)?;
         let listener = TcpListener::bind(&server.listen).await.with_context(|| format!("cannot listen on {}", server.listen))?;
@@ -145,7 +148,11 @@ impl Service {
         let audit = AuditLog::open(&data).with_context(|| format!("cannot write the audit log in {}", data.display()))?;
         let access = http::Access::new(&config.access, !address.ip().is_loopback(), server.behind_proxy, Some(audit));
         let head = Duration::from_secs(server.header_s.max(1).into());
-        let devices = devices(&config, &collector).await?;
+        let (devices, accepts) = match config.executor.kind {
+            ExecutorKind::Local => (devices(&config, &collector).await?, Vec::new()),
+            ExecutorKind::Slurm => (Vec::new(), Slurm::accepts(&config.executor.slurm)),
+        };
+        let config = Arc::new(config);
 
         let cx = worker::Context {
             store,
@@ -155,7 +162,7 @@ impl Service {
             presets,
             devices: Arc::new(config::devices()?),
             collector: Arc::clone(&collector),
-            config: Arc::new(config),
+            config: Arc::clone(&config),
             queued: Arc::new(Notify::new()),
             cancelled: Arc::new(Notify::new()),
         };
@@ -169,7 +176,8 @@ impl Service {
             models: Arc::clone(&cx.models),
             presets: Arc::clone(&cx.presets),
             devices: devices.clone().into(),
-            doctor: worker::doctor::start(collector, data.clone(), closing.clone()),
+            accepts: accepts.clone().into(),
+            doctor: worker::doctor::start(Arc::clone(&collector), data.clone(), closing.clone()),
             queued: Arc::clone(&cx.queued),
             cancelled: Arc::clone(&cx.cancelled),
             closing: closing.clone(),
@@ -179,7 +187,16 @@ impl Service {
             renew(certificate, closing.clone())?;
         }
         let http = http::serve(listener.into_std()?, certificate, head, app)?;
-        let pool = Pool::start(&cx, &devices);
+        let pool = match config.executor.kind {
+            ExecutorKind::Local => {
+                let host = worker::Host { collector, devices: Arc::clone(&cx.devices) };
+                Pool::of_devices(&cx, &Arc::new(Local::new(host, cx.runs.clone())), &devices)
+            }
+            ExecutorKind::Slurm => {
+                let most = if config.worker.paused { 0 } else { config.executor.slurm.jobs as usize };
+                Pool::of_jobs(&cx, &slurm(&config, &cx)?, most, &accepts)
+            }
+        };
         let names: Vec<&str> = devices.iter().map(|device| device.name.as_str()).collect();
         let service = Self { address, encrypted, pool, http, closing, _lock: lock };
         let base = service.base();
@@ -202,6 +219,19 @@ impl Service {
             Err(_) => Ok(()),
         }
     }
+}
+
+/// The cluster, where this host has the commands to speak to it.
+fn slurm(config: &Config, cx: &worker::Context) -> Result<Arc<Slurm>> {
+    if let Some(missing) = llmprof::collect::slurm::missing(std::env::var_os("PATH").as_deref()) {
+        bail!("setting executor.kind: there is no {missing} on PATH; install Slurm's commands here, or carry runs out locally");
+    }
+    let settings = config.executor.slurm.clone();
+    let program = match given(&settings.program) {
+        Some(program) => program.to_owned(),
+        None => std::env::current_exe().context("cannot tell the path of llmprof: set executor.slurm.program")?,
+    };
+    Ok(Arc::new(Slurm::new(settings, cx.runs.clone(), program)))
 }
 
 /// The certificate of the settings, if they name one.
@@ -277,8 +307,8 @@ async fn devices(config: &Config, collector: &Collector) -> Result<Vec<Device>> 
 }
 
 /// The programs that collect, as the settings name them.
-pub fn collector(config: &Config) -> Result<Collector> {
-    let Tools { model_runner, nsys, ncu } = &config.tools;
+pub fn collector(tools: &Tools, limits: &Limits) -> Result<Collector> {
+    let Tools { model_runner, nsys, ncu } = tools;
     for (setting, path) in [("tools.model_runner", model_runner), ("tools.nsys", nsys), ("tools.ncu", ncu)] {
         if given(path).is_some_and(|path| path != Path::new(OFF) && !is_program(path)) {
             bail!("setting {setting}: {} is no program", path.display());
@@ -288,11 +318,7 @@ pub fn collector(config: &Config) -> Result<Collector> {
     let mut found = Collector::find(given(model_runner), tool(nsys), tool(ncu));
     found.nsys = found.nsys.filter(|_| nsys != Path::new(OFF));
     found.ncu = found.ncu.filter(|_| ncu != Path::new(OFF));
-    Ok(Collector {
-        log_cap: config.limits.log_bytes,
-        min_free_bytes: config.limits.free_bytes.max(config.limits.run_bytes),
-        ..found
-    })
+    Ok(Collector { log_cap: limits.log_bytes, min_free_bytes: limits.free_bytes.max(limits.run_bytes), ..found })
 }
 
 /// A path that is set: the defaults leave it empty.

@@ -32,7 +32,7 @@ pub struct DeviceView {
 
 /// List the devices that runs are carried out on, and what each is busy with
 #[utoipa::path(get, path = "/devices", tag = "service", operation_id = "list_devices",
-    responses((status = 200, description = "The devices; none while the service is paused", body = DeviceList)))]
+    responses((status = 200, description = "The devices; none while the service is paused, or where a cluster carries runs out", body = DeviceList)))]
 pub async fn devices(State(app): State<App>) -> Result<Json<DeviceList>, ApiError> {
     let running = app.store.running().await?;
     let view = |device: &crate::trace::device::Device| DeviceView {

@@ -184,6 +184,7 @@ fn ended() -> RunView {
         started_at: Some("2026-11-20T09:00:00.010Z".into()),
         ended_at: Some("2026-11-20T09:00:08.120Z".into()),
         cancel_requested: false,
+        scheduled: None,
         message: None,
         failed_step: None,
         steps: vec![StepRecord {

@@ -72,6 +72,8 @@ pub struct App {
     pub presets: Arc<Presets>,
     /// Devices that have a worker.
     pub devices: Arc<[Device]>,
+    /// What a run may ask for as its device where a cluster carries runs out; empty: what [`Self::devices`] serve.
+    pub accepts: Arc<[String]>,
     /// Where a look at the host is asked for.
     pub doctor: mpsc::Sender<oneshot::Sender<Checkup>>,
     /// To be told when a run was queued.

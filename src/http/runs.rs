@@ -11,7 +11,7 @@ use super::{
     request::{self, Params, RunPath},
 };
 use crate::{
-    run::{Finding, Mode, RunId, RunSpec, RunState, Step, StepRecord},
+    run::{Finding, Mode, RunId, RunSpec, RunState, Scheduled, Step, StepRecord},
     store::{Cancel, Delete, Filter, Run},
 };
 
@@ -61,6 +61,9 @@ pub struct RunView {
     pub ended_at: Option<String>,
     /// Somebody asked for the run to be cancelled; it may still be ending.
     pub cancel_requested: bool,
+    /// Where the run stands with the cluster's scheduler, which carries it out: `running` is here every run that it was handed, and
+    /// this tells what it still waits for. `null` where this host carries runs out.
+    pub scheduled: Option<Scheduled>,
     /// Why the run failed.
     pub message: Option<String>,
     pub failed_step: Option<Step>,
@@ -82,6 +85,7 @@ impl From<Run> for RunView {
             started_at: run.started_at,
             ended_at: run.ended_at,
             cancel_requested: run.cancel_requested,
+            scheduled: run.scheduled,
             message: run.message,
             failed_step: run.failed_step,
             steps: run.steps,

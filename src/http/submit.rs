@@ -25,7 +25,7 @@ use crate::{
     profiling::{Change, Profiling},
     run::{Dtype, Mode, RunId, RunSpec, RunState},
     store::{Idempotency, NewRun, Run, Submitted},
-    trace::device::{Device, is_device},
+    trace::device::{Device, is_device, is_model},
 };
 
 const MAX_BODY: usize = 1 << 20;
@@ -71,11 +71,12 @@ pub struct SubmitRun {
     /// Number format; the model's default for the device when absent.
     #[serde(default)]
     pub dtype: Option<Dtype>,
-    /// `auto`, `cpu`, `cuda:INDEX` in the order of nvidia-smi, or the UUID of a GPU or of an instance of one (`GET /devices`).
+    /// `auto`, `cpu`, `cuda:INDEX` in the order of nvidia-smi, the UUID of a GPU or of an instance of one, or the model of either
+    /// (`GET /devices`).
     #[serde(default = "defaults::device")]
     #[schema(
         default = "auto",
-        pattern = "^(auto|cpu|cuda:(0|[1-9][0-9]?)|(GPU|MIG)-[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12})$"
+        pattern = "^(auto|cpu|cuda:(0|[1-9][0-9]?)|(GPU|MIG)-[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}|[a-z][a-z0-9._-]{1,63})$"
     )]
     pub device: String,
     /// Limit on the whole run, in seconds.
@@ -302,9 +303,13 @@ fn within<T: PartialOrd + std::fmt::Display>(name: &str, value: T, range: RangeI
 
 /// A device that exists, and a number format that it multiplies.
 fn check_device(app: &App, run: &SubmitRun) -> Result<(), ApiError> {
-    if !is_device(&run.device) {
-        let message = format!("device: {:?} is none of auto, cpu, cuda:INDEX, and no UUID of a GPU", run.device);
+    if !is_device(&run.device) && !is_model(&run.device) {
+        let message = format!("device: {:?} is none of auto, cpu, cuda:INDEX, no UUID and no model of a GPU", run.device);
         return Err(ApiError::new(ErrorCode::InvalidRequest, message));
+    }
+    if !app.accepts.is_empty() && !app.accepts.contains(&run.device) {
+        let message = format!("the cluster has no device {}; there is {}", run.device, app.accepts.join(", "));
+        return Err(ApiError::new(ErrorCode::DeviceNotFound, message));
     }
     let may: Vec<&Device> = app.devices.iter().filter(|device| device.serves(&run.device)).collect();
     if may.is_empty() && !app.devices.is_empty() {

@@ -1,6 +1,9 @@
-//! The figures of the HTML report: headline tiles, stage bars, operator bars, decode steps, power over time, roofline.
+//! The figures of the HTML report: headline tiles, bars of stages, operators and kernels, decode steps and one of them in time, experts,
+//! power and clocks over time, roofline.
 //!
 //! Each figure stands beside the table that holds its numbers.
+
+mod step;
 
 use serde::{Deserialize, Serialize};
 
@@ -8,11 +11,12 @@ use super::{
     format::{decimals, ms, pct, scaled, short_ms},
     profile::Aggregates,
     scatter::{Dot, RoofLine, scatter},
-    svg::{self, Bar},
+    svg::{self, Bar, Columns},
     timeline::{Timeline, timeline},
 };
 use crate::analyze::{
     Analysis,
+    kernels::KernelRecord,
     mfu::{MfuRecord, WHOLE},
     operators::{OperatorRecord, OwnTime},
     stages::{DECODE, PREFILL, STAGES, StageTiming},
@@ -21,6 +25,10 @@ use crate::analyze::{
 
 /// Operators that are drawn.
 const OPERATORS: usize = 12;
+/// Kernels that are drawn.
+const KERNELS: usize = 12;
+/// Class that colours what belongs to decode.
+const DECODE_CLASS: &str = "decode";
 /// Steps that fit as columns of at least a pixel on a phone.
 const STEPS: usize = 256;
 
@@ -38,8 +46,14 @@ pub struct Tile {
 pub struct Figures {
     stages: String,
     operators: String,
+    kernels: String,
     steps: String,
+    step: String,
+    /// What the colours of `step` mean.
+    step_keys: Vec<step::Key>,
+    experts: Vec<(String, String)>,
     power: String,
+    clock: String,
     roofline: String,
 }
 
@@ -97,11 +111,18 @@ fn headline(
 
 /// Draws the figures.
 pub fn figures(analysis: &Analysis) -> Figures {
+    let (step, step_keys) = step::step(analysis);
+    let (power, clock) = power(analysis);
     Figures {
         stages: stages(analysis),
         operators: operators(analysis),
+        kernels: kernels(analysis),
         steps: steps(analysis),
-        power: power(analysis),
+        step,
+        step_keys,
+        experts: experts(analysis),
+        power,
+        clock,
         roofline: roofline(analysis),
     }
 }
@@ -149,26 +170,71 @@ fn steps(analysis: &Analysis) -> String {
     };
     let shown = |step: usize, value: f64| format!("step {}: {} ms", step + 1, ms(value));
     drawn((2..=STEPS).contains(&curve.len()), || {
-        svg::columns("step-columns", "Time of each decode step", &description, curve, shown)
+        let drawn = Columns { class: DECODE_CLASS, scale: None, values: curve };
+        svg::columns("step-columns", "Time of each decode step", &description, &drawn, shown)
     })
 }
 
-fn power(analysis: &Analysis) -> String {
-    let Some(power) = &analysis.power else { return String::new() };
+/// Kernels of all stages, longest first.
+fn kernels(analysis: &Analysis) -> String {
+    let bar = |it: &KernelRecord| Bar {
+        label: it.kernel_name.clone(),
+        shown: format!("{} ms", short_ms(it.total_ms))
+            + &it.share_pct.map(|share| format!(" · {}", pct(share))).unwrap_or_default(),
+        value: it.total_ms,
+        class: class(&it.stage),
+        ..Bar::default()
+    };
+    let bars: Vec<Bar> =
+        analysis.kernels.measured().filter(|it| STAGES.contains(&it.stage.as_str())).take(KERNELS).map(bar).collect();
+    let description =
+        format!("The {} kernels that take longest in the traced pass; the table below holds the same figures.", bars.len());
+    drawn(!bars.is_empty(), || svg::bars("kernel-bars", "Top kernels by time", &description, &bars))
+}
+
+/// Experts that each layer used, stage by stage, out of those that there are.
+fn experts(analysis: &Analysis) -> Vec<(String, String)> {
+    let of = |stage: &&str| {
+        let layers: Vec<_> = analysis.experts.iter().filter(|it| it.stage == **stage).collect();
+        let values: Vec<f64> = layers.iter().map(|it| it.distinct.mean).collect();
+        let total = layers.iter().map(|it| it.total).max()?;
+        let shown = |at: usize, value: f64| format!("layer {}: {} of {total} experts", layers[at].layer, decimals(value, 1));
+        let description = format!("{} layers; a full column is all {total} experts.", layers.len());
+        let drawn = Columns { class: class(stage), scale: Some(f64::from(total)), values: &values };
+        let title = format!("Experts used per forward in {stage}");
+        Some((title.clone(), svg::columns(&format!("experts-{stage}"), &title, &description, &drawn, shown)))
+    };
+    STAGES.iter().filter_map(of).collect()
+}
+
+/// Power, and the clock of the multiprocessors, over time.
+fn power(analysis: &Analysis) -> (String, String) {
+    let Some(power) = &analysis.power else { return Default::default() };
     let band = |band: &crate::analyze::power::Band| {
         let what = if band.warmup { "warm-up" } else { "measured" };
         let told = format!("{} ({what}), from {} to {} s", band.stage, decimals(band.from_s, 3), decimals(band.to_s, 3));
         (if band.warmup { "other" } else { class(band.stage) }, band.from_s, band.to_s, told)
     };
+    let bands: Vec<_> = power.curve.bands.iter().map(band).collect();
     let drawn = Timeline {
         seconds: power.curve.seconds,
         points: &power.curve.points,
-        bands: power.curve.bands.iter().map(band).collect(),
+        bands: bands.clone(),
         limit: power.device.power_limit_w.map(|limit| (limit, format!("power limit: {} W", decimals(limit, 0)))),
         unit: "W",
     };
+    let clock = Timeline {
+        points: &power.curve.sm_mhz,
+        bands,
+        limit: power.device.max_sm_mhz.map(|most| (f64::from(most), format!("highest clock: {most} MHz"))),
+        unit: "MHz",
+        ..drawn
+    };
     let description = format!("{} samples over {} seconds.", power.samples, decimals(power.curve.seconds, 1));
-    timeline("power-curve", "Power over time", &description, &drawn)
+    (
+        timeline("power-curve", "Power over time", &description, &drawn),
+        timeline("clock-curve", "SM clock over time", &description, &clock),
+    )
 }
 
 /// What a drawing needs of the style sheet where it stands alone.
@@ -180,7 +246,7 @@ const ALONE: &str = "<style>:root{--ink:#12161c;--dim:#55606e;--critical:#b3261e
 
 /// Power over time as a file of its own; `None` where there is nothing to draw.
 pub fn power_drawing(analysis: &Analysis) -> Option<String> {
-    let inline = power(analysis);
+    let (inline, _) = power(analysis);
     let (opening, rest) = inline.split_once('>')?;
     let opening = opening.replacen("<svg", "<svg xmlns=\"http://www.w3.org/2000/svg\"", 1);
     Some(format!("{opening}>{ALONE}{rest}"))
@@ -223,7 +289,7 @@ fn drawn(any: bool, draw: impl FnOnce() -> String) -> String {
 fn class(stage: &str) -> &'static str {
     match stage {
         PREFILL => "prefill",
-        DECODE => "decode",
+        DECODE => DECODE_CLASS,
         _ => "other",
     }
 }

@@ -13,6 +13,7 @@ pub mod profile;
 mod csv;
 mod escape;
 mod figures;
+mod lanes;
 mod narrative;
 mod scatter;
 mod svg;
@@ -135,6 +136,8 @@ struct Page<'a> {
     experts: Table,
     overhead: Table,
     inputs: Table,
+    decode_step: Table,
+    step_slices: Table,
     steps: Table,
     narrative: Vec<String>,
     recommendations: Vec<String>,
@@ -196,6 +199,8 @@ fn page<'a>(facts: &RunFacts<'a>, trace: &Trace, analysis: &Analysis) -> Page<'a
         experts: tables::experts(analysis),
         overhead: tables::outputs_and_overhead(analysis),
         inputs: tables::inputs(facts),
+        decode_step: tables::decode_step(analysis),
+        step_slices: tables::step_slices(analysis).first(ALL_ROWS, "all are in the table decode_step.slices"),
         steps: tables::steps(facts),
         narrative: narrative::narrative(analysis),
         recommendations: narrative::recommendations(&findings),

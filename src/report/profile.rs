@@ -27,6 +27,7 @@ use crate::{
         roofline::Roofline,
         stages::{StageNote, StageTiming},
         stats::Spread,
+        step::StepTimeline,
         sums::{CallSum, RangeSum},
     },
     run::{Finding, InputFile, Mode, RunId, RunSpec, RunState, StepRecord},
@@ -74,6 +75,9 @@ pub struct LLMProfileReport {
     /// What the GPU did in each stage of the traced pass.
     #[serde(default)]
     pub stage_gpu: Vec<StageGpu>,
+    /// One decode step, slice by slice; `null` where none is told apart.
+    #[serde(default)]
+    pub decode_step: Option<StepTimeline>,
     /// Kernel time by stage and class.
     #[serde(default)]
     pub kernel_classes: Vec<ClassRecord>,
@@ -236,6 +240,7 @@ fn gather(facts: &RunFacts, trace: &Trace, analysis: &Analysis, limit: usize) ->
         kernels_total: kernels.len() as u64,
         stage_kernels: analysis.kernels.stages.clone(),
         stage_gpu: analysis.stage_gpu.clone(),
+        decode_step: analysis.step.clone(),
         kernel_classes: analysis.kernels.classes.clone(),
         classified_pct: analysis.kernels.classified_pct,
         api_calls: top(&analysis.sums.calls, limit),

@@ -74,10 +74,21 @@ pub fn bars(id: &str, title: &str, description: &str, bars: &[Bar]) -> String {
     svg
 }
 
+/// Values side by side.
+#[derive(Debug, Clone)]
+pub struct Columns<'a> {
+    /// Class that colours them.
+    pub class: &'static str,
+    /// What a full column is; the largest value without.
+    pub scale: Option<f64>,
+    pub values: &'a [f64],
+}
+
 /// Draws one column per value, in order, from zero.
-pub fn columns(id: &str, title: &str, description: &str, values: &[f64], shown: impl Fn(usize, f64) -> String) -> String {
+pub fn columns(id: &str, title: &str, description: &str, it: &Columns, shown: impl Fn(usize, f64) -> String) -> String {
     const HEIGHT: f64 = 96.0;
-    let scale = values.iter().copied().fold(0.0, f64::max);
+    let Columns { class, values, .. } = *it;
+    let scale = values.iter().copied().fold(it.scale.unwrap_or(0.0), f64::max);
     // Few columns stay slim.
     let step = (100.0 / values.len().max(1) as f64).min(4.0);
     let mut svg = open(id, title, description, HEIGHT as usize);
@@ -85,7 +96,7 @@ pub fn columns(id: &str, title: &str, description: &str, values: &[f64], shown: 
         let height = if scale > 0.0 { (HEIGHT * value / scale).max(1.0) } else { 1.0 };
         let _ = write!(
             svg,
-            "<rect class=\"decode\" x=\"{:.3}%\" y=\"{:.2}\" width=\"{:.3}%\" height=\"{height:.2}\"><title>{}</title></rect>",
+            "<rect class=\"{class}\" x=\"{:.3}%\" y=\"{:.2}\" width=\"{:.3}%\" height=\"{height:.2}\"><title>{}</title></rect>",
             step * index as f64,
             HEIGHT - height,
             step * 0.82,
@@ -126,7 +137,8 @@ mod tests {
 
     #[test]
     fn a_scale_of_nothing_draws_nothing_non_finite() {
-        let svg = bars("x", "t", "d", &[Bar::default()]) + &columns("y", "t", "d", &[0.0], |_, _| String::new());
+        let svg = bars("x", "t", "d", &[Bar::default()])
+            + &columns("y", "t", "d", &Columns { class: "x", scale: None, values: &[0.0] }, |_, _| String::new());
         assert!(!svg.contains("NaN") && !svg.contains("inf"));
     }
 

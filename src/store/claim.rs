@@ -4,10 +4,11 @@
 
 use std::time::Duration;
 
+use serde::{Deserialize, Serialize};
 use sqlx::{Connection, SqliteConnection};
 
-use super::{Store, StoreError, during, id_of, json, key, now_ms};
-use crate::run::{ArtifactRecord, Finding, RunId, RunSpec, RunState, Step, StepRecord};
+use super::{Store, StoreError, during, id_of, json, key, now_ms, word};
+use crate::run::{ArtifactRecord, Finding, RunId, RunSpec, RunState, Scheduled, Step, StepRecord};
 
 /// Times a run is started before it is given up.
 pub const MAX_ATTEMPTS: u32 = 3;
@@ -32,7 +33,7 @@ pub enum Renewal {
 }
 
 /// How a run ended.
-#[derive(Debug, Clone, PartialEq)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Outcome {
     pub state: RunState,
     pub failed_step: Option<Step>,
@@ -49,7 +50,7 @@ impl Store {
         let mut tx = writer.begin_with("begin immediate").await.map_err(during("claim a run"))?;
         let row: Option<(Vec<u8>, String, u32)> = sqlx::query_as(
             "update runs set state = 'running', worker = ?1, lease_until = ?2, attempts = attempts + 1,
-                    started_at = ?3, ended_at = null, message = null, failed_step = null, findings = '[]'
+                    started_at = ?3, ended_at = null, message = null, failed_step = null, scheduled = null, findings = '[]'
              where id = (select id from runs as next
                          where state = 'queued' and (device = 'auto' or device in (select value from json_each(?4)))
                            and (?5 = 0 or owner is null
@@ -97,29 +98,103 @@ impl Store {
         })
     }
 
-    /// Keeps how step number `position` of a run that is ours stands.
-    pub async fn save_step(&self, run: &Claimed, position: u32, step: &StepRecord) -> Result<(), StoreError> {
+    /// Keeps the steps of a run that is ours, in the place of those before.
+    pub async fn save_steps(&self, run: &Claimed, steps: &[StepRecord]) -> Result<(), StoreError> {
         let mut writer = self.writer.lock().await;
-        sqlx::query(
-            "insert into steps (run_id, position, step, state, started_at, ended_at, exit_code, message)
-             select id, ?2, ?3, ?4, ?5, ?6, ?7, ?8 from runs where id = ?1 and state = 'running' and worker = ?9 and attempts = ?10
-             on conflict (run_id, position) do update set state = excluded.state, ended_at = excluded.ended_at,
-                    exit_code = excluded.exit_code, message = excluded.message",
+        let mut tx = writer.begin_with("begin immediate").await.map_err(during("keep steps"))?;
+        let ours: Option<i64> =
+            sqlx::query_scalar("select 1 from runs where id = ? and state = 'running' and worker = ? and attempts = ?")
+                .bind(key(&run.id))
+                .bind(&run.worker)
+                .bind(run.attempt)
+                .fetch_optional(&mut *tx)
+                .await
+                .map_err(during("keep steps"))?;
+        if ours.is_none() {
+            return Ok(());
+        }
+        sqlx::query("delete from steps where run_id = ? and position >= ?")
+            .bind(key(&run.id))
+            .bind(u32::try_from(steps.len()).unwrap_or(u32::MAX))
+            .execute(&mut *tx)
+            .await
+            .map_err(during("clear steps"))?;
+        for (position, step) in (0_u32..).zip(steps) {
+            sqlx::query(
+                "insert or replace into steps (run_id, position, step, state, started_at, ended_at, exit_code, message)
+                 values (?, ?, ?, ?, ?, ?, ?, ?)",
+            )
+            .bind(key(&run.id))
+            .bind(position)
+            .bind(step.step.as_str())
+            .bind(step.state.as_str())
+            .bind(&step.started_at)
+            .bind(&step.ended_at)
+            .bind(step.exit_code)
+            .bind(&step.message)
+            .execute(&mut *tx)
+            .await
+            .map_err(during("keep a step"))?;
+        }
+        tx.commit().await.map_err(during("keep steps"))
+    }
+
+    /// Keeps where a run that is ours stands with the cluster's scheduler.
+    pub async fn save_scheduled(&self, run: &Claimed, scheduled: &Scheduled) -> Result<(), StoreError> {
+        let text =
+            serde_json::to_string(scheduled).map_err(|_| StoreError::Corrupt { id: run.id, what: "a scheduler's word" })?;
+        let mut writer = self.writer.lock().await;
+        sqlx::query("update runs set scheduled = ? where id = ? and state = 'running' and worker = ? and attempts = ?")
+            .bind(text)
+            .bind(key(&run.id))
+            .bind(&run.worker)
+            .bind(run.attempt)
+            .execute(&mut *writer)
+            .await
+            .map_err(during("keep where a run stands"))?;
+        Ok(())
+    }
+
+    /// Queues a run that is ours again because its job was lost, or gives it up when that happened too often.
+    ///
+    /// The state it is in now, or `None`: it was no longer ours, and nothing changed.
+    pub async fn retry(&self, run: &Claimed, why: &str) -> Result<Option<RunState>, StoreError> {
+        let mut writer = self.writer.lock().await;
+        let state: Option<String> = sqlx::query_scalar(
+            "update runs set worker = null, lease_until = null,
+                    state = case when cancel_requested then 'cancelled' when attempts < ?1 then 'queued' else 'failed' end,
+                    ended_at = case when cancel_requested or attempts >= ?1 then ?2 end,
+                    message = case when cancel_requested then 'cancelled'
+                                   when attempts >= ?1 then 'given up after ' || attempts || ' attempts: ' || ?3 end
+             where id = ?4 and state = 'running' and worker = ?5 and attempts = ?6 returning state",
         )
+        .bind(MAX_ATTEMPTS)
+        .bind(now_ms())
+        .bind(why)
         .bind(key(&run.id))
-        .bind(position)
-        .bind(step.step.as_str())
-        .bind(step.state.as_str())
-        .bind(&step.started_at)
-        .bind(&step.ended_at)
-        .bind(step.exit_code)
-        .bind(&step.message)
         .bind(&run.worker)
         .bind(run.attempt)
-        .execute(&mut *writer)
+        .fetch_optional(&mut *writer)
         .await
-        .map_err(during("keep a step"))?;
-        Ok(())
+        .map_err(during("queue a run again"))?;
+        state.map(|state| word(run.id, "a state", &state)).transpose()
+    }
+
+    /// Gives back the runs whose worker is gone but whose jobs go on elsewhere: who claims one finds its job again.
+    ///
+    /// `all`: every running run, right at start.
+    pub async fn give_back(&self, all: bool) -> Result<Vec<RunId>, StoreError> {
+        let mut writer = self.writer.lock().await;
+        let ids: Vec<Vec<u8>> = sqlx::query_scalar(
+            "update runs set state = 'queued', worker = null, lease_until = null, attempts = attempts - 1
+             where state = 'running' and (? or lease_until < ?) returning id",
+        )
+        .bind(all)
+        .bind(now_ms())
+        .fetch_all(&mut *writer)
+        .await
+        .map_err(during("give runs back"))?;
+        ids.iter().map(|id| id_of(id)).collect()
     }
 
     /// Ends a run that is ours, with its artifacts, in one commit. `false`: it was no longer ours, and nothing changed.

@@ -26,7 +26,7 @@ pub use tokens::{Role, Token};
 use tokio::sync::{Mutex, mpsc};
 use uuid::Uuid;
 
-use crate::run::{Finding, RunId, RunSpec, RunState, Step, StepRecord};
+use crate::run::{Finding, RunId, RunSpec, RunState, Scheduled, Step, StepRecord};
 
 #[derive(Debug, thiserror::Error)]
 pub enum StoreError {
@@ -68,6 +68,8 @@ pub struct Run {
     /// Why it failed.
     pub message: Option<String>,
     pub failed_step: Option<Step>,
+    /// Where it stands with the cluster's scheduler, while one carries it out.
+    pub scheduled: Option<Scheduled>,
     /// Empty in lists.
     pub steps: Vec<StepRecord>,
     pub findings: Vec<Finding>,

@@ -117,6 +117,7 @@ pub(super) fn from_row(row: &SqliteRow) -> Result<Run, StoreError> {
         cancel_requested: column(row, "cancel_requested")?,
         message: column(row, "message")?,
         failed_step: failed_step.map(|step| word(id, "a step", step)).transpose()?,
+        scheduled: column::<Option<&str>>(row, "scheduled")?.map(|text| json(id, "a scheduler's word", text)).transpose()?,
         steps: Vec::new(),
         findings: json(id, "findings", column(row, "findings")?)?,
     })

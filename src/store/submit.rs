@@ -200,6 +200,7 @@ async fn insert(tx: &mut SqliteConnection, new: &NewRun) -> Result<Run, StoreErr
         cancel_requested: false,
         message: None,
         failed_step: None,
+        scheduled: None,
         steps: Vec::new(),
         findings: Vec::new(),
     })

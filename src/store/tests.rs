@@ -203,9 +203,9 @@ async fn steps_are_kept_as_they_change_and_cleared_by_the_next_attempt() {
         exit_code: None,
         message: None,
     };
-    store.save_step(&claimed, 0, &step).await.unwrap();
+    store.save_steps(&claimed, std::slice::from_ref(&step)).await.unwrap();
     step = StepRecord { state: StepState::Failed, exit_code: Some(2), message: Some("no".into()), ..step };
-    store.save_step(&claimed, 0, &step).await.unwrap();
+    store.save_steps(&claimed, std::slice::from_ref(&step)).await.unwrap();
     assert_eq!(store.run(id).await.unwrap().unwrap().steps, [step]);
     store.recover(true).await.unwrap();
     store.claim("w", &["cpu"], LEASE).await.unwrap().unwrap();

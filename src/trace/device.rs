@@ -46,9 +46,15 @@ impl Device {
         std::iter::once(self.name.as_str()).chain(uuid).collect()
     }
 
+    /// The model in the form that requests name it: `h200` for NVIDIA H200.
+    pub fn model(&self) -> Option<String> {
+        let product = self.product.as_deref()?.to_ascii_lowercase();
+        Some(product.trim_start_matches("nvidia ").replace(' ', "-"))
+    }
+
     /// Says whether a request for `asked` may be carried out here.
     pub fn serves(&self, asked: &str) -> bool {
-        asked == "auto" || self.names().contains(&asked)
+        asked == "auto" || self.names().contains(&asked) || self.model().is_some_and(|model| model == asked)
     }
 
     /// What a process on it, confined to it, calls it.
@@ -75,6 +81,12 @@ pub fn is_device(asked: &str) -> bool {
     matches!(asked, "auto" | CPU) || index || uuid
 }
 
+/// Says whether `asked` has the form of a model's name, of two to 64 lower-case letters, digits, dots, dashes and underlines.
+pub fn is_model(asked: &str) -> bool {
+    let plain = |byte: u8| byte.is_ascii_lowercase() || byte.is_ascii_digit() || b"._-".contains(&byte);
+    (2..=64).contains(&asked.len()) && asked.as_bytes()[0].is_ascii_lowercase() && asked.bytes().all(plain)
+}
+
 /// Lower-case hexadecimal digits in groups of 8, 4, 4, 4 and 12.
 fn is_uuid(text: &str) -> bool {
     let groups: Vec<&str> = text.split('-').collect();
@@ -95,6 +107,17 @@ mod tests {
         let gpu = gpu("cuda:3");
         assert!(gpu.serves("auto") && gpu.serves("cuda:3") && gpu.serves("GPU-1") && !gpu.serves("cuda:0") && !gpu.serves("cpu"));
         assert_eq!((gpu.inside(), Device::cpu().inside(), Device::unknown("cuda:3").inside()), ("cuda:0", "cpu", "cuda:3"));
+    }
+
+    #[test]
+    fn a_gpu_is_asked_for_by_its_model() {
+        let h200 = Device { product: Some("NVIDIA H200".into()), ..gpu("cuda:0") };
+        let a100 = Device { product: Some("NVIDIA A100-SXM4-80GB".into()), ..gpu("cuda:1") };
+        assert!(h200.serves("h200") && !h200.serves("a100-sxm4-80gb") && a100.serves("a100-sxm4-80gb"));
+        for device in [h200, a100] {
+            assert!(is_model(&device.model().unwrap()));
+        }
+        assert!(!Device::cpu().serves("h200") && !is_model("H200") && !is_model("h") && !is_model(""));
     }
 
     #[test]

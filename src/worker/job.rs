@@ -4,28 +4,29 @@
 
 mod deep;
 
-use std::{fs, io, path::Path, time::Duration};
+use std::{fs, io, path::Path, sync::Arc, time::Duration};
 
 use tokio::{sync::mpsc, time::Instant};
 use tokio_util::sync::CancellationToken;
 
 use super::{
-    Context, offline,
-    steps::{Ended, Steps, now},
+    offline,
+    order::{Gathered, Order},
+    steps::{Ended, Steps, Told, now},
 };
 use crate::{
-    analyze::choose::Choice,
+    analyze::{choose::Choice, device::Devices},
     artifact::{
         inputs,
         journal::{Journal, JournalEvent},
         layout, manifest,
     },
-    collect::{ChildLine, CollectError, Ended as ChildEnded, Leash, Pass, space::Space},
+    collect::{ChildLine, CollectError, Collector, Ended as ChildEnded, Leash, Pass, space::Space},
     model::ModelSpec,
     profiling::Profiling,
-    run::{Dtype, Finding, RunState, Severity, Step, StepState},
+    run::{Dtype, Finding, RunSpec, RunState, Severity, Step, StepRecord, StepState},
     runner::{self, RunnerRequest},
-    store::{Claimed, Outcome},
+    store::Outcome,
     trace::device::Device,
 };
 
@@ -33,47 +34,111 @@ use crate::{
 #[derive(Debug)]
 struct Stop(Ended);
 
-/// Carries one run from claim to report, and says how it ended. `halt` ends it early, whatever it is doing.
-pub async fn execute(run: &Claimed, device: &Device, cx: &Context, halt: &CancellationToken) -> Outcome {
-    let dir = cx.runs.join(run.id.to_string());
-    let journal = match make_folder(&dir, run).and_then(|()| Journal::open(&dir)) {
+/// What a job has besides its order: the tools of the host that it is on, and the peaks of known devices.
+#[derive(Debug, Clone)]
+pub struct Host {
+    pub collector: Arc<Collector>,
+    pub devices: Arc<Devices>,
+}
+
+/// Carries one run from its beginning to its report in the folder `dir`, and says how it ended. `halt` ends it early, whatever it is
+/// doing.
+pub async fn execute(order: &Order, dir: &Path, device: &Device, host: &Host, halt: &CancellationToken) -> Outcome {
+    let mut job = match Job::begin(order, dir, device, host, halt) {
+        Ok(job) => job,
+        Err(message) => return lost(message),
+    };
+    let stopped = match job.gather().await {
+        Ok(()) => job.analyze().await.err(),
+        Err(stop) => Some(stop),
+    };
+    job.outcome(stopped).await
+}
+
+/// Carries one run up to its analysis, and keeps in its folder what [`conclude`] goes on from.
+pub async fn gather(
+    order: &Order,
+    dir: &Path,
+    device: &Device,
+    host: &Host,
+    halt: &CancellationToken,
+) -> Result<Gathered, String> {
+    let mut job = Job::begin(order, dir, device, host, halt)?;
+    let stopped = job.gather().await.err().map(|Stop(ended)| ended);
+    Ok(Gathered { attempt: order.attempt, stopped, findings: job.findings })
+}
+
+/// Analyses and reports a run that [`gather`] left, perhaps on another machine. Needs no GPU.
+pub async fn conclude(order: &Order, gathered: Gathered, dir: &Path, host: &Host, halt: &CancellationToken) -> Outcome {
+    let mut told = Told::default();
+    let journal = match told.look(dir).and_then(|_| Journal::open(dir)) {
         Ok(journal) => journal,
-        Err(error) => return lost(format!("cannot make the run's folder: {error}")),
+        Err(error) => return lost(format!("cannot read the run's journal: {error}")),
     };
-    journal.write(&JournalEvent::Attempt { attempt: run.attempt, at: now() });
-    let stored = run.spec.profiling.as_ref().or(cx.presets.get(&run.spec.mode));
-    let Some(settings) = stored.cloned() else { return lost(format!("mode {} is no longer configured", run.spec.mode)) };
-    let mut job = Job {
-        run,
-        settings,
-        device,
-        cx,
-        halt,
-        dir: &dir,
-        deadline: Instant::now() + Duration::from_secs(run.spec.timeout_s.min(cx.config.limits.run_s).into()),
-        steps: Steps::new(run, &cx.store, journal.clone()),
-        journal,
-        findings: Vec::new(),
+    let device = Device::cpu();
+    let mut job = Job::new(order, dir, &device, host, halt, journal, told.records);
+    job.findings = gathered.findings;
+    let stopped = match gathered.stopped {
+        None => job.analyze().await.err(),
+        Some(ended) => Some(Stop(ended)),
     };
-    let stopped = job.carry().await.err();
     job.outcome(stopped).await
 }
 
 struct Job<'a> {
-    run: &'a Claimed,
+    order: &'a Order,
     settings: Profiling,
     device: &'a Device,
-    cx: &'a Context,
+    cx: &'a Host,
     halt: &'a CancellationToken,
     dir: &'a Path,
     deadline: Instant,
-    steps: Steps<'a>,
+    steps: Steps,
     journal: Journal,
     findings: Vec<Finding>,
 }
 
-impl Job<'_> {
-    async fn carry(&mut self) -> Result<(), Stop> {
+impl<'a> Job<'a> {
+    /// Makes the run's folder anew and begins its journal's next attempt.
+    fn begin(
+        order: &'a Order,
+        dir: &'a Path,
+        device: &'a Device,
+        cx: &'a Host,
+        halt: &'a CancellationToken,
+    ) -> Result<Self, String> {
+        let journal = make_folder(dir, &order.spec)
+            .and_then(|()| Journal::open(dir))
+            .map_err(|error| format!("cannot make the run's folder: {error}"))?;
+        journal.write(&JournalEvent::Attempt { attempt: order.attempt, at: now() });
+        Ok(Self::new(order, dir, device, cx, halt, journal, Vec::new()))
+    }
+
+    fn new(
+        order: &'a Order,
+        dir: &'a Path,
+        device: &'a Device,
+        cx: &'a Host,
+        halt: &'a CancellationToken,
+        journal: Journal,
+        records: Vec<StepRecord>,
+    ) -> Self {
+        Self {
+            order,
+            settings: order.profiling.clone(),
+            device,
+            cx,
+            halt,
+            dir,
+            deadline: Instant::now() + order.limit(),
+            steps: Steps::new(journal.clone(), records),
+            journal,
+            findings: Vec::new(),
+        }
+    }
+
+    /// Takes all steps that need the device.
+    async fn gather(&mut self) -> Result<(), Stop> {
         let request = self.preflight().await?;
         self.baseline(&request).await?;
         let chosen = if self.settings.nsys.enabled { self.nsys(&request).await } else { Vec::new() };
@@ -84,24 +149,23 @@ impl Job<'_> {
         if self.settings.gemm_log.enabled && !self.device.is_cpu() {
             self.products(&request).await;
         }
-        self.analyze().await
+        Ok(())
     }
 
     /// Looks at the host, resolves inputs and model, and keeps all of it before anything is started.
     async fn preflight(&mut self) -> Result<RunnerRequest, Stop> {
-        self.steps.begin(Step::Preflight).await;
+        self.steps.begin(Step::Preflight);
         let prepared = self.prepare().await;
         let ended = match &prepared {
             Ok(_) => Ended::well(),
             Err(message) => Ended::failed(message),
         };
-        self.steps.end(&ended).await;
+        self.steps.end(&ended);
         prepared.map_err(|_| Stop(ended))
     }
 
     async fn prepare(&mut self) -> Result<RunnerRequest, String> {
-        let spec = &self.run.spec;
-        let model = self.cx.models.get(&spec.model).ok_or_else(|| format!("model {} is no longer configured", spec.model))?;
+        let (spec, model) = (&self.order.spec, &self.order.model);
         let (leash, lines) = self.leash(Step::Preflight);
         let found = self.cx.collector.preflight(&self.settings, self.device, self.dir, &leash).await;
         drop(leash);
@@ -112,7 +176,7 @@ impl Job<'_> {
         if let Some(finding) = hopeless {
             return Err(finding.message);
         }
-        let (root, manifest) = (self.cx.inputs.clone(), spec.inputs_manifest.clone());
+        let (root, manifest) = (self.order.inputs.clone(), spec.inputs_manifest.clone());
         let (resolved, files) = tokio::task::spawn_blocking(move || {
             let resolved = inputs::read(&root, &manifest)?;
             let files = inputs::hash_images(&root, &resolved)?;
@@ -146,13 +210,13 @@ impl Job<'_> {
 
     /// The plain pass: the only source of reported timings, so a run without it has failed.
     async fn baseline(&mut self, request: &RunnerRequest) -> Result<(), Stop> {
-        self.steps.begin(Step::Baseline).await;
+        self.steps.begin(Step::Baseline);
         let (leash, lines) = self.leash(Step::Baseline);
         let pass = self.cx.collector.baseline(self.dir, request, &self.settings.nvml, &leash).await;
         drop(leash);
         lines.await.ok();
         let ended = self.settle(pass);
-        self.steps.end(&ended).await;
+        self.steps.end(&ended);
         if ended.state == StepState::Succeeded {
             self.publish_predictions().map_err(|why| Stop(Ended::failed(why)))
         } else {
@@ -162,7 +226,7 @@ impl Job<'_> {
 
     /// The pass under Nsight Systems; without it the run is partial. Returns the kernels whose counters are worth reading.
     async fn nsys(&mut self, request: &RunnerRequest) -> Vec<Choice> {
-        self.steps.begin(Step::Nsys).await;
+        self.steps.begin(Step::Nsys);
         let (mut leash, lines) = self.leash(Step::Nsys);
         if !self.device.is_cpu() && (self.settings.ncu.enabled || self.settings.gemm_log.enabled) {
             // A timeline that does not end leaves time for the passes after it.
@@ -183,7 +247,7 @@ impl Job<'_> {
                 }
             }
         }
-        self.steps.end(&ended).await;
+        self.steps.end(&ended);
         chosen
     }
 
@@ -218,19 +282,19 @@ impl Job<'_> {
 
     /// Reads back what the passes left, and writes tables and reports from it.
     async fn analyze(&mut self) -> Result<(), Stop> {
-        self.steps.begin(Step::Analyze).await;
+        self.steps.begin(Step::Analyze);
         let (dir, devices) = (self.dir.to_owned(), self.cx.devices.clone());
         let analyzed = blocking(move || offline::analyze(&dir, &devices)).await;
         let ended = analyzed.as_ref().map_or_else(Ended::failed, |_| Ended::well());
-        self.steps.end(&ended).await;
+        self.steps.end(&ended);
         let analyzed = analyzed.map_err(|_| Stop(ended))?;
 
-        self.findings = analyzed.findings(self.run.id);
-        self.steps.begin(Step::Report).await;
-        let (dir, id) = (self.dir.to_owned(), self.run.id);
+        self.findings = analyzed.findings(self.order.id);
+        self.steps.begin(Step::Report);
+        let (dir, id) = (self.dir.to_owned(), self.order.id);
         let written = blocking(move || analyzed.up_to_date(&dir)?.write(id, &dir)).await;
         let ended = written.map_or_else(Ended::failed, |()| Ended::well());
-        self.steps.end(&ended).await;
+        self.steps.end(&ended);
         if ended.state == StepState::Succeeded { Ok(()) } else { Err(Stop(ended)) }
     }
 
@@ -265,10 +329,10 @@ impl Job<'_> {
                 }
             }
         });
-        let grace = Duration::from_secs(self.cx.config.worker.grace_s.into());
-        let space = Space { dir: self.dir.to_owned(), most_bytes: self.cx.config.limits.run_bytes };
+        let grace = Duration::from_secs(self.order.grace_s.into());
+        let space = Space { dir: self.dir.to_owned(), most_bytes: self.order.limits.run_bytes };
         let (deadline, stop) = (self.deadline, self.halt.clone());
-        let leash = Leash { run: self.run.id, deadline, grace, stop, lines: Some(sender), space: Some(space) };
+        let leash = Leash { run: self.order.id, deadline, grace, stop, lines: Some(sender), space: Some(space) };
         (leash, lines)
     }
 
@@ -303,22 +367,22 @@ fn reject(path: &Path) {
 }
 
 /// An outcome without a folder to show for it.
-fn lost(message: String) -> Outcome {
+pub fn lost(message: String) -> Outcome {
     Outcome { state: RunState::Failed, failed_step: None, message: Some(message), findings: Vec::new(), artifacts: Vec::new() }
 }
 
-/// Makes the run's folder anew; of an earlier attempt only the journal stays.
-fn make_folder(dir: &Path, run: &Claimed) -> io::Result<()> {
+/// Makes the run's folder anew; of an earlier attempt only the journal stays, and what the executor keeps there.
+fn make_folder(dir: &Path, spec: &RunSpec) -> io::Result<()> {
     fs::create_dir_all(dir)?;
     for entry in fs::read_dir(dir)? {
         let path = entry?.path();
         if path.is_dir() {
             fs::remove_dir_all(path)?;
-        } else if !path.ends_with(layout::PROGRESS) {
+        } else if !layout::KEPT.iter().any(|kept| path.ends_with(kept)) {
             fs::remove_file(path)?;
         }
     }
-    fs::write(dir.join(layout::SPEC), serde_json::to_vec_pretty(&run.spec)?)
+    fs::write(dir.join(layout::SPEC), serde_json::to_vec_pretty(spec)?)
 }
 
 fn default_dtype(model: &ModelSpec, device: &Device) -> Dtype {

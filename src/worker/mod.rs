@@ -1,16 +1,21 @@
 //! Carries runs: a worker per device claims, works, renews, and gives back what it holds when the service stops.
 //!
-//! Knows nothing of HTTP. What a run does is told in `job`; who does it, and until when, in `pool`.
+//! Knows nothing of HTTP. What a run does is told in `job`; who does it in `pool`, and until when in `carry`.
 
+mod carry;
 pub mod doctor;
+pub mod execute;
+pub mod executor;
 mod job;
 pub mod offline;
+mod order;
 mod pool;
 mod recovery;
 mod steps;
 
-use std::{path::PathBuf, sync::Arc};
+use std::{path::PathBuf, sync::Arc, time::Duration};
 
+pub use job::Host;
 pub use pool::Pool;
 pub use recovery::recover;
 use tokio::sync::Notify;
@@ -41,4 +46,11 @@ pub struct Context {
     pub queued: Arc<Notify>,
     /// Told when a running run is to be cancelled.
     pub cancelled: Arc<Notify>,
+}
+
+impl Context {
+    /// How long a worker holds a run without renewing.
+    fn lease(&self) -> Duration {
+        Duration::from_secs(self.config.worker.lease_s.into())
+    }
 }

@@ -1,21 +1,25 @@
-//! One worker per device: it claims a run, carries it while renewing the lease, and finishes it or gives it back.
+//! Who claims runs: a worker per device, or one that hands runs to a scheduler in the order of the queue.
 //!
-//! Exactly one run at a time per device. A worker never decides what a run does; see [`super::job`].
+//! A device has exactly one run at a time. What becomes of a claimed run is told in [`super::carry`].
 
-use std::{pin::pin, time::Duration};
+use std::{pin::pin, sync::Arc, time::Duration};
 
-use tokio::task::JoinSet;
+use tokio::{
+    sync::{Semaphore, oneshot},
+    task::JoinSet,
+};
 use tokio_util::sync::CancellationToken;
 
-use super::{Context, job};
+use super::{Context, carry::carry, executor::Executor};
 use crate::{
-    run::RunState,
-    store::{Claimed, Outcome, Renewal, StoreError},
+    store::{Claimed, StoreError},
     trace::device::Device,
 };
 
 /// How long an idle worker waits before it looks again by itself; it is woken when a run arrives.
 const IDLE: Duration = Duration::from_secs(1);
+/// How often jobs are looked through for those whose run has ended.
+const ORPHANS: Duration = Duration::from_secs(15);
 
 /// The workers of this service.
 #[derive(Debug)]
@@ -24,22 +28,23 @@ pub struct Pool {
     stop: CancellationToken,
 }
 
-/// Why a run that a worker carries has to stop before its end.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Interrupted {
-    Cancelled,
-    LeaseLost,
-    ServiceStops,
-}
-
 impl Pool {
-    /// Starts one worker per device.
-    pub fn start(cx: &Context, devices: &[Device]) -> Self {
+    /// Starts one worker per device, which serves runs that ask for it by any of its names.
+    pub fn of_devices<E: Executor>(cx: &Context, executor: &Arc<E>, devices: &[Device]) -> Self {
         let stop = CancellationToken::new();
         let mut workers = JoinSet::new();
         for device in devices {
-            workers.spawn(work(cx.clone(), device.clone(), stop.clone()));
+            workers.spawn(work(cx.clone(), Arc::clone(executor), device.clone(), stop.clone()));
         }
+        Self { workers, stop }
+    }
+
+    /// Starts to hand runs that ask for one of `names` to a scheduler, `most` at a time.
+    pub fn of_jobs<E: Executor>(cx: &Context, executor: &Arc<E>, most: usize, names: &[String]) -> Self {
+        let stop = CancellationToken::new();
+        let mut workers = JoinSet::new();
+        workers.spawn(hand_over(cx.clone(), Arc::clone(executor), most, names.to_vec(), stop.clone()));
+        workers.spawn(end_orphans(cx.clone(), Arc::clone(executor), stop.clone()));
         Self { workers, stop }
     }
 
@@ -50,105 +55,86 @@ impl Pool {
     }
 }
 
-/// Claims and carries runs until told to stop.
-async fn work(cx: Context, device: Device, stop: CancellationToken) {
-    let worker = device.worker(&format!("{}:{}", std::process::id(), uuid::Uuid::now_v7()));
-    let lease = Duration::from_secs(cx.config.worker.lease_s.into());
+/// Claims and carries runs, one at a time, until told to stop.
+async fn work<E: Executor>(cx: Context, executor: Arc<E>, device: Device, stop: CancellationToken) {
+    let worker = unique(&device);
+    let names: Vec<String> = device.names().into_iter().map(str::to_owned).chain(device.model()).collect();
+    while let Some(run) = next(&cx, &worker, &names, &stop).await {
+        carry(&run, &device, &cx, &*executor, None, &stop).await;
+    }
+}
+
+/// Claims runs and has each carried out beside the others. The next one is claimed when the one before it was submitted or could not
+/// be, so that the scheduler gets them in the order of the queue.
+async fn hand_over<E: Executor>(cx: Context, executor: Arc<E>, most: usize, names: Vec<String>, stop: CancellationToken) {
+    let (free, scheduler) = (Arc::new(Semaphore::new(most)), Device::unknown("job"));
+    let mut runs = JoinSet::new();
+    while let Some(Ok(place)) = tokio::select! {
+        place = Arc::clone(&free).acquire_owned() => Some(place),
+        () = stop.cancelled() => None,
+    } {
+        let Some(run) = next(&cx, &unique(&scheduler), &names, &stop).await else { break };
+        let (cx, executor, scheduler, stop) = (cx.clone(), Arc::clone(&executor), scheduler.clone(), stop.clone());
+        let (submitted, turn) = oneshot::channel();
+        runs.spawn(async move {
+            carry(&run, &scheduler, &cx, &*executor, Some(submitted), &stop).await;
+            drop(place);
+        });
+        turn.await.ok();
+        while runs.try_join_next().is_some() {}
+    }
+    while runs.join_next().await.is_some() {}
+}
+
+/// A name that no worker had before.
+fn unique(device: &Device) -> String {
+    device.worker(&format!("{}:{}", std::process::id(), uuid::Uuid::now_v7()))
+}
+
+/// Waits for a run to claim; `None` when told to stop.
+async fn next(cx: &Context, worker: &str, names: &[String], stop: &CancellationToken) -> Option<Claimed> {
+    let names: Vec<&str> = names.iter().map(String::as_str).collect();
     while !stop.is_cancelled() {
         // Listening before looking: a run queued in between still wakes us.
         let mut woken = pin!(cx.queued.notified());
         woken.as_mut().enable();
-        match recover_and_claim(&cx, &worker, &device, lease).await {
-            Ok(Some(run)) => carry(&run, &device, &cx, lease, &stop).await,
-            nothing => {
-                if let Err(error) = nothing {
-                    tracing::error!(error = %crate::chain(&error), "cannot claim a run");
-                }
-                tokio::select! {
-                    () = woken => {}
-                    () = tokio::time::sleep(IDLE) => {}
-                    () = stop.cancelled() => {}
-                }
-            }
-        }
-    }
-}
-
-async fn recover_and_claim(cx: &Context, worker: &str, device: &Device, lease: Duration) -> Result<Option<Claimed>, StoreError> {
-    super::recover(cx, false).await?;
-    cx.store.claim(worker, &device.names(), lease).await
-}
-
-/// Carries one run to its end, or to the point where it must be let go.
-#[tracing::instrument(skip_all, fields(run = %run.id, attempt = run.attempt, device = device.name))]
-async fn carry(run: &Claimed, device: &Device, cx: &Context, lease: Duration, stop: &CancellationToken) {
-    tracing::info!(model = run.spec.model, mode = %run.spec.mode, "run begins");
-    let halt = CancellationToken::new();
-    let mut job = pin!(job::execute(run, device, cx, &halt));
-    let mut interrupted = None;
-    let outcome = loop {
-        tokio::select! {
-            outcome = &mut job => break outcome,
-            why = guard(run, cx, lease, stop), if interrupted.is_none() => {
-                tracing::info!(?why, "run is interrupted");
-                interrupted = Some(why);
-                halt.cancel();
-            }
-        }
-    };
-    match settle(run, cx, interrupted, outcome).await {
-        Ok(state) => tracing::info!(state, "run ends"),
-        Err(error) => tracing::error!(error = %crate::chain(&error), "cannot keep how the run ended; its lease will run out"),
-    }
-}
-
-/// Keeps how a run ended; says it in a word.
-async fn settle(
-    run: &Claimed,
-    cx: &Context,
-    interrupted: Option<Interrupted>,
-    outcome: Outcome,
-) -> Result<&'static str, StoreError> {
-    // A run that came to its end before the interruption reached it has ended as it did.
-    let ended = matches!(outcome.state, RunState::Succeeded | RunState::Partial);
-    match interrupted {
-        Some(Interrupted::LeaseLost) => return Ok("lost"),
-        Some(Interrupted::ServiceStops) if !ended => {
-            return Ok(if cx.store.release(run).await? { "given back" } else { "lost" });
-        }
-        Some(Interrupted::ServiceStops | Interrupted::Cancelled) | None => {}
-    }
-    let cancelled = interrupted == Some(Interrupted::Cancelled) && !ended;
-    let outcome = if cancelled {
-        Outcome { state: RunState::Cancelled, failed_step: None, message: Some("cancelled while running".into()), ..outcome }
-    } else {
-        outcome
-    };
-    Ok(if cx.store.finish(run, &outcome).await? { outcome.state.as_str() } else { "lost" })
-}
-
-/// Renews the lease until the run has to stop, and says why.
-async fn guard(run: &Claimed, cx: &Context, lease: Duration, stop: &CancellationToken) -> Interrupted {
-    let mut misses = 0;
-    loop {
-        let mut woken = pin!(cx.cancelled.notified());
-        woken.as_mut().enable();
-        match cx.store.renew(run, lease).await {
-            Ok(Renewal::Kept) => misses = 0,
-            Ok(Renewal::CancelRequested) => return Interrupted::Cancelled,
-            Ok(Renewal::Lost) => return Interrupted::LeaseLost,
-            Err(error) => {
-                tracing::warn!(error = %crate::chain(&error), "cannot renew the lease");
-                misses += 1;
-                if misses >= 3 {
-                    return Interrupted::LeaseLost;
-                }
-            }
+        match recover_and_claim(cx, worker, &names).await {
+            Ok(Some(run)) => return Some(run),
+            Ok(None) => {}
+            Err(error) => tracing::error!(error = %crate::chain(&error), "cannot claim a run"),
         }
         tokio::select! {
             () = woken => {}
-            () = tokio::time::sleep(lease / 3) => {}
-            () = stop.cancelled() => return Interrupted::ServiceStops,
+            () = tokio::time::sleep(IDLE) => {}
+            () = stop.cancelled() => {}
+        }
+    }
+    None
+}
+
+async fn recover_and_claim(cx: &Context, worker: &str, names: &[&str]) -> Result<Option<Claimed>, StoreError> {
+    super::recover(cx, false).await?;
+    cx.store.claim(worker, names, cx.lease()).await
+}
+
+/// Ends jobs whose run has ended: it was cancelled while no service looked, or its job was begun twice.
+async fn end_orphans<E: Executor>(cx: Context, executor: Arc<E>, stop: CancellationToken) {
+    loop {
+        match executor.jobs().await {
+            Ok(jobs) => {
+                for id in jobs {
+                    // A run that this service does not know may be another's.
+                    let ended = cx.store.run(id).await.is_ok_and(|run| run.is_some_and(|run| run.state.is_final()));
+                    if ended && let Err(error) = executor.cancel(id).await {
+                        tracing::warn!(run = %id, error = %crate::chain(&error), "cannot end the job of a run that has ended");
+                    }
+                }
+            }
+            Err(error) => tracing::warn!(error = %crate::chain(&error), "cannot list jobs"),
+        }
+        tokio::select! {
+            () = tokio::time::sleep(ORPHANS) => {}
+            () = stop.cancelled() => return,
         }
     }
 }

@@ -1,10 +1,17 @@
 //! After a worker is gone: its processes are ended, its runs wait again.
 
 use super::Context;
-use crate::{collect::sweep, store::StoreError};
+use crate::{collect::sweep, config::ExecutorKind, store::StoreError};
 
 /// Queues again the runs whose lease is over (`all`: every running one), after ending the processes they left.
 pub async fn recover(cx: &Context, all: bool) -> Result<(), StoreError> {
+    if cx.config.executor.kind == ExecutorKind::Slurm {
+        // Their jobs go on: whoever claims such a run finds its job by name.
+        for id in cx.store.give_back(all).await? {
+            tracing::info!(run = %id, "the run's job is looked for again");
+        }
+        return Ok(());
+    }
     let abandoned = cx.store.abandoned(all).await?;
     if abandoned.is_empty() {
         return Ok(());

@@ -1,13 +1,21 @@
-//! The steps of one run, kept as they happen: in the journal for those who follow, in the store for those who ask.
+//! The steps of one run, told in its journal as they happen, and read back from there by whoever follows it.
+//!
+//! Knows no database: a run's steps are the same whether it is carried out in this process or on another machine.
+
+use std::{io, path::Path};
+
+use serde::{Deserialize, Serialize};
 
 use crate::{
-    artifact::journal::{Journal, JournalEvent},
+    artifact::journal::{self, Journal, JournalEvent, Position},
     run::{Step, StepRecord, StepState},
-    store::{Claimed, Store},
 };
 
+/// Events read at once.
+const BATCH: usize = 500;
+
 /// How a step ended.
-#[derive(Debug, Clone, PartialEq)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Ended {
     pub state: StepState,
     pub exit_code: Option<i32>,
@@ -34,16 +42,15 @@ impl Ended {
 
 /// The steps of one run so far.
 #[derive(Debug)]
-pub struct Steps<'a> {
-    run: &'a Claimed,
-    store: &'a Store,
+pub struct Steps {
     journal: Journal,
     records: Vec<StepRecord>,
 }
 
-impl<'a> Steps<'a> {
-    pub fn new(run: &'a Claimed, store: &'a Store, journal: Journal) -> Self {
-        Self { run, store, journal, records: Vec::new() }
+impl Steps {
+    /// Goes on after `records`: none where the run begins.
+    pub fn new(journal: Journal, records: Vec<StepRecord>) -> Self {
+        Self { journal, records }
     }
 
     pub fn records(&self) -> &[StepRecord] {
@@ -56,43 +63,87 @@ impl<'a> Steps<'a> {
     }
 
     /// Marks a step as begun.
-    pub async fn begin(&mut self, step: Step) {
+    pub fn begin(&mut self, step: Step) {
         tracing::info!(%step, "step begins");
-        self.records.push(StepRecord {
-            step,
-            state: StepState::Running,
-            started_at: now(),
-            ended_at: None,
-            exit_code: None,
-            message: None,
-        });
-        self.keep().await;
+        let record =
+            StepRecord { step, state: StepState::Running, started_at: now(), ended_at: None, exit_code: None, message: None };
+        self.journal.write(&JournalEvent::Step { step: record.clone() });
+        self.records.push(record);
     }
 
     /// Marks the last step as ended.
-    pub async fn end(&mut self, ended: &Ended) {
-        if let Some(record) = self.records.last_mut() {
-            tracing::info!(step = %record.step, state = %ended.state, message = ended.message, "step ends");
-            record.state = ended.state;
-            record.ended_at = Some(now());
-            record.exit_code = ended.exit_code;
-            record.message.clone_from(&ended.message);
+    pub fn end(&mut self, ended: &Ended) {
+        let Some(record) = self.records.last_mut() else { return };
+        tracing::info!(step = %record.step, state = %ended.state, message = ended.message, "step ends");
+        record.state = ended.state;
+        record.ended_at = Some(now());
+        record.exit_code = ended.exit_code;
+        record.message.clone_from(&ended.message);
+        self.journal.write(&JournalEvent::Step { step: record.clone() });
+    }
+}
+
+/// The steps of a run's last attempt, as its journal tells them to whoever follows it.
+#[derive(Debug, Default)]
+pub struct Told {
+    position: Position,
+    pub records: Vec<StepRecord>,
+}
+
+impl Told {
+    /// Reads what is new in the journal of the run in `dir`, and says whether steps changed.
+    pub fn look(&mut self, dir: &Path) -> io::Result<bool> {
+        let mut changed = false;
+        loop {
+            let events = journal::read_from(dir, &mut self.position, BATCH)?;
+            let whole = events.len() < BATCH;
+            for (_, event) in events {
+                changed |= self.take(event);
+            }
+            if whole {
+                return Ok(changed);
+            }
         }
-        self.keep().await;
     }
 
-    /// Keeps the last step. That it could not be kept is logged: the step itself is not to blame.
-    async fn keep(&self) {
-        let Some((position, record)) = self.records.iter().enumerate().next_back() else { return };
-        self.journal.write(&JournalEvent::Step { step: record.clone() });
-        let position = u32::try_from(position).unwrap_or(u32::MAX);
-        if let Err(error) = self.store.save_step(self.run, position, record).await {
-            tracing::error!(error = %crate::chain(&error), "cannot keep a step");
+    fn take(&mut self, event: JournalEvent) -> bool {
+        match event {
+            JournalEvent::Attempt { .. } => self.records.clear(),
+            JournalEvent::Step { step } => match self.records.last_mut() {
+                Some(last) if last.step == step.step => *last = step,
+                _ => self.records.push(step),
+            },
+            _ => return false,
         }
+        true
     }
 }
 
 /// Now, as RFC 3339 in UTC.
 pub fn now() -> String {
     format!("{:.3}", jiff::Timestamp::now())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn whoever_follows_knows_the_steps_of_the_last_attempt() {
+        let dir = tempfile::tempdir().unwrap();
+        let journal = Journal::open(dir.path()).unwrap();
+        let mut told = Told::default();
+        assert!(!told.look(dir.path()).unwrap());
+        for attempt in 1..=2 {
+            journal.write(&JournalEvent::Attempt { attempt, at: now() });
+            let mut steps = Steps::new(journal.clone(), Vec::new());
+            steps.begin(Step::Preflight);
+            steps.end(&Ended::well());
+            steps.begin(Step::Baseline);
+            assert!(told.look(dir.path()).unwrap());
+            assert_eq!(told.records, steps.records());
+        }
+        journal.log(Step::Baseline, "no step");
+        assert!(!told.look(dir.path()).unwrap());
+    }
 }

@@ -109,6 +109,7 @@ impl Api {
             models: Arc::new(config::models(None).unwrap()),
             presets: Arc::new(config::profiling(None).unwrap()),
             devices: [Device::cpu()].into(),
+            accepts: Default::default(),
             doctor,
             queued: Arc::default(),
             cancelled: Arc::default(),

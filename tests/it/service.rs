@@ -5,6 +5,7 @@ use std::{
     os::unix::fs::PermissionsExt,
     path::{Path, PathBuf},
     process::{Child, Command, Stdio},
+    time::Duration,
 };
 
 use nix::{
@@ -15,6 +16,9 @@ use serde_json::{Value, json};
 
 pub const LLMPROF: &str = env!("CARGO_BIN_EXE_llmprof");
 pub const RUNNER: &str = env!("CARGO_BIN_EXE_model-runner");
+
+/// How long a run may take to do what a test waits for: machines that build are slow.
+const PATIENCE: Duration = Duration::from_secs(300);
 
 /// A service on a free loopback port; killed when dropped.
 pub struct Service {
@@ -80,6 +84,13 @@ impl Service {
 
     /// Follows a run's events until one satisfies `wanted`, or the stream ends with the run; returns all that came.
     pub async fn follow(&self, id: &str, wanted: impl Fn(&Value) -> bool) -> Vec<Value> {
+        match tokio::time::timeout(PATIENCE, self.until(id, wanted)).await {
+            Ok(events) => events,
+            Err(_) => panic!("waited in vain for {:#}", self.json(&format!("/runs/{id}")).await),
+        }
+    }
+
+    async fn until(&self, id: &str, wanted: impl Fn(&Value) -> bool) -> Vec<Value> {
         let mut response = self.get(&format!("/runs/{id}/events")).await;
         assert_eq!(response.status(), 200);
         let (mut events, mut buffer) = (Vec::new(), Vec::new());

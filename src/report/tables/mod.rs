@@ -7,6 +7,7 @@ mod device;
 mod overview;
 mod power;
 mod roofline;
+mod step;
 mod traced;
 mod work;
 
@@ -15,6 +16,7 @@ pub use device::{counters, gemms};
 pub use overview::{aggregates, environment, mfu, stages};
 pub use power::{power, power_csv};
 pub use roofline::{operator_mfu, regions, roofline};
+pub use step::{decode_step, step_slices};
 pub use traced::{api_calls, classes, ranges, stage_gpu};
 pub use work::{kernels, operators};
 

@@ -86,12 +86,12 @@ impl Job<'_> {
 
     /// The passes under Nsight Compute, one per stage, over the kernels chosen.
     pub(super) async fn counters(&mut self, request: &RunnerRequest, choices: &[Choice]) {
-        self.steps.begin(Step::Ncu).await;
+        self.steps.begin(Step::Ncu);
         let (leash, lines) = self.leash(Step::Ncu);
         let ended = self.profile_stages(request, choices, &leash).await;
         drop(leash);
         lines.await.ok();
-        self.steps.end(&ended).await;
+        self.steps.end(&ended);
     }
 
     async fn profile_stages(&mut self, request: &RunnerRequest, choices: &[Choice], leash: &Leash) -> Ended {
@@ -173,7 +173,7 @@ impl Job<'_> {
 
     /// The passes with the libraries' logs on.
     pub(super) async fn products(&mut self, request: &RunnerRequest) {
-        self.steps.begin(Step::GemmLog).await;
+        self.steps.begin(Step::GemmLog);
         let (leash, lines) = self.leash(Step::GemmLog);
         let pass = self.cx.collector.gemm_log(self.dir, request, &self.settings.gemm_log, &leash).await;
         drop(leash);
@@ -203,7 +203,7 @@ impl Job<'_> {
                 reject(&self.dir.join(layout::GEMM_LOG).join(pass).join(log));
             }
         }
-        self.steps.end(&ended).await;
+        self.steps.end(&ended);
     }
 }
 

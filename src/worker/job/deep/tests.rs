@@ -8,11 +8,11 @@ use super::*;
 use crate::{
     artifact::journal::Journal,
     collect::Collector,
-    config::{self, Config},
+    config::{self, Config, Limits},
+    profiling::Profiling,
     run::{Mode, RunId, RunSpec, StepRecord},
-    store::{Claimed, Store},
     trace::device::Device,
-    worker::{Context, steps::Steps},
+    worker::{job::Host, order::Order, steps::Steps},
 };
 
 const RUNNER: &str = r#"
@@ -54,7 +54,8 @@ fn write_program(folder: &Path, name: &str, lines: &str) -> PathBuf {
 /// A host with these tools, and what they hand out.
 struct Bench {
     dir: tempfile::TempDir,
-    cx: Context,
+    cx: Host,
+    limits: Limits,
 }
 
 impl Bench {
@@ -76,19 +77,9 @@ impl Bench {
             isolate: false,
             ..Collector::new(program("runner", RUNNER))
         };
-        let cx = Context {
-            store: Store::open(&dir.path().join("llmprof.db")).await.unwrap(),
-            runs: dir.path().join("runs"),
-            inputs: dir.path().to_owned(),
-            models: Arc::new(config::models(None).unwrap()),
-            presets: Arc::new(config::profiling(None).unwrap()),
-            devices: Arc::new(config::devices().unwrap()),
-            config: Arc::new(Config::load(None, std::iter::empty()).unwrap()),
-            collector: Arc::new(collector),
-            queued: Arc::default(),
-            cancelled: Arc::default(),
-        };
-        Self { dir, cx }
+        let cx = Host { collector: Arc::new(collector), devices: Arc::new(config::devices().unwrap()) };
+        let limits = Config::load(None, std::iter::empty()).unwrap().limits;
+        Self { dir, cx, limits }
     }
 
     /// Takes the timeline and the deep steps of a run on a GPU; its steps and findings.
@@ -108,7 +99,8 @@ impl Bench {
             priority: 0,
             profiling: None,
         };
-        let model = self.cx.models["deepseek-ocr-tiny"].clone();
+        let model = config::models(None).unwrap()["deepseek-ocr-tiny"].clone();
+        let order_model = model.clone();
         let request = RunnerRequest {
             dtype: model.dtype,
             model,
@@ -127,20 +119,32 @@ impl Bench {
             target: None,
             extracted: false,
         };
-        let run = Claimed { id: RunId::now(), spec, attempt: 1, worker: "test".into() };
+        let order = Order {
+            id: RunId::now(),
+            attempt: 1,
+            spec,
+            profiling: Profiling::bundled(Mode::Deep).unwrap(),
+            model: order_model,
+            inputs: self.dir.path().to_owned(),
+            devices: vec![],
+            gpus: 0,
+            tools: Config::load(None, std::iter::empty()).unwrap().tools,
+            limits: self.limits.clone(),
+            grace_s: 10,
+        };
         let dir = self.run_dir();
         fs::create_dir_all(dir.join(layout::BASELINE)).unwrap();
         fs::write(dir.join(layout::BASELINE).join(runner::EVENTS), events("7,8,9")).unwrap();
         let (journal, halt) = (Journal::open(&dir).unwrap(), CancellationToken::new());
         let mut job = Job {
-            run: &run,
-            settings: self.cx.presets[&Mode::Deep].clone(),
+            order: &order,
+            settings: order.profiling.clone(),
             device: &Device::unknown("cuda:0"),
             cx: &self.cx,
             halt: &halt,
             dir: &dir,
             deadline: Instant::now() + Duration::from_secs(60),
-            steps: Steps::new(&run, &self.cx.store, journal.clone()),
+            steps: Steps::new(journal.clone(), Vec::new()),
             journal,
             findings: Vec::new(),
         };
@@ -349,9 +353,7 @@ async fn a_run_that_grows_too_large_loses_the_pass_that_did_it_and_no_other() {
     let mut bench = Bench::new(NCU).await;
     let nsys = NSYS.replace("echo report >", "head -c 40000000 /dev/zero >");
     bench.replace("nsys", &nsys);
-    let mut config = Config::clone(&bench.cx.config);
-    config.limits.run_bytes = 30_000_000;
-    bench.cx.config = Arc::new(config);
+    bench.limits.run_bytes = 30_000_000;
     let (steps, findings) = bench.deep(LIMIT).await;
     assert_eq!(
         told(&steps),

@@ -1,0 +1,78 @@
+#!/usr/bin/env python3
+"""How the store and the list endpoints stand 100,000 runs: bench/scale.py LLMPROF [RUNS]
+
+Starts the given `llmprof serve` paused on an empty folder, submits RUNS runs from 16 connections, then asks each endpoint 200 times, one
+request at a time: the first page, a deep page, filters that match much and little, one run. Prints one row each: median and p99 in ms.
+Standard library alone.
+"""
+import http.client, json, os, pathlib, statistics, subprocess, sys, tempfile, threading, time
+
+llmprof, runs = sys.argv[1], int(sys.argv[2]) if len(sys.argv) > 2 else 100_000
+port, clients, asked = 18490, 16, 200
+
+
+def connect():
+    return http.client.HTTPConnection("127.0.0.1", port, timeout=60)
+
+
+def call(connection, method, path, body=None):
+    connection.request(method, path, body, {"Content-Type": "application/json"} if body else {})
+    answer = connection.getresponse()
+    text = answer.read()
+    assert answer.status in (200, 202), (path, answer.status, text)
+    return json.loads(text)
+
+
+def submit(part):
+    connection = connect()
+    for number in range(part, runs, clients):
+        body = {"model": "llama-tiny" if number % 10 == 0 else "deepseek-ocr-tiny", "mode": "basic", "priority": number % 3,
+                "labels": [f"team-{number % 50}", "rare" if number % 10_000 == 0 else "usual"]}
+        call(connection, "POST", "/runs", json.dumps(body))
+
+
+with tempfile.TemporaryDirectory() as data:
+    env = {**os.environ, "LLMPROF__WORKER__PAUSED": "true", "LLMPROF_LOG": "error"}
+    server = subprocess.Popen([llmprof, "serve", "--listen", f"127.0.0.1:{port}", "--data", data], env=env, stdout=subprocess.PIPE)
+    try:
+        server.stdout.readline()
+        begun = time.time()
+        threads = [threading.Thread(target=submit, args=(part,)) for part in range(clients)]
+        [thread.start() for thread in threads]
+        [thread.join() for thread in threads]
+        took = time.time() - begun
+        size = sum(path.stat().st_size for path in pathlib.Path(data).glob("llmprof.db*"))
+        print(f"{runs} runs submitted in {took:.1f} s, {runs / took:.0f} per second; database {size / 1e6:.0f} MB")
+        connection = connect()
+        first = call(connection, "GET", "/runs?limit=1")["runs"][0]["run_id"]
+        cursor = first
+        deep = None
+        for _ in range(min(runs // 400, 250)):
+            page = call(connection, "GET", f"/runs?limit=200&cursor={cursor}")
+            cursor = page["next_cursor"] or cursor
+        deep = cursor
+        paths = {
+            "first page of 50": "/runs",
+            "page of 200": "/runs?limit=200",
+            "page of 50 in the middle": f"/runs?cursor={deep}",
+            "state=queued": "/runs?state=queued",
+            "state=failed, none": "/runs?state=failed",
+            "model of a tenth": "/runs?model=llama-tiny",
+            "label of a fiftieth": "/runs?label=team-7",
+            "label of ten runs": "/runs?label=rare",
+            "one run with its place in the queue": f"/runs/{first}",
+        }
+        for name, path in paths.items():
+            times = []
+            for _ in range(asked):
+                begun = time.perf_counter()
+                call(connection, "GET", path)
+                times.append((time.perf_counter() - begun) * 1e3)
+            times.sort()
+            print(f"| {name} | {statistics.median(times):.1f} | {times[int(asked * 0.99) - 1]:.1f} |")
+        for line in open(f"/proc/{server.pid}/status"):
+            if line.startswith(("VmRSS", "VmHWM")):
+                print(line.split(":")[0], f"{int(line.split()[1]) / 1024:.1f} MiB")
+    finally:
+        server.terminate()
+        server.wait()

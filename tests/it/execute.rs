@@ -1,0 +1,78 @@
+//! `llmprof execute`: a run from its folder alone, with neither service nor database.
+
+use std::{fs, path::Path, process::Command};
+
+use serde_json::{Value, json};
+
+use crate::service::{self, Service, Setup};
+
+fn execute(dir: &Path, parts: &[&str]) -> bool {
+    Command::new(service::LLMPROF).arg("execute").args(parts).arg("--run-dir").arg(dir).output().unwrap().status.success()
+}
+
+fn read(path: &Path) -> Value {
+    serde_json::from_slice(&fs::read(path).unwrap()).unwrap()
+}
+
+/// A folder with an order like that of a run which a service has carried out; the service is gone.
+async fn ordered(data: &Path) -> std::path::PathBuf {
+    let service = Service::start(data, &Setup::default());
+    let id = service.submit(json!({ "repeats": 1, "warmup": 0, "inputs_manifest": "inputs-small.yaml" })).await;
+    assert_eq!(service.end(&id).await["state"], "succeeded");
+    let spec = read(&service.run_dir(&id).join("spec.json"));
+    let request: Value = yaml_serde::from_str(&fs::read_to_string(service.run_dir(&id).join("config.yaml")).unwrap()).unwrap();
+    let order = json!({
+        "id": id, "attempt": 1, "profiling": spec["profiling"], "spec": spec, "model": request["model"], "inputs": data.join("samples"),
+        "devices": ["cpu"], "gpus": 1, "grace_s": 1, "tools": { "model_runner": service::RUNNER, "nsys": "none", "ncu": "none" },
+        "limits": { "log_bytes": 1_000_000, "free_bytes": 1, "run_bytes": 1_000_000_000, "run_s": 600 }
+    });
+    let dir = data.join("alone");
+    fs::create_dir(&dir).unwrap();
+    fs::write(dir.join("job.json"), order.to_string()).unwrap();
+    dir
+}
+
+#[tokio::test]
+async fn a_run_is_carried_out_from_its_folder_alone_and_not_twice() {
+    let data = tempfile::tempdir().unwrap();
+    let dir = ordered(data.path()).await;
+    assert!(execute(&dir, &[]));
+    let result = fs::read(dir.join("result.json")).unwrap();
+    assert_eq!(read(&dir.join("result.json"))["outcome"]["state"], "succeeded");
+    assert!(dir.join("report.md").is_file() && dir.join("manifest.json").is_file());
+    // A scheduler that begins the job again finds it done.
+    assert!(execute(&dir, &[]));
+    assert!(result == fs::read(dir.join("result.json")).unwrap());
+    let journal = fs::read_to_string(dir.join("progress.jsonl")).unwrap();
+    assert_eq!(journal.lines().filter(|line| line.contains(r#""event":"attempt""#)).count(), 1);
+}
+
+#[tokio::test]
+async fn what_needs_the_device_and_what_does_not_are_done_apart() {
+    let data = tempfile::tempdir().unwrap();
+    let dir = ordered(data.path()).await;
+    assert!(execute(&dir, &["--gather"]) && !dir.join("result.json").exists() && !dir.join("report.md").exists());
+    assert!(execute(&dir, &["--conclude"]));
+    assert_eq!(read(&dir.join("result.json"))["outcome"]["state"], "succeeded");
+    assert!(dir.join("report.md").is_file());
+}
+
+#[tokio::test]
+async fn an_analysis_without_anything_collected_leaves_the_run_to_be_begun_again() {
+    let data = tempfile::tempdir().unwrap();
+    let dir = ordered(data.path()).await;
+    assert!(!execute(&dir, &["--conclude"]));
+    let result = read(&dir.join("result.json"));
+    assert_eq!((&result["interrupted"], &result["outcome"]["state"]), (&json!(true), &json!("failed")));
+}
+
+#[test]
+fn a_folder_without_an_order_is_refused_in_one_line() {
+    let dir = tempfile::tempdir().unwrap();
+    let refused = Command::new(service::LLMPROF).args(["execute", "--run-dir"]).arg(dir.path()).output().unwrap();
+    assert!(!refused.status.success());
+    assert_eq!(
+        String::from_utf8(refused.stderr).unwrap(),
+        "llmprof: there is no job.json in the folder: it is no run that was ordered\n"
+    );
+}
