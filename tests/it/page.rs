@@ -7,7 +7,7 @@ use llmprof::{
     artifact::{journal::JournalEvent, manifest},
     config, http,
     run::{Finding, RunState, Severity, Step},
-    store::{Outcome, Role},
+    store::{Outcome, Role, audit::AuditLog},
 };
 use serde_json::{Value, json};
 use sha2::{Digest, Sha256};
@@ -328,6 +328,22 @@ async fn who_has_no_token_is_asked_for_one_and_comes_to_the_page_that_was_asked_
     assert!(left.header(header::SET_COOKIE).contains("Max-Age=0"));
     api.store.revoke_token("ann").await.unwrap();
     assert!(page(&api.ask(Method::GET, "/", &with, "").await, 401).contains("was revoked"));
+}
+
+#[tokio::test]
+async fn who_logged_in_and_who_tried_is_in_the_audit_log_without_the_token() {
+    let dir = tempfile::tempdir().unwrap();
+    let settings = config::Access { tokens: config::Asked::Required, ..Default::default() };
+    let access = http::Access::new(&settings, false, false, Some(AuditLog::open(dir.path()).unwrap()));
+    let api = Api::with(Arc::new(access)).await;
+    page(&post(&api, "/ui/login", &[], "token=llmprof_guess").await, 401);
+    login(&api, "ann", Role::Viewer).await;
+    let log = fs::read_to_string(dir.path().join("audit.jsonl")).unwrap();
+    let entries: Vec<Value> = log.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+    let told: Vec<_> = entries.iter().map(|it| (&it["who"], &it["action"], &it["status"])).collect();
+    let action = json!("POST /ui/login");
+    assert_eq!(told, [(&Value::Null, &action, &json!(401)), (&json!("ann"), &action, &json!(303))]);
+    assert!(!log.contains("llmprof_"), "{log}");
 }
 
 #[tokio::test]
