@@ -4,6 +4,7 @@
 
 pub mod hf;
 mod parameters;
+pub mod parts;
 mod presets;
 mod rope;
 mod validate;

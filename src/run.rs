@@ -2,38 +2,59 @@
 //!
 //! Plain values, open to every module. No files, no clock, no database.
 
+pub mod alignment;
+pub mod target;
+pub mod whole;
+
 use std::{collections::BTreeMap, fmt, str::FromStr};
 
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 use uuid::Uuid;
 
+use self::target::{AlignWith, MockChange, Target};
 use crate::profiling::Profiling;
 
-/// Identifies a run; version 7, so ids sort by the time of submission.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize, ToSchema)]
-#[serde(transparent)]
-#[schema(value_type = Uuid, example = "019a9f3e-6d1c-7c4e-9a51-3a8f0c2b7d10")]
-pub struct RunId(pub Uuid);
+/// Declares an id: a UUID of version 7, so ids sort by the time at which they were made.
+macro_rules! ids {
+    ($(#[$meta:meta])* $name:ident) => {
+        #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize, ToSchema)]
+        $(#[$meta])*
+        #[serde(transparent)]
+        pub struct $name(pub Uuid);
 
-impl RunId {
-    /// Makes the id of a run submitted now.
-    pub fn now() -> Self {
-        Self(Uuid::now_v7())
-    }
+        impl $name {
+            /// Makes the id of what is submitted now.
+            pub fn now() -> Self {
+                Self(Uuid::now_v7())
+            }
+        }
+
+        impl fmt::Display for $name {
+            fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                self.0.fmt(f)
+            }
+        }
+
+        impl FromStr for $name {
+            type Err = uuid::Error;
+            fn from_str(s: &str) -> Result<Self, Self::Err> {
+                s.parse().map(Self)
+            }
+        }
+    };
 }
 
-impl fmt::Display for RunId {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.0.fmt(f)
-    }
+ids! {
+    /// Identifies a run.
+    #[schema(value_type = Uuid, example = "019a9f3e-6d1c-7c4e-9a51-3a8f0c2b7d10")]
+    RunId
 }
 
-impl FromStr for RunId {
-    type Err = uuid::Error;
-    fn from_str(s: &str) -> Result<Self, Self::Err> {
-        s.parse().map(Self)
-    }
+ids! {
+    /// Identifies an alignment.
+    #[schema(value_type = Uuid, example = "019aa1c2-0f3b-7a60-8c1d-5b2e9d4f6a71")]
+    AlignmentId
 }
 
 /// Declares a word with one lower-case name per variant, the same in JSON, in the database and on the command line.
@@ -41,8 +62,8 @@ impl FromStr for RunId {
 /// The names are `tt`: the derive of the schema does not see a `literal` that went through a macro, and would show the variants.
 macro_rules! words {
     ($(#[$doc:meta])* $name:ident { $($(#[$vdoc:meta])* $variant:ident = $text:tt),+ $(,)? }) => {
-        $(#[$doc])*
         #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize, ToSchema)]
+        $(#[$doc])*
         pub enum $name { $($(#[$vdoc])* #[serde(rename = $text)] $variant),+ }
 
         impl $name {
@@ -122,6 +143,8 @@ words! {
         Nsys = "nsys",
         Ncu = "ncu",
         GemmLog = "gemm_log",
+        /// The part alone, held to the same part inside the whole model.
+        Align = "align",
         Analyze = "analyze",
         Report = "report",
     }
@@ -199,6 +222,15 @@ pub struct RunSpec {
     /// Every setting of the passes: the mode's, with the request's changes over them. Absent in runs that were stored without.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub profiling: Option<Profiling>,
+    /// The only part of the model that the run is about; the whole model when absent.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub target: Option<Target>,
+    /// What the part is aligned with; then the whole model is profiled, and the part beside it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub align_with: Option<AlignWith>,
+    /// What is different about the part that runs alone.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub mock: Option<MockChange>,
 }
 
 /// Where a run stands with a cluster's scheduler.

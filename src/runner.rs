@@ -38,6 +38,9 @@ pub struct RunnerRequest {
     /// Module path of the only part to run, `decoder.layers.3.self_attn`; the whole model when absent.
     #[serde(default)]
     pub target: Option<String>,
+    /// Positions of the prompt in place of the text's and the images'; of a part of a decoder alone.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub prompt_tokens: Option<u32>,
     /// Build the part's whole layer and take it out, instead of building the part alone.
     #[serde(default)]
     pub extracted: bool,

@@ -65,6 +65,13 @@ pub const GEMM_ALL: &str = "all";
 pub const CUBLAS_LOG: &str = "cublas.log";
 pub const CUBLASLT_LOG: &str = "cublaslt.log";
 
+/// A part of the model beside the whole: the part alone, and taken out of its layer; each with `baseline/`, `nsys/` and `logs/`.
+pub const MOCK: &str = "mock";
+pub const EXTRACTED: &str = "extracted";
+
+/// Stem of an alignment's reports, `alignment.json`, `.md`, `.html`; in the folder of a run with the stage behind it.
+pub const ALIGNMENT: &str = "alignment";
+
 pub const REPORT_MD: &str = "report.md";
 pub const REPORT_HTML: &str = "report.html";
 pub const REPORT_JSON: &str = "report.json";
@@ -128,6 +135,8 @@ pub fn step_of(path: &str) -> Option<Step> {
         REPORT_MD | REPORT_HTML | REPORT_JSON | SUMMARY_MD | OPERATORS_MD | KERNELS_MD | STAGES_JSON | POWER_JSON | POWER_CSV => {
             Some(Step::Report)
         }
+        MOCK | EXTRACTED => Some(Step::Align),
+        _ if first.starts_with(ALIGNMENT) => Some(Step::Align),
         TIMELINE | TABLES | POWER_SVG | ROOFLINE_CSV | MFU_CSV | REGIONS_CSV => Some(Step::Report),
         _ => None,
     }

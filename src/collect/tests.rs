@@ -75,6 +75,7 @@ impl Host {
             steady_ms: 0,
             ceilings: true,
             target: None,
+            prompt_tokens: None,
             extracted: false,
         }
     }

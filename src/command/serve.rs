@@ -136,6 +136,7 @@ impl Service {
             server.inputs.canonicalize().with_context(|| format!("cannot use the inputs folder {}", server.inputs.display()))?
         };
         let runs = make_folder(&data.join("runs"))?;
+        let alignments = make_folder(&data.join("alignments"))?;
         let models = Arc::new(config::models(given(&server.models))?);
         let presets = Arc::new(config::profiling(given(&server.profiling))?);
         let collector = Arc::new(Collector { state: Some(data.clone()), ..collector(&config.tools, &config.limits)? });
@@ -157,6 +158,7 @@ impl Service {
         let cx = worker::Context {
             store,
             runs,
+            alignments,
             inputs,
             models,
             presets,
@@ -167,11 +169,13 @@ impl Service {
             cancelled: Arc::new(Notify::new()),
         };
         worker::recover(&cx, true).await?;
+        cx.store.recover_alignments().await?;
         let closing = CancellationToken::new();
         let app = http::App {
             store: cx.store.clone(),
             access: Arc::new(access),
             runs: cx.runs.clone(),
+            alignments: cx.alignments.clone(),
             inputs: cx.inputs.clone(),
             models: Arc::clone(&cx.models),
             presets: Arc::clone(&cx.presets),

@@ -266,10 +266,17 @@ pub(super) async fn own(app: &App, caller: &Caller, id: RunId) -> Result<(), Api
     if caller.role == Role::Admin {
         return Ok(());
     }
-    let owner = app.store.owner(id).await?.ok_or_else(|| super::runs::unknown(id))?;
+    owned(caller, "run", app.store.owner(id).await?.ok_or_else(|| super::runs::unknown(id))?)
+}
+
+/// Refuses who is neither the owner of a thing nor an admin.
+pub(super) fn owned(caller: &Caller, thing: &str, owner: Option<String>) -> Result<(), ApiError> {
+    if caller.role == Role::Admin {
+        return Ok(());
+    }
     if owner.is_some() && owner == caller.name {
         return Ok(());
     }
     let owner = owner.map_or_else(|| "nobody".to_owned(), |owner| format!("{owner:?}"));
-    Err(ApiError::new(ErrorCode::Forbidden, format!("the run belongs to {owner}: its owner or an admin may do this")))
+    Err(ApiError::new(ErrorCode::Forbidden, format!("the {thing} belongs to {owner}: its owner or an admin may do this")))
 }

@@ -2,7 +2,7 @@
 //!
 //! A file is served only when the store lists it for the run, so no path from outside ever reaches the file system.
 
-use std::io;
+use std::{io, path::Path};
 
 use axum::{
     Json,
@@ -67,11 +67,11 @@ pub async fn download(State(app): State<App>, FilePath(id, path): FilePath, head
         let when = if run.state.is_final() { "" } else { "; its files are listed when it ends" };
         return Err(ApiError::new(ErrorCode::ArtifactNotFound, format!("the run left no {path}{when}")));
     };
-    send(&app, id, &artifact, &headers).await
+    send(&app.runs.join(id.to_string()), &artifact, &headers).await
 }
 
-/// Serves a file that the store lists.
-pub async fn send(app: &App, id: RunId, artifact: &ArtifactRecord, headers: &HeaderMap) -> Result<Response, ApiError> {
+/// Serves a file of `dir` that the store lists.
+pub async fn send(dir: &Path, artifact: &ArtifactRecord, headers: &HeaderMap) -> Result<Response, ApiError> {
     let etag = format!("\"{}\"", artifact.sha256);
     let given = |name: header::HeaderName| headers.get(name).and_then(|value| value.to_str().ok());
     let matches = |list: &str| {
@@ -107,7 +107,7 @@ pub async fn send(app: &App, id: RunId, artifact: &ArtifactRecord, headers: &Hea
             return Ok(refused);
         }
     };
-    let file = app.runs.join(id.to_string()).join(&artifact.path);
+    let file = dir.join(&artifact.path);
     let opened = OpenOptions::new().read(true).custom_flags(nix::libc::O_NOFOLLOW).open(file).await;
     let mut file = opened.map_err(|error| ApiError::internal(&error))?;
     file.seek(io::SeekFrom::Start(start)).await.map_err(|error| ApiError::internal(&error))?;

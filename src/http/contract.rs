@@ -25,6 +25,7 @@ use super::{
     tags(
         (name = "runs", description = "Submit, follow, list, cancel and delete runs"),
         (name = "artifacts", description = "What a run left: its report, its files, all of them as one stream"),
+        (name = "alignments", description = "Whether a layer alone launches what the whole model launches"),
         (name = "models", description = "What can be profiled"),
         (name = "service", description = "The service itself"),
     )
@@ -79,6 +80,29 @@ fn errors(operation: &str) -> &'static [ErrorCode] {
             E::InvalidRequest,
             E::InputsInvalid,
         ],
+        "submit_alignment" => &[
+            E::MalformedBody,
+            E::RunNotFound,
+            E::AlignmentNotFound,
+            E::BodyTimeout,
+            E::RunNotFinished,
+            E::CaptureUnavailable,
+            E::ReportUnavailable,
+            E::BodyTooLarge,
+            E::UnsupportedMediaType,
+            E::InvalidRequest,
+            E::TooManyQueued,
+            E::DiskQuota,
+        ],
+        "list_alignments" => &[E::InvalidParameter],
+        "get_alignment" | "follow_alignment" | "list_alignment_artifacts" => &[E::InvalidParameter, E::AlignmentNotFound],
+        "delete_alignment" => &[E::InvalidParameter, E::AlignmentNotFound, E::AlignmentActive],
+        "get_alignment_report" => {
+            &[E::InvalidParameter, E::AlignmentNotFound, E::NotAcceptable, E::AlignmentNotFinished, E::ReportUnavailable]
+        }
+        "get_alignment_artifact" => {
+            &[E::InvalidParameter, E::AlignmentNotFound, E::ArtifactNotFound, E::RouteNotFound, E::RangeNotSatisfiable]
+        }
         "readyz" | "doctor" => &[E::Unavailable],
         _ => &[],
     }
@@ -173,7 +197,7 @@ fn complete(operation: &mut Value, guarded: bool) {
     let name = operation["operationId"].as_str().unwrap_or_default().to_owned();
     if let Some(content) = operation.pointer_mut("/requestBody/content").and_then(Value::as_object_mut) {
         for media in content.values_mut() {
-            media["examples"] = examples::request();
+            media["examples"] = examples::request(&name);
         }
     }
     for parameter in operation.get_mut("parameters").and_then(Value::as_array_mut).into_iter().flatten() {

@@ -55,12 +55,13 @@ macro_rules! codes {
 
 codes! {
     MalformedBody = "malformed_body", BAD_REQUEST, "the body is not JSON: expected value at line 1 column 1";
-    InvalidParameter = "invalid_parameter", BAD_REQUEST, "run id \"7\" is no UUID";
+    InvalidParameter = "invalid_parameter", BAD_REQUEST, "id \"7\" is no UUID";
     Unauthenticated = "unauthenticated", UNAUTHORIZED, "send the header authorization: Bearer llmprof_...; `llmprof token create` makes a token";
     Forbidden = "forbidden", FORBIDDEN, "this needs the role submitter, and the token \"ann\" has the role viewer";
     CrossOrigin = "cross_origin", FORBIDDEN, "a page of another site asks; list its origin in the setting access.origins to allow it";
     RouteNotFound = "route_not_found", NOT_FOUND, "there is no /run; the API is explained at /docs";
     RunNotFound = "run_not_found", NOT_FOUND, "there is no run 019a9f3e-6d1c-7c4e-9a51-3a8f0c2b7d10";
+    AlignmentNotFound = "alignment_not_found", NOT_FOUND, "there is no alignment 019aa1c2-0f3b-7a60-8c1d-5b2e9d4f6a71";
     ArtifactNotFound = "artifact_not_found", NOT_FOUND, "the run left no report.pdf";
     TableNotFound = "table_not_found", NOT_FOUND, "the run has no table kernel; they are listed at /runs/{id}/tables";
     ModelNotFound = "model_not_found", NOT_FOUND, "there is no model deepseek-ocr-tin; did you mean deepseek-ocr-tiny?";
@@ -76,6 +77,9 @@ codes! {
     RunActive = "run_active", CONFLICT, "the run has not ended: cancel it first";
     RunNotFinished = "run_not_finished", CONFLICT, "the run has not ended; follow it at /runs/{id}/events";
     ReportUnavailable = "report_unavailable", CONFLICT, "the run ended failed without a report; its logs are at /runs/{id}/artifacts";
+    CaptureUnavailable = "capture_unavailable", CONFLICT, "run 019a9f3e-6d1c-7c4e-9a51-3a8f0c2b7d10 left no timeline (nsys/run.sqlite): align runs whose nsys step succeeded";
+    AlignmentActive = "alignment_active", CONFLICT, "the alignment is being computed: come again when it has ended";
+    AlignmentNotFinished = "alignment_not_finished", CONFLICT, "the alignment has not ended; follow it at /alignments/{id}/events";
     BodyTooLarge = "body_too_large", PAYLOAD_TOO_LARGE, "the body is larger than 1048576 bytes";
     UnsupportedMediaType = "unsupported_media_type", UNSUPPORTED_MEDIA_TYPE, "send the header content-type: application/json";
     RangeNotSatisfiable = "range_not_satisfiable", RANGE_NOT_SATISFIABLE, "the file has 512 bytes";

@@ -1,4 +1,4 @@
-//! `GET /runs/{id}/events`: what happens to a run, as it happens, and what happened before.
+//! `GET /runs/{id}/events`: what happens to a run or an alignment, as it happens, and what happened before.
 //!
 //! The journal's line numbers are the events' ids, so a client that comes back goes on where it was. States come from the store and
 //! have no id; the last event is `end`.
@@ -26,7 +26,8 @@ use super::{
 };
 use crate::{
     artifact::journal::{self, JournalEvent, Position},
-    run::{RunId, RunState},
+    run::{AlignmentId, RunId, RunState, alignment::AlignmentState},
+    store::StoreError,
 };
 
 /// How often a run that goes on is looked at.
@@ -91,6 +92,62 @@ pub struct StreamedEvent {
     responses((status = 200, description = "The events, one after another", body = StreamedEvent, content_type = "text/event-stream")))]
 pub async fn events(State(app): State<App>, RunPath(id): RunPath, headers: HeaderMap) -> Result<impl IntoResponse, ApiError> {
     find(&app, id).await?;
+    Ok(stream(app, Followed::Run(id), &headers)?.keep_alive(KeepAlive::default()))
+}
+
+/// What is followed.
+#[derive(Debug, Clone, Copy)]
+pub(super) enum Followed {
+    Run(RunId),
+    Alignment(AlignmentId),
+}
+
+/// Where what is followed stands.
+struct Stand {
+    state: RunState,
+    queue_position: Option<u64>,
+    begun: bool,
+    message: Option<String>,
+}
+
+impl Followed {
+    fn dir(self, app: &App) -> PathBuf {
+        match self {
+            Self::Run(id) => app.runs.join(id.to_string()),
+            Self::Alignment(id) => app.alignments.join(id.to_string()),
+        }
+    }
+
+    /// `None`: it was deleted.
+    async fn stands(self, app: &App) -> Result<Option<Stand>, StoreError> {
+        Ok(match self {
+            Self::Run(id) => app.store.run(id).await?.map(|run| Stand {
+                state: run.state,
+                queue_position: run.queue_position,
+                begun: run.state != RunState::Queued || run.attempts > 0,
+                message: run.message,
+            }),
+            Self::Alignment(id) => app.store.alignment(id).await?.map(|it| Stand {
+                state: match it.state {
+                    AlignmentState::Queued => RunState::Queued,
+                    AlignmentState::Running => RunState::Running,
+                    AlignmentState::Succeeded => RunState::Succeeded,
+                    AlignmentState::Failed => RunState::Failed,
+                },
+                queue_position: None,
+                begun: it.attempts > 0,
+                message: it.message,
+            }),
+        })
+    }
+}
+
+/// The stream of what happens to `what`, from behind the event that the client names.
+pub(super) fn stream(
+    app: App,
+    what: Followed,
+    headers: &HeaderMap,
+) -> Result<Sse<ReceiverStream<Result<Event, Infallible>>>, ApiError> {
     let after = match headers.get("last-event-id") {
         None => 0,
         Some(value) => {
@@ -102,47 +159,47 @@ pub async fn events(State(app): State<App>, RunPath(id): RunPath, headers: Heade
     tokio::spawn(async move {
         // Either side may go first: a client that left, or a service that stops.
         tokio::select! {
-            () = follow(&app, id, after, &sender) => {}
+            () = follow(&app, what, after, &sender) => {}
             () = app.closing.cancelled() => {}
             () = sender.closed() => {}
         }
     });
-    Ok(Sse::new(ReceiverStream::new(receiver)).keep_alive(KeepAlive::default()))
+    Ok(Sse::new(ReceiverStream::new(receiver)))
 }
 
 type Sender = mpsc::Sender<Result<Event, Infallible>>;
 
 /// Sends what happens until the run has ended and all of it was sent.
-async fn follow(app: &App, id: RunId, after: u64, to: &Sender) {
-    let dir = app.runs.join(id.to_string());
+async fn follow(app: &App, what: Followed, after: u64, to: &Sender) {
+    let dir = what.dir(app);
     let mut position = None;
     let mut shown = None;
     let mut tick = tokio::time::interval(PERIOD);
     loop {
         tick.tick().await;
         // The state first: what the journal holds after the run has ended is all there is.
-        let run = match app.store.run(id).await {
-            Ok(Some(run)) => run,
+        let now = match what.stands(app).await {
+            Ok(Some(now)) => now,
             Ok(None) => return,
-            Err(error) => return tracing::error!(error = %crate::chain(&error), "cannot follow a run"),
+            Err(error) => return tracing::error!(error = %crate::chain(&error), "cannot follow what runs"),
         };
-        let state = (run.state, run.queue_position);
-        if shown != Some(state) && !run.state.is_final() {
+        let state = (now.state, now.queue_position);
+        if shown != Some(state) && !now.state.is_final() {
             shown = Some(state);
-            let event = RunEvent::State(StateEvent::State { state: run.state, queue_position: run.queue_position });
+            let event = RunEvent::State(StateEvent::State { state: now.state, queue_position: now.queue_position });
             if !send(&event, None, to).await {
                 return;
             }
         }
-        if run.state != RunState::Queued || run.attempts > 0 {
+        if now.begun {
             match send_journal(dir.clone(), &mut position, after, to).await {
                 Ok(true) => {}
                 Ok(false) => return,
-                Err(error) => tracing::warn!(run = %id, %error, "cannot read a run's journal"),
+                Err(error) => tracing::warn!(?what, %error, "cannot read a journal"),
             }
         }
-        if run.state.is_final() {
-            send(&RunEvent::State(StateEvent::End { state: run.state, message: run.message }), None, to).await;
+        if now.state.is_final() {
+            send(&RunEvent::State(StateEvent::End { state: now.state, message: now.message }), None, to).await;
             return;
         }
     }

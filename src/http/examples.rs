@@ -1,5 +1,7 @@
 //! One example of everything that the contract describes, made from the types themselves.
 
+mod alignments;
+
 use serde_json::{Value, json};
 
 use super::{
@@ -31,7 +33,10 @@ use crate::{
 };
 
 /// Requests: the shortest, and one that says everything.
-pub fn request() -> Value {
+pub fn request(operation: &str) -> Value {
+    if operation == "submit_alignment" {
+        return alignments::request();
+    }
     let all = RunSpec { labels: vec!["nightly".into()], ..spec() };
     json!({
         "shortest": { "summary": "Everything by default", "value": { "model": "deepseek-ocr-tiny" } },
@@ -40,6 +45,13 @@ pub fn request() -> Value {
             "value": {
                 "model": "deepseek-ocr",
                 "profiling": { "nsys": { "cuda_graph_trace": "graph" }, "ncu": { "top_n": 3, "sections": ["SpeedOfLight", "LaunchStats"] } },
+            },
+        },
+        "aligned": {
+            "summary": "A part of a model alone, held to the same part inside the whole model; with a mock that differs on purpose",
+            "value": {
+                "target": "deepseek-ocr-tiny:decoder.layers.3.self_attn", "align_with": "e2e",
+                "mock": { "dtype": "f32", "decode_graph": false, "prompt_tokens": 128 },
             },
         },
         "everything": { "summary": "Every setting", "value": all },
@@ -81,6 +93,14 @@ pub fn response(operation: &str, status: &str, kind: &str) -> Value {
             json!(format!("event: progress\nid: 7\ndata: {}\n\n", json!(event)))
         }
         ("list_artifacts", ..) => json!(ArtifactList { artifacts: vec![artifact()] }),
+        ("get_alignment_artifact", "200", _) => json!("# Alignment: pass\n"),
+        ("get_alignment_artifact", ..) => json!("# Align"),
+        ("list_alignment_artifacts", ..) => json!(ArtifactList { artifacts: vec![alignments::artifact()] }),
+        ("follow_alignment", ..) => alignments::event(),
+        ("submit_alignment", ..) => json!(alignments::queued()),
+        ("get_alignment", ..) => json!(alignments::ended()),
+        ("list_alignments", ..) => alignments::list(),
+        ("get_alignment_report", _, kind) => alignments::report(kind),
         ("get_artifact", "200", _) => json!("# deepseek-ocr-tiny: prefill takes most of the time\n"),
         ("get_artifact", ..) => json!("# deepseek"),
         ("get_bundle", ..) => json!("(the bytes of llmprof-019a9f3e-6d1c-7c4e-9a51-3a8f0c2b7d10.tar.zst)"),
@@ -154,6 +174,9 @@ fn spec() -> RunSpec {
         labels: vec![],
         priority: 0,
         profiling: Profiling::bundled(Mode::Basic).ok(),
+        target: None,
+        align_with: None,
+        mock: None,
     }
 }
 

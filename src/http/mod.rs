@@ -3,6 +3,7 @@
 //! A handler asks the store and answers; it starts nothing and keeps nothing.
 
 mod access;
+mod alignments;
 mod artifacts;
 mod audit;
 mod contract;
@@ -27,6 +28,7 @@ mod request;
 mod runs;
 mod submit;
 mod tables;
+mod target;
 
 use std::{path::PathBuf, sync::Arc};
 
@@ -65,6 +67,8 @@ pub struct App {
     pub access: Arc<Access>,
     /// Folder of the runs' folders.
     pub runs: PathBuf,
+    /// Folder of the alignments' folders.
+    pub alignments: PathBuf,
     /// Folder that manifests are read from.
     pub inputs: PathBuf,
     pub models: Arc<Models>,
@@ -76,7 +80,7 @@ pub struct App {
     pub accepts: Arc<[String]>,
     /// Where a look at the host is asked for.
     pub doctor: mpsc::Sender<oneshot::Sender<Checkup>>,
-    /// To be told when a run was queued.
+    /// To be told when a run or an alignment was queued.
     pub queued: Arc<Notify>,
     /// To be told when a running run is to be cancelled.
     pub cancelled: Arc<Notify>,
@@ -99,6 +103,12 @@ fn routes() -> OpenApiRouter<App> {
         .routes(routes!(tables::list))
         .routes(routes!(tables::table))
         .routes(routes!(diff::diff))
+        .routes(routes!(alignments::submit, alignments::list))
+        .routes(routes!(alignments::show, alignments::delete))
+        .routes(routes!(alignments::report))
+        .routes(routes!(alignments::events))
+        .routes(routes!(alignments::artifacts))
+        .routes(routes!(alignments::download))
         .routes(routes!(models::models))
         .routes(routes!(profiling::profiling))
         .routes(routes!(cost::cost))

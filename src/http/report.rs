@@ -41,7 +41,7 @@ pub async fn report(State(app): State<App>, RunPath(id): RunPath, headers: Heade
         let message = format!("the run ended {} without a report; its logs are at /runs/{id}/artifacts", run.state);
         return Err(ApiError::new(ErrorCode::ReportUnavailable, message));
     };
-    let mut response = send(&app, id, &artifact, &headers).await?;
+    let mut response = send(&app.runs.join(id.to_string()), &artifact, &headers).await?;
     response.headers_mut().insert(header::VARY, header::HeaderValue::from_static("accept"));
     Ok(response)
 }

@@ -1,4 +1,6 @@
-//! What every request has: an id, a path's run, a query, each with errors of ours.
+//! What every request has: an id, what a path names, a query, each with errors of ours.
+
+use std::str::FromStr;
 
 use axum::{
     extract::{FromRequestParts, Path, Query, Request},
@@ -10,7 +12,7 @@ use serde::de::DeserializeOwned;
 use uuid::Uuid;
 
 use super::error::{ApiError, ErrorCode};
-use crate::run::RunId;
+use crate::run::{AlignmentId, RunId};
 
 const HEADER: HeaderName = HeaderName::from_static("x-request-id");
 const LONGEST: usize = 64;
@@ -65,13 +67,37 @@ impl<S: Send + Sync> FromRequestParts<S> for FilePath {
     }
 }
 
+/// The alignment that a path names.
+pub struct AlignmentPath(pub AlignmentId);
+
+impl<S: Send + Sync> FromRequestParts<S> for AlignmentPath {
+    type Rejection = ApiError;
+
+    async fn from_request_parts(parts: &mut Parts, state: &S) -> Result<Self, ApiError> {
+        let Path(id) = Path::<String>::from_request_parts(parts, state).await.map_err(bad_path)?;
+        parse(&id).map(Self)
+    }
+}
+
+/// The alignment and the file that a path names.
+pub struct AlignmentFile(pub AlignmentId, pub String);
+
+impl<S: Send + Sync> FromRequestParts<S> for AlignmentFile {
+    type Rejection = ApiError;
+
+    async fn from_request_parts(parts: &mut Parts, state: &S) -> Result<Self, ApiError> {
+        let Path((id, name)) = Path::<(String, String)>::from_request_parts(parts, state).await.map_err(bad_path)?;
+        Ok(Self(parse(&id)?, name))
+    }
+}
+
 fn bad_path(rejection: axum::extract::rejection::PathRejection) -> ApiError {
     ApiError::new(ErrorCode::InvalidParameter, rejection.body_text())
 }
 
 /// An id in its usual form; other spellings of UUIDs would give one run several addresses.
-pub fn parse(id: &str) -> Result<RunId, ApiError> {
-    let wrong = || ApiError::new(ErrorCode::InvalidParameter, format!("run id {id:?} is no UUID"));
+pub fn parse<T: FromStr>(id: &str) -> Result<T, ApiError> {
+    let wrong = || ApiError::new(ErrorCode::InvalidParameter, format!("id {id:?} is no UUID"));
     if id.len() != 36 {
         return Err(wrong());
     }

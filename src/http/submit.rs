@@ -9,7 +9,7 @@ use axum::{
     http::{HeaderMap, StatusCode, header},
     response::{AppendHeaders, IntoResponse},
 };
-use serde::{Deserialize, Deserializer, Serialize, de::Error as _};
+use serde::{Deserialize, Serialize, de::DeserializeOwned};
 use sha2::{Digest, Sha256};
 use utoipa::ToSchema;
 
@@ -19,11 +19,16 @@ use super::{
     error::{ApiError, ErrorCode},
     models::find_model,
     runs::Links,
+    target,
 };
 use crate::{
     artifact::inputs::{self, InputsError},
     profiling::{Change, Profiling},
-    run::{Dtype, Mode, RunId, RunSpec, RunState},
+    run::{
+        Dtype, Mode, RunId, RunSpec, RunState,
+        target::{AlignWith, MockChange, Target},
+        whole::{MAX_EXACT, whole},
+    },
     store::{Idempotency, NewRun, Run, Submitted},
     trace::device::{Device, is_device, is_model},
 };
@@ -33,16 +38,26 @@ pub(super) const BODY_TIME: Duration = Duration::from_secs(10);
 const MAX_LABELS: usize = 16;
 const MAX_LABEL: usize = 64;
 const MAX_NAME: usize = 200;
-/// Largest integer that every JSON reader keeps exact.
-const MAX_SEED: u64 = (1 << 53) - 1;
 
-/// A run to be queued. Only `model` is required.
+/// A run to be queued. Only `model` is required, and not even that where `target` names it.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct SubmitRun {
     /// Name of a configured model (`GET /models`).
+    #[serde(default)]
     #[schema(min_length = 1, max_length = 200, example = "deepseek-ocr-tiny")]
-    pub model: String,
+    pub model: Option<String>,
+    /// Profile only this part of the model: `decoder.layers.3.self_attn`, or `MODEL:decoder.layers.3.self_attn` without `model`. The parts of a
+    /// decoder are its layers and their `self_attn` and `mlp`; of a vision side `vision.sam`, `vision.clip`, and their blocks and layers.
+    #[serde(default)]
+    pub target: Option<Target>,
+    /// `e2e`: profile the whole model, and beside it the part alone (the mock) and taken out of its layer (extracted), with the same inputs;
+    /// the run ends in reports on whether the mock launches what the model launches there. Needs `target` and a mode with a timeline.
+    #[serde(default)]
+    pub align_with: Option<AlignWith>,
+    /// Make the mock differ on purpose: is it still what the model runs? Needs `align_with`.
+    #[serde(default)]
+    pub mock: Option<MockChange>,
     /// Manifest of inputs, relative to the service's inputs folder. When absent, the bundled page, `inputs.yaml`; for a model that
     /// reads text only, the bundled text, `inputs-text.yaml`.
     #[serde(default)]
@@ -95,16 +110,6 @@ pub struct SubmitRun {
     #[serde(default)]
     #[schema(value_type = Option<Profiling>)]
     pub profiling: Option<Change>,
-}
-
-/// Reads an integer as JSON Schema understands it: `3.0` is one, too.
-fn whole<'de, D: Deserializer<'de>, T: TryFrom<i64>>(deserializer: D) -> Result<T, D::Error> {
-    let number = serde_json::Number::deserialize(deserializer)?;
-    let whole =
-        number.as_i64().or_else(|| number.as_f64().filter(|f| f.fract() == 0.0 && f.abs() <= MAX_SEED as f64).map(|f| f as i64));
-    whole
-        .and_then(|whole| whole.try_into().ok())
-        .ok_or_else(|| D::Error::custom(format!("{number} is no whole number within the limits of its field")))
 }
 
 /// A word to find runs by.
@@ -206,7 +211,7 @@ fn idempotency_key(headers: &HeaderMap) -> Result<Option<String>, ApiError> {
     key.ok_or_else(|| ApiError::new(ErrorCode::InvalidParameter, "Idempotency-Key: 1 to 255 visible ASCII characters are taken"))
 }
 
-async fn read_body(headers: &HeaderMap, body: Body) -> Result<axum::body::Bytes, ApiError> {
+pub(super) async fn read_body(headers: &HeaderMap, body: Body) -> Result<axum::body::Bytes, ApiError> {
     let kind = headers.get(header::CONTENT_TYPE).and_then(|value| value.to_str().ok()).unwrap_or_default();
     let kind = kind.split(';').next().unwrap_or_default().trim().to_ascii_lowercase();
     if kind != "application/json" {
@@ -226,18 +231,18 @@ async fn read_body(headers: &HeaderMap, body: Body) -> Result<axum::body::Bytes,
     }
 }
 
-fn parse(body: &[u8]) -> Result<SubmitRun, ApiError> {
+pub(super) fn parse<T: DeserializeOwned>(body: &[u8]) -> Result<T, ApiError> {
     let malformed = |error: &serde_json::Error| ApiError::new(ErrorCode::MalformedBody, format!("the body is not JSON: {error}"));
     let mut reader = serde_json::Deserializer::from_slice(body);
     // The path tells which field was wrong, where serde_json alone tells a column.
-    let run = serde_path_to_error::deserialize(&mut reader).map_err(|error| match error.inner().classify() {
+    let asked = serde_path_to_error::deserialize(&mut reader).map_err(|error| match error.inner().classify() {
         serde_json::error::Category::Data => ApiError::new(ErrorCode::InvalidRequest, error.to_string()),
         _ => malformed(error.inner()),
     })?;
     reader.end().map_err(|error| malformed(&error))?;
     // A derived reader takes a list of a struct's fields, too; the contract does not.
     if body.trim_ascii_start().starts_with(b"{") {
-        Ok(run)
+        Ok(asked)
     } else {
         Err(ApiError::new(ErrorCode::InvalidRequest, "the body is no JSON object"))
     }
@@ -249,11 +254,12 @@ async fn check(app: &App, run: SubmitRun) -> Result<RunSpec, ApiError> {
     within("repeats", run.repeats, 1..=100)?;
     within("warmup", run.warmup, 0..=100)?;
     within("max_new_tokens", run.max_new_tokens, 1..=4096)?;
-    within("seed", run.seed, 0..=MAX_SEED)?;
+    within("seed", run.seed, 0..=MAX_EXACT)?;
     within("timeout_s", run.timeout_s, 1..=1800)?;
     within("priority", run.priority, -100..=100)?;
     within("labels", run.labels.len(), 0..=MAX_LABELS)?;
-    within("length of model", run.model.chars().count(), 1..=MAX_NAME)?;
+    let (name, part) = target::model_and_part(&run)?;
+    within("length of model", name.chars().count(), 1..=MAX_NAME)?;
     if let Some(manifest) = &run.inputs_manifest {
         within("length of inputs_manifest", manifest.chars().count(), 1..=MAX_NAME)?;
     }
@@ -264,20 +270,23 @@ async fn check(app: &App, run: SubmitRun) -> Result<RunSpec, ApiError> {
         }
     }
     check_device(app, &run)?;
-    let model = find_model(app, &run.model)?;
+    let model = find_model(app, &name)?;
     let reads_images = model.vision.is_some();
-    let inputs_manifest = run.inputs_manifest.unwrap_or_else(|| defaults::inputs_manifest(reads_images));
-    let (root, name) = (app.inputs.clone(), inputs_manifest.clone());
-    let inputs = tokio::task::spawn_blocking(move || inputs::read(&root, &name)).await;
+    let inputs_manifest = run.inputs_manifest.clone().unwrap_or_else(|| defaults::inputs_manifest(reads_images));
+    let (root, manifest) = (app.inputs.clone(), inputs_manifest.clone());
+    let inputs = tokio::task::spawn_blocking(move || inputs::read(&root, &manifest)).await;
     let inputs = inputs.map_err(|error| ApiError::internal(&error))?.map_err(|error| refuse_inputs(&inputs_manifest, &error))?;
     if !reads_images && !inputs.images.is_empty() {
-        let message = format!("{inputs_manifest} names images, and the model {} reads text only", run.model);
+        let message = format!("{inputs_manifest} names images, and the model {name} reads text only");
         return Err(ApiError::new(ErrorCode::InputsUnfit, message));
     }
     let preset = app.presets.get(&run.mode).ok_or_else(|| invalid(format!("mode {} is not configured", run.mode)))?;
-    let profiling = preset.changed(run.profiling.unwrap_or_default()).map_err(|error| invalid(format!("profiling: {error}")))?;
+    let profiling =
+        preset.changed(run.profiling.clone().unwrap_or_default()).map_err(|error| invalid(format!("profiling: {error}")))?;
+    target::check(app, &run, model, part.as_ref(), inputs.images.len(), &profiling)?;
+    let profiling = target::traced_more(&run, profiling);
     Ok(RunSpec {
-        model: run.model,
+        model: name,
         inputs_manifest,
         mode: run.mode,
         repeats: run.repeats,
@@ -290,10 +299,13 @@ async fn check(app: &App, run: SubmitRun) -> Result<RunSpec, ApiError> {
         labels: run.labels.into_iter().collect::<BTreeSet<_>>().into_iter().map(|Label(label)| label).collect(),
         priority: run.priority,
         profiling: Some(profiling),
+        target: part,
+        align_with: run.align_with,
+        mock: run.mock,
     })
 }
 
-fn within<T: PartialOrd + std::fmt::Display>(name: &str, value: T, range: RangeInclusive<T>) -> Result<(), ApiError> {
+pub(super) fn within<T: PartialOrd + std::fmt::Display>(name: &str, value: T, range: RangeInclusive<T>) -> Result<(), ApiError> {
     if range.contains(&value) {
         return Ok(());
     }

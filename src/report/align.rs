@@ -14,10 +14,18 @@ use super::{
     json,
     table::Table,
 };
-use crate::analyze::align::{Alignment, Check, Row, Verdict};
+use crate::{
+    analyze::align::{Alignment, Check, Row, Verdict},
+    artifact::layout,
+};
 
 /// Places of the sequences shown to people.
 const PLACES: usize = 300;
+
+/// Stem of the reports on a stage in the folder of a run: `alignment-prefill`.
+pub fn stem(stage: &str) -> String {
+    format!("{}-{stage}", layout::ALIGNMENT)
+}
 
 /// What a report said before: the whole, and each check.
 pub type Previous = (Verdict, Vec<(String, Verdict)>);

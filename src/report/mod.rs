@@ -7,6 +7,7 @@ pub mod cost;
 pub mod data;
 pub mod diff;
 pub mod format;
+pub mod part;
 pub mod perfetto;
 pub mod profile;
 
@@ -57,6 +58,8 @@ pub struct RunFacts<'a> {
     /// What collection noticed.
     pub findings: &'a [Finding],
     pub inputs: &'a [InputFile],
+    /// Of a part that was held to the whole model, its stages.
+    pub part: &'a [part::PartStage],
     /// The state in which the run ends.
     pub state: RunState,
 }
@@ -117,6 +120,7 @@ struct Page<'a> {
     six: Vec<Table>,
     /// The six tables, long ones cut for one page.
     brief: Vec<Table>,
+    alignment: Table,
     operators: Table,
     kernels: Table,
     modules: Table,
@@ -124,6 +128,7 @@ struct Page<'a> {
     operators_by_path: Table,
     stage_kernels: Table,
     stage_gpu: Table,
+    processes: Table,
     classes: Table,
     api_calls: Table,
     ranges: Table,
@@ -180,6 +185,7 @@ fn page<'a>(facts: &RunFacts<'a>, trace: &Trace, analysis: &Analysis) -> Page<'a
         figures: figures::figures(analysis),
         six: cut(TOP_ROWS),
         brief: cut(SUMMARY_ROWS),
+        alignment: part::table(facts.part),
         operators: whole(tables::operators(analysis)),
         kernels: whole(tables::kernels(facts, trace, analysis)),
         modules: whole(tables::modules(analysis)),
@@ -187,6 +193,7 @@ fn page<'a>(facts: &RunFacts<'a>, trace: &Trace, analysis: &Analysis) -> Page<'a
         operators_by_path: whole(tables::operators_by_path(analysis)),
         stage_kernels: tables::stage_kernels(analysis),
         stage_gpu: tables::stage_gpu(analysis),
+        processes: tables::processes(analysis),
         classes: tables::classes(analysis),
         api_calls: tables::api_calls(analysis).first(TOP_ROWS, "the rest are shorter"),
         ranges: tables::ranges(analysis).first(TOP_ROWS, "the rest are shorter"),

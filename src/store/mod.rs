@@ -1,8 +1,9 @@
-//! Our database: runs, their steps, labels and artifacts, in one SQLite file. The only module that knows SQL of ours.
+//! Our database: runs, their steps, labels and artifacts, and alignments, in one SQLite file. The only module that knows SQL of ours.
 //!
 //! One connection writes, a few read (WAL). Submissions that arrive together share one durable commit. It never touches a run's
 //! folder, and never holds a transaction across a job.
 
+mod alignments;
 pub mod audit;
 mod claim;
 mod queue;
@@ -14,6 +15,7 @@ mod tokens;
 
 use std::{path::Path, str::FromStr, sync::Arc, time::Duration};
 
+pub use alignments::{AlignmentFilter, AlignmentOutcome, StoredAlignment, SubmittedAlignment};
 pub use claim::{Claimed, Outcome, Renewal};
 pub use queue::{Figures, History, Waiting};
 pub use read::Filter;
@@ -36,7 +38,7 @@ pub enum StoreError {
     Migrate { path: String, source: sqlx::migrate::MigrateError },
     #[error("cannot {act}")]
     Query { act: &'static str, source: sqlx::Error },
-    #[error("run {id} holds {what} that this version cannot read")]
+    #[error("{id} holds {what} that this version cannot read")]
     Corrupt { id: RunId, what: &'static str },
     #[error("token {name} has a role that this version does not know")]
     UnknownRole { name: String },

@@ -134,7 +134,7 @@ fn step(id: RunId, row: &SqliteRow) -> Result<StepRecord, StoreError> {
     })
 }
 
-fn artifact(id: RunId, row: &SqliteRow) -> Result<ArtifactRecord, StoreError> {
+pub(super) fn artifact(id: RunId, row: &SqliteRow) -> Result<ArtifactRecord, StoreError> {
     let step: Option<&str> = column(row, "step")?;
     Ok(ArtifactRecord {
         path: column(row, "path")?,

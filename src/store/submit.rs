@@ -106,7 +106,7 @@ async fn commit(writer: &mut SqliteConnection, news: &[NewRun]) -> Result<Vec<Su
     for new in news {
         results.push(match earlier(&mut tx, new).await? {
             Some(earlier) => earlier,
-            None => match over(&mut tx, new).await? {
+            None => match used_up(&mut tx, new).await? {
                 Some(refused) => refused,
                 None => Submitted::New(Box::new(insert(&mut tx, new).await?)),
             },
@@ -116,23 +116,33 @@ async fn commit(writer: &mut SqliteConnection, news: &[NewRun]) -> Result<Vec<Su
     Ok(results)
 }
 
+/// Bytes of everything that is an owner's.
+pub(super) const BYTES: &str = "select coalesce(sum(bytes), 0) from (
+    select bytes from runs join artifacts on run_id = id where owner = ?1
+    union all select bytes from alignments join alignment_artifacts on alignment_id = id where owner = ?1)";
+
 /// What of the owner's quota is used up, if any of it is.
-async fn over(tx: &mut SqliteConnection, new: &NewRun) -> Result<Option<Submitted>, StoreError> {
+async fn used_up(tx: &mut SqliteConnection, new: &NewRun) -> Result<Option<Submitted>, StoreError> {
     let Some(Owner { name, quota }) = &new.owner else { return Ok(None) };
-    let mut used = async |limit: u64, query: &'static str| -> Result<Option<u64>, StoreError> {
-        if limit == 0 {
-            return Ok(None);
-        }
-        let used: i64 =
-            sqlx::query_scalar(query).bind(name).fetch_one(&mut *tx).await.map_err(during("measure an owner's runs"))?;
-        Ok(Some(used.unsigned_abs()).filter(|used| *used >= limit))
-    };
-    let queued = used(quota.queued_runs, "select count(*) from runs where owner = ? and state = 'queued'").await?;
-    if let Some(queued) = queued {
+    let queued = "select count(*) from runs where owner = ? and state = 'queued'";
+    if let Some(queued) = over(tx, name, quota.queued_runs, queued).await? {
         return Ok(Some(Submitted::TooManyQueued(queued)));
     }
-    let bytes = "select coalesce(sum(bytes), 0) from runs join artifacts on run_id = id where owner = ?";
-    Ok(used(quota.disk_bytes, bytes).await?.map(Submitted::DiskFull))
+    Ok(over(tx, name, quota.disk_bytes, BYTES).await?.map(Submitted::DiskFull))
+}
+
+/// What `query` counts of an owner's, where that is the `limit` or more; 0: no limit.
+pub(super) async fn over(
+    tx: &mut SqliteConnection,
+    owner: &str,
+    limit: u64,
+    query: &'static str,
+) -> Result<Option<u64>, StoreError> {
+    if limit == 0 {
+        return Ok(None);
+    }
+    let used: i64 = sqlx::query_scalar(query).bind(owner).fetch_one(tx).await.map_err(during("measure what an owner has"))?;
+    Ok(Some(used.unsigned_abs()).filter(|used| *used >= limit))
 }
 
 /// Finds the run that was submitted under the same key.

@@ -28,6 +28,9 @@ fn spec(priority: i32) -> RunSpec {
         labels: vec!["night".into()],
         priority,
         profiling: None,
+        target: None,
+        align_with: None,
+        mock: None,
     }
 }
 

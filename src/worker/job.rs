@@ -3,6 +3,7 @@
 //! Whatever happens, its folder is left as evidence: logs, what was collected, and a manifest over all of it.
 
 mod deep;
+mod target;
 
 use std::{fs, io, path::Path, sync::Arc, time::Duration};
 
@@ -149,6 +150,7 @@ impl<'a> Job<'a> {
         if self.settings.gemm_log.enabled && !self.device.is_cpu() {
             self.products(&request).await;
         }
+        self.aligned(&request).await;
         Ok(())
     }
 
@@ -201,7 +203,8 @@ impl<'a> Job<'a> {
             decode_graph: !self.device.is_cpu(),
             steady_ms: 0,
             ceilings: true,
-            target: None,
+            target: self.part_alone(),
+            prompt_tokens: None,
             extracted: false,
         };
         self.write(layout::CONFIG, &yaml(&request)?)?;

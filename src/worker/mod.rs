@@ -1,7 +1,8 @@
-//! Carries runs: a worker per device claims, works, renews, and gives back what it holds when the service stops.
+//! Carries runs and alignments: a worker per device claims, works, renews, and gives back what it holds when the service stops.
 //!
 //! Knows nothing of HTTP. What a run does is told in `job`; who does it in `pool`, and until when in `carry`.
 
+mod align;
 mod carry;
 pub mod doctor;
 pub mod execute;
@@ -9,6 +10,8 @@ pub mod executor;
 mod job;
 pub mod offline;
 mod order;
+pub mod pair;
+mod part;
 mod pool;
 mod recovery;
 mod steps;
@@ -34,6 +37,8 @@ pub struct Context {
     pub store: Store,
     /// Folder of the runs' folders.
     pub runs: PathBuf,
+    /// Folder of the alignments' folders.
+    pub alignments: PathBuf,
     /// Folder that manifests are read from.
     pub inputs: PathBuf,
     pub models: Arc<Models>,
@@ -42,7 +47,7 @@ pub struct Context {
     pub devices: Arc<Devices>,
     pub config: Arc<Config>,
     pub collector: Arc<Collector>,
-    /// Told when a run was queued.
+    /// Told when a run or an alignment was queued.
     pub queued: Arc<Notify>,
     /// Told when a running run is to be cancelled.
     pub cancelled: Arc<Notify>,

@@ -10,12 +10,14 @@ use std::{
 
 use flate2::{Compression, write::GzEncoder};
 
+use super::part;
+
 use crate::{
     analyze::{self, Analysis, device::Devices},
     artifact::layout,
     model::{Decoder, ModelSpec},
     parse::{self, ParseError, ncu, nsys, saved},
-    report::{self, RunFacts, perfetto},
+    report::{self, RunFacts, part::PartStage, perfetto},
     run::{Dtype, Finding, Mode, RunId, RunSpec, RunState, Step, StepRecord, StepState},
     runner::RunnerRequest,
     trace::{
@@ -43,6 +45,7 @@ pub struct Analyzed {
     saved: saved::SavedRun,
     trace: Trace,
     analysis: Analysis,
+    part: Vec<PartStage>,
 }
 
 /// Reads the folder `dir` and analyses what it holds. Blocks: an export may hold millions of rows.
@@ -59,7 +62,8 @@ pub fn analyze_with(dir: &Path, rules: StageRules, devices: &Devices) -> Result<
     }
     let peaks = gpu_of(&saved.request, &trace.environment).and_then(|gpu| devices.find(&gpu.name));
     let analysis = analyze::analyze(&trace, Some(&saved.request.model), peaks.filter(|_| saved.request.device != "cpu"));
-    Ok(Analyzed { saved, trace, analysis })
+    let part = part::read(dir).map_err(|source| OfflineError::Trace { source })?;
+    Ok(Analyzed { saved, trace, analysis, part })
 }
 
 /// Analyses an export of nsys that anybody took of any program, beside pages that ncu printed of it. The device is the one that all
@@ -82,7 +86,7 @@ pub fn analyze_capture(export: &Path, pages: &[PathBuf], rules: StageRules, devi
     let peaks = if let [device] = named.as_slice() { devices.find(device) } else { None };
     let analysis = analyze::analyze(&trace, None, peaks);
     let name = export.file_stem().unwrap_or_default().to_string_lossy().into_owned();
-    Ok(Analyzed { saved: unknown_run(name), trace, analysis })
+    Ok(Analyzed { saved: unknown_run(name), trace, analysis, part: vec![] })
 }
 
 /// A run of which nothing is known but its capture. No analysis sees its model, whose dimensions are none.
@@ -126,6 +130,9 @@ fn unknown_run(name: String) -> saved::SavedRun {
         dtype: None,
         device: "auto".into(),
         profiling: None,
+        target: None,
+        align_with: None,
+        mock: None,
         timeout_s: 0,
         labels: vec![],
         priority: 0,
@@ -146,6 +153,7 @@ fn unknown_run(name: String) -> saved::SavedRun {
         steady_ms: 0,
         ceilings: false,
         target: None,
+        prompt_tokens: None,
         extracted: false,
     };
     saved::SavedRun { spec, request, inputs: vec![], steps: vec![], findings: vec![] }
@@ -204,6 +212,7 @@ impl Analyzed {
             steps,
             findings: &self.saved.findings,
             inputs: &self.saved.inputs,
+            part: &self.part,
             state: if steps.iter().any(lost) { RunState::Partial } else { RunState::Succeeded },
         }
     }

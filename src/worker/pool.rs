@@ -10,7 +10,7 @@ use tokio::{
 };
 use tokio_util::sync::CancellationToken;
 
-use super::{Context, carry::carry, executor::Executor};
+use super::{Context, align, carry::carry, executor::Executor};
 use crate::{
     store::{Claimed, StoreError},
     trace::device::Device,
@@ -31,18 +31,23 @@ pub struct Pool {
 impl Pool {
     /// Starts one worker per device, which serves runs that ask for it by any of its names.
     pub fn of_devices<E: Executor>(cx: &Context, executor: &Arc<E>, devices: &[Device]) -> Self {
-        let stop = CancellationToken::new();
-        let mut workers = JoinSet::new();
+        let mut pool = Self::of_none(cx);
         for device in devices {
-            workers.spawn(work(cx.clone(), Arc::clone(executor), device.clone(), stop.clone()));
+            pool.workers.spawn(work(cx.clone(), Arc::clone(executor), device.clone(), pool.stop.clone()));
         }
+        pool
+    }
+
+    /// Starts what needs no device: the task that computes alignments.
+    fn of_none(cx: &Context) -> Self {
+        let (mut workers, stop) = (JoinSet::new(), CancellationToken::new());
+        workers.spawn(align::work(cx.clone(), stop.clone()));
         Self { workers, stop }
     }
 
     /// Starts to hand runs that ask for one of `names` to a scheduler, `most` at a time.
     pub fn of_jobs<E: Executor>(cx: &Context, executor: &Arc<E>, most: usize, names: &[String]) -> Self {
-        let stop = CancellationToken::new();
-        let mut workers = JoinSet::new();
+        let Self { mut workers, stop } = Self::of_none(cx);
         workers.spawn(hand_over(cx.clone(), Arc::clone(executor), most, names.to_vec(), stop.clone()));
         workers.spawn(end_orphans(cx.clone(), Arc::clone(executor), stop.clone()));
         Self { workers, stop }

@@ -45,7 +45,11 @@ fn operations() -> Vec<(String, Method, String, bool)> {
     for (path, item) in http::contract()["paths"].as_object().unwrap() {
         for (method, operation) in item.as_object().unwrap() {
             let Some(name) = operation["operationId"].as_str() else { continue };
-            let path = path.replace("{run_id}", "019a9f3e-6d1c-7c4e-9a51-3a8f0c2b7d10").replace("{path}", "report.md");
+            let path = path
+                .replace("{run_id}", "019a9f3e-6d1c-7c4e-9a51-3a8f0c2b7d10")
+                .replace("{path}", "report.md")
+                .replace("{alignment_id}", "019a9f3e-6d1c-7c4e-9a51-3a8f0c2b7d10")
+                .replace("{name}", "alignment.md");
             let guarded = operation["security"].as_array().is_some_and(|ways| !ways.is_empty());
             found.push((name.to_owned(), method.to_uppercase().parse().unwrap(), path, guarded));
         }
@@ -75,7 +79,7 @@ async fn every_operation_but_health_and_contract_asks_for_a_token_of_a_fitting_r
         }
         let needed = match name.as_str() {
             "list_audit" => Role::Admin,
-            "submit_run" | "cancel_run" | "delete_run" => Role::Submitter,
+            "submit_run" | "cancel_run" | "delete_run" | "submit_alignment" | "delete_alignment" => Role::Submitter,
             _ => Role::Viewer,
         };
         for (role, token) in &tokens {

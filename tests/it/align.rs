@@ -11,8 +11,8 @@ use rusqlite::Connection;
 use serde_json::Value;
 use tempfile::TempDir;
 
-const MOCK: &str = "hf-llama-attention-mock";
-const E2E: &str = "hf-llama-e2e";
+pub const MOCK: &str = "hf-llama-attention-mock";
+pub const E2E: &str = "hf-llama-e2e";
 const ATTENTION: [&str; 4] = ["--range", "decoder.self_attn", "--within", "measured"];
 /// The name of a range, wherever it is written.
 const RANGE: &str = "coalesce(text, (select value from StringIds where id = textId))";
@@ -22,7 +22,7 @@ const MEASURED: &str =
     and coalesce(e.text, (select value from StringIds where id = e.textId)) = 'measured'";
 
 /// One capture, unpacked and changed by plain SQL.
-fn capture(name: &str, path: &Path, sql: &str) -> Result<()> {
+pub fn capture(name: &str, path: &Path, sql: &str) -> Result<()> {
     let packed = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/captures").join(format!("{name}.sqlite.zst"));
     zstd::stream::copy_decode(File::open(packed)?, File::create(path)?)?;
     if !sql.is_empty() {

@@ -1,6 +1,11 @@
 //! The router with a real store behind it and no worker: runs are ended here by hand, so that each state can be asked about.
 
-use std::{fs, path::PathBuf, sync::Arc, time::Duration};
+use std::{
+    fs,
+    path::{Path, PathBuf},
+    sync::Arc,
+    time::Duration,
+};
 
 use axum::{
     Router,
@@ -105,6 +110,7 @@ impl Api {
             store: store.clone(),
             access,
             runs: data.path().join("runs"),
+            alignments: data.path().join("alignments"),
             inputs,
             models: Arc::new(config::models(None).unwrap()),
             presets: Arc::new(config::profiling(None).unwrap()),
@@ -148,6 +154,18 @@ impl Api {
         let answer = self.post(&body).await;
         assert_eq!(answer.status, StatusCode::ACCEPTED, "{}", answer.text());
         answer.json()["run_id"].as_str().unwrap().to_owned()
+    }
+
+    /// The data folder.
+    pub fn data(&self) -> &Path {
+        self.data.path()
+    }
+
+    /// Asks for an alignment of two runs, with `more` said of it.
+    pub async fn align(&self, mock: &str, e2e: &str, more: Value) -> Answer {
+        let mut body = json!({ "mock": mock, "e2e": e2e });
+        body.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+        self.ask(Method::POST, "/alignments", &[("content-type", "application/json")], body.to_string()).await
     }
 
     pub fn folder(&self, id: &str) -> PathBuf {

@@ -16,7 +16,7 @@ const ARROWS: &[(&str, &[&str])] = &[
     ("profiling", &[]),
     ("config", &["analyze", "model"]),
     ("samples", &[]),
-    ("http", &["store", "artifact", "report", "trace"]),
+    ("http", &["store", "artifact", "report", "trace", "analyze"]),
     ("store", &[]),
     ("worker", &["store", "collect", "parse", "trace", "analyze", "report", "artifact"]),
     ("collect", &["artifact", "trace"]),

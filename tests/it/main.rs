@@ -4,6 +4,7 @@
 
 mod access;
 mod align;
+mod alignments;
 mod api;
 mod architecture;
 mod artifacts;
@@ -11,6 +12,7 @@ mod browser;
 mod captures;
 mod cluster;
 mod cost;
+mod deployment;
 mod diff;
 mod execute;
 mod fuzz;
@@ -29,4 +31,5 @@ mod serving;
 mod slurm;
 mod sums;
 mod tables;
+mod targets;
 mod timeline;

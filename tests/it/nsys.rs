@@ -47,6 +47,7 @@ fn request() -> RunnerRequest {
         steady_ms: 0,
         ceilings: false,
         target: None,
+        prompt_tokens: None,
         extracted: false,
     }
 }

@@ -65,6 +65,9 @@ impl Run {
                 labels: vec!["nightly".into()],
                 priority: 0,
                 profiling: None,
+                target: None,
+                align_with: None,
+                mock: None,
             },
             model,
             environment: Environment {
@@ -198,6 +201,7 @@ impl Run {
             steps: &self.steps,
             findings: &self.findings,
             inputs: &self.inputs,
+            part: &[],
             state,
         };
         report::render(&facts, &self.trace, &self.analysis())

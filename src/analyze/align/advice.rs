@@ -4,7 +4,7 @@
 pub fn advice(id: &str) -> &'static str {
     match id {
         "complete" => {
-            "Capture again: trace graphs by node (nsys profile --cuda-graph-trace=node); follow workers that another program starts \
+            "Capture again, on a GPU: trace graphs by node (nsys profile --cuda-graph-trace=node); follow workers that another program starts \
              (system-wide collection); let the program end before the capture does."
         }
         "isolation" => {

@@ -13,10 +13,13 @@ use super::{
 use crate::{
     analyze::{
         events::Events,
+        stages::PREFILL,
         stats::{Spread, percent},
     },
-    trace::event::OperatorCall,
+    trace::event::{Event, OperatorCall},
 };
+
+const DECODE_STEP: &str = "decode_step";
 
 /// A check of what a bare capture cannot tell.
 fn unknown(id: &str, observed: &str, threshold: String) -> Check {
@@ -43,9 +46,13 @@ pub fn inputs(on: &Evidence) -> Check {
         of("prompt positions", |it| it.prompt_tokens.to_string()),
         of("image positions", |it| it.image_tokens.to_string()),
     ];
-    let generated = |events: &Events| events.outputs.iter().find(|it| !it.warmup).map(|it| it.tokens.len());
-    if let (Some(a), Some(b)) = (generated(&events[0]), generated(&events[1])) {
-        rows.push(same("generated positions", [a.to_string(), b.to_string()]));
+    // A part of a model makes no tokens, and has the steps that would make them.
+    let steps = |side: usize| {
+        let step = |it: &&Event| matches!(it, Event::Range(it) if it.name == DECODE_STEP && !it.warmup && it.repeat == 0);
+        on.sides[side].events.iter().filter(step).count().to_string()
+    };
+    if on.question.stage.as_deref() != Some(PREFILL) {
+        rows.push(same("decode steps", [steps(0), steps(1)]));
     }
     let shapes = [0, 1].map(|side| shapes(on.sides[side], on.question));
     if shapes.iter().all(|it| !it.is_empty()) {

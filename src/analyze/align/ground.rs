@@ -24,7 +24,7 @@ pub fn complete(on: &Evidence) -> Check {
         values[1].push(format!("{} of {}", whole.1, whole.0));
         values[2].push(format!("{} of {}", found.graphs_empty, found.graphs));
         if none {
-            notes.push(format!("the {} capture holds no kernels", SIDES[at]));
+            notes.push(format!("the {} capture holds no kernels: a CPU launches none, and a GPU's must be traced", SIDES[at]));
         }
         // Without a kernel of the operation, it may be in a graph whose launches were recorded as wholes.
         let whole_graphs = found.units.is_empty() && side.trace.tables.iter().any(|table| table == GRAPH_LAUNCHES);
@@ -55,8 +55,10 @@ pub fn complete(on: &Evidence) -> Check {
 pub fn isolation(on: &Evidence) -> Check {
     let (mut reasons, mut rows) = (Vec::new(), Vec::new());
     for (at, found) in on.found.iter().enumerate() {
-        let side = SIDES[at];
-        if !found.units.is_empty() {
+        let (side, few) = (SIDES[at], on.question.forwards.filter(|least| found.units.len() < *least as usize));
+        if let (Some(least), false) = (few, found.units.is_empty()) {
+            reasons.push(format!("{side}: {} instances have kernels, and {least} are asked for", found.units.len()));
+        } else if !found.units.is_empty() {
             if found.empty > 0 && found.replayed == 0 {
                 reasons.push(format!("{side}: {} of {} counted instances have no kernels", found.empty, found.counted));
             }

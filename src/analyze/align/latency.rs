@@ -4,12 +4,14 @@
 //! borrows the other's spread; the ratio's variance is by the delta method (Casella and Berger, Statistical Inference, 5.5.4).
 
 use serde::{Deserialize, Serialize};
+use utoipa::ToSchema;
 
 use super::isolate::Unit;
 use crate::analyze::{diff::t95, stats::Spread};
 
 /// Latency per layer and forward: device time of its kernels.
-#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize, ToSchema)]
+#[schema(as = AlignmentLatency)]
 pub struct Latency {
     /// Means, microseconds.
     pub mock_us: f64,

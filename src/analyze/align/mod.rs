@@ -18,6 +18,7 @@ mod ranged;
 mod sequence;
 
 use serde::{Deserialize, Serialize};
+use utoipa::ToSchema;
 
 use self::{
     checks::Evidence,
@@ -26,32 +27,15 @@ use self::{
     settings::{Operation, Question},
 };
 use super::power::StagePower;
-use crate::trace::{event::Event, nsys::NsysTrace};
-
-/// What is said of a check, and of the whole.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum Verdict {
-    Pass,
-    Warn,
-    Fail,
-    Inconclusive,
-}
-
-impl Verdict {
-    /// As people read it.
-    pub const fn as_str(self) -> &'static str {
-        match self {
-            Self::Pass => "pass",
-            Self::Warn => "warn",
-            Self::Fail => "fail",
-            Self::Inconclusive => "inconclusive",
-        }
-    }
-}
+pub use crate::run::alignment::Verdict;
+use crate::{
+    run::alignment::CheckSummary,
+    trace::{event::Event, nsys::NsysTrace},
+};
 
 /// One piece of evidence.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[schema(as = EvidenceRow)]
 pub struct Row {
     pub what: String,
     pub mock: String,
@@ -60,7 +44,8 @@ pub struct Row {
 }
 
 /// One check.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, ToSchema)]
+#[schema(as = AlignmentCheck)]
 pub struct Check {
     pub id: String,
     pub verdict: Verdict,
@@ -74,7 +59,8 @@ pub struct Check {
 }
 
 /// What was found of the operation in one side.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, ToSchema)]
+#[schema(as = AlignmentSide)]
 pub struct SideFacts {
     pub name: String,
     /// How the operation was found.
@@ -92,14 +78,16 @@ pub struct SideFacts {
 }
 
 /// A kernel in the usual sequence of both sides.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[schema(as = AlignmentPlace)]
 pub struct Place {
     pub mock: Option<String>,
     pub e2e: Option<String>,
 }
 
 /// A known difference and what it met.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[schema(as = AlignmentWaived)]
 pub struct Waived {
     pub pattern: String,
     pub reason: String,
@@ -113,7 +101,7 @@ pub struct Waived {
 }
 
 /// The verdict with its evidence.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct Alignment {
     pub verdict: Verdict,
     pub checks: Vec<Check>,
@@ -183,10 +171,14 @@ pub fn align(mock: &Side, e2e: &Side, question: &Question) -> Alignment {
     }
 }
 
+/// Says whether every other check stands on this one.
+fn ground(check: &&Check) -> bool {
+    ["complete", "isolation"].contains(&check.id.as_str())
+}
+
 /// Without whole captures and an operation in both, a difference may be the capture's: nothing is decided.
 fn overall(checks: &[Check]) -> Verdict {
     let inconclusive = |check: &&Check| check.decisive && check.verdict == Verdict::Inconclusive;
-    let ground = |check: &&Check| ["complete", "isolation"].contains(&check.id.as_str());
     if checks.iter().filter(ground).any(|check| check.verdict == Verdict::Inconclusive) {
         return Verdict::Inconclusive;
     }
@@ -241,6 +233,26 @@ fn waivers(question: &Question, traces: [&NsysTrace; 2]) -> ([Vec<bool>; 2], Vec
 }
 
 impl Alignment {
+    /// The checks that the verdict rests on where it is no pass: those that fail, or those that could not be made.
+    pub fn decisive(&self) -> impl Iterator<Item = &Check> {
+        let is = |check: &&Check| check.verdict == self.verdict && check.decisive && self.verdict != Verdict::Pass;
+        let grounded = self.checks.iter().filter(ground).any(|check| check.verdict == Verdict::Inconclusive);
+        self.checks.iter().filter(is).filter(move |check| !grounded || ground(check))
+    }
+
+    /// The checks without their evidence.
+    pub fn summary(&self) -> Vec<CheckSummary> {
+        let short = |it: &Check| CheckSummary {
+            id: it.id.clone(),
+            verdict: it.verdict,
+            observed: it.observed.clone(),
+            threshold: it.threshold.clone(),
+            decisive: it.decisive,
+            advice: it.advice.clone(),
+        };
+        self.checks.iter().map(short).collect()
+    }
+
     /// Notes what changed since `previous`.
     pub fn since(&mut self, previous: &[(String, Verdict)], verdict: Verdict) {
         let row = |what: &str, before: Option<Verdict>, now: Option<Verdict>| {

@@ -4,17 +4,14 @@
 
 use serde::Deserialize;
 
-/// How strictly names of kernels are compared.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum Level {
-    /// Template arguments and parameters included.
-    Exact,
-    /// The function alone.
-    Base,
-    /// The function without tile sizes and architecture.
-    Family,
-}
+pub use crate::run::alignment::{Level, Waiver};
+use crate::{
+    run::alignment::{AlignmentSpec, ThresholdChanges},
+    trace::stage::{BadStage, StageRule, StageRules},
+};
+
+/// The stage that is all of what `within` chose.
+const ALL: &str = "all within";
 
 /// From where on something counts; `conf/alignment.toml` explains each.
 #[derive(Debug, Clone, PartialEq, Deserialize)]
@@ -33,9 +30,17 @@ pub struct Thresholds {
     pub experts_pct: f64,
 }
 
-/// A file that cannot be used.
+/// What cannot be asked.
 #[derive(Debug, thiserror::Error)]
 pub enum SettingsError {
+    #[error("range, operator and kernels must name something")]
+    Unnamed,
+    #[error("only one of range, operator and kernels can be given")]
+    Several,
+    #[error(transparent)]
+    Stage(#[from] BadStage),
+    #[error("no stage is called {0:?}: say which ranges are it, as {0}=RANGE[@DOMAIN], or use prefill or decode")]
+    NoStage(String),
     #[error("not readable as TOML: {0}")]
     Toml(#[from] toml::de::Error),
     #[error("{0} must be a number from 0 on")]
@@ -57,8 +62,17 @@ impl Default for Thresholds {
 impl Thresholds {
     /// The defaults with the values that `text` names in their place.
     pub fn with(text: &str) -> Result<Self, SettingsError> {
+        Self::over(toml::from_str(text)?)
+    }
+
+    /// The defaults with `changes` over them.
+    pub fn changed(changes: &ThresholdChanges) -> Result<Self, SettingsError> {
+        Self::over(toml::Table::try_from(changes).expect("names and numbers make a table"))
+    }
+
+    fn over(changes: toml::Table) -> Result<Self, SettingsError> {
         let mut table: toml::Table = toml::from_str(DEFAULTS)?;
-        table.extend(toml::from_str::<toml::Table>(text)?);
+        table.extend(changes);
         let read: Self = table.try_into()?;
         let numbers = [
             ("critical_pct", read.critical_pct),
@@ -79,18 +93,6 @@ impl Thresholds {
     }
 }
 
-/// A known difference: kernels that no check of names, counts, geometry and order looks at. Their time still counts.
-#[derive(Debug, Clone, PartialEq, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub struct Waiver {
-    /// Part of a kernel's full name, `*` for anything.
-    pub pattern: String,
-    pub reason: String,
-    pub impact: String,
-    /// Last day on which it applies, `YYYY-MM-DD`.
-    pub expires: String,
-}
-
 /// Reads `[[waiver]]` tables.
 pub fn waivers(text: &str) -> Result<Vec<Waiver>, SettingsError> {
     #[derive(Deserialize)]
@@ -100,7 +102,13 @@ pub fn waivers(text: &str) -> Result<Vec<Waiver>, SettingsError> {
         waiver: Vec<Waiver>,
     }
     let file: File = toml::from_str(text)?;
-    for it in &file.waiver {
+    check_waivers(&file.waiver)?;
+    Ok(file.waiver)
+}
+
+/// Refuses waivers that say too little or never expire.
+fn check_waivers(waivers: &[Waiver]) -> Result<(), SettingsError> {
+    for it in waivers {
         if [&it.pattern, &it.reason, &it.impact].iter().any(|text| text.trim_matches(['*', ' ']).is_empty()) {
             return Err(SettingsError::Empty);
         }
@@ -114,7 +122,7 @@ pub fn waivers(text: &str) -> Result<Vec<Waiver>, SettingsError> {
             return Err(SettingsError::Expiry(it.pattern.clone(), it.expires.clone()));
         }
     }
-    Ok(file.waiver)
+    Ok(())
 }
 
 /// Which kernels are the operation.
@@ -130,6 +138,52 @@ pub enum Operation {
     Sequence,
 }
 
+impl Operation {
+    /// The operation that is named in one of three ways, or not at all.
+    pub fn of(range: Option<&str>, operator: Option<&str>, kernels: &[String]) -> Result<Self, SettingsError> {
+        let mut given = range.into_iter().chain(operator).chain(kernels.iter().map(String::as_str));
+        if given.any(|it| it.trim_matches(['*', ' ', '@']).is_empty()) {
+            return Err(SettingsError::Unnamed);
+        }
+        match (range, operator, kernels) {
+            (None, None, []) => Ok(Self::Sequence),
+            (Some(range), None, []) => {
+                let (name, domain) =
+                    range.rsplit_once('@').map_or((range, None), |(name, domain)| (name, Some(domain.to_owned())));
+                Ok(Self::Range { name: name.to_owned(), domain })
+            }
+            (None, Some(path), []) => Ok(Self::Operator(path.to_owned())),
+            (None, None, kernels) => Ok(Self::Kernels(kernels.to_vec())),
+            _ => Err(SettingsError::Several),
+        }
+    }
+}
+
+/// The stage that counts, and which ranges are one: `prefill`, `decode`, `NAME=RANGE[@DOMAIN]`.
+pub fn stage(asked: Option<&str>, within: &[String], without: &[String]) -> Result<(Option<String>, StageRules), SettingsError> {
+    let rules = |more| StageRules::with(more, within.to_vec(), without.to_vec());
+    let known = match asked {
+        Some(rule) if rule.contains('=') => {
+            let rule: StageRule = rule.parse()?;
+            return Ok((Some(rule.stage.clone()), rules(vec![rule])));
+        }
+        None if within.is_empty() => return Ok((None, rules(vec![]))),
+        None => {
+            // Without a stage, all that lies in those ranges is one.
+            let rule = |range: &String| StageRule { stage: ALL.to_owned(), range: range.clone(), domain: None };
+            return Ok((Some(ALL.to_owned()), rules(within.iter().map(rule).collect())));
+        }
+        // What people call it, and what it is called here.
+        Some("decode") => "decode_all",
+        Some(name) => name,
+    };
+    let rules = rules(vec![]);
+    match rules.names().contains(&known) {
+        true => Ok((Some(known.to_owned()), rules)),
+        false => Err(SettingsError::NoStage(known.to_owned())),
+    }
+}
+
 /// What is asked.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Question {
@@ -138,6 +192,25 @@ pub struct Question {
     pub stage: Option<String>,
     pub thresholds: Thresholds,
     pub waivers: Vec<Waiver>,
+    /// Instances that each side must have at least.
+    pub forwards: Option<u32>,
     /// `YYYY-MM-DD`, for waivers.
     pub today: String,
+}
+
+impl Question {
+    /// What `spec` asks of two runs, and which of their ranges are stages.
+    pub fn of(spec: &AlignmentSpec, today: String) -> Result<(Self, StageRules), SettingsError> {
+        check_waivers(&spec.waivers)?;
+        let (stage, rules) = stage(spec.stage.as_deref(), &spec.within, &spec.without)?;
+        let question = Self {
+            operation: Operation::of(spec.range.as_deref(), spec.operator.as_deref(), &spec.kernels)?,
+            stage,
+            thresholds: Thresholds::changed(&spec.thresholds)?,
+            waivers: spec.waivers.clone(),
+            forwards: spec.forwards,
+            today,
+        };
+        Ok((question, rules))
+    }
 }

@@ -185,6 +185,7 @@ impl Work {
             steady_ms: 0,
             ceilings: false,
             target,
+            prompt_tokens: None,
             extracted: self.extracted,
         })
     }

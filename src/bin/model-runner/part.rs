@@ -4,7 +4,7 @@
 
 use candle_core::{Result, Tensor};
 use candle_nn::Init;
-use llmprof::model::{Decoder as Spec, ModelSpec};
+use llmprof::model::{Decoder as Spec, ModelSpec, parts::UnknownPart};
 
 use crate::{
     generate::{Computed, Program},
@@ -18,8 +18,8 @@ use crate::{
 /// Why there is no such part.
 #[derive(Debug, thiserror::Error)]
 pub enum PartError {
-    #[error("{path:?} is no part of {model}: {known}")]
-    Unknown { path: String, model: String, known: String },
+    #[error(transparent)]
+    Unknown(#[from] UnknownPart),
     #[error("the weights do not fit the model: {0}")]
     Build(#[from] candle_core::Error),
     #[error("{path:?} built alone and taken out of its layer give different outputs")]
@@ -96,8 +96,7 @@ impl Part {
 
     fn build(root: &Site, place: &Place, whole_layer: bool) -> std::result::Result<Self, PartError> {
         let spec = &place.spec.decoder;
-        let unknown =
-            || PartError::Unknown { path: place.path.to_owned(), model: place.spec.name.clone(), known: known(place.spec) };
+        let unknown = || PartError::Unknown(place.spec.unknown_part(place.path));
         let names: Vec<&str> = place.path.split('.').collect();
         let index = |text: &str, count: usize| text.parse().ok().filter(|&index: &usize| index < count);
         let (module, inputs) = match (names.as_slice(), &place.spec.vision) {
@@ -212,16 +211,6 @@ fn decoder_part(
     }))
 }
 
-/// The parts that a model has, for people.
-fn known(spec: &ModelSpec) -> String {
-    let mut known = format!("it has decoder.layers.0 to {}, each with .self_attn and .mlp", spec.decoder.layers - 1);
-    if let Some(vision) = &spec.vision {
-        let (blocks, layers) = (vision.sam.layers - 1, vision.clip.layers - 1);
-        known += &format!(", vision.sam, vision.sam.blocks.0 to {blocks}, vision.clip, vision.clip.layers.0 to {layers}");
-    }
-    known
-}
-
 impl Program for Part {
     fn clear(&mut self) -> Result<()> {
         self.outputs.clear();
@@ -314,6 +303,8 @@ mod tests {
             "vision.clip.layers.1",
         ] {
             let (mut part, recorder) = part(path, false)?;
+            tiny().check_part(path)?;
+            assert_eq!(part.steps(), llmprof::model::parts::has_steps(path));
             part.prefill()?;
             if part.steps() {
                 part.step()?;
@@ -343,6 +334,7 @@ mod tests {
         {
             let refused = part(path, false).err().expect("refused").to_string();
             assert!(refused.contains("is no part of tiny: it has decoder.layers.0 to 3"), "{refused}");
+            assert!(tiny().check_part(path).is_err(), "{path}");
         }
     }
 }

@@ -71,7 +71,8 @@ pub fn prepare(request: &RunnerRequest, started_ns: i64) -> Result<Ready, RunErr
     let tokenizer = Tokenizer::open(request.weights.as_deref()).map_err(bad)?;
     let (pages, views) = read_pages(request, dtype, &device)?;
     let prompt = assemble(request, &views, &tokenizer)?;
-    limits::check(request, prompt.tokens.len(), &device).map_err(RunError::BadInput)?;
+    let positions = positions(request, &prompt);
+    limits::check(request, positions, &device).map_err(RunError::BadInput)?;
 
     let recorder = Recorder::new();
     let mut about = start(request, dtype, &prompt, views);
@@ -149,6 +150,11 @@ fn assemble(request: &RunnerRequest, views: &[ImageViews], tokenizer: &Tokenizer
     prompt::assemble(&request.prompt, &image_tokens, tokenizer, &vocabulary).map_err(bad)
 }
 
+/// Positions of the prompt; only a part of a model takes another number than its inputs have.
+fn positions(request: &RunnerRequest, prompt: &Prompt) -> usize {
+    request.prompt_tokens.filter(|_| request.target.is_some()).map_or(prompt.tokens.len(), |asked| asked as usize)
+}
+
 fn load(
     request: &RunnerRequest,
     prompt: Prompt,
@@ -163,7 +169,7 @@ fn load(
     };
     let root = Site::root(weights, recorder.clone());
     let most = request.max_new_tokens as usize + 1;
-    let capacity = prompt.tokens.len() + most - 1;
+    let capacity = positions(request, &prompt) + most - 1;
     // What is wrong with a tensor is wrong with the folder that holds it.
     let misfit = |error: candle_core::Error| match RunError::from(error) {
         RunError::Model(error) => bad(format!("the weights do not fit the model: {error}")),
@@ -171,7 +177,7 @@ fn load(
     };
     let program: Box<dyn Program> = match &request.target {
         Some(path) => {
-            let (spec, seed, prompt_tokens) = (&request.model, request.seed, prompt.tokens.len());
+            let (spec, seed, prompt_tokens) = (&request.model, request.seed, positions(request, &prompt));
             let place = Place { spec, path, seed, prompt_tokens, capacity, pages: &pages };
             Box::new(Part::new(&root, &place, request.extracted).map_err(bad)?)
         }
@@ -202,8 +208,11 @@ fn start(request: &RunnerRequest, dtype: DType, prompt: &Prompt, images: Vec<Ima
         dtype: dtype.as_str().to_owned(),
         device: request.device.clone(),
         threads: rayon::current_num_threads() as u32,
-        prompt_tokens: prompt.tokens.len() as u64,
-        image_tokens: prompt.images.iter().map(|place| place.len() as u64).sum(),
+        prompt_tokens: positions(request, prompt) as u64,
+        image_tokens: match request.prompt_tokens {
+            Some(_) => 0,
+            None => prompt.images.iter().map(|place| place.len() as u64).sum(),
+        },
         images,
     }
 }

@@ -70,6 +70,12 @@ pub fn stage_kernels(analysis: &Analysis) -> Table {
 pub fn costs(analysis: &Analysis) -> Table {
     match &analysis.cost {
         Some(cost) => cost_table(cost),
+        None if analysis.start.as_ref().is_some_and(|start| start.target.is_some()) => {
+            Table::new("costs", "Static costs", COSTS, &COST_COLUMNS).or_gap(
+                "Costs are counted of whole models, and a part of one ran.",
+                "`llmprof cost` tells those of each operator.",
+            )
+        }
         None => Table::new("costs", "Static costs", COSTS, &COST_COLUMNS)
             .or_gap("The model's dimensions or the inputs' sizes are not known.", "Let the plain pass begin: it says both."),
     }

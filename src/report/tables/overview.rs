@@ -24,6 +24,9 @@ pub fn environment(facts: &RunFacts, analysis: &Analysis) -> Table {
     let env = facts.environment;
     add("Model", Some(facts.model.name.clone()));
     if let Some(start) = &analysis.start {
+        if let Some(part) = &start.target {
+            add("Part that ran alone", Some(part.clone()));
+        }
         let size = format!("{} parameters, {} in {}", count(start.parameters), bytes(start.weight_bytes), start.dtype);
         add("Weights", Some(format!("{}: {size}", start.weights)));
         add("Device", Some(format!("{} ({} host threads)", start.device, start.threads)));

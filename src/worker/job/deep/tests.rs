@@ -98,6 +98,9 @@ impl Bench {
             labels: vec![],
             priority: 0,
             profiling: None,
+            target: None,
+            align_with: None,
+            mock: None,
         };
         let model = config::models(None).unwrap()["deepseek-ocr-tiny"].clone();
         let order_model = model.clone();
@@ -117,6 +120,7 @@ impl Bench {
             ceilings: true,
             gpu: None,
             target: None,
+            prompt_tokens: None,
             extracted: false,
         };
         let order = Order {

@@ -1,0 +1,93 @@
+//! What of a model a submission is about: a part of it, what that is aligned with, and whether all of that can be.
+
+use super::{
+    App,
+    error::{ApiError, ErrorCode},
+    submit::{SubmitRun, within},
+};
+use crate::{
+    model::{ModelSpec, parts::has_steps},
+    profiling::{Change, Profiling},
+    run::{
+        Dtype,
+        target::{PartPath, Target},
+    },
+};
+
+/// Instances that a comparison of times wants of every side, where the request names no other number.
+const TRACED_REPEATS: u32 = 5;
+
+fn invalid(message: impl Into<String>) -> ApiError {
+    ApiError::new(ErrorCode::InvalidRequest, message)
+}
+
+/// The model that a submission names, by itself or before its target, and the part that is its target.
+pub(super) fn model_and_part(run: &SubmitRun) -> Result<(String, Option<Target>), ApiError> {
+    let Some(target) = &run.target else {
+        let model = run.model.clone().ok_or_else(|| invalid("model: missing, and no target names one"))?;
+        return Ok((model, None));
+    };
+    within("length of target", target.path().chars().count(), 1..=200)?;
+    let (named, path) = target.path().rsplit_once(':').map_or((None, target.path()), |(model, path)| (Some(model), path));
+    let model = match (run.model.as_deref(), named) {
+        (Some(model), Some(named)) if model != named => {
+            return Err(invalid(format!("target: it is of the model {named:?}, and the run is of {model:?}")));
+        }
+        (Some(model), _) | (None, Some(model)) => model.to_owned(),
+        (None, None) => return Err(invalid(format!("target: write MODEL:{path}, or name the model"))),
+    };
+    Ok((model, Some(Target::Part(PartPath(path.to_owned())))))
+}
+
+/// Checks the part against its model and inputs, and what is asked of it against the devices and passes of the run.
+pub(super) fn check(
+    app: &App,
+    run: &SubmitRun,
+    model: &ModelSpec,
+    part: Option<&Target>,
+    images: usize,
+    profiling: &Profiling,
+) -> Result<(), ApiError> {
+    let Some(path) = part.map(Target::path) else {
+        return match (run.align_with, run.mock) {
+            (None, None) => Ok(()),
+            (Some(_), _) => Err(invalid("align_with: name the part by target")),
+            (None, Some(_)) => Err(invalid("mock: name the part by target, and what it is aligned with by align_with")),
+        };
+    };
+    model.check_part(path).map_err(|error| invalid(format!("target: {error}")))?;
+    if path.starts_with("vision") && images == 0 {
+        return Err(ApiError::new(ErrorCode::InputsUnfit, format!("{path} reads images, and the inputs hold none")));
+    }
+    if run.align_with.is_some() && !profiling.nsys.enabled {
+        let message = format!("align_with: timelines are compared, and profiling.nsys.enabled is off in mode {}", run.mode);
+        return Err(invalid(message));
+    }
+    let Some(mock) = run.mock else { return Ok(()) };
+    if run.align_with.is_none() {
+        return Err(invalid("mock: it is for a run that aligns: set align_with"));
+    }
+    let mut devices = app.devices.iter().filter(|device| device.serves(&run.device)).peekable();
+    if mock.dtype == Some(Dtype::Bf16) && devices.peek().is_some() && devices.all(|device| device.is_cpu()) {
+        return Err(ApiError::new(ErrorCode::DtypeUnavailable, ErrorCode::DtypeUnavailable.example()));
+    }
+    if let Some(tokens) = mock.prompt_tokens {
+        if !has_steps(path) {
+            return Err(invalid("mock.prompt_tokens: only a part of a decoder reads a prompt"));
+        }
+        let most = (model.decoder.max_positions as u64).saturating_sub(run.max_new_tokens.into());
+        within("mock.prompt_tokens", u64::from(tokens), 1..=most)?;
+    }
+    Ok(())
+}
+
+/// The settings of the passes of a run that aligns: a stage is traced more than once, unless the request says how often.
+pub(super) fn traced_more(run: &SubmitRun, profiling: Profiling) -> Profiling {
+    let says = |change: &Change| change.get("nsys").is_some_and(|nsys| nsys.get("repeats").is_some());
+    if run.align_with.is_none() || run.profiling.as_ref().is_some_and(says) {
+        return profiling;
+    }
+    let mut profiling = profiling;
+    profiling.nsys.repeats = profiling.nsys.repeats.max(TRACED_REPEATS);
+    profiling
+}

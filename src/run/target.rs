@@ -1,0 +1,61 @@
+//! What of a model a run profiles alone, and what that is held to.
+//!
+//! Plain values. Which parts a model has is in `model`.
+
+use std::{fmt, str::FromStr};
+
+use serde::{Deserialize, Serialize};
+use utoipa::ToSchema;
+
+use super::{Dtype, UnknownWord, whole::maybe_whole, words};
+
+/// What a run profiles in place of a whole model.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(untagged)]
+pub enum Target {
+    Part(PartPath),
+}
+
+impl Target {
+    /// Module path of the part, perhaps with its model before it.
+    pub fn path(&self) -> &str {
+        match self {
+            Self::Part(PartPath(path)) => path,
+        }
+    }
+}
+
+/// A part of a model: `decoder.layers.3.self_attn`, or with its model `deepseek-ocr:decoder.layers.3.self_attn`.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(transparent)]
+#[schema(
+    min_length = 1,
+    max_length = 200,
+    pattern = r"^([^:\u0000-\u001f\u007f-\u009f]+:)?[a-z0-9_]+([.][a-z0-9_]+)*$",
+    example = "decoder.layers.3.self_attn"
+)]
+pub struct PartPath(pub String);
+
+words! {
+    /// What a part that ran alone is aligned with.
+    AlignWith {
+        /// The same part inside the whole model, which the run profiles too.
+        E2e = "e2e",
+    }
+}
+
+/// What is different about the mock: the question is whether it still is what the model runs.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Serialize, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct MockChange {
+    /// Number format; the run's when absent.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub dtype: Option<Dtype>,
+    /// Whether decode replays a captured CUDA graph; as the run does when absent.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub decode_graph: Option<bool>,
+    /// Positions of the prompt; the inputs' when absent. Of parts of a decoder.
+    #[serde(default, skip_serializing_if = "Option::is_none", deserialize_with = "maybe_whole")]
+    #[schema(minimum = 1, maximum = 1048576)]
+    pub prompt_tokens: Option<u32>,
+}

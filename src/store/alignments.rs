@@ -1,0 +1,262 @@
+//! Alignments: queued durably, claimed one at a time by the task of this service that computes them, ended in one commit.
+//!
+//! One service has a database, so what is running when it starts was left by one that is gone.
+
+use sqlx::{Connection, QueryBuilder, SqliteConnection, sqlite::SqliteRow};
+
+use super::{
+    Delete, Owner, Store, StoreError, claim::MAX_ATTEMPTS, column, during, id_of, json, now_ms, rfc3339, submit::over, word,
+};
+use crate::run::{
+    AlignmentId, ArtifactRecord, RunId, Step,
+    alignment::{AlignmentSpec, AlignmentState, CheckSummary, Verdict},
+};
+
+/// An alignment as the database knows it.
+#[derive(Debug, Clone, PartialEq)]
+pub struct StoredAlignment {
+    pub id: AlignmentId,
+    /// Name of the token that submitted it; `None` where none was asked for.
+    pub owner: Option<String>,
+    pub spec: AlignmentSpec,
+    pub state: AlignmentState,
+    pub attempts: u32,
+    /// RFC 3339, UTC, as the two below.
+    pub queued_at: String,
+    pub started_at: Option<String>,
+    pub ended_at: Option<String>,
+    pub verdict: Option<Verdict>,
+    pub checks: Vec<CheckSummary>,
+    /// Why it failed.
+    pub message: Option<String>,
+}
+
+/// What became of a submission.
+#[derive(Debug, Clone)]
+pub enum SubmittedAlignment {
+    New(Box<StoredAlignment>),
+    /// So many alignments of the owner wait already.
+    TooManyQueued(u64),
+    /// So many bytes are taken by the owner already.
+    DiskFull(u64),
+}
+
+/// Which alignments a list shows; every given part must hold.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct AlignmentFilter {
+    pub state: Option<AlignmentState>,
+    /// On either side.
+    pub run: Option<RunId>,
+}
+
+/// How an alignment ended.
+#[derive(Debug, Clone)]
+pub struct AlignmentOutcome {
+    /// The verdict and the checks, or why there are none.
+    pub found: Result<(Verdict, Vec<CheckSummary>), String>,
+    pub artifacts: Vec<ArtifactRecord>,
+}
+
+impl Store {
+    /// Queues an alignment. When this returns, it is on disk.
+    pub async fn submit_alignment(&self, spec: AlignmentSpec, owner: Option<Owner>) -> Result<SubmittedAlignment, StoreError> {
+        let (id, now) = (AlignmentId::now(), now_ms());
+        let mut writer = self.writer.lock().await;
+        let mut tx = writer.begin_with("begin immediate").await.map_err(during("begin a submission"))?;
+        if let Some(Owner { name, quota }) = &owner {
+            let waiting = "select count(*) from alignments where owner = ? and state in ('queued', 'running')";
+            if let Some(waiting) = over(&mut tx, name, quota.queued_runs, waiting).await? {
+                return Ok(SubmittedAlignment::TooManyQueued(waiting));
+            }
+            if let Some(bytes) = over(&mut tx, name, quota.disk_bytes, super::submit::BYTES).await? {
+                return Ok(SubmittedAlignment::DiskFull(bytes));
+            }
+        }
+        let stored = StoredAlignment {
+            id,
+            owner: owner.map(|owner| owner.name),
+            spec,
+            state: AlignmentState::Queued,
+            attempts: 0,
+            queued_at: rfc3339(now),
+            started_at: None,
+            ended_at: None,
+            verdict: None,
+            checks: Vec::new(),
+            message: None,
+        };
+        sqlx::query("insert into alignments (id, owner, mock, e2e, spec, state, queued_at) values (?, ?, ?, ?, ?, 'queued', ?)")
+            .bind(key(&id))
+            .bind(&stored.owner)
+            .bind(super::key(&stored.spec.mock))
+            .bind(super::key(&stored.spec.e2e))
+            .bind(serde_json::to_string(&stored.spec).map_err(|_| corrupt(id, "a spec"))?)
+            .bind(now)
+            .execute(&mut *tx)
+            .await
+            .map_err(during("insert an alignment"))?;
+        tx.commit().await.map_err(during("commit a submission"))?;
+        Ok(SubmittedAlignment::New(Box::new(stored)))
+    }
+
+    /// One alignment.
+    pub async fn alignment(&self, id: AlignmentId) -> Result<Option<StoredAlignment>, StoreError> {
+        let row = sqlx::query("select * from alignments where id = ?").bind(key(&id)).fetch_optional(&self.readers).await;
+        row.map_err(during("look an alignment up"))?.as_ref().map(from_row).transpose()
+    }
+
+    /// Alignments that match, newest first, from those submitted before `before`.
+    pub async fn alignments(
+        &self,
+        filter: AlignmentFilter,
+        before: Option<AlignmentId>,
+        limit: u32,
+    ) -> Result<Vec<StoredAlignment>, StoreError> {
+        let mut query = QueryBuilder::new("select * from alignments where true");
+        if let Some(state) = filter.state {
+            query.push(" and state = ").push_bind(state.as_str());
+        }
+        if let Some(run) = filter.run {
+            let run = super::key(&run).to_vec();
+            query.push(" and (mock = ").push_bind(run.clone()).push(" or e2e = ").push_bind(run).push(")");
+        }
+        if let Some(before) = before {
+            query.push(" and id < ").push_bind(key(&before).to_vec());
+        }
+        query.push(" order by id desc limit ").push_bind(limit);
+        let rows = query.build().fetch_all(&self.readers).await.map_err(during("list alignments"))?;
+        rows.iter().map(from_row).collect()
+    }
+
+    /// Takes the alignment that waits longest.
+    pub async fn claim_alignment(&self) -> Result<Option<StoredAlignment>, StoreError> {
+        let mut writer = self.writer.lock().await;
+        let row = sqlx::query(
+            "update alignments set state = 'running', attempts = attempts + 1, started_at = ?
+             where id = (select id from alignments where state = 'queued' order by id limit 1) returning *",
+        )
+        .bind(now_ms())
+        .fetch_optional(&mut *writer)
+        .await
+        .map_err(during("claim an alignment"))?;
+        row.as_ref().map(from_row).transpose()
+    }
+
+    /// Ends a running alignment, with its artifacts, in one commit. `false`: it does not run, and nothing changed.
+    pub async fn finish_alignment(&self, id: AlignmentId, outcome: &AlignmentOutcome) -> Result<bool, StoreError> {
+        let (state, verdict, checks, message) = match &outcome.found {
+            Ok((verdict, checks)) => (AlignmentState::Succeeded, Some(verdict.as_str()), checks.as_slice(), None),
+            Err(message) => (AlignmentState::Failed, None, &[][..], Some(message)),
+        };
+        let checks = serde_json::to_string(checks).map_err(|_| corrupt(id, "checks"))?;
+        let mut writer = self.writer.lock().await;
+        let mut tx = writer.begin_with("begin immediate").await.map_err(during("finish an alignment"))?;
+        let changed = sqlx::query(
+            "update alignments set state = ?, verdict = ?, checks = ?, message = ?, ended_at = ? where id = ? and state = 'running'",
+        )
+        .bind(state.as_str())
+        .bind(verdict)
+        .bind(checks)
+        .bind(message)
+        .bind(now_ms())
+        .bind(key(&id))
+        .execute(&mut *tx)
+        .await
+        .map_err(during("finish an alignment"))?;
+        if changed.rows_affected() == 0 {
+            return Ok(false);
+        }
+        insert_artifacts(&mut tx, id, &outcome.artifacts).await?;
+        tx.commit().await.map_err(during("finish an alignment"))?;
+        Ok(true)
+    }
+
+    /// Queues again what a service left that is gone, and gives up what was begun too often. Right at start alone.
+    pub async fn recover_alignments(&self) -> Result<Vec<AlignmentId>, StoreError> {
+        let mut writer = self.writer.lock().await;
+        let ids: Vec<Vec<u8>> = sqlx::query_scalar(
+            "update alignments set state = case when attempts < ?1 then 'queued' else 'failed' end,
+                    ended_at = case when attempts >= ?1 then ?2 end,
+                    message = case when attempts >= ?1 then 'given up: the service ended during each of ' || attempts || ' attempts' end
+             where state = 'running' returning id",
+        )
+        .bind(MAX_ATTEMPTS)
+        .bind(now_ms())
+        .fetch_all(&mut *writer)
+        .await
+        .map_err(during("recover alignments"))?;
+        ids.iter().map(|id| id_of(id).map(|id| AlignmentId(id.0))).collect()
+    }
+
+    /// Forgets an alignment that has ended or waits. Its folder is the caller's to remove, afterwards.
+    pub async fn delete_alignment(&self, id: AlignmentId) -> Result<Delete, StoreError> {
+        let mut writer = self.writer.lock().await;
+        let deleted = sqlx::query("delete from alignments where id = ? and state <> 'running'")
+            .bind(key(&id))
+            .execute(&mut *writer)
+            .await
+            .map_err(during("delete an alignment"))?
+            .rows_affected();
+        if deleted > 0 {
+            return Ok(Delete::Deleted);
+        }
+        let known = sqlx::query("select 1 from alignments where id = ?").bind(key(&id)).fetch_optional(&mut *writer).await;
+        Ok(if known.map_err(during("look an alignment up"))?.is_some() { Delete::Active } else { Delete::NotFound })
+    }
+
+    /// The files that an ended alignment left, by path.
+    pub async fn alignment_artifacts(&self, id: AlignmentId) -> Result<Vec<ArtifactRecord>, StoreError> {
+        let rows = sqlx::query(
+            "select path, bytes, sha256, media_type, step from alignment_artifacts where alignment_id = ? order by path",
+        )
+        .bind(key(&id))
+        .fetch_all(&self.readers)
+        .await
+        .map_err(during("list artifacts"))?;
+        rows.iter().map(|row| super::read::artifact(RunId(id.0), row)).collect()
+    }
+}
+
+async fn insert_artifacts(tx: &mut SqliteConnection, id: AlignmentId, artifacts: &[ArtifactRecord]) -> Result<(), StoreError> {
+    for artifact in artifacts {
+        sqlx::query(
+            "insert into alignment_artifacts (alignment_id, path, bytes, sha256, media_type, step) values (?, ?, ?, ?, ?, ?)",
+        )
+        .bind(key(&id))
+        .bind(&artifact.path)
+        .bind(i64::try_from(artifact.bytes).unwrap_or(i64::MAX))
+        .bind(&artifact.sha256)
+        .bind(&artifact.media_type)
+        .bind(artifact.step.map(Step::as_str))
+        .execute(&mut *tx)
+        .await
+        .map_err(during("insert an artifact"))?;
+    }
+    Ok(())
+}
+
+fn key(id: &AlignmentId) -> &[u8] {
+    id.0.as_bytes()
+}
+
+fn corrupt(id: AlignmentId, what: &'static str) -> StoreError {
+    StoreError::Corrupt { id: RunId(id.0), what }
+}
+
+fn from_row(row: &SqliteRow) -> Result<StoredAlignment, StoreError> {
+    let id: RunId = id_of(column(row, "id")?)?;
+    let verdict: Option<&str> = column(row, "verdict")?;
+    Ok(StoredAlignment {
+        id: AlignmentId(id.0),
+        owner: column(row, "owner")?,
+        spec: json(id, "a spec", column(row, "spec")?)?,
+        state: word(id, "a state", column(row, "state")?)?,
+        attempts: column(row, "attempts")?,
+        queued_at: rfc3339(column(row, "queued_at")?),
+        started_at: column::<Option<i64>>(row, "started_at")?.map(rfc3339),
+        ended_at: column::<Option<i64>>(row, "ended_at")?.map(rfc3339),
+        verdict: verdict.map(|verdict| word(id, "a verdict", verdict)).transpose()?,
+        checks: json(id, "checks", column(row, "checks")?)?,
+        message: column(row, "message")?,
+    })
+}

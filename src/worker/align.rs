@@ -1,0 +1,131 @@
+//! Computes the alignments that wait, one at a time: they read captures of ended runs and start nothing.
+//!
+//! What a service left behind when it ended is computed again from the beginning.
+
+use std::{fs, io, path::Path, pin::pin, time::Duration};
+
+use tokio_util::sync::CancellationToken;
+
+use super::{
+    Context, pair,
+    steps::{Ended, now},
+};
+use crate::{
+    analyze::align::{Alignment, settings::Question},
+    artifact::{
+        journal::{Journal, JournalEvent},
+        layout, manifest,
+    },
+    report::align::previous,
+    run::{Step, StepRecord, StepState},
+    store::{AlignmentOutcome, StoreError, StoredAlignment},
+};
+
+/// How long the idle task waits before it looks again by itself; it is woken when an alignment arrives.
+const IDLE: Duration = Duration::from_secs(5);
+
+/// Computes alignments until told to stop; the one that is being computed comes to its end.
+pub async fn work(cx: Context, stop: CancellationToken) {
+    while !stop.is_cancelled() {
+        // Listening before looking: an alignment queued in between still wakes us.
+        let mut woken = pin!(cx.queued.notified());
+        woken.as_mut().enable();
+        match cx.store.claim_alignment().await {
+            Ok(Some(claimed)) => {
+                if let Err(error) = carry(&cx, claimed).await {
+                    tracing::error!(error = %crate::chain(&error), "cannot keep how an alignment ended");
+                }
+            }
+            nothing => {
+                if let Err(error) = nothing {
+                    tracing::error!(error = %crate::chain(&error), "cannot claim an alignment");
+                }
+                tokio::select! {
+                    () = woken => {}
+                    () = tokio::time::sleep(IDLE) => {}
+                    () = stop.cancelled() => {}
+                }
+            }
+        }
+    }
+}
+
+async fn carry(cx: &Context, claimed: StoredAlignment) -> Result<(), StoreError> {
+    let id = claimed.id;
+    tracing::info!(alignment = %id, attempt = claimed.attempts, "alignment begins");
+    let context = cx.clone();
+    let computed = tokio::task::spawn_blocking(move || compute(&context, &claimed)).await;
+    // A panic over a capture from outside costs that alignment alone.
+    let outcome = computed.unwrap_or_else(|error| AlignmentOutcome { found: Err(error.to_string()), artifacts: Vec::new() });
+    match &outcome.found {
+        Ok((verdict, _)) => tracing::info!(alignment = %id, %verdict, "alignment ends"),
+        Err(message) => tracing::warn!(alignment = %id, message, "alignment failed"),
+    }
+    cx.store.finish_alignment(id, &outcome).await.map(|_| ())
+}
+
+/// Aligns, and leaves the reports in the alignment's folder. Whatever happens, what was written is sealed.
+fn compute(cx: &Context, claimed: &StoredAlignment) -> AlignmentOutcome {
+    let dir = cx.alignments.join(claimed.id.to_string());
+    let lost = |error: io::Error| AlignmentOutcome {
+        found: Err(format!("cannot make the alignment's folder: {error}")),
+        artifacts: Vec::new(),
+    };
+    let journal = match make_folder(&dir, claimed).and_then(|()| Journal::open(&dir)) {
+        Ok(journal) => journal,
+        Err(error) => return lost(error),
+    };
+    journal.write(&JournalEvent::Attempt { attempt: claimed.attempts, at: now() });
+    let found = step(&journal, Step::Analyze, || analyze(cx, claimed));
+    let found = found.and_then(|alignment| {
+        step(&journal, Step::Report, || pair::write(&alignment, &dir, layout::ALIGNMENT).map_err(|error| crate::chain(&error)))?;
+        Ok((alignment.verdict, alignment.summary()))
+    });
+    // Of this host a client learns only names of runs.
+    let found = found.map_err(|message| message.replace(&format!("{}/", cx.runs.display()), "run "));
+    match manifest::seal(&dir) {
+        Ok(artifacts) => AlignmentOutcome { found, artifacts },
+        Err(error) => lost(error),
+    }
+}
+
+fn analyze(cx: &Context, claimed: &StoredAlignment) -> Result<Alignment, String> {
+    let spec = &claimed.spec;
+    let today = jiff::Timestamp::now().to_string().chars().take(10).collect();
+    let (question, rules) = Question::of(spec, today).map_err(|error| error.to_string())?;
+    let [mock, e2e] = [spec.mock, spec.e2e].map(|id| (id.to_string(), cx.runs.join(id.to_string())));
+    if let Some((id, _)) = [&mock, &e2e].into_iter().find(|(_, dir)| !dir.is_dir()) {
+        return Err(format!("the run {id} is gone"));
+    }
+    let mut alignment =
+        pair::compare((&mock.0, &mock.1), (&e2e.0, &e2e.1), &rules, &question).map_err(|error| crate::chain(&error))?;
+    if let Some(id) = spec.previous {
+        let file = cx.alignments.join(id.to_string()).join(format!("{}.json", layout::ALIGNMENT));
+        let before = fs::read(file).ok().and_then(|text| previous(&text).ok());
+        let (verdict, checks) = before.ok_or_else(|| format!("the alignment {id} is gone"))?;
+        alignment.since(&checks, verdict);
+    }
+    Ok(alignment)
+}
+
+/// Does one step, and tells in the journal how it went.
+fn step<T>(journal: &Journal, step: Step, work: impl FnOnce() -> Result<T, String>) -> Result<T, String> {
+    let begun = StepRecord { step, state: StepState::Running, started_at: now(), ended_at: None, exit_code: None, message: None };
+    journal.write(&JournalEvent::Step { step: begun.clone() });
+    let done = work();
+    let Ended { state, message, .. } = done.as_ref().map_or_else(Ended::failed, |_| Ended::well());
+    journal.write(&JournalEvent::Step { step: StepRecord { state, message, ended_at: Some(now()), ..begun } });
+    done
+}
+
+/// Makes the folder anew; of an earlier attempt only the journal stays.
+fn make_folder(dir: &Path, claimed: &StoredAlignment) -> io::Result<()> {
+    fs::create_dir_all(dir)?;
+    for entry in fs::read_dir(dir)? {
+        let path = entry?.path();
+        if !path.ends_with(layout::PROGRESS) {
+            fs::remove_file(path)?;
+        }
+    }
+    fs::write(dir.join(layout::SPEC), serde_json::to_vec_pretty(&claimed.spec)?)
+}

@@ -1,0 +1,109 @@
+//! The alignments of a run that holds a part to the whole model: read from its folder, and written there.
+//!
+//! It blocks, and starts nothing. What a folder lacks of all that stays unknown.
+
+use std::{fs, io, path::Path};
+
+use super::pair::{Captured, PairError, write};
+use crate::{
+    analyze::{
+        align::{
+            Alignment, align,
+            settings::{Operation, Question, Thresholds},
+        },
+        stats::Spread,
+    },
+    artifact::layout,
+    model::parts::has_steps,
+    parse::{self, ParseError},
+    report::{align::stem, part::PartStage},
+    runner,
+    trace::{event::Event, stage::StageRules},
+};
+
+/// Stages, as people call them and as ranges are named.
+pub const STAGES: [(&str, &str); 2] = [("prefill", "prefill"), ("decode", "decode_all")];
+
+/// What was found in one stage.
+pub struct AlignedStage {
+    pub stage: &'static str,
+    pub mock: Alignment,
+    pub extracted: Alignment,
+}
+
+/// Aligns the mock and the extracted part in `dir` with the whole model's run there, stage by stage, and writes the reports.
+pub fn align_part(dir: &Path, part: &str) -> Result<Vec<AlignedStage>, PairError> {
+    let read = |name: &str, folder: &Path| Captured::read(name, folder, StageRules::default());
+    let whole = read("the whole model", dir)?;
+    let mock = read("the mock", &dir.join(layout::MOCK))?;
+    let extracted = read("taken out of its layer", &dir.join(layout::EXTRACTED))?;
+    let mut found = Vec::new();
+    for (stage, range) in STAGES.into_iter().filter(|(stage, _)| *stage == "prefill" || has_steps(part)) {
+        let question = Question {
+            operation: Operation::Operator(part.to_owned()),
+            stage: Some(range.to_owned()),
+            thresholds: Thresholds::default(),
+            waivers: vec![],
+            forwards: None,
+            today: String::new(), // no waivers, so none expires
+        };
+        let against = |side: &Captured| align(&side.side(Some(range)), &whole.side(Some(range)), &question);
+        let aligned = AlignedStage { stage, mock: against(&mock), extracted: against(&extracted) };
+        write(&aligned.mock, dir, &stem(stage))?;
+        write(&aligned.extracted, dir, &stem(&format!("extracted-{stage}")))?;
+        found.push(aligned);
+    }
+    Ok(found)
+}
+
+/// Reads back what [`align_part`] wrote, with the plain times of the part beside it; nothing where a run held no part to anything.
+pub fn read(dir: &Path) -> Result<Vec<PartStage>, ParseError> {
+    let mut stages = Vec::new();
+    let mut plain = None;
+    for (stage, range) in STAGES {
+        let Some(mock) = alignment(dir, stage)? else { continue };
+        let plain = match &mut plain {
+            Some(plain) => plain,
+            none => none.insert([events(dir, layout::MOCK)?, events(dir, layout::EXTRACTED)?]),
+        };
+        let [mock_ms, extracted_ms] = [0, 1].map(|side| times(&plain[side], range));
+        let same_outputs = output(&plain[0]).zip(output(&plain[1])).map(|(mock, extracted)| mock == extracted);
+        let extracted = alignment(dir, &format!("extracted-{stage}"))?;
+        stages.push(PartStage { stage, mock, extracted, mock_ms, extracted_ms, same_outputs });
+    }
+    Ok(stages)
+}
+
+fn alignment(dir: &Path, stage: &str) -> Result<Option<Alignment>, ParseError> {
+    let path = dir.join(format!("{}.json", stem(stage)));
+    match fs::read(&path) {
+        Ok(bytes) => match serde_json::from_slice(&bytes) {
+            Ok(alignment) => Ok(Some(alignment)),
+            Err(error) => Err(ParseError::Foreign { path, what: format!("not an alignment: {error}") }),
+        },
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
+        Err(source) => Err(ParseError::Read { path, source }),
+    }
+}
+
+/// What the runner told in the plain pass of one side.
+fn events(dir: &Path, side: &str) -> Result<Vec<Event>, ParseError> {
+    let path = dir.join(side).join(layout::BASELINE).join(runner::EVENTS);
+    if path.exists() { parse::events::read(&path).map(|log| log.events) } else { Ok(Vec::new()) }
+}
+
+/// Times of a stage, milliseconds: the GPU's own where it was timed.
+fn times(events: &[Event], stage: &str) -> Option<Spread> {
+    Spread::of(events.iter().filter_map(|event| match event {
+        Event::Range(it) if it.name == stage && !it.warmup => Some(it.device_ns.unwrap_or(it.end_ns - it.start_ns) as f64 / 1e6),
+        _ => None,
+    }))
+}
+
+/// The hash of what the first repeat computed.
+fn output(events: &[Event]) -> Option<&str> {
+    events.iter().find_map(|event| match event {
+        Event::Output(it) if !it.warmup => Some(it.logits_sha256.as_str()),
+        _ => None,
+    })
+}

@@ -1,0 +1,77 @@
+#!/usr/bin/env bash
+# Holds parts of a model to the whole model on a GPU host, and wrong mocks to their failure: run from the repository's root.
+#
+#   tests/gpu/align.sh [--bin DIR] [--out DIR] [--device auto|cpu] [--model NAME] [--attention LAYER] [--moe LAYER] [--tokens N]
+#
+# Starts the service of DIR (default target/release) on loopback with a temporary data folder and submits, one after another, runs that
+# end in an alignment with the whole model: attention and the mixture of experts of a layer, and attention with three mocks that are
+# wrong: f32, without the CUDA graph, with another prompt. Prints one table of verdicts by stage, with PASS where the verdict is the one
+# that is expected. Exit code 0: all are. With --out the alignment reports are left there. --device cpu tries the script where there is no
+# GPU: there are no kernels, so that every verdict is inconclusive. Needs bash, curl and python3; compiles nothing.
+set -euo pipefail
+bin=target/release out='' device=auto model=deepseek-ocr attention=3 moe=3 tokens=64
+while [ $# -gt 0 ]; do
+  case $1 in
+    --bin) bin=$2; shift ;;
+    --out) out=$2; shift ;;
+    --device) device=$2; shift ;;
+    --model) model=$2; shift ;;
+    --attention) attention=$2; shift ;;
+    --moe) moe=$2; shift ;;
+    --tokens) tokens=$2; shift ;;
+    *) sed -n '2,11p' "$0" >&2; exit 2 ;;
+  esac
+  shift
+done
+here=$(cd "$(dirname "$0")" && pwd)
+bin=$(cd "$bin" && pwd)
+for program in llmprof model-runner; do
+  [ -x "$bin/$program" ] || { echo "$bin/$program is no program: name the folder of the binaries by --bin" >&2; exit 2; }
+done
+
+data=$(mktemp -d) service=''
+trap 'kill "$service" 2>/dev/null; wait 2>/dev/null; rm -rf "$data"' EXIT
+[ "$device" != cpu ] || export LLMPROF__WORKER__DEVICES='["cpu"]'
+export LLMPROF__TOOLS__MODEL_RUNNER=${LLMPROF__TOOLS__MODEL_RUNNER:-$bin/model-runner}
+"$bin/llmprof" serve --listen 127.0.0.1:0 --data "$data" >"$data/service.out" 2>"$data/service.log" & service=$!
+base=''
+for _ in $(seq 300); do
+  base=$(sed -n 's/^listening on //p' "$data/service.out")
+  [ -z "$base" ] || ! curl -sf "$base/readyz" >/dev/null || break
+  kill -0 "$service" 2>/dev/null || { cat "$data/service.log" >&2; exit 1; }
+  sleep 0.1
+done
+curl -sf "$base/readyz" >/dev/null || { echo "the service did not become ready" >&2; cat "$data/service.log" >&2; exit 1; }
+
+# submit NAME PART MOCK PREFILL DECODE: one run to its end, and what its two verdicts must be.
+submit() {
+  local body id mock=''
+  [ -z "$3" ] || mock=$(printf ', "mock": %s' "$3")
+  body=$(printf '{"target": "%s:%s", "align_with": "e2e", "mode": "deep", "device": "%s", "max_new_tokens": %d, "labels": ["%s"],
+    "profiling": {"ncu": {"enabled": false}, "gemm_log": {"enabled": false}}%s}' "$model" "$2" "$device" "$tokens" "$1" "$mock")
+  id=$(curl -sS -X POST "$base/runs" -H 'content-type: application/json' -d "$body" |
+    python3 -c 'import json, sys; answer = json.load(sys.stdin); print(answer.get("run_id") or sys.exit(answer["error"]["message"]))')
+  echo "$1: run $id" >&2
+  curl -sN --max-time 1900 "$base/runs/$id/events" >"$data/$1.events"
+  curl -sf "$base/runs/$id" >"$data/$1.run.json"
+  echo "$1 $id $4 $5" >>"$data/submitted"
+}
+# A graph is replayed in decode alone, and another prompt is another length in both stages.
+submit attention "decoder.layers.$attention.self_attn" '' pass pass
+submit moe "decoder.layers.$moe.mlp" '' pass pass
+submit f32 "decoder.layers.$attention.self_attn" '{"dtype": "f32"}' fail fail
+submit eager "decoder.layers.$attention.self_attn" '{"decode_graph": false}' pass fail
+submit length "decoder.layers.$attention.self_attn" '{"prompt_tokens": 128}' fail fail
+
+held=0
+python3 "$here/align.py" "$data" "$device" | tee "$data/table.txt" || held=1
+if [ -n "$out" ]; then
+  mkdir -p "$out"
+  cp "$data/table.txt" "$out/align.txt"
+  while read -r name id _; do
+    for file in "$data/runs/$id"/alignment-*.{md,json,html}; do
+      [ ! -e "$file" ] || cp "$file" "$out/$name-$(basename "$file")"
+    done
+  done <"$data/submitted"
+fi
+exit "$held"

@@ -1,0 +1,180 @@
+//! Runs of a part of a model: what is refused, the part alone, and the part beside the whole model, up to the verdict.
+
+use std::{fs, path::Path};
+
+use serde_json::{Value, json};
+
+use crate::{
+    align::{E2E, MOCK, capture},
+    api::Api,
+    service::{Service, Setup, script},
+};
+
+const PART: &str = "decoder.layers.3.self_attn";
+
+fn step<'a>(run: &'a Value, name: &str) -> &'a Value {
+    run["steps"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .find(|step| step["step"] == name)
+        .unwrap_or_else(|| panic!("no step {name} in {run:#}"))
+}
+
+/// A run's JSON file.
+fn file(service: &Service, id: &str, path: &str) -> Value {
+    serde_json::from_slice(&fs::read(service.run_dir(id).join(path)).unwrap()).unwrap()
+}
+
+/// An nsys that runs what it is given, and whose exports are the real pair's with the part's path as the name of its range.
+fn nsys(folder: &Path) -> std::path::PathBuf {
+    let rename = format!(
+        "update StringIds set value = '{PART}' where value = 'decoder.self_attn'; update NVTX_EVENTS set text = '{PART}' where text = 'decoder.self_attn'"
+    );
+    let [mock, e2e] = [MOCK, E2E].map(|name| {
+        let path = folder.join(format!("{name}.sqlite"));
+        capture(name, &path, &rename).unwrap();
+        path.display().to_string()
+    });
+    let lines = format!(
+        r#"case $1 in
+--version) echo 'NVIDIA Nsight Systems version 2025.3.2.1';;
+profile) while [ "$1" != --output ]; do shift; done; stem=$2; shift 2; "$@" || exit $?; echo report > "$stem.nsys-rep";;
+export) while [ "$1" != --output ]; do shift; done
+  case $2 in */mock/*|*/extracted/*) cp '{mock}' "$2";; *) cp '{e2e}' "$2";; esac;;
+esac"#
+    );
+    script(folder, &lines)
+}
+
+fn aligned(more: Value) -> Value {
+    let mut body = json!({
+        "target": PART, "align_with": "e2e", "mode": "light",
+        "profiling": { "nsys": { "max_new_tokens": 2, "repeats": 1, "warmup": 0 } },
+    });
+    body.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+    body
+}
+
+#[tokio::test]
+async fn a_part_beside_the_whole_model_ends_in_a_verdict_for_each_stage() {
+    let data = tempfile::tempdir().unwrap();
+    let service = Service::start(data.path(), &Setup { nsys: nsys(data.path()), ..Setup::default() });
+    let id = service.submit(aligned(json!({}))).await;
+    let run = service.end(&id).await;
+    assert_eq!((&run["state"], &step(&run, "align")["state"]), (&json!("succeeded"), &json!("succeeded")), "{run:#}");
+    for stage in ["prefill", "decode"] {
+        let found = file(&service, &id, &format!("alignment-{stage}.json"));
+        assert_eq!(found["verdict"], "pass", "{stage}: {:#}", found["checks"]);
+        let check = |id: &str| found["checks"].as_array().unwrap().iter().find(|it| it["id"] == id).unwrap().clone();
+        assert_eq!(check("inputs")["verdict"], "pass", "folders of runs tell their inputs");
+        assert_eq!(file(&service, &id, &format!("alignment-extracted-{stage}.json"))["verdict"], "pass");
+    }
+    let [mock, extracted] = ["mock", "extracted"].map(|side| file(&service, &id, &format!("{side}/baseline/request.json")));
+    assert_eq!((&mock["target"], &mock["extracted"], &extracted["extracted"]), (&json!(PART), &json!(false), &json!(true)));
+    assert_eq!(file(&service, &id, "baseline/request.json")["target"], Value::Null, "the whole model is in the usual place");
+    let manifest = file(&service, &id, "manifest.json");
+    let listed =
+        |path: &str| manifest["artifacts"].as_array().unwrap().iter().any(|it| it["path"] == path && it["step"] == "align");
+    for path in ["alignment-prefill.html", "alignment-decode.md", "mock/nsys/run.sqlite", "extracted/baseline/events.jsonl"] {
+        assert!(listed(path), "{path}");
+    }
+    let report = fs::read_to_string(service.run_dir(&id).join("report.md")).unwrap();
+    assert!(
+        report.contains("[alignment-prefill.html](alignment-prefill.html)") && report.contains("| prefill | pass | pass |"),
+        "{report}"
+    );
+    let told = run["findings"].as_array().unwrap().iter().filter(|it| it["id"] == "alignment_passed").count();
+    assert_eq!(told, 2, "{:#}", run["findings"]);
+}
+
+#[tokio::test]
+async fn a_mock_with_another_prompt_fails_by_its_inputs_and_the_extracted_part_does_not() {
+    let data = tempfile::tempdir().unwrap();
+    let service = Service::start(data.path(), &Setup { nsys: nsys(data.path()), ..Setup::default() });
+    let id = service.submit(aligned(json!({ "mock": { "prompt_tokens": 16, "dtype": "f16" } }))).await;
+    let run = service.end(&id).await;
+    let found = file(&service, &id, "alignment-prefill.json");
+    let inputs = found["checks"].as_array().unwrap().iter().find(|it| it["id"] == "inputs").unwrap();
+    assert_eq!((&found["verdict"], &inputs["verdict"]), (&json!("fail"), &json!("fail")), "{inputs:#}");
+    let differs = |what: &str| inputs["rows"].as_array().unwrap().iter().any(|it| it["what"] == what && it["note"] == "differs");
+    assert!(differs("prompt positions") && differs("number format"), "{inputs:#}");
+    assert_eq!(file(&service, &id, "alignment-extracted-prefill.json")["verdict"], "pass");
+    let finding = run["findings"].as_array().unwrap().iter().find(|it| it["id"] == "alignment_failed").unwrap();
+    assert!(finding["evidence"]["inputs"].is_string() && finding["advice"].is_string(), "{finding:#}");
+}
+
+#[tokio::test]
+async fn without_timelines_the_part_is_timed_plainly_and_nothing_is_decided() {
+    let data = tempfile::tempdir().unwrap();
+    let service = Service::start(data.path(), &Setup::default());
+    let id = service.submit(aligned(json!({}))).await;
+    let run = service.end(&id).await;
+    assert_eq!((&run["state"], &step(&run, "align")["state"]), (&json!("partial"), &json!("skipped")), "{run:#}");
+    let said = step(&run, "align")["message"].as_str().unwrap();
+    assert!(said.starts_with("mock: nsys is not installed") && said.contains("install-nsight.sh"), "{said}");
+    let finding = run["findings"].as_array().unwrap().iter().find(|it| it["id"] == "alignment_inconclusive").unwrap();
+    assert!(finding["advice"].as_str().unwrap().contains("install-nsight.sh"), "{finding:#}");
+    for side in ["mock", "extracted"] {
+        assert!(service.run_dir(&id).join(side).join("baseline/events.jsonl").exists(), "{side}");
+    }
+}
+
+#[tokio::test]
+async fn a_part_alone_is_profiled_like_a_model_and_claims_no_cost_of_the_whole() {
+    let data = tempfile::tempdir().unwrap();
+    let service = Service::start(data.path(), &Setup::default());
+    let id = service.submit(json!({ "target": format!("deepseek-ocr-tiny:{PART}") })).await;
+    let run = service.end(&id).await;
+    assert_eq!((&run["state"], &run["spec"]["target"]), (&json!("succeeded"), &json!(PART)), "{run:#}");
+    let findings = run["findings"].as_array().unwrap();
+    assert!(findings.iter().all(|it| it["id"] != "cost_disagrees"), "{findings:#?}");
+    let report = fs::read_to_string(service.run_dir(&id).join("report.md")).unwrap();
+    assert!(
+        report.contains(PART) && !report.contains("off what the architecture needs") && !report.contains("Keys and values"),
+        "{report}"
+    );
+}
+
+#[tokio::test]
+async fn a_target_that_cannot_be_is_refused_with_the_reason() {
+    let api = Api::new().await;
+    let with = |target: &str, more: Value| {
+        let mut body = json!({ "target": target });
+        body.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+        body
+    };
+    let tiny = "deepseek-ocr-tiny:decoder.layers.1.mlp";
+    let cases = [
+        (json!({}), 422, "no target names one"),
+        (with("decoder.layers.1.mlp", json!({})), 422, "MODEL:decoder"),
+        (with(tiny, json!({ "model": "llama-tiny" })), 422, "the run is of"),
+        (with("nothing:decoder.layers.1", json!({})), 404, "there is no model"),
+        (
+            with("deepseek-ocr-tiny:decoder.layers.9", json!({})),
+            422,
+            "is no part of deepseek-ocr-tiny: it has decoder.layers.0 to 3",
+        ),
+        (with("deepseek-ocr-tiny:vision.sam", json!({ "inputs_manifest": "inputs-text.yaml" })), 409, "reads images"),
+        (json!({ "model": "llama-tiny", "align_with": "e2e" }), 422, "name the part by target"),
+        (json!({ "model": "llama-tiny", "mock": {} }), 422, "name the part by target"),
+        (with(tiny, json!({ "mock": {} })), 422, "set align_with"),
+        (with(tiny, json!({ "align_with": "e2e", "mode": "basic" })), 422, "profiling.nsys.enabled is off"),
+        (with(tiny, json!({ "align_with": "e2e", "mock": { "dtype": "bf16" } })), 409, "multiplies no bf16"),
+        (with(tiny, json!({ "align_with": "e2e", "mock": { "prompt_tokens": 1048576 } })), 422, "mock.prompt_tokens"),
+        (
+            with("deepseek-ocr-tiny:vision.clip", json!({ "align_with": "e2e", "mock": { "prompt_tokens": 9 } })),
+            422,
+            "reads a prompt",
+        ),
+        (json!({ "model": "llama-tiny", "target": { "command": "x" } }), 422, "target"),
+    ];
+    for (body, status, said) in cases {
+        let answer = api.post(&body).await;
+        assert!(answer.status == status && answer.text().contains(said), "{body}: {} {}", answer.status, answer.text());
+    }
+    let id = api.submit(with(tiny, json!({ "align_with": "e2e" }))).await;
+    let spec = api.get(&format!("/runs/{id}")).await.json()["spec"].clone();
+    assert_eq!((&spec["model"], &spec["target"]), (&json!("deepseek-ocr-tiny"), &json!("decoder.layers.1.mlp")));
+    assert_eq!(spec["profiling"]["nsys"]["repeats"], 5, "one instance of a stage has no interval");
+}
