@@ -90,6 +90,7 @@ codes! {
     Internal = "internal", INTERNAL_SERVER_ERROR, "something went wrong here; the log tells more under this request id";
     Unavailable = "unavailable", SERVICE_UNAVAILABLE, "the database does not answer";
     Overloaded = "overloaded", SERVICE_UNAVAILABLE, "as many requests as the service handles at a time are under way: come again";
+    DiskFull = "disk_full", INSUFFICIENT_STORAGE, "the disk of the runs has 104857600 bytes free, and 1073741824 (limits.free_bytes) have to be: delete runs";
     DiskQuota = "disk_quota", INSUFFICIENT_STORAGE, "the runs of \"ann\" take 50000000000 bytes, which is their share: delete some";
 }
 

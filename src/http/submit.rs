@@ -17,6 +17,7 @@ use super::{
     App,
     access::Caller,
     error::{ApiError, ErrorCode},
+    metrics::free_bytes,
     models::find_model,
     runs::Links,
     target,
@@ -180,6 +181,7 @@ pub async fn submit(
 /// Checks a request whole and queues its run; a key that came before with the same body gives the run that it gave then.
 pub(super) async fn queue(app: &App, caller: Caller, body: &[u8], key: Option<String>) -> Result<Run, ApiError> {
     let spec = check(app, parse(body)?).await?;
+    has_room(app)?;
     let idempotency = key.map(|key| Idempotency { key, body_sha256: Sha256::digest(body).into() });
     let owner = app.access.owner(&caller);
     let name = caller.name.unwrap_or_default();
@@ -202,6 +204,19 @@ pub(super) async fn queue(app: &App, caller: Caller, body: &[u8], key: Option<St
         }
     };
     Ok(*run)
+}
+
+/// Refuses a run that the disk has no room for: one that is carried out anyway could only fail.
+fn has_room(app: &App) -> Result<(), ApiError> {
+    let least = app.config.limits.free_bytes;
+    match free_bytes(&app.runs) {
+        Some(free) if free < least => {
+            let message =
+                format!("the disk of the runs has {free} bytes free, and {least} (limits.free_bytes) have to be: delete runs");
+            Err(ApiError::new(ErrorCode::DiskFull, message).retry_after(60))
+        }
+        _ => Ok(()),
+    }
 }
 
 fn idempotency_key(headers: &HeaderMap) -> Result<Option<String>, ApiError> {

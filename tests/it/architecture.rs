@@ -143,7 +143,13 @@ fn the_text_of_pages_is_made_without_http_files_or_a_clock() {
 fn only_collect_starts_processes_and_only_http_knows_http() {
     let mut broken = Vec::new();
     for (module, path, code) in library() {
-        for (word, owner) in [("Command::new", "collect"), ("axum::", "http"), ("sqlx::", "store"), ("rusqlite::", "parse")] {
+        for (word, owner) in [
+            ("Command::new", "collect"),
+            ("axum::", "http"),
+            ("sqlx::", "store"),
+            ("rusqlite::", "parse"),
+            ("reqwest::", "worker"),
+        ] {
             if code.contains(word) && module != owner {
                 broken.push(format!("{}: {word} belongs to {owner}", path.display()));
             }

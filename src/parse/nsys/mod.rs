@@ -12,10 +12,13 @@ use rusqlite::{Result, Row};
 
 use self::{export::Export, names::Names};
 use super::ParseError;
-use crate::trace::{
-    kernel::{Kernel, Kernels},
-    nsys::{ApiCall, ApiCalls, CopyKind, GraphNode, MemoryOp, NsysTrace, pid_of, process_of},
-    range::Range,
+use crate::{
+    artifact::packed,
+    trace::{
+        kernel::{Kernel, Kernels},
+        nsys::{ApiCall, ApiCalls, CopyKind, GraphNode, MemoryOp, NsysTrace, pid_of, process_of},
+        range::Range,
+    },
 };
 
 /// Farthest from zero that a time may lie, nanoseconds: 73 years, in which clocks that count from 1970 have room.
@@ -28,8 +31,10 @@ const fn possible(start_ns: i64, end_ns: i64) -> bool {
     -FARTHEST <= start_ns && start_ns <= end_ns && end_ns <= FARTHEST
 }
 
-/// Reads the export in `path`. Blocks, in time and memory linear in the size of the file.
+/// Reads the export in `path`. Blocks, in time and memory linear in the size of the file. A packed one is unpacked first.
 pub fn read(path: &Path) -> std::result::Result<NsysTrace, ParseError> {
+    let plain = packed::plain(path).map_err(|source| ParseError::Read { path: path.into(), source })?;
+    let path = plain.path();
     let export = Export::open(path)?;
     // The two long tables are read side by side, each by a connection of its own.
     let (rest, calls) = thread::scope(|scope| {
