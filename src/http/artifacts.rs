@@ -27,7 +27,7 @@ use crate::{
 };
 
 /// What a page among the artifacts may do: show itself, and nothing else.
-const CONTENT_POLICY: &str = "default-src 'none'; style-src 'unsafe-inline'; img-src data:; sandbox";
+pub const CONTENT_POLICY: &str = "default-src 'none'; style-src 'unsafe-inline'; img-src data:; sandbox";
 
 /// The files of a run.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, ToSchema)]
