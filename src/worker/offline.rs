@@ -155,6 +155,7 @@ fn unknown_run(name: String) -> saved::SavedRun {
         target: None,
         prompt_tokens: None,
         extracted: false,
+        cold_cache: false,
     };
     saved::SavedRun { spec, request, inputs: vec![], steps: vec![], findings: vec![] }
 }
