@@ -49,6 +49,7 @@ fn request() -> RunnerRequest {
         target: None,
         prompt_tokens: None,
         extracted: false,
+        cold_cache: false,
     }
 }
 
