@@ -2,6 +2,7 @@
 
 pub mod bundle;
 pub mod inputs;
+pub mod intake;
 pub mod journal;
 pub mod layout;
 pub mod manifest;

@@ -12,6 +12,7 @@ use std::{
 use anyhow::{Context as _, Result, bail};
 use clap::{Args, ValueEnum};
 use llmprof::{
+    artifact::intake,
     collect::{Collector, tools::is_program},
     config::{self, Asked, Config, ExecutorKind, Limits, Tools},
     http::{self, Certificate},
@@ -169,6 +170,7 @@ impl Service {
             cancelled: Arc::new(Notify::new()),
         };
         worker::recover(&cx, true).await?;
+        worker::import::recover(&cx).await?;
         cx.store.recover_alignments().await?;
         let closing = CancellationToken::new();
         let app = http::App {
@@ -181,6 +183,7 @@ impl Service {
             presets: Arc::clone(&cx.presets),
             devices: devices.clone().into(),
             accepts: accepts.clone().into(),
+            intake: Arc::new(intake(&config.limits, &data, &collector)?),
             doctor: worker::doctor::start(Arc::clone(&collector), data.clone(), closing.clone()),
             queued: Arc::clone(&cx.queued),
             cancelled: Arc::clone(&cx.cancelled),
@@ -223,6 +226,14 @@ impl Service {
             Err(_) => Ok(()),
         }
     }
+}
+
+/// Where captures arrive; what an earlier service left there is removed.
+fn intake(limits: &Limits, data: &Path, collector: &Arc<Collector>) -> Result<http::Intake> {
+    let folder = data.join("incoming");
+    let limits = intake::Limits { most_bytes: limits.capture_bytes, least_free: limits.free_bytes };
+    let inspector = worker::import::inspector(Arc::clone(collector));
+    http::Intake::open(folder.clone(), limits, inspector).with_context(|| format!("cannot use the folder {}", folder.display()))
 }
 
 /// The cluster, where this host has the commands to speak to it.

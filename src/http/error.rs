@@ -84,12 +84,14 @@ codes! {
     UnsupportedMediaType = "unsupported_media_type", UNSUPPORTED_MEDIA_TYPE, "send the header content-type: application/json";
     RangeNotSatisfiable = "range_not_satisfiable", RANGE_NOT_SATISFIABLE, "the file has 512 bytes";
     InvalidRequest = "invalid_request", UNPROCESSABLE_ENTITY, "repeats: 0 is not between 1 and 100";
+    CaptureInvalid = "capture_invalid", UNPROCESSABLE_ENTITY, "vllm.sqlite: an SQLite database, but no export of nsys";
     InputsInvalid = "inputs_invalid", UNPROCESSABLE_ENTITY, "image page.png: there is no such file";
     RateLimited = "rate_limited", TOO_MANY_REQUESTS, "too many requests; the header retry-after tells when to come again";
     TooManyQueued = "too_many_queued", TOO_MANY_REQUESTS, "200 runs of \"ann\" wait already: cancel some, or wait for their end";
     Internal = "internal", INTERNAL_SERVER_ERROR, "something went wrong here; the log tells more under this request id";
     Unavailable = "unavailable", SERVICE_UNAVAILABLE, "the database does not answer";
     Overloaded = "overloaded", SERVICE_UNAVAILABLE, "as many requests as the service handles at a time are under way: come again";
+    DiskFull = "disk_full", INSUFFICIENT_STORAGE, "the disk of the runs has 104857600 bytes free, and 1073741824 (limits.free_bytes) have to be: delete runs";
     DiskQuota = "disk_quota", INSUFFICIENT_STORAGE, "the runs of \"ann\" take 50000000000 bytes, which is their share: delete some";
 }
 

@@ -6,6 +6,7 @@ mod access;
 mod alignments;
 mod artifacts;
 mod audit;
+mod captures;
 mod contract;
 mod cost;
 mod devices;
@@ -28,6 +29,7 @@ mod runs;
 mod submit;
 mod tables;
 mod target;
+mod upload;
 
 use std::{path::PathBuf, sync::Arc};
 
@@ -37,6 +39,7 @@ use axum::{
     http::{HeaderName, HeaderValue, Method, header},
     middleware,
 };
+pub use captures::Intake;
 pub use contract::{contract, contract_yaml};
 pub use listen::{Certificate, TlsError, serve};
 use tokio::sync::{Notify, mpsc, oneshot};
@@ -79,6 +82,8 @@ pub struct App {
     pub accepts: Arc<[String]>,
     /// Where a look at the host is asked for.
     pub doctor: mpsc::Sender<oneshot::Sender<Checkup>>,
+    /// Where captures arrive that were taken elsewhere.
+    pub intake: Arc<Intake>,
     /// To be told when a run or an alignment was queued.
     pub queued: Arc<Notify>,
     /// To be told when a running run is to be cancelled.
@@ -93,6 +98,7 @@ fn routes() -> OpenApiRouter<App> {
         .routes(routes!(submit::submit, runs::list))
         .routes(routes!(runs::show, runs::delete))
         .routes(routes!(runs::cancel))
+        .routes(routes!(captures::submit))
         .routes(routes!(queue::queue))
         .routes(routes!(events::events))
         .routes(routes!(artifacts::list))

@@ -11,7 +11,7 @@ use super::{
     request::{self, Params, RunPath},
 };
 use crate::{
-    run::{Finding, Mode, RunId, RunSpec, RunState, Scheduled, Step, StepRecord},
+    run::{Finding, Mode, RunId, RunSpec, RunState, Scheduled, Step, StepRecord, import::RunKind},
     store::{Cancel, Delete, Filter, Run},
 };
 
@@ -47,6 +47,7 @@ impl Links {
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct RunView {
     pub run_id: RunId,
+    pub kind: RunKind,
     pub state: RunState,
     /// Name of the token that submitted it; `null` where none was asked for.
     pub owner: Option<String>,
@@ -76,6 +77,7 @@ impl From<Run> for RunView {
     fn from(run: Run) -> Self {
         Self {
             run_id: run.id,
+            kind: run.spec.kind(),
             state: run.state,
             owner: run.owner,
             spec: run.spec,
@@ -99,6 +101,7 @@ impl From<Run> for RunView {
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct RunSummary {
     pub run_id: RunId,
+    pub kind: RunKind,
     pub state: RunState,
     /// Name of the token that submitted it; `null` where none was asked for.
     pub owner: Option<String>,
@@ -117,6 +120,7 @@ impl From<Run> for RunSummary {
     fn from(run: Run) -> Self {
         Self {
             run_id: run.id,
+            kind: run.spec.kind(),
             state: run.state,
             owner: run.owner,
             model: run.spec.model,
@@ -148,6 +152,9 @@ pub struct ListQuery {
     /// Only runs in this state.
     #[param(inline)]
     state: Option<RunState>,
+    /// Only runs that were carried out here, or only imports.
+    #[param(inline)]
+    kind: Option<RunKind>,
     /// Only runs of this model.
     model: Option<String>,
     /// Only runs with this label.
@@ -169,7 +176,7 @@ pub async fn list(State(app): State<App>, Params(query): Params<ListQuery>) -> R
         return Err(ApiError::new(ErrorCode::InvalidParameter, format!("limit: {limit} is not between 1 and {MAX_LIMIT}")));
     }
     let before = query.cursor.as_deref().map(request::parse::<RunId>).transpose()?;
-    let filter = Filter { state: query.state, model: query.model, label: query.label };
+    let filter = Filter { state: query.state, model: query.model, label: query.label, kind: query.kind };
     let mut runs = app.store.list(&filter, before, limit + 1).await?;
     let more = runs.len() > limit as usize;
     runs.truncate(limit as usize);

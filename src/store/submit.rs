@@ -14,6 +14,8 @@ const BATCH: usize = 256;
 /// A run to be queued.
 #[derive(Debug, Clone)]
 pub struct NewRun {
+    /// The id that its folder bears already; made anew where there is none.
+    pub id: Option<RunId>,
     pub spec: RunSpec,
     pub idempotency: Option<Idempotency>,
     /// `None`: nobody had to say who they are.
@@ -164,7 +166,7 @@ async fn earlier(tx: &mut SqliteConnection, new: &NewRun) -> Result<Option<Submi
 }
 
 async fn insert(tx: &mut SqliteConnection, new: &NewRun) -> Result<Run, StoreError> {
-    let (id, spec, now) = (RunId::now(), &new.spec, now_ms());
+    let (id, spec, now) = (new.id.unwrap_or_else(RunId::now), &new.spec, now_ms());
     sqlx::query(
         "insert into runs (id, model, device, priority, spec, state, queued_at, owner) values (?, ?, ?, ?, ?, 'queued', ?, ?)",
     )

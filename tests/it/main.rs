@@ -17,6 +17,7 @@ mod fuzz;
 mod gpu;
 mod h200;
 mod http;
+mod imports;
 mod kernels;
 mod nsys;
 mod openapi;

@@ -10,9 +10,10 @@ use std::{
     io::Read,
     os::unix::ffi::OsStrExt,
     path::{Path, PathBuf},
+    time::{Duration, Instant},
 };
 
-use rusqlite::{Connection, OpenFlags, Result, Row, RowIndex, config::DbConfig, types::ValueRef};
+use rusqlite::{Connection, OpenFlags, Result, Row, RowIndex, config::DbConfig, limits::Limit, types::ValueRef};
 
 use super::super::ParseError;
 
@@ -23,6 +24,12 @@ const ROW_BYTES: u64 = 4;
 
 /// Longest complaint of SQLite that is told, characters.
 const MAX_SAID: usize = 200;
+/// Longest text that is read, bytes: far more than any name, option or environment takes.
+const MAX_TEXT: i32 = 64 << 20;
+/// Most time that one export is read: several minutes of work on the largest that fit. A damaged file could lead in circles for ever.
+const MOST_TIME: Duration = Duration::from_secs(600);
+/// Steps of SQLite's machine between two looks at the clock: some milliseconds.
+const STEPS: i32 = 100_000;
 
 /// An open export.
 pub struct Export {
@@ -160,6 +167,9 @@ fn connect(path: &Path) -> Result<Connection> {
     ] {
         db.set_db_config(config, on)?;
     }
+    db.set_limit(Limit::SQLITE_LIMIT_LENGTH, MAX_TEXT)?;
+    let deadline = Instant::now() + MOST_TIME;
+    db.progress_handler(STEPS, Some(move || Instant::now() > deadline))?;
     db.execute_batch("pragma query_only = on; pragma cell_size_check = on; pragma mmap_size = 0; pragma temp_store = memory;")?;
     Ok(db)
 }
