@@ -4,6 +4,12 @@
 #     --build-arg BUILD_BASE=nvidia/cuda:13.0.2-devel-ubuntu24.04 --build-arg BASE=nvidia/cuda:13.0.2-runtime-ubuntu24.04 \
 #     --build-arg CUDA_COMPUTE_CAP=90 .
 # The service is the same in both and links no CUDA; the model runner and the tools beside it differ.
+#
+# In a container the service is reached through its port, so it asks for a token; make the first one before it starts:
+#   docker run --rm -v llmprof:/data llmprof token create --role admin --name ann
+#   docker run -v llmprof:/data -p 127.0.0.1:8080:8080 llmprof
+# Publish the port on loopback, or to a proxy that speaks TLS; LLMPROF__SERVER__TLS__CERTIFICATE and __KEY serve TLS from here, with
+# LLMPROF__SERVER__BEHIND_PROXY=false.
 ARG BUILD_BASE=debian:bookworm
 ARG BASE=debian:bookworm-slim
 
@@ -44,7 +50,8 @@ USER 10001:10001
 WORKDIR /data
 VOLUME ["/data"]
 EXPOSE 8080
-ENV LLMPROF__SERVER__LISTEN=0.0.0.0:8080 LLMPROF__SERVER__DATA=/data
+# The container's own network stands for the proxy: what leaves it is decided where the port is published.
+ENV LLMPROF__SERVER__LISTEN=0.0.0.0:8080 LLMPROF__SERVER__BEHIND_PROXY=true LLMPROF__SERVER__DATA=/data
 HEALTHCHECK --interval=15s --timeout=5s --start-period=20s --retries=3 CMD ["curl", "-fsS", "-o", "/dev/null", "http://127.0.0.1:8080/readyz"]
 # An init reaps what profilers leave behind and passes SIGTERM on: what runs goes back to the queue.
 ENTRYPOINT ["/usr/bin/tini", "--", "/usr/local/bin/llmprof"]

@@ -51,6 +51,8 @@ pub struct Config {
     pub limits: Limits,
     pub executor: Executor,
     pub access: Access,
+    pub retention: Retention,
+    pub webhooks: Webhooks,
 }
 
 #[derive(Debug, Clone, PartialEq, Deserialize)]
@@ -98,6 +100,27 @@ impl Default for Access {
         let defaults: Config = toml::from_str(DEFAULTS).expect("a test reads the defaults");
         defaults.access
     }
+}
+
+/// What is kept of old runs; budgets of 0: any amount.
+#[derive(Debug, Clone, PartialEq, Deserialize)]
+pub struct Retention {
+    pub as_they_are: u32,
+    pub pack: bool,
+    pub most_runs: u64,
+    pub most_days: u32,
+    pub most_bytes: u64,
+    pub every_s: u32,
+}
+
+/// Who is told that a run has ended.
+#[derive(Debug, Clone, PartialEq, Deserialize)]
+pub struct Webhooks {
+    pub urls: Vec<String>,
+    pub secret_file: PathBuf,
+    pub private_hosts: Vec<String>,
+    pub timeout_s: u32,
+    pub retry_s: u32,
 }
 
 #[derive(Debug, Clone, PartialEq, Deserialize)]

@@ -5,7 +5,7 @@ mod command;
 use std::process::ExitCode;
 
 use clap::{CommandFactory, Parser, Subcommand};
-use command::{align, analyze, cost, diff, doctor, execute, openapi, quickstart, serve, token};
+use command::{align, analyze, backup, check, cost, diff, doctor, execute, openapi, quickstart, serve, token};
 
 /// GPU profiling for LLM inference as a service.
 ///
@@ -33,6 +33,9 @@ enum Command {
     Doctor(doctor::Options),
     Execute(execute::Options),
     Token(token::Options),
+    Check(check::Options),
+    Backup(backup::BackupOptions),
+    Restore(backup::RestoreOptions),
     Openapi(openapi::Options),
     /// Print a completion script for a shell: `llmprof completions bash > /etc/bash_completion.d/llmprof`
     Completions {
@@ -61,6 +64,12 @@ fn main() -> ExitCode {
             Ok(code) => return code,
             Err(error) => Err(error),
         },
+        Command::Check(options) => match check::run(&options) {
+            Ok(code) => return code,
+            Err(error) => Err(error),
+        },
+        Command::Backup(options) => backup::backup(&options),
+        Command::Restore(options) => backup::restore(&options),
         Command::Execute(options) => match execute::run(&options) {
             Ok(code) => return code,
             Err(error) => Err(error),

@@ -24,6 +24,7 @@ pub mod operators;
 pub mod outputs;
 pub mod overhead;
 pub mod power;
+pub mod processes;
 pub mod regions;
 pub mod repeats;
 pub mod roofline;
@@ -63,6 +64,7 @@ use operators::Operators;
 use outputs::OutputCheck;
 use overhead::OverheadRecord;
 use power::Power;
+use processes::Processes;
 use regions::Region;
 use repeats::OperatorRepeats;
 use roofline::Roofline;
@@ -98,6 +100,8 @@ pub struct Analysis {
     pub step: Option<StepTimeline>,
     /// CUDA calls and ranges of the traced pass, summed by name.
     pub sums: Sums,
+    /// Processes and devices of the traced pass apart.
+    pub processes: Processes,
     /// Ranges of the traced pass with the kernels that were launched in them.
     pub regions: Vec<Region>,
     /// Whether all times are of the traced pass, because there was no plain one.
@@ -151,6 +155,7 @@ pub fn analyze(trace: &Trace, model: Option<&ModelSpec>, peaks: Option<&DevicePe
         stage_gpu: timeline.map(|(nsys, launches)| gpu::stage_gpu(nsys, launches)).unwrap_or_default(),
         step: timeline.and_then(|(nsys, launches)| step::traced(nsys, launches)).or_else(|| step::plain(&plain)),
         sums: timeline.map(|(nsys, launches)| sums::sums(nsys, launches)).unwrap_or_default(),
+        processes: timeline.map(|(nsys, launches)| processes::processes(nsys, launches)).unwrap_or_default(),
         only_traced: only_traced && trace.nsys.is_some(),
         power,
         stages,

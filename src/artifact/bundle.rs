@@ -1,38 +1,148 @@
-//! All files of a run as one stream: a tar, compressed as it goes, in constant memory.
+//! All files of a run as one stream: a tar, compressed as it goes, a block at a time and only when somebody wants it.
+//!
+//! Every block is a frame of its own, so that a reader who waits costs the block that was made for it, and no compressor.
 
 use std::{
-    fs::File,
-    io::{self, Read, Write},
-    path::Path,
+    io::{self, Cursor, Read, Write},
+    path::PathBuf,
+    sync::{Mutex, PoisonError},
+    vec,
 };
 
 use tar::{Builder, EntryType, Header};
+use zstd::bulk::Compressor;
 
+use super::packed;
 use crate::run::{ArtifactRecord, RunId};
 
 /// Fast, and near the best ratio for JSON and SQLite.
 const LEVEL: i32 = 3;
+/// Bytes of the tar in a block.
+const BLOCK: usize = 256 << 10;
+/// Compressors that are kept for the next block.
+const KEPT: usize = 4;
+/// Bytes that a file's content in a tar is rounded up to.
+const RECORD: u64 = 512;
 
-/// Writes the files that `artifacts` name under `dir` to `out`, below a folder named by the run.
+/// The bundle of a run, block after block.
 ///
-/// The same run always gives the same bytes: owner and times are left out. A file that no longer has its recorded size is an error,
-/// for a tar cannot be mended once its header is written.
-pub fn write(dir: &Path, id: RunId, artifacts: &[ArtifactRecord], out: impl Write) -> io::Result<()> {
-    let mut encoder = zstd::Encoder::new(out, LEVEL)?;
-    encoder.include_checksum(true)?;
-    let mut tar = Builder::new(encoder);
-    for artifact in artifacts {
-        let file = File::open(dir.join(&artifact.path))?;
-        if file.metadata()?.len() != artifact.bytes {
-            return Err(io::Error::other(format!("{} changed since the run ended", artifact.path)));
+/// The same run always gives the same bytes: owner and times are left out, and packed files come as they were. A file that no longer
+/// has its recorded size is an error, for a tar cannot be mended once its header is written.
+pub struct Bundle {
+    dir: PathBuf,
+    id: RunId,
+    artifacts: vec::IntoIter<ArtifactRecord>,
+    /// Headers and padding, and the file behind them.
+    text: Cursor<Vec<u8>>,
+    file: Option<Exactly>,
+    ended: bool,
+}
+
+impl Bundle {
+    /// The bundle of the files that `artifacts` name under `dir`, below a folder named by the run.
+    pub fn new(dir: PathBuf, id: RunId, artifacts: Vec<ArtifactRecord>) -> Self {
+        Self { dir, id, artifacts: artifacts.into_iter(), text: Cursor::default(), file: None, ended: false }
+    }
+
+    /// The next block; `None` at the end. Blocks, in time and memory of one block.
+    pub fn next_block(&mut self) -> io::Result<Option<Vec<u8>>> {
+        static COMPRESSORS: Mutex<Vec<Compressor<'static>>> = Mutex::new(Vec::new());
+        let mut block = Vec::with_capacity(BLOCK);
+        self.by_ref().take(BLOCK as u64).read_to_end(&mut block)?;
+        if block.is_empty() {
+            return Ok(None);
         }
+        let pool = || COMPRESSORS.lock().unwrap_or_else(PoisonError::into_inner);
+        let kept = pool().pop();
+        let mut compressor = match kept {
+            Some(compressor) => compressor,
+            None => {
+                let mut new = Compressor::new(LEVEL)?;
+                new.include_checksum(true)?;
+                new
+            }
+        };
+        let mut compressed = compressor.compress(&block)?;
+        compressed.shrink_to_fit();
+        let mut pool = pool();
+        if pool.len() < KEPT {
+            pool.push(compressor);
+        }
+        Ok(Some(compressed))
+    }
+
+    /// Opens the next file and writes its header; `false`: there is none.
+    fn next_file(&mut self) -> io::Result<bool> {
+        let Some(artifact) = self.artifacts.next() else { return Ok(false) };
         let mut header = Header::new_gnu();
         header.set_entry_type(EntryType::Regular);
         header.set_mode(0o644);
         header.set_size(artifact.bytes);
-        tar.append_data(&mut header, format!("{id}/{}", artifact.path), file.take(artifact.bytes))?;
+        let mut head = Builder::new(Vec::new());
+        head.append_data(&mut header, format!("{}/{}", self.id, artifact.path), io::empty())?;
+        // Its own end, two empty records, comes after the last file alone.
+        let mut text = head.into_inner()?;
+        text.truncate(text.len() - 2 * RECORD as usize);
+        self.text = Cursor::new(text);
+        self.file = Some(Exactly {
+            from: packed::open(&self.dir.join(&artifact.path))?,
+            left: artifact.bytes,
+            bytes: artifact.bytes,
+            name: artifact.path,
+        });
+        Ok(true)
     }
-    tar.into_inner()?.finish()?.flush()
+}
+
+/// The tar, uncompressed.
+impl Read for Bundle {
+    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        loop {
+            let read = self.text.read(buffer)?;
+            if read > 0 || buffer.is_empty() {
+                return Ok(read);
+            }
+            if let Some(file) = &mut self.file {
+                let read = file.read(buffer)?;
+                if read > 0 {
+                    return Ok(read);
+                }
+                let padding = (RECORD - file.bytes % RECORD) % RECORD;
+                (self.text, self.file) = (Cursor::new(vec![0; padding as usize]), None);
+            } else if self.ended {
+                return Ok(0);
+            } else if !self.next_file()? {
+                (self.text, self.ended) = (Cursor::new(vec![0; 2 * RECORD as usize]), true);
+            }
+        }
+    }
+}
+
+/// Writes a whole bundle to `out`.
+pub fn write(mut bundle: Bundle, mut out: impl Write) -> io::Result<()> {
+    while let Some(block) = bundle.next_block()? {
+        out.write_all(&block)?;
+    }
+    out.flush()
+}
+
+/// Reads a file that has to have so many bytes, no more and no fewer.
+struct Exactly {
+    from: Box<dyn Read + Send>,
+    left: u64,
+    bytes: u64,
+    name: String,
+}
+
+impl Read for Exactly {
+    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        let read = self.from.read(buffer)?;
+        match self.left.checked_sub(read as u64) {
+            Some(left) if read > 0 || left == 0 || buffer.is_empty() => self.left = left,
+            _ => return Err(io::Error::other(format!("{} changed since the run ended", self.name))),
+        }
+        Ok(read)
+    }
 }
 
 #[cfg(test)]
@@ -43,22 +153,26 @@ mod tests {
     #[test]
     fn a_bundle_unpacks_to_the_files_and_is_the_same_each_time() {
         let dir = tempfile::tempdir().unwrap();
-        std::fs::create_dir(dir.path().join("logs")).unwrap();
-        std::fs::write(dir.path().join("logs/a.log"), "hello").unwrap();
+        let long = "a-long-name/".repeat(12);
+        std::fs::create_dir_all(dir.path().join(&long)).unwrap();
+        let large = "many lines of a log\n".repeat(50_000);
+        for (path, text) in [("a.log", "hello"), ("empty.log", ""), (&format!("{long}b.log"), &large), ("c.log", &large[..512])] {
+            std::fs::write(dir.path().join(path), text).unwrap();
+        }
         let (artifacts, id) = (seal(dir.path()).unwrap(), RunId::now());
         let bundle = || {
             let mut bytes = Vec::new();
-            write(dir.path(), id, &artifacts, &mut bytes).unwrap();
+            write(Bundle::new(dir.path().to_owned(), id, artifacts.clone()), &mut bytes).unwrap();
             bytes
         };
         assert_eq!(bundle(), bundle());
         let out = tempfile::tempdir().unwrap();
         tar::Archive::new(zstd::Decoder::new(bundle().as_slice()).unwrap()).unpack(out.path()).unwrap();
-        assert_eq!(std::fs::read(out.path().join(format!("{id}/logs/a.log"))).unwrap(), b"hello");
-        assert_eq!(
-            std::fs::read(out.path().join(format!("{id}/manifest.json"))).unwrap(),
-            std::fs::read(dir.path().join("manifest.json")).unwrap()
-        );
+        for artifact in &artifacts {
+            let unpacked = std::fs::read(out.path().join(format!("{id}/{}", artifact.path))).unwrap();
+            assert!(unpacked == std::fs::read(dir.path().join(&artifact.path)).unwrap(), "{}", artifact.path);
+        }
+        assert_eq!(artifacts.len(), 5);
     }
 
     #[test]
@@ -66,7 +180,10 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         std::fs::write(dir.path().join("a.log"), "hello").unwrap();
         let artifacts = seal(dir.path()).unwrap();
-        std::fs::write(dir.path().join("a.log"), "hell").unwrap();
-        assert!(write(dir.path(), RunId::now(), &artifacts, io::sink()).is_err());
+        for changed in ["hell", "hello again"] {
+            std::fs::write(dir.path().join("a.log"), changed).unwrap();
+            let bundle = Bundle::new(dir.path().to_owned(), RunId::now(), artifacts.clone());
+            assert!(write(bundle, io::sink()).is_err(), "{changed}");
+        }
     }
 }

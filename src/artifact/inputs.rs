@@ -15,7 +15,7 @@ use std::{
 use image::ImageReader;
 use serde::Deserialize;
 
-use super::manifest::hash;
+use super::manifest::hash_file;
 use crate::run::InputFile;
 
 const MAX_MANIFEST: u64 = 1 << 20;
@@ -106,7 +106,7 @@ pub fn hash_images(root: &Path, inputs: &Inputs) -> Result<Vec<InputFile>, Input
         .iter()
         .map(|image| {
             let name = image.path.strip_prefix(&root).unwrap_or(&image.path).to_string_lossy().into_owned();
-            let (bytes, sha256) = hash(&image.path).map_err(|source| InputsError::Read { name: name.clone(), source })?;
+            let (bytes, sha256) = hash_file(&image.path).map_err(|source| InputsError::Read { name: name.clone(), source })?;
             Ok(InputFile { path: name, bytes, sha256, width: image.width, height: image.height })
         })
         .collect()

@@ -6,7 +6,7 @@ use std::{
     path::Path,
 };
 
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 
 use super::layout;
@@ -16,6 +16,21 @@ use crate::run::ArtifactRecord;
 struct Manifest<'a> {
     format_version: u32,
     artifacts: &'a [ArtifactRecord],
+}
+
+/// A manifest as it is read back.
+#[derive(Deserialize)]
+struct Sealed {
+    artifacts: Vec<ArtifactRecord>,
+}
+
+/// Reads what a sealed folder holds, the manifest itself included.
+pub fn read(dir: &Path) -> io::Result<Vec<ArtifactRecord>> {
+    let sealed: Sealed = serde_json::from_slice(&fs::read(dir.join(layout::MANIFEST))?)?;
+    let mut artifacts = sealed.artifacts;
+    artifacts.push(record(dir, layout::MANIFEST.to_owned())?);
+    artifacts.sort_by(|a, b| a.path.cmp(&b.path));
+    Ok(artifacts)
 }
 
 /// Hashes every file of the run in `dir`, writes the manifest, and returns all files by path, the manifest included.
@@ -47,23 +62,32 @@ fn collect(dir: &Path, inside: &str, artifacts: &mut Vec<ArtifactRecord>) -> io:
 }
 
 fn record(dir: &Path, path: String) -> io::Result<ArtifactRecord> {
-    let (bytes, sha256) = hash(&dir.join(&path))?;
+    let (bytes, sha256) = hash_file(&dir.join(&path))?;
     Ok(ArtifactRecord { media_type: layout::media_type(&path).to_owned(), step: layout::step_of(&path), path, bytes, sha256 })
 }
 
 /// A file's size and hash, of the same bytes.
-pub(super) fn hash(path: &Path) -> io::Result<(u64, String)> {
-    let mut file = File::open(path)?;
+pub(super) fn hash_file(path: &Path) -> io::Result<(u64, String)> {
+    hash(File::open(path)?)
+}
+
+/// Size and SHA-256 of all that comes.
+pub fn hash(mut from: impl Read) -> io::Result<(u64, String)> {
     let (mut hasher, mut bytes, mut buffer) = (Sha256::new(), 0, vec![0; 1 << 16]);
     loop {
-        let read = file.read(&mut buffer)?;
+        let read = from.read(&mut buffer)?;
         if read == 0 {
             break;
         }
         hasher.update(&buffer[..read]);
         bytes += read as u64;
     }
-    Ok((bytes, hasher.finalize().iter().map(|byte| format!("{byte:02x}")).collect()))
+    Ok((bytes, hex(&hasher.finalize())))
+}
+
+/// Bytes in lower-case hexadecimal.
+pub(super) fn hex(bytes: &[u8]) -> String {
+    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
 /// Writes a file so that a reader finds all of it or none.
@@ -92,7 +116,8 @@ mod tests {
         assert_eq!(paths, ["logs/baseline.stderr.log", "manifest.json", "report.md"]);
         assert_eq!(sealed[0].sha256, "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad");
         assert_eq!((sealed[0].bytes, sealed[0].media_type.as_str()), (3, "text/plain; charset=utf-8"));
-        assert_eq!(sealed[1].sha256, hash(&dir.path().join("manifest.json")).unwrap().1);
+        assert_eq!(sealed[1].sha256, hash_file(&dir.path().join("manifest.json")).unwrap().1);
         assert_eq!(seal(dir.path()).unwrap(), sealed, "sealing again changes nothing");
+        assert_eq!(read(dir.path()).unwrap(), sealed, "it is read back as it was written");
     }
 }

@@ -5,14 +5,13 @@
 
 use std::{
     fs::{self, File},
-    io,
     path::Path,
 };
 
 use nix::sys::statvfs::{FsFlags, statvfs};
 use serde::Deserialize;
 
-use super::{nvml::NoGpu, tools::version_numbers};
+use super::{nvml::NoGpu, space::free_bytes, tools::version_numbers};
 use crate::{
     artifact::layout,
     run::{Finding, Severity},
@@ -215,11 +214,6 @@ pub fn disk(dir: &Path, wanted_bytes: u64) -> Checked {
     };
     let remedy = "delete runs that are no longer needed (DELETE /runs/{id}), or move the data folder";
     Err(found("disk_low", severity, message, remedy).with("free_bytes", free).with("wanted_bytes", wanted_bytes))
-}
-
-fn free_bytes(dir: &Path) -> io::Result<u64> {
-    let stat = statvfs(dir)?;
-    Ok(stat.blocks_available().saturating_mul(stat.fragment_size()))
 }
 
 /// Whether tools can write temporary files, and start what they write.

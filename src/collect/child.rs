@@ -36,7 +36,7 @@ use super::{
     argv::Argv,
     lines::{ChildLine, Lines},
     output::{Logs, keep},
-    space::Space,
+    space::{Bound, Space},
     sweep::{MARKER, make_scratch, signal, sweep},
 };
 use crate::run::RunId;
@@ -79,6 +79,8 @@ pub enum Ended {
     DeadlinePassed,
     /// The run became larger than it may be.
     SpacePassed,
+    /// The disk of the runs became nearly full.
+    DiskFull,
     Stopped,
 }
 
@@ -96,6 +98,15 @@ impl From<ExitStatus> for Ended {
     }
 }
 
+impl From<Bound> for Ended {
+    fn from(bound: Bound) -> Self {
+        match bound {
+            Bound::Run => Self::SpacePassed,
+            Bound::Disk => Self::DiskFull,
+        }
+    }
+}
+
 impl fmt::Display for Ended {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
@@ -106,6 +117,7 @@ impl fmt::Display for Ended {
             },
             Self::DeadlinePassed => f.write_str("ran past its deadline and was ended"),
             Self::SpacePassed => f.write_str("wrote more than a run may hold and was ended"),
+            Self::DiskFull => f.write_str("was ended because the disk of the runs is nearly full"),
             Self::Stopped => f.write_str("was stopped"),
         }
     }
@@ -132,14 +144,14 @@ pub async fn run(argv: &Argv, logs: &Logs, leash: &Leash) -> io::Result<Ended> {
         status = child.wait() => status?.into(),
         () = leash.stop.cancelled() => Ended::Stopped,
         () = sleep_until(leash.deadline) => Ended::DeadlinePassed,
-        () = Space::passed(leash.space.as_ref(), &scratch) => Ended::SpacePassed,
+        bound = Space::passed(leash.space.as_ref(), &scratch) => bound.into(),
     };
-    if matches!(ended, Ended::Stopped | Ended::DeadlinePassed | Ended::SpacePassed) {
+    if matches!(ended, Ended::Stopped | Ended::DeadlinePassed | Ended::SpacePassed | Ended::DiskFull) {
         group.signal(Signal::SIGTERM);
         let _ = timeout(leash.grace, child.wait()).await;
     }
     // Between two looks a fast child may have written too much and ended.
-    if matches!(ended, Ended::Exited(_)) && leash.space.as_ref().is_some_and(|space| space.is_passed(&scratch)) {
+    if let (Ended::Exited(_), Some(Bound::Run)) = (ended, leash.space.as_ref().and_then(|space| space.is_passed(&scratch))) {
         ended = Ended::SpacePassed;
     }
     spawn_blocking(move || drop(group)).await?;

@@ -9,6 +9,7 @@ pub mod child;
 mod counters;
 pub mod devices;
 mod doctor;
+pub mod gauge;
 pub mod host;
 pub mod lines;
 mod loader;

@@ -55,6 +55,8 @@ pub enum CollectError {
     Empty { what: &'static str, file: String, last_words: Vec<String> },
     #[error("{what} {}{}", Ended::SpacePassed, tell(dropped))]
     TooLarge { what: &'static str, most_bytes: u64, dropped: Vec<(String, u64)> },
+    #[error("{what} {}{}", Ended::DiskFull, tell(dropped))]
+    DiskFull { what: &'static str, free_bytes: u64, dropped: Vec<(String, u64)> },
     #[error("ncu read no counters in {stage}: {}; {}", complaint.why, complaint.remedy)]
     NoCounters { stage: String, complaint: Complaint, ended: Ended },
     #[error("nsys left raw data that its importer did not read; {LINK_IMPORTER}{}", quote(last_words))]
@@ -92,6 +94,13 @@ impl CollectError {
                      limits.run_bytes",
                 ))
             }
+            Self::DiskFull { free_bytes, dropped, .. } => {
+                let mut finding = Finding::new("disk_full", Severity::Warning, message).with("least free, bytes", free_bytes);
+                for (name, bytes) in dropped {
+                    finding = finding.with(name, format!("{bytes} bytes, dropped"));
+                }
+                Some(finding.advise("delete runs, or set budgets in [retention]; limits.free_bytes is what has to stay free"))
+            }
             Self::NoCounters { stage, complaint, .. } => {
                 let message = format!("ncu read no counters in {stage}: {}", complaint.why);
                 Some(Finding::new(complaint.id, Severity::Warning, message).advise(complaint.remedy))
@@ -110,6 +119,7 @@ impl CollectError {
         match self {
             Self::Ended { ended, .. } | Self::NoCounters { ended, .. } => Some(*ended),
             Self::TooLarge { .. } => Some(Ended::SpacePassed),
+            Self::DiskFull { .. } => Some(Ended::DiskFull),
             Self::Empty { .. } | Self::NotImported { .. } => Some(Ended::Exited(0)),
             _ => None,
         }
@@ -192,6 +202,7 @@ impl<'a> Folder<'a> {
         match run(argv, logs, leash).await {
             Ok(Ended::Exited(0)) => Ok(Pass { wall: started.elapsed(), findings: Vec::new() }),
             Ok(Ended::SpacePassed) => Err(self.too_large(what, leash)),
+            Ok(Ended::DiskFull) => Err(self.disk_full(what, leash)),
             Ok(ended) => Err(CollectError::Ended { what, ended, last_words: logs.last_words(LAST_WORDS) }),
             Err(source) => Err(CollectError::Run { program: argv.program.clone(), source }),
         }
@@ -204,6 +215,16 @@ impl<'a> Folder<'a> {
             format!("A run may hold {most_bytes} bytes (limits.run_bytes). {what} passed that and was ended; dropped here:");
         match drop_raw(&self.path, &why) {
             Ok(dropped) => CollectError::TooLarge { what, most_bytes, dropped },
+            Err(source) => CollectError::Write { path: self.path.clone(), source },
+        }
+    }
+
+    /// Makes room on the disk, the same way.
+    fn disk_full(&self, what: &'static str, leash: &Leash) -> CollectError {
+        let free_bytes = leash.space.as_ref().map_or(0, |space| space.free_bytes);
+        let why = format!("{free_bytes} bytes have to stay free (limits.free_bytes), so {what} was ended; dropped here:");
+        match drop_raw(&self.path, &why) {
+            Ok(dropped) => CollectError::DiskFull { what, free_bytes, dropped },
             Err(source) => CollectError::Write { path: self.path.clone(), source },
         }
     }

@@ -19,30 +19,50 @@ const RAW: [&str; 6] = ["nsys-rep", "qdstrm", "sqlite", "sqlite-journal", "ncu-r
 /// Name of the note in the folder of a pass.
 pub const NOTE: &str = "dropped.txt";
 
-/// The folder of a run and the most bytes that it may hold.
+/// The folder of a run, the most bytes that it may hold, and the least that have to be free on its disk.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Space {
     pub dir: PathBuf,
     pub most_bytes: u64,
+    pub free_bytes: u64,
+}
+
+/// Whose bounds were passed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Bound {
+    /// The run is larger than it may be.
+    Run,
+    /// The disk is nearly full.
+    Disk,
 }
 
 impl Space {
-    /// Whether the run, with what its child keeps in `scratch`, is larger than it may be.
-    pub fn is_passed(&self, scratch: &Path) -> bool {
-        bytes_in(&self.dir) + bytes_in(scratch) > self.most_bytes
+    /// Whether the run, with what its child keeps in `scratch`, is larger than it may be, or the disk nearly full.
+    pub fn is_passed(&self, scratch: &Path) -> Option<Bound> {
+        if bytes_in(&self.dir) + bytes_in(scratch) > self.most_bytes {
+            return Some(Bound::Run);
+        }
+        // A disk that does not tell ends nothing.
+        free_bytes(&self.dir).is_ok_and(|free| free < self.free_bytes).then_some(Bound::Disk)
     }
 
-    /// Returns when the run has become too large: never, when it does not.
-    pub async fn passed(space: Option<&Self>, scratch: &Path) {
+    /// Returns when a bound was passed: never, when none is.
+    pub async fn passed(space: Option<&Self>, scratch: &Path) -> Bound {
         let Some(space) = space else { return std::future::pending().await };
         loop {
             sleep(PERIOD).await;
             let (space, scratch) = (space.clone(), scratch.to_owned());
-            if spawn_blocking(move || space.is_passed(&scratch)).await.unwrap_or(false) {
-                return;
+            if let Ok(Some(bound)) = spawn_blocking(move || space.is_passed(&scratch)).await {
+                return bound;
             }
         }
     }
+}
+
+/// Bytes that are free for us on the disk of `dir`.
+pub fn free_bytes(dir: &Path) -> io::Result<u64> {
+    let disk = nix::sys::statvfs::statvfs(dir)?;
+    Ok(disk.blocks_available() * disk.fragment_size())
 }
 
 /// Bytes of all files below `folder`. What vanishes while it is looked at counts nothing, and links are not followed.
@@ -88,9 +108,11 @@ mod tests {
         for (name, bytes) in [("run.sqlite", 10), ("events.jsonl", 20), ("cmd.txt", 5), ("core", SMALL + 1)] {
             fs::write(dir.path().join(name), vec![b'x'; usize::try_from(bytes).unwrap()]).unwrap();
         }
-        let space = |most_bytes| Space { dir: dir.path().to_owned(), most_bytes };
+        let space = |most_bytes| Space { dir: dir.path().to_owned(), most_bytes, free_bytes: 0 };
         let none = Path::new("/nowhere");
-        assert!(space(SMALL + 35).is_passed(none) && !space(SMALL + 36).is_passed(none));
+        assert_eq!((space(SMALL + 35).is_passed(none), space(SMALL + 36).is_passed(none)), (Some(Bound::Run), None));
+        let full = Space { free_bytes: u64::MAX, ..space(SMALL + 36) };
+        assert_eq!(full.is_passed(none), Some(Bound::Disk));
         let dropped = drop_raw(dir.path(), "too much").unwrap();
         assert_eq!(dropped, [("core".to_owned(), SMALL + 1), ("run.sqlite".to_owned(), 10)]);
         let note = fs::read_to_string(dir.path().join(NOTE)).unwrap();

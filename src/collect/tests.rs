@@ -247,7 +247,7 @@ async fn an_import_with_errors_is_not_taken_for_a_good_one() {
 
 /// The leash of a run that may hold so many bytes.
 fn narrow(host: &mut Host, most_bytes: u64) {
-    host.leash.space = Some(space::Space { dir: host.run(), most_bytes });
+    host.leash.space = Some(space::Space { dir: host.run(), most_bytes, free_bytes: 0 });
     host.leash.grace = Duration::from_millis(100);
 }
 
@@ -265,6 +265,20 @@ head -c 3000000 /dev/zero > "$stem.nsys-rep"; exec sleep 1000"#;
     assert_eq!((finding.id.as_str(), finding.evidence["run.nsys-rep"].as_str()), ("run_too_large", "3000000 bytes, dropped"));
     assert!(!host.run().join(layout::NSYS_REPORT).exists() && host.run().join("nsys/events.jsonl").is_file());
     assert!(fs::read_to_string(host.run().join("nsys/dropped.txt")).unwrap().contains("run.nsys-rep: 3000000 bytes"));
+}
+
+#[tokio::test]
+async fn a_tool_is_ended_when_the_disk_becomes_nearly_full_and_its_raw_data_makes_room() {
+    let endless = r#"while [ "$1" != --output ]; do shift; done; stem=$2; shift 2; "$@" || exit $?
+head -c 3000000 /dev/zero > "$stem.nsys-rep"; exec sleep 1000"#;
+    let mut host = Host::new(RUNNER, Some(endless));
+    narrow(&mut host, 1 << 40);
+    // Less is free than this at any time: the tool is ended at the first look.
+    host.leash.space.as_mut().unwrap().free_bytes = u64::MAX;
+    let error = host.timeline().await.unwrap_err();
+    assert_eq!((error.ended(), error.finding().unwrap().id.as_str()), (Some(Ended::DiskFull), "disk_full"));
+    assert!(error.to_string().starts_with("nsys profile was ended because the disk of the runs is nearly full"), "{error}");
+    assert!(!host.run().join(layout::NSYS_REPORT).exists());
 }
 
 #[tokio::test]

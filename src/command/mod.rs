@@ -2,6 +2,8 @@
 
 pub mod align;
 pub mod analyze;
+pub mod backup;
+pub mod check;
 pub mod cost;
 pub mod diff;
 pub mod doctor;

@@ -9,11 +9,12 @@ use std::{
     time::Duration,
 };
 
+use super::backup::RESTORING;
 use anyhow::{Context as _, Result, bail};
 use clap::{Args, ValueEnum};
 use llmprof::{
     artifact::intake,
-    collect::{Collector, tools::is_program},
+    collect::{Collector, gauge::watch_gpus, tools::is_program},
     config::{self, Asked, Config, ExecutorKind, Limits, Tools},
     http::{self, Certificate},
     store::{Store, audit::AuditLog},
@@ -21,6 +22,7 @@ use llmprof::{
     worker::{
         self, Pool,
         executor::{local::Local, slurm::Slurm},
+        webhooks::Webhooks,
     },
 };
 use tokio::{net::TcpListener, signal::unix, sync::Notify};
@@ -129,6 +131,9 @@ impl Service {
         let server = &config.server;
         let data = make_folder(&server.data)?;
         let lock = lock(&data)?;
+        if data.join(RESTORING).exists() {
+            bail!("{} holds half a backup: a restore was broken off there; empty the folder and restore again", data.display());
+        }
         let inputs = if server.inputs.as_os_str().is_empty() {
             let samples = data.join("samples");
             llmprof::samples::unpack(&samples).with_context(|| format!("cannot write the samples to {}", samples.display()))?;
@@ -143,6 +148,7 @@ impl Service {
         let collector = Arc::new(Collector { state: Some(data.clone()), ..collector(&config.tools, &config.limits)? });
         let store = Store::open(&data.join("llmprof.db")).await?.with_running_per_owner(config.access.running_runs_per_owner);
         let certificate = certificate(server)?;
+        let webhooks = Webhooks::read(&config.webhooks)?;
         let listener = TcpListener::bind(&server.listen).await.with_context(|| format!("cannot listen on {}", server.listen))?;
         let address = listener.local_addr()?;
         let valid = store.tokens().await?.iter().any(|token| token.valid);
@@ -172,6 +178,7 @@ impl Service {
         worker::recover(&cx, true).await?;
         worker::import::recover(&cx).await?;
         cx.store.recover_alignments().await?;
+        worker::retention::recover(&cx.store, &cx.runs).await?;
         let closing = CancellationToken::new();
         let app = http::App {
             store: cx.store.clone(),
@@ -185,6 +192,8 @@ impl Service {
             accepts: accepts.clone().into(),
             intake: Arc::new(intake(&config.limits, &data, &collector)?),
             doctor: worker::doctor::start(Arc::clone(&collector), data.clone(), closing.clone()),
+            gpus: watch_gpus(devices.iter().filter_map(|device| device.uuid.clone()).collect(), &closing),
+            config: Arc::clone(&cx.config),
             queued: Arc::clone(&cx.queued),
             cancelled: Arc::clone(&cx.cancelled),
             closing: closing.clone(),
@@ -204,6 +213,14 @@ impl Service {
                 Pool::of_jobs(&cx, &slurm(&config, &cx)?, most, &accepts)
             }
         };
+        let keeper = worker::retention::Keeper {
+            store: cx.store.clone(),
+            runs: cx.runs.clone(),
+            settings: config.retention.clone(),
+            yields: config.executor.kind == ExecutorKind::Local,
+        };
+        keeper.start(closing.clone());
+        worker::webhooks::start(cx.store.clone(), webhooks, closing.clone()).await?;
         let names: Vec<&str> = devices.iter().map(|device| device.name.as_str()).collect();
         let service = Self { address, encrypted, pool, http, closing, _lock: lock };
         let base = service.base();
@@ -347,7 +364,7 @@ fn make_folder(path: &Path) -> Result<PathBuf> {
 }
 
 /// Takes the data folder for this process alone, until it ends.
-fn lock(data: &Path) -> Result<File> {
+pub fn lock(data: &Path) -> Result<File> {
     let path = data.join("lock");
     let file = File::create(&path).with_context(|| format!("cannot make {}", path.display()))?;
     match file.try_lock() {

@@ -6,19 +6,12 @@ use std::{io, path::Path};
 
 use axum::{
     Json,
-    body::{Body, Bytes},
+    body::Body,
     extract::State,
     http::{HeaderMap, HeaderValue, StatusCode, header},
     response::{IntoResponse, Response},
 };
 use serde::{Deserialize, Serialize};
-use tokio::{
-    fs::OpenOptions,
-    io::{AsyncReadExt, AsyncSeekExt},
-    sync::mpsc,
-};
-use tokio_stream::wrappers::ReceiverStream;
-use tokio_util::io::ReaderStream;
 use utoipa::ToSchema;
 
 use super::{
@@ -26,9 +19,10 @@ use super::{
     error::{ApiError, ErrorCode},
     request::{FilePath, RunPath},
     runs::find,
+    stream::{Source, body},
 };
 use crate::{
-    artifact::bundle::write,
+    artifact::{bundle::Bundle, packed},
     run::{ArtifactRecord, RunId},
 };
 
@@ -107,12 +101,13 @@ pub async fn send(dir: &Path, artifact: &ArtifactRecord, headers: &HeaderMap) ->
             return Ok(refused);
         }
     };
-    let file = dir.join(&artifact.path);
-    let opened = OpenOptions::new().read(true).custom_flags(nix::libc::O_NOFOLLOW).open(file).await;
-    let mut file = opened.map_err(|error| ApiError::internal(&error))?;
-    file.seek(io::SeekFrom::Start(start)).await.map_err(|error| ApiError::internal(&error))?;
-    let stream = ReaderStream::with_capacity(file.take(length), 1 << 17);
-    finish(response.header(header::CONTENT_LENGTH, length), Body::from_stream(stream))
+    let path = dir.join(&artifact.path);
+    let opened = tokio::task::spawn_blocking(move || packed::open_stored(&path)).await;
+    let opened = opened.map_err(io::Error::other).and_then(|opened| opened);
+    let (file, is_packed) = opened.map_err(|error| ApiError::internal(&error))?;
+    let response = response.header(header::CONTENT_LENGTH, length);
+    let source = Source::part(file, is_packed, start, length).map_err(|error| ApiError::internal(&error))?;
+    finish(response, body(dir.display().to_string(), source))
 }
 
 fn finish(response: axum::http::response::Builder, body: Body) -> Result<Response, ApiError> {
@@ -167,35 +162,10 @@ pub async fn bundle(State(app): State<App>, RunPath(id): RunPath) -> Result<Resp
     }
     let artifacts = app.store.artifacts(id).await?;
     let dir = app.runs.join(id.to_string());
-    let (sender, receiver) = mpsc::channel::<io::Result<Bytes>>(4);
-    tokio::task::spawn_blocking(move || {
-        let mut pipe = io::BufWriter::with_capacity(1 << 17, Pipe(sender.clone()));
-        // A client that left is no error of ours; anything else breaks the stream off, so that it cannot be taken for whole.
-        if let Err(error) = write(&dir, id, &artifacts, &mut pipe)
-            && error.kind() != io::ErrorKind::BrokenPipe
-        {
-            tracing::error!(run = %id, %error, "a bundle broke off");
-            sender.blocking_send(Err(error)).ok();
-        }
-    });
     let response = Response::builder()
         .header(header::CONTENT_TYPE, "application/zstd")
         .header(header::CONTENT_DISPOSITION, format!("attachment; filename=\"llmprof-{id}.tar.zst\""));
-    finish(response, Body::from_stream(ReceiverStream::new(receiver)))
-}
-
-/// Hands what is written to a response's body.
-struct Pipe(mpsc::Sender<io::Result<Bytes>>);
-
-impl io::Write for Pipe {
-    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-        self.0.blocking_send(Ok(Bytes::copy_from_slice(bytes))).map_err(|_| io::ErrorKind::BrokenPipe)?;
-        Ok(bytes.len())
-    }
-
-    fn flush(&mut self) -> io::Result<()> {
-        Ok(())
-    }
+    finish(response, body(id.to_string(), Source::Bundle(Box::new(Bundle::new(dir, id, artifacts)))))
 }
 
 #[cfg(test)]

@@ -52,6 +52,7 @@ fn errors(operation: &str) -> &'static [ErrorCode] {
             E::InputsInvalid,
             E::TooManyQueued,
             E::DiskQuota,
+            E::DiskFull,
         ],
         "submit_capture" => &[
             E::InvalidParameter,
@@ -67,6 +68,7 @@ fn errors(operation: &str) -> &'static [ErrorCode] {
         ],
         "list_runs" | "list_audit" => &[E::InvalidParameter],
         "get_run" | "follow_run" | "list_artifacts" => &[E::InvalidParameter, E::RunNotFound],
+        "pin_run" | "unpin_run" => &[E::InvalidParameter, E::RunNotFound],
         "cancel_run" => &[E::InvalidParameter, E::RunNotFound, E::RunNotCancellable],
         "delete_run" => &[E::InvalidParameter, E::RunNotFound, E::RunActive],
         "get_artifact" => &[E::InvalidParameter, E::RunNotFound, E::ArtifactNotFound, E::RouteNotFound, E::RangeNotSatisfiable],

@@ -13,6 +13,7 @@ use super::{
     models::ModelList,
     profiling::{ProfilingList, ProfilingPreset},
     queue::{Queue, QueuedRun},
+    retention::{DueRun, RetentionView},
     runs::{Links, RunList, RunSummary, RunView},
     submit::{Label, SubmittedRun},
 };
@@ -83,7 +84,7 @@ pub fn response(operation: &str, status: &str, kind: &str) -> Value {
             json!(SubmittedRun { run_id: id(), state: RunState::Queued, queue_position: Some(1), links: Links::of(id()) })
         }
         ("list_runs", ..) => {
-            let RunView { run_id, kind, state, owner, queued_at, started_at, ended_at, message, links, .. } = ended();
+            let RunView { run_id, kind, state, owner, pinned, queued_at, started_at, ended_at, message, links, .. } = ended();
             let RunSpec { model, mode, labels, priority, .. } = spec();
             let run = RunSummary {
                 run_id,
@@ -93,6 +94,7 @@ pub fn response(operation: &str, status: &str, kind: &str) -> Value {
                 model,
                 mode,
                 labels,
+                pinned,
                 priority,
                 queued_at,
                 started_at,
@@ -106,7 +108,9 @@ pub fn response(operation: &str, status: &str, kind: &str) -> Value {
             json!(RunView { state: RunState::Cancelled, steps: vec![], cancel_requested: true, ..ended() })
         }
         ("cancel_run", ..) => json!(RunView { state: RunState::Running, ended_at: None, cancel_requested: true, ..ended() }),
-        ("get_run", ..) => json!(ended()),
+        ("get_run" | "unpin_run", ..) => json!(ended()),
+        ("pin_run", ..) => json!(RunView { pinned: true, ..ended() }),
+        ("get_retention", ..) => json!(retention()),
         ("follow_run", ..) => {
             let event = JournalEvent::Progress { step: Step::Baseline, phase: "measure".into(), done: 1, total: 3 };
             json!(format!("event: progress\nid: 7\ndata: {}\n\n", json!(event)))
@@ -228,6 +232,7 @@ fn ended() -> RunView {
         started_at: Some("2026-11-20T09:00:00.010Z".into()),
         ended_at: Some("2026-11-20T09:00:08.120Z".into()),
         cancel_requested: false,
+        pinned: false,
         scheduled: None,
         message: None,
         failed_step: None,
@@ -241,6 +246,30 @@ fn ended() -> RunView {
         }],
         findings: vec![],
         links: Links::of(id()),
+    }
+}
+
+fn retention() -> RetentionView {
+    let due = DueRun {
+        run_id: id(),
+        model: "deepseek-ocr-tiny".into(),
+        mode: "deep".into(),
+        ended_at: "2026-11-20T09:00:08.120Z".into(),
+        bytes: 48_000_000,
+        at: None,
+        why: "beyond the newest 5 of deepseek-ocr-tiny, deep".into(),
+    };
+    let old = DueRun { at: Some("2027-02-18T09:00:08.120Z".into()), why: "older than 90 days then".into(), ..due.clone() };
+    RetentionView {
+        as_they_are: 5,
+        most_runs: 0,
+        most_days: 90,
+        most_bytes: 0,
+        runs: 6,
+        bytes: 288_000_000,
+        pack: vec![due],
+        remove: vec![old],
+        notes: vec![],
     }
 }
 

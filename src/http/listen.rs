@@ -10,6 +10,7 @@ use std::{
     time::{Duration, SystemTime},
 };
 
+use axum::http::{HeaderValue, header};
 use axum_server::{Handle, Server, tls_rustls::RustlsConfig};
 use hyper_util::rt::TokioTimer;
 use rustls::{
@@ -18,6 +19,7 @@ use rustls::{
 };
 use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
+use tower_http::set_header::SetResponseHeaderLayer;
 
 use super::{App, router};
 
@@ -93,7 +95,13 @@ pub fn serve(
 ) -> io::Result<JoinHandle<io::Result<()>>> {
     let (handle, closing) = (Handle::new(), app.closing.clone());
     tokio::spawn(close(handle.clone(), closing));
-    let service = router(app).into_make_service_with_connect_info::<SocketAddr>();
+    let mut routes = router(app);
+    if certificate.is_some() {
+        // A browser that came once over TLS comes by nothing else for a year (RFC 6797).
+        let year = HeaderValue::from_static("max-age=31536000");
+        routes = routes.layer(SetResponseHeaderLayer::overriding(header::STRICT_TRANSPORT_SECURITY, year));
+    }
+    let service = routes.into_make_service_with_connect_info::<SocketAddr>();
     let server = bounded(axum_server::from_tcp(listener)?, head).handle(handle);
     Ok(match certificate {
         Some(certificate) => {

@@ -25,7 +25,9 @@ mod queue;
 mod rates;
 mod report;
 mod request;
+mod retention;
 mod runs;
+mod stream;
 mod submit;
 mod tables;
 mod target;
@@ -42,7 +44,7 @@ use axum::{
 pub use captures::Intake;
 pub use contract::{contract, contract_yaml};
 pub use listen::{Certificate, TlsError, serve};
-use tokio::sync::{Notify, mpsc, oneshot};
+use tokio::sync::{Notify, mpsc, oneshot, watch};
 use tokio_util::sync::CancellationToken;
 use tower::util::option_layer;
 use tower_http::{catch_panic::CatchPanicLayer, cors::CorsLayer, set_header::SetResponseHeaderLayer};
@@ -50,10 +52,10 @@ use utoipa_axum::{router::OpenApiRouter, routes};
 use utoipa_swagger_ui::{Config, SwaggerUi};
 
 use crate::{
-    config::Models,
+    config::{self, Models},
     profiling::Presets,
     store::Store,
-    trace::{checkup::Checkup, device::Device},
+    trace::{checkup::Checkup, device::Device, power::GpuReading},
 };
 
 /// What an answer of data may do in a browser: nothing.
@@ -84,6 +86,10 @@ pub struct App {
     pub doctor: mpsc::Sender<oneshot::Sender<Checkup>>,
     /// Where captures arrive that were taken elsewhere.
     pub intake: Arc<Intake>,
+    /// What the GPUs told last, for the metrics.
+    pub gpus: watch::Receiver<Vec<GpuReading>>,
+    /// The settings.
+    pub config: Arc<config::Config>,
     /// To be told when a run or an alignment was queued.
     pub queued: Arc<Notify>,
     /// To be told when a running run is to be cancelled.
@@ -100,6 +106,8 @@ fn routes() -> OpenApiRouter<App> {
         .routes(routes!(runs::cancel))
         .routes(routes!(captures::submit))
         .routes(routes!(queue::queue))
+        .routes(routes!(retention::retention))
+        .routes(routes!(retention::pin, retention::unpin))
         .routes(routes!(events::events))
         .routes(routes!(artifacts::list))
         .routes(routes!(artifacts::download))

@@ -11,6 +11,7 @@ use super::{
     request::{self, Params, RunPath},
 };
 use crate::{
+    artifact::folder,
     run::{Finding, Mode, RunId, RunSpec, RunState, Scheduled, Step, StepRecord, import::RunKind},
     store::{Cancel, Delete, Filter, Run},
 };
@@ -62,6 +63,8 @@ pub struct RunView {
     pub ended_at: Option<String>,
     /// Somebody asked for the run to be cancelled; it may still be ending.
     pub cancel_requested: bool,
+    /// It stays as it is, and is never removed but by hand.
+    pub pinned: bool,
     /// Where the run stands with the cluster's scheduler, which carries it out: `running` is here every run that it was handed, and
     /// this tells what it still waits for. `null` where this host carries runs out.
     pub scheduled: Option<Scheduled>,
@@ -87,6 +90,7 @@ impl From<Run> for RunView {
             started_at: run.started_at,
             ended_at: run.ended_at,
             cancel_requested: run.cancel_requested,
+            pinned: run.pinned,
             scheduled: run.scheduled,
             message: run.message,
             failed_step: run.failed_step,
@@ -108,6 +112,7 @@ pub struct RunSummary {
     pub model: String,
     pub mode: Mode,
     pub labels: Vec<String>,
+    pub pinned: bool,
     pub priority: i32,
     pub queued_at: String,
     pub started_at: Option<String>,
@@ -126,6 +131,7 @@ impl From<Run> for RunSummary {
             model: run.spec.model,
             mode: run.spec.mode,
             labels: run.spec.labels,
+            pinned: run.pinned,
             priority: run.spec.priority,
             queued_at: run.queued_at,
             started_at: run.started_at,
@@ -226,17 +232,22 @@ pub async fn delete(
     RunPath(id): RunPath,
 ) -> Result<StatusCode, ApiError> {
     access::own(&app, &caller, id).await?;
+    let active = || ApiError::new(ErrorCode::RunActive, ErrorCode::RunActive.example());
+    if !find(&app, id).await?.state.is_final() {
+        return Err(active());
+    }
+    folder::set_aside(&app.runs, id).map_err(|error| ApiError::internal(&error))?;
     match app.store.delete(id).await? {
         Delete::Deleted => {}
-        Delete::Active => return Err(ApiError::new(ErrorCode::RunActive, ErrorCode::RunActive.example())),
+        Delete::Active => {
+            folder::bring_back(&app.runs, id).map_err(|error| ApiError::internal(&error))?;
+            return Err(active());
+        }
         Delete::NotFound => return Err(unknown(id)),
     }
-    let dir = app.runs.join(id.to_string());
-    match tokio::fs::remove_dir_all(&dir).await {
-        Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
-            tracing::error!(run = %id, %error, "a deleted run's folder stays behind");
-        }
-        _ => {}
+    let removed = tokio::task::spawn_blocking(move || folder::remove_aside(&app.runs, id)).await;
+    if let Err(error) = removed.map_err(std::io::Error::other).and_then(|removed| removed) {
+        tracing::error!(run = %id, %error, "a deleted run's folder stays behind");
     }
     Ok(StatusCode::NO_CONTENT)
 }

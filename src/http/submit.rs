@@ -17,6 +17,7 @@ use super::{
     App,
     access::Caller,
     error::{ApiError, ErrorCode},
+    metrics::free_bytes,
     models::find_model,
     runs::Links,
     target,
@@ -174,6 +175,7 @@ pub async fn submit(
     let idempotency_key = idempotency_key(&headers)?;
     let body = read_body(&headers, body).await?;
     let spec = check(&app, parse(&body)?).await?;
+    has_room(&app)?;
     let idempotency = idempotency_key.map(|key| Idempotency { key, body_sha256: Sha256::digest(&body).into() });
     let owner = app.access.owner(&caller);
     let name = caller.name.unwrap_or_default();
@@ -197,6 +199,19 @@ pub(super) fn refused(submitted: Submitted, name: &str) -> Result<Box<Run>, ApiE
             let message = format!("the runs of {name:?} take {bytes} bytes, which is their share: delete some");
             Err(ApiError::new(ErrorCode::DiskQuota, message))
         }
+    }
+}
+
+/// Refuses a run that the disk has no room for: one that is carried out anyway could only fail.
+fn has_room(app: &App) -> Result<(), ApiError> {
+    let least = app.config.limits.free_bytes;
+    match free_bytes(&app.runs) {
+        Some(free) if free < least => {
+            let message =
+                format!("the disk of the runs has {free} bytes free, and {least} (limits.free_bytes) have to be: delete runs");
+            Err(ApiError::new(ErrorCode::DiskFull, message).retry_after(60))
+        }
+        _ => Ok(()),
     }
 }
 

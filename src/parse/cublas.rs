@@ -5,14 +5,13 @@
 
 use std::{
     collections::HashMap,
-    fs::File,
     io::{self, BufRead, BufReader, Read},
     path::Path,
 };
 
 use super::ParseError;
 use crate::{
-    artifact::layout,
+    artifact::{layout, packed},
     runner::RunnerRequest,
     trace::gemm::{GemmCall, GemmLog, GemmShape, GemmTrace},
 };
@@ -42,7 +41,7 @@ pub fn read(dir: &Path) -> Result<Option<GemmTrace>, ParseError> {
 }
 
 fn read_log(path: &Path, parser: &mut dyn Parser) -> Result<GemmLog, ParseError> {
-    match File::open(path) {
+    match packed::open(path) {
         Ok(file) => parse_log(file, parser).map_err(|source| ParseError::Read { path: path.into(), source }),
         Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(GemmLog::default()),
         Err(source) => Err(ParseError::Read { path: path.into(), source }),

@@ -15,7 +15,11 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use crate::{artifact::layout, runner, trace::Trace};
+use crate::{
+    artifact::{layout, packed},
+    runner,
+    trace::Trace,
+};
 
 /// A file that is not what it should be.
 #[derive(Debug, thiserror::Error)]
@@ -54,7 +58,7 @@ pub fn read(dir: &Path) -> Result<Trace, ParseError> {
         trace.findings.extend(findings);
     }
     let export = dir.join(layout::NSYS_EXPORT);
-    if export.exists() {
+    if packed::exists(&export) {
         trace.nsys = Some(nsys::read(&export)?);
     }
     for stage in ncu::stages(dir)? {

@@ -22,6 +22,7 @@ use crate::{
         outputs::OutputCheck,
         overhead::OverheadRecord,
         power::Power,
+        processes::{ProcessKernel, ProcessRange, ProcessStage},
         regions::Region,
         repeats::OperatorRepeats,
         roofline::Roofline,
@@ -78,6 +79,15 @@ pub struct LLMProfileReport {
     /// One decode step, slice by slice; `null` where none is told apart.
     #[serde(default)]
     pub decode_step: Option<StepTimeline>,
+    /// What each process did on each device, by stage of the traced pass.
+    #[serde(default)]
+    pub processes: Vec<ProcessStage>,
+    /// Kernels of each process on each device, longest first; empty where one process was on one device.
+    #[serde(default)]
+    pub process_kernels: Vec<ProcessKernel>,
+    /// Ranges of each process, longest first; empty where one process alone has ranges.
+    #[serde(default)]
+    pub process_ranges: Vec<ProcessRange>,
     /// Kernel time by stage and class.
     #[serde(default)]
     pub kernel_classes: Vec<ClassRecord>,
@@ -241,6 +251,9 @@ fn gather(facts: &RunFacts, trace: &Trace, analysis: &Analysis, limit: usize) ->
         stage_kernels: analysis.kernels.stages.clone(),
         stage_gpu: analysis.stage_gpu.clone(),
         decode_step: analysis.step.clone(),
+        processes: analysis.processes.stages.clone(),
+        process_kernels: top(&analysis.processes.kernels, limit),
+        process_ranges: top(&analysis.processes.ranges, limit),
         kernel_classes: analysis.kernels.classes.clone(),
         classified_pct: analysis.kernels.classified_pct,
         api_calls: top(&analysis.sums.calls, limit),

@@ -117,10 +117,16 @@ pub fn open(id: &str, title: &str, description: &str, height: usize) -> String {
     )
 }
 
-/// Keeps the end of a long path, which tells its operators apart.
+/// Keeps the end of a long path, which tells its operators apart, and both ends of another long name.
 fn shorten(label: &str) -> String {
     let length = label.chars().count();
-    if length <= LABEL { label.to_owned() } else { format!("…{}", label.chars().skip(length - LABEL + 1).collect::<String>()) }
+    if length <= LABEL {
+        return label.to_owned();
+    }
+    let begin = if label.contains('.') { 0 } else { LABEL / 2 };
+    let head: String = label.chars().take(begin).collect();
+    let tail: String = label.chars().skip(length - (LABEL - begin) + 1).collect();
+    format!("{head}…{tail}")
 }
 
 #[cfg(test)]
@@ -147,5 +153,8 @@ mod tests {
         let short = shorten("decoder.layers.*.mlp.shared_experts.gate_proj");
         assert!(short.starts_with('…') && short.ends_with("shared_experts.gate_proj"));
         assert_eq!(short.chars().count(), LABEL);
+        let kernel = shorten("sm80_xmma_gemm_f32f32_tilesize32x32x8_stage3_warpsize1x2x1_execute_kernel__5x_cublas");
+        assert!(kernel.starts_with("sm80_xmma_gemm_f…") && kernel.ends_with("_5x_cublas"), "{kernel}");
+        assert_eq!(kernel.chars().count(), LABEL);
     }
 }

@@ -2,7 +2,10 @@
 //!
 //! Every change names worker and attempt, so one that lost its lease can change nothing.
 
-use std::time::Duration;
+use std::{
+    sync::LazyLock,
+    time::{Duration, Instant},
+};
 
 use serde::{Deserialize, Serialize};
 use sqlx::{Connection, SqliteConnection};
@@ -132,8 +135,11 @@ impl Store {
             .map_err(during("clear steps"))?;
         for (position, step) in (0_u32..).zip(steps) {
             sqlx::query(
-                "insert or replace into steps (run_id, position, step, state, started_at, ended_at, exit_code, message)
-                 values (?, ?, ?, ?, ?, ?, ?, ?)",
+                "insert into steps (run_id, position, step, state, started_at, ended_at, exit_code, message)
+                 values (?, ?, ?, ?, ?, ?, ?, ?)
+                 on conflict (run_id, position) do update set step = excluded.step, state = excluded.state,
+                        started_at = excluded.started_at, ended_at = excluded.ended_at, exit_code = excluded.exit_code,
+                        message = excluded.message",
             )
             .bind(key(&run.id))
             .bind(position)
@@ -259,7 +265,7 @@ impl Store {
     pub async fn abandoned(&self, all: bool) -> Result<Vec<RunId>, StoreError> {
         let ids: Vec<Vec<u8>> = sqlx::query_scalar("select id from runs where state = 'running' and (? or lease_until < ?)")
             .bind(all)
-            .bind(now_ms())
+            .bind(lease_now())
             .fetch_all(&self.readers)
             .await
             .map_err(during("look for abandoned runs"))?;
@@ -275,11 +281,12 @@ impl Store {
                     ended_at = case when cancel_requested or attempts >= ?1 then ?2 end,
                     message = case when cancel_requested then 'cancelled'
                                    when attempts >= ?1 then 'given up: the service ended during each of ' || attempts || ' attempts' end
-             where state = 'running' and (?3 or lease_until < ?2) returning id",
+             where state = 'running' and (?3 or lease_until < ?4) returning id",
         )
         .bind(MAX_ATTEMPTS)
         .bind(now_ms())
         .bind(all)
+        .bind(lease_now())
         .fetch_all(&mut *writer)
         .await
         .map_err(during("recover runs"))?;
@@ -287,7 +294,11 @@ impl Store {
     }
 }
 
-async fn replace_artifacts(tx: &mut SqliteConnection, id: RunId, artifacts: &[ArtifactRecord]) -> Result<(), StoreError> {
+pub(super) async fn replace_artifacts(
+    tx: &mut SqliteConnection,
+    id: RunId,
+    artifacts: &[ArtifactRecord],
+) -> Result<(), StoreError> {
     sqlx::query("delete from artifacts where run_id = ?")
         .bind(key(&id))
         .execute(&mut *tx)
@@ -308,6 +319,13 @@ async fn replace_artifacts(tx: &mut SqliteConnection, id: RunId, artifacts: &[Ar
     Ok(())
 }
 
+/// The clock of leases, in milliseconds: that of the wall when the process began, from there on one that nobody sets. All leases are of
+/// one service, for a new one takes up every run that is marked as running.
+fn lease_now() -> i64 {
+    static BEGAN: LazyLock<(i64, Instant)> = LazyLock::new(|| (now_ms(), Instant::now()));
+    BEGAN.0 + i64::try_from(BEGAN.1.elapsed().as_millis()).unwrap_or(i64::MAX / 2)
+}
+
 fn until(lease: Duration) -> i64 {
-    now_ms() + i64::try_from(lease.as_millis()).unwrap_or(i64::MAX / 2)
+    lease_now() + i64::try_from(lease.as_millis()).unwrap_or(i64::MAX / 2)
 }

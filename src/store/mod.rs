@@ -6,19 +6,24 @@
 mod alignments;
 pub mod audit;
 mod claim;
+mod deliveries;
 mod queue;
 mod read;
+mod retention;
 mod submit;
 #[cfg(test)]
 mod tests;
 mod tokens;
+mod upkeep;
 
 use std::{path::Path, str::FromStr, sync::Arc, time::Duration};
 
 pub use alignments::{AlignmentFilter, AlignmentOutcome, StoredAlignment, SubmittedAlignment};
 pub use claim::{Claimed, Outcome, Renewal};
+pub use deliveries::Delivery;
 pub use queue::{Figures, History, Waiting};
 pub use read::Filter;
+pub use retention::{Due, KeptRun, Plan};
 use sqlx::{
     ConnectOptions, Connection, SqliteConnection, SqlitePool,
     sqlite::{SqliteConnectOptions, SqliteJournalMode, SqlitePoolOptions, SqliteRow, SqliteSynchronous},
@@ -26,6 +31,7 @@ use sqlx::{
 pub use submit::{Idempotency, NewRun, Owner, Quota, Submitted};
 pub use tokens::{Role, Token};
 use tokio::sync::{Mutex, mpsc};
+pub use upkeep::LostRun;
 use uuid::Uuid;
 
 use crate::run::{Finding, RunId, RunSpec, RunState, Scheduled, Step, StepRecord};
@@ -67,6 +73,8 @@ pub struct Run {
     pub started_at: Option<String>,
     pub ended_at: Option<String>,
     pub cancel_requested: bool,
+    /// It stays as it is, and is never removed but by hand.
+    pub pinned: bool,
     /// Why it failed.
     pub message: Option<String>,
     pub failed_step: Option<Step>,

@@ -32,6 +32,8 @@ pub struct Figures {
     pub runs: Vec<(String, i64)>,
     /// Step, state, number, and seconds that they took in all.
     pub steps: Vec<(String, String, i64, f64)>,
+    /// Step, state, bucket by its place, number, and seconds in all: of every step that ever ended here.
+    pub durations: Vec<(String, String, i64, i64, f64)>,
     /// Bytes of all artifacts.
     pub artifact_bytes: i64,
 }
@@ -90,11 +92,15 @@ impl Store {
         .fetch_all(&self.readers)
         .await
         .map_err(during("measure steps"))?;
-        let artifact_bytes = sqlx::query_scalar("select coalesce(sum(bytes), 0) from artifacts")
+        let durations = sqlx::query_as("select step, state, bucket, steps, seconds from step_durations order by 1, 2, 3")
+            .fetch_all(&self.readers)
+            .await
+            .map_err(during("measure steps"))?;
+        let artifact_bytes = sqlx::query_scalar("select coalesce(sum(coalesce(stored_bytes, bytes)), 0) from artifacts")
             .fetch_one(&self.readers)
             .await
             .map_err(during("measure artifacts"))?;
-        Ok(Figures { runs, steps, artifact_bytes })
+        Ok(Figures { runs, steps, durations, artifact_bytes })
     }
 
     /// Whose a run is. Outer `None`: there is no such run.

@@ -122,6 +122,7 @@ pub(super) fn from_row(row: &SqliteRow) -> Result<Run, StoreError> {
         started_at: column::<Option<i64>>(row, "started_at")?.map(rfc3339),
         ended_at: column::<Option<i64>>(row, "ended_at")?.map(rfc3339),
         cancel_requested: column(row, "cancel_requested")?,
+        pinned: column(row, "pinned")?,
         message: column(row, "message")?,
         failed_step: failed_step.map(|step| word(id, "a step", step)).transpose()?,
         scheduled: column::<Option<&str>>(row, "scheduled")?.map(|text| json(id, "a scheduler's word", text)).transpose()?,

@@ -120,7 +120,7 @@ async fn commit(writer: &mut SqliteConnection, news: &[NewRun]) -> Result<Vec<Su
 
 /// Bytes of everything that is an owner's.
 pub(super) const BYTES: &str = "select coalesce(sum(bytes), 0) from (
-    select bytes from runs join artifacts on run_id = id where owner = ?1
+    select coalesce(stored_bytes, artifacts.bytes) as bytes from runs join artifacts on run_id = id where owner = ?1
     union all select bytes from alignments join alignment_artifacts on alignment_id = id where owner = ?1)";
 
 /// What of the owner's quota is used up, if any of it is.
@@ -210,6 +210,7 @@ async fn insert(tx: &mut SqliteConnection, new: &NewRun) -> Result<Run, StoreErr
         started_at: None,
         ended_at: None,
         cancel_requested: false,
+        pinned: false,
         message: None,
         failed_step: None,
         scheduled: None,

@@ -13,6 +13,8 @@ pub struct NsysTrace {
     /// The GPUs of the host, as the tool names them.
     pub gpus: Vec<String>,
     pub tables: Vec<String>,
+    /// Names of processes, by the tool's id of each; of those that did nothing, too.
+    pub processes: HashMap<i64, String>,
     /// Names, referred to by index.
     pub strings: Vec<String>,
     pub ranges: Vec<Range>,
@@ -180,4 +182,9 @@ impl FromIterator<ApiCall> for ApiCalls {
 /// The process part of a tool's id of process and thread: its low 24 bits number the thread.
 pub const fn process_of(global_id: i64) -> i64 {
     global_id & !0xff_ffff
+}
+
+/// The number that the operating system gave the process of such an id.
+pub const fn pid_of(global_id: i64) -> u32 {
+    ((global_id >> 24) & 0xff_ffff) as u32
 }

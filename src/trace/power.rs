@@ -50,6 +50,14 @@ pub enum PowerSource {
     Average,
 }
 
+/// The last look at a GPU that the service has.
+#[derive(Debug, Clone, PartialEq)]
+pub struct GpuReading {
+    pub uuid: String,
+    pub name: String,
+    pub sample: PowerSample,
+}
+
 /// One look at a device.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 pub struct PowerSample {

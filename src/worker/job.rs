@@ -337,7 +337,8 @@ impl<'a> Job<'a> {
             }
         });
         let grace = Duration::from_secs(self.order.grace_s.into());
-        let space = Space { dir: self.dir.to_owned(), most_bytes: self.order.limits.run_bytes };
+        let limits = &self.order.limits;
+        let space = Space { dir: self.dir.to_owned(), most_bytes: limits.run_bytes, free_bytes: limits.free_bytes };
         let (deadline, stop) = (self.deadline, self.halt.clone());
         let leash = Leash { run: self.order.id, deadline, grace, stop, lines: Some(sender), space: Some(space) };
         (leash, lines)

@@ -15,7 +15,9 @@ pub mod pair;
 mod part;
 mod pool;
 mod recovery;
+pub mod retention;
 mod steps;
+pub mod webhooks;
 
 use std::{path::PathBuf, sync::Arc, time::Duration};
 

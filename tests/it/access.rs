@@ -5,7 +5,9 @@ use std::{collections::BTreeMap, sync::Arc};
 use axum::http::{Method, header};
 use llmprof::{
     config, http,
+    run::{Step, StepRecord, StepState},
     store::{Role, audit::AuditLog},
+    trace::power::{GpuReading, PowerSample},
 };
 use serde_json::{Value, json};
 use sha2::{Digest, Sha256};
@@ -79,9 +81,8 @@ async fn every_operation_but_health_and_contract_asks_for_a_token_of_a_fitting_r
         }
         let needed = match name.as_str() {
             "list_audit" => Role::Admin,
-            "submit_run" | "submit_capture" | "cancel_run" | "delete_run" | "submit_alignment" | "delete_alignment" => {
-                Role::Submitter
-            }
+            "submit_run" | "submit_capture" | "cancel_run" | "delete_run" | "pin_run" | "unpin_run" | "submit_alignment"
+            | "delete_alignment" => Role::Submitter,
             _ => Role::Viewer,
         };
         for (role, token) in &tokens {
@@ -250,10 +251,96 @@ async fn metrics_count_runs_and_answers_by_route() {
     let answer = api.get("/metrics").await;
     assert!(answer.header(header::CONTENT_TYPE).starts_with("application/openmetrics-text"));
     let text = answer.text();
+    assert!(!text.contains("gpu"), "there is none");
     let route = r#"llmprof_http_request_duration_seconds_count{method="POST",route="/runs",status="202"} 1"#;
     for line in
         [r#"llmprof_runs{state="queued"} 1"#, r#"llmprof_runs{state="failed"} 0"#, route, "llmprof_artifacts_bytes 0", "# EOF"]
     {
         assert!(text.lines().any(|found| found == line), "{line} is not in\n{text}");
     }
+}
+
+#[tokio::test]
+async fn metrics_tell_gpus_and_how_long_steps_took_even_of_runs_that_are_gone() {
+    let sample = PowerSample { power_w: Some(321.5), gpu_pct: Some(40), ..PowerSample::default() };
+    let api = Api::with_gpus(vec![GpuReading { uuid: "GPU-1".into(), name: "NVIDIA H200".into(), sample }]).await;
+    let id = api.submit(json!({})).await;
+    let run = api.start().await;
+    let step = |ended: Option<&str>, state| StepRecord {
+        step: Step::Baseline,
+        state,
+        started_at: "2026-11-20T09:00:00.000Z".into(),
+        ended_at: ended.map(str::to_owned),
+        exit_code: None,
+        message: None,
+    };
+    let ended = step(Some("2026-11-20T09:00:07.500Z"), StepState::Succeeded);
+    api.store.save_steps(&run, &[step(None, StepState::Running)]).await.unwrap();
+    // The clock was set back while the second one ran: it took no time, rather than less than none.
+    let back = step(Some("2026-11-20T08:00:00.000Z"), StepState::Succeeded);
+    for _ in 0..2 {
+        api.store.save_steps(&run, &[ended.clone(), back.clone()]).await.unwrap();
+    }
+    api.end(&run, llmprof::run::RunState::Succeeded, &[("report.md", "#")]).await;
+    assert_eq!(api.ask(Method::DELETE, &format!("/runs/{id}"), &[], "").await.status, 204);
+    let text = api.get("/metrics").await.text();
+    for line in [
+        r#"llmprof_gpu_power_watts{uuid="GPU-1",name="NVIDIA H200"} 321.5"#,
+        r#"llmprof_gpu_busy_ratios{uuid="GPU-1",name="NVIDIA H200"} 0.4"#,
+        r#"llmprof_step_duration_seconds_bucket{le="0.1",step="baseline",state="succeeded"} 1"#,
+        r#"llmprof_step_duration_seconds_bucket{le="15.0",step="baseline",state="succeeded"} 2"#,
+        r#"llmprof_step_duration_seconds_bucket{le="+Inf",step="baseline",state="succeeded"} 2"#,
+        r#"llmprof_step_duration_seconds_count{step="baseline",state="succeeded"} 2"#,
+    ] {
+        assert!(text.lines().any(|found| found == line), "{line} is not in\n{text}");
+    }
+    let sum = text.lines().find_map(|line| line.strip_prefix("llmprof_step_duration_seconds_sum")).unwrap();
+    let sum: f64 = sum.rsplit(' ').next().unwrap().parse().unwrap();
+    assert!((sum - 7.5).abs() < 0.01, "{sum}");
+    assert!(!text.contains("gpu_temperature"), "what a GPU does not tell has no line");
+}
+
+#[tokio::test]
+async fn a_browser_is_told_which_sites_may_ask_as_configured() {
+    let listed = api(|access| access.origins = vec!["https://tools.example".into()]).await;
+    let ask = async |origin: &str| {
+        let headers = [("origin", origin), ("access-control-request-method", "POST")];
+        let headers = [headers[0], headers[1], ("access-control-request-headers", "authorization,content-type")];
+        listed.ask(Method::OPTIONS, "/runs", &headers, "").await
+    };
+    let answer = ask("https://tools.example").await;
+    let allowed = answer.header(header::ACCESS_CONTROL_ALLOW_HEADERS);
+    assert_eq!((answer.status.as_u16(), answer.header(header::ACCESS_CONTROL_ALLOW_ORIGIN)), (200, "https://tools.example"));
+    assert!(allowed.contains("authorization") && allowed.contains("idempotency-key"), "{allowed}");
+    assert!(answer.header(header::ACCESS_CONTROL_ALLOW_METHODS).contains("DELETE"));
+    assert_eq!(answer.header(header::ACCESS_CONTROL_ALLOW_CREDENTIALS), "");
+    assert_eq!(ask("https://evil.example").await.header(header::ACCESS_CONTROL_ALLOW_ORIGIN), "");
+    let unlisted = api(|_| ()).await;
+    let answer = unlisted.ask(Method::GET, "/runs", &[("origin", "https://tools.example")], "").await;
+    assert_eq!(answer.header(header::ACCESS_CONTROL_ALLOW_ORIGIN), "");
+}
+
+#[tokio::test]
+async fn beyond_the_requests_that_are_handled_at_a_time_one_is_told_to_come_again_but_health_is_told() {
+    let api = api(|access| access.concurrent_requests = 1).await;
+    // A submission whose body does not come yet holds the only place.
+    let (body, sender) = {
+        let (sender, receiver) = tokio::sync::mpsc::channel::<Result<String, std::io::Error>>(1);
+        (axum::body::Body::from_stream(tokio_stream::wrappers::ReceiverStream::new(receiver)), sender)
+    };
+    let headers = [("content-type", "application/json")];
+    let (held, refused) = tokio::join!(api.ask(Method::POST, "/runs", &headers, body), async {
+        let mut refused = api.get("/runs").await;
+        while refused.status == 200 {
+            tokio::task::yield_now().await;
+            refused = api.get("/runs").await;
+        }
+        assert_eq!(api.get("/healthz").await.status, 200);
+        sender.send(Ok(json!({ "model": MODEL }).to_string())).await.unwrap();
+        drop(sender);
+        refused
+    });
+    assert_eq!((held.status.as_u16(), refused.error()), (202, (503, "overloaded".into())));
+    assert_eq!(refused.header(header::RETRY_AFTER), "1");
+    assert_eq!(api.get("/runs").await.status, 200);
 }

@@ -25,6 +25,7 @@ use llmprof::{
     trace::{
         checkup::{Check, Checkup},
         device::Device,
+        power::GpuReading,
     },
     worker,
 };
@@ -89,6 +90,24 @@ impl Api {
 
     /// The same, asking of requests what `access` says.
     pub async fn with(access: Arc<http::Access>) -> Self {
+        Self::made(access, |_| ()).await
+    }
+
+    /// The same, with other settings than the defaults.
+    pub async fn configured(change: impl FnOnce(&mut config::Config)) -> Self {
+        Self::made(Arc::default(), change).await
+    }
+
+    /// The same, with GPUs that told this.
+    pub async fn with_gpus(gpus: Vec<GpuReading>) -> Self {
+        Self::of(Arc::default(), |_| (), gpus).await
+    }
+
+    async fn made(access: Arc<http::Access>, change: impl FnOnce(&mut config::Config)) -> Self {
+        Self::of(access, change, Vec::new()).await
+    }
+
+    async fn of(access: Arc<http::Access>, change: impl FnOnce(&mut config::Config), gpus: Vec<GpuReading>) -> Self {
         let data = tempfile::tempdir().unwrap();
         let inputs = data.path().join("inputs");
         fs::create_dir_all(&inputs).unwrap();
@@ -107,6 +126,9 @@ impl Api {
         ] {
             fs::write(inputs.join(name), text).unwrap();
         }
+        let mut config = config::Config::load(None, std::iter::empty()).unwrap();
+        config.limits.free_bytes = 0;
+        change(&mut config);
         let store = Store::open(&data.path().join("llmprof.db")).await.unwrap();
         let closing = CancellationToken::new();
         let (doctor, mut asked) = tokio::sync::mpsc::channel::<tokio::sync::oneshot::Sender<Checkup>>(1);
@@ -128,6 +150,8 @@ impl Api {
             accepts: Default::default(),
             intake: Arc::new(intake(data.path())),
             doctor,
+            gpus: tokio::sync::watch::channel(gpus).1,
+            config: Arc::new(config),
             queued: Arc::default(),
             cancelled: Arc::default(),
             closing: closing.clone(),

@@ -131,7 +131,13 @@ fn pure_modules_know_no_files_clock_or_environment() {
 fn only_collect_starts_processes_and_only_http_knows_http() {
     let mut broken = Vec::new();
     for (module, path, code) in library() {
-        for (word, owner) in [("Command::new", "collect"), ("axum::", "http"), ("sqlx::", "store"), ("rusqlite::", "parse")] {
+        for (word, owner) in [
+            ("Command::new", "collect"),
+            ("axum::", "http"),
+            ("sqlx::", "store"),
+            ("rusqlite::", "parse"),
+            ("reqwest::", "worker"),
+        ] {
             if code.contains(word) && module != owner {
                 broken.push(format!("{}: {word} belongs to {owner}", path.display()));
             }

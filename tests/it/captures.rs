@@ -35,6 +35,15 @@ fn capture(name: &str) -> NsysTrace {
     parse::nsys::read(&path).unwrap()
 }
 
+#[test]
+fn a_packed_export_and_packed_pages_read_as_what_they_were() {
+    let fixtures = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/captures");
+    let (plain, packed) = (capture(CAPTURES[2]), parse::nsys::read(&fixtures.join("hf-llama-attention-mock.sqlite")).unwrap());
+    assert_eq!((total(packed.kernels.iter()), packed.ranges), (total(plain.kernels.iter()), plain.ranges));
+    let page = parse::ncu::read_file(&fixtures.join("hf-llama-decode.ncu-raw.csv")).unwrap();
+    assert_eq!(page, decode_page());
+}
+
 /// Kernels whose launching call lies inside a range of each of these names, on the thread of the call: how many, and their time.
 fn launched_inside(trace: &NsysTrace, names: &[&str]) -> (usize, i64) {
     let process = |thread: i64| thread >> 24;

@@ -114,6 +114,8 @@ fn tokens_made_beside_a_running_service_open_it_over_tls_and_a_new_certificate_i
     let (made, text) = token(data.path(), &["create", "--role", "viewer", "--name", "ann", "--expires", "90d"]);
     assert!(made && text.len() == "llmprof_".len() + 64, "{text}");
     assert_eq!(status(&root, &text), "200");
+    let secured = tls_get(&service.base, &root, "/healthz", "").unwrap();
+    assert!(secured.contains("strict-transport-security: max-age=31536000"), "{secured}");
     assert!(token(data.path(), &["list"]).1.contains("ann"));
     assert!(token(data.path(), &["revoke", "ann"]).0);
     assert_eq!(status(&root, &text), "401");
@@ -128,6 +130,21 @@ fn tokens_made_beside_a_running_service_open_it_over_tls_and_a_new_certificate_i
     let start = std::time::Instant::now();
     while tls_get(&service.base, &new, "/healthz", "").is_err() {
         assert!(start.elapsed() < PATIENCE, "the new certificate is not in use");
+    }
+}
+
+#[test]
+fn a_certificate_whose_files_change_is_taken_up_without_a_word() {
+    let data = tempfile::tempdir().unwrap();
+    let (chain, key, _) = certificate(data.path());
+    let mut command = command(data.path(), &Setup::default());
+    command.env("LLMPROF__SERVER__TLS__CERTIFICATE", &chain).env("LLMPROF__SERVER__TLS__KEY", &key);
+    let service = Service::spawn(&mut command, data.path());
+    let (_, _, new) = certificate(data.path());
+    let start = std::time::Instant::now();
+    while tls_get(&service.base, &new, "/healthz", "").is_err() {
+        assert!(start.elapsed() < PATIENCE, "the new certificate is not in use");
+        std::thread::sleep(Duration::from_millis(200)); // the files are looked at every ten seconds
     }
 }
 

@@ -321,3 +321,40 @@ async fn drained_nodes_keep_runs_waiting_until_they_are_resumed() {
     assert!(bench.cluster.run("scontrol", &["update", "NodeName=n[1-2]", "State=RESUME"]).status.success());
     assert_eq!(service.end(&id).await["state"], "succeeded");
 }
+
+/// A measurement for bench/README.md: `cargo test --test it -- --ignored --nocapture --exact slurm::what_a_submission_costs`.
+#[tokio::test]
+#[ignore = "a measurement, for a machine that does nothing else"]
+async fn what_a_submission_costs() {
+    const RUNS: u32 = 60;
+    let Some(mut bench) = Bench::new().await else { return };
+    assert!(bench.cluster.run("scontrol", &["update", "NodeName=n[1-2]", "State=DRAIN", "Reason=test"]).status.success());
+    let jobs = |bench: &Bench| bench.cluster.says("squeue", &["--noheader"]).lines().count() as u32;
+    let begin = Instant::now();
+    for _ in 0..RUNS {
+        assert!(bench.cluster.run("sbatch", &["--gres=gpu:1", "--wrap=true"]).status.success());
+    }
+    eprintln!("sbatch by hand: {:?} each", begin.elapsed() / RUNS);
+    for apart in [false, true] {
+        bench.cluster.run("scancel", &["--me"]);
+        wait("an empty queue", || jobs(&bench) == 0);
+        bench.apart = apart;
+        let service = bench.serve();
+        let begin = Instant::now();
+        for _ in 0..RUNS {
+            service.submit(small()).await;
+        }
+        let answered = begin.elapsed();
+        let all = if apart { 2 * RUNS } else { RUNS };
+        wait("all jobs", || jobs(&bench) == all);
+        eprintln!(
+            "{} jobs a run: answered in {:?}, in the queue in {:?} each",
+            all / RUNS,
+            answered / RUNS,
+            begin.elapsed() / RUNS
+        );
+        service.stop(Signal::SIGKILL);
+        fs::remove_dir_all(bench.data.path().join("runs")).unwrap();
+        fs::remove_file(bench.data.path().join("llmprof.db")).unwrap();
+    }
+}

@@ -160,6 +160,56 @@ fn what_is_asked_for_alone_or_left_out_is_what_sql_finds_there() {
     assert_eq!((attention.launches, (attention.kernel_ms * 1e4).round()), (136 + 2_304, (7_240 + 81_973) as f64));
 }
 
+/// Gives the capture a second process that does all that the first does, on a GPU that it too calls device 0.
+fn with_a_second_process(capture: &Capture) {
+    for (table, column) in [
+        ("CUPTI_ACTIVITY_KIND_KERNEL", "globalPid"),
+        ("CUPTI_ACTIVITY_KIND_MEMCPY", "globalPid"),
+        ("CUPTI_ACTIVITY_KIND_MEMSET", "globalPid"),
+        ("CUPTI_ACTIVITY_KIND_RUNTIME", "globalTid"),
+        ("NVTX_EVENTS", "globalTid"),
+        ("PROCESSES", "globalPid"),
+    ] {
+        let other = format!(
+            "create temp table other as select * from {table}; update other set {column} = {column} + (5000 << 24);
+             insert into {table} select * from other; drop table other"
+        );
+        capture.sql.execute_batch(&other).unwrap();
+    }
+    capture
+        .sql
+        .execute_batch(
+            "insert into TARGET_INFO_CUDA_DEVICE (gpuId, cudaId, pid) select 1, 0, pid + 5000 from TARGET_INFO_CUDA_DEVICE",
+        )
+        .unwrap();
+}
+
+#[test]
+fn two_processes_are_told_apart_and_together_are_the_whole() {
+    let capture = Capture::open("hf-llama-e2e");
+    let alone = capture.analysis(StageRules::default());
+    assert!(alone.processes.kernels.is_empty() && alone.processes.ranges.is_empty());
+    with_a_second_process(&capture);
+    let both = capture.analysis(StageRules::default());
+    let seen: std::collections::BTreeSet<_> =
+        both.processes.stages.iter().map(|it| (it.process, it.process_name.as_deref(), it.device)).collect();
+    assert_eq!(seen, [(440, Some("python3"), 0), (5_440, Some("python3"), 1)].into());
+    for stage in &alone.kernels.stages {
+        let apart: Vec<_> = both.processes.stages.iter().filter(|it| it.stage == stage.stage).collect();
+        assert_eq!(apart.len(), 2);
+        for it in apart {
+            assert_eq!((it.launches, it.kernel_ms, it.busy_ms), (stage.launches, stage.kernel_ms, stage.busy_ms));
+        }
+        let together = both.kernels.stages.iter().find(|it| it.stage == stage.stage).unwrap();
+        assert_eq!(together.launches, 2 * stage.launches);
+        assert!((together.busy_ms - 2.0 * stage.busy_ms).abs() < 1e-9, "two GPUs are busy apart");
+    }
+    let calls: u64 = both.processes.kernels.iter().filter(|it| it.process == 440).map(|it| it.calls).sum();
+    assert_eq!((calls, both.processes.kernels.len() % 2), (18_262, 0));
+    let steps: Vec<_> = both.processes.ranges.iter().filter(|it| it.name == "decode_all").collect();
+    assert!(steps.len() == 2 && steps[0].ns == steps[1].ns);
+}
+
 #[test]
 fn the_idle_time_of_a_stage_is_its_window_without_what_ran() {
     for name in CAPTURES {

@@ -10,14 +10,14 @@ mod tests;
 mod values;
 
 use std::{
-    fs::{self, File},
+    fs,
     io::{self, Read},
     path::Path,
 };
 
 use super::ParseError;
 use crate::{
-    artifact::layout,
+    artifact::{layout, packed},
     run::{Finding, Severity},
     trace::{counter::LaunchCounters, names::base_name},
 };
@@ -84,7 +84,7 @@ pub fn read_file(path: &Path) -> Result<CounterPage, ParseError> {
 
 fn read_page(path: &Path) -> Result<Option<CounterPage>, ParseError> {
     let failed = |source| ParseError::Read { path: path.into(), source };
-    let file = match File::open(path) {
+    let file = match packed::open(path) {
         Ok(file) => file,
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
         Err(source) => return Err(failed(source)),

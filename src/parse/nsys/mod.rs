@@ -1,7 +1,7 @@
 //! An nsys SQLite export, to values: schemas 3.0 (2022.4) to 3.20 (2025.3), one query per file under `sql/`.
 //!
 //! Tables exist only where something was recorded, and columns come and go with versions: what is missing is a gap. An export also
-//! holds the environments of processes; of its strings only those are read that name a kernel, a call or a range.
+//! holds the environments of processes; of its strings only those are read that name a process, a kernel, a call or a range.
 
 mod export;
 mod names;
@@ -12,10 +12,13 @@ use rusqlite::{Result, Row};
 
 use self::{export::Export, names::Names};
 use super::ParseError;
-use crate::trace::{
-    kernel::{Kernel, Kernels},
-    nsys::{ApiCall, ApiCalls, CopyKind, GraphNode, MemoryOp, NsysTrace},
-    range::Range,
+use crate::{
+    artifact::packed,
+    trace::{
+        kernel::{Kernel, Kernels},
+        nsys::{ApiCall, ApiCalls, CopyKind, GraphNode, MemoryOp, NsysTrace, pid_of, process_of},
+        range::Range,
+    },
 };
 
 /// Farthest from zero that a time may lie, nanoseconds: 73 years, in which clocks that count from 1970 have room.
@@ -33,8 +36,10 @@ pub fn check(path: &Path) -> std::result::Result<(), ParseError> {
     Export::open(path)?.facts().map(|_| ())
 }
 
-/// Reads the export in `path`. Blocks, in time and memory linear in the size of the file.
+/// Reads the export in `path`. Blocks, in time and memory linear in the size of the file. A packed one is unpacked first.
 pub fn read(path: &Path) -> std::result::Result<NsysTrace, ParseError> {
+    let plain = packed::plain(path).map_err(|source| ParseError::Read { path: path.into(), source })?;
+    let path = plain.path();
     let export = Export::open(path)?;
     // The two long tables are read side by side, each by a connection of its own.
     let (rest, calls) = thread::scope(|scope| {
@@ -89,9 +94,14 @@ fn others(export: &Export) -> std::result::Result<(NsysTrace, Names, Unnamed), P
             _ => {}
         }
     }
+    let process = |row: &Row| Ok((process_of(or_zero(row, 0)?), export::string(row, 1)?));
+    trace.processes = export.rows("PROCESSES", include_str!("sql/processes.sql"), process)?.into_iter().collect();
+    trace.processes.retain(|_, name| !name.is_empty());
+    let gpus = Gpus(export.rows("TARGET_INFO_CUDA_DEVICE", include_str!("sql/cuda_devices.sql"), gpu)?);
     let (mut kernels, mut impossible) = (Kernels::default(), 0);
     export.each("CUPTI_ACTIVITY_KIND_KERNEL", include_str!("sql/kernels.sql"), |row| {
-        let kernel = kernel(row, &mut names)?;
+        let mut kernel = kernel(row, &mut names)?;
+        kernel.device = gpus.of(kernel.global_pid, kernel.device);
         if possible(kernel.start_ns, kernel.end_ns) {
             kernels.push(kernel)
         } else {
@@ -102,6 +112,7 @@ fn others(export: &Export) -> std::result::Result<(NsysTrace, Names, Unnamed), P
     trace.kernels = kernels;
     trace.copies = export.rows("CUPTI_ACTIVITY_KIND_MEMCPY", include_str!("sql/copies.sql"), memory_op)?;
     trace.copies.extend(export.rows("CUPTI_ACTIVITY_KIND_MEMSET", include_str!("sql/sets.sql"), memory_op)?);
+    trace.copies.iter_mut().for_each(|it| it.device = gpus.of(it.global_pid, it.device));
     let read = trace.copies.len();
     trace.copies.retain(|it| possible(it.start_ns, it.end_ns));
     impossible += (read - trace.copies.len()) as u64;
@@ -144,6 +155,22 @@ fn cuda_calls(path: &Path) -> std::result::Result<(ApiCalls, Names, u64), ParseE
         Ok(())
     })?;
     Ok((calls, names, impossible))
+}
+
+/// Devices that a process numbers in another way than the host: the process, its number, the host's.
+struct Gpus(Vec<Option<(u32, u32, u32)>>);
+
+impl Gpus {
+    /// The number of the host's GPU that `process` calls `device`; that one where the export does not tell.
+    fn of(&self, process: i64, device: u32) -> u32 {
+        let of_process = |known: &&(u32, u32, u32)| (known.0, known.1) == (pid_of(process), device);
+        self.0.iter().flatten().find(of_process).map_or(device, |known| known.2)
+    }
+}
+
+fn gpu(row: &Row) -> Result<Option<(u32, u32, u32)>> {
+    let (pid, device, gpu): (Option<u32>, Option<u32>, Option<u32>) = (row.get(0)?, row.get(1)?, row.get(2)?);
+    Ok(pid.zip(device).zip(gpu).map(|((pid, device), gpu)| (pid, device, gpu)).filter(|(_, device, gpu)| device != gpu))
 }
 
 /// By the place of the column: a name would be looked up in every one of millions of rows.

@@ -56,6 +56,32 @@ pub fn stage_gpu(analysis: &Analysis) -> Table {
     table
 }
 
+/// Processes and devices apart; no rows where one process was on one device.
+pub fn processes(analysis: &Analysis) -> Table {
+    let columns = ["Process", "Name", "#Device", "Stage", "#Launches", "#Kernel ms", "#Busy ms", "#Copies", "Copied"];
+    let caption =
+        "What each process did on each device in the nsys pass; busy is the time in which at least one of its kernels ran there.";
+    let mut table = Table::new("processes", "Processes and devices", caption, &columns);
+    let rows = &analysis.processes.stages;
+    if rows.iter().all(|it| (it.process, it.device) == (rows[0].process, rows[0].device)) {
+        return table;
+    }
+    for it in rows {
+        table.row([
+            it.process.to_string(),
+            it.process_name.clone().unwrap_or_else(|| UNKNOWN.into()),
+            it.device.to_string(),
+            if it.stage.is_empty() { "outside every stage".into() } else { it.stage.clone() },
+            count(it.launches),
+            ms(it.kernel_ms),
+            ms(it.busy_ms),
+            count(it.copies),
+            bytes(it.copied_bytes),
+        ]);
+    }
+    table
+}
+
 /// Kernel time by class.
 pub fn classes(analysis: &Analysis) -> Table {
     let columns = ["Stage", "Class", "#Total ms", "#Calls", "#Share of stage"];

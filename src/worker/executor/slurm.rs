@@ -1,7 +1,7 @@
 //! Carries runs out as jobs of Slurm. The scheduler places, isolates and ends them; the run's folder is all that both sides share.
 //!
-//! A job bears its run's id as its name, and the queue is asked before anything is submitted: an answer that was lost, or a service
-//! that died, makes no second job. A result counts when it is of the attempt that was ordered.
+//! A job bears its run's id as its name, and the queue is asked before anything is submitted that may have been submitted before: an
+//! answer that was lost, or a service that died, makes no second job. A result counts when it is of the attempt that was ordered.
 
 use std::{
     collections::HashMap,
@@ -93,11 +93,12 @@ impl Slurm {
         change(known.entry(id).or_insert_with(|| Known { submitted: Instant::now(), job: None, gone: None }))
     }
 
-    async fn begin(&self, order: &Order, dir: &Path) -> Result<(), ExecutorError> {
+    /// `first`: nobody has tried to submit this run.
+    async fn begin(&self, order: &Order, dir: &Path, first: bool) -> Result<(), ExecutorError> {
         let refused = |source| ExecutorError::Slurm { source };
         let apart = self.settings.analyze_apart;
         let asked = order.spec.device.as_str();
-        let first = JobSpec {
+        let collects = JobSpec {
             run: order.id,
             dir,
             program: &self.program,
@@ -107,7 +108,7 @@ impl Slurm {
             part: apart.then_some("--gather"),
             after: None,
         };
-        let there = slurm::queued(Some(order.id)).await.map_err(refused)?;
+        let there = if first { Vec::new() } else { slurm::queued(Some(order.id)).await.map_err(refused)? };
         let live = |apart| there.iter().find(|job| job.apart == apart && job.state != "COMPLETING");
         let job = match (live(false), live(true)) {
             // The one that collects has ended; the other one is what is waited for.
@@ -119,11 +120,11 @@ impl Slurm {
                 }
                 found.job.clone()
             }
-            (None, None) => slurm::submit(&first, &self.settings, layout::SCHEDULER_LOG).await.map_err(refused)?,
+            (None, None) => slurm::submit(&collects, &self.settings, layout::SCHEDULER_LOG).await.map_err(refused)?,
         };
         self.remember(order.id, |known| known.job = Some(job.clone()));
         if apart {
-            let second = JobSpec { gpus: 0, kind: None, part: Some("--conclude"), after: Some(&job), ..first };
+            let second = JobSpec { gpus: 0, kind: None, part: Some("--conclude"), after: Some(&job), ..collects };
             slurm::submit(&second, &self.settings, layout::SCHEDULER_LOG).await.map_err(refused)?;
         }
         Ok(())
@@ -147,9 +148,11 @@ impl Executor for Slurm {
         }
         let gpus = if order.spec.device == CPU { 0 } else { self.settings.gpus };
         let order = Order { gpus, ..order.clone() };
+        // The order is kept before anything is submitted: without one nothing was.
+        let first = order.attempt == 1 && !dir.join(layout::JOB).exists();
         let written = std::fs::create_dir_all(&dir).and_then(|()| order::write(&dir, layout::JOB, &order));
         written.map_err(|source| ExecutorError::Order { source })?;
-        self.begin(&order, &dir).await?;
+        self.begin(&order, &dir, first).await?;
         self.remember(order.id, |known| (known.submitted, known.gone) = (Instant::now(), None));
         Ok(())
     }

@@ -1,0 +1,113 @@
+#!/usr/bin/env bash
+# How fast files leave the service, against nginx serving the same file beside it; how soon a bundle begins; what 200 slow clients cost;
+# how a list of 10,000 queued runs answers, and how soon a service with them is up.
+#
+#   bench/downloads.sh [BINARY]      (needs nginx, wrk, sqlite3, python3: apt-get install nginx-light wrk sqlite3)
+#
+# BINARY is an llmprof; without it a release build is made. Prints the rows of bench/README.md.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+for tool in nginx wrk sqlite3 python3; do command -v "$tool" >/dev/null || { echo "needs $tool" >&2; exit 1; }; done
+llmprof=${1:-}
+if [ -z "$llmprof" ]; then
+    cargo build --release --locked --quiet --bin llmprof
+    llmprof=${CARGO_TARGET_DIR:-target}/release/llmprof
+fi
+data=$(mktemp -d)
+server= web=
+cleanup() { kill $server $web 2>/dev/null || true; wait 2>/dev/null || true; rm -rf "$data"; }
+trap cleanup EXIT
+base=http://127.0.0.1:18091 bytes=1000000000
+
+# A runner that leaves one large file and fails: its run has ended, with the file among its artifacts.
+cat >"$data/runner.sh" <<SH
+#!/bin/sh
+case \$1 in run) while [ "\$1" != --out ]; do shift; done; openssl enc -aes-128-ctr -nosalt -k bench -pbkdf2 </dev/zero 2>/dev/null | head -c $bytes >"\$2/events.bin";; esac
+exit 1
+SH
+chmod +x "$data/runner.sh"
+serve() {
+    env LLMPROF_LOG=warn LLMPROF__TOOLS__NSYS=none LLMPROF__TOOLS__NCU=none LLMPROF__WORKER__DEVICES='["cpu"]' \
+        LLMPROF__ACCESS__TOKENS=off "$@" "$llmprof" serve --listen 127.0.0.1:18091 --data "$data/data" >/dev/null & server=$!
+    until curl -sf $base/readyz >/dev/null; do kill -0 $server; sleep 0.01; done
+}
+stop() { kill $server; wait $server || true; server=; }
+rss() { awk '/VmRSS/ { printf "%.0f MiB", $2 / 1024 }' /proc/$server/status; }
+peak() { awk '/VmHWM/ { printf "%.0f MiB", $2 / 1024 }' /proc/$server/status; }
+
+serve LLMPROF__TOOLS__MODEL_RUNNER="$data/runner.sh"
+id=$(curl -s -X POST $base/runs -H 'content-type: application/json' -d '{"model": "deepseek-ocr-tiny", "mode": "basic"}' |
+    sed -E 's/.*"run_id": ?"([^"]+)".*/\1/')
+until curl -s $base/runs/$id | grep -q '"state":"failed"'; do sleep 0.2; done
+file=baseline/events.bin
+ls -l "$data/data/runs/$id/$file" | awk '{ print "the file has " $5 " bytes" }'
+
+mkdir "$data/nginx"
+cat >"$data/nginx/nginx.conf" <<CONF
+daemon off; pid $data/nginx/pid; error_log stderr crit; worker_processes auto;
+events {}
+http { access_log off; sendfile on; tcp_nopush on; client_body_temp_path $data/nginx; proxy_temp_path $data/nginx; fastcgi_temp_path $data/nginx;
+  uwsgi_temp_path $data/nginx; scgi_temp_path $data/nginx; server { listen 127.0.0.1:18092; root $data/data/runs; } }
+CONF
+chmod 755 "$data" "$data/data" "$data/data/runs"
+nginx -c "$data/nginx/nginx.conf" -g "user root;" & web=$!
+until curl -sfI http://127.0.0.1:18092/$id/$file >/dev/null; do kill -0 $web; sleep 0.05; done
+
+rate() { curl -s -o /dev/null -w '%{speed_download}\n' "$1"; }
+rate http://127.0.0.1:18092/$id/$file >/dev/null # both from the page cache
+for round in 1 2 3 4 5; do
+    ours=$(rate $base/runs/$id/artifacts/$file) theirs=$(rate http://127.0.0.1:18092/$id/$file)
+    awk -v r=$round -v a="$ours" -v b="$theirs" 'BEGIN { printf "| download, round %d | %.0f MB/s | nginx %.0f MB/s | %.0f %% |\n", r, a / 1e6, b / 1e6, 100 * a / b }'
+done
+for round in 1 2 3; do
+    curl -s -o /dev/null -w "| bundle, round $round | first byte after %{time_starttransfer} s | all after %{time_total} s | %{size_download} bytes |\n" $base/runs/$id/bundle
+done
+echo "| memory after that | $(rss), at most $(peak) |"
+
+stop; serve LLMPROF__TOOLS__MODEL_RUNNER="$data/runner.sh"
+echo "| memory before the slow clients | $(rss) |"
+python3 - $base "$id" <<'PY' &
+import asyncio, sys, urllib.parse
+base, run = sys.argv[1:]
+port = urllib.parse.urlparse(base).port
+async def slow():
+    reader, writer = await asyncio.open_connection("127.0.0.1", port, limit=1 << 16)
+    writer.write(f"GET /runs/{run}/bundle HTTP/1.1\r\nhost: x\r\n\r\n".encode())
+    while await reader.read(1 << 14):
+        await asyncio.sleep(0.1)
+async def all():
+    await asyncio.wait_for(asyncio.gather(*(slow() for _ in range(200))), 30)
+try:
+    asyncio.run(all())
+except TimeoutError:
+    pass
+PY
+clients=$!
+sleep 8
+wrk -t1 -c4 -d15s --latency $base/runs/$id | awk '/99%/ { print "| other requests while 200 read slowly, p99 | " $2 " |" }'
+echo "| memory with 200 slow clients | $(rss), at most $(peak) |"
+wait $clients || true
+stop
+
+serve LLMPROF__TOOLS__MODEL_RUNNER="$data/runner.sh" LLMPROF__WORKER__PAUSED=true LLMPROF__ACCESS__QUEUED_RUNS_PER_OWNER=0
+cat >"$data/post.lua" <<'LUA'
+wrk.method = "POST"
+wrk.body = '{"model": "deepseek-ocr-tiny", "mode": "basic", "labels": ["bench"]}'
+wrk.headers["Content-Type"] = "application/json"
+LUA
+until [ "$(sqlite3 "$data/data/llmprof.db" "select count(*) from runs where state = 'queued'")" -ge 10000 ]; do
+    wrk -t1 -c16 -d1s -s "$data/post.lua" $base/runs >/dev/null
+done
+queued=$(sqlite3 "$data/data/llmprof.db" "select count(*) from runs where state = 'queued'")
+middle=$(sqlite3 "$data/data/llmprof.db" "select lower(hex(id)) from runs where state = 'queued' order by id limit 1 offset 5000" |
+    sed -E 's/(.{8})(.{4})(.{4})(.{4})/\1-\2-\3-\4-/')
+for page in "/runs?limit=50" "/runs?limit=50&cursor=$middle" "/runs?limit=50&state=queued&label=bench" "/queue" "/runs/$middle"; do
+    wrk -t1 -c1 -d5s --latency "$base$page" | awk -v p="${page/$middle/...}" -v n="$queued" '/50%/ { m = $2 } /99%/ { print "| " n " queued, " p " | p50 " m ", p99 " $2 " |" }'
+done
+stop
+for round in 1 2 3; do
+    begun=$(date +%s%N)
+    serve LLMPROF__TOOLS__MODEL_RUNNER="$data/runner.sh" LLMPROF__WORKER__PAUSED=true
+    echo "| start with $queued queued, round $round | $((($(date +%s%N) - begun) / 1000000)) ms |"
+    stop
+done

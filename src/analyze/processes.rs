@@ -1,0 +1,285 @@
+//! What each process did on each device: apart, what the other tables have together.
+//!
+//! A device is the host's, however the process counts. Nothing is estimated: a process that launched nothing has no row.
+
+use std::collections::BTreeMap;
+
+use serde::{Deserialize, Serialize};
+use utoipa::ToSchema;
+
+use super::{launches::Launches, spans::Spans};
+use crate::trace::{
+    nsys::{NsysTrace, pid_of, process_of},
+    units::Nanos,
+};
+
+/// Work of one process on one device in one stage of the traced pass.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, ToSchema)]
+pub struct ProcessStage {
+    /// Its number on the host.
+    #[schema(example = 4711)]
+    pub process: u32,
+    /// `null` where the capture does not tell.
+    #[schema(example = "python3")]
+    pub process_name: Option<String>,
+    /// Index of the GPU on the host.
+    #[schema(example = 0)]
+    pub device: u32,
+    /// Empty outside every stage.
+    #[schema(example = "decode_all")]
+    pub stage: String,
+    pub launches: u64,
+    /// Sum over kernels.
+    pub kernel_ms: f64,
+    /// Time in which at least one of its kernels ran there, over all streams.
+    pub busy_ms: f64,
+    /// Copies and fills.
+    pub copies: u64,
+    pub copied_bytes: u64,
+}
+
+/// Launches of one kernel by one process on one device in one stage.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, ToSchema)]
+pub struct ProcessKernel {
+    #[schema(example = 4711)]
+    pub process: u32,
+    #[schema(example = 0)]
+    pub device: u32,
+    #[schema(example = "decode_all")]
+    pub stage: String,
+    #[schema(example = "nvjet_tst_128x64_64x8_2x1_v_bz_TNT")]
+    pub kernel_name: String,
+    #[schema(example = 12.0)]
+    pub total_ms: f64,
+    #[schema(example = 48)]
+    pub calls: u64,
+    /// `total_ms / calls`.
+    #[schema(example = 0.25)]
+    pub mean_ms: f64,
+}
+
+/// Ranges of one name in one domain of one process, on the host; those that the capture cut off are left out.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, ToSchema)]
+pub struct ProcessRange {
+    #[schema(example = 4711)]
+    pub process: u32,
+    /// Empty for the default domain.
+    #[schema(example = "LLM")]
+    pub domain: String,
+    #[schema(example = "decode_step")]
+    pub name: String,
+    pub ns: Spans,
+}
+
+/// Processes and devices apart.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub struct Processes {
+    /// By process, device and stage.
+    pub stages: Vec<ProcessStage>,
+    /// Longest first; empty where one process was on one device, because these are the kernels of the whole then.
+    pub kernels: Vec<ProcessKernel>,
+    /// Longest first; empty where one process alone has ranges.
+    pub ranges: Vec<ProcessRange>,
+}
+
+#[derive(Debug, Clone, Copy, Default)]
+struct Cell {
+    launches: u64,
+    ns: i64,
+    busy_ns: i64,
+    /// End of what ran so far.
+    until: Option<i64>,
+    copies: u64,
+    bytes: u64,
+}
+
+/// Tells processes and devices apart.
+pub fn processes(trace: &NsysTrace, launches: &Launches) -> Processes {
+    let (numbers, kinds) = (launches.numbers(), trace.kernels.kinds());
+    let of_copies = trace.copies.iter().map(|it| (process_of(it.global_pid), it.device));
+    let mut pairs: Vec<(i64, u32)> = kinds.iter().map(|it| (process_of(it.global_pid), it.device)).chain(of_copies).collect();
+    pairs.sort_unstable();
+    pairs.dedup();
+    let pair_of = |process: i64, device: u32| pairs.partition_point(|pair| *pair < (process_of(process), device));
+    let of_kind: Vec<usize> = kinds.iter().map(|it| pair_of(it.global_pid, it.device)).collect();
+
+    let mut cells = vec![Cell::default(); pairs.len() * numbers];
+    let mut tallies = vec![(0_u64, 0_i64); kinds.len() * numbers];
+    for (at, kernel) in trace.kernels.iter().enumerate() {
+        let (kind, number) = (trace.kernels.kind(at) as usize, launches.stage_number(launches.kernels[at].1));
+        let tally = &mut tallies[kind * numbers + number];
+        *tally = (tally.0 + 1, tally.1 + kernel.ns());
+        let cell = &mut cells[of_kind[kind] * numbers + number];
+        cell.launches += 1;
+        cell.ns += kernel.ns();
+        // Kernels come in order of their start, so what is busy already is known by its end alone.
+        cell.busy_ns += (kernel.end_ns - cell.until.map_or(kernel.start_ns, |until| kernel.start_ns.max(until))).max(0);
+        cell.until = Some(cell.until.map_or(kernel.end_ns, |until| until.max(kernel.end_ns)));
+    }
+    for (copy, (_, instance)) in trace.copies.iter().zip(&launches.copies) {
+        let cell = &mut cells[pair_of(copy.global_pid, copy.device) * numbers + launches.stage_number(*instance)];
+        cell.copies += 1;
+        cell.bytes = cell.bytes.saturating_add(copy.bytes);
+    }
+
+    let mut stages: Vec<ProcessStage> = Vec::new();
+    for (at, cell) in cells.iter().enumerate().filter(|(_, cell)| cell.launches + cell.copies > 0) {
+        let (process, device) = pairs[at / numbers];
+        stages.push(ProcessStage {
+            process: pid_of(process),
+            process_name: trace.processes.get(&process).cloned(),
+            device,
+            stage: launches.numbered(at % numbers).into(),
+            launches: cell.launches,
+            kernel_ms: Nanos(cell.ns).as_ms(),
+            busy_ms: Nanos(cell.busy_ns).as_ms(),
+            copies: cell.copies,
+            copied_bytes: cell.bytes,
+        });
+    }
+    stages.sort_by(|a, b| (a.process, a.device, &a.stage).cmp(&(b.process, b.device, &b.stage)));
+    let kernels = if pairs.len() > 1 { kernels(trace, launches, &of_kind, &pairs, &tallies) } else { Vec::new() };
+    Processes { stages, kernels, ranges: ranges(trace) }
+}
+
+fn kernels(
+    trace: &NsysTrace,
+    launches: &Launches,
+    of_kind: &[usize],
+    pairs: &[(i64, u32)],
+    tallies: &[(u64, i64)],
+) -> Vec<ProcessKernel> {
+    let numbers = launches.numbers();
+    let mut groups: BTreeMap<(usize, usize, u32), (u64, i64)> = BTreeMap::new();
+    for (at, (calls, ns)) in tallies.iter().enumerate().filter(|(_, (calls, _))| *calls > 0) {
+        let kind = at / numbers;
+        let sum = groups.entry((of_kind[kind], at % numbers, trace.kernels.kinds()[kind].name)).or_default();
+        *sum = (sum.0 + calls, sum.1 + ns);
+    }
+    let record = |((pair, number, name), (calls, ns)): ((usize, usize, u32), (u64, i64))| ProcessKernel {
+        process: pid_of(pairs[pair].0),
+        device: pairs[pair].1,
+        stage: launches.numbered(number).into(),
+        kernel_name: trace.strings.get(name as usize).cloned().unwrap_or_default(),
+        total_ms: Nanos(ns).as_ms(),
+        calls,
+        mean_ms: Nanos(ns).as_ms() / calls as f64,
+    };
+    let mut records: Vec<ProcessKernel> = groups.into_iter().map(record).collect();
+    records.sort_by(|a, b| b.total_ms.total_cmp(&a.total_ms));
+    records
+}
+
+fn ranges(trace: &NsysTrace) -> Vec<ProcessRange> {
+    let mut groups: BTreeMap<(i64, &str, &str), Vec<i64>> = BTreeMap::new();
+    for range in &trace.ranges {
+        if let Some(end_ns) = range.end_ns {
+            let group = (process_of(range.global_tid), range.domain.as_str(), range.name.as_str());
+            groups.entry(group).or_default().push(end_ns - range.start_ns);
+        }
+    }
+    let one = groups.keys().next().map(|(process, ..)| *process);
+    if groups.keys().all(|(process, ..)| Some(*process) == one) {
+        return Vec::new();
+    }
+    let sum = |((process, domain, name), mut times): ((i64, &str, &str), Vec<i64>)| ProcessRange {
+        process: pid_of(process),
+        domain: domain.into(),
+        name: name.into(),
+        ns: Spans::of(&mut times),
+    };
+    let mut sums: Vec<ProcessRange> = groups.into_iter().map(sum).collect();
+    sums.sort_by_key(|sum| std::cmp::Reverse(sum.ns.total));
+    sums
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{super::kernels::tests::capture, *};
+    use crate::trace::nsys::MemoryOp;
+
+    /// A capture of two processes that do the same, the second one on device 1 and 1,000 ns later.
+    fn twice(sketch: &str) -> NsysTrace {
+        let (mut both, other) = (capture(sketch), capture(sketch));
+        let away = |id: i64| id + (2 << 24);
+        for range in other.ranges {
+            both.ranges.push(crate::trace::range::Range { global_tid: away(range.global_tid), ..range });
+        }
+        for call in other.cuda_calls.iter() {
+            both.cuda_calls.push(crate::trace::nsys::ApiCall { global_tid: away(call.global_tid), ..call });
+        }
+        for kernel in other.kernels.iter() {
+            let (start_ns, end_ns) = (kernel.start_ns + 1_000, kernel.end_ns + 1_000);
+            both.kernels.push(crate::trace::kernel::Kernel {
+                global_pid: away(kernel.global_pid),
+                device: 1,
+                start_ns,
+                end_ns,
+                ..kernel
+            });
+        }
+        both
+    }
+
+    const SKETCH: &str = "range 1 prefill 0..100\ncall 1 1 10..11\ncall 1 2 20..21\ncall 1 3 200..201
+                          kernel 1 k 300..310 7\nkernel 2 k 305..320 8\nkernel 3 l 320..330 7";
+
+    fn told(processes: &Processes) -> String {
+        let line = |it: &ProcessStage| {
+            let (ns, busy) = (it.kernel_ms * 1e6, it.busy_ms * 1e6);
+            format!("{} on {} {:?}: {} launches, {ns:.0} ns, busy {busy:.0}", it.process, it.device, it.stage, it.launches)
+        };
+        processes.stages.iter().map(line).collect::<Vec<_>>().join("\n")
+    }
+
+    #[test]
+    fn processes_and_devices_are_told_apart_and_add_up_to_the_whole() {
+        let trace = twice(SKETCH);
+        let launches = Launches::of(&trace);
+        let apart = processes(&trace, &launches);
+        insta::assert_snapshot!(told(&apart), @r#"
+        7 on 0 "": 1 launches, 10 ns, busy 10
+        7 on 0 "prefill": 2 launches, 25 ns, busy 20
+        9 on 1 "": 1 launches, 10 ns, busy 10
+        9 on 1 "prefill": 2 launches, 25 ns, busy 20
+        "#);
+        for whole in super::super::kernels::kernels(&trace, &launches).stages {
+            let of_stage = || apart.stages.iter().filter(|it| it.stage == whole.stage);
+            let sum: f64 = of_stage().map(|it| it.kernel_ms).sum();
+            assert_eq!(of_stage().map(|it| it.launches).sum::<u64>(), whole.launches);
+            assert!((sum - whole.kernel_ms).abs() < 1e-9);
+        }
+        let kernels: Vec<_> = apart.kernels.iter().map(|it| (it.process, it.kernel_name.as_str(), it.calls)).collect();
+        assert_eq!(kernels, [(7, "k", 2), (9, "k", 2), (7, "l", 1), (9, "l", 1)]);
+        let ranges: Vec<_> = apart.ranges.iter().map(|it| (it.process, it.name.as_str(), it.ns.total)).collect();
+        assert_eq!(ranges, [(7, "prefill", 100), (9, "prefill", 100)]);
+    }
+
+    #[test]
+    fn one_process_on_one_device_is_the_whole_and_not_told_again() {
+        let mut trace = capture(SKETCH);
+        trace.processes = [(7 << 24, "python3".to_owned())].into();
+        let apart = processes(&trace, &Launches::of(&trace));
+        assert_eq!((apart.stages.len(), apart.kernels.len(), apart.ranges.len()), (2, 0, 0));
+        assert_eq!(apart.stages[0].process_name.as_deref(), Some("python3"));
+    }
+
+    #[test]
+    fn a_process_that_only_copies_has_a_row() {
+        let mut trace = capture(SKETCH);
+        let copy = MemoryOp {
+            start_ns: 0,
+            end_ns: 1,
+            bytes: 64,
+            kind: crate::trace::nsys::CopyKind::HostToDevice,
+            device: 3,
+            global_pid: 9 << 24,
+            correlation_id: 0,
+            graph_node: None,
+        };
+        trace.copies = vec![copy, copy];
+        let apart = processes(&trace, &Launches::of(&trace));
+        let row = apart.stages.iter().find(|it| it.device == 3).unwrap();
+        assert_eq!((row.process, row.launches, row.copies, row.copied_bytes, row.busy_ms), (9, 0, 2, 128, 0.0));
+    }
+}

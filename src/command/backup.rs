@@ -1,0 +1,192 @@
+//! `llmprof backup` and `llmprof restore`: a data folder to another disk while the service runs, and back.
+//!
+//! The backup's database is put in place last, so a backup that was broken off is the one before. Nothing is restored over anything.
+
+use std::{
+    collections::HashSet,
+    fs,
+    path::{Path, PathBuf},
+};
+
+use anyhow::{Context as _, Result, bail};
+use clap::Args;
+use llmprof::{
+    artifact::{
+        backup::{self, Kept},
+        folder,
+    },
+    config::Config,
+    run::RunId,
+    store::Store,
+};
+
+use super::serve;
+
+const DATABASE: &str = "llmprof.db";
+const AUDIT: &str = "audit.jsonl";
+/// Stands in a data folder while it is restored; the service refuses one that has it.
+pub const RESTORING: &str = "restoring";
+
+/// Back up the database and the files of all ended runs, also while a service uses them
+///
+/// Each content is kept once, by its hash, and copied only when the backup lacks it. Runs that wait or run are in the database alone, and
+/// start anew after a restore.
+#[derive(Debug, Args)]
+pub struct BackupOptions {
+    /// Folder of the backup; made if absent
+    #[arg(value_name = "DIR")]
+    to: PathBuf,
+    /// Remove contents of runs that are no longer kept
+    #[arg(long)]
+    prune: bool,
+    /// Folder of the database and the runs [default: ./data]
+    #[arg(long, value_name = "DIR")]
+    data: Option<PathBuf>,
+    /// File with settings that go over the defaults
+    #[arg(long, value_name = "FILE")]
+    config: Option<PathBuf>,
+}
+
+/// Restore a backup into an empty data folder
+#[derive(Debug, Args)]
+pub struct RestoreOptions {
+    /// Folder of the backup
+    #[arg(value_name = "DIR")]
+    from: PathBuf,
+    /// Folder to restore to, absent or empty [default: ./data]
+    #[arg(long, value_name = "DIR")]
+    data: Option<PathBuf>,
+    /// File with settings that go over the defaults
+    #[arg(long, value_name = "FILE")]
+    config: Option<PathBuf>,
+}
+
+fn data_folder(data: Option<&PathBuf>, config: Option<&Path>) -> Result<PathBuf> {
+    let config = Config::load(config, std::env::vars())?;
+    Ok(data.cloned().unwrap_or(config.server.data))
+}
+
+pub fn backup(options: &BackupOptions) -> Result<()> {
+    let data = data_folder(options.data.as_ref(), options.config.as_deref())?;
+    if !data.join(DATABASE).is_file() {
+        bail!("{} holds no database of llmprof", data.display());
+    }
+    let to = &options.to;
+    fs::create_dir_all(to.join(backup::OBJECTS)).with_context(|| format!("cannot make the folder {}", to.display()))?;
+    serve::runtime()?.block_on(async {
+        let store = Store::open(&data.join(DATABASE)).await?;
+        let runs = data.join("runs");
+        let mut copied = Copied::default();
+        // Files first, so that the database never tells of one that is not there; again after it, for runs that ended meanwhile.
+        copied.runs(&store, &runs, to).await?;
+        let new = to.join("llmprof.db.new");
+        match fs::remove_file(&new) {
+            Err(error) if error.kind() != std::io::ErrorKind::NotFound => return Err(error).context("cannot replace the copy"),
+            _ => store.copy_to(&new).await?,
+        }
+        copied.runs(&store, &runs, to).await?;
+        if data.join(AUDIT).is_file() {
+            fs::copy(data.join(AUDIT), to.join(AUDIT)).context("cannot copy the audit log")?;
+        }
+        fs::File::open(&new).and_then(|file| file.sync_all()).context("cannot keep the copy of the database")?;
+        fs::rename(&new, to.join(DATABASE)).context("cannot put the copy of the database in place")?;
+        let pruned = if options.prune { backup::prune(to, &copied.wanted).context("cannot prune")? } else { 0 };
+        println!(
+            "{} runs with {} files; {} files with {} bytes copied, {pruned} removed",
+            copied.seen.len(),
+            copied.files,
+            copied.new,
+            copied.bytes
+        );
+        if copied.faults.is_empty() {
+            return Ok(());
+        }
+        copied.faults.iter().for_each(|fault| eprintln!("{fault}"));
+        bail!("{} files could not be backed up: llmprof check tells more", copied.faults.len())
+    })
+}
+
+#[derive(Default)]
+struct Copied {
+    seen: HashSet<RunId>,
+    wanted: HashSet<String>,
+    files: u64,
+    new: u64,
+    bytes: u64,
+    faults: Vec<String>,
+}
+
+impl Copied {
+    /// Keeps the files of all ended runs that were not looked at yet.
+    async fn runs(&mut self, store: &Store, runs: &Path, to: &Path) -> Result<()> {
+        for (id, state) in store.states().await? {
+            if !state.is_final() || !self.seen.insert(id) {
+                continue;
+            }
+            for artifact in store.artifacts(id).await? {
+                self.files += 1;
+                match backup::keep(to, &folder::of(runs, id), &artifact) {
+                    Ok(Kept::Already) => {}
+                    Ok(Kept::Copied(bytes)) => (self.new, self.bytes) = (self.new + 1, self.bytes + bytes),
+                    Ok(Kept::Changed) => self.faults.push(format!("run {id}: {} is not what was sealed", artifact.path)),
+                    // A run that was removed meanwhile is no loss.
+                    Err(_) if store.owner(id).await?.is_none() => break,
+                    Err(error) => self.faults.push(format!("run {id}: {}: {error}", artifact.path)),
+                }
+                self.wanted.insert(artifact.sha256);
+            }
+        }
+        Ok(())
+    }
+}
+
+pub fn restore(options: &RestoreOptions) -> Result<()> {
+    let (from, data) = (&options.from, data_folder(options.data.as_ref(), options.config.as_deref())?);
+    if !from.join(DATABASE).is_file() {
+        bail!("{} is no backup: it holds no {DATABASE}", from.display());
+    }
+    fs::create_dir_all(data.join("runs")).with_context(|| format!("cannot make the folder {}", data.display()))?;
+    let mut entries = fs::read_dir(&data).with_context(|| format!("cannot read {}", data.display()))?.flatten();
+    let empty_runs = fs::read_dir(data.join("runs")).is_ok_and(|mut runs| runs.next().is_none());
+    if entries.any(|entry| entry.file_name() != "runs") || !empty_runs {
+        bail!("{} is not empty: a backup is restored into a new folder", data.display());
+    }
+    let _lock = serve::lock(&data)?;
+    fs::write(data.join(RESTORING), "").context("cannot mark the folder as being restored")?;
+    fs::copy(from.join(DATABASE), data.join(DATABASE)).context("cannot copy the database")?;
+    if from.join(AUDIT).is_file() {
+        fs::copy(from.join(AUDIT), data.join(AUDIT)).context("cannot copy the audit log")?;
+    }
+    serve::runtime()?.block_on(async {
+        let store = Store::open(&data.join(DATABASE)).await?;
+        let (mut files, mut bytes, mut faults) = (0_u64, 0_u64, 0_u64);
+        for (id, state) in store.states().await? {
+            if !state.is_final() {
+                continue;
+            }
+            let dir = folder::of(&data.join("runs"), id);
+            for artifact in store.artifacts(id).await? {
+                match backup::bring_back(from, &dir, &artifact) {
+                    Ok(Some((stored, packed))) => {
+                        (files, bytes) = (files + 1, bytes + stored);
+                        store.set_stored(id, &artifact.path, packed.then_some(stored)).await?;
+                    }
+                    Ok(None) => {
+                        faults += 1;
+                        eprintln!("run {id}: {} is not what was sealed", artifact.path);
+                    }
+                    Err(error) => {
+                        faults += 1;
+                        eprintln!("run {id}: {}: {error}", artifact.path);
+                    }
+                }
+            }
+        }
+        fs::remove_file(data.join(RESTORING)).context("cannot end the restore")?;
+        println!("{files} files with {bytes} bytes restored to {}", data.display());
+        if faults > 0 {
+            bail!("{faults} files are not in the backup as they were sealed; everything else was restored");
+        }
+        Ok(())
+    })
+}

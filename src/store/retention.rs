@@ -1,0 +1,245 @@
+//! What is kept of old runs: pins, what is packed, and which runs are due to be packed or removed.
+//!
+//! The plan is arithmetic over rows; nothing here touches a run's folder, and nothing is removed by planning.
+
+use std::collections::HashMap;
+
+use super::{Store, StoreError, column, during, id_of, key, now_ms};
+use crate::{config::Retention, run::RunId};
+
+const DAY_MS: i64 = 86_400_000;
+
+/// A run that has ended, as far as keeping it is concerned.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct KeptRun {
+    pub id: RunId,
+    pub model: String,
+    pub mode: String,
+    /// Milliseconds since 1970.
+    pub ended_ms: i64,
+    /// On disk.
+    pub bytes: u64,
+    pub packed: bool,
+    pub pinned: bool,
+    pub labelled: bool,
+    /// It succeeded, wholly or in part.
+    pub well: bool,
+}
+
+/// Something that will be done to a run.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Due {
+    pub run: KeptRun,
+    /// Milliseconds since 1970; `None`: in the next round.
+    pub at_ms: Option<i64>,
+    pub why: String,
+}
+
+/// What will be done, oldest first, and what cannot be.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Plan {
+    pub runs: usize,
+    /// On disk, of all ended runs.
+    pub bytes: u64,
+    pub pack: Vec<Due>,
+    /// Those that are due at once come first, then those that will be by their age.
+    pub remove: Vec<Due>,
+    /// Budgets that cannot be kept, and why.
+    pub notes: Vec<String>,
+}
+
+impl Store {
+    /// What is due now and later, under these settings.
+    pub async fn plan(&self, settings: &Retention) -> Result<Plan, StoreError> {
+        Ok(plan(self.kept().await?, settings, now_ms()))
+    }
+
+    async fn kept(&self) -> Result<Vec<KeptRun>, StoreError> {
+        let rows = sqlx::query(
+            "select id, model, json_extract(spec, '$.mode') as mode, coalesce(ended_at, queued_at) as ended, pinned,
+                    packed_at is not null as packed, state in ('succeeded', 'partial') as well,
+                    exists (select 1 from labels where run_id = id) as labelled,
+                    (select coalesce(sum(coalesce(stored_bytes, bytes)), 0) from artifacts where run_id = id) as bytes
+             from runs where state not in ('queued', 'running')",
+        )
+        .fetch_all(&self.readers)
+        .await
+        .map_err(during("list what is kept"))?;
+        rows.iter()
+            .map(|row| {
+                Ok(KeptRun {
+                    id: id_of(column(row, "id")?)?,
+                    model: column(row, "model")?,
+                    mode: column::<Option<String>>(row, "mode")?.unwrap_or_default(),
+                    ended_ms: column(row, "ended")?,
+                    bytes: column::<i64>(row, "bytes")?.unsigned_abs(),
+                    packed: column(row, "packed")?,
+                    pinned: column(row, "pinned")?,
+                    labelled: column(row, "labelled")?,
+                    well: column(row, "well")?,
+                })
+            })
+            .collect()
+    }
+
+    /// Pins a run or frees it; `false`: there is no such run.
+    pub async fn pin(&self, id: RunId, pinned: bool) -> Result<bool, StoreError> {
+        let mut writer = self.writer.lock().await;
+        let changed = sqlx::query("update runs set pinned = ? where id = ?").bind(pinned).bind(key(&id));
+        Ok(changed.execute(&mut *writer).await.map_err(during("pin a run"))?.rows_affected() > 0)
+    }
+
+    /// Says whether a pass is under way that background work would disturb.
+    pub async fn measuring(&self) -> Result<bool, StoreError> {
+        sqlx::query_scalar(
+            "select exists (select 1 from runs join steps on run_id = id where runs.state = 'running'
+                            and steps.state = 'running' and step in ('baseline', 'nsys', 'ncu', 'gemm_log'))",
+        )
+        .fetch_one(&self.readers)
+        .await
+        .map_err(during("look for passes"))
+    }
+
+    /// Notes what a file takes on disk; `None`: as much as its content.
+    pub async fn set_stored(&self, id: RunId, path: &str, bytes: Option<u64>) -> Result<(), StoreError> {
+        let mut writer = self.writer.lock().await;
+        sqlx::query("update artifacts set stored_bytes = ? where run_id = ? and path = ?")
+            .bind(bytes.map(|bytes| i64::try_from(bytes).unwrap_or(i64::MAX)))
+            .bind(key(&id))
+            .bind(path)
+            .execute(&mut *writer)
+            .await
+            .map_err(during("note what a file takes"))?;
+        Ok(())
+    }
+
+    /// Notes that the raw files of a run are packed.
+    pub async fn set_packed(&self, id: RunId) -> Result<(), StoreError> {
+        let mut writer = self.writer.lock().await;
+        let changed = sqlx::query("update runs set packed_at = ? where id = ?").bind(now_ms()).bind(key(&id));
+        changed.execute(&mut *writer).await.map_err(during("note that a run is packed"))?;
+        Ok(())
+    }
+}
+
+/// What of `kept` is due. The newest of each model and mode, those that ended well apart from the others, stay as they are.
+fn plan(mut kept: Vec<KeptRun>, settings: &Retention, now: i64) -> Plan {
+    kept.sort_by_key(|run| std::cmp::Reverse((run.ended_ms, run.id)));
+    let mut plan = Plan { runs: kept.len(), bytes: kept.iter().map(|run| run.bytes).sum(), ..Plan::default() };
+    let mut seen: HashMap<(&str, &str, bool), u32> = HashMap::new();
+    let mut older: Vec<&KeptRun> = kept
+        .iter()
+        .filter(|run| {
+            let rank = seen.entry((&run.model, &run.mode, run.well)).or_default();
+            *rank += 1;
+            *rank > settings.as_they_are
+        })
+        .collect();
+    older.reverse();
+    let due = |run: &KeptRun, at_ms, why: String| Due { run: run.clone(), at_ms, why };
+    if settings.pack {
+        let beyond = |run: &&&KeptRun| !run.pinned && !run.packed;
+        let why = |run: &KeptRun| format!("beyond the newest {} of {}, {}", settings.as_they_are, run.model, run.mode);
+        plan.pack = older.iter().filter(beyond).map(|run| due(run, None, why(run))).collect();
+    }
+    let (mut runs, mut bytes) = (plan.runs as u64, plan.bytes);
+    let age_ms = i64::from(settings.most_days) * DAY_MS;
+    let mut later = Vec::new();
+    for run in older.iter().filter(|run| !run.pinned && !run.labelled) {
+        let ends = run.ended_ms.saturating_add(age_ms);
+        let why = if age_ms > 0 && ends <= now {
+            format!("older than {} days", settings.most_days)
+        } else if settings.most_runs > 0 && runs > settings.most_runs {
+            format!("more than {} runs are kept", settings.most_runs)
+        } else if settings.most_bytes > 0 && bytes > settings.most_bytes {
+            format!("more than {} bytes are kept", settings.most_bytes)
+        } else {
+            if age_ms > 0 {
+                later.push(due(run, Some(ends), format!("older than {} days then", settings.most_days)));
+            }
+            continue;
+        };
+        (runs, bytes) = (runs - 1, bytes - run.bytes);
+        plan.remove.push(due(run, None, why));
+    }
+    plan.remove.extend(later);
+    for (what, left, most) in [("runs", runs, settings.most_runs), ("bytes", bytes, settings.most_bytes)] {
+        if most > 0 && left > most {
+            plan.notes.push(format!(
+                "{left} {what} stay, over the budget of {most}: what is left is pinned, labelled, or among the newest {} of its \
+                 model and mode",
+                settings.as_they_are
+            ));
+        }
+    }
+    plan
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn settings() -> Retention {
+        Retention { as_they_are: 2, pack: true, most_runs: 0, most_days: 0, most_bytes: 0, every_s: 60 }
+    }
+
+    /// `count` runs of ten bytes, one a day from day 1; with ids that tell their day.
+    fn runs(count: i64) -> Vec<KeptRun> {
+        (1..=count)
+            .map(|day| KeptRun {
+                id: RunId(uuid::Uuid::from_u64_pair(0, day.unsigned_abs())),
+                model: "tiny".into(),
+                mode: "deep".into(),
+                ended_ms: day * DAY_MS,
+                bytes: 10,
+                packed: false,
+                pinned: false,
+                labelled: false,
+                well: true,
+            })
+            .collect()
+    }
+
+    fn days(due: &[Due]) -> Vec<i64> {
+        due.iter().map(|due| due.run.ended_ms / DAY_MS).collect()
+    }
+
+    #[test]
+    fn the_newest_of_a_model_and_mode_stay_and_older_ones_are_packed_oldest_first() {
+        let mut kept = runs(5);
+        kept[1].pinned = true;
+        kept[0].model = "other".into();
+        assert_eq!(days(&plan(kept.clone(), &settings(), 9).pack), [3]);
+        kept[0].model = "tiny".into();
+        kept[2].packed = true;
+        assert_eq!(days(&plan(kept.clone(), &settings(), 9).pack), [1]);
+        assert_eq!(plan(kept, &Retention { pack: false, ..settings() }, 9).pack, []);
+    }
+
+    #[test]
+    fn failed_runs_do_not_drive_good_ones_out() {
+        let mut kept = runs(5);
+        kept[2..].iter_mut().for_each(|run| run.well = false);
+        assert_eq!(days(&plan(kept, &settings(), 9).pack), [3]);
+    }
+
+    #[test]
+    fn beyond_count_age_or_bytes_the_oldest_go_and_pinned_labelled_and_newest_stay() {
+        let mut kept = runs(6);
+        kept[0].labelled = true;
+        let plan_with = |change: &dyn Fn(&mut Retention), now| {
+            let mut settings = settings();
+            change(&mut settings);
+            plan(kept.clone(), &settings, now)
+        };
+        assert_eq!(days(&plan_with(&|it| it.most_runs = 4, 0).remove), [2, 3]);
+        assert_eq!(days(&plan_with(&|it| it.most_bytes = 55, 0).remove), [2]);
+        let aged = plan_with(&|it| it.most_days = 3, 5 * DAY_MS);
+        let told: Vec<_> = aged.remove.iter().map(|due| (due.run.ended_ms / DAY_MS, due.at_ms.map(|at| at / DAY_MS))).collect();
+        assert_eq!(told, [(2, None), (3, Some(6)), (4, Some(7))]);
+        let over = plan_with(&|it| it.most_runs = 1, 0);
+        assert_eq!((days(&over.remove), over.notes.len()), (vec![2, 3, 4], 1));
+        assert!(over.notes[0].starts_with("3 runs stay, over the budget of 1"), "{:?}", over.notes);
+        assert_eq!(plan_with(&|_| (), i64::MAX).remove, []);
+    }
+}

@@ -1,0 +1,101 @@
+//! Upkeep of the database itself: whether it is sound, a copy of it while it is used, and rows that were lost.
+
+use std::path::Path;
+
+use sqlx::Connection;
+
+use super::{Store, StoreError, claim::replace_artifacts, column, during, id_of, key, word};
+use crate::run::{ArtifactRecord, RunId, RunSpec, RunState};
+
+/// A run whose row was lost, as its folder tells it.
+#[derive(Debug, Clone)]
+pub struct LostRun {
+    pub id: RunId,
+    pub spec: RunSpec,
+    pub state: RunState,
+    /// Milliseconds since 1970.
+    pub queued_ms: i64,
+    pub ended_ms: i64,
+    pub message: String,
+    pub artifacts: Vec<ArtifactRecord>,
+}
+
+impl Store {
+    /// What is wrong with the database, a line each; nothing where it is sound.
+    pub async fn faults(&self) -> Result<Vec<String>, StoreError> {
+        let told: Vec<String> = sqlx::query_scalar("select integrity_check from pragma_integrity_check")
+            .fetch_all(&self.readers)
+            .await
+            .map_err(during("check the database"))?;
+        let mut faults: Vec<String> = told.into_iter().filter(|line| line != "ok").collect();
+        let strays: Vec<String> = sqlx::query_scalar("select distinct \"table\" from pragma_foreign_key_check")
+            .fetch_all(&self.readers)
+            .await
+            .map_err(during("check references"))?;
+        faults.extend(strays.into_iter().map(|table| format!("rows of {table} belong to no run")));
+        Ok(faults)
+    }
+
+    /// Writes a whole copy of the database to `path`, which must not exist, while others use it.
+    pub async fn copy_to(&self, path: &Path) -> Result<(), StoreError> {
+        sqlx::query("vacuum into ?")
+            .bind(path.to_string_lossy().into_owned())
+            .execute(&self.readers)
+            .await
+            .map_err(during("copy the database"))?;
+        Ok(())
+    }
+
+    /// All runs with their states, in order of submission.
+    pub async fn states(&self) -> Result<Vec<(RunId, RunState)>, StoreError> {
+        let rows = sqlx::query("select id, state from runs order by id").fetch_all(&self.readers).await;
+        rows.map_err(during("list all runs"))?
+            .iter()
+            .map(|row| {
+                let id = id_of(column(row, "id")?)?;
+                Ok((id, word(id, "a state", column(row, "state")?)?))
+            })
+            .collect()
+    }
+
+    /// Replaces the artifacts of a run that has ended by what its manifest tells.
+    pub async fn set_artifacts(&self, id: RunId, artifacts: &[ArtifactRecord]) -> Result<(), StoreError> {
+        let mut writer = self.writer.lock().await;
+        let mut tx = writer.begin_with("begin immediate").await.map_err(during("replace artifacts"))?;
+        replace_artifacts(&mut tx, id, artifacts).await?;
+        tx.commit().await.map_err(during("replace artifacts"))
+    }
+
+    /// Inserts a run that its folder tells of.
+    pub async fn insert_lost(&self, run: &LostRun) -> Result<(), StoreError> {
+        let spec = serde_json::to_string(&run.spec).map_err(|_| StoreError::Corrupt { id: run.id, what: "a spec" })?;
+        let mut writer = self.writer.lock().await;
+        let mut tx = writer.begin_with("begin immediate").await.map_err(during("insert a lost run"))?;
+        sqlx::query(
+            "insert into runs (id, model, device, priority, spec, state, attempts, queued_at, ended_at, message)
+             values (?, ?, ?, ?, ?, ?, 1, ?, ?, ?)",
+        )
+        .bind(key(&run.id))
+        .bind(&run.spec.model)
+        .bind(&run.spec.device)
+        .bind(run.spec.priority)
+        .bind(spec)
+        .bind(run.state.as_str())
+        .bind(run.queued_ms)
+        .bind(run.ended_ms)
+        .bind(&run.message)
+        .execute(&mut *tx)
+        .await
+        .map_err(during("insert a lost run"))?;
+        for label in &run.spec.labels {
+            sqlx::query("insert or ignore into labels (label, run_id) values (?, ?)")
+                .bind(label)
+                .bind(key(&run.id))
+                .execute(&mut *tx)
+                .await
+                .map_err(during("insert a label"))?;
+        }
+        replace_artifacts(&mut tx, run.id, &run.artifacts).await?;
+        tx.commit().await.map_err(during("insert a lost run"))
+    }
+}

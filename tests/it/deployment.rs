@@ -1,0 +1,88 @@
+//! What runs llmprof elsewhere: the image has all that the build reads, its settings exist, and nothing is published beyond the host.
+
+use std::{
+    collections::BTreeMap,
+    fs,
+    path::{Component, Path, PathBuf},
+};
+
+use llmprof::config::Config;
+use yaml_serde::Value;
+
+fn root() -> &'static Path {
+    Path::new(env!("CARGO_MANIFEST_DIR"))
+}
+
+fn text(name: &str) -> String {
+    fs::read_to_string(root().join(name)).unwrap()
+}
+
+fn sources(folder: &Path, found: &mut Vec<PathBuf>) {
+    for entry in fs::read_dir(folder).unwrap() {
+        let path = entry.unwrap().path();
+        if path.is_dir() {
+            sources(&path, found);
+        } else if path.extension().is_some_and(|extension| extension == "rs") {
+            found.push(path);
+        }
+    }
+}
+
+/// The file that `name` means to a source in `folder`, from the repository's root.
+fn resolved(folder: &Path, name: &str) -> PathBuf {
+    let mut path = PathBuf::new();
+    for part in folder.join(name).strip_prefix(root()).unwrap().components() {
+        match part {
+            Component::ParentDir => drop(path.pop()),
+            part => path.push(part),
+        }
+    }
+    path
+}
+
+#[test]
+fn the_image_is_built_from_all_files_that_the_sources_include() {
+    let kept: Vec<String> = text(".dockerignore").lines().filter_map(|line| line.strip_prefix('!').map(str::to_owned)).collect();
+    let mut files = Vec::new();
+    sources(&root().join("src"), &mut files);
+    let codes: Vec<String> = files.iter().map(|path| fs::read_to_string(path).unwrap()).collect();
+    let of_tests = |stem: &str| codes.iter().any(|code| code.contains(&format!("#[cfg(test)]\nmod {stem};")));
+    let mut included = 0;
+    for (path, code) in files.iter().zip(&codes).filter(|(path, _)| !of_tests(path.file_stem().unwrap().to_str().unwrap())) {
+        let code = code.split("#[cfg(test)]\nmod tests {").next().unwrap();
+        for (at, begin) in ["include_str!(\"", "include_bytes!(\""].iter().flat_map(|it| code.match_indices(it)) {
+            let name = code[at + begin.len()..].split('"').next().unwrap();
+            let file = resolved(path.parent().unwrap(), name);
+            assert!(kept.iter().any(|kept| file.starts_with(kept)), "{} is kept out of the image", file.display());
+            included += 1;
+        }
+    }
+    assert!(included > 20, "only {included} files are included");
+}
+
+#[test]
+fn every_setting_of_the_image_exists_and_its_port_asks_for_a_token() {
+    let dockerfile = text("Dockerfile");
+    let instruction = dockerfile.lines().filter(|line| line.starts_with("ENV LLMPROF__"));
+    let settings = instruction.flat_map(|line| line["ENV ".len()..].split_whitespace());
+    let settings: Vec<(String, String)> =
+        settings.map(|it| it.split_once('=').unwrap()).map(|(k, v)| (k.into(), v.into())).collect();
+    let config = Config::load(None, settings.into_iter()).unwrap();
+    assert_eq!(config.server.listen, "0.0.0.0:8080");
+    assert!(config.server.behind_proxy && config.access.tokens != llmprof::config::Asked::Off);
+    let user = dockerfile.lines().rfind(|line| line.starts_with("USER ")).unwrap();
+    assert!(!user.contains("root"), "{user}");
+}
+
+#[test]
+fn compose_publishes_on_the_host_alone_and_writes_to_volumes_alone() {
+    let compose: Value = yaml_serde::from_str(&text("docker-compose.yml")).unwrap();
+    let services: BTreeMap<String, Value> = yaml_serde::from_value(compose["services"].clone()).unwrap();
+    assert_eq!(services.keys().collect::<Vec<_>>(), ["grafana", "llmprof", "prometheus"]);
+    for (name, service) in services {
+        for port in service["ports"].as_sequence().unwrap() {
+            assert!(port.as_str().unwrap().starts_with("127.0.0.1:"), "{name}: {port:?}");
+        }
+        assert_eq!(service["read_only"], Value::Bool(true), "{name}");
+    }
+}
