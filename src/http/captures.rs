@@ -70,14 +70,14 @@ impl Intake {
 /// A file, as it is.
 #[derive(Debug, Clone, Serialize, Deserialize, ToSchema)]
 #[schema(value_type = String, format = Binary)]
-pub struct Bytes(pub String);
+pub struct CaptureFile(pub String);
 
 /// Captures of one program, and what is said of them; each part may be given again.
 #[derive(Debug, Clone, Serialize, Deserialize, ToSchema)]
 pub struct CaptureForm {
     /// An SQLite export or a report of nsys, at most one; pages of ncu as CSV; each as it is or packed with zstd.
     #[schema(min_items = 1, max_items = 16)]
-    pub file: Vec<Bytes>,
+    pub file: Vec<CaptureFile>,
     /// What the run is called; the name of its first file when absent.
     #[serde(default)]
     #[schema(min_length = 1, max_length = 200, pattern = r"^[^\u0000-\u001f\u007f-\u009f]+$")]
@@ -123,8 +123,8 @@ struct Said {
         ("stage" = Option<Vec<String>>, Query, description = "Which ranges are a stage: `NAME=RANGE` or `NAME=RANGE@DOMAIN`", max_items = 32),
         ("within" = Option<Vec<String>>, Query, description = "Only what lies in ranges of these names counts", max_items = 32),
         ("without" = Option<Vec<String>>, Query, description = "Nothing in ranges of these names counts", max_items = 32)),
-    request_body(content((Bytes = "application/octet-stream"), (Bytes = "application/vnd.sqlite3"), (Bytes = "application/zstd"),
-        (Bytes = "text/csv"), (CaptureForm = "multipart/form-data"))),
+    request_body(content((CaptureFile = "application/octet-stream"), (CaptureFile = "application/vnd.sqlite3"), (CaptureFile = "application/zstd"),
+        (CaptureFile = "text/csv"), (CaptureForm = "multipart/form-data"))),
     responses((status = 202, description = "The import is queued", body = SubmittedRun,
         headers(("Location" = String, description = "Where the run is")))))]
 pub async fn submit(
@@ -138,6 +138,7 @@ pub async fn submit(
     for (name, text) in query {
         said.take(&name, text).map_err(|message| ApiError::new(ErrorCode::InvalidParameter, message))?;
     }
+    said.check()?; // before the files, which may be many bytes
     let intake = &app.intake;
     let _place = intake.places.try_acquire().map_err(|_| {
         let message = format!("{AT_ONCE} captures arrive already: come again");

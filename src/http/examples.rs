@@ -7,7 +7,7 @@ use serde_json::{Value, json};
 use super::{
     artifacts::ArtifactList,
     audit::AuditList,
-    captures::{Bytes, CaptureForm},
+    captures::{CaptureFile, CaptureForm},
     devices::{DeviceList, DeviceView},
     health::{Health, Version},
     models::ModelList,
@@ -66,7 +66,7 @@ pub fn request(operation: &str, kind: &str) -> Value {
 /// Captures that are imported: their bytes, told in words.
 fn capture(kind: &str) -> Value {
     let form = CaptureForm {
-        file: vec![Bytes("(the bytes of vllm.sqlite.zst)".into()), Bytes("(the bytes of raw.csv)".into())],
+        file: vec![CaptureFile("(the bytes of vllm.sqlite.zst)".into()), CaptureFile("(the bytes of raw.csv)".into())],
         model: Some("llama-3-8b".into()),
         label: vec![Label("vllm".into())],
         stage: vec!["prefill=ctx@vllm".into(), "decode_all=gen@vllm".into()],

@@ -211,7 +211,10 @@ pub async fn cancel(
     access::own(&app, &caller, id).await?;
     let refuse = |message: String| Err(ApiError::new(ErrorCode::RunNotCancellable, message));
     let status = match app.store.cancel(id).await? {
-        Cancel::Cancelled => StatusCode::OK,
+        Cancel::Cancelled => {
+            forget_import(&app, id).await?;
+            StatusCode::OK
+        }
         Cancel::Requested => {
             app.cancelled.notify_waiters();
             StatusCode::ACCEPTED
@@ -221,6 +224,17 @@ pub async fn cancel(
         Cancel::NotFound => return Err(unknown(id)),
     };
     Ok((status, Json(find(&app, id).await?.into())))
+}
+
+/// Removes what was sent for an import that will not start: nothing would ever be made of it.
+async fn forget_import(app: &App, id: RunId) -> Result<(), ApiError> {
+    if find(app, id).await?.spec.kind() == RunKind::Imported {
+        let dir = app.runs.join(id.to_string());
+        if let Ok(Err(error)) = tokio::task::spawn_blocking(move || std::fs::remove_dir_all(dir)).await {
+            tracing::warn!(run = %id, %error, "what was sent for a cancelled import stays behind");
+        }
+    }
+    Ok(())
 }
 
 /// Delete a run that has ended, with all its files

@@ -28,6 +28,8 @@ const LONGEST: Duration = Duration::from_secs(3600);
 const MAX_UNREAD: u64 = 1 << 20;
 /// Bytes of a form around its files.
 const FORM: u64 = 1 << 16;
+/// Most bytes of a form that are handed on at once.
+const PIECE: usize = 1 << 16;
 /// Longest text of a form.
 const MAX_TEXT: usize = 4096;
 /// Most parts of a form.
@@ -94,9 +96,9 @@ impl Upload {
     /// Takes a form: parts called `file` are files, the others texts.
     pub async fn form(mut self, body: Body, boundary: String) -> Result<Parts, ApiError> {
         let unread = Arc::new(AtomicU64::new(0));
-        let body = Piecewise { inner: body.into_data_stream(), pause: false, unread: Arc::clone(&unread) };
+        let body = Piecewise { inner: body.into_data_stream(), rest: Bytes::new(), pause: false, unread: Arc::clone(&unread) };
         let (mut form, mut parts) = (multer::Multipart::new(body, boundary), Parts::default());
-        let broken = |error: multer::Error| unfit(format!("the form is broken: {error}"));
+        let broken = |error: multer::Error| unfit(format!("the form is broken: {}", crate::chain(&error)));
         while let Some(mut part) = self.before_its_time(form.next_field()).await?.map_err(broken)? {
             if parts.files.len() + parts.fields.len() >= MAX_PARTS {
                 return Err(unfit(format!("the form has more than {MAX_PARTS} parts")));
@@ -167,6 +169,7 @@ impl From<IntakeError> for ApiError {
 /// Hands a body on a piece at a time: whoever reads a form keeps in memory all that is ready, and all up to the end of a part's header.
 struct Piecewise {
     inner: BodyDataStream,
+    rest: Bytes,
     pause: bool,
     unread: Arc<AtomicU64>,
 }
@@ -179,13 +182,18 @@ impl Stream for Piecewise {
             cx.waker().wake_by_ref();
             return Poll::Pending;
         }
-        let Some(next) = ready!(Pin::new(&mut self.inner).poll_next(cx)) else { return Poll::Ready(None) };
+        if self.rest.is_empty() {
+            self.rest = match ready!(Pin::new(&mut self.inner).poll_next(cx)) {
+                Some(Ok(bytes)) => bytes,
+                Some(Err(error)) => return Poll::Ready(Some(Err(error.into()))),
+                None => return Poll::Ready(None),
+            };
+        }
         self.pause = true;
-        let piece = next.map_err(axum::BoxError::from).and_then(|bytes| {
-            let unread = self.unread.fetch_add(bytes.len() as u64, Ordering::Relaxed) + bytes.len() as u64;
-            if unread > MAX_UNREAD { Err("a header of a part has no end".into()) } else { Ok(bytes) }
-        });
-        Poll::Ready(Some(piece))
+        let most = self.rest.len().min(PIECE);
+        let piece = self.rest.split_to(most);
+        let unread = self.unread.fetch_add(most as u64, Ordering::Relaxed) + most as u64;
+        Poll::Ready(Some(if unread > MAX_UNREAD { Err("a header of a part has no end".into()) } else { Ok(piece) }))
     }
 }
 

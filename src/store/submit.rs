@@ -118,10 +118,12 @@ async fn commit(writer: &mut SqliteConnection, news: &[NewRun]) -> Result<Vec<Su
     Ok(results)
 }
 
-/// Bytes of everything that is an owner's.
+/// Bytes of everything that is an owner's, imports that wait included.
 pub(super) const BYTES: &str = "select coalesce(sum(bytes), 0) from (
     select coalesce(stored_bytes, artifacts.bytes) as bytes from runs join artifacts on run_id = id where owner = ?1
-    union all select bytes from alignments join alignment_artifacts on alignment_id = id where owner = ?1)";
+    union all select bytes from alignments join alignment_artifacts on alignment_id = id where owner = ?1
+    union all select json_extract(value, '$.bytes') from runs, json_each(spec, '$.import.files')
+              where owner = ?1 and device = 'none' and state in ('queued', 'running'))";
 
 /// What of the owner's quota is used up, if any of it is.
 async fn used_up(tx: &mut SqliteConnection, new: &NewRun) -> Result<Option<Submitted>, StoreError> {

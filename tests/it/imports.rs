@@ -81,7 +81,7 @@ async fn captures_become_runs_that_are_read_compared_and_aligned_and_wait_for_no
     // Imports that come while no worker runs are durable: the next service carries them out.
     let (counters, traversal) =
         (zstd::decode_all(&*fixture("hf-llama-decode.ncu-raw.csv.zst")).unwrap(), "../../../../e2e.sqlite");
-    let said = [("within", "measured"), ("label", "hf"), ("model", "hf-llama"), ("stage", "decode_all=decode")];
+    let said = [("within", "measured"), ("label", "hf"), ("model", "hf-llama"), ("stage", "generation=decode_all")];
     let e2e = id(&send(&api, "", FORM, form(&[(traversal, &timeline(E2E)), ("raw.csv", &counters)], &said)).await);
     let mock = id(&send(&api, "?name=mock.sqlite.zst&label=hf", PACKED, timeline(MOCK)).await);
     let run = api.get(&format!("/runs/{e2e}")).await.json();
@@ -115,7 +115,7 @@ async fn captures_become_runs_that_are_read_compared_and_aligned_and_wait_for_no
     let rows = service.json(&format!("/runs/{e2e}/tables/counters")).await;
     assert!(rows["total"].as_u64().unwrap() > 0, "{rows:#}");
     let kernels = service.json(&format!("/runs/{e2e}/tables/kernels")).await;
-    assert!(kernels["rows"].as_array().unwrap().iter().any(|row| row["stage"] == "decode_all"), "{kernels:#}");
+    assert!(kernels["rows"].as_array().unwrap().iter().any(|row| row["stage"] == "generation"), "{kernels:#}");
     let text = api.ask(Method::GET, &format!("/runs/{e2e}/report"), &[("accept", "text/markdown")], "").await.text();
     assert!(text.contains("e2e.sqlite (timeline,") && text.contains("raw.csv (counters,"), "{text}");
     assert_eq!(api.get(&format!("/runs/{mock}/diff/{e2e}")).await.status, 200);
@@ -186,7 +186,7 @@ async fn what_is_no_capture_is_refused_in_one_line_and_leaves_nothing() {
     assert_eq!(send(&api, "", PACKED, bomb).await.error(), (413, "body_too_large".into()));
     let claimed = [PLAIN, ("content-length", "10737418240")];
     assert_eq!(api.ask(Method::POST, "/captures", &claimed, "").await.error(), (413, "body_too_large".into()));
-    let zeros = || tokio_stream::iter(std::iter::repeat(Ok::<_, std::io::Error>(Bytes::from(vec![0; 1 << 20]))));
+    let zeros = || tokio_stream::iter(std::iter::repeat_with(|| Ok::<_, std::io::Error>(Bytes::from(vec![0; 1 << 20]))));
     assert_eq!(send(&api, "", PLAIN, Body::from_stream(zeros())).await.error(), (413, "body_too_large".into()));
     assert_nothing_left(&api, "too large").await;
 }
