@@ -38,8 +38,8 @@ peak() { awk '/VmHWM/ { printf "%.0f MiB", $2 / 1024 }' /proc/$server/status; }
 serve LLMPROF__TOOLS__MODEL_RUNNER="$data/runner.sh"
 id=$(curl -s -X POST $base/runs -H 'content-type: application/json' -d '{"model": "deepseek-ocr-tiny", "mode": "basic"}' |
     sed -E 's/.*"run_id": ?"([^"]+)".*/\1/')
-until curl -s $base/runs/$id | grep -q '"state":"failed"'; do sleep 0.2; done
 file=baseline/events.bin
+until curl -sfI $base/runs/$id/artifacts/$file >/dev/null; do sleep 0.2; done
 ls -l "$data/data/runs/$id/$file" | awk '{ print "the file has " $5 " bytes" }'
 
 mkdir "$data/nginx"

@@ -111,6 +111,21 @@ pub fn read_from(dir: &Path, position: &mut Position, max: usize) -> io::Result<
     Ok(events)
 }
 
+/// The events in the last `bytes` of a journal; a line that is cut there is left out.
+pub fn tail(dir: &Path, bytes: u64) -> io::Result<Vec<JournalEvent>> {
+    let mut file = match File::open(dir.join(layout::PROGRESS)) {
+        Ok(file) => file,
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
+        Err(error) => return Err(error),
+    };
+    let start = file.metadata()?.len().saturating_sub(bytes);
+    file.seek(SeekFrom::Start(start))?;
+    let mut text = Vec::new();
+    file.take(bytes).read_to_end(&mut text)?;
+    let lines = text.split_inclusive(|byte| *byte == b'\n').skip(usize::from(start > 0));
+    Ok(lines.filter_map(|line| serde_json::from_slice(line).ok()).collect())
+}
+
 /// Moves to behind line `line`, or to the end of a shorter journal.
 pub fn seek(dir: &Path, line: u64) -> io::Result<Position> {
     let mut position = Position::default();
@@ -160,8 +175,21 @@ mod tests {
     }
 
     #[test]
+    fn the_end_of_a_journal_is_read_without_its_beginning() {
+        let dir = tempfile::tempdir().unwrap();
+        let journal = Journal::open(dir.path()).unwrap();
+        for line in ["a", "b", "c"] {
+            journal.log(Step::Baseline, line);
+        }
+        let line = std::fs::metadata(dir.path().join(layout::PROGRESS)).unwrap().len() / 3;
+        assert_eq!(tail(dir.path(), line + 1).unwrap(), [log("c")]);
+        assert_eq!(tail(dir.path(), 1 << 20).unwrap(), [log("a"), log("b"), log("c")]);
+    }
+
+    #[test]
     fn a_run_without_a_journal_has_no_events() {
         let dir = tempfile::tempdir().unwrap();
+        assert_eq!(tail(dir.path(), 10).unwrap(), []);
         assert_eq!(read_from(dir.path(), &mut Position::default(), 10).unwrap(), []);
     }
 }

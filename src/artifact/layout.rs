@@ -106,6 +106,8 @@ pub const TABLES: &str = "tables.jsonl";
 /// Energy, power and clocks per stage; only where a GPU was sampled.
 pub const POWER_JSON: &str = "power.json";
 pub const POWER_CSV: &str = "power.csv";
+/// Power over time, drawn.
+pub const POWER_SVG: &str = "power.svg";
 
 /// Stages, operators, kernels, power over time, for Perfetto's UI: Chrome's trace format, compressed.
 pub const TIMELINE: &str = "timeline.json.gz";
@@ -119,6 +121,7 @@ pub fn media_type(path: &str) -> &'static str {
         "md" => "text/markdown; charset=utf-8",
         "html" => "text/html; charset=utf-8",
         "csv" => "text/csv; charset=utf-8",
+        "svg" => "image/svg+xml",
         "txt" | "log" => "text/plain; charset=utf-8",
         "sqlite" => "application/vnd.sqlite3",
         "zst" => "application/zstd",
@@ -143,7 +146,7 @@ pub fn step_of(path: &str) -> Option<Step> {
         }
         MOCK | EXTRACTED => Some(Step::Align),
         _ if first.starts_with(ALIGNMENT) => Some(Step::Align),
-        TIMELINE | TABLES | ROOFLINE_CSV | MFU_CSV | REGIONS_CSV => Some(Step::Report),
+        TIMELINE | TABLES | POWER_SVG | ROOFLINE_CSV | MFU_CSV | REGIONS_CSV => Some(Step::Report),
         _ => None,
     }
 }

@@ -27,7 +27,7 @@ const AUDIT: &str = "audit.jsonl";
 /// Stands in a data folder while it is restored; the service refuses one that has it.
 pub const RESTORING: &str = "restoring";
 
-/// Back up the database and the files of all ended runs, also while a service uses them
+/// Back up the database and the files of all ended runs and alignments, also while a service uses them
 ///
 /// Each content is kept once, by its hash, and copied only when the backup lacks it. Runs that wait or run are in the database alone, and
 /// start anew after a restore.
@@ -79,12 +79,14 @@ pub fn backup(options: &BackupOptions) -> Result<()> {
         let mut copied = Copied::default();
         // Files first, so that the database never tells of one that is not there; again after it, for runs that ended meanwhile.
         copied.runs(&store, &runs, to).await?;
+        copied.alignments(&store, &data.join("alignments"), to).await?;
         let new = to.join("llmprof.db.new");
         match fs::remove_file(&new) {
             Err(error) if error.kind() != std::io::ErrorKind::NotFound => return Err(error).context("cannot replace the copy"),
             _ => store.copy_to(&new).await?,
         }
         copied.runs(&store, &runs, to).await?;
+        copied.alignments(&store, &data.join("alignments"), to).await?;
         if data.join(AUDIT).is_file() {
             fs::copy(data.join(AUDIT), to.join(AUDIT)).context("cannot copy the audit log")?;
         }
@@ -138,6 +140,25 @@ impl Copied {
         }
         Ok(())
     }
+
+    /// Keeps the files of all alignments that have ended; what was kept before is passed over.
+    async fn alignments(&mut self, store: &Store, alignments: &Path, to: &Path) -> Result<()> {
+        for id in store.ended_alignments().await? {
+            for artifact in store.alignment_artifacts(id).await? {
+                match backup::keep(to, &alignments.join(id.to_string()), &artifact) {
+                    Ok(Kept::Already) => {}
+                    Ok(Kept::Copied(bytes)) => {
+                        (self.files, self.new, self.bytes) = (self.files + 1, self.new + 1, self.bytes + bytes);
+                    }
+                    Ok(Kept::Changed) => self.faults.push(format!("alignment {id}: {} is not what was sealed", artifact.path)),
+                    Err(_) if store.alignment(id).await?.is_none() => break,
+                    Err(error) => self.faults.push(format!("alignment {id}: {}: {error}", artifact.path)),
+                }
+                self.wanted.insert(artifact.sha256);
+            }
+        }
+        Ok(())
+    }
 }
 
 pub fn restore(options: &RestoreOptions) -> Result<()> {
@@ -178,6 +199,17 @@ pub fn restore(options: &RestoreOptions) -> Result<()> {
                     Err(error) => {
                         faults += 1;
                         eprintln!("run {id}: {}: {error}", artifact.path);
+                    }
+                }
+            }
+        }
+        for id in store.ended_alignments().await? {
+            for artifact in store.alignment_artifacts(id).await? {
+                match backup::bring_back(from, &data.join("alignments").join(id.to_string()), &artifact) {
+                    Ok(Some((stored, _))) => (files, bytes) = (files + 1, bytes + stored),
+                    Ok(None) | Err(_) => {
+                        faults += 1;
+                        eprintln!("alignment {id}: {} is not in the backup as it was sealed", artifact.path);
                     }
                 }
             }

@@ -114,7 +114,9 @@ async fn profile(service: &Service, options: &Options) -> Result<()> {
     println!("\nreport    {}", folder.join(layout::REPORT_HTML).display());
     println!("summary   {}", folder.join(layout::SUMMARY_MD).display());
     println!("bundle    {}", save_bundle(&client, &base, id, options).await?.display());
-    println!("API       {base}/docs{}", if options.keep { "" } else { "   (with --keep, or `llmprof serve`)" });
+    let serving = if options.keep { "" } else { "   (with --keep, or `llmprof serve`)" };
+    println!("page      {base}/ui/runs/{id}{serving}");
+    println!("API       {base}/docs{serving}");
     Ok(())
 }
 

@@ -177,8 +177,8 @@ impl Service {
         };
         worker::recover(&cx, true).await?;
         worker::import::recover(&cx).await?;
-        cx.store.recover_alignments().await?;
         worker::retention::recover(&cx.store, &cx.runs).await?;
+        cx.store.recover_alignments().await?;
         let closing = CancellationToken::new();
         let app = http::App {
             store: cx.store.clone(),

@@ -10,9 +10,9 @@ use std::{
 
 use axum::{
     extract::{ConnectInfo, MatchedPath, Request, State},
-    http::{HeaderMap, HeaderValue, Method, StatusCode, header},
+    http::{Extensions, HeaderMap, HeaderName, HeaderValue, Method, StatusCode, header},
     middleware::Next,
-    response::{IntoResponse, Response},
+    response::Response,
 };
 use sha2::{Digest, Sha256};
 use tokio::sync::Semaphore;
@@ -21,6 +21,7 @@ use super::{
     App,
     error::{ApiError, ErrorCode},
     metrics::Metrics,
+    page,
     rates::Rates,
     request,
 };
@@ -28,7 +29,7 @@ use crate::{
     config::{self, Asked},
     run::RunId,
     store::{
-        Owner, Quota, Role, Store,
+        Owner, Quota, Role, Store, Token,
         audit::{AuditEntry, AuditLog},
     },
 };
@@ -74,7 +75,7 @@ impl Access {
     }
 
     /// Says whether a token must be shown.
-    async fn required(&self, store: &Store) -> Result<bool, ApiError> {
+    pub(super) async fn required(&self, store: &Store) -> Result<bool, ApiError> {
         match self.settings.tokens {
             Asked::Off => return Ok(false),
             Asked::Required => return Ok(true),
@@ -90,23 +91,52 @@ impl Access {
     }
 
     /// Where a request comes from: behind a proxy, what the proxy added last.
-    fn address(&self, request: &Request) -> Option<IpAddr> {
-        let peer = request.extensions().get::<ConnectInfo<SocketAddr>>().map(|ConnectInfo(address)| address.ip().to_canonical());
-        let forwarded = request.headers().get_all("x-forwarded-for").iter().next_back();
+    pub(super) fn address(&self, extensions: &Extensions, headers: &HeaderMap) -> Option<IpAddr> {
+        let peer = extensions.get::<ConnectInfo<SocketAddr>>().map(|ConnectInfo(address)| address.ip().to_canonical());
+        let forwarded = headers.get_all("x-forwarded-for").iter().next_back();
         let last = forwarded.and_then(|value| value.to_str().ok()?.rsplit(',').next()?.trim().parse::<IpAddr>().ok());
         if self.behind_proxy { last.or(peer) } else { peer }
     }
 
     /// Refuses what a page of another site sends in the name of whoever looks at it.
     fn same_origin(&self, headers: &HeaderMap) -> Result<(), ApiError> {
-        let Some(origin) = headers.get(header::ORIGIN) else { return Ok(()) };
-        let origin = origin.to_str().unwrap_or_default();
-        let host = headers.get(header::HOST).and_then(|host| host.to_str().ok()).unwrap_or_default();
-        let own = origin.split_once("://").is_some_and(|(_, authority)| authority.eq_ignore_ascii_case(host));
-        if own || self.settings.origins.iter().any(|known| known == origin) {
-            return Ok(());
-        }
-        Err(ApiError::new(ErrorCode::CrossOrigin, ErrorCode::CrossOrigin.example()))
+        let text = |name: HeaderName| headers.get(name).map(|value| value.to_str().unwrap_or_default());
+        // Browsers say so themselves, and no page can change it.
+        let site = text(HeaderName::from_static("sec-fetch-site"));
+        let fine = match text(header::ORIGIN) {
+            None => !matches!(site, Some("cross-site" | "same-site")),
+            Some(origin) => {
+                let host = text(header::HOST).unwrap_or_default();
+                let own = origin.split_once("://").is_some_and(|(_, authority)| authority.eq_ignore_ascii_case(host));
+                // A listed site's page acts with a token that its script shows, never with one that the browser keeps for ours.
+                let listed = || self.settings.origins.iter().any(|known| known == origin);
+                own || site == Some("same-origin") || (listed() && (bearer(headers).is_some() || cookie(headers).is_none()))
+            }
+        };
+        if fine { Ok(()) } else { Err(ApiError::new(ErrorCode::CrossOrigin, ErrorCode::CrossOrigin.example())) }
+    }
+
+    /// Whose token this text is.
+    async fn owner_of(&self, store: &Store, shown: &str) -> Result<Token, ApiError> {
+        let token = store.token(&Sha256::digest(shown.as_bytes()).into()).await?;
+        token.ok_or_else(|| ApiError::new(ErrorCode::Unauthenticated, "the token is unknown, has expired or was revoked"))
+    }
+
+    /// Looks a token up that somebody entered into a form, at most so often from one address.
+    pub(super) async fn enter(&self, store: &Store, address: Option<IpAddr>, shown: &str) -> Result<Caller, ApiError> {
+        self.rates.address(address)?;
+        let token = self.owner_of(store, shown).await?;
+        Ok(Caller { name: Some(token.name), role: token.role })
+    }
+
+    /// Who asks by the token that a browser keeps, if it still opens the service.
+    pub(super) async fn kept(&self, store: &Store, headers: &HeaderMap) -> Option<Token> {
+        self.owner_of(store, cookie(headers)?).await.ok()
+    }
+
+    /// Whether a browser may keep a token for encrypted connections alone.
+    pub(super) fn encrypted(&self) -> bool {
+        self.public
     }
 
     /// Finds out who asks, and whether they may. `who` is told even of those who are refused.
@@ -117,20 +147,19 @@ impl Access {
         address: Option<IpAddr>,
         who: &mut Option<String>,
     ) -> Result<Caller, ApiError> {
-        let Some(needed) = needs(method, path) else {
-            return Ok(Caller { name: None, role: Role::Viewer });
-        };
         if !method.is_safe() {
             self.same_origin(headers)?;
         }
+        let Some(needed) = needs(method, path) else {
+            return Ok(Caller { name: None, role: Role::Viewer });
+        };
         if !self.required(store).await? {
             return Ok(Caller { name: None, role: Role::Admin });
         }
         self.rates.address(address)?;
-        let refuse = |message: &str| ApiError::new(ErrorCode::Unauthenticated, message);
-        let shown = bearer(headers).ok_or_else(|| refuse(ErrorCode::Unauthenticated.example()))?;
-        let token = store.token(&Sha256::digest(shown.as_bytes()).into()).await?;
-        let token = token.ok_or_else(|| refuse("the token is unknown, has expired or was revoked"))?;
+        let shown = bearer(headers).or_else(|| cookie(headers));
+        let refuse = || ApiError::new(ErrorCode::Unauthenticated, ErrorCode::Unauthenticated.example());
+        let token = self.owner_of(store, shown.ok_or_else(refuse)?).await?;
         *who = Some(token.name.clone());
         self.rates.token(token.id)?;
         if token.role < needed {
@@ -174,7 +203,8 @@ impl Default for Access {
 pub(super) fn needs(method: &Method, path: &str) -> Option<Role> {
     match path {
         "/healthz" | "/readyz" | "/openapi.json" | "/openapi.yaml" | "/docs" => None,
-        path if path.starts_with("/docs/") => None,
+        page::LOGIN | page::LOGOUT => None,
+        path if path.starts_with("/docs/") || path.starts_with(page::ASSETS) => None,
         "/audit" => Some(Role::Admin),
         _ if method.is_safe() => Some(Role::Viewer),
         _ => Some(Role::Submitter),
@@ -187,19 +217,28 @@ fn bearer(headers: &HeaderMap) -> Option<&str> {
     Some(token.trim()).filter(|token| scheme.eq_ignore_ascii_case("bearer") && !token.is_empty())
 }
 
+/// The token that a browser keeps since somebody entered it at the service's own page.
+fn cookie(headers: &HeaderMap) -> Option<&str> {
+    let cookies = headers.get_all(header::COOKIE).iter().filter_map(|value| value.to_str().ok());
+    let mut pairs = cookies.flat_map(|value| value.split(';')).filter_map(|pair| pair.trim().split_once('='));
+    pairs.find(|(name, token)| *name == page::COOKIE && !token.is_empty()).map(|(_, token)| token)
+}
+
 /// Lets a request through to its handler or answers it here, and keeps what both took and came to.
 pub(super) async fn guard(State(app): State<App>, mut request: Request, next: Next) -> Response {
     let (start, access) = (Instant::now(), &app.access);
     let (method, path) = (request.method().clone(), request.uri().path().to_owned());
     let route = request.extensions().get::<MatchedPath>().map(|path| path.as_str().to_owned());
-    let address = access.address(&request);
+    let address = access.address(request.extensions(), request.headers());
     let open = needs(&method, &path).is_none();
+    let noted = !open || path == page::LOGIN;
     let mut who = None;
     let admitted = access.admit(&app.store, (&method, &path, request.headers()), address, &mut who).await;
     let response = match (admitted, access.handlers.try_acquire()) {
-        (Err(refused), _) => refused.into_response(),
+        (Err(refused), _) => page::refuse(request.uri(), request.headers(), refused),
         (Ok(_), Err(_)) if !open => {
-            ApiError::new(ErrorCode::Overloaded, ErrorCode::Overloaded.example()).retry_after(1).into_response()
+            let refused = ApiError::new(ErrorCode::Overloaded, ErrorCode::Overloaded.example()).retry_after(1);
+            page::refuse(request.uri(), request.headers(), refused)
         }
         (Ok(caller), _permit) => {
             request.extensions_mut().insert(caller);
@@ -207,7 +246,9 @@ pub(super) async fn guard(State(app): State<App>, mut request: Request, next: Ne
         }
     };
     let status = response.status();
-    if !open && (!method.is_safe() || matches!(status, StatusCode::UNAUTHORIZED | StatusCode::FORBIDDEN)) {
+    // Who logged in is known only now.
+    let who = who.or_else(|| response.extensions().get::<Caller>().and_then(|caller| caller.name.clone()));
+    if noted && (!method.is_safe() || matches!(status, StatusCode::UNAUTHORIZED | StatusCode::FORBIDDEN)) {
         access.note(&AuditEntry {
             who,
             address: address.map(|address| address.to_string()),

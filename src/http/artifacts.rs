@@ -27,7 +27,7 @@ use crate::{
 };
 
 /// What a page among the artifacts may do: show itself, and nothing else.
-const CONTENT_POLICY: &str = "default-src 'none'; style-src 'unsafe-inline'; img-src data:; sandbox";
+pub const CONTENT_POLICY: &str = "default-src 'none'; style-src 'unsafe-inline'; img-src data:; sandbox";
 
 /// The files of a run.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, ToSchema)]
@@ -107,7 +107,7 @@ pub async fn send(dir: &Path, artifact: &ArtifactRecord, headers: &HeaderMap) ->
     let (file, is_packed) = opened.map_err(|error| ApiError::internal(&error))?;
     let response = response.header(header::CONTENT_LENGTH, length);
     let source = Source::part(file, is_packed, start, length).map_err(|error| ApiError::internal(&error))?;
-    finish(response, body(dir.display().to_string(), source))
+    finish(response, body(dir, source))
 }
 
 fn finish(response: axum::http::response::Builder, body: Body) -> Result<Response, ApiError> {
@@ -165,7 +165,8 @@ pub async fn bundle(State(app): State<App>, RunPath(id): RunPath) -> Result<Resp
     let response = Response::builder()
         .header(header::CONTENT_TYPE, "application/zstd")
         .header(header::CONTENT_DISPOSITION, format!("attachment; filename=\"llmprof-{id}.tar.zst\""));
-    finish(response, body(id.to_string(), Source::Bundle(Box::new(Bundle::new(dir, id, artifacts)))))
+    let bundle = Bundle::new(dir.clone(), id, artifacts);
+    finish(response, body(&dir, Source::Bundle(Box::new(bundle))))
 }
 
 #[cfg(test)]

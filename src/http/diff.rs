@@ -47,17 +47,25 @@ pub async fn diff(
     let Path((a, b)) = ids.map_err(|rejection| ApiError::new(ErrorCode::InvalidParameter, rejection.body_text()))?;
     let (a, b) = (request::parse(&a)?, request::parse(&b)?);
     let format = forms::wanted(query.format, &headers, &[Format::Html, Format::Md, Format::Json])?;
-    let (a, b) = (read(&app, a).await?, read(&app, b).await?);
-    // Tables of hundreds of rows are laid out: not on a thread that answers others.
-    let told = tokio::task::spawn_blocking(move || {
-        let diff = run_diff(&a, &b);
-        match format {
-            Format::Html => diff.html(),
-            Format::Md => diff.markdown(),
-            Format::Json | Format::Csv => diff.json(),
-        }
+    let told = compare(&app, a, b, move |diff| match format {
+        Format::Html => diff.html(),
+        Format::Md => diff.markdown(),
+        Format::Json | Format::Csv => diff.json(),
     });
-    Ok(forms::answer(format, told.await.map_err(|error| ApiError::internal(&error))?))
+    Ok(forms::answer(format, told.await?))
+}
+
+/// Compares two ended runs and tells it as `told` does.
+pub(super) async fn compare<T: Send + 'static>(
+    app: &App,
+    a: RunId,
+    b: RunId,
+    told: impl FnOnce(&RunDiff) -> T + Send + 'static,
+) -> Result<T, ApiError> {
+    let (a, b) = (read(app, a).await?, read(app, b).await?);
+    // Tables of hundreds of rows are laid out: not on a thread that answers others.
+    let told = tokio::task::spawn_blocking(move || told(&run_diff(&a, &b)));
+    told.await.map_err(|error| ApiError::internal(&error))
 }
 
 async fn read(app: &App, id: RunId) -> Result<Stored, ApiError> {
@@ -74,7 +82,7 @@ async fn read(app: &App, id: RunId) -> Result<Stored, ApiError> {
 }
 
 /// The bytes of a file that the store lists for the run.
-async fn file(app: &App, id: RunId, name: &str) -> Result<Option<Vec<u8>>, ApiError> {
+pub(super) async fn file(app: &App, id: RunId, name: &str) -> Result<Option<Vec<u8>>, ApiError> {
     if app.store.artifact(id, name).await?.is_none() {
         return Ok(None);
     }

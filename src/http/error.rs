@@ -113,6 +113,14 @@ impl ApiError {
         Self { retry_after_s: Some(seconds), ..self }
     }
 
+    pub fn code(&self) -> ErrorCode {
+        self.code
+    }
+
+    pub fn message(&self) -> &str {
+        &self.message
+    }
+
     /// Logs what went wrong here, and tells the client only that something did.
     pub fn internal(error: &dyn std::error::Error) -> Self {
         tracing::error!(request_id = request::id(), error = %crate::chain(error), "a request failed");

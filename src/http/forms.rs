@@ -9,7 +9,10 @@ use axum::{
 use serde::Deserialize;
 use utoipa::ToSchema;
 
-use super::error::{ApiError, ErrorCode};
+use super::{
+    artifacts::CONTENT_POLICY,
+    error::{ApiError, ErrorCode},
+};
 
 /// A form that a table comes in.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize, ToSchema)]
@@ -53,8 +56,13 @@ pub fn answer(format: Format, text: String) -> Response {
         Format::Csv => "text/csv; charset=utf-8",
         Format::Html => "text/html; charset=utf-8",
     };
-    ([(header::CONTENT_TYPE, HeaderValue::from_static(kind)), (header::VARY, HeaderValue::from_static("accept"))], text)
-        .into_response()
+    let mut response =
+        ([(header::CONTENT_TYPE, HeaderValue::from_static(kind)), (header::VARY, HeaderValue::from_static("accept"))], text)
+            .into_response();
+    if format == Format::Html {
+        response.headers_mut().insert(header::CONTENT_SECURITY_POLICY, HeaderValue::from_static(CONTENT_POLICY));
+    }
+    response
 }
 
 /// What stands for the form that `accept` likes best; `None` when it takes none of them. Of forms liked alike, the first.

@@ -20,6 +20,7 @@ mod health;
 mod listen;
 mod metrics;
 mod models;
+mod page;
 mod profiling;
 mod queue;
 mod rates;
@@ -145,6 +146,7 @@ pub fn router(app: App) -> Router {
     router
         .with_state(app.clone())
         .merge(docs.layer(always(header::CONTENT_SECURITY_POLICY, DOCS_POLICY)))
+        .merge(page::router(app.clone()))
         .fallback(error::no_route)
         .method_not_allowed_fallback(error::no_method)
         .layer(CatchPanicLayer::custom(error::panicked))

@@ -181,13 +181,18 @@ pub async fn list(State(app): State<App>, Params(query): Params<ListQuery>) -> R
     if !(1..=MAX_LIMIT).contains(&limit) {
         return Err(ApiError::new(ErrorCode::InvalidParameter, format!("limit: {limit} is not between 1 and {MAX_LIMIT}")));
     }
-    let before = query.cursor.as_deref().map(request::parse::<RunId>).transpose()?;
     let filter = Filter { state: query.state, model: query.model, label: query.label, kind: query.kind };
-    let mut runs = app.store.list(&filter, before, limit + 1).await?;
+    Ok(Json(page(&app, &filter, query.cursor.as_deref(), limit).await?))
+}
+
+/// Up to `limit` runs that match, from behind `cursor`.
+pub async fn page(app: &App, filter: &Filter, cursor: Option<&str>, limit: u32) -> Result<RunList, ApiError> {
+    let before = cursor.map(request::parse).transpose()?;
+    let mut runs = app.store.list(filter, before, limit + 1).await?;
     let more = runs.len() > limit as usize;
     runs.truncate(limit as usize);
     let next_cursor = runs.last().filter(|_| more).map(|run| run.id.to_string());
-    Ok(Json(RunList { runs: runs.into_iter().map(RunSummary::from).collect(), next_cursor }))
+    Ok(RunList { runs: runs.into_iter().map(RunSummary::from).collect(), next_cursor })
 }
 
 /// One run: what was asked, where it stands, what was found

@@ -5,6 +5,7 @@
 use std::{
     fs::File,
     io::{self, Read, Seek, SeekFrom},
+    path::Path,
     sync::{Arc, LazyLock},
     thread::available_parallelism,
 };
@@ -71,10 +72,11 @@ fn block(from: &mut impl Read, left: &mut u64) -> io::Result<Option<Vec<u8>>> {
     Ok((read > 0).then_some(block))
 }
 
-/// A body of what `source` gives, which `of` names in the log. One that breaks off ends in an error, so that it cannot be taken for whole.
-pub fn body(of: String, mut source: Source) -> Body {
+/// A body of what `source` gives of the files in `dir`. One that breaks off ends in an error, so that it cannot be taken for whole.
+pub fn body(dir: &Path, mut source: Source) -> Body {
     static WORK: LazyLock<Arc<Semaphore>> =
         LazyLock::new(|| Arc::new(Semaphore::new(available_parallelism().map_or(1, |cores| cores.get().div_ceil(2)))));
+    let dir = dir.to_owned();
     let (sender, receiver) = mpsc::channel::<io::Result<Bytes>>(1);
     tokio::spawn(async move {
         // Room first, then the block: nothing is made for a client that does not read.
@@ -96,7 +98,7 @@ pub fn body(of: String, mut source: Source) -> Body {
                 Ok(Some(block)) => room.send(Ok(block.into())),
                 Ok(None) => return,
                 Err(error) => {
-                    tracing::error!(%of, %error, "a stream of files broke off");
+                    tracing::error!(folder = %dir.display(), %error, "a stream of files broke off");
                     return room.send(Err(error));
                 }
             }

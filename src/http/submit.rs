@@ -36,7 +36,7 @@ use crate::{
 };
 
 const MAX_BODY: usize = 1 << 20;
-const BODY_TIME: Duration = Duration::from_secs(10);
+pub(super) const BODY_TIME: Duration = Duration::from_secs(10);
 const MAX_LABELS: usize = 16;
 const MAX_LABEL: usize = 64;
 const MAX_NAME: usize = 200;
@@ -172,18 +172,23 @@ pub async fn submit(
     headers: HeaderMap,
     body: Body,
 ) -> Result<impl IntoResponse, ApiError> {
-    let idempotency_key = idempotency_key(&headers)?;
+    let key = idempotency_key(&headers)?;
     let body = read_body(&headers, body).await?;
-    let spec = check(&app, parse(&body)?).await?;
-    has_room(&app)?;
-    let idempotency = idempotency_key.map(|key| Idempotency { key, body_sha256: Sha256::digest(&body).into() });
+    let Run { id: run_id, state, queue_position, .. } = queue(&app, caller, &body, key).await?;
+    let answer = SubmittedRun { run_id, state, queue_position, links: Links::of(run_id) };
+    Ok((StatusCode::ACCEPTED, AppendHeaders([(header::LOCATION, format!("/runs/{run_id}"))]), Json(answer)))
+}
+
+/// Checks a request whole and queues its run; a key that came before with the same body gives the run that it gave then.
+pub(super) async fn queue(app: &App, caller: Caller, body: &[u8], key: Option<String>) -> Result<Run, ApiError> {
+    let spec = check(app, parse(body)?).await?;
+    has_room(app)?;
+    let idempotency = key.map(|key| Idempotency { key, body_sha256: Sha256::digest(body).into() });
     let owner = app.access.owner(&caller);
     let name = caller.name.unwrap_or_default();
     let run = refused(app.store.submit(NewRun { id: None, spec, idempotency, owner }).await?, &name)?;
     app.queued.notify_waiters();
-    let Run { id: run_id, state, queue_position, .. } = *run;
-    let answer = SubmittedRun { run_id, state, queue_position, links: Links::of(run_id) };
-    Ok((StatusCode::ACCEPTED, AppendHeaders([(header::LOCATION, format!("/runs/{run_id}"))]), Json(answer)))
+    Ok(*run)
 }
 
 /// The run that was submitted, or why it was refused to `name`.

@@ -99,7 +99,7 @@ fn wrong(message: impl Into<String>) -> ApiError {
 }
 
 /// The tables that an ended run left.
-async fn stored(app: &App, id: RunId) -> Result<Vec<u8>, ApiError> {
+pub(super) async fn stored(app: &App, id: RunId) -> Result<Vec<u8>, ApiError> {
     let run = find(app, id).await?;
     if !run.state.is_final() {
         return Err(ApiError::new(ErrorCode::RunNotFinished, format!("the run has not ended; follow it at /runs/{id}/events")));

@@ -172,16 +172,20 @@ impl RunDiff {
     fn render(&self, name: &str) -> String {
         let engine = escape::engine();
         let template = engine.get_template(name).expect("the template is embedded: a test renders it");
+        template.render(self.page()).expect("the template asks only for what the page holds: a test renders it")
+    }
+
+    /// What a template of a comparison shows: `a`, `b`, `comparable`, `forbidding`, `rule`, `tables`.
+    pub fn page(&self) -> Value {
         let forbidding: Vec<String> = self.diff.checks.iter().filter(|it| it.forbids).map(|it| it.what.clone()).collect();
-        let page = context! {
+        context! {
             a => self.a.to_string(),
             b => self.b.to_string(),
             comparable => self.diff.comparable,
             forbidding => forbidding,
             rule => &self.diff.rule,
             tables => Value::from(Serde(self.tables())),
-        };
-        template.render(page).expect("the template asks only for what the page holds: a test renders it")
+        }
     }
 
     fn tables(&self) -> Vec<Table> {

@@ -5,10 +5,11 @@
 
 mod step;
 
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
 use super::{
     format::{decimals, ms, pct, scaled, short_ms},
+    profile::Aggregates,
     scatter::{Dot, RoofLine, scatter},
     svg::{self, Bar, Columns},
     timeline::{Timeline, timeline},
@@ -16,9 +17,9 @@ use super::{
 use crate::analyze::{
     Analysis,
     kernels::KernelRecord,
-    mfu::WHOLE,
+    mfu::{MfuRecord, WHOLE},
     operators::{OperatorRecord, OwnTime},
-    stages::{DECODE, PREFILL, STAGES},
+    stages::{DECODE, PREFILL, STAGES, StageTiming},
     stats::Spread,
 };
 
@@ -59,17 +60,43 @@ pub struct Figures {
 /// The figures that a reader looks for first.
 pub fn tiles(analysis: &Analysis) -> Vec<Tile> {
     let stages = &analysis.stages;
+    let decode = stages.row(DECODE);
+    headline(stages.first_token_ms, stages.per_token_ms, decode, stages.decode_steps, &analysis.mfu.rows)
+}
+
+/// The part of a stored report that the headline is made of.
+#[derive(Deserialize)]
+struct Head {
+    aggregates: Aggregates,
+    stages: Vec<StageTiming>,
+    mfu: Vec<MfuRecord>,
+}
+
+/// The same, from a stored `report.json`.
+pub fn stored_tiles(report: &[u8]) -> Result<Vec<Tile>, serde_json::Error> {
+    let Head { aggregates, stages, mfu } = serde_json::from_slice(report)?;
+    let decode = stages.iter().find(|row| row.stage == DECODE);
+    Ok(headline(aggregates.first_token_ms, aggregates.per_token_ms, decode, aggregates.decode_steps, &mfu))
+}
+
+fn headline(
+    first_token: Option<Spread>,
+    per_token: Option<Spread>,
+    decode: Option<&StageTiming>,
+    decode_steps: Option<u64>,
+    mfu: &[MfuRecord],
+) -> Vec<Tile> {
     let timed = |label, value: Option<Spread>| {
         let value = value?;
         let note = value.std.map(|std| format!("± {} over {} repeats", ms(std), value.n));
         Some(Tile { label, value: ms(value.mean), unit: "ms", note: note.unwrap_or_else(|| "one repeat".into()) })
     };
     // Steps over mean time: the mean of the repeats' rates would favour the fast ones.
-    let rate = stages.row(DECODE).and_then(|row| row.tokens_per_s).map(|rate| {
-        let note = stages.decode_steps.map(|steps| format!("over {steps} decode steps")).unwrap_or_default();
+    let rate = decode.and_then(|row| row.tokens_per_s).map(|rate| {
+        let note = decode_steps.map(|steps| format!("over {steps} decode steps")).unwrap_or_default();
         Tile { label: "Decode rate", value: decimals(rate, 1), unit: "tokens/s", note }
     });
-    let model = analysis.mfu.rows.iter().find(|row| row.scope == WHOLE);
+    let model = mfu.iter().find(|row| row.scope == WHOLE);
     let used = model.and_then(|row| {
         let (share, of) = match (row.datasheet_pct, row.measured_pct) {
             (Some(share), _) => (share, "of the datasheet's peak"),
@@ -79,8 +106,7 @@ pub fn tiles(analysis: &Analysis) -> Vec<Tile> {
         let note = format!("{of}, {}", scaled(row.flops_per_s?, "FLOP/s"));
         Some(Tile { label: "MFU", value: pct(share).trim_end_matches(" %").to_owned(), unit: "%", note })
     });
-    let timed = [timed("First token", stages.first_token_ms), timed("Per token", stages.per_token_ms)];
-    timed.into_iter().chain([rate, used]).flatten().collect()
+    [timed("First token", first_token), timed("Per token", per_token), rate, used].into_iter().flatten().collect()
 }
 
 /// Draws the figures.
@@ -209,6 +235,21 @@ fn power(analysis: &Analysis) -> (String, String) {
         timeline("power-curve", "Power over time", &description, &drawn),
         timeline("clock-curve", "SM clock over time", &description, &clock),
     )
+}
+
+/// What a drawing needs of the style sheet where it stands alone.
+const ALONE: &str = "<style>:root{--ink:#12161c;--dim:#55606e;--critical:#b3261e;--prefill:#3f6d00;--decode:#0b62b8;--other:#8a94a1}\
+    @media(prefers-color-scheme:dark){:root{--ink:#e9edf2;--dim:#a0abb8;--critical:#ff8a80;--prefill:#76b900;--decode:#58a6ff;--other:#7d8794}}\
+    text{fill:var(--dim);font:500 12.5px ui-monospace,Menlo,Consolas,monospace}.band{opacity:.22}.prefill{fill:var(--prefill)}\
+    .decode{fill:var(--decode)}.other{fill:var(--other)}.curve{fill:none;stroke:var(--ink);stroke-width:1.5}\
+    .limit{stroke:var(--critical);stroke-dasharray:4 4}</style>";
+
+/// Power over time as a file of its own; `None` where there is nothing to draw.
+pub fn power_drawing(analysis: &Analysis) -> Option<String> {
+    let (inline, _) = power(analysis);
+    let (opening, rest) = inline.split_once('>')?;
+    let opening = opening.replacen("<svg", "<svg xmlns=\"http://www.w3.org/2000/svg\"", 1);
+    Some(format!("{opening}>{ALONE}{rest}"))
 }
 
 fn roofline(analysis: &Analysis) -> String {

@@ -6,6 +6,7 @@ pub mod align;
 pub mod cost;
 pub mod data;
 pub mod diff;
+pub mod format;
 pub mod part;
 pub mod perfetto;
 pub mod profile;
@@ -13,7 +14,6 @@ pub mod profile;
 mod csv;
 mod escape;
 mod figures;
-mod format;
 mod lanes;
 mod narrative;
 mod scatter;
@@ -32,7 +32,13 @@ use crate::{
     run::{Finding, InputFile, RunId, RunSpec, RunState, StepRecord, StepState},
     trace::{Trace, environment::Environment},
 };
+pub use figures::{Tile, stored_tiles};
 use table::Table;
+
+/// The reports' style sheet, for pages that look like them.
+pub const STYLE: &str = include_str!("templates/style.css");
+/// The macro by which a [`Table`] is laid out as HTML.
+pub const TABLE_MACRO: &str = include_str!("templates/macros.html");
 
 /// Rows of a table in the reports that have a file of its own.
 const TOP_ROWS: usize = 20;
@@ -88,6 +94,7 @@ pub fn render(facts: &RunFacts, trace: &Trace, analysis: &Analysis) -> Vec<(&'st
     if let Some(power) = &analysis.power {
         files.extend([(layout::POWER_JSON, json(power)), (layout::POWER_CSV, tables::power_csv(power))]);
     }
+    files.extend(figures::power_drawing(analysis).map(|drawing| (layout::POWER_SVG, drawing)));
     files
 }
 

@@ -187,7 +187,7 @@ async fn lists_filter_and_page_from_newest_to_oldest() {
     let first = page(store.list(&Filter::default(), None, 2).await.unwrap());
     let rest = page(store.list(&Filter::default(), Some(first[1]), 10).await.unwrap());
     assert_eq!([first, rest].concat(), ids);
-    let by = |state, model: &str, label: &str| Filter { state, model: Some(model.into()), label: Some(label.into()) };
+    let by = |state, model: &str, label: &str| Filter { state, model: Some(model.into()), label: Some(label.into()), kind: None };
     assert_eq!(store.list(&by(Some(RunState::Queued), "tiny", "night"), None, 10).await.unwrap().len(), 5);
     for none in [by(None, "tiny", "day"), by(None, "other", "night"), by(Some(RunState::Failed), "tiny", "night")] {
         assert!(store.list(&none, None, 10).await.unwrap().is_empty());

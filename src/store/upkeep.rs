@@ -5,7 +5,7 @@ use std::path::Path;
 use sqlx::Connection;
 
 use super::{Store, StoreError, claim::replace_artifacts, column, during, id_of, key, word};
-use crate::run::{ArtifactRecord, RunId, RunSpec, RunState};
+use crate::run::{AlignmentId, ArtifactRecord, RunId, RunSpec, RunState};
 
 /// A run whose row was lost, as its folder tells it.
 #[derive(Debug, Clone)]
@@ -56,6 +56,15 @@ impl Store {
                 Ok((id, word(id, "a state", column(row, "state")?)?))
             })
             .collect()
+    }
+
+    /// All alignments that have ended.
+    pub async fn ended_alignments(&self) -> Result<Vec<AlignmentId>, StoreError> {
+        let ids: Vec<Vec<u8>> = sqlx::query_scalar("select id from alignments where ended_at is not null order by id")
+            .fetch_all(&self.readers)
+            .await
+            .map_err(during("list alignments"))?;
+        ids.iter().map(|id| id_of(id).map(|RunId(id)| AlignmentId(id))).collect()
     }
 
     /// Replaces the artifacts of a run that has ended by what its manifest tells.

@@ -21,7 +21,7 @@ use crate::{
 #[derive(Debug, thiserror::Error)]
 pub enum PairError {
     #[error("cannot read {}", path.display())]
-    Read { path: PathBuf, source: ParseError },
+    Read { path: PathBuf, source: Box<ParseError> },
     #[error("{} holds no {}: align a run that was traced, or a capture", path.display(), layout::NSYS_EXPORT)]
     NoCapture { path: PathBuf },
     #[error("cannot write {}", path.display())]
@@ -59,7 +59,7 @@ pub struct Captured {
 impl Captured {
     /// Reads the folder of a run, or an export of nsys.
     pub fn read(name: &str, path: &Path, rules: StageRules) -> Result<Self, PairError> {
-        let (name, failed) = (name.to_owned(), |source| PairError::Read { path: path.to_owned(), source });
+        let (name, failed) = (name.to_owned(), |source| PairError::Read { path: path.to_owned(), source: Box::new(source) });
         if !path.is_dir() {
             let nsys = parse::nsys::read(path).map_err(failed)?;
             return Ok(Self { name, nsys: NsysTrace { rules, ..nsys }, events: vec![], power: vec![] });

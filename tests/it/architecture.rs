@@ -128,6 +128,18 @@ fn pure_modules_know_no_files_clock_or_environment() {
 }
 
 #[test]
+fn the_text_of_pages_is_made_without_http_files_or_a_clock() {
+    let view = library()
+        .into_iter()
+        .filter(|(_, path, _)| path.ends_with("http/page/view.rs") || path.ends_with("http/page/entered.rs"));
+    let code: Vec<String> = view.map(|(_, _, code)| code).collect();
+    assert_eq!(code.len(), 2);
+    for word in IMPURE.iter().chain(&["axum::", "crate::http", "Timestamp::now"]) {
+        assert!(code.iter().all(|code| !code.contains(word)), "{word}");
+    }
+}
+
+#[test]
 fn only_collect_starts_processes_and_only_http_knows_http() {
     let mut broken = Vec::new();
     for (module, path, code) in library() {

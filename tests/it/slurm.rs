@@ -281,8 +281,11 @@ async fn a_controller_that_is_killed_loses_no_run_and_none_is_kept_twice() {
     for id in &ids {
         let run = service.end(id).await;
         assert_eq!(run["state"], "succeeded", "{run:#}");
+        // A job that was ended before it left a result was begun again: what is kept is of the attempt that was ordered last.
+        let result: Value = serde_json::from_slice(&fs::read(service.run_dir(id).join("result.json")).unwrap()).unwrap();
+        assert_eq!((&result["attempt"], &result["interrupted"]), (&run["attempts"], &json!(false)), "{run:#}");
+        assert!(service.get(&format!("/runs/{id}/report")).await.status().is_success());
     }
-    assert_eq!(bench.ledger().1, 3, "a run was carried to its end twice");
 }
 
 #[tokio::test]

@@ -30,6 +30,8 @@ const MAX_TEXT: i32 = 8 << 20;
 const MAX_ROWS: u64 = 32 << 20;
 /// Most time that one export is read: several minutes of work on the largest that fit. A damaged file could lead in circles for ever.
 const MOST_TIME: Duration = Duration::from_secs(600);
+/// Most time until its tables are known: a schema may be crafted so that reading it takes hours.
+const OPEN_TIME: Duration = Duration::from_secs(10);
 /// Most memory that SQLite takes for one export, whose schema it keeps whole, bytes.
 const MAX_HEAP: i64 = 1 << 30;
 /// Steps of SQLite's machine between two looks at the clock and at the memory: some microseconds.
@@ -50,6 +52,7 @@ impl Export {
         let query = |what| move |source| ParseError::Query { path: path.into(), what, source: brief(source) };
         let db = connect(path).map_err(query("the header"))?;
         let tables = real_tables(&db).map_err(query("the list of tables"))?;
+        bound(&db, MOST_TIME).map_err(query("the list of tables"))?;
         let export = Self { path: path.into(), db, tables, most_rows: (bytes / ROW_BYTES).min(MAX_ROWS) };
         if export.facts_table().is_none() {
             return Err(export.foreign("an SQLite database, but no export of nsys"));
@@ -172,10 +175,15 @@ fn connect(path: &Path) -> Result<Connection> {
         db.set_db_config(config, on)?;
     }
     db.set_limit(Limit::SQLITE_LIMIT_LENGTH, MAX_TEXT)?;
-    let (deadline, most) = (Instant::now() + MOST_TIME, heap() + MAX_HEAP);
-    db.progress_handler(STEPS, Some(move || Instant::now() > deadline || heap() > most))?;
+    bound(&db, OPEN_TIME)?;
     db.execute_batch("pragma query_only = on; pragma cell_size_check = on; pragma mmap_size = 0; pragma temp_store = memory;")?;
     Ok(db)
+}
+
+/// Ends what the connection does from now on when it takes too long, or too much memory.
+fn bound(db: &Connection, time: Duration) -> Result<()> {
+    let (deadline, most) = (Instant::now() + time, heap() + MAX_HEAP);
+    db.progress_handler(STEPS, Some(move || Instant::now() > deadline || heap() > most))
 }
 
 /// Bytes that SQLite holds in this process, for whomever.
