@@ -44,6 +44,10 @@ pub struct RunnerRequest {
     /// Build the part's whole layer and take it out, instead of building the part alone.
     #[serde(default)]
     pub extracted: bool,
+    /// Before a prefill and between decode steps of a part, read other data until the GPU's second-level cache holds nothing of it, as the
+    /// rest of the model would; the stage `decode_all` then holds that too, its steps do not.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub cold_cache: bool,
 }
 
 fn is_zero(ms: &u32) -> bool {

@@ -77,6 +77,7 @@ impl Host {
             target: None,
             prompt_tokens: None,
             extracted: false,
+            cold_cache: false,
         }
     }
 

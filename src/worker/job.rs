@@ -210,6 +210,7 @@ impl<'a> Job<'a> {
             target: self.part_alone(),
             prompt_tokens: None,
             extracted: false,
+            cold_cache: false,
         };
         self.write(layout::CONFIG, &yaml(&request)?)?;
         Ok(request)

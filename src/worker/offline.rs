@@ -182,6 +182,7 @@ pub(super) fn no_request(model: ModelSpec) -> RunnerRequest {
         target: None,
         prompt_tokens: None,
         extracted: false,
+        cold_cache: false,
     }
 }
 

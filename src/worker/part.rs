@@ -2,7 +2,7 @@
 //!
 //! It blocks, and starts nothing. What a folder lacks of all that stays unknown.
 
-use std::{fs, io, path::Path};
+use std::{collections::BTreeMap, fs, io, path::Path};
 
 use super::pair::{Captured, PairError, write};
 use crate::{
@@ -11,14 +11,19 @@ use crate::{
             Alignment, align,
             settings::{Operation, Question, Thresholds},
         },
+        stages::DECODE,
         stats::Spread,
+        step::STEP,
     },
     artifact::layout,
     model::parts::has_steps,
     parse::{self, ParseError},
     report::{align::stem, part::PartStage},
     runner,
-    trace::{event::Event, stage::StageRules},
+    trace::{
+        event::{Event, StageRange},
+        stage::StageRules,
+    },
 };
 
 /// Stages, as people call them and as ranges are named.
@@ -92,8 +97,21 @@ fn events(dir: &Path, side: &str) -> Result<Vec<Event>, ParseError> {
     if path.exists() { parse::events::read(&path).map(|log| log.events) } else { Ok(Vec::new()) }
 }
 
-/// Times of a stage, milliseconds: the GPU's own where it was timed.
+/// Times of a stage, milliseconds: of decode those of its steps on the GPU where they were timed, since what lies between them is not the
+/// part's.
 fn times(events: &[Event], stage: &str) -> Option<Spread> {
+    let mut steps: BTreeMap<u32, f64> = BTreeMap::new();
+    for event in events {
+        if let Event::Range(StageRange { name, warmup: false, repeat, device_ns: Some(ns), .. }) = event
+            && stage == DECODE
+            && name == STEP
+        {
+            *steps.entry(*repeat).or_default() += *ns as f64 / 1e6;
+        }
+    }
+    if !steps.is_empty() {
+        return Spread::of(steps.into_values());
+    }
     Spread::of(events.iter().filter_map(|event| match event {
         Event::Range(it) if it.name == stage && !it.warmup => Some(it.device_ns.unwrap_or(it.end_ns - it.start_ns) as f64 / 1e6),
         _ => None,
@@ -106,4 +124,30 @@ fn output(events: &[Event]) -> Option<&str> {
         Event::Output(it) if !it.warmup => Some(it.logits_sha256.as_str()),
         _ => None,
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn range(name: &str, repeat: u32, wall_ms: i64, device_ns: Option<i64>) -> Event {
+        let (name, end_ns) = (name.to_owned(), wall_ms * 1_000_000);
+        Event::Range(StageRange { name, start_ns: 0, end_ns, device_ns, warmup: false, repeat, step: None })
+    }
+
+    #[test]
+    fn what_lies_between_the_steps_of_a_part_is_not_told_as_its_time() {
+        let steps = |repeat| [1_000_000, 2_000_000].map(|ns| range(STEP, repeat, 9, Some(ns)));
+        let events: Vec<Event> = [range(DECODE, 0, 50, Some(50_000_000))]
+            .into_iter()
+            .chain(steps(0))
+            .chain(steps(1))
+            .chain([range("prefill", 0, 7, None)])
+            .collect();
+        let decode = times(&events, DECODE).unwrap();
+        assert_eq!((decode.mean, decode.n), (3.0, 2));
+        assert_eq!(times(&events, "prefill").unwrap().mean, 7.0);
+        assert_eq!(times(&events[..1], DECODE).unwrap().mean, 50.0, "steps without a time of their own: the whole stage");
+        assert_eq!(times(&[], DECODE), None);
+    }
 }

@@ -79,6 +79,9 @@ pub struct Work {
     /// Build the target's whole layer, take the part out, and make sure that it gives what it gives alone.
     #[arg(long, requires = "target")]
     extracted: bool,
+    /// On a GPU: read other data before a prefill and between decode steps of the part, as the rest of the model would.
+    #[arg(long, requires = "target")]
+    cold_cache: bool,
     /// Folder with *.safetensors and perhaps tokenizer.json; synthetic weights without.
     #[arg(long, value_name = "DIR")]
     weights: Option<PathBuf>,
@@ -187,6 +190,7 @@ impl Work {
             target,
             prompt_tokens: None,
             extracted: self.extracted,
+            cold_cache: self.cold_cache,
         })
     }
 }

@@ -78,6 +78,9 @@ pub struct Session {
     pub device: Device,
     /// A decode step as a graph, once captured.
     pub graph: Option<StepGraph>,
+    /// What the rest of a model would read between two steps of a part.
+    #[cfg(feature = "cuda")]
+    pub others: Option<crate::gpu::Others>,
 }
 
 impl Session {
@@ -87,6 +90,7 @@ impl Session {
     /// not be compared. A stage ends when the device is done with it.
     pub fn run(&mut self) -> Result<Computed> {
         self.program.clear()?;
+        self.leave()?;
         self.device.synchronize()?;
         {
             let _prefill = self.recorder.range("prefill");
@@ -107,6 +111,7 @@ impl Session {
         #[cfg(feature = "cuda")]
         let mut pace = if let Device::Cuda(device) = &self.device { Some(crate::gpu::Pace::new(device)) } else { None };
         for step in 0..steps {
+            self.leave()?;
             let _step = self.recorder.decode_step(step);
             self.step()?;
             #[cfg(feature = "cuda")]
@@ -115,6 +120,15 @@ impl Session {
             }
         }
         self.device.synchronize()
+    }
+
+    /// Does to the GPU's cache what the rest of a model would, where a part is to find it so.
+    fn leave(&self) -> Result<()> {
+        #[cfg(feature = "cuda")]
+        if let Some(others) = &self.others {
+            others.read()?;
+        }
+        Ok(())
     }
 
     /// Runs each stage back to back for `time` at least, unrecorded: what it computes is what the last repeat computed.

@@ -81,7 +81,15 @@ pub fn prepare(request: &RunnerRequest, started_ns: i64) -> Result<Ready, RunErr
     (about.parameters, about.weight_bytes, about.load_ns) = (size.parameters, size.bytes, now_ns() - started_ns);
 
     let max_new_tokens = if program.steps() { request.max_new_tokens } else { 0 };
-    let mut session = Session { program, recorder, max_new_tokens, device, graph: None };
+    let mut session = Session {
+        program,
+        recorder,
+        max_new_tokens,
+        device,
+        graph: None,
+        #[cfg(feature = "cuda")]
+        others: None,
+    };
     if request.weights.is_none() && request.model.decoder.moe.is_some() {
         let Session { program, recorder, .. } = &mut session;
         recorder.quietly(|| program.balance())?;
@@ -99,6 +107,9 @@ pub fn prepare(request: &RunnerRequest, started_ns: i64) -> Result<Ready, RunErr
     #[cfg(feature = "cuda")]
     if let Device::Cuda(cuda) = &session.device {
         session.recorder.time_by(crate::gpu::Timer::new(cuda));
+        if request.cold_cache && request.target.is_some() {
+            session.others = Some(crate::gpu::Others::new(cuda)?);
+        }
     }
     Ok(Ready { session, dtype, tokenizer, about })
 }

@@ -96,10 +96,10 @@ impl Job<'_> {
     }
 }
 
-/// What a runner is asked that runs a part in place of the whole model.
+/// What a runner is asked that runs a part in place of the whole model, with a cache as the whole model leaves it.
 fn of_part(whole: &RunnerRequest, part: &str, extracted: bool) -> RunnerRequest {
     let repeats = whole.repeats.max(REPEATS);
-    RunnerRequest { target: Some(part.to_owned()), extracted, repeats, ceilings: false, ..whole.clone() }
+    RunnerRequest { target: Some(part.to_owned()), extracted, cold_cache: true, repeats, ceilings: false, ..whole.clone() }
 }
 
 /// What one stage's alignment of the mock comes to.

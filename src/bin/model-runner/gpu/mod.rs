@@ -4,6 +4,7 @@
 
 mod arrange;
 mod attention;
+mod evict;
 mod experts;
 mod graph;
 mod kernels;
@@ -16,6 +17,7 @@ mod timer;
 
 pub use arrange::{bias, embed, join_windows, norm, partition_windows, swiglu, synthesise};
 pub use attention::{AttendMany, RopeArgs, View, attend_many, attend_one, rope};
+pub use evict::Others;
 pub use experts::{ExpertsArgs, RouteArgs, experts, route};
 pub use graph::{Graph, is_capturing};
 pub use linear::{gated, gemv};

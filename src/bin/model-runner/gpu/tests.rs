@@ -306,7 +306,7 @@ fn session(spec: &Spec, dtype: DType, device: &Device, prompt: usize, steps: u32
         pages: Vec::new(),
         sampler: Sampler::new(&root.part("decoder.sample", ""), spec.vocab, steps as usize + 1)?,
     };
-    Ok(Session { program: Box::new(text), recorder, max_new_tokens: steps, device: device.clone(), graph: None })
+    Ok(Session { program: Box::new(text), recorder, max_new_tokens: steps, device: device.clone(), graph: None, others: None })
 }
 
 #[test]

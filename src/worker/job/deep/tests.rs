@@ -123,6 +123,7 @@ impl Bench {
             target: None,
             prompt_tokens: None,
             extracted: false,
+            cold_cache: false,
         };
         let order = Order {
             id: RunId::now(),
