@@ -144,6 +144,9 @@ pub struct Limits {
     pub free_bytes: u64,
     pub run_bytes: u64,
     pub run_s: u32,
+    /// Absent in orders that were written without.
+    #[serde(default)]
+    pub capture_bytes: u64,
 }
 
 #[derive(Debug, Clone, PartialEq, Deserialize)]

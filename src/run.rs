@@ -3,6 +3,7 @@
 //! Plain values, open to every module. No files, no clock, no database.
 
 pub mod alignment;
+pub mod import;
 pub mod target;
 pub mod whole;
 
@@ -12,7 +13,10 @@ use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 use uuid::Uuid;
 
-use self::target::{AlignWith, MockChange, Target};
+use self::{
+    import::Import,
+    target::{AlignWith, MockChange, Target},
+};
 use crate::profiling::Profiling;
 
 /// Declares an id: a UUID of version 7, so ids sort by the time at which they were made.
@@ -210,7 +214,7 @@ pub struct RunSpec {
     pub seed: u64,
     /// `null`: the model's default for the device.
     pub dtype: Option<Dtype>,
-    /// `auto`, `cpu`, `cuda:INDEX` in the order of nvidia-smi, the UUID of a GPU or of an instance of one, or the model of either.
+    /// `auto`, `cpu`, `cuda:INDEX` in the order of nvidia-smi, the UUID of a GPU or of an instance of one, or the model of either; `none` of an import.
     #[schema(example = "auto")]
     pub device: String,
     /// Limit on the whole run, in seconds.
@@ -231,6 +235,9 @@ pub struct RunSpec {
     /// What is different about the part that runs alone.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub mock: Option<MockChange>,
+    /// What was imported, in a run that was not carried out here.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub import: Option<Import>,
 }
 
 /// Where a run stands with a cluster's scheduler.

@@ -23,8 +23,17 @@ pub const OWNER: &str = "owner";
 pub const SCHEDULER_LOG: &str = "scheduler.log";
 /// What stays when an attempt makes the folder anew.
 pub const KEPT: &[&str] = &[PROGRESS, JOB, OWNER, SCHEDULER_LOG];
+/// What stays besides, of a run whose captures came from elsewhere.
+pub const IMPORTED: &[&str] = &[IMPORT, NSYS, NCU];
 /// What changes after the folder was sealed, or says how to carry it out: no artifacts.
 pub const UNSEALED: &[&str] = &[MANIFEST, JOB, RESULT, GATHERED, OWNER, SCHEDULER_LOG];
+
+/// What was imported ([`crate::run::import::Import`]); only in runs whose captures came from elsewhere.
+pub const IMPORT: &str = "import.json";
+/// An imported page of counters: `ncu/page-1.csv`.
+pub fn imported_page(number: usize) -> String {
+    format!("{NCU}/page-{number}.csv")
+}
 
 /// Folder of the children's output: `logs/<name>.stdout.log`, `logs/<name>.stderr.log`.
 pub const LOGS: &str = "logs";

@@ -4,6 +4,7 @@ pub mod backup;
 pub mod bundle;
 pub mod folder;
 pub mod inputs;
+pub mod intake;
 pub mod journal;
 pub mod layout;
 pub mod manifest;

@@ -164,6 +164,16 @@ impl Collector {
         Ok(pass)
     }
 
+    /// Exports the report that lies in the run's `nsys/`, which another nsys may have written, to SQLite beside it.
+    pub async fn export(&self, dir: &Path, leash: &Leash) -> Result<Pass, CollectError> {
+        let nsys = self.nsys.as_deref().ok_or(CollectError::NotInstalled { tool: "nsys" })?;
+        let folder = Folder::at(self, dir, layout::NSYS)?;
+        let command = nsys::export(nsys, &dir.join(layout::NSYS_REPORT), &dir.join(layout::NSYS_EXPORT));
+        let pass = folder.run("nsys export", "nsys-export", &command, leash).await?;
+        folder.holds("run.sqlite", "nsys export", "nsys-export")?;
+        Ok(pass)
+    }
+
     /// The command in a process tree of its own, or as it was with a finding, where the system forbids that.
     async fn isolated(&self, command: Argv, dir: &Path, leash: &Leash) -> (Argv, Option<Finding>) {
         if !self.isolate {

@@ -156,6 +156,13 @@ impl<'a> Folder<'a> {
         Ok(Self { collector, dir, path })
     }
 
+    /// The folder `name` of the run in `dir` with what lies in it already.
+    pub fn at(collector: &'a Collector, dir: &'a Path, name: &str) -> Result<Self, CollectError> {
+        let path = dir.join(name);
+        fs::create_dir_all(dir.join(layout::LOGS)).map_err(|source| CollectError::Write { path: path.clone(), source })?;
+        Ok(Self { collector, dir, path })
+    }
+
     pub fn path(&self) -> &Path {
         &self.path
     }

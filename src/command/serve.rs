@@ -13,6 +13,7 @@ use super::backup::RESTORING;
 use anyhow::{Context as _, Result, bail};
 use clap::{Args, ValueEnum};
 use llmprof::{
+    artifact::intake,
     collect::{Collector, gauge::watch_gpus, tools::is_program},
     config::{self, Asked, Config, ExecutorKind, Limits, Tools},
     http::{self, Certificate},
@@ -175,6 +176,7 @@ impl Service {
             cancelled: Arc::new(Notify::new()),
         };
         worker::recover(&cx, true).await?;
+        worker::import::recover(&cx).await?;
         worker::retention::recover(&cx.store, &cx.runs).await?;
         cx.store.recover_alignments().await?;
         let closing = CancellationToken::new();
@@ -188,6 +190,7 @@ impl Service {
             presets: Arc::clone(&cx.presets),
             devices: devices.clone().into(),
             accepts: accepts.clone().into(),
+            intake: Arc::new(intake(&config.limits, &data, &collector)?),
             doctor: worker::doctor::start(Arc::clone(&collector), data.clone(), closing.clone()),
             gpus: watch_gpus(devices.iter().filter_map(|device| device.uuid.clone()).collect(), &closing),
             config: Arc::clone(&cx.config),
@@ -240,6 +243,14 @@ impl Service {
             Err(_) => Ok(()),
         }
     }
+}
+
+/// Where captures arrive; what an earlier service left there is removed.
+fn intake(limits: &Limits, data: &Path, collector: &Arc<Collector>) -> Result<http::Intake> {
+    let folder = data.join("incoming");
+    let limits = intake::Limits { most_bytes: limits.capture_bytes, least_free: limits.free_bytes };
+    let inspector = worker::import::inspector(Arc::clone(collector));
+    http::Intake::open(folder.clone(), limits, inspector).with_context(|| format!("cannot use the folder {}", folder.display()))
 }
 
 /// The cluster, where this host has the commands to speak to it.

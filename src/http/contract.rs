@@ -54,6 +54,18 @@ fn errors(operation: &str) -> &'static [ErrorCode] {
             E::DiskQuota,
             E::DiskFull,
         ],
+        "submit_capture" => &[
+            E::InvalidParameter,
+            E::BodyTimeout,
+            E::BodyTooLarge,
+            E::UnsupportedMediaType,
+            E::InvalidRequest,
+            E::CaptureInvalid,
+            E::TooManyQueued,
+            E::Unavailable,
+            E::DiskFull,
+            E::DiskQuota,
+        ],
         "list_runs" | "list_audit" => &[E::InvalidParameter],
         "get_run" | "follow_run" | "list_artifacts" => &[E::InvalidParameter, E::RunNotFound],
         "pin_run" | "unpin_run" => &[E::InvalidParameter, E::RunNotFound],
@@ -198,8 +210,8 @@ fn operations(contract: &mut Value) -> Vec<(Method, String, &mut Value)> {
 fn complete(operation: &mut Value, guarded: bool) {
     let name = operation["operationId"].as_str().unwrap_or_default().to_owned();
     if let Some(content) = operation.pointer_mut("/requestBody/content").and_then(Value::as_object_mut) {
-        for media in content.values_mut() {
-            media["examples"] = examples::request(&name);
+        for (kind, media) in content {
+            media["examples"] = examples::request(&name, kind);
         }
     }
     for parameter in operation.get_mut("parameters").and_then(Value::as_array_mut).into_iter().flatten() {

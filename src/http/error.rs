@@ -84,6 +84,7 @@ codes! {
     UnsupportedMediaType = "unsupported_media_type", UNSUPPORTED_MEDIA_TYPE, "send the header content-type: application/json";
     RangeNotSatisfiable = "range_not_satisfiable", RANGE_NOT_SATISFIABLE, "the file has 512 bytes";
     InvalidRequest = "invalid_request", UNPROCESSABLE_ENTITY, "repeats: 0 is not between 1 and 100";
+    CaptureInvalid = "capture_invalid", UNPROCESSABLE_ENTITY, "vllm.sqlite: an SQLite database, but no export of nsys";
     InputsInvalid = "inputs_invalid", UNPROCESSABLE_ENTITY, "image page.png: there is no such file";
     RateLimited = "rate_limited", TOO_MANY_REQUESTS, "too many requests; the header retry-after tells when to come again";
     TooManyQueued = "too_many_queued", TOO_MANY_REQUESTS, "200 runs of \"ann\" wait already: cancel some, or wait for their end";

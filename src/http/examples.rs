@@ -7,6 +7,7 @@ use serde_json::{Value, json};
 use super::{
     artifacts::ArtifactList,
     audit::AuditList,
+    captures::{CaptureFile, CaptureForm},
     devices::{DeviceList, DeviceView},
     health::{Health, Version},
     models::ModelList,
@@ -14,7 +15,7 @@ use super::{
     queue::{Queue, QueuedRun},
     retention::{DueRun, RetentionView},
     runs::{Links, RunList, RunSummary, RunView},
-    submit::SubmittedRun,
+    submit::{Label, SubmittedRun},
 };
 use crate::{
     artifact::{
@@ -28,13 +29,16 @@ use crate::{
         cost::Asked,
         data::{self, DataTable, Selection, TableList},
     },
-    run::{ArtifactRecord, Finding, Mode, RunId, RunSpec, RunState, Severity, Step, StepRecord, StepState},
+    run::{ArtifactRecord, Finding, Mode, RunId, RunSpec, RunState, Severity, Step, StepRecord, StepState, import::RunKind},
     store::audit::AuditEntry,
     trace::checkup::{Check, Checkup},
 };
 
 /// Requests: the shortest, and one that says everything.
-pub fn request(operation: &str) -> Value {
+pub fn request(operation: &str, kind: &str) -> Value {
+    if operation == "submit_capture" {
+        return capture(kind);
+    }
     if operation == "submit_alignment" {
         return alignments::request();
     }
@@ -59,17 +63,32 @@ pub fn request(operation: &str) -> Value {
     })
 }
 
+/// Captures that are imported: their bytes, told in words.
+fn capture(kind: &str) -> Value {
+    let form = CaptureForm {
+        file: vec![CaptureFile("(the bytes of vllm.sqlite.zst)".into()), CaptureFile("(the bytes of raw.csv)".into())],
+        model: Some("llama-3-8b".into()),
+        label: vec![Label("vllm".into())],
+        stage: vec!["prefill=ctx@vllm".into(), "decode_all=gen@vllm".into()],
+        within: vec!["measured".into()],
+        without: vec!["warmup".into()],
+    };
+    let value = if kind == "multipart/form-data" { json!(form) } else { json!("(the bytes of the file)") };
+    json!({ "capture": { "summary": "A capture that was taken elsewhere", "value": value } })
+}
+
 /// What `operation` answers with `status`, in the form `kind`.
 pub fn response(operation: &str, status: &str, kind: &str) -> Value {
     match (operation, status, kind) {
-        ("submit_run", ..) => {
+        ("submit_run" | "submit_capture", ..) => {
             json!(SubmittedRun { run_id: id(), state: RunState::Queued, queue_position: Some(1), links: Links::of(id()) })
         }
         ("list_runs", ..) => {
-            let RunView { run_id, state, owner, pinned, queued_at, started_at, ended_at, message, links, .. } = ended();
+            let RunView { run_id, kind, state, owner, pinned, queued_at, started_at, ended_at, message, links, .. } = ended();
             let RunSpec { model, mode, labels, priority, .. } = spec();
             let run = RunSummary {
                 run_id,
+                kind,
                 state,
                 owner,
                 model,
@@ -181,6 +200,7 @@ fn spec() -> RunSpec {
         target: None,
         align_with: None,
         mock: None,
+        import: None,
     }
 }
 
@@ -202,6 +222,7 @@ fn queued() -> QueuedRun {
 fn ended() -> RunView {
     RunView {
         run_id: id(),
+        kind: RunKind::Profiled,
         state: RunState::Succeeded,
         owner: Some("ann".into()),
         spec: spec(),

@@ -6,6 +6,7 @@ mod access;
 mod alignments;
 mod artifacts;
 mod audit;
+mod captures;
 mod contract;
 mod cost;
 mod devices;
@@ -31,6 +32,7 @@ mod stream;
 mod submit;
 mod tables;
 mod target;
+mod upload;
 
 use std::{path::PathBuf, sync::Arc};
 
@@ -40,6 +42,7 @@ use axum::{
     http::{HeaderName, HeaderValue, Method, header},
     middleware,
 };
+pub use captures::Intake;
 pub use contract::{contract, contract_yaml};
 pub use listen::{Certificate, TlsError, serve};
 use tokio::sync::{Notify, mpsc, oneshot, watch};
@@ -82,6 +85,8 @@ pub struct App {
     pub accepts: Arc<[String]>,
     /// Where a look at the host is asked for.
     pub doctor: mpsc::Sender<oneshot::Sender<Checkup>>,
+    /// Where captures arrive that were taken elsewhere.
+    pub intake: Arc<Intake>,
     /// What the GPUs told last, for the metrics.
     pub gpus: watch::Receiver<Vec<GpuReading>>,
     /// The settings.
@@ -100,6 +105,7 @@ fn routes() -> OpenApiRouter<App> {
         .routes(routes!(submit::submit, runs::list))
         .routes(routes!(runs::show, runs::delete))
         .routes(routes!(runs::cancel))
+        .routes(routes!(captures::submit))
         .routes(routes!(queue::queue))
         .routes(routes!(retention::retention))
         .routes(routes!(retention::pin, retention::unpin))

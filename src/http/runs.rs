@@ -12,7 +12,7 @@ use super::{
 };
 use crate::{
     artifact::folder,
-    run::{Finding, Mode, RunId, RunSpec, RunState, Scheduled, Step, StepRecord},
+    run::{Finding, Mode, RunId, RunSpec, RunState, Scheduled, Step, StepRecord, import::RunKind},
     store::{Cancel, Delete, Filter, Run},
 };
 
@@ -48,6 +48,7 @@ impl Links {
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct RunView {
     pub run_id: RunId,
+    pub kind: RunKind,
     pub state: RunState,
     /// Name of the token that submitted it; `null` where none was asked for.
     pub owner: Option<String>,
@@ -79,6 +80,7 @@ impl From<Run> for RunView {
     fn from(run: Run) -> Self {
         Self {
             run_id: run.id,
+            kind: run.spec.kind(),
             state: run.state,
             owner: run.owner,
             spec: run.spec,
@@ -103,6 +105,7 @@ impl From<Run> for RunView {
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct RunSummary {
     pub run_id: RunId,
+    pub kind: RunKind,
     pub state: RunState,
     /// Name of the token that submitted it; `null` where none was asked for.
     pub owner: Option<String>,
@@ -122,6 +125,7 @@ impl From<Run> for RunSummary {
     fn from(run: Run) -> Self {
         Self {
             run_id: run.id,
+            kind: run.spec.kind(),
             state: run.state,
             owner: run.owner,
             model: run.spec.model,
@@ -154,6 +158,9 @@ pub struct ListQuery {
     /// Only runs in this state.
     #[param(inline)]
     state: Option<RunState>,
+    /// Only runs that were carried out here, or only imports.
+    #[param(inline)]
+    kind: Option<RunKind>,
     /// Only runs of this model.
     model: Option<String>,
     /// Only runs with this label.
@@ -174,7 +181,7 @@ pub async fn list(State(app): State<App>, Params(query): Params<ListQuery>) -> R
     if !(1..=MAX_LIMIT).contains(&limit) {
         return Err(ApiError::new(ErrorCode::InvalidParameter, format!("limit: {limit} is not between 1 and {MAX_LIMIT}")));
     }
-    let filter = Filter { state: query.state, model: query.model, label: query.label };
+    let filter = Filter { state: query.state, model: query.model, label: query.label, kind: query.kind };
     Ok(Json(page(&app, &filter, query.cursor.as_deref(), limit).await?))
 }
 
@@ -209,7 +216,10 @@ pub async fn cancel(
     access::own(&app, &caller, id).await?;
     let refuse = |message: String| Err(ApiError::new(ErrorCode::RunNotCancellable, message));
     let status = match app.store.cancel(id).await? {
-        Cancel::Cancelled => StatusCode::OK,
+        Cancel::Cancelled => {
+            forget_import(&app, id).await?;
+            StatusCode::OK
+        }
         Cancel::Requested => {
             app.cancelled.notify_waiters();
             StatusCode::ACCEPTED
@@ -219,6 +229,17 @@ pub async fn cancel(
         Cancel::NotFound => return Err(unknown(id)),
     };
     Ok((status, Json(find(&app, id).await?.into())))
+}
+
+/// Removes what was sent for an import that will not start: nothing would ever be made of it.
+async fn forget_import(app: &App, id: RunId) -> Result<(), ApiError> {
+    if find(app, id).await?.spec.kind() == RunKind::Imported {
+        let dir = app.runs.join(id.to_string());
+        if let Ok(Err(error)) = tokio::task::spawn_blocking(move || std::fs::remove_dir_all(dir)).await {
+            tracing::warn!(run = %id, %error, "what was sent for a cancelled import stays behind");
+        }
+    }
+    Ok(())
 }
 
 /// Delete a run that has ended, with all its files

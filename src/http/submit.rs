@@ -27,6 +27,7 @@ use crate::{
     profiling::{Change, Profiling},
     run::{
         Dtype, Mode, RunId, RunSpec, RunState,
+        import::NO_DEVICE,
         target::{AlignWith, MockChange, Target},
         whole::{MAX_EXACT, whole},
     },
@@ -185,25 +186,25 @@ pub(super) async fn queue(app: &App, caller: Caller, body: &[u8], key: Option<St
     let idempotency = key.map(|key| Idempotency { key, body_sha256: Sha256::digest(body).into() });
     let owner = app.access.owner(&caller);
     let name = caller.name.unwrap_or_default();
-    let run = match app.store.submit(NewRun { spec, idempotency, owner }).await? {
-        Submitted::New(run) => {
-            app.queued.notify_waiters();
-            run
-        }
-        Submitted::Same(run) => run,
-        Submitted::KeyReused => {
-            return Err(ApiError::new(ErrorCode::IdempotencyKeyReused, ErrorCode::IdempotencyKeyReused.example()));
-        }
+    let run = refused(app.store.submit(NewRun { id: None, spec, idempotency, owner }).await?, &name)?;
+    app.queued.notify_waiters();
+    Ok(*run)
+}
+
+/// The run that was submitted, or why it was refused to `name`.
+pub(super) fn refused(submitted: Submitted, name: &str) -> Result<Box<Run>, ApiError> {
+    match submitted {
+        Submitted::New(run) | Submitted::Same(run) => Ok(run),
+        Submitted::KeyReused => Err(ApiError::new(ErrorCode::IdempotencyKeyReused, ErrorCode::IdempotencyKeyReused.example())),
         Submitted::TooManyQueued(runs) => {
             let message = format!("{runs} runs of {name:?} wait already: cancel some, or wait for their end");
-            return Err(ApiError::new(ErrorCode::TooManyQueued, message).retry_after(60));
+            Err(ApiError::new(ErrorCode::TooManyQueued, message).retry_after(60))
         }
         Submitted::DiskFull(bytes) => {
             let message = format!("the runs of {name:?} take {bytes} bytes, which is their share: delete some");
-            return Err(ApiError::new(ErrorCode::DiskQuota, message));
+            Err(ApiError::new(ErrorCode::DiskQuota, message))
         }
-    };
-    Ok(*run)
+    }
 }
 
 /// Refuses a run that the disk has no room for: one that is carried out anyway could only fail.
@@ -272,18 +273,12 @@ async fn check(app: &App, run: SubmitRun) -> Result<RunSpec, ApiError> {
     within("seed", run.seed, 0..=MAX_EXACT)?;
     within("timeout_s", run.timeout_s, 1..=1800)?;
     within("priority", run.priority, -100..=100)?;
-    within("labels", run.labels.len(), 0..=MAX_LABELS)?;
     let (name, part) = target::model_and_part(&run)?;
     within("length of model", name.chars().count(), 1..=MAX_NAME)?;
     if let Some(manifest) = &run.inputs_manifest {
         within("length of inputs_manifest", manifest.chars().count(), 1..=MAX_NAME)?;
     }
-    for Label(label) in &run.labels {
-        within("length of a label", label.chars().count(), 1..=MAX_LABEL)?;
-        if label.chars().any(char::is_control) {
-            return Err(invalid(format!("label {label:?} holds a control character")));
-        }
-    }
+    check_labels(&run.labels)?;
     check_device(app, &run)?;
     let model = find_model(app, &name)?;
     let reads_images = model.vision.is_some();
@@ -317,7 +312,20 @@ async fn check(app: &App, run: SubmitRun) -> Result<RunSpec, ApiError> {
         target: part,
         align_with: run.align_with,
         mock: run.mock,
+        import: None,
     })
+}
+
+/// Checks what a schema says of labels.
+pub(super) fn check_labels(labels: &[Label]) -> Result<(), ApiError> {
+    within("labels", labels.len(), 0..=MAX_LABELS)?;
+    for Label(label) in labels {
+        within("length of a label", label.chars().count(), 1..=MAX_LABEL)?;
+        if label.chars().any(char::is_control) {
+            return Err(ApiError::new(ErrorCode::InvalidRequest, format!("label {label:?} holds a control character")));
+        }
+    }
+    Ok(())
 }
 
 pub(super) fn within<T: PartialOrd + std::fmt::Display>(name: &str, value: T, range: RangeInclusive<T>) -> Result<(), ApiError> {
@@ -330,6 +338,9 @@ pub(super) fn within<T: PartialOrd + std::fmt::Display>(name: &str, value: T, ra
 
 /// A device that exists, and a number format that it multiplies.
 fn check_device(app: &App, run: &SubmitRun) -> Result<(), ApiError> {
+    if run.device == NO_DEVICE {
+        return Err(ApiError::new(ErrorCode::InvalidRequest, "device: none is what imports have, and a run needs one"));
+    }
     if !is_device(&run.device) && !is_model(&run.device) {
         let message = format!("device: {:?} is none of auto, cpu, cuda:INDEX, no UUID and no model of a GPU", run.device);
         return Err(ApiError::new(ErrorCode::InvalidRequest, message));

@@ -11,7 +11,7 @@ use serde::{Deserialize, Serialize};
 use sqlx::{Connection, SqliteConnection};
 
 use super::{Store, StoreError, during, id_of, json, key, now_ms, word};
-use crate::run::{ArtifactRecord, Finding, RunId, RunSpec, RunState, Scheduled, Step, StepRecord};
+use crate::run::{ArtifactRecord, Finding, RunId, RunSpec, RunState, Scheduled, Step, StepRecord, import::NO_DEVICE};
 
 /// Times a run is started before it is given up.
 pub const MAX_ATTEMPTS: u32 = 3;
@@ -49,15 +49,25 @@ impl Store {
     /// Takes the first waiting run that asks for any device or for one of these `names`, if there is one; not of an owner who has
     /// as many as may run at a time.
     pub async fn claim(&self, worker: &str, names: &[&str], lease: Duration) -> Result<Option<Claimed>, StoreError> {
+        self.claim_of(worker, names, true, lease).await
+    }
+
+    /// Takes the first import that waits, if there is one. It needs no device.
+    pub async fn claim_import(&self, worker: &str, lease: Duration) -> Result<Option<Claimed>, StoreError> {
+        self.claim_of(worker, &[NO_DEVICE], false, lease).await
+    }
+
+    /// `any`: runs that ask for any device, too, and an owner's share counts.
+    async fn claim_of(&self, worker: &str, names: &[&str], any: bool, lease: Duration) -> Result<Option<Claimed>, StoreError> {
         let mut writer = self.writer.lock().await;
         let mut tx = writer.begin_with("begin immediate").await.map_err(during("claim a run"))?;
         let row: Option<(Vec<u8>, String, u32)> = sqlx::query_as(
             "update runs set state = 'running', worker = ?1, lease_until = ?2, attempts = attempts + 1,
                     started_at = ?3, ended_at = null, message = null, failed_step = null, scheduled = null, findings = '[]'
              where id = (select id from runs as next
-                         where state = 'queued' and (device = 'auto' or device in (select value from json_each(?4)))
+                         where state = 'queued' and ((?6 and device = 'auto') or device in (select value from json_each(?4)))
                            and (?5 = 0 or owner is null
-                                or (select count(*) from runs where owner = next.owner and state = 'running') < ?5)
+                                or (select count(*) from runs where owner = next.owner and state = 'running' and device <> 'none') < ?5)
                          order by rank, id limit 1)
              returning id, spec, attempts",
         )
@@ -65,7 +75,8 @@ impl Store {
         .bind(until(lease))
         .bind(now_ms())
         .bind(serde_json::Value::from(names).to_string())
-        .bind(self.running_per_owner)
+        .bind(if any { self.running_per_owner } else { 0 })
+        .bind(any)
         .fetch_optional(&mut *tx)
         .await
         .map_err(during("claim a run"))?;
@@ -186,14 +197,14 @@ impl Store {
         state.map(|state| word(run.id, "a state", &state)).transpose()
     }
 
-    /// Gives back the runs whose worker is gone but whose jobs go on elsewhere: who claims one finds its job again.
+    /// Gives back the runs whose worker is gone but whose jobs go on elsewhere: who claims one finds its job again. Imports have none.
     ///
     /// `all`: every running run, right at start.
     pub async fn give_back(&self, all: bool) -> Result<Vec<RunId>, StoreError> {
         let mut writer = self.writer.lock().await;
         let ids: Vec<Vec<u8>> = sqlx::query_scalar(
             "update runs set state = 'queued', worker = null, lease_until = null, attempts = attempts - 1
-             where state = 'running' and (? or lease_until < ?) returning id",
+             where state = 'running' and device <> 'none' and (? or lease_until < ?) returning id",
         )
         .bind(all)
         .bind(now_ms())

@@ -39,11 +39,11 @@ pub struct Figures {
 }
 
 impl Store {
-    /// The runs that are carried out, then those that wait, first first.
+    /// The runs that are carried out, then those that wait, first first. Imports wait for no device, and are not among them.
     pub async fn queue(&self, limit: u32) -> Result<Vec<Waiting>, StoreError> {
         let rows = sqlx::query(
-            "select * from (select * from runs where state = 'running' order by id)
-             union all select * from (select * from runs where state = 'queued' order by rank, id limit ?)",
+            "select * from (select * from runs where state = 'running' and device <> 'none' order by id)
+             union all select * from (select * from runs where state = 'queued' and device <> 'none' order by rank, id limit ?)",
         )
         .bind(limit)
         .fetch_all(&self.readers)
@@ -63,7 +63,7 @@ impl Store {
         for (model, mode) in asked {
             let mut took: Vec<i64> = sqlx::query_scalar(
                 "select ended_at - started_at from runs
-                 where model = ? and state in ('succeeded', 'partial') and json_extract(spec, '$.mode') = ? order by id desc limit ?",
+                 where model = ? and device <> 'none' and state in ('succeeded', 'partial') and json_extract(spec, '$.mode') = ? order by id desc limit ?",
             )
             .bind(model)
             .bind(mode.as_str())

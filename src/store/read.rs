@@ -3,7 +3,10 @@
 use sqlx::{QueryBuilder, SqliteConnection, sqlite::SqliteRow};
 
 use super::{Run, Store, StoreError, column, during, id_of, json, key, rfc3339, word};
-use crate::run::{ArtifactRecord, RunId, RunState, StepRecord};
+use crate::run::{
+    ArtifactRecord, RunId, RunState, StepRecord,
+    import::{NO_DEVICE, RunKind},
+};
 
 /// Which runs a list shows; every given part must hold.
 #[derive(Debug, Clone, Default)]
@@ -11,6 +14,7 @@ pub struct Filter {
     pub state: Option<RunState>,
     pub model: Option<String>,
     pub label: Option<String>,
+    pub kind: Option<RunKind>,
 }
 
 impl Store {
@@ -28,6 +32,9 @@ impl Store {
         }
         if let Some(model) = &filter.model {
             query.push(" and model = ").push_bind(model);
+        }
+        if let Some(kind) = filter.kind {
+            query.push(if kind == RunKind::Imported { " and device = " } else { " and device <> " }).push_bind(NO_DEVICE);
         }
         if let Some(label) = &filter.label {
             query.push(" and id in (select run_id from labels where label = ").push_bind(label).push(")");

@@ -14,6 +14,8 @@ const BATCH: usize = 256;
 /// A run to be queued.
 #[derive(Debug, Clone)]
 pub struct NewRun {
+    /// The id that its folder bears already; made anew where there is none.
+    pub id: Option<RunId>,
     pub spec: RunSpec,
     pub idempotency: Option<Idempotency>,
     /// `None`: nobody had to say who they are.
@@ -116,10 +118,12 @@ async fn commit(writer: &mut SqliteConnection, news: &[NewRun]) -> Result<Vec<Su
     Ok(results)
 }
 
-/// Bytes of everything that is an owner's.
+/// Bytes of everything that is an owner's, imports that wait included.
 pub(super) const BYTES: &str = "select coalesce(sum(bytes), 0) from (
-    select coalesce(stored_bytes, bytes) as bytes from runs join artifacts on run_id = id where owner = ?1
-    union all select bytes from alignments join alignment_artifacts on alignment_id = id where owner = ?1)";
+    select coalesce(stored_bytes, artifacts.bytes) as bytes from runs join artifacts on run_id = id where owner = ?1
+    union all select bytes from alignments join alignment_artifacts on alignment_id = id where owner = ?1
+    union all select json_extract(value, '$.bytes') from runs, json_each(spec, '$.import.files')
+              where owner = ?1 and device = 'none' and state in ('queued', 'running'))";
 
 /// What of the owner's quota is used up, if any of it is.
 async fn used_up(tx: &mut SqliteConnection, new: &NewRun) -> Result<Option<Submitted>, StoreError> {
@@ -164,7 +168,7 @@ async fn earlier(tx: &mut SqliteConnection, new: &NewRun) -> Result<Option<Submi
 }
 
 async fn insert(tx: &mut SqliteConnection, new: &NewRun) -> Result<Run, StoreError> {
-    let (id, spec, now) = (RunId::now(), &new.spec, now_ms());
+    let (id, spec, now) = (new.id.unwrap_or_else(RunId::now), &new.spec, now_ms());
     sqlx::query(
         "insert into runs (id, model, device, priority, spec, state, queued_at, owner) values (?, ?, ?, ?, ?, 'queued', ?, ?)",
     )

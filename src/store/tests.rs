@@ -31,11 +31,12 @@ fn spec(priority: i32) -> RunSpec {
         target: None,
         align_with: None,
         mock: None,
+        import: None,
     }
 }
 
 async fn submit(store: &Store, priority: i32) -> Run {
-    match store.submit(NewRun { spec: spec(priority), idempotency: None, owner: None }).await.unwrap() {
+    match store.submit(NewRun { id: None, spec: spec(priority), idempotency: None, owner: None }).await.unwrap() {
         Submitted::New(run) => *run,
         other => panic!("{other:?}"),
     }
@@ -43,7 +44,7 @@ async fn submit(store: &Store, priority: i32) -> Run {
 
 async fn keyed(store: &Store, key: &str, body: u8) -> Submitted {
     let idempotency = Some(Idempotency { key: key.into(), body_sha256: [body; 32] });
-    store.submit(NewRun { spec: spec(0), idempotency, owner: None }).await.unwrap()
+    store.submit(NewRun { id: None, spec: spec(0), idempotency, owner: None }).await.unwrap()
 }
 
 fn succeeded() -> Outcome {
@@ -78,7 +79,7 @@ async fn higher_priorities_go_first_and_positions_tell_so() {
 #[tokio::test]
 async fn a_run_for_another_device_is_left_waiting() {
     let (_dir, store) = store().await;
-    let new = NewRun { spec: RunSpec { device: "cuda:1".into(), ..spec(0) }, idempotency: None, owner: None };
+    let new = NewRun { id: None, spec: RunSpec { device: "cuda:1".into(), ..spec(0) }, idempotency: None, owner: None };
     store.submit(new).await.unwrap();
     assert!(store.claim("w", &["cpu"], LEASE).await.unwrap().is_none());
     assert!(store.claim("w", &["cuda:1"], LEASE).await.unwrap().is_some());
@@ -186,7 +187,7 @@ async fn lists_filter_and_page_from_newest_to_oldest() {
     let first = page(store.list(&Filter::default(), None, 2).await.unwrap());
     let rest = page(store.list(&Filter::default(), Some(first[1]), 10).await.unwrap());
     assert_eq!([first, rest].concat(), ids);
-    let by = |state, model: &str, label: &str| Filter { state, model: Some(model.into()), label: Some(label.into()) };
+    let by = |state, model: &str, label: &str| Filter { state, model: Some(model.into()), label: Some(label.into()), kind: None };
     assert_eq!(store.list(&by(Some(RunState::Queued), "tiny", "night"), None, 10).await.unwrap().len(), 5);
     for none in [by(None, "tiny", "day"), by(None, "other", "night"), by(Some(RunState::Failed), "tiny", "night")] {
         assert!(store.list(&none, None, 10).await.unwrap().is_empty());
@@ -235,7 +236,8 @@ async fn an_owner_with_enough_running_runs_waits_and_others_do_not() {
     let mut ids = Vec::new();
     for name in ["ann", "ann", "bob"] {
         let owner = Some(Owner { name: name.into(), quota: Quota::default() });
-        let Submitted::New(run) = store.submit(NewRun { spec: spec(0), idempotency: None, owner }).await.unwrap() else {
+        let Submitted::New(run) = store.submit(NewRun { id: None, spec: spec(0), idempotency: None, owner }).await.unwrap()
+        else {
             panic!()
         };
         ids.push(run.id);

@@ -3,6 +3,7 @@
 //! Whatever happens, its folder is left as evidence: logs, what was collected, and a manifest over all of it.
 
 mod deep;
+mod import;
 mod target;
 
 use std::{fs, io, path::Path, sync::Arc, time::Duration};
@@ -140,6 +141,9 @@ impl<'a> Job<'a> {
 
     /// Takes all steps that need the device.
     async fn gather(&mut self) -> Result<(), Stop> {
+        if let Some(import) = &self.order.spec.import {
+            return self.imported(import).await;
+        }
         let request = self.preflight().await?;
         self.baseline(&request).await?;
         let chosen = if self.settings.nsys.enabled { self.nsys(&request).await } else { Vec::new() };
@@ -381,6 +385,10 @@ fn make_folder(dir: &Path, spec: &RunSpec) -> io::Result<()> {
     fs::create_dir_all(dir)?;
     for entry in fs::read_dir(dir)? {
         let path = entry?.path();
+        // What was imported cannot be collected anew.
+        if spec.import.is_some() && layout::IMPORTED.iter().any(|kept| path.ends_with(kept)) {
+            continue;
+        }
         if path.is_dir() {
             fs::remove_dir_all(path)?;
         } else if !layout::KEPT.iter().any(|kept| path.ends_with(kept)) {

@@ -1,4 +1,4 @@
-//! Carries runs and alignments: a worker per device claims, works, renews, and gives back what it holds when the service stops.
+//! Carries runs, imports and alignments: a worker per device claims, works, renews, and gives back what it holds when the service stops.
 //!
 //! Knows nothing of HTTP. What a run does is told in `job`; who does it in `pool`, and until when in `carry`.
 
@@ -7,6 +7,7 @@ mod carry;
 pub mod doctor;
 pub mod execute;
 pub mod executor;
+pub mod import;
 mod job;
 pub mod offline;
 mod order;

@@ -18,7 +18,10 @@ use crate::{
     model::{Decoder, ModelSpec},
     parse::{self, ParseError, ncu, nsys, saved},
     report::{self, RunFacts, part::PartStage, perfetto},
-    run::{Dtype, Finding, Mode, RunId, RunSpec, RunState, Step, StepRecord, StepState},
+    run::{
+        Dtype, Finding, RunId, RunSpec, RunState, Step, StepRecord, StepState,
+        import::{CaptureKind, Import},
+    },
     runner::RunnerRequest,
     trace::{
         Trace,
@@ -57,6 +60,9 @@ pub fn analyze(dir: &Path, devices: &Devices) -> Result<Analyzed, OfflineError> 
 pub fn analyze_with(dir: &Path, rules: StageRules, devices: &Devices) -> Result<Analyzed, OfflineError> {
     let saved = saved::read(dir).map_err(|source| OfflineError::Saved { source })?;
     let mut trace = parse::read(dir).map_err(|source| OfflineError::Trace { source })?;
+    if let Some(import) = saved.spec.import.clone() {
+        return imported(saved, trace, dir, &import, rules, devices);
+    }
     if let Some(nsys) = &mut trace.nsys {
         nsys.rules = rules;
     }
@@ -69,28 +75,56 @@ pub fn analyze_with(dir: &Path, rules: StageRules, devices: &Devices) -> Result<
 /// Analyses an export of nsys that anybody took of any program, beside pages that ncu printed of it. The device is the one that all
 /// pages name.
 pub fn analyze_capture(export: &Path, pages: &[PathBuf], rules: StageRules, devices: &Devices) -> Result<Analyzed, OfflineError> {
-    let failed = |source| OfflineError::Capture { source };
-    let mut nsys = nsys::read(export).map_err(failed)?;
+    let mut nsys = nsys::read(export).map_err(|source| OfflineError::Capture { source })?;
     nsys.rules = rules;
     let tool = nsys.tool_version.clone();
     let mut trace = Trace { nsys: Some(nsys), ..Trace::default() };
     trace.environment.nsys = tool;
     trace.environment.llmprof = env!("CARGO_PKG_VERSION").into();
+    let name = export.file_stem().unwrap_or_default().to_string_lossy().into_owned();
+    of_captures(unknown_run(name), trace, pages, devices)
+}
+
+/// Analyses what was imported. Its own rules of what is a stage hold, unless others are given.
+fn imported(
+    saved: saved::SavedRun,
+    mut trace: Trace,
+    dir: &Path,
+    import: &Import,
+    rules: StageRules,
+    devices: &Devices,
+) -> Result<Analyzed, OfflineError> {
+    if let Some(nsys) = &mut trace.nsys {
+        nsys.rules = if rules == StageRules::default() { rules_of(import) } else { rules };
+        trace.environment.nsys.clone_from(&nsys.tool_version);
+    }
+    let pages = import.files.iter().filter(|it| it.kind == CaptureKind::Counters).count();
+    let pages: Vec<PathBuf> = (1..=pages).map(|number| dir.join(layout::imported_page(number))).collect();
+    of_captures(saved, trace, &pages, devices)
+}
+
+fn rules_of(import: &Import) -> StageRules {
+    // Each was read when it came.
+    let stages = import.stages.iter().filter_map(|rule| rule.parse().ok()).collect();
+    StageRules::with(stages, import.within.clone(), import.without.clone())
+}
+
+/// Analyses captures of a program of which nothing else is known.
+fn of_captures(saved: saved::SavedRun, mut trace: Trace, pages: &[PathBuf], devices: &Devices) -> Result<Analyzed, OfflineError> {
     let mut named = Vec::new();
     for page in pages {
-        let page = ncu::read_file(page).map_err(failed)?;
+        let page = ncu::read_file(page).map_err(|source| OfflineError::Capture { source })?;
         named.extend(page.device);
         trace.counters.extend(page.launches);
     }
     named.dedup();
     let peaks = if let [device] = named.as_slice() { devices.find(device) } else { None };
     let analysis = analyze::analyze(&trace, None, peaks);
-    let name = export.file_stem().unwrap_or_default().to_string_lossy().into_owned();
-    Ok(Analyzed { saved: unknown_run(name), trace, analysis, part: vec![] })
+    Ok(Analyzed { saved, trace, analysis, part: vec![] })
 }
 
-/// A run of which nothing is known but its capture. No analysis sees its model, whose dimensions are none.
-fn unknown_run(name: String) -> saved::SavedRun {
+/// A model of which nothing is known but its name. No analysis sees it: its dimensions are none.
+pub(super) fn unknown_model(name: &str) -> ModelSpec {
     let decoder = Decoder {
         hidden: 0,
         layers: 0,
@@ -110,34 +144,27 @@ fn unknown_run(name: String) -> saved::SavedRun {
         eos_token: None,
         moe: None,
     };
-    let model = ModelSpec {
-        name: name.clone(),
+    ModelSpec {
+        name: name.to_owned(),
         description: "A capture by nsys; of the program and its model nothing else is known.".into(),
         dtype: Dtype::F32,
         cpu_dtype: Dtype::F32,
         weights: None,
         decoder,
         vision: None,
-    };
-    let spec = RunSpec {
-        model: name,
-        inputs_manifest: String::new(),
-        mode: Mode::Light,
-        repeats: 0,
-        warmup: 0,
-        max_new_tokens: 0,
-        seed: 0,
-        dtype: None,
-        device: "auto".into(),
-        profiling: None,
-        target: None,
-        align_with: None,
-        mock: None,
-        timeout_s: 0,
-        labels: vec![],
-        priority: 0,
-    };
-    let request = RunnerRequest {
+    }
+}
+
+/// A run of which nothing is known but its capture.
+fn unknown_run(name: String) -> saved::SavedRun {
+    let spec = RunSpec { device: "auto".into(), timeout_s: 0, ..RunSpec::of_captures(name.clone(), vec![], None) };
+    let request = no_request(unknown_model(&name));
+    saved::SavedRun { spec, request, inputs: vec![], steps: vec![], findings: vec![] }
+}
+
+/// What the runner was asked: nothing, for none ran.
+pub(super) fn no_request(model: ModelSpec) -> RunnerRequest {
+    RunnerRequest {
         model,
         weights: None,
         seed: 0,
@@ -156,8 +183,7 @@ fn unknown_run(name: String) -> saved::SavedRun {
         prompt_tokens: None,
         extracted: false,
         cold_cache: false,
-    };
-    saved::SavedRun { spec, request, inputs: vec![], steps: vec![], findings: vec![] }
+    }
 }
 
 /// The GPU that the run was on: by UUID, and by index only where none was noted. An instance (MIG) is no whole GPU.

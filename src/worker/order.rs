@@ -10,7 +10,7 @@ use std::{
 
 use serde::{Deserialize, Serialize, de::DeserializeOwned};
 
-use super::{Context, steps::Ended};
+use super::{Context, offline, steps::Ended};
 use crate::{
     artifact::{layout, manifest},
     config::{Limits, Tools},
@@ -44,13 +44,16 @@ impl Order {
     /// Orders a claimed run by the settings of this service, or says in one line what is no longer configured.
     pub fn new(run: &Claimed, cx: &Context) -> Result<Self, String> {
         let spec = &run.spec;
-        let model = cx.models.get(&spec.model).ok_or_else(|| format!("model {} is no longer configured", spec.model))?;
+        let model = match &spec.import {
+            Some(_) => offline::unknown_model(&spec.model),
+            None => cx.models.get(&spec.model).ok_or_else(|| format!("model {} is no longer configured", spec.model))?.clone(),
+        };
         let stored = spec.profiling.as_ref().or(cx.presets.get(&spec.mode));
         Ok(Self {
             id: run.id,
             attempt: run.attempt,
             profiling: stored.cloned().ok_or_else(|| format!("mode {} is no longer configured", spec.mode))?,
-            model: model.clone(),
+            model,
             inputs: cx.inputs.clone(),
             devices: cx.config.worker.devices.clone(),
             gpus: 0,

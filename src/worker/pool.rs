@@ -10,7 +10,7 @@ use tokio::{
 };
 use tokio_util::sync::CancellationToken;
 
-use super::{Context, align, carry::carry, executor::Executor};
+use super::{Context, align, carry::carry, executor::Executor, import};
 use crate::{
     store::{Claimed, StoreError},
     trace::device::Device,
@@ -38,10 +38,14 @@ impl Pool {
         pool
     }
 
-    /// Starts what needs no device: the task that computes alignments.
+    /// Starts what needs no device: the task that computes alignments, and those that carry imports.
     fn of_none(cx: &Context) -> Self {
         let (mut workers, stop) = (JoinSet::new(), CancellationToken::new());
         workers.spawn(align::work(cx.clone(), stop.clone()));
+        let imports = if cx.config.worker.paused { 0 } else { import::AT_ONCE };
+        for _ in 0..imports {
+            workers.spawn(import::work(cx.clone(), stop.clone()));
+        }
         Self { workers, stop }
     }
 

@@ -10,7 +10,7 @@ pub async fn recover(cx: &Context, all: bool) -> Result<(), StoreError> {
         for id in cx.store.give_back(all).await? {
             tracing::info!(run = %id, "the run's job is looked for again");
         }
-        return Ok(());
+        // What is left is carried out here: imports.
     }
     let abandoned = cx.store.abandoned(all).await?;
     if abandoned.is_empty() {

@@ -81,9 +81,8 @@ async fn every_operation_but_health_and_contract_asks_for_a_token_of_a_fitting_r
         }
         let needed = match name.as_str() {
             "list_audit" => Role::Admin,
-            "submit_run" | "cancel_run" | "delete_run" | "pin_run" | "unpin_run" | "submit_alignment" | "delete_alignment" => {
-                Role::Submitter
-            }
+            "submit_run" | "submit_capture" | "cancel_run" | "delete_run" | "pin_run" | "unpin_run" | "submit_alignment"
+            | "delete_alignment" => Role::Submitter,
             _ => Role::Viewer,
         };
         for (role, token) in &tokens {

@@ -14,9 +14,11 @@ use axum::{
 };
 use llmprof::{
     artifact::{
+        intake,
         journal::{Journal, JournalEvent},
         manifest,
     },
+    collect::Collector,
     config, http,
     run::{RunId, RunState, Step},
     store::{Claimed, Outcome, Store},
@@ -25,6 +27,7 @@ use llmprof::{
         device::Device,
         power::GpuReading,
     },
+    worker,
 };
 use serde_json::{Value, json};
 use tokio_util::sync::CancellationToken;
@@ -38,6 +41,13 @@ pub struct Api {
     pub store: Store,
     pub closing: CancellationToken,
     data: tempfile::TempDir,
+}
+
+/// An intake of small files, whose inspector has no nsys.
+fn intake(data: &Path) -> http::Intake {
+    let limits = intake::Limits { most_bytes: 16 << 20, least_free: 0 };
+    let inspector = worker::import::inspector(Arc::new(Collector::new("none")));
+    http::Intake::open(data.join("incoming"), limits, inspector).unwrap()
 }
 
 /// An answer, read to its end.
@@ -138,6 +148,7 @@ impl Api {
             presets: Arc::new(config::profiling(None).unwrap()),
             devices: [Device::cpu()].into(),
             accepts: Default::default(),
+            intake: Arc::new(intake(data.path())),
             doctor,
             gpus: tokio::sync::watch::channel(gpus).1,
             config: Arc::new(config),

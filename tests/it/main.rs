@@ -19,6 +19,7 @@ mod fuzz;
 mod gpu;
 mod h200;
 mod http;
+mod imports;
 mod keep;
 mod kernels;
 mod nsys;

@@ -68,6 +68,7 @@ impl Run {
                 target: None,
                 align_with: None,
                 mock: None,
+                import: None,
             },
             model,
             environment: Environment {

@@ -10,9 +10,10 @@ use std::{
     io::Read,
     os::unix::ffi::OsStrExt,
     path::{Path, PathBuf},
+    time::{Duration, Instant},
 };
 
-use rusqlite::{Connection, OpenFlags, Result, Row, RowIndex, config::DbConfig, types::ValueRef};
+use rusqlite::{Connection, OpenFlags, Result, Row, RowIndex, config::DbConfig, limits::Limit, types::ValueRef};
 
 use super::super::ParseError;
 
@@ -23,6 +24,18 @@ const ROW_BYTES: u64 = 4;
 
 /// Longest complaint of SQLite that is told, characters.
 const MAX_SAID: usize = 200;
+/// Longest text that is read, bytes: far more than any name, option or environment takes.
+const MAX_TEXT: i32 = 8 << 20;
+/// Most rows of a table: far beyond the largest captures, and a few gigabytes of memory. A crafted row takes more room there than in the file.
+const MAX_ROWS: u64 = 32 << 20;
+/// Most time that one export is read: several minutes of work on the largest that fit. A damaged file could lead in circles for ever.
+const MOST_TIME: Duration = Duration::from_secs(600);
+/// Most time until its tables are known: a schema may be crafted so that reading it takes hours.
+const OPEN_TIME: Duration = Duration::from_secs(10);
+/// Most memory that SQLite takes for one export, whose schema it keeps whole, bytes.
+const MAX_HEAP: i64 = 1 << 30;
+/// Steps of SQLite's machine between two looks at the clock and at the memory: some microseconds.
+const STEPS: i32 = 1_000;
 
 /// An open export.
 pub struct Export {
@@ -39,7 +52,8 @@ impl Export {
         let query = |what| move |source| ParseError::Query { path: path.into(), what, source: brief(source) };
         let db = connect(path).map_err(query("the header"))?;
         let tables = real_tables(&db).map_err(query("the list of tables"))?;
-        let export = Self { path: path.into(), db, tables, most_rows: bytes / ROW_BYTES };
+        bound(&db, MOST_TIME).map_err(query("the list of tables"))?;
+        let export = Self { path: path.into(), db, tables, most_rows: (bytes / ROW_BYTES).min(MAX_ROWS) };
         if export.facts_table().is_none() {
             return Err(export.foreign("an SQLite database, but no export of nsys"));
         }
@@ -95,7 +109,7 @@ impl Export {
         };
         query().map_err(|source| ParseError::Query { path: self.path.clone(), what: table, source: brief(source) })?;
         if count > self.most_rows {
-            return Err(self.foreign(&format!("damaged: {table} has more rows than the file has room for")));
+            return Err(self.foreign(&format!("damaged, or too long: {table} has more than {} rows", self.most_rows)));
         }
         Ok(())
     }
@@ -160,8 +174,22 @@ fn connect(path: &Path) -> Result<Connection> {
     ] {
         db.set_db_config(config, on)?;
     }
+    db.set_limit(Limit::SQLITE_LIMIT_LENGTH, MAX_TEXT)?;
+    bound(&db, OPEN_TIME)?;
     db.execute_batch("pragma query_only = on; pragma cell_size_check = on; pragma mmap_size = 0; pragma temp_store = memory;")?;
     Ok(db)
+}
+
+/// Ends what the connection does from now on when it takes too long, or too much memory.
+fn bound(db: &Connection, time: Duration) -> Result<()> {
+    let (deadline, most) = (Instant::now() + time, heap() + MAX_HEAP);
+    db.progress_handler(STEPS, Some(move || Instant::now() > deadline || heap() > most))
+}
+
+/// Bytes that SQLite holds in this process, for whomever.
+fn heap() -> i64 {
+    // SAFETY: it reads a counter, takes no pointer, and may be called at any time.
+    unsafe { rusqlite::ffi::sqlite3_memory_used() }
 }
 
 /// The path as a URI, on which SQLite is told that the file does not change: it takes no lock and makes no file beside it.

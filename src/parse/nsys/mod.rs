@@ -31,6 +31,11 @@ const fn possible(start_ns: i64, end_ns: i64) -> bool {
     -FARTHEST <= start_ns && start_ns <= end_ns && end_ns <= FARTHEST
 }
 
+/// Says whether an export in `path` can be read, by its header, its schema and what it says of itself alone.
+pub fn check(path: &Path) -> std::result::Result<(), ParseError> {
+    Export::open(path)?.facts().map(|_| ())
+}
+
 /// Reads the export in `path`. Blocks, in time and memory linear in the size of the file. A packed one is unpacked first.
 pub fn read(path: &Path) -> std::result::Result<NsysTrace, ParseError> {
     let plain = packed::plain(path).map_err(|source| ParseError::Read { path: path.into(), source })?;

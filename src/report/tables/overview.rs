@@ -38,6 +38,9 @@ pub fn environment(facts: &RunFacts, analysis: &Analysis) -> Table {
         };
         add("Prompt", Some(format!("{} positions{images}", count(start.prompt_tokens))));
     }
+    for file in facts.spec.import.iter().flat_map(|import| &import.files) {
+        add("Imported", Some(format!("{} ({}, {})", file.name, file.kind, bytes(file.bytes))));
+    }
     if facts.spec.repeats > 0 {
         add("Mode", Some(format!("{}, {} repeats after {} of warm-up", facts.spec.mode, facts.spec.repeats, facts.spec.warmup)));
     }

@@ -38,6 +38,7 @@ impl House {
             target: None,
             align_with: None,
             mock: None,
+            import: None,
             inputs_manifest: "inputs.yaml".into(),
             mode: Mode::Deep,
             repeats: 1,
@@ -52,7 +53,7 @@ impl House {
             profiling: None,
         };
         let store = &self.keeper.store;
-        store.submit(NewRun { spec, idempotency: None, owner: None }).await.unwrap();
+        store.submit(NewRun { id: None, spec, idempotency: None, owner: None }).await.unwrap();
         let run = store.claim("cpu:worker", &["cpu"], Duration::from_secs(60)).await.unwrap().unwrap();
         fs::create_dir_all(folder::of(&self.keeper.runs, run.id).join("nsys")).unwrap();
         run

@@ -49,7 +49,7 @@ async fn ended(dir: &std::path::Path, webhooks: &Webhooks) -> (Store, RunId) {
         "seed": 0, "dtype": null, "device": "auto", "timeout_s": 60, "labels": ["nightly"], "priority": 0,
     }))
     .unwrap();
-    let submitted = store.submit(NewRun { spec, idempotency: None, owner: None }).await.unwrap();
+    let submitted = store.submit(NewRun { id: None, spec, idempotency: None, owner: None }).await.unwrap();
     let crate::store::Submitted::New(run) = submitted else { panic!("{submitted:?}") };
     assert_eq!(store.due_deliveries(9, HOUR_MS).await.unwrap(), [], "it has not ended");
     assert_eq!(store.cancel(run.id).await.unwrap(), Cancel::Cancelled);

@@ -101,6 +101,7 @@ impl Bench {
             target: None,
             align_with: None,
             mock: None,
+            import: None,
         };
         let model = config::models(None).unwrap()["deepseek-ocr-tiny"].clone();
         let order_model = model.clone();
