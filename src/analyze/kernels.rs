@@ -145,7 +145,7 @@ pub fn kernels(trace: &NsysTrace, launches: &Launches) -> Kernels {
         orphans += u64::from(launches.kernels[at].0 == NONE);
         let tally = &mut tallies[cell_of(at)];
         tally.calls += 1;
-        tally.ns += kernel.ns();
+        tally.ns = tally.ns.saturating_add(kernel.ns());
     }
 
     // Kinds of one stage and short name make a record.

@@ -1,4 +1,6 @@
 //! Units as types, so that a sum of nanoseconds and bytes does not compile.
+//!
+//! Sums end at the limits of their type: what a file claims never ends the analysis.
 
 use std::{
     iter::Sum,
@@ -17,18 +19,18 @@ macro_rules! unit {
         impl Add for $name {
             type Output = Self;
             fn add(self, other: Self) -> Self {
-                Self(self.0 + other.0)
+                Self(self.0.saturating_add(other.0))
             }
         }
         impl AddAssign for $name {
             fn add_assign(&mut self, other: Self) {
-                self.0 += other.0;
+                *self = *self + other;
             }
         }
         impl Sub for $name {
             type Output = Self;
             fn sub(self, other: Self) -> Self {
-                Self(self.0 - other.0)
+                Self(self.0.saturating_sub(other.0))
             }
         }
         impl Sum for $name {

@@ -23,12 +23,14 @@ use crate::{
 
 /// Farthest from zero that a time may lie, nanoseconds: 73 years, in which clocks that count from 1970 have room.
 const FARTHEST: i64 = 1 << 61;
+/// Longest that something may last, nanoseconds: 52 days. With it a thousand rows that lie still sum up to a number.
+const LONGEST: i64 = 1 << 52;
 /// Room for the names of all ranges, bytes.
 const MAX_NAMES: usize = 256 << 20;
 
 /// Whether something can have begun and ended so.
 const fn possible(start_ns: i64, end_ns: i64) -> bool {
-    -FARTHEST <= start_ns && start_ns <= end_ns && end_ns <= FARTHEST
+    -FARTHEST <= start_ns && start_ns <= end_ns && end_ns <= FARTHEST && end_ns - start_ns <= LONGEST
 }
 
 /// Says whether an export in `path` can be read, by its header, its schema and what it says of itself alone.
@@ -134,7 +136,7 @@ fn others(export: &Export) -> std::result::Result<(NsysTrace, Names, Unnamed), P
     })?;
     let mut ranges = export.rows("NVTX_EVENTS", include_str!("sql/ranges.sql"), |row| range(row, &mut names))?;
     let read = ranges.len();
-    ranges.retain(|(it, ..)| possible(it.start_ns, it.end_ns.unwrap_or(FARTHEST)));
+    ranges.retain(|(it, ..)| possible(it.start_ns, it.end_ns.unwrap_or(it.start_ns)));
     trace.impossible_rows = impossible + (read - ranges.len()) as u64;
     trace.diagnostics = export
         .rows("DIAGNOSTIC_EVENT", include_str!("sql/diagnostics.sql"), |row| Ok(export::string(row, 0)?.trim().to_owned()))?;
