@@ -25,7 +25,7 @@ const ROW_BYTES: u64 = 4;
 /// Longest complaint of SQLite that is told, characters.
 const MAX_SAID: usize = 200;
 /// Longest text that is read, bytes: far more than any name, option or environment takes.
-const MAX_TEXT: i32 = 8 << 20;
+const MAX_TEXT: i32 = 16 << 20;
 /// Most rows of a table: far beyond the largest captures, and a few gigabytes of memory. A crafted row takes more room there than in the file.
 const MAX_ROWS: u64 = 32 << 20;
 /// Most time that one export is read: several minutes of work on the largest that fit. A damaged file could lead in circles for ever.
