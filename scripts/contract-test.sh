@@ -4,7 +4,7 @@
 # The service must be one that nothing else needs: runs are queued, cancelled and deleted.
 set -euo pipefail
 
-conf=$(cd "$(dirname "$0")/../conf/test" && pwd)/schemathesis.toml
+conf=$(cd "$(dirname "$0")/../conf/test" && pwd)
 url=${1:?usage: contract-test.sh URL [options]}
 shift
 version=4.32.5
@@ -19,5 +19,5 @@ fi
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 cd "$work"
-"$venv/bin/st" --config-file "$conf" run "${url%/}/openapi.json" --checks all --max-time "${CONTRACT_TEST_SECONDS:-150}" --request-timeout 5 \
+SCHEMATHESIS_HOOKS=schemathesis_files PYTHONPATH=$conf "$venv/bin/st" --config-file "$conf/schemathesis.toml" run "${url%/}/openapi.json" --checks all --max-time "${CONTRACT_TEST_SECONDS:-150}" --request-timeout 5 \
     --wait-for-schema 30 --continue-on-failure "$@"

@@ -24,7 +24,10 @@ use super::{
     submit::{parse, read_body, within},
 };
 use crate::{
-    analyze::align::{Alignment, settings::Question},
+    analyze::align::{
+        Alignment,
+        settings::{Question, SettingsError},
+    },
     artifact::layout,
     run::{
         AlignmentId, RunId,
@@ -212,7 +215,11 @@ fn check(spec: &AlignmentSpec) -> Result<(), ApiError> {
     }
     // The day matters only to which waivers apply.
     let asked = Question::of(spec, String::new());
-    asked.map(|_| ()).map_err(|error| ApiError::new(ErrorCode::InvalidRequest, error.to_string()))
+    asked.map(|_| ()).map_err(|error| {
+        let code =
+            if matches!(error, SettingsError::Several) { ErrorCode::RequestContradictory } else { ErrorCode::InvalidRequest };
+        ApiError::new(code, error.to_string())
+    })
 }
 
 /// List alignments, newest first

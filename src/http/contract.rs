@@ -40,9 +40,11 @@ fn errors(operation: &str) -> &'static [ErrorCode] {
             E::MalformedBody,
             E::InvalidParameter,
             E::ModelNotFound,
+            E::PartNotFound,
             E::DeviceNotFound,
             E::InputsNotFound,
             E::BodyTimeout,
+            E::RequestContradictory,
             E::IdempotencyKeyReused,
             E::DtypeUnavailable,
             E::InputsUnfit,
@@ -99,6 +101,7 @@ fn errors(operation: &str) -> &'static [ErrorCode] {
             E::RunNotFound,
             E::AlignmentNotFound,
             E::BodyTimeout,
+            E::RequestContradictory,
             E::RunNotFinished,
             E::CaptureUnavailable,
             E::ReportUnavailable,
@@ -144,6 +147,7 @@ pub fn contract() -> &'static Value {
             json!({ "$ref": "#/components/schemas/RunEvent" });
         if let Some(schemas) = contract["components"]["schemas"].as_object_mut() {
             declare_changes(schemas);
+            declare_submissions(schemas);
         }
         contract
     });
@@ -173,6 +177,21 @@ fn declare_changes(schemas: &mut Map<String, Value>) {
     }
     if let Some(request) = schemas.get_mut("SubmitRun") {
         refer_to_changes(request);
+    }
+}
+
+/// What is required of several fields together, and of the texts in a list.
+fn declare_submissions(schemas: &mut Map<String, Value>) {
+    if let Some(request) = schemas.get_mut("SubmitRun") {
+        let names = |field: &str| json!({ "required": [field], "properties": { field: { "type": "string" } } });
+        request["anyOf"] = json!([names("model"), names("target")]);
+    }
+    if let Some(spec) = schemas.get_mut("AlignmentSpec") {
+        for list in ["within", "without"] {
+            spec["properties"][list]["items"] = json!({ "type": "string", "minLength": 1, "maxLength": 500 });
+        }
+        spec["properties"]["kernels"]["items"] =
+            json!({ "type": "string", "minLength": 1, "maxLength": 500, "pattern": "[^*@ ]" });
     }
 }
 

@@ -65,11 +65,13 @@ codes! {
     ArtifactNotFound = "artifact_not_found", NOT_FOUND, "the run left no report.pdf";
     TableNotFound = "table_not_found", NOT_FOUND, "the run has no table kernel; they are listed at /runs/{id}/tables";
     ModelNotFound = "model_not_found", NOT_FOUND, "there is no model deepseek-ocr-tin; did you mean deepseek-ocr-tiny?";
+    PartNotFound = "part_not_found", NOT_FOUND, "target: \"decoder.layers.99\" is no part of deepseek-ocr-tiny: it has decoder.layers.0 to 3";
     DeviceNotFound = "device_not_found", NOT_FOUND, "no worker has the device cuda:7; there is cpu";
     InputsNotFound = "inputs_not_found", NOT_FOUND, "there is no pages.yaml in the inputs folder";
     MethodNotAllowed = "method_not_allowed", METHOD_NOT_ALLOWED, "PUT is not for /runs";
     NotAcceptable = "not_acceptable", NOT_ACCEPTABLE, "the report comes as text/html, text/markdown or application/json";
     BodyTimeout = "body_timeout", REQUEST_TIMEOUT, "the body did not arrive within 10 seconds";
+    RequestContradictory = "request_contradictory", CONFLICT, "align_with: timelines are compared, and profiling.nsys.enabled is off in mode basic";
     IdempotencyKeyReused = "idempotency_key_reused", CONFLICT, "the idempotency key came before with another body";
     DtypeUnavailable = "dtype_unavailable", CONFLICT, "the cpu multiplies no bf16: ask for f32";
     InputsUnfit = "inputs_unfit", CONFLICT, "inputs.yaml names images, and the model llama-tiny reads text only";

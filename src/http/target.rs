@@ -14,27 +14,33 @@ use crate::{
     },
 };
 
+/// Positions that any prompt may have.
+const MAX_PROMPT: u32 = 1 << 20;
 /// Instances that a comparison of times wants of every side, where the request names no other number.
 const TRACED_REPEATS: u32 = 5;
 
-fn invalid(message: impl Into<String>) -> ApiError {
-    ApiError::new(ErrorCode::InvalidRequest, message)
+/// Each field is well by itself, and they do not fit together.
+fn contradictory(message: impl Into<String>) -> ApiError {
+    ApiError::new(ErrorCode::RequestContradictory, message)
 }
 
 /// The model that a submission names, by itself or before its target, and the part that is its target.
 pub(super) fn model_and_part(run: &SubmitRun) -> Result<(String, Option<Target>), ApiError> {
     let Some(target) = &run.target else {
-        let model = run.model.clone().ok_or_else(|| invalid("model: missing, and no target names one"))?;
+        let model = run.model.clone().ok_or_else(|| {
+            let message = "model: missing, and no target names one";
+            ApiError::new(ErrorCode::InvalidRequest, message)
+        })?;
         return Ok((model, None));
     };
     within("length of target", target.path().chars().count(), 1..=200)?;
     let (named, path) = target.path().rsplit_once(':').map_or((None, target.path()), |(model, path)| (Some(model), path));
     let model = match (run.model.as_deref(), named) {
         (Some(model), Some(named)) if model != named => {
-            return Err(invalid(format!("target: it is of the model {named:?}, and the run is of {model:?}")));
+            return Err(contradictory(format!("target: it is of the model {named:?}, and the run is of {model:?}")));
         }
         (Some(model), _) | (None, Some(model)) => model.to_owned(),
-        (None, None) => return Err(invalid(format!("target: write MODEL:{path}, or name the model"))),
+        (None, None) => return Err(contradictory(format!("target: write MODEL:{path}, or name the model"))),
     };
     Ok((model, Some(Target::Part(PartPath(path.to_owned())))))
 }
@@ -51,21 +57,21 @@ pub(super) fn check(
     let Some(path) = part.map(Target::path) else {
         return match (run.align_with, run.mock) {
             (None, None) => Ok(()),
-            (Some(_), _) => Err(invalid("align_with: name the part by target")),
-            (None, Some(_)) => Err(invalid("mock: name the part by target, and what it is aligned with by align_with")),
+            (Some(_), _) => Err(contradictory("align_with: name the part by target")),
+            (None, Some(_)) => Err(contradictory("mock: name the part by target, and what it is aligned with by align_with")),
         };
     };
-    model.check_part(path).map_err(|error| invalid(format!("target: {error}")))?;
+    model.check_part(path).map_err(|error| ApiError::new(ErrorCode::PartNotFound, format!("target: {error}")))?;
     if path.starts_with("vision") && images == 0 {
         return Err(ApiError::new(ErrorCode::InputsUnfit, format!("{path} reads images, and the inputs hold none")));
     }
     if run.align_with.is_some() && !profiling.nsys.enabled {
         let message = format!("align_with: timelines are compared, and profiling.nsys.enabled is off in mode {}", run.mode);
-        return Err(invalid(message));
+        return Err(contradictory(message));
     }
     let Some(mock) = run.mock else { return Ok(()) };
     if run.align_with.is_none() {
-        return Err(invalid("mock: it is for a run that aligns: set align_with"));
+        return Err(contradictory("mock: it is for a run that aligns: set align_with"));
     }
     let mut devices = app.devices.iter().filter(|device| device.serves(&run.device)).peekable();
     if mock.dtype == Some(Dtype::Bf16) && devices.peek().is_some() && devices.all(|device| device.is_cpu()) {
@@ -73,10 +79,14 @@ pub(super) fn check(
     }
     if let Some(tokens) = mock.prompt_tokens {
         if !has_steps(path) {
-            return Err(invalid("mock.prompt_tokens: only a part of a decoder reads a prompt"));
+            return Err(contradictory("mock.prompt_tokens: only a part of a decoder reads a prompt"));
         }
         let most = (model.decoder.max_positions as u64).saturating_sub(run.max_new_tokens.into());
-        within("mock.prompt_tokens", u64::from(tokens), 1..=most)?;
+        within("mock.prompt_tokens", tokens, 1..=MAX_PROMPT)?;
+        if u64::from(tokens) > most {
+            let message = format!("mock.prompt_tokens: {} reads at most {most} beside the tokens that are generated", model.name);
+            return Err(ApiError::new(ErrorCode::InputsUnfit, message));
+        }
     }
     Ok(())
 }

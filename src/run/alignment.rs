@@ -62,11 +62,11 @@ pub struct AlignmentSpec {
     pub e2e: RunId,
     /// The operation is what ranges of this name launch, `RANGE` or `RANGE@DOMAIN`; `*` stands for anything.
     #[serde(default)]
-    #[schema(min_length = 1, max_length = 500, example = "decoder.self_attn")]
+    #[schema(min_length = 1, max_length = 500, pattern = "[^*@ ]", example = "decoder.self_attn")]
     pub range: Option<String>,
     /// The operation is what the operator at this module path launches; `*` stands for anything.
     #[serde(default)]
-    #[schema(min_length = 1, max_length = 500, example = "decoder.layers.*.self_attn")]
+    #[schema(min_length = 1, max_length = 500, pattern = "[^*@ ]", example = "decoder.layers.*.self_attn")]
     pub operator: Option<String>,
     /// The operation is kernels with one of these in their names.
     #[serde(default)]
@@ -74,7 +74,12 @@ pub struct AlignmentSpec {
     pub kernels: Vec<String>,
     /// Stage that counts, `prefill` or `decode`, or which ranges are one: `prefill=forward@vllm`; all but the warm-up when absent.
     #[serde(default)]
-    #[schema(min_length = 1, max_length = 500, example = "decode")]
+    #[schema(
+        min_length = 1,
+        max_length = 500,
+        pattern = r"^(prefill|decode|decode_all|[^=]*[^=\s][^=]*=[^@][\s\S]*)$",
+        example = "decode"
+    )]
     pub stage: Option<String>,
     /// Only what lies in ranges of these names counts.
     #[serde(default)]
@@ -154,11 +159,11 @@ pub struct ThresholdChanges {
 #[serde(deny_unknown_fields)]
 pub struct Waiver {
     /// Part of a kernel's full name, `*` for anything.
-    #[schema(min_length = 1, max_length = 500, example = "CatArrayBatchedCopy")]
+    #[schema(min_length = 1, max_length = 500, pattern = "[^* ]", example = "CatArrayBatchedCopy")]
     pub pattern: String,
-    #[schema(min_length = 1, max_length = 500, example = "the mock keeps its cache in one piece")]
+    #[schema(min_length = 1, max_length = 500, pattern = "[^* ]", example = "the mock keeps its cache in one piece")]
     pub reason: String,
-    #[schema(min_length = 1, max_length = 500, example = "one copy a step, 2 us")]
+    #[schema(min_length = 1, max_length = 500, pattern = "[^* ]", example = "one copy a step, 2 us")]
     pub impact: String,
     /// Last day on which it applies, `YYYY-MM-DD`.
     #[schema(pattern = "^[0-9]{4}-(0[1-9]|1[0-2])-(0[1-9]|[12][0-9]|3[01])$", example = "2027-03-31")]

@@ -140,7 +140,7 @@ async fn what_cannot_be_aligned_is_refused_with_the_reason() {
     let [mock, e2e] = pair(&api).await;
     let waiver = |day: &str| json!({ "waivers": [{ "pattern": "copy", "reason": "r", "impact": "i", "expires": day }] });
     let cases = [
-        (json!({ "range": "a", "operator": "b" }), 422, "only one of range, operator and kernels"),
+        (json!({ "range": "a", "operator": "b" }), 409, "only one of range, operator and kernels"),
         (json!({ "range": "*" }), 422, "must name something"),
         (json!({ "stage": "warmup" }), 422, "no stage is called"),
         (json!({ "stage": "=x" }), 422, "is no stage"),
