@@ -45,11 +45,11 @@ pub fn run(options: &Options) -> Result<ExitCode> {
     serve::runtime()?.block_on(async {
         let stop = CancellationToken::new();
         let told = stop.clone();
+        let stopped = serve::stop_signal()?;
         tokio::spawn(async move {
-            if serve::stop_signal().await.is_ok() {
-                tracing::info!("told to end");
-                told.cancel();
-            }
+            stopped.await;
+            tracing::info!("told to end");
+            told.cancel();
         });
         Ok(ExitCode::from(execute::execute(&order, &dir, part, collector, devices, &stop).await?))
     })

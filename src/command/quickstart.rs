@@ -4,7 +4,7 @@
 
 use std::{path::PathBuf, time::Duration};
 
-use anyhow::{Context as _, Result, bail};
+use anyhow::{Context as _, Result, anyhow, bail};
 use clap::Args;
 use indicatif::{ProgressBar, ProgressStyle};
 use llmprof::{artifact::layout, config};
@@ -59,14 +59,15 @@ pub fn run(options: Options) -> Result<()> {
     // It talks to itself over loopback, in plain HTTP.
     config.server.tls = config::Tls { certificate: PathBuf::new(), key: PathBuf::new() };
     serve::runtime()?.block_on(async {
+        let mut stopped = std::pin::pin!(serve::stop_signal()?);
         let service = Service::start(config).await?;
         let ended = tokio::select! {
             ended = profile(&service, &options) => ended,
-            stopped = serve::stop_signal() => stopped.and_then(|()| bail!("interrupted; the run waits in {}", options.data.display())),
+            () = &mut stopped => Err(anyhow!("interrupted; the run waits in {}", options.data.display())),
         };
         if ended.is_ok() && options.keep {
             println!("Serving until Ctrl-C.");
-            serve::stop_signal().await?;
+            stopped.await;
         }
         service.stop().await?;
         ended

@@ -75,9 +75,10 @@ pub fn run(options: Options) -> Result<()> {
     start_logging(options.log, "info");
     let config = settings(&options)?;
     runtime()?.block_on(async {
+        let stopped = stop_signal()?;
         let service = Service::start(config).await?;
         println!("listening on {}", service.base());
-        stop_signal().await?;
+        stopped.await;
         tracing::info!("stopping: what runs goes back to the queue");
         service.stop().await
     })
@@ -374,13 +375,14 @@ pub fn lock(data: &Path) -> Result<File> {
     }
 }
 
-/// Waits for SIGTERM or SIGINT.
-pub async fn stop_signal() -> Result<()> {
+/// Takes SIGTERM and SIGINT from now on; what it returns ends with the first of them, however early it came.
+pub fn stop_signal() -> Result<impl Future<Output = ()>> {
     let mut term = unix::signal(unix::SignalKind::terminate())?;
     let mut interrupt = unix::signal(unix::SignalKind::interrupt())?;
-    tokio::select! {
-        _ = term.recv() => {}
-        _ = interrupt.recv() => {}
-    }
-    Ok(())
+    Ok(async move {
+        tokio::select! {
+            _ = term.recv() => {}
+            _ = interrupt.recv() => {}
+        }
+    })
 }

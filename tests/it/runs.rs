@@ -226,6 +226,15 @@ async fn a_service_asked_to_stop_gives_its_run_back_unmarked() {
     assert_eq!((&run["state"], &run["attempts"]), (&json!("succeeded"), &json!(1)), "{run:#}");
 }
 
+#[test]
+fn a_service_asked_to_stop_the_moment_it_serves_ends_cleanly() {
+    for _ in 0..10 {
+        let data = tempfile::tempdir().unwrap();
+        let service = Service::start(data.path(), &Setup::default());
+        assert!(service.stop(Signal::SIGTERM).success());
+    }
+}
+
 #[tokio::test]
 async fn a_model_that_reads_text_only_is_profiled_by_its_name_alone() {
     let data = tempfile::tempdir().unwrap();
