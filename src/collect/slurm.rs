@@ -22,6 +22,10 @@ const APART: &str = ".analyze";
 const EXPORTED: &str = "PATH,HOME,USER,LOGNAME,LANG,LC_ALL,TZ,LD_LIBRARY_PATH,CUDA_HOME,LLMPROF_LOG";
 /// Over the run's own limit, for the job's beginning and end: the run ends by itself and reports; Slurm's limit is the last resort.
 const MARGIN: Duration = Duration::from_secs(120);
+/// The reason of a job that was begun again too often (MaxBatchRequeue of slurm.conf).
+const REQUEUED_TOO_OFTEN: &str = "JobHoldMaxRequeue";
+/// Reasons for which Slurm itself holds a job, where it could not be started. That a person holds one is left to that person.
+const HELD: [&str; 2] = ["launch failed requeued held", REQUEUED_TOO_OFTEN];
 
 #[derive(Debug, thiserror::Error)]
 pub enum SlurmError {
@@ -49,6 +53,18 @@ pub struct QueuedJob {
     pub state: String,
     /// `None` of a job that runs.
     pub reason: Option<String>,
+}
+
+impl QueuedJob {
+    /// Says that Slurm could not start the job, and now keeps it until somebody releases it.
+    pub fn is_held(&self) -> bool {
+        self.reason.as_ref().is_some_and(|reason| HELD.contains(&reason.replace('_', " ").as_str()))
+    }
+
+    /// Says that it has failed to start so often that it would be held again.
+    pub fn is_given_up(&self) -> bool {
+        self.reason.as_ref().is_some_and(|reason| reason == REQUEUED_TOO_OFTEN)
+    }
 }
 
 /// What a job asks for.
@@ -151,15 +167,38 @@ pub async fn cancel(jobs: &[String]) -> Result<(), SlurmError> {
     run("scancel", &Argv::new("scancel").arg("--quiet").args(jobs)).await.map(drop)
 }
 
-/// The state that a job which left the queue ended in, where Slurm still knows it: by its accounting, else by its short memory.
-pub async fn last_state(job: &str) -> Option<String> {
-    let sacct = Argv::new("sacct").args(["--noheader", "--parsable2", "--allocations", "--format=State", "--jobs"]).arg(job);
-    let accounted = run("sacct", &sacct).await.ok().and_then(|text| text.split_whitespace().next().map(str::to_owned));
-    if accounted.is_some() {
-        return accounted;
+/// Lets a held job start.
+pub async fn release(job: &str) -> Result<(), SlurmError> {
+    run("scontrol", &Argv::new("scontrol").args(["release", job])).await.map(drop)
+}
+
+/// The state that a run's job which left the queue ended in, where Slurm still knows it: by its accounting, else by its short memory.
+pub async fn last_state(of: RunId, job: &str) -> Option<String> {
+    let sacct = ["--noheader", "--parsable2", "--allocations", "--format=JobName,State", "--jobs", job];
+    let accounted = run("sacct", &Argv::new("sacct").args(sacct)).await.ok();
+    if let Some(state) = accounted.and_then(|text| accounted_state(&text, of)) {
+        return Some(state);
     }
-    let shown = run("scontrol", &Argv::new("scontrol").args(["--oneliner", "show", "job"]).arg(job)).await.ok()?;
-    shown.split_whitespace().find_map(|word| word.strip_prefix("JobState=")).map(str::to_owned)
+    let shown = run("scontrol", &Argv::new("scontrol").args(["--oneliner", "show", "job", job])).await.ok()?;
+    shown_state(&shown, of)
+}
+
+// A controller that lost its state gives numbers away again: what has another name is another's job.
+
+fn accounted_state(text: &str, of: RunId) -> Option<String> {
+    let mut jobs = text.lines().filter_map(|line| line.rsplit_once('|'));
+    let (_, state) = jobs.find(|(job, _)| is_of(job, of))?;
+    state.split_whitespace().next().map(str::to_owned)
+}
+
+fn shown_state(text: &str, of: RunId) -> Option<String> {
+    let word = |key: &str| text.split_whitespace().find_map(|word| word.strip_prefix(key));
+    word("JobName=").filter(|job| is_of(job, of))?;
+    word("JobState=").map(str::to_owned)
+}
+
+fn is_of(job: &str, run: RunId) -> bool {
+    job == name(run, false) || job == name(run, true)
 }
 
 async fn run(program: &'static str, argv: &Argv) -> Result<String, SlurmError> {
@@ -257,6 +296,31 @@ mod tests {
             ]
         );
         assert!(jobs.iter().all(|job| job.run == run));
+    }
+
+    #[test]
+    fn a_job_that_could_not_be_started_is_told_from_one_that_a_person_holds() {
+        let held = |reason: &str| {
+            let jobs = parse_squeue(&format!("12|{}|PENDING|{reason}\n", RunId::now()));
+            (jobs[0].is_held(), jobs[0].is_given_up())
+        };
+        assert_eq!(held("launch failed requeued held"), (true, false));
+        assert_eq!(held("launch_failed_requeued_held"), (true, false));
+        assert_eq!(held("JobHoldMaxRequeue"), (true, true));
+        for reason in ["JobHeldUser", "JobHeldAdmin", "job requeued in held state", "Resources", "None"] {
+            assert_eq!(held(reason), (false, false), "{reason}");
+        }
+    }
+
+    #[test]
+    fn a_number_that_was_given_away_again_tells_nothing_of_the_job_that_had_it() {
+        let (run, other) = (RunId::now(), RunId::now());
+        let accounted = format!("{other}|RUNNING\n{run}|CANCELLED by 0\n");
+        assert_eq!(accounted_state(&accounted, run).as_deref(), Some("CANCELLED"));
+        assert_eq!(accounted_state("train|x|RUNNING\n", run), None);
+        let shown = format!("JobId=2 JobName={run} UserId=root(0) JobState=NODE_FAIL Reason=None");
+        assert_eq!(shown_state(&shown, run).as_deref(), Some("NODE_FAIL"));
+        assert_eq!(shown_state(&shown, other), None);
     }
 
     #[test]

@@ -64,9 +64,11 @@ pub async fn execute(
     // The name first: a job that ends from now on sees it, and one that ended before has left its result.
     let owner = uuid::Uuid::now_v7().to_string();
     manifest::write_whole(&dir.join(layout::OWNER), owner.as_bytes()).map_err(failed)?;
-    match order::result(dir, order.attempt).map_err(failed)? {
-        Some(done) if !done.interrupted => return Ok(done.exit_code), // the scheduler began a job again that had ended
-        _ => {}
+    if let Some(done) = order::read(dir, layout::RESULT).map_err(failed)?.filter(|done| counts(order, done)) {
+        // A job that had ended was begun again, or the one of an earlier attempt that was given up for lost came to its end.
+        let done = JobResult { attempt: order.attempt, ..done };
+        order::write(dir, layout::RESULT, &done).map_err(failed)?;
+        return Ok(done.exit_code);
     }
     let id = order.id;
     tokio::task::spawn_blocking(move || sweep(id)).await.ok(); // what an older job left on this host
@@ -96,6 +98,11 @@ pub async fn execute(
     let result = JobResult { attempt: order.attempt, interrupted, exit_code: u8::from(!ended_well), outcome };
     order::write(dir, layout::RESULT, &result).map_err(failed)?;
     Ok(result.exit_code)
+}
+
+/// Says whether the run needs not be carried out again. What an earlier attempt failed in may succeed now.
+fn counts(order: &Order, done: &JobResult) -> bool {
+    !done.interrupted && (done.attempt == order.attempt || done.attempt < order.attempt && done.exit_code == 0)
 }
 
 enum Told {

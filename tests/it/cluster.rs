@@ -1,5 +1,4 @@
 //! A Slurm cluster of this machine alone, started for one test and ended with it: munged, slurmctld and two nodes with a "GPU" each.
-
 //!
 //! Nothing of it stays: whatever keeps a file open in the folders of the test, or names them, is ended, and a test that leaves more fails.
 
@@ -111,6 +110,17 @@ impl Cluster {
     /// Kills a node's daemon, not the jobs that it started.
     pub fn kill_node(&mut self, at: usize) {
         end(self.nodes[at].take());
+    }
+
+    /// Does for as long as it is asked to what an administrator does: resumes nodes that Slurm drained for a job's number that they knew.
+    pub async fn administer(&self) {
+        loop {
+            let drained = self.says("sinfo", &["--noheader", "--Node", "--states=drain", "--format=%N %E"]);
+            for node in drained.lines().filter_map(|line| line.trim().strip_suffix(" Duplicate jobid")) {
+                self.run("scontrol", &["update", &format!("NodeName={node}"), "State=RESUME"]);
+            }
+            tokio::time::sleep(Duration::from_millis(500)).await;
+        }
     }
 
     fn daemon(&self, name: &str, args: &[&str]) -> Child {

@@ -48,6 +48,34 @@ async fn a_run_is_carried_out_from_its_folder_alone_and_not_twice() {
 }
 
 #[tokio::test]
+async fn what_a_job_taken_for_lost_came_to_its_end_with_counts_and_what_it_failed_in_is_tried_again() {
+    let data = tempfile::tempdir().unwrap();
+    let dir = ordered(data.path()).await;
+    let order = |attempt: u32| {
+        let mut order = read(&dir.join("job.json"));
+        order["attempt"] = json!(attempt);
+        fs::write(dir.join("job.json"), order.to_string()).unwrap();
+    };
+    let begun = || {
+        let journal = fs::read_to_string(dir.join("progress.jsonl")).unwrap();
+        journal.lines().filter(|line| line.contains(r#""event":"attempt""#)).count()
+    };
+    assert!(execute(&dir, &[]));
+    order(2);
+    assert!(execute(&dir, &[]));
+    let mut result = read(&dir.join("result.json"));
+    assert_eq!((&result["attempt"], &result["outcome"]["state"], begun()), (&json!(2), &json!("succeeded"), 1));
+    result["exit_code"] = json!(1);
+    result["outcome"]["state"] = json!("failed");
+    fs::write(dir.join("result.json"), result.to_string()).unwrap();
+    assert!(!execute(&dir, &[]), "the same attempt is not tried again");
+    order(3);
+    assert!(execute(&dir, &[]));
+    let result = read(&dir.join("result.json"));
+    assert_eq!((&result["attempt"], &result["outcome"]["state"], begun()), (&json!(3), &json!("succeeded"), 2));
+}
+
+#[tokio::test]
 async fn what_needs_the_device_and_what_does_not_are_done_apart() {
     let data = tempfile::tempdir().unwrap();
     let dir = ordered(data.path()).await;

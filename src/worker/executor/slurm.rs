@@ -29,6 +29,9 @@ use crate::{
     },
 };
 
+/// How often a job of a run's attempt is released that Slurm could not start: it waits after each, two minutes as a rule.
+const RELEASES: u32 = 3;
+
 /// Jobs of a Slurm cluster.
 #[derive(Debug)]
 pub struct Slurm {
@@ -49,11 +52,16 @@ struct Look {
 /// What is remembered of a run under way.
 #[derive(Debug, Clone)]
 struct Known {
+    /// When it was last submitted or released: older looks say nothing of it.
     submitted: Instant,
     /// Its last job that was seen, for the question how that ended.
     job: Option<String>,
     /// Since when the queue does not show it.
     gone: Option<Instant>,
+    /// How often it was released.
+    releases: u32,
+    /// Why it could not be started, when it was given up.
+    given_up: Option<String>,
 }
 
 impl Slurm {
@@ -90,7 +98,32 @@ impl Slurm {
 
     fn remember<T>(&self, id: RunId, change: impl FnOnce(&mut Known) -> T) -> T {
         let mut known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
-        change(known.entry(id).or_insert_with(|| Known { submitted: Instant::now(), job: None, gone: None }))
+        let new = || Known { submitted: Instant::now(), job: None, gone: None, releases: 0, given_up: None };
+        change(known.entry(id).or_insert_with(new))
+    }
+
+    /// Has a job that Slurm could not start, and so holds, wait for its turn again; `false`: it was given up, and is gone.
+    ///
+    /// A node refuses a job whose number it knows already, as after a controller that lost its state, or whose prolog fails.
+    async fn release(&self, id: RunId, job: &QueuedJob) -> Result<bool, ExecutorError> {
+        let reason = job.reason.clone().unwrap_or_default();
+        let releases = self.remember(id, |known| {
+            known.releases += 1;
+            known.releases
+        });
+        if releases <= RELEASES && !job.is_given_up() {
+            match slurm::release(&job.job).await {
+                Ok(()) => {
+                    tracing::warn!(job = job.job, reason, "Slurm could not start the run's job: it was released");
+                    self.remember(id, |known| known.submitted = Instant::now());
+                    return Ok(true);
+                }
+                Err(error) => tracing::warn!(job = job.job, error = %crate::chain(&error), "cannot release the run's job"),
+            }
+        }
+        self.cancel(id).await?;
+        self.remember(id, |known| known.given_up = Some(reason));
+        Ok(false)
     }
 
     /// `first`: nobody has tried to submit this run.
@@ -138,6 +171,19 @@ fn stands(jobs: &[QueuedJob], run: RunId) -> Option<Scheduled> {
     Some(Scheduled { job: told.job.clone(), state: told.state.clone(), reason: told.reason.clone() })
 }
 
+/// Why a job left no result, as far as that is known.
+async fn left_nothing(id: RunId, known: Option<Known>) -> String {
+    let Some(Known { job, given_up, .. }) = known else { return "the job left no result".into() };
+    if let Some(reason) = given_up {
+        return format!("Slurm could not start the job: {reason}");
+    }
+    let state = match job {
+        Some(job) => slurm::last_state(id, &job).await,
+        None => None,
+    };
+    format!("the job left no result{}", state.map(|state| format!(": it ended as {state}")).unwrap_or_default())
+}
+
 impl Executor for Slurm {
     const OUTLIVES: bool = true;
 
@@ -166,6 +212,12 @@ impl Executor for Slurm {
         sleep(self.period()).await;
         let submitted = self.remember(id, |known| known.submitted);
         let jobs = self.queue(submitted).await?;
+        let held = jobs.iter().find(|job| job.run == id && job.is_held());
+        if let Some(job) = held
+            && !self.release(id, job).await?
+        {
+            return Ok(Status::Ended);
+        }
         let lost_after = Duration::from_secs(self.settings.lost_s.into());
         Ok(match stands(&jobs, id) {
             Some(scheduled) => {
@@ -193,12 +245,7 @@ impl Executor for Slurm {
             Ok(Some(result)) if !result.interrupted => return Ok(result.outcome),
             Ok(Some(result)) => ("the job was told to end before its end".to_owned(), result.outcome),
             Ok(None) => {
-                let state = match known.and_then(|known| known.job) {
-                    Some(job) => slurm::last_state(&job).await,
-                    None => None,
-                };
-                let state = state.map(|state| format!(": it ended as {state}")).unwrap_or_default();
-                let why = format!("the job left no result{state}");
+                let why = left_nothing(order.id, known).await;
                 (why.clone(), job::lost(why))
             }
             Err(error) => (format!("the job's result cannot be read: {error}"), job::lost(error.to_string())),
