@@ -1,13 +1,12 @@
 #!/usr/bin/env bash
-# How fast files leave the service, against nginx serving the same file beside it; how soon a bundle begins; what 200 slow clients cost;
-# how a list of 10,000 queued runs answers, and how soon a service with them is up.
+# How fast files leave the service, against nginx serving the same file beside it; how soon a bundle begins; what 200 slow clients cost.
 #
-#   bench/downloads.sh [BINARY]      (needs nginx, wrk, sqlite3, python3: apt-get install nginx-light wrk sqlite3)
+#   bench/downloads.sh [BINARY]      (needs nginx, wrk, python3: apt-get install nginx-light wrk)
 #
 # BINARY is an llmprof; without it a release build is made. Prints the rows of bench/README.md.
 set -euo pipefail
 cd "$(dirname "$0")/.."
-for tool in nginx wrk sqlite3 python3; do command -v "$tool" >/dev/null || { echo "needs $tool" >&2; exit 1; }; done
+for tool in nginx wrk python3; do command -v "$tool" >/dev/null || { echo "needs $tool" >&2; exit 1; }; done
 llmprof=${1:-}
 if [ -z "$llmprof" ]; then
     cargo build --release --locked --quiet --bin llmprof
@@ -88,26 +87,3 @@ wrk -t1 -c4 -d15s --latency $base/runs/$id | awk '/99%/ { print "| other request
 echo "| memory with 200 slow clients | $(rss), at most $(peak) |"
 wait $clients || true
 stop
-
-serve LLMPROF__TOOLS__MODEL_RUNNER="$data/runner.sh" LLMPROF__WORKER__PAUSED=true LLMPROF__ACCESS__QUEUED_RUNS_PER_OWNER=0
-cat >"$data/post.lua" <<'LUA'
-wrk.method = "POST"
-wrk.body = '{"model": "deepseek-ocr-tiny", "mode": "basic", "labels": ["bench"]}'
-wrk.headers["Content-Type"] = "application/json"
-LUA
-until [ "$(sqlite3 "$data/data/llmprof.db" "select count(*) from runs where state = 'queued'")" -ge 10000 ]; do
-    wrk -t1 -c16 -d1s -s "$data/post.lua" $base/runs >/dev/null
-done
-queued=$(sqlite3 "$data/data/llmprof.db" "select count(*) from runs where state = 'queued'")
-middle=$(sqlite3 "$data/data/llmprof.db" "select lower(hex(id)) from runs where state = 'queued' order by id limit 1 offset 5000" |
-    sed -E 's/(.{8})(.{4})(.{4})(.{4})/\1-\2-\3-\4-/')
-for page in "/runs?limit=50" "/runs?limit=50&cursor=$middle" "/runs?limit=50&state=queued&label=bench" "/queue" "/runs/$middle"; do
-    wrk -t1 -c1 -d5s --latency "$base$page" | awk -v p="${page/$middle/...}" -v n="$queued" '/50%/ { m = $2 } /99%/ { print "| " n " queued, " p " | p50 " m ", p99 " $2 " |" }'
-done
-stop
-for round in 1 2 3; do
-    begun=$(date +%s%N)
-    serve LLMPROF__TOOLS__MODEL_RUNNER="$data/runner.sh" LLMPROF__WORKER__PAUSED=true
-    echo "| start with $queued queued, round $round | $((($(date +%s%N) - begun) / 1000000)) ms |"
-    stop
-done

@@ -1,11 +1,11 @@
 #!/usr/bin/env python3
-"""How the store and the list endpoints stand 100,000 runs: bench/scale.py LLMPROF [RUNS]
+"""How the store and the list endpoints stand 100,000 queued runs: bench/scale.py LLMPROF [RUNS]
 
 Starts the given `llmprof serve` paused on an empty folder, submits RUNS runs from 16 connections, then asks each endpoint 200 times, one
-request at a time: the first page, a deep page, filters that match much and little, one run. Prints one row each: median and p99 in ms.
-Standard library alone.
+request at a time: the first page, a deep page, filters that match much and little, one run, the queue. Prints one row each: median and p99
+in ms. Then how long a service takes to be ready with all of them. A submission that is refused ends it. Standard library alone.
 """
-import http.client, json, os, pathlib, statistics, subprocess, sys, tempfile, threading, time
+import concurrent.futures, http.client, json, os, pathlib, statistics, subprocess, sys, tempfile, time
 
 llmprof, runs = sys.argv[1], int(sys.argv[2]) if len(sys.argv) > 2 else 100_000
 port, clients, asked = 18490, 16, 200
@@ -31,26 +31,32 @@ def submit(part):
         call(connection, "POST", "/runs", json.dumps(body))
 
 
-with tempfile.TemporaryDirectory() as data:
+def start(data):
     env = {**os.environ, "LLMPROF__WORKER__PAUSED": "true", "LLMPROF_LOG": "error"}
     server = subprocess.Popen([llmprof, "serve", "--listen", f"127.0.0.1:{port}", "--data", data], env=env, stdout=subprocess.PIPE)
+    server.stdout.readline()
+    return server
+
+
+def stop(server):
+    server.terminate()
+    server.wait()
+
+
+with tempfile.TemporaryDirectory() as data:
+    server = start(data)
     try:
-        server.stdout.readline()
         begun = time.time()
-        threads = [threading.Thread(target=submit, args=(part,)) for part in range(clients)]
-        [thread.start() for thread in threads]
-        [thread.join() for thread in threads]
+        with concurrent.futures.ThreadPoolExecutor(clients) as pool:
+            list(pool.map(submit, range(clients)))
         took = time.time() - begun
         size = sum(path.stat().st_size for path in pathlib.Path(data).glob("llmprof.db*"))
         print(f"{runs} runs submitted in {took:.1f} s, {runs / took:.0f} per second; database {size / 1e6:.0f} MB")
         connection = connect()
         first = call(connection, "GET", "/runs?limit=1")["runs"][0]["run_id"]
-        cursor = first
-        deep = None
+        deep = first
         for _ in range(min(runs // 400, 250)):
-            page = call(connection, "GET", f"/runs?limit=200&cursor={cursor}")
-            cursor = page["next_cursor"] or cursor
-        deep = cursor
+            deep = call(connection, "GET", f"/runs?limit=200&cursor={deep}")["next_cursor"] or deep
         paths = {
             "first page of 50": "/runs",
             "page of 200": "/runs?limit=200",
@@ -61,6 +67,7 @@ with tempfile.TemporaryDirectory() as data:
             "label of a fiftieth": "/runs?label=team-7",
             "label of ten runs": "/runs?label=rare",
             "one run with its place in the queue": f"/runs/{first}",
+            "the queue": "/queue",
         }
         for name, path in paths.items():
             times = []
@@ -73,6 +80,11 @@ with tempfile.TemporaryDirectory() as data:
         for line in open(f"/proc/{server.pid}/status"):
             if line.startswith(("VmRSS", "VmHWM")):
                 print(line.split(":")[0], f"{int(line.split()[1]) / 1024:.1f} MiB")
+        for number in range(3):
+            stop(server)
+            begun = time.perf_counter()
+            server = start(data)
+            call(connect(), "GET", "/readyz")
+            print(f"| ready after a start, {number + 1} | {(time.perf_counter() - begun) * 1e3:.0f} ms |")
     finally:
-        server.terminate()
-        server.wait()
+        stop(server)

@@ -64,7 +64,7 @@ impl Store {
         let row: Option<(Vec<u8>, String, u32)> = sqlx::query_as(
             "update runs set state = 'running', worker = ?1, lease_until = ?2, attempts = attempts + 1,
                     started_at = ?3, ended_at = null, message = null, failed_step = null, scheduled = null, findings = '[]'
-             where id = (select id from runs as next
+             where id = (select id from runs as next indexed by runs_waiting
                          where state = 'queued' and ((?6 and device = 'auto') or device in (select value from json_each(?4)))
                            and (?5 = 0 or owner is null
                                 or (select count(*) from runs where owner = next.owner and state = 'running' and device <> 'none') < ?5)

@@ -43,7 +43,8 @@ impl Store {
     pub async fn queue(&self, limit: u32) -> Result<Vec<Waiting>, StoreError> {
         let rows = sqlx::query(
             "select * from (select * from runs where state = 'running' and device <> 'none' order by id)
-             union all select * from (select * from runs where state = 'queued' and device <> 'none' order by rank, id limit ?)",
+             union all select * from (select * from runs indexed by runs_waiting
+                                      where state = 'queued' and device <> 'none' order by rank, id limit ?)",
         )
         .bind(limit)
         .fetch_all(&self.readers)
@@ -62,8 +63,9 @@ impl Store {
         let mut found = Vec::new();
         for (model, mode) in asked {
             let mut took: Vec<i64> = sqlx::query_scalar(
-                "select ended_at - started_at from runs
-                 where model = ? and device <> 'none' and state in ('succeeded', 'partial') and json_extract(spec, '$.mode') = ? order by id desc limit ?",
+                "select ended_at - started_at from runs indexed by runs_done
+                 where model = ? and device <> 'none' and state in ('succeeded', 'partial') and json_extract(spec, '$.mode') = ?
+                 order by id desc limit ?",
             )
             .bind(model)
             .bind(mode.as_str())

@@ -98,7 +98,8 @@ pub(super) async fn run(connection: &mut SqliteConnection, id: RunId) -> Result<
 pub(super) async fn position(connection: &mut SqliteConnection, id: RunId) -> Result<Option<u64>, StoreError> {
     let position: i64 = sqlx::query_scalar(
         "select (select coalesce(sum(runs), 0) from waiting where slot < mine.rank >> 8)
-              + (select count(*) from runs where state = 'queued' and rank >= (mine.rank >> 8) << 8 and (rank, id) <= (mine.rank, mine.id))
+              + (select count(*) from runs indexed by runs_waiting
+                 where state = 'queued' and rank >= (mine.rank >> 8) << 8 and (rank, id) <= (mine.rank, mine.id))
          from runs as mine where mine.id = ?",
     )
     .bind(key(&id))

@@ -1,11 +1,14 @@
 //! A Slurm cluster of this machine alone, started for one test and ended with it: munged, slurmctld and two nodes with a "GPU" each.
 //!
-//! Nothing of it stays: whatever keeps a file open in the folders of the test, or names them, is ended, and a test that leaves more fails.
+//! Nothing of it stays: whatever keeps a file open in the folders of the test, or names them, is ended, also when the test itself is killed.
 
 use std::{
     fs,
     net::TcpListener,
-    os::unix::fs::{MetadataExt, PermissionsExt},
+    os::unix::{
+        fs::{MetadataExt, PermissionsExt},
+        process::CommandExt,
+    },
     path::{Path, PathBuf},
     process::{Child, Command, Output, Stdio},
     time::{Duration, Instant},
@@ -18,6 +21,17 @@ use nix::{
 
 /// How long the cluster may take for anything: machines that build are slow.
 pub const PATIENCE: Duration = Duration::from_secs(120);
+/// Waits until whoever started it is gone, and ends what names the folders that are its arguments, or keeps a file in them open.
+const GUARD: &str = r#"cat >/dev/null
+for pass in 1 2 3 4 5; do
+    for process in /proc/[0-9]*; do
+        pid=${process#/proc/}
+        [ "$pid" = $$ ] || (ls -l $process/fd $process/cwd; cat $process/environ $process/cmdline) 2>/dev/null | grep -aqF -e "$1" -e "$2" &&
+            kill -KILL "$pid"
+    done
+    sleep 0.2
+done
+rm -rf "$1" "$2""#;
 /// Ports that the kernel hands to nobody who asks for a free one.
 const PORTS: std::ops::Range<u16> = 20_000..32_000;
 
@@ -25,6 +39,8 @@ pub struct Cluster {
     dir: PathBuf,
     /// Folders whose processes are the cluster's or those of its jobs.
     folders: [PathBuf; 2],
+    /// Ends what is left when the test ends without a chance to do so.
+    guard: Child,
     munged: Child,
     controller: Option<Child>,
     nodes: [Option<Child>; 2],
@@ -39,6 +55,9 @@ impl Cluster {
             eprintln!("skipped: Slurm is not installed (scripts/install-slurm.sh installs it), or this is not root");
             return None;
         }
+        let mut guard = Command::new("sh");
+        guard.args(["-c", GUARD, "guard"]).args([dir, data]).stdin(Stdio::piped()).stderr(Stdio::null());
+        let guard = guard.process_group(0).spawn().unwrap();
         fs::create_dir_all(dir.join("state")).unwrap();
         // The folders on the way to munge's socket are open to all, as it wants.
         fs::set_permissions(dir, fs::Permissions::from_mode(0o755)).unwrap();
@@ -78,7 +97,7 @@ impl Cluster {
             .spawn()
             .unwrap();
         let folders = [dir.to_owned(), data.to_owned()];
-        let mut cluster = Self { dir: dir.to_owned(), folders, munged, controller: None, nodes: [None, None] };
+        let mut cluster = Self { dir: dir.to_owned(), folders, guard, munged, controller: None, nodes: [None, None] };
         wait("munged", || dir.join("munge.socket").exists());
         cluster.start_controller();
         cluster.start_node(0);
@@ -105,6 +124,13 @@ impl Cluster {
 
     pub fn start_node(&mut self, at: usize) {
         self.nodes[at] = Some(self.daemon("slurmd", &["-D", "-N", &format!("n{}", at + 1)]));
+    }
+
+    /// Has the controller miss a node soon. Not what a busy machine wants as a rule: its daemons may take their time.
+    pub fn miss_nodes_soon(&self) {
+        let conf = fs::read_to_string(self.conf()).unwrap();
+        fs::write(self.conf(), conf.replace("SlurmdTimeout=60", "SlurmdTimeout=6")).unwrap();
+        assert!(self.run("scontrol", &["reconfigure"]).status.success());
     }
 
     /// Kills a node's daemon, not the jobs that it started.
@@ -154,6 +180,8 @@ impl Drop for Cluster {
             }
             eprintln!("-- squeue\n{}", self.says("squeue", &["--states=all"]));
         }
+        self.guard.kill().ok();
+        self.guard.wait().ok();
         self.run("scancel", &["--me", "--quiet", "--signal=KILL", "--full"]);
         for node in &mut self.nodes {
             end(node.take());

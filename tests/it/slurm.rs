@@ -184,7 +184,7 @@ async fn a_job_that_fails_says_why_and_one_that_takes_too_long_ends_at_its_limit
     bench.runner("sleep 600");
     bench.apart = true;
     let service = bench.serve();
-    let slow = service.submit(json!({ "timeout_s": 2 })).await;
+    let slow = service.submit(json!({ "timeout_s": 4 })).await;
     let run = service.end(&slow).await;
     assert_eq!((&run["state"], &run["failed_step"]), (&json!("failed"), &json!("baseline")), "{run:#}");
     assert!(run["findings"].as_array().unwrap().iter().any(|it| it["id"] == "run_out_of_time"), "{run:#}");
@@ -315,6 +315,7 @@ async fn a_controller_that_is_killed_loses_no_run_and_none_is_done_or_kept_twice
 #[tokio::test]
 async fn a_job_whose_node_is_lost_is_done_again_elsewhere_and_kept_once() {
     let Some(mut bench) = Bench::new().await else { return };
+    bench.cluster.miss_nodes_soon();
     let lines = hangs_once(&bench);
     bench.runner(&lines);
     let service = bench.serve();
