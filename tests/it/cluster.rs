@@ -126,16 +126,11 @@ impl Cluster {
         self.nodes[at] = Some(self.daemon("slurmd", &["-D", "-N", &format!("n{}", at + 1)]));
     }
 
-    /// Has the controller miss a node soon. Not what a busy machine wants as a rule: its daemons may take their time.
-    pub fn miss_nodes_soon(&self) {
-        let conf = fs::read_to_string(self.conf()).unwrap();
-        fs::write(self.conf(), conf.replace("SlurmdTimeout=60", "SlurmdTimeout=6")).unwrap();
-        assert!(self.run("scontrol", &["reconfigure"]).status.success());
-    }
-
-    /// Kills a node's daemon, not the jobs that it started.
-    pub fn kill_node(&mut self, at: usize) {
+    /// Kills a node's daemon, not the jobs that it started, and tells the controller, which would notice by itself after some time.
+    pub fn lose_node(&mut self, at: usize) {
         end(self.nodes[at].take());
+        let node = format!("NodeName=n{}", at + 1);
+        assert!(self.run("scontrol", &["update", &node, "State=DOWN", "Reason=lost"]).status.success());
     }
 
     /// Does for as long as it is asked to what an administrator does: resumes nodes that Slurm drained for a job's number that they knew.

@@ -315,14 +315,13 @@ async fn a_controller_that_is_killed_loses_no_run_and_none_is_done_or_kept_twice
 #[tokio::test]
 async fn a_job_whose_node_is_lost_is_done_again_elsewhere_and_kept_once() {
     let Some(mut bench) = Bench::new().await else { return };
-    bench.cluster.miss_nodes_soon();
     let lines = hangs_once(&bench);
     bench.runner(&lines);
     let service = bench.serve();
     let id = service.submit(small()).await;
     service.follow(&id, is_up).await;
     let node = usize::from(bench.cluster.jobs_of(&id)[0].ends_with("n2"));
-    bench.cluster.kill_node(node);
+    bench.cluster.lose_node(node);
     let run = service.end(&id).await;
     assert_eq!(run["state"], "succeeded", "{run:#}");
     assert_eq!((begun(&service, &id), bench.ended()), (2, 1));
