@@ -66,6 +66,7 @@ pub async fn execute(
     manifest::write_whole(&dir.join(layout::OWNER), owner.as_bytes()).map_err(failed)?;
     if let Some(done) = order::read(dir, layout::RESULT).map_err(failed)?.filter(|done| counts(order, done)) {
         // A job that had ended was begun again, or the one of an earlier attempt that was given up for lost came to its end.
+        tracing::info!(attempt = done.attempt, "the run's end is known: nothing is done again");
         let done = JobResult { attempt: order.attempt, ..done };
         order::write(dir, layout::RESULT, &done).map_err(failed)?;
         return Ok(done.exit_code);
@@ -97,6 +98,9 @@ pub async fn execute(
     let interrupted = interrupted && !ended_well;
     let result = JobResult { attempt: order.attempt, interrupted, exit_code: u8::from(!ended_well), outcome };
     order::write(dir, layout::RESULT, &result).map_err(failed)?;
+    if !interrupted {
+        tracing::info!(attempt = result.attempt, state = %result.outcome.state, "the run has come to its end");
+    }
     Ok(result.exit_code)
 }
 

@@ -18,6 +18,7 @@ mod execute;
 mod fuzz;
 mod gpu;
 mod h200;
+mod held;
 mod http;
 mod imports;
 mod keep;

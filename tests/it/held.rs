@@ -1,0 +1,64 @@
+//! Jobs that Slurm could not start and holds: played by a few lines of shell in the place of its commands, since no real one fails on demand.
+
+use std::{fs, path::Path};
+
+use serde_json::json;
+
+use crate::service::{self, Service, Setup, script};
+
+/// Every job is held at once. A released one runs, or is held again where there is a file `broken`.
+const SBATCH: &str = r#"for word; do case $word in --job-name=*) name=${word#*=};; --wrap=*) body=${word#*=};; esac; done
+id=$(($(cat last || echo 0) + 1)); echo $id >last
+echo "$id|$name|PENDING|launch failed requeued held" >$id.job; echo "$body" >$id.body
+echo $id"#;
+const SQUEUE: &str = r#"for word; do case $word in --name=*) names=$(echo "${word#*=}" | tr , '|');; esac; done
+cat *.job | grep -E "$names" || true"#;
+const SCANCEL: &str = r#"for word; do rm -f "$word.job"; done"#;
+const SCONTROL: &str = r#"[ "$1" = release ] || exit 1
+echo $2 >>released; [ -e broken ] && exit
+sed 's/PENDING.*/RUNNING|None/' $2.job >running; mv running $2.job
+(sh $2.body; rm -f $2.job) >/dev/null 2>&1 &"#;
+
+fn start(data: &Path) -> Service {
+    let bin = data.join("bin");
+    fs::create_dir(&bin).unwrap();
+    for (name, lines) in [("sbatch", SBATCH), ("squeue", SQUEUE), ("scancel", SCANCEL), ("scontrol", SCONTROL), ("sacct", "exit 1")] {
+        let quiet = format!("cd {} && exec 2>/dev/null || exit 1\n{lines}", data.display());
+        fs::rename(script(&bin, &quiet), bin.join(name)).unwrap();
+    }
+    let mut command = service::command(data, &Setup::default());
+    command
+        .env("PATH", format!("{}:{}", bin.display(), std::env::var("PATH").unwrap()))
+        .env("LLMPROF__EXECUTOR__KIND", "slurm")
+        .env("LLMPROF__EXECUTOR__SLURM__POLL_S", "1")
+        .env("LLMPROF__EXECUTOR__SLURM__LOST_S", "1")
+        .env("LLMPROF__EXECUTOR__SLURM__ANALYZE_APART", "false");
+    Service::spawn(&mut command, data)
+}
+
+fn released(data: &Path) -> usize {
+    fs::read_to_string(data.join("released")).unwrap().lines().count()
+}
+
+#[tokio::test]
+async fn a_job_that_could_not_be_started_is_released_and_its_attempt_goes_on() {
+    let data = tempfile::tempdir().unwrap();
+    let service = start(data.path());
+    let id = service.submit(json!({ "repeats": 1, "warmup": 0, "max_new_tokens": 2, "inputs_manifest": "inputs-small.yaml" })).await;
+    let run = service.end(&id).await;
+    assert_eq!((&run["state"], &run["attempts"], released(data.path())), (&json!("succeeded"), &json!(1), 1), "{run:#}");
+}
+
+#[tokio::test]
+async fn a_job_that_can_never_be_started_is_given_up_by_name_and_leaves_the_queue() {
+    let data = tempfile::tempdir().unwrap();
+    fs::write(data.path().join("broken"), "").unwrap();
+    let service = start(data.path());
+    let id = service.submit(json!({})).await;
+    let run = service.end(&id).await;
+    let why = "given up after 3 attempts: Slurm could not start the job: launch failed requeued held";
+    assert_eq!((&run["state"], &run["message"]), (&json!("failed"), &json!(why)), "{run:#}");
+    assert_eq!(released(data.path()), 9);
+    let left = fs::read_dir(data.path()).unwrap().flatten().filter(|it| it.path().extension().is_some_and(|it| it == "job"));
+    assert_eq!(left.count(), 0);
+}
