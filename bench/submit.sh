@@ -1,16 +1,19 @@
 #!/usr/bin/env bash
-# How fast and how safely runs are queued: POST /runs from 32 connections against a release build, each durable before its answer.
+# How fast and how safely runs are queued: POST /runs from 32 connections, each durable before its answer.
 #
-#   bench/submit.sh [SECONDS]      (needs wrk and sqlite3: apt-get install wrk sqlite3)
+#   bench/submit.sh [SECONDS] [BINARY]      (needs wrk and sqlite3: apt-get install wrk sqlite3)
 #
-# Ends with one table row per round: requests per second, p50, p99, answers 202, runs in the database. Beside it the plain
+# BINARY is an llmprof; without it a release build is made. Ends with one table row per round: requests per second, p50, p99, answers 202, runs in the database. Beside it the plain
 # commits per second that this disk gives, measured the same minute.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 seconds=${1:-10}
 command -v wrk >/dev/null && command -v sqlite3 >/dev/null || { echo "needs wrk and sqlite3" >&2; exit 1; }
-cargo build --release --locked --quiet --bin llmprof
-llmprof=${CARGO_TARGET_DIR:-target}/release/llmprof
+llmprof=${2:-}
+if [ -z "$llmprof" ]; then
+    cargo build --release --locked --quiet --bin llmprof
+    llmprof=${CARGO_TARGET_DIR:-target}/release/llmprof
+fi
 data=$(mktemp -d)
 trap 'kill "$server" 2>/dev/null; wait 2>/dev/null; rm -rf "$data"' EXIT
 

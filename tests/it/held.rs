@@ -22,7 +22,9 @@ sed 's/PENDING.*/RUNNING|None/' $2.job >running; mv running $2.job
 fn start(data: &Path) -> Service {
     let bin = data.join("bin");
     fs::create_dir(&bin).unwrap();
-    for (name, lines) in [("sbatch", SBATCH), ("squeue", SQUEUE), ("scancel", SCANCEL), ("scontrol", SCONTROL), ("sacct", "exit 1")] {
+    for (name, lines) in
+        [("sbatch", SBATCH), ("squeue", SQUEUE), ("scancel", SCANCEL), ("scontrol", SCONTROL), ("sacct", "exit 1")]
+    {
         let quiet = format!("cd {} && exec 2>/dev/null || exit 1\n{lines}", data.display());
         fs::rename(script(&bin, &quiet), bin.join(name)).unwrap();
     }
@@ -44,7 +46,8 @@ fn released(data: &Path) -> usize {
 async fn a_job_that_could_not_be_started_is_released_and_its_attempt_goes_on() {
     let data = tempfile::tempdir().unwrap();
     let service = start(data.path());
-    let id = service.submit(json!({ "repeats": 1, "warmup": 0, "max_new_tokens": 2, "inputs_manifest": "inputs-small.yaml" })).await;
+    let id =
+        service.submit(json!({ "repeats": 1, "warmup": 0, "max_new_tokens": 2, "inputs_manifest": "inputs-small.yaml" })).await;
     let run = service.end(&id).await;
     assert_eq!((&run["state"], &run["attempts"], released(data.path())), (&json!("succeeded"), &json!(1), 1), "{run:#}");
 }
