@@ -26,8 +26,8 @@ const GUARD: &str = r#"cat >/dev/null
 for pass in 1 2 3 4 5; do
     for process in /proc/[0-9]*; do
         pid=${process#/proc/}
-        [ "$pid" = $$ ] || (ls -l $process/fd $process/cwd; cat $process/environ $process/cmdline) 2>/dev/null | grep -aqF -e "$1" -e "$2" &&
-            kill -KILL "$pid"
+        told() { ls -l $process/fd $process/cwd; cat $process/environ $process/cmdline; }
+        if [ "$pid" != $$ ] && told 2>/dev/null | grep -aqF -e "$1" -e "$2"; then kill -KILL "$pid"; fi
     done
     sleep 0.2
 done
