@@ -58,6 +58,10 @@ pub async fn carry<E: Executor>(
                         }
                         halt.cancel();
                     }
+                    () = stop.cancelled(), if E::OUTLIVES && interrupted == Some(Interrupted::Cancelled) => {
+                        interrupted = Some(Interrupted::ServiceStops); // a scheduler may not answer: who claims it next cancels it
+                        break Ok(job::lost("left to its job".into()));
+                    }
                 }
             }
         }

@@ -129,7 +129,11 @@ async fn recover_and_claim(cx: &Context, worker: &str, names: &[&str]) -> Result
 /// Ends jobs whose run has ended: it was cancelled while no service looked, or its job was begun twice.
 async fn end_orphans<E: Executor>(cx: Context, executor: Arc<E>, stop: CancellationToken) {
     loop {
-        match executor.jobs().await {
+        let jobs = tokio::select! {
+            jobs = executor.jobs() => jobs,
+            () = stop.cancelled() => return,
+        };
+        match jobs {
             Ok(jobs) => {
                 for id in jobs {
                     // A run that this service does not know may be another's.

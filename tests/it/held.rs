@@ -1,10 +1,14 @@
 //! Jobs that Slurm could not start and holds: played by a few lines of shell in the place of its commands, since no real one fails on demand.
 
-use std::{fs, path::Path};
+use std::{fs, path::Path, time::Instant};
 
+use nix::sys::signal::Signal;
 use serde_json::json;
 
-use crate::service::{self, Service, Setup, script};
+use crate::{
+    cluster::{PATIENCE, wait},
+    service::{self, Service, Setup, script},
+};
 
 /// Every job is held at once. A released one runs, or is held again where there is a file `broken`.
 const SBATCH: &str = r#"for word; do case $word in --job-name=*) name=${word#*=};; --wrap=*) body=${word#*=};; esac; done
@@ -12,6 +16,7 @@ id=$(($(cat last || echo 0) + 1)); echo $id >last
 echo "$id|$name|PENDING|launch failed requeued held" >$id.job; echo "$body" >$id.body
 echo $id"#;
 const SQUEUE: &str = r#"for word; do case $word in --name=*) names=$(echo "${word#*=}" | tr , '|');; esac; done
+[ -e silent ] && { [ -z "$names" ] || touch asked; exec sleep 60; }
 cat *.job | grep -E "$names" || true"#;
 const SCANCEL: &str = r#"for word; do rm -f "$word.job"; done"#;
 const SCONTROL: &str = r#"[ "$1" = release ] || exit 1
@@ -21,7 +26,7 @@ sed 's/PENDING.*/RUNNING|None/' $2.job >running; mv running $2.job
 
 fn start(data: &Path) -> Service {
     let bin = data.join("bin");
-    fs::create_dir(&bin).unwrap();
+    fs::create_dir_all(&bin).unwrap();
     for (name, lines) in
         [("sbatch", SBATCH), ("squeue", SQUEUE), ("scancel", SCANCEL), ("scontrol", SCONTROL), ("sacct", "exit 1")]
     {
@@ -64,4 +69,22 @@ async fn a_job_that_can_never_be_started_is_given_up_by_name_and_leaves_the_queu
     assert_eq!(released(data.path()), 9);
     let left = fs::read_dir(data.path()).unwrap().flatten().filter(|it| it.path().extension().is_some_and(|it| it == "job"));
     assert_eq!(left.count(), 0);
+}
+
+#[tokio::test]
+async fn a_service_that_cancels_a_job_and_gets_no_answer_still_stops_and_the_next_one_cancels_it() {
+    let data = tempfile::tempdir().unwrap();
+    fs::write(data.path().join("broken"), "").unwrap();
+    let service = start(data.path());
+    let id = service.submit(json!({})).await;
+    wait("a job", || data.path().join("released").exists());
+    fs::write(data.path().join("silent"), "").unwrap();
+    service.post(&format!("/runs/{id}/cancel"), &json!({})).await;
+    wait("a question that is not answered", || data.path().join("asked").exists());
+    let begun = Instant::now();
+    assert!(service.stop(Signal::SIGTERM).success() && begun.elapsed() < PATIENCE);
+
+    fs::remove_file(data.path().join("silent")).unwrap();
+    let service = start(data.path());
+    assert_eq!(service.end(&id).await["state"], "cancelled");
 }
