@@ -28,7 +28,7 @@ use crate::{
         Alignment,
         settings::{Question, SettingsError},
     },
-    artifact::layout,
+    artifact::{folder, layout},
     run::{
         AlignmentId, RunId,
         alignment::{AlignmentSpec, AlignmentState, CheckSummary, Verdict},
@@ -342,17 +342,24 @@ pub async fn delete(
     Extension(caller): Extension<Caller>,
     AlignmentPath(id): AlignmentPath,
 ) -> Result<StatusCode, ApiError> {
-    access::owned(&caller, "alignment", find(&app, id).await?.owner)?;
+    let found = find(&app, id).await?;
+    access::owned(&caller, "alignment", found.owner)?;
+    let active = || ApiError::new(ErrorCode::AlignmentActive, ErrorCode::AlignmentActive.example());
+    if found.state == AlignmentState::Running {
+        return Err(active());
+    }
+    folder::set_aside(&app.alignments, id).map_err(|error| ApiError::internal(&error))?;
     match app.store.delete_alignment(id).await? {
         Delete::Deleted => {}
-        Delete::Active => return Err(ApiError::new(ErrorCode::AlignmentActive, ErrorCode::AlignmentActive.example())),
+        Delete::Active => {
+            folder::bring_back(&app.alignments, id).map_err(|error| ApiError::internal(&error))?;
+            return Err(active());
+        }
         Delete::NotFound => return Err(unknown(id)),
     }
-    match tokio::fs::remove_dir_all(app.alignments.join(id.to_string())).await {
-        Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
-            tracing::error!(alignment = %id, %error, "a deleted alignment's folder stays behind");
-        }
-        _ => {}
+    let removed = tokio::task::spawn_blocking(move || folder::remove_aside(&app.alignments, id)).await;
+    if let Err(error) = removed.map_err(std::io::Error::other).and_then(|removed| removed) {
+        tracing::error!(alignment = %id, %error, "a deleted alignment's folder stays behind");
     }
     Ok(StatusCode::NO_CONTENT)
 }
