@@ -70,7 +70,7 @@ mod tests {
             fs::write(of(runs.path(), id).join("report.md"), "#").unwrap();
             set_aside(runs.path(), id).unwrap();
         }
-        assert_eq!(all_aside(runs.path()).unwrap(), [first, second]);
+        assert_eq!(all_aside::<RunId>(runs.path()).unwrap(), [first, second]);
         bring_back(runs.path(), first).unwrap();
         remove_aside(runs.path(), second).unwrap();
         assert!(of(runs.path(), first).join("report.md").is_file() && !of(runs.path(), second).exists());
