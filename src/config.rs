@@ -64,6 +64,7 @@ pub struct Server {
     pub profiling: PathBuf,
     pub header_s: u32,
     pub behind_proxy: bool,
+    pub hosts: Vec<String>,
     pub tls: Tls,
 }
 

@@ -1,48 +1,48 @@
-//! The folder of a run as a whole: set aside, brought back, removed.
+//! The folder of a run or an alignment as a whole: set aside, brought back, removed.
 //!
-//! A run is forgotten in three acts: its folder is set aside, its row goes, the folder goes. Wherever that is broken off, the row
+//! Each is forgotten in three acts: its folder is set aside, its row goes, the folder goes. Wherever that is broken off, the row
 //! tells at the next start what was meant: with a row the folder comes back, without one it goes.
 
 use std::{
+    fmt::Display,
     fs, io,
     path::{Path, PathBuf},
+    str::FromStr,
 };
 
-use crate::run::RunId;
-
-/// Ending of a folder whose run is being forgotten.
+/// Ending of a folder whose owner is being forgotten.
 const ASIDE: &str = "removed";
 
-/// The folder of a run below that of all.
-pub fn of(runs: &Path, id: RunId) -> PathBuf {
-    runs.join(id.to_string())
+/// The folder of this id below that of all.
+pub fn of(all: &Path, id: impl Display) -> PathBuf {
+    all.join(id.to_string())
 }
 
-fn aside(runs: &Path, id: RunId) -> PathBuf {
-    runs.join(format!("{id}.{ASIDE}"))
+fn aside(all: &Path, id: impl Display) -> PathBuf {
+    all.join(format!("{id}.{ASIDE}"))
 }
 
-/// Sets the folder of a run aside. A run without one has nothing to set aside.
-pub fn set_aside(runs: &Path, id: RunId) -> io::Result<()> {
-    missing_is_fine(fs::rename(of(runs, id), aside(runs, id)))
+/// Sets a folder aside. Without one there is nothing to set aside.
+pub fn set_aside(all: &Path, id: impl Display) -> io::Result<()> {
+    missing_is_fine(fs::rename(of(all, &id), aside(all, &id)))
 }
 
 /// Brings back a folder that was set aside.
-pub fn bring_back(runs: &Path, id: RunId) -> io::Result<()> {
-    missing_is_fine(fs::rename(aside(runs, id), of(runs, id)))
+pub fn bring_back(all: &Path, id: impl Display) -> io::Result<()> {
+    missing_is_fine(fs::rename(aside(all, &id), of(all, &id)))
 }
 
 /// Removes a folder that was set aside.
-pub fn remove_aside(runs: &Path, id: RunId) -> io::Result<()> {
-    missing_is_fine(fs::remove_dir_all(aside(runs, id)))
+pub fn remove_aside(all: &Path, id: impl Display) -> io::Result<()> {
+    missing_is_fine(fs::remove_dir_all(aside(all, id)))
 }
 
-/// The runs whose folders are set aside.
-pub fn all_aside(runs: &Path) -> io::Result<Vec<RunId>> {
+/// Whose folders are set aside.
+pub fn all_aside<T: FromStr + Ord>(all: &Path) -> io::Result<Vec<T>> {
     let mut found = Vec::new();
-    for entry in fs::read_dir(runs)? {
+    for entry in fs::read_dir(all)? {
         let name = entry?.file_name();
-        let id: Option<RunId> = name.to_str().and_then(|name| name.strip_suffix(ASIDE)?.strip_suffix('.')?.parse().ok());
+        let id: Option<T> = name.to_str().and_then(|name| name.strip_suffix(ASIDE)?.strip_suffix('.')?.parse().ok());
         found.extend(id);
     }
     found.sort();
@@ -59,6 +59,7 @@ fn missing_is_fine(result: io::Result<()>) -> io::Result<()> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::run::RunId;
 
     #[test]
     fn a_folder_is_set_aside_and_comes_back_or_goes() {
@@ -69,11 +70,11 @@ mod tests {
             fs::write(of(runs.path(), id).join("report.md"), "#").unwrap();
             set_aside(runs.path(), id).unwrap();
         }
-        assert_eq!(all_aside(runs.path()).unwrap(), [first, second]);
+        assert_eq!(all_aside::<RunId>(runs.path()).unwrap(), [first, second]);
         bring_back(runs.path(), first).unwrap();
         remove_aside(runs.path(), second).unwrap();
         assert!(of(runs.path(), first).join("report.md").is_file() && !of(runs.path(), second).exists());
-        assert_eq!(all_aside(runs.path()).unwrap(), []);
+        assert_eq!(all_aside::<RunId>(runs.path()).unwrap(), []);
         set_aside(runs.path(), second).unwrap();
     }
 }

@@ -145,7 +145,7 @@ impl Copied {
     async fn alignments(&mut self, store: &Store, alignments: &Path, to: &Path) -> Result<()> {
         for id in store.ended_alignments().await? {
             for artifact in store.alignment_artifacts(id).await? {
-                match backup::keep(to, &alignments.join(id.to_string()), &artifact) {
+                match backup::keep(to, &folder::of(alignments, id), &artifact) {
                     Ok(Kept::Already) => {}
                     Ok(Kept::Copied(bytes)) => {
                         (self.files, self.new, self.bytes) = (self.files + 1, self.new + 1, self.bytes + bytes);
@@ -205,7 +205,7 @@ pub fn restore(options: &RestoreOptions) -> Result<()> {
         }
         for id in store.ended_alignments().await? {
             for artifact in store.alignment_artifacts(id).await? {
-                match backup::bring_back(from, &data.join("alignments").join(id.to_string()), &artifact) {
+                match backup::bring_back(from, &folder::of(&data.join("alignments"), id), &artifact) {
                     Ok(Some((stored, _))) => (files, bytes) = (files + 1, bytes + stored),
                     Ok(None) | Err(_) => {
                         faults += 1;

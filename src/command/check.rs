@@ -1,5 +1,8 @@
 //! `llmprof check`: holds database, manifests and files to one another, and repairs what can be.
 
+mod lost;
+mod subject;
+
 use std::{
     fs,
     path::{Path, PathBuf},
@@ -10,16 +13,15 @@ use anyhow::{Context as _, Result, bail};
 use clap::Args;
 use llmprof::{
     artifact::{
-        folder,
-        journal::{self, JournalEvent, Position},
-        layout, manifest,
+        folder, manifest,
         verify::{self, Fault},
     },
     config::Config,
-    run::{ArtifactRecord, RunId, RunSpec, RunState, StepRecord, StepState},
-    store::{LostRun, Store},
-    worker::retention,
+    run::{AlignmentId, ArtifactRecord, RunId},
+    store::Store,
+    worker::{align, retention},
 };
+use subject::Subject;
 
 use super::serve;
 
@@ -28,7 +30,7 @@ const FAULTY: u8 = 2;
 
 /// Check that database, manifests and files of a data folder agree
 ///
-/// Every file is read and hashed. Without --repair nothing is changed, and a service may use the folder meanwhile. The exit code is 0 when
+/// Of runs, imported ones too, and of alignments. Every file is read and hashed. Without --repair nothing is changed, and a service may use the folder meanwhile. The exit code is 0 when
 /// all is in order or was repaired, 2 when something is wrong, 1 when it could not be looked at.
 #[derive(Debug, Args)]
 pub struct Options {
@@ -56,11 +58,12 @@ pub fn run(options: &Options) -> Result<ExitCode> {
     let _lock = options.repair.then(|| serve::lock(&data)).transpose()?;
     serve::runtime()?.block_on(async {
         let store = Store::open(&database).await?;
-        let runs = data.join("runs");
+        let (runs, alignments) = (data.join("runs"), data.join("alignments"));
         if options.repair {
             retention::recover(&store, &runs).await?;
+            align::recover(&store, &alignments).await?;
         }
-        let mut check = Check { store, runs, options, found: 0, repaired: 0, bytes: 0, files: 0 };
+        let mut check = Check { store, runs, alignments, options, found: 0, repaired: 0, bytes: 0, files: 0 };
         check.all().await?;
         let Check { found, repaired, bytes, files, .. } = check;
         println!("{files} files with {bytes} bytes looked at; {found} faults, {repaired} repaired");
@@ -71,6 +74,7 @@ pub fn run(options: &Options) -> Result<ExitCode> {
 struct Check<'a> {
     store: Store,
     runs: PathBuf,
+    alignments: PathBuf,
     options: &'a Options,
     found: u32,
     repaired: u32,
@@ -84,26 +88,42 @@ impl Check<'_> {
             self.told(&format!("database: {fault}"), false);
         }
         let runs = self.store.states().await?;
-        for (id, state) in &runs {
-            if state.is_final() {
-                self.ended(*id).await.with_context(|| format!("cannot look at run {id}"))?;
-            }
+        let ended = runs.iter().filter(|(_, state)| state.is_final()).map(|(id, _)| Subject::Run(*id));
+        let ended: Vec<Subject> = ended.chain(self.store.ended_alignments().await?.into_iter().map(Subject::Alignment)).collect();
+        for subject in ended {
+            self.ended(subject).await.with_context(|| format!("cannot look at {subject}"))?;
         }
-        let known = |id: &RunId| runs.iter().any(|(known, _)| known == id);
-        let entries = fs::read_dir(&self.runs).with_context(|| format!("cannot read {}", self.runs.display()))?;
+        self.folders(&self.runs.clone(), |name| name.parse::<RunId>().ok().map(Subject::Run)).await?;
+        if self.alignments.is_dir() {
+            self.folders(&self.alignments.clone(), |name| name.parse::<AlignmentId>().ok().map(Subject::Alignment)).await?;
+        }
+        Ok(())
+    }
+
+    /// Looks for folders that the database does not know.
+    async fn folders(&mut self, all: &Path, subject: impl Fn(&str) -> Option<Subject>) -> Result<()> {
+        let entries = fs::read_dir(all).with_context(|| format!("cannot read {}", all.display()))?;
         let mut names: Vec<String> = entries.filter_map(|it| it.ok()?.file_name().into_string().ok()).collect();
         names.sort();
         for name in names {
-            match name.parse::<RunId>() {
-                Ok(id) if known(&id) => {}
-                Ok(id) => self.orphan(id).await?,
-                Err(_) if name.strip_suffix(".removed").is_some_and(|id| id.parse::<RunId>().is_ok()) => {
+            match subject(&name) {
+                Some(it) if it.is_known(&self.store).await? => {}
+                Some(it) => self.orphan(it).await?,
+                None if name.strip_suffix(".removed").is_some_and(|id| subject(id).is_some()) => {
                     self.told(&format!("{name} is being removed; that was broken off, or goes on"), false);
                 }
-                Err(_) => println!("note: {name} is no run's folder"),
+                None => println!("note: {} is no folder of ours", all.join(name).display()),
             }
         }
         Ok(())
+    }
+
+    /// The folder of a subject.
+    fn dir(&self, of: Subject) -> PathBuf {
+        match of {
+            Subject::Run(id) => folder::of(&self.runs, id),
+            Subject::Alignment(id) => folder::of(&self.alignments, id),
+        }
     }
 
     fn told(&mut self, fault: &str, repaired: bool) {
@@ -112,13 +132,13 @@ impl Check<'_> {
         println!("{fault}{}", if repaired { " (repaired)" } else { "" });
     }
 
-    /// Holds the folder of an ended run to its rows, and its rows to its manifest.
-    async fn ended(&mut self, id: RunId) -> Result<()> {
-        let (dir, rows) = (folder::of(&self.runs, id), self.store.artifacts(id).await?);
+    /// Holds the folder of what has ended to its rows, and its rows to its manifest.
+    async fn ended(&mut self, it: Subject) -> Result<()> {
+        let (dir, rows) = (self.dir(it), it.rows(&self.store).await?);
         if !dir.is_dir() {
-            // Removed while we looked, or cancelled before it had a folder.
-            if !rows.is_empty() && self.store.owner(id).await?.is_some() {
-                self.told(&format!("run {id}: its folder is missing"), false);
+            // Removed while we looked, or ended before it had a folder.
+            if !rows.is_empty() && it.is_known(&self.store).await? {
+                self.told(&format!("{it}: its folder is missing"), false);
             }
             return Ok(());
         }
@@ -129,92 +149,53 @@ impl Check<'_> {
                 let whole = verify::faults(&dir, sealed, true)?.iter().all(|(_, fault)| harmless(*fault));
                 let repaired = self.options.repair && whole;
                 if repaired {
-                    self.store.set_artifacts(id, sealed).await?;
+                    it.set_rows(&self.store, sealed).await?;
                     known.clone_from(sealed);
                 }
-                self.told(&format!("run {id}: database and manifest disagree"), repaired);
+                self.told(&format!("{it}: database and manifest disagree"), repaired);
             }
             Ok(_) => {}
             Err(_) if rows.is_empty() => {}
-            Err(error) => self.told(&format!("run {id}: its manifest cannot be read: {error}"), false),
+            Err(error) => self.told(&format!("{it}: its manifest cannot be read: {error}"), false),
         }
-        self.files(id, &dir, &known)
+        self.files(it, &dir, &known)
     }
 
-    fn files(&mut self, id: RunId, dir: &Path, artifacts: &[ArtifactRecord]) -> Result<()> {
+    fn files(&mut self, of: Subject, dir: &Path, artifacts: &[ArtifactRecord]) -> Result<()> {
         self.files += artifacts.len() as u64;
         self.bytes += artifacts.iter().map(|artifact| artifact.bytes).sum::<u64>();
         for (path, fault) in verify::faults(dir, artifacts, !self.options.quick)? {
             if fault == Fault::Unlisted {
-                println!("note: run {id}: {path} {fault}");
+                println!("note: {of}: {path} {fault}");
                 continue;
             }
             let repaired = self.options.repair && fault.is_repairable();
             if repaired {
-                verify::repair(dir, &path, fault).with_context(|| format!("cannot repair {path} of run {id}"))?;
+                verify::repair(dir, &path, fault).with_context(|| format!("cannot repair {path} of {of}"))?;
             }
-            self.told(&format!("run {id}: {path} {fault}"), repaired);
+            self.told(&format!("{of}: {path} {fault}"), repaired);
         }
         Ok(())
     }
 
-    /// A folder without a run: a sealed one tells its run, any other belongs to nobody.
-    async fn orphan(&mut self, id: RunId) -> Result<()> {
-        let dir = folder::of(&self.runs, id);
-        // A run that was submitted since the list was read.
-        if !self.options.repair && self.store.owner(id).await?.is_some() {
-            return Ok(());
-        }
-        let Some(lost) = lost(id, &dir) else {
+    /// A folder that the database does not know: a sealed one tells what it is of, any other belongs to nobody.
+    async fn orphan(&mut self, it: Subject) -> Result<()> {
+        let dir = self.dir(it);
+        let Some(lost) = lost::lost(it, &dir) else {
             if self.options.repair {
                 fs::remove_dir_all(&dir).with_context(|| format!("cannot remove {}", dir.display()))?;
             }
-            self.told(&format!("run {id}: its folder belongs to no run and is not sealed"), self.options.repair);
+            self.told(&format!("{it}: its folder is unknown to the database and not sealed"), self.options.repair);
             return Ok(());
         };
         if self.options.repair {
-            self.store.insert_lost(&lost).await?;
+            lost.insert(&self.store).await?;
         }
-        self.told(&format!("run {id}: its folder is sealed and the database does not know it"), self.options.repair);
-        self.files(id, &dir, &lost.artifacts)
+        self.told(&format!("{it}: its folder is sealed and the database does not know it"), self.options.repair);
+        self.files(it, &dir, lost.artifacts())
     }
 }
 
 fn harmless(fault: Fault) -> bool {
     fault.is_repairable() || fault == Fault::Unlisted
-}
-
-/// What a sealed folder tells of its run. Its owner and findings are not in it.
-fn lost(id: RunId, dir: &Path) -> Option<LostRun> {
-    let artifacts = manifest::read(dir).ok()?;
-    let spec: RunSpec = serde_json::from_slice(&fs::read(dir.join(layout::SPEC)).ok()?).ok()?;
-    let steps = last_steps(dir);
-    let reported = artifacts.iter().any(|it| it.path == layout::REPORT_JSON);
-    let state = match reported {
-        false => RunState::Failed,
-        true if steps.iter().all(|step| step.state == StepState::Succeeded) => RunState::Succeeded,
-        true => RunState::Partial,
-    };
-    let (seconds, nanos) = id.0.get_timestamp()?.to_unix();
-    let queued_ms = i64::try_from(seconds).ok()? * 1000 + i64::from(nanos / 1_000_000);
-    let ended = steps.iter().rev().find_map(|step| step.ended_at.as_ref()?.parse::<jiff::Timestamp>().ok());
-    let ended_ms = ended.map_or(queued_ms, |time| time.as_millisecond());
-    let message = "its row was lost and made anew from its folder by llmprof check".to_owned();
-    Some(LostRun { id, spec, state, queued_ms, ended_ms, message, artifacts })
-}
-
-/// The steps of the last attempt, as the journal tells them.
-fn last_steps(dir: &Path) -> Vec<StepRecord> {
-    let mut steps: Vec<StepRecord> = Vec::new();
-    for (_, event) in journal::read_from(dir, &mut Position::default(), usize::MAX).unwrap_or_default() {
-        match event {
-            JournalEvent::Attempt { .. } => steps.clear(),
-            JournalEvent::Step { step } => match steps.iter_mut().find(|known| known.step == step.step) {
-                Some(known) => *known = step,
-                None => steps.push(step),
-            },
-            _ => {}
-        }
-    }
-    steps
 }

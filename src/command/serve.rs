@@ -179,6 +179,7 @@ impl Service {
         worker::recover(&cx, true).await?;
         worker::import::recover(&cx).await?;
         worker::retention::recover(&cx.store, &cx.runs).await?;
+        worker::align::recover(&cx.store, &cx.alignments).await?;
         cx.store.recover_alignments().await?;
         let closing = CancellationToken::new();
         let app = http::App {

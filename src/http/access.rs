@@ -1,4 +1,4 @@
-//! Who may ask for what: tokens and roles, rates, other sites' pages, and the line in the audit log.
+//! Who may ask for what: tokens and roles, names of the service, rates, other sites' pages, and the line in the audit log.
 //!
 //! Every request passes here before its handler, and a handler learns who asks from [`Caller`]. What an operation needs is told by
 //! [`needs`] alone, from which the contract is written, too.
@@ -10,7 +10,7 @@ use std::{
 
 use axum::{
     extract::{ConnectInfo, MatchedPath, Request, State},
-    http::{Extensions, HeaderMap, HeaderName, HeaderValue, Method, StatusCode, header},
+    http::{Extensions, HeaderMap, HeaderName, HeaderValue, Method, StatusCode, Uri, header},
     middleware::Next,
     response::Response,
 };
@@ -20,6 +20,7 @@ use tokio::sync::Semaphore;
 use super::{
     App,
     error::{ApiError, ErrorCode},
+    hosts,
     metrics::Metrics,
     page,
     rates::Rates,
@@ -142,18 +143,24 @@ impl Access {
     /// Finds out who asks, and whether they may. `who` is told even of those who are refused.
     async fn admit(
         &self,
-        store: &Store,
-        (method, path, headers): (&Method, &str, &HeaderMap),
+        app: &App,
+        (method, uri, headers): (&Method, &Uri, &HeaderMap),
         address: Option<IpAddr>,
         who: &mut Option<String>,
     ) -> Result<Caller, ApiError> {
         if !method.is_safe() {
             self.same_origin(headers)?;
         }
-        let Some(needed) = needs(method, path) else {
+        let Some(needed) = needs(method, uri.path()) else {
             return Ok(Caller { name: None, role: Role::Viewer });
         };
-        if !self.required(store).await? {
+        let (store, hosts) = (&app.store, &app.config.server.hosts);
+        let required = self.required(store).await?;
+        // A token is the page's of the host that it was entered at, and what a proxy lets through was asked for by a name of its own.
+        if !hosts.is_empty() || !(required || self.behind_proxy) {
+            hosts::check(uri, headers, hosts)?;
+        }
+        if !required {
             return Ok(Caller { name: None, role: Role::Admin });
         }
         self.rates.address(address)?;
@@ -233,7 +240,7 @@ pub(super) async fn guard(State(app): State<App>, mut request: Request, next: Ne
     let open = needs(&method, &path).is_none();
     let noted = !open || path == page::LOGIN;
     let mut who = None;
-    let admitted = access.admit(&app.store, (&method, &path, request.headers()), address, &mut who).await;
+    let admitted = access.admit(&app, (&method, request.uri(), request.headers()), address, &mut who).await;
     let response = match (admitted, access.handlers.try_acquire()) {
         (Err(refused), _) => page::refuse(request.uri(), request.headers(), refused),
         (Ok(_), Err(_)) if !open => {

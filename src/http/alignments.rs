@@ -28,7 +28,7 @@ use crate::{
         Alignment,
         settings::{Question, SettingsError},
     },
-    artifact::layout,
+    artifact::{folder, layout},
     run::{
         AlignmentId, RunId,
         alignment::{AlignmentSpec, AlignmentState, CheckSummary, Verdict},
@@ -154,10 +154,17 @@ pub async fn submit(
     body: Body,
 ) -> Result<impl IntoResponse, ApiError> {
     let body = read_body(&headers, body).await?;
-    let spec: AlignmentSpec = parse(&body)?;
+    let stored = queue(&app, caller, &body).await?;
+    let at = format!("/alignments/{}", stored.id);
+    Ok((StatusCode::ACCEPTED, AppendHeaders([(header::LOCATION, at)]), Json(AlignmentView::from(stored))))
+}
+
+/// Checks what `body` asks, and queues it for `caller`.
+pub(super) async fn queue(app: &App, caller: Caller, body: &[u8]) -> Result<StoredAlignment, ApiError> {
+    let spec: AlignmentSpec = parse(body)?;
     check(&spec)?;
     for id in [spec.mock, spec.e2e] {
-        let run = runs::find(&app, id).await?;
+        let run = runs::find(app, id).await?;
         if !run.state.is_final() {
             return Err(ApiError::new(
                 ErrorCode::RunNotFinished,
@@ -170,7 +177,7 @@ pub async fn submit(
         }
     }
     if let Some(id) = spec.previous
-        && !find(&app, id).await?.state.eq(&AlignmentState::Succeeded)
+        && !find(app, id).await?.state.eq(&AlignmentState::Succeeded)
     {
         return Err(ApiError::new(ErrorCode::ReportUnavailable, format!("the alignment {id} has no report to compare with")));
     }
@@ -188,8 +195,7 @@ pub async fn submit(
         }
     };
     app.queued.notify_waiters();
-    let at = format!("/alignments/{}", stored.id);
-    Ok((StatusCode::ACCEPTED, AppendHeaders([(header::LOCATION, at)]), Json(AlignmentView::from(*stored))))
+    Ok(*stored)
 }
 
 /// Checks what a schema can and cannot say.
@@ -230,13 +236,23 @@ pub async fn list(State(app): State<App>, Params(query): Params<ListQuery>) -> R
     if !(1..=MAX_LIMIT).contains(&limit) {
         return Err(ApiError::new(ErrorCode::InvalidParameter, format!("limit: {limit} is not between 1 and {MAX_LIMIT}")));
     }
-    let before = query.cursor.as_deref().map(request::parse::<AlignmentId>).transpose()?;
     let run = query.run.as_deref().map(request::parse::<RunId>).transpose()?;
-    let mut found = app.store.alignments(AlignmentFilter { state: query.state, run }, before, limit + 1).await?;
+    Ok(Json(page(&app, AlignmentFilter { state: query.state, run }, query.cursor.as_deref(), limit).await?))
+}
+
+/// Up to `limit` alignments that match, from behind `cursor`.
+pub(super) async fn page(
+    app: &App,
+    filter: AlignmentFilter,
+    cursor: Option<&str>,
+    limit: u32,
+) -> Result<AlignmentList, ApiError> {
+    let before = cursor.map(request::parse::<AlignmentId>).transpose()?;
+    let mut found = app.store.alignments(filter, before, limit + 1).await?;
     let more = found.len() > limit as usize;
     found.truncate(limit as usize);
     let next_cursor = found.last().filter(|_| more).map(|it| it.id.to_string());
-    Ok(Json(AlignmentList { alignments: found.into_iter().map(AlignmentView::from).collect(), next_cursor }))
+    Ok(AlignmentList { alignments: found.into_iter().map(AlignmentView::from).collect(), next_cursor })
 }
 
 /// One alignment: what was asked, where it stands, its verdict and checks
@@ -326,22 +342,30 @@ pub async fn delete(
     Extension(caller): Extension<Caller>,
     AlignmentPath(id): AlignmentPath,
 ) -> Result<StatusCode, ApiError> {
-    access::owned(&caller, "alignment", find(&app, id).await?.owner)?;
+    let found = find(&app, id).await?;
+    access::owned(&caller, "alignment", found.owner)?;
+    let active = || ApiError::new(ErrorCode::AlignmentActive, ErrorCode::AlignmentActive.example());
+    if found.state == AlignmentState::Running {
+        return Err(active());
+    }
+    folder::set_aside(&app.alignments, id).map_err(|error| ApiError::internal(&error))?;
     match app.store.delete_alignment(id).await? {
         Delete::Deleted => {}
-        Delete::Active => return Err(ApiError::new(ErrorCode::AlignmentActive, ErrorCode::AlignmentActive.example())),
+        Delete::Active => {
+            folder::bring_back(&app.alignments, id).map_err(|error| ApiError::internal(&error))?;
+            return Err(active());
+        }
         Delete::NotFound => return Err(unknown(id)),
     }
-    match tokio::fs::remove_dir_all(app.alignments.join(id.to_string())).await {
-        Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
-            tracing::error!(alignment = %id, %error, "a deleted alignment's folder stays behind");
-        }
-        _ => {}
+    let removed = tokio::task::spawn_blocking(move || folder::remove_aside(&app.alignments, id)).await;
+    if let Err(error) = removed.map_err(std::io::Error::other).and_then(|removed| removed) {
+        tracing::error!(alignment = %id, %error, "a deleted alignment's folder stays behind");
     }
     Ok(StatusCode::NO_CONTENT)
 }
 
-async fn find(app: &App, id: AlignmentId) -> Result<StoredAlignment, ApiError> {
+/// The alignment, or a 404.
+pub(super) async fn find(app: &App, id: AlignmentId) -> Result<StoredAlignment, ApiError> {
     app.store.alignment(id).await?.ok_or_else(|| unknown(id))
 }
 

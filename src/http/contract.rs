@@ -246,6 +246,7 @@ fn complete(operation: &mut Value, guarded: bool) {
             ErrorCode::Unauthenticated,
             ErrorCode::Forbidden,
             ErrorCode::CrossOrigin,
+            ErrorCode::MisdirectedRequest,
             ErrorCode::RateLimited,
             ErrorCode::Overloaded,
         ]

@@ -82,6 +82,7 @@ codes! {
     CaptureUnavailable = "capture_unavailable", CONFLICT, "run 019a9f3e-6d1c-7c4e-9a51-3a8f0c2b7d10 left no timeline (nsys/run.sqlite): align runs whose nsys step succeeded";
     AlignmentActive = "alignment_active", CONFLICT, "the alignment is being computed: come again when it has ended";
     AlignmentNotFinished = "alignment_not_finished", CONFLICT, "the alignment has not ended; follow it at /alignments/{id}/events";
+    MisdirectedRequest = "misdirected_request", MISDIRECTED_REQUEST, "this service is not asked as \"evil.example\"; list the name in the setting server.hosts to allow it";
     BodyTooLarge = "body_too_large", PAYLOAD_TOO_LARGE, "the body is larger than 1048576 bytes";
     UnsupportedMediaType = "unsupported_media_type", UNSUPPORTED_MEDIA_TYPE, "send the header content-type: application/json";
     RangeNotSatisfiable = "range_not_satisfiable", RANGE_NOT_SATISFIABLE, "the file has 512 bytes";

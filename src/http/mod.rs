@@ -17,6 +17,7 @@ mod events;
 mod examples;
 mod forms;
 mod health;
+mod hosts;
 mod listen;
 mod metrics;
 mod models;

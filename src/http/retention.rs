@@ -1,5 +1,7 @@
 //! What is kept, what will be packed or removed, when and why; and pins, which keep a run as it is.
 
+use std::collections::HashMap;
+
 use axum::{Extension, Json, extract::State};
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
@@ -66,6 +68,30 @@ impl From<&Due> for DueRun {
             why: due.why.clone(),
         }
     }
+}
+
+/// What will become of one run: packed, removed, both one after the other, or neither.
+#[derive(Debug, Clone, Default, PartialEq, Serialize)]
+pub(super) struct Fate {
+    pub pack: Option<DueRun>,
+    pub remove: Option<DueRun>,
+}
+
+/// What will become of a run that has ended.
+pub(super) async fn fate(app: &App, id: RunId) -> Result<Fate, ApiError> {
+    let plan = app.store.plan(&app.config.retention).await?;
+    let of = |due: &[Due]| due.iter().find(|due| due.run.id == id).map(DueRun::from);
+    Ok(Fate { pack: of(&plan.pack), remove: of(&plan.remove) })
+}
+
+/// Those of `ids` that will be removed. Where no budget is set none will be, and nothing is looked up.
+pub(super) async fn going(app: &App, ids: &[RunId]) -> Result<HashMap<RunId, DueRun>, ApiError> {
+    let settings = &app.config.retention;
+    if settings.most_runs == 0 && settings.most_days == 0 && settings.most_bytes == 0 {
+        return Ok(HashMap::new());
+    }
+    let plan = app.store.plan(settings).await?;
+    Ok(plan.remove.iter().filter(|due| ids.contains(&due.run.id)).map(|due| (due.run.id, due.into())).collect())
 }
 
 fn rfc3339(ms: i64) -> String {

@@ -217,7 +217,12 @@ impl Store {
     }
 }
 
-async fn insert_artifacts(tx: &mut SqliteConnection, id: AlignmentId, artifacts: &[ArtifactRecord]) -> Result<(), StoreError> {
+/// Adds files to those that the database lists of an alignment.
+pub(super) async fn insert_artifacts(
+    tx: &mut SqliteConnection,
+    id: AlignmentId,
+    artifacts: &[ArtifactRecord],
+) -> Result<(), StoreError> {
     for artifact in artifacts {
         sqlx::query(
             "insert into alignment_artifacts (alignment_id, path, bytes, sha256, media_type, step) values (?, ?, ?, ?, ?, ?)",
@@ -235,7 +240,7 @@ async fn insert_artifacts(tx: &mut SqliteConnection, id: AlignmentId, artifacts:
     Ok(())
 }
 
-fn key(id: &AlignmentId) -> &[u8] {
+pub(super) fn key(id: &AlignmentId) -> &[u8] {
     id.0.as_bytes()
 }
 

@@ -31,7 +31,7 @@ use sqlx::{
 pub use submit::{Idempotency, NewRun, Owner, Quota, Submitted};
 pub use tokens::{Role, Token};
 use tokio::sync::{Mutex, mpsc};
-pub use upkeep::LostRun;
+pub use upkeep::{LostAlignment, LostRun};
 use uuid::Uuid;
 
 use crate::run::{Finding, RunId, RunSpec, RunState, Scheduled, Step, StepRecord};

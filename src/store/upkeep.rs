@@ -4,8 +4,11 @@ use std::path::Path;
 
 use sqlx::Connection;
 
-use super::{Store, StoreError, claim::replace_artifacts, column, during, id_of, key, word};
-use crate::run::{AlignmentId, ArtifactRecord, RunId, RunSpec, RunState};
+use super::{AlignmentOutcome, Store, StoreError, alignments, claim::replace_artifacts, column, during, id_of, key, word};
+use crate::run::{
+    AlignmentId, ArtifactRecord, RunId, RunSpec, RunState,
+    alignment::{AlignmentSpec, AlignmentState},
+};
 
 /// A run whose row was lost, as its folder tells it.
 #[derive(Debug, Clone)]
@@ -20,6 +23,17 @@ pub struct LostRun {
     pub artifacts: Vec<ArtifactRecord>,
 }
 
+/// An alignment whose row was lost, as its folder tells it.
+#[derive(Debug, Clone)]
+pub struct LostAlignment {
+    pub id: AlignmentId,
+    pub spec: AlignmentSpec,
+    /// Milliseconds since 1970.
+    pub queued_ms: i64,
+    pub ended_ms: i64,
+    pub outcome: AlignmentOutcome,
+}
+
 impl Store {
     /// What is wrong with the database, a line each; nothing where it is sound.
     pub async fn faults(&self) -> Result<Vec<String>, StoreError> {
@@ -32,7 +46,7 @@ impl Store {
             .fetch_all(&self.readers)
             .await
             .map_err(during("check references"))?;
-        faults.extend(strays.into_iter().map(|table| format!("rows of {table} belong to no run")));
+        faults.extend(strays.into_iter().map(|table| format!("rows of {table} belong to nothing")));
         Ok(faults)
     }
 
@@ -106,5 +120,45 @@ impl Store {
         }
         replace_artifacts(&mut tx, run.id, &run.artifacts).await?;
         tx.commit().await.map_err(during("insert a lost run"))
+    }
+
+    /// Replaces the artifacts of an alignment that has ended by what its manifest tells.
+    pub async fn set_alignment_artifacts(&self, id: AlignmentId, artifacts: &[ArtifactRecord]) -> Result<(), StoreError> {
+        let mut writer = self.writer.lock().await;
+        let mut tx = writer.begin_with("begin immediate").await.map_err(during("replace artifacts"))?;
+        let cleared = sqlx::query("delete from alignment_artifacts where alignment_id = ?").bind(alignments::key(&id));
+        cleared.execute(&mut *tx).await.map_err(during("clear artifacts"))?;
+        alignments::insert_artifacts(&mut tx, id, artifacts).await?;
+        tx.commit().await.map_err(during("replace artifacts"))
+    }
+
+    /// Inserts an alignment that its folder tells of.
+    pub async fn insert_lost_alignment(&self, it: &LostAlignment) -> Result<(), StoreError> {
+        let corrupt = |what| move |_| StoreError::Corrupt { id: RunId(it.id.0), what };
+        let (state, verdict, checks, message) = match &it.outcome.found {
+            Ok((verdict, checks)) => (AlignmentState::Succeeded, Some(verdict.as_str()), checks.as_slice(), None),
+            Err(message) => (AlignmentState::Failed, None, &[][..], Some(message)),
+        };
+        let mut writer = self.writer.lock().await;
+        let mut tx = writer.begin_with("begin immediate").await.map_err(during("insert a lost alignment"))?;
+        sqlx::query(
+            "insert into alignments (id, mock, e2e, spec, state, attempts, queued_at, ended_at, verdict, checks, message)
+             values (?, ?, ?, ?, ?, 1, ?, ?, ?, ?, ?)",
+        )
+        .bind(alignments::key(&it.id))
+        .bind(key(&it.spec.mock))
+        .bind(key(&it.spec.e2e))
+        .bind(serde_json::to_string(&it.spec).map_err(corrupt("a spec"))?)
+        .bind(state.as_str())
+        .bind(it.queued_ms)
+        .bind(it.ended_ms)
+        .bind(verdict)
+        .bind(serde_json::to_string(checks).map_err(corrupt("checks"))?)
+        .bind(message)
+        .execute(&mut *tx)
+        .await
+        .map_err(during("insert a lost alignment"))?;
+        alignments::insert_artifacts(&mut tx, it.id, &it.outcome.artifacts).await?;
+        tx.commit().await.map_err(during("insert a lost alignment"))
     }
 }

@@ -13,12 +13,13 @@ use super::{
 use crate::{
     analyze::align::{Alignment, settings::Question},
     artifact::{
+        folder,
         journal::{Journal, JournalEvent},
         layout, manifest,
     },
     report::align::previous,
-    run::{Step, StepRecord, StepState},
-    store::{AlignmentOutcome, StoreError, StoredAlignment},
+    run::{AlignmentId, Step, StepRecord, StepState},
+    store::{AlignmentOutcome, Store, StoreError, StoredAlignment},
 };
 
 /// How long the idle task waits before it looks again by itself; it is woken when an alignment arrives.
@@ -48,6 +49,18 @@ pub async fn work(cx: Context, stop: CancellationToken) {
             }
         }
     }
+}
+
+/// Ends what an earlier service was forgetting when it ended: an alignment that is still known gets its folder back.
+pub async fn recover(store: &Store, alignments: &Path) -> Result<(), StoreError> {
+    for id in folder::all_aside::<AlignmentId>(alignments).unwrap_or_default() {
+        let known = store.alignment(id).await?.is_some();
+        let ended = if known { folder::bring_back(alignments, id) } else { folder::remove_aside(alignments, id) };
+        if let Err(error) = ended {
+            tracing::error!(alignment = %id, %error, "a folder that was set aside stays so");
+        }
+    }
+    Ok(())
 }
 
 async fn carry(cx: &Context, claimed: StoredAlignment) -> Result<(), StoreError> {

@@ -2,7 +2,7 @@
 //!
 //! Knows nothing of HTTP. What a run does is told in `job`; who does it in `pool`, and until when in `carry`.
 
-mod align;
+pub mod align;
 mod carry;
 pub mod doctor;
 pub mod execute;

@@ -138,7 +138,7 @@ impl Keeper {
 
 /// Ends what an earlier service was forgetting when it ended: a run that is still known gets its folder back.
 pub async fn recover(store: &Store, runs: &Path) -> Result<(), StoreError> {
-    for id in folder::all_aside(runs).unwrap_or_default() {
+    for id in folder::all_aside::<RunId>(runs).unwrap_or_default() {
         let known = store.owner(id).await?.is_some();
         let ended = if known { folder::bring_back(runs, id) } else { folder::remove_aside(runs, id) };
         if let Err(error) = ended {

@@ -190,16 +190,54 @@ async fn a_token_that_asks_too_often_is_told_when_to_come_again() {
 async fn a_page_of_another_site_changes_nothing_unless_its_origin_is_listed() {
     let strict = api(|_| ()).await;
     let cancel = "/runs/019a9f3e-6d1c-7c4e-9a51-3a8f0c2b7d10/cancel";
-    let from = |origin: &'static str| [("origin", origin), ("host", "llmprof.example:8080")];
+    let from = |origin: &'static str| [("origin", origin), ("host", "localhost:8080")];
     let refused = strict.ask(Method::POST, cancel, &from("https://evil.example"), "").await;
     assert_eq!(refused.error(), (403, "cross_origin".into()));
     assert!(!refused.headers.contains_key("access-control-allow-origin"));
     assert_eq!(strict.ask(Method::POST, cancel, &from("null"), "").await.status, 403);
-    assert_eq!(strict.ask(Method::POST, cancel, &from("http://llmprof.example:8080"), "").await.status, 404);
+    assert_eq!(strict.ask(Method::POST, cancel, &from("http://localhost:8080"), "").await.status, 404);
     let listed = api(|access| access.origins = vec!["https://tools.example".into()]).await;
     let answer = listed.ask(Method::POST, cancel, &from("https://tools.example"), "").await;
     assert_eq!((answer.status.as_u16(), answer.header(header::ACCESS_CONTROL_ALLOW_ORIGIN)), (404, "https://tools.example"));
     assert_eq!(listed.ask(Method::POST, cancel, &from("https://evil.example"), "").await.status, 403);
+}
+
+#[tokio::test]
+async fn a_name_that_another_site_gave_this_host_opens_nothing_where_no_token_is_asked_for() {
+    let evil = [("host", "evil.example:8080"), ("origin", "http://evil.example:8080"), ("sec-fetch-site", "same-origin")];
+    let at = async |api: &Api, headers: &[(&str, &str)]| {
+        let mut seen = Vec::new();
+        for (name, method, path, guarded) in operations().into_iter().filter(|(.., guarded)| *guarded) {
+            let answer = api.ask(method, &path, headers, "").await;
+            assert!(guarded && (answer.status == 421) == (answer.text().contains("misdirected_request")), "{name}");
+            seen.push(answer.status == 421);
+        }
+        assert!(seen.len() > 20 && seen.iter().all(|refused| *refused == seen[0]), "one operation as the other");
+        seen[0]
+    };
+    let open = api(|_| ()).await;
+    assert!(at(&open, &evil).await);
+    assert_eq!(open.get("/runs").await.status, 200, "what is no browser may name no host");
+    let pages = open.ask(Method::GET, "/", &evil, "").await;
+    assert!(pages.status == 421 && pages.text().starts_with("<!doctype html>") && pages.text().contains("server.hosts"));
+    assert!(at(&open, &[("host", "localhost:8080"), ("host", "evil.example")]).await, "not even beside one of ours");
+    for own in ["localhost:8080", "127.0.0.1:18080", "[::1]:8080"] {
+        assert!(!at(&open, &[("host", own)]).await, "{own}");
+    }
+    assert_eq!(
+        open.ask(Method::GET, "/healthz", &[("host", "10.0.0.7:8080")], "").await.status,
+        200,
+        "for whoever looks after it"
+    );
+
+    let listed = Api::configured(|config| config.server.hosts = vec!["gpu7.example".into()]).await;
+    assert!(!at(&listed, &[("host", "gpu7.example:8080")]).await && at(&listed, &evil).await);
+    // A browser shows a token to the site alone that it was entered at; so does a proxy that asks who is there.
+    let required = api(|access| access.tokens = config::Asked::Required).await;
+    assert!(!at(&required, &[("host", "gpu7.example:8080")]).await);
+    let off = config::Access { tokens: config::Asked::Off, ..Default::default() };
+    let behind = Api::with(Arc::new(http::Access::new(&off, false, true, None))).await;
+    assert!(!at(&behind, &[("host", "gpu7.example")]).await);
 }
 
 #[tokio::test]

@@ -15,7 +15,7 @@ use crate::{
 const NOBODY: &str = "019a9f3e-6d1c-7c4e-9a51-3a8f0c2b7d10";
 
 /// Two ended runs whose folders hold the real pair.
-async fn pair(api: &Api) -> [String; 2] {
+pub async fn pair(api: &Api) -> [String; 2] {
     let ids = [api.ended().await, api.ended().await];
     for (id, name) in ids.iter().zip([MOCK, E2E]) {
         capture(name, &api.folder(id).join("nsys/run.sqlite"), "").unwrap();

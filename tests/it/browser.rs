@@ -11,15 +11,22 @@ use std::{
 
 use fantoccini::{Client, ClientBuilder, Locator, key::Key};
 use hyper_util::client::legacy::connect::HttpConnector;
+use llmprof::{report::data, run::RunState};
 use serde_json::json;
 
-use crate::service::{LLMPROF, Service, Setup, command};
+use crate::{
+    alignments::pair,
+    api::Api,
+    service::{LLMPROF, Service, Setup, command},
+};
 
 const PATIENCE: Duration = Duration::from_secs(180);
 
 /// A browser with a folder of its own; both end when dropped.
 struct Browser {
     driver: Child,
+    /// Where the driver listens.
+    base: String,
     client: Client,
     folder: tempfile::TempDir,
 }
@@ -59,8 +66,9 @@ impl Browser {
         let capabilities = json!({ "browserName": "chrome", "goog:chromeOptions": options });
         let mut builder = ClientBuilder::new(HttpConnector::new());
         builder.capabilities(capabilities.as_object().unwrap().clone());
-        let client = builder.connect(&format!("http://127.0.0.1:{}", port.unwrap())).await.unwrap();
-        Some(Self { driver, client, folder })
+        let base = format!("http://127.0.0.1:{}", port.unwrap());
+        let client = builder.connect(&base).await.unwrap();
+        Some(Self { driver, base, client, folder })
     }
 
     async fn go(&self, url: &str) {
@@ -109,6 +117,21 @@ impl Browser {
             tick.tick().await;
         }
         fs::read(path).unwrap()
+    }
+
+    /// Looks at pages as on a screen of this width, of somebody who likes this scheme, `light` or `dark`.
+    async fn look(&self, width: u32, scheme: &str) {
+        let features = json!([{ "name": "prefers-color-scheme", "value": scheme }]);
+        let phone = width < 600;
+        let screen = json!({ "width": width, "height": 900, "deviceScaleFactor": 1, "mobile": phone });
+        let id = self.client.session_id().await.unwrap().unwrap();
+        for (cmd, params) in
+            [("Emulation.setEmulatedMedia", json!({ "features": features })), ("Emulation.setDeviceMetricsOverride", screen)]
+        {
+            let at = format!("{}/session/{id}/goog/cdp/execute", self.base);
+            let body = json!({ "cmd": cmd, "params": params });
+            reqwest::Client::new().post(at).json(&body).send().await.unwrap().error_for_status().unwrap();
+        }
     }
 
     async fn end(self) {
@@ -210,6 +233,107 @@ async fn somebody_logs_in_and_out_and_no_script_reads_the_token() {
     browser.go(&format!("{}/", service.base)).await;
     browser.see("input[name=token]").await;
     browser.end().await;
+}
+
+#[tokio::test]
+async fn somebody_pins_a_run_aligns_it_with_another_and_reads_which_checks_decided() {
+    let Some(browser) = Browser::start().await else { return };
+    let api = Api::new().await;
+    let [mock, e2e] = pair(&api).await;
+    let service = Service::start(api.data(), &Setup::default());
+    let run = format!("{}/ui/runs/{e2e}", service.base);
+    browser.go(&run).await;
+    browser.press("#kept button").await;
+    browser.see("#kept form[action$='/unpin']").await;
+    assert_eq!(browser.client.current_url().await.unwrap().to_string(), format!("{run}#kept"));
+    assert!(browser.see("#kept").await.text().await.unwrap().contains("Pinned"));
+
+    browser.press("#alignments a[href*='?e2e=']").await;
+    browser.see("#submit select[name=mock]").await.select_by_value(&mock).await.unwrap();
+    browser.see("#submit select[name=way]").await.select_by_value("range").await.unwrap();
+    browser.write("#submit [name=name]", "decoder.self_attn").await;
+    browser.write("#submit [name=stage]", "decode").await;
+    browser.press("#submit summary").await;
+    browser.write("#submit [name=within]", "measured").await;
+    // With the keyboard: a form is sent from any of its fields.
+    browser.see("#submit [name=within]").await.send_keys(&char::from(Key::Enter).to_string()).await.unwrap();
+    assert_eq!(browser.see("#verdict").await.text().await.unwrap(), "pass");
+    assert!(browser.see(".checked").await.text().await.unwrap().contains("latency"));
+    browser.press(".actions a[href$='/report']").await;
+    assert!(browser.see("main #overview").await.text().await.unwrap().contains("pass"));
+    let header = browser.see("header").await.css_value("background-color").await.unwrap();
+    assert_ne!(header, "rgba(0, 0, 0, 0)", "a report has its style");
+    browser.go(&format!("{}/ui/alignments?run={e2e}", service.base)).await;
+    assert!(browser.see("#list .badge.pass").await.text().await.unwrap().contains("pass"));
+    browser.end().await;
+}
+
+#[tokio::test]
+async fn pages_are_usable_by_keyboard_reader_and_weak_eyes_in_both_schemes_and_on_a_phone() {
+    let Some(browser) = Browser::start().await else { return };
+    let api = Api::configured(|_| ()).await;
+    let [mock, e2e] = pair(&api).await;
+    let id = api.align(&mock, &e2e, json!({ "range": "decoder.self_attn", "forwards": 99 })).await.json();
+    let alignment = id["alignment_id"].as_str().unwrap();
+    let real = real_run(&api).await;
+    // Newer ones, and so small a budget that the page of what is kept has something to tell.
+    api.ended().await;
+    let mut command = command(api.data(), &Setup::default());
+    command.env("LLMPROF__RETENTION__MOST_DAYS", "30").env("LLMPROF__RETENTION__AS_THEY_ARE", "1");
+    command.env("LLMPROF__RETENTION__PACK", "false");
+    let service = Service::spawn(&mut command, api.data());
+    browser.go(&format!("{}/ui/alignments/{alignment}", service.base)).await;
+    browser.see("#verdict").await;
+    let pages = [
+        "/".to_owned(),
+        format!("/ui/runs/{real}"),
+        format!("/ui/runs/{real}/tables/kernels"),
+        format!("/runs/{real}/report"),
+        format!("/ui/diff?a={real}&b={real}"),
+        format!("/ui/alignments?again={alignment}"),
+        format!("/ui/alignments/{alignment}"),
+        format!("/alignments/{alignment}/report"),
+        "/ui/storage".to_owned(),
+        "/ui/doctor".to_owned(),
+        "/ui/nothing".to_owned(),
+    ];
+    for (width, scheme) in [(1280, "light"), (390, "dark"), (390, "light"), (1280, "dark")] {
+        browser.look(width, scheme).await;
+        for page in &pages {
+            browser.go(&format!("{}{page}", service.base)).await;
+            let wrong = browser.eval(include_str!("usable.js")).await;
+            assert_eq!(wrong, json!([]), "{page}, {width} px wide, {scheme}");
+        }
+    }
+    // What has the focus is seen to have it, all the way through the form.
+    browser.go(&format!("{}/", service.base)).await;
+    let body = browser.see("body").await;
+    let mut reached = std::collections::BTreeSet::new();
+    for _ in 0..60 {
+        body.send_keys(&char::from(Key::Tab).to_string()).await.unwrap();
+        let focus = "const it = document.activeElement; return [it.name || it.tagName, getComputedStyle(it).outlineStyle]";
+        let focus = browser.eval(focus).await;
+        // Behind the last one comes the page as a whole.
+        assert!(focus[0] == "BODY" || focus[1] != "none", "{focus}");
+        reached.insert(focus[0].as_str().unwrap().to_owned());
+    }
+    for field in ["state", "model", "mode", "labels", "SUMMARY", "BUTTON"] {
+        assert!(reached.contains(field), "the keyboard does not come to {field}: {reached:?}");
+    }
+    browser.end().await;
+}
+
+/// A run that ended with the report and the tables of a real one.
+async fn real_run(api: &Api) -> String {
+    let id = api.submit(json!({})).await;
+    let run = api.start().await;
+    let golden = include_str!("../golden/gpu-report.json");
+    let tables = data::lines(&serde_json::from_str(golden).unwrap());
+    let report = include_str!("../golden/gpu-report.html");
+    let power = "<svg xmlns=\"http://www.w3.org/2000/svg\"/>";
+    let files = [("report.json", golden), ("report.html", report), ("tables.jsonl", &tables), ("power.svg", power)];
+    api.end(&run, RunState::Succeeded, &files).await;
+    id
 }
 
 fn token(data: &Path) -> String {

@@ -1,13 +1,19 @@
 //! What runs llmprof elsewhere: the image has all that the build reads, its settings exist, and nothing is published beyond the host.
 
 use std::{
-    collections::BTreeMap,
+    collections::{BTreeMap, BTreeSet},
     fs,
     path::{Component, Path, PathBuf},
 };
 
-use llmprof::config::Config;
+use llmprof::{
+    config::Config,
+    run::{Step, StepRecord, StepState},
+    trace::power::{GpuReading, PowerSample},
+};
 use yaml_serde::Value;
+
+use crate::api::Api;
 
 fn root() -> &'static Path {
     Path::new(env!("CARGO_MANIFEST_DIR"))
@@ -85,4 +91,58 @@ fn compose_publishes_on_the_host_alone_and_writes_to_volumes_alone() {
         }
         assert_eq!(service["read_only"], Value::Bool(true), "{name}");
     }
+}
+
+/// The names of our metrics in `text`.
+fn metrics(text: &str) -> BTreeSet<String> {
+    let words = text.split(|c: char| !(c.is_ascii_alphanumeric() || c == '_'));
+    words.filter(|word| word.starts_with("llmprof_")).map(str::to_owned).collect()
+}
+
+#[tokio::test]
+async fn the_dashboard_shows_every_metric_that_is_served_and_no_other() {
+    // All that a GPU and a step can tell.
+    let sample = PowerSample {
+        power_w: Some(1.0),
+        temperature_c: Some(1),
+        gpu_pct: Some(1),
+        memory_used_bytes: Some(1),
+        sm_mhz: Some(1),
+        memory_mhz: Some(1),
+        energy_mj: Some(1),
+        ..PowerSample::default()
+    };
+    let api = Api::with_gpus(vec![GpuReading { uuid: "GPU-1".into(), name: "a GPU".into(), sample }]).await;
+    api.submit(serde_json::json!({})).await;
+    let run = api.start().await;
+    let (started_at, ended_at) = ("2026-11-20T09:00:00.000Z".to_owned(), Some("2026-11-20T09:00:07.500Z".to_owned()));
+    let (step, state) = (Step::Baseline, StepState::Succeeded);
+    let ended = StepRecord { step, state, started_at, ended_at, exit_code: None, message: None };
+    api.store.save_steps(&run, &[ended]).await.unwrap();
+    let served = api.get("/metrics").await.text();
+    let types = served.lines().filter_map(|line| line.strip_prefix("# TYPE ")?.split_once(' '));
+    let mut kinds: BTreeMap<&str, &str> = types.collect();
+    let dashboard: Value = yaml_serde::from_str(&text("conf/grafana/llmprof.json")).unwrap();
+    let panels = dashboard["panels"].as_sequence().unwrap();
+    let mut places = BTreeSet::new();
+    let mut shown = BTreeSet::new();
+    for panel in panels {
+        let at = &panel["gridPos"];
+        assert!(places.insert((at["x"].as_u64().unwrap(), at["y"].as_u64().unwrap())), "two panels in one place");
+        assert!(!panel["title"].as_str().unwrap().is_empty() && panel["fieldConfig"]["defaults"]["unit"].is_string());
+        for target in panel["targets"].as_sequence().unwrap() {
+            shown.extend(metrics(target["expr"].as_str().unwrap()));
+        }
+    }
+    // A histogram is served as three series.
+    let family = |name: &String| {
+        let parts = ["_bucket", "_count", "_sum"].iter().filter_map(|part| name.strip_suffix(part));
+        parts.into_iter().find(|family| kinds.get(family) == Some(&"histogram")).unwrap_or(name).to_owned()
+    };
+    let families: BTreeSet<String> = shown.iter().map(family).collect();
+    for name in &families {
+        assert!(kinds.contains_key(name.as_str()), "{name} is shown and not served");
+    }
+    kinds.retain(|name, _| !families.contains(*name));
+    assert!(kinds.is_empty(), "served and not shown: {kinds:?}");
 }

@@ -1,20 +1,26 @@
 //! Imports over HTTP: captures become runs with all that they allow, and what is no capture leaves nothing behind.
 
-use std::{fs, path::Path, time::Duration};
+use std::{
+    fs,
+    path::Path,
+    sync::Arc,
+    time::{Duration, Instant},
+};
 
 use axum::{
     body::{Body, Bytes},
     http::Method,
 };
-use llmprof::collect::Collector;
+use llmprof::{collect::Collector, config, http, store::Role};
 use rusqlite::Connection;
 use serde_json::{Value, json};
+use sha2::{Digest, Sha256};
 use tempfile::tempdir;
 
 use crate::{
     align::{E2E, MOCK},
     api::{Answer, Api},
-    service::{Service, Setup, script},
+    service::{Service, Setup, command, script},
 };
 
 const META: &str = "create table META_DATA_EXPORT (name text, value text);
@@ -189,6 +195,79 @@ async fn what_is_no_capture_is_refused_in_one_line_and_leaves_nothing() {
     let zeros = || tokio_stream::iter(std::iter::repeat_with(|| Ok::<_, std::io::Error>(Bytes::from(vec![0; 1 << 20]))));
     assert_eq!(send(&api, "", PLAIN, Body::from_stream(zeros())).await.error(), (413, "body_too_large".into()));
     assert_nothing_left(&api, "too large").await;
+}
+
+#[tokio::test]
+async fn a_schema_of_a_hundred_thousand_tables_is_refused_in_bounded_time_and_memory() {
+    let tables = "with recursive n(i) as (select 1 union all select i + 1 from n where i < 100000)
+        insert into sqlite_schema select 'table', 't' || i, 't' || i, (select rootpage from sqlite_schema), 'create table t' || i || '(a)' from n;";
+    let bomb = database(&format!("{META} pragma writable_schema = on; {tables}"));
+    assert!(bomb.len() < 8 << 20, "{} bytes", bomb.len());
+    let data = tempdir().unwrap();
+    let service = Service::start(data.path(), &Setup::default());
+    let before = peak_kib(&service);
+    let client = reqwest::Client::new();
+    let sent = client.post(format!("{}/captures?name=bomb.sqlite", service.base)).header(PLAIN.0, PLAIN.1).body(bomb).send();
+    let (start, sent) = (Instant::now(), tokio::spawn(sent));
+    let mut tick = tokio::time::interval(Duration::from_millis(100));
+    while !sent.is_finished() {
+        assert_eq!(service.get("/queue").await.status(), 200, "others are answered meanwhile");
+        tick.tick().await;
+    }
+    let answer = sent.await.unwrap().unwrap();
+    assert_eq!(answer.status(), 422);
+    let message = answer.json::<Value>().await.unwrap()["error"]["message"].as_str().unwrap().to_owned();
+    assert!(message.starts_with("bomb.sqlite: ") && message.lines().count() == 1 && message.contains("any export"), "{message}");
+    // Ten seconds are its own bound; a machine that builds is slow.
+    assert!(start.elapsed() < Duration::from_secs(120), "{:?}", start.elapsed());
+    let took = peak_kib(&service) - before;
+    assert!(took < 512 << 10, "{took} KiB");
+    assert_eq!(fs::read_dir(data.path().join("incoming")).unwrap().count(), 0);
+}
+
+/// Most memory that the service ever had, KiB.
+fn peak_kib(service: &Service) -> u64 {
+    let status = fs::read_to_string(format!("/proc/{}/status", service.child.id())).unwrap();
+    let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:")).unwrap();
+    line.trim().trim_end_matches(" kB").parse().unwrap()
+}
+
+#[tokio::test]
+async fn imports_count_for_their_owners_share_of_the_disk_while_they_wait_and_when_they_have_ended() {
+    let share = zstd::decode_all(&*timeline(MOCK)).unwrap().len() as u64;
+    let settings = config::Access { tokens: config::Asked::Required, disk_bytes_per_owner: share, ..Default::default() };
+    let api = Api::with(Arc::new(http::Access::new(&settings, false, false, None))).await;
+    let mut tokens = Vec::new();
+    for name in ["ann", "bob"] {
+        let text = format!("llmprof_{name}");
+        let hash = Sha256::digest(text.as_bytes()).into();
+        api.store.create_token(name, Role::Submitter, &hash, None).await.unwrap().unwrap();
+        tokens.push(format!("Bearer {text}"));
+    }
+    let send = async |who: &str| {
+        let headers = [PACKED, ("authorization", who)];
+        api.ask(Method::POST, "/captures?name=mock.sqlite.zst", &headers, timeline(MOCK)).await
+    };
+    // Packed it is small; what counts is what is kept of it.
+    let first = id(&send(&tokens[0]).await);
+    assert!((timeline(MOCK).len() as u64) < share / 2);
+    let refused = send(&tokens[0]).await;
+    assert_eq!(refused.error(), (507, "disk_quota".into()));
+    assert!(refused.text().contains("ann"), "{}", refused.text());
+    assert_eq!(fs::read_dir(api.data().join("incoming")).unwrap().count(), 0);
+    assert_eq!(fs::read_dir(api.data().join("runs")).unwrap().count(), 1, "of what was refused nothing stays");
+    id(&send(&tokens[1]).await);
+    // Cancelled before it began, it takes nothing.
+    let who = [("authorization", tokens[0].as_str())];
+    assert_eq!(api.ask(Method::POST, &format!("/runs/{first}/cancel"), &who, "").await.status, 200);
+    let second = id(&send(&tokens[0]).await);
+    let mut command = command(api.data(), &Setup::default());
+    command.env("LLMPROF__ACCESS__TOKENS", "off");
+    let service = Service::spawn(&mut command, api.data());
+    assert_eq!(service.end(&second).await["state"], "succeeded");
+    assert_eq!(send(&tokens[0]).await.error(), (507, "disk_quota".into()), "ended, it counts as any run");
+    assert_eq!(api.ask(Method::DELETE, &format!("/runs/{second}"), &who, "").await.status, 204);
+    id(&send(&tokens[0]).await);
 }
 
 #[tokio::test]

@@ -16,6 +16,7 @@ use nix::sys::signal::Signal;
 use serde_json::{Value, json};
 
 use crate::{
+    align::MOCK,
     api::Api,
     service::{LLMPROF, Service, Setup},
 };
@@ -203,7 +204,12 @@ async fn a_check_tells_damage_by_its_exit_code_and_repairs_what_can_be() {
     fs::create_dir(&nobody).unwrap();
     let (exit, text) = code(&["check"]);
     assert_eq!(exit, 2, "{text}");
-    for fault in ["is half written", "database and manifest disagree", "the database does not know it", "belongs to no run"] {
+    for fault in [
+        "is half written",
+        "database and manifest disagree",
+        "the database does not know it",
+        "is unknown to the database and not sealed",
+    ] {
         assert!(text.contains(fault), "{fault} is not in {text}");
     }
     assert!(text.contains("4 faults, 0 repaired"), "{text}");
@@ -223,6 +229,110 @@ async fn a_check_tells_damage_by_its_exit_code_and_repairs_what_can_be() {
     let (exit, text) = code(&["check", "--repair"]);
     assert_eq!(exit, 2, "{text}");
     assert!(text.contains("report.md is not what was sealed") && text.contains("report.html is missing"), "{text}");
+}
+
+/// A service's data folder with an import and two alignments of it, all ended; their ids.
+async fn imported_and_aligned(data: &Path) -> [String; 3] {
+    let service = Service::start(data, &Setup::default());
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/captures").join(format!("{MOCK}.sqlite.zst"));
+    let sent = reqwest::Client::new().post(format!("{}/captures?name=mock.sqlite&label=night", service.base));
+    let sent = sent.header("content-type", "application/zstd").body(fs::read(path).unwrap()).send().await.unwrap();
+    let import = sent.json::<Value>().await.unwrap()["run_id"].as_str().unwrap().to_owned();
+    assert_eq!(service.end(&import).await["state"], "succeeded");
+    let asked = json!({ "mock": import, "e2e": import, "range": "decoder.self_attn", "stage": "decode", "within": ["measured"] });
+    let mut aligned = Vec::new();
+    for _ in 0..2 {
+        let (status, queued) = service.post("/alignments", &asked).await;
+        assert_eq!(status, 202, "{queued}");
+        let id = queued["alignment_id"].as_str().unwrap().to_owned();
+        service.get(&format!("/alignments/{id}/events")).await.text().await.unwrap();
+        assert_eq!(service.json(&format!("/alignments/{id}")).await["state"], "succeeded");
+        aligned.push(id);
+    }
+    assert!(service.stop(Signal::SIGTERM).success());
+    let [first, second] = aligned.try_into().unwrap();
+    [import, first, second]
+}
+
+/// What a service tells of an alignment, but for what no folder holds.
+async fn alignment(service: &Service, id: &str) -> Value {
+    let mut told = service.json(&format!("/alignments/{id}")).await;
+    told.as_object_mut().unwrap().retain(|key, _| !["started_at", "ended_at"].contains(&key.as_str()));
+    told
+}
+
+#[tokio::test]
+async fn imports_and_alignments_are_checked_repaired_backed_up_and_restored_as_runs_are() {
+    let (data, place) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+    let (backup, new) = (place.path().join("backup"), place.path().join("new"));
+    let [import, first, second] = imported_and_aligned(data.path()).await;
+    let dir = |id: &str| data.path().join("alignments").join(id);
+    let code = |arguments: &[&str]| {
+        let output = llmprof(arguments, data.path());
+        (output.status.code().unwrap(), told(&output))
+    };
+    let (exit, text) = code(&["check"]);
+    assert!(exit == 0 && text.contains("0 faults"), "{text}");
+    let taken = llmprof(&["backup", backup.to_str().unwrap(), "--prune"], data.path());
+    assert!(taken.status.success(), "{}", told(&taken));
+    let service = Service::start(data.path(), &Setup::default());
+    let (run, aligned) = (all_of(&service, &import).await, alignment(&service, &second).await);
+    assert!(service.stop(Signal::SIGTERM).success());
+
+    // The database lost an import, an alignment and a file of another; kills left half a file, a folder of nobody, and one set aside.
+    let db = rusqlite::Connection::open(data.path().join("llmprof.db")).unwrap();
+    db.execute_batch("pragma foreign_keys = on").unwrap();
+    let bytes = |id: &str| id.parse::<uuid::Uuid>().unwrap().into_bytes();
+    assert_eq!(db.execute("delete from runs where id = ?", [bytes(&import)]).unwrap(), 1);
+    assert_eq!(db.execute("delete from alignments where id = ?", [bytes(&second)]).unwrap(), 1);
+    assert_eq!(db.execute("delete from alignment_artifacts where path = 'alignment.md'", []).unwrap(), 1);
+    drop(db);
+    fs::write(dir(&first).join("manifest.new"), "half").unwrap();
+    let [nobody, gone] = ["019a9f3e-6d1c-7c4e-9a51-3a8f0c2b7d10", "019a9f3e-6d1c-7c4e-9a51-3a8f0c2b7d11.removed"].map(dir);
+    fs::create_dir(&nobody).unwrap();
+    fs::create_dir(&gone).unwrap();
+    let (exit, text) = code(&["check"]);
+    assert_eq!(exit, 2, "{text}");
+    for fault in [
+        format!("run {import}: its folder is sealed and the database does not know it"),
+        format!("alignment {second}: its folder is sealed and the database does not know it"),
+        format!("alignment {first}: database and manifest disagree"),
+        format!("alignment {first}: manifest.new is half written"),
+        "7d10: its folder is unknown to the database and not sealed".to_owned(),
+        "7d11.removed is being removed".to_owned(),
+    ] {
+        assert!(text.contains(&fault), "{fault} is not in {text}");
+    }
+    let (exit, text) = code(&["check", "--repair"]);
+    assert_eq!(exit, 0, "{text}");
+    let (exit, text) = code(&["check"]);
+    assert!(exit == 0 && !nobody.exists() && !gone.exists(), "{text}");
+    let service = Service::start(data.path(), &Setup::default());
+    assert_eq!(alignment(&service, &second).await, aligned);
+    let files = service.json(&format!("/alignments/{first}/artifacts")).await;
+    assert_eq!(files["artifacts"].as_array().unwrap().len(), 6);
+    let imports = service.json("/runs?kind=imported&label=night").await;
+    assert_eq!((&imports["runs"][0]["run_id"], &imports["runs"][0]["state"]), (&json!(import), &json!("succeeded")));
+    assert!(service.stop(Signal::SIGTERM).success());
+
+    // What is lost is told, and stays so; the backup has it.
+    fs::write(dir(&first).join("alignment.html"), "<p>pass").unwrap();
+    fs::remove_file(dir(&second).join("alignment.json")).unwrap();
+    fs::write(data.path().join("runs").join(&import).join("nsys/run.sqlite"), "another capture").unwrap();
+    let (exit, text) = code(&["check", "--repair"]);
+    assert_eq!(exit, 2, "{text}");
+    for fault in [
+        format!("alignment {first}: alignment.html is not what was sealed"),
+        format!("alignment {second}: alignment.json is missing"),
+        format!("run {import}: nsys/run.sqlite is not what was sealed"),
+    ] {
+        assert!(text.contains(&fault), "{fault} is not in {text}");
+    }
+    let restored = llmprof(&["restore", backup.to_str().unwrap()], &new);
+    assert!(restored.status.success(), "{}", told(&restored));
+    assert!(llmprof(&["check"], &new).status.success());
+    let service = Service::start(&new, &Setup::default());
+    assert_eq!((all_of(&service, &import).await, alignment(&service, &second).await), (run, aligned));
 }
 
 #[test]

@@ -26,6 +26,7 @@ mod kernels;
 mod nsys;
 mod openapi;
 mod page;
+mod pages;
 mod report;
 mod runner;
 mod runs;

@@ -14,21 +14,21 @@ use sha2::{Digest, Sha256};
 
 use crate::api::{Answer, Api, MODEL};
 
-const HOST: (&str, &str) = ("host", "llmprof.example:8080");
-const OWN: (&str, &str) = ("origin", "http://llmprof.example:8080");
+const HOST: (&str, &str) = ("host", "localhost:8080");
+const OWN: (&str, &str) = ("origin", "http://localhost:8080");
 const FORM: (&str, &str) = ("content-type", "application/x-www-form-urlencoded");
 /// What would be markup, a script, an attribute's end or a character's name.
-const HOSTILE: &str = "\"'><script>alert(1)</script>&lt;b&gt;<img src=x>";
+pub const HOSTILE: &str = "\"'><script>alert(1)</script>&lt;b&gt;<img src=x>";
 const UNKNOWN: &str = "019a9f3e-6d1c-7c4e-9a51-3a8f0c2b7d10";
 
-async fn post(api: &Api, path: &str, headers: &[(&str, &str)], body: &str) -> Answer {
+pub async fn post(api: &Api, path: &str, headers: &[(&str, &str)], body: &str) -> Answer {
     let all: Vec<_> = [HOST, OWN, FORM].into_iter().chain(headers.iter().copied()).collect();
     api.ask(Method::POST, path, &all, body.to_owned()).await
 }
 
 /// A page that came as one.
 #[track_caller]
-fn page(answer: &Answer, status: u16) -> String {
+pub fn page(answer: &Answer, status: u16) -> String {
     assert_eq!(answer.status.as_u16(), status, "{}", answer.text());
     assert_eq!(answer.header(header::CONTENT_TYPE), "text/html; charset=utf-8");
     let policy = answer.header(header::CONTENT_SECURITY_POLICY);
@@ -42,7 +42,7 @@ fn page(answer: &Answer, status: u16) -> String {
     text
 }
 
-fn location(answer: &Answer) -> &str {
+pub fn location(answer: &Answer) -> &str {
     assert_eq!(answer.status.as_u16(), 303, "{}", answer.text());
     answer.header(header::LOCATION)
 }
@@ -293,14 +293,14 @@ async fn style_and_script_are_kept_for_ever_under_names_of_what_they_hold() {
 }
 
 /// An API that asks for tokens.
-async fn api(change: impl FnOnce(&mut config::Access)) -> Api {
+pub async fn api(change: impl FnOnce(&mut config::Access)) -> Api {
     let mut settings = config::Access { tokens: config::Asked::Required, ..Default::default() };
     change(&mut settings);
     Api::with(Arc::new(http::Access::new(&settings, false, false, None))).await
 }
 
 /// Logs in with a new token; returns the cookie.
-async fn login(api: &Api, name: &str, role: Role) -> String {
+pub async fn login(api: &Api, name: &str, role: Role) -> String {
     let text = format!("llmprof_{name}");
     api.store.create_token(name, role, &Sha256::digest(text.as_bytes()).into(), None).await.unwrap().unwrap();
     let answer = post(api, "/ui/login", &[], &format!("token={text}&next=%2Fui%2Fdoctor")).await;

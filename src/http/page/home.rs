@@ -1,5 +1,7 @@
 //! The first page: devices, queue, recent runs, and the form that submits one.
 
+use std::collections::HashMap;
+
 use axum::{
     Extension, Form,
     extract::{FromRequest, Request, State, rejection::FormRejection},
@@ -19,10 +21,11 @@ use crate::{
         error::{ApiError, ErrorCode},
         queue::{self, Queue},
         request::{self, Params},
+        retention::{self, DueRun},
         runs::{self, RunList},
         submit,
     },
-    run::{Dtype, Mode, RunState},
+    run::{Dtype, Mode, RunId, RunState},
     store::Filter,
     trace::device::Device,
 };
@@ -48,6 +51,8 @@ struct Home<'a> {
     devices: Vec<DeviceView>,
     queue: Queue,
     runs: RunList,
+    /// Those of them that will be removed.
+    going: HashMap<RunId, DueRun>,
     asked: &'a Asked,
     /// Whether some runs are left out by what was asked.
     filtered: bool,
@@ -140,10 +145,13 @@ async fn show(app: &App, caller: &Caller, asked: &Asked, entered: &Entered, prob
         problem,
         key: Uuid::now_v7(),
     };
+    let runs = runs::page(app, &filter, given(&asked.cursor).as_deref(), SHOWN).await?;
+    let ids: Vec<RunId> = runs.runs.iter().map(|run| run.run_id).collect();
     let home = Home {
         devices: devices::devices(State(app.clone())).await?.0.devices,
         queue: queue::queue(State(app.clone())).await?.0,
-        runs: runs::page(app, &filter, given(&asked.cursor).as_deref(), SHOWN).await?,
+        going: retention::going(app, &ids).await?,
+        runs,
         asked,
         filtered: filter.state.is_some() || filter.model.is_some() || filter.label.is_some(),
         states: RunState::ALL,

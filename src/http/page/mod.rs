@@ -3,6 +3,8 @@
 //! A page asks what the API asks and shows what the API answers; it decides nothing of its own. What it shows is text of `view`,
 //! where every value is escaped.
 
+mod alignment;
+mod alignments;
 mod assets;
 mod compare;
 mod doctor;
@@ -10,6 +12,7 @@ mod entered;
 mod home;
 mod login;
 mod run;
+mod storage;
 mod table;
 mod view;
 
@@ -54,6 +57,12 @@ pub fn router(app: App) -> Router {
         .route("/ui/runs/{run_id}/cancel", post(run::cancel).get(run::back))
         .route("/ui/runs/{run_id}/delete", post(run::delete).get(run::back))
         .route("/ui/runs/{run_id}/tables/{table}", get(table::table))
+        .route("/ui/runs/{run_id}/pin", post(run::pin).get(run::back))
+        .route("/ui/runs/{run_id}/unpin", post(run::unpin).get(run::back))
+        .route("/ui/alignments", get(alignments::list).post(alignments::submit))
+        .route("/ui/alignments/{alignment_id}", get(alignment::alignment))
+        .route("/ui/alignments/{alignment_id}/delete", post(alignment::delete).get(alignment::back))
+        .route("/ui/storage", get(storage::storage))
         .route("/ui/diff", get(compare::compare))
         .route("/ui/doctor", get(doctor::doctor))
         .route(LOGIN, get(login::form).post(login::enter))

@@ -16,18 +16,20 @@ use crate::{
     http::{
         App,
         access::Caller,
+        alignments::{self, AlignmentView},
         diff::file,
         error::ApiError,
         queue,
         request::RunPath,
+        retention::{self, Fate},
         runs::{self, RunSummary, RunView},
     },
     report::{
         self, Tile,
         data::{self, TableHead},
     },
-    run::{ArtifactRecord, RunId, Step},
-    store::{Filter, Role},
+    run::{ArtifactRecord, RunId, Step, import::RunKind},
+    store::{AlignmentFilter, Filter, Role},
 };
 
 /// Bytes of the journal's end that are looked through for lines to show.
@@ -36,6 +38,8 @@ const TAIL: u64 = 1 << 18;
 const LINES: usize = 200;
 /// Other runs that are offered for a comparison.
 const OFFERED: u32 = 20;
+/// Alignments that are shown.
+const ALIGNMENTS: u32 = 10;
 
 /// What the page shows.
 #[derive(Serialize)]
@@ -55,6 +59,12 @@ struct Shown {
     bytes: u64,
     has: Has,
     others: Vec<RunSummary>,
+    /// What will become of its files; once it has ended.
+    fate: Option<Fate>,
+    /// The newest alignments that it is a side of.
+    alignments: Vec<AlignmentView>,
+    /// Whether the form of a submission can ask the same again.
+    again: bool,
 }
 
 /// Which of its files a page points at.
@@ -63,6 +73,8 @@ struct Has {
     report: bool,
     timeline: bool,
     power: bool,
+    /// What an alignment reads.
+    export: bool,
 }
 
 /// How far a step is.
@@ -109,9 +121,20 @@ pub async fn run(
         tiles: read(&app, id, layout::REPORT_JSON, report::stored_tiles).await?,
         tables: read(&app, id, layout::TABLES, data::heads).await?.into_iter().filter(|table| table.total > 0).collect(),
         bytes: artifacts.iter().map(|it| it.bytes).sum(),
-        has: Has { report: left(layout::REPORT_HTML), timeline: left(layout::TIMELINE), power: left(layout::POWER_SVG) },
+        has: Has {
+            report: left(layout::REPORT_HTML),
+            timeline: left(layout::TIMELINE),
+            power: left(layout::POWER_SVG),
+            export: left(layout::NSYS_EXPORT),
+        },
         artifacts,
         others,
+        fate: match run.state.is_final() {
+            true => Some(retention::fate(&app, id).await?),
+            false => None,
+        },
+        alignments: alignments::page(&app, AlignmentFilter { state: None, run: Some(id) }, None, ALIGNMENTS).await?.alignments,
+        again: run.kind == RunKind::Profiled && run.spec.target.is_none(),
         run,
     };
     Ok(Page::of(Some(&caller), "run.html", shown)?)
@@ -175,6 +198,20 @@ pub async fn delete(
 ) -> Result<Redirect, PageError> {
     runs::delete(state, caller, path?).await?;
     Ok(Redirect::to("/"))
+}
+
+/// `POST /ui/runs/{run_id}/pin`
+pub async fn pin(state: State<App>, caller: Extension<Caller>, path: Result<RunPath, ApiError>) -> Result<Redirect, PageError> {
+    let RunPath(id) = path?;
+    _ = retention::pin(state, caller, RunPath(id)).await?;
+    Ok(Redirect::to(&format!("/ui/runs/{id}#kept")))
+}
+
+/// `POST /ui/runs/{run_id}/unpin`
+pub async fn unpin(state: State<App>, caller: Extension<Caller>, path: Result<RunPath, ApiError>) -> Result<Redirect, PageError> {
+    let RunPath(id) = path?;
+    _ = retention::unpin(state, caller, RunPath(id)).await?;
+    Ok(Redirect::to(&format!("/ui/runs/{id}#kept")))
 }
 
 /// Leads to the run's page whoever comes back to the address of one of its buttons.

@@ -18,13 +18,16 @@ use crate::report::{self, format};
 pub const STYLES: [&str; 2] = [report::STYLE, include_str!("templates/page.css")];
 pub const SCRIPT: &str = include_str!("templates/page.js");
 
-const TEMPLATES: [(&str, &str); 11] = [
+const TEMPLATES: [(&str, &str); 14] = [
     ("macros.html", report::TABLE_MACRO),
     ("layout.html", include_str!("templates/layout.html")),
     ("parts.html", include_str!("templates/parts.html")),
     ("home.html", include_str!("templates/home.html")),
     ("submit.html", include_str!("templates/submit.html")),
     ("run.html", include_str!("templates/run.html")),
+    ("alignments.html", include_str!("templates/alignments.html")),
+    ("alignment.html", include_str!("templates/alignment.html")),
+    ("storage.html", include_str!("templates/storage.html")),
     ("table.html", include_str!("templates/table.html")),
     ("diff.html", include_str!("templates/diff.html")),
     ("doctor.html", include_str!("templates/doctor.html")),

@@ -13,7 +13,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use rusqlite::{Connection, OpenFlags, Result, Row, RowIndex, config::DbConfig, limits::Limit, types::ValueRef};
+use rusqlite::{Connection, ErrorCode, OpenFlags, Result, Row, RowIndex, config::DbConfig, limits::Limit, types::ValueRef};
 
 use super::{
     super::ParseError,
@@ -25,6 +25,8 @@ const MAGIC: &[u8; 16] = b"SQLite format 3\0";
 /// Fewest bytes that a row of any of our tables takes.
 const ROW_BYTES: u64 = 4;
 
+/// Most tables: an export has about a hundred.
+const MAX_TABLES: usize = 10_000;
 /// Longest complaint of SQLite that is told, characters.
 const MAX_SAID: usize = 200;
 /// Longest text that is read, bytes: far more than any name, option or environment takes.
@@ -54,9 +56,18 @@ impl Export {
         let bytes = check_header(path)?;
         let query = |what| move |source| ParseError::Query { path: path.into(), what, source: brief(source) };
         let db = connect(path).map_err(query("the header"))?;
-        let tables = real_tables(&db).map_err(query("the list of tables"))?;
+        let tables = real_tables(&db).map_err(|source| match source.sqlite_error_code() {
+            Some(ErrorCode::OperationInterrupted) => {
+                let what = "its schema takes longer to read, or more memory, than that of any export".into();
+                ParseError::Foreign { path: path.into(), what }
+            }
+            _ => query("the list of tables")(source),
+        })?;
         bound(&db, MOST_TIME).map_err(query("the list of tables"))?;
         let export = Self { path: path.into(), db, tables, most_rows: (bytes / ROW_BYTES).min(MAX_ROWS) };
+        if export.tables.len() > MAX_TABLES {
+            return Err(export.foreign("more tables than any export has"));
+        }
         if export.facts_table().is_none() {
             return Err(export.foreign("an SQLite database, but no export of nsys"));
         }

@@ -163,5 +163,5 @@ async fn a_run_that_was_being_forgotten_is_forgotten_or_comes_back() {
     house.keeper.store.delete(gone).await.unwrap();
     recover(&house.keeper.store, &house.keeper.runs).await.unwrap();
     assert_eq!(house.seen(known).await.len(), 3);
-    assert!(!folder::of(&house.keeper.runs, gone).exists() && folder::all_aside(&house.keeper.runs).unwrap().is_empty());
+    assert!(!folder::of(&house.keeper.runs, gone).exists() && folder::all_aside::<RunId>(&house.keeper.runs).unwrap().is_empty());
 }

@@ -1,4 +1,4 @@
-// What a page does beyond being read: it follows a run, keeps its lists fresh, and filters and sorts in place.
+// What a page does beyond being read: it follows a run or an alignment, keeps its lists fresh, and filters and sorts in place.
 // It lays nothing out: parts of a page come from the service again as it would show them, and everything else is text.
 "use strict";
 (() => {
@@ -42,6 +42,7 @@
 
   const follow = main.dataset.events;
   if (follow) {
+    const what = main.dataset.what || "run";
     const log = by("log");
     const bar = document.querySelector("#progress progress");
     const stream = new EventSource(follow);
@@ -49,33 +50,36 @@
     const on = (name, act) => stream.addEventListener(name, (event) => act(JSON.parse(event.data)));
     let fresh = true;
     // The stream tells the whole log from its start.
-    stream.addEventListener("open", () => { if (fresh) log.textContent = ""; fresh = false; });
+    stream.addEventListener("open", () => { if (fresh && log) log.textContent = ""; fresh = false; });
     stream.addEventListener("error", () => {
       if (stream.readyState === EventSource.CLOSED) setTimeout(() => location.reload(), 5000);
     });
-    on("attempt", () => { by("progress").hidden = true; });
+    const idle = () => { if (bar) by("progress").hidden = true; };
+    on("attempt", idle);
     on("log", ({ step, line }) => {
+      if (!log) return;
       const down = log.scrollTop + log.clientHeight >= log.scrollHeight - 8;
       log.append(`${step}: ${line}\n`);
       while (log.childNodes.length > LINES) log.firstChild.remove();
       if (down) log.scrollTop = log.scrollHeight;
     });
     on("progress", ({ step, phase, done, total }) => {
+      if (!bar) return;
       by("progress").hidden = false;
       by("phase").textContent = `${step}: ${phase}, ${done} of ${total}`;
       bar.max = Math.max(total, 1);
       bar.value = done;
     });
     on("step", ({ step }) => {
-      by("progress").hidden = true;
+      idle();
       if (step.state !== "running") say(`Step ${step.step}: ${step.state}.`);
       refresh();
     });
-    on("state", ({ state }) => { say(`The run is ${state}.`); refresh(); });
+    on("state", ({ state }) => { say(`The ${what} is ${state}.`); refresh(); });
     on("end", async ({ state }) => {
       stream.close();
-      say(`The run has ended: ${state}.`);
       const page = await renew(location.href, ["top", "main"]).catch(() => false);
+      say(`The ${what} has ended: ${by("verdict")?.textContent || state}.`);
       if (page) main.removeAttribute("data-events"); else location.reload();
     });
   }

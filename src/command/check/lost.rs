@@ -1,0 +1,115 @@
+//! What a sealed folder tells of a run or an alignment whose row was lost.
+
+use std::{fs, path::Path};
+
+use llmprof::{
+    artifact::{
+        journal::{self, JournalEvent, Position},
+        layout, manifest,
+    },
+    run::{
+        AlignmentId, ArtifactRecord, RunId, RunSpec, RunState, StepRecord, StepState,
+        alignment::{AlignmentSpec, CheckSummary, Verdict},
+    },
+    store::{AlignmentOutcome, LostAlignment, LostRun, Store, StoreError},
+};
+use serde::Deserialize;
+
+use super::Subject;
+
+const ANEW: &str = "its row was lost and made anew from its folder by llmprof check";
+
+/// What was lost.
+pub enum Lost {
+    Run(LostRun),
+    Alignment(LostAlignment),
+}
+
+impl Lost {
+    /// Makes its rows anew.
+    pub async fn insert(&self, store: &Store) -> Result<(), StoreError> {
+        match self {
+            Self::Run(run) => store.insert_lost(run).await,
+            Self::Alignment(alignment) => store.insert_lost_alignment(alignment).await,
+        }
+    }
+
+    pub fn artifacts(&self) -> &[ArtifactRecord] {
+        match self {
+            Self::Run(run) => &run.artifacts,
+            Self::Alignment(alignment) => &alignment.outcome.artifacts,
+        }
+    }
+}
+
+/// What a sealed folder tells of what it belongs to; `None`: too little.
+pub fn lost(of: Subject, dir: &Path) -> Option<Lost> {
+    match of {
+        Subject::Run(id) => run(id, dir).map(Lost::Run),
+        Subject::Alignment(id) => alignment(id, dir).map(Lost::Alignment),
+    }
+}
+
+/// A run, without its owner and findings.
+fn run(id: RunId, dir: &Path) -> Option<LostRun> {
+    let artifacts = manifest::read(dir).ok()?;
+    let spec: RunSpec = serde_json::from_slice(&fs::read(dir.join(layout::SPEC)).ok()?).ok()?;
+    let steps = last_steps(dir);
+    let reported = artifacts.iter().any(|it| it.path == layout::REPORT_JSON);
+    let state = match reported {
+        false => RunState::Failed,
+        true if steps.iter().all(|step| step.state == StepState::Succeeded) => RunState::Succeeded,
+        true => RunState::Partial,
+    };
+    let queued_ms = submitted(id.0)?;
+    let ended_ms = ended(&steps).unwrap_or(queued_ms);
+    Some(LostRun { id, spec, state, queued_ms, ended_ms, message: ANEW.to_owned(), artifacts })
+}
+
+/// An alignment, without its owner: its report tells the verdict, and one without a report failed.
+fn alignment(id: AlignmentId, dir: &Path) -> Option<LostAlignment> {
+    #[derive(Deserialize)]
+    struct Said {
+        verdict: Verdict,
+        checks: Vec<CheckSummary>,
+    }
+    let artifacts = manifest::read(dir).ok()?;
+    let spec: AlignmentSpec = serde_json::from_slice(&fs::read(dir.join(layout::SPEC)).ok()?).ok()?;
+    let report = format!("{}.json", layout::ALIGNMENT);
+    let found = match artifacts.iter().any(|it| it.path == report) {
+        true => serde_json::from_slice(&fs::read(dir.join(report)).ok()?).ok().map(|said: Said| (said.verdict, said.checks)),
+        false => None,
+    };
+    let queued_ms = submitted(id.0)?;
+    let ended_ms = ended(&last_steps(dir)).unwrap_or(queued_ms);
+    let outcome = AlignmentOutcome { found: found.ok_or_else(|| ANEW.to_owned()), artifacts };
+    Some(LostAlignment { id, spec, queued_ms, ended_ms, outcome })
+}
+
+/// When an id was given, milliseconds since 1970.
+fn submitted(id: uuid::Uuid) -> Option<i64> {
+    let (seconds, nanos) = id.get_timestamp()?.to_unix();
+    Some(i64::try_from(seconds).ok()? * 1000 + i64::from(nanos / 1_000_000))
+}
+
+/// When the last step ended, milliseconds since 1970.
+fn ended(steps: &[StepRecord]) -> Option<i64> {
+    let ended = steps.iter().rev().find_map(|step| step.ended_at.as_ref()?.parse::<jiff::Timestamp>().ok());
+    ended.map(|time| time.as_millisecond())
+}
+
+/// The steps of the last attempt, as the journal tells them.
+fn last_steps(dir: &Path) -> Vec<StepRecord> {
+    let mut steps: Vec<StepRecord> = Vec::new();
+    for (_, event) in journal::read_from(dir, &mut Position::default(), usize::MAX).unwrap_or_default() {
+        match event {
+            JournalEvent::Attempt { .. } => steps.clear(),
+            JournalEvent::Step { step } => match steps.iter_mut().find(|known| known.step == step.step) {
+                Some(known) => *known = step,
+                None => steps.push(step),
+            },
+            _ => {}
+        }
+    }
+    steps
+}
