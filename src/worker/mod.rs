@@ -31,6 +31,7 @@ use crate::{
     collect::Collector,
     config::{Config, Models},
     profiling::Presets,
+    run::command::Commands,
     store::Store,
 };
 
@@ -45,6 +46,8 @@ pub struct Context {
     /// Folder that manifests are read from.
     pub inputs: PathBuf,
     pub models: Arc<Models>,
+    /// Commands that runs may name as their target.
+    pub targets: Arc<Commands>,
     /// What each mode means.
     pub presets: Arc<Presets>,
     pub devices: Arc<Devices>,

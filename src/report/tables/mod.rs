@@ -37,6 +37,9 @@ pub fn six(facts: &RunFacts, trace: &Trace, analysis: &Analysis) -> Vec<Table> {
 
 /// Which pass times are of: `the plain pass`, unless there was none.
 fn pass(analysis: &Analysis) -> &'static str {
+    if analysis.only_traced && analysis.command.is_some() {
+        return "the traced pass, for the plain one tells no stages";
+    }
     if analysis.only_traced { "the traced pass, for there is no plain one" } else { "the plain pass" }
 }
 
