@@ -7,7 +7,7 @@ use std::{fmt, str::FromStr};
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
-use super::{Dtype, UnknownWord, command::CommandCall, whole::maybe_whole, words};
+use super::{Dtype, RunSpec, UnknownWord, command::CommandCall, whole::maybe_whole, words};
 
 /// What a run profiles in place of a whole model.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, ToSchema)]
@@ -32,6 +32,13 @@ impl Target {
             Self::Part(_) => None,
             Self::Command(call) => Some(call),
         }
+    }
+}
+
+impl RunSpec {
+    /// Devices that the run gets at once.
+    pub fn gpus(&self) -> u32 {
+        self.target.as_ref().and_then(|target| target.command()?.gpus).unwrap_or(1).max(1)
     }
 }
 

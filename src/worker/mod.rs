@@ -7,6 +7,7 @@ mod carry;
 pub mod doctor;
 pub mod execute;
 pub mod executor;
+mod gang;
 pub mod import;
 mod job;
 pub mod offline;

@@ -2,7 +2,7 @@
 //!
 //! Arranges figures that analysis made; computes none.
 
-use super::{NO_TIMES, NO_TIMES_REMEDY, pass};
+use super::{no_times, pass};
 use crate::{
     analyze::{
         Analysis,
@@ -85,7 +85,10 @@ fn words(words: &[String]) -> String {
 pub fn aggregates(analysis: &Analysis) -> Table {
     let stages = &analysis.stages;
     let without = if analysis.only_traced { "" } else { ", without any profiler" };
-    let caption = format!("Over {} measured repeats of {}{without}.", stages.repeats, pass(analysis));
+    let caption = match analysis.command.as_ref().and_then(|command| command.plain_ms) {
+        Some(whole) => format!("Wall times over {} repeats without any profiler; stages are of {}.", whole.n, pass(analysis)),
+        None => format!("Over {} measured repeats of {}{without}.", stages.repeats, pass(analysis)),
+    };
     let mut table = Table::new("aggregates", "Aggregates", caption, &["What", "#Mean", "#Std", "#Min", "#Max", "Unit"]);
     let mut spread = |what: &str, values: Option<Spread>, unit: &str, show: fn(f64) -> String| {
         if let Some(it) = values {
@@ -122,7 +125,8 @@ pub fn aggregates(analysis: &Analysis) -> Table {
     if let Some(start) = &analysis.start {
         single("Loading the model", Some(ms(start.load_ns as f64 / 1e6)), "ms, once");
     }
-    table.or_gap(NO_TIMES, NO_TIMES_REMEDY)
+    let (why, remedy) = no_times(analysis);
+    table.or_gap(why, remedy)
 }
 
 /// Stage times; vision is a note.
@@ -160,7 +164,8 @@ pub fn stages(analysis: &Analysis) -> Table {
             vision.inside,
         ));
     }
-    table.or_gap(NO_TIMES, NO_TIMES_REMEDY)
+    let (why, remedy) = no_times(analysis);
+    table.or_gap(why, remedy)
 }
 
 /// Use of arithmetic and memory, against both ceilings.

@@ -43,9 +43,11 @@ impl Job<'_> {
     }
 
     fn command_run(&self, plan: &CommandPlan) -> CommandRun {
-        let devices = std::iter::once(self.device).chain(&self.order.beside).filter(|device| !device.is_cpu());
+        let mut devices: Vec<&Device> = std::iter::once(self.device).chain(&self.order.beside).filter(|it| !it.is_cpu()).collect();
+        devices.sort_by(|a, b| a.name.cmp(&b.name));
         let spec = &self.order.spec;
-        CommandRun { plan: plan.clone(), warmup: spec.warmup, repeats: spec.repeats, gpus: devices.map(visible).collect() }
+        let gpus = devices.into_iter().map(visible).collect();
+        CommandRun { plan: plan.clone(), warmup: spec.warmup, repeats: spec.repeats, gpus }
     }
 
     /// Looks at the host, and keeps what is about to be started.
