@@ -109,7 +109,13 @@ fn choice(stage: &str, launches: &[Kernel], trace: &NsysTrace, bounds: Bounds) -
     let covered = kernels.iter().map(|it| it.total_ms).sum();
     let wanted: Vec<Kernel> =
         launches.iter().copied().filter(|it: &Kernel| ranked.iter().any(|(name, ..)| *name == it.name)).collect();
-    Choice { stage: stage.into(), range: range(stage, trace), kernels, covered_pct: percent(covered, ms(launches)), window: window(&wanted, bounds) }
+    Choice {
+        stage: stage.into(),
+        range: range(stage, trace),
+        kernels,
+        covered_pct: percent(covered, ms(launches)),
+        window: window(&wanted, bounds),
+    }
 }
 
 /// The first ranges that are this stage, in ncu's words: `DOMAIN@RANGE/`, without the slash for those that may cross threads.

@@ -31,9 +31,8 @@ pub struct CommandTiming {
 
 /// Sums up what was timed.
 pub fn timing(trace: &CommandTrace) -> CommandTiming {
-    let spread = |times: &Option<CommandTimes>| {
-        times.as_ref().and_then(|it| Spread::of(it.wall_ns.iter().map(|ns| Nanos(*ns).as_ms())))
-    };
+    let spread =
+        |times: &Option<CommandTimes>| times.as_ref().and_then(|it| Spread::of(it.wall_ns.iter().map(|ns| Nanos(*ns).as_ms())));
     let plain = trace.plain.as_ref();
     CommandTiming {
         of: plain.or(trace.traced.as_ref()).map_or(Timed::Process, |times| times.of),
@@ -66,7 +65,8 @@ pub fn findings(analysis: &Analysis, trace: &Trace) -> Vec<Finding> {
         ));
     }
     if analysis.only_traced && has_stages {
-        let message = "The command tells no stages of its plain pass: times of stages are of the traced one, which tracing has lengthened.";
+        let message =
+            "The command tells no stages of its plain pass: times of stages are of the traced one, which tracing has lengthened.";
         let mut finding = Finding::new("stages_only_traced", Severity::Info, message);
         if let Some(overhead) = command.overhead().and_then(|it| it.overhead_pct) {
             finding = finding.with("tracing lengthened the whole by", format!("{overhead:.1} %"));

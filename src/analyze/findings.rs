@@ -120,7 +120,7 @@ fn overhead_high(analysis: &Analysis, trace: &Trace) -> Vec<Finding> {
 
 fn few_repeats(analysis: &Analysis, _: &Trace) -> Vec<Finding> {
     let whole = analysis.command.as_ref().and_then(|command| command.plain_ms);
-    let repeats = whole.map_or(analysis.stages.repeats, |it| it.n as u32);
+    let repeats = whole.map_or(analysis.stages.repeats, |it| it.n);
     if repeats == 0 || repeats >= 3 {
         return vec![];
     }

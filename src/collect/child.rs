@@ -139,7 +139,8 @@ pub async fn run_beside(argv: &Argv, logs: &Logs, leash: &Leash) -> io::Result<E
 
 async fn to_its_end(argv: &Argv, logs: &Logs, leash: &Leash, alone: Alone) -> io::Result<Ended> {
     if leash.stop.is_cancelled() {
-        (File::create(&logs.stdout)?, File::create(&logs.stderr)?);
+        File::create(&logs.stdout)?;
+        File::create(&logs.stderr)?;
         return Ok(Ended::Stopped);
     }
     let mut running = Running::begin(argv, logs, leash, alone).await?;

@@ -120,13 +120,7 @@ impl Collector {
     }
 
     /// The command with its arguments, environment and folder in place.
-    fn command_argv(
-        &self,
-        run: &CommandRun,
-        program: &Path,
-        args: &[Pieces],
-        place: &Place,
-    ) -> Result<Argv, CollectError> {
+    fn command_argv(&self, run: &CommandRun, program: &Path, args: &[Pieces], place: &Place) -> Result<Argv, CollectError> {
         let plan = &run.plan;
         let found = tools::find_program(program).ok_or_else(|| CollectError::NoProgram { program: program.to_owned() })?;
         let mut argv = Argv::new(found).args(args.iter().map(|arg| arg.argument(&place.out, place.port)));
@@ -219,7 +213,8 @@ async fn repeat(
 }
 
 fn cut_short(measured: usize, asked: u32, longest: Duration) -> Finding {
-    let message = format!("The command was repeated {measured} times, not {asked}: the run's time is needed for what comes after.");
+    let message =
+        format!("The command was repeated {measured} times, not {asked}: the run's time is needed for what comes after.");
     Finding::new("repeats_cut_short", Severity::Warning, message)
         .with("longest repeat, s", format!("{:.1}", longest.as_secs_f64()))
         .advise("ask for fewer repeats and less warm-up, or raise timeout_s up to limits.run_s")

@@ -86,7 +86,10 @@ pub fn profile(
     }
     argv = argv
         .arg("--nvtx")
-        .args(["--nvtx-include".to_owned(), selection.range.clone().unwrap_or_else(|| format!("{STAGE_DOMAIN}@{}/", selection.stage))])
+        .args([
+            "--nvtx-include".to_owned(),
+            selection.range.clone().unwrap_or_else(|| format!("{STAGE_DOMAIN}@{}/", selection.stage)),
+        ])
         .args(["--kernel-name-base", "function", "--kernel-name"])
         .arg(format!("regex:^({})$", names.join("|")))
         .args(["--filter-mode", "per-launch-config", "--launch-skip"])

@@ -26,14 +26,7 @@ pub struct Preflight {
 impl Collector {
     /// Describes the host and checks what `settings` ask for on `device`; of the model runner only where `runner` runs. `dir` is the run's
     /// folder.
-    pub async fn preflight(
-        &self,
-        settings: &Profiling,
-        device: &Device,
-        runner: bool,
-        dir: &Path,
-        leash: &Leash,
-    ) -> Preflight {
+    pub async fn preflight(&self, settings: &Profiling, device: &Device, runner: bool, dir: &Path, leash: &Leash) -> Preflight {
         // The blocking task only fails when it panics: the host is then unknown, which is no reason to fail the run.
         let mut environment = tokio::task::spawn_blocking(host::describe).await.unwrap_or_default();
         let driver = read_driver().await;

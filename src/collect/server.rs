@@ -17,7 +17,11 @@ use super::{
     ready,
     sweep::targets,
 };
-use crate::{run::command::Ready, runner::Progress, trace::command::{CommandTimes, Timed}};
+use crate::{
+    run::command::Ready,
+    runner::Progress,
+    trace::command::{CommandTimes, Timed},
+};
 
 /// Time between looks whether a server that was told to end has done so.
 const LOOK: Duration = Duration::from_millis(50);
@@ -88,7 +92,10 @@ impl Served<'_> {
         let ended = running.end(ended, leash).await.map_err(failed)?;
         match used {
             // It was told to end, and how it does so is its own business.
-            Ok(()) if matches!(ended, Ended::Exited(_) | Ended::Signalled(_)) || whom == Whom::Everything && ended == Ended::Stopped => {
+            Ok(())
+                if matches!(ended, Ended::Exited(_) | Ended::Signalled(_))
+                    || whom == Whom::Everything && ended == Ended::Stopped =>
+            {
                 Ok(Pass { wall: began.elapsed(), findings: Vec::new() })
             }
             Ok(()) => Err(folder.failed("the server", ended, &logs, leash)),
@@ -101,7 +108,14 @@ impl Served<'_> {
     }
 
     /// Waits until it is ready and recorded, and has the client use it.
-    async fn is_used(&mut self, folder: &Folder<'_>, name: &str, logs: &Logs, began: Instant, leash: &Leash) -> Result<(), CollectError> {
+    async fn is_used(
+        &mut self,
+        folder: &Folder<'_>,
+        name: &str,
+        logs: &Logs,
+        began: Instant,
+        leash: &Leash,
+    ) -> Result<(), CollectError> {
         let within = Duration::from_secs(self.ready.within_s.into());
         let is_ready = async {
             match (&self.url, &self.ready.log) {
@@ -124,8 +138,14 @@ impl Served<'_> {
         };
         for turn in 0..self.warmup + self.repeats {
             let measured = turn.checked_sub(self.warmup);
-            let log = measured.map_or_else(|| format!("{name}-client-warmup-{}", turn + 1), |turn| format!("{name}-client-{}", turn + 1));
-            progress(leash, measured.is_some(), measured.unwrap_or(turn), if measured.is_some() { self.repeats } else { self.warmup });
+            let log = measured
+                .map_or_else(|| format!("{name}-client-warmup-{}", turn + 1), |turn| format!("{name}-client-{}", turn + 1));
+            progress(
+                leash,
+                measured.is_some(),
+                measured.unwrap_or(turn),
+                if measured.is_some() { self.repeats } else { self.warmup },
+            );
             let wall = folder.beside("the client", &log, &client, leash).await?;
             if measured.is_some() {
                 self.times.wall_ns.push(i64::try_from(wall.as_nanos()).unwrap_or(i64::MAX));

@@ -35,8 +35,7 @@ pub fn example_targets() -> Result<Commands, ConfigError> {
 }
 
 fn parse(origin: &str, text: &str, models: &Models) -> Result<Commands, ConfigError> {
-    let File { commands } =
-        toml::from_str(text).map_err(|source| ConfigError::Syntax { origin: origin.to_owned(), source })?;
+    let File { commands } = toml::from_str(text).map_err(|source| ConfigError::Syntax { origin: origin.to_owned(), source })?;
     for (name, command) in &commands {
         let refused = |message: String| ConfigError::Target { origin: origin.to_owned(), name: name.clone(), message };
         command.check(name).map_err(refused)?;
@@ -52,7 +51,10 @@ fn check_stages(command: &CommandTarget) -> Result<(), String> {
     for rule in &command.stages {
         rule.parse::<StageRule>().map_err(|error| format!("stages: {error}"))?;
     }
-    match [("within", &command.within), ("without", &command.without)].iter().find(|(_, names)| names.iter().any(String::is_empty)) {
+    match [("within", &command.within), ("without", &command.without)]
+        .iter()
+        .find(|(_, names)| names.iter().any(String::is_empty))
+    {
         Some((key, _)) => Err(format!("{key}: a range has a name")),
         None => Ok(()),
     }
@@ -93,7 +95,9 @@ mod tests {
                 "params.n: default: 3 is not between 1 and 2",
             ),
             (
-                command("args = ['{s}']\n[commands.x.params.s]\ntype = 'string'\ndescription = 's'\npattern = '['\nmax_length = 9"),
+                command(
+                    "args = ['{s}']\n[commands.x.params.s]\ntype = 'string'\ndescription = 's'\npattern = '['\nmax_length = 9",
+                ),
                 "is no regular expression",
             ),
             ("[commands.llama-tiny]\ndescription = 'x'\nprogram = 'y'".into(), "command llama-tiny: a model bears this name"),

@@ -103,9 +103,7 @@ fn expect(runs: &[Waiting], devices: &[Device], history: &[History], now: i64) -
             owner: it.run.owner.clone(),
             priority: spec.priority,
             queued_at: it.run.queued_at.clone(),
-            expected_start: first
-                .and_then(|start| jiff::Timestamp::from_millisecond(start).ok())
-                .map(|at| format!("{at:.3}")),
+            expected_start: first.and_then(|start| jiff::Timestamp::from_millisecond(start).ok()).map(|at| format!("{at:.3}")),
             unknown_because: unknown,
         }
     });

@@ -106,7 +106,8 @@ pub(super) fn check(app: &App, run: SubmitRun, call: &CommandCall) -> Result<Run
     let preset = app.presets.get(&run.mode).ok_or_else(|| invalid(format!("mode {} is not configured", run.mode)))?;
     let change = run.profiling.clone().unwrap_or_default();
     let profiling = preset.changed(change.clone()).map_err(|error| invalid(format!("profiling: {error}")))?;
-    let target = CommandCall { command: call.command.clone(), params: plan.params, gpus: Some(plan.gpus).filter(|gpus| *gpus > 0) };
+    let target =
+        CommandCall { command: call.command.clone(), params: plan.params, gpus: Some(plan.gpus).filter(|gpus| *gpus > 0) };
     Ok(RunSpec {
         model: call.command.clone(),
         inputs_manifest: String::new(),

@@ -184,7 +184,9 @@ impl CommandTarget {
         }
         for (name, param) in &self.params {
             if !is_param(name) || [OUT, PORT].contains(&name.as_str()) {
-                return Err(format!("params.{name}: a name is of lower-case letters, digits and '_', 32 at most, and not {OUT} or {PORT}"));
+                return Err(format!(
+                    "params.{name}: a name is of lower-case letters, digits and '_', 32 at most, and not {OUT} or {PORT}"
+                ));
             }
             param.check().map_err(|why| format!("params.{name}: {why}"))?;
         }
@@ -268,13 +270,17 @@ impl CommandTarget {
         }
         match (&ready.url, &ready.log) {
             (Some(url), None) if is_local(url) => {}
-            (Some(_), None) => return Err("ready.url: it does not begin with http://127.0.0.1, http://localhost or http://[::1]".into()),
+            (Some(_), None) => {
+                return Err("ready.url: it does not begin with http://127.0.0.1, http://localhost or http://[::1]".into());
+            }
             (None, Some(log)) if !log.trim().is_empty() => {}
             _ => return Err("ready: it needs either url or log".into()),
         }
         match &self.client {
             Some(client) => check_program(&client.program).map_err(|why| format!("client.{why}")),
-            None if self.duration_s == 0 => Err("duration_s: a server without a client is recorded for so many seconds, and it is 0".into()),
+            None if self.duration_s == 0 => {
+                Err("duration_s: a server without a client is recorded for so many seconds, and it is 0".into())
+            }
             None => Ok(()),
         }
     }
@@ -290,4 +296,3 @@ fn is_local(url: &str) -> bool {
     let rest = ["http://127.0.0.1", "http://localhost", "http://[::1]"].iter().find_map(|start| url.strip_prefix(start));
     rest.is_some_and(|rest| rest.is_empty() || rest.starts_with([':', '/'])) && !url.contains(['@', ' '])
 }
-

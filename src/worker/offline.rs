@@ -97,7 +97,8 @@ fn imported(
     devices: &Devices,
 ) -> Result<Analyzed, OfflineError> {
     if let Some(nsys) = &mut trace.nsys {
-        nsys.rules = if rules == StageRules::default() { rules_of(&import.stages, &import.within, &import.without) } else { rules };
+        nsys.rules =
+            if rules == StageRules::default() { rules_of(&import.stages, &import.within, &import.without) } else { rules };
         trace.environment.nsys.clone_from(&nsys.tool_version);
     }
     let pages = import.files.iter().filter(|it| it.kind == CaptureKind::Counters).count();

@@ -41,7 +41,9 @@ fn finding<'a>(run: &'a Value, id: &str) -> Option<&'a Value> {
 
 /// A shell script as a command: `sh -c SCRIPT command ARGUMENTS...`, which is the operator's to write.
 fn script(name: &str, script: &str, args: &str, more: &str) -> String {
-    format!("[commands.{name}]\ndescription = 'A script'\nprogram = '/bin/sh'\nargs = ['-c', '''{script}''', 'command', {args}]\n{more}\n")
+    format!(
+        "[commands.{name}]\ndescription = 'A script'\nprogram = '/bin/sh'\nargs = ['-c', '''{script}''', 'command', {args}]\n{more}\n"
+    )
 }
 
 /// A text of any letters, in an argument of its own and inside of another.
@@ -119,16 +121,23 @@ async fn every_repeat_is_a_process_and_no_value_is_read_by_a_shell() {
     let out = service.run_dir(&id).join("baseline/out");
     assert_eq!(words, format!("--text={hostile}\nx{hostile}\n{{text}}\n{}\n", out.display()));
     let seen = read(&service, &id, "baseline/out/env.txt");
-    assert!(seen.contains("ALLOWED=yes\n") && seen.contains("FIXED=one two\n") && seen.contains("CUDA_VISIBLE_DEVICES=\n"), "{seen}");
+    assert!(
+        seen.contains("ALLOWED=yes\n") && seen.contains("FIXED=one two\n") && seen.contains("CUDA_VISIBLE_DEVICES=\n"),
+        "{seen}"
+    );
     assert!(!seen.contains("hunter2") && !seen.contains("SECRET_TOKEN") && !seen.contains("LLMPROF__"), "{seen}");
-    let ran = fs::read_dir(service.run_dir(&id)).unwrap().flatten().filter(|it| it.file_name().to_string_lossy().starts_with("ran."));
+    let ran =
+        fs::read_dir(service.run_dir(&id)).unwrap().flatten().filter(|it| it.file_name().to_string_lossy().starts_with("ran."));
     assert_eq!(ran.count(), 3, "a warm-up and two repeats");
 
     let timing = &json(&service, &id, "report.json")["aggregates"]["command"];
     assert_eq!((&timing["of"], &timing["plain_ms"]["n"]), (&json!("process"), &json!(2)), "{timing}");
     assert!(timing["plain_ms"]["mean"].as_f64().unwrap() > 0.0 && timing["traced_ms"].is_null());
     let report = read(&service, &id, "report.html");
-    assert!(report.contains("Whole process") && !report.contains("<script>x") && report.contains("script&gt;x"), "escaped, and there");
+    assert!(
+        report.contains("Whole process") && !report.contains("<script>x") && report.contains("script&gt;x"),
+        "escaped, and there"
+    );
     assert!(read(&service, &id, "report.md").contains("ALLOWED, FIXED"), "names of variables");
     assert!(!Path::new("/tmp/pwned").exists());
     assert_eq!(run["spec"]["target"]["params"]["text"], hostile);
@@ -141,13 +150,21 @@ async fn stages_that_a_command_tells_are_those_of_its_plain_pass() {
         format!(r#"{{"kind":"range","name":"{name}","start_ns":{from},"end_ns":{to},"warmup":false,"repeat":0}}"#)
     };
     let lines = "echo loading; echo \"$1\"; echo \"$2\"";
-    let args = format!("'''{}''', '''{}'''", line("prefill", 0, 2_000_000).replace('{', "{{").replace('}', "}}"),
-        line("decode_all", 2_000_000, 12_000_000).replace('{', "{{").replace('}', "}}"));
+    let args = format!(
+        "'''{}''', '''{}'''",
+        line("prefill", 0, 2_000_000).replace('{', "{{").replace('}', "}}"),
+        line("decode_all", 2_000_000, 12_000_000).replace('{', "{{").replace('}', "}}")
+    );
     let service = service(data.path(), &script("tells", lines, &args, ""), "none");
     let id = submit(&service, "tells", json!({}), json!({})).await;
     let run = service.end(&id).await;
     let report = json(&service, &id, "report.json");
-    let stages: Vec<_> = report["stages"].as_array().unwrap().iter().map(|it| (it["stage"].clone(), it["ms"]["mean"].clone(), it["ms"]["n"].clone())).collect();
+    let stages: Vec<_> = report["stages"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .map(|it| (it["stage"].clone(), it["ms"]["mean"].clone(), it["ms"]["n"].clone()))
+        .collect();
     assert_eq!(stages, [(json!("prefill"), json!(2.0), json!(2)), (json!("decode_all"), json!(10.0), json!(2))], "{run:#}");
     assert_eq!(report["only_traced"], false);
 }
@@ -158,10 +175,17 @@ async fn a_command_that_fails_or_is_not_there_fails_its_run_with_the_reason() {
     let commands = script("fails", "echo out of memory 1>&2; exit 3", "'x'", "")
         + "[commands.absent]\ndescription = 'x'\nprogram = '/nowhere/program'\n";
     let service = service(data.path(), &commands, "none");
-    for (command, said) in [("fails", "the command exited with code 3: out of memory"), ("absent", "there is no program /nowhere/program on this host")] {
+    for (command, said) in [
+        ("fails", "the command exited with code 3: out of memory"),
+        ("absent", "there is no program /nowhere/program on this host"),
+    ] {
         let id = submit(&service, command, json!({}), json!({})).await;
         let run = service.end(&id).await;
-        assert_eq!((&run["state"], &run["failed_step"], &run["message"]), (&json!("failed"), &json!("baseline"), &json!(said)), "{run:#}");
+        assert_eq!(
+            (&run["state"], &run["failed_step"], &run["message"]),
+            (&json!("failed"), &json!("baseline"), &json!(said)),
+            "{run:#}"
+        );
     }
 }
 
@@ -335,7 +359,10 @@ for gpu in $(echo "$CUDA_VISIBLE_DEVICES" | tr , ' '); do rmdir "$gpu"; done"#,
     assert!(!shown.is_empty());
     let devices = service.json("/devices").await;
     let busy: Vec<_> = devices["devices"].as_array().unwrap().iter().map(|it| it["run_id"].clone()).collect();
-    assert!(busy == [json!(ids[16]), json!(ids[16])] || service.json(&format!("/runs/{}", ids[16])).await["ended_at"].is_string(), "{devices}");
+    assert!(
+        busy == [json!(ids[16]), json!(ids[16])] || service.json(&format!("/runs/{}", ids[16])).await["ended_at"].is_string(),
+        "{devices}"
+    );
     let mut began = Vec::new();
     for (turn, id) in ids.iter().enumerate() {
         let run = service.end(id).await;

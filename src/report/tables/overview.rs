@@ -30,7 +30,10 @@ pub fn environment(facts: &RunFacts, analysis: &Analysis) -> Table {
             add("Client", Some(words(&client)));
         }
         let variables = command.variables();
-        add("Variables", Some(if variables.is_empty() { "none beyond those of every child".into() } else { variables.join(", ") }));
+        add(
+            "Variables",
+            Some(if variables.is_empty() { "none beyond those of every child".into() } else { variables.join(", ") }),
+        );
     }
     if let Some(start) = &analysis.start {
         if let Some(part) = &start.target {
@@ -76,7 +79,8 @@ pub fn environment(facts: &RunFacts, analysis: &Analysis) -> Table {
 
 /// Words of a command as they are told apart: those that are not plain are quoted.
 fn words(words: &[String]) -> String {
-    let plain = |word: &&String| !word.is_empty() && word.chars().all(|it| it.is_ascii_alphanumeric() || "-_./:=,@%+{}".contains(it));
+    let plain =
+        |word: &&String| !word.is_empty() && word.chars().all(|it| it.is_ascii_alphanumeric() || "-_./:=,@%+{}".contains(it));
     let shown: Vec<String> = words.iter().map(|it| if plain(&it) { it.clone() } else { format!("{it:?}") }).collect();
     shown.join(" ")
 }

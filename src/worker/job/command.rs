@@ -43,7 +43,8 @@ impl Job<'_> {
     }
 
     fn command_run(&self, plan: &CommandPlan) -> CommandRun {
-        let mut devices: Vec<&Device> = std::iter::once(self.device).chain(&self.order.beside).filter(|it| !it.is_cpu()).collect();
+        let mut devices: Vec<&Device> =
+            std::iter::once(self.device).chain(&self.order.beside).filter(|it| !it.is_cpu()).collect();
         devices.sort_by(|a, b| a.name.cmp(&b.name));
         let spec = &self.order.spec;
         let gpus = devices.into_iter().map(visible).collect();
@@ -112,9 +113,9 @@ impl Job<'_> {
         let target = self.cx.collector.counted_command(self.dir, run);
         let ended = match target {
             Err(error) => self.settle(Err(error)),
-            Ok(_) if choices.is_empty() && self.cx.collector.ncu.is_some() => {
-                Ended::skipped("kernels are chosen by stage, and the timeline has no stage with kernels: see the command's stages")
-            }
+            Ok(_) if choices.is_empty() && self.cx.collector.ncu.is_some() => Ended::skipped(
+                "kernels are chosen by stage, and the timeline has no stage with kernels: see the command's stages",
+            ),
             Ok(target) => self.profile_stages(deep::Counted::Command(&target), choices, &leash).await,
         };
         drop(leash);

@@ -60,7 +60,9 @@ impl Job<'_> {
     pub(super) fn unreadable(&mut self, why: &str) -> String {
         let message = "the timeline that nsys exported cannot be read";
         let finding = Finding::new("nsys_export_unreadable", Severity::Warning, message).with("reason", why);
-        self.find(finding.advise("look at the nsys step's log; use an nsys as new as the driver, and see that its disk has space"));
+        self.find(
+            finding.advise("look at the nsys step's log; use an nsys as new as the driver, and see that its disk has space"),
+        );
         format!("{message}: {why}")
     }
 
