@@ -48,12 +48,14 @@ use crate::{
     trace::{
         Trace,
         event::{End, Start},
+        nsys::NsysTrace,
     },
 };
 use command::CommandTiming;
 use cost::{Cost, Workload};
 use counters::CounterRecord;
 use device::DevicePeaks;
+use device_time::DeviceTimes;
 use events::Events;
 use experts::ExpertUse;
 use gemms::Gemms;
@@ -130,9 +132,9 @@ pub fn analyze(trace: &Trace, model: Option<&ModelSpec>, peaks: Option<&DevicePe
     let cost = model.zip(plain.start).and_then(|(model, start)| static_cost(model, start, &stages));
     let top_k = model.and_then(|model| Some(model.decoder.moe.as_ref()?.top_k));
 
-    let device = timeline.map(|(nsys, launches)| device_time::device_times(nsys, launches)).unwrap_or_default();
     let counters = counters::counters(&trace.counters, timeline);
-    let mut kernels = timeline.map(|(nsys, launches)| kernels::kernels(nsys, launches)).unwrap_or_default();
+    let Walks { device, mut kernels, regions, stage_gpu, step, sums, processes } =
+        timeline.map(|(nsys, launches)| walks(nsys, launches, &counters)).unwrap_or_default();
     counters::attach(&mut kernels.records, &counters);
     operators::attach(&mut operators, &device, &traced, &kernels.stages);
 
@@ -149,7 +151,7 @@ pub fn analyze(trace: &Trace, model: Option<&ModelSpec>, peaks: Option<&DevicePe
     let mut analysis = Analysis {
         start: plain.start.cloned(),
         end: plain.end.cloned(),
-        regions: timeline.map(|(nsys, launches)| regions::regions(nsys, launches, &counters)).unwrap_or_default(),
+        regions,
         kernels,
         counters,
         roofline,
@@ -159,10 +161,10 @@ pub fn analyze(trace: &Trace, model: Option<&ModelSpec>, peaks: Option<&DevicePe
         overhead: overheads(&command, &stages, &traced),
         outputs: outputs::outputs(&plain, &traced),
         experts: experts::experts(&plain, top_k),
-        stage_gpu: timeline.map(|(nsys, launches)| gpu::stage_gpu(nsys, launches)).unwrap_or_default(),
-        step: timeline.and_then(|(nsys, launches)| step::traced(nsys, launches)).or_else(|| step::plain(&plain)),
-        sums: timeline.map(|(nsys, launches)| sums::sums(nsys, launches)).unwrap_or_default(),
-        processes: timeline.map(|(nsys, launches)| processes::processes(nsys, launches)).unwrap_or_default(),
+        stage_gpu,
+        step: step.or_else(|| step::plain(&plain)),
+        sums,
+        processes,
         only_traced: only_traced && trace.nsys.is_some(),
         command,
         power,
@@ -186,6 +188,34 @@ pub fn analyze(trace: &Trace, model: Option<&ModelSpec>, peaks: Option<&DevicePe
 fn overheads(command: &Option<CommandTiming>, plain: &Stages, traced: &Events) -> Vec<OverheadRecord> {
     let whole = command.as_ref().and_then(CommandTiming::overhead);
     whole.into_iter().chain(overhead::overhead(plain, &stages::stages(traced))).collect()
+}
+
+/// What comes of walks over all rows of a timeline.
+#[derive(Default)]
+struct Walks {
+    device: DeviceTimes,
+    kernels: Kernels,
+    regions: Vec<Region>,
+    stage_gpu: Vec<StageGpu>,
+    step: Option<StepTimeline>,
+    sums: Sums,
+    processes: Processes,
+}
+
+/// Walks a timeline of millions of rows once per table that is made of it, on all cores.
+fn walks(nsys: &NsysTrace, launches: &Launches, counters: &[CounterRecord]) -> Walks {
+    let mut walks = Walks::default();
+    let Walks { device, kernels, regions, stage_gpu, step, sums, processes } = &mut walks;
+    rayon::scope(|scope| {
+        scope.spawn(|_| *stage_gpu = gpu::stage_gpu(nsys, launches));
+        scope.spawn(|_| *sums = sums::sums(nsys, launches));
+        scope.spawn(|_| *regions = regions::regions(nsys, launches, counters));
+        scope.spawn(|_| *kernels = kernels::kernels(nsys, launches));
+        scope.spawn(|_| *device = device_time::device_times(nsys, launches));
+        scope.spawn(|_| *processes = processes::processes(nsys, launches));
+        scope.spawn(|_| *step = step::traced(nsys, launches));
+    });
+    walks
 }
 
 /// The cost of what ran; `None` when the runner's number format is unknown, and of a part of a model, whose share is not counted.

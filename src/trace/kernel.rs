@@ -4,6 +4,8 @@
 
 use std::collections::HashMap;
 
+use foldhash::fast::RandomState;
+
 /// One kernel on the device, joined to the call that launched it.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Kernel {
@@ -62,7 +64,7 @@ struct Packed {
 pub struct Kernels {
     rows: Vec<Packed>,
     kinds: Vec<LaunchKind>,
-    index: HashMap<LaunchKind, u32>,
+    index: HashMap<LaunchKind, u32, RandomState>,
 }
 
 impl Kernels {

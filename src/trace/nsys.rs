@@ -2,6 +2,8 @@
 
 use std::collections::HashMap;
 
+use foldhash::fast::RandomState;
+
 use super::{kernel::Kernels, range::Range, stage::StageRules};
 
 /// One nsys capture. A table that the export lacks is an empty list: `tables` tells which were there.
@@ -108,7 +110,7 @@ pub struct ApiCalls {
     rows: Vec<Packed>,
     /// Name and thread.
     sites: Vec<(u32, i64)>,
-    index: HashMap<(u32, i64), u32>,
+    index: HashMap<(u32, i64), u32, RandomState>,
 }
 
 impl ApiCalls {

@@ -22,34 +22,13 @@ while [ $# -gt 0 ]; do
   shift
 done
 here=$(cd "$(dirname "$0")" && pwd)
-bin=$(cd "$bin" && pwd)
-for program in llmprof model-runner; do
-  [ -x "$bin/$program" ] || { echo "$bin/$program is no program: name the folder of the binaries by --bin" >&2; exit 2; }
-done
-
-data=$(mktemp -d) service=''
-trap 'kill "$service" 2>/dev/null; wait 2>/dev/null; rm -rf "$data"' EXIT
-[ "$device" != cpu ] || export LLMPROF__WORKER__DEVICES='["cpu"]'
-export LLMPROF__TOOLS__MODEL_RUNNER=${LLMPROF__TOOLS__MODEL_RUNNER:-$bin/model-runner}
-"$bin/llmprof" serve --listen 127.0.0.1:0 --data "$data" >"$data/service.out" 2>"$data/service.log" & service=$!
-base=''
-for _ in $(seq 300); do
-  base=$(sed -n 's/^listening on //p' "$data/service.out")
-  [ -z "$base" ] || ! curl -sf "$base/readyz" >/dev/null || break
-  kill -0 "$service" 2>/dev/null || { cat "$data/service.log" >&2; exit 1; }
-  sleep 0.1
-done
-curl -sf "$base/readyz" >/dev/null || { echo "the service did not become ready" >&2; cat "$data/service.log" >&2; exit 1; }
+. "$here/service.sh"
 
 # submit NAME MODEL MODE [TOKENS]: queues one run, follows its events to the end, keeps its id.
 submit() {
-  local body id
+  local body
   body=$(printf '{"model": "%s", "mode": "%s", "device": "%s", "max_new_tokens": %d, "labels": ["%s"]}' "$2" "$3" "$device" "${4:-$tokens}" "$1")
-  id=$(curl -sS -X POST "$base/runs" -H 'content-type: application/json' -d "$body" |
-    python3 -c 'import json, sys; answer = json.load(sys.stdin); print(answer.get("run_id") or sys.exit(answer["error"]["message"]))')
-  echo "$1: run $id" >&2
-  curl -sN --max-time 1900 "$base/runs/$id/events" >"$data/$1.events"
-  curl -sf "$base/runs/$id" >"$data/$1.run.json"
+  follow "$1" "$body"
   echo "$1 $id" >>"$data/submitted"
 }
 [ "$device" != cpu ] || models=${models:-deepseek-ocr-tiny,llama-tiny}

@@ -15,7 +15,10 @@ use std::{
 
 use rusqlite::{Connection, OpenFlags, Result, Row, RowIndex, config::DbConfig, limits::Limit, types::ValueRef};
 
-use super::super::ParseError;
+use super::{
+    super::ParseError,
+    pages::{Broken, Number, Pages},
+};
 
 /// What each SQLite file begins with.
 const MAGIC: &[u8; 16] = b"SQLite format 3\0";
@@ -96,8 +99,7 @@ impl Export {
         }
         let mut count = 0;
         let mut query = || {
-            let columns = columns(&self.db, table)?;
-            let mut statement = self.db.prepare(&fit(sql, &columns))?;
+            let mut statement = self.db.prepare(&fit(sql, &stored(&self.db, table)?))?;
             let mut rows = statement.query([])?;
             while let Some(row) = rows.next()?
                 && count <= self.most_rows
@@ -108,6 +110,67 @@ impl Export {
             Ok(())
         };
         query().map_err(|source| ParseError::Query { path: self.path.clone(), what: table, source: brief(source) })?;
+        self.bounded(table, count)
+    }
+
+    /// Calls `take` with the whole numbers of each row of `table`: those of `columns`, in that order. A column that the table lacks is
+    /// null; one that holds anything else than whole numbers is an error. For tables of millions of rows: the pages of an ordinary table
+    /// are read without SQLite's machine, and only one that is not ordinary is queried.
+    pub fn scan<const N: usize>(
+        &self,
+        table: &'static str,
+        columns: [&'static str; N],
+        mut take: impl FnMut(&Numbers<N>) -> Result<(), Odd>,
+    ) -> Result<(), ParseError> {
+        if !self.tables.iter().any(|name| name == table) {
+            return Ok(());
+        }
+        let (mut odd, mut count) = (None, 0);
+        let mut next = |row: &[Number; N]| {
+            count += 1;
+            odd = take(&Numbers { columns: &columns, row }).err();
+            odd.is_none() && count <= self.most_rows
+        };
+        let query = |source| ParseError::Query { path: self.path.clone(), what: table, source: brief(source) };
+        let read = |source| ParseError::Read { path: self.path.clone(), source };
+        let pages = Pages::open(&self.path).map_err(read)?;
+        match (pages, layout(&self.db, table, columns).map_err(query)?) {
+            (Some(mut pages), Some(Layout { root, places })) => match pages.rows(root, places, next) {
+                Ok(()) => {}
+                Err(Broken::Io(error)) => return Err(read(error)),
+                Err(Broken::Page(page)) => return Err(self.foreign(&format!("damaged: page {page}, of {table}"))),
+            },
+            _ => {
+                let sql = format!("select {{{}}} from \"{table}\"", columns.join("}, {"));
+                let mut all = || {
+                    let mut statement = self.db.prepare(&fit(&sql, &stored(&self.db, table)?))?;
+                    let mut rows = statement.query([])?;
+                    let mut row = [Number::Null; N];
+                    while let Some(found) = rows.next()? {
+                        for (at, number) in row.iter_mut().enumerate() {
+                            *number = match found.get_ref(at)? {
+                                ValueRef::Null => Number::Null,
+                                ValueRef::Integer(value) => Number::Is(value),
+                                _ => Number::Other,
+                            };
+                        }
+                        if !next(&row) {
+                            break;
+                        }
+                    }
+                    Ok(())
+                };
+                all().map_err(query)?;
+            }
+        }
+        if let Some(Odd(column)) = odd {
+            return Err(self.foreign(&format!("damaged: no number that fits in row {count} of {table}, column {column}")));
+        }
+        self.bounded(table, count)
+    }
+
+    /// No table has more rows than the file could hold.
+    fn bounded(&self, table: &str, count: u64) -> Result<(), ParseError> {
         if count > self.most_rows {
             return Err(self.foreign(&format!("damaged, or too long: {table} has more than {} rows", self.most_rows)));
         }
@@ -213,8 +276,63 @@ fn real_tables(db: &Connection) -> Result<Vec<String>> {
     names.filter(|name| !name.as_ref().is_ok_and(|name| name.starts_with("sqlite_"))).collect()
 }
 
+/// The numbers of one row.
+pub struct Numbers<'a, const N: usize> {
+    columns: &'a [&'static str; N],
+    row: &'a [Number; N],
+}
+
+/// The column that holds what its kind of row does not have.
+pub struct Odd(&'static str);
+
+impl<const N: usize> Numbers<'_, N> {
+    /// The number in the column at `at`, if there is one.
+    pub fn some<T: TryFrom<i64>>(&self, at: usize) -> Result<Option<T>, Odd> {
+        match self.row[at] {
+            Number::Null => Ok(None),
+            Number::Is(value) => T::try_from(value).map(Some).map_err(|_| Odd(self.columns[at])),
+            Number::Other => Err(Odd(self.columns[at])),
+        }
+    }
+
+    /// The number in the column at `at`.
+    pub fn get<T: TryFrom<i64>>(&self, at: usize) -> Result<T, Odd> {
+        self.some(at)?.ok_or(Odd(self.columns[at]))
+    }
+}
+
+/// How the rows of an ordinary table lie in the file.
+struct Layout<const N: usize> {
+    /// Its first page.
+    root: u32,
+    /// Where in a record each column stands that is asked for and there is.
+    places: [Option<usize>; N],
+}
+
+/// The layout of `table`, if what is asked for stands in its records as it is: not for keys, generated columns and defaults.
+fn layout<const N: usize>(db: &Connection, table: &str, columns: [&str; N]) -> Result<Option<Layout<N>>> {
+    let mut places = [None; N];
+    let ordinary = db.query_row("select not wr from pragma_table_list(?1) where schema = 'main'", [table], |row| row.get(0))?;
+    let mut plain: bool = ordinary;
+    let mut statement = db.prepare("select name, type, dflt_value is null and pk = 0, hidden = 0 from pragma_table_xinfo(?1)")?;
+    let mut rows = statement.query([table])?;
+    let mut at = 0;
+    while let Some(row) = rows.next()? {
+        let (name, kind) = (string(row, 0)?, string(row, 1)?);
+        plain &= row.get::<_, bool>(3)?;
+        if let Some(asked) = columns.iter().position(|column| *column == name) {
+            plain &= row.get(2)? && kind.to_ascii_uppercase().contains("INT");
+            places[asked] = Some(at);
+        }
+        at += 1;
+    }
+    let root: i64 =
+        db.query_row("select rootpage from sqlite_schema where type = 'table' and name = ?1", [table], |row| row.get(0))?;
+    Ok(u32::try_from(root).ok().filter(|_| plain).map(|root| Layout { root, places }))
+}
+
 /// Columns that are stored: the pragma leaves out generated ones.
-fn columns(db: &Connection, table: &str) -> Result<HashSet<String>> {
+fn stored(db: &Connection, table: &str) -> Result<HashSet<String>> {
     let mut statement = db.prepare("select name from pragma_table_info(?1)")?;
     statement.query_map([table], |row| string(row, 0))?.collect()
 }

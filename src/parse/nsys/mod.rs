@@ -1,16 +1,21 @@
-//! An nsys SQLite export, to values: schemas 3.0 (2022.4) to 3.20 (2025.3), one query per file under `sql/`.
+//! An nsys SQLite export, to values: schemas 3.0 (2022.4) to 3.20 (2025.3). The long tables are scanned; for each other one there is a
+//! query in a file under `sql/`.
 //!
 //! Tables exist only where something was recorded, and columns come and go with versions: what is missing is a gap. An export also
 //! holds the environments of processes; of its strings only those are read that name a process, a kernel, a call or a range.
 
 mod export;
 mod names;
+mod pages;
 
 use std::{collections::HashMap, path::Path, thread};
 
 use rusqlite::{Result, Row};
 
-use self::{export::Export, names::Names};
+use self::{
+    export::{Export, Numbers, Odd},
+    names::Names,
+};
 use super::ParseError;
 use crate::{
     artifact::packed,
@@ -101,7 +106,7 @@ fn others(export: &Export) -> std::result::Result<(NsysTrace, Names, Unnamed), P
     trace.processes.retain(|_, name| !name.is_empty());
     let gpus = Gpus(export.rows("TARGET_INFO_CUDA_DEVICE", include_str!("sql/cuda_devices.sql"), gpu)?);
     let (mut kernels, mut impossible) = (Kernels::default(), 0);
-    export.each("CUPTI_ACTIVITY_KIND_KERNEL", include_str!("sql/kernels.sql"), |row| {
+    export.scan("CUPTI_ACTIVITY_KIND_KERNEL", KERNEL, |row| {
         let mut kernel = kernel(row, &mut names)?;
         kernel.device = gpus.of(kernel.global_pid, kernel.device);
         if possible(kernel.start_ns, kernel.end_ns) {
@@ -120,17 +125,9 @@ fn others(export: &Export) -> std::result::Result<(NsysTrace, Names, Unnamed), P
     impossible += (read - trace.copies.len()) as u64;
     trace.graph_nodes = export.rows("CUDA_GRAPH_NODE_EVENTS", include_str!("sql/graph_nodes.sql"), graph_node)?;
     trace.gpus = export.rows("TARGET_INFO_GPU", include_str!("sql/gpus.sql"), |row| export::string(row, 0))?;
-    let mut calls = ApiCalls::default();
-    export.each("OSRT_API", include_str!("sql/os_calls.sql"), |row| {
-        let call = call(row, &mut names)?;
-        if possible(call.start_ns, call.end_ns) {
-            calls.push(call)
-        } else {
-            impossible += 1
-        }
-        Ok(())
-    })?;
+    let (calls, left_out) = calls(export, "OSRT_API", OS_CALL, &mut names)?;
     trace.os_calls = calls;
+    impossible += left_out;
     let domains = export.rows("NVTX_EVENTS", include_str!("sql/domains.sql"), |row| {
         Ok((domain_key(row.get("domain")?, row.get("thread")?), text(row, &mut names)?))
     })?;
@@ -143,12 +140,23 @@ fn others(export: &Export) -> std::result::Result<(NsysTrace, Names, Unnamed), P
     Ok((trace, names, (domains, ranges)))
 }
 
-/// The calls, their names, and how many were left out.
+/// The calls of CUDA, their names, and how many were left out.
 fn cuda_calls(path: &Path) -> std::result::Result<(ApiCalls, Names, u64), ParseError> {
-    let export = Export::open(path)?;
-    let (mut calls, mut names, mut impossible) = (ApiCalls::default(), Names::default(), 0);
-    export.each("CUPTI_ACTIVITY_KIND_RUNTIME", include_str!("sql/cuda_calls.sql"), |row| {
-        let call = call(row, &mut names)?;
+    let mut names = Names::default();
+    let (calls, left_out) = calls(&Export::open(path)?, "CUPTI_ACTIVITY_KIND_RUNTIME", CUDA_CALL, &mut names)?;
+    Ok((calls, names, left_out))
+}
+
+/// The calls in `table`, and how many were left out since they cannot have been.
+fn calls<const N: usize>(
+    export: &Export,
+    table: &'static str,
+    columns: [&'static str; N],
+    names: &mut Names,
+) -> std::result::Result<(ApiCalls, u64), ParseError> {
+    let (mut calls, mut impossible) = (ApiCalls::default(), 0);
+    export.scan(table, columns, |row| {
+        let call = call(row, names)?;
         if possible(call.start_ns, call.end_ns) {
             calls.push(call)
         } else {
@@ -156,7 +164,7 @@ fn cuda_calls(path: &Path) -> std::result::Result<(ApiCalls, Names, u64), ParseE
         }
         Ok(())
     })?;
-    Ok((calls, names, impossible))
+    Ok((calls, impossible))
 }
 
 /// Devices that a process numbers in another way than the host: the process, its number, the host's.
@@ -175,31 +183,56 @@ fn gpu(row: &Row) -> Result<Option<(u32, u32, u32)>> {
     Ok(pid.zip(device).zip(gpu).map(|((pid, device), gpu)| (pid, device, gpu)).filter(|(_, device, gpu)| device != gpu))
 }
 
-/// By the place of the column: a name would be looked up in every one of millions of rows.
-fn kernel(row: &Row, names: &mut Names) -> Result<Kernel> {
+/// One row per kernel that ran on a device. `correlationId` is that of the call that launched it, in the same process; `graphNodeId` is
+/// null unless a CUDA graph was traced by node.
+const KERNEL: [&str; 16] = [
+    "start",
+    "end",
+    "deviceId",
+    "streamId",
+    "correlationId",
+    "globalPid",
+    "shortName",
+    "demangledName",
+    "registersPerThread",
+    "gridX",
+    "gridY",
+    "gridZ",
+    "blockX",
+    "blockY",
+    "blockZ",
+    "graphNodeId",
+];
+
+fn kernel(row: &Numbers<16>, names: &mut Names) -> std::result::Result<Kernel, Odd> {
     Ok(Kernel {
         start_ns: row.get(0)?,
         end_ns: row.get(1)?,
         device: row.get(2)?,
         stream: row.get(3)?,
-        correlation_id: or_zero(row, 4)?,
-        global_pid: or_zero(row, 5)?,
+        correlation_id: row.some(4)?.unwrap_or_default(),
+        global_pid: row.some(5)?.unwrap_or_default(),
         name: names.index(row.get(6)?),
         full_name: names.index(row.get(7)?),
         registers: row.get(8)?,
         grid: [row.get(9)?, row.get(10)?, row.get(11)?],
         block: [row.get(12)?, row.get(13)?, row.get(14)?],
-        graph_node: row.get::<_, Option<i64>>(15)?.map(i64::cast_unsigned),
+        graph_node: row.some(15)?.map(i64::cast_unsigned),
     })
 }
 
-fn call(row: &Row, names: &mut Names) -> Result<ApiCall> {
+/// One row per call of the CUDA runtime or driver.
+const CUDA_CALL: [&str; 5] = ["start", "end", "globalTid", "nameId", "correlationId"];
+/// One row per call of the operating system that took long enough to be traced. They launch nothing that could correlate with them.
+const OS_CALL: [&str; 4] = ["start", "end", "globalTid", "nameId"];
+
+fn call<const N: usize>(row: &Numbers<N>, names: &mut Names) -> std::result::Result<ApiCall, Odd> {
     Ok(ApiCall {
         start_ns: row.get(0)?,
         end_ns: row.get(1)?,
-        global_tid: or_zero(row, 2)?,
+        global_tid: row.some(2)?.unwrap_or_default(),
         name: names.index(row.get(3)?),
-        correlation_id: or_zero(row, 4)?,
+        correlation_id: if N > OS_CALL.len() { row.some(4)?.unwrap_or_default() } else { 0 },
     })
 }
 
