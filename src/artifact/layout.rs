@@ -114,8 +114,8 @@ pub const POWER_CSV: &str = "power.csv";
 /// Power over time, drawn.
 pub const POWER_SVG: &str = "power.svg";
 
-/// Stages, operators, kernels, power over time, for Perfetto's UI: Chrome's trace format, compressed.
-pub const TIMELINE: &str = "timeline.json.gz";
+/// Stages, operators, kernels, power over time, for Perfetto's UI, compressed.
+pub const TIMELINE: &str = "timeline.perfetto-trace.gz";
 
 /// The media type that a file is served with, by its name.
 pub fn media_type(path: &str) -> &'static str {

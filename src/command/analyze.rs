@@ -56,14 +56,13 @@ pub struct Options {
 
 pub fn run(options: &Options) -> Result<()> {
     let (id, analyzed) = analyze(options)?;
-    let files = analyzed.render(id);
-    if let Some(out) = &options.out {
-        fs::create_dir_all(out).with_context(|| format!("cannot make {}", out.display()))?;
-        for (name, text) in &files {
-            let path = out.join(name);
-            fs::write(&path, text).with_context(|| format!("cannot write {}", path.display()))?;
+    let files = match &options.out {
+        None => analyzed.render(id),
+        Some(out) => {
+            fs::create_dir_all(out).with_context(|| format!("cannot make {}", out.display()))?;
+            analyzed.write(id, out)?
         }
-    }
+    };
     let wanted = match options.format {
         Format::Md => layout::REPORT_MD,
         Format::Json => layout::REPORT_JSON,

@@ -1,73 +1,67 @@
-//! The timeline of a run in the Chrome trace format, which Perfetto's UI opens: stages, operators, kernels by stream, calls that copy,
-//! power and clocks.
+//! The timeline of a run as Perfetto's UI opens it: stages, operators, kernels by stream, calls that copy, power and clocks.
 //!
-//! Written event by event, never held as a whole. Slices of one track lie beside or inside each other, outer ones first, as the format
-//! asks: what may cross (ranges that span threads, kernels side by side on one stream) gets a track of its own.
-//! The plain and the traced pass have clocks of their own, each from zero: they stand
-//! side by side as processes and are not aligned.
+//! Written event by event, never held as a whole. Slices of one row lie beside or inside each other, outer ones first, as the format
+//! asks: what may cross (ranges that span threads, kernels side by side on one stream) gets a row of its own.
+//! The plain and the traced pass have clocks of their own, each from zero: they stand side by side as processes and are not aligned.
+
+mod packets;
 
 use std::{
     cmp::Reverse,
-    collections::HashMap,
+    collections::{BTreeSet, BinaryHeap, HashMap},
     io::{self, Write},
 };
 
-use serde_json::{Value, json};
-
+use self::packets::{Arg, Packets, Told, Track};
 use crate::trace::{
     Trace,
     event::Event,
-    kernel::Kernels,
-    nsys::{ApiCall, NsysTrace},
-    power::PowerLog,
+    kernel::{Kernels, LaunchKind},
+    nsys::NsysTrace,
+    power::{PowerLog, PowerSample},
 };
 
-/// Processes, as the format knows them: one a source of events.
-const PLAIN: u64 = 1;
-const TRACED: u64 = 2;
-/// Devices follow from here on.
-const DEVICE: u64 = 10;
-/// Threads of the plain pass.
-const STAGES: u64 = 1;
-const OPERATORS: u64 = 2;
-/// The traced pass: ranges that may cross threads; its threads are numbered after them, and calls that copy by thread from there on.
-const CROSSING: u64 = 1;
-const THREADS: u64 = 3;
-const COPIES: u64 = 1 << 20;
-/// From one lane of a stream to the next: a kernel that begins before another of its stream has ended takes the next free lane.
-const LANE: u64 = 1 << 32;
+/// Processes, as the format knows them: one a source of events. GPUs follow from the last on.
+const PLAIN: u32 = 1;
+const TRACED: u32 = 2;
+const GPU: u32 = 10;
 
-/// Writes the timeline as JSON.
-pub fn write(trace: &Trace, out: impl Write) -> io::Result<()> {
-    let mut events = Events { out, first: true, crossing: 0 };
-    events.out.write_all(b"{\"displayTimeUnit\":\"ns\",\"traceEvents\":[")?;
-    let begin = plain_begin(trace);
-    plain(&mut events, &trace.baseline, begin)?;
-    if let Some(log) = &trace.power {
-        power(&mut events, log, begin)?;
+/// Writes the timeline, and returns where it was written to.
+pub fn write<W: Write>(trace: &Trace, out: W) -> io::Result<W> {
+    let mut packets = Packets::begin(out)?;
+    if !trace.baseline.is_empty() || trace.power.is_some() {
+        let begin = plain_begin(trace);
+        let process = packets.process(PLAIN, "plain pass")?;
+        plain(&mut packets, process, &trace.baseline, begin)?;
+        if let Some(log) = &trace.power {
+            power(&mut packets, process, log, begin)?;
+        }
     }
     if let Some(nsys) = &trace.nsys {
-        traced(&mut events, nsys)?;
+        traced(&mut packets, nsys)?;
     }
-    events.out.write_all(b"\n]}\n")?;
-    events.out.flush()
+    packets.end()
 }
 
 /// When the plain pass begins on its clock: with its first range, or with the first sample before it.
 fn plain_begin(trace: &Trace) -> i64 {
     let ranges = trace.baseline.iter().filter_map(|event| match event {
-        Event::Range(range) => Some(range.start_ns),
-        Event::Op(call) => Some(call.start_ns),
+        Event::Range(it) if it.start_ns <= it.end_ns => Some(it.start_ns),
+        Event::Op(it) if it.start_ns <= it.end_ns => Some(it.start_ns),
         _ => None,
     });
     let samples = trace.power.iter().flat_map(|log| &log.samples).map(|sample| sample.t_ns);
     ranges.chain(samples).min().unwrap_or(0)
 }
 
-fn plain(events: &mut Events<impl Write>, passed: &[Event], begin: i64) -> io::Result<()> {
-    events.named("process_name", (PLAIN, 0), "plain pass")?;
-    events.named("thread_name", (PLAIN, STAGES), "stages")?;
-    events.named("thread_name", (PLAIN, OPERATORS), "operators (host)")?;
+/// Nanoseconds since `begin`; an interval that ends before it begins is an error of its source and is left out.
+fn span(begin: i64, (from, to): (i64, i64)) -> Option<(u64, u64)> {
+    let since = |at: i64| u64::try_from(at.saturating_sub(begin)).ok();
+    since(from).zip(since(to)).filter(|(from, to)| from <= to)
+}
+
+fn plain(packets: &mut Packets<impl Write>, process: Track, passed: &[Event], begin: i64) -> io::Result<()> {
+    let (stages, operators) = (packets.row(process, "stages")?, packets.row(process, "operators (host)")?);
     // A range is told when it ends: what lies inside it comes before it.
     let time = |event: &&Event| match event {
         Event::Range(it) => (it.start_ns, Reverse(it.end_ns)),
@@ -77,306 +71,192 @@ fn plain(events: &mut Events<impl Write>, passed: &[Event], begin: i64) -> io::R
     let mut passed: Vec<&Event> = passed.iter().collect();
     passed.sort_by_key(time);
     for event in passed {
-        match event {
+        let (row, told, times) = match event {
             Event::Range(it) => {
-                let about = json!({ "repeat": it.repeat, "warmup": it.warmup, "step": it.step });
-                events.slice((PLAIN, STAGES), "stage", &it.name, (it.start_ns - begin, it.end_ns - begin), about)?;
+                let mut told = packets.told("stage", &it.name, &[("repeat", Arg::Number(it.repeat.into()))])?;
+                packets.tell(&mut told, "warmup", &Arg::Flag(it.warmup))?;
+                if let Some(step) = it.step {
+                    packets.tell(&mut told, "step", &Arg::Number(step.into()))?;
+                }
+                (stages, told, (it.start_ns, it.end_ns))
             }
             // A call inside a replayed graph has no time of its own.
             Event::Op(it) if !it.captured => {
-                let about =
-                    json!({ "kind": it.op, "stage": it.stage, "shapes": it.shapes, "flops": it.flops, "bytes": it.bytes });
-                events.slice((PLAIN, OPERATORS), "operator", &it.path, (it.start_ns - begin, it.end_ns - begin), about)?;
+                let shapes = format!("{:?}", it.shapes);
+                let about = [
+                    ("kind", Arg::Text(&it.op)),
+                    ("stage", Arg::Text(&it.stage)),
+                    ("shapes", Arg::Text(&shapes)),
+                    ("FLOPs", Arg::Number(it.flops)),
+                    ("bytes", Arg::Number(it.bytes)),
+                ];
+                (operators, packets.told("operator", &it.path, &about)?, (it.start_ns, it.end_ns))
             }
-            _ => {}
+            _ => continue,
+        };
+        if let Some(times) = span(begin, times) {
+            packets.slice(row, &told, times)?;
         }
     }
     Ok(())
 }
 
-fn power(events: &mut Events<impl Write>, log: &PowerLog, begin: i64) -> io::Result<()> {
-    for sample in &log.samples {
-        let at = sample.t_ns - begin;
-        events.counter("power", "W", at, sample.power_w)?;
-        events.counter("SM clock", "MHz", at, sample.sm_mhz.map(f64::from))?;
-        events.counter("memory clock", "MHz", at, sample.memory_mhz.map(f64::from))?;
-        events.counter("temperature", "°C", at, sample.temperature_c.map(f64::from))?;
+/// Reads one figure of a sample.
+type Figure = fn(&PowerSample) -> Option<f64>;
+
+fn power(packets: &mut Packets<impl Write>, process: Track, log: &PowerLog, begin: i64) -> io::Result<()> {
+    let figures: [(&str, &str, Figure); 4] = [
+        ("power", "W", |sample| sample.power_w),
+        ("SM clock", "MHz", |sample| sample.sm_mhz.map(f64::from)),
+        ("memory clock", "MHz", |sample| sample.memory_mhz.map(f64::from)),
+        ("temperature", "°C", |sample| sample.temperature_c.map(f64::from)),
+    ];
+    for (name, unit, figure) in figures {
+        let known = |sample: &PowerSample| {
+            let value = figure(sample).filter(|value| value.is_finite())?;
+            Some((span(begin, (sample.t_ns, sample.t_ns))?.0, value))
+        };
+        let mut known = log.samples.iter().filter_map(known).peekable();
+        if known.peek().is_none() {
+            continue;
+        }
+        let row = packets.figures(process, name, unit)?;
+        for (at, value) in known {
+            packets.figure(row, at, value)?;
+        }
     }
     Ok(())
 }
 
-fn traced(events: &mut Events<impl Write>, nsys: &NsysTrace) -> io::Result<()> {
-    let text = |index: u32| nsys.strings.get(index as usize).map_or("", String::as_str);
-    events.named("process_name", (TRACED, 0), "traced pass (nsys)")?;
-    events.named("thread_name", (TRACED, CROSSING), "ranges that cross threads")?;
-    let mut threads = Threads::default();
+fn traced(packets: &mut Packets<impl Write>, nsys: &NsysTrace) -> io::Result<()> {
+    let starts = nsys.ranges.iter().map(|it| it.start_ns).chain(nsys.kernels.iter().map(|it| it.start_ns));
+    let begin = starts.chain(nsys.cuda_calls.iter().map(|it| it.start_ns)).min().unwrap_or(0);
+    let process = packets.process(TRACED, "traced pass (nsys)")?;
+    let (mut threads, mut crossing) = (Rows::default(), Lanes::default());
     for range in &nsys.ranges {
-        let Some(end) = range.end_ns else { continue };
-        let (span, domain) = ((range.start_ns, end), if range.domain.is_empty() { "default" } else { &range.domain });
-        let about = json!({ "domain": domain });
-        if range.push_pop {
-            events.slice((TRACED, THREADS + threads.index(range.global_tid)), "range", &range.name, span, about)?;
+        let Some(times) = range.end_ns.and_then(|end| span(begin, (range.start_ns, end))) else { continue };
+        let domain = if range.domain.is_empty() { "default" } else { &range.domain };
+        let told = packets.told("range", &range.name, &[("domain", Arg::Text(domain))])?;
+        let row = if range.push_pop {
+            threads
+                .of(range.global_tid, || packets.row(process, &format!("ranges of thread {}", range.global_tid & 0xff_ffff)))?
         } else {
-            events.crossing((TRACED, CROSSING), &range.name, span, about)?;
-        }
+            crossing.free(times, |_| packets.row(process, "ranges that cross threads"))?
+        };
+        packets.slice(row, &told, times)?;
     }
-    for (thread, index) in threads.0.iter().zip(THREADS..) {
-        events.named("thread_name", (TRACED, index), &format!("ranges of thread {}", thread & 0xff_ffff))?;
-    }
-    copies(events, nsys, text)?;
-    kernels(events, &nsys.kernels, text)
+    copies(packets, process, nsys, begin)?;
+    kernels(packets, &nsys.kernels, &nsys.strings, begin)
 }
 
-/// Calls that copy, a track for each thread: those of two may cross.
-fn copies<'a>(events: &mut Events<impl Write>, nsys: &NsysTrace, text: impl Fn(u32) -> &'a str) -> io::Result<()> {
-    let mut threads = Threads::default();
-    let copies = |call: &ApiCall| text(call.name).contains("emcpy");
-    for call in nsys.cuda_calls.iter().filter(copies) {
-        let track = (TRACED, COPIES + threads.index(call.global_tid));
-        events.slice(track, "copy", text(call.name), (call.start_ns, call.end_ns), json!({}))?;
-    }
-    for (thread, index) in threads.0.iter().zip(COPIES..) {
-        events.named("thread_name", (TRACED, index), &format!("calls that copy memory, thread {}", thread & 0xff_ffff))?;
+/// Calls that copy, a row for each thread: those of two may cross.
+fn copies(packets: &mut Packets<impl Write>, process: Track, nsys: &NsysTrace, begin: i64) -> io::Result<()> {
+    let copies = |name: u32| nsys.strings.get(name as usize).filter(|name| name.contains("emcpy"));
+    let names: Vec<Option<&String>> = nsys.cuda_calls.sites().iter().map(|(name, _)| copies(*name)).collect();
+    let mut threads = Rows::default();
+    for (at, call) in nsys.cuda_calls.iter().enumerate() {
+        let Some(name) = names[nsys.cuda_calls.site(at) as usize] else { continue };
+        let Some(times) = span(begin, (call.start_ns, call.end_ns)) else { continue };
+        let named = || packets.row(process, &format!("calls that copy memory, thread {}", call.global_tid & 0xff_ffff));
+        let row = threads.of(call.global_tid, named)?;
+        let told = packets.told("copy", name, &[])?;
+        packets.slice(row, &told, times)?;
     }
     Ok(())
 }
 
 /// Kernels by device and stream.
-fn kernels<'a>(events: &mut Events<impl Write>, kernels: &Kernels, text: impl Fn(u32) -> &'a str) -> io::Result<()> {
-    // When the last kernel of each lane ends, by stream.
-    let mut streams: HashMap<(u32, u32), Vec<i64>> = HashMap::new();
-    for it in kernels.iter() {
+fn kernels(packets: &mut Packets<impl Write>, kernels: &Kernels, strings: &[String], begin: i64) -> io::Result<()> {
+    let mut devices: HashMap<u32, Track> = HashMap::new();
+    let mut streams: HashMap<(u32, u32), Lanes> = HashMap::new();
+    let mut kinds: Vec<Option<Told>> = vec![None; kernels.kinds().len()];
+    let mut told = Told::default();
+    for (at, it) in kernels.iter().enumerate() {
+        let Some(times) = span(begin, (it.start_ns, it.end_ns)) else { continue };
+        let device = match devices.get(&it.device) {
+            Some(known) => *known,
+            None => {
+                let process = packets.process(GPU.saturating_add(it.device), &format!("GPU {} in the traced pass", it.device))?;
+                *devices.entry(it.device).or_insert(process)
+            }
+        };
         let lanes = streams.entry((it.device, it.stream)).or_default();
-        let lane = lanes.iter().position(|end| *end <= it.start_ns).unwrap_or_else(|| {
-            lanes.push(it.end_ns);
-            lanes.len() - 1
-        });
-        lanes[lane] = it.end_ns;
-        let about = json!({ "full name": text(it.full_name), "grid": it.grid, "block": it.block, "registers": it.registers,
-            "correlation": it.correlation_id, "graph node": it.graph_node });
-        let track = (DEVICE + u64::from(it.device), u64::from(it.stream) + lane as u64 * LANE);
-        events.slice(track, "kernel", text(it.name), (it.start_ns, it.end_ns), about)?;
-    }
-    let mut streams: Vec<((u32, u32), usize)> = streams.into_iter().map(|(stream, lanes)| (stream, lanes.len())).collect();
-    streams.sort_unstable();
-    for ((device, stream), lanes) in streams {
-        let process = DEVICE + u64::from(device);
-        events.named("process_name", (process, 0), &format!("GPU {device} in the traced pass"))?;
-        for lane in 0..lanes as u64 {
-            let name = if lane == 0 { format!("stream {stream}") } else { format!("stream {stream}, beside it {lane}") };
-            events.named("thread_name", (process, u64::from(stream) + lane * LANE), &name)?;
+        let row = lanes.free(times, |lane| match lane {
+            0 => packets.row(device, &format!("stream {}", it.stream)),
+            _ => packets.row(device, &format!("stream {}, beside it {lane}", it.stream)),
+        })?;
+        let kind = kernels.kind(at) as usize;
+        match &kinds[kind] {
+            Some(known) => told.clone_from(known),
+            None => {
+                told = launch(packets, &kernels.kinds()[kind], strings)?;
+                kinds[kind] = Some(told.clone());
+            }
         }
+        packets.tell(&mut told, "correlation", &Arg::Number(it.correlation_id.cast_unsigned()))?;
+        if let Some(node) = it.graph_node {
+            packets.tell(&mut told, "graph node", &Arg::Number(node))?;
+        }
+        packets.slice(row, &told, times)?;
     }
     Ok(())
 }
 
-/// Threads in order of first use.
+/// What launches of one kind have in common.
+fn launch(packets: &mut Packets<impl Write>, kind: &LaunchKind, strings: &[String]) -> io::Result<Told> {
+    let text = |index: u32| strings.get(index as usize).map_or("", String::as_str);
+    let size = |[x, y, z]: [u32; 3]| format!("{x} x {y} x {z}");
+    let (grid, block) = (size(kind.grid), size(kind.block));
+    let about = [
+        ("full name", Arg::Text(text(kind.full_name))),
+        ("grid", Arg::Text(&grid)),
+        ("block", Arg::Text(&block)),
+        ("registers", Arg::Number(kind.registers.into())),
+    ];
+    packets.told("kernel", text(kind.name), &about)
+}
+
+/// A row for each thread.
 #[derive(Default)]
-struct Threads(Vec<i64>);
+struct Rows(Vec<(i64, Track)>);
 
-impl Threads {
-    fn index(&mut self, thread: i64) -> u64 {
-        let known = self.0.iter().position(|known| *known == thread);
-        known.unwrap_or_else(|| {
-            self.0.push(thread);
-            self.0.len() - 1
-        }) as u64
+impl Rows {
+    fn of(&mut self, thread: i64, row: impl FnOnce() -> io::Result<Track>) -> io::Result<Track> {
+        if let Some((_, known)) = self.0.iter().find(|(known, _)| *known == thread) {
+            return Ok(*known);
+        }
+        let row = row()?;
+        self.0.push((thread, row));
+        Ok(row)
     }
 }
 
-/// The list of events, as far as it is written.
-struct Events<W> {
-    out: W,
-    first: bool,
-    /// Ids that were given to intervals which may cross.
-    crossing: u64,
+/// Rows side by side: what begins before another has ended takes the next free one.
+#[derive(Default)]
+struct Lanes {
+    rows: Vec<Track>,
+    /// When the last interval of each row ends that had not ended at the last look, the earliest first.
+    busy: BinaryHeap<Reverse<(u64, usize)>>,
+    free: BTreeSet<usize>,
 }
 
-impl<W: Write> Events<W> {
-    fn event(&mut self, event: &Value) -> io::Result<()> {
-        self.out.write_all(if self.first { b"\n" } else { b",\n" })?;
-        self.first = false;
-        serde_json::to_writer(&mut self.out, event).map_err(io::Error::from)
-    }
-
-    /// Names a process or a thread.
-    fn named(&mut self, what: &str, (pid, tid): (u64, u64), name: &str) -> io::Result<()> {
-        self.event(&json!({ "ph": "M", "name": what, "pid": pid, "tid": tid, "args": { "name": name } }))
-    }
-
-    /// An interval; one that ends before it begins is an error of its source and is left out.
-    fn slice(&mut self, track: (u64, u64), kind: &str, name: &str, (from, to): (i64, i64), about: Value) -> io::Result<()> {
-        if to < from {
-            return Ok(());
+impl Lanes {
+    /// The first free row of an interval; intervals come in the order in which they begin.
+    fn free(&mut self, (from, to): (u64, u64), row: impl FnOnce(usize) -> io::Result<Track>) -> io::Result<Track> {
+        while let Some(Reverse((end, lane))) = self.busy.peek().copied()
+            && end <= from
+        {
+            self.busy.pop();
+            self.free.insert(lane);
         }
-        let (ts, dur) = (microseconds(from), microseconds(to - from));
-        self.event(
-            &json!({ "ph": "X", "cat": kind, "name": name, "pid": track.0, "tid": track.1, "ts": ts, "dur": dur, "args": about }),
-        )
-    }
-
-    /// An interval that may cross others of its track: its begin and its end, joined by an id.
-    fn crossing(&mut self, track: (u64, u64), name: &str, (from, to): (i64, i64), about: Value) -> io::Result<()> {
-        if to < from {
-            return Ok(());
-        }
-        self.crossing += 1;
-        for (phase, at) in [("b", from), ("e", to)] {
-            self.event(&json!({ "ph": phase, "cat": "range", "id": self.crossing, "name": name, "pid": track.0, "tid": track.1,
-                "ts": microseconds(at), "args": about }))?;
-        }
-        Ok(())
-    }
-
-    /// A figure at a time, where it is known.
-    fn counter(&mut self, name: &str, unit: &str, at: i64, value: Option<f64>) -> io::Result<()> {
-        let Some(value) = value.filter(|value| value.is_finite()) else { return Ok(()) };
-        let name = format!("{name}, {unit}");
-        self.event(&json!({ "ph": "C", "name": name, "pid": PLAIN, "tid": 0, "ts": microseconds(at), "args": { unit: value } }))
-    }
-}
-
-/// The format counts in microseconds; nanoseconds are its decimals.
-fn microseconds(ns: i64) -> f64 {
-    ns as f64 / 1e3
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::trace::{
-        event::{OperatorCall, StageRange},
-        kernel::Kernel,
-        nsys::ApiCall,
-        power::{PowerSample, PowerSource, SampledDevice},
-        range::Range,
-    };
-
-    fn sketch() -> Trace {
-        let stage = |name: &str, start_ns, end_ns| {
-            Event::Range(StageRange {
-                name: name.into(),
-                start_ns,
-                end_ns,
-                device_ns: None,
-                warmup: false,
-                repeat: 0,
-                step: None,
-            })
-        };
-        let call = |captured| {
-            Event::Op(OperatorCall {
-                path: "a\"b".into(),
-                op: "linear".into(),
-                start_ns: 1_001_000,
-                end_ns: 1_001_500,
-                captured,
-                warmup: false,
-                repeat: 0,
-                stage: "prefill".into(),
-                shapes: vec![vec![1, 2]],
-                dtype: "bf16".into(),
-                flops: 8,
-                bytes: 4,
-            })
-        };
-        let kernel = |stream, start_ns| Kernel {
-            name: 0,
-            full_name: 0,
-            device: 0,
-            stream,
-            start_ns,
-            end_ns: start_ns + 10,
-            global_pid: 0,
-            correlation_id: 1,
-            grid: [1; 3],
-            block: [1; 3],
-            registers: 0,
-            graph_node: None,
-        };
-        let range = |push_pop, end_ns| Range {
-            domain: "LLM".into(),
-            name: "prefill".into(),
-            start_ns: 5,
-            end_ns,
-            global_tid: 7,
-            push_pop,
-        };
-        let device = SampledDevice {
-            schema: 1,
-            uuid: "u".into(),
-            board_uuid: "u".into(),
-            name: "n".into(),
-            period_ns: 1,
-            power_source: PowerSource::Instant,
-            power_limit_w: None,
-            max_sm_mhz: None,
-            max_memory_mhz: None,
-        };
-        let sample = |t_ns, power_w| PowerSample { t_ns, power_w, ..PowerSample::default() };
-        Trace {
-            baseline: vec![stage("prefill", 1_001_000, 1_003_000), call(false), call(true), stage("broken", 9, 3)],
-            power: Some(PowerLog { device, samples: vec![sample(1_000_000, Some(80.0)), sample(1_002_000, None)], end: None }),
-            nsys: Some(NsysTrace {
-                strings: vec!["gemm<1>".into(), "cudaMemcpyAsync".into()],
-                ranges: vec![range(true, Some(50)), range(false, Some(60)), range(true, None)],
-                cuda_calls: [ApiCall { name: 1, start_ns: 8, end_ns: 9, global_tid: 7, correlation_id: 2 }].into_iter().collect(),
-                kernels: [kernel(7, 20), kernel(13, 22)].into_iter().collect(),
-                ..NsysTrace::default()
-            }),
-            ..Trace::default()
-        }
-    }
-
-    fn read(trace: &Trace) -> Vec<Value> {
-        let mut text = Vec::new();
-        write(trace, &mut text).unwrap();
-        let mut read: Value = serde_json::from_slice(&text).unwrap();
-        read["traceEvents"].take().as_array().unwrap().clone()
-    }
-
-    #[test]
-    fn every_event_is_as_the_format_has_it() {
-        for event in read(&sketch()) {
-            assert!(event["name"].as_str().is_some_and(|name| !name.is_empty()), "{event}");
-            assert!(event["pid"].is_u64() && event["tid"].is_u64() && event["args"].is_object(), "{event}");
-            match event["ph"].as_str().unwrap() {
-                "M" => assert!(event["args"]["name"].is_string(), "{event}"),
-                "X" => assert!(event["ts"].as_f64() >= Some(-2e3) && event["dur"].as_f64() >= Some(0.0), "{event}"),
-                "b" | "e" => assert!(event["ts"].is_number() && event["id"].is_u64(), "{event}"),
-                "C" => assert!(event["args"].as_object().unwrap().values().all(Value::is_number), "{event}"),
-                other => panic!("no such phase: {other}"),
+        let lane = match self.free.pop_first() {
+            Some(lane) => lane,
+            None => {
+                self.rows.push(row(self.rows.len())?);
+                self.rows.len() - 1
             }
-        }
-    }
-
-    #[test]
-    fn stages_operators_kernels_copies_and_power_have_tracks_that_are_named() {
-        let events = read(&sketch());
-        let of = |kind: &str| events.iter().filter(|it| it["cat"] == kind).collect::<Vec<_>>();
-        let counts = ["stage", "operator", "range", "copy", "kernel"].map(|kind| of(kind).len());
-        assert_eq!(counts, [1, 1, 3, 1, 2], "a range that crosses has two ends; what is captured, open or broken has no slice");
-        assert_eq!(of("operator")[0]["name"], "a\"b");
-        let streams: Vec<_> = of("kernel").iter().map(|it| it["tid"].as_u64().unwrap()).collect();
-        assert_eq!(streams, [7, 13]);
-        let power: Vec<_> = events.iter().filter(|it| it["ph"] == "C").collect();
-        assert_eq!((power.len(), &power[0]["args"]["W"]), (1, &json!(80.0)));
-        let named =
-            |it: &Value| events.iter().any(|m| m["name"] == "thread_name" && m["pid"] == it["pid"] && m["tid"] == it["tid"]);
-        assert!(events.iter().filter(|it| it["ph"] == "X").all(named));
-    }
-
-    #[test]
-    fn power_and_stages_of_the_plain_pass_share_a_clock() {
-        let mut trace = sketch();
-        trace.baseline.pop();
-        let events = read(&trace);
-        let at = |kind: &str, value: &str| events.iter().find(|it| it[kind] == value).unwrap()["ts"].as_f64();
-        assert_eq!((at("ph", "C"), at("cat", "stage")), (Some(0.0), Some(1.0)));
-    }
-
-    #[test]
-    fn an_empty_run_is_an_empty_timeline() {
-        assert!(read(&Trace::default()).iter().all(|event| event["ph"] == "M"));
+        };
+        self.busy.push(Reverse((to, lane)));
+        Ok(self.rows[lane])
     }
 }

@@ -308,7 +308,7 @@ impl<'a> Job<'a> {
         self.steps.begin(Step::Report);
         let (dir, id) = (self.dir.to_owned(), self.order.id);
         let written = blocking(move || analyzed.up_to_date(&dir)?.write(id, &dir)).await;
-        let ended = written.map_or_else(Ended::failed, |()| Ended::well());
+        let ended = written.map_or_else(Ended::failed, |_| Ended::well());
         self.steps.end(&ended);
         if ended.state == StepState::Succeeded { Ok(()) } else { Err(Stop(ended)) }
     }

@@ -211,20 +211,25 @@ impl Analyzed {
         report::render(&self.facts(id, &steps), &self.trace, &self.analysis)
     }
 
-    /// Writes the report's files into `dir`.
-    pub fn write(&self, id: RunId, dir: &Path) -> Result<(), OfflineError> {
-        for (name, text) in self.render(id) {
-            fs::write(dir.join(name), text).map_err(|source| OfflineError::Write { name, source })?;
-        }
+    /// Writes the files of the report into `dir`, the timeline too, and returns the texts.
+    pub fn write(&self, id: RunId, dir: &Path) -> Result<Vec<(&'static str, String)>, OfflineError> {
+        let report = || {
+            let files = self.render(id);
+            for (name, text) in &files {
+                fs::write(dir.join(name), text).map_err(|source| OfflineError::Write { name, source })?;
+            }
+            Ok(files)
+        };
         let name = layout::TIMELINE;
-        self.write_timeline(&dir.join(name)).map_err(|source| OfflineError::Write { name, source })
+        let timeline = || self.write_timeline(&dir.join(name)).map_err(|source| OfflineError::Write { name, source });
+        let (files, timeline) = rayon::join(report, timeline);
+        timeline.and(files)
     }
 
-    /// Streams the timeline into its file: as JSON it may be many times what the capture is.
+    /// Streams the timeline into its file: it may be longer than the capture.
     fn write_timeline(&self, path: &Path) -> io::Result<()> {
         let packed = GzEncoder::new(BufWriter::new(fs::File::create(path)?), Compression::fast());
-        let mut out = BufWriter::new(packed);
-        perfetto::write(&self.trace, &mut out)?;
+        let out = perfetto::write(&self.trace, BufWriter::new(packed))?;
         out.into_inner().map_err(io::IntoInnerError::into_error)?.finish()?.flush()
     }
 

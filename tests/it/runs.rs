@@ -76,12 +76,18 @@ async fn a_run_goes_from_submission_to_report() {
         assert_eq!(artifact["sha256"], sha256(&root.join(artifact["path"].as_str().unwrap())));
     }
 
-    // The timeline is one of the files, and holds the stages of every repeat.
-    assert!(artifacts.iter().any(|it| it["path"] == "timeline.json.gz" && it["media_type"] == "application/gzip"));
-    let packed = flate2::read::GzDecoder::new(fs::File::open(root.join("timeline.json.gz")).unwrap());
-    let timeline: serde_json::Value = serde_json::from_reader(packed).unwrap();
-    let stages = timeline["traceEvents"].as_array().unwrap().iter().filter(|it| it["cat"] == "stage" && it["ph"] == "X");
-    assert!(stages.filter(|it| it["name"] == "prefill").count() > 1);
+    // The timeline is one of the files, and the folder gives the same one again.
+    assert!(artifacts.iter().any(|it| it["path"] == "timeline.perfetto-trace.gz" && it["media_type"] == "application/gzip"));
+    let timeline = |folder: &Path| {
+        let mut whole = Vec::new();
+        let packed = fs::File::open(folder.join("timeline.perfetto-trace.gz")).unwrap();
+        flate2::read::GzDecoder::new(packed).read_to_end(&mut whole).unwrap();
+        whole
+    };
+    let again = data.path().join("again");
+    let out = Command::new(service::LLMPROF).arg("analyze").arg(&root).arg("--out").arg(&again).output().unwrap();
+    assert!(out.status.success(), "{}", String::from_utf8_lossy(&out.stderr));
+    assert!(timeline(&root) == timeline(&again) && timeline(&root).windows(7).any(|it| it == b"prefill"));
 
     // The same folder gives the same report again, with neither service nor database.
     drop(service);
