@@ -2,12 +2,15 @@
 //!
 //! `conf/default.toml` is the manual and the list of what exists: a key that it lacks is refused. No setting is read elsewhere.
 
+mod targets;
+
 use std::{
     collections::BTreeMap,
     path::{Path, PathBuf},
 };
 
 use serde::{Deserialize, Serialize};
+pub use targets::{example_targets, targets};
 use toml::{Table, Value};
 
 use crate::{
@@ -38,6 +41,8 @@ pub enum ConfigError {
     Model { name: String, message: String },
     #[error("profiling preset {name}")]
     Profiling { name: String, source: ProfilingError },
+    #[error("{origin}: command {name}: {message}")]
+    Target { origin: String, name: String, message: String },
     #[error("{} is none of deep.toml, light.toml and basic.toml", path.display())]
     NoPreset { path: PathBuf },
 }
@@ -62,6 +67,7 @@ pub struct Server {
     pub inputs: PathBuf,
     pub models: PathBuf,
     pub profiling: PathBuf,
+    pub targets: PathBuf,
     pub header_s: u32,
     pub behind_proxy: bool,
     pub hosts: Vec<String>,

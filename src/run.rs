@@ -3,6 +3,7 @@
 //! Plain values, open to every module. No files, no clock, no database.
 
 pub mod alignment;
+pub mod command;
 pub mod import;
 pub mod target;
 pub mod whole;

@@ -18,6 +18,9 @@ use crate::{
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Choice {
     pub stage: String,
+    /// The ranges that are the stage, as ncu names them; absent where their name is none that it takes.
+    #[serde(default)]
+    pub range: Option<String>,
     /// Longest total first.
     pub kernels: Vec<Chosen>,
     /// Share of the stage's kernel time that they take, percent.
@@ -106,7 +109,22 @@ fn choice(stage: &str, launches: &[Kernel], trace: &NsysTrace, bounds: Bounds) -
     let covered = kernels.iter().map(|it| it.total_ms).sum();
     let wanted: Vec<Kernel> =
         launches.iter().copied().filter(|it: &Kernel| ranked.iter().any(|(name, ..)| *name == it.name)).collect();
-    Choice { stage: stage.into(), kernels, covered_pct: percent(covered, ms(launches)), window: window(&wanted, bounds) }
+    Choice {
+        stage: stage.into(),
+        range: range(stage, trace),
+        kernels,
+        covered_pct: percent(covered, ms(launches)),
+        window: window(&wanted, bounds),
+    }
+}
+
+/// The first ranges that are this stage, in ncu's words: `DOMAIN@RANGE/`, without the slash for those that may cross threads.
+fn range(stage: &str, trace: &NsysTrace) -> Option<String> {
+    let range = trace.ranges.iter().find(|it| trace.rules.stage(&it.name, &it.domain) == Some(stage))?;
+    let plain = |text: &str| text.chars().all(|it| it.is_alphanumeric() || matches!(it, '_' | '-' | '.' | ' '));
+    let domain = if range.domain.is_empty() { String::new() } else { format!("{}@", range.domain) };
+    let slash = if range.push_pop { "/" } else { "" };
+    (plain(&range.domain) && plain(&range.name)).then(|| format!("{domain}{}{slash}", range.name))
 }
 
 type Geometry = ([u32; 3], [u32; 3]);

@@ -43,7 +43,7 @@ fn finding(id: &str, message: String) -> Finding {
 }
 
 fn nothing_measured(analysis: &Analysis, _: &Trace) -> Vec<Finding> {
-    if !analysis.stages.rows.is_empty() {
+    if !analysis.stages.rows.is_empty() || analysis.command.is_some() {
         return vec![];
     }
     let finding = Finding::new("no_stages", Severity::Critical, "The plain pass closed no measured stage, so nothing was timed.");
@@ -51,7 +51,7 @@ fn nothing_measured(analysis: &Analysis, _: &Trace) -> Vec<Finding> {
 }
 
 fn runner_unfinished(analysis: &Analysis, _: &Trace) -> Vec<Finding> {
-    if analysis.stages.rows.is_empty() || analysis.end.is_some() {
+    if analysis.stages.rows.is_empty() || analysis.end.is_some() || analysis.command.is_some() {
         return vec![];
     }
     let message = "The runner's events stop before its last line: figures are those of the repeats that it finished.";
@@ -86,7 +86,7 @@ fn capture_incomplete(analysis: &Analysis, trace: &Trace) -> Vec<Finding> {
     let Some(nsys) = &trace.nsys else { return vec![] };
     let missing: Vec<&str> = STAGES.into_iter().filter(|stage| !nsys.ranges.iter().any(|range| range.name == *stage)).collect();
     let mut found = Vec::new();
-    if !missing.is_empty() {
+    if !missing.is_empty() && analysis.command.is_none() {
         let message = format!("The nsys capture lacks the range {}.", missing.join(" and the range "));
         let mut finding = Finding::new("capture_incomplete", Severity::Warning, message)
             .with("ranges captured", nsys.ranges.len())
@@ -119,7 +119,8 @@ fn overhead_high(analysis: &Analysis, trace: &Trace) -> Vec<Finding> {
 }
 
 fn few_repeats(analysis: &Analysis, _: &Trace) -> Vec<Finding> {
-    let repeats = analysis.stages.repeats;
+    let whole = analysis.command.as_ref().and_then(|command| command.plain_ms);
+    let repeats = whole.map_or(analysis.stages.repeats, |it| it.n);
     if repeats == 0 || repeats >= 3 {
         return vec![];
     }
@@ -131,19 +132,20 @@ fn few_repeats(analysis: &Analysis, _: &Trace) -> Vec<Finding> {
 }
 
 fn high_variance(analysis: &Analysis, _: &Trace) -> Vec<Finding> {
-    let noisy = |row: &super::stages::StageTiming| {
-        let cv = row.ms.cv_pct().filter(|cv| *cv > NOISY_CV_PCT)?;
-        let message = format!("{} varies by {cv:.0} % between repeats.", row.stage);
+    let noisy = |(stage, ms): (&str, super::stats::Spread)| {
+        let cv = ms.cv_pct().filter(|cv| *cv > NOISY_CV_PCT)?;
+        let message = format!("{stage} varies by {cv:.0} % between repeats.");
         Some(
             Finding::new("high_variance", Severity::Warning, message)
-                .with("stage", &row.stage)
-                .with("mean ms", format!("{:.3}", row.ms.mean))
-                .with("min ms", format!("{:.3}", row.ms.min))
-                .with("max ms", format!("{:.3}", row.ms.max))
+                .with("stage", stage)
+                .with("mean ms", format!("{:.3}", ms.mean))
+                .with("min ms", format!("{:.3}", ms.min))
+                .with("max ms", format!("{:.3}", ms.max))
                 .advise("Raise warmup and repeats, and keep other work off the device."),
         )
     };
-    analysis.stages.rows.iter().filter_map(noisy).collect()
+    let whole = analysis.command.as_ref().and_then(|it| Some((it.of.as_str(), it.plain_ms?)));
+    whole.into_iter().chain(analysis.stages.rows.iter().map(|row| (row.stage.as_str(), row.ms))).filter_map(noisy).collect()
 }
 
 fn dominant_stage(analysis: &Analysis, _: &Trace) -> Vec<Finding> {

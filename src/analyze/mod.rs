@@ -6,6 +6,7 @@
 pub mod align;
 pub mod choose;
 pub mod classes;
+pub mod command;
 pub mod cost;
 pub mod counters;
 pub mod coverage;
@@ -50,6 +51,7 @@ use crate::{
         nsys::NsysTrace,
     },
 };
+use command::CommandTiming;
 use cost::{Cost, Workload};
 use counters::CounterRecord;
 use device::DevicePeaks;
@@ -108,6 +110,8 @@ pub struct Analysis {
     pub regions: Vec<Region>,
     /// Whether all times are of the traced pass, because there was no plain one.
     pub only_traced: bool,
+    /// Wall times of a command; absent where a runner of ours ran.
+    pub command: Option<CommandTiming>,
     /// Energy, power and clocks, where a GPU was sampled.
     pub power: Option<Power>,
     /// What is worth telling a person, worst first.
@@ -134,13 +138,16 @@ pub fn analyze(trace: &Trace, model: Option<&ModelSpec>, peaks: Option<&DevicePe
     counters::attach(&mut kernels.records, &counters);
     operators::attach(&mut operators, &device, &traced, &kernels.stages);
 
-    let power = trace.power.as_ref().map(|log| power::power(log, &plain, &stages));
+    // Samples were taken beside the plain pass: ranges of another one say nothing of them.
+    let sampled = if only_traced { Events::default() } else { Events::of(&trace.baseline) };
+    let power = trace.power.as_ref().map(|log| power::power(log, &sampled, &stages));
     let limits = Limits::of(&plain, peaks, power.as_ref());
     let mut mfu = mfu::mfu(&plain, &stages, &operators, cost.as_ref(), &limits);
     let on_cpu = plain.start.is_some_and(|start| start.device == "cpu");
     mfu.operators = mfu::operator_mfu(&operators, &limits, on_cpu, &mut mfu.findings);
     let roofline = roofline::roofline(&counters, &kernels, &limits);
 
+    let command = trace.command.as_ref().map(command::timing);
     let mut analysis = Analysis {
         start: plain.start.cloned(),
         end: plain.end.cloned(),
@@ -151,7 +158,7 @@ pub fn analyze(trace: &Trace, model: Option<&ModelSpec>, peaks: Option<&DevicePe
         gemms: trace.gemms.as_ref().map(gemms::gemms).unwrap_or_default(),
         mfu,
         operator_repeats: repeats::repeats(&plain),
-        overhead: overhead::overhead(&stages, &stages::stages(&traced)),
+        overhead: overheads(&command, &stages, &traced),
         outputs: outputs::outputs(&plain, &traced),
         experts: experts::experts(&plain, top_k),
         stage_gpu,
@@ -159,6 +166,7 @@ pub fn analyze(trace: &Trace, model: Option<&ModelSpec>, peaks: Option<&DevicePe
         sums,
         processes,
         only_traced: only_traced && trace.nsys.is_some(),
+        command,
         power,
         stages,
         operators,
@@ -166,13 +174,20 @@ pub fn analyze(trace: &Trace, model: Option<&ModelSpec>, peaks: Option<&DevicePe
         findings: Vec::new(),
     };
     analysis.findings = findings::findings(&analysis, trace);
-    if analysis.only_traced {
+    analysis.findings.extend(command::findings(&analysis, trace));
+    if analysis.only_traced && analysis.command.is_none() {
         let message = "There is no plain pass: all times are of the traced one, which tracing has lengthened.";
         let finding = Finding::new("only_traced", Severity::Warning, message).with("stages found", analysis.stages.rows.len());
         analysis.findings.push(finding.advise("Time the program without any profiler before its times are told to anybody."));
-        analysis.findings.sort_by_key(|finding| std::cmp::Reverse(finding.severity));
     }
+    analysis.findings.sort_by_key(|finding| std::cmp::Reverse(finding.severity));
     analysis
+}
+
+/// What tracing cost: the whole of a command, and every stage of which both passes tell.
+fn overheads(command: &Option<CommandTiming>, plain: &Stages, traced: &Events) -> Vec<OverheadRecord> {
+    let whole = command.as_ref().and_then(CommandTiming::overhead);
+    whole.into_iter().chain(overhead::overhead(plain, &stages::stages(traced))).collect()
 }
 
 /// What comes of walks over all rows of a timeline.

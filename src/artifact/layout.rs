@@ -51,6 +51,11 @@ pub const COMMAND: &str = "cmd.txt";
 pub const NVML: &str = "baseline/nvml.jsonl";
 pub const PREDICTIONS: &str = "predictions.jsonl";
 
+/// Wall times of a command, in the folders of its plain and its traced pass ([`crate::trace::command::CommandTimes`]).
+pub const TIMES: &str = "times.json";
+/// What a command was, with its parameters in place ([`crate::run::command::CommandPlan`]).
+pub const COMMAND_PLAN: &str = "command.json";
+
 /// The nsys pass: report, export, command, and the runner's own events under it.
 pub const NSYS: &str = "nsys";
 pub const NSYS_REPORT: &str = "nsys/run.nsys-rep";
@@ -139,7 +144,7 @@ pub fn step_of(path: &str) -> Option<Step> {
         NSYS => Some(Step::Nsys),
         NCU => Some(Step::Ncu),
         GEMM_LOG => Some(Step::GemmLog),
-        ENV | CONFIG | INPUTS => Some(Step::Preflight),
+        ENV | CONFIG | INPUTS | COMMAND_PLAN => Some(Step::Preflight),
         KERNELS_CSV | KERNELS_JSON | COUNTERS_CSV | GEMMS_MD | GEMMS_CSV | GEMMS_JSON => Some(Step::Report),
         REPORT_MD | REPORT_HTML | REPORT_JSON | SUMMARY_MD | OPERATORS_MD | KERNELS_MD | STAGES_JSON | POWER_JSON | POWER_CSV => {
             Some(Step::Report)

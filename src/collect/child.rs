@@ -8,7 +8,7 @@ use std::{
     fs::File,
     io,
     os::unix::process::ExitStatusExt,
-    path::Path,
+    path::{Path, PathBuf},
     process::{ExitStatus, Stdio},
     sync::{OnceLock, mpsc},
     thread,
@@ -37,7 +37,7 @@ use super::{
     lines::{ChildLine, Lines},
     output::{Logs, keep},
     space::{Bound, Space},
-    sweep::{MARKER, make_scratch, signal, sweep},
+    sweep::{MARKER, make_scratch, scratch, signal, sweep},
 };
 use crate::run::RunId;
 
@@ -46,7 +46,8 @@ pub const DEFAULT_GRACE: Duration = Duration::from_secs(5);
 /// How long an output may stay open after every process that is known to hold it has ended.
 const DRAIN: Duration = Duration::from_secs(2);
 
-/// What holds a child: whose it is, when it must have ended, who may stop it, who listens. A run has one child at a time.
+/// What holds a child: whose it is, when it must have ended, who may stop it, who listens. A run has one child at a time,
+/// and a server's client beside it.
 #[derive(Debug, Clone)]
 pub struct Leash {
     pub run: RunId,
@@ -128,44 +129,90 @@ impl fmt::Display for Ended {
 /// Afterwards nothing of it is left running, its output is in `logs`, and the folder that it had for temporary files is gone:
 /// a profiler that is ended leaves gigabytes there.
 pub async fn run(argv: &Argv, logs: &Logs, leash: &Leash) -> io::Result<Ended> {
-    let (stdout, stderr) = (File::create(&logs.stdout)?, File::create(&logs.stderr)?);
+    to_its_end(argv, logs, leash, Alone::Yes).await
+}
+
+/// The same beside a child of the run that goes on: only this child's own group is ended with it.
+pub async fn run_beside(argv: &Argv, logs: &Logs, leash: &Leash) -> io::Result<Ended> {
+    to_its_end(argv, logs, leash, Alone::No).await
+}
+
+async fn to_its_end(argv: &Argv, logs: &Logs, leash: &Leash, alone: Alone) -> io::Result<Ended> {
     if leash.stop.is_cancelled() {
+        File::create(&logs.stdout)?;
+        File::create(&logs.stderr)?;
         return Ok(Ended::Stopped);
     }
-    let mut group = Group { run: leash.run, leader: None };
-    let scratch = make_scratch(leash.run)?;
-    let mut child = start(command(argv, leash.run, &scratch)).await?;
-    group.leader = child.id().and_then(|id| i32::try_from(id).ok()).map(Pid::from_raw);
-    let lines = || Lines::new(leash.lines.clone());
-    let out = child.stdout.take().map(|from| tokio::spawn(keep(from, stdout, logs.cap, lines())));
-    let err = child.stderr.take().map(|from| tokio::spawn(keep(from, stderr, logs.cap, lines())));
+    let mut running = Running::begin(argv, logs, leash, alone).await?;
+    let ended = running.wait(leash).await?;
+    running.end(ended, leash).await
+}
 
-    let mut ended = tokio::select! {
-        status = child.wait() => status?.into(),
-        () = leash.stop.cancelled() => Ended::Stopped,
-        () = sleep_until(leash.deadline) => Ended::DeadlinePassed,
-        bound = Space::passed(leash.space.as_ref(), &scratch) => bound.into(),
-    };
-    if matches!(ended, Ended::Stopped | Ended::DeadlinePassed | Ended::SpacePassed | Ended::DiskFull) {
-        group.signal(Signal::SIGTERM);
-        let _ = timeout(leash.grace, child.wait()).await;
+/// Whether a child is the only one of its run.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Alone {
+    Yes,
+    No,
+}
+
+/// A child that was started.
+pub struct Running {
+    child: Child,
+    group: Group,
+    scratch: PathBuf,
+    outputs: Vec<JoinHandle<io::Result<()>>>,
+}
+
+impl Running {
+    /// Starts `argv`. Whatever becomes of this value, the child ends with it.
+    pub async fn begin(argv: &Argv, logs: &Logs, leash: &Leash, alone: Alone) -> io::Result<Self> {
+        let (stdout, stderr) = (File::create(&logs.stdout)?, File::create(&logs.stderr)?);
+        let mut group = Group { run: leash.run, leader: None, alone };
+        let scratch = if alone == Alone::Yes { make_scratch(leash.run)? } else { scratch(leash.run) };
+        let mut child = start(command(argv, leash.run, &scratch)).await?;
+        group.leader = child.id().and_then(|id| i32::try_from(id).ok()).map(Pid::from_raw);
+        let lines = || Lines::new(leash.lines.clone());
+        let out = child.stdout.take().map(|from| tokio::spawn(keep(from, stdout, logs.cap, lines())));
+        let err = child.stderr.take().map(|from| tokio::spawn(keep(from, stderr, logs.cap, lines())));
+        Ok(Self { child, group, scratch, outputs: [out, err].into_iter().flatten().collect() })
     }
-    // Between two looks a fast child may have written too much and ended.
-    if let (Ended::Exited(_), Some(Bound::Run)) = (ended, leash.space.as_ref().and_then(|space| space.is_passed(&scratch))) {
-        ended = Ended::SpacePassed;
+
+    /// Waits until it exits, its deadline or its space passes or it is stopped, and says which. It may be asked again.
+    pub async fn wait(&mut self, leash: &Leash) -> io::Result<Ended> {
+        Ok(tokio::select! {
+            status = self.child.wait() => status?.into(),
+            () = leash.stop.cancelled() => Ended::Stopped,
+            () = sleep_until(leash.deadline) => Ended::DeadlinePassed,
+            bound = Space::passed(leash.space.as_ref(), &self.scratch) => bound.into(),
+        })
     }
-    spawn_blocking(move || drop(group)).await?;
-    child.wait().await?;
-    for output in [out, err].into_iter().flatten() {
-        drain(output).await?;
+
+    /// Ends what is left of it: one that has not `ended` by itself gets TERM and a grace first.
+    pub async fn end(mut self, mut ended: Ended, leash: &Leash) -> io::Result<Ended> {
+        if matches!(ended, Ended::Stopped | Ended::DeadlinePassed | Ended::SpacePassed | Ended::DiskFull) {
+            self.group.signal(Signal::SIGTERM);
+            let _ = timeout(leash.grace, self.child.wait()).await;
+        }
+        // Between two looks a fast child may have written too much and ended.
+        let bound = leash.space.as_ref().and_then(|space| space.is_passed(&self.scratch));
+        if let (Ended::Exited(_), Some(Bound::Run)) = (ended, bound) {
+            ended = Ended::SpacePassed;
+        }
+        let group = self.group;
+        spawn_blocking(move || drop(group)).await?;
+        self.child.wait().await?;
+        for output in self.outputs {
+            drain(output).await?;
+        }
+        Ok(ended)
     }
-    Ok(ended)
 }
 
 /// All processes that a child started, ended when this is dropped: also when nobody waits for the child any more.
 struct Group {
     run: RunId,
     leader: Option<Pid>,
+    alone: Alone,
 }
 
 impl Group {
@@ -173,14 +220,18 @@ impl Group {
         if let Some(leader) = self.leader {
             let _ = killpg(leader, sig); // all of it may have ended
         }
-        signal(self.run, sig);
+        if self.alone == Alone::Yes {
+            signal(self.run, sig);
+        }
     }
 }
 
 impl Drop for Group {
     fn drop(&mut self) {
         self.signal(Signal::SIGKILL);
-        sweep(self.run);
+        if self.alone == Alone::Yes {
+            sweep(self.run);
+        }
     }
 }
 

@@ -4,7 +4,7 @@
 
 use std::{fs, path::Path, time::Duration};
 
-use super::{CollectError, Collector, Leash, Pass, child, ncu, ncu::Selection, pass::Folder};
+use super::{CollectError, Collector, Leash, Pass, argv::Argv, child, ncu, ncu::Selection, pass::Folder};
 use crate::{
     artifact::layout,
     profiling::{GemmLogSettings, NcuSettings, ToolWord},
@@ -60,10 +60,41 @@ impl Collector {
         let max_new_tokens = selection.max_new_tokens.min(request.max_new_tokens);
         let once = RunnerRequest { repeats: 1, warmup: 0, ceilings: false, max_new_tokens, ..request.clone() };
         let runner = self.runner_argv(&once, &folder)?;
+        let pass = self.count(ncu, &folder, &runner, selection, settings, metrics, leash).await?;
+        folder.holds(runner::EVENTS, "the model runner under ncu", &format!("ncu-{}", selection.stage))?;
+        Ok(pass)
+    }
+
+    /// One stage of a command under ncu, which `target` starts, the same way.
+    pub async fn ncu_command(
+        &self,
+        dir: &Path,
+        target: &Argv,
+        selection: &Selection,
+        settings: &NcuSettings,
+        metrics: &[String],
+        leash: &Leash,
+    ) -> Result<Pass, CollectError> {
+        let ncu = self.ncu.as_deref().ok_or(CollectError::NotInstalled { tool: "ncu" })?;
+        let folder = Folder::fresh(self, dir, &format!("{}/{}", layout::NCU, selection.stage))?;
+        self.count(ncu, &folder, target, selection, settings, metrics, leash).await
+    }
+
+    #[expect(clippy::too_many_arguments, reason = "a pass, its folder, its settings and its bounds")]
+    async fn count(
+        &self,
+        ncu: &Path,
+        folder: &Folder<'_>,
+        runner: &Argv,
+        selection: &Selection,
+        settings: &NcuSettings,
+        metrics: &[String],
+        leash: &Leash,
+    ) -> Result<Pass, CollectError> {
         let report = folder.path().join(layout::NCU_REPORT);
         let name = format!("ncu-{}", selection.stage);
 
-        let command = ncu::profile(ncu, selection, settings, metrics, &report, &runner);
+        let command = ncu::profile(ncu, selection, settings, metrics, &report, runner);
         let ended = folder.run("ncu", &name, &command, leash).await;
         if let Some(complaint) = ncu::complaint(&folder.output(&name)) {
             let ended = ended.as_ref().err().and_then(CollectError::ended).unwrap_or(child::Ended::Exited(0));
@@ -71,7 +102,6 @@ impl Collector {
         }
         let mut pass = ended?;
         folder.holds(layout::NCU_REPORT, "ncu", &name)?;
-        folder.holds(runner::EVENTS, "the model runner under ncu", &name)?;
         let quiet = leash.short(SHORT);
         let raw = format!("{name}-raw");
         folder.print("ncu --import", &raw, &ncu::raw_page(ncu, &report), &quiet, layout::NCU_RAW).await?;

@@ -6,6 +6,7 @@
 pub mod argv;
 mod checks;
 pub mod child;
+mod command;
 mod counters;
 pub mod devices;
 mod doctor;
@@ -20,20 +21,24 @@ pub mod output;
 mod pass;
 mod permission;
 pub mod preflight;
+mod ready;
 mod sampler;
+mod server;
 pub mod slurm;
 pub mod space;
 pub mod sweep;
 pub mod tools;
+mod watch;
 
 use std::{
     path::{Path, PathBuf},
     time::Duration,
 };
 
-use self::{argv::Argv, output::Logs, pass::Folder, sampler::Sampler};
+use self::{argv::Argv, output::Logs, pass::Folder, sampler::Sampler, server::Served, watch::Watch};
 pub use self::{
     child::{Ended, Leash},
+    command::CommandRun,
     doctor::Look,
     lines::ChildLine,
     pass::{CollectError, Pass},
@@ -121,7 +126,7 @@ impl Collector {
         settings: &NsysSettings,
         leash: &Leash,
     ) -> Result<Pass, CollectError> {
-        let nsys = self.nsys.as_deref().ok_or(CollectError::NotInstalled { tool: "nsys" })?;
+        self.nsys.as_ref().ok_or(CollectError::NotInstalled { tool: "nsys" })?;
         let folder = Folder::fresh(self, dir, layout::NSYS)?;
         // What repeats adds to a trace is size; ceilings are measured in the plain pass.
         let once = RunnerRequest {
@@ -131,19 +136,45 @@ impl Collector {
             ceilings: false,
             ..request.clone()
         };
-        let (report, export) = (dir.join(layout::NSYS_REPORT), dir.join(layout::NSYS_EXPORT));
-        let stem = report.with_extension("");
-
         let mut runner = self.runner_argv(&once, &folder)?;
         if settings.capture_range != CaptureRange::None {
             // Otherwise nsys waits for registered strings only.
             runner = runner.env("NSYS_NVTX_PROFILER_REGISTER_ONLY", "0");
         }
-        let profile = nsys::profile(nsys, settings, request.device != "cpu", &stem, &runner);
+        let pass = self.record(&folder, dir, settings, request.device != "cpu", &runner, leash, Recorded::Runner).await?;
+        folder.holds(runner::EVENTS, "the model runner under nsys", "nsys")?;
+        Ok(pass)
+    }
+
+    /// Has nsys record `target`, to its end or while it is used, and exports what it recorded to SQLite.
+    #[expect(clippy::too_many_arguments, reason = "a pass, its folder, its settings and its bounds")]
+    async fn record(
+        &self,
+        folder: &Folder<'_>,
+        dir: &Path,
+        settings: &NsysSettings,
+        on_gpu: bool,
+        target: &Argv,
+        leash: &Leash,
+        mut recorded: Recorded<'_, '_>,
+    ) -> Result<Pass, CollectError> {
+        let nsys = self.nsys.as_deref().ok_or(CollectError::NotInstalled { tool: "nsys" })?;
+        let (report, export) = (dir.join(layout::NSYS_REPORT), dir.join(layout::NSYS_EXPORT));
+        let stem = report.with_extension("");
+        let profile = nsys::profile(nsys, settings, on_gpu, &stem, target);
         let (profile, exposed) = self.isolated(profile, dir, leash).await;
         let (raw, mut again) = (stem.with_extension("qdstrm"), Vec::new());
         let mut pass = loop {
-            let ran = folder.run("nsys profile", "nsys", &profile, leash).await;
+            let ran = match &mut recorded {
+                Recorded::Runner => folder.run("nsys profile", "nsys", &profile, leash).await,
+                Recorded::Program(wall) => {
+                    let watch = Watch::start(leash.run);
+                    let ran = folder.run("nsys profile", "nsys", &profile, leash).await;
+                    **wall = watch.stop().await;
+                    ran
+                }
+                Recorded::Server(served) => served.under(folder, "nsys", &profile, leash).await,
+            };
             let itself = matches!(&ran, Ok(_) | Err(CollectError::Ended { ended: Ended::Exited(_), .. }));
             let raced = || nsys::RACES.iter().find_map(|words| folder.says("nsys", words));
             match raced().filter(|_| itself && !report.exists() && !raw.exists()) {
@@ -154,12 +185,11 @@ impl Collector {
         pass.findings.extend(exposed);
         pass.findings.extend(nsys::begun_again(&again));
         if !report.exists() {
-            pass.findings.push(self.import(nsys, &folder, &raw, &report, leash).await?);
+            pass.findings.push(self.import(nsys, folder, &raw, &report, leash).await?);
         }
         folder.holds("run.nsys-rep", "nsys profile", "nsys")?;
         folder.run("nsys export", "nsys-export", &nsys::export(nsys, &report, &export), leash).await?;
         folder.holds("run.sqlite", "nsys export", "nsys-export")?;
-        folder.holds(runner::EVENTS, "the model runner under nsys", "nsys")?;
         pass.findings.extend(folder.import_errors("nsys"));
         Ok(pass)
     }
@@ -224,6 +254,15 @@ impl Collector {
     fn logs(&self, dir: &Path, name: &str) -> Logs {
         Logs { cap: self.log_cap, ..Logs::named(&dir.join(layout::LOGS), name) }
     }
+}
+
+/// What nsys records: what is timed of it from outside, and how it ends.
+enum Recorded<'a, 'b> {
+    /// It tells everything itself.
+    Runner,
+    /// How long it ran, nanoseconds.
+    Program(&'a mut Option<i64>),
+    Server(&'a mut Served<'b>),
 }
 
 /// The command as it runs where it sees no GPU but this one.

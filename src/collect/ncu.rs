@@ -16,6 +16,8 @@ use crate::{
 pub struct Selection {
     /// Range that its kernels are launched in.
     pub stage: String,
+    /// The same as ncu names it; the range of that name of a runner of ours when absent.
+    pub range: Option<String>,
     /// Functions' names, without scope and arguments.
     pub kernels: Vec<String>,
     /// Launches of each geometry that are passed over, and how many are profiled after them.
@@ -84,7 +86,10 @@ pub fn profile(
     }
     argv = argv
         .arg("--nvtx")
-        .args(["--nvtx-include".to_owned(), format!("{STAGE_DOMAIN}@{}/", selection.stage)])
+        .args([
+            "--nvtx-include".to_owned(),
+            selection.range.clone().unwrap_or_else(|| format!("{STAGE_DOMAIN}@{}/", selection.stage)),
+        ])
         .args(["--kernel-name-base", "function", "--kernel-name"])
         .arg(format!("regex:^({})$", names.join("|")))
         .args(["--filter-mode", "per-launch-config", "--launch-skip"])
@@ -172,7 +177,7 @@ mod tests {
 
     fn selection() -> Selection {
         let kernels = vec!["nvjet_tst".to_owned(), "operator+".to_owned()];
-        Selection { stage: "decode_all".into(), kernels, skip: 4, count: 3, max_new_tokens: 8 }
+        Selection { stage: "decode_all".into(), range: None, kernels, skip: 4, count: 3, max_new_tokens: 8 }
     }
 
     #[test]

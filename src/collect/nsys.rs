@@ -5,7 +5,7 @@
 
 use std::path::{Path, PathBuf};
 
-use super::argv::Argv;
+use super::{argv::Argv, sweep::TARGET};
 use crate::{
     profiling::{CaptureRange, NsysSettings},
     run::{Finding, Severity},
@@ -33,9 +33,12 @@ pub fn profile(nsys: &Path, settings: &NsysSettings, on_gpu: bool, stem: &Path, 
         // The run goes on after its recording ends: what it computes is compared with the plain pass.
         argv = argv.arg("--kill=none");
     }
+    // What tells the target from its profiler is for the target alone.
+    let (marks, env): (Vec<_>, Vec<_>) = target.env.iter().cloned().partition(|(name, _)| name == TARGET.0);
+    argv = argv.args(marks.iter().map(|(name, value)| format!("--env-var={name}={}", value.to_string_lossy())));
     argv = argv.args(["--wait=primary", "--stats=false", "--force-overwrite=true", "--output"]).arg(stem);
     argv = argv.arg(&target.program).args(&target.args);
-    Argv { env: target.env.clone(), pass: target.pass.clone(), cwd: target.cwd.clone(), ..argv }
+    Argv { env, pass: target.pass.clone(), cwd: target.cwd.clone(), ..argv }
 }
 
 /// What nsys says, leaving nothing, when it and its own helper process missed each other. It is a race inside of nsys, most often lost with

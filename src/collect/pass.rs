@@ -23,7 +23,7 @@ use crate::{
 };
 
 /// Lines of its output that a failure quotes.
-const LAST_WORDS: usize = 12;
+pub(super) const LAST_WORDS: usize = 12;
 /// Lines of its output that are looked through for complaints.
 const LAST_LINES: usize = 200;
 /// Most bytes of a page that a tool prints into a file of its own.
@@ -49,6 +49,10 @@ pub enum CollectError {
     Write { path: PathBuf, source: io::Error },
     #[error("cannot run {}", program.display())]
     Run { program: PathBuf, source: io::Error },
+    #[error("there is no program {} on this host", program.display())]
+    NoProgram { program: PathBuf },
+    #[error("the server was not ready within {within_s} s: {how}{}", quote(last_words))]
+    NotReady { how: String, within_s: u32, last_words: Vec<String> },
     #[error("{what} {}", told(*ended, last_words))]
     Ended { what: &'static str, ended: Ended, last_words: Vec<String> },
     #[error("{what} exited with code 0 but left no {file}{}", quote(last_words))]
@@ -104,6 +108,13 @@ impl CollectError {
             Self::NoCounters { stage, complaint, .. } => {
                 let message = format!("ncu read no counters in {stage}: {}", complaint.why);
                 Some(Finding::new(complaint.id, Severity::Warning, message).advise(complaint.remedy))
+            }
+            Self::NotReady { how, within_s, last_words } => {
+                let finding = Finding::new("server_not_ready", Severity::Warning, message).with("looked for", how);
+                let finding = last_words.last().into_iter().fold(finding, |finding, line| finding.with("last line", line));
+                Some(finding.with("within, s", within_s).advise(
+                    "look at the server's log; raise ready.within_s of the command in targets.toml, or correct its url or log",
+                ))
             }
             Self::Ended { ended: Ended::DeadlinePassed, .. } => {
                 Some(Finding::new("run_out_of_time", Severity::Warning, message).advise(
@@ -193,17 +204,28 @@ impl<'a> Folder<'a> {
         self.started(what, argv, &logs, leash).await
     }
 
-    async fn started(&self, what: &'static str, argv: &Argv, logs: &Logs, leash: &Leash) -> Result<Pass, CollectError> {
+    /// Notes a command of the pass as a shell reads it.
+    pub fn note(&self, argv: &Argv) -> Result<(), CollectError> {
         let command = self.path.join(layout::COMMAND);
         let note = || writeln!(OpenOptions::new().append(true).create(true).open(&command)?, "{}", argv.shell());
-        note().map_err(|source| CollectError::Write { path: command.clone(), source })?;
+        note().map_err(|source| CollectError::Write { path: command.clone(), source })
+    }
 
+    /// The failure of a command that did not come to a good end, and room where it took too much.
+    pub fn failed(&self, what: &'static str, ended: Ended, logs: &Logs, leash: &Leash) -> CollectError {
+        match ended {
+            Ended::SpacePassed => self.too_large(what, leash),
+            Ended::DiskFull => self.disk_full(what, leash),
+            ended => CollectError::Ended { what, ended, last_words: logs.last_words(LAST_WORDS) },
+        }
+    }
+
+    async fn started(&self, what: &'static str, argv: &Argv, logs: &Logs, leash: &Leash) -> Result<Pass, CollectError> {
+        self.note(argv)?;
         let started = Instant::now();
         match run(argv, logs, leash).await {
             Ok(Ended::Exited(0)) => Ok(Pass { wall: started.elapsed(), findings: Vec::new() }),
-            Ok(Ended::SpacePassed) => Err(self.too_large(what, leash)),
-            Ok(Ended::DiskFull) => Err(self.disk_full(what, leash)),
-            Ok(ended) => Err(CollectError::Ended { what, ended, last_words: logs.last_words(LAST_WORDS) }),
+            Ok(ended) => Err(self.failed(what, ended, logs, leash)),
             Err(source) => Err(CollectError::Run { program: argv.program.clone(), source }),
         }
     }
@@ -266,7 +288,7 @@ impl<'a> Folder<'a> {
         Some(Finding::new("nsys_import_errors", Severity::Warning, message).with("nsys", line).advise(remedy))
     }
 
-    fn logs(&self, name: &str) -> Logs {
+    pub fn logs(&self, name: &str) -> Logs {
         self.collector.logs(self.dir, name)
     }
 }

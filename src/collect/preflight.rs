@@ -24,8 +24,9 @@ pub struct Preflight {
 }
 
 impl Collector {
-    /// Describes the host and checks what `settings` ask for on `device`. `dir` is the run's folder.
-    pub async fn preflight(&self, settings: &Profiling, device: &Device, dir: &Path, leash: &Leash) -> Preflight {
+    /// Describes the host and checks what `settings` ask for on `device`; of the model runner only where `runner` runs. `dir` is the run's
+    /// folder.
+    pub async fn preflight(&self, settings: &Profiling, device: &Device, runner: bool, dir: &Path, leash: &Leash) -> Preflight {
         // The blocking task only fails when it panics: the host is then unknown, which is no reason to fail the run.
         let mut environment = tokio::task::spawn_blocking(host::describe).await.unwrap_or_default();
         let driver = read_driver().await;
@@ -38,7 +39,7 @@ impl Collector {
         let logs = dir.join(layout::LOGS);
         let _ = std::fs::create_dir_all(&logs);
         let hopeless = findings.iter().any(|finding| finding.severity == Severity::Critical);
-        if !device.is_cpu() && !hopeless {
+        if runner && !device.is_cpu() && !hopeless {
             let features = tools::features(&self.runner, &Logs::named(&logs, "preflight-features"), leash).await;
             findings.extend(checks::runner(&features, &self.runner, Some(Severity::Critical)).err());
         }

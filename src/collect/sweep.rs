@@ -23,6 +23,9 @@ use crate::run::RunId;
 /// The variable that marks a process as part of a run.
 pub const MARKER: &str = "LLMPROF_RUN_ID";
 
+/// What the process that is profiled carries besides, and all that it starts; its profiler does not.
+pub const TARGET: (&str, &str) = ("LLMPROF_TARGET", "1");
+
 /// How often a sweep looks again for processes that were just being started, or that have not quite ended.
 const PASSES: u32 = 200;
 const PAUSE: Duration = Duration::from_millis(10);
@@ -52,6 +55,12 @@ pub fn marked(run: RunId) -> Vec<Pid> {
         .filter_map(|entry| entry.file_name().to_str()?.parse().ok().map(Pid::from_raw))
         .filter(|&pid| pid != own && carries(pid, mark.as_bytes()))
         .collect()
+}
+
+/// Processes of `run` that are profiled, or were started by one that is.
+pub fn targets(run: RunId) -> Vec<Pid> {
+    let mark = format!("{}={}", TARGET.0, TARGET.1);
+    marked(run).into_iter().filter(|pid| carries(*pid, mark.as_bytes())).collect()
 }
 
 /// Says whether a process belongs to a run, of whichever service.

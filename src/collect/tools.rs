@@ -45,6 +45,16 @@ pub fn find_tool(name: &str, configured: Option<&Path>) -> Option<PathBuf> {
     }
 }
 
+/// A program of the operator's: a path as it is, a name beside this program or on the search path.
+pub fn find_program(program: &Path) -> Option<PathBuf> {
+    if program.is_absolute() {
+        return Some(program.to_owned()).filter(|path| is_program(path));
+    }
+    let name = program.to_str()?;
+    let beside = env::current_exe().ok().map(|exe| exe.with_file_name(name)).filter(|path| is_program(path));
+    beside.or_else(|| on_path(name, env::var_os("PATH").as_deref()))
+}
+
 fn on_path(name: &str, path: Option<&OsStr>) -> Option<PathBuf> {
     env::split_paths(path?).filter(|folder| folder.is_absolute()).map(|folder| folder.join(name)).find(|path| is_program(path))
 }

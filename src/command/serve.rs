@@ -145,6 +145,7 @@ impl Service {
         let runs = make_folder(&data.join("runs"))?;
         let alignments = make_folder(&data.join("alignments"))?;
         let models = Arc::new(config::models(given(&server.models))?);
+        let targets = Arc::new(config::targets(given(&server.targets), &models)?);
         let presets = Arc::new(config::profiling(given(&server.profiling))?);
         let collector = Arc::new(Collector { state: Some(data.clone()), ..collector(&config.tools, &config.limits)? });
         let store = Store::open(&data.join("llmprof.db")).await?.with_running_per_owner(config.access.running_runs_per_owner);
@@ -169,6 +170,7 @@ impl Service {
             alignments,
             inputs,
             models,
+            targets,
             presets,
             devices: Arc::new(config::devices()?),
             collector: Arc::clone(&collector),
@@ -189,6 +191,7 @@ impl Service {
             alignments: cx.alignments.clone(),
             inputs: cx.inputs.clone(),
             models: Arc::clone(&cx.models),
+            targets: Arc::clone(&cx.targets),
             presets: Arc::clone(&cx.presets),
             devices: devices.clone().into(),
             accepts: accepts.clone().into(),

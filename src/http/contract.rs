@@ -17,6 +17,7 @@ use super::{
     events::RunEvent,
     examples, routes,
 };
+use crate::run::command::{MOST_PARAMS, MOST_TEXT};
 
 #[derive(OpenApi)]
 #[openapi(
@@ -41,12 +42,14 @@ fn errors(operation: &str) -> &'static [ErrorCode] {
             E::InvalidParameter,
             E::ModelNotFound,
             E::PartNotFound,
+            E::CommandNotFound,
             E::DeviceNotFound,
             E::InputsNotFound,
             E::BodyTimeout,
             E::RequestContradictory,
             E::IdempotencyKeyReused,
             E::DtypeUnavailable,
+            E::ParamsUnfit,
             E::InputsUnfit,
             E::BodyTooLarge,
             E::UnsupportedMediaType,
@@ -183,9 +186,21 @@ fn declare_changes(schemas: &mut Map<String, Value>) {
 /// What is required of several fields together, and of the texts in a list.
 fn declare_submissions(schemas: &mut Map<String, Value>) {
     if let Some(request) = schemas.get_mut("SubmitRun") {
-        let names = |field: &str| json!({ "required": [field], "properties": { field: { "type": "string" } } });
-        request["anyOf"] = json!([names("model"), names("target")]);
+        let names = |field: &str, kinds: &[&str]| json!({ "required": [field], "properties": { field: { "type": kinds } } });
+        request["anyOf"] = json!([names("model", &["string"]), names("target", &["string", "object"])]);
     }
+    if let Some(call) = schemas.get_mut("CommandCall") {
+        call["properties"]["params"]["propertyNames"] = json!({ "pattern": "^[a-z][a-z0-9_]{0,31}$" });
+        call["properties"]["params"]["maxProperties"] = json!(MOST_PARAMS);
+    }
+    // A text is no number, but an integer is: one of several would be two of them.
+    schemas.insert(
+        "ParamValue".into(),
+        json!({
+            "description": "A value as its parameter takes it.", "type": ["boolean", "number", "string"],
+            "maxLength": MOST_TEXT, "pattern": r"^[^\u0000-\u001f\u007f-\u009f]*$",
+        }),
+    );
     if let Some(spec) = schemas.get_mut("AlignmentSpec") {
         for list in ["within", "without"] {
             spec["properties"][list]["items"] = json!({ "type": "string", "minLength": 1, "maxLength": 500 });

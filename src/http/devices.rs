@@ -40,7 +40,10 @@ pub async fn devices(State(app): State<App>) -> Result<Json<DeviceList>, ApiErro
         uuid: device.uuid.clone(),
         product: device.product.clone(),
         memory_bytes: device.memory_bytes,
-        run_id: running.iter().find(|(_, worker)| device.has_worker(worker)).map(|(id, _)| *id),
+        run_id: running
+            .iter()
+            .find(|(_, worker, all)| device.has_worker(worker) || all.contains(&device.name))
+            .map(|(id, ..)| *id),
     };
     Ok(Json(DeviceList { devices: app.devices.iter().map(view).collect() }))
 }

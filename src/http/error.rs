@@ -66,6 +66,7 @@ codes! {
     TableNotFound = "table_not_found", NOT_FOUND, "the run has no table kernel; they are listed at /runs/{id}/tables";
     ModelNotFound = "model_not_found", NOT_FOUND, "there is no model deepseek-ocr-tin; did you mean deepseek-ocr-tiny?";
     PartNotFound = "part_not_found", NOT_FOUND, "target: \"decoder.layers.99\" is no part of deepseek-ocr-tiny: it has decoder.layers.0 to 3";
+    CommandNotFound = "command_not_found", NOT_FOUND, "there is no command torch-generat; did you mean torch-generate?";
     DeviceNotFound = "device_not_found", NOT_FOUND, "no worker has the device cuda:7; there is cpu";
     InputsNotFound = "inputs_not_found", NOT_FOUND, "there is no pages.yaml in the inputs folder";
     MethodNotAllowed = "method_not_allowed", METHOD_NOT_ALLOWED, "PUT is not for /runs";
@@ -74,6 +75,7 @@ codes! {
     RequestContradictory = "request_contradictory", CONFLICT, "align_with: timelines are compared, and profiling.nsys.enabled is off in mode basic";
     IdempotencyKeyReused = "idempotency_key_reused", CONFLICT, "the idempotency key came before with another body";
     DtypeUnavailable = "dtype_unavailable", CONFLICT, "the cpu multiplies no bf16: ask for f32";
+    ParamsUnfit = "params_unfit", CONFLICT, "target.params.tokens: 9000 is not between 1 and 4096";
     InputsUnfit = "inputs_unfit", CONFLICT, "inputs.yaml names images, and the model llama-tiny reads text only";
     RunNotCancellable = "run_not_cancellable", CONFLICT, "the run has ended: succeeded";
     RunActive = "run_active", CONFLICT, "the run has not ended: cancel it first";

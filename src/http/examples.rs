@@ -16,6 +16,7 @@ use super::{
     retention::{DueRun, RetentionView},
     runs::{Links, RunList, RunSummary, RunView},
     submit::{Label, SubmittedRun},
+    targets::{CommandView, TargetList},
 };
 use crate::{
     artifact::{
@@ -58,6 +59,10 @@ pub fn request(operation: &str, kind: &str) -> Value {
                 "target": "deepseek-ocr-tiny:decoder.layers.3.self_attn", "align_with": "e2e",
                 "mock": { "dtype": "f32", "decode_graph": false, "prompt_tokens": 128 },
             },
+        },
+        "command": {
+            "summary": "A command that this host allows, in place of a model",
+            "value": { "target": { "command": "tiny-generate", "params": { "tokens": 8, "prompt": "Hello" } }, "mode": "light", "repeats": 2, "warmup": 0 },
         },
         "everything": { "summary": "Every setting", "value": all },
     })
@@ -137,6 +142,10 @@ pub fn response(operation: &str, status: &str, kind: &str) -> Value {
         ("diff_runs", _, "text/html") => json!("<!doctype html>\n<html lang=\"en\">...</html>\n"),
         ("diff_runs", ..) => json!("# From run 019a9f3e-6d1c-7c4e-9a51-3a8f0c2b7d10 to run ...\n"),
         ("list_models", ..) => json!(ModelList { models: config::models(None).unwrap_or_default().into_values().collect() }),
+        ("list_targets", ..) => {
+            let commands = config::example_targets().unwrap_or_default();
+            json!(TargetList { commands: commands.iter().map(|(name, command)| CommandView::of(name, command)).collect() })
+        }
         ("list_profiling", ..) => {
             let preset = |mode: &Mode| Some(ProfilingPreset { mode: *mode, profiling: Profiling::bundled(*mode).ok()? });
             json!(ProfilingList { presets: Mode::ALL.iter().filter_map(preset).collect() })

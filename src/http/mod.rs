@@ -33,6 +33,7 @@ mod stream;
 mod submit;
 mod tables;
 mod target;
+mod targets;
 mod upload;
 
 use std::{path::PathBuf, sync::Arc};
@@ -56,6 +57,7 @@ use utoipa_swagger_ui::{Config, SwaggerUi};
 use crate::{
     config::{self, Models},
     profiling::Presets,
+    run::command::Commands,
     store::Store,
     trace::{checkup::Checkup, device::Device, power::GpuReading},
 };
@@ -78,6 +80,8 @@ pub struct App {
     /// Folder that manifests are read from.
     pub inputs: PathBuf,
     pub models: Arc<Models>,
+    /// Commands that runs may name as their target.
+    pub targets: Arc<Commands>,
     /// What each mode means.
     pub presets: Arc<Presets>,
     /// Devices that have a worker.
@@ -125,6 +129,7 @@ fn routes() -> OpenApiRouter<App> {
         .routes(routes!(alignments::artifacts))
         .routes(routes!(alignments::download))
         .routes(routes!(models::models))
+        .routes(routes!(targets::targets))
         .routes(routes!(profiling::profiling))
         .routes(routes!(cost::cost))
         .routes(routes!(devices::devices))

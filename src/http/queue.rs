@@ -67,7 +67,10 @@ fn expect(runs: &[Waiting], devices: &[Device], history: &[History], now: i64) -
     let mut free: Vec<(&Device, Result<i64, &str>)> = devices
         .iter()
         .map(|device| {
-            let busy = running.iter().find(|it| it.worker.as_deref().is_some_and(|worker| device.has_worker(worker)));
+            let has = |it: &&&Waiting| {
+                it.worker.as_deref().is_some_and(|worker| device.has_worker(worker)) || it.devices.contains(&device.name)
+            };
+            let busy = running.iter().find(has);
             let end = |it: &&&Waiting| it.started_ms.zip(takes(it)).map(|(start, takes)| (start + takes).max(now));
             (device, busy.map_or(Ok(now), |it| end(&it).ok_or(it.run.spec.model.as_str())))
         })
@@ -75,17 +78,21 @@ fn expect(runs: &[Waiting], devices: &[Device], history: &[History], now: i64) -
     let expected = waiting.iter().zip(1..).map(|(it, position)| {
         let spec = &it.run.spec;
         let serving = || free.iter().enumerate().filter(|(_, (device, _))| device.serves(&spec.device));
-        let first = serving().filter_map(|(at, (_, free))| free.ok().map(|free| (free, at))).min();
+        let mut known: Vec<(i64, usize)> = serving().filter_map(|(at, (_, free))| free.ok().map(|free| (free, at))).collect();
+        known.sort_unstable();
+        known.truncate(spec.gpus() as usize);
+        // A run of several devices begins when the last of them is free.
+        let first = known.last().filter(|_| known.len() == spec.gpus() as usize).map(|(free, _)| *free);
         let unknown = match (first, serving().find_map(|(_, (_, free))| free.err())) {
             (Some(_), _) => None,
             (None, Some(model)) => {
                 Some(format!("a run ahead of it, of {model}, is of a kind that has never come to its end here"))
             }
-            (None, None) => Some("no worker serves its device; the service may be paused".to_owned()),
+            (None, None) => Some("too few workers serve its device; the service may be paused".to_owned()),
         };
         let next = takes(it).ok_or(spec.model.as_str());
-        if let Some((start, at)) = first {
-            free[at].1 = next.map(|takes| start + takes);
+        if let Some(start) = first {
+            known.iter().for_each(|(_, at)| free[*at].1 = next.map(|takes| start + takes));
         }
         QueuedRun {
             run_id: it.run.id,
@@ -96,9 +103,7 @@ fn expect(runs: &[Waiting], devices: &[Device], history: &[History], now: i64) -
             owner: it.run.owner.clone(),
             priority: spec.priority,
             queued_at: it.run.queued_at.clone(),
-            expected_start: first
-                .and_then(|(start, _)| jiff::Timestamp::from_millisecond(start).ok())
-                .map(|at| format!("{at:.3}")),
+            expected_start: first.and_then(|start| jiff::Timestamp::from_millisecond(start).ok()).map(|at| format!("{at:.3}")),
             unknown_because: unknown,
         }
     });

@@ -20,7 +20,7 @@ use super::{
     metrics::free_bytes,
     models::find_model,
     runs::Links,
-    target,
+    target, targets,
 };
 use crate::{
     artifact::inputs::{self, InputsError},
@@ -41,7 +41,7 @@ const MAX_LABELS: usize = 16;
 const MAX_LABEL: usize = 64;
 const MAX_NAME: usize = 200;
 
-/// A run to be queued. Only `model` is required, and not even that where `target` names it.
+/// A run to be queued. Only `model` is required, and not even that where `target` names it or is a command.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct SubmitRun {
@@ -51,6 +51,8 @@ pub struct SubmitRun {
     pub model: Option<String>,
     /// Profile only this part of the model: `decoder.layers.3.self_attn`, or `MODEL:decoder.layers.3.self_attn` without `model`. The parts of a
     /// decoder are its layers and their `self_attn` and `mlp`; of a vision side `vision.sam`, `vision.clip`, and their blocks and layers.
+    /// Or profile a command that this host allows in place of a model (`GET /targets`): `{"command": "NAME", "params": {}}`; then `model`,
+    /// `inputs_manifest`, `dtype`, `align_with` and `mock` are left out, and each repeat is a process of its own, or a client's.
     #[serde(default)]
     pub target: Option<Target>,
     /// `e2e`: profile the whole model, and beside it the part alone (the mock) and taken out of its layer (extracted), with the same inputs;
@@ -273,12 +275,15 @@ async fn check(app: &App, run: SubmitRun) -> Result<RunSpec, ApiError> {
     within("seed", run.seed, 0..=MAX_EXACT)?;
     within("timeout_s", run.timeout_s, 1..=1800)?;
     within("priority", run.priority, -100..=100)?;
+    check_labels(&run.labels)?;
+    if let Some(Target::Command(call)) = run.target.clone() {
+        return targets::check(app, run, &call);
+    }
     let (name, part) = target::model_and_part(&run)?;
     within("length of model", name.chars().count(), 1..=MAX_NAME)?;
     if let Some(manifest) = &run.inputs_manifest {
         within("length of inputs_manifest", manifest.chars().count(), 1..=MAX_NAME)?;
     }
-    check_labels(&run.labels)?;
     check_device(app, &run)?;
     let model = find_model(app, &name)?;
     let reads_images = model.vision.is_some();
@@ -306,7 +311,7 @@ async fn check(app: &App, run: SubmitRun) -> Result<RunSpec, ApiError> {
         dtype: run.dtype,
         device: run.device,
         timeout_s: run.timeout_s,
-        labels: run.labels.into_iter().collect::<BTreeSet<_>>().into_iter().map(|Label(label)| label).collect(),
+        labels: each_once(run.labels),
         priority: run.priority,
         profiling: Some(profiling),
         target: part,
@@ -314,6 +319,11 @@ async fn check(app: &App, run: SubmitRun) -> Result<RunSpec, ApiError> {
         mock: run.mock,
         import: None,
     })
+}
+
+/// Each label once, in order.
+pub(super) fn each_once(labels: Vec<Label>) -> Vec<String> {
+    labels.into_iter().collect::<BTreeSet<_>>().into_iter().map(|Label(label)| label).collect()
 }
 
 /// Checks what a schema says of labels.
@@ -337,7 +347,7 @@ pub(super) fn within<T: PartialOrd + std::fmt::Display>(name: &str, value: T, ra
 }
 
 /// A device that exists, and a number format that it multiplies.
-fn check_device(app: &App, run: &SubmitRun) -> Result<(), ApiError> {
+pub(super) fn check_device(app: &App, run: &SubmitRun) -> Result<(), ApiError> {
     if run.device == NO_DEVICE {
         return Err(ApiError::new(ErrorCode::InvalidRequest, "device: none is what imports have, and a run needs one"));
     }

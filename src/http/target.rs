@@ -20,7 +20,7 @@ const MAX_PROMPT: u32 = 1 << 20;
 const TRACED_REPEATS: u32 = 5;
 
 /// Each field is well by itself, and they do not fit together.
-fn contradictory(message: impl Into<String>) -> ApiError {
+pub(super) fn contradictory(message: impl Into<String>) -> ApiError {
     ApiError::new(ErrorCode::RequestContradictory, message)
 }
 
@@ -33,8 +33,9 @@ pub(super) fn model_and_part(run: &SubmitRun) -> Result<(String, Option<Target>)
         })?;
         return Ok((model, None));
     };
-    within("length of target", target.path().chars().count(), 1..=200)?;
-    let (named, path) = target.path().rsplit_once(':').map_or((None, target.path()), |(model, path)| (Some(model), path));
+    let Some(target) = target.part() else { return Err(contradictory("target: a command is no part of a model")) };
+    within("length of target", target.chars().count(), 1..=200)?;
+    let (named, path) = target.rsplit_once(':').map_or((None, target), |(model, path)| (Some(model), path));
     let model = match (run.model.as_deref(), named) {
         (Some(model), Some(named)) if model != named => {
             return Err(contradictory(format!("target: it is of the model {named:?}, and the run is of {model:?}")));
@@ -54,7 +55,7 @@ pub(super) fn check(
     images: usize,
     profiling: &Profiling,
 ) -> Result<(), ApiError> {
-    let Some(path) = part.map(Target::path) else {
+    let Some(path) = part.and_then(Target::part) else {
         return match (run.align_with, run.mock) {
             (None, None) => Ok(()),
             (Some(_), _) => Err(contradictory("align_with: name the part by target")),

@@ -3,6 +3,7 @@
 //! A file or table that is not there is a gap, and the trace is empty at that place. A file that cannot be read, or is not what its
 //! name says, is an error that names it. Nothing here panics on bytes from outside, and nothing has an opinion on what it reads.
 
+pub mod command;
 pub mod cublas;
 pub mod events;
 pub mod ncu;
@@ -50,6 +51,10 @@ pub fn read(dir: &Path) -> Result<Trace, ParseError> {
             *events = log.events;
             trace.findings.extend(log.findings);
         }
+    }
+    if let Some(plan) = command::plan(dir)? {
+        let (command, [baseline, traced]) = command::read(dir, &plan)?;
+        trace = Trace { command: Some(command), baseline, traced, ..trace };
     }
     let samples = dir.join(layout::NVML);
     if samples.exists() {

@@ -6,13 +6,13 @@ use std::{fs, io, path::Path};
 
 use serde::de::DeserializeOwned;
 
-use super::ParseError;
+use super::{ParseError, command};
 use crate::{
     artifact::{
         journal::{self, JournalEvent, Position},
         layout,
     },
-    run::{Finding, InputFile, RunSpec, StepRecord},
+    run::{Finding, InputFile, RunSpec, StepRecord, command::CommandPlan},
     runner::RunnerRequest,
 };
 
@@ -27,6 +27,8 @@ pub struct SavedRun {
     pub steps: Vec<StepRecord>,
     /// What collection noticed, of the last attempt.
     pub findings: Vec<Finding>,
+    /// The command that ran in place of a runner of ours.
+    pub command: Option<CommandPlan>,
 }
 
 /// Reads the folder `dir`.
@@ -38,6 +40,7 @@ pub fn read(dir: &Path) -> Result<SavedRun, ParseError> {
         inputs: yaml(dir, layout::INPUTS, "a run's inputs")?,
         steps,
         findings,
+        command: command::plan(dir)?,
     })
 }
 

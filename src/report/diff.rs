@@ -76,6 +76,7 @@ pub fn run_diff(a: &Stored, b: &Stored) -> RunDiff {
 }
 
 fn checks(a: &LLMProfileReport, b: &LLMProfileReport) -> Vec<Check> {
+    let call = |it: &LLMProfileReport| serde_json::to_string(it.spec.target.as_ref()?.command()?).ok();
     let both = |what: &str, decides: bool, of: fn(&LLMProfileReport) -> Option<String>| Check::of(what, of(a), of(b), decides);
     let clock = |stage: &str| {
         let of = |it: &LLMProfileReport| it.power.as_ref()?.stages.iter().find(|row| row.stage == stage)?.sm_mhz;
@@ -102,6 +103,9 @@ fn checks(a: &LLMProfileReport, b: &LLMProfileReport) -> Vec<Check> {
         both("nsys", false, |it| it.environment.nsys.clone()),
         both("ncu", false, |it| it.environment.ncu.clone()),
     ];
+    if call(a).or(call(b)).is_some() {
+        checks.push(Check::of("command", call(a), call(b), true));
+    }
     if a.power.is_some() || b.power.is_some() {
         checks.extend(["prefill", "decode_all"].map(clock));
     }

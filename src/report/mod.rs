@@ -29,7 +29,7 @@ use crate::{
     analyze::Analysis,
     artifact::layout,
     model::ModelSpec,
-    run::{Finding, InputFile, RunId, RunSpec, RunState, StepRecord, StepState},
+    run::{Finding, InputFile, RunId, RunSpec, RunState, StepRecord, StepState, command::CommandPlan},
     trace::{Trace, environment::Environment},
 };
 pub use figures::{Tile, stored_tiles};
@@ -60,6 +60,8 @@ pub struct RunFacts<'a> {
     pub inputs: &'a [InputFile],
     /// Of a part that was held to the whole model, its stages.
     pub part: &'a [part::PartStage],
+    /// The command that ran in place of a runner of ours.
+    pub command: Option<&'a CommandPlan>,
     /// The state in which the run ends.
     pub state: RunState,
 }
@@ -175,7 +177,9 @@ fn page<'a>(facts: &RunFacts<'a>, trace: &Trace, analysis: &Analysis) -> Page<'a
         spec: facts.spec,
         state: facts.state.as_str(),
         state_means: state_means(facts.state),
-        times_of: if analysis.only_traced {
+        times_of: if analysis.only_traced && analysis.command.is_some() {
+            "the traced pass, for the plain one tells no stages"
+        } else if analysis.only_traced {
             "the traced pass, for there is no plain one"
         } else {
             "the plain pass, taken without any profiler"

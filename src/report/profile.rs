@@ -11,6 +11,7 @@ use super::{RunFacts, narrative};
 use crate::{
     analyze::{
         Analysis,
+        command::CommandTiming,
         cost::Cost,
         counters::CounterRecord,
         experts::ExpertUse,
@@ -167,6 +168,9 @@ pub struct ModelIdentity {
 pub struct Aggregates {
     /// Measured repeats.
     pub repeats: u32,
+    /// Wall times of a command from outside; absent where a runner of ours ran.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub command: Option<CommandTiming>,
     /// Stage to milliseconds per repeat.
     pub stage_ms: BTreeMap<String, Spread>,
     /// Time to the first token.
@@ -328,6 +332,7 @@ fn aggregates(analysis: &Analysis) -> Aggregates {
     let stages = &analysis.stages;
     Aggregates {
         repeats: stages.repeats,
+        command: analysis.command.clone(),
         stage_ms: stages.rows.iter().map(|row| (row.stage.clone(), row.ms)).collect(),
         first_token_ms: stages.first_token_ms,
         per_token_ms: stages.per_token_ms,

@@ -1,4 +1,4 @@
-//! What of a model a run profiles alone, and what that is held to.
+//! What a run profiles in place of a whole model: a part of one, held to the whole perhaps, or a command of the host.
 //!
 //! Plain values. Which parts a model has is in `model`.
 
@@ -7,21 +7,38 @@ use std::{fmt, str::FromStr};
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
-use super::{Dtype, UnknownWord, whole::maybe_whole, words};
+use super::{Dtype, RunSpec, UnknownWord, command::CommandCall, whole::maybe_whole, words};
 
 /// What a run profiles in place of a whole model.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, ToSchema)]
 #[serde(untagged)]
 pub enum Target {
     Part(PartPath),
+    Command(CommandCall),
 }
 
 impl Target {
     /// Module path of the part, perhaps with its model before it.
-    pub fn path(&self) -> &str {
+    pub fn part(&self) -> Option<&str> {
         match self {
-            Self::Part(PartPath(path)) => path,
+            Self::Part(PartPath(path)) => Some(path),
+            Self::Command(_) => None,
         }
+    }
+
+    /// The command that is called.
+    pub fn command(&self) -> Option<&CommandCall> {
+        match self {
+            Self::Part(_) => None,
+            Self::Command(call) => Some(call),
+        }
+    }
+}
+
+impl RunSpec {
+    /// Devices that the run gets at once.
+    pub fn gpus(&self) -> u32 {
+        self.target.as_ref().and_then(|target| target.command()?.gpus).unwrap_or(1).max(1)
     }
 }
 

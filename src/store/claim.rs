@@ -3,6 +3,7 @@
 //! Every change names worker and attempt, so one that lost its lease can change nothing.
 
 use std::{
+    collections::BTreeMap,
     sync::LazyLock,
     time::{Duration, Instant},
 };
@@ -45,11 +46,51 @@ pub struct Outcome {
     pub artifacts: Vec<ArtifactRecord>,
 }
 
+/// Which run is to be taken.
+struct Taken<'a> {
+    /// This one and no other.
+    id: Option<RunId>,
+    /// Its devices as they are kept, where they are several.
+    several: Option<String>,
+    names: &'a [&'a str],
+    any: bool,
+}
+
 impl Store {
     /// Takes the first waiting run that asks for any device or for one of these `names`, if there is one; not of an owner who has
     /// as many as may run at a time.
     pub async fn claim(&self, worker: &str, names: &[&str], lease: Duration) -> Result<Option<Claimed>, StoreError> {
         self.claim_of(worker, names, true, lease).await
+    }
+
+    /// The first waiting run that asks for a device by one of these texts, and no more devices at once than the text has: its id, and how
+    /// many it wants. Not of an owner who has as many as may run at a time.
+    pub async fn first_for(&self, most: &BTreeMap<String, usize>) -> Result<Option<(RunId, u32)>, StoreError> {
+        let row: Option<(Vec<u8>, u32)> = sqlx::query_as(
+            "select id, gpus from runs as next indexed by runs_waiting
+             where state = 'queued' and gpus <= (select value from json_each(?1) where key = device)
+               and (?2 = 0 or owner is null
+                    or (select count(*) from runs where owner = next.owner and state = 'running' and device <> 'none') < ?2)
+             order by rank, id limit 1",
+        )
+        .bind(serde_json::to_string(most).unwrap_or_default())
+        .bind(self.running_per_owner)
+        .fetch_optional(&self.readers)
+        .await
+        .map_err(during("look for a run"))?;
+        row.map(|(id, gpus)| Ok((id_of(&id)?, gpus))).transpose()
+    }
+
+    /// Takes the run that [`Store::first_for`] found, with these `devices`, unless it no longer waits.
+    pub async fn claim_first(
+        &self,
+        id: RunId,
+        worker: &str,
+        devices: &[&str],
+        lease: Duration,
+    ) -> Result<Option<Claimed>, StoreError> {
+        let several = (devices.len() > 1).then(|| serde_json::Value::from(devices).to_string());
+        self.take(&Taken { id: Some(id), several, names: &[], any: true }, worker, lease).await
     }
 
     /// Takes the first import that waits, if there is one. It needs no device.
@@ -59,13 +100,18 @@ impl Store {
 
     /// `any`: runs that ask for any device, too, and an owner's share counts.
     async fn claim_of(&self, worker: &str, names: &[&str], any: bool, lease: Duration) -> Result<Option<Claimed>, StoreError> {
+        self.take(&Taken { id: None, several: None, names, any }, worker, lease).await
+    }
+
+    async fn take(&self, taken: &Taken<'_>, worker: &str, lease: Duration) -> Result<Option<Claimed>, StoreError> {
         let mut writer = self.writer.lock().await;
         let mut tx = writer.begin_with("begin immediate").await.map_err(during("claim a run"))?;
         let row: Option<(Vec<u8>, String, u32)> = sqlx::query_as(
             "update runs set state = 'running', worker = ?1, lease_until = ?2, attempts = attempts + 1,
-                    started_at = ?3, ended_at = null, message = null, failed_step = null, scheduled = null, findings = '[]'
+                    started_at = ?3, ended_at = null, message = null, failed_step = null, scheduled = null, findings = '[]',
+                    devices = ?8
              where id = (select id from runs as next indexed by runs_waiting
-                         where state = 'queued' and ((?6 and device = 'auto') or device in (select value from json_each(?4)))
+                         where state = 'queued' and (id = ?7 or ?7 is null and ((?6 and device = 'auto') or device in (select value from json_each(?4))))
                            and (?5 = 0 or owner is null
                                 or (select count(*) from runs where owner = next.owner and state = 'running' and device <> 'none') < ?5)
                          order by rank, id limit 1)
@@ -74,9 +120,11 @@ impl Store {
         .bind(worker)
         .bind(until(lease))
         .bind(now_ms())
-        .bind(serde_json::Value::from(names).to_string())
-        .bind(if any { self.running_per_owner } else { 0 })
-        .bind(any)
+        .bind(serde_json::Value::from(taken.names).to_string())
+        .bind(if taken.any { self.running_per_owner } else { 0 })
+        .bind(taken.any)
+        .bind(taken.id.as_ref().map(key))
+        .bind(&taken.several)
         .fetch_optional(&mut *tx)
         .await
         .map_err(during("claim a run"))?;

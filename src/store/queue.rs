@@ -1,6 +1,6 @@
 //! The queue as a whole: who waits in which order, how long such runs took, and figures of everything that is kept.
 
-use super::{Run, Store, StoreError, column, during, read};
+use super::{Run, Store, StoreError, column, during, json, read};
 use crate::run::{Mode, RunId};
 
 /// Past runs that a median is taken over.
@@ -12,6 +12,8 @@ pub struct Waiting {
     pub run: Run,
     /// Name of the worker that carries it out; `None` while it waits.
     pub worker: Option<String>,
+    /// Names of its devices, where it has several.
+    pub devices: Vec<String>,
     /// When the worker began, in milliseconds since 1970.
     pub started_ms: Option<i64>,
 }
@@ -53,7 +55,9 @@ impl Store {
         rows.iter()
             .map(|row| {
                 let worker = column(row, "worker")?;
-                Ok(Waiting { run: read::from_row(row)?, worker, started_ms: column(row, "started_at")? })
+                let (run, devices) = (read::from_row(row)?, column::<Option<&str>>(row, "devices")?);
+                let devices = devices.map(|it| json(run.id, "its devices", it)).transpose()?.unwrap_or_default();
+                Ok(Waiting { run, worker, devices, started_ms: column(row, "started_at")? })
             })
             .collect()
     }

@@ -47,14 +47,18 @@ impl Store {
         rows.iter().map(from_row).collect()
     }
 
-    /// The runs that are being carried out, each with its worker's name.
-    pub async fn running(&self) -> Result<Vec<(RunId, String)>, StoreError> {
-        let rows: Vec<(Vec<u8>, String)> =
-            sqlx::query_as("select id, worker from runs where state = 'running' and worker is not null order by id")
+    /// The runs that are being carried out, each with its worker's name and, where it has several devices, the names of all.
+    pub async fn running(&self) -> Result<Vec<(RunId, String, Vec<String>)>, StoreError> {
+        let rows: Vec<(Vec<u8>, String, Option<String>)> =
+            sqlx::query_as("select id, worker, devices from runs where state = 'running' and worker is not null order by id")
                 .fetch_all(&self.readers)
                 .await
                 .map_err(during("list running runs"))?;
-        rows.into_iter().map(|(id, worker)| Ok((id_of(&id)?, worker))).collect()
+        let run = |(id, worker, devices): (Vec<u8>, String, Option<String>)| {
+            let id = id_of(&id)?;
+            Ok((id, worker, devices.map(|it| json(id, "its devices", &it)).transpose()?.unwrap_or_default()))
+        };
+        rows.into_iter().map(run).collect()
     }
 
     /// The files that an ended run left, by path.

@@ -170,12 +170,13 @@ async fn earlier(tx: &mut SqliteConnection, new: &NewRun) -> Result<Option<Submi
 async fn insert(tx: &mut SqliteConnection, new: &NewRun) -> Result<Run, StoreError> {
     let (id, spec, now) = (new.id.unwrap_or_else(RunId::now), &new.spec, now_ms());
     sqlx::query(
-        "insert into runs (id, model, device, priority, spec, state, queued_at, owner) values (?, ?, ?, ?, ?, 'queued', ?, ?)",
+        "insert into runs (id, model, device, priority, gpus, spec, state, queued_at, owner) values (?, ?, ?, ?, ?, ?, 'queued', ?, ?)",
     )
     .bind(key(&id))
     .bind(&spec.model)
     .bind(&spec.device)
     .bind(spec.priority)
+    .bind(spec.gpus())
     .bind(serde_json::to_string(spec).map_err(|_| StoreError::Corrupt { id, what: "a spec" })?)
     .bind(now)
     .bind(new.owner.as_ref().map(|owner| &owner.name))

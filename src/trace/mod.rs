@@ -3,6 +3,7 @@
 //! Imports nothing of ours but [`crate::run`]: no files, no database, no opinion. `parse` fills these, `analyze` reads them.
 
 pub mod checkup;
+pub mod command;
 pub mod counter;
 pub mod device;
 pub mod environment;
@@ -17,6 +18,7 @@ pub mod stage;
 pub mod units;
 
 use crate::run::Finding;
+use command::CommandTrace;
 use counter::LaunchCounters;
 use environment::Environment;
 use event::Event;
@@ -32,6 +34,8 @@ pub struct Trace {
     pub baseline: Vec<Event>,
     /// Events of the runner while nsys watched it.
     pub traced: Vec<Event>,
+    /// What was timed of a command; absent where a runner of ours ran.
+    pub command: Option<CommandTrace>,
     /// What nsys recorded.
     pub nsys: Option<NsysTrace>,
     /// What ncu read, of every stage.

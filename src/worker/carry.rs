@@ -34,7 +34,7 @@ enum Interrupted {
 #[tracing::instrument(skip_all, fields(run = %run.id, attempt = run.attempt, device = device.name))]
 pub async fn carry<E: Executor>(
     run: &Claimed,
-    device: &Device,
+    (device, beside): (&Device, &[Device]),
     cx: &Context,
     executor: &E,
     submitted: Option<oneshot::Sender<()>>,
@@ -46,6 +46,7 @@ pub async fn carry<E: Executor>(
     let ended = match Order::new(run, cx) {
         Err(message) => Ok(job::lost(message)),
         Ok(order) => {
+            let order = Order { beside: beside.to_vec(), ..order };
             let mut job = pin!(follow(run, &order, device, cx, executor, submitted, &halt));
             loop {
                 tokio::select! {

@@ -124,10 +124,11 @@ async fn carry(order: &Order, dir: &Path, part: Part, host: &Host, halt: &Cancel
             None => Told::Nothing,
         };
     }
-    let device = match device(order, host).await {
-        Ok(device) => device,
+    let (device, beside) = match devices(order, host).await {
+        Ok(devices) => devices,
         Err(message) => return Told::Outcome(job::lost(message)),
     };
+    let order = &Order { beside, ..order.clone() };
     if part == Part::Whole {
         return Told::Outcome(job::execute(order, dir, &device, host, halt).await);
     }
@@ -137,18 +138,24 @@ async fn carry(order: &Order, dir: &Path, part: Part, host: &Host, halt: &Cancel
     }
 }
 
-/// The device of this job: what the scheduler gave it is all that it sees.
-async fn device(order: &Order, host: &Host) -> Result<Device, String> {
-    if order.spec.device == CPU {
-        return Ok(Device::cpu());
+/// The device of this job, and those beside it that its command wants: what the scheduler gave it is all that it sees.
+async fn devices(order: &Order, host: &Host) -> Result<(Device, Vec<Device>), String> {
+    if order.spec.device == CPU || order.command.as_ref().is_some_and(|plan| plan.gpus == 0) {
+        return Ok((Device::cpu(), Vec::new()));
     }
     let chosen = host.collector.devices(&order.devices).await;
-    let device = chosen.devices.into_iter().next().unwrap_or_else(Device::cpu);
+    let mut devices = chosen.devices.into_iter();
+    let device = devices.next().unwrap_or_else(Device::cpu);
     if order.gpus > 0 && order.devices.is_empty() && device.is_cpu() {
         let why = if chosen.notes.is_empty() { "the driver shows none".to_owned() } else { chosen.notes.join("; ") };
         return Err(format!("the job asked for a GPU and has none that it can use: {why}"));
     }
-    Ok(device)
+    let wanted = order.spec.gpus() as usize - 1;
+    let beside: Vec<Device> = devices.filter(|it| !it.is_cpu()).take(wanted).collect();
+    if beside.len() < wanted && !device.is_cpu() {
+        return Err(format!("the command wants {} GPUs at once, and the job has {}", wanted + 1, beside.len() + 1));
+    }
+    Ok((device, beside))
 }
 
 /// Ends the job when another one has begun in its folder; never returns.

@@ -68,7 +68,7 @@ pub(super) async fn work(cx: Context, stop: CancellationToken) {
         woken.as_mut().enable();
         match cx.store.claim_import(&worker, cx.lease()).await {
             Ok(Some(run)) => {
-                carry(&run, &device, &cx, &executor, None, &stop).await;
+                carry(&run, (&device, &[]), &cx, &executor, None, &stop).await;
                 continue;
             }
             Ok(None) => {}

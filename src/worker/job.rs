@@ -2,6 +2,7 @@
 //!
 //! Whatever happens, its folder is left as evidence: logs, what was collected, and a manifest over all of it.
 
+mod command;
 mod deep;
 mod import;
 mod target;
@@ -144,6 +145,9 @@ impl<'a> Job<'a> {
         if let Some(import) = &self.order.spec.import {
             return self.imported(import).await;
         }
+        if let Some(plan) = &self.order.command {
+            return self.commanded(plan).await;
+        }
         let request = self.preflight().await?;
         self.baseline(&request).await?;
         let chosen = if self.settings.nsys.enabled { self.nsys(&request).await } else { Vec::new() };
@@ -172,16 +176,7 @@ impl<'a> Job<'a> {
 
     async fn prepare(&mut self) -> Result<RunnerRequest, String> {
         let (spec, model) = (&self.order.spec, &self.order.model);
-        let (leash, lines) = self.leash(Step::Preflight);
-        let found = self.cx.collector.preflight(&self.settings, self.device, self.dir, &leash).await;
-        drop(leash);
-        lines.await.ok();
-        self.write(layout::ENV, &pretty(&found.environment)?)?;
-        let hopeless = found.findings.iter().find(|finding| finding.severity == Severity::Critical).cloned();
-        found.findings.into_iter().for_each(|finding| self.find(finding));
-        if let Some(finding) = hopeless {
-            return Err(finding.message);
-        }
+        self.look_at_host(true).await?;
         let (root, manifest) = (self.order.inputs.clone(), spec.inputs_manifest.clone());
         let (resolved, files) = tokio::task::spawn_blocking(move || {
             let resolved = inputs::read(&root, &manifest)?;
@@ -214,6 +209,18 @@ impl<'a> Job<'a> {
         };
         self.write(layout::CONFIG, &yaml(&request)?)?;
         Ok(request)
+    }
+
+    /// Describes the host and checks what the run asks of it; `runner`: of the model runner, too.
+    async fn look_at_host(&mut self, runner: bool) -> Result<(), String> {
+        let (leash, lines) = self.leash(Step::Preflight);
+        let found = self.cx.collector.preflight(&self.settings, self.device, runner, self.dir, &leash).await;
+        drop(leash);
+        lines.await.ok();
+        self.write(layout::ENV, &pretty(&found.environment)?)?;
+        let hopeless = found.findings.iter().find(|finding| finding.severity == Severity::Critical).cloned();
+        found.findings.into_iter().for_each(|finding| self.find(finding));
+        hopeless.map_or(Ok(()), |finding| Err(finding.message))
     }
 
     /// The plain pass: the only source of reported timings, so a run without it has failed.

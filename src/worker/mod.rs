@@ -7,6 +7,7 @@ mod carry;
 pub mod doctor;
 pub mod execute;
 pub mod executor;
+mod gang;
 pub mod import;
 mod job;
 pub mod offline;
@@ -31,6 +32,7 @@ use crate::{
     collect::Collector,
     config::{Config, Models},
     profiling::Presets,
+    run::command::Commands,
     store::Store,
 };
 
@@ -45,6 +47,8 @@ pub struct Context {
     /// Folder that manifests are read from.
     pub inputs: PathBuf,
     pub models: Arc<Models>,
+    /// Commands that runs may name as their target.
+    pub targets: Arc<Commands>,
     /// What each mode means.
     pub presets: Arc<Presets>,
     pub devices: Arc<Devices>,

@@ -63,11 +63,13 @@ pub fn analyze_with(dir: &Path, rules: StageRules, devices: &Devices) -> Result<
     if let Some(import) = saved.spec.import.clone() {
         return imported(saved, trace, dir, &import, rules, devices);
     }
+    let own = saved.command.as_ref().filter(|_| rules == StageRules::default());
     if let Some(nsys) = &mut trace.nsys {
-        nsys.rules = rules;
+        nsys.rules = own.map_or(rules, |it| rules_of(&it.stages, &it.within, &it.without));
     }
+    let model = Some(&saved.request.model).filter(|_| saved.command.is_none());
     let peaks = gpu_of(&saved.request, &trace.environment).and_then(|gpu| devices.find(&gpu.name));
-    let analysis = analyze::analyze(&trace, Some(&saved.request.model), peaks.filter(|_| saved.request.device != "cpu"));
+    let analysis = analyze::analyze(&trace, model, peaks.filter(|_| saved.request.device != "cpu"));
     let part = part::read(dir).map_err(|source| OfflineError::Trace { source })?;
     Ok(Analyzed { saved, trace, analysis, part })
 }
@@ -95,7 +97,8 @@ fn imported(
     devices: &Devices,
 ) -> Result<Analyzed, OfflineError> {
     if let Some(nsys) = &mut trace.nsys {
-        nsys.rules = if rules == StageRules::default() { rules_of(import) } else { rules };
+        nsys.rules =
+            if rules == StageRules::default() { rules_of(&import.stages, &import.within, &import.without) } else { rules };
         trace.environment.nsys.clone_from(&nsys.tool_version);
     }
     let pages = import.files.iter().filter(|it| it.kind == CaptureKind::Counters).count();
@@ -103,10 +106,11 @@ fn imported(
     of_captures(saved, trace, &pages, devices)
 }
 
-fn rules_of(import: &Import) -> StageRules {
+/// The standard rules with these before them.
+pub(super) fn rules_of(stages: &[String], within: &[String], without: &[String]) -> StageRules {
     // Each was read when it came.
-    let stages = import.stages.iter().filter_map(|rule| rule.parse().ok()).collect();
-    StageRules::with(stages, import.within.clone(), import.without.clone())
+    let stages = stages.iter().filter_map(|rule| rule.parse().ok()).collect();
+    StageRules::with(stages, within.to_vec(), without.to_vec())
 }
 
 /// Analyses captures of a program of which nothing else is known.
@@ -159,7 +163,7 @@ pub(super) fn unknown_model(name: &str) -> ModelSpec {
 fn unknown_run(name: String) -> saved::SavedRun {
     let spec = RunSpec { device: "auto".into(), timeout_s: 0, ..RunSpec::of_captures(name.clone(), vec![], None) };
     let request = no_request(unknown_model(&name));
-    saved::SavedRun { spec, request, inputs: vec![], steps: vec![], findings: vec![] }
+    saved::SavedRun { spec, request, inputs: vec![], steps: vec![], findings: vec![], command: None }
 }
 
 /// What the runner was asked: nothing, for none ran.
@@ -245,6 +249,7 @@ impl Analyzed {
             findings: &self.saved.findings,
             inputs: &self.saved.inputs,
             part: &self.part,
+            command: self.saved.command.as_ref(),
             state: if steps.iter().any(lost) { RunState::Partial } else { RunState::Succeeded },
         }
     }

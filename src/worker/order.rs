@@ -16,8 +16,13 @@ use crate::{
     config::{Limits, Tools},
     model::ModelSpec,
     profiling::Profiling,
-    run::{Finding, RunId, RunSpec},
+    run::{
+        Finding, RunId, RunSpec,
+        command::{CommandCall, CommandPlan},
+        target::Target,
+    },
     store::{Claimed, Outcome},
+    trace::device::Device,
 };
 
 /// One attempt at a run. It holds no secret: people download what lies in the folder.
@@ -38,14 +43,23 @@ pub struct Order {
     pub tools: Tools,
     pub limits: Limits,
     pub grace_s: u32,
+    /// The command that is the run's target, with its parameters in place.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub command: Option<CommandPlan>,
+    /// GPUs that the run has beside the one that it is told of.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub beside: Vec<Device>,
 }
 
 impl Order {
     /// Orders a claimed run by the settings of this service, or says in one line what is no longer configured.
     pub fn new(run: &Claimed, cx: &Context) -> Result<Self, String> {
         let spec = &run.spec;
+        let call = spec.target.as_ref().and_then(Target::command);
+        let command = call.map(|call| plan(call, cx)).transpose()?;
         let model = match &spec.import {
             Some(_) => offline::unknown_model(&spec.model),
+            None if command.is_some() => offline::unknown_model(&spec.model),
             None => cx.models.get(&spec.model).ok_or_else(|| format!("model {} is no longer configured", spec.model))?.clone(),
         };
         let stored = spec.profiling.as_ref().or(cx.presets.get(&spec.mode));
@@ -61,6 +75,8 @@ impl Order {
             limits: cx.config.limits.clone(),
             grace_s: cx.config.worker.grace_s,
             spec: spec.clone(),
+            command,
+            beside: Vec::new(),
         })
     }
 
@@ -68,6 +84,12 @@ impl Order {
     pub fn limit(&self) -> Duration {
         Duration::from_secs(self.spec.timeout_s.min(self.limits.run_s).into())
     }
+}
+
+/// The command as it is allowed now: what was allowed when the run was submitted may be no longer.
+fn plan(call: &CommandCall, cx: &Context) -> Result<CommandPlan, String> {
+    let command = cx.targets.get(&call.command).ok_or_else(|| format!("command {} is no longer configured", call.command))?;
+    command.plan(call).map_err(|error| format!("command {}: {error}", call.command))
 }
 
 /// How far the steps on the device came, for those after them.

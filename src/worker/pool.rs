@@ -1,6 +1,6 @@
 //! Who claims runs: a worker per device, or one that hands runs to a scheduler in the order of the queue.
 //!
-//! A device has exactly one run at a time. What becomes of a claimed run is told in [`super::carry`].
+//! A device has exactly one run at a time, and a run perhaps several devices ([`super::gang`]). What becomes of a claimed run is told in [`super::carry`].
 
 use std::{pin::pin, sync::Arc, time::Duration};
 
@@ -10,7 +10,13 @@ use tokio::{
 };
 use tokio_util::sync::CancellationToken;
 
-use super::{Context, align, carry::carry, executor::Executor, import};
+use super::{
+    Context, align,
+    carry::carry,
+    executor::Executor,
+    gang::{Gang, Turn},
+    import,
+};
 use crate::{
     store::{Claimed, StoreError},
     trace::device::Device,
@@ -31,9 +37,9 @@ pub struct Pool {
 impl Pool {
     /// Starts one worker per device, which serves runs that ask for it by any of its names.
     pub fn of_devices<E: Executor>(cx: &Context, executor: &Arc<E>, devices: &[Device]) -> Self {
-        let mut pool = Self::of_none(cx);
+        let (mut pool, gang) = (Self::of_none(cx), Arc::new(Gang::of(devices)));
         for device in devices {
-            pool.workers.spawn(work(cx.clone(), Arc::clone(executor), device.clone(), pool.stop.clone()));
+            pool.workers.spawn(work(cx.clone(), Arc::clone(executor), Arc::clone(&gang), device.clone(), pool.stop.clone()));
         }
         pool
     }
@@ -65,11 +71,38 @@ impl Pool {
 }
 
 /// Claims and carries runs, one at a time, until told to stop.
-async fn work<E: Executor>(cx: Context, executor: Arc<E>, device: Device, stop: CancellationToken) {
+async fn work<E: Executor>(cx: Context, executor: Arc<E>, gang: Arc<Gang>, device: Device, stop: CancellationToken) {
     let worker = unique(&device);
     let names: Vec<String> = device.names().into_iter().map(str::to_owned).chain(device.model()).collect();
-    while let Some(run) = next(&cx, &worker, &names, &stop).await {
-        carry(&run, &device, &cx, &*executor, None, &stop).await;
+    while !stop.is_cancelled() {
+        // Listening before looking: a run queued in between still wakes us.
+        let mut woken = pin!(cx.queued.notified());
+        woken.as_mut().enable();
+        let turn = match super::recover(&cx, false).await {
+            Ok(()) => gang.turn(&cx, &worker, &device, &names).await,
+            Err(error) => Err(error),
+        };
+        match turn {
+            Ok(Turn::Carry(run, beside, held)) => {
+                carry(&run, (&device, &beside), &cx, &*executor, None, &stop).await;
+                drop(held);
+                continue;
+            }
+            Ok(Turn::Lent(done)) => {
+                tokio::select! {
+                    () = done.cancelled() => {}
+                    () = stop.cancelled() => {}
+                }
+                continue;
+            }
+            Ok(Turn::Wait) => {}
+            Err(error) => tracing::error!(error = %crate::chain(&error), "cannot claim a run"),
+        }
+        tokio::select! {
+            () = woken => {}
+            () = tokio::time::sleep(IDLE) => {}
+            () = stop.cancelled() => {}
+        }
     }
 }
 
@@ -86,7 +119,7 @@ async fn hand_over<E: Executor>(cx: Context, executor: Arc<E>, most: usize, name
         let (cx, executor, scheduler, stop) = (cx.clone(), Arc::clone(&executor), scheduler.clone(), stop.clone());
         let (submitted, turn) = oneshot::channel();
         runs.spawn(async move {
-            carry(&run, &scheduler, &cx, &*executor, Some(submitted), &stop).await;
+            carry(&run, (&scheduler, &[]), &cx, &*executor, Some(submitted), &stop).await;
             drop(place);
         });
         turn.await.ok();

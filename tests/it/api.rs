@@ -145,6 +145,7 @@ impl Api {
             alignments: data.path().join("alignments"),
             inputs,
             models: Arc::new(config::models(None).unwrap()),
+            targets: Arc::new(config::example_targets().unwrap()),
             presets: Arc::new(config::profiling(None).unwrap()),
             devices: [Device::cpu()].into(),
             accepts: Default::default(),

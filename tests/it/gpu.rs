@@ -9,11 +9,11 @@ use serde_json::{Value, json};
 
 use crate::service::{self, LLMPROF, RUNNER, Service, Setup, script};
 
-const WHOLE: &str = "GPU-aaaaaaaa-0000-0000-0000-000000000001";
-const INSTANCE: &str = "MIG-cccccccc-0000-0000-0000-000000000003";
+pub const WHOLE: &str = "GPU-aaaaaaaa-0000-0000-0000-000000000001";
+pub const INSTANCE: &str = "MIG-cccccccc-0000-0000-0000-000000000003";
 
 /// Builds the library into `folder`.
-fn fake_nvml(folder: &Path) {
+pub fn fake_nvml(folder: &Path) {
     let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/nvml/fake.c");
     let built =
         Command::new("cc").args(["-shared", "-fPIC", "-w", "-o"]).arg(folder.join("libnvidia-ml.so.1")).arg(source).status();

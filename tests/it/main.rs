@@ -11,6 +11,7 @@ mod artifacts;
 mod browser;
 mod captures;
 mod cluster;
+mod commands;
 mod cost;
 mod deployment;
 mod diff;

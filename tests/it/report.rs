@@ -202,6 +202,7 @@ impl Run {
             steps: &self.steps,
             findings: &self.findings,
             inputs: &self.inputs,
+            command: None,
             part: &[],
             state,
         };

@@ -170,6 +170,23 @@ async fn the_analysis_is_a_job_of_its_own_and_the_run_the_same() {
 }
 
 #[tokio::test]
+async fn a_command_is_a_job_like_any_other_and_needs_no_settings_on_its_node() {
+    let Some(bench) = Bench::new().await else { return };
+    let targets = bench.data.path().join("targets.toml");
+    let example = include_str!("../../conf/targets.toml").replace("\"model-runner\"", &format!("{:?}", service::RUNNER));
+    fs::write(&targets, example).unwrap();
+    let service = Service::spawn(bench.command().env("LLMPROF__SERVER__TARGETS", targets), bench.data.path());
+    let target = json!({ "command": "tiny-generate", "params": { "tokens": 2 } });
+    let body = json!({ "target": target, "mode": "basic", "repeats": 2, "warmup": 0 });
+    let (status, answer) = service.post("/runs", &body).await;
+    assert_eq!(status, 202, "{answer}");
+    let id = answer["run_id"].as_str().unwrap();
+    bench.ended_well_once(&service, id).await;
+    let report: Value = serde_json::from_slice(&fs::read(service.run_dir(id).join("report.json")).unwrap()).unwrap();
+    assert_eq!(report["aggregates"]["command"]["plain_ms"]["n"], 2, "{report:#}");
+}
+
+#[tokio::test]
 async fn a_job_that_fails_says_why_and_one_that_takes_too_long_ends_at_its_limit() {
     let Some(mut bench) = Bench::new().await else { return };
     bench.runner("sleep 600");

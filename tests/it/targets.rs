@@ -167,7 +167,8 @@ async fn a_target_that_cannot_be_is_refused_with_the_reason() {
             409,
             "reads a prompt",
         ),
-        (json!({ "model": "llama-tiny", "target": { "command": "x" } }), 422, "target"),
+        (json!({ "model": "llama-tiny", "target": { "command": "x" } }), 404, "there is no command x"),
+        (json!({ "target": { "command": "tiny-generate", "part": 1 } }), 422, "target"),
     ];
     for (body, status, said) in cases {
         let answer = api.post(&body).await;

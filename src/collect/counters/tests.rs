@@ -26,7 +26,7 @@ fn host(ncu: &str) -> Host {
 }
 
 fn selection() -> Selection {
-    Selection { stage: "decode_all".into(), kernels: vec!["gemm".into()], skip: 1, count: 3, max_new_tokens: 8 }
+    Selection { stage: "decode_all".into(), range: None, kernels: vec!["gemm".into()], skip: 1, count: 3, max_new_tokens: 8 }
 }
 
 async fn profile(host: &Host) -> Result<Pass, CollectError> {

@@ -66,7 +66,7 @@ async fn with_nsys(script: Option<&str>, mode: Mode) -> Preflight {
     program(&nsys, script.unwrap_or_default());
     let collector = Collector { nsys: script.map(|_| nsys), ..Collector::new("model-runner") };
     let leash = Leash::new(RunId::now(), Duration::from_secs(60), CancellationToken::new());
-    collector.preflight(&Profiling::bundled(mode).unwrap(), &Device::cpu(), dir.path(), &leash).await
+    collector.preflight(&Profiling::bundled(mode).unwrap(), &Device::cpu(), true, dir.path(), &leash).await
 }
 
 fn nsys_finding(preflight: &Preflight) -> Option<(&str, Option<&str>)> {

@@ -2,7 +2,7 @@
 //!
 //! Arranges figures that analysis made; computes none.
 
-use super::{NO_TIMES, NO_TIMES_REMEDY, pass};
+use super::{no_times, pass};
 use crate::{
     analyze::{
         Analysis,
@@ -15,6 +15,7 @@ use crate::{
         format::{UNKNOWN, bytes, count, decimals, known, ms, pct, scaled},
         table::Table,
     },
+    trace::command::Timed,
 };
 
 /// Where and what the run ran.
@@ -22,7 +23,18 @@ pub fn environment(facts: &RunFacts, analysis: &Analysis) -> Table {
     let mut table = Table::new("environment", "Environment", "Where the run ran, and what it ran.", &["What", "Value"]);
     let mut add = |what: &str, value: Option<String>| table.row([what.to_owned(), value.unwrap_or_else(|| UNKNOWN.into())]);
     let env = facts.environment;
-    add("Model", Some(facts.model.name.clone()));
+    add(if facts.command.is_some() { "Command" } else { "Model" }, Some(facts.model.name.clone()));
+    if let Some(command) = facts.command {
+        add("Started as", Some(words(&command.words())));
+        if let Some(client) = command.client_words() {
+            add("Client", Some(words(&client)));
+        }
+        let variables = command.variables();
+        add(
+            "Variables",
+            Some(if variables.is_empty() { "none beyond those of every child".into() } else { variables.join(", ") }),
+        );
+    }
     if let Some(start) = &analysis.start {
         if let Some(part) = &start.target {
             add("Part that ran alone", Some(part.clone()));
@@ -65,11 +77,22 @@ pub fn environment(facts: &RunFacts, analysis: &Analysis) -> Table {
     table
 }
 
+/// Words of a command as they are told apart: those that are not plain are quoted.
+fn words(words: &[String]) -> String {
+    let plain =
+        |word: &&String| !word.is_empty() && word.chars().all(|it| it.is_ascii_alphanumeric() || "-_./:=,@%+{}".contains(it));
+    let shown: Vec<String> = words.iter().map(|it| if plain(&it) { it.clone() } else { format!("{it:?}") }).collect();
+    shown.join(" ")
+}
+
 /// Latencies, rates, memory.
 pub fn aggregates(analysis: &Analysis) -> Table {
     let stages = &analysis.stages;
     let without = if analysis.only_traced { "" } else { ", without any profiler" };
-    let caption = format!("Over {} measured repeats of {}{without}.", stages.repeats, pass(analysis));
+    let caption = match analysis.command.as_ref().and_then(|command| command.plain_ms) {
+        Some(whole) => format!("Wall times over {} repeats without any profiler; stages are of {}.", whole.n, pass(analysis)),
+        None => format!("Over {} measured repeats of {}{without}.", stages.repeats, pass(analysis)),
+    };
     let mut table = Table::new("aggregates", "Aggregates", caption, &["What", "#Mean", "#Std", "#Min", "#Max", "Unit"]);
     let mut spread = |what: &str, values: Option<Spread>, unit: &str, show: fn(f64) -> String| {
         if let Some(it) = values {
@@ -77,6 +100,11 @@ pub fn aggregates(analysis: &Analysis) -> Table {
             table.row([what.to_owned()].into_iter().chain(cells).chain([unit.to_owned()]));
         }
     };
+    if let Some(command) = &analysis.command {
+        let what = if command.of == Timed::Client { "Client of the server" } else { "Whole process" };
+        spread(what, command.plain_ms, "ms", ms);
+        spread(&format!("{what}, under nsys"), command.traced_ms, "ms", ms);
+    }
     spread("First token (prefill)", stages.first_token_ms, "ms", ms);
     spread("Per token (decode)", stages.per_token_ms, "ms", ms);
     spread("Single decode step", stages.step_ms, "ms", ms);
@@ -89,6 +117,7 @@ pub fn aggregates(analysis: &Analysis) -> Table {
             table.row([what.to_owned(), value, none(), none(), none(), unit.to_owned()]);
         }
     };
+    single("Server ready", analysis.command.as_ref().and_then(|it| it.ready_ms).map(ms), "ms, after its start");
     single("Decode steps", stages.decode_steps.map(count), "per repeat");
     if let Some(end) = &analysis.end {
         single("Peak host memory", Some(bytes(end.peak_rss_bytes)), "process");
@@ -100,7 +129,8 @@ pub fn aggregates(analysis: &Analysis) -> Table {
     if let Some(start) = &analysis.start {
         single("Loading the model", Some(ms(start.load_ns as f64 / 1e6)), "ms, once");
     }
-    table.or_gap(NO_TIMES, NO_TIMES_REMEDY)
+    let (why, remedy) = no_times(analysis);
+    table.or_gap(why, remedy)
 }
 
 /// Stage times; vision is a note.
@@ -138,7 +168,8 @@ pub fn stages(analysis: &Analysis) -> Table {
             vision.inside,
         ));
     }
-    table.or_gap(NO_TIMES, NO_TIMES_REMEDY)
+    let (why, remedy) = no_times(analysis);
+    table.or_gap(why, remedy)
 }
 
 /// Use of arithmetic and memory, against both ceilings.

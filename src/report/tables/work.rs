@@ -2,7 +2,7 @@
 //!
 //! Arranges figures that analysis made; computes none.
 
-use super::{NO_TIMES, NO_TIMES_REMEDY, pass};
+use super::{no_times, pass};
 use crate::{
     analyze::{Analysis, findings::why_no_kernels, operators::OperatorRecord},
     report::{
@@ -75,7 +75,8 @@ pub fn operators(analysis: &Analysis) -> Table {
         table.notes.push("A call that a CUDA graph replays has no host time: the host sees the replay alone.".into());
     }
     if analysis.stages.rows.is_empty() {
-        return table.or_gap(NO_TIMES, NO_TIMES_REMEDY);
+        let (why, remedy) = no_times(analysis);
+        return table.or_gap(why, remedy);
     }
     table.or_gap("The runner recorded no operator calls.", "Use a runner that writes operator events.")
 }

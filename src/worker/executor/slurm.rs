@@ -192,7 +192,11 @@ impl Executor for Slurm {
         if order::result(&dir, order.attempt).is_ok_and(|result| result.is_some()) {
             return Ok(()); // ended while nobody looked
         }
-        let gpus = if order.spec.device == CPU { 0 } else { self.settings.gpus };
+        let gpus = match &order.command {
+            _ if order.spec.device == CPU => 0,
+            Some(plan) => plan.gpus,
+            None => self.settings.gpus,
+        };
         let order = Order { gpus, ..order.clone() };
         // The order is kept before anything is submitted: without one nothing was.
         let first = order.attempt == 1 && !dir.join(layout::JOB).exists();

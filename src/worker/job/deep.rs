@@ -15,11 +15,12 @@ use crate::{
         stages::{DECODE, PREFILL},
     },
     artifact::layout,
-    collect::{CollectError, Ended as ChildEnded, Leash, ncu::Selection, output},
+    collect::{CollectError, Ended as ChildEnded, Leash, argv::Argv, ncu::Selection, output},
     parse::{self, ParseError, ncu::CounterPage},
     profiling::{NcuSettings, TraceApi},
     run::{Finding, Severity, Step, StepState},
     runner::{self, RunnerRequest},
+    trace::{nsys::NsysTrace, stage::StageRules},
     worker::steps::Ended,
 };
 
@@ -42,19 +43,8 @@ impl Job<'_> {
             },
         };
         let (dir, ncu) = (self.dir.to_owned(), self.settings.ncu.clone());
-        let read = blocking(move || read_timeline(&dir, &expected, &ncu)).await;
-        let (choices, finding) = match read {
-            Ok(read) => read,
-            Err(why) => {
-                let message = "the timeline that nsys exported cannot be read";
-                let finding = Finding::new("nsys_export_unreadable", Severity::Warning, message).with("reason", &why);
-                self.find(
-                    finding
-                        .advise("look at the nsys step's log; use an nsys as new as the driver, and see that its disk has space"),
-                );
-                return Err(format!("{message}: {why}"));
-            }
-        };
+        let read = blocking(move || read_timeline(&dir, &expected, StageRules::default(), &ncu)).await;
+        let (choices, finding) = read.map_err(|why| self.unreadable(&why))?;
         self.same_tokens(layout::NSYS).await.inspect_err(|_| reject(&self.dir.join(layout::NSYS).join(runner::EVENTS)))?;
         match finding {
             Some(finding) => {
@@ -64,6 +54,16 @@ impl Job<'_> {
             }
             None => Ok(choices),
         }
+    }
+
+    /// Tells that the timeline cannot be read, and returns that as the step's message.
+    pub(super) fn unreadable(&mut self, why: &str) -> String {
+        let message = "the timeline that nsys exported cannot be read";
+        let finding = Finding::new("nsys_export_unreadable", Severity::Warning, message).with("reason", why);
+        self.find(
+            finding.advise("look at the nsys step's log; use an nsys as new as the driver, and see that its disk has space"),
+        );
+        format!("{message}: {why}")
     }
 
     /// Checks that the pass in `folder` made the tokens that the plain pass made: else it watched something else.
@@ -88,13 +88,13 @@ impl Job<'_> {
     pub(super) async fn counters(&mut self, request: &RunnerRequest, choices: &[Choice]) {
         self.steps.begin(Step::Ncu);
         let (leash, lines) = self.leash(Step::Ncu);
-        let ended = self.profile_stages(request, choices, &leash).await;
+        let ended = self.profile_stages(Counted::Runner(request), choices, &leash).await;
         drop(leash);
         lines.await.ok();
         self.steps.end(&ended);
     }
 
-    async fn profile_stages(&mut self, request: &RunnerRequest, choices: &[Choice], leash: &Leash) -> Ended {
+    pub(super) async fn profile_stages(&mut self, counted: Counted<'_>, choices: &[Choice], leash: &Leash) -> Ended {
         if choices.is_empty() && self.cx.collector.ncu.is_some() {
             return Ended::skipped("kernels are chosen from the timeline of the same run, which holds none: see the nsys step");
         }
@@ -109,7 +109,7 @@ impl Job<'_> {
         for (at, choice) in choices.iter().enumerate() {
             // A pass that hangs leaves time for the stages after it, and for the step after this.
             let share = share_of(leash, choices.len() - at + 1);
-            match self.profile_stage(request, choice, &metrics, &share).await {
+            match self.profile_stage(counted, choice, &metrics, &share).await {
                 Ok(findings) => findings.into_iter().for_each(|finding| self.find(finding)),
                 Err(error) => {
                     for page in [layout::NCU_RAW, layout::NCU_DETAILS] {
@@ -133,22 +133,31 @@ impl Job<'_> {
     /// Profiles one stage and reads back what it left.
     async fn profile_stage(
         &mut self,
-        request: &RunnerRequest,
+        counted: Counted<'_>,
         choice: &Choice,
         metrics: &[String],
         leash: &Leash,
     ) -> Result<Vec<Finding>, Stage> {
         let window = choice.window;
-        let traced = request.max_new_tokens.min(self.settings.nsys.max_new_tokens);
-        let tokens = if choice.stage == DECODE { traced.div_ceil(window.part) } else { 0 };
+        let tokens = match counted {
+            Counted::Runner(request) if choice.stage == DECODE => {
+                request.max_new_tokens.min(self.settings.nsys.max_new_tokens).div_ceil(window.part)
+            }
+            _ => 0,
+        };
         let selection = Selection {
             stage: choice.stage.clone(),
+            range: choice.range.clone(),
             kernels: choice.names(),
             skip: window.skip,
             count: window.count,
             max_new_tokens: tokens,
         };
-        let pass = self.cx.collector.ncu(self.dir, request, &selection, &self.settings.ncu, metrics, leash).await;
+        let (collector, settings) = (&self.cx.collector, &self.settings.ncu);
+        let pass = match counted {
+            Counted::Runner(request) => collector.ncu(self.dir, request, &selection, settings, metrics, leash).await,
+            Counted::Command(target) => collector.ncu_command(self.dir, target, &selection, settings, metrics, leash).await,
+        };
         let folder = self.dir.join(layout::NCU).join(&choice.stage);
         if let Ok(text) = pretty(choice) {
             // Kept for those who ask why these kernels; a disk that is full says so elsewhere.
@@ -165,7 +174,9 @@ impl Job<'_> {
             );
             return Err(Stage::Page(failure));
         }
-        self.same_tokens(&format!("{}/{}", layout::NCU, choice.stage)).await.map_err(Stage::Page)?;
+        if let Counted::Runner(_) = counted {
+            self.same_tokens(&format!("{}/{}", layout::NCU, choice.stage)).await.map_err(Stage::Page)?;
+        }
         findings.extend(page.findings(&choice.stage, &selection.kernels));
         findings.extend(choice.finding(self.settings.ncu.min_share_pct));
         Ok(findings)
@@ -207,6 +218,13 @@ impl Job<'_> {
     }
 }
 
+/// What ncu profiles.
+#[derive(Debug, Clone, Copy)]
+pub(super) enum Counted<'a> {
+    Runner(&'a RunnerRequest),
+    Command(&'a Argv),
+}
+
 /// Why a stage has no counters.
 #[derive(Debug, thiserror::Error)]
 enum Stage {
@@ -224,14 +242,19 @@ pub(super) fn share_of(leash: &Leash, parts: usize) -> Leash {
 }
 
 /// What a timeline must hold.
-struct Expected {
-    kernels: bool,
-    ranges: &'static [&'static str],
+pub(super) struct Expected {
+    pub kernels: bool,
+    pub ranges: &'static [&'static str],
 }
 
 /// Choices from the timeline in `dir`, or what is wrong with it.
-fn read_timeline(dir: &Path, expected: &Expected, ncu: &NcuSettings) -> Result<(Vec<Choice>, Option<Finding>), ParseError> {
-    let trace = parse::nsys::read(&dir.join(layout::NSYS_EXPORT))?;
+pub(super) fn read_timeline(
+    dir: &Path,
+    expected: &Expected,
+    rules: StageRules,
+    ncu: &NcuSettings,
+) -> Result<(Vec<Choice>, Option<Finding>), ParseError> {
+    let trace = NsysTrace { rules, ..parse::nsys::read(&dir.join(layout::NSYS_EXPORT))? };
     let logs =
         ["nsys.stdout.log", "nsys.stderr.log"].map(|name| output::last_lines(&dir.join(layout::LOGS).join(name), LOOKED_AT));
     let complains = |line: &String| ["error", "warning", "fail"].iter().any(|word| line.to_lowercase().contains(word));

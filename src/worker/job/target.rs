@@ -24,13 +24,13 @@ impl Job<'_> {
     /// The part that the passes in the usual places are of; none where they are of the whole model.
     pub(super) fn part_alone(&self) -> Option<String> {
         let spec = &self.order.spec;
-        spec.target.as_ref().filter(|_| spec.align_with.is_none()).map(|target| target.path().to_owned())
+        spec.target.as_ref().filter(|_| spec.align_with.is_none()).and_then(|target| target.part().map(str::to_owned))
     }
 
     /// Runs the part alone and taken out of its layer, where the run asks for it, and aligns both with the whole model.
     pub(super) async fn aligned(&mut self, whole: &RunnerRequest) {
         let spec = &self.order.spec;
-        let Some(part) = spec.target.as_ref().filter(|_| spec.align_with.is_some()).map(Target::path) else { return };
+        let Some(part) = spec.target.as_ref().filter(|_| spec.align_with.is_some()).and_then(Target::part) else { return };
         self.steps.begin(Step::Align);
         let (leash, lines) = self.leash(Step::Align);
         let mut ended = Ended::well();

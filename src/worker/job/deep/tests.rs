@@ -137,6 +137,8 @@ impl Bench {
             tools: Config::load(None, std::iter::empty()).unwrap().tools,
             limits: self.limits.clone(),
             grace_s: 10,
+            command: None,
+            beside: vec![],
         };
         let dir = self.run_dir();
         fs::create_dir_all(dir.join(layout::BASELINE)).unwrap();

@@ -1,0 +1,162 @@
+//! The steps of a command of the host: it runs plainly, under nsys, and on a GPU under ncu, as a model does.
+//!
+//! What a runner of ours tells of itself is not known of it, and stays unknown: analysis says so.
+
+use super::{Job, Stop, blocking, deep, pretty, reject, yaml};
+use crate::{
+    analyze::choose::Choice,
+    artifact::layout,
+    collect::CommandRun,
+    profiling::TraceApi,
+    run::{
+        Finding, InputFile, Severity, Step, StepState,
+        command::{CommandKind, CommandPlan},
+    },
+    runner::RunnerRequest,
+    trace::device::Device,
+    worker::{
+        offline::{no_request, rules_of},
+        steps::Ended,
+    },
+};
+
+impl Job<'_> {
+    /// Takes all steps of a command.
+    pub(super) async fn commanded(&mut self, plan: &CommandPlan) -> Result<(), Stop> {
+        self.steps.begin(Step::Preflight);
+        let ended = self.prepare_command(plan).await.map_or_else(Ended::failed, |()| Ended::well());
+        self.steps.end(&ended);
+        if ended.state != StepState::Succeeded {
+            return Err(Stop(ended));
+        }
+        let run = self.command_run(plan);
+        self.plain_command(&run).await?;
+        let chosen = if self.settings.nsys.enabled { self.traced_command(&run).await } else { Vec::new() };
+        if self.device.is_cpu() {
+            return Ok(());
+        }
+        if self.settings.ncu.enabled && plan.kind == CommandKind::Program {
+            self.command_counters(&run, &chosen).await;
+        }
+        self.left_out(plan);
+        Ok(())
+    }
+
+    fn command_run(&self, plan: &CommandPlan) -> CommandRun {
+        let mut devices: Vec<&Device> =
+            std::iter::once(self.device).chain(&self.order.beside).filter(|it| !it.is_cpu()).collect();
+        devices.sort_by(|a, b| a.name.cmp(&b.name));
+        let spec = &self.order.spec;
+        let gpus = devices.into_iter().map(visible).collect();
+        CommandRun { plan: plan.clone(), warmup: spec.warmup, repeats: spec.repeats, gpus }
+    }
+
+    /// Looks at the host, and keeps what is about to be started.
+    async fn prepare_command(&mut self, plan: &CommandPlan) -> Result<(), String> {
+        self.look_at_host(false).await?;
+        self.write(layout::INPUTS, &yaml(&Vec::<InputFile>::new())?)?;
+        let request = RunnerRequest {
+            device: self.device.inside().to_owned(),
+            gpu: self.device.uuid.clone(),
+            warmup: self.order.spec.warmup,
+            repeats: self.order.spec.repeats,
+            ..no_request(self.order.model.clone())
+        };
+        self.write(layout::CONFIG, &yaml(&request)?)?;
+        self.write(layout::COMMAND_PLAN, &pretty(plan)?)
+    }
+
+    async fn plain_command(&mut self, run: &CommandRun) -> Result<(), Stop> {
+        self.steps.begin(Step::Baseline);
+        let (leash, lines) = self.leash(Step::Baseline);
+        let pass = self.cx.collector.plain_command(self.dir, run, &self.settings.nvml, &leash).await;
+        drop(leash);
+        lines.await.ok();
+        let ended = self.settle(pass);
+        self.steps.end(&ended);
+        if ended.state == StepState::Succeeded { Ok(()) } else { Err(Stop(ended)) }
+    }
+
+    /// Without its timeline the run is partial. Returns the kernels whose counters are worth reading.
+    async fn traced_command(&mut self, run: &CommandRun) -> Vec<Choice> {
+        self.steps.begin(Step::Nsys);
+        let (mut leash, lines) = self.leash(Step::Nsys);
+        if !self.device.is_cpu() && self.settings.ncu.enabled {
+            leash = deep::share_of(&leash, 2);
+        }
+        let pass = self.cx.collector.traced_command(self.dir, run, &self.settings.nsys, &leash).await;
+        drop(leash);
+        lines.await.ok();
+        let mut ended = self.settle(pass);
+        let mut chosen = Vec::new();
+        if ended.state == StepState::Succeeded {
+            let expected = deep::Expected {
+                kernels: !run.gpus.is_empty() && run.plan.gpus > 0 && self.settings.nsys.trace.contains(&TraceApi::Cuda),
+                ranges: &[],
+            };
+            match self.covered(expected, rules_of(&run.plan.stages, &run.plan.within, &run.plan.without)).await {
+                Ok(choices) => chosen = choices,
+                Err(message) => {
+                    reject(&self.dir.join(layout::NSYS_EXPORT));
+                    ended = Ended::failed(message).exit_code(ended.exit_code);
+                }
+            }
+        }
+        self.steps.end(&ended);
+        chosen
+    }
+
+    /// The passes under ncu, one per stage that has ranges.
+    async fn command_counters(&mut self, run: &CommandRun, choices: &[Choice]) {
+        self.steps.begin(Step::Ncu);
+        let (leash, lines) = self.leash(Step::Ncu);
+        let target = self.cx.collector.counted_command(self.dir, run);
+        let ended = match target {
+            Err(error) => self.settle(Err(error)),
+            Ok(_) if choices.is_empty() && self.cx.collector.ncu.is_some() => Ended::skipped(
+                "kernels are chosen by stage, and the timeline has no stage with kernels: see the command's stages",
+            ),
+            Ok(target) => self.profile_stages(deep::Counted::Command(&target), choices, &leash).await,
+        };
+        drop(leash);
+        lines.await.ok();
+        self.steps.end(&ended);
+    }
+
+    /// Says what a deep run of a model would have had.
+    fn left_out(&mut self, plan: &CommandPlan) {
+        let server = (self.settings.ncu.enabled && plan.kind == CommandKind::Server)
+            .then_some("counters: they need a program that ends by itself");
+        let products = self.settings.gemm_log.enabled.then_some("matrix products: their log is taken of our own runner alone");
+        let missing: Vec<&str> = [server, products].into_iter().flatten().collect();
+        if !missing.is_empty() {
+            let message = format!("Of a command is not collected {}.", missing.join("; nor "));
+            self.find(Finding::new("left_out_of_commands", Severity::Info, message));
+        }
+    }
+
+    /// Reads the timeline back, and says in a finding why it does not count, where it does not.
+    pub(super) async fn covered(
+        &mut self,
+        expected: deep::Expected,
+        rules: crate::trace::stage::StageRules,
+    ) -> Result<Vec<Choice>, String> {
+        let (dir, ncu) = (self.dir.to_owned(), self.settings.ncu.clone());
+        let read = blocking(move || deep::read_timeline(&dir, &expected, rules, &ncu)).await;
+        let (choices, finding) = read.map_err(|why| self.unreadable(&why))?;
+        match finding {
+            Some(finding) => {
+                let message = finding.message.clone();
+                self.find(finding);
+                Err(message)
+            }
+            None => Ok(choices),
+        }
+    }
+}
+
+/// What a process that is to see this GPU alone calls it.
+fn visible(device: &Device) -> String {
+    let index = || device.name.strip_prefix("cuda:").unwrap_or(&device.name).to_owned();
+    device.uuid.clone().unwrap_or_else(index)
+}
