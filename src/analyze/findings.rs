@@ -46,12 +46,23 @@ fn nothing_measured(analysis: &Analysis, _: &Trace) -> Vec<Finding> {
     if !analysis.stages.rows.is_empty() || analysis.command.is_some() {
         return vec![];
     }
-    let finding = Finding::new("no_stages", Severity::Critical, "The plain pass closed no measured stage, so nothing was timed.");
-    vec![finding.advise("Look at the baseline step's log: the runner ended before its first measured repeat did.")]
+    let (message, advice) = if analysis.only_traced {
+        (
+            "No range of the capture is a stage, so no stage was timed.",
+            "Name the ranges that are stages: `--stage prefill=RANGE`, or `stage` of an import.",
+        )
+    } else {
+        (
+            "The plain pass closed no measured stage, so nothing was timed.",
+            "Look at the baseline step's log: the runner ended before its first measured repeat did.",
+        )
+    };
+    vec![Finding::new("no_stages", Severity::Critical, message).advise(advice)]
 }
 
 fn runner_unfinished(analysis: &Analysis, _: &Trace) -> Vec<Finding> {
-    if analysis.stages.rows.is_empty() || analysis.end.is_some() || analysis.command.is_some() {
+    // A capture of another program has no runner that could have ended.
+    if analysis.stages.rows.is_empty() || analysis.end.is_some() || analysis.command.is_some() || analysis.only_traced {
         return vec![];
     }
     let message = "The runner's events stop before its last line: figures are those of the repeats that it finished.";
