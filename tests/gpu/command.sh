@@ -34,7 +34,7 @@ TOML
 export LLMPROF__SERVER__TARGETS=$targets
 . "$here/service.sh"
 
-follow command "$(printf '{"target": {"command": "generate", "params": {"tokens": %d}}, "mode": "deep", "repeats": 2, "warmup": 0, "device": "%s"}' "$tokens" "$device")"
+follow command "$(printf '{"target": {"command": "generate", "params": {"tokens": %d}}, "mode": "deep", "repeats": 2, "warmup": 1, "device": "%s"}' "$tokens" "$device")"
 curl -sf "$base/runs/$id/artifacts/report.json" >"$data/report.json"
 curl -sf "$base/metrics" | grep '^llmprof_gpu' || true
 rm -f "$targets"
@@ -52,12 +52,12 @@ for name in wanted:
         failures.append(f"step {name} did not succeed")
 print("command", json.dumps(report["aggregates"].get("command")))
 print("overhead", json.dumps(report.get("overhead")))
-kernels, counters = report.get("kernels", []), report.get("counters", [])
+kernels, counters = report["stage_kernels"], report["counters"]
 for stage in ["prefill", "decode_all"]:
-    ran = [kernel for kernel in kernels if kernel["stage"] == stage]
+    ran = sum(row["launches"] for row in kernels if row["stage"] == stage)
     read = [counter for counter in counters if counter["stage"] == stage]
     time = report["aggregates"]["stage_ms"].get(stage)
-    print(f"{stage}: {json.dumps(time)}, {sum(kernel['calls'] for kernel in ran)} kernels, {len(read)} with counters")
+    print(f"{stage}: {json.dumps(time)}, {ran} kernels, counters of {len(read)}")
     if not time:
         failures.append(f"{stage} was not timed")
     if device != "cpu" and not (ran and read):
