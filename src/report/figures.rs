@@ -61,7 +61,7 @@ pub struct Figures {
 pub fn tiles(analysis: &Analysis) -> Vec<Tile> {
     let stages = &analysis.stages;
     let decode = stages.row(DECODE);
-    headline(stages.first_token_ms, stages.per_token_ms, decode, stages.decode_steps, &analysis.mfu.rows)
+    headline((stages.first_token_ms, stages.per_token_ms), decode, stages.decode_steps, &analysis.mfu.rows, analysis.only_traced)
 }
 
 /// The part of a stored report that the headline is made of.
@@ -70,30 +70,36 @@ struct Head {
     aggregates: Aggregates,
     stages: Vec<StageTiming>,
     mfu: Vec<MfuRecord>,
+    #[serde(default)]
+    only_traced: bool,
 }
 
 /// The same, from a stored `report.json`.
 pub fn stored_tiles(report: &[u8]) -> Result<Vec<Tile>, serde_json::Error> {
-    let Head { aggregates, stages, mfu } = serde_json::from_slice(report)?;
+    let Head { aggregates, stages, mfu, only_traced } = serde_json::from_slice(report)?;
     let decode = stages.iter().find(|row| row.stage == DECODE);
-    Ok(headline(aggregates.first_token_ms, aggregates.per_token_ms, decode, aggregates.decode_steps, &mfu))
+    let times = (aggregates.first_token_ms, aggregates.per_token_ms);
+    Ok(headline(times, decode, aggregates.decode_steps, &mfu, only_traced))
 }
 
+/// `traced`: the times are of the traced pass, and each says so.
 fn headline(
-    first_token: Option<Spread>,
-    per_token: Option<Spread>,
+    (first_token, per_token): (Option<Spread>, Option<Spread>),
     decode: Option<&StageTiming>,
     decode_steps: Option<u64>,
     mfu: &[MfuRecord],
+    traced: bool,
 ) -> Vec<Tile> {
+    let pass = if traced { ", traced" } else { "" };
     let timed = |label, value: Option<Spread>| {
         let value = value?;
         let note = value.std.map(|std| format!("± {} over {} repeats", ms(std), value.n));
-        Some(Tile { label, value: ms(value.mean), unit: "ms", note: note.unwrap_or_else(|| "one repeat".into()) })
+        let note = note.unwrap_or_else(|| "one repeat".into()) + pass;
+        Some(Tile { label, value: ms(value.mean), unit: "ms", note })
     };
     // Steps over mean time: the mean of the repeats' rates would favour the fast ones.
     let rate = decode.and_then(|row| row.tokens_per_s).map(|rate| {
-        let note = decode_steps.map(|steps| format!("over {steps} decode steps")).unwrap_or_default();
+        let note = decode_steps.map(|steps| format!("over {steps} decode steps{pass}")).unwrap_or_default();
         Tile { label: "Decode rate", value: decimals(rate, 1), unit: "tokens/s", note }
     });
     let model = mfu.iter().find(|row| row.scope == WHOLE);

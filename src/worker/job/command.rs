@@ -130,7 +130,7 @@ impl Job<'_> {
         let products = self.settings.gemm_log.enabled.then_some("matrix products: their log is taken of our own runner alone");
         let missing: Vec<&str> = [server, products].into_iter().flatten().collect();
         if !missing.is_empty() {
-            let message = format!("Of a command is not collected {}.", missing.join("; nor "));
+            let message = format!("Not collected of a command: {}.", missing.join("; "));
             self.find(Finding::new("left_out_of_commands", Severity::Info, message));
         }
     }
