@@ -113,6 +113,22 @@ pub(super) async fn position(connection: &mut SqliteConnection, id: RunId) -> Re
     Ok(u64::try_from(position).ok())
 }
 
+/// How much later than `before` a waiting run's place is, where it is not before it: a look at what lies between, however much waits.
+pub(super) async fn places_after(connection: &mut SqliteConnection, before: RunId, id: RunId) -> Result<Option<u64>, StoreError> {
+    let between: Option<i64> = sqlx::query_scalar(
+        "select (select count(*) from runs indexed by runs_waiting
+                 where state = 'queued' and (rank, id) > (first.rank, first.id) and (rank, id) <= (mine.rank, mine.id))
+         from runs as first, runs as mine
+         where first.id = ? and mine.id = ? and first.state = 'queued' and (first.rank, first.id) < (mine.rank, mine.id)",
+    )
+    .bind(key(&before))
+    .bind(key(&id))
+    .fetch_optional(connection)
+    .await
+    .map_err(during("count waiting runs"))?;
+    Ok(between.and_then(|between| u64::try_from(between).ok()))
+}
+
 pub(super) fn from_row(row: &SqliteRow) -> Result<Run, StoreError> {
     let id = id_of(column(row, "id")?)?;
     let failed_step: Option<&str> = column(row, "failed_step")?;

@@ -105,12 +105,18 @@ pub(super) fn start(writer: Arc<Mutex<SqliteConnection>>) -> mpsc::Sender<Submis
 async fn commit(writer: &mut SqliteConnection, news: &[NewRun]) -> Result<Vec<Submitted>, StoreError> {
     let mut tx = writer.begin_with("begin immediate").await.map_err(during("begin a submission"))?;
     let mut results = Vec::with_capacity(news.len());
+    // The run that was queued last, and its place: most that come together follow each other in the queue, too.
+    let mut last = None;
     for new in news {
         results.push(match earlier(&mut tx, new).await? {
             Some(earlier) => earlier,
             None => match used_up(&mut tx, new).await? {
                 Some(refused) => refused,
-                None => Submitted::New(Box::new(insert(&mut tx, new).await?)),
+                None => {
+                    let run = insert(&mut tx, new, last).await?;
+                    last = run.queue_position.map(|place| (run.id, place));
+                    Submitted::New(Box::new(run))
+                }
             },
         });
     }
@@ -167,7 +173,8 @@ async fn earlier(tx: &mut SqliteConnection, new: &NewRun) -> Result<Option<Submi
     Ok(run.map(|run| Submitted::Same(Box::new(run))))
 }
 
-async fn insert(tx: &mut SqliteConnection, new: &NewRun) -> Result<Run, StoreError> {
+/// `last`: a run that waits, and its place.
+async fn insert(tx: &mut SqliteConnection, new: &NewRun, last: Option<(RunId, u64)>) -> Result<Run, StoreError> {
     let (id, spec, now) = (new.id.unwrap_or_else(RunId::now), &new.spec, now_ms());
     sqlx::query(
         "insert into runs (id, model, device, priority, gpus, spec, state, queued_at, owner) values (?, ?, ?, ?, ?, ?, 'queued', ?, ?)",
@@ -201,7 +208,14 @@ async fn insert(tx: &mut SqliteConnection, new: &NewRun) -> Result<Run, StoreErr
             .await
             .map_err(during("insert an idempotency key"))?;
     }
-    let queue_position = read::position(tx, id).await?;
+    let after = match last {
+        Some((before, place)) => read::places_after(tx, before, id).await?.map(|more| place + more),
+        None => None,
+    };
+    let queue_position = match after {
+        Some(place) => Some(place),
+        None => read::position(tx, id).await?,
+    };
     Ok(Run {
         id,
         spec: spec.clone(),

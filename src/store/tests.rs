@@ -59,6 +59,31 @@ fn succeeded() -> Outcome {
 }
 
 #[tokio::test]
+async fn runs_that_come_together_are_told_the_places_that_they_have() {
+    let (_dir, store) = store().await;
+    for _ in 0..3 {
+        submit(&store, 5).await;
+    }
+    let submitted = (0..60).map(|number| {
+        let store = store.clone();
+        tokio::spawn(async move { submit(&store, number % 2).await })
+    });
+    let mut told = Vec::new();
+    for run in submitted.collect::<Vec<_>>() {
+        told.push(run.await.unwrap());
+    }
+    let mut places: [Vec<u64>; 2] = Default::default();
+    for run in &told {
+        let (then, now) = (run.queue_position.unwrap(), store.run(run.id).await.unwrap().unwrap().queue_position.unwrap());
+        // Only the more urgent pass one that waits.
+        assert!(if run.spec.priority == 1 { then == now } else { then <= now }, "{then} {now}");
+        places[run.spec.priority as usize].push(now);
+    }
+    places.iter_mut().for_each(|places| places.sort_unstable());
+    assert_eq!(places, [(34..=63).collect::<Vec<_>>(), (4..=33).collect()]);
+}
+
+#[tokio::test]
 async fn higher_priorities_go_first_and_positions_tell_so() {
     let (_dir, store) = store().await;
     let (first, second) = (submit(&store, 0).await, submit(&store, 0).await);
