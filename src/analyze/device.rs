@@ -119,10 +119,11 @@ mod tests {
         ] {
             let devices = shipped();
             let device = devices.find(name).unwrap();
-            for (dtype, each) in [("bf16", bf16), ("f32", f32)] {
+            // Peaks in f32 are printed with two digits.
+            for (dtype, each, within) in [("bf16", bf16, 2e-3), ("f32", f32, 5e-3)] {
                 let told = device.flops_per_s(dtype).unwrap();
                 let made = sms * each * device.boost_mhz(dtype).unwrap() * 1e6;
-                assert!((made / told - 1.0).abs() < 5e-3, "{name}, {dtype}: {made} against {told}");
+                assert!((made / told - 1.0).abs() < within, "{name}, {dtype}: {made} against {told}");
             }
         }
     }
