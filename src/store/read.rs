@@ -1,5 +1,7 @@
 //! What can be asked of the store.
 
+use std::collections::HashMap;
+
 use sqlx::{QueryBuilder, SqliteConnection, sqlite::SqliteRow};
 
 use super::{Run, Store, StoreError, column, during, id_of, json, key, rfc3339, word};
@@ -93,40 +95,24 @@ pub(super) async fn run(connection: &mut SqliteConnection, id: RunId) -> Result<
         run.steps.push(step(id, &row)?);
     }
     if run.state == RunState::Queued {
-        run.queue_position = position(connection, id).await?;
+        run.queue_position = places(connection, &[id]).await?.remove(&id);
     }
     Ok(Some(run))
 }
 
-/// A waiting run's place: the slots before its own from the kept counts, its own slot by the index.
-pub(super) async fn position(connection: &mut SqliteConnection, id: RunId) -> Result<Option<u64>, StoreError> {
-    let position: i64 = sqlx::query_scalar(
-        "select (select coalesce(sum(runs), 0) from waiting where slot < mine.rank >> 8)
+/// Places of waiting runs: the slots before their own from the kept counts, their own slot by the index alone.
+pub(super) const PLACES: &str = "select id,
+                (select coalesce(sum(runs), 0) from waiting where slot < mine.rank >> 8)
               + (select count(*) from runs indexed by runs_waiting
                  where state = 'queued' and rank >= (mine.rank >> 8) << 8 and (rank, id) <= (mine.rank, mine.id))
-         from runs as mine where mine.id = ?",
-    )
-    .bind(key(&id))
-    .fetch_one(connection)
-    .await
-    .map_err(during("count waiting runs"))?;
-    Ok(u64::try_from(position).ok())
-}
+         from runs as mine where state = 'queued' and id in (select unhex(value) from json_each(?))";
 
-/// How much later than `before` a waiting run's place is, where it is not before it: a look at what lies between, however much waits.
-pub(super) async fn places_after(connection: &mut SqliteConnection, before: RunId, id: RunId) -> Result<Option<u64>, StoreError> {
-    let between: Option<i64> = sqlx::query_scalar(
-        "select (select count(*) from runs indexed by runs_waiting
-                 where state = 'queued' and (rank, id) > (first.rank, first.id) and (rank, id) <= (mine.rank, mine.id))
-         from runs as first, runs as mine
-         where first.id = ? and mine.id = ? and first.state = 'queued' and (first.rank, first.id) < (mine.rank, mine.id)",
-    )
-    .bind(key(&before))
-    .bind(key(&id))
-    .fetch_optional(connection)
-    .await
-    .map_err(during("count waiting runs"))?;
-    Ok(between.and_then(|between| u64::try_from(between).ok()))
+/// The places of those of `ids` that wait.
+pub(super) async fn places(connection: &mut SqliteConnection, ids: &[RunId]) -> Result<HashMap<RunId, u64>, StoreError> {
+    let ids = serde_json::Value::from_iter(ids.iter().map(|id| id.0.simple().to_string()));
+    let places: Vec<(Vec<u8>, i64)> =
+        sqlx::query_as(PLACES).bind(ids.to_string()).fetch_all(connection).await.map_err(during("count waiting runs"))?;
+    places.into_iter().map(|(id, place)| Ok((id_of(&id)?, place.unsigned_abs()))).collect()
 }
 
 pub(super) fn from_row(row: &SqliteRow) -> Result<Run, StoreError> {

@@ -105,20 +105,20 @@ pub(super) fn start(writer: Arc<Mutex<SqliteConnection>>) -> mpsc::Sender<Submis
 async fn commit(writer: &mut SqliteConnection, news: &[NewRun]) -> Result<Vec<Submitted>, StoreError> {
     let mut tx = writer.begin_with("begin immediate").await.map_err(during("begin a submission"))?;
     let mut results = Vec::with_capacity(news.len());
-    // The run that was queued last, and its place: most that come together follow each other in the queue, too.
-    let mut last = None;
     for new in news {
         results.push(match earlier(&mut tx, new).await? {
             Some(earlier) => earlier,
             None => match used_up(&mut tx, new).await? {
                 Some(refused) => refused,
-                None => {
-                    let run = insert(&mut tx, new, last).await?;
-                    last = run.queue_position.map(|place| (run.id, place));
-                    Submitted::New(Box::new(run))
-                }
+                None => Submitted::New(Box::new(insert(&mut tx, new).await?)),
             },
         });
+    }
+    let mut queued: Vec<&mut Run> =
+        results.iter_mut().filter_map(|it| if let Submitted::New(run) = it { Some(&mut **run) } else { None }).collect();
+    let places = read::places(&mut tx, &queued.iter().map(|run| run.id).collect::<Vec<_>>()).await?;
+    for run in &mut queued {
+        run.queue_position = places.get(&run.id).copied();
     }
     tx.commit().await.map_err(during("commit a submission"))?;
     Ok(results)
@@ -173,11 +173,12 @@ async fn earlier(tx: &mut SqliteConnection, new: &NewRun) -> Result<Option<Submi
     Ok(run.map(|run| Submitted::Same(Box::new(run))))
 }
 
-/// `last`: a run that waits, and its place.
-async fn insert(tx: &mut SqliteConnection, new: &NewRun, last: Option<(RunId, u64)>) -> Result<Run, StoreError> {
+/// Inserts a run, whose place in the queue is told by whoever knows all that come with it.
+async fn insert(tx: &mut SqliteConnection, new: &NewRun) -> Result<Run, StoreError> {
     let (id, spec, now) = (new.id.unwrap_or_else(RunId::now), &new.spec, now_ms());
     sqlx::query(
-        "insert into runs (id, model, device, priority, gpus, spec, state, queued_at, owner) values (?, ?, ?, ?, ?, ?, 'queued', ?, ?)",
+        "insert into runs (id, model, device, priority, gpus, spec, state, queued_at, owner, rank)
+         values (?1, ?2, ?3, ?4, ?5, ?6, 'queued', ?7, ?8, ?7 - ?4 * 600000)",
     )
     .bind(key(&id))
     .bind(&spec.model)
@@ -208,21 +209,13 @@ async fn insert(tx: &mut SqliteConnection, new: &NewRun, last: Option<(RunId, u6
             .await
             .map_err(during("insert an idempotency key"))?;
     }
-    let after = match last {
-        Some((before, place)) => read::places_after(tx, before, id).await?.map(|more| place + more),
-        None => None,
-    };
-    let queue_position = match after {
-        Some(place) => Some(place),
-        None => read::position(tx, id).await?,
-    };
     Ok(Run {
         id,
         spec: spec.clone(),
         owner: new.owner.as_ref().map(|owner| owner.name.clone()),
         state: RunState::Queued,
         attempts: 0,
-        queue_position,
+        queue_position: None,
         queued_at: rfc3339(now),
         started_at: None,
         ended_at: None,

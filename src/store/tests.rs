@@ -84,6 +84,15 @@ async fn runs_that_come_together_are_told_the_places_that_they_have() {
 }
 
 #[tokio::test]
+async fn a_place_is_counted_in_the_index_alone() {
+    let (_dir, store) = store().await;
+    let rows = sqlx::query(sqlx::AssertSqlSafe(format!("explain query plan {}", read::PLACES)));
+    let rows = rows.bind("[]").fetch_all(&store.readers).await.unwrap();
+    let plan: Vec<String> = rows.iter().map(|row| sqlx::Row::get(row, "detail")).collect();
+    assert!(plan.iter().any(|step| step.contains("SEARCH runs USING COVERING INDEX runs_waiting")), "{plan:#?}");
+}
+
+#[tokio::test]
 async fn higher_priorities_go_first_and_positions_tell_so() {
     let (_dir, store) = store().await;
     let (first, second) = (submit(&store, 0).await, submit(&store, 0).await);
@@ -245,7 +254,7 @@ async fn steps_are_kept_as_they_change_and_cleared_by_the_next_attempt() {
 async fn a_run_that_waits_for_ten_minutes_is_worth_a_point_of_priority() {
     let (_dir, store) = store().await;
     let old = submit(&store, 0).await;
-    sqlx::query("update runs set queued_at = queued_at - 61 * 60000").execute(&mut *store.writer.lock().await).await.unwrap();
+    sqlx::query("update runs set rank = rank - 61 * 60000").execute(&mut *store.writer.lock().await).await.unwrap();
     let (six, seven) = (submit(&store, 6).await, submit(&store, 7).await);
     let mut order = Vec::new();
     while let Some(run) = store.claim("w", &["cpu"], LEASE).await.unwrap() {
