@@ -60,8 +60,9 @@ pub const ISOLATIONS: [&[&str]; 2] = [
     &["--map-root-user", "--fork", "--kill-child", "--pid", "--mount-proc"],
 ];
 
-/// In the new tree process ids begin again at 1, and nsys names its shared memory by them: each tree has its own.
-const OWN_SHARED_MEMORY: &str = "mount -t tmpfs llmprof /dev/shm && exec \"$@\"";
+/// In the new tree process ids begin again at 1, and nsys names its shared memory by them: each tree has its own. The shell stays, as the
+/// first process of the tree, which takes leave of those that lost their parents: nsys does not, and waits half a minute for their end.
+const FIRST_PROCESS: &str = "mount -t tmpfs llmprof /dev/shm || exit; \"$@\"; exit $?";
 
 /// Runs `command` where it sees no process but its own.
 ///
@@ -69,7 +70,7 @@ const OWN_SHARED_MEMORY: &str = "mount -t tmpfs llmprof /dev/shm && exec \"$@\""
 /// handed out. Its format is compressed, so nothing can be taken out afterwards.
 pub fn isolated(isolation: &[&str], command: Argv) -> Argv {
     let argv =
-        Argv::new("unshare").args(isolation).args(["sh", "-c", OWN_SHARED_MEMORY, "sh"]).arg(&command.program).args(command.args);
+        Argv::new("unshare").args(isolation).args(["sh", "-c", FIRST_PROCESS, "sh"]).arg(&command.program).args(command.args);
     Argv { env: command.env, pass: command.pass, cwd: command.cwd, ..argv }
 }
 

@@ -1,12 +1,12 @@
-//! Waits until a server is ready: until it answers on this host, or has said so.
+//! Waits until a server is ready: until it answers on this host, or has said so; and until its profiler records.
 //!
 //! Asks nobody but the address that the operator wrote down, which is of this host, and follows no redirection.
 
 use std::{
-    fs::File,
+    fs::{self, File},
     io::{Read, Seek, SeekFrom},
     path::Path,
-    time::Duration,
+    time::{Duration, SystemTime},
 };
 
 use tokio::time::sleep;
@@ -35,6 +35,18 @@ pub async fn answers(url: &str) {
 pub async fn says(logs: &Logs, text: &str) {
     let mut looks = [Look::new(&logs.stdout), Look::new(&logs.stderr)];
     while !looks.iter_mut().any(|look| look.holds(text.as_bytes())) {
+        sleep(LOOK).await;
+    }
+}
+
+/// Waits until nsys records, and says since when: from then on its raw file grows among the run's temporary files.
+pub async fn records(scratch: &Path) -> SystemTime {
+    loop {
+        let mut files = fs::read_dir(scratch).into_iter().flatten().flatten();
+        if let Some(raw) = files.find(|file| file.path().extension().is_some_and(|extension| extension == "qdstrm")) {
+            // Not every file system knows when a file was made.
+            return raw.metadata().and_then(|about| about.created()).unwrap_or_else(|_| SystemTime::now());
+        }
         sleep(LOOK).await;
     }
 }

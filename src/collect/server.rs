@@ -5,7 +5,7 @@
 use std::{io, time::Duration};
 
 use nix::sys::signal::{Signal, kill};
-use tokio::time::{Instant, sleep, sleep_until, timeout};
+use tokio::time::{Instant, sleep, timeout, timeout_at};
 
 use super::{
     CollectError, Leash, Pass,
@@ -15,16 +15,18 @@ use super::{
     output::Logs,
     pass::{Folder, LAST_WORDS},
     ready,
-    sweep::targets,
+    sweep::{scratch, targets},
 };
 use crate::{
-    run::command::Ready,
+    run::{Finding, Severity, command::Ready},
     runner::Progress,
     trace::command::{CommandTimes, Timed},
 };
 
 /// Time between looks whether a server that was told to end has done so.
 const LOOK: Duration = Duration::from_millis(50);
+/// How much later than its delay a profiler may begin to record.
+const LATE: Duration = Duration::from_secs(30);
 
 /// What is done with a server, and what it came to.
 pub struct Served<'a> {
@@ -34,9 +36,9 @@ pub struct Served<'a> {
     pub client: Option<Argv>,
     pub warmup: u32,
     pub repeats: u32,
-    /// Recording begins so long after the start; the client waits for it.
+    /// Recording begins so long after the start, and lasts so long; none: as long as the server. A client waits for its begin, and a server
+    /// without one is left alone for the duration.
     pub delay: Duration,
-    /// How long a server without a client is left alone.
     pub duration: Duration,
     /// What was timed.
     pub times: CommandTimes,
@@ -79,10 +81,19 @@ impl Served<'_> {
                 Ok(ended) => CollectError::Ended { what: "the server", ended, last_words: vec![] },
                 Err(source) => failed(source),
             }),
-            used = self.is_used(folder, name, &logs, began, leash) => used,
+            used = self.is_used(folder, name, &logs, began, whom, leash) => used,
+        };
+        let used = match used {
+            // It was to record no longer than this, and ends when it has.
+            Err(CollectError::Ended { what: "the server", ended: Ended::Exited(0), .. })
+                if whom == Whom::Target && !self.duration.is_zero() && began.elapsed() >= self.delay + self.duration =>
+            {
+                Ok(self.too_short())
+            }
+            used => used,
         };
         let ended = match &used {
-            Ok(()) if whom == Whom::Target => {
+            Ok(_) if whom == Whom::Target => {
                 end_targets(leash).await;
                 running.wait(leash).await.map_err(failed)?
             }
@@ -92,13 +103,13 @@ impl Served<'_> {
         let ended = running.end(ended, leash).await.map_err(failed)?;
         match used {
             // It was told to end, and how it does so is its own business.
-            Ok(())
+            Ok(findings)
                 if matches!(ended, Ended::Exited(_) | Ended::Signalled(_))
                     || whom == Whom::Everything && ended == Ended::Stopped =>
             {
-                Ok(Pass { wall: began.elapsed(), findings: Vec::new() })
+                Ok(Pass { wall: began.elapsed(), findings })
             }
-            Ok(()) => Err(folder.failed("the server", ended, &logs, leash)),
+            Ok(_) => Err(folder.failed("the server", ended, &logs, leash)),
             Err(CollectError::Ended { what: "the server", .. }) => Err(folder.failed("the server", ended, &logs, leash)),
             Err(CollectError::NotReady { how, within_s, .. }) => {
                 Err(CollectError::NotReady { how, within_s, last_words: logs.last_words(LAST_WORDS) })
@@ -107,15 +118,16 @@ impl Served<'_> {
         }
     }
 
-    /// Waits until it is ready and recorded, and has the client use it.
+    /// Waits until it is ready and recorded, and has the client use it; what a person should know of that.
     async fn is_used(
         &mut self,
         folder: &Folder<'_>,
         name: &str,
         logs: &Logs,
         began: Instant,
+        whom: Whom,
         leash: &Leash,
-    ) -> Result<(), CollectError> {
+    ) -> Result<Vec<Finding>, CollectError> {
         let within = Duration::from_secs(self.ready.within_s.into());
         let is_ready = async {
             match (&self.url, &self.ready.log) {
@@ -131,10 +143,17 @@ impl Served<'_> {
             return Err(CollectError::NotReady { how, within_s: self.ready.within_s, last_words: vec![] });
         }
         self.times.ready_ns = i64::try_from(began.elapsed().as_nanos()).ok();
-        sleep_until(began + self.delay).await;
+        let mut findings = Vec::new();
+        let mut recorded_since = None;
+        if whom == Whom::Target {
+            recorded_since = timeout_at(began + self.delay + LATE, ready::records(&scratch(leash.run))).await.ok();
+            if recorded_since.is_none() {
+                findings.push(self.outside("was not seen to begin before the client did"));
+            }
+        }
         let Some(client) = self.client.clone() else {
             sleep(self.duration).await;
-            return Ok(());
+            return Ok(findings);
         };
         for turn in 0..self.warmup + self.repeats {
             let measured = turn.checked_sub(self.warmup);
@@ -152,7 +171,33 @@ impl Served<'_> {
             }
         }
         progress(leash, true, self.repeats, self.repeats);
-        Ok(())
+        let lasted = recorded_since.and_then(|since| since.elapsed().ok()).unwrap_or_default();
+        if !self.duration.is_zero() && lasted > self.duration {
+            findings.extend(self.too_short());
+        }
+        Ok(findings)
+    }
+
+    /// What is to be said of a recording that is over by now.
+    fn too_short(&self) -> Vec<Finding> {
+        let before = match (&self.times.ready_ns, &self.client) {
+            (None, _) => "ended before the server was ready",
+            (Some(_), Some(_)) => "ended before the client did",
+            (Some(_), None) => return Vec::new(),
+        };
+        vec![self.outside(before)]
+    }
+
+    /// A recording that may lack what it is about.
+    fn outside(&self, how: &str) -> Finding {
+        Finding::new(
+            "client_outside_recording",
+            Severity::Warning,
+            format!("The recording {how}: it may lack what the client had done."),
+        )
+        .with("delay_s", self.delay.as_secs())
+        .with("duration_s", self.duration.as_secs())
+        .advise("choose the command's delay_s close to when it is ready, and its duration_s longer than its clients take")
     }
 }
 

@@ -301,3 +301,19 @@ async fn a_tool_that_never_ends_is_ended_at_its_deadline_and_that_has_a_name() {
     let error = host.timeline().await.unwrap_err();
     assert_eq!((error.ended(), error.finding().unwrap().id.as_str()), (Some(Ended::DeadlinePassed), "run_out_of_time"));
 }
+
+/// An nsys that profiles a program which leaves a child behind: it ends when nothing of that child is left, as the real one does.
+const PATIENT: &str = r#"
+case $1 in
+profile) while [ "$1" != --output ]; do shift; done; stem=$2; shift 2; "$@" || exit $?
+  setsid sh -c 'sleep 0.1 & echo $! > "$0"' "$stem.left"; while [ -e "/proc/$(cat "$stem.left")" ]; do sleep 0.05; done
+  echo report > "$stem.nsys-rep";;
+export) while [ "$1" != --output ]; do shift; done; cat "$3" > "$2";;
+esac"#;
+
+#[tokio::test]
+async fn a_process_that_lost_its_parent_is_taken_leave_of_in_a_tree_of_its_own() {
+    let mut host = Host::new(RUNNER, Some(PATIENT));
+    host.collector.isolate = true;
+    host.timeline().await.unwrap();
+}

@@ -2,6 +2,7 @@
 
 use std::{fs, path::Path};
 
+use rusqlite::Connection;
 use serde_json::{Value, json};
 
 use crate::{
@@ -312,8 +313,29 @@ async fn under_the_real_nsys_a_window_of_a_server_is_recorded_and_nothing_of_it_
         assert!(timing["traced_ms"]["mean"].is_number() && timing["of"] == "client", "{timing}");
         let report = fs::metadata(service.run_dir(&id).join("nsys/run.nsys-rep")).unwrap();
         assert!(report.len() > 0 && finding(&run, "command_without_stages").is_some(), "{:#}", run["findings"]);
+        assert!(finding(&run, "client_outside_recording").is_none(), "{:#}", run["findings"]);
         assert_eq!(processes_of(&id), [""; 0]);
     }
+}
+
+#[tokio::test]
+async fn under_the_real_nsys_a_client_waits_for_the_recording_and_is_told_when_it_was_too_short() {
+    let Some(nsys) = nsys() else { return };
+    let data = tempfile::tempdir().unwrap();
+    let commands = server(false, r#"{ url = "http://127.0.0.1:{port}/" }"#, "delay_s = 6\nduration_s = 1");
+    // A client that says when it began, and takes longer than is recorded.
+    let commands = commands
+        .replace("import sys, urllib.request\\n", "import sys, time, urllib.request\\nprint(time.time(), flush=True)\\ntime.sleep(2)\\n");
+    let service = service(data.path(), &commands, &nsys);
+    let id = submit(&service, "server", json!({}), json!({ "mode": "light", "warmup": 0, "repeats": 1 })).await;
+    let run = service.end(&id).await;
+    assert_eq!(run["state"], "succeeded", "{run:#}");
+    let found = finding(&run, "client_outside_recording").unwrap_or_else(|| panic!("{:#}", run["findings"]));
+    assert!(found["message"].as_str().unwrap().contains("ended before the client did"), "{found:#}");
+    let export = Connection::open(service.run_dir(&id).join("nsys/run.sqlite")).unwrap();
+    let recorded: i64 = export.query_row("select utcEpochNs from TARGET_INFO_SESSION_START_TIME", [], |row| row.get(0)).unwrap();
+    let client: f64 = read(&service, &id, "logs/nsys-client-1.stdout.log").trim().parse().unwrap();
+    assert!(client > recorded as f64 / 1e9, "the client began at {client}, the recording at {recorded}");
 }
 
 #[tokio::test]
