@@ -126,6 +126,22 @@ pub fn tail(dir: &Path, bytes: u64) -> io::Result<Vec<JournalEvent>> {
     Ok(lines.filter_map(|line| serde_json::from_slice(line).ok()).collect())
 }
 
+/// The steps of the last attempt that `events` tell of.
+pub fn last_steps(events: impl IntoIterator<Item = JournalEvent>) -> Vec<StepRecord> {
+    let mut steps: Vec<StepRecord> = Vec::new();
+    for event in events {
+        match event {
+            JournalEvent::Attempt { .. } => steps.clear(),
+            JournalEvent::Step { step } => match steps.iter_mut().find(|known| known.step == step.step) {
+                Some(known) => *known = step,
+                None => steps.push(step),
+            },
+            _ => {}
+        }
+    }
+    steps
+}
+
 /// Moves to behind line `line`, or to the end of a shorter journal.
 pub fn seek(dir: &Path, line: u64) -> io::Result<Position> {
     let mut position = Position::default();

@@ -19,6 +19,7 @@ use super::{
     error::{ApiError, ErrorCode},
     events::{self, Followed, StreamedEvent},
     forms::choose,
+    removal,
     request::{self, AlignmentPath, Params},
     runs,
     submit::{parse, read_body, within},
@@ -28,7 +29,7 @@ use crate::{
         Alignment,
         settings::{Question, SettingsError},
     },
-    artifact::{folder, layout},
+    artifact::layout,
     run::{
         AlignmentId, RunId,
         alignment::{AlignmentSpec, AlignmentState, CheckSummary, Verdict},
@@ -348,20 +349,11 @@ pub async fn delete(
     if found.state == AlignmentState::Running {
         return Err(active());
     }
-    folder::set_aside(&app.alignments, id).map_err(|error| ApiError::internal(&error))?;
-    match app.store.delete_alignment(id).await? {
-        Delete::Deleted => {}
-        Delete::Active => {
-            folder::bring_back(&app.alignments, id).map_err(|error| ApiError::internal(&error))?;
-            return Err(active());
-        }
-        Delete::NotFound => return Err(unknown(id)),
+    match removal::forget(app.alignments.clone(), id, app.store.delete_alignment(id)).await? {
+        Delete::Deleted => Ok(StatusCode::NO_CONTENT),
+        Delete::Active => Err(active()),
+        Delete::NotFound => Err(unknown(id)),
     }
-    let removed = tokio::task::spawn_blocking(move || folder::remove_aside(&app.alignments, id)).await;
-    if let Err(error) = removed.map_err(std::io::Error::other).and_then(|removed| removed) {
-        tracing::error!(alignment = %id, %error, "a deleted alignment's folder stays behind");
-    }
-    Ok(StatusCode::NO_CONTENT)
 }
 
 /// The alignment, or a 404.

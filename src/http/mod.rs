@@ -25,6 +25,7 @@ mod page;
 mod profiling;
 mod queue;
 mod rates;
+mod removal;
 mod report;
 mod request;
 mod retention;

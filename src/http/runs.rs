@@ -8,10 +8,10 @@ use super::{
     App,
     access::{self, Caller},
     error::{ApiError, ErrorCode},
+    removal,
     request::{self, Params, RunPath},
 };
 use crate::{
-    artifact::folder,
     run::{Finding, Mode, RunId, RunSpec, RunState, Scheduled, Step, StepRecord, import::RunKind},
     store::{Cancel, Delete, Filter, Run},
 };
@@ -255,20 +255,11 @@ pub async fn delete(
     if !find(&app, id).await?.state.is_final() {
         return Err(active());
     }
-    folder::set_aside(&app.runs, id).map_err(|error| ApiError::internal(&error))?;
-    match app.store.delete(id).await? {
-        Delete::Deleted => {}
-        Delete::Active => {
-            folder::bring_back(&app.runs, id).map_err(|error| ApiError::internal(&error))?;
-            return Err(active());
-        }
-        Delete::NotFound => return Err(unknown(id)),
+    match removal::forget(app.runs.clone(), id, app.store.delete(id)).await? {
+        Delete::Deleted => Ok(StatusCode::NO_CONTENT),
+        Delete::Active => Err(active()),
+        Delete::NotFound => Err(unknown(id)),
     }
-    let removed = tokio::task::spawn_blocking(move || folder::remove_aside(&app.runs, id)).await;
-    if let Err(error) = removed.map_err(std::io::Error::other).and_then(|removed| removed) {
-        tracing::error!(run = %id, %error, "a deleted run's folder stays behind");
-    }
-    Ok(StatusCode::NO_CONTENT)
 }
 
 /// The run, or a 404.

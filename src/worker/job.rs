@@ -250,20 +250,25 @@ impl<'a> Job<'a> {
         let pass = self.cx.collector.nsys(self.dir, request, &self.settings.nsys, &leash).await;
         drop(leash);
         lines.await.ok();
-        let mut ended = self.settle(pass);
-        let mut chosen = Vec::new();
-        if ended.state == StepState::Succeeded {
-            match self.timeline(request).await {
-                Ok(choices) => chosen = choices,
-                Err(message) => {
-                    // What failed its checks stays as evidence, under a name that no report is made from.
-                    reject(&self.dir.join(layout::NSYS_EXPORT));
-                    ended = Ended::failed(message).exit_code(ended.exit_code);
-                }
+        let ended = self.settle(pass);
+        let checked = if ended.state == StepState::Succeeded { self.timeline(request).await } else { Ok(Vec::new()) };
+        self.end_timeline(ended, checked)
+    }
+
+    /// Ends the step of a timeline that was checked, and returns the kernels that were chosen of it.
+    fn end_timeline(&mut self, ended: Ended, checked: Result<Vec<Choice>, String>) -> Vec<Choice> {
+        match checked {
+            Ok(chosen) => {
+                self.steps.end(&ended);
+                chosen
+            }
+            Err(message) => {
+                // What failed its checks stays as evidence, under a name that no report is made from.
+                reject(&self.dir.join(layout::NSYS_EXPORT));
+                self.steps.end(&Ended::failed(message).exit_code(ended.exit_code));
+                Vec::new()
             }
         }
-        self.steps.end(&ended);
-        chosen
     }
 
     /// How a pass ended as a step. What is not installed here is skipped with its remedy, which preflight knows.

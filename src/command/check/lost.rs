@@ -4,7 +4,7 @@ use std::{fs, path::Path};
 
 use llmprof::{
     artifact::{
-        journal::{self, JournalEvent, Position},
+        journal::{self, Position},
         layout, manifest,
     },
     run::{
@@ -100,16 +100,6 @@ fn ended(steps: &[StepRecord]) -> Option<i64> {
 
 /// The steps of the last attempt, as the journal tells them.
 fn last_steps(dir: &Path) -> Vec<StepRecord> {
-    let mut steps: Vec<StepRecord> = Vec::new();
-    for (_, event) in journal::read_from(dir, &mut Position::default(), usize::MAX).unwrap_or_default() {
-        match event {
-            JournalEvent::Attempt { .. } => steps.clear(),
-            JournalEvent::Step { step } => match steps.iter_mut().find(|known| known.step == step.step) {
-                Some(known) => *known = step,
-                None => steps.push(step),
-            },
-            _ => {}
-        }
-    }
-    steps
+    let events = journal::read_from(dir, &mut Position::default(), usize::MAX).unwrap_or_default();
+    journal::last_steps(events.into_iter().map(|(_, event)| event))
 }

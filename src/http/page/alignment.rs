@@ -9,10 +9,7 @@ use serde::Serialize;
 
 use super::{Page, PageError, alignments::can_ask};
 use crate::{
-    artifact::{
-        journal::{self, JournalEvent},
-        layout,
-    },
+    artifact::{journal, layout},
     http::{
         App,
         access::Caller,
@@ -75,18 +72,7 @@ async fn steps(app: &App, id: AlignmentId) -> Vec<StepRecord> {
             return Vec::new();
         }
     };
-    let mut steps: Vec<StepRecord> = Vec::new();
-    for event in events {
-        match event {
-            JournalEvent::Attempt { .. } => steps.clear(),
-            JournalEvent::Step { step } => match steps.iter_mut().find(|known| known.step == step.step) {
-                Some(known) => *known = step,
-                None => steps.push(step),
-            },
-            _ => {}
-        }
-    }
-    steps
+    journal::last_steps(events)
 }
 
 /// `POST /ui/alignments/{alignment_id}/delete`

@@ -2,7 +2,7 @@
 //!
 //! What a runner of ours tells of itself is not known of it, and stays unknown: analysis says so.
 
-use super::{Job, Stop, blocking, deep, pretty, reject, yaml};
+use super::{Job, Stop, blocking, deep, pretty, yaml};
 use crate::{
     analyze::choose::Choice,
     artifact::layout,
@@ -87,23 +87,14 @@ impl Job<'_> {
         let pass = self.cx.collector.traced_command(self.dir, run, &self.settings.nsys, &leash).await;
         drop(leash);
         lines.await.ok();
-        let mut ended = self.settle(pass);
-        let mut chosen = Vec::new();
-        if ended.state == StepState::Succeeded {
-            let expected = deep::Expected {
-                kernels: !run.gpus.is_empty() && run.plan.gpus > 0 && self.settings.nsys.trace.contains(&TraceApi::Cuda),
-                ranges: &[],
-            };
-            match self.covered(expected, rules_of(&run.plan.stages, &run.plan.within, &run.plan.without)).await {
-                Ok(choices) => chosen = choices,
-                Err(message) => {
-                    reject(&self.dir.join(layout::NSYS_EXPORT));
-                    ended = Ended::failed(message).exit_code(ended.exit_code);
-                }
-            }
-        }
-        self.steps.end(&ended);
-        chosen
+        let ended = self.settle(pass);
+        let expected = deep::Expected {
+            kernels: !run.gpus.is_empty() && run.plan.gpus > 0 && self.settings.nsys.trace.contains(&TraceApi::Cuda),
+            ranges: &[],
+        };
+        let rules = rules_of(&run.plan.stages, &run.plan.within, &run.plan.without);
+        let checked = if ended.state == StepState::Succeeded { self.covered(expected, rules).await } else { Ok(Vec::new()) };
+        self.end_timeline(ended, checked)
     }
 
     /// The passes under ncu, one per stage that has ranges.
