@@ -324,8 +324,10 @@ async fn under_the_real_nsys_a_client_waits_for_the_recording_and_is_told_when_i
     let data = tempfile::tempdir().unwrap();
     let commands = server(false, r#"{ url = "http://127.0.0.1:{port}/" }"#, "delay_s = 6\nduration_s = 1");
     // A client that says when it began, and takes longer than is recorded.
-    let commands = commands
-        .replace("import sys, urllib.request\\n", "import sys, time, urllib.request\\nprint(time.time(), flush=True)\\ntime.sleep(2)\\n");
+    let commands = commands.replace(
+        "import sys, urllib.request\\n",
+        "import sys, time, urllib.request\\nprint(time.time(), flush=True)\\ntime.sleep(2)\\n",
+    );
     let service = service(data.path(), &commands, &nsys);
     let id = submit(&service, "server", json!({}), json!({ "mode": "light", "warmup": 0, "repeats": 1 })).await;
     let run = service.end(&id).await;
