@@ -324,7 +324,7 @@ async fn metrics_tell_gpus_and_how_long_steps_took_even_of_runs_that_are_gone() 
     let text = api.get("/metrics").await.text();
     for line in [
         r#"llmprof_gpu_power_watts{uuid="GPU-1",name="NVIDIA H200"} 321.5"#,
-        r#"llmprof_gpu_busy_ratios{uuid="GPU-1",name="NVIDIA H200"} 0.4"#,
+        r#"llmprof_gpu_busy_ratio{uuid="GPU-1",name="NVIDIA H200"} 0.4"#,
         r#"llmprof_step_duration_seconds_bucket{le="0.1",step="baseline",state="succeeded"} 1"#,
         r#"llmprof_step_duration_seconds_bucket{le="15.0",step="baseline",state="succeeded"} 2"#,
         r#"llmprof_step_duration_seconds_bucket{le="+Inf",step="baseline",state="succeeded"} 2"#,
