@@ -10,6 +10,7 @@ use axum::{
     response::{AppendHeaders, IntoResponse, Response, sse::KeepAlive},
 };
 use serde::{Deserialize, Serialize};
+use sha2::{Digest, Sha256};
 use utoipa::{IntoParams, ToSchema};
 
 use super::{
@@ -22,7 +23,7 @@ use super::{
     removal,
     request::{self, AlignmentPath, Params},
     runs,
-    submit::{parse, read_body, within},
+    submit::{idempotency_key, parse, read_body, within},
 };
 use crate::{
     analyze::align::{
@@ -34,7 +35,7 @@ use crate::{
         AlignmentId, RunId,
         alignment::{AlignmentSpec, AlignmentState, CheckSummary, Verdict},
     },
-    store::{AlignmentFilter, Delete, StoredAlignment, SubmittedAlignment},
+    store::{AlignmentFilter, Delete, Idempotency, StoredAlignment, SubmittedAlignment},
 };
 
 const MAX_LIMIT: u32 = 200;
@@ -144,8 +145,10 @@ pub struct ListQuery {
 /// Align a mock layer with the whole model: does it launch the same kernels?
 ///
 /// Over two runs that have ended and hold a timeline. The alignment is queued durably and computed from their captures; a verdict of
-/// `fail` or `inconclusive` is a result, told with the checks that led to it and what to do.
+/// `fail` or `inconclusive` is a result, told with the checks that led to it and what to do. With `Idempotency-Key`, a repeated submission of
+/// the same body gives the same alignment.
 #[utoipa::path(post, path = "/alignments", tag = "alignments", operation_id = "submit_alignment", request_body = AlignmentSpec,
+    params(("Idempotency-Key" = Option<String>, Header, description = "1 to 255 visible ASCII characters: names this submission", pattern = "^[!-~]{1,255}$")),
     responses((status = 202, description = "The alignment is queued", body = AlignmentView,
         headers(("Location" = String, description = "Where the alignment is")))))]
 pub async fn submit(
@@ -154,14 +157,15 @@ pub async fn submit(
     headers: HeaderMap,
     body: Body,
 ) -> Result<impl IntoResponse, ApiError> {
+    let key = idempotency_key(&headers)?;
     let body = read_body(&headers, body).await?;
-    let stored = queue(&app, caller, &body).await?;
+    let stored = queue(&app, caller, &body, key).await?;
     let at = format!("/alignments/{}", stored.id);
     Ok((StatusCode::ACCEPTED, AppendHeaders([(header::LOCATION, at)]), Json(AlignmentView::from(stored))))
 }
 
-/// Checks what `body` asks, and queues it for `caller`.
-pub(super) async fn queue(app: &App, caller: Caller, body: &[u8]) -> Result<StoredAlignment, ApiError> {
+/// Checks what `body` asks, and queues it for `caller`; a key that came before with the same body gives the alignment that it gave then.
+pub(super) async fn queue(app: &App, caller: Caller, body: &[u8], key: Option<String>) -> Result<StoredAlignment, ApiError> {
     let spec: AlignmentSpec = parse(body)?;
     check(&spec)?;
     for id in [spec.mock, spec.e2e] {
@@ -184,8 +188,12 @@ pub(super) async fn queue(app: &App, caller: Caller, body: &[u8]) -> Result<Stor
     }
     let owner = app.access.owner(&caller);
     let name = caller.name.unwrap_or_default();
-    let stored = match app.store.submit_alignment(spec, owner).await? {
-        SubmittedAlignment::New(stored) => stored,
+    let idempotency = key.map(|key| Idempotency { key, body_sha256: Sha256::digest(body).into() });
+    let stored = match app.store.submit_alignment(spec, owner, idempotency).await? {
+        SubmittedAlignment::New(stored) | SubmittedAlignment::Same(stored) => stored,
+        SubmittedAlignment::KeyReused => {
+            return Err(ApiError::new(ErrorCode::IdempotencyKeyReused, ErrorCode::IdempotencyKeyReused.example()));
+        }
         SubmittedAlignment::TooManyQueued(count) => {
             let message = format!("{count} alignments of {name:?} wait already: wait for their end");
             return Err(ApiError::new(ErrorCode::TooManyQueued, message).retry_after(10));

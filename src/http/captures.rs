@@ -15,6 +15,7 @@ use axum::{
     response::{AppendHeaders, IntoResponse},
 };
 use serde::{Deserialize, Serialize};
+use sha2::{Digest, Sha256};
 use tokio::sync::{Semaphore, mpsc, oneshot};
 use utoipa::ToSchema;
 
@@ -24,7 +25,7 @@ use super::{
     error::{ApiError, ErrorCode},
     request::Params,
     runs::Links,
-    submit::{Label, SubmittedRun, check_labels, refused, within},
+    submit::{Label, SubmittedRun, check_labels, idempotency_key, refused, within},
     upload::{Arrived, Parts, Upload, plain_name},
 };
 use crate::{
@@ -36,7 +37,7 @@ use crate::{
         RunId, RunSpec,
         import::{CaptureKind, Import, ImportedFile},
     },
-    store::{NewRun, Submitted},
+    store::{Idempotency, NewRun, Owner, Submitted},
     trace::stage::StageRule,
 };
 
@@ -100,6 +101,20 @@ pub struct CaptureForm {
     pub without: Vec<String>,
 }
 
+/// What was sent, in order: the same again has the same hash, however its form was cut.
+#[derive(Debug, Default)]
+struct Sent(Sha256);
+
+impl Sent {
+    fn add(&mut self, words: &[&dyn AsRef<[u8]>]) {
+        for word in words {
+            let word = (*word).as_ref();
+            self.0.update((word.len() as u64).to_le_bytes());
+            self.0.update(word);
+        }
+    }
+}
+
 /// What was said of the files.
 #[derive(Debug, Default)]
 struct Said {
@@ -115,9 +130,11 @@ struct Said {
 ///
 /// One file as the body, named by `name`; or a form with several: a timeline (an SQLite export of nsys, or its `.nsys-rep` where this host
 /// has an nsys that reads it) and pages of ncu (`ncu --import R --csv --page raw`), each as it is or packed with zstd. They become a run of
-/// the kind `imported`, which waits for no device. Everything that a run of this service can be asked can be asked of it.
+/// the kind `imported`, which waits for no device. Everything that a run of this service can be asked can be asked of it. With
+/// `Idempotency-Key`, repeating the same files and words gives the same run.
 #[utoipa::path(post, path = "/captures", tag = "runs", operation_id = "submit_capture",
-    params(("name" = Option<String>, Query, description = "What the file is called, where it is the body", max_length = 200),
+    params(("Idempotency-Key" = Option<String>, Header, description = "1 to 255 visible ASCII characters: names this submission", pattern = "^[!-~]{1,255}$"),
+        ("name" = Option<String>, Query, description = "What the file is called, where it is the body", max_length = 200),
         ("model" = Option<String>, Query, description = "What the run is called; the name of its first file when absent", min_length = 1, max_length = 200),
         ("label" = Option<Vec<String>>, Query, description = "Free words to find the run by", max_items = 16),
         ("stage" = Option<Vec<String>>, Query, description = "Which ranges are a stage: `NAME=RANGE` or `NAME=RANGE@DOMAIN`", max_items = 32),
@@ -134,8 +151,10 @@ pub async fn submit(
     headers: HeaderMap,
     body: Body,
 ) -> Result<impl IntoResponse, ApiError> {
-    let mut said = Said::default();
+    let key = idempotency_key(&headers)?;
+    let (mut said, mut sent) = (Said::default(), Sent::default());
     for (name, text) in query {
+        sent.add(&[&name, &text]);
         said.take(&name, text).map_err(|message| ApiError::new(ErrorCode::InvalidParameter, message))?;
     }
     said.check()?; // before the files, which may be many bytes
@@ -147,16 +166,21 @@ pub async fn submit(
     let folder = Folder::make(&intake.folder).map_err(|error| ApiError::internal(&error))?;
     let parts = receive(&folder.0, intake.limits, &headers, body).await?;
     for (name, text) in parts.fields {
+        sent.add(&[&name, &text]);
         said.take(&name, text).map_err(|message| ApiError::new(ErrorCode::InvalidRequest, message))?;
     }
     said.check()?;
+    for file in &parts.files {
+        sent.add(&[&"file", &file.name, &file.sha256]);
+    }
+    let idempotency = key.map(|key| Idempotency { key, body_sha256: sent.0.finalize().into() });
     let import = inspect(intake, &folder.0, parts.files, &said).await?;
     let spec = said.spec(import);
     let owner = app.access.owner(&caller);
     // A client that leaves now has sent all of it: what was begun comes to its end.
     let queued = tokio::spawn({
         let app = app.clone();
-        async move { queue(&app, folder, spec, owner).await }
+        async move { queue(&app, folder, spec, owner, idempotency).await }
     });
     let submitted = queued.await.map_err(|error| ApiError::internal(&error))??;
     let run = refused(submitted, &caller.name.unwrap_or_default())?;
@@ -196,7 +220,7 @@ async fn inspect(intake: &Intake, dir: &Path, files: Vec<Arrived>, said: &Said) 
         return Err(invalid(format!("{} files: an import has at most {MAX_FILES}", files.len())));
     }
     let (mut found, mut others, mut pages) = (Vec::new(), 0, 0);
-    for Arrived { name, path } in files {
+    for Arrived { name, path, .. } in files {
         let name = [name, plain_name(&said.name)].into_iter().find(|name| !name.is_empty()).unwrap_or_else(|| "capture".into());
         let (at, limits) = (path.clone(), intake.limits);
         let settled = tokio::task::spawn_blocking(move || intake::settle(&at, others, limits)).await;
@@ -233,7 +257,13 @@ fn move_to(from: &Path, to: &Path) -> io::Result<()> {
 }
 
 /// Makes the folder of an upload the folder of a run, and queues that. Of what is not queued nothing stays.
-async fn queue(app: &App, mut folder: Folder, spec: RunSpec, owner: Option<crate::store::Owner>) -> Result<Submitted, ApiError> {
+async fn queue(
+    app: &App,
+    mut folder: Folder,
+    spec: RunSpec,
+    owner: Option<Owner>,
+    idempotency: Option<Idempotency>,
+) -> Result<Submitted, ApiError> {
     let id = RunId::now();
     let keep = |folder: &mut Folder| {
         fs::write(folder.0.join(layout::IMPORT), serde_json::to_vec_pretty(&spec.import)?)?;
@@ -243,7 +273,7 @@ async fn queue(app: &App, mut folder: Folder, spec: RunSpec, owner: Option<crate
         fs::File::open(&app.runs)?.sync_all()
     };
     keep(&mut folder).map_err(|error| ApiError::internal(&error))?;
-    let submitted = app.store.submit(NewRun { id: Some(id), spec, idempotency: None, owner }).await?;
+    let submitted = app.store.submit(NewRun { id: Some(id), spec, idempotency, owner }).await?;
     if let Submitted::New(_) = submitted {
         folder.0 = PathBuf::new();
     }

@@ -14,6 +14,7 @@ use std::{
 };
 
 use axum::body::{Body, BodyDataStream, Bytes};
+use sha2::{Digest, Sha256};
 use tokio::{fs::File, io::AsyncWriteExt, time::Instant};
 use tokio_stream::{Stream, StreamExt};
 
@@ -41,6 +42,7 @@ pub struct Arrived {
     /// As its sender called it, without folders; empty where it bears no name.
     pub name: String,
     pub path: PathBuf,
+    pub sha256: [u8; 32],
 }
 
 /// What a body held.
@@ -85,12 +87,14 @@ impl Upload {
     pub async fn file(mut self, body: Body) -> Result<Parts, ApiError> {
         let (path, mut file) = self.create(0).await?;
         let mut stream = body.into_data_stream();
+        let mut hash = Sha256::new();
         while let Some(bytes) = self.before_its_time(stream.next()).await? {
             let bytes = bytes.map_err(|_| unfit("the body broke off"))?;
+            hash.update(&bytes);
             self.write(&mut file, &bytes).await?;
         }
         file.flush().await.map_err(|error| ApiError::internal(&error))?;
-        Ok(Parts { files: vec![Arrived { name: String::new(), path }], fields: vec![] })
+        Ok(Parts { files: vec![Arrived { name: String::new(), path, sha256: hash.finalize().into() }], fields: vec![] })
     }
 
     /// Takes a form: parts called `file` are files, the others texts.
@@ -106,12 +110,14 @@ impl Upload {
             let name = part.name().unwrap_or_default().to_owned();
             if name == "file" {
                 let (path, mut file) = self.create(parts.files.len()).await?;
-                parts.files.push(Arrived { name: plain_name(part.file_name().unwrap_or_default()), path });
+                let (name, mut hash) = (plain_name(part.file_name().unwrap_or_default()), Sha256::new());
                 while let Some(bytes) = self.before_its_time(part.chunk()).await?.map_err(broken)? {
                     unread.store(0, Ordering::Relaxed);
+                    hash.update(&bytes);
                     self.write(&mut file, &bytes).await?;
                 }
                 file.flush().await.map_err(|error| ApiError::internal(&error))?;
+                parts.files.push(Arrived { name, path, sha256: hash.finalize().into() });
             } else {
                 let mut text = Vec::new();
                 while let Some(bytes) = self.before_its_time(part.chunk()).await?.map_err(broken)? {

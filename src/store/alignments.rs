@@ -5,7 +5,8 @@
 use sqlx::{Connection, QueryBuilder, SqliteConnection, sqlite::SqliteRow};
 
 use super::{
-    Delete, Owner, Store, StoreError, claim::MAX_ATTEMPTS, column, during, id_of, json, now_ms, rfc3339, submit::over, word,
+    Delete, Idempotency, Owner, Store, StoreError, claim::MAX_ATTEMPTS, column, during, id_of, json, now_ms, rfc3339,
+    submit::over, word,
 };
 use crate::run::{
     AlignmentId, ArtifactRecord, RunId, Step,
@@ -35,6 +36,10 @@ pub struct StoredAlignment {
 #[derive(Debug, Clone)]
 pub enum SubmittedAlignment {
     New(Box<StoredAlignment>),
+    /// The key came before, with the same body.
+    Same(Box<StoredAlignment>),
+    /// The key came before, with another body.
+    KeyReused,
     /// So many alignments of the owner wait already.
     TooManyQueued(u64),
     /// So many bytes are taken by the owner already.
@@ -59,10 +64,29 @@ pub struct AlignmentOutcome {
 
 impl Store {
     /// Queues an alignment. When this returns, it is on disk.
-    pub async fn submit_alignment(&self, spec: AlignmentSpec, owner: Option<Owner>) -> Result<SubmittedAlignment, StoreError> {
+    pub async fn submit_alignment(
+        &self,
+        spec: AlignmentSpec,
+        owner: Option<Owner>,
+        idempotency: Option<Idempotency>,
+    ) -> Result<SubmittedAlignment, StoreError> {
         let (id, now) = (AlignmentId::now(), now_ms());
         let mut writer = self.writer.lock().await;
         let mut tx = writer.begin_with("begin immediate").await.map_err(during("begin a submission"))?;
+        if let Some(Idempotency { key, body_sha256 }) = &idempotency {
+            let known = "select * from alignments where coalesce(owner, '') = ? and idempotency_key = ?";
+            let owner = owner.as_ref().map_or("", |owner| owner.name.as_str());
+            let row = sqlx::query(known).bind(owner).bind(key).fetch_optional(&mut *tx).await;
+            if let Some(row) = row.map_err(during("look an idempotency key up"))? {
+                let sha: Vec<u8> = column(&row, "body_sha256")?;
+                let same = sha == body_sha256;
+                return Ok(if same {
+                    SubmittedAlignment::Same(Box::new(from_row(&row)?))
+                } else {
+                    SubmittedAlignment::KeyReused
+                });
+            }
+        }
         if let Some(Owner { name, quota }) = &owner {
             let waiting = "select count(*) from alignments where owner = ? and state in ('queued', 'running')";
             if let Some(waiting) = over(&mut tx, name, quota.queued_runs, waiting).await? {
@@ -85,13 +109,18 @@ impl Store {
             checks: Vec::new(),
             message: None,
         };
-        sqlx::query("insert into alignments (id, owner, mock, e2e, spec, state, queued_at) values (?, ?, ?, ?, ?, 'queued', ?)")
+        let (name, sha) = idempotency.map(|it| (it.key, it.body_sha256.to_vec())).unzip();
+        let insert = "insert into alignments (id, owner, mock, e2e, spec, state, queued_at, idempotency_key, body_sha256)
+             values (?, ?, ?, ?, ?, 'queued', ?, ?, ?)";
+        sqlx::query(insert)
             .bind(key(&id))
             .bind(&stored.owner)
             .bind(super::key(&stored.spec.mock))
             .bind(super::key(&stored.spec.e2e))
             .bind(serde_json::to_string(&stored.spec).map_err(|_| corrupt(id, "a spec"))?)
             .bind(now)
+            .bind(name)
+            .bind(sha)
             .execute(&mut *tx)
             .await
             .map_err(during("insert an alignment"))?;

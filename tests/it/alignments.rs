@@ -179,3 +179,21 @@ async fn the_alignments_that_the_contract_shows_are_accepted() {
         assert_eq!(answer.status, 202, "{name}: {}", answer.text());
     }
 }
+
+#[tokio::test]
+async fn a_key_names_one_alignment() {
+    let api = Api::new().await;
+    let [mock, e2e] = pair(&api).await;
+    let submit = async |key: &str, stage: &str| {
+        let headers = [("content-type", "application/json"), ("idempotency-key", key)];
+        let body = json!({ "mock": mock, "e2e": e2e, "range": "decoder.self_attn", "stage": stage });
+        api.ask(Method::POST, "/alignments", &headers, body.to_string()).await
+    };
+    let first = submit("a", "decode").await.json();
+    let again = submit("a", "decode").await;
+    assert_eq!((again.status.as_u16(), again.json()), (202, first.clone()));
+    assert_eq!(submit("a", "prefill").await.error(), (409, "idempotency_key_reused".to_owned()));
+    assert_ne!(submit("b", "decode").await.json()["alignment_id"], first["alignment_id"]);
+    assert_eq!(submit("a b", "decode").await.error(), (400, "invalid_parameter".to_owned()));
+    assert_eq!(api.get("/alignments").await.json()["alignments"].as_array().unwrap().len(), 2);
+}

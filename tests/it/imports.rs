@@ -341,3 +341,32 @@ async fn a_report_is_exported_where_an_nsys_reads_it() {
     let paths: Vec<_> = listed["artifacts"].as_array().unwrap().iter().map(|it| it["path"].as_str().unwrap()).collect();
     assert!(["nsys/run.nsys-rep", "nsys/run.sqlite", "report.html"].iter().all(|it| paths.contains(it)), "{paths:?}");
 }
+
+#[tokio::test]
+async fn a_key_names_one_import_however_its_form_is_cut() {
+    let api = Api::new().await;
+    let file = timeline(MOCK);
+    let texts = [("model", "mock"), ("label", "night")];
+    let send = async |key: &str, query: &str, kind: (&str, &str), body: Vec<u8>| {
+        api.ask(Method::POST, &format!("/captures{query}"), &[kind, ("idempotency-key", key)], body).await
+    };
+    let first = id(&send("a", "", FORM, form(&[("mock.sqlite.zst", &file)], &texts)).await);
+    // Another client of the same caller draws another boundary.
+    let other = String::from_utf8_lossy(&form(&[], &texts)).replace("--b", "--another");
+    let mut cut = other.strip_suffix("--another--\r\n").unwrap().as_bytes().to_vec();
+    cut.extend(b"--another\r\ncontent-disposition: form-data; name=\"file\"; filename=\"mock.sqlite.zst\"\r\n\r\n");
+    cut.extend_from_slice(&file);
+    cut.extend(b"\r\n--another--\r\n");
+    let boundary = ("content-type", "multipart/form-data; boundary=another");
+    assert_eq!(id(&send("a", "", boundary, cut).await), first);
+
+    let reused = (409, "idempotency_key_reused".to_owned());
+    assert_eq!(send("a", "", FORM, form(&[("mock.sqlite.zst", &file)], &texts[..1])).await.error(), reused, "other words");
+    assert_eq!(send("a", "", FORM, form(&[("mock.sqlite.zst", &timeline(E2E))], &texts)).await.error(), reused, "another file");
+    assert_eq!(send("a b", "", FORM, form(&[("a", &file)], &[])).await.error(), (400, "invalid_parameter".to_owned()));
+    let alone = id(&send("b", "?name=mock.sqlite.zst", PACKED, file.clone()).await);
+    assert_eq!(id(&send("b", "?name=mock.sqlite.zst", PACKED, file).await), alone);
+    assert_eq!(api.get("/runs").await.json()["runs"].as_array().unwrap().len(), 2);
+    assert_eq!(fs::read_dir(api.data().join("runs")).unwrap().count(), 2, "nothing of what came again is left");
+    assert_eq!(fs::read_dir(api.data().join("incoming")).unwrap().count(), 0);
+}

@@ -39,8 +39,13 @@ async fn a_form_aligns_two_runs_and_leads_to_a_page_that_follows_it() {
     let form = page(&api.get(&format!("/ui/alignments?mock={mock}")).await, 200);
     assert_eq!(form.matches(&format!("<option value=\"{mock}\" selected>")).count(), 1, "chosen as the mock alone");
     assert!(form.contains(&format!("<option value=\"{e2e}\">")) && !form.contains(&without), "a run without a timeline");
-    let body = format!("mock={mock}&e2e={e2e}&way=range&name=decoder.self_attn&stage=decode&within=measured%2C+&forwards=");
+    let (_, key) = form.split_once("name=\"key\" value=\"").unwrap();
+    let body = format!(
+        "mock={mock}&e2e={e2e}&way=range&name=decoder.self_attn&stage=decode&within=measured%2C+&forwards=&key={}",
+        &key[..36]
+    );
     let at = location(&post(&api, "/ui/alignments", &[], &body).await).to_owned();
+    assert_eq!(location(&post(&api, "/ui/alignments", &[], &body).await), at, "the same form twice is one alignment");
     let id = at.strip_prefix("/ui/alignments/").unwrap();
     let spec = api.get(&format!("/alignments/{id}")).await.json()["spec"].clone();
     assert_eq!(

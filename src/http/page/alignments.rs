@@ -9,8 +9,12 @@ use axum::{
 };
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, json};
+use uuid::Uuid;
 
-use super::{Page, PageError, home::form};
+use super::{
+    Page, PageError,
+    home::{form, form_key},
+};
 use crate::{
     artifact::layout,
     http::{
@@ -67,6 +71,8 @@ pub struct Entered {
     without: String,
     forwards: String,
     previous: String,
+    /// Of the form that it was entered into.
+    key: String,
 }
 
 #[derive(Serialize)]
@@ -80,6 +86,8 @@ struct Shown<'a> {
     ways: [(&'static str, &'static str); 3],
     entered: &'a Entered,
     problem: Option<&'a str>,
+    /// Names the next submission.
+    key: Uuid,
 }
 
 impl Entered {
@@ -100,7 +108,7 @@ impl Entered {
             within: spec.within.join(", "),
             without: spec.without.join(", "),
             forwards: spec.forwards.map(|count| count.to_string()).unwrap_or_default(),
-            previous: String::new(),
+            ..Self::default()
         }
     }
 
@@ -156,7 +164,8 @@ pub async fn list(
 pub async fn submit(State(app): State<App>, Extension(caller): Extension<Caller>, sent: Request) -> Result<Response, PageError> {
     let pairs: Map<String, Value> = form(sent).await?.into_iter().map(|(field, text)| (field, text.into())).collect();
     let entered: Entered = serde_json::from_value(pairs.into()).map_err(|error| ApiError::internal(&error))?;
-    match api::queue(&app, caller.clone(), entered.body().to_string().as_bytes()).await {
+    let body = entered.body().to_string();
+    match api::queue(&app, caller.clone(), body.as_bytes(), Some(form_key(&entered.key, &body))).await {
         Ok(queued) => Ok(Redirect::to(&format!("/ui/alignments/{}", queued.id)).into_response()),
         Err(refused) => {
             let page = show(&app, &caller, &Asked::default(), &entered, Some(refused.message())).await?;
@@ -179,6 +188,7 @@ async fn show(app: &App, caller: &Caller, asked: &Asked, entered: &Entered, prob
         ways: WAYS,
         entered,
         problem,
+        key: Uuid::now_v7(),
     };
     Page::of(Some(caller), "alignments.html", shown)
 }

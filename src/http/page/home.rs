@@ -102,9 +102,7 @@ pub async fn submit(State(app): State<App>, Extension(caller): Extension<Caller>
     let key = pairs.iter().find(|(field, _)| field == "key").map(|(_, key)| key.clone()).unwrap_or_default();
     let entered = Entered::of(pairs);
     let body = entered.body().to_string();
-    // The same form with the same fields is one submission; going back and changing a field makes another.
-    let key: String = Sha256::digest(format!("{key} {body}")).iter().map(|byte| format!("{byte:02x}")).collect();
-    match submit::queue(&app, caller.clone(), body.as_bytes(), Some(format!("form-{key}"))).await {
+    match submit::queue(&app, caller.clone(), body.as_bytes(), Some(form_key(&key, &body))).await {
         Ok(run) => Ok(Redirect::to(&format!("/ui/runs/{}", run.id)).into_response()),
         Err(refused) => {
             let status = refused.code().status();
@@ -112,6 +110,13 @@ pub async fn submit(State(app): State<App>, Extension(caller): Extension<Caller>
             Ok(page.with(status).into_response())
         }
     }
+}
+
+/// What names the submission of `body` by the form `key`: the same form with the same fields is one; going back and changing a field makes
+/// another.
+pub(super) fn form_key(key: &str, body: &str) -> String {
+    let hash: String = Sha256::digest(format!("{key} {body}")).iter().map(|byte| format!("{byte:02x}")).collect();
+    format!("form-{hash}")
 }
 
 /// The fields of a form, which must come in time.
