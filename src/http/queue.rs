@@ -71,7 +71,7 @@ fn expect(runs: &[Waiting], devices: &[Device], history: &[History], now: i64) -
                 it.worker.as_deref().is_some_and(|worker| device.has_worker(worker)) || it.devices.contains(&device.name)
             };
             let busy = running.iter().find(has);
-            let end = |it: &&&Waiting| it.started_ms.zip(takes(it)).map(|(start, takes)| (start + takes).max(now));
+            let end = |it: &&&Waiting| it.started_ms.zip(takes(it)).map(|(start, takes)| (start.min(now) + takes).max(now));
             (device, busy.map_or(Ok(now), |it| end(&it).ok_or(it.run.spec.model.as_str())))
         })
         .collect();

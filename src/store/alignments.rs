@@ -161,7 +161,7 @@ impl Store {
     pub async fn claim_alignment(&self) -> Result<Option<StoredAlignment>, StoreError> {
         let mut writer = self.writer.lock().await;
         let row = sqlx::query(
-            "update alignments set state = 'running', attempts = attempts + 1, started_at = ?
+            "update alignments set state = 'running', attempts = attempts + 1, started_at = max(?, queued_at)
              where id = (select id from alignments where state = 'queued' order by id limit 1) returning *",
         )
         .bind(now_ms())
@@ -181,7 +181,7 @@ impl Store {
         let mut writer = self.writer.lock().await;
         let mut tx = writer.begin_with("begin immediate").await.map_err(during("finish an alignment"))?;
         let changed = sqlx::query(
-            "update alignments set state = ?, verdict = ?, checks = ?, message = ?, ended_at = ? where id = ? and state = 'running'",
+            "update alignments set state = ?, verdict = ?, checks = ?, message = ?, ended_at = max(?, started_at) where id = ? and state = 'running'",
         )
         .bind(state.as_str())
         .bind(verdict)
@@ -205,7 +205,7 @@ impl Store {
         let mut writer = self.writer.lock().await;
         let ids: Vec<Vec<u8>> = sqlx::query_scalar(
             "update alignments set state = case when attempts < ?1 then 'queued' else 'failed' end,
-                    ended_at = case when attempts >= ?1 then ?2 end,
+                    ended_at = case when attempts >= ?1 then max(?2, coalesce(started_at, queued_at)) end,
                     message = case when attempts >= ?1 then 'given up: the service ended during each of ' || attempts || ' attempts' end
              where state = 'running' returning id",
         )

@@ -4,14 +4,13 @@
 
 use std::{
     collections::BTreeMap,
-    sync::LazyLock,
     time::{Duration, Instant},
 };
 
 use serde::{Deserialize, Serialize};
 use sqlx::{Connection, SqliteConnection};
 
-use super::{Store, StoreError, during, id_of, json, key, now_ms, word};
+use super::{Store, StoreError, during, id_of, json, key, millis, now_ms, steady_ms, word};
 use crate::run::{ArtifactRecord, Finding, RunId, RunSpec, RunState, Scheduled, Step, StepRecord, import::NO_DEVICE};
 
 /// Times a run is started before it is given up.
@@ -24,6 +23,8 @@ pub struct Claimed {
     pub spec: RunSpec,
     pub attempt: u32,
     pub worker: String,
+    /// When it was claimed, by a clock that nobody sets.
+    began: Instant,
 }
 
 /// What a renewal found.
@@ -108,7 +109,7 @@ impl Store {
         let mut tx = writer.begin_with("begin immediate").await.map_err(during("claim a run"))?;
         let row: Option<(Vec<u8>, String, u32)> = sqlx::query_as(
             "update runs set state = 'running', worker = ?1, lease_until = ?2, attempts = attempts + 1,
-                    started_at = ?3, ended_at = null, message = null, failed_step = null, scheduled = null, findings = '[]',
+                    started_at = max(?3, queued_at), ended_at = null, message = null, failed_step = null, scheduled = null, findings = '[]',
                     devices = ?8
              where id = (select id from runs as next indexed by runs_waiting
                          where state = 'queued' and (id = ?7 or ?7 is null and ((?6 and device = 'auto') or device in (select value from json_each(?4))))
@@ -136,7 +137,7 @@ impl Store {
             .await
             .map_err(during("clear steps"))?;
         tx.commit().await.map_err(during("claim a run"))?;
-        Ok(Some(Claimed { id, spec: json(id, "a spec", &spec)?, attempt, worker: worker.to_owned() }))
+        Ok(Some(Claimed { id, spec: json(id, "a spec", &spec)?, attempt, worker: worker.to_owned(), began: Instant::now() }))
     }
 
     /// Extends the lease of a run that is ours, and says whether somebody wants it to stop.
@@ -228,13 +229,13 @@ impl Store {
         let state: Option<String> = sqlx::query_scalar(
             "update runs set worker = null, lease_until = null,
                     state = case when cancel_requested then 'cancelled' when attempts < ?1 then 'queued' else 'failed' end,
-                    ended_at = case when cancel_requested or attempts >= ?1 then ?2 end,
+                    ended_at = case when cancel_requested or attempts >= ?1 then started_at + ?2 end,
                     message = case when cancel_requested then 'cancelled'
                                    when attempts >= ?1 then 'given up after ' || attempts || ' attempts: ' || ?3 end
              where id = ?4 and state = 'running' and worker = ?5 and attempts = ?6 returning state",
         )
         .bind(MAX_ATTEMPTS)
-        .bind(now_ms())
+        .bind(millis(run.began.elapsed()))
         .bind(why)
         .bind(key(&run.id))
         .bind(&run.worker)
@@ -255,7 +256,7 @@ impl Store {
              where state = 'running' and device <> 'none' and (? or lease_until < ?) returning id",
         )
         .bind(all)
-        .bind(now_ms())
+        .bind(steady_ms())
         .fetch_all(&mut *writer)
         .await
         .map_err(during("give runs back"))?;
@@ -269,11 +270,11 @@ impl Store {
         let mut writer = self.writer.lock().await;
         let mut tx = writer.begin_with("begin immediate").await.map_err(during("finish a run"))?;
         let changed = sqlx::query(
-            "update runs set state = ?, ended_at = ?, failed_step = ?, message = ?, findings = ?, worker = null, lease_until = null
+            "update runs set state = ?, ended_at = started_at + ?, failed_step = ?, message = ?, findings = ?, worker = null, lease_until = null
              where id = ? and state = 'running' and worker = ? and attempts = ?",
         )
         .bind(outcome.state.as_str())
-        .bind(now_ms())
+        .bind(millis(run.began.elapsed()))
         .bind(outcome.failed_step.map(Step::as_str))
         .bind(&outcome.message)
         .bind(findings)
@@ -313,7 +314,7 @@ impl Store {
     pub async fn abandoned(&self, all: bool) -> Result<Vec<RunId>, StoreError> {
         let ids: Vec<Vec<u8>> = sqlx::query_scalar("select id from runs where state = 'running' and (? or lease_until < ?)")
             .bind(all)
-            .bind(lease_now())
+            .bind(steady_ms())
             .fetch_all(&self.readers)
             .await
             .map_err(during("look for abandoned runs"))?;
@@ -326,7 +327,7 @@ impl Store {
         let ids: Vec<Vec<u8>> = sqlx::query_scalar(
             "update runs set worker = null, lease_until = null,
                     state = case when cancel_requested then 'cancelled' when attempts < ?1 then 'queued' else 'failed' end,
-                    ended_at = case when cancel_requested or attempts >= ?1 then ?2 end,
+                    ended_at = case when cancel_requested or attempts >= ?1 then max(?2, coalesce(started_at, queued_at)) end,
                     message = case when cancel_requested then 'cancelled'
                                    when attempts >= ?1 then 'given up: the service ended during each of ' || attempts || ' attempts' end
              where state = 'running' and (?3 or lease_until < ?4) returning id",
@@ -334,7 +335,7 @@ impl Store {
         .bind(MAX_ATTEMPTS)
         .bind(now_ms())
         .bind(all)
-        .bind(lease_now())
+        .bind(steady_ms())
         .fetch_all(&mut *writer)
         .await
         .map_err(during("recover runs"))?;
@@ -367,13 +368,6 @@ pub(super) async fn replace_artifacts(
     Ok(())
 }
 
-/// The clock of leases, in milliseconds: that of the wall when the process began, from there on one that nobody sets. All leases are of
-/// one service, for a new one takes up every run that is marked as running.
-fn lease_now() -> i64 {
-    static BEGAN: LazyLock<(i64, Instant)> = LazyLock::new(|| (now_ms(), Instant::now()));
-    BEGAN.0 + i64::try_from(BEGAN.1.elapsed().as_millis()).unwrap_or(i64::MAX / 2)
-}
-
 fn until(lease: Duration) -> i64 {
-    lease_now() + i64::try_from(lease.as_millis()).unwrap_or(i64::MAX / 2)
+    steady_ms() + millis(lease)
 }

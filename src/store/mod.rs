@@ -16,7 +16,12 @@ mod tests;
 mod tokens;
 mod upkeep;
 
-use std::{path::Path, str::FromStr, sync::Arc, time::Duration};
+use std::{
+    path::Path,
+    str::FromStr,
+    sync::{Arc, LazyLock},
+    time::{Duration, Instant},
+};
 
 pub use alignments::{AlignmentFilter, AlignmentOutcome, StoredAlignment, SubmittedAlignment};
 pub use claim::{Claimed, Outcome, Renewal};
@@ -169,7 +174,7 @@ impl Store {
         };
         let change = match answer {
             Cancel::Cancelled => {
-                "update runs set state = 'cancelled', cancel_requested = 1, ended_at = ?2, message = 'cancelled while queued' where id = ?1"
+                "update runs set state = 'cancelled', cancel_requested = 1, ended_at = max(?2, queued_at), message = 'cancelled while queued' where id = ?1"
             }
             Cancel::Requested => "update runs set cancel_requested = 1 where id = ?1 and ?2 > 0",
             _ => return Ok(answer),
@@ -228,6 +233,18 @@ fn column<'r, T: sqlx::Decode<'r, sqlx::Sqlite> + sqlx::Type<sqlx::Sqlite>>(
 
 fn now_ms() -> i64 {
     jiff::Timestamp::now().as_millisecond()
+}
+
+/// A clock that nobody sets, in milliseconds: that of the wall when the process began, and the time that passed since.
+///
+/// Leases go by it: all of them are of one service, for a new one takes up every run that is marked as running.
+fn steady_ms() -> i64 {
+    static BEGAN: LazyLock<(i64, Instant)> = LazyLock::new(|| (now_ms(), Instant::now()));
+    BEGAN.0 + millis(BEGAN.1.elapsed())
+}
+
+fn millis(time: Duration) -> i64 {
+    i64::try_from(time.as_millis()).unwrap_or(i64::MAX / 2)
 }
 
 /// Milliseconds since 1970 as RFC 3339, UTC.

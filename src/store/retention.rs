@@ -4,7 +4,7 @@
 
 use std::collections::HashMap;
 
-use super::{Store, StoreError, column, during, id_of, key, now_ms};
+use super::{Store, StoreError, column, during, id_of, key, now_ms, steady_ms};
 use crate::{config::Retention, run::RunId};
 
 const DAY_MS: i64 = 86_400_000;
@@ -50,8 +50,10 @@ pub struct Plan {
 
 impl Store {
     /// What is due now and later, under these settings.
+    ///
+    /// A clock that was set ahead while the service runs ages no run: what it would remove cannot be had back.
     pub async fn plan(&self, settings: &Retention) -> Result<Plan, StoreError> {
-        Ok(plan(self.kept().await?, settings, now_ms()))
+        Ok(plan(self.kept().await?, settings, now_ms().min(steady_ms())))
     }
 
     async fn kept(&self) -> Result<Vec<KeptRun>, StoreError> {

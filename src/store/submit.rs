@@ -174,11 +174,15 @@ async fn earlier(tx: &mut SqliteConnection, new: &NewRun) -> Result<Option<Submi
 }
 
 /// Inserts a run, whose place in the queue is told by whoever knows all that come with it.
+///
+/// It ranks as submitted no earlier than any that waits: a clock that was set back lets nobody overtake.
 async fn insert(tx: &mut SqliteConnection, new: &NewRun) -> Result<Run, StoreError> {
     let (id, spec, now) = (new.id.unwrap_or_else(RunId::now), &new.spec, now_ms());
     sqlx::query(
         "insert into runs (id, model, device, priority, gpus, spec, state, queued_at, owner, rank)
-         values (?1, ?2, ?3, ?4, ?5, ?6, 'queued', ?7, ?8, ?7 - ?4 * 600000)",
+         values (?1, ?2, ?3, ?4, ?5, ?6, 'queued', ?7, ?8,
+                 max(?7, coalesce((select max(rank + priority * 600000) from runs indexed by runs_latest where state = 'queued'), ?7))
+                 - ?4 * 600000)",
     )
     .bind(key(&id))
     .bind(&spec.model)

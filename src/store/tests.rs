@@ -264,6 +264,19 @@ async fn a_run_that_waits_for_ten_minutes_is_worth_a_point_of_priority() {
 }
 
 #[tokio::test]
+async fn a_clock_that_was_set_back_lets_nobody_overtake_those_that_wait_and_points_count() {
+    let (_dir, store) = store().await;
+    let first = submit(&store, 0).await;
+    sqlx::query("update runs set rank = rank + 2 * 86400000").execute(&mut *store.writer.lock().await).await.unwrap();
+    let (second, urgent) = (submit(&store, 0).await, submit(&store, 1).await);
+    let mut order = Vec::new();
+    while let Some(run) = store.claim("w", &["cpu"], LEASE).await.unwrap() {
+        order.push(run.id);
+    }
+    assert_eq!(order, [urgent.id, first.id, second.id]);
+}
+
+#[tokio::test]
 async fn an_owner_with_enough_running_runs_waits_and_others_do_not() {
     let (_dir, store) = store().await;
     let store = store.with_running_per_owner(1);

@@ -122,9 +122,10 @@ impl Store {
             return Ok(None);
         }
         let fresh = now - i64::try_from(USED.as_millis()).unwrap_or(i64::MAX);
-        if used.is_none_or(|used| used < fresh) {
+        // A use that lies ahead was noted by a clock that was set back since.
+        if used.is_none_or(|used| used < fresh || used > now) {
             let mut writer = self.writer.lock().await;
-            sqlx::query("update tokens set last_used_at = ?1 where id = ?2 and (last_used_at is null or last_used_at < ?3)")
+            sqlx::query("update tokens set last_used_at = ?1 where id = ?2 and (last_used_at is null or last_used_at < ?3 or last_used_at > ?1)")
                 .bind(now)
                 .bind(token.id)
                 .bind(fresh)

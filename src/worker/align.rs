@@ -8,7 +8,7 @@ use tokio_util::sync::CancellationToken;
 
 use super::{
     Context, pair,
-    steps::{Ended, now},
+    steps::{Clock, Ended, now},
 };
 use crate::{
     analyze::align::{Alignment, settings::Question},
@@ -123,11 +123,13 @@ fn analyze(cx: &Context, claimed: &StoredAlignment) -> Result<Alignment, String>
 
 /// Does one step, and tells in the journal how it went.
 fn step<T>(journal: &Journal, step: Step, work: impl FnOnce() -> Result<T, String>) -> Result<T, String> {
-    let begun = StepRecord { step, state: StepState::Running, started_at: now(), ended_at: None, exit_code: None, message: None };
+    let clock = Clock::start();
+    let begun =
+        StepRecord { step, state: StepState::Running, started_at: clock.now(), ended_at: None, exit_code: None, message: None };
     journal.write(&JournalEvent::Step { step: begun.clone() });
     let done = work();
     let Ended { state, message, .. } = done.as_ref().map_or_else(Ended::failed, |_| Ended::well());
-    journal.write(&JournalEvent::Step { step: StepRecord { state, message, ended_at: Some(now()), ..begun } });
+    journal.write(&JournalEvent::Step { step: StepRecord { state, message, ended_at: Some(clock.now()), ..begun } });
     done
 }
 

@@ -2,8 +2,9 @@
 //!
 //! Knows no database: a run's steps are the same whether it is carried out in this process or on another machine.
 
-use std::{io, path::Path};
+use std::{io, path::Path, time::Instant};
 
+use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
 
 use crate::{
@@ -40,17 +41,36 @@ impl Ended {
     }
 }
 
+/// The time of day as it was, and what passed since by a clock that nobody sets: what it tells lies as far apart as it was.
+#[derive(Debug)]
+pub struct Clock {
+    at: Timestamp,
+    began: Instant,
+}
+
+impl Clock {
+    pub fn start() -> Self {
+        Self { at: Timestamp::now(), began: Instant::now() }
+    }
+
+    /// Now, as RFC 3339 in UTC.
+    pub fn now(&self) -> String {
+        format!("{:.3}", self.at.checked_add(self.began.elapsed()).unwrap_or(self.at))
+    }
+}
+
 /// The steps of one run so far.
 #[derive(Debug)]
 pub struct Steps {
     journal: Journal,
     records: Vec<StepRecord>,
+    clock: Clock,
 }
 
 impl Steps {
     /// Goes on after `records`: none where the run begins.
     pub fn new(journal: Journal, records: Vec<StepRecord>) -> Self {
-        Self { journal, records }
+        Self { journal, records, clock: Clock::start() }
     }
 
     pub fn records(&self) -> &[StepRecord] {
@@ -65,8 +85,14 @@ impl Steps {
     /// Marks a step as begun.
     pub fn begin(&mut self, step: Step) {
         tracing::info!(%step, "step begins");
-        let record =
-            StepRecord { step, state: StepState::Running, started_at: now(), ended_at: None, exit_code: None, message: None };
+        let record = StepRecord {
+            step,
+            state: StepState::Running,
+            started_at: self.clock.now(),
+            ended_at: None,
+            exit_code: None,
+            message: None,
+        };
         self.journal.write(&JournalEvent::Step { step: record.clone() });
         self.records.push(record);
     }
@@ -76,7 +102,7 @@ impl Steps {
         let Some(record) = self.records.last_mut() else { return };
         tracing::info!(step = %record.step, state = %ended.state, message = ended.message, "step ends");
         record.state = ended.state;
-        record.ended_at = Some(now());
+        record.ended_at = Some(self.clock.now());
         record.exit_code = ended.exit_code;
         record.message.clone_from(&ended.message);
         self.journal.write(&JournalEvent::Step { step: record.clone() });
@@ -121,7 +147,7 @@ impl Told {
 
 /// Now, as RFC 3339 in UTC.
 pub fn now() -> String {
-    format!("{:.3}", jiff::Timestamp::now())
+    format!("{:.3}", Timestamp::now())
 }
 
 #[cfg(test)]

@@ -10,6 +10,7 @@ mod architecture;
 mod artifacts;
 mod browser;
 mod captures;
+mod clock;
 mod cluster;
 mod commands;
 mod cost;
