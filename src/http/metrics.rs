@@ -131,7 +131,9 @@ fn tell_gpus(registry: &mut Registry, gpus: &[GpuReading]) {
     let told: [(&str, &str, Unit, Told); 7] = [
         ("gpu_power", "Power that the GPU draws", Unit::Other("watts".into()), |it| it.power_w),
         ("gpu_temperature", "Temperature of the GPU", Unit::Celsius, |it| it.temperature_c.map(f64::from)),
-        ("gpu_busy", "Share of time in which a kernel ran", Unit::Other("ratio".into()), |it| it.gpu_pct.map(|pct| f64::from(pct) / 100.0)),
+        ("gpu_busy", "Share of time in which a kernel ran", Unit::Other("ratio".into()), |it| {
+            it.gpu_pct.map(|pct| f64::from(pct) / 100.0)
+        }),
         ("gpu_memory_used", "Memory of the GPU that is taken", Unit::Bytes, |it| it.memory_used_bytes.map(|it| it as f64)),
         ("gpu_sm_clock", "Clock of the multiprocessors", Unit::Other("hertz".into()), |it| {
             it.sm_mhz.map(|mhz| f64::from(mhz) * 1e6)
