@@ -68,7 +68,7 @@ impl Store {
         for (model, mode) in asked {
             let mut took: Vec<i64> = sqlx::query_scalar(
                 "select ended_at - started_at from runs indexed by runs_done
-                 where model = ? and device <> 'none' and state in ('succeeded', 'partial') and json_extract(spec, '$.mode') = ?
+                 where model = ? and device <> 'none' and state in ('succeeded', 'partial') and mode = ?
                  order by id desc limit ?",
             )
             .bind(model)
@@ -102,7 +102,7 @@ impl Store {
             .fetch_all(&self.readers)
             .await
             .map_err(during("measure steps"))?;
-        let artifact_bytes = sqlx::query_scalar("select coalesce(sum(coalesce(stored_bytes, bytes)), 0) from artifacts")
+        let artifact_bytes = sqlx::query_scalar("select coalesce(sum(bytes), 0) from sizes")
             .fetch_one(&self.readers)
             .await
             .map_err(during("measure artifacts"))?;

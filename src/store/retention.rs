@@ -58,11 +58,11 @@ impl Store {
 
     async fn kept(&self) -> Result<Vec<KeptRun>, StoreError> {
         let rows = sqlx::query(
-            "select id, model, json_extract(spec, '$.mode') as mode, coalesce(ended_at, queued_at) as ended, pinned,
+            "select id, model, mode, coalesce(ended_at, queued_at) as ended, pinned,
                     packed_at is not null as packed, state in ('succeeded', 'partial') as well,
                     exists (select 1 from labels where run_id = id) as labelled,
-                    (select coalesce(sum(coalesce(stored_bytes, bytes)), 0) from artifacts where run_id = id) as bytes
-             from runs where state not in ('queued', 'running')",
+                    coalesce((select bytes from sizes where run_id = id), 0) as bytes
+             from runs indexed by runs_ended where state not in ('queued', 'running')",
         )
         .fetch_all(&self.readers)
         .await
@@ -72,7 +72,7 @@ impl Store {
                 Ok(KeptRun {
                     id: id_of(column(row, "id")?)?,
                     model: column(row, "model")?,
-                    mode: column::<Option<String>>(row, "mode")?.unwrap_or_default(),
+                    mode: column(row, "mode")?,
                     ended_ms: column(row, "ended")?,
                     bytes: column::<i64>(row, "bytes")?.unsigned_abs(),
                     packed: column(row, "packed")?,

@@ -126,7 +126,7 @@ async fn commit(writer: &mut SqliteConnection, news: &[NewRun]) -> Result<Vec<Su
 
 /// Bytes of everything that is an owner's, imports that wait included.
 pub(super) const BYTES: &str = "select coalesce(sum(bytes), 0) from (
-    select coalesce(stored_bytes, artifacts.bytes) as bytes from runs join artifacts on run_id = id where owner = ?1
+    select bytes from runs join sizes on run_id = id where owner = ?1
     union all select bytes from alignments join alignment_artifacts on alignment_id = id where owner = ?1
     union all select json_extract(value, '$.bytes') from runs, json_each(spec, '$.import.files')
               where owner = ?1 and device = 'none' and state in ('queued', 'running'))";
@@ -179,8 +179,8 @@ async fn earlier(tx: &mut SqliteConnection, new: &NewRun) -> Result<Option<Submi
 async fn insert(tx: &mut SqliteConnection, new: &NewRun) -> Result<Run, StoreError> {
     let (id, spec, now) = (new.id.unwrap_or_else(RunId::now), &new.spec, now_ms());
     sqlx::query(
-        "insert into runs (id, model, device, priority, gpus, spec, state, queued_at, owner, rank)
-         values (?1, ?2, ?3, ?4, ?5, ?6, 'queued', ?7, ?8,
+        "insert into runs (id, model, mode, device, priority, gpus, spec, state, queued_at, owner, rank)
+         values (?1, ?2, json_extract(?6, '$.mode'), ?3, ?4, ?5, ?6, 'queued', ?7, ?8,
                  max(?7, coalesce((select max(rank + priority * 600000) from runs indexed by runs_latest where state = 'queued'), ?7))
                  - ?4 * 600000)",
     )

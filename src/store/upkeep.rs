@@ -95,8 +95,8 @@ impl Store {
         let mut writer = self.writer.lock().await;
         let mut tx = writer.begin_with("begin immediate").await.map_err(during("insert a lost run"))?;
         sqlx::query(
-            "insert into runs (id, model, device, priority, spec, state, attempts, queued_at, ended_at, message, rank)
-             values (?1, ?2, ?3, ?4, ?5, ?6, 1, ?7, ?8, ?9, ?7 - ?4 * 600000)",
+            "insert into runs (id, model, mode, device, priority, spec, state, attempts, queued_at, ended_at, message, rank)
+             values (?1, ?2, json_extract(?5, '$.mode'), ?3, ?4, ?5, ?6, 1, ?7, ?8, ?9, ?7 - ?4 * 600000)",
         )
         .bind(key(&run.id))
         .bind(&run.spec.model)
