@@ -319,6 +319,10 @@ pub fn why_no_kernels(analysis: &Analysis, trace: &Trace) -> Option<(String, &'s
             "There is no kernel data: the run has no nsys capture.",
             "Submit with mode light or deep on a host with nsys installed (Debian package nsight-systems).",
         ),
+        Some(_) if analysis.command.is_some() => (
+            "There is no kernel data: the nsys capture of the command holds no kernels.",
+            "A command that works on the CPU has none; of one that uses a GPU, look at the nsys step's log, and whether driver and nsys fit.",
+        ),
         Some(_) => (
             "There is no kernel data: the nsys capture holds no kernels.",
             "Check that the driver and nsys are of matching versions, and look at the nsys step's log.",

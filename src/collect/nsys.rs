@@ -30,7 +30,6 @@ pub fn profile(nsys: &Path, settings: &NsysSettings, on_gpu: bool, stem: &Path, 
         argv = argv.arg(format!("--nvtx-capture={}@{STAGE_DOMAIN}", settings.capture_range));
     }
     if !settings.is_whole() {
-        // The run goes on after its recording ends: what it computes is compared with the plain pass.
         argv = argv.arg("--kill=none");
     }
     // What tells the target from its profiler is for the target alone.
@@ -38,8 +37,17 @@ pub fn profile(nsys: &Path, settings: &NsysSettings, on_gpu: bool, stem: &Path, 
     argv = argv.args(marks.iter().map(|(name, value)| format!("--env-var={name}={}", value.to_string_lossy())));
     argv = argv.args(["--wait=primary", "--stats=false", "--force-overwrite=true", "--output"]).arg(stem);
     argv = argv.arg(&target.program).args(&target.args);
+    if !settings.is_whole() {
+        argv = Argv::new("sh").args(["-c", TO_THE_END, "sh"]).arg(&argv.program).args(argv.args);
+    }
     Argv { env, pass: target.pass.clone(), cwd: target.cwd.clone(), ..argv }
 }
+
+/// A run goes on after its recording ended: what it computes is compared with the plain pass. nsys ends then, whatever it is told to wait for,
+/// and with it would end what we started; so somebody stays until nothing that is marked as the target is left.
+const TO_THE_END: &str = r#""$@"; ended=$?
+while grep -lzsx "LLMPROF_RUN_ID=$LLMPROF_RUN_ID" /proc/[0-9]*/environ | xargs -r grep -qzsx "LLMPROF_TARGET=1"; do sleep 0.1; done
+exit $ended"#;
 
 /// What nsys says, leaving nothing, when it and its own helper process missed each other. It is a race inside of nsys, most often lost with
 /// programs that end at once and on busy machines, and says nothing of the program.

@@ -83,15 +83,6 @@ impl Served<'_> {
             }),
             used = self.is_used(folder, name, &logs, began, whom, leash) => used,
         };
-        let used = match used {
-            // It was to record no longer than this, and ends when it has.
-            Err(CollectError::Ended { what: "the server", ended: Ended::Exited(0), .. })
-                if whom == Whom::Target && !self.duration.is_zero() && began.elapsed() >= self.delay + self.duration =>
-            {
-                Ok(self.too_short())
-            }
-            used => used,
-        };
         let ended = match &used {
             Ok(_) if whom == Whom::Target => {
                 end_targets(leash).await;
@@ -173,19 +164,9 @@ impl Served<'_> {
         progress(leash, true, self.repeats, self.repeats);
         let lasted = recorded_since.and_then(|since| since.elapsed().ok()).unwrap_or_default();
         if !self.duration.is_zero() && lasted > self.duration {
-            findings.extend(self.too_short());
+            findings.push(self.outside("ended before the client did"));
         }
         Ok(findings)
-    }
-
-    /// What is to be said of a recording that is over by now.
-    fn too_short(&self) -> Vec<Finding> {
-        let before = match (&self.times.ready_ns, &self.client) {
-            (None, _) => "ended before the server was ready",
-            (Some(_), Some(_)) => "ended before the client did",
-            (Some(_), None) => return Vec::new(),
-        };
-        vec![self.outside(before)]
     }
 
     /// A recording that may lack what it is about.

@@ -227,6 +227,8 @@ async fn under_the_real_nsys_a_program_with_ranges_has_its_stages() {
     assert_eq!(stages, ["prefill", "decode_all"], "{run:#}");
     let overhead = report["overhead"].as_array().unwrap();
     assert!(overhead.iter().any(|it| it["stage"] == "process" && it["overhead_pct"].is_number()), "{overhead:#?}");
+    let advice = finding(&run, "no_kernel_data").unwrap()["advice"].as_str().unwrap();
+    assert!(advice.starts_with("A command that works on the CPU has none"), "{advice}");
     for told in ["stages_only_traced", "outputs_unknown"] {
         assert!(finding(&run, told).is_some(), "{told}: {:#}", run["findings"]);
     }

@@ -68,14 +68,19 @@ fn counts<'a>(names: impl Iterator<Item = &'a str>) -> BTreeMap<&'a str, usize> 
     })
 }
 
-/// Every text of an export. Its bytes would not do: a long text lies in pieces on several pages.
+/// Every text of an export, whole: an environment holds zeros, at which a text would end. The file's bytes would not do: a long text lies in
+/// pieces on several pages.
 fn texts(export: &Path) -> String {
     let export = rusqlite::Connection::open(export).unwrap();
     let column = |sql: &str| -> Vec<String> {
         let mut rows = export.prepare(sql).unwrap();
-        rows.query_map([], |row| row.get(0)).unwrap().map(|text| text.unwrap()).collect()
+        let texts = rows.query_map([], |row| {
+            let value = row.get_ref(0)?;
+            Ok(String::from_utf8_lossy(value.as_bytes()?).into_owned())
+        });
+        texts.unwrap().map(|text| text.unwrap()).collect()
     };
-    let columns = r#"select format('select cast("%w" as text) from "%w" where "%w" is not null', c.name, t.name, c.name)
+    let columns = r#"select format('select cast("%w" as blob) from "%w" where "%w" is not null', c.name, t.name, c.name)
         from sqlite_master t, pragma_table_info(t.name) c where t.type = 'table'"#;
     column(columns).iter().flat_map(|sql| column(sql)).collect::<Vec<_>>().join("\n")
 }
@@ -116,6 +121,29 @@ async fn the_timeline_shows_the_same_ranges_and_results_as_the_runners_own_event
     let exposed = pass.findings.iter().any(|finding| finding.id == "nsys_sees_environments");
     assert_eq!(holds("CARGO_MANIFEST_DIR"), exposed, "but none that was not passed on, or it is said");
     assert_eq!(llmprof::collect::sweep(leash.run), 0, "nsys left nothing running");
+}
+
+#[tokio::test]
+async fn of_a_run_that_is_recorded_in_part_all_is_computed() {
+    let Some(found) = collector() else { return };
+    for isolate in [true, false] {
+        let collector = Collector { isolate, ..found.clone() };
+        let dir = tempfile::tempdir().unwrap();
+        let leash = Leash::new(RunId::now(), Duration::from_secs(300), CancellationToken::new());
+        let request = RunnerRequest { max_new_tokens: 64, repeats: 16, ..request() };
+        let mut nsys = settings(Mode::Light).nsys;
+        (nsys.delay_s, nsys.duration_s, nsys.repeats, nsys.max_new_tokens) = (1, 1, request.repeats, request.max_new_tokens);
+        collector.nsys(dir.path(), &request, &nsys, &leash).await.unwrap();
+        let trace = parse::read(dir.path()).unwrap();
+        let steps = counts(trace.traced.iter().filter_map(|event| match event {
+            Event::Range(range) => Some(range.name.as_str()),
+            _ => None,
+        }));
+        let recorded = trace.nsys.unwrap().ranges.iter().filter(|it| it.name == "decode_step").count();
+        assert!(0 < recorded && recorded < steps["decode_step"], "{recorded} of {steps:?}");
+        assert!(matches!(trace.traced.last(), Some(Event::End(_))), "{:?}", trace.traced.last());
+        assert_eq!(llmprof::collect::sweep(leash.run), 0, "nothing is left running");
+    }
 }
 
 #[tokio::test]
