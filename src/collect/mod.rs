@@ -136,7 +136,7 @@ impl Collector {
             ceilings: false,
             ..request.clone()
         };
-        let mut runner = self.runner_argv(&once, &folder)?.env(sweep::TARGET.0, sweep::TARGET.1);
+        let mut runner = self.runner_argv(&once, &folder)?;
         if settings.capture_range != CaptureRange::None {
             // Otherwise nsys waits for registered strings only.
             runner = runner.env("NSYS_NVTX_PROFILER_REGISTER_ONLY", "0");

@@ -36,6 +36,9 @@ pub fn profile(nsys: &Path, settings: &NsysSettings, on_gpu: bool, stem: &Path, 
     let (marks, env): (Vec<_>, Vec<_>) = target.env.iter().cloned().partition(|(name, _)| name == TARGET.0);
     argv = argv.args(marks.iter().map(|(name, value)| format!("--env-var={name}={}", value.to_string_lossy())));
     argv = argv.args(["--wait=primary", "--stats=false", "--force-overwrite=true", "--output"]).arg(stem);
+    if !settings.is_whole() {
+        argv = argv.args(["sh", "-c", FOUND_AGAIN, "sh"]);
+    }
     argv = argv.arg(&target.program).args(&target.args);
     if !settings.is_whole() {
         argv = Argv::new("sh").args(["-c", TO_THE_END, "sh"]).arg(&argv.program).args(argv.args);
@@ -43,11 +46,12 @@ pub fn profile(nsys: &Path, settings: &NsysSettings, on_gpu: bool, stem: &Path, 
     Argv { env, pass: target.pass.clone(), cwd: target.cwd.clone(), ..argv }
 }
 
-/// A run goes on after its recording ended: what it computes is compared with the plain pass. nsys ends then, whatever it is told to wait for,
-/// and with it would end what we started; so somebody stays until nothing that is marked as the target is left.
+/// A run goes on after its recording ended: what it computes is compared with the plain pass. nsys leaves then, whatever it is told to wait for,
+/// and what a child of ours started ends with it. So somebody stays until the program has ended, whose number it leaves itself.
 const TO_THE_END: &str = r#""$@"; ended=$?
-while grep -lzsx "LLMPROF_RUN_ID=$LLMPROF_RUN_ID" /proc/[0-9]*/environ | xargs -r grep -qzsx "LLMPROF_TARGET=1"; do sleep 0.1; done
+while kill -0 "$(cat "$TMPDIR/target" 2>/dev/null)" 2>/dev/null; do sleep 0.1; done
 exit $ended"#;
+const FOUND_AGAIN: &str = r#"echo $$ >"$TMPDIR/target"; exec "$@""#;
 
 /// What nsys says, leaving nothing, when it and its own helper process missed each other. It is a race inside of nsys, most often lost with
 /// programs that end at once and on busy machines, and says nothing of the program.

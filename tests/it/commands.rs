@@ -321,6 +321,19 @@ async fn under_the_real_nsys_a_window_of_a_server_is_recorded_and_nothing_of_it_
 }
 
 #[tokio::test]
+async fn under_the_real_nsys_a_program_that_is_recorded_in_part_ends_when_it_ends_and_not_with_what_it_left() {
+    let Some(nsys) = nsys() else { return };
+    let data = tempfile::tempdir().unwrap();
+    let lines = r#"setsid sleep 600 & sleep 5; echo whole > "$1/end.txt""#;
+    let service = service(data.path(), &script("leaves", lines, "'{out}'", "delay_s = 1\nduration_s = 1"), &nsys);
+    let id = submit(&service, "leaves", json!({}), json!({ "mode": "light", "warmup": 0, "repeats": 1 })).await;
+    let run = service.end(&id).await;
+    assert_eq!(run["state"], "succeeded", "{run:#}");
+    assert_eq!(read(&service, &id, "nsys/out/end.txt"), "whole\n");
+    assert_eq!(processes_of(&id), [""; 0]);
+}
+
+#[tokio::test]
 async fn under_the_real_nsys_a_client_waits_for_the_recording_and_is_told_when_it_was_too_short() {
     let Some(nsys) = nsys() else { return };
     let data = tempfile::tempdir().unwrap();
