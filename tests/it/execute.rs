@@ -104,3 +104,13 @@ fn a_folder_without_an_order_is_refused_in_one_line() {
         "llmprof: there is no job.json in the folder: it is no run that was ordered\n"
     );
 }
+
+#[test]
+fn a_number_is_read_back_as_it_was_written() {
+    // What is kept as text is read and written again: by a job that finds its result, by comparisons, by a restored backup.
+    for n in 1..20_000_u32 {
+        let value = f64::from(n).sqrt() * 137.0;
+        let text = serde_json::to_string(&value).unwrap();
+        assert_eq!(serde_json::from_str::<f64>(&text).unwrap().to_bits(), value.to_bits(), "{text}");
+    }
+}
