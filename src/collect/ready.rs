@@ -15,6 +15,8 @@ use super::output::Logs;
 
 /// Time between looks.
 const LOOK: Duration = Duration::from_millis(100);
+/// From the moment when nsys opens its raw file until it records: a fifth of a second on an idle host.
+const OPENED: Duration = Duration::from_secs(1);
 /// Longest that one answer may take.
 const ANSWER: Duration = Duration::from_secs(5);
 
@@ -39,13 +41,15 @@ pub async fn says(logs: &Logs, text: &str) {
     }
 }
 
-/// Waits until nsys records, and says since when: from then on its raw file grows among the run's temporary files.
+/// Waits until nsys records, and says since when: its raw file appears among the run's temporary files shortly before.
 pub async fn records(scratch: &Path) -> SystemTime {
     loop {
         let mut files = fs::read_dir(scratch).into_iter().flatten().flatten();
         if let Some(raw) = files.find(|file| file.path().extension().is_some_and(|extension| extension == "qdstrm")) {
             // Not every file system knows when a file was made.
-            return raw.metadata().and_then(|about| about.created()).unwrap_or_else(|_| SystemTime::now());
+            let opened = raw.metadata().and_then(|about| about.created()).unwrap_or_else(|_| SystemTime::now());
+            sleep(OPENED.saturating_sub(opened.elapsed().unwrap_or_default())).await;
+            return opened;
         }
         sleep(LOOK).await;
     }
