@@ -29,7 +29,7 @@ use crate::{
         Dtype, Mode, RunId, RunSpec, RunState,
         import::NO_DEVICE,
         target::{AlignWith, MockChange, Target},
-        whole::{MAX_EXACT, whole},
+        whole::{MAX_EXACT, maybe_object, whole},
     },
     store::{Idempotency, NewRun, Run, Submitted},
     trace::device::{Device, is_device, is_model},
@@ -60,7 +60,7 @@ pub struct SubmitRun {
     #[serde(default)]
     pub align_with: Option<AlignWith>,
     /// Make the mock differ on purpose: is it still what the model runs? Needs `align_with`.
-    #[serde(default)]
+    #[serde(default, deserialize_with = "maybe_object")]
     pub mock: Option<MockChange>,
     /// Manifest of inputs, relative to the service's inputs folder. When absent, the bundled page, `inputs.yaml`; for a model that
     /// reads text only, the bundled text, `inputs-text.yaml`.
@@ -111,7 +111,7 @@ pub struct SubmitRun {
     #[schema(default = 0, minimum = -100, maximum = 100)]
     pub priority: i32,
     /// Single settings of the passes that go over the mode's (`GET /profiling`).
-    #[serde(default)]
+    #[serde(default, deserialize_with = "maybe_object")]
     #[schema(value_type = Option<Profiling>)]
     pub profiling: Option<Change>,
 }

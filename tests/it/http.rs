@@ -68,6 +68,8 @@ async fn what_is_wrong_in_a_body_is_named_and_nothing_is_queued() {
         (json!({ "model": MODEL, "seed": 9007199254740992u64 }), 422, "invalid_request", "seed"),
         (json!({ "model": MODEL, "timeout_s": 1801 }), 422, "invalid_request", "timeout_s"),
         (json!({ "model": MODEL, "mode": "quick" }), 422, "invalid_request", "mode"),
+        (json!({ "model": MODEL, "mock": [null, null] }), 422, "invalid_request", "mock"),
+        (json!({ "model": MODEL, "profiling": [] }), 422, "invalid_request", "profiling"),
         (json!({ "model": MODEL, "device": "cuda:" }), 422, "invalid_request", "device"),
         (json!({ "model": MODEL, "dtype": "int8" }), 422, "invalid_request", "dtype"),
         (json!({ "model": MODEL, "labels": ["a\u{0}"] }), 422, "invalid_request", "label"),
