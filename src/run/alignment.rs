@@ -7,7 +7,11 @@ use std::{fmt, str::FromStr};
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
-use super::{AlignmentId, RunId, UnknownWord, whole::maybe_whole, words};
+use super::{
+    AlignmentId, RunId, UnknownWord,
+    whole::{maybe_whole, object, objects},
+    words,
+};
 
 words! {
     /// What is said of a check, and of the whole, which never warns.
@@ -94,10 +98,10 @@ pub struct AlignmentSpec {
     #[schema(minimum = 1, maximum = 1000000)]
     pub forwards: Option<u32>,
     /// Single thresholds in place of the defaults.
-    #[serde(default)]
+    #[serde(default, deserialize_with = "object")]
     pub thresholds: ThresholdChanges,
     /// Known differences.
-    #[serde(default)]
+    #[serde(default, deserialize_with = "objects")]
     #[schema(max_items = 100)]
     pub waivers: Vec<Waiver>,
     /// An earlier alignment; the report tells which verdicts changed since.

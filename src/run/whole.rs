@@ -1,7 +1,11 @@
 //! Whole numbers and objects as JSON Schema understands them: `3.0` is a whole number, too, and a list is no object.
 
-use serde::{Deserialize, Deserializer, de::DeserializeOwned};
-use serde_json::Value;
+use std::{fmt, marker::PhantomData};
+
+use serde::{
+    Deserialize, Deserializer,
+    de::{MapAccess, Visitor, value::MapAccessDeserializer},
+};
 
 /// Largest integer that every JSON reader keeps exact.
 pub const MAX_EXACT: u64 = (1 << 53) - 1;
@@ -16,10 +20,40 @@ pub fn maybe_whole<'de, D: Deserializer<'de>, T: TryFrom<i64>>(deserializer: D) 
     Option::<serde_json::Number>::deserialize(deserializer)?.map(|number| exactly(&number)).transpose()
 }
 
-/// Reads an object, or nothing: a derived reader takes a list of a struct's fields, too, and the contract does not.
-pub fn maybe_object<'de, D: Deserializer<'de>, T: DeserializeOwned>(deserializer: D) -> Result<Option<T>, D::Error> {
-    let map = Option::<serde_json::Map<String, Value>>::deserialize(deserializer)?;
-    map.map(|map| serde_json::from_value(Value::Object(map)).map_err(serde::de::Error::custom)).transpose()
+/// What is read from an object alone: a derived reader takes a list of a struct's fields, too, and the contract does not.
+struct Object<T>(T);
+
+impl<'de, T: Deserialize<'de>> Deserialize<'de> for Object<T> {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct Fields<T>(PhantomData<T>);
+        impl<'de, T: Deserialize<'de>> Visitor<'de> for Fields<T> {
+            type Value = Object<T>;
+
+            fn expecting(&self, f: &mut fmt::Formatter) -> fmt::Result {
+                f.write_str("an object")
+            }
+
+            fn visit_map<A: MapAccess<'de>>(self, map: A) -> Result<Self::Value, A::Error> {
+                T::deserialize(MapAccessDeserializer::new(map)).map(Object)
+            }
+        }
+        deserializer.deserialize_map(Fields(PhantomData))
+    }
+}
+
+/// Reads an object.
+pub fn object<'de, D: Deserializer<'de>, T: Deserialize<'de>>(deserializer: D) -> Result<T, D::Error> {
+    Object::deserialize(deserializer).map(|Object(value)| value)
+}
+
+/// Reads an object, or nothing.
+pub fn maybe_object<'de, D: Deserializer<'de>, T: Deserialize<'de>>(deserializer: D) -> Result<Option<T>, D::Error> {
+    Ok(Option::deserialize(deserializer)?.map(|Object(value)| value))
+}
+
+/// Reads a list of objects.
+pub fn objects<'de, D: Deserializer<'de>, T: Deserialize<'de>>(deserializer: D) -> Result<Vec<T>, D::Error> {
+    Ok(Vec::deserialize(deserializer)?.into_iter().map(|Object(value)| value).collect())
 }
 
 fn exactly<T: TryFrom<i64>, E: serde::de::Error>(number: &serde_json::Number) -> Result<T, E> {

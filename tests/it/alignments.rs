@@ -147,6 +147,8 @@ async fn what_cannot_be_aligned_is_refused_with_the_reason() {
         (waiver("soon"), 422, "YYYY-MM-DD"),
         (json!({ "thresholds": { "latency_pct": -1 } }), 422, "latency_pct"),
         (json!({ "thresholds": { "names": "loose" } }), 422, "names"),
+        (json!({ "thresholds": [] }), 422, "thresholds"),
+        (json!({ "waivers": [["copy", "r", "i", "2026-12-31"]] }), 422, "waivers[0]"),
         (json!({ "forwards": 0 }), 422, "forwards"),
         (json!({ "kernels": vec!["k"; 33] }), 422, "kernels"),
         (json!({ "kernel": ["k"] }), 422, "kernel"),
