@@ -6,6 +6,7 @@ use llmprof::{
     analyze::{
         Analysis, analyze,
         device::Devices,
+        gpu::StageGpu,
         invariants::{INVARIANTS, UNBOUNDED},
     },
     parse,
@@ -174,7 +175,8 @@ fn contradictions(analysis: &Analysis) -> Vec<String> {
     }
     for total in gpus.totals.iter().filter(|it| it.devices > 1) {
         let of = || gpus.devices.iter().filter(|it| it.stage == total.stage);
-        for field in [|it: &llmprof::analyze::gpu::StageGpu| it.busy_ms, |it| it.idle_ms, |it| it.window_ms] {
+        let fields: [fn(&StageGpu) -> Option<f64>; 3] = [|it| it.busy_ms, |it| it.idle_ms, |it| it.window_ms];
+        for field in fields {
             if let (Some(all), Some(sum)) = (field(total), of().map(field).sum::<Option<f64>>()) {
                 hold(near(all, sum), format!("a total is not the sum over its GPUs: {total:?}"));
             }
@@ -290,9 +292,9 @@ proptest! {
         let mut nsys = BASES[which].clone();
         changes.iter().for_each(|change| change.apply(&mut nsys));
         let nsys = sorted(nsys);
-        let devices = Devices::parse(include_str!("../../conf/devices.toml")).unwrap();
+        let devices = Devices::from_toml(include_str!("../../conf/devices.toml")).unwrap();
         let trace = Trace { counters: counters(&figures, &nsys), nsys: Some(nsys), ..Trace::default() };
-        let analysis = analyze(&trace, None, devices.get("NVIDIA H200"));
+        let analysis = analyze(&trace, None, devices.find("NVIDIA H200"));
         prop_assert_eq!(contradictions(&analysis), Vec::<String>::new());
         prop_assert_eq!(outside(&analysis), Vec::<String>::new());
         for violation in &analysis.violations.figures {

@@ -3,7 +3,7 @@
 //! Arranges figures that analysis made; computes none.
 
 use super::{
-    traced::whole_graphs_note,
+    traced::recorded_only_note,
     work::{OPERATOR_COLUMNS, operator_cells},
 };
 use crate::{
@@ -75,7 +75,7 @@ pub fn stage_kernels(analysis: &Analysis) -> Table {
         table.row(cells);
     }
     if !table.rows.is_empty() {
-        table.notes.extend(whole_graphs_note(analysis));
+        table.notes.extend(recorded_only_note(analysis));
     }
     table
 }

@@ -2,7 +2,6 @@
 //!
 //! Arranges figures that analysis made; computes none.
 
-use super::traced::whole_graphs_note;
 use crate::{
     analyze::{Analysis, step::StepTimeline},
     report::{
@@ -42,7 +41,9 @@ pub fn decode_step(analysis: &Analysis) -> Table {
             table.notes.push(format!("Busy and idle are sums over {} GPUs, each of which has the time shown.", it.devices));
         }
         if graphs > 0 {
-            table.notes.extend(whole_graphs_note(analysis));
+            let note =
+                "The step's CUDA graph was traced as a whole: busy is an upper bound, and kernels inside are not recorded.";
+            table.notes.push(note.into());
         }
     }
     table.or_gap(

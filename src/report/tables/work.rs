@@ -2,7 +2,7 @@
 //!
 //! Arranges figures that analysis made; computes none.
 
-use super::{no_times, pass, whole_graphs_note};
+use super::{no_times, pass, recorded_only_note};
 use crate::{
     analyze::{Analysis, findings::why_no_kernels, operators::OperatorRecord},
     report::{
@@ -75,7 +75,7 @@ pub fn operators(analysis: &Analysis) -> Table {
         table.notes.push("A call that a CUDA graph replays has no host time: the host sees the replay alone.".into());
     }
     if analysis.operators.leaves().any(|it| it.device.is_some()) {
-        table.notes.extend(whole_graphs_note(analysis));
+        table.notes.extend(recorded_only_note(analysis));
     }
     if analysis.stages.rows.is_empty() {
         let (why, remedy) = no_times(analysis);
@@ -134,7 +134,7 @@ pub fn kernels(facts: &RunFacts, trace: &Trace, analysis: &Analysis) -> Table {
         table.notes.push(note.into());
     }
     if !table.rows.is_empty() {
-        table.notes.extend(whole_graphs_note(analysis));
+        table.notes.extend(recorded_only_note(analysis));
     }
     let (why, remedy) = match why_no_kernels(analysis, trace) {
         Some((why, remedy)) => (why, remedy.to_owned()),
