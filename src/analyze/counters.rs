@@ -26,12 +26,12 @@ pub struct CounterRecord {
     #[schema(example = "decode_all")]
     pub stage: String,
     pub kernel_name: String,
-    /// Blocks of the grid.
-    #[schema(value_type = Vec<u32>, example = json!([4, 24, 1]))]
-    pub grid: [u32; 3],
-    /// Threads of a block.
-    #[schema(value_type = Vec<u32>, example = json!([384, 1, 1]))]
-    pub block: [u32; 3],
+    /// Blocks of the grid; `null` where ncu's page does not print them.
+    #[schema(value_type = Option<Vec<u32>>, example = json!([4, 24, 1]))]
+    pub grid: Option<[u32; 3]>,
+    /// Threads of a block; `null` where ncu's page does not print them.
+    #[schema(value_type = Option<Vec<u32>>, example = json!([384, 1, 1]))]
+    pub block: Option<[u32; 3]>,
     /// Launches with this geometry in the timeline; `null` when it holds none.
     pub timeline_calls: Option<u64>,
     pub timeline_total_ms: Option<f64>,
@@ -64,23 +64,26 @@ pub struct KernelCounters {
     pub stalled_by: Option<String>,
 }
 
+/// Stage, kernel, grid and block: of the timeline always known, of ncu's page perhaps not.
 type Key<'a> = (&'a str, &'a str, [u32; 3], [u32; 3]);
+type Group<'a> = (&'a str, &'a str, Option<[u32; 3]>, Option<[u32; 3]>);
+type Ran<'a> = HashMap<Key<'a>, (u64, Nanos)>;
 
 /// Gathers what was profiled, longest in the timeline first.
 pub fn counters(launches: &[LaunchCounters], timeline: Option<(&NsysTrace, &Launches)>) -> Vec<CounterRecord> {
     let timeline = timeline.filter(|_| !launches.is_empty());
-    let mut ran: HashMap<Key, (u64, Nanos)> = HashMap::new();
+    let mut ran: Ran = HashMap::new();
     for (kernel, stage) in timeline.into_iter().flat_map(|(trace, joined)| launched(trace, joined)) {
         let name = timeline.and_then(|(trace, _)| trace.strings.get(kernel.name as usize)).map_or("", String::as_str);
         let sum = ran.entry((stage.unwrap_or(""), base_name(name), kernel.grid, kernel.block)).or_default();
         sum.0 += 1;
         sum.1 += Nanos(kernel.end_ns - kernel.start_ns);
     }
-    let mut groups: BTreeMap<Key, Vec<&LaunchCounters>> = BTreeMap::new();
+    let mut groups: BTreeMap<Group, Vec<&LaunchCounters>> = BTreeMap::new();
     for launch in launches {
         // Pages from elsewhere do not tell the stage: it is the one that has most launches like it.
-        let same =
-            |(key, _): &(&Key, &(u64, Nanos))| (key.1, key.2, key.3) == (launch.kernel.as_str(), launch.grid, launch.block);
+        let like = (launch.kernel.as_str(), launch.grid, launch.block);
+        let same = |(key, _): &(&Key, &(u64, Nanos))| is_like(key, like);
         let most = || ran.iter().filter(same).max_by_key(|(key, (calls, _))| (key.0 != WARMUP && !key.0.is_empty(), *calls));
         let stage = if launch.stage.is_empty() { most().map_or("", |(key, _)| key.0) } else { launch.stage.as_str() };
         groups.entry((stage, &launch.kernel, launch.grid, launch.block)).or_default().push(launch);
@@ -88,7 +91,7 @@ pub fn counters(launches: &[LaunchCounters], timeline: Option<(&NsysTrace, &Laun
     let mut records: Vec<CounterRecord> = groups
         .into_iter()
         .map(|(key, launches)| {
-            let timeline = ran.get(&key);
+            let timeline = in_timeline(&ran, key);
             let values = mean(&launches);
             CounterRecord {
                 stage: key.0.to_owned(),
@@ -97,7 +100,7 @@ pub fn counters(launches: &[LaunchCounters], timeline: Option<(&NsysTrace, &Laun
                 block: key.3,
                 timeline_calls: timeline.map(|it| it.0),
                 timeline_total_ms: timeline.map(|it| it.1.as_ms()),
-                timeline_mean_ms: timeline.map(|(calls, total)| total.as_ms() / *calls as f64),
+                timeline_mean_ms: timeline.map(|(calls, total)| total.as_ms() / calls as f64),
                 profiled: launches.len() as u64,
                 flops_per_byte: values.arithmetic_intensity(),
                 values,
@@ -107,6 +110,21 @@ pub fn counters(launches: &[LaunchCounters], timeline: Option<(&NsysTrace, &Laun
     let long = |record: &CounterRecord| record.timeline_total_ms.unwrap_or(0.0);
     records.sort_by(|a, b| long(b).total_cmp(&long(a)));
     records
+}
+
+/// Says whether a launch of the timeline is what a page calls so, as far as the page tells.
+fn is_like(key: &Key, (kernel, grid, block): (&str, Option<[u32; 3]>, Option<[u32; 3]>)) -> bool {
+    key.1 == kernel && grid.is_none_or(|grid| grid == key.2) && block.is_none_or(|block| block == key.3)
+}
+
+/// Calls and time of a group in the timeline. Where its geometry is not known, only a kernel with a single one is the same.
+fn in_timeline<'a>(ran: &Ran<'a>, (stage, kernel, grid, block): Group<'a>) -> Option<(u64, Nanos)> {
+    if let (Some(grid), Some(block)) = (grid, block) {
+        return ran.get(&(stage, kernel, grid, block)).copied();
+    }
+    let mut like = ran.iter().filter(|(key, _)| key.0 == stage && is_like(key, (kernel, grid, block)));
+    let first = like.next();
+    first.filter(|_| like.next().is_none()).map(|(_, sum)| *sum)
 }
 
 /// Sets the counters beside the kernels that they are of.
@@ -188,8 +206,8 @@ mod tests {
         LaunchCounters {
             stage: stage.into(),
             kernel: kernel.into(),
-            grid: [grid, 1, 1],
-            block: [1; 3],
+            grid: Some([grid, 1, 1]),
+            block: Some([1; 3]),
             values,
             ..LaunchCounters::default()
         }

@@ -53,7 +53,7 @@ pub fn counters(analysis: &Analysis) -> String {
         let values = &it.values;
         let stall = values.stalls.first();
         let mut row = vec![Text(&it.kernel_name), Text(&it.stage)];
-        row.extend(it.grid.iter().chain(&it.block).map(|side| Count(Some((*side).into()))));
+        row.extend([it.grid, it.block].into_iter().flat_map(|size| [0, 1, 2].map(|at| Count(size.map(|size| size[at].into())))));
         row.extend([Count(it.timeline_calls), Figure(it.timeline_mean_ms), Count(Some(it.profiled))]);
         row.extend([Figure(values.duration_ns.map(|ns| ns / 1e6)), Count(values.registers.map(Into::into))]);
         row.extend(
@@ -113,7 +113,7 @@ pub fn operator_mfu(analysis: &Analysis) -> String {
 /// Named ranges, a row for each class of the kernels inside after one for all (class empty).
 pub fn regions<'a>(analysis: &'a Analysis) -> String {
     let head = "region,domain,ranges,class,kernels,kernel_ms,share_pct,covered_pct,sm_pct,memory_pct,dram_pct,l2_hit_pct,\
-                achieved_occupancy_pct,tensor_pct,whole_graphs,graph_ms";
+                achieved_occupancy_pct,tensor_pct";
     let rows = analysis.regions.iter().flat_map(|it| {
         let name = || vec![Text(&it.name), Text(&it.domain), Count(Some(it.instances))];
         let figure = |field: fn(&RegionCounters) -> Option<f64>| Figure(it.counters.as_ref().and_then(field));
@@ -121,11 +121,10 @@ pub fn regions<'a>(analysis: &'a Analysis) -> String {
         all.extend([Text(""), Count(Some(it.kernels)), Figure(Some(it.kernel_ms)), Figure(it.share_pct)]);
         all.extend([figure(|it| it.covered_pct), figure(|it| it.sm_pct), figure(|it| it.memory_pct), figure(|it| it.dram_pct)]);
         all.extend([figure(|it| it.l2_hit_pct), figure(|it| it.achieved_occupancy_pct), figure(|it| it.tensor_pct)]);
-        all.extend([Count(Some(it.whole_graphs)), Figure(Some(it.graph_ms))]);
         let class = |class: &'a crate::analyze::regions::RegionClass| {
             let mut row = name();
             row.extend([Text(&class.class), Count(Some(class.kernels)), Figure(Some(class.ms)), Figure(class.share_pct)]);
-            row.extend([None; 9].map(Figure));
+            row.extend([None; 7].map(Figure));
             row
         };
         let classes: Vec<_> = it.classes.iter().map(class).collect();

@@ -18,8 +18,10 @@ pub struct LaunchCounters {
     pub kernel: String,
     /// As ncu printed it.
     pub full_name: String,
-    pub grid: [u32; 3],
-    pub block: [u32; 3],
+    /// Blocks of the grid; absent where the page does not print them.
+    pub grid: Option<[u32; 3]>,
+    /// Threads of a block; absent where the page does not print them.
+    pub block: Option<[u32; 3]>,
     pub values: CounterValues,
 }
 

@@ -5,9 +5,15 @@
 
 /// The function's own name: without namespace, template arguments and parameters.
 ///
-/// `void at::<unnamed>::Cat<int>(T1 *)` gives `Cat`; a plain name is itself.
+/// `void at::<unnamed>::Cat<int>(T1 *)` gives `Cat`; a plain name is itself, and so is one whose brackets leave nothing of it.
 pub fn base_name(full: &str) -> &str {
     let full = full.trim();
+    let name = function(full);
+    if name.is_empty() { full } else { name }
+}
+
+/// The function's own name, empty where brackets do not close.
+fn function(full: &str) -> &str {
     let bytes = full.as_bytes();
     let mut start = 0;
     let mut at = 0;
@@ -131,7 +137,10 @@ mod tests {
             ("softmax_bf16", "softmax_bf16"),
             ("unclosed<int", "unclosed"),
             ("", ""),
-            ("a::", ""),
+            ("a::", "a::"),
+            ("<unnamed", "<unnamed"),
+            ("void (anonymous namespace", "void (anonymous namespace"),
+            ("void <lambda(int)", "void <lambda(int)"),
         ] {
             assert_eq!(base_name(full), base, "{full}");
         }

@@ -221,8 +221,8 @@ fn counted(kernel: &str, id: u64) -> LaunchCounters {
         stage: "prefill".into(),
         kernel: kernel.into(),
         full_name: kernel.into(),
-        grid: [1; 3],
-        block: [128, 1, 1],
+        grid: Some([1; 3]),
+        block: Some([128, 1, 1]),
         values: CounterValues {
             registers: Some(168),
             duration_ns: Some(1_000_000.0 + 2_000.0 * id as f64),

@@ -34,14 +34,7 @@ fn analysis() -> Analysis {
         let ms = Spread::of([10.0, 10.0]).unwrap();
         analysis.stages.rows.push(StageTiming { stage: stage.into(), ms, share_pct: None, tokens: None, tokens_per_s: None });
         let stage = stage.to_owned();
-        analysis.kernels.stages.push(StageKernels {
-            stage,
-            launches: 200,
-            kernel_ms: 100.0,
-            busy_ms: 9.0,
-            graph_launches: 0,
-            graph_ms: 0.0,
-        });
+        analysis.kernels.stages.push(StageKernels { stage, launches: 200, kernel_ms: 100.0, busy_ms: 9.0 });
     }
     analysis
 }
@@ -124,8 +117,8 @@ fn profiled(name: &str, total_ms: f64, values: CounterValues) -> Analysis {
     let record = CounterRecord {
         stage: PREFILL.into(),
         kernel_name: name.into(),
-        grid: [1; 3],
-        block: [1; 3],
+        grid: Some([1; 3]),
+        block: Some([1; 3]),
         timeline_calls: Some(1),
         timeline_total_ms: Some(total_ms),
         timeline_mean_ms: Some(total_ms),

@@ -15,8 +15,8 @@ fn record(geometry: u32, calls: Option<u64>, values: CounterValues) -> CounterRe
     CounterRecord {
         stage: "prefill".into(),
         kernel_name: "gemm".into(),
-        grid: [geometry, 1, 1],
-        block: [128, 1, 1],
+        grid: Some([geometry, 1, 1]),
+        block: Some([128, 1, 1]),
         timeline_calls: calls,
         timeline_total_ms: calls.map(|calls| calls as f64),
         timeline_mean_ms: calls.map(|_| 1.0),
@@ -42,9 +42,7 @@ fn values(format: &str, flops: f64, bytes: f64, ns: f64, [sm, memory]: [f64; 2])
 
 fn placed(counters: &[CounterRecord], events: &[Event]) -> Roofline {
     let devices = Devices::from_toml(include_str!("../../../conf/devices.toml")).unwrap();
-    let stage = "prefill".to_owned();
-    let (graph_launches, graph_ms) = (0, 0.0);
-    let stages = vec![StageKernels { stage, launches: 9, kernel_ms: 100.0, busy_ms: 100.0, graph_launches, graph_ms }];
+    let stages = vec![StageKernels { stage: "prefill".into(), launches: 9, kernel_ms: 100.0, busy_ms: 100.0 }];
     let kernels = Kernels { stages, ..Kernels::default() };
     roofline(counters, &kernels, &Limits::of(&Events::of(events), devices.find("NVIDIA H200"), None))
 }

@@ -1,8 +1,10 @@
 //! Metrics of one launch by name, in base units: nanoseconds, bytes, hertz, percent, counts.
 //!
-//! A field that ncu left empty or marked `no data` is absent; one that is not a number is kept apart, because it is a failure.
+//! A field that ncu left empty or marked `no data` is absent; one that is NaN, infinite or unreadable is kept apart and reported.
 
 use std::collections::BTreeMap;
+
+use super::numbers::DecimalMark;
 
 /// Metrics of one launch.
 #[derive(Debug, Clone, Default, PartialEq)]
@@ -10,17 +12,20 @@ pub struct Metrics {
     values: BTreeMap<String, f64>,
     /// Names of metrics whose value is NaN or infinite.
     pub not_a_number: Vec<String>,
+    /// Names of metrics whose value begins like a number and cannot be read as one.
+    pub unreadable: Vec<String>,
 }
 
 impl Metrics {
-    /// Takes in a field as it was printed; a text that is no figure is left out.
-    pub fn take(&mut self, name: &str, unit: &str, text: &str) {
-        match figure(text) {
-            Some(value) if value.is_finite() => {
+    /// Takes in a field as it was printed; a text that is not a number is left out.
+    pub fn take(&mut self, name: &str, unit: &str, text: &str, mark: DecimalMark) {
+        match figure(text, mark) {
+            Figure::Number(value) => {
                 self.values.insert(name.to_owned(), value * scale(unit));
             }
-            Some(_) => self.not_a_number.push(name.to_owned()),
-            None => {}
+            Figure::NotANumber => self.not_a_number.push(name.to_owned()),
+            Figure::Unreadable => self.unreadable.push(name.to_owned()),
+            Figure::Text => {}
         }
     }
 
@@ -42,17 +47,31 @@ impl Metrics {
     }
 }
 
-/// A figure as ncu prints it: digits grouped by commas, perhaps in exponents.
-fn figure(text: &str) -> Option<f64> {
+/// A field as ncu prints it.
+enum Figure {
+    Number(f64),
+    /// NaN or infinite.
+    NotANumber,
+    /// Begins like a number and is none in the page's locale.
+    Unreadable,
+    /// Empty, `no data`, or a word.
+    Text,
+}
+
+fn figure(text: &str, mark: DecimalMark) -> Figure {
     let text = text.trim();
     let lower = text.to_ascii_lowercase();
     if matches!(lower.trim_start_matches(['-', '+']), "nan" | "inf" | "infinity" | "-nan(ind)" | "nan(ind)") {
-        return Some(f64::NAN);
+        return Figure::NotANumber;
     }
-    if !text.starts_with(|c: char| c.is_ascii_digit() || matches!(c, '-' | '+' | '.')) {
-        return None;
+    if !text.starts_with(|c: char| c.is_ascii_digit() || matches!(c, '-' | '+' | '.' | ',')) {
+        return Figure::Text;
     }
-    text.replace(',', "").parse().ok()
+    match mark.read(text) {
+        Some(value) if value.is_finite() => Figure::Number(value),
+        Some(_) => Figure::NotANumber,
+        None => Figure::Unreadable,
+    }
 }
 
 /// What a figure in this unit is multiplied by to be in base units. A unit that is not known counts as a base unit.
@@ -106,15 +125,22 @@ mod tests {
     #[test]
     fn grouped_digits_are_figures_and_missing_ones_are_absent() {
         let mut metrics = Metrics::default();
-        for (name, text) in
-            [("a", "1,234.5"), ("b", "no data"), ("c", ""), ("d", "nan"), ("e", "-inf"), ("f", "1e3"), ("g", "PolicySpread")]
-        {
-            metrics.take(name, "", text);
+        for (name, text) in [
+            ("a", "1,234.5"),
+            ("b", "no data"),
+            ("c", ""),
+            ("d", "nan"),
+            ("e", "-inf"),
+            ("f", "1e3"),
+            ("g", "PolicySpread"),
+            ("h", "12ab"),
+        ] {
+            metrics.take(name, "", text, DecimalMark::Point);
         }
         assert_eq!(
             (metrics.get("a"), metrics.get("b"), metrics.get("c"), metrics.get("f")),
             (Some(1234.5), None, None, Some(1000.0))
         );
-        assert_eq!(metrics.not_a_number, ["d", "e"]);
+        assert_eq!((metrics.not_a_number, metrics.unreadable), (vec!["d".into(), "e".into()], vec!["h".to_owned()]));
     }
 }

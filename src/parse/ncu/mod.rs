@@ -4,7 +4,10 @@
 //! it still holds, and says so.
 
 mod csv;
+mod labels;
 mod metrics;
+mod numbers;
+mod page;
 #[cfg(test)]
 mod tests;
 mod values;
@@ -15,18 +18,18 @@ use std::{
     path::Path,
 };
 
+pub use self::page::parse_page;
 use super::ParseError;
 use crate::{
     artifact::{layout, packed},
     run::{Finding, Severity},
-    trace::{counter::LaunchCounters, names::base_name},
+    trace::counter::{CounterValues, LaunchCounters},
 };
-use metrics::Metrics;
 
 /// Most of a page that is read. A launch takes some 6 kB of the raw page.
 const MAX_PAGE: u64 = 256 << 20;
-/// Column of the raw page that names the device.
-const DEVICE_NAME: &str = "device__attribute_display_name";
+/// Names that a finding lists; what comes after them is counted.
+const MAX_LISTED: usize = 20;
 
 /// What one ncu process profiled.
 #[derive(Debug, Clone, Default, PartialEq)]
@@ -35,6 +38,12 @@ pub struct CounterPage {
     pub launches: Vec<LaunchCounters>,
     /// `kernel: metric` of each counter that is not a number.
     pub not_a_number: Vec<String>,
+    /// `kernel: metric` of each counter whose text begins like a number and is none in the page's locale.
+    pub unreadable: Vec<String>,
+    /// Sections of which nothing was read, and metrics that were asked for by name and are not known.
+    pub unread: Vec<String>,
+    /// Why no number of the page can be trusted; it then has no launches.
+    pub refused: Option<String>,
     /// Warnings and errors of the tool.
     pub messages: Vec<String>,
     /// The page ends in the middle of a record, or is longer than what is read.
@@ -77,7 +86,8 @@ pub fn read_file(path: &Path) -> Result<CounterPage, ParseError> {
     let missing = || ParseError::Read { path: path.into(), source: io::ErrorKind::NotFound.into() };
     let page = read_page(path)?.ok_or_else(missing)?;
     if page.launches.is_empty() {
-        return Err(ParseError::Foreign { path: path.into(), what: "no page of ncu with a profiled launch".into() });
+        let what = page.refused.unwrap_or_else(|| "no page of ncu with a profiled launch".into());
+        return Err(ParseError::Foreign { path: path.into(), what });
     }
     Ok(page)
 }
@@ -96,79 +106,12 @@ fn read_page(path: &Path) -> Result<Option<CounterPage>, ParseError> {
     Ok(Some(CounterPage { truncated: page.truncated || cut, ..page }))
 }
 
-/// Reads one page, whichever it is.
-pub fn parse_page(text: &str) -> CounterPage {
-    let page = csv::page(text);
-    let column = |name: &str| page.header.iter().position(|head| head == name);
-    let mut parsed = CounterPage { messages: page.messages.clone(), truncated: page.truncated, ..CounterPage::default() };
-    let mut launches: Vec<(LaunchCounters, Metrics)> = Vec::new();
-    let (Some(id), Some(kernel)) = (column("ID"), column("Kernel Name")) else { return parsed };
-    let identity = |record: &[String]| {
-        let size = |name| column(name).and_then(|at| size(&record[at])).unwrap_or_default();
-        let full_name = record[kernel].clone();
-        LaunchCounters {
-            id: record[id].replace(',', "").parse().unwrap_or_default(),
-            kernel: base_name(&full_name).to_owned(),
-            grid: size("Grid Size"),
-            block: size("Block Size"),
-            full_name,
-            ..LaunchCounters::default()
-        }
-    };
-    match (column("Section Name"), column("Metric Name"), column("Metric Unit"), column("Metric Value")) {
-        (Some(section), Some(label), Some(unit), Some(value)) => {
-            let mut last = None;
-            for record in &page.records {
-                if last != Some(&record[id]) {
-                    launches.push((identity(record), Metrics::default()));
-                    last = Some(&record[id]);
-                }
-                let metric = values::labelled(&record[section], &record[label]);
-                if let (Some(metric), Some((_, metrics))) = (metric, launches.last_mut()) {
-                    metrics.take(metric, &record[unit], &record[value]);
-                }
-            }
-        }
-        _ => {
-            // The second row of the raw page holds units, and no launch has an empty number.
-            let (units, records) = match page.records.split_first() {
-                Some((units, records)) if units[id].is_empty() => (units.as_slice(), records),
-                _ => (&[][..], page.records.as_slice()),
-            };
-            if let Some(at) = column(DEVICE_NAME) {
-                let mut named = records.iter().map(|record| record[at].trim()).filter(|name| !name.is_empty());
-                let first = named.next();
-                parsed.device = first.filter(|first| named.all(|name| name == *first)).map(str::to_owned);
-            }
-            for record in records {
-                let mut metrics = Metrics::default();
-                for (at, (name, text)) in page.header.iter().zip(record).enumerate() {
-                    if name.contains("__") {
-                        metrics.take(name, units.get(at).map_or("", String::as_str), text);
-                    }
-                }
-                launches.push((identity(record), metrics));
-            }
-        }
-    }
-    for (launch, metrics) in launches {
-        let bad = metrics.not_a_number.iter().filter(|name| values::is_used(name));
-        parsed.not_a_number.extend(bad.map(|name| format!("{}: {name}", launch.kernel)));
-        parsed.launches.push(LaunchCounters { values: values::values(&metrics), ..launch });
-    }
-    parsed
-}
-
-/// `(4, 8, 1)`.
-fn size(text: &str) -> Option<[u32; 3]> {
-    let mut sides = text.trim().strip_prefix('(')?.strip_suffix(')')?.split(", ").map(|side| side.replace(',', "").parse().ok());
-    let size = [sides.next()??, sides.next()??, sides.next()??];
-    sides.next().is_none().then_some(size)
-}
-
 impl CounterPage {
     /// Why this page is no good capture, in one line; `None` when it is one. `wanted` are the kernels that were asked for.
     pub fn failure(&self, wanted: &[String]) -> Option<String> {
+        if let Some(why) = &self.refused {
+            return Some(format!("ncu's page cannot be read: {why}"));
+        }
         let said = self.messages.last().map(|line| format!(": {line}")).unwrap_or_default();
         if self.launches.is_empty() {
             return Some(format!("ncu's pages hold no kernel launch{said}"));
@@ -197,10 +140,48 @@ impl CounterPage {
                     .advise("look at the stage's ncu log: the kernels did not run in this pass, or bear other names"),
             );
         }
+        findings.extend(self.gaps(stage));
+        findings
+    }
+
+    /// What could not be read of the page called `name`: a file, or a stage.
+    pub fn gaps(&self, name: &str) -> Vec<Finding> {
+        let finding = |id: &str, severity, message: String| Finding::new(id, severity, message).with("page", name);
+        let mut findings = Vec::new();
         if self.truncated {
-            let message = format!("ncu's page for {stage} is cut: {} whole launches were read", self.launches.len());
+            let message = format!("ncu's page for {name} is cut: {} whole launches were read", self.launches.len());
             findings.push(Finding::new("ncu_page_cut", Severity::Warning, message));
+        }
+        if !self.unread.is_empty() {
+            let nothing = self.launches.iter().all(|launch| launch.values == CounterValues::default());
+            let severity = if nothing { Severity::Warning } else { Severity::Info };
+            let message = format!("{} sections or metrics of ncu's page for {name} were not read", self.unread.len());
+            findings.push(
+                finding("ncu_sections_unread", severity, message)
+                    .with("unread", listed(&self.unread))
+                    .advise("print the raw page, which has every metric by its name: ncu --import REPORT --csv --page raw"),
+            );
+        }
+        let bad: Vec<String> = self.unreadable.iter().chain(&self.not_a_number).cloned().collect();
+        if !bad.is_empty() {
+            let message = format!("{} counters of ncu's page for {name} are not numbers and were left out", bad.len());
+            findings.push(finding("ncu_values_unreadable", Severity::Warning, message).with("counters", listed(&bad)));
+        }
+        let unknown = self.launches.iter().filter(|launch| launch.grid.is_none() || launch.block.is_none()).count();
+        if unknown > 0 {
+            let message =
+                format!("ncu's page for {name} lacks the grid or block of {unknown} launches: they are matched by name alone");
+            findings
+                .push(finding("ncu_geometry_missing", Severity::Info, message).advise(
+                    "print the page with ncu 2020.1.1 or newer, or ask for launch__grid_dim_x and the like by --metrics",
+                ));
         }
         findings
     }
+}
+
+/// The first of many names, and how many more there are.
+fn listed(names: &[String]) -> String {
+    let first = names.iter().take(MAX_LISTED).map(String::as_str).collect::<Vec<_>>().join(", ");
+    if names.len() > MAX_LISTED { format!("{first} and {} more", names.len() - MAX_LISTED) } else { first }
 }

@@ -26,8 +26,8 @@ fn line(launch: &LaunchCounters) -> String {
         "{} {} {:?} {:?} regs {} {:.0} ns, sm {} mem {} dram {}, l1 {} l2 {}, occ {} of {}, tensor {}, {} B, {:.0} fp32, {}",
         launch.id,
         launch.kernel,
-        launch.grid,
-        launch.block,
+        launch.grid.unwrap_or_default(),
+        launch.block.unwrap_or_default(),
         values.registers.unwrap_or_default(),
         values.duration_ns.unwrap_or_default(),
         pct(values.sm_pct),
@@ -110,7 +110,7 @@ fn every_way_to_hold_nothing_is_a_failure_with_the_tools_words() {
     );
     let good = parse_page(&format!("{head}\"0\",\"gemm\",\"(1, 1, 1)\",\"(2, 1, 1)\",\"1,000\"\n"));
     assert_eq!((good.failure(&wanted), good.launches[0].values.duration_ns), (None, Some(1000.0)));
-    assert_eq!((good.launches[0].grid, good.launches[0].block), ([2, 1, 1], [1, 1, 1]));
+    assert_eq!((good.launches[0].grid, good.launches[0].block), (Some([2, 1, 1]), Some([1, 1, 1])));
     let findings = good.findings("prefill", &["gemm".into(), "softmax".into()]);
     assert_eq!(findings[0].message, "ncu profiled 1 of 2 kernels asked for in prefill");
 }
@@ -127,5 +127,127 @@ proptest! {
         }
         bytes.truncate(cut);
         prop_assert!(parse_page(&String::from_utf8_lossy(&bytes)).launches.len() <= 61);
+    }
+}
+
+/// The page with every number of its metrics written by `write`.
+fn rewritten(page: &str, write: &dyn Fn(&str) -> String) -> String {
+    let text = page.lines().filter(|line| !line.starts_with("==")).collect::<Vec<_>>().join("\n");
+    let page = csv::page(&text);
+    let raw = !page.header.iter().any(|name| name == "Metric Value");
+    let number = |at: usize| if raw { page.header[at].contains("__") } else { page.header[at] == "Metric Value" };
+    let cell = |at: usize, text: &str| {
+        if number(at) && numbers::DecimalMark::Point.read(text).is_some() { write(text) } else { text.into() }
+    };
+    let quoted = |record: &[String]| {
+        let cells = record.iter().enumerate().map(|(at, text)| format!("\"{}\"", cell(at, text).replace('"', "\"\"")));
+        cells.collect::<Vec<_>>().join(",")
+    };
+    std::iter::once(&page.header).chain(&page.records).map(|record| quoted(record) + "\n").collect()
+}
+
+/// A number of the English locale in another one.
+fn in_locale(text: &str, decimal: &str, grouping: &str) -> String {
+    text.replace(',', "#").replace('.', decimal).replace('#', grouping)
+}
+
+#[test]
+fn a_page_of_any_locale_reads_as_the_english_one() {
+    for name in ["hf-llama-decode.ncu-raw.csv", "hf-llama-decode.ncu-details.csv"] {
+        let english = capture(name);
+        let expected = parse_page(&english);
+        for (decimal, grouping) in [(",", "."), (",", "\u{202f}"), (",", " "), (".", "'"), (",", ""), (".", "")] {
+            let page = parse_page(&rewritten(&english, &|text| in_locale(text, decimal, grouping)));
+            assert_eq!(page.launches, expected.launches, "{name} {decimal:?} {grouping:?}");
+        }
+    }
+}
+
+#[test]
+fn a_page_whose_locale_cannot_be_told_is_refused_in_one_line() {
+    let head = "\"ID\",\"Kernel Name\",\"Section Name\",\"Metric Name\",\"Metric Unit\",\"Metric Value\"\n";
+    let of = |values: &[&str]| {
+        let row = |value: &&str| {
+            format!("\"0\",\"gemm\",\"Command line profiler metrics\",\"gpu__time_duration.sum\",\"ns\",\"{value}\"\n")
+        };
+        parse_page(&format!("{head}{}", values.iter().map(row).collect::<String>()))
+    };
+    let refused = of(&["117.344"]);
+    assert!(refused.launches.is_empty());
+    let why = refused.failure(&[]).unwrap();
+    assert!(why.starts_with("ncu's page cannot be read: the locale of its numbers cannot be told (117.344"), "{why}");
+    assert_eq!(of(&["117.344", "1.234.567"]).launches[0].values.duration_ns, Some(1_234_567.0));
+}
+
+#[test]
+fn metrics_that_were_asked_for_by_name_are_read_and_unknown_ones_listed() {
+    let text = "\"ID\",\"Process ID\",\"Kernel Name\",\"Kernel Time\",\"Context\",\"Stream\",\"Section Name\",\"Metric Name\",\"Metric Unit\",\"Metric Value\"
+\"0\",\"7\",\"void <unnamed\",\"2024-Nov-13 18:14:36\",\"1\",\"7\",\"Command line profiler metrics\",\"gpu__time_duration.sum\",\"nsecond\",\"152,192\"
+\"0\",\"7\",\"void <unnamed\",\"2024-Nov-13 18:14:36\",\"1\",\"7\",\"Command line profiler metrics\",\"smsp__inst_executed.sum\",\"inst\",\"12\"
+\"0\",\"8\",\"\",\"2024-Nov-13 18:14:36\",\"1\",\"7\",\"Command line profiler metrics\",\"sm__throughput.avg.pct_of_peak_sustained_elapsed\",\"%\",\"73.25\"
+";
+    let page = parse_page(text);
+    let of = |at: usize| &page.launches[at];
+    assert_eq!(page.launches.len(), 2, "two processes number their launches alike");
+    assert_eq!((of(0).values.duration_ns, of(1).values.sm_pct), (Some(152_192.0), Some(73.25)));
+    assert_eq!((of(0).kernel.as_str(), of(1).kernel.as_str()), ("void <unnamed", "(unnamed)"));
+    assert_eq!((of(0).grid, of(0).block), (None, None), "a geometry that was not printed is absent");
+    assert_eq!(page.unread, ["smsp__inst_executed.sum"]);
+    let ids: Vec<String> = page.gaps("a.csv").into_iter().map(|it| it.id).collect();
+    assert_eq!(ids, ["ncu_sections_unread", "ncu_geometry_missing"]);
+}
+
+#[test]
+fn pages_of_older_versions_say_the_same() {
+    let head = "\"ID\",\"Process ID\",\"Kernel Name\",\"Section Name\",\"Metric Name\",\"Metric Unit\",\"Metric Value\"\n";
+    for (section, sm, memory, dram) in [
+        ("GPU Speed Of Light", "SM [%]", "Memory [%]", "SOL FB"),
+        ("GPU Speed Of Light", "SM [%]", "Memory [%]", "SOL DRAM"),
+        ("GPU Speed Of Light", "SOL SM", "SOL Memory", "SOL DRAM"),
+        ("GPU Speed Of Light Throughput", "Compute (SM) [%]", "Memory [%]", "DRAM Throughput"),
+        ("GPU Speed Of Light Throughput", "Compute (SM) Throughput", "Memory Throughput", "DRAM Throughput"),
+    ] {
+        let row = |label: &str, unit: &str, value: &str| {
+            format!("\"0\",\"7\",\"gemm\",\"{section}\",\"{label}\",\"{unit}\",\"{value}\"\n")
+        };
+        let rows =
+            [row(sm, "%", "65.77"), row(memory, "%", "12.50"), row(dram, "%", "11.25"), row("Duration", "usecond", "117.34")];
+        let page = parse_page(&format!("{head}{}", rows.concat()));
+        let values = &page.launches[0].values;
+        let read = (values.sm_pct, values.memory_pct, values.dram_pct, values.duration_ns);
+        assert_eq!(read, (Some(65.77), Some(12.5), Some(11.25), Some(117_340.0)), "{section} {sm}");
+        assert_eq!(page.unread, [""; 0]);
+    }
+}
+
+#[test]
+fn the_grid_of_a_page_without_its_columns_is_that_of_the_launch_metrics() {
+    let names = ["grid_dim_x", "grid_dim_y", "grid_dim_z", "block_dim_x", "block_dim_y", "block_dim_z"];
+    let head: String = names.iter().map(|name| format!(",\"launch__{name}\"")).collect();
+    let text = format!(
+        "\"ID\",\"Kernel Name\"{head}\n\"\",\"\",\"\",\"\",\"\",\"\",\"\",\"\"\n\"0\",\"gemm\",\"1,024\",\"8\",\"1\",\"128\",\"1\",\"1\"\n"
+    );
+    let page = parse_page(&text);
+    assert_eq!((page.launches[0].grid, page.launches[0].block), (Some([1024, 8, 1]), Some([128, 1, 1])));
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(24))]
+
+    /// Numbers of some rows in another locale: each value is the true one, or absent with a reason.
+    #[test]
+    fn a_page_of_mixed_locales_reads_true_values_or_none(seed in any::<u64>(), every in 1u64..40, comma in any::<bool>()) {
+        let english = capture("hf-llama-decode.ncu-details.csv");
+        let expected = parse_page(&english);
+        let count = std::cell::Cell::new(seed % every);
+        let page = parse_page(&rewritten(&english, &|text| {
+            count.set(count.get() + 1);
+            let changed = count.get() % every == 0;
+            if changed { in_locale(text, if comma { "," } else { "." }, if comma { "." } else { "'" }) } else { text.to_owned() }
+        }));
+        match &page.refused {
+            Some(why) => prop_assert!(page.launches.is_empty() && why.contains("decimal points")),
+            None => prop_assert_eq!(page.launches, expected.launches),
+        }
     }
 }

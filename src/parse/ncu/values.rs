@@ -4,20 +4,20 @@
 
 use std::collections::BTreeMap;
 
-use super::metrics::Metrics;
+use super::{labels, metrics::Metrics};
 use crate::trace::counter::{CounterValues, Stall};
 
-const DURATION: &[&str] = &["gpu__time_duration.sum", "gpu__time_duration.avg"];
-const SM: &str = "sm__throughput.avg.pct_of_peak_sustained_elapsed";
-const MEMORY: &str = "gpu__compute_memory_throughput.avg.pct_of_peak_sustained_elapsed";
-const DRAM: &[&str] =
+pub(super) const DURATION: &[&str] = &["gpu__time_duration.sum", "gpu__time_duration.avg"];
+pub(super) const SM: &str = "sm__throughput.avg.pct_of_peak_sustained_elapsed";
+pub(super) const MEMORY: &str = "gpu__compute_memory_throughput.avg.pct_of_peak_sustained_elapsed";
+pub(super) const DRAM: &[&str] =
     &["gpu__dram_throughput.avg.pct_of_peak_sustained_elapsed", "dram__throughput.avg.pct_of_peak_sustained_elapsed"];
-const L1: &str = "l1tex__t_sector_hit_rate.pct";
-const L2: &str = "lts__t_sector_hit_rate.pct";
-const ACHIEVED: &str = "sm__warps_active.avg.pct_of_peak_sustained_active";
-const THEORETICAL: &str = "sm__maximum_warps_per_active_cycle_pct";
-const REGISTERS: &str = "launch__registers_per_thread";
-const DRAM_RATE: &str = "dram__bytes.sum.per_second";
+pub(super) const L1: &str = "l1tex__t_sector_hit_rate.pct";
+pub(super) const L2: &str = "lts__t_sector_hit_rate.pct";
+pub(super) const ACHIEVED: &str = "sm__warps_active.avg.pct_of_peak_sustained_active";
+pub(super) const THEORETICAL: &str = "sm__maximum_warps_per_active_cycle_pct";
+pub(super) const REGISTERS: &str = "launch__registers_per_thread";
+pub(super) const DRAM_RATE: &str = "dram__bytes.sum.per_second";
 /// Cycles of matrix instructions alone; the pipe's own counter holds what shares it too.
 const TENSOR: (&str, &str) = ("sm__pipe_tensor_type_", "_cycles_active.avg.pct_of_peak_sustained_elapsed");
 const TENSOR_PIPE: &[&str] = &[
@@ -30,32 +30,20 @@ const STALL: (&str, &str) = ("smsp__average_warps_issue_stalled_", "_per_issue_a
 const SELECTED: &str = "selected";
 const TOP_STALLS: usize = 3;
 
-/// Labels of the details page, by section, with the metrics that they show.
-const LABELS: &[(&str, &str, &str)] = &[
-    ("GPU Speed Of Light Throughput", "Duration", DURATION[0]),
-    ("GPU Speed Of Light Throughput", "Compute (SM) Throughput", SM),
-    ("GPU Speed Of Light Throughput", "Memory Throughput", MEMORY),
-    ("GPU Speed Of Light Throughput", "DRAM Throughput", DRAM[0]),
-    ("Memory Workload Analysis", "Memory Throughput", DRAM_RATE),
-    ("Memory Workload Analysis", "L1/TEX Hit Rate", L1),
-    ("Memory Workload Analysis", "L2 Hit Rate", L2),
-    ("Launch Statistics", "Registers Per Thread", REGISTERS),
-    ("Occupancy", "Theoretical Occupancy", THEORETICAL),
-    ("Occupancy", "Achieved Occupancy", ACHIEVED),
-];
-
-/// The metric that the details page shows under this label.
-pub fn labelled(section: &str, label: &str) -> Option<&'static str> {
-    LABELS.iter().find(|(of, name, _)| *of == section && *name == label).map(|(_, _, metric)| *metric)
-}
-
-/// Says whether a metric stands behind a value of ours.
+/// Says whether a value of ours is made from this metric.
 pub fn is_used(name: &str) -> bool {
-    LABELS.iter().any(|(_, _, metric)| *metric == name)
+    let counted = |prefix: &str| name.starts_with(prefix) && name.contains("_pred_on.sum");
+    labels::shows(name)
         || DURATION.contains(&name)
+        || DRAM.contains(&name)
         || TENSOR_PIPE.contains(&name)
         || [TENSOR, TENSOR_OPS, STALL].iter().any(|(from, to)| name.starts_with(from) && name.ends_with(to))
-        || matches!(name, "dram__bytes_read.sum" | "dram__bytes_write.sum" | "dram__bytes.sum")
+        || matches!(
+            name,
+            "dram__bytes_read.sum" | "dram__bytes_write.sum" | "dram__bytes.sum" | "smsp__cycles_elapsed.avg.per_second"
+        )
+        || counted("sm__sass_thread_inst_executed_op_")
+        || counted("smsp__sass_thread_inst_executed_op_")
 }
 
 /// What the metrics of one launch say.
@@ -136,11 +124,11 @@ fn stalls(metrics: &Metrics) -> Vec<Stall> {
 
 #[cfg(test)]
 mod tests {
-    use super::*;
+    use super::{super::numbers::DecimalMark, *};
 
     fn of(fields: &[(&str, &str, &str)]) -> CounterValues {
         let mut metrics = Metrics::default();
-        fields.iter().for_each(|(name, unit, text)| metrics.take(name, unit, text));
+        fields.iter().for_each(|(name, unit, text)| metrics.take(name, unit, text, DecimalMark::Point));
         values(&metrics)
     }
 

@@ -58,8 +58,8 @@ fn counter_cells(record: &CounterRecord) -> [String; 16] {
     [
         record.kernel_name.clone(),
         record.stage.clone(),
-        sides(record.grid),
-        sides(record.block),
+        known(record.grid, sides),
+        known(record.block, sides),
         known(record.timeline_calls, count),
         known(record.timeline_mean_ms, ms),
         known(values.duration_ns, |ns| ms(ns / 1e6)),
