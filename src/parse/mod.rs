@@ -64,7 +64,9 @@ pub fn read(dir: &Path) -> Result<Trace, ParseError> {
     }
     let export = dir.join(layout::NSYS_EXPORT);
     if packed::exists(&export) {
-        trace.nsys = Some(nsys::read(&export)?);
+        let mut nsys = nsys::read(&export)?;
+        trace.findings.append(&mut nsys.findings);
+        trace.nsys = Some(nsys);
     }
     for stage in ncu::stages(dir)? {
         trace.counters.extend(ncu::read(dir, &stage)?.unwrap_or_default().launches);

@@ -53,6 +53,9 @@ pub struct Gpu {
     pub power_limit_w: Option<f64>,
     pub max_sm_mhz: Option<u32>,
     pub max_memory_mhz: Option<u32>,
+    /// Multiprocessors, where a capture tells them.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub sm_count: Option<u32>,
 }
 
 /// A part of a GPU that is a device of its own (MIG).

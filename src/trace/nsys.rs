@@ -4,7 +4,8 @@ use std::collections::HashMap;
 
 use foldhash::fast::RandomState;
 
-use super::{kernel::Kernels, range::Range, stage::StageRules};
+use super::{environment::Environment, kernel::Kernels, range::Range, stage::StageRules};
+use crate::run::Finding;
 
 /// One nsys capture. A table that the export lacks is an empty list: `tables` tells which were there.
 #[derive(Debug, Clone, Default)]
@@ -12,8 +13,8 @@ pub struct NsysTrace {
     /// As the export says: `2022.4.2.1-df9881f` or the like.
     pub tool_version: Option<String>,
     pub schema_version: Option<String>,
-    /// The GPUs of the host, as the tool names them.
-    pub gpus: Vec<String>,
+    /// The host that was profiled, with the GPUs that something ran on.
+    pub target: Environment,
     pub tables: Vec<String>,
     /// Names of processes, by the tool's id of each; of those that did nothing, too.
     pub processes: HashMap<i64, String>,
@@ -23,18 +24,18 @@ pub struct NsysTrace {
     pub kernels: Kernels,
     /// Copies and fills on the device.
     pub copies: Vec<MemoryOp>,
-    /// Launches of CUDA graphs that were traced as a whole.
-    pub graphs: Vec<GraphLaunch>,
     /// Where the nodes of CUDA graphs were made.
     pub graph_nodes: Vec<GraphNode>,
     /// CUDA runtime and driver calls.
     pub cuda_calls: ApiCalls,
     /// Operating system calls that blocked or took long, as nsys traces them.
     pub os_calls: ApiCalls,
-    /// Rows without times, that end before they start, or that lie in no age of computers: left out.
+    /// Rows that end before they start, or lie in no age of computers: left out.
     pub impossible_rows: u64,
     /// What the tool itself complained of, worst first.
     pub diagnostics: Vec<String>,
+    /// What the export lacks.
+    pub findings: Vec<Finding>,
     /// Which ranges are stages.
     pub rules: StageRules,
 }
@@ -63,22 +64,6 @@ pub struct MemoryOp {
     /// Joins it to the call that launched it, within its process; 0 without.
     pub correlation_id: i64,
     pub graph_node: Option<u64>,
-}
-
-/// A launch of a CUDA graph that was traced as a whole: the kernels and copies inside are not recorded.
-#[derive(Debug, Clone, Copy, PartialEq)]
-pub struct GraphLaunch {
-    /// On the device, from the start of its first node to the end of its last one. Gaps between nodes are inside.
-    pub start_ns: i64,
-    pub end_ns: i64,
-    /// Device and stream of its first node.
-    pub device: u32,
-    pub stream: u32,
-    pub global_pid: i64,
-    /// Joins it to the call that launched it, within its process; 0 without.
-    pub correlation_id: i64,
-    /// The tool's number of the graph; `None` where the export does not have it.
-    pub graph: Option<u64>,
 }
 
 /// Where a copy went.

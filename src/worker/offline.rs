@@ -3,6 +3,7 @@
 //! Needs no GPU, no database and no server. It measures nothing: what the folder lacks stays unknown.
 
 use std::{
+    collections::BTreeSet,
     fs,
     io::{self, BufWriter, Write},
     path::{Path, PathBuf},
@@ -13,13 +14,16 @@ use flate2::{Compression, write::GzEncoder};
 use super::part;
 
 use crate::{
-    analyze::{self, Analysis, device::Devices},
+    analyze::{
+        self, Analysis,
+        device::{self, Devices},
+    },
     artifact::layout,
     model::{Decoder, ModelSpec},
     parse::{self, ParseError, ncu, nsys, saved},
     report::{self, RunFacts, part::PartStage, perfetto},
     run::{
-        Dtype, Finding, RunId, RunSpec, RunState, Step, StepRecord, StepState,
+        Dtype, Finding, RunId, RunSpec, RunState, Severity, Step, StepRecord, StepState,
         import::{CaptureKind, Import},
     },
     runner::RunnerRequest,
@@ -74,15 +78,14 @@ pub fn analyze_with(dir: &Path, rules: StageRules, devices: &Devices) -> Result<
     Ok(Analyzed { saved, trace, analysis, part })
 }
 
-/// Analyses an export of nsys that anybody took of any program, beside pages that ncu printed of it. The device is the one that all
-/// pages name.
+/// Analyses an export of nsys that anybody took of any program, beside pages that ncu printed of it. The device is the one that the
+/// export and all pages name.
 pub fn analyze_capture(export: &Path, pages: &[PathBuf], rules: StageRules, devices: &Devices) -> Result<Analyzed, OfflineError> {
     let mut nsys = nsys::read(export).map_err(|source| OfflineError::Capture { source })?;
     nsys.rules = rules;
-    let tool = nsys.tool_version.clone();
-    let mut trace = Trace { nsys: Some(nsys), ..Trace::default() };
-    trace.environment.nsys = tool;
-    trace.environment.llmprof = env!("CARGO_PKG_VERSION").into();
+    let environment = Environment { llmprof: env!("CARGO_PKG_VERSION").into(), ..nsys.target.clone() };
+    let findings = std::mem::take(&mut nsys.findings);
+    let trace = Trace { environment, nsys: Some(nsys), findings, ..Trace::default() };
     let name = export.file_stem().unwrap_or_default().to_string_lossy().into_owned();
     of_captures(unknown_run(name), trace, pages, devices)
 }
@@ -99,7 +102,8 @@ fn imported(
     if let Some(nsys) = &mut trace.nsys {
         nsys.rules =
             if rules == StageRules::default() { rules_of(&import.stages, &import.within, &import.without) } else { rules };
-        trace.environment.nsys.clone_from(&nsys.tool_version);
+        // The host that reads a capture is not the one that it was taken on.
+        trace.environment = Environment { llmprof: trace.environment.llmprof.clone(), ..nsys.target.clone() };
     }
     let pages = import.files.iter().filter(|it| it.kind == CaptureKind::Counters).count();
     let pages: Vec<PathBuf> = (1..=pages).map(|number| dir.join(layout::imported_page(number))).collect();
@@ -115,16 +119,27 @@ pub(super) fn rules_of(stages: &[String], within: &[String], without: &[String])
 
 /// Analyses captures of a program of which nothing else is known.
 fn of_captures(saved: saved::SavedRun, mut trace: Trace, pages: &[PathBuf], devices: &Devices) -> Result<Analyzed, OfflineError> {
-    let mut named = Vec::new();
-    for page in pages {
-        let page = ncu::read_file(page).map_err(|source| OfflineError::Capture { source })?;
-        named.extend(page.device);
+    let mut named: BTreeSet<String> = trace.environment.gpus.iter().map(|gpu| device::model(&gpu.name).to_owned()).collect();
+    for path in pages {
+        let page = ncu::read_file(path).map_err(|source| OfflineError::Capture { source })?;
+        let name = path.file_name().unwrap_or_default().to_string_lossy();
+        trace.findings.extend(page.gaps(&name));
+        trace.findings.extend(page.device.as_ref().filter(|_| !named.is_empty()).and_then(|device| other_device(device, &named)));
+        named.extend(page.device.map(|name| device::model(name.trim()).to_owned()));
         trace.counters.extend(page.launches);
     }
-    named.dedup();
-    let peaks = if let [device] = named.as_slice() { devices.find(device) } else { None };
+    let peaks = if named.len() == 1 { named.first().and_then(|name| devices.find(name)) } else { None };
     let analysis = analyze::analyze(&trace, None, peaks);
     Ok(Analyzed { saved, trace, analysis, part: vec![] })
+}
+
+/// The finding that counters are of a device that the timeline did not run on.
+fn other_device(device: &str, timeline: &BTreeSet<String>) -> Option<Finding> {
+    let same = timeline.contains(device::model(device.trim()));
+    let ran_on = timeline.iter().map(String::as_str).collect::<Vec<_>>().join(", ");
+    let message = format!("the counters are of {device}, the timeline of {ran_on}: no peak of a device is used");
+    let advice = "take counters and timeline on the same kind of GPU";
+    (!same).then(|| Finding::new("counters_of_another_device", Severity::Warning, message).advise(advice))
 }
 
 /// A model of which nothing is known but its name. No analysis sees it: its dimensions are none.

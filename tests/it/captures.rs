@@ -21,8 +21,9 @@ use llmprof::{
     },
     parse,
     profiling::Profiling,
-    run::Mode,
+    run::{Mode, RunId},
     trace::{Trace, counter::LaunchCounters, kernel::Kernel, names, nsys::NsysTrace, range::Range, stage::StageRules},
+    worker::offline,
 };
 
 const CAPTURES: [&str; 4] = ["hf-deepseek-decoder", "hf-llama-e2e", "hf-llama-attention-mock", "torch-cuda-graph-node"];
@@ -122,8 +123,7 @@ fn kernel_records_add_up_to_what_sql_counts_per_stage() {
     assert_eq!(sum(Some("prefill")), (1_972, 15_243_102));
     assert_eq!(sum(Some("decode_all")), (10_800, 27_012_363));
     assert_eq!(kernels.orphans, 0);
-    let copies_ms: f64 = trace.copies.iter().map(|it| (it.end_ns - it.start_ns) as f64 / 1e6).sum();
-    assert!(kernels.stages.iter().all(|stage| stage.busy_ms <= stage.kernel_ms + copies_ms + 1e-9));
+    assert!(kernels.stages.iter().all(|stage| stage.busy_ms <= stage.kernel_ms + 1e-9));
 }
 
 #[test]
@@ -165,7 +165,7 @@ fn each_launch_that_ncu_profiled_is_found_in_the_timeline_by_name_and_geometry()
     let known: HashSet<_> = trace
         .kernels
         .iter()
-        .map(|it| (names::canonical(&trace.strings[it.full_name as usize]), it.grid, it.block, Some(it.registers)))
+        .map(|it| (names::canonical(&trace.strings[it.full_name as usize]), Some(it.grid), Some(it.block), Some(it.registers)))
         .collect();
     let launches = decode_page().launches;
     let found = |it: &&LaunchCounters| known.contains(&(names::canonical(&it.full_name), it.grid, it.block, it.values.registers));
@@ -200,6 +200,44 @@ fn the_decoders_kernels_are_chosen_by_stage_and_their_cover_is_known() {
     let decode =
         ["device_kernel", "elementwise_kernel", "vectorized_elementwise_kernel", "nvjet_sm90_tst_16x64_64x16_4x1_v_bz_TNN"];
     assert_eq!(choices[1].names()[..4], decode);
+}
+
+#[test]
+fn a_foreign_capture_tells_its_own_gpu_driver_and_system() {
+    for name in ["hf-llama-e2e", "hf-llama-attention-mock", "torch-cuda-graph-node"] {
+        let target = capture(name).target;
+        let gpu = &target.gpus[0];
+        assert_eq!((target.gpus.len(), gpu.name.as_str(), gpu.memory_bytes), (1, "NVIDIA H200", 150_109_880_320), "{name}");
+        assert_eq!((gpu.sm_count, gpu.max_sm_mhz, gpu.compute_capability.as_deref()), (Some(132), Some(1980), Some("9.0")));
+        assert_eq!((target.driver.as_deref(), target.cuda.as_deref()), (Some("580.159.04"), Some("13.0")));
+        assert_eq!((target.cpu.as_deref(), target.cpus), (Some("Intel(R) Xeon(R) Processor"), Some(16)));
+        assert_eq!(target.os.as_deref(), Some("Ubuntu 24.04.3 LTS"));
+    }
+}
+
+#[test]
+fn the_report_of_a_foreign_capture_is_of_the_gpu_that_it_was_taken_on() {
+    let dir = tempfile::tempdir().unwrap();
+    let export = dir.path().join("vllm.sqlite");
+    crate::align::capture("hf-llama-attention-mock", &export, "").unwrap();
+    let devices = Devices::from_toml(include_str!("../../conf/devices.toml")).unwrap();
+    let page = dir.path().join("decode.csv");
+    let packed = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/captures/hf-llama-decode.ncu-raw.csv.zst");
+    let text = String::from_utf8(zstd::stream::decode_all(File::open(packed).unwrap()).unwrap()).unwrap();
+    let told = |text: &str| {
+        std::fs::write(&page, text).unwrap();
+        let id = RunId::now();
+        let analyzed = offline::analyze_capture(&export, std::slice::from_ref(&page), StageRules::default(), &devices).unwrap();
+        let found: Vec<String> = analyzed.findings(id).into_iter().map(|it| it.id).collect();
+        let report = analyzed.render(id).into_iter().find(|(name, _)| *name == "report.json").unwrap().1;
+        (found, serde_json::from_str::<serde_json::Value>(&report).unwrap())
+    };
+    let (found, report) = told(&text);
+    assert_eq!(report["environment"]["gpus"][0]["name"], "NVIDIA H200");
+    assert_eq!(report["environment"]["driver"], "580.159.04");
+    assert!(!found.iter().any(|id| id == "counters_of_another_device"), "{found:?}");
+    let (found, _) = told(&text.replace("NVIDIA H200", "NVIDIA A10"));
+    assert!(found.iter().any(|id| id == "counters_of_another_device"), "{found:?}");
 }
 
 /// What ncu read of the Llama's decode, as a page tells it.

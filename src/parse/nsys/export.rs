@@ -4,7 +4,6 @@
 //! more rows than the file could hold, so that a damaged file that leads in circles ends in an error too.
 
 use std::{
-    collections::HashSet,
     fmt::Write as _,
     fs::File,
     io::Read,
@@ -17,11 +16,21 @@ use rusqlite::{Connection, ErrorCode, OpenFlags, Result, Row, RowIndex, config::
 
 use super::{
     super::ParseError,
+    columns::{fit, lacking, stored},
     pages::{Broken, Number, Pages},
 };
 
 /// What each SQLite file begins with.
 const MAGIC: &[u8; 16] = b"SQLite format 3\0";
+/// Tables of what was recorded: an export has one of them, and the strings.
+const RECORDS: [&str; 6] = [
+    "CUPTI_ACTIVITY_KIND_KERNEL",
+    "CUPTI_ACTIVITY_KIND_RUNTIME",
+    "CUPTI_ACTIVITY_KIND_GRAPH_TRACE",
+    "NVTX_EVENTS",
+    "OSRT_API",
+    "TARGET_INFO_SESSION_START_TIME",
+];
 /// Fewest bytes that a row of any of our tables takes.
 const ROW_BYTES: u64 = 4;
 
@@ -68,7 +77,7 @@ impl Export {
         if export.tables.len() > MAX_TABLES {
             return Err(export.foreign("more tables than any export has"));
         }
-        if export.facts_table().is_none() {
+        if export.facts_table().is_none() && !export.has_records() {
             return Err(export.foreign("an SQLite database, but no export of nsys"));
         }
         Ok(export)
@@ -91,6 +100,27 @@ impl Export {
         ["META_DATA_EXPORT", "EXPORT_META_DATA"].into_iter().find(|name| self.tables.iter().any(|table| table == name))
     }
 
+    /// Says whether its tables are those of an export: versions of 2021 left out what it says of itself.
+    fn has_records(&self) -> bool {
+        let has = |name: &str| self.tables.iter().any(|table| table == name);
+        has("StringIds") && RECORDS.iter().any(|name| has(name))
+    }
+
+    /// Columns among `wanted` that `table` lacks; none when the export lacks the table.
+    pub fn lacks<'a>(&self, table: &'static str, wanted: &[&'a str]) -> Result<Vec<&'a str>, ParseError> {
+        if !self.tables.iter().any(|name| name == table) {
+            return Ok(Vec::new());
+        }
+        let query = |source| ParseError::Query { path: self.path.clone(), what: table, source: brief(source) };
+        let columns = stored(&self.db, table).map_err(query)?;
+        Ok(wanted.iter().filter(|column| !columns.contains(**column)).copied().collect())
+    }
+
+    /// The error that `table` lacks `column`, without which nothing of it can be read.
+    fn without(&self, table: &str, column: &str) -> ParseError {
+        self.foreign(&format!("{table} lacks the column {column}: export the report again with the nsys that took it"))
+    }
+
     /// All rows of a query over `table`; none when the export lacks the table.
     pub fn rows<T>(
         &self,
@@ -108,9 +138,11 @@ impl Export {
         if !self.tables.iter().any(|name| name == table) {
             return Ok(());
         }
+        let failed = |source| ParseError::Query { path: self.path.clone(), what: table, source: brief(source) };
+        let columns = stored(&self.db, table).map_err(failed)?;
         let mut count = 0;
         let mut query = || {
-            let mut statement = self.db.prepare(&fit(sql, &stored(&self.db, table)?))?;
+            let mut statement = self.db.prepare(&fit(sql, &columns))?;
             let mut rows = statement.query([])?;
             while let Some(row) = rows.next()?
                 && count <= self.most_rows
@@ -120,7 +152,10 @@ impl Export {
             }
             Ok(())
         };
-        query().map_err(|source| ParseError::Query { path: self.path.clone(), what: table, source: brief(source) })?;
+        query().map_err(|source| match lacking(&source, sql, &columns) {
+            Some(column) => self.without(table, column),
+            None => failed(source),
+        })?;
         self.bounded(table, count)
     }
 
@@ -175,6 +210,9 @@ impl Export {
             }
         }
         if let Some(Odd(column)) = odd {
+            if self.lacks(table, &[column])? == [column] {
+                return Err(self.without(table, column));
+            }
             return Err(self.foreign(&format!("damaged: no number that fits in row {count} of {table}, column {column}")));
         }
         self.bounded(table, count)
@@ -342,37 +380,9 @@ fn layout<const N: usize>(db: &Connection, table: &str, columns: [&str; N]) -> R
     Ok(u32::try_from(root).ok().filter(|_| plain).map(|root| Layout { root, places }))
 }
 
-/// Columns that are stored: the pragma leaves out generated ones.
-fn stored(db: &Connection, table: &str) -> Result<HashSet<String>> {
-    let mut statement = db.prepare("select name from pragma_table_info(?1)")?;
-    statement.query_map([table], |row| string(row, 0))?.collect()
-}
-
-/// Puts `"column"` for each `{column}` that there is, and `null` for the others.
-fn fit(sql: &str, columns: &HashSet<String>) -> String {
-    let mut parts = sql.split('{');
-    let mut fitted = parts.next().unwrap_or_default().to_owned();
-    for part in parts {
-        let (column, rest) = part.split_once('}').unwrap_or((part, ""));
-        if columns.contains(column) {
-            let _ = write!(fitted, "\"{column}\"");
-        } else {
-            fitted.push_str("null");
-        }
-        fitted.push_str(rest);
-    }
-    fitted
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn a_column_that_is_missing_reads_as_null() {
-        let columns = ["start", "end"].map(str::to_owned).into();
-        assert_eq!(fit("select {start}, {end} as e, {graphNodeId} as g", &columns), r#"select "start", "end" as e, null as g"#);
-    }
 
     #[test]
     fn a_path_with_odd_characters_is_no_option() {

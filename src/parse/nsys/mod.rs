@@ -1,14 +1,21 @@
-//! An nsys SQLite export, to values: schemas 3.0 (2022.4) to 3.20 (2025.3). The long tables are scanned; for each other one there is a
+//! An nsys SQLite export, to values: those of 2021 without a schema's number, and schemas 3.0 (2022.4) to 3.20 (2025.3). The long tables are scanned; for each other one there is a
 //! query in a file under `sql/`.
 //!
 //! Tables exist only where something was recorded, and columns come and go with versions: what is missing is a gap. An export also
 //! holds the environments of processes; of its strings only those are read that name a process, a kernel, a call or a range.
 
+mod columns;
 mod export;
+mod log;
 mod names;
 mod pages;
+mod target;
 
-use std::{collections::HashMap, path::Path, thread};
+use std::{
+    collections::{BTreeSet, HashMap},
+    path::Path,
+    thread,
+};
 
 use rusqlite::{Result, Row};
 
@@ -19,9 +26,11 @@ use self::{
 use super::ParseError;
 use crate::{
     artifact::packed,
+    run::{Finding, Severity},
     trace::{
+        environment::Environment,
         kernel::{Kernel, Kernels},
-        nsys::{ApiCall, ApiCalls, CopyKind, GraphLaunch, GraphNode, MemoryOp, NsysTrace, pid_of, process_of},
+        nsys::{ApiCall, ApiCalls, CopyKind, GraphNode, MemoryOp, NsysTrace, pid_of, process_of},
         range::Range,
     },
 };
@@ -40,12 +49,16 @@ const fn possible(start_ns: i64, end_ns: i64) -> bool {
 
 /// Says whether an export in `path` can be read, by its header, its schema and what it says of itself alone.
 pub fn check(path: &Path) -> std::result::Result<(), ParseError> {
+    log::refuse(path)?;
     Export::open(path)?.facts().map(|_| ())
 }
 
 /// Reads the export in `path`. Blocks, in time and memory linear in the size of the file. A packed one is unpacked first.
 pub fn read(path: &Path) -> std::result::Result<NsysTrace, ParseError> {
-    let plain = packed::plain(path).map_err(|source| ParseError::Read { path: path.into(), source })?;
+    log::refuse(path)?;
+    let unread = |source| ParseError::Read { path: path.into(), source };
+    let plain = packed::plain(path).map_err(unread)?;
+    let logged = || log::finding(plain.path()).map_err(unread);
     let path = plain.path();
     let export = Export::open(path)?;
     // The two long tables are read side by side, each by a connection of its own.
@@ -78,12 +91,14 @@ pub fn read(path: &Path) -> std::result::Result<NsysTrace, ParseError> {
         })
         .collect();
 
+    trace.findings.extend(logged()?);
+    trace.findings.extend(gaps(&export)?);
+
     // Launch order and start order are what analysis walks in; the exports come in it, but nothing promises that.
     trace.kernels.sort();
     trace.cuda_calls.sort();
     trace.os_calls.sort();
     trace.copies.sort_by_key(|copy| copy.start_ns);
-    trace.graphs.sort_by_key(|graph| graph.start_ns);
     trace.ranges.sort_by_key(|r| (r.start_ns, std::cmp::Reverse(r.end_ns.unwrap_or(i64::MAX))));
     Ok(trace)
 }
@@ -124,9 +139,10 @@ fn others(export: &Export) -> std::result::Result<(NsysTrace, Names, Unnamed), P
     let read = trace.copies.len();
     trace.copies.retain(|it| possible(it.start_ns, it.end_ns));
     impossible += (read - trace.copies.len()) as u64;
-    impossible += graph_launches(export, &gpus, &mut trace)?;
     trace.graph_nodes = export.rows("CUDA_GRAPH_NODE_EVENTS", include_str!("sql/graph_nodes.sql"), graph_node)?;
-    trace.gpus = export.rows("TARGET_INFO_GPU", include_str!("sql/gpus.sql"), |row| export::string(row, 0))?;
+    let used: BTreeSet<u32> =
+        trace.kernels.kinds().iter().map(|kind| kind.device).chain(trace.copies.iter().map(|it| it.device)).collect();
+    trace.target = Environment { nsys: trace.tool_version.clone(), ..target::read(export, &used)? };
     let (calls, left_out) = calls(export, "OSRT_API", OS_CALL, &mut names)?;
     trace.os_calls = calls;
     impossible += left_out;
@@ -140,6 +156,27 @@ fn others(export: &Export) -> std::result::Result<(NsysTrace, Names, Unnamed), P
     trace.diagnostics = export
         .rows("DIAGNOSTIC_EVENT", include_str!("sql/diagnostics.sql"), |row| Ok(export::string(row, 0)?.trim().to_owned()))?;
     Ok((trace, names, (domains, ranges)))
+}
+
+/// Columns without which rows are read and joined to nothing: what they are for is left out of the figures.
+const JOINS: [(&str, &[&str], &str); 3] = [
+    ("CUPTI_ACTIVITY_KIND_KERNEL", &["correlationId", "globalPid"], "kernels have no launch, so no stage and no operator"),
+    ("CUPTI_ACTIVITY_KIND_RUNTIME", &["correlationId", "globalTid"], "launches belong to no thread, so to no range"),
+    ("NVTX_EVENTS", &["globalTid", "eventType", "start"], "ranges belong to no thread, or are not told from marks"),
+];
+
+/// What the export's tables lack, as findings.
+fn gaps(export: &Export) -> std::result::Result<Vec<Finding>, ParseError> {
+    let mut findings = Vec::new();
+    for (table, columns, effect) in JOINS {
+        let lacks = export.lacks(table, columns)?;
+        if !lacks.is_empty() {
+            let message = format!("{table} lacks the columns {}: {effect}", lacks.join(", "));
+            let advice = "export the report again with the nsys that took it (nsys export --type sqlite)";
+            findings.push(Finding::new("nsys_columns_missing", Severity::Warning, message).advise(advice));
+        }
+    }
+    Ok(findings)
 }
 
 /// The calls of CUDA, their names, and how many were left out.
@@ -168,28 +205,6 @@ fn calls<const N: usize>(
     })?;
     Ok((calls, impossible))
 }
-
-/// Reads the launches of graphs that were traced as a whole; returns how many were left out.
-fn graph_launches(export: &Export, gpus: &Gpus, trace: &mut NsysTrace) -> std::result::Result<u64, ParseError> {
-    let graphs = export.rows("CUPTI_ACTIVITY_KIND_GRAPH_TRACE", include_str!("sql/graphs.sql"), graph_launch)?;
-    let read = graphs.len();
-    let timed = graphs.into_iter().filter(|it| (it.start_ns, it.end_ns) != (0, 0) && possible(it.start_ns, it.end_ns));
-    trace.graphs = timed.map(|it| GraphLaunch { device: gpus.of(it.global_pid, it.device), ..it }).collect();
-    // A graph whose first node runs on the host has no device of its own: it is that of its process, where there is one.
-    for at in (0..trace.graphs.len()).filter(|at| trace.graphs[*at].device == ON_HOST).collect::<Vec<_>>() {
-        let process = process_of(trace.graphs[at].global_pid);
-        let kernels = trace.kernels.kinds().iter().map(|it| (it.global_pid, it.device));
-        let others = kernels.chain(trace.graphs.iter().map(|it| (it.global_pid, it.device)));
-        let mut devices: Vec<u32> = others.filter(|it| process_of(it.0) == process && it.1 != ON_HOST).map(|it| it.1).collect();
-        devices.sort_unstable();
-        devices.dedup();
-        trace.graphs[at].device = if let [device] = devices[..] { device } else { ON_HOST };
-    }
-    Ok((read - trace.graphs.len()) as u64)
-}
-
-/// CUPTI's device of a graph that starts on the host: `INT_MAX`.
-const ON_HOST: u32 = i32::MAX as u32;
 
 /// Devices that a process numbers in another way than the host: the process, its number, the host's.
 struct Gpus(Vec<Option<(u32, u32, u32)>>);
@@ -278,18 +293,6 @@ fn memory_op(row: &Row) -> Result<MemoryOp> {
         global_pid: or_zero(row, 5)?,
         correlation_id: or_zero(row, 6)?,
         graph_node: row.get::<_, Option<i64>>(7)?.map(i64::cast_unsigned),
-    })
-}
-
-fn graph_launch(row: &Row) -> Result<GraphLaunch> {
-    Ok(GraphLaunch {
-        start_ns: row.get(0)?,
-        end_ns: row.get(1)?,
-        device: row.get::<_, Option<u32>>(2)?.unwrap_or_default(),
-        stream: row.get::<_, Option<u32>>(3)?.unwrap_or_default(),
-        global_pid: or_zero(row, 4)?,
-        correlation_id: or_zero(row, 5)?,
-        graph: row.get::<_, Option<i64>>(6)?.map(i64::cast_unsigned),
     })
 }
 

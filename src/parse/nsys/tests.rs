@@ -75,33 +75,6 @@ fn kernels_come_in_order_with_their_names() {
 }
 
 #[test]
-fn launches_of_whole_graphs_are_read_by_every_version_and_those_without_times_are_left_out() {
-    let graphs = "create table CUPTI_ACTIVITY_KIND_GRAPH_TRACE (start int, end int, deviceId int, contextId int, streamId int,
-            correlationId int, globalPid int, graphId int, graphExecId int, eventId int);
-        insert into CUPTI_ACTIVITY_KIND_GRAPH_TRACE values (40, 60, 0, 1, 7, 12, 0x1000000, 3, 4, null),
-            (10, 30, 2147483647, 1, 7, 11, 0x1000000, 3, 4, null), (0, 0, 0, 1, 7, 13, 0x1000000, 3, 4, null);";
-    let new = trace(&[META, STRINGS, graphs]);
-    let first = GraphLaunch {
-        start_ns: 10,
-        end_ns: 30,
-        device: 0,
-        stream: 7,
-        global_pid: 0x100_0000,
-        correlation_id: 11,
-        graph: Some(3),
-    };
-    assert_eq!(
-        (new.graphs[0], new.graphs.len(), new.impossible_rows),
-        (first, 2, 1),
-        "a graph that starts on the host is its process's"
-    );
-    let older =
-        "create table CUPTI_ACTIVITY_KIND_GRAPH_TRACE (start int, end int, deviceId int, correlationId int, globalPid int);
-        insert into CUPTI_ACTIVITY_KIND_GRAPH_TRACE values (10, 30, 0, 11, 0x1000000);";
-    assert_eq!(trace(&[META, older]).graphs, [GraphLaunch { stream: 0, graph: None, ..first }]);
-}
-
-#[test]
 fn a_table_that_is_missing_is_a_gap() {
     let trace = trace(&[META]);
     assert_eq!((trace.tool_version.as_deref(), trace.schema_version.as_deref()), (Some("2025.3.2.0"), Some("3.20.3")));
@@ -141,6 +114,77 @@ fn what_is_no_export_is_named_and_says_why() {
     assert_eq!(refusal(&export(&["create table runs (id int)"]).1), "run.sqlite: an SQLite database, but no export of nsys");
     let text = "create table OSRT_API (start, end, globalTid, nameId); insert into OSRT_API values ('x', 1, 1, 1)";
     assert_eq!(refusal(&export(&[META, text]).1), "run.sqlite: damaged: no number that fits in row 1 of OSRT_API, column start");
+}
+
+const TARGET: &str = "create table TARGET_INFO_GPU (id int, name text, uuid text, totalMemory int, clockRate int, smCount int, computeMajor int,
+        computeMinor int);
+    insert into TARGET_INFO_GPU values (0, 'NVIDIA H100 NVL', 'aa', 100, 1785000000, 132, 9, 0), (1, 'NVIDIA A10', 'bb', 50, 0, 72, 8, 6);
+    create table TARGET_INFO_SYSTEM_ENV (name text, value text);
+    insert into TARGET_INFO_SYSTEM_ENV values ('CpuDescription', 'Xeon'), ('CpuCores', '16'), ('OsDescription', 'Ubuntu 24.04'),
+        ('NvDriverVersion', '580.159.04'), ('CudaDriverVersion', '13000'), ('SoftwareReleaseVersion', '6.18'), ('SystemUID', 'secret');";
+
+#[test]
+fn the_host_and_the_gpus_that_kernels_ran_on_are_those_of_the_export() {
+    let target = trace(&[META, STRINGS, KERNELS, TARGET]).target;
+    let gpus: Vec<_> = target.gpus.iter().map(|it| (it.name.as_str(), it.uuid.as_str(), it.memory_bytes, it.sm_count)).collect();
+    assert_eq!(gpus, [("NVIDIA H100 NVL", "GPU-aa", 100, Some(132))], "no kernel ran on the other");
+    assert_eq!((target.gpus[0].max_sm_mhz, target.gpus[0].compute_capability.as_deref()), (Some(1785), Some("9.0")));
+    let facts = [&target.cpu, &target.os, &target.kernel, &target.driver, &target.cuda, &target.nsys];
+    let expected = ["Xeon", "Ubuntu 24.04", "6.18", "580.159.04", "13.0", "2025.3.2.0"];
+    assert_eq!(facts.map(|it| it.as_deref().unwrap()), expected);
+    assert_eq!(target.cpus, Some(16));
+    let other = trace(&[META, STRINGS, &KERNELS.replace("25, 0, 7", "25, 1, 7"), TARGET]).target;
+    assert_eq!(other.gpus.len(), 2, "two that kernels ran on are both told");
+}
+
+#[test]
+fn an_export_that_says_nothing_of_itself_is_known_by_its_tables() {
+    let trace = trace(&[STRINGS, NVTX, KERNELS]);
+    assert_eq!((trace.tool_version, trace.kernels.len(), trace.ranges.len()), (None, 2, 4));
+    // What nvprof leaves looks alike, and is another format.
+    let nvprof = "create table StringTable (_id_ int, value text); create table CUPTI_ACTIVITY_KIND_RUNTIME (start int);";
+    assert_eq!(refusal(&export(&[nvprof]).1), "run.sqlite: an SQLite database, but no export of nsys");
+}
+
+#[test]
+fn a_column_without_which_a_table_says_nothing_is_named() {
+    for column in ["shortName", "start", "streamId", "gridX"] {
+        let without = KERNELS.replace(&format!("{column} int"), &format!("old{column} int"));
+        let why = refusal(&export(&[META, STRINGS, &without]).1);
+        assert!(why.starts_with(&format!("run.sqlite: CUPTI_ACTIVITY_KIND_KERNEL lacks the column {column}:")), "{why}");
+    }
+    let copies =
+        "create table CUPTI_ACTIVITY_KIND_MEMCPY (end int, deviceId int); insert into CUPTI_ACTIVITY_KIND_MEMCPY values (1, 0);";
+    let why = refusal(&export(&[META, copies]).1);
+    assert!(why.starts_with("run.sqlite: CUPTI_ACTIVITY_KIND_MEMCPY lacks the column start:"), "{why}");
+}
+
+#[test]
+fn a_column_that_only_joins_is_absent_with_a_finding() {
+    let without = KERNELS.replace("correlationId int", "x int").replace("globalPid int", "y int");
+    let trace = trace(&[META, STRINGS, &without]);
+    assert_eq!(trace.kernels.len(), 2);
+    let findings: Vec<_> = trace.findings.iter().map(|it| (it.id.as_str(), it.message.as_str())).collect();
+    let message = "CUPTI_ACTIVITY_KIND_KERNEL lacks the columns correlationId, globalPid: kernels have no launch, so no stage and no operator";
+    assert_eq!(findings, [("nsys_columns_missing", message)]);
+}
+
+#[test]
+fn rows_in_a_log_beside_the_export_are_never_left_out_silently() {
+    let (dir, path) = export(&[META, STRINGS]);
+    let live = Connection::open(&path).unwrap();
+    live.execute_batch(&format!("pragma journal_mode = wal; pragma wal_autocheckpoint = 0; {KERNELS}")).unwrap();
+    let why = refusal(&path);
+    assert!(why.starts_with("run.sqlite: a write-ahead log lies beside it (run.sqlite-wal, "), "{why}");
+    assert!(why.contains("wal_checkpoint(truncate)"), "{why}");
+    // The file alone, as an import would send it, says what it may lack.
+    let alone = dir.path().join("alone.sqlite");
+    fs::copy(&path, &alone).unwrap();
+    assert_eq!(read(&alone).unwrap().findings[0].id, "nsys_export_wal");
+    live.execute_batch("pragma wal_checkpoint(truncate)").unwrap();
+    assert_eq!(read(&path).unwrap().kernels.len(), 2);
+    fs::write(dir.path().join("run.sqlite-journal"), b"half a transaction").unwrap();
+    assert!(refusal(&path).contains("a rollback journal lies beside it"));
 }
 
 proptest! {

@@ -40,7 +40,8 @@ pub fn power(facts: &RunFacts, analysis: &Analysis) -> Table {
     let Some(power) = &analysis.power else {
         let said = facts.findings.iter().find(|it| it.id == "power_not_sampled").map(|it| it.message.clone());
         return match said {
-            _ if on_cpu || facts.environment.gpus.is_empty() => table,
+            // A capture from elsewhere names its GPU, and nothing ran here that could be sampled.
+            _ if on_cpu || facts.environment.gpus.is_empty() || facts.spec.repeats == 0 => table,
             Some(said) => table.or_gap(said, "Install NVIDIA's driver with its library libnvidia-ml.so.1."),
             None => table.or_gap("No GPU was sampled.", "Look at the findings: a run of an older version has no samples."),
         };

@@ -1,0 +1,5 @@
+-- Facts about the host that was profiled, by name.
+select {name} as name, cast({value} as text) as value
+from TARGET_INFO_SYSTEM_ENV
+where {name} in ('CpuDescription', 'CpuCores', 'OsDescription', 'SoftwareReleaseVersion', 'NvDriverVersion', 'CudaDriverVersion')
+limit 100
