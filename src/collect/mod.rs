@@ -146,7 +146,8 @@ impl Collector {
         Ok(pass)
     }
 
-    /// Has nsys record `target`, to its end or while it is used, and exports what it recorded to SQLite.
+    /// Has nsys record `target`, to its end or while it is used, and exports what it recorded to SQLite. A race inside of nsys is not an
+    /// answer: the recording is started again.
     #[expect(clippy::too_many_arguments, reason = "a pass, its folder, its settings and its bounds")]
     async fn record(
         &self,
@@ -159,38 +160,66 @@ impl Collector {
         mut recorded: Recorded<'_, '_>,
     ) -> Result<Pass, CollectError> {
         let nsys = self.nsys.as_deref().ok_or(CollectError::NotInstalled { tool: "nsys" })?;
-        let (report, export) = (dir.join(layout::NSYS_REPORT), dir.join(layout::NSYS_EXPORT));
-        let stem = report.with_extension("");
-        let profile = nsys::profile(nsys, settings, on_gpu, &stem, target);
+        let report = dir.join(layout::NSYS_REPORT);
+        let profile = nsys::profile(nsys, settings, on_gpu, &report.with_extension(""), target);
         let (profile, exposed) = self.isolated(profile, dir, leash).await;
-        let (raw, mut again) = (stem.with_extension("qdstrm"), Vec::new());
+        let mut again = Vec::new();
         let mut pass = loop {
-            let ran = match &mut recorded {
-                Recorded::Runner => folder.run("nsys profile", "nsys", &profile, leash).await,
-                Recorded::Program(wall) => {
-                    let watch = Watch::start(leash.run);
-                    let ran = folder.run("nsys profile", "nsys", &profile, leash).await;
-                    **wall = watch.stop().await;
-                    ran
-                }
-                Recorded::Server(served) => served.under(folder, "nsys", &profile, leash).await,
+            let (stage, error) = match self.record_once(nsys, folder, dir, &profile, leash, &mut recorded).await {
+                Ok(pass) => break pass,
+                Err(lost) => lost,
             };
-            let itself = matches!(&ran, Ok(_) | Err(CollectError::Ended { ended: Ended::Exited(_), .. }));
-            let raced = || nsys::RACES.iter().find_map(|words| folder.says("nsys", words));
-            match raced().filter(|_| itself && !report.exists() && !raw.exists()) {
+            // The tool ended by itself, and the last of its commands that ran says so.
+            let itself = matches!(error.ended(), Some(Ended::Exited(_)));
+            match nsys::RACES.iter().find_map(|words| folder.says(stage, words)).filter(|_| itself) {
                 Some(words) if again.len() < nsys::MOST_AGAIN => again.push(words),
-                _ => break ran?,
+                _ => return Err(error),
+            }
+            for half in [&report, &report.with_extension("qdstrm")] {
+                let _ = std::fs::remove_file(half); // there may be none
             }
         };
         pass.findings.extend(exposed);
         pass.findings.extend(nsys::begun_again(&again));
-        if !report.exists() {
-            pass.findings.push(self.import(nsys, folder, &raw, &report, leash).await?);
-        }
-        folder.holds("run.nsys-rep", "nsys profile", "nsys")?;
-        folder.run("nsys export", "nsys-export", &nsys::export(nsys, &report, &export), leash).await?;
-        folder.holds("run.sqlite", "nsys export", "nsys-export")?;
         pass.findings.extend(folder.import_errors("nsys"));
+        Ok(pass)
+    }
+
+    /// One try of a recording and its export; the failure comes with the log of the command that failed.
+    async fn record_once(
+        &self,
+        nsys: &Path,
+        folder: &Folder<'_>,
+        dir: &Path,
+        profile: &Argv,
+        leash: &Leash,
+        recorded: &mut Recorded<'_, '_>,
+    ) -> Result<Pass, (&'static str, CollectError)> {
+        let (report, export) = (dir.join(layout::NSYS_REPORT), dir.join(layout::NSYS_EXPORT));
+        let ran = match recorded {
+            Recorded::Runner => folder.run("nsys profile", "nsys", profile, leash).await,
+            Recorded::Program(wall) => {
+                let watch = Watch::start(leash.run);
+                let ran = folder.run("nsys profile", "nsys", profile, leash).await;
+                **wall = watch.stop().await;
+                ran
+            }
+            Recorded::Server(served) => served.under(folder, "nsys", profile, leash).await,
+        };
+        let raw = report.with_extension("qdstrm");
+        // What it left is the target's own failure.
+        let whose = if report.exists() || raw.exists() { "nsys-target" } else { "nsys" };
+        let mut pass = ran.map_err(|error| (whose, error))?;
+        if !report.exists() {
+            let log = if raw.exists() { "nsys-import" } else { "nsys" };
+            pass.findings.push(self.import(nsys, folder, &raw, &report, leash).await.map_err(|error| (log, error))?);
+        }
+        let whole = async {
+            folder.holds("run.nsys-rep", "nsys profile", "nsys")?;
+            folder.run("nsys export", "nsys-export", &nsys::export(nsys, &report, &export), leash).await?;
+            folder.holds("run.sqlite", "nsys export", "nsys-export")
+        };
+        whole.await.map_err(|error| ("nsys-export", error))?;
         Ok(pass)
     }
 
@@ -199,9 +228,19 @@ impl Collector {
         let nsys = self.nsys.as_deref().ok_or(CollectError::NotInstalled { tool: "nsys" })?;
         let folder = Folder::at(self, dir, layout::NSYS)?;
         let command = nsys::export(nsys, &dir.join(layout::NSYS_REPORT), &dir.join(layout::NSYS_EXPORT));
-        let pass = folder.run("nsys export", "nsys-export", &command, leash).await?;
-        folder.holds("run.sqlite", "nsys export", "nsys-export")?;
-        Ok(pass)
+        let exported = async {
+            let pass = folder.run("nsys export", "nsys-export", &command, leash).await?;
+            folder.holds("run.sqlite", "nsys export", "nsys-export")?;
+            Ok(pass)
+        };
+        match exported.await {
+            Err(error) if matches!(error, CollectError::Ended { .. } | CollectError::Empty { .. }) => {
+                let Some(needs) = nsys::required_version(&folder.output("nsys-export")) else { return Err(error) };
+                let installed = tools::version(nsys, &self.logs(dir, "nsys-version"), leash).await.ok();
+                Err(CollectError::NewerReport { needs, installed })
+            }
+            exported => exported,
+        }
     }
 
     /// The command in a process tree of its own, or as it was with a finding, where the system forbids that.

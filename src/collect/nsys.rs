@@ -55,7 +55,8 @@ const FOUND_AGAIN: &str = r#"echo $$ >"$TMPDIR/target"; exec "$@""#;
 
 /// What nsys says, leaving nothing, when it and its own helper process missed each other. It is a race inside of nsys, most often lost with
 /// programs that end at once and on busy machines, and says nothing of the program.
-pub const RACES: [&str; 2] = ["Connection to the Agent lost", "sem_open"];
+/// `End of file` is the end of the same connection, as 2022.4 prints it.
+pub const RACES: [&str; 3] = ["Connection to the Agent lost", "sem_open", "End of file"];
 /// How often a profile that lost such a race is begun again.
 pub const MOST_AGAIN: usize = 2;
 
@@ -64,6 +65,19 @@ pub fn begun_again(said: &[String]) -> Option<Finding> {
     let message = "nsys and its own helper process missed each other, and it was started again";
     let finding = Finding::new("nsys_started_again", Severity::Info, message).with("times begun", said.len() + 1);
     said.last().map(|words| finding.with("nsys", words))
+}
+
+/// The version that a report needs, as an older nsys prints it when it refuses one: `Version number is invalid: 2025@6@1`.
+pub fn required_version(output: &[String]) -> Option<String> {
+    let version = |line: &String| {
+        let (_, said) = line.split_once("Version number is invalid:")?;
+        let numbers = said.split_whitespace().next()?.trim_matches(|c: char| !c.is_ascii_digit());
+        let parts: Vec<&str> = numbers.split(['@', '.']).collect();
+        let fits =
+            parts.len() >= 2 && parts.iter().all(|part| !part.is_empty() && part.bytes().all(|byte| byte.is_ascii_digit()));
+        fits.then(|| parts.join("."))
+    };
+    output.iter().find_map(version)
 }
 
 /// How a command gets a process tree of its own: as root, and as a user who may make namespaces.
@@ -155,6 +169,14 @@ mod tests {
         let argv = isolated(ISOLATIONS[0], Argv::new("nsys").arg("profile").env("X", "1"));
         assert!(argv.shell().starts_with("X=1 unshare --fork --kill-child --pid --mount-proc sh -c "));
         assert!(argv.shell().ends_with(" nsys profile"));
+    }
+
+    #[test]
+    fn the_version_that_a_report_needs_is_read_from_the_refusal() {
+        let of = |line: &str| required_version(&["Processing events...".into(), line.into()]);
+        assert_eq!(of("Error: Version number is invalid: 2025@6@1").as_deref(), Some("2025.6.1"));
+        assert_eq!(of("Version number is invalid: \"2025@6@1\".").as_deref(), Some("2025.6.1"));
+        assert_eq!((of("Version number is invalid:"), of("no such file")), (None, None));
     }
 
     #[test]

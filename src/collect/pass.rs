@@ -63,6 +63,12 @@ pub enum CollectError {
     DiskFull { what: &'static str, free_bytes: u64, dropped: Vec<(String, u64)> },
     #[error("ncu read no counters in {stage}: {}; {}", complaint.why, complaint.remedy)]
     NoCounters { stage: String, complaint: Complaint, ended: Ended },
+    #[error(
+        "the report was taken with nsys {needs}, newer than the nsys of this host{}: export it by hand with that version \
+         (nsys export --type sqlite --output run.sqlite REPORT.nsys-rep) and import run.sqlite",
+        installed.as_ref().map(|version| format!(" ({version})")).unwrap_or_default()
+    )]
+    NewerReport { needs: String, installed: Option<String> },
     #[error("nsys left raw data that its importer did not read; {LINK_IMPORTER}{}", quote(last_words))]
     NotImported { last_words: Vec<String> },
 }
@@ -108,6 +114,15 @@ impl CollectError {
             Self::NoCounters { stage, complaint, .. } => {
                 let message = format!("ncu read no counters in {stage}: {}", complaint.why);
                 Some(Finding::new(complaint.id, Severity::Warning, message).advise(complaint.remedy))
+            }
+            Self::NewerReport { needs, installed } => {
+                let message = format!("the report was taken with nsys {needs}, which is newer than the nsys of this host");
+                let finding = Finding::new("nsys_report_newer", Severity::Critical, message).with("required", needs);
+                let finding = finding.with("installed", installed.as_deref().unwrap_or("unknown"));
+                Some(finding.advise(format!(
+                    "run `nsys export --type sqlite --output run.sqlite REPORT.nsys-rep` with nsys {needs} or newer and import \
+                     run.sqlite, or install that version here"
+                )))
             }
             Self::NotReady { how, within_s, last_words } => {
                 let finding = Finding::new("server_not_ready", Severity::Warning, message).with("looked for", how);

@@ -208,6 +208,42 @@ async fn an_nsys_that_loses_its_helper_each_time_fails_after_three() {
     assert_eq!(fs::read_to_string(host.dir.path().join("bin/tries")).unwrap().lines().count(), 3);
 }
 
+/// An nsys whose command `command` ends with `words` the first time.
+fn once(command: &str, words: &str) -> Host {
+    let lose =
+        format!("if [ $1 = {command} ] && mkdir \"${{0%/*}}/tried\" 2>/dev/null; then echo '{words}' >&2; exit 1; fi\n{NSYS}");
+    Host::new(RUNNER, Some(&lose))
+}
+
+#[tokio::test]
+async fn an_end_of_file_between_the_halves_of_nsys_is_tried_again() {
+    for command in ["profile", "export"] {
+        let pass = once(command, "Error: End of file").timeline().await.unwrap();
+        let found: Vec<_> = pass.findings.iter().map(|it| (it.id.as_str(), it.evidence["nsys"].as_str())).collect();
+        assert_eq!(found, [("nsys_started_again", "Error: End of file")], "{command}");
+        let error = once(command, "no space left").timeline().await.unwrap_err();
+        assert!(error.to_string().contains("no space left"), "{error}");
+    }
+}
+
+#[tokio::test]
+async fn a_report_of_a_newer_nsys_names_both_versions_and_the_way_by_hand() {
+    let host = Host::new(
+        RUNNER,
+        Some(
+            "case $1 in --version) echo 'NVIDIA Nsight Systems version 2022.4.2.1-df9881f';; export) echo 'Version number is invalid: 2025@6@1' >&2; exit 1;; esac",
+        ),
+    );
+    fs::create_dir_all(host.run().join("nsys")).unwrap();
+    let error = host.collector.export(&host.run(), &host.leash).await.unwrap_err();
+    let said = error.to_string();
+    assert!(
+        said.contains("nsys 2025.6.1") && said.contains("(2022.4.2.1-df9881f)") && said.contains("nsys export --type sqlite"),
+        "{said}"
+    );
+    assert_eq!(error.finding().unwrap().id, "nsys_report_newer");
+}
+
 /// An nsys whose importer fails: raw data only. NVIDIA's layout, with the importer where nsys itself does not find it.
 fn unlinked(importer: &str) -> Host {
     let mut host = Host::new(

@@ -89,6 +89,20 @@ async fn a_part_beside_the_whole_model_ends_in_a_verdict_for_each_stage() {
 }
 
 #[tokio::test]
+async fn an_alignment_survives_an_nsys_that_loses_its_connection_once() {
+    let data = tempfile::tempdir().unwrap();
+    let tool = nsys(data.path());
+    let good = fs::read_to_string(&tool).unwrap();
+    let first = r#"case "$*" in profile*/mock/nsys/*) if mkdir "${0%/*}/lost" 2>/dev/null; then echo 'End of file' >&2; exit 1; fi;; esac"#;
+    fs::write(&tool, good.replacen('\n', &format!("\n{first}\n"), 1)).unwrap();
+    let service = Service::start(data.path(), &Setup { nsys: tool, ..Setup::default() });
+    let id = service.submit(aligned(json!({}))).await;
+    let run = service.end(&id).await;
+    assert!(data.path().join("lost").is_dir(), "it lost its connection");
+    assert_eq!((&run["state"], &step(&run, "align")["state"]), (&json!("succeeded"), &json!("succeeded")), "{run:#}");
+}
+
+#[tokio::test]
 async fn a_mock_with_another_prompt_fails_by_its_inputs_and_the_extracted_part_does_not() {
     let data = tempfile::tempdir().unwrap();
     let service = Service::start(data.path(), &Setup { nsys: nsys(data.path()), ..Setup::default() });
