@@ -2,20 +2,18 @@
 //!
 //! `conf/default.toml` is the manual and the list of what exists: a key that it lacks is refused. No setting is read elsewhere.
 
+mod models;
 mod targets;
 
-use std::{
-    collections::BTreeMap,
-    path::{Path, PathBuf},
-};
+use std::path::{Path, PathBuf};
 
+pub use models::{FoundModels, Models, RefusedModel, models, why_refused};
 use serde::{Deserialize, Serialize};
 pub use targets::{example_targets, targets};
 use toml::{Table, Value};
 
 use crate::{
     analyze::device::{Devices, DevicesError},
-    model::{ModelError, ModelSpec, PRESETS, hf},
     profiling::{self, Presets, Profiling, ProfilingError},
     run::Mode,
 };
@@ -246,31 +244,6 @@ pub fn nearest<'a>(word: &str, known: impl Iterator<Item = &'a str>) -> Option<&
         .map(|(_, known)| known)
 }
 
-/// Configured models by name.
-pub type Models = BTreeMap<String, ModelSpec>;
-
-/// Reads the bundled models, and over them those of `folder`: `NAME.toml`, and folders `NAME/` with a published `config.json`,
-/// whose weights are used when they lie beside it.
-pub fn models(folder: Option<&Path>) -> Result<Models, ConfigError> {
-    let mut models = Models::new();
-    for (name, text) in PRESETS {
-        models.insert((*name).to_owned(), model(name, text)?);
-    }
-    for path in folder.map(entries).transpose()?.unwrap_or_default() {
-        let name = path.file_stem().unwrap_or_default().to_string_lossy().into_owned();
-        let published = path.join("config.json");
-        if path.extension().is_some_and(|extension| extension == "toml") {
-            models.insert(name.clone(), model(&name, &read(&path)?)?);
-        } else if published.is_file() {
-            let name = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
-            let model = hf::parse_config(&name, &read(&published)?).map_err(|source| refused(&name, source))?;
-            let weights = entries(&path)?.iter().any(|file| file.extension().is_some_and(|it| it == "safetensors"));
-            models.insert(name, ModelSpec { weights: weights.then_some(path), ..model });
-        }
-    }
-    Ok(models)
-}
-
 /// Reads the bundled presets, and over each the settings that `MODE.toml` in `folder` changes.
 pub fn profiling(folder: Option<&Path>) -> Result<Presets, ConfigError> {
     let refused = |mode: &str| {
@@ -294,17 +267,6 @@ pub fn profiling(folder: Option<&Path>) -> Result<Presets, ConfigError> {
         *preset = preset.changed(change).map_err(refused(mode.as_str()))?;
     }
     Ok(presets)
-}
-
-fn model(name: &str, text: &str) -> Result<ModelSpec, ConfigError> {
-    let model: ModelSpec =
-        toml::from_str(text).map_err(|error| ConfigError::Model { name: name.into(), message: error.to_string() })?;
-    model.validate().map_err(|source| refused(name, source))?;
-    Ok(ModelSpec { name: name.to_owned(), ..model })
-}
-
-fn refused(name: &str, source: ModelError) -> ConfigError {
-    ConfigError::Model { name: name.to_owned(), message: source.to_string() }
 }
 
 fn read(path: &Path) -> Result<String, ConfigError> {
@@ -364,14 +326,12 @@ mod tests {
 
     #[test]
     fn bundled_models_are_valid_and_a_folder_goes_over_them() {
-        let bundled = models(None).unwrap();
+        let bundled = models(None).unwrap().models;
         assert_eq!(bundled.keys().collect::<Vec<_>>(), ["deepseek-ocr", "deepseek-ocr-tiny", "llama-tiny", "qwen3-0.6b"]);
         let dir = tempfile::tempdir().unwrap();
         let text = include_str!("../conf/models/deepseek-ocr-tiny.toml").replace("vocab = 8192", "vocab = 9000");
         std::fs::write(dir.path().join("mine.toml"), text).unwrap();
-        assert_eq!(models(Some(dir.path())).unwrap()["mine"].decoder.vocab, 9000);
-        std::fs::write(dir.path().join("mine.toml"), "decoder = 1").unwrap();
-        assert!(models(Some(dir.path())).unwrap_err().to_string().starts_with("model mine: "));
+        assert_eq!(models(Some(dir.path())).unwrap().models["mine"].decoder.vocab, 9000);
     }
 
     #[test]
@@ -398,9 +358,9 @@ mod tests {
             "num_key_value_heads": 2, "intermediate_size": 128, "vocab_size": 256, "max_position_embeddings": 512,
             "rope_theta": 10000.0, "rms_norm_eps": 1e-5, "bos_token_id": 1, "eos_token_id": 2, "torch_dtype": "bfloat16"}"#;
         std::fs::write(folder.join("config.json"), config).unwrap();
-        assert_eq!(models(Some(dir.path())).unwrap()["Llama-mini"].weights, None);
+        assert_eq!(models(Some(dir.path())).unwrap().models["Llama-mini"].weights, None);
         std::fs::write(folder.join("model.safetensors"), "").unwrap();
-        let model = &models(Some(dir.path())).unwrap()["Llama-mini"];
+        let model = &models(Some(dir.path())).unwrap().models["Llama-mini"];
         assert_eq!((model.weights.as_deref(), model.decoder.kv_heads), (Some(folder.as_path()), 2));
     }
 }

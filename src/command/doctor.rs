@@ -1,13 +1,19 @@
 //! `llmprof doctor`: looks at the host and says what is missing, with the command that gets it.
 
-use std::{fmt::Write as _, io::Write, path::PathBuf, process::ExitCode};
+use std::{
+    fmt::Write as _,
+    io::Write,
+    path::{Path, PathBuf},
+    process::ExitCode,
+};
 
 use anyhow::Result;
 use clap::{Args, ValueEnum};
 use llmprof::{
     collect::{Collector, Look},
-    config::Config,
-    trace::checkup::{CheckState, Checkup},
+    config::{self, Config},
+    run::{Finding, Severity},
+    trace::checkup::{Check, CheckState, Checkup},
 };
 use tokio_util::sync::CancellationToken;
 
@@ -42,12 +48,32 @@ pub fn run(options: &Options) -> Result<ExitCode> {
     // A folder that is not there yet is not made for a look.
     let collector = Collector { state: data.is_dir().then(|| data.clone()), ..serve::collector(&config.tools, &config.limits)? };
     let checkup = serve::runtime()?.block_on(collector.checkup(&data, Look::Thorough, CancellationToken::new()));
+    let checkup = Checkup::of(checkup.checked_at, checkup.checks.into_iter().chain([models(&config.server.models)]).collect());
     let text = match options.format {
         Format::Text => told(&checkup),
         Format::Json => serde_json::to_string_pretty(&checkup)? + "\n",
     };
     std::io::stdout().write_all(text.as_bytes())?;
     Ok(if checkup.state == CheckState::Failure { ExitCode::FAILURE } else { ExitCode::SUCCESS })
+}
+
+/// Looks whether every model of the folder can be used.
+fn models(folder: &Path) -> Check {
+    let checked = match config::models(Some(folder).filter(|folder| !folder.as_os_str().is_empty())) {
+        Ok(found) if found.refused.is_empty() => Ok(format!("{} models can be used", found.models.len())),
+        Ok(found) => {
+            let message =
+                format!("{} of {} models cannot be used", found.refused.len(), found.refused.len() + found.models.len());
+            let finding = Finding::new("models", Severity::Warning, message);
+            let finding = found.refused.iter().fold(finding, |finding, model| finding.with(&model.name, &model.reason));
+            Err(finding.advise("correct them, or move them out of the models folder"))
+        }
+        Err(error) => {
+            let message = format!("the models folder cannot be read: {}", llmprof::chain(&error));
+            Err(Finding::new("models", Severity::Critical, message).advise("correct server.models"))
+        }
+    };
+    Check::of("models", checked)
 }
 
 /// One line a check, and its remedy below.

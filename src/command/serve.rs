@@ -144,7 +144,11 @@ impl Service {
         };
         let runs = make_folder(&data.join("runs"))?;
         let alignments = make_folder(&data.join("alignments"))?;
-        let models = Arc::new(config::models(given(&server.models))?);
+        let found = config::models(given(&server.models))?;
+        for model in &found.refused {
+            tracing::warn!(model = model.name, reason = model.reason, "model refused");
+        }
+        let (models, refused_models) = (Arc::new(found.models), Arc::new(found.refused));
         let targets = Arc::new(config::targets(given(&server.targets), &models)?);
         let presets = Arc::new(config::profiling(given(&server.profiling))?);
         let collector = Arc::new(Collector { state: Some(data.clone()), ..collector(&config.tools, &config.limits)? });
@@ -191,6 +195,7 @@ impl Service {
             alignments: cx.alignments.clone(),
             inputs: cx.inputs.clone(),
             models: Arc::clone(&cx.models),
+            refused_models,
             targets: Arc::clone(&cx.targets),
             presets: Arc::clone(&cx.presets),
             devices: devices.clone().into(),

@@ -65,7 +65,7 @@ mod tests {
     use super::*;
 
     fn refused(text: &str) -> String {
-        crate::chain(&parse("targets.toml", text, &super::super::models(None).unwrap()).unwrap_err())
+        crate::chain(&parse("targets.toml", text, &super::super::models(None).unwrap().models).unwrap_err())
     }
 
     #[test]

@@ -56,7 +56,7 @@ use utoipa_axum::{router::OpenApiRouter, routes};
 use utoipa_swagger_ui::{Config, SwaggerUi};
 
 use crate::{
-    config::{self, Models},
+    config::{self, Models, RefusedModel},
     profiling::Presets,
     run::command::Commands,
     store::Store,
@@ -81,6 +81,8 @@ pub struct App {
     /// Folder that manifests are read from.
     pub inputs: PathBuf,
     pub models: Arc<Models>,
+    /// Models of the folder that cannot be used.
+    pub refused_models: Arc<Vec<RefusedModel>>,
     /// Commands that runs may name as their target.
     pub targets: Arc<Commands>,
     /// What each mode means.

@@ -8,12 +8,18 @@ use super::{
     App,
     error::{ApiError, ErrorCode},
 };
-use crate::{config::nearest, model::ModelSpec};
+use crate::{
+    config::{RefusedModel, nearest, why_refused},
+    model::ModelSpec,
+};
 
 /// The configured models, by name.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct ModelList {
     pub models: Vec<ModelSpec>,
+    /// Those of the models folder that cannot be used, with the reason.
+    #[serde(default)]
+    pub refused: Vec<RefusedModel>,
 }
 
 /// List the models that a run may name, with their dimensions
@@ -22,12 +28,15 @@ pub struct ModelList {
 pub async fn models(State(app): State<App>) -> Json<ModelList> {
     // Where weights lie on this host is nobody's business.
     let models = app.models.values().map(|model| ModelSpec { weights: None, ..model.clone() }).collect();
-    Json(ModelList { models })
+    Json(ModelList { models, refused: app.refused_models.to_vec() })
 }
 
 /// The model that a request names.
 pub fn find_model<'a>(app: &'a App, name: &str) -> Result<&'a ModelSpec, ApiError> {
     app.models.get(name).ok_or_else(|| {
+        if let Some(reason) = why_refused(&app.refused_models, name) {
+            return ApiError::new(ErrorCode::ModelNotFound, format!("model {name} cannot be used: {reason}"));
+        }
         let names = app.models.keys().map(String::as_str);
         let hint = match nearest(name, names.clone()) {
             Some(near) => format!("did you mean {near}?"),

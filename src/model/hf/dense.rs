@@ -20,10 +20,8 @@ fn knows(root: &Fields) -> bool {
 
 fn read(root: &Fields) -> Result<ModelSpec, ModelError> {
     let kind = root.text("model_type").unwrap_or_default();
-    root.refuse_true(&["attention_bias", "mlp_bias", "use_sliding_window"])?;
-    if kind == "mistral" && root.number("sliding_window").is_some() {
-        return Err(ModelError::Unsupported("sliding_window".to_owned()));
-    }
+    root.refuse_true(&["attention_bias", "mlp_bias"])?;
+    refuse_window(root, kind == "mistral" || root.flag("use_sliding_window"))?;
     // Neither is in the config: the published code of each family fixes it.
     let decoder = Decoder { qkv_bias: kind == "qwen2", qk_norm: kind == "qwen3", ..root.decoder()? };
     Ok(ModelSpec {
@@ -35,6 +33,16 @@ fn read(root: &Fields) -> Result<ModelSpec, ModelError> {
         decoder,
         vision: None,
     })
+}
+
+/// Refuses attention over a window that is shorter than the context: a longer one hides nothing.
+fn refuse_window(root: &Fields, used: bool) -> Result<(), ModelError> {
+    let Some(window) = root.number("sliding_window").filter(|_| used) else { return Ok(()) };
+    let context = root.size("max_position_embeddings")?;
+    if window >= context as f64 {
+        return Ok(());
+    }
+    Err(ModelError::Unsupported(format!("a sliding_window of {window} in a context of {context}")))
 }
 
 #[cfg(test)]

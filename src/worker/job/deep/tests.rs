@@ -103,7 +103,7 @@ impl Bench {
             mock: None,
             import: None,
         };
-        let model = config::models(None).unwrap()["deepseek-ocr-tiny"].clone();
+        let model = config::models(None).unwrap().models["deepseek-ocr-tiny"].clone();
         let order_model = model.clone();
         let request = RunnerRequest {
             dtype: model.dtype,
