@@ -289,6 +289,9 @@ pub struct Finding {
     pub saves_at_most: Option<Box<Saving>>,
 }
 
+/// Id of the finding that lists the passes which do not apply to a run's subject or host: its evidence is each with the reason.
+pub const NOT_APPLICABLE: &str = "passes_not_applicable";
+
 /// Time that could be saved: an upper bound, not a promise.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct Saving {

@@ -29,7 +29,7 @@ use crate::{
     analyze::Analysis,
     artifact::layout,
     model::ModelSpec,
-    run::{Finding, InputFile, RunId, RunSpec, RunState, StepRecord, StepState, command::CommandPlan},
+    run::{Finding, InputFile, NOT_APPLICABLE, RunId, RunSpec, RunState, StepRecord, StepState, command::CommandPlan},
     trace::{Trace, environment::Environment},
 };
 pub use figures::{Tile, stored_tiles};
@@ -113,7 +113,7 @@ struct Page<'a> {
     model: &'a ModelSpec,
     spec: &'a RunSpec,
     state: &'static str,
-    state_means: &'static str,
+    state_means: String,
     times_of: &'static str,
     started: Option<&'a str>,
     tiles: Vec<figures::Tile>,
@@ -130,7 +130,6 @@ struct Page<'a> {
     operators_by_path: Table,
     stage_kernels: Table,
     stage_gpu: Table,
-    whole_graphs: Table,
     processes: Table,
     classes: Table,
     api_calls: Table,
@@ -177,7 +176,7 @@ fn page<'a>(facts: &RunFacts<'a>, trace: &Trace, analysis: &Analysis) -> Page<'a
         model: facts.model,
         spec: facts.spec,
         state: facts.state.as_str(),
-        state_means: state_means(facts.state),
+        state_means: state_means(facts),
         times_of: if analysis.only_traced && analysis.command.is_some() {
             "the traced pass, for the plain one tells no stages"
         } else if analysis.only_traced {
@@ -198,7 +197,6 @@ fn page<'a>(facts: &RunFacts<'a>, trace: &Trace, analysis: &Analysis) -> Page<'a
         operators_by_path: whole(tables::operators_by_path(analysis)),
         stage_kernels: tables::stage_kernels(analysis),
         stage_gpu: tables::stage_gpu(analysis),
-        whole_graphs: tables::whole_graphs(analysis).first(TOP_ROWS, "the rest are shorter"),
         processes: tables::processes(analysis),
         classes: tables::classes(analysis),
         api_calls: tables::api_calls(analysis).first(TOP_ROWS, "the rest are shorter"),
@@ -246,12 +244,16 @@ fn missing<'a>(facts: &RunFacts<'a>) -> Vec<Missing<'a>> {
     facts.steps.iter().filter(lost).map(say).collect()
 }
 
-fn state_means(state: RunState) -> &'static str {
-    match state {
+fn state_means(facts: &RunFacts) -> String {
+    let left = facts.findings.iter().find(|finding| finding.id == NOT_APPLICABLE);
+    let means = match facts.state {
+        RunState::Succeeded if left.is_some() => "everything that applies was collected",
         RunState::Succeeded => "everything asked for was collected",
         RunState::Partial => "some of what was asked for could not be collected",
         RunState::Failed => "the run failed; what it left is shown",
         RunState::Cancelled => "the run was cancelled; what it left is shown",
         RunState::Queued | RunState::Running => "the run has not ended",
-    }
+    };
+    let names = left.map(|finding| finding.evidence.keys().map(String::as_str).collect::<Vec<_>>().join(", "));
+    names.map_or_else(|| means.to_owned(), |names| format!("{means}; not applicable here: {names}"))
 }

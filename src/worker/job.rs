@@ -151,7 +151,7 @@ impl<'a> Job<'a> {
         let request = self.preflight().await?;
         self.baseline(&request).await?;
         let chosen = if self.settings.nsys.enabled { self.nsys(&request).await } else { Vec::new() };
-        // On the CPU there are no kernels to count and no GEMM log to keep.
+        self.list_not_applicable();
         if self.settings.ncu.enabled && !self.device.is_cpu() {
             self.counters(&request, &chosen).await;
         }

@@ -112,6 +112,20 @@ async fn without_nsys_a_deep_run_is_partial_and_says_how_to_get_it() {
 }
 
 #[tokio::test]
+async fn a_deep_run_on_a_cpu_lists_the_passes_that_do_not_apply() {
+    let data = tempfile::tempdir().unwrap();
+    let service = Service::start(data.path(), &Setup::default());
+    let id = service.submit(json!({ "mode": "deep", "profiling": { "nsys": { "enabled": false } } })).await;
+    let run = service.end(&id).await;
+    assert_eq!(run["state"], "succeeded", "{run:#}");
+    let finding = run["findings"].as_array().unwrap().iter().find(|it| it["id"] == "passes_not_applicable").unwrap();
+    assert!(finding["evidence"]["ncu"].is_string() && finding["evidence"]["gemm_log"].is_string(), "{finding:#}");
+    let report = fs::read_to_string(service.run_dir(&id).join("report.md")).unwrap();
+    assert!(report.contains("everything that applies was collected; not applicable here: gemm_log, ncu"), "{report}");
+    assert!(!report.contains("everything asked for was collected"));
+}
+
+#[tokio::test]
 async fn an_nsys_whose_export_is_no_database_costs_the_run_its_timeline_only() {
     let data = tempfile::tempdir().unwrap();
     let lines = r#"case $1 in

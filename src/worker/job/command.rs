@@ -32,6 +32,7 @@ impl Job<'_> {
         let run = self.command_run(plan);
         self.plain_command(&run).await?;
         let chosen = if self.settings.nsys.enabled { self.traced_command(&run).await } else { Vec::new() };
+        self.list_not_applicable();
         if self.device.is_cpu() {
             return Ok(());
         }

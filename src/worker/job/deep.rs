@@ -18,7 +18,7 @@ use crate::{
     collect::{CollectError, Ended as ChildEnded, Leash, argv::Argv, ncu::Selection, output},
     parse::{self, ParseError, ncu::CounterPage},
     profiling::{NcuSettings, TraceApi},
-    run::{Finding, Severity, Step, StepState},
+    run::{Finding, NOT_APPLICABLE, Severity, Step, StepState},
     runner::{self, RunnerRequest},
     trace::{nsys::NsysTrace, stage::StageRules},
     worker::steps::Ended,
@@ -54,6 +54,22 @@ impl Job<'_> {
             }
             None => Ok(choices),
         }
+    }
+
+    /// Lists the passes that the mode has and the CPU has not: it runs no kernels that ncu could count or a GEMM library could log.
+    pub(super) fn list_not_applicable(&mut self) {
+        let passes = [
+            (Step::Ncu, self.settings.ncu.enabled, "a CPU runs no kernels whose counters ncu could read"),
+            (Step::GemmLog, self.settings.gemm_log.enabled, "a CPU calls no cuBLAS that could log its matrix products"),
+        ];
+        let left: Vec<_> = passes.into_iter().filter(|(_, enabled, _)| *enabled && self.device.is_cpu()).collect();
+        if left.is_empty() {
+            return;
+        }
+        let names: Vec<&str> = left.iter().map(|(step, ..)| step.as_str()).collect();
+        let message = format!("Not applicable on the CPU: {}.", names.join(", "));
+        let finding = Finding::new(NOT_APPLICABLE, Severity::Info, message).advise("run on a GPU to collect them");
+        self.find(left.iter().fold(finding, |finding, (step, _, why)| finding.with(step.as_str(), why)));
     }
 
     /// Tells that the timeline cannot be read, and returns that as the step's message.
