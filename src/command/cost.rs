@@ -10,7 +10,7 @@ use clap::{Args, ValueEnum};
 use llmprof::{
     artifact::inputs,
     config::{self, Config},
-    report::cost::{Asked, model_cost},
+    report::cost::{Asked, DEPTH, model_cost},
     run::Dtype,
 };
 
@@ -35,6 +35,9 @@ pub struct Options {
     /// Number format: f32, f16 or bf16 [default: the model's own]
     #[arg(long)]
     dtype: Option<Dtype>,
+    /// Parts of a path that the table by module tells apart: 1 is vision and decoder, 2 SAM, CLIP and the projector
+    #[arg(long, value_name = "N", default_value_t = DEPTH as u8, value_parser = clap::value_parser!(u8).range(1..=16))]
+    depth: u8,
     /// Folder of models [default: the setting server.models]
     #[arg(long, value_name = "DIR")]
     models: Option<PathBuf>,
@@ -53,8 +56,12 @@ enum Format {
 pub fn run(options: &Options) -> Result<()> {
     let config = Config::load(None, std::env::vars())?;
     let folder = options.models.as_deref().or(Some(config.server.models.as_path()));
-    let models = config::models(folder.filter(|folder| !folder.as_os_str().is_empty()))?;
+    let found = config::models(folder.filter(|folder| !folder.as_os_str().is_empty()))?;
+    let models = &found.models;
     let model = models.get(&options.model).ok_or_else(|| {
+        if let Some(reason) = found.why_refused(&options.model) {
+            return anyhow!("model {} cannot be used: {reason}", options.model);
+        }
         let names = models.keys().map(String::as_str);
         let hint = config::nearest(&options.model, names.clone()).map(|near| format!("did you mean {near}?"));
         let hint = hint.unwrap_or_else(|| format!("there are {}", names.collect::<Vec<_>>().join(", ")));
@@ -71,6 +78,7 @@ pub fn run(options: &Options) -> Result<()> {
         prompt_tokens: options.prompt_tokens,
         new_tokens: options.new_tokens,
         dtype: options.dtype,
+        depth: options.depth.into(),
     })?;
     let text = match options.format {
         Format::Json => answer.json(),

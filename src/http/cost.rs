@@ -18,11 +18,12 @@ use super::{
 };
 use crate::{
     artifact::inputs,
-    report::cost::{Asked, InputsProblem, ModelCost, model_cost},
+    report::cost::{Asked, DEPTH, InputsProblem, ModelCost, model_cost},
     run::Dtype,
 };
 
 const MAX_NAME: usize = 200;
+const MAX_DEPTH: u8 = 16;
 /// Above the context of any model.
 const MAX_TOKENS: u64 = 1 << 24;
 
@@ -44,6 +45,10 @@ pub struct CostQuery {
     /// Number format; the model's own when absent.
     #[param(inline)]
     dtype: Option<Dtype>,
+    /// Parts of a path that the table by module tells apart.
+    #[serde(default = "depth")]
+    #[param(default = 2, minimum = 1, maximum = 16)]
+    depth: u8,
     /// `json`, `md` or `csv`; by `Accept` when absent.
     #[param(value_type = Option<String>, pattern = "^(json|md|csv)$")]
     format: Option<Format>,
@@ -51,6 +56,10 @@ pub struct CostQuery {
 
 fn new_tokens() -> u64 {
     defaults::max_new_tokens().into()
+}
+
+fn depth() -> u8 {
+    DEPTH as u8
 }
 
 /// Tell what a model needs for given inputs: parameters, FLOPs, bytes moved, activations, keys and values
@@ -72,6 +81,12 @@ pub async fn cost(
     if query.prompt_tokens.is_some_and(|tokens| !(1..=MAX_TOKENS).contains(&tokens)) || query.new_tokens > MAX_TOKENS {
         let message = format!("prompt_tokens are 1 to {MAX_TOKENS}, and new_tokens at most as many");
         return Err(ApiError::new(ErrorCode::InvalidRequest, message));
+    }
+    if !(1..=MAX_DEPTH).contains(&query.depth) {
+        return Err(ApiError::new(
+            ErrorCode::InvalidRequest,
+            format!("invalid depth {}; expected 1 to {MAX_DEPTH}", query.depth),
+        ));
     }
     let manifest = match (query.inputs, query.prompt_tokens) {
         (Some(manifest), _) if (1..=MAX_NAME).contains(&manifest.chars().count()) => Some(manifest),
@@ -97,6 +112,7 @@ pub async fn cost(
         prompt_tokens: query.prompt_tokens,
         new_tokens: query.new_tokens,
         dtype: query.dtype,
+        depth: query.depth.into(),
     };
     let answer = model_cost(&asked).map_err(|problem| refuse(&problem))?;
     let text = match format {

@@ -27,7 +27,7 @@ use crate::{
     profiling::Profiling,
     report::{
         self,
-        cost::Asked,
+        cost::{Asked, DEPTH},
         data::{self, DataTable, Selection, TableList},
     },
     run::{ArtifactRecord, Finding, Mode, RunId, RunSpec, RunState, Severity, Step, StepRecord, StepState, import::RunKind},
@@ -141,7 +141,9 @@ pub fn response(operation: &str, status: &str, kind: &str) -> Value {
         ("diff_runs", _, "application/json") => diff(),
         ("diff_runs", _, "text/html") => json!("<!doctype html>\n<html lang=\"en\">...</html>\n"),
         ("diff_runs", ..) => json!("# From run 019a9f3e-6d1c-7c4e-9a51-3a8f0c2b7d10 to run ...\n"),
-        ("list_models", ..) => json!(ModelList { models: config::models(None).unwrap_or_default().into_values().collect() }),
+        ("list_models", ..) => {
+            json!(ModelList { models: config::models(None).unwrap_or_default().models.into_values().collect(), refused: vec![] })
+        }
         ("list_targets", ..) => {
             let commands = config::example_targets().unwrap_or_default();
             json!(TargetList { commands: commands.iter().map(|(name, command)| CommandView::of(name, command)).collect() })
@@ -302,10 +304,10 @@ fn tables() -> Option<(TableList, DataTable)> {
 
 /// The cost of a bundled model, each list cut to its first record.
 fn cost() -> Value {
-    let models = config::models(None).unwrap_or_default();
+    let models = config::models(None).unwrap_or_default().models;
     let Some(model) = models.get("deepseek-ocr-tiny") else { return Value::Null };
     let (images, prompt_tokens) = (&[][..], Some(64));
-    let asked = Asked { model, inputs: None, prompt: None, images, prompt_tokens, new_tokens: 16, dtype: None };
+    let asked = Asked { model, inputs: None, prompt: None, images, prompt_tokens, new_tokens: 16, dtype: None, depth: DEPTH };
     let mut answer = json!(report::cost::model_cost(&asked).ok());
     cut(&mut answer);
     answer

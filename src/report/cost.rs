@@ -12,7 +12,7 @@ use utoipa::ToSchema;
 use super::{csv, escape, json, tables};
 pub use crate::analyze::cost::InputsProblem;
 use crate::{
-    analyze::cost::{self, CONVENTIONS, Cost, Workload},
+    analyze::cost::{self, CONVENTIONS, Cost, CostOfModule, Workload, by_module},
     model::ModelSpec,
     run::Dtype,
     trace::event::ImageViews,
@@ -34,7 +34,12 @@ pub struct Asked<'a> {
     pub new_tokens: u64,
     /// The model's own when absent.
     pub dtype: Option<Dtype>,
+    /// Parts of a path that the table by module tells apart.
+    pub depth: usize,
 }
+
+/// Parts of a path that tell SAM, CLIP, the projector and the decoder's layers apart.
+pub const DEPTH: usize = 2;
 
 /// What a model needs for given inputs, from its architecture alone.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, ToSchema)]
@@ -53,6 +58,10 @@ pub struct ModelCost {
     pub images: Vec<ImageViews>,
     /// How FLOPs and bytes are counted.
     pub conventions: Vec<String>,
+    /// What was not counted.
+    pub notes: Vec<String>,
+    /// The operators of `cost`, summed by module.
+    pub by_module: Vec<CostOfModule>,
     pub cost: Cost,
 }
 
@@ -66,6 +75,9 @@ pub fn model_cost(asked: &Asked) -> Result<ModelCost, InputsProblem> {
         new_tokens: asked.new_tokens,
         element_bytes: dtype.bytes(),
     };
+    let cost = cost::cost(asked.model, &work);
+    let no_images = asked.model.vision.is_some() && needs.images.is_empty();
+    let note = "No images are counted: the model reads them, and none were given. Vision has its parameters here and no FLOPs.";
     Ok(ModelCost {
         schema_version: SCHEMA_VERSION,
         model: asked.model.name.clone(),
@@ -73,7 +85,9 @@ pub fn model_cost(asked: &Asked) -> Result<ModelCost, InputsProblem> {
         inputs: asked.inputs.map(str::to_owned),
         image_tokens: needs.image_tokens,
         conventions: CONVENTIONS.map(str::to_owned).to_vec(),
-        cost: cost::cost(asked.model, &work),
+        notes: no_images.then(|| note.to_owned()).into_iter().collect(),
+        by_module: by_module(&cost, asked.depth),
+        cost,
         images: needs.images,
     })
 }
@@ -91,6 +105,7 @@ impl ModelCost {
         let page = context! {
             answer => Value::from(Serde(self)),
             dtype => self.dtype.as_str(),
+            modules => Value::from(Serde(tables::module_costs(&self.cost, &self.by_module))),
             costs => Value::from(Serde(tables::cost_table(&self.cost))),
         };
         template.render(page).expect("the template asks only for what the page holds: a test renders it")
@@ -118,13 +133,40 @@ mod tests {
             prompt_tokens: Some(64),
             new_tokens: 4,
             dtype: Some(Dtype::F16),
+            depth: DEPTH,
         };
         let answer = model_cost(&asked).unwrap();
         let rows = answer.cost.modules.len();
         assert_eq!(answer.csv().lines().count(), rows + 1);
-        assert_eq!(answer.markdown().lines().filter(|line| line.starts_with("| ")).count(), rows + 3, "a head, a rule, a sum");
+        let lines = rows + answer.by_module.len() + 2 * 3;
+        assert_eq!(answer.markdown().lines().filter(|line| line.starts_with("| ")).count(), lines, "two heads, rules and sums");
         assert!(answer.markdown().starts_with("# What a\\|b needs"), "{}", answer.markdown());
         let read: ModelCost = serde_json::from_str(&answer.json()).unwrap();
         assert_eq!(read, answer);
+    }
+
+    #[test]
+    fn vision_is_read_by_module_and_images_that_are_missing_are_noted() {
+        let (_, text) = crate::model::PRESETS[0];
+        let model = ModelSpec { name: "deepseek-ocr".into(), ..toml::from_str(text).unwrap() };
+        let asked = |images: &'static [(u32, u32)], prompt_tokens| Asked {
+            model: &model,
+            inputs: None,
+            prompt: Some("read"),
+            images,
+            prompt_tokens,
+            new_tokens: 4,
+            dtype: None,
+            depth: DEPTH,
+        };
+        let with = model_cost(&asked(&[(600, 400)], None)).unwrap();
+        let of = |path: &str| with.by_module.iter().find(|it| it.path == path).unwrap().clone();
+        let vision: u64 =
+            ["vision.sam", "vision.clip", "vision.projector", "vision.assemble"].map(|path| of(path).prefill_flops).iter().sum();
+        assert_eq!((vision, with.notes.len()), (with.cost.vision_flops, 0));
+        assert!(of("vision.projector").parameters == 2048 * 1280 + 1280 && of("vision.sam").prefill_activation_bytes > 0);
+        let without = model_cost(&asked(&[], Some(64))).unwrap();
+        assert_eq!(without.cost.vision_flops, 0);
+        assert!(without.notes[0].starts_with("No images are counted") && without.markdown().contains("No images are counted"));
     }
 }

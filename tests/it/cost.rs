@@ -89,7 +89,7 @@ fn agrees(name: &str, analysis: &Analysis) -> Result<()> {
 fn every_operator_costs_what_the_runner_counts() -> Result<()> {
     let dense = DECODER.split("[decoder.moe]").next().unwrap_or_default();
     let other = dense.replace("kv_heads = 2", "kv_heads = 1\nqkv_bias = true\ntied_embeddings = true");
-    let preset = |name: &str| llmprof::config::models(None)?.remove(name).context("the preset is built in");
+    let preset = |name: &str| llmprof::config::models(None)?.models.remove(name).context("the preset is built in");
     let whole = ["--prompt", "read this"];
     let models: [(&str, &[&str], ModelSpec); 4] = [
         ("small.toml", &[], toml::from_str(DECODER)?),
@@ -175,6 +175,39 @@ fn a_cost_that_cannot_be_told_is_refused_in_one_line() -> Result<()> {
     Ok(())
 }
 
+#[test]
+fn the_command_tells_the_cost_by_module_and_of_every_model_that_can_be_used() -> Result<()> {
+    let of = |more: &[&str]| -> Result<Value> {
+        let arguments = [&["--model", "deepseek-ocr", "--prompt-tokens", "64", "--format", "json"], more].concat();
+        Ok(serde_json::from_slice(&tell(&arguments)?.1.stdout)?)
+    };
+    let paths = |told: &Value| -> Vec<String> {
+        told["by_module"].as_array().unwrap().iter().map(|row| row["path"].as_str().unwrap().to_owned()).collect()
+    };
+    let (one, two) = (of(&["--depth", "1"])?, of(&[])?);
+    assert_eq!(paths(&one)[0], "vision");
+    for path in ["vision.sam", "vision.clip", "vision.projector"] {
+        assert!(paths(&two).iter().any(|it| it == path), "{path}");
+    }
+    for told in [&one, &two] {
+        let sum = |field: &str| told["by_module"].as_array().unwrap().iter().map(|row| row[field].as_u64().unwrap()).sum::<u64>();
+        assert_eq!((sum("parameters"), sum("decode_flops")), (3_336_106_240, told["cost"]["decode_flops"].as_u64().unwrap()));
+    }
+    assert!(two["notes"][0].as_str().unwrap().starts_with("No images are counted"));
+    // A folder with a model that cannot be used still tells of the others.
+    let folder = tempfile::tempdir()?;
+    fs::create_dir(folder.path().join("mistral"))?;
+    let config = r#"{"model_type": "mistral", "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "vocab_size": 300,
+        "num_attention_heads": 4, "max_position_embeddings": 128, "sliding_window": 64}"#;
+    fs::write(folder.path().join("mistral/config.json"), config)?;
+    let models = folder.path().to_str().context("a path")?;
+    assert!(tell(&["--model", "llama-tiny", "--prompt-tokens", "8", "--models", models])?.1.status.success());
+    let (_folder, refused) = tell(&["--model", "mistral", "--prompt-tokens", "8", "--models", models])?;
+    let said = String::from_utf8_lossy(&refused.stderr).into_owned();
+    assert!(!refused.status.success() && said.contains("a sliding_window of 64 in a context of 128"), "{said}");
+    Ok(())
+}
+
 #[tokio::test]
 async fn the_service_tells_the_cost_of_its_models() {
     let api = Api::new().await;
@@ -190,6 +223,8 @@ async fn the_service_tells_the_cost_of_its_models() {
     let csv = api.ask(axum::http::Method::GET, "/models/llama-tiny/cost", &[("accept", "text/csv")], "").await;
     assert!(csv.text().starts_with("path,op,") && csv.header(axum::http::header::CONTENT_TYPE).starts_with("text/csv"));
     assert!(api.get("/models/llama-tiny/cost?format=md").await.text().starts_with("# What llama-tiny needs"));
+    let deep = api.get("/models/llama-tiny/cost?prompt_tokens=100&depth=1").await.json();
+    assert_eq!(deep["by_module"][0]["parameters"].as_u64().map(|it| it > 0), Some(true));
 }
 
 #[tokio::test]
@@ -205,6 +240,7 @@ async fn a_cost_that_the_service_cannot_tell_has_its_code() {
         ("/models/deepseek-ocr-tiny/cost?prompt_tokens=9000", 409, "inputs_unfit"),
         ("/models/llama-tiny/cost?inputs=../secret.yaml", 404, "inputs_not_found"),
         ("/models/llama-tiny/cost?inputs=", 400, "invalid_parameter"),
+        ("/models/llama-tiny/cost?depth=0", 422, "invalid_request"),
         ("/models/llama-tiny/cost?format=html", 406, "not_acceptable"),
         ("/models/llama-tiny/cost?format=pdf", 400, "invalid_parameter"),
     ] {

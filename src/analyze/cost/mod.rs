@@ -3,6 +3,7 @@
 //! Rows are the runner's operators, by the same paths and kinds with layers rolled up, so that what was needed stands beside what was
 //! measured. Conventions, the same as those of the runner's records, are in [`CONVENTIONS`].
 
+mod by_module;
 mod decoder;
 mod inputs;
 mod tally;
@@ -11,6 +12,7 @@ mod vision;
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
+pub use self::by_module::{CostOfModule, by_module};
 pub use self::inputs::{InputsProblem, Needs, PLACEHOLDER, needs, views};
 use self::tally::{Stage, Tally, narrow};
 use crate::{model::ModelSpec, trace::event::ImageViews};

@@ -2,14 +2,11 @@
 //!
 //! Arranges figures that analysis made; computes none.
 
-use super::{
-    traced::recorded_only_note,
-    work::{OPERATOR_COLUMNS, operator_cells},
-};
+use super::work::{OPERATOR_COLUMNS, operator_cells};
 use crate::{
     analyze::{
         Analysis,
-        cost::{CONVENTIONS, Cost, Traffic},
+        cost::{CONVENTIONS, Cost, CostOfModule, Traffic},
         stages::{DECODE, PREFILL},
     },
     report::{
@@ -59,23 +56,12 @@ pub fn operators_by_path(analysis: &Analysis) -> Table {
 
 /// Device time per stage.
 pub fn stage_kernels(analysis: &Analysis) -> Table {
-    let caption = "Kernels per launching stage in the nsys pass; busy is the time in which a kernel, copy, fill or whole-traced graph of \
-                   the stage ran, summed over GPUs.";
-    let graphs = analysis.kernels.stages.iter().any(|it| it.graph_launches > 0);
-    let mut columns = vec!["Stage", "#Launches", "#Kernel ms"];
-    columns.extend(graphs.then_some(["#Whole graphs", "#Graphs ms"]).into_iter().flatten());
-    columns.push("#Busy ms");
+    let caption = "Kernels per launching stage in the nsys pass; busy is the time in which at least one kernel ran.";
+    let columns = ["Stage", "#Launches", "#Kernel ms", "#Busy ms"];
     let mut table = Table::new("stage-kernels", "Device time per stage", caption, &columns);
     for stage in &analysis.kernels.stages {
         let name = if stage.stage.is_empty() { "outside every stage".to_owned() } else { stage.stage.clone() };
-        let mut cells = vec![name, count(stage.launches), ms(stage.kernel_ms)];
-        cells.extend(graphs.then(|| [count(stage.graph_launches), ms(stage.graph_ms)]).into_iter().flatten());
-        let most = if stage.graph_launches > 0 { "≤ " } else { "" };
-        cells.push(format!("{most}{}", ms(stage.busy_ms)));
-        table.row(cells);
-    }
-    if !table.rows.is_empty() {
-        table.notes.extend(recorded_only_note(analysis));
+        table.row([name, count(stage.launches), ms(stage.kernel_ms), ms(stage.busy_ms)]);
     }
     table
 }
@@ -93,6 +79,37 @@ pub fn costs(analysis: &Analysis) -> Table {
         None => Table::new("costs", "Static costs", COSTS, &COST_COLUMNS)
             .or_gap("The model's dimensions or the inputs' sizes are not known.", "Let the plain pass begin: it says both."),
     }
+}
+
+/// A static cost by module, and the sum of all.
+pub fn module_costs(cost: &Cost, by_module: &[CostOfModule]) -> Table {
+    let columns =
+        ["Module", "#Parameters", "#Weights", "#Prefill FLOP", "#Prefill activations", "#Decode FLOP", "#Decode activations"];
+    let caption = "Operators summed by module; activations are bytes read and written, decode is all of its steps.";
+    let mut table = Table::new("costs-by-module", "Costs by module", caption, &columns);
+    let flops = |flops: u64| if flops == 0 { UNKNOWN.to_owned() } else { scaled(flops as f64, "FLOP") };
+    let moved = |moved: u64| if moved == 0 { UNKNOWN.to_owned() } else { bytes(moved) };
+    let all = CostOfModule {
+        path: "all".into(),
+        parameters: cost.parameters,
+        weight_bytes: cost.weight_bytes,
+        prefill_flops: cost.prefill_flops,
+        decode_flops: cost.decode_flops,
+        prefill_activation_bytes: cost.prefill.activation_bytes,
+        decode_activation_bytes: cost.decode.activation_bytes,
+    };
+    for it in by_module.iter().chain([&all]) {
+        table.row([
+            it.path.clone(),
+            count(it.parameters),
+            moved(it.weight_bytes),
+            flops(it.prefill_flops),
+            moved(it.prefill_activation_bytes),
+            flops(it.decode_flops),
+            moved(it.decode_activation_bytes),
+        ]);
+    }
+    table
 }
 
 /// The operators of a static cost, their sum, and what it was counted for.

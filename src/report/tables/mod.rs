@@ -11,13 +11,15 @@ mod step;
 mod traced;
 mod work;
 
-pub use appendix::{cost_table, costs, experts, inputs, modules, operators_by_path, outputs_and_overhead, stage_kernels, steps};
+pub use appendix::{
+    cost_table, costs, experts, inputs, module_costs, modules, operators_by_path, outputs_and_overhead, stage_kernels, steps,
+};
 pub use device::{counters, gemms};
 pub use overview::{aggregates, environment, mfu, stages};
 pub use power::{power, power_csv};
 pub use roofline::{operator_mfu, regions, roofline};
 pub use step::{decode_step, step_slices};
-pub use traced::{api_calls, classes, processes, ranges, recorded_only_note, stage_gpu, whole_graphs};
+pub use traced::{api_calls, classes, processes, ranges, stage_gpu};
 pub use work::{kernels, operators};
 
 use super::{RunFacts, table::Table};
