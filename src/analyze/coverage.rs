@@ -17,8 +17,6 @@ use crate::{
 
 /// A capture with fewer of its kernels than this, percent, is no capture.
 const COMPLETE_PCT: f64 = 99.0;
-/// Table that holds whole launches of graphs, where graphs were not traced by node.
-pub(super) const GRAPH_LAUNCHES: &str = "CUPTI_ACTIVITY_KIND_GRAPH_TRACE";
 /// Complaints of the tool that a finding quotes.
 const QUOTED: usize = 5;
 
@@ -65,11 +63,11 @@ pub fn coverage(trace: &NsysTrace, expected: &[&str]) -> Coverage {
     coverage
 }
 
-/// Kernels that launches of graphs were to run, and those recorded; none where graphs were traced as a whole.
+/// Kernels that launches of graphs were to run, and those recorded. A launch that was traced as a whole counts as one, recorded.
 pub(super) fn graph_coverage(trace: &NsysTrace) -> (u64, u64) {
     let is_graph = |name: u32| matches!(kind(trace.strings.get(name as usize).map_or("", String::as_str)), Kind::Graph);
     let sites: Vec<bool> = trace.cuda_calls.sites().iter().map(|(name, _)| is_graph(*name)).collect();
-    if !sites.contains(&true) || trace.tables.iter().any(|table| table == GRAPH_LAUNCHES) {
+    if !sites.contains(&true) {
         return (0, 0);
     }
     let mut nodes: HashMap<(i64, i64), BTreeSet<u64>> = HashMap::new();
@@ -78,10 +76,13 @@ pub(super) fn graph_coverage(trace: &NsysTrace) -> (u64, u64) {
             nodes.entry((process_of(kernel.global_pid), kernel.correlation_id)).or_default().insert(node);
         }
     }
+    let whole: HashSet<(i64, i64)> = trace.graphs.iter().map(|it| (process_of(it.global_pid), it.correlation_id)).collect();
     let calls =
         (0..trace.cuda_calls.len()).filter(|at| sites[trace.cuda_calls.site(*at) as usize]).map(|at| trace.cuda_calls.get(at));
-    let launches: Vec<(i64, i64)> = calls.map(|call| (process_of(call.global_tid), call.correlation_id)).collect();
-    graph_kernels(&launches, &nodes)
+    let launches = calls.map(|call| (process_of(call.global_tid), call.correlation_id));
+    let (whole, by_node): (Vec<_>, Vec<_>) = launches.partition(|launch| whole.contains(launch));
+    let (launched, recorded) = graph_kernels(&by_node, &nodes);
+    (launched + whole.len() as u64, recorded + whole.len() as u64)
 }
 
 pub(super) enum Kind {
@@ -212,8 +213,13 @@ mod tests {
             trace.kernels.push(Kernel { correlation_id: launch, graph_node: Some(node), ..template });
         }
         assert_eq!(counts(&trace), (9, 4));
-        trace.tables.push(GRAPH_LAUNCHES.into());
-        assert_eq!(counts(&trace), (0, 0), "traced as a whole, graphs show no kernels");
+    }
+
+    #[test]
+    fn a_replay_that_was_traced_as_a_whole_is_recorded_and_one_without_a_row_is_not() {
+        let names = ["cudaGraphLaunch_v10000"; 3];
+        let trace = named("call 1 1 1..2\ncall 1 2 3..4\ncall 1 3 5..6\ngraph 1 5 7..9 7\ngraph 2 5 9..11 7", &names);
+        assert_eq!(counts(&trace), (3, 2));
     }
 
     #[test]

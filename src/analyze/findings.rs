@@ -108,8 +108,10 @@ fn capture_incomplete(analysis: &Analysis, trace: &Trace) -> Vec<Finding> {
         found.push(finding);
     }
     if nsys.impossible_rows > 0 {
-        let message =
-            format!("{} rows of the capture end before they start or lie in no age of computers.", nsys.impossible_rows);
+        let message = format!(
+            "{} rows of the capture have no times, end before they start or lie in no age of computers.",
+            nsys.impossible_rows
+        );
         found.push(Finding::new("capture_times_impossible", Severity::Warning, message).with("left out", nsys.impossible_rows));
     }
     if analysis.kernels.orphans > 0 {
@@ -318,6 +320,10 @@ pub fn why_no_kernels(analysis: &Analysis, trace: &Trace) -> Option<(String, &'s
         None => (
             "There is no kernel data: the run has no nsys capture.",
             "Submit with mode light or deep on a host with nsys installed (Debian package nsight-systems).",
+        ),
+        Some(_) if !analysis.graphs.is_empty() => (
+            "There is no kernel data: CUDA graphs were traced as a whole, and the kernels inside are not recorded.",
+            super::graphs::REMEDY,
         ),
         Some(_) if analysis.command.is_some() => (
             "There is no kernel data: the nsys capture of the command holds no kernels.",

@@ -3,6 +3,8 @@
 //! A range closes when the host returns, and its kernels run later: a kernel belongs to the stage that was open, on the launching
 //! thread, when the call that launched it began (joined by correlation id and process).
 
+mod stages;
+
 use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
@@ -66,7 +68,7 @@ pub struct KernelRecord {
     /// Distinct grids and blocks.
     #[schema(example = 1)]
     pub geometries: u64,
-    /// Share of the stage's kernel time, percent.
+    /// Share of the stage's recorded kernel time, percent.
     pub share_pct: Option<f64>,
     /// What ncu read of it; `null` when it was not profiled.
     pub counters: Option<KernelCounters>,
@@ -77,11 +79,19 @@ pub struct KernelRecord {
 pub struct StageKernels {
     #[schema(example = "decode_all")]
     pub stage: String,
+    /// Kernels that are recorded.
     pub launches: u64,
-    /// Sum over kernels.
+    /// Sum over recorded kernels.
     pub kernel_ms: f64,
-    /// Time in which at least one kernel ran, over all streams.
+    /// Time in which at least one kernel, copy, fill or whole-traced graph of the stage ran: per device over all streams, summed
+    /// over devices. An upper bound where `graph_launches` is above zero.
     pub busy_ms: f64,
+    /// Launches of CUDA graphs that were traced as a whole: the kernels inside are not recorded.
+    #[serde(default)]
+    pub graph_launches: u64,
+    /// Sum over those launches, each from its start to its end on the device.
+    #[serde(default)]
+    pub graph_ms: f64,
 }
 
 /// Time of one class of kernels in one stage.
@@ -93,7 +103,7 @@ pub struct ClassRecord {
     pub class: String,
     pub calls: u64,
     pub total_ms: f64,
-    /// Share of the stage's kernel time, percent.
+    /// Share of the stage's recorded kernel time, percent.
     pub share_pct: Option<f64>,
 }
 
@@ -159,7 +169,7 @@ pub fn kernels(trace: &NsysTrace, launches: &Launches) -> Kernels {
     }
     let spans = Spans::grouped(groups.len(), trace.kernels.iter().enumerate().map(|(at, it)| (group_of[cell_of(at)], it.ns())));
 
-    let stages = stage_kernels(trace, launches, &tallies);
+    let stages = stages::stage_kernels(trace, launches, &tallies);
     let stage_ms = |stage: &str| stages.iter().find(|it| it.stage == stage).map_or(0.0, |it| it.kernel_ms);
     let mut classes = Classes::default();
     let mut by_class: BTreeMap<(usize, &'static str), Tally> = BTreeMap::new();
@@ -219,41 +229,19 @@ pub fn kernels(trace: &NsysTrace, launches: &Launches) -> Kernels {
     Kernels { records, stages, classes, classified_pct: percent(known as f64, all as f64), orphans }
 }
 
-/// Device time by stage, in the order of their names.
-fn stage_kernels(trace: &NsysTrace, launches: &Launches, tallies: &[Tally]) -> Vec<StageKernels> {
-    let numbers = launches.numbers();
-    // Kernels come in order of their start, so what is busy already is known by its end alone: by stage and device.
-    let mut busy: BTreeMap<(usize, u32), (i64, i64)> = BTreeMap::new();
-    for (kernel, (_, instance)) in trace.kernels.iter().zip(&launches.kernels) {
-        let (ns, until) = busy.entry((launches.stage_number(*instance), kernel.device)).or_insert((0, i64::MIN));
-        *ns += (kernel.end_ns - kernel.start_ns.max(*until)).max(0);
-        *until = kernel.end_ns.max(*until);
-    }
-    let mut stages: Vec<StageKernels> = Vec::new();
-    for number in 0..numbers {
-        let of_stage = || tallies.iter().skip(number).step_by(numbers);
-        let calls: u64 = of_stage().map(|tally| tally.calls).sum();
-        if calls > 0 {
-            stages.push(StageKernels {
-                stage: launches.numbered(number).into(),
-                launches: calls,
-                kernel_ms: Nanos(of_stage().map(|tally| tally.ns).sum()).as_ms(),
-                busy_ms: Nanos(busy.range((number, 0)..=(number, u32::MAX)).map(|(_, (ns, _))| *ns).sum()).as_ms(),
-            });
-        }
-    }
-    stages.sort_by(|a, b| a.stage.cmp(&b.stage));
-    stages
-}
-
 #[cfg(test)]
 pub(super) mod tests {
     use super::*;
-    use crate::trace::{event::STAGE_DOMAIN, nsys::ApiCall, range::Range};
+    use crate::trace::{
+        event::STAGE_DOMAIN,
+        nsys::{ApiCall, CopyKind, GraphLaunch, MemoryOp},
+        range::Range,
+    };
 
     const PROCESS: i64 = 7 << 24;
 
-    /// Builds a capture from lines such as `range T prefill 0..10`, `call T 1 2..3` (correlation), `kernel 1 gemm 4..9 stream 7`.
+    /// Builds a capture from lines such as `range T prefill 0..10`, `call T 1 2..3` (correlation), `kernel 1 gemm 4..9 stream 7`,
+    /// `graph 1 ID 4..9 stream`, `copy 1 BYTES 4..9`, `fill 1 BYTES 4..9`.
     pub(crate) fn capture(sketch: &str) -> NsysTrace {
         let mut trace = NsysTrace::default();
         for words in sketch.lines().map(|line| line.split_whitespace().collect::<Vec<_>>()).filter(|words| !words.is_empty()) {
@@ -297,6 +285,31 @@ pub(super) mod tests {
                         grid: [1; 3],
                         block: [1; 3],
                         registers: 0,
+                        graph_node: None,
+                    });
+                }
+                ["graph", correlation, id, at, stream] => {
+                    let (start_ns, end_ns) = interval(at);
+                    trace.graphs.push(GraphLaunch {
+                        start_ns,
+                        end_ns,
+                        device: 0,
+                        stream: stream.parse().unwrap(),
+                        global_pid: PROCESS,
+                        correlation_id: correlation.parse().unwrap(),
+                        graph: Some(id.parse().unwrap()),
+                    });
+                }
+                [kind @ ("copy" | "fill"), correlation, bytes, at] => {
+                    let (start_ns, end_ns) = interval(at);
+                    trace.copies.push(MemoryOp {
+                        start_ns,
+                        end_ns,
+                        bytes: bytes.parse().unwrap(),
+                        kind: if kind == "fill" { CopyKind::Set } else { CopyKind::DeviceToHost },
+                        device: 0,
+                        global_pid: PROCESS,
+                        correlation_id: correlation.parse().unwrap(),
                         graph_node: None,
                     });
                 }
@@ -355,6 +368,15 @@ pub(super) mod tests {
         let sketch = "range 1 prefill 0..10\ncall 1 1 1..2\ncall 1 2 2..3\nkernel 1 a 10..20 7\nkernel 2 b 15..25 8";
         let stage = &summed(sketch).stages[0];
         assert_eq!((stage.kernel_ms, stage.busy_ms, stage.launches), (20e-6, 15e-6, 2));
+    }
+
+    #[test]
+    fn a_graph_that_was_traced_as_a_whole_and_a_copy_are_busy_time_and_not_kernel_time() {
+        let sketch = "range 1 prefill 0..10\ncall 1 1 1..2\ncall 1 2 2..3\ncall 1 3 4..5\nkernel 1 a 10..20 7\ngraph 2 5 15..40 7
+            copy 3 100 38..44";
+        let stage = &summed(sketch).stages[0];
+        assert_eq!((stage.launches, stage.kernel_ms, stage.busy_ms), (1, 10e-6, 34e-6));
+        assert_eq!((stage.graph_launches, stage.graph_ms), (1, 25e-6));
     }
 
     #[test]

@@ -79,13 +79,15 @@ impl<'a> Cursor<'a> {
     }
 }
 
-/// Every kernel and copy of a capture with its call and its stage.
+/// Every kernel, copy and whole-traced graph of a capture with its call and its stage.
 pub struct Launches {
     pub stages: StageScopes,
     /// By kernel: the call that launched it, and the instance of the stage that was open then; or [`NONE`].
     pub kernels: Vec<(u32, u32)>,
     /// The same by copy.
     pub copies: Vec<(u32, u32)>,
+    /// The same by launch of a graph that was traced as a whole.
+    pub graphs: Vec<(u32, u32)>,
 }
 
 impl Launches {
@@ -108,7 +110,8 @@ impl Launches {
         };
         let kernels = join(&mut trace.kernels.iter().map(|it| (it.global_pid, it.correlation_id)));
         let copies = join(&mut trace.copies.iter().map(|it| (it.global_pid, it.correlation_id)));
-        Self { stages, kernels, copies }
+        let graphs = join(&mut trace.graphs.iter().map(|it| (it.global_pid, it.correlation_id)));
+        Self { stages, kernels, copies, graphs }
     }
 
     /// The label of an instance: its stage, or nothing outside all of them.

@@ -3,6 +3,7 @@
 //! Everything here is arithmetic on values: no files, no clock, no failure. What the trace does not hold is `None` and a
 //! [`Finding`], never guessed.
 
+pub mod activity;
 pub mod align;
 pub mod choose;
 pub mod classes;
@@ -17,6 +18,8 @@ pub mod experts;
 pub mod foreign;
 pub mod gemms;
 pub mod gpu;
+pub mod graphs;
+pub mod invariants;
 pub mod kernels;
 pub mod launches;
 pub mod limits;
@@ -59,7 +62,9 @@ use device_time::DeviceTimes;
 use events::Events;
 use experts::ExpertUse;
 use gemms::Gemms;
-use gpu::StageGpu;
+use gpu::StageGpus;
+use graphs::WholeGraph;
+use invariants::Violations;
 use kernels::Kernels;
 use launches::Launches;
 use limits::Limits;
@@ -98,8 +103,10 @@ pub struct Analysis {
     pub overhead: Vec<OverheadRecord>,
     pub outputs: OutputCheck,
     pub experts: Vec<ExpertUse>,
-    /// What the GPU did in each stage of the traced pass.
-    pub stage_gpu: Vec<StageGpu>,
+    /// What the GPUs did in each stage of the traced pass.
+    pub stage_gpu: StageGpus,
+    /// CUDA graphs of the traced pass that were traced as a whole, longest first.
+    pub graphs: Vec<WholeGraph>,
     /// One decode step, slice by slice.
     pub step: Option<StepTimeline>,
     /// CUDA calls and ranges of the traced pass, summed by name.
@@ -114,6 +121,8 @@ pub struct Analysis {
     pub command: Option<CommandTiming>,
     /// Energy, power and clocks, where a GPU was sampled.
     pub power: Option<Power>,
+    /// Figures that cannot be and were left out.
+    pub violations: Violations,
     /// What is worth telling a person, worst first.
     pub findings: Vec<Finding>,
 }
@@ -132,15 +141,17 @@ pub fn analyze(trace: &Trace, model: Option<&ModelSpec>, peaks: Option<&DevicePe
     let cost = model.zip(plain.start).and_then(|(model, start)| static_cost(model, start, &stages));
     let top_k = model.and_then(|model| Some(model.decoder.moe.as_ref()?.top_k));
 
-    let counters = counters::counters(&trace.counters, timeline);
-    let Walks { device, mut kernels, regions, stage_gpu, step, sums, processes } =
+    let mut violations = Violations::default();
+    let counters = counters::counters(&violations.counters(&trace.counters, peaks), timeline);
+    let Walks { device, mut kernels, regions, stage_gpu, graphs, step, sums, processes } =
         timeline.map(|(nsys, launches)| walks(nsys, launches, &counters)).unwrap_or_default();
     counters::attach(&mut kernels.records, &counters);
     operators::attach(&mut operators, &device, &traced, &kernels.stages);
 
     // Samples were taken beside the plain pass: ranges of another one say nothing of them.
     let sampled = if only_traced { Events::default() } else { Events::of(&trace.baseline) };
-    let power = trace.power.as_ref().map(|log| power::power(log, &sampled, &stages));
+    let mut power = trace.power.as_ref().map(|log| power::power(log, &sampled, &stages));
+    power.iter_mut().for_each(|power| violations.clocks(power));
     let limits = Limits::of(&plain, peaks, power.as_ref());
     let mut mfu = mfu::mfu(&plain, &stages, &operators, cost.as_ref(), &limits);
     let on_cpu = plain.start.is_some_and(|start| start.device == "cpu");
@@ -162,6 +173,7 @@ pub fn analyze(trace: &Trace, model: Option<&ModelSpec>, peaks: Option<&DevicePe
         outputs: outputs::outputs(&plain, &traced),
         experts: experts::experts(&plain, top_k),
         stage_gpu,
+        graphs,
         step: step.or_else(|| step::plain(&plain)),
         sums,
         processes,
@@ -171,8 +183,11 @@ pub fn analyze(trace: &Trace, model: Option<&ModelSpec>, peaks: Option<&DevicePe
         stages,
         operators,
         cost,
+        violations: Violations::default(),
         findings: Vec::new(),
     };
+    violations.shares(&mut analysis);
+    analysis.violations = violations;
     analysis.findings = findings::findings(&analysis, trace);
     analysis.findings.extend(command::findings(&analysis, trace));
     if analysis.only_traced && analysis.command.is_none() {
@@ -196,7 +211,8 @@ struct Walks {
     device: DeviceTimes,
     kernels: Kernels,
     regions: Vec<Region>,
-    stage_gpu: Vec<StageGpu>,
+    stage_gpu: StageGpus,
+    graphs: Vec<WholeGraph>,
     step: Option<StepTimeline>,
     sums: Sums,
     processes: Processes,
@@ -205,9 +221,10 @@ struct Walks {
 /// Walks a timeline of millions of rows once per table that is made of it, on all cores.
 fn walks(nsys: &NsysTrace, launches: &Launches, counters: &[CounterRecord]) -> Walks {
     let mut walks = Walks::default();
-    let Walks { device, kernels, regions, stage_gpu, step, sums, processes } = &mut walks;
+    let Walks { device, kernels, regions, stage_gpu, graphs, step, sums, processes } = &mut walks;
     rayon::scope(|scope| {
         scope.spawn(|_| *stage_gpu = gpu::stage_gpu(nsys, launches));
+        scope.spawn(|_| *graphs = graphs::whole_graphs(nsys, launches));
         scope.spawn(|_| *sums = sums::sums(nsys, launches));
         scope.spawn(|_| *regions = regions::regions(nsys, launches, counters));
         scope.spawn(|_| *kernels = kernels::kernels(nsys, launches));

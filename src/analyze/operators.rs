@@ -211,8 +211,11 @@ pub fn attach(operators: &mut Operators, times: &DeviceTimes, traced: &Events, s
         records.iter().for_each(|it| *kinds.entry((it.stage.clone(), it.path.clone())).or_default() += 1);
         for record in records.iter_mut() {
             let key = (record.stage.clone(), record.path.clone());
-            let stage_ms = stages.iter().find(|it| it.stage == key.0).map_or(0.0, |it| it.kernel_ms);
-            record.device = sums.get(&key).filter(|_| kinds[&key] == 1).map(|sum| sum.device(stage_ms));
+            let of = stages.iter().find(|it| it.stage == key.0);
+            let stage_ms = of.map_or(0.0, |it| it.kernel_ms);
+            // What ran inside a whole-traced graph has work and no time.
+            let whole = of.is_none_or(|it| it.graph_launches == 0);
+            record.device = sums.get(&key).filter(|_| kinds[&key] == 1).map(|sum| sum.device(stage_ms, whole));
         }
         sort(records);
     }
@@ -227,9 +230,10 @@ struct Sums {
 }
 
 impl Sums {
-    fn device(&self, stage_ms: f64) -> OperatorDevice {
+    /// `whole`: every kernel of the stage is recorded, so that a rate is that of all its work.
+    fn device(&self, stage_ms: f64, whole: bool) -> OperatorDevice {
         let own = Nanos(self.time.own_ns);
-        let rate = |amount: u64| if amount == 0 { None } else { ratio(amount as f64, own.as_secs()) };
+        let rate = |amount: u64| if amount == 0 || !whole { None } else { ratio(amount as f64, own.as_secs()) };
         OperatorDevice {
             kernels: self.time.kernels,
             total_ms: Nanos(self.time.total_ns).as_ms(),

@@ -7,9 +7,13 @@ use std::collections::BTreeMap;
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
-use super::{launches::Launches, spans::Spans};
+use super::{
+    activity::{Busy, Work, activities},
+    launches::Launches,
+    spans::Spans,
+};
 use crate::trace::{
-    nsys::{NsysTrace, pid_of, process_of},
+    nsys::{CopyKind, NsysTrace, pid_of, process_of},
     units::Nanos,
 };
 
@@ -28,14 +32,22 @@ pub struct ProcessStage {
     /// Empty outside every stage.
     #[schema(example = "decode_all")]
     pub stage: String,
+    /// Kernels that are recorded.
     pub launches: u64,
-    /// Sum over kernels.
+    /// Sum over recorded kernels.
     pub kernel_ms: f64,
-    /// Time in which at least one of its kernels ran there, over all streams.
+    /// Launches of CUDA graphs that were traced as a whole.
+    #[serde(default)]
+    pub graph_launches: u64,
+    /// Time in which at least one of its kernels, copies, fills or whole-traced graphs ran there, over all streams.
     pub busy_ms: f64,
-    /// Copies and fills.
+    /// Copies; fills are apart.
     pub copies: u64,
     pub copied_bytes: u64,
+    #[serde(default)]
+    pub fills: u64,
+    #[serde(default)]
+    pub filled_bytes: u64,
 }
 
 /// Launches of one kernel by one process on one device in one stage.
@@ -86,18 +98,21 @@ pub struct Processes {
 struct Cell {
     launches: u64,
     ns: i64,
-    busy_ns: i64,
-    /// End of what ran so far.
-    until: Option<i64>,
+    graphs: u64,
+    busy: Busy,
     copies: u64,
     bytes: u64,
+    fills: u64,
+    filled_bytes: u64,
 }
 
 /// Tells processes and devices apart.
 pub fn processes(trace: &NsysTrace, launches: &Launches) -> Processes {
     let (numbers, kinds) = (launches.numbers(), trace.kernels.kinds());
     let of_copies = trace.copies.iter().map(|it| (process_of(it.global_pid), it.device));
-    let mut pairs: Vec<(i64, u32)> = kinds.iter().map(|it| (process_of(it.global_pid), it.device)).chain(of_copies).collect();
+    let of_graphs = trace.graphs.iter().map(|it| (process_of(it.global_pid), it.device));
+    let of_kernels = kinds.iter().map(|it| (process_of(it.global_pid), it.device));
+    let mut pairs: Vec<(i64, u32)> = of_kernels.chain(of_copies).chain(of_graphs).collect();
     pairs.sort_unstable();
     pairs.dedup();
     let pair_of = |process: i64, device: u32| pairs.partition_point(|pair| *pair < (process_of(process), device));
@@ -111,19 +126,25 @@ pub fn processes(trace: &NsysTrace, launches: &Launches) -> Processes {
         *tally = (tally.0 + 1, tally.1 + kernel.ns());
         let cell = &mut cells[of_kind[kind] * numbers + number];
         cell.launches += 1;
-        cell.ns += kernel.ns();
-        // Kernels come in order of their start, so what is busy already is known by its end alone.
-        cell.busy_ns += (kernel.end_ns - cell.until.map_or(kernel.start_ns, |until| kernel.start_ns.max(until))).max(0);
-        cell.until = Some(cell.until.map_or(kernel.end_ns, |until| until.max(kernel.end_ns)));
+        cell.ns = cell.ns.saturating_add(kernel.ns());
+    }
+    for it in activities(trace, launches) {
+        let cell = &mut cells[pair_of(it.process, it.device) * numbers + launches.stage_number(it.instance)];
+        cell.busy.add(it.start_ns, it.end_ns);
+        cell.graphs += u64::from(it.work == Work::Graph);
     }
     for (copy, (_, instance)) in trace.copies.iter().zip(&launches.copies) {
         let cell = &mut cells[pair_of(copy.global_pid, copy.device) * numbers + launches.stage_number(*instance)];
-        cell.copies += 1;
-        cell.bytes = cell.bytes.saturating_add(copy.bytes);
+        let (count, bytes) = match copy.kind {
+            CopyKind::Set => (&mut cell.fills, &mut cell.filled_bytes),
+            _ => (&mut cell.copies, &mut cell.bytes),
+        };
+        *count += 1;
+        *bytes = bytes.saturating_add(copy.bytes);
     }
 
     let mut stages: Vec<ProcessStage> = Vec::new();
-    for (at, cell) in cells.iter().enumerate().filter(|(_, cell)| cell.launches + cell.copies > 0) {
+    for (at, cell) in cells.iter().enumerate().filter(|(_, cell)| cell.launches + cell.graphs + cell.copies + cell.fills > 0) {
         let (process, device) = pairs[at / numbers];
         stages.push(ProcessStage {
             process: pid_of(process),
@@ -132,9 +153,12 @@ pub fn processes(trace: &NsysTrace, launches: &Launches) -> Processes {
             stage: launches.numbered(at % numbers).into(),
             launches: cell.launches,
             kernel_ms: Nanos(cell.ns).as_ms(),
-            busy_ms: Nanos(cell.busy_ns).as_ms(),
+            graph_launches: cell.graphs,
+            busy_ms: Nanos(cell.busy.ns).as_ms(),
             copies: cell.copies,
             copied_bytes: cell.bytes,
+            fills: cell.fills,
+            filled_bytes: cell.filled_bytes,
         });
     }
     stages.sort_by(|a, b| (a.process, a.device, &a.stage).cmp(&(b.process, b.device, &b.stage)));
@@ -280,6 +304,6 @@ mod tests {
         trace.copies = vec![copy, copy];
         let apart = processes(&trace, &Launches::of(&trace));
         let row = apart.stages.iter().find(|it| it.device == 3).unwrap();
-        assert_eq!((row.process, row.launches, row.copies, row.copied_bytes, row.busy_ms), (9, 0, 2, 128, 0.0));
+        assert_eq!((row.process, row.launches, row.copies, row.copied_bytes, row.busy_ms), (9, 0, 2, 128, 1e-6), "both at once");
     }
 }

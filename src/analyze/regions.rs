@@ -33,7 +33,13 @@ pub struct Region {
     pub instances: u64,
     pub kernels: u64,
     pub kernel_ms: f64,
-    /// Of the kernel time of all regions' kernels and of those in none, percent.
+    /// Launches of CUDA graphs that were traced as a whole: the kernels inside are not recorded.
+    #[serde(default)]
+    pub whole_graphs: u64,
+    /// Sum over those launches, each from its start to its end on the device.
+    #[serde(default)]
+    pub graph_ms: f64,
+    /// Of the recorded kernel time of all regions' kernels and of those in none, percent.
     pub share_pct: Option<f64>,
     /// Longest first.
     pub classes: Vec<RegionClass>,
@@ -138,6 +144,7 @@ pub fn regions(trace: &NsysTrace, launches: &Launches, counters: &[CounterRecord
             sums[region as usize].entry((kind, stage)).or_default().add(tally);
         }
     }
+    let graphs = graphs(trace, launches, &layers, &paths);
     let known = profiled(counters);
     let mut classes = Classes::default();
     let mut regions: Vec<Region> = names
@@ -146,10 +153,13 @@ pub fn regions(trace: &NsysTrace, launches: &Launches, counters: &[CounterRecord
             let sums = &sums[*number as usize];
             let mut region = region(trace, launches, sums, &known, &mut classes);
             region.share_pct = percent(region.kernel_ms, Nanos(total).as_ms());
-            Region { name: (*name).into(), domain: (*domain).into(), instances: *instances, ..region }
+            let graphs = graphs.get(number).copied().unwrap_or_default();
+            let (whole_graphs, graph_ms) = (graphs.kernels, Nanos(graphs.ns).as_ms());
+            let (name, domain) = ((*name).into(), (*domain).into());
+            Region { name, domain, instances: *instances, whole_graphs, graph_ms, ..region }
         })
         .collect();
-    regions.sort_by(|a, b| b.kernel_ms.total_cmp(&a.kernel_ms));
+    regions.sort_by(|a, b| (b.kernel_ms + b.graph_ms).total_cmp(&(a.kernel_ms + a.graph_ms)));
     regions
 }
 
@@ -174,13 +184,35 @@ fn layers(trace: &NsysTrace, names: &BTreeMap<(&str, &str), (u32, u64)>, paths: 
     kinds.into_iter().map(layer).collect()
 }
 
+/// Whole-traced graphs that were launched in each region.
+fn graphs(trace: &NsysTrace, launches: &Launches, layers: &[Layer], paths: &Paths) -> BTreeMap<u32, Tally> {
+    let mut sums: BTreeMap<u32, Tally> = BTreeMap::new();
+    for (it, (call, instance)) in trace.graphs.iter().zip(&launches.graphs) {
+        if *call == NONE || !counts(trace, launches, launches.stage_number(*instance)) {
+            continue;
+        }
+        let call = trace.cuda_calls.get(*call as usize);
+        let open = layers.iter().map(|layer| layer.at(&mut Cursor::default(), call.global_tid, call.start_ns));
+        let regions: BTreeSet<u32> = open.filter_map(|path| paths.regions.get(path as usize)).flatten().copied().collect();
+        for region in regions {
+            sums.entry(region).or_default().add(Tally { kernels: 1, ns: it.end_ns - it.start_ns });
+        }
+    }
+    sums
+}
+
+/// Whether what a stage launched is in the table.
+fn counts(trace: &NsysTrace, launches: &Launches, stage: usize) -> bool {
+    let chosen = !trace.rules.within.is_empty() || !trace.rules.without.is_empty();
+    launches.numbered(stage) != WARMUP && !(chosen && stage == 0)
+}
+
 /// Launching path, capturing path, kind of kernel, stage.
 type Place = (u32, u32, u32, usize);
 
 /// Sums kernels by where they were launched, once for each layer; `total` becomes the time of all that count.
 fn tallies(trace: &NsysTrace, launches: &Launches, layers: &[Layer], total: &mut i64) -> Vec<(Place, Tally)> {
-    let chosen = !trace.rules.within.is_empty() || !trace.rules.without.is_empty();
-    let counts = |stage: usize| launches.numbered(stage) != WARMUP && !(chosen && stage == 0);
+    let counts = |stage: usize| counts(trace, launches, stage);
     let made = captured(&trace.graph_nodes);
     let all = || trace.kernels.iter().zip(&launches.kernels).enumerate();
     *total = all().filter(|(_, (_, (_, at)))| counts(launches.stage_number(*at))).map(|(_, (it, _))| it.ns()).sum();

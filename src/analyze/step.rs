@@ -1,19 +1,23 @@
 //! The timeline of one decode step: what ran on each stream, for which operator, and what the host called meanwhile.
 //!
 //! The step is the one whose range is of median length among those measured, so that neither a first step nor a stray one stands for all.
-//! Of the traced pass where it has kernels: a step's own kernels are those that were launched while its range was open. Otherwise of the
-//! plain pass, with the operators as the host ran them.
+//! Of the traced pass where it has work of a GPU: a step's own kernels, copies and whole-traced graphs are those that were launched while
+//! its range was open. Otherwise of the plain pass, with the operators as the host ran them.
 
-use std::collections::BTreeMap;
+mod device;
+
+use std::collections::{BTreeMap, BTreeSet};
 
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
+use self::device::Own;
 use super::{
-    classes::Classes,
+    activity::used_devices,
     device_time::{captured, is_operator},
     events::Events,
     interval::{Interval, covered_ns, union},
+    invariants::CLOCK_TOLERANCE_NS,
     launches::Launches,
     scopes::{NONE, Nest, nests},
     stages::DECODE,
@@ -28,7 +32,7 @@ use crate::trace::{
 /// Name of the range that is one step.
 pub const STEP: &str = "decode_step";
 /// Slices that are kept of a step: more than any figure shows.
-const MOST: usize = 8192;
+const MAX_SLICES: usize = 8192;
 
 /// One decode step. Times are microseconds from the begin of what is shown.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, ToSchema)]
@@ -45,12 +49,19 @@ pub struct StepTimeline {
     pub window_us: f64,
     /// How long before that the host had begun this step.
     pub lead_us: f64,
-    /// Time in which something of this step ran, on any stream; on the host in the plain pass.
+    /// Time in which something of this step ran, on any stream, summed over GPUs; on the host in the plain pass. An upper bound where
+    /// `whole_graphs` is above zero.
     pub busy_us: f64,
-    /// Time in which nothing at all ran on the GPU; `null` in the plain pass.
+    /// Time in which nothing at all ran, summed over GPUs; `null` in the plain pass.
     pub idle_us: Option<f64>,
-    /// Kernels of this step.
+    /// GPUs that the step's process uses; 0 in the plain pass.
+    #[serde(default)]
+    pub devices: u64,
+    /// Kernels of this step that are recorded.
     pub kernels: u64,
+    /// Launches of CUDA graphs of this step that were traced as a whole: the kernels inside are not recorded.
+    #[serde(default)]
+    pub whole_graphs: u64,
     /// In order of track and begin.
     pub slices: Vec<StepSlice>,
     /// Slices that were left out for their number.
@@ -86,7 +97,7 @@ struct Place {
     everywhere: bool,
 }
 
-/// The median step of the traced pass; `None` where none has a kernel.
+/// The median step of the traced pass; `None` where none has a kernel or a whole-traced graph.
 pub fn traced(trace: &NsysTrace, launches: &Launches) -> Option<StepTimeline> {
     let (place, step, steps) = median(trace, launches)?;
     let launched = |call: u32, instance: u32| {
@@ -99,36 +110,62 @@ pub fn traced(trace: &NsysTrace, launches: &Launches) -> Option<StepTimeline> {
     let own = |at: &[(u32, u32)]| -> Vec<usize> {
         at.iter().enumerate().filter(|(_, (call, instance))| launched(*call, *instance)).map(|(at, _)| at).collect()
     };
-    let (kernels, copies) = (own(&launches.kernels), own(&launches.copies));
-    let spans = kernels.iter().map(|at| trace.kernels.get(*at)).map(|it| (it.start_ns, it.end_ns)).collect::<Vec<_>>();
-    let copied = copies.iter().map(|at| (trace.copies[*at].start_ns, trace.copies[*at].end_ns));
-    let first = spans.first()?.0;
-    let mine = union(spans.iter().copied().chain(copied));
+    let own = Own { kernels: own(&launches.kernels), copies: own(&launches.copies), graphs: own(&launches.graphs) };
+    let spans = spans(trace, launches, &own)?;
+    let mine = union(spans.iter().map(|(_, span)| *span));
     let (begin, end) = (mine.first()?.0, mine.last()?.1);
-    let busy_then = |at: i64| trace.kernels.iter().take_while(|it| it.start_ns <= at).any(|it| it.end_ns > at);
-    let from = if begin > place.range.0 && busy_then(place.range.0) { begin.min(first) } else { place.range.0.min(begin) };
+    let kernels = trace.kernels.iter().map(|it| (it.start_ns, it.end_ns));
+    let ran = |at: i64| move |(start, end): (i64, i64)| start <= at && end > at;
+    let busy_then = |at: i64| {
+        kernels.clone().take_while(|it| it.0 <= at).any(ran(at))
+            || trace.graphs.iter().map(|it| (it.start_ns, it.end_ns)).any(ran(at))
+    };
+    let from = if begin > place.range.0 && busy_then(place.range.0) { begin } else { place.range.0.min(begin) };
     let window = (from, end.max(if from == place.range.0 { place.range.1 } else { end }));
 
     let mut shown = Shown { from, slices: Vec::new() };
     calls(trace, &place, window, &mut shown);
-    let owners = Owners::of(trace, launches, &place, &kernels);
-    owners.tracks(trace, &kernels, &mut shown);
-    let everything = on_device(trace, &owners, (&kernels, &copies), window, &mut shown);
-    let idle = window.1 - window.0 - covered_ns(everything);
-    let omitted = shown.slices.len().saturating_sub(MOST);
-    shown.slices.truncate(MOST);
+    let owners = Owners::of(trace, launches, &place, &own.kernels);
+    owners.tracks(trace, &own.kernels, &mut shown);
+    let everything = device::on_device(trace, &owners, &own, window, &mut shown);
+    let process = process_of(place.thread);
+    let used: BTreeSet<u32> = used_devices(trace).range((process, 0)..=(process, u32::MAX)).map(|(_, device)| *device).collect();
+    let covered =
+        |of: &[(u32, Interval)], device: u32| covered_ns(of.iter().filter(|(on, _)| *on == device).map(|(_, span)| *span));
+    let idle: i64 = used.iter().map(|device| window.1 - window.0 - covered(&everything, *device)).sum();
+    let omitted = shown.slices.len().saturating_sub(MAX_SLICES);
+    shown.slices.truncate(MAX_SLICES);
     Some(StepTimeline {
         pass: "traced".into(),
         step,
         steps,
         window_us: us(window.1 - window.0),
         lead_us: us(from - place.range.0.min(from)),
-        busy_us: us(mine.iter().map(|(start, end)| end - start).sum()),
+        busy_us: us(used.iter().map(|device| covered(&spans, *device)).sum()),
         idle_us: Some(us(idle)),
-        kernels: kernels.len() as u64,
+        devices: used.len() as u64,
+        kernels: own.kernels.len() as u64,
+        whole_graphs: own.graphs.len() as u64,
         slices: shown.slices,
         omitted: omitted as u64,
     })
+}
+
+/// When and where the work of a step ran; `None` without a kernel or graph, and where some of it starts before its launch, because
+/// host and device cannot be shown on one clock then.
+fn spans(trace: &NsysTrace, launches: &Launches, own: &Own) -> Option<Vec<(u32, Interval)>> {
+    if own.kernels.is_empty() && own.graphs.is_empty() {
+        return None;
+    }
+    let kernels = own.kernels.iter().map(|at| (launches.kernels[*at].0, trace.kernels.get(*at)));
+    let mut spans: Vec<(u32, u32, Interval)> = kernels.map(|(call, it)| (call, it.device, (it.start_ns, it.end_ns))).collect();
+    let copies = own.copies.iter().map(|at| (launches.copies[*at].0, &trace.copies[*at]));
+    spans.extend(copies.map(|(call, it)| (call, it.device, (it.start_ns, it.end_ns))));
+    let graphs = own.graphs.iter().map(|at| (launches.graphs[*at].0, &trace.graphs[*at]));
+    spans.extend(graphs.map(|(call, it)| (call, it.device, (it.start_ns, it.end_ns))));
+    let called = |call: u32| trace.cuda_calls.get(call as usize).start_ns;
+    let early = |(call, _, span): &(u32, u32, Interval)| called(*call).saturating_sub(span.0) > CLOCK_TOLERANCE_NS;
+    (!spans.iter().any(early)).then(|| spans.into_iter().map(|(_, device, span)| (device, span)).collect())
 }
 
 /// The median step of the plain pass, by its operators on the host; `None` where none was timed by itself.
@@ -161,8 +198,8 @@ pub fn plain(events: &Events) -> Option<StepTimeline> {
     }
     let busy = covered_ns(calls.iter().filter(|it| it.op != "module").map(|it| (it.start_ns, it.end_ns)));
     let mut slices: Vec<StepSlice> = tracks.into_values().flatten().collect();
-    let omitted = slices.len().saturating_sub(MOST);
-    slices.truncate(MOST);
+    let omitted = slices.len().saturating_sub(MAX_SLICES);
+    slices.truncate(MAX_SLICES);
     (!slices.is_empty()).then(|| StepTimeline {
         pass: "plain".into(),
         step: at as u64 + 1,
@@ -171,7 +208,9 @@ pub fn plain(events: &Events) -> Option<StepTimeline> {
         lead_us: 0.0,
         busy_us: us(busy),
         idle_us: None,
+        devices: 0,
         kernels: 0,
+        whole_graphs: 0,
         slices,
         omitted: omitted as u64,
     })
@@ -297,166 +336,5 @@ impl<'a> Owners<'a> {
     }
 }
 
-/// Every kernel and copy that ran in the window, by stream; gives when.
-fn on_device(
-    trace: &NsysTrace,
-    owners: &Owners,
-    (kernels, copies): (&[usize], &[usize]),
-    (from, to): Interval,
-    shown: &mut Shown,
-) -> Vec<Interval> {
-    let name = |index: u32| trace.strings.get(index as usize).map_or("", String::as_str);
-    let mut classes = Classes::default();
-    let mut ran = Vec::new();
-    let mut streams: BTreeMap<(u32, u32), Vec<usize>> = BTreeMap::new();
-    let within = |start: i64, end: i64| start < to && end > from;
-    for (at, kernel) in trace.kernels.iter().enumerate().take_while(|(_, it)| it.start_ns < to) {
-        if within(kernel.start_ns, kernel.end_ns) {
-            streams.entry((kernel.device, kernel.stream)).or_default().push(at);
-        }
-    }
-    let devices = streams.keys().map(|(device, _)| *device).collect::<std::collections::BTreeSet<_>>().len();
-    for ((device, stream), of_stream) in streams {
-        let track = if devices > 1 { format!("device {device}, stream {stream}") } else { format!("stream {stream}") };
-        for at in of_stream {
-            let kernel = trace.kernels.get(at);
-            let span = (kernel.start_ns.max(from), kernel.end_ns.min(to));
-            let own = kernels.binary_search(&at).is_ok();
-            let slice = shown.push(&track, name(kernel.name), span, own);
-            slice.class = Some(classes.of(kernel.full_name, &trace.strings).class.to_owned());
-            if own {
-                let (thread, chain) = owners.chain(trace, at, &kernel);
-                slice.operator = chain.last().map(|entry| owners.name(trace, thread, *entry).to_owned());
-            }
-            ran.push(span);
-        }
-    }
-    for (at, copy) in trace.copies.iter().enumerate().take_while(|(_, it)| it.start_ns < to) {
-        if within(copy.start_ns, copy.end_ns) {
-            let span = (copy.start_ns.max(from), copy.end_ns.min(to));
-            let slice = shown.push("copies", copy.kind.as_str(), span, copies.binary_search(&at).is_ok());
-            slice.class = Some("copy".into());
-            ran.push(span);
-        }
-    }
-    ran
-}
-
 #[cfg(test)]
-mod tests {
-    use super::{super::kernels::tests::capture, *};
-    use crate::trace::event::{Event, OPERATOR_DOMAIN, OperatorCall};
-
-    /// One line per slice: `track name operator start duration`, neighbours' marked.
-    fn told(trace: &NsysTrace) -> String {
-        let Some(step) = traced(trace, &Launches::of(trace)) else { return "none".into() };
-        let head = format!(
-            "step {} of {}: window {} lead {} busy {} idle {} kernels {}",
-            step.step,
-            step.steps,
-            step.window_us * 1e3,
-            step.lead_us * 1e3,
-            step.busy_us * 1e3,
-            step.idle_us.unwrap() * 1e3,
-            step.kernels
-        );
-        let slice = |it: &StepSlice| {
-            let operator = it.operator.as_deref().unwrap_or("-");
-            let other = if it.own { "" } else { " (another step's)" };
-            format!("{} {:?} {operator} {} {}{other}", it.track, it.name, it.start_us * 1e3, it.duration_us * 1e3)
-        };
-        std::iter::once(head).chain(step.slices.iter().map(slice)).collect::<Vec<_>>().join("\n")
-    }
-
-    fn with_operators(sketch: &str) -> NsysTrace {
-        let mut trace = capture(sketch);
-        let stage = |name: &str| matches!(name, "prefill" | "decode_all" | "warmup" | "decode_step");
-        trace.ranges.iter_mut().filter(|it| !stage(&it.name)).for_each(|it| it.domain = OPERATOR_DOMAIN.into());
-        trace
-    }
-
-    #[test]
-    fn the_step_of_median_length_is_told_with_its_operators_by_nesting() {
-        let trace = with_operators(
-            "range 1 decode_all 0..300\nrange 1 decode_step 0..100\nrange 1 decode_step 100..150\nrange 1 decode_step 150..290
-             range 1 layer 5..80\nrange 1 layer.q 10..20\nrange 1 layer.k 20..30
-             call 1 1 12..14\ncall 1 2 22..24\ncall 1 3 40..41\ncall 1 4 110..111\ncall 1 5 160..161
-             kernel 1 a 15..25 7\nkernel 2 b 30..40 7\nkernel 3 c 60..70 8\nkernel 4 d 112..120 7\nkernel 5 e 170..180 7",
-        );
-        insta::assert_snapshot!(told(&trace), @r#"
-        step 1 of 3: window 100 lead 0 busy 30 idle 70 kernels 3
-        calls "a" - 12 2
-        calls "a" - 22 2
-        calls "a" - 40 1
-        operators 1 "layer" - 15 55
-        operators 2 "layer.q" - 15 10
-        operators 2 "layer.k" - 30 10
-        stream 7 "a" layer.q 15 10
-        stream 7 "b" layer.k 30 10
-        stream 8 "c" layer 60 10
-        "#);
-    }
-
-    #[test]
-    fn a_step_launched_while_the_gpu_was_at_the_one_before_begins_with_its_first_kernel() {
-        let trace = with_operators(
-            "range 1 decode_all 0..100\nrange 1 decode_step 10..40
-             call 1 1 5..6\ncall 1 2 12..14\nkernel 1 a 8..45 7\nkernel 2 b 48..60 7\nkernel 1 a 55..70 9",
-        );
-        insta::assert_snapshot!(told(&trace), @r#"
-        step 1 of 1: window 12 lead 38 busy 12 idle 0 kernels 1
-        stream 7 "b" - 0 12
-        stream 9 "a" - 7 5 (another step's)
-        "#);
-    }
-
-    #[test]
-    fn steps_of_a_warm_up_and_steps_without_kernels_are_none() {
-        assert_eq!(
-            told(&capture(
-                "range 1 warmup 0..50\nrange 1 decode_all 1..40\nrange 1 decode_step 2..30\ncall 1 1 3..4\nkernel 1 a 5..9 7"
-            )),
-            "none"
-        );
-        assert_eq!(told(&capture("range 1 decode_all 1..40\nrange 1 decode_step 2..30\ncall 1 1 3..4")), "none");
-        assert_eq!(told(&capture("range 1 decode_all 1..40\ncall 1 1 3..4\nkernel 1 a 5..9 7")), "none");
-    }
-
-    #[test]
-    fn without_kernels_the_plain_step_is_its_operators_on_the_host() {
-        let step = |start_ns, end_ns| {
-            let (name, repeat) = (STEP.to_owned(), 0);
-            Event::Range(StageRange { name, start_ns, end_ns, device_ns: None, warmup: false, repeat, step: None })
-        };
-        let op = |path: &str, op: &str, start_ns, end_ns| {
-            Event::Op(OperatorCall {
-                path: path.into(),
-                op: op.into(),
-                start_ns,
-                end_ns,
-                captured: false,
-                warmup: false,
-                repeat: 0,
-                stage: DECODE.into(),
-                shapes: vec![],
-                dtype: String::new(),
-                flops: 0,
-                bytes: 0,
-            })
-        };
-        let events = [
-            op("l.q", "linear", 1000, 3000),
-            op("l", "module", 500, 5000),
-            step(0, 6000),
-            op("x", "norm", 7000, 8000),
-            step(6000, 9000),
-        ];
-        let told = plain(&Events::of(&events)).unwrap();
-        assert_eq!((told.step, told.steps, told.window_us, told.busy_us), (2, 2, 3.0, 1.0));
-        let first = plain(&Events::of(&events[..3])).unwrap();
-        let slices: Vec<_> =
-            first.slices.iter().map(|it| (&*it.track, &*it.name, it.class.as_deref(), it.start_us, it.duration_us)).collect();
-        assert_eq!(slices, [("operators 1", "l", None, 0.5, 4.5), ("operators 2", "l.q", Some("linear"), 1.0, 2.0)]);
-        assert_eq!(plain(&Events::of(&[])), None);
-    }
-}
+mod tests;

@@ -45,7 +45,7 @@ pub struct RangeSum {
     pub ns: Spans,
     /// On the GPU, of the instances that launched anything; `null` where none did.
     pub projected_ns: Option<Spans>,
-    /// Kernels, copies and fills launched inside.
+    /// Kernels, copies, fills and whole-traced graphs launched inside.
     pub gpu_ops: u64,
 }
 
@@ -108,6 +108,7 @@ fn projections(trace: &NsysTrace, launches: &Launches) -> Vec<Projection> {
         };
         trace.kernels.iter().zip(&launches.kernels).for_each(|(it, (call, _))| put(*call, it.start_ns, it.end_ns));
         trace.copies.iter().zip(&launches.copies).for_each(|(it, (call, _))| put(*call, it.start_ns, it.end_ns));
+        trace.graphs.iter().zip(&launches.graphs).for_each(|(it, (call, _))| put(*call, it.start_ns, it.end_ns));
         for (thread, mut own) in own {
             let entries = &nests[&thread].entries;
             for at in (0..entries.len()).rev() {

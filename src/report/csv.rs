@@ -113,7 +113,7 @@ pub fn operator_mfu(analysis: &Analysis) -> String {
 /// Named ranges, a row for each class of the kernels inside after one for all (class empty).
 pub fn regions<'a>(analysis: &'a Analysis) -> String {
     let head = "region,domain,ranges,class,kernels,kernel_ms,share_pct,covered_pct,sm_pct,memory_pct,dram_pct,l2_hit_pct,\
-                achieved_occupancy_pct,tensor_pct";
+                achieved_occupancy_pct,tensor_pct,whole_graphs,graph_ms";
     let rows = analysis.regions.iter().flat_map(|it| {
         let name = || vec![Text(&it.name), Text(&it.domain), Count(Some(it.instances))];
         let figure = |field: fn(&RegionCounters) -> Option<f64>| Figure(it.counters.as_ref().and_then(field));
@@ -121,10 +121,11 @@ pub fn regions<'a>(analysis: &'a Analysis) -> String {
         all.extend([Text(""), Count(Some(it.kernels)), Figure(Some(it.kernel_ms)), Figure(it.share_pct)]);
         all.extend([figure(|it| it.covered_pct), figure(|it| it.sm_pct), figure(|it| it.memory_pct), figure(|it| it.dram_pct)]);
         all.extend([figure(|it| it.l2_hit_pct), figure(|it| it.achieved_occupancy_pct), figure(|it| it.tensor_pct)]);
+        all.extend([Count(Some(it.whole_graphs)), Figure(Some(it.graph_ms))]);
         let class = |class: &'a crate::analyze::regions::RegionClass| {
             let mut row = name();
             row.extend([Text(&class.class), Count(Some(class.kernels)), Figure(Some(class.ms)), Figure(class.share_pct)]);
-            row.extend([None; 7].map(Figure));
+            row.extend([None; 9].map(Figure));
             row
         };
         let classes: Vec<_> = it.classes.iter().map(class).collect();

@@ -3,7 +3,7 @@
 use super::format::{count, decimals, ms, pct, scaled};
 use crate::{
     analyze::{
-        Analysis,
+        Analysis, graphs,
         stages::{DECODE, PREFILL, STAGES},
     },
     run::{Finding, Severity},
@@ -14,7 +14,9 @@ pub fn narrative(analysis: &Analysis) -> Vec<String> {
     [whole(analysis), tokens(analysis), vision(analysis)]
         .into_iter()
         .chain(STAGES.map(|stage| operators(analysis, stage)))
-        .chain([kernels(analysis), utilisation(analysis), proof(analysis)])
+        .chain([kernels(analysis)])
+        .chain(STAGES.map(|stage| whole_graphs(analysis, stage)))
+        .chain([utilisation(analysis), proof(analysis)])
         .flatten()
         .collect()
 }
@@ -74,8 +76,9 @@ fn operators(analysis: &Analysis, stage: &str) -> Option<String> {
     let named = named.join(", ");
     if ranked[0].1.on_device {
         let shares = ranked.iter().filter_map(|(_, own)| own.share_pct);
+        let time = if graphs::of_stage(&analysis.graphs, stage).is_some() { "recorded kernel time" } else { "kernel time" };
         return Some(format!(
-            "In {stage} the most kernel time goes to {named}; kernels of operators are {} of it.",
+            "In {stage} the most {time} goes to {named}; kernels of operators are {} of it.",
             pct(shares.sum::<f64>())
         ));
     }
@@ -86,7 +89,19 @@ fn operators(analysis: &Analysis, stage: &str) -> Option<String> {
 fn kernels(analysis: &Analysis) -> Option<String> {
     let first = analysis.kernels.measured().find(|it| !it.stage.is_empty())?;
     let (name, stage, calls) = (&first.kernel_name, &first.stage, count(first.calls));
-    Some(format!("The kernel that takes longest is {name} in {stage}: {} ms over {calls} calls.", ms(first.total_ms)))
+    let which = if analysis.graphs.is_empty() { "The kernel" } else { "Of the recorded kernels, the one" };
+    Some(format!("{which} that takes longest is {name} in {stage}: {} ms over {calls} calls.", ms(first.total_ms)))
+}
+
+fn whole_graphs(analysis: &Analysis, stage: &str) -> Option<String> {
+    let (launches, total) = graphs::of_stage(&analysis.graphs, stage)?;
+    Some(format!(
+        "{} launches of CUDA graphs in {stage}, traced as a whole, take {} ms on the GPU, at most {} ms each; the kernels inside are not \
+         recorded.",
+        count(launches),
+        ms(total),
+        ms(graphs::longest(&analysis.graphs, stage)),
+    ))
 }
 
 fn utilisation(analysis: &Analysis) -> Option<String> {

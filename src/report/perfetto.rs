@@ -17,7 +17,7 @@ use crate::trace::{
     Trace,
     event::Event,
     kernel::{Kernels, LaunchKind},
-    nsys::NsysTrace,
+    nsys::{GraphLaunch, NsysTrace},
     power::{PowerLog, PowerSample},
 };
 
@@ -130,6 +130,7 @@ fn power(packets: &mut Packets<impl Write>, process: Track, log: &PowerLog, begi
 
 fn traced(packets: &mut Packets<impl Write>, nsys: &NsysTrace) -> io::Result<()> {
     let starts = nsys.ranges.iter().map(|it| it.start_ns).chain(nsys.kernels.iter().map(|it| it.start_ns));
+    let starts = starts.chain(nsys.graphs.iter().map(|it| it.start_ns));
     let begin = starts.chain(nsys.cuda_calls.iter().map(|it| it.start_ns)).min().unwrap_or(0);
     let process = packets.process(TRACED, "traced pass (nsys)")?;
     let (mut threads, mut crossing) = (Rows::default(), Lanes::default());
@@ -146,7 +147,40 @@ fn traced(packets: &mut Packets<impl Write>, nsys: &NsysTrace) -> io::Result<()>
         packets.slice(row, &told, times)?;
     }
     copies(packets, process, nsys, begin)?;
-    kernels(packets, &nsys.kernels, &nsys.strings, begin)
+    let mut devices = HashMap::new();
+    kernels(packets, &nsys.kernels, &nsys.strings, begin, &mut devices)?;
+    graphs(packets, &nsys.graphs, begin, &mut devices)
+}
+
+/// The row of a GPU.
+fn gpu(packets: &mut Packets<impl Write>, devices: &mut HashMap<u32, Track>, device: u32) -> io::Result<Track> {
+    if let Some(known) = devices.get(&device) {
+        return Ok(*known);
+    }
+    let process = packets.process(GPU.saturating_add(device), &format!("GPU {device} in the traced pass"))?;
+    Ok(*devices.entry(device).or_insert(process))
+}
+
+/// Graphs that were traced as a whole, by device and stream.
+fn graphs(
+    packets: &mut Packets<impl Write>,
+    graphs: &[GraphLaunch],
+    begin: i64,
+    devices: &mut HashMap<u32, Track>,
+) -> io::Result<()> {
+    let mut streams: HashMap<(u32, u32), Lanes> = HashMap::new();
+    for it in graphs {
+        let Some(times) = span(begin, (it.start_ns, it.end_ns)) else { continue };
+        let device = gpu(packets, devices, it.device)?;
+        let row = streams.entry((it.device, it.stream)).or_default().free(times, |lane| match lane {
+            0 => packets.row(device, &format!("CUDA graphs of stream {}, traced as a whole", it.stream)),
+            _ => packets.row(device, &format!("CUDA graphs of stream {}, traced as a whole, next to it {lane}", it.stream)),
+        })?;
+        let name = it.graph.map_or_else(|| "CUDA graph".to_owned(), |graph| format!("CUDA graph {graph}"));
+        let told = packets.told("graph", &name, &[("correlation", Arg::Number(it.correlation_id.cast_unsigned()))])?;
+        packets.slice(row, &told, times)?;
+    }
+    Ok(())
 }
 
 /// Calls that copy, a row for each thread: those of two may cross.
@@ -166,20 +200,19 @@ fn copies(packets: &mut Packets<impl Write>, process: Track, nsys: &NsysTrace, b
 }
 
 /// Kernels by device and stream.
-fn kernels(packets: &mut Packets<impl Write>, kernels: &Kernels, strings: &[String], begin: i64) -> io::Result<()> {
-    let mut devices: HashMap<u32, Track> = HashMap::new();
+fn kernels(
+    packets: &mut Packets<impl Write>,
+    kernels: &Kernels,
+    strings: &[String],
+    begin: i64,
+    devices: &mut HashMap<u32, Track>,
+) -> io::Result<()> {
     let mut streams: HashMap<(u32, u32), Lanes> = HashMap::new();
     let mut kinds: Vec<Option<Told>> = vec![None; kernels.kinds().len()];
     let mut told = Told::default();
     for (at, it) in kernels.iter().enumerate() {
         let Some(times) = span(begin, (it.start_ns, it.end_ns)) else { continue };
-        let device = match devices.get(&it.device) {
-            Some(known) => *known,
-            None => {
-                let process = packets.process(GPU.saturating_add(it.device), &format!("GPU {} in the traced pass", it.device))?;
-                *devices.entry(it.device).or_insert(process)
-            }
-        };
+        let device = gpu(packets, devices, it.device)?;
         let lanes = streams.entry((it.device, it.stream)).or_default();
         let row = lanes.free(times, |lane| match lane {
             0 => packets.row(device, &format!("stream {}", it.stream)),

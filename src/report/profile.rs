@@ -17,6 +17,7 @@ use crate::{
         experts::ExpertUse,
         gemms::GemmRecord,
         gpu::StageGpu,
+        graphs::WholeGraph,
         kernels::{ClassRecord, KernelRecord, StageKernels},
         mfu::{Ceilings, MfuRecord, OperatorMfu},
         operators::OperatorRecord,
@@ -74,9 +75,15 @@ pub struct LLMProfileReport {
     /// Records there were before the list was cut.
     pub kernels_total: u64,
     pub stage_kernels: Vec<StageKernels>,
-    /// What the GPU did in each stage of the traced pass.
+    /// What the GPUs did in each stage of the traced pass, summed over GPUs; none where no GPU was used.
     #[serde(default)]
     pub stage_gpu: Vec<StageGpu>,
+    /// The same for each GPU by itself; none where one GPU did everything.
+    #[serde(default)]
+    pub stage_gpu_devices: Vec<StageGpu>,
+    /// CUDA graphs of the traced pass that were traced as a whole, longest first.
+    #[serde(default)]
+    pub whole_graphs: Vec<WholeGraph>,
     /// One decode step, slice by slice; `null` where none is told apart.
     #[serde(default)]
     pub decode_step: Option<StepTimeline>,
@@ -253,7 +260,9 @@ fn gather(facts: &RunFacts, trace: &Trace, analysis: &Analysis, limit: usize) ->
         kernels_topk: top(&kernels, limit),
         kernels_total: kernels.len() as u64,
         stage_kernels: analysis.kernels.stages.clone(),
-        stage_gpu: analysis.stage_gpu.clone(),
+        stage_gpu: analysis.stage_gpu.totals.clone(),
+        stage_gpu_devices: analysis.stage_gpu.devices.clone(),
+        whole_graphs: top(&analysis.graphs, limit),
         decode_step: analysis.step.clone(),
         processes: analysis.processes.stages.clone(),
         process_kernels: top(&analysis.processes.kernels, limit),

@@ -24,13 +24,15 @@ pub struct NsysTrace {
     pub kernels: Kernels,
     /// Copies and fills on the device.
     pub copies: Vec<MemoryOp>,
+    /// Launches of CUDA graphs that were traced as a whole.
+    pub graphs: Vec<GraphLaunch>,
     /// Where the nodes of CUDA graphs were made.
     pub graph_nodes: Vec<GraphNode>,
     /// CUDA runtime and driver calls.
     pub cuda_calls: ApiCalls,
     /// Operating system calls that blocked or took long, as nsys traces them.
     pub os_calls: ApiCalls,
-    /// Rows that end before they start, or lie in no age of computers: left out.
+    /// Rows without times, that end before they start, or that lie in no age of computers: left out.
     pub impossible_rows: u64,
     /// What the tool itself complained of, worst first.
     pub diagnostics: Vec<String>,
@@ -64,6 +66,22 @@ pub struct MemoryOp {
     /// Joins it to the call that launched it, within its process; 0 without.
     pub correlation_id: i64,
     pub graph_node: Option<u64>,
+}
+
+/// A launch of a CUDA graph that was traced as a whole: the kernels and copies inside are not recorded.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct GraphLaunch {
+    /// On the device, from the start of its first node to the end of its last one. Gaps between nodes are inside.
+    pub start_ns: i64,
+    pub end_ns: i64,
+    /// Device and stream of its first node.
+    pub device: u32,
+    pub stream: u32,
+    pub global_pid: i64,
+    /// Joins it to the call that launched it, within its process; 0 without.
+    pub correlation_id: i64,
+    /// The tool's number of the graph; `None` where the export does not have it.
+    pub graph: Option<u64>,
 }
 
 /// Where a copy went.

@@ -13,13 +13,13 @@ use tempfile::TempDir;
 
 const CAPTURES: [&str; 4] = ["hf-deepseek-decoder", "hf-llama-e2e", "hf-llama-attention-mock", "torch-cuda-graph-node"];
 
-struct Capture {
-    dir: TempDir,
-    sql: Connection,
+pub struct Capture {
+    pub dir: TempDir,
+    pub sql: Connection,
 }
 
 impl Capture {
-    fn open(name: &str) -> Self {
+    pub fn open(name: &str) -> Self {
         let packed = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/captures").join(format!("{name}.sqlite.zst"));
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("run.sqlite");
@@ -28,7 +28,7 @@ impl Capture {
         Self { dir, sql }
     }
 
-    fn analysis(&self, rules: StageRules) -> Analysis {
+    pub fn analysis(&self, rules: StageRules) -> Analysis {
         let mut nsys = parse::nsys::read(&self.dir.path().join("run.sqlite")).unwrap();
         nsys.rules = rules;
         analyze::analyze(&Trace { nsys: Some(nsys), ..Trace::default() }, None, None)
@@ -144,10 +144,10 @@ fn what_is_asked_for_alone_or_left_out_is_what_sql_finds_there() {
     };
     let stage = |rules: StageRules, stage: &str| {
         let analysis = capture.analysis(rules);
-        let copies =
-            analysis.stage_gpu.iter().find(|it| it.stage == stage).map_or(0, |it| it.copies.iter().map(|it| it.calls).sum());
+        let copies = analysis.stage_gpu.totals.iter().find(|it| it.stage == stage);
+        let copies = copies.map_or(0, |it| it.fills + it.copies.iter().map(|it| it.calls).sum::<u64>());
         let kernels = analysis.kernels.stages.iter().find(|it| it.stage == stage).unwrap().launches;
-        (kernels + copies, analysis.stage_gpu.iter().find(|it| it.stage == stage).unwrap().instances)
+        (kernels + copies, analysis.stage_gpu.totals.iter().find(|it| it.stage == stage).unwrap().instances)
     };
     let measured = || StageRules::with(vec![], vec!["measured".into()], vec![]);
     let others = || StageRules::with(vec![], vec![], vec!["measured".into()]);
@@ -161,7 +161,7 @@ fn what_is_asked_for_alone_or_left_out_is_what_sql_finds_there() {
 }
 
 /// Gives the capture a second process that does all that the first does, on a GPU that it too calls device 0.
-fn with_a_second_process(capture: &Capture) {
+pub fn with_a_second_process(capture: &Capture) {
     for (table, column) in [
         ("CUPTI_ACTIVITY_KIND_KERNEL", "globalPid"),
         ("CUPTI_ACTIVITY_KIND_MEMCPY", "globalPid"),
@@ -214,18 +214,23 @@ fn two_processes_are_told_apart_and_together_are_the_whole() {
 fn the_idle_time_of_a_stage_is_its_window_without_what_ran() {
     for name in CAPTURES {
         let analysis = Capture::open(name).analysis(StageRules::default());
-        assert!(!analysis.stage_gpu.is_empty());
-        for it in &analysis.stage_gpu {
-            let parts = it.idle_host_ms + it.idle_copy_ms + it.idle_sync_ms + it.idle_unknown_ms;
-            assert!((parts - it.idle_ms).abs() < 1e-6 && it.idle_ms + it.busy_ms <= it.window_ms + 1e-6, "{name}: {it:?}");
+        assert!(!analysis.stage_gpu.totals.is_empty() && analysis.stage_gpu.devices.is_empty());
+        for it in &analysis.stage_gpu.totals {
+            let sum = |parts: &[Option<f64>]| parts.iter().map(|it| it.unwrap()).sum::<f64>();
+            let idle = it.idle_ms.unwrap();
+            let parts = sum(&[it.idle_host_ms, it.idle_copy_ms, it.idle_sync_ms, it.idle_unknown_ms]);
+            let whole = sum(&[it.busy_ms, it.other_ms, it.idle_ms]);
+            assert!((parts - idle).abs() < 1e-6 && (whole - it.window_ms.unwrap()).abs() < 1e-6, "{name}: {it:?}");
+            let busy = analysis.kernels.stages.iter().find(|stage| stage.stage == it.stage).unwrap().busy_ms;
+            assert!((busy - it.busy_ms.unwrap()).abs() < 1e-9, "{name}: busy is one figure in every table");
             // Between the nodes of a replayed graph the host has no part.
             let replays = name == "torch-cuda-graph-node" && it.stage == "decode_all";
-            assert!(replays || it.idle_unknown_ms <= 0.2 * it.idle_ms, "{name}: {it:?}");
+            assert!(replays || it.idle_unknown_ms.unwrap() <= 0.2 * idle, "{name}: {it:?}");
         }
     }
 }
 
-fn llmprof(args: &[&str]) -> (bool, String, String) {
+pub fn llmprof(args: &[&str]) -> (bool, String, String) {
     let output = Command::new(env!("CARGO_BIN_EXE_llmprof")).arg("analyze").args(args).output().unwrap();
     let text = |bytes: Vec<u8>| String::from_utf8(bytes).unwrap();
     (output.status.success(), text(output.stdout), text(output.stderr))

@@ -46,7 +46,7 @@ async fn a_table_comes_as_csv_by_format_or_accept() {
     let by_format = api.get(&format!("{path}?format=csv")).await;
     let by_accept = api.ask(Method::GET, &path, &[("accept", "text/csv")], "").await;
     assert_eq!((by_format.header(header::CONTENT_TYPE), by_format.text()), ("text/csv; charset=utf-8", by_accept.text()));
-    assert_eq!(by_format.text().lines().next(), Some("stage,launches,kernel_ms,busy_ms"));
+    assert_eq!(by_format.text().lines().next(), Some("stage,launches,kernel_ms,busy_ms,graph_launches,graph_ms"));
     assert_eq!(by_format.text().lines().count(), 3);
 }
 

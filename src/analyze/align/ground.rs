@@ -7,7 +7,7 @@ use super::{
     checks::{Evidence, SIDES, check, row},
     isolate::Isolated,
 };
-use crate::analyze::{coverage::GRAPH_LAUNCHES, stats::percent};
+use crate::analyze::stats::percent;
 
 /// Whether both captures hold what was launched.
 pub fn complete(on: &Evidence) -> Check {
@@ -27,7 +27,7 @@ pub fn complete(on: &Evidence) -> Check {
             notes.push(format!("the {} capture holds no kernels: a CPU launches none, and a GPU's must be traced", SIDES[at]));
         }
         // Without a kernel of the operation, it may be in a graph whose launches were recorded as wholes.
-        let whole_graphs = found.units.is_empty() && side.trace.tables.iter().any(|table| table == GRAPH_LAUNCHES);
+        let whole_graphs = found.units.is_empty() && !side.trace.graphs.is_empty();
         good &= !whole_graphs;
         if found.graphs_empty > 0 || whole_graphs {
             notes.push(format!("the {} side has graphs that were not traced by node", SIDES[at]));

@@ -4,7 +4,7 @@
 
 use super::{kernels, time};
 use crate::{
-    analyze::{Analysis, power},
+    analyze::{Analysis, graphs, invariants, power},
     run::{Finding, Severity},
     trace::Trace,
 };
@@ -109,7 +109,7 @@ pub const RULES: &[Rule] = &[
         "capture_times_impossible",
         Warning,
         [
-            "rows of the capture end before they start, or lie more than 73 years from its clock's zero",
+            "rows of the capture have no times, end before they start, or lie more than 73 years from its clock's zero",
             "They were left out. Export the report again; if it stays so, take the capture again.",
             "",
         ],
@@ -120,6 +120,22 @@ pub const RULES: &[Rule] = &[
         Warning,
         ["kernels of the capture have no launching call", "Trace the CUDA API as well, from the start of the process.", ""],
         super::capture_incomplete,
+    ),
+    Rule::new(
+        "figure_impossible",
+        Warning,
+        [
+            "a figure lies outside what it can be: shares, counters, clocks, work that starts before its launch",
+            "The figure is left out: look at the cause that the finding names.",
+            "",
+        ],
+        invariants::findings,
+    ),
+    Rule::new(
+        "graphs_traced_whole",
+        Info,
+        ["CUDA graphs of a stage were traced as a whole", graphs::REMEDY, ""],
+        graphs::findings,
     ),
     Rule::new(
         "overhead_high",

@@ -34,7 +34,14 @@ fn analysis() -> Analysis {
         let ms = Spread::of([10.0, 10.0]).unwrap();
         analysis.stages.rows.push(StageTiming { stage: stage.into(), ms, share_pct: None, tokens: None, tokens_per_s: None });
         let stage = stage.to_owned();
-        analysis.kernels.stages.push(StageKernels { stage, launches: 200, kernel_ms: 100.0, busy_ms: 9.0 });
+        analysis.kernels.stages.push(StageKernels {
+            stage,
+            launches: 200,
+            kernel_ms: 100.0,
+            busy_ms: 9.0,
+            graph_launches: 0,
+            graph_ms: 0.0,
+        });
     }
     analysis
 }

@@ -30,7 +30,7 @@ use crate::{
     trace::{
         environment::Environment,
         kernel::{Kernel, Kernels},
-        nsys::{ApiCall, ApiCalls, CopyKind, GraphNode, MemoryOp, NsysTrace, pid_of, process_of},
+        nsys::{ApiCall, ApiCalls, CopyKind, GraphLaunch, GraphNode, MemoryOp, NsysTrace, pid_of, process_of},
         range::Range,
     },
 };
@@ -99,6 +99,7 @@ pub fn read(path: &Path) -> std::result::Result<NsysTrace, ParseError> {
     trace.cuda_calls.sort();
     trace.os_calls.sort();
     trace.copies.sort_by_key(|copy| copy.start_ns);
+    trace.graphs.sort_by_key(|graph| graph.start_ns);
     trace.ranges.sort_by_key(|r| (r.start_ns, std::cmp::Reverse(r.end_ns.unwrap_or(i64::MAX))));
     Ok(trace)
 }
@@ -139,9 +140,10 @@ fn others(export: &Export) -> std::result::Result<(NsysTrace, Names, Unnamed), P
     let read = trace.copies.len();
     trace.copies.retain(|it| possible(it.start_ns, it.end_ns));
     impossible += (read - trace.copies.len()) as u64;
+    impossible += graph_launches(export, &gpus, &mut trace)?;
     trace.graph_nodes = export.rows("CUDA_GRAPH_NODE_EVENTS", include_str!("sql/graph_nodes.sql"), graph_node)?;
-    let used: BTreeSet<u32> =
-        trace.kernels.kinds().iter().map(|kind| kind.device).chain(trace.copies.iter().map(|it| it.device)).collect();
+    let copied = trace.copies.iter().map(|it| it.device).chain(trace.graphs.iter().map(|it| it.device));
+    let used: BTreeSet<u32> = trace.kernels.kinds().iter().map(|kind| kind.device).chain(copied).collect();
     trace.target = Environment { nsys: trace.tool_version.clone(), ..target::read(export, &used)? };
     let (calls, left_out) = calls(export, "OSRT_API", OS_CALL, &mut names)?;
     trace.os_calls = calls;
@@ -205,6 +207,28 @@ fn calls<const N: usize>(
     })?;
     Ok((calls, impossible))
 }
+
+/// Reads the launches of graphs that were traced as a whole; returns how many were left out.
+fn graph_launches(export: &Export, gpus: &Gpus, trace: &mut NsysTrace) -> std::result::Result<u64, ParseError> {
+    let graphs = export.rows("CUPTI_ACTIVITY_KIND_GRAPH_TRACE", include_str!("sql/graphs.sql"), graph_launch)?;
+    let read = graphs.len();
+    let timed = graphs.into_iter().filter(|it| (it.start_ns, it.end_ns) != (0, 0) && possible(it.start_ns, it.end_ns));
+    trace.graphs = timed.map(|it| GraphLaunch { device: gpus.of(it.global_pid, it.device), ..it }).collect();
+    // A graph whose first node runs on the host has no device of its own: it is that of its process, where there is one.
+    for at in (0..trace.graphs.len()).filter(|at| trace.graphs[*at].device == ON_HOST).collect::<Vec<_>>() {
+        let process = process_of(trace.graphs[at].global_pid);
+        let kernels = trace.kernels.kinds().iter().map(|it| (it.global_pid, it.device));
+        let others = kernels.chain(trace.graphs.iter().map(|it| (it.global_pid, it.device)));
+        let mut devices: Vec<u32> = others.filter(|it| process_of(it.0) == process && it.1 != ON_HOST).map(|it| it.1).collect();
+        devices.sort_unstable();
+        devices.dedup();
+        trace.graphs[at].device = if let [device] = devices[..] { device } else { ON_HOST };
+    }
+    Ok((read - trace.graphs.len()) as u64)
+}
+
+/// CUPTI's device of a graph that starts on the host: `INT_MAX`.
+const ON_HOST: u32 = i32::MAX as u32;
 
 /// Devices that a process numbers in another way than the host: the process, its number, the host's.
 struct Gpus(Vec<Option<(u32, u32, u32)>>);
@@ -293,6 +317,18 @@ fn memory_op(row: &Row) -> Result<MemoryOp> {
         global_pid: or_zero(row, 5)?,
         correlation_id: or_zero(row, 6)?,
         graph_node: row.get::<_, Option<i64>>(7)?.map(i64::cast_unsigned),
+    })
+}
+
+fn graph_launch(row: &Row) -> Result<GraphLaunch> {
+    Ok(GraphLaunch {
+        start_ns: row.get(0)?,
+        end_ns: row.get(1)?,
+        device: row.get::<_, Option<u32>>(2)?.unwrap_or_default(),
+        stream: row.get::<_, Option<u32>>(3)?.unwrap_or_default(),
+        global_pid: or_zero(row, 4)?,
+        correlation_id: or_zero(row, 5)?,
+        graph: row.get::<_, Option<i64>>(6)?.map(i64::cast_unsigned),
     })
 }
 

@@ -75,6 +75,33 @@ fn kernels_come_in_order_with_their_names() {
 }
 
 #[test]
+fn launches_of_whole_graphs_are_read_by_every_version_and_those_without_times_are_left_out() {
+    let graphs = "create table CUPTI_ACTIVITY_KIND_GRAPH_TRACE (start int, end int, deviceId int, contextId int, streamId int,
+            correlationId int, globalPid int, graphId int, graphExecId int, eventId int);
+        insert into CUPTI_ACTIVITY_KIND_GRAPH_TRACE values (40, 60, 0, 1, 7, 12, 0x1000000, 3, 4, null),
+            (10, 30, 2147483647, 1, 7, 11, 0x1000000, 3, 4, null), (0, 0, 0, 1, 7, 13, 0x1000000, 3, 4, null);";
+    let new = trace(&[META, STRINGS, graphs]);
+    let first = GraphLaunch {
+        start_ns: 10,
+        end_ns: 30,
+        device: 0,
+        stream: 7,
+        global_pid: 0x100_0000,
+        correlation_id: 11,
+        graph: Some(3),
+    };
+    assert_eq!(
+        (new.graphs[0], new.graphs.len(), new.impossible_rows),
+        (first, 2, 1),
+        "a graph that starts on the host is its process's"
+    );
+    let older =
+        "create table CUPTI_ACTIVITY_KIND_GRAPH_TRACE (start int, end int, deviceId int, correlationId int, globalPid int);
+        insert into CUPTI_ACTIVITY_KIND_GRAPH_TRACE values (10, 30, 0, 11, 0x1000000);";
+    assert_eq!(trace(&[META, older]).graphs, [GraphLaunch { stream: 0, graph: None, ..first }]);
+}
+
+#[test]
 fn a_table_that_is_missing_is_a_gap() {
     let trace = trace(&[META]);
     assert_eq!((trace.tool_version.as_deref(), trace.schema_version.as_deref()), (Some("2025.3.2.0"), Some("3.20.3")));

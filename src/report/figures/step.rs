@@ -47,7 +47,12 @@ pub fn step(analysis: &Analysis) -> (String, Vec<Key>) {
     let mut keys: Vec<Key> = drawn.iter().flat_map(|lane| &lane.slices).filter_map(|it| key(it.class)).collect();
     keys.sort();
     keys.dedup();
-    let of = if step.kernels > 0 { format!("{} kernels", step.kernels) } else { format!("{} operators", step.slices.len()) };
+    let of = match (step.kernels, step.whole_graphs) {
+        (0, 0) => format!("{} operators", step.slices.len()),
+        (kernels, 0) => format!("{kernels} kernels"),
+        (0, graphs) => format!("{graphs} CUDA graphs, traced as a whole,"),
+        (kernels, graphs) => format!("{kernels} kernels and {graphs} CUDA graphs, traced as a whole,"),
+    };
     let description = format!(
         "Step {} of {}: {of} in {} µs; the table below holds the same.",
         step.step,

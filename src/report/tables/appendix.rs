@@ -2,7 +2,10 @@
 //!
 //! Arranges figures that analysis made; computes none.
 
-use super::work::{OPERATOR_COLUMNS, operator_cells};
+use super::{
+    traced::recorded_only_note,
+    work::{OPERATOR_COLUMNS, operator_cells},
+};
 use crate::{
     analyze::{
         Analysis,
@@ -56,12 +59,23 @@ pub fn operators_by_path(analysis: &Analysis) -> Table {
 
 /// Device time per stage.
 pub fn stage_kernels(analysis: &Analysis) -> Table {
-    let caption = "Kernels per launching stage in the nsys pass; busy is the time in which at least one kernel ran.";
-    let columns = ["Stage", "#Launches", "#Kernel ms", "#Busy ms"];
+    let caption = "Kernels per launching stage in the nsys pass; busy is the time in which a kernel, copy, fill or whole-traced graph of \
+                   the stage ran, summed over GPUs.";
+    let graphs = analysis.kernels.stages.iter().any(|it| it.graph_launches > 0);
+    let mut columns = vec!["Stage", "#Launches", "#Kernel ms"];
+    columns.extend(graphs.then_some(["#Whole graphs", "#Graphs ms"]).into_iter().flatten());
+    columns.push("#Busy ms");
     let mut table = Table::new("stage-kernels", "Device time per stage", caption, &columns);
     for stage in &analysis.kernels.stages {
         let name = if stage.stage.is_empty() { "outside every stage".to_owned() } else { stage.stage.clone() };
-        table.row([name, count(stage.launches), ms(stage.kernel_ms), ms(stage.busy_ms)]);
+        let mut cells = vec![name, count(stage.launches), ms(stage.kernel_ms)];
+        cells.extend(graphs.then(|| [count(stage.graph_launches), ms(stage.graph_ms)]).into_iter().flatten());
+        let most = if stage.graph_launches > 0 { "≤ " } else { "" };
+        cells.push(format!("{most}{}", ms(stage.busy_ms)));
+        table.row(cells);
+    }
+    if !table.rows.is_empty() {
+        table.notes.extend(recorded_only_note(analysis));
     }
     table
 }

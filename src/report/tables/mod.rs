@@ -19,7 +19,7 @@ pub use overview::{aggregates, environment, mfu, stages};
 pub use power::{power, power_csv};
 pub use roofline::{operator_mfu, regions, roofline};
 pub use step::{decode_step, step_slices};
-pub use traced::{api_calls, classes, processes, ranges, stage_gpu};
+pub use traced::{api_calls, classes, processes, ranges, recorded_only_note, stage_gpu, whole_graphs};
 pub use work::{kernels, operators};
 
 use super::{RunFacts, table::Table};

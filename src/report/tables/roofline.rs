@@ -2,6 +2,7 @@
 //!
 //! Arranges figures that analysis made; computes none.
 
+use super::recorded_only_note;
 use crate::{
     analyze::{
         Analysis,
@@ -65,6 +66,9 @@ pub fn roofline(analysis: &Analysis) -> Table {
     for reason in reasons {
         let of = roofline.points.iter().filter(|point| point.missing.as_deref() == Some(reason)).count();
         table.notes.push(format!("No intensity of {of} of {} kernels: {reason}", roofline.points.len()));
+    }
+    if !table.rows.is_empty() {
+        table.notes.extend(recorded_only_note(analysis));
     }
     table
 }
@@ -146,52 +150,35 @@ fn operator_cells(row: &OperatorMfu) -> [String; 12] {
 
 /// Regions, longest first.
 pub fn regions(analysis: &Analysis) -> Table {
-    let columns = [
-        "Region",
-        "Domain",
-        "#Ranges",
-        "#Kernels",
-        "#Kernel ms",
-        "#Share",
-        "Classes",
-        "#With counters",
-        "#SM",
-        "#Memory",
-        "#DRAM",
-        "#L2 hits",
-        "#Occupancy",
-        "#Tensor",
-    ];
+    let graphs = analysis.regions.iter().any(|region| region.whole_graphs > 0);
+    let mut columns = vec!["Region", "Domain", "#Ranges", "#Kernels", "#Kernel ms"];
+    columns.extend(graphs.then_some(["#Whole graphs", "#Graphs ms"]).into_iter().flatten());
+    columns.extend(["#Share", "Classes", "#With counters", "#SM", "#Memory", "#DRAM", "#L2 hits", "#Occupancy", "#Tensor"]);
     let caption = "Ranges by name and domain with all kernels that were launched inside, enclosed ranges included, warm-up left out. A \
                    kernel of a replayed graph is in the range of its replay and in that of its capture. Counters are means by time over \
                    those kernels that ncu profiled.";
     let mut table = Table::new("regions", "Regions", caption, &columns);
-    for region in analysis.regions.iter().filter(|region| region.kernels > 0) {
-        table.row(region_cells(region));
+    for region in analysis.regions.iter().filter(|region| region.kernels + region.whole_graphs > 0) {
+        table.row(region_cells(region, graphs));
+    }
+    if graphs {
+        table.notes.extend(recorded_only_note(analysis));
     }
     table
 }
 
-fn region_cells(region: &Region) -> [String; 14] {
+fn region_cells(region: &Region, graphs: bool) -> Vec<String> {
     let classes: Vec<String> =
         region.classes.iter().take(3).map(|it| format!("{} {}", it.class, known(it.share_pct, pct))).collect();
     let counter = |field: fn(&RegionCounters) -> Option<f64>| known(region.counters.as_ref().and_then(field), pct);
-    [
-        region.name.clone(),
-        stage(&region.domain),
-        count(region.instances),
-        count(region.kernels),
-        ms(region.kernel_ms),
-        known(region.share_pct, pct),
-        if classes.is_empty() { UNKNOWN.into() } else { classes.join(", ") },
-        counter(|it| it.covered_pct),
-        counter(|it| it.sm_pct),
-        counter(|it| it.memory_pct),
-        counter(|it| it.dram_pct),
-        counter(|it| it.l2_hit_pct),
-        counter(|it| it.achieved_occupancy_pct),
-        counter(|it| it.tensor_pct),
-    ]
+    let mut cells = vec![region.name.clone(), stage(&region.domain), count(region.instances), count(region.kernels)];
+    cells.push(ms(region.kernel_ms));
+    cells.extend(graphs.then(|| [count(region.whole_graphs), ms(region.graph_ms)]).into_iter().flatten());
+    cells.push(known(region.share_pct, pct));
+    cells.push(if classes.is_empty() { UNKNOWN.into() } else { classes.join(", ") });
+    cells.extend([counter(|it| it.covered_pct), counter(|it| it.sm_pct), counter(|it| it.memory_pct), counter(|it| it.dram_pct)]);
+    cells.extend([counter(|it| it.l2_hit_pct), counter(|it| it.achieved_occupancy_pct), counter(|it| it.tensor_pct)]);
+    cells
 }
 
 fn stage(name: &str) -> String {

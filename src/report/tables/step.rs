@@ -12,7 +12,13 @@ use crate::{
 
 /// The step in one row.
 pub fn decode_step(analysis: &Analysis) -> Table {
-    let columns = ["Step", "#Shown µs", "#Busy µs", "#GPU idle µs", "#Kernels", "#Launched before µs"];
+    let traced = analysis.step.as_ref().is_some_and(|step| step.pass == "traced");
+    let graphs = analysis.step.as_ref().map_or(0, |step| step.whole_graphs);
+    let mut columns = vec!["Step", "#Shown µs", "#Busy µs"];
+    if traced {
+        columns.extend(["#GPU idle µs", "#Kernels", "#Launched before µs"]);
+        columns.extend((graphs > 0).then_some("#Whole graphs"));
+    }
     let caption = match analysis.step.as_ref().map(|step| step.pass.as_str()) {
         Some("traced") => {
             "The decode step of median length in the traced pass: busy is the time in which something of this step ran, idle \
@@ -23,16 +29,22 @@ pub fn decode_step(analysis: &Analysis) -> Table {
     let mut table = Table::new("decode-step", "One decode step", caption, &columns);
     let us = |value: f64| decimals(value, 1);
     if let Some(it) = &analysis.step {
-        let lead = if it.pass == "traced" { us(it.lead_us) } else { UNKNOWN.into() };
-        let kernels = if it.kernels > 0 { count(it.kernels) } else { UNKNOWN.into() };
-        table.row([
-            format!("{} of {}", it.step, it.steps),
-            us(it.window_us),
-            us(it.busy_us),
-            known(it.idle_us, us),
-            kernels,
-            lead,
-        ]);
+        let (most, least) = if graphs > 0 { ("≤ ", "≥ ") } else { ("", "") };
+        let mut cells = vec![format!("{} of {}", it.step, it.steps), us(it.window_us), format!("{most}{}", us(it.busy_us))];
+        if traced {
+            let kernels = if it.kernels > 0 { count(it.kernels) } else { UNKNOWN.into() };
+            cells.extend([known(it.idle_us, |idle| format!("{least}{}", us(idle))), kernels, us(it.lead_us)]);
+            cells.extend((graphs > 0).then(|| count(graphs)));
+        }
+        table.row(cells);
+        if it.devices > 1 {
+            table.notes.push(format!("Busy and idle are sums over {} GPUs, each of which has the time shown.", it.devices));
+        }
+        if graphs > 0 {
+            let note =
+                "The step's CUDA graph was traced as a whole: busy is an upper bound, and kernels inside are not recorded.";
+            table.notes.push(note.into());
+        }
     }
     table.or_gap(
         "No decode step is told apart: none has a range of its own with something in it.",

@@ -2,7 +2,7 @@
 //!
 //! Arranges figures that analysis made; computes none.
 
-use super::{no_times, pass};
+use super::{no_times, pass, recorded_only_note};
 use crate::{
     analyze::{Analysis, findings::why_no_kernels, operators::OperatorRecord},
     report::{
@@ -74,6 +74,9 @@ pub fn operators(analysis: &Analysis) -> Table {
     if analysis.operators.rolled.iter().any(|record| record.captured_calls > 0) {
         table.notes.push("A call that a CUDA graph replays has no host time: the host sees the replay alone.".into());
     }
+    if analysis.operators.leaves().any(|it| it.device.is_some()) {
+        table.notes.extend(recorded_only_note(analysis));
+    }
     if analysis.stages.rows.is_empty() {
         let (why, remedy) = no_times(analysis);
         return table.or_gap(why, remedy);
@@ -129,6 +132,9 @@ pub fn kernels(facts: &RunFacts, trace: &Trace, analysis: &Analysis) -> Table {
         let note = "Counters are ncu's, of a few replayed launches: means over geometries by their time, as shares of what the device \
                     can sustain. Its mean is of replays with cold caches; the timeline's is the time of the workload.";
         table.notes.push(note.into());
+    }
+    if !table.rows.is_empty() {
+        table.notes.extend(recorded_only_note(analysis));
     }
     let (why, remedy) = match why_no_kernels(analysis, trace) {
         Some((why, remedy)) => (why, remedy.to_owned()),

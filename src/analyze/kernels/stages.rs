@@ -1,0 +1,45 @@
+//! Device time by stage: recorded kernels, whole-traced graphs, and when the devices were busy.
+
+use std::collections::BTreeMap;
+
+use super::{
+    super::{
+        activity::{Busy, Work, activities},
+        launches::Launches,
+    },
+    StageKernels, Tally,
+};
+use crate::trace::{nsys::NsysTrace, units::Nanos};
+
+/// Device time by stage, in the order of their names.
+pub fn stage_kernels(trace: &NsysTrace, launches: &Launches, tallies: &[Tally]) -> Vec<StageKernels> {
+    let numbers = launches.numbers();
+    let mut busy: BTreeMap<(usize, u32), Busy> = BTreeMap::new();
+    let mut graphs = vec![Tally::default(); numbers];
+    for it in activities(trace, launches) {
+        let number = launches.stage_number(it.instance);
+        busy.entry((number, it.device)).or_default().add(it.start_ns, it.end_ns);
+        if it.work == Work::Graph {
+            let sum = &mut graphs[number];
+            (sum.calls, sum.ns) = (sum.calls + 1, sum.ns.saturating_add(it.end_ns - it.start_ns));
+        }
+    }
+    let mut stages: Vec<StageKernels> = Vec::new();
+    for (number, graphs) in graphs.iter().enumerate() {
+        let of_stage = || tallies.iter().skip(number).step_by(numbers);
+        let calls: u64 = of_stage().map(|tally| tally.calls).sum();
+        let busy_ns = busy.range((number, 0)..=(number, u32::MAX)).map(|(_, it)| it.ns);
+        if calls + graphs.calls > 0 {
+            stages.push(StageKernels {
+                stage: launches.numbered(number).into(),
+                launches: calls,
+                kernel_ms: Nanos(of_stage().map(|tally| tally.ns).fold(0, i64::saturating_add)).as_ms(),
+                busy_ms: Nanos(busy_ns.fold(0, i64::saturating_add)).as_ms(),
+                graph_launches: graphs.calls,
+                graph_ms: Nanos(graphs.ns).as_ms(),
+            });
+        }
+    }
+    stages.sort_by(|a, b| a.stage.cmp(&b.stage));
+    stages
+}
