@@ -114,13 +114,21 @@ fn capture_incomplete(analysis: &Analysis, trace: &Trace) -> Vec<Finding> {
         );
         found.push(Finding::new("capture_times_impossible", Severity::Warning, message).with("left out", nsys.impossible_rows));
     }
-    if analysis.kernels.orphans > 0 {
-        let kernels = nsys.kernels.len();
-        let message = format!("{} of {kernels} kernels have no launching call in the capture.", analysis.kernels.orphans);
+    let unattributed = &analysis.stage_gpu.unattributed;
+    if analysis.kernels.orphans > 0 || !unattributed.is_empty() {
+        let (kernels, orphans) = (nsys.kernels.len(), analysis.kernels.orphans);
+        let message = match orphans {
+            0 => format!("Copies or graphs that ran during {} have no launching call in the capture.", unattributed.join(", ")),
+            _ => format!("{orphans} of {kernels} kernels have no launching call in the capture."),
+        };
+        let finding = Finding::new("kernels_unattributed", Severity::Warning, message);
+        let finding = finding.with("kernels", kernels).with("without launch", orphans);
+        let finding = match unattributed.is_empty() {
+            true => finding,
+            false => finding.with("GPU busy time left out", unattributed.join(", ")),
+        };
         found.push(
-            Finding::new("kernels_unattributed", Severity::Warning, message)
-                .with("kernels", kernels)
-                .with("without launch", analysis.kernels.orphans)
+            finding
                 .advise("Their stage cannot be told; trace the CUDA API as well (-t cuda,nvtx) from the start of the process."),
         );
     }

@@ -101,6 +101,8 @@ pub struct StageGpus {
     pub devices: Vec<StageGpu>,
     /// Stages with work that starts before the call that launched it.
     pub early: Vec<EarlyStart>,
+    /// Stages whose busy time is left out, because a kernel, copy or graph without its launching call ran meanwhile.
+    pub unattributed: Vec<String>,
 }
 
 /// Measures what the GPUs did in each stage that was open.
@@ -116,6 +118,9 @@ pub fn stage_gpu(trace: &NsysTrace, launches: &Launches) -> StageGpus {
             continue;
         }
         let used: Vec<(u32, &Cell)> = cells.of_stage(label).collect();
+        if used.iter().any(|(_, cell)| cell.unattributed) {
+            found.unattributed.push(stage.clone());
+        }
         let graph_launches = Some(cells.graph_calls[label]);
         let total = row(stage, instances, &used);
         found.totals.push(StageGpu { graph_launches, ..total });
@@ -168,13 +173,13 @@ fn copies(cells: &[(u32, &Cell)]) -> Vec<StageCopies> {
     for (kind, moved) in cells.iter().flat_map(|(_, cell)| &cell.copies) {
         cells::Moved::add(kinds.entry(*kind).or_default(), moved);
     }
-    let told = |(kind, moved): (crate::trace::nsys::CopyKind, cells::Moved)| StageCopies {
+    let row = |(kind, moved): (crate::trace::nsys::CopyKind, cells::Moved)| StageCopies {
         kind: kind.as_str().into(),
         calls: moved.calls,
         bytes: moved.bytes,
         total_ms: Nanos(moved.ns).as_ms(),
     };
-    kinds.into_iter().map(told).collect()
+    kinds.into_iter().map(row).collect()
 }
 
 #[cfg(test)]

@@ -107,9 +107,9 @@ mod tests {
              graph 1 5 2..10 7\ngraph 2 5 12..24 7\ngraph 3 6 24..25 7\ngraph 4 5 62..70 7",
         );
         let graphs = whole_graphs(&trace, &Launches::of(&trace));
-        let told: Vec<_> =
+        let rows: Vec<_> =
             graphs.iter().map(|it| (&*it.stage, it.graph, it.launch_ns.count, it.launch_ns.total, it.launch_ns.mean)).collect();
-        assert_eq!(told, [("decode_all", Some(5), 2, 20, 10.0), ("", Some(5), 1, 8, 8.0), ("decode_all", Some(6), 1, 1, 1.0)]);
+        assert_eq!(rows, [("decode_all", Some(5), 2, 20, 10.0), ("", Some(5), 1, 8, 8.0), ("decode_all", Some(6), 1, 1, 1.0)]);
         assert_eq!(of_stage(&graphs, "decode_all"), Some((3, 21e-6)));
         assert_eq!((of_stage(&graphs, "prefill"), stages(&graphs)), (None, vec!["decode_all"]));
     }

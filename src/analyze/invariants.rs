@@ -230,8 +230,8 @@ impl Violations {
         }
         self.bound("CounterValues.duration_ns", name, &mut values.duration_ns, f64::MAX);
         let seconds = values.duration_ns.map(|ns| ns / 1e9);
-        let most = peaks.zip(seconds).map(|(peaks, seconds)| peaks.bytes_per_s() * seconds * LIMIT_FACTOR);
-        self.bound("CounterValues.dram_bytes", name, &mut values.dram_bytes, most.unwrap_or(f64::MAX));
+        let max = peaks.zip(seconds).map(|(peaks, seconds)| peaks.bytes_per_s() * seconds * LIMIT_FACTOR);
+        self.bound("CounterValues.dram_bytes", name, &mut values.dram_bytes, max.unwrap_or(f64::MAX));
         if let Some(flops) = values.flops.values().copied().find(|flops| !(0.0..=f64::MAX).contains(flops)) {
             self.figures.push(Violation { figure: "CounterValues.flops", of: name(), value: flops });
             values.flops.clear();
@@ -241,8 +241,8 @@ impl Violations {
 
     /// Leaves out clocks that the device cannot have.
     pub fn clocks(&mut self, power: &mut Power) {
-        let most = |mhz: Option<u32>| mhz.map_or(f64::MAX, |mhz| f64::from(mhz) * LIMIT_FACTOR);
-        let (sm, memory) = (most(power.device.max_sm_mhz), most(power.device.max_memory_mhz));
+        let max = |mhz: Option<u32>| mhz.map_or(f64::MAX, |mhz| f64::from(mhz) * LIMIT_FACTOR);
+        let (sm, memory) = (max(power.device.max_sm_mhz), max(power.device.max_memory_mhz));
         for stage in &mut power.stages {
             self.bound("StagePower.sm_mhz", || stage.stage.clone(), &mut stage.sm_mhz, sm);
             self.bound("StagePower.memory_mhz", || stage.stage.clone(), &mut stage.memory_mhz, memory);
@@ -291,7 +291,7 @@ pub fn findings(analysis: &Analysis, _: &Trace) -> Vec<Finding> {
         let found = found.with("value", format!("{:.1}", worst.value)).with("cause", invariant.cause);
         Some(found.advise(invariant.remedy))
     };
-    let early = analysis.violations.early.iter().filter_map(|it| early(it));
+    let early = analysis.violations.early.iter().filter_map(early);
     early.chain(figures.into_iter().filter_map(broken)).collect()
 }
 

@@ -126,8 +126,10 @@ impl Change {
 /// Records every so many launches of graphs as a whole.
 fn whole(trace: &mut NsysTrace, every: usize) {
     let mut launches: BTreeMap<i64, GraphLaunch> = BTreeMap::new();
-    let nodes =
-        trace.kernels.iter().filter(|it| it.graph_node.is_some() && it.correlation_id.unsigned_abs() as usize % every == 0);
+    let nodes = trace
+        .kernels
+        .iter()
+        .filter(|it| it.graph_node.is_some() && (it.correlation_id.unsigned_abs() as usize).is_multiple_of(every));
     for it in nodes {
         let new = GraphLaunch {
             start_ns: it.start_ns,
@@ -270,8 +272,8 @@ fn counters(figures: &[f64], trace: &NsysTrace) -> Vec<LaunchCounters> {
         LaunchCounters {
             stage: String::new(),
             kernel,
-            grid: kind.grid,
-            block: kind.block,
+            grid: Some(kind.grid),
+            block: Some(kind.block),
             values: values.clone(),
             ..LaunchCounters::default()
         }
@@ -280,7 +282,7 @@ fn counters(figures: &[f64], trace: &NsysTrace) -> Vec<LaunchCounters> {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig::with_cases(24))]
+    #![proptest_config(ProptestConfig::with_cases(48))]
 
     #[test]
     fn no_figure_of_a_changed_capture_contradicts_another_or_its_unit(
@@ -300,6 +302,11 @@ proptest! {
         for violation in &analysis.violations.figures {
             let named = |it: &&llmprof::run::Finding| it.id == "figure_impossible" && it.message.contains(violation.figure);
             prop_assert!(analysis.findings.iter().any(|it| named(&it)), "nothing names {:?}", violation);
+        }
+        for it in analysis.stage_gpu.totals.iter().filter(|it| it.devices > 0 && it.busy_ms.is_none()) {
+            let causes = ["figure_impossible", "kernels_unattributed"];
+            let named = analysis.findings.iter().any(|found| causes.contains(&found.id.as_str()));
+            prop_assert!(named, "no finding says why busy time is left out: {:?}", it);
         }
     }
 }

@@ -1,10 +1,10 @@
-//! Sketches of what a GPU did, and what its stage is said to have done.
+//! Sketches of what a GPU did, and the figures of its stage.
 
 use super::{super::kernels::tests::capture, *};
 use crate::trace::nsys::ApiCall;
 
 /// What the GPU did in prefill: `window busy host copy sync unknown gaps`. Calls of correlation 9 wait.
-fn told(sketch: &str) -> [i64; 7] {
+fn figures(sketch: &str) -> [i64; 7] {
     let mut trace = capture(sketch);
     let name = trace.strings.len() as u32;
     trace.strings.extend(["cudaLaunchKernel".to_owned(), "cudaStreamSynchronize_v3020".to_owned()]);
@@ -19,31 +19,31 @@ fn told(sketch: &str) -> [i64; 7] {
 #[test]
 fn a_gpu_that_waits_for_the_host_is_idle_until_the_launch_arrives() {
     let sketch = "range 1 prefill 0..50\ncall 1 1 5..6\ncall 1 2 30..32\nkernel 1 a 10..20 7\nkernel 2 b 35..60 7";
-    assert_eq!(told(sketch), [60, 35, 25, 0, 0, 0, 2], "0..10 and 20..35; the window ends with its last kernel");
+    assert_eq!(figures(sketch), [60, 35, 25, 0, 0, 0, 2], "0..10 and 20..35; the window ends with its last kernel");
 }
 
 #[test]
 fn what_was_launched_before_the_gpu_fell_idle_waited_for_something_unknown() {
     let sketch = "range 1 prefill 0..30\ncall 1 1 0..1\ncall 1 2 1..2\nkernel 1 a 1..10 7\nkernel 2 b 14..30 8";
-    assert_eq!(told(sketch), [30, 25, 1, 0, 0, 4, 2]);
+    assert_eq!(figures(sketch), [30, 25, 1, 0, 0, 4, 2]);
 }
 
 #[test]
 fn a_host_that_waits_in_the_driver_is_told_apart_from_one_that_computes() {
     let sketch = "range 1 prefill 0..40\ncall 1 1 0..1\ncall 1 9 5..22\ncall 1 2 30..31\nkernel 1 a 0..20 7\nkernel 2 b 32..40 7";
-    assert_eq!(told(sketch), [40, 28, 10, 0, 2, 0, 1], "20..22 in the wait, 22..32 until the launch arrived");
+    assert_eq!(figures(sketch), [40, 28, 10, 0, 2, 0, 1], "20..22 in the wait, 22..32 until the launch arrived");
 }
 
 #[test]
 fn kernels_on_two_streams_leave_no_gap_where_one_of_them_runs() {
     let sketch = "range 1 prefill 0..30\ncall 1 1 0..1\ncall 1 2 1..2\nkernel 1 a 0..20 7\nkernel 2 b 10..30 8";
-    assert_eq!(told(sketch), [30, 30, 0, 0, 0, 0, 0]);
+    assert_eq!(figures(sketch), [30, 30, 0, 0, 0, 0, 0]);
 }
 
 #[test]
 fn the_time_after_the_last_kernel_is_the_hosts() {
     let sketch = "range 1 prefill 0..30\ncall 1 1 0..1\nkernel 1 a 0..20 7";
-    assert_eq!(told(sketch), [30, 20, 10, 0, 0, 0, 1]);
+    assert_eq!(figures(sketch), [30, 20, 10, 0, 0, 0, 1]);
 }
 
 /// All rows as `stage device: window busy other idle`, in nanoseconds; `-` where a figure is left out.

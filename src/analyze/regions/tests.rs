@@ -153,6 +153,6 @@ fn a_whole_traced_graph_is_in_the_regions_of_its_launch() {
         "range 1 decode_all 0..50\nrange 1 replay 5..10\ncall 1 1 6..7\ncall 1 2 20..21\ngraph 1 5 8..18 7\ngraph 2 5 22..30 7",
     );
     let regions = regions(&trace, &Launches::of(&trace), &[]);
-    let told: Vec<_> = regions.iter().map(|it| (&*it.name, it.whole_graphs, it.graph_ms, it.kernels)).collect();
-    assert_eq!(told, [("decode_all", 2, 18e-6, 0), ("replay", 1, 10e-6, 0)]);
+    let rows: Vec<_> = regions.iter().map(|it| (&*it.name, it.whole_graphs, it.graph_ms, it.kernels)).collect();
+    assert_eq!(rows, [("decode_all", 2, 18e-6, 0), ("replay", 1, 10e-6, 0)]);
 }

@@ -70,8 +70,8 @@ pub fn stage_kernels(analysis: &Analysis) -> Table {
         let name = if stage.stage.is_empty() { "outside every stage".to_owned() } else { stage.stage.clone() };
         let mut cells = vec![name, count(stage.launches), ms(stage.kernel_ms)];
         cells.extend(graphs.then(|| [count(stage.graph_launches), ms(stage.graph_ms)]).into_iter().flatten());
-        let most = if stage.graph_launches > 0 { "≤ " } else { "" };
-        cells.push(format!("{most}{}", ms(stage.busy_ms)));
+        let sign = if stage.graph_launches > 0 { "≤ " } else { "" };
+        cells.push(format!("{sign}{}", ms(stage.busy_ms)));
         table.row(cells);
     }
     if !table.rows.is_empty() {

@@ -29,11 +29,11 @@ pub fn decode_step(analysis: &Analysis) -> Table {
     let mut table = Table::new("decode-step", "One decode step", caption, &columns);
     let us = |value: f64| decimals(value, 1);
     if let Some(it) = &analysis.step {
-        let (most, least) = if graphs > 0 { ("≤ ", "≥ ") } else { ("", "") };
-        let mut cells = vec![format!("{} of {}", it.step, it.steps), us(it.window_us), format!("{most}{}", us(it.busy_us))];
+        let (upper, lower) = if graphs > 0 { ("≤ ", "≥ ") } else { ("", "") };
+        let mut cells = vec![format!("{} of {}", it.step, it.steps), us(it.window_us), format!("{upper}{}", us(it.busy_us))];
         if traced {
             let kernels = if it.kernels > 0 { count(it.kernels) } else { UNKNOWN.into() };
-            cells.extend([known(it.idle_us, |idle| format!("{least}{}", us(idle))), kernels, us(it.lead_us)]);
+            cells.extend([known(it.idle_us, |idle| format!("{lower}{}", us(idle))), kernels, us(it.lead_us)]);
             cells.extend((graphs > 0).then(|| count(graphs)));
         }
         table.row(cells);

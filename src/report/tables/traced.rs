@@ -36,17 +36,17 @@ pub fn stage_gpu(analysis: &Analysis) -> Table {
     }
     let mut table = Table::new("stage-gpu", "GPU per stage", caption, &columns);
     for it in rows {
-        let (most, least) = if it.busy_is_upper_bound { ("≤ ", "≥ ") } else { ("", "") };
+        let (upper, lower) = if it.busy_is_upper_bound { ("≤ ", "≥ ") } else { ("", "") };
         let bound = |sign: &str, value: Option<f64>| known(value, |value| format!("{sign}{}", ms(value)));
         let mut cells = vec![it.stage.clone()];
         cells.extend(several.then(|| it.device.map_or_else(|| "all".into(), |device| device.to_string())));
-        cells.extend([count(it.instances), known(it.window_ms, ms), bound(most, it.busy_ms)]);
-        cells.push(known(it.busy_pct, |share| format!("{most}{}", pct(share))));
+        cells.extend([count(it.instances), known(it.window_ms, ms), bound(upper, it.busy_ms)]);
+        cells.push(known(it.busy_pct, |share| format!("{upper}{}", pct(share))));
         cells.extend(other.then(|| known(it.other_ms, ms)));
         let idle = [it.idle_host_ms, it.idle_copy_ms, it.idle_sync_ms, it.idle_unknown_ms];
-        cells.extend(idle.map(|value| bound(least, value)));
+        cells.extend(idle.map(|value| bound(lower, value)));
         cells.extend([known(it.gaps, count), known(it.longest_gap_ms, ms)]);
-        cells.push(known(it.launch_bound_pct, |share| format!("{least}{}", pct(share))));
+        cells.push(known(it.launch_bound_pct, |share| format!("{lower}{}", pct(share))));
         let copies = it.copies.iter();
         let copies: Vec<String> =
             copies.map(|it| format!("{} {}: {}", count(it.calls), it.kind.replace('_', " "), bytes(it.bytes))).collect();
@@ -74,12 +74,12 @@ fn gpu_rows(analysis: &Analysis) -> Vec<&StageGpu> {
 
 /// Launches of whole-traced graphs by stage: `32 in decode_all (17.689 ms)`; `None` where there are none.
 fn launches_by_stage(analysis: &Analysis) -> Option<String> {
-    let told = |stage: &str| {
+    let shown = |stage: &str| {
         let (launches, total_ms) = graphs::of_stage(&analysis.graphs, stage)?;
         Some(format!("{} in {stage} ({} ms)", count(launches), ms(total_ms)))
     };
-    let told: Vec<String> = graphs::stages(&analysis.graphs).into_iter().filter_map(told).collect();
-    (!told.is_empty()).then(|| told.join(", "))
+    let shown: Vec<String> = graphs::stages(&analysis.graphs).into_iter().filter_map(shown).collect();
+    (!shown.is_empty()).then(|| shown.join(", "))
 }
 
 /// What a time of a GPU means where graphs were traced as a whole.
