@@ -5,8 +5,11 @@
 pub mod alignment;
 pub mod command;
 pub mod import;
-pub mod target;
+pub mod part;
+pub mod subject;
 pub mod whole;
+
+mod legacy;
 
 use std::{collections::BTreeMap, fmt, str::FromStr};
 
@@ -14,11 +17,7 @@ use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 use uuid::Uuid;
 
-use self::{
-    import::Import,
-    target::{AlignWith, MockChange, Target},
-};
-use crate::profiling::Profiling;
+pub use self::subject::{Common, RunSpec, Subject, SubjectKind};
 
 /// Declares an id: a UUID of version 7, so ids sort by the time at which they were made.
 macro_rules! ids {
@@ -192,53 +191,6 @@ words! {
         Warning = "warning",
         Critical = "critical",
     }
-}
-
-/// What a run was asked to do, with every default filled in.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, ToSchema)]
-#[serde(deny_unknown_fields)]
-pub struct RunSpec {
-    /// Name of a configured model (`GET /models`).
-    #[schema(example = "deepseek-ocr-tiny")]
-    pub model: String,
-    /// Manifest of inputs, relative to the service's inputs folder.
-    #[schema(example = "inputs.yaml")]
-    pub inputs_manifest: String,
-    pub mode: Mode,
-    /// Measured repetitions of the plain run.
-    pub repeats: u32,
-    /// Unmeasured repetitions before them.
-    pub warmup: u32,
-    /// Tokens to generate after prefill.
-    pub max_new_tokens: u32,
-    /// Seed of synthetic weights.
-    pub seed: u64,
-    /// `null`: the model's default for the device.
-    pub dtype: Option<Dtype>,
-    /// `auto`, `cpu`, `cuda:INDEX` in the order of nvidia-smi, the UUID of a GPU or of an instance of one, or the model of either; `none` of an import.
-    #[schema(example = "auto")]
-    pub device: String,
-    /// Limit on the whole run, in seconds.
-    pub timeout_s: u32,
-    /// Free words to find the run by.
-    pub labels: Vec<String>,
-    /// Higher runs first.
-    pub priority: i32,
-    /// Every setting of the passes: the mode's, with the request's changes over them. Absent in runs that were stored without.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub profiling: Option<Profiling>,
-    /// The only part of the model that the run is about; the whole model when absent.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub target: Option<Target>,
-    /// What the part is aligned with; then the whole model is profiled, and the part beside it.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub align_with: Option<AlignWith>,
-    /// What is different about the part that runs alone.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub mock: Option<MockChange>,
-    /// What was imported, in a run that was not carried out here.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub import: Option<Import>,
 }
 
 /// Where a run stands with a cluster's scheduler.

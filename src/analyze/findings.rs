@@ -13,7 +13,7 @@ use super::{
     stats::percent,
 };
 use crate::{
-    run::{Finding, Severity},
+    run::{Finding, Severity, SubjectKind},
     trace::Trace,
 };
 
@@ -43,26 +43,17 @@ fn finding(id: &str, message: String) -> Finding {
 }
 
 fn nothing_measured(analysis: &Analysis, _: &Trace) -> Vec<Finding> {
-    if !analysis.stages.rows.is_empty() || analysis.command.is_some() {
+    // A command without stages has a finding of its own.
+    if !analysis.stages.rows.is_empty() || analysis.subject == SubjectKind::Command {
         return vec![];
     }
-    let (message, advice) = if analysis.only_traced {
-        (
-            "No range of the capture is a stage, so no stage was timed.",
-            "Name the ranges that are stages: `--stage prefill=RANGE`, or `stage` of an import.",
-        )
-    } else {
-        (
-            "The plain pass closed no measured stage, so nothing was timed.",
-            "Look at the baseline step's log: the runner ended before its first measured repeat did.",
-        )
-    };
+    let (message, advice) = analysis.why_no_stages();
     vec![Finding::new("no_stages", Severity::Critical, message).advise(advice)]
 }
 
 fn runner_unfinished(analysis: &Analysis, _: &Trace) -> Vec<Finding> {
     // A capture of another program has no runner that could have ended.
-    if analysis.stages.rows.is_empty() || analysis.end.is_some() || analysis.command.is_some() || analysis.only_traced {
+    if analysis.stages.rows.is_empty() || analysis.end.is_some() || !analysis.subject.has_runner() || analysis.only_traced {
         return vec![];
     }
     let message = "The runner's events stop before its last line: figures are those of the repeats that it finished.";
@@ -97,7 +88,7 @@ fn capture_incomplete(analysis: &Analysis, trace: &Trace) -> Vec<Finding> {
     let Some(nsys) = &trace.nsys else { return vec![] };
     let missing: Vec<&str> = STAGES.into_iter().filter(|stage| !nsys.ranges.iter().any(|range| range.name == *stage)).collect();
     let mut found = Vec::new();
-    if !missing.is_empty() && analysis.command.is_none() {
+    if !missing.is_empty() && analysis.subject.has_runner() {
         let message = format!("The nsys capture lacks the range {}.", missing.join(" and the range "));
         let mut finding = Finding::new("capture_incomplete", Severity::Warning, message)
             .with("ranges captured", nsys.ranges.len())
@@ -149,7 +140,7 @@ fn few_repeats(analysis: &Analysis, _: &Trace) -> Vec<Finding> {
         1 => "Only one repeat was measured: how much the times vary is unknown.".to_owned(),
         _ => format!("Only {repeats} repeats were measured: the deviations are rough."),
     };
-    vec![Finding::new("few_repeats", Severity::Info, message).with("repeats", repeats).advise("Submit with 3 repeats or more.")]
+    vec![Finding::new("few_repeats", Severity::Info, message).with("repeats", repeats).advise(analysis.more_repeats())]
 }
 
 fn high_variance(analysis: &Analysis, _: &Trace) -> Vec<Finding> {
@@ -320,27 +311,18 @@ pub fn why_no_kernels(analysis: &Analysis, trace: &Trace) -> Option<(String, &'s
         return None;
     }
     let on_cpu = analysis.start.as_ref().is_some_and(|start| start.device == "cpu");
-    let (message, advice) = match &trace.nsys {
-        _ if on_cpu => (
+    let (message, advice) = if on_cpu {
+        (
             "There is no kernel data: the model ran on the CPU, which launches no device kernels.",
             "Run on a host with an NVIDIA GPU, with model-runner built with --features cuda.",
-        ),
-        None => (
-            "There is no kernel data: the run has no nsys capture.",
-            "Submit with mode light or deep on a host with nsys installed (Debian package nsight-systems).",
-        ),
-        Some(_) if !analysis.graphs.is_empty() => (
+        )
+    } else if !analysis.graphs.is_empty() {
+        (
             "There is no kernel data: CUDA graphs were traced as a whole, and the kernels inside are not recorded.",
             super::graphs::REMEDY,
-        ),
-        Some(_) if analysis.command.is_some() => (
-            "There is no kernel data: the nsys capture of the command holds no kernels.",
-            "A command that works on the CPU has none; of one that uses a GPU, look at the nsys step's log, and whether driver and nsys fit.",
-        ),
-        Some(_) => (
-            "There is no kernel data: the nsys capture holds no kernels.",
-            "Check that the driver and nsys are of matching versions, and look at the nsys step's log.",
-        ),
+        )
+    } else {
+        analysis.why_no_kernels(trace.nsys.is_some())
     };
     Some((message.to_owned(), advice))
 }

@@ -36,6 +36,7 @@ pub mod spans;
 pub mod stages;
 pub mod stats;
 pub mod step;
+pub mod subject;
 pub mod sums;
 
 mod events;
@@ -47,7 +48,7 @@ mod tests;
 
 use crate::{
     model::ModelSpec,
-    run::{Dtype, Finding, Severity},
+    run::{Dtype, Finding, Severity, SubjectKind},
     trace::{
         Trace,
         event::{End, Start},
@@ -84,6 +85,8 @@ use sums::Sums;
 /// All that is known about where the time of a run went.
 #[derive(Debug, Clone, Default)]
 pub struct Analysis {
+    /// What ran, which decides what can be known of it.
+    pub subject: SubjectKind,
     /// What the plain pass's runner said it ran.
     pub start: Option<Start>,
     /// What it said when it ended by itself.
@@ -160,6 +163,7 @@ pub fn analyze(trace: &Trace, model: Option<&ModelSpec>, peaks: Option<&DevicePe
 
     let command = trace.command.as_ref().map(command::timing);
     let mut analysis = Analysis {
+        subject: trace.subject,
         start: plain.start.cloned(),
         end: plain.end.cloned(),
         regions,
@@ -190,10 +194,10 @@ pub fn analyze(trace: &Trace, model: Option<&ModelSpec>, peaks: Option<&DevicePe
     analysis.violations = violations;
     analysis.findings = findings::findings(&analysis, trace);
     analysis.findings.extend(command::findings(&analysis, trace));
-    if analysis.only_traced && analysis.command.is_none() {
-        let message = "There is no plain pass: all times are of the traced one, which tracing has lengthened.";
+    if analysis.only_traced && analysis.subject != SubjectKind::Command {
+        let message = "All times are of a traced pass, which tracing has lengthened: there is no unprofiled one.";
         let finding = Finding::new("only_traced", Severity::Warning, message).with("stages found", analysis.stages.rows.len());
-        analysis.findings.push(finding.advise("Time the program without any profiler before its times are told to anybody."));
+        analysis.findings.push(finding.advise("Time the program without a profiler before quoting its times."));
     }
     analysis.findings.sort_by_key(|finding| std::cmp::Reverse(finding.severity));
     analysis

@@ -25,7 +25,7 @@ use super::{
     error::{ApiError, ErrorCode},
     request::Params,
     runs::Links,
-    submit::{Label, SubmittedRun, check_labels, idempotency_key, refused, within},
+    submit::{Label, SubmittedRun, check_labels, each_once, idempotency_key, refused, within},
     upload::{Arrived, Parts, Upload, plain_name},
 };
 use crate::{
@@ -34,7 +34,7 @@ use crate::{
         layout,
     },
     run::{
-        RunId, RunSpec,
+        Common, RunId, RunSpec, Subject,
         import::{CaptureKind, Import, ImportedFile},
     },
     store::{Idempotency, NewRun, Owner, Submitted},
@@ -46,6 +46,8 @@ const AT_ONCE: usize = 8;
 const MAX_FILES: usize = 16;
 const MAX_RULES: usize = 32;
 const MAX_TEXT: usize = 200;
+/// Seconds that an import may take.
+const IMPORT_TIMEOUT_S: u32 = 1800;
 
 /// Where captures arrive, and who looks at them.
 #[derive(Debug)]
@@ -79,7 +81,7 @@ pub struct CaptureForm {
     /// An SQLite export or a report of nsys, at most one; pages of ncu as CSV; each as it is or packed with zstd.
     #[schema(min_items = 1, max_items = 16)]
     pub file: Vec<CaptureFile>,
-    /// What the run is called; the name of its first file when absent.
+    /// Name of the model that ran, where it is known; lists show the name of the first file without it.
     #[serde(default)]
     #[schema(min_length = 1, max_length = 200, pattern = r"^[^\u0000-\u001f\u007f-\u009f]+$")]
     pub model: Option<String>,
@@ -116,7 +118,7 @@ impl Sent {
 }
 
 /// What was said of the files.
-#[derive(Debug, Default)]
+#[derive(Debug, Clone, Default)]
 struct Said {
     name: String,
     model: Option<String>,
@@ -129,13 +131,13 @@ struct Said {
 /// Import captures that were taken elsewhere
 ///
 /// One file as the body, named by `name`; or a form with several: a timeline (an SQLite export of nsys, or its `.nsys-rep` where this host
-/// has an nsys that reads it) and pages of ncu (`ncu --import R --csv --page raw`), each as it is or packed with zstd. They become a run of
-/// the kind `imported`, which waits for no device. Everything that a run of this service can be asked can be asked of it. With
+/// has an nsys that reads it) and pages of ncu (`ncu --import R --csv --page raw`), each as it is or packed with zstd. They become a run whose
+/// subject is an `import`, which waits for no device. Everything that a run of this service can be asked can be asked of it. With
 /// `Idempotency-Key`, repeating the same files and words gives the same run.
 #[utoipa::path(post, path = "/captures", tag = "runs", operation_id = "submit_capture",
     params(("Idempotency-Key" = Option<String>, Header, description = "1 to 255 visible ASCII characters: names this submission", pattern = "^[!-~]{1,255}$"),
         ("name" = Option<String>, Query, description = "What the file is called, where it is the body", max_length = 200),
-        ("model" = Option<String>, Query, description = "What the run is called; the name of its first file when absent", min_length = 1, max_length = 200),
+        ("model" = Option<String>, Query, description = "Name of the model that ran, where it is known; lists show the name of the first file without it", min_length = 1, max_length = 200),
         ("label" = Option<Vec<String>>, Query, description = "Free words to find the run by", max_items = 16),
         ("stage" = Option<Vec<String>>, Query, description = "Which ranges are a stage: `NAME=RANGE` or `NAME=RANGE@DOMAIN`", max_items = 32),
         ("within" = Option<Vec<String>>, Query, description = "Only what lies in ranges of these names counts", max_items = 32),
@@ -247,8 +249,9 @@ async fn inspect(intake: &Intake, dir: &Path, files: Vec<Arrived>, said: &Said) 
     if found.iter().filter(|file| file.kind != CaptureKind::Counters).count() > 1 {
         return Err(invalid("more than one timeline: import each by itself".into()));
     }
-    let Said { stages, within, without, .. } = said;
-    Ok(Import { files: found, stages: stages.clone(), within: within.clone(), without: without.clone() })
+    let Said { model, stages, within, without, .. } = said.clone();
+    let name = stem(found.first().map_or("", |file: &ImportedFile| &file.name));
+    Ok(Import { name, model, files: found, stages, within, without })
 }
 
 fn move_to(from: &Path, to: &Path) -> io::Result<()> {
@@ -266,7 +269,7 @@ async fn queue(
 ) -> Result<Submitted, ApiError> {
     let id = RunId::now();
     let keep = |folder: &mut Folder| {
-        fs::write(folder.0.join(layout::IMPORT), serde_json::to_vec_pretty(&spec.import)?)?;
+        fs::write(folder.0.join(layout::IMPORT), serde_json::to_vec_pretty(&spec.import())?)?;
         let run = app.runs.join(id.to_string());
         fs::rename(&folder.0, &run)?;
         folder.0 = run;
@@ -344,11 +347,14 @@ impl Said {
     }
 
     fn spec(self, import: Import) -> RunSpec {
-        let first = import.files.first().map(|file| file.name.as_str()).unwrap_or_default();
-        let stem = first.strip_suffix(".zst").unwrap_or(first);
-        let stem = stem.rsplit_once('.').map_or(stem, |(stem, _)| stem);
-        let model = self.model.unwrap_or_else(|| if stem.is_empty() { "capture".into() } else { stem.to_owned() });
-        let labels: std::collections::BTreeSet<_> = self.labels.into_iter().map(|Label(label)| label).collect();
-        RunSpec::of_captures(model, labels.into_iter().collect(), Some(import))
+        let labels = each_once(self.labels);
+        RunSpec { subject: Subject::Import(import), common: Common { labels, priority: 0, timeout_s: IMPORT_TIMEOUT_S } }
     }
+}
+
+/// Name of a capture: that of its file, without extensions.
+fn stem(file: &str) -> String {
+    let stem = file.strip_suffix(".zst").unwrap_or(file);
+    let stem = stem.rsplit_once('.').map_or(stem, |(stem, _)| stem);
+    if stem.is_empty() { "capture".into() } else { stem.to_owned() }
 }

@@ -181,17 +181,15 @@ fn declare_changes(schemas: &mut Map<String, Value>) {
         refer_to_changes(&mut change);
         schemas.insert(format!("{name}Change"), change);
     }
-    if let Some(request) = schemas.get_mut("SubmitRun") {
-        refer_to_changes(request);
+    for request in ["SubmitModel", "SubmitCommand"] {
+        if let Some(request) = schemas.get_mut(request) {
+            refer_to_changes(request);
+        }
     }
 }
 
 /// What is required of several fields together, and of the texts in a list.
 fn declare_submissions(schemas: &mut Map<String, Value>) {
-    if let Some(request) = schemas.get_mut("SubmitRun") {
-        let names = |field: &str, kinds: &[&str]| json!({ "required": [field], "properties": { field: { "type": kinds } } });
-        request["anyOf"] = json!([names("model", &["string"]), names("target", &["string", "object"])]);
-    }
     if let Some(call) = schemas.get_mut("CommandCall") {
         call["properties"]["params"]["propertyNames"] = json!({ "pattern": "^[a-z][a-z0-9_]{0,31}$" });
         call["properties"]["params"]["maxProperties"] = json!(MOST_PARAMS);

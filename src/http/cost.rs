@@ -14,7 +14,8 @@ use super::{
     forms::{self, Format},
     models::find_model,
     request::Params,
-    submit::{defaults, refuse_inputs},
+    submissions::defaults,
+    submit::refuse_inputs,
 };
 use crate::{
     artifact::inputs,

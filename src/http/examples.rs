@@ -30,7 +30,11 @@ use crate::{
         cost::{Asked, DEPTH},
         data::{self, DataTable, Selection, TableList},
     },
-    run::{ArtifactRecord, Finding, Mode, RunId, RunSpec, RunState, Severity, Step, StepRecord, StepState, import::RunKind},
+    run::{
+        ArtifactRecord, Common, Finding, Mode, RunId, RunSpec, RunState, Severity, Step, StepRecord, StepState, Subject,
+        SubjectKind,
+        subject::{ModelSubject, Passes, Workload},
+    },
     store::audit::AuditEntry,
     trace::checkup::{Check, Checkup},
 };
@@ -43,7 +47,11 @@ pub fn request(operation: &str, kind: &str) -> Value {
     if operation == "submit_alignment" {
         return alignments::request();
     }
-    let all = RunSpec { labels: vec!["nightly".into()], ..spec() };
+    let all = json!({
+        "model": "deepseek-ocr-tiny", "inputs_manifest": "inputs.yaml", "mode": "basic", "repeats": 3, "warmup": 2, "max_new_tokens": 64,
+        "seed": 0, "dtype": "f32", "device": "auto", "timeout_s": 1800, "labels": ["nightly"], "priority": 0,
+        "profiling": Profiling::bundled(Mode::Basic).ok(),
+    });
     json!({
         "shortest": { "summary": "Everything by default", "value": { "model": "deepseek-ocr-tiny" } },
         "settings": {
@@ -56,7 +64,7 @@ pub fn request(operation: &str, kind: &str) -> Value {
         "aligned": {
             "summary": "A part of a model alone, held to the same part inside the whole model; with a mock that differs on purpose",
             "value": {
-                "target": "deepseek-ocr-tiny:decoder.layers.3.self_attn", "align_with": "e2e",
+                "model": "deepseek-ocr-tiny", "target": "decoder.layers.3.self_attn", "align_with": "e2e",
                 "mock": { "dtype": "f32", "decode_graph": false, "prompt_tokens": 128 },
             },
         },
@@ -89,15 +97,16 @@ pub fn response(operation: &str, status: &str, kind: &str) -> Value {
             json!(SubmittedRun { run_id: id(), state: RunState::Queued, queue_position: Some(1), links: Links::of(id()) })
         }
         ("list_runs", ..) => {
-            let RunView { run_id, kind, state, owner, pinned, queued_at, started_at, ended_at, message, links, .. } = ended();
-            let RunSpec { model, mode, labels, priority, .. } = spec();
+            let RunView { run_id, state, owner, name, pinned, queued_at, started_at, ended_at, message, links, .. } = ended();
+            let Common { labels, priority, .. } = spec().common;
             let run = RunSummary {
                 run_id,
-                kind,
+                kind: SubjectKind::Model,
                 state,
                 owner,
-                model,
-                mode,
+                model: Some(name.clone()),
+                name,
+                mode: spec().mode(),
                 labels,
                 pinned,
                 priority,
@@ -194,48 +203,46 @@ fn id() -> RunId {
 }
 
 fn spec() -> RunSpec {
-    RunSpec {
+    let workload = Workload {
         model: "deepseek-ocr-tiny".into(),
         inputs_manifest: "inputs.yaml".into(),
-        mode: Mode::Basic,
-        repeats: 3,
-        warmup: 2,
         max_new_tokens: 64,
         seed: 0,
         dtype: None,
+    };
+    let passes = Passes {
+        mode: Mode::Basic,
+        repeats: 3,
+        warmup: 2,
         device: "auto".into(),
-        timeout_s: 1800,
-        labels: vec![],
-        priority: 0,
         profiling: Profiling::bundled(Mode::Basic).ok(),
-        target: None,
-        align_with: None,
-        mock: None,
-        import: None,
-    }
+    };
+    let common = Common { labels: vec![], priority: 0, timeout_s: 1800 };
+    RunSpec { subject: Subject::Model(ModelSubject { workload, passes }), common }
 }
 
 fn queued() -> QueuedRun {
     QueuedRun {
         run_id: id(),
         position: 1,
-        model: "deepseek-ocr-tiny".into(),
-        mode: Mode::Deep,
-        device: "auto".into(),
+        kind: SubjectKind::Model,
+        name: "deepseek-ocr-tiny".into(),
+        mode: Some(Mode::Deep),
+        device: Some("auto".into()),
         owner: Some("ann".into()),
         priority: 0,
         queued_at: "2026-11-20T09:00:00.000Z".into(),
         expected_start: None,
-        unknown_because: Some("a run ahead of it, of deepseek-ocr, is of a kind that has never come to its end here".into()),
+        unknown_because: Some("no estimate: no run like the one ahead (deepseek-ocr) has finished on this host".into()),
     }
 }
 
 fn ended() -> RunView {
     RunView {
         run_id: id(),
-        kind: RunKind::Profiled,
         state: RunState::Succeeded,
         owner: Some("ann".into()),
+        name: spec().name().to_owned(),
         spec: spec(),
         attempts: 1,
         queue_position: None,
@@ -263,8 +270,8 @@ fn ended() -> RunView {
 fn retention() -> RetentionView {
     let due = DueRun {
         run_id: id(),
-        model: "deepseek-ocr-tiny".into(),
-        mode: "deep".into(),
+        name: "deepseek-ocr-tiny".into(),
+        mode: Some("deep".into()),
         ended_at: "2026-11-20T09:00:08.120Z".into(),
         bytes: 48_000_000,
         at: None,

@@ -31,9 +31,10 @@ mod request;
 mod retention;
 mod runs;
 mod stream;
+mod submissions;
 mod submit;
+mod submit_model;
 mod tables;
-mod target;
 mod targets;
 mod upload;
 

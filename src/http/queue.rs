@@ -8,7 +8,7 @@ use utoipa::ToSchema;
 
 use super::{App, error::ApiError};
 use crate::{
-    run::{Mode, RunId},
+    run::{Mode, RunId, SubjectKind},
     store::{History, Waiting},
     trace::device::Device,
 };
@@ -29,9 +29,12 @@ pub struct QueuedRun {
     pub run_id: RunId,
     /// 1 is next.
     pub position: u64,
-    pub model: String,
-    pub mode: Mode,
-    pub device: String,
+    pub kind: SubjectKind,
+    /// Name of the model or of the command.
+    pub name: String,
+    pub mode: Option<Mode>,
+    /// As requested.
+    pub device: Option<String>,
     /// Name of the token that submitted it; `null` where none was asked for.
     pub owner: Option<String>,
     /// As submitted; a run gains one point for every ten minutes that it waits.
@@ -48,7 +51,8 @@ pub struct QueuedRun {
     responses((status = 200, description = "What runs and what waits", body = Queue)))]
 pub async fn queue(State(app): State<App>) -> Result<Json<Queue>, ApiError> {
     let runs = app.store.queue(SHOWN).await?;
-    let mut kinds: Vec<(String, Mode)> = runs.iter().map(|it| (it.run.spec.model.clone(), it.run.spec.mode)).collect();
+    let kind = |it: &Waiting| Some((it.run.spec.name().to_owned(), it.run.spec.mode()?));
+    let mut kinds: Vec<(String, Mode)> = runs.iter().filter_map(kind).collect();
     kinds.sort();
     kinds.dedup();
     let history = app.store.history(&kinds).await?;
@@ -59,7 +63,8 @@ pub async fn queue(State(app): State<App>) -> Result<Json<Queue>, ApiError> {
 /// Gives each waiting run, in order, to the device that is free first of those that serve it. `now`: milliseconds since 1970.
 fn expect(runs: &[Waiting], devices: &[Device], history: &[History], now: i64) -> Queue {
     let takes = |it: &Waiting| {
-        let same = |past: &&History| past.model == it.run.spec.model && past.mode == it.run.spec.mode.as_str();
+        let spec = &it.run.spec;
+        let same = |past: &&History| past.name == spec.name() && spec.mode().is_some_and(|mode| past.mode == mode.as_str());
         history.iter().find(same).map(|past| past.median_ms)
     };
     let (running, waiting): (Vec<&Waiting>, Vec<&Waiting>) = runs.iter().partition(|it| it.worker.is_some());
@@ -72,12 +77,13 @@ fn expect(runs: &[Waiting], devices: &[Device], history: &[History], now: i64) -
             };
             let busy = running.iter().find(has);
             let end = |it: &&&Waiting| it.started_ms.zip(takes(it)).map(|(start, takes)| (start.min(now) + takes).max(now));
-            (device, busy.map_or(Ok(now), |it| end(&it).ok_or(it.run.spec.model.as_str())))
+            (device, busy.map_or(Ok(now), |it| end(&it).ok_or(it.run.spec.name())))
         })
         .collect();
     let expected = waiting.iter().zip(1..).map(|(it, position)| {
         let spec = &it.run.spec;
-        let serving = || free.iter().enumerate().filter(|(_, (device, _))| device.serves(&spec.device));
+        let serving =
+            || free.iter().enumerate().filter(|(_, (device, _))| spec.device().is_some_and(|asked| device.serves(asked)));
         let mut known: Vec<(i64, usize)> = serving().filter_map(|(at, (_, free))| free.ok().map(|free| (free, at))).collect();
         known.sort_unstable();
         known.truncate(spec.gpus() as usize);
@@ -85,23 +91,22 @@ fn expect(runs: &[Waiting], devices: &[Device], history: &[History], now: i64) -
         let first = known.last().filter(|_| known.len() == spec.gpus() as usize).map(|(free, _)| *free);
         let unknown = match (first, serving().find_map(|(_, (_, free))| free.err())) {
             (Some(_), _) => None,
-            (None, Some(model)) => {
-                Some(format!("a run ahead of it, of {model}, is of a kind that has never come to its end here"))
-            }
+            (None, Some(model)) => Some(format!("no estimate: no run like the one ahead ({model}) has finished on this host")),
             (None, None) => Some("too few workers serve its device; the service may be paused".to_owned()),
         };
-        let next = takes(it).ok_or(spec.model.as_str());
+        let next = takes(it).ok_or(spec.name());
         if let Some(start) = first {
             known.iter().for_each(|(_, at)| free[*at].1 = next.map(|takes| start + takes));
         }
         QueuedRun {
             run_id: it.run.id,
             position,
-            model: spec.model.clone(),
-            mode: spec.mode,
-            device: spec.device.clone(),
+            kind: spec.kind(),
+            name: spec.name().to_owned(),
+            mode: spec.mode(),
+            device: spec.device().map(str::to_owned),
             owner: it.run.owner.clone(),
-            priority: spec.priority,
+            priority: spec.common.priority,
             queued_at: it.run.queued_at.clone(),
             expected_start: first.and_then(|start| jiff::Timestamp::from_millisecond(start).ok()).map(|at| format!("{at:.3}")),
             unknown_because: unknown,

@@ -46,8 +46,10 @@ pub struct RetentionView {
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct DueRun {
     pub run_id: RunId,
-    pub model: String,
-    pub mode: String,
+    /// Name of the model, of the command, or of the capture.
+    pub name: String,
+    /// `null` of an import, which was collected elsewhere.
+    pub mode: Option<String>,
     pub ended_at: String,
     /// On disk.
     pub bytes: u64,
@@ -60,8 +62,8 @@ impl From<&Due> for DueRun {
     fn from(due: &Due) -> Self {
         Self {
             run_id: due.run.id,
-            model: due.run.model.clone(),
-            mode: due.run.mode.clone(),
+            name: due.run.name.clone(),
+            mode: Some(due.run.mode.clone()).filter(|mode| !mode.is_empty()),
             ended_at: rfc3339(due.run.ended_ms),
             bytes: due.run.bytes,
             at: due.at_ms.map(rfc3339),

@@ -12,7 +12,7 @@ use super::{
     request::{self, Params, RunPath},
 };
 use crate::{
-    run::{Finding, Mode, RunId, RunSpec, RunState, Scheduled, Step, StepRecord, import::RunKind},
+    run::{Finding, Mode, RunId, RunSpec, RunState, Scheduled, Step, StepRecord, SubjectKind},
     store::{Cancel, Delete, Filter, Run},
 };
 
@@ -48,10 +48,12 @@ impl Links {
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct RunView {
     pub run_id: RunId,
-    pub kind: RunKind,
     pub state: RunState,
     /// Name of the token that submitted it; `null` where none was asked for.
     pub owner: Option<String>,
+    /// Name that lists show: of the model, of the command, or of the capture.
+    #[schema(example = "deepseek-ocr-tiny")]
+    pub name: String,
     pub spec: RunSpec,
     /// Times that a worker started it.
     pub attempts: u32,
@@ -80,9 +82,9 @@ impl From<Run> for RunView {
     fn from(run: Run) -> Self {
         Self {
             run_id: run.id,
-            kind: run.spec.kind(),
             state: run.state,
             owner: run.owner,
+            name: run.spec.name().to_owned(),
             spec: run.spec,
             attempts: run.attempts,
             queue_position: run.queue_position,
@@ -105,12 +107,18 @@ impl From<Run> for RunView {
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct RunSummary {
     pub run_id: RunId,
-    pub kind: RunKind,
+    /// Kind of the subject.
+    pub kind: SubjectKind,
     pub state: RunState,
     /// Name of the token that submitted it; `null` where none was asked for.
     pub owner: Option<String>,
-    pub model: String,
-    pub mode: Mode,
+    /// Name of the model, of the command, or of the capture.
+    #[schema(example = "deepseek-ocr-tiny")]
+    pub name: String,
+    /// Name of the model that ran; `null` where it is not known.
+    pub model: Option<String>,
+    /// `null` of an import, which was collected elsewhere.
+    pub mode: Option<Mode>,
     pub labels: Vec<String>,
     pub pinned: bool,
     pub priority: i32,
@@ -128,11 +136,12 @@ impl From<Run> for RunSummary {
             kind: run.spec.kind(),
             state: run.state,
             owner: run.owner,
-            model: run.spec.model,
-            mode: run.spec.mode,
-            labels: run.spec.labels,
+            name: run.spec.name().to_owned(),
+            model: run.spec.model().map(str::to_owned),
+            mode: run.spec.mode(),
             pinned: run.pinned,
-            priority: run.spec.priority,
+            priority: run.spec.common.priority,
+            labels: run.spec.common.labels,
             queued_at: run.queued_at,
             started_at: run.started_at,
             ended_at: run.ended_at,
@@ -158,11 +167,13 @@ pub struct ListQuery {
     /// Only runs in this state.
     #[param(inline)]
     state: Option<RunState>,
-    /// Only runs that were carried out here, or only imports.
+    /// Only runs of subjects of this kind.
     #[param(inline)]
-    kind: Option<RunKind>,
+    kind: Option<SubjectKind>,
     /// Only runs of this model.
     model: Option<String>,
+    /// Only runs of this name: of a model, a command or a capture.
+    name: Option<String>,
     /// Only runs with this label.
     label: Option<String>,
     /// `next_cursor` of the page before.
@@ -181,7 +192,7 @@ pub async fn list(State(app): State<App>, Params(query): Params<ListQuery>) -> R
     if !(1..=MAX_LIMIT).contains(&limit) {
         return Err(ApiError::new(ErrorCode::InvalidParameter, format!("limit: {limit} is not between 1 and {MAX_LIMIT}")));
     }
-    let filter = Filter { state: query.state, model: query.model, label: query.label, kind: query.kind };
+    let filter = Filter { state: query.state, model: query.model, name: query.name, label: query.label, kind: query.kind };
     Ok(Json(page(&app, &filter, query.cursor.as_deref(), limit).await?))
 }
 
@@ -233,7 +244,7 @@ pub async fn cancel(
 
 /// Removes what was sent for an import that will not start: nothing would ever be made of it.
 async fn forget_import(app: &App, id: RunId) -> Result<(), ApiError> {
-    if find(app, id).await?.spec.kind() == RunKind::Imported {
+    if find(app, id).await?.spec.kind() == SubjectKind::Import {
         let dir = app.runs.join(id.to_string());
         if let Ok(Err(error)) = tokio::task::spawn_blocking(move || std::fs::remove_dir_all(dir)).await {
             tracing::warn!(run = %id, %error, "what was sent for a cancelled import stays behind");

@@ -18,19 +18,13 @@ use super::{
     access::Caller,
     error::{ApiError, ErrorCode},
     metrics::free_bytes,
-    models::find_model,
     runs::Links,
-    target, targets,
+    submissions::{PassesRequest, SubmitRun},
+    submit_model, targets,
 };
 use crate::{
-    artifact::inputs::{self, InputsError},
-    profiling::{Change, Profiling},
-    run::{
-        Dtype, Mode, RunId, RunSpec, RunState,
-        import::NO_DEVICE,
-        target::{AlignWith, MockChange, Target},
-        whole::{MAX_EXACT, maybe_object, whole},
-    },
+    artifact::inputs::InputsError,
+    run::{Common, Dtype, RunId, RunSpec, RunState, subject::Passes},
     store::{Idempotency, NewRun, Run, Submitted},
     trace::device::{Device, is_device, is_model},
 };
@@ -39,114 +33,12 @@ const MAX_BODY: usize = 1 << 20;
 pub(super) const BODY_TIME: Duration = Duration::from_secs(10);
 const MAX_LABELS: usize = 16;
 const MAX_LABEL: usize = 64;
-const MAX_NAME: usize = 200;
-
-/// A run to be queued. Only `model` is required, and not even that where `target` names it or is a command.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, ToSchema)]
-#[serde(deny_unknown_fields)]
-pub struct SubmitRun {
-    /// Name of a configured model (`GET /models`).
-    #[serde(default)]
-    #[schema(min_length = 1, max_length = 200, example = "deepseek-ocr-tiny")]
-    pub model: Option<String>,
-    /// Profile only this part of the model: `decoder.layers.3.self_attn`, or `MODEL:decoder.layers.3.self_attn` without `model`. The parts of a
-    /// decoder are its layers and their `self_attn` and `mlp`; of a vision side `vision.sam`, `vision.clip`, and their blocks and layers.
-    /// Or profile a command that this host allows in place of a model (`GET /targets`): `{"command": "NAME", "params": {}}`; then `model`,
-    /// `inputs_manifest`, `dtype`, `align_with` and `mock` are left out, and each repeat is a process of its own, or a client's.
-    #[serde(default)]
-    pub target: Option<Target>,
-    /// `e2e`: profile the whole model, and beside it the part alone (the mock) and taken out of its layer (extracted), with the same inputs;
-    /// the run ends in reports on whether the mock launches what the model launches there. Needs `target` and a mode with a timeline.
-    #[serde(default)]
-    pub align_with: Option<AlignWith>,
-    /// Make the mock differ on purpose: is it still what the model runs? Needs `align_with`.
-    #[serde(default, deserialize_with = "maybe_object")]
-    pub mock: Option<MockChange>,
-    /// Manifest of inputs, relative to the service's inputs folder. When absent, the bundled page, `inputs.yaml`; for a model that
-    /// reads text only, the bundled text, `inputs-text.yaml`.
-    #[serde(default)]
-    #[schema(min_length = 1, max_length = 200, example = "inputs.yaml")]
-    pub inputs_manifest: Option<String>,
-    /// How much to collect.
-    #[serde(default = "defaults::mode")]
-    #[schema(default = "deep")]
-    pub mode: Mode,
-    /// Measured repetitions of the plain run.
-    #[serde(default = "defaults::repeats", deserialize_with = "whole")]
-    #[schema(default = 3, minimum = 1, maximum = 100)]
-    pub repeats: u32,
-    /// Unmeasured repetitions before them.
-    #[serde(default = "defaults::warmup", deserialize_with = "whole")]
-    #[schema(default = 2, minimum = 0, maximum = 100)]
-    pub warmup: u32,
-    /// Tokens to generate after prefill.
-    #[serde(default = "defaults::max_new_tokens", deserialize_with = "whole")]
-    #[schema(default = 64, minimum = 1, maximum = 4096)]
-    pub max_new_tokens: u32,
-    /// Seed of synthetic weights.
-    #[serde(default, deserialize_with = "whole")]
-    #[schema(default = 0, minimum = 0, maximum = 9007199254740991i64)]
-    pub seed: u64,
-    /// Number format; the model's default for the device when absent.
-    #[serde(default)]
-    pub dtype: Option<Dtype>,
-    /// `auto`, `cpu`, `cuda:INDEX` in the order of nvidia-smi, the UUID of a GPU or of an instance of one, or the model of either
-    /// (`GET /devices`).
-    #[serde(default = "defaults::device")]
-    #[schema(
-        default = "auto",
-        pattern = "^(auto|cpu|cuda:(0|[1-9][0-9]?)|(GPU|MIG)-[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}|[a-z][a-z0-9._-]{1,63})$"
-    )]
-    pub device: String,
-    /// Limit on the whole run, in seconds.
-    #[serde(default = "defaults::timeout_s", deserialize_with = "whole")]
-    #[schema(default = 1800, minimum = 1, maximum = 1800)]
-    pub timeout_s: u32,
-    /// Free words to find the run by: up to 16, each up to 64 characters, none of them a control character.
-    #[serde(default)]
-    #[schema(max_items = 16, inline)]
-    pub labels: Vec<Label>,
-    /// Higher runs first. A run that waits gains one point in ten minutes.
-    #[serde(default, deserialize_with = "whole")]
-    #[schema(default = 0, minimum = -100, maximum = 100)]
-    pub priority: i32,
-    /// Single settings of the passes that go over the mode's (`GET /profiling`).
-    #[serde(default, deserialize_with = "maybe_object")]
-    #[schema(value_type = Option<Profiling>)]
-    pub profiling: Option<Change>,
-}
 
 /// A word to find runs by.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize, ToSchema)]
 #[serde(transparent)]
 #[schema(min_length = 1, max_length = 64, pattern = r"^[^\u0000-\u001f\u007f-\u009f]+$", example = "nightly")]
 pub struct Label(pub String);
-
-pub(super) mod defaults {
-    use crate::run::Mode;
-
-    pub fn inputs_manifest(reads_images: bool) -> String {
-        if reads_images { "inputs.yaml" } else { "inputs-text.yaml" }.into()
-    }
-    pub fn mode() -> Mode {
-        Mode::Deep
-    }
-    pub fn repeats() -> u32 {
-        3
-    }
-    pub fn warmup() -> u32 {
-        2
-    }
-    pub fn max_new_tokens() -> u32 {
-        64
-    }
-    pub fn device() -> String {
-        "auto".into()
-    }
-    pub fn timeout_s() -> u32 {
-        1800
-    }
-}
 
 /// The answer to a submission.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, ToSchema)]
@@ -183,7 +75,7 @@ pub async fn submit(
 
 /// Checks a request whole and queues its run; a key that came before with the same body gives the run that it gave then.
 pub(super) async fn queue(app: &App, caller: Caller, body: &[u8], key: Option<String>) -> Result<Run, ApiError> {
-    let spec = check(app, parse(body)?).await?;
+    let spec = check(app, body).await?;
     has_room(app)?;
     let idempotency = key.map(|key| Idempotency { key, body_sha256: Sha256::digest(body).into() });
     let owner = app.access.owner(&caller);
@@ -266,59 +158,35 @@ pub(super) fn parse<T: DeserializeOwned>(body: &[u8]) -> Result<T, ApiError> {
     }
 }
 
-/// Checks all that a schema can and cannot say, and fills in what was left open.
-async fn check(app: &App, run: SubmitRun) -> Result<RunSpec, ApiError> {
+/// Checks a request of either form, and fills in what was left open.
+async fn check(app: &App, body: &[u8]) -> Result<RunSpec, ApiError> {
+    if is_command(body) { targets::check(app, parse(body)?) } else { submit_model::check(app, parse(body)?).await }
+}
+
+/// Whether a body names a command: then every field is checked as those of a command.
+fn is_command(body: &[u8]) -> bool {
+    #[derive(Deserialize)]
+    struct Peek {
+        target: Option<serde_json::Value>,
+    }
+    serde_json::from_slice::<Peek>(body).is_ok_and(|peek| peek.target.is_some_and(|target| target.is_object()))
+}
+
+/// The settings that submissions of both forms have, checked as far as their subject does not matter.
+pub(super) fn common(app: &App, it: &PassesRequest) -> Result<(Passes, Common), ApiError> {
     let invalid = |message: String| ApiError::new(ErrorCode::InvalidRequest, message);
-    within("repeats", run.repeats, 1..=100)?;
-    within("warmup", run.warmup, 0..=100)?;
-    within("max_new_tokens", run.max_new_tokens, 1..=4096)?;
-    within("seed", run.seed, 0..=MAX_EXACT)?;
-    within("timeout_s", run.timeout_s, 1..=1800)?;
-    within("priority", run.priority, -100..=100)?;
-    check_labels(&run.labels)?;
-    if let Some(Target::Command(call)) = run.target.clone() {
-        return targets::check(app, run, &call);
-    }
-    let (name, part) = target::model_and_part(&run)?;
-    within("length of model", name.chars().count(), 1..=MAX_NAME)?;
-    if let Some(manifest) = &run.inputs_manifest {
-        within("length of inputs_manifest", manifest.chars().count(), 1..=MAX_NAME)?;
-    }
-    check_device(app, &run)?;
-    let model = find_model(app, &name)?;
-    let reads_images = model.vision.is_some();
-    let inputs_manifest = run.inputs_manifest.clone().unwrap_or_else(|| defaults::inputs_manifest(reads_images));
-    let (root, manifest) = (app.inputs.clone(), inputs_manifest.clone());
-    let inputs = tokio::task::spawn_blocking(move || inputs::read(&root, &manifest)).await;
-    let inputs = inputs.map_err(|error| ApiError::internal(&error))?.map_err(|error| refuse_inputs(&inputs_manifest, &error))?;
-    if !reads_images && !inputs.images.is_empty() {
-        let message = format!("{inputs_manifest} names images, and the model {name} reads text only");
-        return Err(ApiError::new(ErrorCode::InputsUnfit, message));
-    }
-    let preset = app.presets.get(&run.mode).ok_or_else(|| invalid(format!("mode {} is not configured", run.mode)))?;
-    let profiling =
-        preset.changed(run.profiling.clone().unwrap_or_default()).map_err(|error| invalid(format!("profiling: {error}")))?;
-    target::check(app, &run, model, part.as_ref(), inputs.images.len(), &profiling)?;
-    let profiling = target::traced_more(&run, profiling);
-    Ok(RunSpec {
-        model: name,
-        inputs_manifest,
-        mode: run.mode,
-        repeats: run.repeats,
-        warmup: run.warmup,
-        max_new_tokens: run.max_new_tokens,
-        seed: run.seed,
-        dtype: run.dtype,
-        device: run.device,
-        timeout_s: run.timeout_s,
-        labels: each_once(run.labels),
-        priority: run.priority,
-        profiling: Some(profiling),
-        target: part,
-        align_with: run.align_with,
-        mock: run.mock,
-        import: None,
-    })
+    within("repeats", it.repeats, 1..=100)?;
+    within("warmup", it.warmup, 0..=100)?;
+    within("timeout_s", it.timeout_s, 1..=1800)?;
+    within("priority", it.priority, -100..=100)?;
+    check_labels(&it.labels)?;
+    check_device(app, &it.device)?;
+    let preset = app.presets.get(&it.mode).ok_or_else(|| invalid(format!("mode {} is not configured", it.mode)))?;
+    let profiling = preset.changed(it.profiling.clone()).map_err(|error| invalid(format!("profiling: {error}")))?;
+    let passes =
+        Passes { mode: it.mode, repeats: it.repeats, warmup: it.warmup, device: it.device.clone(), profiling: Some(profiling) };
+    let common = Common { labels: each_once(it.labels.clone()), priority: it.priority, timeout_s: it.timeout_s };
+    Ok((passes, common))
 }
 
 /// Each label once, in order.
@@ -346,26 +214,33 @@ pub(super) fn within<T: PartialOrd + std::fmt::Display>(name: &str, value: T, ra
     Err(ApiError::new(ErrorCode::InvalidRequest, message))
 }
 
-/// A device that exists, and a number format that it multiplies.
-pub(super) fn check_device(app: &App, run: &SubmitRun) -> Result<(), ApiError> {
-    if run.device == NO_DEVICE {
-        return Err(ApiError::new(ErrorCode::InvalidRequest, "device: none is what imports have, and a run needs one"));
-    }
-    if !is_device(&run.device) && !is_model(&run.device) {
-        let message = format!("device: {:?} is none of auto, cpu, cuda:INDEX, no UUID and no model of a GPU", run.device);
+/// Refuses a device that is not one, or that no worker has.
+fn check_device(app: &App, device: &str) -> Result<(), ApiError> {
+    if !is_device(device) && !is_model(device) {
+        let message = format!("invalid device {device:?}; expected auto, cpu, cuda:INDEX, a UUID or a GPU model");
         return Err(ApiError::new(ErrorCode::InvalidRequest, message));
     }
-    if !app.accepts.is_empty() && !app.accepts.contains(&run.device) {
-        let message = format!("the cluster has no device {}; there is {}", run.device, app.accepts.join(", "));
+    if !app.accepts.is_empty() && !app.accepts.iter().any(|it| it == device) {
+        let message = format!("the cluster has no device {device}; there is {}", app.accepts.join(", "));
         return Err(ApiError::new(ErrorCode::DeviceNotFound, message));
     }
-    let may: Vec<&Device> = app.devices.iter().filter(|device| device.serves(&run.device)).collect();
-    if may.is_empty() && !app.devices.is_empty() {
+    if serving(app, device).next().is_none() && !app.devices.is_empty() {
         let names: Vec<&str> = app.devices.iter().map(|device| device.name.as_str()).collect();
-        let message = format!("no worker has the device {}; there is {}", run.device, names.join(", "));
+        let message = format!("no worker has the device {device}; there is {}", names.join(", "));
         return Err(ApiError::new(ErrorCode::DeviceNotFound, message));
     }
-    if run.dtype == Some(Dtype::Bf16) && !may.is_empty() && may.iter().all(|device| device.is_cpu()) {
+    Ok(())
+}
+
+/// Devices of this service that may take a run.
+fn serving<'a>(app: &'a App, device: &'a str) -> impl Iterator<Item = &'a Device> {
+    app.devices.iter().filter(move |it| it.serves(device))
+}
+
+/// Refuses bf16 where only the CPU may take the run.
+pub(super) fn check_dtype(app: &App, device: &str, dtype: Option<Dtype>) -> Result<(), ApiError> {
+    let mut may = serving(app, device).peekable();
+    if dtype == Some(Dtype::Bf16) && may.peek().is_some() && may.all(Device::is_cpu) {
         return Err(ApiError::new(ErrorCode::DtypeUnavailable, ErrorCode::DtypeUnavailable.example()));
     }
     Ok(())

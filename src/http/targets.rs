@@ -9,16 +9,16 @@ use utoipa::ToSchema;
 use super::{
     App,
     error::{ApiError, ErrorCode},
-    submit::{self, SubmitRun, check_device},
-    target::contradictory,
+    submissions::SubmitCommand,
+    submit,
 };
 use crate::{
     config::nearest,
     profiling::{Change, Profiling},
     run::{
-        RunSpec,
+        RunSpec, Subject,
         command::{CallError, CommandCall, CommandKind, CommandTarget, Param},
-        target::Target,
+        subject::CommandSubject,
     },
 };
 
@@ -85,48 +85,19 @@ pub async fn targets(State(app): State<App>) -> Json<TargetList> {
     Json(TargetList { commands: app.targets.iter().map(|(name, command)| CommandView::of(name, command)).collect() })
 }
 
-/// Checks a submission whose target is a command, and fills in what was left open.
-pub(super) fn check(app: &App, run: SubmitRun, call: &CommandCall) -> Result<RunSpec, ApiError> {
-    let invalid = |message: String| ApiError::new(ErrorCode::InvalidRequest, message);
-    call.check_form().map_err(invalid)?;
+/// Checks a submission of a command, and fills in what was left open.
+pub(super) fn check(app: &App, run: SubmitCommand) -> Result<RunSpec, ApiError> {
+    let call = &run.target;
+    call.check_form().map_err(|message| ApiError::new(ErrorCode::InvalidRequest, message))?;
+    let (mut passes, common) = submit::common(app, &run.passes())?;
     let command = find(app, &call.command)?;
-    let none_of = [
-        ("model", run.model.is_some()),
-        ("inputs_manifest", run.inputs_manifest.is_some()),
-        ("dtype", run.dtype.is_some()),
-        ("align_with", run.align_with.is_some()),
-        ("mock", run.mock.is_some()),
-    ];
-    if let Some((field, _)) = none_of.iter().find(|(_, given)| *given) {
-        return Err(contradictory(format!("{field}: it is for models; a command is told by target.params")));
-    }
-    check_device(app, &run)?;
     let plan = command.plan(call).map_err(|error| unfit(&error))?;
     enough_devices(app, &run.device, plan.gpus)?;
-    let preset = app.presets.get(&run.mode).ok_or_else(|| invalid(format!("mode {} is not configured", run.mode)))?;
-    let change = run.profiling.clone().unwrap_or_default();
-    let profiling = preset.changed(change.clone()).map_err(|error| invalid(format!("profiling: {error}")))?;
-    let target =
-        CommandCall { command: call.command.clone(), params: plan.params, gpus: Some(plan.gpus).filter(|gpus| *gpus > 0) };
-    Ok(RunSpec {
-        model: call.command.clone(),
-        inputs_manifest: String::new(),
-        mode: run.mode,
-        repeats: run.repeats,
-        warmup: run.warmup,
-        max_new_tokens: 0,
-        seed: 0,
-        dtype: None,
-        device: run.device,
-        timeout_s: run.timeout_s,
-        labels: submit::each_once(run.labels),
-        priority: run.priority,
-        profiling: Some(windowed(profiling, &change, command)),
-        target: Some(Target::Command(target)),
-        align_with: None,
-        mock: None,
-        import: None,
-    })
+    let gpus = Some(plan.gpus).filter(|gpus| *gpus > 0);
+    let call = CommandCall { command: call.command.clone(), params: plan.params, gpus };
+    let change = run.profiling.unwrap_or_default();
+    passes.profiling = passes.profiling.map(|profiling| windowed(profiling, &change, command));
+    Ok(RunSpec { subject: Subject::Command(CommandSubject { call, passes }), common })
 }
 
 fn find<'a>(app: &'a App, name: &str) -> Result<&'a CommandTarget, ApiError> {

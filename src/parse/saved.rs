@@ -20,8 +20,8 @@ use crate::{
 #[derive(Debug, Clone)]
 pub struct SavedRun {
     pub spec: RunSpec,
-    /// What the runner was asked, resolved.
-    pub request: RunnerRequest,
+    /// The resolved request of our runner; `None` where another program ran.
+    pub request: Option<RunnerRequest>,
     pub inputs: Vec<InputFile>,
     /// Of the last attempt.
     pub steps: Vec<StepRecord>,
@@ -34,9 +34,13 @@ pub struct SavedRun {
 /// Reads the folder `dir`.
 pub fn read(dir: &Path) -> Result<SavedRun, ParseError> {
     let (steps, findings) = history(dir)?;
+    let json = |bytes: &[u8]| serde_json::from_slice(bytes).map_err(|error| error.to_string());
+    let spec: RunSpec = file(dir, layout::SPEC, "a run's spec", json)?;
+    // Version 0.1 wrote a stand-in for the other subjects, too.
+    let has_runner = spec.kind().has_runner();
     Ok(SavedRun {
-        spec: file(dir, layout::SPEC, "a run's spec", |bytes| serde_json::from_slice(bytes).map_err(|error| error.to_string()))?,
-        request: yaml(dir, layout::CONFIG, "a run's settings")?,
+        spec,
+        request: has_runner.then(|| yaml(dir, layout::CONFIG, "a run's settings")).transpose()?,
         inputs: yaml(dir, layout::INPUTS, "a run's inputs")?,
         steps,
         findings,

@@ -76,14 +76,14 @@ pub fn run_diff(a: &Stored, b: &Stored) -> RunDiff {
 }
 
 fn checks(a: &LLMProfileReport, b: &LLMProfileReport) -> Vec<Check> {
-    let call = |it: &LLMProfileReport| serde_json::to_string(it.spec.target.as_ref()?.command()?).ok();
+    let call = |it: &LLMProfileReport| serde_json::to_string(it.spec.call()?).ok();
     let both = |what: &str, decides: bool, of: fn(&LLMProfileReport) -> Option<String>| Check::of(what, of(a), of(b), decides);
     let clock = |stage: &str| {
         let of = |it: &LLMProfileReport| it.power.as_ref()?.stages.iter().find(|row| row.stage == stage)?.sm_mhz;
         Check::near(&format!("SM clock in {stage}"), "MHz", (of(a), of(b)), CLOCK_PCT)
     };
     let mut checks = vec![
-        both("model", true, |it| Some(it.model.name.clone())),
+        both("model", true, |it| it.spec.model().map(str::to_owned)),
         both("parameters", true, |it| it.model.parameters.map(count)),
         both("number format", true, |it| it.model.dtype.clone()),
         both("weights", false, |it| it.model.weights.clone()),
@@ -92,10 +92,10 @@ fn checks(a: &LLMProfileReport, b: &LLMProfileReport) -> Vec<Check> {
         both("inputs", true, inputs),
         both("prompt positions", true, |it| it.model.prompt_tokens.map(count)),
         both("decode steps", true, |it| it.aggregates.decode_steps.map(count)),
-        both("seed", false, |it| Some(it.spec.seed.to_string())),
+        both("seed", false, |it| Some(it.spec.workload()?.seed.to_string())),
         both("decode", false, |it| Some(if it.model.decode_graph? { "a replayed CUDA graph" } else { "eager" }.into())),
-        both("mode", false, |it| Some(it.mode.to_string())),
-        both("warm-up and repeats", false, |it| Some(format!("{} and {}", it.spec.warmup, it.spec.repeats))),
+        both("mode", false, |it| Some(it.spec.mode()?.to_string())),
+        both("warm-up and repeats", false, |it| it.spec.passes().map(|it| format!("{} and {}", it.warmup, it.repeats))),
         both("llmprof", false, |it| {
             let commit = it.environment.git_commit.as_deref().map(|commit| format!(", {commit}")).unwrap_or_default();
             Some(format!("{}{commit}", it.environment.llmprof))
@@ -125,7 +125,11 @@ fn device(report: &LLMProfileReport) -> Option<String> {
 /// The images by hash, and the manifest's name for the prompt.
 fn inputs(report: &LLMProfileReport) -> Option<String> {
     let hashes: Vec<&str> = report.inputs.iter().map(|it| it.sha256.get(..12).unwrap_or(&it.sha256)).collect();
-    Some(format!("{} ({})", report.spec.inputs_manifest, if hashes.is_empty() { "no images".into() } else { hashes.join(", ") }))
+    Some(format!(
+        "{} ({})",
+        report.spec.workload()?.inputs_manifest,
+        if hashes.is_empty() { "no images".into() } else { hashes.join(", ") }
+    ))
 }
 
 fn side(of: &Stored) -> Side {

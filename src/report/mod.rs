@@ -29,7 +29,9 @@ use crate::{
     analyze::Analysis,
     artifact::layout,
     model::ModelSpec,
-    run::{Finding, InputFile, NOT_APPLICABLE, RunId, RunSpec, RunState, StepRecord, StepState, command::CommandPlan},
+    run::{
+        Finding, InputFile, Mode, NOT_APPLICABLE, RunId, RunSpec, RunState, StepRecord, StepState, command::CommandPlan,
+    },
     trace::{Trace, environment::Environment},
 };
 pub use figures::{Tile, stored_tiles};
@@ -52,7 +54,8 @@ const ALL_ROWS: usize = 500;
 pub struct RunFacts<'a> {
     pub id: RunId,
     pub spec: &'a RunSpec,
-    pub model: &'a ModelSpec,
+    /// The configured model; `None` where another program ran.
+    pub model: Option<&'a ModelSpec>,
     pub environment: &'a Environment,
     pub steps: &'a [StepRecord],
     /// What collection noticed.
@@ -64,6 +67,21 @@ pub struct RunFacts<'a> {
     pub command: Option<&'a CommandPlan>,
     /// The state in which the run ends.
     pub state: RunState,
+}
+
+impl RunFacts<'_> {
+    /// What ran, in one sentence.
+    fn description(&self) -> String {
+        match (self.model, self.command, self.spec.import()) {
+            (Some(model), ..) => model.description.clone(),
+            (_, Some(command), _) => format!("A command of this host: {}", command.words().join(" ")),
+            (_, _, Some(import)) => {
+                let files: Vec<&str> = import.files.iter().map(|file| file.name.as_str()).collect();
+                format!("Captures taken elsewhere: {}", files.join(", "))
+            }
+            _ => String::new(),
+        }
+    }
 }
 
 /// Writes every file of a run's report: its name, as the layout gives it, and its text.
@@ -110,8 +128,10 @@ fn json(value: &impl Serialize) -> String {
 #[derive(Serialize)]
 struct Page<'a> {
     id: String,
-    model: &'a ModelSpec,
-    spec: &'a RunSpec,
+    name: &'a str,
+    description: String,
+    mode: Option<&'static str>,
+    labels: &'a [String],
     state: &'static str,
     state_means: String,
     times_of: &'static str,
@@ -174,17 +194,13 @@ fn page<'a>(facts: &RunFacts<'a>, trace: &Trace, analysis: &Analysis) -> Page<'a
     let findings = all_findings(facts, trace, analysis);
     Page {
         id: facts.id.to_string(),
-        model: facts.model,
-        spec: facts.spec,
+        name: facts.spec.name(),
+        description: facts.description(),
+        mode: facts.spec.mode().map(Mode::as_str),
+        labels: &facts.spec.common.labels,
         state: facts.state.as_str(),
         state_means: state_means(facts),
-        times_of: if analysis.only_traced && analysis.command.is_some() {
-            "the traced pass, for the plain one tells no stages"
-        } else if analysis.only_traced {
-            "the traced pass, for there is no plain one"
-        } else {
-            "the plain pass, taken without any profiler"
-        },
+        times_of: analysis.times_of(),
         started: facts.steps.first().map(|step| step.started_at.as_str()),
         tiles: figures::tiles(analysis),
         figures: figures::figures(analysis),
@@ -248,10 +264,13 @@ fn missing<'a>(facts: &RunFacts<'a>) -> Vec<Missing<'a>> {
 
 fn state_means(facts: &RunFacts) -> String {
     let left = facts.findings.iter().find(|finding| finding.id == NOT_APPLICABLE);
+    let runs_here = facts.spec.kind().runs_here();
     let means = match facts.state {
         RunState::Succeeded if left.is_some() => "everything that applies was collected",
-        RunState::Succeeded => "everything asked for was collected",
-        RunState::Partial => "some of what was asked for could not be collected",
+        RunState::Succeeded if runs_here => "everything requested was collected",
+        RunState::Succeeded => "every imported file was read",
+        RunState::Partial if runs_here => "some of what was requested could not be collected",
+        RunState::Partial => "some of the imported data is missing or unusable",
         RunState::Failed => "the run failed; what it left is shown",
         RunState::Cancelled => "the run was cancelled; what it left is shown",
         RunState::Queued | RunState::Running => "the run has not ended",

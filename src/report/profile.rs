@@ -38,7 +38,7 @@ use crate::{
 };
 
 /// Version of [`LLMProfileReport`]; it grows when a field changes its meaning or goes away.
-pub const SCHEMA_VERSION: u32 = 1;
+pub const SCHEMA_VERSION: u32 = 2;
 
 /// Records kept of a long table; its `*_total` says how many there were.
 const TOP: usize = 200;
@@ -46,12 +46,13 @@ const TOP: usize = 200;
 /// A run's report.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct LLMProfileReport {
-    #[schema(example = 1)]
+    #[schema(example = 2)]
     pub schema_version: u32,
     pub run_id: RunId,
     /// State of the run as it ended.
     pub state: RunState,
-    pub mode: Mode,
+    /// `null` of captures that were taken elsewhere.
+    pub mode: Option<Mode>,
     pub model: ModelIdentity,
     pub environment: Environment,
     pub spec: RunSpec,
@@ -143,12 +144,13 @@ pub struct LLMProfileReport {
     pub steps: Vec<StepRecord>,
 }
 
-/// What was profiled.
+/// The model as it was configured and built.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct ModelIdentity {
+    /// `null` of a command, and of captures whose sender named none, as is the description.
     #[schema(example = "deepseek-ocr-tiny")]
-    pub name: String,
-    pub description: String,
+    pub name: Option<String>,
+    pub description: Option<String>,
     /// As built; `null` when the runner did not get that far, as are the fields below.
     pub parameters: Option<u64>,
     pub weight_bytes: Option<u64>,
@@ -170,7 +172,7 @@ pub struct ModelIdentity {
     pub images: Vec<ImageViews>,
 }
 
-/// Figures over all measured repeats of the plain pass.
+/// Figures over all measured repeats of the unprofiled pass; of the traced one where `only_traced`.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct Aggregates {
     /// Measured repeats.
@@ -245,7 +247,7 @@ fn gather(facts: &RunFacts, trace: &Trace, analysis: &Analysis, limit: usize) ->
         schema_version: SCHEMA_VERSION,
         run_id: facts.id,
         state: facts.state,
-        mode: facts.spec.mode,
+        mode: facts.spec.mode(),
         model: identity(facts, analysis),
         environment: facts.environment.clone(),
         spec: facts.spec.clone(),
@@ -323,8 +325,8 @@ pub fn gemms_file(facts: &RunFacts, analysis: &Analysis) -> GemmsFile {
 fn identity(facts: &RunFacts, analysis: &Analysis) -> ModelIdentity {
     let start = analysis.start.as_ref();
     ModelIdentity {
-        name: facts.model.name.clone(),
-        description: facts.model.description.clone(),
+        name: facts.spec.model().map(str::to_owned),
+        description: facts.model.map(|it| it.description.clone()),
         parameters: start.map(|it| it.parameters),
         weight_bytes: start.map(|it| it.weight_bytes),
         weights: start.map(|it| it.weights.clone()),

@@ -1,4 +1,4 @@
-//! Captures that were taken elsewhere: what came, and which ranges of it are stages.
+//! Captures that were taken elsewhere: their files, and which ranges of them are stages.
 //!
 //! Plain values. How a file is checked is in `artifact::intake`, how it is read in `parse`.
 
@@ -7,21 +7,10 @@ use std::{fmt, str::FromStr};
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
-use super::{Mode, RunSpec, UnknownWord, words};
-
-/// The device of a run that needs none.
-pub const NO_DEVICE: &str = "none";
+use super::{UnknownWord, words};
 
 words! {
-    /// Whether this service carried the run out, or its captures came from elsewhere.
-    RunKind {
-        Profiled = "profiled",
-        Imported = "imported",
-    }
-}
-
-words! {
-    /// What an imported file is, by its content.
+    /// Kind of an imported file, by its content.
     CaptureKind {
         /// An SQLite export of nsys.
         Timeline = "timeline",
@@ -32,10 +21,15 @@ words! {
     }
 }
 
-/// What was imported.
+/// Imported captures.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct Import {
+    /// Name of the first file, without its extension.
+    #[schema(example = "vllm")]
+    pub name: String,
+    /// Name of the model that ran, as the sender gave it; `null` where it is not known.
+    pub model: Option<String>,
     pub files: Vec<ImportedFile>,
     /// Which ranges are a stage, instead of those named like it: `NAME=RANGE` or `NAME=RANGE@DOMAIN`.
     #[schema(example = json!(["prefill=ctx@vllm"]))]
@@ -49,7 +43,7 @@ pub struct Import {
 /// One imported file.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct ImportedFile {
-    /// As whoever sent it called it.
+    /// As its sender named it.
     #[schema(example = "vllm.sqlite")]
     pub name: String,
     pub kind: CaptureKind,
@@ -58,34 +52,4 @@ pub struct ImportedFile {
     /// Relative to the run's folder.
     #[schema(example = "nsys/run.sqlite")]
     pub path: String,
-}
-
-impl RunSpec {
-    /// What a run is of which nothing is known but its captures.
-    pub fn of_captures(model: String, labels: Vec<String>, import: Option<Import>) -> Self {
-        Self {
-            model,
-            inputs_manifest: String::new(),
-            mode: Mode::Light,
-            repeats: 0,
-            warmup: 0,
-            max_new_tokens: 0,
-            seed: 0,
-            dtype: None,
-            device: NO_DEVICE.into(),
-            timeout_s: 1800,
-            labels,
-            priority: 0,
-            profiling: None,
-            target: None,
-            align_with: None,
-            mock: None,
-            import,
-        }
-    }
-
-    /// Whether its captures came from elsewhere.
-    pub const fn kind(&self) -> RunKind {
-        if self.import.is_some() { RunKind::Imported } else { RunKind::Profiled }
-    }
 }

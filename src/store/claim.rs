@@ -11,7 +11,7 @@ use serde::{Deserialize, Serialize};
 use sqlx::{Connection, SqliteConnection};
 
 use super::{Store, StoreError, during, id_of, json, key, millis, now_ms, steady_ms, word};
-use crate::run::{ArtifactRecord, Finding, RunId, RunSpec, RunState, Scheduled, Step, StepRecord, import::NO_DEVICE};
+use crate::run::{ArtifactRecord, Finding, RunId, RunSpec, RunState, Scheduled, Step, StepRecord};
 
 /// Times a run is started before it is given up.
 pub const MAX_ATTEMPTS: u32 = 3;
@@ -49,19 +49,25 @@ pub struct Outcome {
 
 /// Which run is to be taken.
 struct Taken<'a> {
-    /// This one and no other.
-    id: Option<RunId>,
+    what: Wanted<'a>,
     /// Its devices as they are kept, where they are several.
     several: Option<String>,
-    names: &'a [&'a str],
-    any: bool,
+}
+
+enum Wanted<'a> {
+    /// This one and no other.
+    Run(RunId),
+    /// The first that asks for any device, or for one of these names.
+    Any(&'a [&'a str]),
+    /// The first that needs no device. It does not count towards its owner's share.
+    Import,
 }
 
 impl Store {
     /// Takes the first waiting run that asks for any device or for one of these `names`, if there is one; not of an owner who has
     /// as many as may run at a time.
     pub async fn claim(&self, worker: &str, names: &[&str], lease: Duration) -> Result<Option<Claimed>, StoreError> {
-        self.claim_of(worker, names, true, lease).await
+        self.take(&Taken { what: Wanted::Any(names), several: None }, worker, lease).await
     }
 
     /// The first waiting run that asks for a device by one of these texts, and no more devices at once than the text has: its id, and how
@@ -71,7 +77,7 @@ impl Store {
             "select id, gpus from runs as next indexed by runs_waiting
              where state = 'queued' and gpus <= (select value from json_each(?1) where key = device)
                and (?2 = 0 or owner is null
-                    or (select count(*) from runs where owner = next.owner and state = 'running' and device <> 'none') < ?2)
+                    or (select count(*) from runs where owner = next.owner and state = 'running' and kind <> 'import') < ?2)
              order by rank, id limit 1",
         )
         .bind(serde_json::to_string(most).unwrap_or_default())
@@ -91,20 +97,20 @@ impl Store {
         lease: Duration,
     ) -> Result<Option<Claimed>, StoreError> {
         let several = (devices.len() > 1).then(|| serde_json::Value::from(devices).to_string());
-        self.take(&Taken { id: Some(id), several, names: &[], any: true }, worker, lease).await
+        self.take(&Taken { what: Wanted::Run(id), several }, worker, lease).await
     }
 
     /// Takes the first import that waits, if there is one. It needs no device.
     pub async fn claim_import(&self, worker: &str, lease: Duration) -> Result<Option<Claimed>, StoreError> {
-        self.claim_of(worker, &[NO_DEVICE], false, lease).await
-    }
-
-    /// `any`: runs that ask for any device, too, and an owner's share counts.
-    async fn claim_of(&self, worker: &str, names: &[&str], any: bool, lease: Duration) -> Result<Option<Claimed>, StoreError> {
-        self.take(&Taken { id: None, several: None, names, any }, worker, lease).await
+        self.take(&Taken { what: Wanted::Import, several: None }, worker, lease).await
     }
 
     async fn take(&self, taken: &Taken<'_>, worker: &str, lease: Duration) -> Result<Option<Claimed>, StoreError> {
+        let (id, names, import) = match taken.what {
+            Wanted::Run(id) => (Some(id), &[][..], false),
+            Wanted::Any(names) => (None, names, false),
+            Wanted::Import => (None, &[][..], true),
+        };
         let mut writer = self.writer.lock().await;
         let mut tx = writer.begin_with("begin immediate").await.map_err(during("claim a run"))?;
         let row: Option<(Vec<u8>, String, u32)> = sqlx::query_as(
@@ -112,19 +118,22 @@ impl Store {
                     started_at = max(?3, queued_at), ended_at = null, message = null, failed_step = null, scheduled = null, findings = '[]',
                     devices = ?8
              where id = (select id from runs as next indexed by runs_waiting
-                         where state = 'queued' and (id = ?7 or ?7 is null and ((?6 and device = 'auto') or device in (select value from json_each(?4))))
+                         where state = 'queued'
+                           and case when ?7 is not null then id = ?7
+                                    when ?6 then kind = 'import'
+                                    else device = 'auto' or device in (select value from json_each(?4)) end
                            and (?5 = 0 or owner is null
-                                or (select count(*) from runs where owner = next.owner and state = 'running' and device <> 'none') < ?5)
+                                or (select count(*) from runs where owner = next.owner and state = 'running' and kind <> 'import') < ?5)
                          order by rank, id limit 1)
              returning id, spec, attempts",
         )
         .bind(worker)
         .bind(until(lease))
         .bind(now_ms())
-        .bind(serde_json::Value::from(taken.names).to_string())
-        .bind(if taken.any { self.running_per_owner } else { 0 })
-        .bind(taken.any)
-        .bind(taken.id.as_ref().map(key))
+        .bind(serde_json::Value::from(names).to_string())
+        .bind(if import { 0 } else { self.running_per_owner })
+        .bind(import)
+        .bind(id.as_ref().map(key))
         .bind(&taken.several)
         .fetch_optional(&mut *tx)
         .await
@@ -253,7 +262,7 @@ impl Store {
         let mut writer = self.writer.lock().await;
         let ids: Vec<Vec<u8>> = sqlx::query_scalar(
             "update runs set state = 'queued', worker = null, lease_until = null, attempts = attempts - 1
-             where state = 'running' and device <> 'none' and (? or lease_until < ?) returning id",
+             where state = 'running' and kind <> 'import' and (? or lease_until < ?) returning id",
         )
         .bind(all)
         .bind(steady_ms())

@@ -18,10 +18,10 @@ pub struct Waiting {
     pub started_ms: Option<i64>,
 }
 
-/// How long runs of a model in a mode took.
+/// How long runs of a name in a mode took.
 #[derive(Debug, Clone, PartialEq)]
 pub struct History {
-    pub model: String,
+    pub name: String,
     pub mode: String,
     /// Of up to 21 of the newest runs that came to their end, in milliseconds.
     pub median_ms: i64,
@@ -44,9 +44,9 @@ impl Store {
     /// The runs that are carried out, then those that wait, first first. Imports wait for no device, and are not among them.
     pub async fn queue(&self, limit: u32) -> Result<Vec<Waiting>, StoreError> {
         let rows = sqlx::query(
-            "select * from (select * from runs where state = 'running' and device <> 'none' order by id)
+            "select * from (select * from runs where state = 'running' and kind <> 'import' order by id)
              union all select * from (select * from runs indexed by runs_waiting
-                                      where state = 'queued' and device <> 'none' order by rank, id limit ?)",
+                                      where state = 'queued' and kind <> 'import' order by rank, id limit ?)",
         )
         .bind(limit)
         .fetch_all(&self.readers)
@@ -62,16 +62,16 @@ impl Store {
             .collect()
     }
 
-    /// How long past runs of each of these models and modes took; nothing for those of which none came to its end.
+    /// How long past runs of each of these names and modes took; nothing for those of which none came to its end.
     pub async fn history(&self, asked: &[(String, Mode)]) -> Result<Vec<History>, StoreError> {
         let mut found = Vec::new();
-        for (model, mode) in asked {
+        for (name, mode) in asked {
             let mut took: Vec<i64> = sqlx::query_scalar(
                 "select ended_at - started_at from runs indexed by runs_done
-                 where model = ? and device <> 'none' and state in ('succeeded', 'partial') and mode = ?
+                 where name = ? and kind <> 'import' and state in ('succeeded', 'partial') and mode = ?
                  order by id desc limit ?",
             )
-            .bind(model)
+            .bind(name)
             .bind(mode.as_str())
             .bind(HISTORY)
             .fetch_all(&self.readers)
@@ -79,7 +79,7 @@ impl Store {
             .map_err(during("look at past runs"))?;
             took.sort_unstable();
             if let Some(median_ms) = took.get(took.len() / 2) {
-                found.push(History { model: model.clone(), mode: mode.as_str().into(), median_ms: *median_ms });
+                found.push(History { name: name.clone(), mode: mode.as_str().into(), median_ms: *median_ms });
             }
         }
         Ok(found)

@@ -5,18 +5,18 @@ use std::collections::HashMap;
 use sqlx::{QueryBuilder, SqliteConnection, sqlite::SqliteRow};
 
 use super::{Run, Store, StoreError, column, during, id_of, json, key, rfc3339, word};
-use crate::run::{
-    ArtifactRecord, RunId, RunState, StepRecord,
-    import::{NO_DEVICE, RunKind},
-};
+use crate::run::{ArtifactRecord, RunId, RunState, StepRecord, SubjectKind};
 
 /// Which runs a list shows; every given part must hold.
 #[derive(Debug, Clone, Default)]
 pub struct Filter {
     pub state: Option<RunState>,
+    /// Name of a configured model, or of the model that a capture's sender named.
     pub model: Option<String>,
+    /// Name that lists show.
+    pub name: Option<String>,
     pub label: Option<String>,
-    pub kind: Option<RunKind>,
+    pub kind: Option<SubjectKind>,
 }
 
 impl Store {
@@ -33,10 +33,14 @@ impl Store {
             query.push(" and state = ").push_bind(state.as_str());
         }
         if let Some(model) = &filter.model {
-            query.push(" and model = ").push_bind(model);
+            query.push(" and kind <> 'command' and name = ").push_bind(model);
+            query.push(" and (kind <> 'import' or json_extract(spec, '$.subject.model') is not null)");
+        }
+        if let Some(name) = &filter.name {
+            query.push(" and name = ").push_bind(name);
         }
         if let Some(kind) = filter.kind {
-            query.push(if kind == RunKind::Imported { " and device = " } else { " and device <> " }).push_bind(NO_DEVICE);
+            query.push(" and kind = ").push_bind(kind.as_str());
         }
         if let Some(label) = &filter.label {
             query.push(" and id in (select run_id from labels where label = ").push_bind(label).push(")");

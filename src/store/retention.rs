@@ -13,7 +13,7 @@ const DAY_MS: i64 = 86_400_000;
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct KeptRun {
     pub id: RunId,
-    pub model: String,
+    pub name: String,
     pub mode: String,
     /// Milliseconds since 1970.
     pub ended_ms: i64,
@@ -58,7 +58,7 @@ impl Store {
 
     async fn kept(&self) -> Result<Vec<KeptRun>, StoreError> {
         let rows = sqlx::query(
-            "select id, model, mode, coalesce(ended_at, queued_at) as ended, pinned,
+            "select id, name, mode, coalesce(ended_at, queued_at) as ended, pinned,
                     packed_at is not null as packed, state in ('succeeded', 'partial') as well,
                     exists (select 1 from labels where run_id = id) as labelled,
                     coalesce((select bytes from sizes where run_id = id), 0) as bytes
@@ -71,7 +71,7 @@ impl Store {
             .map(|row| {
                 Ok(KeptRun {
                     id: id_of(column(row, "id")?)?,
-                    model: column(row, "model")?,
+                    name: column(row, "name")?,
                     mode: column(row, "mode")?,
                     ended_ms: column(row, "ended")?,
                     bytes: column::<i64>(row, "bytes")?.unsigned_abs(),
@@ -124,7 +124,7 @@ impl Store {
     }
 }
 
-/// What of `kept` is due. The newest of each model and mode, those that ended well apart from the others, stay as they are.
+/// What of `kept` is due. The newest of each name and mode, those that ended well apart from the others, stay as they are.
 fn plan(mut kept: Vec<KeptRun>, settings: &Retention, now: i64) -> Plan {
     kept.sort_by_key(|run| std::cmp::Reverse((run.ended_ms, run.id)));
     let mut plan = Plan { runs: kept.len(), bytes: kept.iter().map(|run| run.bytes).sum(), ..Plan::default() };
@@ -132,7 +132,7 @@ fn plan(mut kept: Vec<KeptRun>, settings: &Retention, now: i64) -> Plan {
     let mut older: Vec<&KeptRun> = kept
         .iter()
         .filter(|run| {
-            let rank = seen.entry((&run.model, &run.mode, run.well)).or_default();
+            let rank = seen.entry((&run.name, &run.mode, run.well)).or_default();
             *rank += 1;
             *rank > settings.as_they_are
         })
@@ -141,7 +141,10 @@ fn plan(mut kept: Vec<KeptRun>, settings: &Retention, now: i64) -> Plan {
     let due = |run: &KeptRun, at_ms, why: String| Due { run: run.clone(), at_ms, why };
     if settings.pack {
         let beyond = |run: &&&KeptRun| !run.pinned && !run.packed;
-        let why = |run: &KeptRun| format!("beyond the newest {} of {}, {}", settings.as_they_are, run.model, run.mode);
+        let why = |run: &KeptRun| {
+            let mode = if run.mode.is_empty() { "import" } else { &run.mode };
+            format!("beyond the newest {} of {}, {mode}", settings.as_they_are, run.name)
+        };
         plan.pack = older.iter().filter(beyond).map(|run| due(run, None, why(run))).collect();
     }
     let (mut runs, mut bytes) = (plan.runs as u64, plan.bytes);
@@ -190,7 +193,7 @@ mod tests {
         (1..=count)
             .map(|day| KeptRun {
                 id: RunId(uuid::Uuid::from_u64_pair(0, day.unsigned_abs())),
-                model: "tiny".into(),
+                name: "tiny".into(),
                 mode: "deep".into(),
                 ended_ms: day * DAY_MS,
                 bytes: 10,
@@ -210,9 +213,9 @@ mod tests {
     fn the_newest_of_a_model_and_mode_stay_and_older_ones_are_packed_oldest_first() {
         let mut kept = runs(5);
         kept[1].pinned = true;
-        kept[0].model = "other".into();
+        kept[0].name = "other".into();
         assert_eq!(days(&plan(kept.clone(), &settings(), 9).pack), [3]);
-        kept[0].model = "tiny".into();
+        kept[0].name = "tiny".into();
         kept[2].packed = true;
         assert_eq!(days(&plan(kept.clone(), &settings(), 9).pack), [1]);
         assert_eq!(plan(kept, &Retention { pack: false, ..settings() }, 9).pack, []);

@@ -6,7 +6,7 @@ use sqlx::{Connection, SqliteConnection};
 use tokio::sync::{Mutex, mpsc, oneshot};
 
 use super::{Run, Store, StoreError, during, id_of, key, now_ms, read, rfc3339};
-use crate::run::{RunId, RunSpec, RunState};
+use crate::run::{Mode, RunId, RunSpec, RunState};
 
 /// Submissions that one commit takes at most, and that may wait for one.
 const BATCH: usize = 256;
@@ -129,7 +129,7 @@ pub(super) const BYTES: &str = "select coalesce(sum(bytes), 0) from (
     select bytes from runs join sizes on run_id = id where owner = ?1
     union all select bytes from alignments join alignment_artifacts on alignment_id = id where owner = ?1
     union all select json_extract(value, '$.bytes') from runs, json_each(spec, '$.import.files')
-              where owner = ?1 and device = 'none' and state in ('queued', 'running'))";
+              where owner = ?1 and kind = 'import' and state in ('queued', 'running'))";
 
 /// What of the owner's quota is used up, if any of it is.
 async fn used_up(tx: &mut SqliteConnection, new: &NewRun) -> Result<Option<Submitted>, StoreError> {
@@ -179,23 +179,25 @@ async fn earlier(tx: &mut SqliteConnection, new: &NewRun) -> Result<Option<Submi
 async fn insert(tx: &mut SqliteConnection, new: &NewRun) -> Result<Run, StoreError> {
     let (id, spec, now) = (new.id.unwrap_or_else(RunId::now), &new.spec, now_ms());
     sqlx::query(
-        "insert into runs (id, model, mode, device, priority, gpus, spec, state, queued_at, owner, rank)
-         values (?1, ?2, json_extract(?6, '$.mode'), ?3, ?4, ?5, ?6, 'queued', ?7, ?8,
+        "insert into runs (id, kind, name, mode, device, priority, gpus, spec, state, queued_at, owner, rank)
+         values (?1, ?9, ?2, ?10, ?3, ?4, ?5, ?6, 'queued', ?7, ?8,
                  max(?7, coalesce((select max(rank + priority * 600000) from runs indexed by runs_latest where state = 'queued'), ?7))
                  - ?4 * 600000)",
     )
     .bind(key(&id))
-    .bind(&spec.model)
-    .bind(&spec.device)
-    .bind(spec.priority)
+    .bind(spec.name())
+    .bind(spec.device())
+    .bind(spec.common.priority)
     .bind(spec.gpus())
     .bind(serde_json::to_string(spec).map_err(|_| StoreError::Corrupt { id, what: "a spec" })?)
     .bind(now)
     .bind(new.owner.as_ref().map(|owner| &owner.name))
+    .bind(spec.kind().as_str())
+    .bind(spec.mode().map_or("", Mode::as_str))
     .execute(&mut *tx)
     .await
     .map_err(during("insert a run"))?;
-    for label in &spec.labels {
+    for label in &spec.common.labels {
         sqlx::query("insert or ignore into labels (label, run_id) values (?, ?)")
             .bind(label)
             .bind(key(&id))

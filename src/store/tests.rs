@@ -14,25 +14,7 @@ async fn store() -> (tempfile::TempDir, Store) {
 }
 
 fn spec(priority: i32) -> RunSpec {
-    RunSpec {
-        model: "tiny".into(),
-        inputs_manifest: "inputs.yaml".into(),
-        mode: Mode::Basic,
-        repeats: 1,
-        warmup: 0,
-        max_new_tokens: 4,
-        seed: 0,
-        dtype: None,
-        device: "auto".into(),
-        timeout_s: 60,
-        labels: vec!["night".into()],
-        priority,
-        profiling: None,
-        target: None,
-        align_with: None,
-        mock: None,
-        import: None,
-    }
+    RunSpec::tiny(Mode::Basic, priority, &["night"])
 }
 
 async fn submit(store: &Store, priority: i32) -> Run {
@@ -76,8 +58,8 @@ async fn runs_that_come_together_are_told_the_places_that_they_have() {
     for run in &told {
         let (then, now) = (run.queue_position.unwrap(), store.run(run.id).await.unwrap().unwrap().queue_position.unwrap());
         // Only the more urgent pass one that waits.
-        assert!(if run.spec.priority == 1 { then == now } else { then <= now }, "{then} {now}");
-        places[run.spec.priority as usize].push(now);
+        assert!(if run.spec.common.priority == 1 { then == now } else { then <= now }, "{then} {now}");
+        places[run.spec.common.priority as usize].push(now);
     }
     places.iter_mut().for_each(|places| places.sort_unstable());
     assert_eq!(places, [(34..=63).collect::<Vec<_>>(), (4..=33).collect()]);
@@ -113,7 +95,7 @@ async fn higher_priorities_go_first_and_positions_tell_so() {
 #[tokio::test]
 async fn a_run_for_another_device_is_left_waiting() {
     let (_dir, store) = store().await;
-    let new = NewRun { id: None, spec: RunSpec { device: "cuda:1".into(), ..spec(0) }, idempotency: None, owner: None };
+    let new = NewRun { id: None, spec: spec(0).on("cuda:1"), idempotency: None, owner: None };
     store.submit(new).await.unwrap();
     assert!(store.claim("w", &["cpu"], LEASE).await.unwrap().is_none());
     assert!(store.claim("w", &["cuda:1"], LEASE).await.unwrap().is_some());
@@ -221,7 +203,12 @@ async fn lists_filter_and_page_from_newest_to_oldest() {
     let first = page(store.list(&Filter::default(), None, 2).await.unwrap());
     let rest = page(store.list(&Filter::default(), Some(first[1]), 10).await.unwrap());
     assert_eq!([first, rest].concat(), ids);
-    let by = |state, model: &str, label: &str| Filter { state, model: Some(model.into()), label: Some(label.into()), kind: None };
+    let by = |state, model: &str, label: &str| Filter {
+        state,
+        model: Some(model.into()),
+        label: Some(label.into()),
+        ..Filter::default()
+    };
     assert_eq!(store.list(&by(Some(RunState::Queued), "tiny", "night"), None, 10).await.unwrap().len(), 5);
     for none in [by(None, "tiny", "day"), by(None, "other", "night"), by(Some(RunState::Failed), "tiny", "night")] {
         assert!(store.list(&none, None, 10).await.unwrap().is_empty());

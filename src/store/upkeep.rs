@@ -6,7 +6,7 @@ use sqlx::Connection;
 
 use super::{AlignmentOutcome, Store, StoreError, alignments, claim::replace_artifacts, column, during, id_of, key, word};
 use crate::run::{
-    AlignmentId, ArtifactRecord, RunId, RunSpec, RunState,
+    AlignmentId, ArtifactRecord, Mode, RunId, RunSpec, RunState,
     alignment::{AlignmentSpec, AlignmentState},
 };
 
@@ -95,22 +95,24 @@ impl Store {
         let mut writer = self.writer.lock().await;
         let mut tx = writer.begin_with("begin immediate").await.map_err(during("insert a lost run"))?;
         sqlx::query(
-            "insert into runs (id, model, mode, device, priority, spec, state, attempts, queued_at, ended_at, message, rank)
-             values (?1, ?2, json_extract(?5, '$.mode'), ?3, ?4, ?5, ?6, 1, ?7, ?8, ?9, ?7 - ?4 * 600000)",
+            "insert into runs (id, kind, name, mode, device, priority, spec, state, attempts, queued_at, ended_at, message, rank)
+             values (?1, ?10, ?2, ?11, ?3, ?4, ?5, ?6, 1, ?7, ?8, ?9, ?7 - ?4 * 600000)",
         )
         .bind(key(&run.id))
-        .bind(&run.spec.model)
-        .bind(&run.spec.device)
-        .bind(run.spec.priority)
+        .bind(run.spec.name())
+        .bind(run.spec.device())
+        .bind(run.spec.common.priority)
         .bind(spec)
         .bind(run.state.as_str())
         .bind(run.queued_ms)
         .bind(run.ended_ms)
         .bind(&run.message)
+        .bind(run.spec.kind().as_str())
+        .bind(run.spec.mode().map_or("", Mode::as_str))
         .execute(&mut *tx)
         .await
         .map_err(during("insert a lost run"))?;
-        for label in &run.spec.labels {
+        for label in &run.spec.common.labels {
             sqlx::query("insert or ignore into labels (label, run_id) values (?, ?)")
                 .bind(label)
                 .bind(key(&run.id))

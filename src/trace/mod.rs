@@ -17,7 +17,7 @@ pub mod range;
 pub mod stage;
 pub mod units;
 
-use crate::run::Finding;
+use crate::run::{Finding, SubjectKind};
 use command::CommandTrace;
 use counter::LaunchCounters;
 use environment::Environment;
@@ -29,6 +29,8 @@ use power::PowerLog;
 /// Everything that the passes of one run left, read into memory.
 #[derive(Debug, Clone, Default)]
 pub struct Trace {
+    /// What ran, which decides what can be known of it.
+    pub subject: SubjectKind,
     pub environment: Environment,
     /// Events of the plain pass: the only source of reported timings.
     pub baseline: Vec<Event>,

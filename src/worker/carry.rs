@@ -40,7 +40,7 @@ pub async fn carry<E: Executor>(
     submitted: Option<oneshot::Sender<()>>,
     stop: &CancellationToken,
 ) {
-    tracing::info!(model = run.spec.model, mode = %run.spec.mode, "run begins");
+    tracing::info!(name = run.spec.name(), kind = %run.spec.kind(), "run begins");
     let halt = CancellationToken::new();
     let mut interrupted = None;
     let ended = match Order::new(run, cx) {

@@ -9,7 +9,7 @@ use tokio_util::sync::CancellationToken;
 
 use super::{
     job::{self, Host},
-    order::{self, Gathered, JobResult, Order},
+    order::{self, Gathered, JobResult, Order, OrderedSubject},
 };
 use crate::{
     analyze::device::Devices,
@@ -140,7 +140,7 @@ async fn carry(order: &Order, dir: &Path, part: Part, host: &Host, halt: &Cancel
 
 /// The device of this job, and those beside it that its command wants: what the scheduler gave it is all that it sees.
 async fn devices(order: &Order, host: &Host) -> Result<(Device, Vec<Device>), String> {
-    if order.spec.device == CPU || order.command.as_ref().is_some_and(|plan| plan.gpus == 0) {
+    if order.spec.device() == Some(CPU) || matches!(&order.subject, OrderedSubject::Command { plan, .. } if plan.gpus == 0) {
         return Ok((Device::cpu(), Vec::new()));
     }
     let chosen = host.collector.devices(&order.devices).await;

@@ -12,14 +12,13 @@ use crate::{
     artifact::{intake::Inspection, layout},
     collect::Collector,
     parse,
-    run::{
-        RunId,
-        import::{CaptureKind, NO_DEVICE},
-    },
+    run::{RunId, import::CaptureKind},
     store::StoreError,
     trace::device::Device,
 };
 
+/// Name of the workers of imports, in place of a device's.
+const WORKER: &str = "import";
 /// Imports that are carried out at a time: each may hold millions of rows in memory.
 pub const AT_ONCE: usize = 2;
 /// How long an idle task waits before it looks again by itself; it is woken when an import arrives.
@@ -59,7 +58,7 @@ fn inspect(path: &Path, kind: CaptureKind, has_nsys: bool) -> Result<(), String>
 
 /// Carries imports out until told to stop.
 pub(super) async fn work(cx: Context, stop: CancellationToken) {
-    let device = Device::unknown(NO_DEVICE);
+    let device = Device::unknown(WORKER);
     let worker = device.worker(&format!("{}:{}", std::process::id(), uuid::Uuid::now_v7()));
     let executor = Local::new(Host { collector: Arc::clone(&cx.collector), devices: Arc::clone(&cx.devices) }, cx.runs.clone());
     while !stop.is_cancelled() {

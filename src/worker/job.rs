@@ -5,7 +5,7 @@
 mod command;
 mod deep;
 mod import;
-mod target;
+mod part;
 
 use std::{fs, io, path::Path, sync::Arc, time::Duration};
 
@@ -14,7 +14,7 @@ use tokio_util::sync::CancellationToken;
 
 use super::{
     offline,
-    order::{Gathered, Order},
+    order::{Gathered, Order, OrderedSubject},
     steps::{Ended, Steps, Told, now},
 };
 use crate::{
@@ -27,7 +27,11 @@ use crate::{
     collect::{ChildLine, CollectError, Collector, Ended as ChildEnded, Leash, Pass, space::Space},
     model::ModelSpec,
     profiling::Profiling,
-    run::{Dtype, Finding, RunSpec, RunState, Severity, Step, StepRecord, StepState},
+    run::{
+        Dtype, Finding, RunSpec, RunState, Severity, Step, StepRecord, StepState, Subject, SubjectKind,
+        part::PartPath,
+        subject::{Passes, Workload},
+    },
     runner::{self, RunnerRequest},
     store::Outcome,
     trace::device::Device,
@@ -90,7 +94,6 @@ pub async fn conclude(order: &Order, gathered: Gathered, dir: &Path, host: &Host
 
 struct Job<'a> {
     order: &'a Order,
-    settings: Profiling,
     device: &'a Device,
     cx: &'a Host,
     halt: &'a CancellationToken,
@@ -128,7 +131,6 @@ impl<'a> Job<'a> {
     ) -> Self {
         Self {
             order,
-            settings: order.profiling.clone(),
             device,
             cx,
             halt,
@@ -142,30 +144,48 @@ impl<'a> Job<'a> {
 
     /// Takes all steps that need the device.
     async fn gather(&mut self) -> Result<(), Stop> {
-        if let Some(import) = &self.order.spec.import {
-            return self.imported(import).await;
+        let order = self.order;
+        match (&order.spec.subject, &order.subject) {
+            (Subject::Model(it), OrderedSubject::Model { model, profiling }) => {
+                let request = self.preflight(&it.workload, &it.passes, model, profiling, None).await?;
+                self.passes(&request, profiling).await
+            }
+            (Subject::Part(it), OrderedSubject::Model { model, profiling }) => self.part(it, model, profiling).await,
+            (Subject::Command(it), OrderedSubject::Command { plan, profiling }) => {
+                self.commanded(plan, &it.passes, profiling).await
+            }
+            (Subject::Import(it), OrderedSubject::Import) => self.imported(it).await,
+            _ => Err(Stop(Ended::failed("the order is of another subject than the run"))),
         }
-        if let Some(plan) = &self.order.command {
-            return self.commanded(plan).await;
+    }
+
+    /// Takes the passes of our runner.
+    async fn passes(&mut self, request: &RunnerRequest, settings: &Profiling) -> Result<(), Stop> {
+        self.baseline(request, settings).await?;
+        let chosen = if settings.nsys.enabled { self.nsys(request, settings).await } else { Vec::new() };
+        self.list_not_applicable(settings);
+        if settings.ncu.enabled && !self.device.is_cpu() {
+            self.counters(request, &chosen, settings).await;
         }
-        let request = self.preflight().await?;
-        self.baseline(&request).await?;
-        let chosen = if self.settings.nsys.enabled { self.nsys(&request).await } else { Vec::new() };
-        self.list_not_applicable();
-        if self.settings.ncu.enabled && !self.device.is_cpu() {
-            self.counters(&request, &chosen).await;
+        if settings.gemm_log.enabled && !self.device.is_cpu() {
+            self.products(request, settings).await;
         }
-        if self.settings.gemm_log.enabled && !self.device.is_cpu() {
-            self.products(&request).await;
-        }
-        self.aligned(&request).await;
         Ok(())
     }
 
     /// Looks at the host, resolves inputs and model, and keeps all of it before anything is started.
-    async fn preflight(&mut self) -> Result<RunnerRequest, Stop> {
+    ///
+    /// `part`: the part that runs in place of the whole model.
+    async fn preflight(
+        &mut self,
+        workload: &Workload,
+        passes: &Passes,
+        model: &ModelSpec,
+        settings: &Profiling,
+        part: Option<&PartPath>,
+    ) -> Result<RunnerRequest, Stop> {
         self.steps.begin(Step::Preflight);
-        let prepared = self.prepare().await;
+        let prepared = self.prepare(workload, passes, model, settings, part).await;
         let ended = match &prepared {
             Ok(_) => Ended::well(),
             Err(message) => Ended::failed(message),
@@ -174,10 +194,16 @@ impl<'a> Job<'a> {
         prepared.map_err(|_| Stop(ended))
     }
 
-    async fn prepare(&mut self) -> Result<RunnerRequest, String> {
-        let (spec, model) = (&self.order.spec, &self.order.model);
-        self.look_at_host(true).await?;
-        let (root, manifest) = (self.order.inputs.clone(), spec.inputs_manifest.clone());
+    async fn prepare(
+        &mut self,
+        workload: &Workload,
+        passes: &Passes,
+        model: &ModelSpec,
+        settings: &Profiling,
+        part: Option<&PartPath>,
+    ) -> Result<RunnerRequest, String> {
+        self.look_at_host(settings, true).await?;
+        let (root, manifest) = (self.order.inputs.clone(), workload.inputs_manifest.clone());
         let (resolved, files) = tokio::task::spawn_blocking(move || {
             let resolved = inputs::read(&root, &manifest)?;
             let files = inputs::hash_images(&root, &resolved)?;
@@ -190,19 +216,19 @@ impl<'a> Job<'a> {
         let request = RunnerRequest {
             model: model.clone(),
             weights: model.weights.clone(),
-            seed: spec.seed,
+            seed: workload.seed,
             prompt: resolved.prompt,
             images: resolved.images.into_iter().map(|image| image.path).collect(),
-            dtype: spec.dtype.unwrap_or_else(|| default_dtype(model, self.device)),
+            dtype: workload.dtype.unwrap_or_else(|| default_dtype(model, self.device)),
             device: self.device.inside().to_owned(),
             gpu: self.device.uuid.clone(),
-            warmup: spec.warmup,
-            repeats: spec.repeats,
-            max_new_tokens: spec.max_new_tokens,
+            warmup: passes.warmup,
+            repeats: passes.repeats,
+            max_new_tokens: workload.max_new_tokens,
             decode_graph: !self.device.is_cpu(),
             steady_ms: 0,
             ceilings: true,
-            target: self.part_alone(),
+            target: part.map(|PartPath(path)| path.clone()),
             prompt_tokens: None,
             extracted: false,
             cold_cache: false,
@@ -212,9 +238,9 @@ impl<'a> Job<'a> {
     }
 
     /// Describes the host and checks what the run asks of it; `runner`: of the model runner, too.
-    async fn look_at_host(&mut self, runner: bool) -> Result<(), String> {
+    async fn look_at_host(&mut self, settings: &Profiling, runner: bool) -> Result<(), String> {
         let (leash, lines) = self.leash(Step::Preflight);
-        let found = self.cx.collector.preflight(&self.settings, self.device, runner, self.dir, &leash).await;
+        let found = self.cx.collector.preflight(settings, self.device, runner, self.dir, &leash).await;
         drop(leash);
         lines.await.ok();
         self.write(layout::ENV, &pretty(&found.environment)?)?;
@@ -224,10 +250,10 @@ impl<'a> Job<'a> {
     }
 
     /// The plain pass: the only source of reported timings, so a run without it has failed.
-    async fn baseline(&mut self, request: &RunnerRequest) -> Result<(), Stop> {
+    async fn baseline(&mut self, request: &RunnerRequest, settings: &Profiling) -> Result<(), Stop> {
         self.steps.begin(Step::Baseline);
         let (leash, lines) = self.leash(Step::Baseline);
-        let pass = self.cx.collector.baseline(self.dir, request, &self.settings.nvml, &leash).await;
+        let pass = self.cx.collector.baseline(self.dir, request, &settings.nvml, &leash).await;
         drop(leash);
         lines.await.ok();
         let ended = self.settle(pass);
@@ -240,18 +266,18 @@ impl<'a> Job<'a> {
     }
 
     /// The pass under Nsight Systems; without it the run is partial. Returns the kernels whose counters are worth reading.
-    async fn nsys(&mut self, request: &RunnerRequest) -> Vec<Choice> {
+    async fn nsys(&mut self, request: &RunnerRequest, settings: &Profiling) -> Vec<Choice> {
         self.steps.begin(Step::Nsys);
         let (mut leash, lines) = self.leash(Step::Nsys);
-        if !self.device.is_cpu() && (self.settings.ncu.enabled || self.settings.gemm_log.enabled) {
+        if !self.device.is_cpu() && (settings.ncu.enabled || settings.gemm_log.enabled) {
             // A timeline that does not end leaves time for the passes after it.
             leash = deep::share_of(&leash, 2);
         }
-        let pass = self.cx.collector.nsys(self.dir, request, &self.settings.nsys, &leash).await;
+        let pass = self.cx.collector.nsys(self.dir, request, &settings.nsys, &leash).await;
         drop(leash);
         lines.await.ok();
         let ended = self.settle(pass);
-        let checked = if ended.state == StepState::Succeeded { self.timeline(request).await } else { Ok(Vec::new()) };
+        let checked = if ended.state == StepState::Succeeded { self.timeline(request, settings).await } else { Ok(Vec::new()) };
         self.end_timeline(ended, checked)
     }
 
@@ -398,7 +424,7 @@ fn make_folder(dir: &Path, spec: &RunSpec) -> io::Result<()> {
     for entry in fs::read_dir(dir)? {
         let path = entry?.path();
         // What was imported cannot be collected anew.
-        if spec.import.is_some() && layout::IMPORTED.iter().any(|kept| path.ends_with(kept)) {
+        if spec.kind() == SubjectKind::Import && layout::IMPORTED.iter().any(|kept| path.ends_with(kept)) {
             continue;
         }
         if path.is_dir() {

@@ -19,12 +19,11 @@ use crate::{
         device::{self, Devices},
     },
     artifact::layout,
-    model::{Decoder, ModelSpec},
     parse::{self, ParseError, ncu, nsys, saved},
     report::{self, RunFacts, part::PartStage, perfetto},
     run::{
-        Dtype, Finding, RunId, RunSpec, RunState, Severity, Step, StepRecord, StepState,
-        import::{CaptureKind, Import},
+        Common, Finding, RunId, RunSpec, RunState, Severity, Step, StepRecord, StepState, Subject, SubjectKind,
+        import::{CaptureKind, Import, ImportedFile},
     },
     runner::RunnerRequest,
     trace::{
@@ -64,30 +63,32 @@ pub fn analyze(dir: &Path, devices: &Devices) -> Result<Analyzed, OfflineError> 
 pub fn analyze_with(dir: &Path, rules: StageRules, devices: &Devices) -> Result<Analyzed, OfflineError> {
     let saved = saved::read(dir).map_err(|source| OfflineError::Saved { source })?;
     let mut trace = parse::read(dir).map_err(|source| OfflineError::Trace { source })?;
-    if let Some(import) = saved.spec.import.clone() {
+    trace.subject = saved.spec.kind();
+    if let Some(import) = saved.spec.import().cloned() {
         return imported(saved, trace, dir, &import, rules, devices);
     }
     let own = saved.command.as_ref().filter(|_| rules == StageRules::default());
     if let Some(nsys) = &mut trace.nsys {
         nsys.rules = own.map_or(rules, |it| rules_of(&it.stages, &it.within, &it.without));
     }
-    let model = Some(&saved.request.model).filter(|_| saved.command.is_none());
-    let peaks = gpu_of(&saved.request, &trace.environment).and_then(|gpu| devices.find(&gpu.name));
-    let analysis = analyze::analyze(&trace, model, peaks.filter(|_| saved.request.device != "cpu"));
+    let device = match &saved.request {
+        Some(request) => gpu_of(request, &trace.environment),
+        None => first_gpu(&trace.environment),
+    };
+    let peaks = device.and_then(|gpu| devices.find(&gpu.name));
+    let analysis = analyze::analyze(&trace, saved.request.as_ref().map(|it| &it.model), peaks);
     let part = part::read(dir).map_err(|source| OfflineError::Trace { source })?;
     Ok(Analyzed { saved, trace, analysis, part })
 }
 
-/// Analyses an export of nsys that anybody took of any program, beside pages that ncu printed of it. The device is the one that the
-/// export and all pages name.
+/// Analyses an nsys export of any program, next to ncu pages of it. The device is the one that the export and all pages name.
 pub fn analyze_capture(export: &Path, pages: &[PathBuf], rules: StageRules, devices: &Devices) -> Result<Analyzed, OfflineError> {
     let mut nsys = nsys::read(export).map_err(|source| OfflineError::Capture { source })?;
     nsys.rules = rules;
     let environment = Environment { llmprof: env!("CARGO_PKG_VERSION").into(), ..nsys.target.clone() };
     let findings = std::mem::take(&mut nsys.findings);
-    let trace = Trace { environment, nsys: Some(nsys), findings, ..Trace::default() };
-    let name = export.file_stem().unwrap_or_default().to_string_lossy().into_owned();
-    of_captures(unknown_run(name), trace, pages, devices)
+    let trace = Trace { subject: SubjectKind::Import, environment, nsys: Some(nsys), findings, ..Trace::default() };
+    of_captures(run_of_files(export, pages), trace, pages, devices)
 }
 
 /// Analyses what was imported. Its own rules of what is a stage hold, unless others are given.
@@ -142,70 +143,30 @@ fn other_device(device: &str, timeline: &BTreeSet<String>) -> Option<Finding> {
     (!same).then(|| Finding::new("counters_of_another_device", Severity::Warning, message).advise(advice))
 }
 
-/// A model of which nothing is known but its name. No analysis sees it: its dimensions are none.
-pub(super) fn unknown_model(name: &str) -> ModelSpec {
-    let decoder = Decoder {
-        hidden: 0,
-        layers: 0,
-        heads: 0,
-        kv_heads: 0,
-        head_dim: 0,
-        intermediate: 0,
-        vocab: 0,
-        max_positions: 0,
-        rope_theta: 0.0,
-        rope_scaling: None,
-        rms_norm_eps: 0.0,
-        tied_embeddings: false,
-        qkv_bias: false,
-        qk_norm: false,
-        bos_token: 0,
-        eos_token: None,
-        moe: None,
+/// The run that these files would be if they were imported.
+fn run_of_files(export: &Path, pages: &[PathBuf]) -> saved::SavedRun {
+    let file = |path: &Path, kind| ImportedFile {
+        name: path.file_name().unwrap_or_default().to_string_lossy().into_owned(),
+        kind,
+        bytes: fs::metadata(path).map_or(0, |it| it.len()),
+        path: String::new(),
     };
-    ModelSpec {
-        name: name.to_owned(),
-        description: "A capture by nsys; of the program and its model nothing else is known.".into(),
-        dtype: Dtype::F32,
-        cpu_dtype: Dtype::F32,
-        weights: None,
-        decoder,
-        vision: None,
-    }
+    let files = std::iter::once(file(export, CaptureKind::Timeline));
+    let files = files.chain(pages.iter().map(|page| file(page, CaptureKind::Counters))).collect();
+    let name = export.file_stem().unwrap_or_default().to_string_lossy().into_owned();
+    let import = Import { name, model: None, files, stages: vec![], within: vec![], without: vec![] };
+    let common = Common { labels: vec![], priority: 0, timeout_s: 0 };
+    let spec = RunSpec { subject: Subject::Import(import), common };
+    saved::SavedRun { spec, request: None, inputs: vec![], steps: vec![], findings: vec![], command: None }
 }
 
-/// A run of which nothing is known but its capture.
-fn unknown_run(name: String) -> saved::SavedRun {
-    let spec = RunSpec { device: "auto".into(), timeout_s: 0, ..RunSpec::of_captures(name.clone(), vec![], None) };
-    let request = no_request(unknown_model(&name));
-    saved::SavedRun { spec, request, inputs: vec![], steps: vec![], findings: vec![], command: None }
+/// The GPU that a command was on: the one that the run was given.
+fn first_gpu(environment: &Environment) -> Option<&Gpu> {
+    let uuid = environment.device.as_ref()?.uuid.as_ref()?;
+    environment.gpus.iter().find(|gpu| gpu.uuid == *uuid)
 }
 
-/// What the runner was asked: nothing, for none ran.
-pub(super) fn no_request(model: ModelSpec) -> RunnerRequest {
-    RunnerRequest {
-        model,
-        weights: None,
-        seed: 0,
-        prompt: String::new(),
-        images: vec![],
-        dtype: Dtype::F32,
-        device: "auto".into(),
-        gpu: None,
-        warmup: 0,
-        repeats: 0,
-        max_new_tokens: 0,
-        decode_graph: false,
-        steady_ms: 0,
-        ceilings: false,
-        target: None,
-        prompt_tokens: None,
-        extracted: false,
-        cold_cache: false,
-    }
-}
-
-/// The GPU that the run was on: by UUID, and by index only where none was noted. An instance (MIG) is no whole GPU.
+/// The GPU that our runner was on: by UUID, and by index only where none was noted. An instance (MIG) is not a whole GPU.
 fn gpu_of<'a>(request: &RunnerRequest, environment: &'a Environment) -> Option<&'a Gpu> {
     match &request.gpu {
         Some(uuid) => environment.gpus.iter().find(|gpu| gpu.uuid == *uuid),
@@ -258,7 +219,7 @@ impl Analyzed {
         RunFacts {
             id,
             spec: &self.saved.spec,
-            model: &self.saved.request.model,
+            model: self.saved.request.as_ref().map(|it| &it.model),
             environment: &self.trace.environment,
             steps,
             findings: &self.saved.findings,

@@ -10,20 +10,32 @@ use std::{
 
 use serde::{Deserialize, Serialize, de::DeserializeOwned};
 
-use super::{Context, offline, steps::Ended};
+use super::{Context, steps::Ended};
 use crate::{
     artifact::{layout, manifest},
     config::{Limits, Tools},
     model::ModelSpec,
     profiling::Profiling,
     run::{
-        Finding, RunId, RunSpec,
+        Finding, RunId, RunSpec, Subject,
         command::{CommandCall, CommandPlan},
-        target::Target,
+        subject::Passes,
     },
     store::{Claimed, Outcome},
     trace::device::Device,
 };
+
+/// What is started, resolved by the settings of the service that orders it.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum OrderedSubject {
+    /// A model, or a part of it.
+    Model { model: ModelSpec, profiling: Profiling },
+    /// A command with its parameters in place.
+    Command { plan: CommandPlan, profiling: Profiling },
+    /// Nothing: captures are read.
+    Import,
+}
 
 /// One attempt at a run. It holds no secret: people download what lies in the folder.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -32,8 +44,7 @@ pub struct Order {
     /// Counts from 1; a result of another attempt is none of this.
     pub attempt: u32,
     pub spec: RunSpec,
-    pub profiling: Profiling,
-    pub model: ModelSpec,
+    pub subject: OrderedSubject,
     /// Folder that the manifest of inputs is read from.
     pub inputs: PathBuf,
     /// Devices that the executing host may use; empty: those that it finds.
@@ -43,9 +54,6 @@ pub struct Order {
     pub tools: Tools,
     pub limits: Limits,
     pub grace_s: u32,
-    /// The command that is the run's target, with its parameters in place.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub command: Option<CommandPlan>,
     /// GPUs that the run has beside the one that it is told of.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub beside: Vec<Device>,
@@ -55,19 +63,22 @@ impl Order {
     /// Orders a claimed run by the settings of this service, or says in one line what is no longer configured.
     pub fn new(run: &Claimed, cx: &Context) -> Result<Self, String> {
         let spec = &run.spec;
-        let call = spec.target.as_ref().and_then(Target::command);
-        let command = call.map(|call| plan(call, cx)).transpose()?;
-        let model = match &spec.import {
-            Some(_) => offline::unknown_model(&spec.model),
-            None if command.is_some() => offline::unknown_model(&spec.model),
-            None => cx.models.get(&spec.model).ok_or_else(|| format!("model {} is no longer configured", spec.model))?.clone(),
+        let model = |name: &str| cx.models.get(name).cloned().ok_or_else(|| format!("model {name} is no longer configured"));
+        let profiling = |passes: &Passes| {
+            let settings = passes.profiling.as_ref().or(cx.presets.get(&passes.mode)).cloned();
+            settings.ok_or_else(|| format!("mode {} is no longer configured", passes.mode))
         };
-        let stored = spec.profiling.as_ref().or(cx.presets.get(&spec.mode));
+        let of_model = |name: &str, passes| Ok(OrderedSubject::Model { model: model(name)?, profiling: profiling(passes)? });
+        let subject: Result<_, String> = match &spec.subject {
+            Subject::Model(it) => of_model(&it.workload.model, &it.passes),
+            Subject::Part(it) => of_model(&it.workload.model, &it.passes),
+            Subject::Command(it) => Ok(OrderedSubject::Command { plan: plan(&it.call, cx)?, profiling: profiling(&it.passes)? }),
+            Subject::Import(_) => Ok(OrderedSubject::Import),
+        };
         Ok(Self {
             id: run.id,
             attempt: run.attempt,
-            profiling: stored.cloned().ok_or_else(|| format!("mode {} is no longer configured", spec.mode))?,
-            model,
+            subject: subject?,
             inputs: cx.inputs.clone(),
             devices: cx.config.worker.devices.clone(),
             gpus: 0,
@@ -75,14 +86,13 @@ impl Order {
             limits: cx.config.limits.clone(),
             grace_s: cx.config.worker.grace_s,
             spec: spec.clone(),
-            command,
             beside: Vec::new(),
         })
     }
 
     /// The most time that the run may take.
     pub fn limit(&self) -> Duration {
-        Duration::from_secs(self.spec.timeout_s.min(self.limits.run_s).into())
+        Duration::from_secs(self.spec.common.timeout_s.min(self.limits.run_s).into())
     }
 }
 

@@ -16,7 +16,7 @@ use tokio_util::sync::CancellationToken;
 
 use crate::{
     config,
-    run::{Mode, RunId, RunState, Step},
+    run::{Mode, RunId, RunState, Step, SubjectKind},
     store::{Delivery, Run, Store, StoreError},
 };
 
@@ -72,8 +72,10 @@ struct Message<'a> {
     event: &'static str,
     run_id: RunId,
     state: RunState,
-    model: &'a str,
-    mode: Mode,
+    /// Name of the model, of the command, or of the capture.
+    name: &'a str,
+    kind: SubjectKind,
+    mode: Option<Mode>,
     labels: &'a [String],
     owner: Option<&'a str>,
     failed_step: Option<Step>,
@@ -229,9 +231,10 @@ fn body(run: &Run) -> String {
         event: "run_ended",
         run_id: run.id,
         state: run.state,
-        model: &run.spec.model,
-        mode: run.spec.mode,
-        labels: &run.spec.labels,
+        name: run.spec.name(),
+        kind: run.spec.kind(),
+        mode: run.spec.mode(),
+        labels: &run.spec.common.labels,
         owner: run.owner.as_deref(),
         failed_step: run.failed_step,
         message: run.message.as_deref(),

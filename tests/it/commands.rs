@@ -91,10 +91,10 @@ async fn a_call_that_does_not_fit_is_refused_with_the_reason() {
         (call(json!({ "prompt": "a\nb" })), 422, "a control character"),
         (call(json!({ "prompt": "a\u{0}b" })), 422, "a control character"),
         (call(json!({ "a b": 1 })), 422, "is no name of a parameter"),
-        (with(json!({ "model": "llama-tiny" })), 409, "model: it is for models"),
-        (with(json!({ "inputs_manifest": "inputs.yaml" })), 409, "inputs_manifest"),
-        (with(json!({ "align_with": "e2e" })), 409, "align_with"),
-        (with(json!({ "dtype": "f32" })), 409, "dtype"),
+        (with(json!({ "model": "llama-tiny" })), 422, "unknown field `model`"),
+        (with(json!({ "inputs_manifest": "inputs.yaml" })), 422, "inputs_manifest"),
+        (with(json!({ "align_with": "e2e" })), 422, "align_with"),
+        (with(json!({ "dtype": "f32" })), 422, "dtype"),
     ];
     for (body, status, said) in cases {
         let answer = api.post(&body).await;
@@ -104,8 +104,11 @@ async fn a_call_that_does_not_fit_is_refused_with_the_reason() {
     assert_eq!(answer.status, 202, "3.0 is a whole number: {}", answer.text());
     let id = answer.json()["run_id"].as_str().unwrap().to_owned();
     let spec = api.get(&format!("/runs/{id}")).await.json()["spec"].clone();
-    assert_eq!(spec["model"], "tiny-generate");
-    assert_eq!(spec["target"]["params"], json!({ "model": "llama-tiny", "prompt": "Where does the time go?", "tokens": 3.0 }));
+    assert_eq!(spec["subject"]["call"]["command"], "tiny-generate");
+    assert_eq!(
+        spec["subject"]["call"]["params"],
+        json!({ "model": "llama-tiny", "prompt": "Where does the time go?", "tokens": 3.0 })
+    );
 }
 
 #[tokio::test]
@@ -141,7 +144,7 @@ async fn every_repeat_is_a_process_and_no_value_is_read_by_a_shell() {
     );
     assert!(read(&service, &id, "report.md").contains("ALLOWED, FIXED"), "names of variables");
     assert!(!Path::new("/tmp/pwned").exists());
-    assert_eq!(run["spec"]["target"]["params"]["text"], hostile);
+    assert_eq!(run["spec"]["subject"]["call"]["params"]["text"], hostile);
 }
 
 #[tokio::test]

@@ -22,7 +22,8 @@ async fn ordered(data: &Path) -> std::path::PathBuf {
     let spec = read(&service.run_dir(&id).join("spec.json"));
     let request: Value = yaml_serde::from_str(&fs::read_to_string(service.run_dir(&id).join("config.yaml")).unwrap()).unwrap();
     let order = json!({
-        "id": id, "attempt": 1, "profiling": spec["profiling"], "spec": spec, "model": request["model"], "inputs": data.join("samples"),
+        "id": id, "attempt": 1, "spec": spec, "inputs": data.join("samples"),
+        "subject": { "model": { "model": request["model"], "profiling": spec["subject"]["passes"]["profiling"] } },
         "devices": ["cpu"], "gpus": 1, "grace_s": 1, "tools": { "model_runner": service::RUNNER, "nsys": "none", "ncu": "none" },
         "limits": { "log_bytes": 1_000_000, "free_bytes": 1, "run_bytes": 1_000_000_000, "run_s": 600 }
     });

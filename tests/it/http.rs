@@ -29,9 +29,12 @@ async fn a_submission_is_queued_with_its_defaults_filled_in() {
     let run = api.get(submitted["links"]["self"].as_str().unwrap()).await.json();
     let deep = &api.get("/profiling").await.json()["presets"][0];
     assert_eq!(deep["mode"], "deep");
-    let expected = json!({ "model": MODEL, "inputs_manifest": "inputs.yaml", "mode": "deep", "repeats": 3, "warmup": 2,
-        "max_new_tokens": 64, "seed": 0, "dtype": null, "device": "auto", "timeout_s": 1800, "labels": [], "priority": 0,
-        "profiling": deep["profiling"] });
+    let workload = json!({ "model": MODEL, "inputs_manifest": "inputs.yaml", "max_new_tokens": 64, "seed": 0, "dtype": null });
+    let passes = json!({ "mode": "deep", "repeats": 3, "warmup": 2, "device": "auto", "profiling": deep["profiling"] });
+    let expected = json!({
+        "subject": { "kind": "model", "workload": workload, "passes": passes },
+        "common": { "timeout_s": 1800, "labels": [], "priority": 0 },
+    });
     assert_eq!(run["spec"], expected);
 }
 
@@ -39,7 +42,10 @@ async fn a_submission_is_queued_with_its_defaults_filled_in() {
 async fn a_model_that_reads_text_only_gets_text_by_default_and_no_images() {
     let api = Api::new().await;
     let id = api.submit(json!({ "model": "llama-tiny" })).await;
-    assert_eq!(api.get(&format!("/runs/{id}")).await.json()["spec"]["inputs_manifest"], "inputs-text.yaml");
+    assert_eq!(
+        api.get(&format!("/runs/{id}")).await.json()["spec"]["subject"]["workload"]["inputs_manifest"],
+        "inputs-text.yaml"
+    );
     let answer = api.post(&json!({ "model": "llama-tiny", "inputs_manifest": "inputs.yaml" })).await;
     assert_eq!(answer.error(), (409, "inputs_unfit".to_owned()));
     assert!(answer.text().contains("llama-tiny reads text only"), "{}", answer.text());
@@ -50,7 +56,11 @@ async fn an_integer_may_be_written_with_a_fraction_of_zero() {
     let api = Api::new().await;
     let id = api.submit(json!({ "repeats": 4.0, "priority": -1.0, "seed": 9007199254740991u64 })).await;
     let spec = &api.get(&format!("/runs/{id}")).await.json()["spec"];
-    assert_eq!((&spec["repeats"], &spec["priority"], &spec["seed"]), (&json!(4), &json!(-1), &json!(9007199254740991u64)));
+    let (passes, workload) = (&spec["subject"]["passes"], &spec["subject"]["workload"]);
+    assert_eq!(
+        (&passes["repeats"], &spec["common"]["priority"], &workload["seed"]),
+        (&json!(4), &json!(-1), &json!(9007199254740991u64))
+    );
 }
 
 #[tokio::test]
@@ -117,7 +127,7 @@ async fn a_run_shows_every_setting_of_its_passes_and_can_be_asked_for_again_with
     let stored = async |body: Value| {
         let answer = api.post(&body).await;
         assert_eq!(answer.status, 202, "{}", answer.text());
-        api.get(&format!("/runs/{}", answer.json()["run_id"].as_str().unwrap())).await.json()["spec"]["profiling"].clone()
+        api.get(&format!("/runs/{}", answer.json()["run_id"].as_str().unwrap())).await.json()["spec"]["subject"]["passes"]["profiling"].clone()
     };
     assert_eq!(stored(json!({ "model": MODEL, "profiling": change })).await, expected);
     assert_eq!(stored(json!({ "model": MODEL, "mode": "basic", "profiling": expected.clone() })).await, expected);

@@ -91,9 +91,11 @@ async fn captures_become_runs_that_are_read_compared_and_aligned_and_wait_for_no
     let e2e = id(&send(&api, "", FORM, form(&[(traversal, &timeline(E2E)), ("raw.csv", &counters)], &said)).await);
     let mock = id(&send(&api, "?name=mock.sqlite.zst&label=hf", PACKED, timeline(MOCK)).await);
     let run = api.get(&format!("/runs/{e2e}")).await.json();
-    assert_eq!((&run["kind"], &run["state"], &run["spec"]["device"]), (&json!("imported"), &json!("queued"), &json!("none")));
-    assert_eq!(run["spec"]["import"]["files"][0]["name"], "e2e.sqlite");
-    assert_eq!(run["spec"]["import"]["files"][1]["path"], "ncu/page-1.csv");
+    let subject = &run["spec"]["subject"];
+    assert_eq!((&subject["kind"], &run["state"]), (&json!("import"), &json!("queued")));
+    assert_eq!((&subject["passes"], &subject["workload"]), (&json!(null), &json!(null)), "it has neither");
+    assert_eq!(subject["files"][0]["name"], "e2e.sqlite");
+    assert_eq!(subject["files"][1]["path"], "ncu/page-1.csv");
     assert_eq!(api.get("/queue").await.json()["waiting"], json!([]), "it waits for no device");
 
     // What a service left that ended between the last byte and the commit.
@@ -108,9 +110,11 @@ async fn captures_become_runs_that_are_read_compared_and_aligned_and_wait_for_no
     let (e2e, mock) = (service.end(&e2e).await, service.end(&mock).await);
     assert!(!orphan.exists());
     for run in [&e2e, &mock] {
-        assert_eq!((&run["state"], &run["kind"]), (&json!("succeeded"), &json!("imported")), "{run:#}");
+        assert_eq!((&run["state"], &run["spec"]["subject"]["kind"]), (&json!("succeeded"), &json!("import")), "{run:#}");
     }
-    assert_eq!((&mock["spec"]["model"], &e2e["spec"]["model"]), (&json!("mock"), &json!("hf-llama")));
+    assert_eq!((&mock["name"], &e2e["name"]), (&json!("mock"), &json!("hf-llama")));
+    let models = [&mock, &e2e].map(|run| run["spec"]["subject"]["model"].clone());
+    assert_eq!(models, [json!(null), json!("hf-llama")], "the name of a file is not that of a model");
     let steps: Vec<_> = e2e["steps"].as_array().unwrap().iter().map(|it| it["step"].as_str().unwrap()).collect();
     assert_eq!(steps, ["preflight", "analyze", "report"]);
     assert_ne!(service.json(&format!("/runs/{blocks}")).await["state"], "succeeded");

@@ -119,7 +119,11 @@ async fn a_form_queues_a_run_once_and_leads_to_its_page() {
     assert_eq!(location(&again), location(&first), "a button pressed twice");
     assert_ne!(location(&changed), location(&first), "went back and changed a field");
     let spec = &api.get(&format!("/runs/{id}")).await.json()["spec"];
-    assert_eq!((&spec["repeats"], &spec["labels"], &spec["mode"]), (&json!(4), &json!(["a", "b"]), &json!("basic")));
+    let passes = &spec["subject"]["passes"];
+    assert_eq!(
+        (&passes["repeats"], &spec["common"]["labels"], &passes["mode"]),
+        (&json!(4), &json!(["a", "b"]), &json!("basic"))
+    );
     let form = page(&api.get(&format!("/?again={id}")).await, 200);
     for part in
         ["value=\"basic\" checked", "name=\"repeats\" type=\"number\" min=\"1\" max=\"100\" value=\"4\"", "value=\"a, b\""]

@@ -10,7 +10,10 @@ use llmprof::{
     model::ModelSpec,
     parse,
     report::{self, RunFacts, profile::LLMProfileReport},
-    run::{Finding, InputFile, Mode, RunSpec, RunState, Severity, Step, StepRecord, StepState},
+    run::{
+        Common, Finding, InputFile, Mode, RunSpec, RunState, Severity, Step, StepRecord, StepState, Subject,
+        subject::{ModelSubject, Passes, Workload},
+    },
     trace::{
         Trace,
         counter::{CounterValues, LaunchCounters, Stall},
@@ -52,23 +55,17 @@ impl Run {
         let missing = "nsys is not installed: install the package nsight-systems (scripts/install-nsight.sh does)";
         Self {
             spec: RunSpec {
-                model: model.name.clone(),
-                inputs_manifest: "inputs.yaml".into(),
-                mode: Mode::Light,
-                repeats: 3,
-                warmup: 1,
-                max_new_tokens: 8,
-                seed: 0,
-                dtype: None,
-                device: "auto".into(),
-                timeout_s: 1800,
-                labels: vec!["nightly".into()],
-                priority: 0,
-                profiling: None,
-                target: None,
-                align_with: None,
-                mock: None,
-                import: None,
+                subject: Subject::Model(ModelSubject {
+                    workload: Workload {
+                        model: model.name.clone(),
+                        inputs_manifest: "inputs.yaml".into(),
+                        max_new_tokens: 8,
+                        seed: 0,
+                        dtype: None,
+                    },
+                    passes: Passes { mode: Mode::Light, repeats: 3, warmup: 1, device: "auto".into(), profiling: None },
+                }),
+                common: Common { labels: vec!["nightly".into()], priority: 0, timeout_s: 1800 },
             },
             model,
             environment: Environment {
@@ -197,7 +194,7 @@ impl Run {
         let facts = RunFacts {
             id: "019a9f3e-6d1c-7c4e-9a51-3a8f0c2b7d10".parse().unwrap(),
             spec: &self.spec,
-            model: &self.model,
+            model: Some(&self.model),
             environment: &self.environment,
             steps: &self.steps,
             findings: &self.findings,
@@ -389,8 +386,11 @@ fn the_page_needs_no_network_and_no_script() {
 fn text_from_outside_stays_text_in_every_file() {
     const HOSTILE: &str = "<script>alert(1)</script>|`*_x_*`\n# [a](javascript:b) \"'&\u{0}";
     let mut run = Run::with_kernels();
-    run.spec.labels = vec![HOSTILE.into()];
-    run.model.name = HOSTILE.into();
+    run.spec.common.labels = vec![HOSTILE.into()];
+    run.model.description = HOSTILE.into();
+    if let Subject::Model(it) = &mut run.spec.subject {
+        it.workload.model = HOSTILE.into();
+    }
     run.inputs[0].path = HOSTILE.into();
     run.environment.hostname = Some(HOSTILE.into());
     run.steps[2].state = StepState::Failed;

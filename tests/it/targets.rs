@@ -138,9 +138,9 @@ async fn without_timelines_the_part_is_timed_plainly_and_nothing_is_decided() {
 async fn a_part_alone_is_profiled_like_a_model_and_claims_no_cost_of_the_whole() {
     let data = tempfile::tempdir().unwrap();
     let service = Service::start(data.path(), &Setup::default());
-    let id = service.submit(json!({ "target": format!("deepseek-ocr-tiny:{PART}") })).await;
+    let id = service.submit(json!({ "target": PART })).await;
     let run = service.end(&id).await;
-    assert_eq!((&run["state"], &run["spec"]["target"]), (&json!("succeeded"), &json!(PART)), "{run:#}");
+    assert_eq!((&run["state"], &run["spec"]["subject"]["part"]), (&json!("succeeded"), &json!(PART)), "{run:#}");
     let findings = run["findings"].as_array().unwrap();
     assert!(findings.iter().all(|it| it["id"] != "cost_disagrees"), "{findings:#?}");
     let report = fs::read_to_string(service.run_dir(&id).join("report.md")).unwrap();
@@ -154,34 +154,26 @@ async fn a_part_alone_is_profiled_like_a_model_and_claims_no_cost_of_the_whole()
 async fn a_target_that_cannot_be_is_refused_with_the_reason() {
     let api = Api::new().await;
     let with = |target: &str, more: Value| {
-        let mut body = json!({ "target": target });
+        let mut body = json!({ "model": "deepseek-ocr-tiny", "target": target });
         body.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
         body
     };
-    let tiny = "deepseek-ocr-tiny:decoder.layers.1.mlp";
+    let tiny = "decoder.layers.1.mlp";
     let cases = [
-        (json!({}), 422, "no target names one"),
-        (with("decoder.layers.1.mlp", json!({})), 409, "MODEL:decoder"),
-        (with(tiny, json!({ "model": "llama-tiny" })), 409, "the run is of"),
-        (with("nothing:decoder.layers.1", json!({})), 404, "there is no model"),
-        (
-            with("deepseek-ocr-tiny:decoder.layers.9", json!({})),
-            404,
-            "is no part of deepseek-ocr-tiny: it has decoder.layers.0 to 3",
-        ),
-        (with("deepseek-ocr-tiny:vision.sam", json!({ "inputs_manifest": "inputs-text.yaml" })), 409, "reads images"),
+        (json!({}), 422, "missing field `model`"),
+        (json!({ "target": tiny }), 422, "missing field `model`"),
+        (with(tiny, json!({ "model": "nothing" })), 404, "there is no model"),
+        (with("decoder.layers.9", json!({})), 404, "is no part of deepseek-ocr-tiny: it has decoder.layers.0 to 3"),
+        (with("vision.sam", json!({ "inputs_manifest": "inputs-text.yaml" })), 409, "reads images"),
         (json!({ "model": "llama-tiny", "align_with": "e2e" }), 409, "name the part by target"),
         (json!({ "model": "llama-tiny", "mock": {} }), 409, "name the part by target"),
         (with(tiny, json!({ "mock": {} })), 409, "set align_with"),
         (with(tiny, json!({ "align_with": "e2e", "mode": "basic" })), 409, "profiling.nsys.enabled is off"),
         (with(tiny, json!({ "align_with": "e2e", "mock": { "dtype": "bf16" } })), 409, "multiplies no bf16"),
         (with(tiny, json!({ "align_with": "e2e", "mock": { "prompt_tokens": 1048576 } })), 409, "mock.prompt_tokens"),
-        (
-            with("deepseek-ocr-tiny:vision.clip", json!({ "align_with": "e2e", "mock": { "prompt_tokens": 9 } })),
-            409,
-            "reads a prompt",
-        ),
-        (json!({ "model": "llama-tiny", "target": { "command": "x" } }), 404, "there is no command x"),
+        (with("vision.clip", json!({ "align_with": "e2e", "mock": { "prompt_tokens": 9 } })), 409, "reads a prompt"),
+        (json!({ "target": { "command": "x" } }), 404, "there is no command x"),
+        (json!({ "model": "llama-tiny", "target": { "command": "x" } }), 422, "unknown field `model`"),
         (json!({ "target": { "command": "tiny-generate", "part": 1 } }), 422, "target"),
     ];
     for (body, status, said) in cases {
@@ -190,6 +182,7 @@ async fn a_target_that_cannot_be_is_refused_with_the_reason() {
     }
     let id = api.submit(with(tiny, json!({ "align_with": "e2e" }))).await;
     let spec = api.get(&format!("/runs/{id}")).await.json()["spec"].clone();
-    assert_eq!((&spec["model"], &spec["target"]), (&json!("deepseek-ocr-tiny"), &json!("decoder.layers.1.mlp")));
-    assert_eq!(spec["profiling"]["nsys"]["repeats"], 5, "one instance of a stage has no interval");
+    let subject = &spec["subject"];
+    assert_eq!((&subject["workload"]["model"], &subject["part"]), (&json!("deepseek-ocr-tiny"), &json!("decoder.layers.1.mlp")));
+    assert_eq!(subject["passes"]["profiling"]["nsys"]["repeats"], 5, "one instance of a stage has no interval");
 }

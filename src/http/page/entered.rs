@@ -39,15 +39,18 @@ impl Entered {
 
     /// What was asked of a run, to be asked again.
     pub fn again(spec: &RunSpec) -> Self {
-        let mut fields = serde_json::to_value(spec).unwrap_or_default();
-        fields[LABELS] = spec.labels.join(", ").into();
+        let common = serde_json::to_value(&spec.common).unwrap_or_default();
+        let workload = serde_json::to_value(spec.workload()).unwrap_or_default();
+        let passes = serde_json::to_value(spec.passes()).unwrap_or_default();
+        let parts = [common, workload, passes].into_iter().filter_map(|part| part.as_object().cloned());
+        let mut fields: Map<String, Value> = parts.flatten().collect();
+        fields.insert(LABELS.into(), spec.common.labels.join(", ").into());
         let text = |value: &Value| match value {
             Value::String(text) => Some(text.clone()),
             Value::Number(number) => Some(number.to_string()),
             _ => None,
         };
-        let pairs = fields.as_object().into_iter().flatten();
-        Self::of(pairs.filter_map(|(field, value)| Some((field.clone(), text(value)?))))
+        Self::of(fields.iter().filter_map(|(field, value)| Some((field.clone(), text(value)?))))
     }
 
     /// The body of a submission; an empty field is left to its default.

@@ -137,7 +137,7 @@ async fn show(app: &App, caller: &Caller, asked: &Asked, entered: &Entered, prob
     let given = |text: &str| Some(text.trim().to_owned()).filter(|text| !text.is_empty());
     let unknown = |error: crate::run::UnknownWord| ApiError::new(ErrorCode::InvalidParameter, format!("state: {error}"));
     let state = given(&asked.state).map(|state| state.parse()).transpose().map_err(unknown)?;
-    let filter = Filter { state, model: given(&asked.model), label: given(&asked.label), kind: None };
+    let filter = Filter { state, model: given(&asked.model), label: given(&asked.label), ..Filter::default() };
     let models = app.models.values().map(|model| Choice { name: &model.name, about: &model.description });
     // Without a GPU the smallest model is the one that ends soon.
     let smallest = app.models.values().min_by_key(|model| model.parameters()).map_or("", |model| &model.name);

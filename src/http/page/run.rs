@@ -28,7 +28,7 @@ use crate::{
         self, Tile,
         data::{self, TableHead},
     },
-    run::{ArtifactRecord, RunId, Step, import::RunKind},
+    run::{ArtifactRecord, RunId, Step, SubjectKind},
     store::{AlignmentFilter, Filter, Role},
 };
 
@@ -108,7 +108,7 @@ pub async fn run(
         Some(_) => queue::queue(State(app.clone())).await?.0.waiting.into_iter().find(|it| it.run_id == id),
         None => None,
     };
-    let filter = Filter { model: Some(run.spec.model.clone()), ..Filter::default() };
+    let filter = Filter { name: Some(run.name.clone()), ..Filter::default() };
     let mut others = runs::page(&app, &filter, None, OFFERED).await?.runs;
     others.retain(|other| other.run_id != id && other.state.is_final());
     let shown = Shown {
@@ -134,7 +134,7 @@ pub async fn run(
             false => None,
         },
         alignments: alignments::page(&app, AlignmentFilter { state: None, run: Some(id) }, None, ALIGNMENTS).await?.alignments,
-        again: run.kind == RunKind::Profiled && run.spec.target.is_none(),
+        again: run.spec.kind() == SubjectKind::Model,
         run,
     };
     Ok(Page::of(Some(&caller), "run.html", shown)?)

@@ -36,25 +36,3 @@ pub fn six(facts: &RunFacts, trace: &Trace, analysis: &Analysis) -> Vec<Table> {
         kernels(facts, trace, analysis),
     ]
 }
-
-/// Which pass times are of: `the plain pass`, unless there was none.
-fn pass(analysis: &Analysis) -> &'static str {
-    if analysis.only_traced && analysis.command.is_some() {
-        return "the traced pass, for the plain one tells no stages";
-    }
-    if analysis.only_traced { "the traced pass, for there is no plain one" } else { "the plain pass" }
-}
-
-/// Why there are no times of stages, and what to do.
-fn no_times(analysis: &Analysis) -> (&'static str, &'static str) {
-    if analysis.command.is_some() {
-        return (
-            "No range of the command is a stage.",
-            "Name its ranges in its stages (targets.toml), or have it open ranges called prefill and decode_all.",
-        );
-    }
-    (NO_TIMES, NO_TIMES_REMEDY)
-}
-
-const NO_TIMES: &str = "The plain pass left no measured repeat.";
-const NO_TIMES_REMEDY: &str = "Look at the baseline step's message and log.";

@@ -2,7 +2,6 @@
 //!
 //! Arranges figures that analysis made; computes none.
 
-use super::{no_times, pass};
 use crate::{
     analyze::{
         Analysis,
@@ -15,6 +14,7 @@ use crate::{
         format::{UNKNOWN, bytes, count, decimals, known, ms, pct, scaled},
         table::Table,
     },
+    run::SubjectKind,
     trace::command::Timed,
 };
 
@@ -23,7 +23,13 @@ pub fn environment(facts: &RunFacts, analysis: &Analysis) -> Table {
     let mut table = Table::new("environment", "Environment", "Where the run ran, and what it ran.", &["What", "Value"]);
     let mut add = |what: &str, value: Option<String>| table.row([what.to_owned(), value.unwrap_or_else(|| UNKNOWN.into())]);
     let env = facts.environment;
-    add(if facts.command.is_some() { "Command" } else { "Model" }, Some(facts.model.name.clone()));
+    let kind = facts.spec.kind();
+    let what = match kind {
+        SubjectKind::Model | SubjectKind::Part => "Model",
+        SubjectKind::Command => "Command",
+        SubjectKind::Import => "Capture",
+    };
+    add(what, Some(facts.spec.name().to_owned()));
     if let Some(command) = facts.command {
         add("Started as", Some(words(&command.words())));
         if let Some(client) = command.client_words() {
@@ -50,11 +56,11 @@ pub fn environment(facts: &RunFacts, analysis: &Analysis) -> Table {
         };
         add("Prompt", Some(format!("{} positions{images}", count(start.prompt_tokens))));
     }
-    for file in facts.spec.import.iter().flat_map(|import| &import.files) {
+    for file in facts.spec.import().iter().flat_map(|import| &import.files) {
         add("Imported", Some(format!("{} ({}, {})", file.name, file.kind, bytes(file.bytes))));
     }
-    if facts.spec.repeats > 0 {
-        add("Mode", Some(format!("{}, {} repeats after {} of warm-up", facts.spec.mode, facts.spec.repeats, facts.spec.warmup)));
+    if let Some(passes) = facts.spec.passes() {
+        add("Mode", Some(format!("{}, {} repeats after {} of warm-up", passes.mode, passes.repeats, passes.warmup)));
     }
     if let Some(device) = &env.device {
         add("Ran on", Some(device.names().join(", ")));
@@ -63,15 +69,19 @@ pub fn environment(facts: &RunFacts, analysis: &Analysis) -> Table {
         add("GPU", Some(format!("{}: {}, {}, {}", gpu.index, gpu.name, bytes(gpu.memory_bytes), gpu.uuid)));
     }
     if env.gpus.is_empty() {
-        add("GPU", Some("none found".into()));
+        add("GPU", Some(if kind.runs_here() { "none found" } else { "not recorded in the capture" }.into()));
     }
     add("Driver, CUDA", env.driver.as_ref().map(|driver| format!("{driver}, {}", env.cuda.as_deref().unwrap_or(UNKNOWN))));
     add("CPU", env.cpu.as_ref().map(|cpu| format!("{cpu} ({} usable)", known(env.cpus, |cpus| cpus.to_string()))));
     add("Memory", env.memory_bytes.map(bytes));
     add("Host", env.hostname.clone());
     add("System", env.os.as_ref().map(|os| format!("{os}, kernel {}", env.kernel.as_deref().unwrap_or(UNKNOWN))));
-    add("nsys", Some(env.nsys.clone().unwrap_or_else(|| "not found".into())));
-    add("ncu", Some(env.ncu.clone().unwrap_or_else(|| "not found".into())));
+    for (tool, version) in [("nsys", &env.nsys), ("ncu", &env.ncu)] {
+        // Of a capture only the version that recorded it counts, not what this host has.
+        if kind.runs_here() || version.is_some() {
+            add(tool, Some(version.clone().unwrap_or_else(|| "not found".into())));
+        }
+    }
     let commit = env.git_commit.as_ref().map(|commit| format!(", commit {commit}")).unwrap_or_default();
     add("llmprof", Some(format!("{}{commit}", env.llmprof)));
     table
@@ -88,10 +98,9 @@ fn words(words: &[String]) -> String {
 /// Latencies, rates, memory.
 pub fn aggregates(analysis: &Analysis) -> Table {
     let stages = &analysis.stages;
-    let without = if analysis.only_traced { "" } else { ", without any profiler" };
     let caption = match analysis.command.as_ref().and_then(|command| command.plain_ms) {
-        Some(whole) => format!("Wall times over {} repeats without any profiler; stages are of {}.", whole.n, pass(analysis)),
-        None => format!("Over {} measured repeats of {}{without}.", stages.repeats, pass(analysis)),
+        Some(whole) => format!("Wall times over {} unprofiled repeats; stages are of {}.", whole.n, analysis.times_of()),
+        None => format!("Measured repeats: {}. Times are of {}.", stages.repeats, analysis.times_of()),
     };
     let mut table = Table::new("aggregates", "Aggregates", caption, &["What", "#Mean", "#Std", "#Min", "#Max", "Unit"]);
     let mut spread = |what: &str, values: Option<Spread>, unit: &str, show: fn(f64) -> String| {
@@ -129,15 +138,18 @@ pub fn aggregates(analysis: &Analysis) -> Table {
     if let Some(start) = &analysis.start {
         single("Loading the model", Some(ms(start.load_ns as f64 / 1e6)), "ms, once");
     }
-    let (why, remedy) = no_times(analysis);
+    let (why, remedy) = analysis.why_no_stages();
     table.or_gap(why, remedy)
 }
 
 /// Stage times; vision is a note.
 pub fn stages(analysis: &Analysis) -> Table {
     let stages = &analysis.stages;
-    let caption =
-        format!("Milliseconds per repeat, mean and sample deviation over {} repeats of {}.", stages.repeats, pass(analysis));
+    let caption = format!(
+        "Milliseconds per repeat, mean and sample deviation of {} repeats. Times are of {}.",
+        stages.repeats,
+        analysis.times_of()
+    );
     let columns = ["Stage", "#Mean ms", "#Std ms", "#Min ms", "#Max ms", "#Share", "#Tokens", "#Tokens/s"];
     let mut table = Table::new("stages", "Per-Stage Timings", caption, &columns);
     for row in &stages.rows {
@@ -168,7 +180,7 @@ pub fn stages(analysis: &Analysis) -> Table {
             vision.inside,
         ));
     }
-    let (why, remedy) = no_times(analysis);
+    let (why, remedy) = analysis.why_no_stages();
     table.or_gap(why, remedy)
 }
 
@@ -186,7 +198,7 @@ pub fn mfu(analysis: &Analysis) -> Table {
         "#Of measured copy",
         "#At clocks",
     ];
-    let caption = "Model FLOPs utilisation: FLOPs the work needs / (time × peak), per repeat of the plain pass.";
+    let caption = "Model FLOPs utilisation: FLOPs the work needs / (time × peak), per repeat.";
     let mut table = Table::new("mfu", "MFU", caption, &columns);
     for row in &analysis.mfu.rows {
         table.row([
@@ -234,8 +246,8 @@ pub fn mfu(analysis: &Analysis) -> Table {
         }
         table.notes.push("Operand bytes count every operand of every operator once; caches may serve part of them.".into());
     }
-    let why = "No stage has both a time and a count of FLOPs.";
-    table.or_gap(why, "Look at the baseline step's log: the runner records both.")
+    let (why, remedy) = analysis.why_no_utilisation();
+    table.or_gap(why, remedy)
 }
 
 /// What the peaks at observed clocks are made from, or why there are none.

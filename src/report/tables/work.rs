@@ -2,7 +2,7 @@
 //!
 //! Arranges figures that analysis made; computes none.
 
-use super::{no_times, pass, recorded_only_note};
+use super::recorded_only_note;
 use crate::{
     analyze::{Analysis, findings::why_no_kernels, operators::OperatorRecord},
     report::{
@@ -56,7 +56,7 @@ pub fn operator_cells(record: &OperatorRecord) -> [String; 12] {
 pub fn operators(analysis: &Analysis) -> Table {
     let caption = format!(
         "Operators of {}, all {} measured repeats together, layers and experts rolled up (*), sorted by {}.",
-        pass(analysis),
+        analysis.times_of(),
         analysis.stages.repeats,
         if analysis.operators.leaves().any(|it| it.device.is_some()) { "device time" } else { "total" },
     );
@@ -78,7 +78,7 @@ pub fn operators(analysis: &Analysis) -> Table {
         table.notes.extend(recorded_only_note(analysis));
     }
     if analysis.stages.rows.is_empty() {
-        let (why, remedy) = no_times(analysis);
+        let (why, remedy) = analysis.why_no_stages();
         return table.or_gap(why, remedy);
     }
     table.or_gap("The runner recorded no operator calls.", "Use a runner that writes operator events.")

@@ -25,7 +25,7 @@ use crate::{
     trace::device::{CPU, Device},
     worker::{
         job,
-        order::{self, Order},
+        order::{self, Order, OrderedSubject},
     },
 };
 
@@ -130,13 +130,13 @@ impl Slurm {
     async fn begin(&self, order: &Order, dir: &Path, first: bool) -> Result<(), ExecutorError> {
         let refused = |source| ExecutorError::Slurm { source };
         let apart = self.settings.analyze_apart;
-        let asked = order.spec.device.as_str();
+        let asked = order.spec.device();
         let collects = JobSpec {
             run: order.id,
             dir,
             program: &self.program,
             gpus: order.gpus,
-            kind: self.settings.types.iter().map(String::as_str).find(|kind| *kind == asked),
+            kind: self.settings.types.iter().map(String::as_str).find(|kind| asked == Some(kind)),
             limit: order.limit(),
             part: apart.then_some("--gather"),
             after: None,
@@ -192,10 +192,11 @@ impl Executor for Slurm {
         if order::result(&dir, order.attempt).is_ok_and(|result| result.is_some()) {
             return Ok(()); // ended while nobody looked
         }
-        let gpus = match &order.command {
-            _ if order.spec.device == CPU => 0,
-            Some(plan) => plan.gpus,
-            None => self.settings.gpus,
+        let gpus = match &order.subject {
+            _ if order.spec.device() == Some(CPU) => 0,
+            OrderedSubject::Command { plan, .. } => plan.gpus,
+            OrderedSubject::Model { .. } => self.settings.gpus,
+            OrderedSubject::Import => 0,
         };
         let order = Order { gpus, ..order.clone() };
         // The order is kept before anything is submitted: without one nothing was.

@@ -17,7 +17,7 @@ use crate::{
     artifact::layout,
     collect::{CollectError, Ended as ChildEnded, Leash, argv::Argv, ncu::Selection, output},
     parse::{self, ParseError, ncu::CounterPage},
-    profiling::{NcuSettings, TraceApi},
+    profiling::{NcuSettings, Profiling, TraceApi},
     run::{Finding, NOT_APPLICABLE, Severity, Step, StepState},
     runner::{self, RunnerRequest},
     trace::{nsys::NsysTrace, stage::StageRules},
@@ -31,8 +31,8 @@ const LOOKED_AT: usize = 200;
 
 impl Job<'_> {
     /// Reads the timeline back: whether it covers what was launched, and whose counters are worth reading.
-    pub(super) async fn timeline(&mut self, request: &RunnerRequest) -> Result<Vec<Choice>, String> {
-        let nsys = &self.settings.nsys;
+    pub(super) async fn timeline(&mut self, request: &RunnerRequest, settings: &Profiling) -> Result<Vec<Choice>, String> {
+        let nsys = &settings.nsys;
         let expected = Expected {
             kernels: !self.device.is_cpu() && nsys.trace.contains(&TraceApi::Cuda),
             ranges: match request.max_new_tokens {
@@ -42,7 +42,7 @@ impl Job<'_> {
                 _ => &[PREFILL, DECODE],
             },
         };
-        let (dir, ncu) = (self.dir.to_owned(), self.settings.ncu.clone());
+        let (dir, ncu) = (self.dir.to_owned(), settings.ncu.clone());
         let read = blocking(move || read_timeline(&dir, &expected, StageRules::default(), &ncu)).await;
         let (choices, finding) = read.map_err(|why| self.unreadable(&why))?;
         self.same_tokens(layout::NSYS).await.inspect_err(|_| reject(&self.dir.join(layout::NSYS).join(runner::EVENTS)))?;
@@ -101,20 +101,26 @@ impl Job<'_> {
     }
 
     /// The passes under Nsight Compute, one per stage, over the kernels chosen.
-    pub(super) async fn counters(&mut self, request: &RunnerRequest, choices: &[Choice]) {
+    pub(super) async fn counters(&mut self, request: &RunnerRequest, choices: &[Choice], settings: &Profiling) {
         self.steps.begin(Step::Ncu);
         let (leash, lines) = self.leash(Step::Ncu);
-        let ended = self.profile_stages(Counted::Runner(request), choices, &leash).await;
+        let ended = self.profile_stages(Counted::Runner(request), choices, settings, &leash).await;
         drop(leash);
         lines.await.ok();
         self.steps.end(&ended);
     }
 
-    pub(super) async fn profile_stages(&mut self, counted: Counted<'_>, choices: &[Choice], leash: &Leash) -> Ended {
+    pub(super) async fn profile_stages(
+        &mut self,
+        counted: Counted<'_>,
+        choices: &[Choice],
+        settings: &Profiling,
+        leash: &Leash,
+    ) -> Ended {
         if choices.is_empty() && self.cx.collector.ncu.is_some() {
             return Ended::skipped("kernels are chosen from the timeline of the same run, which holds none: see the nsys step");
         }
-        let metrics = match self.cx.collector.ncu_metrics(self.dir, &self.settings.ncu.metrics, leash).await {
+        let metrics = match self.cx.collector.ncu_metrics(self.dir, &settings.ncu.metrics, leash).await {
             Ok((metrics, finding)) => {
                 finding.into_iter().for_each(|finding| self.find(finding));
                 metrics
@@ -125,7 +131,7 @@ impl Job<'_> {
         for (at, choice) in choices.iter().enumerate() {
             // A pass that hangs leaves time for the stages after it, and for the step after this.
             let share = share_of(leash, choices.len() - at + 1);
-            match self.profile_stage(counted, choice, &metrics, &share).await {
+            match self.profile_stage(counted, choice, (settings, &metrics), &share).await {
                 Ok(findings) => findings.into_iter().for_each(|finding| self.find(finding)),
                 Err(error) => {
                     for page in [layout::NCU_RAW, layout::NCU_DETAILS] {
@@ -151,13 +157,13 @@ impl Job<'_> {
         &mut self,
         counted: Counted<'_>,
         choice: &Choice,
-        metrics: &[String],
+        (settings, metrics): (&Profiling, &[String]),
         leash: &Leash,
     ) -> Result<Vec<Finding>, Stage> {
         let window = choice.window;
         let tokens = match counted {
             Counted::Runner(request) if choice.stage == DECODE => {
-                request.max_new_tokens.min(self.settings.nsys.max_new_tokens).div_ceil(window.part)
+                request.max_new_tokens.min(settings.nsys.max_new_tokens).div_ceil(window.part)
             }
             _ => 0,
         };
@@ -169,10 +175,10 @@ impl Job<'_> {
             count: window.count,
             max_new_tokens: tokens,
         };
-        let (collector, settings) = (&self.cx.collector, &self.settings.ncu);
+        let (collector, ncu) = (&self.cx.collector, &settings.ncu);
         let pass = match counted {
-            Counted::Runner(request) => collector.ncu(self.dir, request, &selection, settings, metrics, leash).await,
-            Counted::Command(target) => collector.ncu_command(self.dir, target, &selection, settings, metrics, leash).await,
+            Counted::Runner(request) => collector.ncu(self.dir, request, &selection, ncu, metrics, leash).await,
+            Counted::Command(target) => collector.ncu_command(self.dir, target, &selection, ncu, metrics, leash).await,
         };
         let folder = self.dir.join(layout::NCU).join(&choice.stage);
         if let Ok(text) = pretty(choice) {
@@ -194,15 +200,15 @@ impl Job<'_> {
             self.same_tokens(&format!("{}/{}", layout::NCU, choice.stage)).await.map_err(Stage::Page)?;
         }
         findings.extend(page.findings(&choice.stage, &selection.kernels));
-        findings.extend(choice.finding(self.settings.ncu.min_share_pct));
+        findings.extend(choice.finding(settings.ncu.min_share_pct));
         Ok(findings)
     }
 
     /// The passes with the libraries' logs on.
-    pub(super) async fn products(&mut self, request: &RunnerRequest) {
+    pub(super) async fn products(&mut self, request: &RunnerRequest, settings: &Profiling) {
         self.steps.begin(Step::GemmLog);
         let (leash, lines) = self.leash(Step::GemmLog);
-        let pass = self.cx.collector.gemm_log(self.dir, request, &self.settings.gemm_log, &leash).await;
+        let pass = self.cx.collector.gemm_log(self.dir, request, &settings.gemm_log, &leash).await;
         drop(leash);
         lines.await.ok();
         let mut ended = self.settle(pass);

@@ -11,7 +11,7 @@ use crate::{
         import::{CaptureKind, Import},
     },
     trace::environment::Environment,
-    worker::{offline::no_request, steps::Ended},
+    worker::steps::Ended,
 };
 
 impl Job<'_> {
@@ -30,8 +30,7 @@ impl Job<'_> {
     fn lay_out(&self) -> Result<(), String> {
         let environment = Environment { llmprof: env!("CARGO_PKG_VERSION").into(), ..Environment::default() };
         self.write(layout::ENV, &pretty(&environment)?)?;
-        self.write(layout::INPUTS, &yaml(&Vec::<InputFile>::new())?)?;
-        self.write(layout::CONFIG, &yaml(&no_request(self.order.model.clone()))?)
+        self.write(layout::INPUTS, &yaml(&Vec::<InputFile>::new())?)
     }
 
     /// Has the nsys of this host export the report; what it makes is read with the same distrust as what came from outside.

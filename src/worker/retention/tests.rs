@@ -33,25 +33,7 @@ impl House {
 
     /// A run that a worker has taken, with a folder.
     async fn started(&self, labels: &[&str]) -> Claimed {
-        let spec = RunSpec {
-            model: "tiny".into(),
-            target: None,
-            align_with: None,
-            mock: None,
-            import: None,
-            inputs_manifest: "inputs.yaml".into(),
-            mode: Mode::Deep,
-            repeats: 1,
-            warmup: 0,
-            max_new_tokens: 4,
-            seed: 0,
-            dtype: None,
-            device: "auto".into(),
-            timeout_s: 60,
-            labels: labels.iter().map(|label| (*label).to_owned()).collect(),
-            priority: 0,
-            profiling: None,
-        };
+        let spec = RunSpec::tiny(Mode::Deep, 0, labels);
         let store = &self.keeper.store;
         store.submit(NewRun { id: None, spec, idempotency: None, owner: None }).await.unwrap();
         let run = store.claim("cpu:worker", &["cpu"], Duration::from_secs(60)).await.unwrap().unwrap();

@@ -7,7 +7,7 @@ use tokio::{
 
 use super::*;
 use crate::{
-    run::RunSpec,
+    run::{Mode, RunSpec},
     store::{Cancel, NewRun},
 };
 
@@ -44,11 +44,7 @@ async fn ended(dir: &std::path::Path, webhooks: &Webhooks) -> (Store, RunId) {
     let store = Store::open(&dir.join("llmprof.db")).await.unwrap();
     let targets: Vec<String> = webhooks.targets.iter().map(|(target, _)| target.clone()).collect();
     store.set_webhooks(&targets).await.unwrap();
-    let spec: RunSpec = serde_json::from_value(serde_json::json!({
-        "model": "tiny", "inputs_manifest": "inputs.yaml", "mode": "basic", "repeats": 1, "warmup": 0, "max_new_tokens": 4,
-        "seed": 0, "dtype": null, "device": "auto", "timeout_s": 60, "labels": ["nightly"], "priority": 0,
-    }))
-    .unwrap();
+    let spec = RunSpec::tiny(Mode::Basic, 0, &["nightly"]);
     let submitted = store.submit(NewRun { id: None, spec, idempotency: None, owner: None }).await.unwrap();
     let crate::store::Submitted::New(run) = submitted else { panic!("{submitted:?}") };
     assert_eq!(store.due_deliveries(9, HOUR_MS).await.unwrap(), [], "it has not ended");

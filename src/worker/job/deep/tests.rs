@@ -12,7 +12,11 @@ use crate::{
     profiling::Profiling,
     run::{Mode, RunId, RunSpec, StepRecord},
     trace::device::Device,
-    worker::{job::Host, order::Order, steps::Steps},
+    worker::{
+        job::Host,
+        order::{Order, OrderedSubject},
+        steps::Steps,
+    },
 };
 
 const RUNNER: &str = r#"
@@ -84,25 +88,7 @@ impl Bench {
 
     /// Takes the timeline and the deep steps of a run on a GPU; its steps and findings.
     async fn deep(&self, limit: Duration) -> (Vec<StepRecord>, Vec<Finding>) {
-        let spec = RunSpec {
-            model: "deepseek-ocr-tiny".into(),
-            inputs_manifest: String::new(),
-            mode: Mode::Deep,
-            repeats: 1,
-            warmup: 0,
-            max_new_tokens: 8,
-            seed: 0,
-            dtype: None,
-            device: "cuda:0".into(),
-            timeout_s: 60,
-            labels: vec![],
-            priority: 0,
-            profiling: None,
-            target: None,
-            align_with: None,
-            mock: None,
-            import: None,
-        };
+        let spec = RunSpec::tiny(Mode::Deep, 0, &[]).on("cuda:0");
         let model = config::models(None).unwrap().models["deepseek-ocr-tiny"].clone();
         let order_model = model.clone();
         let request = RunnerRequest {
@@ -125,19 +111,18 @@ impl Bench {
             extracted: false,
             cold_cache: false,
         };
+        let settings = Profiling::bundled(Mode::Deep).unwrap();
         let order = Order {
             id: RunId::now(),
             attempt: 1,
             spec,
-            profiling: Profiling::bundled(Mode::Deep).unwrap(),
-            model: order_model,
+            subject: OrderedSubject::Model { model: order_model, profiling: settings.clone() },
             inputs: self.dir.path().to_owned(),
             devices: vec![],
             gpus: 0,
             tools: Config::load(None, std::iter::empty()).unwrap().tools,
             limits: self.limits.clone(),
             grace_s: 10,
-            command: None,
             beside: vec![],
         };
         let dir = self.run_dir();
@@ -146,7 +131,6 @@ impl Bench {
         let (journal, halt) = (Journal::open(&dir).unwrap(), CancellationToken::new());
         let mut job = Job {
             order: &order,
-            settings: order.profiling.clone(),
             device: &Device::unknown("cuda:0"),
             cx: &self.cx,
             halt: &halt,
@@ -156,11 +140,11 @@ impl Bench {
             journal,
             findings: Vec::new(),
         };
-        let chosen = job.nsys(&request).await;
+        let chosen = job.nsys(&request, &settings).await;
         job.deadline = Instant::now() + limit;
-        job.counters(&request, &chosen).await;
+        job.counters(&request, &chosen, &settings).await;
         job.deadline = Instant::now() + Duration::from_secs(60);
-        job.products(&request).await;
+        job.products(&request, &settings).await;
         (job.steps.records().to_vec(), job.findings)
     }
 

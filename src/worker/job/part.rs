@@ -4,12 +4,18 @@
 
 use std::fs;
 
-use super::{Job, blocking};
+use super::{Job, Stop, blocking};
 use crate::{
     analyze::align::Verdict,
     artifact::layout,
     collect::Leash,
-    run::{Finding, Severity, Step, StepState, target::Target},
+    model::ModelSpec,
+    profiling::Profiling,
+    run::{
+        Finding, Severity, Step, StepState,
+        part::{MockChange, PartPath},
+        subject::PartSubject,
+    },
     runner::RunnerRequest,
     worker::{
         part::{AlignedStage, align_part},
@@ -21,21 +27,27 @@ use crate::{
 const REPEATS: u32 = 10;
 
 impl Job<'_> {
-    /// The part that the passes in the usual places are of; none where they are of the whole model.
-    pub(super) fn part_alone(&self) -> Option<String> {
-        let spec = &self.order.spec;
-        spec.target.as_ref().filter(|_| spec.align_with.is_none()).and_then(|target| target.part().map(str::to_owned))
+    /// Takes the passes of a part: alone, or of the whole model and then of the part next to it.
+    pub(super) async fn part(&mut self, subject: &PartSubject, model: &ModelSpec, settings: &Profiling) -> Result<(), Stop> {
+        let alone = subject.align_with.is_none().then_some(&subject.part);
+        let request = self.preflight(&subject.workload, &subject.passes, model, settings, alone).await?;
+        self.passes(&request, settings).await?;
+        if subject.align_with.is_some() {
+            self.aligned(&request, subject, settings).await;
+        }
+        Ok(())
     }
 
-    /// Runs the part alone and taken out of its layer, where the run asks for it, and aligns both with the whole model.
-    pub(super) async fn aligned(&mut self, whole: &RunnerRequest) {
-        let spec = &self.order.spec;
-        let Some(part) = spec.target.as_ref().filter(|_| spec.align_with.is_some()).and_then(Target::part) else { return };
+    /// Runs the part alone and taken out of its layer, and aligns both with the whole model.
+    async fn aligned(&mut self, whole: &RunnerRequest, subject: &PartSubject, settings: &Profiling) {
+        let PartPath(part) = &subject.part;
         self.steps.begin(Step::Align);
         let (leash, lines) = self.leash(Step::Align);
         let mut ended = Ended::well();
-        for (folder, request) in [(layout::MOCK, self.mock(whole, part)), (layout::EXTRACTED, of_part(whole, part, true))] {
-            let passes = self.pair_of_passes(folder, &request, &leash).await;
+        for (folder, request) in
+            [(layout::MOCK, mock(whole, part, subject.mock.unwrap_or_default())), (layout::EXTRACTED, of_part(whole, part, true))]
+        {
+            let passes = self.pair_of_passes(folder, &request, settings, &leash).await;
             // The first of them says what went wrong; the second is tried all the same, for its plain times.
             if ended.state == StepState::Succeeded {
                 ended = passes;
@@ -53,33 +65,21 @@ impl Job<'_> {
         self.steps.end(&ended);
     }
 
-    /// What the mock's runner is asked: the part alone, with what the request makes different.
-    fn mock(&self, whole: &RunnerRequest, part: &str) -> RunnerRequest {
-        let change = self.order.spec.mock.unwrap_or_default();
-        let alone = of_part(whole, part, false);
-        RunnerRequest {
-            dtype: change.dtype.unwrap_or(alone.dtype),
-            decode_graph: change.decode_graph.unwrap_or(alone.decode_graph),
-            prompt_tokens: change.prompt_tokens,
-            ..alone
-        }
-    }
-
     /// The plain pass and the timeline of one side, in a folder of its own.
-    async fn pair_of_passes(&mut self, folder: &str, request: &RunnerRequest, leash: &Leash) -> Ended {
+    async fn pair_of_passes(&mut self, folder: &str, request: &RunnerRequest, settings: &Profiling, leash: &Leash) -> Ended {
         let dir = self.dir.join(folder);
         let place = |ended: Ended| Ended { message: ended.message.map(|message| format!("{folder}: {message}")), ..ended };
         if let Err(error) = fs::create_dir_all(&dir) {
             return place(Ended::failed(format!("cannot make the folder: {error}")));
         }
-        let plain = self.cx.collector.baseline(&dir, request, &self.settings.nvml, leash).await;
+        let plain = self.cx.collector.baseline(&dir, request, &settings.nvml, leash).await;
         let ended = self.settle(plain);
         if ended.state != StepState::Succeeded {
             return place(ended);
         }
-        let mut settings = self.settings.nsys.clone();
-        settings.repeats = settings.repeats.max(REPEATS);
-        let traced = self.cx.collector.nsys(&dir, request, &settings, leash).await;
+        let mut nsys = settings.nsys.clone();
+        nsys.repeats = nsys.repeats.max(REPEATS);
+        let traced = self.cx.collector.nsys(&dir, request, &nsys, leash).await;
         let ended = self.settle(traced);
         place(ended)
     }
@@ -100,6 +100,17 @@ impl Job<'_> {
 fn of_part(whole: &RunnerRequest, part: &str, extracted: bool) -> RunnerRequest {
     let repeats = whole.repeats.max(REPEATS);
     RunnerRequest { target: Some(part.to_owned()), extracted, cold_cache: true, repeats, ceilings: false, ..whole.clone() }
+}
+
+/// The request of the mock's runner: the part alone, with the changes that the submission makes.
+fn mock(whole: &RunnerRequest, part: &str, change: MockChange) -> RunnerRequest {
+    let alone = of_part(whole, part, false);
+    RunnerRequest {
+        dtype: change.dtype.unwrap_or(alone.dtype),
+        decode_graph: change.decode_graph.unwrap_or(alone.decode_graph),
+        prompt_tokens: change.prompt_tokens,
+        ..alone
+    }
 }
 
 /// What one stage's alignment of the mock comes to.
