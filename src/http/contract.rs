@@ -154,6 +154,7 @@ pub fn contract() -> &'static Value {
         if let Some(schemas) = contract["components"]["schemas"].as_object_mut() {
             declare_changes(schemas);
             declare_submissions(schemas);
+            declare_subjects(schemas);
         }
         contract
     });
@@ -209,6 +210,27 @@ fn declare_submissions(schemas: &mut Map<String, Value>) {
         spec["properties"]["kernels"]["items"] =
             json!({ "type": "string", "minLength": 1, "maxLength": 500, "pattern": "[^*@ ]" });
     }
+}
+
+/// Puts each kind of subject into its own schema: generators of clients read a `oneOf` of named objects, and no `allOf` inside it.
+fn declare_subjects(schemas: &mut Map<String, Value>) {
+    let Some(mut subject) = schemas.remove("Subject") else { return };
+    let mut mapping = Map::new();
+    for variant in subject["oneOf"].as_array_mut().into_iter().flatten() {
+        let (reference, kind) = (variant["allOf"][0].clone(), variant["allOf"][1]["properties"]["kind"].clone());
+        let to = reference["$ref"].as_str().unwrap_or_default().to_owned();
+        let name = to.rsplit('/').next().unwrap_or_default();
+        if let (Some(schema), Some(word)) = (schemas.get_mut(name), kind["enum"][0].as_str()) {
+            schema["properties"]["kind"] = kind.clone();
+            if let Some(required) = schema["required"].as_array_mut() {
+                required.insert(0, "kind".into());
+            }
+            mapping.insert(word.into(), to.clone().into());
+        }
+        *variant = reference;
+    }
+    subject["discriminator"] = json!({ "propertyName": "kind", "mapping": mapping });
+    schemas.insert("Subject".into(), subject);
 }
 
 fn refer_to_changes(value: &mut Value) {

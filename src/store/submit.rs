@@ -128,7 +128,7 @@ async fn commit(writer: &mut SqliteConnection, news: &[NewRun]) -> Result<Vec<Su
 pub(super) const BYTES: &str = "select coalesce(sum(bytes), 0) from (
     select bytes from runs join sizes on run_id = id where owner = ?1
     union all select bytes from alignments join alignment_artifacts on alignment_id = id where owner = ?1
-    union all select json_extract(value, '$.bytes') from runs, json_each(spec, '$.import.files')
+    union all select json_extract(value, '$.bytes') from runs, json_each(spec, '$.subject.files')
               where owner = ?1 and kind = 'import' and state in ('queued', 'running'))";
 
 /// What of the owner's quota is used up, if any of it is.

@@ -131,8 +131,8 @@ async fn captures_become_runs_that_are_read_compared_and_aligned_and_wait_for_no
     assert_eq!(api.get(&format!("/runs/{mock}/diff/{e2e}")).await.status, 200);
     assert_eq!(api.get(&format!("/runs/{mock}/bundle")).await.status, 200);
     let listed = |runs: Value| runs["runs"].as_array().unwrap().iter().map(|it| it["run_id"].clone()).collect::<Vec<_>>();
-    assert_eq!(listed(service.json("/runs?kind=imported&label=hf").await), [json!(mock), json!(e2e)]);
-    assert_eq!(listed(service.json("/runs?kind=profiled").await), [json!(blocks)]);
+    assert_eq!(listed(service.json("/runs?kind=import&label=hf").await), [json!(mock), json!(e2e)]);
+    assert_eq!(listed(service.json("/runs?kind=model").await), [json!(blocks)]);
 
     let attention = json!({ "mock": mock, "e2e": e2e, "range": "decoder.self_attn", "within": ["measured"], "stage": "decode" });
     let (status, queued) = service.post("/alignments", &attention).await;
@@ -309,7 +309,7 @@ async fn a_form_that_is_broken_off_endless_or_says_too_much_leaves_nothing() {
     }
     assert_nothing_left(&api, "forms").await;
     let none = json!({ "model": crate::api::MODEL, "device": "none" });
-    assert_eq!(api.post(&none).await.error(), (422, "invalid_request".into()), "a run needs a device");
+    assert_eq!(api.post(&none).await.error(), (404, "device_not_found".into()), "a run needs a device");
 }
 
 #[tokio::test]

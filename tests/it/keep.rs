@@ -311,7 +311,7 @@ async fn imports_and_alignments_are_checked_repaired_backed_up_and_restored_as_r
     assert_eq!(alignment(&service, &second).await, aligned);
     let files = service.json(&format!("/alignments/{first}/artifacts")).await;
     assert_eq!(files["artifacts"].as_array().unwrap().len(), 6);
-    let imports = service.json("/runs?kind=imported&label=night").await;
+    let imports = service.json("/runs?kind=import&label=night").await;
     assert_eq!((&imports["runs"][0]["run_id"], &imports["runs"][0]["state"]), (&json!(import), &json!("succeeded")));
     assert!(service.stop(Signal::SIGTERM).success());
 
