@@ -29,9 +29,7 @@ use crate::{
     analyze::Analysis,
     artifact::layout,
     model::ModelSpec,
-    run::{
-        Finding, InputFile, Mode, NOT_APPLICABLE, RunId, RunSpec, RunState, StepRecord, StepState, command::CommandPlan,
-    },
+    run::{Finding, InputFile, Mode, NOT_APPLICABLE, RunId, RunSpec, RunState, StepRecord, StepState, command::CommandPlan},
     trace::{Trace, environment::Environment},
 };
 pub use figures::{Tile, stored_tiles};

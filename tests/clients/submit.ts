@@ -1,6 +1,6 @@
 // Submits a run with the types that openapi-typescript generated: `node submit.js URL [TOKEN]`.
 import createClient from "openapi-fetch";
-import type { components, paths } from "./llmprof";
+import type { components, paths } from "./llmprof.js";
 
 type SubmitRun = components["schemas"]["SubmitRun"];
 

@@ -41,7 +41,7 @@ pub fn power(facts: &RunFacts, analysis: &Analysis) -> Table {
         let said = facts.findings.iter().find(|it| it.id == "power_not_sampled").map(|it| it.message.clone());
         return match said {
             // A capture from elsewhere names its GPU, and nothing ran here that could be sampled.
-            _ if on_cpu || facts.environment.gpus.is_empty() || facts.spec.repeats == 0 => table,
+            _ if on_cpu || facts.environment.gpus.is_empty() || facts.spec.passes().is_none() => table,
             Some(said) => table.or_gap(said, "Install NVIDIA's driver with its library libnvidia-ml.so.1."),
             None => table.or_gap("No GPU was sampled.", "Look at the findings: a run of an older version has no samples."),
         };

@@ -57,10 +57,10 @@ impl Job<'_> {
     }
 
     /// Lists the passes that the mode has and the CPU has not: it runs no kernels that ncu could count or a GEMM library could log.
-    pub(super) fn list_not_applicable(&mut self) {
+    pub(super) fn list_not_applicable(&mut self, settings: &Profiling) {
         let passes = [
-            (Step::Ncu, self.settings.ncu.enabled, "a CPU runs no kernels whose counters ncu could read"),
-            (Step::GemmLog, self.settings.gemm_log.enabled, "a CPU calls no cuBLAS that could log its matrix products"),
+            (Step::Ncu, settings.ncu.enabled, "a CPU runs no kernels whose counters ncu could read"),
+            (Step::GemmLog, settings.gemm_log.enabled, "a CPU calls no cuBLAS that could log its matrix products"),
         ];
         let left: Vec<_> = passes.into_iter().filter(|(_, enabled, _)| *enabled && self.device.is_cpu()).collect();
         if left.is_empty() {
