@@ -40,6 +40,6 @@ PYTHONPATH=$work "$python/bin/python" submit.py "$url" ${token:+"$token"}
 
 ln -s "$node/node_modules" node_modules
 echo '{ "type": "module" }' >package.json
-node_modules/.bin/openapi-typescript profile.yaml --output llmprof.ts >/dev/null
+node_modules/.bin/openapi-typescript profile.yaml --default-non-nullable false --output llmprof.ts >/dev/null
 node_modules/.bin/tsc --strict --skipLibCheck --target es2022 --module nodenext --moduleResolution nodenext --outDir out submit.ts
 node out/submit.js "$url" ${token:+"$token"}

@@ -17,7 +17,7 @@ use crate::profiling::Profiling;
 #[derive(Deserialize)]
 #[serde(untagged)]
 pub(super) enum StoredSpec {
-    Subject { subject: Subject, common: Common },
+    Subject { subject: Box<Subject>, common: Common },
     Flat(Box<FlatSpec>),
 }
 
@@ -61,7 +61,7 @@ struct FlatImport {
 impl From<StoredSpec> for RunSpec {
     fn from(stored: StoredSpec) -> Self {
         match stored {
-            StoredSpec::Subject { subject, common } => Self { subject, common },
+            StoredSpec::Subject { subject, common } => Self { subject: *subject, common },
             StoredSpec::Flat(flat) => (*flat).into(),
         }
     }
