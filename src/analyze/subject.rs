@@ -77,6 +77,48 @@ impl Analysis {
         }
     }
 
+    /// Why there are no operator calls, and what to do.
+    pub const fn why_no_operators(&self) -> (&'static str, &'static str) {
+        match self.subject {
+            SubjectKind::Model | SubjectKind::Part => {
+                ("The runner recorded no operator calls.", "Use a runner that writes operator events.")
+            }
+            SubjectKind::Command => (
+                "The command reports no operators, and no range inside its stages is one.",
+                "Have it open an NVTX range around each module, or write operators to standard output as events.",
+            ),
+            SubjectKind::Import => (
+                "No range inside a stage of the capture is an operator.",
+                "Open an NVTX range around each module of the program (torch.autograd.profiler.emit_nvtx does).",
+            ),
+        }
+    }
+
+    /// Why there is no comparison of a traced with an unprofiled pass, and what to do.
+    pub const fn why_no_overhead(&self) -> (&'static str, &'static str) {
+        match self.subject {
+            SubjectKind::Import => (
+                "The capture has no unprofiled pass to compare with.",
+                "Time the program without a profiler to know what tracing costs it.",
+            ),
+            _ => ("There was no traced pass to compare with.", "Submit with mode light or deep where nsys is installed."),
+        }
+    }
+
+    /// Why there are no static costs, and what to do.
+    pub const fn why_no_costs(&self) -> (&'static str, &'static str) {
+        match self.subject {
+            SubjectKind::Model | SubjectKind::Part => (
+                "The model's dimensions or the inputs' sizes are not known.",
+                "Read the baseline step's log: the runner reports both when it starts.",
+            ),
+            SubjectKind::Command | SubjectKind::Import => (
+                "The dimensions of the model are not known to llmprof.",
+                "`llmprof cost` counts a configured model's FLOPs and bytes.",
+            ),
+        }
+    }
+
     /// How to measure more repeats.
     pub const fn more_repeats(&self) -> &'static str {
         match self.subject {

@@ -30,7 +30,7 @@ here=$(cd "$(dirname "$0")" && pwd)
 submit() {
   local body mock=''
   [ -z "$3" ] || mock=$(printf ', "mock": %s' "$3")
-  body=$(printf '{"target": "%s:%s", "align_with": "e2e", "mode": "deep", "device": "%s", "max_new_tokens": %d, "labels": ["%s"],
+  body=$(printf '{"model": "%s", "target": "%s", "align_with": "e2e", "mode": "deep", "device": "%s", "max_new_tokens": %d, "labels": ["%s"],
     "profiling": {"ncu": {"enabled": false}, "gemm_log": {"enabled": false}}%s}' "$model" "$2" "$device" "$tokens" "$1" "$mock")
   follow "$1" "$body"
   echo "$1 $id $4 $5" >>"$data/submitted"

@@ -47,7 +47,7 @@ for line in (data / "submitted").read_text().splitlines():
     name, run_id = line.split()
     run, folder = load(data / f"{name}.run.json"), data / "runs" / run_id
     report = load(folder / "report.json")
-    settings = run["spec"]["profiling"]
+    settings = run["spec"]["subject"]["passes"]["profiling"]
     steps = {step["step"]: step for step in run["steps"]}
     check(name, run["state"] == "succeeded" or (not on_gpu and run["state"] == "partial"), f"ended {run['state']}: {run['message']}")
     for step in run["steps"]:

@@ -37,6 +37,7 @@ mod runs;
 mod service;
 mod serving;
 mod slurm;
+mod subjects;
 mod sums;
 mod survive;
 mod tables;

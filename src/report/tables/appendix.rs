@@ -44,7 +44,7 @@ pub fn modules(analysis: &Analysis) -> Table {
             [known(record.total_ms, ms), count(record.calls), known(record.mean_ms, ms), known(record.self_ms, ms), device];
         table.row([record.path.clone(), stage.to_owned()].into_iter().chain(cells));
     }
-    table.or_gap("The runner recorded no enclosing module.", "Nothing is missing: operators are listed one by one.")
+    table.or_gap("No operator lies inside another one.", "Nothing is missing: operators are listed one by one.")
 }
 
 /// Every operator of every layer, longest total first.
@@ -54,7 +54,8 @@ pub fn operators_by_path(analysis: &Analysis) -> Table {
     for record in analysis.operators.by_path.iter().filter(|record| record.op != "module") {
         table.row(operator_cells(record));
     }
-    table.or_gap("The runner recorded no operator calls.", "Use a runner that writes operator events.")
+    let (why, remedy) = analysis.why_no_operators();
+    table.or_gap(why, remedy)
 }
 
 /// Device time per stage.
@@ -90,8 +91,10 @@ pub fn costs(analysis: &Analysis) -> Table {
                 "`llmprof cost` tells those of each operator.",
             )
         }
-        None => Table::new("costs", "Static costs", COSTS, &COST_COLUMNS)
-            .or_gap("The model's dimensions or the inputs' sizes are not known.", "Let the plain pass begin: it says both."),
+        None => {
+            let (why, remedy) = analysis.why_no_costs();
+            Table::new("costs", "Static costs", COSTS, &COST_COLUMNS).or_gap(why, remedy)
+        }
     }
 }
 
@@ -210,7 +213,8 @@ pub fn outputs_and_overhead(analysis: &Analysis) -> Table {
     } else if same.contains(&Some(false)) {
         table.notes.push("Not proven: the traced pass's outputs differ from the plain pass's.".into());
     }
-    table.or_gap("There was no traced pass to compare with.", "Submit with mode light or deep where nsys is installed.")
+    let (why, remedy) = analysis.why_no_overhead();
+    table.or_gap(why, remedy)
 }
 
 /// The inputs, by hash.

@@ -24,7 +24,8 @@ pub fn decode_step(analysis: &Analysis) -> Table {
             "The decode step of median length in the traced pass: busy is the time in which something of this step ran, idle \
              that in which nothing at all did. Tracing lengthens both."
         }
-        _ => "The decode step of median length in the plain pass: the operators as the host ran them.",
+        Some(_) => "The decode step of median length in the unprofiled pass: the operators as the host ran them.",
+        None => "One decode step, slice by slice.",
     };
     let mut table = Table::new("decode-step", "One decode step", caption, &columns);
     let us = |value: f64| decimals(value, 1);

@@ -81,7 +81,8 @@ pub fn operators(analysis: &Analysis) -> Table {
         let (why, remedy) = analysis.why_no_stages();
         return table.or_gap(why, remedy);
     }
-    table.or_gap("The runner recorded no operator calls.", "Use a runner that writes operator events.")
+    let (why, remedy) = analysis.why_no_operators();
+    table.or_gap(why, remedy)
 }
 
 /// Kernels by stage and name, longest total first.
