@@ -6,6 +6,7 @@ use std::process::ExitCode;
 
 use clap::{CommandFactory, Parser, Subcommand};
 use command::{align, analyze, backup, check, cost, diff, doctor, execute, openapi, quickstart, serve, token};
+use llmprof::trace::stage::UnknownRange;
 
 /// GPU profiling for LLM inference as a service.
 ///
@@ -85,7 +86,8 @@ fn main() -> ExitCode {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
             eprintln!("llmprof: {error:#}");
-            ExitCode::FAILURE
+            // A rule that names no range of the capture is a bad argument.
+            if error.chain().any(|it| it.is::<UnknownRange>()) { ExitCode::from(2) } else { ExitCode::FAILURE }
         }
     }
 }

@@ -9,7 +9,7 @@ use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
 use super::{
-    kernels::{KernelRecord, WARMUP, launched},
+    kernels::{Geometry, KernelRecord, is_measured, launched},
     launches::Launches,
     stats::{percent, ratio},
 };
@@ -84,7 +84,7 @@ pub fn counters(launches: &[LaunchCounters], timeline: Option<(&NsysTrace, &Laun
         // Pages from elsewhere do not tell the stage: it is the one that has most launches like it.
         let like = (launch.kernel.as_str(), launch.grid, launch.block);
         let same = |(key, _): &(&Key, &(u64, Nanos))| is_like(key, like);
-        let most = || ran.iter().filter(same).max_by_key(|(key, (calls, _))| (key.0 != WARMUP && !key.0.is_empty(), *calls));
+        let most = || ran.iter().filter(same).max_by_key(|(key, (calls, _))| (is_measured(key.0) && !key.0.is_empty(), *calls));
         let stage = if launch.stage.is_empty() { most().map_or("", |(key, _)| key.0) } else { launch.stage.as_str() };
         groups.entry((stage, &launch.kernel, launch.grid, launch.block)).or_default().push(launch);
     }
@@ -128,13 +128,16 @@ fn in_timeline<'a>(ran: &Ran<'a>, (stage, kernel, grid, block): Group<'a>) -> Op
 }
 
 /// Sets the counters beside the kernels that they are of.
+/// Rows of one name are told apart by their geometries; counters that fit several rows are of none of them.
 pub fn attach(kernels: &mut [KernelRecord], counters: &[CounterRecord]) {
+    let fits = |kernel: &KernelRecord, it: &CounterRecord| {
+        let same = |(grid, block): &Geometry| it.grid.is_none_or(|at| at == *grid) && it.block.is_none_or(|at| at == *block);
+        it.stage == kernel.stage && it.kernel_name == base_name(&kernel.kernel_name) && kernel.configs.iter().any(same)
+    };
+    let alone = |it: &&CounterRecord| kernels.iter().filter(|kernel| fits(kernel, it)).count() == 1;
+    let counters: Vec<&CounterRecord> = counters.iter().filter(|it| it.timeline_total_ms.is_some()).filter(alone).collect();
     for kernel in kernels {
-        let name = base_name(&kernel.kernel_name);
-        let of: Vec<&CounterRecord> = counters
-            .iter()
-            .filter(|it| it.stage == kernel.stage && it.kernel_name == name && it.timeline_total_ms.is_some())
-            .collect();
+        let of: Vec<&CounterRecord> = counters.iter().copied().filter(|it| fits(kernel, it)).collect();
         kernel.counters = summary(&of, kernel.total_ms);
     }
 }

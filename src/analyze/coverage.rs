@@ -2,9 +2,13 @@
 //!
 //! nsys and its importer can lose most of a capture and exit with 0, so a capture counts only when it covers its launches.
 
+mod by_stage;
+
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 
 use serde::Serialize;
+
+pub use self::by_stage::{KERNELS_LOST, KERNELS_UNATTRIBUTED, StageCoverage, by_stage, findings};
 
 use super::stats::percent;
 use crate::{
@@ -105,14 +109,25 @@ pub(super) fn kind(name: &str) -> Kind {
     }
 }
 
-/// Kernels that launches of graphs were to run, and those recorded. Launches that share a node are of one graph, whose nodes are
-/// all that any of them ran; of a launch without a single kernel no graph is known, and it counts as the smallest.
+/// Kernels that launches of graphs were to run, and those recorded.
 fn graph_kernels(launches: &[(i64, i64)], nodes: &HashMap<(i64, i64), BTreeSet<u64>>) -> (u64, u64) {
+    let ran: Vec<Option<&BTreeSet<u64>>> = launches.iter().map(|launch| nodes.get(launch)).collect();
+    let recorded = ran.iter().flatten().map(|ran| ran.len() as u64).sum();
+    (graph_sizes(&ran).iter().sum(), recorded)
+}
+
+/// Kernels of the graph of each launch, from the nodes that each launch ran. Launches that share a
+/// node are of one graph, whose nodes are all that any of them ran; of a launch without a single
+/// kernel no graph is known, and it counts as the smallest.
+fn graph_sizes(ran: &[Option<&BTreeSet<u64>>]) -> Vec<u64> {
     let mut graph_of: BTreeMap<u64, usize> = BTreeMap::new();
     let mut graphs: Vec<BTreeSet<u64>> = Vec::new();
-    let mut seen = Vec::new();
-    for launch in launches {
-        let Some(ran) = nodes.get(launch).filter(|ran| !ran.is_empty()) else { continue };
+    let mut of_launch = Vec::with_capacity(ran.len());
+    for ran in ran {
+        let Some(ran) = ran.filter(|ran| !ran.is_empty()) else {
+            of_launch.push(None);
+            continue;
+        };
         let graph = ran.iter().find_map(|node| graph_of.get(node).copied()).unwrap_or(graphs.len());
         if graph == graphs.len() {
             graphs.push(BTreeSet::new());
@@ -121,11 +136,11 @@ fn graph_kernels(launches: &[(i64, i64)], nodes: &HashMap<(i64, i64), BTreeSet<u
             graph_of.insert(*node, graph);
             graphs[graph].insert(*node);
         }
-        seen.push((graph, ran.len() as u64));
+        of_launch.push(Some(graph));
     }
-    let smallest = graphs.iter().map(|graph| graph.len() as u64).min().unwrap_or(1);
-    let known: u64 = seen.iter().map(|(graph, _)| graphs[*graph].len() as u64).sum();
-    (known + smallest * (launches.len() - seen.len()) as u64, seen.iter().map(|(_, ran)| ran).sum())
+    let size = |graph: usize| graphs[graph].len() as u64;
+    let smallest = (0..graphs.len()).map(size).min().unwrap_or(1);
+    of_launch.into_iter().map(|graph| graph.map_or(smallest, size)).collect()
 }
 
 impl Coverage {

@@ -25,6 +25,8 @@ const MOST_CLONES: usize = 8;
 /// Kernels of one operator in one stage.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
 pub struct DeviceTime {
+    /// Times that it ran: instances of its range that launched kernels, and replays of those captured.
+    pub calls: u64,
     /// Kernels, those of the ranges that it encloses included.
     pub kernels: u64,
     pub total_ns: i64,
@@ -65,6 +67,7 @@ pub fn device_times(trace: &NsysTrace, launches: &Launches) -> DeviceTimes {
     let numbers = launches.numbers();
     let mut sums: Vec<Vec<DeviceTime>> =
         nests.iter().map(|(_, nest)| vec![DeviceTime::default(); nest.entries.len() * numbers]).collect();
+    let mut last: Vec<Vec<u32>> = sums.iter().map(|sums| vec![NONE; sums.len()]).collect();
     let mut times = DeviceTimes::default();
     let mut cursor = Cursor::default();
     for (kernel, (call, instance)) in trace.kernels.iter().zip(&launches.kernels) {
@@ -87,7 +90,13 @@ pub fn device_times(trace: &NsysTrace, launches: &Launches) -> DeviceTimes {
             times.replayed_known_ns += if entry.is_some() { kernel.ns() } else { 0 };
         }
         if let Some((at, entry)) = entry {
-            let sum = &mut sums[at][entry as usize * numbers + launches.stage_number(*instance)];
+            let cell = entry as usize * numbers + launches.stage_number(*instance);
+            let sum = &mut sums[at][cell];
+            // Kernels of one replay share its launch; those of a range that was open are of one call.
+            if sum.calls == 0 || (kernel.graph_node.is_some() && last[at][cell] != *call) {
+                sum.calls += 1;
+            }
+            last[at][cell] = *call;
             sum.kernels += 1;
             sum.own_ns += kernel.ns();
             sum.total_ns += kernel.ns();
@@ -109,20 +118,25 @@ pub fn device_times(trace: &NsysTrace, launches: &Launches) -> DeviceTimes {
                 }
                 if parent != NONE {
                     let up = &mut sums[parent as usize * numbers + number];
+                    up.calls = up.calls.max(sum.calls);
                     up.kernels += sum.kernels;
                     up.total_ns += sum.total_ns;
                 }
                 let all = by_name.entry((number, name(entry as u32))).or_default();
                 all.own_ns += sum.own_ns;
                 if !inside_itself {
+                    all.calls += sum.calls;
                     all.kernels += sum.kernels;
                     all.total_ns += sum.total_ns;
                 }
             }
         }
     }
-    let named =
-        |((number, name), time): ((usize, &str), DeviceTime)| ((launches.numbered(number).to_owned(), name.to_owned()), time);
+    let named = |((number, name), time): ((usize, &str), DeviceTime)| {
+        // Operators outside every stage have none, whatever kernels there are called.
+        let stage = if number == 0 { "" } else { launches.numbered(number) };
+        ((stage.to_owned(), name.to_owned()), time)
+    };
     times.operators = by_name.into_iter().map(named).collect();
     times
 }
@@ -198,6 +212,20 @@ mod tests {
         insta::assert_snapshot!(told(&trace), @r#""decode_all" q 1 5 5"#);
         let times = device_times(&trace, &Launches::of(&trace));
         assert_eq!((times.replayed_ns, times.replayed_known_ns), (10, 5));
+    }
+
+    #[test]
+    fn an_operator_of_a_graph_is_called_once_a_replay() {
+        let mut trace = with_domain(
+            "range 1 layer 5..30\nrange 1 q 10..20\nrange 1 decode_all 50..90\ncall 1 2 51..52\ncall 1 3 61..62
+             kernel 2 k 70..75 7\nkernel 2 l 75..80 7\nkernel 3 k 80..85 7\nkernel 3 l 85..90 7",
+        );
+        trace.kernels = trace.kernels.map(|at, kernel| kernel.graph_node = Some(31 + at as u64 % 2));
+        let node = |at_ns, id| GraphNode { at_ns, global_tid: trace.ranges[0].global_tid, id, original: None };
+        trace.graph_nodes = vec![node(12, 31), node(14, 32)];
+        let times = device_times(&trace, &Launches::of(&trace));
+        let of = |name: &str| times.operators[&("decode_all".to_owned(), name.to_owned())];
+        assert_eq!((of("q").calls, of("q").kernels, of("layer").calls), (2, 4, 2));
     }
 
     #[test]

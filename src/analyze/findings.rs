@@ -3,6 +3,7 @@
 //! A rule is data ([`rules::Rule`]) with a function from the analysis to findings; adding one is adding an entry to [`RULES`].
 
 mod kernels;
+mod rule;
 mod rules;
 mod time;
 
@@ -105,25 +106,28 @@ fn capture_incomplete(analysis: &Analysis, trace: &Trace) -> Vec<Finding> {
         );
         found.push(Finding::new("capture_times_impossible", Severity::Warning, message).with("left out", nsys.impossible_rows));
     }
-    let unattributed = &analysis.stage_gpu.unattributed;
-    if analysis.kernels.orphans > 0 || !unattributed.is_empty() {
-        let (kernels, orphans) = (nsys.kernels.len(), analysis.kernels.orphans);
-        let message = match orphans {
-            0 => format!("Copies or graphs that ran during {} have no launching call in the capture.", unattributed.join(", ")),
-            _ => format!("{orphans} of {kernels} kernels have no launching call in the capture."),
-        };
-        let finding = Finding::new("kernels_unattributed", Severity::Warning, message);
-        let finding = finding.with("kernels", kernels).with("without launch", orphans);
-        let finding = match unattributed.is_empty() {
-            true => finding,
-            false => finding.with("GPU busy time left out", unattributed.join(", ")),
-        };
-        found.push(
-            finding
-                .advise("Their stage cannot be told; trace the CUDA API as well (-t cuda,nvtx) from the start of the process."),
-        );
-    }
     found
+}
+
+fn coverage(analysis: &Analysis, trace: &Trace) -> Vec<Finding> {
+    trace.nsys.as_ref().map_or(vec![], |nsys| super::coverage::findings(analysis, nsys))
+}
+
+fn range_not_found(_: &Analysis, trace: &Trace) -> Vec<Finding> {
+    let checked = trace.nsys.as_ref().map(|nsys| nsys.check_rules(&nsys.rules));
+    let said = |unknown: crate::trace::stage::UnknownRange| {
+        let available = unknown.available.iter().take(10).cloned().collect::<Vec<_>>().join(", ");
+        finding("range_not_found", format!("No range of the capture is named {:?}.", unknown.wanted)).with("available", available)
+    };
+    checked.and_then(Result::err).map(said).into_iter().collect()
+}
+
+fn cold(analysis: &Analysis, _: &Trace) -> Vec<Finding> {
+    super::cold::findings(&analysis.cold)
+}
+
+fn unclosed(_: &Analysis, trace: &Trace) -> Vec<Finding> {
+    trace.nsys.as_ref().and_then(super::scopes::unclosed).into_iter().collect()
 }
 
 fn overhead_high(analysis: &Analysis, trace: &Trace) -> Vec<Finding> {

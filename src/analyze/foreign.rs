@@ -3,16 +3,19 @@
 //! Each instance of a stage stands as a repeat, so that instances are kept apart and summed. Times are of the traced pass: there is no
 //! other, and who uses them says so.
 
+use std::collections::HashSet;
+
 use super::{
     device_time::is_operator,
-    kernels::WARMUP,
+    kernels::{OUTSIDE, WARMUP},
     launches::Launches,
-    scopes::NONE,
+    scopes::{EXCLUDED, NONE},
     stages::{DECODE, PREFILL, VISION_PARTS},
 };
 use crate::trace::{
     event::{Event, OperatorCall, StageRange},
     nsys::NsysTrace,
+    unclosed::Unclosed,
 };
 
 /// The stages, their parts and the operators of a capture.
@@ -24,7 +27,7 @@ pub fn events(trace: &NsysTrace, launches: &Launches) -> Vec<Event> {
     let mut repeats = vec![0u32; instances.len()];
     let mut seen = vec![0u32; launches.stages.labels.len()];
     for (at, it) in instances.iter().enumerate() {
-        let closed = it.start_ns < it.end_ns && it.end_ns != i64::MAX;
+        let closed = it.start_ns < it.end_ns && !it.estimated;
         if label(at) == WARMUP || !closed {
             continue;
         }
@@ -35,11 +38,18 @@ pub fn events(trace: &NsysTrace, launches: &Launches) -> Vec<Event> {
 
     let mut steps = vec![0u32; instances.len()];
     let operator = is_operator(trace);
+    let ends = |it: &Unclosed| Some((it.range.global_tid, it.range.start_ns, it.treated.end_ns()?));
+    let unclosed: HashSet<(i64, i64, i64)> = trace.unclosed.iter().filter_map(ends).collect();
     for it in &trace.ranges {
         let Some(end_ns) = it.end_ns.filter(|end| *end >= it.start_ns) else { continue };
         let at = launches.stages.on(it.global_tid).map_or(NONE, |segments| segments.at(it.start_ns, &mut 0)) as usize;
         let stage = if at < instances.len() { label(at) } else { "" };
-        if stage == WARMUP {
+        if at == EXCLUDED as usize && operator(it) {
+            events.push(operator_call(OUTSIDE, OUTSIDE, (it.start_ns, end_ns), 0));
+            continue;
+        }
+        let closed_by_us = unclosed.contains(&(it.global_tid, it.start_ns, end_ns));
+        if stage == WARMUP || closed_by_us {
             continue;
         }
         let name = it.name.as_str();
@@ -49,23 +59,28 @@ pub fn events(trace: &NsysTrace, launches: &Launches) -> Vec<Event> {
         } else if VISION_PARTS.contains(&name) && stage == PREFILL {
             events.push(range(name, it.start_ns, end_ns, repeats[at], None));
         } else if operator(it) {
-            events.push(Event::Op(OperatorCall {
-                path: it.name.clone(),
-                op: "range".into(),
-                start_ns: it.start_ns,
-                end_ns,
-                captured: false,
-                warmup: false,
-                repeat: repeats.get(at).copied().unwrap_or(0),
-                stage: stage.into(),
-                shapes: vec![],
-                dtype: String::new(),
-                flops: 0,
-                bytes: 0,
-            }));
+            let repeat = repeats.get(at).copied().unwrap_or(0);
+            events.push(operator_call(&it.name, stage, (it.start_ns, end_ns), repeat));
         }
     }
     events
+}
+
+fn operator_call(path: &str, stage: &str, (start_ns, end_ns): (i64, i64), repeat: u32) -> Event {
+    Event::Op(OperatorCall {
+        path: path.into(),
+        op: "range".into(),
+        start_ns,
+        end_ns,
+        captured: false,
+        warmup: false,
+        repeat,
+        stage: stage.into(),
+        shapes: vec![],
+        dtype: String::new(),
+        flops: 0,
+        bytes: 0,
+    })
 }
 
 fn range(name: &str, start_ns: i64, end_ns: i64, repeat: u32, step: Option<u32>) -> Event {

@@ -5,7 +5,7 @@
 
 mod stages;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
@@ -18,10 +18,20 @@ use super::{
     spans::Spans,
     stats::percent,
 };
-use crate::trace::{kernel::Kernel, nsys::NsysTrace, units::Nanos};
+use crate::trace::{
+    kernel::{Kernel, LaunchKind},
+    nsys::NsysTrace,
+    units::Nanos,
+};
 
-/// Stage of kernels launched by warm-up repeats: kept apart, never in a top list.
-pub const WARMUP: &str = "warmup";
+pub use crate::trace::stage::WARMUP;
+
+/// Stage of kernels that a runner of ours launched outside every stage: weights, ceilings.
+pub const SETUP: &str = "setup";
+/// Stage of what lies outside the ranges that were asked for: summed, never in a top list.
+pub const OUTSIDE: &str = "outside the included ranges";
+/// From this share of a short name's time on, percent, a full name has a row of its own.
+const VARIANT_PCT: f64 = 10.0;
 
 /// Launches of one kernel in one stage, in the traced pass.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, ToSchema)]
@@ -31,9 +41,11 @@ pub struct KernelRecord {
     pub kernel_name: String,
     /// The whole name of those that took most of the time.
     pub full_name: String,
-    /// Functions that share the short name.
+    /// Full names in this row. Where one of them has 10 % of the time that the short name takes in
+    /// the stage, each has a row of its own.
     #[schema(example = 1)]
-    pub full_names: u64,
+    #[serde(default, alias = "full_names")]
+    pub name_variants: u64,
     /// What most of its time does: `gemm`, `attention`, `norm`, `softmax`, `elementwise`, `copy`, `reduce`, `moe`, `sort`, `conv`, or
     /// `other` where the name tells nothing.
     #[schema(example = "gemm")]
@@ -68,10 +80,40 @@ pub struct KernelRecord {
     /// Distinct grids and blocks.
     #[schema(example = 1)]
     pub geometries: u64,
-    /// Share of the stage's recorded kernel time, percent.
+    /// Share of the stage's kernel time, percent; `null` where the capture lacks kernels of the stage.
     pub share_pct: Option<f64>,
-    /// What ncu read of it; `null` when it was not profiled.
+    /// What ncu read of it; `null` when it was not profiled, or where another row has its name and geometry.
     pub counters: Option<KernelCounters>,
+    /// Grids and blocks of the row, to tell counters of its variants apart.
+    #[serde(skip)]
+    pub configs: BTreeSet<Geometry>,
+}
+
+/// Grid and block.
+pub type Geometry = ([u32; 3], [u32; 3]);
+
+/// Launches of one full name in one stage, in the traced pass.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, ToSchema)]
+pub struct FullKernelRecord {
+    /// With template arguments and parameters.
+    pub full_name: String,
+    #[schema(example = "vectorized_elementwise_kernel")]
+    pub kernel_name: String,
+    #[schema(example = "elementwise")]
+    pub class: String,
+    #[schema(example = "torch")]
+    pub engine: Option<String>,
+    /// Empty outside every stage.
+    #[schema(example = "decode_all")]
+    pub stage: String,
+    pub total_ms: f64,
+    pub calls: u64,
+    /// `total_ms / calls`.
+    pub mean_ms: f64,
+    /// Single launches, nanoseconds.
+    pub launch_ns: Spans,
+    /// Share of the stage's kernel time, percent.
+    pub share_pct: Option<f64>,
 }
 
 /// Device time of one stage.
@@ -81,11 +123,11 @@ pub struct StageKernels {
     pub stage: String,
     /// Kernels that are recorded.
     pub launches: u64,
-    /// Sum over recorded kernels.
-    pub kernel_ms: f64,
+    /// Sum over recorded kernels; `null` where the capture lacks some of the stage, as is `busy_ms`.
+    pub kernel_ms: Option<f64>,
     /// Time in which at least one kernel, copy, fill or whole-traced graph of the stage ran: per device over all streams, summed
     /// over devices. An upper bound where `graph_launches` is above zero.
-    pub busy_ms: f64,
+    pub busy_ms: Option<f64>,
     /// Launches of CUDA graphs that were traced as a whole: the kernels inside are not recorded.
     #[serde(default)]
     pub graph_launches: u64,
@@ -110,8 +152,10 @@ pub struct ClassRecord {
 /// Kernels of the traced pass.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct Kernels {
-    /// One record per stage and short name, longest total first; warm-up included.
+    /// One record per stage and name, longest total first; warm-up and set-up included.
     pub records: Vec<KernelRecord>,
+    /// One record per stage and full name, longest total first; warm-up and set-up included.
+    pub full: Vec<FullKernelRecord>,
     pub stages: Vec<StageKernels>,
     /// By stage, longest first.
     pub classes: Vec<ClassRecord>,
@@ -121,10 +165,36 @@ pub struct Kernels {
     pub orphans: u64,
 }
 
+/// Whether kernels of a stage were measured: those of warm-up and set-up were not.
+pub fn is_measured(stage: &str) -> bool {
+    ![WARMUP, SETUP, OUTSIDE].contains(&stage)
+}
+
 impl Kernels {
-    /// Records of measured work: everything but warm-up, longest total first.
+    /// Records of measured work, longest total first.
     pub fn measured(&self) -> impl Iterator<Item = &KernelRecord> {
-        self.records.iter().filter(|record| record.stage != WARMUP)
+        self.records.iter().filter(|record| is_measured(&record.stage))
+    }
+
+    /// Records of measured work by full name, longest total first.
+    pub fn measured_full(&self) -> impl Iterator<Item = &FullKernelRecord> {
+        self.full.iter().filter(|record| is_measured(&record.stage))
+    }
+
+    /// Removes what is computed from all kernels of the stages that `is_partial` names.
+    pub fn withhold(&mut self, is_partial: impl Fn(&str) -> bool) {
+        self.classified_pct = None;
+        for it in self.stages.iter_mut().filter(|it| is_partial(&it.stage)) {
+            (it.kernel_ms, it.busy_ms) = (None, None);
+        }
+        self.records.iter_mut().filter(|it| is_partial(&it.stage)).for_each(|it| it.share_pct = None);
+        self.full.iter_mut().filter(|it| is_partial(&it.stage)).for_each(|it| it.share_pct = None);
+        self.classes.iter_mut().filter(|it| is_partial(&it.stage)).for_each(|it| it.share_pct = None);
+    }
+
+    /// Kernel time of a stage; `None` where it launched nothing or kernels are missing.
+    pub fn stage_ms(&self, stage: &str) -> Option<f64> {
+        self.stages.iter().find(|it| it.stage == stage)?.kernel_ms
     }
 }
 
@@ -144,244 +214,202 @@ struct Tally {
     ns: i64,
 }
 
-/// Sums the kernels of one capture by stage and short name.
+/// Kernels of one capture, tallied by kind and stage.
+struct Tallies<'a> {
+    trace: &'a NsysTrace,
+    launches: &'a Launches,
+    /// By kind, then by the number of the stage.
+    cells: Vec<Tally>,
+}
+
+/// Sums the kernels of one capture by stage and name.
 pub fn kernels(trace: &NsysTrace, launches: &Launches) -> Kernels {
-    let numbers = launches.numbers();
-    let kinds = trace.kernels.kinds();
-    let mut tallies = vec![Tally::default(); kinds.len() * numbers];
-    let cell_of = |at: usize| trace.kernels.kind(at) as usize * numbers + launches.stage_number(launches.kernels[at].1);
+    let mut tallies =
+        Tallies { trace, launches, cells: vec![Tally::default(); trace.kernels.kinds().len() * launches.numbers()] };
     let mut orphans = 0;
     for (at, kernel) in trace.kernels.iter().enumerate() {
         orphans += u64::from(launches.kernels[at].0 == NONE);
-        let tally = &mut tallies[cell_of(at)];
+        let cell = tallies.cell_of(at);
+        let tally = &mut tallies.cells[cell];
         tally.calls += 1;
         tally.ns = tally.ns.saturating_add(kernel.ns());
     }
-
-    // Kinds of one stage and short name make a record.
-    let mut groups: BTreeMap<(usize, u32), Vec<usize>> = BTreeMap::new();
-    for (cell, _) in tallies.iter().enumerate().filter(|(_, tally)| tally.calls > 0) {
-        groups.entry((cell % numbers, kinds[cell / numbers].name)).or_default().push(cell);
-    }
-    let mut group_of = vec![NONE; tallies.len()];
-    for (group, cells) in groups.values().enumerate() {
-        cells.iter().for_each(|cell| group_of[*cell] = group as u32);
-    }
-    let spans = Spans::grouped(groups.len(), trace.kernels.iter().enumerate().map(|(at, it)| (group_of[cell_of(at)], it.ns())));
-
-    let stages = stages::stage_kernels(trace, launches, &tallies);
-    let stage_ms = |stage: &str| stages.iter().find(|it| it.stage == stage).map_or(0.0, |it| it.kernel_ms);
+    let stages = stages::stage_kernels(trace, launches, &tallies.cells);
     let mut classes = Classes::default();
-    let mut by_class: BTreeMap<(usize, &'static str), Tally> = BTreeMap::new();
-    let name = |index: u32| trace.strings.get(index as usize).cloned().unwrap_or_default();
-    let mut records: Vec<KernelRecord> = Vec::with_capacity(groups.len());
-    for (((number, short), cells), launch_ns) in groups.iter().zip(spans) {
-        let mut of_class: BTreeMap<&str, (Tally, Class)> = BTreeMap::new();
-        let mut of_name: BTreeMap<u32, Tally> = BTreeMap::new();
-        let mut geometries: BTreeMap<([u32; 3], [u32; 3]), u64> = BTreeMap::new();
-        for cell in cells {
-            let (kind, tally) = (&kinds[cell / numbers], tallies[*cell]);
-            let class = classes.of(kind.full_name, &trace.strings);
-            let add = |sum: &mut Tally| (sum.calls, sum.ns) = (sum.calls + tally.calls, sum.ns + tally.ns);
-            add(&mut of_class.entry(class.class).or_insert((Tally::default(), class)).0);
-            add(of_name.entry(kind.full_name).or_default());
-            add(by_class.entry((*number, class.class)).or_default());
-            *geometries.entry((kind.grid, kind.block)).or_default() += tally.calls;
+    let records = tallies.records(&stages, &mut classes);
+    let full = tallies.full(&stages, &mut classes);
+    let (classes, classified_pct) = tallies.classes(&stages, &mut classes);
+    Kernels { records, full, stages, classes, classified_pct, orphans }
+}
+
+/// Cells of a group by the number of the stage, the short name, and the full one where it stands alone.
+type Groups = BTreeMap<(usize, u32, Option<u32>), Vec<usize>>;
+
+impl Tallies<'_> {
+    fn kind(&self, cell: usize) -> &LaunchKind {
+        &self.trace.kernels.kinds()[cell / self.launches.numbers()]
+    }
+
+    fn cell_of(&self, kernel: usize) -> usize {
+        let number = self.launches.stage_number(self.launches.kernels[kernel].1);
+        self.trace.kernels.kind(kernel) as usize * self.launches.numbers() + number
+    }
+
+    /// Cells that hold kernels: the number of their stage, and the cell.
+    fn filled(&self) -> impl Iterator<Item = (usize, usize)> + '_ {
+        let cells = self.cells.iter().enumerate().filter(|(_, tally)| tally.calls > 0);
+        cells.map(|(cell, _)| (cell % self.launches.numbers(), cell))
+    }
+
+    fn name(&self, index: u32) -> String {
+        self.trace.strings.get(index as usize).cloned().unwrap_or_default()
+    }
+
+    fn by_full_name(&self) -> Groups {
+        let mut groups = Groups::new();
+        for (number, cell) in self.filled() {
+            let kind = self.kind(cell);
+            groups.entry((number, kind.name, Some(kind.full_name))).or_default().push(cell);
         }
-        let device = kinds[cells[0] / numbers].device;
-        let most =
-            cells.iter().max_by_key(|cell| tallies[**cell].calls).map_or(&kinds[cells[0] / numbers], |it| &kinds[it / numbers]);
-        let class = of_class.values().max_by_key(|(tally, _)| tally.ns).map(|(_, class)| *class);
-        let longest = of_name.iter().max_by_key(|(_, tally)| tally.ns).map_or(*short, |(full, _)| *full);
-        let stage = launches.numbered(*number);
-        let (calls, total) = (launch_ns.count, Nanos(launch_ns.total));
-        records.push(KernelRecord {
-            kernel_name: name(*short),
-            full_name: name(longest),
-            full_names: of_name.len() as u64,
+        groups
+    }
+
+    /// Groups by short name; by full name where one of several has its share of the time.
+    fn by_name(&self) -> Groups {
+        let mut times: BTreeMap<(usize, u32), BTreeMap<u32, i64>> = BTreeMap::new();
+        for (number, cell) in self.filled() {
+            let kind = self.kind(cell);
+            *times.entry((number, kind.name)).or_default().entry(kind.full_name).or_default() += self.cells[cell].ns;
+        }
+        let apart = |times: &BTreeMap<u32, i64>| {
+            let all: i64 = times.values().sum();
+            let share = |ns: &i64| percent(*ns as f64, all as f64).is_none_or(|pct| pct >= VARIANT_PCT);
+            times.values().any(share)
+        };
+        let mut groups = Groups::new();
+        for ((number, short, full), cells) in self.by_full_name() {
+            let full = full.filter(|_| apart(&times[&(number, short)]));
+            groups.entry((number, short, full)).or_default().extend(cells);
+        }
+        groups
+    }
+
+    /// Times of single launches, by group.
+    fn spans(&self, groups: &Groups) -> Vec<Spans> {
+        let mut group_of = vec![NONE; self.cells.len()];
+        for (group, cells) in groups.values().enumerate() {
+            cells.iter().for_each(|cell| group_of[*cell] = group as u32);
+        }
+        let times = self.trace.kernels.iter().enumerate();
+        Spans::grouped(groups.len(), times.map(|(at, it)| (group_of[self.cell_of(at)], it.ns())))
+    }
+
+    fn records(&self, stages: &[StageKernels], classes: &mut Classes) -> Vec<KernelRecord> {
+        let groups = self.by_name();
+        let spans = self.spans(&groups);
+        let rows = groups.iter().zip(spans);
+        let mut records: Vec<KernelRecord> =
+            rows.map(|((key, cells), spans)| self.record(*key, cells, spans, stages, classes)).collect();
+        records.sort_by(|a, b| b.total_ms.total_cmp(&a.total_ms));
+        records
+    }
+
+    fn record(
+        &self,
+        (number, short, _): (usize, u32, Option<u32>),
+        cells: &[usize],
+        launch_ns: Spans,
+        stages: &[StageKernels],
+        classes: &mut Classes,
+    ) -> KernelRecord {
+        let mut of_class: BTreeMap<&str, (i64, Class)> = BTreeMap::new();
+        let mut of_name: BTreeMap<u32, i64> = BTreeMap::new();
+        let mut configs: BTreeSet<Geometry> = BTreeSet::new();
+        for cell in cells {
+            let (kind, ns) = (self.kind(*cell), self.cells[*cell].ns);
+            let class = classes.of(kind.full_name, &self.trace.strings);
+            of_class.entry(class.class).or_insert((0, class)).0 += ns;
+            *of_name.entry(kind.full_name).or_default() += ns;
+            configs.insert((kind.grid, kind.block));
+        }
+        let first = self.kind(cells[0]);
+        let most = cells.iter().max_by_key(|cell| self.cells[**cell].calls).map_or(first, |cell| self.kind(*cell));
+        let class = of_class.values().max_by_key(|(ns, _)| *ns).map(|(_, class)| *class);
+        let longest = of_name.iter().max_by_key(|(_, ns)| **ns).map_or(short, |(full, _)| *full);
+        let stage = self.launches.numbered(number);
+        let (calls, total_ms) = (launch_ns.count, Nanos(launch_ns.total).as_ms());
+        KernelRecord {
+            kernel_name: self.name(short),
+            full_name: self.name(longest),
+            name_variants: of_name.len() as u64,
             class: class.map_or(OTHER, |it| it.class).to_owned(),
             engine: class.and_then(|it| it.engine).map(str::to_owned),
-            device: cells.iter().all(|cell| kinds[cell / numbers].device == device).then_some(device),
+            device: cells.iter().all(|cell| self.kind(*cell).device == first.device).then_some(first.device),
             stage: stage.into(),
-            total_ms: total.as_ms(),
+            total_ms,
             calls,
-            mean_ms: total.as_ms() / calls as f64,
+            mean_ms: total_ms / calls as f64,
             launch_ns,
             grid: most.grid,
             block: most.block,
             registers: most.registers,
-            geometries: geometries.len() as u64,
-            share_pct: percent(total.as_ms(), stage_ms(stage)),
+            geometries: configs.len() as u64,
+            share_pct: share(stages, stage, total_ms),
             counters: None,
-        });
+            configs,
+        }
     }
-    records.sort_by(|a, b| b.total_ms.total_cmp(&a.total_ms));
 
-    let all: i64 = by_class.values().map(|tally| tally.ns).sum();
-    let known: i64 = by_class.iter().filter(|((_, class), _)| *class != OTHER).map(|(_, tally)| tally.ns).sum();
-    let class = |((number, class), tally): (&(usize, &str), &Tally)| {
-        let (stage, total_ms) = (launches.numbered(*number), Nanos(tally.ns).as_ms());
-        let share_pct = percent(total_ms, stage_ms(stage));
-        ClassRecord { stage: stage.into(), class: (*class).into(), calls: tally.calls, total_ms, share_pct }
-    };
-    let mut classes: Vec<ClassRecord> = by_class.iter().map(class).collect();
-    classes.sort_by(|a, b| a.stage.cmp(&b.stage).then(b.total_ms.total_cmp(&a.total_ms)));
-    Kernels { records, stages, classes, classified_pct: percent(known as f64, all as f64), orphans }
+    fn full(&self, stages: &[StageKernels], classes: &mut Classes) -> Vec<FullKernelRecord> {
+        let groups = self.by_full_name();
+        let spans = self.spans(&groups);
+        let record = |((number, short, full), launch_ns): (&(usize, u32, Option<u32>), Spans)| {
+            let full = full.unwrap_or(*short);
+            let class = classes.of(full, &self.trace.strings);
+            let (stage, total_ms) = (self.launches.numbered(*number), Nanos(launch_ns.total).as_ms());
+            FullKernelRecord {
+                full_name: self.name(full),
+                kernel_name: self.name(*short),
+                class: class.class.into(),
+                engine: class.engine.map(str::to_owned),
+                stage: stage.into(),
+                total_ms,
+                calls: launch_ns.count,
+                mean_ms: total_ms / launch_ns.count as f64,
+                launch_ns,
+                share_pct: share(stages, stage, total_ms),
+            }
+        };
+        let mut records: Vec<FullKernelRecord> = groups.keys().zip(spans).map(record).collect();
+        records.sort_by(|a, b| b.total_ms.total_cmp(&a.total_ms));
+        records
+    }
+
+    /// Time by class, and the share of it whose class is known, percent.
+    fn classes(&self, stages: &[StageKernels], classes: &mut Classes) -> (Vec<ClassRecord>, Option<f64>) {
+        let mut by_class: BTreeMap<(usize, &'static str), Tally> = BTreeMap::new();
+        for (number, cell) in self.filled() {
+            let class = classes.of(self.kind(cell).full_name, &self.trace.strings).class;
+            let (sum, tally) = (by_class.entry((number, class)).or_default(), self.cells[cell]);
+            *sum = Tally { calls: sum.calls + tally.calls, ns: sum.ns + tally.ns };
+        }
+        let all: i64 = by_class.values().map(|tally| tally.ns).sum();
+        let known: i64 = by_class.iter().filter(|((_, class), _)| *class != OTHER).map(|(_, tally)| tally.ns).sum();
+        let class = |((number, class), tally): (&(usize, &str), &Tally)| {
+            let (stage, total_ms) = (self.launches.numbered(*number), Nanos(tally.ns).as_ms());
+            let share_pct = share(stages, stage, total_ms);
+            ClassRecord { stage: stage.into(), class: (*class).into(), calls: tally.calls, total_ms, share_pct }
+        };
+        let mut records: Vec<ClassRecord> = by_class.iter().map(class).collect();
+        records.sort_by(|a, b| a.stage.cmp(&b.stage).then(b.total_ms.total_cmp(&a.total_ms)));
+        (records, percent(known as f64, all as f64))
+    }
+}
+
+/// Share of the kernel time of a stage, percent.
+fn share(stages: &[StageKernels], stage: &str, ms: f64) -> Option<f64> {
+    percent(ms, stages.iter().find(|it| it.stage == stage)?.kernel_ms?)
 }
 
 #[cfg(test)]
-pub(super) mod tests {
-    use super::*;
-    use crate::trace::{
-        event::STAGE_DOMAIN,
-        nsys::{ApiCall, CopyKind, GraphLaunch, MemoryOp},
-        range::Range,
-    };
-
-    const PROCESS: i64 = 7 << 24;
-
-    /// Builds a capture from lines such as `range T prefill 0..10`, `call T 1 2..3` (correlation), `kernel 1 gemm 4..9 stream 7`,
-    /// `graph 1 ID 4..9 stream`, `copy 1 BYTES 4..9`, `fill 1 BYTES 4..9`.
-    pub(crate) fn capture(sketch: &str) -> NsysTrace {
-        let mut trace = NsysTrace::default();
-        for words in sketch.lines().map(|line| line.split_whitespace().collect::<Vec<_>>()).filter(|words| !words.is_empty()) {
-            let interval = |text: &str| -> (i64, i64) {
-                let (start, end) = text.split_once("..").unwrap();
-                (start.parse().unwrap(), end.parse().unwrap())
-            };
-            let thread = |text: &str| PROCESS | text.parse::<i64>().unwrap();
-            match words[..] {
-                [kind @ ("range" | "cross"), tid, name, at] => {
-                    let (start_ns, end_ns) = interval(at);
-                    trace.ranges.push(Range {
-                        domain: STAGE_DOMAIN.into(),
-                        name: name.into(),
-                        start_ns,
-                        end_ns: Some(end_ns),
-                        global_tid: thread(tid),
-                        push_pop: kind == "range",
-                    });
-                }
-                ["call", tid, correlation, at] => {
-                    let (start_ns, end_ns) = interval(at);
-                    let correlation_id = correlation.parse().unwrap();
-                    trace.cuda_calls.push(ApiCall { name: 0, start_ns, end_ns, global_tid: thread(tid), correlation_id });
-                }
-                ["kernel", correlation, name, at, stream] => {
-                    let (start_ns, end_ns) = interval(at);
-                    let index = trace.strings.iter().position(|known| known == name).unwrap_or_else(|| {
-                        trace.strings.push(name.into());
-                        trace.strings.len() - 1
-                    }) as u32;
-                    trace.kernels.push(Kernel {
-                        name: index,
-                        full_name: index,
-                        device: 0,
-                        stream: stream.parse().unwrap(),
-                        start_ns,
-                        end_ns,
-                        global_pid: PROCESS,
-                        correlation_id: correlation.parse().unwrap(),
-                        grid: [1; 3],
-                        block: [1; 3],
-                        registers: 0,
-                        graph_node: None,
-                    });
-                }
-                ["graph", correlation, id, at, stream] => {
-                    let (start_ns, end_ns) = interval(at);
-                    trace.graphs.push(GraphLaunch {
-                        start_ns,
-                        end_ns,
-                        device: 0,
-                        stream: stream.parse().unwrap(),
-                        global_pid: PROCESS,
-                        correlation_id: correlation.parse().unwrap(),
-                        graph: Some(id.parse().unwrap()),
-                    });
-                }
-                [kind @ ("copy" | "fill"), correlation, bytes, at] => {
-                    let (start_ns, end_ns) = interval(at);
-                    trace.copies.push(MemoryOp {
-                        start_ns,
-                        end_ns,
-                        bytes: bytes.parse().unwrap(),
-                        kind: if kind == "fill" { CopyKind::Set } else { CopyKind::DeviceToHost },
-                        device: 0,
-                        global_pid: PROCESS,
-                        correlation_id: correlation.parse().unwrap(),
-                        graph_node: None,
-                    });
-                }
-                _ => panic!("no such line: {words:?}"),
-            }
-        }
-        trace
-    }
-
-    fn summed(sketch: &str) -> Kernels {
-        let trace = capture(sketch);
-        kernels(&trace, &Launches::of(&trace))
-    }
-
-    /// One line per record: `stage name calls total_ns`.
-    fn table(sketch: &str) -> String {
-        let kernels = summed(sketch);
-        let line = |it: &KernelRecord| format!("{:?} {} {} {}", it.stage, it.kernel_name, it.calls, (it.total_ms * 1e6).round());
-        kernels.records.iter().map(line).collect::<Vec<_>>().join("\n")
-    }
-
-    #[test]
-    fn a_kernel_belongs_to_the_stage_that_launched_it_even_when_it_runs_later() {
-        let sketch = "range 1 prefill 0..10\nrange 1 decode_all 10..20\ncall 1 1 8..9\nkernel 1 gemm 15..25 7";
-        insta::assert_snapshot!(table(sketch), @r#""prefill" gemm 1 10"#);
-    }
-
-    #[test]
-    fn records_are_per_stage_and_name_longest_first() {
-        let sketch = "range 1 prefill 0..10\nrange 1 decode_all 10..20
-            call 1 1 1..2\ncall 1 2 3..4\ncall 1 3 11..12
-            kernel 1 gemm 20..22 7\nkernel 2 gemm 22..25 7\nkernel 3 gemm 30..37 7";
-        insta::assert_snapshot!(table(sketch), @r#"
-        "decode_all" gemm 1 7
-        "prefill" gemm 2 5
-        "#);
-    }
-
-    #[test]
-    fn another_threads_range_does_not_claim_a_launch_unless_it_crosses_threads() {
-        let launch = "call 2 1 1..2\nkernel 1 gemm 5..6 7";
-        insta::assert_snapshot!(table(&format!("range 1 prefill 0..10\n{launch}")), @r#""" gemm 1 1"#);
-        insta::assert_snapshot!(table(&format!("cross 1 prefill 0..10\n{launch}")), @r#""prefill" gemm 1 1"#);
-    }
-
-    #[test]
-    fn warm_up_is_kept_apart_from_what_was_measured() {
-        let sketch = "range 1 warmup 0..10\nrange 1 prefill 1..9\ncall 1 1 2..3\nkernel 1 gemm 5..6 7";
-        let kernels = summed(sketch);
-        assert_eq!(kernels.records[0].stage, WARMUP);
-        assert_eq!(kernels.measured().count(), 0);
-    }
-
-    #[test]
-    fn kernels_on_two_streams_are_busy_once() {
-        let sketch = "range 1 prefill 0..10\ncall 1 1 1..2\ncall 1 2 2..3\nkernel 1 a 10..20 7\nkernel 2 b 15..25 8";
-        let stage = &summed(sketch).stages[0];
-        assert_eq!((stage.kernel_ms, stage.busy_ms, stage.launches), (20e-6, 15e-6, 2));
-    }
-
-    #[test]
-    fn a_graph_that_was_traced_as_a_whole_and_a_copy_are_busy_time_and_not_kernel_time() {
-        let sketch = "range 1 prefill 0..10\ncall 1 1 1..2\ncall 1 2 2..3\ncall 1 3 4..5\nkernel 1 a 10..20 7\ngraph 2 5 15..40 7
-            copy 3 100 38..44";
-        let stage = &summed(sketch).stages[0];
-        assert_eq!((stage.launches, stage.kernel_ms, stage.busy_ms), (1, 10e-6, 34e-6));
-        assert_eq!((stage.graph_launches, stage.graph_ms), (1, 25e-6));
-    }
-
-    #[test]
-    fn a_kernel_without_its_launch_is_an_orphan() {
-        let kernels = summed("range 1 prefill 0..10\nkernel 9 gemm 5..6 7");
-        assert_eq!((kernels.orphans, kernels.records[0].stage.as_str()), (1, ""));
-    }
-}
+pub(super) mod tests;

@@ -4,8 +4,8 @@
 //! them is sorted once.
 
 use super::{
-    kernels::WARMUP,
-    scopes::{NONE, Segments, StageScopes},
+    kernels::{OUTSIDE, WARMUP},
+    scopes::{EXCLUDED, NONE, Segments, StageScopes},
 };
 use crate::trace::nsys::{ApiCalls, NsysTrace, process_of};
 
@@ -88,6 +88,8 @@ pub struct Launches {
     pub copies: Vec<(u32, u32)>,
     /// The same by launch of a graph that was traced as a whole.
     pub graphs: Vec<(u32, u32)>,
+    /// The stage of what was launched outside all of them.
+    pub outside: &'static str,
 }
 
 impl Launches {
@@ -99,7 +101,8 @@ impl Launches {
             for (process, correlation) in ids {
                 let call = index.find(process, correlation);
                 let instance = if call == NONE {
-                    NONE
+                    // Without its launch, nothing says that it lies in an included range.
+                    if trace.rules.within.is_empty() { NONE } else { EXCLUDED }
                 } else {
                     let call = trace.cuda_calls.get(call as usize);
                     cursor.at(call.global_tid, call.start_ns, |thread| stages.on(thread))
@@ -111,27 +114,34 @@ impl Launches {
         let kernels = join(&mut trace.kernels.iter().map(|it| (it.global_pid, it.correlation_id)));
         let copies = join(&mut trace.copies.iter().map(|it| (it.global_pid, it.correlation_id)));
         let graphs = join(&mut trace.graphs.iter().map(|it| (it.global_pid, it.correlation_id)));
-        Self { stages, kernels, copies, graphs }
+        Self { stages, kernels, copies, graphs, outside: "" }
     }
 
     /// The label of an instance: its stage, or nothing outside all of them.
     pub fn stage(&self, instance: u32) -> &str {
-        self.stages.instances.get(instance as usize).map_or("", |it| &self.stages.labels[it.label])
+        self.numbered(self.stage_number(instance))
     }
 
-    /// A number of the stage for tables: 0 outside all of them, else one more than its label.
+    /// A number of the stage for tables: 0 outside all of them, else one more than its label; the
+    /// last one is of what lies outside the included ranges.
     pub fn stage_number(&self, instance: u32) -> usize {
-        self.stages.instances.get(instance as usize).map_or(0, |it| it.label + 1)
+        match instance {
+            EXCLUDED => self.stages.labels.len() + 1,
+            _ => self.stages.instances.get(instance as usize).map_or(0, |it| it.label + 1),
+        }
     }
 
     /// The stage with such a number.
     pub fn numbered(&self, number: usize) -> &str {
-        number.checked_sub(1).map_or("", |label| &self.stages.labels[label])
+        match number.checked_sub(1) {
+            None => self.outside,
+            Some(label) => self.stages.labels.get(label).map_or(OUTSIDE, String::as_str),
+        }
     }
 
     /// How many numbers there are.
     pub fn numbers(&self) -> usize {
-        self.stages.labels.len() + 1
+        self.stages.labels.len() + 2
     }
 }
 

@@ -7,6 +7,7 @@ pub mod activity;
 pub mod align;
 pub mod choose;
 pub mod classes;
+pub mod cold;
 pub mod command;
 pub mod cost;
 pub mod counters;
@@ -55,9 +56,11 @@ use crate::{
         nsys::NsysTrace,
     },
 };
+use cold::ColdInstance;
 use command::CommandTiming;
 use cost::{Cost, Workload};
 use counters::CounterRecord;
+use coverage::StageCoverage;
 use device::DevicePeaks;
 use device_time::DeviceTimes;
 use events::Events;
@@ -114,6 +117,10 @@ pub struct Analysis {
     pub step: Option<StepTimeline>,
     /// CUDA calls and ranges of the traced pass, summed by name.
     pub sums: Sums,
+    /// First instances of stages that count as warm-up.
+    pub cold: Vec<ColdInstance>,
+    /// Launches of the traced pass whose kernels are recorded, by stage.
+    pub coverage: Vec<StageCoverage>,
     /// Processes and devices of the traced pass apart.
     pub processes: Processes,
     /// Ranges of the traced pass with the kernels that were launched in them.
@@ -132,22 +139,30 @@ pub struct Analysis {
 
 /// Analyses what the passes of one run left.
 pub fn analyze(trace: &Trace, model: Option<&ModelSpec>, peaks: Option<&DevicePeaks>) -> Analysis {
-    let launches = trace.nsys.as_ref().map(|nsys| (nsys, Launches::of(nsys)));
-    let timeline = launches.as_ref().map(|(nsys, launches)| (*nsys, launches));
     // Where no runner of ours told its events, the ranges of the capture do.
     let only_traced = trace.baseline.is_empty() && trace.traced.is_empty();
+    let outside = if only_traced { "" } else { kernels::SETUP };
+    let mut launches = trace.nsys.as_ref().map(|nsys| (nsys, Launches { outside, ..Launches::of(nsys) }));
+    // A runner of ours marks its warm-up.
+    let unmarked = launches.as_mut().filter(|_| only_traced);
+    let cold = unmarked.map(|(nsys, launches)| cold::mark(nsys, launches)).unwrap_or_default();
+    let timeline = launches.as_ref().map(|(nsys, launches)| (*nsys, launches));
     let told = timeline.filter(|_| only_traced).map(|(nsys, launches)| foreign::events(nsys, launches)).unwrap_or_default();
     let plain = Events::of(if only_traced { &told } else { &trace.baseline });
     let traced = Events::of(&trace.traced);
-    let stages = stages::stages(&plain);
+    let mut stages = stages::stages(&plain);
+    stages.notes.extend(cold.iter().map(stages::cold_note));
     let mut operators = operators::operators(&plain, &stages);
     let cost = model.zip(plain.start).and_then(|(model, start)| static_cost(model, start, &stages));
     let top_k = model.and_then(|model| Some(model.decoder.moe.as_ref()?.top_k));
 
     let mut violations = Violations::default();
     let counters = counters::counters(&violations.counters(&trace.counters, peaks), timeline);
-    let Walks { device, mut kernels, regions, stage_gpu, graphs, step, sums, processes } =
-        timeline.map(|(nsys, launches)| walks(nsys, launches, &counters)).unwrap_or_default();
+    let mut walked = timeline.map(|(nsys, launches)| walks(nsys, launches, &counters)).unwrap_or_default();
+    let coverage = timeline.map(|(nsys, launches)| coverage::by_stage(nsys, launches)).unwrap_or_default();
+    walked.withhold(&coverage);
+    timeline.into_iter().for_each(|(_, launches)| walked.withhold_windows(launches));
+    let Walks { device, mut kernels, regions, stage_gpu, graphs, step, sums, processes } = walked;
     counters::attach(&mut kernels.records, &counters);
     operators::attach(&mut operators, &device, &traced, &kernels.stages);
 
@@ -180,6 +195,8 @@ pub fn analyze(trace: &Trace, model: Option<&ModelSpec>, peaks: Option<&DevicePe
         graphs,
         step: step.or_else(|| step::plain(&plain)),
         sums,
+        cold,
+        coverage,
         processes,
         only_traced: only_traced && trace.nsys.is_some(),
         command,
@@ -220,6 +237,36 @@ struct Walks {
     step: Option<StepTimeline>,
     sums: Sums,
     processes: Processes,
+}
+
+impl Walks {
+    /// Removes what is measured from the start to the end of a stage where only a bound of an end is known.
+    fn withhold_windows(&mut self, launches: &Launches) {
+        let bounded =
+            |stage: &str| launches.stages.instances.iter().any(|it| it.estimated && launches.stages.labels[it.label] == stage);
+        self.stage_gpu.totals.retain(|it| !bounded(&it.stage));
+        self.stage_gpu.devices.retain(|it| !bounded(&it.stage));
+    }
+
+    /// Removes what would be computed from all kernels of a stage where some of them are missing.
+    fn withhold(&mut self, coverage: &[StageCoverage]) {
+        let partial: Vec<&str> = coverage.iter().filter(|it| !it.complete()).map(|it| it.stage.as_str()).collect();
+        if partial.is_empty() {
+            return;
+        }
+        let is_partial = |stage: &str| partial.contains(&stage);
+        self.stage_gpu.totals.retain(|it| !is_partial(&it.stage));
+        self.stage_gpu.devices.retain(|it| !is_partial(&it.stage));
+        self.device.operators.retain(|(stage, _), _| !is_partial(stage));
+        self.step = self.step.take().filter(|_| !is_partial(stages::DECODE));
+        // A range may launch into any stage.
+        self.regions.clear();
+        self.sums.ranges.iter_mut().for_each(|it| it.projected_ns = None);
+        self.kernels.withhold(is_partial);
+        for it in self.processes.stages.iter_mut().filter(|it| is_partial(&it.stage)) {
+            (it.kernel_ms, it.busy_ms) = (None, None);
+        }
+    }
 }
 
 /// Walks a timeline of millions of rows once per table that is made of it, on all cores.

@@ -3,7 +3,7 @@
 //! Host times are of the plain pass's measured repeats: on a device that runs asynchronously, those of the launching calls. A call that a
 //! CUDA graph replayed has no host time. Device time is that of the kernels which the operator launched in the traced pass.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
@@ -12,7 +12,7 @@ use super::{
     device_time::{DeviceTime, DeviceTimes},
     events::Events,
     interval::covered_ns,
-    kernels::StageKernels,
+    kernels::{OUTSIDE, StageKernels, is_measured},
     stages::{STAGES, Stages},
     stats::{percent, ratio},
 };
@@ -38,13 +38,19 @@ pub struct OperatorRecord {
     #[serde(default)]
     pub captured_calls: u64,
     /// Host time of the calls, with everything they enclose; `null` where a graph replayed all of them, as are the next two.
-    pub total_ms: Option<f64>,
-    /// `total_ms` over the calls that have a host time.
+    #[serde(alias = "total_ms")]
+    pub inclusive_ms: Option<f64>,
+    /// `inclusive_ms` over the calls that have a host time.
     pub mean_ms: Option<f64>,
     /// Host time of the calls, without the calls they enclose.
-    pub self_ms: Option<f64>,
-    /// `self_ms` of the stage's time, percent.
-    pub share_pct: Option<f64>,
+    #[serde(alias = "self_ms")]
+    pub exclusive_ms: Option<f64>,
+    /// `inclusive_ms` of the stage's time, percent.
+    #[serde(default)]
+    pub inclusive_pct: Option<f64>,
+    /// `exclusive_ms` of the stage's time, percent.
+    #[serde(alias = "share_pct")]
+    pub exclusive_pct: Option<f64>,
     /// Shapes of the most frequent call's operands, activations first.
     #[schema(example = json!([[1, 1280], [1280, 1280]]))]
     pub shapes: Vec<Vec<u64>>,
@@ -55,7 +61,7 @@ pub struct OperatorRecord {
     pub flops: u64,
     /// Bytes of operands and results of all calls.
     pub bytes: u64,
-    /// Achieved over `self_ms`; `null` for operators that multiply nothing.
+    /// Achieved over `exclusive_ms`; `null` for operators that multiply nothing.
     pub flops_per_s: Option<f64>,
     pub bytes_per_s: Option<f64>,
     /// Its kernels in the traced pass; `null` where it launched none, or nothing was traced.
@@ -66,15 +72,27 @@ pub struct OperatorRecord {
 /// Kernels that an operator launched in the traced pass, over its measured repeats.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct OperatorDevice {
+    /// Calls that launched kernels, replays of a graph among them.
+    #[serde(default)]
+    pub calls: u64,
     /// Launches, with everything that it encloses.
     pub kernels: u64,
     /// Their time, with everything that it encloses.
-    pub total_ms: f64,
+    #[serde(alias = "total_ms")]
+    pub inclusive_ms: f64,
+    /// `inclusive_ms / calls`.
+    #[serde(default)]
+    pub mean_ms: Option<f64>,
     /// Their time, without what it encloses.
-    pub self_ms: f64,
-    /// `self_ms` of the stage's kernel time, percent.
-    pub share_pct: Option<f64>,
-    /// FLOPs of the traced pass over `self_ms`; `null` for operators that multiply nothing.
+    #[serde(alias = "self_ms")]
+    pub exclusive_ms: f64,
+    /// `inclusive_ms` of the stage's kernel time, percent.
+    #[serde(default)]
+    pub inclusive_pct: Option<f64>,
+    /// `exclusive_ms` of the stage's kernel time, percent.
+    #[serde(alias = "share_pct")]
+    pub exclusive_pct: Option<f64>,
+    /// FLOPs of the traced pass over `exclusive_ms`; `null` for operators that multiply nothing.
     pub flops_per_s: Option<f64>,
     pub bytes_per_s: Option<f64>,
 }
@@ -107,6 +125,14 @@ pub struct OwnTime {
     pub on_device: bool,
 }
 
+impl OperatorRecord {
+    /// An operator that only graphs replayed, of which the host saw no call.
+    fn replayed(stage: &str, path: &str, calls: u64) -> Self {
+        let key = Key { stage: stage.into(), path: path.into(), op: "range".into() };
+        Sum { calls, captured: calls, ..Sum::default() }.record(key, None)
+    }
+}
+
 impl Operators {
     /// Rolled-up operators proper of one stage, longest first: by their kernels' time where kernels were joined to operators, for on a device that
     /// runs asynchronously the host's time is that of launching; else by the host's.
@@ -114,9 +140,9 @@ impl Operators {
         let leaves = || self.leaves().filter(|it| it.stage == stage);
         let on_device = leaves().any(|it| it.device.is_some());
         let time = |it: &OperatorRecord| match it.device {
-            Some(device) => Some((device.self_ms, device.share_pct)),
+            Some(device) => Some((device.exclusive_ms, device.exclusive_pct)),
             None if on_device => None,
-            None => it.self_ms.map(|ms| (ms, it.share_pct)),
+            None => it.exclusive_ms.map(|ms| (ms, it.exclusive_pct)),
         };
         let timed = leaves().filter_map(|it| time(it).map(|(ms, share_pct)| (it, OwnTime { ms, share_pct, on_device })));
         let mut ranked: Vec<_> = timed.collect();
@@ -145,9 +171,9 @@ pub fn operators(events: &Events, stages: &Stages) -> Operators {
     let mut rolled = BTreeMap::new();
     let mut work: BTreeMap<String, StageWork> = BTreeMap::new();
     for call in &calls {
-        let own_ns = if call.captured { None } else { own.next() };
-        Sum::add(&mut by_path, call.path.clone(), call, own_ns);
-        Sum::add(&mut rolled, collapse(&call.path), call, own_ns);
+        let time = if call.captured { None } else { own.next() };
+        Sum::add(&mut by_path, call.path.clone(), call, time.map(|it| (it.own_ns, it.inside_path)));
+        Sum::add(&mut rolled, collapse(&call.path), call, time.map(|it| (it.own_ns, it.inside_rolled)));
         let stage = work.entry(call.stage.clone()).or_default();
         stage.flops += call.flops;
         stage.bytes += call.bytes;
@@ -180,9 +206,10 @@ pub fn operators(events: &Events, stages: &Stages) -> Operators {
 
 /// Longest on the device first; what has no device time after that, longest on the host first.
 fn sort(records: &mut [OperatorRecord]) {
-    let device = |it: &OperatorRecord| it.device.map_or(-1.0, |device| device.total_ms);
-    let host = |it: &OperatorRecord| it.total_ms.unwrap_or(-1.0);
-    records.sort_by(|a, b| device(b).total_cmp(&device(a)).then(host(b).total_cmp(&host(a))));
+    let device = |it: &OperatorRecord| it.device.map_or(-1.0, |device| device.inclusive_ms);
+    let host = |it: &OperatorRecord| it.inclusive_ms.unwrap_or(-1.0);
+    let order = |a: &OperatorRecord, b: &OperatorRecord| device(b).total_cmp(&device(a)).then(host(b).total_cmp(&host(a)));
+    records.sort_by(|a, b| (a.stage == OUTSIDE).cmp(&(b.stage == OUTSIDE)).then(order(a, b)));
 }
 
 /// Sets the kernels of the traced pass beside the operators that launched them. A path that names operators of several kinds in one
@@ -199,6 +226,7 @@ pub fn attach(operators: &mut Operators, times: &DeviceTimes, traced: &Events, s
         let (flops, bytes) = work.get(&(stage.as_str(), path.as_str())).copied().unwrap_or_default();
         for (sums, path) in [(&mut by_path, path.clone()), (&mut rolled, collapse(path))] {
             let sum = sums.entry((stage.clone(), path)).or_default();
+            sum.time.calls += time.calls;
             sum.time.kernels += time.kernels;
             sum.time.total_ns += time.total_ns;
             sum.time.own_ns += time.own_ns;
@@ -207,12 +235,18 @@ pub fn attach(operators: &mut Operators, times: &DeviceTimes, traced: &Events, s
         }
     }
     for (records, sums) in [(&mut operators.by_path, by_path), (&mut operators.rolled, rolled)] {
+        // Without events of a runner, a replayed operator has no call on the host in the stage of its replay.
+        if traced.calls.is_empty() {
+            let known: BTreeSet<(String, String)> = records.iter().map(|it| (it.stage.clone(), it.path.clone())).collect();
+            let replayed = sums.iter().filter(|(key, _)| !key.0.is_empty() && is_measured(&key.0) && !known.contains(*key));
+            records.extend(replayed.map(|((stage, path), sum)| OperatorRecord::replayed(stage, path, sum.time.calls)));
+        }
         let mut kinds: BTreeMap<(String, String), u32> = BTreeMap::new();
         records.iter().for_each(|it| *kinds.entry((it.stage.clone(), it.path.clone())).or_default() += 1);
         for record in records.iter_mut() {
             let key = (record.stage.clone(), record.path.clone());
             let of = stages.iter().find(|it| it.stage == key.0);
-            let stage_ms = of.map_or(0.0, |it| it.kernel_ms);
+            let stage_ms = of.and_then(|it| it.kernel_ms).unwrap_or(0.0);
             // What ran inside a whole-traced graph has work and no time.
             let whole = of.is_none_or(|it| it.graph_launches == 0);
             record.device = sums.get(&key).filter(|_| kinds[&key] == 1).map(|sum| sum.device(stage_ms, whole));
@@ -232,13 +266,16 @@ struct Sums {
 impl Sums {
     /// `whole`: every kernel of the stage is recorded, so that a rate is that of all its work.
     fn device(&self, stage_ms: f64, whole: bool) -> OperatorDevice {
-        let own = Nanos(self.time.own_ns);
+        let (own, inclusive_ms) = (Nanos(self.time.own_ns), Nanos(self.time.total_ns).as_ms());
         let rate = |amount: u64| if amount == 0 || !whole { None } else { ratio(amount as f64, own.as_secs()) };
         OperatorDevice {
+            calls: self.time.calls,
             kernels: self.time.kernels,
-            total_ms: Nanos(self.time.total_ns).as_ms(),
-            self_ms: own.as_ms(),
-            share_pct: percent(own.as_ms(), stage_ms),
+            inclusive_ms,
+            mean_ms: ratio(inclusive_ms, self.time.calls as f64),
+            exclusive_ms: own.as_ms(),
+            inclusive_pct: percent(inclusive_ms, stage_ms),
+            exclusive_pct: percent(own.as_ms(), stage_ms),
             flops_per_s: rate(self.flops),
             bytes_per_s: rate(self.bytes),
         }
@@ -254,15 +291,30 @@ pub fn collapse(path: &str) -> String {
     parts.join(".")
 }
 
-/// Nanoseconds of each call that none of the calls nested in it accounts for.
-fn self_times(calls: &[&OperatorCall]) -> Vec<i64> {
+/// Host time of one call beside those around it.
+#[derive(Debug, Clone, Copy)]
+struct CallTime {
+    /// Nanoseconds that none of the calls nested in it accounts for.
+    own_ns: i64,
+    /// Whether a call of the same path, or of the same one with layers rolled up, encloses it.
+    inside_path: bool,
+    inside_rolled: bool,
+}
+
+/// Calls around one that are looked at for its own path.
+const MAX_AROUND: usize = 64;
+
+/// The time of each call without those nested in it.
+fn self_times(calls: &[&OperatorCall]) -> Vec<CallTime> {
+    let rolled: Vec<String> = calls.iter().map(|call| collapse(&call.path)).collect();
     // A call is written when it returns: of two with the same times, the later one encloses the earlier.
     let mut order: Vec<usize> = (0..calls.len()).collect();
     order.sort_unstable_by(|&a, &b| {
         let (x, y) = (calls[a], calls[b]);
         x.start_ns.cmp(&y.start_ns).then(y.end_ns.cmp(&x.end_ns)).then(b.cmp(&a))
     });
-    let mut own: Vec<i64> = calls.iter().map(|call| call.end_ns - call.start_ns).collect();
+    let whole = |call: &&OperatorCall| CallTime { own_ns: call.end_ns - call.start_ns, inside_path: false, inside_rolled: false };
+    let mut own: Vec<CallTime> = calls.iter().map(whole).collect();
     let mut open: Vec<usize> = Vec::new();
     for index in order {
         while open.last().is_some_and(|&outer| calls[outer].end_ns < calls[index].end_ns) {
@@ -270,8 +322,11 @@ fn self_times(calls: &[&OperatorCall]) -> Vec<i64> {
         }
         // A zero-length call at its predecessor's end follows it: it takes nothing from it either way.
         if let Some(&outer) = open.last() {
-            own[outer] -= calls[index].end_ns - calls[index].start_ns;
+            own[outer].own_ns -= calls[index].end_ns - calls[index].start_ns;
         }
+        let around = || open.iter().rev().take(MAX_AROUND).filter(|outer| calls[**outer].stage == calls[index].stage);
+        own[index].inside_path = around().any(|outer| calls[*outer].path == calls[index].path);
+        own[index].inside_rolled = around().any(|outer| rolled[*outer] == rolled[index]);
         open.push(index);
     }
     own
@@ -297,13 +352,16 @@ struct Sum {
 }
 
 impl Sum {
-    fn add(sums: &mut BTreeMap<Key, Self>, path: String, call: &OperatorCall, own_ns: Option<i64>) {
+    fn add(sums: &mut BTreeMap<Key, Self>, path: String, call: &OperatorCall, time: Option<(i64, bool)>) {
         let key = Key { stage: call.stage.clone(), path, op: call.op.clone() };
         let sum = sums.entry(key).or_default();
         sum.calls += 1;
-        match own_ns {
-            Some(own_ns) => {
-                sum.total += Nanos(call.end_ns - call.start_ns);
+        match time {
+            Some((own_ns, inside_itself)) => {
+                // Time inside a call of the same operator is that call's already.
+                if !inside_itself {
+                    sum.total += Nanos(call.end_ns - call.start_ns);
+                }
                 sum.own += Nanos(own_ns);
             }
             None => sum.captured += 1,
@@ -324,13 +382,16 @@ impl Sum {
         let timed = (self.calls - self.captured) as f64;
         let rate = |amount: u64| if amount == 0 || self.captured > 0 { None } else { ratio(amount as f64, self.own.as_secs()) };
         let host = |value: f64| (timed > 0.0).then_some(value);
+        // Ranges that enclose each other are summed there by their own time alone.
+        let nested = |value: f64| host(value).filter(|_| key.stage != OUTSIDE);
         OperatorRecord {
             calls: self.calls,
             captured_calls: self.captured,
-            total_ms: host(self.total.as_ms()),
-            mean_ms: host(self.total.as_ms() / timed),
-            self_ms: host(self.own.as_ms()),
-            share_pct: stage_ms.filter(|_| timed > 0.0).and_then(|whole| percent(self.own.as_ms(), whole)),
+            inclusive_ms: nested(self.total.as_ms()),
+            mean_ms: nested(self.total.as_ms() / timed),
+            exclusive_ms: host(self.own.as_ms()),
+            inclusive_pct: stage_ms.and_then(|whole| percent(nested(self.total.as_ms())?, whole)),
+            exclusive_pct: stage_ms.and_then(|whole| percent(host(self.own.as_ms())?, whole)),
             device: None,
             flops_per_s: rate(self.flops),
             bytes_per_s: rate(self.bytes),

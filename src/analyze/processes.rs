@@ -34,13 +34,13 @@ pub struct ProcessStage {
     pub stage: String,
     /// Kernels that are recorded.
     pub launches: u64,
-    /// Sum over recorded kernels.
-    pub kernel_ms: f64,
+    /// Sum over recorded kernels; `null` where the capture lacks some of the stage, as is `busy_ms`.
+    pub kernel_ms: Option<f64>,
     /// Launches of CUDA graphs that were traced as a whole.
     #[serde(default)]
     pub graph_launches: u64,
     /// Time in which at least one of its kernels, copies, fills or whole-traced graphs ran there, over all streams.
-    pub busy_ms: f64,
+    pub busy_ms: Option<f64>,
     /// Copies; fills are apart.
     pub copies: u64,
     pub copied_bytes: u64,
@@ -152,9 +152,9 @@ pub fn processes(trace: &NsysTrace, launches: &Launches) -> Processes {
             device,
             stage: launches.numbered(at % numbers).into(),
             launches: cell.launches,
-            kernel_ms: Nanos(cell.ns).as_ms(),
+            kernel_ms: Some(Nanos(cell.ns).as_ms()),
             graph_launches: cell.graphs,
-            busy_ms: Nanos(cell.busy.ns).as_ms(),
+            busy_ms: Some(Nanos(cell.busy.ns).as_ms()),
             copies: cell.copies,
             copied_bytes: cell.bytes,
             fills: cell.fills,
@@ -250,7 +250,7 @@ mod tests {
 
     fn told(processes: &Processes) -> String {
         let line = |it: &ProcessStage| {
-            let (ns, busy) = (it.kernel_ms * 1e6, it.busy_ms * 1e6);
+            let (ns, busy) = (it.kernel_ms.unwrap() * 1e6, it.busy_ms.unwrap() * 1e6);
             format!("{} on {} {:?}: {} launches, {ns:.0} ns, busy {busy:.0}", it.process, it.device, it.stage, it.launches)
         };
         processes.stages.iter().map(line).collect::<Vec<_>>().join("\n")
@@ -269,9 +269,9 @@ mod tests {
         "#);
         for whole in super::super::kernels::kernels(&trace, &launches).stages {
             let of_stage = || apart.stages.iter().filter(|it| it.stage == whole.stage);
-            let sum: f64 = of_stage().map(|it| it.kernel_ms).sum();
+            let sum: f64 = of_stage().filter_map(|it| it.kernel_ms).sum();
             assert_eq!(of_stage().map(|it| it.launches).sum::<u64>(), whole.launches);
-            assert!((sum - whole.kernel_ms).abs() < 1e-9);
+            assert!((sum - whole.kernel_ms.unwrap()).abs() < 1e-9);
         }
         let kernels: Vec<_> = apart.kernels.iter().map(|it| (it.process, it.kernel_name.as_str(), it.calls)).collect();
         assert_eq!(kernels, [(7, "k", 2), (9, "k", 2), (7, "l", 1), (9, "l", 1)]);
@@ -304,6 +304,7 @@ mod tests {
         trace.copies = vec![copy, copy];
         let apart = processes(&trace, &Launches::of(&trace));
         let row = apart.stages.iter().find(|it| it.device == 3).unwrap();
-        assert_eq!((row.process, row.launches, row.copies, row.copied_bytes, row.busy_ms), (9, 0, 2, 128, 1e-6), "both at once");
+        assert_eq!((row.process, row.launches, row.copies, row.copied_bytes), (9, 0, 2, 128));
+        assert_eq!(row.busy_ms, Some(1e-6), "both at once");
     }
 }

@@ -14,7 +14,7 @@ use super::{
     classes::Classes,
     counters::CounterRecord,
     device_time::captured,
-    kernels::WARMUP,
+    kernels::{OUTSIDE, WARMUP},
     launches::{Cursor, Launches},
     scopes::{NONE, Nest, nests},
     stats::{percent, ratio},
@@ -203,8 +203,7 @@ fn graphs(trace: &NsysTrace, launches: &Launches, layers: &[Layer], paths: &Path
 
 /// Whether what a stage launched is in the table.
 fn counts(trace: &NsysTrace, launches: &Launches, stage: usize) -> bool {
-    let chosen = !trace.rules.within.is_empty() || !trace.rules.without.is_empty();
-    launches.numbered(stage) != WARMUP && !(chosen && stage == 0)
+    ![WARMUP, OUTSIDE].contains(&launches.numbered(stage)) && !(trace.rules.narrowed() && stage == 0)
 }
 
 /// Launching path, capturing path, kind of kernel, stage.

@@ -132,8 +132,8 @@ pub fn roofline(counters: &[CounterRecord], kernels: &Kernels, limits: &Limits) 
         .values()
         .map(|records| {
             let mut point = point(records);
-            let stage = kernels.stages.iter().find(|it| it.stage == point.stage);
-            point.share_pct = stage.and_then(|stage| percent(point.timeline_total_ms?, stage.kernel_ms));
+            let stage_ms = kernels.stage_ms(&point.stage);
+            point.share_pct = stage_ms.and_then(|stage_ms| percent(point.timeline_total_ms?, stage_ms));
             place(&mut point, limits, &mut findings);
             point
         })

@@ -3,16 +3,22 @@
 //! A push/pop range is open on its thread, a start/end range on all threads of its process. Answers come from sorted segments, so that
 //! millions of questions in order of time cost little.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashSet};
 
 use super::interval::{Cover, Interval, union};
-use crate::trace::{
-    nsys::{NsysTrace, process_of},
-    range::Range,
+use crate::{
+    run::{Finding, Severity},
+    trace::{
+        nsys::{NsysTrace, process_of},
+        range::Range,
+        unclosed::Treated,
+    },
 };
 
 /// Nothing is open there.
 pub const NONE: u32 = u32::MAX;
+/// What is there lies outside the included ranges.
+pub const EXCLUDED: u32 = NONE - 1;
 
 /// A value per stretch of time, from one point to the next.
 #[derive(Debug, Default)]
@@ -47,14 +53,43 @@ impl Segments {
     }
 }
 
-/// The end of a range; one that the capture cut off is open to the end.
+/// The end of a range; one without an end encloses nothing.
 fn end(range: &Range) -> i64 {
-    range.end_ns.unwrap_or(i64::MAX)
+    range.end_ns.unwrap_or(range.start_ns)
 }
 
 /// Ranges by where they are open: a thread, or a whole process.
 fn place(range: &Range) -> i64 {
     if range.push_pop { range.global_tid } else { process_of(range.global_tid) }
+}
+
+/// Ranges without an end that a finding names.
+const MAX_NAMED: usize = 5;
+
+/// The ranges without an end, and how they were closed.
+pub fn unclosed(trace: &NsysTrace) -> Option<Finding> {
+    let mut names: Vec<&str> = trace.unclosed.iter().map(|it| it.range.name.as_str()).collect();
+    names.dedup();
+    let first = names.first()?;
+    let message = match trace.unclosed.len() {
+        1 => format!("The range {first} has no end in the capture."),
+        count => format!("{count} ranges have no end in the capture, {first} among them."),
+    };
+    let count = |is: fn(&Treated) -> bool| trace.unclosed.iter().filter(|it| is(&it.treated)).count();
+    let mut finding = Finding::new("range_unclosed", Severity::Warning, message)
+        .with("closed at the end of the range around it", count(|it| matches!(it, Treated::AtParent(_))))
+        .with("closed at the start of the next range beside it", count(|it| matches!(it, Treated::AtSibling(_))))
+        .with("left out", count(|it| matches!(it, Treated::Dropped)));
+    for (at, it) in trace.unclosed.iter().take(MAX_NAMED).enumerate() {
+        let domain = if it.range.domain.is_empty() { String::new() } else { format!("@{}", it.range.domain) };
+        let treated = match it.treated {
+            Treated::AtParent(end) | Treated::AtSibling(end) => format!("closed at {end} ns"),
+            Treated::Dropped => "left out".to_owned(),
+        };
+        let range = format!("{}{domain} from {} ns, {treated}", it.range.name, it.range.start_ns);
+        finding = finding.with(&format!("range ({})", at + 1), range);
+    }
+    Some(finding)
 }
 
 /// One stretch of a stage on a thread.
@@ -66,6 +101,8 @@ pub struct Instance {
     pub end_ns: i64,
     /// Thread or process that it is open on.
     pub place: i64,
+    /// Whether its end is a bound, because the capture records none.
+    pub estimated: bool,
 }
 
 /// Where stages are open. Of those open at once the first label counts, which is the warm-up.
@@ -100,10 +137,11 @@ impl StageScopes {
         }
         for ((place, label), intervals) in open {
             for (start_ns, end_ns) in union(intervals) {
-                scopes.instances.push(Instance { label, start_ns, end_ns, place });
+                scopes.instances.push(Instance { label, start_ns, end_ns, place, estimated: false });
             }
         }
         scopes.instances.sort_by_key(|it| (it.start_ns, it.label));
+        scopes.mark_estimated(trace);
         let of_place = |map: &BTreeMap<i64, Vec<Interval>>, thread: i64| {
             Cover::new([thread, process_of(thread)].iter().filter_map(|place| map.get(place)).flatten().copied())
         };
@@ -124,6 +162,7 @@ impl StageScopes {
         let instance = |at: u32| &self.instances[at as usize];
         let mut points: Vec<i64> = mine.iter().flat_map(|at| [instance(*at).start_ns, instance(*at).end_ns]).collect();
         points.extend(bounds.iter().flat_map(|cover| cover.intervals()).flat_map(|(start, end)| [*start, *end]));
+        points.push(i64::MIN);
         points.sort_unstable();
         points.dedup();
         let (mut segments, mut next, mut open): (Segments, usize, Vec<u32>) = Default::default();
@@ -134,16 +173,25 @@ impl StageScopes {
                 next += 1;
             }
             let first = open.iter().copied().min_by_key(|at| instance(*at).label);
-            segments.push(t, first.filter(|_| counts(t)).unwrap_or(NONE));
+            segments.push(t, if counts(t) { first.unwrap_or(NONE) } else { EXCLUDED });
         }
         segments
+    }
+
+    /// Marks the instances that end where a range without an end was closed.
+    fn mark_estimated(&mut self, trace: &NsysTrace) {
+        let closed: HashSet<(i64, i64)> =
+            trace.unclosed.iter().filter_map(|it| Some((place(&it.range), it.treated.end_ns()?))).collect();
+        for instance in &mut self.instances {
+            instance.estimated = closed.contains(&(instance.place, instance.end_ns));
+        }
     }
 
     /// Gives instances of which nothing counts an empty time, so that they are told nowhere: those of a warm-up, or left out by a rule.
     fn keep_counted(&mut self) {
         let mut counted = vec![false; self.instances.len()];
         for segments in self.threads.values() {
-            segments.value.iter().filter(|value| **value != NONE).for_each(|value| counted[*value as usize] = true);
+            segments.value.iter().filter(|value| **value < EXCLUDED).for_each(|value| counted[*value as usize] = true);
         }
         for (instance, counted) in self.instances.iter_mut().zip(counted) {
             if !counted {

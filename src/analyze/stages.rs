@@ -8,6 +8,7 @@ use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
 use super::{
+    cold::{COLD_PART, ColdInstance},
     events::Events,
     stats::{Spread, percent, ratio},
 };
@@ -37,7 +38,7 @@ pub struct StageTiming {
     pub tokens_per_s: Option<f64>,
 }
 
-/// A part of a stage, told beside it and never added to it.
+/// A part of a stage, or its cold first instance: told beside it and never added to it.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct StageNote {
     #[schema(example = "vision")]
@@ -138,6 +139,12 @@ pub fn stages(events: &Events) -> Stages {
         decode_tokens_per_s: Spread::of(decode.iter().filter_map(steps_per_decode)),
         tokens_per_s: Spread::of(wall.iter().filter_map(made_per_wall)),
     }
+}
+
+/// The note on a cold first instance, which is in no other figure of its stage.
+pub fn cold_note(cold: &ColdInstance) -> StageNote {
+    let ms = Spread { mean: cold.ms, std: None, min: cold.ms, max: cold.ms, n: 1 };
+    StageNote { part: COLD_PART.into(), inside: cold.stage.clone(), ms, share_pct: None }
 }
 
 /// Time inside ranges named `name`, summed per measured repeat.

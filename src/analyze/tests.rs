@@ -126,9 +126,9 @@ fn an_enclosing_call_keeps_only_what_its_parts_leave() {
         op a.1.q linear 12..18 prefill r0 100";
     let operators = of(sketch).operators;
     let find = |path: &str| operators.rolled.iter().find(|it| it.path == path).unwrap();
-    assert_eq!((find("a.*").self_ms, find("a.*").total_ms), (Some(3.0), Some(10.0)));
+    assert_eq!((find("a.*").exclusive_ms, find("a.*").inclusive_ms), (Some(3.0), Some(10.0)));
     let q = find("a.*.q");
-    assert_eq!((q.calls, q.total_ms, q.mean_ms, q.share_pct), (2, Some(10.0), Some(5.0), Some(50.0)));
+    assert_eq!((q.calls, q.inclusive_ms, q.mean_ms, q.exclusive_pct), (2, Some(10.0), Some(5.0), Some(50.0)));
     assert_eq!(q.flops_per_s, Some(20_000.0));
     assert_eq!(operators.by_path.len(), 4);
     assert_eq!(operators.work["prefill"].covered_pct, Some(65.0));
@@ -145,7 +145,7 @@ fn a_call_that_a_graph_replayed_has_work_but_no_host_time() {
     }
     let analysis = analyze(&Trace { baseline, ..Trace::default() }, None, None);
     let record = &analysis.operators.rolled[0];
-    assert_eq!((record.total_ms, record.mean_ms, record.self_ms, record.share_pct), (None, None, None, None));
+    assert_eq!((record.inclusive_ms, record.mean_ms, record.exclusive_ms, record.exclusive_pct), (None, None, None, None));
     assert_eq!((record.calls, record.captured_calls, record.flops, record.flops_per_s), (1, 1, 100, None));
     assert_eq!(analysis.operators.work[DECODE].covered_pct, None, "what nobody saw is not nothing");
     assert!(!ids(&analysis).contains(&"time_between_operators") && !ids(&analysis).contains(&"operator_dominates"));
@@ -319,7 +319,7 @@ fn more_than_the_peak_at_observed_clocks_is_refused() {
 fn an_operator_is_set_beside_the_ceilings_by_its_own_time() {
     let analysis =
         of("range prefill 0..10 r0\nop a linear 0..4 prefill r0 4000000\nop b linear 4..5 prefill r0 9000000\nmatmul 4e9");
-    let told: Vec<_> = analysis.mfu.operators.iter().map(|it| (it.path.as_str(), it.self_ms, it.measured_pct)).collect();
+    let told: Vec<_> = analysis.mfu.operators.iter().map(|it| (it.path.as_str(), it.exclusive_ms, it.measured_pct)).collect();
     assert_eq!(told, [("a", 4.0, Some(25.0)), ("b", 1.0, None)], "b is faster than what was measured");
     assert!(ids(&analysis).contains(&"ceiling_surpassed") && !ids(&analysis).contains(&"mfu_impossible"));
     assert!(analysis.mfu.operators.iter().all(|it| it.time_of == "host" && it.datasheet_pct.is_none()));

@@ -10,7 +10,7 @@ use std::{
 
 use tokio::sync::oneshot;
 
-use crate::run::import::CaptureKind;
+use crate::run::import::{CaptureKind, Import};
 
 /// How a file packed with Zstandard begins (RFC 8878, section 3.1.1).
 const ZSTD: &[u8] = &[0x28, 0xb5, 0x2f, 0xfd];
@@ -58,6 +58,8 @@ impl From<io::Error> for IntakeError {
 pub struct Inspection {
     pub path: PathBuf,
     pub kind: CaptureKind,
+    /// Rules that name ranges which a timeline must hold; its files are not looked at.
+    pub rules: Import,
     pub answer: oneshot::Sender<Result<(), String>>,
 }
 

@@ -93,6 +93,8 @@ pub const SUMMARY_MD: &str = "stakeholder_summary.md";
 pub const OPERATORS_MD: &str = "operators.md";
 pub const KERNELS_MD: &str = "kernels.md";
 pub const KERNELS_CSV: &str = "kernels.csv";
+/// Kernels by stage and full name.
+pub const KERNELS_FULL_CSV: &str = "kernels_full.csv";
 pub const KERNELS_JSON: &str = "kernels.json";
 /// What ncu read, by kernel and geometry.
 pub const COUNTERS_CSV: &str = "counters.csv";
@@ -145,7 +147,7 @@ pub fn step_of(path: &str) -> Option<Step> {
         NCU => Some(Step::Ncu),
         GEMM_LOG => Some(Step::GemmLog),
         ENV | CONFIG | INPUTS | COMMAND_PLAN => Some(Step::Preflight),
-        KERNELS_CSV | KERNELS_JSON | COUNTERS_CSV | GEMMS_MD | GEMMS_CSV | GEMMS_JSON => Some(Step::Report),
+        KERNELS_CSV | KERNELS_FULL_CSV | KERNELS_JSON | COUNTERS_CSV | GEMMS_MD | GEMMS_CSV | GEMMS_JSON => Some(Step::Report),
         REPORT_MD | REPORT_HTML | REPORT_JSON | SUMMARY_MD | OPERATORS_MD | KERNELS_MD | STAGES_JSON | POWER_JSON | POWER_CSV => {
             Some(Step::Report)
         }

@@ -233,7 +233,8 @@ async fn inspect(intake: &Intake, dir: &Path, files: Vec<Arrived>, said: &Said) 
         others += bytes;
         let (answer, answered) = oneshot::channel();
         let gone = || ApiError::new(ErrorCode::Unavailable, "the service stops");
-        intake.inspector.send(Inspection { path: path.clone(), kind, answer }).await.map_err(|_| gone())?;
+        let rules = said.import(vec![]);
+        intake.inspector.send(Inspection { path: path.clone(), kind, rules, answer }).await.map_err(|_| gone())?;
         answered.await.map_err(|_| gone())?.map_err(|why| invalid(format!("{name}: {why}")))?;
         let to = match kind {
             CaptureKind::Timeline => layout::NSYS_EXPORT.to_owned(),
@@ -249,9 +250,7 @@ async fn inspect(intake: &Intake, dir: &Path, files: Vec<Arrived>, said: &Said) 
     if found.iter().filter(|file| file.kind != CaptureKind::Counters).count() > 1 {
         return Err(invalid("more than one timeline: import each by itself".into()));
     }
-    let Said { model, stages, within, without, .. } = said.clone();
-    let name = stem(found.first().map_or("", |file: &ImportedFile| &file.name));
-    Ok(Import { name, model, files: found, stages, within, without })
+    Ok(said.import(found))
 }
 
 fn move_to(from: &Path, to: &Path) -> io::Result<()> {
@@ -344,6 +343,13 @@ impl Said {
             rule.parse::<StageRule>().map_err(|error| invalid(format!("stage: {error}")))?;
         }
         Ok(())
+    }
+
+    /// An import of `files` by these rules.
+    fn import(&self, files: Vec<ImportedFile>) -> Import {
+        let Self { model, stages, within, without, .. } = self.clone();
+        let name = stem(files.first().map_or("", |file| &file.name));
+        Import { name, model, files, stages, within, without }
     }
 
     fn spec(self, import: Import) -> RunSpec {

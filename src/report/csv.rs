@@ -23,7 +23,7 @@ use Cell::{Count, Figure, Flag, Nanos, Text};
 /// Kernels by stage and name, warm-up under its own, with their counters; the stage is empty outside all of them.
 pub fn kernels(analysis: &Analysis) -> String {
     let head = "stage,kernel,calls,total_ns,mean_ns,median_ns,min_ns,max_ns,std_ns,share_pct,class,engine,device,grid_x,grid_y,grid_z,\
-                block_x,block_y,block_z,registers,geometries,full_name,ncu_profiled,ncu_geometries,ncu_covered_pct,ncu_mean_ms,sm_pct,\
+                block_x,block_y,block_z,registers,geometries,full_name,name_variants,ncu_profiled,ncu_geometries,ncu_covered_pct,ncu_mean_ms,sm_pct,\
                 dram_pct,achieved_occupancy_pct,tensor_pct,flops_per_byte,stalled_by";
     let rows = analysis.kernels.records.iter().map(|it| {
         let of = it.counters.as_ref();
@@ -34,11 +34,30 @@ pub fn kernels(analysis: &Analysis) -> String {
         row.extend([Figure(it.share_pct), Text(&it.class), Text(it.engine.as_deref().unwrap_or_default())]);
         row.push(Count(it.device.map(Into::into)));
         row.extend(it.grid.iter().chain(&it.block).map(|side| Count(Some((*side).into()))));
-        row.extend([Count(Some(it.registers.into())), Count(Some(it.geometries)), Text(&it.full_name)]);
+        row.extend([
+            Count(Some(it.registers.into())),
+            Count(Some(it.geometries)),
+            Text(&it.full_name),
+            Count(Some(it.name_variants)),
+        ]);
         row.extend([Count(of.map(|it| it.profiled)), Count(of.map(|it| it.geometries))]);
         row.extend([figure(|it| it.covered_pct), figure(|it| it.replay_ms), figure(|it| it.sm_pct), figure(|it| it.dram_pct)]);
         row.extend([figure(|it| it.achieved_occupancy_pct), figure(|it| it.tensor_pct), figure(|it| it.flops_per_byte)]);
         row.push(Text(of.and_then(|it| it.stalled_by.as_deref()).unwrap_or_default()));
+        row
+    });
+    csv(head, rows)
+}
+
+/// Kernels by stage and full name, warm-up and set-up under their own.
+pub fn kernels_full(analysis: &Analysis) -> String {
+    let head = "stage,full_name,kernel,class,engine,calls,total_ns,mean_ns,median_ns,min_ns,max_ns,std_ns,share_pct";
+    let rows = analysis.kernels.full.iter().map(|it| {
+        let spans = &it.launch_ns;
+        let mut row = vec![Text(&it.stage), Text(&it.full_name), Text(&it.kernel_name), Text(&it.class)];
+        row.extend([Text(it.engine.as_deref().unwrap_or_default()), Count(Some(it.calls)), Nanos(spans.total)]);
+        row.extend([Figure(Some(spans.mean)), Figure(Some(spans.median)), Nanos(spans.min), Nanos(spans.max)]);
+        row.extend([Figure(spans.std), Figure(it.share_pct)]);
         row
     });
     csv(head, rows)
@@ -98,11 +117,11 @@ pub fn roofline(analysis: &Analysis) -> String {
 
 /// Operators beside the device's ceilings.
 pub fn operator_mfu(analysis: &Analysis) -> String {
-    let head = "stage,path,op,dtype,time_of,self_ms,share_pct,flops_per_s,bytes_per_s,flops_per_byte,datasheet_pct,measured_pct,clocked_pct,\
+    let head = "stage,path,op,dtype,time_of,exclusive_ms,exclusive_pct,flops_per_s,bytes_per_s,flops_per_byte,datasheet_pct,measured_pct,clocked_pct,\
                 datasheet_bandwidth_pct,measured_bandwidth_pct,clocked_bandwidth_pct";
     let rows = analysis.mfu.operators.iter().map(|it| {
         let mut row = vec![Text(&it.stage), Text(&it.path), Text(&it.op), Text(&it.dtype), Text(&it.time_of)];
-        row.extend([Some(it.self_ms), it.share_pct, it.flops_per_s, it.bytes_per_s, it.flops_per_byte].map(Figure));
+        row.extend([Some(it.exclusive_ms), it.exclusive_pct, it.flops_per_s, it.bytes_per_s, it.flops_per_byte].map(Figure));
         row.extend([it.datasheet_pct, it.measured_pct, it.clocked_pct].map(Figure));
         row.extend([it.datasheet_bandwidth_pct, it.measured_bandwidth_pct, it.clocked_bandwidth_pct].map(Figure));
         row

@@ -18,6 +18,7 @@ use super::{
 };
 use crate::{
     analyze::{
+        cold::COLD_PART,
         diff::{Change, Check, Diff, Figures, Measured, Side, diff},
         kernels::KernelRecord,
     },
@@ -139,7 +140,7 @@ fn side(of: &Stored) -> Side {
     for row in &report.stages {
         add(&row.stage, &row.stage, Measured::over_repeats(&row.ms, None));
     }
-    for note in &report.stage_notes {
+    for note in report.stage_notes.iter().filter(|note| note.part != COLD_PART) {
         add(&note.inside, &format!("{} (part of {})", note.part, note.inside), Measured::over_repeats(&note.ms, None));
     }
     let aggregates = &report.aggregates;
@@ -153,7 +154,9 @@ fn side(of: &Stored) -> Side {
         .iter()
         .map(|it| ((it.stage.clone(), format!("{} ({})", it.path, it.op)), Measured::over_repeats(&it.ms, Some(it.calls))));
     let mut kernels = Figures::new();
-    for it in of.kernels.as_ref().unwrap_or(&report.kernels_topk) {
+    // Where the capture lacks kernels of a stage, sums over them are no figures of it.
+    let partial = |stage: &str| report.stage_kernels.iter().any(|it| it.stage == stage && it.kernel_ms.is_none());
+    for it in of.kernels.as_ref().unwrap_or(&report.kernels_topk).iter().filter(|it| !partial(&it.stage)) {
         let stage = stages.get(&(it.stage.clone(), it.stage.clone()));
         let measured = Measured::over_calls(&it.launch_ns).at_least_as_noisy(stage);
         kernels.entry((it.stage.clone(), it.kernel_name.clone())).and_modify(|sum| *sum = sum.and(measured)).or_insert(measured);

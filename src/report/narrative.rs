@@ -3,7 +3,9 @@
 use super::format::{count, decimals, ms, pct, scaled};
 use crate::{
     analyze::{
-        Analysis, graphs,
+        Analysis,
+        cold::COLD_PART,
+        graphs,
         stages::{DECODE, PREFILL, STAGES},
     },
     run::{Finding, Severity},
@@ -60,7 +62,7 @@ fn tokens(analysis: &Analysis) -> Option<String> {
 
 fn vision(analysis: &Analysis) -> Option<String> {
     let note = analysis.stages.note("vision")?;
-    let parts = analysis.stages.notes.iter().filter(|it| it.part != "vision");
+    let parts = analysis.stages.notes.iter().filter(|it| it.part != "vision" && it.part != COLD_PART);
     let largest = parts.max_by(|a, b| a.ms.mean.total_cmp(&b.ms.mean));
     let largest = largest.map(|it| format!(", most of it in {} ({} ms)", it.part, ms(it.ms.mean))).unwrap_or_default();
     Some(format!("Vision takes {} ms of {PREFILL}, {} of it{largest}.", ms(note.ms.mean), pct(note.share_pct?)))

@@ -18,7 +18,7 @@ use crate::{
         gemms::GemmRecord,
         gpu::StageGpu,
         graphs::WholeGraph,
-        kernels::{ClassRecord, KernelRecord, StageKernels},
+        kernels::{ClassRecord, FullKernelRecord, KernelRecord, StageKernels},
         mfu::{Ceilings, MfuRecord, OperatorMfu},
         operators::OperatorRecord,
         outputs::OutputCheck,
@@ -75,6 +75,9 @@ pub struct LLMProfileReport {
     pub kernels_topk: Vec<KernelRecord>,
     /// Records there were before the list was cut.
     pub kernels_total: u64,
+    /// Kernels by stage and full name, longest total first, warm-up and set-up left out.
+    #[serde(default)]
+    pub kernels_full: Vec<FullKernelRecord>,
     pub stage_kernels: Vec<StageKernels>,
     /// What the GPUs did in each stage of the traced pass, summed over GPUs; none where no GPU was used.
     #[serde(default)]
@@ -261,6 +264,7 @@ fn gather(facts: &RunFacts, trace: &Trace, analysis: &Analysis, limit: usize) ->
         operator_repeats: top(&analysis.operator_repeats, limit),
         kernels_topk: top(&kernels, limit),
         kernels_total: kernels.len() as u64,
+        kernels_full: analysis.kernels.measured_full().take(limit).cloned().collect(),
         stage_kernels: analysis.kernels.stages.clone(),
         stage_gpu: analysis.stage_gpu.totals.clone(),
         stage_gpu_devices: analysis.stage_gpu.devices.clone(),

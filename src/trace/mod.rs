@@ -15,6 +15,7 @@ pub mod nsys;
 pub mod power;
 pub mod range;
 pub mod stage;
+pub mod unclosed;
 pub mod units;
 
 use crate::run::{Finding, SubjectKind};

@@ -4,7 +4,13 @@ use std::collections::HashMap;
 
 use foldhash::fast::RandomState;
 
-use super::{environment::Environment, kernel::Kernels, range::Range, stage::StageRules};
+use super::{
+    environment::Environment,
+    kernel::Kernels,
+    range::Range,
+    stage::{StageRules, UnknownRange},
+    unclosed::{self, Unclosed},
+};
 use crate::run::Finding;
 
 /// One nsys capture. A table that the export lacks is an empty list: `tables` tells which were there.
@@ -21,6 +27,8 @@ pub struct NsysTrace {
     /// Names, referred to by index.
     pub strings: Vec<String>,
     pub ranges: Vec<Range>,
+    /// Ranges that the capture records without an end, as [`Self::with_rules`] closed them.
+    pub unclosed: Vec<Unclosed>,
     pub kernels: Kernels,
     /// Copies and fills on the device.
     pub copies: Vec<MemoryOp>,
@@ -40,6 +48,20 @@ pub struct NsysTrace {
     pub findings: Vec<Finding>,
     /// Which ranges are stages.
     pub rules: StageRules,
+}
+
+impl NsysTrace {
+    /// Sets the rules, and closes by them the ranges that have no end.
+    pub fn with_rules(mut self, rules: StageRules) -> Self {
+        self.unclosed.extend(unclosed::close(&mut self.ranges, &rules));
+        Self { rules, ..self }
+    }
+
+    /// Checks that each range which `rules` name is in the capture, with an end or without.
+    pub fn check_rules(&self, rules: &StageRules) -> Result<(), UnknownRange> {
+        let all = self.ranges.iter().chain(self.unclosed.iter().map(|it| &it.range));
+        rules.check(all.map(|range| (range.domain.as_str(), range.name.as_str())))
+    }
 }
 
 /// A traced call on the host.

@@ -2,9 +2,16 @@
 //!
 //! A program of ours is known by the names in its domain; another one is told by whoever profiles it.
 
+use std::collections::BTreeSet;
+
 use glob::Pattern;
 
 use super::event::STAGE_DOMAIN;
+
+/// Label of kernels launched by warm-up repeats, and name of the ranges around these.
+pub const WARMUP: &str = "warmup";
+/// Names of ranges that an [`UnknownRange`] lists.
+const MAX_LISTED: usize = 10;
 
 /// How stages are found among the ranges of a capture.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -19,6 +26,33 @@ pub struct StageRules {
     pub include: Vec<Pattern>,
     /// Names of ranges that are not.
     pub exclude: Vec<Pattern>,
+    /// Of `stages`, those that the caller named: the first ones.
+    named: usize,
+}
+
+/// A range that a rule names and the capture does not hold.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct UnknownRange {
+    /// As the rule has it: `RANGE` or `RANGE@DOMAIN`.
+    pub wanted: String,
+    /// Names of the ranges that there are, the most similar first.
+    pub available: Vec<String>,
+}
+
+impl std::error::Error for UnknownRange {}
+
+impl std::fmt::Display for UnknownRange {
+    fn fmt(&self, f: &mut std::fmt::Formatter) -> std::fmt::Result {
+        write!(f, "no range named {:?}; ", self.wanted)?;
+        if self.available.is_empty() {
+            return f.write_str("the capture holds no ranges");
+        }
+        write!(f, "available: {}", self.available[..self.available.len().min(MAX_LISTED)].join(", "))?;
+        match self.available.len().saturating_sub(MAX_LISTED) {
+            0 => Ok(()),
+            more => write!(f, " and {more} more"),
+        }
+    }
 }
 
 /// A stage, and the name of the ranges that are it.
@@ -36,10 +70,28 @@ pub struct StageRule {
 pub struct BadStage(String);
 
 impl StageRule {
+    /// The range as the rule names it.
+    fn range_text(&self) -> String {
+        self.domain.as_ref().map_or_else(|| self.range.clone(), |domain| format!("{}@{domain}", self.range))
+    }
+
     /// Says whether a range is this stage.
     pub fn matches(&self, range: &str, domain: &str) -> bool {
         range == self.range && in_domain(self.domain.as_deref(), domain)
     }
+}
+
+/// Names of ranges by their similarity to `wanted`, the most similar first; a domain that is not
+/// looked at by itself is part of the name.
+fn nearest(wanted: &str, ranges: &BTreeSet<(&str, &str)>) -> Vec<String> {
+    let text = |(domain, name): &(&str, &str)| match in_domain(None, domain) {
+        true => (*name).to_owned(),
+        false => format!("{name}@{domain}"),
+    };
+    let names: BTreeSet<String> = ranges.iter().map(text).filter(|name| !name.is_empty()).collect();
+    let mut names: Vec<(f64, String)> = names.into_iter().map(|it| (strsim::jaro_winkler(wanted, &it), it)).collect();
+    names.sort_by(|a, b| b.0.total_cmp(&a.0));
+    names.into_iter().map(|(_, name)| name).collect()
 }
 
 /// Says whether `domain` is the one that was named; the stage domain or none where none was.
@@ -66,7 +118,7 @@ impl Default for StageRules {
     fn default() -> Self {
         let rule = |stage: &str, range: &str| StageRule { stage: stage.into(), range: range.into(), domain: None };
         let stages = vec![rule("prefill", "prefill"), rule("decode_all", "decode_all"), rule("decode_all", "decode")];
-        Self { stages, within: vec![], without: vec![], include: vec![], exclude: vec![] }
+        Self { stages, within: vec![], without: vec![], include: vec![], exclude: vec![], named: 0 }
     }
 }
 
@@ -76,7 +128,36 @@ impl StageRules {
         let mut stages = more.clone();
         let told = |rule: &StageRule| more.iter().any(|it| it.stage == rule.stage);
         stages.extend(Self::default().stages.into_iter().filter(|rule| !told(rule)));
-        Self { stages, within, without, include: vec![], exclude: vec![] }
+        Self { stages, within, without, include: vec![], exclude: vec![], named: more.len() }
+    }
+
+    /// Whether only a part of the capture counts.
+    pub fn narrowed(&self) -> bool {
+        !self.within.is_empty() || !self.without.is_empty()
+    }
+
+    /// Checks that each range which the caller named is in the capture, whose ranges are `domain`
+    /// and name. A stage that several rules name needs one of them.
+    pub fn check<'a>(&self, ranges: impl Iterator<Item = (&'a str, &'a str)>) -> Result<(), UnknownRange> {
+        if !self.names_ranges() {
+            return Ok(());
+        }
+        let ranges: BTreeSet<(&str, &str)> = ranges.collect();
+        let wanted = self.within.iter().chain(&self.without);
+        let missing = wanted.filter(|name| !ranges.iter().any(|(_, known)| known == name)).next().cloned();
+        let is = |rule: &StageRule| ranges.iter().any(|(domain, name)| rule.matches(name, domain));
+        let named = &self.stages[..self.named];
+        let found = |rule: &StageRule| named.iter().any(|other| other.stage == rule.stage && is(other));
+        let missing = missing.or_else(|| named.iter().find(|rule| !found(rule)).map(StageRule::range_text));
+        match missing {
+            None => Ok(()),
+            Some(wanted) => Err(UnknownRange { available: nearest(&wanted, &ranges), wanted }),
+        }
+    }
+
+    /// Whether the caller named any range.
+    pub fn names_ranges(&self) -> bool {
+        self.named > 0 || self.narrowed()
     }
 
     /// The same, telling as regions only what `include` lets through and `exclude` does not hold back.
@@ -130,6 +211,33 @@ mod tests {
         let told = ["prefill", "decoder.layers.0.self_attn", "decoder.layers.0.mlp", "decode_all"].map(|it| rules.is_region(it));
         assert_eq!(told, [true, true, false, false]);
         assert!(StageRules::default().is_region("anything"));
+    }
+
+    #[test]
+    fn a_name_that_the_capture_lacks_is_answered_with_the_nearest_ones() {
+        let rules = |stage: &[&str], within: &[&str]| {
+            let stages = stage.iter().map(|it| it.parse().unwrap()).collect();
+            StageRules::with(stages, within.iter().map(|it| (*it).to_owned()).collect(), vec![])
+        };
+        let ranges = [("LLM", "measured"), ("LLM", "prefill"), ("vllm", "decode"), ("", "decode_step")];
+        let check = |rules: &StageRules| rules.check(ranges.into_iter()).map_err(|error| error.to_string());
+        assert_eq!(
+            check(&rules(&[], &["measurd"])),
+            Err("no range named \"measurd\"; available: measured, decode@vllm, decode_step, prefill".into())
+        );
+        assert_eq!(
+            check(&rules(&["decode=decode"], &[])),
+            Err("no range named \"decode\"; available: decode@vllm, decode_step, measured, prefill".into())
+        );
+        assert_eq!(check(&rules(&["decode=decode@vllm", "decode=forward"], &["measured"])), Ok(()));
+        assert_eq!(check(&StageRules::default()), Ok(()), "a standard stage need not be there");
+        let many: Vec<String> = (0..15).map(|at| format!("range_{at:02}")).collect();
+        let listed = rules(&[], &["x"]).check(many.iter().map(|it| ("", it.as_str()))).unwrap_err().to_string();
+        assert!(listed.ends_with(" and 5 more") && listed.len() < 200, "{listed}");
+        assert_eq!(
+            rules(&[], &["x"]).check([].into_iter()).unwrap_err().to_string(),
+            "no range named \"x\"; the capture holds no ranges"
+        );
     }
 
     #[test]

@@ -7,12 +7,15 @@ use std::{fs, io, path::Path, pin::pin, sync::Arc, time::Duration};
 use tokio::sync::mpsc;
 use tokio_util::sync::CancellationToken;
 
-use super::{Context, carry::carry, executor::local::Local, job::Host};
+use super::{Context, carry::carry, executor::local::Local, job::Host, offline::rules_of};
 use crate::{
     artifact::{intake::Inspection, layout},
     collect::Collector,
     parse,
-    run::{RunId, import::CaptureKind},
+    run::{
+        RunId,
+        import::{CaptureKind, Import},
+    },
     store::StoreError,
     trace::device::Device,
 };
@@ -30,18 +33,22 @@ const WAITING: usize = 16;
 pub fn inspector(collector: Arc<Collector>) -> mpsc::Sender<Inspection> {
     let (sender, mut asked) = mpsc::channel::<Inspection>(WAITING);
     tokio::spawn(async move {
-        while let Some(Inspection { path, kind, answer }) = asked.recv().await {
+        while let Some(Inspection { path, kind, rules, answer }) = asked.recv().await {
             let has_nsys = collector.nsys.is_some();
-            let looked = tokio::task::spawn_blocking(move || inspect(&path, kind, has_nsys)).await;
+            let looked = tokio::task::spawn_blocking(move || inspect(&path, kind, &rules, has_nsys)).await;
             let _ = answer.send(looked.unwrap_or_else(|_| Err("it cannot be read".into()))); // nobody waits any more
         }
     });
     sender
 }
 
-fn inspect(path: &Path, kind: CaptureKind, has_nsys: bool) -> Result<(), String> {
+fn inspect(path: &Path, kind: CaptureKind, rules: &Import, has_nsys: bool) -> Result<(), String> {
+    let rules = rules_of(&rules.stages, &rules.within, &rules.without);
     let read = match kind {
-        CaptureKind::Timeline => parse::nsys::check(path),
+        CaptureKind::Timeline => match parse::nsys::check(path).and_then(|()| parse::nsys::check_rules(path, &rules)) {
+            Ok(Err(unknown)) => return Err(unknown.to_string()),
+            read => read.map(|_| ()),
+        },
         CaptureKind::Counters => parse::ncu::read_file(path).map(|_| ()),
         CaptureKind::Report if has_nsys => Ok(()),
         CaptureKind::Report => {

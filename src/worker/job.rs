@@ -102,6 +102,8 @@ struct Job<'a> {
     steps: Steps,
     journal: Journal,
     findings: Vec<Finding>,
+    /// Whether the capture lacks kernels of a stage.
+    lost_kernels: bool,
 }
 
 impl<'a> Job<'a> {
@@ -139,6 +141,7 @@ impl<'a> Job<'a> {
             steps: Steps::new(journal.clone(), records),
             journal,
             findings: Vec::new(),
+            lost_kernels: false,
         }
     }
 
@@ -336,6 +339,7 @@ impl<'a> Job<'a> {
         let analyzed = analyzed.map_err(|_| Stop(ended))?;
 
         self.findings = analyzed.findings(self.order.id);
+        self.lost_kernels = analyzed.lost_kernels();
         self.steps.begin(Step::Report);
         let (dir, id) = (self.dir.to_owned(), self.order.id);
         let written = blocking(move || analyzed.up_to_date(&dir)?.write(id, &dir)).await;
@@ -348,7 +352,7 @@ impl<'a> Job<'a> {
     async fn outcome(self, stopped: Option<Stop>) -> Outcome {
         let state = match &stopped {
             Some(_) => RunState::Failed,
-            None if self.steps.has_gap() => RunState::Partial,
+            None if self.steps.has_gap() || self.lost_kernels => RunState::Partial,
             None => RunState::Succeeded,
         };
         let failed_step = stopped.as_ref().and_then(|_| self.steps.records().last()).map(|record| record.step);

@@ -16,6 +16,7 @@ use super::part;
 use crate::{
     analyze::{
         self, Analysis,
+        coverage::StageCoverage,
         device::{self, Devices},
     },
     artifact::layout,
@@ -29,7 +30,8 @@ use crate::{
     trace::{
         Trace,
         environment::{Environment, Gpu},
-        stage::StageRules,
+        nsys::NsysTrace,
+        stage::{StageRules, UnknownRange},
     },
 };
 
@@ -41,6 +43,8 @@ pub enum OfflineError {
     Trace { source: ParseError },
     #[error("cannot read the capture")]
     Capture { source: ParseError },
+    #[error("a rule does not fit the capture")]
+    Rules { source: UnknownRange },
     #[error("cannot write {name}")]
     Write { name: &'static str, source: io::Error },
 }
@@ -68,8 +72,11 @@ pub fn analyze_with(dir: &Path, rules: StageRules, devices: &Devices) -> Result<
         return imported(saved, trace, dir, &import, rules, devices);
     }
     let own = saved.command.as_ref().filter(|_| rules == StageRules::default());
-    if let Some(nsys) = &mut trace.nsys {
-        nsys.rules = own.map_or(rules, |it| rules_of(&it.stages, &it.within, &it.without));
+    let named = own.is_none();
+    let rules = own.map_or(rules, |it| rules_of(&it.stages, &it.within, &it.without));
+    if let Some(nsys) = trace.nsys.take() {
+        // A command may leave out a range that its settings name; who analyses it again may not mistype one.
+        trace.nsys = Some(if named { with_rules(nsys, rules)? } else { nsys.with_rules(rules) });
     }
     let device = match &saved.request {
         Some(request) => gpu_of(request, &trace.environment),
@@ -83,8 +90,8 @@ pub fn analyze_with(dir: &Path, rules: StageRules, devices: &Devices) -> Result<
 
 /// Analyses an nsys export of any program, next to ncu pages of it. The device is the one that the export and all pages name.
 pub fn analyze_capture(export: &Path, pages: &[PathBuf], rules: StageRules, devices: &Devices) -> Result<Analyzed, OfflineError> {
-    let mut nsys = nsys::read(export).map_err(|source| OfflineError::Capture { source })?;
-    nsys.rules = rules;
+    let nsys = nsys::read(export).map_err(|source| OfflineError::Capture { source })?;
+    let mut nsys = with_rules(nsys, rules)?;
     let environment = Environment { llmprof: env!("CARGO_PKG_VERSION").into(), ..nsys.target.clone() };
     let findings = std::mem::take(&mut nsys.findings);
     let trace = Trace { subject: SubjectKind::Import, environment, nsys: Some(nsys), findings, ..Trace::default() };
@@ -100,15 +107,22 @@ fn imported(
     rules: StageRules,
     devices: &Devices,
 ) -> Result<Analyzed, OfflineError> {
-    if let Some(nsys) = &mut trace.nsys {
-        nsys.rules =
-            if rules == StageRules::default() { rules_of(&import.stages, &import.within, &import.without) } else { rules };
+    if let Some(nsys) = trace.nsys.take() {
+        let own = rules == StageRules::default();
+        let rules = if own { rules_of(&import.stages, &import.within, &import.without) } else { rules };
         // The host that reads a capture is not the one that it was taken on.
         trace.environment = Environment { llmprof: trace.environment.llmprof.clone(), ..nsys.target.clone() };
+        trace.nsys = Some(with_rules(nsys, rules)?);
     }
     let pages = import.files.iter().filter(|it| it.kind == CaptureKind::Counters).count();
     let pages: Vec<PathBuf> = (1..=pages).map(|number| dir.join(layout::imported_page(number))).collect();
     of_captures(saved, trace, &pages, devices)
+}
+
+/// Sets the rules of a capture, each range of which must be in it.
+fn with_rules(nsys: NsysTrace, rules: StageRules) -> Result<NsysTrace, OfflineError> {
+    nsys.check_rules(&rules).map_err(|source| OfflineError::Rules { source })?;
+    Ok(nsys.with_rules(rules))
 }
 
 /// The standard rules with these before them.
@@ -209,6 +223,11 @@ impl Analyzed {
         out.into_inner().map_err(io::IntoInnerError::into_error)?.finish()?.flush()
     }
 
+    /// Whether kernels of a stage are missing from the capture.
+    pub fn lost_kernels(&self) -> bool {
+        self.analysis.coverage.iter().any(StageCoverage::lost)
+    }
+
     /// All that was found, by collection, parsing and analysis, worst first.
     pub fn findings(&self, id: RunId) -> Vec<Finding> {
         report::all_findings(&self.facts(id, &self.saved.steps), &self.trace, &self.analysis)
@@ -226,7 +245,7 @@ impl Analyzed {
             inputs: &self.saved.inputs,
             part: &self.part,
             command: self.saved.command.as_ref(),
-            state: if steps.iter().any(lost) { RunState::Partial } else { RunState::Succeeded },
+            state: if steps.iter().any(lost) || self.lost_kernels() { RunState::Partial } else { RunState::Succeeded },
         }
     }
 }

@@ -15,7 +15,12 @@ use crate::{
     },
     artifact::layout,
     parse::{self, ParseError},
-    trace::{Trace, event::Event, nsys::NsysTrace, stage::StageRules},
+    trace::{
+        Trace,
+        event::Event,
+        nsys::NsysTrace,
+        stage::{StageRules, UnknownRange},
+    },
 };
 
 #[derive(Debug, thiserror::Error)]
@@ -24,6 +29,8 @@ pub enum PairError {
     Read { path: PathBuf, source: Box<ParseError> },
     #[error("{} holds no {}: align a run that was traced, or a capture", path.display(), layout::NSYS_EXPORT)]
     NoCapture { path: PathBuf },
+    #[error("a rule fits neither capture")]
+    Rules { source: UnknownRange },
     #[error("cannot write {}", path.display())]
     Write { path: PathBuf, source: io::Error },
 }
@@ -35,8 +42,12 @@ pub fn compare(mock: (&str, &Path), e2e: (&str, &Path), rules: &StageRules, ques
         let second = Captured::read(e2e.0, e2e.1, rules.clone());
         (first.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic)), second)
     });
+    let (mock, e2e) = (mock?, e2e?);
+    // A side that lacks a range decides nothing; a name that both lack is mistyped.
+    let both = mock.nsys.check_rules(rules).or_else(|_| e2e.nsys.check_rules(rules));
+    both.map_err(|source| PairError::Rules { source })?;
     let stage = question.stage.as_deref();
-    Ok(align(&mock?.side(stage), &e2e?.side(stage), question))
+    Ok(align(&mock.side(stage), &e2e.side(stage), question))
 }
 
 /// Writes an alignment in its three forms into `dir`, as `STEM.md`, `STEM.json` and `STEM.html`.
@@ -62,13 +73,13 @@ impl Captured {
         let (name, failed) = (name.to_owned(), |source| PairError::Read { path: path.to_owned(), source: Box::new(source) });
         if !path.is_dir() {
             let nsys = parse::nsys::read(path).map_err(failed)?;
-            return Ok(Self { name, nsys: NsysTrace { rules, ..nsys }, events: vec![], power: vec![] });
+            return Ok(Self { name, nsys: nsys.with_rules(rules), events: vec![], power: vec![] });
         }
         let mut trace: Trace = parse::read(path).map_err(failed)?;
         let Some(nsys) = trace.nsys.take() else { return Err(PairError::NoCapture { path: path.to_owned() }) };
         let power = analyze(&trace, None, None).power.map_or(vec![], |it| it.stages);
         let events = if trace.traced.is_empty() { trace.baseline } else { trace.traced };
-        Ok(Self { name, nsys: NsysTrace { rules, ..nsys }, events, power })
+        Ok(Self { name, nsys: nsys.with_rules(rules), events, power })
     }
 
     /// The side as an alignment sees it.

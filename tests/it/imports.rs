@@ -142,6 +142,26 @@ async fn captures_become_runs_that_are_read_compared_and_aligned_and_wait_for_no
     assert_eq!(service.json(at).await["verdict"], "pass");
 }
 
+/// The capture of the mock, in which every second kernel is lost.
+fn spoilt() -> Vec<u8> {
+    let dir = tempdir().unwrap();
+    let path = dir.path().join("spoilt.sqlite");
+    crate::align::capture(MOCK, &path, "delete from CUPTI_ACTIVITY_KIND_KERNEL where rowid % 2").unwrap();
+    fs::read(path).unwrap()
+}
+
+#[tokio::test]
+async fn an_import_that_lost_kernels_ends_partial_with_a_critical_finding() {
+    let api = Api::new().await;
+    let run = id(&send(&api, "?name=spoilt.sqlite", PLAIN, spoilt()).await);
+    let service = Service::start(api.data(), &Setup::default());
+    let ended = service.end(&run).await;
+    assert_eq!(ended["state"], "partial", "{ended:#}");
+    let lost = |it: &Value| it["id"] == "kernels_lost" && it["severity"] == "critical";
+    assert!(ended["findings"].as_array().unwrap().iter().any(lost), "{ended:#}");
+    assert_eq!(service.json(&format!("/runs/{run}/artifacts/report.json")).await["state"], "partial");
+}
+
 #[tokio::test]
 async fn counters_alone_are_a_run_and_a_schema_that_means_harm_is_read_without_being_followed() {
     let api = Api::new().await;
@@ -192,6 +212,10 @@ async fn what_is_no_capture_is_refused_in_one_line_and_leaves_nothing() {
         assert!(!message.contains(api.data().to_str().unwrap()), "{message}");
         assert_nothing_left(&api, name).await;
     }
+    let answer = send(&api, "?name=a.sqlite&within=measurd", PLAIN, real.clone()).await;
+    assert_eq!(answer.error(), (422, "capture_invalid".into()), "{}", answer.text());
+    assert!(answer.text().contains("no range named \\\"measurd\\\"; available: measured, "), "{}", answer.text());
+    assert_nothing_left(&api, "a name that it lacks").await;
     assert!(bomb.len() < 1 << 20);
     assert_eq!(send(&api, "", PACKED, bomb).await.error(), (413, "body_too_large".into()));
     let claimed = [PLAIN, ("content-length", "10737418240")];

@@ -31,6 +31,7 @@ mod nsys;
 mod openapi;
 mod page;
 mod pages;
+mod partial;
 mod report;
 mod runner;
 mod runs;

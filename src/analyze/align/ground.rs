@@ -7,7 +7,11 @@ use super::{
     checks::{Evidence, SIDES, check, row},
     isolate::Isolated,
 };
-use crate::analyze::stats::percent;
+use crate::analyze::{
+    coverage::{StageCoverage, by_stage},
+    launches::Launches,
+    stats::percent,
+};
 
 /// Whether both captures hold what was launched.
 pub fn complete(on: &Evidence) -> Check {
@@ -29,6 +33,12 @@ pub fn complete(on: &Evidence) -> Check {
         // Without a kernel of the operation, it may be in a graph whose launches were recorded as wholes.
         let whole_graphs = found.units.is_empty() && !side.trace.graphs.is_empty();
         good &= !whole_graphs;
+        let stages = by_stage(side.trace, &Launches::of(side.trace));
+        let unknown = |it: &&StageCoverage| it.unknown() && on.question.stage.as_ref().is_none_or(|stage| *stage == it.stage);
+        if let Some(stage) = stages.iter().find(unknown) {
+            good = false;
+            notes.push(format!("the {} capture lacks launches of {} of its kernels", SIDES[at], stage.unattributed));
+        }
         if found.graphs_empty > 0 || whole_graphs {
             notes.push(format!("the {} side has graphs that were not traced by node", SIDES[at]));
         }

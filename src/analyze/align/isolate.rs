@@ -12,7 +12,13 @@ use super::{
     settings::Operation,
 };
 use crate::{
-    analyze::{coverage::graph_coverage, device_time::is_operator, kernels::WARMUP, launches::Launches, scopes::NONE},
+    analyze::{
+        coverage::graph_coverage,
+        device_time::is_operator,
+        kernels::WARMUP,
+        launches::Launches,
+        scopes::{EXCLUDED, NONE},
+    },
     trace::{kernel::LaunchKind, nsys::NsysTrace, range::Range},
 };
 
@@ -92,6 +98,7 @@ fn counts(trace: &NsysTrace, launches: &Launches, stage: Option<&str>, instance:
     match stage {
         Some(stage) => launches.stage(instance) == stage,
         None if instance == NONE => trace.rules.within.is_empty(),
+        None if instance == EXCLUDED => false,
         None => launches.stage(instance) != WARMUP,
     }
 }

@@ -2,8 +2,6 @@
 //!
 //! Each fires on what the tools recorded. A kernel's class is told by its name here, and only where a rule needs no more.
 
-use std::collections::BTreeMap;
-
 use super::{
     super::{
         Analysis,
@@ -43,7 +41,7 @@ const SYNCS: f64 = 2.0;
 
 /// Share of a stage's kernel time, percent.
 fn share(analysis: &Analysis, stage: &str, ms: f64) -> Option<f64> {
-    percent(ms, analysis.kernels.stages.iter().find(|it| it.stage == stage)?.kernel_ms)
+    percent(ms, analysis.kernels.stage_ms(stage)?)
 }
 
 /// What a share of the stage's kernel time is of its plain time, at most.
@@ -206,24 +204,15 @@ pub fn tiny_kernels(analysis: &Analysis, _: &Trace) -> Vec<Finding> {
     STAGES.into_iter().filter_map(tell).collect()
 }
 
-pub fn name_collisions(analysis: &Analysis, trace: &Trace) -> Vec<Finding> {
-    let Some(nsys) = &trace.nsys else { return vec![] };
-    let mut variants: BTreeMap<u32, Vec<u32>> = BTreeMap::new();
-    for kernel in nsys.kernels.iter() {
-        let seen = variants.entry(kernel.name).or_default();
-        if !seen.contains(&kernel.full_name) {
-            seen.push(kernel.full_name);
-        }
-    }
-    let collide = |(name, full): (u32, Vec<u32>)| {
-        let name = nsys.strings.get(name as usize)?;
-        let record = analysis.kernels.measured().find(|it| it.kernel_name == *name)?;
-        let weight = record.share_pct.filter(|share| *share >= 10.0 && full.len() > 1)?;
-        let message = format!("{} kernels with different parameters share the name {}.", full.len(), base_name(name));
-        let found = finding("name_collisions", message).with("stage", &record.stage).with("variants", full.len());
-        Some(found.with("share of the stage's kernel time", format!("{weight:.1} %")))
+pub fn name_collisions(analysis: &Analysis, _: &Trace) -> Vec<Finding> {
+    let collides = |it: &&KernelRecord| it.name_variants > 1 && it.share_pct.is_some_and(|share| share >= 10.0);
+    let tell = |it: &KernelRecord| {
+        let message =
+            format!("{} kernels with different parameters share the name {}.", it.name_variants, base_name(&it.kernel_name));
+        let found = finding("name_collisions", message).with("stage", &it.stage).with("variants", it.name_variants);
+        found.with("share of the stage's kernel time", format!("{:.1} %", it.share_pct.unwrap_or_default()))
     };
-    variants.into_iter().filter_map(collide).collect()
+    analysis.kernels.measured().filter(collides).map(tell).collect()
 }
 
 /// Calls in the measured ranges of a stage whose name `is` so: how many, and their time in milliseconds.

@@ -2,48 +2,12 @@
 //!
 //! `specs/findings.md` is this table, written down; a test holds it to the code. Ids are stable: programs know rules by them.
 
+pub use super::rule::Rule;
 use super::{kernels, time};
 use crate::{
-    analyze::{Analysis, graphs, invariants, power},
-    run::{Finding, Severity},
-    trace::Trace,
+    analyze::{graphs, invariants, power},
+    run::Severity,
 };
-
-/// One rule.
-#[derive(Debug, Clone, Copy)]
-pub struct Rule {
-    pub id: &'static str,
-    pub severity: Severity,
-    /// What must be seen for it to fire.
-    pub fires_on: &'static str,
-    /// What to do, where the finding does not say it better.
-    pub advice: &'static str,
-    /// What following the advice saves at most; empty where that cannot be known.
-    pub saves: &'static str,
-    find: fn(&Analysis, &Trace) -> Vec<Finding>,
-}
-
-impl Rule {
-    const fn new(
-        id: &'static str,
-        severity: Severity,
-        [fires_on, advice, saves]: [&'static str; 3],
-        find: fn(&Analysis, &Trace) -> Vec<Finding>,
-    ) -> Self {
-        Self { id, severity, fires_on, advice, saves, find }
-    }
-
-    /// Looks for what the rule fires on. A function may look for what several rules fire on: each takes its own.
-    pub fn apply(&self, analysis: &Analysis, trace: &Trace) -> Vec<Finding> {
-        let mut found = (self.find)(analysis, trace);
-        found.retain(|finding| finding.id == self.id);
-        for finding in &mut found {
-            finding.severity = self.severity;
-            finding.advice.get_or_insert_with(|| self.advice.into());
-        }
-        found
-    }
-}
 
 use Severity::{Critical, Info, Warning};
 
@@ -119,7 +83,37 @@ pub const RULES: &[Rule] = &[
         "kernels_unattributed",
         Warning,
         ["kernels of the capture have no launching call", "Trace the CUDA API as well, from the start of the process.", ""],
-        super::capture_incomplete,
+        super::coverage,
+    ),
+    Rule::new(
+        "kernels_lost",
+        Critical,
+        [
+            "fewer than 99 % of the launches of a stage have their kernel in the capture",
+            "Figures over the kernels of the stage are withheld: export or record again with a newer nsys.",
+            "",
+        ],
+        super::coverage,
+    ),
+    Rule::new(
+        "range_not_found",
+        Critical,
+        [
+            "a rule of the run names a range that the capture lacks",
+            "Correct the name where the run's stages and included ranges are set.",
+            "",
+        ],
+        super::range_not_found,
+    ),
+    Rule::new(
+        "range_unclosed",
+        Warning,
+        [
+            "a range of the capture has no end",
+            "Close the range in the program, or record until it ends; times of it are not given.",
+            "",
+        ],
+        super::unclosed,
     ),
     Rule::new(
         "figure_impossible",
@@ -167,6 +161,17 @@ pub const RULES: &[Rule] = &[
             "the stage's mean less the mean of the other repeats",
         ],
         time::warmup_short,
+    ),
+    Rule::new(
+        "cold_first_instance",
+        Info,
+        [
+            "where no warm-up is marked, the first instance of a stage takes at least 1.5 times the median of the others, not on the \
+             device, and does something for the first time",
+            "It counts as warm-up. Warm up before anything is recorded.",
+            "",
+        ],
+        super::cold,
     ),
     Rule::new(
         "stage_dominates",

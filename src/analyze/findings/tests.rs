@@ -19,7 +19,6 @@ use crate::{
     trace::{
         counter::{CounterValues, Stall},
         event::{Event, StageRange, Start},
-        kernel::Kernel,
         nsys::{ApiCall, NsysTrace},
         range::Range,
     },
@@ -37,8 +36,8 @@ fn analysis() -> Analysis {
         analysis.kernels.stages.push(StageKernels {
             stage,
             launches: 200,
-            kernel_ms: 100.0,
-            busy_ms: 9.0,
+            kernel_ms: Some(100.0),
+            busy_ms: Some(9.0),
             graph_launches: 0,
             graph_ms: 0.0,
         });
@@ -96,7 +95,7 @@ fn kernel(name: &str, stage: &str, calls: u64, total_ms: f64) -> KernelRecord {
     KernelRecord {
         full_name: kernel_name.clone(),
         kernel_name,
-        full_names: 1,
+        name_variants: 1,
         class: "other".to_owned(),
         engine: None,
         device: Some(0),
@@ -111,6 +110,7 @@ fn kernel(name: &str, stage: &str, calls: u64, total_ms: f64) -> KernelRecord {
         geometries: 1,
         share_pct,
         counters: None,
+        configs: Default::default(),
     }
 }
 
@@ -299,26 +299,8 @@ fn kernels_are_told_by_what_their_names_say() {
     fires("kv_cache_copies", of("CatArrayBatchedCopy", DECODE), of("CatArrayBatchedCopy", PREFILL));
     let tiny = |total_ms| (with_kernels(vec![kernel("k", DECODE, 1000, total_ms)]), none());
     fires("tiny_kernels", tiny(2.0), tiny(50.0));
-    let variants = |full: [u32; 2]| {
-        let one = |full_name| Kernel {
-            name: 0,
-            full_name,
-            device: 0,
-            stream: 7,
-            start_ns: 0,
-            end_ns: 1,
-            global_pid: 0,
-            correlation_id: 0,
-            grid: [1; 3],
-            block: [1; 3],
-            registers: 0,
-            graph_node: None,
-        };
-        let nsys = NsysTrace { strings: vec!["k".into()], kernels: full.map(one).into_iter().collect(), ..NsysTrace::default() };
-        let trace = Trace { nsys: Some(nsys), ..Trace::default() };
-        (with_kernels(vec![kernel("k", DECODE, 2, 50.0)]), trace)
-    };
-    fires("name_collisions", variants([1, 2]), variants([1, 1]));
+    let variants = |name_variants| (with_kernels(vec![KernelRecord { name_variants, ..kernel("k", DECODE, 12, 50.0) }]), none());
+    fires("name_collisions", variants(12), variants(1));
 }
 
 #[test]

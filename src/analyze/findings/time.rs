@@ -6,7 +6,7 @@ use super::{
     super::{
         Analysis,
         events::Events,
-        stages::{DECODE, PREFILL, STAGES},
+        stages::{DECODE, PREFILL, STAGES, VISION_PARTS},
         stats::{Spread, percent, ratio},
     },
     finding,
@@ -42,7 +42,7 @@ fn gaps(analysis: &Analysis, trace: &Trace, stage: &str) -> Option<(f64, f64)> {
     let busy = analysis.kernels.stages.iter().find(|it| it.stage == stage).filter(|it| it.launches > 0)?;
     let traced = Events::of(&trace.traced);
     let times: Vec<f64> = traced.measured(stage).map(|it| Nanos(it.end_ns - it.start_ns).as_ms()).collect();
-    let idle = 100.0 - percent(busy.busy_ms, times.iter().sum())?;
+    let idle = 100.0 - percent(busy.busy_ms?, times.iter().sum())?;
     Some((idle.max(0.0), busy.launches as f64 / times.len() as f64))
 }
 
@@ -119,7 +119,7 @@ pub fn vision_dominates_prefill(analysis: &Analysis, _: &Trace) -> Vec<Finding> 
     let note = analysis.stages.note("vision").and_then(|note| Some((note.ms.mean, note.share_pct?)));
     let Some((ms, share)) = note.filter(|(_, share)| *share >= VISION_PCT) else { return vec![] };
     let mut found = finding("vision_dominates_prefill", format!("Vision takes {share:.0} % of {PREFILL}."));
-    for note in &analysis.stages.notes {
+    for note in analysis.stages.notes.iter().filter(|note| VISION_PARTS.contains(&note.part.as_str())) {
         found = found.with(&format!("{} ms", note.part), format!("{:.3}", note.ms.mean));
     }
     vec![found.saves(saving(analysis, PREFILL, ms))]

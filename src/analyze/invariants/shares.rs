@@ -30,7 +30,7 @@ pub fn each_share(analysis: &mut Analysis, look: &mut impl FnMut(&'static str, &
         look("GemmRecord.share_pct", &it.stage, &mut it.share_pct);
     }
     for it in &mut analysis.mfu.operators {
-        look("OperatorMfu.share_pct", &it.path, &mut it.share_pct);
+        look("OperatorMfu.exclusive_pct", &it.path, &mut it.exclusive_pct);
     }
     let gpus = &mut analysis.stage_gpu;
     for it in gpus.totals.iter_mut().chain(&mut gpus.devices) {
@@ -41,13 +41,18 @@ pub fn each_share(analysis: &mut Analysis, look: &mut impl FnMut(&'static str, &
 }
 
 fn operator(it: &mut OperatorRecord, look: &mut impl FnMut(&'static str, &str, &mut Option<f64>)) {
-    look("OperatorRecord.share_pct", &it.path, &mut it.share_pct);
+    look("OperatorRecord.inclusive_pct", &it.path, &mut it.inclusive_pct);
+    look("OperatorRecord.exclusive_pct", &it.path, &mut it.exclusive_pct);
     if let Some(device) = &mut it.device {
-        look("OperatorDevice.share_pct", &it.path, &mut device.share_pct);
+        look("OperatorDevice.inclusive_pct", &it.path, &mut device.inclusive_pct);
+        look("OperatorDevice.exclusive_pct", &it.path, &mut device.exclusive_pct);
     }
 }
 
 fn kernels(analysis: &mut Analysis, look: &mut impl FnMut(&'static str, &str, &mut Option<f64>)) {
+    for it in &mut analysis.kernels.full {
+        look("FullKernelRecord.share_pct", &it.kernel_name, &mut it.share_pct);
+    }
     for it in &mut analysis.kernels.records {
         let name = &it.kernel_name;
         look("KernelRecord.share_pct", name, &mut it.share_pct);

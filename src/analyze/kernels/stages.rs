@@ -33,8 +33,8 @@ pub fn stage_kernels(trace: &NsysTrace, launches: &Launches, tallies: &[Tally]) 
             stages.push(StageKernels {
                 stage: launches.numbered(number).into(),
                 launches: calls,
-                kernel_ms: Nanos(of_stage().map(|tally| tally.ns).fold(0, i64::saturating_add)).as_ms(),
-                busy_ms: Nanos(busy_ns.fold(0, i64::saturating_add)).as_ms(),
+                kernel_ms: Some(Nanos(of_stage().map(|tally| tally.ns).fold(0, i64::saturating_add)).as_ms()),
+                busy_ms: Some(Nanos(busy_ns.fold(0, i64::saturating_add)).as_ms()),
                 graph_launches: graphs.calls,
                 graph_ms: Nanos(graphs.ns).as_ms(),
             });

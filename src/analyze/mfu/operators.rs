@@ -31,9 +31,11 @@ pub struct OperatorMfu {
     #[schema(example = "kernels")]
     pub time_of: String,
     /// Its own time, without what it encloses, over all repeats of that pass.
-    pub self_ms: f64,
+    #[serde(alias = "self_ms")]
+    pub exclusive_ms: f64,
     /// Of the stage's time of that kind, percent.
-    pub share_pct: Option<f64>,
+    #[serde(alias = "share_pct")]
+    pub exclusive_pct: Option<f64>,
     /// `null` for an operator that multiplies nothing.
     pub flops_per_s: Option<f64>,
     /// Operands and results, each once.
@@ -55,7 +57,7 @@ pub struct OperatorMfu {
 /// Sets each operator beside the ceilings, longest first. `on_cpu` tells whose time the host's is.
 pub fn operator_mfu(operators: &Operators, limits: &Limits, on_cpu: bool, findings: &mut Vec<Finding>) -> Vec<OperatorMfu> {
     let mut rows: Vec<OperatorMfu> = operators.leaves().filter_map(|it| row(it, limits, on_cpu, findings)).collect();
-    rows.sort_by(|a, b| b.self_ms.total_cmp(&a.self_ms));
+    rows.sort_by(|a, b| b.exclusive_ms.total_cmp(&a.exclusive_ms));
     // What was measured is no bound of physics: better than it is told, as one finding, and no use of it is.
     let over: Vec<(usize, f64)> =
         (0..rows.len()).filter_map(|at| Some((at, rows[at].measured_pct.filter(|pct| *pct > 100.0 + TOLERANCE_PCT)?))).collect();
@@ -71,14 +73,14 @@ fn surpassed(best: &OperatorMfu, pct: f64, count: usize) -> Finding {
         format!("{} in {} did better than the matrix product that was measured, at {pct:.1} % of it.", best.path, best.stage);
     Finding::new("ceiling_surpassed", Severity::Info, message)
         .with("operators", count)
-        .with("operator ms", format!("{:.3}", best.self_ms))
+        .with("operator ms", format!("{:.3}", best.exclusive_ms))
         .with("of", best.time_of.as_str())
 }
 
 fn row(it: &OperatorRecord, limits: &Limits, on_cpu: bool, findings: &mut Vec<Finding>) -> Option<OperatorMfu> {
-    let (time_of, self_ms, share_pct, flops_per_s, bytes_per_s) = match &it.device {
-        Some(device) => ("kernels", device.self_ms, device.share_pct, device.flops_per_s, device.bytes_per_s),
-        None if on_cpu => ("host", it.self_ms?, it.share_pct, it.flops_per_s, it.bytes_per_s),
+    let (time_of, exclusive_ms, exclusive_pct, flops_per_s, bytes_per_s) = match &it.device {
+        Some(device) => ("kernels", device.exclusive_ms, device.exclusive_pct, device.flops_per_s, device.bytes_per_s),
+        None if on_cpu => ("host", it.exclusive_ms?, it.exclusive_pct, it.flops_per_s, it.bytes_per_s),
         None => return None,
     };
     flops_per_s.or(bytes_per_s)?;
@@ -97,8 +99,8 @@ fn row(it: &OperatorRecord, limits: &Limits, on_cpu: bool, findings: &mut Vec<Fi
         stage: it.stage.clone(),
         dtype: it.dtype.clone(),
         time_of: time_of.into(),
-        self_ms,
-        share_pct,
+        exclusive_ms,
+        exclusive_pct,
         flops_per_s,
         bytes_per_s,
         flops_per_byte: ratio(it.flops as f64, it.bytes as f64).filter(|it| *it > 0.0),

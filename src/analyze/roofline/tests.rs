@@ -43,8 +43,8 @@ fn values(format: &str, flops: f64, bytes: f64, ns: f64, [sm, memory]: [f64; 2])
 fn placed(counters: &[CounterRecord], events: &[Event]) -> Roofline {
     let devices = Devices::from_toml(include_str!("../../../conf/devices.toml")).unwrap();
     let stage = "prefill".to_owned();
-    let (graph_launches, graph_ms) = (0, 0.0);
-    let stages = vec![StageKernels { stage, launches: 9, kernel_ms: 100.0, busy_ms: 100.0, graph_launches, graph_ms }];
+    let (graph_launches, graph_ms, all) = (0, 0.0, Some(100.0));
+    let stages = vec![StageKernels { stage, launches: 9, kernel_ms: all, busy_ms: all, graph_launches, graph_ms }];
     let kernels = Kernels { stages, ..Kernels::default() };
     roofline(counters, &kernels, &Limits::of(&Events::of(events), devices.find("NVIDIA H200"), None))
 }

@@ -32,6 +32,7 @@ use crate::{
         kernel::{Kernel, Kernels},
         nsys::{ApiCall, ApiCalls, CopyKind, GraphLaunch, GraphNode, MemoryOp, NsysTrace, pid_of, process_of},
         range::Range,
+        stage::{StageRules, UnknownRange},
     },
 };
 
@@ -75,21 +76,7 @@ pub fn read(path: &Path) -> std::result::Result<NsysTrace, ParseError> {
     trace.impossible_rows += impossible;
 
     trace.strings = names.resolve(&export)?;
-    let (domains, ranges) = unnamed;
-    let domains: HashMap<_, _> = domains.into_iter().map(|(key, name)| (key, name.read(&trace.strings))).collect();
-    // A few long names that many ranges bear would take more room than the file.
-    let length = |(_, key, name): &(Range, DomainKey, Text)| name.len(&trace.strings) + domains.get(key).map_or(0, String::len);
-    if ranges.iter().map(length).sum::<usize>() > MAX_NAMES {
-        return Err(export.foreign("the names of its ranges take more room than those of any program"));
-    }
-    trace.ranges = ranges
-        .into_iter()
-        .map(|(range, key, name)| Range {
-            domain: domains.get(&key).cloned().unwrap_or_else(|| unnamed_domain(key)),
-            name: name.read(&trace.strings),
-            ..range
-        })
-        .collect();
+    trace.ranges = named(unnamed, &trace.strings, &export)?;
 
     trace.findings.extend(logged()?);
     trace.findings.extend(gaps(&export)?);
@@ -102,6 +89,42 @@ pub fn read(path: &Path) -> std::result::Result<NsysTrace, ParseError> {
     trace.graphs.sort_by_key(|graph| graph.start_ns);
     trace.ranges.sort_by_key(|r| (r.start_ns, std::cmp::Reverse(r.end_ns.unwrap_or(i64::MAX))));
     Ok(trace)
+}
+
+/// Checks that the export in `path` holds the ranges that `rules` name.
+pub fn check_rules(path: &Path, rules: &StageRules) -> std::result::Result<std::result::Result<(), UnknownRange>, ParseError> {
+    if !rules.names_ranges() {
+        return Ok(Ok(()));
+    }
+    let (export, mut names) = (Export::open(path)?, Names::default());
+    let unnamed = unnamed(&export, &mut names)?;
+    let ranges = named(unnamed, &names.resolve(&export)?, &export)?;
+    Ok(rules.check(ranges.iter().map(|it| (it.domain.as_str(), it.name.as_str()))))
+}
+
+/// Reads the names of ranges and of their domains.
+fn named((domains, ranges): Unnamed, strings: &[String], export: &Export) -> std::result::Result<Vec<Range>, ParseError> {
+    let domains: HashMap<_, _> = domains.into_iter().map(|(key, name)| (key, name.read(strings))).collect();
+    // A few long names that many ranges bear would take more room than the file.
+    let length = |(_, key, name): &(Range, DomainKey, Text)| name.len(strings) + domains.get(key).map_or(0, String::len);
+    if ranges.iter().map(length).sum::<usize>() > MAX_NAMES {
+        return Err(export.foreign("the names of its ranges take more room than those of any program"));
+    }
+    let named = |(range, key, name): (Range, DomainKey, Text)| Range {
+        domain: domains.get(&key).cloned().unwrap_or_else(|| unnamed_domain(key)),
+        name: name.read(strings),
+        ..range
+    };
+    Ok(ranges.into_iter().map(named).collect())
+}
+
+/// Domains and ranges, without their names.
+fn unnamed(export: &Export, names: &mut Names) -> std::result::Result<Unnamed, ParseError> {
+    let domains = export.rows("NVTX_EVENTS", include_str!("sql/domains.sql"), |row| {
+        Ok((domain_key(row.get("domain")?, row.get("thread")?), text(row, names)?))
+    })?;
+    let ranges = export.rows("NVTX_EVENTS", include_str!("sql/ranges.sql"), |row| range(row, names))?;
+    Ok((domains, ranges))
 }
 
 /// Domains and ranges whose names are not read yet.
@@ -148,10 +171,7 @@ fn others(export: &Export) -> std::result::Result<(NsysTrace, Names, Unnamed), P
     let (calls, left_out) = calls(export, "OSRT_API", OS_CALL, &mut names)?;
     trace.os_calls = calls;
     impossible += left_out;
-    let domains = export.rows("NVTX_EVENTS", include_str!("sql/domains.sql"), |row| {
-        Ok((domain_key(row.get("domain")?, row.get("thread")?), text(row, &mut names)?))
-    })?;
-    let mut ranges = export.rows("NVTX_EVENTS", include_str!("sql/ranges.sql"), |row| range(row, &mut names))?;
+    let (domains, mut ranges) = unnamed(export, &mut names)?;
     let read = ranges.len();
     ranges.retain(|(it, ..)| possible(it.start_ns, it.end_ns.unwrap_or(it.start_ns)));
     trace.impossible_rows = impossible + (read - ranges.len()) as u64;

@@ -34,14 +34,14 @@ const COST_COLUMNS: [&str; 9] = [
 
 /// Scopes that enclose operators, with what they enclose.
 pub fn modules(analysis: &Analysis) -> Table {
-    let columns = ["Module", "Stage", "#Total ms", "#Calls", "#Mean ms", "#Own ms", "#Device ms"];
-    let caption = "Modules with all that they enclose; own time is what lies between their parts.";
+    let columns = ["Module", "Stage", "#Calls", "#Inclusive ms", "#Exclusive ms", "#Mean ms", "#Device inclusive ms"];
+    let caption = "Modules: inclusive of all that they enclose, exclusive of their parts.";
     let mut table = Table::new("modules", "Modules", caption, &columns);
     for record in analysis.operators.modules() {
         let stage = if record.stage.is_empty() { UNKNOWN } else { &record.stage };
-        let device = known(record.device, |it| ms(it.total_ms));
-        let cells =
-            [known(record.total_ms, ms), count(record.calls), known(record.mean_ms, ms), known(record.self_ms, ms), device];
+        let device = known(record.device, |it| ms(it.inclusive_ms));
+        let host = [record.inclusive_ms, record.exclusive_ms, record.mean_ms].map(|value| known(value, ms));
+        let cells = std::iter::once(count(record.calls)).chain(host).chain([device]);
         table.row([record.path.clone(), stage.to_owned()].into_iter().chain(cells));
     }
     table.or_gap("No operator lies inside another one.", "Nothing is missing: operators are listed one by one.")
@@ -69,10 +69,10 @@ pub fn stage_kernels(analysis: &Analysis) -> Table {
     let mut table = Table::new("stage-kernels", "Device time per stage", caption, &columns);
     for stage in &analysis.kernels.stages {
         let name = if stage.stage.is_empty() { "outside every stage".to_owned() } else { stage.stage.clone() };
-        let mut cells = vec![name, count(stage.launches), ms(stage.kernel_ms)];
+        let mut cells = vec![name, count(stage.launches), known(stage.kernel_ms, ms)];
         cells.extend(graphs.then(|| [count(stage.graph_launches), ms(stage.graph_ms)]).into_iter().flatten());
         let sign = if stage.graph_launches > 0 { "≤ " } else { "" };
-        cells.push(format!("{sign}{}", ms(stage.busy_ms)));
+        cells.push(known(stage.busy_ms, |busy| format!("{sign}{}", ms(busy))));
         table.row(cells);
     }
     if !table.rows.is_empty() {

@@ -20,7 +20,7 @@ pub use power::{power, power_csv};
 pub use roofline::{operator_mfu, regions, roofline};
 pub use step::{decode_step, step_slices};
 pub use traced::{api_calls, classes, processes, ranges, recorded_only_note, stage_gpu, whole_graphs};
-pub use work::{kernels, operators};
+pub use work::{kernels, kernels_full, operators};
 
 use super::{RunFacts, table::Table};
 use crate::{analyze::Analysis, trace::Trace};

@@ -5,6 +5,7 @@
 use crate::{
     analyze::{
         Analysis,
+        cold::COLD_PART,
         mfu::{Ceilings, MfuRecord, WHOLE},
         stages::{DECODE, PREFILL},
         stats::Spread,
@@ -164,11 +165,16 @@ pub fn stages(analysis: &Analysis) -> Table {
             known(row.tokens_per_s, |rate| decimals(rate, 1)),
         ]);
     }
+    for cold in stages.notes.iter().filter(|note| note.part == COLD_PART) {
+        let (ms, none) = (ms(cold.ms.mean), || UNKNOWN.to_owned());
+        let cells = [ms.clone(), none(), ms.clone(), ms, none(), none(), none()];
+        table.row([format!("{}, {COLD_PART}", cold.inside)].into_iter().chain(cells));
+    }
     if let Some(vision) = stages.note("vision") {
         let parts: Vec<String> = stages
             .notes
             .iter()
-            .filter(|note| note.part != "vision")
+            .filter(|note| note.part != "vision" && note.part != COLD_PART)
             .map(|note| format!("{} {} ms", note.part, ms(note.ms.mean)))
             .collect();
         let parts = if parts.is_empty() { String::new() } else { format!(" ({})", parts.join(", ")) };

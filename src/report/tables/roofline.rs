@@ -135,8 +135,8 @@ fn operator_cells(row: &OperatorMfu) -> [String; 12] {
     [
         row.path.clone(),
         stage(&row.stage),
-        ms(row.self_ms),
-        known(row.share_pct, pct),
+        ms(row.exclusive_ms),
+        known(row.exclusive_pct, pct),
         known(row.flops_per_s, |it| scaled(it, "FLOP/s")),
         known(row.datasheet_pct, pct),
         known(row.measured_pct, pct),

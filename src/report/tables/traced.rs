@@ -135,10 +135,10 @@ pub fn processes(analysis: &Analysis) -> Table {
             it.device.to_string(),
             if it.stage.is_empty() { "outside every stage".into() } else { it.stage.clone() },
             count(it.launches),
-            ms(it.kernel_ms),
+            known(it.kernel_ms, ms),
         ];
         cells.extend(graphs.then(|| count(it.graph_launches)));
-        cells.extend([ms(it.busy_ms), count(it.copies), bytes(it.copied_bytes), count(it.fills), bytes(it.filled_bytes)]);
+        cells.extend([known(it.busy_ms, ms), count(it.copies), bytes(it.copied_bytes), count(it.fills), bytes(it.filled_bytes)]);
         table.row(cells);
     }
     table

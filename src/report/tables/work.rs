@@ -2,9 +2,16 @@
 //!
 //! Arranges figures that analysis made; computes none.
 
+use std::collections::BTreeMap;
+
 use super::recorded_only_note;
 use crate::{
-    analyze::{Analysis, findings::why_no_kernels, operators::OperatorRecord},
+    analyze::{
+        Analysis,
+        findings::why_no_kernels,
+        kernels::{KernelRecord, OUTSIDE},
+        operators::OperatorRecord,
+    },
     report::{
         RunFacts,
         format::{UNKNOWN, count, known, ms, pct, scaled, shapes},
@@ -14,24 +21,32 @@ use crate::{
     trace::Trace,
 };
 
+/// Longest name of a kernel in a table of them, characters.
+const MAX_NAME: usize = 72;
+
 /// Heads of a table of operators.
-pub const OPERATOR_COLUMNS: [&str; 12] = [
+pub const OPERATOR_COLUMNS: [&str; 17] = [
     "Operator",
     "Kind",
     "Stage",
-    "#Total ms",
     "#Calls",
+    "#Inclusive ms",
+    "#Exclusive ms",
     "#Mean ms",
-    "#Share of stage",
-    "#Device ms",
-    "#Device share",
+    "#Inclusive share",
+    "#Exclusive share",
+    "#Device calls",
+    "#Device inclusive ms",
+    "#Device exclusive ms",
+    "#Device mean ms",
+    "#Device exclusive share",
     "#FLOP/s",
     "#B/s",
     "Shapes",
 ];
 
 /// Cells of one operator under [`OPERATOR_COLUMNS`].
-pub fn operator_cells(record: &OperatorRecord) -> [String; 12] {
+pub fn operator_cells(record: &OperatorRecord) -> [String; 17] {
     let device = record.device.as_ref();
     // Where kernels are known, they are what the work took; else the host's own time is.
     let flops = device.map_or(record.flops_per_s, |it| it.flops_per_s);
@@ -40,12 +55,17 @@ pub fn operator_cells(record: &OperatorRecord) -> [String; 12] {
         record.path.clone(),
         record.op.clone(),
         stage(&record.stage),
-        known(record.total_ms, ms),
         count(record.calls),
+        known(record.inclusive_ms, ms),
+        known(record.exclusive_ms, ms),
         known(record.mean_ms, ms),
-        known(record.share_pct, pct),
-        known(device, |it| ms(it.total_ms)),
-        known(device.and_then(|it| it.share_pct), pct),
+        known(record.inclusive_pct, pct),
+        known(record.exclusive_pct, pct),
+        known(device, |it| count(it.calls)),
+        known(device, |it| ms(it.inclusive_ms)),
+        known(device, |it| ms(it.exclusive_ms)),
+        known(device.and_then(|it| it.mean_ms), ms),
+        known(device.and_then(|it| it.exclusive_pct), pct),
         known(flops, |rate| scaled(rate, "FLOP/s")),
         known(bytes, |rate| scaled(rate, "B/s")),
         shapes(&record.shapes, record.shape_variants),
@@ -67,7 +87,7 @@ pub fn operators(analysis: &Analysis) -> Table {
     let asynchronous = analysis.only_traced || analysis.start.as_ref().is_some_and(|start| start.device != "cpu");
     if asynchronous && !table.rows.is_empty() {
         table.notes.push(
-            "Total, mean and share are of the launching calls on the host; device time is of their kernels in the traced pass."
+            "Inclusive, exclusive and mean times are of the launching calls on the host; those of the device are of their kernels in the traced pass, over its own calls."
                 .into(),
         );
     }
@@ -107,9 +127,11 @@ pub fn kernels(facts: &RunFacts, trace: &Trace, analysis: &Analysis) -> Table {
     let caption = "Kernels of the nsys pass by launching stage, warm-up left out, sorted by total; grid, block and registers are those of \
                    most launches.";
     let mut table = Table::new("kernels", "Top Kernels", caption, &columns);
+    let mut rows: BTreeMap<(&str, &str), u32> = BTreeMap::new();
+    analysis.kernels.measured().for_each(|it| *rows.entry((&it.stage, &it.kernel_name)).or_default() += 1);
     for record in analysis.kernels.measured() {
         let mut cells = vec![
-            record.kernel_name.clone(),
+            row_name(record, rows[&(record.stage.as_str(), record.kernel_name.as_str())] > 1),
             stage(&record.stage),
             ms(record.total_ms),
             count(record.calls),
@@ -137,6 +159,10 @@ pub fn kernels(facts: &RunFacts, trace: &Trace, analysis: &Analysis) -> Table {
     if !table.rows.is_empty() {
         table.notes.extend(recorded_only_note(analysis));
     }
+    if let Some(it) = analysis.kernels.stages.iter().find(|it| it.stage == OUTSIDE) {
+        let time = known(it.kernel_ms, |total| format!(", {} ms", ms(total)));
+        table.notes.push(format!("Not listed: {} launches{time} {OUTSIDE}.", count(it.launches)));
+    }
     let (why, remedy) = match why_no_kernels(analysis, trace) {
         Some((why, remedy)) => (why, remedy.to_owned()),
         None => ("Every kernel was launched by warm-up.".into(), "Look at the stages in the capture.".to_owned()),
@@ -146,6 +172,38 @@ pub fn kernels(facts: &RunFacts, trace: &Trace, analysis: &Analysis) -> Table {
     let said = facts.steps.iter().find(|it| it.step == Step::Nsys && left_out(it.state)).and_then(|it| it.message.clone());
     let remedy = said.map_or(remedy.clone(), |said| format!("{remedy} The nsys step says: {said}"));
     table.or_gap(why, remedy)
+}
+
+/// Kernels by stage and full name; no rows where each short name has one full name.
+pub fn kernels_full(analysis: &Analysis) -> Table {
+    let columns = ["Full name", "Stage", "#Total ms", "#Calls", "#Mean ms", "#Share of stage", "Class"];
+    let caption = "Kernels of the nsys pass by full name, warm-up and set-up left out, sorted by total.";
+    let mut table = Table::new("kernels-full", "Kernels by full name", caption, &columns);
+    if analysis.kernels.measured_full().all(|it| it.full_name == it.kernel_name) {
+        return table;
+    }
+    for it in analysis.kernels.measured_full() {
+        let name = it.full_name.clone();
+        let figures = [ms(it.total_ms), count(it.calls), ms(it.mean_ms), known(it.share_pct, pct), it.class.clone()];
+        table.row([name, stage(&it.stage)].into_iter().chain(figures));
+    }
+    table
+}
+
+/// Name of a kernel among others: its full one, cut, where rows share the short one.
+fn row_name(record: &KernelRecord, shared: bool) -> String {
+    if !shared || record.full_name == record.kernel_name {
+        return record.kernel_name.clone();
+    }
+    let plain = record.full_name.strip_prefix("void ").unwrap_or(&record.full_name);
+    let length = plain.chars().count();
+    if length <= MAX_NAME {
+        return plain.to_owned();
+    }
+    let (head, tail) = (MAX_NAME * 2 / 3, MAX_NAME / 3);
+    let first: String = plain.chars().take(head).collect();
+    let last: String = plain.chars().skip(length - tail).collect();
+    format!("{first}…{last}")
 }
 
 /// Sides of a grid or block.

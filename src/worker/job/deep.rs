@@ -20,7 +20,7 @@ use crate::{
     profiling::{NcuSettings, Profiling, TraceApi},
     run::{Finding, NOT_APPLICABLE, Severity, Step, StepState},
     runner::{self, RunnerRequest},
-    trace::{nsys::NsysTrace, stage::StageRules},
+    trace::stage::StageRules,
     worker::steps::Ended,
 };
 
@@ -276,7 +276,7 @@ pub(super) fn read_timeline(
     rules: StageRules,
     ncu: &NcuSettings,
 ) -> Result<(Vec<Choice>, Option<Finding>), ParseError> {
-    let trace = NsysTrace { rules, ..parse::nsys::read(&dir.join(layout::NSYS_EXPORT))? };
+    let trace = parse::nsys::read(&dir.join(layout::NSYS_EXPORT))?.with_rules(rules);
     let logs =
         ["nsys.stdout.log", "nsys.stderr.log"].map(|name| output::last_lines(&dir.join(layout::LOGS).join(name), LOOKED_AT));
     let complains = |line: &String| ["error", "warning", "fail"].iter().any(|word| line.to_lowercase().contains(word));

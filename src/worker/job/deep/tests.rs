@@ -138,6 +138,7 @@ impl Bench {
             deadline: Instant::now() + Duration::from_secs(60),
             steps: Steps::new(journal.clone(), Vec::new()),
             journal,
+            lost_kernels: false,
             findings: Vec::new(),
         };
         let chosen = job.nsys(&request, &settings).await;
