@@ -304,3 +304,28 @@ fn a_second_service_on_the_same_folder_refuses() {
     assert!(!second.status.success());
     assert!(String::from_utf8_lossy(&second.stderr).contains("in use by another llmprof"));
 }
+
+#[tokio::test]
+async fn a_service_starts_beside_an_unusable_model_and_lists_it_with_the_reason() {
+    let data = tempfile::tempdir().unwrap();
+    let models = data.path().join("models");
+    fs::create_dir_all(models.join("mistral")).unwrap();
+    let config = r#"{"model_type": "mistral", "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "vocab_size": 300,
+        "num_attention_heads": 4, "max_position_embeddings": 128, "sliding_window": 64}"#;
+    fs::write(models.join("mistral/config.json"), config).unwrap();
+    let mut command = service::command(data.path(), &Setup::default());
+    let service = Service::spawn(command.env("LLMPROF__SERVER__MODELS", &models), data.path());
+    let listed = service.json("/models").await;
+    let why = "the model has a sliding_window of 64 in a context of 128, which the runner cannot build";
+    assert_eq!(listed["refused"], json!([{ "name": "mistral", "reason": why }]));
+    assert!(listed["models"].as_array().unwrap().iter().any(|model| model["name"] == "llama-tiny"));
+    let (status, refused) = service.post("/runs", &json!({ "model": "mistral" })).await;
+    assert_eq!((status, &refused["error"]["code"]), (404, &json!("model_not_found")));
+    assert!(refused["error"]["message"].as_str().unwrap().contains(why), "{refused}");
+
+    let mut doctor = Command::new(env!("CARGO_BIN_EXE_llmprof"));
+    let doctor = doctor.args(["doctor", "--format", "json"]).current_dir(data.path()).env("LLMPROF__SERVER__MODELS", &models);
+    let checkup: Value = serde_json::from_slice(&doctor.output().unwrap().stdout).unwrap();
+    let check = checkup["checks"].as_array().unwrap().iter().find(|check| check["id"] == "models").unwrap();
+    assert!(check["state"] == "warning" && check["message"].as_str().unwrap().contains(why), "{check}");
+}
