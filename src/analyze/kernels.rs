@@ -3,26 +3,16 @@
 //! A range closes when the host returns, and its kernels run later: a kernel belongs to the stage that was open, on the launching
 //! thread, when the call that launched it began (joined by correlation id and process).
 
+mod rows;
 mod stages;
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
 
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
-use super::{
-    classes::{Class, Classes, OTHER},
-    counters::KernelCounters,
-    launches::Launches,
-    scopes::NONE,
-    spans::Spans,
-    stats::percent,
-};
-use crate::trace::{
-    kernel::{Kernel, LaunchKind},
-    nsys::NsysTrace,
-    units::Nanos,
-};
+use super::{classes::Classes, counters::KernelCounters, launches::Launches, scopes::NONE, spans::Spans};
+use crate::trace::{kernel::Kernel, nsys::NsysTrace};
 
 pub use crate::trace::stage::WARMUP;
 
@@ -30,8 +20,6 @@ pub use crate::trace::stage::WARMUP;
 pub const SETUP: &str = "setup";
 /// Stage of what lies outside the ranges that were asked for: summed, never in a top list.
 pub const OUTSIDE: &str = "outside the included ranges";
-/// From this share of a short name's time on, percent, a full name has a row of its own.
-const VARIANT_PCT: f64 = 10.0;
 
 /// Launches of one kernel in one stage, in the traced pass.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, ToSchema)]
@@ -214,18 +202,10 @@ struct Tally {
     ns: i64,
 }
 
-/// Kernels of one capture, tallied by kind and stage.
-struct Tallies<'a> {
-    trace: &'a NsysTrace,
-    launches: &'a Launches,
-    /// By kind, then by the number of the stage.
-    cells: Vec<Tally>,
-}
-
 /// Sums the kernels of one capture by stage and name.
 pub fn kernels(trace: &NsysTrace, launches: &Launches) -> Kernels {
     let mut tallies =
-        Tallies { trace, launches, cells: vec![Tally::default(); trace.kernels.kinds().len() * launches.numbers()] };
+        rows::Tallies { trace, launches, cells: vec![Tally::default(); trace.kernels.kinds().len() * launches.numbers()] };
     let mut orphans = 0;
     for (at, kernel) in trace.kernels.iter().enumerate() {
         orphans += u64::from(launches.kernels[at].0 == NONE);
@@ -240,175 +220,6 @@ pub fn kernels(trace: &NsysTrace, launches: &Launches) -> Kernels {
     let full = tallies.full(&stages, &mut classes);
     let (classes, classified_pct) = tallies.classes(&stages, &mut classes);
     Kernels { records, full, stages, classes, classified_pct, orphans }
-}
-
-/// Cells of a group by the number of the stage, the short name, and the full one where it stands alone.
-type Groups = BTreeMap<(usize, u32, Option<u32>), Vec<usize>>;
-
-impl Tallies<'_> {
-    fn kind(&self, cell: usize) -> &LaunchKind {
-        &self.trace.kernels.kinds()[cell / self.launches.numbers()]
-    }
-
-    fn cell_of(&self, kernel: usize) -> usize {
-        let number = self.launches.stage_number(self.launches.kernels[kernel].1);
-        self.trace.kernels.kind(kernel) as usize * self.launches.numbers() + number
-    }
-
-    /// Cells that hold kernels: the number of their stage, and the cell.
-    fn filled(&self) -> impl Iterator<Item = (usize, usize)> + '_ {
-        let cells = self.cells.iter().enumerate().filter(|(_, tally)| tally.calls > 0);
-        cells.map(|(cell, _)| (cell % self.launches.numbers(), cell))
-    }
-
-    fn name(&self, index: u32) -> String {
-        self.trace.strings.get(index as usize).cloned().unwrap_or_default()
-    }
-
-    fn by_full_name(&self) -> Groups {
-        let mut groups = Groups::new();
-        for (number, cell) in self.filled() {
-            let kind = self.kind(cell);
-            groups.entry((number, kind.name, Some(kind.full_name))).or_default().push(cell);
-        }
-        groups
-    }
-
-    /// Groups by short name; by full name where one of several has its share of the time.
-    fn by_name(&self) -> Groups {
-        let mut times: BTreeMap<(usize, u32), BTreeMap<u32, i64>> = BTreeMap::new();
-        for (number, cell) in self.filled() {
-            let kind = self.kind(cell);
-            *times.entry((number, kind.name)).or_default().entry(kind.full_name).or_default() += self.cells[cell].ns;
-        }
-        let apart = |times: &BTreeMap<u32, i64>| {
-            let all: i64 = times.values().sum();
-            let share = |ns: &i64| percent(*ns as f64, all as f64).is_none_or(|pct| pct >= VARIANT_PCT);
-            times.values().any(share)
-        };
-        let mut groups = Groups::new();
-        for ((number, short, full), cells) in self.by_full_name() {
-            let full = full.filter(|_| apart(&times[&(number, short)]));
-            groups.entry((number, short, full)).or_default().extend(cells);
-        }
-        groups
-    }
-
-    /// Times of single launches, by group.
-    fn spans(&self, groups: &Groups) -> Vec<Spans> {
-        let mut group_of = vec![NONE; self.cells.len()];
-        for (group, cells) in groups.values().enumerate() {
-            cells.iter().for_each(|cell| group_of[*cell] = group as u32);
-        }
-        let times = self.trace.kernels.iter().enumerate();
-        Spans::grouped(groups.len(), times.map(|(at, it)| (group_of[self.cell_of(at)], it.ns())))
-    }
-
-    fn records(&self, stages: &[StageKernels], classes: &mut Classes) -> Vec<KernelRecord> {
-        let groups = self.by_name();
-        let spans = self.spans(&groups);
-        let rows = groups.iter().zip(spans);
-        let mut records: Vec<KernelRecord> =
-            rows.map(|((key, cells), spans)| self.record(*key, cells, spans, stages, classes)).collect();
-        records.sort_by(|a, b| b.total_ms.total_cmp(&a.total_ms));
-        records
-    }
-
-    fn record(
-        &self,
-        (number, short, _): (usize, u32, Option<u32>),
-        cells: &[usize],
-        launch_ns: Spans,
-        stages: &[StageKernels],
-        classes: &mut Classes,
-    ) -> KernelRecord {
-        let mut of_class: BTreeMap<&str, (i64, Class)> = BTreeMap::new();
-        let mut of_name: BTreeMap<u32, i64> = BTreeMap::new();
-        let mut configs: BTreeSet<Geometry> = BTreeSet::new();
-        for cell in cells {
-            let (kind, ns) = (self.kind(*cell), self.cells[*cell].ns);
-            let class = classes.of(kind.full_name, &self.trace.strings);
-            of_class.entry(class.class).or_insert((0, class)).0 += ns;
-            *of_name.entry(kind.full_name).or_default() += ns;
-            configs.insert((kind.grid, kind.block));
-        }
-        let first = self.kind(cells[0]);
-        let most = cells.iter().max_by_key(|cell| self.cells[**cell].calls).map_or(first, |cell| self.kind(*cell));
-        let class = of_class.values().max_by_key(|(ns, _)| *ns).map(|(_, class)| *class);
-        let longest = of_name.iter().max_by_key(|(_, ns)| **ns).map_or(short, |(full, _)| *full);
-        let stage = self.launches.numbered(number);
-        let (calls, total_ms) = (launch_ns.count, Nanos(launch_ns.total).as_ms());
-        KernelRecord {
-            kernel_name: self.name(short),
-            full_name: self.name(longest),
-            name_variants: of_name.len() as u64,
-            class: class.map_or(OTHER, |it| it.class).to_owned(),
-            engine: class.and_then(|it| it.engine).map(str::to_owned),
-            device: cells.iter().all(|cell| self.kind(*cell).device == first.device).then_some(first.device),
-            stage: stage.into(),
-            total_ms,
-            calls,
-            mean_ms: total_ms / calls as f64,
-            launch_ns,
-            grid: most.grid,
-            block: most.block,
-            registers: most.registers,
-            geometries: configs.len() as u64,
-            share_pct: share(stages, stage, total_ms),
-            counters: None,
-            configs,
-        }
-    }
-
-    fn full(&self, stages: &[StageKernels], classes: &mut Classes) -> Vec<FullKernelRecord> {
-        let groups = self.by_full_name();
-        let spans = self.spans(&groups);
-        let record = |((number, short, full), launch_ns): (&(usize, u32, Option<u32>), Spans)| {
-            let full = full.unwrap_or(*short);
-            let class = classes.of(full, &self.trace.strings);
-            let (stage, total_ms) = (self.launches.numbered(*number), Nanos(launch_ns.total).as_ms());
-            FullKernelRecord {
-                full_name: self.name(full),
-                kernel_name: self.name(*short),
-                class: class.class.into(),
-                engine: class.engine.map(str::to_owned),
-                stage: stage.into(),
-                total_ms,
-                calls: launch_ns.count,
-                mean_ms: total_ms / launch_ns.count as f64,
-                launch_ns,
-                share_pct: share(stages, stage, total_ms),
-            }
-        };
-        let mut records: Vec<FullKernelRecord> = groups.keys().zip(spans).map(record).collect();
-        records.sort_by(|a, b| b.total_ms.total_cmp(&a.total_ms));
-        records
-    }
-
-    /// Time by class, and the share of it whose class is known, percent.
-    fn classes(&self, stages: &[StageKernels], classes: &mut Classes) -> (Vec<ClassRecord>, Option<f64>) {
-        let mut by_class: BTreeMap<(usize, &'static str), Tally> = BTreeMap::new();
-        for (number, cell) in self.filled() {
-            let class = classes.of(self.kind(cell).full_name, &self.trace.strings).class;
-            let (sum, tally) = (by_class.entry((number, class)).or_default(), self.cells[cell]);
-            *sum = Tally { calls: sum.calls + tally.calls, ns: sum.ns + tally.ns };
-        }
-        let all: i64 = by_class.values().map(|tally| tally.ns).sum();
-        let known: i64 = by_class.iter().filter(|((_, class), _)| *class != OTHER).map(|(_, tally)| tally.ns).sum();
-        let class = |((number, class), tally): (&(usize, &str), &Tally)| {
-            let (stage, total_ms) = (self.launches.numbered(*number), Nanos(tally.ns).as_ms());
-            let share_pct = share(stages, stage, total_ms);
-            ClassRecord { stage: stage.into(), class: (*class).into(), calls: tally.calls, total_ms, share_pct }
-        };
-        let mut records: Vec<ClassRecord> = by_class.iter().map(class).collect();
-        records.sort_by(|a, b| a.stage.cmp(&b.stage).then(b.total_ms.total_cmp(&a.total_ms)));
-        (records, percent(known as f64, all as f64))
-    }
-}
-
-/// Share of the kernel time of a stage, percent.
-fn share(stages: &[StageKernels], stage: &str, ms: f64) -> Option<f64> {
-    percent(ms, stages.iter().find(|it| it.stage == stage)?.kernel_ms?)
 }
 
 #[cfg(test)]

@@ -3,11 +3,14 @@
 //! Host times are of the plain pass's measured repeats: on a device that runs asynchronously, those of the launching calls. A call that a
 //! CUDA graph replayed has no host time. Device time is that of the kernels which the operator launched in the traced pass.
 
+mod host;
+
 use std::collections::{BTreeMap, BTreeSet};
 
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
+use self::host::{Key, Sum, self_times};
 use super::{
     device_time::{DeviceTime, DeviceTimes},
     events::Events,
@@ -40,7 +43,7 @@ pub struct OperatorRecord {
     /// Host time of the calls, with everything they enclose; `null` where a graph replayed all of them, as are the next two.
     #[serde(alias = "total_ms")]
     pub inclusive_ms: Option<f64>,
-    /// `inclusive_ms` over the calls that have a host time.
+    /// `inclusive_ms` over the calls that have a host time and are not inside one of the same operator.
     pub mean_ms: Option<f64>,
     /// Host time of the calls, without the calls they enclose.
     #[serde(alias = "self_ms")]
@@ -129,7 +132,7 @@ impl OperatorRecord {
     /// An operator that only graphs replayed, of which the host saw no call.
     fn replayed(stage: &str, path: &str, calls: u64) -> Self {
         let key = Key { stage: stage.into(), path: path.into(), op: "range".into() };
-        Sum { calls, captured: calls, ..Sum::default() }.record(key, None)
+        Sum::captured(calls).record(key, None)
     }
 }
 
@@ -289,120 +292,4 @@ pub fn collapse(path: &str) -> String {
         .map(|part| if !part.is_empty() && part.bytes().all(|byte| byte.is_ascii_digit()) { "*" } else { part })
         .collect();
     parts.join(".")
-}
-
-/// Host time of one call beside those around it.
-#[derive(Debug, Clone, Copy)]
-struct CallTime {
-    /// Nanoseconds that none of the calls nested in it accounts for.
-    own_ns: i64,
-    /// Whether a call of the same path, or of the same one with layers rolled up, encloses it.
-    inside_path: bool,
-    inside_rolled: bool,
-}
-
-/// Calls around one that are looked at for its own path.
-const MAX_AROUND: usize = 64;
-
-/// The time of each call without those nested in it.
-fn self_times(calls: &[&OperatorCall]) -> Vec<CallTime> {
-    let rolled: Vec<String> = calls.iter().map(|call| collapse(&call.path)).collect();
-    // A call is written when it returns: of two with the same times, the later one encloses the earlier.
-    let mut order: Vec<usize> = (0..calls.len()).collect();
-    order.sort_unstable_by(|&a, &b| {
-        let (x, y) = (calls[a], calls[b]);
-        x.start_ns.cmp(&y.start_ns).then(y.end_ns.cmp(&x.end_ns)).then(b.cmp(&a))
-    });
-    let whole = |call: &&OperatorCall| CallTime { own_ns: call.end_ns - call.start_ns, inside_path: false, inside_rolled: false };
-    let mut own: Vec<CallTime> = calls.iter().map(whole).collect();
-    let mut open: Vec<usize> = Vec::new();
-    for index in order {
-        while open.last().is_some_and(|&outer| calls[outer].end_ns < calls[index].end_ns) {
-            open.pop();
-        }
-        // A zero-length call at its predecessor's end follows it: it takes nothing from it either way.
-        if let Some(&outer) = open.last() {
-            own[outer].own_ns -= calls[index].end_ns - calls[index].start_ns;
-        }
-        let around = || open.iter().rev().take(MAX_AROUND).filter(|outer| calls[**outer].stage == calls[index].stage);
-        own[index].inside_path = around().any(|outer| calls[*outer].path == calls[index].path);
-        own[index].inside_rolled = around().any(|outer| rolled[*outer] == rolled[index]);
-        open.push(index);
-    }
-    own
-}
-
-#[derive(PartialEq, Eq, PartialOrd, Ord)]
-struct Key {
-    stage: String,
-    path: String,
-    op: String,
-}
-
-#[derive(Default)]
-struct Sum {
-    calls: u64,
-    captured: u64,
-    total: Nanos,
-    own: Nanos,
-    flops: u64,
-    bytes: u64,
-    shapes: BTreeMap<Vec<Vec<u64>>, u64>,
-    dtype: String,
-}
-
-impl Sum {
-    fn add(sums: &mut BTreeMap<Key, Self>, path: String, call: &OperatorCall, time: Option<(i64, bool)>) {
-        let key = Key { stage: call.stage.clone(), path, op: call.op.clone() };
-        let sum = sums.entry(key).or_default();
-        sum.calls += 1;
-        match time {
-            Some((own_ns, inside_itself)) => {
-                // Time inside a call of the same operator is that call's already.
-                if !inside_itself {
-                    sum.total += Nanos(call.end_ns - call.start_ns);
-                }
-                sum.own += Nanos(own_ns);
-            }
-            None => sum.captured += 1,
-        }
-        sum.flops += call.flops;
-        sum.bytes += call.bytes;
-        match sum.shapes.get_mut(&call.shapes) {
-            Some(seen) => *seen += 1,
-            None => drop(sum.shapes.insert(call.shapes.clone(), 1)),
-        }
-        if sum.dtype.is_empty() {
-            sum.dtype = call.dtype.clone();
-        }
-    }
-
-    fn record(self, key: Key, stage_ms: Option<f64>) -> OperatorRecord {
-        // Work of calls without a host time is not divided by that of the others.
-        let timed = (self.calls - self.captured) as f64;
-        let rate = |amount: u64| if amount == 0 || self.captured > 0 { None } else { ratio(amount as f64, self.own.as_secs()) };
-        let host = |value: f64| (timed > 0.0).then_some(value);
-        // Ranges that enclose each other are summed there by their own time alone.
-        let nested = |value: f64| host(value).filter(|_| key.stage != OUTSIDE);
-        OperatorRecord {
-            calls: self.calls,
-            captured_calls: self.captured,
-            inclusive_ms: nested(self.total.as_ms()),
-            mean_ms: nested(self.total.as_ms() / timed),
-            exclusive_ms: host(self.own.as_ms()),
-            inclusive_pct: stage_ms.and_then(|whole| percent(nested(self.total.as_ms())?, whole)),
-            exclusive_pct: stage_ms.and_then(|whole| percent(host(self.own.as_ms())?, whole)),
-            device: None,
-            flops_per_s: rate(self.flops),
-            bytes_per_s: rate(self.bytes),
-            flops: self.flops,
-            bytes: self.bytes,
-            shape_variants: self.shapes.len() as u64,
-            shapes: self.shapes.into_iter().max_by_key(|(_, seen)| *seen).map(|(shapes, _)| shapes).unwrap_or_default(),
-            dtype: self.dtype,
-            path: key.path,
-            op: key.op,
-            stage: key.stage,
-        }
-    }
 }

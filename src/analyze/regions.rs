@@ -203,7 +203,8 @@ fn graphs(trace: &NsysTrace, launches: &Launches, layers: &[Layer], paths: &Path
 
 /// Whether what a stage launched is in the table.
 fn counts(trace: &NsysTrace, launches: &Launches, stage: usize) -> bool {
-    ![WARMUP, OUTSIDE].contains(&launches.numbered(stage)) && !(trace.rules.narrowed() && stage == 0)
+    let left_out = trace.rules.narrowed() && stage == 0;
+    !left_out && ![WARMUP, OUTSIDE].contains(&launches.numbered(stage))
 }
 
 /// Launching path, capturing path, kind of kernel, stage.

@@ -143,8 +143,8 @@ impl StageRules {
             return Ok(());
         }
         let ranges: BTreeSet<(&str, &str)> = ranges.collect();
-        let wanted = self.within.iter().chain(&self.without);
-        let missing = wanted.filter(|name| !ranges.iter().any(|(_, known)| known == name)).next().cloned();
+        let mut wanted = self.within.iter().chain(&self.without);
+        let missing = wanted.find(|name| !ranges.iter().any(|(_, known)| known == name)).cloned();
         let is = |rule: &StageRule| ranges.iter().any(|(domain, name)| rule.matches(name, domain));
         let named = &self.stages[..self.named];
         let found = |rule: &StageRule| named.iter().any(|other| other.stage == rule.stage && is(other));

@@ -122,7 +122,7 @@ fn expected(trace: &NsysTrace, launches: &Launches) -> Vec<Launch> {
     let mut tails: HashMap<i64, Tail> = HashMap::new();
     let mut found: Vec<(usize, i64, i64, Launch)> = Vec::new();
     let mut cursor = Cursor::default();
-    for at in 0..calls.len() {
+    for (at, held) in held.iter().copied().enumerate() {
         let site = calls.site(at) as usize;
         let is_launch = matches!(kinds[site], Kind::Kernel | Kind::Graph);
         if matches!(kinds[site], Kind::Other) && !syncs[site] {
@@ -144,9 +144,9 @@ fn expected(trace: &NsysTrace, launches: &Launches) -> Vec<Launch> {
         }
         let (kernels, recorded, whole) = match kinds[site] {
             Kind::Graph => graphs.get(&at).copied().unwrap_or_default(),
-            _ => (1, u64::from(held[at]), false),
+            _ => (1, u64::from(held), false),
         };
-        if held[at] || whole {
+        if held || whole {
             (tail.held, tail.missing) = (Some(at), 0);
         }
         tail.missing += kernels - recorded;
