@@ -87,9 +87,12 @@ fn outputs_differ(analysis: &Analysis, _: &Trace) -> Vec<Finding> {
 
 fn capture_incomplete(analysis: &Analysis, trace: &Trace) -> Vec<Finding> {
     let Some(nsys) = &trace.nsys else { return vec![] };
-    let missing: Vec<&str> = STAGES.into_iter().filter(|stage| !nsys.ranges.iter().any(|range| range.name == *stage)).collect();
+    // A stage is missing where a runner timed it and the capture does not hold it: other programs need not have both.
+    let timed = |stage: &&str| !trace.baseline.is_empty() && analysis.stages.row(stage).is_some();
+    let held = |stage: &str| nsys.ranges.iter().any(|range| nsys.rules.stage(&range.name, &range.domain) == Some(stage));
+    let missing: Vec<&str> = STAGES.into_iter().filter(timed).filter(|stage| !held(stage)).collect();
     let mut found = Vec::new();
-    if !missing.is_empty() && analysis.subject.has_runner() {
+    if !missing.is_empty() {
         let message = format!("The nsys capture lacks the range {}.", missing.join(" and the range "));
         let mut finding = Finding::new("capture_incomplete", Severity::Warning, message)
             .with("ranges captured", nsys.ranges.len())
@@ -131,7 +134,7 @@ fn unclosed(_: &Analysis, trace: &Trace) -> Vec<Finding> {
 }
 
 fn overhead_high(analysis: &Analysis, trace: &Trace) -> Vec<Finding> {
-    super::overhead::findings(&analysis.overhead, trace)
+    super::overhead::findings(&analysis.overhead, trace, time::replays(analysis))
 }
 
 fn few_repeats(analysis: &Analysis, _: &Trace) -> Vec<Finding> {
@@ -148,6 +151,10 @@ fn few_repeats(analysis: &Analysis, _: &Trace) -> Vec<Finding> {
 }
 
 fn high_variance(analysis: &Analysis, _: &Trace) -> Vec<Finding> {
+    let advice = match analysis.subject.runs_here() {
+        true => "Raise warmup and repeats, and keep other work off the device.",
+        false => "Record more instances after a warm-up, and keep other work off the device.",
+    };
     let noisy = |(stage, ms): (&str, super::stats::Spread)| {
         let cv = ms.cv_pct().filter(|cv| *cv > NOISY_CV_PCT)?;
         let message = format!("{stage} varies by {cv:.0} % between repeats.");
@@ -157,7 +164,7 @@ fn high_variance(analysis: &Analysis, _: &Trace) -> Vec<Finding> {
                 .with("mean ms", format!("{:.3}", ms.mean))
                 .with("min ms", format!("{:.3}", ms.min))
                 .with("max ms", format!("{:.3}", ms.max))
-                .advise("Raise warmup and repeats, and keep other work off the device."),
+                .advise(advice),
         )
     };
     let whole = analysis.command.as_ref().and_then(|it| Some((it.of.as_str(), it.plain_ms?)));
@@ -205,15 +212,20 @@ fn dominant_operator(analysis: &Analysis, _: &Trace) -> Vec<Finding> {
             .with("share of stage", format!("{share:.1} %"))
             .with("calls", first.calls)
             .with("next", format!("{} ({:.1} %)", second.path, next.share_pct.unwrap_or(0.0)));
-        let ms = analysis.stages.row(stage).map_or(0.0, |row| row.ms.mean * share / 100.0);
-        Some(finding.saves(time::saving(analysis, stage, ms)).advise("Fuse it, reshape it or change its algorithm."))
+        // Host times are of the repeats that were timed, device times of those of the traced pass.
+        let timed = f64::from(analysis.stages.repeats.max(1));
+        let repeats = if longest.on_device { time::repeats(analysis, stage) } else { Some(timed) };
+        let saving = repeats.and_then(|repeats| time::saving(analysis, stage, longest.ms / repeats));
+        Some(finding.saves(saving).advise("Fuse it, reshape it or change its algorithm."))
     };
     STAGES.into_iter().filter_map(dominant).collect()
 }
 
 fn uncovered_time(analysis: &Analysis, _: &Trace) -> Vec<Finding> {
-    // On a GPU an operator's host time is that of its launches, and what is left of a stage is mostly waiting for the GPU.
-    if analysis.start.as_ref().is_some_and(|start| start.device != "cpu") {
+    // On a GPU an operator's host time is that of its launches, and what is left of a stage is mostly waiting for the GPU. Ranges of other
+    // programs need not cover their modules: only a runner's records say that what is outside of operators is none.
+    let on_cpu = analysis.start.as_ref().is_some_and(|start| start.device == "cpu");
+    if !on_cpu || !analysis.subject.has_runner() {
         return Vec::new();
     }
     let uncovered = |stage: &str| {
@@ -228,7 +240,7 @@ fn uncovered_time(analysis: &Analysis, _: &Trace) -> Vec<Finding> {
                 .with("stage", stage)
                 .with("inside operators", format!("{covered:.1} %"))
                 .saves(outside(covered))
-                .advise("Replay decode as a CUDA graph where the device can; else look for copies and small host loops."),
+                .advise("Look for copies and small loops on the host."),
         )
     };
     STAGES.into_iter().filter_map(uncovered).collect()
@@ -296,9 +308,11 @@ fn no_peaks(analysis: &Analysis, trace: &Trace) -> Vec<Finding> {
     }
     if ceilings.measured_flops_per_s.is_none() {
         let message = "The device's own ceiling was not measured, so use against it is not given.";
-        found.push(
-            Finding::new("no_measured_peak", Severity::Info, message).advise("Let the run finish: ceilings are measured last."),
-        );
+        found.push(Finding::new("no_measured_peak", Severity::Info, message).advise(if analysis.subject.has_runner() {
+            "Let the run finish: ceilings are measured last."
+        } else {
+            "Have the command write its ceilings to standard output as events."
+        }));
     }
     found
 }

@@ -17,6 +17,7 @@ use utoipa::ToSchema;
 
 pub use self::cells::EarlyStart;
 use self::cells::{Cell, Cells};
+pub(super) use self::waits::waits;
 use super::{launches::Launches, stats::percent};
 use crate::trace::{nsys::NsysTrace, units::Nanos};
 

@@ -163,6 +163,8 @@ pub const INVARIANTS: &[Invariant] = &[
 pub const UNBOUNDED: &[(&str, &str)] = &[
     ("Change.change_pct", "a figure may more than double between two runs"),
     ("OverheadRecord.overhead_pct", "tracing may more than double a time, and its effect may drown in noise"),
+    ("AlignmentKernelSide.share_pct", "a kernel's time over a sum that contains it"),
+    ("AlignmentPower.throttled_pct", "StagePower.throttled_pct, which is bounded"),
     ("StagePower.reading_pct", "a reading may last longer than a stage"),
     ("MfuRecord.datasheet_pct", "refused above 101 % by the rule mfu_impossible"),
     ("MfuRecord.measured_pct", "refused above 101 % by the rule mfu_impossible"),

@@ -5,6 +5,7 @@
 
 pub mod activity;
 pub mod align;
+pub mod alone;
 pub mod choose;
 pub mod classes;
 pub mod cold;
@@ -34,9 +35,11 @@ pub mod regions;
 pub mod repeats;
 pub mod roofline;
 pub mod spans;
+pub mod stage_calls;
 pub mod stages;
 pub mod stats;
 pub mod step;
+pub mod student;
 pub mod subject;
 pub mod sums;
 
@@ -47,6 +50,8 @@ mod scopes;
 #[cfg(test)]
 mod tests;
 
+use std::collections::BTreeMap;
+
 use crate::{
     model::ModelSpec,
     run::{Dtype, Finding, Severity, SubjectKind},
@@ -56,6 +61,7 @@ use crate::{
         nsys::NsysTrace,
     },
 };
+use alone::Alone;
 use cold::ColdInstance;
 use command::CommandTiming;
 use cost::{Cost, Workload};
@@ -81,6 +87,7 @@ use processes::Processes;
 use regions::Region;
 use repeats::OperatorRepeats;
 use roofline::Roofline;
+use stage_calls::StageCalls;
 use stages::Stages;
 use step::StepTimeline;
 use sums::Sums;
@@ -111,6 +118,10 @@ pub struct Analysis {
     pub experts: Vec<ExpertUse>,
     /// What the GPUs did in each stage of the traced pass.
     pub stage_gpu: StageGpus,
+    /// What the host called in each stage of the traced pass.
+    pub stage_calls: BTreeMap<String, StageCalls>,
+    /// Time in which each kernel ran alone, by stage and name.
+    pub alone: Alone,
     /// CUDA graphs of the traced pass that were traced as a whole, longest first.
     pub graphs: Vec<WholeGraph>,
     /// One decode step, slice by slice.
@@ -162,7 +173,7 @@ pub fn analyze(trace: &Trace, model: Option<&ModelSpec>, peaks: Option<&DevicePe
     let coverage = timeline.map(|(nsys, launches)| coverage::by_stage(nsys, launches)).unwrap_or_default();
     walked.withhold(&coverage);
     timeline.into_iter().for_each(|(_, launches)| walked.withhold_windows(launches));
-    let Walks { device, mut kernels, regions, stage_gpu, graphs, step, sums, processes } = walked;
+    let Walks { device, mut kernels, regions, stage_gpu, stage_calls, alone, graphs, step, sums, processes } = walked;
     counters::attach(&mut kernels.records, &counters);
     operators::attach(&mut operators, &device, &traced, &kernels.stages);
 
@@ -192,6 +203,8 @@ pub fn analyze(trace: &Trace, model: Option<&ModelSpec>, peaks: Option<&DevicePe
         outputs: outputs::outputs(&plain, &traced),
         experts: experts::experts(&plain, top_k),
         stage_gpu,
+        stage_calls,
+        alone,
         graphs,
         step: step.or_else(|| step::plain(&plain)),
         sums,
@@ -233,6 +246,8 @@ struct Walks {
     kernels: Kernels,
     regions: Vec<Region>,
     stage_gpu: StageGpus,
+    stage_calls: BTreeMap<String, StageCalls>,
+    alone: Alone,
     graphs: Vec<WholeGraph>,
     step: Option<StepTimeline>,
     sums: Sums,
@@ -272,9 +287,11 @@ impl Walks {
 /// Walks a timeline of millions of rows once per table that is made of it, on all cores.
 fn walks(nsys: &NsysTrace, launches: &Launches, counters: &[CounterRecord]) -> Walks {
     let mut walks = Walks::default();
-    let Walks { device, kernels, regions, stage_gpu, graphs, step, sums, processes } = &mut walks;
+    let Walks { device, kernels, regions, stage_gpu, stage_calls, alone, graphs, step, sums, processes } = &mut walks;
     rayon::scope(|scope| {
         scope.spawn(|_| *stage_gpu = gpu::stage_gpu(nsys, launches));
+        scope.spawn(|_| *stage_calls = stage_calls::stage_calls(nsys, launches));
+        scope.spawn(|_| *alone = alone::alone(nsys, launches));
         scope.spawn(|_| *graphs = graphs::whole_graphs(nsys, launches));
         scope.spawn(|_| *sums = sums::sums(nsys, launches));
         scope.spawn(|_| *regions = regions::regions(nsys, launches, counters));

@@ -44,7 +44,9 @@ pub fn overhead(plain: &Stages, traced: &Stages) -> Vec<OverheadRecord> {
 }
 
 /// Says where tracing cost too much, and which settings of this capture have lighter ones.
-pub fn findings(records: &[OverheadRecord], trace: &Trace) -> Vec<Finding> {
+///
+/// `replays`: whether decode replays a graph already.
+pub fn findings(records: &[OverheadRecord], trace: &Trace, replays: bool) -> Vec<Finding> {
     let high = |record: &OverheadRecord| {
         let pct = record.overhead_pct.filter(|pct| *pct > HIGH_PCT)?;
         let message = format!("Tracing slowed {} by {pct:.0} %.", record.stage);
@@ -53,14 +55,17 @@ pub fn findings(records: &[OverheadRecord], trace: &Trace) -> Vec<Finding> {
                 .with("stage", &record.stage)
                 .with("plain ms", format!("{:.3}", record.plain_ms))
                 .with("traced ms", format!("{:.3}", record.traced_ms))
-                .advise(format!("Read proportions from the capture, not times. {}", lighter(trace))),
+                .advise(format!(
+                    "Read proportions from the capture, not times. {}",
+                    lighter(trace, record.stage == DECODE && !replays)
+                )),
         )
     };
     records.iter().filter_map(high).collect()
 }
 
 /// What to ask for instead, by what the capture shows was traced.
-fn lighter(trace: &Trace) -> String {
+fn lighter(trace: &Trace, eager_decode: bool) -> String {
     let mut settings = Vec::new();
     if let Some(nsys) = &trace.nsys {
         if nsys.kernels.iter().any(|kernel| kernel.graph_node.is_some()) {
@@ -69,7 +74,7 @@ fn lighter(trace: &Trace) -> String {
         if !nsys.os_calls.is_empty() {
             settings.push("profiling.nsys.trace without osrt");
         }
-        if nsys.kernels.iter().any(|kernel| kernel.graph_node.is_none()) {
+        if eager_decode && nsys.kernels.iter().any(|kernel| kernel.graph_node.is_none()) {
             settings.push("decode as a CUDA graph, whose launches are traced as one");
         }
     } else {
@@ -104,7 +109,7 @@ mod tests {
         let records = overhead(&decode(10.0, 1), &decode(20.0, 1));
         let advice = |nsys| {
             let trace = Trace { nsys, ..Trace::default() };
-            findings(&records, &trace).remove(0).advice.unwrap()
+            findings(&records, &trace, false).remove(0).advice.unwrap()
         };
         assert!(advice(None).contains("mode light"));
         let mut deep = capture("call 1 1 2..3\nkernel 1 gemm 5..6 7");

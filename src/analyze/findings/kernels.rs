@@ -6,7 +6,6 @@ use super::{
     super::{
         Analysis,
         counters::CounterRecord,
-        events::Events,
         gemms::GemmRecord,
         kernels::KernelRecord,
         roofline::{AT_ROOF_PCT, RooflinePoint},
@@ -14,11 +13,11 @@ use super::{
         stats::{percent, ratio},
     },
     finding,
-    time::saving,
+    time::{call_saving, kernel_saving, repeats, replays},
 };
 use crate::{
-    run::{Finding, Saving},
-    trace::{Trace, event::STAGE_DOMAIN, names::base_name, nsys::NsysTrace, units::Nanos},
+    run::Finding,
+    trace::{Trace, names::base_name},
 };
 
 /// A kernel matters from this share of its stage's kernel time on, percent.
@@ -44,12 +43,6 @@ fn share(analysis: &Analysis, stage: &str, ms: f64) -> Option<f64> {
     percent(ms, analysis.kernels.stage_ms(stage)?)
 }
 
-/// What a share of the stage's kernel time is of its plain time, at most.
-fn part(analysis: &Analysis, stage: &str, share_pct: f64) -> Option<Saving> {
-    let mean = analysis.stages.row(stage)?.ms.mean;
-    saving(analysis, stage, mean * share_pct / 100.0)
-}
-
 /// Profiled kernels that matter and of which `tells` says something, as findings.
 fn profiled(
     analysis: &Analysis,
@@ -65,7 +58,7 @@ fn profiled(
         for (name, value) in rows {
             found = found.with(name, format!("{value:.1} %"));
         }
-        Some(found.saves(part(analysis, &record.stage, weight)))
+        Some(found.saves(kernel_saving(analysis, &record.stage, &[&record.kernel_name], record.timeline_total_ms?)))
     };
     analysis.counters.iter().filter_map(told).collect()
 }
@@ -121,7 +114,8 @@ fn points(
         let found = finding(id, format!("{} in {} {what}.", point.kernel_name, point.stage));
         let found = found.with("share of the stage's kernel time", format!("{weight:.1} %"));
         let found = rows.into_iter().fold(found, |found, (name, value)| found.with(name, value));
-        Some(found.saves(part(analysis, &point.stage, weight)))
+        let ms = point.timeline_total_ms?;
+        Some(found.saves(kernel_saving(analysis, &point.stage, &[&point.kernel_name], ms)))
     };
     analysis.roofline.points.iter().filter_map(told).collect()
 }
@@ -165,16 +159,23 @@ pub fn tensor_work_uncounted(analysis: &Analysis, _: &Trace) -> Vec<Finding> {
 fn named(analysis: &Analysis, stage: &str, id: &str, what: &str, words: &[&str]) -> Option<Finding> {
     let of = |it: &&KernelRecord| {
         let name = it.kernel_name.to_lowercase();
-        it.stage == stage && words.iter().any(|word| name.contains(word))
+        it.stage == stage && words.iter().any(|word| has_word(&name, word))
     };
     let records: Vec<_> = analysis.kernels.measured().filter(of).collect();
-    let weight = share(analysis, stage, records.iter().map(|it| it.total_ms).sum()).filter(|share| *share >= MATTERS_PCT)?;
+    let total_ms = records.iter().map(|it| it.total_ms).sum();
+    let weight = share(analysis, stage, total_ms).filter(|share| *share >= MATTERS_PCT)?;
     let mut found = finding(id, format!("{what} take {weight:.0} % of the kernel time of {stage}."))
         .with("calls", records.iter().map(|it| it.calls).sum::<u64>());
     for (index, it) in records.iter().take(3).enumerate() {
         found = found.with(&format!("kernel ({})", index + 1), format!("{}, {:.3} ms", it.kernel_name, it.total_ms));
     }
-    Some(found.saves(part(analysis, stage, weight)))
+    let names: Vec<&str> = records.iter().map(|it| it.kernel_name.as_str()).collect();
+    Some(found.saves(kernel_saving(analysis, stage, &names, total_ms)))
+}
+
+/// Whether a name holds `word` from its begin on: `broadcast` does not hold `cast`.
+fn has_word(name: &str, word: &str) -> bool {
+    name.match_indices(word).any(|(at, _)| !name[..at].ends_with(|before: char| before.is_ascii_alphabetic()))
 }
 
 pub fn cast_share(analysis: &Analysis, _: &Trace) -> Vec<Finding> {
@@ -183,7 +184,11 @@ pub fn cast_share(analysis: &Analysis, _: &Trace) -> Vec<Finding> {
 }
 
 pub fn kv_cache_copies(analysis: &Analysis, _: &Trace) -> Vec<Finding> {
-    let words = ["catarray", "cat_batched", "concat", "index_copy", "repeat_kv"];
+    // A graph replays fixed addresses, so a cache that it reads does not grow; `index_copy` writes one in place.
+    if replays(analysis) {
+        return vec![];
+    }
+    let words = ["catarray", "cat_batched", "concat", "repeat_kv"];
     named(analysis, DECODE, "kv_cache_copies", "Copies that join tensors, as a growing cache makes them,", &words)
         .into_iter()
         .collect()
@@ -195,11 +200,16 @@ pub fn tiny_kernels(analysis: &Analysis, _: &Trace) -> Vec<Finding> {
         let tiny = || all.iter().filter(|it| it.mean_ms < TINY_MS);
         let (few, calls) = (tiny().map(|it| it.calls).sum::<u64>(), all.iter().map(|it| it.calls).sum::<u64>());
         let of_calls = percent(few as f64, calls as f64).filter(|pct| *pct >= 80.0 && calls >= 100)?;
-        let weight = share(analysis, stage, tiny().map(|it| it.total_ms).sum())?;
+        let total_ms = tiny().map(|it| it.total_ms).sum();
+        let weight = share(analysis, stage, total_ms)?;
         let message = format!("{of_calls:.0} % of the kernels of {stage} are shorter than {:.0} µs.", TINY_MS * 1e3);
         let found = finding("tiny_kernels", message).with("tiny launches", few).with("launches", calls);
-        let found = found.with("share of kernel time", format!("{weight:.1} %"));
-        Some(found.saves(part(analysis, stage, weight)))
+        let mut found = found.with("share of kernel time", format!("{weight:.1} %"));
+        if stage == DECODE && replays(analysis) {
+            found = found.advise("Fuse them: inside a replayed graph, too, each is started by itself.");
+        }
+        let names: Vec<&str> = tiny().map(|it| it.kernel_name.as_str()).collect();
+        Some(found.saves(kernel_saving(analysis, stage, &names, total_ms)))
     };
     STAGES.into_iter().filter_map(tell).collect()
 }
@@ -215,45 +225,26 @@ pub fn name_collisions(analysis: &Analysis, _: &Trace) -> Vec<Finding> {
     analysis.kernels.measured().filter(collides).map(tell).collect()
 }
 
-/// Calls in the measured ranges of a stage whose name `is` so: how many, and their time in milliseconds.
-fn calls(nsys: &NsysTrace, stage: &str, is: impl Fn(&str) -> bool) -> (u64, f64) {
-    let wanted: Vec<bool> = nsys.strings.iter().map(|name| is(name)).collect();
-    let ranges = |name: &str| -> Vec<(i64, i64)> {
-        let of = |range: &&crate::trace::range::Range| range.name == name && matches!(range.domain.as_str(), STAGE_DOMAIN | "");
-        nsys.ranges.iter().filter(of).filter_map(|it| Some((it.start_ns, it.end_ns?))).collect()
-    };
-    let (inside, warm) = (ranges(stage), ranges("warmup"));
-    let within = |ranges: &[(i64, i64)], at: i64| ranges.iter().any(|(start, end)| (*start..*end).contains(&at));
-    let of = nsys.cuda_calls.iter().filter(|call| wanted.get(call.name as usize).copied().unwrap_or_default());
-    of.filter(|call| within(&inside, call.start_ns) && !within(&warm, call.start_ns))
-        .fold((0, 0.0), |(count, ms), call| (count + 1, ms + Nanos(call.end_ns - call.start_ns).as_ms()))
-}
-
-/// Time of a stage in the traced pass, all measured repeats, milliseconds.
-fn traced_ms(trace: &Trace, stage: &str) -> f64 {
-    Events::of(&trace.traced).measured(stage).map(|it| Nanos(it.end_ns - it.start_ns).as_ms()).sum()
-}
-
-pub fn host_sync_in_decode(analysis: &Analysis, trace: &Trace) -> Vec<Finding> {
+pub fn host_sync_in_decode(analysis: &Analysis, _: &Trace) -> Vec<Finding> {
     let found = || {
-        let (count, ms) = calls(trace.nsys.as_ref()?, DECODE, |name| name.contains("Synchronize"));
-        let steps = Events::of(&trace.traced).measured("decode_step").count();
-        let each = ratio(count as f64, steps as f64).filter(|each| *each >= SYNCS)?;
-        let waited = percent(ms, traced_ms(trace, DECODE))?;
-        let message = format!("The host waits for the device {each:.1} times in every decode step.");
-        let found = finding("host_sync_in_decode", message).with("synchronising calls", count);
-        Some(found.with("time in them", format!("{waited:.1} %")).saves(part(analysis, DECODE, waited)))
+        let calls = analysis.stage_calls.get(DECODE)?;
+        let steps = analysis.stages.decode_steps? as f64 * repeats(analysis, DECODE)?;
+        let each = ratio(calls.waits as f64, steps).filter(|each| *each >= SYNCS)?;
+        let waited = percent(calls.wait_ms, calls.host_ms)?;
+        let message = format!("The host waits for the device {each:.1} times in every decode step of the traced pass.");
+        let found = finding("host_sync_in_decode", message).with("synchronising calls", calls.waits);
+        Some(found.with("time in them", format!("{waited:.1} %")).saves(call_saving(analysis, DECODE, waited)))
     };
     found().into_iter().collect()
 }
 
-pub fn memcpy_share(analysis: &Analysis, trace: &Trace) -> Vec<Finding> {
+pub fn memcpy_share(analysis: &Analysis, _: &Trace) -> Vec<Finding> {
     let tell = |stage: &str| {
-        let (count, ms) = calls(trace.nsys.as_ref()?, stage, |name| name.contains("emcpy"));
-        let weight = percent(ms, traced_ms(trace, stage)).filter(|share| *share >= MATTERS_PCT)?;
-        let message = format!("Calls that copy memory take {weight:.0} % of {stage}.");
-        let found = finding("memcpy_share", message).with("calls", count).with("host ms", format!("{ms:.3}"));
-        Some(found.saves(part(analysis, stage, weight)))
+        let calls = analysis.stage_calls.get(stage)?;
+        let weight = percent(calls.copy_ms, calls.host_ms).filter(|share| *share >= MATTERS_PCT)?;
+        let message = format!("Calls that copy memory take {weight:.0} % of {stage} in the traced pass.");
+        let found = finding("memcpy_share", message).with("calls", calls.copies).with("host ms", format!("{:.3}", calls.copy_ms));
+        Some(found.saves(call_saving(analysis, stage, weight)))
     };
     STAGES.into_iter().filter_map(tell).collect()
 }

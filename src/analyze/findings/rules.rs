@@ -66,7 +66,11 @@ pub const RULES: &[Rule] = &[
     Rule::new(
         "capture_incomplete",
         Warning,
-        ["the capture lacks the range of a stage", "Take the capture again; update nsys to the driver's version.", ""],
+        [
+            "the capture lacks the range of a stage that a runner timed",
+            "Take the capture again; update nsys to the driver's version.",
+            "",
+        ],
         super::capture_incomplete,
     ),
     Rule::new(
@@ -193,8 +197,8 @@ pub const RULES: &[Rule] = &[
         "time_between_operators",
         Warning,
         [
-            "operators cover less than 90 % of a stage's host time",
-            "Replay decode as a CUDA graph where the device can; else look for copies and small host loops.",
+            "on a CPU, a runner's operators cover less than 90 % of a stage's time",
+            "Look for copies and small loops on the host.",
             "the time outside operators",
         ],
         super::uncovered_time,
@@ -251,9 +255,9 @@ pub const RULES: &[Rule] = &[
         "decode_launch_bound",
         Warning,
         [
-            "no kernel runs during 30 % or more of the traced decode",
+            "the GPU is idle during 30 % or more of the traced decode, and of the unprofiled one where it was timed",
             "Replay decode as a CUDA graph, or fuse operators: the device waits for launches.",
-            "the share without a kernel, of decode's plain time",
+            "decode's time in which the GPU is idle",
         ],
         time::decode_launch_bound,
     ),
@@ -261,9 +265,9 @@ pub const RULES: &[Rule] = &[
         "decode_eager",
         Warning,
         [
-            "on a GPU each decode step launches 50 kernels or more, and no graph is replayed",
+            "each decode step of the traced pass launches 50 kernels or more, and no graph is replayed",
             "Replay decode as a CUDA graph: one launch a step.",
-            "the share without a kernel, of decode's plain time",
+            "decode's time in which the GPU is idle",
         ],
         time::decode_eager,
     ),
@@ -309,7 +313,7 @@ pub const RULES: &[Rule] = &[
         [
             "a profiled kernel of at least 5 % of its stage keeps less than 25 % of warps resident, and SM and memory below 60 %",
             "Use smaller tiles or fewer registers, or give it more blocks.",
-            "the kernel's share of the stage",
+            "the kernel's own time on the critical path",
         ],
         kernels::low_occupancy,
     ),
@@ -319,7 +323,7 @@ pub const RULES: &[Rule] = &[
         [
             "a profiled kernel of at least 5 % of its stage hits L2 for less than half of its accesses, with device memory at 50 % or more",
             "Order its blocks so that neighbours read the same data, and look at strides that are not coalesced.",
-            "the kernel's share of the stage",
+            "the kernel's own time on the critical path",
         ],
         kernels::low_l2_hit,
     ),
@@ -329,7 +333,7 @@ pub const RULES: &[Rule] = &[
         [
             "a matrix kernel of prefill of at least 5 % uses tensor cores less than 10 % of the time",
             "Use a number format and sizes that tensor cores take (bf16 or f16, multiples of 8).",
-            "the kernel's share of the stage",
+            "the kernel's own time on the critical path",
         ],
         kernels::tensor_cores_idle,
     ),
@@ -339,7 +343,7 @@ pub const RULES: &[Rule] = &[
         [
             "one reason stalls at least half of the warps of a profiled kernel of at least 5 %, with SM and device memory below 60 %",
             "Give it more independent work per thread, or fuse it with its neighbours.",
-            "the kernel's share of the stage",
+            "the kernel's own time on the critical path",
         ],
         kernels::latency_bound,
     ),
@@ -349,7 +353,7 @@ pub const RULES: &[Rule] = &[
         [
             "a profiled kernel of at least 5 % of its stage uses device memory at 80 % or more of what it sustains, and SM less",
             "Fewer bytes are the only gain: a smaller number format, fusion with its neighbours, reuse over a batch.",
-            "the kernel's share of the stage",
+            "the kernel's own time on the critical path",
         ],
         kernels::at_memory_roof,
     ),
@@ -359,7 +363,7 @@ pub const RULES: &[Rule] = &[
         [
             "a profiled kernel of at least 5 % of its stage uses the multiprocessors at 80 % or more of what they sustain, and memory no more",
             "Fewer operations or a smaller number format are the only gain.",
-            "the kernel's share of the stage",
+            "the kernel's own time on the critical path",
         ],
         kernels::at_compute_roof,
     ),
@@ -379,7 +383,7 @@ pub const RULES: &[Rule] = &[
         [
             "kernels named as conversions take at least 5 % of a stage's kernel time",
             "Keep one number format through the chain.",
-            "their share of the stage",
+            "their own time on the critical path",
         ],
         kernels::cast_share,
     ),
@@ -387,9 +391,9 @@ pub const RULES: &[Rule] = &[
         "kv_cache_copies",
         Warning,
         [
-            "kernels that join or copy tensors take at least 5 % of decode's kernel time",
+            "kernels that join tensors take at least 5 % of decode's kernel time, and no graph is replayed",
             "Write keys and values in place into a cache of fixed size.",
-            "their share of the stage",
+            "their own time on the critical path",
         ],
         kernels::kv_cache_copies,
     ),
@@ -399,7 +403,7 @@ pub const RULES: &[Rule] = &[
         [
             "of 100 launches or more in a stage, 80 % are shorter than 5 microseconds",
             "Fuse them: each costs a launch.",
-            "their share of the stage",
+            "their own time on the critical path",
         ],
         kernels::tiny_kernels,
     ),
@@ -419,7 +423,7 @@ pub const RULES: &[Rule] = &[
         [
             "the host synchronises twice or more per decode step",
             "Keep sampled tokens on the device, and wait once per step or less.",
-            "the time in those calls",
+            "the time in those calls in which the GPU is idle",
         ],
         kernels::host_sync_in_decode,
     ),
@@ -429,7 +433,7 @@ pub const RULES: &[Rule] = &[
         [
             "calls that copy memory take at least 5 % of a stage's host time",
             "Keep data on the device; copy from pinned memory, beside the work.",
-            "their share of the stage",
+            "the time in those calls in which the GPU is idle",
         ],
         kernels::memcpy_share,
     ),

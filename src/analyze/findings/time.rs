@@ -30,47 +30,124 @@ const LOAD_MS: f64 = 5_000.0;
 /// A first repeat that is so much slower than the slowest of the others was not warm.
 const COLD: f64 = 1.2;
 
-/// Saves part of a stage's mean time.
+/// Saves so many milliseconds of one repeat of a stage; at most all of it. Every saving of a rule comes through here.
 pub fn saving(analysis: &Analysis, stage: &str, ms: f64) -> Option<Saving> {
     let whole = analysis.stages.row(stage)?.ms.mean;
     let ms = ms.clamp(0.0, whole);
     Some(Saving { stage: stage.into(), ms: Some(ms), pct: percent(ms, whole)? })
 }
 
-/// Share of a traced stage in which no kernel ran, percent, and launches per traced repeat.
-fn gaps(analysis: &Analysis, trace: &Trace, stage: &str) -> Option<(f64, f64)> {
-    let busy = analysis.kernels.stages.iter().find(|it| it.stage == stage).filter(|it| it.launches > 0)?;
-    let traced = Events::of(&trace.traced);
-    let times: Vec<f64> = traced.measured(stage).map(|it| Nanos(it.end_ns - it.start_ns).as_ms()).collect();
-    let idle = 100.0 - percent(busy.busy_ms?, times.iter().sum())?;
-    Some((idle.max(0.0), busy.launches as f64 / times.len() as f64))
+/// The GPU in one repeat of a stage of the traced pass, milliseconds; of several GPUs, their mean.
+struct TracedGpu {
+    repeats: f64,
+    window_ms: f64,
+    busy_ms: f64,
+    /// Kernels that are recorded, in all repeats.
+    kernels: u64,
+    graph_launches: u64,
 }
 
-fn replays(analysis: &Analysis) -> bool {
-    analysis.start.as_ref().is_some_and(|start| start.decode_graph)
+/// The traced pass's record of the GPU in a stage; `None` where it holds nothing that the GPU did.
+fn traced_gpu(analysis: &Analysis, stage: &str) -> Option<TracedGpu> {
+    let it = analysis.stage_gpu.totals.iter().find(|it| it.stage == stage && it.instances > 0 && it.devices > 0)?;
+    let (repeats, devices) = (it.instances as f64, it.devices as f64);
+    let per = |ms: f64| ms / repeats / devices;
+    let busy_ms = per(it.busy_ms.filter(|ms| *ms > 0.0)?);
+    let graph_launches = it.graph_launches.unwrap_or(0);
+    Some(TracedGpu { repeats, window_ms: per(it.window_ms?), busy_ms, kernels: it.launches, graph_launches })
 }
 
-pub fn decode_launch_bound(analysis: &Analysis, trace: &Trace) -> Vec<Finding> {
-    let Some((idle, launches)) = gaps(analysis, trace, DECODE).filter(|(idle, _)| *idle >= GAP_PCT) else { return vec![] };
-    let mean = analysis.stages.row(DECODE).map_or(0.0, |row| row.ms.mean);
-    let found = finding("decode_launch_bound", format!("No kernel runs during {idle:.0} % of {DECODE} in the traced pass."))
-        .with("without a kernel", format!("{idle:.1} %"))
-        .with("launches per repeat", format!("{launches:.0}"));
-    vec![found.saves(saving(analysis, DECODE, mean * idle / 100.0))]
+/// Repeats of a stage in the traced pass.
+pub fn repeats(analysis: &Analysis, stage: &str) -> Option<f64> {
+    traced_gpu(analysis, stage).map(|it| it.repeats)
 }
 
-pub fn decode_eager(analysis: &Analysis, trace: &Trace) -> Vec<Finding> {
-    let on_gpu = analysis.start.as_ref().is_some_and(|start| start.device != "cpu");
-    let (Some((idle, launches)), Some(steps)) = (gaps(analysis, trace, DECODE), analysis.stages.decode_steps) else {
-        return vec![];
-    };
-    let Some(each) = ratio(launches, steps as f64).filter(|each| *each >= EAGER_LAUNCHES && on_gpu && !replays(analysis)) else {
-        return vec![];
-    };
-    let mean = analysis.stages.row(DECODE).map_or(0.0, |row| row.ms.mean);
-    let message = format!("Every decode step launches {each:.0} kernels one by one.");
-    let found = finding("decode_eager", message).with("launches per step", format!("{each:.1}")).with("decode", "eager");
-    vec![found.saves(saving(analysis, DECODE, mean * idle / 100.0))]
+/// Saves the device time of kernels in one repeat: of what they took in the traced pass, at most what no other kernel overlapped.
+pub fn kernel_saving(analysis: &Analysis, stage: &str, kernels: &[&str], total_ms: f64) -> Option<Saving> {
+    let busy = analysis.kernels.stages.iter().find(|it| it.stage == stage).and_then(|it| it.busy_ms)?;
+    let others = analysis.alone.iter().filter(|((of, name), _)| of == stage && !kernels.contains(&name.as_str()));
+    let own = total_ms.min(busy - others.map(|(_, ms)| ms).sum::<f64>());
+    saving(analysis, stage, own / repeats(analysis, stage)?)
+}
+
+/// Saves a share of the stage's host time, percent: at most the time in which the GPU was idle.
+pub fn call_saving(analysis: &Analysis, stage: &str, share_pct: f64) -> Option<Saving> {
+    let (gpu, whole) = (traced_gpu(analysis, stage)?, analysis.stages.row(stage)?.ms.mean);
+    saving(analysis, stage, (whole * share_pct / 100.0).min(gpu.window_ms - gpu.busy_ms))
+}
+
+/// Time of a stage in which the GPU is idle.
+struct Gaps {
+    /// Share of the traced stage, percent.
+    traced_pct: f64,
+    /// Share of the unprofiled stage, percent, taking kernels to last as long there; `None` without an unprofiled pass.
+    unprofiled_pct: Option<f64>,
+    /// In one repeat, of the pass that has less.
+    ms: f64,
+    /// Launches of single kernels in one repeat.
+    launches: f64,
+    graph_launches: u64,
+    /// Kernels that the stage ran, and those of them that graphs replayed, in all repeats.
+    kernels: u64,
+    replayed: u64,
+}
+
+fn gaps(analysis: &Analysis, stage: &str) -> Option<Gaps> {
+    let gpu = traced_gpu(analysis, stage)?;
+    let replayed = analysis.stage_calls.get(stage).map_or(0, |it| it.replayed_kernels);
+    let unprofiled = analysis.stages.row(stage).filter(|_| !analysis.only_traced).map(|row| row.ms.mean);
+    let gap = |whole: f64| (whole - gpu.busy_ms).max(0.0);
+    Some(Gaps {
+        traced_pct: percent(gap(gpu.window_ms), gpu.window_ms)?,
+        unprofiled_pct: unprofiled.and_then(|mean| percent(gap(mean), mean)),
+        ms: gap(unprofiled.unwrap_or(gpu.window_ms).min(gpu.window_ms)),
+        launches: gpu.kernels.saturating_sub(replayed) as f64 / gpu.repeats,
+        graph_launches: gpu.graph_launches,
+        kernels: gpu.kernels,
+        replayed,
+    })
+}
+
+/// Whether decode replays a graph already: by its runner, or by the calls of the capture.
+pub fn replays(analysis: &Analysis) -> bool {
+    let called = analysis.stage_gpu.totals.iter().any(|it| it.stage == DECODE && it.graph_launches.is_some_and(|it| it > 0));
+    let replayed = analysis.stage_calls.get(DECODE).is_some_and(|it| it.replayed_kernels > 0);
+    called || replayed || analysis.start.as_ref().is_some_and(|start| start.decode_graph)
+}
+
+pub fn decode_launch_bound(analysis: &Analysis, _: &Trace) -> Vec<Finding> {
+    // Tracing lengthens gaps: where an unprofiled pass was timed, its gaps decide as well.
+    let bound = |it: &Gaps| it.traced_pct >= GAP_PCT && it.unprofiled_pct.is_none_or(|pct| pct >= GAP_PCT);
+    let Some(gaps) = gaps(analysis, DECODE).filter(bound) else { return vec![] };
+    let message = format!("The GPU is idle during {:.0} % of {DECODE} in the traced pass.", gaps.traced_pct);
+    let mut found = finding("decode_launch_bound", message)
+        .with("source", "traced pass")
+        .with("idle", format!("{:.1} %", gaps.traced_pct))
+        .with("launches of single kernels per repeat", format!("{:.0}", gaps.launches));
+    if let Some(pct) = gaps.unprofiled_pct {
+        found = found.with("idle, unprofiled pass", format!("{pct:.1} %"));
+    }
+    if replays(analysis) {
+        found = found.with("launches of graphs", gaps.graph_launches);
+        let replayed = percent(gaps.replayed as f64, gaps.kernels as f64);
+        found = found.advise(match replayed.filter(|pct| *pct < 90.0 && gaps.replayed > 0) {
+            Some(pct) => format!("Graphs replay {pct:.0} % of the kernels of {DECODE}: capture the rest of a step, too."),
+            None => "Launch the next replay before the current one ends, and keep sampled tokens on the device.".to_owned(),
+        });
+    }
+    vec![found.saves(saving(analysis, DECODE, gaps.ms))]
+}
+
+pub fn decode_eager(analysis: &Analysis, _: &Trace) -> Vec<Finding> {
+    let (Some(gaps), Some(steps)) = (gaps(analysis, DECODE), analysis.stages.decode_steps) else { return vec![] };
+    let eager = |each: &f64| *each >= EAGER_LAUNCHES && !replays(analysis);
+    let Some(each) = ratio(gaps.launches, steps as f64).filter(eager) else { return vec![] };
+    let message = format!("Every decode step launches {each:.0} kernels one by one in the traced pass.");
+    let found = finding("decode_eager", message)
+        .with("source", "traced pass")
+        .with("launches per step", format!("{each:.1}"))
+        .with("decode", "eager");
+    vec![found.saves(saving(analysis, DECODE, gaps.ms))]
 }
 
 /// The least time of a stage by a ceiling: the measured one where there is one.

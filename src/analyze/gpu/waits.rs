@@ -77,7 +77,7 @@ impl Waits {
 }
 
 /// Whether a call waits for the device (`true`) or copies (`false`); `None` for every other one.
-fn waits(name: &str) -> Option<bool> {
+pub(in crate::analyze) fn waits(name: &str) -> Option<bool> {
     let name = name.strip_prefix("cuda").or_else(|| name.strip_prefix("cu"))?;
     if name.contains("Synchronize") || name.starts_with("EventQuery") || name.starts_with("StreamQuery") {
         return Some(true);
