@@ -17,21 +17,25 @@ use super::Format;
 
 /// Compare two saved runs: whether they may be compared, then what changed by stage, operator and kernel
 ///
-/// A and B are folders of runs, unpacked bundles, or files report.json. A change counts only beyond the noise that the repeats of both
-/// show; what changed most comes first.
+/// A and B are folders of runs, unpacked bundles, or files report.json. A change counts where Welch's t-test finds it; what changed most
+/// comes first.
 #[derive(Debug, Args)]
 pub struct Options {
     /// The run before
     a: PathBuf,
     /// The run after
     b: PathBuf,
+    /// An earlier run of the same kind as A, to learn how runs differ from each other; give several
+    #[arg(long, value_name = "RUN")]
+    history: Vec<PathBuf>,
     /// What to print
     #[arg(long, value_enum, default_value_t = Format::Md)]
     format: Format,
 }
 
 pub fn run(options: &Options) -> Result<()> {
-    let diff = run_diff(&read(&options.a)?, &read(&options.b)?);
+    let history = options.history.iter().map(|path| read(path)).collect::<Result<Vec<_>>>()?;
+    let diff = run_diff(&read(&options.a)?, &read(&options.b)?, &history);
     let text = match options.format {
         Format::Md => diff.markdown(),
         Format::Json => diff.json(),

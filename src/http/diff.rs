@@ -29,11 +29,18 @@ pub struct DiffQuery {
     /// `html`, `md` or `json`; by `Accept` when absent.
     #[param(value_type = Option<String>, pattern = "^(html|md|json)$")]
     format: Option<Format>,
+    /// Ids of up to 20 earlier runs of the same kind as `a`, separated by commas: the noise between runs is taken from them.
+    #[param(max_length = 739)]
+    history: Option<String>,
 }
+
+/// Earlier runs that a comparison takes at most: each report is read whole.
+const MAX_HISTORY: usize = 20;
 
 /// Compare two runs: whether they may be compared, then what changed by stage, operator and kernel
 ///
-/// What changed most comes first. A change counts only beyond the noise that the repeats of both runs show.
+/// What changed most comes first. A change counts where Welch's t-test finds it; without `history` a change of a kernel by at most 5 %
+/// gets no verdict.
 #[utoipa::path(get, path = "/runs/{a}/diff/{b}", tag = "artifacts", operation_id = "diff_runs",
     params(("a" = RunId, Path), ("b" = RunId, Path), DiffQuery),
     responses((status = 200, description = "The comparison, as HTML, Markdown or JSON by `format` or `Accept`",
@@ -47,25 +54,40 @@ pub async fn diff(
     let Path((a, b)) = ids.map_err(|rejection| ApiError::new(ErrorCode::InvalidParameter, rejection.body_text()))?;
     let (a, b) = (request::parse(&a)?, request::parse(&b)?);
     let format = forms::wanted(query.format, &headers, &[Format::Html, Format::Md, Format::Json])?;
-    let told = compare(&app, a, b, move |diff| match format {
+    let history = history(query.history.as_deref().unwrap_or_default())?;
+    let text = compare(&app, (a, b), &history, move |diff| match format {
         Format::Html => diff.html(),
         Format::Md => diff.markdown(),
         Format::Json | Format::Csv => diff.json(),
     });
-    Ok(forms::answer(format, told.await?))
+    Ok(forms::answer(format, text.await?))
 }
 
-/// Compares two ended runs and tells it as `told` does.
+/// Reads ids that are separated by commas.
+fn history(text: &str) -> Result<Vec<RunId>, ApiError> {
+    let ids: Vec<RunId> = text.split(',').filter(|id| !id.is_empty()).map(request::parse).collect::<Result<_, _>>()?;
+    if ids.len() > MAX_HISTORY {
+        let message = format!("history has {} runs; at most {MAX_HISTORY} are read", ids.len());
+        return Err(ApiError::new(ErrorCode::InvalidParameter, message));
+    }
+    Ok(ids)
+}
+
+/// Compares two ended runs and renders the result by `render`.
 pub(super) async fn compare<T: Send + 'static>(
     app: &App,
-    a: RunId,
-    b: RunId,
-    told: impl FnOnce(&RunDiff) -> T + Send + 'static,
+    (a, b): (RunId, RunId),
+    history: &[RunId],
+    render: impl FnOnce(&RunDiff) -> T + Send + 'static,
 ) -> Result<T, ApiError> {
     let (a, b) = (read(app, a).await?, read(app, b).await?);
+    let mut earlier = Vec::new();
+    for id in history {
+        earlier.push(read(app, *id).await?);
+    }
     // Tables of hundreds of rows are laid out: not on a thread that answers others.
-    let told = tokio::task::spawn_blocking(move || told(&run_diff(&a, &b)));
-    told.await.map_err(|error| ApiError::internal(&error))
+    let rendered = tokio::task::spawn_blocking(move || render(&run_diff(&a, &b, &earlier)));
+    rendered.await.map_err(|error| ApiError::internal(&error))
 }
 
 async fn read(app: &App, id: RunId) -> Result<Stored, ApiError> {

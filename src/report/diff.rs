@@ -1,6 +1,8 @@
-//! Two reports side by side: read as they were stored, compared, told in three forms.
+//! Two reports side by side: read as they were stored, compared, shown in three forms.
 //!
 //! Knows the schema of reports; what counts as a change is decided in [`crate::analyze::diff`].
+
+mod checks;
 
 use minijinja::{
     context,
@@ -26,9 +28,7 @@ use crate::{
 };
 
 /// Version of [`RunDiff`]; it grows when a field changes its meaning or goes away.
-const DIFF_VERSION: u32 = 1;
-/// Clocks may differ by this much, percent, before they explain a change.
-const CLOCK_PCT: f64 = 5.0;
+const DIFF_VERSION: u32 = 2;
 /// Rows of a table shown to people.
 const ROWS: usize = 60;
 
@@ -63,77 +63,53 @@ pub fn stored(report: &[u8], kernels: Option<&[u8]>) -> Result<Stored, StoredErr
 /// What changed from run A to run B.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct RunDiff {
-    #[schema(example = 1)]
+    #[schema(example = 2)]
     pub schema_version: u32,
     pub a: RunId,
     pub b: RunId,
+    /// Earlier runs of the same kind as A, from which the noise between runs was taken.
+    #[serde(default)]
+    pub history: Vec<RunId>,
+    /// Earlier runs that were given and are of another kind.
+    #[serde(default)]
+    pub history_left_out: Vec<LeftOut>,
     pub diff: Diff,
 }
 
-/// Compares two runs by what they left.
-pub fn run_diff(a: &Stored, b: &Stored) -> RunDiff {
-    let diff = diff(checks(&a.report, &b.report), &side(a), &side(b));
-    RunDiff { schema_version: DIFF_VERSION, a: a.report.run_id, b: b.report.run_id, diff }
+/// An earlier run that says nothing about the noise of A.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[schema(as = DiffLeftOut)]
+pub struct LeftOut {
+    pub run: RunId,
+    pub why: String,
 }
 
-fn checks(a: &LLMProfileReport, b: &LLMProfileReport) -> Vec<Check> {
-    let call = |it: &LLMProfileReport| serde_json::to_string(it.spec.call()?).ok();
-    let both = |what: &str, decides: bool, of: fn(&LLMProfileReport) -> Option<String>| Check::of(what, of(a), of(b), decides);
-    let clock = |stage: &str| {
-        let of = |it: &LLMProfileReport| it.power.as_ref()?.stages.iter().find(|row| row.stage == stage)?.sm_mhz;
-        Check::near(&format!("SM clock in {stage}"), "MHz", (of(a), of(b)), CLOCK_PCT)
-    };
-    let mut checks = vec![
-        both("model", true, |it| it.spec.model().map(str::to_owned)),
-        both("parameters", true, |it| it.model.parameters.map(count)),
-        both("number format", true, |it| it.model.dtype.clone()),
-        both("weights", false, |it| it.model.weights.clone()),
-        both("device", true, device),
-        both("driver", false, |it| it.environment.driver.clone()),
-        both("inputs", true, inputs),
-        both("prompt positions", true, |it| it.model.prompt_tokens.map(count)),
-        both("decode steps", true, |it| it.aggregates.decode_steps.map(count)),
-        both("seed", false, |it| Some(it.spec.workload()?.seed.to_string())),
-        both("decode", false, |it| Some(if it.model.decode_graph? { "a replayed CUDA graph" } else { "eager" }.into())),
-        both("mode", false, |it| Some(it.spec.mode()?.to_string())),
-        both("warm-up and repeats", false, |it| it.spec.passes().map(|it| format!("{} and {}", it.warmup, it.repeats))),
-        both("llmprof", false, |it| {
-            let commit = it.environment.git_commit.as_deref().map(|commit| format!(", {commit}")).unwrap_or_default();
-            Some(format!("{}{commit}", it.environment.llmprof))
-        }),
-        both("nsys", false, |it| it.environment.nsys.clone()),
-        both("ncu", false, |it| it.environment.ncu.clone()),
-    ];
-    if call(a).or(call(b)).is_some() {
-        checks.push(Check::of("command", call(a), call(b), true));
+/// Compares two runs by what they left; `history` are earlier runs of the same kind as A.
+pub fn run_diff(a: &Stored, b: &Stored, history: &[Stored]) -> RunDiff {
+    let (mut used, mut history_left_out) = (Vec::new(), Vec::new());
+    for run in history.iter().filter(|run| ![a.report.run_id, b.report.run_id].contains(&run.report.run_id)) {
+        let why: Vec<String> = checks::checks(&a.report, &run.report).iter().filter_map(Check::obstacle).collect();
+        if why.is_empty() {
+            used.push(run)
+        } else {
+            history_left_out.push(LeftOut { run: run.report.run_id, why: why.join("; ") })
+        }
     }
-    if a.power.is_some() || b.power.is_some() {
-        checks.extend(["prefill", "decode_all"].map(clock));
-    }
-    checks
+    // Kernels are compared per repeat only where every side knows its repeats.
+    let all = || [a, b].into_iter().chain(used.iter().copied());
+    let per_repeat = |stage: &str| all().all(|run| repeats(&run.report, stage).is_some());
+    let earlier: Vec<Side> = used.iter().map(|run| side(run, &per_repeat)).collect();
+    let diff = diff(checks::checks(&a.report, &b.report), &side(a, &per_repeat), &side(b, &per_repeat), &earlier);
+    let history = used.iter().map(|run| run.report.run_id).collect();
+    RunDiff { schema_version: DIFF_VERSION, a: a.report.run_id, b: b.report.run_id, history, history_left_out, diff }
 }
 
-/// The product that the run was on; of a run on the processor, the processor.
-fn device(report: &LLMProfileReport) -> Option<String> {
-    let environment = &report.environment;
-    let ran_on = environment.device.as_ref().and_then(|device| device.product.clone());
-    match report.model.device.as_deref()? {
-        "cpu" => Some(format!("cpu: {}, {} usable", environment.cpu.as_deref()?, environment.cpus?)),
-        name => ran_on.or_else(|| environment.gpus.first().map(|gpu| gpu.name.clone())).or(Some(name.into())),
-    }
+/// Times that a stage ran in the capture.
+fn repeats(report: &LLMProfileReport, stage: &str) -> Option<u64> {
+    report.stage_gpu.iter().find(|it| it.stage == stage).map(|it| it.instances).filter(|it| *it > 0)
 }
 
-/// The images by hash, and the manifest's name for the prompt.
-fn inputs(report: &LLMProfileReport) -> Option<String> {
-    let hashes: Vec<&str> = report.inputs.iter().map(|it| it.sha256.get(..12).unwrap_or(&it.sha256)).collect();
-    Some(format!(
-        "{} ({})",
-        report.spec.workload()?.inputs_manifest,
-        if hashes.is_empty() { "no images".into() } else { hashes.join(", ") }
-    ))
-}
-
-fn side(of: &Stored) -> Side {
+fn side(of: &Stored, per_repeat: &impl Fn(&str) -> bool) -> Side {
     let report = &of.report;
     let mut stages = Figures::new();
     let mut add = |stage: &str, name: &str, measured| _ = stages.insert((stage.into(), name.into()), measured);
@@ -157,8 +133,8 @@ fn side(of: &Stored) -> Side {
     // Where the capture lacks kernels of a stage, sums over them are no figures of it.
     let partial = |stage: &str| report.stage_kernels.iter().any(|it| it.stage == stage && it.kernel_ms.is_none());
     for it in of.kernels.as_ref().unwrap_or(&report.kernels_topk).iter().filter(|it| !partial(&it.stage)) {
-        let stage = stages.get(&(it.stage.clone(), it.stage.clone()));
-        let measured = Measured::over_calls(&it.launch_ns).at_least_as_noisy(stage);
+        let repeats = repeats(report, &it.stage).filter(|_| per_repeat(&it.stage));
+        let measured = Measured::over_calls(&it.launch_ns, repeats);
         kernels.entry((it.stage.clone(), it.kernel_name.clone())).and_modify(|sum| *sum = sum.and(measured)).or_insert(measured);
     }
     Side { stages, operators: operators.collect(), kernels }
@@ -186,22 +162,34 @@ impl RunDiff {
         template.render(self.page()).expect("the template asks only for what the page holds: a test renders it")
     }
 
-    /// What a template of a comparison shows: `a`, `b`, `comparable`, `forbidding`, `rule`, `tables`.
+    /// What a template of a comparison shows: `a`, `b`, `comparable`, `obstacles`, `history`, `rule`, `tables`.
     pub fn page(&self) -> Value {
-        let forbidding: Vec<String> = self.diff.checks.iter().filter(|it| it.forbids).map(|it| it.what.clone()).collect();
+        let obstacles: Vec<String> = self.diff.checks.iter().filter_map(Check::obstacle).collect();
         context! {
             a => self.a.to_string(),
             b => self.b.to_string(),
             comparable => self.diff.comparable,
-            forbidding => forbidding,
+            obstacles => obstacles,
+            history => self.history_text(),
             rule => &self.diff.rule,
             tables => Value::from(Serde(self.tables())),
         }
     }
 
+    /// Which earlier runs the noise between runs comes from.
+    fn history_text(&self) -> String {
+        let used = match self.history.len() {
+            0 => "Noise between runs is not known: no earlier runs of the same kind as A were given.".to_owned(),
+            1 => "Noise between runs: from A and 1 earlier run.".to_owned(),
+            n => format!("Noise between runs: from A and {n} earlier runs."),
+        };
+        let left_out = self.history_left_out.iter().map(|it| format!(" Run {} was left out: {}.", it.run, it.why));
+        used + &left_out.collect::<String>()
+    }
+
     fn tables(&self) -> Vec<Table> {
         let diff = &self.diff;
-        let columns = ["What", "A", "B", "Same", "Forbids a verdict"];
+        let columns = ["What", "A", "B", "Same", "Prevents a verdict"];
         let mut checks = Table::new("checks", "Comparability", "What the two runs have in common.", &columns);
         for it in &diff.checks {
             let same = known(it.same, |same| if same { "same" } else { "different" }.into());
@@ -209,11 +197,17 @@ impl RunDiff {
             let forbids = if it.forbids { "yes" } else { "no" };
             checks.row([it.what.clone(), text(&it.a), text(&it.b), same, forbids.to_owned()]);
         }
-        let host = "Host time of operators per repeat of the plain pass, layers rolled up (*).";
-        let device = "Kernels of the traced passes, all calls; ± is by how the calls of the one capture and the repeats of their stage vary.";
+        let host = "Host time of operators per repeat of the unprofiled pass, layers rolled up (*).";
+        let device = "Device time of kernels per repeat of their stage in the traced pass; ± is the 95 % interval by the kernel's own calls. \
+                      Calls are those of the whole capture. Outside every stage, the time of all calls.";
         vec![
             checks,
-            table("stages", "Stages", "Milliseconds per repeat of the plain pass.", &diff.stages),
+            table(
+                "stages",
+                "Stages",
+                "Milliseconds per repeat: of the unprofiled pass, or of the traced one where a capture is all that there is.",
+                &diff.stages,
+            ),
             table("operators", "Operators", host, &diff.operators),
             table("kernels", "Kernels", device, &diff.kernels),
         ]
@@ -221,8 +215,21 @@ impl RunDiff {
 }
 
 fn table(id: &'static str, title: &'static str, caption: &str, changes: &[Change]) -> Table {
-    let columns =
-        ["Name", "Stage", "#A ms", "#± A", "#B ms", "#± B", "#Change ms", "#Change", "#Calls A", "#Calls B", "Verdict", "Why"];
+    let columns = [
+        "Name",
+        "Stage",
+        "#A ms",
+        "#± A",
+        "#B ms",
+        "#± B",
+        "#Change ms",
+        "#Change",
+        "#p",
+        "#Calls A",
+        "#Calls B",
+        "Verdict",
+        "Why",
+    ];
     let mut table = Table::new(id, title, caption, &columns);
     for it in changes {
         let time = |side: Option<Measured>| known(side, |side| ms(side.ms));
@@ -238,6 +245,7 @@ fn table(id: &'static str, title: &'static str, caption: &str, changes: &[Change
             noise(it.b),
             format!("{sign}{}", ms(it.change_ms)),
             known(it.change_pct, |pct| format!("{sign}{} %", decimals(pct, 1))),
+            known(it.p_value, |p| decimals(p, 3)),
             calls(it.a),
             calls(it.b),
             it.verdict.as_str().to_owned(),

@@ -34,7 +34,7 @@ use crate::{
         sums::{CallSum, RangeSum},
     },
     run::{Finding, InputFile, Mode, RunId, RunSpec, RunState, StepRecord},
-    trace::{Trace, environment::Environment, event::ImageViews},
+    trace::{Trace, environment::Environment, event::ImageViews, stage::StageRules},
 };
 
 /// Version of [`LLMProfileReport`]; it grows when a field changes its meaning or goes away.
@@ -115,6 +115,9 @@ pub struct LLMProfileReport {
     /// Whether all times are of the traced pass, because there was no plain one.
     #[serde(default)]
     pub only_traced: bool,
+    /// Which ranges of the capture are stages and which count, where others than the standard ones were named.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub stage_rules: Option<CaptureRules>,
     /// What ncu read, by kernel and geometry, longest in the timeline first.
     #[serde(default)]
     pub counters: Vec<CounterRecord>,
@@ -145,6 +148,18 @@ pub struct LLMProfileReport {
     pub findings: Vec<Finding>,
     pub inputs: Vec<InputFile>,
     pub steps: Vec<StepRecord>,
+}
+
+/// Which ranges of a capture are stages, and which count.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct CaptureRules {
+    /// `STAGE=RANGE` or `STAGE=RANGE@DOMAIN`.
+    #[schema(example = json!(["prefill=ctx@vllm", "decode_all=decode_all", "decode_all=decode"]))]
+    pub stages: Vec<String>,
+    /// Only what lies in ranges of these names counts; all does when there is none.
+    pub within: Vec<String>,
+    /// Nothing in ranges of these names counts.
+    pub without: Vec<String>,
 }
 
 /// The model as it was configured and built.
@@ -278,6 +293,7 @@ fn gather(facts: &RunFacts, trace: &Trace, analysis: &Analysis, limit: usize) ->
         api_calls: top(&analysis.sums.calls, limit),
         ranges: top(&analysis.sums.ranges, limit),
         only_traced: analysis.only_traced,
+        stage_rules: trace.nsys.as_ref().and_then(|nsys| stage_rules(&nsys.rules)),
         counters: top(&analysis.counters, limit),
         roofline: Roofline { points: top(&analysis.roofline.points, limit), ..analysis.roofline.clone() },
         regions: top(&analysis.regions, limit),
@@ -324,6 +340,16 @@ pub fn kernels_file(facts: &RunFacts, analysis: &Analysis) -> KernelsFile {
 pub fn gemms_file(facts: &RunFacts, analysis: &Analysis) -> GemmsFile {
     let gemms = &analysis.gemms;
     GemmsFile { schema_version: SCHEMA_VERSION, run_id: facts.id, decode_steps: gemms.decode_steps, gemms: gemms.records.clone() }
+}
+
+/// The rules of a capture; `None` for the standard ones.
+fn stage_rules(rules: &StageRules) -> Option<CaptureRules> {
+    let standard = StageRules::default();
+    if (&rules.stages, &rules.within, &rules.without) == (&standard.stages, &standard.within, &standard.without) {
+        return None;
+    }
+    let stages = rules.stages.iter().map(ToString::to_string).collect();
+    Some(CaptureRules { stages, within: rules.within.clone(), without: rules.without.clone() })
 }
 
 fn identity(facts: &RunFacts, analysis: &Analysis) -> ModelIdentity {

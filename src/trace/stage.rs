@@ -99,6 +99,13 @@ fn in_domain(named: Option<&str>, domain: &str) -> bool {
     named.map_or(domain.is_empty() || domain == STAGE_DOMAIN, |named| named == domain)
 }
 
+impl std::fmt::Display for StageRule {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let domain = self.domain.as_ref().map(|domain| format!("@{domain}")).unwrap_or_default();
+        write!(f, "{}={}{domain}", self.stage, self.range)
+    }
+}
+
 impl std::str::FromStr for StageRule {
     type Err = BadStage;
 
@@ -197,6 +204,7 @@ mod tests {
         let rule: StageRule = "prefill=forward pass@vllm".parse().unwrap();
         assert_eq!((rule.stage.as_str(), rule.range.as_str(), rule.domain.as_deref()), ("prefill", "forward pass", Some("vllm")));
         assert!(rule.matches("forward pass", "vllm") && !rule.matches("forward pass", ""));
+        assert_eq!(rule.to_string(), "prefill=forward pass@vllm");
         assert_eq!(
             "prefill".parse::<StageRule>().unwrap_err().to_string(),
             "\"prefill\" is no stage: write NAME=RANGE or NAME=RANGE@DOMAIN"

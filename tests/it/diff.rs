@@ -35,7 +35,7 @@ fn a_run_is_within_the_noise_of_itself() -> Result<()> {
     assert_eq!(diff["diff"]["comparable"], true);
     for part in ["stages", "operators", "kernels"] {
         let changes = diff["diff"][part].as_array().unwrap();
-        // A kernel that was called once tells no noise.
+        // A kernel that was called once shows no noise.
         let verdict = |it: &Value| if it["a"]["calls"] == 1 && part == "kernels" { "unknown" } else { "within_noise" };
         assert!(!changes.is_empty() && changes.iter().all(|it| it["change_ms"] == 0.0 && it["verdict"] == verdict(it)), "{part}");
         assert!(changes.iter().all(|it| !it["reason"].as_str().unwrap().is_empty()), "{part}");
@@ -54,8 +54,81 @@ fn a_slower_stage_is_told_first_in_every_form() -> Result<()> {
     assert_eq!((&first["name"], &first["verdict"]), (&json!("decode_all"), &json!("slower")));
     for format in ["md", "html"] {
         let text = diff(&run, &slow, format)?;
-        assert!(text.contains("slower") && text.contains("can be compared"), "{text}");
+        assert!(text.contains("slower") && text.contains("The runs are comparable."), "{text}");
     }
+    Ok(())
+}
+
+/// `gpu-report.json` as an import of a capture called `name`.
+fn imported(name: &str, gpu: Option<&str>, within: &[&str]) -> Result<Value> {
+    let mut run = golden("gpu-report.json")?;
+    run["model"] = json!({ "name": null, "description": null, "images": [] });
+    run["environment"]["device"] = Value::Null;
+    run["environment"]["gpus"] = gpu.map_or(json!([]), |gpu| json!([{ "index": 0, "uuid": "", "name": gpu, "memory_bytes": 0 }]));
+    (run["only_traced"], run["power"], run["inputs"]) = (json!(true), Value::Null, json!([]));
+    let files = json!([{ "name": format!("{name}.sqlite"), "kind": "timeline", "bytes": 1, "path": "nsys/run.sqlite" }]);
+    run["spec"]["subject"] =
+        json!({ "kind": "import", "name": name, "model": null, "files": files, "stages": [], "within": within, "without": [] });
+    Ok(run)
+}
+
+/// Whether they are comparable, and which checks prevent it.
+fn obstacles(a: &Value, b: &Value) -> Result<(bool, Vec<String>)> {
+    let of: Value = serde_json::from_str(&diff(a, b, "json")?)?;
+    let checks = of["diff"]["checks"].as_array().unwrap().iter().filter(|it| it["forbids"] == true);
+    let names = checks.map(|it| it["what"].as_str().unwrap().to_owned()).collect();
+    let kernels = of["diff"]["kernels"].as_array().unwrap();
+    let withheld = kernels.iter().all(|it| it["verdict"] == "not_comparable" && it["a"]["ms"].is_number());
+    assert!(of["diff"]["comparable"] == true || withheld, "figures without verdicts");
+    Ok((of["diff"]["comparable"] == true, names))
+}
+
+#[test]
+fn captures_are_compared_by_device_and_settings_and_not_by_file_name() -> Result<()> {
+    let h200 = Some("NVIDIA H200");
+    let a = imported("monday", h200, &[])?;
+    assert_eq!(obstacles(&a, &imported("tuesday", h200, &[])?)?, (true, vec![]), "a file's name is not a model");
+    for (b, what) in [
+        (imported("monday", None, &[])?, "device"),
+        (imported("monday", Some("NVIDIA H100"), &[])?, "device"),
+        (imported("monday", h200, &["measured"])?, "within"),
+    ] {
+        assert_eq!(obstacles(&a, &b)?, (false, vec![what.to_owned()]));
+    }
+    let unknown = imported("monday", None, &[])?;
+    assert_eq!(obstacles(&unknown, &unknown)?, (false, vec!["device".to_owned()]), "two unknown GPUs are not one");
+    let text = diff(&a, &unknown, "md")?;
+    assert!(text.contains("**The runs are not comparable**: device of run B is not known."), "{text}");
+    let profiled = golden("gpu-report.json")?;
+    assert!(obstacles(&profiled, &a)?.1.contains(&"pass that was timed".to_owned()));
+    Ok(())
+}
+
+#[test]
+fn a_kernel_twice_as_slow_is_slower_whatever_the_host_does() -> Result<()> {
+    let mut run = golden("gpu-report.json")?;
+    let mut slow = run.clone();
+    // The host's repeats vary by half of their mean.
+    for row in slow["stages"].as_array_mut().unwrap() {
+        let mean = row["ms"]["mean"].as_f64().unwrap();
+        row["ms"] = json!({ "mean": mean, "std": mean / 2.0, "min": mean / 2.0, "max": mean * 1.5, "n": 3 });
+    }
+    let figures = json!({ "count": 10, "total": 50_000, "mean": 5e3, "median": 5e3, "min": 4_900, "max": 5_100, "std": 60.0 });
+    run["kernels_topk"][0]["launch_ns"] = figures.clone();
+    slow["kernels_topk"][0]["launch_ns"] = figures;
+    let kernel = &mut slow["kernels_topk"][0];
+    let name = kernel["kernel_name"].clone();
+    for figure in ["total", "mean", "std", "min", "max", "median"] {
+        let value = kernel["launch_ns"][figure].as_f64().unwrap() * 2.0;
+        kernel["launch_ns"][figure] = if ["total", "min", "max"].contains(&figure) { json!(value as i64) } else { json!(value) };
+    }
+    let of: Value = serde_json::from_str(&diff(&run, &slow, "json")?)?;
+    let change = of["diff"]["kernels"].as_array().unwrap().iter().find(|it| it["name"] == name).unwrap();
+    assert_eq!(
+        (&change["verdict"], change["change_pct"].as_f64().map(f64::round)),
+        (&json!("slower"), Some(100.0)),
+        "{change:#}"
+    );
     Ok(())
 }
 

@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
 use super::isolate::Unit;
-use crate::analyze::{diff::t95, stats::Spread};
+use crate::analyze::{stats::Spread, student::t95};
 
 /// Latency per layer and forward: device time of its kernels.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize, ToSchema)]
@@ -26,17 +26,26 @@ pub struct Latency {
 
 /// Compares instances; `None` where a side has no time.
 pub fn latency(mock: &[Unit], e2e: &[Unit]) -> Option<Latency> {
-    let us = |units: &[Unit]| Spread::of(units.iter().map(|unit| unit.ns as f64 / 1e3)).filter(|it| it.mean > 0.0);
+    let us = |units: &[Unit]| Spread::of(units.iter().map(|unit| unit.ns as f64 / 1e3));
     let (a, b) = (us(mock)?, us(e2e)?);
+    let (ratio, interval) = ratio(&a, &b)?;
+    Some(Latency { mock_us: a.mean, e2e_us: b.mean, mock_instances: a.n, e2e_instances: b.n, ratio, interval })
+}
+
+/// The ratio of two mean times and its 95 % interval; `None` where a side has no time.
+pub fn ratio(a: &Spread, b: &Spread) -> Option<(f64, Option<[f64; 2]>)> {
+    if a.mean <= 0.0 || b.mean <= 0.0 {
+        return None;
+    }
     let ratio = a.mean / b.mean;
     let freedom = (a.n + b.n - 2) as usize;
     let squares = |it: &Spread| (it.std.unwrap_or(0.0) / it.mean).powi(2) * f64::from(it.n - 1);
     let interval = (freedom > 0).then(|| {
-        let pooled = ((squares(&a) + squares(&b)) / freedom as f64).sqrt();
-        let half = ratio * t95(freedom) * pooled * (1.0 / f64::from(a.n) + 1.0 / f64::from(b.n)).sqrt();
+        let pooled = ((squares(a) + squares(b)) / freedom as f64).sqrt();
+        let half = ratio * t95(freedom as f64) * pooled * (1.0 / f64::from(a.n) + 1.0 / f64::from(b.n)).sqrt();
         [ratio - half, ratio + half]
     });
-    Some(Latency { mock_us: a.mean, e2e_us: b.mean, mock_instances: a.n, e2e_instances: b.n, ratio, interval })
+    Some((ratio, interval))
 }
 
 #[cfg(test)]
@@ -52,7 +61,7 @@ mod tests {
         let told = latency(&units(&[1000]), &units(&[900, 1000, 1100])).unwrap();
         let [low, high] = told.interval.unwrap();
         // t for 2 degrees of freedom, 10 % spread, sqrt(1 + 1/3).
-        assert!((high - 1.0 - 4.303 * 0.1 * (4.0f64 / 3.0).sqrt()).abs() < 1e-9 && (low + high - 2.0).abs() < 1e-9);
+        assert!((high - 1.0 - 4.302_652_7 * 0.1 * (4.0f64 / 3.0).sqrt()).abs() < 1e-7 && (low + high - 2.0).abs() < 1e-9);
         assert_eq!(latency(&units(&[5]), &units(&[5])).unwrap().interval, None);
         assert_eq!(latency(&units(&[]), &units(&[5])), None);
     }

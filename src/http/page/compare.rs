@@ -62,5 +62,5 @@ pub async fn compare(
 
 async fn between(app: &App, asked: &Asked) -> Result<Value, ApiError> {
     let (a, b) = (request::parse(&asked.a)?, request::parse(&asked.b)?);
-    diff::compare(app, a, b, |diff| diff.page()).await
+    diff::compare(app, (a, b), &[], |diff| diff.page()).await
 }
