@@ -10,12 +10,12 @@ use serde::Deserialize;
 
 use super::{
     escape,
-    format::{UNKNOWN, count},
+    format::{UNKNOWN, count, decimals, known, pct},
     json,
     table::Table,
 };
 use crate::{
-    analyze::align::{Alignment, Check, Row, Verdict},
+    analyze::align::{Alignment, Check, Row, SideFacts, SidePower, Verdict},
     artifact::layout,
 };
 
@@ -90,6 +90,14 @@ impl Alignment {
         sides.row(["kernels".into(), count(a.kernels), count(b.kernels)]);
         sides.row(["kernels per layer and forward".into(), per(a.kernels_per_instance), per(b.kernels_per_instance)]);
         sides.row(["kernels that graphs replayed".into(), count(a.replayed_kernels), count(b.replayed_kernels)]);
+        if a.power.or(b.power).is_some() {
+            let of = |side: &SideFacts, figure: fn(&SidePower) -> Option<f64>| {
+                known(side.power.as_ref().and_then(figure), |it| decimals(it, 1))
+            };
+            sides.row(["mean power of the GPU, W".into(), of(a, |it| it.mean_w), of(b, |it| it.mean_w)]);
+            sides.row(["mean clock of the multiprocessors, MHz".into(), of(a, |it| it.sm_mhz), of(b, |it| it.sm_mhz)]);
+            sides.row(["time throttled, %".into(), of(a, |it| it.throttled_pct), of(b, |it| it.throttled_pct)]);
+        }
 
         let caption = "The usual sequence of each side, place by place.";
         let mut sequence = Table::new("sequence", "Kernels side by side", caption, &["#Place", "Same", "Mock", "End to end"]);
@@ -110,7 +118,7 @@ impl Alignment {
             let text = [it.pattern.clone(), it.reason.clone(), it.impact.clone(), it.expires.clone(), applies.into()];
             waivers.row(text.into_iter().chain(met));
         }
-        let mut tables = vec![sides];
+        let mut tables = vec![sides, self.kernel_table()];
         if sequences {
             tables.push(sequence);
         }
@@ -122,6 +130,50 @@ impl Alignment {
             tables.push(table.or_gap("No verdict changed.", "Nothing needs doing."));
         }
         tables
+    }
+}
+
+impl Alignment {
+    /// Each kernel on both sides.
+    fn kernel_table(&self) -> Table {
+        let caption = "Mean time of a call with its 95 % interval, microseconds; ratio of the mock's to the whole model's.";
+        let columns = [
+            "Kernel",
+            "#Calls, mock",
+            "#Mean, mock",
+            "Interval, mock",
+            "#Calls, end to end",
+            "#Mean, end to end",
+            "Interval, end to end",
+            "#Share",
+            "#Ratio",
+            "Interval",
+            "Agreement",
+            "Note",
+        ];
+        let mut table = Table::new("kernels", "Kernels", caption, &columns);
+        let interval = |it: Option<[f64; 2]>| known(it, |[from, to]| format!("{from:.3} to {to:.3}"));
+        for it in &self.kernels {
+            let figures = [it.mock, it.e2e].map(|side| {
+                [
+                    known(side, |side| count(side.calls)),
+                    known(side, |side| decimals(side.mean_us, 3)),
+                    interval(side.and_then(|side| side.interval_us)),
+                ]
+            });
+            let share = it.e2e.or(it.mock).and_then(|side| side.share_pct);
+            let verdict = [
+                known(share, pct),
+                known(it.ratio, |ratio| decimals(ratio, 3)),
+                interval(it.interval),
+                it.agreement.as_str().to_owned(),
+                it.note(self.triage_ratio),
+            ];
+            table.row([it.name.clone()].into_iter().chain(figures.into_iter().flatten()).chain(verdict));
+        }
+        table
+            .or_gap("Neither side has kernels of the operation.", "The checks above say why.")
+            .first(PLACES, "the others are in the JSON")
     }
 }
 

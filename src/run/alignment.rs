@@ -144,6 +144,14 @@ pub struct ThresholdChanges {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schema(minimum = 0)]
     pub triage_ratio: Option<f64>,
+    /// Share of the operation's time on either side from which a kernel's time decides, percent.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schema(minimum = 0)]
+    pub kernel_share_pct: Option<f64>,
+    /// Difference of the mean time of such a kernel, percent.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schema(minimum = 0)]
+    pub kernel_time_pct: Option<f64>,
     /// Launches whose kernels a whole capture holds, percent.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schema(minimum = 0)]

@@ -252,7 +252,7 @@ async fn somebody_pins_a_run_aligns_it_with_another_and_reads_which_checks_decid
     browser.see("#submit select[name=mock]").await.select_by_value(&mock).await.unwrap();
     browser.see("#submit select[name=way]").await.select_by_value("range").await.unwrap();
     browser.write("#submit [name=name]", "decoder.self_attn").await;
-    browser.write("#submit [name=stage]", "decode").await;
+    browser.write("#submit [name=stage]", "prefill").await;
     browser.press("#submit summary").await;
     browser.write("#submit [name=within]", "measured").await;
     // With the keyboard: a form is sent from any of its fields.

@@ -134,7 +134,8 @@ async fn captures_become_runs_that_are_read_compared_and_aligned_and_wait_for_no
     assert_eq!(listed(service.json("/runs?kind=import&label=hf").await), [json!(mock), json!(e2e)]);
     assert_eq!(listed(service.json("/runs?kind=model").await), [json!(blocks)]);
 
-    let attention = json!({ "mock": mock, "e2e": e2e, "range": "decoder.self_attn", "within": ["measured"], "stage": "decode" });
+    let attention = json!({ "mock": mock, "e2e": e2e, "range": "decoder.self_attn", "within": ["measured"], "stage": "decode",
+                             "thresholds": { "kernel_time_pct": 30.0 } });
     let (status, queued) = service.post("/alignments", &attention).await;
     assert_eq!(status, 202, "{queued}");
     let at = queued["links"]["self"].as_str().unwrap();

@@ -24,6 +24,10 @@ pub fn advice(id: &str) -> &'static str {
             "Match the inputs exactly, replay a graph where the model does, compare at equal clocks, and measure more instances where the \
              interval is wide."
         }
+        "kernel_time" => {
+            "Compare the operands of the kernels that differ: shapes, lengths of the cache, data type, and what the second-level cache holds; \
+             measure more instances where a kernel is undecided."
+        }
         "graphs" => "Replay a CUDA graph in both, or in neither.",
         "inputs" => {
             "Give both folders of runs, whose runners tell their inputs; make batch, lengths, data type and experts equal."

@@ -9,6 +9,7 @@ use super::{
     advice::advice,
     conditions, ground,
     isolate::Isolated,
+    kernel_times::{KernelTime, kernel_time},
     latency::latency,
     names::{at_level, full_name},
     sequence,
@@ -22,6 +23,19 @@ type Shape = ([u32; 3], [u32; 3]);
 /// Rows that a check shows.
 const ROWS: usize = 60;
 pub(super) const SIDES: [&str; 2] = ["mock", "end to end"];
+/// Checks that compare kernels of both sides.
+const COMPARING: [&str; 10] = [
+    "names",
+    "missing_kernels",
+    "extra_kernels",
+    "counts",
+    "geometry",
+    "sequence",
+    "matched_time",
+    "latency",
+    "kernel_time",
+    "graphs",
+];
 
 /// What the checks compare: the mock first.
 pub struct Evidence<'a> {
@@ -51,13 +65,11 @@ pub(super) fn pass_if(good: bool) -> Verdict {
 }
 
 /// Runs all checks, and puts the usual sequences side by side.
-pub fn checks(on: &Evidence) -> (Vec<Check>, Vec<Place>) {
+pub fn checks(on: &Evidence, kernels: &[KernelTime]) -> (Vec<Check>, Vec<Place>) {
     let mut checks = vec![ground::complete(on), ground::isolation(on)];
     let mut places = Vec::new();
     if on.found.iter().any(|it| it.units.is_empty()) {
-        for id in
-            ["names", "missing_kernels", "extra_kernels", "counts", "geometry", "sequence", "matched_time", "latency", "graphs"]
-        {
+        for id in COMPARING {
             let observed = "a side has no kernels of the operation".to_owned();
             checks.push(check(id, Verdict::Inconclusive, observed, "kernels in both sides".into(), vec![]));
         }
@@ -65,7 +77,7 @@ pub fn checks(on: &Evidence) -> (Vec<Check>, Vec<Place>) {
         let pairs = on.pairs();
         places = on.places(&pairs);
         checks.extend([on.names(), on.one_sided(1), on.one_sided(0), on.counts(), on.geometry(&pairs), on.sequence(&places)]);
-        checks.extend([on.matched(), on.latency(), on.graphs()]);
+        checks.extend([on.matched(), on.latency(), kernel_time(on, kernels), on.graphs()]);
     }
     checks.extend([conditions::inputs(on), conditions::clocks(on)]);
     (checks, places)
@@ -75,8 +87,8 @@ impl Evidence<'_> {
     /// Time by name of what is not waived, nanoseconds.
     fn times(&self, side: usize) -> BTreeMap<u32, i64> {
         let mut times = BTreeMap::new();
-        for (kind, ns) in self.found[side].kind_ns.iter().filter(|(kind, _)| !self.waived[side][**kind as usize]) {
-            *times.entry(self.keys[side][*kind as usize]).or_default() += ns;
+        for (kind, ns) in self.found[side].kind_times.iter().filter(|(kind, _)| !self.waived[side][**kind as usize]) {
+            *times.entry(self.keys[side][*kind as usize]).or_default() += ns.iter().map(|it| it.ns).sum::<i64>();
         }
         times
     }
@@ -107,7 +119,7 @@ impl Evidence<'_> {
             let kinds = self.sides[side].trace.kernels.kinds();
             let name =
                 |kind: &u32| full_name(self.sides[side].trace, kinds[*kind as usize].full_name, kinds[*kind as usize].name);
-            self.found[side].kind_ns.keys().map(|kind| at_level(name(kind), Level::Family)).collect()
+            self.found[side].kind_times.keys().map(|kind| at_level(name(kind), Level::Family)).collect()
         };
         let families = [family(0), family(1)];
         let totals = [0, 1].map(|side| times[side].values().sum::<i64>());

@@ -31,6 +31,15 @@ pub struct Unit {
     pub ns: i64,
 }
 
+/// Launches of one kind in one instance.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct KindTime {
+    /// Index into [`Isolated::units`].
+    pub unit: u32,
+    pub calls: u32,
+    pub ns: i64,
+}
+
 /// What was found of the operation.
 #[derive(Debug, Clone, Default)]
 pub struct Isolated {
@@ -46,8 +55,8 @@ pub struct Isolated {
     pub units: Vec<Unit>,
     /// Distinct sequences of kinds of launches.
     pub forms: Vec<Vec<u32>>,
-    /// Time by kind of launch, nanoseconds.
-    pub kind_ns: HashMap<u32, i64>,
+    /// By kind of launch, its time in each instance that has it, in their order.
+    pub kind_times: HashMap<u32, Vec<KindTime>>,
     pub kernels: u64,
     pub replayed: u64,
     /// Launches of single kernels by the operation, and those whose kernels the capture holds.
@@ -71,8 +80,13 @@ impl Isolated {
         // Stable: what one call launched stays in the order in which it ran.
         steps.sort_by_key(|step| step.0);
         let ns = steps.iter().map(|step| step.2).sum();
+        let unit = self.units.len() as u32;
         for (_, kind, ns) in &steps {
-            *self.kind_ns.entry(*kind).or_default() += ns;
+            let times = self.kind_times.entry(*kind).or_default();
+            match times.last_mut().filter(|it| it.unit == unit) {
+                Some(it) => (it.calls, it.ns) = (it.calls + 1, it.ns + ns),
+                None => times.push(KindTime { unit, calls: 1, ns: *ns }),
+            }
         }
         self.kernels += steps.len() as u64;
         let form: Vec<u32> = steps.into_iter().map(|step| step.1).collect();

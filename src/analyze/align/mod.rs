@@ -4,6 +4,7 @@
 
 pub mod advice;
 pub mod isolate;
+pub mod kernel_times;
 pub mod latency;
 pub mod names;
 pub mod settings;
@@ -23,6 +24,7 @@ use utoipa::ToSchema;
 use self::{
     checks::Evidence,
     isolate::{Isolated, isolate},
+    kernel_times::{KernelTime, kernel_times},
     names::{Names, full_name, has},
     settings::{Operation, Question},
 };
@@ -75,6 +77,19 @@ pub struct SideFacts {
     pub kernels_per_instance: Option<f64>,
     pub distinct_sequences: u64,
     pub replayed_kernels: u64,
+    /// Power and clocks in the stage; `null` where they were not sampled.
+    #[serde(default)]
+    pub power: Option<SidePower>,
+}
+
+/// Power and clocks of one side, of the whole GPU in the stage.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize, ToSchema)]
+#[schema(as = AlignmentPower)]
+pub struct SidePower {
+    pub mean_w: Option<f64>,
+    pub sm_mhz: Option<f64>,
+    /// Share of the samples in which the device was slowed down, percent.
+    pub throttled_pct: Option<f64>,
 }
 
 /// A kernel in the usual sequence of both sides.
@@ -109,6 +124,12 @@ pub struct Alignment {
     pub mock: SideFacts,
     pub e2e: SideFacts,
     pub latency: Option<latency::Latency>,
+    /// Each kernel on both sides, longest in the whole model first.
+    #[serde(default)]
+    pub kernels: Vec<KernelTime>,
+    /// Ratio from which kernels and latencies are marked as far apart.
+    #[serde(default)]
+    pub triage_ratio: f64,
     /// The usual sequences side by side.
     pub sequence: Vec<Place>,
     pub waivers: Vec<Waived>,
@@ -157,7 +178,8 @@ pub fn align(mock: &Side, e2e: &Side, question: &Question) -> Alignment {
         by_sequence,
         question,
     };
-    let (checks, sequence) = checks::checks(&evidence);
+    let kernels = kernel_times(&evidence);
+    let (checks, sequence) = checks::checks(&evidence, &kernels);
     Alignment {
         verdict: overall(&checks),
         checks,
@@ -165,6 +187,8 @@ pub fn align(mock: &Side, e2e: &Side, question: &Question) -> Alignment {
         mock: facts(mock, &found_mock),
         e2e: facts(e2e, &found_e2e),
         latency: latency::latency(&found_mock.units, &found_e2e.units),
+        kernels,
+        triage_ratio: question.thresholds.triage_ratio,
         sequence,
         waivers,
         changes: None,
@@ -201,6 +225,7 @@ fn facts(side: &Side, found: &Isolated) -> SideFacts {
         kernels_per_instance: (instances > 0).then(|| found.kernels as f64 / instances as f64),
         distinct_sequences: found.forms.len() as u64,
         replayed_kernels: found.replayed,
+        power: side.power.map(|it| SidePower { mean_w: it.mean_w, sm_mhz: it.sm_mhz, throttled_pct: it.throttled_pct }),
     }
 }
 
