@@ -71,6 +71,23 @@ fn replays_of_a_whole_graph_are_counted_and_summed_as_sql_has_them() {
 }
 
 #[test]
+fn decode_of_a_light_run_on_an_h200_is_busy_where_its_graphs_run() {
+    let capture = Capture::open("h200-whole-graphs");
+    let analysis = capture.analysis(StageRules::default());
+    let query = "select count(*), sum(graph.end - graph.start) from CUPTI_ACTIVITY_KIND_GRAPH_TRACE graph
+        join CUPTI_ACTIVITY_KIND_RUNTIME call using (correlationId)
+        join NVTX_EVENTS stage on call.start between stage.start and stage.end and stage.text = 'decode_all'
+        where not exists (select 1 from NVTX_EVENTS warm where warm.text = 'warmup' and call.start between warm.start and warm.end)";
+    let (replays, total): (u64, i64) = capture.sql.query_row(query, [], |row| Ok((row.get(0)?, row.get(1)?))).unwrap();
+    let decode = stage(&analysis, "decode_all");
+    assert_eq!((decode.graph_launches, decode.whole_graphs, decode.busy_is_upper_bound), (Some(4), replays, true));
+    let (busy, window) = (decode.busy_ms.unwrap(), decode.window_ms.unwrap());
+    assert!(total as f64 / 1e6 <= busy && busy <= window, "{total} ns of graphs, {busy} ms busy in {window} ms");
+    let ids: Vec<&str> = analysis.findings.iter().map(|it| it.id.as_str()).collect();
+    assert!(ids.contains(&"graphs_traced_whole") && !ids.contains(&"decode_eager"), "{ids:?}");
+}
+
+#[test]
 fn a_launch_of_a_graph_is_covered_by_its_row_and_lost_without_it() {
     let capture = Capture::open(GRAPHS);
     collapse(&capture);
