@@ -73,7 +73,7 @@ impl Check {
     pub fn obstacle(&self) -> Option<String> {
         let unknown = |of: &str| format!("{} of {of} is not known", self.what);
         self.forbids.then(|| match (&self.a, &self.b) {
-            (Some(_), Some(_)) => format!("{} differs", self.what),
+            (Some(_), Some(_)) => format!("different {}", self.what),
             (Some(_), None) => unknown("run B"),
             (None, Some(_)) => unknown("run A"),
             (None, None) => unknown("both runs"),

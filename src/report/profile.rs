@@ -153,7 +153,7 @@ pub struct LLMProfileReport {
 /// Which ranges of a capture are stages, and which count.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct CaptureRules {
-    /// `STAGE=RANGE` or `STAGE=RANGE@DOMAIN`.
+    /// `STAGE=RANGE` or `STAGE=RANGE@DOMAIN`; none where stages have their standard names.
     #[schema(example = json!(["prefill=ctx@vllm", "decode_all=decode_all", "decode_all=decode"]))]
     pub stages: Vec<String>,
     /// Only what lies in ranges of these names counts; all does when there is none.
@@ -348,7 +348,8 @@ fn stage_rules(rules: &StageRules) -> Option<CaptureRules> {
     if (&rules.stages, &rules.within, &rules.without) == (&standard.stages, &standard.within, &standard.without) {
         return None;
     }
-    let stages = rules.stages.iter().map(ToString::to_string).collect();
+    let named = rules.stages != standard.stages;
+    let stages = rules.stages.iter().filter(|_| named).map(ToString::to_string).collect();
     Some(CaptureRules { stages, within: rules.within.clone(), without: rules.without.clone() })
 }
 

@@ -105,6 +105,22 @@ fn captures_are_compared_by_device_and_settings_and_not_by_file_name() -> Result
 }
 
 #[test]
+fn a_capture_read_with_another_include_range_differs_in_that_alone() -> Result<()> {
+    let folder = tempfile::tempdir()?;
+    crate::align::capture(crate::align::MOCK, &folder.path().join("mock.sqlite"), "")?;
+    let run = |args: &[&str]| -> Result<String> {
+        let output = Command::new(env!("CARGO_BIN_EXE_llmprof")).args(args).current_dir(&folder).output()?;
+        ensure!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+        Ok(String::from_utf8(output.stdout)?)
+    };
+    run(&["analyze", "mock.sqlite", "--out", "all"])?;
+    run(&["analyze", "mock.sqlite", "--within", "measured", "--out", "part"])?;
+    let text = run(&["diff", "all", "part"])?;
+    assert!(text.contains("**The runs are not comparable**: different within. Figures"), "{}", &text[..600]);
+    Ok(())
+}
+
+#[test]
 fn a_kernel_twice_as_slow_is_slower_whatever_the_host_does() -> Result<()> {
     let mut run = golden("gpu-report.json")?;
     let mut slow = run.clone();

@@ -27,7 +27,7 @@ pub fn checks(a: &Report, b: &Report) -> Vec<Check> {
         both("device", UnlessSame, device),
         both("driver", Never, |it| it.environment.driver.clone()),
         both("pass that was timed", WhereDifferent, |it| Some(if it.only_traced { "traced" } else { "unprofiled" }.into())),
-        both("ranges that are stages", WhereDifferent, |it| Some(rules(it, |rules| &rules.0, "by their standard names"))),
+        both("stage ranges", WhereDifferent, |it| Some(rules(it, |rules| &rules.0, "by their standard names"))),
         both("within", WhereDifferent, |it| Some(rules(it, |rules| &rules.1, "everything"))),
         both("without", WhereDifferent, |it| Some(rules(it, |rules| &rules.2, "nothing"))),
         both("inputs", WhereDifferent, inputs),
