@@ -74,10 +74,12 @@ fn replays_of_a_whole_graph_are_counted_and_summed_as_sql_has_them() {
 fn decode_of_a_light_run_on_an_h200_is_busy_where_its_graphs_run() {
     let capture = Capture::open("h200-whole-graphs");
     let analysis = capture.analysis(StageRules::default());
-    let query = "select count(*), sum(graph.end - graph.start) from CUPTI_ACTIVITY_KIND_GRAPH_TRACE graph
+    let query = "
+        with ranges as (select start, end, coalesce(text, (select value from StringIds where id = textId)) as name from NVTX_EVENTS)
+        select count(*), sum(graph.end - graph.start) from CUPTI_ACTIVITY_KIND_GRAPH_TRACE graph
         join CUPTI_ACTIVITY_KIND_RUNTIME call using (correlationId)
-        join NVTX_EVENTS stage on call.start between stage.start and stage.end and stage.text = 'decode_all'
-        where not exists (select 1 from NVTX_EVENTS warm where warm.text = 'warmup' and call.start between warm.start and warm.end)";
+        join ranges stage on call.start between stage.start and stage.end and stage.name = 'decode_all'
+        where not exists (select 1 from ranges warm where warm.name = 'warmup' and call.start between warm.start and warm.end)";
     let (replays, total): (i64, i64) = capture.sql.query_row(query, [], |row| Ok((row.get(0)?, row.get(1)?))).unwrap();
     let decode = stage(&analysis, "decode_all");
     assert_eq!((decode.graph_launches, decode.whole_graphs, decode.busy_is_upper_bound), (Some(4), replays.unsigned_abs(), true));
