@@ -30,7 +30,10 @@ pub struct DiffQuery {
     #[param(value_type = Option<String>, pattern = "^(html|md|json)$")]
     format: Option<Format>,
     /// Ids of up to 20 earlier runs of the same kind as `a`, separated by commas: the noise between runs is taken from them.
-    #[param(max_length = 739, pattern = "^([0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}(,[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}){0,19})?$")]
+    #[param(
+        max_length = 739,
+        pattern = "^([0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}(,[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}){0,19})?$"
+    )]
     history: Option<String>,
 }
 
