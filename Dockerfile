@@ -1,15 +1,15 @@
 # syntax=docker/dockerfile:1
-# llmprof as an image: `docker build -t llmprof .` for the CPU, and for NVIDIA GPUs
+# Image of llmprof: `docker build -t llmprof .` for the CPU, and for NVIDIA GPUs
 #   docker build -t llmprof:cuda --build-arg VARIANT=cuda \
-#     --build-arg BUILD_BASE=nvidia/cuda:13.0.2-devel-ubuntu24.04 --build-arg BASE=nvidia/cuda:13.0.2-runtime-ubuntu24.04 \
-#     --build-arg CUDA_COMPUTE_CAP=90 .
-# The service is the same in both and links no CUDA; the model runner and the tools beside it differ.
+#     --build-arg BUILD_BASE=nvidia/cuda:13.0.2-devel-ubuntu24.04 \
+#     --build-arg BASE=nvidia/cuda:13.0.2-runtime-ubuntu24.04 --build-arg CUDA_COMPUTE_CAP=90 .
+# The service is the same in both and links no CUDA; model runner and tools differ.
 #
-# In a container the service is reached through its port, so it asks for a token; make the first one before it starts:
+# A container is reached through its port, so it requires a token; create the first one before:
 #   docker run --rm -v llmprof:/data llmprof token create --role admin --name ann
 #   docker run -v llmprof:/data -p 127.0.0.1:8080:8080 llmprof
-# Publish the port on loopback, or to a proxy that speaks TLS; LLMPROF__SERVER__TLS__CERTIFICATE and __KEY serve TLS from here, with
-# LLMPROF__SERVER__BEHIND_PROXY=false.
+# Publish the port on loopback, or to a proxy that speaks TLS; LLMPROF__SERVER__TLS__CERTIFICATE and
+# __KEY serve TLS from the container, with LLMPROF__SERVER__BEHIND_PROXY=false.
 ARG BUILD_BASE=debian:bookworm
 ARG BASE=debian:bookworm-slim
 
@@ -36,7 +36,7 @@ RUN cargo build --locked --release --bin llmprof && cp target/release/llmprof /o
 # hadolint ignore=DL3006
 FROM ${BASE}
 ARG VARIANT=cpu
-# nsys and ncu come from NVIDIA's packages, which the CUDA base images know.
+# nsys and ncu are packages of NVIDIA's repository, which the CUDA base images have enabled.
 ARG NSIGHT_PACKAGES="nsight-systems-cli cuda-nsight-compute-13-0"
 SHELL ["/bin/bash", "-euo", "pipefail", "-c"]
 # hadolint ignore=DL3008,SC2086
@@ -50,9 +50,9 @@ USER 10001:10001
 WORKDIR /data
 VOLUME ["/data"]
 EXPOSE 8080
-# The container's own network stands for the proxy: what leaves it is decided where the port is published.
+# The published port decides who reaches the service, so the container's network counts as a proxy.
 ENV LLMPROF__SERVER__LISTEN=0.0.0.0:8080 LLMPROF__SERVER__BEHIND_PROXY=true LLMPROF__SERVER__DATA=/data
 HEALTHCHECK --interval=15s --timeout=5s --start-period=20s --retries=3 CMD ["curl", "-fsS", "-o", "/dev/null", "http://127.0.0.1:8080/readyz"]
-# An init reaps what profilers leave behind and passes SIGTERM on: what runs goes back to the queue.
+# An init reaps processes that profilers leave and forwards SIGTERM: running runs are requeued.
 ENTRYPOINT ["/usr/bin/tini", "--", "/usr/local/bin/llmprof"]
 CMD ["serve"]

@@ -1,4 +1,4 @@
-//! Tells the program which commit it was built from, and compiles the GPU kernels where they are wanted.
+//! Records the commit of the build, and compiles the GPU kernels for the feature `cuda`.
 
 use std::{
     env,
@@ -9,11 +9,14 @@ use std::{
 const KERNELS: &str = "src/bin/model-runner/kernels";
 
 fn main() {
-    println!("cargo::rerun-if-changed=migrations");
     println!("cargo::rerun-if-changed=.git/HEAD");
     println!("cargo::rerun-if-changed=.git/logs/HEAD");
     let commit = Command::new("git").args(["rev-parse", "--short=12", "HEAD"]).output();
-    if let Some(commit) = commit.ok().filter(|out| out.status.success()).and_then(|out| String::from_utf8(out.stdout).ok()) {
+    if let Some(commit) = commit
+        .ok()
+        .filter(|out| out.status.success())
+        .and_then(|out| String::from_utf8(out.stdout).ok())
+    {
         println!("cargo::rustc-env=LLMPROF_GIT_COMMIT={}", commit.trim());
     }
     println!("cargo::rerun-if-changed=build.rs");
@@ -22,7 +25,8 @@ fn main() {
     }
 }
 
-/// Compiles each `kernels/NAME.cu` to `OUT_DIR/NAME.fatbin`: machine code for one GPU generation, and PTX for later ones.
+/// Compiles each `kernels/NAME.cu` to `OUT_DIR/NAME.fatbin`: machine code for one GPU generation,
+/// and PTX for later ones.
 fn compile_kernels() {
     println!("cargo::rerun-if-changed={KERNELS}");
     for variable in ["CUDA_HOME", "CUDA_COMPUTE_CAP", "PATH"] {
@@ -30,7 +34,9 @@ fn compile_kernels() {
     }
     let capability = capability();
     println!("cargo::rustc-env=LLMPROF_COMPUTE_CAP={capability}");
-    let nvcc = env::var_os("CUDA_HOME").map(|home| Path::new(&home).join("bin/nvcc")).filter(|path| path.exists());
+    let nvcc = env::var_os("CUDA_HOME")
+        .map(|home| Path::new(&home).join("bin/nvcc"))
+        .filter(|path| path.exists());
     let nvcc = nvcc.unwrap_or_else(|| "nvcc".into());
     let out = PathBuf::from(env::var_os("OUT_DIR").expect("cargo sets OUT_DIR"));
     let mut sources: Vec<PathBuf> = std::fs::read_dir(KERNELS)
@@ -39,15 +45,21 @@ fn compile_kernels() {
         .filter(|path| path.extension().is_some_and(|extension| extension == "cu"))
         .collect();
     sources.sort();
-    let target = format!("-gencode=arch=compute_{capability},code=[sm_{capability},compute_{capability}]");
+    let target =
+        format!("-gencode=arch=compute_{capability},code=[sm_{capability},compute_{capability}]");
     let running: Vec<_> = sources
         .iter()
         .map(|source| {
-            let fatbin = out.join(source.with_extension("fatbin").file_name().expect("a source has a name"));
+            let name = source.with_extension("fatbin");
+            let fatbin = out.join(name.file_name().expect("a source has a name"));
             let mut nvcc = Command::new(&nvcc);
-            nvcc.args(["-O3", "--use_fast_math", "-lineinfo", "-std=c++17", "-fatbin", &target, "-o"]).arg(&fatbin).arg(source);
+            nvcc.args(["-O3", "--use_fast_math", "-lineinfo", "-std=c++17", "-fatbin", &target]);
+            nvcc.arg("-o").arg(&fatbin).arg(source);
             nvcc.spawn().unwrap_or_else(|error| {
-                panic!("cannot start nvcc ({error}): the feature `cuda` needs the CUDA toolkit, or scripts/cuda-toolchain.sh")
+                panic!(
+                    "cannot start nvcc ({error}): the feature `cuda` needs the CUDA toolkit, or \
+                     scripts/cuda-toolchain.sh"
+                )
             })
         })
         .collect();
@@ -57,13 +69,19 @@ fn compile_kernels() {
     }
 }
 
-/// The GPU generation to build for: as told, or as the driver says of the first GPU.
+/// The GPU generation to build for: `CUDA_COMPUTE_CAP`, or that of the first GPU.
 fn capability() -> String {
-    if let Ok(told) = env::var("CUDA_COMPUTE_CAP") {
-        return told.replace('.', "");
+    if let Ok(configured) = env::var("CUDA_COMPUTE_CAP") {
+        return configured.replace('.', "");
     }
-    let asked = Command::new("nvidia-smi").args(["--query-gpu=compute_cap", "--format=csv,noheader"]).output().ok();
-    let said = asked.and_then(|out| String::from_utf8(out.stdout).ok());
-    let first = said.as_deref().and_then(|said| said.lines().next()).map(|line| line.trim().replace('.', ""));
-    first.filter(|it| !it.is_empty()).expect("set CUDA_COMPUTE_CAP (90 for Hopper): there is no GPU to ask")
+    let queried = Command::new("nvidia-smi")
+        .args(["--query-gpu=compute_cap", "--format=csv,noheader"])
+        .output()
+        .ok();
+    let listed = queried.and_then(|out| String::from_utf8(out.stdout).ok());
+    let first = listed
+        .as_deref()
+        .and_then(|listed| listed.lines().next())
+        .map(|line| line.trim().replace('.', ""));
+    first.filter(|it| !it.is_empty()).expect("no GPU found; set CUDA_COMPUTE_CAP (90 for Hopper)")
 }

@@ -1,12 +1,16 @@
-# What a developer runs; CI runs `just check` and `just cuda`.
+# Tasks of developers; CI runs `just check` and `just cuda`.
 
 target := env('CARGO_TARGET_DIR', 'target') / 'debug'
 
 # Checks everything: format, lints, tests, contract, licences.
-check: fmt clippy test contract deny
+check: fmt words clippy test contract deny
 
 fmt:
     cargo fmt --all --check
+
+# Words and line widths, by scripts/words.txt.
+words:
+    scripts/check-words.py
 
 clippy:
     cargo clippy --locked --all-targets -- -D warnings
@@ -18,7 +22,7 @@ test:
 contract:
     cargo run --locked --quiet --bin llmprof -- openapi | diff -u contracts/profile.yaml -
 
-# Licences, sources and duplicate versions; advisories need the network and are asked for apart.
+# Licences, sources and duplicate versions; advisories need the network and have their own task.
 deny:
     cargo deny --locked check licenses bans sources
 
@@ -27,7 +31,7 @@ advisories:
 
 # The build for GPUs: lints and links, and CUDA in the runner alone. Needs no GPU, but nvcc.
 cuda:
-    @command -v nvcc >/dev/null || { echo 'no nvcc on PATH: eval "$(scripts/cuda-toolchain.sh)" brings one' >&2; exit 1; }
+    @command -v nvcc >/dev/null || { echo 'no nvcc on PATH: eval "$(scripts/cuda-toolchain.sh)" installs one' >&2; exit 1; }
     cargo clippy --locked --features cuda --all-targets -- -D warnings
     cargo build --locked --features cuda
     scripts/check-linkage.sh none {{target}}/llmprof
@@ -35,6 +39,6 @@ cuda:
     cargo build --locked
     scripts/check-linkage.sh none {{target}}/model-runner
 
-# Writes the contract anew, after a change of the API.
+# Writes the contract again, after a change of the API.
 write-contract:
     cargo run --locked --quiet --bin llmprof -- openapi > contracts/profile.yaml

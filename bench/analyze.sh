@@ -1,9 +1,12 @@
 #!/bin/sh
-# Measures `llmprof analyze` on a capture repeated along the time axis, and `nsys stats` beside it where it is installed.
+# Measures `llmprof analyze` on a capture repeated along the time axis, next to `nsys stats` where
+# that is installed.
 #
-#   bench/analyze.sh CAPTURE.sqlite [TIMES]      e.g. the DeepSeek decoder's, 100 times: 1.3 M kernels, 3.3 M API calls
+#   bench/analyze.sh CAPTURE.sqlite [TIMES]
 #
-# Needs python3, GNU time (/usr/bin/time) and a release build (LLMPROF=path to try another one). Nothing is printed that was not measured here.
+# The DeepSeek decoder's capture, 100 times, has 1.3 M kernels and 3.3 M API calls.
+#
+# Needs python3, GNU time (/usr/bin/time) and a release build (LLMPROF=path for another one).
 set -eu
 capture=$1
 times=${2:-100}
@@ -17,12 +20,13 @@ ls -l "$big" | awk '{ printf "file: %.0f MB\n", $5 / 1e6 }'
 
 measure() {
     for try in 1 2 3; do
-        /usr/bin/time -f "$1, try $try: %e s wall, %U s user, %S s system, %M kB" sh -c "$2" >/dev/null
+        /usr/bin/time -f "$1, try $try: %e s wall, %U s user, %S s system, %M kB" \
+            sh -c "$2" >/dev/null
     done
 }
 measure "llmprof analyze" "'$llmprof' analyze '$big' --out '$work/out' --format json"
 if command -v nsys >/dev/null; then
-    # Names changed after 2022.4, and that version projects ranges one by one where later ones sum them.
+    # Names changed after 2022.4; that version projects ranges one by one, later ones sum them.
     if nsys stats --help-reports 2>/dev/null | grep -q cuda_gpu_kern_sum; then
         names="cuda_gpu_kern_sum cuda_api_sum nvtx_gpu_proj_sum nvtx_kern_sum"
     else
@@ -30,7 +34,7 @@ if command -v nsys >/dev/null; then
     fi
     reports=$(printf -- '--report %s ' $names)
     nsys --version
-    # Some versions write indices into the file: theirs is a copy.
+    # Some versions write indices into the file, so they get a copy.
     cp "$big" "$work/peer.sqlite"
     measure "nsys stats" "nsys stats --quiet --format csv $reports '$work/peer.sqlite'"
 else

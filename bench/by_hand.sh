@@ -1,20 +1,23 @@
 #!/usr/bin/env bash
-# The passes of one ended run again, by hand: the same tools with the same settings in plain shell, timed, beside the run's steps.
+# Repeats the passes of one ended run by hand: the same tools with the same settings in plain shell,
+# timed, next to the run's steps.
 #
-#   bench/by_hand.sh [--runner FILE] [--nsys FILE] [--ncu FILE] [--most PCT] RUN_FOLDER
+#   bench/by_hand.sh [--runner FILE] [--nsys FILE] [--ncu FILE] [--max PCT] RUN_FOLDER
 #
-# RUN_FOLDER is a run's folder as the service left it (data/runs/ID): requests, chosen kernels and settings are read from it. Prints
-# a row per pass: seconds by hand, seconds in the run, and how much longer the run took. Exit code 1 when all passes together took
-# more than PCT percent longer in the run (default 10), or when a command failed. A pass that the run did not take is left out.
+# RUN_FOLDER is a run's folder as the service left it (data/runs/ID): requests, chosen kernels and
+# settings are read from it. Prints a row per pass: seconds by hand, seconds in the run, and the
+# difference in percent. Exit code 1 when all passes together took more than PCT percent longer in
+# the run (default 10), or when a command failed. Passes that the run lacks are left out.
 set -euo pipefail
-runner=target/release/model-runner nsys=$(command -v nsys || true) ncu=$(command -v ncu || true) most=10
+runner=target/release/model-runner max=10
+nsys=$(command -v nsys || true) ncu=$(command -v ncu || true)
 while [ $# -gt 1 ]; do
   case $1 in
     --runner) runner=$2 ;;
     --nsys) nsys=$2 ;;
     --ncu) ncu=$2 ;;
-    --most) most=$2 ;;
-    *) sed -n '2,9p' "$0" >&2; exit 2 ;;
+    --max) max=$2 ;;
+    *) sed -n '2,10p' "$0" >&2; exit 2 ;;
   esac
   shift 2
 done
@@ -24,46 +27,57 @@ trap 'rm -rf "$work"' EXIT
 field() { python3 -c 'import functools, json, sys
 value = functools.reduce(lambda at, key: at[key], sys.argv[2:], json.load(open(sys.argv[1])))
 print("\n".join(map(str, value)) if isinstance(value, list) else value)' "$@"; }
-took() { # took PASS: seconds of the run's own step
+seconds_in_run() { # seconds_in_run STEP
   python3 - "$run/progress.jsonl" "$1" <<'PY'
 import datetime, json, sys
 at = lambda text: datetime.datetime.fromisoformat(text.replace("Z", "+00:00"))
-steps = [event["step"] for event in map(json.loads, open(sys.argv[1])) if event.get("event") == "step" and event["step"]["step"] == sys.argv[2]]
+events = [event for event in map(json.loads, open(sys.argv[1])) if event.get("event") == "step"]
+steps = [event["step"] for event in events if event["step"]["step"] == sys.argv[2]]
 ended = [step for step in steps if step["ended_at"] and step["state"] == "succeeded"]
-print((at(ended[-1]["ended_at"]) - at(ended[-1]["started_at"])).total_seconds() if ended else "")
+seconds = [(at(step["ended_at"]) - at(step["started_at"])).total_seconds() for step in ended]
+print(seconds[-1] if seconds else "")
 PY
 }
-gpu=$(python3 -c 'import json, sys; print(json.load(open(sys.argv[1])).get("gpu") or "")' "$run/baseline/request.json")
+gpu=$(python3 -c 'import json, sys; print(json.load(open(sys.argv[1])).get("gpu") or "")' \
+  "$run/baseline/request.json")
 [ -z "$gpu" ] || export CUDA_VISIBLE_DEVICES=$gpu
 
-plain() { "$runner" run --request "$run/baseline/request.json" --out "$work/plain"; }
+setting() { field "$run/spec.json" subject passes profiling "$@"; }
+
+unprofiled() { "$runner" run --request "$run/baseline/request.json" --out "$work/unprofiled"; }
 timeline() {
   local on=trace graph=()
-  [ -n "$gpu" ] && graph=("--cuda-graph-trace=$(field "$run/spec.json" profiling nsys cuda_graph_trace)") || on=trace_on_cpu
-  "$nsys" profile --trace "$(field "$run/spec.json" profiling nsys "$on" | paste -sd,)" \
-    "--sample=$(field "$run/spec.json" profiling nsys sample)" "--cpuctxsw=$(field "$run/spec.json" profiling nsys cpuctxsw)" \
+  [ -n "$gpu" ] && graph=("--cuda-graph-trace=$(setting nsys cuda_graph_trace)") || on=trace_on_cpu
+  "$nsys" profile --trace "$(setting nsys "$on" | paste -sd,)" \
+    "--sample=$(setting nsys sample)" "--cpuctxsw=$(setting nsys cpuctxsw)" \
     "${graph[@]}" --wait=primary --stats=false --force-overwrite=true --output "$work/nsys/run" \
     "$runner" run --request "$run/nsys/request.json" --out "$work/nsys" &&
-  "$nsys" export --type sqlite --quiet=true --force-overwrite=true --output "$work/nsys/run.sqlite" "$work/nsys/run.nsys-rep"
+  "$nsys" export --type sqlite --quiet=true --force-overwrite=true \
+    --output "$work/nsys/run.sqlite" "$work/nsys/run.nsys-rep"
 }
-counters() { # one process for each stage, over the kernels that the run chose, then both pages
+counters() { # one process per stage, over the kernels that the run chose, then both pages
   local folder stage names sections=() metrics
-  while read -r section; do sections+=(--section "$section"); done < <(field "$run/spec.json" profiling ncu sections)
-  metrics=$("$ncu" --query-metrics | awk '{print $1}' | grep -xF -f <(field "$run/spec.json" profiling ncu metrics) | sed 's/$/.sum/' | paste -sd, || true)
+  while read -r section; do sections+=(--section "$section"); done < <(setting ncu sections)
+  metrics=$("$ncu" --query-metrics | awk '{print $1}' | grep -xF -f <(setting ncu metrics) |
+    sed 's/$/.sum/' | paste -sd, || true)
   for folder in "$run"/ncu/*/; do
     stage=$(basename "$folder")
     mkdir -p "$work/ncu/$stage"
     names=$(python3 -c 'import json, re, sys
-print("|".join(re.escape(kernel["name"]) for kernel in json.load(open(sys.argv[1]))["kernels"]))' "$folder/choice.json")
-    "$ncu" --target-processes all --graph-profiling node --clock-control "$(field "$run/spec.json" profiling ncu clock_control)" \
-      --nvtx --nvtx-include "LLM@$stage/" --kernel-name-base function --kernel-name "regex:^($names)\$" \
+print("|".join(re.escape(kernel["name"]) for kernel in json.load(open(sys.argv[1]))["kernels"]))' \
+      "$folder/choice.json")
+    "$ncu" --target-processes all --graph-profiling node \
+      --clock-control "$(setting ncu clock_control)" --nvtx --nvtx-include "LLM@$stage/" \
+      --kernel-name-base function --kernel-name "regex:^($names)\$" \
       --filter-mode per-launch-config --launch-skip "$(field "$folder/choice.json" window skip)" \
-      --launch-count "$(field "$folder/choice.json" window count)" "${sections[@]}" ${metrics:+--metrics "$metrics"} \
+      --launch-count "$(field "$folder/choice.json" window count)" "${sections[@]}" \
+      ${metrics:+--metrics "$metrics"} \
       --force-overwrite --export "$work/ncu/$stage/run.ncu-rep" \
       "$runner" run --request "$folder/request.json" --out "$work/ncu/$stage" || return
-    "$ncu" --import "$work/ncu/$stage/run.ncu-rep" --csv --page raw --print-units base >"$work/ncu/$stage/raw.csv" || return
-    "$ncu" --import "$work/ncu/$stage/run.ncu-rep" --csv --page details --print-details all --print-units base \
-      >"$work/ncu/$stage/details.csv" || return
+    "$ncu" --import "$work/ncu/$stage/run.ncu-rep" --csv --page raw --print-units base \
+      >"$work/ncu/$stage/raw.csv" || return
+    "$ncu" --import "$work/ncu/$stage/run.ncu-rep" --csv --page details --print-details all \
+      --print-units base >"$work/ncu/$stage/details.csv" || return
   done
 }
 products() {
@@ -71,30 +85,35 @@ products() {
   for folder in "$run"/gemm_log/*/; do
     pass=$(basename "$folder")
     mkdir -p "$work/gemm_log/$pass"
-    CUBLAS_LOGINFO_DBG=1 CUBLAS_LOGDEST_DBG=$work/gemm_log/$pass/cublas.log CUBLASLT_LOG_LEVEL=5 \
-      CUBLASLT_LOG_FILE=$work/gemm_log/$pass/cublaslt.log \
+    CUBLAS_LOGINFO_DBG=1 CUBLAS_LOGDEST_DBG=$work/gemm_log/$pass/cublas.log \
+      CUBLASLT_LOG_LEVEL=5 CUBLASLT_LOG_FILE=$work/gemm_log/$pass/cublaslt.log \
       "$runner" run --request "$folder/request.json" --out "$work/gemm_log/$pass" || return
   done
 }
 
 rows=''
 measure() { # measure STEP FUNCTION
-  local inside begun by_hand
-  inside=$(took "$1")
+  local inside start by_hand
+  inside=$(seconds_in_run "$1")
   [ -n "$inside" ] || return 0
-  mkdir -p "$work/plain" "$work/nsys" "$work/ncu" "$work/gemm_log"
-  begun=$(date +%s.%N)
-  "$2" >"$work/$1.log" 2>&1 || { echo "$1 by hand failed:" >&2; tail -n 20 "$work/$1.log" >&2; exit 1; }
-  by_hand=$(python3 -c 'import sys, time; print(time.time() - float(sys.argv[1]))' "$begun")
+  mkdir -p "$work/unprofiled" "$work/nsys" "$work/ncu" "$work/gemm_log"
+  start=$(date +%s.%N)
+  "$2" >"$work/$1.log" 2>&1 || {
+    echo "$1 by hand failed:" >&2
+    tail -n 20 "$work/$1.log" >&2
+    exit 1
+  }
+  by_hand=$(python3 -c 'import sys, time; print(time.time() - float(sys.argv[1]))' "$start")
   rows+="$1 $by_hand $inside"$'\n'
 }
-measure baseline plain
+measure baseline unprofiled
 measure nsys timeline
 measure ncu counters
 measure gemm_log products
-python3 - "$most" <<PY
+python3 - "$max" <<PY
 import sys
-rows = [(name, float(hand), float(inside)) for name, hand, inside in map(str.split, """$rows""".splitlines())]
+rows = map(str.split, """$rows""".splitlines())
+rows = [(name, float(hand), float(inside)) for name, hand, inside in rows]
 rows.append(("all", sum(row[1] for row in rows), sum(row[2] for row in rows)))
 print(f"{'pass':<10} {'by hand s':>10} {'in the run s':>13} {'longer %':>9}")
 for name, hand, inside in rows:

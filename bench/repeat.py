@@ -1,29 +1,47 @@
 """Repeats a capture along the time axis: repeat.py FROM.sqlite TO.sqlite TIMES
 
-Every repetition is moved by the capture's length, and its correlation ids by their largest, so that it joins to its own calls alone. Strings,
-domains and what the tool says of itself stay as they are.
+Each repetition is moved by the capture's length, and its correlation ids by their maximum, so that
+kernels join their own calls. Strings, domains and information about the tool are unchanged.
 """
 
-import shutil, sqlite3, sys
+import shutil
+import sqlite3
+import sys
+
 source, target, times = sys.argv[1], sys.argv[2], int(sys.argv[3])
 shutil.copy(source, target)
 db = sqlite3.connect(target)
 db.execute("pragma journal_mode = off")
 db.execute("pragma synchronous = off")
 names = {name for (name,) in db.execute("select name from sqlite_master where type = 'table'")}
-tables = [t for t in ("CUPTI_ACTIVITY_KIND_RUNTIME", "CUPTI_ACTIVITY_KIND_KERNEL", "CUPTI_ACTIVITY_KIND_MEMCPY",
-                      "CUPTI_ACTIVITY_KIND_MEMSET", "CUPTI_ACTIVITY_KIND_SYNCHRONIZATION", "NVTX_EVENTS") if t in names]
-spans = [db.execute(f"select min(start), max(coalesce(end, start)) from {t} where start > 0").fetchone() for t in tables]
+tables = [
+    t
+    for t in (
+        "CUPTI_ACTIVITY_KIND_RUNTIME",
+        "CUPTI_ACTIVITY_KIND_KERNEL",
+        "CUPTI_ACTIVITY_KIND_MEMCPY",
+        "CUPTI_ACTIVITY_KIND_MEMSET",
+        "CUPTI_ACTIVITY_KIND_SYNCHRONIZATION",
+        "NVTX_EVENTS",
+    )
+    if t in names
+]
+spans = [
+    db.execute(f"select min(start), max(coalesce(end, start)) from {t} where start > 0").fetchone()
+    for t in tables
+]
 length = max(end for _, end in spans) - min(start for start, _ in spans) + 1_000_000
 ids = db.execute("select max(correlationId) from CUPTI_ACTIVITY_KIND_RUNTIME").fetchone()[0] + 1
 for table in tables:
     columns = [row[1] for row in db.execute(f"pragma table_info({table})")]
     moved = {"start": "start + :t", "end": "end + :t", "correlationId": "correlationId + :c"}
-    select = ", ".join(f'{moved.get(c, chr(34) + c + chr(34))}' for c in columns)
+    select = ", ".join(f"{moved.get(c, chr(34) + c + chr(34))}" for c in columns)
     only = " where eventType in (59, 60)" if table == "NVTX_EVENTS" else ""
     db.execute(f"create temp table once as select * from {table}{only}")
     for n in range(1, times):
-        db.execute(f"insert into {table} select {select} from once", {"t": n * length, "c": n * ids})
+        db.execute(
+            f"insert into {table} select {select} from once", {"t": n * length, "c": n * ids}
+        )
     db.execute("drop table once")
 db.commit()
 for table in tables:

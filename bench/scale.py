@@ -1,14 +1,26 @@
 #!/usr/bin/env python3
-"""How the store and the list endpoints stand 100,000 queued runs: bench/scale.py LLMPROF [RUNS]
+"""Measures the store and the list endpoints with many queued runs: bench/scale.py LLMPROF [RUNS]
 
-Starts the given `llmprof serve` paused on an empty folder, submits RUNS runs from 16 connections, then asks each endpoint 200 times, one
-request at a time: the first page, a deep page, filters that match much and little, one run, the queue. Prints one row each: median and p99
-in ms. Then how long a service takes to be ready with all of them. A submission that is refused ends it. Standard library alone.
+Starts the given `llmprof serve` paused on an empty folder, submits RUNS runs (100,000) from 16
+connections, then calls each endpoint 200 times, one request at a time: the first page, a deep page,
+filters that match much and little, one run, the queue. Prints one row each: median and p99 in ms.
+Then the time until a service with all of these runs is ready. A refused submission ends the
+measurement. Standard library only.
 """
-import concurrent.futures, http.client, json, os, pathlib, statistics, subprocess, sys, tempfile, time
+
+import concurrent.futures
+import http.client
+import json
+import os
+import pathlib
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
 
 llmprof, runs = sys.argv[1], int(sys.argv[2]) if len(sys.argv) > 2 else 100_000
-port, clients, asked = 18490, 16, 200
+port, clients, calls = 18490, 16, 200
 
 
 def connect():
@@ -26,14 +38,19 @@ def call(connection, method, path, body=None):
 def submit(part):
     connection = connect()
     for number in range(part, runs, clients):
-        body = {"model": "llama-tiny" if number % 10 == 0 else "deepseek-ocr-tiny", "mode": "basic", "priority": number % 3,
-                "labels": [f"team-{number % 50}", "rare" if number % 10_000 == 0 else "usual"]}
+        model = "llama-tiny" if number % 10 == 0 else "deepseek-ocr-tiny"
+        labels = [f"team-{number % 50}", "rare" if number % 10_000 == 0 else "usual"]
+        body = {"model": model, "mode": "basic", "priority": number % 3, "labels": labels}
         call(connection, "POST", "/runs", json.dumps(body))
 
 
 def start(data):
     env = {**os.environ, "LLMPROF__WORKER__PAUSED": "true", "LLMPROF_LOG": "error"}
-    server = subprocess.Popen([llmprof, "serve", "--listen", f"127.0.0.1:{port}", "--data", data], env=env, stdout=subprocess.PIPE)
+    server = subprocess.Popen(
+        [llmprof, "serve", "--listen", f"127.0.0.1:{port}", "--data", data],
+        env=env,
+        stdout=subprocess.PIPE,
+    )
     server.stdout.readline()
     return server
 
@@ -46,12 +63,15 @@ def stop(server):
 with tempfile.TemporaryDirectory() as data:
     server = start(data)
     try:
-        begun = time.time()
+        start_s = time.time()
         with concurrent.futures.ThreadPoolExecutor(clients) as pool:
             list(pool.map(submit, range(clients)))
-        took = time.time() - begun
+        elapsed = time.time() - start_s
         size = sum(path.stat().st_size for path in pathlib.Path(data).glob("llmprof.db*"))
-        print(f"{runs} runs submitted in {took:.1f} s, {runs / took:.0f} per second; database {size / 1e6:.0f} MB")
+        print(
+            f"{runs} runs submitted in {elapsed:.1f} s, {runs / elapsed:.0f} per second", end="; "
+        )
+        print(f"database {size / 1e6:.0f} MB")
         connection = connect()
         first = call(connection, "GET", "/runs?limit=1")["runs"][0]["run_id"]
         deep = first
@@ -71,20 +91,23 @@ with tempfile.TemporaryDirectory() as data:
         }
         for name, path in paths.items():
             times = []
-            for _ in range(asked):
-                begun = time.perf_counter()
+            for _ in range(calls):
+                start_s = time.perf_counter()
                 call(connection, "GET", path)
-                times.append((time.perf_counter() - begun) * 1e3)
+                times.append((time.perf_counter() - start_s) * 1e3)
             times.sort()
-            print(f"| {name} | {statistics.median(times):.1f} | {times[int(asked * 0.99) - 1]:.1f} |")
+            print(
+                f"| {name} | {statistics.median(times):.1f} | {times[int(calls * 0.99) - 1]:.1f} |"
+            )
         for line in open(f"/proc/{server.pid}/status"):
             if line.startswith(("VmRSS", "VmHWM")):
                 print(line.split(":")[0], f"{int(line.split()[1]) / 1024:.1f} MiB")
         for number in range(3):
             stop(server)
-            begun = time.perf_counter()
+            start_s = time.perf_counter()
             server = start(data)
             call(connect(), "GET", "/readyz")
-            print(f"| ready after a start, {number + 1} | {(time.perf_counter() - begun) * 1e3:.0f} ms |")
+            ready_ms = (time.perf_counter() - start_s) * 1e3
+            print(f"| ready after a start, {number + 1} | {ready_ms:.0f} ms |")
     finally:
         stop(server)

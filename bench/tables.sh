@@ -1,9 +1,10 @@
 #!/usr/bin/env bash
-# How fast the tables of an ended run are answered: every table as JSON and as CSV, over one connection, one after another.
+# Measures the tables of an ended run: each as JSON and as CSV, over one connection, in sequence.
 #
-#   bench/tables.sh CAPTURE.sqlite      (LLMPROF=path to try another build than target/release/llmprof)
+#   bench/tables.sh CAPTURE.sqlite      (LLMPROF=path for another build than target/release/llmprof)
 #
-# A small run is made by the service; the tables of the capture, as `llmprof analyze` writes them, take the place of its own.
+# The service executes a small run; the tables of the capture, as `llmprof analyze` writes them,
+# replace its own.
 set -euo pipefail
 capture=$1
 llmprof=${LLMPROF:-target/release/llmprof}
@@ -16,27 +17,33 @@ python3 - "$data" <<'PYTHON'
 import http.client, json, shutil, sys, time
 data = sys.argv[1]
 connection = http.client.HTTPConnection("127.0.0.1", 18081)
-def ask(path, method="GET", body=None):
+def call(path, method="GET", body=None):
     connection.request(method, path, body, {"content-type": "application/json"} if body else {})
-    answer = connection.getresponse()
-    text = answer.read()
-    assert answer.status < 300, (path, answer.status, text)
+    response = connection.getresponse()
+    text = response.read()
+    assert response.status < 300, (path, response.status, text)
     return text
-run = json.loads(ask("/runs", "POST", json.dumps({"model": "deepseek-ocr-tiny", "mode": "basic", "repeats": 1, "warmup": 0, "max_new_tokens": 2})))["run_id"]
-while json.loads(ask(f"/runs/{run}"))["state"] in ("queued", "running"):
+request = {"model": "deepseek-ocr-tiny", "mode": "basic"}
+request |= {"repeats": 1, "warmup": 0, "max_new_tokens": 2}
+run = json.loads(call("/runs", "POST", json.dumps(request)))["run_id"]
+while json.loads(call(f"/runs/{run}"))["state"] in ("queued", "running"):
     time.sleep(0.2)
 shutil.copy(f"{data}/out/tables.jsonl", f"{data}/data/runs/{run}/tables.jsonl")
-tables = json.loads(ask(f"/runs/{run}/tables"))["tables"]
+tables = json.loads(call(f"/runs/{run}/tables"))["tables"]
+paths = [f"/runs/{run}/tables"]
+paths += [f"{paths[0]}/{t['name']}?format={form}" for t in tables for form in ("json", "csv")]
 times, slowest, largest = [], (0, ""), 0
 for _ in range(20):
-    for path in [f"/runs/{run}/tables"] + [f"/runs/{run}/tables/{t['name']}?format={form}" for t in tables for form in ("json", "csv")]:
+    for path in paths:
         start = time.perf_counter()
-        text = ask(path)
-        took = (time.perf_counter() - start) * 1e3
-        times.append(took)
-        slowest, largest = max(slowest, (took, path)), max(largest, len(text))
+        text = call(path)
+        elapsed = (time.perf_counter() - start) * 1e3
+        times.append(elapsed)
+        slowest, largest = max(slowest, (elapsed, path)), max(largest, len(text))
 times.sort()
 at = lambda share: times[min(int(len(times) * share), len(times) - 1)]
-print(f"{len(tables)} tables, {sum(t['total'] for t in tables)} rows; {len(times)} requests, the largest answer {largest} bytes")
-print(f"p50 {at(0.5):.2f} ms, p99 {at(0.99):.2f} ms, slowest {slowest[0]:.2f} ms ({slowest[1].split('/')[-1]})")
+rows = sum(t["total"] for t in tables)
+print(f"{len(tables)} tables, {rows} rows; {len(times)} requests, largest response {largest} bytes")
+print(f"p50 {at(0.5):.2f} ms, p99 {at(0.99):.2f} ms, slowest {slowest[0]:.2f} ms", end=" ")
+print(f"({slowest[1].split('/')[-1]})")
 PYTHON

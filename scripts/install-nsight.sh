@@ -1,23 +1,27 @@
 #!/bin/sh
-# Installs NVIDIA Nsight Systems (`nsys`) from Debian's non-free packages where it is missing, and joins its two halves.
+# Installs NVIDIA Nsight Systems (`nsys`) from Debian's non-free packages if it is missing, and
+# links its importer.
 #
-# Debian ships the collector and the importer in different folders; without the link made below `nsys profile` exits 0 and
-# leaves a .qdstrm that nothing reads. Run as root; running it again changes nothing. It adds one file to apt's sources
-# (non-free, at the mirror that the machine already uses) and installs one package with what it needs.
-# It never touches a GPU driver that is installed, and never replaces an nsys that works.
+# Debian installs the collector and the importer in different folders; without the link, `nsys
+# profile` exits with 0 and leaves a .qdstrm that nothing reads. Run as root; running it again
+# changes nothing. It adds one file to apt's sources (non-free, at the mirror that the machine
+# already uses) and installs one package with its dependencies. It never changes an installed GPU
+# driver, and never replaces an nsys that works.
 set -eu
 
-say() { printf 'install-nsight: %s\n' "$*"; }
+report() { printf 'install-nsight: %s\n' "$*"; }
 die() { printf 'install-nsight: %s\n' "$*" >&2; exit 1; }
 
 package=nsight-systems
+instead="install nsys from NVIDIA's packages (nsight-systems-cli)"
 sources=/etc/apt/sources.list.d/llmprof-non-free.sources
 
 need_root() { [ "$(id -u)" -eq 0 ] || die "$1 needs root: run it with sudo"; }
 
-# The mirror that serves this release's main packages: asked of apt, which reads every form of source.
+# The mirror of this release's main packages, from apt, which reads every form of source.
 mirror() {
-    apt-get indextargets --format '$(ORIGIN) $(CODENAME) $(COMPONENT) $(REPO_URI)' 'Created-By: Packages' |
+    apt-get indextargets --format '$(ORIGIN) $(CODENAME) $(COMPONENT) $(REPO_URI)' \
+        'Created-By: Packages' |
         awk -v codename="$1" '$1 == "Debian" && $2 == codename && $3 == "main" { print $4; exit }'
 }
 
@@ -25,12 +29,13 @@ has_candidate() { LC_ALL=C apt-cache policy "$package" | grep -q 'Candidate: [^(
 
 add_non_free() {
     . /etc/os-release
-    [ "${ID:-}" = debian ] || die "this is ${PRETTY_NAME:-no Debian}: install nsys from NVIDIA's packages (nsight-systems-cli) instead"
+    [ "${ID:-}" = debian ] || die "this is ${PRETTY_NAME:-not Debian}: $instead"
     uri=$(mirror "$VERSION_CODENAME")
-    [ -n "$uri" ] || die "apt knows no Debian mirror for $VERSION_CODENAME: add 'non-free' to its sources, then run this again"
-    say "adding non-free of $uri to apt's sources ($sources)"
+    [ -n "$uri" ] || die "no Debian mirror for $VERSION_CODENAME; add 'non-free' to apt's sources"
+    report "adding non-free of $uri to apt's sources ($sources)"
     {
-        printf 'Types: deb\nURIs: %s\nSuites: %s\nComponents: contrib non-free\n' "$uri" "$VERSION_CODENAME"
+        printf 'Types: deb\nURIs: %s\nSuites: %s\n' "$uri" "$VERSION_CODENAME"
+        printf 'Components: contrib non-free\n'
         keyring=/usr/share/keyrings/debian-archive-keyring.gpg
         if [ -e "$keyring" ]; then printf 'Signed-By: %s\n' "$keyring"; fi
     } >"$sources"
@@ -39,30 +44,31 @@ add_non_free() {
 
 install_nsys() {
     need_root "installing $package"
-    command -v apt-get >/dev/null || die "no apt here: install nsys from NVIDIA's packages (nsight-systems-cli) instead"
+    command -v apt-get >/dev/null || die "no apt-get: $instead"
     has_candidate || apt-get update -q
     has_candidate || add_non_free
     has_candidate || die "apt has no package $package, non-free included"
-    say "installing $package"
+    report "installing $package"
     DEBIAN_FRONTEND=noninteractive apt-get install -q -y --no-install-recommends "$package"
 }
 
-# Where Debian's collector looks for the importer, and where Debian puts it.
-join_halves() {
-    arch=$(dpkg-architecture -qDEB_HOST_MULTIARCH 2>/dev/null || printf '%s-linux-gnu' "$(uname -m)")
+# Links the importer to where Debian's collector looks for it.
+link_importer() {
+    arch=$(dpkg-architecture -qDEB_HOST_MULTIARCH 2>/dev/null ||
+        printf '%s-linux-gnu' "$(uname -m)")
     importer=/usr/lib/nsight-systems/host-linux-x64
     link=/usr/lib/$arch/nsight-systems/host-linux-x64
     if [ ! -d "$importer" ] || [ -e "$link" ]; then return; fi
     need_root "linking the importer"
-    say "linking $link to $importer"
+    report "linking $link to $importer"
     mkdir -p "${link%/*}"
     ln -s "$importer" "$link"
 }
 
 if command -v nsys >/dev/null; then
-    say "nsys is here already: $(command -v nsys)"
+    report "nsys is installed: $(command -v nsys)"
 else
     install_nsys
 fi
-join_halves
-say "$(nsys --version)"
+link_importer
+report "$(nsys --version)"

@@ -1,18 +1,17 @@
 //! llmprof: GPU profiling for LLM inference as a service.
 //!
-//! The contents page, in the order in which a run flows. What each part may import is in ARCHITECTURE.md, and a test holds
-//! the sources to it.
+//! The contents page, in the order in which a run flows. What each part may import is in
+//! ARCHITECTURE.md, and a test holds the sources to it.
 
 pub mod config;
-pub mod model;
-pub mod profiling;
-pub mod run;
-pub mod runner;
-pub mod samples;
+pub mod domain;
+pub mod job;
+pub mod pipeline;
+pub mod scheduler;
+pub mod tasks;
 
 pub mod http;
 pub mod store;
-pub mod worker;
 
 pub mod collect;
 pub mod parse;

@@ -5,18 +5,31 @@ mod command;
 use std::process::ExitCode;
 
 use clap::{CommandFactory, Parser, Subcommand};
-use command::{align, analyze, backup, check, cost, diff, doctor, execute, openapi, quickstart, serve, token};
 use llmprof::trace::stage::UnknownRange;
+
+use command::{
+    align, analyze, backup, check, cost, diff, doctor, execute, openapi, quickstart, serve, token,
+};
+
+/// Returns freed memory to the system, so that a service stays small after a large analysis.
+#[global_allocator]
+static ALLOCATOR: tikv_jemallocator::Jemalloc = tikv_jemallocator::Jemalloc;
+
+/// Settings of the allocator: unused pages are returned by a thread after a second.
+#[unsafe(export_name = "_rjem_malloc_conf")]
+pub static ALLOCATOR_SETTINGS: &[u8] =
+    b"background_thread:true,dirty_decay_ms:1000,muzzy_decay_ms:0\0";
 
 /// GPU profiling for LLM inference as a service.
 ///
-/// Start the service with `llmprof serve`, submit a run with `curl -X POST http://127.0.0.1:8080/runs`, and read its report
-/// at /runs/<id>/report. `llmprof quickstart` does all of that once, with a bundled page and a small model.
+/// Start the service with `llmprof serve`, submit a run with `curl -X POST
+/// http://127.0.0.1:8080/runs`, and read its report at /runs/<id>/report. `llmprof quickstart` does
+/// all of that once, with a bundled page and a small model.
 #[derive(Debug, Parser)]
 #[command(
     version,
     propagate_version = true,
-    after_help = "Every setting is explained in conf/default.toml; `llmprof serve --help` tells how to set one."
+    after_help = "conf/default.toml documents every setting; `llmprof serve --help` how to set one."
 )]
 struct Cli {
     #[command(subcommand)]
@@ -25,20 +38,21 @@ struct Cli {
 
 #[derive(Debug, Subcommand)]
 enum Command {
-    Serve(serve::Options),
-    Quickstart(quickstart::Options),
-    Analyze(analyze::Options),
-    Align(align::Options),
-    Cost(cost::Options),
-    Diff(diff::Options),
-    Doctor(doctor::Options),
-    Execute(execute::Options),
-    Token(token::Options),
-    Check(check::Options),
+    Serve(serve::ServeOptions),
+    Quickstart(quickstart::QuickstartOptions),
+    Analyze(analyze::AnalyzeOptions),
+    Align(align::AlignOptions),
+    Cost(cost::CostOptions),
+    Diff(diff::DiffOptions),
+    Doctor(doctor::DoctorOptions),
+    Execute(execute::ExecuteOptions),
+    Token(token::TokenOptions),
+    Check(check::CheckOptions),
     Backup(backup::BackupOptions),
     Restore(backup::RestoreOptions),
-    Openapi(openapi::Options),
-    /// Print a completion script for a shell: `llmprof completions bash > /etc/bash_completion.d/llmprof`
+    Openapi(openapi::OpenapiOptions),
+    /// Print a completion script for a shell: `llmprof completions bash >
+    /// /etc/bash_completion.d/llmprof`
     Completions {
         shell: clap_complete::Shell,
     },
@@ -46,7 +60,7 @@ enum Command {
 
 fn main() -> ExitCode {
     let cli = Cli::try_parse().unwrap_or_else(|error| {
-        // `align` says by 2 that nothing could be decided, so bad arguments have a number of their own there.
+        // Exit code 2 of `align` is an inconclusive verdict; invalid arguments have another code.
         let aligns = std::env::args_os().nth(1).is_some_and(|first| first == "align");
         if aligns && error.use_stderr() {
             _ = error.print();
@@ -86,8 +100,12 @@ fn main() -> ExitCode {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
             eprintln!("llmprof: {error:#}");
-            // A rule that names no range of the capture is a bad argument.
-            if error.chain().any(|it| it.is::<UnknownRange>()) { ExitCode::from(2) } else { ExitCode::FAILURE }
+            // A rule without a range in the capture is an invalid argument.
+            if error.chain().any(|it| it.is::<UnknownRange>()) {
+                ExitCode::from(2)
+            } else {
+                ExitCode::FAILURE
+            }
         }
     }
 }

@@ -1,4 +1,4 @@
-"""What schemathesis does not know of the service: files, sent as they are, and what a role may not do."""
+"""Extensions of schemathesis: bodies that are files, and the statuses of each role."""
 import os
 
 import schemathesis
@@ -7,19 +7,21 @@ ROLE = os.environ.get("LLMPROF_ROLE", "")
 
 
 @schemathesis.serializer("application/vnd.sqlite3", "application/zstd")
-def as_it_is(_context, value):
+def raw_bytes(_context, value):
     return value if isinstance(value, bytes) else str(value).encode()
 
 
 @schemathesis.check
-def a_role_is_held_to_what_it_may(_context, response, case):
-    """Where the contract asks for a token, nobody is let in without one, and a viewer changes nothing."""
-    refused = {"nobody": 401, "viewer": 403}.get(ROLE)
+def guarded_operations_refuse_the_role(_context, response, case):
+    """Guarded operations refuse requests without a token, and writes by a viewer."""
+    refused = {"anonymous": 401, "viewer": 403}.get(ROLE)
     operation = case.operation
     guarded = bool(operation.definition.raw.get("security"))
-    # Other methods and broken paths lead to other places, which have answers of their own.
-    asked = case.method.lower() == operation.method.lower()
-    if refused is None or not guarded or not asked:
+    # Other methods and malformed paths reach other operations.
+    same_method = case.method.lower() == operation.method.lower()
+    if refused is None or not guarded or not same_method:
         return
-    assert response.status_code == refused, f"as {ROLE}: {response.status_code} where {refused} was due"
-    assert ("www-authenticate" in response.headers) == (refused == 401), "only a 401 tells how to be let in"
+    status = response.status_code
+    assert status == refused, f"as {ROLE}: {status} instead of {refused}"
+    challenge = "www-authenticate" in response.headers
+    assert challenge == (refused == 401), "www-authenticate belongs to 401 only"

@@ -1,10 +1,12 @@
-//! The runner's events, sorted into their kinds once, so that each analysis borrows what it needs.
+//! Events of the runner grouped by kind, for borrowing by each analysis.
 //!
-//! Holds no opinion: warm-up is kept apart, nothing is dropped.
+//! No event is dropped; warm-up events are included.
 
-use crate::trace::event::{Ceiling, End, Event, Experts, OperatorCall, Output, StageRange, Start, Steady};
+use crate::trace::event::{
+    Ceiling, End, Event, Experts, OperatorCall, Output, StageRange, Start, Steady,
+};
 
-/// One pass's events by kind, in the order in which they were written.
+/// Events of one pass by kind, in the order in which they were written.
 #[derive(Debug, Default)]
 pub struct Events<'a> {
     pub start: Option<&'a Start>,
@@ -18,7 +20,7 @@ pub struct Events<'a> {
 }
 
 impl<'a> Events<'a> {
-    /// Sorts one pass's events by kind.
+    /// Groups the events of one pass by kind.
     pub fn of(events: &'a [Event]) -> Self {
         let mut sorted = Self::default();
         for event in events {

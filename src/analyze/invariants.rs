@@ -1,60 +1,68 @@
-//! What no figure of an analysis may contradict, whatever its capture holds.
+//! Bounds on figures that hold for every capture.
 //!
-//! A figure that breaks an invariant is left out (`None`), and a finding names it, its value and the likely cause. The table is
-//! [`INVARIANTS`]; each field of the report whose name ends in `_pct` is in it or in [`UNBOUNDED`], which a test holds to the contract.
-//! Other relations hold by construction, and property tests over mutated captures hold the code to them:
+//! A figure that violates an invariant is removed (`None`), and a finding names it, its value and
+//! the likely cause. [`INVARIANTS`] is the table; each report field whose name ends in `_pct` is
+//! listed there or in [`UNBOUNDED`], which a test checks against the contract. Other relations hold
+//! by construction and are tested with properties over mutated captures:
 //!
-//! | relation | of |
+//! | relation | scope |
 //! |---|---|
 //! | busy + other + idle = window | each stage on each GPU, and in total |
 //! | idle = host + copy + sync + unknown | the same |
 //! | a total is the sum over its GPUs | busy, idle and window of a stage |
-//! | busy time is the same in every table | stages, GPUs per stage, processes of one GPU each |
-//! | kernels of a stage are those of its records, classes and processes | calls and time |
-//! | busy and idle of a step fit into its window, once for each GPU | the decode step |
-//! | own time is at most total time | operators on the device |
+//! | busy time is equal in all tables | stages, GPUs per stage, processes of one GPU each |
+//! | kernels of a stage equal those of its records, classes and processes | calls and time |
+//! | busy and idle time of a step fit into its window, per GPU | the decode step |
+//! | exclusive time is at most total time | operators on the device |
 
 mod shares;
 
 use std::collections::BTreeMap;
 
-use self::shares::each_share;
-use super::{Analysis, device::DevicePeaks, gpu::EarlyStart, power::Power};
+use self::shares::visit_shares;
+use super::{Analysis, power::Power};
 use crate::{
-    run::{Finding, Severity},
+    analyze::timeline::gpu::EarlyStart,
+    domain::{
+        device_peaks::DevicePeaks,
+        finding::{Finding, Severity},
+    },
     trace::{
         Trace,
         counter::{CounterValues, LaunchCounters},
     },
 };
 
-/// How far apart the clocks of host and device may lie before times of one are not compared with times of the other, nanoseconds.
+/// Max difference between the clocks of host and device, nanoseconds; beyond it their times are not
+/// compared.
 pub const CLOCK_TOLERANCE_NS: i64 = 1_000;
-/// By so much, in points, a share may leave its range through rounding.
+/// Tolerance for rounding of a share, in points.
 const ROUNDING_PCT: f64 = 1e-6;
-/// By so much, in points, a counter may pass 100 %: ncu reads its parts in several passes, whose clocks and caches differ
-/// (Nsight Compute, Profiling Guide, "Range and Precision").
+/// Tolerance of a counter above 100 %, in points: ncu reads its parts in several passes, whose
+/// clocks and caches differ (Nsight Compute, Profiling Guide, "Range and Precision").
 const PASSES_PCT: f64 = 5.0;
-/// Registers that a thread can have (CUDA C++ Programming Guide, "Technical Specifications per Compute Capability").
+/// Max registers per thread (CUDA C++ Programming Guide, "Technical Specifications per Compute
+/// Capability").
 const MAX_REGISTERS: u32 = 255;
-/// By so much, as a factor, bytes over time of a replay may pass the datasheet's bandwidth, and a clock the highest one.
+/// Tolerance factor of the replay's bandwidth above the datasheet's, and of a clock above the max
+/// clock.
 const LIMIT_FACTOR: f64 = 1.1;
 
 /// One invariant.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Invariant {
     pub id: &'static str,
-    /// Fields of the report that it binds, each as `Schema.field`.
+    /// Report fields bound by it, each as `Schema.field`.
     pub figures: &'static [&'static str],
-    /// What holds for each of them.
+    /// The condition.
     pub holds: &'static str,
-    /// What most likely made a figure that breaks it.
+    /// The most likely cause of a violation.
     pub cause: &'static str,
-    /// What to do then.
+    /// The action to take after a violation.
     pub remedy: &'static str,
 }
 
-/// Every invariant that inputs can break.
+/// All invariants that inputs can violate.
 pub const INVARIANTS: &[Invariant] = &[
     Invariant {
         id: "counter_share",
@@ -69,22 +77,30 @@ pub const INVARIANTS: &[Invariant] = &[
             "CounterValues.tensor_pct",
             "Stall.share_pct",
         ],
-        holds: "a share of what the device sustains lies between 0 and 100 %, and at most 5 points above it",
-        cause: "the ncu page was written with other decimal signs or units than it was read with, or is damaged",
-        remedy: "Print the page again: LC_ALL=C ncu --import REPORT --csv --page details --print-units base.",
+        holds: "a share of the device's sustained peak lies between 0 and 100 %, with a tolerance \
+                of 5 points",
+        cause: "the ncu page has unexpected decimal signs or units, or is damaged",
+        remedy: "Print the page again: LC_ALL=C ncu --import REPORT --csv --page details \
+                 --print-units base.",
     },
     Invariant {
         id: "counter_limit",
-        figures: &["CounterValues.registers", "CounterValues.dram_bytes", "CounterValues.duration_ns", "CounterValues.flops"],
-        holds: "a counter is not negative, a thread has at most 255 registers, and bytes over the time of the replay are at most 1.1 \
-                times the datasheet's bandwidth",
-        cause: "the ncu page was written with other decimal signs or units than it was read with, or is of another device",
-        remedy: "Print the page again: LC_ALL=C ncu --import REPORT --csv --page details --print-units base.",
+        figures: &[
+            "CounterValues.registers",
+            "CounterValues.dram_bytes",
+            "CounterValues.duration_ns",
+            "CounterValues.flops",
+        ],
+        holds: "a counter is not negative, a thread has at most 255 registers, and bytes over the \
+                time of the replay are at most 1.1 times the datasheet's bandwidth",
+        cause: "the ncu page has unexpected decimal signs or units, or is of another device",
+        remedy: "Print the page again: LC_ALL=C ncu --import REPORT --csv --page details \
+                 --print-units base.",
     },
     Invariant {
         id: "clock_limit",
         figures: &["StagePower.sm_mhz", "StagePower.memory_mhz"],
-        holds: "a mean clock is at most 1.1 times the highest clock of the device",
+        holds: "a mean clock is at most 1.1 times the device's max clock",
         cause: "the samples are of another device, or the driver reported a wrong clock",
         remedy: "Compare the clocks with nvidia-smi -q -d CLOCK.",
     },
@@ -99,9 +115,11 @@ pub const INVARIANTS: &[Invariant] = &[
             "StageGpu.launch_bound_pct",
             "LLMProfileReport.decode_step",
         ],
-        holds: "what a call launches starts at most 1 us before the call does",
-        cause: "the clocks of host and GPU contradict each other in this capture, or its times are damaged",
-        remedy: "Take the capture again with an nsys as new as the driver. Durations of kernels are of one clock and are kept.",
+        holds: "work starts at most 1 us before its launching call",
+        cause: "the clocks of host and GPU are inconsistent in this capture, or its times are \
+                damaged",
+        remedy: "Record again with an nsys as new as the driver. Kernel durations use one clock \
+                 and are kept.",
     },
     Invariant {
         id: "share",
@@ -130,9 +148,9 @@ pub const INVARIANTS: &[Invariant] = &[
             "StagePower.throttled_pct",
             "ReasonShare.share_pct",
         ],
-        holds: "a share of a whole lies between 0 and 100 %",
-        cause: "part and whole were measured by different clocks, or parts that ran at the same time were summed",
-        remedy: "Compare the times themselves, which are kept.",
+        holds: "a share lies between 0 and 100 %",
+        cause: "part and total use different clocks, or parts that overlap were summed",
+        remedy: "Compare the times, which are kept.",
     },
     Invariant {
         id: "counter_mean",
@@ -153,45 +171,66 @@ pub const INVARIANTS: &[Invariant] = &[
             "RooflinePoint.achieved_occupancy_pct",
         ],
         holds: "a mean of counters lies in the range of the counters",
-        cause: "a counter of one of the kernels is wrong",
-        remedy: "Look at the kernel's counters by geometry.",
+        cause: "a counter of one kernel is wrong",
+        remedy: "Check the kernel's counters by launch configuration.",
     },
 ];
 
-/// Fields in percent that may pass 100 or fall below 0, and why; those of uses of a ceiling are refused above 101 % by rules of their own
-/// (`mfu_impossible`, `roofline_impossible`, `ceiling_surpassed`).
+/// Percentages that may exceed 100 or be negative, with the reason. Rules of their own remove uses
+/// of a ceiling above 101 % (`mfu_impossible`, `roofline_impossible`, `ceiling_surpassed`).
 pub const UNBOUNDED: &[(&str, &str)] = &[
     ("Change.change_pct", "a figure may more than double between two runs"),
-    ("OverheadRecord.overhead_pct", "tracing may more than double a time, and its effect may drown in noise"),
+    (
+        "OverheadRecord.overhead_pct",
+        "tracing may more than double a time, and noise may exceed its effect",
+    ),
     ("AlignmentKernelSide.share_pct", "a kernel's time over a sum that contains it"),
     ("AlignmentPower.throttled_pct", "StagePower.throttled_pct, which is bounded"),
     ("StagePower.reading_pct", "a reading may last longer than a stage"),
-    ("MfuRecord.datasheet_pct", "refused above 101 % by the rule mfu_impossible"),
-    ("MfuRecord.measured_pct", "refused above 101 % by the rule mfu_impossible"),
-    ("MfuRecord.clocked_pct", "refused above 101 % by the rule mfu_impossible"),
-    ("MfuRecord.datasheet_bandwidth_pct", "operands are counted each time, and caches may serve them"),
-    ("MfuRecord.measured_bandwidth_pct", "operands are counted each time, and caches may serve them"),
-    ("MfuRecord.clocked_bandwidth_pct", "operands are counted each time, and caches may serve them"),
-    ("OperatorMfu.datasheet_pct", "refused above 101 % by the rule mfu_impossible"),
-    ("OperatorMfu.measured_pct", "refused above 101 % by the rule ceiling_surpassed"),
-    ("OperatorMfu.clocked_pct", "refused above 101 % by the rule mfu_impossible"),
-    ("OperatorMfu.datasheet_bandwidth_pct", "operands are counted each time, and caches may serve them"),
-    ("OperatorMfu.measured_bandwidth_pct", "operands are counted each time, and caches may serve them"),
-    ("OperatorMfu.clocked_bandwidth_pct", "operands are counted each time, and caches may serve them"),
-    ("RooflinePoint.datasheet_pct", "refused above 101 % by the rule roofline_impossible"),
-    ("RooflinePoint.measured_pct", "the products that were measured are no bound: another kernel may do better"),
+    ("MfuRecord.datasheet_pct", "removed above 101 % by the rule mfu_impossible"),
+    ("MfuRecord.measured_pct", "removed above 101 % by the rule mfu_impossible"),
+    ("MfuRecord.clocked_pct", "removed above 101 % by the rule mfu_impossible"),
+    (
+        "MfuRecord.datasheet_bandwidth_pct",
+        "operands are counted per call, and caches may serve them",
+    ),
+    (
+        "MfuRecord.measured_bandwidth_pct",
+        "operands are counted per call, and caches may serve them",
+    ),
+    ("MfuRecord.clocked_bandwidth_pct", "operands are counted per call, and caches may serve them"),
+    ("OperatorMfu.datasheet_pct", "removed above 101 % by the rule mfu_impossible"),
+    ("OperatorMfu.measured_pct", "removed above 101 % by the rule ceiling_surpassed"),
+    ("OperatorMfu.clocked_pct", "removed above 101 % by the rule mfu_impossible"),
+    (
+        "OperatorMfu.datasheet_bandwidth_pct",
+        "operands are counted per call, and caches may serve them",
+    ),
+    (
+        "OperatorMfu.measured_bandwidth_pct",
+        "operands are counted per call, and caches may serve them",
+    ),
+    (
+        "OperatorMfu.clocked_bandwidth_pct",
+        "operands are counted per call, and caches may serve them",
+    ),
+    ("RooflinePoint.datasheet_pct", "removed above 101 % by the rule roofline_impossible"),
+    (
+        "RooflinePoint.measured_pct",
+        "a measured product is not a physical limit: another kernel may exceed it",
+    ),
 ];
 
-/// A figure that broke an invariant and was left out.
+/// A figure that violated an invariant and was removed.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Violation {
     pub figure: &'static str,
-    /// Kernel, stage or operator that it was of.
+    /// Kernel, stage or operator of the figure.
     pub of: String,
     pub value: f64,
 }
 
-/// Figures that broke an invariant and were left out.
+/// All removed figures.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct Violations {
     pub figures: Vec<Violation>,
@@ -199,8 +238,14 @@ pub struct Violations {
 }
 
 impl Violations {
-    /// Leaves out `value` where it lies outside `0..=max`, or is not a number.
-    fn bound(&mut self, figure: &'static str, of: impl FnOnce() -> String, value: &mut Option<f64>, max: f64) {
+    /// Removes `value` when it lies outside `0..=max` or is not a number.
+    fn bound(
+        &mut self,
+        figure: &'static str,
+        of: impl FnOnce() -> String,
+        value: &mut Option<f64>,
+        max: f64,
+    ) {
         let Some(found) = *value else { return };
         if !(0.0..=max).contains(&found) {
             self.figures.push(Violation { figure, of: of(), value: found });
@@ -208,12 +253,20 @@ impl Violations {
         }
     }
 
-    /// The counters of launches without those that cannot be on this device.
-    pub fn counters(&mut self, launches: &[LaunchCounters], peaks: Option<&DevicePeaks>) -> Vec<LaunchCounters> {
+    /// Returns the counters of launches without values that are impossible on this device.
+    pub fn counters(
+        &mut self,
+        launches: &[LaunchCounters],
+        peaks: Option<&DevicePeaks>,
+    ) -> Vec<LaunchCounters> {
         let mut kept = launches.to_vec();
         for launch in &mut kept {
-            let of = if launch.stage.is_empty() { String::new() } else { format!(" in {}", launch.stage) };
-            let of = format!("{}{of}", launch.kernel);
+            let stage = if launch.stage.is_empty() {
+                String::new()
+            } else {
+                format!(" in {}", launch.stage)
+            };
+            let of = format!("{}{stage}", launch.kernel);
             self.values(&of, &mut launch.values, peaks);
         }
         kept
@@ -230,38 +283,60 @@ impl Violations {
             share.is_some()
         });
         if let Some(registers) = values.registers.filter(|registers| *registers > MAX_REGISTERS) {
-            self.figures.push(Violation { figure: "CounterValues.registers", of: name(), value: registers.into() });
+            self.figures.push(Violation {
+                figure: "CounterValues.registers",
+                of: name(),
+                value: registers.into(),
+            });
             values.registers = None;
         }
         self.bound("CounterValues.duration_ns", name, &mut values.duration_ns, f64::MAX);
         let seconds = values.duration_ns.map(|ns| ns / 1e9);
-        let max = peaks.zip(seconds).map(|(peaks, seconds)| peaks.bytes_per_s() * seconds * LIMIT_FACTOR);
-        self.bound("CounterValues.dram_bytes", name, &mut values.dram_bytes, max.unwrap_or(f64::MAX));
-        if let Some(flops) = values.flops.values().copied().find(|flops| !(0.0..=f64::MAX).contains(flops)) {
-            self.figures.push(Violation { figure: "CounterValues.flops", of: name(), value: flops });
+        let max =
+            peaks.zip(seconds).map(|(peaks, seconds)| peaks.bytes_per_s() * seconds * LIMIT_FACTOR);
+        self.bound(
+            "CounterValues.dram_bytes",
+            name,
+            &mut values.dram_bytes,
+            max.unwrap_or(f64::MAX),
+        );
+        if let Some(flops) =
+            values.flops.values().copied().find(|flops| !(0.0..=f64::MAX).contains(flops))
+        {
+            self.figures.push(Violation {
+                figure: "CounterValues.flops",
+                of: name(),
+                value: flops,
+            });
             values.flops.clear();
             values.flops_complete = false;
         }
     }
 
-    /// Leaves out clocks that the device cannot have.
+    /// Removes clocks above the device's max.
     pub fn clocks(&mut self, power: &mut Power) {
         let max = |mhz: Option<u32>| mhz.map_or(f64::MAX, |mhz| f64::from(mhz) * LIMIT_FACTOR);
         let (sm, memory) = (max(power.device.max_sm_mhz), max(power.device.max_memory_mhz));
         for stage in &mut power.stages {
             self.bound("StagePower.sm_mhz", || stage.stage.clone(), &mut stage.sm_mhz, sm);
-            self.bound("StagePower.memory_mhz", || stage.stage.clone(), &mut stage.memory_mhz, memory);
+            self.bound(
+                "StagePower.memory_mhz",
+                || stage.stage.clone(),
+                &mut stage.memory_mhz,
+                memory,
+            );
         }
     }
 
-    /// Leaves out shares that cannot be, and notes what the walk over the capture left out.
+    /// Removes impossible shares, and records early starts found by the GPU analysis.
     pub fn shares(&mut self, analysis: &mut Analysis) {
         self.early.clone_from(&analysis.stage_gpu.early);
-        each_share(analysis, &mut |figure, of, value| {
-            let counter = INVARIANTS.iter().any(|it| it.id == "counter_mean" && it.figures.contains(&figure));
+        visit_shares(analysis, &mut |figure, of, value| {
+            let counter =
+                INVARIANTS.iter().any(|it| it.id == "counter_mean" && it.figures.contains(&figure));
             let slack = if counter { PASSES_PCT } else { ROUNDING_PCT };
             self.bound(figure, || of.to_owned(), value, 100.0 + slack);
-            // What rounding alone carried over an end is the end.
+            // A share that only rounding moved above 100 % is set to 100 %.
             *value = value.map(|share| if counter { share } else { share.min(100.0) });
         });
     }
@@ -281,7 +356,7 @@ const COUNTERS: [Counter; 8] = [
     ("CounterValues.tensor_pct", |it| &mut it.tensor_pct),
 ];
 
-/// A finding for each figure that was left out, with the value that is farthest off.
+/// Returns a finding for each kind of removed figure, with its most extreme value.
 pub fn findings(analysis: &Analysis, _: &Trace) -> Vec<Finding> {
     let mut figures: BTreeMap<&str, Vec<&Violation>> = BTreeMap::new();
     for it in &analysis.violations.figures {
@@ -291,9 +366,14 @@ pub fn findings(analysis: &Analysis, _: &Trace) -> Vec<Finding> {
         let worst = all.iter().max_by(|a, b| a.value.abs().total_cmp(&b.value.abs()))?;
         let invariant = INVARIANTS.iter().find(|it| it.figures.contains(&figure))?;
         let of = if worst.of.is_empty() { String::new() } else { format!(" of {}", worst.of) };
-        let message = format!("{figure}{of} would be {:.1}: {}. It is left out.", worst.value, invariant.holds);
-        let found = Finding::new("figure_impossible", Severity::Warning, message).with("figures left out", all.len());
-        let found = found.with("value", format!("{:.1}", worst.value)).with("cause", invariant.cause);
+        let message = format!(
+            "{figure}{of} would be {:.1}: {}. It is omitted.",
+            worst.value, invariant.holds
+        );
+        let found = Finding::new("figure_impossible", Severity::Warning, message)
+            .with("omitted figures", all.len());
+        let found =
+            found.with("value", format!("{:.1}", worst.value)).with("cause", invariant.cause);
         Some(found.advise(invariant.remedy))
     };
     let early = analysis.violations.early.iter().filter_map(early);
@@ -303,13 +383,15 @@ pub fn findings(analysis: &Analysis, _: &Trace) -> Vec<Finding> {
 fn early(it: &EarlyStart) -> Option<Finding> {
     let invariant = INVARIANTS.iter().find(|it| it.id == "work_after_launch")?;
     let message = format!(
-        "{} kernels, copies or graphs of {} start before the call that launched them, by up to {:.3} ms: the stage's window, busy and \
-         idle time, and a decode step with such work, are left out.",
+        "{} kernels, copies or graphs of {} start before their launching call, by up to {:.3} ms: \
+         the stage's window, busy and idle time, and decode steps with such work, are omitted.",
         it.count,
         it.stage,
         it.worst_ns as f64 / 1e6,
     );
-    let found = Finding::new("figure_impossible", Severity::Warning, message).with("stage", &it.stage).with("early", it.count);
+    let found = Finding::new("figure_impossible", Severity::Warning, message)
+        .with("stage", &it.stage)
+        .with("early", it.count);
     Some(found.with("cause", invariant.cause).advise(invariant.remedy))
 }
 

@@ -1,7 +1,8 @@
-//! Which operators the time of a pass went to: per module path, and rolled up over layers.
+//! Operator times of a pass: per module path, and rolled up over layers.
 //!
-//! Host times are of the plain pass's measured repeats: on a device that runs asynchronously, those of the launching calls. A call that a
-//! CUDA graph replayed has no host time. Device time is that of the kernels which the operator launched in the traced pass.
+//! Host times are of the measured repeats of the unprofiled pass; on an asynchronous device they
+//! are those of the launching calls. Calls replayed by a CUDA graph have no host time. Device time
+//! is that of the kernels launched by the operator in the traced pass.
 
 mod host;
 
@@ -10,51 +11,57 @@ use std::collections::{BTreeMap, BTreeSet};
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
-use self::host::{Key, Sum, self_times};
+use self::host::{CallKey, HostTimeSum, exclusive_times};
 use super::{
-    device_time::{DeviceTime, DeviceTimes},
     events::Events,
-    interval::covered_ns,
     kernels::{OUTSIDE, StageKernels, is_measured},
     stages::{STAGES, Stages},
     stats::{percent, ratio},
 };
-use crate::trace::{event::OperatorCall, units::Nanos};
+use crate::{
+    analyze::timeline::{
+        device_time::{DeviceTime, DeviceTimes},
+        interval::covered_ns,
+    },
+    domain::units::Nanos,
+    trace::event::OperatorCall,
+};
 
-/// The kind of a scope that only encloses others.
+/// Kind of a scope that only encloses other operators.
 pub const MODULE: &str = "module";
 
 /// Calls of one operator in one stage, over all measured repeats.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct OperatorRecord {
-    /// Module path; `*` stands for every index where the record is rolled up over layers or experts.
+    /// Module path; `*` stands for every index where the record is rolled up over layers or
+    /// experts.
     #[schema(example = "decoder.layers.*.self_attn.q_proj")]
     pub path: String,
-    /// Kind of operator: `linear`, `matmul`, `norm`, ...; `module` for a scope that only encloses others.
+    /// Kind of operator: `linear`, `matmul`, `norm`, ...; `module` for a scope that only encloses
+    /// other operators.
     #[schema(example = "linear")]
     pub op: String,
     /// Empty outside every stage.
     #[schema(example = "decode_all")]
     pub stage: String,
     pub calls: u64,
-    /// Of those, calls that a CUDA graph replayed: the host saw none of them.
+    /// Of those, calls replayed by a CUDA graph, which have no host time.
     #[serde(default)]
     pub captured_calls: u64,
-    /// Host time of the calls, with everything they enclose; `null` where a graph replayed all of them, as are the next two.
-    #[serde(alias = "total_ms")]
+    /// Host time of the calls, enclosed calls included; `null`, as are the next two, where a graph
+    /// replayed all of them.
     pub inclusive_ms: Option<f64>,
-    /// `inclusive_ms` over the calls that have a host time and are not inside one of the same operator.
+    /// `inclusive_ms` over the calls with a host time that are not inside a call of the same
+    /// operator.
     pub mean_ms: Option<f64>,
-    /// Host time of the calls, without the calls they enclose.
-    #[serde(alias = "self_ms")]
+    /// Host time of the calls, without enclosed calls.
     pub exclusive_ms: Option<f64>,
     /// `inclusive_ms` of the stage's time, percent.
     #[serde(default)]
     pub inclusive_pct: Option<f64>,
     /// `exclusive_ms` of the stage's time, percent.
-    #[serde(alias = "share_pct")]
     pub exclusive_pct: Option<f64>,
-    /// Shapes of the most frequent call's operands, activations first.
+    /// Operand shapes of the most frequent call, activations first.
     #[schema(example = json!([[1, 1280], [1280, 1280]]))]
     pub shapes: Vec<Vec<u64>>,
     /// Distinct combinations of shapes among the calls.
@@ -64,10 +71,10 @@ pub struct OperatorRecord {
     pub flops: u64,
     /// Bytes of operands and results of all calls.
     pub bytes: u64,
-    /// Achieved over `exclusive_ms`; `null` for operators that multiply nothing.
+    /// Rate over `exclusive_ms`; `null` for operators without FLOPs.
     pub flops_per_s: Option<f64>,
     pub bytes_per_s: Option<f64>,
-    /// Its kernels in the traced pass; `null` where it launched none, or nothing was traced.
+    /// Kernels in the traced pass; `null` without kernels or a traced pass.
     #[serde(default)]
     pub device: Option<OperatorDevice>,
 }
@@ -75,27 +82,24 @@ pub struct OperatorRecord {
 /// Kernels that an operator launched in the traced pass, over its measured repeats.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct OperatorDevice {
-    /// Calls that launched kernels, replays of a graph among them.
+    /// Calls that launched kernels, including replays of a graph.
     #[serde(default)]
     pub calls: u64,
-    /// Launches, with everything that it encloses.
+    /// Launches, including those of enclosed operators.
     pub kernels: u64,
-    /// Their time, with everything that it encloses.
-    #[serde(alias = "total_ms")]
+    /// Kernel time, including enclosed operators.
     pub inclusive_ms: f64,
     /// `inclusive_ms / calls`.
     #[serde(default)]
     pub mean_ms: Option<f64>,
-    /// Their time, without what it encloses.
-    #[serde(alias = "self_ms")]
+    /// Kernel time, without enclosed operators.
     pub exclusive_ms: f64,
     /// `inclusive_ms` of the stage's kernel time, percent.
     #[serde(default)]
     pub inclusive_pct: Option<f64>,
     /// `exclusive_ms` of the stage's kernel time, percent.
-    #[serde(alias = "share_pct")]
     pub exclusive_pct: Option<f64>,
-    /// FLOPs of the traced pass over `exclusive_ms`; `null` for operators that multiply nothing.
+    /// FLOPs of the traced pass over `exclusive_ms`; `null` for operators without FLOPs.
     pub flops_per_s: Option<f64>,
     pub bytes_per_s: Option<f64>,
 }
@@ -105,7 +109,7 @@ pub struct OperatorDevice {
 pub struct StageWork {
     pub flops: u64,
     pub bytes: u64,
-    /// Share of the stage's time inside some operator that is no bare module, percent.
+    /// Share of the stage's time inside operators other than modules, percent.
     pub covered_pct: Option<f64>,
 }
 
@@ -114,32 +118,33 @@ pub struct StageWork {
 pub struct Operators {
     /// One record per stage, path and kind, longest total first.
     pub by_path: Vec<OperatorRecord>,
-    /// The same with layer and expert indices collapsed to `*`.
+    /// The same records with layer and expert indices replaced by `*`.
     pub rolled: Vec<OperatorRecord>,
     pub work: BTreeMap<String, StageWork>,
 }
 
-/// An operator's own time, without what it encloses.
+/// Time of an operator without enclosed operators.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub struct OwnTime {
+pub struct ExclusiveTime {
     pub ms: f64,
-    /// Of the stage's kernel time where the time is that of kernels, else of the stage's time, percent.
+    /// Share of the stage's kernel time for device time, else of the stage's time, percent.
     pub share_pct: Option<f64>,
     pub on_device: bool,
 }
 
 impl OperatorRecord {
-    /// An operator that only graphs replayed, of which the host saw no call.
+    /// An operator replayed by graphs alone, without a call on the host.
     fn replayed(stage: &str, path: &str, calls: u64) -> Self {
-        let key = Key { stage: stage.into(), path: path.into(), op: "range".into() };
-        Sum::captured(calls).record(key, None)
+        let key = CallKey { stage: stage.into(), path: path.into(), op: "range".into() };
+        HostTimeSum::captured(calls).record(key, None)
     }
 }
 
 impl Operators {
-    /// Rolled-up operators proper of one stage, longest first: by their kernels' time where kernels were joined to operators, for on a device that
-    /// runs asynchronously the host's time is that of launching; else by the host's.
-    pub fn ranked(&self, stage: &str) -> Vec<(&OperatorRecord, OwnTime)> {
+    /// Rolled-up leaf operators of one stage, longest first: by kernel time where kernels were
+    /// joined to operators, since host time on an asynchronous device is launch time; else by host
+    /// time.
+    pub fn ranked(&self, stage: &str) -> Vec<(&OperatorRecord, ExclusiveTime)> {
         let leaves = || self.leaves().filter(|it| it.stage == stage);
         let on_device = leaves().any(|it| it.device.is_some());
         let time = |it: &OperatorRecord| match it.device {
@@ -147,18 +152,20 @@ impl Operators {
             None if on_device => None,
             None => it.exclusive_ms.map(|ms| (ms, it.exclusive_pct)),
         };
-        let timed = leaves().filter_map(|it| time(it).map(|(ms, share_pct)| (it, OwnTime { ms, share_pct, on_device })));
+        let timed = leaves().filter_map(|it| {
+            time(it).map(|(ms, share_pct)| (it, ExclusiveTime { ms, share_pct, on_device }))
+        });
         let mut ranked: Vec<_> = timed.collect();
         ranked.sort_by(|a, b| b.1.ms.total_cmp(&a.1.ms));
         ranked
     }
 
-    /// Rolled-up records of operators proper, longest total first.
+    /// Rolled-up records of leaf operators, longest total first.
     pub fn leaves(&self) -> impl Iterator<Item = &OperatorRecord> {
         self.rolled.iter().filter(|record| record.op != MODULE)
     }
 
-    /// Rolled-up records of enclosing scopes, longest total first.
+    /// Rolled-up records of enclosing modules, longest total first.
     pub fn modules(&self) -> impl Iterator<Item = &OperatorRecord> {
         self.rolled.iter().filter(|record| record.op == MODULE)
     }
@@ -166,26 +173,39 @@ impl Operators {
 
 /// Sums the measured calls of one pass.
 pub fn operators(events: &Events, stages: &Stages) -> Operators {
-    let calls: Vec<&OperatorCall> = events.calls.iter().copied().filter(|call| !call.warmup).collect();
+    let calls: Vec<&OperatorCall> =
+        events.calls.iter().copied().filter(|call| !call.warmup).collect();
     let timed: Vec<&OperatorCall> = calls.iter().copied().filter(|call| !call.captured).collect();
-    let mut own = self_times(&timed).into_iter();
+    let mut times = exclusive_times(&timed).into_iter();
 
     let mut by_path = BTreeMap::new();
     let mut rolled = BTreeMap::new();
     let mut work: BTreeMap<String, StageWork> = BTreeMap::new();
     for call in &calls {
-        let time = if call.captured { None } else { own.next() };
-        Sum::add(&mut by_path, call.path.clone(), call, time.map(|it| (it.own_ns, it.inside_path)));
-        Sum::add(&mut rolled, collapse(&call.path), call, time.map(|it| (it.own_ns, it.inside_rolled)));
+        let time = if call.captured { None } else { times.next() };
+        HostTimeSum::add(
+            &mut by_path,
+            call.path.clone(),
+            call,
+            time.map(|it| (it.exclusive_ns, it.inside_path)),
+        );
+        HostTimeSum::add(
+            &mut rolled,
+            collapse(&call.path),
+            call,
+            time.map(|it| (it.exclusive_ns, it.inside_rolled)),
+        );
         let stage = work.entry(call.stage.clone()).or_default();
         stage.flops += call.flops;
         stage.bytes += call.bytes;
     }
-    let stage_ns = |stage: &str| events.measured(stage).map(|range| range.end_ns - range.start_ns).sum::<i64>();
+    let stage_ns = |stage: &str| {
+        events.measured(stage).map(|range| range.end_ns - range.start_ns).sum::<i64>()
+    };
     for stage in STAGES {
         if let Some(work) = work.get_mut(stage) {
             let inside = || calls.iter().filter(|call| call.stage == stage && call.op != MODULE);
-            // What a graph replayed took some of the stage's time, and nobody saw how much.
+            // The duration of replayed calls is unknown.
             if !inside().any(|call| call.captured) {
                 let covered = covered_ns(inside().map(|call| (call.start_ns, call.end_ns)));
                 work.covered_pct = percent(covered as f64, stage_ns(stage) as f64);
@@ -193,7 +213,7 @@ pub fn operators(events: &Events, stages: &Stages) -> Operators {
         }
     }
     let total_ms = |stage: &str| stages.row(stage).map(|row| row.ms.mean * f64::from(row.ms.n));
-    let finish = |sums: BTreeMap<Key, Sum>| {
+    let finish = |sums: BTreeMap<CallKey, HostTimeSum>| {
         let mut records: Vec<_> = sums
             .into_iter()
             .map(|(key, sum)| {
@@ -207,52 +227,71 @@ pub fn operators(events: &Events, stages: &Stages) -> Operators {
     Operators { by_path: finish(by_path), rolled: finish(rolled), work }
 }
 
-/// Longest on the device first; what has no device time after that, longest on the host first.
+/// Sorts by device time, then records without device time by host time, longest first.
 fn sort(records: &mut [OperatorRecord]) {
     let device = |it: &OperatorRecord| it.device.map_or(-1.0, |device| device.inclusive_ms);
     let host = |it: &OperatorRecord| it.inclusive_ms.unwrap_or(-1.0);
-    let order = |a: &OperatorRecord, b: &OperatorRecord| device(b).total_cmp(&device(a)).then(host(b).total_cmp(&host(a)));
+    let order = |a: &OperatorRecord, b: &OperatorRecord| {
+        device(b).total_cmp(&device(a)).then(host(b).total_cmp(&host(a)))
+    };
     records.sort_by(|a, b| (a.stage == OUTSIDE).cmp(&(b.stage == OUTSIDE)).then(order(a, b)));
 }
 
-/// Sets the kernels of the traced pass beside the operators that launched them. A path that names operators of several kinds in one
-/// stage gets none: a range tells the path alone.
-pub fn attach(operators: &mut Operators, times: &DeviceTimes, traced: &Events, stages: &[StageKernels]) {
+/// Attaches the kernels of the traced pass to the operators that launched them. A path with
+/// operators of several kinds in one stage gets none: its range does not identify the kind.
+pub fn attach(
+    operators: &mut Operators,
+    times: &DeviceTimes,
+    traced: &Events,
+    stages: &[StageKernels],
+) {
     let mut work: BTreeMap<(&str, &str), (u64, u64)> = BTreeMap::new();
     for call in traced.calls.iter().filter(|call| !call.warmup) {
         let sum = work.entry((&call.stage, &call.path)).or_default();
         *sum = (sum.0 + call.flops, sum.1 + call.bytes);
     }
-    let mut by_path: BTreeMap<(String, String), Sums> = BTreeMap::new();
-    let mut rolled: BTreeMap<(String, String), Sums> = BTreeMap::new();
+    let mut by_path: BTreeMap<(String, String), OperatorSums> = BTreeMap::new();
+    let mut rolled: BTreeMap<(String, String), OperatorSums> = BTreeMap::new();
     for ((stage, path), time) in &times.operators {
-        let (flops, bytes) = work.get(&(stage.as_str(), path.as_str())).copied().unwrap_or_default();
+        let (flops, bytes) =
+            work.get(&(stage.as_str(), path.as_str())).copied().unwrap_or_default();
         for (sums, path) in [(&mut by_path, path.clone()), (&mut rolled, collapse(path))] {
             let sum = sums.entry((stage.clone(), path)).or_default();
             sum.time.calls += time.calls;
             sum.time.kernels += time.kernels;
             sum.time.total_ns += time.total_ns;
-            sum.time.own_ns += time.own_ns;
+            sum.time.exclusive_ns += time.exclusive_ns;
             sum.flops += flops;
             sum.bytes += bytes;
         }
     }
     for (records, sums) in [(&mut operators.by_path, by_path), (&mut operators.rolled, rolled)] {
-        // Without events of a runner, a replayed operator has no call on the host in the stage of its replay.
+        // Without runner events, replayed operators have no host call in the stage of their
+        // replay.
         if traced.calls.is_empty() {
-            let known: BTreeSet<(String, String)> = records.iter().map(|it| (it.stage.clone(), it.path.clone())).collect();
-            let replayed = sums.iter().filter(|(key, _)| !key.0.is_empty() && is_measured(&key.0) && !known.contains(*key));
-            records.extend(replayed.map(|((stage, path), sum)| OperatorRecord::replayed(stage, path, sum.time.calls)));
+            let known: BTreeSet<(String, String)> =
+                records.iter().map(|it| (it.stage.clone(), it.path.clone())).collect();
+            let replayed = sums.iter().filter(|(key, _)| {
+                !key.0.is_empty() && is_measured(&key.0) && !known.contains(*key)
+            });
+            records.extend(
+                replayed.map(|((stage, path), sum)| {
+                    OperatorRecord::replayed(stage, path, sum.time.calls)
+                }),
+            );
         }
         let mut kinds: BTreeMap<(String, String), u32> = BTreeMap::new();
-        records.iter().for_each(|it| *kinds.entry((it.stage.clone(), it.path.clone())).or_default() += 1);
+        records
+            .iter()
+            .for_each(|it| *kinds.entry((it.stage.clone(), it.path.clone())).or_default() += 1);
         for record in records.iter_mut() {
             let key = (record.stage.clone(), record.path.clone());
-            let of = stages.iter().find(|it| it.stage == key.0);
-            let stage_ms = of.and_then(|it| it.kernel_ms).unwrap_or(0.0);
-            // What ran inside a whole-traced graph has work and no time.
-            let whole = of.is_none_or(|it| it.graph_launches == 0);
-            record.device = sums.get(&key).filter(|_| kinds[&key] == 1).map(|sum| sum.device(stage_ms, whole));
+            let stage = stages.iter().find(|it| it.stage == key.0);
+            let stage_ms = stage.and_then(|it| it.kernel_ms).unwrap_or(0.0);
+            // Operators inside a whole-traced graph have work but no time.
+            let complete = stage.is_none_or(|it| it.graph_launches == 0);
+            let sum = sums.get(&key).filter(|_| kinds[&key] == 1);
+            record.device = sum.map(|sum| sum.device(stage_ms, complete));
         }
         sort(records);
     }
@@ -260,17 +299,20 @@ pub fn attach(operators: &mut Operators, times: &DeviceTimes, traced: &Events, s
 
 /// Device time and work of one operator in one stage.
 #[derive(Default)]
-struct Sums {
+struct OperatorSums {
     time: DeviceTime,
     flops: u64,
     bytes: u64,
 }
 
-impl Sums {
-    /// `whole`: every kernel of the stage is recorded, so that a rate is that of all its work.
-    fn device(&self, stage_ms: f64, whole: bool) -> OperatorDevice {
-        let (own, inclusive_ms) = (Nanos(self.time.own_ns), Nanos(self.time.total_ns).as_ms());
-        let rate = |amount: u64| if amount == 0 || !whole { None } else { ratio(amount as f64, own.as_secs()) };
+impl OperatorSums {
+    /// Rates need `complete`: every kernel of the stage is recorded.
+    fn device(&self, stage_ms: f64, complete: bool) -> OperatorDevice {
+        let (own, inclusive_ms) =
+            (Nanos(self.time.exclusive_ns), Nanos(self.time.total_ns).as_ms());
+        let rate = |amount: u64| {
+            if amount == 0 || !complete { None } else { ratio(amount as f64, own.as_secs()) }
+        };
         OperatorDevice {
             calls: self.time.calls,
             kernels: self.time.kernels,
@@ -285,11 +327,17 @@ impl Sums {
     }
 }
 
-/// Replaces each numeric part of a path by `*`.
+/// Replaces each numeric path segment with `*`.
 pub fn collapse(path: &str) -> String {
     let parts: Vec<&str> = path
         .split('.')
-        .map(|part| if !part.is_empty() && part.bytes().all(|byte| byte.is_ascii_digit()) { "*" } else { part })
+        .map(|part| {
+            if !part.is_empty() && part.bytes().all(|byte| byte.is_ascii_digit()) {
+                "*"
+            } else {
+                part
+            }
+        })
         .collect();
     parts.join(".")
 }

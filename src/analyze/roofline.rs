@@ -1,9 +1,11 @@
-//! Where each profiled kernel lies under the device's roof: operations per byte against operations per second.
+//! Roofline placement of profiled kernels: FLOPs per byte against FLOP/s.
 //!
-//! From ncu's counters alone: intensity = FLOPs / DRAM bytes, achieved = FLOPs / duration of the replay, roof = min(peak FLOP/s, intensity
-//! x peak bytes/s), ridge = peak FLOP/s / peak bytes/s (Williams, Waterman, Patterson: "Roofline", CACM 52(4), 2009). FLOPs are additions
-//! and products as one, multiply-adds as two, packed ones twice that, and those of the tensor cores as the device counts them (Nsight
-//! Compute's sections SpeedOfLight_RooflineChart). Where the tensor cores worked uncounted there is no point.
+//! From ncu counters alone: intensity = FLOPs / DRAM bytes, achieved = FLOPs / duration of the
+//! replay, roof = min(peak FLOP/s, intensity x peak bytes/s), ridge = peak FLOP/s / peak bytes/s
+//! (Williams, Waterman, Patterson: "Roofline", CACM 52(4), 2009). Additions and products count as
+//! one FLOP, multiply-adds as two, packed ones twice that, and tensor core operations as counted by
+//! the device (Nsight Compute, section SpeedOfLight_RooflineChart). Kernels whose tensor core
+//! operations were not counted have no point.
 
 use std::collections::BTreeMap;
 
@@ -11,21 +13,24 @@ use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
 use super::{
-    counters::CounterRecord,
-    kernels::Kernels,
-    limits::Limits,
-    mfu::TOLERANCE_PCT,
+    kernels::KernelTimes,
     stats::{percent, ratio},
 };
-use crate::run::{Finding, Severity};
+use crate::{
+    analyze::{
+        kernels::counters::CounterRecord,
+        roofline::{ceilings::DeviceCeilings, mfu::TOLERANCE_PCT},
+    },
+    domain::finding::{Finding, Severity},
+};
 
-/// Below this use of both compute and memory, percent, a kernel waits for neither: the border that Nsight Compute's rule SOLBottleneck
-/// takes for latency.
+/// Max utilisation of compute and memory, percent, of a latency-bound kernel: the threshold of
+/// Nsight Compute's rule SOLBottleneck.
 pub const LATENCY_BELOW_PCT: f64 = 60.0;
-/// From this use on, percent, a unit is near its roof: the border of the same rule.
+/// Min utilisation, percent, of a unit near its roof: the threshold of the same rule.
 pub const AT_ROOF_PCT: f64 = 80.0;
 
-/// One roof of the device: a limit of arithmetic in one number format over one of memory.
+/// One roof of the device: a compute limit of one dtype over a memory limit.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct Roof {
     /// `datasheet`, or `measured` by the runner on this device.
@@ -35,24 +40,24 @@ pub struct Roof {
     pub dtype: String,
     pub flops_per_s: f64,
     pub bytes_per_s: f64,
-    /// Operations per byte from which on arithmetic limits and not memory.
+    /// Intensity above which compute is the limit rather than memory.
     #[schema(example = 206.0)]
     pub ridge_flops_per_byte: f64,
 }
 
-/// What limits a kernel.
+/// The resource that limits a kernel.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "snake_case")]
-pub enum Bound {
-    /// The multiprocessors are the busier unit, at 60 % or more.
+pub enum KernelBound {
+    /// SM utilisation is higher, at 60 % or more.
     Compute,
-    /// The memory system is, at 60 % or more.
+    /// Memory utilisation is higher, at 60 % or more.
     Memory,
     /// Both are below 60 %.
     Latency,
 }
 
-impl Bound {
+impl KernelBound {
     pub const fn as_str(self) -> &'static str {
         match self {
             Self::Compute => "compute",
@@ -62,56 +67,58 @@ impl Bound {
     }
 }
 
-/// One kernel in one stage, its profiled geometries together, each weighing as often as it ran in the timeline.
+/// One kernel in one stage, summed over its profiled launch configurations, each weighted by its
+/// launches in the timeline.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct RooflinePoint {
     #[schema(example = "decode_all")]
     pub stage: String,
     pub kernel_name: String,
-    /// Launches that ncu profiled.
+    /// Launches profiled by ncu.
     pub profiled: u64,
-    /// Grids and blocks among them.
-    pub geometries: u64,
-    /// Time of these geometries in the timeline; `null` where it holds none.
+    /// Distinct grids and blocks among them.
+    pub launch_configs: u64,
+    /// Time of these configurations in the timeline; `null` without launches there.
     pub timeline_total_ms: Option<f64>,
-    /// Of the stage's kernel time, percent.
+    /// Share of the stage's kernel time, percent.
     pub share_pct: Option<f64>,
     /// Mean duration of a replayed launch.
     pub replay_ns: Option<f64>,
-    /// Operations of a launch; `null` where those of a unit that worked were not counted.
+    /// FLOPs of a launch; `null` when an active unit's operations were not counted.
     pub flops: Option<f64>,
-    /// Number format of most of them, those of the tensor cores as `tensor_*`.
+    /// Dtype of most FLOPs, prefixed with `tensor_` for tensor cores.
     #[schema(example = "tensor_bf16")]
     pub format: Option<String>,
-    /// Number format of the roof that it stands under; `null` where no roof is known for `format`.
+    /// Dtype of the roof that applies; `null` where no roof is known for `format`.
     #[schema(example = "bf16")]
     pub roof_dtype: Option<String>,
-    /// Bytes of device memory that a launch read and wrote.
+    /// Bytes of device memory read and written by a launch.
     pub dram_bytes: Option<f64>,
     /// Arithmetic intensity.
     pub flops_per_byte: Option<f64>,
     pub flops_per_s: Option<f64>,
     pub bytes_per_s: Option<f64>,
-    /// Of the datasheet's roof at this intensity, percent.
+    /// Percent of the datasheet's roof at this intensity.
     pub datasheet_pct: Option<f64>,
-    /// Of the measured roof at this intensity, percent; above 100 it did better than the copy or product that was measured.
+    /// Percent of the measured roof at this intensity; above 100 when the kernel exceeds the
+    /// measured copy or product.
     pub measured_pct: Option<f64>,
-    /// Busiest unit of the multiprocessors, percent of what it sustains.
+    /// Utilisation of the busiest SM unit, percent of its sustained peak.
     pub sm_pct: Option<f64>,
-    /// Busiest unit of the memory system, caches included.
+    /// Utilisation of the busiest memory unit, caches included.
     pub memory_pct: Option<f64>,
     pub dram_pct: Option<f64>,
     pub achieved_occupancy_pct: Option<f64>,
-    /// `null` where use of compute or memory was not read.
-    pub bound: Option<Bound>,
-    /// Why it has no intensity.
+    /// `null` where the utilisation of compute or memory is unknown.
+    pub bound: Option<KernelBound>,
+    /// Reason for a missing intensity.
     pub missing: Option<String>,
 }
 
-/// The roofs of a device and what was profiled under them.
+/// The roofs of a device and the profiled kernels.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct Roofline {
-    /// Device that the datasheet is of; `null` when it is not in the table of devices.
+    /// Device of the datasheet; `null` when it is not in the table of devices.
     pub device: Option<String>,
     pub roofs: Vec<Roof>,
     /// Longest in the timeline first.
@@ -120,8 +127,12 @@ pub struct Roofline {
     pub findings: Vec<Finding>,
 }
 
-/// Places what was profiled under the device's roofs.
-pub fn roofline(counters: &[CounterRecord], kernels: &Kernels, limits: &Limits) -> Roofline {
+/// Places the profiled kernels under the device's roofs.
+pub fn roofline(
+    counters: &[CounterRecord],
+    kernels: &KernelTimes,
+    ceilings: &DeviceCeilings,
+) -> Roofline {
     if counters.is_empty() {
         return Roofline::default();
     }
@@ -133,31 +144,47 @@ pub fn roofline(counters: &[CounterRecord], kernels: &Kernels, limits: &Limits) 
         .map(|records| {
             let mut point = point(records);
             let stage_ms = kernels.stage_ms(&point.stage);
-            point.share_pct = stage_ms.and_then(|stage_ms| percent(point.timeline_total_ms?, stage_ms));
-            place(&mut point, limits, &mut findings);
+            point.share_pct =
+                stage_ms.and_then(|stage_ms| percent(point.timeline_total_ms?, stage_ms));
+            place(&mut point, ceilings, &mut findings);
             point
         })
         .collect();
-    let long = |point: &RooflinePoint| point.timeline_total_ms.unwrap_or(0.0);
-    points.sort_by(|a, b| long(b).total_cmp(&long(a)));
-    Roofline { device: limits.peaks.map(|peaks| peaks.name.clone()), roofs: roofs(limits), points, findings }
+    let time = |point: &RooflinePoint| point.timeline_total_ms.unwrap_or(0.0);
+    points.sort_by(|a, b| time(b).total_cmp(&time(a)));
+    Roofline {
+        device: ceilings.peaks.map(|peaks| peaks.name.clone()),
+        roofs: roofs(ceilings),
+        points,
+        findings,
+    }
 }
 
-fn roofs(limits: &Limits) -> Vec<Roof> {
+fn roofs(ceilings: &DeviceCeilings) -> Vec<Roof> {
     let roof = |source: &str, dtype: &str, flops: Option<f64>, bytes: Option<f64>| {
         let (flops_per_s, bytes_per_s) = (flops?, bytes?);
         let ridge_flops_per_byte = ratio(flops_per_s, bytes_per_s)?;
-        Some(Roof { source: source.into(), dtype: dtype.into(), flops_per_s, bytes_per_s, ridge_flops_per_byte })
+        Some(Roof {
+            source: source.into(),
+            dtype: dtype.into(),
+            flops_per_s,
+            bytes_per_s,
+            ridge_flops_per_byte,
+        })
     };
     let of = |dtype: &str| {
-        let datasheet = roof("datasheet", dtype, limits.datasheet_flops(dtype), limits.datasheet_bytes());
-        [datasheet, roof("measured", dtype, limits.measured_flops(dtype), limits.measured_bytes())]
+        let datasheet =
+            roof("datasheet", dtype, ceilings.datasheet_flops(dtype), ceilings.datasheet_bytes());
+        [
+            datasheet,
+            roof("measured", dtype, ceilings.measured_flops(dtype), ceilings.measured_bytes()),
+        ]
     };
-    limits.dtypes().into_iter().flat_map(of).flatten().collect()
+    ceilings.dtypes().into_iter().flat_map(of).flatten().collect()
 }
 
-/// The number format of the roof that operations of `format` have. Packed half-precision arithmetic outside tensor cores has none: the
-/// figures for f16 are of tensor cores.
+/// The dtype of the roof for operations of `format`. Packed half-precision arithmetic outside
+/// tensor cores has none: the f16 peak is that of tensor cores.
 fn roof_dtype(format: &str) -> Option<&'static str> {
     match format {
         "tensor_bf16" => Some("bf16"),
@@ -167,21 +194,28 @@ fn roof_dtype(format: &str) -> Option<&'static str> {
     }
 }
 
-/// Sums the geometries of one kernel in one stage. What one of them lacks, the sum lacks.
+/// Sums the launch configurations of one kernel in one stage. A value missing from one of them is
+/// missing from the sum.
 fn point(records: &[&CounterRecord]) -> RooflinePoint {
     let in_timeline = records.iter().all(|it| it.timeline_calls.is_some());
-    let weight = |it: &CounterRecord| it.timeline_calls.filter(|_| in_timeline).unwrap_or(it.profiled) as f64;
+    let weight = |it: &CounterRecord| {
+        it.timeline_calls.filter(|_| in_timeline).unwrap_or(it.profiled) as f64
+    };
     let launches: f64 = records.iter().map(|it| weight(it)).sum();
     let sum = |field: &dyn Fn(&CounterRecord) -> Option<f64>| -> Option<f64> {
         let all: Option<f64> = records.iter().map(|it| Some(field(it)? * weight(it))).sum();
         ratio(all?, launches)
     };
-    // Shares of peak are of time: they weigh by how long their launches took.
-    let busy = |field: fn(&CounterRecord) -> Option<f64>| -> Option<f64> {
-        let parts: Option<Vec<(f64, f64)>> =
-            records.iter().map(|it| Some((field(it)?, it.values.duration_ns? * weight(it)))).collect();
-        let (top, whole) = parts?.into_iter().fold((0.0, 0.0), |(top, whole), (value, ns)| (top + value * ns, whole + ns));
-        ratio(top, whole)
+    // Utilisation is averaged over time: weighted by the duration of the launches.
+    let weighted = |field: fn(&CounterRecord) -> Option<f64>| -> Option<f64> {
+        let parts: Option<Vec<(f64, f64)>> = records
+            .iter()
+            .map(|it| Some((field(it)?, it.values.duration_ns? * weight(it))))
+            .collect();
+        let (top, total) = parts?
+            .into_iter()
+            .fold((0.0, 0.0), |(top, total), (value, ns)| (top + value * ns, total + ns));
+        ratio(top, total)
     };
     let mut formats: BTreeMap<&str, f64> = BTreeMap::new();
     for record in records {
@@ -189,21 +223,32 @@ fn point(records: &[&CounterRecord]) -> RooflinePoint {
             *formats.entry(format).or_default() += flops * weight(record);
         }
     }
-    let most = formats.into_iter().filter(|(_, flops)| *flops > 0.0).max_by(|a, b| a.1.total_cmp(&b.1)).map(|(format, _)| format);
-    let (replay_ns, dram_bytes) = (sum(&|it| it.values.duration_ns), sum(&|it| it.values.dram_bytes));
+    let dominant = formats
+        .into_iter()
+        .filter(|(_, flops)| *flops > 0.0)
+        .max_by(|a, b| a.1.total_cmp(&b.1))
+        .map(|(format, _)| format);
+    let (replay_ns, dram_bytes) =
+        (sum(&|it| it.values.duration_ns), sum(&|it| it.values.dram_bytes));
     let flops = sum(&|it| it.values.total_flops());
     let seconds = replay_ns.map(|ns| ns / 1e9);
-    let (sm_pct, memory_pct, dram_pct) =
-        (busy(|it| it.values.sm_pct), busy(|it| it.values.memory_pct), busy(|it| it.values.dram_pct));
+    let (sm_pct, memory_pct, dram_pct) = (
+        weighted(|it| it.values.sm_pct),
+        weighted(|it| it.values.memory_pct),
+        weighted(|it| it.values.dram_pct),
+    );
     RooflinePoint {
         stage: records[0].stage.clone(),
         kernel_name: records[0].kernel_name.clone(),
         profiled: records.iter().map(|it| it.profiled).sum(),
-        geometries: records.len() as u64,
-        timeline_total_ms: records.iter().filter_map(|it| it.timeline_total_ms).reduce(|a, b| a + b),
+        launch_configs: records.len() as u64,
+        timeline_total_ms: records
+            .iter()
+            .filter_map(|it| it.timeline_total_ms)
+            .reduce(|a, b| a + b),
         replay_ns,
         flops,
-        format: most.filter(|_| flops.is_some()).map(str::to_owned),
+        format: dominant.filter(|_| flops.is_some()).map(str::to_owned),
         dram_bytes,
         flops_per_byte: flops.zip(dram_bytes).and_then(|(flops, bytes)| ratio(flops, bytes)),
         flops_per_s: flops.zip(seconds).and_then(|(flops, seconds)| ratio(flops, seconds)),
@@ -211,46 +256,54 @@ fn point(records: &[&CounterRecord]) -> RooflinePoint {
         sm_pct,
         memory_pct,
         dram_pct,
-        achieved_occupancy_pct: busy(|it| it.values.achieved_occupancy_pct),
+        achieved_occupancy_pct: weighted(|it| it.values.achieved_occupancy_pct),
         bound: bound(sm_pct, memory_pct.or(dram_pct)),
         missing: missing(records, dram_bytes),
         ..RooflinePoint::default()
     }
 }
 
-/// Compute or memory, whichever is the busier, where one of them is busy at all.
-fn bound(sm_pct: Option<f64>, memory_pct: Option<f64>) -> Option<Bound> {
+/// Compute or memory, whichever has the higher utilisation, unless both are low.
+fn bound(sm_pct: Option<f64>, memory_pct: Option<f64>) -> Option<KernelBound> {
     let (sm, memory) = (sm_pct?, memory_pct?);
     Some(match sm.max(memory) {
-        most if most < LATENCY_BELOW_PCT => Bound::Latency,
-        _ if sm >= memory => Bound::Compute,
-        _ => Bound::Memory,
+        max if max < LATENCY_BELOW_PCT => KernelBound::Latency,
+        _ if sm >= memory => KernelBound::Compute,
+        _ => KernelBound::Memory,
     })
 }
 
 fn missing(records: &[&CounterRecord], dram_bytes: Option<f64>) -> Option<String> {
-    let why = if records.iter().any(|it| it.values.tensor_pct.is_some_and(|pct| pct > 0.0) && !it.values.flops_complete) {
-        "Its tensor cores worked and their operations were not counted (sm__ops_path_tensor_src_*)."
+    let why = if records
+        .iter()
+        .any(|it| it.values.tensor_pct.is_some_and(|pct| pct > 0.0) && !it.values.flops_complete)
+    {
+        "Its tensor core operations were not counted (sm__ops_path_tensor_src_*)."
     } else if records.iter().any(|it| !it.values.flops_complete) {
-        "Its operations were not counted: add the section SpeedOfLight_RooflineChart and the counters of mode deep."
+        "Its operations were not counted: add the section SpeedOfLight_RooflineChart and the \
+         counters of mode deep."
     } else if dram_bytes.is_none() {
-        "Its bytes of device memory were not counted."
+        "Its device memory traffic was not counted."
     } else if dram_bytes == Some(0.0) {
-        "It moved no byte of device memory: caches served it."
+        "It accessed no device memory: caches served all accesses."
     } else {
         return None;
     };
     Some(why.into())
 }
 
-/// Sets the point beside the roofs. More than the datasheet's roof is an error of some input: it is refused.
-fn place(point: &mut RooflinePoint, limits: &Limits, findings: &mut Vec<Finding>) {
+/// Computes the point's shares of the roofs. A share far above 100 % of the datasheet's roof is
+/// removed with a finding, because some input must be wrong.
+fn place(point: &mut RooflinePoint, ceilings: &DeviceCeilings, findings: &mut Vec<Finding>) {
     let Some(dtype) = point.format.as_deref().and_then(roof_dtype) else { return };
-    point.roof_dtype = limits.dtypes().contains(&dtype).then(|| dtype.to_owned());
-    let (Some(intensity), Some(achieved)) = (point.flops_per_byte, point.flops_per_s) else { return };
-    let share = |flops: Option<f64>, bytes: Option<f64>| percent(achieved, flops?.min(intensity * bytes?));
-    point.measured_pct = share(limits.measured_flops(dtype), limits.measured_bytes());
-    match share(limits.datasheet_flops(dtype), limits.datasheet_bytes()) {
+    point.roof_dtype = ceilings.dtypes().contains(&dtype).then(|| dtype.to_owned());
+    let (Some(intensity), Some(achieved)) = (point.flops_per_byte, point.flops_per_s) else {
+        return;
+    };
+    let share =
+        |flops: Option<f64>, bytes: Option<f64>| percent(achieved, flops?.min(intensity * bytes?));
+    point.measured_pct = share(ceilings.measured_flops(dtype), ceilings.measured_bytes());
+    match share(ceilings.datasheet_flops(dtype), ceilings.datasheet_bytes()) {
         Some(pct) if pct > 100.0 + TOLERANCE_PCT => findings.push(impossible(point, dtype, pct)),
         known => point.datasheet_pct = known,
     }
@@ -258,7 +311,7 @@ fn place(point: &mut RooflinePoint, limits: &Limits, findings: &mut Vec<Finding>
 
 fn impossible(point: &RooflinePoint, dtype: &str, pct: f64) -> Finding {
     let message = format!(
-        "{} in {} would reach {pct:.1} % of the datasheet's {dtype} roof, which cannot be.",
+        "{} in {} would reach {pct:.1} % of the datasheet's {dtype} roof, which is impossible.",
         point.kernel_name, point.stage
     );
     Finding::new("roofline_impossible", Severity::Critical, message)
@@ -268,5 +321,7 @@ fn impossible(point: &RooflinePoint, dtype: &str, pct: f64) -> Finding {
         .with("format", point.format.as_deref().unwrap_or_default())
 }
 
+pub mod ceilings;
+pub mod mfu;
 #[cfg(test)]
 mod tests;

@@ -1,9 +1,9 @@
-//! Small statistics over repeats, and the guards that keep non-finite numbers out of every result.
+//! Statistics over repeats that never return non-finite numbers.
 
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
-/// How a measured quantity spreads over repeats; the unit is in the name of the field that holds it.
+/// Variation of a measured quantity over repeats; the containing field's name has the unit.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct Spread {
     #[schema(example = 12.5)]
@@ -13,13 +13,13 @@ pub struct Spread {
     pub std: Option<f64>,
     pub min: f64,
     pub max: f64,
-    /// Values measured.
+    /// Number of values.
     #[schema(example = 3)]
     pub n: u32,
 }
 
 impl Spread {
-    /// Summarises the finite values among `values`; `None` when there are none.
+    /// Summarises the finite values among `values`; `None` without any.
     pub fn of(values: impl IntoIterator<Item = f64>) -> Option<Self> {
         let values: Vec<f64> = values.into_iter().filter(|value| value.is_finite()).collect();
         if values.is_empty() {
@@ -43,13 +43,13 @@ impl Spread {
     }
 }
 
-/// Divides, and knows nothing where the quotient would mean nothing.
+/// `part / whole`; `None` unless `whole` is positive and the quotient finite.
 pub fn ratio(part: f64, whole: f64) -> Option<f64> {
     let quotient = part / whole;
     (whole > 0.0 && quotient.is_finite()).then_some(quotient)
 }
 
-/// `100 part / whole`, where that means something.
+/// `100 part / whole`, under the same conditions.
 pub fn percent(part: f64, whole: f64) -> Option<f64> {
     ratio(part, whole).map(|quotient| quotient * 100.0)
 }
@@ -59,7 +59,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_deviation_is_that_of_a_sample() {
+    fn the_deviation_is_the_sample_deviation() {
         let spread = Spread::of([2.0, 4.0, 4.0, 4.0, 5.0, 5.0, 7.0, 9.0]).unwrap();
         assert_eq!(spread.mean, 5.0);
         assert!((spread.std.unwrap() - (32.0f64 / 7.0).sqrt()).abs() < 1e-12);
@@ -73,7 +73,7 @@ mod tests {
     }
 
     #[test]
-    fn nothing_non_finite_comes_out() {
+    fn results_are_always_finite() {
         assert_eq!(Spread::of([]), None);
         assert_eq!(Spread::of([f64::NAN, f64::INFINITY]), None);
         assert_eq!(ratio(1.0, 0.0), None);

@@ -1,57 +1,67 @@
-//! Sentences that depend on the subject of a run: which pass its times are of, and why there are none.
+//! Texts that depend on the subject of a run: the timed pass, and reasons for missing data.
 //!
-//! Each kind of subject is answered for here, so that no report speaks of a pass, a log or a request that its run never had.
+//! Each kind of subject has its own texts, so that no report mentions a pass, a log or a request
+//! that the run does not have.
 
 use super::Analysis;
-use crate::run::SubjectKind;
+use crate::domain::subject::SubjectKind;
 
 impl Analysis {
-    /// The pass that times are of.
+    /// The pass that was timed.
     pub fn times_of(&self) -> &'static str {
         match (self.only_traced, self.subject) {
             (false, _) => "the unprofiled pass",
-            (true, SubjectKind::Command) => "the traced pass, since the unprofiled one reports no stages",
-            (true, SubjectKind::Model | SubjectKind::Part) => "the traced pass, since there is no unprofiled one",
+            (true, SubjectKind::Command) => {
+                "the traced pass, since the unprofiled one reports no stages"
+            }
+            (true, SubjectKind::Model | SubjectKind::Part) => {
+                "the traced pass, since there is no unprofiled one"
+            }
             (true, SubjectKind::Import) => "the capture, which has no unprofiled baseline",
         }
     }
 
-    /// Why there are no times of stages, and what to do.
+    /// Reason for missing stage times, and advice.
     pub const fn why_no_stages(&self) -> (&'static str, &'static str) {
         match self.subject {
             SubjectKind::Model | SubjectKind::Part => (
-                "The unprofiled pass closed no measured stage, so nothing was timed.",
-                "Read the baseline step's log: the runner ended before its first measured repeat did.",
+                "The unprofiled pass completed no measured stage.",
+                "Read the baseline step's log: the runner exited before its first measured repeat \
+                 was complete.",
             ),
             SubjectKind::Command => (
                 "No range of the command is a stage, so no stage was timed.",
-                "Name its NVTX ranges in the command's stages (targets.toml), or have it open ranges called prefill and decode_all.",
+                "Name its NVTX ranges in the command's stages (targets.toml), or have it open \
+                 ranges called prefill and decode_all.",
             ),
             SubjectKind::Import => (
                 "No range of the capture is a stage, so no stage was timed.",
-                "Name the ranges that are stages: `--stage prefill=RANGE`, or `stage` of an import.",
+                "Name the ranges that are stages: `--stage prefill=RANGE`, or `stage` of an \
+                 import.",
             ),
         }
     }
 
-    /// Why there are no utilisation figures, and what to do.
+    /// Reason for missing utilisation figures, and advice.
     pub const fn why_no_utilisation(&self) -> (&'static str, &'static str) {
         match self.subject {
-            SubjectKind::Model | SubjectKind::Part => {
-                ("No stage has both a time and a count of FLOPs.", "Read the baseline step's log: the runner records both.")
-            }
+            SubjectKind::Model | SubjectKind::Part => (
+                "No stage has both a time and a count of FLOPs.",
+                "Read the baseline step's log: the runner records both.",
+            ),
             SubjectKind::Command => (
-                "FLOPs of a command are not known: it reports no operators.",
-                "Have it write operators to standard output as events, or profile a configured model.",
+                "The FLOPs of the command are unknown: it reports no operators.",
+                "Have it write operators to standard output as events, or profile a configured \
+                 model.",
             ),
             SubjectKind::Import => (
-                "FLOPs are not known: a capture of another program has no operator shapes.",
+                "The FLOPs are unknown: a capture of another program has no operator shapes.",
                 "Profile a configured model, or import ncu pages for a roofline.",
             ),
         }
     }
 
-    /// Why there are no kernels, and what to do; `None` of a run on the CPU, which launches none.
+    /// Reason for missing kernels, and advice.
     pub const fn why_no_kernels(&self, captured: bool) -> (&'static str, &'static str) {
         match (self.subject, captured) {
             (SubjectKind::Import, true) => (
@@ -64,62 +74,70 @@ impl Analysis {
             ),
             (_, false) => (
                 "There is no kernel data: the run has no nsys capture.",
-                "Submit with mode light or deep on a host with nsys installed (Debian package nsight-systems).",
+                "Submit with mode light or deep on a host with nsys installed (Debian package \
+                 nsight-systems).",
             ),
             (SubjectKind::Command, true) => (
                 "There is no kernel data: the nsys capture of the command contains no kernels.",
-                "A command that works on the CPU has none; for one that uses a GPU, read the nsys step's log and check that driver and nsys fit.",
+                "A command on the CPU has none. For one on a GPU, read the nsys step's log and \
+                 check that the versions of driver and nsys match.",
             ),
             (SubjectKind::Model | SubjectKind::Part, true) => (
                 "There is no kernel data: the nsys capture contains no kernels.",
-                "Check that the driver and nsys are of matching versions, and read the nsys step's log.",
+                "Check that the versions of driver and nsys match, and read the nsys step's log.",
             ),
         }
     }
 
-    /// Why there are no operator calls, and what to do.
+    /// Reason for missing operator calls, and advice.
     pub const fn why_no_operators(&self) -> (&'static str, &'static str) {
         match self.subject {
-            SubjectKind::Model | SubjectKind::Part => {
-                ("The runner recorded no operator calls.", "Use a runner that writes operator events.")
-            }
+            SubjectKind::Model | SubjectKind::Part => (
+                "The runner recorded no operator calls.",
+                "Use a runner that writes operator events.",
+            ),
             SubjectKind::Command => (
                 "The command reports no operators, and no range inside its stages is one.",
-                "Have it open an NVTX range around each module, or write operators to standard output as events.",
+                "Have it open an NVTX range around each module, or write operators to standard \
+                 output as events.",
             ),
             SubjectKind::Import => (
                 "No range inside a stage of the capture is an operator.",
-                "Open an NVTX range around each module of the program (torch.autograd.profiler.emit_nvtx does).",
+                "Open an NVTX range around each module of the program (as \
+                 torch.autograd.profiler.emit_nvtx does).",
             ),
         }
     }
 
-    /// Why there is no comparison of a traced with an unprofiled pass, and what to do.
+    /// Reason for a missing tracing overhead, and advice.
     pub const fn why_no_overhead(&self) -> (&'static str, &'static str) {
         match self.subject {
             SubjectKind::Import => (
                 "The capture has no unprofiled pass to compare with.",
-                "Time the program without a profiler to know what tracing costs it.",
+                "Time the program without a profiler to measure the tracing overhead.",
             ),
-            _ => ("There was no traced pass to compare with.", "Submit with mode light or deep where nsys is installed."),
+            _ => (
+                "The run has no traced pass to compare with.",
+                "Submit with mode light or deep where nsys is installed.",
+            ),
         }
     }
 
-    /// Why there are no static costs, and what to do.
+    /// Reason for missing static costs, and advice.
     pub const fn why_no_costs(&self) -> (&'static str, &'static str) {
         match self.subject {
             SubjectKind::Model | SubjectKind::Part => (
-                "The model's dimensions or the inputs' sizes are not known.",
+                "The model's dimensions or the inputs' sizes are unknown.",
                 "Read the baseline step's log: the runner reports both when it starts.",
             ),
             SubjectKind::Command | SubjectKind::Import => (
-                "The dimensions of the model are not known to llmprof.",
+                "llmprof does not know the dimensions of the model.",
                 "`llmprof cost` counts a configured model's FLOPs and bytes.",
             ),
         }
     }
 
-    /// How to measure more repeats.
+    /// Advice on measuring more repeats.
     pub const fn more_repeats(&self) -> &'static str {
         match self.subject {
             SubjectKind::Import => "Record at least 3 instances of each stage after a warm-up.",

@@ -1,6 +1,6 @@
-//! All files of a run as one stream: a tar, compressed as it goes, a block at a time and only when somebody wants it.
+//! All files of a run as one stream: a tar, compressed block by block as its reader consumes it.
 //!
-//! Every block is a frame of its own, so that a reader who waits costs the block that was made for it, and no compressor.
+//! Every block is a frame of its own, so a slow reader holds one block and no compressor.
 
 use std::{
     io::{self, Cursor, Read, Write},
@@ -13,35 +13,43 @@ use tar::{Builder, EntryType, Header};
 use zstd::bulk::Compressor;
 
 use super::packed;
-use crate::run::{ArtifactRecord, RunId};
+use crate::domain::{ids::RunId, run_files::ArtifactRecord};
 
 /// Fast, and near the best ratio for JSON and SQLite.
 const LEVEL: i32 = 3;
 /// Bytes of the tar in a block.
 const BLOCK: usize = 256 << 10;
-/// Compressors that are kept for the next block.
+/// Compressors kept for reuse.
 const KEPT: usize = 4;
-/// Bytes that a file's content in a tar is rounded up to.
+/// Size of a tar record, to whose multiples contents are padded.
 const RECORD: u64 = 512;
 
-/// The bundle of a run, block after block.
+/// The bundle of a run, block by block.
 ///
-/// The same run always gives the same bytes: owner and times are left out, and packed files come as they were. A file that no longer
-/// has its recorded size is an error, for a tar cannot be mended once its header is written.
+/// The same run always gives the same bytes: owner and times are left out, and packed files are
+/// unpacked. A file that does not have its recorded size is an error, because its header is already
+/// written.
 pub struct Bundle {
     dir: PathBuf,
     id: RunId,
     artifacts: vec::IntoIter<ArtifactRecord>,
     /// Headers and padding, and the file behind them.
     text: Cursor<Vec<u8>>,
-    file: Option<Exactly>,
+    file: Option<ExactReader>,
     ended: bool,
 }
 
 impl Bundle {
-    /// The bundle of the files that `artifacts` name under `dir`, below a folder named by the run.
+    /// The bundle of the files of `artifacts` below `dir`, in a folder named by the run.
     pub fn new(dir: PathBuf, id: RunId, artifacts: Vec<ArtifactRecord>) -> Self {
-        Self { dir, id, artifacts: artifacts.into_iter(), text: Cursor::default(), file: None, ended: false }
+        Self {
+            dir,
+            id,
+            artifacts: artifacts.into_iter(),
+            text: Cursor::default(),
+            file: None,
+            ended: false,
+        }
     }
 
     /// The next block; `None` at the end. Blocks, in time and memory of one block.
@@ -71,7 +79,7 @@ impl Bundle {
         Ok(Some(compressed))
     }
 
-    /// Opens the next file and writes its header; `false`: there is none.
+    /// Opens the next file and writes its header; returns false if there is none.
     fn next_file(&mut self) -> io::Result<bool> {
         let Some(artifact) = self.artifacts.next() else { return Ok(false) };
         let mut header = Header::new_gnu();
@@ -80,11 +88,11 @@ impl Bundle {
         header.set_size(artifact.bytes);
         let mut head = Builder::new(Vec::new());
         head.append_data(&mut header, format!("{}/{}", self.id, artifact.path), io::empty())?;
-        // Its own end, two empty records, comes after the last file alone.
+        // The end of the tar, two empty records, follows the last file only.
         let mut text = head.into_inner()?;
         text.truncate(text.len() - 2 * RECORD as usize);
         self.text = Cursor::new(text);
-        self.file = Some(Exactly {
+        self.file = Some(ExactReader {
             from: packed::open(&self.dir.join(&artifact.path))?,
             left: artifact.bytes,
             bytes: artifact.bytes,
@@ -118,7 +126,7 @@ impl Read for Bundle {
     }
 }
 
-/// Writes a whole bundle to `out`.
+/// Writes a complete bundle to `out`.
 pub fn write(mut bundle: Bundle, mut out: impl Write) -> io::Result<()> {
     while let Some(block) = bundle.next_block()? {
         out.write_all(&block)?;
@@ -126,20 +134,22 @@ pub fn write(mut bundle: Bundle, mut out: impl Write) -> io::Result<()> {
     out.flush()
 }
 
-/// Reads a file that has to have so many bytes, no more and no fewer.
-struct Exactly {
+/// Reads a file that must have exactly the recorded size.
+struct ExactReader {
     from: Box<dyn Read + Send>,
     left: u64,
     bytes: u64,
     name: String,
 }
 
-impl Read for Exactly {
+impl Read for ExactReader {
     fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
         let read = self.from.read(buffer)?;
         match self.left.checked_sub(read as u64) {
             Some(left) if read > 0 || left == 0 || buffer.is_empty() => self.left = left,
-            _ => return Err(io::Error::other(format!("{} changed since the run ended", self.name))),
+            _ => {
+                return Err(io::Error::other(format!("{} changed since the run ended", self.name)));
+            }
         }
         Ok(read)
     }
@@ -156,7 +166,12 @@ mod tests {
         let long = "a-long-name/".repeat(12);
         std::fs::create_dir_all(dir.path().join(&long)).unwrap();
         let large = "many lines of a log\n".repeat(50_000);
-        for (path, text) in [("a.log", "hello"), ("empty.log", ""), (&format!("{long}b.log"), &large), ("c.log", &large[..512])] {
+        for (path, text) in [
+            ("a.log", "hello"),
+            ("empty.log", ""),
+            (&format!("{long}b.log"), &large),
+            ("c.log", &large[..512]),
+        ] {
             std::fs::write(dir.path().join(path), text).unwrap();
         }
         let (artifacts, id) = (seal(dir.path()).unwrap(), RunId::now());
@@ -167,16 +182,23 @@ mod tests {
         };
         assert_eq!(bundle(), bundle());
         let out = tempfile::tempdir().unwrap();
-        tar::Archive::new(zstd::Decoder::new(bundle().as_slice()).unwrap()).unpack(out.path()).unwrap();
+        tar::Archive::new(zstd::Decoder::new(bundle().as_slice()).unwrap())
+            .unpack(out.path())
+            .unwrap();
         for artifact in &artifacts {
-            let unpacked = std::fs::read(out.path().join(format!("{id}/{}", artifact.path))).unwrap();
-            assert!(unpacked == std::fs::read(dir.path().join(&artifact.path)).unwrap(), "{}", artifact.path);
+            let unpacked =
+                std::fs::read(out.path().join(format!("{id}/{}", artifact.path))).unwrap();
+            assert!(
+                unpacked == std::fs::read(dir.path().join(&artifact.path)).unwrap(),
+                "{}",
+                artifact.path
+            );
         }
         assert_eq!(artifacts.len(), 5);
     }
 
     #[test]
-    fn a_file_that_changed_breaks_the_bundle_off() {
+    fn a_changed_file_ends_the_bundle_with_an_error() {
         let dir = tempfile::tempdir().unwrap();
         std::fs::write(dir.path().join("a.log"), "hello").unwrap();
         let artifacts = seal(dir.path()).unwrap();

@@ -1,7 +1,8 @@
-//! The folder of a run or an alignment as a whole: set aside, brought back, removed.
+//! The folder of a run or an alignment: set aside, restored, removed.
 //!
-//! Each is forgotten in three acts: its folder is set aside, its row goes, the folder goes. Wherever that is broken off, the row
-//! tells at the next start what was meant: with a row the folder comes back, without one it goes.
+//! A deletion has three steps: set the folder aside, delete the row, remove the folder. After an
+//! interruption the next start finishes it: with a row the folder is restored, without one it is
+//! removed.
 
 use std::{
     fmt::Display,
@@ -10,10 +11,10 @@ use std::{
     str::FromStr,
 };
 
-/// Ending of a folder whose owner is being forgotten.
+/// Suffix of a folder whose run or alignment is being deleted.
 const ASIDE: &str = "removed";
 
-/// The folder of this id below that of all.
+/// The folder of this id.
 pub fn of(all: &Path, id: impl Display) -> PathBuf {
     all.join(id.to_string())
 }
@@ -22,34 +23,36 @@ fn aside(all: &Path, id: impl Display) -> PathBuf {
     all.join(format!("{id}.{ASIDE}"))
 }
 
-/// Sets a folder aside. Without one there is nothing to set aside.
+/// Sets a folder aside; a missing one is not an error.
 pub fn set_aside(all: &Path, id: impl Display) -> io::Result<()> {
-    missing_is_fine(fs::rename(of(all, &id), aside(all, &id)))
+    ignore_missing(fs::rename(of(all, &id), aside(all, &id)))
 }
 
-/// Brings back a folder that was set aside.
+/// Restores a folder that was set aside.
 pub fn bring_back(all: &Path, id: impl Display) -> io::Result<()> {
-    missing_is_fine(fs::rename(aside(all, &id), of(all, &id)))
+    ignore_missing(fs::rename(aside(all, &id), of(all, &id)))
 }
 
 /// Removes a folder that was set aside.
 pub fn remove_aside(all: &Path, id: impl Display) -> io::Result<()> {
-    missing_is_fine(fs::remove_dir_all(aside(all, id)))
+    ignore_missing(fs::remove_dir_all(aside(all, id)))
 }
 
-/// Whose folders are set aside.
+/// Ids whose folders are set aside.
 pub fn all_aside<T: FromStr + Ord>(all: &Path) -> io::Result<Vec<T>> {
     let mut found = Vec::new();
     for entry in fs::read_dir(all)? {
         let name = entry?.file_name();
-        let id: Option<T> = name.to_str().and_then(|name| name.strip_suffix(ASIDE)?.strip_suffix('.')?.parse().ok());
+        let id: Option<T> = name
+            .to_str()
+            .and_then(|name| name.strip_suffix(ASIDE)?.strip_suffix('.')?.parse().ok());
         found.extend(id);
     }
     found.sort();
     Ok(found)
 }
 
-fn missing_is_fine(result: io::Result<()>) -> io::Result<()> {
+fn ignore_missing(result: io::Result<()>) -> io::Result<()> {
     match result {
         Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
         other => other,
@@ -59,10 +62,10 @@ fn missing_is_fine(result: io::Result<()>) -> io::Result<()> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::run::RunId;
+    use crate::domain::ids::RunId;
 
     #[test]
-    fn a_folder_is_set_aside_and_comes_back_or_goes() {
+    fn a_folder_is_set_aside_and_restored_or_removed() {
         let runs = tempfile::tempdir().unwrap();
         let (first, second) = (RunId::now(), RunId::now());
         for id in [first, second] {
@@ -73,7 +76,9 @@ mod tests {
         assert_eq!(all_aside::<RunId>(runs.path()).unwrap(), [first, second]);
         bring_back(runs.path(), first).unwrap();
         remove_aside(runs.path(), second).unwrap();
-        assert!(of(runs.path(), first).join("report.md").is_file() && !of(runs.path(), second).exists());
+        assert!(
+            of(runs.path(), first).join("report.md").is_file() && !of(runs.path(), second).exists()
+        );
         assert_eq!(all_aside::<RunId>(runs.path()).unwrap(), []);
         set_aside(runs.path(), second).unwrap();
     }

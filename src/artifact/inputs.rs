@@ -1,7 +1,7 @@
 //! Input manifests: a prompt and images, in one folder, and nothing outside it.
 //!
-//! Checked when a run is submitted, so that nothing is queued that cannot run, and again when it starts. Images are looked at, not
-//! decoded: their bytes are the runner's business.
+//! Checked when a run is submitted, so that no run is queued that cannot start, and again when it
+//! starts. Only the headers of images are read; the runner decodes them.
 
 use std::{
     collections::HashMap,
@@ -16,7 +16,7 @@ use image::ImageReader;
 use serde::Deserialize;
 
 use super::manifest::hash_file;
-use crate::run::InputFile;
+use crate::domain::run_files::InputFile;
 
 const MAX_MANIFEST: u64 = 1 << 20;
 const MAX_PROMPT: usize = 64 * 1024;
@@ -24,10 +24,10 @@ const MAX_IMAGES: usize = 64;
 const MAX_IMAGE: u64 = 64 << 20;
 const MAX_SIDE: u32 = 20_000;
 
-/// The file that a request names.
+/// The file named by a request.
 #[derive(Debug, Clone, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields)]
-struct Manifest {
+struct InputManifest {
     prompt: String,
     #[serde(default)]
     images: Vec<ManifestImage>,
@@ -39,7 +39,7 @@ struct ManifestImage {
     path: PathBuf,
 }
 
-/// A manifest whose images are there.
+/// A manifest with existing images.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Inputs {
     pub manifest: PathBuf,
@@ -69,24 +69,27 @@ pub enum InputsError {
     Read { name: String, source: io::Error },
 }
 
-/// Reads the manifest `name` under `root`, and checks that all it names is there.
+/// Reads the manifest `name` under `root`, and checks that its files exist.
 pub fn read(root: &Path, name: &str) -> Result<Inputs, InputsError> {
-    let root = root.canonicalize().map_err(|source| InputsError::Read { name: "the inputs folder".into(), source })?;
+    let root = root
+        .canonicalize()
+        .map_err(|source| InputsError::Read { name: "the inputs folder".into(), source })?;
     let manifest = inside(&root, &root, Path::new(name)).map_err(|missing| match missing {
-        Missing::Outside => InputsError::Outside(name.into()),
-        Missing::Absent => InputsError::NotFound(name.into()),
+        MissingInput::Outside => InputsError::Outside(name.into()),
+        MissingInput::Absent => InputsError::NotFound(name.into()),
     })?;
     let wrong = |why: String| InputsError::NotAManifest { name: name.into(), why };
     let failed = |error: io::Error| wrong(error.to_string());
     let about = fs::metadata(&manifest).map_err(failed)?;
     if !about.is_file() {
-        return Err(wrong("it is no file".into()));
+        return Err(wrong("not a regular file".into()));
     }
     if about.len() > MAX_MANIFEST {
         return Err(wrong(format!("it is larger than {MAX_MANIFEST} bytes")));
     }
     let text = fs::read(&manifest).map_err(failed)?;
-    let parsed: Manifest = yaml_serde::from_slice(&text).map_err(|error| wrong(error.to_string()))?;
+    let parsed: InputManifest =
+        yaml_serde::from_slice(&text).map_err(|error| wrong(error.to_string()))?;
     if parsed.prompt.len() > MAX_PROMPT {
         return Err(wrong(format!("its prompt is longer than {MAX_PROMPT} bytes")));
     }
@@ -94,7 +97,11 @@ pub fn read(root: &Path, name: &str) -> Result<Inputs, InputsError> {
         return Err(wrong(format!("it names more than {MAX_IMAGES} images")));
     }
     let folder = manifest.parent().unwrap_or(&root);
-    let images = parsed.images.iter().map(|image| look_at(&root, folder, &image.path)).collect::<Result<_, _>>()?;
+    let images = parsed
+        .images
+        .iter()
+        .map(|image| read_image(&root, folder, &image.path))
+        .collect::<Result<_, _>>()?;
     Ok(Inputs { manifest, prompt: parsed.prompt, images })
 }
 
@@ -105,39 +112,46 @@ pub fn hash_images(root: &Path, inputs: &Inputs) -> Result<Vec<InputFile>, Input
         .images
         .iter()
         .map(|image| {
-            let name = image.path.strip_prefix(&root).unwrap_or(&image.path).to_string_lossy().into_owned();
-            let (bytes, sha256) = hash_file(&image.path).map_err(|source| InputsError::Read { name: name.clone(), source })?;
+            let name = image
+                .path
+                .strip_prefix(&root)
+                .unwrap_or(&image.path)
+                .to_string_lossy()
+                .into_owned();
+            let (bytes, sha256) = hash_file(&image.path)
+                .map_err(|source| InputsError::Read { name: name.clone(), source })?;
             Ok(InputFile { path: name, bytes, sha256, width: image.width, height: image.height })
         })
         .collect()
 }
 
-enum Missing {
+enum MissingInput {
     Outside,
     Absent,
 }
 
 /// The real path of `name` in `folder`, if it stays under `root` (links followed) and exists.
-fn inside(root: &Path, folder: &Path, name: &Path) -> Result<PathBuf, Missing> {
-    let climbs = name.components().any(|part| !matches!(part, Component::Normal(_) | Component::CurDir));
+fn inside(root: &Path, folder: &Path, name: &Path) -> Result<PathBuf, MissingInput> {
+    let climbs =
+        name.components().any(|part| !matches!(part, Component::Normal(_) | Component::CurDir));
     if climbs || name.as_os_str().is_empty() || name.as_os_str().as_encoded_bytes().contains(&0) {
-        return Err(Missing::Outside);
+        return Err(MissingInput::Outside);
     }
-    let path = folder.join(name).canonicalize().map_err(|_| Missing::Absent)?;
-    if path.starts_with(root) { Ok(path) } else { Err(Missing::Outside) }
+    let path = folder.join(name).canonicalize().map_err(|_| MissingInput::Absent)?;
+    if path.starts_with(root) { Ok(path) } else { Err(MissingInput::Outside) }
 }
 
 /// Finds an image and reads its size from its first bytes.
-fn look_at(root: &Path, folder: &Path, name: &Path) -> Result<Image, InputsError> {
+fn read_image(root: &Path, folder: &Path, name: &Path) -> Result<Image, InputsError> {
     let shown = name.display().to_string();
     let wrong = |why: String| InputsError::BadImage { name: shown.clone(), why };
     let path = inside(root, folder, name).map_err(|missing| match missing {
-        Missing::Outside => InputsError::Outside(shown.clone()),
-        Missing::Absent => wrong("there is no such file".into()),
+        MissingInput::Outside => InputsError::Outside(shown.clone()),
+        MissingInput::Absent => wrong("the file does not exist".into()),
     })?;
     let about = fs::metadata(&path).map_err(|error| wrong(error.to_string()))?;
     if !about.is_file() {
-        return Err(wrong("it is no file".into()));
+        return Err(wrong("not a regular file".into()));
     }
     if about.len() > MAX_IMAGE {
         return Err(wrong(format!("it is larger than {MAX_IMAGE} bytes")));
@@ -146,33 +160,40 @@ fn look_at(root: &Path, folder: &Path, name: &Path) -> Result<Image, InputsError
     Ok(Image { path, width, height })
 }
 
-/// What tells that a file is still the one that was looked at.
+/// Version of a file, to detect changes.
 #[derive(PartialEq, Eq, Hash, Clone, Copy)]
-struct Version {
+struct FileVersion {
     device: u64,
     inode: u64,
     bytes: u64,
     changed: (i64, i64),
 }
 
-/// An image's size in pixels; remembered, because every submission asks for the same few.
+/// An image's size in pixels; cached, because submissions name the same few images.
 fn size(path: &Path, about: &Metadata) -> Result<(u32, u32), String> {
-    static KNOWN: Mutex<Option<HashMap<Version, (u32, u32)>>> = Mutex::new(None);
+    static KNOWN: Mutex<Option<HashMap<FileVersion, (u32, u32)>>> = Mutex::new(None);
     const MANY: usize = 10_000;
-    let version =
-        Version { device: about.dev(), inode: about.ino(), bytes: about.len(), changed: (about.mtime(), about.mtime_nsec()) };
+    let version = FileVersion {
+        device: about.dev(),
+        inode: about.ino(),
+        bytes: about.len(),
+        changed: (about.mtime(), about.mtime_nsec()),
+    };
     let known = || KNOWN.lock().unwrap_or_else(PoisonError::into_inner);
     if let Some(size) = known().as_ref().and_then(|sizes| sizes.get(&version)) {
         return Ok(*size);
     }
     let reader = File::open(path).map_err(|error| error.to_string())?;
-    let reader = ImageReader::new(io::BufReader::new(reader)).with_guessed_format().map_err(|error| error.to_string())?;
+    let reader = ImageReader::new(io::BufReader::new(reader))
+        .with_guessed_format()
+        .map_err(|error| error.to_string())?;
     if reader.format().is_none() {
-        return Err("it is neither PNG, JPEG nor WebP".into());
+        return Err("neither PNG, JPEG nor WebP".into());
     }
-    let (width, height) = reader.into_dimensions().map_err(|error| format!("it is not readable: {error}"))?;
+    let (width, height) =
+        reader.into_dimensions().map_err(|error| format!("cannot read its header: {error}"))?;
     if width > MAX_SIDE || height > MAX_SIDE {
-        return Err(format!("{width} x {height} pixels; at most {MAX_SIDE} a side are taken"));
+        return Err(format!("{width} x {height} pixels; at most {MAX_SIDE} per side are accepted"));
     }
     let mut sizes = known();
     let sizes = sizes.get_or_insert_default();
@@ -200,10 +221,13 @@ mod tests {
     }
 
     #[test]
-    fn a_manifest_names_images_beside_it() {
+    fn a_manifest_names_images_in_its_folder() {
         let dir = folder();
         let inputs = read_text(dir.path(), "prompt: hello\nimages: [{path: page.png}]").unwrap();
-        assert_eq!((inputs.prompt.as_str(), inputs.images[0].width, inputs.images[0].height), ("hello", 3, 2));
+        assert_eq!(
+            (inputs.prompt.as_str(), inputs.images[0].width, inputs.images[0].height),
+            ("hello", 3, 2)
+        );
         let hashed = hash_images(dir.path(), &inputs).unwrap();
         assert_eq!(
             (hashed[0].path.as_str(), hashed[0].bytes),
@@ -229,14 +253,20 @@ mod tests {
     }
 
     #[test]
-    fn what_is_wrong_is_named() {
+    fn errors_name_the_faulty_file() {
         let dir = folder();
-        let said = |text: &str| read_text(dir.path(), text).unwrap_err().to_string();
-        assert!(said("images: []").contains("missing field `prompt`"));
-        assert!(said("prompt: x\nimage: page.png").contains("unknown field `image`"));
-        assert_eq!(said("prompt: x\nimages: [{path: gone.png}]"), "image gone.png: there is no such file");
-        assert_eq!(said("prompt: x\nimages: [{path: text.png}]"), "image text.png: it is neither PNG, JPEG nor WebP");
-        assert_eq!(said("prompt: x\nimages: [{path: .}]"), "image .: it is no file");
+        let error_of = |text: &str| read_text(dir.path(), text).unwrap_err().to_string();
+        assert!(error_of("images: []").contains("missing field `prompt`"));
+        assert!(error_of("prompt: x\nimage: page.png").contains("unknown field `image`"));
+        assert_eq!(
+            error_of("prompt: x\nimages: [{path: gone.png}]"),
+            "image gone.png: the file does not exist"
+        );
+        assert_eq!(
+            error_of("prompt: x\nimages: [{path: text.png}]"),
+            "image text.png: neither PNG, JPEG nor WebP"
+        );
+        assert_eq!(error_of("prompt: x\nimages: [{path: .}]"), "image .: not a regular file");
         assert!(matches!(read(dir.path(), "gone.yaml"), Err(InputsError::NotFound(_))));
     }
 }

@@ -1,7 +1,7 @@
-//! The journal of a run: what happened, one JSON object a line, in `progress.jsonl`.
+//! The journal of a run: its events, one JSON object per line, in `progress.jsonl`.
 //!
-//! Written by whoever carries the run, read by whoever follows it; a line's number is its id, so a reader resumes where it left.
-//! It is never rewritten: a second attempt appends to the first.
+//! The job writes it, the service and its clients follow it. A line's number is its id, so a reader
+//! resumes after the last line it read. It is never rewritten: a second attempt appends.
 
 use std::{
     fs::{File, OpenOptions},
@@ -14,26 +14,29 @@ use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
 use super::layout;
-use crate::run::{Finding, Step, StepRecord};
+use crate::domain::{
+    finding::Finding,
+    state::{Step, StepRecord},
+};
 
-/// Longest line that a reader takes; a writer cuts log lines far below it.
+/// Longest line that a reader accepts; log lines are cut far below it.
 const MAX_LINE: u64 = 64 * 1024;
-/// Longest log line that is kept; the whole line is in the log file.
+/// Longest log line in the journal; the log file has the complete line.
 const MAX_LOG_LINE: usize = 2_000;
 
-/// One thing that happened to a run.
+/// An event of a run.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, ToSchema)]
 #[serde(tag = "event", rename_all = "snake_case")]
 pub enum JournalEvent {
-    /// A worker took the run; attempts count from 1.
+    /// An attempt started; attempts count from 1.
     Attempt { attempt: u32, at: String },
-    /// A step began or ended.
+    /// A step started or ended.
     Step { step: StepRecord },
-    /// How far a step is.
+    /// Progress of a step.
     Progress { step: Step, phase: String, done: u64, total: u64 },
-    /// A line that a tool or the runner wrote.
+    /// A line of output of a tool or the runner.
     Log { step: Step, line: String },
-    /// Something worth telling, as soon as it is known.
+    /// A finding, as soon as it is known.
     Finding { finding: Finding },
 }
 
@@ -42,7 +45,7 @@ pub enum JournalEvent {
 pub struct Journal(Arc<Mutex<File>>);
 
 impl Journal {
-    /// Opens the journal of the run in `dir`, and ends a line that a killed writer left open.
+    /// Opens the journal of the run in `dir`, and terminates a line that a killed writer left open.
     pub fn open(dir: &Path) -> io::Result<Self> {
         let path = dir.join(layout::PROGRESS);
         let mut file = OpenOptions::new().read(true).append(true).create(true).open(path)?;
@@ -57,11 +60,11 @@ impl Journal {
         Ok(Self(Arc::new(Mutex::new(file))))
     }
 
-    /// Appends one event in a single write. A journal that cannot be written is logged, never a reason to fail a run.
+    /// Appends one event in a single write. A failure is logged and does not fail the run.
     pub fn write(&self, event: &JournalEvent) {
         let mut line = match serde_json::to_vec(event) {
             Ok(line) => line,
-            Err(error) => return tracing::error!(%error, "journal event does not serialise"),
+            Err(error) => return tracing::error!(%error, "cannot serialise a journal event"),
         };
         line.push(b'\n');
         let mut file = self.0.lock().unwrap_or_else(PoisonError::into_inner);
@@ -70,14 +73,14 @@ impl Journal {
         }
     }
 
-    /// Appends one line of a log, cut to a length that a page can show.
+    /// Appends one line of a log, cut to a length for pages.
     pub fn log(&self, step: Step, line: &str) {
         let cut = line.char_indices().nth(MAX_LOG_LINE).map_or(line, |(end, _)| &line[..end]);
         self.write(&JournalEvent::Log { step, line: cut.to_owned() });
     }
 }
 
-/// Where a reader of a journal stands.
+/// Position of a reader in a journal.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Position {
     /// Lines read so far: the id of the last one.
@@ -85,8 +88,13 @@ pub struct Position {
     offset: u64,
 }
 
-/// Reads up to `max` whole lines after `position`, and moves it behind them. Lines that are no event count but are left out.
-pub fn read_from(dir: &Path, position: &mut Position, max: usize) -> io::Result<Vec<(u64, JournalEvent)>> {
+/// Reads up to `max` complete lines after `position`, and advances it. Lines without an event are
+/// counted and skipped.
+pub fn read_from(
+    dir: &Path,
+    position: &mut Position,
+    max: usize,
+) -> io::Result<Vec<(u64, JournalEvent)>> {
     let mut file = match File::open(dir.join(layout::PROGRESS)) {
         Ok(file) => file,
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
@@ -100,7 +108,7 @@ pub fn read_from(dir: &Path, position: &mut Position, max: usize) -> io::Result<
         line.clear();
         let read = reader.by_ref().take(MAX_LINE).read_until(b'\n', &mut line)? as u64;
         if line.last() != Some(&b'\n') && read < MAX_LINE {
-            break; // the writer is in the middle of this line
+            break; // incomplete: the writer continues it
         }
         position.offset += read;
         position.line += u64::from(line.last() == Some(&b'\n'));
@@ -111,7 +119,7 @@ pub fn read_from(dir: &Path, position: &mut Position, max: usize) -> io::Result<
     Ok(events)
 }
 
-/// The events in the last `bytes` of a journal; a line that is cut there is left out.
+/// The events in the last `bytes` of a journal, without a line cut there.
 pub fn tail(dir: &Path, bytes: u64) -> io::Result<Vec<JournalEvent>> {
     let mut file = match File::open(dir.join(layout::PROGRESS)) {
         Ok(file) => file,
@@ -126,28 +134,34 @@ pub fn tail(dir: &Path, bytes: u64) -> io::Result<Vec<JournalEvent>> {
     Ok(lines.filter_map(|line| serde_json::from_slice(line).ok()).collect())
 }
 
-/// The steps of the last attempt that `events` tell of.
+/// The steps of the last attempt in `events`.
 pub fn last_steps(events: impl IntoIterator<Item = JournalEvent>) -> Vec<StepRecord> {
     let mut steps: Vec<StepRecord> = Vec::new();
     for event in events {
         match event {
             JournalEvent::Attempt { .. } => steps.clear(),
-            JournalEvent::Step { step } => match steps.iter_mut().find(|known| known.step == step.step) {
-                Some(known) => *known = step,
-                None => steps.push(step),
-            },
+            JournalEvent::Step { step } => {
+                match steps.iter_mut().find(|known| known.step == step.step) {
+                    Some(known) => *known = step,
+                    None => steps.push(step),
+                }
+            }
             _ => {}
         }
     }
     steps
 }
 
-/// Moves to behind line `line`, or to the end of a shorter journal.
+/// The position after line `line`, or at the end of a shorter journal.
 pub fn seek(dir: &Path, line: u64) -> io::Result<Position> {
     let mut position = Position::default();
     while position.line < line {
         let before = position;
-        read_from(dir, &mut position, usize::try_from(line - before.line).unwrap_or(usize::MAX).min(1_000))?;
+        read_from(
+            dir,
+            &mut position,
+            usize::try_from(line - before.line).unwrap_or(usize::MAX).min(1_000),
+        )?;
         if position == before {
             break;
         }
@@ -164,7 +178,7 @@ mod tests {
     }
 
     #[test]
-    fn a_reader_resumes_behind_the_line_it_names() {
+    fn a_reader_resumes_after_its_last_line() {
         let dir = tempfile::tempdir().unwrap();
         let journal = Journal::open(dir.path()).unwrap();
         for line in ["a", "b", "c"] {
@@ -179,7 +193,7 @@ mod tests {
     }
 
     #[test]
-    fn a_half_written_line_is_waited_for_and_then_passed_over() {
+    fn an_incomplete_line_is_awaited_and_later_skipped() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join(layout::PROGRESS);
         std::fs::write(&path, b"{\"event\":\"lo").unwrap();
@@ -191,7 +205,7 @@ mod tests {
     }
 
     #[test]
-    fn the_end_of_a_journal_is_read_without_its_beginning() {
+    fn the_end_of_a_journal_is_read_without_its_start() {
         let dir = tempfile::tempdir().unwrap();
         let journal = Journal::open(dir.path()).unwrap();
         for line in ["a", "b", "c"] {

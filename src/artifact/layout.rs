@@ -1,34 +1,34 @@
 //! Every file name of a run, in one place. Paths are relative to the run's folder.
 
-use crate::run::Step;
+use crate::domain::state::Step;
 
 /// Version of this layout, kept in the manifest.
 pub const FORMAT_VERSION: u32 = 1;
 
-/// What was asked ([`crate::run::RunSpec`]).
+/// The submitted spec ([`crate::domain::subject::RunSpec`]).
 pub const SPEC: &str = "spec.json";
 /// Steps, progress and log lines as they happened, numbered by line.
 pub const PROGRESS: &str = "progress.jsonl";
 /// Every artifact with bytes, hash, media type and step.
 pub const MANIFEST: &str = "manifest.json";
 
-/// What a job that is carried out elsewhere is to do, and how it ended.
+/// Spec and result of a job on another host.
 pub const JOB: &str = "job.json";
 pub const RESULT: &str = "result.json";
-/// What the steps on the device left for those that need none.
+/// State of the collecting steps, for a job that analyses.
 pub const GATHERED: &str = "gathered.json";
-/// Whose the folder is: a job that finds another name there has been replaced.
+/// Owner of the folder: a job that finds another name there was replaced.
 pub const OWNER: &str = "owner";
-/// What the scheduler's job wrote outside of its steps.
+/// Output of the scheduler's job outside its steps.
 pub const SCHEDULER_LOG: &str = "scheduler.log";
-/// What stays when an attempt makes the folder anew.
+/// Files that stay when an attempt recreates the folder.
 pub const KEPT: &[&str] = &[PROGRESS, JOB, OWNER, SCHEDULER_LOG];
-/// What stays besides, of a run whose captures came from elsewhere.
+/// Further files that stay of an import.
 pub const IMPORTED: &[&str] = &[IMPORT, NSYS, NCU];
-/// What changes after the folder was sealed, or says how to carry it out: no artifacts.
+/// Files that change after the seal or belong to the executor, and so are not artifacts.
 pub const UNSEALED: &[&str] = &[MANIFEST, JOB, RESULT, GATHERED, OWNER, SCHEDULER_LOG];
 
-/// What was imported ([`crate::run::import::Import`]); only in runs whose captures came from elsewhere.
+/// The submitted import ([`crate::domain::import::Import`]); only of imports.
 pub const IMPORT: &str = "import.json";
 /// An imported page of counters: `ncu/page-1.csv`.
 pub fn imported_page(number: usize) -> String {
@@ -42,18 +42,20 @@ pub const ENV: &str = "env.json";
 pub const CONFIG: &str = "config.yaml";
 pub const INPUTS: &str = "inputs.yaml";
 
-/// The runner's request and what it wrote in the plain pass: `baseline/request.json`, `baseline/events.jsonl`.
+/// Request and events of the runner in the unprofiled pass: `baseline/request.json`,
+/// `baseline/events.jsonl`.
 pub const BASELINE: &str = "baseline";
 pub const REQUEST: &str = "request.json";
-/// The commands of a pass as a shell reads them, in its folder.
+/// The commands of a pass in a shell's syntax, in its folder.
 pub const COMMAND: &str = "cmd.txt";
-/// Power and clocks of the GPU during the plain pass ([`crate::trace::power::PowerLine`]).
+/// Power and clocks of the GPU during the unprofiled pass ([`crate::trace::power::PowerLine`]).
 pub const NVML: &str = "baseline/nvml.jsonl";
 pub const PREDICTIONS: &str = "predictions.jsonl";
 
-/// Wall times of a command, in the folders of its plain and its traced pass ([`crate::trace::command::CommandTimes`]).
+/// Wall times of a command, in the folders of its unprofiled and its traced pass
+/// ([`crate::trace::command::CommandTimes`]).
 pub const TIMES: &str = "times.json";
-/// What a command was, with its parameters in place ([`crate::run::command::CommandPlan`]).
+/// A command with its parameters in place ([`crate::domain::command::CommandPlan`]).
 pub const COMMAND_PLAN: &str = "command.json";
 
 /// The nsys pass: report, export, command, and the runner's own events under it.
@@ -69,21 +71,24 @@ pub const NCU: &str = "ncu";
 pub const NCU_REPORT: &str = "run.ncu-rep";
 pub const NCU_RAW: &str = "raw.csv";
 pub const NCU_DETAILS: &str = "details.csv";
-/// What the stage's pass was to profile, and why these kernels.
+/// Kernels selected for the stage's pass, with the reason.
 pub const NCU_CHOICE: &str = "choice.json";
 
-/// The GEMM-log passes, a folder for each: `gemm_log/prefill/cublas.log`, and `gemm_log/all/` with a few decode steps.
+/// The GEMM-log passes, a folder for each: `gemm_log/prefill/cublas.log`, and `gemm_log/all/` with
+/// a few decode steps.
 pub const GEMM_LOG: &str = "gemm_log";
 pub const GEMM_PREFILL: &str = "prefill";
 pub const GEMM_ALL: &str = "all";
 pub const CUBLAS_LOG: &str = "cublas.log";
 pub const CUBLASLT_LOG: &str = "cublaslt.log";
 
-/// A part of the model beside the whole: the part alone, and taken out of its layer; each with `baseline/`, `nsys/` and `logs/`.
+/// The part of an aligned run alone, and extracted from its layer; each with `baseline/`, `nsys/`
+/// and `logs/`.
 pub const MOCK: &str = "mock";
 pub const EXTRACTED: &str = "extracted";
 
-/// Stem of an alignment's reports, `alignment.json`, `.md`, `.html`; in the folder of a run with the stage behind it.
+/// Stem of an alignment's reports, `alignment.json`, `.md`, `.html`; in a run's folder followed by
+/// the stage.
 pub const ALIGNMENT: &str = "alignment";
 
 pub const REPORT_MD: &str = "report.md";
@@ -96,11 +101,11 @@ pub const KERNELS_CSV: &str = "kernels.csv";
 /// Kernels by stage and full name.
 pub const KERNELS_FULL_CSV: &str = "kernels_full.csv";
 pub const KERNELS_JSON: &str = "kernels.json";
-/// What ncu read, by kernel and geometry.
+/// Counters by kernel and launch configuration.
 pub const COUNTERS_CSV: &str = "counters.csv";
 /// Profiled kernels under the device's roofs.
 pub const ROOFLINE_CSV: &str = "roofline.csv";
-/// Operators beside the device's ceilings.
+/// Operators compared with the device's ceilings.
 pub const MFU_CSV: &str = "mfu.csv";
 /// Named ranges with the kernels and counters inside.
 pub const REGIONS_CSV: &str = "regions.csv";
@@ -108,9 +113,9 @@ pub const GEMMS_MD: &str = "gemms.md";
 pub const GEMMS_CSV: &str = "gemms.csv";
 pub const GEMMS_JSON: &str = "gemms.json";
 pub const STAGES_JSON: &str = "stages.json";
-/// Every table of the analysis, whole, a line each.
+/// Every complete table of the analysis, a line each.
 pub const TABLES: &str = "tables.jsonl";
-/// Energy, power and clocks per stage; only where a GPU was sampled.
+/// Energy, power and clocks per stage, if a GPU was sampled.
 pub const POWER_JSON: &str = "power.json";
 pub const POWER_CSV: &str = "power.csv";
 /// Power over time, drawn.
@@ -147,10 +152,10 @@ pub fn step_of(path: &str) -> Option<Step> {
         NCU => Some(Step::Ncu),
         GEMM_LOG => Some(Step::GemmLog),
         ENV | CONFIG | INPUTS | COMMAND_PLAN => Some(Step::Preflight),
-        KERNELS_CSV | KERNELS_FULL_CSV | KERNELS_JSON | COUNTERS_CSV | GEMMS_MD | GEMMS_CSV | GEMMS_JSON => Some(Step::Report),
-        REPORT_MD | REPORT_HTML | REPORT_JSON | SUMMARY_MD | OPERATORS_MD | KERNELS_MD | STAGES_JSON | POWER_JSON | POWER_CSV => {
-            Some(Step::Report)
-        }
+        KERNELS_CSV | KERNELS_FULL_CSV | KERNELS_JSON | COUNTERS_CSV | GEMMS_MD | GEMMS_CSV
+        | GEMMS_JSON => Some(Step::Report),
+        REPORT_MD | REPORT_HTML | REPORT_JSON | SUMMARY_MD | OPERATORS_MD | KERNELS_MD
+        | STAGES_JSON | POWER_JSON | POWER_CSV => Some(Step::Report),
         MOCK | EXTRACTED => Some(Step::Align),
         _ if first.starts_with(ALIGNMENT) => Some(Step::Align),
         TIMELINE | TABLES | POWER_SVG | ROOFLINE_CSV | MFU_CSV | REGIONS_CSV => Some(Step::Report),
@@ -170,7 +175,10 @@ mod tests {
         assert_eq!(step_of("env.json"), Some(Step::Preflight));
         assert_eq!(step_of(REPORT_HTML), Some(Step::Report));
         assert_eq!((step_of(NVML), step_of(POWER_CSV)), (Some(Step::Baseline), Some(Step::Report)));
-        assert_eq!((step_of(TIMELINE), media_type(TIMELINE)), (Some(Step::Report), "application/gzip"));
+        assert_eq!(
+            (step_of(TIMELINE), media_type(TIMELINE)),
+            (Some(Step::Report), "application/gzip")
+        );
         assert_eq!(step_of(SPEC), None);
     }
 }

@@ -1,4 +1,4 @@
-//! The seal of a run's folder: every file with its size and hash, in `manifest.json`.
+//! The manifest of a run's folder: every file with its size and hash, in `manifest.json`.
 
 use std::{
     fs::{self, File},
@@ -10,21 +10,21 @@ use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 
 use super::layout;
-use crate::run::ArtifactRecord;
+use crate::domain::run_files::ArtifactRecord;
 
 #[derive(Serialize)]
-struct Manifest<'a> {
+struct RunManifest<'a> {
     format_version: u32,
     artifacts: &'a [ArtifactRecord],
 }
 
-/// A manifest as it is read back.
+/// A manifest in its file.
 #[derive(Deserialize)]
 struct Sealed {
     artifacts: Vec<ArtifactRecord>,
 }
 
-/// Reads what a sealed folder holds, the manifest itself included.
+/// Reads the artifacts of a sealed folder, the manifest included.
 pub fn read(dir: &Path) -> io::Result<Vec<ArtifactRecord>> {
     let sealed: Sealed = serde_json::from_slice(&fs::read(dir.join(layout::MANIFEST))?)?;
     let mut artifacts = sealed.artifacts;
@@ -33,19 +33,23 @@ pub fn read(dir: &Path) -> io::Result<Vec<ArtifactRecord>> {
     Ok(artifacts)
 }
 
-/// Hashes every file of the run in `dir`, writes the manifest, and returns all files by path, the manifest included.
+/// Hashes every file of the run in `dir`, writes the manifest, and returns all files by path, the
+/// manifest included.
 pub fn seal(dir: &Path) -> io::Result<Vec<ArtifactRecord>> {
     let mut artifacts = Vec::new();
     collect(dir, "", &mut artifacts)?;
     artifacts.sort_by(|a, b| a.path.cmp(&b.path));
-    let text = serde_json::to_vec_pretty(&Manifest { format_version: layout::FORMAT_VERSION, artifacts: &artifacts })?;
+    let text = serde_json::to_vec_pretty(&RunManifest {
+        format_version: layout::FORMAT_VERSION,
+        artifacts: &artifacts,
+    })?;
     write_whole(&dir.join(layout::MANIFEST), &text)?;
     artifacts.push(record(dir, layout::MANIFEST.to_owned())?);
     artifacts.sort_by(|a, b| a.path.cmp(&b.path));
     Ok(artifacts)
 }
 
-/// Adds the regular files under `dir`; links are left out, because they could lead anywhere.
+/// Adds the regular files under `dir`, without links, which may lead outside.
 fn collect(dir: &Path, inside: &str, artifacts: &mut Vec<ArtifactRecord>) -> io::Result<()> {
     for entry in fs::read_dir(dir.join(inside))? {
         let entry = entry?;
@@ -63,7 +67,13 @@ fn collect(dir: &Path, inside: &str, artifacts: &mut Vec<ArtifactRecord>) -> io:
 
 fn record(dir: &Path, path: String) -> io::Result<ArtifactRecord> {
     let (bytes, sha256) = hash_file(&dir.join(&path))?;
-    Ok(ArtifactRecord { media_type: layout::media_type(&path).to_owned(), step: layout::step_of(&path), path, bytes, sha256 })
+    Ok(ArtifactRecord {
+        media_type: layout::media_type(&path).to_owned(),
+        step: layout::step_of(&path),
+        path,
+        bytes,
+        sha256,
+    })
 }
 
 /// A file's size and hash, of the same bytes.
@@ -71,7 +81,7 @@ pub(super) fn hash_file(path: &Path) -> io::Result<(u64, String)> {
     hash(File::open(path)?)
 }
 
-/// Size and SHA-256 of all that comes.
+/// Size and SHA-256 of a stream.
 pub fn hash(mut from: impl Read) -> io::Result<(u64, String)> {
     let (mut hasher, mut bytes, mut buffer) = (Sha256::new(), 0, vec![0; 1 << 16]);
     loop {
@@ -90,7 +100,7 @@ pub(super) fn hex(bytes: &[u8]) -> String {
     bytes.iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
-/// Writes a file so that a reader finds all of it or none.
+/// Writes a file atomically.
 pub fn write_whole(path: &Path, bytes: &[u8]) -> io::Result<()> {
     let new = path.with_extension("new");
     let mut file = File::create(&new)?;
@@ -114,10 +124,16 @@ mod tests {
         let sealed = seal(dir.path()).unwrap();
         let paths: Vec<_> = sealed.iter().map(|record| record.path.as_str()).collect();
         assert_eq!(paths, ["logs/baseline.stderr.log", "manifest.json", "report.md"]);
-        assert_eq!(sealed[0].sha256, "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad");
-        assert_eq!((sealed[0].bytes, sealed[0].media_type.as_str()), (3, "text/plain; charset=utf-8"));
+        assert_eq!(
+            sealed[0].sha256,
+            "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad"
+        );
+        assert_eq!(
+            (sealed[0].bytes, sealed[0].media_type.as_str()),
+            (3, "text/plain; charset=utf-8")
+        );
         assert_eq!(sealed[1].sha256, hash_file(&dir.path().join("manifest.json")).unwrap().1);
-        assert_eq!(seal(dir.path()).unwrap(), sealed, "sealing again changes nothing");
-        assert_eq!(read(dir.path()).unwrap(), sealed, "it is read back as it was written");
+        assert_eq!(seal(dir.path()).unwrap(), sealed, "a second seal changes nothing");
+        assert_eq!(read(dir.path()).unwrap(), sealed, "it reads back as written");
     }
 }

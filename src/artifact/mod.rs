@@ -1,12 +1,13 @@
-//! What a run leaves: the name of every file, the manifest over them, and the bundle of all.
+//! Files of a run: their names, the manifest, the bundle, and their storage.
 
 pub mod backup;
 pub mod bundle;
 pub mod folder;
+pub mod import_staging;
 pub mod inputs;
-pub mod intake;
 pub mod journal;
 pub mod layout;
 pub mod manifest;
 pub mod packed;
+pub mod samples;
 pub mod verify;

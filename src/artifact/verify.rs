@@ -1,4 +1,4 @@
-//! Holds a run's folder to what is known of it: every file there, whole, and nothing half done.
+//! Verifies a run's folder: every artifact is complete, and no file is left over.
 
 use std::{
     fmt, fs, io,
@@ -6,86 +6,95 @@ use std::{
 };
 
 use super::{layout, packed};
-use crate::run::ArtifactRecord;
+use crate::domain::run_files::ArtifactRecord;
 
-/// What is wrong with a file.
+/// A fault of a file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Fault {
+pub enum FileFault {
     Missing,
-    /// Its content is not what was sealed.
+    /// Its content is not the sealed one.
     Changed,
     Unreadable,
-    /// It lies both as it was and packed: packing was broken off at its end.
+    /// It exists unpacked and packed: packing was interrupted at its end.
     Twice,
-    /// A file that was being written when its writer ended.
+    /// Its writer was interrupted.
     Half,
-    /// No manifest tells of it.
+    /// It is in no manifest.
     Unlisted,
 }
 
-impl Fault {
-    /// Says whether it can be put right without losing anything.
+impl FileFault {
+    /// Returns true if a repair loses no data.
     pub fn is_repairable(self) -> bool {
         matches!(self, Self::Twice | Self::Half)
     }
 }
 
-impl fmt::Display for Fault {
+impl fmt::Display for FileFault {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
             Self::Missing => "is missing",
             Self::Changed => "is not what was sealed",
             Self::Unreadable => "cannot be read",
-            Self::Twice => "lies twice, packed and not: packing was broken off",
-            Self::Half => "is half written",
-            Self::Unlisted => "is in no manifest; nobody is shown it",
+            Self::Twice => "exists packed and unpacked: packing was interrupted",
+            Self::Half => "is incomplete",
+            Self::Unlisted => "is in no manifest, and no client sees it",
         })
     }
 }
 
-/// Looks at every file below `dir`. `contents`: reads and hashes them; otherwise sizes alone are looked at.
-pub fn faults(dir: &Path, artifacts: &[ArtifactRecord], contents: bool) -> io::Result<Vec<(String, Fault)>> {
+/// Verifies every file below `dir`. `contents`: also their hashes, otherwise sizes only.
+pub fn faults(
+    dir: &Path,
+    artifacts: &[ArtifactRecord],
+    contents: bool,
+) -> io::Result<Vec<(String, FileFault)>> {
     let mut faults = Vec::new();
     for artifact in artifacts {
-        faults.extend(fault(&dir.join(&artifact.path), artifact, contents).map(|fault| (artifact.path.clone(), fault)));
+        faults.extend(
+            fault(&dir.join(&artifact.path), artifact, contents)
+                .map(|fault| (artifact.path.clone(), fault)),
+        );
     }
     for path in files(dir)? {
         let original = path.strip_suffix(".zst").unwrap_or(&path);
         let listed = |path: &str| artifacts.iter().any(|artifact| artifact.path == path);
-        if path.ends_with(&format!(".{}", packed::HALF)) || path == format!("{}.new", layout::MANIFEST.trim_end_matches(".json"))
+        if path.ends_with(&format!(".{}", packed::HALF))
+            || path == format!("{}.new", layout::MANIFEST.trim_end_matches(".json"))
         {
-            faults.push((path, Fault::Half));
+            faults.push((path, FileFault::Half));
         } else if !listed(&path) && !listed(original) {
-            faults.push((path, Fault::Unlisted));
+            faults.push((path, FileFault::Unlisted));
         }
     }
     faults.sort_by(|a, b| a.0.cmp(&b.0));
     Ok(faults)
 }
 
-fn fault(path: &Path, artifact: &ArtifactRecord, contents: bool) -> Option<Fault> {
+fn fault(path: &Path, artifact: &ArtifactRecord, contents: bool) -> Option<FileFault> {
     let (bytes, is_packed) = match packed::stored(path) {
         Ok(stored) => stored,
-        Err(error) if error.kind() == io::ErrorKind::NotFound => return Some(Fault::Missing),
-        Err(_) => return Some(Fault::Unreadable),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Some(FileFault::Missing),
+        Err(_) => return Some(FileFault::Unreadable),
     };
     if contents {
         match packed::hash_content(path) {
             Ok((bytes, sha256)) if bytes == artifact.bytes && sha256 == artifact.sha256 => {}
-            Ok(_) => return Some(Fault::Changed),
-            Err(_) => return Some(Fault::Unreadable),
+            Ok(_) => return Some(FileFault::Changed),
+            Err(_) => return Some(FileFault::Unreadable),
         }
     } else if !is_packed && bytes != artifact.bytes {
-        return Some(Fault::Changed);
+        return Some(FileFault::Changed);
     }
-    (!is_packed && packed::packed_path(path).is_file() && packed::is_raw(artifact)).then_some(Fault::Twice)
+    (!is_packed && packed::packed_path(path).is_file() && packed::is_raw(artifact))
+        .then_some(FileFault::Twice)
 }
 
-/// Puts a repairable fault right. Of a file that lies twice, the one as it was stays: it was just found whole.
-pub fn repair(dir: &Path, path: &str, fault: Fault) -> io::Result<()> {
+/// Repairs a fault. Of a file that exists twice the unpacked one stays: it was just verified.
+pub fn repair(dir: &Path, path: &str, fault: FileFault) -> io::Result<()> {
     match fault {
-        Fault::Twice => fs::remove_file(packed::packed_path(&dir.join(path))),
-        Fault::Half => fs::remove_file(dir.join(path)),
+        FileFault::Twice => fs::remove_file(packed::packed_path(&dir.join(path))),
+        FileFault::Half => fs::remove_file(dir.join(path)),
         _ => Ok(()),
     }
 }
@@ -113,7 +122,7 @@ mod tests {
     use crate::artifact::manifest::seal;
 
     #[test]
-    fn every_kind_of_damage_is_told_and_what_can_be_is_put_right() {
+    fn every_kind_of_damage_is_reported_and_repairable_faults_are_repaired() {
         let dir = tempfile::tempdir().unwrap();
         let at = |path: &str| dir.path().join(path);
         fs::create_dir(at("nsys")).unwrap();
@@ -129,22 +138,30 @@ mod tests {
         fs::write(at("nsys/run.sqlite.zst"), "half").unwrap();
         fs::write(at("nsys/run.sqlite.zst.tmp"), "half").unwrap();
         fs::write(at("stray.txt"), "who wrote this").unwrap();
-        let told = faults(dir.path(), &sealed, true).unwrap();
+        let found = faults(dir.path(), &sealed, true).unwrap();
         let expected = [
-            ("a.log", Fault::Missing),
-            ("b.log", Fault::Changed),
-            ("c.log", Fault::Changed),
-            ("nsys/run.sqlite", Fault::Twice),
-            ("nsys/run.sqlite.zst.tmp", Fault::Half),
-            ("stray.txt", Fault::Unlisted),
+            ("a.log", FileFault::Missing),
+            ("b.log", FileFault::Changed),
+            ("c.log", FileFault::Changed),
+            ("nsys/run.sqlite", FileFault::Twice),
+            ("nsys/run.sqlite.zst.tmp", FileFault::Half),
+            ("stray.txt", FileFault::Unlisted),
         ];
-        assert_eq!(told, expected.map(|(path, fault)| (path.to_owned(), fault)));
-        let by_size: Vec<_> = faults(dir.path(), &sealed, false).unwrap().into_iter().map(|(path, _)| path).collect();
+        assert_eq!(found, expected.map(|(path, fault)| (path.to_owned(), fault)));
+        let by_size: Vec<_> =
+            faults(dir.path(), &sealed, false).unwrap().into_iter().map(|(path, _)| path).collect();
         assert!(by_size.contains(&"b.log".to_owned()) && !by_size.contains(&"c.log".to_owned()));
-        for (path, fault) in told.iter().filter(|(_, fault)| fault.is_repairable()) {
+        for (path, fault) in found.iter().filter(|(_, fault)| fault.is_repairable()) {
             repair(dir.path(), path, *fault).unwrap();
         }
-        let left: Vec<_> = faults(dir.path(), &sealed, true).unwrap().into_iter().map(|(_, fault)| fault).collect();
-        assert_eq!(left, [Fault::Missing, Fault::Changed, Fault::Changed, Fault::Unlisted]);
+        let left: Vec<_> = faults(dir.path(), &sealed, true)
+            .unwrap()
+            .into_iter()
+            .map(|(_, fault)| fault)
+            .collect();
+        assert_eq!(
+            left,
+            [FileFault::Missing, FileFault::Changed, FileFault::Changed, FileFault::Unlisted]
+        );
     }
 }

@@ -14,21 +14,23 @@ use llmprof::{
         Verdict,
         settings::{self, Operation, Question, Thresholds, waivers},
     },
+    pipeline::align_pair,
     report::align::previous,
-    worker::pair,
 };
 
-use super::Format;
+use super::ReportFormat;
 
-/// What the command ends with when it was asked what it cannot answer.
+/// Exit code for invalid input.
 pub const BAD_INPUT: u8 = 3;
 
-/// Tell whether a mock layer launches the kernels that the same layer launches inside the whole model
+/// Check that a mock layer launches the kernels that the same layer launches inside the whole
+/// model
 ///
-/// Each side is an SQLite export of nsys, or the folder of a run. Without --range, --operator and --kernels the mock's sequence of kernels
-/// is looked for in the other timeline. Exits with 0 for pass, 1 for fail, 2 for inconclusive, 3 for bad input or arguments.
+/// Each side is an SQLite export of nsys, or the folder of a run. Without --range, --operator and
+/// --kernels the mock's sequence of kernels is looked for in the other timeline. Exits with 0 for
+/// pass, 1 for fail, 2 for inconclusive, 3 for bad input or arguments.
 #[derive(Debug, Args)]
-pub struct Options {
+pub struct AlignOptions {
     /// Capture or run of the mock layer
     #[arg(long, value_name = "PATH")]
     mock: PathBuf,
@@ -38,22 +40,25 @@ pub struct Options {
     /// The operation is what ranges of this name launch; `*` stands for anything
     #[arg(long, value_name = "RANGE[@DOMAIN]", conflicts_with_all = ["operator", "kernels"])]
     range: Option<String>,
-    /// The operation is what the operator at this module path launches: `decoder.layers.*.self_attn`
+    /// The operation is what the operator at this module path launches:
+    /// `decoder.layers.*.self_attn`
     #[arg(long, value_name = "PATH", conflicts_with = "kernels")]
     operator: Option<String>,
-    /// The operation is kernels with this in their names; may be given again
+    /// Select the operation by kernels with this text in their names; repeatable
     #[arg(long, value_name = "PATTERN")]
     kernels: Vec<String>,
-    /// Stage that counts (prefill, decode), or which ranges are one: `prefill=forward@vllm`; all but the warm-up without
+    /// Stage that counts (prefill, decode), or which ranges are one: `prefill=forward@vllm`; all
+    /// but the warm-up without
     #[arg(long, value_name = "NAME[=RANGE[@DOMAIN]]")]
     stage: Option<String>,
-    /// Look only at what lies in ranges of this name; may be given again
+    /// Include only ranges of this name; repeatable
     #[arg(long, value_name = "RANGE")]
-    within: Vec<String>,
-    /// Leave out what lies in ranges of this name; may be given again
+    include_ranges: Vec<String>,
+    /// Exclude ranges of this name; repeatable
     #[arg(long, value_name = "RANGE")]
-    without: Vec<String>,
-    /// Instances (one layer in one forward) that must count on each side; with fewer nothing is decided
+    exclude_ranges: Vec<String>,
+    /// Instances (one layer in one forward) that must count on each side; with fewer nothing is
+    /// decided
     #[arg(long, value_name = "N")]
     forwards: Option<u32>,
     /// Thresholds in place of those of conf/alignment.toml
@@ -62,20 +67,20 @@ pub struct Options {
     /// Known differences: `[[waiver]]` with pattern, reason, impact and expires
     #[arg(long, value_name = "TOML")]
     waivers: Option<PathBuf>,
-    /// The JSON of an earlier alignment of the pair, to tell what changed
+    /// JSON of an earlier alignment of the pair, to list the changes
     #[arg(long, value_name = "JSON")]
     previous: Option<PathBuf>,
     /// Write alignment.json, .md and .html here
     #[arg(long, value_name = "DIR")]
     out: Option<PathBuf>,
-    /// What to print
-    #[arg(long, value_enum, default_value_t = Format::Md)]
-    format: Format,
+    /// Output format
+    #[arg(long, value_enum, default_value_t = ReportFormat::Md)]
+    format: ReportFormat,
 }
 
-/// Aligns, prints, and says how it came out.
-pub fn run(options: &Options) -> ExitCode {
-    match carry_out(options) {
+/// Aligns, prints the report and returns the verdict as exit code.
+pub fn run(options: &AlignOptions) -> ExitCode {
+    match align(options) {
         Ok(Verdict::Pass | Verdict::Warn) => ExitCode::SUCCESS,
         Ok(Verdict::Fail) => ExitCode::from(1),
         Ok(Verdict::Inconclusive) => ExitCode::from(2),
@@ -86,41 +91,54 @@ pub fn run(options: &Options) -> ExitCode {
     }
 }
 
-fn carry_out(options: &Options) -> Result<Verdict> {
-    let (stage, rules) = settings::stage(options.stage.as_deref(), &options.within, &options.without)?;
+fn align(options: &AlignOptions) -> Result<Verdict> {
+    let (stage, rules) = settings::stage(
+        options.stage.as_deref(),
+        &options.include_ranges,
+        &options.exclude_ranges,
+    )?;
     let question = Question {
-        operation: Operation::of(options.range.as_deref(), options.operator.as_deref(), &options.kernels)?,
+        operation: Operation::of(
+            options.range.as_deref(),
+            options.operator.as_deref(),
+            &options.kernels,
+        )?,
         stage,
         forwards: options.forwards,
         thresholds: match &options.thresholds {
-            Some(path) => Thresholds::with(&text(path)?).with_context(|| format!("cannot use {}", path.display()))?,
+            Some(path) => Thresholds::with(&text(path)?)
+                .with_context(|| format!("cannot use {}", path.display()))?,
             None => Thresholds::default(),
         },
         waivers: match &options.waivers {
-            Some(path) => waivers(&text(path)?).with_context(|| format!("cannot use {}", path.display()))?,
+            Some(path) => {
+                waivers(&text(path)?).with_context(|| format!("cannot use {}", path.display()))?
+            }
             None => vec![],
         },
         today: jiff::Timestamp::now().to_string().chars().take(10).collect(),
     };
-    let before = options
-        .previous
-        .as_ref()
-        .map(|path| previous(text(path)?.as_bytes()).with_context(|| format!("{} is no alignment", path.display())));
+    let before = options.previous.as_ref().map(|path| {
+        previous(text(path)?.as_bytes())
+            .with_context(|| format!("{} is not an alignment", path.display()))
+    });
     let before = before.transpose()?;
-    let name = |path: &Path| path.file_name().unwrap_or(path.as_os_str()).to_string_lossy().into_owned();
+    let name =
+        |path: &Path| path.file_name().unwrap_or(path.as_os_str()).to_string_lossy().into_owned();
     let (mock, e2e) = (name(&options.mock), name(&options.e2e));
-    let mut alignment = pair::compare((&mock, &options.mock), (&e2e, &options.e2e), &rules, &question)?;
+    let mut alignment =
+        align_pair::compare((&mock, &options.mock), (&e2e, &options.e2e), &rules, &question)?;
     if let Some((verdict, checks)) = before {
-        alignment.since(&checks, verdict);
+        alignment.record_changes(&checks, verdict);
     }
     if let Some(out) = &options.out {
         fs::create_dir_all(out).with_context(|| format!("cannot make {}", out.display()))?;
-        pair::write(&alignment, out, "alignment")?;
+        align_pair::write(&alignment, out, "alignment")?;
     }
     let text = match options.format {
-        Format::Md => alignment.markdown(),
-        Format::Json => alignment.json(),
-        Format::Html => alignment.html(),
+        ReportFormat::Md => alignment.markdown(),
+        ReportFormat::Json => alignment.json(),
+        ReportFormat::Html => alignment.html(),
     };
     std::io::stdout().write_all(text.as_bytes())?;
     Ok(alignment.verdict)

@@ -1,4 +1,5 @@
-//! `llmprof analyze`: reports from a saved run or a bare capture, with no GPU, no database and no server.
+//! `llmprof analyze`: reports from a saved run or a bare capture, with no GPU, no database and no
+//! server.
 
 use std::{
     fs,
@@ -12,49 +13,50 @@ use glob::Pattern;
 use llmprof::{
     artifact::layout,
     config,
-    run::RunId,
+    domain::ids::RunId,
+    pipeline::{self, Analyzed},
     trace::stage::{StageRule, StageRules},
-    worker::offline::{self, Analyzed},
 };
 use uuid::Uuid;
 
-use super::Format;
+use super::ReportFormat;
 
 /// Analyse a saved run again, or a capture by nsys, and print its report
 ///
-/// PATH is the folder of a run or an unpacked bundle, or an SQLite export of nsys (`nsys export --type sqlite`) of any program. What is
-/// there is read as it is; nothing is measured.
+/// PATH is the folder of a run or an unpacked bundle, or an SQLite export of nsys (`nsys export
+/// --type sqlite`) of any program. What is there is read as it is; nothing is measured.
 #[derive(Debug, Args)]
-pub struct Options {
+pub struct AnalyzeOptions {
     /// Folder of a run, or an SQLite export of nsys
     path: PathBuf,
-    /// A page that ncu printed of the same program (`ncu --import R --csv --page raw`); may be given again
+    /// A page that ncu printed of the same program (`ncu --import R --csv --page raw`); may be
+    /// given again
     #[arg(long, value_name = "CSV")]
     ncu: Vec<PathBuf>,
-    /// Which ranges are a stage, instead of those named like it: `decode_all=generate@vllm`; may be given again
+    /// Define a stage by ranges: `decode_all=generate@vllm`; repeatable
     #[arg(long, value_name = "NAME=RANGE[@DOMAIN]")]
     stage: Vec<StageRule>,
-    /// Look only at what lies in ranges of this name; may be given again
+    /// Include only ranges of this name; repeatable
     #[arg(long, value_name = "RANGE")]
-    within: Vec<String>,
-    /// Leave out what lies in ranges of this name; may be given again
+    include_ranges: Vec<String>,
+    /// Exclude ranges of this name; repeatable
     #[arg(long, value_name = "RANGE")]
-    without: Vec<String>,
-    /// Tell as regions only ranges whose names are like this: `decoder.layers.*`; may be given again
+    exclude_ranges: Vec<String>,
+    /// List only ranges with matching names as regions: `decoder.layers.*`; repeatable
     #[arg(long, value_name = "GLOB")]
     include: Vec<Pattern>,
-    /// Tell no ranges whose names are like this as regions; may be given again
+    /// List no ranges with matching names as regions; repeatable
     #[arg(long, value_name = "GLOB")]
     exclude: Vec<Pattern>,
     /// Write the report's files here, as a run does
     #[arg(long, value_name = "DIR")]
     out: Option<PathBuf>,
-    /// What to print
-    #[arg(long, value_enum, default_value_t = Format::Md)]
-    format: Format,
+    /// Output format
+    #[arg(long, value_enum, default_value_t = ReportFormat::Md)]
+    format: ReportFormat,
 }
 
-pub fn run(options: &Options) -> Result<()> {
+pub fn run(options: &AnalyzeOptions) -> Result<()> {
     let (id, analyzed) = analyze(options)?;
     let files = match &options.out {
         None => analyzed.render(id),
@@ -64,29 +66,37 @@ pub fn run(options: &Options) -> Result<()> {
         }
     };
     let wanted = match options.format {
-        Format::Md => layout::REPORT_MD,
-        Format::Json => layout::REPORT_JSON,
-        Format::Html => layout::REPORT_HTML,
+        ReportFormat::Md => layout::REPORT_MD,
+        ReportFormat::Json => layout::REPORT_JSON,
+        ReportFormat::Html => layout::REPORT_HTML,
     };
-    let (_, text) = files.iter().find(|(name, _)| *name == wanted).context("the report lacks that form")?;
+    let (_, text) =
+        files.iter().find(|(name, _)| *name == wanted).context("the report lacks that form")?;
     Ok(std::io::stdout().write_all(text.as_bytes())?)
 }
 
-fn analyze(options: &Options) -> Result<(RunId, Analyzed)> {
-    let rules = StageRules::with(options.stage.clone(), options.within.clone(), options.without.clone())
-        .regions(options.include.clone(), options.exclude.clone());
+fn analyze(options: &AnalyzeOptions) -> Result<(RunId, Analyzed)> {
+    let rules = StageRules::with(
+        options.stage.clone(),
+        options.include_ranges.clone(),
+        options.exclude_ranges.clone(),
+    )
+    .with_regions(options.include.clone(), options.exclude.clone());
     if let Some(export) = capture(&options.path)? {
-        // Nobody submitted it, so it has no id of its own.
-        return Ok((RunId(Uuid::nil()), offline::analyze_capture(&export, &options.ncu, rules, &config::devices()?)?));
+        // It was not submitted, so it has no id.
+        return Ok((
+            RunId(Uuid::nil()),
+            pipeline::analyze_capture(&export, &options.ncu, rules, &config::devices()?)?,
+        ));
     }
     if !options.ncu.is_empty() {
         bail!("--ncu is for a bare capture: the folder of a run holds its own counters");
     }
-    let analyzed = offline::analyze_with(&options.path, rules, &config::devices()?)?;
+    let analyzed = pipeline::analyze_with(&options.path, rules, &config::devices()?)?;
     Ok((run_id(&options.path)?, analyzed))
 }
 
-/// The export that `path` is, or that alone is in it where it is no folder of a run.
+/// The export at `path`, or the only one in it if it is not the folder of a run.
 fn capture(path: &Path) -> Result<Option<PathBuf>> {
     if !path.is_dir() {
         return Ok(Some(path.to_owned()));
@@ -95,7 +105,10 @@ fn capture(path: &Path) -> Result<Option<PathBuf>> {
         return Ok(None);
     }
     let entries = fs::read_dir(path).with_context(|| format!("cannot read {}", path.display()))?;
-    let mut exports = entries.flatten().map(|entry| entry.path()).filter(|it| it.extension().is_some_and(|it| it == "sqlite"));
+    let mut exports = entries
+        .flatten()
+        .map(|entry| entry.path())
+        .filter(|it| it.extension().is_some_and(|it| it == "sqlite"));
     match (exports.next(), exports.next()) {
         (Some(export), None) => Ok(Some(export)),
         _ => Ok(None),
@@ -106,5 +119,7 @@ fn capture(path: &Path) -> Result<Option<PathBuf>> {
 fn run_id(dir: &Path) -> Result<RunId> {
     let dir = dir.canonicalize().with_context(|| format!("cannot read {}", dir.display()))?;
     let name = dir.file_name().unwrap_or_default().to_string_lossy();
-    name.parse().with_context(|| format!("{} is no folder of a run: its name is no run id", dir.display()))
+    name.parse().with_context(|| {
+        format!("{} is not the folder of a run: its name is not a run id", dir.display())
+    })
 }

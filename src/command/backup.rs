@@ -1,6 +1,8 @@
-//! `llmprof backup` and `llmprof restore`: a data folder to another disk while the service runs, and back.
+//! `llmprof backup` and `llmprof restore`: a data folder to another disk while the service runs,
+//! and back.
 //!
-//! The backup's database is put in place last, so a backup that was broken off is the one before. Nothing is restored over anything.
+//! The backup's database is put in place last, so a backup that was broken off is the one before.
+//! Nothing is restored over anything.
 
 use std::{
     collections::HashSet,
@@ -12,11 +14,11 @@ use anyhow::{Context as _, Result, bail};
 use clap::Args;
 use llmprof::{
     artifact::{
-        backup::{self, Kept},
+        backup::{self, BackupOutcome},
         folder,
     },
     config::Config,
-    run::RunId,
+    domain::ids::RunId,
     store::Store,
 };
 
@@ -27,10 +29,11 @@ const AUDIT: &str = "audit.jsonl";
 /// Stands in a data folder while it is restored; the service refuses one that has it.
 pub const RESTORING: &str = "restoring";
 
-/// Back up the database and the files of all ended runs and alignments, also while a service uses them
+/// Back up the database and the files of all ended runs and alignments, also while a service uses
+/// them
 ///
-/// Each content is kept once, by its hash, and copied only when the backup lacks it. Runs that wait or run are in the database alone, and
-/// start anew after a restore.
+/// Each content is stored once, by its hash, and copied only if the backup lacks it. Queued and
+/// running runs are only in the database and start again after a restore.
 #[derive(Debug, Args)]
 pub struct BackupOptions {
     /// Folder of the backup; made if absent
@@ -42,7 +45,7 @@ pub struct BackupOptions {
     /// Folder of the database and the runs [default: ./data]
     #[arg(long, value_name = "DIR")]
     data: Option<PathBuf>,
-    /// File with settings that go over the defaults
+    /// File with settings that override the defaults
     #[arg(long, value_name = "FILE")]
     config: Option<PathBuf>,
 }
@@ -56,13 +59,13 @@ pub struct RestoreOptions {
     /// Folder to restore to, absent or empty [default: ./data]
     #[arg(long, value_name = "DIR")]
     data: Option<PathBuf>,
-    /// File with settings that go over the defaults
+    /// File with settings that override the defaults
     #[arg(long, value_name = "FILE")]
     config: Option<PathBuf>,
 }
 
 fn data_folder(data: Option<&PathBuf>, config: Option<&Path>) -> Result<PathBuf> {
-    let config = Config::load(config, std::env::vars())?;
+    let config = Config::load(config)?;
     Ok(data.cloned().unwrap_or(config.server.data))
 }
 
@@ -72,17 +75,21 @@ pub fn backup(options: &BackupOptions) -> Result<()> {
         bail!("{} holds no database of llmprof", data.display());
     }
     let to = &options.to;
-    fs::create_dir_all(to.join(backup::OBJECTS)).with_context(|| format!("cannot make the folder {}", to.display()))?;
+    fs::create_dir_all(to.join(backup::OBJECTS))
+        .with_context(|| format!("cannot make the folder {}", to.display()))?;
     serve::runtime()?.block_on(async {
         let store = Store::open(&data.join(DATABASE)).await?;
         let runs = data.join("runs");
-        let mut copied = Copied::default();
-        // Files first, so that the database never tells of one that is not there; again after it, for runs that ended meanwhile.
+        let mut copied = CopyCounts::default();
+        // Files first, so that the database never lists a missing one; again after it, for runs
+        // ended meanwhile.
         copied.runs(&store, &runs, to).await?;
         copied.alignments(&store, &data.join("alignments"), to).await?;
         let new = to.join("llmprof.db.new");
         match fs::remove_file(&new) {
-            Err(error) if error.kind() != std::io::ErrorKind::NotFound => return Err(error).context("cannot replace the copy"),
+            Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
+                return Err(error).context("cannot replace the copy");
+            }
             _ => store.copy_to(&new).await?,
         }
         copied.runs(&store, &runs, to).await?;
@@ -90,9 +97,16 @@ pub fn backup(options: &BackupOptions) -> Result<()> {
         if data.join(AUDIT).is_file() {
             fs::copy(data.join(AUDIT), to.join(AUDIT)).context("cannot copy the audit log")?;
         }
-        fs::File::open(&new).and_then(|file| file.sync_all()).context("cannot keep the copy of the database")?;
-        fs::rename(&new, to.join(DATABASE)).context("cannot put the copy of the database in place")?;
-        let pruned = if options.prune { backup::prune(to, &copied.wanted).context("cannot prune")? } else { 0 };
+        fs::File::open(&new)
+            .and_then(|file| file.sync_all())
+            .context("cannot keep the copy of the database")?;
+        fs::rename(&new, to.join(DATABASE))
+            .context("cannot put the copy of the database in place")?;
+        let pruned = if options.prune {
+            backup::prune(to, &copied.wanted).context("cannot prune")?
+        } else {
+            0
+        };
         println!(
             "{} runs with {} files; {} files with {} bytes copied, {pruned} removed",
             copied.seen.len(),
@@ -104,12 +118,12 @@ pub fn backup(options: &BackupOptions) -> Result<()> {
             return Ok(());
         }
         copied.faults.iter().for_each(|fault| eprintln!("{fault}"));
-        bail!("{} files could not be backed up: llmprof check tells more", copied.faults.len())
+        bail!("cannot back up {} files; run llmprof check", copied.faults.len())
     })
 }
 
 #[derive(Default)]
-struct Copied {
+struct CopyCounts {
     seen: HashSet<RunId>,
     wanted: HashSet<String>,
     files: u64,
@@ -118,7 +132,7 @@ struct Copied {
     faults: Vec<String>,
 }
 
-impl Copied {
+impl CopyCounts {
     /// Keeps the files of all ended runs that were not looked at yet.
     async fn runs(&mut self, store: &Store, runs: &Path, to: &Path) -> Result<()> {
         for (id, state) in store.states().await? {
@@ -128,10 +142,14 @@ impl Copied {
             for artifact in store.artifacts(id).await? {
                 self.files += 1;
                 match backup::keep(to, &folder::of(runs, id), &artifact) {
-                    Ok(Kept::Already) => {}
-                    Ok(Kept::Copied(bytes)) => (self.new, self.bytes) = (self.new + 1, self.bytes + bytes),
-                    Ok(Kept::Changed) => self.faults.push(format!("run {id}: {} is not what was sealed", artifact.path)),
-                    // A run that was removed meanwhile is no loss.
+                    Ok(BackupOutcome::Already) => {}
+                    Ok(BackupOutcome::Copied(bytes)) => {
+                        (self.new, self.bytes) = (self.new + 1, self.bytes + bytes)
+                    }
+                    Ok(BackupOutcome::Changed) => self
+                        .faults
+                        .push(format!("run {id}: {} is not what was sealed", artifact.path)),
+                    // The run was removed meanwhile.
                     Err(_) if store.owner(id).await?.is_none() => break,
                     Err(error) => self.faults.push(format!("run {id}: {}: {error}", artifact.path)),
                 }
@@ -146,13 +164,18 @@ impl Copied {
         for id in store.ended_alignments().await? {
             for artifact in store.alignment_artifacts(id).await? {
                 match backup::keep(to, &folder::of(alignments, id), &artifact) {
-                    Ok(Kept::Already) => {}
-                    Ok(Kept::Copied(bytes)) => {
-                        (self.files, self.new, self.bytes) = (self.files + 1, self.new + 1, self.bytes + bytes);
+                    Ok(BackupOutcome::Already) => {}
+                    Ok(BackupOutcome::Copied(bytes)) => {
+                        (self.files, self.new, self.bytes) =
+                            (self.files + 1, self.new + 1, self.bytes + bytes);
                     }
-                    Ok(Kept::Changed) => self.faults.push(format!("alignment {id}: {} is not what was sealed", artifact.path)),
+                    Ok(BackupOutcome::Changed) => self
+                        .faults
+                        .push(format!("alignment {id}: {} is not what was sealed", artifact.path)),
                     Err(_) if store.alignment(id).await?.is_none() => break,
-                    Err(error) => self.faults.push(format!("alignment {id}: {}: {error}", artifact.path)),
+                    Err(error) => {
+                        self.faults.push(format!("alignment {id}: {}: {error}", artifact.path))
+                    }
                 }
                 self.wanted.insert(artifact.sha256);
             }
@@ -162,12 +185,15 @@ impl Copied {
 }
 
 pub fn restore(options: &RestoreOptions) -> Result<()> {
-    let (from, data) = (&options.from, data_folder(options.data.as_ref(), options.config.as_deref())?);
+    let (from, data) =
+        (&options.from, data_folder(options.data.as_ref(), options.config.as_deref())?);
     if !from.join(DATABASE).is_file() {
-        bail!("{} is no backup: it holds no {DATABASE}", from.display());
+        bail!("{} is not a backup: it does not contain {DATABASE}", from.display());
     }
-    fs::create_dir_all(data.join("runs")).with_context(|| format!("cannot make the folder {}", data.display()))?;
-    let mut entries = fs::read_dir(&data).with_context(|| format!("cannot read {}", data.display()))?.flatten();
+    fs::create_dir_all(data.join("runs"))
+        .with_context(|| format!("cannot make the folder {}", data.display()))?;
+    let mut entries =
+        fs::read_dir(&data).with_context(|| format!("cannot read {}", data.display()))?.flatten();
     let empty_runs = fs::read_dir(data.join("runs")).is_ok_and(|mut runs| runs.next().is_none());
     if entries.any(|entry| entry.file_name() != "runs") || !empty_runs {
         bail!("{} is not empty: a backup is restored into a new folder", data.display());
@@ -205,11 +231,15 @@ pub fn restore(options: &RestoreOptions) -> Result<()> {
         }
         for id in store.ended_alignments().await? {
             for artifact in store.alignment_artifacts(id).await? {
-                match backup::bring_back(from, &folder::of(&data.join("alignments"), id), &artifact) {
+                match backup::bring_back(from, &folder::of(&data.join("alignments"), id), &artifact)
+                {
                     Ok(Some((stored, _))) => (files, bytes) = (files + 1, bytes + stored),
                     Ok(None) | Err(_) => {
                         faults += 1;
-                        eprintln!("alignment {id}: {} is not in the backup as it was sealed", artifact.path);
+                        eprintln!(
+                            "alignment {id}: {} is not in the backup as it was sealed",
+                            artifact.path
+                        );
                     }
                 }
             }
@@ -217,7 +247,10 @@ pub fn restore(options: &RestoreOptions) -> Result<()> {
         fs::remove_file(data.join(RESTORING)).context("cannot end the restore")?;
         println!("{files} files with {bytes} bytes restored to {}", data.display());
         if faults > 0 {
-            bail!("{faults} files are not in the backup as they were sealed; everything else was restored");
+            bail!(
+                "{faults} files are not in the backup as they were sealed; everything else was \
+                 restored"
+            );
         }
         Ok(())
     })

@@ -14,27 +14,32 @@ use clap::Args;
 use llmprof::{
     artifact::{
         folder, manifest,
-        verify::{self, Fault},
+        verify::{self, FileFault},
     },
     config::Config,
-    run::{AlignmentId, ArtifactRecord, RunId},
+    domain::{
+        ids::{AlignmentId, RunId},
+        run_files::ArtifactRecord,
+    },
+    scheduler::alignments,
     store::Store,
-    worker::{align, retention},
+    tasks::retention,
 };
-use subject::Subject;
 
 use super::serve;
+use subject::FolderSubject;
 
 /// Something is wrong, or stays wrong.
 const FAULTY: u8 = 2;
 
 /// Check that database, manifests and files of a data folder agree
 ///
-/// Of runs, imported ones too, and of alignments. Every file is read and hashed. Without --repair nothing is changed, and a service may use the folder meanwhile. The exit code is 0 when
-/// all is in order or was repaired, 2 when something is wrong, 1 when it could not be looked at.
+/// Of runs, imported ones too, and of alignments. Every file is read and hashed. Without --repair
+/// nothing is changed, and a service may use the folder meanwhile. The exit code is 0 when all is
+/// in order or was repaired, 2 when something is wrong, 1 when it could not be looked at.
 #[derive(Debug, Args)]
-pub struct Options {
-    /// Put right what can be without loss: rows that a sealed folder tells of, files that are half written, folders that belong to nobody
+pub struct CheckOptions {
+    /// Repair without loss: rows of sealed folders, partial files, folders without an owner
     #[arg(long)]
     repair: bool,
     /// Look at sizes only, and hash nothing
@@ -43,13 +48,13 @@ pub struct Options {
     /// Folder of the database and the runs [default: ./data]
     #[arg(long, value_name = "DIR")]
     data: Option<PathBuf>,
-    /// File with settings that go over the defaults
+    /// File with settings that override the defaults
     #[arg(long, value_name = "FILE")]
     config: Option<PathBuf>,
 }
 
-pub fn run(options: &Options) -> Result<ExitCode> {
-    let config = Config::load(options.config.as_deref(), std::env::vars())?;
+pub fn run(options: &CheckOptions) -> Result<ExitCode> {
+    let config = Config::load(options.config.as_deref())?;
     let data = options.data.clone().unwrap_or(config.server.data);
     let database = data.join("llmprof.db");
     if !database.is_file() {
@@ -61,84 +66,111 @@ pub fn run(options: &Options) -> Result<ExitCode> {
         let (runs, alignments) = (data.join("runs"), data.join("alignments"));
         if options.repair {
             retention::recover(&store, &runs).await?;
-            align::recover(&store, &alignments).await?;
+            alignments::recover(&store, &alignments).await?;
         }
-        let mut check = Check { store, runs, alignments, options, found: 0, repaired: 0, bytes: 0, files: 0 };
+        let mut check = DataCheck {
+            store,
+            runs,
+            alignments,
+            options,
+            found: 0,
+            repaired: 0,
+            bytes: 0,
+            files: 0,
+        };
         check.all().await?;
-        let Check { found, repaired, bytes, files, .. } = check;
+        let DataCheck { found, repaired, bytes, files, .. } = check;
         println!("{files} files with {bytes} bytes looked at; {found} faults, {repaired} repaired");
         Ok(if found > repaired { ExitCode::from(FAULTY) } else { ExitCode::SUCCESS })
     })
 }
 
-struct Check<'a> {
+struct DataCheck<'a> {
     store: Store,
     runs: PathBuf,
     alignments: PathBuf,
-    options: &'a Options,
+    options: &'a CheckOptions,
     found: u32,
     repaired: u32,
     bytes: u64,
     files: u64,
 }
 
-impl Check<'_> {
+impl DataCheck<'_> {
     async fn all(&mut self) -> Result<()> {
         for fault in self.store.faults().await? {
-            self.told(&format!("database: {fault}"), false);
+            self.report(&format!("database: {fault}"), false);
         }
         let runs = self.store.states().await?;
-        let ended = runs.iter().filter(|(_, state)| state.is_final()).map(|(id, _)| Subject::Run(*id));
-        let ended: Vec<Subject> = ended.chain(self.store.ended_alignments().await?.into_iter().map(Subject::Alignment)).collect();
+        let ended = runs
+            .iter()
+            .filter(|(_, state)| state.is_final())
+            .map(|(id, _)| FolderSubject::Run(*id));
+        let ended: Vec<FolderSubject> = ended
+            .chain(self.store.ended_alignments().await?.into_iter().map(FolderSubject::Alignment))
+            .collect();
         for subject in ended {
             self.ended(subject).await.with_context(|| format!("cannot look at {subject}"))?;
         }
-        self.folders(&self.runs.clone(), |name| name.parse::<RunId>().ok().map(Subject::Run)).await?;
+        self.folders(&self.runs.clone(), |name| name.parse::<RunId>().ok().map(FolderSubject::Run))
+            .await?;
         if self.alignments.is_dir() {
-            self.folders(&self.alignments.clone(), |name| name.parse::<AlignmentId>().ok().map(Subject::Alignment)).await?;
+            self.folders(&self.alignments.clone(), |name| {
+                name.parse::<AlignmentId>().ok().map(FolderSubject::Alignment)
+            })
+            .await?;
         }
         Ok(())
     }
 
     /// Looks for folders that the database does not know.
-    async fn folders(&mut self, all: &Path, subject: impl Fn(&str) -> Option<Subject>) -> Result<()> {
-        let entries = fs::read_dir(all).with_context(|| format!("cannot read {}", all.display()))?;
-        let mut names: Vec<String> = entries.filter_map(|it| it.ok()?.file_name().into_string().ok()).collect();
+    async fn folders(
+        &mut self,
+        all: &Path,
+        subject: impl Fn(&str) -> Option<FolderSubject>,
+    ) -> Result<()> {
+        let entries =
+            fs::read_dir(all).with_context(|| format!("cannot read {}", all.display()))?;
+        let mut names: Vec<String> =
+            entries.filter_map(|it| it.ok()?.file_name().into_string().ok()).collect();
         names.sort();
         for name in names {
             match subject(&name) {
                 Some(it) if it.is_known(&self.store).await? => {}
                 Some(it) => self.orphan(it).await?,
                 None if name.strip_suffix(".removed").is_some_and(|id| subject(id).is_some()) => {
-                    self.told(&format!("{name} is being removed; that was broken off, or goes on"), false);
+                    self.report(
+                        &format!("{name} is being removed; that was broken off, or goes on"),
+                        false,
+                    );
                 }
-                None => println!("note: {} is no folder of ours", all.join(name).display()),
+                None => println!("note: {} is not a folder of llmprof", all.join(name).display()),
             }
         }
         Ok(())
     }
 
     /// The folder of a subject.
-    fn dir(&self, of: Subject) -> PathBuf {
+    fn dir(&self, of: FolderSubject) -> PathBuf {
         match of {
-            Subject::Run(id) => folder::of(&self.runs, id),
-            Subject::Alignment(id) => folder::of(&self.alignments, id),
+            FolderSubject::Run(id) => folder::of(&self.runs, id),
+            FolderSubject::Alignment(id) => folder::of(&self.alignments, id),
         }
     }
 
-    fn told(&mut self, fault: &str, repaired: bool) {
+    fn report(&mut self, fault: &str, repaired: bool) {
         self.found += 1;
         self.repaired += u32::from(repaired);
         println!("{fault}{}", if repaired { " (repaired)" } else { "" });
     }
 
     /// Holds the folder of what has ended to its rows, and its rows to its manifest.
-    async fn ended(&mut self, it: Subject) -> Result<()> {
+    async fn ended(&mut self, it: FolderSubject) -> Result<()> {
         let (dir, rows) = (self.dir(it), it.rows(&self.store).await?);
         if !dir.is_dir() {
             // Removed while we looked, or ended before it had a folder.
             if !rows.is_empty() && it.is_known(&self.store).await? {
-                self.told(&format!("{it}: its folder is missing"), false);
+                self.report(&format!("{it}: its folder is missing"), false);
             }
             return Ok(());
         }
@@ -146,56 +178,67 @@ impl Check<'_> {
         let mut known = rows.clone();
         match &sealed {
             Ok(sealed) if *sealed != rows => {
-                let whole = verify::faults(&dir, sealed, true)?.iter().all(|(_, fault)| harmless(*fault));
+                let whole =
+                    verify::faults(&dir, sealed, true)?.iter().all(|(_, fault)| harmless(*fault));
                 let repaired = self.options.repair && whole;
                 if repaired {
                     it.set_rows(&self.store, sealed).await?;
                     known.clone_from(sealed);
                 }
-                self.told(&format!("{it}: database and manifest disagree"), repaired);
+                self.report(&format!("{it}: database and manifest disagree"), repaired);
             }
             Ok(_) => {}
             Err(_) if rows.is_empty() => {}
-            Err(error) => self.told(&format!("{it}: its manifest cannot be read: {error}"), false),
+            Err(error) => {
+                self.report(&format!("{it}: its manifest cannot be read: {error}"), false)
+            }
         }
         self.files(it, &dir, &known)
     }
 
-    fn files(&mut self, of: Subject, dir: &Path, artifacts: &[ArtifactRecord]) -> Result<()> {
+    fn files(&mut self, of: FolderSubject, dir: &Path, artifacts: &[ArtifactRecord]) -> Result<()> {
         self.files += artifacts.len() as u64;
         self.bytes += artifacts.iter().map(|artifact| artifact.bytes).sum::<u64>();
         for (path, fault) in verify::faults(dir, artifacts, !self.options.quick)? {
-            if fault == Fault::Unlisted {
+            if fault == FileFault::Unlisted {
                 println!("note: {of}: {path} {fault}");
                 continue;
             }
             let repaired = self.options.repair && fault.is_repairable();
             if repaired {
-                verify::repair(dir, &path, fault).with_context(|| format!("cannot repair {path} of {of}"))?;
+                verify::repair(dir, &path, fault)
+                    .with_context(|| format!("cannot repair {path} of {of}"))?;
             }
-            self.told(&format!("{of}: {path} {fault}"), repaired);
+            self.report(&format!("{of}: {path} {fault}"), repaired);
         }
         Ok(())
     }
 
-    /// A folder that the database does not know: a sealed one tells what it is of, any other belongs to nobody.
-    async fn orphan(&mut self, it: Subject) -> Result<()> {
+    /// Handles a folder without database rows: a sealed one is restored, any other removed.
+    async fn orphan(&mut self, it: FolderSubject) -> Result<()> {
         let dir = self.dir(it);
         let Some(lost) = lost::lost(it, &dir) else {
             if self.options.repair {
-                fs::remove_dir_all(&dir).with_context(|| format!("cannot remove {}", dir.display()))?;
+                fs::remove_dir_all(&dir)
+                    .with_context(|| format!("cannot remove {}", dir.display()))?;
             }
-            self.told(&format!("{it}: its folder is unknown to the database and not sealed"), self.options.repair);
+            self.report(
+                &format!("{it}: its folder is unknown to the database and not sealed"),
+                self.options.repair,
+            );
             return Ok(());
         };
         if self.options.repair {
             lost.insert(&self.store).await?;
         }
-        self.told(&format!("{it}: its folder is sealed and the database does not know it"), self.options.repair);
+        self.report(
+            &format!("{it}: its folder is sealed and the database does not know it"),
+            self.options.repair,
+        );
         self.files(it, &dir, lost.artifacts())
     }
 }
 
-fn harmless(fault: Fault) -> bool {
-    fault.is_repairable() || fault == Fault::Unlisted
+fn harmless(fault: FileFault) -> bool {
+    fault.is_repairable() || fault == FileFault::Unlisted
 }

@@ -10,16 +10,17 @@ use clap::{Args, ValueEnum};
 use llmprof::{
     artifact::inputs,
     config::{self, Config},
-    report::cost::{Asked, DEPTH, model_cost},
-    run::Dtype,
+    domain::{dtype::Dtype, settings},
+    report::cost::{CostRequest, DEPTH, model_cost},
 };
 
-/// Tell what a model needs: parameters, FLOPs, bytes moved, activations, keys and values
+/// Print the costs of a model: parameters, FLOPs, bytes moved, activations, keys and values
 ///
-/// Counted per operator and stage, without running anything and without a GPU. The prompt's length comes from --inputs, from
-/// --prompt-tokens, or from both: then the images count, and the text is as long as said.
+/// Counted per operator and stage, without running anything and without a GPU. The prompt's length
+/// comes from --inputs, from --prompt-tokens, or from both: then the images count, and the text is
+/// as long as said.
 #[derive(Debug, Args)]
-pub struct Options {
+pub struct CostOptions {
     /// Name of a bundled model, or of one in the folder of models
     #[arg(long, value_name = "NAME")]
     model: String,
@@ -32,45 +33,50 @@ pub struct Options {
     /// Tokens made after prefill
     #[arg(long, value_name = "N", default_value_t = 64)]
     new_tokens: u64,
-    /// Number format: f32, f16 or bf16 [default: the model's own]
+    /// Dtype: f32, f16 or bf16 [default: the model's]
     #[arg(long)]
     dtype: Option<Dtype>,
-    /// Parts of a path that the table by module tells apart: 1 is vision and decoder, 2 SAM, CLIP and the projector
-    #[arg(long, value_name = "N", default_value_t = DEPTH as u8, value_parser = clap::value_parser!(u8).range(1..=16))]
+    /// Depth of module paths in the table by module: 1 is vision and decoder, 2 SAM, CLIP and the
+    /// projector
+    #[arg(long, value_name = "N", default_value_t = DEPTH as u8,
+        value_parser = clap::value_parser!(u8).range(1..=16))]
     depth: u8,
     /// Folder of models [default: the setting server.models]
     #[arg(long, value_name = "DIR")]
     models: Option<PathBuf>,
-    /// How it is printed
-    #[arg(long, value_enum, default_value_t = Format::Md)]
-    format: Format,
+    /// Output format
+    #[arg(long, value_enum, default_value_t = CostFormat::Md)]
+    format: CostFormat,
 }
 
 #[derive(Debug, Clone, Copy, ValueEnum)]
-enum Format {
+enum CostFormat {
     Json,
     Md,
     Csv,
 }
 
-pub fn run(options: &Options) -> Result<()> {
-    let config = Config::load(None, std::env::vars())?;
+pub fn run(options: &CostOptions) -> Result<()> {
+    let config = Config::load(None)?;
     let folder = options.models.as_deref().or(Some(config.server.models.as_path()));
     let found = config::models(folder.filter(|folder| !folder.as_os_str().is_empty()))?;
     let models = &found.models;
     let model = models.get(&options.model).ok_or_else(|| {
-        if let Some(reason) = found.why_refused(&options.model) {
+        if let Some(reason) = found.rejection(&options.model) {
             return anyhow!("model {} cannot be used: {reason}", options.model);
         }
         let names = models.keys().map(String::as_str);
-        let hint = config::nearest(&options.model, names.clone()).map(|near| format!("did you mean {near}?"));
-        let hint = hint.unwrap_or_else(|| format!("there are {}", names.collect::<Vec<_>>().join(", ")));
+        let hint = settings::nearest(&options.model, names.clone())
+            .map(|near| format!("did you mean {near}?"));
+        let hint =
+            hint.unwrap_or_else(|| format!("there are {}", names.collect::<Vec<_>>().join(", ")));
         anyhow!("there is no model {}; {hint}", options.model)
     })?;
     let inputs = options.inputs.as_deref().map(read).transpose()?;
     let name = options.inputs.as_ref().map(|path| path.display().to_string());
-    let images: Vec<(u32, u32)> = inputs.iter().flat_map(|it| &it.images).map(|it| (it.width, it.height)).collect();
-    let answer = model_cost(&Asked {
+    let images: Vec<(u32, u32)> =
+        inputs.iter().flat_map(|it| &it.images).map(|it| (it.width, it.height)).collect();
+    let answer = model_cost(&CostRequest {
         model,
         inputs: name.as_deref(),
         prompt: inputs.as_ref().map(|it| it.prompt.as_str()),
@@ -81,15 +87,16 @@ pub fn run(options: &Options) -> Result<()> {
         depth: options.depth.into(),
     })?;
     let text = match options.format {
-        Format::Json => answer.json(),
-        Format::Md => answer.markdown(),
-        Format::Csv => answer.csv(),
+        CostFormat::Json => answer.json(),
+        CostFormat::Md => answer.markdown(),
+        CostFormat::Csv => answer.csv(),
     };
     Ok(std::io::stdout().write_all(text.as_bytes())?)
 }
 
 fn read(path: &Path) -> Result<inputs::Inputs> {
-    let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
+    let folder =
+        path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
     let name = path.file_name().and_then(|name| name.to_str()).context("--inputs names no file")?;
     inputs::read(folder, name).with_context(|| format!("cannot use {}", path.display()))
 }

@@ -15,7 +15,7 @@ pub mod token;
 
 /// The form of a report on standard output.
 #[derive(Debug, Clone, Copy, clap::ValueEnum)]
-enum Format {
+enum ReportFormat {
     Md,
     Json,
     Html,

@@ -8,21 +8,21 @@ use llmprof::http;
 
 /// Print the OpenAPI contract of the service; `contracts/profile.yaml` is this command's output
 #[derive(Debug, Args)]
-pub struct Options {
-    #[arg(long, value_enum, default_value_t = Format::Yaml)]
-    format: Format,
+pub struct OpenapiOptions {
+    #[arg(long, value_enum, default_value_t = OpenapiFormat::Yaml)]
+    format: OpenapiFormat,
 }
 
 #[derive(Debug, Clone, Copy, ValueEnum)]
-enum Format {
+enum OpenapiFormat {
     Yaml,
     Json,
 }
 
-pub fn run(options: &Options) -> Result<()> {
+pub fn run(options: &OpenapiOptions) -> Result<()> {
     let text = match options.format {
-        Format::Yaml => http::contract_yaml(),
-        Format::Json => serde_json::to_string_pretty(http::contract())? + "\n",
+        OpenapiFormat::Yaml => http::contract_yaml(),
+        OpenapiFormat::Json => serde_json::to_string_pretty(http::contract())? + "\n",
     };
     Ok(std::io::stdout().write_all(text.as_bytes())?)
 }

@@ -1,4 +1,5 @@
-//! `llmprof quickstart`: a service, one run of the bundled sample over HTTP, and where to look next.
+//! `llmprof quickstart`: a service, one run of the bundled sample over HTTP, and where to look
+//! next.
 //!
 //! A client like any other: all that it shows comes over the API.
 
@@ -21,17 +22,19 @@ const TOKEN: &str = "LLMPROF_TOKEN";
 
 /// Profile the bundled sample once, from submission to report
 ///
-/// Starts the service on a free loopback port, submits one run over HTTP, follows it, prints the stage table, and tells where
-/// report, bundle and API are. LLMPROF_TOKEN names a submitter's token where the data folder has tokens.
+/// Starts the service on a free loopback port, submits one run over HTTP, follows it, prints the
+/// stage table, and lists the paths of report, bundle and API. Set LLMPROF_TOKEN to a submitter's
+/// token if the data folder has tokens.
 #[derive(Debug, Args)]
-pub struct Options {
+pub struct QuickstartOptions {
     /// Model to profile (`GET /models` lists them)
     #[arg(long, default_value = "deepseek-ocr-tiny")]
     model: String,
-    /// How much to collect: basic, light or deep
+    /// Collection mode: basic, light or deep
     #[arg(long, default_value = "deep")]
     mode: String,
-    /// Setting of the passes to change, as in `nsys.cuda_graph_trace=graph` or `ncu.top_n=3` (`GET /profiling` lists them)
+    /// Setting of the passes to change, as in `nsys.cuda_graph_trace=graph` or `ncu.top_n=3` (`GET
+    /// /profiling` lists them)
     #[arg(long = "set", value_name = "KEY=VALUE")]
     settings: Vec<String>,
     /// Folder of the database and the runs
@@ -45,9 +48,9 @@ pub struct Options {
     keep: bool,
 }
 
-pub fn run(options: Options) -> Result<()> {
+pub fn run(options: QuickstartOptions) -> Result<()> {
     serve::start_logging(LogFormat::Human, "warn");
-    let serving = serve::Options {
+    let serving = serve::ServeOptions {
         listen: Some(options.listen.clone()),
         behind_proxy: false,
         data: Some(options.data.clone()),
@@ -57,13 +60,15 @@ pub fn run(options: Options) -> Result<()> {
     };
     let mut config = serve::settings(&serving)?;
     // It talks to itself over loopback, in plain HTTP.
-    config.server.tls = config::Tls { certificate: PathBuf::new(), key: PathBuf::new() };
+    config.server.tls = config::TlsSettings { certificate: PathBuf::new(), key: PathBuf::new() };
     serve::runtime()?.block_on(async {
         let mut stopped = std::pin::pin!(serve::stop_signal()?);
         let service = Service::start(config).await?;
         let ended = tokio::select! {
             ended = profile(&service, &options) => ended,
-            () = &mut stopped => Err(anyhow!("interrupted; the run waits in {}", options.data.display())),
+            () = &mut stopped => {
+                Err(anyhow!("interrupted; the run is queued in {}", options.data.display()))
+            }
         };
         if ended.is_ok() && options.keep {
             println!("Serving until Ctrl-C.");
@@ -78,14 +83,15 @@ pub fn run(options: Options) -> Result<()> {
 fn client(token: Option<String>) -> Result<Client> {
     let mut headers = HeaderMap::new();
     if let Some(token) = token {
-        let value = HeaderValue::try_from(format!("Bearer {token}")).with_context(|| format!("{TOKEN} holds no token"))?;
+        let value = HeaderValue::try_from(format!("Bearer {token}"))
+            .with_context(|| format!("{TOKEN} holds no token"))?;
         headers.insert(header::AUTHORIZATION, value);
     }
     Ok(Client::builder().default_headers(headers).build()?)
 }
 
 /// Submits the run, follows it to its end, and prints what it found.
-async fn profile(service: &Service, options: &Options) -> Result<()> {
+async fn profile(service: &Service, options: &QuickstartOptions) -> Result<()> {
     let base = format!("http://{}", service.address);
     let client = client(std::env::var(TOKEN).ok())?;
     let mut request = json!({ "model": options.model, "mode": options.mode });
@@ -94,10 +100,17 @@ async fn profile(service: &Service, options: &Options) -> Result<()> {
     }
     let submitted = ask(client.post(format!("{base}/runs")).json(&request)).await?;
     let id = submitted["run_id"].as_str().context("the service named no run")?;
-    println!("llmprof {} serves {base}\nrun {id}: {} in mode {}\n", env!("CARGO_PKG_VERSION"), options.model, options.mode);
+    println!(
+        "llmprof {} serves {base}\nrun {id}: {} in mode {}\n",
+        env!("CARGO_PKG_VERSION"),
+        options.model,
+        options.mode
+    );
 
-    let bar = ProgressBar::new(1)
-        .with_style(ProgressStyle::with_template("{elapsed:>4} {bar:32} {msg}").context("the bar's template")?);
+    let bar = ProgressBar::new(1).with_style(
+        ProgressStyle::with_template("{elapsed:>4} {bar:32} {msg}")
+            .context("the bar's template")?,
+    );
     bar.enable_steady_tick(Duration::from_millis(200));
     let followed = follow(&client, &format!("{base}/runs/{id}/events"), &bar).await;
     bar.finish_and_clear();
@@ -109,7 +122,9 @@ async fn profile(service: &Service, options: &Options) -> Result<()> {
     if !matches!(state, "succeeded" | "partial") {
         bail!("the run ended {state}: {}", run["message"].as_str().unwrap_or("see its logs"));
     }
-    let report = ask(client.get(format!("{base}/runs/{id}/report")).header("accept", "application/json")).await?;
+    let report =
+        ask(client.get(format!("{base}/runs/{id}/report")).header("accept", "application/json"))
+            .await?;
     print_stages(&report);
     let folder = options.data.join("runs").join(id);
     println!("\nreport    {}", folder.join(layout::REPORT_HTML).display());
@@ -121,9 +136,11 @@ async fn profile(service: &Service, options: &Options) -> Result<()> {
     Ok(())
 }
 
-/// Puts `a.b=value` into a tree; the value is JSON where it is, else a text. The service says what is wrong with it.
+/// Sets `a.b=value` in a tree; the value is JSON if it parses, else a text. The service validates
+/// it.
 fn change(tree: &mut Value, setting: &str) -> Result<()> {
-    let (key, value) = setting.split_once('=').with_context(|| format!("--set {setting}: there is no = in it"))?;
+    let (key, value) =
+        setting.split_once('=').with_context(|| format!("--set {setting}: there is no = in it"))?;
     let place = key.split('.').try_fold(tree, |place, key| {
         if place.is_null() {
             *place = json!({});
@@ -137,7 +154,8 @@ fn change(tree: &mut Value, setting: &str) -> Result<()> {
 
 /// Sends a request, and turns an error body into one line.
 async fn ask(request: reqwest::RequestBuilder) -> Result<Value> {
-    let response = refuse_errors(request.send().await.context("the service does not answer")?).await?;
+    let response =
+        refuse_errors(request.send().await.context("the service does not answer")?).await?;
     Ok(response.json().await?)
 }
 
@@ -147,7 +165,10 @@ async fn refuse_errors(response: Response) -> Result<Response> {
     }
     let status = response.status();
     let body: Value = response.json().await.unwrap_or_default();
-    bail!("the service answered {status}: {}", body["error"]["message"].as_str().unwrap_or("no reason given"));
+    bail!(
+        "the service answered {status}: {}",
+        body["error"]["message"].as_str().unwrap_or("no reason given")
+    );
 }
 
 /// Shows the run's events on `bar` until the stream ends with the run.
@@ -176,7 +197,11 @@ fn show(event: &Value, bar: &ProgressBar) {
             bar.set_position(0);
         }
         Some("progress") => {
-            bar.set_message(format!("{} · {}", step(event), event["phase"].as_str().unwrap_or_default()));
+            bar.set_message(format!(
+                "{} · {}",
+                step(event),
+                event["phase"].as_str().unwrap_or_default()
+            ));
             bar.set_length(event["total"].as_u64().unwrap_or(1));
             bar.set_position(event["done"].as_u64().unwrap_or(0));
         }
@@ -197,16 +222,25 @@ fn print_stages(report: &Value) {
     for row in report["stages"].as_array().into_iter().flatten() {
         let stage = row["stage"].as_str().unwrap_or_default();
         let time = &report["aggregates"]["stage_ms"][stage];
-        let number = |key: &str| time[key].as_f64().map_or_else(|| "-".to_owned(), |ms| format!("{ms:.2}"));
+        let number =
+            |key: &str| time[key].as_f64().map_or_else(|| "-".to_owned(), |ms| format!("{ms:.2}"));
         println!("{stage:<12} {:>12} {:>10}", number("mean"), number("std"));
     }
 }
 
-/// Downloads the bundle beside the run's folder.
-async fn save_bundle(client: &Client, base: &str, id: &str, options: &Options) -> Result<PathBuf> {
+/// Downloads the bundle next to the run's folder.
+async fn save_bundle(
+    client: &Client,
+    base: &str,
+    id: &str,
+    options: &QuickstartOptions,
+) -> Result<PathBuf> {
     let path = options.data.join(format!("{id}.tar.zst"));
-    let mut response = refuse_errors(client.get(format!("{base}/runs/{id}/bundle")).send().await?).await?;
-    let mut file = tokio::fs::File::create(&path).await.with_context(|| format!("cannot write {}", path.display()))?;
+    let mut response =
+        refuse_errors(client.get(format!("{base}/runs/{id}/bundle")).send().await?).await?;
+    let mut file = tokio::fs::File::create(&path)
+        .await
+        .with_context(|| format!("cannot write {}", path.display()))?;
     while let Some(chunk) = response.chunk().await.context("the bundle broke off")? {
         tokio::io::AsyncWriteExt::write_all(&mut file, &chunk).await?;
     }
@@ -221,10 +255,16 @@ mod tests {
     #[test]
     fn settings_grow_a_tree_and_what_cannot_be_one_is_refused() {
         let mut tree = Value::Null;
-        for setting in ["nsys.trace=[\"cuda\",\"nvtx\"]", "nsys.cuda_graph_trace=graph", "ncu.top_n=3"] {
+        for setting in
+            ["nsys.trace=[\"cuda\",\"nvtx\"]", "nsys.cuda_graph_trace=graph", "ncu.top_n=3"]
+        {
             change(&mut tree, setting).unwrap();
         }
-        assert_eq!(tree, json!({ "nsys": { "trace": ["cuda", "nvtx"], "cuda_graph_trace": "graph" }, "ncu": { "top_n": 3 } }));
+        assert_eq!(
+            tree,
+            json!({ "nsys": { "trace": ["cuda", "nvtx"], "cuda_graph_trace": "graph" },
+                "ncu": { "top_n": 3 } })
+        );
         assert!(change(&mut tree, "ncu.top_n").unwrap_err().to_string().contains("there is no ="));
         assert!(change(&mut tree, "ncu.top_n.x=1").is_err());
     }

@@ -1,4 +1,5 @@
-//! `llmprof token`: makes, lists and revokes the tokens of a data folder, also while a service uses it.
+//! `llmprof token`: makes, lists and revokes the tokens of a data folder, also while a service uses
+//! it.
 //!
 //! A token's text is printed once and kept nowhere.
 
@@ -17,64 +18,71 @@ use sha2::{Digest, Sha256};
 
 use super::serve;
 
-/// What every token begins with, so that scanners for secrets know one when they see it.
+/// Prefix of every token, for scanners of secrets.
 const PREFIX: &str = "llmprof_";
 
-/// Make, list and revoke the tokens that open a service
+/// Create, list and revoke the tokens of a service
 #[derive(Debug, Args)]
-pub struct Options {
+pub struct TokenOptions {
     #[command(subcommand)]
-    command: Command,
+    command: TokenCommand,
     /// Folder of the database and the runs [default: ./data]
     #[arg(long, value_name = "DIR", global = true)]
     data: Option<PathBuf>,
-    /// File with settings that go over the defaults
+    /// File with settings that override the defaults
     #[arg(long, value_name = "FILE", global = true)]
     config: Option<PathBuf>,
 }
 
 #[derive(Debug, Subcommand)]
-enum Command {
-    /// Make a token and print it, once
+enum TokenCommand {
+    /// Create a token and print it once
     Create {
-        /// What it allows: viewer (read), submitter (submit, and cancel and delete its own runs) or admin (everything)
+        /// Role: viewer (read), submitter (submit, and cancel and delete its own runs) or admin
+        /// (everything)
         #[arg(long)]
         role: Role,
-        /// Whose it is: 1 to 64 letters, digits and . _ @ -. Shown with runs and in the audit log
+        /// Owner: 1 to 64 letters, digits and . _ @ -. Shown with runs and in the audit log
         #[arg(long, value_parser = name)]
         name: String,
-        /// How long it is valid, as in 12h or 90d [default: until it is revoked]
+        /// Validity, as in 12h or 90d [default: until it is revoked]
         #[arg(long, value_name = "TIME", value_parser = time)]
         expires: Option<Duration>,
     },
     /// List the tokens: names, roles, times
     List,
-    /// End a token for ever, by its name or number
+    /// Revoke a token permanently, by its name or number
     Revoke {
         #[arg(value_name = "NAME|ID")]
         token: String,
     },
 }
 
-pub fn run(options: &Options) -> Result<()> {
-    let config = Config::load(options.config.as_deref(), std::env::vars())?;
+pub fn run(options: &TokenOptions) -> Result<()> {
+    let config = Config::load(options.config.as_deref())?;
     let data = options.data.clone().unwrap_or(config.server.data);
-    std::fs::create_dir_all(&data).with_context(|| format!("cannot make the folder {}", data.display()))?;
-    let audit = AuditLog::open(&data).with_context(|| format!("cannot write the audit log in {}", data.display()))?;
+    std::fs::create_dir_all(&data)
+        .with_context(|| format!("cannot make the folder {}", data.display()))?;
+    let audit = AuditLog::open(&data)
+        .with_context(|| format!("cannot write the audit log in {}", data.display()))?;
     serve::runtime()?.block_on(async {
         let store = Store::open(&data.join("llmprof.db")).await?;
         match &options.command {
-            Command::Create { role, name, expires } => {
+            TokenCommand::Create { role, name, expires } => {
                 let text = generate()?;
-                let Some(_) = store.create_token(name, *role, &Sha256::digest(text.as_bytes()).into(), *expires).await? else {
-                    bail!("there was a token named {name} already: names are given once, so that runs keep their owner");
+                let digest = Sha256::digest(text.as_bytes()).into();
+                let Some(_) = store.create_token(name, *role, &digest, *expires).await? else {
+                    bail!(
+                        "token {name} exists or existed; choose another name, because runs keep \
+                         their owner"
+                    );
                 };
                 audit.add(&AuditEntry::on_host("token create", name))?;
                 eprintln!("token {name}, role {role}: keep it, it is not shown again");
                 println!("{text}");
             }
-            Command::List => list(&store).await?,
-            Command::Revoke { token } => {
+            TokenCommand::List => list(&store).await?,
+            TokenCommand::Revoke { token } => {
                 let Some(name) = store.revoke_token(token).await? else {
                     bail!("there is no valid token {token}; `llmprof token list` shows them");
                 };
@@ -88,15 +96,22 @@ pub fn run(options: &Options) -> Result<()> {
 
 async fn list(store: &Store) -> Result<()> {
     let never = |time: Option<String>| time.unwrap_or_else(|| "-".into());
-    println!("{:<4} {:<24} {:<10} {:<8} {:<25} {:<25} LAST USED", "ID", "NAME", "ROLE", "STATE", "CREATED", "EXPIRES");
+    println!(
+        "{:<4} {:<24} {:<10} {:<8} {:<25} {:<25} LAST USED",
+        "ID", "NAME", "ROLE", "STATE", "CREATED", "EXPIRES"
+    );
     for token in store.tokens().await? {
         let state = match (token.valid, &token.revoked_at) {
             (true, _) => "valid",
             (false, Some(_)) => "revoked",
             (false, None) => "expired",
         };
-        let (created, expires, used) = (token.created_at, never(token.expires_at), never(token.last_used_at));
-        println!("{:<4} {:<24} {:<10} {state:<8} {created:<25} {expires:<25} {used}", token.id, token.name, token.role);
+        let (created, expires, used) =
+            (token.created_at, never(token.expires_at), never(token.last_used_at));
+        println!(
+            "{:<4} {:<24} {:<10} {state:<8} {created:<25} {expires:<25} {used}",
+            token.id, token.name, token.role
+        );
     }
     Ok(())
 }
@@ -104,7 +119,9 @@ async fn list(store: &Store) -> Result<()> {
 /// 256 bits from the operating system, in hexadecimal.
 fn generate() -> Result<String> {
     let mut bits = [0_u8; 32];
-    getrandom::fill(&mut bits).map_err(|error| anyhow::anyhow!("the operating system gives no random numbers: {error}"))?;
+    getrandom::fill(&mut bits).map_err(|error| {
+        anyhow::anyhow!("the operating system gives no random numbers: {error}")
+    })?;
     Ok(bits.iter().fold(PREFIX.to_owned(), |text, byte| text + &format!("{byte:02x}")))
 }
 
@@ -122,7 +139,8 @@ fn time(text: &str) -> Result<Duration, String> {
         Some(days) => (days, 86_400),
         None => (text.strip_suffix('h').ok_or_else(wrong)?, 3_600),
     };
-    let seconds = count.parse::<u64>().ok().and_then(|count| count.checked_mul(seconds)).ok_or_else(wrong)?;
+    let seconds =
+        count.parse::<u64>().ok().and_then(|count| count.checked_mul(seconds)).ok_or_else(wrong)?;
     if !(3_600..=3_650 * 86_400).contains(&seconds) {
         return Err(wrong());
     }

@@ -1,4 +1,4 @@
-//! `targets.toml`: the commands that the operator of this host allows, read and checked before anything is served.
+//! `targets.toml`: the commands that the operator of this host allows, validated at start.
 
 use std::path::Path;
 
@@ -6,22 +6,23 @@ use serde::Deserialize;
 
 use super::{ConfigError, Models, read};
 use crate::{
-    run::command::{CommandTarget, Commands},
+    domain::command::{CommandTarget, Commands},
     trace::stage::StageRule,
 };
 
-/// The file that ships as an example.
+/// The bundled example.
 const EXAMPLE: &str = include_str!("../../conf/targets.toml");
 
-/// All of the file.
+/// Contents of the file.
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
-struct File {
+struct TargetsFile {
     #[serde(default)]
     commands: Commands,
 }
 
-/// Reads the commands in the file at `path`; none without one. A command bears no name of a model: runs are told apart by either.
+/// Loads the commands in the file at `path`; none without a path. A command must not have the name
+/// of a model, since runs are listed by either.
 pub fn targets(path: Option<&Path>, models: &Models) -> Result<Commands, ConfigError> {
     match path {
         Some(path) => parse(&path.display().to_string(), &read(path)?, models),
@@ -29,19 +30,24 @@ pub fn targets(path: Option<&Path>, models: &Models) -> Result<Commands, ConfigE
     }
 }
 
-/// The commands of the example that ships.
+/// Returns the commands of the bundled example.
 pub fn example_targets() -> Result<Commands, ConfigError> {
     parse("conf/targets.toml", EXAMPLE, &Models::new())
 }
 
 fn parse(origin: &str, text: &str, models: &Models) -> Result<Commands, ConfigError> {
-    let File { commands } = toml::from_str(text).map_err(|source| ConfigError::Syntax { origin: origin.to_owned(), source })?;
+    let TargetsFile { commands } = toml::from_str(text)
+        .map_err(|source| ConfigError::Syntax { origin: origin.to_owned(), source })?;
     for (name, command) in &commands {
-        let refused = |message: String| ConfigError::Target { origin: origin.to_owned(), name: name.clone(), message };
-        command.check(name).map_err(refused)?;
-        check_stages(command).map_err(refused)?;
+        let invalid = |message: String| ConfigError::Target {
+            origin: origin.to_owned(),
+            name: name.clone(),
+            message,
+        };
+        command.check(name).map_err(invalid)?;
+        check_stages(command).map_err(invalid)?;
         if models.contains_key(name) {
-            return Err(refused("a model bears this name".into()));
+            return Err(invalid("a model has this name".into()));
         }
     }
     Ok(commands)
@@ -51,11 +57,11 @@ fn check_stages(command: &CommandTarget) -> Result<(), String> {
     for rule in &command.stages {
         rule.parse::<StageRule>().map_err(|error| format!("stages: {error}"))?;
     }
-    match [("within", &command.within), ("without", &command.without)]
+    match [("include_ranges", &command.include_ranges), ("exclude_ranges", &command.exclude_ranges)]
         .iter()
         .find(|(_, names)| names.iter().any(String::is_empty))
     {
-        Some((key, _)) => Err(format!("{key}: a range has a name")),
+        Some((key, _)) => Err(format!("{key}: empty name of a range")),
         None => Ok(()),
     }
 }
@@ -64,49 +70,74 @@ fn check_stages(command: &CommandTarget) -> Result<(), String> {
 mod tests {
     use super::*;
 
-    fn refused(text: &str) -> String {
-        crate::chain(&parse("targets.toml", text, &super::super::models(None).unwrap().models).unwrap_err())
+    fn error(text: &str) -> String {
+        crate::chain(
+            &parse("targets.toml", text, &super::super::models(None).unwrap().models).unwrap_err(),
+        )
     }
 
     #[test]
-    fn the_example_that_ships_is_as_it_should_be() {
+    fn the_bundled_example_is_valid() {
         let commands = example_targets().unwrap();
         assert!(commands.len() >= 2 && commands.values().all(|it| !it.description.is_empty()));
     }
 
     #[test]
-    fn a_mistake_is_told_in_one_line_with_its_place() {
-        let command = |more: &str| format!("[commands.x]\ndescription = 'x'\nprogram = '/bin/true'\n{more}");
+    fn an_invalid_command_is_one_line_with_its_key() {
+        let command =
+            |more: &str| format!("[commands.x]\ndescription = 'x'\nprogram = '/bin/true'\n{more}");
         let cases = [
-            (command("args = ['{n}']"), "targets.toml: command x: args: \"{n}\": there is no parameter n"),
-            (command("stages = ['prefill']"), "command x: stages: \"prefill\" is no stage"),
-            (command("program2 = 'y'"), "unknown field `program2`"),
-            (command("kind = 'server'"), "command x: ready: a server says by url or log"),
-            (command("kind = 'daemon'"), "unknown variant `daemon`"),
-            (command("args = ['{port}']"), "{port} is for a server"),
-            (command("args = ['{n']"), "a { has no }"),
-            (command("pass_env = ['LLMPROF__SERVER__DATA']"), "the service's own"),
-            (command("env = { 'A=B' = '1' }"), "is no name of a variable"),
-            (command("gpus = 17"), "gpus: 17 to 17"),
-            (command("folder = 'here'"), "folder: it is no absolute path"),
-            (command("[commands.x.params.n]\ntype = 'int'\ndescription = 'n'\nmin = 1\nmax = 2"), "no argument holds {n}"),
             (
-                command("args = ['{n}']\n[commands.x.params.n]\ntype = 'int'\ndescription = 'n'\nmin = 1\nmax = 2\ndefault = 3"),
+                command("args = ['{n}']"),
+                "targets.toml: command x: args: \"{n}\": unknown parameter n",
+            ),
+            (command("stages = ['prefill']"), "command x: stages: invalid stage \"prefill\""),
+            (command("program2 = 'y'"), "unknown field `program2`"),
+            (
+                command("kind = 'server'"),
+                "command x: ready: missing; a server needs a readiness check",
+            ),
+            (command("kind = 'daemon'"), "unknown variant `daemon`"),
+            (command("args = ['{port}']"), "{port} is only for a server"),
+            (command("args = ['{n']"), "unmatched {"),
+            (command("pass_env = ['LLMPROF__SERVER__DATA']"), "reserved for the service"),
+            (command("env = { 'A=B' = '1' }"), "is not a valid variable name"),
+            (command("gpus = 17"), "gpus: 17 to 17"),
+            (command("folder = 'here'"), "folder: not an absolute path"),
+            (
+                command("[commands.x.params.n]\ntype = 'int'\ndescription = 'n'\nmin = 1\nmax = 2"),
+                "no argument contains {n}",
+            ),
+            (
+                command(
+                    "args = ['{n}']\n[commands.x.params.n]\ntype = 'int'\ndescription = 'n'\n\
+                     min = 1\nmax = 2\ndefault = 3",
+                ),
                 "params.n: default: 3 is not between 1 and 2",
             ),
             (
                 command(
-                    "args = ['{s}']\n[commands.x.params.s]\ntype = 'string'\ndescription = 's'\npattern = '['\nmax_length = 9",
+                    "args = ['{s}']\n[commands.x.params.s]\ntype = 'string'\ndescription = 's'\n\
+                     pattern = '['\nmax_length = 9",
                 ),
-                "is no regular expression",
+                "is not a regular expression",
             ),
-            ("[commands.llama-tiny]\ndescription = 'x'\nprogram = 'y'".into(), "command llama-tiny: a model bears this name"),
-            ("[commands.X]\ndescription = 'x'\nprogram = 'y'".into(), "command X: its name is not of lower-case letters"),
-            ("[commands.x]\ndescription = 'x'\nprogram = 'a/b'".into(), "neither an absolute path nor a name alone"),
+            (
+                "[commands.llama-tiny]\ndescription = 'x'\nprogram = 'y'".into(),
+                "command llama-tiny: a model has this name",
+            ),
+            (
+                "[commands.X]\ndescription = 'x'\nprogram = 'y'".into(),
+                "command X: invalid name; expected at most 64 lower-case letters",
+            ),
+            (
+                "[commands.x]\ndescription = 'x'\nprogram = 'a/b'".into(),
+                "program: expected an absolute path or a bare name",
+            ),
         ];
-        for (text, said) in cases {
-            let error = refused(&text);
-            assert!(error.contains(said), "{text}\n{error}");
+        for (text, expected) in cases {
+            let error = error(&text);
+            assert!(error.contains(expected), "{text}\n{error}");
         }
     }
 }

@@ -1,6 +1,6 @@
-//! Connections: plain or TLS, HTTP/1.1 alone, and an end to those that never say what they want.
+//! Connections: plain or TLS, HTTP/1.1 only, with a timeout on the head of a request.
 //!
-//! A certificate is read again while the service runs; one that does not fit never replaces one that does.
+//! Certificates are reloaded while the service runs; an invalid one never replaces a valid one.
 
 use std::{
     io,
@@ -21,22 +21,22 @@ use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
 use tower_http::set_header::SetResponseHeaderLayer;
 
-use super::{App, router};
+use crate::http::{router::router, state::App};
 
-/// Bytes that the head of a request may have.
-const HEAD: usize = 64 << 10;
+/// Maximum size of the head of a request.
+const MAX_HEAD_BYTES: usize = 64 << 10;
 
 #[derive(Debug, thiserror::Error)]
 pub enum TlsError {
     #[error("cannot read {path}")]
     Pem { path: PathBuf, source: rustls::pki_types::pem::Error },
-    #[error("{path} holds no certificate")]
+    #[error("{path} contains no certificate")]
     Empty { path: PathBuf },
-    #[error("the certificate {certificate} and the key {key} do not fit")]
+    #[error("the certificate {certificate} does not match the key {key}")]
     Unfit { certificate: PathBuf, key: PathBuf, source: rustls::Error },
 }
 
-/// A certificate with its key, from files that may change.
+/// A certificate and its key, from files that may change.
 #[derive(Debug, Clone)]
 pub struct Certificate {
     chain: PathBuf,
@@ -51,15 +51,16 @@ impl Certificate {
         Ok(Self { chain: chain.into(), key: key.into(), inner })
     }
 
-    /// Reads the files again, for the connections to come.
+    /// Reloads the files for new connections.
     pub fn reload(&self) -> Result<(), TlsError> {
         self.inner.reload_from_config(read(&self.chain, &self.key)?);
         Ok(())
     }
 
-    /// When the files were written, which tells whether they changed.
-    pub fn written(&self) -> [Option<SystemTime>; 2] {
-        [&self.chain, &self.key].map(|path| std::fs::metadata(path).and_then(|file| file.modified()).ok())
+    /// Modification times of both files.
+    pub fn modified(&self) -> [Option<SystemTime>; 2] {
+        [&self.chain, &self.key]
+            .map(|path| std::fs::metadata(path).and_then(|file| file.modified()).ok())
     }
 }
 
@@ -68,53 +69,62 @@ fn read(chain: &Path, key: &Path) -> Result<Arc<ServerConfig>, TlsError> {
         let path = path.to_owned();
         move |source| TlsError::Pem { path, source }
     };
-    let certificates =
-        CertificateDer::pem_file_iter(chain).and_then(Iterator::collect::<Result<Vec<_>, _>>).map_err(pem(chain))?;
+    let certificates = CertificateDer::pem_file_iter(chain)
+        .and_then(Iterator::collect::<Result<Vec<_>, _>>)
+        .map_err(pem(chain))?;
     if certificates.is_empty() {
         return Err(TlsError::Empty { path: chain.into() });
     }
     let private = PrivateKeyDer::from_pem_file(key).map_err(pem(key))?;
     let unfit = |source| TlsError::Unfit { certificate: chain.into(), key: key.into(), source };
-    let mut config = ServerConfig::builder_with_provider(Arc::new(rustls::crypto::ring::default_provider()))
-        .with_safe_default_protocol_versions()
-        .map_err(unfit)?
-        .with_no_client_auth()
-        .with_single_cert(certificates, private)
-        .map_err(unfit)?;
+    let mut config =
+        ServerConfig::builder_with_provider(Arc::new(rustls::crypto::ring::default_provider()))
+            .with_safe_default_protocol_versions()
+            .map_err(unfit)?
+            .with_no_client_auth()
+            .with_single_cert(certificates, private)
+            .map_err(unfit)?;
     config.alpn_protocols = vec![b"http/1.1".to_vec()];
     Ok(Arc::new(config))
 }
 
-/// Serves until `closing` fires, then ends when the requests that are under way have ended. A request whose head does not come
-/// within `head` is cut off.
+/// Serves until `closing` fires, then completes active requests. A request whose head does not
+/// arrive within `head_timeout` is dropped.
 pub fn serve(
     listener: TcpListener,
     certificate: Option<Certificate>,
-    head: Duration,
+    head_timeout: Duration,
     app: App,
 ) -> io::Result<JoinHandle<io::Result<()>>> {
     let (handle, closing) = (Handle::new(), app.closing.clone());
     tokio::spawn(close(handle.clone(), closing));
     let mut routes = router(app);
     if certificate.is_some() {
-        // A browser that came once over TLS comes by nothing else for a year (RFC 6797).
+        // Browsers use TLS only for a year after the first visit (RFC 6797).
         let year = HeaderValue::from_static("max-age=31536000");
-        routes = routes.layer(SetResponseHeaderLayer::overriding(header::STRICT_TRANSPORT_SECURITY, year));
+        routes = routes
+            .layer(SetResponseHeaderLayer::overriding(header::STRICT_TRANSPORT_SECURITY, year));
     }
     let service = routes.into_make_service_with_connect_info::<SocketAddr>();
-    let server = bounded(axum_server::from_tcp(listener)?, head).handle(handle);
+    let server = bounded(axum_server::from_tcp(listener)?, head_timeout).handle(handle);
     Ok(match certificate {
         Some(certificate) => {
-            let acceptor = axum_server::tls_rustls::RustlsAcceptor::new(certificate.inner).handshake_timeout(head);
+            let acceptor = axum_server::tls_rustls::RustlsAcceptor::new(certificate.inner)
+                .handshake_timeout(head_timeout);
             tokio::spawn(server.acceptor(acceptor).serve(service))
         }
         None => tokio::spawn(server.serve(service)),
     })
 }
 
-fn bounded(server: Server<SocketAddr>, head: Duration) -> Server<SocketAddr> {
+fn bounded(server: Server<SocketAddr>, head_timeout: Duration) -> Server<SocketAddr> {
     let mut server = server.http1_only();
-    server.http_builder().http1().timer(TokioTimer::new()).header_read_timeout(head).max_buf_size(HEAD);
+    server
+        .http_builder()
+        .http1()
+        .timer(TokioTimer::new())
+        .header_read_timeout(head_timeout)
+        .max_buf_size(MAX_HEAD_BYTES);
     server
 }
 

@@ -1,6 +1,6 @@
-//! What the passes of a command left: wall times, and the events that it wrote to its output, where it does.
+//! Files of the passes of a command: wall times, and the events in its output.
 //!
-//! Any program's output is read, so a line that is no event is the program's own business and is passed over.
+//! The output of any program is read, so lines that are not events are skipped.
 
 use std::{
     fs,
@@ -11,53 +11,57 @@ use std::{
 use super::ParseError;
 use crate::{
     artifact::{layout, packed},
-    run::command::{CommandKind, CommandPlan},
+    domain::command::{CommandKind, CommandPlan},
     trace::{
         command::{CommandTimes, CommandTrace},
         event::Event,
     },
 };
 
-/// Longest line that is taken for an event.
+/// Longest line of an event.
 const MAX_LINE: u64 = 1 << 20;
-/// Most repetitions that a run has.
-const MOST_REPEATS: usize = 100;
+/// Maximum number of repeats of a run.
+const MAX_REPEATS: usize = 100;
 
-/// The command of a run's folder; `None` where the run was of none.
+/// Reads the command of a run's folder; `None` for a run of another subject.
 pub fn plan(dir: &Path) -> Result<Option<CommandPlan>, ParseError> {
     json(&dir.join(layout::COMMAND_PLAN), "a command")
 }
 
-/// What was timed, and the events of the plain and of the traced pass.
+/// Reads the wall times, and the events of the unprofiled and of the traced pass.
 pub fn read(dir: &Path, plan: &CommandPlan) -> Result<(CommandTrace, [Vec<Event>; 2]), ParseError> {
-    let times = |folder: &str| json::<CommandTimes>(&dir.join(folder).join(layout::TIMES), "wall times");
+    let times =
+        |folder: &str| json::<CommandTimes>(&dir.join(folder).join(layout::TIMES), "wall times");
     let trace = CommandTrace { plain: times(layout::BASELINE)?, traced: times(layout::NSYS)? };
     let log = |name: &str| dir.join(layout::LOGS).join(format!("{name}.stdout.log"));
     let mut plain = Vec::new();
-    let repeats = trace.plain.as_ref().map_or(0, |times| times.wall_ns.len().min(MOST_REPEATS));
+    let repeats = trace.plain.as_ref().map_or(0, |times| times.wall_ns.len().min(MAX_REPEATS));
     match plan.kind {
         CommandKind::Program => {
             for turn in 1..=repeats {
-                join(&mut plain, spoken(&log(&format!("{}-{turn}", layout::BASELINE)))?);
+                join(&mut plain, output_events(&log(&format!("{}-{turn}", layout::BASELINE)))?);
             }
         }
-        CommandKind::Server => plain = spoken(&log(layout::BASELINE))?,
+        CommandKind::Server => plain = output_events(&log(layout::BASELINE))?,
     }
-    let traced = spoken(&log(layout::NSYS))?;
-    // Only stages make a pass that tells something.
-    let told = |events: Vec<Event>| if events.iter().any(|it| matches!(it, Event::Range(_))) { events } else { Vec::new() };
-    Ok((trace, [told(plain), told(traced)]))
+    let traced = output_events(&log(layout::NSYS))?;
+    // A pass without stages has no usable events.
+    let usable = |events: Vec<Event>| {
+        if events.iter().any(|it| matches!(it, Event::Range(_))) { events } else { Vec::new() }
+    };
+    Ok((trace, [usable(plain), usable(traced)]))
 }
 
-/// The events in an output. One that is not there holds none.
-fn spoken(path: &Path) -> Result<Vec<Event>, ParseError> {
+/// Reads the events in an output; none where the file is missing.
+fn output_events(path: &Path) -> Result<Vec<Event>, ParseError> {
     let failed = |source| ParseError::Read { path: path.into(), source };
     let file = match packed::open(path) {
         Ok(file) => file,
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
         Err(source) => return Err(failed(source)),
     };
-    let (mut from, mut line, mut events) = (BufReader::with_capacity(1 << 16, file), Vec::new(), Vec::new());
+    let (mut from, mut line, mut events) =
+        (BufReader::with_capacity(1 << 16, file), Vec::new(), Vec::new());
     loop {
         line.clear();
         if from.by_ref().take(MAX_LINE).read_until(b'\n', &mut line).map_err(failed)? == 0 {
@@ -69,20 +73,24 @@ fn spoken(path: &Path) -> Result<Vec<Event>, ParseError> {
     }
 }
 
-/// Whether an event can have happened: nothing ends before it starts.
+/// Returns true if an event is possible: nothing ends before it starts.
 fn is_possible(event: &Event) -> bool {
     match event {
-        Event::Range(range) => range.start_ns >= 0 && range.start_ns <= range.end_ns && range.repeat < 1 << 20,
+        Event::Range(range) => {
+            range.start_ns >= 0 && range.start_ns <= range.end_ns && range.repeat < 1 << 20
+        }
         Event::Op(op) => op.start_ns >= 0 && op.start_ns <= op.end_ns,
-        // What a runner of ours says of itself would be taken for one's word.
+        // These are facts that the model runner alone may state.
         Event::Start(_) | Event::End(_) | Event::Ceiling(_) | Event::Steady(_) => false,
         Event::Experts(_) | Event::Output(_) => true,
     }
 }
 
-/// Adds one process's events: its repeats come after those before.
+/// Appends the events of one process, whose repeats follow the earlier ones.
 fn join(all: &mut Vec<Event>, mut more: Vec<Event>) {
-    let after = |events: &[Event]| events.iter().filter_map(|event| repeat(event).map(|it| it + 1)).max().unwrap_or(0);
+    let after = |events: &[Event]| {
+        events.iter().filter_map(|event| repeat(event).map(|it| it + 1)).max().unwrap_or(0)
+    };
     let first = after(all);
     for event in &mut more {
         match event {
@@ -104,7 +112,10 @@ fn repeat(event: &Event) -> Option<u32> {
     }
 }
 
-fn json<T: serde::de::DeserializeOwned>(path: &Path, what: &'static str) -> Result<Option<T>, ParseError> {
+fn json<T: serde::de::DeserializeOwned>(
+    path: &Path,
+    what: &'static str,
+) -> Result<Option<T>, ParseError> {
     match fs::read(path) {
         Ok(bytes) => {
             let read = serde_json::from_slice(&bytes);
@@ -124,13 +135,20 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("log");
         let range = |repeat: u32| {
-            format!(r#"{{"kind":"range","name":"prefill","start_ns":1,"end_ns":9,"warmup":false,"repeat":{repeat}}}"#)
+            format!(
+                "{{\"kind\":\"range\",\"name\":\"prefill\",\"start_ns\":1,\"end_ns\":9,\
+                 \"warmup\":false,\"repeat\":{repeat}}}"
+            )
         };
         let backwards = range(0).replace("\"end_ns\":9", "\"end_ns\":0");
-        fs::write(&path, format!("loading\n{}\n{{\"kind\":\"x\"}}\n{backwards}\n{}\nbye", range(0), range(1))).unwrap();
-        let mut all = spoken(&path).unwrap();
-        join(&mut all, spoken(&path).unwrap());
+        fs::write(
+            &path,
+            format!("loading\n{}\n{{\"kind\":\"x\"}}\n{backwards}\n{}\nbye", range(0), range(1)),
+        )
+        .unwrap();
+        let mut all = output_events(&path).unwrap();
+        join(&mut all, output_events(&path).unwrap());
         assert_eq!(all.iter().filter_map(repeat).collect::<Vec<_>>(), [0, 1, 2, 3]);
-        assert_eq!(spoken(&dir.path().join("none")).unwrap(), []);
+        assert_eq!(output_events(&dir.path().join("none")).unwrap(), []);
     }
 }

@@ -1,6 +1,7 @@
-//! Logs of cuBLAS (`CUBLAS_LOGINFO_DBG=1`) and cublasLt (`CUBLASLT_LOG_LEVEL=5`) back to matrix products.
+//! Logs of cuBLAS (`CUBLAS_LOGINFO_DBG=1`) and cublasLt (`CUBLASLT_LOG_LEVEL=5`) back to matrix
+//! products.
 //!
-//! Both are read line by line, so their length does not matter. Lines of neither are passed over; a call without its sizes is
+//! Both are read line by line in bounded memory. Other lines are skipped; a call without sizes is
 //! counted, never guessed.
 
 use std::{
@@ -12,25 +13,28 @@ use std::{
 use super::ParseError;
 use crate::{
     artifact::{layout, packed},
-    runner::RunnerRequest,
+    domain::runner::RunnerRequest,
     trace::gemm::{GemmCall, GemmLog, GemmShape, GemmTrace},
 };
 
-/// Most of a log that is read, and most of a line.
+/// Maximum length of a log and of a line.
 const MAX_LOG: u64 = 1 << 30;
 const MAX_LINE: usize = 64 << 10;
-/// Arguments of one call that are kept: three times what the longest has.
+/// Maximum number of arguments of a call: three times that of the longest known call.
 const MAX_ARGUMENTS: usize = 64;
 
-/// Reads what the GEMM-log passes left below the run's folder; `None` when there were none.
+/// Reads the GEMM logs in the run's folder; `None` where there are none.
 pub fn read(dir: &Path) -> Result<Option<GemmTrace>, ParseError> {
     let folder = dir.join(layout::GEMM_LOG);
     if !folder.exists() {
         return Ok(None);
     }
-    let log = |pass: &str, name: &str, parser: &mut dyn Parser| read_log(&folder.join(pass).join(name), parser);
+    let log = |pass: &str, name: &str, parser: &mut dyn Parser| {
+        read_log(&folder.join(pass).join(name), parser)
+    };
     let steps = std::fs::read(folder.join(layout::GEMM_ALL).join(layout::REQUEST)).ok();
-    let request: Option<RunnerRequest> = steps.and_then(|bytes| serde_json::from_slice(&bytes).ok());
+    let request: Option<RunnerRequest> =
+        steps.and_then(|bytes| serde_json::from_slice(&bytes).ok());
     Ok(Some(GemmTrace {
         prefill: log(layout::GEMM_PREFILL, layout::CUBLAS_LOG, &mut Cublas::default())?,
         all: log(layout::GEMM_ALL, layout::CUBLAS_LOG, &mut Cublas::default())?,
@@ -42,7 +46,9 @@ pub fn read(dir: &Path) -> Result<Option<GemmTrace>, ParseError> {
 
 fn read_log(path: &Path, parser: &mut dyn Parser) -> Result<GemmLog, ParseError> {
     match packed::open(path) {
-        Ok(file) => parse_log(file, parser).map_err(|source| ParseError::Read { path: path.into(), source }),
+        Ok(file) => {
+            parse_log(file, parser).map_err(|source| ParseError::Read { path: path.into(), source })
+        }
         Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(GemmLog::default()),
         Err(source) => Err(ParseError::Read { path: path.into(), source }),
     }
@@ -107,8 +113,15 @@ impl Parser for Cublas {
         let Some(function) = function else { return };
         match cublas_shape(&function, &arguments) {
             Some(shape) => {
-                let algorithm = arguments.get("algo").map(|name| enumerator(name)).filter(|name| !name.contains("DEFAULT"));
-                log.calls.push(GemmCall { shape, function, algorithm: algorithm.map(str::to_owned) });
+                let algorithm = arguments
+                    .get("algo")
+                    .map(|name| enumerator(name))
+                    .filter(|name| !name.contains("DEFAULT"));
+                log.calls.push(GemmCall {
+                    shape,
+                    function,
+                    algorithm: algorithm.map(str::to_owned),
+                });
             }
             None => log.incomplete += 1,
         }
@@ -130,8 +143,9 @@ fn cublas_shape(function: &str, arguments: &HashMap<String, String>) -> Option<G
         Some('H') => "f16",
         _ => "",
     };
-    let kind = |name: &str| arguments.get(name).map_or_else(|| named.to_owned(), |value| data_type(value));
-    // A log that was cut may hold the sizes and lack what follows them.
+    let kind =
+        |name: &str| arguments.get(name).map_or_else(|| named.to_owned(), |value| data_type(value));
+    // A truncated log may have the sizes without the types.
     let (left_type, right_type, out_type) = (kind("Btype"), kind("Atype"), kind("Ctype"));
     if [&left_type, &right_type, &out_type].iter().any(|kind| kind.is_empty()) {
         return None;
@@ -147,7 +161,9 @@ fn cublas_shape(function: &str, arguments: &HashMap<String, String>) -> Option<G
         out_type,
         left_transposed: op("transb")?,
         right_transposed: op("transa")?,
-        compute: arguments.get("computeType").map_or_else(|| named.to_owned(), |value| compute_type(value)),
+        compute: arguments
+            .get("computeType")
+            .map_or_else(|| named.to_owned(), |value| compute_type(value)),
     })
 }
 
@@ -156,14 +172,20 @@ struct CublasLt;
 
 impl Parser for CublasLt {
     fn line(&mut self, line: &str, log: &mut GemmLog) {
-        let Some((head, arguments)) = line.strip_prefix('[').and_then(|line| line.split_once("] ")) else { return };
+        let Some((head, arguments)) = line.strip_prefix('[').and_then(|line| line.split_once("] "))
+        else {
+            return;
+        };
         let mut parts = head.split("][").skip(1);
         if parts.next() != Some("cublasLt") {
             return;
         }
         log.known_lines += 1;
-        let (Some(_), Some(level), Some(function)) = (parts.next(), parts.next(), parts.next()) else { return };
-        // The level `Api` says each call too, with addresses in the place of descriptors.
+        let (Some(_), Some(level), Some(function)) = (parts.next(), parts.next(), parts.next())
+        else {
+            return;
+        };
+        // The level `Api` repeats each call, with addresses in place of descriptors.
         if level != "Trace" || !function.ends_with("Matmul") {
             return;
         }
@@ -198,13 +220,13 @@ fn lt_shape(arguments: &str) -> Option<GemmShape> {
     })
 }
 
-/// What stands in `NAME=[...]`; `None` when the line ends before the bracket does.
+/// The contents of `NAME=[...]`; `None` where the bracket is not closed.
 fn group<'a>(text: &'a str, name: &str) -> Option<&'a str> {
-    let begin = text.match_indices(name).find_map(|(at, _)| {
+    let start = text.match_indices(name).find_map(|(at, _)| {
         let whole = at == 0 || text[..at].ends_with(' ');
         text[at + name.len()..].strip_prefix("=[").filter(|_| whole)
     })?;
-    begin.split_once(']').map(|(inside, _)| inside)
+    start.split_once(']').map(|(inside, _)| inside)
 }
 
 /// The value of `NAME=value` among words.
@@ -221,11 +243,11 @@ fn algorithm(group: &str) -> String {
         ("clusterShape", "cluster", "CLUSTER_SHAPE_"),
         ("numSplitsK", "split-K", ""),
     ];
-    let said = names.iter().filter_map(|(name, word, prefix)| {
+    let values = names.iter().filter_map(|(name, word, prefix)| {
         let value = item(group, name)?;
         Some(format!("{word} {}", value.strip_prefix(prefix).unwrap_or(value)))
     });
-    said.collect::<Vec<_>>().join(", ")
+    values.collect::<Vec<_>>().join(", ")
 }
 
 /// `CUDA_R_16BF(14)` without its number.

@@ -1,8 +1,9 @@
-//! From the files of a run to values.
+//! Readers of the files of a run.
 //!
-//! A file or table that is not there is a gap, and the trace is empty at that place. A file that cannot be read, or is not what its
-//! name says, is an error that names it. Nothing here panics on bytes from outside, and nothing has an opinion on what it reads.
+//! A missing file or table is a gap: the trace is empty at that place. An unreadable or foreign
+//! file is an error with its name. No input causes a panic, and nothing is judged.
 
+pub mod aliases;
 pub mod command;
 pub mod cublas;
 pub mod events;
@@ -18,11 +19,11 @@ use std::{
 
 use crate::{
     artifact::{layout, packed},
-    runner,
-    trace::Trace,
+    domain::runner,
+    trace::{Trace, nsys::NsysTrace},
 };
 
-/// A file that is not what it should be.
+/// A file that cannot be read or has unexpected contents.
 #[derive(Debug, thiserror::Error)]
 pub enum ParseError {
     #[error("cannot read {}", path.display())]
@@ -31,7 +32,10 @@ pub enum ParseError {
     Line { path: PathBuf, line: u64, source: serde_json::Error },
     #[error("{}, line {line}: {what}", path.display())]
     Order { path: PathBuf, line: u64, what: &'static str },
-    #[error("{}: written in format {found}, this program reads up to {known}: use a newer one", path.display())]
+    #[error(
+        "{}: format {found} is newer than {known}, the newest known; use a newer llmprof",
+        path.display()
+    )]
     Newer { path: PathBuf, found: u32, known: u32 },
     #[error("{}: {what}", path.display())]
     Foreign { path: PathBuf, what: String },
@@ -41,10 +45,20 @@ pub enum ParseError {
     Json { path: PathBuf, what: &'static str, source: serde_json::Error },
 }
 
-/// Reads all that the passes left in a run's folder. Blocks: an export may hold millions of rows.
+/// Reads the trace in a run's folder. Blocks: an export may have millions of rows.
 pub fn read(dir: &Path) -> Result<Trace, ParseError> {
-    let mut trace = Trace { environment: environment(&dir.join(layout::ENV))?.unwrap_or_default(), ..Trace::default() };
-    for (folder, events) in [(layout::BASELINE, &mut trace.baseline), (layout::NSYS, &mut trace.traced)] {
+    read_parsed(dir, None)
+}
+
+/// Like [`read`], with the nsys export of `dir` as it was parsed earlier.
+pub fn read_parsed(dir: &Path, timeline: Option<NsysTrace>) -> Result<Trace, ParseError> {
+    let mut trace = Trace {
+        environment: environment(&dir.join(layout::ENV))?.unwrap_or_default(),
+        ..Trace::default()
+    };
+    for (folder, events) in
+        [(layout::BASELINE, &mut trace.baseline), (layout::NSYS, &mut trace.traced)]
+    {
         let path = dir.join(folder).join(runner::EVENTS);
         if path.exists() {
             let log = events::read(&path)?;
@@ -63,9 +77,12 @@ pub fn read(dir: &Path) -> Result<Trace, ParseError> {
         trace.findings.extend(findings);
     }
     let export = dir.join(layout::NSYS_EXPORT);
-    if packed::exists(&export) {
-        let mut nsys = nsys::read(&export)?;
-        trace.findings.append(&mut nsys.findings);
+    let parsed = match timeline {
+        None if packed::exists(&export) => Some(nsys::read(&export)?),
+        parsed => parsed,
+    };
+    if let Some(nsys) = parsed {
+        trace.findings.extend_from_slice(&nsys.findings);
         trace.nsys = Some(nsys);
     }
     for stage in ncu::stages(dir)? {

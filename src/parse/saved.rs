@@ -1,6 +1,6 @@
-//! The folder of a run, or an unpacked bundle, back to what the run was: spec, model, inputs, steps and findings.
+//! Reader of a run's folder or unpacked bundle: spec, model, inputs, steps and findings.
 //!
-//! Written by the job, read by it when it reports, and by `llmprof analyze` years later: one way for both.
+//! The job and `llmprof analyze` read a folder in the same way.
 
 use std::{fs, io, path::Path};
 
@@ -12,22 +12,24 @@ use crate::{
         journal::{self, JournalEvent, Position},
         layout,
     },
-    run::{Finding, InputFile, RunSpec, StepRecord, command::CommandPlan},
-    runner::RunnerRequest,
+    domain::{
+        command::CommandPlan, finding::Finding, run_files::InputFile, runner::RunnerRequest,
+        state::StepRecord, subject::RunSpec,
+    },
 };
 
-/// What a run's folder says beside its trace.
+/// Contents of a run's folder in addition to its trace.
 #[derive(Debug, Clone)]
 pub struct SavedRun {
     pub spec: RunSpec,
-    /// The resolved request of our runner; `None` where another program ran.
+    /// The resolved request of the model runner; `None` where another program ran.
     pub request: Option<RunnerRequest>,
     pub inputs: Vec<InputFile>,
     /// Of the last attempt.
     pub steps: Vec<StepRecord>,
-    /// What collection noticed, of the last attempt.
+    /// Findings of the collection in the last attempt.
     pub findings: Vec<Finding>,
-    /// The command that ran in place of a runner of ours.
+    /// The command that ran in place of the model runner.
     pub command: Option<CommandPlan>,
 }
 
@@ -36,7 +38,7 @@ pub fn read(dir: &Path) -> Result<SavedRun, ParseError> {
     let (steps, findings) = history(dir)?;
     let json = |bytes: &[u8]| serde_json::from_slice(bytes).map_err(|error| error.to_string());
     let spec: RunSpec = file(dir, layout::SPEC, "a run's spec", json)?;
-    // Version 0.1 wrote a stand-in for the other subjects, too.
+    // Version 0.1 wrote a placeholder for the other subjects.
     let has_runner = spec.kind().has_runner();
     Ok(SavedRun {
         spec,
@@ -52,9 +54,15 @@ fn yaml<T: DeserializeOwned>(dir: &Path, name: &str, what: &str) -> Result<T, Pa
     file(dir, name, what, |bytes| yaml_serde::from_slice(bytes).map_err(|error| error.to_string()))
 }
 
-fn file<T>(dir: &Path, name: &str, what: &str, parse: impl Fn(&[u8]) -> Result<T, String>) -> Result<T, ParseError> {
+fn file<T>(
+    dir: &Path,
+    name: &str,
+    what: &str,
+    parse: impl Fn(&[u8]) -> Result<T, String>,
+) -> Result<T, ParseError> {
     let path = dir.join(name);
-    let bytes = fs::read(&path).map_err(|source| ParseError::Read { path: path.clone(), source })?;
+    let bytes =
+        fs::read(&path).map_err(|source| ParseError::Read { path: path.clone(), source })?;
     parse(&bytes).map_err(|why| ParseError::Foreign { path, what: format!("not {what}: {why}") })
 }
 
@@ -74,10 +82,12 @@ fn history(dir: &Path) -> Result<(Vec<StepRecord>, Vec<Finding>), ParseError> {
                     steps.clear();
                     findings.clear();
                 }
-                JournalEvent::Step { step } => match steps.iter_mut().find(|known| known.step == step.step) {
-                    Some(known) => *known = step,
-                    None => steps.push(step),
-                },
+                JournalEvent::Step { step } => {
+                    match steps.iter_mut().find(|known| known.step == step.step) {
+                        Some(known) => *known = step,
+                        None => steps.push(step),
+                    }
+                }
                 JournalEvent::Finding { finding } => findings.push(finding),
                 JournalEvent::Progress { .. } | JournalEvent::Log { .. } => {}
             }

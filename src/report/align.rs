@@ -1,6 +1,4 @@
-//! An alignment as text: Markdown, HTML, JSON, and what a stored one said before.
-//!
-//! What passes is decided in [`crate::analyze::align`].
+//! Reports of an alignment: Markdown, HTML and JSON, and the verdicts of a stored one.
 
 use minijinja::{
     context,
@@ -9,40 +7,44 @@ use minijinja::{
 use serde::Deserialize;
 
 use super::{
-    escape,
+    engine,
     format::{UNKNOWN, count, decimals, known, pct},
     json,
-    table::Table,
+    tables::ReportTable,
 };
 use crate::{
-    analyze::align::{Alignment, Check, Row, SideFacts, SidePower, Verdict},
+    analyze::align::{Alignment, AlignmentCheck, EvidenceRow, SideFacts, SidePower, Verdict},
     artifact::layout,
 };
 
-/// Places of the sequences shown to people.
-const PLACES: usize = 300;
+/// Rows of a table for people.
+const MAX_ROWS: usize = 300;
+/// Name of a fact, and its field.
+type Fact<S, T> = (&'static str, fn(&S) -> T);
+
+const IN_JSON: &str = "the others are in the JSON";
 
 /// Stem of the reports on a stage in the folder of a run: `alignment-prefill`.
 pub fn stem(stage: &str) -> String {
     format!("{}-{stage}", layout::ALIGNMENT)
 }
 
-/// What a report said before: the whole, and each check.
+/// Verdicts of an earlier report: the overall one, and that of each check.
 pub type Previous = (Verdict, Vec<(String, Verdict)>);
 
-/// Reads what the JSON of an alignment said.
+/// Reads the verdicts in the JSON of an alignment.
 pub fn previous(text: &[u8]) -> Result<Previous, serde_json::Error> {
     #[derive(Deserialize)]
-    struct Said {
+    struct StoredVerdict {
         id: String,
         verdict: Verdict,
     }
     #[derive(Deserialize)]
-    struct Before {
+    struct PreviousVerdict {
         verdict: Verdict,
-        checks: Vec<Said>,
+        checks: Vec<StoredVerdict>,
     }
-    let before: Before = serde_json::from_slice(text)?;
+    let before: PreviousVerdict = serde_json::from_slice(text)?;
     Ok((before.verdict, before.checks.into_iter().map(|it| (it.id, it.verdict)).collect()))
 }
 
@@ -63,9 +65,7 @@ impl Alignment {
     }
 
     fn render(&self, name: &str) -> String {
-        let engine = escape::engine();
-        let template = engine.get_template(name).expect("the template is embedded: a test renders it");
-        let checks: Vec<Value> = self.checks.iter().map(shown).collect();
+        let checks: Vec<Value> = self.checks.iter().map(check_view).collect();
         let page = context! {
             verdict => self.verdict.as_str(),
             mock => &self.mock.name,
@@ -73,70 +73,130 @@ impl Alignment {
             stage => self.stage.as_deref().unwrap_or("all but the warm-up"),
             checks => checks,
             tables => Value::from(Serde(self.tables(name.ends_with(".md")))),
-            places => Value::from(Serde(self.sequence.iter().take(PLACES).collect::<Vec<_>>())),
-            more_places => self.sequence.len().saturating_sub(PLACES),
+            places => Value::from(Serde(self.sequence.iter().take(MAX_ROWS).collect::<Vec<_>>())),
+            more_places => self.sequence.len().saturating_sub(MAX_ROWS),
         };
-        template.render(page).expect("the template asks only for what the page holds: a test renders it")
+        engine::render(name, page)
     }
 
-    /// The tables below the checks; the page shows the sequences by a table of its own.
-    fn tables(&self, sequences: bool) -> Vec<Table> {
-        let mut sides = Table::new("sides", "Isolation", "What was found of the operation.", &["What", "Mock", "End to end"]);
-        let (a, b) = (&self.mock, &self.e2e);
-        let per = |it: Option<f64>| it.map_or(UNKNOWN.to_owned(), |it| format!("{it:.2}"));
-        sides.row(["found by".into(), a.isolated_by.clone(), b.isolated_by.clone()]);
-        sides.row(["layers in forwards".into(), count(a.instances), count(b.instances)]);
-        sides.row(["left out: warm-up, capture of graphs, other stages".into(), count(a.left_out), count(b.left_out)]);
-        sides.row(["kernels".into(), count(a.kernels), count(b.kernels)]);
-        sides.row(["kernels per layer and forward".into(), per(a.kernels_per_instance), per(b.kernels_per_instance)]);
-        sides.row(["kernels that graphs replayed".into(), count(a.replayed_kernels), count(b.replayed_kernels)]);
-        if a.power.or(b.power).is_some() {
-            let of = |side: &SideFacts, figure: fn(&SidePower) -> Option<f64>| {
-                known(side.power.as_ref().and_then(figure), |it| decimals(it, 1))
-            };
-            sides.row(["mean power of the GPU, W".into(), of(a, |it| it.mean_w), of(b, |it| it.mean_w)]);
-            sides.row(["mean clock of the multiprocessors, MHz".into(), of(a, |it| it.sm_mhz), of(b, |it| it.sm_mhz)]);
-            sides.row(["time throttled, %".into(), of(a, |it| it.throttled_pct), of(b, |it| it.throttled_pct)]);
+    /// The tables below the checks; the page lays out the sequences by itself.
+    fn tables(&self, with_sequences: bool) -> Vec<ReportTable> {
+        let mut tables = vec![self.sides(), self.kernel_table()];
+        if with_sequences {
+            tables.push(self.sequences());
         }
-
-        let caption = "The usual sequence of each side, place by place.";
-        let mut sequence = Table::new("sequence", "Kernels side by side", caption, &["#Place", "Same", "Mock", "End to end"]);
-        for (at, place) in self.sequence.iter().enumerate() {
-            let same = if place.mock.is_some() && place.e2e.is_some() { "=" } else { "DIFFERS" };
-            let said = |it: &Option<String>| it.clone().unwrap_or_else(|| UNKNOWN.into());
-            sequence.row([(at + 1).to_string(), same.into(), said(&place.mock), said(&place.e2e)]);
-        }
-        let gap = "A side has no kernels of the operation.";
-        let sequence = sequence.or_gap(gap, "The checks above say why.").first(PLACES, "the others are in the JSON");
-
-        let columns = ["Pattern", "Reason", "Impact", "Expires", "Applies", "#Launches, mock", "#Launches, end to end"];
-        let mut waivers =
-            Table::new("waivers", "Known differences", "Left out of names, counts, geometry and order; never of time.", &columns);
-        for it in &self.waivers {
-            let applies = if it.expired { "no: expired" } else { "yes" };
-            let met = [count(it.mock_launches), count(it.e2e_launches)];
-            let text = [it.pattern.clone(), it.reason.clone(), it.impact.clone(), it.expires.clone(), applies.into()];
-            waivers.row(text.into_iter().chain(met));
-        }
-        let mut tables = vec![sides, self.kernel_table()];
-        if sequences {
-            tables.push(sequence);
-        }
-        tables.push(waivers.or_gap("None are told.", "Give a file of them where a difference is known and harmless."));
-        if let Some(changes) = &self.changes {
-            let mut table =
-                Table::new("changes", "Since the previous report", "Verdicts that changed.", &["What", "Before", "Now"]);
-            changes.iter().for_each(|it| table.row([it.what.clone(), it.mock.clone(), it.e2e.clone()]));
-            tables.push(table.or_gap("No verdict changed.", "Nothing needs doing."));
-        }
+        tables.push(self.waiver_table());
+        tables.extend(self.change_table());
         tables
     }
-}
 
-impl Alignment {
+    /// Facts about the operation on each side.
+    fn sides(&self) -> ReportTable {
+        let (a, b) = (&self.mock, &self.e2e);
+        let mut table = ReportTable::new(
+            "sides",
+            "Isolation",
+            "Facts about the operation on each side.",
+            &["Fact", "Mock", "End to end"],
+        );
+        let per = |it: Option<f64>| known(it, |it| format!("{it:.2}"));
+        let counts: [Fact<SideFacts, u64>; 4] = [
+            ("layers in forwards", |it| it.instances),
+            ("excluded: warm-up, graph capture, other stages", |it| it.left_out),
+            ("kernels", |it| it.kernels),
+            ("kernels replayed by graphs", |it| it.replayed_kernels),
+        ];
+        table.row(["isolated by".into(), a.isolated_by.clone(), b.isolated_by.clone()]);
+        for (name, field) in counts {
+            table.row([name.to_owned(), count(field(a)), count(field(b))]);
+        }
+        table.row([
+            "kernels per layer and forward".into(),
+            per(a.kernels_per_instance),
+            per(b.kernels_per_instance),
+        ]);
+        if a.power.or(b.power).is_some() {
+            let figure = |side: &SideFacts, field: fn(&SidePower) -> Option<f64>| {
+                known(side.power.as_ref().and_then(field), |it| decimals(it, 1))
+            };
+            let figures: [Fact<SidePower, Option<f64>>; 3] = [
+                ("mean GPU power, W", |it| it.mean_w),
+                ("mean SM clock, MHz", |it| it.sm_mhz),
+                ("time throttled, %", |it| it.throttled_pct),
+            ];
+            for (name, field) in figures {
+                table.row([name.to_owned(), figure(a, field), figure(b, field)]);
+            }
+        }
+        table
+    }
+
+    /// The usual sequence of kernels on each side.
+    fn sequences(&self) -> ReportTable {
+        let mut table = ReportTable::new(
+            "sequence",
+            "Kernels side by side",
+            "The usual sequence of each side, position by position.",
+            &["#Position", "Same", "Mock", "End to end"],
+        );
+        for (at, place) in self.sequence.iter().enumerate() {
+            let same = if place.mock.is_some() && place.e2e.is_some() { "=" } else { "DIFFERS" };
+            let name = |it: &Option<String>| it.clone().unwrap_or_else(|| UNKNOWN.into());
+            table.row([(at + 1).to_string(), same.into(), name(&place.mock), name(&place.e2e)]);
+        }
+        table
+            .or_gap("A side has no kernels of the operation.", "See the checks above.")
+            .first(MAX_ROWS, IN_JSON)
+    }
+
+    /// Known differences.
+    fn waiver_table(&self) -> ReportTable {
+        let columns = [
+            "Pattern",
+            "Reason",
+            "Impact",
+            "Expires",
+            "Applies",
+            "#Launches, mock",
+            "#Launches, end to end",
+        ];
+        let mut table = ReportTable::new(
+            "waivers",
+            "Known differences",
+            "Excluded from names, counts, launch configurations and order, but not from times.",
+            &columns,
+        );
+        for it in &self.waivers {
+            let applies = if it.expired { "no: expired" } else { "yes" };
+            table.row([
+                it.pattern.clone(),
+                it.reason.clone(),
+                it.impact.clone(),
+                it.expires.clone(),
+                applies.into(),
+                count(it.mock_launches),
+                count(it.e2e_launches),
+            ]);
+        }
+        table.or_gap("None are given.", "List differences that are known and harmless in a file.")
+    }
+
+    /// Verdicts that changed since the previous report.
+    fn change_table(&self) -> Option<ReportTable> {
+        let mut table = ReportTable::new(
+            "changes",
+            "Since the previous report",
+            "Verdicts that changed.",
+            &["Check", "Before", "Now"],
+        );
+        for it in self.changes.as_ref()? {
+            table.row([it.what.clone(), it.mock.clone(), it.e2e.clone()]);
+        }
+        Some(table.or_gap("No verdict changed.", "No action is needed."))
+    }
+
     /// Each kernel on both sides.
-    fn kernel_table(&self) -> Table {
-        let caption = "Mean time of a call with its 95 % interval, microseconds; ratio of the mock's to the whole model's.";
+    fn kernel_table(&self) -> ReportTable {
         let columns = [
             "Kernel",
             "#Calls, mock",
@@ -151,8 +211,11 @@ impl Alignment {
             "Agreement",
             "Note",
         ];
-        let mut table = Table::new("kernels", "Kernels", caption, &columns);
-        let interval = |it: Option<[f64; 2]>| known(it, |[from, to]| format!("{from:.3} to {to:.3}"));
+        let caption = "Mean time of a call with its 95 % interval, microseconds; ratio of the mock \
+                       to the whole model.";
+        let mut table = ReportTable::new("kernels", "Kernels", caption, &columns);
+        let interval =
+            |it: Option<[f64; 2]>| known(it, |[from, to]| format!("{from:.3} to {to:.3}"));
         for it in &self.kernels {
             let figures = [it.mock, it.e2e].map(|side| {
                 [
@@ -169,17 +232,20 @@ impl Alignment {
                 it.agreement.as_str().to_owned(),
                 it.note(self.triage_ratio),
             ];
-            table.row([it.name.clone()].into_iter().chain(figures.into_iter().flatten()).chain(verdict));
+            table.row(
+                [it.name.clone()].into_iter().chain(figures.into_iter().flatten()).chain(verdict),
+            );
         }
         table
-            .or_gap("Neither side has kernels of the operation.", "The checks above say why.")
-            .first(PLACES, "the others are in the JSON")
+            .or_gap("Neither side has kernels of the operation.", "See the checks above.")
+            .first(MAX_ROWS, IN_JSON)
     }
 }
 
-fn shown(check: &Check) -> Value {
-    let mut rows = Table::new("rows", "Evidence", "", &["What", "Mock", "End to end", "Note"]);
-    for Row { what, mock, e2e, note } in &check.rows {
+fn check_view(check: &AlignmentCheck) -> Value {
+    let mut rows =
+        ReportTable::new("rows", "Evidence", "", &["Item", "Mock", "End to end", "Note"]);
+    for EvidenceRow { what, mock, e2e, note } in &check.rows {
         rows.row([what.clone(), mock.clone(), e2e.clone(), note.clone()]);
     }
     context! {

@@ -1,6 +1,4 @@
-//! A static cost as an answer: for programs, for people, for spreadsheets. No run is needed for it.
-//!
-//! Formats what [`crate::analyze::cost`] counts; asks neither files nor devices.
+//! The static cost of a model as JSON, Markdown and CSV. It needs no run.
 
 use minijinja::{
     context,
@@ -9,84 +7,89 @@ use minijinja::{
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
-use super::{csv, escape, json, tables};
+use super::{engine, json, tables};
 pub use crate::analyze::cost::InputsProblem;
 use crate::{
-    analyze::cost::{self, CONVENTIONS, Cost, CostOfModule, Workload, by_module},
-    model::ModelSpec,
-    run::Dtype,
+    analyze::cost::{self, CONVENTIONS, Cost, CostInputs, CostOfModule, by_module},
+    domain::{dtype::Dtype, model::ModelSpec},
     trace::event::ImageViews,
 };
 
-/// Version of [`ModelCost`]; it grows when a field changes its meaning or goes away.
-const SCHEMA_VERSION: u32 = 1;
+/// Version of [`ModelCost`]; it grows when a field changes its meaning or is removed.
+const SCHEMA_VERSION: u32 = 2;
 
-/// What a cost is asked for.
+/// The model and inputs to count.
 #[derive(Debug, Clone, Copy)]
-pub struct Asked<'a> {
+pub struct CostRequest<'a> {
     pub model: &'a ModelSpec,
-    /// Name of the inputs, as it was given.
+    /// Name of the inputs in the request.
     pub inputs: Option<&'a str>,
     pub prompt: Option<&'a str>,
     /// Width and height of each image.
     pub images: &'a [(u32, u32)],
     pub prompt_tokens: Option<u64>,
     pub new_tokens: u64,
-    /// The model's own when absent.
+    /// The model's dtype when absent.
     pub dtype: Option<Dtype>,
-    /// Parts of a path that the table by module tells apart.
+    /// Parts of a path that the table by module distinguishes.
     pub depth: usize,
 }
 
-/// Parts of a path that tell SAM, CLIP, the projector and the decoder's layers apart.
+/// Parts of a path that distinguish SAM, CLIP, the projector and the decoder's layers.
 pub const DEPTH: usize = 2;
 
-/// What a model needs for given inputs, from its architecture alone.
+/// FLOPs and bytes of a model for given inputs, from its architecture alone.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct ModelCost {
-    #[schema(example = 1)]
+    #[schema(example = 2)]
     pub schema_version: u32,
     #[schema(example = "deepseek-ocr")]
     pub model: String,
     pub dtype: Dtype,
-    /// Manifest of the inputs; `null` where a number of prompt positions stood for them.
+    /// Manifest of the inputs; `null` where a number of prompt positions replaces them.
     pub inputs: Option<String>,
     /// Part of the cost's `prompt_tokens`.
     pub image_tokens: u64,
-    /// How each image is cut.
+    /// Views of each image.
     #[schema(value_type = Vec<Object>)]
     pub images: Vec<ImageViews>,
-    /// How FLOPs and bytes are counted.
+    /// Rules for counting FLOPs and bytes.
     pub conventions: Vec<String>,
-    /// What was not counted.
+    /// Parts that are not counted.
     pub notes: Vec<String>,
     /// The operators of `cost`, summed by module.
     pub by_module: Vec<CostOfModule>,
     pub cost: Cost,
 }
 
-/// Counts what was asked for.
-pub fn model_cost(asked: &Asked) -> Result<ModelCost, InputsProblem> {
-    let needs = cost::needs(asked.model, asked.prompt, asked.images, asked.prompt_tokens, asked.new_tokens)?;
-    let dtype = asked.dtype.unwrap_or(asked.model.dtype);
-    let work = Workload {
+/// Counts the cost of a request.
+pub fn model_cost(request: &CostRequest) -> Result<ModelCost, InputsProblem> {
+    let needs = cost::needs(
+        request.model,
+        request.prompt,
+        request.images,
+        request.prompt_tokens,
+        request.new_tokens,
+    )?;
+    let dtype = request.dtype.unwrap_or(request.model.dtype);
+    let work = CostInputs {
         images: &needs.images,
         prompt_tokens: needs.prompt_tokens,
-        new_tokens: asked.new_tokens,
+        new_tokens: request.new_tokens,
         element_bytes: dtype.bytes(),
     };
-    let cost = cost::cost(asked.model, &work);
-    let no_images = asked.model.vision.is_some() && needs.images.is_empty();
-    let note = "No images are counted: the model reads them, and none were given. Vision has its parameters here and no FLOPs.";
+    let cost = cost::cost(request.model, &work);
+    let no_images = request.model.vision.is_some() && needs.images.is_empty();
+    let note = "No images were given: vision has parameters here but no FLOPs.";
     Ok(ModelCost {
         schema_version: SCHEMA_VERSION,
-        model: asked.model.name.clone(),
+        model: request.model.name.clone(),
         dtype,
-        inputs: asked.inputs.map(str::to_owned),
+        inputs: request.inputs.map(str::to_owned),
         image_tokens: needs.image_tokens,
         conventions: CONVENTIONS.map(str::to_owned).to_vec(),
         notes: no_images.then(|| note.to_owned()).into_iter().collect(),
-        by_module: by_module(&cost, asked.depth),
+        by_module: by_module(&cost, request.depth),
         cost,
         images: needs.images,
     })
@@ -100,20 +103,18 @@ impl ModelCost {
 
     /// For people.
     pub fn markdown(&self) -> String {
-        let engine = escape::engine();
-        let template = engine.get_template("cost.md").expect("the template is embedded: a test renders it");
         let page = context! {
             answer => Value::from(Serde(self)),
             dtype => self.dtype.as_str(),
             modules => Value::from(Serde(tables::module_costs(&self.cost, &self.by_module))),
             costs => Value::from(Serde(tables::cost_table(&self.cost))),
         };
-        template.render(page).expect("the template asks only for what the page holds: a test renders it")
+        engine::render("cost.md", page)
     }
 
     /// For spreadsheets: one row per operator.
     pub fn csv(&self) -> String {
-        csv::costs(&self.cost)
+        tables::cost_csv(&self.cost)
     }
 }
 
@@ -122,10 +123,10 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_form_tells_of_the_same_operators() {
-        let (_, text) = crate::model::PRESETS[1];
+    fn every_form_lists_the_same_operators() {
+        let (_, text) = crate::domain::model::PRESETS[1];
         let model = ModelSpec { name: "a|b".into(), ..toml::from_str(text).unwrap() };
-        let asked = Asked {
+        let asked = CostRequest {
             model: &model,
             inputs: None,
             prompt: None,
@@ -139,17 +140,21 @@ mod tests {
         let rows = answer.cost.modules.len();
         assert_eq!(answer.csv().lines().count(), rows + 1);
         let lines = rows + answer.by_module.len() + 2 * 3;
-        assert_eq!(answer.markdown().lines().filter(|line| line.starts_with("| ")).count(), lines, "two heads, rules and sums");
-        assert!(answer.markdown().starts_with("# What a\\|b needs"), "{}", answer.markdown());
+        assert_eq!(
+            answer.markdown().lines().filter(|line| line.starts_with("| ")).count(),
+            lines,
+            "two heads, rules and sums"
+        );
+        assert!(answer.markdown().starts_with("# Static cost of a\\|b"), "{}", answer.markdown());
         let read: ModelCost = serde_json::from_str(&answer.json()).unwrap();
         assert_eq!(read, answer);
     }
 
     #[test]
     fn vision_is_read_by_module_and_images_that_are_missing_are_noted() {
-        let (_, text) = crate::model::PRESETS[0];
+        let (_, text) = crate::domain::model::PRESETS[0];
         let model = ModelSpec { name: "deepseek-ocr".into(), ..toml::from_str(text).unwrap() };
-        let asked = |images: &'static [(u32, u32)], prompt_tokens| Asked {
+        let asked = |images: &'static [(u32, u32)], prompt_tokens| CostRequest {
             model: &model,
             inputs: None,
             prompt: Some("read"),
@@ -161,12 +166,20 @@ mod tests {
         };
         let with = model_cost(&asked(&[(600, 400)], None)).unwrap();
         let of = |path: &str| with.by_module.iter().find(|it| it.path == path).unwrap().clone();
-        let vision: u64 =
-            ["vision.sam", "vision.clip", "vision.projector", "vision.assemble"].map(|path| of(path).prefill_flops).iter().sum();
+        let vision: u64 = ["vision.sam", "vision.clip", "vision.projector", "vision.assemble"]
+            .map(|path| of(path).prefill_flops)
+            .iter()
+            .sum();
         assert_eq!((vision, with.notes.len()), (with.cost.vision_flops, 0));
-        assert!(of("vision.projector").parameters == 2048 * 1280 + 1280 && of("vision.sam").prefill_activation_bytes > 0);
+        assert!(
+            of("vision.projector").parameters == 2048 * 1280 + 1280
+                && of("vision.sam").prefill_activation_bytes > 0
+        );
         let without = model_cost(&asked(&[], Some(64))).unwrap();
         assert_eq!(without.cost.vision_flops, 0);
-        assert!(without.notes[0].starts_with("No images are counted") && without.markdown().contains("No images are counted"));
+        assert!(
+            without.notes[0].starts_with("No images were given")
+                && without.markdown().contains("No images were given")
+        );
     }
 }

@@ -1,6 +1,6 @@
-//! Two reports side by side: read as they were stored, compared, shown in three forms.
+//! Comparison of two stored reports, as JSON, Markdown and HTML.
 //!
-//! Knows the schema of reports; what counts as a change is decided in [`crate::analyze::diff`].
+//! [`crate::analyze::compare`] decides which differences are changes.
 
 mod checks;
 
@@ -12,71 +12,86 @@ use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
 use super::{
-    escape,
+    engine,
     format::{UNKNOWN, count, decimals, known, ms},
     json,
     profile::{KernelsFile, LLMProfileReport, SCHEMA_VERSION},
-    table::Table,
+    tables::ReportTable,
 };
 use crate::{
     analyze::{
-        cold::COLD_PART,
-        diff::{Change, Check, Diff, Figures, Measured, Side, diff},
+        compare::{Change, ComparabilityCheck, ComparedRun, Diff, Measured, RunFigures, diff},
         kernels::KernelRecord,
+        stages::cold::COLD_PART,
     },
-    run::RunId,
+    domain::ids::RunId,
 };
 
-/// Version of [`RunDiff`]; it grows when a field changes its meaning or goes away.
+/// Version of [`RunDiff`]; it grows when a field changes its meaning or is removed.
 const DIFF_VERSION: u32 = 2;
-/// Rows of a table shown to people.
+/// Rows of a table for people.
 const ROWS: usize = 60;
 
-/// Why a stored report cannot be compared.
+/// Reason why a stored report cannot be compared.
 #[derive(Debug, thiserror::Error)]
 pub enum StoredError {
-    #[error("it is no report of a run: {0}")]
+    #[error("not a report of a run: {0}")]
     NotAReport(#[from] serde_json::Error),
-    #[error("it has schema version {found}, and {SCHEMA_VERSION} is the newest that is known here")]
+    #[error(
+        "schema version {found} is newer than {SCHEMA_VERSION}, the newest known; use a newer \
+         llmprof"
+    )]
     TooNew { found: u64 },
 }
 
-/// What one run left for a comparison.
+/// The stored files of a run that a comparison needs.
 #[derive(Debug, Clone, PartialEq)]
-pub struct Stored {
+pub struct StoredReport {
     pub report: LLMProfileReport,
-    /// All kernels; the report's longest ones stand for them where the table is not there.
+    /// All kernels; where the file is missing, the report's longest ones replace them.
     pub kernels: Option<Vec<KernelRecord>>,
 }
 
-/// Reads `report.json` and, where there is one, `kernels.json`.
-pub fn stored(report: &[u8], kernels: Option<&[u8]>) -> Result<Stored, StoredError> {
-    let value: serde_json::Value = serde_json::from_slice(report)?;
+/// Reads a stored file with its fields under their current names.
+pub type ReadJson = fn(&[u8]) -> Result<serde_json::Value, serde_json::Error>;
+
+/// Reads `report.json` and, where it exists, `kernels.json`.
+pub fn stored(
+    report: &[u8],
+    kernels: Option<&[u8]>,
+    read: ReadJson,
+) -> Result<StoredReport, StoredError> {
+    let value = read(report)?;
     match value["schema_version"].as_u64() {
-        Some(found) if found > u64::from(SCHEMA_VERSION) => return Err(StoredError::TooNew { found }),
+        Some(found) if found > u64::from(SCHEMA_VERSION) => {
+            return Err(StoredError::TooNew { found });
+        }
         _ => {}
     }
-    let kernels = kernels.map(serde_json::from_slice::<KernelsFile>).transpose()?;
-    Ok(Stored { report: serde_json::from_value(value)?, kernels: kernels.map(|file| file.kernels) })
+    let kernels = kernels
+        .map(|bytes| serde_json::from_value::<KernelsFile>(read(bytes)?))
+        .transpose()?
+        .map(|file| file.kernels);
+    Ok(StoredReport { report: serde_json::from_value(value)?, kernels })
 }
 
-/// What changed from run A to run B.
+/// Changes from run A to run B.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct RunDiff {
     #[schema(example = 2)]
     pub schema_version: u32,
     pub a: RunId,
     pub b: RunId,
-    /// Earlier runs of the same kind as A, from which the noise between runs was taken.
+    /// Earlier runs of the same kind as A, the source of the noise between runs.
     #[serde(default)]
     pub history: Vec<RunId>,
-    /// Earlier runs that were given and are of another kind.
+    /// Given runs that are of another kind.
     #[serde(default)]
     pub history_left_out: Vec<LeftOut>,
     pub diff: Diff,
 }
 
-/// An earlier run that says nothing about the noise of A.
+/// An earlier run that is not comparable with A.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[schema(as = DiffLeftOut)]
 pub struct LeftOut {
@@ -84,11 +99,17 @@ pub struct LeftOut {
     pub why: String,
 }
 
-/// Compares two runs by what they left; `history` are earlier runs of the same kind as A.
-pub fn run_diff(a: &Stored, b: &Stored, history: &[Stored]) -> RunDiff {
+/// Compares two runs by their stored reports; `history` are earlier runs of the same kind as A.
+pub fn run_diff(a: &StoredReport, b: &StoredReport, history: &[StoredReport]) -> RunDiff {
     let (mut used, mut history_left_out) = (Vec::new(), Vec::new());
-    for run in history.iter().filter(|run| ![a.report.run_id, b.report.run_id].contains(&run.report.run_id)) {
-        let why: Vec<String> = checks::checks(&a.report, &run.report).iter().filter_map(Check::obstacle).collect();
+    for run in history
+        .iter()
+        .filter(|run| ![a.report.run_id, b.report.run_id].contains(&run.report.run_id))
+    {
+        let why: Vec<String> = checks::checks(&a.report, &run.report)
+            .iter()
+            .filter_map(ComparabilityCheck::obstacle)
+            .collect();
         if why.is_empty() {
             used.push(run)
         } else {
@@ -98,10 +119,22 @@ pub fn run_diff(a: &Stored, b: &Stored, history: &[Stored]) -> RunDiff {
     // Kernels are compared per repeat only where every side knows its repeats.
     let all = || [a, b].into_iter().chain(used.iter().copied());
     let per_repeat = |stage: &str| all().all(|run| repeats(&run.report, stage).is_some());
-    let earlier: Vec<Side> = used.iter().map(|run| side(run, &per_repeat)).collect();
-    let diff = diff(checks::checks(&a.report, &b.report), &side(a, &per_repeat), &side(b, &per_repeat), &earlier);
+    let earlier: Vec<ComparedRun> = used.iter().map(|run| side(run, &per_repeat)).collect();
+    let diff = diff(
+        checks::checks(&a.report, &b.report),
+        &side(a, &per_repeat),
+        &side(b, &per_repeat),
+        &earlier,
+    );
     let history = used.iter().map(|run| run.report.run_id).collect();
-    RunDiff { schema_version: DIFF_VERSION, a: a.report.run_id, b: b.report.run_id, history, history_left_out, diff }
+    RunDiff {
+        schema_version: DIFF_VERSION,
+        a: a.report.run_id,
+        b: b.report.run_id,
+        history,
+        history_left_out,
+        diff,
+    }
 }
 
 /// Times that a stage ran in the capture.
@@ -109,15 +142,21 @@ fn repeats(report: &LLMProfileReport, stage: &str) -> Option<u64> {
     report.stage_gpu.iter().find(|it| it.stage == stage).map(|it| it.instances).filter(|it| *it > 0)
 }
 
-fn side(of: &Stored, per_repeat: &impl Fn(&str) -> bool) -> Side {
+fn side(of: &StoredReport, per_repeat: &impl Fn(&str) -> bool) -> ComparedRun {
     let report = &of.report;
-    let mut stages = Figures::new();
-    let mut add = |stage: &str, name: &str, measured| _ = stages.insert((stage.into(), name.into()), measured);
+    let mut stages = RunFigures::new();
+    let mut add = |stage: &str, name: &str, measured| {
+        _ = stages.insert((stage.into(), name.into()), measured)
+    };
     for row in &report.stages {
         add(&row.stage, &row.stage, Measured::over_repeats(&row.ms, None));
     }
     for note in report.stage_notes.iter().filter(|note| note.part != COLD_PART) {
-        add(&note.inside, &format!("{} (part of {})", note.part, note.inside), Measured::over_repeats(&note.ms, None));
+        add(
+            &note.inside,
+            &format!("{} (part of {})", note.part, note.inside),
+            Measured::over_repeats(&note.ms, None),
+        );
     }
     let aggregates = &report.aggregates;
     for (name, ms) in [("per token", aggregates.per_token_ms), ("whole pass", aggregates.wall_ms)] {
@@ -125,19 +164,28 @@ fn side(of: &Stored, per_repeat: &impl Fn(&str) -> bool) -> Side {
             add("", name, Measured::over_repeats(&ms, None));
         }
     }
-    let operators = report
-        .operator_repeats
-        .iter()
-        .map(|it| ((it.stage.clone(), format!("{} ({})", it.path, it.op)), Measured::over_repeats(&it.ms, Some(it.calls))));
-    let mut kernels = Figures::new();
-    // Where the capture lacks kernels of a stage, sums over them are no figures of it.
-    let partial = |stage: &str| report.stage_kernels.iter().any(|it| it.stage == stage && it.kernel_ms.is_none());
-    for it in of.kernels.as_ref().unwrap_or(&report.kernels_topk).iter().filter(|it| !partial(&it.stage)) {
+    let operators = report.operator_repeats.iter().map(|it| {
+        (
+            (it.stage.clone(), format!("{} ({})", it.path, it.op)),
+            Measured::over_repeats(&it.ms, Some(it.calls)),
+        )
+    });
+    let mut kernels = RunFigures::new();
+    // Where the capture lacks kernels of a stage, their sums are not comparable.
+    let partial = |stage: &str| {
+        report.stage_kernels.iter().any(|it| it.stage == stage && it.kernel_ms.is_none())
+    };
+    for it in
+        of.kernels.as_ref().unwrap_or(&report.kernels_topk).iter().filter(|it| !partial(&it.stage))
+    {
         let repeats = repeats(report, &it.stage).filter(|_| per_repeat(&it.stage));
         let measured = Measured::over_calls(&it.launch_ns, repeats);
-        kernels.entry((it.stage.clone(), it.kernel_name.clone())).and_modify(|sum| *sum = sum.and(measured)).or_insert(measured);
+        kernels
+            .entry((it.stage.clone(), it.kernel_name.clone()))
+            .and_modify(|sum| *sum = sum.and(measured))
+            .or_insert(measured);
     }
-    Side { stages, operators: operators.collect(), kernels }
+    ComparedRun { stages, operators: operators.collect(), kernels }
 }
 
 impl RunDiff {
@@ -157,14 +205,13 @@ impl RunDiff {
     }
 
     fn render(&self, name: &str) -> String {
-        let engine = escape::engine();
-        let template = engine.get_template(name).expect("the template is embedded: a test renders it");
-        template.render(self.page()).expect("the template asks only for what the page holds: a test renders it")
+        engine::render(name, self.page())
     }
 
-    /// What a template of a comparison shows: `a`, `b`, `comparable`, `obstacles`, `history`, `rule`, `tables`.
+    /// Values of the templates: `a`, `b`, `comparable`, `obstacles`, `history`, `rule`, `tables`.
     pub fn page(&self) -> Value {
-        let obstacles: Vec<String> = self.diff.checks.iter().filter_map(Check::obstacle).collect();
+        let obstacles: Vec<String> =
+            self.diff.checks.iter().filter_map(ComparabilityCheck::obstacle).collect();
         context! {
             a => self.a.to_string(),
             b => self.b.to_string(),
@@ -176,36 +223,51 @@ impl RunDiff {
         }
     }
 
-    /// Which earlier runs the noise between runs comes from.
+    /// The source of the noise between runs.
     fn history_text(&self) -> String {
         let used = match self.history.len() {
-            0 => "Noise between runs is not known: no earlier runs of the same kind as A were given.".to_owned(),
+            0 => {
+                "Noise between runs is not known: no earlier runs of the same kind as A were given."
+                    .to_owned()
+            }
             1 => "Noise between runs: from A and 1 earlier run.".to_owned(),
             n => format!("Noise between runs: from A and {n} earlier runs."),
         };
-        let left_out = self.history_left_out.iter().map(|it| format!(" Run {} was left out: {}.", it.run, it.why));
+        let left_out = self
+            .history_left_out
+            .iter()
+            .map(|it| format!(" Run {} was left out: {}.", it.run, it.why));
         used + &left_out.collect::<String>()
     }
 
-    fn tables(&self) -> Vec<Table> {
+    fn tables(&self) -> Vec<ReportTable> {
         let diff = &self.diff;
         let columns = ["What", "A", "B", "Same", "Prevents a verdict"];
-        let mut checks = Table::new("checks", "Comparability", "What the two runs have in common.", &columns);
+        let mut checks = ReportTable::new(
+            "checks",
+            "Comparability",
+            "What the two runs have in common.",
+            &columns,
+        );
         for it in &diff.checks {
             let same = known(it.same, |same| if same { "same" } else { "different" }.into());
             let text = |value: &Option<String>| value.clone().unwrap_or_else(|| UNKNOWN.into());
             let forbids = if it.forbids { "yes" } else { "no" };
             checks.row([it.what.clone(), text(&it.a), text(&it.b), same, forbids.to_owned()]);
         }
-        let host = "Host time of operators per repeat of the unprofiled pass, layers rolled up (*).";
-        let device = "Device time of kernels per repeat of their stage in the traced pass; ± is the 95 % interval by the kernel's own calls. \
-                      Calls are those of the whole capture. Outside every stage, the time of all calls.";
+        let host =
+            "Host time of operators per repeat of the unprofiled pass, layers rolled up (*).";
+        let device = "Device time of kernels per repeat of their stage in the traced pass; ± is \
+                      the 95 % interval by the kernel's own calls. \
+                      Calls are those of the whole capture. Outside every stage, the time of all \
+                      calls.";
         vec![
             checks,
             table(
                 "stages",
                 "Stages",
-                "Milliseconds per repeat: of the unprofiled pass, or of the traced one where a capture is all that there is.",
+                "Milliseconds per repeat: of the unprofiled pass, or of the traced one where a \
+                 capture is all that there is.",
                 &diff.stages,
             ),
             table("operators", "Operators", host, &diff.operators),
@@ -214,7 +276,7 @@ impl RunDiff {
     }
 }
 
-fn table(id: &'static str, title: &'static str, caption: &str, changes: &[Change]) -> Table {
+fn table(id: &'static str, title: &'static str, caption: &str, changes: &[Change]) -> ReportTable {
     let columns = [
         "Name",
         "Stage",
@@ -230,7 +292,7 @@ fn table(id: &'static str, title: &'static str, caption: &str, changes: &[Change
         "Verdict",
         "Why",
     ];
-    let mut table = Table::new(id, title, caption, &columns);
+    let mut table = ReportTable::new(id, title, caption, &columns);
     for it in changes {
         let time = |side: Option<Measured>| known(side, |side| ms(side.ms));
         let noise = |side: Option<Measured>| known(side.and_then(|side| side.noise_ms), ms);
@@ -252,5 +314,7 @@ fn table(id: &'static str, title: &'static str, caption: &str, changes: &[Change
             it.reason.clone(),
         ]);
     }
-    table.or_gap("Neither run has any.", "Submit both in a mode that collects them.").first(ROWS, "the others changed less")
+    table
+        .or_gap("Neither run has any.", "Submit both in a mode that collects them.")
+        .first(ROWS, "the others changed less")
 }

@@ -1,11 +1,9 @@
-//! Figures as people read them: grouped digits, a fitting unit, no false precision.
-//!
-//! Only formats; what is unknown is a dash here and is explained where the table is made.
+//! Figures for people: grouped digits, a fitting unit, no false precision.
 
-/// What stands in a cell whose figure is not known.
+/// Stands in a cell whose figure is unknown.
 pub const UNKNOWN: &str = "–";
 
-/// Milliseconds without the unit: microseconds are kept where they matter.
+/// Milliseconds without the unit; small values keep their microseconds.
 pub fn ms(value: f64) -> String {
     let places = match value.abs() {
         0.0 | 0.1.. => 3,
@@ -15,26 +13,30 @@ pub fn ms(value: f64) -> String {
     decimals(value, places)
 }
 
-/// Milliseconds beside a bar, where three digits are enough.
+/// Milliseconds next to a bar, where three digits are enough.
 pub fn short_ms(value: f64) -> String {
     if value >= 100.0 { decimals(value, 1) } else { ms(value) }
 }
 
 /// A count with its digits in groups of three.
 pub fn count(value: u64) -> String {
-    decimals_of(&value.to_string(), "")
+    grouped(&value.to_string(), "")
 }
 
 /// A number with `places` decimals, digits in groups of three.
 pub fn decimals(value: f64, places: usize) -> String {
     let text = format!("{value:.places$}");
     let (whole, fraction) = text.split_once('.').unwrap_or((&text, ""));
-    decimals_of(whole, fraction)
+    grouped(whole, fraction)
 }
 
 /// Percent, with its sign.
 pub fn pct(value: f64) -> String {
-    if value != 0.0 && value.abs() < 0.1 { "< 0.1 %".into() } else { format!("{} %", decimals(value, 1)) }
+    if value != 0.0 && value.abs() < 0.1 {
+        "< 0.1 %".into()
+    } else {
+        format!("{} %", decimals(value, 1))
+    }
 }
 
 /// Bytes in decimal units.
@@ -64,7 +66,7 @@ pub fn scaled(value: f64, unit: &str) -> String {
     format!("{} E{unit}", decimals(value, 2))
 }
 
-/// Formats what is known, and a dash for the rest.
+/// Formats a known value; a dash otherwise.
 pub fn known<T>(value: Option<T>, format: impl FnOnce(T) -> String) -> String {
     value.map_or_else(|| UNKNOWN.to_owned(), format)
 }
@@ -80,20 +82,25 @@ pub fn shapes(shapes: &[Vec<u64>], variants: u64) -> String {
     if all.is_empty() { UNKNOWN.into() } else { format!("{}{more}", all.join(", ")) }
 }
 
-fn decimals_of(whole: &str, fraction: &str) -> String {
+/// Sides of a grid or block: `4×24×1`.
+pub fn sides(size: [u32; 3]) -> String {
+    size.map(|side| side.to_string()).join("×")
+}
+
+fn grouped(whole: &str, fraction: &str) -> String {
     let (sign, digits) = whole.strip_prefix('-').map_or(("", whole), |digits| ("-", digits));
-    let mut grouped = String::from(sign);
+    let mut text = String::from(sign);
     for (index, digit) in digits.chars().enumerate() {
         if index > 0 && (digits.len() - index) % 3 == 0 {
-            grouped.push(',');
+            text.push(',');
         }
-        grouped.push(digit);
+        text.push(digit);
     }
     if !fraction.is_empty() {
-        grouped.push('.');
-        grouped.push_str(fraction);
+        text.push('.');
+        text.push_str(fraction);
     }
-    grouped
+    text
 }
 
 #[cfg(test)]
@@ -104,14 +111,20 @@ mod tests {
     fn digits_are_grouped_and_units_fit() {
         assert_eq!(count(3_336_106_240), "3,336,106,240");
         assert_eq!((count(999).as_str(), count(1000).as_str()), ("999", "1,000"));
-        assert_eq!((ms(1234.5678).as_str(), ms(0.00287).as_str(), ms(-0.5).as_str()), ("1,234.568", "0.00287", "-0.500"));
+        assert_eq!(
+            (ms(1234.5678).as_str(), ms(0.00287).as_str(), ms(-0.5).as_str()),
+            ("1,234.568", "0.00287", "-0.500")
+        );
         assert_eq!((bytes(512).as_str(), bytes(6_672_212_480).as_str()), ("512 B", "6.67 GB"));
         assert_eq!(scaled(989e12, "FLOP/s"), "989 TFLOP/s");
         assert_eq!(scaled(999.9e9, "FLOP/s"), "1.00 TFLOP/s");
     }
 
     #[test]
-    fn a_tiny_share_is_not_shown_as_nothing() {
-        assert_eq!((pct(0.0).as_str(), pct(0.04).as_str(), pct(12.34).as_str()), ("0.0 %", "< 0.1 %", "12.3 %"));
+    fn a_tiny_share_is_not_shown_as_zero() {
+        assert_eq!(
+            (pct(0.0).as_str(), pct(0.04).as_str(), pct(12.34).as_str()),
+            ("0.0 %", "< 0.1 %", "12.3 %")
+        );
     }
 }

@@ -1,14 +1,13 @@
-//! The report's short story, made from measured shares and findings: no sentence stands without its figure.
+//! The report's summary in sentences: each one states a measured figure or a finding.
 
 use super::format::{count, decimals, ms, pct, scaled};
 use crate::{
     analyze::{
         Analysis,
-        cold::COLD_PART,
-        graphs,
-        stages::{DECODE, PREFILL, STAGES},
+        stages::{DECODE, PREFILL, STAGES, cold::COLD_PART},
+        timeline::graphs,
     },
-    run::{Finding, Severity},
+    domain::finding::{Finding, Severity},
 };
 
 /// Sentences on where the time went, most general first.
@@ -23,17 +22,24 @@ pub fn narrative(analysis: &Analysis) -> Vec<String> {
         .collect()
 }
 
-/// What to do, from the findings that give advice, worst first.
+/// Advice of the findings, worst first.
 pub fn recommendations(findings: &[Finding]) -> Vec<String> {
-    let say = |finding: &Finding| Some(format!("{} {}", finding.message, finding.advice.as_ref()?));
-    findings.iter().filter(|finding| finding.severity > Severity::Info).chain(takeaways(findings)).filter_map(say).collect()
-}
-
-/// Findings on what dominates.
-fn takeaways(findings: &[Finding]) -> impl Iterator<Item = &Finding> {
+    let sentence =
+        |finding: &Finding| Some(format!("{} {}", finding.message, finding.advice.as_ref()?));
     findings
         .iter()
-        .filter(|it| it.severity == Severity::Info && matches!(it.id.as_str(), "stage_dominates" | "operator_dominates"))
+        .filter(|finding| finding.severity > Severity::Info)
+        .chain(takeaways(findings))
+        .filter_map(sentence)
+        .collect()
+}
+
+/// Findings on dominating stages and operators.
+fn takeaways(findings: &[Finding]) -> impl Iterator<Item = &Finding> {
+    findings.iter().filter(|it| {
+        it.severity == Severity::Info
+            && matches!(it.id.as_str(), "stage_dominates" | "operator_dominates")
+    })
 }
 
 fn whole(analysis: &Analysis) -> Option<String> {
@@ -53,7 +59,9 @@ fn tokens(analysis: &Analysis) -> Option<String> {
     let (first, each) = (stages.first_token_ms?, stages.per_token_ms?);
     let rate = stages.row(DECODE)?.tokens_per_s?;
     Some(format!(
-        "The first token is there after {} ms; each further one takes {} ms, which is {} tokens per second of decode.",
+        "Time to first token is {} ms; time per output token is {} ms, which is {} tokens per \
+         second \
+         of decode.",
         ms(first.mean),
         ms(each.mean),
         decimals(rate, 1),
@@ -62,44 +70,65 @@ fn tokens(analysis: &Analysis) -> Option<String> {
 
 fn vision(analysis: &Analysis) -> Option<String> {
     let note = analysis.stages.note("vision")?;
-    let parts = analysis.stages.notes.iter().filter(|it| it.part != "vision" && it.part != COLD_PART);
+    let parts =
+        analysis.stages.notes.iter().filter(|it| it.part != "vision" && it.part != COLD_PART);
     let largest = parts.max_by(|a, b| a.ms.mean.total_cmp(&b.ms.mean));
-    let largest = largest.map(|it| format!(", most of it in {} ({} ms)", it.part, ms(it.ms.mean))).unwrap_or_default();
-    Some(format!("Vision takes {} ms of {PREFILL}, {} of it{largest}.", ms(note.ms.mean), pct(note.share_pct?)))
+    let largest = largest
+        .map(|it| format!(", most of it in {} ({} ms)", it.part, ms(it.ms.mean)))
+        .unwrap_or_default();
+    Some(format!(
+        "Vision takes {} ms, {} of {PREFILL}{largest}.",
+        ms(note.ms.mean),
+        pct(note.share_pct?)
+    ))
 }
 
 fn operators(analysis: &Analysis, stage: &str) -> Option<String> {
     let ranked = analysis.operators.ranked(stage);
-    let named: Vec<String> =
-        ranked.iter().take(3).filter_map(|(it, own)| Some(format!("{} ({})", it.path, pct(own.share_pct?)))).collect();
+    let named: Vec<String> = ranked
+        .iter()
+        .take(3)
+        .filter_map(|(it, own)| Some(format!("{} ({})", it.path, pct(own.share_pct?))))
+        .collect();
     if named.is_empty() {
         return None;
     }
     let named = named.join(", ");
     if ranked[0].1.on_device {
         let shares = ranked.iter().filter_map(|(_, own)| own.share_pct);
-        let time = if graphs::of_stage(&analysis.graphs, stage).is_some() { "recorded kernel time" } else { "kernel time" };
+        let time = if graphs::of_stage(&analysis.graphs, stage).is_some() {
+            "recorded kernel time"
+        } else {
+            "kernel time"
+        };
         return Some(format!(
-            "In {stage} the most {time} goes to {named}; kernels of operators are {} of it.",
+            "In {stage}, most {time} goes to {named}; operators account for {} of it.",
             pct(shares.sum::<f64>())
         ));
     }
     let covered = pct(analysis.operators.work.get(stage)?.covered_pct?);
-    Some(format!("In {stage} the most time goes to {named}; operators account for {covered} of the stage."))
+    Some(format!(
+        "In {stage}, most time goes to {named}; operators account for {covered} of the stage."
+    ))
 }
 
 fn kernels(analysis: &Analysis) -> Option<String> {
     let first = analysis.kernels.measured().find(|it| !it.stage.is_empty())?;
     let (name, stage, calls) = (&first.kernel_name, &first.stage, count(first.calls));
-    let which = if analysis.graphs.is_empty() { "The kernel" } else { "Of the recorded kernels, the one" };
-    Some(format!("{which} that takes longest is {name} in {stage}: {} ms over {calls} calls.", ms(first.total_ms)))
+    let longest =
+        if analysis.graphs.is_empty() { "longest kernel" } else { "longest recorded kernel" };
+    Some(format!(
+        "The {longest} is {name} in {stage}: {} ms over {calls} calls.",
+        ms(first.total_ms)
+    ))
 }
 
 fn whole_graphs(analysis: &Analysis, stage: &str) -> Option<String> {
     let (launches, total) = graphs::of_stage(&analysis.graphs, stage)?;
     Some(format!(
-        "{} launches of CUDA graphs in {stage}, traced as a whole, take {} ms on the GPU, at most {} ms each; the kernels inside are not \
-         recorded.",
+        "{} launches of CUDA graphs in {stage}, traced as a whole, take {} ms on the GPU, at most \
+         {} \
+         ms each; the kernels inside are not recorded.",
         count(launches),
         ms(total),
         ms(graphs::longest(&analysis.graphs, stage)),
@@ -107,19 +136,26 @@ fn whole_graphs(analysis: &Analysis, stage: &str) -> Option<String> {
 }
 
 fn utilisation(analysis: &Analysis) -> Option<String> {
-    let said = |stage: &str| {
+    let sentence = |stage: &str| {
         let row = analysis.mfu.rows.iter().find(|row| row.scope == stage)?;
-        let shares = [(row.datasheet_pct, "the datasheet's peak"), (row.measured_pct, "the measured matrix product")];
-        let shares: Vec<String> = shares.into_iter().filter_map(|(share, of)| Some(format!("{} of {of}", pct(share?)))).collect();
-        let shares = if shares.is_empty() { String::new() } else { format!(", {}", shares.join(" and ")) };
+        let shares =
+            [(row.datasheet_pct, "the datasheet's peak"), (row.measured_pct, "the measured GEMM")];
+        let shares: Vec<String> = shares
+            .into_iter()
+            .filter_map(|(share, of)| Some(format!("{} of {of}", pct(share?))))
+            .collect();
+        let shares =
+            if shares.is_empty() { String::new() } else { format!(", {}", shares.join(" and ")) };
         Some(format!("{stage} reaches {}{shares}", scaled(row.flops_per_s?, "FLOP/s")))
     };
-    let all: Vec<String> = [PREFILL, DECODE].into_iter().filter_map(said).collect();
+    let all: Vec<String> = [PREFILL, DECODE].into_iter().filter_map(sentence).collect();
     (!all.is_empty()).then(|| format!("{}.", all.join("; ")))
 }
 
 fn proof(analysis: &Analysis) -> Option<String> {
     let outputs = analysis.outputs;
     let equal = outputs.traced_tokens_equal? && outputs.traced_logits_equal?;
-    equal.then(|| "The traced pass computed the same tokens and the same logits as the timed one.".to_owned())
+    equal.then(|| {
+        "The traced pass computed the same tokens and logits as the unprofiled one.".to_owned()
+    })
 }

@@ -1,63 +1,65 @@
-//! Alignments: queued durably, claimed one at a time by the task of this service that computes them, ended in one commit.
+//! Alignments: queued durably, claimed one at a time by a task of this service, ended in a commit.
 //!
-//! One service has a database, so what is running when it starts was left by one that is gone.
+//! Only one service uses a database: an alignment that is running at its start was interrupted.
 
 use sqlx::{Connection, QueryBuilder, SqliteConnection, sqlite::SqliteRow};
 
 use super::{
-    Delete, Idempotency, Owner, Store, StoreError, claim::MAX_ATTEMPTS, column, during, id_of, json, now_ms, rfc3339,
-    submit::over, word,
+    DeleteOutcome, IdempotencyKey, Owner, Store, StoreError, WRITE, claim::MAX_ATTEMPTS, column,
+    during, id_of, json, now_ms, rfc3339, submit::over, word,
 };
-use crate::run::{
-    AlignmentId, ArtifactRecord, RunId, Step,
+use crate::domain::{
     alignment::{AlignmentSpec, AlignmentState, CheckSummary, Verdict},
+    ids::{AlignmentId, RunId},
+    run_files::ArtifactRecord,
+    state::Step,
 };
 
-/// An alignment as the database knows it.
+/// An alignment in the database.
 #[derive(Debug, Clone, PartialEq)]
 pub struct StoredAlignment {
     pub id: AlignmentId,
-    /// Name of the token that submitted it; `None` where none was asked for.
+    /// Name of the token that submitted it; `None` where tokens are not required.
     pub owner: Option<String>,
     pub spec: AlignmentSpec,
     pub state: AlignmentState,
     pub attempts: u32,
-    /// RFC 3339, UTC, as the two below.
+    /// RFC 3339, UTC, as the next two.
     pub queued_at: String,
     pub started_at: Option<String>,
     pub ended_at: Option<String>,
     pub verdict: Option<Verdict>,
     pub checks: Vec<CheckSummary>,
-    /// Why it failed.
+    /// Reason of a failure.
     pub message: Option<String>,
 }
 
-/// What became of a submission.
+/// Result of a submission.
 #[derive(Debug, Clone)]
 pub enum SubmittedAlignment {
     New(Box<StoredAlignment>),
-    /// The key came before, with the same body.
+    /// The key was used before, with the same body.
     Same(Box<StoredAlignment>),
-    /// The key came before, with another body.
+    /// The key was used before, with another body.
     KeyReused,
-    /// So many alignments of the owner wait already.
+    /// The owner has this many queued alignments.
     TooManyQueued(u64),
-    /// So many bytes are taken by the owner already.
+    /// The owner's runs take this many bytes.
     DiskFull(u64),
 }
 
-/// Which alignments a list shows; every given part must hold.
+/// Filter of a list of alignments; all given parts must match.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct AlignmentFilter {
     pub state: Option<AlignmentState>,
-    /// On either side.
+    /// A run on either side.
     pub run: Option<RunId>,
 }
 
-/// How an alignment ended.
+/// Outcome of an alignment.
 #[derive(Debug, Clone)]
 pub struct AlignmentOutcome {
-    /// The verdict and the checks, or why there are none.
+    /// Verdict and checks, or the reason of the failure.
     pub found: Result<(Verdict, Vec<CheckSummary>), String>,
     pub artifacts: Vec<ArtifactRecord>,
 }
@@ -68,16 +70,17 @@ impl Store {
         &self,
         spec: AlignmentSpec,
         owner: Option<Owner>,
-        idempotency: Option<Idempotency>,
+        idempotency: Option<IdempotencyKey>,
     ) -> Result<SubmittedAlignment, StoreError> {
         let (id, now) = (AlignmentId::now(), now_ms());
         let mut writer = self.writer.lock().await;
-        let mut tx = writer.begin_with("begin immediate").await.map_err(during("begin a submission"))?;
-        if let Some(Idempotency { key, body_sha256 }) = &idempotency {
-            let known = "select * from alignments where coalesce(owner, '') = ? and idempotency_key = ?";
+        let mut tx = writer.begin_with(WRITE).await.map_err(during("start a submission"))?;
+        if let Some(IdempotencyKey { key, body_sha256 }) = &idempotency {
+            let known =
+                "select * from alignments where coalesce(owner, '') = ? and idempotency_key = ?";
             let owner = owner.as_ref().map_or("", |owner| owner.name.as_str());
             let row = sqlx::query(known).bind(owner).bind(key).fetch_optional(&mut *tx).await;
-            if let Some(row) = row.map_err(during("look an idempotency key up"))? {
+            if let Some(row) = row.map_err(during("look up an idempotency key"))? {
                 let sha: Vec<u8> = column(&row, "body_sha256")?;
                 let same = sha == body_sha256;
                 return Ok(if same {
@@ -88,11 +91,13 @@ impl Store {
             }
         }
         if let Some(Owner { name, quota }) = &owner {
-            let waiting = "select count(*) from alignments where owner = ? and state in ('queued', 'running')";
+            let waiting = "select count(*) from alignments where owner = ? and state in ('queued',
+                           'running')";
             if let Some(waiting) = over(&mut tx, name, quota.queued_runs, waiting).await? {
                 return Ok(SubmittedAlignment::TooManyQueued(waiting));
             }
-            if let Some(bytes) = over(&mut tx, name, quota.disk_bytes, super::submit::BYTES).await? {
+            if let Some(bytes) = over(&mut tx, name, quota.disk_bytes, super::submit::BYTES).await?
+            {
                 return Ok(SubmittedAlignment::DiskFull(bytes));
             }
         }
@@ -110,7 +115,8 @@ impl Store {
             message: None,
         };
         let (name, sha) = idempotency.map(|it| (it.key, it.body_sha256.to_vec())).unzip();
-        let insert = "insert into alignments (id, owner, mock, e2e, spec, state, queued_at, idempotency_key, body_sha256)
+        let insert = "insert into alignments (id, owner, mock, e2e, spec, state, queued_at,
+                      idempotency_key, body_sha256)
              values (?, ?, ?, ?, ?, 'queued', ?, ?, ?)";
         sqlx::query(insert)
             .bind(key(&id))
@@ -130,8 +136,11 @@ impl Store {
 
     /// One alignment.
     pub async fn alignment(&self, id: AlignmentId) -> Result<Option<StoredAlignment>, StoreError> {
-        let row = sqlx::query("select * from alignments where id = ?").bind(key(&id)).fetch_optional(&self.readers).await;
-        row.map_err(during("look an alignment up"))?.as_ref().map(from_row).transpose()
+        let row = sqlx::query("select * from alignments where id = ?")
+            .bind(key(&id))
+            .fetch_optional(&self.readers)
+            .await;
+        row.map_err(during("look up an alignment"))?.as_ref().map(from_row).transpose()
     }
 
     /// Alignments that match, newest first, from those submitted before `before`.
@@ -147,22 +156,30 @@ impl Store {
         }
         if let Some(run) = filter.run {
             let run = super::key(&run).to_vec();
-            query.push(" and (mock = ").push_bind(run.clone()).push(" or e2e = ").push_bind(run).push(")");
+            query
+                .push(" and (mock = ")
+                .push_bind(run.clone())
+                .push(" or e2e = ")
+                .push_bind(run)
+                .push(")");
         }
         if let Some(before) = before {
             query.push(" and id < ").push_bind(key(&before).to_vec());
         }
         query.push(" order by id desc limit ").push_bind(limit);
-        let rows = query.build().fetch_all(&self.readers).await.map_err(during("list alignments"))?;
+        let rows =
+            query.build().fetch_all(&self.readers).await.map_err(during("list alignments"))?;
         rows.iter().map(from_row).collect()
     }
 
-    /// Takes the alignment that waits longest.
+    /// Claims the oldest queued alignment.
     pub async fn claim_alignment(&self) -> Result<Option<StoredAlignment>, StoreError> {
         let mut writer = self.writer.lock().await;
         let row = sqlx::query(
-            "update alignments set state = 'running', attempts = attempts + 1, started_at = max(?, queued_at)
-             where id = (select id from alignments where state = 'queued' order by id limit 1) returning *",
+            "update alignments set state = 'running', attempts = attempts + 1, started_at = max(?,
+             queued_at)
+             where id = (select id from alignments where state = 'queued' order by id
+             limit 1) returning *",
         )
         .bind(now_ms())
         .fetch_optional(&mut *writer)
@@ -171,17 +188,25 @@ impl Store {
         row.as_ref().map(from_row).transpose()
     }
 
-    /// Ends a running alignment, with its artifacts, in one commit. `false`: it does not run, and nothing changed.
-    pub async fn finish_alignment(&self, id: AlignmentId, outcome: &AlignmentOutcome) -> Result<bool, StoreError> {
+    /// Ends a running alignment, with its artifacts, in one commit. Returns false if it is not
+    /// running and did not change.
+    pub async fn finish_alignment(
+        &self,
+        id: AlignmentId,
+        outcome: &AlignmentOutcome,
+    ) -> Result<bool, StoreError> {
         let (state, verdict, checks, message) = match &outcome.found {
-            Ok((verdict, checks)) => (AlignmentState::Succeeded, Some(verdict.as_str()), checks.as_slice(), None),
+            Ok((verdict, checks)) => {
+                (AlignmentState::Succeeded, Some(verdict.as_str()), checks.as_slice(), None)
+            }
             Err(message) => (AlignmentState::Failed, None, &[][..], Some(message)),
         };
         let checks = serde_json::to_string(checks).map_err(|_| corrupt(id, "checks"))?;
         let mut writer = self.writer.lock().await;
-        let mut tx = writer.begin_with("begin immediate").await.map_err(during("finish an alignment"))?;
+        let mut tx = writer.begin_with(WRITE).await.map_err(during("finish an alignment"))?;
         let changed = sqlx::query(
-            "update alignments set state = ?, verdict = ?, checks = ?, message = ?, ended_at = max(?, started_at) where id = ? and state = 'running'",
+            "update alignments set state = ?, verdict = ?, checks = ?, message = ?,
+             ended_at = max(?, started_at) where id = ? and state = 'running'",
         )
         .bind(state.as_str())
         .bind(verdict)
@@ -200,13 +225,17 @@ impl Store {
         Ok(true)
     }
 
-    /// Queues again what a service left that is gone, and gives up what was begun too often. Right at start alone.
+    /// Requeues alignments that an earlier service left, or fails them after their last attempt;
+    /// only at start.
     pub async fn recover_alignments(&self) -> Result<Vec<AlignmentId>, StoreError> {
         let mut writer = self.writer.lock().await;
         let ids: Vec<Vec<u8>> = sqlx::query_scalar(
             "update alignments set state = case when attempts < ?1 then 'queued' else 'failed' end,
-                    ended_at = case when attempts >= ?1 then max(?2, coalesce(started_at, queued_at)) end,
-                    message = case when attempts >= ?1 then 'given up: the service ended during each of ' || attempts || ' attempts' end
+                    ended_at = case when attempts >= ?1 then max(?2, coalesce(started_at,
+                         queued_at)) end,
+                    message = case when attempts >= ?1
+                         then 'given up: the service ended during each of ' || attempts
+                              || ' attempts' end
              where state = 'running' returning id",
         )
         .bind(MAX_ATTEMPTS)
@@ -217,8 +246,8 @@ impl Store {
         ids.iter().map(|id| id_of(id).map(|id| AlignmentId(id.0))).collect()
     }
 
-    /// Forgets an alignment that has ended or waits. Its folder is the caller's to remove, afterwards.
-    pub async fn delete_alignment(&self, id: AlignmentId) -> Result<Delete, StoreError> {
+    /// Deletes an alignment that is queued or has ended. The caller removes its folder afterwards.
+    pub async fn delete_alignment(&self, id: AlignmentId) -> Result<DeleteOutcome, StoreError> {
         let mut writer = self.writer.lock().await;
         let deleted = sqlx::query("delete from alignments where id = ? and state <> 'running'")
             .bind(key(&id))
@@ -227,16 +256,27 @@ impl Store {
             .map_err(during("delete an alignment"))?
             .rows_affected();
         if deleted > 0 {
-            return Ok(Delete::Deleted);
+            return Ok(DeleteOutcome::Deleted);
         }
-        let known = sqlx::query("select 1 from alignments where id = ?").bind(key(&id)).fetch_optional(&mut *writer).await;
-        Ok(if known.map_err(during("look an alignment up"))?.is_some() { Delete::Active } else { Delete::NotFound })
+        let known = sqlx::query("select 1 from alignments where id = ?")
+            .bind(key(&id))
+            .fetch_optional(&mut *writer)
+            .await;
+        Ok(if known.map_err(during("look up an alignment"))?.is_some() {
+            DeleteOutcome::Active
+        } else {
+            DeleteOutcome::NotFound
+        })
     }
 
-    /// The files that an ended alignment left, by path.
-    pub async fn alignment_artifacts(&self, id: AlignmentId) -> Result<Vec<ArtifactRecord>, StoreError> {
+    /// The artifacts of an ended alignment, by path.
+    pub async fn alignment_artifacts(
+        &self,
+        id: AlignmentId,
+    ) -> Result<Vec<ArtifactRecord>, StoreError> {
         let rows = sqlx::query(
-            "select path, bytes, sha256, media_type, step from alignment_artifacts where alignment_id = ? order by path",
+            "select path, bytes, sha256, media_type, step from alignment_artifacts
+             where alignment_id = ? order by path",
         )
         .bind(key(&id))
         .fetch_all(&self.readers)
@@ -246,7 +286,7 @@ impl Store {
     }
 }
 
-/// Adds files to those that the database lists of an alignment.
+/// Inserts artifacts of an alignment.
 pub(super) async fn insert_artifacts(
     tx: &mut SqliteConnection,
     id: AlignmentId,
@@ -254,7 +294,8 @@ pub(super) async fn insert_artifacts(
 ) -> Result<(), StoreError> {
     for artifact in artifacts {
         sqlx::query(
-            "insert into alignment_artifacts (alignment_id, path, bytes, sha256, media_type, step) values (?, ?, ?, ?, ?, ?)",
+            "insert into alignment_artifacts (alignment_id, path, bytes, sha256, media_type,
+             step) values (?, ?, ?, ?, ?, ?)",
         )
         .bind(key(&id))
         .bind(&artifact.path)

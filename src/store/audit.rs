@@ -1,6 +1,7 @@
-//! The audit log: who did what, when, from where; one JSON line each in a file beside the database, apart from the logs.
+//! The audit log: caller, action, time and address, one JSON line each, in a file next to the
+//! database and separate from the logs.
 //!
-//! Lines are only ever added. A line holds no token and nothing of a request's body.
+//! Lines are only added. A line contains no token and nothing of a request's body.
 
 use std::{
     fs::{File, OpenOptions},
@@ -15,31 +16,31 @@ use utoipa::ToSchema;
 
 /// The file's name in the data folder.
 const FILE: &str = "audit.jsonl";
-/// Bytes at the end of the file that are looked through.
+/// Bytes at the end of the file that are read.
 const TAIL: u64 = 4 << 20;
 
-/// One thing that somebody did, or was refused.
+/// One action of a caller, or its refusal.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct AuditEntry {
     /// RFC 3339, UTC.
     pub at: String,
-    /// The token's name; `null`: nobody had to say who they are, or nobody valid did.
+    /// The token's name; `null`: no token was required, or none was valid.
     pub who: Option<String>,
-    /// Where the request came from; `null`: the command line on the host.
+    /// Address of the caller; `null`: the command line on the host.
     pub address: Option<String>,
     /// Method and route of the request; on the command line `token create` or `token revoke`.
     #[schema(example = "POST /runs")]
     pub action: String,
-    /// What it was asked of: a path, or a token's name.
+    /// Path of the request, or a token's name.
     pub target: String,
-    /// Status of the answer; `null`: the command line.
+    /// Status of the response; `null`: the command line.
     pub status: Option<u16>,
-    /// As in the answer's header and in the log; `null`: the command line.
+    /// As in the response's header and in the log; `null`: the command line.
     pub request_id: Option<String>,
 }
 
 impl AuditEntry {
-    /// Something done now on the host itself.
+    /// An action now on the host itself.
     pub fn on_host(action: &str, target: &str) -> Self {
         Self {
             at: format!("{:.3}", jiff::Timestamp::now()),
@@ -58,9 +59,14 @@ impl AuditEntry {
 pub struct AuditLog(Arc<Mutex<File>>);
 
 impl AuditLog {
-    /// Opens the log of a data folder, for its owner's eyes alone, and makes it if absent.
+    /// Opens the log of a data folder, readable by its owner only; creates it if absent.
     pub fn open(data: &Path) -> io::Result<Self> {
-        let file = OpenOptions::new().read(true).append(true).create(true).mode(0o600).open(data.join(FILE))?;
+        let file = OpenOptions::new()
+            .read(true)
+            .append(true)
+            .create(true)
+            .mode(0o600)
+            .open(data.join(FILE))?;
         Ok(Self(Arc::new(Mutex::new(file))))
     }
 
@@ -71,7 +77,8 @@ impl AuditLog {
         self.0.lock().unwrap_or_else(PoisonError::into_inner).write_all(&line)
     }
 
-    /// The newest `count` lines, newest first. A line that cannot be read, as one cut off by a power cut, is passed over.
+    /// The newest `count` entries, newest first. Unreadable lines, such as one cut off by a power
+    /// cut, are skipped.
     pub fn newest(&self, count: usize) -> io::Result<Vec<AuditEntry>> {
         let mut file = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         let from = file.seek(SeekFrom::End(0))?.saturating_sub(TAIL);

@@ -1,27 +1,31 @@
-//! Messages about ended runs that have to be delivered: made by the database in the commit that ends a run, kept until they arrive.
+//! Deliveries of messages about ended runs: created by the database in the commit that ends a run,
+//! and kept until they arrive.
 
 use sqlx::Connection;
 
-use super::{Store, StoreError, column, during, id_of, now_ms};
-use crate::run::RunId;
+use super::{Store, StoreError, WRITE, column, during, id_of, now_ms};
+use crate::domain::ids::RunId;
 
-/// A message whose time has come.
+/// A message that is due.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Delivery {
     pub id: i64,
     pub run: RunId,
     /// Hash of the address.
     pub target: String,
-    /// Times that it was tried.
+    /// Failed attempts.
     pub attempts: u32,
 }
 
 impl Store {
-    /// Says to whom messages go from now on; those that wait for anybody else are dropped.
+    /// Sets the targets of messages; pending messages for other targets are dropped.
     pub async fn set_webhooks(&self, targets: &[String]) -> Result<(), StoreError> {
         let mut writer = self.writer.lock().await;
-        let mut tx = writer.begin_with("begin immediate").await.map_err(during("set webhooks"))?;
-        sqlx::query("delete from webhooks").execute(&mut *tx).await.map_err(during("clear webhooks"))?;
+        let mut tx = writer.begin_with(WRITE).await.map_err(during("set webhooks"))?;
+        sqlx::query("delete from webhooks")
+            .execute(&mut *tx)
+            .await
+            .map_err(during("clear webhooks"))?;
         for target in targets {
             sqlx::query("insert or ignore into webhooks (target) values (?)")
                 .bind(target)
@@ -36,8 +40,13 @@ impl Store {
         tx.commit().await.map_err(during("set webhooks"))
     }
 
-    /// Messages whose time has come, the longest due first. One that is due far ahead, because the clock was set back, is due now.
-    pub async fn due_deliveries(&self, limit: u32, farthest_ms: i64) -> Result<Vec<Delivery>, StoreError> {
+    /// Due messages, the longest due first. A message due more than `farthest_ms` ahead, because
+    /// the clock was set back, is due now.
+    pub async fn due_deliveries(
+        &self,
+        limit: u32,
+        farthest_ms: i64,
+    ) -> Result<Vec<Delivery>, StoreError> {
         let now = now_ms();
         let rows = sqlx::query(
             "select id, run_id, target, attempts from deliveries
@@ -61,25 +70,34 @@ impl Store {
             .collect()
     }
 
-    /// Forgets a message that has arrived.
+    /// Deletes a message that has arrived.
     pub async fn delivered(&self, id: i64) -> Result<(), StoreError> {
         let mut writer = self.writer.lock().await;
-        let gone = sqlx::query("delete from deliveries where id = ?").bind(id).execute(&mut *writer).await;
-        gone.map_err(during("forget a message"))?;
+        let deleted =
+            sqlx::query("delete from deliveries where id = ?").bind(id).execute(&mut *writer).await;
+        deleted.map_err(during("delete a message"))?;
         Ok(())
     }
 
-    /// Notes that a message did not arrive, and after how many milliseconds it is sent again; `None`: never.
-    pub async fn not_delivered(&self, id: i64, error: &str, again_in_ms: Option<i64>) -> Result<(), StoreError> {
+    /// Records a failed attempt and the delay of the next one; `None`: there is none.
+    pub async fn not_delivered(
+        &self,
+        id: i64,
+        error: &str,
+        retry_in_ms: Option<i64>,
+    ) -> Result<(), StoreError> {
         let mut writer = self.writer.lock().await;
-        sqlx::query("update deliveries set attempts = attempts + 1, error = ?, gave_up = ?, next_at = ? where id = ?")
-            .bind(error)
-            .bind(again_in_ms.is_none())
-            .bind(now_ms().saturating_add(again_in_ms.unwrap_or(0)))
-            .bind(id)
-            .execute(&mut *writer)
-            .await
-            .map_err(during("note a failed message"))?;
+        sqlx::query(
+            "update deliveries set attempts = attempts + 1, error = ?, gave_up = ?,
+                     next_at = ? where id = ?",
+        )
+        .bind(error)
+        .bind(retry_in_ms.is_none())
+        .bind(now_ms().saturating_add(retry_in_ms.unwrap_or(0)))
+        .bind(id)
+        .execute(&mut *writer)
+        .await
+        .map_err(during("record a failed message"))?;
         Ok(())
     }
 }

@@ -1,20 +1,23 @@
-//! Our database: runs, their steps, labels and artifacts, and alignments, in one SQLite file. The only module that knows SQL of ours.
+//! The service's database: runs with steps, labels and artifacts, and alignments, in one SQLite
+//! file. The only module with SQL of that database.
 //!
-//! One connection writes, a few read (WAL). Submissions that arrive together share one durable commit. It never touches a run's
-//! folder, and never holds a transaction across a job.
+//! One connection writes, a few read (WAL). Concurrent submissions share one durable commit. It
+//! never touches a run's folder, and never holds a transaction across a job.
 
 mod alignments;
 pub mod audit;
 mod claim;
 mod deliveries;
+mod maintenance;
+mod migrations;
 mod queue;
 mod read;
+mod recovery;
 mod retention;
 mod submit;
 #[cfg(test)]
 mod tests;
 mod tokens;
-mod upkeep;
 
 use std::{
     path::Path,
@@ -23,23 +26,30 @@ use std::{
     time::{Duration, Instant},
 };
 
-pub use alignments::{AlignmentFilter, AlignmentOutcome, StoredAlignment, SubmittedAlignment};
-pub use claim::{Claimed, Outcome, Renewal};
-pub use deliveries::Delivery;
-pub use queue::{Figures, History, Waiting};
-pub use read::Filter;
-pub use retention::{Due, KeptRun, Plan};
 use sqlx::{
     ConnectOptions, Connection, SqliteConnection, SqlitePool,
-    sqlite::{SqliteConnectOptions, SqliteJournalMode, SqlitePoolOptions, SqliteRow, SqliteSynchronous},
+    sqlite::{
+        SqliteConnectOptions, SqliteJournalMode, SqlitePoolOptions, SqliteRow, SqliteSynchronous,
+    },
 };
-pub use submit::{Idempotency, NewRun, Owner, Quota, Submitted};
-pub use tokens::{Role, Token};
 use tokio::sync::{Mutex, mpsc};
-pub use upkeep::{LostAlignment, LostRun};
 use uuid::Uuid;
 
-use crate::run::{Finding, RunId, RunSpec, RunState, Scheduled, Step, StepRecord};
+use crate::domain::{
+    finding::Finding,
+    ids::RunId,
+    state::{RunState, Scheduled, Step, StepRecord},
+    subject::RunSpec,
+};
+pub use crate::store::maintenance::{LostAlignment, LostRun};
+pub use alignments::{AlignmentFilter, AlignmentOutcome, StoredAlignment, SubmittedAlignment};
+pub use claim::{ClaimedRun, Renewal};
+pub use deliveries::Delivery;
+pub use queue::{History, StoreFigures, Waiting};
+pub use read::Filter;
+pub use retention::{KeptRun, Plan, PlannedAction};
+pub use submit::{IdempotencyKey, NewRun, Owner, Quota, Submitted};
+pub use tokens::{Role, Token};
 
 #[derive(Debug, thiserror::Error)]
 pub enum StoreError {
@@ -49,64 +59,67 @@ pub enum StoreError {
     Migrate { path: String, source: sqlx::migrate::MigrateError },
     #[error("cannot {act}")]
     Query { act: &'static str, source: sqlx::Error },
-    #[error("{id} holds {what} that this version cannot read")]
+    #[error("{id} has {what} that this version cannot read")]
     Corrupt { id: RunId, what: &'static str },
-    #[error("token {name} has a role that this version does not know")]
+    #[error("token {name} has a role that is unknown to this version")]
     UnknownRole { name: String },
     #[error("the database writer has stopped")]
     Stopped,
 }
 
-/// Names the act that failed: `.map_err(during("claim a run"))`.
+/// Starts a transaction that holds the write lock from its start.
+const WRITE: &str = concat!("begin", " immediate");
+
+/// Names the action that failed: `.map_err(during("claim a run"))`.
 fn during(act: &'static str) -> impl FnOnce(sqlx::Error) -> StoreError {
     move |source| StoreError::Query { act, source }
 }
 
-/// A run as the database knows it.
+/// A run in the database.
 #[derive(Debug, Clone, PartialEq)]
-pub struct Run {
+pub struct StoredRun {
     pub id: RunId,
     pub spec: RunSpec,
-    /// Name of the token that submitted it; `None` where none was asked for.
+    /// Name of the token that submitted it; `None` where tokens are not required.
     pub owner: Option<String>,
     pub state: RunState,
     pub attempts: u32,
-    /// 1 is next; only while queued, and only where one run is asked for.
+    /// 1 is next. Only of a queued run, and only in queries of one run.
     pub queue_position: Option<u64>,
-    /// RFC 3339, UTC, as the two below.
+    /// RFC 3339, UTC, as the next two.
     pub queued_at: String,
     pub started_at: Option<String>,
     pub ended_at: Option<String>,
     pub cancel_requested: bool,
-    /// It stays as it is, and is never removed but by hand.
+    /// Not packed, and removed by request only.
     pub pinned: bool,
-    /// Why it failed.
+    /// Reason of a failure.
     pub message: Option<String>,
     pub failed_step: Option<Step>,
-    /// Where it stands with the cluster's scheduler, while one carries it out.
+    /// State in the cluster's scheduler, while a scheduler executes it.
     pub scheduled: Option<Scheduled>,
     /// Empty in lists.
     pub steps: Vec<StepRecord>,
     pub findings: Vec<Finding>,
 }
 
-/// What became of a request to cancel.
+/// Result of a request to cancel.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Cancel {
-    /// It was queued, and will not start.
+pub enum CancelOutcome {
+    /// It was queued and will not start.
     Cancelled,
-    /// It runs, and will end soon.
+    /// It is running and will end soon.
     Requested,
     AlreadyRequested,
     AlreadyEnded(RunState),
     NotFound,
 }
 
-/// What became of a request to delete.
+/// Result of a request to delete.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Delete {
+pub enum DeleteOutcome {
     Deleted,
-    /// It is queued or running: cancel it first.
+    /// It is queued or running; cancel it first.
     Active,
     NotFound,
 }
@@ -116,13 +129,13 @@ pub enum Delete {
 pub struct Store {
     readers: SqlitePool,
     writer: Arc<Mutex<SqliteConnection>>,
-    submissions: mpsc::Sender<submit::Submission>,
-    /// Runs of one owner that are carried out at a time; 0: any number.
+    submissions: mpsc::Sender<submit::PendingSubmission>,
+    /// Running runs of one owner; 0: no limit.
     running_per_owner: u32,
 }
 
 impl Store {
-    /// Opens the database at `path`, makes it if absent, and brings its tables up to date.
+    /// Opens the database at `path`, creates it if absent, and migrates its tables.
     pub async fn open(path: &Path) -> Result<Self, StoreError> {
         let name = || path.display().to_string();
         let options = SqliteConnectOptions::new()
@@ -133,96 +146,130 @@ impl Store {
             .foreign_keys(true)
             .busy_timeout(Duration::from_secs(10))
             .disable_statement_logging();
-        let mut writer =
-            SqliteConnection::connect_with(&options).await.map_err(|source| StoreError::Open { path: name(), source })?;
-        sqlx::migrate!().run(&mut writer).await.map_err(|source| StoreError::Migrate { path: name(), source })?;
+        let mut writer = SqliteConnection::connect_with(&options)
+            .await
+            .map_err(|source| StoreError::Open { path: name(), source })?;
+        migrations::migrator()
+            .run(&mut writer)
+            .await
+            .map_err(|source| StoreError::Migrate { path: name(), source })?;
         let readers = SqlitePoolOptions::new()
             .max_connections(4)
             .connect_with(options.read_only(true))
             .await
             .map_err(|source| StoreError::Open { path: name(), source })?;
         let writer = Arc::new(Mutex::new(writer));
-        Ok(Self { readers, submissions: submit::start(Arc::clone(&writer)), writer, running_per_owner: 0 })
+        Ok(Self {
+            readers,
+            submissions: submit::start(Arc::clone(&writer)),
+            writer,
+            running_per_owner: 0,
+        })
     }
 
-    /// The same store, which claims at most so many runs of one owner at a time; 0: any number.
+    /// The same store with a limit on running runs of one owner; 0: no limit.
     pub fn with_running_per_owner(self, running_per_owner: u32) -> Self {
         Self { running_per_owner, ..self }
     }
 
-    /// Says whether the database answers.
+    /// Checks that the database responds.
     pub async fn ready(&self) -> Result<(), StoreError> {
-        sqlx::query("select 1").execute(&self.readers).await.map_err(during("ask the database"))?;
+        sqlx::query("select 1")
+            .execute(&self.readers)
+            .await
+            .map_err(during("query the database"))?;
         Ok(())
     }
 
-    /// Cancels a queued run, or asks the worker of a running one to stop.
-    pub async fn cancel(&self, id: RunId) -> Result<Cancel, StoreError> {
+    /// Cancels a queued run, or requests the worker of a running one to stop.
+    pub async fn cancel(&self, id: RunId) -> Result<CancelOutcome, StoreError> {
         let mut writer = self.writer.lock().await;
-        let mut tx = writer.begin_with("begin immediate").await.map_err(during("cancel a run"))?;
-        let row: Option<(String, bool)> = sqlx::query_as("select state, cancel_requested from runs where id = ?")
-            .bind(key(&id))
-            .fetch_optional(&mut *tx)
-            .await
-            .map_err(during("look a run up"))?;
-        let Some((state, requested)) = row else { return Ok(Cancel::NotFound) };
+        let mut tx = writer.begin_with(WRITE).await.map_err(during("cancel a run"))?;
+        let row: Option<(String, bool)> =
+            sqlx::query_as("select state, cancel_requested from runs where id = ?")
+                .bind(key(&id))
+                .fetch_optional(&mut *tx)
+                .await
+                .map_err(during("look up a run"))?;
+        let Some((state, requested)) = row else { return Ok(CancelOutcome::NotFound) };
         let answer = match (word::<RunState>(id, "a state", &state)?, requested) {
-            (RunState::Queued, _) => Cancel::Cancelled,
-            (RunState::Running, false) => Cancel::Requested,
-            (RunState::Running, true) => Cancel::AlreadyRequested,
-            (ended, _) => Cancel::AlreadyEnded(ended),
+            (RunState::Queued, _) => CancelOutcome::Cancelled,
+            (RunState::Running, false) => CancelOutcome::Requested,
+            (RunState::Running, true) => CancelOutcome::AlreadyRequested,
+            (ended, _) => CancelOutcome::AlreadyEnded(ended),
         };
         let change = match answer {
-            Cancel::Cancelled => {
-                "update runs set state = 'cancelled', cancel_requested = 1, ended_at = max(?2, queued_at), message = 'cancelled while queued' where id = ?1"
+            CancelOutcome::Cancelled => {
+                "update runs set state = 'cancelled', cancel_requested = 1, ended_at = max(?2,
+                 queued_at), message = 'cancelled while queued' where id = ?1"
             }
-            Cancel::Requested => "update runs set cancel_requested = 1 where id = ?1 and ?2 > 0",
+            CancelOutcome::Requested => {
+                "update runs set cancel_requested = 1 where id = ?1 and ?2 > 0"
+            }
             _ => return Ok(answer),
         };
-        sqlx::query(change).bind(key(&id)).bind(now_ms()).execute(&mut *tx).await.map_err(during("cancel a run"))?;
+        sqlx::query(change)
+            .bind(key(&id))
+            .bind(now_ms())
+            .execute(&mut *tx)
+            .await
+            .map_err(during("cancel a run"))?;
         tx.commit().await.map_err(during("cancel a run"))?;
         Ok(answer)
     }
 
-    /// Forgets a run that has ended. Its folder is the caller's to remove, afterwards.
-    pub async fn delete(&self, id: RunId) -> Result<Delete, StoreError> {
+    /// Deletes an ended run. The caller removes its folder afterwards.
+    pub async fn delete(&self, id: RunId) -> Result<DeleteOutcome, StoreError> {
         let mut writer = self.writer.lock().await;
-        let deleted = sqlx::query("delete from runs where id = ? and state not in ('queued', 'running')")
-            .bind(key(&id))
-            .execute(&mut *writer)
-            .await
-            .map_err(during("delete a run"))?
-            .rows_affected();
+        let deleted =
+            sqlx::query("delete from runs where id = ? and state not in ('queued', 'running')")
+                .bind(key(&id))
+                .execute(&mut *writer)
+                .await
+                .map_err(during("delete a run"))?
+                .rows_affected();
         if deleted > 0 {
-            return Ok(Delete::Deleted);
+            return Ok(DeleteOutcome::Deleted);
         }
-        let known = sqlx::query("select 1 from runs where id = ?").bind(key(&id)).fetch_optional(&mut *writer).await;
-        Ok(if known.map_err(during("look a run up"))?.is_some() { Delete::Active } else { Delete::NotFound })
+        let known = sqlx::query("select 1 from runs where id = ?")
+            .bind(key(&id))
+            .fetch_optional(&mut *writer)
+            .await;
+        Ok(if known.map_err(during("look up a run"))?.is_some() {
+            DeleteOutcome::Active
+        } else {
+            DeleteOutcome::NotFound
+        })
     }
 }
 
-/// A run's id as the database keeps it.
+/// A run's id as a column.
 fn key(id: &RunId) -> &[u8] {
     id.0.as_bytes()
 }
 
-/// An id from the database.
+/// An id from a column.
 fn id_of(bytes: &[u8]) -> Result<RunId, StoreError> {
-    let id = Uuid::from_slice(bytes).map_err(|_| StoreError::Corrupt { id: RunId(Uuid::nil()), what: "an id" })?;
+    let id = Uuid::from_slice(bytes)
+        .map_err(|_| StoreError::Corrupt { id: RunId(Uuid::nil()), what: "an id" })?;
     Ok(RunId(id))
 }
 
-/// A word from the database.
+/// A word from a column.
 fn word<T: FromStr>(id: RunId, what: &'static str, text: &str) -> Result<T, StoreError> {
     text.parse().map_err(|_| StoreError::Corrupt { id, what })
 }
 
-/// A JSON column from the database.
-fn json<T: serde::de::DeserializeOwned>(id: RunId, what: &'static str, text: &str) -> Result<T, StoreError> {
+/// A value from a JSON column.
+fn json<T: serde::de::DeserializeOwned>(
+    id: RunId,
+    what: &'static str,
+    text: &str,
+) -> Result<T, StoreError> {
     serde_json::from_str(text).map_err(|_| StoreError::Corrupt { id, what })
 }
 
-/// A column of a row; the column is in the query, so its absence is our mistake and told as the query's failure.
+/// A column of a row. The query selects it, so its absence is a failure of the query.
 fn column<'r, T: sqlx::Decode<'r, sqlx::Sqlite> + sqlx::Type<sqlx::Sqlite>>(
     row: &'r SqliteRow,
     name: &'static str,
@@ -235,12 +282,13 @@ fn now_ms() -> i64 {
     jiff::Timestamp::now().as_millisecond()
 }
 
-/// A clock that nobody sets, in milliseconds: that of the wall when the process began, and the time that passed since.
+/// A monotonic clock in milliseconds: the time of day when the process started, plus the time
+/// elapsed since.
 ///
-/// Leases go by it: all of them are of one service, for a new one takes up every run that is marked as running.
+/// Leases use it: all are of one process, for a new service recovers every running run.
 fn steady_ms() -> i64 {
-    static BEGAN: LazyLock<(i64, Instant)> = LazyLock::new(|| (now_ms(), Instant::now()));
-    BEGAN.0 + millis(BEGAN.1.elapsed())
+    static STARTED: LazyLock<(i64, Instant)> = LazyLock::new(|| (now_ms(), Instant::now()));
+    STARTED.0 + millis(STARTED.1.elapsed())
 }
 
 fn millis(time: Duration) -> i64 {

@@ -1,52 +1,54 @@
-//! The queue as a whole: who waits in which order, how long such runs took, and figures of everything that is kept.
+//! The queue: order of runs, durations of earlier runs, and figures of all stored runs.
 
-use super::{Run, Store, StoreError, column, during, json, read};
-use crate::run::{Mode, RunId};
+use super::{Store, StoreError, StoredRun, column, during, json, read};
+use crate::domain::{ids::RunId, mode::Mode};
 
-/// Past runs that a median is taken over.
+/// Earlier runs of a median.
 const HISTORY: u32 = 21;
 
-/// A run that waits or runs.
+/// A queued or running run.
 #[derive(Debug, Clone)]
 pub struct Waiting {
-    pub run: Run,
-    /// Name of the worker that carries it out; `None` while it waits.
+    pub run: StoredRun,
+    /// Name of its worker; `None` while it is queued.
     pub worker: Option<String>,
-    /// Names of its devices, where it has several.
+    /// Names of its devices, if it has several.
     pub devices: Vec<String>,
-    /// When the worker began, in milliseconds since 1970.
+    /// Start of the worker, milliseconds since 1970.
     pub started_ms: Option<i64>,
 }
 
-/// How long runs of a name in a mode took.
+/// Durations of runs of a name in a mode.
 #[derive(Debug, Clone, PartialEq)]
 pub struct History {
     pub name: String,
     pub mode: String,
-    /// Of up to 21 of the newest runs that came to their end, in milliseconds.
+    /// Of up to 21 of the newest finished runs, in milliseconds.
     pub median_ms: i64,
 }
 
-/// Figures of everything that is kept.
+/// Figures of all stored runs.
 #[derive(Debug, Clone, Default)]
-pub struct Figures {
+pub struct StoreFigures {
     /// State and number of runs.
     pub runs: Vec<(String, i64)>,
-    /// Step, state, number, and seconds that they took in all.
+    /// Step, state, number, and total seconds.
     pub steps: Vec<(String, String, i64, f64)>,
-    /// Step, state, bucket by its place, number, and seconds in all: of every step that ever ended here.
+    /// Step, state, index of the bucket, number and total seconds of every step that ended here.
     pub durations: Vec<(String, String, i64, i64, f64)>,
     /// Bytes of all artifacts.
     pub artifact_bytes: i64,
 }
 
 impl Store {
-    /// The runs that are carried out, then those that wait, first first. Imports wait for no device, and are not among them.
+    /// Running runs, then queued runs in their order. Imports need no device and are not listed.
     pub async fn queue(&self, limit: u32) -> Result<Vec<Waiting>, StoreError> {
         let rows = sqlx::query(
-            "select * from (select * from runs where state = 'running' and kind <> 'import' order by id)
+            "select * from (select * from runs where state = 'running'
+             and kind <> 'import' order by id)
              union all select * from (select * from runs indexed by runs_waiting
-                                      where state = 'queued' and kind <> 'import' order by rank, id limit ?)",
+                                      where state = 'queued' and kind <> 'import' order by rank,
+                                      id limit ?)",
         )
         .bind(limit)
         .fetch_all(&self.readers)
@@ -55,20 +57,25 @@ impl Store {
         rows.iter()
             .map(|row| {
                 let worker = column(row, "worker")?;
-                let (run, devices) = (read::from_row(row)?, column::<Option<&str>>(row, "devices")?);
-                let devices = devices.map(|it| json(run.id, "its devices", it)).transpose()?.unwrap_or_default();
+                let (run, devices) =
+                    (read::from_row(row)?, column::<Option<&str>>(row, "devices")?);
+                let devices = devices
+                    .map(|it| json(run.id, "its devices", it))
+                    .transpose()?
+                    .unwrap_or_default();
                 Ok(Waiting { run, worker, devices, started_ms: column(row, "started_at")? })
             })
             .collect()
     }
 
-    /// How long past runs of each of these names and modes took; nothing for those of which none came to its end.
-    pub async fn history(&self, asked: &[(String, Mode)]) -> Result<Vec<History>, StoreError> {
+    /// Durations of earlier runs of each name and mode; none where no run finished.
+    pub async fn history(&self, kinds: &[(String, Mode)]) -> Result<Vec<History>, StoreError> {
         let mut found = Vec::new();
-        for (name, mode) in asked {
+        for (name, mode) in kinds {
             let mut took: Vec<i64> = sqlx::query_scalar(
                 "select ended_at - started_at from runs indexed by runs_done
-                 where name = ? and kind <> 'import' and state in ('succeeded', 'partial') and mode = ?
+                 where name = ? and kind <> 'import' and state in ('succeeded', 'partial')
+                      and mode = ?
                  order by id desc limit ?",
             )
             .bind(name)
@@ -76,46 +83,53 @@ impl Store {
             .bind(HISTORY)
             .fetch_all(&self.readers)
             .await
-            .map_err(during("look at past runs"))?;
+            .map_err(during("list earlier runs"))?;
             took.sort_unstable();
             if let Some(median_ms) = took.get(took.len() / 2) {
-                found.push(History { name: name.clone(), mode: mode.as_str().into(), median_ms: *median_ms });
+                found.push(History {
+                    name: name.clone(),
+                    mode: mode.as_str().into(),
+                    median_ms: *median_ms,
+                });
             }
         }
         Ok(found)
     }
 
-    /// Figures of everything that is kept.
-    pub async fn figures(&self) -> Result<Figures, StoreError> {
+    /// Figures of all stored runs.
+    pub async fn figures(&self) -> Result<StoreFigures, StoreError> {
         let runs = sqlx::query_as("select state, count(*) from runs group by state order by state")
             .fetch_all(&self.readers)
             .await
             .map_err(during("count runs"))?;
         let steps = sqlx::query_as(
-            "select step, state, count(*), coalesce(sum((julianday(ended_at) - julianday(started_at)) * 86400.0), 0.0)
+            "select step, state, count(*),
+             coalesce(sum((julianday(ended_at) - julianday(started_at)) * 86400.0), 0.0)
              from steps where ended_at is not null group by step, state order by step, state",
         )
         .fetch_all(&self.readers)
         .await
         .map_err(during("measure steps"))?;
-        let durations = sqlx::query_as("select step, state, bucket, steps, seconds from step_durations order by 1, 2, 3")
-            .fetch_all(&self.readers)
-            .await
-            .map_err(during("measure steps"))?;
+        let durations = sqlx::query_as(
+            "select step, state, bucket, steps, seconds from step_durations order by 1, 2, 3",
+        )
+        .fetch_all(&self.readers)
+        .await
+        .map_err(during("measure steps"))?;
         let artifact_bytes = sqlx::query_scalar("select coalesce(sum(bytes), 0) from sizes")
             .fetch_one(&self.readers)
             .await
             .map_err(during("measure artifacts"))?;
-        Ok(Figures { runs, steps, durations, artifact_bytes })
+        Ok(StoreFigures { runs, steps, durations, artifact_bytes })
     }
 
-    /// Whose a run is. Outer `None`: there is no such run.
+    /// Owner of a run. Outer `None`: there is no such run.
     pub async fn owner(&self, id: RunId) -> Result<Option<Option<String>>, StoreError> {
         let row = sqlx::query("select owner from runs where id = ?")
             .bind(super::key(&id))
             .fetch_optional(&self.readers)
             .await
-            .map_err(during("look an owner up"))?;
+            .map_err(during("look up an owner"))?;
         row.map(|row| column(&row, "owner")).transpose()
     }
 }

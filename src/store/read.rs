@@ -1,40 +1,52 @@
-//! What can be asked of the store.
+//! Queries of runs and artifacts.
 
 use std::collections::HashMap;
 
 use sqlx::{QueryBuilder, SqliteConnection, sqlite::SqliteRow};
 
-use super::{Run, Store, StoreError, column, during, id_of, json, key, rfc3339, word};
-use crate::run::{ArtifactRecord, RunId, RunState, StepRecord, SubjectKind};
+use super::{Store, StoreError, StoredRun, column, during, id_of, json, key, rfc3339, word};
+use crate::domain::{
+    ids::RunId,
+    run_files::ArtifactRecord,
+    state::{RunState, StepRecord},
+    subject::SubjectKind,
+};
 
-/// Which runs a list shows; every given part must hold.
+/// Filter of a list of runs; all given parts must match.
 #[derive(Debug, Clone, Default)]
 pub struct Filter {
     pub state: Option<RunState>,
-    /// Name of a configured model, or of the model that a capture's sender named.
+    /// Name of a configured model, or of the model that the sender of a capture named.
     pub model: Option<String>,
-    /// Name that lists show.
+    /// Name in lists.
     pub name: Option<String>,
     pub label: Option<String>,
     pub kind: Option<SubjectKind>,
 }
 
 impl Store {
-    /// One run with its steps and findings, and its place in the queue while it waits.
-    pub async fn run(&self, id: RunId) -> Result<Option<Run>, StoreError> {
+    /// One run with steps and findings, and its place in the queue while it is queued.
+    pub async fn run(&self, id: RunId) -> Result<Option<StoredRun>, StoreError> {
         let mut reader = self.readers.acquire().await.map_err(during("get a connection"))?;
         run(&mut reader, id).await
     }
 
     /// Runs that match, newest first, from those submitted before `before`.
-    pub async fn list(&self, filter: &Filter, before: Option<RunId>, limit: u32) -> Result<Vec<Run>, StoreError> {
+    pub async fn list(
+        &self,
+        filter: &Filter,
+        before: Option<RunId>,
+        limit: u32,
+    ) -> Result<Vec<StoredRun>, StoreError> {
         let mut query = QueryBuilder::new("select * from runs where true");
         if let Some(state) = filter.state {
             query.push(" and state = ").push_bind(state.as_str());
         }
         if let Some(model) = &filter.model {
             query.push(" and kind <> 'command' and name = ").push_bind(model);
-            query.push(" and (kind <> 'import' or json_extract(spec, '$.subject.model') is not null)");
+            query.push(
+                " and (kind <> 'import' or json_extract(spec, '$.subject.model') is not null)",
+            );
         }
         if let Some(name) = &filter.name {
             query.push(" and name = ").push_bind(name);
@@ -43,7 +55,10 @@ impl Store {
             query.push(" and kind = ").push_bind(kind.as_str());
         }
         if let Some(label) = &filter.label {
-            query.push(" and id in (select run_id from labels where label = ").push_bind(label).push(")");
+            query
+                .push(" and id in (select run_id from labels where label = ")
+                .push_bind(label)
+                .push(")");
         }
         if let Some(before) = before {
             query.push(" and id < ").push_bind(key(&before).to_vec());
@@ -53,48 +68,72 @@ impl Store {
         rows.iter().map(from_row).collect()
     }
 
-    /// The runs that are being carried out, each with its worker's name and, where it has several devices, the names of all.
+    /// Running runs, each with its worker's name and, if it has several devices, the names of all.
     pub async fn running(&self) -> Result<Vec<(RunId, String, Vec<String>)>, StoreError> {
-        let rows: Vec<(Vec<u8>, String, Option<String>)> =
-            sqlx::query_as("select id, worker, devices from runs where state = 'running' and worker is not null order by id")
-                .fetch_all(&self.readers)
-                .await
-                .map_err(during("list running runs"))?;
+        let rows: Vec<(Vec<u8>, String, Option<String>)> = sqlx::query_as(
+            "select id, worker, devices from runs where state = 'running'
+                            and worker is not null order by id",
+        )
+        .fetch_all(&self.readers)
+        .await
+        .map_err(during("list running runs"))?;
         let run = |(id, worker, devices): (Vec<u8>, String, Option<String>)| {
             let id = id_of(&id)?;
-            Ok((id, worker, devices.map(|it| json(id, "its devices", &it)).transpose()?.unwrap_or_default()))
+            Ok((
+                id,
+                worker,
+                devices.map(|it| json(id, "its devices", &it)).transpose()?.unwrap_or_default(),
+            ))
         };
         rows.into_iter().map(run).collect()
     }
 
-    /// The files that an ended run left, by path.
+    /// The artifacts of an ended run, by path.
     pub async fn artifacts(&self, id: RunId) -> Result<Vec<ArtifactRecord>, StoreError> {
-        let rows = sqlx::query("select path, bytes, sha256, media_type, step from artifacts where run_id = ? order by path")
-            .bind(key(&id))
-            .fetch_all(&self.readers)
-            .await
-            .map_err(during("list artifacts"))?;
+        let rows = sqlx::query(
+            "select path, bytes, sha256, media_type, step from artifacts
+                                where run_id = ? order by path",
+        )
+        .bind(key(&id))
+        .fetch_all(&self.readers)
+        .await
+        .map_err(during("list artifacts"))?;
         rows.iter().map(|row| artifact(id, row)).collect()
     }
 
-    /// One file that an ended run left.
-    pub async fn artifact(&self, id: RunId, path: &str) -> Result<Option<ArtifactRecord>, StoreError> {
-        let row = sqlx::query("select path, bytes, sha256, media_type, step from artifacts where run_id = ? and path = ?")
-            .bind(key(&id))
-            .bind(path)
-            .fetch_optional(&self.readers)
-            .await
-            .map_err(during("look an artifact up"))?;
+    /// One artifact of an ended run.
+    pub async fn artifact(
+        &self,
+        id: RunId,
+        path: &str,
+    ) -> Result<Option<ArtifactRecord>, StoreError> {
+        let row = sqlx::query(
+            "select path, bytes, sha256, media_type, step from artifacts
+                               where run_id = ? and path = ?",
+        )
+        .bind(key(&id))
+        .bind(path)
+        .fetch_optional(&self.readers)
+        .await
+        .map_err(during("look up an artifact"))?;
         row.map(|row| artifact(id, &row)).transpose()
     }
 }
 
-/// One run, whole, over any connection.
-pub(super) async fn run(connection: &mut SqliteConnection, id: RunId) -> Result<Option<Run>, StoreError> {
-    let row = sqlx::query("select * from runs where id = ?").bind(key(&id)).fetch_optional(&mut *connection).await;
-    let Some(row) = row.map_err(during("look a run up"))? else { return Ok(None) };
+/// One run with all its parts, over any connection.
+pub(super) async fn run(
+    connection: &mut SqliteConnection,
+    id: RunId,
+) -> Result<Option<StoredRun>, StoreError> {
+    let row = sqlx::query("select * from runs where id = ?")
+        .bind(key(&id))
+        .fetch_optional(&mut *connection)
+        .await;
+    let Some(row) = row.map_err(during("look up a run"))? else { return Ok(None) };
     let mut run = from_row(&row)?;
-    let steps = sqlx::query("select * from steps where run_id = ? order by position").bind(key(&id)).fetch_all(&mut *connection);
+    let steps = sqlx::query("select * from steps where run_id = ? order by position")
+        .bind(key(&id))
+        .fetch_all(&mut *connection);
     for row in steps.await.map_err(during("list steps"))? {
         run.steps.push(step(id, &row)?);
     }
@@ -104,25 +143,33 @@ pub(super) async fn run(connection: &mut SqliteConnection, id: RunId) -> Result<
     Ok(Some(run))
 }
 
-/// Places of waiting runs: the slots before their own from the kept counts, their own slot by the index alone.
+/// Places of queued runs: earlier slots from the stored counts, their own slot by the index.
 pub(super) const PLACES: &str = "select id,
                 (select coalesce(sum(runs), 0) from waiting where slot < mine.rank >> 8)
               + (select count(*) from runs indexed by runs_waiting
-                 where state = 'queued' and rank >= (mine.rank >> 8) << 8 and (rank, id) <= (mine.rank, mine.id))
-         from runs as mine where state = 'queued' and id in (select unhex(value) from json_each(?))";
+                 where state = 'queued' and rank >= (mine.rank >> 8) << 8 and (rank,
+                      id) <= (mine.rank, mine.id))
+         from runs as mine where state = 'queued' and id in (select unhex(value)
+         from json_each(?))";
 
-/// The places of those of `ids` that wait.
-pub(super) async fn places(connection: &mut SqliteConnection, ids: &[RunId]) -> Result<HashMap<RunId, u64>, StoreError> {
+/// Places of those of `ids` that are queued.
+pub(super) async fn places(
+    connection: &mut SqliteConnection,
+    ids: &[RunId],
+) -> Result<HashMap<RunId, u64>, StoreError> {
     let ids = serde_json::Value::from_iter(ids.iter().map(|id| id.0.simple().to_string()));
-    let places: Vec<(Vec<u8>, i64)> =
-        sqlx::query_as(PLACES).bind(ids.to_string()).fetch_all(connection).await.map_err(during("count waiting runs"))?;
+    let places: Vec<(Vec<u8>, i64)> = sqlx::query_as(PLACES)
+        .bind(ids.to_string())
+        .fetch_all(connection)
+        .await
+        .map_err(during("count queued runs"))?;
     places.into_iter().map(|(id, place)| Ok((id_of(&id)?, place.unsigned_abs()))).collect()
 }
 
-pub(super) fn from_row(row: &SqliteRow) -> Result<Run, StoreError> {
+pub(super) fn from_row(row: &SqliteRow) -> Result<StoredRun, StoreError> {
     let id = id_of(column(row, "id")?)?;
     let failed_step: Option<&str> = column(row, "failed_step")?;
-    Ok(Run {
+    Ok(StoredRun {
         id,
         spec: json(id, "a spec", column(row, "spec")?)?,
         owner: column(row, "owner")?,
@@ -136,7 +183,9 @@ pub(super) fn from_row(row: &SqliteRow) -> Result<Run, StoreError> {
         pinned: column(row, "pinned")?,
         message: column(row, "message")?,
         failed_step: failed_step.map(|step| word(id, "a step", step)).transpose()?,
-        scheduled: column::<Option<&str>>(row, "scheduled")?.map(|text| json(id, "a scheduler's word", text)).transpose()?,
+        scheduled: column::<Option<&str>>(row, "scheduled")?
+            .map(|text| json(id, "a scheduler's word", text))
+            .transpose()?,
         steps: Vec::new(),
         findings: json(id, "findings", column(row, "findings")?)?,
     })

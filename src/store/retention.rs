@@ -1,15 +1,15 @@
-//! What is kept of old runs: pins, what is packed, and which runs are due to be packed or removed.
+//! Retention of old runs: pins, packed runs, and the plan of runs to be packed or removed.
 //!
-//! The plan is arithmetic over rows; nothing here touches a run's folder, and nothing is removed by planning.
+//! The plan is arithmetic over rows: planning removes nothing and touches no folder.
 
 use std::collections::HashMap;
 
 use super::{Store, StoreError, column, during, id_of, key, now_ms, steady_ms};
-use crate::{config::Retention, run::RunId};
+use crate::{config::RetentionSettings, domain::ids::RunId};
 
 const DAY_MS: i64 = 86_400_000;
 
-/// A run that has ended, as far as keeping it is concerned.
+/// An ended run, as far as retention needs it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct KeptRun {
     pub id: RunId,
@@ -22,37 +22,37 @@ pub struct KeptRun {
     pub packed: bool,
     pub pinned: bool,
     pub labelled: bool,
-    /// It succeeded, wholly or in part.
+    /// It succeeded, completely or partially.
     pub well: bool,
 }
 
-/// Something that will be done to a run.
+/// An action planned for a run.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Due {
+pub struct PlannedAction {
     pub run: KeptRun,
-    /// Milliseconds since 1970; `None`: in the next round.
+    /// Milliseconds since 1970; `None`: the next round.
     pub at_ms: Option<i64>,
     pub why: String,
 }
 
-/// What will be done, oldest first, and what cannot be.
+/// Planned actions, oldest run first.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Plan {
     pub runs: usize,
     /// On disk, of all ended runs.
     pub bytes: u64,
-    pub pack: Vec<Due>,
-    /// Those that are due at once come first, then those that will be by their age.
-    pub remove: Vec<Due>,
-    /// Budgets that cannot be kept, and why.
+    pub pack: Vec<PlannedAction>,
+    /// Due removals first, then later ones by age.
+    pub remove: Vec<PlannedAction>,
+    /// Limits that cannot be met, with the reason.
     pub notes: Vec<String>,
 }
 
 impl Store {
-    /// What is due now and later, under these settings.
+    /// Plans by these settings.
     ///
-    /// A clock that was set ahead while the service runs ages no run: what it would remove cannot be had back.
-    pub async fn plan(&self, settings: &Retention) -> Result<Plan, StoreError> {
+    /// A clock that is set ahead while the service runs ages no run, for a removal is final.
+    pub async fn plan(&self, settings: &RetentionSettings) -> Result<Plan, StoreError> {
         Ok(plan(self.kept().await?, settings, now_ms().min(steady_ms())))
     }
 
@@ -66,7 +66,7 @@ impl Store {
         )
         .fetch_all(&self.readers)
         .await
-        .map_err(during("list what is kept"))?;
+        .map_err(during("list ended runs"))?;
         rows.iter()
             .map(|row| {
                 Ok(KeptRun {
@@ -84,26 +84,34 @@ impl Store {
             .collect()
     }
 
-    /// Pins a run or frees it; `false`: there is no such run.
+    /// Pins or unpins a run; returns false if there is no such run.
     pub async fn pin(&self, id: RunId, pinned: bool) -> Result<bool, StoreError> {
         let mut writer = self.writer.lock().await;
-        let changed = sqlx::query("update runs set pinned = ? where id = ?").bind(pinned).bind(key(&id));
+        let changed =
+            sqlx::query("update runs set pinned = ? where id = ?").bind(pinned).bind(key(&id));
         Ok(changed.execute(&mut *writer).await.map_err(during("pin a run"))?.rows_affected() > 0)
     }
 
-    /// Says whether a pass is under way that background work would disturb.
+    /// Returns true if a pass is running that background work would disturb.
     pub async fn measuring(&self) -> Result<bool, StoreError> {
         sqlx::query_scalar(
-            "select exists (select 1 from runs join steps on run_id = id where runs.state = 'running'
-                            and steps.state = 'running' and step in ('baseline', 'nsys', 'ncu', 'gemm_log'))",
+            "select exists (select 1 from runs join steps on run_id = id
+             where runs.state = 'running'
+                            and steps.state = 'running' and step in ('baseline', 'nsys', 'ncu',
+                            'gemm_log'))",
         )
         .fetch_one(&self.readers)
         .await
-        .map_err(during("look for passes"))
+        .map_err(during("list running passes"))
     }
 
-    /// Notes what a file takes on disk; `None`: as much as its content.
-    pub async fn set_stored(&self, id: RunId, path: &str, bytes: Option<u64>) -> Result<(), StoreError> {
+    /// Records a file's size on disk; `None`: that of its content.
+    pub async fn set_stored(
+        &self,
+        id: RunId,
+        path: &str,
+        bytes: Option<u64>,
+    ) -> Result<(), StoreError> {
         let mut writer = self.writer.lock().await;
         sqlx::query("update artifacts set stored_bytes = ? where run_id = ? and path = ?")
             .bind(bytes.map(|bytes| i64::try_from(bytes).unwrap_or(i64::MAX)))
@@ -111,56 +119,63 @@ impl Store {
             .bind(path)
             .execute(&mut *writer)
             .await
-            .map_err(during("note what a file takes"))?;
+            .map_err(during("record a file's size"))?;
         Ok(())
     }
 
-    /// Notes that the raw files of a run are packed.
+    /// Records that the raw files of a run are packed.
     pub async fn set_packed(&self, id: RunId) -> Result<(), StoreError> {
         let mut writer = self.writer.lock().await;
-        let changed = sqlx::query("update runs set packed_at = ? where id = ?").bind(now_ms()).bind(key(&id));
-        changed.execute(&mut *writer).await.map_err(during("note that a run is packed"))?;
+        let changed =
+            sqlx::query("update runs set packed_at = ? where id = ?").bind(now_ms()).bind(key(&id));
+        changed.execute(&mut *writer).await.map_err(during("record a packed run"))?;
         Ok(())
     }
 }
 
-/// What of `kept` is due. The newest of each name and mode, those that ended well apart from the others, stay as they are.
-fn plan(mut kept: Vec<KeptRun>, settings: &Retention, now: i64) -> Plan {
+/// Plans for `kept`. The newest of each name and mode, succeeded and failed runs counted
+/// separately, are neither packed nor removed.
+fn plan(mut kept: Vec<KeptRun>, settings: &RetentionSettings, now: i64) -> Plan {
     kept.sort_by_key(|run| std::cmp::Reverse((run.ended_ms, run.id)));
-    let mut plan = Plan { runs: kept.len(), bytes: kept.iter().map(|run| run.bytes).sum(), ..Plan::default() };
+    let mut plan =
+        Plan { runs: kept.len(), bytes: kept.iter().map(|run| run.bytes).sum(), ..Plan::default() };
     let mut seen: HashMap<(&str, &str, bool), u32> = HashMap::new();
     let mut older: Vec<&KeptRun> = kept
         .iter()
         .filter(|run| {
             let rank = seen.entry((&run.name, &run.mode, run.well)).or_default();
             *rank += 1;
-            *rank > settings.as_they_are
+            *rank > settings.keep_newest
         })
         .collect();
     older.reverse();
-    let due = |run: &KeptRun, at_ms, why: String| Due { run: run.clone(), at_ms, why };
+    let due = |run: &KeptRun, at_ms, why: String| PlannedAction { run: run.clone(), at_ms, why };
     if settings.pack {
         let beyond = |run: &&&KeptRun| !run.pinned && !run.packed;
         let why = |run: &KeptRun| {
             let mode = if run.mode.is_empty() { "import" } else { &run.mode };
-            format!("beyond the newest {} of {}, {mode}", settings.as_they_are, run.name)
+            format!("beyond the newest {} of {}, {mode}", settings.keep_newest, run.name)
         };
         plan.pack = older.iter().filter(beyond).map(|run| due(run, None, why(run))).collect();
     }
     let (mut runs, mut bytes) = (plan.runs as u64, plan.bytes);
-    let age_ms = i64::from(settings.most_days) * DAY_MS;
+    let age_ms = i64::from(settings.max_days) * DAY_MS;
     let mut later = Vec::new();
     for run in older.iter().filter(|run| !run.pinned && !run.labelled) {
         let ends = run.ended_ms.saturating_add(age_ms);
         let why = if age_ms > 0 && ends <= now {
-            format!("older than {} days", settings.most_days)
-        } else if settings.most_runs > 0 && runs > settings.most_runs {
-            format!("more than {} runs are kept", settings.most_runs)
-        } else if settings.most_bytes > 0 && bytes > settings.most_bytes {
-            format!("more than {} bytes are kept", settings.most_bytes)
+            format!("older than {} days", settings.max_days)
+        } else if settings.max_runs > 0 && runs > settings.max_runs {
+            format!("more than {} runs are kept", settings.max_runs)
+        } else if settings.max_bytes > 0 && bytes > settings.max_bytes {
+            format!("more than {} bytes are kept", settings.max_bytes)
         } else {
             if age_ms > 0 {
-                later.push(due(run, Some(ends), format!("older than {} days then", settings.most_days)));
+                later.push(due(
+                    run,
+                    Some(ends),
+                    format!("older than {} days then", settings.max_days),
+                ));
             }
             continue;
         };
@@ -168,12 +183,14 @@ fn plan(mut kept: Vec<KeptRun>, settings: &Retention, now: i64) -> Plan {
         plan.remove.push(due(run, None, why));
     }
     plan.remove.extend(later);
-    for (what, left, most) in [("runs", runs, settings.most_runs), ("bytes", bytes, settings.most_bytes)] {
-        if most > 0 && left > most {
+    for (unit, left, max) in
+        [("runs", runs, settings.max_runs), ("bytes", bytes, settings.max_bytes)]
+    {
+        if max > 0 && left > max {
             plan.notes.push(format!(
-                "{left} {what} stay, over the budget of {most}: what is left is pinned, labelled, or among the newest {} of its \
-                 model and mode",
-                settings.as_they_are
+                "{left} {unit} stay, over the limit of {max}: the rest is pinned, labelled, or \
+                 among the newest {} of its model and mode",
+                settings.keep_newest
             ));
         }
     }
@@ -184,11 +201,18 @@ fn plan(mut kept: Vec<KeptRun>, settings: &Retention, now: i64) -> Plan {
 mod tests {
     use super::*;
 
-    fn settings() -> Retention {
-        Retention { as_they_are: 2, pack: true, most_runs: 0, most_days: 0, most_bytes: 0, every_s: 60 }
+    fn settings() -> RetentionSettings {
+        RetentionSettings {
+            keep_newest: 2,
+            pack: true,
+            max_runs: 0,
+            max_days: 0,
+            max_bytes: 0,
+            interval_s: 60,
+        }
     }
 
-    /// `count` runs of ten bytes, one a day from day 1; with ids that tell their day.
+    /// `count` runs of ten bytes, one a day from day 1, with the day in their ids.
     fn runs(count: i64) -> Vec<KeptRun> {
         (1..=count)
             .map(|day| KeptRun {
@@ -205,7 +229,7 @@ mod tests {
             .collect()
     }
 
-    fn days(due: &[Due]) -> Vec<i64> {
+    fn days(due: &[PlannedAction]) -> Vec<i64> {
         due.iter().map(|due| due.run.ended_ms / DAY_MS).collect()
     }
 
@@ -218,33 +242,37 @@ mod tests {
         kept[0].name = "tiny".into();
         kept[2].packed = true;
         assert_eq!(days(&plan(kept.clone(), &settings(), 9).pack), [1]);
-        assert_eq!(plan(kept, &Retention { pack: false, ..settings() }, 9).pack, []);
+        assert_eq!(plan(kept, &RetentionSettings { pack: false, ..settings() }, 9).pack, []);
     }
 
     #[test]
-    fn failed_runs_do_not_drive_good_ones_out() {
+    fn failed_runs_do_not_displace_succeeded_ones() {
         let mut kept = runs(5);
         kept[2..].iter_mut().for_each(|run| run.well = false);
         assert_eq!(days(&plan(kept, &settings(), 9).pack), [3]);
     }
 
     #[test]
-    fn beyond_count_age_or_bytes_the_oldest_go_and_pinned_labelled_and_newest_stay() {
+    fn beyond_count_age_or_bytes_the_oldest_are_removed_and_pinned_labelled_and_newest_stay() {
         let mut kept = runs(6);
         kept[0].labelled = true;
-        let plan_with = |change: &dyn Fn(&mut Retention), now| {
+        let plan_with = |change: &dyn Fn(&mut RetentionSettings), now| {
             let mut settings = settings();
             change(&mut settings);
             plan(kept.clone(), &settings, now)
         };
-        assert_eq!(days(&plan_with(&|it| it.most_runs = 4, 0).remove), [2, 3]);
-        assert_eq!(days(&plan_with(&|it| it.most_bytes = 55, 0).remove), [2]);
-        let aged = plan_with(&|it| it.most_days = 3, 5 * DAY_MS);
-        let told: Vec<_> = aged.remove.iter().map(|due| (due.run.ended_ms / DAY_MS, due.at_ms.map(|at| at / DAY_MS))).collect();
-        assert_eq!(told, [(2, None), (3, Some(6)), (4, Some(7))]);
-        let over = plan_with(&|it| it.most_runs = 1, 0);
+        assert_eq!(days(&plan_with(&|it| it.max_runs = 4, 0).remove), [2, 3]);
+        assert_eq!(days(&plan_with(&|it| it.max_bytes = 55, 0).remove), [2]);
+        let aged = plan_with(&|it| it.max_days = 3, 5 * DAY_MS);
+        let removals: Vec<_> = aged
+            .remove
+            .iter()
+            .map(|due| (due.run.ended_ms / DAY_MS, due.at_ms.map(|at| at / DAY_MS)))
+            .collect();
+        assert_eq!(removals, [(2, None), (3, Some(6)), (4, Some(7))]);
+        let over = plan_with(&|it| it.max_runs = 1, 0);
         assert_eq!((days(&over.remove), over.notes.len()), (vec![2, 3, 4], 1));
-        assert!(over.notes[0].starts_with("3 runs stay, over the budget of 1"), "{:?}", over.notes);
+        assert!(over.notes[0].starts_with("3 runs stay, over the limit of 1"), "{:?}", over.notes);
         assert_eq!(plan_with(&|_| (), i64::MAX).remove, []);
     }
 }

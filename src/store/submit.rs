@@ -1,35 +1,35 @@
-//! Submissions: each is durable before it is answered, and those that arrive together share one commit.
+//! Submissions: each is durable before its response, and concurrent ones share a commit.
 
 use std::sync::Arc;
 
 use sqlx::{Connection, SqliteConnection};
 use tokio::sync::{Mutex, mpsc, oneshot};
 
-use super::{Run, Store, StoreError, during, id_of, key, now_ms, read, rfc3339};
-use crate::run::{Mode, RunId, RunSpec, RunState};
+use super::{Store, StoreError, StoredRun, WRITE, during, id_of, key, now_ms, read, rfc3339};
+use crate::domain::{ids::RunId, mode::Mode, state::RunState, subject::RunSpec};
 
-/// Submissions that one commit takes at most, and that may wait for one.
+/// Maximum of submissions in one commit, and of pending ones.
 const BATCH: usize = 256;
 
 /// A run to be queued.
 #[derive(Debug, Clone)]
 pub struct NewRun {
-    /// The id that its folder bears already; made anew where there is none.
+    /// Id of its existing folder; `None` for a new id.
     pub id: Option<RunId>,
     pub spec: RunSpec,
-    pub idempotency: Option<Idempotency>,
-    /// `None`: nobody had to say who they are.
+    pub idempotency: Option<IdempotencyKey>,
+    /// `None` where tokens are not required.
     pub owner: Option<Owner>,
 }
 
-/// Whose a run is, and how much is theirs.
+/// Owner of a run, with the quota.
 #[derive(Debug, Clone)]
 pub struct Owner {
     pub name: String,
     pub quota: Quota,
 }
 
-/// What the runs of one owner may take; 0: any amount.
+/// Limits on the runs of one owner; 0: no limit.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct Quota {
     pub queued_runs: u64,
@@ -37,34 +37,34 @@ pub struct Quota {
 }
 
 impl NewRun {
-    /// The owner's name; empty for nobody.
+    /// The owner's name; empty without an owner.
     fn owner(&self) -> &str {
         self.owner.as_ref().map_or("", |owner| &owner.name)
     }
 }
 
-/// A client's key, and the hash of what it submitted under it.
+/// A client's key, with the hash of the request's body.
 #[derive(Debug, Clone)]
-pub struct Idempotency {
+pub struct IdempotencyKey {
     pub key: String,
     pub body_sha256: [u8; 32],
 }
 
-/// What became of a submission.
+/// Result of a submission.
 #[derive(Debug, Clone)]
 pub enum Submitted {
-    New(Box<Run>),
-    /// The key came before, with the same body.
-    Same(Box<Run>),
-    /// The key came before, with another body.
+    New(Box<StoredRun>),
+    /// The key was used before, with the same body.
+    Same(Box<StoredRun>),
+    /// The key was used before, with another body.
     KeyReused,
-    /// So many runs of the owner wait already.
+    /// The owner has this many queued runs.
     TooManyQueued(u64),
-    /// So many bytes are taken by the owner's runs already.
+    /// The owner's runs take this many bytes.
     DiskFull(u64),
 }
 
-pub(super) struct Submission {
+pub(super) struct PendingSubmission {
     new: NewRun,
     answer: oneshot::Sender<Result<Submitted, StoreError>>,
 }
@@ -73,21 +73,28 @@ impl Store {
     /// Queues a run. When this returns, the run is on disk.
     pub async fn submit(&self, new: NewRun) -> Result<Submitted, StoreError> {
         let (answer, answered) = oneshot::channel();
-        self.submissions.send(Submission { new, answer }).await.map_err(|_| StoreError::Stopped)?;
+        self.submissions
+            .send(PendingSubmission { new, answer })
+            .await
+            .map_err(|_| StoreError::Stopped)?;
         answered.await.map_err(|_| StoreError::Stopped)?
     }
 }
 
 /// Starts the task that commits submissions; it ends with the last sender.
-pub(super) fn start(writer: Arc<Mutex<SqliteConnection>>) -> mpsc::Sender<Submission> {
-    let (sender, mut receiver) = mpsc::channel::<Submission>(BATCH);
+pub(super) fn start(writer: Arc<Mutex<SqliteConnection>>) -> mpsc::Sender<PendingSubmission> {
+    let (sender, mut receiver) = mpsc::channel::<PendingSubmission>(BATCH);
     tokio::spawn(async move {
         let mut batch = Vec::with_capacity(BATCH);
         while receiver.recv_many(&mut batch, BATCH).await > 0 {
             let mut writer = writer.lock().await;
-            let (news, answers): (Vec<_>, Vec<_>) = batch.drain(..).map(|s| (s.new, s.answer)).unzip();
+            let (news, answers): (Vec<_>, Vec<_>) =
+                batch.drain(..).map(|s| (s.new, s.answer)).unzip();
             match commit(&mut writer, &news).await {
-                Ok(results) => answers.into_iter().zip(results).for_each(|(answer, result)| drop(answer.send(Ok(result)))),
+                Ok(results) => answers
+                    .into_iter()
+                    .zip(results)
+                    .for_each(|(answer, result)| drop(answer.send(Ok(result)))),
                 // One submission that cannot be stored must not fail the others of its batch.
                 Err(_) => {
                     for (answer, new) in answers.into_iter().zip(&news) {
@@ -102,8 +109,11 @@ pub(super) fn start(writer: Arc<Mutex<SqliteConnection>>) -> mpsc::Sender<Submis
 }
 
 /// Stores `news` in one transaction, in order.
-async fn commit(writer: &mut SqliteConnection, news: &[NewRun]) -> Result<Vec<Submitted>, StoreError> {
-    let mut tx = writer.begin_with("begin immediate").await.map_err(during("begin a submission"))?;
+async fn commit(
+    writer: &mut SqliteConnection,
+    news: &[NewRun],
+) -> Result<Vec<Submitted>, StoreError> {
+    let mut tx = writer.begin_with(WRITE).await.map_err(during("start a submission"))?;
     let mut results = Vec::with_capacity(news.len());
     for new in news {
         results.push(match earlier(&mut tx, new).await? {
@@ -114,9 +124,12 @@ async fn commit(writer: &mut SqliteConnection, news: &[NewRun]) -> Result<Vec<Su
             },
         });
     }
-    let mut queued: Vec<&mut Run> =
-        results.iter_mut().filter_map(|it| if let Submitted::New(run) = it { Some(&mut **run) } else { None }).collect();
-    let places = read::places(&mut tx, &queued.iter().map(|run| run.id).collect::<Vec<_>>()).await?;
+    let mut queued: Vec<&mut StoredRun> = results
+        .iter_mut()
+        .filter_map(|it| if let Submitted::New(run) = it { Some(&mut **run) } else { None })
+        .collect();
+    let places =
+        read::places(&mut tx, &queued.iter().map(|run| run.id).collect::<Vec<_>>()).await?;
     for run in &mut queued {
         run.queue_position = places.get(&run.id).copied();
     }
@@ -124,14 +137,15 @@ async fn commit(writer: &mut SqliteConnection, news: &[NewRun]) -> Result<Vec<Su
     Ok(results)
 }
 
-/// Bytes of everything that is an owner's, imports that wait included.
+/// Bytes of an owner's runs, alignments and queued imports.
 pub(super) const BYTES: &str = "select coalesce(sum(bytes), 0) from (
     select bytes from runs join sizes on run_id = id where owner = ?1
-    union all select bytes from alignments join alignment_artifacts on alignment_id = id where owner = ?1
+    union all select bytes from alignments join alignment_artifacts on alignment_id = id
+         where owner = ?1
     union all select json_extract(value, '$.bytes') from runs, json_each(spec, '$.subject.files')
               where owner = ?1 and kind = 'import' and state in ('queued', 'running'))";
 
-/// What of the owner's quota is used up, if any of it is.
+/// The part of the owner's quota that is used up, if any.
 async fn used_up(tx: &mut SqliteConnection, new: &NewRun) -> Result<Option<Submitted>, StoreError> {
     let Some(Owner { name, quota }) = &new.owner else { return Ok(None) };
     let queued = "select count(*) from runs where owner = ? and state = 'queued'";
@@ -141,7 +155,7 @@ async fn used_up(tx: &mut SqliteConnection, new: &NewRun) -> Result<Option<Submi
     Ok(over(tx, name, quota.disk_bytes, BYTES).await?.map(Submitted::DiskFull))
 }
 
-/// What `query` counts of an owner's, where that is the `limit` or more; 0: no limit.
+/// The result of `query` for an owner, if it reaches the `limit`; 0: no limit.
 pub(super) async fn over(
     tx: &mut SqliteConnection,
     owner: &str,
@@ -151,20 +165,24 @@ pub(super) async fn over(
     if limit == 0 {
         return Ok(None);
     }
-    let used: i64 = sqlx::query_scalar(query).bind(owner).fetch_one(tx).await.map_err(during("measure what an owner has"))?;
+    let used: i64 = sqlx::query_scalar(query)
+        .bind(owner)
+        .fetch_one(tx)
+        .await
+        .map_err(during("measure an owner's runs"))?;
     Ok(Some(used.unsigned_abs()).filter(|used| *used >= limit))
 }
 
-/// Finds the run that was submitted under the same key.
+/// Finds the run with the same key.
 async fn earlier(tx: &mut SqliteConnection, new: &NewRun) -> Result<Option<Submitted>, StoreError> {
-    let Some(Idempotency { key, body_sha256 }) = &new.idempotency else { return Ok(None) };
+    let Some(IdempotencyKey { key, body_sha256 }) = &new.idempotency else { return Ok(None) };
     let row: Option<(Vec<u8>, Vec<u8>)> =
         sqlx::query_as("select run_id, body_sha256 from idempotency where owner = ? and key = ?")
             .bind(new.owner())
             .bind(key)
             .fetch_optional(&mut *tx)
             .await
-            .map_err(during("look an idempotency key up"))?;
+            .map_err(during("look up an idempotency key"))?;
     let Some((id, sha)) = row else { return Ok(None) };
     if sha != body_sha256 {
         return Ok(Some(Submitted::KeyReused));
@@ -173,15 +191,17 @@ async fn earlier(tx: &mut SqliteConnection, new: &NewRun) -> Result<Option<Submi
     Ok(run.map(|run| Submitted::Same(Box::new(run))))
 }
 
-/// Inserts a run, whose place in the queue is told by whoever knows all that come with it.
+/// Inserts a run; the caller adds its place in the queue after its batch.
 ///
-/// It ranks as submitted no earlier than any that waits: a clock that was set back lets nobody overtake.
-async fn insert(tx: &mut SqliteConnection, new: &NewRun) -> Result<Run, StoreError> {
+/// It ranks as submitted no earlier than any queued run, even if the clock was set back.
+async fn insert(tx: &mut SqliteConnection, new: &NewRun) -> Result<StoredRun, StoreError> {
     let (id, spec, now) = (new.id.unwrap_or_else(RunId::now), &new.spec, now_ms());
     sqlx::query(
-        "insert into runs (id, kind, name, mode, device, priority, gpus, spec, state, queued_at, owner, rank)
+        "insert into runs (id, kind, name, mode, device, priority, gpus, spec, state, queued_at,
+         owner, rank)
          values (?1, ?9, ?2, ?10, ?3, ?4, ?5, ?6, 'queued', ?7, ?8,
-                 max(?7, coalesce((select max(rank + priority * 600000) from runs indexed by runs_latest where state = 'queued'), ?7))
+                 max(?7, coalesce((select max(rank + priority * 600000)
+                      from runs indexed by runs_latest where state = 'queued'), ?7))
                  - ?4 * 600000)",
     )
     .bind(key(&id))
@@ -205,17 +225,19 @@ async fn insert(tx: &mut SqliteConnection, new: &NewRun) -> Result<Run, StoreErr
             .await
             .map_err(during("insert a label"))?;
     }
-    if let Some(Idempotency { key: name, body_sha256 }) = &new.idempotency {
-        sqlx::query("insert into idempotency (owner, key, body_sha256, run_id) values (?, ?, ?, ?)")
-            .bind(new.owner())
-            .bind(name)
-            .bind(body_sha256.as_slice())
-            .bind(key(&id))
-            .execute(&mut *tx)
-            .await
-            .map_err(during("insert an idempotency key"))?;
+    if let Some(IdempotencyKey { key: name, body_sha256 }) = &new.idempotency {
+        sqlx::query(
+            "insert into idempotency (owner, key, body_sha256, run_id) values (?, ?, ?, ?)",
+        )
+        .bind(new.owner())
+        .bind(name)
+        .bind(body_sha256.as_slice())
+        .bind(key(&id))
+        .execute(&mut *tx)
+        .await
+        .map_err(during("insert an idempotency key"))?;
     }
-    Ok(Run {
+    Ok(StoredRun {
         id,
         spec: spec.clone(),
         owner: new.owner.as_ref().map(|owner| owner.name.clone()),

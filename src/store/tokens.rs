@@ -1,53 +1,52 @@
-//! Tokens: who may ask, kept as hashes alone.
+//! Tokens, stored as hashes.
 //!
-//! The text of a token is never stored: whoever reads the database learns no way in.
+//! The text of a token is never stored, so the database gives no access.
 
-use std::{fmt, str::FromStr, time::Duration};
+use std::time::Duration;
 
-use serde::{Deserialize, Serialize};
 use subtle::ConstantTimeEq;
-use utoipa::ToSchema;
 
 use super::{Store, StoreError, during, now_ms, rfc3339};
-use crate::run::{UnknownWord, words};
+use crate::domain::named_values::named_values;
 
-/// A token's use is written down at most so often.
+/// Shortest time between two records of a token's use.
 const USED: Duration = Duration::from_secs(60);
 
-words! {
-    /// What a token allows, each role everything that the ones before it allow.
+named_values! {
+    /// Permissions of a token; each role includes the roles before it.
     Role {
         /// Reads.
         Viewer = "viewer",
         /// Submits runs, and cancels and deletes its own.
         Submitter = "submitter",
-        /// Cancels and deletes everybody's, and reads the audit log.
+        /// Cancels and deletes runs of all owners, and reads the audit log.
         Admin = "admin",
     }
 }
 
-/// A token as the database knows it.
+/// A token in the database.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Token {
     pub id: i64,
     pub name: String,
     pub role: Role,
-    /// RFC 3339, UTC, as the three below.
+    /// RFC 3339, UTC, as the next three.
     pub created_at: String,
     pub expires_at: Option<String>,
     pub revoked_at: Option<String>,
     /// To the minute.
     pub last_used_at: Option<String>,
-    /// It opens the service now.
+    /// It is valid now.
     pub valid: bool,
 }
 
-type Row = (i64, String, String, Vec<u8>, i64, Option<i64>, Option<i64>, Option<i64>);
+type TokenRow = (i64, String, String, Vec<u8>, i64, Option<i64>, Option<i64>, Option<i64>);
 
-const COLUMNS: &str = "select id, name, role, sha256, created_at, expires_at, revoked_at, last_used_at from tokens";
+const COLUMNS: &str =
+    "select id, name, role, sha256, created_at, expires_at, revoked_at, last_used_at from tokens";
 
 impl Store {
-    /// Keeps a token under a name that none had before. `None`: the name was given once already.
+    /// Stores a token under a new name. `None`: the name was used before.
     pub async fn create_token(
         &self,
         name: &str,
@@ -56,10 +55,12 @@ impl Store {
         lasts: Option<Duration>,
     ) -> Result<Option<Token>, StoreError> {
         let now = now_ms();
-        let expires = lasts.map(|lasts| now.saturating_add(i64::try_from(lasts.as_millis()).unwrap_or(i64::MAX)));
+        let expires = lasts
+            .map(|lasts| now.saturating_add(i64::try_from(lasts.as_millis()).unwrap_or(i64::MAX)));
         let mut writer = self.writer.lock().await;
         let made = sqlx::query(
-            "insert into tokens (name, role, sha256, created_at, expires_at) values (?, ?, ?, ?, ?) on conflict (name) do nothing",
+            "insert into tokens (name, role, sha256, created_at, expires_at) values (?, ?, ?, ?,
+             ?) on conflict (name) do nothing",
         )
         .bind(name)
         .bind(role.as_str())
@@ -68,7 +69,7 @@ impl Store {
         .bind(expires)
         .execute(&mut *writer)
         .await
-        .map_err(during("keep a token"))?;
+        .map_err(during("store a token"))?;
         drop(writer);
         if made.rows_affected() == 0 {
             return Ok(None);
@@ -78,19 +79,21 @@ impl Store {
 
     /// All tokens, oldest first.
     pub async fn tokens(&self) -> Result<Vec<Token>, StoreError> {
-        let rows: Vec<Row> = sqlx::query_as(sqlx::AssertSqlSafe(format!("{COLUMNS} order by id")))
-            .fetch_all(&self.readers)
-            .await
-            .map_err(during("list tokens"))?;
+        let rows: Vec<TokenRow> =
+            sqlx::query_as(sqlx::AssertSqlSafe(format!("{COLUMNS} order by id")))
+                .fetch_all(&self.readers)
+                .await
+                .map_err(during("list tokens"))?;
         rows.into_iter().map(|row| token(row).map(|(token, _)| token)).collect()
     }
 
-    /// Ends a token for ever, by name or by id. `None`: there is no such token, or it has ended before.
+    /// Revokes a token by name or by id. `None`: there is no such token, or it was revoked before.
     pub async fn revoke_token(&self, name_or_id: &str) -> Result<Option<String>, StoreError> {
         let mut writer = self.writer.lock().await;
         sqlx::query_scalar(
             "update tokens set revoked_at = ?1 where revoked_at is null and id = coalesce(
-                (select id from tokens where name = ?2), (select id from tokens where id = cast(?2 as integer) and ?2 not glob '*[^0-9]*'))
+                (select id from tokens where name = ?2), (select id from tokens
+                     where id = cast(?2 as integer) and ?2 not glob '*[^0-9]*'))
              returning name",
         )
         .bind(now_ms())
@@ -100,7 +103,8 @@ impl Store {
         .map_err(during("revoke a token"))
     }
 
-    /// Says whether a token was ever made; one that has ended counts, or the last one's end would open the service.
+    /// Returns true if a token was ever created. Revoked tokens count: otherwise the last
+    /// revocation would open the service.
     pub async fn has_tokens(&self) -> Result<bool, StoreError> {
         sqlx::query_scalar("select exists (select 1 from tokens)")
             .fetch_one(&self.readers)
@@ -108,13 +112,14 @@ impl Store {
             .map_err(during("look for tokens"))
     }
 
-    /// The valid token with this hash, whose use is noted.
+    /// The valid token with this hash; records its use.
     pub async fn token(&self, sha256: &[u8; 32]) -> Result<Option<Token>, StoreError> {
-        let row: Option<Row> = sqlx::query_as(sqlx::AssertSqlSafe(format!("{COLUMNS} where sha256 = ?")))
-            .bind(sha256.as_slice())
-            .fetch_optional(&self.readers)
-            .await
-            .map_err(during("look a token up"))?;
+        let row: Option<TokenRow> =
+            sqlx::query_as(sqlx::AssertSqlSafe(format!("{COLUMNS} where sha256 = ?")))
+                .bind(sha256.as_slice())
+                .fetch_optional(&self.readers)
+                .await
+                .map_err(during("look up a token"))?;
         let Some(row) = row else { return Ok(None) };
         let (used, now) = (row.7, now_ms());
         let (token, hash) = token(row)?;
@@ -122,22 +127,27 @@ impl Store {
             return Ok(None);
         }
         let fresh = now - i64::try_from(USED.as_millis()).unwrap_or(i64::MAX);
-        // A use that lies ahead was noted by a clock that was set back since.
+        // A use in the future was recorded before the clock was set back.
         if used.is_none_or(|used| used < fresh || used > now) {
             let mut writer = self.writer.lock().await;
-            sqlx::query("update tokens set last_used_at = ?1 where id = ?2 and (last_used_at is null or last_used_at < ?3 or last_used_at > ?1)")
-                .bind(now)
-                .bind(token.id)
-                .bind(fresh)
-                .execute(&mut *writer)
-                .await
-                .map_err(during("note a token's use"))?;
+            sqlx::query(
+                "update tokens set last_used_at = ?1 where id = ?2
+                         and (last_used_at is null or last_used_at < ?3 or last_used_at > ?1)",
+            )
+            .bind(now)
+            .bind(token.id)
+            .bind(fresh)
+            .execute(&mut *writer)
+            .await
+            .map_err(during("record a token's use"))?;
         }
         Ok(Some(token))
     }
 }
 
-fn token((id, name, role, sha256, created, expires, revoked, used): Row) -> Result<(Token, Vec<u8>), StoreError> {
+fn token(
+    (id, name, role, sha256, created, expires, revoked, used): TokenRow,
+) -> Result<(Token, Vec<u8>), StoreError> {
     let role = role.parse().map_err(|_| StoreError::UnknownRole { name: name.clone() })?;
     let valid = revoked.is_none() && expires.is_none_or(|at| at > now_ms());
     let token = Token {

@@ -1,19 +1,16 @@
-//! What was timed of a command that is no runner of ours: whole processes, or the client of a server.
+//! Wall times of a command other than the model runner: whole processes, or the client of a server.
 //!
-//! Wall times from outside: a command tells its stages only where it writes them to its output.
-
-use std::{fmt, str::FromStr};
+//! Measured from outside. Stage times exist only where the command writes events to its output.
 
 use serde::{Deserialize, Serialize};
-use utoipa::ToSchema;
 
-use crate::run::{UnknownWord, words};
+use crate::domain::named_values::named_values;
 
-words! {
-    /// What a wall time is of.
+named_values! {
+    /// The subject of a wall time.
     #[schema(as = TimedPart)]
     Timed {
-        /// A whole process, from its start to its end.
+        /// A whole process, from its start to its exit.
         Process = "process",
         /// The client of a server that was ready.
         Client = "client",
@@ -28,16 +25,16 @@ pub struct CommandTimes {
     pub warmup: u32,
     /// One per measured repetition, nanoseconds.
     pub wall_ns: Vec<i64>,
-    /// From the server's start until it was ready, nanoseconds.
+    /// Time from the server's start until it was ready, nanoseconds.
     #[serde(default)]
     pub ready_ns: Option<i64>,
 }
 
-/// Both passes of a command.
+/// Wall times of both passes of a command.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct CommandTrace {
-    /// Without any profiler.
+    /// The unprofiled pass.
     pub plain: Option<CommandTimes>,
-    /// Under nsys.
+    /// The pass under nsys.
     pub traced: Option<CommandTimes>,
 }

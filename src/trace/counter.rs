@@ -1,79 +1,81 @@
-//! Hardware counters of single kernel launches, as ncu read them.
+//! Hardware counters of single kernel launches, as reported by ncu.
 //!
-//! A launch is replayed many times to read them all, so nothing here times the workload. What was not read is absent.
+//! ncu replays a launch many times to read all counters, so no value here times the workload.
+//! Counters that ncu did not collect are absent.
 
 use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
-/// One launch that ncu profiled.
+/// The counters of one profiled launch.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 pub struct LaunchCounters {
-    /// The tool's number of the launch, within its process.
+    /// Launch id assigned by ncu, unique within its process.
     pub id: u64,
-    /// Stage whose ncu process profiled it.
+    /// Stage of the ncu pass that profiled the launch.
     pub stage: String,
-    /// Short name, as [`super::names::base_name`] gives it.
+    /// Short name, from [`super::names::base_name`].
     pub kernel: String,
-    /// As ncu printed it.
+    /// Full name, as printed by ncu.
     pub full_name: String,
-    /// Blocks of the grid; absent where the page does not print them.
+    /// Blocks of the grid; absent where the ncu page omits them.
     pub grid: Option<[u32; 3]>,
-    /// Threads of a block; absent where the page does not print them.
+    /// Threads of a block; absent where the ncu page omits them.
     pub block: Option<[u32; 3]>,
     pub values: CounterValues,
 }
 
-/// What the counters of one launch say. Percentages are of the peak that the device could sustain.
+/// Counter values of one launch. Percentages are of the device's sustained peak.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct CounterValues {
     /// Registers per thread.
     pub registers: Option<u32>,
-    /// Time of one replay with cold caches, which is not the time in the workload.
+    /// Duration of one replay with cold caches; not the time in the workload.
     pub duration_ns: Option<f64>,
-    /// Busiest unit of the multiprocessors.
+    /// Utilisation of the busiest SM unit.
     pub sm_pct: Option<f64>,
-    /// Busiest unit of the memory system.
+    /// Utilisation of the busiest unit of the memory system.
     pub memory_pct: Option<f64>,
-    /// Device memory.
+    /// Utilisation of device memory bandwidth.
     pub dram_pct: Option<f64>,
     pub l1_hit_pct: Option<f64>,
     pub l2_hit_pct: Option<f64>,
-    /// Warps that were resident, of those that a multiprocessor holds.
+    /// Achieved occupancy: resident warps over the SM's maximum.
     pub achieved_occupancy_pct: Option<f64>,
-    /// The same, as registers, shared memory and block size allow.
+    /// Occupancy that registers, shared memory and block size allow.
     pub theoretical_occupancy_pct: Option<f64>,
-    /// Cycles in which the tensor pipe worked.
+    /// Cycles in which the tensor pipe was active.
     pub tensor_pct: Option<f64>,
     /// Bytes read from and written to device memory.
     pub dram_bytes: Option<f64>,
-    /// Floating-point operations by number format of the operands, a multiply-add as two; `tensor_*` ran on tensor cores.
+    /// Floating-point operations by dtype of the operands, a multiply-add counted as two;
+    /// `tensor_*` ran on tensor cores.
     pub flops: BTreeMap<String, f64>,
-    /// Whether `flops` holds those of the tensor cores too.
+    /// True when `flops` includes the tensor cores' operations.
     pub flops_complete: bool,
-    /// Why warps waited, longest first.
+    /// Warp stall reasons, longest first.
     pub stalls: Vec<Stall>,
 }
 
-/// One reason for which warps waited.
+/// One warp stall reason.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct Stall {
     #[schema(example = "long_scoreboard")]
     pub reason: String,
-    /// Warps that waited for it per issued instruction.
+    /// Stalled warps per issued instruction.
     pub warps_per_issue: f64,
-    /// Share of all warps that were resident then, percent.
+    /// Share of all resident warps, percent.
     pub share_pct: f64,
 }
 
 impl CounterValues {
-    /// All operations; `None` when those of a unit that worked were not counted.
+    /// Sum over all dtypes; `None` when an active unit's operations were not counted.
     pub fn total_flops(&self) -> Option<f64> {
         self.flops_complete.then(|| self.flops.values().sum())
     }
 
-    /// Operations per byte of device memory.
+    /// FLOPs per byte of device memory.
     pub fn arithmetic_intensity(&self) -> Option<f64> {
         let bytes = self.dram_bytes.filter(|bytes| *bytes > 0.0)?;
         Some(self.total_flops()? / bytes)

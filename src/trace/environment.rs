@@ -1,11 +1,11 @@
-//! Where a run ran: the host, its devices, and the tools.
+//! Execution environment of a run: the host, its devices and the tools.
 //!
-//! What could not be found out is absent, never guessed.
+//! Unknown values are absent, never guessed.
 
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
-use super::device::Device;
+use crate::domain::device::Device;
 
 /// `env.json`.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize, ToSchema)]
@@ -17,22 +17,22 @@ pub struct Environment {
     /// Logical CPUs that the process may use.
     pub cpus: Option<u32>,
     pub memory_bytes: Option<u64>,
-    /// Driver of the GPU, when there is one.
+    /// Version of the GPU driver; absent without a GPU.
     pub driver: Option<String>,
-    /// CUDA version that the driver offers.
+    /// Highest CUDA version that the driver supports.
     pub cuda: Option<String>,
     pub gpus: Vec<Gpu>,
-    /// The device that the run was on, as this host knows it: the run itself calls its only GPU `cuda:0`.
+    /// The device of the run, by its index on this host: inside the run its only GPU is `cuda:0`.
     pub device: Option<Device>,
-    /// Version of each tool that was found; a tool that is missing is absent.
+    /// Version of each installed tool; absent for a missing tool.
     pub nsys: Option<String>,
     pub ncu: Option<String>,
     pub llmprof: String,
-    /// Commit that the program was built from.
+    /// Commit that llmprof was built from.
     pub git_commit: Option<String>,
 }
 
-/// A GPU, by its UUID: the index is a name for people.
+/// A GPU, identified by its UUID; the index is for display.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct Gpu {
     pub index: u32,
@@ -43,22 +43,22 @@ pub struct Gpu {
     /// CUDA compute capability.
     #[schema(example = "9.0")]
     pub compute_capability: Option<String>,
-    /// Whether it is cut into instances (MIG); `null` where it cannot be.
+    /// True when it is partitioned into instances (MIG); `null` where MIG is not supported.
     pub mig: Option<bool>,
     #[serde(default)]
     pub instances: Vec<GpuInstance>,
-    /// Processes that compute on it.
+    /// Compute processes on the GPU.
     #[serde(default)]
     pub processes: Vec<GpuProcess>,
     pub power_limit_w: Option<f64>,
     pub max_sm_mhz: Option<u32>,
     pub max_memory_mhz: Option<u32>,
-    /// Multiprocessors, where a capture tells them.
+    /// Number of SMs, where a capture reports it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub sm_count: Option<u32>,
 }
 
-/// A part of a GPU that is a device of its own (MIG).
+/// A MIG instance: a partition of a GPU that acts as a device.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct GpuInstance {
     pub uuid: String,
@@ -69,16 +69,16 @@ pub struct GpuInstance {
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct GpuProcess {
     pub pid: u32,
-    /// `null` where the process cannot be seen from here.
+    /// `null` where the process is not visible from this namespace.
     pub name: Option<String>,
     pub memory_bytes: Option<u64>,
 }
 
-/// What NVIDIA's driver says of itself and its devices.
+/// The NVIDIA driver's report of itself and its devices.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct Driver {
     pub version: Option<String>,
-    /// CUDA version that it offers.
+    /// Highest CUDA version that it supports.
     pub cuda: Option<String>,
     pub gpus: Vec<Gpu>,
 }

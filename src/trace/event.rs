@@ -1,14 +1,16 @@
-//! What the model runner writes to `events.jsonl`, one JSON object a line.
+//! Events that the model runner writes to `events.jsonl`, one JSON object per line.
 //!
-//! The wire format between the runner and the analysis; times are nanoseconds of `CLOCK_MONOTONIC`. Ranges and operators here
-//! are the same as the NVTX ranges, so stages and operators are known even where no Nsight tool is installed.
+//! The wire format between the runner and the analysis; times are nanoseconds of `CLOCK_MONOTONIC`.
+//! Ranges and operators here equal the NVTX ranges, so stages and operators are known without any
+//! Nsight tool.
 
 use serde::{Deserialize, Serialize};
 
-/// Version of the format; a reader refuses a newer one.
+/// Version of the format; readers reject newer versions.
 pub const EVENT_SCHEMA: u32 = 2;
 
-/// NVTX domain of stages: `prefill`, `decode_all`, `decode_step`, `vision`, `sam`, `clip`, `projector`, `warmup`.
+/// NVTX domain of stages: `prefill`, `decode_all`, `decode_step`, `vision`, `sam`, `clip`,
+/// `projector`, `warmup`.
 pub const STAGE_DOMAIN: &str = "LLM";
 /// NVTX domain of operators, each named by its module path.
 pub const OPERATOR_DOMAIN: &str = "LLM.op";
@@ -17,7 +19,7 @@ pub const OPERATOR_DOMAIN: &str = "LLM.op";
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(tag = "kind", rename_all = "snake_case")]
 pub enum Event {
-    /// First line: what ran.
+    /// First line: the configuration that runs.
     Start(Start),
     /// A stage's range, written when it closes.
     Range(StageRange),
@@ -25,13 +27,13 @@ pub enum Event {
     Op(OperatorCall),
     /// Distinct experts that one MoE layer routed to in one forward.
     Experts(Experts),
-    /// What a repeat computed.
+    /// Result of one repeat.
     Output(Output),
-    /// A stage that ran back to back, so that the device's slow readings of power see nothing else.
+    /// A stage repeated back to back, so that slow power readings cover it alone.
     Steady(Steady),
-    /// A ceiling measured on this device by this process.
+    /// A ceiling measured on this device by the runner.
     Ceiling(Ceiling),
-    /// Last line: the runner ended by itself.
+    /// Last line: the runner finished without being killed.
     End(End),
 }
 
@@ -54,17 +56,17 @@ pub struct Start {
     pub device: String,
     pub threads: u32,
     pub prompt_tokens: u64,
-    /// Positions of the prompt that images fill (part of `prompt_tokens`).
+    /// Prompt positions occupied by images (part of `prompt_tokens`).
     pub image_tokens: u64,
-    /// One per image: how it was cut into views.
+    /// Views of each image.
     pub images: Vec<ImageViews>,
-    /// Whether decode replays a captured CUDA graph.
+    /// True when decode replays a captured CUDA graph.
     pub decode_graph: bool,
-    /// Seconds from process start to loaded weights.
+    /// Time from process start to loaded weights, nanoseconds.
     pub load_ns: i64,
 }
 
-/// How one page was cut: a global view, and local crops when the page is larger than a crop.
+/// Views of one page: a global view, and local crops when the page is larger than a crop.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct ImageViews {
     pub width: u32,
@@ -78,14 +80,14 @@ pub struct ImageViews {
     pub tokens: u64,
 }
 
-/// A range of the stage domain. `repeat` counts from 0 within warm-up and within measurement.
+/// A range of the stage domain. `repeat` counts from 0, separately for warm-up and measurement.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct StageRange {
     pub name: String,
     pub start_ns: i64,
     pub end_ns: i64,
-    /// Time on the GPU between the two, by CUDA events; absent on the CPU. The host closes a range within a stage long before the GPU
-    /// is done with it.
+    /// GPU time of the range, from CUDA events; absent on the CPU. The host closes a range inside a
+    /// stage long before the GPU finishes its work.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub device_ns: Option<i64>,
     pub warmup: bool,
@@ -95,26 +97,29 @@ pub struct StageRange {
     pub step: Option<u32>,
 }
 
-/// One call of an operator. Calls nest by time: a module's call encloses those of its parts.
+/// One call of an operator. Calls nest by time: a module's call encloses those of its submodules.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct OperatorCall {
-    /// Module path, as in the weights' names: `decoder.layers.3.self_attn.q_proj`.
+    /// Module path, as in the names of the weights: `decoder.layers.3.self_attn.q_proj`.
     pub path: String,
-    /// `module` for a scope that only encloses others; else linear, matmul, softmax, norm, conv, embedding, rope, activation, ...
+    /// `module` for a scope that only encloses other calls; else linear, matmul, softmax, norm,
+    /// conv, embedding, rope, activation, ...
     pub op: String,
     pub start_ns: i64,
     pub end_ns: i64,
-    /// Whether it ran inside a replayed CUDA graph: the host saw the replay and not this call, so the times are not its own.
+    /// True when it ran inside a replayed CUDA graph. The host executes only the replay, so the
+    /// times are not those of the call.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub captured: bool,
     pub warmup: bool,
     pub repeat: u32,
-    /// Innermost of `prefill`, `decode_all`; empty outside both.
+    /// The innermost of `prefill` and `decode_all`; empty outside both.
     pub stage: String,
-    /// Shapes of the operands, activations first, weights after.
+    /// Shapes of the operands, activations before weights.
     pub shapes: Vec<Vec<u64>>,
     pub dtype: String,
-    /// FLOPs of matrix products and convolutions, a multiply-add as two; 0 for the rest.
+    /// FLOPs of matrix products and convolutions, a multiply-add counted as two; 0 for other
+    /// operators.
     pub flops: u64,
     /// Bytes of operands read and results written, each counted once.
     pub bytes: u64,
@@ -141,14 +146,15 @@ pub struct Output {
     pub logits_sha256: String,
 }
 
-/// A stage run again and again after the last repeat: no range of it is told and no operator, and its time is no timing.
+/// A stage repeated after the last measured repeat. It has no ranges or operators, and its time is
+/// not a stage timing.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Steady {
     /// `prefill` or `decode_all`.
     pub stage: String,
     pub start_ns: i64,
     pub end_ns: i64,
-    /// Whole runs of the stage between the two.
+    /// Complete runs of the stage between start and end.
     pub instances: u64,
 }
 
@@ -157,7 +163,7 @@ pub struct Ceiling {
     /// `matmul` (FLOP/s) or `copy` (bytes/s, reads plus writes).
     pub what: String,
     pub dtype: String,
-    /// Operand sizes, said so that a reader can judge the figure.
+    /// Operand sizes, for judging the figure.
     pub shape: Vec<u64>,
     /// Best of `tries`, per second.
     pub per_second: f64,

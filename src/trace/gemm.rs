@@ -1,40 +1,42 @@
-//! Matrix products as the program meant them.
+//! GEMMs in the program's row-major terms.
 //!
-//! cuBLAS works on columns and programs on rows, so a program that wants A times B hands over B and A: what the log calls m and n
-//! are the program's n and m. Everything here is in the program's terms.
+//! cuBLAS is column-major, so a program that computes A times B passes B and A: m and n in the
+//! cuBLAS log are the program's n and m. All values here are converted.
 
-/// One kind of matrix product: `batch` times (m x k) times (k x n).
+/// One GEMM shape: `batch` products of (m x k) and (k x n).
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct GemmShape {
     pub m: u64,
     pub n: u64,
     pub k: u64,
     pub batch: u64,
-    /// Number formats of the left operand, the right one, and the result: `bf16`.
+    /// Dtypes of the left operand, the right operand and the result: `bf16`.
     pub left_type: String,
     pub right_type: String,
     pub out_type: String,
-    /// Whether the operand lies transposed in memory, rows being contiguous.
+    /// True when the operand is stored transposed; untransposed rows are contiguous.
     pub left_transposed: bool,
     pub right_transposed: bool,
-    /// Format that products are summed in.
+    /// Dtype of the accumulator.
     pub compute: String,
 }
 
 impl GemmShape {
-    /// Operations of one call: a multiply-add as two. Saturates on sizes that no device could hold.
+    /// FLOPs of one call, a multiply-add counted as two. Saturates.
     pub fn flops(&self) -> u64 {
-        [self.n, self.k, self.batch, 2].iter().fold(self.m, |product, side| product.saturating_mul(*side))
+        [self.n, self.k, self.batch, 2]
+            .iter()
+            .fold(self.m, |product, side| product.saturating_mul(*side))
     }
 }
 
-/// One call in a log.
+/// One logged call.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct GemmCall {
     pub shape: GemmShape,
-    /// Function of the library: `cublasGemmStridedBatchedEx`.
+    /// Name of the library function: `cublasGemmStridedBatchedEx`.
     pub function: String,
-    /// What the library chose, where the log says it.
+    /// Algorithm that the library selected, where the log has it.
     pub algorithm: Option<String>,
 }
 
@@ -42,22 +44,23 @@ pub struct GemmCall {
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct GemmLog {
     pub calls: Vec<GemmCall>,
-    /// Calls whose sizes the log lacks.
+    /// Calls whose sizes are missing from the log.
     pub incomplete: u64,
-    /// Lines that belong to such a log at all.
+    /// Lines recognised as part of a GEMM log.
     pub known_lines: u64,
-    /// The log is longer than what is read.
+    /// True when the log exceeded the read limit.
     pub cut: bool,
 }
 
-/// What the passes with the libraries' logs on left.
+/// Logs of the passes with library logging enabled.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct GemmTrace {
-    /// Of the pass that ends after prefill.
+    /// Pass that ends after prefill.
     pub prefill: GemmLog,
-    /// Of the pass with prefill and a few decode steps.
+    /// Pass with prefill and a few decode steps.
     pub all: GemmLog,
-    /// The same two of cublasLt, which cuBLAS calls itself: it repeats calls of the above, and knows what was chosen.
+    /// The same two passes in the cublasLt log. cuBLAS calls cublasLt internally, so the log
+    /// repeats calls of the above and adds the selected algorithm.
     pub lt_prefill: GemmLog,
     pub lt_all: GemmLog,
     /// Decode steps of the second pass.

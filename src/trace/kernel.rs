@@ -1,24 +1,25 @@
-//! Kernels as they ran on a device.
+//! Kernel executions on a device.
 //!
-//! A capture holds millions of them with a few hundred distinct launches among them, so they are kept packed and read as values.
+//! A capture holds millions of executions but only a few hundred distinct launch configurations, so
+//! they are stored packed and read as values.
 
 use std::collections::HashMap;
 
 use foldhash::fast::RandomState;
 
-/// One kernel on the device, joined to the call that launched it.
+/// One kernel execution, joined to the call that launched it.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Kernel {
     /// Short name: the function, without template arguments and parameters.
     pub name: u32,
-    /// Full demangled name. Both index [`super::nsys::NsysTrace::strings`].
+    /// Full demangled name. Both names index [`super::nsys::NsysTrace::strings`].
     pub full_name: u32,
     pub device: u32,
     pub stream: u32,
     pub start_ns: i64,
     pub end_ns: i64,
     pub global_pid: i64,
-    /// Joins the kernel to the call that launched it, within its process; 0 without.
+    /// Joins the kernel to its launching call within the process; 0 if unknown.
     pub correlation_id: i64,
     pub grid: [u32; 3],
     pub block: [u32; 3],
@@ -28,13 +29,13 @@ pub struct Kernel {
 }
 
 impl Kernel {
-    /// Nanoseconds on the device.
+    /// Duration on the device, nanoseconds.
     pub const fn ns(&self) -> i64 {
         self.end_ns - self.start_ns
     }
 }
 
-/// What launches of one kind have in common.
+/// Fields shared by all launches of one kind.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct LaunchKind {
     pub name: u32,
@@ -47,11 +48,12 @@ pub struct LaunchKind {
     pub registers: u32,
 }
 
-/// No graph node: ids are made of a graph's number and a node's, and never are all ones.
+/// Marker for "no graph node": ids combine the numbers of graph and node, and never have all bits
+/// set.
 const NO_NODE: u64 = u64::MAX;
 
 #[derive(Debug, Clone, Copy)]
-struct Packed {
+struct PackedKernel {
     start_ns: i64,
     end_ns: i64,
     node: u64,
@@ -59,23 +61,25 @@ struct Packed {
     kind: u32,
 }
 
-/// Many kernels, packed.
+/// Packed list of kernels.
 #[derive(Debug, Clone, Default)]
-pub struct Kernels {
-    rows: Vec<Packed>,
+pub struct KernelTrace {
+    rows: Vec<PackedKernel>,
     kinds: Vec<LaunchKind>,
     index: HashMap<LaunchKind, u32, RandomState>,
 }
 
-impl Kernels {
+impl KernelTrace {
     pub fn push(&mut self, kernel: Kernel) {
-        let Kernel { name, full_name, device, stream, global_pid, grid, block, registers, .. } = kernel;
-        let kind = LaunchKind { name, full_name, device, stream, global_pid, grid, block, registers };
+        let Kernel { name, full_name, device, stream, global_pid, grid, block, registers, .. } =
+            kernel;
+        let kind =
+            LaunchKind { name, full_name, device, stream, global_pid, grid, block, registers };
         let kind = *self.index.entry(kind).or_insert_with(|| {
             self.kinds.push(kind);
             self.kinds.len() as u32 - 1
         });
-        self.rows.push(Packed {
+        self.rows.push(PackedKernel {
             start_ns: kernel.start_ns,
             end_ns: kernel.end_ns,
             node: kernel.graph_node.unwrap_or(NO_NODE),
@@ -96,10 +100,11 @@ impl Kernels {
         self.rows.truncate(len);
     }
 
-    /// The kernel at `at`, as a value.
+    /// The kernel at index `at`.
     pub fn get(&self, at: usize) -> Kernel {
         let row = self.rows[at];
-        let LaunchKind { name, full_name, device, stream, global_pid, grid, block, registers } = self.kinds[row.kind as usize];
+        let LaunchKind { name, full_name, device, stream, global_pid, grid, block, registers } =
+            self.kinds[row.kind as usize];
         Kernel {
             name,
             full_name,
@@ -116,12 +121,12 @@ impl Kernels {
         }
     }
 
-    /// Index into [`Self::kinds`] of the kernel at `at`.
+    /// Index into [`Self::kinds`] of the kernel at index `at`.
     pub fn kind(&self, at: usize) -> u32 {
         self.rows[at].kind
     }
 
-    /// The distinct launches, in order of first use.
+    /// Distinct launch kinds, in order of first use.
     pub fn kinds(&self) -> &[LaunchKind] {
         &self.kinds
     }
@@ -130,14 +135,14 @@ impl Kernels {
         (0..self.rows.len()).map(|at| self.get(at))
     }
 
-    /// Sorts by start, unless they are.
+    /// Sorts by start time unless already sorted.
     pub fn sort(&mut self) {
         if !self.rows.is_sorted_by_key(|row| row.start_ns) {
             self.rows.sort_by_key(|row| row.start_ns);
         }
     }
 
-    /// The same kernels, changed by `change`.
+    /// A copy with `change` applied to each kernel.
     pub fn map(&self, change: impl Fn(usize, &mut Kernel)) -> Self {
         let changed = |(at, mut kernel)| {
             change(at, &mut kernel);
@@ -147,7 +152,7 @@ impl Kernels {
     }
 }
 
-impl FromIterator<Kernel> for Kernels {
+impl FromIterator<Kernel> for KernelTrace {
     fn from_iter<I: IntoIterator<Item = Kernel>>(kernels: I) -> Self {
         let mut packed = Self::default();
         kernels.into_iter().for_each(|kernel| packed.push(kernel));
@@ -160,7 +165,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_packed_reads_as_it_was() {
+    fn packing_preserves_all_fields() {
         let kernel = Kernel {
             name: 1,
             full_name: 2,
@@ -176,7 +181,7 @@ mod tests {
             graph_node: Some(0),
         };
         let other = Kernel { graph_node: None, registers: 16, start_ns: -9, ..kernel };
-        let mut packed: Kernels = [kernel, other, kernel].into_iter().collect();
+        let mut packed: KernelTrace = [kernel, other, kernel].into_iter().collect();
         assert_eq!(packed.iter().collect::<Vec<_>>(), [kernel, other, kernel]);
         assert_eq!(packed.kinds().len(), 2);
         packed.sort();

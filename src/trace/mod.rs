@@ -1,11 +1,11 @@
-//! What happened, as plain values: ranges, operators, kernels, calls, counters.
+//! Recorded facts of a run as plain values: ranges, operators, kernels, calls, counters.
 //!
-//! Imports nothing of ours but [`crate::run`]: no files, no database, no opinion. `parse` fills these, `analyze` reads them.
+//! Imports [`crate::domain`] alone: no files, no database, no interpretation. `parse` fills these
+//! types, `analyze` reads them.
 
 pub mod checkup;
 pub mod command;
 pub mod counter;
-pub mod device;
 pub mod environment;
 pub mod event;
 pub mod gemm;
@@ -16,9 +16,8 @@ pub mod power;
 pub mod range;
 pub mod stage;
 pub mod unclosed;
-pub mod units;
 
-use crate::run::{Finding, SubjectKind};
+use crate::domain::{finding::Finding, subject::SubjectKind};
 use command::CommandTrace;
 use counter::LaunchCounters;
 use environment::Environment;
@@ -27,26 +26,26 @@ use gemm::GemmTrace;
 use nsys::NsysTrace;
 use power::PowerLog;
 
-/// Everything that the passes of one run left, read into memory.
+/// Data of all passes of one run, in memory.
 #[derive(Debug, Clone, Default)]
 pub struct Trace {
-    /// What ran, which decides what can be known of it.
+    /// Kind of the profiled subject; determines which data can exist.
     pub subject: SubjectKind,
     pub environment: Environment,
-    /// Events of the plain pass: the only source of reported timings.
+    /// Events of the unprofiled pass: the only source of reported timings.
     pub baseline: Vec<Event>,
-    /// Events of the runner while nsys watched it.
+    /// Events that the runner wrote under nsys.
     pub traced: Vec<Event>,
-    /// What was timed of a command; absent where a runner of ours ran.
+    /// Wall times of a command; absent for the model runner.
     pub command: Option<CommandTrace>,
-    /// What nsys recorded.
+    /// The nsys capture.
     pub nsys: Option<NsysTrace>,
-    /// What ncu read, of every stage.
+    /// ncu counters of all stages.
     pub counters: Vec<LaunchCounters>,
-    /// What the libraries of matrix products logged.
+    /// Logs of the GEMM libraries.
     pub gemms: Option<GemmTrace>,
-    /// Power and clocks of the device beside the plain pass.
+    /// Power and clocks sampled during the unprofiled pass.
     pub power: Option<PowerLog>,
-    /// What the passes could not collect, said where it was noticed.
+    /// Gaps in the collected data, recorded by the steps that noticed them.
     pub findings: Vec<Finding>,
 }

@@ -1,18 +1,19 @@
-//! Kernel names in one form, whichever tool wrote them.
+//! Kernel names in one canonical form for all tools.
 //!
-//! nsys and ncu print the same function differently: casts before template values, namespaces, blanks. Only text is compared
-//! here; whether two launches are the same work is for those who know their geometry too.
+//! nsys and ncu print the same function differently: casts before template values, namespaces,
+//! blanks. Only text is compared here; callers compare launch configurations.
 
-/// The function's own name: without namespace, template arguments and parameters.
+/// The function name without namespace, template arguments and parameters.
 ///
-/// `void at::<unnamed>::Cat<int>(T1 *)` gives `Cat`; a plain name is itself, and so is one whose brackets leave nothing of it.
+/// `void at::<unnamed>::Cat<int>(T1 *)` becomes `Cat`. A name without qualifiers is returned
+/// unchanged, as is one with nothing outside its brackets.
 pub fn base_name(full: &str) -> &str {
     let full = full.trim();
     let name = function(full);
     if name.is_empty() { full } else { name }
 }
 
-/// The function's own name, empty where brackets do not close.
+/// The function name; empty where brackets do not close.
 fn function(full: &str) -> &str {
     let bytes = full.as_bytes();
     let mut start = 0;
@@ -23,7 +24,7 @@ fn function(full: &str) -> &str {
             b':' => start = at + 1,
             b'<' | b'(' | b'[' => {
                 let end = closing(bytes, at);
-                // What is followed by `::` was the name of a scope, not of the function.
+                // A bracket followed by `::` belongs to an enclosing scope.
                 if bytes.get(end..).is_some_and(|rest| rest.starts_with(b"::")) {
                     at = end + 1;
                     start = at + 1;
@@ -38,7 +39,7 @@ fn function(full: &str) -> &str {
     &full[start.min(full.len())..]
 }
 
-/// One past the bracket that closes the one at `open`; the end where none does.
+/// Index after the bracket that closes the one at `open`; the end where none does.
 fn closing(bytes: &[u8], open: usize) -> usize {
     let mut depth = 0usize;
     for (at, byte) in bytes.iter().enumerate().skip(open) {
@@ -57,21 +58,25 @@ fn closing(bytes: &[u8], open: usize) -> usize {
     bytes.len()
 }
 
-/// The whole name without what the tools disagree about: scopes, casts before literals, `true` for `1`, blanks.
+/// The full name without the differences between tools: scopes, casts before literals, `true` for
+/// `1`, blanks.
 ///
-/// Two tools' names of one function are equal in this form. Functions that differ in their scope alone become equal too.
+/// Names of one function from two tools are equal in this form. So are functions that differ only
+/// in scope.
 pub fn canonical(full: &str) -> String {
     let full = full.replace("(anonymous namespace)", "<unnamed>").replace("<unnamed>::", "");
-    let mut words = Words(&full).peekable();
+    let mut words = NameTokens(&full).peekable();
     let mut name = String::with_capacity(full.len());
     while let Some(word) = words.next() {
         if word == "::" {
             let scope = name.trim_end_matches(|c: char| c.is_alphanumeric() || c == '_').len();
-            // `operator ()() const::[lambda]` and `Outer<T>::type` keep what is no plain scope.
+            // `operator ()() const::[lambda]` and `Outer<T>::type` are not simple scopes and stay.
             name.truncate(scope);
             continue;
         }
-        let literal = words.peek().is_some_and(|next| next.starts_with(|c: char| c.is_ascii_digit() || c == '-'));
+        let literal = words
+            .peek()
+            .is_some_and(|next| next.starts_with(|c: char| c.is_ascii_digit() || c == '-'));
         if word == ")" && literal && cast_at(&name).is_some() {
             name.truncate(cast_at(&name).unwrap_or_default());
             continue;
@@ -88,11 +93,13 @@ pub fn canonical(full: &str) -> String {
     name
 }
 
-/// Where the opening bracket of a cast to an integer or a boolean stands, when `name` ends in one that is not yet closed.
+/// Index of the opening bracket of a cast to an integer or a boolean, when `name` ends in an
+/// unclosed one.
 fn cast_at(name: &str) -> Option<usize> {
     let open = name.rfind('(')?;
     let mut types = name[open + 1..].split(' ');
-    let known = |word| matches!(word, "bool" | "char" | "short" | "int" | "long" | "unsigned" | "signed");
+    let known =
+        |word| matches!(word, "bool" | "char" | "short" | "int" | "long" | "unsigned" | "signed");
     types.all(known).then_some(open)
 }
 
@@ -100,10 +107,10 @@ fn is_word(text: &str) -> bool {
     text.starts_with(|c: char| c.is_alphanumeric() || c == '_')
 }
 
-/// Splits a name into words, `::`, and single signs; blanks vanish.
-struct Words<'a>(&'a str);
+/// Splits a name into words, `::` and single characters; drops blanks.
+struct NameTokens<'a>(&'a str);
 
-impl<'a> Iterator for Words<'a> {
+impl<'a> Iterator for NameTokens<'a> {
     type Item = &'a str;
 
     fn next(&mut self) -> Option<&'a str> {
@@ -130,8 +137,14 @@ mod tests {
     fn the_base_name_is_the_function_alone() {
         for (full, base) in [
             ("nvjet_sm90_tst_64x8_64x16_4x1_v_bz_TNT", "nvjet_sm90_tst_64x8_64x16_4x1_v_bz_TNT"),
-            ("void at::native::reduce_kernel<(int)512, at::Op<float, (int)4>>(T3)", "reduce_kernel"),
-            ("void at::<unnamed>::CatArrayBatchedCopy<at::<unnamed>::OpaqueType<2>>(T1 *)", "CatArrayBatchedCopy"),
+            (
+                "void at::native::reduce_kernel<(int)512, at::Op<float, (int)4>>(T3)",
+                "reduce_kernel",
+            ),
+            (
+                "void at::<unnamed>::CatArrayBatchedCopy<at::<unnamed>::OpaqueType<2>>(T1 *)",
+                "CatArrayBatchedCopy",
+            ),
             ("void <unnamed>::elementwise<int>(T1)", "elementwise"),
             ("void outer<int>::inner<float>(T1)", "inner"),
             ("softmax_bf16", "softmax_bf16"),
@@ -147,8 +160,9 @@ mod tests {
     }
 
     #[test]
-    fn casts_scopes_and_blanks_do_not_tell_functions_apart() {
-        let nsys = "void cudnn::fusion::lean_reduction_kernel<(bool)0, (unsigned long)7, (int)-2>(void *, unsigned int)";
+    fn names_that_differ_in_casts_scopes_and_blanks_are_equal() {
+        let nsys = "void cudnn::fusion::lean_reduction_kernel<(bool)0, (unsigned long)7, (int)-2>\
+                    (void *, unsigned int)";
         let ncu = "void cudnn::lean_reduction_kernel<false, 7, -2>(void *, unsigned int)";
         assert_eq!(canonical(nsys), canonical(ncu));
         assert_eq!(canonical(ncu), "void lean_reduction_kernel<0,7,-2>(void*,unsigned int)");
@@ -157,7 +171,7 @@ mod tests {
     }
 
     #[test]
-    fn a_parameter_list_is_no_cast() {
+    fn a_parameter_list_is_not_a_cast() {
         assert_eq!(canonical("f(int)"), "f(int)");
         assert_eq!(canonical("f<g(int), 3>(long)"), "f<g(int),3>(long)");
     }

@@ -1,4 +1,4 @@
-//! What one nsys export holds, as plain values.
+//! Contents of one nsys export, as plain values.
 
 use std::collections::HashMap;
 
@@ -6,58 +6,59 @@ use foldhash::fast::RandomState;
 
 use super::{
     environment::Environment,
-    kernel::Kernels,
+    kernel::KernelTrace,
     range::Range,
     stage::{StageRules, UnknownRange},
     unclosed::{self, Unclosed},
 };
-use crate::run::Finding;
+use crate::domain::finding::Finding;
 
-/// One nsys capture. A table that the export lacks is an empty list: `tables` tells which were there.
+/// One nsys capture. A table missing from the export is an empty list here and absent from
+/// `tables`.
 #[derive(Debug, Clone, Default)]
 pub struct NsysTrace {
-    /// As the export says: `2022.4.2.1-df9881f` or the like.
+    /// As printed in the export: `2022.4.2.1-df9881f`.
     pub tool_version: Option<String>,
     pub schema_version: Option<String>,
-    /// The host that was profiled, with the GPUs that something ran on.
+    /// The profiled host, with the GPUs that ran work.
     pub target: Environment,
     pub tables: Vec<String>,
-    /// Names of processes, by the tool's id of each; of those that did nothing, too.
+    /// Process names by nsys process id, idle processes included.
     pub processes: HashMap<i64, String>,
-    /// Names, referred to by index.
+    /// String table; names are indices into it.
     pub strings: Vec<String>,
     pub ranges: Vec<Range>,
-    /// Ranges that the capture records without an end, as [`Self::with_rules`] closed them.
+    /// Ranges recorded without an end, with the ends that [`Self::with_rules`] assigned.
     pub unclosed: Vec<Unclosed>,
-    pub kernels: Kernels,
-    /// Copies and fills on the device.
+    pub kernels: KernelTrace,
+    /// Memory copies and fills on the device.
     pub copies: Vec<MemoryOp>,
-    /// Launches of CUDA graphs that were traced as a whole.
+    /// Launches of CUDA graphs traced as a whole.
     pub graphs: Vec<GraphLaunch>,
-    /// Where the nodes of CUDA graphs were made.
+    /// Creation of CUDA graph nodes.
     pub graph_nodes: Vec<GraphNode>,
     /// CUDA runtime and driver calls.
     pub cuda_calls: ApiCalls,
-    /// Operating system calls that blocked or took long, as nsys traces them.
+    /// Operating system calls that blocked or took long, as traced by nsys.
     pub os_calls: ApiCalls,
-    /// Rows without times, that end before they start, or that lie in no age of computers: left out.
+    /// Rows dropped for impossible times: missing, ending before the start, or out of range.
     pub impossible_rows: u64,
-    /// What the tool itself complained of, worst first.
+    /// Diagnostics of nsys itself, worst first.
     pub diagnostics: Vec<String>,
-    /// What the export lacks.
+    /// Gaps in the export.
     pub findings: Vec<Finding>,
-    /// Which ranges are stages.
+    /// Rules that map ranges to stages.
     pub rules: StageRules,
 }
 
 impl NsysTrace {
-    /// Sets the rules, and closes by them the ranges that have no end.
+    /// Sets the rules and closes unclosed ranges by them.
     pub fn with_rules(mut self, rules: StageRules) -> Self {
         self.unclosed.extend(unclosed::close(&mut self.ranges, &rules));
         Self { rules, ..self }
     }
 
-    /// Checks that each range which `rules` name is in the capture, with an end or without.
+    /// Checks that each range named in `rules` is in the capture, closed or not.
     pub fn check_rules(&self, rules: &StageRules) -> Result<(), UnknownRange> {
         let all = self.ranges.iter().chain(self.unclosed.iter().map(|it| &it.range));
         rules.check(all.map(|range| (range.domain.as_str(), range.name.as_str())))
@@ -72,11 +73,11 @@ pub struct ApiCall {
     pub start_ns: i64,
     pub end_ns: i64,
     pub global_tid: i64,
-    /// Joins the call to what it launched; 0 without.
+    /// Joins the call to the work that it launched; 0 if none.
     pub correlation_id: i64,
 }
 
-/// A copy or a fill of memory by the device.
+/// A memory copy or fill on the device.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct MemoryOp {
     pub start_ns: i64,
@@ -85,28 +86,29 @@ pub struct MemoryOp {
     pub kind: CopyKind,
     pub device: u32,
     pub global_pid: i64,
-    /// Joins it to the call that launched it, within its process; 0 without.
+    /// Joins the operation to its launching call within the process; 0 if unknown.
     pub correlation_id: i64,
     pub graph_node: Option<u64>,
 }
 
-/// A launch of a CUDA graph that was traced as a whole: the kernels and copies inside are not recorded.
+/// A launch of a CUDA graph traced as a whole: its kernels and copies are not recorded.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct GraphLaunch {
-    /// On the device, from the start of its first node to the end of its last one. Gaps between nodes are inside.
+    /// Device time from the start of the first node to the end of the last, gaps between nodes
+    /// included.
     pub start_ns: i64,
     pub end_ns: i64,
-    /// Device and stream of its first node.
+    /// Device and stream of the first node.
     pub device: u32,
     pub stream: u32,
     pub global_pid: i64,
-    /// Joins it to the call that launched it, within its process; 0 without.
+    /// Joins the launch to its call within the process; 0 if unknown.
     pub correlation_id: i64,
-    /// The tool's number of the graph; `None` where the export does not have it.
+    /// Graph id of nsys; `None` where the export lacks it.
     pub graph: Option<u64>,
 }
 
-/// Where a copy went.
+/// Direction of a copy.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum CopyKind {
     HostToDevice,
@@ -129,28 +131,28 @@ impl CopyKind {
     }
 }
 
-/// When and on which thread a node of a CUDA graph was made.
+/// Creation time and thread of a CUDA graph node.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct GraphNode {
     pub at_ns: i64,
     pub global_tid: i64,
     pub id: u64,
-    /// The node that this one was made from, when a captured graph was instantiated.
+    /// The node that this one was cloned from when a captured graph was instantiated.
     pub original: Option<u64>,
 }
 
 #[derive(Debug, Clone, Copy)]
-struct Packed {
+struct PackedCall {
     start_ns: i64,
     end_ns: i64,
     correlation_id: u32,
     site: u32,
 }
 
-/// Many calls, packed: a capture holds millions, of a few functions on a few threads.
+/// Packed list of calls: a capture holds millions of a few functions on a few threads.
 #[derive(Debug, Clone, Default)]
 pub struct ApiCalls {
-    rows: Vec<Packed>,
+    rows: Vec<PackedCall>,
     /// Name and thread.
     sites: Vec<(u32, i64)>,
     index: HashMap<(u32, i64), u32, RandomState>,
@@ -164,7 +166,12 @@ impl ApiCalls {
             self.sites.len() as u32 - 1
         });
         let correlation_id = u32::try_from(call.correlation_id).unwrap_or(0);
-        self.rows.push(Packed { start_ns: call.start_ns, end_ns: call.end_ns, correlation_id, site });
+        self.rows.push(PackedCall {
+            start_ns: call.start_ns,
+            end_ns: call.end_ns,
+            correlation_id,
+            site,
+        });
     }
 
     pub fn len(&self) -> usize {
@@ -175,7 +182,7 @@ impl ApiCalls {
         self.rows.is_empty()
     }
 
-    /// The call at `at`, as a value.
+    /// The call at index `at`.
     pub fn get(&self, at: usize) -> ApiCall {
         let row = self.rows[at];
         let (name, global_tid) = self.sites[row.site as usize];
@@ -183,32 +190,34 @@ impl ApiCalls {
         ApiCall { name, start_ns: row.start_ns, end_ns: row.end_ns, global_tid, correlation_id }
     }
 
-    /// Index into [`Self::sites`] of the call at `at`.
+    /// Index into [`Self::sites`] of the call at index `at`.
     pub fn site(&self, at: usize) -> u32 {
         self.rows[at].site
     }
 
-    /// Each function on each thread: its name and the thread.
+    /// Distinct pairs of function name and thread.
     pub fn sites(&self) -> &[(u32, i64)] {
         &self.sites
     }
 
-    /// Puts other indices of names in the place of the ones that they were pushed with.
+    /// Maps the string indices of all names through `names`.
     pub fn rename(&mut self, names: impl Fn(u32) -> u32) {
         self.sites.iter_mut().for_each(|(name, _)| *name = names(*name));
         self.index = self.sites.iter().enumerate().map(|(at, site)| (*site, at as u32)).collect();
     }
 
-    /// What joins the call at `at` to what it launched; 0 without.
+    /// Correlation id of the call at index `at`; 0 if none.
     pub fn correlation(&self, at: usize) -> u32 {
         self.rows[at].correlation_id
     }
 
-    pub fn iter(&self) -> impl ExactSizeIterator<Item = ApiCall> + DoubleEndedIterator + Clone + '_ {
+    pub fn iter(
+        &self,
+    ) -> impl ExactSizeIterator<Item = ApiCall> + DoubleEndedIterator + Clone + '_ {
         (0..self.rows.len()).map(|at| self.get(at))
     }
 
-    /// Sorts by start, unless they are.
+    /// Sorts by start time unless already sorted.
     pub fn sort(&mut self) {
         if !self.rows.is_sorted_by_key(|row| row.start_ns) {
             self.rows.sort_by_key(|row| row.start_ns);
@@ -224,12 +233,12 @@ impl FromIterator<ApiCall> for ApiCalls {
     }
 }
 
-/// The process part of a tool's id of process and thread: its low 24 bits number the thread.
+/// The process part of an nsys global id; the low 24 bits are the thread.
 pub const fn process_of(global_id: i64) -> i64 {
     global_id & !0xff_ffff
 }
 
-/// The number that the operating system gave the process of such an id.
+/// The operating system's process id within an nsys global id.
 pub const fn pid_of(global_id: i64) -> u32 {
     ((global_id >> 24) & 0xff_ffff) as u32
 }

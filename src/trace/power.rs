@@ -1,38 +1,39 @@
-//! What a GPU said of its power, clocks and limits while a pass ran: the lines of `nvml.jsonl`.
+//! Power, clocks and limits of a GPU during a pass: the lines of `nvml.jsonl`.
 //!
-//! The wire format between the sampler and the analysis; times are nanoseconds of `CLOCK_MONOTONIC`, the clock of `events.jsonl`.
-//! What the device does not tell is absent.
+//! The wire format between the sampler and the analysis; times are nanoseconds of
+//! `CLOCK_MONOTONIC`, the clock of `events.jsonl`. Values that the device does not report are
+//! absent.
 
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
-/// Version of the format; a reader refuses a newer one.
+/// Version of the format; readers reject newer versions.
 pub const POWER_SCHEMA: u32 = 1;
 
 /// One line of `nvml.jsonl`.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(tag = "kind", rename_all = "snake_case")]
 pub enum PowerLine {
-    /// First line: which device is sampled, and how.
+    /// First line: the sampled device and the sampling settings.
     Device(SampledDevice),
-    /// One look at the device.
+    /// One sample.
     Sample(PowerSample),
-    /// Last line: the sampler ended by itself.
+    /// Last line: the sampler finished without being killed.
     End(SamplerEnd),
 }
 
-/// The device that the samples are of.
+/// The sampled device.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct SampledDevice {
     pub schema: u32,
-    /// What the pass was confined to: a GPU, or an instance of one.
+    /// The device visible to the pass: a GPU or a MIG instance.
     #[schema(example = "GPU-6c35a1a0-0c3b-4f6e-9f41-2f1f6f2b1a77")]
     pub uuid: String,
-    /// The whole GPU that was sampled: an instance (MIG) has no power or clocks of its own.
+    /// The GPU that was sampled; a MIG instance has no power or clock sensors.
     pub board_uuid: String,
     #[schema(example = "NVIDIA H200")]
     pub name: String,
-    /// Time between two looks that the sampler aims at.
+    /// Target sampling period of the sampler.
     pub period_ns: i64,
     pub power_source: PowerSource,
     pub power_limit_w: Option<f64>,
@@ -40,17 +41,17 @@ pub struct SampledDevice {
     pub max_memory_mhz: Option<u32>,
 }
 
-/// What a reading of power is.
+/// Meaning of a power reading.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum PowerSource {
-    /// The draw at that moment.
+    /// Instantaneous draw.
     Instant,
-    /// A mean over the second before, as most GPUs since Ampere give it.
+    /// Mean over the preceding second, as on most GPUs since Ampere.
     Average,
 }
 
-/// The last look at a GPU that the service has.
+/// The service's latest sample of a GPU.
 #[derive(Debug, Clone, PartialEq)]
 pub struct GpuReading {
     pub uuid: String,
@@ -58,7 +59,7 @@ pub struct GpuReading {
     pub sample: PowerSample,
 }
 
-/// One look at a device.
+/// One sample of a device.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 pub struct PowerSample {
     pub t_ns: i64,
@@ -71,7 +72,7 @@ pub struct PowerSample {
     pub sm_mhz: Option<u32>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub memory_mhz: Option<u32>,
-    /// Share of the driver's own window in which a kernel ran, percent.
+    /// Share of the driver's sampling window in which a kernel ran, percent.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub gpu_pct: Option<u32>,
     /// Share of that window in which device memory was read or written, percent.
@@ -79,7 +80,7 @@ pub struct PowerSample {
     pub memory_pct: Option<u32>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub temperature_c: Option<u32>,
-    /// Why the clocks are where they are: the bits of [`REASONS`].
+    /// Reasons for the current clocks, as bits of [`REASONS`].
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub clock_reasons: Option<u64>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -90,14 +91,14 @@ pub struct PowerSample {
 pub struct SamplerEnd {
     pub t_ns: i64,
     pub samples: u64,
-    /// Looks that were left out because the one before took too long.
+    /// Samples skipped because the previous one took too long.
     pub skipped: u64,
-    /// Time spent looking, on a thread of the host.
+    /// Host time spent sampling.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub busy_ns: Option<i64>,
 }
 
-/// What the sampler wrote beside one pass.
+/// The sampler's log of one pass.
 #[derive(Debug, Clone, PartialEq)]
 pub struct PowerLog {
     pub device: SampledDevice,
@@ -106,20 +107,21 @@ pub struct PowerLog {
     pub end: Option<SamplerEnd>,
 }
 
-/// A reason for the clocks: its bit in NVML's "clocks event reasons", its name, and whether it means that the device was slowed down
-/// against the wish of whoever set it up.
+/// A clock reason: its bit in NVML's "clocks event reasons", its name, and whether it means
+/// throttling: a slowdown that the operator did not request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ClockReason {
     pub bit: u64,
     pub name: &'static str,
-    pub limits: bool,
+    pub throttles: bool,
 }
 
-const fn reason(bit: u64, name: &'static str, limits: bool) -> ClockReason {
-    ClockReason { bit, name, limits }
+const fn reason(bit: u64, name: &'static str, throttles: bool) -> ClockReason {
+    ClockReason { bit, name, throttles }
 }
 
-/// Every reason that NVML documents. Idleness, and clocks that somebody asked for, are no throttling.
+/// All reasons that NVML documents. Idle clocks and clocks requested by the operator are not
+/// throttling.
 pub const REASONS: [ClockReason; 9] = [
     reason(0x1, "gpu_idle", false),
     reason(0x2, "applications_clocks_setting", false),
@@ -132,9 +134,9 @@ pub const REASONS: [ClockReason; 9] = [
     reason(0x100, "display_clock_setting", false),
 ];
 
-/// The reasons in `bits` that slow a device down. A bit that is not known here is no evidence of that.
-pub fn limits(bits: u64) -> impl Iterator<Item = &'static ClockReason> {
-    REASONS.iter().filter(move |reason| reason.limits && bits & reason.bit != 0)
+/// The throttling reasons in `bits`. Unknown bits are ignored.
+pub fn throttling_reasons(bits: u64) -> impl Iterator<Item = &'static ClockReason> {
+    REASONS.iter().filter(move |reason| reason.throttles && bits & reason.bit != 0)
 }
 
 #[cfg(test)]
@@ -142,14 +144,21 @@ mod tests {
     use super::*;
 
     #[test]
-    fn idle_and_wished_for_clocks_are_no_throttling() {
-        assert_eq!(limits(0x1 | 0x2 | 0x100 | 0x8000).count(), 0);
-        assert_eq!(limits(0x1 | 0x4 | 0x40).map(|it| it.name).collect::<Vec<_>>(), ["sw_power_cap", "hw_thermal_slowdown"]);
+    fn idle_and_requested_clocks_are_not_throttling() {
+        assert_eq!(throttling_reasons(0x1 | 0x2 | 0x100 | 0x8000).count(), 0);
+        assert_eq!(
+            throttling_reasons(0x1 | 0x4 | 0x40).map(|it| it.name).collect::<Vec<_>>(),
+            ["sw_power_cap", "hw_thermal_slowdown"]
+        );
     }
 
     #[test]
-    fn a_sample_says_nothing_of_what_the_device_does_not_tell() {
-        let line = PowerLine::Sample(PowerSample { t_ns: 5, power_w: Some(70.5), ..PowerSample::default() });
+    fn a_sample_omits_values_that_the_device_does_not_report() {
+        let line = PowerLine::Sample(PowerSample {
+            t_ns: 5,
+            power_w: Some(70.5),
+            ..PowerSample::default()
+        });
         let text = serde_json::to_string(&line).unwrap();
         assert_eq!(text, r#"{"kind":"sample","t_ns":5,"power_w":70.5}"#);
         assert_eq!(serde_json::from_str::<PowerLine>(&text).unwrap(), line);

@@ -1,7 +1,7 @@
-//! Ranges that a capture records without an end: closed at the first bound of their end, or left out.
+//! Ranges recorded without an end: closed at the earliest bound of their end, or dropped.
 //!
-//! Push/pop ranges of one thread and domain nest, so a range ended when the one around it did at the
-//! latest, and before the next one beside it began. Without either bound its end is unknown.
+//! Push/pop ranges of one thread and domain nest, so a range ends no later than its parent and
+//! before its next sibling starts. Without either bound its end is unknown.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 
@@ -11,30 +11,30 @@ use super::{
     stage::{StageRules, WARMUP},
 };
 
-/// Later ranges that are compared with one that has no end.
-const MAX_LOOKED_AT: usize = 4096;
+/// Max later ranges compared with an unclosed one.
+const MAX_COMPARED: usize = 4096;
 
-/// A range without an end, and what became of it.
+/// An unclosed range and its resolution.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Unclosed {
     /// As recorded.
     pub range: Range,
-    pub treated: Treated,
+    pub outcome: UnclosedOutcome,
 }
 
-/// What became of a range without an end; times are nanoseconds since the capture began.
+/// Resolution of an unclosed range; times are nanoseconds since the start of the capture.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Treated {
-    /// Closed where the range around it ended.
+pub enum UnclosedOutcome {
+    /// Closed at the end of the enclosing range.
     AtParent(i64),
-    /// Closed where the next range beside it began.
+    /// Closed at the start of the next sibling range.
     AtSibling(i64),
-    /// Left out: nothing bounds its end.
+    /// Dropped: nothing bounds its end.
     Dropped,
 }
 
-impl Treated {
-    /// When the range was closed.
+impl UnclosedOutcome {
+    /// Time at which the range was closed.
     pub const fn end_ns(self) -> Option<i64> {
         match self {
             Self::AtParent(end) | Self::AtSibling(end) => Some(end),
@@ -43,47 +43,50 @@ impl Treated {
     }
 }
 
-/// Ranges that nest in each other: of one thread (or process, for start/end ranges) and one domain.
-type Nest<'a> = (bool, i64, &'a str);
+/// Key of ranges that nest: style, thread (process for start/end ranges) and domain.
+type RangeNest<'a> = (bool, i64, &'a str);
 
-/// Closes the ranges that have no end, removes those whose end nothing bounds, and returns both as
-/// recorded. `ranges` come in order of their start and stay so.
+/// Closes unclosed ranges, removes those without a bound, and returns both as recorded. `ranges`
+/// are sorted by start and stay so.
 pub fn close(ranges: &mut Vec<Range>, rules: &StageRules) -> Vec<Unclosed> {
     let open: Vec<usize> = (0..ranges.len()).filter(|at| ranges[*at].end_ns.is_none()).collect();
     if open.is_empty() {
         return Vec::new();
     }
-    let mut nests: BTreeMap<Nest, Vec<usize>> = BTreeMap::new();
+    let mut nests: BTreeMap<RangeNest, Vec<usize>> = BTreeMap::new();
     for (at, range) in ranges.iter().enumerate() {
         nests.entry(nest_of(range)).or_default().push(at);
     }
-    let mut treated: HashMap<usize, Treated> = HashMap::new();
+    let mut outcomes: HashMap<usize, UnclosedOutcome> = HashMap::new();
     for members in nests.values() {
-        treated.extend(Bounds::of(ranges, members, rules).treat(members));
+        outcomes.extend(EndBounds::of(ranges, members, rules).outcomes(members));
     }
-    let found = open.iter().map(|at| Unclosed { range: ranges[*at].clone(), treated: treated[at] }).collect();
-    open.iter().for_each(|at| ranges[*at].end_ns = treated[at].end_ns());
+    let found = open
+        .iter()
+        .map(|at| Unclosed { range: ranges[*at].clone(), outcome: outcomes[at] })
+        .collect();
+    open.iter().for_each(|at| ranges[*at].end_ns = outcomes[at].end_ns());
     ranges.retain(|range| range.end_ns.is_some());
     ranges.sort_by_key(|range| (range.start_ns, std::cmp::Reverse(range.end_ns)));
     found
 }
 
-fn nest_of(range: &Range) -> Nest<'_> {
+fn nest_of(range: &Range) -> RangeNest<'_> {
     let place = if range.push_pop { range.global_tid } else { process_of(range.global_tid) };
     (range.push_pop, place, &range.domain)
 }
 
-/// What bounds the ends of ranges of one nest.
-struct Bounds<'a> {
+/// Bounds on the ends of the ranges of one nest.
+struct EndBounds<'a> {
     ranges: &'a [Range],
     rules: &'a StageRules,
-    /// Names inside closed ranges of a name, for names that have an instance without an end.
+    /// Names seen inside closed ranges of each name that has an unclosed instance.
     inside: HashMap<&'a str, HashSet<&'a str>>,
-    /// End of the closed range around each range without an end.
+    /// End of the closed range around each unclosed range, by index.
     parents: HashMap<usize, i64>,
 }
 
-impl<'a> Bounds<'a> {
+impl<'a> EndBounds<'a> {
     fn of(ranges: &'a [Range], members: &[usize], rules: &'a StageRules) -> Self {
         let mut bounds = Self { ranges, rules, inside: HashMap::new(), parents: HashMap::new() };
         let open = members.iter().filter(|at| ranges[**at].end_ns.is_none());
@@ -99,7 +102,7 @@ impl<'a> Bounds<'a> {
             }
             match range.end_ns {
                 None => {
-                    // Start/end ranges do not nest: one that encloses another by chance bounds nothing.
+                    // Start/end ranges do not nest: an overlap is coincidental and bounds nothing.
                     let parent = around.last().filter(|_| range.push_pop);
                     bounds.parents.extend(parent.map(|(end, _)| (*at, *end)));
                 }
@@ -117,35 +120,39 @@ impl<'a> Bounds<'a> {
         bounds
     }
 
-    fn treat(&self, members: &[usize]) -> Vec<(usize, Treated)> {
+    fn outcomes(&self, members: &[usize]) -> Vec<(usize, UnclosedOutcome)> {
         let open = members.iter().enumerate().filter(|(_, at)| self.ranges[**at].end_ns.is_none());
-        let treat = |(place, at): (usize, &usize)| {
-            let sibling = self.sibling(*at, &members[place + 1..]).map(Treated::AtSibling);
-            let parent = self.parents.get(at).copied().map(Treated::AtParent);
+        let outcome = |(place, at): (usize, &usize)| {
+            let sibling = self.sibling(*at, &members[place + 1..]).map(UnclosedOutcome::AtSibling);
+            let parent = self.parents.get(at).copied().map(UnclosedOutcome::AtParent);
             let first = [sibling, parent].into_iter().flatten().min_by_key(|it| it.end_ns());
-            (*at, first.unwrap_or(Treated::Dropped))
+            (*at, first.unwrap_or(UnclosedOutcome::Dropped))
         };
-        open.map(treat).collect()
+        open.map(outcome).collect()
     }
 
-    /// Start of the next range beside the one at `at`, among those after it.
+    /// Start of the next sibling of the range at `at` among `later`.
     fn sibling(&self, at: usize, later: &[usize]) -> Option<i64> {
         let open = &self.ranges[at];
-        let is_stage = |it: &Range| it.name == WARMUP || self.rules.stage(&it.name, &it.domain).is_some();
-        let chosen = |it: &Range| self.rules.within.contains(&it.name) || self.rules.without.contains(&it.name);
+        let is_stage =
+            |it: &Range| it.name == WARMUP || self.rules.stage(&it.name, &it.domain).is_some();
+        let chosen = |it: &Range| {
+            self.rules.include_ranges.contains(&it.name)
+                || self.rules.exclude_ranges.contains(&it.name)
+        };
         let inside = self.inside.get(open.name.as_str());
-        let beside = |it: &&Range| {
+        let is_sibling = |it: &&Range| {
             it.name == open.name
                 || match inside {
                     _ if chosen(open) => false,
                     _ if is_stage(open) || !open.push_pop => is_stage(it),
                     Some(inside) => is_stage(it) || !inside.contains(it.name.as_str()),
-                    // Without a closed range of the name, nothing is known to lie inside.
+                    // Without a closed range of the name, its contents are unknown.
                     None => true,
                 }
         };
-        let later = later.iter().take(MAX_LOOKED_AT).map(|at| &self.ranges[*at]);
-        later.filter(|it| it.start_ns > open.start_ns).find(beside).map(|it| it.start_ns)
+        let later = later.iter().take(MAX_COMPARED).map(|at| &self.ranges[*at]);
+        later.filter(|it| it.start_ns > open.start_ns).find(is_sibling).map(|it| it.start_ns)
     }
 }
 
@@ -156,71 +163,95 @@ mod tests {
     use super::*;
 
     fn range(name: &str, start_ns: i64, end_ns: Option<i64>) -> Range {
-        Range { domain: String::new(), name: name.into(), start_ns, end_ns, global_tid: 1, push_pop: true }
+        Range {
+            domain: String::new(),
+            name: name.into(),
+            start_ns,
+            end_ns,
+            global_tid: 1,
+            push_pop: true,
+        }
     }
 
-    fn treated(sketch: &[(&str, i64, Option<i64>)]) -> Vec<(String, Treated)> {
-        let mut ranges = sketch.iter().map(|(name, start, end)| range(name, *start, *end)).collect();
+    fn outcomes(sketch: &[(&str, i64, Option<i64>)]) -> Vec<(String, UnclosedOutcome)> {
+        let mut ranges =
+            sketch.iter().map(|(name, start, end)| range(name, *start, *end)).collect();
         let found = close(&mut ranges, &StageRules::default());
         assert!(ranges.iter().all(|it| it.end_ns.is_some()));
-        found.into_iter().map(|it| (it.range.name, it.treated)).collect()
+        found.into_iter().map(|it| (it.range.name, it.outcome)).collect()
     }
 
     #[test]
-    fn a_stage_without_an_end_ends_where_the_next_stage_begins() {
-        let found = treated(&[("prefill", 0, None), ("layer", 1, Some(4)), ("decode_all", 10, Some(20))]);
-        assert_eq!(found, [("prefill".to_owned(), Treated::AtSibling(10))]);
+    fn a_stage_without_an_end_ends_where_the_next_stage_starts() {
+        let found =
+            outcomes(&[("prefill", 0, None), ("layer", 1, Some(4)), ("decode_all", 10, Some(20))]);
+        assert_eq!(found, [("prefill".to_owned(), UnclosedOutcome::AtSibling(10))]);
     }
 
     #[test]
-    fn a_range_without_an_end_ends_where_the_one_around_it_does() {
-        let found = treated(&[("measured", 0, Some(30)), ("prefill", 5, None), ("layer", 6, Some(9))]);
-        assert_eq!(found, [("prefill".to_owned(), Treated::AtParent(30))]);
+    fn a_range_without_an_end_ends_with_its_parent() {
+        let found =
+            outcomes(&[("measured", 0, Some(30)), ("prefill", 5, None), ("layer", 6, Some(9))]);
+        assert_eq!(found, [("prefill".to_owned(), UnclosedOutcome::AtParent(30))]);
     }
 
     #[test]
     fn an_operator_ends_before_a_name_that_never_lies_inside_it() {
-        let whole = [("q", 0, Some(5)), ("gemm", 1, Some(2)), ("k", 6, Some(9))];
-        let found = treated(&[&whole[..], &[("q", 20, None), ("gemm", 21, Some(22)), ("k", 26, Some(29))]].concat());
-        assert_eq!(found, [("q".to_owned(), Treated::AtSibling(26))]);
+        let closed = [("q", 0, Some(5)), ("gemm", 1, Some(2)), ("k", 6, Some(9))];
+        let open = [("q", 20, None), ("gemm", 21, Some(22)), ("k", 26, Some(29))];
+        let found = outcomes(&[&closed[..], &open[..]].concat());
+        assert_eq!(found, [("q".to_owned(), UnclosedOutcome::AtSibling(26))]);
     }
 
     #[test]
-    fn a_range_whose_end_nothing_bounds_is_left_out() {
-        assert_eq!(treated(&[("prefill", 0, None), ("layer", 1, Some(4))]), [("prefill".to_owned(), Treated::Dropped)]);
+    fn a_range_without_a_bound_is_dropped() {
+        assert_eq!(
+            outcomes(&[("prefill", 0, None), ("layer", 1, Some(4))]),
+            [("prefill".to_owned(), UnclosedOutcome::Dropped)]
+        );
     }
 
     proptest! {
-        /// Stages one after another with operators inside, in a range around all, and any of them without its end.
+        /// Consecutive stages with operators inside, optionally in one enclosing range, with any
+        /// one range unclosed.
         #[test]
-        fn no_stage_loses_its_ranges_to_one_without_an_end(
-            around in any::<bool>(), open in 0usize..8, operators in prop::collection::vec(0usize..4, 4)
+        fn an_unclosed_range_takes_no_time_from_the_next_stage(
+            around in any::<bool>(), open in 0usize..8,
+            operators in prop::collection::vec(0usize..4, 4)
         ) {
             let mut ranges = Vec::new();
             if around {
                 ranges.push(range("measured", 0, Some(1000)));
             }
             for (at, count) in operators.iter().enumerate() {
-                let begin = 10 + 100 * at as i64;
-                ranges.push(range(["prefill", "decode_all"][at % 2], begin, Some(begin + 90)));
+                let start = 10 + 100 * at as i64;
+                ranges.push(range(["prefill", "decode_all"][at % 2], start, Some(start + 90)));
                 for operator in 0..*count as i64 {
-                    let begin = begin + 10 + 20 * operator;
-                    ranges.push(range("layer", begin, Some(begin + 15)));
+                    let start = start + 10 + 20 * operator;
+                    ranges.push(range("layer", start, Some(start + 15)));
                 }
             }
             let open = open % ranges.len();
-            let whole = ranges.clone();
+            let closed = ranges.clone();
             ranges[open].end_ns = None;
             let found = close(&mut ranges, &StageRules::default());
             prop_assert_eq!(found.len(), 1);
-            prop_assert_eq!(&found[0].range.name, &whole[open].name);
-            for it in ranges.iter().filter(|it| (it.start_ns, &it.name) == (whole[open].start_ns, &whole[open].name)) {
-                let next = |other: &&Range| other.start_ns > it.start_ns && ["prefill", "decode_all"].contains(&&*other.name);
-                let stage = whole.iter().find(next).filter(|_| it.name != "measured");
+            prop_assert_eq!(&found[0].range.name, &closed[open].name);
+            let unclosed = &closed[open];
+            let same = |it: &&Range| (it.start_ns, &it.name) == (unclosed.start_ns, &unclosed.name);
+            for it in ranges.iter().filter(same) {
+                let next = |other: &&Range| {
+                    other.start_ns > it.start_ns
+                        && ["prefill", "decode_all"].contains(&other.name.as_str())
+                };
+                let stage = closed.iter().find(next).filter(|_| it.name != "measured");
                 prop_assert!(stage.is_none_or(|stage| it.end_ns.unwrap() <= stage.start_ns));
             }
-            let others = |ranges: &[Range]| ranges.iter().filter(|it| it.start_ns != whole[open].start_ns).cloned().collect::<Vec<_>>();
-            prop_assert_eq!(others(&ranges), others(&whole));
+            let others = |ranges: &[Range]| {
+                let other = |it: &&Range| it.start_ns != unclosed.start_ns;
+                ranges.iter().filter(other).cloned().collect::<Vec<_>>()
+            };
+            prop_assert_eq!(others(&ranges), others(&closed));
         }
     }
 }

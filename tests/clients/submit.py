@@ -1,4 +1,4 @@
-"""Submits a run with the client that openapi-python-client generated, and reads it back: `submit.py URL`."""
+"""Submits a run with the client of openapi-python-client, and reads it back: `submit.py URL`."""
 
 import sys
 from typing import cast
@@ -9,10 +9,16 @@ from llmprof_client.models import ModelSubject, RunView, SubmitModel, SubmittedR
 
 url = sys.argv[1]
 token = sys.argv[2] if len(sys.argv) > 2 else None
-# A service that asks for no token takes requests without one; the generated functions have no type for that.
-client = AuthenticatedClient(base_url=url, token=token) if token else cast(AuthenticatedClient, Client(base_url=url))
+# The token is optional, which the types of the generated functions do not express.
+client = (
+    AuthenticatedClient(base_url=url, token=token)
+    if token
+    else cast(AuthenticatedClient, Client(base_url=url))
+)
 
-submitted = submit_run.sync(client=client, body=SubmitModel(model="llama-tiny", repeats=1, warmup=0, max_new_tokens=2))
+submitted = submit_run.sync(
+    client=client, body=SubmitModel(model="llama-tiny", repeats=1, warmup=0, max_new_tokens=2)
+)
 assert isinstance(submitted, SubmittedRun), submitted
 run = get_run.sync(submitted.run_id, client=client)
 assert isinstance(run, RunView), run

@@ -1,16 +1,23 @@
-// Submits a run with the types that openapi-typescript generated: `node submit.js URL [TOKEN]`.
+// Submits a run with the types of openapi-typescript: `node submit.js URL [TOKEN]`.
 import createClient from "openapi-fetch";
 import type { components, paths } from "./llmprof.js";
 
 type SubmitRun = components["schemas"]["SubmitRun"];
 
-// Each of these is a submission.
+// Valid submissions.
 const model: SubmitRun = { model: "llama-tiny", repeats: 1, warmup: 0, max_new_tokens: 2 };
-const part: SubmitRun = { model: "deepseek-ocr-tiny", target: "decoder.layers.3.self_attn", align_with: "e2e" };
-const command: SubmitRun = { target: { command: "tiny-generate", params: { tokens: 8 } }, mode: "light" };
+const part: SubmitRun = {
+  model: "deepseek-ocr-tiny",
+  target: "decoder.layers.3.self_attn",
+  align_with: "e2e",
+};
+const command: SubmitRun = {
+  target: { command: "tiny-generate", params: { tokens: 8 } },
+  mode: "light",
+};
 void [part, command];
 
-// None of these is.
+// Invalid submissions.
 // @ts-expect-error a number is not a text
 const repeats: SubmitRun = { model: "llama-tiny", repeats: "three" };
 // @ts-expect-error a submission names a model or a command
@@ -30,4 +37,5 @@ const run = await client.GET("/runs/{run_id}", { params: { path: { run_id: data.
 if (run.data?.name !== "llama-tiny") throw new Error(JSON.stringify(run.error ?? run.data));
 const subject = run.data.spec.subject;
 if (subject.kind !== "model") throw new Error(subject.kind);
-console.log(`typescript client: run ${data.run_id} of ${subject.workload.model} is ${run.data.state}`);
+const { model: name } = subject.workload;
+console.log(`typescript client: run ${data.run_id} of ${name} is ${run.data.state}`);

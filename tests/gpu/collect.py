@@ -1,6 +1,7 @@
-"""Packs what run.sh's runs left into a folder, as fixtures for the parsers: at most 8 files, without names of host and paths.
+"""Packs the results of run.sh as fixtures for the parsers: at most 8 files, without host names.
 
-Texts are scrubbed; the bundle is not, and is left out when it is large."""
+Texts are scrubbed, paths too; the bundle is not, and is omitted if it is large.
+"""
 
 import io
 import pathlib
@@ -14,31 +15,57 @@ import tarfile
 data, out = map(pathlib.Path, sys.argv[1:])
 runs = dict(line.split() for line in (data / "submitted").read_text().splitlines())
 LARGEST_BUNDLE = 24 << 20
-KEPT = ["report.json", "env.json", "spec.json", "config.yaml", "inputs.yaml", "progress.jsonl", "baseline/nvml.jsonl", "nsys/coverage.json", "nsys/events.jsonl"]
-PATTERNS = ["ncu/*/raw.csv", "ncu/*/details.csv", "ncu/*/choice.json", "gemm_log/*/*.log", "*/cmd.txt", "ncu/*/cmd.txt"]
+KEPT = [
+    "report.json",
+    "env.json",
+    "spec.json",
+    "config.yaml",
+    "inputs.yaml",
+    "progress.jsonl",
+    "baseline/nvml.jsonl",
+    "nsys/coverage.json",
+    "nsys/events.jsonl",
+]
+PATTERNS = [
+    "ncu/*/raw.csv",
+    "ncu/*/details.csv",
+    "ncu/*/choice.json",
+    "gemm_log/*/*.log",
+    "*/cmd.txt",
+    "ncu/*/cmd.txt",
+]
 
 
 def scrub(raw):
     text = raw.decode("utf-8", "replace").replace(str(data), "/data")
-    # Hosts have short names too: "vm" must not be cut out of "nvml".
+    # Host names may be short: "vm" must not match inside "nvml".
     text = re.sub(rf"(?<![\w-]){re.escape(socket.gethostname())}(?![\w-])", "host-1", text)
     return re.sub(r"\b(GPU|MIG)-[0-9a-f]{8}-", r"\1-00000000-", text).encode()
 
 
 def scrub_export(path):
-    """An export of nsys without what it tells of the host: its texts scrubbed, its descriptions of machine and environment emptied."""
+    """An export of nsys with scrubbed texts and without tables of machine and environment."""
     scrubbed = data / "scrubbed.sqlite"
     shutil.copyfile(path, scrubbed)
     with sqlite3.connect(scrubbed, isolation_level=None) as export:
-        tables = [name for (name,) in export.execute("select name from sqlite_master where type = 'table'")]
+        tables = [
+            name
+            for (name,) in export.execute("select name from sqlite_master where type = 'table'")
+        ]
         for table in tables:
-            if table.startswith(("META_DATA_CAPTURE", "TARGET_INFO_SYSTEM", "PROCESSES", "DIAGNOSTIC", "ANALYSIS_")):
+            if table.startswith(
+                ("META_DATA_CAPTURE", "TARGET_INFO_SYSTEM", "PROCESSES", "DIAGNOSTIC", "ANALYSIS_")
+            ):
                 export.execute(f'delete from "{table}"')
         rows = export.execute("select id, value from StringIds").fetchall()
         for key, value in rows:
             text = value if isinstance(value, str) else str(value)
-            # What a process was started with is kept in strings of many parts.
-            clean = "scrubbed" if "\0" in text or text.startswith(("/proc", "/root", "/home")) else scrub(text.encode()).decode()
+            # Arguments and environment of a process are strings of many parts.
+            clean = (
+                "scrubbed"
+                if "\0" in text or text.startswith(("/proc", "/root", "/home"))
+                else scrub(text.encode()).decode()
+            )
             if clean != text:
                 export.execute("update StringIds set value = ? where id = ?", (clean, key))
         if "META_DATA_EXPORT" in tables:
@@ -50,7 +77,10 @@ def scrub_export(path):
 with tarfile.open(out / "fixtures.tar.xz", "w:xz") as archive:
     for name, run_id in runs.items():
         folder = data / "runs" / run_id
-        for path in sorted({folder / kept for kept in KEPT} | {path for pattern in PATTERNS for path in folder.glob(pattern)}):
+        for path in sorted(
+            {folder / kept for kept in KEPT}
+            | {path for pattern in PATTERNS for path in folder.glob(pattern)}
+        ):
             if path.is_file():
                 content = scrub(path.read_bytes())
                 member = tarfile.TarInfo(f"{name}/{path.relative_to(folder)}")
@@ -58,7 +88,9 @@ with tarfile.open(out / "fixtures.tar.xz", "w:xz") as archive:
                 archive.addfile(member, io.BytesIO(content))
         if name == "small" and (folder / "nsys/run.sqlite").is_file():
             content = scrub_export(folder / "nsys/run.sqlite")
-            for path in sorted(folder.glob("**/events.jsonl")) + sorted(folder.glob("**/request.json")):
+            for path in sorted(folder.glob("**/events.jsonl")) + sorted(
+                folder.glob("**/request.json")
+            ):
                 if path != folder / "nsys/events.jsonl":
                     text = scrub(path.read_bytes())
                     member = tarfile.TarInfo(f"{name}/{path.relative_to(folder)}")

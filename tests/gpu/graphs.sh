@@ -1,11 +1,14 @@
 #!/usr/bin/env bash
-# Holds decode traced as whole CUDA graphs against the same run traced node by node, on a GPU host: run from the repository's root.
+# Compares decode traced as whole CUDA graphs with the same run traced by node, on a GPU host. Run
+# from the repository's root.
 #
 #   tests/gpu/graphs.sh [--bin DIR] [--model NAME] [--tokens N] [--rounds N] [--out DIR]
 #
-# Starts the service of DIR (default target/release) on loopback, submits MODEL (default deepseek-ocr) in mode light as it is (graphs as a
-# whole) and with cuda_graph_trace = node, in turn, and imports one capture of each. Prints one table; exit code 0: every check held. With --out, the
-# export of a tiny run with whole graphs is left there as a fixture. Needs bash, curl and python3; compiles nothing.
+# Starts the service of DIR (default target/release) on loopback, submits MODEL (default
+# deepseek-ocr) in mode light with whole graphs and with cuda_graph_trace = node, in turn, and
+# imports one capture of each. Prints one table; exits with 0 if every check passed. --out keeps the
+# export of a tiny run with whole graphs as a fixture. Needs bash, curl and python3; compiles
+# nothing.
 set -euo pipefail
 bin=target/release out='' device=auto tokens=64 model=deepseek-ocr rounds=3
 while [ $# -gt 0 ]; do
@@ -15,7 +18,7 @@ while [ $# -gt 0 ]; do
     --tokens) tokens=$2; shift ;;
     --rounds) rounds=$2; shift ;;
     --out) out=$2; shift ;;
-    *) sed -n '2,8p' "$0" >&2; exit 2 ;;
+    *) sed -n '2,11p' "$0" >&2; exit 2 ;;
   esac
   shift
 done
@@ -24,7 +27,8 @@ here=$(cd "$(dirname "$0")" && pwd)
 
 # light NAME MODEL TOKENS TRACE: one light run, with graphs traced as TRACE.
 light() {
-  follow "$1" "$(printf '{"model": "%s", "mode": "light", "max_new_tokens": %d, "profiling": {"nsys": {"cuda_graph_trace": "%s"}}}' "$2" "$3" "$4")"
+  follow "$1" "$(printf '{"model": "%s", "mode": "light", "max_new_tokens": %d,
+    "profiling": {"nsys": {"cuda_graph_trace": "%s"}}}' "$2" "$3" "$4")"
   echo "$1 $id" >>"$data/submitted"
 }
 for round in $(seq "$rounds"); do
@@ -32,11 +36,12 @@ for round in $(seq "$rounds"); do
   light "node-$round" "$model" "$tokens" node
 done
 
-# import NAME ID: the run's own export, as a capture of somebody else's program.
+# import NAME ID: imports the run's export as a capture of another program.
 import() {
   local id
-  id=$(curl -sS -X POST "$base/captures?name=$1.sqlite" -H 'content-type: application/octet-stream' --data-binary @"$data/runs/$2/nsys/run.sqlite" |
-    python3 -c 'import json, sys; answer = json.load(sys.stdin); print(answer.get("run_id") or sys.exit(answer["error"]["message"]))')
+  id=$(curl -sS -X POST "$base/captures?name=$1.sqlite" \
+    -H 'content-type: application/octet-stream' --data-binary @"$data/runs/$2/nsys/run.sqlite" |
+    run_id)
   curl -sN --max-time 600 "$base/runs/$id/events" >"$data/$1.events"
   curl -sf "$base/runs/$id" >"$data/$1.run.json"
   echo "$1 $id" >>"$data/submitted"
@@ -45,8 +50,8 @@ for trace in graph node; do
   import "import-$trace" "$(awk -v name="$trace-1" '$1 == name {print $2}' "$data/submitted")"
 done
 
-held=0
-python3 "$here/graphs.py" "$data" || held=1
+status=0
+python3 "$here/graphs.py" "$data" || status=1
 if [ -n "$out" ]; then
   mkdir -p "$out"
   light tiny deepseek-ocr-tiny 4 graph
@@ -54,6 +59,7 @@ if [ -n "$out" ]; then
   graph=$(awk '$1 == "graph-1" {print $2}' "$data/submitted")
   cp "$data/runs/$graph/report.html" "$out/light-graph.html"
   cp "$data/runs/$graph/report.md" "$out/light-graph.md"
-  cp "$data/runs/$(awk '$1 == "import-graph" {print $2}' "$data/submitted")/report.md" "$out/import-graph.md"
+  import=$(awk '$1 == "import-graph" {print $2}' "$data/submitted")
+  cp "$data/runs/$import/report.md" "$out/import-graph.md"
 fi
-exit "$held"
+exit "$status"

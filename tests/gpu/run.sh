@@ -1,12 +1,16 @@
 #!/usr/bin/env bash
-# Profiles on a GPU host as a teammate would, and says whether every pass left what it must: run from the repository's root.
+# Profiles models on a GPU host and checks the results of every pass. Run from the repository's
+# root.
 #
-#   tests/gpu/run.sh [--bin DIR] [--out DIR] [--device auto|cpu] [--models LARGE,SECOND] [--tokens N] [--by-hand]
+#   tests/gpu/run.sh [--bin DIR] [--out DIR] [--device auto|cpu] [--models LARGE,SECOND]
+#                    [--tokens N] [--by-hand]
 #
-# Starts the service of DIR (default target/release) on loopback with a temporary data folder, submits deepseek-ocr deep and light
-# and qwen3-0.6b deep, follows each to its end, and prints one table. Exit code 0: every check held. With --out, fixtures are left
-# there in at most 8 files, of a small model too whose captures are kept whole; with --by-hand the deep run is repeated by bench/by_hand.sh first. --device cpu tries the script where
-# there is no GPU: small models, and no check of what only a GPU has. Needs bash, curl and python3; compiles nothing.
+# Starts the service of DIR (default target/release) on loopback with a temporary data folder,
+# submits deepseek-ocr deep and light and qwen3-0.6b deep, follows each to its end, and prints one
+# table. Exits with 0 if every check passed. --out keeps fixtures, in at most 8 files, including a
+# small model with whole captures; --by-hand repeats the deep run with bench/by_hand.sh first.
+# --device cpu tries the script without a GPU: small models, and no GPU checks. Needs bash, curl and
+# python3; compiles nothing.
 set -euo pipefail
 bin=target/release out='' device=auto tokens=64 by_hand='' models=''
 while [ $# -gt 0 ]; do
@@ -17,17 +21,18 @@ while [ $# -gt 0 ]; do
     --models) models=$2; shift ;;
     --tokens) tokens=$2; shift ;;
     --by-hand) by_hand=1 ;;
-    *) sed -n '2,9p' "$0" >&2; exit 2 ;;
+    *) sed -n '2,13p' "$0" >&2; exit 2 ;;
   esac
   shift
 done
 here=$(cd "$(dirname "$0")" && pwd)
 . "$here/service.sh"
 
-# submit NAME MODEL MODE [TOKENS]: queues one run, follows its events to the end, keeps its id.
+# submit NAME MODEL MODE [TOKENS]: submits one run, follows its events to the end, stores its id.
 submit() {
   local body
-  body=$(printf '{"model": "%s", "mode": "%s", "device": "%s", "max_new_tokens": %d, "labels": ["%s"]}' "$2" "$3" "$device" "${4:-$tokens}" "$1")
+  body=$(printf '{"model": "%s", "mode": "%s", "device": "%s", "max_new_tokens": %d,
+    "labels": ["%s"]}' "$2" "$3" "$device" "${4:-$tokens}" "$1")
   follow "$1" "$body"
   echo "$1 $id" >>"$data/submitted"
 }
@@ -39,12 +44,14 @@ submit light "$large" light
 submit second "$second" deep
 [ -z "$out" ] || submit small deepseek-ocr-tiny deep 4
 
-held=0
-python3 "$here/check.py" "$data" "$device" | tee "$data/table.txt" || held=1
+status=0
+python3 "$here/check.py" "$data" "$device" | tee "$data/table.txt" || status=1
 if [ -n "$by_hand" ]; then
   id=$(awk '$1 == "deep" {print $2}' "$data/submitted")
   "$here/../../bench/by_hand.sh" --runner "$LLMPROF__TOOLS__MODEL_RUNNER" \
-    ${LLMPROF__TOOLS__NSYS:+--nsys "$LLMPROF__TOOLS__NSYS"} ${LLMPROF__TOOLS__NCU:+--ncu "$LLMPROF__TOOLS__NCU"} "$data/runs/$id" | tee -a "$data/table.txt" || held=1
+    ${LLMPROF__TOOLS__NSYS:+--nsys "$LLMPROF__TOOLS__NSYS"} \
+    ${LLMPROF__TOOLS__NCU:+--ncu "$LLMPROF__TOOLS__NCU"} "$data/runs/$id" |
+    tee -a "$data/table.txt" || status=1
 fi
 if [ -n "$out" ]; then
   mkdir -p "$out"
@@ -52,4 +59,4 @@ if [ -n "$out" ]; then
   curl -sf "$base/runs/$id/bundle" -o "$data/deep.tar.zst"
   python3 "$here/collect.py" "$data" "$out"
 fi
-exit "$held"
+exit "$status"

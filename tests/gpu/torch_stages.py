@@ -1,4 +1,4 @@
-"""A program of somebody else's, for command.sh: a stack of layers in PyTorch with NVTX ranges, alone or as one of torchrun's workers."""
+"""A program for command.sh: layers in PyTorch with NVTX ranges, alone or under torchrun."""
 
 import sys
 
@@ -6,7 +6,9 @@ import torch
 
 tokens = int(sys.argv[1])
 device = torch.device("cuda:0")
-layers = torch.nn.Sequential(*(torch.nn.Linear(2048, 2048, device=device, dtype=torch.bfloat16) for _ in range(8)))
+layers = torch.nn.Sequential(
+    *(torch.nn.Linear(2048, 2048, device=device, dtype=torch.bfloat16) for _ in range(8))
+)
 
 
 def stage(name, rows, times):

@@ -1,46 +1,12 @@
-//! The integration tests, one binary: what the built programs do, seen from outside.
+//! Integration tests of the built programs, in one binary.
 
-#![expect(clippy::unwrap_used, reason = "a test that cannot go on fails, and says where")]
+#![expect(clippy::unwrap_used, reason = "an unwrap is an assertion")]
 
-mod access;
-mod align;
-mod alignments;
 mod api;
-mod architecture;
-mod artifacts;
-mod browser;
-mod captures;
-mod clock;
-mod cluster;
-mod commands;
-mod cost;
-mod deployment;
-mod diff;
-mod execute;
-mod fuzz;
-mod gpu;
-mod graphs;
-mod h200;
-mod held;
-mod http;
-mod imports;
-mod invariants;
-mod keep;
-mod kernels;
-mod nsys;
-mod openapi;
-mod page;
-mod pages;
-mod partial;
-mod report;
-mod runner;
+mod parse;
+mod recovery;
+mod repository;
 mod runs;
-mod service;
-mod serving;
 mod slurm;
-mod subjects;
-mod sums;
-mod survive;
-mod tables;
-mod targets;
-mod timeline;
+mod support;
+mod ui;

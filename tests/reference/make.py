@@ -1,8 +1,9 @@
 #!/usr/bin/env python3
-"""Makes the fixtures that hold the model runner to Hugging Face transformers: small models, random weights from a fixed seed.
+"""Generates the fixtures that compare the model runner with Hugging Face transformers.
 
-Each fixture is a folder as published, `NAME/` with its description and `model.safetensors`, and `NAME.safetensors` with inputs and
-what transformers computes from them, on the CPU in f32. The runner's own code is never called. README.md says how to run it.
+Small models with random weights from a fixed seed. Each fixture is a folder as published, `NAME/`
+with its description and `model.safetensors`, and `NAME.safetensors` with inputs and the outputs of
+transformers, on the CPU in f32. The runner's own code is never called. README.md has the commands.
 """
 
 import json
@@ -33,16 +34,21 @@ from transformers.models.sam.modeling_sam import SamVisionEncoder
 FIXTURES = Path(__file__).resolve().parent / "fixtures"
 SEED = 20
 PROMPT, STEPS = 23, 9
-# Experts closer than this at the border of the choice might be chosen otherwise by another order of summation.
+# Experts closer than this at the border of the choice may be chosen differently by another order of
+# summation.
 MARGIN = 1e-4
-# One entry, because safetensors writes several in no order: the same versions give the same bytes.
+# One entry, because safetensors writes several unordered: the same versions give the same bytes.
+VERSIONS = f"torch {torch.__version__}, transformers {transformers.__version__}"
 METADATA = {
-    "made_by": f"tests/reference/make.py, seed {SEED}, torch {torch.__version__}, transformers {transformers.__version__}, f32 on the CPU"
+    "made_by": f"tests/reference/make.py, seed {SEED}, {VERSIONS}, f32 on the CPU"
 }
 
 
 def fill(model):
-    """Random weights at which every part matters: sharp attention, norms away from one, biases and positions away from zero."""
+    """Random weights at which every part matters.
+
+    Sharp attention, norms away from one, biases and positions away from zero.
+    """
     random = torch.Generator().manual_seed(SEED)
     for name, weight in model.named_parameters():
         values = torch.randn(weight.shape, generator=random)
@@ -53,7 +59,8 @@ def fill(model):
         elif weight.dim() == 1:
             values *= 0.25
         elif "embed_tokens" not in name:
-            # The last of a stack of experts' dimensions is the input; a convolution has all but its first.
+            # The input is the last dimension of a stack of experts, all but the first of a
+            # convolution.
             inputs = weight.shape[-1] if weight.dim() == 3 else weight[0].numel()
             values *= 1.5 / inputs**0.5
         weight.data.copy_(values)
@@ -64,7 +71,9 @@ def save(name, weights, expected, description):
     """Writes a fixture; `description` is the text of its config.json, or our own dimensions."""
     folder = FIXTURES / name
     folder.mkdir(parents=True)
-    contiguous = lambda tensors: {key: tensor.detach().contiguous().clone() for key, tensor in tensors.items()}
+    contiguous = lambda tensors: {
+        key: tensor.detach().contiguous().clone() for key, tensor in tensors.items()
+    }
     save_file(contiguous(weights), folder / "model.safetensors", METADATA)
     save_file(contiguous(expected), FIXTURES / f"{name}.safetensors", METADATA)
     file, text = description
@@ -75,25 +84,40 @@ def save(name, weights, expected, description):
 
 
 def logits(hidden_of, head, vocab):
-    """Tokens, and the logits after the prompt and after each further token, read one by one with a cache."""
-    tokens = torch.randint(0, vocab, (1, PROMPT + STEPS), generator=torch.Generator().manual_seed(SEED + 1))
+    """Tokens, and the logits after the prompt and after each further token, read with a cache."""
+    tokens = torch.randint(
+        0, vocab, (1, PROMPT + STEPS), generator=torch.Generator().manual_seed(SEED + 1)
+    )
     cache, rows = DynamicCache(), []
     parts = [tokens[:, :PROMPT], *tokens[:, PROMPT:].split(1, dim=1)]
     for part in parts:
         hidden = hidden_of(part, cache)
         rows.append(head(hidden[:, -1]))
     whole = head(hidden_of(tokens, DynamicCache())[:, -1])
-    assert torch.allclose(whole, rows[-1], atol=1e-4), "transformers with a cache disagrees with itself without"
+    assert torch.allclose(
+        whole, rows[-1], atol=1e-4
+    ), "transformers with a cache disagrees with itself without"
     return {"tokens": tokens[0].to(torch.uint32), "logits": torch.cat(rows)}
 
 
 def causal(name, kind, config):
     model = fill(kind(config))
     tied = config.tie_word_embeddings
-    weights = {key: value for key, value in model.state_dict().items() if not (tied and key == "lm_head.weight")}
-    read = lambda part, cache: model.model(input_ids=part, past_key_values=cache, use_cache=True).last_hidden_state
+    weights = {
+        key: value
+        for key, value in model.state_dict().items()
+        if not (tied and key == "lm_head.weight")
+    }
+    read = lambda part, cache: model.model(
+        input_ids=part, past_key_values=cache, use_cache=True
+    ).last_hidden_state
     config.architectures = [kind.__name__]
-    save(name, weights, logits(read, model.lm_head, config.vocab_size), ("config.json", config.to_json_string()))
+    save(
+        name,
+        weights,
+        logits(read, model.lm_head, config.vocab_size),
+        ("config.json", config.to_json_string()),
+    )
 
 
 SMALL = dict(
@@ -113,8 +137,11 @@ SMALL = dict(
 
 
 def dense():
-    causal("llama", LlamaForCausalLM, LlamaConfig(**SMALL, rms_norm_eps=1e-5, tie_word_embeddings=True))
-    # Of the eight frequencies, by wavelength, one is kept (below 16), one is blended, and six are divided (above 64).
+    causal(
+        "llama", LlamaForCausalLM, LlamaConfig(**SMALL, rms_norm_eps=1e-5, tie_word_embeddings=True)
+    )
+    # Of the eight frequencies, by wavelength, one is kept (below 16), one is blended, and six are
+    # divided (above 64).
     llama3 = {
         "rope_type": "llama3",
         "rope_theta": 500000.0,
@@ -123,14 +150,25 @@ def dense():
         "high_freq_factor": 4.0,
         "original_max_position_embeddings": 64,
     }
-    causal("llama3", LlamaForCausalLM, LlamaConfig(**SMALL, rms_norm_eps=1e-5, rope_parameters=llama3))
+    causal(
+        "llama3", LlamaForCausalLM, LlamaConfig(**SMALL, rms_norm_eps=1e-5, rope_parameters=llama3)
+    )
     million = {"rope_type": "default", "rope_theta": 1000000.0}
-    causal("qwen2", Qwen2ForCausalLM, Qwen2Config(**{**SMALL, "head_dim": 8}, rope_parameters=million))
-    causal("qwen3", Qwen3ForCausalLM, Qwen3Config(**SMALL, tie_word_embeddings=True, rope_parameters=million))
+    causal(
+        "qwen2", Qwen2ForCausalLM, Qwen2Config(**{**SMALL, "head_dim": 8}, rope_parameters=million)
+    )
+    causal(
+        "qwen3",
+        Qwen3ForCausalLM,
+        Qwen3Config(**SMALL, tie_word_embeddings=True, rope_parameters=million),
+    )
 
 
 def deepseek_ocr_text():
-    """DeepSeek-OCR's decoder: plain attention, a dense layer, then mixtures of a softmax router's greedy choice."""
+    """DeepSeek-OCR's decoder.
+
+    Full attention, a dense layer, then mixtures of a softmax router's greedy choice.
+    """
     hidden, layers, dense_layers, experts, top_k, shared, width, vocab = 48, 3, 1, 8, 3, 2, 24, 96
     config = ocr_config.DeepseekOcr2TextConfig(
         vocab_size=vocab,
@@ -162,7 +200,10 @@ def deepseek_ocr_text():
             part = "model." + key.removesuffix(".gate_up_proj")
             for expert in range(experts):
                 gate, up = value[expert].chunk(2)
-                weights[f"{part}.{expert}.gate_proj.weight"], weights[f"{part}.{expert}.up_proj.weight"] = gate, up
+                (
+                    weights[f"{part}.{expert}.gate_proj.weight"],
+                    weights[f"{part}.{expert}.up_proj.weight"],
+                ) = (gate, up)
         elif key.endswith("mlp.experts.down_proj"):
             part = "model." + key.removesuffix(".down_proj")
             for expert in range(experts):
@@ -179,11 +220,16 @@ def deepseek_ocr_text():
 
     for layer in model.layers[dense_layers:]:
         layer.mlp.gate.register_forward_hook(watch)
-    read = lambda part, cache: model(input_ids=part, past_key_values=cache, use_cache=True).last_hidden_state
+    read = lambda part, cache: model(
+        input_ids=part, past_key_values=cache, use_cache=True
+    ).last_hidden_state
     expected = logits(read, lambda hidden: hidden @ head.T, vocab)
-    assert min(margins) > MARGIN and len(hit) == experts, f"another seed is needed: {min(margins)}, {sorted(hit)}"
+    assert (
+        min(margins) > MARGIN and len(hit) == experts
+    ), f"another seed is needed: {min(margins)}, {sorted(hit)}"
 
-    # transformers has no DeepSeek-OCR, only its successor with the same decoder: the published form of its config, by hand.
+    # transformers has no DeepSeek-OCR, only its successor with the same decoder: its config in the
+    # published form is written by hand.
     published = {
         "architectures": ["DeepseekOCRForCausalLM"],
         "model_type": "deepseek_vl_v2",
@@ -226,12 +272,18 @@ def deepseek_ocr_text():
 
 def resampled(table, side):
     """`[old, old, width]` as the published model resamples it: bicubic and antialiased."""
-    table = F.interpolate(table.permute(2, 0, 1)[None], size=(side, side), mode="bicubic", antialias=True, align_corners=False)
+    table = F.interpolate(
+        table.permute(2, 0, 1)[None],
+        size=(side, side),
+        mode="bicubic",
+        antialias=True,
+        align_corners=False,
+    )
     return table[0].permute(1, 2, 0)
 
 
 def clip():
-    """CLIP's vision model, whole; where it would cut patches, the identity hands it SAM's features."""
+    """CLIP's vision model; in place of patches, the identity passes SAM's features to it."""
     width, layers, heads, mlp, grid = 32, 2, 4, 64, 4
 
     def model(side):
@@ -254,10 +306,18 @@ def clip():
     weights = {"embeddings.patch_embedding.weight": torch.zeros(width, 3, 14, 14)}
     for key, value in learned.state_dict().items():
         key = key.replace("encoder.", "transformer.")
-        if "patch_embedding" in key or "post_layernorm" in key or "k_proj" in key or "v_proj" in key:
+        if (
+            "patch_embedding" in key
+            or "post_layernorm" in key
+            or "k_proj" in key
+            or "v_proj" in key
+        ):
             continue
         if "q_proj" in key:
-            parts = [learned.state_dict()[key.replace("transformer.", "encoder.").replace("q_proj", p)] for p in ("q_proj", "k_proj", "v_proj")]
+            parts = [
+                learned.state_dict()[key.replace("transformer.", "encoder.").replace("q_proj", p)]
+                for p in ("q_proj", "k_proj", "v_proj")
+            ]
             key, value = key.replace("q_proj", "qkv_proj"), torch.cat(parts)
         weights[key] = value
 
@@ -267,10 +327,16 @@ def clip():
         other = model(side)
         state = learned.state_dict()
         state["embeddings.patch_embedding.weight"] = torch.eye(width)[:, :, None, None]
-        square = resampled(table[1:].reshape(grid, grid, width), side) if side != grid else table[1:]
-        state["embeddings.position_embedding.weight"] = torch.cat([table[:1], square.reshape(side * side, width)])
+        square = (
+            resampled(table[1:].reshape(grid, grid, width), side) if side != grid else table[1:]
+        )
+        state["embeddings.position_embedding.weight"] = torch.cat(
+            [table[:1], square.reshape(side * side, width)]
+        )
         other.load_state_dict(state)
-        features = torch.randn((2, side * side, width), generator=torch.Generator().manual_seed(SEED + side))
+        features = torch.randn(
+            (2, side * side, width), generator=torch.Generator().manual_seed(SEED + side)
+        )
         pixels = features.transpose(1, 2).reshape(2, width, side, side)
         expected[f"input.{side}"] = features
         expected[f"output.{side}"] = other.eval()(pixel_values=pixels).last_hidden_state[:, 1:]
@@ -279,8 +345,21 @@ def clip():
 
 
 def sam():
-    """SAM's encoder and two strided convolutions; for views of other sizes, the one of transformers' DeepSeek-OCR 2."""
-    width, layers, heads, mlp, window, image, patch, neck, downsample = 32, 3, 2, 64, 3, 32, 4, 16, [24, 32]
+    """SAM's encoder and two strided convolutions.
+
+    For views of other sizes, the encoder of transformers' DeepSeek-OCR 2.
+    """
+    width, layers, heads, mlp, window, image, patch, neck, downsample = (
+        32,
+        3,
+        2,
+        64,
+        3,
+        32,
+        4,
+        16,
+        [24, 32],
+    )
     shared = dict(
         hidden_size=width,
         output_channels=neck,
@@ -304,12 +383,26 @@ def sam():
         features = published(pixel_values=pixels).last_hidden_state
         return F.conv2d(F.conv2d(features, net_2, stride=2, padding=1), net_3, stride=2, padding=1)
 
-    sized = ocr.DeepseekOcr2SamVisionEncoder(ocr_config.DeepseekOcr2SamVisionConfig(**shared, downsample_channels=downsample))
-    sized.load_state_dict({**published.state_dict(), "proj.conv1.weight": net_2, "proj.conv2.weight": net_3})
+    sized = ocr.DeepseekOcr2SamVisionEncoder(
+        ocr_config.DeepseekOcr2SamVisionConfig(**shared, downsample_channels=downsample)
+    )
+    sized.load_state_dict(
+        {**published.state_dict(), "proj.conv1.weight": net_2, "proj.conv2.weight": net_3}
+    )
     sized.eval()
 
-    names = {"patch_embed.projection": "patch_embed.proj", "neck.conv1": "neck.0", "neck.layer_norm1": "neck.1"}
-    names |= {"neck.conv2": "neck.2", "neck.layer_norm2": "neck.3", "layer_norm1": "norm1", "layer_norm2": "norm2", "layers.": "blocks."}
+    names = {
+        "patch_embed.projection": "patch_embed.proj",
+        "neck.conv1": "neck.0",
+        "neck.layer_norm1": "neck.1",
+    }
+    names |= {
+        "neck.conv2": "neck.2",
+        "neck.layer_norm2": "neck.3",
+        "layer_norm1": "norm1",
+        "layer_norm2": "norm2",
+        "layers.": "blocks.",
+    }
     weights = {"net_2.weight": net_2, "net_3.weight": net_3}
     for key, value in published.state_dict().items():
         for theirs, ours in names.items():
@@ -318,11 +411,15 @@ def sam():
 
     expected = {}
     for side in (image, 20, 48):
-        pixels = torch.randn((2, 3, side, side), generator=torch.Generator().manual_seed(SEED + side))
+        pixels = torch.randn(
+            (2, 3, side, side), generator=torch.Generator().manual_seed(SEED + side)
+        )
         output = sized(pixel_values=pixels).last_hidden_state
         if side == image:
             plain = encode(pixels)
-            assert torch.allclose(plain, output, atol=1e-5), "transformers' two encoders disagree at the size learned for"
+            assert torch.allclose(
+                plain, output, atol=1e-5
+            ), "transformers' two encoders disagree at the size learned for"
             output = plain
         expected[f"input.{side}"] = pixels
         expected[f"output.{side}"] = output.flatten(2).transpose(1, 2)
@@ -350,7 +447,7 @@ def main():
     clip()
     sam()
     size = sum(os.path.getsize(path) for path in FIXTURES.rglob("*") if path.is_file())
-    print(f"{FIXTURES}: {size / 2**20:.2f} MiB, torch {torch.__version__}, transformers {transformers.__version__}")
+    print(f"{FIXTURES}: {size / 2**20:.2f} MiB, {VERSIONS}")
 
 
 if __name__ == "__main__":

@@ -1,18 +1,18 @@
-//! Whether a mock layer launches what the same layer launches inside the whole model: a verdict with its evidence.
+//! Alignment: a verdict, with its evidence, on whether a mock layer launches the same kernels as
+//! the layer inside the whole model.
 //!
-//! Pure: two captures and a question in, an [`Alignment`] out. A side without evidence never passes.
+//! Pure: two captures and a question in, an [`Alignment`] out. A side without evidence never
+//! passes.
 
 pub mod advice;
-pub mod isolate;
 pub mod kernel_times;
 pub mod latency;
 pub mod names;
+pub mod operation_instances;
+mod segment_by_sequence;
 pub mod settings;
 
 mod checks;
-mod conditions;
-mod cut;
-mod ground;
 mod launched;
 mod period;
 mod ranged;
@@ -22,23 +22,22 @@ use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
 use self::{
-    checks::Evidence,
-    isolate::{Isolated, isolate},
+    checks::AlignmentEvidence,
     kernel_times::{KernelTime, kernel_times},
-    names::{Names, full_name, has},
+    names::{NameNumbers, full_name, has},
     settings::{Operation, Question},
 };
 use super::power::StagePower;
-pub use crate::run::alignment::Verdict;
+pub use crate::domain::alignment::Verdict;
 use crate::{
-    run::alignment::CheckSummary,
+    analyze::align::operation_instances::{IsolatedOperation, isolate},
+    domain::alignment::CheckSummary,
     trace::{event::Event, nsys::NsysTrace},
 };
 
 /// One piece of evidence.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
-#[schema(as = EvidenceRow)]
-pub struct Row {
+pub struct EvidenceRow {
     pub what: String,
     pub mock: String,
     pub e2e: String,
@@ -47,27 +46,26 @@ pub struct Row {
 
 /// One check.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, ToSchema)]
-#[schema(as = AlignmentCheck)]
-pub struct Check {
+pub struct AlignmentCheck {
     pub id: String,
     pub verdict: Verdict,
     pub observed: String,
     pub threshold: String,
-    /// Whether an inconclusive one keeps the whole from passing.
+    /// An inconclusive check keeps the alignment from passing.
     pub decisive: bool,
-    pub rows: Vec<Row>,
-    /// What to do where it did not pass.
+    pub rows: Vec<EvidenceRow>,
+    /// Remedy if the check did not pass.
     pub advice: Option<String>,
 }
 
-/// What was found of the operation in one side.
+/// The operation on one side.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, ToSchema)]
 #[schema(as = AlignmentSide)]
 pub struct SideFacts {
     pub name: String,
-    /// How the operation was found.
+    /// Method of isolating the operation.
     pub isolated_by: String,
-    /// Ranges in the capture, those in the stage that counts, and the rest, which warmed up or was left out.
+    /// Ranges in the capture, those in the counted stage, and the rest: warm-up or excluded.
     pub ranges: u64,
     pub counted: u64,
     pub left_out: u64,
@@ -77,40 +75,40 @@ pub struct SideFacts {
     pub kernels_per_instance: Option<f64>,
     pub distinct_sequences: u64,
     pub replayed_kernels: u64,
-    /// Power and clocks in the stage; `null` where they were not sampled.
+    /// Power and clocks in the stage; `null` if not sampled.
     #[serde(default)]
     pub power: Option<SidePower>,
 }
 
-/// Power and clocks of one side, of the whole GPU in the stage.
+/// Power and clocks of the whole GPU in the stage, on one side.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize, ToSchema)]
 #[schema(as = AlignmentPower)]
 pub struct SidePower {
     pub mean_w: Option<f64>,
     pub sm_mhz: Option<f64>,
-    /// Share of the samples in which the device was slowed down, percent.
+    /// Share of the samples in which the device was throttled, percent.
     pub throttled_pct: Option<f64>,
 }
 
-/// A kernel in the usual sequence of both sides.
+/// A place in the usual sequences of both sides.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[schema(as = AlignmentPlace)]
-pub struct Place {
+pub struct KernelPlace {
     pub mock: Option<String>,
     pub e2e: Option<String>,
 }
 
-/// A known difference and what it met.
+/// A known difference and the launches that it covers.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[schema(as = AlignmentWaived)]
-pub struct Waived {
+pub struct WaivedDifference {
     pub pattern: String,
     pub reason: String,
     pub impact: String,
     pub expires: String,
     /// An expired one does not apply.
     pub expired: bool,
-    /// Distinct launches that it took out of the checks.
+    /// Distinct launches that it excludes from the checks.
     pub mock_launches: u64,
     pub e2e_launches: u64,
 }
@@ -119,7 +117,7 @@ pub struct Waived {
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct Alignment {
     pub verdict: Verdict,
-    pub checks: Vec<Check>,
+    pub checks: Vec<AlignmentCheck>,
     pub stage: Option<String>,
     pub mock: SideFacts,
     pub e2e: SideFacts,
@@ -131,47 +129,48 @@ pub struct Alignment {
     #[serde(default)]
     pub triage_ratio: f64,
     /// The usual sequences side by side.
-    pub sequence: Vec<Place>,
-    pub waivers: Vec<Waived>,
-    /// What changed since the previous report of the pair.
-    pub changes: Option<Vec<Row>>,
+    pub sequence: Vec<KernelPlace>,
+    pub waivers: Vec<WaivedDifference>,
+    /// Changes since the previous report of the pair.
+    pub changes: Option<Vec<EvidenceRow>>,
 }
 
-/// One side: a capture, and what a run's folder tells beside it.
+/// One side: a capture, and the data of a run folder next to it.
 #[derive(Debug, Clone, Copy)]
-pub struct Side<'a> {
+pub struct AlignmentSide<'a> {
     pub name: &'a str,
     pub trace: &'a NsysTrace,
-    /// What the runner told; nothing beside a bare capture.
+    /// Events of the runner; empty for a bare capture.
     pub events: &'a [Event],
     /// Power and clocks in the stage.
     pub power: Option<&'a StagePower>,
 }
 
 /// Aligns a mock with the whole model.
-pub fn align(mock: &Side, e2e: &Side, question: &Question) -> Alignment {
+pub fn align(mock: &AlignmentSide, e2e: &AlignmentSide, question: &Question) -> Alignment {
     let stage = question.stage.as_deref();
-    let mut names = Names::default();
+    let mut names = NameNumbers::default();
     let level = question.thresholds.names;
     let keys = [names.of(mock.trace, level), names.of(e2e.trace, level)];
     let found_mock = isolate(mock.trace, &question.operation, stage, &keys[0], None);
     let named = matches!(question.operation, Operation::Range { .. } | Operation::Operator(_));
     let mut found_e2e = None;
     if named {
-        // Where only the mock marks the operation, its sequence is looked for.
+        // If only the mock marks the operation, its sequence is searched for.
         found_e2e = Some(isolate(e2e.trace, &question.operation, stage, &keys[1], None))
             .filter(|it| it.ranges > 0 || found_mock.ranges == 0);
     }
     let by_sequence = found_e2e.is_none() && !matches!(question.operation, Operation::Kernels(_));
     let found_e2e = found_e2e.unwrap_or_else(|| {
-        let needle: Vec<u32> = found_mock.usual().iter().map(|kind| keys[0][*kind as usize]).collect();
+        let needle: Vec<u32> =
+            found_mock.usual().iter().map(|kind| keys[0][*kind as usize]).collect();
         let operation = if named { &Operation::Sequence } else { &question.operation };
         isolate(e2e.trace, operation, stage, &keys[1], Some(&needle))
     });
     let (waived, waivers) = waivers(question, [mock.trace, e2e.trace]);
-    let evidence = Evidence {
+    let evidence = AlignmentEvidence {
         sides: [mock, e2e],
-        found: [&found_mock, &found_e2e],
+        operations: [&found_mock, &found_e2e],
         keys: &keys,
         names: &names.texts,
         waived: &waived,
@@ -186,7 +185,7 @@ pub fn align(mock: &Side, e2e: &Side, question: &Question) -> Alignment {
         stage: question.stage.clone(),
         mock: facts(mock, &found_mock),
         e2e: facts(e2e, &found_e2e),
-        latency: latency::latency(&found_mock.units, &found_e2e.units),
+        latency: latency::latency(&found_mock.instances, &found_e2e.instances),
         kernels,
         triage_ratio: question.thresholds.triage_ratio,
         sequence,
@@ -195,79 +194,99 @@ pub fn align(mock: &Side, e2e: &Side, question: &Question) -> Alignment {
     }
 }
 
-/// Says whether every other check stands on this one.
-fn ground(check: &&Check) -> bool {
+/// Returns whether all other checks depend on this one.
+fn is_precondition(check: &&AlignmentCheck) -> bool {
     ["complete", "isolation"].contains(&check.id.as_str())
 }
 
-/// Without whole captures and an operation in both, a difference may be the capture's: nothing is decided.
-fn overall(checks: &[Check]) -> Verdict {
-    let inconclusive = |check: &&Check| check.decisive && check.verdict == Verdict::Inconclusive;
-    if checks.iter().filter(ground).any(|check| check.verdict == Verdict::Inconclusive) {
+/// The verdict of all checks. Without complete captures and the operation on both sides, a
+/// difference may be the capture's, so the verdict is inconclusive.
+fn overall(checks: &[AlignmentCheck]) -> Verdict {
+    let inconclusive =
+        |check: &&AlignmentCheck| check.decisive && check.verdict == Verdict::Inconclusive;
+    if checks.iter().filter(is_precondition).any(|check| check.verdict == Verdict::Inconclusive) {
         return Verdict::Inconclusive;
     }
     if checks.iter().any(|check| check.verdict == Verdict::Fail) {
         return Verdict::Fail;
     }
-    if checks.iter().any(|check| inconclusive(&check)) { Verdict::Inconclusive } else { Verdict::Pass }
+    if checks.iter().any(|check| inconclusive(&check)) {
+        Verdict::Inconclusive
+    } else {
+        Verdict::Pass
+    }
 }
 
-fn facts(side: &Side, found: &Isolated) -> SideFacts {
-    let instances = found.units.len() as u64;
+fn facts(side: &AlignmentSide, found: &IsolatedOperation) -> SideFacts {
+    let instances = found.instances.len() as u64;
     SideFacts {
         name: side.name.to_owned(),
-        isolated_by: found.how.clone(),
+        isolated_by: found.isolated_by.clone(),
         ranges: found.ranges,
         counted: found.counted,
         left_out: found.ranges - found.counted,
         instances,
         kernels: found.kernels,
         kernels_per_instance: (instances > 0).then(|| found.kernels as f64 / instances as f64),
-        distinct_sequences: found.forms.len() as u64,
+        distinct_sequences: found.sequences.len() as u64,
         replayed_kernels: found.replayed,
-        power: side.power.map(|it| SidePower { mean_w: it.mean_w, sm_mhz: it.sm_mhz, throttled_pct: it.throttled_pct }),
+        power: side.power.map(|it| SidePower {
+            mean_w: it.mean_w,
+            sm_mhz: it.sm_mhz,
+            throttled_pct: it.throttled_pct,
+        }),
     }
 }
 
-/// Which kinds of launches of each side are waived, and what each waiver met.
-fn waivers(question: &Question, traces: [&NsysTrace; 2]) -> ([Vec<bool>; 2], Vec<Waived>) {
+/// The waived kinds of launches of each side, and the launches that each waiver covers.
+fn waivers(
+    question: &Question,
+    traces: [&NsysTrace; 2],
+) -> ([Vec<bool>; 2], Vec<WaivedDifference>) {
     let mut waived = traces.map(|trace| vec![false; trace.kernels.kinds().len()]);
-    let told = question.waivers.iter().map(|waiver| {
+    let known = question.waivers.iter().map(|waiver| {
         let expired = waiver.expires < question.today;
-        let mut met = [0u64; 2];
+        let mut covered = [0u64; 2];
         for (side, trace) in traces.iter().enumerate().filter(|_| !expired) {
             for (at, kind) in trace.kernels.kinds().iter().enumerate() {
                 if has(&waiver.pattern, full_name(trace, kind.full_name, kind.name)) {
                     waived[side][at] = true;
-                    met[side] += 1;
+                    covered[side] += 1;
                 }
             }
         }
-        Waived {
+        WaivedDifference {
             pattern: waiver.pattern.clone(),
             reason: waiver.reason.clone(),
             impact: waiver.impact.clone(),
             expires: waiver.expires.clone(),
             expired,
-            mock_launches: met[0],
-            e2e_launches: met[1],
+            mock_launches: covered[0],
+            e2e_launches: covered[1],
         }
     });
-    let told = told.collect();
-    (waived, told)
+    let known = known.collect();
+    (waived, known)
 }
 
 impl Alignment {
-    /// The checks that the verdict rests on where it is no pass: those that fail, or those that could not be made.
-    pub fn decisive(&self) -> impl Iterator<Item = &Check> {
-        let is = |check: &&Check| check.verdict == self.verdict && check.decisive && self.verdict != Verdict::Pass;
-        let grounded = self.checks.iter().filter(ground).any(|check| check.verdict == Verdict::Inconclusive);
-        self.checks.iter().filter(is).filter(move |check| !grounded || ground(check))
+    /// The checks that decide a verdict other than pass: those that fail, or those that are
+    /// inconclusive.
+    pub fn decisive(&self) -> impl Iterator<Item = &AlignmentCheck> {
+        let decides = |check: &&AlignmentCheck| {
+            check.verdict == self.verdict && check.decisive && self.verdict != Verdict::Pass
+        };
+        let blocked = self
+            .checks
+            .iter()
+            .filter(is_precondition)
+            .any(|check| check.verdict == Verdict::Inconclusive);
+        self.checks.iter().filter(decides).filter(move |check| !blocked || is_precondition(check))
     }
 
     /// The checks without their evidence.
     pub fn summary(&self) -> Vec<CheckSummary> {
-        let short = |it: &Check| CheckSummary {
+        let short = |it: &AlignmentCheck| CheckSummary {
             id: it.id.clone(),
             verdict: it.verdict,
             observed: it.observed.clone(),
@@ -278,15 +297,23 @@ impl Alignment {
         self.checks.iter().map(short).collect()
     }
 
-    /// Notes what changed since `previous`.
-    pub fn since(&mut self, previous: &[(String, Verdict)], verdict: Verdict) {
+    /// Records the changes since `previous`.
+    pub fn record_changes(&mut self, previous: &[(String, Verdict)], verdict: Verdict) {
         let row = |what: &str, before: Option<Verdict>, now: Option<Verdict>| {
-            let said = |it: Option<Verdict>| it.map_or("not checked", Verdict::as_str).to_owned();
-            (before != now).then(|| Row { what: what.into(), mock: said(before), e2e: said(now), note: String::new() })
+            let text = |it: Option<Verdict>| it.map_or("not checked", Verdict::as_str).to_owned();
+            (before != now).then(|| EvidenceRow {
+                what: what.into(),
+                mock: text(before),
+                e2e: text(now),
+                note: String::new(),
+            })
         };
         let before = |id: &str| previous.iter().find(|it| it.0 == id).map(|it| it.1);
-        let mut rows: Vec<Row> = row("whole alignment", Some(verdict), Some(self.verdict)).into_iter().collect();
-        rows.extend(self.checks.iter().filter_map(|it| row(&it.id, before(&it.id), Some(it.verdict))));
+        let mut rows: Vec<EvidenceRow> =
+            row("alignment", Some(verdict), Some(self.verdict)).into_iter().collect();
+        rows.extend(
+            self.checks.iter().filter_map(|it| row(&it.id, before(&it.id), Some(it.verdict))),
+        );
         let gone = previous.iter().filter(|it| !self.checks.iter().any(|check| check.id == it.0));
         rows.extend(gone.filter_map(|it| row(&it.0, Some(it.1), None)));
         self.changes = Some(rows);

@@ -1,6 +1,7 @@
-//! Where a sequence repeats, and where another one lies in it: both in linear time.
+//! The period of a sequence, and the occurrences of another one in it, both in linear time.
 //!
-//! By the failure function of Knuth, Morris and Pratt, Fast Pattern Matching in Strings, SIAM J. Comput. 6 (1977).
+//! Uses the failure function of Knuth, Morris and Pratt, Fast Pattern Matching in Strings, SIAM J.
+//! Comput. 6 (1977).
 
 /// For every prefix, the length of its longest proper border.
 fn borders(text: &[u32]) -> Vec<usize> {
@@ -15,13 +16,14 @@ fn borders(text: &[u32]) -> Vec<usize> {
     borders
 }
 
-/// The length of what `text` repeats a whole number of times; its own length where it repeats nothing.
+/// The length of the shortest sequence of which `text` is a whole number of repetitions; its own
+/// length if there is no shorter one.
 pub fn period(text: &[u32]) -> usize {
     let shortest = text.len() - borders(text).last().copied().unwrap_or(0);
     if shortest > 0 && text.len().is_multiple_of(shortest) { shortest } else { text.len() }
 }
 
-/// Where `needle` lies in `text`, from left to right without overlap.
+/// Positions of `needle` in `text`, from left to right without overlap.
 pub fn occurrences(text: &[u32], needle: &[u32]) -> Vec<usize> {
     let (borders, mut found, mut length) = (borders(needle), Vec::new(), 0);
     if needle.is_empty() {
@@ -45,8 +47,11 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_repeats_is_found_whole_only() {
-        assert_eq!((period(&[1, 2, 1, 2]), period(&[1, 2, 1]), period(&[7, 7, 7]), period(&[])), (2, 3, 1, 0));
+    fn a_period_divides_the_sequence() {
+        assert_eq!(
+            (period(&[1, 2, 1, 2]), period(&[1, 2, 1]), period(&[7, 7, 7]), period(&[])),
+            (2, 3, 1, 0)
+        );
     }
 
     #[test]

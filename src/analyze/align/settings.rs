@@ -1,19 +1,19 @@
-//! What an alignment is asked: thresholds with their defaults, the operation to look at, and waivers.
+//! The question of an alignment: thresholds with their defaults, the operation, and waivers.
 //!
-//! Read from text alone; files are for whoever calls.
+//! Parses text only; the caller reads files.
 
 use serde::Deserialize;
 
-pub use crate::run::alignment::{Level, Waiver};
+pub use crate::domain::alignment::{Level, Waiver};
 use crate::{
-    run::alignment::{AlignmentSpec, ThresholdChanges},
+    domain::alignment::{AlignmentSpec, ThresholdChanges},
     trace::stage::{BadStage, StageRule, StageRules},
 };
 
-/// The stage that is all of what `within` chose.
+/// The stage of all included ranges.
 const ALL: &str = "all within";
 
-/// From where on something counts; `conf/alignment.toml` explains each.
+/// Thresholds of the checks; `conf/alignment.toml` documents each.
 #[derive(Debug, Clone, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Thresholds {
@@ -32,24 +32,24 @@ pub struct Thresholds {
     pub experts_pct: f64,
 }
 
-/// What cannot be asked.
+/// An invalid question.
 #[derive(Debug, thiserror::Error)]
 pub enum SettingsError {
-    #[error("range, operator and kernels must name something")]
+    #[error("range, operator or kernels is empty; give a name or a pattern")]
     Unnamed,
-    #[error("only one of range, operator and kernels can be given")]
+    #[error("more than one of range, operator and kernels given; choose one")]
     Several,
     #[error(transparent)]
     Stage(#[from] BadStage),
-    #[error("no stage is called {0:?}: say which ranges are it, as {0}=RANGE[@DOMAIN], or use prefill or decode")]
+    #[error("unknown stage {0:?}; give its ranges as {0}=RANGE[@DOMAIN], or use prefill or decode")]
     NoStage(String),
-    #[error("not readable as TOML: {0}")]
+    #[error("invalid TOML: {0}")]
     Toml(#[from] toml::de::Error),
-    #[error("{0} must be a number from 0 on")]
+    #[error("invalid {0}; expected a number of 0 or more")]
     Range(&'static str),
-    #[error("the waiver for {0:?} expires at {1:?}: write YYYY-MM-DD")]
+    #[error("invalid expiry {1:?} of the waiver for {0:?}; expected YYYY-MM-DD")]
     Expiry(String, String),
-    #[error("a waiver needs a pattern, a reason and an impact that are not empty")]
+    #[error("incomplete waiver; pattern, reason and impact must not be empty")]
     Empty,
 }
 
@@ -62,12 +62,12 @@ impl Default for Thresholds {
 }
 
 impl Thresholds {
-    /// The defaults with the values that `text` names in their place.
+    /// The defaults, overridden by the values in `text`.
     pub fn with(text: &str) -> Result<Self, SettingsError> {
         Self::over(toml::from_str(text)?)
     }
 
-    /// The defaults with `changes` over them.
+    /// The defaults, overridden by `changes`.
     pub fn changed(changes: &ThresholdChanges) -> Result<Self, SettingsError> {
         Self::over(toml::Table::try_from(changes).expect("names and numbers make a table"))
     }
@@ -101,23 +101,28 @@ impl Thresholds {
 pub fn waivers(text: &str) -> Result<Vec<Waiver>, SettingsError> {
     #[derive(Deserialize)]
     #[serde(deny_unknown_fields)]
-    struct File {
+    struct WaiverFile {
         #[serde(default)]
         waiver: Vec<Waiver>,
     }
-    let file: File = toml::from_str(text)?;
+    let file: WaiverFile = toml::from_str(text)?;
     check_waivers(&file.waiver)?;
     Ok(file.waiver)
 }
 
-/// Refuses waivers that say too little or never expire.
+/// Refuses waivers that are incomplete or never expire.
 fn check_waivers(waivers: &[Waiver]) -> Result<(), SettingsError> {
     for it in waivers {
-        if [&it.pattern, &it.reason, &it.impact].iter().any(|text| text.trim_matches(['*', ' ']).is_empty()) {
+        if [&it.pattern, &it.reason, &it.impact]
+            .iter()
+            .any(|text| text.trim_matches(['*', ' ']).is_empty())
+        {
             return Err(SettingsError::Empty);
         }
         let day = it.expires.as_bytes();
-        let digits = |from: usize, to: usize| it.expires.get(from..to).and_then(|text| text.parse::<u32>().ok());
+        let digits = |from: usize, to: usize| {
+            it.expires.get(from..to).and_then(|text| text.parse::<u32>().ok())
+        };
         let good = day.len() == 10 && day[4] == b'-' && day[7] == b'-' && digits(0, 4).is_some();
         let good = good
             && digits(5, 7).is_some_and(|it| (1..=12).contains(&it))
@@ -129,22 +134,26 @@ fn check_waivers(waivers: &[Waiver]) -> Result<(), SettingsError> {
     Ok(())
 }
 
-/// Which kernels are the operation.
+/// The kernels of the operation.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Operation {
-    /// Launched in ranges of this name (`*` for anything), perhaps of one domain.
+    /// Launched in ranges of this name (`*` matches any text), optionally of one domain.
     Range { name: String, domain: Option<String> },
-    /// Launched by the operator at this module path (`*` for anything).
+    /// Launched by the operator at this module path (`*` matches any text).
     Operator(String),
-    /// Those with one of these parts in their names, cut where they repeat.
+    /// With one of these patterns in their names, cut where they repeat.
     Kernels(Vec<String>),
-    /// All that the mock launches in the stage, looked for in the other timeline.
+    /// All kernels of the mock in the stage, searched in the other timeline.
     Sequence,
 }
 
 impl Operation {
-    /// The operation that is named in one of three ways, or not at all.
-    pub fn of(range: Option<&str>, operator: Option<&str>, kernels: &[String]) -> Result<Self, SettingsError> {
+    /// The operation given in one of three ways, or [`Self::Sequence`].
+    pub fn of(
+        range: Option<&str>,
+        operator: Option<&str>,
+        kernels: &[String],
+    ) -> Result<Self, SettingsError> {
         let mut given = range.into_iter().chain(operator).chain(kernels.iter().map(String::as_str));
         if given.any(|it| it.trim_matches(['*', ' ', '@']).is_empty()) {
             return Err(SettingsError::Unnamed);
@@ -152,8 +161,9 @@ impl Operation {
         match (range, operator, kernels) {
             (None, None, []) => Ok(Self::Sequence),
             (Some(range), None, []) => {
-                let (name, domain) =
-                    range.rsplit_once('@').map_or((range, None), |(name, domain)| (name, Some(domain.to_owned())));
+                let (name, domain) = range
+                    .rsplit_once('@')
+                    .map_or((range, None), |(name, domain)| (name, Some(domain.to_owned())));
                 Ok(Self::Range { name: name.to_owned(), domain })
             }
             (None, Some(path), []) => Ok(Self::Operator(path.to_owned())),
@@ -163,21 +173,29 @@ impl Operation {
     }
 }
 
-/// The stage that counts, and which ranges are one: `prefill`, `decode`, `NAME=RANGE[@DOMAIN]`.
-pub fn stage(asked: Option<&str>, within: &[String], without: &[String]) -> Result<(Option<String>, StageRules), SettingsError> {
-    let rules = |more| StageRules::with(more, within.to_vec(), without.to_vec());
-    let known = match asked {
+/// The counted stage and the rules of its ranges: `prefill`, `decode`, `NAME=RANGE[@DOMAIN]`.
+pub fn stage(
+    stage: Option<&str>,
+    include: &[String],
+    exclude: &[String],
+) -> Result<(Option<String>, StageRules), SettingsError> {
+    let rules = |more| StageRules::with(more, include.to_vec(), exclude.to_vec());
+    let known = match stage {
         Some(rule) if rule.contains('=') => {
             let rule: StageRule = rule.parse()?;
             return Ok((Some(rule.stage.clone()), rules(vec![rule])));
         }
-        None if within.is_empty() => return Ok((None, rules(vec![]))),
+        None if include.is_empty() => return Ok((None, rules(vec![]))),
         None => {
-            // Without a stage, all that lies in those ranges is one.
-            let rule = |range: &String| StageRule { stage: ALL.to_owned(), range: range.clone(), domain: None };
-            return Ok((Some(ALL.to_owned()), rules(within.iter().map(rule).collect())));
+            // Without a stage, everything in the included ranges is one.
+            let rule = |range: &String| StageRule {
+                stage: ALL.to_owned(),
+                range: range.clone(),
+                domain: None,
+            };
+            return Ok((Some(ALL.to_owned()), rules(include.iter().map(rule).collect())));
         }
-        // What people call it, and what it is called here.
+        // The short name of the stage.
         Some("decode") => "decode_all",
         Some(name) => name,
     };
@@ -188,27 +206,32 @@ pub fn stage(asked: Option<&str>, within: &[String], without: &[String]) -> Resu
     }
 }
 
-/// What is asked.
+/// The question of an alignment.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Question {
     pub operation: Operation,
-    /// Stage that counts; all but the warm-up without.
+    /// The counted stage; everything except the warm-up if `None`.
     pub stage: Option<String>,
     pub thresholds: Thresholds,
     pub waivers: Vec<Waiver>,
-    /// Instances that each side must have at least.
+    /// Minimum number of instances on each side.
     pub forwards: Option<u32>,
     /// `YYYY-MM-DD`, for waivers.
     pub today: String,
 }
 
 impl Question {
-    /// What `spec` asks of two runs, and which of their ranges are stages.
+    /// The question in `spec`, and the rules of its stages.
     pub fn of(spec: &AlignmentSpec, today: String) -> Result<(Self, StageRules), SettingsError> {
         check_waivers(&spec.waivers)?;
-        let (stage, rules) = stage(spec.stage.as_deref(), &spec.within, &spec.without)?;
+        let (stage, rules) =
+            stage(spec.stage.as_deref(), &spec.include_ranges, &spec.exclude_ranges)?;
         let question = Self {
-            operation: Operation::of(spec.range.as_deref(), spec.operator.as_deref(), &spec.kernels)?,
+            operation: Operation::of(
+                spec.range.as_deref(),
+                spec.operator.as_deref(),
+                &spec.kernels,
+            )?,
             stage,
             thresholds: Thresholds::changed(&spec.thresholds)?,
             waivers: spec.waivers.clone(),

@@ -1,4 +1,4 @@
-//! A static cost by module: its operators summed by the first parts of their paths.
+//! A static cost by module: operators summed by the first segments of their paths.
 //!
 //! Each operator belongs to one row, so the rows add up to the cost's totals.
 
@@ -15,7 +15,7 @@ pub struct CostOfModule {
     pub parameters: u64,
     pub weight_bytes: u64,
     pub prefill_flops: u64,
-    /// Of all decode steps.
+    /// FLOPs of all decode steps.
     pub decode_flops: u64,
     /// Activations read and written in prefill.
     pub prefill_activation_bytes: u64,
@@ -23,8 +23,8 @@ pub struct CostOfModule {
     pub decode_activation_bytes: u64,
 }
 
-/// Sums the operators by the first `depth` parts of their paths, in the order of the model. Layers together are one part with what they
-/// are layers of: `decoder.layers.*`.
+/// Sums the operators by the first `depth` path segments, in model order. A `*` counts as one
+/// segment with its predecessor: `decoder.layers.*`.
 pub fn by_module(cost: &Cost, depth: usize) -> Vec<CostOfModule> {
     let mut sums: Vec<CostOfModule> = Vec::new();
     for operator in &cost.modules {
@@ -46,7 +46,7 @@ pub fn by_module(cost: &Cost, depth: usize) -> Vec<CostOfModule> {
 
 fn first_parts(path: &str, depth: usize) -> &str {
     let ends = path.match_indices('.').map(|(at, _)| at).chain([path.len()]);
-    // A part `*` goes with the one before it.
+    // A `*` segment joins its predecessor.
     let mut ends = ends.filter(|at| !path[*at..].starts_with(".*.") && &path[*at..] != ".*");
     ends.nth(depth.saturating_sub(1)).map_or(path, |at| &path[..at])
 }
@@ -54,16 +54,19 @@ fn first_parts(path: &str, depth: usize) -> &str {
 #[cfg(test)]
 mod tests {
     use super::{
-        super::{Workload, cost, needs},
+        super::{CostInputs, cost, needs},
         *,
     };
-    use crate::model::{ModelSpec, PRESETS};
+    use crate::domain::model::{ModelSpec, PRESETS};
 
     #[test]
-    fn layers_are_a_part_with_what_they_are_of() {
+    fn a_wildcard_segment_counts_with_its_predecessor() {
         let path = "vision.sam.blocks.*.attn.qkv";
         let parts = [1, 2, 3, 4, 5, 9].map(|depth| first_parts(path, depth));
-        assert_eq!(parts, ["vision", "vision.sam", "vision.sam.blocks.*", "vision.sam.blocks.*.attn", path, path]);
+        assert_eq!(
+            parts,
+            ["vision", "vision.sam", "vision.sam.blocks.*", "vision.sam.blocks.*.attn", path, path]
+        );
         assert_eq!(first_parts("vision.sam.neck.*", 3), "vision.sam.neck.*");
     }
 
@@ -71,10 +74,16 @@ mod tests {
     fn modules_of_any_depth_add_up_to_the_totals() {
         for (name, text) in PRESETS {
             let model: ModelSpec = toml::from_str(text).unwrap();
-            let images: &[(u32, u32)] = if model.vision.is_some() { &[(600, 400), (2000, 1000)] } else { &[] };
+            let images: &[(u32, u32)] =
+                if model.vision.is_some() { &[(600, 400), (2000, 1000)] } else { &[] };
             let prompt_tokens = if images.is_empty() { Some(100) } else { None };
             let needs = needs(&model, Some("read"), images, prompt_tokens, 16).unwrap();
-            let work = Workload { images: &needs.images, prompt_tokens: needs.prompt_tokens, new_tokens: 16, element_bytes: 2 };
+            let work = CostInputs {
+                images: &needs.images,
+                prompt_tokens: needs.prompt_tokens,
+                new_tokens: 16,
+                element_bytes: 2,
+            };
             let whole = cost(&model, &work);
             for depth in 1..=7 {
                 let rows = by_module(&whole, depth);
@@ -82,10 +91,22 @@ mod tests {
                 assert_eq!(sum(|it| it.parameters), whole.parameters, "{name}");
                 assert_eq!(sum(|it| it.prefill_flops), whole.prefill_flops, "{name}");
                 assert_eq!(sum(|it| it.decode_flops), whole.decode_flops, "{name}");
-                assert_eq!(sum(|it| it.prefill_activation_bytes), whole.prefill.activation_bytes, "{name}");
-                assert_eq!(sum(|it| it.decode_activation_bytes), whole.decode.activation_bytes, "{name}");
+                assert_eq!(
+                    sum(|it| it.prefill_activation_bytes),
+                    whole.prefill.activation_bytes,
+                    "{name}"
+                );
+                assert_eq!(
+                    sum(|it| it.decode_activation_bytes),
+                    whole.decode.activation_bytes,
+                    "{name}"
+                );
             }
-            let vision: u64 = by_module(&whole, 1).iter().filter(|it| it.path == "vision").map(|it| it.prefill_flops).sum();
+            let vision: u64 = by_module(&whole, 1)
+                .iter()
+                .filter(|it| it.path == "vision")
+                .map(|it| it.prefill_flops)
+                .sum();
             assert_eq!(vision, whole.vision_flops, "{name}");
         }
     }

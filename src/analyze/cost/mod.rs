@@ -1,7 +1,9 @@
-//! What a model must compute, move and keep for given inputs, from its architecture alone: no device, no measurement.
+//! Static cost of a model on given inputs: compute, memory traffic and storage derived from the
+//! architecture alone.
 //!
-//! Rows are the runner's operators, by the same paths and kinds with layers rolled up, so that what was needed stands beside what was
-//! measured. Conventions, the same as those of the runner's records, are in [`CONVENTIONS`].
+//! Independent of any device or measurement. Rows use the paths and kinds of the runner's operators
+//! with layers rolled up, so that required work can be compared with measured work. [`CONVENTIONS`]
+//! lists the counting conventions, which the runner shares.
 
 mod by_module;
 mod decoder;
@@ -12,28 +14,35 @@ mod vision;
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
-pub use self::by_module::{CostOfModule, by_module};
-pub use self::inputs::{InputsProblem, Needs, PLACEHOLDER, needs, views};
-use self::tally::{Stage, Tally, narrow};
-use crate::{model::ModelSpec, trace::event::ImageViews};
+use self::tally::{CostStage, CostTally, narrow};
+pub use self::{
+    by_module::{CostOfModule, by_module},
+    inputs::{InputNeeds, InputsProblem, PLACEHOLDER, needs, views},
+};
+use crate::{domain::model::ModelSpec, trace::event::ImageViews};
 
-/// The conventions of [`Cost`], for readers of a report.
+/// Counting conventions of [`Cost`], printed in reports.
 pub const CONVENTIONS: [&str; 7] = [
-    "A multiply-add counts as two FLOPs; matrix products and convolutions are counted, elementwise work is not.",
-    "Causal attention counts the pairs of a query and a key that see each other: T(T+1)/2 for a prompt of T.",
-    "A mixture of experts counts the experts that each token is routed to, the shared ones and the router.",
+    "A multiply-add counts as two FLOPs; matrix products and convolutions are counted, \
+     elementwise work is not.",
+    "Causal attention counts the visible query-key pairs: T(T+1)/2 for a prompt of T.",
+    "A mixture of experts counts the experts that each token is routed to, the shared experts and \
+     the router.",
     "lm_head runs once per sampled position: in prefill for the last position only.",
-    "Bytes are those of operands and results, each once per call, as if no cache kept any from one call to the next.",
-    "Weights of routed experts are read once per forward and distinct expert: as many as an even router is expected to hit, and at most.",
-    "Vision is counted per view as executed, SAM's window padding included, and is part of prefill.",
+    "Bytes are those of operands and results, once per call, without reuse through caches between \
+     calls.",
+    "Weights of routed experts are read once per forward and distinct expert: the expected number \
+     for an even router, and the maximum.",
+    "Vision is counted per view as executed, including SAM's window padding; it is part of \
+     prefill.",
 ];
 
-/// What one pass over the inputs is made of.
+/// Inputs of one pass.
 #[derive(Debug, Clone, Copy)]
-pub struct Workload<'a> {
-    /// How each image is cut into views.
+pub struct CostInputs<'a> {
+    /// Views of each image.
     pub images: &'a [ImageViews],
-    /// Prompt positions, those of images included.
+    /// Prompt positions, images included.
     pub prompt_tokens: u64,
     /// Decode steps after prefill.
     pub new_tokens: u64,
@@ -41,38 +50,38 @@ pub struct Workload<'a> {
     pub element_bytes: u64,
 }
 
-/// Bytes that the calls of one stage move.
+/// Bytes moved by the calls of one stage.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct Traffic {
     pub calls: u64,
-    /// Weights read; of routed experts those that an even router is expected to hit.
+    /// Weights read; for routed experts the expected number with an even router.
     pub weight_bytes: u64,
-    /// Weights read where every choice of an expert meets another one.
-    pub weight_bytes_at_most: u64,
+    /// Weights read when no two tokens choose the same expert.
+    pub max_weight_bytes: u64,
     /// Activations read and written.
     pub activation_bytes: u64,
     /// Keys and values read from the cache.
     pub kv_read_bytes: u64,
     /// Keys and values written to the cache.
     pub kv_written_bytes: u64,
-    /// All of these, with the expected weights.
+    /// Sum of the above, with the expected weights.
     pub bytes: u64,
-    /// The largest result of a single call: an activation that must be kept.
+    /// The largest result of a single call: the peak activation.
     pub output_bytes: u64,
 }
 
-/// Static cost of one operator, all its instances together.
+/// Static cost of one operator, summed over its instances.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct ModuleCost {
-    /// Path of the operator, as in the tables of operators; `*` stands for every layer.
+    /// Operator path, as in the operator tables; `*` stands for every layer.
     #[schema(example = "decoder.layers.*.mlp.experts")]
     pub path: String,
-    /// Kind of operator, as in the tables of operators; empty for what is kept and never run.
+    /// Operator kind, as in the operator tables; empty for parameters that no operator uses.
     #[serde(default)]
     #[schema(example = "experts")]
     pub op: String,
     pub parameters: u64,
-    /// Weights as they are kept.
+    /// Stored bytes of the weights.
     #[serde(default)]
     pub weight_bytes: u64,
     pub prefill_flops: u64,
@@ -91,10 +100,10 @@ pub struct ExpertCost {
     pub layers: u64,
     pub experts: u64,
     pub top_k: u64,
-    /// Expected of an even router, for the whole prompt at once, to three decimals.
+    /// Expected with an even router, for the whole prompt at once, rounded to three decimals.
     pub prefill_expected: f64,
-    pub prefill_at_most: u64,
-    /// Of a decode step, which routes one token.
+    pub max_prefill: u64,
+    /// Experts of one decode step, which routes one token.
     pub decode: u64,
 }
 
@@ -102,32 +111,33 @@ pub struct ExpertCost {
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct Cost {
     pub parameters: u64,
-    /// Parameters that one decoded token touches: the routed experts only, lm_head included, the embedding table not.
+    /// Parameters used by one decoded token: routed experts only, lm_head included, embedding table
+    /// excluded.
     pub active_parameters: u64,
     pub weight_bytes: u64,
-    /// Weights that one decoded token reads.
+    /// Weight bytes read by one decoded token.
     pub active_weight_bytes: u64,
-    /// Keys and values that one position keeps.
+    /// Bytes of keys and values cached per position.
     pub kv_bytes_per_token: u64,
-    /// Keys and values at the end of prefill.
+    /// Bytes of keys and values at the end of prefill.
     #[serde(default)]
     pub kv_bytes_after_prefill: u64,
-    /// Keys and values at the end of decode.
+    /// Bytes of keys and values at the end of decode.
     pub kv_bytes: u64,
-    /// Vision included.
+    /// FLOPs of prefill, vision included.
     pub prefill_flops: u64,
     /// Part of `prefill_flops`.
     pub vision_flops: u64,
     /// FLOPs of all decode steps.
     pub decode_flops: u64,
-    /// Bytes of prefill, vision included.
+    /// Traffic of prefill, vision included.
     #[serde(default)]
     pub prefill: Traffic,
-    /// Bytes of all decode steps.
+    /// Traffic of all decode steps.
     #[serde(default)]
     pub decode: Traffic,
     pub decode_steps: u64,
-    /// Prompt positions, those of images included.
+    /// Prompt positions, images included.
     pub prompt_tokens: u64,
     /// Routed experts; `null` for a dense model.
     #[serde(default)]
@@ -136,15 +146,16 @@ pub struct Cost {
     pub modules: Vec<ModuleCost>,
 }
 
-/// Counts what `model` must do for `work`.
-pub fn cost(model: &ModelSpec, work: &Workload) -> Cost {
-    let mut tally = Tally::new(work.element_bytes);
+/// Computes the static cost of `model` for `work`.
+pub fn cost(model: &ModelSpec, work: &CostInputs) -> Cost {
+    let mut tally = CostTally::new(work.element_bytes);
     if let Some(vision) = &model.vision {
         vision::count(&mut tally, vision, model.decoder.hidden, work.images);
     }
     let active_parameters = decoder::count(&mut tally, &model.decoder, work);
     let element = u128::from(work.element_bytes);
-    let (parameters, per_token) = (tally.all_parameters(), decoder::kv_elements_per_token(&model.decoder) * element);
+    let (parameters, per_token) =
+        (tally.all_parameters(), decoder::kv_elements_per_token(&model.decoder) * element);
     let (prompt, steps) = (u128::from(work.prompt_tokens), u128::from(work.new_tokens));
     Cost {
         parameters: narrow(parameters),
@@ -154,11 +165,11 @@ pub fn cost(model: &ModelSpec, work: &Workload) -> Cost {
         kv_bytes_per_token: narrow(per_token),
         kv_bytes_after_prefill: narrow(per_token * prompt),
         kv_bytes: narrow(per_token * (prompt + steps)),
-        prefill_flops: narrow(tally.flops(Stage::Prefill, "")),
-        vision_flops: narrow(tally.flops(Stage::Prefill, "vision.")),
-        decode_flops: narrow(tally.flops(Stage::Decode, "")),
-        prefill: tally.traffic(Stage::Prefill),
-        decode: tally.traffic(Stage::Decode),
+        prefill_flops: narrow(tally.flops(CostStage::Prefill, "")),
+        vision_flops: narrow(tally.flops(CostStage::Prefill, "vision.")),
+        decode_flops: narrow(tally.flops(CostStage::Decode, "")),
+        prefill: tally.traffic(CostStage::Prefill),
+        decode: tally.traffic(CostStage::Decode),
         decode_steps: work.new_tokens,
         prompt_tokens: work.prompt_tokens,
         experts: experts(model, work.prompt_tokens),
@@ -174,7 +185,7 @@ fn experts(model: &ModelSpec, prompt_tokens: u64) -> Option<ExpertCost> {
         experts,
         top_k,
         prefill_expected: (decoder::distinct(moe, prompt_tokens.into()) * 1e3).round() / 1e3,
-        prefill_at_most: experts.min(prompt_tokens.saturating_mul(top_k)),
+        max_prefill: experts.min(prompt_tokens.saturating_mul(top_k)),
         decode: top_k.min(experts),
     })
 }
@@ -189,11 +200,19 @@ mod tests {
 
     fn page(wide: u32, high: u32) -> ImageViews {
         let crop_px = if wide * high > 0 { 640 } else { 0 };
-        ImageViews { width: 0, height: 0, global_px: 1024, crop_px, crops_wide: wide, crops_high: high, tokens: 0 }
+        ImageViews {
+            width: 0,
+            height: 0,
+            global_px: 1024,
+            crop_px,
+            crops_wide: wide,
+            crops_high: high,
+            tokens: 0,
+        }
     }
 
     fn of(images: &[ImageViews], prompt_tokens: u64, new_tokens: u64) -> Cost {
-        cost(&deepseek_ocr(), &Workload { images, prompt_tokens, new_tokens, element_bytes: 2 })
+        cost(&deepseek_ocr(), &CostInputs { images, prompt_tokens, new_tokens, element_bytes: 2 })
     }
 
     #[test]
@@ -207,7 +226,7 @@ mod tests {
     #[test]
     fn a_decoded_token_multiplies_its_active_weights_and_its_context() {
         let cost = of(&[], 100, 1);
-        // Norms hold parameters and multiply no matrices.
+        // Norms have parameters but no matrix products.
         let norms = 12 * 2 * 1280 + 1280;
         let attention = 12 * 2 * 2 * 101 * 1280;
         assert_eq!(cost.decode_flops, 2 * (cost.active_parameters - norms) + attention);
@@ -215,7 +234,8 @@ mod tests {
 
     #[test]
     fn vision_is_part_of_prefill_and_crops_add_to_it() {
-        let (none, whole, crops) = (of(&[], 300, 0), of(&[page(0, 0)], 300, 0), of(&[page(2, 3)], 300, 0));
+        let (none, whole, crops) =
+            (of(&[], 300, 0), of(&[page(0, 0)], 300, 0), of(&[page(2, 3)], 300, 0));
         assert_eq!(none.vision_flops, 0);
         assert_eq!(whole.prefill_flops - none.prefill_flops, whole.vision_flops);
         let (global, six) = (whole.vision_flops, crops.vision_flops - whole.vision_flops);
@@ -226,49 +246,76 @@ mod tests {
     #[test]
     fn sams_first_block_counts_its_padded_windows() {
         // One 1024 view: 64 x 64 patches, padded to 70 x 70 for windows of 14.
-        let mut tally = Tally::new(2);
+        let mut tally = CostTally::new(2);
         vision::sam_block(&mut tally, &deepseek_ocr().vision.unwrap().sam, (1, 64), false);
         let (padded, plain, width) = (70 * 70, 64 * 64, 768);
         let products = 2 * padded * width * (3 * width + width);
         let scores = 2 * 2 * padded * 14 * 14 * width;
         let positions = 2 * 2 * padded * 14 * width;
-        assert_eq!(tally.flops(Stage::Prefill, ""), products + scores + positions + 2 * 2 * plain * width * 3072);
+        assert_eq!(
+            tally.flops(CostStage::Prefill, ""),
+            products + scores + positions + 2 * 2 * plain * width * 3072
+        );
     }
 
     #[test]
     fn a_decode_step_moves_its_active_weights_and_its_context_once() {
         let cost = of(&[], 100, 1);
-        // Beside the weights that multiply, a step reads one row of the embedding's table.
+        // A step also reads one row of the embedding table, which is not part of the active
+        // weights.
         assert_eq!(cost.decode.weight_bytes, cost.active_weight_bytes + 1280 * 2);
-        assert_eq!(cost.decode.weight_bytes_at_most, cost.decode.weight_bytes);
-        assert_eq!((cost.decode.kv_read_bytes, cost.decode.kv_written_bytes), (101 * 61_440, 61_440));
+        assert_eq!(cost.decode.max_weight_bytes, cost.decode.weight_bytes);
+        assert_eq!(
+            (cost.decode.kv_read_bytes, cost.decode.kv_written_bytes),
+            (101 * 61_440, 61_440)
+        );
         assert_eq!(cost.kv_bytes, cost.prefill.kv_written_bytes + cost.decode.kv_written_bytes);
     }
 
     #[test]
     fn a_prompt_reads_the_experts_that_an_even_router_hits_and_at_most_all() {
         let (short, long) = (of(&[], 4, 0), of(&[], 914, 0));
-        let experts = |cost: &Cost| cost.modules.iter().find(|it| it.op == "experts").unwrap().prefill.clone();
+        let experts = |cost: &Cost| {
+            cost.modules.iter().find(|it| it.op == "experts").unwrap().prefill.clone()
+        };
         let one = 11 * 3 * 1280 * 896 * 2;
-        assert_eq!(experts(&short).weight_bytes_at_most, (4 * 6 + 2) * one);
-        assert!(experts(&short).weight_bytes < experts(&short).weight_bytes_at_most, "tokens share some of their choices");
-        assert_eq!(experts(&long).weight_bytes_at_most, (64 + 2) * one);
-        assert_eq!(long.experts.map(|it| (it.experts, it.prefill_at_most, it.decode)), Some((64, 64, 6)));
+        assert_eq!(experts(&short).max_weight_bytes, (4 * 6 + 2) * one);
+        assert!(
+            experts(&short).weight_bytes < experts(&short).max_weight_bytes,
+            "tokens share some of their choices"
+        );
+        assert_eq!(experts(&long).max_weight_bytes, (64 + 2) * one);
+        assert_eq!(
+            long.experts.map(|it| (it.experts, it.max_prefill, it.decode)),
+            Some((64, 64, 6))
+        );
     }
 
     #[test]
     fn the_largest_activation_of_prefill_is_that_of_vision_on_a_large_page() {
         let cost = of(&[page(0, 0)], 300, 1);
         let largest = cost.modules.iter().max_by_key(|it| it.prefill.output_bytes).unwrap();
-        assert_eq!((largest.path.as_str(), largest.prefill.output_bytes), ("vision.sam.blocks.*.mlp.lin1", 64 * 64 * 3072 * 2));
+        assert_eq!(
+            (largest.path.as_str(), largest.prefill.output_bytes),
+            ("vision.sam.blocks.*.mlp.lin1", 64 * 64 * 3072 * 2)
+        );
         assert_eq!(cost.prefill.output_bytes, largest.prefill.output_bytes);
     }
 
     #[test]
     fn absurd_dimensions_overflow_nothing() {
         let mut model = deepseek_ocr();
-        (model.decoder.hidden, model.decoder.layers, model.decoder.vocab) = (1 << 20, 1024, 1 << 24);
-        let cost = cost(&model, &Workload { images: &[], prompt_tokens: 1 << 40, new_tokens: 1 << 40, element_bytes: 4 });
+        (model.decoder.hidden, model.decoder.layers, model.decoder.vocab) =
+            (1 << 20, 1024, 1 << 24);
+        let cost = cost(
+            &model,
+            &CostInputs {
+                images: &[],
+                prompt_tokens: 1 << 40,
+                new_tokens: 1 << 40,
+                element_bytes: 4,
+            },
+        );
         assert_eq!(cost.decode_flops, u64::MAX);
     }
 }

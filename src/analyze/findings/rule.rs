@@ -1,10 +1,10 @@
-//! One rule as data, and how it is applied.
+//! One rule as data, and its application.
 //!
-//! Holds no rule: those are in `rules.rs`.
+//! Contains no rule: those are in the tables next to their functions.
 
 use crate::{
     analyze::Analysis,
-    run::{Finding, Severity},
+    domain::finding::{Finding, Severity},
     trace::Trace,
 };
 
@@ -13,26 +13,18 @@ use crate::{
 pub struct Rule {
     pub id: &'static str,
     pub severity: Severity,
-    /// What must be seen for it to fire.
+    /// The evidence that makes it fire.
     pub fires_on: &'static str,
-    /// What to do, where the finding does not say it better.
+    /// The remedy, for findings without advice of their own.
     pub advice: &'static str,
-    /// What following the advice saves at most; empty where that cannot be known.
-    pub saves: &'static str,
-    find: fn(&Analysis, &Trace) -> Vec<Finding>,
+    /// Upper bound of the time saved by following the advice; `None` if unknown.
+    pub max_saving: Option<&'static str>,
+    /// Finds the evidence; a function may serve several rules.
+    pub find: fn(&Analysis, &Trace) -> Vec<Finding>,
 }
 
 impl Rule {
-    pub const fn new(
-        id: &'static str,
-        severity: Severity,
-        [fires_on, advice, saves]: [&'static str; 3],
-        find: fn(&Analysis, &Trace) -> Vec<Finding>,
-    ) -> Self {
-        Self { id, severity, fires_on, advice, saves, find }
-    }
-
-    /// Looks for what the rule fires on. A function may look for what several rules fire on: each takes its own.
+    /// The rule's findings, with its severity and with its advice where they have none.
     pub fn apply(&self, analysis: &Analysis, trace: &Trace) -> Vec<Finding> {
         let mut found = (self.find)(analysis, trace);
         found.retain(|finding| finding.id == self.id);

@@ -1,57 +1,58 @@
-//! Rows of kernels: which launches make one, and what is summed in it.
+//! Rows of the kernel tables: grouping of launches, and their sums.
 //!
-//! A row is a short name in a stage, or a full name where variants of the short one matter.
+//! A row is a short name in a stage, or a full name where a variant of the short name is
+//! significant.
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use super::{ClassRecord, FullKernelRecord, Geometry, KernelRecord, StageKernels, Tally};
+use super::{ClassRecord, FullKernelRecord, KernelRecord, KernelTally, LaunchConfig, StageKernels};
 use crate::{
     analyze::{
-        classes::{Class, Classes, OTHER},
-        launches::Launches,
-        scopes::NONE,
-        spans::Spans,
+        kernels::kernel_classes::{ClassCache, KernelClass, OTHER},
         stats::percent,
+        timeline::{duration_stats::DurationStats, launches::LaunchIndex, open_ranges::NONE},
     },
-    trace::{kernel::LaunchKind, nsys::NsysTrace, units::Nanos},
+    domain::units::Nanos,
+    trace::{kernel::LaunchKind, nsys::NsysTrace},
 };
 
-/// From this share of a short name's time on, percent, a full name has a row of its own.
+/// Min share of a short name's time, percent, of a full name with a row of its own.
 const VARIANT_PCT: f64 = 10.0;
 
 /// Kernels of one capture, tallied by kind and stage.
-pub struct Tallies<'a> {
+pub struct KernelTallies<'a> {
     pub trace: &'a NsysTrace,
-    pub launches: &'a Launches,
-    /// By kind, then by the number of the stage.
-    pub cells: Vec<Tally>,
+    pub launches: &'a LaunchIndex,
+    /// By kind, then by stage number.
+    pub cells: Vec<KernelTally>,
 }
 
-/// Cells of a group by the number of the stage, the short name, and the full one where it stands alone.
-type Groups = BTreeMap<(usize, u32, Option<u32>), Vec<usize>>;
+/// Cells by stage number, short name, and full name where it has its own row.
+type CellGroups = BTreeMap<(usize, u32, Option<u32>), Vec<usize>>;
 
-impl Tallies<'_> {
+impl KernelTallies<'_> {
     fn kind(&self, cell: usize) -> &LaunchKind {
-        &self.trace.kernels.kinds()[cell / self.launches.numbers()]
+        &self.trace.kernels.kinds()[cell / self.launches.stage_count()]
     }
 
+    /// The cell of a kernel.
     pub fn cell_of(&self, kernel: usize) -> usize {
         let number = self.launches.stage_number(self.launches.kernels[kernel].1);
-        self.trace.kernels.kind(kernel) as usize * self.launches.numbers() + number
+        self.trace.kernels.kind(kernel) as usize * self.launches.stage_count() + number
     }
 
-    /// Cells that hold kernels: the number of their stage, and the cell.
+    /// Cells with kernels, each after its stage number.
     fn filled(&self) -> impl Iterator<Item = (usize, usize)> + '_ {
         let cells = self.cells.iter().enumerate().filter(|(_, tally)| tally.calls > 0);
-        cells.map(|(cell, _)| (cell % self.launches.numbers(), cell))
+        cells.map(|(cell, _)| (cell % self.launches.stage_count(), cell))
     }
 
     fn name(&self, index: u32) -> String {
         self.trace.strings.get(index as usize).cloned().unwrap_or_default()
     }
 
-    fn by_full_name(&self) -> Groups {
-        let mut groups = Groups::new();
+    fn by_full_name(&self) -> CellGroups {
+        let mut groups = CellGroups::new();
         for (number, cell) in self.filled() {
             let kind = self.kind(cell);
             groups.entry((number, kind.name, Some(kind.full_name))).or_default().push(cell);
@@ -59,42 +60,49 @@ impl Tallies<'_> {
         groups
     }
 
-    /// Groups by short name; by full name where one of several has its share of the time.
-    fn by_name(&self) -> Groups {
+    /// Groups by short name; by full name where any of its full names is significant.
+    fn by_name(&self) -> CellGroups {
         let mut times: BTreeMap<(usize, u32), BTreeMap<u32, i64>> = BTreeMap::new();
         for (number, cell) in self.filled() {
             let kind = self.kind(cell);
-            *times.entry((number, kind.name)).or_default().entry(kind.full_name).or_default() += self.cells[cell].ns;
+            *times.entry((number, kind.name)).or_default().entry(kind.full_name).or_default() +=
+                self.cells[cell].ns;
         }
-        let apart = |times: &BTreeMap<u32, i64>| {
+        let has_variant = |times: &BTreeMap<u32, i64>| {
             let all: i64 = times.values().sum();
-            let share = |ns: &i64| percent(*ns as f64, all as f64).is_none_or(|pct| pct >= VARIANT_PCT);
+            let share =
+                |ns: &i64| percent(*ns as f64, all as f64).is_none_or(|pct| pct >= VARIANT_PCT);
             times.values().any(share)
         };
-        let mut groups = Groups::new();
+        let mut groups = CellGroups::new();
         for ((number, short, full), cells) in self.by_full_name() {
-            let full = full.filter(|_| apart(&times[&(number, short)]));
+            let full = full.filter(|_| has_variant(&times[&(number, short)]));
             groups.entry((number, short, full)).or_default().extend(cells);
         }
         groups
     }
 
-    /// Times of single launches, by group.
-    fn spans(&self, groups: &Groups) -> Vec<Spans> {
+    /// Statistics of single launches, by group.
+    fn durations(&self, groups: &CellGroups) -> Vec<DurationStats> {
         let mut group_of = vec![NONE; self.cells.len()];
         for (group, cells) in groups.values().enumerate() {
             cells.iter().for_each(|cell| group_of[*cell] = group as u32);
         }
         let times = self.trace.kernels.iter().enumerate();
-        Spans::grouped(groups.len(), times.map(|(at, it)| (group_of[self.cell_of(at)], it.ns())))
+        DurationStats::grouped(
+            groups.len(),
+            times.map(|(at, it)| (group_of[self.cell_of(at)], it.ns())),
+        )
     }
 
-    pub fn records(&self, stages: &[StageKernels], classes: &mut Classes) -> Vec<KernelRecord> {
+    /// One record per group, longest total first.
+    pub fn records(&self, stages: &[StageKernels], classes: &mut ClassCache) -> Vec<KernelRecord> {
         let groups = self.by_name();
-        let spans = self.spans(&groups);
-        let rows = groups.iter().zip(spans);
-        let mut records: Vec<KernelRecord> =
-            rows.map(|((key, cells), spans)| self.record(*key, cells, spans, stages, classes)).collect();
+        let durations = self.durations(&groups);
+        let rows = groups.iter().zip(durations);
+        let mut records: Vec<KernelRecord> = rows
+            .map(|((key, cells), durations)| self.record(*key, cells, durations, stages, classes))
+            .collect();
         records.sort_by(|a, b| b.total_ms.total_cmp(&a.total_ms));
         records
     }
@@ -103,13 +111,13 @@ impl Tallies<'_> {
         &self,
         (number, short, _): (usize, u32, Option<u32>),
         cells: &[usize],
-        launch_ns: Spans,
+        launch_ns: DurationStats,
         stages: &[StageKernels],
-        classes: &mut Classes,
+        classes: &mut ClassCache,
     ) -> KernelRecord {
-        let mut of_class: BTreeMap<&str, (i64, Class)> = BTreeMap::new();
+        let mut of_class: BTreeMap<&str, (i64, KernelClass)> = BTreeMap::new();
         let mut of_name: BTreeMap<u32, i64> = BTreeMap::new();
-        let mut configs: BTreeSet<Geometry> = BTreeSet::new();
+        let mut configs: BTreeSet<LaunchConfig> = BTreeSet::new();
         for cell in cells {
             let (kind, ns) = (self.kind(*cell), self.cells[*cell].ns);
             let class = classes.of(kind.full_name, &self.trace.strings);
@@ -118,10 +126,13 @@ impl Tallies<'_> {
             configs.insert((kind.grid, kind.block));
         }
         let first = self.kind(cells[0]);
-        let most = cells.iter().max_by_key(|cell| self.cells[**cell].calls).map_or(first, |cell| self.kind(*cell));
+        let dominant = cells
+            .iter()
+            .max_by_key(|cell| self.cells[**cell].calls)
+            .map_or(first, |cell| self.kind(*cell));
         let class = of_class.values().max_by_key(|(ns, _)| *ns).map(|(_, class)| *class);
         let longest = of_name.iter().max_by_key(|(_, ns)| **ns).map_or(short, |(full, _)| *full);
-        let stage = self.launches.numbered(number);
+        let stage = self.launches.stage_label(number);
         let (calls, total_ms) = (launch_ns.count, Nanos(launch_ns.total).as_ms());
         KernelRecord {
             kernel_name: self.name(short),
@@ -129,61 +140,81 @@ impl Tallies<'_> {
             name_variants: of_name.len() as u64,
             class: class.map_or(OTHER, |it| it.class).to_owned(),
             engine: class.and_then(|it| it.engine).map(str::to_owned),
-            device: cells.iter().all(|cell| self.kind(*cell).device == first.device).then_some(first.device),
+            device: cells
+                .iter()
+                .all(|cell| self.kind(*cell).device == first.device)
+                .then_some(first.device),
             stage: stage.into(),
             total_ms,
             calls,
             mean_ms: total_ms / calls as f64,
             launch_ns,
-            grid: most.grid,
-            block: most.block,
-            registers: most.registers,
-            geometries: configs.len() as u64,
+            grid: dominant.grid,
+            block: dominant.block,
+            registers: dominant.registers,
+            launch_configs: configs.len() as u64,
             share_pct: share(stages, stage, total_ms),
             counters: None,
             configs,
         }
     }
 
-    pub fn full(&self, stages: &[StageKernels], classes: &mut Classes) -> Vec<FullKernelRecord> {
+    /// One record per full name, longest total first.
+    pub fn full(&self, stages: &[StageKernels], classes: &mut ClassCache) -> Vec<FullKernelRecord> {
         let groups = self.by_full_name();
-        let spans = self.spans(&groups);
-        let record = |((number, short, full), launch_ns): (&(usize, u32, Option<u32>), Spans)| {
-            let full = full.unwrap_or(*short);
-            let class = classes.of(full, &self.trace.strings);
-            let (stage, total_ms) = (self.launches.numbered(*number), Nanos(launch_ns.total).as_ms());
-            FullKernelRecord {
-                full_name: self.name(full),
-                kernel_name: self.name(*short),
-                class: class.class.into(),
-                engine: class.engine.map(str::to_owned),
-                stage: stage.into(),
-                total_ms,
-                calls: launch_ns.count,
-                mean_ms: total_ms / launch_ns.count as f64,
-                launch_ns,
-                share_pct: share(stages, stage, total_ms),
-            }
-        };
-        let mut records: Vec<FullKernelRecord> = groups.keys().zip(spans).map(record).collect();
+        let durations = self.durations(&groups);
+        let record =
+            |((number, short, full), launch_ns): (&(usize, u32, Option<u32>), DurationStats)| {
+                let full = full.unwrap_or(*short);
+                let class = classes.of(full, &self.trace.strings);
+                let (stage, total_ms) =
+                    (self.launches.stage_label(*number), Nanos(launch_ns.total).as_ms());
+                FullKernelRecord {
+                    full_name: self.name(full),
+                    kernel_name: self.name(*short),
+                    class: class.class.into(),
+                    engine: class.engine.map(str::to_owned),
+                    stage: stage.into(),
+                    total_ms,
+                    calls: launch_ns.count,
+                    mean_ms: total_ms / launch_ns.count as f64,
+                    launch_ns,
+                    share_pct: share(stages, stage, total_ms),
+                }
+            };
+        let mut records: Vec<FullKernelRecord> = groups.keys().zip(durations).map(record).collect();
         records.sort_by(|a, b| b.total_ms.total_cmp(&a.total_ms));
         records
     }
 
-    /// Time by class, and the share of it whose class is known, percent.
-    pub fn classes(&self, stages: &[StageKernels], classes: &mut Classes) -> (Vec<ClassRecord>, Option<f64>) {
-        let mut by_class: BTreeMap<(usize, &'static str), Tally> = BTreeMap::new();
+    /// Time by class, and the share with a known class, percent.
+    pub fn classes(
+        &self,
+        stages: &[StageKernels],
+        classes: &mut ClassCache,
+    ) -> (Vec<ClassRecord>, Option<f64>) {
+        let mut by_class: BTreeMap<(usize, &'static str), KernelTally> = BTreeMap::new();
         for (number, cell) in self.filled() {
             let class = classes.of(self.kind(cell).full_name, &self.trace.strings).class;
             let (sum, tally) = (by_class.entry((number, class)).or_default(), self.cells[cell]);
-            *sum = Tally { calls: sum.calls + tally.calls, ns: sum.ns + tally.ns };
+            *sum = KernelTally { calls: sum.calls + tally.calls, ns: sum.ns + tally.ns };
         }
         let all: i64 = by_class.values().map(|tally| tally.ns).sum();
-        let known: i64 = by_class.iter().filter(|((_, class), _)| *class != OTHER).map(|(_, tally)| tally.ns).sum();
-        let class = |((number, class), tally): (&(usize, &str), &Tally)| {
-            let (stage, total_ms) = (self.launches.numbered(*number), Nanos(tally.ns).as_ms());
+        let known: i64 = by_class
+            .iter()
+            .filter(|((_, class), _)| *class != OTHER)
+            .map(|(_, tally)| tally.ns)
+            .sum();
+        let class = |((number, class), tally): (&(usize, &str), &KernelTally)| {
+            let (stage, total_ms) = (self.launches.stage_label(*number), Nanos(tally.ns).as_ms());
             let share_pct = share(stages, stage, total_ms);
-            ClassRecord { stage: stage.into(), class: (*class).into(), calls: tally.calls, total_ms, share_pct }
+            ClassRecord {
+                stage: stage.into(),
+                class: (*class).into(),
+                calls: tally.calls,
+                total_ms,
+                share_pct,
+            }
         };
         let mut records: Vec<ClassRecord> = by_class.iter().map(class).collect();
         records.sort_by(|a, b| a.stage.cmp(&b.stage).then(b.total_ms.total_cmp(&a.total_ms)));

@@ -1,25 +1,30 @@
-//! Device time by stage: recorded kernels, whole-traced graphs, and when the devices were busy.
+//! Device time by stage: recorded kernels, whole-traced graphs, and busy time.
 
 use std::collections::BTreeMap;
 
-use super::{
-    super::{
-        activity::{Busy, Work, activities},
-        launches::Launches,
+use super::{KernelTally, StageKernels};
+use crate::{
+    analyze::timeline::{
+        activity::{Busy, DeviceWork, activities},
+        launches::LaunchIndex,
     },
-    StageKernels, Tally,
+    domain::units::Nanos,
+    trace::nsys::NsysTrace,
 };
-use crate::trace::{nsys::NsysTrace, units::Nanos};
 
-/// Device time by stage, in the order of their names.
-pub fn stage_kernels(trace: &NsysTrace, launches: &Launches, tallies: &[Tally]) -> Vec<StageKernels> {
-    let numbers = launches.numbers();
+/// Device time by stage, in order of stage name.
+pub fn stage_kernels(
+    trace: &NsysTrace,
+    launches: &LaunchIndex,
+    tallies: &[KernelTally],
+) -> Vec<StageKernels> {
+    let numbers = launches.stage_count();
     let mut busy: BTreeMap<(usize, u32), Busy> = BTreeMap::new();
-    let mut graphs = vec![Tally::default(); numbers];
+    let mut graphs = vec![KernelTally::default(); numbers];
     for it in activities(trace, launches) {
         let number = launches.stage_number(it.instance);
         busy.entry((number, it.device)).or_default().add(it.start_ns, it.end_ns);
-        if it.work == Work::Graph {
+        if it.work == DeviceWork::Graph {
             let sum = &mut graphs[number];
             (sum.calls, sum.ns) = (sum.calls + 1, sum.ns.saturating_add(it.end_ns - it.start_ns));
         }
@@ -31,9 +36,11 @@ pub fn stage_kernels(trace: &NsysTrace, launches: &Launches, tallies: &[Tally]) 
         let busy_ns = busy.range((number, 0)..=(number, u32::MAX)).map(|(_, it)| it.ns);
         if calls + graphs.calls > 0 {
             stages.push(StageKernels {
-                stage: launches.numbered(number).into(),
+                stage: launches.stage_label(number).into(),
                 launches: calls,
-                kernel_ms: Some(Nanos(of_stage().map(|tally| tally.ns).fold(0, i64::saturating_add)).as_ms()),
+                kernel_ms: Some(
+                    Nanos(of_stage().map(|tally| tally.ns).fold(0, i64::saturating_add)).as_ms(),
+                ),
                 busy_ms: Some(Nanos(busy_ns.fold(0, i64::saturating_add)).as_ms()),
                 graph_launches: graphs.calls,
                 graph_ms: Nanos(graphs.ns).as_ms(),

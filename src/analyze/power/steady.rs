@@ -1,9 +1,13 @@
-//! The figures of a stage that is shorter than the device's readings, from the time in which it ran back to back.
+//! Figures of a stage shorter than the device's reading interval, from a back-to-back run.
 //!
-//! In that time every reading is of this stage alone, so a mean over a second is as good as a look at a moment. Its beginning is left out: power and
-//! clocks rise there, and the first readings are still of what ran before.
+//! During that run every reading covers this stage alone, so a mean over a second is as good as an
+//! instantaneous value. The start of the run is excluded: power and clocks rise there, and the
+//! first readings still cover earlier work.
 
-use super::{AVERAGE_WINDOW_NS, BackToBack, EnergySource, FEW_SAMPLES, Readings, StagePower, at};
+use super::{
+    BackToBack, EnergySource, MIN_SAMPLES, StagePower,
+    readings::{AVERAGE_WINDOW_NS, PowerReadings},
+};
 use crate::{
     analyze::stats::{percent, ratio},
     trace::{
@@ -12,24 +16,32 @@ use crate::{
     },
 };
 
-/// What is left out at least, nanoseconds, and in readings of power.
+/// Minimum excluded start of the run, nanoseconds.
 const RISE_NS: i64 = 300_000_000;
+/// Minimum excluded start of the run, in power readings.
 const RISE_READINGS: i64 = 3;
 
-/// Fills `record` from the time of `run`, or says why not.
-pub fn tell(record: &mut StagePower, run: &Steady, log: &PowerLog, readings: &Readings) -> Result<(), String> {
+/// Fills `record` from the back-to-back run, or returns the reason why it cannot.
+pub fn fill(
+    record: &mut StagePower,
+    run: &Steady,
+    log: &PowerLog,
+    readings: &PowerReadings,
+) -> Result<(), String> {
     let lasted = run.end_ns - run.start_ns;
     let (source_ns, power_ns) = match log.device.power_source {
         PowerSource::Average => (AVERAGE_WINDOW_NS, 0),
-        PowerSource::Instant => (0, readings.power.as_ref().map_or(0, |(period, _)| *period)),
+        PowerSource::Instant => (0, readings.power.as_ref().map_or(0, |it| it.period_ns)),
     };
     let rise = RISE_NS.max(source_ns).max(RISE_READINGS * power_ns);
     let (from, to) = (run.start_ns + rise, run.end_ns);
-    let inside: Vec<&PowerSample> = log.samples.iter().filter(|it| from <= it.t_ns && it.t_ns <= to).collect();
-    if to <= from || (inside.len() as u64) < FEW_SAMPLES || run.instances == 0 {
+    let inside: Vec<&PowerSample> =
+        log.samples.iter().filter(|it| from <= it.t_ns && it.t_ns <= to).collect();
+    if to <= from || (inside.len() as u64) < MIN_SAMPLES || run.instances == 0 {
         let seconds = |ns: i64| ns as f64 / 1e9;
         return Err(format!(
-            "Back to back it ran for {:.2} s, of which {:.2} s are left out and {} samples remain: raise nvml.steady_ms.",
+            "The back-to-back run lasted {:.2} s; {:.2} s are excluded and {} samples remain: \
+             raise nvml.steady_ms.",
             seconds(lasted),
             seconds(rise),
             inside.len()
@@ -40,11 +52,11 @@ pub fn tell(record: &mut StagePower, run: &Steady, log: &PowerLog, readings: &Re
         .or_else(|| {
             let watts: Vec<f64> = inside.iter().filter_map(|it| it.power_w).collect();
             let mean = ratio(watts.iter().sum(), watts.len() as f64)?;
-            Some((mean, EnergySource::Integral, readings.power.as_ref()?.0))
+            Some((mean, EnergySource::Integral, readings.power.as_ref()?.period_ns))
         })
-        .ok_or("The device tells neither energy nor power.")?;
+        .ok_or("The device reports neither energy nor power.")?;
     let instances = run.instances as f64 * (to - from) as f64 / lasted as f64;
-    record.look(&inside);
+    record.set_clocks(&inside);
     record.samples = inside.len() as u64;
     record.back_to_back = Some(BackToBack { seconds, instances });
     record.energy_source = Some(source);
@@ -54,11 +66,15 @@ pub fn tell(record: &mut StagePower, run: &Steady, log: &PowerLog, readings: &Re
     Ok(())
 }
 
-/// Mean power between the counter's first and last step inside, where it makes ten at least.
-fn by_counter(readings: &Readings, from: i64, to: i64) -> Option<(f64, EnergySource, i64)> {
-    let (period, points) = readings.counter.as_ref()?;
-    let inside: Vec<i64> = points.iter().map(|point| point.0).filter(|t| (from..=to).contains(t)).collect();
+/// Mean power between the counter's first and last step in the interval, from at least ten steps.
+fn by_counter(readings: &PowerReadings, from: i64, to: i64) -> Option<(f64, EnergySource, i64)> {
+    let counter = readings.counter.as_ref()?;
+    let inside: Vec<i64> = counter.times().filter(|t| (from..=to).contains(t)).collect();
     let (first, last) = (*inside.first()?, *inside.last()?);
-    let joules = at(points, last)? - at(points, first)?;
-    (inside.len() > 10).then_some((joules / ((last - first) as f64 / 1e9), EnergySource::Counter, *period))
+    let joules = counter.difference(&(first, last))?;
+    (inside.len() > 10).then_some((
+        joules / ((last - first) as f64 / 1e9),
+        EnergySource::Counter,
+        counter.period_ns,
+    ))
 }

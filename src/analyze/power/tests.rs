@@ -1,14 +1,18 @@
-//! Logs of a device that draws what a rule says, beside stages of known times.
+//! Sampler logs of a device with a given draw, joined with stages of known times.
 
 use super::*;
 use crate::{
     analyze::stages,
-    trace::event::{Event, StageRange, Steady},
+    domain::finding::Severity,
+    trace::{
+        event::{Event, StageRange, Steady},
+        power::PowerSource,
+    },
 };
 
 const MS: i64 = 1_000_000;
 
-/// Samples every 20 ms for a second; `watts` tells the draw at a time, and the counter follows it where there is one.
+/// Samples every 20 ms for a second. `watts` is the draw at a time; the energy counter follows it.
 fn log(source: PowerSource, counter: bool, watts: impl Fn(i64) -> f64) -> PowerLog {
     let mut joules = 0.0;
     let samples = (0..=50).map(|step| {
@@ -41,7 +45,7 @@ fn log(source: PowerSource, counter: bool, watts: impl Fn(i64) -> f64) -> PowerL
     }
 }
 
-/// Analyses `log` beside stages given as name, start and end in milliseconds.
+/// Analyses `log` with stages given as name, start and end in milliseconds.
 fn joined(log: &PowerLog, ranges: &[(&str, i64, i64)]) -> Power {
     let events: Vec<Event> = ranges
         .iter()
@@ -63,18 +67,21 @@ fn joined(log: &PowerLog, ranges: &[(&str, i64, i64)]) -> Power {
 }
 
 #[test]
-fn energy_is_the_counters_difference_over_all_instances() {
+fn energy_is_the_counter_difference_over_all_instances() {
     let log = log(PowerSource::Instant, true, |t| if t < 500 * MS { 100.0 } else { 300.0 });
     let power = joined(&log, &[("prefill", 100, 200), ("prefill", 600, 700)]);
     let stage = &power.stages[0];
-    assert_eq!((stage.instances, stage.samples, stage.energy_source), (2, 10, Some(EnergySource::Counter)));
+    assert_eq!(
+        (stage.instances, stage.samples, stage.energy_source),
+        (2, 10, Some(EnergySource::Counter))
+    );
     assert!((stage.energy_j.unwrap() - 20.0).abs() < 0.1, "10 J and 30 J: {stage:?}");
     assert!((stage.mean_w.unwrap() - 200.0).abs() < 1.0);
     assert_eq!((stage.peak_w, stage.sm_mhz), (Some(300.0), Some(1_500.0)));
 }
 
 #[test]
-fn without_a_counter_energy_is_the_integral_of_power_and_says_so() {
+fn without_a_counter_energy_is_the_integral_of_power() {
     let log = log(PowerSource::Instant, false, |_| 250.0);
     let stage = joined(&log, &[("decode_all", 100, 500)]).stages.remove(0);
     assert_eq!(stage.energy_source, Some(EnergySource::Integral));
@@ -86,21 +93,26 @@ fn a_reading_that_is_a_mean_over_a_second_is_not_integrated_over_less() {
     let log = log(PowerSource::Average, false, |_| 250.0);
     let stage = joined(&log, &[("decode_all", 100, 500)]).stages.remove(0);
     assert_eq!((stage.energy_j, stage.mean_w), (None, None));
-    assert!(stage.why.unwrap().contains("400.0 ms, less than two of the device's readings, which are 1000.0 ms apart"));
-    assert_eq!(stage.sm_mhz, Some(1_500.0), "clocks are no mean");
+    assert!(
+        stage.why.unwrap().contains("400.0 ms, less than two device readings (1000.0 ms apart)")
+    );
+    assert_eq!(stage.sm_mhz, Some(1_500.0), "clock readings are instantaneous");
 }
 
 #[test]
-fn a_stage_shorter_than_the_samples_are_apart_gets_no_figure_and_says_so() {
+fn a_stage_shorter_than_the_sampling_period_gets_no_figure_but_a_reason() {
     let log = log(PowerSource::Instant, true, |_| 100.0);
     let ranges: Vec<_> = (0..20).map(|step| ("prefill", step * 40 + 15, step * 40 + 25)).collect();
     let stage = joined(&log, &ranges).stages.remove(0);
-    assert_eq!((stage.samples, stage.energy_j, stage.sm_mhz, stage.throttled_pct), (20, None, None, None));
-    assert!(stage.why.unwrap().starts_with("It lasts 10.0 ms and 20 samples fell into it"));
+    assert_eq!(
+        (stage.samples, stage.energy_j, stage.sm_mhz, stage.throttled_pct),
+        (20, None, None, None)
+    );
+    assert!(stage.why.unwrap().starts_with("An instance lasts 10.0 ms; 20 samples at one every"));
 }
 
 #[test]
-fn a_counter_with_coarse_steps_gives_way_to_power() {
+fn power_is_preferred_over_a_coarse_counter() {
     let mut log = log(PowerSource::Instant, true, |t| 100.0 + (t / MS % 7) as f64);
     for sample in &mut log.samples {
         sample.energy_mj = Some(sample.t_ns as u64 / 300_000_000);
@@ -110,13 +122,16 @@ fn a_counter_with_coarse_steps_gives_way_to_power() {
 }
 
 #[test]
-fn a_counter_that_falls_is_no_counter() {
+fn a_decreasing_counter_is_ignored() {
     let mut log = log(PowerSource::Instant, true, |_| 100.0);
     log.samples[30].energy_mj = Some(0);
-    assert_eq!(joined(&log, &[("prefill", 100, 200)]).stages[0].energy_source, Some(EnergySource::Integral));
+    assert_eq!(
+        joined(&log, &[("prefill", 100, 200)]).stages[0].energy_source,
+        Some(EnergySource::Integral)
+    );
 }
 
-/// Joins `log` with a prefill of 10 ms and, from 200 ms to 900 ms, 70 of them back to back.
+/// Joins `log` with a prefill of 10 ms and a back-to-back run of 70 prefills from 200 ms to 900 ms.
 fn back_to_back(log: &PowerLog) -> StagePower {
     let range = StageRange {
         name: "prefill".into(),
@@ -127,20 +142,32 @@ fn back_to_back(log: &PowerLog) -> StagePower {
         repeat: 0,
         step: None,
     };
-    let steady = Steady { stage: "prefill".into(), start_ns: 200 * MS, end_ns: 900 * MS, instances: 70 };
+    let steady =
+        Steady { stage: "prefill".into(), start_ns: 200 * MS, end_ns: 900 * MS, instances: 70 };
     let events = [Event::Range(range), Event::Steady(steady)];
     let events = Events::of(&events);
     power(log, &events, &stages::stages(&events)).stages.remove(0)
 }
 
 #[test]
-fn a_stage_too_short_to_be_read_is_told_from_its_runs_back_to_back() {
+fn a_stage_too_short_to_be_read_is_measured_back_to_back() {
     for counter in [true, false] {
-        let log = log(PowerSource::Instant, counter, |t| if t < 500 * MS { 100.0 } else { 600.0 } + (t / MS % 3) as f64);
+        let log = log(
+            PowerSource::Instant,
+            counter,
+            |t| if t < 500 * MS { 100.0 } else { 600.0 } + (t / MS % 3) as f64,
+        );
         let stage = back_to_back(&log);
         let run = stage.back_to_back.unwrap();
-        assert_eq!((run.seconds, run.instances, stage.why), (0.4, 40.0, None), "300 ms of rising power are left out");
-        assert!((stage.mean_w.unwrap() - 601.0).abs() < 2.0 && (stage.energy_j.unwrap() - 6.01).abs() < 0.02);
+        assert_eq!(
+            (run.seconds, run.instances, stage.why),
+            (0.4, 40.0, None),
+            "300 ms of rising power are excluded"
+        );
+        assert!(
+            (stage.mean_w.unwrap() - 601.0).abs() < 2.0
+                && (stage.energy_j.unwrap() - 6.01).abs() < 0.02
+        );
         assert_eq!((stage.samples, stage.sm_mhz, stage.instances), (21, Some(1_500.0), 1));
         let source = if counter { EnergySource::Counter } else { EnergySource::Integral };
         assert_eq!(stage.energy_source, Some(source));
@@ -148,17 +175,20 @@ fn a_stage_too_short_to_be_read_is_told_from_its_runs_back_to_back() {
 }
 
 #[test]
-fn runs_back_to_back_that_are_over_too_soon_give_no_figures_and_say_so() {
+fn a_back_to_back_run_that_is_too_short_gives_no_figures_but_a_reason() {
     let log = log(PowerSource::Average, false, |_| 250.0);
     let stage = back_to_back(&log);
     assert_eq!((stage.energy_j, stage.mean_w, stage.back_to_back), (None, None, None));
     let why = stage.why.unwrap();
-    assert!(why.contains("Back to back it ran for 0.70 s, of which 1.00 s are left out"), "{why}");
+    assert!(
+        why.contains("The back-to-back run lasted 0.70 s; 1.00 s are excluded and 0 samples"),
+        "{why}"
+    );
     assert!(why.ends_with("raise nvml.steady_ms."), "{why}");
 }
 
 #[test]
-fn a_stage_outside_the_samples_is_not_guessed() {
+fn a_stage_outside_the_samples_has_no_figures() {
     let log = log(PowerSource::Instant, true, |_| 100.0);
     let stage = joined(&log, &[("prefill", 900, 1_200)]).stages.remove(0);
     assert_eq!((stage.instances, stage.energy_j), (0, None));
@@ -168,7 +198,7 @@ fn a_stage_outside_the_samples_is_not_guessed() {
 }
 
 #[test]
-fn throttling_is_told_with_its_reasons_and_a_remedy_and_idleness_is_not() {
+fn throttling_is_reported_with_reasons_and_a_remedy_but_idleness_is_not() {
     let log = log(PowerSource::Instant, true, |_| 690.0);
     let power = joined(&log, &[("prefill", 100, 300), ("decode_all", 500, 900)]);
     assert_eq!(power.stages[0].throttled_pct, Some(0.0));
@@ -182,7 +212,7 @@ fn throttling_is_told_with_its_reasons_and_a_remedy_and_idleness_is_not() {
 }
 
 #[test]
-fn figures_of_an_instance_are_said_to_be_those_of_the_whole_gpu() {
+fn a_finding_states_that_figures_of_an_instance_are_of_the_whole_gpu() {
     let mut log = log(PowerSource::Instant, true, |_| 100.0);
     log.device.uuid = "MIG-1".into();
     let ids: Vec<_> = findings(&joined(&log, &[])).into_iter().map(|it| it.id).collect();
@@ -192,18 +222,29 @@ fn figures_of_an_instance_are_said_to_be_those_of_the_whole_gpu() {
 #[test]
 fn the_curve_is_thin_and_keeps_the_peak() {
     let mut log = log(PowerSource::Instant, true, |_| 100.0);
-    log.samples =
-        (0..5_000).map(|step| PowerSample { t_ns: step * MS, power_w: Some(100.0), ..PowerSample::default() }).collect();
+    log.samples = (0..5_000)
+        .map(|step| PowerSample { t_ns: step * MS, power_w: Some(100.0), ..PowerSample::default() })
+        .collect();
     log.samples[4_321].power_w = Some(700.0);
     let curve = joined(&log, &[("prefill", 4_000, 9_000)]).curve;
-    assert!(curve.points.len() <= CURVE && curve.points.iter().any(|point| point.1 == 700.0));
-    assert_eq!((curve.bands[0].from_s, curve.bands[0].to_s), (4.0, 4.999), "a band ends with the samples");
+    assert!(
+        curve.points.len() <= curve::MAX_POINTS
+            && curve.points.iter().any(|point| point.1 == 700.0)
+    );
+    assert_eq!(
+        (curve.bands[0].from_s, curve.bands[0].to_s),
+        (4.0, 4.999),
+        "a band ends with the samples"
+    );
 }
 
 #[test]
-fn a_counter_in_steps_nearly_as_long_as_the_stage_does_not_smear_its_neighbours_into_it() {
-    let mut log =
-        log(PowerSource::Instant, true, |t| if (400..600).contains(&(t / MS)) { 700.0 } else { 100.0 } + (t % 7) as f64);
+fn a_counter_as_coarse_as_the_stage_does_not_mix_in_its_neighbours() {
+    let mut log = log(
+        PowerSource::Instant,
+        true,
+        |t| if (400..600).contains(&(t / MS)) { 700.0 } else { 100.0 } + (t % 7) as f64,
+    );
     let values: Vec<_> = log.samples.iter().map(|it| it.energy_mj).collect();
     for (index, sample) in log.samples.iter_mut().enumerate() {
         sample.energy_mj = values[index / 5 * 5];

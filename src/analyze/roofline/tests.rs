@@ -4,7 +4,8 @@ use proptest::prelude::*;
 
 use super::*;
 use crate::{
-    analyze::{device::Devices, events::Events, kernels::StageKernels},
+    analyze::{events::Events, kernels::StageKernels},
+    domain::device_peaks::Devices,
     trace::{
         counter::CounterValues,
         event::{Ceiling, Event},
@@ -26,7 +27,7 @@ fn record(geometry: u32, calls: Option<u64>, values: CounterValues) -> CounterRe
     }
 }
 
-/// A launch of so many operations, bytes and nanoseconds, of which SM and memory were so busy.
+/// A launch with these FLOPs, bytes and nanoseconds, and these utilisations of SM and memory.
 fn values(format: &str, flops: f64, bytes: f64, ns: f64, [sm, memory]: [f64; 2]) -> CounterValues {
     CounterValues {
         duration_ns: Some(ns),
@@ -44,82 +45,133 @@ fn placed(counters: &[CounterRecord], events: &[Event]) -> Roofline {
     let devices = Devices::from_toml(include_str!("../../../conf/devices.toml")).unwrap();
     let stage = "prefill".to_owned();
     let (graph_launches, graph_ms, all) = (0, 0.0, Some(100.0));
-    let stages = vec![StageKernels { stage, launches: 9, kernel_ms: all, busy_ms: all, graph_launches, graph_ms }];
-    let kernels = Kernels { stages, ..Kernels::default() };
-    roofline(counters, &kernels, &Limits::of(&Events::of(events), devices.find("NVIDIA H200"), None))
+    let stages = vec![StageKernels {
+        stage,
+        launches: 9,
+        kernel_ms: all,
+        busy_ms: all,
+        graph_launches,
+        graph_ms,
+    }];
+    let kernels = KernelTimes { stages, ..KernelTimes::default() };
+    roofline(
+        counters,
+        &kernels,
+        &DeviceCeilings::of(&Events::of(events), devices.find("NVIDIA H200"), None),
+    )
 }
 
 fn ceiling(what: &str, dtype: &str, per_second: f64) -> Event {
-    Event::Ceiling(Ceiling { what: what.into(), dtype: dtype.into(), shape: vec![], per_second, tries: 1 })
+    Event::Ceiling(Ceiling {
+        what: what.into(),
+        dtype: dtype.into(),
+        shape: vec![],
+        per_second,
+        tries: 1,
+    })
 }
 
 #[test]
-fn the_ridge_is_peak_over_bandwidth_for_the_datasheet_and_for_what_was_measured() {
+fn the_ridge_is_peak_over_bandwidth_of_the_datasheet_and_as_measured() {
     let events = [ceiling("matmul", "bf16", 751e12), ceiling("copy", "bf16", 4.3e12)];
-    let told = placed(&[record(1, Some(1), values("fp32", 1.0, 1.0, 1.0, [1.0, 1.0]))], &events);
-    let ridges: Vec<_> =
-        told.roofs.iter().map(|it| (it.source.as_str(), it.dtype.as_str(), it.ridge_flops_per_byte.round())).collect();
+    let roofline =
+        placed(&[record(1, Some(1), values("fp32", 1.0, 1.0, 1.0, [1.0, 1.0]))], &events);
+    let ridges: Vec<_> = roofline
+        .roofs
+        .iter()
+        .map(|it| (it.source.as_str(), it.dtype.as_str(), it.ridge_flops_per_byte.round()))
+        .collect();
     assert_eq!(
         ridges,
-        [("datasheet", "bf16", 206.0), ("measured", "bf16", 175.0), ("datasheet", "f16", 206.0), ("datasheet", "f32", 14.0)]
+        [
+            ("datasheet", "bf16", 206.0),
+            ("measured", "bf16", 175.0),
+            ("datasheet", "f16", 206.0),
+            ("datasheet", "f32", 14.0)
+        ]
     );
 }
 
 #[test]
-fn a_point_is_set_under_the_slope_left_of_the_ridge_and_under_the_peak_right_of_it() {
-    // 24 TFLOP/s at 10 FLOP/B, where memory allows 48; 494.5 TFLOP/s at 1000 FLOP/B, where arithmetic allows 989.
-    let left = placed(&[record(1, Some(1), values("tensor_bf16", 24e6, 2.4e6, 1e3, [20.0, 50.0]))], &[]);
-    let right = placed(&[record(1, Some(1), values("tensor_bf16", 494.5e6, 494.5e3, 1e3, [50.0, 20.0]))], &[]);
+fn a_point_is_compared_with_the_slope_left_of_the_ridge_and_the_peak_right_of_it() {
+    // 24 TFLOP/s at 10 FLOP/B, where memory allows 48; 494.5 TFLOP/s at 1000 FLOP/B, where compute
+    // allows 989.
+    let left =
+        placed(&[record(1, Some(1), values("tensor_bf16", 24e6, 2.4e6, 1e3, [20.0, 50.0]))], &[]);
+    let right = placed(
+        &[record(1, Some(1), values("tensor_bf16", 494.5e6, 494.5e3, 1e3, [50.0, 20.0]))],
+        &[],
+    );
     let shares = [&left, &right].map(|it| it.points[0].datasheet_pct.unwrap());
     assert!(shares.iter().all(|share| (share - 50.0).abs() < 1e-9), "{shares:?}");
-    assert_eq!((left.points[0].roof_dtype.as_deref(), left.points[0].measured_pct), (Some("bf16"), None));
+    assert_eq!(
+        (left.points[0].roof_dtype.as_deref(), left.points[0].measured_pct),
+        (Some("bf16"), None)
+    );
 }
 
 #[test]
-fn what_is_busier_bounds_and_where_both_are_low_latency_does() {
-    let bound = |sm, memory| placed(&[record(1, Some(1), values("fp32", 1.0, 1.0, 1e3, [sm, memory]))], &[]).points[0].bound;
-    assert_eq!(bound(60.0, 59.9), Some(Bound::Compute));
-    assert_eq!(bound(61.0, 85.0), Some(Bound::Memory));
-    assert_eq!(bound(59.9, 59.9), Some(Bound::Latency));
+fn the_busier_unit_is_the_bound_unless_both_are_low() {
+    let bound = |sm, memory| {
+        placed(&[record(1, Some(1), values("fp32", 1.0, 1.0, 1e3, [sm, memory]))], &[]).points[0]
+            .bound
+    };
+    assert_eq!(bound(60.0, 59.9), Some(KernelBound::Compute));
+    assert_eq!(bound(61.0, 85.0), Some(KernelBound::Memory));
+    assert_eq!(bound(59.9, 59.9), Some(KernelBound::Latency));
     let unknown = CounterValues { sm_pct: None, ..values("fp32", 1.0, 1.0, 1e3, [0.0, 90.0]) };
     assert_eq!(placed(&[record(1, None, unknown)], &[]).points[0].bound, None);
 }
 
 #[test]
-fn tensor_cores_that_worked_uncounted_leave_no_point_and_a_reason() {
-    let uncounted =
-        CounterValues { tensor_pct: Some(12.0), flops_complete: false, ..values("fp32", 1e6, 1e6, 1e3, [50.0, 70.0]) };
+fn uncounted_tensor_core_operations_leave_no_point_but_a_reason() {
+    let uncounted = CounterValues {
+        tensor_pct: Some(12.0),
+        flops_complete: false,
+        ..values("fp32", 1e6, 1e6, 1e3, [50.0, 70.0])
+    };
     let point = placed(&[record(1, Some(1), uncounted)], &[]).points.remove(0);
-    assert_eq!((point.flops, point.flops_per_byte, point.flops_per_s, point.format), (None, None, None, None));
-    assert!(point.missing.unwrap().contains("tensor cores worked"));
-    assert_eq!((point.bound, point.bytes_per_s), (Some(Bound::Memory), Some(1e12)));
+    assert_eq!(
+        (point.flops, point.flops_per_byte, point.flops_per_s, point.format),
+        (None, None, None, None)
+    );
+    assert!(point.missing.unwrap().contains("tensor core operations"));
+    assert_eq!((point.bound, point.bytes_per_s), (Some(KernelBound::Memory), Some(1e12)));
 }
 
 #[test]
-fn more_than_the_datasheets_roof_is_refused_with_a_finding() {
-    let over = placed(&[record(1, Some(1), values("tensor_bf16", 2e9, 1e3, 1e3, [99.0, 1.0]))], &[]);
-    assert_eq!((over.points[0].datasheet_pct, over.findings[0].id.as_str()), (None, "roofline_impossible"));
+fn a_share_above_the_datasheet_roof_is_removed_with_a_finding() {
+    let over =
+        placed(&[record(1, Some(1), values("tensor_bf16", 2e9, 1e3, 1e3, [99.0, 1.0]))], &[]);
+    assert_eq!(
+        (over.points[0].datasheet_pct, over.findings[0].id.as_str()),
+        (None, "roofline_impossible")
+    );
     assert_eq!(over.findings[0].evidence["percent"], "202.2");
 }
 
 proptest! {
     #[test]
-    fn geometries_weigh_as_often_as_they_ran(
-        launches in prop::collection::vec((1u64..50, 1.0f64..1e9, 1.0f64..1e9, 1.0f64..1e9, 0.0f64..100.0), 1..5)
+    fn launch_configurations_are_weighted_by_their_launches(
+        launches in prop::collection::vec(
+            (1u64..50, 1.0f64..1e9, 1.0f64..1e9, 1.0f64..1e9, 0.0f64..100.0), 1..5
+        )
     ) {
-        let records: Vec<_> = launches.iter().enumerate().map(|(at, (calls, flops, bytes, ns, sm))| {
-            record(at as u32, Some(*calls), values("fp32", *flops, *bytes, *ns, [*sm, 0.0]))
-        }).collect();
+        let record = |(at, it): (usize, &(u64, f64, f64, f64, f64))| {
+            record(at as u32, Some(it.0), values("fp32", it.1, it.2, it.3, [it.4, 0.0]))
+        };
+        let records: Vec<_> = launches.iter().enumerate().map(record).collect();
         let point = point(&records.iter().collect::<Vec<_>>());
-        // The same, launch by launch.
+        // The same sums, launch by launch.
         let each = || launches.iter().flat_map(|it| std::iter::repeat_n(it, it.0 as usize));
-        let (flops, bytes, ns) = each().fold((0.0, 0.0, 0.0), |(f, b, t), it| (f + it.1, b + it.2, t + it.3));
+        let (flops, bytes, ns) =
+            each().fold((0.0, 0.0, 0.0), |(f, b, t), it| (f + it.1, b + it.2, t + it.3));
         let near = |a: f64, b: f64| (a / b - 1.0).abs() < 1e-9;
         prop_assert!(near(point.flops_per_byte.unwrap(), flops / bytes));
         prop_assert!(near(point.flops_per_s.unwrap(), flops / ns * 1e9));
         prop_assert!(near(point.bytes_per_s.unwrap(), bytes / ns * 1e9));
-        let least = launches.iter().map(|it| it.4).fold(f64::INFINITY, f64::min);
-        let most = launches.iter().map(|it| it.4).fold(0.0, f64::max);
-        prop_assert!((least - 1e-9..=most + 1e-9).contains(&point.sm_pct.unwrap()));
+        let min = launches.iter().map(|it| it.4).fold(f64::INFINITY, f64::min);
+        let max = launches.iter().map(|it| it.4).fold(0.0, f64::max);
+        prop_assert!((min - 1e-9..=max + 1e-9).contains(&point.sm_pct.unwrap()));
     }
 }

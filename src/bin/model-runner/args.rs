@@ -1,4 +1,4 @@
-//! The command line: a request file from `llmprof`, or the same request put together by hand.
+//! The command line: a request file from `llmprof`, or the same request as options.
 //!
 //! Reads the files that describe a model; builds nothing.
 
@@ -8,19 +8,22 @@ use std::{
 };
 
 use clap::{Parser, Subcommand};
-use llmprof::{
+use llmprof::domain::{
+    dtype::Dtype,
     model::{ModelError, ModelSpec, PRESETS, hf},
-    run::Dtype,
     runner::RunnerRequest,
 };
 
-/// Runs one model, or one part of it, on one input, repeatedly, and writes what happened when.
+/// Runs one model, or one part of it, on one input, repeatedly, and writes timed events.
 ///
-/// Writes DIR/events.jsonl (stages, operators, outputs, on the monotonic clock) and DIR/predictions.jsonl (tokens, and text where
-/// a tokenizer lies beside the weights). Stages and operators are NVTX ranges too, in the domains `LLM` and `LLM.op`, for any tool
-/// that listens. Progress goes to standard output as JSON lines, the log to standard error (RUST_LOG sets its level).
+/// Writes DIR/events.jsonl (stages, operators, outputs, on the monotonic clock) and
+/// DIR/predictions.jsonl (tokens, and text if there is a tokenizer next to the weights). Stages and
+/// operators are NVTX ranges too, in the domains `LLM` and `LLM.op`, for an attached profiler.
+/// Progress goes to standard output as JSON lines, the log to standard error (RUST_LOG sets its
+/// level).
 ///
-/// Exit codes: 0 done; 2 the request cannot be honoured, and the last line of standard error says why; 1 anything else.
+/// Exit codes: 0 success; 2 invalid request, with the reason in the last line of standard error; 1
+/// any other error.
 #[derive(Debug, Parser)]
 #[command(
     version,
@@ -28,12 +31,14 @@ use llmprof::{
     after_help = "\
 Examples:
   model-runner run --model deepseek-ocr-tiny --image page.png --out out
-  model-runner run --model DeepSeek-OCR/config.json --weights DeepSeek-OCR --image page.png --device cuda:0 --dtype bf16 --out out
-  model-runner run --target deepseek-ocr:decoder.layers.3.self_attn --prompt-tokens 918 --device cuda:0 --out out
+  model-runner run --model DeepSeek-OCR/config.json --weights DeepSeek-OCR --image page.png \\
+    --device cuda:0 --dtype bf16 --out out
+  model-runner run --target deepseek-ocr:decoder.layers.3.self_attn --prompt-tokens 918 \\
+    --device cuda:0 --out out
   model-runner bench --model deepseek-ocr --prompt-tokens 918 --max-new-tokens 64 --device cuda:0
   nsys profile -t nvtx,osrt model-runner run --model deepseek-ocr-tiny --image page.png --out out
 
-`run` is what is done where no command is named."
+Without a command, `run` is executed."
 )]
 pub struct Args {
     #[command(subcommand)]
@@ -43,69 +48,78 @@ pub struct Args {
 #[derive(Debug, Subcommand)]
 pub enum Command {
     /// Warm up, measure, write events.
-    Run(Box<Run>),
-    /// Warm up, measure, print the stages' times as JSON.
-    Bench(Box<Work>),
-    /// Print what this build can do, as JSON.
+    Run(Box<RunOptions>),
+    /// Warm up, measure, print the times of the stages as JSON.
+    Bench(Box<WorkloadOptions>),
+    /// Print the features of this build as JSON.
     Features,
 }
 
 #[derive(Debug, clap::Args)]
-pub struct Run {
-    /// Request as JSON; instead of everything else but --out.
-    #[arg(long, value_name = "FILE", conflicts_with = "Work")]
+pub struct RunOptions {
+    /// Request as JSON; replaces every option except --out.
+    #[arg(long, value_name = "FILE", conflicts_with = "WorkloadOptions")]
     request: Option<PathBuf>,
     #[command(flatten)]
-    work: Work,
-    /// Run each stage back to back for so long after the last repeat, for somebody who reads the device's power; no timing.
+    workload: WorkloadOptions,
+    /// Run each stage back to back for this time after the last repeat, untimed, to sample the
+    /// device's power.
     #[arg(long, value_name = "MS", default_value_t = 0, conflicts_with = "request")]
     steady_ms: u32,
-    /// Measure the device's own ceilings too.
+    /// Measure the device's ceilings as well.
     #[arg(long)]
     ceilings: bool,
-    /// Where to write; made when missing.
+    /// Output folder, created if missing.
     #[arg(long, value_name = "DIR")]
     pub out: PathBuf,
 }
 
-/// What runs, and how often.
+/// The model or part to run, its input, and the number of repeats.
 #[derive(Debug, clap::Args)]
-pub struct Work {
-    #[arg(long, value_name = "NAME|FILE", help = format!("Preset ({}), a model's .toml, or a Hugging Face config.json", presets()))]
+pub struct WorkloadOptions {
+    #[arg(long, value_name = "NAME|FILE", help = model_help())]
     model: Option<String>,
-    /// Only this part of a model, built and run alone: deepseek-ocr:decoder.layers.3.self_attn, ...mlp, :vision.sam.blocks.2.
+    /// Run only this part of a model, built alone: deepseek-ocr:decoder.layers.3.self_attn, ...mlp,
+    /// :vision.sam.blocks.2.
     #[arg(long, value_name = "MODEL:PATH", conflicts_with = "model")]
     target: Option<String>,
-    /// Build the target's whole layer, take the part out, and make sure that it gives what it gives alone.
+    /// Build the target's whole layer, extract the part, and verify that its outputs equal those of
+    /// the part alone.
     #[arg(long, requires = "target")]
     extracted: bool,
-    /// On a GPU: read other data before a prefill and between decode steps of the part, as the rest of the model would.
+    /// On a GPU: flush the L2 cache before a prefill and between decode steps of the part, as the
+    /// rest of the model would.
     #[arg(long, requires = "target")]
     cold_cache: bool,
-    /// Folder with *.safetensors and perhaps tokenizer.json; synthetic weights without.
+    /// Folder with *.safetensors and optionally tokenizer.json; synthetic weights if omitted.
     #[arg(long, value_name = "DIR")]
     weights: Option<PathBuf>,
-    /// An image; may be repeated. `<image>` in the prompt says where each goes.
+    /// An image; may be repeated. `<image>` in the prompt marks the position of each.
     #[arg(long, value_name = "FILE")]
     image: Vec<PathBuf>,
     #[arg(long, default_value = "Free OCR.")]
     prompt: String,
-    /// A prompt of so many tokens, made up; for weights without a tokenizer, whose tokens are bytes.
-    #[arg(long, value_name = "N", conflicts_with = "prompt", value_parser = clap::value_parser!(u32).range(1..))]
+    /// Synthetic prompt of N tokens, for weights without a tokenizer, whose tokens are bytes.
+    #[arg(
+        long,
+        value_name = "N",
+        conflicts_with = "prompt",
+        value_parser = clap::value_parser!(u32).range(1..)
+    )]
     prompt_tokens: Option<u32>,
     /// Seed of synthetic weights.
     #[arg(long, default_value_t = 0)]
     seed: u64,
-    /// f32, f16 or bf16; the model's default for the device when absent.
+    /// f32, f16 or bf16; the model's default for the device if omitted.
     #[arg(long)]
     dtype: Option<Dtype>,
     /// cpu or cuda:INDEX.
     #[arg(long, default_value = "cpu")]
     device: String,
-    /// Repeats before those that count.
+    /// Warm-up repeats, not measured.
     #[arg(long, default_value_t = 1)]
     warmup: u32,
-    /// Repeats that count.
+    /// Measured repeats.
     #[arg(long, default_value_t = 3)]
     repeats: u32,
     /// Tokens to generate after the first.
@@ -116,28 +130,34 @@ pub struct Work {
     decode_graph: Option<bool>,
 }
 
-/// Why the command line gives no request.
+/// An invalid command line.
 #[derive(Debug, thiserror::Error)]
 pub enum ArgsError {
     #[error("cannot read {path}: {source}")]
     Read { path: PathBuf, source: io::Error },
-    #[error("{path} is no request: {reason}")]
+    #[error("invalid request {path}: {reason}")]
     Request { path: PathBuf, reason: String },
     #[error("nothing to run: give --model, --target or --request")]
     Nothing,
-    #[error("--target {0} is no MODEL:PATH, as in deepseek-ocr:decoder.layers.3.self_attn")]
+    #[error(
+        "invalid --target {0}; expected MODEL:PATH, as in deepseek-ocr:decoder.layers.3.self_attn"
+    )]
     Target(String),
-    #[error("{model} is neither a preset ({}) nor a .toml or .json file", presets())]
+    #[error("unknown model {model}; expected a preset ({}), or a .toml or .json file", presets())]
     UnknownModel { model: String },
     #[error("{model}: {source}")]
     Model { model: String, source: ModelError },
+}
+
+fn model_help() -> String {
+    format!("Preset ({}), a model's .toml, or a Hugging Face config.json", presets())
 }
 
 fn presets() -> String {
     PRESETS.iter().map(|(name, _)| *name).collect::<Vec<_>>().join(", ")
 }
 
-/// Reads the command line; `run` where it names no command.
+/// Parses the command line; the command `run` is the default.
 pub fn parse() -> Args {
     let mut given: Vec<_> = std::env::args_os().collect();
     let option = given.get(1).is_some_and(|first| first.as_encoded_bytes().starts_with(b"--"));
@@ -147,20 +167,23 @@ pub fn parse() -> Args {
     Args::parse_from(given)
 }
 
-impl Run {
+impl RunOptions {
     /// The request, from its file or from the options.
     pub fn request(&self) -> Result<RunnerRequest, ArgsError> {
         match &self.request {
-            Some(path) => {
-                serde_json::from_str(&read(path)?).map_err(|e| ArgsError::Request { path: path.clone(), reason: e.to_string() })
-            }
-            None => Ok(RunnerRequest { steady_ms: self.steady_ms, ceilings: self.ceilings, ..self.work.request()? }),
+            Some(path) => serde_json::from_str(&read(path)?)
+                .map_err(|e| ArgsError::Request { path: path.clone(), reason: e.to_string() }),
+            None => Ok(RunnerRequest {
+                steady_ms: self.steady_ms,
+                ceilings: self.ceilings,
+                ..self.workload.request()?
+            }),
         }
     }
 }
 
-impl Work {
-    /// The request that the options make.
+impl WorkloadOptions {
+    /// The request in the options.
     pub fn request(&self) -> Result<RunnerRequest, ArgsError> {
         let (model, target) = match (&self.model, &self.target) {
             (Some(model), _) => (model.as_str(), None),
@@ -171,12 +194,13 @@ impl Work {
             (None, None) => return Err(ArgsError::Nothing),
         };
         let model = read_model(model)?;
-        let dtype = self.dtype.unwrap_or(if self.device == "cpu" { model.cpu_dtype } else { model.dtype });
+        let dtype =
+            self.dtype.unwrap_or(if self.device == "cpu" { model.cpu_dtype } else { model.dtype });
         Ok(RunnerRequest {
             weights: self.weights.clone().or(model.weights.clone()),
             model,
             seed: self.seed,
-            prompt: self.prompt_tokens.map_or_else(|| self.prompt.clone(), made_up),
+            prompt: self.prompt_tokens.map_or_else(|| self.prompt.clone(), synthetic_prompt),
             images: self.image.clone(),
             dtype,
             device: self.device.clone(),
@@ -195,8 +219,9 @@ impl Work {
     }
 }
 
-/// A prompt whose bytes make `tokens` tokens with the one before them, all letters in turn and none twice in a row.
-fn made_up(tokens: u32) -> String {
+/// A prompt of `tokens - 1` letters, which are `tokens` tokens with BOS; no letter is repeated in a
+/// row.
+fn synthetic_prompt(tokens: u32) -> String {
     (1..tokens).map(|i| char::from(b'a' + (i * 7 % 26) as u8)).collect()
 }
 
@@ -207,7 +232,8 @@ fn read(path: &Path) -> Result<String, ArgsError> {
 fn read_model(model: &str) -> Result<ModelSpec, ArgsError> {
     let preset = PRESETS.iter().find(|(name, _)| *name == model);
     let path = Path::new(model);
-    let stem = path.file_stem().map_or_else(String::new, |stem| stem.to_string_lossy().into_owned());
+    let stem =
+        path.file_stem().map_or_else(String::new, |stem| stem.to_string_lossy().into_owned());
     let parsed = match (preset, path.extension().and_then(|e| e.to_str())) {
         (Some((name, text)), _) => parse_toml(name, text),
         (None, Some("toml")) => parse_toml(&stem, &read(path)?),
@@ -218,6 +244,7 @@ fn read_model(model: &str) -> Result<ModelSpec, ArgsError> {
 }
 
 fn parse_toml(name: &str, text: &str) -> Result<ModelSpec, ModelError> {
-    let spec: ModelSpec = toml::from_str(text).map_err(|e| ModelError::Parse(e.message().to_owned()))?;
+    let spec: ModelSpec =
+        toml::from_str(text).map_err(|e| ModelError::Parse(e.message().to_owned()))?;
     Ok(ModelSpec { name: name.to_owned(), ..spec })
 }

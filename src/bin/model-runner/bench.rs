@@ -1,22 +1,21 @@
 //! `model-runner bench`: the times of each stage over repeats, as JSON on standard output.
 //!
-//! Wall-clock times are the host's, device times are between CUDA events of the same ranges. Nothing is written but the result.
+//! Wall-clock times are the host's, device times are between CUDA events of the same ranges. Writes
+//! nothing but the result.
 
-use std::collections::BTreeMap;
-
-use llmprof::{runner::RunnerRequest, trace::event::Event};
+use llmprof::{domain::runner::RunnerRequest, trace::event::Event};
 use serde::Serialize;
 
 use crate::{
-    prepare::{Ready, RunError, prepare},
+    prepare::{PreparedSession, RunError, prepare},
     run::peak_device_bytes,
 };
 
-/// What a bench prints.
+/// The result of a benchmark.
 #[derive(Debug, Serialize)]
-struct Bench {
+struct BenchReport {
     model: String,
-    /// Module path of the only part that ran.
+    /// Module path of the part, if only one ran.
     target: Option<String>,
     dtype: String,
     device: String,
@@ -32,40 +31,41 @@ struct Bench {
     first_token_s: f64,
     peak_device_bytes: Option<u64>,
     stages: Vec<StageTimes>,
-    decode: Option<Decode>,
+    decode: Option<DecodeRates>,
 }
 
 /// Times of one stage; `decode_step` is one token.
 #[derive(Debug, Serialize)]
 struct StageTimes {
     stage: String,
-    wall_ms: Spread,
-    /// Absent on the CPU.
-    device_ms: Option<Spread>,
+    wall_ms: TimeQuantiles,
+    /// `null` on the CPU.
+    device_ms: Option<TimeQuantiles>,
 }
 
-/// How decoding went, by the median step.
+/// Rates of decoding, by the median step.
 #[derive(Debug, Serialize)]
-struct Decode {
+struct DecodeRates {
     tokens_per_s: f64,
-    /// Bytes of weights, cache and activations that a step touches, each operand once; the mean over steps.
+    /// Bytes of weights, cache and activations accessed by a step, each operand once; the mean over
+    /// steps.
     bytes_per_token: u64,
     bytes_per_s: f64,
     flops_per_token: u64,
     flops_per_s: f64,
 }
 
-/// The middle of some times, and where a tenth of them is below and above.
+/// Median, 10th and 90th percentile of times.
 #[derive(Debug, PartialEq, Serialize)]
-struct Spread {
+struct TimeQuantiles {
     median: f64,
     p10: f64,
     p90: f64,
     n: usize,
 }
 
-impl Spread {
-    /// Of times that are not all missing, by nearest rank.
+impl TimeQuantiles {
+    /// Quantiles by nearest rank; `None` without times.
     fn of(mut times: Vec<f64>) -> Option<Self> {
         times.sort_by(f64::total_cmp);
         let last = times.len().checked_sub(1)?;
@@ -74,58 +74,26 @@ impl Spread {
     }
 }
 
-/// Runs `request` and prints its times. `started_ns` is when the process began.
+/// Runs `request` and prints its times. `started_ns` is the start of the process.
 pub fn bench(request: &RunnerRequest, started_ns: i64) -> Result<(), RunError> {
-    let Ready { mut session, dtype, about, .. } = prepare(request, started_ns)?;
+    let PreparedSession { mut session, dtype, about, .. } = prepare(request, started_ns)?;
     let recorder = session.recorder.clone();
     let mut first_token_ns = None;
     for repeat in 0..request.warmup {
-        recorder.begin_repeat(true, repeat);
+        recorder.start_repeat(true, repeat);
         session.run()?;
         first_token_ns = first_token_ns.or_else(|| first_token(&recorder.drain()));
     }
     let mut events = Vec::new();
     for repeat in 0..request.repeats {
-        recorder.begin_repeat(false, repeat);
+        recorder.start_repeat(false, repeat);
         session.run()?;
         events.extend(recorder.drain());
     }
     first_token_ns = first_token_ns.or_else(|| first_token(&events));
 
-    let (mut wall, mut device): (BTreeMap<String, Vec<f64>>, BTreeMap<String, Vec<f64>>) = Default::default();
-    let (mut flops, mut bytes, mut order) = (0, 0, Vec::new());
-    for event in &events {
-        match event {
-            Event::Range(range) => {
-                if !order.contains(&range.name) {
-                    order.push(range.name.clone());
-                }
-                wall.entry(range.name.clone()).or_default().push((range.end_ns - range.start_ns) as f64 / 1e6);
-                device.entry(range.name.clone()).or_default().extend(range.device_ns.map(|ns| ns as f64 / 1e6));
-            }
-            Event::Op(call) if call.stage == "decode_all" => (flops, bytes) = (flops + call.flops, bytes + call.bytes),
-            _ => {}
-        }
-    }
-    let stages: Vec<StageTimes> = order
-        .into_iter()
-        .filter_map(|stage| {
-            let device_ms = device.remove(&stage).and_then(Spread::of);
-            Some(StageTimes { wall_ms: Spread::of(wall.remove(&stage)?)?, device_ms, stage })
-        })
-        .collect();
-    let step = stages.iter().find(|times| times.stage == "decode_step");
-    let decode = step.map(|step| {
-        let (steps, per_s) = (step.wall_ms.n as u64, 1e3 / step.wall_ms.median);
-        Decode {
-            tokens_per_s: per_s,
-            bytes_per_token: bytes / steps,
-            bytes_per_s: (bytes / steps) as f64 * per_s,
-            flops_per_token: flops / steps,
-            flops_per_s: (flops / steps) as f64 * per_s,
-        }
-    });
-    let bench = Bench {
+    let stages = stage_times(&events);
+    let report = BenchReport {
         model: about.model,
         target: about.target,
         dtype: dtype.as_str().to_owned(),
@@ -140,14 +108,58 @@ pub fn bench(request: &RunnerRequest, started_ns: i64) -> Result<(), RunError> {
         load_s: about.load_ns as f64 / 1e9,
         first_token_s: first_token_ns.map_or(f64::NAN, |at| (at - started_ns) as f64 / 1e9),
         peak_device_bytes: peak_device_bytes(&session.device),
+        decode: decode_rates(&events, &stages),
         stages,
-        decode,
     };
-    println!("{}", serde_json::to_string_pretty(&bench).expect("numbers and names make JSON"));
+    println!("{}", serde_json::to_string_pretty(&report).expect("numbers and names make JSON"));
     Ok(())
 }
 
-/// When the first prefill ended.
+/// Times of each stage, in the order of their first range.
+fn stage_times(events: &[Event]) -> Vec<StageTimes> {
+    let mut times: Vec<(&str, Vec<f64>, Vec<f64>)> = Vec::new();
+    for event in events {
+        let Event::Range(range) = event else { continue };
+        let at = times.iter().position(|(name, ..)| *name == range.name).unwrap_or_else(|| {
+            times.push((&range.name, Vec::new(), Vec::new()));
+            times.len() - 1
+        });
+        let (_, wall, device) = &mut times[at];
+        wall.push((range.end_ns - range.start_ns) as f64 / 1e6);
+        device.extend(range.device_ns.map(|ns| ns as f64 / 1e6));
+    }
+    let stage = |(name, wall, device): (&str, Vec<f64>, Vec<f64>)| {
+        Some(StageTimes {
+            stage: name.to_owned(),
+            wall_ms: TimeQuantiles::of(wall)?,
+            device_ms: TimeQuantiles::of(device),
+        })
+    };
+    times.into_iter().filter_map(stage).collect()
+}
+
+/// Rates of decoding; `None` without decode steps.
+fn decode_rates(events: &[Event], stages: &[StageTimes]) -> Option<DecodeRates> {
+    let step = stages.iter().find(|times| times.stage == "decode_step")?;
+    let (mut flops, mut bytes) = (0, 0);
+    for event in events {
+        if let Event::Op(call) = event
+            && call.stage == "decode_all"
+        {
+            (flops, bytes) = (flops + call.flops, bytes + call.bytes);
+        }
+    }
+    let (steps, per_s) = (step.wall_ms.n as u64, 1e3 / step.wall_ms.median);
+    Some(DecodeRates {
+        tokens_per_s: per_s,
+        bytes_per_token: bytes / steps,
+        bytes_per_s: (bytes / steps) as f64 * per_s,
+        flops_per_token: flops / steps,
+        flops_per_s: (flops / steps) as f64 * per_s,
+    })
+}
+
+/// The end of the first prefill.
 fn first_token(events: &[Event]) -> Option<i64> {
     events.iter().find_map(|event| match event {
         Event::Range(range) if range.name == "prefill" => Some(range.end_ns),
@@ -160,9 +172,12 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_spread_is_by_nearest_rank() {
+    fn quantiles_are_by_nearest_rank() {
         let times = (1..=11).rev().map(f64::from).collect();
-        assert_eq!(Spread::of(times), Some(Spread { median: 6.0, p10: 2.0, p90: 10.0, n: 11 }));
-        assert_eq!(Spread::of(vec![]), None);
+        assert_eq!(
+            TimeQuantiles::of(times),
+            Some(TimeQuantiles { median: 6.0, p10: 2.0, p90: 10.0, n: 11 })
+        );
+        assert_eq!(TimeQuantiles::of(vec![]), None);
     }
 }

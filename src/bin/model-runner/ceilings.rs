@@ -1,6 +1,7 @@
-//! What this device can do at best: a large matrix product, and a large copy.
+//! The ceilings of this device: a large matrix product, and a large copy.
 //!
-//! The yardsticks of utilisation, measured by this process on this device. Best of several tries, within a fixed time.
+//! The references of utilisation, measured by this process on this device: the best of several
+//! tries within a fixed time.
 
 use std::time::{Duration, Instant};
 
@@ -8,7 +9,7 @@ use candle_core::{DType, Device, Result, Tensor};
 use llmprof::trace::event::Ceiling;
 use rayon::prelude::*;
 
-/// Time for each ceiling; at least `MIN_TRIES` are made.
+/// Time for each ceiling, of at least `MIN_TRIES` tries.
 const BUDGET: Duration = Duration::from_millis(100);
 const MIN_TRIES: u32 = 3;
 
@@ -34,7 +35,7 @@ fn matmul(dtype: DType, device: &Device) -> Result<Ceiling> {
 
 fn copy(dtype: DType, device: &Device) -> Result<Ceiling> {
     let (bytes, (seconds, tries)) = if device.is_cpu() {
-        // Past any cache, and with every core: one core alone does not fill the memory bus.
+        // Larger than any cache, and on every core: one core does not saturate the memory bus.
         let source = vec![1u8; 128 << 20];
         let mut target = vec![2u8; source.len()];
         let chunk = source.len().div_ceil(rayon::current_num_threads());
@@ -46,11 +47,12 @@ fn copy(dtype: DType, device: &Device) -> Result<Ceiling> {
         })?;
         (source.len(), timed)
     } else {
-        // The driver's own copy: a kernel of candle's would measure candle. Many per try, so that the memory of one serves the
-        // next and its allocation does not count.
+        // The driver's copy: a kernel of candle would measure candle. Several per try, so that one
+        // reuses the memory of another and allocation does not count.
         const COPIES: usize = 16;
         let source = Tensor::ones(1 << 28, DType::F32, device)?;
-        let (seconds, tries) = best(device, || (0..COPIES).try_for_each(|_| source.copy().map(drop)))?;
+        let (seconds, tries) =
+            best(device, || (0..COPIES).try_for_each(|_| source.copy().map(drop)))?;
         (source.elem_count() * DType::F32.size_in_bytes(), (seconds / COPIES as f64, tries))
     };
     Ok(Ceiling {
@@ -62,12 +64,12 @@ fn copy(dtype: DType, device: &Device) -> Result<Ceiling> {
     })
 }
 
-/// The shortest of as many tries as fit the budget, in seconds, after one that warms up.
+/// The shortest time of the tries within the budget, in seconds, after one warm-up.
 fn best(device: &Device, mut work: impl FnMut() -> Result<()>) -> Result<(f64, u32)> {
     work()?;
     device.synchronize()?;
-    let (begin, mut shortest, mut tries) = (Instant::now(), f64::INFINITY, 0);
-    while tries < MIN_TRIES || begin.elapsed() < BUDGET {
+    let (started, mut shortest, mut tries) = (Instant::now(), f64::INFINITY, 0);
+    while tries < MIN_TRIES || started.elapsed() < BUDGET {
         let start = Instant::now();
         work()?;
         device.synchronize()?;

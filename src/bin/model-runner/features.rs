@@ -1,12 +1,13 @@
-//! What this build can do, said without touching a device.
+//! The features of this build, printed without opening a device.
 
 use std::process::ExitCode;
 
-use llmprof::runner::Features;
+use llmprof::domain::runner::Features;
 
 /// Prints one line of JSON.
 pub fn print() -> ExitCode {
-    let features = Features { cuda: cfg!(feature = "cuda"), version: env!("CARGO_PKG_VERSION").to_owned() };
+    let features =
+        Features { cuda: cfg!(feature = "cuda"), version: env!("CARGO_PKG_VERSION").to_owned() };
     match serde_json::to_string(&features) {
         Ok(line) => {
             println!("{line}");

@@ -1,6 +1,8 @@
-//! One repeat: prefill, then a fixed number of decode steps, each under its range; and a step captured as a CUDA graph.
+//! One repeat: prefill, then a fixed number of decode steps, each in its range; and a step captured
+//! as a CUDA graph.
 //!
-//! Inside a timed stage nothing is written, hashed or formatted. Knows no model: a [`Program`] is what runs.
+//! Inside a timed stage nothing is written, hashed or formatted. Independent of the model, which is
+//! a [`Program`].
 
 use std::time::Duration;
 
@@ -13,51 +15,52 @@ use crate::{
     record::{Recorder, now_ns},
 };
 
-/// What can be prefilled and stepped: a whole model with its text, or a part of one with its inputs.
+/// A computation with a prefill and steps: a whole model with its text, or a part of one with its
+/// inputs.
 pub trait Program {
-    /// Back to the beginning, with the memory kept.
+    /// Resets to the start; memory is kept.
     fn clear(&mut self) -> Result<()>;
 
-    /// Everything that is known at the beginning, at once.
+    /// Processes the whole prompt at once.
     fn prefill(&mut self) -> Result<()>;
 
-    /// One token more. Captured as a graph it must ask the host nothing.
+    /// Computes one more token. To be captured as a graph, it must not depend on the host.
     fn step(&mut self) -> Result<()>;
 
-    /// Whether it has steps at all.
-    fn steps(&self) -> bool;
+    /// Returns whether the program has decode steps.
+    fn has_steps(&self) -> bool;
 
-    /// Back to where the prefill of `tokens` tokens ended.
+    /// Resets to the end of the prefill of `tokens` tokens.
     fn rewind(&mut self, tokens: usize) -> Result<()> {
         let cursor = self.cursor();
         cursor.clear()?;
         cursor.advance(tokens)
     }
 
-    /// Where the next token stands.
+    /// The position of the next token.
     fn cursor(&mut self) -> &mut Cursor;
 
-    /// Notes that a replayed graph made one step.
-    #[cfg_attr(not(feature = "cuda"), expect(dead_code, reason = "only a replayed graph asks"))]
-    fn follow(&mut self) {}
+    /// Records one step made by a replayed graph.
+    #[cfg_attr(not(feature = "cuda"), expect(dead_code, reason = "called by replayed graphs"))]
+    fn note_replay(&mut self) {}
 
-    /// Makes synthetic weights behave as trained ones would, where they must.
+    /// Adjusts synthetic weights that would not behave like trained ones.
     fn balance(&mut self) -> Result<()> {
         Ok(())
     }
 
-    /// What was computed in a prefill and `steps` steps; tells what only the GPU knew meanwhile.
-    fn computed(&mut self, steps: usize) -> Result<Computed>;
+    /// The outputs of a prefill and `steps` steps; records the experts that only the GPU knows.
+    fn computed(&mut self, steps: usize) -> Result<ComputedOutputs>;
 }
 
-/// What one repeat computed: the tokens, and the values that tell whether two runs computed the same.
-pub struct Computed {
+/// The outputs of one repeat: the tokens, and the values by which runs are compared.
+pub struct ComputedOutputs {
     pub tokens: Vec<u32>,
-    /// Logits that each token was chosen from; of a part of a model, its outputs.
+    /// Logits of each chosen token; for a part of a model, its outputs.
     pub values: Vec<Tensor>,
 }
 
-impl Computed {
+impl ComputedOutputs {
     /// SHA-256 over the values, as little-endian f32.
     pub fn sha256(&self) -> Result<String> {
         let mut hash = Sha256::new();
@@ -78,26 +81,26 @@ pub struct Session {
     pub device: Device,
     /// A decode step as a graph, once captured.
     pub graph: Option<StepGraph>,
-    /// What the rest of a model would read between two steps of a part.
+    /// Flushes the L2 cache between two steps of a part.
     #[cfg(feature = "cuda")]
-    pub others: Option<crate::gpu::Others>,
+    pub l2_flush: Option<crate::gpu::L2Flush>,
 }
 
 impl Session {
-    /// Runs once, from the beginning.
+    /// Runs one repeat from the start.
     ///
-    /// An end-of-text token does not end it: every repeat, and every pass under a profiler, does the same work, or their times could
-    /// not be compared. A stage ends when the device is done with it.
-    pub fn run(&mut self) -> Result<Computed> {
+    /// An end-of-text token does not stop it: every repeat, and every pass under a profiler, does
+    /// the same work, so that times are comparable. A stage ends when the device has finished it.
+    pub fn run(&mut self) -> Result<ComputedOutputs> {
         self.program.clear()?;
-        self.leave()?;
+        self.flush_l2()?;
         self.device.synchronize()?;
         {
             let _prefill = self.recorder.range("prefill");
             self.program.prefill()?;
             self.device.synchronize()?;
         }
-        let steps = if self.program.steps() { self.max_new_tokens } else { 0 };
+        let steps = if self.program.has_steps() { self.max_new_tokens } else { 0 };
         if steps > 0 {
             let _decode_all = self.recorder.range("decode_all");
             self.decode(steps)?;
@@ -105,13 +108,18 @@ impl Session {
         self.program.computed(steps as usize)
     }
 
-    /// Takes `steps` steps, the host one ahead of the GPU: a token stays where the next step reads it, so a step is launched while the one before
-    /// runs, as engines do that schedule asynchronously. The range of a step is open from its launch until the one before is done.
+    /// Runs `steps` steps, the host one ahead of the GPU: tokens stay on the device, so a step is
+    /// launched while the one before runs, as in engines with asynchronous scheduling. The range of
+    /// a step is open from its launch until the one before has finished.
     fn decode(&mut self, steps: u32) -> Result<()> {
         #[cfg(feature = "cuda")]
-        let mut pace = if let Device::Cuda(device) = &self.device { Some(crate::gpu::Pace::new(device)) } else { None };
+        let mut pace = if let Device::Cuda(device) = &self.device {
+            Some(crate::gpu::StepPacer::new(device))
+        } else {
+            None
+        };
         for step in 0..steps {
-            self.leave()?;
+            self.flush_l2()?;
             let _step = self.recorder.decode_step(step);
             self.step()?;
             #[cfg(feature = "cuda")]
@@ -122,30 +130,31 @@ impl Session {
         self.device.synchronize()
     }
 
-    /// Does to the GPU's cache what the rest of a model would, where a part is to find it so.
-    fn leave(&self) -> Result<()> {
+    /// Flushes the L2 cache if requested, as the rest of a model would.
+    fn flush_l2(&self) -> Result<()> {
         #[cfg(feature = "cuda")]
-        if let Some(others) = &self.others {
-            others.read()?;
+        if let Some(l2_flush) = &self.l2_flush {
+            l2_flush.flush()?;
         }
         Ok(())
     }
 
-    /// Runs each stage back to back for `time` at least, unrecorded: what it computes is what the last repeat computed.
+    /// Runs each stage back to back for at least `time`, unrecorded; outputs are those of the last
+    /// repeat.
     pub fn steady(&mut self, time: Duration) -> Result<Vec<Steady>> {
         let recorder = self.recorder.clone();
-        recorder.quietly(|| {
-            let prefill = self.over(time, "prefill", |session| {
+        recorder.without_recording(|| {
+            let prefill = self.repeat_for(time, "prefill", |session| {
                 session.program.clear()?;
                 session.program.prefill()?;
                 session.device.synchronize()
             })?;
-            let steps = if self.program.steps() { self.max_new_tokens } else { 0 };
+            let steps = if self.program.has_steps() { self.max_new_tokens } else { 0 };
             if steps == 0 {
                 return Ok(vec![prefill]);
             }
             let prompt = self.program.cursor().position();
-            let decode = self.over(time, "decode_all", |session| {
+            let decode = self.repeat_for(time, "decode_all", |session| {
                 session.program.rewind(prompt)?;
                 session.decode(steps)
             })?;
@@ -153,10 +162,16 @@ impl Session {
         })
     }
 
-    /// Does `once` until `time` is over.
-    fn over(&mut self, time: Duration, stage: &str, mut once: impl FnMut(&mut Self) -> Result<()>) -> Result<Steady> {
+    /// Repeats `once` for at least `time`.
+    fn repeat_for(
+        &mut self,
+        time: Duration,
+        stage: &str,
+        mut once: impl FnMut(&mut Self) -> Result<()>,
+    ) -> Result<Steady> {
         let start_ns = now_ns();
-        let mut steady = Steady { stage: stage.to_owned(), start_ns, end_ns: start_ns, instances: 0 };
+        let mut steady =
+            Steady { stage: stage.to_owned(), start_ns, end_ns: start_ns, instances: 0 };
         while i128::from(steady.end_ns - start_ns) < time.as_nanos() as i128 {
             once(self)?;
             (steady.end_ns, steady.instances) = (now_ns(), steady.instances + 1);
@@ -164,7 +179,7 @@ impl Session {
         Ok(steady)
     }
 
-    /// One more token, by the graph where there is one.
+    /// Computes one more token, by the graph if there is one.
     fn step(&mut self) -> Result<()> {
         match &self.graph {
             #[cfg(feature = "cuda")]
@@ -176,32 +191,33 @@ impl Session {
     }
 }
 
-/// There are no graphs without a GPU.
+/// Graphs do not exist without a GPU.
 #[cfg(not(feature = "cuda"))]
 pub enum StepGraph {}
 
-/// A decode step, captured.
+/// A captured decode step.
 #[cfg(feature = "cuda")]
 pub struct StepGraph {
-    graph: crate::gpu::Graph,
-    captured: crate::record::Captured,
-    /// Where the captured token stood.
+    graph: crate::gpu::CapturedGraph,
+    captured: crate::record::CapturedCalls,
+    /// Position of the captured token.
     position: usize,
 }
 
 #[cfg(feature = "cuda")]
 impl Session {
-    /// Captures a decode step, under the range `capture`. The operators' ranges are open as their kernels are captured, so a trace of
-    /// the graph's nodes can be told apart by operator.
+    /// Captures a decode step in the range `capture`. The operators' ranges are open while their
+    /// kernels are captured, so that nodes of the graph are attributed to operators.
     pub fn capture(&mut self) -> Result<()> {
         let Device::Cuda(device) = &self.device else { return Ok(()) };
         let Self { program, recorder, .. } = self;
         program.clear()?;
-        // Once for real: what kernels load at first use cannot be captured.
-        recorder.quietly(|| program.step())?;
+        // One eager step first: lazy loading of kernels cannot be captured.
+        recorder.without_recording(|| program.step())?;
         let position = program.cursor().position();
         let _capture = recorder.range("capture");
-        let (captured, calls) = recorder.captured(|| crate::gpu::Graph::capture(device, || program.step()));
+        let (captured, calls) =
+            recorder.captured(|| crate::gpu::CapturedGraph::capture(device, || program.step()));
         let (graph, ()) = captured?;
         self.graph = Some(StepGraph { graph, captured: calls, position });
         Ok(())
@@ -213,8 +229,8 @@ impl StepGraph {
     fn replay(&self, program: &mut dyn Program, recorder: &Recorder) -> Result<()> {
         recorder.replayed(&self.captured, (program.cursor().position() - self.position) as u64);
         self.graph.replay()?;
-        program.cursor().follow(1);
-        program.follow();
+        program.cursor().advance_host(1);
+        program.note_replay();
         Ok(())
     }
 }

@@ -1,18 +1,22 @@
-//! What a request may ask of the model and of this machine.
+//! Limits of a request: the model's context and this machine's memory.
 //!
-//! Checked before anything is built: a run that cannot fit is refused in a line, not ended by the kernel. Never allocates.
+//! Checked before anything is built, so that a run that cannot fit is refused with a message
+//! instead of being killed by the kernel. Never allocates.
 
 use candle_core::Device;
-use llmprof::runner::RunnerRequest;
+use llmprof::domain::runner::RunnerRequest;
 
-/// Says why the request cannot fit, if it cannot.
+/// Refuses a request that cannot fit.
 pub fn check(request: &RunnerRequest, prompt_tokens: usize, device: &Device) -> Result<(), String> {
     if request.repeats == 0 {
-        return Err("repeats is 0: there is nothing to measure".to_owned());
+        return Err("repeats is 0; request 1 or more".to_owned());
     }
     let (new, context) = (request.max_new_tokens as usize, request.model.decoder.max_positions);
     if prompt_tokens + new > context {
-        return Err(format!("{prompt_tokens} tokens of prompt and {new} to generate do not fit the context of {context}"));
+        return Err(format!(
+            "{prompt_tokens} prompt tokens and {new} new tokens exceed the context of {context}; \
+             request fewer"
+        ));
     }
     if request.target.is_some() {
         return Ok(());
@@ -20,28 +24,36 @@ pub fn check(request: &RunnerRequest, prompt_tokens: usize, device: &Device) -> 
     let needed = memory(request, prompt_tokens + new);
     match device {
         #[cfg(feature = "cuda")]
-        Device::Cuda(cuda) => crate::gpu::free_bytes(cuda).map_or(Ok(()), |free| check_memory(needed, free, "of GPU memory")),
-        _ => available_memory().map_or(Ok(()), |available| check_memory(needed, available, "of memory")),
+        Device::Cuda(cuda) => crate::gpu::free_bytes(cuda)
+            .map_or(Ok(()), |free| check_memory(needed, free, "GPU memory")),
+        _ => {
+            available_memory().map_or(Ok(()), |available| check_memory(needed, available, "memory"))
+        }
     }
 }
 
-/// Bytes of the weights, the cache and the logits kept for hashing: what a run holds at least.
+/// Bytes of the weights, the cache and the logits kept for hashing: the minimum of a run.
 fn memory(request: &RunnerRequest, positions: usize) -> u128 {
     let decoder = &request.model.decoder;
     let cache = 2 * decoder.layers * decoder.kv_heads * decoder.head_dim * positions;
     let logits = (request.max_new_tokens as usize + 1) * decoder.vocab;
-    (request.model.parameters() + cache as u128 + logits as u128) * u128::from(request.dtype.bytes())
+    (request.model.parameters() + cache as u128 + logits as u128)
+        * u128::from(request.dtype.bytes())
 }
 
-fn check_memory(needed: u128, available: u64, what: &str) -> Result<(), String> {
+fn check_memory(needed: u128, available: u64, kind: &str) -> Result<(), String> {
     if needed <= u128::from(available) {
         return Ok(());
     }
     let gib = |bytes: u128| bytes as f64 / f64::from(1 << 30);
-    Err(format!("the model needs at least {:.1} GiB {what}, and {:.1} are free", gib(needed), gib(available.into())))
+    Err(format!(
+        "the model needs at least {:.1} GiB of {kind}, but {:.1} GiB are free",
+        gib(needed),
+        gib(available.into())
+    ))
 }
 
-/// Memory that could be had without swapping, as the kernel estimates it.
+/// Memory available without swapping, as estimated by the kernel.
 fn available_memory() -> Option<u64> {
     let text = std::fs::read_to_string("/proc/meminfo").ok()?;
     let line = text.lines().find_map(|line| line.strip_prefix("MemAvailable:"))?;
@@ -54,8 +66,11 @@ mod tests {
 
     #[test]
     fn a_model_larger_than_memory_is_refused_with_both_figures() {
-        assert_eq!(check_memory(8 << 30, 8 << 30, "of memory"), Ok(()));
-        let refused = check_memory(13 << 30, 8 << 30, "of GPU memory").expect_err("refused");
-        assert_eq!(refused, "the model needs at least 13.0 GiB of GPU memory, and 8.0 are free");
+        assert_eq!(check_memory(8 << 30, 8 << 30, "memory"), Ok(()));
+        let refused = check_memory(13 << 30, 8 << 30, "GPU memory").expect_err("refused");
+        assert_eq!(
+            refused,
+            "the model needs at least 13.0 GiB of GPU memory, but 8.0 GiB are free"
+        );
     }
 }

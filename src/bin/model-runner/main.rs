@@ -1,7 +1,8 @@
-//! `model-runner`: runs one model on one input, repeatedly, and says what happened when.
+//! `model-runner`: runs one model on one input, repeatedly, and records timed events.
 //!
-//! Started by `llmprof` as a child process, or by hand. The only binary that links candle; it knows no profiler but NVTX.
-//! Whatever happens ends in an exit code and one last line on standard error.
+//! Started by `llmprof` as a child process, or by hand. The only binary that links candle; its only
+//! profiler interface is NVTX. Every failure ends in an exit code and one last line on standard
+//! error.
 
 mod args;
 mod bench;
@@ -12,15 +13,15 @@ mod generate;
 mod gpu;
 mod limits;
 mod models;
+mod module_bench;
+mod module_scope;
 mod nvtx;
 mod ops;
-mod part;
 mod prepare;
 mod preprocess;
 mod prompt;
 mod record;
 mod run;
-mod site;
 mod text;
 mod weights;
 
@@ -30,25 +31,37 @@ use std::{
     process::ExitCode,
 };
 
-use llmprof::runner::EXIT_BAD_INPUT;
+use llmprof::domain::runner::EXIT_BAD_INPUT;
+
 use prepare::RunError;
 
 fn main() -> ExitCode {
     let started_ns = record::now_ns();
     let args = args::parse();
-    let filter = tracing_subscriber::EnvFilter::try_from_default_env().unwrap_or_else(|_| "info".into());
-    tracing_subscriber::fmt().with_env_filter(filter).with_writer(io::stderr).with_ansi(false).init();
-    // One line, whatever broke: the parent shows the last one.
-    panic::set_hook(Box::new(|info| eprintln!("model-runner: internal error: {}", one_line(&info.to_string()))));
+    let filter =
+        tracing_subscriber::EnvFilter::try_from_default_env().unwrap_or_else(|_| "info".into());
+    tracing_subscriber::fmt()
+        .with_env_filter(filter)
+        .with_writer(io::stderr)
+        .with_ansi(false)
+        .init();
+    // A panic is one line as well: the parent shows the last one.
+    panic::set_hook(Box::new(|info| {
+        eprintln!("model-runner: internal error: {}", one_line(&info.to_string()))
+    }));
 
     if matches!(args.command, args::Command::Features) {
         return features::print();
     }
     let outcome = panic::catch_unwind(AssertUnwindSafe(|| {
-        let bad = |error: args::ArgsError| RunError::BadInput(error.to_string());
+        let bad_input = |error: args::ArgsError| RunError::BadInput(error.to_string());
         match &args.command {
-            args::Command::Run(command) => run::run(&command.request().map_err(bad)?, &command.out, started_ns),
-            args::Command::Bench(command) => bench::bench(&command.request().map_err(bad)?, started_ns),
+            args::Command::Run(command) => {
+                run::run(&command.request().map_err(bad_input)?, &command.out, started_ns)
+            }
+            args::Command::Bench(command) => {
+                bench::bench(&command.request().map_err(bad_input)?, started_ns)
+            }
             args::Command::Features => Ok(()),
         }
     }));
@@ -65,7 +78,7 @@ fn main() -> ExitCode {
     }
 }
 
-/// The message without line breaks, and without the backtrace that candle appends when one is asked for.
+/// The message without line breaks, and without the backtrace that candle may append.
 fn one_line(message: &str) -> String {
     let message = message.split("\n   0: ").next().unwrap_or_default();
     message.split_whitespace().collect::<Vec<_>>().join(" ")

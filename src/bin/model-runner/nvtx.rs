@@ -1,7 +1,8 @@
 //! NVTX ranges, by the ABI that profilers inject into a process.
 //!
-//! NVTX 3 is no library: a profiler names its own in `NVTX_INJECTION64_PATH`, and fills the function slots that we hand it.
-//! Without a profiler nothing is loaded, and a push costs one branch. Never fails: a broken injection means no ranges.
+//! NVTX 3 has no library: a profiler names its own in `NVTX_INJECTION64_PATH`, and fills the
+//! function slots that it is passed. Without a profiler nothing is loaded, and a push costs one
+//! branch. Never fails: a broken injection means no ranges.
 
 use std::{
     ffi::{CString, c_char, c_int, c_void},
@@ -12,9 +13,9 @@ use std::{
     },
 };
 
-/// Slots of one module's function table; the largest module has fewer.
+/// Slots of one module's function table; every module has fewer functions.
 const SLOTS: usize = 32;
-/// Modules that a profiler may ask for: 1 to 6.
+/// Modules that a profiler may request: 1 to 6.
 const MODULES: usize = 7;
 /// The module with domains and registered strings, and its slots.
 const CORE2: usize = 5;
@@ -26,15 +27,17 @@ const DOMAIN_CREATE: usize = 12;
 type Slot = AtomicPtr<c_void>;
 type Handle = *mut c_void;
 
-/// What the profiler writes its functions into: it keeps pointers to these, so they live as long as the process.
-static FUNCTIONS: [[Slot; SLOTS]; MODULES] = [const { [const { Slot::new(ptr::null_mut()) }; SLOTS] }; MODULES];
+/// Slots for the profiler's functions: it keeps pointers to them, so they live as long as the
+/// process.
+static FUNCTIONS: [[Slot; SLOTS]; MODULES] =
+    [const { [const { Slot::new(ptr::null_mut()) }; SLOTS] }; MODULES];
 
-/// Pointers to the slots of each module, which is the shape that the ABI hands over.
-struct Tables([[*const Slot; SLOTS]; MODULES]);
-// SAFETY: the pointers lead to `FUNCTIONS`, which is static and atomic.
-unsafe impl Send for Tables {}
-unsafe impl Sync for Tables {}
-static TABLES: OnceLock<Tables> = OnceLock::new();
+/// Pointers to the slots of each module, as required by the ABI.
+struct SlotTables([[*const Slot; SLOTS]; MODULES]);
+// SAFETY: the pointers are to `FUNCTIONS`, which is static and atomic.
+unsafe impl Send for SlotTables {}
+unsafe impl Sync for SlotTables {}
+static TABLES: OnceLock<SlotTables> = OnceLock::new();
 
 #[repr(C)]
 struct Callbacks {
@@ -51,14 +54,19 @@ struct VersionInfo {
 }
 
 static CALLBACKS: Callbacks = Callbacks { size: size_of::<Callbacks>(), get_table };
-static VERSION: VersionInfo = VersionInfo { size: size_of::<VersionInfo>(), version: 3, reserved: 0, set_injection_version };
+static VERSION: VersionInfo =
+    VersionInfo { size: size_of::<VersionInfo>(), version: 3, reserved: 0, set_injection_version };
 
 extern "C" fn set_injection_version(_version: u32) {}
 
 extern "C" fn get_table(module: u32, table: *mut *const *const Slot, size: *mut u32) -> c_int {
-    let tables = TABLES.get_or_init(|| Tables(std::array::from_fn(|m| std::array::from_fn(|s| &FUNCTIONS[m][s] as *const Slot))));
+    let tables = TABLES.get_or_init(|| {
+        SlotTables(std::array::from_fn(|m| {
+            std::array::from_fn(|s| &FUNCTIONS[m][s] as *const Slot)
+        }))
+    });
     let Some(slots) = tables.0.get(module as usize).filter(|_| module > 0) else { return 0 };
-    // SAFETY: the profiler passes places to write to, or null for what it does not want.
+    // SAFETY: the profiler passes valid pointers to write to, or null.
     unsafe {
         if !table.is_null() {
             *table = slots.as_ptr();
@@ -95,13 +103,13 @@ struct Attributes {
 const _: () = assert!(size_of::<Attributes>() == 48);
 const REGISTERED: i32 = 3;
 
-/// Hands our tables to the profiler that `NVTX_INJECTION64_PATH` names; says whether one attached.
+/// Passes the tables to the profiler in `NVTX_INJECTION64_PATH`; returns whether one attached.
 fn attach() -> bool {
     static ATTACHED: OnceLock<bool> = OnceLock::new();
     *ATTACHED.get_or_init(|| {
         let Some(path) = std::env::var_os("NVTX_INJECTION64_PATH") else { return false };
         type Initialize = unsafe extern "C" fn(extern "C" fn(u32) -> *const c_void) -> c_int;
-        // SAFETY: loading a profiler's library runs its code, which is what the variable asks for.
+        // SAFETY: loading a profiler's library runs its code, as requested by the variable.
         let attached = unsafe {
             libloading::Library::new(&path).and_then(|library| {
                 let initialize = *library.get::<Initialize>(b"InitializeInjectionNvtx2\0")?;
@@ -113,82 +121,93 @@ fn attach() -> bool {
         match attached {
             Ok(true) => true,
             Ok(false) => {
-                tracing::warn!(path = %path.display(), "the NVTX injection library declined");
+                let path = path.display();
+                tracing::warn!(%path, "the NVTX injection library refused to attach");
                 false
             }
             Err(error) => {
-                tracing::warn!(path = %path.display(), %error, "the NVTX injection library could not be loaded");
+                let path = path.display();
+                tracing::warn!(%path, %error, "cannot load the NVTX injection library");
                 false
             }
         }
     })
 }
 
-/// The function in a slot of the core module, when the profiler filled it.
+/// The function in a slot of the core module, if the profiler filled it.
 fn function(slot: usize) -> Option<*mut c_void> {
     let function = FUNCTIONS[CORE2][slot].load(Ordering::Acquire);
     (!function.is_null()).then_some(function)
 }
 
-/// A string that the profiler knows by number: what its filters match, and cheap to push.
+/// A string registered with the profiler: matched by its filters, and cheap to push.
 #[derive(Debug, Clone, Copy)]
-pub struct Name(Handle);
+pub struct NvtxName(Handle);
 
-impl Name {
-    /// The name that nothing listens to.
+impl NvtxName {
+    /// The name without a profiler.
     pub const NONE: Self = Self(ptr::null_mut());
 }
 
-/// A domain of ranges; does nothing when no profiler is attached.
+/// A domain of ranges; does nothing without a profiler.
 #[derive(Debug, Clone, Copy)]
-pub struct Domain(Option<Live>);
+pub struct NvtxDomain(Option<AttachedDomain>);
 
 #[derive(Debug, Clone, Copy)]
-struct Live {
+struct AttachedDomain {
     handle: Handle,
     push: unsafe extern "C" fn(Handle, *const Attributes) -> c_int,
     pop: unsafe extern "C" fn(Handle) -> c_int,
     register: unsafe extern "C" fn(Handle, *const c_char) -> Handle,
 }
 
-impl Domain {
-    /// The domain that nothing listens to.
+impl NvtxDomain {
+    /// The domain without a profiler.
     #[cfg(test)]
     pub const NONE: Self = Self(None);
 
-    /// Creates a domain with the profiler, when one is attached.
+    /// Creates a domain with the profiler, if one is attached.
     pub fn create(name: &str) -> Self {
         Self(attach().then(|| Self::live(name)).flatten())
     }
 
-    fn live(name: &str) -> Option<Live> {
+    fn live(name: &str) -> Option<AttachedDomain> {
         let name = CString::new(name).ok()?;
         let (create, push) = (function(DOMAIN_CREATE)?, function(RANGE_PUSH)?);
         let (pop, register) = (function(RANGE_POP)?, function(REGISTER_STRING)?);
-        // SAFETY: the slots hold functions of these types by the ABI, and live as long as the process.
+        // SAFETY: the slots hold functions of these types by the ABI, and live as long as the
+        // process.
         unsafe {
             let create: unsafe extern "C" fn(*const c_char) -> Handle = std::mem::transmute(create);
             let handle = create(name.as_ptr());
-            (!handle.is_null()).then(|| Live {
+            (!handle.is_null()).then(|| AttachedDomain {
                 handle,
-                push: std::mem::transmute::<*mut c_void, unsafe extern "C" fn(Handle, *const Attributes) -> c_int>(push),
+                push: std::mem::transmute::<
+                    *mut c_void,
+                    unsafe extern "C" fn(Handle, *const Attributes) -> c_int,
+                >(push),
                 pop: std::mem::transmute::<*mut c_void, unsafe extern "C" fn(Handle) -> c_int>(pop),
-                register: std::mem::transmute::<*mut c_void, unsafe extern "C" fn(Handle, *const c_char) -> Handle>(register),
+                register: std::mem::transmute::<
+                    *mut c_void,
+                    unsafe extern "C" fn(Handle, *const c_char) -> Handle,
+                >(register),
             })
         }
     }
 
     /// Registers a name for ranges of this domain.
-    pub fn register(&self, name: &str) -> Name {
+    pub fn register(&self, name: &str) -> NvtxName {
         match (&self.0, CString::new(name)) {
             // SAFETY: the string ends in NUL, and the profiler copies it.
-            (Some(live), Ok(name)) => Name(unsafe { (live.register)(live.handle, name.as_ptr()) }),
-            _ => Name::NONE,
+            (Some(live), Ok(name)) => {
+                NvtxName(unsafe { (live.register)(live.handle, name.as_ptr()) })
+            }
+            _ => NvtxName::NONE,
         }
     }
 
     /// Opens a range on this thread.
-    pub fn push(&self, name: Name) {
+    pub fn push(&self, name: NvtxName) {
         let Some(live) = &self.0 else { return };
         let attributes = Attributes {
             version: 3,
@@ -221,28 +240,33 @@ mod tests {
 
     use super::*;
 
-    static HEARD: Mutex<Vec<String>> = Mutex::new(Vec::new());
+    static CALLS: Mutex<Vec<String>> = Mutex::new(Vec::new());
 
-    fn hear(what: String) {
-        HEARD.lock().expect("no test panics while it listens").push(what);
+    fn record(call: String) {
+        CALLS.lock().expect("no test panics while it records").push(call);
     }
 
     extern "C" fn create(name: *const c_char) -> Handle {
         // SAFETY: the ABI passes a NUL-terminated string.
-        hear(format!("domain {}", unsafe { CStr::from_ptr(name) }.to_string_lossy()));
+        record(format!("domain {}", unsafe { CStr::from_ptr(name) }.to_string_lossy()));
         ptr::without_provenance_mut(0xd0)
     }
 
     extern "C" fn register(domain: Handle, name: *const c_char) -> Handle {
         // SAFETY: the ABI passes a NUL-terminated string.
-        hear(format!("register {} in {:x}", unsafe { CStr::from_ptr(name) }.to_string_lossy(), domain.addr()));
+        record(format!(
+            "register {} in {:x}",
+            unsafe { CStr::from_ptr(name) }.to_string_lossy(),
+            domain.addr()
+        ));
         ptr::without_provenance_mut(0x5a)
     }
 
     extern "C" fn push(domain: Handle, attributes: *const Attributes) -> c_int {
         // SAFETY: the ABI passes attributes that live through the call.
-        let Attributes { version, size, message_type, message, .. } = unsafe { ptr::read(attributes) };
-        hear(format!(
+        let Attributes { version, size, message_type, message, .. } =
+            unsafe { ptr::read(attributes) };
+        record(format!(
             "push {:x} in {:x}, version {version} of {size} bytes, message type {message_type}",
             message.addr(),
             domain.addr()
@@ -251,11 +275,11 @@ mod tests {
     }
 
     extern "C" fn pop(domain: Handle) -> c_int {
-        hear(format!("pop in {:x}", domain.addr()));
+        record(format!("pop in {:x}", domain.addr()));
         0
     }
 
-    /// Fills the slots as a profiler does: by way of the exported tables alone.
+    /// Fills the slots as a profiler does: through the exported tables only.
     fn inject(functions: &[(usize, *mut c_void)]) {
         let mut slots: *const *const Slot = ptr::null();
         let mut size = 0;
@@ -270,38 +294,47 @@ mod tests {
     }
 
     #[test]
-    #[ignore = "a measurement: cargo test --release --bin model-runner -- --ignored --nocapture --exact nvtx::tests::what_a_range_costs_unheard"]
-    fn what_a_range_costs_unheard() {
+    #[ignore = "a measurement, see bench/README.md; needs --release and --nocapture"]
+    fn cost_of_a_range_without_profiler() {
         const RANGES: u32 = 100_000_000;
-        let domain = Domain::create("LLM");
-        assert!(domain.0.is_none(), "nothing listens");
+        let domain = NvtxDomain::create("LLM");
+        assert!(domain.0.is_none(), "a profiler is attached");
         let name = domain.register("decode_step");
         let started = std::time::Instant::now();
         for _ in 0..RANGES {
             std::hint::black_box(&domain).push(std::hint::black_box(name));
             std::hint::black_box(&domain).pop();
         }
-        println!("{:.2} ns a range", started.elapsed().as_secs_f64() * 1e9 / f64::from(RANGES));
+        println!("{:.2} ns per range", started.elapsed().as_secs_f64() * 1e9 / f64::from(RANGES));
     }
 
     #[test]
-    fn a_profiler_that_fills_the_slots_hears_every_range() {
-        assert_eq!(get_table(0, ptr::null_mut(), ptr::null_mut()), 0, "there is no module 0");
-        assert_eq!(get_table(MODULES as u32, ptr::null_mut(), ptr::null_mut()), 0, "nor one past the last");
+    fn a_profiler_that_fills_the_slots_receives_every_range() {
+        assert_eq!(get_table(0, ptr::null_mut(), ptr::null_mut()), 0, "module 0 does not exist");
+        assert_eq!(
+            get_table(MODULES as u32, ptr::null_mut(), ptr::null_mut()),
+            0,
+            "a module past the last does not exist"
+        );
         inject(&[
             (DOMAIN_CREATE, create as *mut c_void),
             (REGISTER_STRING, register as *mut c_void),
             (RANGE_PUSH, push as *mut c_void),
             (RANGE_POP, pop as *mut c_void),
         ]);
-        let domain = Domain(Domain::live("LLM"));
+        let domain = NvtxDomain(NvtxDomain::live("LLM"));
         let name = domain.register("prefill");
         domain.push(name);
         domain.pop();
-        let heard = HEARD.lock().expect("no test panics while it listens");
+        let calls = CALLS.lock().expect("no test panics while it records");
         assert_eq!(
-            heard[..],
-            ["domain LLM", "register prefill in d0", "push 5a in d0, version 3 of 48 bytes, message type 3", "pop in d0"]
+            calls[..],
+            [
+                "domain LLM",
+                "register prefill in d0",
+                "push 5a in d0, version 3 of 48 bytes, message type 3",
+                "pop in d0"
+            ]
         );
     }
 }

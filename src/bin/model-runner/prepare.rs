@@ -1,13 +1,13 @@
-//! From a request to a session that can run: device, input, weights, and a captured step where one is wanted.
+//! From a request to a session that can run: device, input, weights, and a captured step if
+//! requested.
 //!
-//! Everything that can be wrong with a request is found here, before anything is measured. Writes nothing.
+//! Every error of a request is found here, before anything is measured. Writes nothing.
 
 use std::path::PathBuf;
 
 use candle_core::{DType, Device};
 use llmprof::{
-    run::Dtype,
-    runner::RunnerRequest,
+    domain::{dtype::Dtype, runner::RunnerRequest},
     trace::event::{EVENT_SCHEMA, ImageViews, Start},
 };
 use nix::time::{ClockId, clock_gettime};
@@ -16,20 +16,20 @@ use crate::{
     generate::{Program, Session},
     limits,
     models::Model,
+    module_bench::{ModelPart, PartRequest},
+    module_scope::{BuiltSize, Site},
     ops::Sampler,
-    part::{Part, Place},
-    preprocess::{self, Page},
+    preprocess::{self, PageTensors},
     prompt::{self, Prompt, Tokenizer, Vocabulary},
     record::{Recorder, now_ns},
-    site::{Site, Size},
-    text::Text,
+    text::TextGeneration,
     weights,
 };
 
-/// Why a request ended early.
+/// A failed request.
 #[derive(Debug, thiserror::Error)]
 pub enum RunError {
-    /// The request, or a file that it names, cannot be honoured.
+    /// The request, or a file that it names, is invalid.
     #[error("{0}")]
     BadInput(String),
     #[error("the model failed: {0}")]
@@ -40,35 +40,38 @@ pub enum RunError {
 
 impl From<candle_core::Error> for RunError {
     fn from(error: candle_core::Error) -> Self {
-        // What does not fit was asked for: no fault of the model's.
+        // The request is too large: not an error of the model.
         match error.to_string().contains("CUDA_ERROR_OUT_OF_MEMORY") {
             true => Self::BadInput(
-                "the GPU ran out of memory: ask for fewer tokens or images, or free the GPU of other processes".to_owned(),
+                "the GPU ran out of memory; request fewer tokens or images, or stop other \
+                 processes on the GPU"
+                    .to_owned(),
             ),
             false => Self::Model(error),
         }
     }
 }
 
-/// Makes a [`RunError::BadInput`] of any error that says in its own words what is wrong with the input.
-fn bad(error: impl ToString) -> RunError {
+/// A [`RunError::BadInput`] with the message of `error`.
+fn bad_input(error: impl ToString) -> RunError {
     RunError::BadInput(error.to_string())
 }
 
-/// A session, and what is known of it.
-pub struct Ready {
+/// A session and its description.
+pub struct PreparedSession {
     pub session: Session,
     pub dtype: DType,
     pub tokenizer: Tokenizer,
-    /// The first event: what will run.
+    /// The first event, which describes the run.
     pub about: Start,
 }
 
-/// Reads the input, loads the weights, and captures a step if the request wants one. `started_ns` is when the process began.
-pub fn prepare(request: &RunnerRequest, started_ns: i64) -> Result<Ready, RunError> {
-    request.model.validate().map_err(bad)?;
+/// Reads the input, loads the weights, and captures a step if requested. `started_ns` is the start
+/// of the process.
+pub fn prepare(request: &RunnerRequest, started_ns: i64) -> Result<PreparedSession, RunError> {
+    request.model.validate().map_err(bad_input)?;
     let (device, dtype) = (open_device(&request.device)?, data_type(request)?);
-    let tokenizer = Tokenizer::open(request.weights.as_deref()).map_err(bad)?;
+    let tokenizer = Tokenizer::open(request.weights.as_deref()).map_err(bad_input)?;
     let (pages, views) = read_pages(request, dtype, &device)?;
     let prompt = assemble(request, &views, &tokenizer)?;
     let positions = positions(request, &prompt);
@@ -78,9 +81,10 @@ pub fn prepare(request: &RunnerRequest, started_ns: i64) -> Result<Ready, RunErr
     let mut about = start(request, dtype, &prompt, views);
     let (program, size) = load(request, prompt, pages, dtype, &device, &recorder)?;
     device.synchronize()?;
-    (about.parameters, about.weight_bytes, about.load_ns) = (size.parameters, size.bytes, now_ns() - started_ns);
+    (about.parameters, about.weight_bytes, about.load_ns) =
+        (size.parameters, size.bytes, now_ns() - started_ns);
 
-    let max_new_tokens = if program.steps() { request.max_new_tokens } else { 0 };
+    let max_new_tokens = if program.has_steps() { request.max_new_tokens } else { 0 };
     let mut session = Session {
         program,
         recorder,
@@ -88,30 +92,30 @@ pub fn prepare(request: &RunnerRequest, started_ns: i64) -> Result<Ready, RunErr
         device,
         graph: None,
         #[cfg(feature = "cuda")]
-        others: None,
+        l2_flush: None,
     };
     if request.weights.is_none() && request.model.decoder.moe.is_some() {
         let Session { program, recorder, .. } = &mut session;
-        recorder.quietly(|| program.balance())?;
+        recorder.without_recording(|| program.balance())?;
     }
     #[cfg(feature = "cuda")]
     if request.decode_graph && max_new_tokens > 0 && session.device.is_cuda() {
         if let Err(error) = session.capture() {
-            // The event that tells what ran says so too.
-            tracing::warn!("decode runs eagerly, a step of it cannot be captured: {error}");
+            // The start event records it as well.
+            tracing::warn!("decode runs eagerly: a step cannot be captured: {error}");
         }
-        // The capture is no repeat: what it recorded is told with each replay.
+        // The capture is not a repeat: its calls are recorded with each replay.
         session.recorder.drain();
     }
     about.decode_graph = session.graph.is_some();
     #[cfg(feature = "cuda")]
     if let Device::Cuda(cuda) = &session.device {
-        session.recorder.time_by(crate::gpu::Timer::new(cuda));
+        session.recorder.time_by(crate::gpu::GpuTimer::new(cuda));
         if request.cold_cache && request.target.is_some() {
-            session.others = Some(crate::gpu::Others::new(cuda)?);
+            session.l2_flush = Some(crate::gpu::L2Flush::new(cuda)?);
         }
     }
-    Ok(Ready { session, dtype, tokenizer, about })
+    Ok(PreparedSession { session, dtype, tokenizer, about })
 }
 
 fn open_device(name: &str) -> Result<Device, RunError> {
@@ -120,82 +124,109 @@ fn open_device(name: &str) -> Result<Device, RunError> {
         Some(("cuda", index)) => index.parse::<usize>().ok(),
         _ => None,
     };
-    let index = index.ok_or_else(|| bad(format!("device {name:?} is neither cpu nor cuda:INDEX")))?;
+    let index = index
+        .ok_or_else(|| bad_input(format!("invalid device {name:?}; expected cpu or cuda:INDEX")))?;
     #[cfg(feature = "cuda")]
-    return crate::gpu::open(index).map_err(|reason| bad(format!("cannot open device {name}: {reason}")));
+    return crate::gpu::open(index)
+        .map_err(|reason| bad_input(format!("cannot open device {name}: {reason}")));
     #[cfg(not(feature = "cuda"))]
-    Err(bad(format!("device cuda:{index} needs a model-runner built with `--features cuda`; this one knows only cpu")))
+    Err(bad_input(format!(
+        "device cuda:{index} is not supported by this build; use cpu, or build model-runner with \
+         `--features cuda`"
+    )))
 }
 
 fn data_type(request: &RunnerRequest) -> Result<DType, RunError> {
     match (request.dtype, request.device.as_str()) {
-        (Dtype::Bf16, "cpu") => Err(bad("dtype bf16 cannot be multiplied on the cpu: ask for f32 or f16, or for a cuda device")),
+        (Dtype::Bf16, "cpu") => {
+            Err(bad_input("bf16 is not supported on the CPU; use f32 or f16, or a CUDA device"))
+        }
         (Dtype::F32, _) => Ok(DType::F32),
         (Dtype::F16, _) => Ok(DType::F16),
         (Dtype::Bf16, _) => Ok(DType::BF16),
     }
 }
 
-fn read_pages(request: &RunnerRequest, dtype: DType, device: &Device) -> Result<(Vec<Page>, Vec<ImageViews>), RunError> {
+fn read_pages(
+    request: &RunnerRequest,
+    dtype: DType,
+    device: &Device,
+) -> Result<(Vec<PageTensors>, Vec<ImageViews>), RunError> {
     let Some(vision) = &request.model.vision else {
         return match request.images.first() {
-            Some(image) => Err(bad(format!("{}: the model {} takes no images", image.display(), request.model.name))),
+            Some(image) => Err(bad_input(format!(
+                "image {}: the model {} does not accept images",
+                image.display(),
+                request.model.name
+            ))),
             None => Ok((Vec::new(), Vec::new())),
         };
     };
     let mut pages = Vec::with_capacity(request.images.len());
     let mut views = Vec::with_capacity(request.images.len());
     for path in &request.images {
-        let page = preprocess::read(path, vision).map_err(bad)?.into_page(dtype, device)?;
+        let page = preprocess::read(path, vision).map_err(bad_input)?.into_page(dtype, device)?;
         views.push(page.views.clone());
         pages.push(page);
     }
     Ok((pages, views))
 }
 
-fn assemble(request: &RunnerRequest, views: &[ImageViews], tokenizer: &Tokenizer) -> Result<prompt::Prompt, RunError> {
+fn assemble(
+    request: &RunnerRequest,
+    views: &[ImageViews],
+    tokenizer: &Tokenizer,
+) -> Result<prompt::Prompt, RunError> {
     let decoder = &request.model.decoder;
     let image = request.model.vision.as_ref().map(|vision| vision.image_token);
     let vocabulary = Vocabulary { bos: decoder.bos_token, image, size: decoder.vocab };
     let image_tokens: Vec<usize> = views.iter().map(|views| views.tokens as usize).collect();
-    prompt::assemble(&request.prompt, &image_tokens, tokenizer, &vocabulary).map_err(bad)
+    prompt::assemble(&request.prompt, &image_tokens, tokenizer, &vocabulary).map_err(bad_input)
 }
 
-/// Positions of the prompt; only a part of a model takes another number than its inputs have.
+/// Positions of the prompt; only a part of a model can override the number of its inputs.
 fn positions(request: &RunnerRequest, prompt: &Prompt) -> usize {
-    request.prompt_tokens.filter(|_| request.target.is_some()).map_or(prompt.tokens.len(), |asked| asked as usize)
+    request
+        .prompt_tokens
+        .filter(|_| request.target.is_some())
+        .map_or(prompt.tokens.len(), |tokens| tokens as usize)
 }
 
 fn load(
     request: &RunnerRequest,
     prompt: Prompt,
-    pages: Vec<Page>,
+    pages: Vec<PageTensors>,
     dtype: DType,
     device: &Device,
     recorder: &Recorder,
-) -> Result<(Box<dyn Program>, Size), RunError> {
+) -> Result<(Box<dyn Program>, BuiltSize), RunError> {
     let weights = match &request.weights {
-        Some(folder) => weights::load(folder, dtype, device).map_err(bad)?,
+        Some(folder) => weights::load(folder, dtype, device).map_err(bad_input)?,
         None => weights::synthetic(request.seed, dtype, device),
     };
     let root = Site::root(weights, recorder.clone());
-    let most = request.max_new_tokens as usize + 1;
-    let capacity = positions(request, &prompt) + most - 1;
-    // What is wrong with a tensor is wrong with the folder that holds it.
-    let misfit = |error: candle_core::Error| match RunError::from(error) {
-        RunError::Model(error) => bad(format!("the weights do not fit the model: {error}")),
+    let max_tokens = request.max_new_tokens as usize + 1;
+    let capacity = positions(request, &prompt) + max_tokens - 1;
+    // An invalid tensor is an error of its folder.
+    let bad_weights = |error: candle_core::Error| match RunError::from(error) {
+        RunError::Model(error) => bad_input(format!("the weights do not fit the model: {error}")),
         other => other,
     };
     let program: Box<dyn Program> = match &request.target {
         Some(path) => {
-            let (spec, seed, prompt_tokens) = (&request.model, request.seed, positions(request, &prompt));
-            let place = Place { spec, path, seed, prompt_tokens, capacity, pages: &pages };
-            Box::new(Part::new(&root, &place, request.extracted).map_err(bad)?)
+            let (spec, seed, prompt_tokens) =
+                (&request.model, request.seed, positions(request, &prompt));
+            let place = PartRequest { spec, path, seed, prompt_tokens, capacity, pages: &pages };
+            Box::new(ModelPart::new(&root, &place, request.extracted).map_err(bad_input)?)
         }
         None => {
-            let model = Model::new(&root, &request.model, capacity).map_err(misfit)?;
-            let sampler = Sampler::new(&root.part("decoder.sample", ""), request.model.decoder.vocab, most)?;
-            Box::new(Text { model, prompt, pages, sampler })
+            let model = Model::new(&root, &request.model, capacity).map_err(bad_weights)?;
+            let sampler = Sampler::new(
+                &root.part("decoder.sample", ""),
+                request.model.decoder.vocab,
+                max_tokens,
+            )?;
+            Box::new(TextGeneration { model, prompt, pages, sampler })
         }
     };
     Ok((program, root.size()))
@@ -211,7 +242,7 @@ fn start(request: &RunnerRequest, dtype: DType, prompt: &Prompt, images: Vec<Ima
         model: request.model.name.clone(),
         target: request.target.clone(),
         weights: if request.weights.is_some() { "loaded" } else { "synthetic" }.to_owned(),
-        // These four are filled in once they are known.
+        // These four are set once they are known.
         parameters: 0,
         weight_bytes: 0,
         decode_graph: false,

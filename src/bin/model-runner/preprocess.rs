@@ -1,7 +1,7 @@
-//! From image files to the pixels that the model sees.
+//! From image files to the pixels that the model reads.
 //!
-//! A page becomes one padded view of the whole and, when it is larger than a crop, a grid of crops. Memory is bounded before
-//! anything is decoded. Nothing here knows of models or stages.
+//! A page becomes one padded view of the whole and, if it is larger than a crop, a grid of crops.
+//! Memory is limited before anything is decoded. Independent of models and stages.
 
 use std::{
     fs::{self, File},
@@ -11,49 +11,53 @@ use std::{
 
 use candle_core::{DType, Device, Tensor};
 use image::{DynamicImage, ImageDecoder, ImageReader, Limits, RgbImage, imageops::FilterType};
-use llmprof::{model::Vision, trace::event::ImageViews};
+use llmprof::{domain::model::VisionSpec, trace::event::ImageViews};
 
 /// A letter page at 600 dpi has 5,100 x 6,600 pixels.
 const MAX_PIXELS: u64 = 64_000_000;
 const MAX_SIDE: u32 = 16_384;
 const MAX_FILE_BYTES: u64 = 256 << 20;
-/// What a decoder may hold beside the page: the page itself has at most 8 bytes a pixel.
+/// Memory limit of a decoder in addition to the page, which has at most 8 bytes per pixel.
 const MAX_DECODER_BYTES: u64 = 512 << 20;
-/// Grey around a page that is no square: the mean that pixels are normalised by.
+/// Grey padding of a page that is not square: the mean of the pixels' normalisation.
 const PAD: u8 = 127;
 
-/// Why a page cannot be read.
+/// A page that cannot be read.
 #[derive(Debug, thiserror::Error)]
 pub enum PageError {
     #[error("cannot read {path}: {source}")]
     Read { path: PathBuf, source: io::Error },
-    #[error("{0} is no regular file")]
+    #[error("{0} is not a regular file")]
     NoFile(PathBuf),
-    #[error("{path} has {bytes} bytes, and at most {MAX_FILE_BYTES} are read")]
+    #[error("{path} has {bytes} bytes; the maximum is {MAX_FILE_BYTES}")]
     Bytes { path: PathBuf, bytes: u64 },
-    #[error("{path} has {width} x {height} pixels: scale it down to {MAX_SIDE} a side and {MAX_PIXELS} in all")]
+    #[error(
+        "{path} has {width} x {height} pixels; scale it down to {MAX_SIDE} per side and \
+         {MAX_PIXELS} in total"
+    )]
     Pixels { path: PathBuf, width: u32, height: u32 },
-    #[error("{path} cannot be decoded as an image: {reason}")]
+    #[error("cannot decode {path} as an image: {reason}")]
     Decode { path: PathBuf, reason: image::ImageError },
 }
 
 /// A page as pixels on the host.
 #[derive(Debug)]
-pub struct Pixels {
+pub struct PagePixels {
     views: ImageViews,
     global: Vec<f32>,
     crops: Vec<f32>,
 }
 
-/// A page on the device: `[1, 3, side, side]` of the whole, and `[crops, 3, side, side]` in reading order.
-pub struct Page {
+/// A page on the device: `[1, 3, side, side]` of the whole, and `[crops, 3, side, side]` in reading
+/// order.
+pub struct PageTensors {
     pub views: ImageViews,
     pub global: Tensor,
     pub crops: Option<Tensor>,
 }
 
 /// Reads a page and cuts it into views.
-pub fn read(path: &Path, spec: &Vision) -> Result<Pixels, PageError> {
+pub fn read(path: &Path, spec: &VisionSpec) -> Result<PagePixels, PageError> {
     decode(path).map(|page| cut(&page, spec))
 }
 
@@ -81,12 +85,12 @@ fn decode(path: &Path) -> Result<DynamicImage, PageError> {
     let orientation = decoder.orientation().map_err(undecodable)?;
     let mut page = DynamicImage::from_decoder(decoder).map_err(undecodable)?;
     page.apply_orientation(orientation);
-    // As published, transparency is dropped: what lies under it is what is read.
+    // As published, the alpha channel is dropped.
     Ok(page.into_rgb8().into())
 }
 
 /// Cuts a page into views.
-fn cut(page: &DynamicImage, spec: &Vision) -> Pixels {
+fn cut(page: &DynamicImage, spec: &VisionSpec) -> PagePixels {
     let (width, height) = (page.width(), page.height());
     let (crops_wide, crops_high) = crop_grid(width, height, spec);
     let crops = local_crops(page, spec.crop_px as u32, crops_wide, crops_high);
@@ -99,24 +103,27 @@ fn cut(page: &DynamicImage, spec: &Vision) -> Pixels {
         crops_high,
         tokens: spec.tokens(crops_wide as usize, crops_high as usize) as u64,
     };
-    Pixels { views, global: global_view(page, spec.global_px as u32), crops }
+    PagePixels { views, global: global_view(page, spec.global_px as u32), crops }
 }
 
-/// Crops across and down, 0 x 0 for none: of the grids allowed, the one shaped most like the page.
+/// Crops across and down, 0 x 0 for none: of the allowed grids, the one whose aspect ratio is
+/// closest to the page's.
 ///
-/// Of grids shaped alike the larger wins only when the page fills more than half of its pixels.
-fn crop_grid(width: u32, height: u32, spec: &Vision) -> (u32, u32) {
+/// Of grids of the same shape the larger wins only if the page fills more than half of its pixels.
+fn crop_grid(width: u32, height: u32, spec: &VisionSpec) -> (u32, u32) {
     if width.max(height) as usize <= spec.crop_px {
         return (0, 0);
     }
     let sides = 1..=spec.max_crops as u32;
     let allowed = spec.min_crops as u32..=spec.max_crops as u32;
-    let mut grids: Vec<(u32, u32)> = sides.clone().flat_map(|wide| sides.clone().map(move |high| (wide, high))).collect();
+    let mut grids: Vec<(u32, u32)> =
+        sides.clone().flat_map(|wide| sides.clone().map(move |high| (wide, high))).collect();
     grids.retain(|(wide, high)| allowed.contains(&(wide * high)));
     grids.sort_by_key(|&(wide, high)| (wide * high, wide));
 
     let shape = f64::from(width) / f64::from(height);
-    let (pixels, crop_pixels) = (f64::from(width) * f64::from(height), (spec.crop_px as f64).powi(2));
+    let (pixels, crop_pixels) =
+        (f64::from(width) * f64::from(height), (spec.crop_px as f64).powi(2));
     let mut best = ((1, 1), f64::INFINITY);
     for (wide, high) in grids {
         let distance = (shape - f64::from(wide) / f64::from(high)).abs();
@@ -125,15 +132,17 @@ fn crop_grid(width: u32, height: u32, spec: &Vision) -> (u32, u32) {
             best = ((wide, high), distance);
         }
     }
-    // One crop would show what the global view shows.
+    // One crop would repeat the global view.
     if best.0 == (1, 1) { (0, 0) } else { best.0 }
 }
 
-/// The whole page in the middle of a grey square, as large as fits.
+/// The whole page, scaled to fit, in the middle of a grey square.
 fn global_view(page: &DynamicImage, side: u32) -> Vec<f32> {
     let (width, height) = (f64::from(page.width()), f64::from(page.height()));
-    let fit = |short: f64, long: f64| ((short / long * f64::from(side)).round_ties_even() as u32).max(1);
-    let (wide, high) = if width > height { (side, fit(height, width)) } else { (fit(width, height), side) };
+    let fit =
+        |short: f64, long: f64| ((short / long * f64::from(side)).round_ties_even() as u32).max(1);
+    let (wide, high) =
+        if width > height { (side, fit(height, width)) } else { (fit(width, height), side) };
     let middle = |free: u32| i64::from((f64::from(free) / 2.0).round_ties_even() as u32);
     let mut square = RgbImage::from_pixel(side, side, image::Rgb([PAD; 3]));
     let fitted = resize(page, wide, high);
@@ -162,7 +171,7 @@ fn resize(page: &DynamicImage, width: u32, height: u32) -> RgbImage {
     page.resize_exact(width, height, FilterType::CatmullRom).into_rgb8()
 }
 
-/// Appends the square at `(left, top)`, one plane a colour, each value from 0..=255 to -1..=1.
+/// Appends the square at `(left, top)`, one plane per colour, values scaled from 0..=255 to -1..=1.
 fn push_planes(sheet: &RgbImage, (left, top): (u32, u32), side: u32, planes: &mut Vec<f32>) {
     let (stride, left, side) = (3 * sheet.width() as usize, 3 * left as usize, side as usize);
     let rows = || sheet.as_raw().chunks_exact(stride).skip(top as usize).take(side);
@@ -174,29 +183,34 @@ fn push_planes(sheet: &RgbImage, (left, top): (u32, u32), side: u32, planes: &mu
     }
 }
 
-impl Pixels {
+impl PagePixels {
     /// Moves the pixels to the device.
-    pub fn into_page(self, dtype: DType, device: &Device) -> candle_core::Result<Page> {
+    pub fn into_page(self, dtype: DType, device: &Device) -> candle_core::Result<PageTensors> {
         let tensor = |pixels: Vec<f32>, count: usize, side: usize| {
-            Tensor::from_vec(pixels, (count, 3, side, side), &Device::Cpu)?.to_dtype(dtype)?.to_device(device)
+            Tensor::from_vec(pixels, (count, 3, side, side), &Device::Cpu)?
+                .to_dtype(dtype)?
+                .to_device(device)
         };
         let crops = (self.views.crops_wide * self.views.crops_high) as usize;
         let global = tensor(self.global, 1, self.views.global_px as usize)?;
-        let crops = (crops > 0).then(|| tensor(self.crops, crops, self.views.crop_px as usize)).transpose()?;
-        Ok(Page { views: self.views, global, crops })
+        let crops = (crops > 0)
+            .then(|| tensor(self.crops, crops, self.views.crop_px as usize))
+            .transpose()?;
+        Ok(PageTensors { views: self.views, global, crops })
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use llmprof::model::ModelSpec;
+    use llmprof::domain::model::ModelSpec;
     use proptest::prelude::*;
 
     use super::*;
 
-    fn spec() -> Vision {
+    fn spec() -> VisionSpec {
         let preset: ModelSpec =
-            toml::from_str(include_str!("../../../conf/models/deepseek-ocr.toml")).expect("the preset parses");
+            toml::from_str(include_str!("../../../conf/models/deepseek-ocr.toml"))
+                .expect("the preset parses");
         preset.vision.expect("an image side")
     }
 
@@ -206,14 +220,18 @@ mod tests {
         assert_eq!(
             crop_grid(641, 640, &spec()),
             (2, 2),
-            "nearly square, and filling more than half of four crops' pixels is no rule for the first"
+            "the first of the nearly square grids need not be half filled"
         );
-        assert_eq!(crop_grid(4000, 4000, &Vision { max_crops: 0, ..spec() }), (0, 0));
-        assert_eq!(crop_grid(700, 700, &Vision { min_crops: 1, ..spec() }), (0, 0), "one crop shows nothing new");
+        assert_eq!(crop_grid(4000, 4000, &VisionSpec { max_crops: 0, ..spec() }), (0, 0));
+        assert_eq!(
+            crop_grid(700, 700, &VisionSpec { min_crops: 1, ..spec() }),
+            (0, 0),
+            "one crop repeats the global view"
+        );
     }
 
     #[test]
-    fn the_grid_is_shaped_like_the_page() {
+    fn the_grid_has_the_shape_of_the_page() {
         assert_eq!(crop_grid(1240, 1754, &spec()), (2, 3));
         assert_eq!(crop_grid(909, 615, &spec()), (3, 2));
         assert_eq!(crop_grid(16_000, 10, &spec()), (9, 1));
@@ -221,7 +239,7 @@ mod tests {
     }
 
     #[test]
-    fn of_grids_shaped_alike_the_larger_needs_a_page_that_fills_it() {
+    fn the_larger_of_two_grids_of_one_shape_needs_a_page_that_fills_it() {
         // 3x3 crops of 640 have 3.7 million pixels.
         assert_eq!(crop_grid(1300, 1300, &spec()), (2, 2));
         assert_eq!(crop_grid(1400, 1400, &spec()), (3, 3));
@@ -231,18 +249,21 @@ mod tests {
 
     proptest! {
         #[test]
-        fn a_page_gets_the_tokens_and_the_pixels_of_its_grid(width in 1u32..3000, height in 1u32..3000) {
+        fn a_page_gets_the_tokens_and_the_pixels_of_its_grid(
+            width in 1u32..3000, height in 1u32..3000
+        ) {
             let (wide, high) = crop_grid(width, height, &spec());
             let crops = wide * high;
             prop_assert_eq!(crops == 0, width.max(height) <= 640);
             prop_assert!(crops == 0 || (2..=9).contains(&crops));
-            let small = Vision { global_px: 32, crop_px: 16, ..spec() };
+            let small = VisionSpec { global_px: 32, crop_px: 16, ..spec() };
             let page = DynamicImage::new_rgb8(width.div_ceil(40), height.div_ceil(40));
             let pixels = cut(&page, &small);
             let ImageViews { crops_wide, crops_high, .. } = pixels.views;
             prop_assert_eq!(pixels.global.len(), 3 * 32 * 32);
             prop_assert_eq!(pixels.crops.len() as u32, 3 * 16 * 16 * crops_wide * crops_high);
-            // A view of 32 has one image token, and so has a crop: rows end in a newline, the page in a separator.
+            // A view of 32 has one image token, as has a crop; rows end in a newline, the page in a
+            // separator.
             let local = if pixels.crops.is_empty() { 0 } else { (crops_wide + 1) * crops_high };
             prop_assert_eq!(pixels.views.tokens, u64::from(3 + local));
         }
@@ -259,8 +280,9 @@ mod tests {
     }
 
     #[test]
-    fn crops_come_in_reading_order_with_a_plane_a_colour() {
-        let colour = |x, y| image::Rgb([if x < 2 { 0 } else { 255 }, if y < 2 { 0 } else { 255 }, 0]);
+    fn crops_are_in_reading_order_with_a_plane_per_colour() {
+        let colour =
+            |x, y| image::Rgb([if x < 2 { 0 } else { 255 }, if y < 2 { 0 } else { 255 }, 0]);
         let page = DynamicImage::from(RgbImage::from_fn(4, 4, colour));
         let crops = local_crops(&page, 2, 2, 2);
         let planes: Vec<f32> = crops.chunks_exact(4).map(|plane| plane[0]).collect();
@@ -269,10 +291,11 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_readable_page_is_named_in_one_line() -> anyhow::Result<()> {
+    fn an_unreadable_page_is_named_in_one_line() -> anyhow::Result<()> {
         let folder = tempfile::tempdir()?;
-        let refused = |name: &str| read(&folder.path().join(name), &spec()).expect_err("refused").to_string();
-        fs::write(folder.path().join("text.png"), "no image")?;
+        let refused =
+            |name: &str| read(&folder.path().join(name), &spec()).expect_err("refused").to_string();
+        fs::write(folder.path().join("text.png"), "not an image")?;
         RgbImage::new(8, 8).save(folder.path().join("cut.png"))?;
         let whole = fs::read(folder.path().join("cut.png"))?;
         fs::write(folder.path().join("cut.png"), &whole[..whole.len() / 2])?;
@@ -282,7 +305,7 @@ mod tests {
             assert!(message.contains(name) && !message.contains('\n'), "{message}");
         }
         assert!(refused("wide.png").contains("20000 x 1 pixels"));
-        assert!(refused("").ends_with("is no regular file"));
+        assert!(refused("").ends_with("is not a regular file"));
         Ok(())
     }
 

@@ -1,57 +1,60 @@
 //! From a prompt and its images to the tokens that the decoder reads.
 //!
-//! Uses the tokenizer that lies beside the weights. Without one, bytes are tokens: the work is the same, the text means nothing,
-//! and no text is decoded from what comes out.
+//! Uses the tokenizer next to the weights. Without one, bytes are tokens: the work is the same, the
+//! text is meaningless, and no output is decoded to text.
 
 use std::{ops::Range, path::Path};
 
-/// Stands for an image in a prompt.
+/// The placeholder of an image in a prompt.
 pub const PLACEHOLDER: &str = "<image>";
 const FILE: &str = "tokenizer.json";
-/// Token of byte 0 in the fallback; those below are left to BOS and EOS.
+/// Token of byte 0 in the fallback; those below are reserved for BOS and EOS.
 const FIRST_BYTE: u32 = 3;
 
-/// Why a prompt cannot become tokens.
+/// A prompt that cannot be tokenized.
 #[derive(Debug, thiserror::Error)]
 pub enum PromptError {
     #[error("cannot read {path}: {reason}")]
     Tokenizer { path: String, reason: String },
     #[error("cannot tokenize the prompt: {0}")]
     Encode(String),
-    #[error("the prompt names {named} images with {PLACEHOLDER}, and {given} are given")]
+    #[error("the prompt has {named} {PLACEHOLDER}, but {given} images are given")]
     Images { named: usize, given: usize },
-    #[error("the prompt has token {token}, and the model's vocabulary ends at {vocab}")]
+    #[error("token {token} of the prompt exceeds the model's vocabulary of {vocab}")]
     Vocabulary { token: u32, vocab: usize },
 }
 
-/// Turns text into tokens and back.
+/// Converts text to tokens and back.
 pub enum Tokenizer {
     Trained(Box<tokenizers::Tokenizer>),
     Bytes,
 }
 
 impl Tokenizer {
-    /// The tokenizer beside the weights, or the fallback.
+    /// The tokenizer next to the weights, or the fallback.
     pub fn open(weights: Option<&Path>) -> Result<Self, PromptError> {
-        let Some(path) = weights.map(|folder| folder.join(FILE)).filter(|path| path.exists()) else {
+        let Some(path) = weights.map(|folder| folder.join(FILE)).filter(|path| path.exists())
+        else {
             return Ok(Self::Bytes);
         };
-        let trained = tokenizers::Tokenizer::from_file(&path)
-            .map_err(|e| PromptError::Tokenizer { path: path.display().to_string(), reason: e.to_string() })?;
+        let trained = tokenizers::Tokenizer::from_file(&path).map_err(|e| {
+            PromptError::Tokenizer { path: path.display().to_string(), reason: e.to_string() }
+        })?;
         Ok(Self::Trained(Box::new(trained)))
     }
 
     fn encode(&self, text: &str) -> Result<Vec<u32>, PromptError> {
         match self {
             Self::Trained(trained) => {
-                let encoding = trained.encode(text, false).map_err(|e| PromptError::Encode(e.to_string()))?;
+                let encoding =
+                    trained.encode(text, false).map_err(|e| PromptError::Encode(e.to_string()))?;
                 Ok(encoding.get_ids().to_vec())
             }
             Self::Bytes => Ok(text.bytes().map(|byte| FIRST_BYTE + u32::from(byte)).collect()),
         }
     }
 
-    /// The text of `tokens`; `None` when there is no tokenizer to say it.
+    /// The text of `tokens`; `None` without a tokenizer.
     pub fn decode(&self, tokens: &[u32]) -> Option<String> {
         match self {
             Self::Trained(trained) => trained.decode(tokens, false).ok(),
@@ -60,21 +63,22 @@ impl Tokenizer {
     }
 }
 
-/// Tokens of a prompt, and which of them each image fills.
+/// Tokens of a prompt, and the ranges of them that images fill.
 #[derive(Debug, PartialEq)]
 pub struct Prompt {
     pub tokens: Vec<u32>,
     pub images: Vec<Range<usize>>,
 }
 
-/// What a prompt is assembled for.
+/// The model's vocabulary and special tokens.
 pub struct Vocabulary {
     pub bos: u32,
     pub image: Option<u32>,
     pub size: usize,
 }
 
-/// BOS, then the text with each image's tokens in its place. Images that the prompt does not name come before it, a line each.
+/// BOS, then the text with each image's tokens at its placeholder. Images without one come first,
+/// one per line.
 pub fn assemble(
     text: &str,
     image_tokens: &[usize],
@@ -109,7 +113,7 @@ mod tests {
     const VOCABULARY: Vocabulary = Vocabulary { bos: 0, image: Some(900), size: 1000 };
 
     #[test]
-    fn images_stand_where_the_prompt_names_them() -> Result<(), PromptError> {
+    fn images_are_at_their_placeholders() -> Result<(), PromptError> {
         let prompt = assemble("a<image>b", &[3], &Tokenizer::Bytes, &VOCABULARY)?;
         assert_eq!(prompt.tokens, [0, 3 + 97, 900, 900, 900, 3 + 98]);
         assert_eq!(prompt.images, std::iter::once(2..5).collect::<Vec<_>>());
@@ -117,22 +121,29 @@ mod tests {
     }
 
     #[test]
-    fn images_that_are_not_named_come_first() -> Result<(), PromptError> {
+    fn images_without_a_placeholder_come_first() -> Result<(), PromptError> {
         let implied = assemble("x", &[2, 1], &Tokenizer::Bytes, &VOCABULARY)?;
-        assert_eq!(implied, assemble("<image>\n<image>\nx", &[2, 1], &Tokenizer::Bytes, &VOCABULARY)?);
+        assert_eq!(
+            implied,
+            assemble("<image>\n<image>\nx", &[2, 1], &Tokenizer::Bytes, &VOCABULARY)?
+        );
         assert_eq!(implied.images, [1..3, 4..5]);
         Ok(())
     }
 
     #[test]
-    fn a_named_image_that_is_not_given_is_refused() {
-        let refused = assemble("<image>", &[], &Tokenizer::Bytes, &VOCABULARY).expect_err("refused");
-        assert_eq!(refused.to_string(), "the prompt names 1 images with <image>, and 0 are given");
+    fn a_placeholder_without_an_image_is_refused() {
+        let refused =
+            assemble("<image>", &[], &Tokenizer::Bytes, &VOCABULARY).expect_err("refused");
+        assert_eq!(refused.to_string(), "the prompt has 1 <image>, but 0 images are given");
     }
 
     #[test]
     fn a_token_past_the_vocabulary_is_refused() {
         let small = Vocabulary { size: 64, ..VOCABULARY };
-        assert!(matches!(assemble("a", &[], &Tokenizer::Bytes, &small), Err(PromptError::Vocabulary { token: 100, vocab: 64 })));
+        assert!(matches!(
+            assemble("a", &[], &Tokenizer::Bytes, &small),
+            Err(PromptError::Vocabulary { token: 100, vocab: 64 })
+        ));
     }
 }

@@ -1,7 +1,8 @@
-//! What happens while the model runs: stage ranges, operator calls, experts hit.
+//! The recorder of a run: stage ranges, operator calls, experts hit.
 //!
-//! Each is an NVTX range and an event at once. Events stay in memory until the caller drains them between repeats, so that
-//! nothing is formatted or written inside a timed stage. One thread only: the model is driven from one.
+//! Each is both an NVTX range and an event. Events stay in memory until the caller drains them
+//! between repeats, so that nothing is formatted or written inside a timed stage. Single-threaded,
+//! as is the model.
 
 use std::{
     cell::{Cell, RefCell},
@@ -9,119 +10,93 @@ use std::{
     rc::Rc,
 };
 
-use candle_core::DType;
-use llmprof::trace::event::{Event, Experts, OPERATOR_DOMAIN, OperatorCall, STAGE_DOMAIN, StageRange};
+use llmprof::trace::event::{Event, Experts, OPERATOR_DOMAIN, STAGE_DOMAIN, StageRange};
 use nix::time::{ClockId, clock_gettime};
 
+mod call;
 mod operator;
 
-pub use operator::{Op, Outcome, Work};
+#[cfg(any(feature = "cuda", test))]
+pub use call::CapturedCalls;
+#[cfg(any(feature = "cuda", test))]
+use call::RecordedCalls;
+use call::{RecordedCall, Replay};
+pub use operator::{Op, OperatorOutput, OperatorWork};
 
 #[cfg(feature = "cuda")]
-use crate::gpu::Mark;
-use crate::nvtx::{Domain, Name};
+use crate::gpu::GpuMark;
+use crate::nvtx::{NvtxDomain, NvtxName};
 
-/// Nanoseconds of `CLOCK_MONOTONIC`, which all events are timed by.
+/// Nanoseconds of `CLOCK_MONOTONIC`, the clock of all events.
 pub fn now_ns() -> i64 {
     let now = clock_gettime(ClockId::CLOCK_MONOTONIC).expect("Linux always has a monotonic clock");
     now.tv_sec() * 1_000_000_000 + now.tv_nsec()
 }
 
-/// Where ranges and operator calls go. Clones share one buffer.
+/// The recorder of ranges and operator calls. Clones share one buffer.
 #[derive(Clone)]
-pub struct Recorder(Rc<Inner>);
+pub struct Recorder(Rc<RecorderState>);
 
-struct Inner {
-    stages: Domain,
-    operators: Domain,
+struct RecorderState {
+    stages: NvtxDomain,
+    operators: NvtxDomain,
     warmup: Cell<bool>,
     repeat: Cell<u32>,
     step: Cell<Option<u32>>,
-    /// Innermost of `prefill` and `decode_all`.
+    /// Innermost open range of `prefill` and `decode_all`.
     stage: Cell<&'static str>,
-    names: RefCell<Vec<(&'static str, Name)>>,
-    entries: RefCell<Vec<Entry>>,
+    names: RefCell<Vec<(&'static str, NvtxName)>>,
+    entries: RefCell<Vec<RecordEntry>>,
     /// Operand shapes of all calls in `entries`, each as its rank and its dimensions.
     shapes: RefCell<Vec<u64>>,
-    /// Nothing is recorded and no profiler hears: what runs now belongs to no stage.
+    /// Neither events nor NVTX ranges are recorded: the work is outside all stages.
     quiet: Cell<bool>,
     /// Times ranges on the GPU as well.
     #[cfg(feature = "cuda")]
-    timer: RefCell<Option<crate::gpu::Timer>>,
+    timer: RefCell<Option<crate::gpu::GpuTimer>>,
 }
 
-/// An operator's identity, made once when the model is built.
+/// An operator's identity, created once when the model is built.
 pub struct OpName {
     path: String,
     kind: &'static str,
-    nvtx: Name,
+    nvtx: NvtxName,
 }
 
-/// A place in the GPU's work; there is none without a GPU.
+/// A position in the GPU's work; none without a GPU.
 #[cfg(not(feature = "cuda"))]
-type Mark = std::convert::Infallible;
+type GpuMark = std::convert::Infallible;
 
-/// Nanoseconds between two marks that the GPU has passed.
-fn between(marks: &(Mark, Mark)) -> Option<i64> {
+/// Nanoseconds between two positions that the GPU has passed.
+fn between(marks: &(GpuMark, GpuMark)) -> Option<i64> {
     #[cfg(feature = "cuda")]
     return marks.0.until(&marks.1);
     #[cfg(not(feature = "cuda"))]
     match marks.0 {}
 }
 
-enum Entry {
-    Range(StageRange, Option<(Mark, Mark)>),
-    Call(Call),
+enum RecordEntry {
+    Range(StageRange, Option<(GpuMark, GpuMark)>),
+    Call(RecordedCall),
     Experts(Experts),
-    #[cfg_attr(not(any(feature = "cuda", test)), expect(dead_code, reason = "only a GPU replays"))]
+    #[cfg_attr(not(any(feature = "cuda", test)), expect(dead_code, reason = "recorded by a GPU"))]
     Replay(Replay),
 }
 
-#[derive(Clone)]
-struct Call {
-    name: Rc<OpName>,
-    start_ns: i64,
-    end_ns: i64,
-    warmup: bool,
-    repeat: u32,
-    stage: &'static str,
-    operands: usize,
-    dtype: DType,
-    work: Work,
-}
-
-/// Calls that were recorded while a graph was captured, to be told again at each of its replays.
-#[derive(Clone)]
-pub struct Captured(Rc<Recorded>);
-
-struct Recorded {
-    calls: Vec<Call>,
-    shapes: Vec<u64>,
-}
-
-struct Replay {
-    captured: Captured,
-    t_ns: i64,
-    warmup: bool,
-    repeat: u32,
-    stage: &'static str,
-    /// Positions that the text is longer than at the capture.
-    moved: u64,
-}
 impl Recorder {
-    /// Makes a recorder whose ranges also go to the profiler that is attached, if any.
+    /// A recorder whose ranges also go to the attached profiler, if any.
     pub fn new() -> Self {
-        Self::with(Domain::create(STAGE_DOMAIN), Domain::create(OPERATOR_DOMAIN))
+        Self::with(NvtxDomain::create(STAGE_DOMAIN), NvtxDomain::create(OPERATOR_DOMAIN))
     }
 
-    /// Makes a recorder that no profiler hears.
+    /// A recorder without a profiler.
     #[cfg(test)]
     pub fn silent() -> Self {
-        Self::with(Domain::NONE, Domain::NONE)
+        Self::with(NvtxDomain::NONE, NvtxDomain::NONE)
     }
 
-    fn with(stages: Domain, operators: Domain) -> Self {
-        Self(Rc::new(Inner {
+    fn with(stages: NvtxDomain, operators: NvtxDomain) -> Self {
+        Self(Rc::new(RecorderState {
             stages,
             operators,
             warmup: Cell::new(false),
@@ -137,8 +112,8 @@ impl Recorder {
         }))
     }
 
-    /// Says which repeat the following events belong to.
-    pub fn begin_repeat(&self, warmup: bool, repeat: u32) {
+    /// Sets the repeat of the following events.
+    pub fn start_repeat(&self, warmup: bool, repeat: u32) {
         self.0.warmup.set(warmup);
         self.0.repeat.set(repeat);
     }
@@ -165,10 +140,17 @@ impl Recorder {
         if !inner.quiet.get() {
             inner.stages.push(self.stage_name(name));
         }
-        StageGuard { recorder: self.clone(), name, step, outer, start_ns: now_ns(), begin: self.mark() }
+        StageGuard {
+            recorder: self.clone(),
+            name,
+            step,
+            outer,
+            start_ns: now_ns(),
+            start: self.mark(),
+        }
     }
 
-    fn stage_name(&self, name: &'static str) -> Name {
+    fn stage_name(&self, name: &'static str) -> NvtxName {
         let mut names = self.0.names.borrow_mut();
         match names.iter().find(|(known, _)| *known == name) {
             Some((_, registered)) => *registered,
@@ -180,25 +162,32 @@ impl Recorder {
         }
     }
 
-    /// Names an operator, once, when the model is built.
+    /// Registers an operator, once, when the model is built.
     pub fn operator(&self, path: impl Into<String>, kind: &'static str) -> Op {
         let path = path.into();
         let nvtx = self.0.operators.register(&path);
         Op::new(self.clone(), OpName { path, kind, nvtx })
     }
 
-    /// Notes how many distinct experts a layer routed to in the forward that runs now.
+    /// Records the number of distinct experts of a layer in the current forward.
     pub fn experts(&self, layer: usize, distinct: usize, total: usize) {
         self.experts_of(self.0.stage.get(), self.0.step.get(), layer, distinct, total);
     }
 
-    /// Notes how many distinct experts a layer routed to in a forward that ran before, in this repeat.
-    pub fn experts_of(&self, stage: &'static str, step: Option<u32>, layer: usize, distinct: usize, total: usize) {
+    /// Records the number of distinct experts of a layer in an earlier forward of this repeat.
+    pub fn experts_of(
+        &self,
+        stage: &'static str,
+        step: Option<u32>,
+        layer: usize,
+        distinct: usize,
+        total: usize,
+    ) {
         let inner = &*self.0;
         if inner.quiet.get() {
             return;
         }
-        inner.entries.borrow_mut().push(Entry::Experts(Experts {
+        inner.entries.borrow_mut().push(RecordEntry::Experts(Experts {
             layer: layer as u32,
             stage: stage.to_owned(),
             warmup: inner.warmup.get(),
@@ -211,46 +200,55 @@ impl Recorder {
 
     /// Times ranges by `timer` as well, from now on.
     #[cfg(feature = "cuda")]
-    pub fn time_by(&self, timer: crate::gpu::Timer) {
+    pub fn time_by(&self, timer: crate::gpu::GpuTimer) {
         self.0.timer.replace(Some(timer));
     }
 
-    /// Where the GPU is in its work, if it is one that is timed.
-    fn mark(&self) -> Option<Mark> {
+    /// The current position in the GPU's work, if it is timed.
+    fn mark(&self) -> Option<GpuMark> {
         #[cfg(feature = "cuda")]
-        return self.0.timer.borrow().as_ref().filter(|_| !self.0.quiet.get()).and_then(crate::gpu::Timer::mark);
+        return self
+            .0
+            .timer
+            .borrow()
+            .as_ref()
+            .filter(|_| !self.0.quiet.get())
+            .and_then(crate::gpu::GpuTimer::mark);
         #[cfg(not(feature = "cuda"))]
         None
     }
 
     /// Runs `compute` without recording it.
-    pub fn quietly<R>(&self, compute: impl FnOnce() -> R) -> R {
+    pub fn without_recording<R>(&self, compute: impl FnOnce() -> R) -> R {
         let before = self.0.quiet.replace(true);
         let computed = compute();
         self.0.quiet.set(before);
         computed
     }
 
-    /// Runs `compute` and sets its calls apart, to be told at each [`Recorder::replayed`].
+    /// Runs `compute` and returns its calls, to be recorded at each [`Recorder::replayed`].
     #[cfg(any(feature = "cuda", test))]
-    pub fn captured<R>(&self, compute: impl FnOnce() -> R) -> (R, Captured) {
+    pub fn captured<R>(&self, compute: impl FnOnce() -> R) -> (R, CapturedCalls) {
         let inner = &*self.0;
         let (entries, shapes) = (inner.entries.take(), inner.shapes.take());
         let computed = compute();
         let calls = inner.entries.replace(entries).into_iter();
-        let calls = calls.filter_map(|entry| if let Entry::Call(call) = entry { Some(call) } else { None }).collect();
-        let captured = Captured(Rc::new(Recorded { calls, shapes: inner.shapes.replace(shapes) }));
+        let calls = calls
+            .filter_map(|entry| if let RecordEntry::Call(call) = entry { Some(call) } else { None })
+            .collect();
+        let captured =
+            CapturedCalls(Rc::new(RecordedCalls { calls, shapes: inner.shapes.replace(shapes) }));
         (computed, captured)
     }
 
-    /// Notes that `captured` ran once more, with a text `moved` positions longer than at its capture.
+    /// Records one replay of `captured`, with a text `moved` positions longer than at its capture.
     #[cfg(any(feature = "cuda", test))]
-    pub fn replayed(&self, captured: &Captured, moved: u64) {
+    pub fn replayed(&self, captured: &CapturedCalls, moved: u64) {
         let inner = &*self.0;
         if inner.quiet.get() {
             return;
         }
-        inner.entries.borrow_mut().push(Entry::Replay(Replay {
+        inner.entries.borrow_mut().push(RecordEntry::Replay(Replay {
             captured: captured.clone(),
             t_ns: now_ns(),
             warmup: inner.warmup.get(),
@@ -260,63 +258,25 @@ impl Recorder {
         }));
     }
 
-    /// Takes everything recorded since the last drain, in the order in which it closed.
+    /// Takes everything recorded since the last drain, in the order of its end.
     pub fn drain(&self) -> Vec<Event> {
         let shapes = std::mem::take(&mut *self.0.shapes.borrow_mut());
         let mut shapes = shapes.into_iter();
         let mut events = Vec::new();
         for entry in std::mem::take(&mut *self.0.entries.borrow_mut()) {
             match entry {
-                Entry::Range(range, marks) => {
-                    events.push(Event::Range(StageRange { device_ns: marks.as_ref().and_then(between), ..range }));
+                RecordEntry::Range(range, marks) => {
+                    events.push(Event::Range(StageRange {
+                        device_ns: marks.as_ref().and_then(between),
+                        ..range
+                    }));
                 }
-                Entry::Experts(experts) => events.push(Event::Experts(experts)),
-                Entry::Call(call) => events.push(call.event(&mut shapes, false)),
-                Entry::Replay(replay) => replay.tell(&mut events),
+                RecordEntry::Experts(experts) => events.push(Event::Experts(experts)),
+                RecordEntry::Call(call) => events.push(call.event(&mut shapes, false)),
+                RecordEntry::Replay(replay) => replay.push_events(&mut events),
             }
         }
         events
-    }
-}
-
-impl Call {
-    /// The event of this call, whose operands' shapes come next.
-    fn event(self, shapes: &mut impl Iterator<Item = u64>, captured: bool) -> Event {
-        let mut shape = || -> Vec<u64> {
-            let rank = shapes.next().unwrap_or(0) as usize;
-            shapes.by_ref().take(rank).collect()
-        };
-        Event::Op(OperatorCall {
-            path: self.name.path.clone(),
-            op: self.name.kind.to_owned(),
-            start_ns: self.start_ns,
-            end_ns: self.end_ns,
-            captured,
-            warmup: self.warmup,
-            repeat: self.repeat,
-            stage: self.stage.to_owned(),
-            shapes: (0..self.operands).map(|_| shape()).collect(),
-            dtype: self.dtype.as_str().to_owned(),
-            flops: self.work.flops,
-            bytes: self.work.read + self.work.late.map_or(0, |late| late.get()),
-        })
-    }
-}
-
-impl Replay {
-    fn tell(self, events: &mut Vec<Event>) {
-        let Recorded { calls, shapes } = &*self.captured.0;
-        let mut shapes = shapes.iter().copied();
-        for call in calls {
-            let (flops, bytes) = call.work.per_position;
-            let work = Work {
-                flops: call.work.flops + flops * self.moved,
-                read: call.work.read + bytes * self.moved,
-                ..call.work.clone()
-            };
-            let (start_ns, end_ns, warmup, repeat, stage) = (self.t_ns, self.t_ns, self.warmup, self.repeat, self.stage);
-            events.push(Call { start_ns, end_ns, warmup, repeat, stage, work, ..call.clone() }.event(&mut shapes, true));
-        }
     }
 }
 
@@ -337,14 +297,14 @@ pub struct StageGuard {
     step: Option<u32>,
     outer: (&'static str, Option<u32>),
     start_ns: i64,
-    begin: Option<Mark>,
+    start: Option<GpuMark>,
 }
 
 impl Drop for StageGuard {
     fn drop(&mut self) {
         let end_ns = now_ns();
         let inner = &*self.recorder.0;
-        let marks = self.begin.take().zip(self.recorder.mark());
+        let marks = self.start.take().zip(self.recorder.mark());
         inner.stage.set(self.outer.0);
         inner.step.set(self.outer.1);
         if inner.quiet.get() {
@@ -360,48 +320,9 @@ impl Drop for StageGuard {
             repeat: inner.repeat.get(),
             step: self.step,
         };
-        inner.entries.borrow_mut().push(Entry::Range(range, marks));
+        inner.entries.borrow_mut().push(RecordEntry::Range(range, marks));
     }
 }
 
 #[cfg(test)]
-mod tests {
-    use candle_core::{Device, Tensor};
-
-    use super::*;
-
-    #[test]
-    fn events_nest_by_time_and_know_their_stage() -> anyhow::Result<()> {
-        let recorder = Recorder::silent();
-        let (module, double) = (recorder.operator("m", "module"), recorder.operator("m.double", "elementwise"));
-        let x = Tensor::ones((2, 3), DType::F32, &Device::Cpu)?;
-        recorder.begin_repeat(true, 4);
-        {
-            let _stage = recorder.range("prefill");
-            let _scope = module.enter();
-            double.call(&[&x], 7, || &x * 2.0)?;
-            recorder.experts(3, 2, 8);
-        }
-        let events = recorder.drain();
-        let [Event::Op(call), Event::Experts(experts), Event::Op(scope), Event::Range(stage)] = &events[..] else {
-            panic!("unexpected events: {events:?}");
-        };
-        assert!(stage.start_ns <= scope.start_ns && scope.start_ns <= call.start_ns);
-        assert!(call.end_ns <= scope.end_ns && scope.end_ns <= stage.end_ns);
-        assert_eq!((call.stage.as_str(), call.warmup, call.repeat), ("prefill", true, 4));
-        assert_eq!((&call.shapes[..], call.flops, call.bytes), (&[vec![2, 3]][..], 7, 48));
-        assert_eq!((experts.distinct, experts.total, experts.stage.as_str()), (2, 8, "prefill"));
-        assert!(recorder.drain().is_empty(), "a drain takes everything");
-        Ok(())
-    }
-
-    #[test]
-    fn the_stage_is_what_it_was_once_a_range_closes() {
-        let recorder = Recorder::silent();
-        let outer = recorder.range("decode_all");
-        drop(recorder.decode_step(5));
-        assert_eq!((recorder.0.stage.get(), recorder.0.step.get()), ("decode_all", None));
-        drop(outer);
-        assert_eq!(recorder.0.stage.get(), "");
-    }
-}
+mod tests;

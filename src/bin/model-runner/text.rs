@@ -1,26 +1,26 @@
-//! A whole model reading a prompt with its pages, and writing tokens greedily.
+//! A whole model that reads a prompt with its pages and generates tokens.
 //!
 //! Sampling is greedy, so the same request gives the same tokens.
 
 use candle_core::Result;
 
 use crate::{
-    generate::{Computed, Program},
+    generate::{ComputedOutputs, Program},
     models::Model,
     ops::{Cursor, Sampler},
-    preprocess::Page,
+    preprocess::PageTensors,
     prompt::Prompt,
 };
 
 /// A model with its input.
-pub struct Text {
+pub struct TextGeneration {
     pub model: Model,
     pub prompt: Prompt,
-    pub pages: Vec<Page>,
+    pub pages: Vec<PageTensors>,
     pub sampler: Sampler,
 }
 
-impl Program for Text {
+impl Program for TextGeneration {
     fn clear(&mut self) -> Result<()> {
         self.model.clear()?;
         self.sampler.clear()
@@ -36,7 +36,7 @@ impl Program for Text {
         self.sampler.sample(logits)
     }
 
-    fn steps(&self) -> bool {
+    fn has_steps(&self) -> bool {
         true
     }
 
@@ -51,17 +51,17 @@ impl Program for Text {
         self.model.cursor()
     }
 
-    fn follow(&mut self) {
-        self.sampler.follow();
+    fn note_replay(&mut self) {
+        self.sampler.note_replay();
     }
 
     fn balance(&mut self) -> Result<()> {
         self.model.balance(&self.prompt, &self.pages)
     }
 
-    fn computed(&mut self, steps: usize) -> Result<Computed> {
-        self.model.settle(self.prompt.tokens.len(), steps)?;
+    fn computed(&mut self, steps: usize) -> Result<ComputedOutputs> {
+        self.model.record_experts(self.prompt.tokens.len(), steps)?;
         let (tokens, values) = self.sampler.chosen()?;
-        Ok(Computed { tokens, values })
+        Ok(ComputedOutputs { tokens, values })
     }
 }

@@ -1,7 +1,7 @@
-//! Where weights come from: a folder of safetensors, or a seed.
+//! Sources of weights: a folder of safetensors, or a seed.
 //!
-//! Both are candle's `VarBuilder`, so no model knows which. A folder is mapped, not read; a seed gives the same tensor for the
-//! same name on every machine, whatever order they are asked for in.
+//! Both are a `VarBuilder` of candle, so models do not depend on the source. A folder is mapped,
+//! not read; a seed gives the same tensor for the same name on every machine, in any order.
 
 use std::{
     collections::BTreeSet,
@@ -17,26 +17,30 @@ use sha2::{Digest, Sha256};
 
 const INDEX: &str = "model.safetensors.index.json";
 
-/// Why a folder of weights could not be opened.
+/// A folder of weights that cannot be opened.
 #[derive(Debug, thiserror::Error)]
 pub enum WeightsError {
     #[error("cannot read {path}: {source}")]
     Read { path: PathBuf, source: io::Error },
-    #[error("{0} holds no *.safetensors")]
+    #[error("no *.safetensors in {0}")]
     Empty(PathBuf),
-    #[error("{path} is no index of weights: {reason}")]
+    #[error("invalid index of weights {path}: {reason}")]
     Index { path: PathBuf, reason: String },
-    #[error("{path} is no whole safetensors file: {reason}")]
+    #[error("invalid or truncated safetensors file {path}: {reason}")]
     Open { path: PathBuf, reason: String },
 }
 
-/// Weights of `folder`: every file that its index names, or every `*.safetensors` in it.
-pub fn load(folder: &Path, dtype: DType, device: &Device) -> std::result::Result<VarBuilder<'static>, WeightsError> {
+/// Weights of `folder`: every file in its index, or every `*.safetensors` in it.
+pub fn load(
+    folder: &Path,
+    dtype: DType,
+    device: &Device,
+) -> std::result::Result<VarBuilder<'static>, WeightsError> {
     let files = files(folder)?;
     for path in &files {
         check(path)?;
     }
-    // SAFETY: the files are mapped; whoever changes weights under a running model gets what they ask for.
+    // SAFETY: the files are mapped and must not change while the model runs.
     unsafe { VarBuilder::from_mmaped_safetensors(&files, dtype, device) }
         .map_err(|error| WeightsError::Open { path: folder.to_owned(), reason: error.to_string() })
 }
@@ -62,7 +66,7 @@ fn files(folder: &Path) -> std::result::Result<Vec<PathBuf>, WeightsError> {
     if files.is_empty() { Err(WeightsError::Empty(folder.to_owned())) } else { Ok(files) }
 }
 
-/// The files that an index names, each once. A name that leads out of the folder is refused.
+/// The files in an index, each once. A name outside the folder is refused.
 fn parse_index(text: &str) -> std::result::Result<BTreeSet<String>, String> {
     #[derive(serde::Deserialize)]
     struct Index {
@@ -71,24 +75,24 @@ fn parse_index(text: &str) -> std::result::Result<BTreeSet<String>, String> {
     let index: Index = serde_json::from_str(text).map_err(|e| e.to_string())?;
     let names: BTreeSet<String> = index.weight_map.into_values().collect();
     match names.iter().find(|name| Path::new(name).file_name() != Some(OsStr::new(name))) {
-        Some(name) => Err(format!("{name:?} is no plain file name")),
-        None if names.is_empty() => Err("it names no file".to_owned()),
+        Some(name) => Err(format!("{name:?} is not a file name without a path")),
+        None if names.is_empty() => Err("it lists no file".to_owned()),
         None => Ok(names),
     }
 }
 
-/// Reads a file's header against its length, so that a truncated one is named.
+/// Checks a file's header against its length, so that a truncated file is reported.
 fn check(path: &Path) -> std::result::Result<(), WeightsError> {
     let read = |source| WeightsError::Read { path: path.to_owned(), source };
     let file = fs::File::open(path).map_err(read)?;
-    // SAFETY: mapped for the length of this call, and only read.
+    // SAFETY: mapped during this call, and only read.
     let map = unsafe { memmap2::Mmap::map(&file) }.map_err(read)?;
     safetensors::SafeTensors::deserialize(&map)
         .map(drop)
         .map_err(|error| WeightsError::Open { path: path.to_owned(), reason: error.to_string() })
 }
 
-/// Weights drawn from `seed`, each tensor by its name and its layer's own scale.
+/// Weights drawn from `seed`, each tensor by its name and its layer's scale.
 pub fn synthetic(seed: u64, dtype: DType, device: &Device) -> VarBuilder<'static> {
     VarBuilder::from_backend(Box::new(Synthetic { seed }), dtype, device.clone())
 }
@@ -98,9 +102,18 @@ struct Synthetic {
 }
 
 impl SimpleBackend for Synthetic {
-    fn get(&self, shape: Shape, name: &str, init: Init, dtype: DType, device: &Device) -> Result<Tensor> {
+    fn get(
+        &self,
+        shape: Shape,
+        name: &str,
+        init: Init,
+        dtype: DType,
+        device: &Device,
+    ) -> Result<Tensor> {
         let (mean, stdev) = match init {
-            Init::Const(value) => return (Tensor::ones(shape, dtype, device)? * value)?.to_dtype(dtype),
+            Init::Const(value) => {
+                return (Tensor::ones(shape, dtype, device)? * value)?.to_dtype(dtype);
+            }
             Init::Randn { mean, stdev } => (mean as f32, stdev as f32),
             Init::Uniform { .. } | Init::Kaiming { .. } => {
                 candle_core::bail!("{name}: only constant and normal weights are synthesised")
@@ -109,7 +122,8 @@ impl SimpleBackend for Synthetic {
         let seed = tensor_seed(self.seed, name);
         #[cfg(feature = "cuda")]
         if let Device::Cuda(cuda) = device
-            && let Some(tensor) = crate::gpu::synthesise(cuda, &shape, dtype, seed, mean, scale(stdev))?
+            && let Some(tensor) =
+                crate::gpu::synthesise(cuda, &shape, dtype, seed, mean, scale(stdev))?
         {
             return Ok(tensor);
         }
@@ -131,8 +145,9 @@ fn tensor_seed(seed: u64, name: &str) -> u64 {
     u64::from_le_bytes(std::array::from_fn(|i| digest[i]))
 }
 
-/// Close to normal: the sum of four uniforms of 16 bits, scaled to the variance. Each value follows from the seed and its index alone,
-/// by splitmix64 (Steele, Lea and Flood 2014), so that a GPU makes the same.
+/// Close to normal: the sum of four uniforms of 16 bits, scaled to the variance. Each value depends
+/// on the seed and its index alone, by splitmix64 (Steele, Lea and Flood 2014), so that a GPU
+/// computes the same.
 fn normals(seed: u64, count: usize, mean: f32, stdev: f32) -> Vec<f32> {
     let scale = scale(stdev);
     let value = |index: u64| {
@@ -147,7 +162,8 @@ fn normals(seed: u64, count: usize, mean: f32, stdev: f32) -> Vec<f32> {
     (0..count).into_par_iter().with_min_len(1 << 12).map(|index| value(index as u64)).collect()
 }
 
-/// What a sum of four uniforms is multiplied by: each on 0..65536 has variance 65536^2 / 12, four of them a third of 65536^2.
+/// The factor of a sum of four uniforms: each on 0..65536 has variance 65536^2 / 12, four of them a
+/// third of 65536^2.
 fn scale(stdev: f32) -> f32 {
     stdev * 3f32.sqrt() / 65536.0
 }
@@ -157,26 +173,35 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_tensor_depends_on_its_name_and_the_seed_and_nothing_else() {
+    fn a_tensor_depends_only_on_its_name_and_the_seed() {
         let draw = |seed, name| normals(tensor_seed(seed, name), 40_000, 0.0, 1.0);
         assert_eq!(draw(1, "a"), draw(1, "a"));
         assert_ne!(draw(1, "a"), draw(1, "b"));
         assert_ne!(draw(1, "a"), draw(2, "a"));
-        assert_eq!(draw(1, "a")[..100], normals(tensor_seed(1, "a"), 100, 0.0, 1.0), "a longer tensor begins the same");
+        assert_eq!(
+            draw(1, "a")[..100],
+            normals(tensor_seed(1, "a"), 100, 0.0, 1.0),
+            "a longer tensor starts the same"
+        );
     }
 
     #[test]
-    fn synthetic_values_have_the_scale_that_was_asked_for() {
+    fn synthetic_values_have_the_requested_scale() {
         let values = normals(7, 1 << 20, 0.5, 0.02);
         let mean = values.iter().map(|&v| f64::from(v)).sum::<f64>() / values.len() as f64;
-        let variance = values.iter().map(|&v| (f64::from(v) - mean).powi(2)).sum::<f64>() / values.len() as f64;
+        let variance = values.iter().map(|&v| (f64::from(v) - mean).powi(2)).sum::<f64>()
+            / values.len() as f64;
         assert!((mean - 0.5).abs() < 1e-4, "mean {mean}");
         assert!((variance.sqrt() - 0.02).abs() < 1e-4, "standard deviation {}", variance.sqrt());
     }
 
     #[test]
-    fn an_index_names_files_of_its_own_folder_only() {
-        let index = |file: &str| parse_index(&format!(r#"{{"metadata": {{}}, "weight_map": {{"a": "{file}", "b": "{file}"}}}}"#));
+    fn an_index_lists_files_of_its_own_folder_only() {
+        let index = |file: &str| {
+            parse_index(&format!(
+                r#"{{"metadata": {{}}, "weight_map": {{"a": "{file}", "b": "{file}"}}}}"#
+            ))
+        };
         assert_eq!(index("part-1.safetensors").map(|names| names.len()), Ok(1));
         assert!(index("../part-1.safetensors").is_err());
         assert!(index("/part-1.safetensors").is_err());
@@ -184,7 +209,7 @@ mod tests {
     }
 
     #[test]
-    fn weights_from_a_folder_come_in_the_type_that_was_asked_for() -> anyhow::Result<()> {
+    fn weights_from_a_folder_have_the_requested_dtype() -> anyhow::Result<()> {
         let folder = tempfile::tempdir()?;
         let saved = Tensor::new(&[[1f32, 2.0], [3.0, 4.0]], &Device::Cpu)?.to_dtype(DType::BF16)?;
         saved.save_safetensors("w", folder.path().join("x.safetensors"))?;
@@ -200,8 +225,10 @@ mod tests {
         Tensor::ones((64, 64), DType::F32, &Device::Cpu)?.save_safetensors("w", &path)?;
         let file = fs::OpenOptions::new().write(true).open(&path)?;
         file.set_len(file.metadata()?.len() / 2)?;
-        let refused = load(folder.path(), DType::F32, &Device::Cpu).err().expect("refused").to_string();
-        assert!(refused.contains("x.safetensors is no whole safetensors file"), "{refused}");
+        let refused =
+            load(folder.path(), DType::F32, &Device::Cpu).err().expect("refused").to_string();
+        assert!(refused.starts_with("invalid or truncated safetensors file"), "{refused}");
+        assert!(refused.contains("x.safetensors"), "{refused}");
         Ok(())
     }
 }

@@ -1,4 +1,4 @@
-//! What a sealed folder tells of a run or an alignment whose row was lost.
+//! Recovery of the database rows of a run or an alignment from its sealed folder.
 
 use std::{fs, path::Path};
 
@@ -7,26 +7,29 @@ use llmprof::{
         journal::{self, Position},
         layout, manifest,
     },
-    run::{
-        AlignmentId, ArtifactRecord, RunId, RunSpec, RunState, StepRecord, StepState,
+    domain::{
         alignment::{AlignmentSpec, CheckSummary, Verdict},
+        ids::{AlignmentId, RunId},
+        run_files::ArtifactRecord,
+        state::{RunState, StepRecord, StepState},
+        subject::RunSpec,
     },
     store::{AlignmentOutcome, LostAlignment, LostRun, Store, StoreError},
 };
 use serde::Deserialize;
 
-use super::Subject;
+use super::FolderSubject;
 
-const ANEW: &str = "its row was lost and made anew from its folder by llmprof check";
+const RECREATED: &str = "its row was lost and recreated from its folder by llmprof check";
 
-/// What was lost.
-pub enum Lost {
+/// A lost row.
+pub enum LostRow {
     Run(LostRun),
     Alignment(LostAlignment),
 }
 
-impl Lost {
-    /// Makes its rows anew.
+impl LostRow {
+    /// Inserts its rows.
     pub async fn insert(&self, store: &Store) -> Result<(), StoreError> {
         match self {
             Self::Run(run) => store.insert_lost(run).await,
@@ -42,11 +45,11 @@ impl Lost {
     }
 }
 
-/// What a sealed folder tells of what it belongs to; `None`: too little.
-pub fn lost(of: Subject, dir: &Path) -> Option<Lost> {
+/// Returns the lost row of a sealed folder; `None` if the folder is incomplete.
+pub fn lost(of: FolderSubject, dir: &Path) -> Option<LostRow> {
     match of {
-        Subject::Run(id) => run(id, dir).map(Lost::Run),
-        Subject::Alignment(id) => alignment(id, dir).map(Lost::Alignment),
+        FolderSubject::Run(id) => run(id, dir).map(LostRow::Run),
+        FolderSubject::Alignment(id) => alignment(id, dir).map(LostRow::Alignment),
     }
 }
 
@@ -63,26 +66,29 @@ fn run(id: RunId, dir: &Path) -> Option<LostRun> {
     };
     let queued_ms = submitted(id.0)?;
     let ended_ms = ended(&steps).unwrap_or(queued_ms);
-    Some(LostRun { id, spec, state, queued_ms, ended_ms, message: ANEW.to_owned(), artifacts })
+    Some(LostRun { id, spec, state, queued_ms, ended_ms, message: RECREATED.to_owned(), artifacts })
 }
 
-/// An alignment, without its owner: its report tells the verdict, and one without a report failed.
+/// An alignment without its owner; the verdict is in its report, and one without a report failed.
 fn alignment(id: AlignmentId, dir: &Path) -> Option<LostAlignment> {
     #[derive(Deserialize)]
-    struct Said {
+    struct JournalFacts {
         verdict: Verdict,
         checks: Vec<CheckSummary>,
     }
     let artifacts = manifest::read(dir).ok()?;
-    let spec: AlignmentSpec = serde_json::from_slice(&fs::read(dir.join(layout::SPEC)).ok()?).ok()?;
+    let spec: AlignmentSpec =
+        serde_json::from_slice(&fs::read(dir.join(layout::SPEC)).ok()?).ok()?;
     let report = format!("{}.json", layout::ALIGNMENT);
     let found = match artifacts.iter().any(|it| it.path == report) {
-        true => serde_json::from_slice(&fs::read(dir.join(report)).ok()?).ok().map(|said: Said| (said.verdict, said.checks)),
+        true => serde_json::from_slice(&fs::read(dir.join(report)).ok()?)
+            .ok()
+            .map(|facts: JournalFacts| (facts.verdict, facts.checks)),
         false => None,
     };
     let queued_ms = submitted(id.0)?;
     let ended_ms = ended(&last_steps(dir)).unwrap_or(queued_ms);
-    let outcome = AlignmentOutcome { found: found.ok_or_else(|| ANEW.to_owned()), artifacts };
+    let outcome = AlignmentOutcome { found: found.ok_or_else(|| RECREATED.to_owned()), artifacts };
     Some(LostAlignment { id, spec, queued_ms, ended_ms, outcome })
 }
 
@@ -94,11 +100,12 @@ fn submitted(id: uuid::Uuid) -> Option<i64> {
 
 /// When the last step ended, milliseconds since 1970.
 fn ended(steps: &[StepRecord]) -> Option<i64> {
-    let ended = steps.iter().rev().find_map(|step| step.ended_at.as_ref()?.parse::<jiff::Timestamp>().ok());
+    let ended =
+        steps.iter().rev().find_map(|step| step.ended_at.as_ref()?.parse::<jiff::Timestamp>().ok());
     ended.map(|time| time.as_millisecond())
 }
 
-/// The steps of the last attempt, as the journal tells them.
+/// The steps of the last attempt in the journal.
 fn last_steps(dir: &Path) -> Vec<StepRecord> {
     let events = journal::read_from(dir, &mut Position::default(), usize::MAX).unwrap_or_default();
     journal::last_steps(events.into_iter().map(|(_, event)| event))

@@ -1,20 +1,23 @@
-//! What a sealed folder belongs to, and its rows: a run, carried out or imported, or an alignment.
+//! Subject of a sealed folder with its rows: a run or an alignment.
 
 use std::fmt;
 
 use llmprof::{
-    run::{AlignmentId, ArtifactRecord, RunId},
+    domain::{
+        ids::{AlignmentId, RunId},
+        run_files::ArtifactRecord,
+    },
     store::{Store, StoreError},
 };
 
-/// What a folder belongs to.
+/// Subject of a folder.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Subject {
+pub enum FolderSubject {
     Run(RunId),
     Alignment(AlignmentId),
 }
 
-impl Subject {
+impl FolderSubject {
     /// The files that the database lists of it.
     pub async fn rows(self, store: &Store) -> Result<Vec<ArtifactRecord>, StoreError> {
         match self {
@@ -23,7 +26,7 @@ impl Subject {
         }
     }
 
-    /// Says whether the database knows it.
+    /// True if the database contains it.
     pub async fn is_known(self, store: &Store) -> Result<bool, StoreError> {
         Ok(match self {
             Self::Run(id) => store.owner(id).await?.is_some(),
@@ -40,7 +43,7 @@ impl Subject {
     }
 }
 
-impl fmt::Display for Subject {
+impl fmt::Display for FolderSubject {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Run(id) => write!(f, "run {id}"),

@@ -1,27 +1,32 @@
-//! CSV as ncu prints it: messages before the header, quoted fields, perhaps a last record that was cut.
+//! CSV as ncu prints it: messages before the header, then records, the last of which may be cut.
 //!
-//! Text that is no CSV of ncu gives no header, never a panic.
+//! Text that is not CSV of ncu has no header.
 
-/// Cells of a page that are kept: those of ten thousand launches with all of the tool's metrics.
+use csv::{ReaderBuilder, StringRecord};
+
+/// Cells of a page that are read: those of ten thousand launches with all of the tool's metrics.
 const MAX_CELLS: usize = 16 << 20;
 
 /// One printed page.
 #[derive(Debug, Default, PartialEq)]
-pub struct Page {
+pub struct PrintedPage {
     pub header: Vec<String>,
     pub records: Vec<Vec<String>>,
     /// Lines `==WARNING== ...` and `==ERROR== ...` around the table.
     pub messages: Vec<String>,
-    /// The last record has fewer fields than the header, so the file was cut; or it holds more than is kept.
+    /// The last record has fewer fields than the header, since the file was cut; or the page has
+    /// more cells than are read.
     pub truncated: bool,
+    /// Fields of the shortest valid record: rows without a rule end after their value.
+    min_fields: usize,
+    cells: usize,
 }
 
-/// Reads one page. The header is the record that begins with `ID`.
-pub fn page(text: &str) -> Page {
-    let mut page = Page::default();
-    let (mut least, mut cells) = (0, 0);
-    let mut rest = text.trim_start_matches('\u{feff}');
-    while !rest.is_empty() {
+/// Reads one page. Its header is the record that starts with `ID`.
+pub fn page(text: &str) -> PrintedPage {
+    let mut page = PrintedPage::default();
+    let mut rest = at_most_cells(text.trim_start_matches('\u{feff}'));
+    while !rest.is_empty() && !page.truncated_by_size() {
         if rest.starts_with("==") || page.header.is_empty() && !rest.starts_with("\"ID\"") {
             let (line, after) = rest.split_once('\n').unwrap_or((rest, ""));
             let line = line.trim_end();
@@ -29,58 +34,70 @@ pub fn page(text: &str) -> Page {
                 page.messages.push(line.to_owned());
             }
             rest = after;
-            continue;
-        }
-        let (mut record, after, ended) = record(rest);
-        rest = after;
-        cells += record.len();
-        if cells > MAX_CELLS {
-            page.truncated = true;
-            break;
-        }
-        if record.iter().all(String::is_empty) && record.len() <= 1 {
-            continue;
-        }
-        if page.header.is_empty() {
-            // Rows without a rule end after their value.
-            least = record.iter().position(|name| name == "Metric Value").map_or(record.len(), |at| at + 1);
-            page.header = record;
-        } else if record.len() == page.header.len() || ended && (least..page.header.len()).contains(&record.len()) {
-            record.resize(page.header.len(), String::new());
-            page.records.push(record);
         } else {
-            page.truncated = true;
+            rest = page.read_records(rest);
         }
     }
     page
 }
 
-/// One record, what follows it, and whether a line's end ends it.
-fn record(text: &str) -> (Vec<String>, &str, bool) {
-    let mut fields = vec![String::new()];
-    let mut quoted = false;
-    let mut chars = text.char_indices().peekable();
-    while let Some((at, c)) = chars.next() {
-        let full = fields.len() > MAX_CELLS;
-        let Some(field) = fields.last_mut() else { break };
-        match c {
-            '"' if quoted && chars.peek().is_some_and(|(_, next)| *next == '"') => {
-                chars.next();
-                field.push('"');
+/// The text up to the comma after which no page has more cells, quoted commas included.
+fn at_most_cells(text: &str) -> &str {
+    text.match_indices(',').nth(2 * MAX_CELLS).map_or(text, |(at, _)| &text[..at])
+}
+
+impl PrintedPage {
+    fn truncated_by_size(&self) -> bool {
+        self.cells > MAX_CELLS
+    }
+
+    /// Reads records up to the next message; returns the text from there on.
+    fn read_records<'a>(&mut self, text: &'a str) -> &'a str {
+        let mut reader =
+            ReaderBuilder::new().has_headers(false).flexible(true).from_reader(text.as_bytes());
+        let (mut record, mut start) = (StringRecord::new(), 0);
+        while let Ok(true) = reader.read_record(&mut record) {
+            let end = reader.position().byte() as usize;
+            self.add(&record, &text[start..end.min(text.len())]);
+            start = end;
+            let rest = text.get(end..).unwrap_or_default().trim_start_matches(['\r', '\n']);
+            if self.truncated_by_size() {
+                self.truncated = true;
+                return "";
             }
-            '"' => quoted = !quoted,
-            // What is longer than any record is told by its length alone.
-            ',' if !quoted && full => {}
-            ',' if !quoted => fields.push(String::new()),
-            '\n' if !quoted => return (fields, &text[at + 1..], true),
-            '\r' if !quoted => {}
-            c => field.push(c),
+            if rest.starts_with("==") {
+                return rest;
+            }
+        }
+        ""
+    }
+
+    /// Adds one record with its text.
+    fn add(&mut self, record: &StringRecord, text: &str) {
+        let mut fields: Vec<String> = record.iter().map(str::to_owned).collect();
+        // An odd number of quotes leaves the last field open: it was cut.
+        if text.matches('"').count() % 2 == 1 {
+            fields.pop();
+        }
+        self.cells += fields.len();
+        if fields.len() <= 1 && fields.iter().all(String::is_empty) {
+            return;
+        }
+        let (all, complete) = (self.header.len(), text.ends_with(['\r', '\n']));
+        if self.header.is_empty() {
+            self.min_fields = fields
+                .iter()
+                .position(|name| name == "Metric Value")
+                .map_or(fields.len(), |at| at + 1);
+            self.header = fields;
+        } else if fields.len() == all || complete && (self.min_fields..all).contains(&fields.len())
+        {
+            fields.resize(all, String::new());
+            self.records.push(fields);
+        } else {
+            self.truncated = true;
         }
     }
-    if quoted {
-        fields.pop(); // a field that was cut is none
-    }
-    (fields, "", false)
 }
 
 #[cfg(test)]
@@ -89,26 +106,38 @@ mod tests {
 
     #[test]
     fn messages_before_the_header_are_kept_and_progress_is_not() {
-        let text = "==PROF== Connected to process 7\nhello from the program\n==WARNING== odd\n\"ID\",\"Kernel Name\"\n\"0\",\"f<1, \"\"2\"\">(T1)\"\n";
+        let text = "==PROF== Connected to process 7\nhello from the program\n==WARNING== \
+                    odd\n\"ID\",\"Kernel Name\"\n\"0\",\"f<1, \"\"2\"\">(T1)\"\n";
         let page = page(text);
         assert_eq!(page.messages, ["==WARNING== odd"]);
         assert_eq!(
             (page.header, page.records),
-            (vec!["ID".into(), "Kernel Name".into()], vec![vec!["0".into(), "f<1, \"2\">(T1)".into()]])
+            (
+                vec!["ID".into(), "Kernel Name".into()],
+                vec![vec!["0".into(), "f<1, \"2\">(T1)".into()]]
+            )
         );
         assert!(!page.truncated);
     }
 
     #[test]
-    fn a_cut_record_is_left_out_and_said() {
-        for cut in ["\"1\"", "\"1\",\"2", "\"1\",\"2\",\"a\nb", "\"1\"\n"] {
+    fn messages_between_records_are_kept_and_line_ends_may_be_those_of_windows() {
+        let text = "\"ID\",\"A\"\r\n\"0\",\"1\"\r\n==ERROR== lost\r\n\r\n\"1\",\"==2\n==3\"\r\n";
+        let page = page(text);
+        assert_eq!((page.messages.len(), page.truncated), (1, false));
+        assert_eq!(page.records, [["0", "1"], ["1", "==2\n==3"]]);
+    }
+
+    #[test]
+    fn a_cut_record_is_dropped_and_reported() {
+        for cut in ["\"1\"", "\"1\",\"2", "\"1\",\"2\",\"a\nb", "\"1\"\n", "\"1\",\"2\",\"a\"\""] {
             let page = page(&format!("\"ID\",\"A\",\"B\"\n\"0\",\"1\",\"2\"\n{cut}"));
             assert_eq!((page.records.len(), page.truncated), (1, true), "{cut}");
         }
     }
 
     #[test]
-    fn what_is_no_page_has_no_header() {
+    fn text_of_another_kind_has_no_header() {
         for text in ["", "\n\n", "a,b\n1,2\n", "==ERROR== no\n", "\"", "\u{0}\u{fffd}"] {
             assert_eq!(page(text).header, [""; 0], "{text:?}");
         }

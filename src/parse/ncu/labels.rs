@@ -1,11 +1,15 @@
-//! Labels of the details page and the metrics that they show, in the spellings of all versions of ncu from 2019 on.
+//! Labels of the details page and their metrics, in the spellings of all versions of ncu since
+//! 2019.
 //!
-//! Sources: printed pages of the versions named, and NVIDIA's release notes of Nsight Compute (2019.3.1 for `SOL FB`, 2020.1.1 for
-//! `launch__grid_dim_x`). Whole metric names stand for themselves: the option `--metrics` prints them in a section of their own.
+//! Sources: printed pages of the versions named, and NVIDIA's release notes of Nsight Compute
+//! (2019.3.1 for `SOL FB`, 2020.1.1 for `launch__grid_dim_x`). Whole metric names stand for
+//! themselves: the option `--metrics` prints them in a section of their own.
 
-use super::values::{ACHIEVED, DRAM, DRAM_RATE, DURATION, L1, L2, MEMORY, REGISTERS, SM, THEORETICAL};
+use super::values::{
+    ACHIEVED, DRAM, DRAM_RATE, DURATION, L1, L2, MEMORY, REGISTERS, SM, THEORETICAL,
+};
 
-/// The section of metrics that were asked for by name.
+/// The section of metrics that were requested by name.
 pub const REQUESTED: &str = "Command line profiler metrics";
 
 /// Sections that show the same labels under two names: until 2021.1, and from 2021.2 on.
@@ -36,7 +40,8 @@ const LABELS: &[(&[&str], &str, &str, &str)] = &[
     (OCCUPANCY, "Achieved Occupancy", ACHIEVED, "2019.1 on"),
 ];
 
-/// The metric that the details page shows under this label: of the table, or the one that the label names in full.
+/// The metric that the details page shows under this label: of the table, or the one that the label
+/// names in full.
 pub fn metric<'a>(section: &str, label: &'a str) -> Option<&'a str> {
     let known = LABELS.iter().find(|(of, name, ..)| of.contains(&section) && *name == label);
     // With `--print-metric-name label-name` both are printed.
@@ -44,7 +49,7 @@ pub fn metric<'a>(section: &str, label: &'a str) -> Option<&'a str> {
     known.map(|(_, _, metric, _)| *metric).or_else(named)
 }
 
-/// Says whether a label of the table shows this metric.
+/// Returns true if a label of the table shows this metric.
 pub fn shows(name: &str) -> bool {
     LABELS.iter().any(|(_, _, metric, _)| *metric == name)
 }
@@ -55,7 +60,9 @@ mod tests {
 
     #[test]
     fn each_value_has_the_labels_of_every_version() {
-        for (label, expected) in [("SM [%]", SM), ("Compute (SM) [%]", SM), ("SOL FB", DRAM[1]), ("Memory [%]", MEMORY)] {
+        for (label, expected) in
+            [("SM [%]", SM), ("Compute (SM) [%]", SM), ("SOL FB", DRAM[1]), ("Memory [%]", MEMORY)]
+        {
             assert_eq!(metric("GPU Speed Of Light", label), Some(expected), "{label}");
         }
         assert_eq!(metric("GPU Speed Of Light Throughput", "Memory Throughput"), Some(MEMORY));
@@ -65,7 +72,11 @@ mod tests {
 
     #[test]
     fn a_whole_name_is_itself_wherever_it_stands() {
-        for label in ["gpu__time_duration.sum", "Duration gpu__time_duration.sum", "Duration (gpu__time_duration.sum)"] {
+        for label in [
+            "gpu__time_duration.sum",
+            "Duration gpu__time_duration.sum",
+            "Duration (gpu__time_duration.sum)",
+        ] {
             assert_eq!(metric(REQUESTED, label), Some("gpu__time_duration.sum"), "{label}");
         }
     }

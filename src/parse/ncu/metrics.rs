@@ -1,6 +1,7 @@
 //! Metrics of one launch by name, in base units: nanoseconds, bytes, hertz, percent, counts.
 //!
-//! A field that ncu left empty or marked `no data` is absent; one that is NaN, infinite or unreadable is kept apart and reported.
+//! A field that ncu left empty or marked `no data` is absent; one that is NaN, infinite or
+//! unreadable is kept apart and reported.
 
 use std::collections::BTreeMap;
 
@@ -8,24 +9,24 @@ use super::numbers::DecimalMark;
 
 /// Metrics of one launch.
 #[derive(Debug, Clone, Default, PartialEq)]
-pub struct Metrics {
+pub struct LaunchMetrics {
     values: BTreeMap<String, f64>,
     /// Names of metrics whose value is NaN or infinite.
     pub not_a_number: Vec<String>,
-    /// Names of metrics whose value begins like a number and cannot be read as one.
+    /// Names of metrics whose value starts like a number but is not one.
     pub unreadable: Vec<String>,
 }
 
-impl Metrics {
-    /// Takes in a field as it was printed; a text that is not a number is left out.
+impl LaunchMetrics {
+    /// Adds a printed field; text that is not a number is skipped.
     pub fn take(&mut self, name: &str, unit: &str, text: &str, mark: DecimalMark) {
         match figure(text, mark) {
-            Figure::Number(value) => {
+            PrintedValue::Number(value) => {
                 self.values.insert(name.to_owned(), value * scale(unit));
             }
-            Figure::NotANumber => self.not_a_number.push(name.to_owned()),
-            Figure::Unreadable => self.unreadable.push(name.to_owned()),
-            Figure::Text => {}
+            PrintedValue::NotANumber => self.not_a_number.push(name.to_owned()),
+            PrintedValue::Unreadable => self.unreadable.push(name.to_owned()),
+            PrintedValue::Text => {}
         }
     }
 
@@ -38,43 +39,52 @@ impl Metrics {
         self.values.get(name).copied()
     }
 
-    /// Metrics whose names begin and end so, each with what stands between.
-    pub fn between<'a>(&'a self, prefix: &'a str, suffix: &'a str) -> impl Iterator<Item = (&'a str, f64)> + 'a {
+    /// Metrics with this prefix and suffix, each with the text in between.
+    pub fn between<'a>(
+        &'a self,
+        prefix: &'a str,
+        suffix: &'a str,
+    ) -> impl Iterator<Item = (&'a str, f64)> + 'a {
         self.values
             .range(prefix.to_owned()..)
             .take_while(move |(name, _)| name.starts_with(prefix))
-            .filter_map(move |(name, value)| Some((name.strip_prefix(prefix)?.strip_suffix(suffix)?, *value)))
+            .filter_map(move |(name, value)| {
+                Some((name.strip_prefix(prefix)?.strip_suffix(suffix)?, *value))
+            })
     }
 }
 
 /// A field as ncu prints it.
-enum Figure {
+enum PrintedValue {
     Number(f64),
     /// NaN or infinite.
     NotANumber,
-    /// Begins like a number and is none in the page's locale.
+    /// Starts like a number but is not one in the page's locale.
     Unreadable,
     /// Empty, `no data`, or a word.
     Text,
 }
 
-fn figure(text: &str, mark: DecimalMark) -> Figure {
+fn figure(text: &str, mark: DecimalMark) -> PrintedValue {
     let text = text.trim();
     let lower = text.to_ascii_lowercase();
-    if matches!(lower.trim_start_matches(['-', '+']), "nan" | "inf" | "infinity" | "-nan(ind)" | "nan(ind)") {
-        return Figure::NotANumber;
+    if matches!(
+        lower.trim_start_matches(['-', '+']),
+        "nan" | "inf" | "infinity" | "-nan(ind)" | "nan(ind)"
+    ) {
+        return PrintedValue::NotANumber;
     }
     if !text.starts_with(|c: char| c.is_ascii_digit() || matches!(c, '-' | '+' | '.' | ',')) {
-        return Figure::Text;
+        return PrintedValue::Text;
     }
     match mark.read(text) {
-        Some(value) if value.is_finite() => Figure::Number(value),
-        Some(_) => Figure::NotANumber,
-        None => Figure::Unreadable,
+        Some(value) if value.is_finite() => PrintedValue::Number(value),
+        Some(_) => PrintedValue::NotANumber,
+        None => PrintedValue::Unreadable,
     }
 }
 
-/// What a figure in this unit is multiplied by to be in base units. A unit that is not known counts as a base unit.
+/// The factor from this unit to base units. An unknown unit counts as a base unit.
 fn scale(unit: &str) -> f64 {
     let (over, under) = unit.split_once('/').unwrap_or((unit, ""));
     let under = match under {
@@ -124,7 +134,7 @@ mod tests {
 
     #[test]
     fn grouped_digits_are_figures_and_missing_ones_are_absent() {
-        let mut metrics = Metrics::default();
+        let mut metrics = LaunchMetrics::default();
         for (name, text) in [
             ("a", "1,234.5"),
             ("b", "no data"),
@@ -141,6 +151,9 @@ mod tests {
             (metrics.get("a"), metrics.get("b"), metrics.get("c"), metrics.get("f")),
             (Some(1234.5), None, None, Some(1000.0))
         );
-        assert_eq!((metrics.not_a_number, metrics.unreadable), (vec!["d".into(), "e".into()], vec!["h".to_owned()]));
+        assert_eq!(
+            (metrics.not_a_number, metrics.unreadable),
+            (vec!["d".into(), "e".into()], vec!["h".to_owned()])
+        );
     }
 }

@@ -1,7 +1,7 @@
-//! Pages that ncu printed from its report, back to counters per launch.
+//! Reader of pages that ncu printed from its report: counters per launch.
 //!
-//! The raw page holds every metric by name; the details page is read where there is no raw one. A page that was cut gives what
-//! it still holds, and says so.
+//! The raw page has every metric by name; the details page is read where there is no raw one. A
+//! truncated page yields its complete launches and a finding.
 
 mod csv;
 mod labels;
@@ -22,33 +22,34 @@ pub use self::page::parse_page;
 use super::ParseError;
 use crate::{
     artifact::{layout, packed},
-    run::{Finding, Severity},
+    domain::finding::{Finding, Severity},
     trace::counter::{CounterValues, LaunchCounters},
 };
 
-/// Most of a page that is read. A launch takes some 6 kB of the raw page.
+/// Maximum length of a page. A launch takes some 6 kB of the raw page.
 const MAX_PAGE: u64 = 256 << 20;
-/// Names that a finding lists; what comes after them is counted.
+/// Names that a finding lists; further ones are counted.
 const MAX_LISTED: usize = 20;
 
-/// What one ncu process profiled.
+/// The launches that one ncu process profiled.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct CounterPage {
-    /// In the order in which they were profiled; `stage` is left empty.
+    /// In the order of profiling; `stage` is empty.
     pub launches: Vec<LaunchCounters>,
     /// `kernel: metric` of each counter that is not a number.
     pub not_a_number: Vec<String>,
-    /// `kernel: metric` of each counter whose text begins like a number and is none in the page's locale.
+    /// `kernel: metric` of each counter whose text starts like a number but is not one in the
+    /// page's locale.
     pub unreadable: Vec<String>,
-    /// Sections of which nothing was read, and metrics that were asked for by name and are not known.
+    /// Sections without a known metric, and unknown metrics that were requested by name.
     pub unread: Vec<String>,
-    /// Why no number of the page can be trusted; it then has no launches.
+    /// Reason why no number of the page is reliable; it then has no launches.
     pub refused: Option<String>,
     /// Warnings and errors of the tool.
     pub messages: Vec<String>,
-    /// The page ends in the middle of a record, or is longer than what is read.
+    /// The page ends inside a record, or is longer than the limit.
     pub truncated: bool,
-    /// Name of the device that all launches ran on; `None` where the page does not tell one.
+    /// Name of the device that all launches ran on; `None` where the page has none or several.
     pub device: Option<String>,
 }
 
@@ -60,20 +61,26 @@ pub fn stages(dir: &Path) -> Result<Vec<String>, ParseError> {
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
         Err(source) => return Err(ParseError::Read { path, source }),
     };
-    let folders = entries.flatten().filter(|entry| entry.file_type().is_ok_and(|kind| kind.is_dir()));
-    let mut stages: Vec<String> = folders.filter_map(|entry| entry.file_name().into_string().ok()).collect();
+    let folders =
+        entries.flatten().filter(|entry| entry.file_type().is_ok_and(|kind| kind.is_dir()));
+    let mut stages: Vec<String> =
+        folders.filter_map(|entry| entry.file_name().into_string().ok()).collect();
     stages.sort();
     Ok(stages)
 }
 
-/// Reads what ncu left in the folder of `stage` below the run's folder; `None` when there is no page.
+/// Reads the pages of `stage` in the run's folder; `None` where there is no page.
 pub fn read(dir: &Path, stage: &str) -> Result<Option<CounterPage>, ParseError> {
     let folder = dir.join(layout::NCU).join(stage);
     let mut pages = Vec::new();
     for name in [layout::NCU_RAW, layout::NCU_DETAILS] {
         pages.extend(read_page(&folder.join(name))?);
     }
-    let Some(best) = pages.iter().position(|page| !page.launches.is_empty()).or((!pages.is_empty()).then_some(0)) else {
+    let Some(best) = pages
+        .iter()
+        .position(|page| !page.launches.is_empty())
+        .or((!pages.is_empty()).then_some(0))
+    else {
         return Ok(None);
     };
     let mut page = pages.swap_remove(best);
@@ -81,12 +88,13 @@ pub fn read(dir: &Path, stage: &str) -> Result<Option<CounterPage>, ParseError> 
     Ok(Some(page))
 }
 
-/// Reads one page from a file that anybody wrote; one without a launch is an error that names it.
+/// Reads one page from an untrusted file; a page without launches is an error.
 pub fn read_file(path: &Path) -> Result<CounterPage, ParseError> {
     let missing = || ParseError::Read { path: path.into(), source: io::ErrorKind::NotFound.into() };
     let page = read_page(path)?.ok_or_else(missing)?;
     if page.launches.is_empty() {
-        let what = page.refused.unwrap_or_else(|| "no page of ncu with a profiled launch".into());
+        let what =
+            page.refused.unwrap_or_else(|| "not a page of ncu with a profiled launch".into());
         return Err(ParseError::Foreign { path: path.into(), what });
     }
     Ok(page)
@@ -107,81 +115,125 @@ fn read_page(path: &Path) -> Result<Option<CounterPage>, ParseError> {
 }
 
 impl CounterPage {
-    /// Why this page is no good capture, in one line; `None` when it is one. `wanted` are the kernels that were asked for.
+    /// Reason why this page is unusable, in one line; `None` if it is usable. `wanted` are the
+    /// requested kernels.
     pub fn failure(&self, wanted: &[String]) -> Option<String> {
         if let Some(why) = &self.refused {
             return Some(format!("ncu's page cannot be read: {why}"));
         }
-        let said = self.messages.last().map(|line| format!(": {line}")).unwrap_or_default();
+        let message = self.messages.last().map(|line| format!(": {line}")).unwrap_or_default();
         if self.launches.is_empty() {
-            return Some(format!("ncu's pages hold no kernel launch{said}"));
+            return Some(format!("ncu's pages have no kernel launch{message}"));
         }
         if let Some(first) = self.not_a_number.first() {
-            return Some(format!("{} counters are not a number, the first is {first}", self.not_a_number.len()));
+            return Some(format!(
+                "{} counters are not numbers; the first is {first}",
+                self.not_a_number.len()
+            ));
         }
         let found = |name: &String| self.launches.iter().any(|launch| launch.kernel == *name);
         if !wanted.is_empty() && !wanted.iter().any(found) {
-            return Some(format!("ncu profiled none of the kernels that were asked for: {}", wanted.join(", ")));
+            return Some(format!(
+                "ncu profiled none of the requested kernels: {}",
+                wanted.join(", ")
+            ));
         }
         None
     }
 
-    /// What is missing or doubtful in a capture that is used all the same.
+    /// Findings on missing or doubtful data in a usable capture.
     pub fn findings(&self, stage: &str, wanted: &[String]) -> Vec<Finding> {
         let mut findings = Vec::new();
-        let missing: Vec<&str> =
-            wanted.iter().filter(|name| self.launches.iter().all(|it| it.kernel != **name)).map(String::as_str).collect();
+        let missing: Vec<&str> = wanted
+            .iter()
+            .filter(|name| self.launches.iter().all(|it| it.kernel != **name))
+            .map(String::as_str)
+            .collect();
         if !missing.is_empty() {
-            let message =
-                format!("ncu profiled {} of {} kernels asked for in {stage}", wanted.len() - missing.len(), wanted.len());
+            let message = format!(
+                "ncu profiled {} of {} requested kernels in {stage}",
+                wanted.len() - missing.len(),
+                wanted.len()
+            );
             findings.push(
                 Finding::new("ncu_kernels_missing", Severity::Warning, message)
                     .with("missing", missing.join(", "))
-                    .advise("look at the stage's ncu log: the kernels did not run in this pass, or bear other names"),
+                    .advise(
+                        "read the stage's ncu log: the kernels did not run in this pass or have \
+                         other names",
+                    ),
             );
         }
         findings.extend(self.gaps(stage));
         findings
     }
 
-    /// What could not be read of the page called `name`: a file, or a stage.
+    /// Findings on unreadable parts of the page `name`: a file, or a stage.
     pub fn gaps(&self, name: &str) -> Vec<Finding> {
-        let finding = |id: &str, severity, message: String| Finding::new(id, severity, message).with("page", name);
+        let finding = |id: &str, severity, message: String| {
+            Finding::new(id, severity, message).with("page", name)
+        };
         let mut findings = Vec::new();
         if self.truncated {
-            let message = format!("ncu's page for {name} is cut: {} whole launches were read", self.launches.len());
+            let message = format!(
+                "ncu's page for {name} is cut: {} whole launches were read",
+                self.launches.len()
+            );
             findings.push(Finding::new("ncu_page_cut", Severity::Warning, message));
         }
         if !self.unread.is_empty() {
-            let nothing = self.launches.iter().all(|launch| launch.values == CounterValues::default());
+            let nothing =
+                self.launches.iter().all(|launch| launch.values == CounterValues::default());
             let severity = if nothing { Severity::Warning } else { Severity::Info };
-            let message = format!("{} sections or metrics of ncu's page for {name} were not read", self.unread.len());
+            let message = format!(
+                "{} sections or metrics of ncu's page for {name} were not read",
+                self.unread.len()
+            );
             findings.push(
                 finding("ncu_sections_unread", severity, message)
                     .with("unread", listed(&self.unread))
-                    .advise("print the raw page, which has every metric by its name: ncu --import REPORT --csv --page raw"),
+                    .advise(
+                        "print the raw page, which has every metric by its name: ncu --import \
+                             REPORT --csv --page raw",
+                    ),
             );
         }
         let bad: Vec<String> = self.unreadable.iter().chain(&self.not_a_number).cloned().collect();
         if !bad.is_empty() {
-            let message = format!("{} counters of ncu's page for {name} are not numbers and were left out", bad.len());
-            findings.push(finding("ncu_values_unreadable", Severity::Warning, message).with("counters", listed(&bad)));
+            let message = format!(
+                "{} counters of ncu's page for {name} are not numbers and were left out",
+                bad.len()
+            );
+            findings.push(
+                finding("ncu_values_unreadable", Severity::Warning, message)
+                    .with("counters", listed(&bad)),
+            );
         }
-        let unknown = self.launches.iter().filter(|launch| launch.grid.is_none() || launch.block.is_none()).count();
+        let unknown = self
+            .launches
+            .iter()
+            .filter(|launch| launch.grid.is_none() || launch.block.is_none())
+            .count();
         if unknown > 0 {
-            let message =
-                format!("ncu's page for {name} lacks the grid or block of {unknown} launches: they are matched by name alone");
-            findings
-                .push(finding("ncu_geometry_missing", Severity::Info, message).advise(
-                    "print the page with ncu 2020.1.1 or newer, or ask for launch__grid_dim_x and the like by --metrics",
-                ));
+            let message = format!(
+                "ncu's page for {name} lacks the grid or block of {unknown} launches: they are \
+                 matched by name alone"
+            );
+            findings.push(finding("ncu_geometry_missing", Severity::Info, message).advise(
+                "print the page with ncu 2020.1.1 or newer, or ask for launch__grid_dim_x and \
+                     the like by --metrics",
+            ));
         }
         findings
     }
 }
 
-/// The first of many names, and how many more there are.
+/// The first names and the number of further ones.
 fn listed(names: &[String]) -> String {
     let first = names.iter().take(MAX_LISTED).map(String::as_str).collect::<Vec<_>>().join(", ");
-    if names.len() > MAX_LISTED { format!("{first} and {} more", names.len() - MAX_LISTED) } else { first }
+    if names.len() > MAX_LISTED {
+        format!("{first} and {} more", names.len() - MAX_LISTED)
+    } else {
+        first
+    }
 }

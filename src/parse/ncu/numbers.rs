@@ -1,9 +1,9 @@
-//! Numbers as ncu prints them: in the decimal and grouping marks of the locale that it ran in.
+//! Numbers as ncu prints them, with the decimal and grouping marks of its locale.
 //!
-//! The mark is decided once, over a whole page, by numbers that can be read in one way only. A page that does not decide is refused:
-//! `117.344` may be a hundred and seventeen or a hundred and seventeen thousand.
+//! Unambiguous numbers decide the mark once for a page. A page without any is refused: `117.344`
+//! may be a hundred and seventeen or a hundred and seventeen thousand.
 
-/// The mark before the fraction; the other one, a space or an apostrophe groups the digits.
+/// The decimal mark; the other one, a space or an apostrophe groups digits.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum DecimalMark {
     #[default]
@@ -13,7 +13,7 @@ pub enum DecimalMark {
 
 /// Marks between groups of digits in any locale: spaces of three widths and two apostrophes.
 const SPACES: [char; 5] = [' ', '\u{a0}', '\u{202f}', '\'', '\u{2019}'];
-/// Percentages below this are possible values; a reading of a number that is above is wrong.
+/// Percentages below this are possible; a reading above it is wrong.
 const MAX_PCT: f64 = 1_000.0;
 
 impl DecimalMark {
@@ -31,10 +31,12 @@ impl DecimalMark {
         }
     }
 
-    /// Reads `text` with this mark; `None` where it is not a number then. Instances that follow a value in brackets are left out.
+    /// Reads `text` with this mark; `None` where it is not a number. Instances in brackets after a
+    /// value are ignored.
     pub fn read(self, text: &str) -> Option<f64> {
         let text = text.trim();
-        let text = text.split_once(" (").filter(|_| text.ends_with(')')).map_or(text, |(value, _)| value);
+        let text =
+            text.split_once(" (").filter(|_| text.ends_with(')')).map_or(text, |(value, _)| value);
         let (sign, digits) = match text.strip_prefix('-') {
             Some(digits) => ("-", digits),
             None => ("", text.strip_prefix('+').unwrap_or(text)),
@@ -53,7 +55,7 @@ impl DecimalMark {
     }
 }
 
-/// The digits of a whole number without its grouping marks; `None` where they stand where no locale puts them.
+/// The digits of a whole number without grouping marks; `None` where the grouping fits no locale.
 fn ungrouped(whole: &str, grouping: char) -> Option<String> {
     let mark = whole.chars().find(|c| !c.is_ascii_digit());
     if mark.is_some_and(|mark| mark != grouping && !SPACES.contains(&mark)) {
@@ -72,9 +74,13 @@ fn ungrouped(whole: &str, grouping: char) -> Option<String> {
     (fits && groups.iter().all(|group| digits(group))).then(|| groups.concat())
 }
 
-/// Decides the mark of a page from `cells`, each a unit and a text; or says in one line why it cannot be decided.
-pub fn decimal_mark<'a>(cells: impl Iterator<Item = (&'a str, &'a str)>) -> Result<DecimalMark, String> {
-    let (mut point, mut comma, mut open): (Option<&str>, Option<&str>, Vec<(&str, &str)>) = (None, None, Vec::new());
+/// Decides the mark of a page from `cells`, each a unit and a text; the error is the reason in one
+/// line.
+pub fn decimal_mark<'a>(
+    cells: impl Iterator<Item = (&'a str, &'a str)>,
+) -> Result<DecimalMark, String> {
+    let (mut point, mut comma, mut open): (Option<&str>, Option<&str>, Vec<(&str, &str)>) =
+        (None, None, Vec::new());
     for (unit, text) in cells.filter(|(_, text)| text.contains([',', '.'])) {
         match (DecimalMark::Point.read(text), DecimalMark::Comma.read(text)) {
             (Some(_), None) => point = point.or(Some(text)),
@@ -86,7 +92,8 @@ pub fn decimal_mark<'a>(cells: impl Iterator<Item = (&'a str, &'a str)>) -> Resu
     match (point, comma) {
         (Some(one), Some(other)) => {
             return Err(format!(
-                "its numbers have decimal points ({one}) and decimal commas ({other}): print it anew with LC_ALL=C"
+                "its numbers have decimal points ({one}) and decimal commas ({other}); \
+                 print it again with LC_ALL=C"
             ));
         }
         (Some(_), None) => return Ok(DecimalMark::Point),
@@ -96,11 +103,13 @@ pub fn decimal_mark<'a>(cells: impl Iterator<Item = (&'a str, &'a str)>) -> Resu
     undecided(&open)
 }
 
-/// The mark of a page whose numbers can all be read in two ways.
+/// The mark of a page with ambiguous numbers alone.
 fn undecided(open: &[(&str, &str)]) -> Result<DecimalMark, String> {
     let Some((_, first)) = open.first() else { return Ok(DecimalMark::Point) };
     for (_, text) in open.iter().filter(|(unit, _)| *unit == "%") {
-        for (mark, other) in [(DecimalMark::Point, DecimalMark::Comma), (DecimalMark::Comma, DecimalMark::Point)] {
+        for (mark, other) in
+            [(DecimalMark::Point, DecimalMark::Comma), (DecimalMark::Comma, DecimalMark::Point)]
+        {
             if other.read(text).is_some_and(|pct| pct.abs() >= MAX_PCT) {
                 return Ok(mark);
             }
@@ -110,7 +119,10 @@ fn undecided(open: &[(&str, &str)]) -> Result<DecimalMark, String> {
     if open.iter().all(|(_, text)| !text.contains('.')) {
         return Ok(DecimalMark::Point);
     }
-    Err(format!("the locale of its numbers cannot be told ({first} may be a fraction or thousands): print it anew with LC_ALL=C"))
+    Err(format!(
+        "the locale of its numbers is undecided ({first} may be a fraction or thousands); \
+         print it again with LC_ALL=C"
+    ))
 }
 
 #[cfg(test)]
@@ -136,27 +148,54 @@ mod tests {
         ] {
             assert_eq!(mark.read(text), Some(value), "{text}");
         }
-        for text in ["", "no data", "n/a", "1,23", "0,123", "1,2345", "2025.3.1", "127.0.0.1", ".", "-", "1,,234", "12ab"] {
+        for text in [
+            "",
+            "no data",
+            "n/a",
+            "1,23",
+            "0,123",
+            "1,2345",
+            "2025.3.1",
+            "127.0.0.1",
+            ".",
+            "-",
+            "1,,234",
+            "12ab",
+        ] {
             assert_eq!(DecimalMark::Point.read(text), None, "{text}");
         }
     }
 
     #[test]
-    fn the_mark_is_that_of_the_numbers_that_read_in_one_way() {
+    fn the_mark_is_that_of_the_unambiguous_numbers() {
         assert_eq!(mark(&[("ns", "117,344"), ("%", "65.77")]), Ok(DecimalMark::Point));
         assert_eq!(mark(&[("ns", "117.344"), ("%", "65,77")]), Ok(DecimalMark::Comma));
         assert_eq!(mark(&[("byte", "2.508.800")]), Ok(DecimalMark::Comma));
         assert_eq!(mark(&[("ns", "152192"), ("", "288")]), Ok(DecimalMark::Point));
-        assert_eq!(mark(&[("ns", "6,688"), ("", "1,024")]), Ok(DecimalMark::Point), "ncu prints no three decimals");
-        assert_eq!(mark(&[("%", "65.770"), ("ns", "117.344")]), Ok(DecimalMark::Point), "65,770 % is not possible");
+        assert_eq!(
+            mark(&[("ns", "6,688"), ("", "1,024")]),
+            Ok(DecimalMark::Point),
+            "ncu never prints three decimals"
+        );
+        assert_eq!(
+            mark(&[("%", "65.770"), ("ns", "117.344")]),
+            Ok(DecimalMark::Point),
+            "65,770 % is not possible"
+        );
         assert_eq!(mark(&[("%", "65,770"), ("ns", "117,344")]), Ok(DecimalMark::Comma));
     }
 
     #[test]
-    fn a_page_that_does_not_decide_is_refused() {
-        assert!(mark(&[("ns", "117.344")]).unwrap_err().contains("117.344 may be a fraction or thousands"));
+    fn an_undecided_page_is_refused() {
         assert!(
-            mark(&[("%", "65.77"), ("%", "65,77")]).unwrap_err().contains("decimal points (65.77) and decimal commas (65,77)")
+            mark(&[("ns", "117.344")])
+                .unwrap_err()
+                .contains("117.344 may be a fraction or thousands")
+        );
+        assert!(
+            mark(&[("%", "65.77"), ("%", "65,77")])
+                .unwrap_err()
+                .contains("decimal points (65.77) and decimal commas (65,77)")
         );
     }
 }

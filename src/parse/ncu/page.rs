@@ -1,14 +1,14 @@
-//! From a printed page, raw or details, to launches with their counters.
+//! Parser of a printed page, raw or details, to launches with their counters.
 //!
-//! What cannot be read is listed, never guessed: numbers of an undecided locale, sections and metrics that are not known, geometry that an
-//! older version did not print.
+//! Unreadable data is listed, never guessed: numbers of an undecided locale, unknown sections and
+//! metrics, grids and blocks that older versions did not print.
 
 use std::collections::BTreeSet;
 
 use super::{
     CounterPage, csv,
     labels::{self, REQUESTED},
-    metrics::Metrics,
+    metrics::LaunchMetrics,
     numbers::{DecimalMark, decimal_mark},
     values,
 };
@@ -16,25 +16,35 @@ use crate::trace::{counter::LaunchCounters, names::base_name};
 
 /// Column of the raw page that names the device.
 const DEVICE_NAME: &str = "device__attribute_display_name";
-/// Stands for a kernel whose name was not printed.
+/// Name of a kernel whose name was not printed.
 const UNNAMED: &str = "(unnamed)";
 
-/// Reads one page, whichever it is.
+/// Reads one page of either kind.
 pub fn parse_page(text: &str) -> CounterPage {
     let page = csv::page(text);
-    let mut parsed = CounterPage { messages: page.messages.clone(), truncated: page.truncated, ..CounterPage::default() };
-    let Some(columns) = Columns::of(&page.header) else { return parsed };
+    let mut parsed = CounterPage {
+        messages: page.messages.clone(),
+        truncated: page.truncated,
+        ..CounterPage::default()
+    };
+    let Some(columns) = PageColumns::of(&page.header) else { return parsed };
     let launches = match columns.details {
         Some(details) => read_details(&page.records, &columns, details, &mut parsed),
         None => read_raw(&page, &columns, &mut parsed),
     };
     for (launch, metrics) in launches.unwrap_or_default() {
         let used = |names: &[String]| -> Vec<String> {
-            names.iter().filter(|name| values::is_used(name)).map(|name| format!("{}: {name}", launch.kernel)).collect()
+            names
+                .iter()
+                .filter(|name| values::is_used(name))
+                .map(|name| format!("{}: {name}", launch.kernel))
+                .collect()
         };
         parsed.not_a_number.extend(used(&metrics.not_a_number));
         parsed.unreadable.extend(used(&metrics.unreadable));
-        let side = |of: &str, axis: &str| metrics.get(&format!("launch__{of}_dim_{axis}")).map(|side| side as u32);
+        let side = |of: &str, axis: &str| {
+            metrics.get(&format!("launch__{of}_dim_{axis}")).map(|side| side as u32)
+        };
         let sides = |of: &str| Some([side(of, "x")?, side(of, "y")?, side(of, "z")?]);
         parsed.launches.push(LaunchCounters {
             grid: launch.grid.or_else(|| sides("grid")),
@@ -46,10 +56,10 @@ pub fn parse_page(text: &str) -> CounterPage {
     parsed
 }
 
-type Launches = Vec<(LaunchCounters, Metrics)>;
+type PageLaunches = Vec<(LaunchCounters, LaunchMetrics)>;
 
-/// Where the columns of a page are that both kinds of pages have.
-struct Columns {
+/// Indices of the columns that both kinds of pages have.
+struct PageColumns {
     id: usize,
     kernel: usize,
     process: Option<usize>,
@@ -68,12 +78,17 @@ struct Details {
     value: usize,
 }
 
-impl Columns {
+impl PageColumns {
     fn of(header: &[String]) -> Option<Self> {
         let column = |name: &str| header.iter().position(|head| head == name);
         let details = || {
             let (section, label) = (column("Section Name")?, column("Metric Name")?);
-            Some(Details { section, label, unit: column("Metric Unit")?, value: column("Metric Value")? })
+            Some(Details {
+                section,
+                label,
+                unit: column("Metric Unit")?,
+                value: column("Metric Value")?,
+            })
         };
         Some(Self {
             id: column("ID")?,
@@ -86,7 +101,7 @@ impl Columns {
         })
     }
 
-    /// The launch of a record without its counters; `None` where its number is none.
+    /// The launch of a record without its counters; `None` where its id is not a number.
     fn launch(&self, record: &[String]) -> Option<LaunchCounters> {
         let id: String = record[self.id].chars().filter(char::is_ascii_digit).collect();
         let size = |column: Option<usize>| column.and_then(|at| size(&record[at]));
@@ -102,19 +117,24 @@ impl Columns {
         })
     }
 
-    /// What tells the launches of a page apart: several processes number theirs alike.
+    /// The key of a launch: several processes may use the same ids.
     fn key<'a>(&self, record: &'a [String]) -> (&'a str, &'a str) {
         (record[self.id].as_str(), self.process.map_or("", |at| record[at].as_str()))
     }
 }
 
 /// One row per launch and metric; `None` where the page is refused.
-fn read_details(records: &[Vec<String>], columns: &Columns, at: Details, parsed: &mut CounterPage) -> Option<Launches> {
+fn read_details(
+    records: &[Vec<String>],
+    columns: &PageColumns,
+    at: Details,
+    parsed: &mut CounterPage,
+) -> Option<PageLaunches> {
     // A row of a rule has no metric.
     let rows = || records.iter().filter(|record| !record[at.label].is_empty());
     let cells = rows().map(|record| (record[at.unit].as_str(), record[at.value].as_str()));
     let mark = decided(decimal_mark(cells), parsed)?;
-    let mut launches = Launches::new();
+    let mut launches = PageLaunches::new();
     let (mut seen, mut used, mut last): (BTreeSet<&str>, BTreeSet<&str>, _) = Default::default();
     let mut requested = BTreeSet::new();
     for record in records {
@@ -123,7 +143,7 @@ fn read_details(records: &[Vec<String>], columns: &Columns, at: Details, parsed:
                 parsed.truncated = true;
                 continue;
             };
-            launches.push((launch, Metrics::default()));
+            launches.push((launch, LaunchMetrics::default()));
             last = Some(columns.key(record));
         }
         let (section, label) = (record[at.section].as_str(), record[at.label].as_str());
@@ -131,7 +151,9 @@ fn read_details(records: &[Vec<String>], columns: &Columns, at: Details, parsed:
             continue;
         }
         seen.insert(section);
-        if let (Some(metric), Some((_, metrics))) = (labels::metric(section, label), launches.last_mut()) {
+        if let (Some(metric), Some((_, metrics))) =
+            (labels::metric(section, label), launches.last_mut())
+        {
             metrics.take(metric, &record[at.unit], &record[at.value], mark);
             if is_read(metric) {
                 used.insert(section);
@@ -143,19 +165,26 @@ fn read_details(records: &[Vec<String>], columns: &Columns, at: Details, parsed:
         }
     }
     seen.remove(REQUESTED);
-    parsed.unread = seen.difference(&used).chain(&requested).map(|name| (*name).to_owned()).collect();
+    parsed.unread =
+        seen.difference(&used).chain(&requested).map(|name| (*name).to_owned()).collect();
     Some(launches)
 }
 
-/// One row per launch, with every metric in a column of its own name; `None` where the page is refused.
-fn read_raw(page: &csv::Page, columns: &Columns, parsed: &mut CounterPage) -> Option<Launches> {
+/// One row per launch, with every metric in a column of its own name; `None` where the page is
+/// refused.
+fn read_raw(
+    page: &csv::PrintedPage,
+    columns: &PageColumns,
+    parsed: &mut CounterPage,
+) -> Option<PageLaunches> {
     // The second row of the raw page holds units, and no launch has an empty number.
     let (units, records) = match page.records.split_first() {
         Some((units, records)) if units[columns.id].is_empty() => (units.as_slice(), records),
         _ => (&[][..], page.records.as_slice()),
     };
     if let Some(at) = columns.device_name {
-        let mut named = records.iter().map(|record| record[at].trim()).filter(|name| !name.is_empty());
+        let mut named =
+            records.iter().map(|record| record[at].trim()).filter(|name| !name.is_empty());
         let first = named.next();
         parsed.device = first.filter(|first| named.all(|name| name == *first)).map(str::to_owned);
     }
@@ -166,15 +195,17 @@ fn read_raw(page: &csv::Page, columns: &Columns, parsed: &mut CounterPage) -> Op
         .filter(|(_, name)| name.contains("__"))
         .map(|(at, name)| (at, name.as_str(), units.get(at).map_or("", String::as_str)))
         .collect();
-    let cells = records.iter().flat_map(|record| metrics.iter().map(|(at, _, unit)| (*unit, record[*at].as_str())));
+    let cells = records
+        .iter()
+        .flat_map(|record| metrics.iter().map(|(at, _, unit)| (*unit, record[*at].as_str())));
     let mark = decided(decimal_mark(cells), parsed)?;
-    let mut launches = Launches::new();
+    let mut launches = PageLaunches::new();
     for record in records {
         let Some(launch) = columns.launch(record) else {
             parsed.truncated = true;
             continue;
         };
-        let mut read = Metrics::default();
+        let mut read = LaunchMetrics::default();
         metrics.iter().for_each(|(at, name, unit)| read.take(name, unit, &record[*at], mark));
         launches.push((launch, read));
     }
@@ -184,20 +215,31 @@ fn read_raw(page: &csv::Page, columns: &Columns, parsed: &mut CounterPage) -> Op
     Some(launches)
 }
 
-/// Whether something of ours is made from this metric, the launch's geometry included.
+/// Returns true if a value is computed from this metric, grid and block included.
 fn is_read(metric: &str) -> bool {
-    values::is_used(metric) || metric.starts_with("launch__grid_dim_") || metric.starts_with("launch__block_dim_")
+    values::is_used(metric)
+        || metric.starts_with("launch__grid_dim_")
+        || metric.starts_with("launch__block_dim_")
 }
 
-/// The mark, or a note in the page why it has none.
+/// The mark; where there is none, the page records the reason.
 fn decided(mark: Result<DecimalMark, String>, parsed: &mut CounterPage) -> Option<DecimalMark> {
     mark.map_err(|why| parsed.refused = Some(why)).ok()
 }
 
 /// `(4, 8, 1)`.
 fn size(text: &str) -> Option<[u32; 3]> {
-    let side = |side: &str| side.chars().filter(|c| !matches!(c, ',' | '.' | '\'' | '\u{a0}' | '\u{202f}')).collect::<String>();
-    let mut sides = text.trim().strip_prefix('(')?.strip_suffix(')')?.split(", ").map(|it| side(it).parse().ok());
+    let side = |side: &str| {
+        side.chars()
+            .filter(|c| !matches!(c, ',' | '.' | '\'' | '\u{a0}' | '\u{202f}'))
+            .collect::<String>()
+    };
+    let mut sides = text
+        .trim()
+        .strip_prefix('(')?
+        .strip_suffix(')')?
+        .split(", ")
+        .map(|it| side(it).parse().ok());
     let size = [sides.next()??, sides.next()??, sides.next()??];
     sides.next().is_none().then_some(size)
 }

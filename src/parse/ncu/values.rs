@@ -1,56 +1,69 @@
-//! From metrics by name to what a launch's counters say. The only place that knows ncu's metric names.
+//! Counters of a launch from metrics by name. The only place that knows ncu's metric names.
 //!
-//! Formulas follow the tool's own roofline: a multiply-add is two operations, a packed half-precision one four.
+//! Formulas follow the tool's own roofline: a multiply-add is two operations, a packed
+//! half-precision one four.
 
 use std::collections::BTreeMap;
 
-use super::{labels, metrics::Metrics};
+use super::{labels, metrics::LaunchMetrics};
 use crate::trace::counter::{CounterValues, Stall};
 
 pub(super) const DURATION: &[&str] = &["gpu__time_duration.sum", "gpu__time_duration.avg"];
 pub(super) const SM: &str = "sm__throughput.avg.pct_of_peak_sustained_elapsed";
 pub(super) const MEMORY: &str = "gpu__compute_memory_throughput.avg.pct_of_peak_sustained_elapsed";
-pub(super) const DRAM: &[&str] =
-    &["gpu__dram_throughput.avg.pct_of_peak_sustained_elapsed", "dram__throughput.avg.pct_of_peak_sustained_elapsed"];
+pub(super) const DRAM: &[&str] = &[
+    "gpu__dram_throughput.avg.pct_of_peak_sustained_elapsed",
+    "dram__throughput.avg.pct_of_peak_sustained_elapsed",
+];
 pub(super) const L1: &str = "l1tex__t_sector_hit_rate.pct";
 pub(super) const L2: &str = "lts__t_sector_hit_rate.pct";
 pub(super) const ACHIEVED: &str = "sm__warps_active.avg.pct_of_peak_sustained_active";
 pub(super) const THEORETICAL: &str = "sm__maximum_warps_per_active_cycle_pct";
 pub(super) const REGISTERS: &str = "launch__registers_per_thread";
 pub(super) const DRAM_RATE: &str = "dram__bytes.sum.per_second";
-/// Cycles of matrix instructions alone; the pipe's own counter holds what shares it too.
-const TENSOR: (&str, &str) = ("sm__pipe_tensor_type_", "_cycles_active.avg.pct_of_peak_sustained_elapsed");
+/// Cycles of matrix instructions alone; the counter of the pipe includes other instructions.
+const TENSOR: (&str, &str) =
+    ("sm__pipe_tensor_type_", "_cycles_active.avg.pct_of_peak_sustained_elapsed");
 const TENSOR_PIPE: &[&str] = &[
     "sm__pipe_tensor_op_hmma_cycles_active.avg.pct_of_peak_sustained_elapsed",
     "sm__pipe_tensor_cycles_active.avg.pct_of_peak_sustained_elapsed",
 ];
 const TENSOR_OPS: (&str, &str) = ("sm__ops_path_tensor_src_", ".sum");
 const STALL: (&str, &str) = ("smsp__average_warps_issue_stalled_", "_per_issue_active.ratio");
-/// Not a wait: the warp that issues.
+/// The issuing warp, which does not wait.
 const SELECTED: &str = "selected";
 const TOP_STALLS: usize = 3;
 
-/// Says whether a value of ours is made from this metric.
+/// Returns true if a value is computed from this metric.
 pub fn is_used(name: &str) -> bool {
     let counted = |prefix: &str| name.starts_with(prefix) && name.contains("_pred_on.sum");
     labels::shows(name)
         || DURATION.contains(&name)
         || DRAM.contains(&name)
         || TENSOR_PIPE.contains(&name)
-        || [TENSOR, TENSOR_OPS, STALL].iter().any(|(from, to)| name.starts_with(from) && name.ends_with(to))
+        || [TENSOR, TENSOR_OPS, STALL]
+            .iter()
+            .any(|(from, to)| name.starts_with(from) && name.ends_with(to))
         || matches!(
             name,
-            "dram__bytes_read.sum" | "dram__bytes_write.sum" | "dram__bytes.sum" | "smsp__cycles_elapsed.avg.per_second"
+            "dram__bytes_read.sum"
+                | "dram__bytes_write.sum"
+                | "dram__bytes.sum"
+                | "smsp__cycles_elapsed.avg.per_second"
         )
         || counted("sm__sass_thread_inst_executed_op_")
         || counted("smsp__sass_thread_inst_executed_op_")
 }
 
-/// What the metrics of one launch say.
-pub fn values(metrics: &Metrics) -> CounterValues {
+/// Computes the counters of one launch.
+pub fn values(metrics: &LaunchMetrics) -> CounterValues {
     let duration_ns = metrics.any(DURATION);
     let seconds = duration_ns.map(|ns| ns / 1e9);
-    let tensor_pct = metrics.between(TENSOR.0, TENSOR.1).next().map(|(_, value)| value).or_else(|| metrics.any(TENSOR_PIPE));
+    let tensor_pct = metrics
+        .between(TENSOR.0, TENSOR.1)
+        .next()
+        .map(|(_, value)| value)
+        .or_else(|| metrics.any(TENSOR_PIPE));
     let (flops, tensor_counted) = flops(metrics, seconds);
     CounterValues {
         registers: metrics.get(REGISTERS).map(|value| value as u32),
@@ -71,24 +84,29 @@ pub fn values(metrics: &Metrics) -> CounterValues {
 }
 
 /// Counted bytes; else the rate times the duration.
-fn dram_bytes(metrics: &Metrics, seconds: Option<f64>) -> Option<f64> {
+fn dram_bytes(metrics: &LaunchMetrics, seconds: Option<f64>) -> Option<f64> {
     let both = metrics.get("dram__bytes_read.sum").zip(metrics.get("dram__bytes_write.sum"));
-    let counted = both.map(|(read, written)| read + written).or_else(|| metrics.get("dram__bytes.sum"));
+    let counted =
+        both.map(|(read, written)| read + written).or_else(|| metrics.get("dram__bytes.sum"));
     counted.or_else(|| Some(metrics.get(DRAM_RATE)? * seconds?))
 }
 
 /// Operations by format, and whether the tensor cores' were counted.
-fn flops(metrics: &Metrics, seconds: Option<f64>) -> (BTreeMap<String, f64>, bool) {
+fn flops(metrics: &LaunchMetrics, seconds: Option<f64>) -> (BTreeMap<String, f64>, bool) {
     let mut flops = BTreeMap::new();
     // Additions and products, then multiply-adds, with what one instruction of a thread does.
-    for (format, letter, single, fused) in [("fp16", 'h', 2.0, 4.0), ("fp32", 'f', 1.0, 2.0), ("fp64", 'd', 1.0, 2.0)] {
+    for (format, letter, single, fused) in
+        [("fp16", 'h', 2.0, 4.0), ("fp32", 'f', 1.0, 2.0), ("fp64", 'd', 1.0, 2.0)]
+    {
         let count = |op: &str| instructions(metrics, &format!("{letter}{op}"), seconds);
         if let (Some(add), Some(mul), Some(fma)) = (count("add"), count("mul"), count("fma")) {
             flops.insert(format.to_owned(), (add + mul) * single + fma * fused);
         }
     }
-    let ops: Vec<(&str, f64)> =
-        metrics.between(TENSOR_OPS.0, TENSOR_OPS.1).filter(|(name, _)| !name.starts_with("int")).collect();
+    let ops: Vec<(&str, f64)> = metrics
+        .between(TENSOR_OPS.0, TENSOR_OPS.1)
+        .filter(|(name, _)| !name.starts_with("int"))
+        .collect();
     for (name, value) in &ops {
         let whole = name.trim_end_matches("_sparsity_off").trim_end_matches("_sparsity_on");
         // Where the sum over both kinds of sparsity was counted, its parts would count twice.
@@ -100,22 +118,29 @@ fn flops(metrics: &Metrics, seconds: Option<f64>) -> (BTreeMap<String, f64>, boo
     (flops, !ops.is_empty())
 }
 
-/// Instructions of threads that were not predicated off: counted, or the rate per cycle times the cycles.
-fn instructions(metrics: &Metrics, op: &str, seconds: Option<f64>) -> Option<f64> {
+/// Instructions of threads that were not predicated off: counted, or the rate per cycle times the
+/// cycles.
+fn instructions(metrics: &LaunchMetrics, op: &str, seconds: Option<f64>) -> Option<f64> {
     let counted = metrics.get(&format!("sm__sass_thread_inst_executed_op_{op}_pred_on.sum"));
     counted.or_else(|| {
-        let per_cycle = metrics.get(&format!("smsp__sass_thread_inst_executed_op_{op}_pred_on.sum.per_cycle_elapsed"))?;
+        let per_cycle = metrics.get(&format!(
+            "smsp__sass_thread_inst_executed_op_{op}_pred_on.sum.per_cycle_elapsed"
+        ))?;
         Some(per_cycle * metrics.get("smsp__cycles_elapsed.avg.per_second")? * seconds?)
     })
 }
 
-fn stalls(metrics: &Metrics) -> Vec<Stall> {
+fn stalls(metrics: &LaunchMetrics) -> Vec<Stall> {
     let all: Vec<(&str, f64)> = metrics.between(STALL.0, STALL.1).collect();
     let sum: f64 = all.iter().map(|(_, warps)| warps).sum();
     let mut stalls: Vec<Stall> = all
         .into_iter()
         .filter(|(reason, warps)| *reason != SELECTED && *warps > 0.0)
-        .map(|(reason, warps)| Stall { reason: reason.to_owned(), warps_per_issue: warps, share_pct: 100.0 * warps / sum })
+        .map(|(reason, warps)| Stall {
+            reason: reason.to_owned(),
+            warps_per_issue: warps,
+            share_pct: 100.0 * warps / sum,
+        })
         .collect();
     stalls.sort_by(|a, b| b.warps_per_issue.total_cmp(&a.warps_per_issue));
     stalls.truncate(TOP_STALLS);
@@ -127,15 +152,21 @@ mod tests {
     use super::{super::numbers::DecimalMark, *};
 
     fn of(fields: &[(&str, &str, &str)]) -> CounterValues {
-        let mut metrics = Metrics::default();
-        fields.iter().for_each(|(name, unit, text)| metrics.take(name, unit, text, DecimalMark::Point));
+        let mut metrics = LaunchMetrics::default();
+        fields
+            .iter()
+            .for_each(|(name, unit, text)| metrics.take(name, unit, text, DecimalMark::Point));
         values(&metrics)
     }
 
     #[test]
     fn a_sum_over_sparsity_is_not_counted_beside_its_parts() {
         let ops = "sm__ops_path_tensor_src_bf16_dst_fp32";
-        let (whole, off, on) = (format!("{ops}.sum"), format!("{ops}_sparsity_off.sum"), format!("{ops}_sparsity_on.sum"));
+        let (whole, off, on) = (
+            format!("{ops}.sum"),
+            format!("{ops}_sparsity_off.sum"),
+            format!("{ops}_sparsity_on.sum"),
+        );
         let both = of(&[(&whole, "", "100"), (&off, "", "90"), (&on, "", "10")]);
         assert_eq!(both.flops["tensor_bf16"], 100.0);
         assert_eq!(of(&[(&off, "", "90"), (&on, "", "10")]).flops["tensor_bf16"], 100.0);
@@ -143,11 +174,14 @@ mod tests {
 
     #[test]
     fn intensity_is_unknown_when_the_tensor_cores_worked_uncounted() {
-        let fp32 = ["fadd", "fmul", "ffma"].map(|op| format!("sm__sass_thread_inst_executed_op_{op}_pred_on.sum"));
-        let mut fields: Vec<(&str, &str, &str)> = fp32.iter().map(|name| (name.as_str(), "inst", "10")).collect();
+        let fp32 = ["fadd", "fmul", "ffma"]
+            .map(|op| format!("sm__sass_thread_inst_executed_op_{op}_pred_on.sum"));
+        let mut fields: Vec<(&str, &str, &str)> =
+            fp32.iter().map(|name| (name.as_str(), "inst", "10")).collect();
         fields.push(("dram__bytes.sum", "Kbyte", "0.02"));
         fields.push((TENSOR_PIPE[0], "%", "0"));
-        assert_eq!(of(&fields).arithmetic_intensity(), Some(2.0)); // 10 + 10 + 2 x 10 operations over 20 bytes
+        // 10 + 10 + 2 x 10 operations over 20 bytes
+        assert_eq!(of(&fields).arithmetic_intensity(), Some(2.0));
         fields.push((TENSOR_PIPE[0], "%", "12.5"));
         assert_eq!((of(&fields).arithmetic_intensity(), of(&fields).flops["fp32"]), (None, 40.0));
     }
@@ -157,9 +191,10 @@ mod tests {
         let name = |reason: &str| format!("{}{reason}{}", STALL.0, STALL.1);
         let names = ["selected", "wait", "barrier", "long_scoreboard", "drain"].map(name);
         let counts = ["1", "2", "0", "6", "1"];
-        let fields: Vec<_> = names.iter().zip(counts).map(|(name, warps)| (name.as_str(), "inst", warps)).collect();
+        let fields: Vec<_> =
+            names.iter().zip(counts).map(|(name, warps)| (name.as_str(), "inst", warps)).collect();
         let stalls = of(&fields).stalls;
-        let said: Vec<_> = stalls.iter().map(|it| (it.reason.as_str(), it.share_pct)).collect();
-        assert_eq!(said, [("long_scoreboard", 60.0), ("wait", 20.0), ("drain", 10.0)]);
+        let shares: Vec<_> = stalls.iter().map(|it| (it.reason.as_str(), it.share_pct)).collect();
+        assert_eq!(shares, [("long_scoreboard", 60.0), ("wait", 20.0), ("drain", 10.0)]);
     }
 }

@@ -1,6 +1,6 @@
-//! Columns that a table has: exports of different versions have different ones.
+//! Columns of a table, which differ between versions of exports.
 //!
-//! A query names the columns that it wants as `{column}`; one that is missing reads as null, and an error names it.
+//! A query names columns as `{column}`; a missing one reads as null, and an error names it.
 
 use std::{collections::HashSet, fmt::Write as _};
 
@@ -8,13 +8,13 @@ use rusqlite::{Connection, Error, Result, types::Type};
 
 use super::export::string;
 
-/// Columns of `table` that are stored: the pragma leaves out generated ones.
+/// Stored columns of `table`: the pragma omits generated ones.
 pub fn stored(db: &Connection, table: &str) -> Result<HashSet<String>> {
     let mut statement = db.prepare("select name from pragma_table_info(?1)")?;
     statement.query_map([table], |row| string(row, 0))?.collect()
 }
 
-/// Puts `"column"` for each `{column}` that there is, and `null` for the others.
+/// Replaces each `{column}` by `"column"` if it exists, else by `null`.
 pub fn fit(sql: &str, columns: &HashSet<String>) -> String {
     let mut parts = sql.split('{');
     let mut fitted = parts.next().unwrap_or_default().to_owned();
@@ -30,13 +30,19 @@ pub fn fit(sql: &str, columns: &HashSet<String>) -> String {
     fitted
 }
 
-/// The column of the export that `error` is about, where a query read null since the table lacks it.
+/// The missing column that caused `error`, where a query read null instead.
 pub fn lacking<'a>(error: &Error, sql: &'a str, columns: &HashSet<String>) -> Option<&'a str> {
     let Error::InvalidColumnType(_, alias, Type::Null) = error else { return None };
     let wanted = sql.split('{').skip(1).filter_map(|part| part.split_once('}'));
-    let named =
-        |rest: &str| rest.trim_start().strip_prefix("as ").is_some_and(|rest| rest.split([',', '\n', ' ']).next() == Some(alias));
-    wanted.filter(|(column, _)| !columns.contains(*column)).find(|(_, rest)| named(rest)).map(|(column, _)| column)
+    let named = |rest: &str| {
+        rest.trim_start()
+            .strip_prefix("as ")
+            .is_some_and(|rest| rest.split([',', '\n', ' ']).next() == Some(alias))
+    };
+    wanted
+        .filter(|(column, _)| !columns.contains(*column))
+        .find(|(_, rest)| named(rest))
+        .map(|(column, _)| column)
 }
 
 #[cfg(test)]
@@ -50,6 +56,9 @@ mod tests {
         assert_eq!(fit(sql, &columns), r#"select "start", "end" as e, null as g"#);
         let error = Error::InvalidColumnType(2, "g".into(), Type::Null);
         assert_eq!(lacking(&error, sql, &columns), Some("graphNodeId"));
-        assert_eq!(lacking(&Error::InvalidColumnType(1, "e".into(), Type::Null), sql, &columns), None);
+        assert_eq!(
+            lacking(&Error::InvalidColumnType(1, "e".into(), Type::Null), sql, &columns),
+            None
+        );
     }
 }

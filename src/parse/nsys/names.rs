@@ -1,4 +1,4 @@
-//! The strings that rows name by id, each kept once, in order of first use.
+//! Strings that rows refer to by id, each kept once, in order of first use.
 
 use std::collections::HashMap;
 
@@ -7,22 +7,22 @@ use super::{
     export::{Export, string},
 };
 
-/// Longest name that is kept: C++ templates grow long, but not that long.
+/// Maximum length of a name: beyond any C++ template.
 const MAX_NAME: usize = 64 << 10;
 
-/// Ids below this are looked up by place: exports number their strings from 1 on.
+/// Ids below this are looked up by index: exports number their strings from 1.
 const DENSE: usize = 1 << 16;
 const UNSEEN: u32 = u32::MAX;
 
-/// Gives each id that is named an index.
+/// Assigns an index to each id in use.
 #[derive(Default)]
-pub struct Names {
+pub struct StringTable {
     ids: Vec<i64>,
     dense: Vec<u32>,
     sparse: HashMap<i64, u32>,
 }
 
-impl Names {
+impl StringTable {
     /// The index of the string with this id.
     pub fn index(&mut self, id: i64) -> u32 {
         let known = self.find(id);
@@ -55,7 +55,7 @@ impl Names {
         }
     }
 
-    /// Reads the strings that were named. One that the export lacks says so.
+    /// Reads the strings in use. A placeholder replaces one that the export lacks.
     pub fn resolve(self, export: &Export) -> Result<Vec<String>, ParseError> {
         let mut strings: Vec<_> = vec![None; self.ids.len()];
         export.each("StringIds", include_str!("sql/strings.sql"), |row| {
@@ -66,9 +66,11 @@ impl Names {
             }
             Ok(())
         })?;
-        let said = |(string, id): (Option<String>, &i64)| {
-            string.filter(|it| !it.is_empty()).unwrap_or_else(|| format!("(string {id} is missing)"))
+        let named = |(string, id): (Option<String>, &i64)| {
+            string
+                .filter(|it| !it.is_empty())
+                .unwrap_or_else(|| format!("(string {id} is missing)"))
         };
-        Ok(strings.into_iter().zip(&self.ids).map(said).collect())
+        Ok(strings.into_iter().zip(&self.ids).map(named).collect())
     }
 }

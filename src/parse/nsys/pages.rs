@@ -1,23 +1,25 @@
-//! Walks one table of a database file page by page and hands out its whole numbers: several times faster than queries over millions of rows.
+//! Reads the integers of one table page by page: several times faster than queries over millions of
+//! rows.
 //!
-//! Format: <https://www.sqlite.org/fileformat2.html>, sections 1.3, 1.6 and 2.1. What it cannot read so is left to SQLite by the caller;
-//! a page that is not what the format says ends the walk. It takes time linear in the size of the file, and the memory of a few pages.
+//! Format: <https://www.sqlite.org/fileformat2.html>, sections 1.3, 1.6 and 2.1. The caller queries
+//! other tables with SQLite; an invalid page ends the walk. Time is linear in the size of the file;
+//! a few pages are in memory.
 
 use std::{fs::File, io, os::unix::fs::FileExt as _, path::Path};
 
-/// Why a walk ended early.
+/// Reason why a walk ended early.
 #[derive(Debug)]
 pub enum Broken {
     Io(io::Error),
-    /// This page is not what it should be.
+    /// This page is invalid.
     Page(u32),
 }
 
-/// Most pages that are read at once, where they follow each other: 256 KiB of the usual size.
+/// Maximum number of consecutive pages in one read: 256 KiB of the usual size.
 const AHEAD: u32 = 64;
-/// Jumps up to so many pages forward count as following each other: two tables often take turns.
+/// Jumps of up to this many pages forward count as consecutive: two tables often alternate.
 const NEAR: u32 = 8;
-/// Deepest that SQLite builds its trees.
+/// Maximum depth of SQLite's trees.
 const DEEPEST: usize = 20;
 /// Types of pages: inner ones, and those with rows, of tables.
 const INNER: u8 = 5;
@@ -26,20 +28,20 @@ const LEAF: u8 = 13;
 /// The pages of a file.
 pub struct Pages {
     file: File,
-    /// Bytes of a page, and how many of them hold content.
+    /// Bytes of a page, and those with content.
     size: usize,
     usable: usize,
     count: u32,
     buffer: Vec<u8>,
-    /// The pages in the buffer: the first, and how many.
+    /// The pages in the buffer: the first, and their number.
     first: u32,
     held: u32,
-    /// How many the next read asks for.
+    /// Number of pages in the next read.
     ahead: u32,
 }
 
 impl Pages {
-    /// Opens a file whose header was looked at already; `None` where the header says what the format does not know.
+    /// Opens a file with a checked header; `None` for values outside the format.
     pub fn open(path: &Path) -> io::Result<Option<Self>> {
         let file = File::open(path)?;
         let mut header = [0; 100];
@@ -54,7 +56,16 @@ impl Pages {
             return Ok(None);
         }
         let count = u32::try_from(count).unwrap_or(u32::MAX);
-        Ok(Some(Self { file, size, usable, count, buffer: Vec::new(), first: 0, held: 0, ahead: 1 }))
+        Ok(Some(Self {
+            file,
+            size,
+            usable,
+            count,
+            buffer: Vec::new(),
+            first: 0,
+            held: 0,
+            ahead: 1,
+        }))
     }
 
     /// The content of the page with this number; pages count from 1.
@@ -64,7 +75,11 @@ impl Pages {
         }
         if number < self.first || number >= self.first + self.held {
             let end = self.first + self.held;
-            self.ahead = if (end..=end.saturating_add(NEAR)).contains(&number) { (self.ahead * 2).min(AHEAD) } else { 1 };
+            self.ahead = if (end..=end.saturating_add(NEAR)).contains(&number) {
+                (self.ahead * 2).min(AHEAD)
+            } else {
+                1
+            };
             let held = self.ahead.min(self.count - number + 1);
             self.held = 0;
             self.buffer.resize(self.size * held as usize, 0);
@@ -76,7 +91,7 @@ impl Pages {
         Ok(&self.buffer[at..at + self.usable])
     }
 
-    /// Numbers of the pages that hold the rows of the table at `root`, in the order of the rows.
+    /// Numbers of the pages with the rows of the table at `root`, in row order.
     fn leaves(&mut self, root: u32) -> Result<Vec<u32>, Broken> {
         let (mut leaves, mut inner) = (Vec::new(), vec![(root, 0)]);
         let mut seen = 0;
@@ -96,7 +111,8 @@ impl Pages {
                         below.push(u32_at(page, cell).ok_or_else(broken)?);
                     }
                     below.push(u32_at(page, head + 8).ok_or_else(broken)?);
-                    // Those of one level are all of one kind: below the first leaf there is no need to look at its neighbours.
+                    // Pages of one level are of one kind: if the first is a leaf, so are its
+                    // siblings.
                     let first = below[0];
                     let of_leaves = self.page(first)?.get(head_of(first)) == Some(&LEAF);
                     if of_leaves {
@@ -114,8 +130,8 @@ impl Pages {
         Ok(leaves)
     }
 
-    /// Calls `take` with the numbers of each row of the table at `root`: those of the columns in `places`, in that order. `take` says
-    /// whether to go on.
+    /// Calls `take` with the integers of the columns in `places` for each row of the table at
+    /// `root`, until it returns false.
     pub fn rows<const N: usize>(
         &mut self,
         root: u32,
@@ -132,7 +148,9 @@ impl Pages {
                 return Err(broken());
             }
             for cell in cells(page, head, 8).ok_or_else(broken)? {
-                payload(page, cell).and_then(|payload| read(payload, &slots, &mut row)).ok_or_else(broken)?;
+                payload(page, cell)
+                    .and_then(|payload| read(payload, &slots, &mut row))
+                    .ok_or_else(broken)?;
                 if !take(&row) {
                     return Ok(());
                 }
@@ -142,7 +160,7 @@ impl Pages {
     }
 }
 
-/// What a row holds in a column of whole numbers.
+/// The value of a column of integers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Number {
     Null,
@@ -151,7 +169,7 @@ pub enum Number {
     Other,
 }
 
-/// For each column of a row up to the last that is asked for, where its number goes.
+/// For each column of a row up to the last requested one, the index of its value.
 fn slots<const N: usize>(places: [Option<usize>; N]) -> Vec<Option<usize>> {
     let mut slots = vec![None; places.iter().flatten().max().map_or(0, |last| last + 1)];
     for (slot, place) in places.iter().enumerate() {
@@ -162,12 +180,12 @@ fn slots<const N: usize>(places: [Option<usize>; N]) -> Vec<Option<usize>> {
     slots
 }
 
-/// Where the header of a page begins: the first holds that of the file too.
+/// Offset of a page's header: the first page starts with the file's header.
 const fn head_of(number: u32) -> usize {
     if number == 1 { 100 } else { 0 }
 }
 
-/// Where the cells of a page begin, whose header has this length.
+/// Offsets of the cells of a page whose header has this length.
 fn cells(page: &[u8], head: usize, length: usize) -> Option<impl Iterator<Item = usize> + '_> {
     let count = usize::from(u16::from_be_bytes(page.get(head + 3..head + 5)?.try_into().ok()?));
     let pointers = page.get(head + length..head + length + 2 * count)?;
@@ -178,17 +196,21 @@ fn u32_at(page: &[u8], at: usize) -> Option<u32> {
     Some(u32::from_be_bytes(page.get(at..at + 4)?.try_into().ok()?))
 }
 
-/// The record in the cell at `at`, where it lies on this page whole.
+/// The record in the cell at `at`; `None` where it continues on other pages.
 fn payload(page: &[u8], at: usize) -> Option<&[u8]> {
     let (length, at) = varint(page, at)?;
     let (_row, at) = varint(page, at)?;
     let length = usize::try_from(length).ok()?;
-    // A longer one goes on elsewhere: rows of numbers never do.
+    // A longer record overflows; rows of integers never do.
     if length > page.len() - 35 { None } else { page.get(at..at + length) }
 }
 
-/// Reads what is asked for of a record into `row`. Columns that were added after it was written are null.
-fn read<const N: usize>(record: &[u8], slots: &[Option<usize>], row: &mut [Number; N]) -> Option<()> {
+/// Reads the requested columns of a record into `row`. Columns that were added later are null.
+fn read<const N: usize>(
+    record: &[u8],
+    slots: &[Option<usize>],
+    row: &mut [Number; N],
+) -> Option<()> {
     *row = [Number::Null; N];
     let (header, mut at) = varint(record, 0)?;
     let mut body = usize::try_from(header).ok()?;
@@ -209,7 +231,7 @@ fn read<const N: usize>(record: &[u8], slots: &[Option<usize>], row: &mut [Numbe
     Some(())
 }
 
-/// Bytes that a value of this type takes in a record.
+/// Length of a value of this type in a record, bytes.
 fn length_of(kind: u64) -> Option<usize> {
     match kind {
         0 | 8 | 9 => Some(0),
@@ -226,14 +248,15 @@ fn number(kind: u64, value: &[u8]) -> Number {
         (0, _) => Number::Null,
         (8, _) => Number::Is(0),
         (9, _) => Number::Is(1),
-        (1..=6, [first, rest @ ..]) => {
-            Number::Is(rest.iter().fold(i64::from(first.cast_signed()), |value, byte| value << 8 | i64::from(*byte)))
-        }
+        (1..=6, [first, rest @ ..]) => Number::Is(
+            rest.iter()
+                .fold(i64::from(first.cast_signed()), |value, byte| value << 8 | i64::from(*byte)),
+        ),
         _ => Number::Other,
     }
 }
 
-/// A number of one to nine bytes, and where it ends.
+/// A number of one to nine bytes, and its end.
 #[inline]
 fn varint(bytes: &[u8], at: usize) -> Option<(u64, usize)> {
     let first = *bytes.get(at)?;

@@ -1,6 +1,6 @@
-//! The host that was profiled, as the export describes it: `TARGET_INFO_GPU` and `TARGET_INFO_SYSTEM_ENV`.
+//! The profiled host, from `TARGET_INFO_GPU` and `TARGET_INFO_SYSTEM_ENV`.
 //!
-//! What an export lacks stays absent: older ones have fewer columns, and a report of a CPU has no GPU.
+//! Missing facts stay absent: older exports have fewer columns, and a CPU report has no GPU.
 
 use std::collections::BTreeSet;
 
@@ -12,10 +12,11 @@ use super::{
 };
 use crate::trace::environment::{Environment, Gpu};
 
-/// No GPU's highest clock is below this: such a figure has another unit.
+/// Minimum of a maximum clock: a lower figure has another unit.
 const SLOWEST_MHZ: i64 = 100;
 
-/// Reads host and GPUs. Of several GPUs those in `used` are kept, by the tool's number of each; all are where none was used.
+/// Reads host and GPUs. Of several GPUs those in `used` are kept, by the tool's numbers; all where
+/// none was used.
 pub fn read(export: &Export, used: &BTreeSet<u32>) -> std::result::Result<Environment, ParseError> {
     let mut gpus = export.rows("TARGET_INFO_GPU", include_str!("sql/gpus.sql"), gpu)?;
     if gpus.iter().any(|gpu| used.contains(&gpu.index)) {
@@ -23,7 +24,9 @@ pub fn read(export: &Export, used: &BTreeSet<u32>) -> std::result::Result<Enviro
     }
     let mut environment = Environment { gpus, ..Environment::default() };
     let fact = |row: &Row| Ok((string(row, "name")?, string(row, "value")?));
-    for (name, value) in export.rows("TARGET_INFO_SYSTEM_ENV", include_str!("sql/system.sql"), fact)? {
+    for (name, value) in
+        export.rows("TARGET_INFO_SYSTEM_ENV", include_str!("sql/system.sql"), fact)?
+    {
         let value = Some(value.trim().to_owned()).filter(|value| !value.is_empty());
         match name.as_str() {
             "CpuDescription" => environment.cpu = value,
@@ -38,27 +41,38 @@ pub fn read(export: &Export, used: &BTreeSet<u32>) -> std::result::Result<Enviro
     Ok(environment)
 }
 
-/// `13000` as `13.0`: CUDA's own numbering, 1,000 times the major and 10 times the minor version. 0 is that of a host without a driver.
+/// `13000` as `13.0`: CUDA's numbering, 1,000 times the major plus 10 times the minor version. 0
+/// means a host without a driver.
 fn cuda_version(text: &str) -> Option<String> {
     let version: u32 = text.parse().ok().filter(|version| *version > 0)?;
     Some(format!("{}.{}", version / 1000, version % 1000 / 10))
 }
 
 fn gpu(row: &Row) -> Result<Gpu> {
-    let number =
-        |column: &str| row.get_ref(column).map(|value| value.as_i64_or_null().ok().flatten().filter(|value| *value >= 0));
-    let text = |column: &str| row.get_ref(column).map(|value| value.as_str().unwrap_or_default().trim().to_owned());
+    let number = |column: &str| {
+        row.get_ref(column)
+            .map(|value| value.as_i64_or_null().ok().flatten().filter(|value| *value >= 0))
+    };
+    let text = |column: &str| {
+        row.get_ref(column).map(|value| value.as_str().unwrap_or_default().trim().to_owned())
+    };
     let uuid = text("uuid")?;
     let version = number("major")?.zip(number("minor")?);
     let clock_mhz = number("clock_hz")?.map(|hz| hz / 1_000_000).filter(|mhz| *mhz >= SLOWEST_MHZ);
     Ok(Gpu {
         index: number("id")?.and_then(|id| id.try_into().ok()).unwrap_or_default(),
         name: text("name")?,
-        uuid: if uuid.is_empty() || uuid.starts_with("GPU-") { uuid } else { format!("GPU-{uuid}") },
+        uuid: if uuid.is_empty() || uuid.starts_with("GPU-") {
+            uuid
+        } else {
+            format!("GPU-{uuid}")
+        },
         memory_bytes: number("memory_bytes")?.unwrap_or_default().cast_unsigned(),
         compute_capability: version.map(|(major, minor)| format!("{major}.{minor}")),
         max_sm_mhz: clock_mhz.and_then(|mhz| mhz.try_into().ok()),
-        sm_count: number("sm_count")?.filter(|count| *count > 0).and_then(|count| count.try_into().ok()),
+        sm_count: number("sm_count")?
+            .filter(|count| *count > 0)
+            .and_then(|count| count.try_into().ok()),
         ..Gpu::default()
     })
 }

@@ -1,4 +1,4 @@
-//! Exports made by hand: versions that differ, and files that mean harm.
+//! Handmade exports: different versions, and malicious files.
 
 use std::{fs, sync::LazyLock};
 
@@ -9,19 +9,26 @@ use tempfile::TempDir;
 use super::*;
 
 const META: &str = "create table META_DATA_EXPORT (name text, value text);
-    insert into META_DATA_EXPORT values ('EXPORT_PRODUCT_VERSION', '2025.3.2.0'), ('EXPORT_SCHEMA_VERSION', '3.20.3');";
+    insert into META_DATA_EXPORT values ('EXPORT_PRODUCT_VERSION', '2025.3.2.0'), \
+    ('EXPORT_SCHEMA_VERSION', '3.20.3');";
 const STRINGS: &str = "create table StringIds (id integer primary key, value text);
-    insert into StringIds values (1, 'LLM'), (2, 'prefill'), (3, 'gemm'), (4, 'void gemm<int>(float *)'), (9, 'TOKEN=secret');";
-const NVTX: &str = "create table NVTX_EVENTS (start int, end int, eventType int, text text, globalTid int, textId int, domainId int);
+    insert into StringIds values (1, 'LLM'), (2, 'prefill'), (3, 'gemm'), (4, 'void \
+    gemm<int>(float *)'), (9, 'TOKEN=secret');";
+const NVTX: &str = "create table NVTX_EVENTS (start int, end int, eventType int, text text, \
+                    globalTid int, textId int, domainId int);
     insert into NVTX_EVENTS values
         (0, null, 75, 'LLM', 0x1000001, null, 1), (0, null, 75, null, 0x2000001, 1, 2),
-        (5, 9, 59, 'decode_all', 0x1000001, null, 1), (2, 30, 60, null, 0x2000001, 2, 2), (1, null, 59, 'plain', 0x1000001, null, 0),
+        (5, 9, 59, 'decode_all', 0x1000001, null, 1), (2, 30, 60, null, 0x2000001, 2, 2), (1, \
+        null, 59, 'plain', 0x1000001, null, 0),
         (3, 4, 59, 'odd', 0x2000001, null, 1), (7, null, 34, 'a mark', 0x1000001, null, 0);";
 const KERNELS: &str =
-    "create table CUPTI_ACTIVITY_KIND_KERNEL (start int, end int, deviceId int, streamId int, correlationId int,
-        globalPid int, shortName int, demangledName int, registersPerThread int, gridX int, gridY int, gridZ int, blockX int,
+    "create table CUPTI_ACTIVITY_KIND_KERNEL (start int, end int, deviceId int, streamId int, \
+     correlationId int,
+        globalPid int, shortName int, demangledName int, registersPerThread int, gridX int, gridY \
+        int, gridZ int, blockX int,
         blockY int, blockZ int);
-    insert into CUPTI_ACTIVITY_KIND_KERNEL values (20, 25, 0, 7, 11, 0x1000000, 3, 4, 32, 1, 2, 3, 128, 1, 1),
+    insert into CUPTI_ACTIVITY_KIND_KERNEL values (20, 25, 0, 7, 11, 0x1000000, 3, 4, 32, 1, 2, \
+    3, 128, 1, 1),
         (10, 15, 0, 7, 10, 0x1000000, 3, 8, 32, 1, 2, 3, 128, 1, 1);";
 
 fn export(sql: &[&str]) -> (TempDir, std::path::PathBuf) {
@@ -44,8 +51,11 @@ fn refusal(path: &Path) -> String {
 #[test]
 fn domains_count_per_process_and_ranges_keep_their_kind() {
     let trace = trace(&[META, STRINGS, NVTX]);
-    let ranges: Vec<_> =
-        trace.ranges.iter().map(|r| (r.domain.as_str(), r.name.as_str(), r.start_ns, r.end_ns, r.push_pop)).collect();
+    let ranges: Vec<_> = trace
+        .ranges
+        .iter()
+        .map(|r| (r.domain.as_str(), r.name.as_str(), r.start_ns, r.end_ns, r.push_pop))
+        .collect();
     assert_eq!(
         ranges,
         [
@@ -63,23 +73,34 @@ fn kernels_come_in_order_with_their_names() {
     let names: Vec<_> = trace
         .kernels
         .iter()
-        .map(|k| (k.start_ns, &*trace.strings[k.name as usize], &*trace.strings[k.full_name as usize]))
+        .map(|k| {
+            (k.start_ns, &*trace.strings[k.name as usize], &*trace.strings[k.full_name as usize])
+        })
         .collect();
-    assert_eq!(names, [(10, "gemm", "(string 8 is missing)"), (20, "gemm", "void gemm<int>(float *)")]);
+    assert_eq!(
+        names,
+        [(10, "gemm", "(string 8 is missing)"), (20, "gemm", "void gemm<int>(float *)")]
+    );
     assert_eq!(
         (trace.kernels.get(0).grid, trace.kernels.get(0).graph_node),
         ([1, 2, 3], None),
         "older exports have no graph nodes"
     );
-    assert!(!trace.strings.iter().any(|s| s.contains("secret")), "only strings that name something are read");
+    assert!(
+        !trace.strings.iter().any(|s| s.contains("secret")),
+        "only strings that name something are read"
+    );
 }
 
 #[test]
 fn launches_of_whole_graphs_are_read_by_every_version_and_those_without_times_are_left_out() {
-    let graphs = "create table CUPTI_ACTIVITY_KIND_GRAPH_TRACE (start int, end int, deviceId int, contextId int, streamId int,
+    let graphs = "create table CUPTI_ACTIVITY_KIND_GRAPH_TRACE (start int, end int, deviceId int, \
+                  contextId int, streamId int,
             correlationId int, globalPid int, graphId int, graphExecId int, eventId int);
-        insert into CUPTI_ACTIVITY_KIND_GRAPH_TRACE values (40, 60, 0, 1, 7, 12, 0x1000000, 3, 4, null),
-            (10, 30, 2147483647, 1, 7, 11, 0x1000000, 3, 4, null), (0, 0, 0, 1, 7, 13, 0x1000000, 3, 4, null);";
+        insert into CUPTI_ACTIVITY_KIND_GRAPH_TRACE values (40, 60, 0, 1, 7, 12, 0x1000000, 3, 4, \
+        null),
+            (10, 30, 2147483647, 1, 7, 11, 0x1000000, 3, 4, null), (0, 0, 0, 1, 7, 13, 0x1000000, \
+            3, 4, null);";
     let new = trace(&[META, STRINGS, graphs]);
     let first = GraphLaunch {
         start_ns: 10,
@@ -95,8 +116,8 @@ fn launches_of_whole_graphs_are_read_by_every_version_and_those_without_times_ar
         (first, 2, 1),
         "a graph that starts on the host is its process's"
     );
-    let older =
-        "create table CUPTI_ACTIVITY_KIND_GRAPH_TRACE (start int, end int, deviceId int, correlationId int, globalPid int);
+    let older = "create table CUPTI_ACTIVITY_KIND_GRAPH_TRACE (start int, end int, deviceId int, \
+         correlationId int, globalPid int);
         insert into CUPTI_ACTIVITY_KIND_GRAPH_TRACE values (10, 30, 0, 11, 0x1000000);";
     assert_eq!(trace(&[META, older]).graphs, [GraphLaunch { stream: 0, graph: None, ..first }]);
 }
@@ -104,21 +125,26 @@ fn launches_of_whole_graphs_are_read_by_every_version_and_those_without_times_ar
 #[test]
 fn a_table_that_is_missing_is_a_gap() {
     let trace = trace(&[META]);
-    assert_eq!((trace.tool_version.as_deref(), trace.schema_version.as_deref()), (Some("2025.3.2.0"), Some("3.20.3")));
+    assert_eq!(
+        (trace.tool_version.as_deref(), trace.schema_version.as_deref()),
+        (Some("2025.3.2.0"), Some("3.20.3"))
+    );
     assert_eq!(trace.tables, ["META_DATA_EXPORT"]);
     assert!(trace.kernels.is_empty() && trace.ranges.is_empty() && trace.os_calls.is_empty());
 }
 
 #[test]
-fn complaints_come_worst_first_and_once() {
+fn diagnostics_come_worst_first_and_once() {
     let diagnostics = "create table DIAGNOSTIC_EVENT (timestamp int, severity int, text text);
-        insert into DIAGNOSTIC_EVENT values (1, 1, 'fine'), (2, 2, 'hm'), (3, 3, 'broken'), (4, 2, 'hm');";
+        insert into DIAGNOSTIC_EVENT values (1, 1, 'fine'), (2, 2, 'hm'), (3, 3, 'broken'), (4, \
+        2, 'hm');";
     assert_eq!(trace(&[META, diagnostics]).diagnostics, ["broken", "hm"]);
 }
 
 #[test]
 fn a_view_or_virtual_table_in_the_place_of_a_table_never_runs() {
-    let bomb = "create view OSRT_API as with recursive n(i) as (select 1 union all select i + 1 from n) select i as start from n;
+    let bomb = "create view OSRT_API as with recursive n(i) as (select 1 union all select i + 1 \
+                from n) select i as start from n;
         create virtual table NVTX_EVENTS using fts5(start, end);";
     let trace = trace(&[META, bomb]);
     assert!(trace.os_calls.is_empty() && trace.ranges.is_empty());
@@ -126,7 +152,7 @@ fn a_view_or_virtual_table_in_the_place_of_a_table_never_runs() {
 }
 
 #[test]
-fn what_is_no_export_is_named_and_says_why() {
+fn a_foreign_file_is_refused_with_its_name_and_the_reason() {
     let (dir, path) = export(&[META, STRINGS, KERNELS]);
     let bytes = fs::read(&path).unwrap();
     let file = |name: &str, bytes: &[u8]| {
@@ -136,54 +162,91 @@ fn what_is_no_export_is_named_and_says_why() {
     };
     assert_eq!(file("empty", b""), "empty: empty");
     assert_eq!(file("csv", b"a,b\n1,2\n"), "csv: not an SQLite database");
-    assert_eq!(file("cut", &bytes[..bytes.len() - 1]), format!("cut: cut short: {} of {} bytes", bytes.len() - 1, bytes.len()));
-    assert_eq!(refusal(&dir.path().join("none")), "cannot read none: No such file or directory (os error 2)");
-    assert_eq!(refusal(&export(&["create table runs (id int)"]).1), "run.sqlite: an SQLite database, but no export of nsys");
-    let text = "create table OSRT_API (start, end, globalTid, nameId); insert into OSRT_API values ('x', 1, 1, 1)";
-    assert_eq!(refusal(&export(&[META, text]).1), "run.sqlite: damaged: no number that fits in row 1 of OSRT_API, column start");
+    assert_eq!(
+        file("cut", &bytes[..bytes.len() - 1]),
+        format!("cut: cut short: {} of {} bytes", bytes.len() - 1, bytes.len())
+    );
+    assert_eq!(
+        refusal(&dir.path().join("none")),
+        "cannot read none: No such file or directory (os error 2)"
+    );
+    assert_eq!(
+        refusal(&export(&["create table runs (id int)"]).1),
+        "run.sqlite: an SQLite database, but not an export of nsys"
+    );
+    let text = "create table OSRT_API (start, end, globalTid, nameId); insert into OSRT_API \
+                values ('x', 1, 1, 1)";
+    assert_eq!(
+        refusal(&export(&[META, text]).1),
+        "run.sqlite: damaged: no number that fits in row 1 of OSRT_API, column start"
+    );
 }
 
-const TARGET: &str = "create table TARGET_INFO_GPU (id int, name text, uuid text, totalMemory int, clockRate int, smCount int, computeMajor int,
+const TARGET: &str = "create table TARGET_INFO_GPU (id int, name text, uuid text, totalMemory \
+                      int, clockRate int, smCount int, computeMajor int,
         computeMinor int);
-    insert into TARGET_INFO_GPU values (0, 'NVIDIA H100 NVL', 'aa', 100, 1785000000, 132, 9, 0), (1, 'NVIDIA A10', 'bb', 50, 0, 72, 8, 6);
+    insert into TARGET_INFO_GPU values (0, 'NVIDIA H100 NVL', 'aa', 100, 1785000000, 132, 9, 0), \
+    (1, 'NVIDIA A10', 'bb', 50, 0, 72, 8, 6);
     create table TARGET_INFO_SYSTEM_ENV (name text, value text);
-    insert into TARGET_INFO_SYSTEM_ENV values ('CpuDescription', 'Xeon'), ('CpuCores', '16'), ('OsDescription', 'Ubuntu 24.04'),
-        ('NvDriverVersion', '580.159.04'), ('CudaDriverVersion', '13000'), ('SoftwareReleaseVersion', '6.18'), ('SystemUID', 'secret');";
+    insert into TARGET_INFO_SYSTEM_ENV values ('CpuDescription', 'Xeon'), ('CpuCores', '16'), \
+    ('OsDescription', 'Ubuntu 24.04'),
+        ('NvDriverVersion', '580.159.04'), ('CudaDriverVersion', '13000'), \
+        ('SoftwareReleaseVersion', '6.18'), ('SystemUID', 'secret');";
 
 #[test]
 fn the_host_and_the_gpus_that_kernels_ran_on_are_those_of_the_export() {
     let target = trace(&[META, STRINGS, KERNELS, TARGET]).target;
-    let gpus: Vec<_> = target.gpus.iter().map(|it| (it.name.as_str(), it.uuid.as_str(), it.memory_bytes, it.sm_count)).collect();
+    let gpus: Vec<_> = target
+        .gpus
+        .iter()
+        .map(|it| (it.name.as_str(), it.uuid.as_str(), it.memory_bytes, it.sm_count))
+        .collect();
     assert_eq!(gpus, [("NVIDIA H100 NVL", "GPU-aa", 100, Some(132))], "no kernel ran on the other");
-    assert_eq!((target.gpus[0].max_sm_mhz, target.gpus[0].compute_capability.as_deref()), (Some(1785), Some("9.0")));
-    let facts = [&target.cpu, &target.os, &target.kernel, &target.driver, &target.cuda, &target.nsys];
+    assert_eq!(
+        (target.gpus[0].max_sm_mhz, target.gpus[0].compute_capability.as_deref()),
+        (Some(1785), Some("9.0"))
+    );
+    let facts =
+        [&target.cpu, &target.os, &target.kernel, &target.driver, &target.cuda, &target.nsys];
     let expected = ["Xeon", "Ubuntu 24.04", "6.18", "580.159.04", "13.0", "2025.3.2.0"];
     assert_eq!(facts.map(|it| it.as_deref().unwrap()), expected);
     assert_eq!(target.cpus, Some(16));
     let other = trace(&[META, STRINGS, &KERNELS.replace("25, 0, 7", "25, 1, 7"), TARGET]).target;
-    assert_eq!(other.gpus.len(), 2, "two that kernels ran on are both told");
+    assert_eq!(other.gpus.len(), 2, "kernels ran on both");
 }
 
 #[test]
-fn an_export_that_says_nothing_of_itself_is_known_by_its_tables() {
+fn an_export_without_metadata_is_known_by_its_tables() {
     let trace = trace(&[STRINGS, NVTX, KERNELS]);
     assert_eq!((trace.tool_version, trace.kernels.len(), trace.ranges.len()), (None, 2, 4));
-    // What nvprof leaves looks alike, and is another format.
-    let nvprof = "create table StringTable (_id_ int, value text); create table CUPTI_ACTIVITY_KIND_RUNTIME (start int);";
-    assert_eq!(refusal(&export(&[nvprof]).1), "run.sqlite: an SQLite database, but no export of nsys");
+    // Files of nvprof look similar but have another format.
+    let nvprof = "create table StringTable (_id_ int, value text); create table \
+                  CUPTI_ACTIVITY_KIND_RUNTIME (start int);";
+    assert_eq!(
+        refusal(&export(&[nvprof]).1),
+        "run.sqlite: an SQLite database, but not an export of nsys"
+    );
 }
 
 #[test]
-fn a_column_without_which_a_table_says_nothing_is_named() {
+fn a_required_column_that_is_missing_is_named() {
     for column in ["shortName", "start", "streamId", "gridX"] {
         let without = KERNELS.replace(&format!("{column} int"), &format!("old{column} int"));
         let why = refusal(&export(&[META, STRINGS, &without]).1);
-        assert!(why.starts_with(&format!("run.sqlite: CUPTI_ACTIVITY_KIND_KERNEL lacks the column {column}:")), "{why}");
+        assert!(
+            why.starts_with(&format!(
+                "run.sqlite: CUPTI_ACTIVITY_KIND_KERNEL lacks the column {column}:"
+            )),
+            "{why}"
+        );
     }
-    let copies =
-        "create table CUPTI_ACTIVITY_KIND_MEMCPY (end int, deviceId int); insert into CUPTI_ACTIVITY_KIND_MEMCPY values (1, 0);";
+    let copies = "create table CUPTI_ACTIVITY_KIND_MEMCPY (end int, deviceId int); insert into \
+                  CUPTI_ACTIVITY_KIND_MEMCPY values (1, 0);";
     let why = refusal(&export(&[META, copies]).1);
-    assert!(why.starts_with("run.sqlite: CUPTI_ACTIVITY_KIND_MEMCPY lacks the column start:"), "{why}");
+    assert!(
+        why.starts_with("run.sqlite: CUPTI_ACTIVITY_KIND_MEMCPY lacks the column start:"),
+        "{why}"
+    );
 }
 
 #[test]
@@ -191,36 +254,48 @@ fn a_column_that_only_joins_is_absent_with_a_finding() {
     let without = KERNELS.replace("correlationId int", "x int").replace("globalPid int", "y int");
     let trace = trace(&[META, STRINGS, &without]);
     assert_eq!(trace.kernels.len(), 2);
-    let findings: Vec<_> = trace.findings.iter().map(|it| (it.id.as_str(), it.message.as_str())).collect();
-    let message = "CUPTI_ACTIVITY_KIND_KERNEL lacks the columns correlationId, globalPid: kernels have no launch, so no stage and no operator";
+    let findings: Vec<_> =
+        trace.findings.iter().map(|it| (it.id.as_str(), it.message.as_str())).collect();
+    let message = "CUPTI_ACTIVITY_KIND_KERNEL lacks the columns correlationId, globalPid: kernels \
+                   have no launch, so no stage and no operator";
     assert_eq!(findings, [("nsys_columns_missing", message)]);
 }
 
 #[test]
-fn rows_in_a_log_beside_the_export_are_never_left_out_silently() {
+fn rows_in_a_log_next_to_the_export_are_never_omitted_silently() {
     let (dir, path) = export(&[META, STRINGS]);
     let live = Connection::open(&path).unwrap();
-    live.execute_batch(&format!("pragma journal_mode = wal; pragma wal_autocheckpoint = 0; {KERNELS}")).unwrap();
+    live.execute_batch(&format!(
+        "pragma journal_mode = wal; pragma wal_autocheckpoint = 0; {KERNELS}"
+    ))
+    .unwrap();
     let why = refusal(&path);
-    assert!(why.starts_with("run.sqlite: a write-ahead log lies beside it (run.sqlite-wal, "), "{why}");
+    assert!(
+        why.starts_with("run.sqlite: a write-ahead log lies next to it (run.sqlite-wal, "),
+        "{why}"
+    );
     assert!(why.contains("wal_checkpoint(truncate)"), "{why}");
-    // The file alone, as an import would send it, says what it may lack.
+    // The file alone, as an import would send it, has a finding.
     let alone = dir.path().join("alone.sqlite");
     fs::copy(&path, &alone).unwrap();
     assert_eq!(read(&alone).unwrap().findings[0].id, "nsys_export_wal");
     live.execute_batch("pragma wal_checkpoint(truncate)").unwrap();
     assert_eq!(read(&path).unwrap().kernels.len(), 2);
     fs::write(dir.path().join("run.sqlite-journal"), b"half a transaction").unwrap();
-    assert!(refusal(&path).contains("a rollback journal lies beside it"));
+    assert!(refusal(&path).contains("a rollback journal lies next to it"));
 }
 
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(64))]
 
-    /// Whatever is overwritten, reading ends: in an error, or in a trace no larger than the file.
+    /// Reading a damaged file ends in an error, or in a trace no larger than the file.
     #[test]
-    fn damage_ends_in_an_error_or_a_trace(damage in prop::collection::vec((0usize..40_000, any::<u8>()), 1..40), cut in 0usize..80_000) {
-        static WHOLE: LazyLock<Vec<u8>> = LazyLock::new(|| fs::read(export(&[META, STRINGS, NVTX, KERNELS]).1).unwrap());
+    fn damage_ends_in_an_error_or_a_trace(
+        damage in prop::collection::vec((0usize..40_000, any::<u8>()), 1..40),
+        cut in 0usize..80_000,
+    ) {
+        static WHOLE: LazyLock<Vec<u8>> =
+            LazyLock::new(|| fs::read(export(&[META, STRINGS, NVTX, KERNELS]).1).unwrap());
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("run.sqlite");
         let mut bytes = WHOLE.clone();

@@ -1,22 +1,30 @@
-//! Whether two runs may be compared: the facts that a verdict rests on.
+//! Comparability of two runs: the facts that a verdict requires.
 //!
 //! A fact that a report does not state is unknown, never a default of the request.
 
 use crate::{
-    analyze::diff::{Check, Decides, RUN_DRIFT_PCT},
+    analyze::compare::{ComparabilityCheck, RUN_DRIFT_PCT, VerdictEffect},
+    domain::subject::Subject,
     report::{format::count, profile::LLMProfileReport},
-    run::Subject,
 };
 
 type Report = LLMProfileReport;
 
-/// The facts about both runs, each with whether it prevents a verdict.
-pub fn checks(a: &Report, b: &Report) -> Vec<Check> {
-    use Decides::{Never, UnlessSame, WhereDifferent};
-    let both = |what: &str, decides: Decides, of: fn(&Report) -> Option<String>| Check::of(what, of(a), of(b), decides);
+/// The facts about both runs, and whether each prevents a verdict.
+pub fn checks(a: &Report, b: &Report) -> Vec<ComparabilityCheck> {
+    use VerdictEffect::{Never, UnlessSame, WhereDifferent};
+    let both = |what: &str, decides: VerdictEffect, of: fn(&Report) -> Option<String>| {
+        ComparabilityCheck::of(what, of(a), of(b), decides)
+    };
     let clock = |stage: &str| {
-        let of = |it: &Report| it.power.as_ref()?.stages.iter().find(|row| row.stage == stage)?.sm_mhz;
-        Check::near(&format!("SM clock in {stage}"), "MHz", (of(a), of(b)), RUN_DRIFT_PCT)
+        let of =
+            |it: &Report| it.power.as_ref()?.stages.iter().find(|row| row.stage == stage)?.sm_mhz;
+        ComparabilityCheck::near(
+            &format!("SM clock in {stage}"),
+            "MHz",
+            (of(a), of(b)),
+            RUN_DRIFT_PCT,
+        )
     };
     let mut checks = vec![
         both("model", WhereDifferent, |it| it.spec.model().map(str::to_owned)),
@@ -26,19 +34,34 @@ pub fn checks(a: &Report, b: &Report) -> Vec<Check> {
         both("weights", Never, |it| it.model.weights.clone()),
         both("device", UnlessSame, device),
         both("driver", Never, |it| it.environment.driver.clone()),
-        both("pass that was timed", WhereDifferent, |it| Some(if it.only_traced { "traced" } else { "unprofiled" }.into())),
-        both("stage ranges", WhereDifferent, |it| Some(rules(it, |rules| &rules.0, "by their standard names"))),
-        both("within", WhereDifferent, |it| Some(rules(it, |rules| &rules.1, "everything"))),
-        both("without", WhereDifferent, |it| Some(rules(it, |rules| &rules.2, "nothing"))),
+        both("pass that was timed", WhereDifferent, |it| {
+            Some(if it.only_traced { "traced" } else { "unprofiled" }.into())
+        }),
+        both("stage ranges", WhereDifferent, |it| {
+            Some(rules(it, |rules| &rules.0, "by their standard names"))
+        }),
+        both("include_ranges", WhereDifferent, |it| {
+            Some(rules(it, |rules| &rules.1, "everything"))
+        }),
+        both("exclude_ranges", WhereDifferent, |it| Some(rules(it, |rules| &rules.2, "nothing"))),
         both("inputs", WhereDifferent, inputs),
         both("prompt positions", WhereDifferent, |it| it.model.prompt_tokens.map(count)),
         both("decode steps", WhereDifferent, |it| it.aggregates.decode_steps.map(count)),
         both("seed", Never, |it| Some(it.spec.workload()?.seed.to_string())),
-        both("decode", Never, |it| Some(if it.model.decode_graph? { "a replayed CUDA graph" } else { "eager" }.into())),
+        both("decode", Never, |it| {
+            Some(if it.model.decode_graph? { "a replayed CUDA graph" } else { "eager" }.into())
+        }),
         both("mode", Never, |it| Some(it.spec.mode()?.to_string())),
-        both("warm-up and repeats", Never, |it| it.spec.passes().map(|it| format!("{} and {}", it.warmup, it.repeats))),
+        both("warm-up and repeats", Never, |it| {
+            it.spec.passes().map(|it| format!("{} and {}", it.warmup, it.repeats))
+        }),
         both("llmprof", Never, |it| {
-            let commit = it.environment.git_commit.as_deref().map(|commit| format!(", {commit}")).unwrap_or_default();
+            let commit = it
+                .environment
+                .git_commit
+                .as_deref()
+                .map(|commit| format!(", {commit}"))
+                .unwrap_or_default();
             Some(format!("{}{commit}", it.environment.llmprof))
         }),
         both("nsys", Never, |it| it.environment.nsys.clone()),
@@ -46,7 +69,7 @@ pub fn checks(a: &Report, b: &Report) -> Vec<Check> {
     ];
     let call = |it: &Report| serde_json::to_string(it.spec.call()?).ok();
     if call(a).or(call(b)).is_some() {
-        checks.push(Check::of("command", call(a), call(b), WhereDifferent));
+        checks.push(ComparabilityCheck::of("command", call(a), call(b), WhereDifferent));
     }
     if a.power.is_some() || b.power.is_some() {
         checks.extend(["prefill", "decode_all"].map(clock));
@@ -63,7 +86,8 @@ fn part(report: &Report) -> Option<String> {
     }
 }
 
-/// The product that the run was on; of a run on the processor, the processor. An index such as `cuda:0` is not a product.
+/// The product name of the GPU, or of the processor for a run on the CPU. An index such as `cuda:0`
+/// is not a product.
 fn device(report: &Report) -> Option<String> {
     let environment = &report.environment;
     if report.model.device.as_deref() == Some("cpu") {
@@ -72,27 +96,34 @@ fn device(report: &Report) -> Option<String> {
     if let Some(product) = environment.device.as_ref().and_then(|device| device.product.clone()) {
         return Some(product);
     }
-    // Without a noted device the host's GPUs tell it only where all are of one model.
+    // Without a recorded device, the host's GPUs identify it only if all are of one model.
     let (first, others) = environment.gpus.split_first()?;
     others.iter().all(|gpu| gpu.name == first.name).then(|| first.name.clone())
 }
 
-/// Ranges that are stages, and those that alone count, or do not.
+/// Ranges of stages, included ranges and excluded ranges.
 type Rules = (Vec<String>, Vec<String>, Vec<String>);
 
 /// One list of a capture's rules, as text; `none` where it is empty.
 fn rules(report: &Report, list: fn(&Rules) -> &Vec<String>, none: &str) -> String {
-    let stated = report.stage_rules.clone().map(|it| (it.stages, it.within, it.without));
-    // Reports of imports stored without them have them in the request.
-    let asked = || report.spec.import().map(|it| (it.stages.clone(), it.within.clone(), it.without.clone()));
+    let stated =
+        report.stage_rules.clone().map(|it| (it.stages, it.include_ranges, it.exclude_ranges));
+    // Older reports of imports have the rules in the request alone.
+    let asked = || {
+        report
+            .spec
+            .import()
+            .map(|it| (it.stages.clone(), it.include_ranges.clone(), it.exclude_ranges.clone()))
+    };
     let mut names = stated.or_else(asked).map(|rules| list(&rules).clone()).unwrap_or_default();
     names.sort();
     if names.is_empty() { none.to_owned() } else { names.join(", ") }
 }
 
-/// The images by hash, and the manifest's name for the prompt; `None` where no inputs were stated.
+/// The images by hash and the manifest's name; `None` where the run states no inputs.
 fn inputs(report: &Report) -> Option<String> {
-    let hashes: Vec<&str> = report.inputs.iter().map(|it| it.sha256.get(..12).unwrap_or(&it.sha256)).collect();
+    let hashes: Vec<&str> =
+        report.inputs.iter().map(|it| it.sha256.get(..12).unwrap_or(&it.sha256)).collect();
     let manifest = &report.spec.workload()?.inputs_manifest;
     let images = if hashes.is_empty() { "no images".into() } else { hashes.join(", ") };
     Some(format!("{manifest} ({images})"))

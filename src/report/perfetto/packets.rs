@@ -1,7 +1,8 @@
-//! Perfetto's trace format, as far as a timeline needs it: tracks, slices and counters, with each text written once.
+//! Writer of Perfetto's trace format: tracks, slices and counters, with each text written once.
 //!
-//! A trace is a list of packets in the wire format of protocol buffers; numbers of fields are those of Perfetto's `trace_packet.proto`,
-//! `track_event.proto`, `track_descriptor.proto`, `debug_annotation.proto` and `interned_data.proto`. Nothing is held but the texts.
+//! A trace is a list of packets in the wire format of protocol buffers; field numbers are those of
+//! Perfetto's `trace_packet.proto`, `track_event.proto`, `track_descriptor.proto`,
+//! `debug_annotation.proto` and `interned_data.proto`. Only the texts are kept in memory.
 
 use std::{
     collections::HashMap,
@@ -10,7 +11,7 @@ use std::{
 
 use foldhash::fast::RandomState;
 
-/// All packets are of one sequence: texts that it wrote once are known to what follows.
+/// All packets are of one sequence, so later packets refer to the texts of earlier ones.
 const SEQUENCE: u64 = 1;
 const FLAG_CLEARED: u64 = 1;
 const FLAG_NEEDS_STATE: u64 = 2;
@@ -22,7 +23,7 @@ const COUNTER: u64 = 4;
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Track(u64);
 
-/// What is told of a slice beside its name.
+/// An argument of a slice.
 #[derive(Debug, Clone)]
 pub enum Arg<'a> {
     Text(&'a str),
@@ -30,11 +31,11 @@ pub enum Arg<'a> {
     Flag(bool),
 }
 
-/// Name, kind and arguments of slices that have them in common.
+/// Name, kind and arguments that slices share.
 #[derive(Debug, Clone, Default)]
-pub struct Told(Vec<u8>);
+pub struct SliceTemplate(Vec<u8>);
 
-/// Which list of texts one belongs to: each counts on its own.
+/// Lists of texts, each with its own numbering.
 #[derive(Debug, Clone, Copy)]
 enum List {
     Categories = 1,
@@ -43,10 +44,10 @@ enum List {
     Values = 29,
 }
 
-/// Packets, as far as they are written.
+/// The trace being written.
 pub struct Packets<W> {
     out: W,
-    /// The packet and its event, while they are put together.
+    /// The current packet and its event.
     packet: Vec<u8>,
     event: Vec<u8>,
     tracks: u64,
@@ -54,16 +55,22 @@ pub struct Packets<W> {
 }
 
 impl<W: Write> Packets<W> {
-    /// Begins a trace.
-    pub fn begin(out: W) -> io::Result<Self> {
-        let mut packets = Self { out, packet: Vec::new(), event: Vec::new(), tracks: 0, known: Default::default() };
+    /// Starts a trace.
+    pub fn start(out: W) -> io::Result<Self> {
+        let mut packets = Self {
+            out,
+            packet: Vec::new(),
+            event: Vec::new(),
+            tracks: 0,
+            known: Default::default(),
+        };
         number(&mut packets.packet, 10, SEQUENCE);
         number(&mut packets.packet, 13, FLAG_CLEARED);
         packets.send()?;
         Ok(packets)
     }
 
-    /// Ends it.
+    /// Flushes the trace.
     pub fn end(mut self) -> io::Result<W> {
         self.out.flush()?;
         Ok(self.out)
@@ -96,31 +103,41 @@ impl<W: Write> Packets<W> {
         })
     }
 
-    fn track(&mut self, tell: impl FnOnce(&mut Vec<u8>)) -> io::Result<Track> {
+    fn track(&mut self, write: impl FnOnce(&mut Vec<u8>)) -> io::Result<Track> {
         self.tracks += 1;
         let mut track = Vec::new();
         number(&mut track, 1, self.tracks);
-        tell(&mut track);
+        write(&mut track);
         number(&mut self.packet, 10, SEQUENCE);
         bytes(&mut self.packet, 60, &track);
         self.send()?;
         Ok(Track(self.tracks))
     }
 
-    /// Puts together what slices have in common.
-    pub fn told(&mut self, kind: &str, name: &str, args: &[(&str, Arg)]) -> io::Result<Told> {
+    /// Encodes the shared properties of slices.
+    pub fn template(
+        &mut self,
+        kind: &str,
+        name: &str,
+        args: &[(&str, Arg)],
+    ) -> io::Result<SliceTemplate> {
         let (kind, name) = (self.text(List::Categories, kind)?, self.text(List::Names, name)?);
-        let mut told = Told::default();
-        number(&mut told.0, 3, kind);
-        number(&mut told.0, 10, name);
+        let mut template = SliceTemplate::default();
+        number(&mut template.0, 3, kind);
+        number(&mut template.0, 10, name);
         for (label, arg) in args {
-            self.tell(&mut told, label, arg)?;
+            self.annotate(&mut template, label, arg)?;
         }
-        Ok(told)
+        Ok(template)
     }
 
-    /// Tells one thing more.
-    pub fn tell(&mut self, told: &mut Told, label: &str, arg: &Arg) -> io::Result<()> {
+    /// Adds an argument.
+    pub fn annotate(
+        &mut self,
+        template: &mut SliceTemplate,
+        label: &str,
+        arg: &Arg,
+    ) -> io::Result<()> {
         let mut one = Vec::new();
         number(&mut one, 1, self.text(List::Labels, label)?);
         match arg {
@@ -128,18 +145,24 @@ impl<W: Write> Packets<W> {
             Arg::Number(value) => number(&mut one, 3, *value),
             Arg::Flag(value) => number(&mut one, 2, (*value).into()),
         }
-        bytes(&mut told.0, 4, &one);
+        bytes(&mut template.0, 4, &one);
         Ok(())
     }
 
-    /// A slice of a row. Those of one row lie beside or inside each other, and come outer ones first; times are nanoseconds.
-    pub fn slice(&mut self, row: Track, told: &Told, (from, to): (u64, u64)) -> io::Result<()> {
-        self.event.extend_from_slice(&told.0);
+    /// Writes a slice of a row. Slices of one row do not cross and come outer ones first; times are
+    /// nanoseconds.
+    pub fn slice(
+        &mut self,
+        row: Track,
+        template: &SliceTemplate,
+        (from, to): (u64, u64),
+    ) -> io::Result<()> {
+        self.event.extend_from_slice(&template.0);
         self.happens(SLICE_BEGIN, row, from)?;
         self.happens(SLICE_END, row, to)
     }
 
-    /// A figure at a time.
+    /// Writes a figure at a time.
     pub fn figure(&mut self, row: Track, at: u64, value: f64) -> io::Result<()> {
         double(&mut self.event, 44, value);
         self.happens(COUNTER, row, at)
@@ -156,7 +179,7 @@ impl<W: Write> Packets<W> {
         self.send()
     }
 
-    /// The number that a text goes by; a new one is written first.
+    /// Returns the number of a text; a new text is written first.
     fn text(&mut self, list: List, text: &str) -> io::Result<u64> {
         let known = &mut self.known[match list {
             List::Categories => 0,
@@ -180,7 +203,7 @@ impl<W: Write> Packets<W> {
         Ok(id)
     }
 
-    /// Writes the packet as the next of the trace.
+    /// Writes the current packet.
     fn send(&mut self) -> io::Result<()> {
         let mut head = Vec::with_capacity(11);
         varint(&mut head, 1 << 3 | 2);

@@ -1,32 +1,59 @@
-//! The report's tables, one function each. The six of every report, in order, are in [`six`].
+//! Tables: one schema per table, and every form that derives from it.
 //!
-//! Arranges figures that analysis made; computes none.
+//! [`schema`] defines columns; each file of a subject lists the columns of its records and picks
+//! those of the reports. [`run_tables`] writes them as data, [`stored`] reads them back.
 
-mod appendix;
-mod device;
+mod aggregates;
+mod costs;
+mod counters;
+mod csv;
+mod gemms;
+mod gpu;
+mod kernels;
+mod operators;
 mod overview;
 mod power;
+mod regions;
+pub mod report_table;
 mod roofline;
+mod run_facts;
+mod run_tables;
+pub mod schema;
+mod stages;
 mod step;
+pub mod stored;
 mod traced;
-mod work;
+mod utilisation;
 
-pub use appendix::{
-    cost_table, costs, experts, inputs, module_costs, modules, operators_by_path, outputs_and_overhead, stage_kernels, steps,
+use super::RunFacts;
+use crate::{
+    analyze::{Analysis, cost::Cost, stages::StageTiming},
+    trace::Trace,
 };
-pub use device::{counters, gemms};
-pub use overview::{aggregates, environment, mfu, stages};
-pub use power::{power, power_csv};
-pub use roofline::{operator_mfu, regions, roofline};
-pub use step::{decode_step, step_slices};
-pub use traced::{api_calls, classes, processes, ranges, recorded_only_note, stage_gpu, whole_graphs};
-pub use work::{kernels, kernels_full, operators};
 
-use super::{RunFacts, table::Table};
-use crate::{analyze::Analysis, trace::Trace};
+pub use self::{
+    aggregates::aggregates,
+    costs::{cost_table, costs, module_costs},
+    counters::counters,
+    gemms::gemms,
+    gpu::{processes, stage_gpu, whole_graphs},
+    kernels::{kernels, kernels_full, stage_kernels},
+    operators::{modules, operators, operators_by_path},
+    overview::environment,
+    power::power,
+    regions::regions,
+    report_table::ReportTable,
+    roofline::roofline,
+    run_facts::{NO_MESSAGE, expert_use, input_files, run_steps},
+    run_tables::{CSV_FILES, RunTable, TABLES_VERSION, run_tables},
+    stages::{overhead, stages},
+    step::{decode_step, step_slices},
+    traced::{api_calls, classes, ranges},
+    utilisation::{mfu, operator_mfu},
+};
 
-/// The six tables in the order of every report.
-pub fn six(facts: &RunFacts, trace: &Trace, analysis: &Analysis) -> Vec<Table> {
+/// The six tables of every report, in order.
+pub fn six(facts: &RunFacts, trace: &Trace, analysis: &Analysis) -> Vec<ReportTable> {
     vec![
         environment(facts, analysis),
         aggregates(analysis),
@@ -35,4 +62,14 @@ pub fn six(facts: &RunFacts, trace: &Trace, analysis: &Analysis) -> Vec<Table> {
         operators(analysis),
         kernels(facts, trace, analysis),
     ]
+}
+
+/// The table of stages alone.
+pub fn stage_table(rows: &[StageTiming]) -> RunTable<'_> {
+    RunTable::new("stages", stages::columns(), rows)
+}
+
+/// The operators of a static cost as CSV.
+pub fn cost_csv(cost: &Cost) -> String {
+    RunTable::new("costs.modules", costs::columns(), &cost.modules).csv()
 }

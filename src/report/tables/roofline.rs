@@ -1,52 +1,95 @@
-//! Kernels under the device's roofs, operators beside its ceilings, and regions with their kernels and counters.
-//!
-//! Arranges figures that analysis made; computes none.
+//! Profiled kernels under the device's roofs.
 
-use super::recorded_only_note;
+use super::{
+    report_table::ReportTable,
+    schema::{
+        TableColumn, bytes, bytes_per_s, count, flops, flops_per_s, millis, nanos, number, percent,
+        text,
+    },
+    traced::recorded_only_note,
+};
 use crate::{
     analyze::{
         Analysis,
-        mfu::OperatorMfu,
-        regions::{Region, RegionCounters},
-        roofline::{Bound, LATENCY_BELOW_PCT, RooflinePoint},
+        roofline::{KernelBound, LATENCY_BELOW_PCT, Roof, Roofline, RooflinePoint},
     },
-    report::{
-        format::{UNKNOWN, count, decimals, known, ms, pct, scaled},
-        table::Table,
-    },
+    report::format::{UNKNOWN, decimals, scaled},
 };
 
-/// Kernels under the roofs, longest first; numbered as the drawing numbers them.
-pub fn roofline(analysis: &Analysis) -> Table {
-    let columns = [
-        "Kernel",
-        "Stage",
-        "#No.",
-        "#Share of stage",
-        "Bound",
-        "#FLOP/B",
-        "#FLOP/s",
-        "#Of datasheet roof",
-        "#Of measured roof",
-        "#DRAM B/s",
-        "#SM",
-        "#Memory",
-        "#DRAM",
-        "#Occupancy",
-        "Operations",
-    ];
+const SHOWN: [&str; 14] = [
+    "kernel_name",
+    "stage",
+    "share_pct",
+    "bound",
+    "flops_per_byte",
+    "flops_per_s",
+    "datasheet_pct",
+    "measured_pct",
+    "bytes_per_s",
+    "sm_pct",
+    "memory_pct",
+    "dram_pct",
+    "achieved_occupancy_pct",
+    "format",
+];
+
+/// Columns of [`RooflinePoint`].
+pub fn columns() -> Vec<TableColumn<RooflinePoint>> {
+    vec![
+        text("stage", "Stage", |it| (&it.stage).into()),
+        text("kernel_name", "Kernel", |it| (&it.kernel_name).into()),
+        count("profiled", "Profiled", |it| it.profiled.into()),
+        count("launch_configs", "Launch configs", |it| it.launch_configs.into()),
+        millis("timeline_total_ms", "Total ms", |it| it.timeline_total_ms.into()),
+        percent("share_pct", "Share of stage", |it| it.share_pct.into()),
+        nanos("replay_ns", "ncu mean ms", |it| it.replay_ns.into()),
+        flops("flops", "FLOPs", |it| it.flops.into()),
+        text("format", "Operations", |it: &RooflinePoint| (&it.format).into()).shown(|it| {
+            it.format.as_deref().map_or_else(|| UNKNOWN.into(), |it| it.replace('_', " "))
+        }),
+        text("roof_dtype", "Roof", |it| (&it.roof_dtype).into()),
+        bytes("dram_bytes", "DRAM bytes", |it| it.dram_bytes.into()),
+        number("flops_per_byte", "FLOP/B", 2, |it| it.flops_per_byte.into()),
+        flops_per_s("flops_per_s", "FLOP/s", |it| it.flops_per_s.into()),
+        bytes_per_s("bytes_per_s", "DRAM B/s", |it| it.bytes_per_s.into()),
+        percent("datasheet_pct", "Of datasheet roof", |it| it.datasheet_pct.into()),
+        percent("measured_pct", "Of measured roof", |it| it.measured_pct.into()),
+        percent("sm_pct", "SM", |it| it.sm_pct.into()),
+        percent("memory_pct", "Memory", |it| it.memory_pct.into()),
+        percent("dram_pct", "DRAM", |it| it.dram_pct.into()),
+        percent("achieved_occupancy_pct", "Occupancy", |it| it.achieved_occupancy_pct.into()),
+        text("bound", "Bound", |it| it.bound.map(KernelBound::as_str).into()),
+        text("missing", "Missing", |it| (&it.missing).into()),
+    ]
+}
+
+/// Columns of [`Roof`].
+pub fn roof_columns() -> Vec<TableColumn<Roof>> {
+    vec![
+        text("source", "Source", |it| (&it.source).into()),
+        text("dtype", "dtype", |it| (&it.dtype).into()),
+        flops_per_s("flops_per_s", "FLOP/s", |it| it.flops_per_s.into()),
+        bytes_per_s("bytes_per_s", "B/s", |it| it.bytes_per_s.into()),
+        number("ridge_flops_per_byte", "Ridge FLOP/B", 1, |it| it.ridge_flops_per_byte.into()),
+    ]
+}
+
+/// Kernels under the roofs, longest first; numbered as in the drawing.
+pub fn roofline(analysis: &Analysis) -> ReportTable {
     let caption = format!(
-        "Profiled kernels by stage, geometries together: operations per byte of device memory, and what was achieved, both of ncu's \
-         replays. Bound by compute or memory where that is the busier unit, by latency where both are below {LATENCY_BELOW_PCT:.0} % of \
-         what they sustain.",
+        "Profiled kernels by stage, over all launch configurations: operations per byte of device \
+         memory and achieved rates, both of ncu's replays. A kernel is bound by compute or memory, \
+         whichever is busier; by latency where both are below {LATENCY_BELOW_PCT:.0} % of their \
+         sustained peak. Numbers are those of the drawing.",
     );
-    let mut table = Table::new("roofline", "Roofline", caption, &columns);
     let roofline = &analysis.roofline;
-    for (at, point) in roofline.points.iter().enumerate() {
-        table.row(point_cells(at + 1, point));
+    let mut table =
+        ReportTable::of("roofline", "Roofline", caption, (&columns(), &SHOWN), &roofline.points);
+    for (at, row) in table.rows.iter_mut().enumerate() {
+        row[0] = format!("{}. {}", at + 1, row[0]);
     }
     for roof in &roofline.roofs {
-        table.notes.push(format!(
+        table.note(format!(
             "Roof, {} {}: {}, {}, ridge at {} FLOP/B.",
             roof.source,
             roof.dtype,
@@ -56,131 +99,30 @@ pub fn roofline(analysis: &Analysis) -> Table {
         ));
     }
     if !roofline.points.is_empty() && roofline.roofs.is_empty() {
-        table
-            .notes
-            .push("No roof is known: the pages do not name a device of conf/devices.toml, and no ceiling was measured.".into());
+        table.note(
+            "No roof is known: the pages name no device of conf/devices.toml, and no peak was \
+             measured.",
+        );
     }
-    let mut reasons: Vec<&str> = roofline.points.iter().filter_map(|point| point.missing.as_deref()).collect();
-    reasons.sort_unstable();
-    reasons.dedup();
-    for reason in reasons {
-        let of = roofline.points.iter().filter(|point| point.missing.as_deref() == Some(reason)).count();
-        table.notes.push(format!("No intensity of {of} of {} kernels: {reason}", roofline.points.len()));
-    }
+    table.notes.extend(unknown_intensities(roofline));
     if !table.rows.is_empty() {
         table.notes.extend(recorded_only_note(analysis));
     }
     table
 }
 
-fn point_cells(number: usize, point: &RooflinePoint) -> [String; 15] {
-    [
-        point.kernel_name.clone(),
-        stage(&point.stage),
-        number.to_string(),
-        known(point.share_pct, pct),
-        known(point.bound.map(Bound::as_str), str::to_owned),
-        known(point.flops_per_byte, |it| decimals(it, 2)),
-        known(point.flops_per_s, |it| scaled(it, "FLOP/s")),
-        known(point.datasheet_pct, pct),
-        known(point.measured_pct, pct),
-        known(point.bytes_per_s, |it| scaled(it, "B/s")),
-        known(point.sm_pct, pct),
-        known(point.memory_pct, pct),
-        known(point.dram_pct, pct),
-        known(point.achieved_occupancy_pct, pct),
-        known(point.format.as_deref(), |it| it.replace('_', " ")),
-    ]
-}
-
-/// Operators beside three ceilings, longest first.
-pub fn operator_mfu(analysis: &Analysis) -> Table {
-    let columns = [
-        "Operator",
-        "Stage",
-        "#Own ms",
-        "#Share of stage",
-        "#FLOP/s",
-        "#MFU, datasheet",
-        "#MFU, measured",
-        "#MFU, at clocks",
-        "#Operand B/s",
-        "#Of datasheet bandwidth",
-        "#Of measured copy",
-        "#At clocks",
-    ];
-    let rows = &analysis.mfu.operators;
-    let on_host = rows.iter().any(|row| row.time_of == "host");
-    let time = if on_host { "own host time of the plain pass" } else { "own kernels of the traced pass" };
-    let caption = format!(
-        "Operators, layers rolled up: FLOPs / (time × peak) and operand bytes / (time × bandwidth), where time is their {time}. \
-         At clocks: of the datasheet's figure times observed over rated clock.",
-    );
-    let mut table = Table::new("operator-mfu", "MFU per operator", caption, &columns);
-    for row in rows {
-        table.row(operator_cells(row));
-    }
-    if rows.iter().any(|row| row.clocked_pct.is_none()) {
-        table.notes.push(
-            "At clocks: not given where clocks were not sampled, or the clock of the datasheet's figure is unknown.".into(),
-        );
-    }
-    if rows.iter().any(|row| row.datasheet_bandwidth_pct.or(row.measured_bandwidth_pct).is_some_and(|pct| pct > 100.0)) {
-        table.notes.push("Operand bytes above the bandwidth came from caches.".into());
-    }
-    table
-}
-
-fn operator_cells(row: &OperatorMfu) -> [String; 12] {
-    [
-        row.path.clone(),
-        stage(&row.stage),
-        ms(row.exclusive_ms),
-        known(row.exclusive_pct, pct),
-        known(row.flops_per_s, |it| scaled(it, "FLOP/s")),
-        known(row.datasheet_pct, pct),
-        known(row.measured_pct, pct),
-        known(row.clocked_pct, pct),
-        known(row.bytes_per_s, |it| scaled(it, "B/s")),
-        known(row.datasheet_bandwidth_pct, pct),
-        known(row.measured_bandwidth_pct, pct),
-        known(row.clocked_bandwidth_pct, pct),
-    ]
-}
-
-/// Regions, longest first.
-pub fn regions(analysis: &Analysis) -> Table {
-    let graphs = analysis.regions.iter().any(|region| region.whole_graphs > 0);
-    let mut columns = vec!["Region", "Domain", "#Ranges", "#Kernels", "#Kernel ms"];
-    columns.extend(graphs.then_some(["#Whole graphs", "#Graphs ms"]).into_iter().flatten());
-    columns.extend(["#Share", "Classes", "#With counters", "#SM", "#Memory", "#DRAM", "#L2 hits", "#Occupancy", "#Tensor"]);
-    let caption = "Ranges by name and domain with all kernels that were launched inside, enclosed ranges included, warm-up left out. A \
-                   kernel of a replayed graph is in the range of its replay and in that of its capture. Counters are means by time over \
-                   those kernels that ncu profiled.";
-    let mut table = Table::new("regions", "Regions", caption, &columns);
-    for region in analysis.regions.iter().filter(|region| region.kernels + region.whole_graphs > 0) {
-        table.row(region_cells(region, graphs));
-    }
-    if graphs {
-        table.notes.extend(recorded_only_note(analysis));
-    }
-    table
-}
-
-fn region_cells(region: &Region, graphs: bool) -> Vec<String> {
-    let classes: Vec<String> =
-        region.classes.iter().take(3).map(|it| format!("{} {}", it.class, known(it.share_pct, pct))).collect();
-    let counter = |field: fn(&RegionCounters) -> Option<f64>| known(region.counters.as_ref().and_then(field), pct);
-    let mut cells = vec![region.name.clone(), stage(&region.domain), count(region.instances), count(region.kernels)];
-    cells.push(ms(region.kernel_ms));
-    cells.extend(graphs.then(|| [count(region.whole_graphs), ms(region.graph_ms)]).into_iter().flatten());
-    cells.push(known(region.share_pct, pct));
-    cells.push(if classes.is_empty() { UNKNOWN.into() } else { classes.join(", ") });
-    cells.extend([counter(|it| it.covered_pct), counter(|it| it.sm_pct), counter(|it| it.memory_pct), counter(|it| it.dram_pct)]);
-    cells.extend([counter(|it| it.l2_hit_pct), counter(|it| it.achieved_occupancy_pct), counter(|it| it.tensor_pct)]);
-    cells
-}
-
-fn stage(name: &str) -> String {
-    if name.is_empty() { UNKNOWN.into() } else { name.into() }
+/// One note per reason for which kernels have no intensity.
+fn unknown_intensities(roofline: &Roofline) -> Vec<String> {
+    let all = roofline.points.len();
+    let reasons = || roofline.points.iter().filter_map(|point| point.missing.as_deref());
+    let mut distinct: Vec<&str> = reasons().collect();
+    distinct.sort_unstable();
+    distinct.dedup();
+    distinct
+        .into_iter()
+        .map(|reason| {
+            let kernels = reasons().filter(|it| *it == reason).count();
+            format!("No intensity of {kernels} of {all} kernels: {reason}")
+        })
+        .collect()
 }

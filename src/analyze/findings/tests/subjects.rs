@@ -1,24 +1,28 @@
-//! Every rule on every kind of subject: which fire, which must not, and that no saving exceeds what it is of.
+//! Every rule on every kind of subject: the rules that fire, those that must not, and the bounds of
+//! savings.
 
 use proptest::prelude::*;
 
 use super::*;
 use crate::{
     analyze::{analyze, kernels::tests::capture},
-    run::SubjectKind,
+    domain::subject::SubjectKind,
     trace::{
         command::{CommandTimes, CommandTrace, Timed},
         event::{End, OperatorCall},
-        kernel::Kernels,
+        kernel::KernelTrace,
         nsys::{ApiCall, NsysTrace},
     },
 };
 
-/// Names of calls by the last digit of their correlation id: 9 waits, 8 launches a graph, others launch kernels.
+/// Names of calls by the last digit of their correlation id: 9 waits, 8 launches a graph, others
+/// launch kernels.
 fn named(sketch: &str, in_graphs: bool) -> NsysTrace {
     let mut trace = capture(sketch);
     let first = trace.strings.len() as u32;
-    trace.strings.extend(["cudaLaunchKernel", "cudaGraphLaunch", "cudaStreamSynchronize"].map(str::to_owned));
+    trace.strings.extend(
+        ["cudaLaunchKernel", "cudaGraphLaunch", "cudaStreamSynchronize"].map(str::to_owned),
+    );
     let name = |call: ApiCall| match call.correlation_id % 10 {
         9 => ApiCall { name: first + 2, ..call },
         8 => ApiCall { name: first + 1, ..call },
@@ -29,12 +33,12 @@ fn named(sketch: &str, in_graphs: bool) -> NsysTrace {
         graph_node: (in_graphs && it.correlation_id % 10 == 8).then_some(it.start_ns as u64),
         ..it
     });
-    trace.kernels = kernels.collect::<Kernels>();
+    trace.kernels = kernels.collect::<KernelTrace>();
     trace
 }
 
-/// Two decode steps of a millisecond with 60 kernels of 4 us each, 15 us apart, after a prefill of 200 us with one of 150; each step is one
-/// replay of a graph where `graph` is set.
+/// Two decode steps of a millisecond with 60 kernels of 4 us each, 15 us apart, after a prefill of
+/// 200 us with one of 150; each step is one replay of a graph where `graph` is set.
 fn timeline(prefill: &str, decode: &str, graph: bool) -> NsysTrace {
     let mut lines = vec![
         format!("range 1 {prefill} 0..200000\ncall 1 11 1000..2000\nkernel 11 gemm 3000..153000 7"),
@@ -60,10 +64,19 @@ fn timeline(prefill: &str, decode: &str, graph: bool) -> NsysTrace {
     named(&lines.join("\n"), graph)
 }
 
-/// What a runner of ours says of a pass: stages as long as those of [`timeline`], operators in half of decode.
+/// Events of the model runner in one pass: stages as long as those of [`timeline`], operators in
+/// half of decode.
 fn events(device: &str, decode_graph: bool) -> Vec<Event> {
     let range = |name: &str, start_ns, end_ns, repeat, step| {
-        Event::Range(StageRange { name: name.into(), start_ns, end_ns, device_ns: None, warmup: false, repeat, step })
+        Event::Range(StageRange {
+            name: name.into(),
+            start_ns,
+            end_ns,
+            device_ns: None,
+            warmup: false,
+            repeat,
+            step,
+        })
     };
     let mut events = vec![Event::Start(start(device, decode_graph, 0).unwrap())];
     for repeat in 0..3 {
@@ -90,14 +103,18 @@ fn events(device: &str, decode_graph: bool) -> Vec<Event> {
         }
     }
     events.push(Event::End(
-        serde_json::from_str::<End>(r#"{"t_ns":99000000,"peak_rss_bytes":1,"peak_device_bytes":null}"#).unwrap(),
+        serde_json::from_str::<End>(
+            r#"{"t_ns":99000000,"peak_rss_bytes":1,"peak_device_bytes":null}"#,
+        )
+        .unwrap(),
     ));
     events
 }
 
 /// One kind of subject.
 fn subject(name: &str) -> Trace {
-    let import = |nsys| Trace { nsys: Some(nsys), subject: SubjectKind::Import, ..Trace::default() };
+    let import =
+        |nsys| Trace { nsys: Some(nsys), subject: SubjectKind::Import, ..Trace::default() };
     let ours = |device, graph, nsys: Option<NsysTrace>| {
         let events = events(device, graph);
         Trace { baseline: events.clone(), traced: events, nsys, ..Trace::default() }
@@ -113,9 +130,18 @@ fn subject(name: &str) -> Trace {
         }
         "import, no stages" => import(timeline("a", "b", false)),
         "command" => {
-            let plain = Some(CommandTimes { of: Timed::Process, warmup: 0, wall_ns: vec![10 * MS; 3], ready_ns: None });
+            let plain = Some(CommandTimes {
+                of: Timed::Process,
+                warmup: 0,
+                wall_ns: vec![10 * MS; 3],
+                ready_ns: None,
+            });
             let command = Some(CommandTrace { plain, traced: None });
-            Trace { command, subject: SubjectKind::Command, ..import(timeline("prefill", "decode_all", false)) }
+            Trace {
+                command,
+                subject: SubjectKind::Command,
+                ..import(timeline("prefill", "decode_all", false))
+            }
         }
         "model, cpu" => ours("cpu", false, None),
         "model, gpu eager" => ours("cuda:0", false, Some(timeline("prefill", "decode_all", false))),
@@ -149,7 +175,7 @@ const MATRIX: [(&str, &str); 9] = [
 ];
 
 #[test]
-fn each_rule_fires_on_the_subjects_that_have_its_evidence_and_on_no_other() {
+fn each_rule_fires_only_on_the_subjects_that_have_its_evidence() {
     let found: Vec<Vec<Finding>> = SUBJECTS
         .iter()
         .map(|name| {
@@ -165,11 +191,16 @@ fn each_rule_fires_on_the_subjects_that_have_its_evidence_and_on_no_other() {
     for (name, found) in SUBJECTS.iter().zip(&found) {
         let advice = |it: &Finding| it.advice.clone().unwrap_or_default();
         if name.contains("graph") || name.contains("cpu") {
-            assert!(found.iter().all(|it| !advice(it).contains("as a CUDA graph")), "{name}: {found:#?}");
+            assert!(
+                found.iter().all(|it| !advice(it).contains("as a CUDA graph")),
+                "{name}: {found:#?}"
+            );
         }
-        // What idles the device is said before what its kernels could do better.
+        // Causes of an idle device are listed before improvements of its kernels.
         let place = |id: &str| found.iter().position(|it| it.id == id);
-        if let (Some(bound), Some(kernels)) = (place("decode_launch_bound"), place("kv_cache_copies")) {
+        if let (Some(bound), Some(kernels)) =
+            (place("decode_launch_bound"), place("kv_cache_copies"))
+        {
             assert!(bound < kernels, "{name}");
         }
     }
@@ -181,11 +212,11 @@ fn a_launch_bound_import_names_the_traced_pass_and_saves_its_gaps() {
     let bound = found.iter().find(|it| it.id == "decode_launch_bound").unwrap();
     // 120 kernels of 4 us in 2 ms.
     assert_eq!(bound.message, "The GPU is idle during 76 % of decode_all in the traced pass.");
-    assert!((bound.saves_at_most.as_ref().unwrap().ms.unwrap() - 1.52).abs() < 1e-9, "{bound:?}");
+    assert!((bound.max_saving.as_ref().unwrap().ms.unwrap() - 1.52).abs() < 1e-9, "{bound:?}");
 }
 
 #[test]
-fn who_replays_graphs_is_not_advised_to() {
+fn a_subject_that_replays_graphs_is_not_advised_to() {
     let replaying = |replayed_kernels| {
         let mut analysis = busy(4.0);
         let calls = StageCalls { replayed_kernels, host_ms: 100.0, ..StageCalls::default() };
@@ -195,18 +226,22 @@ fn who_replays_graphs_is_not_advised_to() {
         analysis
     };
     let advice = |analysis: &Analysis| {
-        let found = findings(analysis, &none()).into_iter().filter(|it| it.id == "decode_launch_bound");
+        let found =
+            findings(analysis, &no_trace()).into_iter().filter(|it| it.id == "decode_launch_bound");
         found.map(|it| it.advice.unwrap()).next().unwrap()
     };
     assert!(advice(&busy(4.0)).starts_with("Replay decode as a CUDA graph"));
     assert!(advice(&replaying(2000)).starts_with("Launch the next replay"));
     assert!(advice(&replaying(0)).starts_with("Launch the next replay"));
-    assert_eq!(advice(&replaying(1000)), "Graphs replay 50 % of the kernels of decode_all: capture the rest of a step, too.");
-    let all = findings(&replaying(1000), &none());
+    assert_eq!(
+        advice(&replaying(1000)),
+        "Capture the rest of a decode step: graphs replay 50 % of the kernels of decode_all."
+    );
+    let all = findings(&replaying(1000), &no_trace());
     assert!(all.iter().all(|it| it.id != "decode_eager"), "{all:?}");
 }
 
-/// Findings of every rule on one capture in which each kernel was profiled and found wanting.
+/// Findings of every rule on one capture in which each kernel was profiled and performs badly.
 fn everything(nsys: NsysTrace) -> (Analysis, Vec<Finding>) {
     let trace = Trace { nsys: Some(nsys), ..Trace::default() };
     let mut analysis = analyze(&trace, None, None);
@@ -246,27 +281,31 @@ fn everything(nsys: NsysTrace) -> (Analysis, Vec<Finding>) {
             });
         }
     }
-    let found = RULES.iter().flat_map(|rule| rule.apply(&analysis, &trace)).collect();
+    let found = rules().flat_map(|rule| rule.apply(&analysis, &trace)).collect();
     (analysis, found)
 }
 
 proptest! {
     #[test]
     fn no_saving_exceeds_its_stage_or_the_time_of_the_kernels_that_it_names(
-        kernels in prop::collection::vec((0usize..4, 0i64..900, 1i64..400, 0i64..3), 1..40), repeats in 1i64..4
+        kernels in prop::collection::vec((0usize..4, 0i64..900, 1i64..400, 0i64..3), 1..40),
+        repeats in 1i64..4
     ) {
         let names = ["nvjet_gemm", "cast_f32", "CatArrayBatchedCopy", "softmax"];
         let mut lines = Vec::new();
         let mut id = 0;
         for repeat in 0..repeats {
             let at = repeat * 4000;
-            lines.push(format!("range 1 prefill {at}..{}\nrange 1 decode_all {}..{}", at + 1000, at + 1000, at + 2000));
+            let (middle, end) = (at + 1000, at + 2000);
+            lines.push(format!("range 1 prefill {at}..{middle}"));
+            lines.push(format!("range 1 decode_all {middle}..{end}"));
             for (name, start, long, stream) in &kernels {
                 for stage in [at, at + 1000] {
                     id += 1;
                     let start = stage + start;
                     lines.push(format!("call 1 {id} {start}..{}", start + 1));
-                    lines.push(format!("kernel {id} {} {}..{} {stream}", names[*name], start + 2, start + 2 + long));
+                    let (name, from) = (names[*name], start + 2);
+                    lines.push(format!("kernel {id} {name} {from}..{} {stream}", from + long));
                 }
             }
         }
@@ -277,18 +316,25 @@ proptest! {
         trace.cuda_calls.sort();
         let (analysis, found) = everything(trace);
         for it in found {
-            let Some(saving) = &it.saves_at_most else { continue };
+            let Some(saving) = &it.max_saving else { continue };
             let ms = saving.ms.unwrap();
             let whole = analysis.stages.row(&saving.stage).unwrap().ms.mean;
             prop_assert!(ms <= whole + 1e-12, "{it:?}");
             let text = format!("{} {:?}", it.message, it.evidence);
-            let of_stage = || analysis.kernels.records.iter().filter(|record| record.stage == saving.stage);
-            let mut own: f64 = of_stage().filter(|record| text.contains(&record.kernel_name)).map(|record| record.total_ms).sum();
+            let of_stage =
+                || analysis.kernels.records.iter().filter(|it| it.stage == saving.stage);
+            let mut own: f64 = of_stage()
+                .filter(|record| text.contains(&record.kernel_name))
+                .map(|record| record.total_ms)
+                .sum();
             if own == 0.0 {
                 own = of_stage().map(|record| record.total_ms).sum();
             }
             let kernel_rule = !it.id.starts_with("decode_") && it.id != "operator_dominates";
-            prop_assert!(!kernel_rule || ms <= own / repeats as f64 + 1e-12, "{it:?}: {own} ms in {repeats} repeats");
+            prop_assert!(
+                !kernel_rule || ms <= own / repeats as f64 + 1e-12,
+                "{it:?}: {own} ms in {repeats} repeats"
+            );
         }
     }
 }

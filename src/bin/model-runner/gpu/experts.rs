@@ -1,35 +1,36 @@
-//! A mixture of experts that never asks the host: the router, and the experts for one token or for many.
+//! A mixture of experts without the host: the router, and the experts for one token or for many.
 //!
-//! Many tokens are sorted by expert on the GPU, so that a prompt of any length is a fixed number of launches.
+//! Many tokens are sorted by expert on the GPU, so that a prompt of any length takes a fixed number
+//! of launches.
 
-use candle_core::{DType, Result, Tensor};
+use candle_core::{CudaDevice, DType, Result, Tensor};
 
 use super::{
     device_of, empty,
-    kernels::{Arg, Grid, launch},
+    kernels::{KernelArg, LaunchGrid, launch},
     linear,
 };
 
-/// Rows of a tile of the grouped products, as the kernels have it.
+/// Rows of a tile of the grouped products, as in the kernels.
 const TILE_ROWS: usize = 64;
-/// Values of an expert's output that a block makes for one token.
+/// Values of an expert's output per block, for one token.
 const ROWS: usize = 2;
-/// Tokens that a block of the router reads, where there are many.
+/// Tokens per block of the router, for many tokens.
 const ROUTED: usize = 8;
-const MOST_EXPERTS: usize = 1024;
+const MAX_EXPERTS: usize = 1024;
 const WARP: usize = 32;
 
-/// What [`route`] reads and writes.
+/// Arguments of [`route`].
 pub struct RouteArgs<'a> {
     /// `[tokens, hidden]`
     pub x: &'a Tensor,
     /// `[experts, hidden]`
     pub weight: &'a Tensor,
     pub position: &'a Tensor,
-    /// Chosen experts of every position, `[capacity, top_k]`: written here.
+    /// Chosen experts of every position, `[capacity, top_k]`; written.
     pub log: &'a Tensor,
     pub top_k: usize,
-    /// Shared experts, numbered after the routed ones, that every token goes to.
+    /// Shared experts, used by every token and numbered after the routed ones.
     pub shared: usize,
     pub normalise: bool,
 }
@@ -39,32 +40,40 @@ pub fn route(args: &RouteArgs) -> Result<Option<(Tensor, Tensor)>> {
     let RouteArgs { x, weight, position, log, top_k, shared, normalise } = *args;
     let (tokens, hidden) = x.dims2()?;
     let (experts, slots, dtype) = (weight.dim(0)?, top_k + shared, x.dtype());
-    let fits = slots <= WARP && experts + shared <= MOST_EXPERTS && (tokens == 1 || dtype != DType::F32);
+    let fits =
+        slots <= WARP && experts + shared <= MAX_EXPERTS && (tokens == 1 || dtype != DType::F32);
     let Some(device) = device_of(x, &[x, weight]).filter(|_| fits) else { return Ok(None) };
     let ids = empty((tokens, slots), DType::U32, device)?;
     let weights = empty((tokens, slots), DType::F32, device)?;
-    let (name, block, threads) = if tokens == 1 { ("route_1", 1, 1024) } else { ("route_8", ROUTED, 512) };
+    let (name, block, threads) =
+        if tokens == 1 { ("route_1", 1, 1024) } else { ("route_8", ROUTED, 512) };
     let bytes = block * (hidden * dtype.size_in_bytes() + experts * DType::F32.size_in_bytes());
     let kernel_args = &mut [
-        Arg::tensor(x)?,
-        Arg::tensor(weight)?,
-        Arg::tensor(position)?,
-        Arg::tensor(&ids)?,
-        Arg::tensor(&weights)?,
-        Arg::tensor(log)?,
-        Arg::int(tokens),
-        Arg::int(hidden),
-        Arg::int(experts),
-        Arg::int(top_k),
-        Arg::int(slots),
-        Arg::int(log.dim(0)?),
-        Arg::Int(normalise.into()),
+        KernelArg::tensor(x)?,
+        KernelArg::tensor(weight)?,
+        KernelArg::tensor(position)?,
+        KernelArg::tensor(&ids)?,
+        KernelArg::tensor(&weights)?,
+        KernelArg::tensor(log)?,
+        KernelArg::int(tokens),
+        KernelArg::int(hidden),
+        KernelArg::int(experts),
+        KernelArg::int(top_k),
+        KernelArg::int(slots),
+        KernelArg::int(log.dim(0)?),
+        KernelArg::Int(normalise.into()),
     ];
-    launch(device, name, Some(dtype), Grid::new((tokens.div_ceil(block), 1), threads).shared(bytes), kernel_args)?;
+    launch(
+        device,
+        name,
+        Some(dtype),
+        LaunchGrid::new((tokens.div_ceil(block), 1), threads).shared(bytes),
+        kernel_args,
+    )?;
     Ok(Some((ids, weights)))
 }
 
-/// What [`experts`] reads.
+/// Arguments of [`experts`].
 pub struct ExpertsArgs<'a> {
     /// `[tokens, hidden]`
     pub x: &'a Tensor,
@@ -77,6 +86,31 @@ pub struct ExpertsArgs<'a> {
     pub weights: &'a Tensor,
 }
 
+/// [`experts`] for one token.
+fn experts_for_one_token(args: &ExpertsArgs, device: &CudaDevice) -> Result<Option<Tensor>> {
+    let ExpertsArgs { x, up, down, ids, weights } = *args;
+    let (dtype, hidden, width, slots) = (x.dtype(), x.dim(1)?, down.dim(2)?, ids.dim(1)?);
+    let Some(gated) = linear::gated(x, up, Some(ids))? else { return Ok(None) };
+    let out = empty((1, hidden), dtype, device)?;
+    let args = &mut [
+        KernelArg::tensor(down)?,
+        KernelArg::tensor(&gated)?,
+        KernelArg::tensor(ids)?,
+        KernelArg::tensor(weights)?,
+        KernelArg::tensor(&out)?,
+        KernelArg::int(hidden),
+        KernelArg::int(width),
+    ];
+    launch(
+        device,
+        "expert_down",
+        Some(dtype),
+        LaunchGrid::new((hidden.div_ceil(ROWS), 1), slots * WARP),
+        args,
+    )?;
+    Ok(Some(out))
+}
+
 /// The weighted sum of each token's experts, `[tokens, hidden]`.
 pub fn experts(args: &ExpertsArgs) -> Result<Option<Tensor>> {
     let ExpertsArgs { x, up, down, ids, weights } = *args;
@@ -84,69 +118,64 @@ pub fn experts(args: &ExpertsArgs) -> Result<Option<Tensor>> {
     let Some(device) = device_of(x, &[x, up, down]) else { return Ok(None) };
     let (dtype, width, slots, count) = (x.dtype(), down.dim(2)?, ids.dim(1)?, up.dim(0)?);
     if tokens == 1 {
-        let Some(gated) = linear::gated(x, up, Some(ids))? else { return Ok(None) };
-        let out = empty((1, hidden), dtype, device)?;
-        let args = &mut [
-            Arg::tensor(down)?,
-            Arg::tensor(&gated)?,
-            Arg::tensor(ids)?,
-            Arg::tensor(weights)?,
-            Arg::tensor(&out)?,
-            Arg::int(hidden),
-            Arg::int(width),
-        ];
-        launch(device, "expert_down", Some(dtype), Grid::new((hidden.div_ceil(ROWS), 1), slots * WARP), args)?;
-        return Ok(Some(out));
+        return experts_for_one_token(args, device);
     }
     if dtype == DType::F32 {
         return Ok(None);
     }
     let assignments = tokens * slots;
-    // Each expert has at most one tile that is not full.
+    // Each expert has at most one partial tile.
     let tiles = assignments.div_ceil(TILE_ROWS) + count.min(assignments);
     let order = empty(assignments, DType::U32, device)?;
     let places = empty(assignments, DType::U32, device)?;
     let tiling = empty(3 * tiles, DType::U32, device)?;
     let args = &mut [
-        Arg::tensor(ids)?,
-        Arg::tensor(&order)?,
-        Arg::tensor(&places)?,
-        Arg::tensor(&tiling)?,
-        Arg::int(assignments),
-        Arg::int(count),
-        Arg::int(tiles),
+        KernelArg::tensor(ids)?,
+        KernelArg::tensor(&order)?,
+        KernelArg::tensor(&places)?,
+        KernelArg::tensor(&tiling)?,
+        KernelArg::int(assignments),
+        KernelArg::int(count),
+        KernelArg::int(tiles),
     ];
-    launch(device, "sort_by_expert", None, Grid::new((1, 1), 1024), args)?;
+    launch(device, "sort_by_expert", None, LaunchGrid::new((1, 1), 1024), args)?;
 
-    let product = |name, from: &Tensor, weights: &Tensor, outputs: usize, inputs: usize, columns: usize| {
-        let out = empty((assignments, outputs), dtype, device)?;
-        let args = &mut [
-            Arg::tensor(from)?,
-            Arg::tensor(weights)?,
-            Arg::tensor(&order)?,
-            Arg::tensor(&tiling)?,
-            Arg::tensor(&out)?,
-            Arg::int(outputs),
-            Arg::int(inputs),
-            Arg::int(slots),
-        ];
-        // Three stages of a tile of rows and one of 128 columns, 64 deep.
-        let shared = 3 * (TILE_ROWS + 128) * 64 * dtype.size_in_bytes();
-        launch(device, name, Some(dtype), Grid::new((outputs.div_ceil(columns), tiles), 128).shared(shared), args)?;
-        Ok::<_, candle_core::Error>(out)
-    };
+    let product =
+        |name, from: &Tensor, weights: &Tensor, outputs: usize, inputs: usize, columns: usize| {
+            let out = empty((assignments, outputs), dtype, device)?;
+            let args = &mut [
+                KernelArg::tensor(from)?,
+                KernelArg::tensor(weights)?,
+                KernelArg::tensor(&order)?,
+                KernelArg::tensor(&tiling)?,
+                KernelArg::tensor(&out)?,
+                KernelArg::int(outputs),
+                KernelArg::int(inputs),
+                KernelArg::int(slots),
+            ];
+            // Three stages of a tile of rows and one of 128 columns, 64 deep.
+            let shared = 3 * (TILE_ROWS + 128) * 64 * dtype.size_in_bytes();
+            launch(
+                device,
+                name,
+                Some(dtype),
+                LaunchGrid::new((outputs.div_ceil(columns), tiles), 128).shared(shared),
+                args,
+            )?;
+            Ok::<_, candle_core::Error>(out)
+        };
     let gated = product("grouped_up", x, up, width, hidden, 64)?;
     let outputs = product("grouped_down", &gated, down, hidden, width, 128)?;
 
     let out = empty((tokens, hidden), dtype, device)?;
     let args = &mut [
-        Arg::tensor(&outputs)?,
-        Arg::tensor(&places)?,
-        Arg::tensor(weights)?,
-        Arg::tensor(&out)?,
-        Arg::int(hidden),
-        Arg::int(slots),
+        KernelArg::tensor(&outputs)?,
+        KernelArg::tensor(&places)?,
+        KernelArg::tensor(weights)?,
+        KernelArg::tensor(&out)?,
+        KernelArg::int(hidden),
+        KernelArg::int(slots),
     ];
-    launch(device, "combine", Some(dtype), Grid::new((tokens, 1), 160), args)?;
+    launch(device, "combine", Some(dtype), LaunchGrid::new((tokens, 1), 160), args)?;
     Ok(Some(out))
 }

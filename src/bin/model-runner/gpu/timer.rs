@@ -1,6 +1,7 @@
-//! CUDA events: times on the device, read once all is done; and the host kept one step ahead of the GPU.
+//! CUDA events: times on the device, read after the work; and a host that stays one step ahead of
+//! the GPU.
 //!
-//! A mark costs the host and the GPU about a microsecond each, and waits for nothing.
+//! A mark takes about a microsecond on the host and on the GPU, and does not block.
 
 use std::sync::Arc;
 
@@ -12,43 +13,43 @@ use candle_core::{
     },
 };
 
-/// Marks places in the work of one stream.
-pub struct Timer(Arc<CudaStream>);
+/// Marks positions in the work of one stream.
+pub struct GpuTimer(Arc<CudaStream>);
 
-/// A place in the work of a stream.
-pub struct Mark(CudaEvent);
+/// A position in the work of a stream.
+pub struct GpuMark(CudaEvent);
 
-/// Lets the host launch one step while the GPU is busy with the one before, and no further.
-pub struct Pace {
+/// Limits the host to launching one step while the GPU runs the one before.
+pub struct StepPacer {
     stream: Arc<CudaStream>,
     before: Option<CudaEvent>,
 }
 
-impl Pace {
+impl StepPacer {
     pub fn new(device: &CudaDevice) -> Self {
         Self { stream: device.cuda_stream(), before: None }
     }
 
-    /// Says that a step was launched, and waits until the one before it is done.
+    /// Records a launched step, and waits for the one before it.
     pub fn launched(&mut self) -> Result<()> {
         let now = self.stream.record_event(Some(CUevent_flags::CU_EVENT_DISABLE_TIMING)).w()?;
         self.before.replace(now).map_or(Ok(()), |before| before.synchronize().w())
     }
 }
 
-impl Timer {
+impl GpuTimer {
     pub fn new(device: &CudaDevice) -> Self {
         Self(device.cuda_stream())
     }
 
-    /// Marks where the stream is now; `None` if it cannot be told.
-    pub fn mark(&self) -> Option<Mark> {
-        self.0.record_event(Some(CUevent_flags::CU_EVENT_DEFAULT)).ok().map(Mark)
+    /// Marks the current position of the stream; `None` if that fails.
+    pub fn mark(&self) -> Option<GpuMark> {
+        self.0.record_event(Some(CUevent_flags::CU_EVENT_DEFAULT)).ok().map(GpuMark)
     }
 }
 
-impl Mark {
-    /// Nanoseconds on the device until it reached `end`; `None` while it has not.
+impl GpuMark {
+    /// Nanoseconds on the device until `end`; `None` before it is reached.
     pub fn until(&self, end: &Self) -> Option<i64> {
         let ms = self.0.elapsed_ms(&end.0).ok()?;
         Some((f64::from(ms) * 1e6).round() as i64)

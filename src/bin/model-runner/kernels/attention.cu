@@ -1,178 +1,17 @@
-// Rotary positions with the cache's append, attention of one token, attention of many, decomposed relative positions.
+// Attention of many queries, and decomposed relative positions.
 #include "mma.cuh"
 
-// Turns the queries and keys of [tokens, heads + 2 kv_heads, dim], normalising them before if there are weights to, and appends
-// keys and values to the cache [kv_heads, capacity, dim]. The first token stands at *position. One warp a token and head.
-template <typename T>
-__device__ __forceinline__ void rope_body(
-    const T* qkv, const float* cosines, const float* sines, const T* query_norm, const T* key_norm, const uint32_t* position,
-    T* queries, T* keys, T* values, int tokens, int heads, int kv_heads, int dim, int capacity, float eps) {
-    const int warp = (blockIdx.x * blockDim.x + threadIdx.x) / 32, lane = threadIdx.x % 32, all = heads + 2 * kv_heads;
-    const int token = warp / all, head = warp % all;
-    if (token >= tokens) return;
-    const int place = *position + token;
-    const T* from = qkv + size_t(warp) * dim;
-    const int half = dim / 2;
-    const bool is_query = head < heads, is_value = head >= heads + kv_heads;
-    const int kv_head = is_value ? head - heads - kv_heads : head - heads;
-    if (place >= capacity) return;
-    T* to = is_query ? queries + (size_t(token) * heads + head) * dim
-                     : (is_value ? values : keys) + (size_t(kv_head) * capacity + place) * dim;
-    if (is_value) {
-        for (int i = lane; i < dim; i += 32) to[i] = from[i];
-        return;
-    }
-    const T* norm = is_query ? query_norm : key_norm;
-    float scale = 1.f;
-    if (norm) {
-        float squares = 0.f;
-        for (int i = lane; i < dim; i += 32) squares += to_float(from[i]) * to_float(from[i]);
-        scale = rsqrtf(warp_sum(squares) / dim + eps);
-    }
-    for (int i = lane; i < half; i += 32) {
-        float a = to_float(from[i]), b = to_float(from[i + half]);
-        if (norm) {
-            a = to_float(from_float<T>(a * scale * to_float(norm[i])));
-            b = to_float(from_float<T>(b * scale * to_float(norm[i + half])));
-        }
-        const float c = cosines[size_t(place) * half + i], s = sines[size_t(place) * half + i];
-        to[i] = from_float<T>(a * c - b * s);
-        to[i + half] = from_float<T>(b * c + a * s);
-    }
-}
-
-// What one part of the keys gives: the largest score, the sum of weights, the weighted values.
-struct Partial {
-    float largest, sum;
-};
-
-constexpr int ONE_WARPS = 8;
-constexpr int MOST_PARTS = 64;
-// Keys, and values, that a group of lanes has on their way at once.
-constexpr int AHEAD = 4;
-
-// Attention of one token's queries [heads, dim] to the *position + 1 keys and values in the cache [kv_heads, capacity, dim].
-// blockIdx.x is the head, blockIdx.y one of gridDim.y parts of the keys; the part that ends last joins them all. A key is read by
-// LANES lanes of 16 bytes each.
-template <typename T, int DIM>
-__device__ __forceinline__ void attend_one_body(
-    const T* queries, const T* keys, const T* values, const uint32_t* position, T* out, float* partial, uint32_t* tickets,
-    int kv_heads, int capacity, float scale) {
-    constexpr int WARPS = ONE_WARPS, LANES = DIM / WIDE<T>, GROUPS = 32 / LANES, ACROSS = WARPS * GROUPS;
-    static_assert(LANES <= 32 && 32 % LANES == 0, "a key spans at most a warp");
-    const int head = blockIdx.x, heads = gridDim.x, part = blockIdx.y, parts = gridDim.y;
-    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, group = warp * GROUPS + lane / LANES, column = lane % LANES * WIDE<T>;
-    const int length = *position + 1, chunk = (length + parts - 1) / parts;
-    const int begin = part * chunk, end = min(length, begin + chunk);
-    const size_t base = size_t(head / (heads / kv_heads)) * capacity * DIM;
-
-    float query[WIDE<T>], mixed[WIDE<T>] = {};
-    load_wide(queries + head * DIM + column, query);
-    float largest = -INFINITY, sum = 0.f;
-    // Every lane of a warp takes every turn: the shuffles need them all.
-    for (int first = begin; first < end; first += AHEAD * ACROSS) {
-        uint4 key_raw[AHEAD], value_raw[AHEAD];
-        bool inside[AHEAD];
-#pragma unroll
-        for (int u = 0; u < AHEAD; u++) {
-            const int key = first + u * ACROSS + group;
-            inside[u] = key < end;
-            const size_t at = base + size_t(inside[u] ? key : begin) * DIM + column;
-            key_raw[u] = *reinterpret_cast<const uint4*>(keys + at);
-            value_raw[u] = *reinterpret_cast<const uint4*>(values + at);
-        }
-#pragma unroll
-        for (int u = 0; u < AHEAD; u++) {
-            float k[WIDE<T>], v[WIDE<T>], score = 0.f;
-            unpack<T>(key_raw[u], k);
-            unpack<T>(value_raw[u], v);
-#pragma unroll
-            for (int j = 0; j < WIDE<T>; j++) score += query[j] * k[j];
-#pragma unroll
-            for (int offset = LANES / 2; offset > 0; offset /= 2) score += __shfl_xor_sync(0xffffffffu, score, offset);
-            if (inside[u]) {
-                score *= scale;
-                const float larger = fmaxf(largest, score), keep = __expf(largest - larger), weight = __expf(score - larger);
-                sum = sum * keep + weight;
-#pragma unroll
-                for (int j = 0; j < WIDE<T>; j++) mixed[j] = mixed[j] * keep + weight * v[j];
-                largest = larger;
-            }
-        }
-    }
-
-    __shared__ float shared_mixed[ACROSS][DIM];
-    __shared__ Partial shared_partial[ACROSS];
-    __shared__ bool last;
-#pragma unroll
-    for (int j = 0; j < WIDE<T>; j++) shared_mixed[group][column + j] = mixed[j];
-    if (column == 0) shared_partial[group] = {largest, sum};
-    __syncthreads();
-    // partial: [heads, parts, DIM + 2]
-    float* mine = partial + (size_t(head) * parts + part) * (DIM + 2);
-    float top = -INFINITY, total = 0.f;
-#pragma unroll
-    for (int g = 0; g < ACROSS; g++) top = fmaxf(top, shared_partial[g].largest);
-    for (int i = threadIdx.x; i < DIM; i += blockDim.x) {
-        float value = 0.f;
-        total = 0.f;
-#pragma unroll
-        for (int g = 0; g < ACROSS; g++) {
-            const float weight = shared_partial[g].sum > 0.f ? __expf(shared_partial[g].largest - top) : 0.f;
-            value += weight * shared_mixed[g][i];
-            total += weight * shared_partial[g].sum;
-        }
-        mine[i] = value;
-        if (i == 0) mine[DIM] = top, mine[DIM + 1] = total;
-    }
-    __threadfence();
-    __syncthreads();
-    if (threadIdx.x == 0) last = atomicAdd(&tickets[head], 1) == parts - 1;
-    __syncthreads();
-    if (!last) return;
-    __threadfence();
-    if (threadIdx.x == 0) tickets[head] = 0;
-    // Each part's weight by a thread of its own, then the values, several parts in flight.
-    __shared__ float part_weight[MOST_PARTS], part_sum[MOST_PARTS];
-    const float* theirs = partial + size_t(head) * parts * (DIM + 2);
-    if (threadIdx.x < 32) {
-        float best = -INFINITY, tops[MOST_PARTS / 32], sums[MOST_PARTS / 32];
-#pragma unroll
-        for (int u = 0; u < MOST_PARTS / 32; u++) {
-            const int p = u * 32 + lane;
-            tops[u] = p < parts ? __ldcg(theirs + p * (DIM + 2) + DIM) : -INFINITY;
-            sums[u] = p < parts ? __ldcg(theirs + p * (DIM + 2) + DIM + 1) : 0.f;
-            best = fmaxf(best, tops[u]);
-        }
-        best = warp_max(best);
-#pragma unroll
-        for (int u = 0; u < MOST_PARTS / 32; u++) {
-            const float weight = sums[u] > 0.f ? __expf(tops[u] - best) : 0.f;
-            part_weight[u * 32 + lane] = weight, part_sum[u * 32 + lane] = weight * sums[u];
-        }
-    }
-    __syncthreads();
-    for (int i = threadIdx.x; i < DIM; i += blockDim.x) {
-        float value = 0.f, weights = 0.f;
-#pragma unroll 16
-        for (int p = 0; p < parts; p++) {
-            value += part_weight[p] * __ldcg(theirs + p * (DIM + 2) + i);
-            weights += part_sum[p];
-        }
-        out[head * DIM + i] = from_float<T>(value / weights);
-    }
-}
-
-// Where a matrix of attention lies: elements between batches, heads and rows.
+// Strides of a matrix of attention: elements between batches, heads and rows.
 struct Strides {
     int64_t batch, head, row;
 };
 
-struct Attention {
+struct AttentionArgs {
     const void *queries, *keys, *values;
     void* out;
     Strides q, k, v, o;
-    // [batch * heads, queries, 2 * side] in float: what each query adds for the row and for the column of a key on a grid.
+    // [batch * heads, queries, 2 * side] in float: each query's terms for the row and for the
+    // column of a key on a grid.
     const float* relative;
     int heads, group, queries_count, keys_count, side;
     float scale;
@@ -181,32 +20,38 @@ struct Attention {
 constexpr int TILE = 64;
 
 template <typename T, int DIM>
-__device__ __forceinline__ void load_tile(uint32_t to, const T* from, int64_t row_stride, int first, int count) {
+__device__ __forceinline__ void load_tile(
+    uint32_t to, const T* from, int64_t row_stride, int first, int count) {
     constexpr int CHUNKS = DIM / 8;
     for (int i = threadIdx.x; i < TILE * CHUNKS; i += 128) {
         const int row = i / CHUNKS, chunk = i % CHUNKS;
         const bool inside = first + row < count;
-        copy_async(to + swizzled<CHUNKS>(row, chunk), from + int64_t(inside ? first + row : 0) * row_stride + chunk * 8, inside);
+        copy_async(
+            to + swizzled<CHUNKS>(row, chunk),
+            from + int64_t(inside ? first + row : 0) * row_stride + chunk * 8, inside);
     }
 }
 
-// Attention of many queries, tile by tile, with the running maximum of the online softmax (Milakov and Gimelshein 2018; Dao 2023).
-// blockIdx.x is a tile of queries, blockIdx.y batch * heads. Four warps, sixteen queries each. Causal: the last query sees every
-// key, the one before it one less.
+// Attention of many queries, tile by tile, with the running maximum of the online softmax (Milakov
+// and Gimelshein 2018; Dao 2023). blockIdx.x is a tile of queries, blockIdx.y batch * heads. Four
+// warps, sixteen queries each. Causal: the last query attends to every key, each before it to one
+// fewer.
 template <typename T, int DIM, bool CAUSAL, bool RELATIVE>
-__device__ __forceinline__ void attend_many_body(const Attention& a) {
+__device__ __forceinline__ void attend_many_body(const AttentionArgs& a) {
     constexpr int CHUNKS = DIM / 8, BYTES = TILE * DIM * 2;
     extern __shared__ __align__(128) uint8_t shared[];
-    const uint32_t query_tile = shared_address(shared), key_tiles = query_tile + BYTES, value_tiles = key_tiles + 2 * BYTES;
+    const uint32_t query_tile = shared_address(shared), key_tiles = query_tile + BYTES,
+                   value_tiles = key_tiles + 2 * BYTES;
     float* relative = reinterpret_cast<float*>(shared + 5 * BYTES);
 
-    // The longest rows of a causal mask first: they take the longest.
+    // The longest rows of a causal mask run first.
     const int tile = CAUSAL ? gridDim.x - 1 - blockIdx.x : blockIdx.x;
     const int first_query = tile * TILE, batch = blockIdx.y / a.heads, head = blockIdx.y % a.heads;
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
     const T* queries = static_cast<const T*>(a.queries) + batch * a.q.batch + head * a.q.head;
     const T* keys = static_cast<const T*>(a.keys) + batch * a.k.batch + head / a.group * a.k.head;
-    const T* values = static_cast<const T*>(a.values) + batch * a.v.batch + head / a.group * a.v.head;
+    const T* values =
+        static_cast<const T*>(a.values) + batch * a.v.batch + head / a.group * a.v.head;
     const int hidden = a.keys_count - a.queries_count;
     const int reach = CAUSAL ? min(a.keys_count, first_query + TILE + hidden) : a.keys_count;
     const int tiles = (reach + TILE - 1) / TILE;
@@ -216,11 +61,13 @@ __device__ __forceinline__ void attend_many_body(const Attention& a) {
     load_tile<T, DIM>(value_tiles, values, a.v.row, 0, a.keys_count);
     copy_commit();
     if (RELATIVE) {
-        // One longer than a row: rows start in different banks.
+        // One element longer than a row, so that rows start in different banks.
         const int width = 2 * a.side, pitch = width + 1;
-        const float* rows = a.relative + (size_t(blockIdx.y) * a.queries_count + first_query) * width;
+        const float* rows =
+            a.relative + (size_t(blockIdx.y) * a.queries_count + first_query) * width;
         const int count = min(TILE, a.queries_count - first_query) * width;
-        for (int i = threadIdx.x; i < TILE * width; i += 128) relative[i / width * pitch + i % width] = i < count ? rows[i] : 0.f;
+        for (int i = threadIdx.x; i < TILE * width; i += 128)
+            relative[i / width * pitch + i % width] = i < count ? rows[i] : 0.f;
     }
 
     float out[DIM / 8][4] = {};
@@ -231,8 +78,10 @@ __device__ __forceinline__ void attend_many_body(const Attention& a) {
     for (int t = 0; t < tiles; t++) {
         const int stage = t % 2;
         if (t + 1 < tiles) {
-            load_tile<T, DIM>(key_tiles + (1 - stage) * BYTES, keys, a.k.row, (t + 1) * TILE, a.keys_count);
-            load_tile<T, DIM>(value_tiles + (1 - stage) * BYTES, values, a.v.row, (t + 1) * TILE, a.keys_count);
+            load_tile<T, DIM>(
+                key_tiles + (1 - stage) * BYTES, keys, a.k.row, (t + 1) * TILE, a.keys_count);
+            load_tile<T, DIM>(
+                value_tiles + (1 - stage) * BYTES, values, a.v.row, (t + 1) * TILE, a.keys_count);
             copy_commit();
             copy_wait<1>();
         } else {
@@ -242,37 +91,45 @@ __device__ __forceinline__ void attend_many_body(const Attention& a) {
         if (t == 0) {
 #pragma unroll
             for (int k = 0; k < DIM / 16; k++) {
-                load_matrices(query[k], query_tile + swizzled<CHUNKS>(warp * 16 + lane % 16, 2 * k + lane / 16));
+                load_matrices(
+                    query[k],
+                    query_tile + swizzled<CHUNKS>(warp * 16 + lane % 16, 2 * k + lane / 16));
             }
         }
 
         float scores[TILE / 8][4] = {};
-        const uint32_t key_tile = key_tiles + stage * BYTES, value_tile = value_tiles + stage * BYTES;
+        const uint32_t key_tile = key_tiles + stage * BYTES,
+                       value_tile = value_tiles + stage * BYTES;
 #pragma unroll
         for (int k = 0; k < DIM / 16; k++) {
 #pragma unroll
             for (int n = 0; n < TILE / 16; n++) {
                 uint32_t key[4];
                 // Keys 0..7 and 8..15, each with both halves of sixteen columns.
-                load_matrices(key, key_tile + swizzled<CHUNKS>(n * 16 + lane % 8 + lane / 16 * 8, 2 * k + lane / 8 % 2));
+                load_matrices(
+                    key, key_tile + swizzled<CHUNKS>(
+                                        n * 16 + lane % 8 + lane / 16 * 8, 2 * k + lane / 8 % 2));
                 multiply<T>(scores[2 * n], query[k], key[0], key[1]);
                 multiply<T>(scores[2 * n + 1], query[k], key[2], key[3]);
             }
         }
 
-        const bool edge = (t + 1) * TILE > a.keys_count || (CAUSAL && (t + 1) * TILE > first_query + warp * 16 + hidden);
+        const bool edge = (t + 1) * TILE > a.keys_count ||
+                          (CAUSAL && (t + 1) * TILE > first_query + warp * 16 + hidden);
 #pragma unroll
         for (int n = 0; n < TILE / 8; n++) {
 #pragma unroll
             for (int j = 0; j < 4; j++) {
-                const int row = warp * 16 + lane / 4 + j / 2 * 8, key = t * TILE + n * 8 + lane % 4 * 2 + j % 2;
+                const int row = warp * 16 + lane / 4 + j / 2 * 8,
+                          key = t * TILE + n * 8 + lane % 4 * 2 + j % 2;
                 float score = scores[n][j] * scale;
                 if (RELATIVE) {
                     const float* mine = relative + row * (2 * a.side + 1);
                     const int at = min(key, a.side * a.side - 1);
                     score += (mine[at / a.side] + mine[a.side + at % a.side]) * 1.44269504f;
                 }
-                if (edge && (key >= a.keys_count || (CAUSAL && key > first_query + row + hidden))) score = -INFINITY;
+                if (edge && (key >= a.keys_count || (CAUSAL && key > first_query + row + hidden)))
+                    score = -INFINITY;
                 scores[n][j] = score;
             }
         }
@@ -282,7 +139,8 @@ __device__ __forceinline__ void attend_many_body(const Attention& a) {
         for (int half = 0; half < 2; half++) {
             float top = largest[half];
 #pragma unroll
-            for (int n = 0; n < TILE / 8; n++) top = fmaxf(top, fmaxf(scores[n][2 * half], scores[n][2 * half + 1]));
+            for (int n = 0; n < TILE / 8; n++)
+                top = fmaxf(top, fmaxf(scores[n][2 * half], scores[n][2 * half + 1]));
             top = fmaxf(top, __shfl_xor_sync(0xffffffffu, top, 1));
             top = fmaxf(top, __shfl_xor_sync(0xffffffffu, top, 2));
             const float base = top == -INFINITY ? 0.f : top;
@@ -291,13 +149,15 @@ __device__ __forceinline__ void attend_many_body(const Attention& a) {
             float sum = 0.f;
 #pragma unroll
             for (int n = 0; n < TILE / 8; n++) {
-                const float lower = exp2f(scores[n][2 * half] - base), upper = exp2f(scores[n][2 * half + 1] - base);
+                const float lower = exp2f(scores[n][2 * half] - base),
+                            upper = exp2f(scores[n][2 * half + 1] - base);
                 sum += lower + upper;
                 weights[n / 2][n % 2 * 2 + half] = pack<T>(lower, upper);
             }
             sums[half] = sums[half] * keep + sum;
 #pragma unroll
-            for (int n = 0; n < DIM / 8; n++) out[n][2 * half] *= keep, out[n][2 * half + 1] *= keep;
+            for (int n = 0; n < DIM / 8; n++)
+                out[n][2 * half] *= keep, out[n][2 * half + 1] *= keep;
         }
 
 #pragma unroll
@@ -305,7 +165,8 @@ __device__ __forceinline__ void attend_many_body(const Attention& a) {
 #pragma unroll
             for (int n = 0; n < DIM / 16; n++) {
                 uint32_t value[4];
-                load_matrices_transposed(value, value_tile + swizzled<CHUNKS>(k * 16 + lane % 16, 2 * n + lane / 16));
+                load_matrices_transposed(
+                    value, value_tile + swizzled<CHUNKS>(k * 16 + lane % 16, 2 * n + lane / 16));
                 multiply<T>(out[2 * n], weights[k], value[0], value[1]);
                 multiply<T>(out[2 * n + 1], weights[k], value[2], value[3]);
             }
@@ -330,71 +191,61 @@ __device__ __forceinline__ void attend_many_body(const Attention& a) {
     }
 }
 
-// relative[batch * heads][query][0..side] = query . rows[y - ky + side - 1] and [side..2 side] = query . columns[x - kx + side - 1]
-// on a grid of side * side. blockIdx.x is a row of the grid, blockIdx.y batch * heads.
+// relative[batch * heads][query][0..side] = query . rows[y - ky + side - 1] and [side..2 side] =
+// query . columns[x - kx + side - 1] on a grid of side * side. blockIdx.x is a row of the grid,
+// blockIdx.y batch * heads.
 template <typename T, int DIM>
 __device__ __forceinline__ void relative_body(
-    const T* queries, const T* rows, const T* columns, float* relative, int64_t q_batch, int64_t q_head, int64_t q_row, int heads,
-    int side) {
-    // A row in `shared` is one element longer than a vector, so that vectors start in different banks.
+    const T* queries, const T* rows, const T* columns, float* relative, int64_t q_batch,
+    int64_t q_head, int64_t q_row, int heads, int side) {
+    // A row in `shared` is two elements longer than a vector, so that vectors start in different
+    // banks.
     constexpr int PITCH = DIM + 2;
     extern __shared__ __align__(128) uint8_t shared[];
     T* query = reinterpret_cast<T*>(shared);
     T* table = query + side * PITCH;
     const int y = blockIdx.x, batch = blockIdx.y / heads, head = blockIdx.y % heads;
     const T* from = queries + batch * q_batch + head * q_head + int64_t(y) * side * q_row;
-    for (int i = threadIdx.x; i < side * DIM; i += blockDim.x) query[i / DIM * PITCH + i % DIM] = from[i / DIM * q_row + i % DIM];
+    for (int i = threadIdx.x; i < side * DIM; i += blockDim.x)
+        query[i / DIM * PITCH + i % DIM] = from[i / DIM * q_row + i % DIM];
     float* to = relative + (size_t(blockIdx.y) * side + y) * side * 2 * side;
     for (int pass = 0; pass < 2; pass++) {
         const T* source = pass ? columns : rows;
         const int offsets = 2 * side - 1;
         __syncthreads();
-        for (int i = threadIdx.x; i < offsets * DIM; i += blockDim.x) table[i / DIM * PITCH + i % DIM] = source[i];
+        for (int i = threadIdx.x; i < offsets * DIM; i += blockDim.x)
+            table[i / DIM * PITCH + i % DIM] = source[i];
         __syncthreads();
         for (int i = threadIdx.x; i < side * side; i += blockDim.x) {
             const int x = i / side, to_key = i % side;
             const T* offset = table + ((pass ? x : y) - to_key + side - 1) * PITCH;
             float sum = 0.f;
 #pragma unroll 16
-            for (int c = 0; c < DIM; c++) sum += to_float(query[x * PITCH + c]) * to_float(offset[c]);
+            for (int c = 0; c < DIM; c++)
+                sum += to_float(query[x * PITCH + c]) * to_float(offset[c]);
             to[x * 2 * side + pass * side + to_key] = sum;
         }
     }
 }
 
-#define ROPE(T, NAME)                                                                                                      \
-    extern "C" __global__ void rope_##NAME(                                                                                \
-        const T* qkv, const float* cosines, const float* sines, const T* query_norm, const T* key_norm,                    \
-        const uint32_t* position, T* queries, T* keys, T* values, int tokens, int heads, int kv_heads, int dim,            \
-        int capacity, float eps) {                                                                                         \
-        rope_body<T>(qkv, cosines, sines, query_norm, key_norm, position, queries, keys, values, tokens, heads, kv_heads,  \
-                     dim, capacity, eps);                                                                                  \
-    }
-FOR_EACH_TYPE(ROPE)
-
-#define ONE(T, NAME, DIM)                                                                                                  \
-    extern "C" __global__ void __launch_bounds__(ONE_WARPS * 32) attend_one_##DIM##_##NAME(                                           \
-        const T* queries, const T* keys, const T* values, const uint32_t* position, T* out, float* partial,                \
-        uint32_t* tickets, int kv_heads, int capacity, float scale) {                                                      \
-        attend_one_body<T, DIM>(queries, keys, values, position, out, partial, tickets, kv_heads, capacity, scale);        \
-    }
-#define ONES(T, NAME) ONE(T, NAME, 32) ONE(T, NAME, 64) ONE(T, NAME, 128)
-FOR_EACH_TYPE(ONES)
-
-#define MANY(T, NAME, DIM)                                                                                                 \
-    extern "C" __global__ void __launch_bounds__(128) attend_causal_##DIM##_##NAME(const Attention a) {                    \
-        attend_many_body<T, DIM, true, false>(a);                                                                          \
-    }                                                                                                                      \
-    extern "C" __global__ void __launch_bounds__(128) attend_all_##DIM##_##NAME(const Attention a) {                       \
-        attend_many_body<T, DIM, false, false>(a);                                                                         \
-    }                                                                                                                      \
-    extern "C" __global__ void __launch_bounds__(128) attend_relative_##DIM##_##NAME(const Attention a) {                  \
-        attend_many_body<T, DIM, false, true>(a);                                                                          \
-    }                                                                                                                      \
-    extern "C" __global__ void relative_##DIM##_##NAME(                                                                    \
-        const T* queries, const T* rows, const T* columns, float* relative, int64_t q_batch, int64_t q_head,               \
-        int64_t q_row, int heads, int side) {                                                                              \
-        relative_body<T, DIM>(queries, rows, columns, relative, q_batch, q_head, q_row, heads, side);                      \
+#define MANY(T, NAME, DIM)                                                                   \
+    extern "C" __global__ void __launch_bounds__(128)                                        \
+        attend_causal_##DIM##_##NAME(const AttentionArgs a) {                                \
+        attend_many_body<T, DIM, true, false>(a);                                            \
+    }                                                                                        \
+    extern "C" __global__ void __launch_bounds__(128)                                        \
+        attend_all_##DIM##_##NAME(const AttentionArgs a) {                                   \
+        attend_many_body<T, DIM, false, false>(a);                                           \
+    }                                                                                        \
+    extern "C" __global__ void __launch_bounds__(128)                                        \
+        attend_relative_##DIM##_##NAME(const AttentionArgs a) {                              \
+        attend_many_body<T, DIM, false, true>(a);                                            \
+    }                                                                                        \
+    extern "C" __global__ void relative_##DIM##_##NAME(                                      \
+        const T* queries, const T* rows, const T* columns, float* relative, int64_t q_batch, \
+        int64_t q_head, int64_t q_row, int heads, int side) {                                \
+        relative_body<T, DIM>(                                                               \
+            queries, rows, columns, relative, q_batch, q_head, q_row, heads, side);          \
     }
 #define MANIES(T, NAME) MANY(T, NAME, 64) MANY(T, NAME, 128)
 FOR_EACH_HALF(MANIES)

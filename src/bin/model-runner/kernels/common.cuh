@@ -1,6 +1,7 @@
-// What all kernels share: 16-byte accesses, conversions, reductions over a warp.
+// Shared by all kernels: 16-byte accesses, conversions, reductions over a warp.
 //
-// T is __nv_bfloat16, __half or float; arithmetic is in float, and a value is rounded to T where an operator ends.
+// T is __nv_bfloat16, __half or float; arithmetic is in float, and a value is rounded to T where an
+// operator ends.
 #pragma once
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
@@ -20,11 +21,17 @@ __device__ __forceinline__ float to_float(f16 x) { return __half2float(x); }
 template <typename T>
 __device__ __forceinline__ T from_float(float x);
 template <>
-__device__ __forceinline__ float from_float<float>(float x) { return x; }
+__device__ __forceinline__ float from_float<float>(float x) {
+    return x;
+}
 template <>
-__device__ __forceinline__ bf16 from_float<bf16>(float x) { return __float2bfloat16(x); }
+__device__ __forceinline__ bf16 from_float<bf16>(float x) {
+    return __float2bfloat16(x);
+}
 template <>
-__device__ __forceinline__ f16 from_float<f16>(float x) { return __float2half(x); }
+__device__ __forceinline__ f16 from_float<f16>(float x) {
+    return __float2half(x);
+}
 
 // Two neighbours as one register, the lower index in the lower half.
 template <typename T>
@@ -79,7 +86,7 @@ __device__ __forceinline__ void store_wide(T* to, const float (&values)[WIDE<T>]
     *reinterpret_cast<uint4*>(to) = *reinterpret_cast<uint4*>(rounded);
 }
 
-// Reads what is read once: weights pass by the first-level cache.
+// Reads 16 bytes that are read once, such as weights, without allocating them in L1.
 __device__ __forceinline__ uint4 load_streaming(const void* from) {
     uint4 raw;
     asm volatile("ld.global.nc.L1::no_allocate.v4.u32 {%0, %1, %2, %3}, [%4];"
@@ -96,11 +103,12 @@ __device__ __forceinline__ float warp_sum(float x) {
 
 __device__ __forceinline__ float warp_max(float x) {
 #pragma unroll
-    for (int offset = 16; offset > 0; offset /= 2) x = fmaxf(x, __shfl_xor_sync(0xffffffffu, x, offset));
+    for (int offset = 16; offset > 0; offset /= 2)
+        x = fmaxf(x, __shfl_xor_sync(0xffffffffu, x, offset));
     return x;
 }
 
-// Sum over a block of whole warps; `shared` holds 32 floats. Every thread gets it.
+// Sum over a block of full warps, in every thread; `shared` has 32 floats.
 __device__ __forceinline__ float block_sum(float x, float* shared) {
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, warps = blockDim.x / 32;
     x = warp_sum(x);
@@ -112,6 +120,7 @@ __device__ __forceinline__ float block_sum(float x, float* shared) {
 
 __device__ __forceinline__ float silu(float x) { return x / (1.f + __expf(-x)); }
 
-// Applies MACRO(type, suffix) to each type: a kernel's name ends in the suffix, as the launching side builds it.
+// Applies MACRO(type, suffix) to each type: a kernel's name ends in the suffix, as built by the
+// launching side.
 #define FOR_EACH_TYPE(MACRO) MACRO(bf16, bf16) MACRO(f16, f16) MACRO(float, f32)
 #define FOR_EACH_HALF(MACRO) MACRO(bf16, bf16) MACRO(f16, f16)

@@ -1,10 +1,10 @@
-// Products of a weight matrix with one vector, bound by the memory that the weights lie in.
+// Products of a weight matrix with one vector, bound by the bandwidth of the weights.
 #include "common.cuh"
 
 // 16-byte loads of weights that a lane keeps in flight.
 constexpr int DEPTH = 8;
 
-// Sum over k of w[k] * x[k], the same on every lane of the warp. Weights stream, x is in the caches.
+// Sum over k of w[k] * x[k], the same in every lane of the warp. Weights stream; x is cached.
 template <typename T>
 __device__ __forceinline__ float dot(const T* w, const T* x, int k) {
     const int lane = threadIdx.x % 32;
@@ -31,19 +31,21 @@ __device__ __forceinline__ float dot(const T* w, const T* x, int k) {
     return warp_sum(sum);
 }
 
-// y[n] = sum over k of w[n][k] * x[k] [+ bias[n]]. One warp a row.
+// y[n] = sum over k of w[n][k] * x[k] [+ bias[n]]. One warp per row.
 template <typename T>
-__device__ __forceinline__ void gemv_body(const T* w, const T* x, const T* bias, T* y, int n, int k) {
+__device__ __forceinline__ void gemv_body(
+    const T* w, const T* x, const T* bias, T* y, int n, int k) {
     const int row = blockIdx.x * (blockDim.x / 32) + threadIdx.x / 32;
     if (row >= n) return;
     float sum = dot(w + size_t(row) * k, x, k);
     if (threadIdx.x % 32 == 0) y[row] = from_float<T>(bias ? sum + to_float(bias[row]) : sum);
 }
 
-// h[s][i] = silu(gate_i . x) * (up_i . x) of expert ids[s]: weights [experts, 2 * width, k], gates before ups. One warp a value;
-// blockIdx.y is s. Without ids there is one expert.
+// h[s][i] = silu(gate_i . x) * (up_i . x) of expert ids[s]: weights [experts, 2 * width, k], gates
+// before ups. One warp per value; blockIdx.y is s. Without ids there is one expert.
 template <typename T>
-__device__ __forceinline__ void expert_up_body(const T* w, const T* x, const uint32_t* ids, T* h, int width, int k) {
+__device__ __forceinline__ void expert_up_body(
+    const T* w, const T* x, const uint32_t* ids, T* h, int width, int k) {
     const int i = blockIdx.x * (blockDim.x / 32) + threadIdx.x / 32, slot = blockIdx.y;
     if (i >= width) return;
     const T* expert = w + size_t(ids ? ids[slot] : 0) * 2 * width * k;
@@ -77,8 +79,8 @@ __device__ __forceinline__ void expert_up_body(const T* w, const T* x, const uin
     if (lane == 0) h[size_t(slot) * width + i] = from_float<T>(silu(gate) * up);
 }
 
-// y[n] = sum over slots s, in order, of weights[s] * (down_n of expert ids[s] . h[s]): weights [experts, n, k]. A block has a warp
-// for each slot and makes ROWS values.
+// y[n] = sum over slots s, in order, of weights[s] * (down_n of expert ids[s] . h[s]): weights
+// [experts, n, k]. A block has a warp per slot and computes ROWS values.
 constexpr int ROWS = 2;
 template <typename T>
 __device__ __forceinline__ void expert_down_body(
@@ -97,7 +99,8 @@ __device__ __forceinline__ void expert_down_body(
 #pragma unroll
             for (int d = 0; d < STEPS; d++) {
                 const int c = base + d * 32 * WIDE<T>;
-                raw[r][d] = c < k && row + r < n ? load_streaming(expert + size_t(row + r) * k + c) : make_uint4(0, 0, 0, 0);
+                raw[r][d] = c < k && row + r < n ? load_streaming(expert + size_t(row + r) * k + c)
+                                                 : make_uint4(0, 0, 0, 0);
             }
         }
 #pragma unroll
@@ -119,7 +122,7 @@ __device__ __forceinline__ void expert_down_body(
 #pragma unroll
     for (int r = 0; r < ROWS; r++) {
         sums[r] = warp_sum(sums[r]);
-        // As where the experts' outputs are kept apart: each is rounded to T before it is weighted.
+        // Each is rounded to T before it is weighted, as by the grouped kernels.
         if (lane == 0) parts[slot][r] = to_float(from_float<T>(sums[r])) * weights[slot];
     }
     __syncthreads();
@@ -130,17 +133,17 @@ __device__ __forceinline__ void expert_down_body(
     }
 }
 
-#define KERNELS(T, NAME)                                                                                                   \
-    extern "C" __global__ void __launch_bounds__(256)                                                                      \
-        gemv_##NAME(const T* w, const T* x, const T* bias, T* y, int n, int k) {                                           \
-        gemv_body<T>(w, x, bias, y, n, k);                                                                                 \
-    }                                                                                                                      \
-    extern "C" __global__ void __launch_bounds__(256)                                                                      \
-        expert_up_##NAME(const T* w, const T* x, const uint32_t* ids, T* h, int width, int k) {                            \
-        expert_up_body<T>(w, x, ids, h, width, k);                                                                         \
-    }                                                                                                                      \
-    extern "C" __global__ void __launch_bounds__(1024)                                                                     \
-        expert_down_##NAME(const T* w, const T* h, const uint32_t* ids, const float* weights, T* y, int n, int k) {        \
-        expert_down_body<T>(w, h, ids, weights, y, n, k);                                                                  \
+#define KERNELS(T, NAME)                                                                         \
+    extern "C" __global__ void __launch_bounds__(256)                                            \
+        gemv_##NAME(const T* w, const T* x, const T* bias, T* y, int n, int k) {                 \
+        gemv_body<T>(w, x, bias, y, n, k);                                                       \
+    }                                                                                            \
+    extern "C" __global__ void __launch_bounds__(256)                                            \
+        expert_up_##NAME(const T* w, const T* x, const uint32_t* ids, T* h, int width, int k) {  \
+        expert_up_body<T>(w, x, ids, h, width, k);                                               \
+    }                                                                                            \
+    extern "C" __global__ void __launch_bounds__(1024) expert_down_##NAME(                       \
+        const T* w, const T* h, const uint32_t* ids, const float* weights, T* y, int n, int k) { \
+        expert_down_body<T>(w, h, ids, weights, y, n, k);                                        \
     }
 FOR_EACH_TYPE(KERNELS)

@@ -1,11 +1,12 @@
-// RMSNorm and LayerNorm over rows, with the residual sum that comes before them.
+// RMSNorm and LayerNorm over rows, with the residual sum before them.
 #include "common.cuh"
 
-// y = norm(s) * weight [+ bias], where s = x [+ delta] is rounded to T and kept in `sum` when delta is there.
-// One block a row; shared memory holds the row.
+// y = norm(s) * weight [+ bias], with s = x [+ delta] rounded to T, and stored in `sum` if there is
+// a delta. One block per row, which is kept in shared memory.
 template <typename T, bool CENTRE>
 __device__ __forceinline__ void norm_body(
-    const T* x, const T* delta, const T* weight, const T* bias, T* sum, T* y, int width, float eps) {
+    const T* x, const T* delta, const T* weight, const T* bias, T* sum, T* y, int width,
+    float eps) {
     extern __shared__ float row[];
     __shared__ float scratch[32];
     const size_t base = size_t(blockIdx.x) * width;
@@ -16,7 +17,8 @@ __device__ __forceinline__ void norm_body(
         if (delta) {
             load_wide(delta + base + i, other);
 #pragma unroll
-            for (int j = 0; j < WIDE<T>; j++) values[j] = to_float(from_float<T>(values[j] + other[j]));
+            for (int j = 0; j < WIDE<T>; j++)
+                values[j] = to_float(from_float<T>(values[j] + other[j]));
             store_wide(sum + base + i, values);
         }
 #pragma unroll
@@ -50,15 +52,15 @@ __device__ __forceinline__ void norm_body(
     }
 }
 
-#define KERNELS(T, NAME)                                                                                                   \
-    extern "C" __global__ void rms_norm_##NAME(                                                                            \
-        const T* x, const T* delta, const T* weight, const T* bias, T* sum, T* y, int width,          \
-        float eps) {                                                                                                       \
-        norm_body<T, false>(x, delta, weight, bias, sum, y, width, eps);                                       \
-    }                                                                                                                      \
-    extern "C" __global__ void layer_norm_##NAME(                                                                          \
-        const T* x, const T* delta, const T* weight, const T* bias, T* sum, T* y, int width,          \
-        float eps) {                                                                                                       \
-        norm_body<T, true>(x, delta, weight, bias, sum, y, width, eps);                                        \
+#define KERNELS(T, NAME)                                                                     \
+    extern "C" __global__ void rms_norm_##NAME(                                              \
+        const T* x, const T* delta, const T* weight, const T* bias, T* sum, T* y, int width, \
+        float eps) {                                                                         \
+        norm_body<T, false>(x, delta, weight, bias, sum, y, width, eps);                     \
+    }                                                                                        \
+    extern "C" __global__ void layer_norm_##NAME(                                            \
+        const T* x, const T* delta, const T* weight, const T* bias, T* sum, T* y, int width, \
+        float eps) {                                                                         \
+        norm_body<T, true>(x, delta, weight, bias, sum, y, width, eps);                      \
     }
 FOR_EACH_TYPE(KERNELS)

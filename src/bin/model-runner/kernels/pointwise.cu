@@ -1,27 +1,31 @@
 // Kernels on each element or row: synthetic weights, embedding, biases and activations, windows.
 #include "common.cuh"
 
-// The same values as the host makes: `mean + (sum of four 16-bit uniforms - centre) * scale` of a splitmix64 of the index.
+// The same values as on the host: `mean + (sum of four 16-bit uniforms - centre) * scale` of a
+// splitmix64 of the index.
 __device__ __forceinline__ float synthetic(uint64_t seed, uint64_t index, float mean, float scale) {
     uint64_t z = seed + (index + 1) * 0x9e3779b97f4a7c15ull;
     z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9ull;
     z = (z ^ (z >> 27)) * 0x94d049bb133111ebull;
     z ^= z >> 31;
-    const uint32_t sum = uint32_t(z & 0xffff) + uint32_t(z >> 16 & 0xffff) + uint32_t(z >> 32 & 0xffff) + uint32_t(z >> 48);
+    const uint32_t sum = uint32_t(z & 0xffff) + uint32_t(z >> 16 & 0xffff) +
+                         uint32_t(z >> 32 & 0xffff) + uint32_t(z >> 48);
     return __fadd_rn(mean, __fmul_rn(__fadd_rn(float(sum), -131070.f), scale));
 }
 
 template <typename T>
-__device__ __forceinline__ void synthesise_body(T* out, uint64_t count, uint64_t seed, float mean, float scale) {
+__device__ __forceinline__ void synthesise_body(
+    T* out, uint64_t count, uint64_t seed, float mean, float scale) {
     const uint64_t step = uint64_t(gridDim.x) * blockDim.x;
     for (uint64_t i = uint64_t(blockIdx.x) * blockDim.x + threadIdx.x; i < count; i += step) {
         out[i] = from_float<T>(synthetic(seed, i, mean, scale));
     }
 }
 
-// Rows of a table by token. One block a row.
+// Rows of a table by token. One block per row.
 template <typename T>
-__device__ __forceinline__ void embed_body(const uint32_t* tokens, const T* table, T* out, int width) {
+__device__ __forceinline__ void embed_body(
+    const uint32_t* tokens, const T* table, T* out, int width) {
     const T* row = table + size_t(tokens[blockIdx.x]) * width;
     T* to = out + size_t(blockIdx.x) * width;
     for (int i = threadIdx.x * WIDE<T>; i < width; i += blockDim.x * WIDE<T>) {
@@ -29,12 +33,15 @@ __device__ __forceinline__ void embed_body(const uint32_t* tokens, const T* tabl
     }
 }
 
-// Activations as the host numbers them.
+// Activations, numbered as on the host.
 __device__ __forceinline__ float activate(float x, int function) {
     switch (function) {
-        case 1: return 0.5f * x * (1.f + erff(x * 0.70710678118654752f));
-        case 2: return x / (1.f + __expf(-1.702f * x));
-        default: return x;
+        case 1:
+            return 0.5f * x * (1.f + erff(x * 0.70710678118654752f));
+        case 2:
+            return x / (1.f + __expf(-1.702f * x));
+        default:
+            return x;
     }
 }
 
@@ -75,10 +82,12 @@ __device__ __forceinline__ void swiglu_body(const T* x, T* y, uint64_t count, in
     store_wide(y + i, gate);
 }
 
-// Cuts [batch, side, side, width] into windows [batch * across^2, window, window, width] in reading order, padded with zeros;
-// or, joining, puts them together again and drops the padding. One block a patch of the windows.
+// Cuts [batch, side, side, width] into windows [batch * across^2, window, window, width] in reading
+// order, padded with zeros; or, with `join`, joins them again and drops the padding. One block per
+// patch of the windows.
 template <typename T>
-__device__ __forceinline__ void window_body(const T* from, T* to, int side, int window, int width, bool join) {
+__device__ __forceinline__ void window_body(
+    const T* from, T* to, int side, int window, int width, bool join) {
     const int across = (side + window - 1) / window;
     int patch = blockIdx.x;
     const int x_in = patch % window, y_in = patch / window % window;
@@ -95,24 +104,29 @@ __device__ __forceinline__ void window_body(const T* from, T* to, int side, int 
     }
 }
 
-#define KERNELS(T, NAME)                                                                                                   \
-    extern "C" __global__ void synthesise_##NAME(T* out, uint64_t count, uint64_t seed, float mean, float scale) {         \
-        synthesise_body<T>(out, count, seed, mean, scale);                                                                 \
-    }                                                                                                                      \
-    extern "C" __global__ void embed_##NAME(const uint32_t* tokens, const T* table, T* out, int width) {                   \
-        embed_body<T>(tokens, table, out, width);                                                                          \
-    }                                                                                                                      \
-    extern "C" __global__ void bias_##NAME(                                                                                \
-        const T* x, const T* bias, const T* residual, T* y, uint64_t count, int width, int function) {                     \
-        bias_body<T>(x, bias, residual, y, count, width, function);                                                        \
-    }                                                                                                                      \
-    extern "C" __global__ void swiglu_##NAME(const T* x, T* y, uint64_t count, int width) {                                \
-        swiglu_body<T>(x, y, count, width);                                                                                \
-    }                                                                                                                      \
-    extern "C" __global__ void window_partition_##NAME(const T* from, T* to, int side, int window, int width) {            \
-        window_body<T>(from, to, side, window, width, false);                                                              \
-    }                                                                                                                      \
-    extern "C" __global__ void window_join_##NAME(const T* from, T* to, int side, int window, int width) {                 \
-        window_body<T>(from, to, side, window, width, true);                                                               \
+#define KERNELS(T, NAME)                                                                    \
+    extern "C" __global__ void synthesise_##NAME(                                           \
+        T* out, uint64_t count, uint64_t seed, float mean, float scale) {                   \
+        synthesise_body<T>(out, count, seed, mean, scale);                                  \
+    }                                                                                       \
+    extern "C" __global__ void embed_##NAME(                                                \
+        const uint32_t* tokens, const T* table, T* out, int width) {                        \
+        embed_body<T>(tokens, table, out, width);                                           \
+    }                                                                                       \
+    extern "C" __global__ void bias_##NAME(                                                 \
+        const T* x, const T* bias, const T* residual, T* y, uint64_t count, int width,      \
+        int function) {                                                                     \
+        bias_body<T>(x, bias, residual, y, count, width, function);                         \
+    }                                                                                       \
+    extern "C" __global__ void swiglu_##NAME(const T* x, T* y, uint64_t count, int width) { \
+        swiglu_body<T>(x, y, count, width);                                                 \
+    }                                                                                       \
+    extern "C" __global__ void window_partition_##NAME(                                     \
+        const T* from, T* to, int side, int window, int width) {                            \
+        window_body<T>(from, to, side, window, width, false);                               \
+    }                                                                                       \
+    extern "C" __global__ void window_join_##NAME(                                          \
+        const T* from, T* to, int side, int window, int width) {                            \
+        window_body<T>(from, to, side, window, width, true);                                \
     }
 FOR_EACH_TYPE(KERNELS)

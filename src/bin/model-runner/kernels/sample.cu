@@ -1,31 +1,36 @@
-// Greedy sampling on the device: the next token is chosen, written down and fed back without the host.
+// Greedy sampling on the device: the next token is chosen, recorded and fed back without the host.
 #include "common.cuh"
 
-// What was chosen so far; kept on the device, so that a captured graph goes on by itself.
+// The chosen tokens so far; kept on the device, so that a captured graph continues without the
+// host.
 struct Chosen {
     uint32_t last, count;
-    // Blocks that are done, for the last to know that it is.
+    // Finished blocks: identifies the last one.
     uint32_t ticket;
 };
 
-// Moves the position of the token that comes next.
+// Advances the position of the next token.
 extern "C" __global__ void advance(uint32_t* position, int by) { *position += by; }
 
-// Chooses the largest of `logits`, the lower index of equal ones; keeps the logits in history[count] and the token in
-// tokens[count]. `best` holds a pair for each block.
+// Chooses the largest of `logits`, the lower index of equal ones; stores the logits in
+// history[count] and the token in tokens[count]. `best` has a pair per block.
 template <typename T>
 __device__ __forceinline__ void sample_body(
-    const T* logits, Chosen* chosen, uint32_t* tokens, T* history, uint2* best, int vocabulary, int most) {
+    const T* logits, Chosen* chosen, uint32_t* tokens, T* history, uint2* best, int vocabulary,
+    int max_tokens) {
     __shared__ float values[32];
     __shared__ uint32_t indices[32];
     __shared__ bool last;
-    const uint32_t place = min(chosen->count, uint32_t(most - 1));
+    const uint32_t place = min(chosen->count, uint32_t(max_tokens - 1));
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, warps = blockDim.x / 32;
     T* keep = history + size_t(place) * vocabulary;
     float value = -INFINITY;
     uint32_t index = 0xffffffffu;
-    auto better = [](float a, uint32_t i, float b, uint32_t j) { return a > b || (a == b && i < j); };
-    for (int i = blockIdx.x * blockDim.x + threadIdx.x; i < vocabulary; i += gridDim.x * blockDim.x) {
+    auto better = [](float a, uint32_t i, float b, uint32_t j) {
+        return a > b || (a == b && i < j);
+    };
+    for (int i = blockIdx.x * blockDim.x + threadIdx.x; i < vocabulary;
+         i += gridDim.x * blockDim.x) {
         keep[i] = logits[i];
         const float logit = to_float(logits[i]);
         if (better(logit, i, value, index)) value = logit, index = i;
@@ -40,7 +45,8 @@ __device__ __forceinline__ void sample_body(
         __syncthreads();
         if (lane == 0) values[warp] = value, indices[warp] = index;
         __syncthreads();
-        value = lane < warps ? values[lane] : -INFINITY, index = lane < warps ? indices[lane] : 0xffffffffu;
+        value = lane < warps ? values[lane] : -INFINITY,
+        index = lane < warps ? indices[lane] : 0xffffffffu;
 #pragma unroll
         for (int offset = 16; offset > 0; offset /= 2) {
             const float other = __shfl_xor_sync(0xffffffffu, value, offset);
@@ -60,20 +66,22 @@ __device__ __forceinline__ void sample_body(
     value = -INFINITY, index = 0xffffffffu;
     for (int b = threadIdx.x; b < gridDim.x; b += blockDim.x) {
         const uint2 other = __ldcg(best + b);
-        if (better(__uint_as_float(other.x), other.y, value, index)) value = __uint_as_float(other.x), index = other.y;
+        if (better(__uint_as_float(other.x), other.y, value, index))
+            value = __uint_as_float(other.x), index = other.y;
     }
     reduce();
     if (threadIdx.x == 0) {
-        // A text of no numbers has no largest one: its first token is as good as any, and its logits tell.
+        // NaN logits have no largest value: token 0 is chosen, and the stored logits show them.
         index = index < vocabulary ? index : 0;
         chosen->last = index, chosen->count = place + 1, chosen->ticket = 0;
         tokens[place] = index;
     }
 }
 
-#define KERNELS(T, NAME)                                                                                                   \
-    extern "C" __global__ void __launch_bounds__(512) sample_##NAME(                                                       \
-        const T* logits, Chosen* chosen, uint32_t* tokens, T* history, uint2* best, int vocabulary, int most) {   \
-        sample_body<T>(logits, chosen, tokens, history, best, vocabulary, most);                                    \
+#define KERNELS(T, NAME)                                                               \
+    extern "C" __global__ void __launch_bounds__(512) sample_##NAME(                   \
+        const T* logits, Chosen* chosen, uint32_t* tokens, T* history, uint2* best,    \
+        int vocabulary, int max_tokens) {                                              \
+        sample_body<T>(logits, chosen, tokens, history, best, vocabulary, max_tokens); \
     }
 FOR_EACH_TYPE(KERNELS)

@@ -1,19 +1,18 @@
-//! Causal self-attention with rotary positions and a key-value cache of fixed size.
+//! Causal self-attention with rotary positions and a KV cache of fixed size.
 //!
-//! Queries, keys and values are one product.
+//! Queries, keys and values are one GEMM.
 
-use candle_core::Result;
-use candle_core::Tensor;
-use llmprof::model::Decoder as Spec;
+use candle_core::{Result, Tensor};
+use llmprof::domain::model::DecoderSpec as Spec;
 
 use crate::{
+    module_scope::Site,
     ops::{CausalAttention, Cursor, LayerCache, Linear, Rope, RopeTables},
     record::Op,
-    site::Site,
 };
 
 /// One layer's attention.
-pub struct Attention {
+pub struct DecoderAttention {
     module: Op,
     qkv: Linear,
     rope: Rope,
@@ -21,7 +20,7 @@ pub struct Attention {
     output: Linear,
 }
 
-impl Attention {
+impl DecoderAttention {
     /// Builds `q_proj`, `k_proj`, `v_proj`, `o_proj`.
     pub fn new(site: &Site, spec: &Spec, tables: &RopeTables) -> Result<Self> {
         let Spec { hidden, heads, kv_heads, head_dim, .. } = *spec;
@@ -36,7 +35,8 @@ impl Attention {
         })
     }
 
-    /// Attends from `x` `[tokens, hidden]`, whose first token stands at the cursor, to all that the cache then holds.
+    /// Attends from `x` `[tokens, hidden]`, whose first token is at the cursor, to the cache with
+    /// these tokens.
     pub fn forward(&self, x: &Tensor, cache: &LayerCache, cursor: &Cursor) -> Result<Tensor> {
         let _scope = self.module.enter();
         let queries = self.rope.forward(&self.qkv.forward(x)?, cache, cursor)?;

@@ -1,60 +1,79 @@
 //! A decoder-only transformer, dense or with mixtures of experts, by its dimensions.
 //!
-//! Knows tokens and positions, and nothing of prompts, images or sampling.
+//! Works on tokens and positions; independent of prompts, images and sampling.
 
 use candle_core::{DType, Device, Result, Tensor};
-use llmprof::model::Decoder as Spec;
+use llmprof::domain::model::DecoderSpec as Spec;
 
-use super::{attention::Attention, mlp::FeedForward};
+use super::{attention::DecoderAttention, mlp::FeedForward};
 use crate::{
+    module_scope::Site,
     ops::{Cursor, Embedding, LayerCache, Linear, Norm, RopeTables},
     record::Op,
-    site::Site,
 };
 
-/// Keys and values of all layers, and how many positions are filled.
-pub struct Cache {
+/// Keys and values of all layers, and the position of the next token.
+pub struct KvCache {
     layers: Vec<LayerCache>,
     pub cursor: Cursor,
     capacity: usize,
 }
 
-impl Cache {
-    /// Makes a cache with room for `capacity` positions.
+impl KvCache {
+    /// A cache with room for `capacity` positions.
     pub fn new(spec: &Spec, capacity: usize, dtype: DType, device: &Device) -> Result<Self> {
-        let layers = (0..spec.layers).map(|_| LayerCache::new(spec, capacity, dtype, device)).collect::<Result<_>>()?;
+        let layers = (0..spec.layers)
+            .map(|_| LayerCache::new(spec, capacity, dtype, device))
+            .collect::<Result<_>>()?;
         Ok(Self { layers, cursor: Cursor::new(spec.heads, device)?, capacity })
     }
 
-    /// Forgets what was said; the memory stays.
+    /// Clears the text; memory is kept.
     pub fn clear(&mut self) -> Result<()> {
         self.cursor.clear()
     }
 }
 
 /// One layer: attention, then feed-forward, each after a norm.
-pub struct Layer {
+pub struct DecoderLayer {
     module: Op,
     attention_norm: Norm,
-    attention: Attention,
+    attention: DecoderAttention,
     mlp_norm: Norm,
     mlp: FeedForward,
 }
 
-impl Layer {
+impl DecoderLayer {
     /// Builds layer `layer`, for texts of up to `capacity` tokens.
-    pub fn new(site: &Site, spec: &Spec, layer: usize, tables: &RopeTables, capacity: usize) -> Result<Self> {
+    pub fn new(
+        site: &Site,
+        spec: &Spec,
+        layer: usize,
+        tables: &RopeTables,
+        capacity: usize,
+    ) -> Result<Self> {
         Ok(Self {
             module: site.module(),
             attention_norm: Norm::rms(&site.pp("input_layernorm"), spec.hidden, spec.rms_norm_eps)?,
-            attention: Attention::new(&site.pp("self_attn"), spec, tables)?,
-            mlp_norm: Norm::rms(&site.pp("post_attention_layernorm"), spec.hidden, spec.rms_norm_eps)?,
+            attention: DecoderAttention::new(&site.pp("self_attn"), spec, tables)?,
+            mlp_norm: Norm::rms(
+                &site.pp("post_attention_layernorm"),
+                spec.hidden,
+                spec.rms_norm_eps,
+            )?,
             mlp: FeedForward::new(&site.pp("mlp"), spec, layer, capacity)?,
         })
     }
 
-    /// Goes on from `x` and what the layer before left to add to it, `[tokens, hidden]` each; leaves the same two.
-    pub fn forward(&self, x: &Tensor, delta: Option<&Tensor>, cache: &LayerCache, cursor: &Cursor) -> Result<(Tensor, Tensor)> {
+    /// Continues from `x` and the addend of the layer before, `[tokens, hidden]` each; returns the
+    /// same two.
+    pub fn forward(
+        &self,
+        x: &Tensor,
+        delta: Option<&Tensor>,
+        cache: &LayerCache,
+        cursor: &Cursor,
+    ) -> Result<(Tensor, Tensor)> {
         let _scope = self.module.enter();
         let (x, normed) = match delta {
             Some(delta) => self.attention_norm.forward_sum(x, delta)?,
@@ -70,8 +89,8 @@ impl Layer {
         &self.mlp
     }
 
-    /// Its halves, each without the norm before it.
-    pub fn into_parts(self) -> (Attention, FeedForward) {
+    /// Both halves, each without the norm before it.
+    pub fn into_parts(self) -> (DecoderAttention, FeedForward) {
         (self.attention, self.mlp)
     }
 }
@@ -80,7 +99,7 @@ impl Layer {
 pub struct Decoder {
     module: Op,
     embedding: Embedding,
-    layers: Vec<Layer>,
+    layers: Vec<DecoderLayer>,
     norm: Norm,
     head: Linear,
 }
@@ -92,7 +111,9 @@ impl Decoder {
         let embedding = Embedding::new(&site.pp("embed_tokens"), spec.vocab, spec.hidden)?;
         let tables = RopeTables::new(positions, &spec.rope_frequencies(), site.device())?;
         let layers = (0..spec.layers)
-            .map(|layer| Layer::new(&site.pp("layers").pp(layer), spec, layer, &tables, positions))
+            .map(|layer| {
+                DecoderLayer::new(&site.pp("layers").pp(layer), spec, layer, &tables, positions)
+            })
             .collect::<Result<_>>()?;
         let norm = Norm::rms(&site.pp("norm"), spec.hidden, spec.rms_norm_eps)?;
         let head = root.part("decoder.lm_head", "lm_head");
@@ -108,12 +129,17 @@ impl Decoder {
         self.embedding.forward(tokens)
     }
 
-    /// Continues the cached text with `x` `[tokens, hidden]`; returns the logits after its last token, `[vocab]`.
-    pub fn forward(&self, x: &Tensor, cache: &mut Cache) -> Result<Tensor> {
+    /// Continues the cached text with `x` `[tokens, hidden]`; returns the logits after its last
+    /// token, `[vocab]`.
+    pub fn forward(&self, x: &Tensor, cache: &mut KvCache) -> Result<Tensor> {
         let _scope = self.module.enter();
         let (tokens, position) = (x.dim(0)?, cache.cursor.position());
         if position + tokens > cache.capacity {
-            candle_core::bail!("{} positions do not fit a cache of {}", position + tokens, cache.capacity);
+            candle_core::bail!(
+                "{} positions do not fit a cache of {}",
+                position + tokens,
+                cache.capacity
+            );
         }
         let (mut x, mut delta) = (x.clone(), None);
         for (layer, layer_cache) in self.layers.iter().zip(&cache.layers) {
@@ -121,7 +147,7 @@ impl Decoder {
             (x, delta) = (sum, Some(fed));
         }
         cache.cursor.advance(tokens)?;
-        // Only the last token is asked what comes next.
+        // Only the last token predicts the next one.
         let last = |x: &Tensor| x.narrow(0, tokens - 1, 1);
         let normed = match delta {
             Some(delta) => self.norm.forward_sum(&last(&x)?, &last(&delta)?)?.1,
@@ -130,13 +156,14 @@ impl Decoder {
         self.head.forward(&normed)?.squeeze(0)
     }
 
-    /// Balances each router by what it reads in the forwards that follow, or stops doing so.
-    pub fn balancing(&self, on: bool) {
-        self.layers.iter().for_each(|layer| layer.mlp.balancing(on));
+    /// Starts or stops balancing each router by its inputs in the following forwards.
+    pub fn set_balancing(&self, on: bool) {
+        self.layers.iter().for_each(|layer| layer.mlp.set_balancing(on));
     }
 
-    /// Tells what only the GPU knew while a text ran: `prompt` tokens at once, then `steps` one by one.
-    pub fn settle(&self, prompt: usize, steps: usize) -> Result<()> {
-        self.layers.iter().try_for_each(|layer| layer.mlp.settle(prompt, steps))
+    /// Records the experts that only the GPU knows, of a text of `prompt` tokens at once and
+    /// `steps` one by one.
+    pub fn record_experts(&self, prompt: usize, steps: usize) -> Result<()> {
+        self.layers.iter().try_for_each(|layer| layer.mlp.record_experts(prompt, steps))
     }
 }

@@ -1,16 +1,16 @@
 //! The feed-forward halves of a layer: SwiGLU, and a mixture of SwiGLU experts.
 //!
-//! Which of the two a layer has follows from the model's dimensions.
+//! The model's dimensions determine which of the two a layer has.
 
 use std::{cell::Cell, ops::Range};
 
 use candle_core::{Result, Tensor};
-use llmprof::model::{Decoder as Spec, Moe as MoeSpec};
+use llmprof::domain::model::{DecoderSpec as Spec, MoeSpec};
 
 use crate::{
+    module_scope::Site,
     ops::{Cursor, Experts, GatedLinear, Linear, Router},
     record::{Op, Recorder},
-    site::Site,
 };
 
 /// `down(silu(gate(x)) * up(x))`.
@@ -43,13 +43,19 @@ pub struct Moe {
     layer: usize,
     total: usize,
     recorder: Recorder,
-    /// Whether each forward balances the router first.
+    /// Each forward balances the router first.
     balancing: Cell<bool>,
 }
 
 impl Moe {
     /// Builds `gate`, `experts.N` and `shared_experts`, for texts of up to `capacity` tokens.
-    pub fn new(site: &Site, spec: &Spec, moe: &MoeSpec, layer: usize, capacity: usize) -> Result<Self> {
+    pub fn new(
+        site: &Site,
+        spec: &Spec,
+        moe: &MoeSpec,
+        layer: usize,
+        capacity: usize,
+    ) -> Result<Self> {
         Ok(Self {
             module: site.module(),
             router: Router::new(&site.pp("gate"), spec.hidden, moe, capacity)?,
@@ -61,7 +67,7 @@ impl Moe {
         })
     }
 
-    /// Forward of `x` `[tokens, hidden]`, whose first token stands at the cursor.
+    /// Forward of `x` `[tokens, hidden]`, whose first token is at the cursor.
     pub fn forward(&self, x: &Tensor, cursor: &Cursor) -> Result<Tensor> {
         let _scope = self.module.enter();
         if self.balancing.get() {
@@ -75,15 +81,17 @@ impl Moe {
         Ok(mixed)
     }
 
-    /// Tells of the experts that a text on a GPU hit: `prompt` tokens at once, then `steps` one by one.
-    fn settle(&self, prompt: usize, steps: usize) -> Result<()> {
-        let forwards: Vec<Range<usize>> =
-            std::iter::once(0..prompt).chain((prompt..prompt + steps).map(|position| position..position + 1)).collect();
+    /// Records the experts hit by a text on a GPU, of `prompt` tokens at once and `steps` one by
+    /// one.
+    fn record_experts(&self, prompt: usize, steps: usize) -> Result<()> {
+        let forwards: Vec<Range<usize>> = std::iter::once(0..prompt)
+            .chain((prompt..prompt + steps).map(|position| position..position + 1))
+            .collect();
         for (forward, hit) in self.router.hit(&forwards)?.iter().enumerate() {
             let step = forward.checked_sub(1).map(|step| step as u32);
             let stage = if step.is_some() { "decode_all" } else { "prefill" };
             if step.is_none() && prompt > 1 {
-                self.experts.settle(hit.len());
+                self.experts.set_prefill_bytes(hit.len());
             }
             self.recorder.experts_of(stage, step, self.layer, hit.len(), self.total);
         }
@@ -98,7 +106,7 @@ pub enum FeedForward {
 }
 
 impl FeedForward {
-    /// Builds what `layer` has by the model's dimensions, for texts of up to `capacity` tokens.
+    /// Builds the half of `layer`, for texts of up to `capacity` tokens.
     pub fn new(site: &Site, spec: &Spec, layer: usize, capacity: usize) -> Result<Self> {
         match &spec.moe {
             Some(moe) if layer >= moe.first_layer => {
@@ -108,7 +116,7 @@ impl FeedForward {
         }
     }
 
-    /// Forward of `x` `[tokens, hidden]`, whose first token stands at the cursor.
+    /// Forward of `x` `[tokens, hidden]`, whose first token is at the cursor.
     pub fn forward(&self, x: &Tensor, cursor: &Cursor) -> Result<Tensor> {
         match self {
             Self::Dense(mlp) => mlp.forward(x),
@@ -116,17 +124,17 @@ impl FeedForward {
         }
     }
 
-    /// Whether each forward balances its router first.
-    pub fn balancing(&self, on: bool) {
+    /// Sets whether each forward balances its router first.
+    pub fn set_balancing(&self, on: bool) {
         if let Self::Mixture(moe) = self {
             moe.balancing.set(on);
         }
     }
 
-    /// Tells what only the GPU knew while the text ran.
-    pub fn settle(&self, prompt: usize, steps: usize) -> Result<()> {
+    /// Records the experts that only the GPU knows.
+    pub fn record_experts(&self, prompt: usize, steps: usize) -> Result<()> {
         match self {
-            Self::Mixture(moe) => moe.settle(prompt, steps),
+            Self::Mixture(moe) => moe.record_experts(prompt, steps),
             Self::Dense(_) => Ok(()),
         }
     }

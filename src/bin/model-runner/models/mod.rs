@@ -1,4 +1,4 @@
-//! The models that can run, built from their dimensions: a decoder, and an image side where there is one.
+//! The supported models, built from their dimensions: a decoder, and optionally an image side.
 
 mod attention;
 mod decoder;
@@ -8,27 +8,27 @@ mod mlp;
 mod reference;
 
 use candle_core::{Device, Result, Tensor};
-use llmprof::model::ModelSpec;
+use llmprof::domain::model::ModelSpec;
 
 use self::deepseek_ocr::vision::Vision;
 pub use self::{
-    attention::Attention,
-    decoder::{Cache, Decoder, Layer},
+    attention::DecoderAttention,
+    decoder::{Decoder, DecoderLayer, KvCache},
     mlp::FeedForward,
 };
 use crate::{
+    module_scope::Site,
     ops::{Cursor, Pointwise},
-    preprocess::Page,
+    preprocess::PageTensors,
     prompt::Prompt,
-    site::Site,
 };
 
-/// A whole model, with the cache of the one text that it is at.
+/// A whole model, with the KV cache of its current text.
 pub struct Model {
     vision: Option<Vision>,
     decoder: Decoder,
     insert: Pointwise,
-    cache: Cache,
+    cache: KvCache,
     device: Device,
 }
 
@@ -36,35 +36,43 @@ impl Model {
     /// Builds from the root of the weights, for texts of up to `positions` tokens.
     pub fn new(root: &Site, spec: &ModelSpec, positions: usize) -> Result<Self> {
         let vision = spec.vision.as_ref();
-        let vision = vision.map(|vision| Vision::new(&root.part("vision", "model"), vision, spec.decoder.hidden)).transpose()?;
+        let vision = vision
+            .map(|vision| Vision::new(&root.part("vision", "model"), vision, spec.decoder.hidden))
+            .transpose()?;
         Ok(Self {
             vision,
             decoder: Decoder::new(root, &spec.decoder, positions)?,
             insert: Pointwise::new(&root.part("decoder.insert_images", "")),
-            cache: Cache::new(&spec.decoder, positions, root.dtype(), root.device())?,
+            cache: KvCache::new(&spec.decoder, positions, root.dtype(), root.device())?,
             device: root.device().clone(),
         })
     }
 
-    /// Forgets the text.
+    /// Clears the text.
     pub fn clear(&mut self) -> Result<()> {
         self.cache.clear()
     }
 
-    /// Where the next token stands.
+    /// The position of the next token.
     pub fn cursor(&mut self) -> &mut Cursor {
         &mut self.cache.cursor
     }
 
     /// Reads the whole prompt; returns the logits after it.
-    pub fn prefill(&mut self, prompt: &Prompt, pages: &[Page]) -> Result<Tensor> {
+    pub fn prefill(&mut self, prompt: &Prompt, pages: &[PageTensors]) -> Result<Tensor> {
         let features = match &self.vision {
-            Some(vision) => pages.iter().map(|page| vision.forward(page)).collect::<Result<Vec<_>>>()?,
+            Some(vision) => {
+                pages.iter().map(|page| vision.forward(page)).collect::<Result<Vec<_>>>()?
+            }
             None => Vec::new(),
         };
         let tokens = Tensor::new(prompt.tokens.as_slice(), &self.device)?;
         let x = self.decoder.embed(&tokens)?;
-        let x = if features.is_empty() { x } else { self.insert.run(&[&x], || insert(&x, prompt, &features))? };
+        let x = if features.is_empty() {
+            x
+        } else {
+            self.insert.run(&[&x], || insert(&x, prompt, &features))?
+        };
         self.decoder.forward(&x, &mut self.cache)
     }
 
@@ -74,28 +82,34 @@ impl Model {
         self.decoder.forward(&x, &mut self.cache)
     }
 
-    /// Makes synthetic routers tell the tokens of this prompt apart, as trained ones would: random ones send nearly all to the same few.
-    pub fn balance(&mut self, prompt: &Prompt, pages: &[Page]) -> Result<()> {
-        self.decoder.balancing(true);
+    /// Balances synthetic routers over the tokens of this prompt, as training would: random ones
+    /// send nearly all tokens to the same few experts.
+    pub fn balance(&mut self, prompt: &Prompt, pages: &[PageTensors]) -> Result<()> {
+        self.decoder.set_balancing(true);
         let read = self.prefill(prompt, pages);
-        self.decoder.balancing(false);
+        self.decoder.set_balancing(false);
         self.clear()?;
         read.map(drop)
     }
 
-    /// Tells what only the GPU knew while a text ran: `prompt` tokens at once, then `steps` one by one.
-    pub fn settle(&self, prompt: usize, steps: usize) -> Result<()> {
-        self.decoder.settle(prompt, steps)
+    /// Records the experts that only the GPU knows, of a text of `prompt` tokens at once and
+    /// `steps` one by one.
+    pub fn record_experts(&self, prompt: usize, steps: usize) -> Result<()> {
+        self.decoder.record_experts(prompt, steps)
     }
 }
 
-/// Puts each image's features in its place among the text's vectors.
+/// Inserts each image's features at its position among the text's vectors.
 fn insert(text: &Tensor, prompt: &Prompt, features: &[Tensor]) -> Result<Tensor> {
     let mut parts = Vec::with_capacity(2 * features.len() + 1);
     let mut start = 0;
     for (place, features) in prompt.images.iter().zip(features) {
         if features.dim(0)? != place.len() {
-            candle_core::bail!("an image gave {} vectors for its {} places", features.dim(0)?, place.len());
+            candle_core::bail!(
+                "an image has {} vectors for its {} positions",
+                features.dim(0)?,
+                place.len()
+            );
         }
         parts.push(text.narrow(0, start, place.start - start)?);
         parts.push(features.clone());
@@ -112,7 +126,7 @@ pub mod tests {
 
     use candle_core::{DType, Shape};
     use candle_nn::{Init, VarBuilder, var_builder::SimpleBackend};
-    use llmprof::model::{Decoder as Spec, Moe};
+    use llmprof::domain::model::{DecoderSpec as Spec, MoeSpec};
 
     use super::*;
     use crate::record::Recorder;
@@ -136,12 +150,19 @@ pub mod tests {
             qk_norm: true,
             bos_token: 0,
             eos_token: None,
-            moe: Some(Moe { first_layer: 1, experts: 4, top_k: 2, intermediate: 8, shared: 1, norm_topk: false }),
+            moe: Some(MoeSpec {
+                first_layer: 1,
+                experts: 4,
+                top_k: 2,
+                intermediate: 8,
+                shared: 1,
+                norm_topk: false,
+            }),
         }
     }
 
     fn logits_after(decoder: &Decoder, spec: &Spec, parts: &[&[u32]]) -> Result<Vec<f32>> {
-        let mut cache = Cache::new(spec, 16, DType::F32, &Device::Cpu)?;
+        let mut cache = KvCache::new(spec, 16, DType::F32, &Device::Cpu)?;
         let mut logits = None;
         for part in parts {
             let x = decoder.embed(&Tensor::new(*part, &Device::Cpu)?)?;
@@ -155,7 +176,9 @@ pub mod tests {
         let spec = decoder();
         let decoder = Decoder::new(&Site::synthetic(1), &spec, 16)?;
         let whole = logits_after(&decoder, &spec, &[&[0, 7, 9, 23, 4, 4, 31]])?;
-        for parts in [&[&[0u32, 7, 9][..], &[23], &[4], &[4], &[31]][..], &[&[0, 7], &[9, 23, 4, 4, 31]]] {
+        for parts in
+            [&[&[0u32, 7, 9][..], &[23], &[4], &[4], &[31]][..], &[&[0, 7], &[9, 23, 4, 4, 31]]]
+        {
             let stepped = logits_after(&decoder, &spec, parts)?;
             let worst = whole.iter().zip(&stepped).map(|(a, b)| (a - b).abs()).fold(0.0, f32::max);
             assert!(worst < 1e-5, "logits differ by {worst}");
@@ -163,14 +186,21 @@ pub mod tests {
         Ok(())
     }
 
-    /// Synthetic weights that remember what they handed out.
-    struct Remembering<'a> {
+    /// Synthetic weights that record the returned tensors.
+    struct RecordingWeights<'a> {
         source: VarBuilder<'static>,
         seen: &'a Mutex<HashMap<String, Tensor>>,
     }
 
-    impl SimpleBackend for Remembering<'_> {
-        fn get(&self, shape: Shape, name: &str, init: Init, _: DType, _: &Device) -> Result<Tensor> {
+    impl SimpleBackend for RecordingWeights<'_> {
+        fn get(
+            &self,
+            shape: Shape,
+            name: &str,
+            init: Init,
+            _: DType,
+            _: &Device,
+        ) -> Result<Tensor> {
             let tensor = self.source.get_with_hints(shape, name, init)?;
             self.seen.lock().expect("no builder panics").insert(name.to_owned(), tensor.clone());
             Ok(tensor)
@@ -189,7 +219,11 @@ pub mod tests {
     fn built(spec: &Spec) -> Result<(Decoder, HashMap<String, Tensor>)> {
         let seen = Mutex::default();
         let source = crate::weights::synthetic(5, DType::F32, &Device::Cpu);
-        let weights = VarBuilder::from_backend(Box::new(Remembering { source, seen: &seen }), DType::F32, Device::Cpu);
+        let weights = VarBuilder::from_backend(
+            Box::new(RecordingWeights { source, seen: &seen }),
+            DType::F32,
+            Device::Cpu,
+        );
         let decoder = Decoder::new(&Site::root(weights, Recorder::silent()), spec, 16)?;
         Ok((decoder, seen.into_inner().expect("no builder panics")))
     }
@@ -197,26 +231,31 @@ pub mod tests {
     const TEXT: &[&[u32]] = &[&[0, 3, 8, 1], &[6]];
 
     #[test]
-    fn grouped_heads_are_repeated_heads() -> Result<()> {
-        // Key heads repeated to the number of query heads, in the weights themselves, must change nothing.
+    fn grouped_heads_equal_repeated_heads() -> Result<()> {
+        // Repeating key heads to the number of query heads in the weights must not change the
+        // result.
         let grouped = decoder();
         let plain = Spec { kv_heads: grouped.heads, ..grouped.clone() };
         let (original, mut weights) = built(&grouped)?;
-        for (_, tensor) in weights.iter_mut().filter(|(name, _)| name.contains("k_proj") || name.contains("v_proj")) {
+        for (_, tensor) in weights
+            .iter_mut()
+            .filter(|(name, _)| name.contains("k_proj") || name.contains("v_proj"))
+        {
             let heads = tensor.reshape((grouped.kv_heads, 1, grouped.head_dim, grouped.hidden))?;
             let repeated = heads.repeat((1, grouped.heads / grouped.kv_heads, 1, 1))?;
             *tensor = repeated.reshape((grouped.heads * grouped.head_dim, grouped.hidden))?;
         }
         let weights = VarBuilder::from_tensors(weights, DType::F32, &Device::Cpu);
         let repeated = Decoder::new(&Site::root(weights, Recorder::silent()), &plain, 16)?;
-        let (a, b) = (logits_after(&original, &grouped, TEXT)?, logits_after(&repeated, &plain, TEXT)?);
+        let (a, b) =
+            (logits_after(&original, &grouped, TEXT)?, logits_after(&repeated, &plain, TEXT)?);
         let worst = a.iter().zip(&b).map(|(a, b)| (a - b).abs()).fold(0.0, f32::max);
         assert!(worst < 1e-5, "logits differ by {worst}");
         Ok(())
     }
 
     #[test]
-    fn weights_in_shards_compute_what_the_same_weights_in_memory_do() -> anyhow::Result<()> {
+    fn sharded_weights_compute_the_logits_of_weights_in_memory() -> anyhow::Result<()> {
         let spec = decoder();
         let (original, weights) = built(&spec)?;
         let folder = tempfile::tempdir()?;
@@ -224,7 +263,8 @@ pub mod tests {
         let index: HashMap<_, _> = weights.keys().map(|name| (name, shard(name))).collect();
         for part in ["part-0.safetensors", "part-1.safetensors"] {
             let mine = weights.iter().filter(|(name, _)| shard(name) == part);
-            let tensors: HashMap<_, _> = mine.map(|(name, tensor)| (name.clone(), tensor.clone())).collect();
+            let tensors: HashMap<_, _> =
+                mine.map(|(name, tensor)| (name.clone(), tensor.clone())).collect();
             candle_core::safetensors::save(&tensors, folder.path().join(part))?;
         }
         let index = serde_json::json!({ "weight_map": index }).to_string();
@@ -237,7 +277,7 @@ pub mod tests {
     }
 
     #[test]
-    fn what_was_built_has_the_size_that_the_dimensions_give() -> Result<()> {
+    fn a_built_decoder_has_the_size_of_its_dimensions() -> Result<()> {
         for spec in [decoder(), Spec { tied_embeddings: true, qkv_bias: true, ..decoder() }] {
             let site = Site::synthetic(0);
             Decoder::new(&site, &spec, 16)?;
@@ -247,13 +287,16 @@ pub mod tests {
     }
 
     #[test]
-    fn images_replace_the_tokens_that_stand_for_them() -> Result<()> {
+    fn images_replace_their_placeholder_tokens() -> Result<()> {
         let text = Tensor::arange(0f32, 6.0, &Device::Cpu)?.reshape((6, 1))?;
         let image = |value: f32, rows| Tensor::full(value, (rows, 1), &Device::Cpu);
         let prompt = Prompt { tokens: vec![0; 6], images: vec![1..3, 5..6] };
         let merged = insert(&text, &prompt, &[image(-1.0, 2)?, image(-2.0, 1)?])?;
         assert_eq!(merged.flatten_all()?.to_vec1::<f32>()?, [0.0, -1.0, -1.0, 3.0, 4.0, -2.0]);
-        assert!(insert(&text, &prompt, &[image(-1.0, 3)?, image(-2.0, 1)?]).is_err(), "a wrong number of vectors is an error");
+        assert!(
+            insert(&text, &prompt, &[image(-1.0, 3)?, image(-2.0, 1)?]).is_err(),
+            "a wrong number of vectors is an error"
+        );
         Ok(())
     }
 }

@@ -1,24 +1,26 @@
-//! The decoder against Hugging Face transformers: fixtures of `tests/reference/make.py`, on the CPU in f32.
+//! The decoder compared with Hugging Face transformers: fixtures of `tests/reference/make.py`, on
+//! the CPU in f32.
 //!
-//! Each is a folder as published, read by the code that reads a user's, and held to transformers' logits after a prompt and after
-//! each further token.
+//! Each is a folder as published, read as a user's folder is, and compared with transformers'
+//! logits after a prompt and after each further token.
 
 use std::{collections::HashMap, fs, path::Path};
 
 use candle_core::{DType, Device, Tensor};
-use llmprof::model::{Decoder as Spec, hf};
+use llmprof::domain::model::{DecoderSpec as Spec, hf};
 
-use super::decoder::{Cache, Decoder};
-use crate::{record::Recorder, site::Site, weights};
+use super::decoder::{Decoder, KvCache};
+use crate::{module_scope::Site, record::Recorder, weights};
 
-/// How far any number of an output may be off, as a share of the largest absolute value of the expected output.
+/// Maximum error of any number of an output, as a share of the largest absolute value of the
+/// expected output.
 const TOLERANCE: f32 = 1e-4;
-/// Tokens that the reference read at once; it read the others one by one.
+/// Tokens that the reference reads at once; it reads the others one by one.
 const PROMPT: usize = 23;
 
-/// A small model, and what transformers computes with it.
+/// A small model, and the outputs of transformers with it.
 pub struct Fixture {
-    /// The text of `config.json`, or of `dimensions.json` where nothing published has such.
+    /// The text of `config.json`, or of `dimensions.json` for parts without a published one.
     pub description: String,
     pub root: Site<'static>,
     expected: HashMap<String, Tensor>,
@@ -31,7 +33,10 @@ impl Fixture {
         Ok(Self {
             description: fs::read_to_string(fixtures.join(name).join(description))?,
             root: Site::root(weights, Recorder::silent()),
-            expected: candle_core::safetensors::load(fixtures.join(format!("{name}.safetensors")), &Device::Cpu)?,
+            expected: candle_core::safetensors::load(
+                fixtures.join(format!("{name}.safetensors")),
+                &Device::Cpu,
+            )?,
         })
     }
 
@@ -40,20 +45,22 @@ impl Fixture {
     }
 }
 
-/// The largest difference as a share of the largest expected value; no number where an output is none.
+/// The largest difference as a share of the largest expected value; NaN if an output is.
 pub fn distance(got: &Tensor, expected: &Tensor) -> candle_core::Result<f32> {
     assert_eq!(got.dims(), expected.dims());
-    let (got, expected) = (got.flatten_all()?.to_vec1::<f32>()?, expected.flatten_all()?.to_vec1::<f32>()?);
+    let (got, expected) =
+        (got.flatten_all()?.to_vec1::<f32>()?, expected.flatten_all()?.to_vec1::<f32>()?);
     let largest = expected.iter().map(|value| value.abs()).fold(0.0, f32::max);
-    let differences = got.iter().zip(&expected).map(|(got, expected)| (got - expected).abs() / largest);
-    // In this order what is no number comes last, so it is not lost.
+    let differences =
+        got.iter().zip(&expected).map(|(got, expected)| (got - expected).abs() / largest);
+    // NaN is the largest in this order, so it is not lost.
     Ok(differences.max_by(f32::total_cmp).unwrap_or(f32::NAN))
 }
 
 /// Fails unless all of `got` is within [`TOLERANCE`] of `expected`.
-pub fn assert_close(got: &Tensor, expected: &Tensor, what: &str) -> candle_core::Result<()> {
+pub fn assert_close(got: &Tensor, expected: &Tensor, name: &str) -> candle_core::Result<()> {
     let far = distance(got, expected)?;
-    assert!(far <= TOLERANCE, "{what} is off by {far:e} of the largest value");
+    assert!(far <= TOLERANCE, "{name} is off by {far:e} of the largest value");
     Ok(())
 }
 
@@ -65,7 +72,7 @@ fn decoder(fixture: &Fixture) -> anyhow::Result<Spec> {
 fn logits(fixture: &Fixture, spec: &Spec, parts: &[usize]) -> candle_core::Result<Vec<Tensor>> {
     let tokens = fixture.tensor("tokens");
     let decoder = Decoder::new(&fixture.root, spec, tokens.dim(0)?)?;
-    let mut cache = Cache::new(spec, tokens.dim(0)?, DType::F32, &Device::Cpu)?;
+    let mut cache = KvCache::new(spec, tokens.dim(0)?, DType::F32, &Device::Cpu)?;
     let mut start = 0;
     let mut read = |&part: &usize| {
         let x = decoder.embed(&tokens.narrow(0, start, part)?)?;
@@ -75,8 +82,8 @@ fn logits(fixture: &Fixture, spec: &Spec, parts: &[usize]) -> candle_core::Resul
     parts.iter().map(&mut read).collect()
 }
 
-/// Holds `name` to its logits, read as the reference did, and at once.
-fn agrees(name: &str) -> anyhow::Result<()> {
+/// Compares `name` with its logits, read as by the reference, and at once.
+fn assert_agrees(name: &str) -> anyhow::Result<()> {
     let fixture = Fixture::open(name, "config.json")?;
     let spec = decoder(&fixture)?;
     let (expected, length) = (fixture.tensor("logits"), fixture.tensor("tokens").dim(0)?);
@@ -90,40 +97,44 @@ fn agrees(name: &str) -> anyhow::Result<()> {
     let last = expected.get(length - PROMPT)?;
     for parts in [&[length][..], &[10, PROMPT - 10, length - PROMPT]] {
         let whole = logits(&fixture, &spec, parts)?;
-        assert_close(&whole[parts.len() - 1], &last, &format!("{name}: read in {} parts", parts.len()))?;
+        assert_close(
+            &whole[parts.len() - 1],
+            &last,
+            &format!("{name}: read in {} parts", parts.len()),
+        )?;
     }
     Ok(())
 }
 
 #[test]
-fn llama_with_grouped_heads_and_a_tied_head_is_that_of_transformers() -> anyhow::Result<()> {
-    agrees("llama")
+fn llama_with_grouped_heads_and_a_tied_head_equals_transformers() -> anyhow::Result<()> {
+    assert_agrees("llama")
 }
 
 #[test]
-fn llama_3_with_stretched_positions_is_that_of_transformers() -> anyhow::Result<()> {
-    agrees("llama3")
+fn llama_3_with_stretched_positions_equals_transformers() -> anyhow::Result<()> {
+    assert_agrees("llama3")
 }
 
 #[test]
-fn qwen2_with_biases_is_that_of_transformers() -> anyhow::Result<()> {
-    agrees("qwen2")
+fn qwen2_with_biases_equals_transformers() -> anyhow::Result<()> {
+    assert_agrees("qwen2")
 }
 
 #[test]
-fn qwen3_with_normalised_queries_and_keys_is_that_of_transformers() -> anyhow::Result<()> {
-    agrees("qwen3")
+fn qwen3_with_normalised_queries_and_keys_equals_transformers() -> anyhow::Result<()> {
+    assert_agrees("qwen3")
 }
 
 #[test]
-fn the_mixture_of_experts_is_that_of_transformers() -> anyhow::Result<()> {
-    agrees("deepseek-ocr-text")
+fn the_mixture_of_experts_equals_transformers() -> anyhow::Result<()> {
+    assert_agrees("deepseek-ocr-text")
 }
 
 #[test]
-fn what_a_model_leaves_out_would_show() -> anyhow::Result<()> {
-    type Change = fn(&mut Spec);
-    let changes: [(&str, Change); 4] = [
+fn leaving_out_a_feature_of_a_model_is_detected() -> anyhow::Result<()> {
+    type SpecChange = fn(&mut Spec);
+    let changes: [(&str, SpecChange); 4] = [
         ("llama3", |spec| spec.rope_scaling = None),
         ("qwen2", |spec| spec.qkv_bias = false),
         ("qwen3", |spec| spec.qk_norm = false),
@@ -133,7 +144,8 @@ fn what_a_model_leaves_out_would_show() -> anyhow::Result<()> {
         let fixture = Fixture::open(name, "config.json")?;
         let mut spec = decoder(&fixture)?;
         change(&mut spec);
-        let far = distance(&logits(&fixture, &spec, &[PROMPT])?[0], &fixture.tensor("logits").get(0)?)?;
+        let far =
+            distance(&logits(&fixture, &spec, &[PROMPT])?[0], &fixture.tensor("logits").get(0)?)?;
         assert!(far > 100.0 * TOLERANCE, "{name} is off by {far:e} only");
     }
     Ok(())

@@ -1,17 +1,19 @@
-//! Attention proper: of a decoder over its cache, and of an encoder over itself, with or without positions on a grid.
+//! Attention without projections: of a decoder over its cache, and of an encoder over its input,
+//! with or without positions on a grid.
 //!
-//! One operator each. On a GPU scores never reach memory; elsewhere they are products and a softmax of candle's.
+//! One operator each. On a GPU scores are never stored in memory; elsewhere they are products and a
+//! softmax of candle.
 
 use candle_core::{Result, Tensor};
 use candle_nn::Init;
 
 use super::{Cursor, LayerCache, matmul_flops};
 use crate::{
-    record::{Op, Work},
-    site::Site,
+    module_scope::Site,
+    record::{Op, OperatorWork},
 };
 
-/// Attention of new tokens to everything before them and themselves.
+/// Attention of new tokens to all tokens before them and to themselves.
 pub struct CausalAttention(Op);
 
 impl CausalAttention {
@@ -19,28 +21,32 @@ impl CausalAttention {
         Self(site.op("attention"))
     }
 
-    /// Attends from `queries` `[tokens, heads, head_dim]`, the first at the cursor, to what the cache holds with them.
+    /// Attends from `queries` `[tokens, heads, head_dim]`, the first at the cursor, to the cache
+    /// with these tokens.
     pub fn forward(&self, queries: &Tensor, cache: &LayerCache, cursor: &Cursor) -> Result<Tensor> {
         let (tokens, heads, dim) = queries.dims3()?;
         let kv_heads = cache.keys.dim(1)?;
         let (position, length) = (cursor.position(), cursor.position() + tokens);
-        // Each token sees those before it and itself: pairs of a query and a key, each multiplied for its score and for its value.
+        // Each token attends to those before it and itself: pairs of a query and a key, each
+        // multiplied for its score and for its value.
         let pairs = tokens * position + tokens * (tokens + 1) / 2;
         let key_bytes = (2 * kv_heads * dim * queries.dtype().size_in_bytes()) as u64;
-        let work = Work {
+        let work = OperatorWork {
             flops: 2 * matmul_flops(pairs, 1, heads * dim, 1),
-            read: (queries.elem_count() * queries.dtype().size_in_bytes()) as u64 + length as u64 * key_bytes,
+            read: (queries.elem_count() * queries.dtype().size_in_bytes()) as u64
+                + length as u64 * key_bytes,
             per_position: (2 * matmul_flops(1, 1, heads * dim, 1) * tokens as u64, key_bytes),
-            late: None,
+            deferred: None,
         };
         let (keys, values) = (cache.keys.narrow(2, 0, length)?, cache.values.narrow(2, 0, length)?);
-        self.0.call_doing(&[queries, &keys, &values], work, || {
+        self.0.call_with_work(&[queries, &keys, &values], work, || {
             #[cfg(feature = "cuda")]
             if let Some(mixed) = on_gpu(queries, cache, cursor)? {
                 return Ok(mixed);
             }
-            cursor.needs_host()?;
-            // Query heads that share a key head are rows of one product, so keys are never repeated in memory.
+            cursor.require_host()?;
+            // Query heads with a common key head are rows of one product, so keys are not repeated
+            // in memory.
             let rows = (1, kv_heads, heads / kv_heads * tokens, dim);
             let scaled = (queries.transpose(0, 1)? * (dim as f64).sqrt().recip())?.reshape(rows)?;
             let scores = scaled.matmul(&keys.t()?)?.reshape((1, heads, tokens, length))?;
@@ -57,7 +63,7 @@ impl CausalAttention {
 
 #[cfg(feature = "cuda")]
 fn on_gpu(queries: &Tensor, cache: &LayerCache, cursor: &Cursor) -> Result<Option<Tensor>> {
-    use crate::gpu::{AttendMany, View, attend_many, attend_one};
+    use crate::gpu::{AttendMany, MatrixView, attend_many, attend_one};
 
     let (tokens, heads, dim) = queries.dims3()?;
     let (_, kv_heads, capacity, _) = cache.keys.dims4()?;
@@ -65,9 +71,9 @@ fn on_gpu(queries: &Tensor, cache: &LayerCache, cursor: &Cursor) -> Result<Optio
     if tokens == 1 {
         return attend_one(queries, (&cache.keys, &cache.values), position, tickets);
     }
-    let cached = |tensor| View { tensor, first: 0, strides: [0, capacity * dim, dim] };
+    let cached = |tensor| MatrixView { tensor, first: 0, strides: [0, capacity * dim, dim] };
     let mixed = attend_many(&AttendMany {
-        queries: View { tensor: queries, first: 0, strides: [0, dim, heads * dim] },
+        queries: MatrixView { tensor: queries, first: 0, strides: [0, dim, heads * dim] },
         keys: cached(&cache.keys),
         values: cached(&cache.values),
         batch: 1,
@@ -82,22 +88,25 @@ fn on_gpu(queries: &Tensor, cache: &LayerCache, cursor: &Cursor) -> Result<Optio
     mixed.map(|mixed| mixed.squeeze(0)).transpose()
 }
 
-/// Relative positions on a square grid, decomposed: what a query adds to a score for the rows, and for the columns, between it and a key.
+/// Decomposed relative positions on a square grid: a query's terms for the rows, and for the
+/// columns, between it and a key.
 pub struct GridPositions {
-    sides: Vec<Side>,
+    sides: Vec<GridTables>,
 }
 
 /// The tables for grids of one side.
-struct Side {
+struct GridTables {
     side: usize,
-    /// Vectors of the offsets from `side - 1` down to `1 - side`, `[2 * side - 1, head_dim]`, of rows and of columns.
+    /// Vectors of the offsets from `side - 1` down to `1 - side`, `[2 * side - 1, head_dim]`, of
+    /// rows and of columns.
     offsets: (Tensor, Tensor),
-    /// The same from each place to each, `[side, side, head_dim]`.
+    /// The same for each pair of places, `[side, side, head_dim]`.
     spread: (Tensor, Tensor),
 }
 
 impl GridPositions {
-    /// Builds `rel_pos_h` and `rel_pos_w`, learned for grids of side `learned`; `resample` makes tables of other lengths of them.
+    /// Builds `rel_pos_h` and `rel_pos_w`, learned for grids of side `learned`; `resample` converts
+    /// them to other lengths.
     pub fn new(
         site: &Site,
         head_dim: usize,
@@ -105,39 +114,53 @@ impl GridPositions {
         sides: &[usize],
         resample: impl Fn(&Tensor, usize) -> Result<Tensor>,
     ) -> Result<Self> {
-        let table = |name| site.get((2 * learned - 1, head_dim), name, Init::Randn { mean: 0.0, stdev: 0.02 });
+        let table = |name| {
+            site.get((2 * learned - 1, head_dim), name, Init::Randn { mean: 0.0, stdev: 0.02 })
+        };
         let (rows, columns) = (table("rel_pos_h")?, table("rel_pos_w")?);
         let side = |&side: &usize| {
             let offsets = (resample(&rows, 2 * side - 1)?, resample(&columns, 2 * side - 1)?);
             let spread = (spread(&offsets.0, side)?, spread(&offsets.1, side)?);
-            Ok(Side { side, offsets, spread })
+            Ok(GridTables { side, offsets, spread })
         };
         Ok(Self { sides: sides.iter().map(side).collect::<Result<_>>()? })
     }
 
-    fn of(&self, tokens: usize) -> Result<&Side> {
+    fn of(&self, tokens: usize) -> Result<&GridTables> {
         let side = self.sides.iter().find(|tables| tables.side * tables.side == tokens);
-        side.ok_or_else(|| candle_core::Error::Msg(format!("no relative positions were built for a grid of {tokens} places")))
+        side.ok_or_else(|| {
+            candle_core::Error::Msg(format!(
+                "no relative positions were built for a grid of {tokens} places"
+            ))
+        })
     }
 }
 
-impl Side {
-    /// Adds to `scores` `[batch, side^2, side^2]` what `queries` `[batch, side^2, head_dim]` say to each offset.
+impl GridTables {
+    /// Adds the terms of `queries` `[batch, side^2, head_dim]` for each offset to `scores` `[batch,
+    /// side^2, side^2]`.
     fn add(&self, queries: &Tensor, scores: &Tensor) -> Result<Tensor> {
         let (batch, tokens, dim) = queries.dims3()?;
         let side = self.side;
         let queries = queries.reshape((batch, side, side, dim))?;
-        // Queries of one row share their offsets: a product a row, over all of the batch.
-        let by_row = queries.transpose(0, 1)?.reshape((side, batch * side, dim))?.matmul(&self.spread.0.t()?)?;
+        // Queries of one row share their offsets: one product per row, over the whole batch.
+        let by_row = queries
+            .transpose(0, 1)?
+            .reshape((side, batch * side, dim))?
+            .matmul(&self.spread.0.t()?)?;
         let by_row = by_row.reshape((side, batch, side, side))?.transpose(0, 1)?.unsqueeze(4)?;
-        let by_column = queries.permute((2, 0, 1, 3))?.reshape((side, batch * side, dim))?.matmul(&self.spread.1.t()?)?;
-        let by_column = by_column.reshape((side, batch, side, side))?.permute((1, 2, 0, 3))?.unsqueeze(3)?;
+        let by_column = queries
+            .permute((2, 0, 1, 3))?
+            .reshape((side, batch * side, dim))?
+            .matmul(&self.spread.1.t()?)?;
+        let by_column =
+            by_column.reshape((side, batch, side, side))?.permute((1, 2, 0, 3))?.unsqueeze(3)?;
         let scores = scores.reshape((batch, side, side, side, side))?;
         scores.broadcast_add(&by_row)?.broadcast_add(&by_column)?.reshape((batch, tokens, tokens))
     }
 }
 
-/// Vectors of the offsets `[side, side, head_dim]`, from each place to each, of a table of offsets.
+/// Vectors of the offsets between each pair of places, `[side, side, head_dim]`, of a table.
 fn spread(table: &Tensor, side: usize) -> Result<Tensor> {
     let offsets = (0..side).flat_map(|from| (0..side).map(move |to| (from + side - 1 - to) as u32));
     let offsets = Tensor::from_iter(offsets, table.device())?;
@@ -156,7 +179,8 @@ impl SelfAttention {
         Self { heads, positions, op: site.op("attention") }
     }
 
-    /// Attends within each of a batch: `qkv` is `[batch, tokens, 3 * width]`, queries first; gives `[batch, tokens, width]`.
+    /// Attends within each item of a batch: `qkv` is `[batch, tokens, 3 * width]`, queries first;
+    /// returns `[batch, tokens, width]`.
     pub fn forward(&self, qkv: &Tensor) -> Result<Tensor> {
         let (batch, tokens, width) = qkv.dims3()?;
         let (width, heads) = (width / 3, self.heads);
@@ -168,7 +192,7 @@ impl SelfAttention {
         self.op.call(&operands, 2 * matmul_flops(batch, tokens, width, tokens) + relative, || {
             #[cfg(feature = "cuda")]
             {
-                let view = |part: usize| crate::gpu::View {
+                let view = |part: usize| crate::gpu::MatrixView {
                     tensor: qkv,
                     first: part * width,
                     strides: [tokens * 3 * width, dim, 3 * width],
@@ -187,7 +211,7 @@ impl SelfAttention {
                     relative: grid.map(|grid| (&grid.offsets.0, &grid.offsets.1, grid.side)),
                 }));
             }
-            // One copy that leaves queries, keys and values contiguous each.
+            // One copy makes queries, keys and values contiguous.
             let split = qkv.reshape((batch, tokens, 3, heads, dim))?.permute((2, 0, 3, 1, 4))?;
             let split = split.reshape((3, batch * heads, tokens, dim))?;
             let (queries, keys, values) = (split.get(0)?, split.get(1)?, split.get(2)?);
@@ -197,7 +221,10 @@ impl SelfAttention {
                 None => scores,
             };
             let mixed = candle_nn::ops::softmax_last_dim(&scores)?.matmul(&values)?;
-            mixed.reshape((batch, heads, tokens, dim))?.transpose(1, 2)?.reshape((batch, tokens, width))
+            mixed
+                .reshape((batch, heads, tokens, dim))?
+                .transpose(1, 2)?
+                .reshape((batch, tokens, width))
         })
     }
 }
@@ -217,11 +244,13 @@ mod tests {
     }
 
     #[test]
-    fn each_score_gains_its_row_and_its_column() -> anyhow::Result<()> {
+    fn each_score_gets_the_terms_of_its_row_and_column() -> anyhow::Result<()> {
         let (side, batch, head_dim, tokens) = (3, 2, 4, 9);
         let site = Site::synthetic(7);
         let positions = grid(&site, side, &[2, side])?;
-        let table = |name: &str| site.get((2 * side - 1, head_dim), name, Init::Randn { mean: 0.0, stdev: 0.02 });
+        let table = |name: &str| {
+            site.get((2 * side - 1, head_dim), name, Init::Randn { mean: 0.0, stdev: 0.02 })
+        };
         let (rows, columns) = (vectors(&table("rel_pos_h")?)?, vectors(&table("rel_pos_w")?)?);
         let query = Tensor::randn(0f32, 1.0, (batch, tokens, head_dim), &Device::Cpu)?;
         let scores = Tensor::randn(0f32, 1.0, (batch, tokens, tokens), &Device::Cpu)?;
@@ -242,10 +271,14 @@ mod tests {
     }
 
     #[test]
-    fn a_grid_that_was_not_built_for_is_refused() -> anyhow::Result<()> {
+    fn a_grid_without_tables_is_refused() -> anyhow::Result<()> {
         let site = Site::synthetic(7);
         let attention = SelfAttention::new(&site, 1, Some(grid(&site, 3, &[3])?));
-        assert!(attention.forward(&Tensor::zeros((1, 4, 12), candle_core::DType::F32, &Device::Cpu)?).is_err());
+        assert!(
+            attention
+                .forward(&Tensor::zeros((1, 4, 12), candle_core::DType::F32, &Device::Cpu)?)
+                .is_err()
+        );
         Ok(())
     }
 
@@ -259,8 +292,10 @@ mod tests {
             mixed.push(candle_nn::ops::softmax(&scores, D::Minus1)?.matmul(&head(2, h)?)?);
         }
         let attention = SelfAttention::new(&Site::synthetic(5), 2, None);
-        let difference =
-            (attention.forward(&qkv)?.squeeze(0)? - Tensor::cat(&mixed, 1)?)?.abs()?.max_all()?.to_scalar::<f32>()?;
+        let difference = (attention.forward(&qkv)?.squeeze(0)? - Tensor::cat(&mixed, 1)?)?
+            .abs()?
+            .max_all()?
+            .to_scalar::<f32>()?;
         assert!(difference < 1e-5, "{difference}");
         Ok(())
     }

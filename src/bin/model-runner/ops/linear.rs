@@ -1,49 +1,60 @@
 //! Products with weights: linear layers and the embedding table.
 //!
-//! Weights are kept as published, `[out, in]`; an input of any rank is multiplied as one matrix. On a GPU a single vector is
-//! multiplied by a kernel of ours, and biases and activations are one pass over the product.
+//! Weights are as published, `[out, in]`; an input of any rank is multiplied as one matrix. On a
+//! GPU a single vector is multiplied by a kernel of this project, and biases and activations are
+//! one pass over the product.
 
 use candle_core::{D, Result, Tensor};
 use candle_nn::Init;
 
-use super::{Function, gate, matmul_flops};
+use super::{Activation, gate, matmul_flops};
 use crate::{
-    record::{Op, Work},
-    site::Site,
+    module_scope::Site,
+    record::{Op, OperatorWork},
 };
 
-/// `f(x W^T + b)`, `f` an activation or none.
+/// `f(x W^T + b)`, with an optional activation `f`.
 pub struct Linear {
     weight: Tensor,
     bias: Option<Tensor>,
-    activation: Option<Function>,
+    activation: Option<Activation>,
     op: Op,
 }
 
 impl Linear {
-    /// Builds from `weight` `[outputs, inputs]`, and `bias` where there is one.
+    /// Builds from `weight` `[outputs, inputs]`, and `bias` if requested.
     pub fn new(site: &Site, inputs: usize, outputs: usize, bias: bool) -> Result<Self> {
         let weight = weight(site, inputs, outputs)?;
         let bias = bias.then(|| site.get(outputs, "bias", Init::Const(0.0))).transpose()?;
         Ok(Self { weight, bias, activation: None, op: site.op("linear") })
     }
 
-    /// Builds one layer, called `name` in operator paths, of several that read the same input: `parts` of so many outputs each.
-    pub fn fused(site: &Site, name: &str, inputs: usize, parts: &[(&str, usize)], bias: bool) -> Result<Self> {
+    /// Builds one layer, named `name` in operator paths, from several with the same input: `parts`
+    /// with their number of outputs.
+    pub fn fused(
+        site: &Site,
+        name: &str,
+        inputs: usize,
+        parts: &[(&str, usize)],
+        bias: bool,
+    ) -> Result<Self> {
         let get = |&(part, outputs): &(&str, usize)| weight(&site.pp(part), inputs, outputs);
         let weight = Tensor::cat(&parts.iter().map(get).collect::<Result<Vec<_>>>()?, 0)?;
-        let get = |&(part, outputs): &(&str, usize)| site.pp(part).get(outputs, "bias", Init::Const(0.0));
-        let bias = bias.then(|| Tensor::cat(&parts.iter().map(get).collect::<Result<Vec<_>>>()?, 0)).transpose()?;
+        let get =
+            |&(part, outputs): &(&str, usize)| site.pp(part).get(outputs, "bias", Init::Const(0.0));
+        let bias = bias
+            .then(|| Tensor::cat(&parts.iter().map(get).collect::<Result<Vec<_>>>()?, 0))
+            .transpose()?;
         Ok(Self { weight, bias, activation: None, op: site.part(name, "").op("linear") })
     }
 
-    /// Shares weights that another module owns: a tied lm_head.
+    /// Shares the weights of another module: a tied lm_head.
     pub fn shared(site: &Site, weight: Tensor) -> Self {
         Self { weight, bias: None, activation: None, op: site.op("linear") }
     }
 
-    /// Ends with `function`.
-    pub fn then(self, function: Function) -> Self {
+    /// Appends the activation `function`.
+    pub fn then(self, function: Activation) -> Self {
         Self { activation: Some(function), ..self }
     }
 
@@ -68,7 +79,12 @@ impl Linear {
     /// Adds the bias and applies the activation.
     fn finish(&self, y: Tensor) -> Result<Tensor> {
         if self.bias.is_some() || self.activation.is_some() {
-            gpu_kernel!(bias(&y, self.bias.as_ref(), None, self.activation.map_or(0, |function| function as i32)));
+            gpu_kernel!(bias(
+                &y,
+                self.bias.as_ref(),
+                None,
+                self.activation.map_or(0, |function| function as i32)
+            ));
         }
         let y = match &self.bias {
             Some(bias) => y.broadcast_add(bias)?,
@@ -88,8 +104,13 @@ pub struct GatedLinear {
 impl GatedLinear {
     /// Builds from `gate_proj` and `up_proj`, `[width, inputs]` each.
     pub fn new(site: &Site, inputs: usize, width: usize) -> Result<Self> {
-        let Linear { weight, op, .. } =
-            Linear::fused(site, "gate_up_proj", inputs, &[("gate_proj", width), ("up_proj", width)], false)?;
+        let Linear { weight, op, .. } = Linear::fused(
+            site,
+            "gate_up_proj",
+            inputs,
+            &[("gate_proj", width), ("up_proj", width)],
+            false,
+        )?;
         Ok(Self { weight, op })
     }
 
@@ -105,9 +126,13 @@ impl GatedLinear {
     }
 }
 
-/// A weight `[outputs, inputs]`, whose synthetic values keep the scale of what they multiply.
+/// A weight `[outputs, inputs]`, whose synthetic values keep the scale of the input.
 fn weight(site: &Site, inputs: usize, outputs: usize) -> Result<Tensor> {
-    site.get((outputs, inputs), "weight", Init::Randn { mean: 0.0, stdev: (inputs as f64).sqrt().recip() })
+    site.get(
+        (outputs, inputs),
+        "weight",
+        Init::Randn { mean: 0.0, stdev: (inputs as f64).sqrt().recip() },
+    )
 }
 
 /// A table of vectors, looked up by token.
@@ -130,9 +155,11 @@ impl Embedding {
     /// Vectors of `tokens`, `[.., width]`.
     pub fn forward(&self, tokens: &Tensor) -> Result<Tensor> {
         let width = self.weight.dim(D::Minus1)?;
-        let row = (width * self.weight.dtype().size_in_bytes() + tokens.dtype().size_in_bytes()) as u64;
-        let work = Work { read: tokens.elem_count() as u64 * row, ..Work::default() };
-        self.op.call_doing(&[tokens, &self.weight], work, || {
+        let row =
+            (width * self.weight.dtype().size_in_bytes() + tokens.dtype().size_in_bytes()) as u64;
+        let work =
+            OperatorWork { read: tokens.elem_count() as u64 * row, ..OperatorWork::default() };
+        self.op.call_with_work(&[tokens, &self.weight], work, || {
             gpu_kernel!(embed(tokens, &self.weight));
             let mut shape = tokens.dims().to_vec();
             shape.push(width);

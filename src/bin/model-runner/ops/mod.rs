@@ -1,8 +1,10 @@
-//! The operators that models are made of: candle's own computation, recorded as it happens.
+//! The operators of models: computed by candle or by GPU kernels of this project, and recorded.
 //!
-//! Each is built at a [`crate::site::Site`] and records one call per forward. Nothing here knows a model, a stage or a clock.
+//! Each is built at a [`crate::module_scope::Site`] and records one call per forward. Independent
+//! of models, stages and clocks.
 
-/// Returns what a GPU kernel gives, where there is one for what it is given; else goes on to candle's computation.
+/// Returns the result of a GPU kernel if there is one for its arguments; otherwise continues with
+/// candle's computation.
 macro_rules! gpu_kernel {
     ($name:ident $arguments:tt) => {
         #[cfg(feature = "cuda")]
@@ -20,17 +22,19 @@ mod linear;
 mod norm;
 mod pointwise;
 mod rope;
+mod router;
 mod sample;
 
 pub use attention::{CausalAttention, GridPositions, SelfAttention};
 pub use conv::{Conv2d, ConvShape};
-#[cfg(all(test, feature = "cuda"))]
-pub use experts::Routes;
-pub use experts::{Experts, Router};
+pub use experts::Experts;
 pub use linear::{Embedding, GatedLinear, Linear};
 pub use norm::{LayerNorm2d, Norm};
-pub use pointwise::{Function, Pointwise, gate};
+pub use pointwise::{Activation, Pointwise, gate};
 pub use rope::{Cursor, LayerCache, Rope, RopeTables};
+pub use router::Router;
+#[cfg(all(test, feature = "cuda"))]
+pub use router::Routes;
 pub use sample::Sampler;
 
 /// FLOPs of `batch` products of `m` x `k` by `k` x `n`, a multiply-add as two.
@@ -44,7 +48,7 @@ mod tests {
     use llmprof::trace::event::{Event, OperatorCall};
 
     use super::*;
-    use crate::site::Site;
+    use crate::module_scope::Site;
 
     fn calls(site: &Site) -> Vec<OperatorCall> {
         let op = |event| if let Event::Op(call) = event { Some(call) } else { None };
@@ -69,19 +73,22 @@ mod tests {
     }
 
     #[test]
-    fn attention_counts_the_pairs_that_see_each_other() -> Result<()> {
+    fn attention_counts_the_pairs_of_query_and_key() -> Result<()> {
         let (site, spec) = (Site::synthetic(0), crate::models::tests::decoder());
-        let (cache, mut cursor) =
-            (LayerCache::new(&spec, 16, candle_core::DType::F32, &Device::Cpu)?, Cursor::new(4, &Device::Cpu)?);
+        let (cache, mut cursor) = (
+            LayerCache::new(&spec, 16, candle_core::DType::F32, &Device::Cpu)?,
+            Cursor::new(4, &Device::Cpu)?,
+        );
         cursor.advance(2)?;
         CausalAttention::new(&site).forward(&ones(&[3, 4, 4])?, &cache, &cursor)?;
-        // The third, fourth and fifth token see 3, 4 and 5: 12 pairs of 16 elements, for the score and for the value.
+        // The third, fourth and fifth token attend to 3, 4 and 5: 12 pairs of 16 elements, for the
+        // score and for the value.
         assert_eq!(calls(&site)[0].flops, 2 * 2 * 12 * 16);
         Ok(())
     }
 
     #[test]
-    fn a_replay_does_the_work_that_the_text_is_longer_by() -> Result<()> {
+    fn a_replay_counts_the_positions_added_since_its_capture() -> Result<()> {
         let (site, spec) = (Site::synthetic(0), crate::models::tests::decoder());
         let cache = LayerCache::new(&spec, 16, candle_core::DType::F32, &Device::Cpu)?;
         let (attention, query) = (CausalAttention::new(&site), ones(&[1, 4, 4])?);
@@ -91,7 +98,7 @@ mod tests {
             Ok(cursor)
         };
         let (_, captured) = site.recorder().captured(|| attention.forward(&query, &cache, &at(2)?));
-        assert!(calls(&site).is_empty(), "the capture itself is told by its replays");
+        assert!(calls(&site).is_empty(), "the capture is recorded by its replays");
         site.recorder().replayed(&captured, 5);
         attention.forward(&query, &cache, &at(7)?)?;
         let [replayed, computed] = &calls(&site)[..] else { panic!("two calls") };
@@ -111,7 +118,7 @@ mod tests {
     }
 
     #[test]
-    fn an_embedding_reads_its_rows_and_not_its_table() -> Result<()> {
+    fn an_embedding_counts_its_rows_and_not_its_table() -> Result<()> {
         let site = Site::synthetic(0);
         Embedding::new(&site, 1000, 16)?.forward(&Tensor::new(&[5u32, 7], &Device::Cpu)?)?;
         assert_eq!(calls(&site)[0].bytes, 2 * (16 * 4 + 4) + 2 * 16 * 4);
@@ -119,18 +126,31 @@ mod tests {
     }
 
     #[test]
-    fn rotary_positions_turn_pairs_half_a_head_apart() -> Result<()> {
-        let spec =
-            llmprof::model::Decoder { heads: 1, kv_heads: 1, head_dim: 4, qk_norm: false, ..crate::models::tests::decoder() };
+    fn rotary_positions_rotate_pairs_half_a_head_apart() -> Result<()> {
+        let spec = llmprof::domain::model::DecoderSpec {
+            heads: 1,
+            kv_heads: 1,
+            head_dim: 4,
+            qk_norm: false,
+            ..crate::models::tests::decoder()
+        };
         let tables = RopeTables::new(8, &[1.0, 0.01], &Device::Cpu)?;
         let rope = Rope::new(&Site::synthetic(0), &spec, &tables)?;
-        let (cache, mut cursor) =
-            (LayerCache::new(&spec, 8, candle_core::DType::F32, &Device::Cpu)?, Cursor::new(1, &Device::Cpu)?);
+        let (cache, mut cursor) = (
+            LayerCache::new(&spec, 8, candle_core::DType::F32, &Device::Cpu)?,
+            Cursor::new(1, &Device::Cpu)?,
+        );
         cursor.advance(2)?;
-        // A query and a key of four at position 2: the pairs are (1, 3) and (2, 4), turned by 2 and by 2 / 100. The value stays.
-        let qkv = Tensor::new(&[[1f32, 2.0, 3.0, 4.0, 1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0, 8.0]], &Device::Cpu)?;
+        // A query and a key of four at position 2: the pairs are (1, 3) and (2, 4), turned by 2 and
+        // by 2 / 100. The value is unchanged.
+        let qkv = Tensor::new(
+            &[[1f32, 2.0, 3.0, 4.0, 1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0, 8.0]],
+            &Device::Cpu,
+        )?;
         let turned = rope.forward(&qkv, &cache, &cursor)?.flatten_all()?.to_vec1::<f32>()?;
-        let turn = |a: f32, b: f32, angle: f32| (a * angle.cos() - b * angle.sin(), b * angle.cos() + a * angle.sin());
+        let turn = |a: f32, b: f32, angle: f32| {
+            (a * angle.cos() - b * angle.sin(), b * angle.cos() + a * angle.sin())
+        };
         let ((a, c), (b, d)) = (turn(1.0, 3.0, 2.0), turn(2.0, 4.0, 0.02));
         let kept = |t: &Tensor| t.narrow(2, 2, 1)?.flatten_all()?.to_vec1::<f32>();
         for turned in [turned, kept(&cache.keys)?] {
@@ -143,7 +163,7 @@ mod tests {
     }
 
     #[test]
-    fn norms_do_what_their_formulas_say() -> Result<()> {
+    fn norms_match_their_formulas() -> Result<()> {
         let site = Site::synthetic(0);
         let x = Tensor::new(&[[1f32, 2.0, 3.0, 6.0]], &Device::Cpu)?;
         let rms = Norm::rms(&site.pp("r"), 4, 1e-6)?.forward(&x)?.to_vec2::<f32>()?;

@@ -2,19 +2,19 @@
 
 use candle_core::{D, Result, Tensor};
 
-use crate::{record::Op, site::Site};
+use crate::{module_scope::Site, record::Op};
 
-/// An activation's function. The numbers are the kernels'.
+/// An activation. The numbers are those of the kernels.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(i32)]
-pub enum Function {
+pub enum Activation {
     /// Exact, by the error function.
     Gelu = 1,
     /// `x * sigmoid(1.702 x)`
     QuickGelu = 2,
 }
 
-impl Function {
+impl Activation {
     pub fn apply(self, x: &Tensor) -> Result<Tensor> {
         match self {
             Self::Gelu => x.gelu_erf(),
@@ -29,7 +29,7 @@ pub fn gate(x: &Tensor) -> Result<Tensor> {
     halves[0].silu()? * &halves[1]
 }
 
-/// A sum of two tensors that broadcast to each other, or any other computation without FLOPs of its own.
+/// A sum of two broadcastable tensors, or any other computation without counted FLOPs.
 pub struct Pointwise(Op);
 
 impl Pointwise {
@@ -47,7 +47,11 @@ impl Pointwise {
     }
 
     /// Anything else over `operands`: a copy, a rearrangement, a fused expression.
-    pub fn run(&self, operands: &[&Tensor], compute: impl FnOnce() -> Result<Tensor>) -> Result<Tensor> {
+    pub fn run(
+        &self,
+        operands: &[&Tensor],
+        compute: impl FnOnce() -> Result<Tensor>,
+    ) -> Result<Tensor> {
         self.0.call(operands, 0, compute)
     }
 }

@@ -1,14 +1,14 @@
-//! Greedy sampling: the likeliest token, and the logits that it was chosen from.
+//! Greedy sampling: the likeliest token, and its logits.
 //!
-//! On a GPU the token stays there, where the next step reads it; what was chosen is fetched when the repeat is over.
+//! On a GPU the token stays there for the next step; chosen tokens are fetched after the repeat.
 
 #[cfg(feature = "cuda")]
 use candle_core::DType;
 use candle_core::{D, Device, Result, Tensor};
 
-use crate::{record::Op, site::Site};
+use crate::{module_scope::Site, record::Op};
 
-/// Chooses tokens, and remembers them.
+/// Chooses and stores tokens.
 pub struct Sampler {
     op: Op,
     device: Device,
@@ -18,33 +18,33 @@ pub struct Sampler {
     on_gpu: Option<OnGpu>,
 }
 
-/// What was chosen, on a GPU.
+/// The chosen tokens, on a GPU.
 #[cfg(feature = "cuda")]
 struct OnGpu {
-    /// The last token, how many there are, and a zero.
+    /// The last token, the number of tokens, and a zero.
     chosen: Tensor,
     tokens: Tensor,
-    /// Logits that each was chosen from, `[most, vocab]`.
+    /// Logits of each token, `[max_tokens, vocab]`.
     history: Tensor,
     count: usize,
 }
 
 impl Sampler {
-    /// Makes room for `most` tokens of a vocabulary of `vocab`.
-    pub fn new(site: &Site, vocab: usize, most: usize) -> Result<Self> {
+    /// A sampler of up to `max_tokens` tokens of a vocabulary of `vocab`.
+    pub fn new(site: &Site, vocab: usize, max_tokens: usize) -> Result<Self> {
         #[cfg(not(feature = "cuda"))]
-        let _ = (vocab, most);
+        let _ = (vocab, max_tokens);
         Ok(Self {
             op: site.op("argmax"),
             device: site.device().clone(),
             tokens: Vec::new(),
             logits: Vec::new(),
             #[cfg(feature = "cuda")]
-            on_gpu: OnGpu::new(site, vocab, most)?,
+            on_gpu: OnGpu::new(site, vocab, max_tokens)?,
         })
     }
 
-    /// Forgets all tokens.
+    /// Clears all tokens.
     pub fn clear(&mut self) -> Result<()> {
         self.tokens.clear();
         self.logits.clear();
@@ -56,7 +56,7 @@ impl Sampler {
         Ok(())
     }
 
-    /// Forgets all tokens but the first, which the prefill chose.
+    /// Clears all tokens except the first, which the prefill chose.
     pub fn rewind(&mut self) -> Result<()> {
         self.tokens.truncate(1);
         self.logits.truncate(1);
@@ -79,7 +79,7 @@ impl Sampler {
             on_gpu.count += 1;
             return Ok(());
         }
-        // The copy to the host belongs to the call: it is where a device is waited for.
+        // The copy to the host belongs to the call: it synchronises with the device.
         op.call(&[&logits], 0, || {
             let largest = logits.argmax(D::Minus1)?;
             tokens.push(largest.to_scalar::<u32>()?);
@@ -98,15 +98,15 @@ impl Sampler {
         Tensor::new(&self.tokens[self.tokens.len() - 1..], &self.device)
     }
 
-    /// Notes that a replayed graph chose one more.
-    pub fn follow(&mut self) {
+    /// Records one token chosen by a replayed graph.
+    pub fn note_replay(&mut self) {
         #[cfg(feature = "cuda")]
         if let Some(on_gpu) = &mut self.on_gpu {
             on_gpu.count += 1;
         }
     }
 
-    /// All tokens chosen, and the logits of each.
+    /// All chosen tokens, and the logits of each.
     pub fn chosen(&self) -> Result<(Vec<u32>, Vec<Tensor>)> {
         #[cfg(feature = "cuda")]
         if let Some(OnGpu { tokens, history, count, .. }) = &self.on_gpu {
@@ -119,16 +119,16 @@ impl Sampler {
 
 #[cfg(feature = "cuda")]
 impl OnGpu {
-    /// `None` on the CPU, and where rows of logits are not whole words of 16 bytes.
-    fn new(site: &Site, vocab: usize, most: usize) -> Result<Option<Self>> {
+    /// `None` on the CPU, and if rows of logits are not a multiple of 16 bytes.
+    fn new(site: &Site, vocab: usize, max_tokens: usize) -> Result<Option<Self>> {
         let (device, dtype) = (site.device(), site.dtype());
         if !device.is_cuda() || !vocab.is_multiple_of(16 / dtype.size_in_bytes()) {
             return Ok(None);
         }
         Ok(Some(Self {
             chosen: Tensor::zeros(3, DType::U32, device)?,
-            tokens: Tensor::zeros(most, DType::U32, device)?,
-            history: Tensor::zeros((most, vocab), dtype, device)?,
+            tokens: Tensor::zeros(max_tokens, DType::U32, device)?,
+            history: Tensor::zeros((max_tokens, vocab), dtype, device)?,
             count: 0,
         }))
     }

@@ -1,32 +1,34 @@
-//! One operator's calls: a range and an entry of the recorder each.
+//! Calls of one operator: a range and an entry of the recorder each.
 //!
-//! Counts what a caller says of a call's work; looks at no tensor but for its size.
+//! The caller counts a call's work; tensors are only read for their size.
 
 use std::{cell::Cell, rc::Rc};
 
 use candle_core::{DType, Result, Tensor};
 
-use super::{Call, Entry, OpName, Recorder, now_ns};
-use crate::nvtx::Domain;
+use super::{OpName, RecordEntry, RecordedCall, Recorder, now_ns};
+use crate::nvtx::NvtxDomain;
 
-/// What one call does.
+/// The work of one call.
 #[derive(Debug, Clone, Default)]
-pub struct Work {
+pub struct OperatorWork {
     pub flops: u64,
-    /// Bytes of operands that are read.
+    /// Bytes of operands read.
     pub read: u64,
-    /// FLOPs and bytes that are added for each position that the text is longer: what a captured call does at its replay.
+    /// FLOPs and bytes added per position by which the text is longer, in the replay of a captured
+    /// call.
     pub per_position: (u64, u64),
-    /// Bytes that are known only once the GPU has been asked: read when the call is told.
-    pub late: Option<Rc<Cell<u64>>>,
+    /// Bytes known only after the repeat, from the GPU: added when the events are drained.
+    pub deferred: Option<Rc<Cell<u64>>>,
 }
-/// What an operator gives.
-pub trait Outcome {
+
+/// The output of an operator.
+pub trait OperatorOutput {
     fn bytes(&self) -> u64;
     fn dtype(&self) -> DType;
 }
 
-impl Outcome for Tensor {
+impl OperatorOutput for Tensor {
     fn bytes(&self) -> u64 {
         tensor_bytes(self)
     }
@@ -36,7 +38,7 @@ impl Outcome for Tensor {
     }
 }
 
-impl Outcome for (Tensor, Tensor) {
+impl OperatorOutput for (Tensor, Tensor) {
     fn bytes(&self) -> u64 {
         tensor_bytes(&self.0) + tensor_bytes(&self.1)
     }
@@ -45,7 +47,8 @@ impl Outcome for (Tensor, Tensor) {
         self.0.dtype()
     }
 }
-/// One operator of the model, ready to record its calls.
+
+/// One operator of the model, which records its calls.
 #[derive(Clone)]
 pub struct Op {
     recorder: Recorder,
@@ -57,14 +60,29 @@ impl Op {
         Self { recorder, name: Rc::new(name) }
     }
 
-    /// Runs `compute` as one call. Its bytes are those of the operands and of the result, each once.
-    pub fn call<R: Outcome>(&self, operands: &[&Tensor], flops: u64, compute: impl FnOnce() -> Result<R>) -> Result<R> {
+    /// Runs `compute` as one call, which reads all operands and writes the result, each once.
+    pub fn call<R: OperatorOutput>(
+        &self,
+        operands: &[&Tensor],
+        flops: u64,
+        compute: impl FnOnce() -> Result<R>,
+    ) -> Result<R> {
         let read = operands.iter().map(|t| tensor_bytes(t)).sum();
-        self.call_doing(operands, Work { flops, read, ..Work::default() }, compute)
+        self.call_with_work(
+            operands,
+            OperatorWork { flops, read, ..OperatorWork::default() },
+            compute,
+        )
     }
 
-    /// Like [`Op::call`], for an operator that reads other bytes than all of its operands.
-    pub fn call_doing<R: Outcome>(&self, operands: &[&Tensor], work: Work, compute: impl FnOnce() -> Result<R>) -> Result<R> {
+    /// Runs `compute` as one call with the given work, for an operator that does not read all of
+    /// its operands.
+    pub fn call_with_work<R: OperatorOutput>(
+        &self,
+        operands: &[&Tensor],
+        work: OperatorWork,
+        compute: impl FnOnce() -> Result<R>,
+    ) -> Result<R> {
         if self.recorder.0.quiet.get() {
             return compute();
         }
@@ -79,12 +97,12 @@ impl Op {
             shapes.push(dims.len() as u64);
             shapes.extend(dims.iter().map(|&d| d as u64));
         }
-        let work = Work { read: work.read + output.bytes(), ..work };
+        let work = OperatorWork { read: work.read + output.bytes(), ..work };
         self.push(open.start_ns, end_ns, operands.len(), output.dtype(), work);
         result
     }
 
-    /// Opens the operator as a scope that encloses others; it closes when the guard drops.
+    /// Opens the operator as a scope around others; it closes when the guard drops.
     pub fn enter(&self) -> Option<ScopeGuard<'_>> {
         if self.recorder.0.quiet.get() {
             return None;
@@ -93,29 +111,30 @@ impl Op {
         Some(ScopeGuard { op: self, start_ns: open.start_ns, _range: open.range })
     }
 
-    fn open(&self) -> Open {
+    fn open(&self) -> OpenRange {
         self.recorder.0.operators.push(self.name.nvtx);
-        Open { start_ns: now_ns(), range: Pop(self.recorder.0.operators) }
+        OpenRange { start_ns: now_ns(), range: RangeGuard(self.recorder.0.operators) }
     }
 
-    fn push(&self, start_ns: i64, end_ns: i64, operands: usize, dtype: DType, work: Work) {
+    fn push(&self, start_ns: i64, end_ns: i64, operands: usize, dtype: DType, work: OperatorWork) {
         let inner = &*self.recorder.0;
         let (warmup, repeat, stage) = (inner.warmup.get(), inner.repeat.get(), inner.stage.get());
         let name = self.name.clone();
-        let call = Call { name, start_ns, end_ns, warmup, repeat, stage, operands, dtype, work };
-        inner.entries.borrow_mut().push(Entry::Call(call));
+        let call =
+            RecordedCall { name, start_ns, end_ns, warmup, repeat, stage, operands, dtype, work };
+        inner.entries.borrow_mut().push(RecordEntry::Call(call));
     }
 }
 
-struct Open {
+struct OpenRange {
     start_ns: i64,
-    range: Pop,
+    range: RangeGuard,
 }
 
-/// Closes the NVTX range of an operator, whatever way the call ends.
-struct Pop(Domain);
+/// Closes the NVTX range of an operator, on errors too.
+struct RangeGuard(NvtxDomain);
 
-impl Drop for Pop {
+impl Drop for RangeGuard {
     fn drop(&mut self) {
         self.0.pop();
     }
@@ -126,12 +145,12 @@ impl Drop for Pop {
 pub struct ScopeGuard<'a> {
     op: &'a Op,
     start_ns: i64,
-    _range: Pop,
+    _range: RangeGuard,
 }
 
 impl Drop for ScopeGuard<'_> {
     fn drop(&mut self) {
-        self.op.push(self.start_ns, now_ns(), 0, DType::F32, Work::default());
+        self.op.push(self.start_ns, now_ns(), 0, DType::F32, OperatorWork::default());
     }
 }
 

@@ -1,4 +1,4 @@
-//! What the walk hands out, held to what SQLite says of the same file; and files that lead astray.
+//! The page walk against SQLite on the same file, and malicious files.
 
 use std::path::PathBuf;
 
@@ -7,7 +7,7 @@ use rusqlite::Connection;
 use tempfile::TempDir;
 
 use super::{
-    super::export::{Export, Odd},
+    super::{export::Export, layout::ColumnError},
     *,
 };
 
@@ -25,16 +25,21 @@ fn database(prepare: impl FnOnce(&Connection)) -> (TempDir, PathBuf) {
 /// The rows of `T` by [`Export::scan`], as many as there are until one is odd.
 fn scanned(path: &Path, columns: [&'static str; 2]) -> Result<Vec<[Option<i64>; 2]>, String> {
     let mut rows = Vec::new();
-    let take = |row: &super::super::export::Numbers<2>| -> Result<(), Odd> {
+    let take = |row: &super::super::layout::RowNumbers<2>| -> Result<(), ColumnError> {
         rows.push([row.some(0)?, row.some(1)?]);
         Ok(())
     };
-    Export::open(path).unwrap().scan("T", columns, take).map(|()| rows).map_err(|error| error.to_string())
+    Export::open(path)
+        .unwrap()
+        .scan("T", columns, take)
+        .map(|()| rows)
+        .map_err(|error| error.to_string())
 }
 
 fn root(path: &Path) -> u32 {
     let db = Connection::open(path).unwrap();
-    db.query_row("select rootpage from sqlite_schema where name = 'T'", [], |row| row.get(0)).unwrap()
+    db.query_row("select rootpage from sqlite_schema where name = 'T'", [], |row| row.get(0))
+        .unwrap()
 }
 
 /// The rows of columns 0 and 1 by the walk alone.
@@ -65,32 +70,41 @@ proptest! {
         vacuum in any::<bool>(),
     ) {
         let (_dir, path) = database(|db| {
-            db.execute_batch(&format!("pragma page_size = {page}; begin; create table T (a int, b integer, filler blob)")).unwrap();
+            db.execute_batch(&format!("pragma page_size = {page}; begin; create table T (a int, b \
+                                       integer, filler blob)")).unwrap();
             let mut insert = db.prepare("insert into T values (?1, ?2, zeroblob(?3))").unwrap();
             for (a, b, filler) in values.iter().cycle().take(count) {
                 insert.execute((a, b, filler)).unwrap();
             }
             drop(insert);
-            db.execute_batch(&format!("delete from T where rowid % {removed} = 0; commit; alter table T add column c int")).unwrap();
+            db.execute_batch(&format!("delete from T where rowid % {removed} = 0; commit; alter \
+                                       table T add column c int")).unwrap();
             if vacuum {
                 db.execute_batch("vacuum").unwrap();
             }
         });
         let db = Connection::open(&path).unwrap();
         let mut query = db.prepare("select a, b, c from T").unwrap();
-        let wanted: Vec<[Option<i64>; 3]> =
-            query.query_map([], |row| Ok([row.get(0)?, row.get(1)?, row.get(2)?])).unwrap().map(Result::unwrap).collect();
+        let rows = query.query_map([], |row| Ok([row.get(0)?, row.get(1)?, row.get(2)?])).unwrap();
+        let wanted: Vec<[Option<i64>; 3]> = rows.map(Result::unwrap).collect();
         let number = |value: Option<i64>| value.map_or(Number::Null, Number::Is);
-        prop_assert_eq!(walked(&path).unwrap(), wanted.iter().map(|[a, b, _]| [number(*a), number(*b)]).collect::<Vec<_>>());
-        prop_assert_eq!(scanned(&path, ["c", "b"]).unwrap(), wanted.iter().map(|[_, b, c]| [*c, *b]).collect::<Vec<_>>());
+        let numbers: Vec<_> = wanted.iter().map(|[a, b, _]| [number(*a), number(*b)]).collect();
+        prop_assert_eq!(walked(&path).unwrap(), numbers);
+        let swapped: Vec<_> = wanted.iter().map(|[_, b, c]| [*c, *b]).collect();
+        prop_assert_eq!(scanned(&path, ["c", "b"]).unwrap(), swapped);
     }
 
-    /// Whatever is overwritten, the walk ends, and hands out no more rows than the file has room for.
+    /// Whatever is overwritten, the walk ends, and hands out no more rows than the file has room
+    /// for.
     #[test]
-    fn damage_ends_the_walk(damage in prop::collection::vec((0usize..200_000, any::<u8>()), 1..60)) {
+    fn damage_ends_the_walk(
+        damage in prop::collection::vec((0usize..200_000, any::<u8>()), 1..60),
+    ) {
         let (_dir, path) = database(|db| {
-            let rows = "with recursive n(i) as (select 1 union all select i + 1 from n where i < 2000) select i, i * i, zeroblob(400) from n";
-            db.execute_batch(&format!("create table T (a int, b int, filler blob); insert into T {rows}")).unwrap();
+            let rows = "with recursive n(i) as (select 1 union all select i + 1 from n where i < \
+                        2000) select i, i * i, zeroblob(400) from n";
+            db.execute_batch(&format!("create table T (a int, b int, filler blob); insert into T \
+                                       {rows}")).unwrap();
         });
         let root = root(&path);
         let mut bytes = std::fs::read(&path).unwrap();
@@ -112,7 +126,8 @@ proptest! {
 #[test]
 fn a_page_that_leads_to_itself_ends_the_walk() {
     let (_dir, path) = database(|db| {
-        let rows = "with recursive n(i) as (select 1 union all select i + 1 from n where i < 5000) select i, i from n";
+        let rows = "with recursive n(i) as (select 1 union all select i + 1 from n where i < \
+                    5000) select i, i from n";
         db.execute_batch(&format!("create table T (a int, b int); insert into T {rows}")).unwrap();
     });
     let root = root(&path);
@@ -123,8 +138,11 @@ fn a_page_that_leads_to_itself_ends_the_walk() {
     bytes[first..first + 4].copy_from_slice(&root.to_be_bytes());
     std::fs::write(&path, bytes).unwrap();
     assert!(matches!(walked(&path), Err(Broken::Page(_))));
-    let said = scanned(&path, ["a", "b"]).unwrap_err();
-    assert!(said.contains("run.sqlite: damaged: page ") && said.ends_with(", of T"), "{said}");
+    let message = scanned(&path, ["a", "b"]).unwrap_err();
+    assert!(
+        message.contains("run.sqlite: damaged: page ") && message.ends_with(", of T"),
+        "{message}"
+    );
 }
 
 #[test]
@@ -135,13 +153,18 @@ fn a_table_that_is_not_ordinary_is_queried() {
         ("T (a int, b int, c int generated always as (a + 1) virtual)", "(7, 8)"),
         ("T (b real, a int)", "(8, 7)"),
     ] {
-        let (_dir, path) =
-            database(|db| db.execute_batch(&format!("create table {table}; insert into T values {rows}")).unwrap());
+        let (_dir, path) = database(|db| {
+            db.execute_batch(&format!("create table {table}; insert into T values {rows}")).unwrap()
+        });
         let wanted = if table.contains("real") { Err(()) } else { Ok(vec![[Some(7), Some(8)]]) };
         assert_eq!(scanned(&path, ["a", "b"]).map_err(|_| ()), wanted, "{table}");
     }
     let (_dir, path) = database(|db| {
-        db.execute_batch("create table T (a int); insert into T values (7); alter table T add column b int default 8").unwrap();
+        db.execute_batch(
+            "create table T (a int); insert into T values (7); alter table T add \
+                          column b int default 8",
+        )
+        .unwrap();
     });
     assert_eq!(scanned(&path, ["a", "b"]).unwrap(), [[Some(7), Some(8)]]);
 }
@@ -150,9 +173,15 @@ fn a_table_that_is_not_ordinary_is_queried() {
 fn what_is_no_whole_number_is_named_by_row_and_column() {
     for odd in ["'x'", "1.5", "x'00'"] {
         let (_dir, path) = database(|db| {
-            db.execute_batch(&format!("create table T (a int, b int); insert into T values (1, 2), (1, {odd})")).unwrap();
+            db.execute_batch(&format!(
+                "create table T (a int, b int); insert into T values (1, 2), (1, {odd})"
+            ))
+            .unwrap();
         });
-        let said = scanned(&path, ["a", "b"]).unwrap_err();
-        assert!(said.ends_with("run.sqlite: damaged: no number that fits in row 2 of T, column b"), "{said}");
+        let message = scanned(&path, ["a", "b"]).unwrap_err();
+        assert!(
+            message.ends_with("run.sqlite: damaged: no number that fits in row 2 of T, column b"),
+            "{message}"
+        );
     }
 }

@@ -1,4 +1,4 @@
--- What the tool complained of: errors (3), then warnings (2), each text once.
+-- Messages of the tool: errors (3), then warnings (2), each text once.
 select {text} as text
 from DIAGNOSTIC_EVENT
 where {severity} in (2, 3)

@@ -1,7 +1,8 @@
 -- One row per GPU of the host.
 --   uuid               as the tool prints it, without the driver's `GPU-`
 --   clock_hz           highest clock of its multiprocessors
-select {id} as id, {name} as name, {uuid} as uuid, {totalMemory} as memory_bytes, {clockRate} as clock_hz,
+select {id} as id, {name} as name, {uuid} as uuid, {totalMemory} as memory_bytes,
+    {clockRate} as clock_hz,
        {smCount} as sm_count, {computeMajor} as major, {computeMinor} as minor
 from TARGET_INFO_GPU
 order by {id}

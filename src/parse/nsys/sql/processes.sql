@@ -1,2 +1,2 @@
--- One row per process that the tool saw; most of them did nothing that was traced.
+-- One row per process that the tool saw; most have no traced work.
 select {globalPid} as process, {name} as name from PROCESSES

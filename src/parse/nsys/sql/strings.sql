@@ -1,2 +1,2 @@
--- One row per string that others name by id. It holds environments too: only those that are named are kept.
+-- One row per string. The table also has environments: only strings in use are kept.
 select {id} as id, {value} as value from StringIds

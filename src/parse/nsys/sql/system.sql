@@ -1,5 +1,6 @@
--- Facts about the host that was profiled, by name.
+-- Facts about the profiled host, by name.
 select {name} as name, cast({value} as text) as value
 from TARGET_INFO_SYSTEM_ENV
-where {name} in ('CpuDescription', 'CpuCores', 'OsDescription', 'SoftwareReleaseVersion', 'NvDriverVersion', 'CudaDriverVersion')
+where {name} in ('CpuDescription', 'CpuCores', 'OsDescription', 'SoftwareReleaseVersion',
+    'NvDriverVersion', 'CudaDriverVersion')
 limit 100

@@ -1,46 +1,46 @@
-//! CLIP's vision transformer over SAM's features: what its own patches would have been, they are.
+//! CLIP's vision transformer over SAM's features, which replace its own patches.
 //!
-//! Norms come before each half of a layer and once before all of them; none comes last.
+//! Norms are before each half of a layer and once before the first layer; there is no final one.
 
 use candle_core::{Result, Tensor};
 use candle_nn::Init;
-use llmprof::model::Clip as Spec;
+use llmprof::domain::model::ClipSpec as Spec;
 
 use super::resample;
 use crate::{
-    ops::{Function, Linear, Norm, Pointwise, SelfAttention},
+    module_scope::Site,
+    ops::{Activation, Linear, Norm, Pointwise, SelfAttention},
     record::Op,
-    site::Site,
 };
 
 const EPS: f64 = 1e-5;
-/// Pixels a side of CLIP's own patches.
+/// Side of CLIP's own patches, pixels.
 const PATCH: usize = 14;
 
 /// One layer: attention, then feed-forward, each after a norm.
-pub struct Layer {
+pub struct ClipLayer {
     module: Op,
     attention_norm: Norm,
-    attention: Attention,
+    attention: ClipAttention,
     mlp_norm: Norm,
     mlp: (Linear, Linear),
 }
 
 /// Self-attention with its projections.
-struct Attention {
+struct ClipAttention {
     module: Op,
     qkv: Linear,
     attend: SelfAttention,
     output: Linear,
 }
 
-impl Layer {
+impl ClipLayer {
     pub fn new(site: &Site, spec: &Spec) -> Result<Self> {
         let (mlp, attn, width) = (site.pp("mlp"), site.pp("self_attn"), spec.width);
         Ok(Self {
             module: site.module(),
             attention_norm: Norm::layer(&site.pp("layer_norm1"), width, EPS)?,
-            attention: Attention {
+            attention: ClipAttention {
                 module: attn.module(),
                 qkv: Linear::new(&attn.pp("qkv_proj"), width, 3 * width, true)?,
                 attend: SelfAttention::new(&attn.part("attend", ""), spec.heads, None),
@@ -48,13 +48,14 @@ impl Layer {
             },
             mlp_norm: Norm::layer(&site.pp("layer_norm2"), width, EPS)?,
             mlp: (
-                Linear::new(&mlp.pp("fc1"), width, spec.mlp, true)?.then(Function::QuickGelu),
+                Linear::new(&mlp.pp("fc1"), width, spec.mlp, true)?.then(Activation::QuickGelu),
                 Linear::new(&mlp.pp("fc2"), spec.mlp, width, true)?,
             ),
         })
     }
 
-    /// Goes on from `x` and what the layer before left to add to it, `[batch, tokens, width]` each; leaves the same two.
+    /// Continues from `x` and the addend of the layer before, `[batch, tokens, width]` each;
+    /// returns the same two.
     pub fn forward(&self, x: &Tensor, delta: Option<&Tensor>) -> Result<(Tensor, Tensor)> {
         let _scope = self.module.enter();
         let (x, normed) = match delta {
@@ -68,7 +69,7 @@ impl Layer {
     }
 }
 
-impl Attention {
+impl ClipAttention {
     fn forward(&self, x: &Tensor) -> Result<Tensor> {
         let _scope = self.module.enter();
         self.output.forward(&self.attend.forward(&self.qkv.forward(x)?)?)
@@ -83,9 +84,9 @@ pub struct Clip {
     positions: Vec<Tensor>,
     embed: Pointwise,
     norm: Norm,
-    layers: Vec<Layer>,
+    layers: Vec<ClipLayer>,
     add_mlp: Pointwise,
-    /// Part of the published weights and of the model's size, and never run.
+    /// Part of the published weights and of the model's size; never run.
     _patches: Tensor,
 }
 
@@ -96,8 +97,13 @@ impl Clip {
         let embeddings = site.pp("embeddings");
         let small = Init::Randn { mean: 0.0, stdev: 0.02 };
         let table = embeddings.get((grid * grid + 1, width), "position_embedding.weight", small)?;
-        let (class, square) = (table.narrow(0, 0, 1)?, table.narrow(0, 1, grid * grid)?.reshape((grid, grid, width))?);
-        let positions = |&side: &usize| Tensor::cat(&[&class, &resample::grid(&square, side)?.flatten(0, 1)?], 0);
+        let (class, square) = (
+            table.narrow(0, 0, 1)?,
+            table.narrow(0, 1, grid * grid)?.reshape((grid, grid, width))?,
+        );
+        let positions = |&side: &usize| {
+            Tensor::cat(&[&class, &resample::grid(&square, side)?.flatten(0, 1)?], 0)
+        };
         Ok(Self {
             module: site.module(),
             class: embeddings.get(width, "class_embedding", small)?,
@@ -105,18 +111,22 @@ impl Clip {
             embed: Pointwise::new(&embeddings),
             norm: Norm::layer(&site.pp("pre_layrnorm"), width, EPS)?,
             layers: (0..spec.layers)
-                .map(|layer| Layer::new(&site.part("layers", "transformer.layers").pp(layer), spec))
+                .map(|layer| {
+                    ClipLayer::new(&site.part("layers", "transformer.layers").pp(layer), spec)
+                })
                 .collect::<Result<_>>()?,
             add_mlp: Pointwise::new(&site.pp("add_mlp")),
             _patches: embeddings.get((width, 3, PATCH, PATCH), "patch_embedding.weight", small)?,
         })
     }
 
-    /// Features `[batch, grid^2, width]` of SAM's features of the same shape. The class token is left out.
+    /// Features `[batch, grid^2, width]` of SAM's features of the same shape, without the class
+    /// token.
     pub fn forward(&self, features: &Tensor) -> Result<Tensor> {
         let _scope = self.module.enter();
         let (batch, places, width) = features.dims3()?;
-        let Some(positions) = self.positions.iter().find(|table| table.dims()[0] == places + 1) else {
+        let Some(positions) = self.positions.iter().find(|table| table.dims()[0] == places + 1)
+        else {
             candle_core::bail!("no positions were built for {places} features");
         };
         let x = self.embed.run(&[features, &self.class, positions], || {
@@ -147,7 +157,7 @@ mod tests {
 
     const SPEC: Spec = Spec { width: 4, layers: 2, heads: 2, mlp: 8, grid: 2 };
 
-    /// Layers whose second halves are all zero: what enters them leaves them.
+    /// Layers whose weights are zero: they return their input.
     fn idle_layers() -> Result<HashMap<String, Tensor>> {
         let mut tensors = HashMap::new();
         let mut insert = |name: &str, shape: &[usize], value: f64| -> Result<()> {
@@ -158,24 +168,32 @@ mod tests {
         insert("embeddings.class_embedding", &[4], 9.0)?;
         insert("embeddings.position_embedding.weight", &[5, 4], 0.0)?;
         insert("embeddings.patch_embedding.weight", &[4, 3, PATCH, PATCH], 0.0)?;
-        for norm in ["pre_layrnorm", "transformer.layers.0.layer_norm1", "transformer.layers.0.layer_norm2"] {
+        for norm in
+            ["pre_layrnorm", "transformer.layers.0.layer_norm1", "transformer.layers.0.layer_norm2"]
+        {
             insert(&format!("{norm}.weight"), &[4], 1.0)?;
             insert(&format!("{norm}.bias"), &[4], 0.5)?;
         }
-        for (linear, inputs, outputs) in
-            [("self_attn.qkv_proj", 4, 12), ("self_attn.out_proj", 4, 4), ("mlp.fc1", 4, 8), ("mlp.fc2", 8, 4)]
-        {
+        for (linear, inputs, outputs) in [
+            ("self_attn.qkv_proj", 4, 12),
+            ("self_attn.out_proj", 4, 4),
+            ("mlp.fc1", 4, 8),
+            ("mlp.fc2", 8, 4),
+        ] {
             insert(&format!("transformer.layers.0.{linear}.weight"), &[outputs, inputs], 0.0)?;
             insert(&format!("transformer.layers.0.{linear}.bias"), &[outputs], 0.0)?;
         }
-        // The position of the second place, and of no other, is the opposite of what SAM sees there.
+        // Only the position of the second place is the negative of SAM's features there.
         let positions = [[0f32; 4], [0.0; 4], [-8.0, -4.0, -2.0, 0.0], [0.0; 4], [0.0; 4]];
-        tensors.insert("embeddings.position_embedding.weight".to_owned(), Tensor::new(&positions, &Device::Cpu)?);
+        tensors.insert(
+            "embeddings.position_embedding.weight".to_owned(),
+            Tensor::new(&positions, &Device::Cpu)?,
+        );
         Ok(tensors)
     }
 
     #[test]
-    fn idle_layers_leave_the_normed_embedding_of_each_place() -> anyhow::Result<()> {
+    fn idle_layers_return_the_normalised_embedding_of_each_place() -> anyhow::Result<()> {
         let weights = VarBuilder::from_tensors(idle_layers()?, DType::F32, &Device::Cpu);
         let spec = Spec { layers: 1, ..SPEC };
         let clip = Clip::new(&Site::root(weights, Recorder::new()), &spec, &[2])?;
@@ -185,7 +203,10 @@ mod tests {
         let normed = [2.02128, 0.669031, -0.00709, -0.683216];
         for (place, output) in output.iter().enumerate() {
             let expected = if place == 1 { [0.5; 4] } else { normed };
-            assert!(output.iter().zip(expected).all(|(a, b)| (a - b).abs() < 1e-4), "{place}: {output:?}");
+            assert!(
+                output.iter().zip(expected).all(|(a, b)| (a - b).abs() < 1e-4),
+                "{place}: {output:?}"
+            );
         }
         Ok(())
     }

@@ -10,5 +10,5 @@ mod transformers;
 pub mod vision;
 mod window;
 
-pub use clip::{Clip, Layer as ClipLayer};
-pub use sam::{Block as SamBlock, Sam};
+pub use clip::{Clip, ClipLayer};
+pub use sam::{Sam, SamBlock};

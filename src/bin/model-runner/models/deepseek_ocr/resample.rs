@@ -1,10 +1,12 @@
-//! Position tables for a grid of another size than they were learned for.
+//! Position tables resampled from their learned grid to another size.
 //!
-//! A resampling is a matrix `[new, old]`, made and applied on the host once, when the model is built: no forward pays for it.
+//! A resampling is a matrix `[new, old]`, computed and applied once on the host, when the model is
+//! built.
 
 use candle_core::{DType, Device, Result, Tensor};
 
-/// Resamples a square table `[side, side, width]` to another side: bicubic, antialiased where it shrinks.
+/// Resamples a square table `[side, side, width]` to another side: bicubic, antialiased if it
+/// shrinks.
 pub fn grid(table: &Tensor, side: usize) -> Result<Tensor> {
     let (old, _, width) = table.dims3()?;
     if old == side {
@@ -12,7 +14,8 @@ pub fn grid(table: &Tensor, side: usize) -> Result<Tensor> {
     }
     let matrix = matrix(side, old, cubic_row)?;
     on_host(table, |table| {
-        let rows = matrix.matmul(&table.reshape((old, old * width))?)?.reshape((side, old, width))?;
+        let rows =
+            matrix.matmul(&table.reshape((old, old * width))?)?.reshape((side, old, width))?;
         let columns = rows.transpose(0, 1)?.reshape((old, side * width))?;
         matrix.matmul(&columns)?.reshape((side, side, width))?.transpose(0, 1)?.contiguous()
     })
@@ -37,7 +40,8 @@ fn matrix(new: usize, old: usize, row: fn(usize, usize, usize) -> Vec<f32>) -> R
     Tensor::from_vec((0..new).flat_map(|i| row(i, new, old)).collect(), (new, old), &Device::Cpu)
 }
 
-/// How much each of `old` samples counts for sample `i` of `new`, whose middles divide the same length.
+/// Weights of the `old` samples for sample `i` of `new`; the centres of both divide the same
+/// length.
 fn cubic_row(i: usize, new: usize, old: usize) -> Vec<f32> {
     let step = old as f64 / new as f64;
     let spread = step.max(1.0);
@@ -47,7 +51,7 @@ fn cubic_row(i: usize, new: usize, old: usize) -> Vec<f32> {
     weights.into_iter().map(|weight| (weight / sum) as f32).collect()
 }
 
-/// Keys' cubic kernel with `a = -1/2`, which is 0 from 2 on.
+/// Keys' cubic kernel with `a = -1/2`, 0 from 2.
 fn cubic(x: f64) -> f64 {
     match x.abs() {
         x if x < 1.0 => (1.5 * x - 2.5) * x * x + 1.0,
@@ -74,7 +78,7 @@ mod tests {
     }
 
     #[test]
-    fn a_table_of_the_right_size_is_left_alone() -> anyhow::Result<()> {
+    fn a_table_of_the_right_size_is_unchanged() -> anyhow::Result<()> {
         let table = Tensor::randn(0f32, 1.0, (5, 5, 3), &Device::Cpu)?;
         assert_eq!(values(&grid(&table, 5)?)?, values(&table)?);
         // The kernels agree: weight 1 at the sample itself, 0 at all others.
@@ -95,13 +99,19 @@ mod tests {
 
     #[test]
     fn a_plane_stays_a_plane_within_and_keeps_its_axes() -> anyhow::Result<()> {
-        // Rows count in ones, columns in hundreds: a mixture of the axes would show.
-        let plane = Tensor::from_iter((0..64).map(|i| (i / 8) as f32 + 100.0 * (i % 8) as f32), &Device::Cpu)?;
+        // Rows count in ones, columns in hundreds, so that swapped axes are detected.
+        let plane = Tensor::from_iter(
+            (0..64).map(|i| (i / 8) as f32 + 100.0 * (i % 8) as f32),
+            &Device::Cpu,
+        )?;
         let small = values(&grid(&plane.reshape((8, 8, 1))?, 4)?)?;
         let (row, column) = (small[2 * 4 + 1] - small[4 + 1], small[4 + 2] - small[4 + 1]);
         assert!((row - 2.0).abs() < 0.1 && (column - 200.0).abs() < 10.0, "{small:?}");
         let large = grid(&plane.reshape((8, 8, 1))?, 16)?;
-        assert!((large.mean_all()?.to_scalar::<f32>()? - plane.mean_all()?.to_scalar::<f32>()?).abs() < 1e-2);
+        assert!(
+            (large.mean_all()?.to_scalar::<f32>()? - plane.mean_all()?.to_scalar::<f32>()?).abs()
+                < 1e-2
+        );
         Ok(())
     }
 }

@@ -1,50 +1,60 @@
-//! SAM's image encoder: patches, windowed and global attention, a neck, and two strided convolutions.
+//! SAM's image encoder: patches, windowed and global attention, a neck, and two strided
+//! convolutions.
 //!
-//! Works on square views of the sizes that it was built for, several of one size at once.
+//! Works on square views of the sizes given at construction, several of one size at once.
 
 use candle_core::{Result, Tensor};
 use candle_nn::Init;
-use llmprof::model::Sam as Spec;
+use llmprof::domain::model::SamSpec as Spec;
 
 use super::{resample, window};
 use crate::{
-    ops::{Conv2d, ConvShape, Function, GridPositions, LayerNorm2d, Linear, Norm, Pointwise, SelfAttention},
+    module_scope::Site,
+    ops::{
+        Activation, Conv2d, ConvShape, GridPositions, LayerNorm2d, Linear, Norm, Pointwise,
+        SelfAttention,
+    },
     record::Op,
-    site::Site,
 };
 
 const EPS: f64 = 1e-6;
 
 /// One block: attention, then feed-forward, each after a norm.
-pub struct Block {
+pub struct SamBlock {
     module: Op,
     attention_norm: Norm,
-    /// Side of a window; none where the whole view attends.
+    /// Side of a window; `None` for attention over the whole view.
     window: Option<usize>,
     partition: Pointwise,
-    attention: Attention,
+    attention: SamAttention,
     join: Pointwise,
     mlp_norm: Norm,
     mlp: (Linear, Linear),
 }
 
 /// Self-attention with its projections.
-struct Attention {
+struct SamAttention {
     module: Op,
     qkv: Linear,
     attend: SelfAttention,
     output: Linear,
 }
 
-impl Block {
-    /// Builds block `layer` for views of `sides` patches a side.
+impl SamBlock {
+    /// Builds block `layer` for views with sides of `sides` patches.
     pub fn new(site: &Site, spec: &Spec, layer: usize, sides: &[usize]) -> Result<Self> {
         let window = (!spec.global_layers.contains(&layer)).then_some(spec.window);
         let attn = site.pp("attn");
         let head_dim = spec.width / spec.heads;
         let positions = match window {
             Some(side) => GridPositions::new(&attn, head_dim, side, &[side], resample::list)?,
-            None => GridPositions::new(&attn, head_dim, spec.image_px / spec.patch, sides, resample::list)?,
+            None => GridPositions::new(
+                &attn,
+                head_dim,
+                spec.image_px / spec.patch,
+                sides,
+                resample::list,
+            )?,
         };
         let mlp = site.pp("mlp");
         Ok(Self {
@@ -52,7 +62,7 @@ impl Block {
             attention_norm: Norm::layer(&site.pp("norm1"), spec.width, EPS)?,
             window,
             partition: Pointwise::new(&site.pp("partition")),
-            attention: Attention {
+            attention: SamAttention {
                 module: attn.module(),
                 qkv: Linear::new(&attn.pp("qkv"), spec.width, 3 * spec.width, true)?,
                 attend: SelfAttention::new(&attn.part("attend", ""), spec.heads, Some(positions)),
@@ -61,13 +71,14 @@ impl Block {
             join: Pointwise::new(&site.pp("join")),
             mlp_norm: Norm::layer(&site.pp("norm2"), spec.width, EPS)?,
             mlp: (
-                Linear::new(&mlp.pp("lin1"), spec.width, spec.mlp, true)?.then(Function::Gelu),
+                Linear::new(&mlp.pp("lin1"), spec.width, spec.mlp, true)?.then(Activation::Gelu),
                 Linear::new(&mlp.pp("lin2"), spec.mlp, spec.width, true)?,
             ),
         })
     }
 
-    /// Goes on from `x` and what the block before left to add to it, `[batch, side, side, width]` each; leaves the same two.
+    /// Continues from `x` and the addend of the block before, `[batch, side, side, width]` each;
+    /// returns the same two.
     pub fn forward(&self, x: &Tensor, delta: Option<&Tensor>) -> Result<(Tensor, Tensor)> {
         let _scope = self.module.enter();
         let (_, side, _, _) = x.dims4()?;
@@ -78,7 +89,8 @@ impl Block {
         let attended = match self.window {
             None => self.attention.forward(&normed)?,
             Some(window) => {
-                let windows = self.partition.run(&[&normed], || window::partition(&normed, window))?;
+                let windows =
+                    self.partition.run(&[&normed], || window::partition(&normed, window))?;
                 let attended = self.attention.forward(&windows)?;
                 self.join.run(&[&attended], || window::join(&attended, (side, side)))?
             }
@@ -89,7 +101,7 @@ impl Block {
     }
 }
 
-impl Attention {
+impl SamAttention {
     fn forward(&self, x: &Tensor) -> Result<Tensor> {
         let _scope = self.module.enter();
         let qkv = self.qkv.forward(&x.flatten(1, 2)?)?;
@@ -104,32 +116,41 @@ pub struct Sam {
     /// The position table, `[side, side, width]`, for each side of a grid of patches.
     positions: Vec<Tensor>,
     add_positions: Pointwise,
-    blocks: Vec<Block>,
+    blocks: Vec<SamBlock>,
     add_mlp: Pointwise,
     neck: (Conv2d, LayerNorm2d, Conv2d, LayerNorm2d),
     downsample: [Conv2d; 2],
 }
 
 impl Sam {
-    /// Builds for views of `views` pixels a side.
+    /// Builds for views with sides of `views` pixels.
     pub fn new(site: &Site, spec: &Spec, views: &[usize]) -> Result<Self> {
         let Spec { patch, width, image_px, neck, downsample: [middle, last], .. } = *spec;
         let sides: Vec<usize> = views.iter().map(|px| px / patch).collect();
         let conv = |site: &Site, inputs, outputs, kernel, stride| {
-            Conv2d::new(site, ConvShape { inputs, outputs, kernel, padding: kernel / 2, stride }, false)
+            Conv2d::new(
+                site,
+                ConvShape { inputs, outputs, kernel, padding: kernel / 2, stride },
+                false,
+            )
         };
-        let patches = ConvShape { inputs: 3, outputs: width, kernel: patch, padding: 0, stride: patch };
+        let patches =
+            ConvShape { inputs: 3, outputs: width, kernel: patch, padding: 0, stride: patch };
         let learned = image_px / patch;
-        let positions =
-            site.get((1, learned, learned, width), "pos_embed", Init::Randn { mean: 0.0, stdev: 0.02 })?.squeeze(0)?;
+        let positions = site
+            .get((1, learned, learned, width), "pos_embed", Init::Randn { mean: 0.0, stdev: 0.02 })?
+            .squeeze(0)?;
         let part = site.pp("neck");
         Ok(Self {
             module: site.module(),
             patches: Conv2d::new(&site.part("patch_embed", "patch_embed.proj"), patches, true)?,
-            positions: sides.iter().map(|&side| resample::grid(&positions, side)).collect::<Result<_>>()?,
+            positions: sides
+                .iter()
+                .map(|&side| resample::grid(&positions, side))
+                .collect::<Result<_>>()?,
             add_positions: Pointwise::new(&site.pp("pos_embed")),
             blocks: (0..spec.layers)
-                .map(|layer| Block::new(&site.pp("blocks").pp(layer), spec, layer, &sides))
+                .map(|layer| SamBlock::new(&site.pp("blocks").pp(layer), spec, layer, &sides))
                 .collect::<Result<_>>()?,
             add_mlp: Pointwise::new(&site.pp("add_mlp")),
             neck: (
@@ -151,7 +172,7 @@ impl Sam {
         let x = self.patches.forward(pixels)?.permute((0, 2, 3, 1))?;
         let side = x.dim(1)?;
         let Some(positions) = self.positions.iter().find(|table| table.dims()[0] == side) else {
-            candle_core::bail!("no positions were built for {side} patches a side");
+            candle_core::bail!("no positions were built for {side} patches per side");
         };
         let (mut x, mut delta) = (self.add_positions.add(&x, positions)?, None);
         for block in &self.blocks {
@@ -196,14 +217,15 @@ mod tests {
     }
 
     #[test]
-    fn views_of_a_batch_do_not_see_each_other() -> anyhow::Result<()> {
+    fn views_of_a_batch_are_independent() -> anyhow::Result<()> {
         let sam = sam(32, &[32, 20])?;
         for side in [32, 20] {
             let pixels = Tensor::randn(0f32, 1.0, (2, 3, side, side), &Device::Cpu)?;
             let both = sam.forward(&pixels)?;
             assert_eq!(both.dims(), [2, (side / 4).div_ceil(4).pow(2), 20]);
             let second = sam.forward(&pixels.narrow(0, 1, 1)?)?;
-            let difference = (both.narrow(0, 1, 1)? - second)?.abs()?.max_all()?.to_scalar::<f32>()?;
+            let difference =
+                (both.narrow(0, 1, 1)? - second)?.abs()?.max_all()?.to_scalar::<f32>()?;
             assert!(difference < 1e-4, "{difference}");
         }
         Ok(())

@@ -1,34 +1,43 @@
-//! CLIP and SAM against Hugging Face transformers: fixtures of `tests/reference/make.py`, on the CPU in f32.
+//! CLIP and SAM compared with Hugging Face transformers: fixtures of `tests/reference/make.py`, on
+//! the CPU in f32.
 //!
-//! Each at the size that its tables were learned for, at a smaller and at a larger one, several views at once.
+//! Each at the size of its learned tables, at a smaller and at a larger one, several views at once.
 
-use llmprof::model::{Clip as ClipSpec, Sam as SamSpec};
+use llmprof::domain::model::{ClipSpec, SamSpec};
 
 use super::{clip::Clip, sam::Sam};
 use crate::models::reference::{Fixture, assert_close};
 
 #[test]
-fn clip_is_that_of_transformers_at_every_size() -> anyhow::Result<()> {
+fn clip_equals_transformers_at_every_size() -> anyhow::Result<()> {
     let fixture = Fixture::open("clip", "dimensions.json")?;
     let spec: ClipSpec = serde_json::from_str(&fixture.description)?;
     let sides = [spec.grid, 3, 6];
     let clip = Clip::new(&fixture.root, &spec, &sides)?;
     for side in sides {
         let got = clip.forward(fixture.tensor(&format!("input.{side}")))?;
-        assert_close(&got, fixture.tensor(&format!("output.{side}")), &format!("a grid of {side}"))?;
+        assert_close(
+            &got,
+            fixture.tensor(&format!("output.{side}")),
+            &format!("a grid of {side}"),
+        )?;
     }
     Ok(())
 }
 
 #[test]
-fn sam_is_that_of_transformers_at_every_size() -> anyhow::Result<()> {
+fn sam_equals_transformers_at_every_size() -> anyhow::Result<()> {
     let fixture = Fixture::open("sam", "dimensions.json")?;
     let spec: SamSpec = serde_json::from_str(&fixture.description)?;
     let sides = [spec.image_px, 20, 48];
     let sam = Sam::new(&fixture.root, &spec, &sides)?;
     for side in sides {
         let got = sam.forward(fixture.tensor(&format!("input.{side}")))?;
-        assert_close(&got, fixture.tensor(&format!("output.{side}")), &format!("a view of {side} pixels"))?;
+        assert_close(
+            &got,
+            fixture.tensor(&format!("output.{side}")),
+            &format!("a view of {side} pixels"),
+        )?;
     }
     Ok(())
 }

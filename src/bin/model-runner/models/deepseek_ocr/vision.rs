@@ -1,20 +1,21 @@
 //! From a page's views to the vectors that the decoder reads.
 //!
-//! SAM, CLIP and the projector see the crops and the whole page; their outputs become one sequence, row by row.
+//! SAM, CLIP and the projector process the crops and the whole page; their outputs become one
+//! sequence, row by row.
 
 use candle_core::{Result, Tensor};
 use candle_nn::Init;
-use llmprof::model::Vision as Spec;
+use llmprof::domain::model::VisionSpec as Spec;
 
 use super::{clip::Clip, sam::Sam};
 use crate::{
+    module_scope::Site,
     ops::{Linear, Pointwise},
-    preprocess::Page,
+    preprocess::PageTensors,
     record::{Op, Recorder},
-    site::Site,
 };
 
-/// The image side, whole.
+/// The whole image side.
 pub struct Vision {
     recorder: Recorder,
     module: Op,
@@ -43,7 +44,12 @@ impl Vision {
             sam: Sam::new(&site.part("sam", "sam_model"), &spec.sam, &views)?,
             clip: Clip::new(&site.part("clip", "vision_model"), &spec.clip, &grids)?,
             concat: Pointwise::new(&site.part("projector.concat", "")),
-            projector: Linear::new(&projector, spec.clip.width + spec.sam.downsample[1], hidden, true)?,
+            projector: Linear::new(
+                &projector,
+                spec.clip.width + spec.sam.downsample[1],
+                hidden,
+                true,
+            )?,
             assemble: Pointwise::new(&site.part("assemble", "")),
             newline: site.get(hidden, "image_newline", vector)?,
             // Spelt as published.
@@ -51,8 +57,9 @@ impl Vision {
         })
     }
 
-    /// Vectors of one page, `[views.tokens, hidden]`: those of the crops, of the whole page, and the separator.
-    pub fn forward(&self, page: &Page) -> Result<Tensor> {
+    /// Vectors of one page, `[views.tokens, hidden]`: those of the crops, of the whole page, and
+    /// the separator.
+    pub fn forward(&self, page: &PageTensors) -> Result<Tensor> {
         let _vision = self.recorder.range("vision");
         let _scope = self.module.enter();
         let views: Vec<&Tensor> = page.crops.iter().chain([&page.global]).collect();
@@ -78,14 +85,22 @@ impl Vision {
     }
 }
 
-/// CLIP's and SAM's features of all views side by side, `[places, widths]`: the projector multiplies once.
+/// CLIP's and SAM's features of all views side by side, `[places, widths]`, for one product of the
+/// projector.
 fn concat(clip: &[Tensor], sam: &[Tensor]) -> Result<Tensor> {
     let views = clip.iter().zip(sam).map(|(clip, sam)| Tensor::cat(&[clip, sam], 2)?.flatten(0, 1));
     Tensor::cat(&views.collect::<Result<Vec<_>>>()?, 0)
 }
 
-/// The sequence of `projected` `[places, hidden]`: crops of side `grids[0]`, `wide` a row, if there are any, then the whole page.
-fn assemble(projected: &Tensor, grids: &[usize], wide: usize, newline: &Tensor, separator: &Tensor) -> Result<Tensor> {
+/// The sequence of `projected` `[places, hidden]`: crops of side `grids[0]`, `wide` per row, if
+/// there are any, then the whole page.
+fn assemble(
+    projected: &Tensor,
+    grids: &[usize],
+    wide: usize,
+    newline: &Tensor,
+    separator: &Tensor,
+) -> Result<Tensor> {
     let (places, hidden) = projected.dims2()?;
     let mut parts = Vec::with_capacity(3);
     let whole = grids.last().map_or(0, |grid| grid * grid);
@@ -102,7 +117,7 @@ fn assemble(projected: &Tensor, grids: &[usize], wide: usize, newline: &Tensor, 
     Tensor::cat(&parts, 0)
 }
 
-/// Ends each row of `[rows, columns, hidden]` with a newline, and makes one list of them.
+/// Ends each row of `[rows, columns, hidden]` with a newline, and joins the rows.
 fn end_rows(map: &Tensor, newline: &Tensor) -> Result<Tensor> {
     let (rows, _, hidden) = map.dims3()?;
     Tensor::cat(&[map, &newline.expand((rows, 1, hidden))?], 1)?.flatten(0, 1)
@@ -112,14 +127,14 @@ fn end_rows(map: &Tensor, newline: &Tensor) -> Result<Tensor> {
 mod tests {
     use candle_core::{DType, Device};
     use llmprof::{
-        model::ModelSpec,
+        domain::model::ModelSpec,
         trace::event::{Event, ImageViews},
     };
 
     use super::*;
     use crate::weights;
 
-    fn page(spec: &Spec, wide: usize, high: usize) -> Result<Page> {
+    fn page(spec: &Spec, wide: usize, high: usize) -> Result<PageTensors> {
         let views = ImageViews {
             width: 1,
             height: 1,
@@ -131,12 +146,13 @@ mod tests {
         };
         let pixels = |count, side| Tensor::randn(0f32, 1.0, (count, 3, side, side), &Device::Cpu);
         let crops = (wide > 0).then(|| pixels(wide * high, spec.crop_px)).transpose()?;
-        Ok(Page { views, global: pixels(1, spec.global_px)?, crops })
+        Ok(PageTensors { views, global: pixels(1, spec.global_px)?, crops })
     }
 
     #[test]
-    fn a_page_gives_as_many_finite_vectors_as_it_has_places() -> anyhow::Result<()> {
-        let preset: ModelSpec = toml::from_str(include_str!("../../../../../conf/models/deepseek-ocr-tiny.toml"))?;
+    fn a_page_has_a_finite_vector_per_place() -> anyhow::Result<()> {
+        let preset: ModelSpec =
+            toml::from_str(include_str!("../../../../../conf/models/deepseek-ocr-tiny.toml"))?;
         let spec = preset.vision.expect("an image side");
         let recorder = Recorder::new();
         let site = Site::root(weights::synthetic(1, DType::F32, &Device::Cpu), recorder.clone());
@@ -157,9 +173,11 @@ mod tests {
 
     #[test]
     fn the_published_image_side_has_its_published_size() -> anyhow::Result<()> {
-        let preset: ModelSpec = toml::from_str(include_str!("../../../../../conf/models/deepseek-ocr.toml"))?;
-        // Zeros that nobody reads take no memory.
-        let site = Site::root(candle_nn::VarBuilder::zeros(DType::F32, &Device::Cpu), Recorder::new());
+        let preset: ModelSpec =
+            toml::from_str(include_str!("../../../../../conf/models/deepseek-ocr.toml"))?;
+        // Zeros that are never read take no memory.
+        let site =
+            Site::root(candle_nn::VarBuilder::zeros(DType::F32, &Device::Cpu), Recorder::new());
         Vision::new(&site, &preset.vision.expect("an image side"), preset.decoder.hidden)?;
         assert_eq!(u128::from(site.size().parameters), 3_336_106_240 - preset.decoder.parameters());
         Ok(())
@@ -167,17 +185,23 @@ mod tests {
 
     #[test]
     fn crops_are_read_row_by_row_across_the_page() -> anyhow::Result<()> {
-        // Two crops side by side with a grid of 2, and a page with a grid of 1: places are numbered as the views come.
+        // Two crops side by side with a grid of 2, and a page with a grid of 1: places are numbered
+        // in the order of the views.
         let places = Tensor::arange(0f32, 9.0, &Device::Cpu)?.reshape((9, 1))?;
-        let (newline, separator) = (Tensor::new(&[-1f32], &Device::Cpu)?, Tensor::new(&[-2f32], &Device::Cpu)?);
+        let (newline, separator) =
+            (Tensor::new(&[-1f32], &Device::Cpu)?, Tensor::new(&[-2f32], &Device::Cpu)?);
         let sequence = |places: &Tensor, grids: &[usize], wide| {
             assemble(places, grids, wide, &newline, &separator)?.flatten_all()?.to_vec1::<f32>()
         };
         let side_by_side = [0.0, 1.0, 4.0, 5.0, -1.0, 2.0, 3.0, 6.0, 7.0, -1.0, 8.0, -1.0, -2.0];
         assert_eq!(sequence(&places, &[2, 1], 2)?, side_by_side);
-        let stacked = [0.0, 1.0, -1.0, 2.0, 3.0, -1.0, 4.0, 5.0, -1.0, 6.0, 7.0, -1.0, 8.0, -1.0, -2.0];
+        let stacked =
+            [0.0, 1.0, -1.0, 2.0, 3.0, -1.0, 4.0, 5.0, -1.0, 6.0, 7.0, -1.0, 8.0, -1.0, -2.0];
         assert_eq!(sequence(&places, &[2, 1], 1)?, stacked);
-        assert_eq!(sequence(&places.narrow(0, 0, 4)?, &[2], 0)?, [0.0, 1.0, -1.0, 2.0, 3.0, -1.0, -2.0]);
+        assert_eq!(
+            sequence(&places.narrow(0, 0, 4)?, &[2], 0)?,
+            [0.0, 1.0, -1.0, 2.0, 3.0, -1.0, -2.0]
+        );
         Ok(())
     }
 }

@@ -1,4 +1,4 @@
-//! Cutting a map of features into square windows, and putting it together again.
+//! Partition of a feature map into square windows, and their join.
 //!
 //! Only moves values. The last windows of a row or column are padded with zeros to full size.
 
@@ -6,7 +6,8 @@ use candle_core::{Result, Tensor};
 
 use crate::ops::gpu_kernel;
 
-/// Cuts `[batch, high, wide, width]` into windows `[batch * windows, side, side, width]`, in reading order.
+/// Cuts `[batch, high, wide, width]` into windows `[batch * windows, side, side, width]`, in
+/// reading order.
 pub fn partition(x: &Tensor, side: usize) -> Result<Tensor> {
     gpu_kernel!(partition_windows(x, side));
     let (batch, high, wide, width) = x.dims4()?;
@@ -18,7 +19,7 @@ pub fn partition(x: &Tensor, side: usize) -> Result<Tensor> {
         .reshape((batch * rows * columns, side, side, width))
 }
 
-/// Puts the windows of [`partition`] together as `[batch, high, wide, width]`; what was padded is dropped.
+/// Joins the windows of [`partition`] as `[batch, high, wide, width]`; padding is dropped.
 pub fn join(windows: &Tensor, (high, wide): (usize, usize)) -> Result<Tensor> {
     let (count, side, _, width) = windows.dims4()?;
     if high == wide {
@@ -42,11 +43,12 @@ mod tests {
     use super::*;
 
     fn numbered(batch: usize, high: usize, wide: usize) -> Result<Tensor> {
-        Tensor::arange(1f32, (batch * high * wide * 2 + 1) as f32, &Device::Cpu)?.reshape((batch, high, wide, 2))
+        Tensor::arange(1f32, (batch * high * wide * 2 + 1) as f32, &Device::Cpu)?
+            .reshape((batch, high, wide, 2))
     }
 
     #[test]
-    fn windows_join_to_what_they_were_cut_from() -> anyhow::Result<()> {
+    fn joining_windows_restores_the_map() -> anyhow::Result<()> {
         for (high, wide) in [(4, 4), (5, 7), (1, 9), (2, 2)] {
             let x = numbered(3, high, wide)?;
             let joined = join(&partition(&x, 3)?, (high, wide))?;
@@ -56,10 +58,10 @@ mod tests {
     }
 
     #[test]
-    fn windows_come_in_reading_order_and_are_padded_with_zeros() -> anyhow::Result<()> {
+    fn windows_are_in_reading_order_and_padded_with_zeros() -> anyhow::Result<()> {
         let windows = partition(&numbered(1, 3, 5)?, 3)?;
         assert_eq!(windows.dims(), [2, 3, 3, 2]);
-        // Patch (row 1, column 3) of five a row is number 8; its first channel counts from 1.
+        // Patch (row 1, column 3) of five per row is number 8; its first channel counts from 1.
         assert_eq!(windows.i((1, 1, 0, 0))?.to_scalar::<f32>()?, 17.0);
         assert_eq!(windows.i((1, .., 2, ..))?.sum_all()?.to_scalar::<f32>()?, 0.0);
         Ok(())

@@ -1,0 +1,121 @@
+//! Rules on GEMMs and their log.
+
+use Severity::{Info, Warning};
+
+use super::{Rule, finding};
+use crate::{
+    analyze::{Analysis, kernels::gemms::GemmRecord},
+    domain::finding::{Finding, Severity},
+    trace::Trace,
+};
+
+/// A GEMM matters from this share of its stage's GEMMs by operations, percent.
+const MATTERS_PCT: f64 = 10.0;
+/// A GEMM of fewer rows leaves most of a tensor core tile empty.
+const SMALL_ROWS: u64 = 16;
+/// Side of the tile that GEMMs are compared with, and the share of it to fill, percent.
+const TILE: u64 = 128;
+const FILLED_PCT: f64 = 75.0;
+
+pub const RULES: &[Rule] = &[
+    Rule {
+        id: "gemm_small",
+        severity: Info,
+        fires_on: "GEMMs with fewer than 16 rows are at least 10 % of a stage's GEMMs by \
+                   operations",
+        advice: "Batch requests: weights are read for few rows.",
+        max_saving: None,
+        find: gemm_small,
+    },
+    Rule {
+        id: "gemm_tiles_unfilled",
+        severity: Info,
+        fires_on: "a GEMM of 16 rows or more and at least 10 % of a stage's GEMMs fills less than \
+                   75 % of its 128 x 128 tiles",
+        advice: "Pad or batch to sizes that fill tiles, or let the library choose smaller ones.",
+        max_saving: None,
+        find: gemm_tiles_unfilled,
+    },
+    Rule {
+        id: "gemm_log_empty",
+        severity: Warning,
+        fires_on: "the GEMM log contains no GEMM",
+        advice: "Check the files below gemm_log/: the runner may use another library.",
+        max_saving: None,
+        find: log_findings,
+    },
+    Rule {
+        id: "gemm_stages_unknown",
+        severity: Warning,
+        fires_on: "the log of prefill is not the start of the log of both stages",
+        advice: "Record the logs again with the same settings.",
+        max_saving: None,
+        find: log_findings,
+    },
+    Rule {
+        id: "gemm_calls_incomplete",
+        severity: Info,
+        fires_on: "the GEMM log contains calls that cannot be parsed",
+        advice: "Check the log below gemm_log/.",
+        max_saving: None,
+        find: log_findings,
+    },
+    Rule {
+        id: "gemm_log_cut",
+        severity: Warning,
+        fires_on: "a GEMM log exceeds the size limit",
+        advice: "Request fewer tokens.",
+        max_saving: None,
+        find: log_findings,
+    },
+];
+
+fn log_findings(analysis: &Analysis, _: &Trace) -> Vec<Finding> {
+    analysis.gemms.findings.clone()
+}
+
+/// GEMMs that matter and that `matches` selects, with their share of the stage's GEMMs.
+fn gemms<'a>(
+    analysis: &'a Analysis,
+    matches: impl Fn(&GemmRecord) -> bool + 'a,
+) -> impl Iterator<Item = (&'a GemmRecord, f64)> {
+    let weighty =
+        |it: &'a GemmRecord| Some((it, it.share_pct.filter(|share| *share >= MATTERS_PCT)?));
+    analysis.gemms.records.iter().filter(move |it| matches(it)).filter_map(weighty)
+}
+
+fn shape(it: &GemmRecord) -> String {
+    format!("{} x {} x {}, batch {}, {}", it.m, it.n, it.k, it.batch, it.left_type)
+}
+
+fn gemm_small(analysis: &Analysis, _: &Trace) -> Vec<Finding> {
+    let found = |(it, share): (&GemmRecord, f64)| {
+        let message = format!(
+            "GEMMs with {} rows are {share:.0} % of the GEMMs of {} by operations.",
+            it.m, it.stage
+        );
+        finding("gemm_small", message).with("m x n x k", shape(it)).with("calls", it.calls)
+    };
+    gemms(analysis, |it| it.m < SMALL_ROWS && it.batch == 1).map(found).collect()
+}
+
+/// Share of its tiles that a GEMM fills, percent.
+fn filled(it: &GemmRecord) -> f64 {
+    let up = |side: u64| (side.div_ceil(TILE) * TILE).max(1) as f64;
+    100.0 * (it.m as f64 / up(it.m)) * (it.n as f64 / up(it.n))
+}
+
+fn gemm_tiles_unfilled(analysis: &Analysis, _: &Trace) -> Vec<Finding> {
+    let found = |(it, share): (&GemmRecord, f64)| {
+        let message = format!(
+            "A GEMM in {} fills {:.0} % of its {TILE} x {TILE} tiles.",
+            it.stage,
+            filled(it)
+        );
+        finding("gemm_tiles_unfilled", message)
+            .with("m x n x k", shape(it))
+            .with("calls", it.calls)
+            .with("share of the stage's GEMMs", format!("{share:.1} %"))
+    };
+    gemms(analysis, |it| it.m >= SMALL_ROWS && filled(it) < FILLED_PCT).map(found).collect()
+}

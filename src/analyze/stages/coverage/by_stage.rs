@@ -1,0 +1,394 @@
+//! Coverage by stage: launches whose kernels must be recorded, and recorded kernels.
+//!
+//! A stage that lost kernels keeps its recorded kernels as a list, but has no figures that need all
+//! of them (busy, idle, shares). Not counted as lost: launches into a capturing stream, graphs
+//! traced as a whole, and kernels cut off at either end of the capture.
+
+use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
+
+use super::{COMPLETE_PCT, CudaCallKind, graph_sizes, kind};
+use crate::{
+    analyze::{
+        Analysis,
+        kernels::OUTSIDE,
+        stats::percent,
+        timeline::{
+            device_time::captured_nodes,
+            interval::IntervalSet,
+            launches::{Cursor, LaunchIndex},
+            open_ranges::NONE,
+        },
+    },
+    domain::finding::{Finding, Severity},
+    trace::nsys::{NsysTrace, process_of},
+};
+
+/// Id of the finding on a stage that lost kernels; it makes a run partial.
+pub const KERNELS_LOST: &str = "kernels_lost";
+/// Id of the finding on kernels without a launching call in the capture.
+pub const KERNELS_UNATTRIBUTED: &str = "kernels_unattributed";
+/// Max launches that a GPU queues, and so the most that the end of a capture cuts off per process.
+/// CUDA's software queue holds 1,024 entries by default, after which a launch blocks.
+const MAX_QUEUED: u64 = 1024;
+
+/// Launched and recorded kernels of one stage.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub struct StageCoverage {
+    /// Empty outside every stage.
+    pub stage: String,
+    /// Kernels launched by the traced calls, including graph launches; a graph traced as a whole
+    /// counts as one.
+    pub launched: u64,
+    /// Of those, kernels in the capture.
+    pub recorded: u64,
+    /// Launches of graphs traced as a whole, whose kernels are not in the capture.
+    pub whole_graphs: u64,
+    /// Kernels of the stage with their launching call.
+    pub attributed: u64,
+    /// Kernels that ran during the stage without a launching call in the capture.
+    pub unattributed: u64,
+    /// True when a process of the stage ran kernels but none of its launches was traced.
+    pub untraced: bool,
+}
+
+impl StageCoverage {
+    /// Recorded over launched kernels, percent; `None` when nothing was launched.
+    pub fn pct(&self) -> Option<f64> {
+        percent(self.recorded as f64, self.launched as f64)
+    }
+
+    /// Returns true when launched kernels are missing.
+    pub fn lost(&self) -> bool {
+        self.pct().is_some_and(|pct| pct < COMPLETE_PCT)
+    }
+
+    /// Returns true when the stage of some kernels is unknown, because their launching calls are
+    /// missing.
+    pub fn unknown(&self) -> bool {
+        let ran = self.attributed + self.unattributed;
+        self.untraced
+            || percent(self.attributed as f64, ran as f64).is_some_and(|pct| pct < COMPLETE_PCT)
+    }
+
+    /// Returns true when figures over all kernels of the stage are valid.
+    pub fn complete(&self) -> bool {
+        !self.lost() && !self.unknown()
+    }
+}
+
+/// Counts a capture by stage, in the order of stage numbers.
+pub fn by_stage(trace: &NsysTrace, launches: &LaunchIndex) -> Vec<StageCoverage> {
+    let mut counted = vec![StageCoverage::default(); launches.stage_count()];
+    for launch in expected(trace, launches) {
+        let stage = &mut counted[launches.stage_number(launch.instance)];
+        stage.launched += launch.kernels;
+        stage.recorded += launch.recorded;
+        stage.whole_graphs += u64::from(launch.whole);
+    }
+    attribution(trace, launches, &mut counted);
+    for (number, stage) in counted.iter_mut().enumerate() {
+        stage.stage = launches.stage_label(number).to_owned();
+    }
+    counted.retain(|it| {
+        it.stage != OUTSIDE
+            && *it != StageCoverage { stage: it.stage.clone(), ..Default::default() }
+    });
+    counted
+}
+
+/// A launch and its expected kernels.
+struct ExpectedLaunch {
+    instance: u32,
+    kernels: u64,
+    recorded: u64,
+    whole: bool,
+}
+
+/// State of a process used to find the launches cut off by the end of the capture.
+#[derive(Default)]
+struct ProcessTail {
+    /// Start of the last synchronising call.
+    last_sync: i64,
+    /// The last launch with a recorded kernel; `None` when all kernels are missing.
+    last_recorded: Option<usize>,
+    /// Kernels missing after that launch.
+    missing: u64,
+}
+
+/// All launches that ran kernels, except those cut off by the end of the capture.
+fn expected(trace: &NsysTrace, launches: &LaunchIndex) -> Vec<ExpectedLaunch> {
+    let calls = &trace.cuda_calls;
+    let names: Vec<&str> = calls
+        .sites()
+        .iter()
+        .map(|(name, _)| trace.strings.get(*name as usize).map_or("", |it| it))
+        .collect();
+    let kinds: Vec<CudaCallKind> = names.iter().map(|name| kind(name)).collect();
+    let syncs: Vec<bool> = names.iter().map(|name| synchronises(name)).collect();
+    let mut has_work = vec![false; calls.len()];
+    let both = launches.kernels.iter().chain(&launches.copies);
+    both.filter(|(call, _)| *call != NONE).for_each(|(call, _)| has_work[*call as usize] = true);
+    let graphs = graph_launches(trace, launches, &kinds, &has_work);
+
+    let mut capturing = capturing_at_start(trace, &kinds);
+    let mut tails: HashMap<i64, ProcessTail> = HashMap::new();
+    let mut found: Vec<(usize, i64, i64, ExpectedLaunch)> = Vec::new();
+    let mut cursor = Cursor::default();
+    for (at, has_work) in has_work.iter().copied().enumerate() {
+        let site = calls.site(at) as usize;
+        let is_launch = matches!(kinds[site], CudaCallKind::Kernel | CudaCallKind::Graph);
+        if matches!(kinds[site], CudaCallKind::Other) && !syncs[site] {
+            continue;
+        }
+        let call = calls.get(at);
+        match kinds[site] {
+            CudaCallKind::BeginCapture => _ = capturing.insert(call.global_tid),
+            CudaCallKind::EndCapture => _ = capturing.remove(&call.global_tid),
+            _ => {}
+        }
+        let process = process_of(call.global_tid);
+        let tail = tails
+            .entry(process)
+            .or_insert(ProcessTail { last_sync: i64::MIN, ..ProcessTail::default() });
+        if syncs[site] {
+            tail.last_sync = call.start_ns;
+        }
+        if !is_launch || capturing.contains(&call.global_tid) {
+            continue;
+        }
+        let (kernels, recorded, whole) = match kinds[site] {
+            CudaCallKind::Graph => graphs.get(&at).copied().unwrap_or_default(),
+            _ => (1, u64::from(has_work), false),
+        };
+        if has_work || whole {
+            (tail.last_recorded, tail.missing) = (Some(at), 0);
+        }
+        tail.missing += kernels - recorded;
+        let instance =
+            cursor.at(call.global_tid, call.start_ns, |thread| launches.stages.on(thread));
+        found.push((
+            at,
+            process,
+            call.start_ns,
+            ExpectedLaunch { instance, kernels, recorded, whole },
+        ));
+    }
+    // A launch that no later call waited for may still have been queued at the end of the capture.
+    let cut = |(at, process, start, launch): &(usize, i64, i64, ExpectedLaunch)| {
+        let tail = &tails[process];
+        tail.last_recorded.is_some_and(|last| *at >= last)
+            && *start > tail.last_sync
+            && tail.missing <= MAX_QUEUED
+            && launch.recorded < launch.kernels
+    };
+    found.iter_mut().filter(|it| cut(it)).for_each(|(.., launch)| launch.kernels = launch.recorded);
+    found.into_iter().map(|(.., launch)| launch).collect()
+}
+
+/// Returns true when a call returns only after all earlier device work has finished.
+fn synchronises(name: &str) -> bool {
+    let Some(name) = name.strip_prefix("cuda").or_else(|| name.strip_prefix("cu")) else {
+        return false;
+    };
+    name.contains("Synchronize") || (name.starts_with("Memcpy") && !name.contains("Async"))
+}
+
+/// Threads with a capturing stream at the start of the capture.
+fn capturing_at_start(trace: &NsysTrace, kinds: &[CudaCallKind]) -> HashSet<i64> {
+    let mut first: HashMap<i64, bool> = HashMap::new();
+    if kinds.iter().any(|kind| matches!(kind, CudaCallKind::EndCapture)) {
+        for at in 0..trace.cuda_calls.len() {
+            let site = trace.cuda_calls.site(at) as usize;
+            if let ends @ (CudaCallKind::BeginCapture | CudaCallKind::EndCapture) = &kinds[site] {
+                let thread = trace.cuda_calls.sites()[site].1;
+                first.entry(thread).or_insert(matches!(ends, CudaCallKind::EndCapture));
+            }
+        }
+    }
+    first.into_iter().filter(|(_, ends)| *ends).map(|(thread, _)| thread).collect()
+}
+
+/// By launching call of a graph: expected kernels, recorded kernels, and whether it was traced as a
+/// whole.
+fn graph_launches(
+    trace: &NsysTrace,
+    launches: &LaunchIndex,
+    kinds: &[CudaCallKind],
+    has_work: &[bool],
+) -> HashMap<usize, (u64, u64, bool)> {
+    let calls = &trace.cuda_calls;
+    let graphs: Vec<usize> = (0..calls.len())
+        .filter(|at| matches!(kinds[calls.site(*at) as usize], CudaCallKind::Graph))
+        .collect();
+    if graphs.is_empty() {
+        return HashMap::new();
+    }
+    let mut nodes: HashMap<u32, BTreeSet<u64>> = HashMap::new();
+    for (at, (call, _)) in
+        launches.kernels.iter().enumerate().filter(|(_, (call, _))| *call != NONE)
+    {
+        if let Some(node) = trace.kernels.get(at).graph_node {
+            nodes.entry(*call).or_default().insert(node);
+        }
+    }
+    let whole: HashSet<u32> = launches.graphs.iter().map(|(call, _)| *call).collect();
+    let ran: Vec<Option<&BTreeSet<u64>>> =
+        graphs.iter().map(|at| nodes.get(&(*at as u32))).collect();
+    let sizes = graph_sizes(&ran);
+    let known = kernel_nodes(trace, kinds);
+    let count = |(at, (ran, size)): (&usize, (&Option<&BTreeSet<u64>>, u64))| {
+        let graph = ran.and_then(|ran| Some((graph_of(*ran.first()?)?, ran)));
+        let graph =
+            graph.filter(|(graph, ran)| ran.iter().all(|node| graph_of(*node) == Some(*graph)));
+        let size =
+            graph.and_then(|(graph, _)| known.get(&graph)).map_or(size, |nodes| size.max(*nodes));
+        let counted = match ran {
+            Some(ran) => (size, ran.len() as u64, false),
+            None if whole.contains(&(*at as u32)) => (1, 1, true),
+            // A graph of copies alone has no kernel to lose.
+            None if has_work[*at] => (0, 0, false),
+            None => (size, 0, false),
+        };
+        (*at, counted)
+    };
+    graphs.iter().zip(ran.iter().zip(sizes)).map(count).collect()
+}
+
+/// The graph id within a node id, where node ids contain it.
+fn graph_of(node: u64) -> Option<u64> {
+    Some(node >> 32).filter(|graph| *graph > 0)
+}
+
+/// Kernels of each graph instantiated from a captured one: nodes whose original was created by a
+/// kernel launch. This detects nodes missing from every replay.
+fn kernel_nodes(trace: &NsysTrace, kinds: &[CudaCallKind]) -> HashMap<u64, u64> {
+    let captured = captured_nodes(&trace.graph_nodes);
+    let calls = &trace.cuda_calls;
+    let mut launches: HashMap<i64, Vec<(i64, i64)>> = HashMap::new();
+    for at in (0..calls.len()).filter(|at| {
+        !captured.is_empty() && matches!(kinds[calls.site(*at) as usize], CudaCallKind::Kernel)
+    }) {
+        let call = calls.get(at);
+        launches.entry(call.global_tid).or_default().push((call.start_ns, call.end_ns));
+    }
+    let in_launch = |thread: i64, t: i64| {
+        let of_thread = launches.get(&thread).map_or(&[][..], Vec::as_slice);
+        let after = of_thread.partition_point(|(start, _)| *start <= t);
+        after > 0 && t <= of_thread[after - 1].1
+    };
+    let mut nodes: HashMap<u64, u64> = HashMap::new();
+    for (id, origin) in captured.iter().filter(|(id, origin)| **id != origin.id) {
+        if let Some(graph) = graph_of(*id).filter(|_| in_launch(origin.global_tid, origin.at_ns)) {
+            *nodes.entry(graph).or_default() += 1;
+        }
+    }
+    nodes
+}
+
+/// Counts kernels with and without their launching call by the stage in which they ran.
+fn attribution(trace: &NsysTrace, launches: &LaunchIndex, counted: &mut [StageCoverage]) {
+    let calls = &trace.cuda_calls;
+    // Correlation ids increase within a process: a kernel with a lower id was launched before the
+    // capture started.
+    let mut first: HashMap<i64, u32> = HashMap::new();
+    for at in (0..calls.len()).filter(|at| calls.correlation(*at) > 0) {
+        let process = process_of(calls.sites()[calls.site(at) as usize].1);
+        let id = calls.correlation(at);
+        first.entry(process).and_modify(|known| *known = id.min(*known)).or_insert(id);
+    }
+    let mut open: BTreeMap<(i64, usize), Vec<(i64, i64)>> = BTreeMap::new();
+    for it in launches.stages.instances.iter().filter(|it| it.start_ns < it.end_ns) {
+        open.entry((process_of(it.place), it.label)).or_default().push((it.start_ns, it.end_ns));
+    }
+    let covers: Vec<((i64, usize), IntervalSet)> =
+        open.into_iter().map(|(key, at)| (key, IntervalSet::new(at))).collect();
+    let mut untraced: HashSet<i64> = HashSet::new();
+    for (kernel, (call, instance)) in trace.kernels.iter().zip(&launches.kernels) {
+        let process = process_of(kernel.global_pid);
+        if *call != NONE {
+            counted[launches.stage_number(*instance)].attributed += 1;
+        } else if first.get(&process).is_none_or(|first| kernel.correlation_id >= i64::from(*first))
+        {
+            let here = covers
+                .iter()
+                .find(|((of, _), cover)| *of == process && cover.contains(kernel.start_ns));
+            counted[here.map_or(0, |((_, label), _)| label + 1)].unattributed += 1;
+            if !first.contains_key(&process) {
+                untraced.insert(process);
+            }
+        }
+    }
+    for ((process, label), _) in &covers {
+        counted[label + 1].untraced |= untraced.contains(process);
+    }
+}
+
+/// Findings on stages that lost kernels, and on kernels without their launching call.
+pub fn findings(analysis: &Analysis, trace: &NsysTrace) -> Vec<Finding> {
+    let stages = &analysis.coverage;
+    let name = |it: &StageCoverage| {
+        if it.stage.is_empty() { "outside every stage".to_owned() } else { it.stage.clone() }
+    };
+    let mut found: Vec<Finding> = Vec::new();
+    for it in stages.iter().filter(|it| it.lost()) {
+        let missing = it.launched - it.recorded;
+        let message = format!(
+            "{}: {missing} of {} launched kernels are missing from the capture.",
+            name(it),
+            it.launched
+        );
+        let mut finding = Finding::new(KERNELS_LOST, Severity::Critical, message)
+            .with("stage", name(it))
+            .with("launched kernels", it.launched)
+            .with("missing kernels", missing)
+            .with("recorded", format!("{:.1} %", it.pct().unwrap_or_default()));
+        for (index, diagnostic) in trace.diagnostics.iter().take(3).enumerate() {
+            finding = finding.with(&format!("nsys diagnostic ({})", index + 1), diagnostic);
+        }
+        found.push(finding.advise(
+            "Busy and idle time, launch-bound share, kernel shares and device time of operators \
+             are omitted for it. Export the report again with an nsys at least as new as the one \
+             that recorded it; if kernels are still missing, record again.",
+        ));
+    }
+    found.extend(unattributed(analysis, trace));
+    found
+}
+
+/// The finding on work without a launching call, where it affects the figures of a stage.
+fn unattributed(analysis: &Analysis, trace: &NsysTrace) -> Option<Finding> {
+    let (stages, gpu) = (&analysis.coverage, &analysis.stage_gpu.unattributed);
+    if stages.iter().all(|it| it.unattributed == 0) && gpu.is_empty() {
+        return None;
+    }
+    let (kernels, orphans) = (trace.kernels.len(), analysis.kernels.orphans);
+    let message = match orphans {
+        _ if trace.cuda_calls.is_empty() => {
+            "The CUDA API was not traced: the stages of kernels are unknown, and lost kernels \
+             cannot be detected."
+                .into()
+        }
+        0 => format!(
+            "Copies or graphs that ran during {} have no launching call in the capture.",
+            gpu.join(", ")
+        ),
+        _ => format!("{orphans} of {kernels} kernels have no launching call in the capture."),
+    };
+    let mut finding = Finding::new(KERNELS_UNATTRIBUTED, Severity::Warning, message);
+    finding = finding.with("kernels", kernels).with("without launch", orphans);
+    if !gpu.is_empty() {
+        finding = finding.with("omitted GPU busy time", gpu.join(", "));
+    }
+    let unknown: Vec<&str> = stages
+        .iter()
+        .filter(|it| it.unknown() && !it.stage.is_empty())
+        .map(|it| it.stage.as_str())
+        .collect();
+    if !unknown.is_empty() {
+        finding = finding.with("omitted kernel figures", unknown.join(", "));
+    }
+    Some(finding.advise("Trace the CUDA API (-t cuda,nvtx) from the start of the process."))
+}
+
+#[cfg(test)]
+mod tests;

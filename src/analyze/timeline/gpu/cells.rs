@@ -1,0 +1,303 @@
+//! Sums for each stage on each GPU, from a single pass over the activities.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use super::{
+    super::{
+        activity::{Activity, Busy, DeviceWork, activities, used_devices},
+        interval::{Interval, IntervalSet},
+        launches::{Cursor, LaunchIndex},
+    },
+    waits::{HostWaits, IdleSplit},
+};
+use crate::{
+    analyze::{
+        invariants::CLOCK_TOLERANCE_NS,
+        stages::coverage::{CudaCallKind, kind},
+        timeline::open_ranges::{NONE, StageInstance},
+    },
+    trace::nsys::{CopyKind, MemoryOp, NsysTrace, process_of},
+};
+
+/// Count, bytes and time of copies or fills.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct TransferKind {
+    pub calls: u64,
+    pub bytes: u64,
+    pub ns: i64,
+}
+
+impl TransferKind {
+    pub fn add(&mut self, other: &Self) {
+        self.calls += other.calls;
+        self.bytes = self.bytes.saturating_add(other.bytes);
+        self.ns = self.ns.saturating_add(other.ns);
+    }
+}
+
+/// One stage on one GPU, nanoseconds.
+#[derive(Debug, Default)]
+pub struct GpuCell {
+    pub instances: u64,
+    pub window: IntervalSet,
+    pub busy_ns: i64,
+    busy: Busy,
+    pub idle: IdleSplit,
+    pub gaps: u64,
+    pub longest: i64,
+    pub kernels: u64,
+    pub graphs: u64,
+    pub copies: BTreeMap<CopyKind, TransferKind>,
+    pub fills: TransferKind,
+    /// Activities that started before their launching call.
+    pub early: u64,
+    /// Max time between such a start and the call.
+    worst_ns: i64,
+    /// True when work of an unknown stage ran in the window.
+    pub unattributed: bool,
+}
+
+impl GpuCell {
+    /// Total length of the window.
+    pub fn window_ns(&self) -> i64 {
+        self.window.intervals().iter().fold(0, |sum, (start, end)| sum.saturating_add(end - start))
+    }
+
+    fn add_gap(&mut self, (from, to): Interval, reasons: &IdleSplit) {
+        self.idle.add(reasons);
+        self.gaps += 1;
+        self.longest = self.longest.max(to - from);
+    }
+}
+
+/// Work of a stage that starts before its launching call.
+#[derive(Debug, Clone, PartialEq)]
+pub struct EarlyStart {
+    pub stage: String,
+    pub count: u64,
+    /// Max time between its start and the call.
+    pub worst_ns: i64,
+}
+
+/// All stages on all GPUs.
+pub struct GpuCells {
+    /// GPUs with work, in order.
+    pub devices: Vec<u32>,
+    /// By stage: number of instances.
+    pub instances: Vec<u64>,
+    /// By stage: number of calls that launched a graph.
+    pub graph_calls: Vec<u64>,
+    /// True when any call of the capture launches work.
+    pub has_launches: bool,
+    cells: Vec<GpuCell>,
+}
+
+impl GpuCells {
+    pub fn of(trace: &NsysTrace, launches: &LaunchIndex) -> Self {
+        let labels = launches.stages.labels.len();
+        let used = used_devices(trace);
+        let devices: Vec<u32> =
+            used.iter().map(|(_, device)| *device).collect::<BTreeSet<_>>().into_iter().collect();
+        let cells = (0..labels * devices.len()).map(|_| GpuCell::default()).collect();
+        let (graph_calls, has_launches) = graph_calls(trace, launches);
+        let mut all =
+            Self { devices, instances: vec![0; labels], graph_calls, has_launches, cells };
+        let last_end = all.count(trace, launches);
+        all.add_copies(trace, launches);
+        all.set_windows(&launches.stages.instances, &last_end, &used);
+        all.measure(trace, launches);
+        all
+    }
+
+    /// The GPUs used by the processes of a stage.
+    pub fn of_stage(&self, label: usize) -> impl Iterator<Item = (u32, &GpuCell)> {
+        let cells = &self.cells[label * self.devices.len()..(label + 1) * self.devices.len()];
+        self.devices.iter().copied().zip(cells).filter(|(_, cell)| cell.instances > 0)
+    }
+
+    /// Work that starts before its launching call, by stage.
+    pub fn early(&self, launches: &LaunchIndex) -> Vec<EarlyStart> {
+        let of = |(label, stage): (usize, &String)| {
+            let cells = || self.of_stage(label).map(|(_, cell)| cell);
+            let count = cells().map(|cell| cell.early).sum();
+            let worst_ns = cells().map(|cell| cell.worst_ns).max().unwrap_or(0);
+            (count > 0).then(|| EarlyStart { stage: stage.clone(), count, worst_ns })
+        };
+        launches.stages.labels.iter().enumerate().filter_map(of).collect()
+    }
+
+    fn place(&self, label: usize, device: u32) -> usize {
+        label * self.devices.len() + self.devices.partition_point(|it| *it < device)
+    }
+
+    /// Counts the work launched by each stage; returns the end of the last work of each instance.
+    fn count(&mut self, trace: &NsysTrace, launches: &LaunchIndex) -> Vec<i64> {
+        let instances = &launches.stages.instances;
+        let mut last_end = vec![i64::MIN; instances.len()];
+        for it in activities(trace, launches) {
+            let Some(instance) = instances.get(it.instance as usize) else { continue };
+            let last = &mut last_end[it.instance as usize];
+            *last = it.end_ns.max(*last);
+            let place = self.place(instance.label, it.device);
+            let cell = &mut self.cells[place];
+            match it.work {
+                DeviceWork::Kernel => cell.kernels += 1,
+                DeviceWork::Graph => cell.graphs += 1,
+                DeviceWork::Copy | DeviceWork::Fill => {}
+            }
+            let ahead = trace.cuda_calls.get(it.call as usize).start_ns.saturating_sub(it.start_ns);
+            if ahead > CLOCK_TOLERANCE_NS {
+                cell.early += 1;
+                cell.worst_ns = cell.worst_ns.max(ahead);
+            }
+        }
+        last_end
+    }
+
+    fn add_copies(&mut self, trace: &NsysTrace, launches: &LaunchIndex) {
+        for (copy, (_, instance)) in trace.copies.iter().zip(&launches.copies) {
+            let Some(instance) = launches.stages.instances.get(*instance as usize) else {
+                continue;
+            };
+            let MemoryOp { start_ns, end_ns, bytes, kind, device, .. } = *copy;
+            let moved = TransferKind { calls: 1, bytes, ns: end_ns - start_ns };
+            let place = self.place(instance.label, device);
+            let cell = &mut self.cells[place];
+            if kind == CopyKind::Set {
+                cell.fills.add(&moved)
+            } else {
+                cell.copies.entry(kind).or_default().add(&moved)
+            }
+        }
+    }
+
+    /// Sets the window of every instance on each GPU that its process uses.
+    fn set_windows(
+        &mut self,
+        instances: &[StageInstance],
+        last_end: &[i64],
+        used: &BTreeSet<(i64, u32)>,
+    ) {
+        let mut open: Vec<Vec<Interval>> = vec![vec![]; self.cells.len()];
+        for (it, last) in instances.iter().zip(last_end) {
+            let end = if it.end_ns == i64::MAX { *last } else { it.end_ns.max(*last) };
+            if it.start_ns >= it.end_ns || it.start_ns >= end {
+                continue;
+            }
+            self.instances[it.label] += 1;
+            let process = process_of(it.place);
+            for (_, device) in used.range((process, 0)..=(process, u32::MAX)) {
+                let place = self.place(it.label, *device);
+                self.cells[place].instances += 1;
+                open[place].push((it.start_ns, end));
+            }
+        }
+        for (cell, open) in self.cells.iter_mut().zip(open) {
+            cell.window = IntervalSet::new(open);
+        }
+    }
+
+    /// Measures busy and idle time in the windows, for each GPU separately.
+    fn measure(&mut self, trace: &NsysTrace, launches: &LaunchIndex) {
+        let waits = HostWaits::of(trace);
+        let labels = self.instances.len();
+        let mut lanes: Vec<GpuLane> =
+            self.devices.iter().map(|device| GpuLane::of(self, *device, labels)).collect();
+        for it in activities(trace, launches) {
+            let lane = &mut lanes[self.devices.partition_point(|device| *device < it.device)];
+            lane.advance(Some(&it), trace, &waits, &mut self.cells);
+            if let Some(instance) = launches.stages.instances.get(it.instance as usize) {
+                let place = self.place(instance.label, it.device);
+                let cell = &mut self.cells[place];
+                let (from, to) = cell.busy.add(it.start_ns, it.end_ns);
+                cell.busy_ns += cell.window.overlap_ns(from, to);
+            } else if it.call == NONE {
+                for label in 0..labels {
+                    let place = self.place(label, it.device);
+                    let cell = &mut self.cells[place];
+                    cell.unattributed =
+                        cell.unattributed || cell.window.overlap_ns(it.start_ns, it.end_ns) > 0;
+                }
+            }
+        }
+        lanes.iter_mut().for_each(|lane| lane.advance(None, trace, &waits, &mut self.cells));
+    }
+}
+
+/// Position of one GPU while its activities are processed in order of time.
+struct GpuLane {
+    /// Cell, start and end of every window, in order of start.
+    windows: Vec<(usize, i64, i64)>,
+    next: usize,
+    open: Vec<(usize, i64, i64)>,
+    busy_until: i64,
+    /// Thread of the last launch.
+    thread: Option<i64>,
+}
+
+impl GpuLane {
+    fn of(cells: &GpuCells, device: u32, labels: usize) -> Self {
+        let of_label = |label: usize| {
+            let place = cells.place(label, device);
+            cells.cells[place]
+                .window
+                .intervals()
+                .iter()
+                .map(move |(start, end)| (place, *start, *end))
+        };
+        let mut windows: Vec<(usize, i64, i64)> = (0..labels).flat_map(of_label).collect();
+        windows.sort_by_key(|it| it.1);
+        Self { windows, next: 0, open: vec![], busy_until: i64::MIN, thread: None }
+    }
+
+    /// Advances to the next activity, or to the end, and explains the idle time before it.
+    fn advance(
+        &mut self,
+        next: Option<&Activity>,
+        trace: &NsysTrace,
+        waits: &HostWaits,
+        cells: &mut [GpuCell],
+    ) {
+        let start = next.map_or(i64::MAX, |it| it.start_ns);
+        let call =
+            next.filter(|it| it.call != NONE).map(|it| trace.cuda_calls.get(it.call as usize));
+        if self.busy_until < start {
+            while let Some(window) = self.windows.get(self.next).filter(|window| window.1 < start) {
+                self.open.push(*window);
+                self.next += 1;
+            }
+            self.open.retain(|window| window.2 > self.busy_until);
+            for (cell, from, to) in &self.open {
+                let gap = (self.busy_until.max(*from), start.min(*to));
+                if gap.0 < gap.1 {
+                    let copy = next
+                        .is_some_and(|it| matches!(it.work, DeviceWork::Copy | DeviceWork::Fill));
+                    let last = self.thread.filter(|_| next.is_none());
+                    cells[*cell].add_gap(gap, &waits.split(gap, call, copy, last));
+                }
+            }
+        }
+        self.thread = call.map(|call| call.global_tid).or(self.thread);
+        self.busy_until = self.busy_until.max(next.map_or(i64::MAX, |it| it.end_ns));
+    }
+}
+
+/// Calls per stage that launch a graph, and true when any call launches work.
+fn graph_calls(trace: &NsysTrace, launches: &LaunchIndex) -> (Vec<u64>, bool) {
+    let name = |index: u32| trace.strings.get(index as usize).map_or("", String::as_str);
+    let kinds: Vec<CudaCallKind> =
+        trace.cuda_calls.sites().iter().map(|(index, _)| kind(name(*index))).collect();
+    let mut calls = vec![0; launches.stages.labels.len()];
+    let mut cursor = Cursor::default();
+    for at in 0..trace.cuda_calls.len() {
+        if matches!(kinds[trace.cuda_calls.site(at) as usize], CudaCallKind::Graph) {
+            let call = trace.cuda_calls.get(at);
+            let instance =
+                cursor.at(call.global_tid, call.start_ns, |thread| launches.stages.on(thread));
+            if let Some(instance) = launches.stages.instances.get(instance as usize) {
+                calls[instance.label] += 1;
+            }
+        }
+    }
+    (calls, kinds.iter().any(|kind| matches!(kind, CudaCallKind::Graph | CudaCallKind::Kernel)))
+}

@@ -1,0 +1,101 @@
+//! Reasons for GPU idle time, from the host's calls.
+
+use std::collections::BTreeMap;
+
+use super::super::interval::{Interval, IntervalSet};
+use crate::trace::nsys::{ApiCall, NsysTrace};
+
+/// Idle time by reason, nanoseconds.
+#[derive(Debug, Clone, Copy, Default, PartialEq)]
+pub struct IdleSplit {
+    pub host: i64,
+    pub copy: i64,
+    pub sync: i64,
+    pub unknown: i64,
+}
+
+impl IdleSplit {
+    pub fn add(&mut self, other: &Self) {
+        self.host += other.host;
+        self.copy += other.copy;
+        self.sync += other.sync;
+        self.unknown += other.unknown;
+    }
+
+    pub const fn ns(&self) -> i64 {
+        self.host + self.copy + self.sync + self.unknown
+    }
+}
+
+/// Waiting and copying calls by thread.
+#[derive(Default)]
+pub struct HostWaits {
+    sync: BTreeMap<i64, IntervalSet>,
+    copy: BTreeMap<i64, IntervalSet>,
+}
+
+impl HostWaits {
+    pub fn of(trace: &NsysTrace) -> Self {
+        let kinds: Vec<Option<bool>> = trace
+            .cuda_calls
+            .sites()
+            .iter()
+            .map(|(name, _)| waits(trace.strings.get(*name as usize).map_or("", |it| it)))
+            .collect();
+        let (mut sync, mut copy): (BTreeMap<i64, Vec<Interval>>, BTreeMap<i64, Vec<Interval>>) =
+            Default::default();
+        for at in 0..trace.cuda_calls.len() {
+            if let Some(waits) = kinds[trace.cuda_calls.site(at) as usize] {
+                let call = trace.cuda_calls.get(at);
+                let calls = if waits { &mut sync } else { &mut copy };
+                calls.entry(call.global_tid).or_default().push((call.start_ns, call.end_ns));
+            }
+        }
+        let cover = |calls: BTreeMap<i64, Vec<Interval>>| {
+            calls.into_iter().map(|(at, calls)| (at, IntervalSet::new(calls))).collect()
+        };
+        Self { sync: cover(sync), copy: cover(copy) }
+    }
+
+    /// Splits an idle gap by reason. `call` launched the work that ended the gap; without it,
+    /// `last` is the thread of the last launch.
+    pub fn split(
+        &self,
+        (from, to): Interval,
+        call: Option<ApiCall>,
+        copy: bool,
+        last: Option<i64>,
+    ) -> IdleSplit {
+        let mut split = IdleSplit::default();
+        let (launched, thread) = match (call, last) {
+            (Some(call), _) => (call.start_ns.clamp(from, to), call.global_tid),
+            (None, Some(thread)) => (to, thread),
+            (None, None) => return IdleSplit { unknown: to - from, ..split },
+        };
+        let inside = |covers: &BTreeMap<i64, IntervalSet>| {
+            covers.get(&thread).map_or(0, |it| it.overlap_ns(from, launched))
+        };
+        split.sync = inside(&self.sync);
+        split.copy = inside(&self.copy).min(launched - from - split.sync);
+        split.host = launched - from - split.sync - split.copy;
+        let rest = to - launched;
+        match call {
+            Some(call) if call.end_ns <= from => split.unknown += rest,
+            Some(_) if copy => split.copy += rest,
+            _ => split.host += rest,
+        }
+        split
+    }
+}
+
+/// `true` for a synchronising call, `false` for a copying one, `None` for others.
+pub(crate) fn waits(name: &str) -> Option<bool> {
+    let name = name.strip_prefix("cuda").or_else(|| name.strip_prefix("cu"))?;
+    if name.contains("Synchronize")
+        || name.starts_with("EventQuery")
+        || name.starts_with("StreamQuery")
+    {
+        return Some(true);
+    }
+    (name.starts_with("Memcpy") || name.starts_with("Memset")).then_some(false)
+}

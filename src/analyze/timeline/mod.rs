@@ -1,0 +1,15 @@
+//! Timeline of a traced pass: device activity, open ranges, launches, device time.
+
+pub mod activity;
+pub mod alone;
+pub mod decode_timeline;
+pub mod device_time;
+pub mod duration_stats;
+pub mod gpu;
+pub mod graphs;
+pub mod interval;
+pub mod launches;
+pub mod open_ranges;
+pub mod processes;
+pub mod regions;
+pub mod tables;

@@ -1,0 +1,193 @@
+//! Regions on sketches: nesting, domains, threads, graphs, warm-up, patterns, and weighted
+//! counters.
+
+use glob::Pattern;
+use proptest::prelude::*;
+
+use super::*;
+use crate::{
+    analyze::kernels::{counters::counters, tests::capture},
+    trace::{
+        counter::{CounterValues, LaunchCounters},
+        nsys::GraphNode,
+        stage::StageRules,
+    },
+};
+
+fn lines_of(trace: &NsysTrace) -> String {
+    let mut regions = regions(trace, &LaunchIndex::of(trace), &[]);
+    regions.sort_by(|a, b| (&a.domain, &a.name).cmp(&(&b.domain, &b.name)));
+    let line = |it: &Region| {
+        format!(
+            "{} x{}: {} kernels, {} ns",
+            it.name,
+            it.instances,
+            it.kernels,
+            (it.kernel_ms * 1e6).round()
+        )
+    };
+    regions.iter().map(line).collect::<Vec<_>>().join("\n")
+}
+
+fn lines(sketch: &str) -> String {
+    lines_of(&capture(sketch))
+}
+
+const NESTED: &str =
+    "range 1 prefill 0..100\nrange 1 layer 10..50\nrange 1 mlp 20..30\nrange 1 layer 60..90
+    call 1 1 12..13\ncall 1 2 21..22\ncall 1 3 61..62\ncall 1 4 95..96
+    kernel 1 a 200..201 7\nkernel 2 gemm 210..220 7\nkernel 3 a 220..320 7\nkernel 4 a 400..1400 7";
+
+#[test]
+fn an_enclosing_region_includes_the_launches_of_its_parts() {
+    insta::assert_snapshot!(lines(NESTED), @r"
+    layer x2: 3 kernels, 111 ns
+    mlp x1: 1 kernels, 10 ns
+    prefill x1: 4 kernels, 1111 ns
+    ");
+}
+
+#[test]
+fn a_region_inside_itself_counts_once() {
+    let sketch = "range 1 f 0..100\nrange 1 f 10..50\ncall 1 1 12..13\nkernel 1 a 200..205 7";
+    insta::assert_snapshot!(lines(sketch), @"f x2: 1 kernels, 5 ns");
+}
+
+#[test]
+fn domains_do_not_hide_each_others_ranges() {
+    let mut trace =
+        capture("range 1 f 0..100\nrange 1 f 10..50\ncall 1 1 12..13\nkernel 1 a 200..205 7");
+    trace.ranges[1].domain = "other".into();
+    insta::assert_snapshot!(lines_of(&trace), @r"
+    f x1: 1 kernels, 5 ns
+    f x1: 1 kernels, 5 ns
+    ");
+}
+
+#[test]
+fn start_end_regions_include_launches_of_all_threads_and_push_pop_regions_of_one() {
+    let sketch = "cross 1 all 0..100\nrange 1 own 0..100\ncall 2 1 12..13\nkernel 1 a 200..205 7";
+    insta::assert_snapshot!(lines(sketch), @r"
+    all x1: 1 kernels, 5 ns
+    own x1: 0 kernels, 0 ns
+    ");
+}
+
+#[test]
+fn warm_up_is_excluded() {
+    let sketch = "range 1 warmup 0..50\nrange 1 f 10..40\ncall 1 1 12..13\nkernel 1 a 200..205 7";
+    insta::assert_snapshot!(lines(sketch), @r"
+    f x1: 0 kernels, 0 ns
+    warmup x1: 0 kernels, 0 ns
+    ");
+}
+
+#[test]
+fn a_replayed_kernel_is_in_the_regions_of_its_replay_and_of_its_capture() {
+    let mut trace = capture(
+        "range 1 mlp 10..20\nrange 1 decode_all 50..60\ncall 1 2 51..52\nkernel 2 k 70..75 7",
+    );
+    trace.kernels = trace.kernels.map(|_, kernel| kernel.graph_node = Some(31));
+    let node = |at_ns, id, original| GraphNode {
+        at_ns,
+        global_tid: trace.ranges[0].global_tid,
+        id,
+        original,
+    };
+    trace.graph_nodes = vec![node(12, 1, None), node(30, 31, Some(1))];
+    insta::assert_snapshot!(lines_of(&trace), @r"
+    decode_all x1: 1 kernels, 5 ns
+    mlp x1: 1 kernels, 5 ns
+    ");
+}
+
+#[test]
+fn patterns_select_regions_and_range_filters_select_kernels() {
+    let patterns = |text: &str| vec![Pattern::new(text).unwrap()];
+    let mut trace = capture(NESTED);
+    trace.rules = StageRules::default().with_regions(patterns("*l*"), patterns("pre*"));
+    insta::assert_snapshot!(lines_of(&trace), @r"
+    layer x2: 3 kernels, 111 ns
+    mlp x1: 1 kernels, 10 ns
+    ");
+    trace.rules = StageRules::with(vec![], vec!["mlp".into()], vec![]);
+    insta::assert_snapshot!(lines_of(&trace), @r"
+    layer x2: 1 kernels, 10 ns
+    mlp x1: 1 kernels, 10 ns
+    prefill x1: 1 kernels, 10 ns
+    ");
+}
+
+#[test]
+fn counters_are_means_weighted_by_time_with_their_coverage() {
+    let trace = capture(NESTED);
+    let joined = LaunchIndex::of(&trace);
+    let launch = |kernel: &str, sm: f64| LaunchCounters {
+        stage: "prefill".into(),
+        kernel: kernel.into(),
+        grid: Some([1; 3]),
+        block: Some([1; 3]),
+        values: CounterValues { sm_pct: Some(sm), ..CounterValues::default() },
+        ..LaunchCounters::default()
+    };
+    let read = |launches: &[LaunchCounters]| {
+        let records = counters(launches, Some((&trace, &joined)));
+        let layer =
+            regions(&trace, &joined, &records).into_iter().find(|it| it.name == "layer").unwrap();
+        layer.counters.map(|it| (it.covered_pct.unwrap().round(), it.sm_pct.unwrap().round()))
+    };
+    assert_eq!(read(&[launch("gemm", 80.0)]), Some((9.0, 80.0)), "10 of 111 ns");
+    assert_eq!(
+        read(&[launch("gemm", 80.0), launch("a", 14.0)]),
+        Some((100.0, 20.0)),
+        "(10 x 80 + 101 x 14) / 111"
+    );
+    assert_eq!(read(&[]), None);
+}
+
+proptest! {
+    #[test]
+    fn a_region_contains_each_kernel_launched_in_any_of_its_ranges(
+        ranges in prop::collection::vec((0usize..3, 0i64..8, 1i64..8), 0..6),
+        calls in prop::collection::btree_set(0i64..70, 0..12),
+    ) {
+        // Push/pop ranges nest: each range is cut at the end of the enclosing one.
+        let scaled = |(name, at, length): (usize, i64, i64)| (name, at * 8, (at + length) * 8);
+        let mut sorted: Vec<(usize, i64, i64)> = ranges.into_iter().map(scaled).collect();
+        sorted.sort_by_key(|it| (it.1, std::cmp::Reverse(it.2)));
+        let mut nested: Vec<(usize, i64, i64)> = Vec::new();
+        for (name, start, end) in sorted {
+            let encloses = |it: &&(usize, i64, i64)| it.1 <= start && start < it.2;
+            let max = nested.iter().filter(encloses).map(|it| it.2).min().unwrap_or(i64::MAX);
+            nested.push((name, start, end.min(max)));
+        }
+        let line = |it: &(usize, i64, i64)| format!("range 1 r{} {}..{}", it.0, it.1, it.2);
+        let mut sketch: Vec<String> = nested.iter().map(line).collect();
+        for (at, start) in calls.iter().enumerate() {
+            let id = at + 1;
+            sketch.push(format!("call 1 {id} {start}..{}", start + 1));
+            sketch.push(format!("kernel {id} k {}..{} 7", 100 + at, 101 + at));
+        }
+        let trace = capture(&sketch.join("\n"));
+        for region in regions(&trace, &LaunchIndex::of(&trace), &[]) {
+            let named = |it: &&(usize, i64, i64)| format!("r{}", it.0) == region.name;
+            let inside = |at: &&i64| {
+                nested.iter().filter(named).any(|it| it.1 <= **at && **at < it.2)
+            };
+            let expected = calls.iter().filter(inside).count() as u64;
+            prop_assert_eq!(region.kernels, expected, "{}", region.name);
+        }
+    }
+}
+
+#[test]
+fn a_whole_traced_graph_is_in_the_regions_of_its_launch() {
+    let trace = capture(
+        "range 1 decode_all 0..50\nrange 1 replay 5..10\ncall 1 1 6..7\ncall 1 2 20..21
+         graph 1 5 8..18 7\ngraph 2 5 22..30 7",
+    );
+    let regions = regions(&trace, &LaunchIndex::of(&trace), &[]);
+    let rows: Vec<_> =
+        regions.iter().map(|it| (&*it.name, it.whole_graphs, it.graph_ms, it.kernels)).collect();
+    assert_eq!(rows, [("decode_all", 2, 18e-6, 0), ("replay", 1, 10e-6, 0)]);
+}

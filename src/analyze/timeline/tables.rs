@@ -1,0 +1,118 @@
+//! All tables made from the rows of a capture.
+
+use std::collections::BTreeMap;
+
+use super::{
+    alone::{self, AloneTimes},
+    decode_timeline::{self, StepTimeline},
+    device_time::{self, DeviceTimes},
+    gpu::{self, StageGpus},
+    graphs::{self, WholeGraph},
+    launches::LaunchIndex,
+    processes::{self, Processes},
+    regions::{self, Region},
+};
+use crate::{
+    analyze::{
+        kernels::{
+            self, KernelTimes,
+            counters::CounterRecord,
+            nsys_sums::{self, NsysSums},
+        },
+        stages::{
+            DECODE,
+            coverage::{self, StageCoverage},
+            stage_calls::{self, StageCalls},
+        },
+    },
+    trace::nsys::NsysTrace,
+};
+
+/// Tables of one capture, without figures that its gaps make unknown.
+#[derive(Default)]
+pub struct TimelineTables {
+    pub device: DeviceTimes,
+    pub kernels: KernelTimes,
+    pub regions: Vec<Region>,
+    pub stage_gpu: StageGpus,
+    pub stage_calls: BTreeMap<String, StageCalls>,
+    pub alone: AloneTimes,
+    pub graphs: Vec<WholeGraph>,
+    pub step: Option<StepTimeline>,
+    pub sums: NsysSums,
+    pub processes: Processes,
+    pub coverage: Vec<StageCoverage>,
+}
+
+impl TimelineTables {
+    /// Computes the tables of a capture.
+    pub fn of(nsys: &NsysTrace, launches: &LaunchIndex, counters: &[CounterRecord]) -> Self {
+        let mut tables = Self::compute(nsys, launches, counters);
+        tables.coverage = coverage::by_stage(nsys, launches);
+        tables.remove_partial_stages();
+        tables.remove_estimated_windows(launches);
+        tables
+    }
+
+    /// Reads the rows of a capture, millions of them, once per table on all cores.
+    fn compute(nsys: &NsysTrace, launches: &LaunchIndex, counters: &[CounterRecord]) -> Self {
+        let mut tables = Self::default();
+        let Self {
+            device,
+            kernels,
+            regions,
+            stage_gpu,
+            stage_calls,
+            alone,
+            graphs,
+            step,
+            sums,
+            processes,
+            coverage: _,
+        } = &mut tables;
+        rayon::scope(|scope| {
+            scope.spawn(|_| *stage_gpu = gpu::stage_gpu(nsys, launches));
+            scope.spawn(|_| *stage_calls = stage_calls::stage_calls(nsys, launches));
+            scope.spawn(|_| *alone = alone::alone(nsys, launches));
+            scope.spawn(|_| *graphs = graphs::whole_graphs(nsys, launches));
+            scope.spawn(|_| *sums = nsys_sums::sums(nsys, launches));
+            scope.spawn(|_| *regions = regions::regions(nsys, launches, counters));
+            scope.spawn(|_| *kernels = kernels::kernels(nsys, launches));
+            scope.spawn(|_| *device = device_time::device_times(nsys, launches));
+            scope.spawn(|_| *processes = processes::processes(nsys, launches));
+            scope.spawn(|_| *step = decode_timeline::traced_step(nsys, launches));
+        });
+        tables
+    }
+
+    /// Removes figures that need all kernels of a stage, for stages that lost some.
+    fn remove_partial_stages(&mut self) {
+        let partial: Vec<&str> =
+            self.coverage.iter().filter(|it| !it.complete()).map(|it| it.stage.as_str()).collect();
+        if partial.is_empty() {
+            return;
+        }
+        let is_partial = |stage: &str| partial.contains(&stage);
+        self.stage_gpu.totals.retain(|it| !is_partial(&it.stage));
+        self.stage_gpu.devices.retain(|it| !is_partial(&it.stage));
+        self.device.operators.retain(|(stage, _), _| !is_partial(stage));
+        self.step = self.step.take().filter(|_| !is_partial(DECODE));
+        // A range may launch into any stage.
+        self.regions.clear();
+        self.sums.ranges.iter_mut().for_each(|it| it.projected_ns = None);
+        self.kernels.withhold(is_partial);
+        for it in self.processes.stages.iter_mut().filter(|it| is_partial(&it.stage)) {
+            (it.kernel_ms, it.busy_ms) = (None, None);
+        }
+    }
+
+    /// Removes figures of stage windows whose end is estimated.
+    fn remove_estimated_windows(&mut self, launches: &LaunchIndex) {
+        let stages = &launches.stages;
+        let is_estimated = |stage: &str| {
+            stages.instances.iter().any(|it| it.estimated && stages.labels[it.label] == stage)
+        };
+        self.stage_gpu.totals.retain(|it| !is_estimated(&it.stage));
+        self.stage_gpu.devices.retain(|it| !is_estimated(&it.stage));
+    }
+}

@@ -1,0 +1,168 @@
+//! Whole decoders on a GPU: eager, replayed, and compared with the CPU.
+
+use llmprof::domain::{dtype::Dtype, model::ModelSpec};
+
+use super::*;
+use crate::{
+    generate::Session,
+    models::{Decoder, KvCache, Model},
+    ops::Sampler,
+    prompt::Prompt,
+    text::TextGeneration,
+};
+
+fn session(
+    spec: &Spec,
+    dtype: DType,
+    device: &Device,
+    prompt: usize,
+    steps: u32,
+) -> Result<Session> {
+    let model = ModelSpec {
+        name: "test".to_owned(),
+        description: String::new(),
+        dtype: Dtype::Bf16,
+        cpu_dtype: Dtype::F32,
+        weights: None,
+        decoder: spec.clone(),
+        vision: None,
+    };
+    let recorder = Recorder::silent();
+    let root = Site::root(weights::synthetic(5, dtype, device), recorder.clone());
+    let positions = prompt + steps as usize;
+    let tokens: Vec<u32> = (0..prompt as u32).map(|i| i * 37 % 1000).collect();
+    let text = TextGeneration {
+        model: Model::new(&root, &model, positions)?,
+        prompt: Prompt { tokens, images: Vec::new() },
+        pages: Vec::new(),
+        sampler: Sampler::new(&root.part("decoder.sample", ""), spec.vocab, steps as usize + 1)?,
+    };
+    Ok(Session {
+        program: Box::new(text),
+        recorder,
+        max_new_tokens: steps,
+        device: device.clone(),
+        graph: None,
+        l2_flush: None,
+    })
+}
+
+#[test]
+#[ignore = "needs a GPU"]
+fn a_replayed_graph_equals_eager_steps_bit_for_bit() -> Result<()> {
+    let gpu = gpu();
+    for spec in [decoder(None), decoder(Some(mixture()))] {
+        for dtype in DTYPES {
+            let mut session = session(&spec, dtype, &gpu, 77, 64)?;
+            let eager = session.run()?;
+            session.capture()?;
+            for _ in 0..2 {
+                let replayed = session.run()?;
+                assert_eq!(eager.tokens, replayed.tokens, "{dtype:?}");
+                assert_eq!(eager.sha256()?, replayed.sha256()?, "{dtype:?}");
+            }
+        }
+    }
+    Ok(())
+}
+
+#[test]
+#[ignore = "needs a GPU"]
+fn stages_back_to_back_have_the_outputs_of_a_repeat() -> Result<()> {
+    let gpu = gpu();
+    for graph in [false, true] {
+        let mut session = session(&decoder(Some(mixture())), DType::BF16, &gpu, 77, 20)?;
+        let want = session.run()?;
+        if graph {
+            session.capture()?;
+            session.run()?;
+        }
+        for steady in session.steady(std::time::Duration::from_millis(30))? {
+            assert!(steady.instances > 1, "{steady:?}");
+        }
+        let got = session.program.computed(20)?;
+        assert_eq!((&got.tokens, got.sha256()?), (&want.tokens, want.sha256()?), "graph: {graph}");
+    }
+    Ok(())
+}
+
+#[test]
+#[ignore = "needs a GPU"]
+fn heads_without_a_kernel_decode_eagerly_and_correctly() -> Result<()> {
+    let spec = Spec { head_dim: 48, ..decoder(Some(mixture())) };
+    let want = session(&spec, DType::F32, &Device::Cpu, 30, 12)?.run()?;
+    let mut session = session(&spec, DType::F32, &gpu(), 30, 12)?;
+    let refused = session.capture().expect_err("a step that needs the host's position").to_string();
+    assert!(refused.contains("has no kernel"), "{refused}");
+    assert_eq!(session.run()?.tokens, want.tokens);
+    Ok(())
+}
+
+#[test]
+#[ignore = "needs a GPU"]
+fn a_decoder_in_f32_chooses_the_hosts_tokens_over_64_steps() -> Result<()> {
+    let gpu = gpu();
+    for spec in [decoder(None), decoder(Some(mixture()))] {
+        let want = session(&spec, DType::F32, &Device::Cpu, 77, 64)?.run()?;
+        let mut session = session(&spec, DType::F32, &gpu, 77, 64)?;
+        session.capture()?;
+        assert_eq!(session.run()?.tokens, want.tokens);
+    }
+    Ok(())
+}
+
+#[test]
+#[ignore = "needs a GPU"]
+fn a_decoder_in_bf16_is_close_to_the_hosts_f32() -> Result<()> {
+    let gpu = gpu();
+    for spec in [decoder(None), decoder(Some(mixture()))] {
+        // The same weights, rounded: only the arithmetic differs.
+        let rounded = |device: &Device, dtype| {
+            let source = weights::synthetic(5, DType::BF16, &Device::Cpu);
+            Site::root(source.set_dtype(dtype).set_device(device.clone()), Recorder::silent())
+        };
+        let logits = |site: &Site, tokens: &[u32]| {
+            let decoder = Decoder::new(site, &spec, 256)?;
+            let mut cache = KvCache::new(&spec, 256, site.dtype(), site.device())?;
+            let mut all = Vec::new();
+            for part in std::iter::once(&tokens[..77]).chain(tokens[77..].chunks(1)) {
+                let x = decoder.embed(&Tensor::new(part, site.device())?)?;
+                all.push(decoder.forward(&x, &mut cache)?);
+            }
+            Tensor::stack(&all, 0)
+        };
+        let tokens: Vec<u32> = (0..93).map(|i| i * 37 % 1000).collect();
+        let want = logits(&rounded(&Device::Cpu, DType::F32), &tokens)?;
+        let got = logits(&rounded(&gpu, DType::BF16), &tokens)?;
+        // Compares the norm of the difference of each step's logits.
+        let got = got.to_device(&Device::Cpu)?.to_dtype(DType::F32)?;
+        let (difference, length) =
+            ((got - &want)?.sqr()?.sum(1)?.sqrt()?, want.sqr()?.sum(1)?.sqrt()?);
+        let relative = (difference / length)?.to_vec1::<f32>()?;
+        // A token whose router is undecided between two experts may use the other one: that is
+        // allowed for one step in ten.
+        let mut sorted: Vec<f32> =
+            relative.iter().map(|far| if far.is_nan() { f32::INFINITY } else { *far }).collect();
+        sorted.sort_by(f32::total_cmp);
+        let undecided = if spec.moe.is_some() { sorted.len() / 10 } else { 0 };
+        let worst = sorted[sorted.len() - 1 - undecided];
+        assert!(worst < 2e-2, "{relative:?}");
+    }
+    Ok(())
+}
+
+#[test]
+#[ignore = "needs a GPU"]
+fn a_prompt_of_8192_tokens_is_read() -> Result<()> {
+    let mut session = session(
+        &Spec { max_positions: 9000, ..decoder(Some(mixture())) },
+        DType::BF16,
+        &gpu(),
+        8192,
+        2,
+    )?;
+    session.capture()?;
+    let generated = session.run()?;
+    assert_eq!(generated.tokens.len(), 3);
+    Ok(())
+}

@@ -1,0 +1,170 @@
+//! The counter passes: a target under ncu, one stage at a time.
+//!
+//! Times nothing: ncu slows down its target.
+
+use std::{fs, path::Path, time::Duration};
+
+use super::pass::PassFolder;
+use crate::{
+    artifact::layout,
+    collect::{
+        CollectError, Collector, Pass, ProcessLimits,
+        process::{argv::Argv, child},
+        tools::ncu::{self, LaunchSelection},
+    },
+    domain::{
+        finding::{Finding, Severity},
+        profiling::{NcuSettings, ToolWord},
+        runner::{self, RunnerRequest},
+    },
+};
+
+/// Time limit of ncu to list its metrics or to print a page.
+const QUERY_LIMIT: Duration = Duration::from_secs(120);
+
+impl Collector {
+    /// Returns the `wanted` metrics that the device has; none and a finding if ncu does not list
+    /// them.
+    pub async fn ncu_metrics(
+        &self,
+        dir: &Path,
+        wanted: &[ToolWord],
+        limits: &ProcessLimits,
+    ) -> Result<(Vec<String>, Option<Finding>), CollectError> {
+        let ncu = self.ncu.as_deref().ok_or(CollectError::NotInstalled { tool: "ncu" })?;
+        let logs = self.logs(dir, "ncu-query");
+        fs::create_dir_all(dir.join(layout::LOGS))
+            .map_err(|source| CollectError::Write { path: dir.join(layout::LOGS), source })?;
+        let ended = child::run(&ncu::query(ncu), &logs, &limits.short(QUERY_LIMIT)).await;
+        let listed = fs::read(&logs.stdout).unwrap_or_default();
+        let metrics = ncu::metrics(&String::from_utf8_lossy(&listed), wanted);
+        if !metrics.is_empty() || wanted.is_empty() {
+            return Ok((metrics, None));
+        }
+        let message = "ncu did not list the device's metrics: operations and bytes are known only \
+                       from its sections";
+        let finding = Finding::new("ncu_metrics_unknown", Severity::Warning, message);
+        let reason = match ended {
+            Ok(ended) => logs.last_output(1).pop().unwrap_or_else(|| format!("it {ended}")),
+            Err(error) => error.to_string(),
+        };
+        Ok((metrics, Some(finding.with("ncu", reason))))
+    }
+
+    /// Profiles one stage with ncu into a report and prints it as two pages, into `ncu/STAGE/`.
+    pub async fn ncu(
+        &self,
+        dir: &Path,
+        request: &RunnerRequest,
+        selection: &LaunchSelection,
+        settings: &NcuSettings,
+        metrics: &[String],
+        limits: &ProcessLimits,
+    ) -> Result<Pass, CollectError> {
+        let ncu = self.ncu.as_deref().ok_or(CollectError::NotInstalled { tool: "ncu" })?;
+        let folder =
+            PassFolder::create(self, dir, &format!("{}/{}", layout::NCU, selection.stage))?;
+        // The range of a stage is also open in warm-up, and each replay starts with cold caches: no
+        // warm-up.
+        let max_new_tokens = selection.max_new_tokens.min(request.max_new_tokens);
+        let once = RunnerRequest {
+            repeats: 1,
+            warmup: 0,
+            ceilings: false,
+            max_new_tokens,
+            ..request.clone()
+        };
+        let runner = self.runner_argv(&once, &folder)?;
+        let pass = self.count(ncu, &folder, &runner, selection, settings, metrics, limits).await?;
+        folder.require(
+            runner::EVENTS,
+            "the model runner under ncu",
+            &format!("ncu-{}", selection.stage),
+        )?;
+        Ok(pass)
+    }
+
+    /// Profiles one stage of a command with ncu in the same way.
+    pub async fn ncu_command(
+        &self,
+        dir: &Path,
+        target: &Argv,
+        selection: &LaunchSelection,
+        settings: &NcuSettings,
+        metrics: &[String],
+        limits: &ProcessLimits,
+    ) -> Result<Pass, CollectError> {
+        let ncu = self.ncu.as_deref().ok_or(CollectError::NotInstalled { tool: "ncu" })?;
+        let folder =
+            PassFolder::create(self, dir, &format!("{}/{}", layout::NCU, selection.stage))?;
+        self.count(ncu, &folder, target, selection, settings, metrics, limits).await
+    }
+
+    #[expect(
+        clippy::too_many_arguments,
+        reason = "a pass, its folder, its settings and its bounds"
+    )]
+    async fn count(
+        &self,
+        ncu: &Path,
+        folder: &PassFolder<'_>,
+        runner: &Argv,
+        selection: &LaunchSelection,
+        settings: &NcuSettings,
+        metrics: &[String],
+        limits: &ProcessLimits,
+    ) -> Result<Pass, CollectError> {
+        let report = folder.path().join(layout::NCU_REPORT);
+        let name = format!("ncu-{}", selection.stage);
+
+        let command = ncu::profile(ncu, selection, settings, metrics, &report, runner);
+        let ended = folder.run("ncu", &name, &command, limits).await;
+        if let Some(complaint) = ncu::find_failure(&folder.output(&name)) {
+            let ended = ended
+                .as_ref()
+                .err()
+                .and_then(CollectError::ended)
+                .unwrap_or(child::ExitReason::Exited(0));
+            return Err(CollectError::NoCounters {
+                stage: selection.stage.clone(),
+                complaint,
+                ended,
+            });
+        }
+        let mut pass = ended?;
+        folder.require(layout::NCU_REPORT, "ncu", &name)?;
+        let quiet = limits.short(QUERY_LIMIT);
+        let raw = format!("{name}-raw");
+        folder
+            .run_into_file(
+                "ncu --import",
+                &raw,
+                &ncu::raw_page(ncu, &report),
+                &quiet,
+                layout::NCU_RAW,
+            )
+            .await?;
+        folder.require(layout::NCU_RAW, "ncu --import", &raw)?;
+        // The raw page contains every value; this one is for readers.
+        let details = format!("{name}-details");
+        let page = folder
+            .run_into_file(
+                "ncu --import",
+                &details,
+                &ncu::details_page(ncu, &report),
+                &quiet,
+                layout::NCU_DETAILS,
+            )
+            .await;
+        if let Err(error) = page {
+            let message = format!("ncu printed no details page for {}", selection.stage);
+            pass.findings.push(
+                Finding::new("ncu_details_missing", Severity::Info, message).with("ncu", error),
+            );
+        }
+        Ok(pass)
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,130 @@
+//! Tests of the counter passes with ncu scripts that fail in known ways.
+
+use std::{fs, time::Duration};
+
+use super::*;
+use crate::collect::tests::{RUNNER, TestHost, program, settings};
+
+/// A working ncu: lists a metric, runs the target, prints pages.
+const NCU: &str = r#"
+case $1 in
+--query-metrics) echo 'Device X'; echo 'dram__bytes_read  Counter  byte';;
+--import) echo '==PROF== page'; printf '"ID","Kernel Name"\n"0","gemm"\n';;
+*) while [ "$1" != --export ]; do shift; done; report=$2; shift 2; "$@" || exit $?
+   echo report > "$report"
+   echo '==PROF== Disconnected from process 7';;
+esac"#;
+
+/// A host with this script as ncu.
+fn host(ncu: &str) -> TestHost {
+    let mut host = TestHost::new(RUNNER, None);
+    let path = host.dir.path().join("bin/ncu");
+    program(&path, ncu);
+    host.collector.ncu = Some(path);
+    host
+}
+
+fn selection() -> LaunchSelection {
+    LaunchSelection {
+        stage: "decode_all".into(),
+        range: None,
+        kernels: vec!["gemm".into()],
+        skip: 1,
+        count: 3,
+        max_new_tokens: 8,
+    }
+}
+
+async fn profile(host: &TestHost) -> Result<Pass, CollectError> {
+    host.collector
+        .ncu(&host.run(), &host.request(), &selection(), &settings().ncu, &[], &host.limits)
+        .await
+}
+
+#[tokio::test]
+async fn a_stage_leaves_report_pages_commands_and_logs() {
+    let host = host(NCU);
+    assert_eq!(profile(&host).await.unwrap().findings, []);
+    let request = host.runner_request("ncu/decode_all");
+    assert_eq!(
+        (request.repeats, request.warmup, request.ceilings, request.max_new_tokens),
+        (1, 0, false, 1)
+    );
+    for file in ["run.ncu-rep", "raw.csv", "details.csv", "events.jsonl", "cmd.txt"] {
+        assert!(host.run().join("ncu/decode_all").join(file).is_file(), "{file}");
+    }
+    let commands = fs::read_to_string(host.run().join("ncu/decode_all/cmd.txt")).unwrap();
+    assert_eq!(commands.lines().count(), 3);
+    assert!(host.run().join("logs/ncu-decode_all.stdout.log").is_file());
+}
+
+#[tokio::test]
+async fn the_metrics_of_the_device_are_queried_from_ncu() {
+    let host = host(NCU);
+    let (metrics, finding) = host
+        .collector
+        .ncu_metrics(&host.run(), &settings().ncu.metrics, &host.limits)
+        .await
+        .unwrap();
+    assert_eq!((metrics, finding), (vec!["dram__bytes_read.sum".to_owned()], None));
+    let broken = self::host("echo 'no device' >&2; exit 1");
+    let (metrics, finding) = broken
+        .collector
+        .ncu_metrics(&broken.run(), &settings().ncu.metrics, &broken.limits)
+        .await
+        .unwrap();
+    assert_eq!((metrics.len(), finding.unwrap().evidence["ncu"].as_str()), (0, "no device"));
+}
+
+#[tokio::test]
+async fn an_ncu_that_exits_0_and_leaves_nothing_is_a_failure() {
+    let error = profile(&host("exit 0")).await.unwrap_err();
+    assert_eq!(error.to_string(), "ncu exited with code 0 but left no run.ncu-rep");
+    let empty_pages = NCU.replace("echo '==PROF== page'; printf", "true");
+    let error = profile(&host(&empty_pages)).await.unwrap_err();
+    assert_eq!(error.to_string(), "ncu --import exited with code 0 but left no raw.csv");
+}
+
+#[tokio::test]
+async fn no_profiled_kernel_is_a_failure_although_ncu_exits_with_0() {
+    let nothing = NCU
+        .replace("==PROF== Disconnected from process 7", "==WARNING== No kernels were profiled.");
+    let error = profile(&host(&nothing)).await.unwrap_err();
+    assert!(
+        error
+            .to_string()
+            .starts_with("ncu read no counters in decode_all: no selected kernel ran; "),
+        "{error}"
+    );
+    assert_eq!(error.ended().and_then(child::ExitReason::exit_code), Some(0));
+}
+
+#[tokio::test]
+async fn forbidden_counters_are_reported_with_the_remedy() {
+    let refused = "echo '==ERROR== ERR_NVGPUCTRPERM - The user does not have permission'; exit 1";
+    let error = profile(&host(refused)).await.unwrap_err();
+    assert!(
+        error
+            .to_string()
+            .contains("may not read the GPU's performance counters; load the nvidia module with"),
+        "{error}"
+    );
+    assert_eq!(error.ended().and_then(child::ExitReason::exit_code), Some(1));
+}
+
+#[tokio::test]
+async fn an_ncu_that_hangs_is_ended_at_its_deadline() {
+    let mut host = host("exec sleep 1000");
+    host.limits = ProcessLimits {
+        grace: Duration::from_millis(10),
+        ..host.limits.short(Duration::from_millis(100))
+    };
+    let error = profile(&host).await.unwrap_err();
+    assert_eq!(error.to_string(), "ncu ran past its deadline and was ended");
+}
+
+#[tokio::test]
+async fn without_ncu_there_are_no_counters() {
+    let error = profile(&TestHost::new(RUNNER, None)).await.unwrap_err();
+    assert!(matches!(error, CollectError::NotInstalled { tool: "ncu" }));
+}

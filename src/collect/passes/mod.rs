@@ -1,0 +1,10 @@
+//! Passes: executions of a target under one tool, each in its own folder.
+
+mod baseline;
+pub mod command;
+mod counters;
+mod gemm_log;
+pub mod pass;
+pub mod readiness;
+pub mod server;
+pub mod timeline;

@@ -1,0 +1,380 @@
+//! One pass: its folder, its commands and their failures.
+
+use std::{
+    fs::{self, OpenOptions},
+    io::{self, Write},
+    path::{Path, PathBuf},
+    time::{Duration, Instant},
+};
+
+use crate::{
+    artifact::layout,
+    collect::{
+        Collector,
+        process::{
+            argv::Argv,
+            child::{ExitReason, ProcessLimits, run},
+            disk_quota::drop_raw,
+            loader_errors,
+            output::{Logs, last_lines},
+        },
+        tools::ncu::NcuFailure,
+    },
+    domain::{
+        finding::{Finding, Severity},
+        runner::RunnerRequest,
+    },
+};
+
+/// Lines of output in a failure.
+pub(crate) const LAST_WORDS: usize = 12;
+/// Lines of output to search for known errors.
+const LAST_LINES: usize = 200;
+/// Maximum size of a page that a tool prints into a file, bytes.
+const PAGE_CAP: u64 = 256 << 20;
+/// Remedy where nsys does not find its importer.
+pub const LINK_IMPORTER: &str = "run scripts/install-nsight.sh as root: it links the importer to \
+                                 the folder in which Debian's nsys expects it";
+
+/// A successful pass.
+#[derive(Debug)]
+pub struct Pass {
+    /// Runtime of its main command.
+    pub wall: Duration,
+    pub findings: Vec<Finding>,
+}
+
+/// A failed pass. Its folder and logs are kept.
+#[derive(Debug, thiserror::Error)]
+pub enum CollectError {
+    #[error("{tool} is not installed")]
+    NotInstalled { tool: &'static str },
+    #[error("cannot write {}", path.display())]
+    Write { path: PathBuf, source: io::Error },
+    #[error("cannot run {}", program.display())]
+    Run { program: PathBuf, source: io::Error },
+    #[error("program {} not found on this host", program.display())]
+    NoProgram { program: PathBuf },
+    #[error("the server was not ready within {within_s} s: {how}{}", quote(last_words))]
+    NotReady { how: String, within_s: u32, last_words: Vec<String> },
+    #[error("{what} {}", describe_exit(*ended, last_words))]
+    Ended { what: &'static str, ended: ExitReason, last_words: Vec<String> },
+    #[error("{what} exited with code 0 but left no {file}{}", quote(last_words))]
+    Empty { what: &'static str, file: String, last_words: Vec<String> },
+    #[error("{what} {}{}", ExitReason::QuotaExceeded, list_dropped(dropped))]
+    TooLarge { what: &'static str, max_bytes: u64, dropped: Vec<(String, u64)> },
+    #[error("{what} {}{}", ExitReason::DiskFull, list_dropped(dropped))]
+    DiskFull { what: &'static str, free_bytes: u64, dropped: Vec<(String, u64)> },
+    #[error("ncu read no counters in {stage}: {}; {}", complaint.why, complaint.remedy)]
+    NoCounters { stage: String, complaint: NcuFailure, ended: ExitReason },
+    #[error(
+        "the report needs nsys {needs}, newer than the nsys of this host{}: export it with that \
+         version (nsys export --type sqlite --output run.sqlite REPORT.nsys-rep) and import \
+         run.sqlite",
+        installed.as_ref().map(|version| format!(" ({version})")).unwrap_or_default()
+    )]
+    NewerReport { needs: String, installed: Option<String> },
+    #[error(
+        "the importer of nsys did not run and left raw data; {LINK_IMPORTER}{}",
+        quote(last_words)
+    )]
+    NotImported { last_words: Vec<String> },
+}
+
+/// Describes the exit of a command, with the reason from its output.
+fn describe_exit(ended: ExitReason, last_words: &[String]) -> String {
+    let not_loaded = if ended == ExitReason::Exited(loader_errors::EXIT) {
+        loader_errors::explain(last_words)
+    } else {
+        None
+    };
+    not_loaded.map_or_else(
+        || format!("{ended}{}", quote(last_words)),
+        |why| format!("cannot start: {why}"),
+    )
+}
+
+/// Quotes the last line.
+fn quote(last_words: &[String]) -> String {
+    last_words.last().map(|line| format!(": {line}")).unwrap_or_default()
+}
+
+fn list_dropped(dropped: &[(String, u64)]) -> String {
+    let names: Vec<String> =
+        dropped.iter().map(|(name, bytes)| format!("{name} ({bytes} bytes)")).collect();
+    if names.is_empty() { String::new() } else { format!("; dropped: {}", names.join(", ")) }
+}
+
+impl CollectError {
+    /// Returns the finding of a failure with a known remedy.
+    pub fn finding(&self) -> Option<Finding> {
+        let message = self.to_string();
+        let warning = |id: &str, message: String| Finding::new(id, Severity::Warning, message);
+        match self {
+            Self::TooLarge { max_bytes, dropped, .. } => {
+                let finding = warning("run_too_large", message).with("limit, bytes", max_bytes);
+                Some(with_dropped(finding, dropped).advise(
+                    "generate fewer tokens, trace less (profiling.nsys: trace, duration_s, \
+                     cuda_graph_trace graph), or raise limits.run_bytes",
+                ))
+            }
+            Self::DiskFull { free_bytes, dropped, .. } => {
+                let finding = warning("disk_full", message).with("least free, bytes", free_bytes);
+                Some(with_dropped(finding, dropped).advise(
+                    "delete runs, or set budgets in [retention]; limits.free_bytes is the space to \
+                     keep free",
+                ))
+            }
+            Self::NoCounters { stage, complaint, .. } => {
+                let message = format!("ncu read no counters in {stage}: {}", complaint.why);
+                Some(warning(complaint.id, message).advise(complaint.remedy))
+            }
+            Self::NewerReport { needs, installed } => {
+                let message =
+                    format!("the report needs nsys {needs}, newer than the nsys of this host");
+                let finding = Finding::new("nsys_report_newer", Severity::Critical, message)
+                    .with("required", needs)
+                    .with("installed", installed.as_deref().unwrap_or("unknown"));
+                Some(finding.advise(format!(
+                    "run `nsys export --type sqlite --output run.sqlite REPORT.nsys-rep` with nsys \
+                     {needs} or newer and import run.sqlite, or install that version here"
+                )))
+            }
+            Self::NotReady { how, within_s, last_words } => {
+                let finding = warning("server_not_ready", message).with("looked for", how);
+                let last = last_words.last().into_iter();
+                let finding = last.fold(finding, |finding, line| finding.with("last line", line));
+                Some(finding.with("within, s", within_s).advise(
+                    "check the server's log; raise ready.within_s of the command in targets.toml, \
+                     or correct its url or log",
+                ))
+            }
+            Self::Ended { ended: ExitReason::DeadlinePassed, .. } => {
+                Some(warning("run_out_of_time", message).advise(
+                    "raise timeout_s up to limits.run_s, or reduce the run: fewer repeats and \
+                     tokens, a smaller profiling.ncu.top_n",
+                ))
+            }
+            _ => None,
+        }
+    }
+
+    /// Returns the exit of the command, if that is the failure.
+    pub fn ended(&self) -> Option<ExitReason> {
+        match self {
+            Self::Ended { ended, .. } | Self::NoCounters { ended, .. } => Some(*ended),
+            Self::TooLarge { .. } => Some(ExitReason::QuotaExceeded),
+            Self::DiskFull { .. } => Some(ExitReason::DiskFull),
+            Self::Empty { .. } | Self::NotImported { .. } => Some(ExitReason::Exited(0)),
+            _ => None,
+        }
+    }
+
+    /// Returns the last lines of the command's output.
+    pub fn last_words(&self) -> &[String] {
+        match self {
+            Self::Ended { last_words, .. }
+            | Self::Empty { last_words, .. }
+            | Self::NotImported { last_words } => last_words,
+            _ => &[],
+        }
+    }
+}
+
+fn with_dropped(finding: Finding, dropped: &[(String, u64)]) -> Finding {
+    dropped.iter().fold(finding, |finding, (name, bytes)| {
+        finding.with(name, format!("{bytes} bytes, dropped"))
+    })
+}
+
+/// Folder of one pass.
+pub struct PassFolder<'a> {
+    collector: &'a Collector,
+    dir: &'a Path,
+    path: PathBuf,
+}
+
+impl<'a> PassFolder<'a> {
+    /// Creates the folder `name` of the run in `dir`; removes the files of an earlier attempt.
+    pub fn create(
+        collector: &'a Collector,
+        dir: &'a Path,
+        name: &str,
+    ) -> Result<Self, CollectError> {
+        let path = dir.join(name);
+        let make = || {
+            match fs::remove_dir_all(&path) {
+                Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
+                _ => fs::create_dir_all(&path)?,
+            }
+            fs::create_dir_all(dir.join(layout::LOGS))
+        };
+        make().map_err(|source| CollectError::Write { path: path.clone(), source })?;
+        Ok(Self { collector, dir, path })
+    }
+
+    /// Opens the folder `name` of the run in `dir` with its files.
+    pub fn open(collector: &'a Collector, dir: &'a Path, name: &str) -> Result<Self, CollectError> {
+        let path = dir.join(name);
+        fs::create_dir_all(dir.join(layout::LOGS))
+            .map_err(|source| CollectError::Write { path: path.clone(), source })?;
+        Ok(Self { collector, dir, path })
+    }
+
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// Writes the runner's request and returns its path.
+    pub fn write_request(&self, request: &RunnerRequest) -> Result<PathBuf, CollectError> {
+        let path = self.path.join(layout::REQUEST);
+        let write = || fs::write(&path, serde_json::to_vec_pretty(request)?);
+        write().map_err(|source| CollectError::Write { path: path.clone(), source })?;
+        Ok(path)
+    }
+
+    /// Runs one command of the pass, with its output in `logs/NAME.*`; fails unless it succeeds.
+    pub async fn run(
+        &self,
+        what: &'static str,
+        name: &str,
+        argv: &Argv,
+        limits: &ProcessLimits,
+    ) -> Result<Pass, CollectError> {
+        self.run_logged(what, argv, &self.logs(name), limits).await
+    }
+
+    /// Runs one command whose standard output is a file of the pass.
+    pub async fn run_into_file(
+        &self,
+        what: &'static str,
+        name: &str,
+        argv: &Argv,
+        limits: &ProcessLimits,
+        file: &str,
+    ) -> Result<Pass, CollectError> {
+        let logs = Logs { stdout: self.path.join(file), cap: PAGE_CAP, ..self.logs(name) };
+        self.run_logged(what, argv, &logs, limits).await
+    }
+
+    /// Appends a command of the pass to its record of commands, in shell syntax.
+    pub fn record_command(&self, argv: &Argv) -> Result<(), CollectError> {
+        let command = self.path.join(layout::COMMAND);
+        let append = || {
+            writeln!(
+                OpenOptions::new().append(true).create(true).open(&command)?,
+                "{}",
+                argv.shell()
+            )
+        };
+        append().map_err(|source| CollectError::Write { path: command.clone(), source })
+    }
+
+    /// Returns the failure of a command; removes its raw data where it exceeded a limit of space.
+    pub fn failure(
+        &self,
+        what: &'static str,
+        ended: ExitReason,
+        logs: &Logs,
+        limits: &ProcessLimits,
+    ) -> CollectError {
+        match ended {
+            ExitReason::QuotaExceeded => self.too_large(what, limits),
+            ExitReason::DiskFull => self.disk_full(what, limits),
+            ended => CollectError::Ended { what, ended, last_words: logs.last_output(LAST_WORDS) },
+        }
+    }
+
+    async fn run_logged(
+        &self,
+        what: &'static str,
+        argv: &Argv,
+        logs: &Logs,
+        limits: &ProcessLimits,
+    ) -> Result<Pass, CollectError> {
+        self.record_command(argv)?;
+        let started = Instant::now();
+        match run(argv, logs, limits).await {
+            Ok(ExitReason::Exited(0)) => Ok(Pass { wall: started.elapsed(), findings: Vec::new() }),
+            Ok(ended) => Err(self.failure(what, ended, logs, limits)),
+            Err(source) => Err(CollectError::Run { program: argv.program.clone(), source }),
+        }
+    }
+
+    /// Removes the raw data of the pass and leaves a note.
+    fn too_large(&self, what: &'static str, limits: &ProcessLimits) -> CollectError {
+        let max_bytes = limits.quota.as_ref().map_or(0, |quota| quota.max_bytes);
+        let why = format!(
+            "{what} exceeded the disk quota of a run, {max_bytes} bytes (limits.run_bytes), and \
+             was ended; dropped here:"
+        );
+        match drop_raw(&self.path, &why) {
+            Ok(dropped) => CollectError::TooLarge { what, max_bytes, dropped },
+            Err(source) => CollectError::Write { path: self.path.clone(), source },
+        }
+    }
+
+    /// Removes the raw data of the pass to free disk space, and leaves a note.
+    fn disk_full(&self, what: &'static str, limits: &ProcessLimits) -> CollectError {
+        let free_bytes = limits.quota.as_ref().map_or(0, |quota| quota.free_bytes);
+        let why = format!(
+            "{what} was ended to keep {free_bytes} bytes free (limits.free_bytes); dropped here:"
+        );
+        match drop_raw(&self.path, &why) {
+            Ok(dropped) => CollectError::DiskFull { what, free_bytes, dropped },
+            Err(source) => CollectError::Write { path: self.path.clone(), source },
+        }
+    }
+
+    /// Returns the last lines of a command's output, standard error last.
+    pub fn output(&self, name: &str) -> Vec<String> {
+        let logs = self.logs(name);
+        [&logs.stdout, &logs.stderr]
+            .into_iter()
+            .flat_map(|log| last_lines(log, LAST_LINES))
+            .collect()
+    }
+
+    /// Checks that `file` exists and is not empty.
+    pub fn require(&self, file: &str, what: &'static str, log: &str) -> Result<(), CollectError> {
+        if fs::metadata(self.path.join(file)).is_ok_and(|meta| meta.is_file() && meta.len() > 0) {
+            return Ok(());
+        }
+        Err(CollectError::Empty {
+            what,
+            file: file.into(),
+            last_words: self.logs(log).last_output(LAST_WORDS),
+        })
+    }
+
+    /// Returns the failure of a profile that succeeded without a report.
+    pub fn missing_report(&self, raw_data: bool, log: &str) -> CollectError {
+        let last_words = self.logs(log).last_output(LAST_WORDS);
+        if raw_data {
+            return CollectError::NotImported { last_words };
+        }
+        CollectError::Empty { what: "nsys profile", file: layout::NSYS_REPORT.into(), last_words }
+    }
+
+    /// Returns the first line of a command's output that contains `text`.
+    pub fn find_line(&self, log: &str, text: &str) -> Option<String> {
+        self.output(log).into_iter().find(|line| line.contains(text))
+    }
+
+    /// Returns the finding of an import that lost data although nsys exited with 0.
+    pub fn import_errors(&self, log: &str) -> Option<Finding> {
+        let line = self.find_line(log, "non-fatal error")?;
+        let message = "nsys imported its data with errors: most kernels may be missing";
+        let remedy = "use an nsys as new as the driver, and compare the number of kernels with \
+                      that of launches before relying on the timeline";
+        Some(
+            Finding::new("nsys_import_errors", Severity::Warning, message)
+                .with("nsys", line)
+                .advise(remedy),
+        )
+    }
+
+    pub fn logs(&self, name: &str) -> Logs {
+        self.collector.logs(self.dir, name)
+    }
+}

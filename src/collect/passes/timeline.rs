@@ -1,0 +1,244 @@
+//! The timeline pass: a target under nsys, and the export of its report to SQLite.
+
+use std::{path::Path, time::Duration};
+
+use super::{
+    pass::{self, CollectError, Pass, PassFolder},
+    server::ServedTarget,
+};
+use crate::{
+    artifact::layout,
+    collect::{
+        Collector, ExitReason, ProcessLimits,
+        process::{argv::Argv, child, watch::RuntimeWatch},
+        tools::{self, nsys},
+    },
+    domain::{
+        finding::{Finding, Severity},
+        profiling::{CaptureRange, NsysSettings},
+        runner::{self, RunnerRequest},
+    },
+};
+
+/// Target of a recording.
+pub enum RecordedTarget<'a, 'b> {
+    /// Model-runner, which reports its own times.
+    Runner,
+    /// A program with its runtime, nanoseconds.
+    Program(&'a mut Option<i64>),
+    Server(&'a mut ServedTarget<'b>),
+}
+
+impl Collector {
+    /// Runs the timeline pass: the runner under nsys, exported to SQLite, into `nsys/`.
+    pub async fn nsys(
+        &self,
+        dir: &Path,
+        request: &RunnerRequest,
+        settings: &NsysSettings,
+        limits: &ProcessLimits,
+    ) -> Result<Pass, CollectError> {
+        self.nsys.as_ref().ok_or(CollectError::NotInstalled { tool: "nsys" })?;
+        let folder = PassFolder::create(self, dir, layout::NSYS)?;
+        // More repeats only enlarge a trace; ceilings are measured in the unprofiled pass.
+        let once = RunnerRequest {
+            repeats: request.repeats.min(settings.repeats),
+            warmup: request.warmup.min(settings.warmup),
+            max_new_tokens: request.max_new_tokens.min(settings.max_new_tokens),
+            ceilings: false,
+            ..request.clone()
+        };
+        let mut runner = self.runner_argv(&once, &folder)?;
+        if settings.capture_range != CaptureRange::None {
+            // By default nsys matches registered strings only.
+            runner = runner.env("NSYS_NVTX_PROFILER_REGISTER_ONLY", "0");
+        }
+        let pass = self
+            .record(
+                &folder,
+                dir,
+                settings,
+                request.device != "cpu",
+                &runner,
+                limits,
+                RecordedTarget::Runner,
+            )
+            .await?;
+        folder.require(runner::EVENTS, "the model runner under nsys", "nsys")?;
+        Ok(pass)
+    }
+
+    /// Records `target` with nsys and exports the report to SQLite. A recording that failed by a
+    /// race inside nsys is repeated.
+    #[expect(
+        clippy::too_many_arguments,
+        reason = "a pass, its folder, its settings and its bounds"
+    )]
+    pub(super) async fn record(
+        &self,
+        folder: &PassFolder<'_>,
+        dir: &Path,
+        settings: &NsysSettings,
+        on_gpu: bool,
+        target: &Argv,
+        limits: &ProcessLimits,
+        mut recorded: RecordedTarget<'_, '_>,
+    ) -> Result<Pass, CollectError> {
+        let nsys = self.nsys.as_deref().ok_or(CollectError::NotInstalled { tool: "nsys" })?;
+        let report = dir.join(layout::NSYS_REPORT);
+        let profile = nsys::profile(nsys, settings, on_gpu, &report.with_extension(""), target);
+        let (profile, exposed) = self.isolated(profile, dir, limits).await;
+        let mut retries = Vec::new();
+        let mut pass = loop {
+            let (stage, error) =
+                match self.record_once(nsys, folder, dir, &profile, limits, &mut recorded).await {
+                    Ok(pass) => break pass,
+                    Err(failure) => failure,
+                };
+            // A race shows in the output of a command that exited by itself.
+            let exited = matches!(error.ended(), Some(ExitReason::Exited(_)));
+            let race = nsys::RACES.iter().find_map(|text| folder.find_line(stage, text));
+            match race.filter(|_| exited) {
+                Some(line) if retries.len() < nsys::MAX_RETRIES => retries.push(line),
+                _ => return Err(error),
+            }
+            for partial in [&report, &report.with_extension("qdstrm")] {
+                let _ = std::fs::remove_file(partial); // it may not exist
+            }
+        };
+        pass.findings.extend(exposed);
+        pass.findings.extend(nsys::started_again(&retries));
+        pass.findings.extend(folder.import_errors("nsys"));
+        Ok(pass)
+    }
+
+    /// Records and exports once; a failure has the name of the failed command's log.
+    async fn record_once(
+        &self,
+        nsys: &Path,
+        folder: &PassFolder<'_>,
+        dir: &Path,
+        profile: &Argv,
+        limits: &ProcessLimits,
+        recorded: &mut RecordedTarget<'_, '_>,
+    ) -> Result<Pass, (&'static str, CollectError)> {
+        let (report, export) = (dir.join(layout::NSYS_REPORT), dir.join(layout::NSYS_EXPORT));
+        let ran = match recorded {
+            RecordedTarget::Runner => folder.run("nsys profile", "nsys", profile, limits).await,
+            RecordedTarget::Program(wall) => {
+                let watch = RuntimeWatch::start(limits.run);
+                let ran = folder.run("nsys profile", "nsys", profile, limits).await;
+                **wall = watch.stop().await;
+                ran
+            }
+            RecordedTarget::Server(served) => {
+                served.run_profiled(folder, "nsys", profile, limits).await
+            }
+        };
+        let raw = report.with_extension("qdstrm");
+        // With a report or raw data, the target failed and not nsys.
+        let log = if report.exists() || raw.exists() { "nsys-target" } else { "nsys" };
+        let mut pass = ran.map_err(|error| (log, error))?;
+        if !report.exists() {
+            let log = if raw.exists() { "nsys-import" } else { "nsys" };
+            pass.findings.push(
+                self.import(nsys, folder, &raw, &report, limits)
+                    .await
+                    .map_err(|error| (log, error))?,
+            );
+        }
+        let exported = async {
+            folder.require("run.nsys-rep", "nsys profile", "nsys")?;
+            folder
+                .run("nsys export", "nsys-export", &nsys::export(nsys, &report, &export), limits)
+                .await?;
+            folder.require("run.sqlite", "nsys export", "nsys-export")
+        };
+        exported.await.map_err(|error| ("nsys-export", error))?;
+        Ok(pass)
+    }
+
+    /// Exports the report in the run's `nsys/`, possibly of another nsys, to SQLite next to it.
+    pub async fn export(&self, dir: &Path, limits: &ProcessLimits) -> Result<Pass, CollectError> {
+        let nsys = self.nsys.as_deref().ok_or(CollectError::NotInstalled { tool: "nsys" })?;
+        let folder = PassFolder::open(self, dir, layout::NSYS)?;
+        let command =
+            nsys::export(nsys, &dir.join(layout::NSYS_REPORT), &dir.join(layout::NSYS_EXPORT));
+        let exported = async {
+            let pass = folder.run("nsys export", "nsys-export", &command, limits).await?;
+            folder.require("run.sqlite", "nsys export", "nsys-export")?;
+            Ok(pass)
+        };
+        match exported.await {
+            Err(error)
+                if matches!(error, CollectError::Ended { .. } | CollectError::Empty { .. }) =>
+            {
+                let Some(needs) = nsys::required_version(&folder.output("nsys-export")) else {
+                    return Err(error);
+                };
+                let installed =
+                    tools::version(nsys, &self.logs(dir, "nsys-version"), limits).await.ok();
+                Err(CollectError::NewerReport { needs, installed })
+            }
+            exported => exported,
+        }
+    }
+
+    /// Returns the command in a process tree of its own, or unchanged with a finding where the
+    /// system forbids that.
+    async fn isolated(
+        &self,
+        command: Argv,
+        dir: &Path,
+        limits: &ProcessLimits,
+    ) -> (Argv, Option<Finding>) {
+        if !self.isolate {
+            return (command, None);
+        }
+        for isolation in nsys::ISOLATIONS {
+            let probe = nsys::isolated(isolation, Argv::new("true"));
+            let limits = limits.short(Duration::from_secs(10));
+            let probed = child::run(&probe, &self.logs(dir, "isolation"), &limits).await;
+            if matches!(probed, Ok(ExitReason::Exited(0))) {
+                return (nsys::isolated(isolation, command), None);
+            }
+        }
+        let message = "nsys could read the environments of this user's other processes: its report \
+                       may contain their secrets";
+        let remedy = "do not share nsys/run.nsys-rep and nsys/run.sqlite, or allow the service to \
+                      create namespaces (unshare of util-linux, and CAP_SYS_ADMIN or unprivileged \
+                      user namespaces)";
+        (
+            command,
+            Some(Finding::new("nsys_sees_environments", Severity::Warning, message).advise(remedy)),
+        )
+    }
+
+    /// Imports the raw data of nsys, if its importer is found.
+    async fn import(
+        &self,
+        nsys: &Path,
+        folder: &PassFolder<'_>,
+        qdstrm: &Path,
+        report: &Path,
+        limits: &ProcessLimits,
+    ) -> Result<Finding, CollectError> {
+        let unlinked = nsys.canonicalize().unwrap_or_else(|_| nsys.into());
+        let importer = nsys::importers(&unlinked).into_iter().find(|path| tools::is_program(path));
+        let (true, Some(importer)) = (qdstrm.exists(), importer) else {
+            return Err(folder.missing_report(qdstrm.exists(), "nsys"));
+        };
+        folder
+            .run("QdstrmImporter", "nsys-import", &nsys::import(&importer, qdstrm, report), limits)
+            .await?;
+        folder.require("run.nsys-rep", "QdstrmImporter", "nsys-import")?;
+        let _ = std::fs::remove_file(qdstrm); // the report contains it
+        let message = "nsys did not find its importer and left raw data, which llmprof imported";
+        Ok(Finding::new("nsys_importer_unlinked", Severity::Info, message)
+            .with("importer", importer.display())
+            .advise(pass::LINK_IMPORTER))
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,288 @@
+//! Tests of the timeline pass with nsys scripts that fail in known ways.
+
+use std::fs;
+
+use super::*;
+use crate::collect::{
+    process::disk_quota::DiskQuota,
+    tests::{NSYS, RUNNER, TestHost, program},
+};
+
+#[tokio::test]
+async fn the_timeline_pass_runs_once_and_leaves_report_export_and_commands() {
+    let host = TestHost::new(RUNNER, Some(NSYS));
+    assert_eq!(host.timeline().await.unwrap().findings, []);
+    let request = host.runner_request(layout::NSYS);
+    assert_eq!((request.repeats, request.warmup, request.ceilings), (1, 1, false));
+    for file in [
+        layout::NSYS_REPORT,
+        layout::NSYS_EXPORT,
+        "nsys/events.jsonl",
+        "logs/nsys.stdout.log",
+        "logs/nsys-export.stderr.log",
+    ] {
+        assert!(host.run().join(file).is_file(), "{file}");
+    }
+    let commands = fs::read_to_string(host.run().join(layout::NSYS_COMMAND)).unwrap();
+    let commands: Vec<_> = commands.lines().map(|line| line.split(' ').nth(1).unwrap()).collect();
+    assert_eq!(commands, ["profile", "export"]);
+}
+
+#[tokio::test]
+async fn without_nsys_there_is_no_timeline() {
+    let error = TestHost::new(RUNNER, None).timeline().await.unwrap_err();
+    assert!(matches!(error, CollectError::NotInstalled { tool: "nsys" }));
+}
+
+#[tokio::test]
+async fn an_nsys_that_exits_0_and_leaves_nothing_is_quoted() {
+    let host = TestHost::new(RUNNER, Some("echo 'Importer error status: broken' >&2"));
+    let error = host.timeline().await.unwrap_err();
+    assert_eq!(
+        error.to_string(),
+        "nsys profile exited with code 0 but left no nsys/run.nsys-rep: Importer error status: \
+         broken"
+    );
+}
+
+/// An nsys that loses its helper process in the first `times` profiles.
+fn losing_helper(times: u32) -> TestHost {
+    let lose = format!(
+        "if [ $1 = profile ]; then echo try >> \"${{0%/*}}/tries\"; \
+         if [ $(wc -l < \"${{0%/*}}/tries\") -le {times} ]; then \
+         echo 'Connection to the Agent lost.' >&2; exit 0; fi; fi\n{NSYS}"
+    );
+    TestHost::new(RUNNER, Some(&lose))
+}
+
+#[tokio::test]
+async fn an_nsys_that_lost_its_helper_is_started_again_with_a_finding() {
+    let pass = losing_helper(2).timeline().await.unwrap();
+    let found: Vec<_> =
+        pass.findings.iter().map(|it| (it.id.as_str(), it.evidence["starts"].as_str())).collect();
+    assert_eq!(found, [("nsys_started_again", "3")]);
+}
+
+#[tokio::test]
+async fn an_nsys_that_loses_its_helper_each_time_fails_after_three() {
+    let host = losing_helper(99);
+    let error = host.timeline().await.unwrap_err();
+    assert_eq!(
+        error.to_string(),
+        "nsys profile exited with code 0 but left no nsys/run.nsys-rep: Connection to the Agent \
+         lost."
+    );
+    assert_eq!(fs::read_to_string(host.dir.path().join("bin/tries")).unwrap().lines().count(), 3);
+}
+
+/// An nsys whose command `command` fails with `message` the first time.
+fn failing_once(command: &str, message: &str) -> TestHost {
+    let lose = format!(
+        "if [ $1 = {command} ] && mkdir \"${{0%/*}}/tried\" 2>/dev/null; then \
+         echo '{message}' >&2; exit 1; fi\n{NSYS}"
+    );
+    TestHost::new(RUNNER, Some(&lose))
+}
+
+#[tokio::test]
+async fn an_end_of_file_between_the_processes_of_nsys_is_retried() {
+    for command in ["profile", "export"] {
+        let pass = failing_once(command, "Error: End of file").timeline().await.unwrap();
+        let found: Vec<_> =
+            pass.findings.iter().map(|it| (it.id.as_str(), it.evidence["nsys"].as_str())).collect();
+        assert_eq!(found, [("nsys_started_again", "Error: End of file")], "{command}");
+        let error = failing_once(command, "no space left").timeline().await.unwrap_err();
+        assert!(error.to_string().contains("no space left"), "{error}");
+    }
+}
+
+#[tokio::test]
+async fn a_report_of_a_newer_nsys_is_rejected_with_both_versions_and_the_remedy() {
+    let host = TestHost::new(
+        RUNNER,
+        Some(
+            "case $1 in --version) echo 'NVIDIA Nsight Systems version 2022.4.2.1-df9881f';; \
+             export) echo 'Version number is invalid: 2025@6@1' >&2; exit 1;; esac",
+        ),
+    );
+    fs::create_dir_all(host.run().join("nsys")).unwrap();
+    let error = host.collector.export(&host.run(), &host.limits).await.unwrap_err();
+    let message = error.to_string();
+    assert!(
+        message.contains("nsys 2025.6.1")
+            && message.contains("(2022.4.2.1-df9881f)")
+            && message.contains("nsys export --type sqlite"),
+        "{message}"
+    );
+    assert_eq!(error.finding().unwrap().id, "nsys_report_newer");
+}
+
+/// An nsys that leaves raw data, because it does not find its importer in NVIDIA's layout.
+fn unlinked(importer: &str) -> TestHost {
+    let mut host = TestHost::new(
+        RUNNER,
+        Some(
+            &NSYS
+                .replace("nsys-rep;;", "qdstrm; echo 'importer not found' >&2;;")
+                .replace(".nsys-rep", ".qdstrm"),
+        ),
+    );
+    let root = host.dir.path().join("nsight");
+    program(&root.join("host-linux-x64/QdstrmImporter"), importer);
+    fs::create_dir(root.join("target-linux-x64")).unwrap();
+    let nsys = root.join("target-linux-x64/nsys");
+    fs::rename(host.dir.path().join("bin/nsys"), &nsys).unwrap();
+    host.collector.nsys = Some(nsys);
+    host
+}
+
+#[tokio::test]
+async fn raw_data_is_imported_where_the_importer_is_found() {
+    let host = unlinked(r#"cat "$3" > "$5""#);
+    let pass = host.timeline().await.unwrap();
+    assert_eq!(
+        pass.findings.iter().map(|f| f.id.as_str()).collect::<Vec<_>>(),
+        ["nsys_importer_unlinked"]
+    );
+    assert!(
+        host.run().join(layout::NSYS_EXPORT).is_file()
+            && !host.run().join("nsys/run.qdstrm").exists()
+    );
+}
+
+#[tokio::test]
+async fn a_failed_importer_is_quoted() {
+    let error = unlinked("echo incompatible stream >&2; exit 1").timeline().await.unwrap_err();
+    assert_eq!(error.to_string(), "QdstrmImporter exited with code 1: incompatible stream");
+    let error = unlinked("echo done").timeline().await.unwrap_err();
+    assert_eq!(
+        error.to_string(),
+        "QdstrmImporter exited with code 0 but left no run.nsys-rep: done"
+    );
+}
+
+#[tokio::test]
+async fn an_import_with_errors_is_a_finding() {
+    let host = TestHost::new(
+        RUNNER,
+        Some(
+            &NSYS
+                .replace("report >", "Importation succeeded with non-fatal errors.; echo report >"),
+        ),
+    );
+    let pass = host.timeline().await.unwrap();
+    assert_eq!(
+        pass.findings.iter().map(|f| f.id.as_str()).collect::<Vec<_>>(),
+        ["nsys_import_errors"]
+    );
+}
+
+/// Limits the size of the run.
+fn limit_size(host: &mut TestHost, max_bytes: u64) {
+    host.limits.quota = Some(DiskQuota { dir: host.run(), max_bytes, free_bytes: 0 });
+    host.limits.grace = Duration::from_millis(100);
+}
+
+#[tokio::test]
+async fn a_tool_that_exceeds_the_quota_is_ended_and_its_raw_data_removed() {
+    let endless = r#"while [ "$1" != --output ]; do shift; done; stem=$2; shift 2; "$@" || exit $?
+head -c 3000000 /dev/zero > "$stem.nsys-rep"; exec sleep 1000"#;
+    let mut host = TestHost::new(RUNNER, Some(endless));
+    limit_size(&mut host, 2_000_000);
+    let error = host.timeline().await.unwrap_err();
+    assert_eq!(error.ended(), Some(ExitReason::QuotaExceeded));
+    assert_eq!(
+        error.to_string(),
+        "nsys profile exceeded the disk quota of a run and was ended; dropped: run.nsys-rep \
+         (3000000 bytes)"
+    );
+    let finding = error.finding().unwrap();
+    assert_eq!(
+        (finding.id.as_str(), finding.evidence["run.nsys-rep"].as_str()),
+        ("run_too_large", "3000000 bytes, dropped")
+    );
+    assert!(
+        !host.run().join(layout::NSYS_REPORT).exists()
+            && host.run().join("nsys/events.jsonl").is_file()
+    );
+    assert!(
+        fs::read_to_string(host.run().join("nsys/dropped.txt"))
+            .unwrap()
+            .contains("run.nsys-rep: 3000000 bytes")
+    );
+}
+
+#[tokio::test]
+async fn a_tool_is_ended_on_a_nearly_full_disk_and_its_raw_data_removed() {
+    let endless = r#"while [ "$1" != --output ]; do shift; done; stem=$2; shift 2; "$@" || exit $?
+head -c 3000000 /dev/zero > "$stem.nsys-rep"; exec sleep 1000"#;
+    let mut host = TestHost::new(RUNNER, Some(endless));
+    limit_size(&mut host, 1 << 40);
+    // More than any disk has free: the tool is ended at the first check.
+    host.limits.quota.as_mut().unwrap().free_bytes = u64::MAX;
+    let error = host.timeline().await.unwrap_err();
+    assert_eq!(
+        (error.ended(), error.finding().unwrap().id.as_str()),
+        (Some(ExitReason::DiskFull), "disk_full")
+    );
+    assert!(
+        error
+            .to_string()
+            .starts_with("nsys profile was ended because the disk of the runs is nearly full"),
+        "{error}"
+    );
+    assert!(!host.run().join(layout::NSYS_REPORT).exists());
+}
+
+#[tokio::test]
+async fn temporary_files_and_large_exports_count_towards_the_quota() {
+    let mut host = TestHost::new(
+        RUNNER,
+        Some(r#"head -c 3000000 /dev/zero > "$TMPDIR/raw"; exec sleep 1000"#),
+    );
+    limit_size(&mut host, 2_000_000);
+    assert_eq!(host.timeline().await.unwrap_err().ended(), Some(ExitReason::QuotaExceeded));
+    let mut host = TestHost::new(
+        RUNNER,
+        Some(&NSYS.replace(r#"cat "$3" > "$2""#, r#"head -c 3000000 /dev/zero > "$2""#)),
+    );
+    limit_size(&mut host, 2_000_000);
+    let error = host.timeline().await.unwrap_err();
+    assert!(
+        error.to_string().starts_with("nsys export exceeded the disk quota of a run"),
+        "{error}"
+    );
+    assert!(
+        !host.run().join(layout::NSYS_EXPORT).exists()
+            && !host.run().join(layout::NSYS_REPORT).exists()
+    );
+}
+
+#[tokio::test]
+async fn a_hanging_tool_is_ended_at_its_deadline_with_a_finding() {
+    let mut host = TestHost::new(RUNNER, Some("exec sleep 1000"));
+    host.limits.deadline = tokio::time::Instant::now() + Duration::from_millis(200);
+    let error = host.timeline().await.unwrap_err();
+    assert_eq!(
+        (error.ended(), error.finding().unwrap().id.as_str()),
+        (Some(ExitReason::DeadlinePassed), "run_out_of_time")
+    );
+}
+
+/// An nsys whose program leaves a child behind: it exits when that child has been reaped, as the
+/// real one does.
+const PATIENT: &str = r#"
+case $1 in
+profile) while [ "$1" != --output ]; do shift; done; stem=$2; shift 2; "$@" || exit $?
+  setsid sh -c 'sleep 0.1 & echo $! > "$0"' "$stem.left"
+  while [ -e "/proc/$(cat "$stem.left")" ]; do sleep 0.05; done
+  echo report > "$stem.nsys-rep";;
+export) while [ "$1" != --output ]; do shift; done; cat "$3" > "$2";;
+esac"#;
+
+#[tokio::test]
+async fn an_orphan_in_its_own_process_tree_is_reaped() {
+    let mut host = TestHost::new(RUNNER, Some(PATIENT));
+    host.collector.isolate = true;
+    host.timeline().await.unwrap();
+}

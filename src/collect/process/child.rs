@@ -1,0 +1,356 @@
+//! Child processes that always end.
+//!
+//! A child leads its own session, so that its group can be ended with it; processes outside the
+//! group are found by a mark in their environment. At its deadline, when it is stopped and when the
+//! service dies, a child gets TERM and, after a grace period, KILL.
+
+use std::{
+    fmt,
+    fs::File,
+    io,
+    os::unix::process::ExitStatusExt,
+    path::{Path, PathBuf},
+    process::{ExitStatus, Stdio},
+    sync::{OnceLock, mpsc},
+    thread,
+    time::Duration,
+};
+
+use nix::{
+    errno::Errno,
+    sys::{
+        prctl,
+        signal::{Signal, killpg},
+    },
+    unistd::{Pid, getppid, setsid},
+};
+use tokio::{
+    process::{Child, Command},
+    runtime::Handle,
+    sync::{mpsc::UnboundedSender, oneshot},
+    task::{JoinHandle, spawn_blocking},
+    time::{Instant, sleep_until, timeout},
+};
+use tokio_util::sync::CancellationToken;
+
+use super::{
+    argv::Argv,
+    output::{Logs, copy_output},
+};
+use crate::{
+    collect::process::{
+        disk_quota::{DiskQuota, QuotaLimit},
+        line_stream::{ChildLine, Lines},
+        orphans::{MARKER, end_orphans, make_scratch, scratch, signal},
+    },
+    config::environment,
+    domain::ids::RunId,
+};
+
+/// Default time between TERM and KILL.
+pub const DEFAULT_GRACE: Duration = Duration::from_secs(5);
+/// Time to wait for an output that stays open after every known process has ended.
+const DRAIN: Duration = Duration::from_secs(2);
+
+/// Limits of a child: its run, deadline, stop token, listener and disk quota. A run has one child
+/// at a time, or a server and a client.
+#[derive(Debug, Clone)]
+pub struct ProcessLimits {
+    pub run: RunId,
+    pub deadline: Instant,
+    pub grace: Duration,
+    pub stop: CancellationToken,
+    pub lines: Option<UnboundedSender<ChildLine>>,
+    /// Disk quota of the run; `None`: unlimited.
+    pub quota: Option<DiskQuota>,
+}
+
+impl ProcessLimits {
+    /// Limits the children of `run` to `limit` from now, without a listener.
+    pub fn new(run: RunId, limit: Duration, stop: CancellationToken) -> Self {
+        Self {
+            run,
+            deadline: Instant::now() + limit,
+            grace: DEFAULT_GRACE,
+            stop,
+            lines: None,
+            quota: None,
+        }
+    }
+
+    /// Returns the same limits for a short command: at most `limit` from now, without a listener.
+    pub fn short(&self, limit: Duration) -> Self {
+        Self { deadline: self.deadline.min(Instant::now() + limit), lines: None, ..self.clone() }
+    }
+}
+
+/// Reason why a child ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum ExitReason {
+    Exited(i32),
+    /// Ended by a signal from elsewhere.
+    Signalled(i32),
+    DeadlinePassed,
+    /// The run exceeded its disk quota.
+    QuotaExceeded,
+    /// The disk of the runs is nearly full.
+    DiskFull,
+    Stopped,
+}
+
+impl ExitReason {
+    /// Returns the exit code, if the child exited by itself.
+    pub fn exit_code(self) -> Option<i32> {
+        if let Self::Exited(code) = self { Some(code) } else { None }
+    }
+}
+
+impl From<ExitStatus> for ExitReason {
+    fn from(status: ExitStatus) -> Self {
+        // A status of `wait` is either a code or a signal.
+        status
+            .code()
+            .map_or_else(|| Self::Signalled(status.signal().unwrap_or_default()), Self::Exited)
+    }
+}
+
+impl From<QuotaLimit> for ExitReason {
+    fn from(limit: QuotaLimit) -> Self {
+        match limit {
+            QuotaLimit::Run => Self::QuotaExceeded,
+            QuotaLimit::Disk => Self::DiskFull,
+        }
+    }
+}
+
+impl fmt::Display for ExitReason {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Exited(code) => write!(f, "exited with code {code}"),
+            Self::Signalled(signal) => match Signal::try_from(*signal) {
+                Ok(signal) => write!(f, "was ended by {signal}"),
+                Err(_) => write!(f, "was ended by signal {signal}"),
+            },
+            Self::DeadlinePassed => f.write_str("ran past its deadline and was ended"),
+            Self::QuotaExceeded => f.write_str("exceeded the disk quota of a run and was ended"),
+            Self::DiskFull => f.write_str("was ended because the disk of the runs is nearly full"),
+            Self::Stopped => f.write_str("was stopped"),
+        }
+    }
+}
+
+/// Runs `argv` until it exits, exceeds a limit or is stopped; returns the reason.
+///
+/// Afterwards none of its processes is running, its output is in `logs`, and its folder for
+/// temporary files is removed: an interrupted profiler leaves gigabytes there.
+pub async fn run(argv: &Argv, logs: &Logs, limits: &ProcessLimits) -> io::Result<ExitReason> {
+    run_to_exit(argv, logs, limits, ChildScope::Run).await
+}
+
+/// Runs `argv` alongside another child of the run: only its own process group is ended with it.
+pub async fn run_alongside(
+    argv: &Argv,
+    logs: &Logs,
+    limits: &ProcessLimits,
+) -> io::Result<ExitReason> {
+    run_to_exit(argv, logs, limits, ChildScope::Group).await
+}
+
+async fn run_to_exit(
+    argv: &Argv,
+    logs: &Logs,
+    limits: &ProcessLimits,
+    scope: ChildScope,
+) -> io::Result<ExitReason> {
+    if limits.stop.is_cancelled() {
+        File::create(&logs.stdout)?;
+        File::create(&logs.stderr)?;
+        return Ok(ExitReason::Stopped);
+    }
+    let mut running = RunningChild::start(argv, logs, limits, scope).await?;
+    let reason = running.wait(limits).await?;
+    running.finish(reason, limits).await
+}
+
+/// Processes to end together with a child.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum ChildScope {
+    /// Every process of the run.
+    Run,
+    /// The child's process group.
+    Group,
+}
+
+/// A running child.
+pub struct RunningChild {
+    child: Child,
+    group: ProcessGroup,
+    scratch: PathBuf,
+    outputs: Vec<JoinHandle<io::Result<()>>>,
+}
+
+impl RunningChild {
+    /// Starts `argv`. The child ends when this value is dropped.
+    pub async fn start(
+        argv: &Argv,
+        logs: &Logs,
+        limits: &ProcessLimits,
+        scope: ChildScope,
+    ) -> io::Result<Self> {
+        let (stdout, stderr) = (File::create(&logs.stdout)?, File::create(&logs.stderr)?);
+        let mut group = ProcessGroup { run: limits.run, leader: None, scope };
+        let scratch = match scope {
+            ChildScope::Run => make_scratch(limits.run)?,
+            ChildScope::Group => scratch(limits.run),
+        };
+        let mut child = spawn(command(argv, limits.run, &scratch)).await?;
+        group.leader = child.id().and_then(|id| i32::try_from(id).ok()).map(Pid::from_raw);
+        let lines = || Lines::new(limits.lines.clone());
+        let out = child
+            .stdout
+            .take()
+            .map(|from| tokio::spawn(copy_output(from, stdout, logs.cap, lines())));
+        let err = child
+            .stderr
+            .take()
+            .map(|from| tokio::spawn(copy_output(from, stderr, logs.cap, lines())));
+        Ok(Self { child, group, scratch, outputs: [out, err].into_iter().flatten().collect() })
+    }
+
+    /// Waits until it exits, exceeds a limit or is stopped; returns the reason. May be called
+    /// again.
+    pub async fn wait(&mut self, limits: &ProcessLimits) -> io::Result<ExitReason> {
+        Ok(tokio::select! {
+            status = self.child.wait() => status?.into(),
+            () = limits.stop.cancelled() => ExitReason::Stopped,
+            () = sleep_until(limits.deadline) => ExitReason::DeadlinePassed,
+            limit = DiskQuota::exceeded(limits.quota.as_ref(), &self.scratch) => limit.into(),
+        })
+    }
+
+    /// Ends its remaining processes; a child that has not exited by itself gets TERM and a grace
+    /// period first.
+    pub async fn finish(
+        mut self,
+        mut reason: ExitReason,
+        limits: &ProcessLimits,
+    ) -> io::Result<ExitReason> {
+        if matches!(
+            reason,
+            ExitReason::Stopped
+                | ExitReason::DeadlinePassed
+                | ExitReason::QuotaExceeded
+                | ExitReason::DiskFull
+        ) {
+            self.group.signal(Signal::SIGTERM);
+            let _ = timeout(limits.grace, self.child.wait()).await;
+        }
+        // A fast child may have written too much and exited between two checks.
+        let limit = limits.quota.as_ref().and_then(|quota| quota.check(&self.scratch));
+        if let (ExitReason::Exited(_), Some(QuotaLimit::Run)) = (reason, limit) {
+            reason = ExitReason::QuotaExceeded;
+        }
+        let group = self.group;
+        spawn_blocking(move || drop(group)).await?;
+        self.child.wait().await?;
+        for output in self.outputs {
+            drain(output).await?;
+        }
+        Ok(reason)
+    }
+}
+
+/// All processes of a child, ended on drop, so also when the caller is cancelled.
+struct ProcessGroup {
+    run: RunId,
+    leader: Option<Pid>,
+    scope: ChildScope,
+}
+
+impl ProcessGroup {
+    fn signal(&self, sig: Signal) {
+        if let Some(leader) = self.leader {
+            let _ = killpg(leader, sig); // the group may have ended
+        }
+        if self.scope == ChildScope::Run {
+            signal(self.run, sig);
+        }
+    }
+}
+
+impl Drop for ProcessGroup {
+    fn drop(&mut self) {
+        self.signal(Signal::SIGKILL);
+        if self.scope == ChildScope::Run {
+            end_orphans(self.run);
+        }
+    }
+}
+
+fn command(argv: &Argv, run: RunId, scratch: &Path) -> Command {
+    let mut command = Command::new(&argv.program);
+    // Tools write state to HOME; where it is unset, that is a temporary folder.
+    command
+        .args(&argv.args)
+        .env_clear()
+        .env("HOME", scratch)
+        .envs(argv.environment(environment::variables()));
+    command.env("TMPDIR", scratch).env(MARKER, run.to_string());
+    command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped()).kill_on_drop(true);
+    if let Some(cwd) = &argv.cwd {
+        command.current_dir(cwd);
+    }
+    let service = Pid::this();
+    let prepare = move || {
+        setsid()?;
+        // TERM, not KILL: a profiler that gets TERM also ends its target.
+        prctl::set_pdeathsig(Signal::SIGTERM)?;
+        if getppid() != service {
+            return Err(Errno::ESRCH.into()); // the service has ended since
+        }
+        Ok(())
+    };
+    // SAFETY: between fork and exec only these three system calls run; none allocates or locks.
+    unsafe { command.pre_exec(prepare) };
+    command
+}
+
+/// Starts a child from a thread that lives as long as the service.
+///
+/// The parent-death signal follows the thread that forked, and threads of the runtime are not
+/// permanent.
+async fn spawn(mut command: Command) -> io::Result<Child> {
+    type JobObject = Box<dyn FnOnce() + Send>;
+    static STARTER: OnceLock<mpsc::Sender<JobObject>> = OnceLock::new();
+    let starter = STARTER.get_or_init(|| {
+        let (jobs, queue) = mpsc::channel::<JobObject>();
+        // Without the thread its queue is closed, and every start fails.
+        let _ = thread::Builder::new()
+            .name("start-children".into())
+            .spawn(move || queue.into_iter().for_each(|job| job()));
+        jobs
+    });
+    let runtime = Handle::current();
+    let (answer, started) = oneshot::channel();
+    let job = move || {
+        let _in_runtime = runtime.enter();
+        let _ = answer.send(command.spawn()); // without a receiver the child is dropped and killed
+    };
+    let no_thread = || io::Error::other("no thread to start children from");
+    starter.send(Box::new(job)).map_err(|_| no_thread())?;
+    started.await.map_err(|_| no_thread())?
+}
+
+/// Waits until an output is copied, but only briefly for a foreign process that holds it open.
+async fn drain(mut output: JoinHandle<io::Result<()>>) -> io::Result<()> {
+    match timeout(DRAIN, &mut output).await {
+        Ok(copied) => copied?,
+        Err(_) => {
+            output.abort();
+            Ok(())
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

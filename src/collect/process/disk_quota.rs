@@ -1,0 +1,135 @@
+//! Disk quota of a run, checked while a child runs: a trace grows by gigabytes per minute.
+//!
+//! Raw data over the quota is removed, and a note lists the removed files.
+
+use std::{
+    fs, io,
+    path::{Path, PathBuf},
+    time::Duration,
+};
+
+use tokio::{task::spawn_blocking, time::sleep};
+
+/// Time between two checks.
+const PERIOD: Duration = Duration::from_millis(200);
+/// Maximum size of files that are kept, unless they are a tool's raw data.
+const SMALL: u64 = 1 << 20;
+/// Extensions of a tool's raw data, which is incomplete when the tool was ended.
+const RAW: [&str; 6] = ["nsys-rep", "qdstrm", "sqlite", "sqlite-journal", "ncu-rep", "csv"];
+/// Name of the note in the folder of a pass.
+pub const NOTE: &str = "dropped.txt";
+
+/// The folder of a run, its maximum size, and the free space to keep on its disk.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct DiskQuota {
+    pub dir: PathBuf,
+    pub max_bytes: u64,
+    pub free_bytes: u64,
+}
+
+/// The exceeded limit.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum QuotaLimit {
+    /// The size of the run.
+    Run,
+    /// The free space of the disk.
+    Disk,
+}
+
+impl DiskQuota {
+    /// Returns the exceeded limit, if any; `scratch` counts as part of the run.
+    pub fn check(&self, scratch: &Path) -> Option<QuotaLimit> {
+        if bytes_in(&self.dir) + bytes_in(scratch) > self.max_bytes {
+            return Some(QuotaLimit::Run);
+        }
+        // Unknown free space is not a reason to end a run.
+        free_bytes(&self.dir).is_ok_and(|free| free < self.free_bytes).then_some(QuotaLimit::Disk)
+    }
+
+    /// Waits until a limit is exceeded; forever without a quota.
+    pub async fn exceeded(quota: Option<&Self>, scratch: &Path) -> QuotaLimit {
+        let Some(quota) = quota else { return std::future::pending().await };
+        loop {
+            sleep(PERIOD).await;
+            let (quota, scratch) = (quota.clone(), scratch.to_owned());
+            if let Ok(Some(limit)) = spawn_blocking(move || quota.check(&scratch)).await {
+                return limit;
+            }
+        }
+    }
+}
+
+/// Free space on the disk of `dir`, bytes.
+pub fn free_bytes(dir: &Path) -> io::Result<u64> {
+    let disk = nix::sys::statvfs::statvfs(dir)?;
+    Ok(disk.blocks_available() * disk.fragment_size())
+}
+
+/// Size of all files below `folder`. Files that vanish meanwhile count as 0; links are not
+/// followed.
+fn bytes_in(folder: &Path) -> u64 {
+    let mut bytes = 0;
+    let mut folders = vec![folder.to_owned()];
+    while let Some(folder) = folders.pop() {
+        for entry in fs::read_dir(folder).into_iter().flatten().flatten() {
+            match entry.metadata() {
+                Ok(meta) if meta.is_dir() => folders.push(entry.path()),
+                Ok(meta) if meta.is_file() => bytes += meta.len(),
+                _ => {}
+            }
+        }
+    }
+    bytes
+}
+
+/// Removes the raw data of a pass, leaves a note in its folder, and returns the removed files.
+pub fn drop_raw(folder: &Path, why: &str) -> io::Result<Vec<(String, u64)>> {
+    let mut dropped = Vec::new();
+    for entry in fs::read_dir(folder)? {
+        let (path, meta) = entry.and_then(|entry| Ok((entry.path(), entry.metadata()?)))?;
+        let raw = path
+            .extension()
+            .and_then(|it| it.to_str())
+            .is_some_and(|extension| RAW.contains(&extension));
+        if meta.is_file() && (raw || meta.len() > SMALL) {
+            fs::remove_file(&path)?;
+            dropped.push((
+                path.file_name().unwrap_or_default().to_string_lossy().into_owned(),
+                meta.len(),
+            ));
+        }
+    }
+    dropped.sort();
+    let lines: String =
+        dropped.iter().map(|(name, bytes)| format!("{name}: {bytes} bytes\n")).collect();
+    fs::write(folder.join(NOTE), format!("{why}\n{lines}"))?;
+    Ok(dropped)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn raw_data_and_large_files_are_removed_and_small_files_kept() {
+        let dir = tempfile::tempdir().unwrap();
+        for (name, bytes) in
+            [("run.sqlite", 10), ("events.jsonl", 20), ("cmd.txt", 5), ("core", SMALL + 1)]
+        {
+            fs::write(dir.path().join(name), vec![b'x'; usize::try_from(bytes).unwrap()]).unwrap();
+        }
+        let quota = |max_bytes| DiskQuota { dir: dir.path().to_owned(), max_bytes, free_bytes: 0 };
+        let none = Path::new("/nowhere");
+        assert_eq!(
+            (quota(SMALL + 35).check(none), quota(SMALL + 36).check(none)),
+            (Some(QuotaLimit::Run), None)
+        );
+        let full = DiskQuota { free_bytes: u64::MAX, ..quota(SMALL + 36) };
+        assert_eq!(full.check(none), Some(QuotaLimit::Disk));
+        let dropped = drop_raw(dir.path(), "too much").unwrap();
+        assert_eq!(dropped, [("core".to_owned(), SMALL + 1), ("run.sqlite".to_owned(), 10)]);
+        let note = fs::read_to_string(dir.path().join(NOTE)).unwrap();
+        assert_eq!(note, format!("too much\ncore: {} bytes\nrun.sqlite: 10 bytes\n", SMALL + 1));
+        assert!(dir.path().join("events.jsonl").is_file() && dir.path().join("cmd.txt").is_file());
+    }
+}

@@ -1,0 +1,10 @@
+//! Child processes: started, limited, read while they run, and always ended.
+
+pub mod argv;
+pub mod child;
+pub mod disk_quota;
+pub mod line_stream;
+pub mod loader_errors;
+pub mod orphans;
+pub mod output;
+pub mod watch;

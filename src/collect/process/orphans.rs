@@ -1,0 +1,114 @@
+//! Orphans: processes of a run that are still running after their child has ended.
+//!
+//! Every process of a run inherits the run's id in its environment. A daemon that left its process
+//! group, or a child of a killed service, is therefore found under `/proc` and ended. Only a
+//! process that left the group and cleared its environment is out of reach.
+
+use std::{
+    fs::{self, DirBuilder},
+    io,
+    os::unix::fs::DirBuilderExt,
+    path::PathBuf,
+    thread,
+    time::Duration,
+};
+
+use nix::{
+    sys::signal::{Signal, kill},
+    unistd::Pid,
+};
+
+use crate::{config::environment, domain::ids::RunId};
+
+/// Variable that marks the processes of a run.
+pub const MARKER: &str = "LLMPROF_RUN_ID";
+
+/// Variable that marks the profiled process and its descendants, but not the profiler.
+pub const TARGET: (&str, &str) = ("LLMPROF_TARGET", "1");
+
+/// Number of searches for processes that were just started or have not ended yet.
+const SEARCHES: u32 = 200;
+const PAUSE: Duration = Duration::from_millis(10);
+
+/// Folder for temporary files of a run's tools. Its path is short, because tools bind sockets in it
+/// and their paths are limited to 107 bytes.
+pub fn scratch(run: RunId) -> PathBuf {
+    environment::temp_dir().join(format!("llmprof-{}", run.0.simple()))
+}
+
+/// Creates that folder, empty and closed to other users.
+pub fn make_scratch(run: RunId) -> io::Result<PathBuf> {
+    let path = scratch(run);
+    match fs::remove_dir_all(&path) {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
+        // Fails on a link of another user.
+        _ => DirBuilder::new().mode(0o700).create(&path)?,
+    }
+    Ok(path)
+}
+
+/// Processes with the mark of `run`, except the caller.
+pub fn marked(run: RunId) -> Vec<Pid> {
+    let mark = format!("{MARKER}={run}");
+    let own = Pid::this();
+    let Ok(entries) = fs::read_dir("/proc") else { return Vec::new() };
+    entries
+        .flatten()
+        .filter_map(|entry| entry.file_name().to_str()?.parse().ok().map(Pid::from_raw))
+        .filter(|&pid| pid != own && has_variable(pid, mark.as_bytes()))
+        .collect()
+}
+
+/// Profiled processes of `run` and their descendants.
+pub fn targets(run: RunId) -> Vec<Pid> {
+    let mark = format!("{}={}", TARGET.0, TARGET.1);
+    marked(run).into_iter().filter(|pid| has_variable(*pid, mark.as_bytes())).collect()
+}
+
+/// True if a process belongs to a run of any service.
+pub fn is_ours(pid: u32) -> bool {
+    let mark = format!("{MARKER}=");
+    fs::read(format!("/proc/{pid}/environ"))
+        .is_ok_and(|it| it.split(|&b| b == 0).any(|entry| entry.starts_with(mark.as_bytes())))
+}
+
+fn has_variable(pid: Pid, mark: &[u8]) -> bool {
+    // Unreadable for other users and ended processes; empty for a zombie.
+    fs::read(format!("/proc/{pid}/environ"))
+        .is_ok_and(|environ| environ.split(|&b| b == 0).any(|entry| entry == mark))
+}
+
+/// Sends `signal` to every process of `run` and returns their number.
+pub fn signal(run: RunId, signal: Signal) -> usize {
+    let found = marked(run);
+    for &pid in &found {
+        let _ = kill(pid, signal); // it may have ended
+    }
+    found.len()
+}
+
+/// Ends every remaining process of `run`, removes its temporary files, and returns the number of
+/// processes.
+///
+/// Blocks until they have ended, at most two seconds. Called when a run's child has ended, and for
+/// each unfinished run when the service starts.
+pub fn end_orphans(run: RunId) -> usize {
+    let first = signal(run, Signal::SIGKILL);
+    let mut left = first;
+    for _ in 0..SEARCHES {
+        if left == 0 {
+            break;
+        }
+        thread::sleep(PAUSE);
+        left = signal(run, Signal::SIGKILL);
+    }
+    if left > 0 {
+        tracing::warn!(%run, left, "processes of a run ignore SIGKILL");
+    }
+    if let Err(error) = fs::remove_dir_all(scratch(run))
+        && error.kind() != io::ErrorKind::NotFound
+    {
+        tracing::warn!(%run, %error, "cannot remove a run's temporary files");
+    }
+    first
+}

@@ -1,0 +1,160 @@
+//! Output of a child in a log file of limited size.
+//!
+//! Children write to a pipe that is always drained: a limit on file sizes would also apply to the
+//! child's other files, and polling the size of a log is too slow for a fast child. Beyond the
+//! limit the start and the end are kept, since the end contains the reason of a failure. A child
+//! never blocks on a listener or a full disk.
+
+use std::{
+    collections::VecDeque,
+    fs::File,
+    io::{self, Read, Seek, SeekFrom},
+    path::{Path, PathBuf},
+};
+
+use tokio::{
+    io::{AsyncRead, AsyncReadExt, AsyncWriteExt},
+    time::Instant,
+};
+
+use crate::collect::process::line_stream::Lines;
+
+/// Default maximum size of a log file, bytes.
+pub const DEFAULT_CAP: u64 = 16 << 20;
+/// Bytes kept from the end of an output above its limit.
+const TAIL: usize = 64 << 10;
+
+/// Log files of a child.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Logs {
+    pub stdout: PathBuf,
+    pub stderr: PathBuf,
+    /// Maximum size of each file, plus a note of one line.
+    pub cap: u64,
+}
+
+impl Logs {
+    /// Returns the files `NAME.stdout.log` and `NAME.stderr.log`.
+    pub fn named(folder: &Path, name: &str) -> Self {
+        let file = |stream| folder.join(format!("{name}.{stream}.log"));
+        Self { stdout: file("stdout"), stderr: file("stderr"), cap: DEFAULT_CAP }
+    }
+
+    /// Returns the last lines of standard error, or of standard output where it is empty.
+    pub fn last_output(&self, n: usize) -> Vec<String> {
+        [&self.stderr, &self.stdout]
+            .into_iter()
+            .map(|log| last_lines(log, n))
+            .find(|lines| !lines.is_empty())
+            .unwrap_or_default()
+    }
+}
+
+/// Returns the last `n` lines that are not empty, read from the end of the file; none without a
+/// file.
+pub fn last_lines(path: &Path, n: usize) -> Vec<String> {
+    let read = || -> io::Result<Vec<u8>> {
+        let mut file = File::open(path)?;
+        let length = file.metadata()?.len();
+        file.seek(SeekFrom::Start(length.saturating_sub(TAIL as u64)))?;
+        let mut end = Vec::new();
+        file.take(TAIL as u64).read_to_end(&mut end)?;
+        Ok(end)
+    };
+    let end = read().unwrap_or_default();
+    let text = String::from_utf8_lossy(&end);
+    let lines: Vec<_> =
+        text.split(['\n', '\r']).map(str::trim_end).filter(|line| !line.is_empty()).collect();
+    lines[lines.len().saturating_sub(n)..]
+        .iter()
+        .map(|line| line.chars().take(2_000).collect())
+        .collect()
+}
+
+/// Copies `from` to a file, at most `cap` bytes, and passes its lines to `lines`.
+pub async fn copy_output(
+    mut from: impl AsyncRead + Unpin,
+    to: File,
+    cap: u64,
+    mut lines: Lines,
+) -> io::Result<()> {
+    let mut file = tokio::fs::File::from_std(to);
+    let mut room = usize::try_from(cap).unwrap_or(usize::MAX).saturating_sub(TAIL);
+    let mut tail = VecDeque::new();
+    let mut dropped = 0u64;
+    let mut failed = None;
+    let mut buffer = vec![0; 64 << 10];
+    loop {
+        let n = from.read(&mut buffer).await?;
+        if n == 0 {
+            break;
+        }
+        let bytes = &buffer[..n];
+        lines.push(bytes, Instant::now());
+        let (head, rest) = bytes.split_at(n.min(room));
+        room -= head.len();
+        if failed.is_none() && !head.is_empty() {
+            // Flushed, so that the log of a hanging child is current.
+            failed = async { file.write_all(head).await.and(file.flush().await) }.await.err();
+        }
+        tail.extend(rest);
+        let over = tail.len().saturating_sub(TAIL);
+        tail.drain(..over);
+        dropped += over as u64;
+    }
+    lines.finish(Instant::now());
+    if let Some(error) = failed {
+        return Err(error);
+    }
+    if dropped > 0 {
+        file.write_all(
+            format!("\n[llmprof: {dropped} bytes of output left out here]\n").as_bytes(),
+        )
+        .await?;
+    }
+    file.write_all(tail.make_contiguous()).await?;
+    file.flush().await
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    async fn copied(output: &[u8], cap: u64) -> (tempfile::TempDir, PathBuf) {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("log");
+        copy_output(output, File::create(&path).unwrap(), cap, Lines::new(None)).await.unwrap();
+        (dir, path)
+    }
+
+    #[tokio::test]
+    async fn output_below_the_limit_is_kept_unchanged() {
+        let output = b"one\n\xff two".repeat(20_000);
+        let (_dir, path) = copied(&output, 1 << 20).await;
+        assert_eq!(std::fs::read(path).unwrap(), output);
+    }
+
+    #[tokio::test]
+    async fn output_above_the_limit_keeps_both_ends_and_counts_the_rest() {
+        let output: Vec<u8> = (0..500_000).flat_map(|i| format!("{i}\n").into_bytes()).collect();
+        let cap = 200_000;
+        let (_dir, path) = copied(&output, cap).await;
+        let log = std::fs::read_to_string(&path).unwrap();
+        let missing = output.len() as u64 - cap;
+        let note = format!("\n[llmprof: {missing} bytes of output left out here]\n");
+        assert_eq!(log.len() as u64, cap + note.len() as u64);
+        assert!(log.starts_with("0\n1\n2\n") && log.contains(&note));
+        assert_eq!(last_lines(&path, 2), ["499998", "499999"]);
+    }
+
+    #[test]
+    fn the_last_lines_of_a_huge_log_are_read_from_its_end() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("log");
+        let file = File::create(&path).unwrap();
+        file.set_len(1 << 40).unwrap(); // sparse: reading all of it would not end
+        std::os::unix::fs::FileExt::write_at(&file, b"\nlast \xff\n\n", (1 << 40) - 9).unwrap();
+        assert_eq!(last_lines(&path, 1), ["last \u{fffd}"]);
+        assert_eq!(last_lines(&dir.path().join("none"), 3), [""; 0]);
+    }
+}

@@ -1,0 +1,333 @@
+//! Commands of Nsight Compute 2025.3: query metrics, profile a stage, print the report; and its
+//! known errors.
+//!
+//! Pure values. One process profiles one stage, selected by the name of its range; kernels are
+//! selected by function name, and launches are counted per launch configuration.
+
+use std::path::Path;
+
+use crate::{
+    collect::process::argv::Argv,
+    domain::profiling::{NcuSettings, ReplayMode, ToolWord},
+    trace::event::STAGE_DOMAIN,
+};
+
+/// Launches that one ncu process profiles.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct LaunchSelection {
+    /// Range of its kernel launches.
+    pub stage: String,
+    /// The range in ncu's syntax; model-runner's range of the stage when absent.
+    pub range: Option<String>,
+    /// Function names without scope and arguments.
+    pub kernels: Vec<String>,
+    /// Launches to skip, per launch configuration.
+    pub skip: usize,
+    /// Launches to profile after them.
+    pub count: usize,
+    /// Tokens to generate in this pass.
+    pub max_new_tokens: u32,
+}
+
+/// Prefix of the counters of tensor core operations, by dtype of their operands. Integer operations
+/// are not FLOPs.
+const TENSOR_OPS: &str = "sm__ops_path_tensor_src_";
+const SPARSITY: [&str; 2] = ["_sparsity_off", "_sparsity_on"];
+
+/// Lists the metrics of this host's devices.
+pub fn query(ncu: &Path) -> Argv {
+    Argv::new(ncu).arg("--query-metrics")
+}
+
+/// Selects the `wanted` metrics from ncu's list: an unknown name would fail the whole pass.
+pub fn metrics(listed: &str, wanted: &[ToolWord]) -> Vec<String> {
+    let names: Vec<&str> = listed
+        .lines()
+        .filter_map(|line| line.split_whitespace().next())
+        .filter(|it| it.contains("__"))
+        .collect();
+    let mut metrics: Vec<String> = Vec::new();
+    for ToolWord(wanted) in wanted {
+        let found: Vec<String> = match wanted.strip_suffix('*') {
+            Some(start) => {
+                let matches = |name: &&&str| name.starts_with(start) && is_useful(name, &names);
+                names.iter().filter(matches).map(|name| format!("{name}.sum")).collect()
+            }
+            // A name with a dot contains its aggregation.
+            None => {
+                let (name, of) = wanted.split_once('.').unwrap_or((wanted, "sum"));
+                names.contains(&name).then(|| format!("{name}.{of}")).into_iter().collect()
+            }
+        };
+        for metric in found {
+            if !metrics.contains(&metric) {
+                metrics.push(metric);
+            }
+        }
+    }
+    metrics
+}
+
+/// False for tensor core operations on integers, and for parts of a listed total.
+fn is_useful(name: &str, names: &[&str]) -> bool {
+    let has_total = |name: &str| {
+        SPARSITY
+            .iter()
+            .find_map(|kind| name.strip_suffix(kind))
+            .is_some_and(|name| names.contains(&name))
+    };
+    name.strip_prefix(TENSOR_OPS).is_none_or(|dtype| !dtype.starts_with("int") && !has_total(name))
+}
+
+/// Profiles the selected launches of `target` into `report`.
+pub fn profile(
+    ncu: &Path,
+    selection: &LaunchSelection,
+    settings: &NcuSettings,
+    metrics: &[String],
+    report: &Path,
+    target: &Argv,
+) -> Argv {
+    let names: Vec<String> = selection.kernels.iter().map(|name| escaped(name)).collect();
+    let mut argv = Argv::new(ncu)
+        .args(["--target-processes", "all", "--graph-profiling", "node"])
+        .args(["--clock-control", settings.clock_control.as_str()]);
+    if settings.replay_mode != ReplayMode::Kernel {
+        argv = argv.args(["--replay-mode", settings.replay_mode.as_str()]);
+    }
+    argv = argv
+        .arg("--nvtx")
+        .args([
+            "--nvtx-include".to_owned(),
+            selection
+                .range
+                .clone()
+                .unwrap_or_else(|| format!("{STAGE_DOMAIN}@{}/", selection.stage)),
+        ])
+        .args(["--kernel-name-base", "function", "--kernel-name"])
+        .arg(format!("regex:^({})$", names.join("|")))
+        .args(["--filter-mode", "per-launch-config", "--launch-skip"])
+        .args([selection.skip.to_string(), "--launch-count".into(), selection.count.to_string()]);
+    for ToolWord(section) in &settings.sections {
+        argv = argv.args(["--section", section]);
+    }
+    if !metrics.is_empty() {
+        argv = argv.args(["--metrics".to_owned(), metrics.join(",")]);
+    }
+    argv = argv
+        .args(["--force-overwrite", "--export"])
+        .arg(report)
+        .arg(&target.program)
+        .args(&target.args);
+    Argv { env: target.env.clone(), pass: target.pass.clone(), cwd: target.cwd.clone(), ..argv }
+}
+
+/// Escapes a name for a regular expression.
+fn escaped(name: &str) -> String {
+    let literal = |c: char| c.is_alphanumeric() || c == '_';
+    name.chars()
+        .flat_map(|c| [(!literal(c)).then_some('\\'), Some(c)].into_iter().flatten())
+        .collect()
+}
+
+/// Prints every metric of a report, one row per launch.
+pub fn raw_page(ncu: &Path, report: &Path) -> Argv {
+    Argv::new(ncu).arg("--import").arg(report).args([
+        "--csv",
+        "--page",
+        "raw",
+        "--print-units",
+        "base",
+    ])
+}
+
+/// Prints the sections of a report with ncu's advice, one row per launch and value.
+pub fn details_page(ncu: &Path, report: &Path) -> Argv {
+    let page = ["--csv", "--page", "details", "--print-details", "all", "--print-units", "base"];
+    Argv::new(ncu).arg("--import").arg(report).args(page)
+}
+
+/// A known reason why ncu read no counters, with the remedy. ncu exits with 0 after some of these.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct NcuFailure {
+    /// Id of its finding.
+    pub id: &'static str,
+    pub why: &'static str,
+    pub remedy: &'static str,
+}
+
+const FAILURES: &[(&str, NcuFailure)] = &[
+    (
+        "ERR_NVGPUCTRPERM",
+        NcuFailure {
+            id: "counters_forbidden",
+            why: "this user may not read the GPU's performance counters",
+            remedy: "load the nvidia module with NVreg_RestrictProfilingToAdminUsers=0, or give \
+                     the service CAP_SYS_ADMIN",
+        },
+    ),
+    (
+        "driver resource was unavailable",
+        NcuFailure {
+            id: "counters_held",
+            why: "another program holds the GPU's performance counters",
+            remedy: "pause DCGM's profiling metrics (dcgmi profile --pause), and stop other \
+                     profilers",
+        },
+    ),
+    (
+        "No kernels were profiled",
+        NcuFailure {
+            id: "nothing_profiled",
+            why: "no selected kernel ran",
+            remedy: "check the stage's ncu log: the range or the kernels have other names in this \
+                     pass",
+        },
+    ),
+];
+
+/// Returns the known failure in ncu's output, most severe first.
+pub fn find_failure(lines: &[String]) -> Option<NcuFailure> {
+    let contains = |text: &str| lines.iter().any(|line| line.contains(text));
+    FAILURES.iter().find(|(text, _)| contains(text)).map(|(_, failure)| *failure)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::domain::{
+        mode::Mode,
+        profiling::{ClockControl, Profiling},
+    };
+
+    fn settings() -> NcuSettings {
+        Profiling::bundled(Mode::Deep).unwrap().ncu
+    }
+
+    fn selection() -> LaunchSelection {
+        let kernels = vec!["nvjet_tst".to_owned(), "operator+".to_owned()];
+        LaunchSelection {
+            stage: "decode_all".into(),
+            range: None,
+            kernels,
+            skip: 4,
+            count: 3,
+            max_new_tokens: 8,
+        }
+    }
+
+    #[test]
+    fn one_process_profiles_the_selected_kernels_of_one_stage() {
+        let target = Argv::new("model-runner").arg("run").env("X", "1");
+        let metrics = ["dram__bytes_read.sum".to_owned(), "dram__bytes_write.sum".to_owned()];
+        let argv = profile(
+            Path::new("ncu"),
+            &selection(),
+            &settings(),
+            &metrics,
+            Path::new("run.ncu-rep"),
+            &target,
+        );
+        let expected = "X=1 ncu --target-processes all --graph-profiling node \
+            --clock-control none --nvtx --nvtx-include LLM@decode_all/ \
+            --kernel-name-base function --kernel-name 'regex:^(nvjet_tst|operator\\+)$' \
+            --filter-mode per-launch-config --launch-skip 4 --launch-count 3 \
+            --section SpeedOfLight --section SpeedOfLight_RooflineChart --section Occupancy \
+            --section MemoryWorkloadAnalysis --section WarpStateStats --section SchedulerStats \
+            --section ComputeWorkloadAnalysis --section LaunchStats \
+            --metrics dram__bytes_read.sum,dram__bytes_write.sum \
+            --force-overwrite --export run.ncu-rep model-runner run";
+        assert_eq!(argv.shell(), expected);
+    }
+
+    #[test]
+    fn without_metrics_only_sections_are_collected() {
+        let argv = profile(
+            Path::new("ncu"),
+            &selection(),
+            &settings(),
+            &[],
+            Path::new("r"),
+            &Argv::new("x"),
+        );
+        assert!(!argv.shell().contains("--metrics"));
+    }
+
+    #[test]
+    fn sections_replay_and_clocks_follow_the_settings() {
+        let settings = NcuSettings {
+            sections: vec![ToolWord("LaunchStats".into())],
+            replay_mode: ReplayMode::Application,
+            clock_control: ClockControl::Base,
+            ..settings()
+        };
+        let shell = profile(
+            Path::new("ncu"),
+            &selection(),
+            &settings,
+            &[],
+            Path::new("r"),
+            &Argv::new("x"),
+        )
+        .shell();
+        assert!(shell.contains("--clock-control base --replay-mode application --nvtx"), "{shell}");
+        assert!(
+            shell.contains("--launch-count 3 --section LaunchStats --force-overwrite"),
+            "{shell}"
+        );
+    }
+
+    #[test]
+    fn only_available_metrics_are_requested_and_no_operation_twice() {
+        let listed = "Device NVIDIA H200 (GH100)\n\nMetric Name   Metric Type\n-----\n\
+            dram__bytes_read   Counter  byte\n\
+            sm__ops_path_tensor_src_bf16_dst_fp32  Counter\n\
+            sm__ops_path_tensor_src_bf16_dst_fp32_sparsity_off  Counter\n\
+            sm__ops_path_tensor_src_fp8_sparsity_off  Counter\n\
+            sm__ops_path_tensor_src_fp8_sparsity_off  Counter\n\
+            sm__ops_path_tensor_src_int8  Counter\nsm__odd  Counter";
+        let expected = [
+            "dram__bytes_read.sum",
+            "sm__ops_path_tensor_src_bf16_dst_fp32.sum",
+            "sm__ops_path_tensor_src_fp8_sparsity_off.sum",
+        ];
+        assert_eq!(metrics(listed, &settings().metrics), expected);
+        assert_eq!(metrics("==ERROR== no device\n", &settings().metrics), [""; 0]);
+        let wanted = ["dram__bytes_read.avg", "sm__o*", "lts__x"].map(|it| ToolWord(it.into()));
+        let chosen = metrics(listed, &wanted);
+        assert!(
+            chosen.starts_with(&["dram__bytes_read.avg".to_owned()])
+                && chosen.contains(&"sm__odd.sum".to_owned()),
+            "{chosen:?}"
+        );
+    }
+
+    #[test]
+    fn pages_are_printed_completely_and_in_base_units() {
+        let (ncu, report) = (Path::new("ncu"), Path::new("run.ncu-rep"));
+        assert_eq!(
+            raw_page(ncu, report).shell(),
+            "ncu --import run.ncu-rep --csv --page raw --print-units base"
+        );
+        let details =
+            "ncu --import run.ncu-rep --csv --page details --print-details all --print-units base";
+        assert_eq!(details_page(ncu, report).shell(), details);
+    }
+
+    #[test]
+    fn a_missing_permission_comes_before_its_consequences() {
+        let lines = [
+            "==ERROR== ERR_NVGPUCTRPERM - The user does not have permission",
+            "==WARNING== No kernels were profiled.",
+        ];
+        let failure = find_failure(&lines.map(str::to_owned)).unwrap();
+        assert_eq!(failure.why, "this user may not read the GPU's performance counters");
+        assert!(
+            find_failure(&lines[1..].iter().map(|it| (*it).to_owned()).collect::<Vec<_>>())
+                .unwrap()
+                .why
+                .starts_with("no selected kernel")
+        );
+        assert_eq!(find_failure(&["==PROF== Disconnected".to_owned()]), None);
+    }
+}

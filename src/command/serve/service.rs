@@ -1,0 +1,331 @@
+//! The running service: start, recovery and stop of store, workers and HTTP, in order.
+
+use std::{
+    fs::File,
+    net::SocketAddr,
+    path::{Path, PathBuf},
+    sync::Arc,
+    time::Duration,
+};
+
+use anyhow::{Context as _, Result, bail};
+use llmprof::{
+    artifact::import_staging,
+    collect::{Collector, gpu::gpu_monitor::watch_gpus},
+    config::{self, Config, ExecutorKind, RunLimits},
+    domain::{command::Commands, device::Device, profiling::Presets},
+    http::{self, Certificate},
+    scheduler::{
+        self, Pool,
+        executor::{local::LocalExecutor, slurm::SlurmExecutor},
+    },
+    store::{Store, audit::AuditLog},
+    tasks::{self, webhooks::WebhookSender},
+};
+use tokio::{net::TcpListener, signal::unix, sync::Notify};
+use tokio_util::sync::CancellationToken;
+
+use super::{
+    super::backup::RESTORING,
+    lock,
+    settings::{certificate, check_address, collector, devices, given, slurm},
+};
+
+/// Time between two checks of the certificate's files.
+const CERTIFICATE_PERIOD: Duration = Duration::from_secs(10);
+/// Time for open connections to end when the service stops.
+const CONNECTION_GRACE: Duration = Duration::from_secs(5);
+
+/// A running service.
+pub struct Service {
+    pub address: SocketAddr,
+    encrypted: bool,
+    pool: Pool,
+    http: tokio::task::JoinHandle<std::io::Result<()>>,
+    closing: CancellationToken,
+    _lock: File,
+}
+
+/// Folders of the service.
+struct ServiceFolders {
+    data: PathBuf,
+    inputs: PathBuf,
+    runs: PathBuf,
+    alignments: PathBuf,
+}
+
+/// Models, commands and presets of the service.
+struct Catalog {
+    models: Arc<config::Models>,
+    refused_models: Arc<Vec<config::RefusedModel>>,
+    targets: Arc<Commands>,
+    presets: Arc<Presets>,
+}
+
+impl Service {
+    /// Opens the data folder, recovers the state of an earlier service, and starts to serve.
+    pub async fn start(config: Config) -> Result<Self> {
+        let server = &config.server;
+        let data = create_folder(&server.data)?;
+        let lock = lock(&data)?;
+        let folders = ServiceFolders::prepare(data, server)?;
+        let catalog = Catalog::load(server)?;
+        let collector = Arc::new(Collector {
+            state: Some(folders.data.clone()),
+            ..collector(&config.tools, &config.limits)?
+        });
+        let store = Store::open(&folders.data.join("llmprof.db"))
+            .await?
+            .with_running_per_owner(config.access.running_runs_per_owner);
+        let certificate = certificate(server)?;
+        let webhooks = WebhookSender::read(&config.webhooks)?;
+        let (listener, address) = listen(&config, &store, certificate.is_some()).await?;
+        let access = access_control(&config, &folders.data, address)?;
+        let head = Duration::from_secs(server.header_s.max(1).into());
+        let (devices, accepts) = match config.executor.kind {
+            ExecutorKind::Local => (devices(&config, &collector).await?, Vec::new()),
+            ExecutorKind::Slurm => (Vec::new(), SlurmExecutor::accepts(&config.executor.slurm)),
+        };
+        let cx = context(store, &folders, &catalog, &collector, config)?;
+        recover(&cx).await?;
+        let closing = CancellationToken::new();
+        let app = app(&cx, &folders, catalog.refused_models, access, &devices, &accepts, &closing)?;
+        let encrypted = certificate.is_some();
+        if let Some(certificate) = certificate.clone() {
+            reload_certificate(certificate, closing.clone())?;
+        }
+        let http = http::serve(listener.into_std()?, certificate, head, app)?;
+        let pool = pool(&cx, &devices, &accepts)?;
+        start_retention(&cx, &closing);
+        tasks::webhooks::start(cx.store.clone(), webhooks, closing.clone()).await?;
+        let names: Vec<&str> = devices.iter().map(|device| device.name.as_str()).collect();
+        let service = Self { address, encrypted, pool, http, closing, _lock: lock };
+        let (base, data) = (service.base(), folders.data.display());
+        tracing::info!(%address, devices = ?names, %data, "serving; the API is at {base}/docs");
+        Ok(service)
+    }
+
+    /// Base URL of the service.
+    pub fn base(&self) -> String {
+        format!("{}://{}", if self.encrypted { "https" } else { "http" }, self.address)
+    }
+
+    /// Stops serving and requeues running runs; returns when everything has ended.
+    pub async fn stop(self) -> Result<()> {
+        self.closing.cancel();
+        self.pool.drain().await;
+        // Slow downloads do not delay the stop; all durable data is already written.
+        match tokio::time::timeout(CONNECTION_GRACE, self.http).await {
+            Ok(served) => Ok(served??),
+            Err(_) => Ok(()),
+        }
+    }
+}
+
+impl ServiceFolders {
+    /// Creates the folders; rejects an incomplete restore.
+    fn prepare(data: PathBuf, server: &config::ServerSettings) -> Result<Self> {
+        if data.join(RESTORING).exists() {
+            bail!(
+                "{} contains an incomplete restore; empty the folder and restore again",
+                data.display()
+            );
+        }
+        let inputs = if server.inputs.as_os_str().is_empty() {
+            let samples = data.join("samples");
+            llmprof::artifact::samples::unpack(&samples)
+                .with_context(|| format!("cannot write the samples to {}", samples.display()))?;
+            samples
+        } else {
+            server.inputs.canonicalize().with_context(|| {
+                format!("cannot use the inputs folder {}", server.inputs.display())
+            })?
+        };
+        let runs = create_folder(&data.join("runs"))?;
+        let alignments = create_folder(&data.join("alignments"))?;
+        Ok(Self { data, inputs, runs, alignments })
+    }
+}
+
+impl Catalog {
+    fn load(server: &config::ServerSettings) -> Result<Self> {
+        let found = config::models(given(&server.models))?;
+        for model in &found.refused {
+            tracing::warn!(model = model.name, reason = model.reason, "model rejected");
+        }
+        let (models, refused_models) = (Arc::new(found.models), Arc::new(found.refused));
+        let targets = Arc::new(config::targets(given(&server.targets), &models)?);
+        let presets = Arc::new(config::profiling(given(&server.profiling))?);
+        Ok(Self { models, refused_models, targets, presets })
+    }
+}
+
+/// Listens on the configured address, if it is allowed.
+async fn listen(
+    config: &Config,
+    store: &Store,
+    encrypted: bool,
+) -> Result<(TcpListener, SocketAddr)> {
+    let listen = &config.server.listen;
+    let listener =
+        TcpListener::bind(listen).await.with_context(|| format!("cannot listen on {listen}"))?;
+    let address = listener.local_addr()?;
+    let valid_token = store.tokens().await?.iter().any(|token| token.valid);
+    check_address(address, config, encrypted, valid_token)?;
+    Ok((listener, address))
+}
+
+fn access_control(
+    config: &Config,
+    data: &Path,
+    address: SocketAddr,
+) -> Result<http::AccessControl> {
+    let audit = AuditLog::open(data)
+        .with_context(|| format!("cannot write the audit log in {}", data.display()))?;
+    Ok(http::AccessControl::new(
+        &config.access,
+        !address.ip().is_loopback(),
+        config.server.behind_proxy,
+        Some(audit),
+    ))
+}
+
+fn context(
+    store: Store,
+    folders: &ServiceFolders,
+    catalog: &Catalog,
+    collector: &Arc<Collector>,
+    config: Config,
+) -> Result<scheduler::Context> {
+    Ok(scheduler::Context {
+        store,
+        runs: folders.runs.clone(),
+        alignments: folders.alignments.clone(),
+        inputs: folders.inputs.clone(),
+        models: Arc::clone(&catalog.models),
+        targets: Arc::clone(&catalog.targets),
+        presets: Arc::clone(&catalog.presets),
+        devices: Arc::new(config::devices()?),
+        collector: Arc::clone(collector),
+        config: Arc::new(config),
+        queued: Arc::new(Notify::new()),
+        cancelled: Arc::new(Notify::new()),
+    })
+}
+
+/// Recovers runs, imports, deletions and alignments of an earlier service.
+async fn recover(cx: &scheduler::Context) -> Result<()> {
+    scheduler::recover(cx, true).await?;
+    scheduler::imports::recover(cx).await?;
+    tasks::retention::recover(&cx.store, &cx.runs).await?;
+    scheduler::alignments::recover(&cx.store, &cx.alignments).await?;
+    cx.store.recover_alignments().await?;
+    Ok(())
+}
+
+fn app(
+    cx: &scheduler::Context,
+    folders: &ServiceFolders,
+    refused_models: Arc<Vec<config::RefusedModel>>,
+    access: http::AccessControl,
+    devices: &[Device],
+    accepts: &[String],
+    closing: &CancellationToken,
+) -> Result<http::App> {
+    let (collector, data) = (&cx.collector, &folders.data);
+    let uuids = devices.iter().filter_map(|device| device.uuid.clone()).collect();
+    Ok(http::App {
+        store: cx.store.clone(),
+        access: Arc::new(access),
+        runs: cx.runs.clone(),
+        alignments: cx.alignments.clone(),
+        inputs: cx.inputs.clone(),
+        models: Arc::clone(&cx.models),
+        refused_models,
+        targets: Arc::clone(&cx.targets),
+        presets: Arc::clone(&cx.presets),
+        devices: devices.into(),
+        accepts: accepts.into(),
+        intake: Arc::new(intake(&cx.config.limits, data, collector)?),
+        doctor: tasks::host_checks::start(Arc::clone(collector), data.clone(), closing.clone()),
+        gpus: watch_gpus(uuids, closing),
+        config: Arc::clone(&cx.config),
+        queued: Arc::clone(&cx.queued),
+        cancelled: Arc::clone(&cx.cancelled),
+        closing: closing.clone(),
+    })
+}
+
+/// Starts the workers of the configured executor.
+fn pool(cx: &scheduler::Context, devices: &[Device], accepts: &[String]) -> Result<Pool> {
+    let config = &cx.config;
+    Ok(match config.executor.kind {
+        ExecutorKind::Local => {
+            let collector = Arc::clone(&cx.collector);
+            let host = scheduler::JobHost { collector, devices: Arc::clone(&cx.devices) };
+            let executor = Arc::new(LocalExecutor::new(host, cx.runs.clone()));
+            Pool::for_devices(cx, &executor, devices)
+        }
+        ExecutorKind::Slurm => {
+            let jobs = if config.worker.paused { 0 } else { config.executor.slurm.jobs as usize };
+            Pool::for_scheduler(cx, &slurm(config, cx)?, jobs, accepts)
+        }
+    })
+}
+
+fn start_retention(cx: &scheduler::Context, closing: &CancellationToken) {
+    let keeper = tasks::retention::Keeper {
+        store: cx.store.clone(),
+        runs: cx.runs.clone(),
+        settings: cx.config.retention.clone(),
+        yields: cx.config.executor.kind == ExecutorKind::Local,
+    };
+    keeper.start(closing.clone());
+}
+
+/// Opens the folder for uploads and removes the files of an earlier service.
+fn intake(limits: &RunLimits, data: &Path, collector: &Arc<Collector>) -> Result<http::Intake> {
+    let folder = data.join("incoming");
+    let limits = import_staging::UploadLimits {
+        max_bytes: limits.capture_bytes,
+        least_free: limits.free_bytes,
+    };
+    let inspector = scheduler::imports::inspector(Arc::clone(collector));
+    http::Intake::open(folder.clone(), limits, inspector)
+        .with_context(|| format!("cannot use the folder {}", folder.display()))
+}
+
+/// Reloads the certificate when its files change and on SIGHUP. An invalid one is logged, and the
+/// current one stays in use.
+fn reload_certificate(certificate: Certificate, closing: CancellationToken) -> Result<()> {
+    let mut hangup = unix::signal(unix::SignalKind::hangup())?;
+    tokio::spawn(async move {
+        let mut modified = certificate.modified();
+        loop {
+            let requested = tokio::select! {
+                _ = closing.cancelled() => return,
+                _ = hangup.recv() => true,
+                () = tokio::time::sleep(CERTIFICATE_PERIOD) => false,
+            };
+            let now = certificate.modified();
+            if !requested && now == modified {
+                continue;
+            }
+            modified = now;
+            match certificate.reload() {
+                Ok(()) => tracing::info!("certificate reloaded"),
+                Err(error) => tracing::error!(
+                    "certificate not reloaded, the current one stays in use: {}",
+                    llmprof::chain(&error)
+                ),
+            }
+        }
+    });
+    Ok(())
+}
+
+fn create_folder(path: &Path) -> Result<PathBuf> {
+    std::fs::create_dir_all(path)
+        .with_context(|| format!("cannot create the folder {}", path.display()))?;
+    path.canonicalize().with_context(|| format!("cannot use the folder {}", path.display()))
+}

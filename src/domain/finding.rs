@@ -1,0 +1,82 @@
+//! Findings: observations worth a reader's attention, each with severity, evidence and advice.
+
+use std::collections::BTreeMap;
+
+use serde::{Deserialize, Serialize};
+use utoipa::ToSchema;
+
+use super::named_values::named_values;
+
+/// Id of the finding that lists the passes which do not apply to a run's subject or host, with one
+/// reason per pass as evidence.
+pub const NOT_APPLICABLE: &str = "passes_not_applicable";
+
+named_values! {
+    /// Severity of a finding.
+    Severity {
+        Info = "info",
+        Warning = "warning",
+        Critical = "critical",
+    }
+}
+
+/// An observation with its evidence.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, ToSchema)]
+pub struct Finding {
+    /// Stable name of the rule, snake case.
+    #[schema(example = "nsys_missing")]
+    pub id: String,
+    pub severity: Severity,
+    /// The observation in one sentence.
+    pub message: String,
+    /// Rows or figures that support it, by name.
+    #[serde(default)]
+    pub evidence: BTreeMap<String, String>,
+    /// Recommended action.
+    pub advice: Option<String>,
+    /// Upper bound of the time that the action saves; `null` where it is unknown.
+    #[serde(default, alias = "saves_at_most")]
+    pub max_saving: Option<Box<Saving>>,
+}
+
+/// Time that could be saved: an upper bound, not a promise.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, ToSchema)]
+pub struct Saving {
+    #[schema(example = "decode_all")]
+    pub stage: String,
+    /// Milliseconds per repeat.
+    pub ms: Option<f64>,
+    /// Of the stage's mean time, percent.
+    pub pct: f64,
+}
+
+impl Finding {
+    /// Creates a finding without evidence or advice.
+    pub fn new(id: &str, severity: Severity, message: impl Into<String>) -> Self {
+        Self {
+            id: id.into(),
+            severity,
+            message: message.into(),
+            evidence: BTreeMap::new(),
+            advice: None,
+            max_saving: None,
+        }
+    }
+
+    /// Adds one row of evidence.
+    pub fn with(mut self, name: &str, value: impl ToString) -> Self {
+        self.evidence.insert(name.into(), value.to_string());
+        self
+    }
+
+    /// Sets the upper bound of the time that the advice saves.
+    pub fn saves(self, saving: Option<Saving>) -> Self {
+        Self { max_saving: saving.map(Box::new), ..self }
+    }
+
+    /// Sets the recommended action.
+    pub fn advise(mut self, advice: impl Into<String>) -> Self {
+        self.advice = Some(advice.into());
+        self
+    }
+}

@@ -1,0 +1,55 @@
+//! Captures taken elsewhere: their files, stages and ranges.
+//!
+//! Plain values. `artifact::import_staging` checks the files, `parse` reads them.
+
+use serde::{Deserialize, Serialize};
+use utoipa::ToSchema;
+
+use crate::domain::named_values::named_values;
+
+named_values! {
+    /// Kind of an imported file, by its content.
+    CaptureKind {
+        /// An SQLite export of nsys.
+        Timeline = "timeline",
+        /// A report of nsys (`.nsys-rep`), exported by the nsys of this host.
+        Report = "report",
+        /// A page of ncu as CSV.
+        Counters = "counters",
+    }
+}
+
+/// Imported captures.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct Import {
+    /// Name of the first file, without its extension.
+    #[schema(example = "vllm")]
+    pub name: String,
+    /// Name of the model that ran, from the sender; `null` where it is not known.
+    pub model: Option<String>,
+    pub files: Vec<ImportedFile>,
+    /// Stages by range, instead of by the standard names: `NAME=RANGE` or `NAME=RANGE@DOMAIN`.
+    #[schema(example = json!(["prefill=ctx@vllm"]))]
+    pub stages: Vec<String>,
+    /// Names of the only ranges to look at; everything when empty.
+    #[serde(alias = "within")]
+    pub include_ranges: Vec<String>,
+    /// Names of ranges to leave out.
+    #[serde(alias = "without")]
+    pub exclude_ranges: Vec<String>,
+}
+
+/// One imported file.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct ImportedFile {
+    /// Name from the sender.
+    #[schema(example = "vllm.sqlite")]
+    pub name: String,
+    pub kind: CaptureKind,
+    /// Size as stored, unpacked.
+    pub bytes: u64,
+    /// Relative to the run's folder.
+    #[schema(example = "nsys/run.sqlite")]
+    pub path: String,
+}

@@ -1,0 +1,265 @@
+//! Settings of the passes: presets by mode in `conf/profiling/`, which a request may change.
+//!
+//! Plain values. They are validated before they are stored, and each text becomes one argument of
+//! a tool.
+
+mod change;
+
+use std::{collections::BTreeMap, fmt};
+
+use serde::{Deserialize, Serialize};
+use utoipa::ToSchema;
+
+use crate::domain::{mode::Mode, named_values::named_values};
+pub use change::ProfilingError;
+
+/// Mode and TOML of each bundled preset.
+pub const PRESETS: &[(Mode, &str)] = &[
+    (Mode::Deep, include_str!("../../conf/profiling/deep.toml")),
+    (Mode::Light, include_str!("../../conf/profiling/light.toml")),
+    (Mode::Basic, include_str!("../../conf/profiling/basic.toml")),
+];
+
+/// The presets of this service by mode.
+pub type Presets = BTreeMap<Mode, Profiling>;
+
+named_values! {
+    /// An API that nsys traces.
+    TraceApi {
+        Cuda = "cuda",
+        Nvtx = "nvtx",
+        Osrt = "osrt",
+        Cublas = "cublas",
+        Cudnn = "cudnn",
+    }
+}
+
+named_values! {
+    /// Granularity of CUDA graphs in the timeline: one row per kernel or one per launch.
+    GraphTrace {
+        Node = "node",
+        Graph = "graph",
+    }
+}
+
+named_values! {
+    /// Scope of nsys' CPU sampling.
+    CpuScope {
+        None = "none",
+        ProcessTree = "process-tree",
+        SystemWide = "system-wide",
+    }
+}
+
+named_values! {
+    /// The only stage to record, on its first execution; `none`: the whole process.
+    CaptureRange {
+        None = "none",
+        Prefill = "prefill",
+        DecodeAll = "decode_all",
+    }
+}
+
+named_values! {
+    /// Unit that ncu replays to collect more counters.
+    ReplayMode {
+        Kernel = "kernel",
+        Application = "application",
+    }
+}
+
+named_values! {
+    /// GPU clock control of ncu during measurements.
+    ClockControl {
+        None = "none",
+        Base = "base",
+    }
+}
+
+/// All settings of a run's passes.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct Profiling {
+    pub nsys: NsysSettings,
+    pub ncu: NcuSettings,
+    pub gemm_log: GemmLogSettings,
+    pub nvml: NvmlSettings,
+}
+
+/// Settings of the timeline pass.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct NsysSettings {
+    pub enabled: bool,
+    /// APIs to trace on a GPU; `nvtx` is required for stages.
+    #[schema(min_items = 1, max_items = 8)]
+    pub trace: Vec<TraceApi>,
+    /// APIs to trace on the CPU.
+    #[schema(min_items = 1, max_items = 8)]
+    pub trace_on_cpu: Vec<TraceApi>,
+    /// Delay between the start of the process and the recording, seconds.
+    #[schema(minimum = 0, maximum = 1800)]
+    pub delay_s: u32,
+    /// Duration of the recording, seconds; 0: to the end.
+    #[schema(minimum = 0, maximum = 1800)]
+    pub duration_s: u32,
+    pub cuda_graph_trace: GraphTrace,
+    pub sample: CpuScope,
+    pub cpuctxsw: CpuScope,
+    pub capture_range: CaptureRange,
+    /// Traced repeats, at most those of the run.
+    #[schema(minimum = 1, maximum = 100)]
+    pub repeats: u32,
+    /// Warm-up repeats before them, at most those of the run.
+    #[schema(minimum = 0, maximum = 100)]
+    pub warmup: u32,
+    /// Tokens to generate in this pass, at most those of the run.
+    #[schema(minimum = 1, maximum = 4096)]
+    pub max_new_tokens: u32,
+}
+
+/// Settings of the counter passes.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct NcuSettings {
+    pub enabled: bool,
+    /// Kernels per stage, longest first.
+    #[schema(minimum = 1, maximum = 50)]
+    pub top_n: u32,
+    /// Launches per kernel and launch configuration.
+    #[schema(minimum = 1, maximum = 20)]
+    pub launches: u32,
+    /// Maximum number of launches per stage.
+    #[schema(minimum = 1, maximum = 1000)]
+    #[serde(alias = "most_launches")]
+    pub max_launches: u32,
+    /// Share of a stage's kernel time below which a finding reports the coverage, percent.
+    #[schema(minimum = 0, maximum = 100)]
+    pub min_share_pct: f64,
+    /// Exact names of ncu's sections.
+    #[schema(min_items = 1, max_items = 32)]
+    pub sections: Vec<ToolWord>,
+    /// Counters to read where the device has them; a trailing `*` matches any suffix.
+    #[schema(max_items = 64)]
+    pub metrics: Vec<ToolWord>,
+    pub replay_mode: ReplayMode,
+    pub clock_control: ClockControl,
+}
+
+/// Settings of the GEMM log passes.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct GemmLogSettings {
+    pub enabled: bool,
+    /// Decode steps to log, at most those of the run.
+    #[schema(minimum = 1, maximum = 64)]
+    pub max_new_tokens: u32,
+}
+
+/// Settings of the sampler during the unprofiled pass.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct NvmlSettings {
+    pub enabled: bool,
+    /// Readings per second; a device that updates them less often is read less often.
+    #[schema(minimum = 1, maximum = 100)]
+    pub hz: u32,
+    /// Time for which each stage runs back to back after the last repeat, milliseconds, so that
+    /// power readings slower than the stage cover it; 0 skips it.
+    #[schema(minimum = 0, maximum = 60_000)]
+    pub steady_ms: u32,
+}
+
+/// A name in an argument of a tool: letters, digits, `_`, `.` and a trailing `*`.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(transparent)]
+#[schema(
+    min_length = 1,
+    max_length = 128,
+    pattern = r"^[A-Za-z0-9][A-Za-z0-9_.]*\*?$",
+    example = "SpeedOfLight"
+)]
+pub struct ToolWord(pub String);
+
+impl ToolWord {
+    fn is_valid(&self) -> bool {
+        let stem = self.0.strip_suffix('*').unwrap_or(&self.0);
+        let allowed = |byte: u8| byte.is_ascii_alphanumeric() || matches!(byte, b'_' | b'.');
+        self.0.len() <= 128
+            && stem.bytes().all(allowed)
+            && stem.bytes().next().is_some_and(|first| first.is_ascii_alphanumeric())
+    }
+}
+
+impl Profiling {
+    /// The bundled preset of a mode.
+    pub fn bundled(mode: Mode) -> Result<Self, ProfilingError> {
+        let text = PRESETS.iter().find(|(known, _)| *known == mode).map_or("", |(_, text)| text);
+        let profiling: Self =
+            toml::from_str(text).map_err(|error| ProfilingError::Wrong(error.to_string()))?;
+        profiling.check()?;
+        Ok(profiling)
+    }
+
+    /// Checks bounds and names.
+    pub fn check(&self) -> Result<(), ProfilingError> {
+        let Self { nsys, ncu, gemm_log, nvml } = self;
+        check_range("nsys.delay_s", nsys.delay_s, 0, 1800)?;
+        check_range("nsys.duration_s", nsys.duration_s, 0, 1800)?;
+        check_range("nsys.repeats", nsys.repeats, 1, 100)?;
+        check_range("nsys.warmup", nsys.warmup, 0, 100)?;
+        check_range("nsys.max_new_tokens", nsys.max_new_tokens, 1, 4096)?;
+        check_range("ncu.top_n", ncu.top_n, 1, 50)?;
+        check_range("ncu.launches", ncu.launches, 1, 20)?;
+        check_range("ncu.max_launches", ncu.max_launches, 1, 1000)?;
+        check_range("ncu.min_share_pct", ncu.min_share_pct, 0.0, 100.0)?;
+        check_range("gemm_log.max_new_tokens", gemm_log.max_new_tokens, 1, 64)?;
+        check_range("nvml.hz", nvml.hz, 1, 100)?;
+        check_range("nvml.steady_ms", nvml.steady_ms, 0, 60_000)?;
+        for (key, list) in [("nsys.trace", &nsys.trace), ("nsys.trace_on_cpu", &nsys.trace_on_cpu)]
+        {
+            check_range(&format!("length of {key}"), list.len(), 1, 8)?;
+            if !list.contains(&TraceApi::Nvtx) {
+                return Err(ProfilingError::Wrong(format!(
+                    "{key} lacks nvtx, which is required for stages"
+                )));
+            }
+        }
+        for (key, list, min, max) in
+            [("ncu.sections", &ncu.sections, 1, 32), ("ncu.metrics", &ncu.metrics, 0, 64)]
+        {
+            check_range(&format!("length of {key}"), list.len(), min, max)?;
+            if let Some(ToolWord(word)) = list.iter().find(|word| !word.is_valid()) {
+                return Err(ProfilingError::Wrong(format!(
+                    "{key}: {word:?} is not a valid name; expected at most 128 letters, digits, _ \
+                     and ., with an optional trailing *"
+                )));
+            }
+        }
+        Ok(())
+    }
+}
+
+impl NsysSettings {
+    /// APIs to trace on this device.
+    pub fn trace_apis(&self, on_gpu: bool) -> &[TraceApi] {
+        if on_gpu { &self.trace } else { &self.trace_on_cpu }
+    }
+
+    /// True if the whole process is recorded, and so every stage.
+    pub fn records_all(&self) -> bool {
+        self.delay_s == 0 && self.duration_s == 0 && self.capture_range == CaptureRange::None
+    }
+}
+
+fn check_range<T: PartialOrd + fmt::Display>(
+    key: &str,
+    value: T,
+    min: T,
+    max: T,
+) -> Result<(), ProfilingError> {
+    if value >= min && value <= max {
+        return Ok(());
+    }
+    Err(ProfilingError::Wrong(format!("{key}: {value} is not between {min} and {max}")))
+}

@@ -1,0 +1,132 @@
+//! Changes of single settings of a preset; the result is validated as a whole.
+
+use serde_json::Value;
+
+use super::Profiling;
+use crate::domain::settings::{self, Settings, UnknownSetting};
+
+#[derive(Debug, thiserror::Error)]
+pub enum ProfilingError {
+    #[error(transparent)]
+    UnknownKey(#[from] UnknownSetting),
+    #[error("{0}")]
+    Wrong(String),
+}
+
+impl Profiling {
+    /// Returns these settings overwritten with `change`.
+    pub fn with_changes(&self, change: Settings) -> Result<Self, ProfilingError> {
+        let wrong = |error: &dyn std::error::Error| ProfilingError::Wrong(error.to_string());
+        let mut changed = serde_json::to_value(self).map_err(|error| wrong(&error))?;
+        if let Value::Object(base) = &mut changed {
+            settings::merge(base, change)?;
+        }
+        // The error contains the path of the setting.
+        let changed: Self =
+            serde_path_to_error::deserialize(changed).map_err(|error| wrong(&error))?;
+        changed.check()?;
+        Ok(changed)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+    use crate::domain::{mode::Mode, profiling::*};
+
+    fn changed(change: Value) -> Result<Profiling, String> {
+        let Value::Object(change) = change else { panic!("a change is an object") };
+        Profiling::bundled(Mode::Deep)
+            .unwrap()
+            .with_changes(change)
+            .map_err(|error| error.to_string())
+    }
+
+    #[test]
+    fn the_bundled_presets_match_their_modes() {
+        let [deep, light, basic] =
+            [Mode::Deep, Mode::Light, Mode::Basic].map(|mode| Profiling::bundled(mode).unwrap());
+        let enabled = |it: &Profiling| {
+            [it.nsys.enabled, it.ncu.enabled, it.gemm_log.enabled, it.nvml.enabled]
+        };
+        assert_eq!(enabled(&deep), [true; 4]);
+        assert_eq!(enabled(&light), [true, false, false, true]);
+        assert_eq!(enabled(&basic), [false, false, false, true]);
+        assert_eq!(
+            (deep.nsys.cuda_graph_trace, light.nsys.cuda_graph_trace),
+            (GraphTrace::Node, GraphTrace::Graph)
+        );
+        assert!(light.nsys.max_new_tokens < deep.nsys.max_new_tokens, "one short decode");
+        for preset in [deep, light, basic] {
+            assert_eq!(
+                (preset.nsys.sample, preset.nsys.cpuctxsw),
+                (CpuScope::None, CpuScope::None)
+            );
+            assert!(!preset.nsys.trace.contains(&TraceApi::Cublas) && preset.nsys.records_all());
+        }
+    }
+
+    #[test]
+    fn a_change_keeps_the_other_settings() {
+        let nsys = json!({"trace": ["cuda", "nvtx", "osrt"], "cuda_graph_trace": "graph"});
+        let change = json!({"nsys": nsys, "ncu": {"top_n": 3}});
+        let mut expected = Profiling::bundled(Mode::Deep).unwrap();
+        expected.nsys.trace.push(TraceApi::Osrt);
+        expected.nsys.cuda_graph_trace = GraphTrace::Graph;
+        expected.ncu.top_n = 3;
+        assert_eq!(changed(change).unwrap(), expected);
+        let whole = serde_json::to_value(&expected).unwrap();
+        assert_eq!(changed(whole).unwrap(), expected, "a run's settings can be submitted again");
+    }
+
+    #[test]
+    fn an_unknown_setting_is_rejected_with_the_nearest_one() {
+        let error = changed(json!({"nsys": {"cuda_graphs_trace": "node"}})).unwrap_err();
+        assert_eq!(
+            error,
+            "unknown setting nsys.cuda_graphs_trace; did you mean nsys.cuda_graph_trace?"
+        );
+        assert_eq!(
+            changed(json!({"nsyss": {}})).unwrap_err(),
+            "unknown setting nsyss; did you mean nsys?"
+        );
+    }
+
+    #[test]
+    fn wrong_values_are_rejected_by_name() {
+        for (change, expected) in [
+            (
+                json!({"nsys": {"trace": ["cuda", "nvtxx"]}}),
+                "nsys.trace[1]: unknown variant `nvtxx`",
+            ),
+            (json!({"nsys": {"trace": ["cuda"]}}), "nsys.trace lacks nvtx"),
+            (json!({"nsys": {"trace": null}}), "nsys.trace: invalid type: null"),
+            (json!({"nsys": true}), "nsys: invalid type: boolean"),
+            (json!({"ncu": {"top_n": 0}}), "ncu.top_n: 0 is not between 1 and 50"),
+            (json!({"ncu": {"top_n": 1e300}}), "ncu.top_n: "),
+            (json!({"nvml": {"hz": -1}}), "nvml.hz: "),
+            (json!({"ncu": {"sections": []}}), "length of ncu.sections: 0 is not between 1 and 32"),
+        ] {
+            let error = changed(change).unwrap_err();
+            assert!(error.contains(expected), "{error}");
+        }
+    }
+
+    #[test]
+    fn a_text_that_a_tool_could_interpret_is_rejected() {
+        for word in
+            ["", "*", "--export", "a b", "a;b", "$(id)", "../x", "a*b", "é", &"x".repeat(200)]
+        {
+            let error = changed(json!({"ncu": {"sections": [word]}})).unwrap_err();
+            assert!(error.contains("is not a valid name"), "{word:?}: {error}");
+        }
+        assert!(
+            changed(
+                json!({"ncu": {"metrics": ["sm__ops_path_tensor_src_*", "dram__bytes_read.sum"]}})
+            )
+            .is_ok()
+        );
+    }
+}

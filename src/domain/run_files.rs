@@ -1,0 +1,35 @@
+//! Records of a run's files: artifacts and inputs.
+
+use serde::{Deserialize, Serialize};
+use utoipa::ToSchema;
+
+use super::state::Step;
+
+/// One artifact of a run.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, ToSchema)]
+pub struct ArtifactRecord {
+    /// Relative to the run's folder.
+    #[schema(example = "report.md")]
+    pub path: String,
+    pub bytes: u64,
+    /// Lower-case hexadecimal.
+    #[schema(example = "9f86d081884c7d659a2feaa0c55ad015a3bf4f1b2b0b822cd15d6c15b0f00a08")]
+    pub sha256: String,
+    #[schema(example = "text/markdown; charset=utf-8")]
+    pub media_type: String,
+    /// The step that wrote it; `null` for files about the whole run.
+    pub step: Option<Step>,
+}
+
+/// One input of a run.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct InputFile {
+    /// Relative to the inputs folder.
+    #[schema(example = "page.png")]
+    pub path: String,
+    pub bytes: u64,
+    #[schema(example = "9f86d081884c7d659a2feaa0c55ad015a3bf4f1b2b0b822cd15d6c15b0f00a08")]
+    pub sha256: String,
+    pub width: u32,
+    pub height: u32,
+}

@@ -1,0 +1,83 @@
+//! Interface between `llmprof` and `model-runner`: request, progress lines, exit codes, file names.
+//!
+//! Plain values. The runner's events are in [`crate::trace::event`].
+
+use std::path::PathBuf;
+
+use serde::{Deserialize, Serialize};
+
+use crate::domain::{dtype::Dtype, model::ModelSpec};
+
+/// Request file of `model-runner run --request FILE --out DIR`.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct RunnerRequest {
+    pub model: ModelSpec,
+    /// Folder with `*.safetensors` and optionally `tokenizer.json`; synthetic weights from `seed`
+    /// when absent.
+    pub weights: Option<PathBuf>,
+    pub seed: u64,
+    pub prompt: String,
+    /// Absolute paths of the images, in order.
+    pub images: Vec<PathBuf>,
+    pub dtype: Dtype,
+    /// `cpu` or `cuda:INDEX`, as the runner sees it.
+    pub device: String,
+    /// UUID of the GPU or instance that every pass is confined to; then `device` is `cuda:0`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub gpu: Option<String>,
+    pub warmup: u32,
+    pub repeats: u32,
+    pub max_new_tokens: u32,
+    /// Decode by replaying a captured CUDA graph, where the device supports it.
+    pub decode_graph: bool,
+    /// Time for which each stage runs back to back after the last repeat, for power readings,
+    /// milliseconds; 0 skips it.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub steady_ms: u32,
+    /// Measure the device's own ceilings (matrix product, copy) after the last repeat.
+    pub ceilings: bool,
+    /// Module path of the only part to run, `decoder.layers.3.self_attn`; the whole model when
+    /// absent.
+    #[serde(default)]
+    pub target: Option<String>,
+    /// Prompt length in place of the inputs', in tokens; only for parts of a decoder.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub prompt_tokens: Option<u32>,
+    /// Build the part's whole layer and extract the part, instead of building it alone.
+    #[serde(default)]
+    pub extracted: bool,
+    /// Flush the GPU's L2 cache before a prefill and between decode steps of a part, as the rest of
+    /// the model would. The stage `decode_all` includes the flushes, its steps do not.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub cold_cache: bool,
+}
+
+fn is_zero(ms: &u32) -> bool {
+    *ms == 0
+}
+
+/// One line of JSON on the runner's standard output.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Progress {
+    /// `load`, `warmup`, `measure`, `steady` or `ceilings`.
+    pub phase: String,
+    pub done: u64,
+    pub total: u64,
+}
+
+/// Output of `model-runner features`, one line of JSON.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Features {
+    /// True if it was built with the feature `cuda`.
+    pub cuda: bool,
+    pub version: String,
+}
+
+/// Exit code for an invalid request; the last line of standard error is the reason.
+pub const EXIT_BAD_INPUT: i32 = 2;
+
+/// Events and ranges, one JSON object per line ([`crate::trace::event::Event`]).
+pub const EVENTS: &str = "events.jsonl";
+/// One line per measured repeat: `{"repeat", "tokens", "text"}`.
+pub const PREDICTIONS: &str = "predictions.jsonl";

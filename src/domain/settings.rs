@@ -1,0 +1,88 @@
+//! Trees of settings: one merge for files, environment and requests, which rejects unknown keys.
+
+use serde_json::{Map, Value};
+
+/// A tree of settings.
+pub type Settings = Map<String, Value>;
+
+/// An unknown key, with the most similar known one.
+#[derive(Debug, PartialEq, Eq, thiserror::Error)]
+#[error("unknown setting {key}{}", suggestion(nearest.as_deref()))]
+pub struct UnknownSetting {
+    pub key: String,
+    pub nearest: Option<String>,
+}
+
+fn suggestion(nearest: Option<&str>) -> String {
+    nearest.map(|nearest| format!("; did you mean {nearest}?")).unwrap_or_default()
+}
+
+/// Overwrites `base` with `over`, key by key.
+pub fn merge(base: &mut Settings, over: Settings) -> Result<(), UnknownSetting> {
+    merge_at(base, over, "")
+}
+
+fn merge_at(base: &mut Settings, over: Settings, path: &str) -> Result<(), UnknownSetting> {
+    for (key, value) in over {
+        match (base.get_mut(&key), value) {
+            (Some(Value::Object(base)), Value::Object(over)) => {
+                merge_at(base, over, &format!("{path}{key}."))?;
+            }
+            // 3.0 is an integer in JSON Schema.
+            (Some(known), value) => {
+                *known = value.as_f64().and_then(|it| integer(known, it)).unwrap_or(value);
+            }
+            (None, _) => {
+                let near = nearest(&key, base.keys().map(String::as_str));
+                return Err(UnknownSetting {
+                    nearest: near.map(|near| format!("{path}{near}")),
+                    key: format!("{path}{key}"),
+                });
+            }
+        }
+    }
+    Ok(())
+}
+
+/// The number as an integer, where `known` is an integer and the number has no fraction.
+fn integer(known: &Value, number: f64) -> Option<Value> {
+    (known.is_u64() && number.fract() == 0.0 && (0.0..=f64::from(u32::MAX)).contains(&number))
+        .then(|| Value::from(number as u64))
+}
+
+/// The known word most similar to `word`, if any is similar enough.
+pub fn nearest<'a>(word: &str, known: impl Iterator<Item = &'a str>) -> Option<&'a str> {
+    known
+        .map(|known| (strsim::jaro_winkler(word, known), known))
+        .filter(|(similarity, _)| *similarity > 0.75)
+        .max_by(|a, b| a.0.total_cmp(&b.0))
+        .map(|(_, known)| known)
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    fn merged(base: Value, over: Value) -> Result<Value, UnknownSetting> {
+        let (Value::Object(mut base), Value::Object(over)) = (base, over) else {
+            panic!("settings are objects")
+        };
+        merge(&mut base, over).map(|()| Value::Object(base))
+    }
+
+    #[test]
+    fn nested_keys_are_replaced_one_by_one() {
+        let base = json!({ "a": { "x": 1, "y": 2 }, "b": [1] });
+        let over = json!({ "a": { "y": 3.0 }, "b": [] });
+        assert_eq!(merged(base, over), Ok(json!({ "a": { "x": 1, "y": 3 }, "b": [] })));
+    }
+
+    #[test]
+    fn an_unknown_key_is_rejected_with_the_nearest_one() {
+        let error = merged(json!({ "a": { "lease_s": 1 } }), json!({ "a": { "leases": 1 } }));
+        let message = error.unwrap_err().to_string();
+        assert_eq!(message, "unknown setting a.leases; did you mean a.lease_s?");
+    }
+}

@@ -1,0 +1,70 @@
+//! Units as types, so that a sum of nanoseconds and bytes does not compile.
+//!
+//! Arithmetic saturates: values from a file never cause a panic.
+
+use std::{
+    iter::Sum,
+    ops::{Add, AddAssign, Sub},
+};
+
+use serde::{Deserialize, Serialize};
+
+macro_rules! unit {
+    ($(#[$doc:meta])* $name:ident($inner:ty)) => {
+        $(#[$doc])*
+        #[derive(
+            Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize,
+            Deserialize,
+        )]
+        #[serde(transparent)]
+        pub struct $name(pub $inner);
+
+        impl Add for $name {
+            type Output = Self;
+            fn add(self, other: Self) -> Self {
+                Self(self.0.saturating_add(other.0))
+            }
+        }
+        impl AddAssign for $name {
+            fn add_assign(&mut self, other: Self) {
+                *self = *self + other;
+            }
+        }
+        impl Sub for $name {
+            type Output = Self;
+            fn sub(self, other: Self) -> Self {
+                Self(self.0.saturating_sub(other.0))
+            }
+        }
+        impl Sum for $name {
+            fn sum<I: Iterator<Item = Self>>(values: I) -> Self {
+                values.fold(Self(0), Add::add)
+            }
+        }
+    };
+}
+
+unit! {
+    /// Nanoseconds: a duration, or a point on the clock that its source names.
+    Nanos(i64)
+}
+unit! {
+    /// Bytes.
+    Bytes(u64)
+}
+unit! {
+    /// Floating-point operations; a multiply-add counts as two.
+    Flops(u64)
+}
+
+impl Nanos {
+    /// The same time in milliseconds.
+    pub fn as_ms(self) -> f64 {
+        self.0 as f64 / 1e6
+    }
+
+    /// The same time in seconds.
+    pub fn as_secs(self) -> f64 {
+        self.0 as f64 / 1e9
+    }
+}

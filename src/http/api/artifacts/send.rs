@@ -1,0 +1,181 @@
+//! Responses with a stored file: validators, ranges and headers.
+
+use std::{io, num::IntErrorKind, ops::RangeInclusive, path::Path};
+
+use axum::{
+    body::Body,
+    http::{HeaderMap, HeaderName, HeaderValue, StatusCode, header, response::Builder},
+    response::{IntoResponse, Response},
+};
+use http_range_header::{
+    EndPosition, RangeUnsatisfiableError, StartPosition, SyntacticallyCorrectRange,
+    parse_range_header,
+};
+
+use super::stream::{Source, body};
+use crate::{
+    artifact::packed,
+    domain::run_files::ArtifactRecord,
+    http::{
+        error::{ApiError, ErrorCode},
+        extract::content_negotiation::DOCUMENT_POLICY,
+    },
+};
+
+/// Sends a file of `folder` that the store lists.
+pub(crate) async fn file(
+    folder: &Path,
+    artifact: &ArtifactRecord,
+    headers: &HeaderMap,
+) -> Result<Response, ApiError> {
+    let etag = format!("\"{}\"", artifact.sha256);
+    let text = |name: HeaderName| headers.get(name).and_then(|value| value.to_str().ok());
+    let mut response = builder(artifact, &etag);
+    if text(header::IF_NONE_MATCH).is_some_and(|list| matches(list, &etag)) {
+        return finish(response.status(StatusCode::NOT_MODIFIED), Body::empty());
+    }
+    let range =
+        text(header::RANGE).filter(|_| text(header::IF_RANGE).is_none_or(|tag| tag == etag));
+    let size = artifact.bytes;
+    let selected = range.map_or(RequestedRange::Whole, |range| requested_range(range, size));
+    let (start, length) = match selected {
+        RequestedRange::Whole => (0, size),
+        RequestedRange::Part(part) => {
+            let (start, end) = part.into_inner();
+            response = response
+                .status(StatusCode::PARTIAL_CONTENT)
+                .header(header::CONTENT_RANGE, format!("bytes {start}-{end}/{size}"));
+            (start, end - start + 1)
+        }
+        RequestedRange::Unsatisfiable => return Ok(unsatisfiable(size)),
+    };
+    let path = folder.join(&artifact.path);
+    let opened = tokio::task::spawn_blocking(move || packed::open_stored(&path)).await;
+    let opened = opened.map_err(io::Error::other).and_then(|opened| opened);
+    let (file, is_packed) = opened.map_err(|error| ApiError::internal(&error))?;
+    let source =
+        Source::part(file, is_packed, start, length).map_err(|error| ApiError::internal(&error))?;
+    finish(response.header(header::CONTENT_LENGTH, length), body(folder, source))
+}
+
+fn builder(artifact: &ArtifactRecord, etag: &str) -> Builder {
+    let response = Response::builder()
+        .header(header::ETAG, etag)
+        .header(header::ACCEPT_RANGES, "bytes")
+        .header(header::CACHE_CONTROL, "private, no-cache")
+        .header(header::CONTENT_TYPE, &artifact.media_type)
+        .header(header::CONTENT_SECURITY_POLICY, DOCUMENT_POLICY);
+    if is_shown_inline(&artifact.media_type) {
+        return response;
+    }
+    response.header(header::CONTENT_DISPOSITION, disposition(&artifact.path))
+}
+
+fn finish(response: Builder, body: Body) -> Result<Response, ApiError> {
+    response.body(body).map_err(|error| ApiError::internal(&error))
+}
+
+/// Returns true if a list of ETags contains `etag` or `*`.
+fn matches(list: &str, etag: &str) -> bool {
+    list.split(',').any(|tag| {
+        let tag = tag.trim().trim_start_matches("W/");
+        tag == "*" || tag == etag
+    })
+}
+
+fn unsatisfiable(size: u64) -> Response {
+    let message = format!("range not satisfiable: the file has {size} bytes");
+    let mut response = ApiError::new(ErrorCode::RangeNotSatisfiable, message).into_response();
+    if let Ok(value) = HeaderValue::from_str(&format!("bytes */{size}")) {
+        response.headers_mut().insert(header::CONTENT_RANGE, value);
+    }
+    response
+}
+
+fn is_shown_inline(media_type: &str) -> bool {
+    media_type.starts_with("text/")
+        || media_type.starts_with("application/json")
+        || media_type == "application/yaml"
+}
+
+/// The disposition of a download, with the file's name without quotes and backslashes.
+fn disposition(path: &str) -> String {
+    let name = path.rsplit('/').next().unwrap_or(path).chars();
+    let name: String = name.filter(|c| c.is_ascii_graphic() && !matches!(c, '"' | '\\')).collect();
+    format!("attachment; filename=\"{name}\"")
+}
+
+/// Part of a file that a request selects.
+#[derive(Debug, PartialEq)]
+enum RequestedRange {
+    Whole,
+    Part(RangeInclusive<u64>),
+    Unsatisfiable,
+}
+
+/// Selects one range of a file of `size` bytes. Several ranges and malformed ones select the whole
+/// file, which RFC 9110 allows.
+fn requested_range(range: &str, size: u64) -> RequestedRange {
+    let ranges = match parse_range_header(range.trim()) {
+        Ok(parsed) => parsed.ranges,
+        Err(RangeUnsatisfiableError::ZeroSuffix) => return RequestedRange::Unsatisfiable,
+        Err(RangeUnsatisfiableError::BadStartOfRange) if starts_beyond_u64(range) => {
+            return RequestedRange::Unsatisfiable;
+        }
+        Err(_) => return RequestedRange::Whole,
+    };
+    let [SyntacticallyCorrectRange { start, end }] = ranges[..] else {
+        return RequestedRange::Whole;
+    };
+    match (start, end) {
+        (StartPosition::Index(start), _) if start >= size => RequestedRange::Unsatisfiable,
+        (StartPosition::FromLast(_), _) if size == 0 => RequestedRange::Unsatisfiable,
+        (StartPosition::Index(start), EndPosition::Index(end)) if start > end => {
+            RequestedRange::Whole
+        }
+        (StartPosition::Index(start), EndPosition::Index(end)) => {
+            RequestedRange::Part(start..=end.min(size - 1))
+        }
+        (StartPosition::Index(start), EndPosition::LastByte) => {
+            RequestedRange::Part(start..=size - 1)
+        }
+        (StartPosition::FromLast(length), _) => {
+            RequestedRange::Part(size.saturating_sub(length)..=size - 1)
+        }
+    }
+}
+
+/// Returns true if the first position is a number above any file's size.
+fn starts_beyond_u64(range: &str) -> bool {
+    let start = range.trim().trim_start_matches("bytes=").split('-').next().unwrap_or_default();
+    start.parse::<u64>().is_err_and(|error| *error.kind() == IntErrorKind::PosOverflow)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ranges_are_selected_by_rfc_9110() {
+        let part = |start, end| RequestedRange::Part(start..=end);
+        let (whole, nothing) = (|| RequestedRange::Whole, || RequestedRange::Unsatisfiable);
+        let cases = [
+            ("bytes=0-9", 100, part(0, 9)),
+            ("bytes=90-200", 100, part(90, 99)),
+            ("bytes=90-", 100, part(90, 99)),
+            ("bytes=-10", 100, part(90, 99)),
+            ("bytes=-200", 100, part(0, 99)),
+            ("bytes=100-", 100, nothing()),
+            ("bytes=-0", 100, nothing()),
+            ("bytes=-1", 0, nothing()),
+            ("bytes=0-", 0, nothing()),
+            ("bytes=9-0", 100, whole()),
+            ("bytes=0-1,5-6", 100, whole()),
+            ("items=0-1", 100, whole()),
+            ("bytes=99999999999999999999-", 100, nothing()),
+        ];
+        for (range, size, expected) in cases {
+            assert_eq!(requested_range(range, size), expected, "{range} of {size}");
+        }
+    }
+}

@@ -1,0 +1,114 @@
+//! Bodies read in blocks, on blocking threads, as fast as the client reads them.
+//!
+//! A slow client costs two blocks of memory and no thread. Compression and decompression use at
+//! most half of the cores.
+
+use std::{
+    fs::File,
+    io::{self, Read, Seek, SeekFrom},
+    path::Path,
+    sync::{Arc, LazyLock},
+    thread::available_parallelism,
+};
+
+use axum::body::{Body, Bytes};
+use tokio::{
+    sync::{Semaphore, mpsc},
+    task::spawn_blocking,
+};
+use tokio_stream::wrappers::ReceiverStream;
+
+use crate::artifact::bundle::Bundle;
+
+/// Bytes of a block of a file.
+const BLOCK: u64 = 256 << 10;
+
+/// Source of blocks.
+pub enum Source {
+    Bundle(Box<Bundle>),
+    /// Part of a file that is stored as it is; bytes left.
+    Plain(File, u64),
+    /// Part of a compressed file's content; bytes to skip, bytes left.
+    Packed(Box<zstd::Decoder<'static, io::BufReader<File>>>, u64, u64),
+}
+
+impl Source {
+    /// `length` bytes of a file's content, from `start`.
+    pub fn part(mut file: File, is_packed: bool, start: u64, length: u64) -> io::Result<Self> {
+        if is_packed {
+            return Ok(Self::Packed(Box::new(zstd::Decoder::new(file)?), start, length));
+        }
+        file.seek(SeekFrom::Start(start))?;
+        Ok(Self::Plain(file, length))
+    }
+
+    /// Returns the next block; `None` at the end. A truncated file is an error.
+    fn next(&mut self) -> io::Result<Option<Vec<u8>>> {
+        match self {
+            Self::Bundle(bundle) => bundle.next_block(),
+            Self::Plain(file, left) => block(file, left),
+            Self::Packed(content, skip, left) => {
+                let skipped = io::copy(&mut content.by_ref().take(*skip), &mut io::sink())?;
+                if skipped < std::mem::take(skip) {
+                    return Err(io::ErrorKind::UnexpectedEof.into());
+                }
+                block(content, left)
+            }
+        }
+    }
+
+    fn is_compressed(&self) -> bool {
+        !matches!(self, Self::Plain(..))
+    }
+}
+
+fn block(from: &mut impl Read, left: &mut u64) -> io::Result<Option<Vec<u8>>> {
+    let wanted = (*left).min(BLOCK);
+    let mut block = Vec::with_capacity(usize::try_from(wanted).unwrap_or_default());
+    let read = from.take(wanted).read_to_end(&mut block)? as u64;
+    if read < wanted {
+        return Err(io::ErrorKind::UnexpectedEof.into());
+    }
+    *left -= read;
+    Ok((read > 0).then_some(block))
+}
+
+/// The body of `source`, which reads files of `folder`. A failure ends the body with an error, so
+/// that the client does not take it for complete.
+pub fn body(folder: &Path, mut source: Source) -> Body {
+    static COMPRESSION: LazyLock<Arc<Semaphore>> = LazyLock::new(|| {
+        Arc::new(Semaphore::new(available_parallelism().map_or(1, |cores| cores.get().div_ceil(2))))
+    });
+    let folder = folder.to_owned();
+    let (sender, receiver) = mpsc::channel::<io::Result<Bytes>>(1);
+    tokio::spawn(async move {
+        // A place in the channel first: no block is read for a client that does not read.
+        while let Ok(place) = sender.reserve().await {
+            let permit = match source.is_compressed() {
+                true => Arc::clone(&COMPRESSION).acquire_owned().await.ok(),
+                false => None,
+            };
+            let read = spawn_blocking(move || {
+                let read = source.next();
+                drop(permit);
+                (read, source)
+            });
+            let read = match read.await {
+                Ok((block, returned)) => {
+                    source = returned;
+                    block
+                }
+                Err(error) => return place.send(Err(io::Error::other(error))),
+            };
+            match read {
+                Ok(Some(block)) => place.send(Ok(block.into())),
+                Ok(None) => return,
+                Err(error) => {
+                    tracing::error!(folder = %folder.display(), %error, "cannot stream files");
+                    return place.send(Err(error));
+                }
+            }
+        }
+    });
+    Body::from_stream(ReceiverStream::new(receiver))
+}

@@ -1,0 +1,226 @@
+//! `POST /captures`: imports captures that were collected elsewhere as a run.
+//!
+//! Files are written to disk as they arrive and inspected before the run is queued. Nothing in them
+//! is executed.
+
+mod fields;
+mod inspect;
+
+use std::{fs, path::Path};
+
+use axum::{
+    Extension,
+    body::Body,
+    extract::State,
+    http::{HeaderMap, header},
+    response::IntoResponse,
+};
+use serde::{Deserialize, Serialize};
+use utoipa::ToSchema;
+
+use self::fields::{UploadFields, UploadHash};
+use super::runs::{
+    example,
+    submissions::Label,
+    submit::{SubmittedRun, accepted, accepted_run},
+};
+use crate::{
+    artifact::{import_staging::UploadLimits, layout},
+    domain::{ids::RunId, subject::RunSpec},
+    http::{
+        auth::access::Caller,
+        error::{
+            ApiError, ErrorCode,
+            responses::{
+                BodyErrors, GuardedErrors, IdempotencyConflict, InsufficientStorage,
+                InvalidCapture, InvalidParameter, QueueLimit, Unavailable,
+            },
+        },
+        extract::{
+            body::{content_length, header_text, media_type},
+            idempotency,
+            params::Params,
+            upload::{ReceivedBody, Upload},
+        },
+        state::{App, MAX_UPLOADS, UploadFolder},
+    },
+    store::{IdempotencyKey, NewRun, Owner, Submitted},
+};
+
+/// A file, as it is.
+#[derive(Debug, Clone, Serialize, Deserialize, ToSchema)]
+#[schema(value_type = String, format = Binary)]
+pub struct CaptureFile(pub String);
+
+/// Captures of one program with their description. Each part may be repeated.
+#[derive(Debug, Clone, Serialize, Deserialize, ToSchema)]
+pub struct CaptureForm {
+    /// At most one SQLite export or report of nsys, and CSV pages of ncu; each as it is or
+    /// compressed with zstd.
+    #[schema(min_items = 1, max_items = 16)]
+    pub file: Vec<CaptureFile>,
+    /// Name of the model, if known; lists show the name of the first file otherwise.
+    #[serde(default)]
+    #[schema(min_length = 1, max_length = 200, pattern = r"^[^\u0000-\u001f\u007f-\u009f]+$")]
+    pub model: Option<String>,
+    /// Labels to find the run by.
+    #[serde(default)]
+    #[schema(max_items = 16, inline)]
+    pub label: Vec<Label>,
+    /// Ranges that are a stage: `NAME=RANGE` or `NAME=RANGE@DOMAIN`.
+    #[serde(default)]
+    #[schema(max_items = 32)]
+    pub stage: Vec<String>,
+    /// Only kernels in ranges of these names count.
+    #[serde(default)]
+    #[schema(max_items = 32)]
+    pub include_ranges: Vec<String>,
+    /// Kernels in ranges of these names do not count.
+    #[serde(default)]
+    #[schema(max_items = 32)]
+    pub exclude_ranges: Vec<String>,
+}
+
+impl CaptureForm {
+    fn example() -> Self {
+        let file = |name: &str| CaptureFile(format!("(bytes of {name})"));
+        Self {
+            file: vec![file("vllm.sqlite.zst"), file("raw.csv")],
+            model: Some("llama-3-8b".into()),
+            label: vec![Label("vllm".into())],
+            stage: vec!["prefill=ctx@vllm".into(), "decode_all=gen@vllm".into()],
+            include_ranges: vec!["measured".into()],
+            exclude_ranges: vec!["warmup".into()],
+        }
+    }
+}
+
+/// Import captures that were collected elsewhere
+///
+/// One file as the body, named by `name`; or a form with several: a timeline (an SQLite export of
+/// nsys, or its `.nsys-rep` if this host has an nsys that reads it) and pages of ncu (`ncu --import
+/// R --csv --page raw`), each as it is or compressed with zstd. They become a run whose subject is
+/// an `import`, which needs no device and has the same reports, tables and artifacts as other runs.
+/// With `Idempotency-Key`, a repeated submission of the same files and fields returns the same run.
+#[utoipa::path(post, path = "/captures", tag = "runs", operation_id = "submit_capture",
+    params(
+        ("Idempotency-Key" = Option<String>, Header, pattern = "^[!-~]{1,255}$",
+            description = "1 to 255 visible ASCII characters that identify this submission"),
+        ("name" = Option<String>, Query, max_length = 200,
+            description = "Name of the file, where it is the body"),
+        ("model" = Option<String>, Query, min_length = 1, max_length = 200,
+            description = "Name of the model, if known; lists show the name of the first file \
+                           otherwise"),
+        ("label" = Option<Vec<String>>, Query, max_items = 16,
+            description = "Labels to find the run by"),
+        ("stage" = Option<Vec<String>>, Query, max_items = 32,
+            description = "Ranges that are a stage: `NAME=RANGE` or `NAME=RANGE@DOMAIN`"),
+        ("include_ranges" = Option<Vec<String>>, Query, max_items = 32,
+            description = "Only kernels in ranges of these names count"),
+        ("exclude_ranges" = Option<Vec<String>>, Query, max_items = 32,
+            description = "Kernels in ranges of these names do not count")),
+    request_body(content(
+        (CaptureFile = "application/octet-stream", examples(
+            ("capture" = (summary = "A capture", value = json!("(bytes of the file)"))))),
+        (CaptureFile = "application/vnd.sqlite3", examples(
+            ("capture" = (summary = "A capture", value = json!("(bytes of the file)"))))),
+        (CaptureFile = "application/zstd", examples(
+            ("capture" = (summary = "A capture", value = json!("(bytes of the file)"))))),
+        (CaptureFile = "text/csv", examples(
+            ("capture" = (summary = "A capture", value = json!("(bytes of the file)"))))),
+        (CaptureForm = "multipart/form-data", examples(
+            ("capture" = (summary = "A capture", value = json!(CaptureForm::example()))))))),
+    responses(
+        (status = 202, description = "The import is queued", body = SubmittedRun,
+            headers(("Location" = String, description = "Path of the run")),
+            example = json!(example::submitted())),
+        GuardedErrors, InvalidParameter, BodyErrors, IdempotencyConflict, InvalidCapture,
+        QueueLimit, Unavailable, InsufficientStorage))]
+pub async fn submit(
+    State(app): State<App>,
+    Extension(caller): Extension<Caller>,
+    Params(query): Params<Vec<(String, String)>>,
+    headers: HeaderMap,
+    body: Body,
+) -> Result<impl IntoResponse, ApiError> {
+    let key = idempotency::key(&headers)?;
+    let (mut fields, mut hash) = (UploadFields::default(), UploadHash::default());
+    fields.add_all(query, &mut hash, ErrorCode::InvalidParameter)?;
+    fields.check()?; // before the files, which may be large
+    let intake = &app.intake;
+    let _permit = intake.permits.try_acquire().map_err(|_| {
+        let message = format!("upload limit reached: {MAX_UPLOADS} active uploads; retry later");
+        ApiError::new(ErrorCode::Overloaded, message).retry_after(10)
+    })?;
+    let folder = intake.create_folder().map_err(|error| ApiError::internal(&error))?;
+    let received = receive(folder.path(), intake.limits, &headers, body).await?;
+    fields.add_all(received.fields, &mut hash, ErrorCode::InvalidRequest)?;
+    fields.check()?;
+    for file in &received.files {
+        hash.add(&[&"file", &file.name, &file.sha256]);
+    }
+    let idempotency = key.map(|key| IdempotencyKey { key, body_sha256: hash.finish() });
+    let import = inspect::inspect(intake, folder.path(), received.files, &fields).await?;
+    let spec = fields.spec(import);
+    let owner = app.access.owner(&caller);
+    // A task of its own: the submission completes even if the client leaves now.
+    let queued = tokio::spawn({
+        let app = app.clone();
+        async move { queue(&app, folder, spec, owner, idempotency).await }
+    });
+    let submitted = queued.await.map_err(|error| ApiError::internal(&error))??;
+    let run = accepted_run(submitted, &caller)?;
+    app.queued.notify_waiters();
+    Ok(accepted(run))
+}
+
+/// Receives the body into `folder`, by its content type.
+async fn receive(
+    folder: &Path,
+    limits: UploadLimits,
+    headers: &HeaderMap,
+    body: Body,
+) -> Result<ReceivedBody, ApiError> {
+    let unsupported = |message: &str| ApiError::new(ErrorCode::UnsupportedMediaType, message);
+    let length = content_length(headers);
+    match media_type(headers).as_str() {
+        "multipart/form-data" => {
+            let boundary = multer::parse_boundary(header_text(headers, header::CONTENT_TYPE))
+                .map_err(|_| unsupported("multipart/form-data without a boundary"))?;
+            Upload::new(folder, limits, length, true)?.receive_form(body, boundary).await
+        }
+        "application/octet-stream"
+        | "application/vnd.sqlite3"
+        | "application/x-sqlite3"
+        | "application/zstd"
+        | "text/csv" => Upload::new(folder, limits, length, false)?.receive_file(body).await,
+        _ => Err(unsupported(
+            "unsupported content type; send the header content-type: application/octet-stream, \
+             or a form as multipart/form-data",
+        )),
+    }
+}
+
+/// Turns the folder of an upload into the folder of a run, and queues the run. The folder is
+/// removed unless the run is queued.
+async fn queue(
+    app: &App,
+    mut folder: UploadFolder,
+    spec: RunSpec,
+    owner: Option<Owner>,
+    idempotency: Option<IdempotencyKey>,
+) -> Result<Submitted, ApiError> {
+    let id = RunId::now();
+    let mut settle = || {
+        let import = serde_json::to_vec_pretty(&spec.import())?;
+        fs::write(folder.path().join(layout::IMPORT), import)?;
+        folder.rename(app.runs.join(id.to_string()))?;
+        fs::File::open(&app.runs)?.sync_all()
+    };
+    settle().map_err(|error| ApiError::internal(&error))?;
+    let submitted = app.store.submit(NewRun { id: Some(id), spec, idempotency, owner }).await?;
+    if let Submitted::New(_) = submitted {
+        folder.keep();
+    }
+    Ok(submitted)
+}

@@ -1,0 +1,23 @@
+//! The API: a file or folder per resource, with its handlers, their contract and examples.
+
+pub mod alignments;
+pub mod artifacts;
+pub mod audit;
+pub mod captures;
+pub mod cost;
+pub mod deletion;
+pub mod devices;
+pub mod diff;
+pub mod doctor;
+pub mod events;
+pub mod health;
+pub mod metrics;
+pub mod models;
+pub mod openapi;
+pub mod profiling;
+pub mod queue;
+pub mod report;
+pub mod retention;
+pub mod runs;
+pub mod tables;
+pub mod targets;

@@ -1,0 +1,153 @@
+//! A submission of a model or of a part of one: checked against the model, its inputs, the devices
+//! and the passes.
+
+use super::{
+    checks::{check_dtype, check_passes, input_error},
+    submissions::{SubmitModel, defaults},
+};
+use crate::{
+    artifact::inputs,
+    domain::{
+        json_numbers::MAX_EXACT,
+        model::{ModelSpec, parts::has_decode_steps},
+        part::{MockChange, PartPath},
+        profiling::Profiling,
+        settings::Settings,
+        subject::{ModelSubject, PartSubject, RunSpec, Subject, Workload},
+    },
+    http::{
+        api::models::find_model,
+        error::{ApiError, ErrorCode},
+        extract::bounds::{check_length, check_range},
+        state::App,
+    },
+};
+
+const MAX_NAME: usize = 200;
+/// Positions of a prompt of any model.
+const MAX_PROMPT: u32 = 1 << 20;
+/// Traced repeats by default where times are compared.
+const TRACED_REPEATS: u32 = 5;
+
+/// The error of fields that are valid alone but not together.
+fn contradictory(message: impl Into<String>) -> ApiError {
+    ApiError::new(ErrorCode::RequestContradictory, message)
+}
+
+/// Checks a submission of a model and fills in the defaults.
+pub(super) async fn check(app: &App, run: SubmitModel) -> Result<RunSpec, ApiError> {
+    check_range("max_new_tokens", run.max_new_tokens, 1..=4096)?;
+    check_range("seed", run.seed, 0..=MAX_EXACT)?;
+    check_length("model", &run.model, 1..=MAX_NAME)?;
+    if let Some(manifest) = &run.inputs_manifest {
+        check_length("inputs_manifest", manifest, 1..=MAX_NAME)?;
+    }
+    if let Some(PartPath(path)) = &run.target {
+        check_length("target", path, 1..=MAX_NAME)?;
+    }
+    let (mut passes, common) = check_passes(app, &run.passes())?;
+    check_dtype(app, &run.device, run.dtype)?;
+    let model = find_model(app, &run.model)?;
+    let reads_images = model.vision.is_some();
+    let manifest =
+        run.inputs_manifest.clone().unwrap_or_else(|| defaults::inputs_manifest(reads_images));
+    let (root, name) = (app.inputs.clone(), manifest.clone());
+    let inputs = tokio::task::spawn_blocking(move || inputs::read(&root, &name)).await;
+    let inputs = inputs
+        .map_err(|error| ApiError::internal(&error))?
+        .map_err(|error| input_error(&manifest, &error))?;
+    if !reads_images && !inputs.images.is_empty() {
+        let message =
+            format!("{manifest} contains images, but the model {} reads text only", run.model);
+        return Err(ApiError::new(ErrorCode::InputsUnfit, message));
+    }
+    if let Some(profiling) = &mut passes.profiling {
+        check_part(app, &run, model, inputs.images.len(), profiling)?;
+        set_traced_repeats(&run, profiling);
+    }
+    let SubmitModel { model, max_new_tokens, seed, dtype, .. } = run;
+    let workload = Workload { model, inputs_manifest: manifest, max_new_tokens, seed, dtype };
+    let subject = match run.target {
+        None => Subject::Model(ModelSubject { workload, passes }),
+        Some(part) => Subject::Part(PartSubject {
+            workload,
+            part,
+            align_with: run.align_with,
+            mock: run.mock,
+            passes,
+        }),
+    };
+    Ok(RunSpec { subject, common })
+}
+
+/// Checks the part and its alignment against the model, the inputs and the passes.
+fn check_part(
+    app: &App,
+    run: &SubmitModel,
+    model: &ModelSpec,
+    images: usize,
+    profiling: &Profiling,
+) -> Result<(), ApiError> {
+    let Some(PartPath(path)) = &run.target else {
+        return match (run.align_with, run.mock) {
+            (None, None) => Ok(()),
+            (Some(_), _) => Err(contradictory("align_with requires target")),
+            (None, Some(_)) => Err(contradictory("mock requires target and align_with")),
+        };
+    };
+    model
+        .check_part(path)
+        .map_err(|error| ApiError::new(ErrorCode::PartNotFound, format!("target: {error}")))?;
+    if path.starts_with("vision") && images == 0 {
+        let message = format!("{path} reads images, but the inputs contain none");
+        return Err(ApiError::new(ErrorCode::InputsUnfit, message));
+    }
+    if run.align_with.is_some() && !profiling.nsys.enabled {
+        return Err(contradictory(format!(
+            "align_with requires a timeline; enable profiling.nsys.enabled, which is off in mode \
+             {}",
+            run.mode
+        )));
+    }
+    match run.mock {
+        Some(_) if run.align_with.is_none() => Err(contradictory("mock requires align_with")),
+        Some(mock) => check_mock(app, run, model, mock),
+        None => Ok(()),
+    }
+}
+
+/// Checks the changes of a mock against the model and the devices.
+fn check_mock(
+    app: &App,
+    run: &SubmitModel,
+    model: &ModelSpec,
+    mock: MockChange,
+) -> Result<(), ApiError> {
+    check_dtype(app, &run.device, mock.dtype)?;
+    let (Some(tokens), Some(PartPath(path))) = (mock.prompt_tokens, &run.target) else {
+        return Ok(());
+    };
+    if !has_decode_steps(path) {
+        return Err(contradictory("mock.prompt_tokens requires a part of a decoder"));
+    }
+    let max = (model.decoder.max_positions as u64).saturating_sub(run.max_new_tokens.into());
+    check_range("mock.prompt_tokens", tokens, 1..=MAX_PROMPT)?;
+    if u64::from(tokens) > max {
+        let message = format!(
+            "mock.prompt_tokens: {tokens} is too long; {} reads at most {max} in addition to the \
+             generated tokens",
+            model.name
+        );
+        return Err(ApiError::new(ErrorCode::InputsUnfit, message));
+    }
+    Ok(())
+}
+
+/// Traces an aligned run repeatedly, unless the request sets the number of repeats.
+fn set_traced_repeats(run: &SubmitModel, profiling: &mut Profiling) {
+    let sets_repeats =
+        |change: &Settings| change.get("nsys").is_some_and(|nsys| nsys.get("repeats").is_some());
+    if run.align_with.is_some() && !run.profiling.as_ref().is_some_and(sets_repeats) {
+        profiling.nsys.repeats = profiling.nsys.repeats.max(TRACED_REPEATS);
+    }
+}

@@ -1,0 +1,239 @@
+//! Bodies that are files: written to a folder in chunks as they arrive, within limits.
+//!
+//! A file is never held in memory, and a client's file name is never used as a path.
+
+mod chunks;
+
+use std::{
+    path::{Path, PathBuf},
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering},
+    },
+    time::Duration,
+};
+
+use axum::body::{Body, Bytes};
+use sha2::{Digest, Sha256};
+use tokio::{fs::File, io::AsyncWriteExt, time::Instant};
+use tokio_stream::StreamExt;
+
+use self::chunks::FormChunks;
+use crate::{
+    artifact::import_staging::{IntakeError, LOOK, UploadLimits},
+    http::error::{ApiError, ErrorCode},
+};
+
+/// Longest pause within a body.
+const MAX_PAUSE: Duration = Duration::from_secs(30);
+/// Longest time of a whole body.
+const MAX_TIME: Duration = Duration::from_secs(3600);
+/// Bytes of a form around its files.
+const FORM_OVERHEAD: u64 = 1 << 16;
+/// Bytes of a text field.
+const MAX_TEXT: usize = 4096;
+const MAX_PARTS: usize = 128;
+
+/// A received file.
+#[derive(Debug)]
+pub struct ReceivedFile {
+    /// The client's name without folders; may be empty.
+    pub name: String,
+    pub path: PathBuf,
+    pub sha256: [u8; 32],
+}
+
+/// Files and text fields of a body.
+#[derive(Debug, Default)]
+pub struct ReceivedBody {
+    pub files: Vec<ReceivedFile>,
+    /// Names and texts.
+    pub fields: Vec<(String, String)>,
+}
+
+/// Receiver of one body.
+#[derive(Debug)]
+pub struct Upload {
+    folder: PathBuf,
+    limits: UploadLimits,
+    received_bytes: u64,
+    /// Bytes received at the last check of the free disk space.
+    checked_bytes: u64,
+    deadline: Instant,
+}
+
+/// The last component of a path of any system, without control characters, at most 200 characters.
+pub fn plain_name(name: &str) -> String {
+    let last = name.rsplit(['/', '\\']).next().unwrap_or_default();
+    let kept: String = last.chars().filter(|c| !c.is_control()).take(200).collect();
+    if matches!(kept.trim(), "." | "..") { String::new() } else { kept }
+}
+
+fn invalid(message: impl Into<String>) -> ApiError {
+    ApiError::new(ErrorCode::CaptureInvalid, message)
+}
+
+impl Upload {
+    /// A receiver that writes to `folder`. `length` is the announced length of the body.
+    pub fn new(
+        folder: &Path,
+        limits: UploadLimits,
+        length: Option<u64>,
+        is_form: bool,
+    ) -> Result<Self, ApiError> {
+        let overhead = if is_form { FORM_OVERHEAD } else { 0 };
+        limits.hold(length.unwrap_or_default().saturating_sub(overhead))?;
+        limits.have_room(folder, length.unwrap_or_default())?;
+        Ok(Self {
+            folder: folder.to_owned(),
+            limits,
+            received_bytes: 0,
+            checked_bytes: 0,
+            deadline: Instant::now() + MAX_TIME,
+        })
+    }
+
+    /// Receives a body that is one file.
+    pub async fn receive_file(mut self, body: Body) -> Result<ReceivedBody, ApiError> {
+        let (path, mut file) = self.create_file(0).await?;
+        let mut stream = body.into_data_stream();
+        let mut hash = Sha256::new();
+        while let Some(bytes) = self.in_time(stream.next()).await? {
+            let bytes = bytes.map_err(|_| invalid("the body ended early"))?;
+            hash.update(&bytes);
+            self.write(&mut file, &bytes).await?;
+        }
+        file.flush().await.map_err(|error| ApiError::internal(&error))?;
+        let file = ReceivedFile { name: String::new(), path, sha256: hash.finalize().into() };
+        Ok(ReceivedBody { files: vec![file], fields: vec![] })
+    }
+
+    /// Receives a form: parts called `file` are files, the others texts.
+    pub async fn receive_form(
+        mut self,
+        body: Body,
+        boundary: String,
+    ) -> Result<ReceivedBody, ApiError> {
+        let unparsed = Arc::new(AtomicU64::new(0));
+        let chunks = FormChunks::new(body, Arc::clone(&unparsed));
+        let mut form = multer::Multipart::new(chunks, boundary);
+        let mut received = ReceivedBody::default();
+        while let Some(part) = self.in_time(form.next_field()).await?.map_err(malformed)? {
+            if received.files.len() + received.fields.len() >= MAX_PARTS {
+                return Err(invalid(format!("the form has more than {MAX_PARTS} parts")));
+            }
+            let name = part.name().unwrap_or_default().to_owned();
+            if name == "file" {
+                let number = received.files.len();
+                received.files.push(self.receive_file_part(part, number, &unparsed).await?);
+            } else {
+                let text = self.receive_text_part(part, &name, &unparsed).await?;
+                received.fields.push((name, text));
+            }
+            unparsed.store(0, Ordering::Relaxed);
+        }
+        Ok(received)
+    }
+
+    async fn receive_file_part(
+        &mut self,
+        mut part: multer::Field<'_>,
+        number: usize,
+        unparsed: &AtomicU64,
+    ) -> Result<ReceivedFile, ApiError> {
+        let (path, mut file) = self.create_file(number).await?;
+        let name = plain_name(part.file_name().unwrap_or_default());
+        let mut hash = Sha256::new();
+        while let Some(bytes) = self.in_time(part.chunk()).await?.map_err(malformed)? {
+            unparsed.store(0, Ordering::Relaxed);
+            hash.update(&bytes);
+            self.write(&mut file, &bytes).await?;
+        }
+        file.flush().await.map_err(|error| ApiError::internal(&error))?;
+        Ok(ReceivedFile { name, path, sha256: hash.finalize().into() })
+    }
+
+    async fn receive_text_part(
+        &self,
+        mut part: multer::Field<'_>,
+        name: &str,
+        unparsed: &AtomicU64,
+    ) -> Result<String, ApiError> {
+        let mut text = Vec::new();
+        while let Some(bytes) = self.in_time(part.chunk()).await?.map_err(malformed)? {
+            unparsed.store(0, Ordering::Relaxed);
+            text.extend_from_slice(&bytes);
+            if text.len() > MAX_TEXT {
+                let message = format!("{name:.40}: a text field has at most {MAX_TEXT} bytes");
+                return Err(invalid(message));
+            }
+        }
+        String::from_utf8(text).map_err(|_| invalid(format!("{name:.40}: not UTF-8")))
+    }
+
+    async fn create_file(&self, number: usize) -> Result<(PathBuf, File), ApiError> {
+        let path = self.folder.join(number.to_string());
+        let file = File::create_new(&path).await.map_err(|error| ApiError::internal(&error))?;
+        Ok((path, file))
+    }
+
+    async fn write(&mut self, file: &mut File, bytes: &Bytes) -> Result<(), ApiError> {
+        self.received_bytes += bytes.len() as u64;
+        self.limits.hold(self.received_bytes)?;
+        if self.received_bytes - self.checked_bytes >= LOOK {
+            self.limits.have_room(&self.folder, 0)?;
+            self.checked_bytes = self.received_bytes;
+        }
+        file.write_all(bytes).await.map_err(|error| ApiError::internal(&error))
+    }
+
+    /// Waits for `next` until the longest pause or the deadline.
+    async fn in_time<T>(&self, next: impl Future<Output = T>) -> Result<T, ApiError> {
+        let deadline = self.deadline.min(Instant::now() + MAX_PAUSE);
+        tokio::time::timeout_at(deadline, next).await.map_err(|_| {
+            let message = format!(
+                "the body paused for {} seconds or took more than {} seconds",
+                MAX_PAUSE.as_secs(),
+                MAX_TIME.as_secs()
+            );
+            ApiError::new(ErrorCode::BodyTimeout, message)
+        })
+    }
+}
+
+fn malformed(error: multer::Error) -> ApiError {
+    invalid(format!("malformed form: {}", crate::chain(&error)))
+}
+
+impl From<IntakeError> for ApiError {
+    fn from(error: IntakeError) -> Self {
+        match error {
+            IntakeError::TooLarge { .. } => {
+                Self::new(ErrorCode::BodyTooLarge, format!("the capture: {error}"))
+            }
+            IntakeError::NoRoom { .. } => {
+                Self::new(ErrorCode::DiskFull, error.to_string()).retry_after(60)
+            }
+            IntakeError::Unfit(_) => Self::new(ErrorCode::CaptureInvalid, error.to_string()),
+            IntakeError::Keep { .. } => Self::internal(&error),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_plain_name_is_never_a_path() {
+        for (name, plain) in [
+            ("a.sqlite", "a.sqlite"),
+            ("../../etc/passwd", "passwd"),
+            ("C:\\captures\\b.sqlite", "b.sqlite"),
+            ("..", ""),
+            ("a\nb\u{7f}", "ab"),
+        ] {
+            assert_eq!(plain_name(name), plain);
+        }
+    }
+}

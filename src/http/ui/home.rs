@@ -1,0 +1,177 @@
+//! The first page: devices, queue, recent runs, and the form that submits one.
+
+use std::collections::HashMap;
+
+use axum::{
+    Extension,
+    extract::{Request, State},
+    response::{IntoResponse, Redirect, Response},
+};
+use serde::{Deserialize, Serialize};
+use uuid::Uuid;
+
+use super::{
+    forms::{self, field, non_empty, parse_state},
+    page::HtmlPage,
+    submit_form::SubmitForm,
+};
+use crate::{
+    domain::{device::Device, dtype::Dtype, ids::RunId, mode::Mode, state::RunState},
+    http::{
+        api::{
+            devices::{self, DeviceView},
+            queue::{self, Queue},
+            retention::{self, DueRun},
+            runs::{self, RunList, list, submit},
+        },
+        auth::access::Caller,
+        error::ApiError,
+        extract::params::{Params, parse_id},
+        state::App,
+    },
+    store::Filter,
+};
+
+/// Runs per page.
+const PAGE_RUNS: u32 = 20;
+
+/// Filter of the list, and the run whose settings fill the form. Browsers send empty fields too.
+#[derive(Debug, Default, Clone, Serialize, Deserialize)]
+#[serde(default)]
+pub struct HomeQuery {
+    state: String,
+    model: String,
+    label: String,
+    cursor: String,
+    /// The run to submit again.
+    again: String,
+}
+
+#[derive(Serialize)]
+struct Home<'a> {
+    devices: Vec<DeviceView>,
+    queue: Queue,
+    runs: RunList,
+    /// Listed runs that will be removed.
+    removals: HashMap<RunId, DueRun>,
+    query: &'a HomeQuery,
+    filtered: bool,
+    states: &'static [RunState],
+    submission: SubmitFormView<'a>,
+}
+
+#[derive(Serialize)]
+struct SubmitFormView<'a> {
+    models: Vec<FormOption<'a>>,
+    default_model: &'a str,
+    modes: Vec<FormOption<'a>>,
+    dtypes: &'static [Dtype],
+    entered: &'a SubmitForm,
+    /// Reason why the submission was refused.
+    problem: Option<&'a str>,
+    /// Key of this form: submitting it twice queues one run.
+    key: Uuid,
+}
+
+/// An option of a form with its description.
+#[derive(Serialize)]
+struct FormOption<'a> {
+    name: &'a str,
+    about: &'a str,
+}
+
+/// `GET /`
+pub async fn home(
+    State(app): State<App>,
+    Extension(caller): Extension<Caller>,
+    Params(query): Params<HomeQuery>,
+) -> Result<HtmlPage, ApiError> {
+    let entered = match query.again.as_str() {
+        "" => SubmitForm::empty(),
+        id => SubmitForm::from_spec(&runs::find(&app, parse_id(id)?).await?.spec),
+    };
+    show(&app, &caller, &query, &entered, None).await
+}
+
+/// `POST /ui/runs`: queues the form's run and redirects to its page.
+pub async fn submit(
+    State(app): State<App>,
+    Extension(caller): Extension<Caller>,
+    request: Request,
+) -> Result<Response, ApiError> {
+    let fields = forms::read(request).await?;
+    let key = field(&fields, "key").to_owned();
+    let entered = SubmitForm::from_fields(fields);
+    let body = entered.body().to_string();
+    let key = forms::idempotency_key(&key, &body);
+    match submit::queue(&app, caller.clone(), body.as_bytes(), Some(key)).await {
+        Ok(run) => Ok(Redirect::to(&format!("/ui/runs/{}", run.id)).into_response()),
+        Err(refused) => {
+            let problem = Some(refused.message());
+            let page = show(&app, &caller, &HomeQuery::default(), &entered, problem).await?;
+            Ok(page.with_status(refused.code().status()).into_response())
+        }
+    }
+}
+
+async fn show(
+    app: &App,
+    caller: &Caller,
+    query: &HomeQuery,
+    entered: &SubmitForm,
+    problem: Option<&str>,
+) -> Result<HtmlPage, ApiError> {
+    let filter = Filter {
+        state: parse_state(&query.state)?,
+        model: non_empty(&query.model),
+        label: non_empty(&query.label),
+        ..Filter::default()
+    };
+    let runs = list::page(app, &filter, non_empty(&query.cursor).as_deref(), PAGE_RUNS).await?;
+    let ids: Vec<RunId> = runs.runs.iter().map(|run| run.run_id).collect();
+    let home = Home {
+        devices: devices::devices(State(app.clone())).await?.0.devices,
+        queue: queue::queue(State(app.clone())).await?.0,
+        removals: retention::removals(app, &ids).await?,
+        runs,
+        query,
+        filtered: filter.state.is_some() || filter.model.is_some() || filter.label.is_some(),
+        states: RunState::ALL,
+        submission: submit_form(app, entered, problem),
+    };
+    HtmlPage::render(Some(caller), "home.html", home)
+}
+
+fn submit_form<'a>(
+    app: &'a App,
+    entered: &'a SubmitForm,
+    problem: Option<&'a str>,
+) -> SubmitFormView<'a> {
+    let models = app
+        .models
+        .values()
+        .map(|model| FormOption { name: &model.name, about: &model.description });
+    let modes =
+        app.presets.keys().map(|mode| FormOption { name: mode.as_str(), about: about(*mode) });
+    // On a CPU, the smallest model finishes soonest.
+    let smallest =
+        app.models.values().min_by_key(|model| model.parameters()).map_or("", |model| &model.name);
+    SubmitFormView {
+        models: models.collect(),
+        default_model: if app.devices.iter().all(Device::is_cpu) { smallest } else { "" },
+        modes: modes.collect(),
+        dtypes: Dtype::ALL,
+        entered,
+        problem,
+        key: Uuid::now_v7(),
+    }
+}
+
+/// One line on a mode.
+const fn about(mode: Mode) -> &'static str {
+    match mode {
+        Mode::Deep => "timings, timeline and kernel counters",
+        Mode::Light => "timings and timeline",
+        Mode::Basic => "timings only, in seconds",
+    }
+}

@@ -1,0 +1,69 @@
+//! The pages, at `/` and under `/ui/`: server-rendered, usable without a script.
+//!
+//! A page shows the same data as the API. All of its text comes from `view`, which escapes values.
+
+mod alignment;
+mod alignment_form;
+mod alignments;
+mod assets;
+mod compare;
+mod doctor;
+mod forms;
+mod home;
+mod login;
+mod page;
+mod run;
+mod storage;
+mod submit_form;
+mod table;
+mod view;
+
+use axum::{
+    Router,
+    extract::DefaultBodyLimit,
+    http::Uri,
+    response::Redirect,
+    routing::{get, post},
+};
+
+pub use login::{access_rule, browser_token};
+pub use page::render_errors;
+
+use crate::http::{
+    error::{ApiError, ErrorCode},
+    state::App,
+};
+
+/// Bytes of a form.
+const MAX_FORM: usize = 1 << 16;
+
+/// The routes of the pages. They are not part of the contract.
+pub fn router(app: App) -> Router {
+    Router::new()
+        .route("/", get(home::home))
+        .route("/ui", get(async || Redirect::to("/")))
+        .route("/ui/", get(async || Redirect::to("/")))
+        .route("/ui/runs", post(home::submit).get(async || Redirect::to("/")))
+        .route("/ui/runs/{run_id}", get(run::run))
+        .route("/ui/runs/{run_id}/cancel", post(run::cancel).get(run::back))
+        .route("/ui/runs/{run_id}/delete", post(run::delete).get(run::back))
+        .route("/ui/runs/{run_id}/tables/{table}", get(table::table))
+        .route("/ui/runs/{run_id}/pin", post(run::pin).get(run::back))
+        .route("/ui/runs/{run_id}/unpin", post(run::unpin).get(run::back))
+        .route("/ui/alignments", get(alignments::list).post(alignments::submit))
+        .route("/ui/alignments/{alignment_id}", get(alignment::alignment))
+        .route("/ui/alignments/{alignment_id}/delete", post(alignment::delete).get(alignment::back))
+        .route("/ui/storage", get(storage::storage))
+        .route("/ui/diff", get(compare::compare))
+        .route("/ui/doctor", get(doctor::doctor))
+        .route(login::LOGIN, get(login::form).post(login::log_in))
+        .route(login::LOGOUT, post(login::log_out))
+        .route("/ui/assets/{name}", get(assets::asset))
+        .route("/ui/{*rest}", get(no_page))
+        .layer(DefaultBodyLimit::max(MAX_FORM))
+        .with_state(app)
+}
+
+async fn no_page(uri: Uri) -> ApiError {
+    ApiError::new(ErrorCode::RouteNotFound, format!("no page {}", uri.path()))
+}

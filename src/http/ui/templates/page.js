@@ -1,0 +1,129 @@
+// Enhances a page: follows a run or an alignment, refreshes lists, filters and sorts in place.
+// Parts of a page are fetched as rendered by the service; everything else is text.
+"use strict";
+(() => {
+  const by = (id) => document.getElementById(id);
+  const main = by("main");
+  const LINES = 500;
+
+  // Calls `act` after `ms`, once for all calls until then.
+  function debounce(act, ms) {
+    let timer;
+    return (...args) => { clearTimeout(timer); timer = setTimeout(() => act(...args), ms); };
+  }
+
+  // Announces a message to screen readers; of several within 200 ms the last.
+  const announce = debounce((text) => { by("status").textContent = text; }, 200);
+
+  // Replaces parts of this page by those of the page at `url`, where they differ. Keeps the focus.
+  async function refreshParts(url, ids, signal) {
+    const answer = await fetch(url, { headers: { accept: "text/html" }, signal });
+    if (!answer.ok) return false;
+    const page = new DOMParser().parseFromString(await answer.text(), "text/html");
+    for (const id of ids) {
+      const [old, fresh] = [by(id), page.getElementById(id)];
+      if (!old || !fresh || old.innerHTML === fresh.innerHTML) continue;
+      const focused = old.contains(document.activeElement) ? document.activeElement : null;
+      old.replaceChildren(...fresh.childNodes);
+      if (focused) (counterpart(old, focused) || main).focus({ preventScroll: true });
+    }
+    document.title = page.title;
+    return page;
+  }
+
+  // The element of a replaced part that corresponds to `focused`.
+  function counterpart(part, focused) {
+    const found = [...part.querySelectorAll(focused.tagName)];
+    const at = focused.getAttribute("href");
+    return found.find((it) => at !== null && it.getAttribute("href") === at)
+      || found.find((it) => at !== null && it.textContent === focused.textContent)
+      || (at === null ? found[0] : undefined);
+  }
+
+  const follow = main.dataset.events;
+  if (follow) {
+    const subject = main.dataset.subject || "run";
+    const log = by("log");
+    const bar = document.querySelector("#progress progress");
+    const stream = new EventSource(follow);
+    const refreshTop = () => refreshParts(location.href, ["top", "steps"]).catch(() => {});
+    const refresh = debounce(refreshTop, 300);
+    const on = (name, act) => stream.addEventListener(name, (event) => act(JSON.parse(event.data)));
+    let fresh = true;
+    // The stream repeats the log from its start.
+    stream.addEventListener("open", () => {
+      if (fresh && log) log.textContent = "";
+      fresh = false;
+    });
+    stream.addEventListener("error", () => {
+      if (stream.readyState === EventSource.CLOSED) setTimeout(() => location.reload(), 5000);
+    });
+    const idle = () => { if (bar) by("progress").hidden = true; };
+    on("attempt", idle);
+    on("log", ({ step, line }) => {
+      if (!log) return;
+      const down = log.scrollTop + log.clientHeight >= log.scrollHeight - 8;
+      log.append(`${step}: ${line}\n`);
+      while (log.childNodes.length > LINES) log.firstChild.remove();
+      if (down) log.scrollTop = log.scrollHeight;
+    });
+    on("progress", ({ step, phase, done, total }) => {
+      if (!bar) return;
+      by("progress").hidden = false;
+      by("phase").textContent = `${step}: ${phase}, ${done} of ${total}`;
+      bar.max = Math.max(total, 1);
+      bar.value = done;
+    });
+    on("step", ({ step }) => {
+      idle();
+      if (step.state !== "running") announce(`Step ${step.step}: ${step.state}.`);
+      refresh();
+    });
+    on("state", ({ state }) => { announce(`The ${subject} is ${state}.`); refresh(); });
+    on("end", async ({ state }) => {
+      stream.close();
+      const page = await refreshParts(location.href, ["top", "main"]).catch(() => false);
+      announce(`The ${subject} has ended: ${by("verdict")?.textContent || state}.`);
+      if (page) main.removeAttribute("data-events"); else location.reload();
+    });
+  }
+
+  const lists = main.dataset.poll;
+  if (lists) {
+    setInterval(() => {
+      if (!document.hidden) refreshParts(location.href, lists.split(" ")).catch(() => {});
+    }, 5000);
+  }
+
+  // Filters and links with `data-into` show their result in that part of the page.
+  let controller;
+  async function show(url, part, keep) {
+    controller?.abort();
+    const mine = controller = new AbortController();
+    const page = await refreshParts(url, [part], mine.signal).catch(() => false);
+    if (mine.signal.aborted) return;
+    if (!page) { location.href = url; return; }
+    history[keep ? "pushState" : "replaceState"](null, "", url);
+    const sort = page.querySelector("form[data-into] [name=sort]");
+    if (sort) document.querySelector("form[data-into] [name=sort]").value = sort.value;
+    const summary = by(part).querySelector(".caption, .dim");
+    announce(summary ? summary.textContent : "The list has changed.");
+  }
+  for (const form of document.querySelectorAll("form[data-into]")) {
+    const submit = () => {
+      const query = new URLSearchParams(new FormData(form));
+      show(`${form.getAttribute("action")}?${query}`, form.dataset.into, false);
+    };
+    const later = debounce(submit, 250);
+    form.addEventListener("input", later);
+    form.addEventListener("submit", (event) => { event.preventDefault(); submit(); });
+  }
+  document.addEventListener("click", (event) => {
+    const link = event.target.closest("a[data-into]");
+    const modified = event.metaKey || event.ctrlKey || event.shiftKey || event.altKey;
+    if (!link || event.button || modified) return;
+    event.preventDefault();
+    show(link.href, link.dataset.into, true);
+  });
+  window.addEventListener("popstate", () => location.reload());
+})();

@@ -1,0 +1,65 @@
+//! The last steps of every run: analysis and report.
+
+use super::{
+    RunningJob, StoppedBy,
+    folder::blocking,
+    step_runner::{JobStep, StepOutcome},
+};
+use crate::{
+    collect::ProcessLimits,
+    domain::state::Step,
+    job::step_journal::StepResult,
+    pipeline::{self, Analyzed},
+};
+
+/// Analyses the files of the passes.
+struct AnalyzeStep;
+
+impl JobStep for AnalyzeStep {
+    const STEP: Step = Step::Analyze;
+    type Output = Analyzed;
+
+    async fn run(&mut self, _: &mut RunningJob<'_>, _: &ProcessLimits) -> StepOutcome {
+        StepOutcome::Settled(StepResult::succeeded())
+    }
+
+    async fn verify(&mut self, job: &mut RunningJob<'_>) -> Result<Analyzed, String> {
+        let (dir, devices) = (job.dir.to_owned(), job.host.devices.clone());
+        let timeline = job.timeline.take();
+        blocking(move || pipeline::analyze(&dir, timeline, &devices)).await
+    }
+}
+
+/// Writes tables and reports.
+struct ReportStep(Option<Analyzed>);
+
+impl JobStep for ReportStep {
+    const STEP: Step = Step::Report;
+    type Output = ();
+
+    async fn run(&mut self, job: &mut RunningJob<'_>, _: &ProcessLimits) -> StepOutcome {
+        let Some(analyzed) = self.0.take() else {
+            return StepOutcome::Settled(StepResult::succeeded());
+        };
+        let (dir, id) = (job.dir.to_owned(), job.spec.id);
+        let written = blocking(move || analyzed.with_latest_steps(&dir)?.write(id, &dir)).await;
+        StepOutcome::Settled(written.map_or_else(StepResult::failed, |_| StepResult::succeeded()))
+    }
+
+    async fn verify(&mut self, _: &mut RunningJob<'_>) -> Result<(), String> {
+        Ok(())
+    }
+}
+
+impl RunningJob<'_> {
+    /// Analyses the captures and writes the report.
+    pub(super) async fn analyze(&mut self) -> Result<(), StoppedBy> {
+        let analyzed = self.require(AnalyzeStep).await?;
+        self.findings = analyzed.findings(self.spec.id);
+        self.lost_kernels = analyzed.lost_kernels();
+        self.require(ReportStep(Some(analyzed))).await
+    }
+}
+
+#[cfg(test)]
+mod tests;

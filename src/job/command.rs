@@ -1,0 +1,102 @@
+//! A run of a command: unprofiled, under nsys, and on a GPU under ncu.
+//!
+//! A command has no runner events, so its stages come from its settings; the analysis reports
+//! unknown values.
+
+use super::{
+    RunningJob, StoppedBy,
+    counters::{CounterTarget, CountersStep},
+    preflight::CommandPreflight,
+    step_runner::{JobStep, StepOutcome},
+    timeline::{TimelineStep, TimelineTarget},
+};
+use crate::{
+    collect::{CommandRun, Preflight, ProcessLimits},
+    domain::{
+        command::{CommandKind, CommandPlan},
+        device::Device,
+        finding::{Finding, Severity},
+        profiling::Profiling,
+        state::Step,
+        subject::Passes,
+    },
+};
+
+/// The unprofiled pass of a command.
+struct CommandBaselineStep<'a> {
+    run: &'a CommandRun,
+    settings: &'a Profiling,
+}
+
+impl JobStep for CommandBaselineStep<'_> {
+    const STEP: Step = Step::Baseline;
+    type Output = ();
+
+    async fn run(&mut self, job: &mut RunningJob<'_>, limits: &ProcessLimits) -> StepOutcome {
+        let (collector, nvml) = (&job.host.collector, &self.settings.nvml);
+        StepOutcome::Pass(collector.unprofiled_command(job.dir, self.run, nvml, limits).await)
+    }
+
+    async fn verify(&mut self, _: &mut RunningJob<'_>) -> Result<(), String> {
+        Ok(())
+    }
+}
+
+impl RunningJob<'_> {
+    /// Executes all steps of a command, up to the analysis.
+    pub(super) async fn run_command(
+        &mut self,
+        plan: &CommandPlan,
+        passes: &Passes,
+        settings: &Profiling,
+    ) -> Result<(), StoppedBy> {
+        let host = Preflight::default();
+        self.require(CommandPreflight { plan, settings, host }).await?;
+        let run = self.command_run(plan, passes);
+        self.require(CommandBaselineStep { run: &run, settings }).await?;
+        let mut selected = Vec::new();
+        if settings.nsys.enabled {
+            let step = TimelineStep { target: TimelineTarget::Command(&run), settings };
+            selected = self.run_step(step).await.unwrap_or_default();
+        }
+        self.list_not_applicable(settings);
+        if self.device.is_cpu() {
+            return Ok(());
+        }
+        if settings.ncu.enabled && plan.kind == CommandKind::Program {
+            let target = CounterTarget::Command(&run);
+            self.run_step(CountersStep { target, stages: &selected, settings }).await.ok();
+        }
+        self.list_not_collected(plan, settings);
+        Ok(())
+    }
+
+    fn command_run(&self, plan: &CommandPlan, passes: &Passes) -> CommandRun {
+        let mut devices: Vec<&Device> = std::iter::once(self.device)
+            .chain(&self.spec.other_gpus)
+            .filter(|it| !it.is_cpu())
+            .collect();
+        devices.sort_by(|a, b| a.name.cmp(&b.name));
+        let gpus = devices.into_iter().map(visible_name).collect();
+        CommandRun { plan: plan.clone(), warmup: passes.warmup, repeats: passes.repeats, gpus }
+    }
+
+    /// Lists the passes that a run of a model has in this mode, and a command has not.
+    fn list_not_collected(&mut self, plan: &CommandPlan, settings: &Profiling) {
+        let counters = (settings.ncu.enabled && plan.kind == CommandKind::Server)
+            .then_some("counters, which need a program that ends by itself");
+        let gemms =
+            settings.gemm_log.enabled.then_some("the GEMM log, which only our own runner writes");
+        let missing: Vec<&str> = [counters, gemms].into_iter().flatten().collect();
+        if !missing.is_empty() {
+            let message = format!("Not collected of a command: {}.", missing.join("; "));
+            self.add_finding(Finding::new("left_out_of_commands", Severity::Info, message));
+        }
+    }
+}
+
+/// Name of the GPU in `CUDA_VISIBLE_DEVICES`.
+fn visible_name(device: &Device) -> String {
+    let index = || device.name.strip_prefix("cuda:").unwrap_or(&device.name).to_owned();
+    device.uuid.clone().unwrap_or_else(index)
+}

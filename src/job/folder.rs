@@ -1,0 +1,67 @@
+//! Files of a run's folder: recreated, written, read back and set aside.
+
+use std::{ffi::OsStr, fs, io, path::Path};
+
+use super::RunningJob;
+use crate::{
+    artifact::layout,
+    domain::subject::{RunSpec, SubjectKind},
+};
+
+/// Recreates the run's folder. Of an earlier attempt it keeps the journal, the executor's files and
+/// imported captures.
+pub(super) fn recreate(dir: &Path, spec: &RunSpec) -> io::Result<()> {
+    fs::create_dir_all(dir)?;
+    for entry in fs::read_dir(dir)? {
+        let path = entry?.path();
+        // Imported captures cannot be collected again.
+        if spec.kind() == SubjectKind::Import
+            && layout::IMPORTED.iter().any(|kept| path.ends_with(kept))
+        {
+            continue;
+        }
+        if path.is_dir() {
+            fs::remove_dir_all(path)?;
+        } else if !layout::KEPT.iter().any(|kept| path.ends_with(kept)) {
+            fs::remove_file(path)?;
+        }
+    }
+    fs::write(dir.join(layout::SPEC), serde_json::to_vec_pretty(spec)?)
+}
+
+/// Renames a file that failed its checks, `run.sqlite` to `run.rejected.sqlite`: it stays as
+/// evidence, and no report reads it.
+pub(super) fn reject(path: &Path) {
+    let name = |part: Option<&OsStr>| part.unwrap_or_default().to_string_lossy().into_owned();
+    let rejected = format!("{}.rejected.{}", name(path.file_stem()), name(path.extension()));
+    match fs::rename(path, path.with_file_name(rejected)) {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => {
+            tracing::warn!(path = %path.display(), %error, "cannot set aside a rejected file");
+        }
+        _ => {}
+    }
+}
+
+/// Runs blocking `work`; an error becomes one line.
+pub(super) async fn blocking<T: Send + 'static, E: std::error::Error>(
+    work: impl FnOnce() -> Result<T, E> + Send + 'static,
+) -> Result<T, String> {
+    let done =
+        tokio::task::spawn_blocking(move || work().map_err(|error| crate::chain(&error))).await;
+    done.unwrap_or_else(|error| Err(error.to_string()))
+}
+
+pub(super) fn json(value: &impl serde::Serialize) -> Result<String, String> {
+    serde_json::to_string_pretty(value).map_err(|error| error.to_string())
+}
+
+pub(super) fn yaml(value: &impl serde::Serialize) -> Result<String, String> {
+    yaml_serde::to_string(value).map_err(|error| error.to_string())
+}
+
+impl RunningJob<'_> {
+    pub(super) fn write(&self, name: &str, text: &str) -> Result<(), String> {
+        fs::write(self.dir.join(name), text)
+            .map_err(|error| format!("cannot write {name}: {error}"))
+    }
+}

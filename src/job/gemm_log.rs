@@ -1,0 +1,52 @@
+//! The GEMM log step: passes with the logs of cuBLAS and cuBLASLt enabled.
+
+use super::{
+    RunningJob,
+    folder::{blocking, reject},
+    step_runner::{JobStep, StepOutcome},
+};
+use crate::{
+    artifact::layout,
+    collect::ProcessLimits,
+    domain::{profiling::Profiling, runner::RunnerRequest, state::Step},
+    parse,
+};
+
+pub(super) struct GemmLogStep<'a> {
+    pub request: &'a RunnerRequest,
+    pub settings: &'a Profiling,
+}
+
+impl JobStep for GemmLogStep<'_> {
+    const STEP: Step = Step::GemmLog;
+    type Output = ();
+
+    async fn run(&mut self, job: &mut RunningJob<'_>, limits: &ProcessLimits) -> StepOutcome {
+        let (collector, settings) = (&job.host.collector, &self.settings.gemm_log);
+        StepOutcome::Pass(collector.gemm_log(job.dir, self.request, settings, limits).await)
+    }
+
+    async fn verify(&mut self, job: &mut RunningJob<'_>) -> Result<(), String> {
+        let dir = job.dir.to_owned();
+        let logs = blocking(move || parse::cublas::read(&dir)).await?;
+        let calls = logs
+            .map_or(0, |it| it.all.calls.len() + it.lt_all.calls.len() + it.prefill.calls.len());
+        if calls == 0 {
+            return Err("the libraries' logs contain no complete GEMM".into());
+        }
+        let mut verified = Ok(());
+        for pass in [layout::GEMM_PREFILL, layout::GEMM_ALL] {
+            let compared = job.compare_tokens(&format!("{}/{pass}", layout::GEMM_LOG)).await;
+            verified = compared.and(verified);
+        }
+        verified
+    }
+
+    fn set_aside(&self, job: &RunningJob<'_>) {
+        for pass in [layout::GEMM_PREFILL, layout::GEMM_ALL] {
+            for log in [layout::CUBLAS_LOG, layout::CUBLASLT_LOG] {
+                reject(&job.dir.join(layout::GEMM_LOG).join(pass).join(log));
+            }
+        }
+    }
+}

@@ -1,0 +1,230 @@
+//! Executes one run, from its preflight to its report.
+//!
+//! The run's folder is kept after every outcome, with logs, captures, and a manifest of all files.
+//! A job needs neither the database nor the service.
+
+mod analysis;
+mod command;
+mod counters;
+mod folder;
+mod gemm_log;
+mod import;
+pub mod job_spec;
+mod model;
+mod part;
+mod preflight;
+pub mod standalone_job;
+pub mod step_journal;
+mod step_runner;
+mod timeline;
+
+use std::{path::Path, sync::Arc};
+
+use tokio::time::Instant;
+use tokio_util::sync::CancellationToken;
+
+use crate::{
+    artifact::{journal::Journal, manifest},
+    collect::Collector,
+    domain::{
+        device::Device,
+        device_peaks::Devices,
+        finding::Finding,
+        outcome::Outcome,
+        state::{RunState, StepRecord},
+        subject::Subject,
+    },
+    job::{
+        job_spec::{GatheredSteps, JobSpec, JobSubject},
+        step_journal::{StepJournal, StepReader, StepResult},
+    },
+    trace::nsys::NsysTrace,
+};
+
+/// Result of the step that stopped a run.
+#[derive(Debug)]
+struct StoppedBy(StepResult);
+
+/// Tools of the executing host, and the peaks of known devices.
+#[derive(Debug, Clone)]
+pub struct JobHost {
+    pub collector: Arc<Collector>,
+    pub devices: Arc<Devices>,
+}
+
+/// Executes all steps of a run in the folder `dir`. `stop` ends it early, in any step.
+pub async fn execute(
+    spec: &JobSpec,
+    dir: &Path,
+    device: &Device,
+    host: &JobHost,
+    stop: &CancellationToken,
+) -> Outcome {
+    let mut job = match RunningJob::start(spec, dir, device, host, stop) {
+        Ok(job) => job,
+        Err(message) => return failed(message),
+    };
+    job.keeps_timeline = true;
+    let stopped = match job.gather().await {
+        Ok(()) => job.analyze().await.err(),
+        Err(stop) => Some(stop),
+    };
+    job.seal(stopped).await
+}
+
+/// Executes the steps before the analysis; [`conclude`] continues from their files.
+pub async fn gather(
+    spec: &JobSpec,
+    dir: &Path,
+    device: &Device,
+    host: &JobHost,
+    stop: &CancellationToken,
+) -> Result<GatheredSteps, String> {
+    let mut job = RunningJob::start(spec, dir, device, host, stop)?;
+    let stopped = job.gather().await.err().map(|StoppedBy(result)| result);
+    Ok(GatheredSteps { attempt: spec.attempt, stopped, findings: job.findings })
+}
+
+/// Analyses and reports a run after [`gather`], possibly on another machine. Needs no GPU.
+pub async fn conclude(
+    spec: &JobSpec,
+    gathered: GatheredSteps,
+    dir: &Path,
+    host: &JobHost,
+    stop: &CancellationToken,
+) -> Outcome {
+    let mut steps = StepReader::default();
+    let journal = match steps.read_new(dir).and_then(|_| Journal::open(dir)) {
+        Ok(journal) => journal,
+        Err(error) => return failed(format!("cannot read the run's journal: {error}")),
+    };
+    let device = Device::cpu();
+    let mut job = RunningJob::new(spec, dir, &device, host, stop, (journal, steps.records));
+    job.findings = gathered.findings;
+    let stopped = match gathered.stopped {
+        None => job.analyze().await.err(),
+        Some(result) => Some(StoppedBy(result)),
+    };
+    job.seal(stopped).await
+}
+
+/// The outcome of a job that failed without a sealed folder.
+pub fn failed(message: String) -> Outcome {
+    Outcome {
+        state: RunState::Failed,
+        failed_step: None,
+        message: Some(message),
+        findings: Vec::new(),
+        artifacts: Vec::new(),
+    }
+}
+
+/// A run under way.
+struct RunningJob<'a> {
+    spec: &'a JobSpec,
+    device: &'a Device,
+    host: &'a JobHost,
+    stop: &'a CancellationToken,
+    dir: &'a Path,
+    deadline: Instant,
+    journal: StepJournal,
+    findings: Vec<Finding>,
+    /// True if the analysis follows in this process, which then does not parse the export again.
+    keeps_timeline: bool,
+    timeline: Option<NsysTrace>,
+    /// True if the capture lacks kernels of a stage.
+    lost_kernels: bool,
+}
+
+impl<'a> RunningJob<'a> {
+    /// Recreates the run's folder and starts the next attempt in its journal.
+    fn start(
+        spec: &'a JobSpec,
+        dir: &'a Path,
+        device: &'a Device,
+        host: &'a JobHost,
+        stop: &'a CancellationToken,
+    ) -> Result<Self, String> {
+        let journal = folder::recreate(dir, &spec.spec)
+            .and_then(|()| Journal::open(dir))
+            .map_err(|error| format!("cannot make the run's folder: {error}"))?;
+        let job = Self::new(spec, dir, device, host, stop, (journal, Vec::new()));
+        job.journal.start_attempt(spec.attempt);
+        Ok(job)
+    }
+
+    fn new(
+        spec: &'a JobSpec,
+        dir: &'a Path,
+        device: &'a Device,
+        host: &'a JobHost,
+        stop: &'a CancellationToken,
+        (journal, records): (Journal, Vec<StepRecord>),
+    ) -> Self {
+        Self {
+            spec,
+            device,
+            host,
+            stop,
+            dir,
+            deadline: Instant::now() + spec.time_limit(),
+            journal: StepJournal::new(journal, records),
+            findings: Vec::new(),
+            keeps_timeline: false,
+            timeline: None,
+            lost_kernels: false,
+        }
+    }
+
+    /// Executes the steps that collect.
+    async fn gather(&mut self) -> Result<(), StoppedBy> {
+        let spec = self.spec;
+        match (&spec.spec.subject, &spec.subject) {
+            (Subject::Model(it), JobSubject::Model { model, profiling }) => {
+                self.run_model(&it.workload, &it.passes, model, profiling).await
+            }
+            (Subject::Part(it), JobSubject::Model { model, profiling }) => {
+                self.run_part(it, model, profiling).await
+            }
+            (Subject::Command(it), JobSubject::Command { plan, profiling }) => {
+                self.run_command(plan, &it.passes, profiling).await
+            }
+            (Subject::Import(it), JobSubject::Import) => self.run_import(it).await,
+            _ => Err(StoppedBy(StepResult::failed("the job's subject is not the run's subject"))),
+        }
+    }
+
+    /// Seals the folder and returns the run's outcome.
+    async fn seal(self, stopped: Option<StoppedBy>) -> Outcome {
+        let state = match &stopped {
+            Some(_) => RunState::Failed,
+            None if self.journal.has_gap() || self.lost_kernels => RunState::Partial,
+            None => RunState::Succeeded,
+        };
+        let last = self.journal.records().last().map(|record| record.step);
+        let failed_step = stopped.as_ref().and(last);
+        let message = stopped.and_then(|StoppedBy(result)| result.message);
+        let dir = self.dir.to_owned();
+        match folder::blocking(move || manifest::seal(&dir)).await {
+            Ok(artifacts) => {
+                Outcome { state, failed_step, message, findings: self.findings, artifacts }
+            }
+            Err(error) => Outcome {
+                findings: self.findings,
+                ..failed(format!("cannot seal the run's folder: {error}"))
+            },
+        }
+    }
+
+    fn add_finding(&mut self, finding: Finding) {
+        self.journal.record_finding(&finding);
+        self.findings.push(finding);
+    }
+
+    fn add_findings(&mut self, findings: impl IntoIterator<Item = Finding>) {
+        findings.into_iter().for_each(|finding| self.add_finding(finding));
+    }
+}
+
+#[cfg(test)]
+mod tests;

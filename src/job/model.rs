@@ -1,0 +1,129 @@
+//! A run of a model: unprofiled pass, timeline, counters and GEMM log of our runner.
+
+use std::fs;
+
+use super::{
+    RunningJob, StoppedBy,
+    counters::{CounterTarget, CountersStep},
+    gemm_log::GemmLogStep,
+    preflight::RunnerPreflight,
+    step_runner::{JobStep, StepOutcome},
+    timeline::{TimelineStep, TimelineTarget},
+};
+use crate::{
+    artifact::layout,
+    collect::{Preflight, ProcessLimits},
+    domain::{
+        finding::{Finding, NOT_APPLICABLE, Severity},
+        model::ModelSpec,
+        part::PartPath,
+        profiling::Profiling,
+        runner::{self, RunnerRequest},
+        state::Step,
+        subject::{Passes, Workload},
+    },
+    job::step_journal::StepResult,
+};
+
+/// The unprofiled pass: the only source of reported timings.
+struct BaselineStep<'a> {
+    request: &'a RunnerRequest,
+    settings: &'a Profiling,
+}
+
+impl JobStep for BaselineStep<'_> {
+    const STEP: Step = Step::Baseline;
+    type Output = ();
+
+    async fn run(&mut self, job: &mut RunningJob<'_>, limits: &ProcessLimits) -> StepOutcome {
+        let (collector, nvml) = (&job.host.collector, &self.settings.nvml);
+        StepOutcome::Pass(collector.baseline(job.dir, self.request, nvml, limits).await)
+    }
+
+    async fn verify(&mut self, _: &mut RunningJob<'_>) -> Result<(), String> {
+        Ok(())
+    }
+}
+
+impl RunningJob<'_> {
+    /// Executes all steps of a model, up to the analysis.
+    pub(super) async fn run_model(
+        &mut self,
+        workload: &Workload,
+        passes: &Passes,
+        model: &ModelSpec,
+        settings: &Profiling,
+    ) -> Result<(), StoppedBy> {
+        let request = self.preflight(workload, passes, model, None, settings).await?;
+        self.run_passes(&request, settings).await
+    }
+
+    /// Executes the preflight of our runner; returns its request.
+    pub(super) async fn preflight(
+        &mut self,
+        workload: &Workload,
+        passes: &Passes,
+        model: &ModelSpec,
+        part: Option<&PartPath>,
+        settings: &Profiling,
+    ) -> Result<RunnerRequest, StoppedBy> {
+        let host = Preflight::default();
+        self.require(RunnerPreflight { workload, passes, model, part, settings, host }).await
+    }
+
+    /// Executes the passes of our runner.
+    pub(super) async fn run_passes(
+        &mut self,
+        request: &RunnerRequest,
+        settings: &Profiling,
+    ) -> Result<(), StoppedBy> {
+        self.require(BaselineStep { request, settings }).await?;
+        self.publish_predictions().map_err(|message| StoppedBy(StepResult::failed(message)))?;
+        let mut selected = Vec::new();
+        if settings.nsys.enabled {
+            let step = TimelineStep { target: TimelineTarget::Runner(request), settings };
+            selected = self.run_step(step).await.unwrap_or_default();
+        }
+        self.list_not_applicable(settings);
+        if settings.ncu.enabled && !self.device.is_cpu() {
+            let target = CounterTarget::Runner(request);
+            self.run_step(CountersStep { target, stages: &selected, settings }).await.ok();
+        }
+        if settings.gemm_log.enabled && !self.device.is_cpu() {
+            self.run_step(GemmLogStep { request, settings }).await.ok();
+        }
+        Ok(())
+    }
+
+    /// Moves the generated tokens to the top of the folder, where users look for them.
+    fn publish_predictions(&self) -> Result<(), String> {
+        let from = self.dir.join(layout::BASELINE).join(runner::PREDICTIONS);
+        fs::rename(from, self.dir.join(layout::PREDICTIONS))
+            .map_err(|error| format!("the runner left no predictions: {error}"))
+    }
+
+    /// Lists the passes of the mode that need a GPU, where the run has none.
+    pub(super) fn list_not_applicable(&mut self, settings: &Profiling) {
+        let passes = [
+            (Step::Ncu, settings.ncu.enabled, "ncu reads counters of GPU kernels only"),
+            (
+                Step::GemmLog,
+                settings.gemm_log.enabled,
+                "cuBLAS, which logs GEMMs, runs on GPUs only",
+            ),
+        ];
+        let missing: Vec<_> =
+            passes.into_iter().filter(|(_, enabled, _)| *enabled && self.device.is_cpu()).collect();
+        if missing.is_empty() {
+            return;
+        }
+        let names: Vec<&str> = missing.iter().map(|(step, ..)| step.as_str()).collect();
+        let message = format!("Not applicable on the CPU: {}.", names.join(", "));
+        let finding = Finding::new(NOT_APPLICABLE, Severity::Info, message)
+            .advise("run on a GPU to collect them");
+        let add = |finding: Finding, (step, _, why): &(Step, bool, &str)| {
+            finding.with(step.as_str(), why)
+        };
+        self.add_finding(missing.iter().fold(finding, add));
+    }
+}

@@ -1,0 +1,132 @@
+//! The preflight step: checks the host, resolves inputs and model, and keeps both in the run's
+//! folder before any pass starts.
+
+use super::{
+    RunningJob,
+    folder::{blocking, json, yaml},
+    step_runner::{JobStep, StepOutcome},
+};
+use crate::{
+    artifact::{inputs, layout},
+    collect::{Preflight, ProcessLimits},
+    domain::{
+        command::CommandPlan,
+        device::Device,
+        dtype::Dtype,
+        finding::Severity,
+        model::ModelSpec,
+        part::PartPath,
+        profiling::Profiling,
+        run_files::InputFile,
+        runner::RunnerRequest,
+        state::Step,
+        subject::{Passes, Workload},
+    },
+    job::step_journal::StepResult,
+};
+
+/// Preflight of a run of our runner.
+pub(super) struct RunnerPreflight<'a> {
+    pub workload: &'a Workload,
+    pub passes: &'a Passes,
+    pub model: &'a ModelSpec,
+    /// The part that runs in place of the whole model.
+    pub part: Option<&'a PartPath>,
+    pub settings: &'a Profiling,
+    pub host: Preflight,
+}
+
+impl JobStep for RunnerPreflight<'_> {
+    const STEP: Step = Step::Preflight;
+    type Output = RunnerRequest;
+
+    async fn run(&mut self, job: &mut RunningJob<'_>, limits: &ProcessLimits) -> StepOutcome {
+        let collector = &job.host.collector;
+        self.host = collector.preflight(self.settings, job.device, true, job.dir, limits).await;
+        StepOutcome::Settled(StepResult::succeeded())
+    }
+
+    async fn verify(&mut self, job: &mut RunningJob<'_>) -> Result<RunnerRequest, String> {
+        job.check_host(std::mem::take(&mut self.host))?;
+        let request = job.resolve(self.workload, self.passes, self.model, self.part).await?;
+        job.write(layout::CONFIG, &yaml(&request)?)?;
+        Ok(request)
+    }
+}
+
+/// Preflight of a command.
+pub(super) struct CommandPreflight<'a> {
+    pub plan: &'a CommandPlan,
+    pub settings: &'a Profiling,
+    pub host: Preflight,
+}
+
+impl JobStep for CommandPreflight<'_> {
+    const STEP: Step = Step::Preflight;
+    type Output = ();
+
+    async fn run(&mut self, job: &mut RunningJob<'_>, limits: &ProcessLimits) -> StepOutcome {
+        let collector = &job.host.collector;
+        self.host = collector.preflight(self.settings, job.device, false, job.dir, limits).await;
+        StepOutcome::Settled(StepResult::succeeded())
+    }
+
+    async fn verify(&mut self, job: &mut RunningJob<'_>) -> Result<(), String> {
+        job.check_host(std::mem::take(&mut self.host))?;
+        job.write(layout::INPUTS, &yaml(&Vec::<InputFile>::new())?)?;
+        job.write(layout::COMMAND_PLAN, &json(self.plan)?)
+    }
+}
+
+impl RunningJob<'_> {
+    /// Keeps the description of the host; a critical finding is an error.
+    fn check_host(&mut self, host: Preflight) -> Result<(), String> {
+        self.write(layout::ENV, &json(&host.environment)?)?;
+        let critical = host.findings.iter().find(|it| it.severity == Severity::Critical);
+        let critical = critical.map(|it| it.message.clone());
+        self.add_findings(host.findings);
+        critical.map_or(Ok(()), Err)
+    }
+
+    /// Reads and hashes the inputs, and fills in the runner's request.
+    async fn resolve(
+        &self,
+        workload: &Workload,
+        passes: &Passes,
+        model: &ModelSpec,
+        part: Option<&PartPath>,
+    ) -> Result<RunnerRequest, String> {
+        let (root, manifest) = (self.spec.inputs.clone(), workload.inputs_manifest.clone());
+        let (resolved, files) = blocking(move || {
+            let resolved = inputs::read(&root, &manifest)?;
+            let files = inputs::hash_images(&root, &resolved)?;
+            Ok::<_, inputs::InputsError>((resolved, files))
+        })
+        .await?;
+        self.write(layout::INPUTS, &yaml(&files)?)?;
+        Ok(RunnerRequest {
+            model: model.clone(),
+            weights: model.weights.clone(),
+            seed: workload.seed,
+            prompt: resolved.prompt,
+            images: resolved.images.into_iter().map(|image| image.path).collect(),
+            dtype: workload.dtype.unwrap_or_else(|| default_dtype(model, self.device)),
+            device: self.device.visible_name().to_owned(),
+            gpu: self.device.uuid.clone(),
+            warmup: passes.warmup,
+            repeats: passes.repeats,
+            max_new_tokens: workload.max_new_tokens,
+            decode_graph: !self.device.is_cpu(),
+            steady_ms: 0,
+            ceilings: true,
+            target: part.map(|PartPath(path)| path.clone()),
+            prompt_tokens: None,
+            extracted: false,
+            cold_cache: false,
+        })
+    }
+}
+
+fn default_dtype(model: &ModelSpec, device: &Device) -> Dtype {
+    if device.is_cpu() { model.cpu_dtype } else { model.dtype }
+}

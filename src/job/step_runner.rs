@@ -1,0 +1,158 @@
+//! Executes one step of a job: records its start, streams the output of its processes, runs it,
+//! verifies its files, and records its result.
+
+use std::time::Duration;
+
+use tokio::{sync::mpsc, task::JoinHandle, time::Instant};
+
+use super::{RunningJob, StoppedBy};
+use crate::{
+    artifact::journal::JournalEvent,
+    collect::{
+        ChildLine, CollectError, ExitReason, Pass, ProcessLimits, process::disk_quota::DiskQuota,
+    },
+    domain::state::Step,
+    job::step_journal::StepResult,
+};
+
+/// End of a step's work.
+#[derive(Debug)]
+pub(super) enum StepOutcome {
+    /// The step is one pass.
+    Pass(Result<Pass, CollectError>),
+    /// The step is something else, and has its result.
+    Settled(StepResult),
+}
+
+/// One step of a job.
+pub(super) trait JobStep: Send {
+    const STEP: Step;
+    /// Values that later steps need.
+    type Output: Send;
+
+    /// Limits of the step's processes, within those of the run.
+    fn limits(&self, _job: &RunningJob<'_>, of_run: ProcessLimits) -> ProcessLimits {
+        of_run
+    }
+
+    /// Does the work. Lines that its processes print go to the journal meanwhile.
+    fn run(
+        &mut self,
+        job: &mut RunningJob<'_>,
+        limits: &ProcessLimits,
+    ) -> impl Future<Output = StepOutcome> + Send;
+
+    /// Reads back the files of a step that ran; an error fails it.
+    fn verify(
+        &mut self,
+        job: &mut RunningJob<'_>,
+    ) -> impl Future<Output = Result<Self::Output, String>> + Send;
+
+    /// Sets aside files of a step that failed.
+    fn set_aside(&self, _job: &RunningJob<'_>) {}
+}
+
+impl RunningJob<'_> {
+    /// Executes a step whose failure leaves the run partial.
+    pub(super) async fn run_step<S: JobStep>(
+        &mut self,
+        mut step: S,
+    ) -> Result<S::Output, StepResult> {
+        self.journal.start(S::STEP);
+        let (limits, lines) = self.process_limits(S::STEP);
+        let limits = step.limits(self, limits);
+        let outcome = step.run(self, &limits).await;
+        drop(limits);
+        lines.await.ok();
+        let result = match outcome {
+            StepOutcome::Pass(pass) => self.settle(pass),
+            StepOutcome::Settled(result) => result,
+        };
+        let verified = if result.is_success() {
+            let verified = step.verify(self).await;
+            verified.map_err(|message| StepResult::failed(message).with_exit_code(result.exit_code))
+        } else {
+            Err(result.clone())
+        };
+        if verified.is_err() {
+            step.set_aside(self);
+        }
+        self.journal.end(verified.as_ref().err().unwrap_or(&result));
+        verified
+    }
+
+    /// Executes a step whose failure stops the run.
+    pub(super) async fn require<S: JobStep>(&mut self, step: S) -> Result<S::Output, StoppedBy> {
+        self.run_step(step).await.map_err(StoppedBy)
+    }
+
+    /// The result of a pass. A tool that is not installed skips its step, with the remedy that
+    /// preflight found.
+    pub(super) fn settle(&mut self, pass: Result<Pass, CollectError>) -> StepResult {
+        match pass {
+            Ok(pass) => {
+                self.add_findings(pass.findings);
+                StepResult::succeeded().with_exit_code(Some(0))
+            }
+            Err(error @ CollectError::NotInstalled { tool }) => {
+                let id = format!("{tool}_missing");
+                let missing = self.findings.iter().find(|finding| finding.id == id);
+                let remedy = missing.and_then(|finding| finding.advice.clone());
+                StepResult::skipped(
+                    remedy.map_or_else(|| error.to_string(), |remedy| format!("{error}: {remedy}")),
+                )
+            }
+            Err(error) => {
+                self.add_findings(error.finding());
+                let code = match error.ended() {
+                    Some(ExitReason::Exited(code)) => Some(code),
+                    _ => None,
+                };
+                StepResult::failed(crate::chain(&error)).with_exit_code(code)
+            }
+        }
+    }
+
+    /// Limits of the processes of `step`, and the task that writes their lines to the journal until
+    /// the limits are dropped.
+    fn process_limits(&self, step: Step) -> (ProcessLimits, JoinHandle<()>) {
+        let (sender, mut receiver) = mpsc::unbounded_channel();
+        let journal = self.journal.events();
+        let lines = tokio::spawn(async move {
+            while let Some(line) = receiver.recv().await {
+                match line {
+                    ChildLine::Log(line) => journal.log(step, &line),
+                    ChildLine::Progress(it) => journal.write(&JournalEvent::Progress {
+                        step,
+                        phase: it.phase,
+                        done: it.done,
+                        total: it.total,
+                    }),
+                }
+            }
+        });
+        let bounds = &self.spec.limits;
+        let quota = DiskQuota {
+            dir: self.dir.to_owned(),
+            max_bytes: bounds.run_bytes,
+            free_bytes: bounds.free_bytes,
+        };
+        let limits = ProcessLimits {
+            run: self.spec.id,
+            deadline: self.deadline,
+            grace: Duration::from_secs(self.spec.grace_s.into()),
+            stop: self.stop.clone(),
+            lines: Some(sender),
+            quota: Some(quota),
+        };
+        (limits, lines)
+    }
+}
+
+/// The same limits with one part of `parts` of the remaining time.
+pub(super) fn share_of_time(limits: &ProcessLimits, parts: usize) -> ProcessLimits {
+    let left = limits.deadline.saturating_duration_since(Instant::now());
+    let share = left / u32::try_from(parts).unwrap_or(u32::MAX).max(1);
+    let deadline = Instant::now() + share.max(Duration::from_millis(1));
+    ProcessLimits { deadline, ..limits.clone() }
+}

@@ -1,0 +1,210 @@
+//! A host for tests of a job's steps: shell scripts in the place of the tools write real captures.
+
+use std::{
+    fs,
+    path::{Path, PathBuf},
+    sync::Arc,
+    time::Duration,
+};
+
+use tokio_util::sync::CancellationToken;
+
+use super::{
+    counters::{CounterTarget, CountersStep},
+    gemm_log::GemmLogStep,
+    timeline::{TimelineStep, TimelineTarget},
+    *,
+};
+use crate::{
+    artifact::layout,
+    config::{self, Config, RunLimits},
+    domain::{
+        ids::RunId,
+        mode::Mode,
+        profiling::Profiling,
+        runner::{self, RunnerRequest},
+        state::{Step, StepState},
+        subject::RunSpec,
+    },
+};
+
+const RUNNER: &str = r#"
+while [ $# -gt 0 ]; do case $1 in --out) out=$2; shift;; esac; shift; done
+cat "$HERE/events.jsonl" > "$out/events.jsonl"
+[ -z "$CUBLAS_LOGDEST_DBG" ] || cat "$HERE/cublas.log" > "$CUBLAS_LOGDEST_DBG""#;
+pub(super) const NSYS: &str = r#"
+case $1 in
+profile) while [ "$1" != --output ]; do shift; done; stem=$2; shift 2; "$@" || exit $?
+    echo report > "$stem.nsys-rep";;
+export) while [ "$1" != --output ]; do shift; done; cat "$HERE/run.sqlite" > "$2";;
+esac"#;
+pub(super) const NCU: &str = r#"
+case $1 in
+--query-metrics) echo 'dram__bytes_read  Counter  byte';;
+--import) cat "$HERE/raw.csv";;
+*) while [ "$1" != --export ]; do shift; done; report=$2; shift 2; "$@" || exit $?
+    echo report > "$report";;
+esac"#;
+
+const START: &str = concat!(
+    r#"{"kind":"start","schema":1,"t_ns":1,"unix_ns":2,"pid":3,"model":"m","#,
+    r#""weights":"synthetic","parameters":4,"weight_bytes":16,"dtype":"f32","device":"cuda:0","#,
+    r#""threads":2,"prompt_tokens":5,"image_tokens":0,"images":[],"decode_graph":false,"#,
+    r#""load_ns":6}"#
+);
+
+/// The events of a runner that generated these tokens.
+pub(super) fn events(tokens: &str) -> String {
+    let output = format!(
+        r#"{{"kind":"output","warmup":false,"repeat":0,"tokens":[{tokens}],"logits_sha256":"ab"}}"#
+    );
+    format!("{START}\n{output}\n{}\n", r#"{"kind":"end","t_ns":10,"peak_rss_bytes":1}"#)
+}
+
+/// Writes a program by a shell: a file that a fork holds open for writing cannot be executed.
+fn write_program(folder: &Path, name: &str, lines: &str) -> PathBuf {
+    let path = folder.join(name);
+    let lines = format!("HERE='{}'\n{lines}", folder.display());
+    let write = r#"rm -f "$1" && printf '#!/bin/sh\n%s\n' "$2" > "$1" && chmod 755 "$1""#;
+    assert!(
+        std::process::Command::new("sh")
+            .args(["-c", write, "sh"])
+            .arg(&path)
+            .arg(lines)
+            .status()
+            .unwrap()
+            .success()
+    );
+    path
+}
+
+/// A host with scripts for tools, and the files that they write.
+pub(super) struct Bench {
+    pub dir: tempfile::TempDir,
+    pub limits: RunLimits,
+    pub host: JobHost,
+}
+
+impl Bench {
+    pub fn new(ncu: &str) -> Self {
+        let dir = tempfile::tempdir().unwrap();
+        for (name, fixture) in [
+            ("run.sqlite", "hf-llama-e2e.sqlite"),
+            ("raw.csv", "hf-llama-decode.ncu-raw.csv"),
+            ("cublas.log", "candle-probe.cublas.log"),
+        ] {
+            let packed = PathBuf::from(env!("CARGO_MANIFEST_DIR"))
+                .join("tests/fixtures/captures")
+                .join(format!("{fixture}.zst"));
+            fs::write(
+                dir.path().join(name),
+                zstd::stream::decode_all(fs::File::open(packed).unwrap()).unwrap(),
+            )
+            .unwrap();
+        }
+        fs::write(dir.path().join("events.jsonl"), events("7,8")).unwrap();
+        let program = |name: &str, lines: &str| write_program(dir.path(), name, lines);
+        let collector = Collector {
+            nsys: Some(program("nsys", NSYS)),
+            ncu: Some(program("ncu", ncu)),
+            isolate: false,
+            ..Collector::new(program("runner", RUNNER))
+        };
+        let host = JobHost {
+            collector: Arc::new(collector),
+            devices: Arc::new(config::devices().unwrap()),
+        };
+        let limits = Config::default().limits;
+        Self { dir, limits, host }
+    }
+
+    /// The job of a deep run on a GPU.
+    pub fn spec(&self) -> JobSpec {
+        let model = config::models(None).unwrap().models["deepseek-ocr-tiny"].clone();
+        let profiling = Profiling::bundled(Mode::Deep).unwrap();
+        JobSpec {
+            id: RunId::now(),
+            attempt: 1,
+            spec: RunSpec::tiny(Mode::Deep, 0, &[]).on_device("cuda:0"),
+            subject: JobSubject::Model { model, profiling },
+            inputs: self.dir.path().to_owned(),
+            devices: vec![],
+            gpus: 0,
+            tools: Config::default().tools,
+            limits: self.limits.clone(),
+            grace_s: 10,
+            other_gpus: vec![],
+        }
+    }
+
+    /// Executes the steps after the unprofiled pass; returns steps and findings. `limit`: of ncu.
+    pub async fn deep(&self, limit: Duration) -> (Vec<StepRecord>, Vec<Finding>) {
+        let (spec, request) = (self.spec(), request());
+        let settings = &Profiling::bundled(Mode::Deep).unwrap();
+        let (dir, device, stop) =
+            (self.run_dir(), Device::unknown("cuda:0"), CancellationToken::new());
+        fs::create_dir_all(dir.join(layout::BASELINE)).unwrap();
+        fs::write(dir.join(layout::BASELINE).join(runner::EVENTS), events("7,8,9")).unwrap();
+        let journal = Journal::open(&dir).unwrap();
+        let mut job =
+            RunningJob::new(&spec, &dir, &device, &self.host, &stop, (journal, Vec::new()));
+        job.deadline = Instant::now() + LIMIT;
+        let target = TimelineTarget::Runner(&request);
+        let stages = &job.run_step(TimelineStep { target, settings }).await.unwrap_or_default();
+        job.deadline = Instant::now() + limit;
+        let target = CounterTarget::Runner(&request);
+        job.run_step(CountersStep { target, stages, settings }).await.ok();
+        job.deadline = Instant::now() + LIMIT;
+        job.run_step(GemmLogStep { request: &request, settings }).await.ok();
+        (job.journal.records().to_vec(), job.findings)
+    }
+
+    /// Replaces a program.
+    pub fn replace(&mut self, name: &str, lines: &str) {
+        write_program(self.dir.path(), name, lines);
+    }
+
+    pub fn run_dir(&self) -> PathBuf {
+        self.dir.path().join("run")
+    }
+}
+
+pub(super) const LIMIT: Duration = Duration::from_secs(60);
+
+pub(super) fn request() -> RunnerRequest {
+    let model = config::models(None).unwrap().models["deepseek-ocr-tiny"].clone();
+    RunnerRequest {
+        dtype: model.dtype,
+        model,
+        weights: None,
+        seed: 0,
+        prompt: String::new(),
+        images: vec![],
+        device: "cuda:0".into(),
+        warmup: 1,
+        repeats: 1,
+        max_new_tokens: 8,
+        decode_graph: true,
+        steady_ms: 0,
+        ceilings: true,
+        gpu: None,
+        target: None,
+        prompt_tokens: None,
+        extracted: false,
+        cold_cache: false,
+    }
+}
+
+/// Name, state and exit code of each step.
+pub(super) fn results(steps: &[StepRecord]) -> Vec<(Step, StepState, Option<i32>)> {
+    steps.iter().map(|it| (it.step, it.state, it.exit_code)).collect()
+}
+
+pub(super) fn ids(findings: &[Finding]) -> Vec<&str> {
+    findings.iter().map(|it| it.id.as_str()).collect()
+}
+
+/// A failure fixture, as an argument of a shell's `cat`.
+pub(super) fn failure(name: &str) -> String {
+    format!("'{}/tests/fixtures/failures/{name}'", env!("CARGO_MANIFEST_DIR"))
+}

@@ -1,0 +1,212 @@
+//! The nsys step: records a timeline, verifies that it covers the kernels launched, and selects the
+//! kernels whose counters are worth reading.
+
+use std::{fs, path::Path};
+
+use super::{
+    RunningJob,
+    folder::{blocking, reject},
+    step_runner::{JobStep, StepOutcome, share_of_time},
+};
+use crate::{
+    analyze::{
+        kernels::kernel_selection::{self, StageSelection},
+        stages::{DECODE, PREFILL, coverage::coverage, output_equality},
+    },
+    artifact::layout,
+    collect::{CommandRun, ProcessLimits, process::output},
+    domain::{
+        finding::{Finding, Severity},
+        profiling::{NcuSettings, Profiling, TraceApi},
+        runner::{self, RunnerRequest},
+        state::Step,
+    },
+    parse::{self, ParseError},
+    pipeline::rules_of,
+    trace::{nsys::NsysTrace, stage::StageRules},
+};
+
+/// Lines of the tool's log that a finding quotes at most.
+const MAX_QUOTED: usize = 5;
+/// Lines from the end of a log that are searched for complaints.
+const MAX_SEARCHED: usize = 200;
+
+/// Program that nsys records.
+#[derive(Debug, Clone, Copy)]
+pub(super) enum TimelineTarget<'a> {
+    Runner(&'a RunnerRequest),
+    Command(&'a CommandRun),
+}
+
+/// The pass under Nsight Systems.
+pub(super) struct TimelineStep<'a> {
+    pub target: TimelineTarget<'a>,
+    pub settings: &'a Profiling,
+}
+
+/// Contents that a timeline must have.
+struct ExpectedTimeline {
+    kernels: bool,
+    ranges: &'static [&'static str],
+    rules: StageRules,
+}
+
+/// A timeline that was read back.
+struct ReadTimeline {
+    trace: NsysTrace,
+    selected: Vec<StageSelection>,
+    /// Why it does not count.
+    incomplete: Option<Finding>,
+}
+
+impl JobStep for TimelineStep<'_> {
+    const STEP: Step = Step::Nsys;
+    /// Kernels for the counter passes.
+    type Output = Vec<StageSelection>;
+
+    /// A timeline that does not end leaves time for the passes after it.
+    fn limits(&self, job: &RunningJob<'_>, of_run: ProcessLimits) -> ProcessLimits {
+        let gemm_log =
+            matches!(self.target, TimelineTarget::Runner(_)) && self.settings.gemm_log.enabled;
+        if !job.device.is_cpu() && (self.settings.ncu.enabled || gemm_log) {
+            share_of_time(&of_run, 2)
+        } else {
+            of_run
+        }
+    }
+
+    async fn run(&mut self, job: &mut RunningJob<'_>, limits: &ProcessLimits) -> StepOutcome {
+        let (collector, nsys) = (&job.host.collector, &self.settings.nsys);
+        StepOutcome::Pass(match self.target {
+            TimelineTarget::Runner(it) => collector.nsys(job.dir, it, nsys, limits).await,
+            TimelineTarget::Command(it) => {
+                collector.traced_command(job.dir, it, nsys, limits).await
+            }
+        })
+    }
+
+    async fn verify(&mut self, job: &mut RunningJob<'_>) -> Result<Vec<StageSelection>, String> {
+        let read = self.read(job).await;
+        if read.is_err() {
+            reject(&job.dir.join(layout::NSYS_EXPORT));
+        }
+        let ReadTimeline { trace, selected, .. } = read?;
+        job.timeline = job.keeps_timeline.then_some(trace);
+        Ok(selected)
+    }
+}
+
+impl TimelineStep<'_> {
+    /// Reads the timeline back; an error if it is unreadable, incomplete or of another output.
+    async fn read(&self, job: &mut RunningJob<'_>) -> Result<ReadTimeline, String> {
+        let expected = self.expected(job);
+        let (dir, ncu) = (job.dir.to_owned(), self.settings.ncu.clone());
+        let read = blocking(move || read_timeline(&dir, expected, &ncu)).await;
+        let read = read.map_err(|reason| job.report_unreadable(&reason))?;
+        if let TimelineTarget::Runner(_) = self.target {
+            job.compare_tokens(layout::NSYS)
+                .await
+                .inspect_err(|_| reject(&job.dir.join(layout::NSYS).join(runner::EVENTS)))?;
+        }
+        match read.incomplete {
+            Some(finding) => {
+                let message = finding.message.clone();
+                job.add_finding(finding);
+                Err(message)
+            }
+            None => Ok(read),
+        }
+    }
+
+    fn expected(&self, job: &RunningJob<'_>) -> ExpectedTimeline {
+        let nsys = &self.settings.nsys;
+        let cuda = nsys.trace.contains(&TraceApi::Cuda);
+        match self.target {
+            TimelineTarget::Runner(request) => ExpectedTimeline {
+                kernels: !job.device.is_cpu() && cuda,
+                ranges: match request.max_new_tokens {
+                    // A capture of a part of the run may have any ranges.
+                    _ if !nsys.records_all() => &[],
+                    0 => &[PREFILL],
+                    _ => &[PREFILL, DECODE],
+                },
+                rules: StageRules::default(),
+            },
+            TimelineTarget::Command(CommandRun { plan, gpus, .. }) => ExpectedTimeline {
+                kernels: !gpus.is_empty() && plan.gpus > 0 && cuda,
+                ranges: &[],
+                rules: rules_of(&plan.stages, &plan.include_ranges, &plan.exclude_ranges),
+            },
+        }
+    }
+}
+
+impl RunningJob<'_> {
+    /// Reports a timeline that cannot be read; returns the step's message.
+    fn report_unreadable(&mut self, reason: &str) -> String {
+        let message = "cannot read the timeline that nsys exported";
+        let finding = Finding::new("nsys_export_unreadable", Severity::Warning, message)
+            .with("reason", reason)
+            .advise(
+                "read the log of the nsys step; use an nsys that is as new as the driver, and \
+                 check the free space of its disk",
+            );
+        self.add_finding(finding);
+        format!("{message}: {reason}")
+    }
+
+    /// Checks that the pass in `folder` generated the tokens of the unprofiled pass. Otherwise its
+    /// measurements are not of the timed run.
+    pub(super) async fn compare_tokens(&mut self, folder: &str) -> Result<(), String> {
+        let [baseline, pass] =
+            [layout::BASELINE, folder].map(|folder| self.dir.join(folder).join(runner::EVENTS));
+        let compared = blocking(move || {
+            let (baseline, pass) = (parse::events::read(&baseline)?, parse::events::read(&pass)?);
+            Ok::<_, ParseError>(output_equality::same_tokens(&baseline.events, &pass.events))
+        });
+        let message = match compared.await {
+            Ok(Some(true)) => return Ok(()),
+            Ok(Some(false)) => {
+                format!("{folder}: the pass generated other tokens than the unprofiled pass")
+            }
+            Ok(None) => format!(
+                "{folder}: the pass recorded no tokens, so it cannot be compared with the \
+                 unprofiled pass"
+            ),
+            Err(why) => format!("{folder}: cannot read the runner's events: {why}"),
+        };
+        let finding = Finding::new("pass_not_proven", Severity::Warning, &message)
+            .with("pass", folder)
+            .advise(
+                "do not attribute this pass to the timed run; read its log, and check that the \
+                 model's repeats agree",
+            );
+        self.add_finding(finding);
+        Err(message)
+    }
+}
+
+/// Parses the timeline in `dir`, keeps its coverage, and selects kernels.
+fn read_timeline(
+    dir: &Path,
+    expected: ExpectedTimeline,
+    ncu: &NcuSettings,
+) -> Result<ReadTimeline, ParseError> {
+    let trace = parse::nsys::read(&dir.join(layout::NSYS_EXPORT))?.with_rules(expected.rules);
+    let logs = ["nsys.stdout.log", "nsys.stderr.log"]
+        .map(|name| output::last_lines(&dir.join(layout::LOGS).join(name), MAX_SEARCHED));
+    let complains = |line: &String| {
+        ["error", "warning", "fail"].iter().any(|word| line.to_lowercase().contains(word))
+    };
+    let log: Vec<String> = logs.into_iter().flatten().filter(complains).take(MAX_QUOTED).collect();
+    let covered = coverage(&trace, expected.ranges);
+    let record = serde_json::json!({ "pct": covered.pct(), "coverage": covered });
+    // Evidence only; a full disk fails the step elsewhere.
+    fs::write(dir.join(layout::NSYS_COVERAGE), record.to_string()).ok();
+    let incomplete = covered.finding(expected.kernels, &trace, &log);
+    let selected = kernel_selection::select_kernels(&trace, ncu);
+    Ok(ReadTimeline { trace, selected, incomplete })
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,353 @@
+//! Reads a run's folder, analyses it and writes its report: the last steps of every job, and all of
+//! `llmprof analyze`.
+//!
+//! Needs no GPU, no database and no server. It measures nothing: values that the folder lacks stay
+//! unknown.
+
+pub mod align_pair;
+pub mod align_part;
+
+use std::{
+    collections::BTreeSet,
+    fs,
+    io::{self, BufWriter, Write},
+    path::{Path, PathBuf},
+};
+
+use flate2::{Compression, write::GzEncoder};
+
+use crate::{
+    analyze::{self, Analysis, stages::coverage::StageCoverage},
+    artifact::layout,
+    domain::{
+        device_peaks::{self, Devices},
+        finding::{Finding, Severity},
+        ids::RunId,
+        import::{CaptureKind, Import, ImportedFile},
+        runner::RunnerRequest,
+        state::{RunState, Step, StepRecord, StepState},
+        subject::{Common, RunSpec, Subject, SubjectKind},
+    },
+    parse::{self, ParseError, ncu, nsys, saved},
+    report::{self, RunFacts, part::PartStage, perfetto},
+    trace::{
+        Trace,
+        environment::{Environment, Gpu},
+        nsys::NsysTrace,
+        stage::{StageRules, UnknownRange},
+    },
+};
+
+#[derive(Debug, thiserror::Error)]
+pub enum AnalyzeError {
+    #[error("cannot read what the run was from its folder")]
+    Saved { source: ParseError },
+    #[error("cannot read the files of the passes")]
+    Trace { source: ParseError },
+    #[error("cannot read the capture")]
+    Capture { source: ParseError },
+    #[error("a stage rule does not match the capture")]
+    Rules { source: UnknownRange },
+    #[error("cannot write {name}")]
+    Write { name: &'static str, source: io::Error },
+}
+
+/// A run that was read and analysed.
+#[derive(Debug)]
+pub struct Analyzed {
+    saved: saved::SavedRun,
+    trace: Trace,
+    analysis: Analysis,
+    part: Vec<PartStage>,
+}
+
+/// Analyses the run in `dir`, whose nsys export is not parsed again if `timeline` has it. Blocks:
+/// an export may have millions of rows.
+pub fn analyze(
+    dir: &Path,
+    timeline: Option<NsysTrace>,
+    devices: &Devices,
+) -> Result<Analyzed, AnalyzeError> {
+    analyze_parsed(dir, timeline, StageRules::default(), devices)
+}
+
+/// Analyses the run in `dir` with other stage rules of its capture.
+pub fn analyze_with(
+    dir: &Path,
+    rules: StageRules,
+    devices: &Devices,
+) -> Result<Analyzed, AnalyzeError> {
+    analyze_parsed(dir, None, rules, devices)
+}
+
+fn analyze_parsed(
+    dir: &Path,
+    timeline: Option<NsysTrace>,
+    rules: StageRules,
+    devices: &Devices,
+) -> Result<Analyzed, AnalyzeError> {
+    let saved = saved::read(dir).map_err(|source| AnalyzeError::Saved { source })?;
+    let mut trace =
+        parse::read_parsed(dir, timeline).map_err(|source| AnalyzeError::Trace { source })?;
+    trace.subject = saved.spec.kind();
+    if let Some(import) = saved.spec.import().cloned() {
+        return analyze_import(saved, trace, dir, &import, rules, devices);
+    }
+    let own = saved.command.as_ref().filter(|_| rules == StageRules::default());
+    let is_named = own.is_none();
+    let rules =
+        own.map_or(rules, |it| rules_of(&it.stages, &it.include_ranges, &it.exclude_ranges));
+    if let Some(nsys) = trace.nsys.take() {
+        // A command may not reach a range that its settings name; a rule given by hand must match.
+        trace.nsys = Some(if is_named { with_rules(nsys, rules)? } else { nsys.with_rules(rules) });
+    }
+    let device = match &saved.request {
+        Some(request) => gpu_of(request, &trace.environment),
+        None => first_gpu(&trace.environment),
+    };
+    let peaks = device.and_then(|gpu| devices.find(&gpu.name));
+    let analysis = analyze::analyze(&trace, saved.request.as_ref().map(|it| &it.model), peaks);
+    let part = align_part::read(dir).map_err(|source| AnalyzeError::Trace { source })?;
+    Ok(Analyzed { saved, trace, analysis, part })
+}
+
+/// Analyses an nsys export of any program together with ncu pages of it. The device is the one that
+/// the export and all pages name.
+pub fn analyze_capture(
+    export: &Path,
+    pages: &[PathBuf],
+    rules: StageRules,
+    devices: &Devices,
+) -> Result<Analyzed, AnalyzeError> {
+    let nsys = nsys::read(export).map_err(|source| AnalyzeError::Capture { source })?;
+    let mut nsys = with_rules(nsys, rules)?;
+    let environment =
+        Environment { llmprof: env!("CARGO_PKG_VERSION").into(), ..nsys.target.clone() };
+    let findings = std::mem::take(&mut nsys.findings);
+    let trace = Trace {
+        subject: SubjectKind::Import,
+        environment,
+        nsys: Some(nsys),
+        findings,
+        ..Trace::default()
+    };
+    analyze_captures(import_of_files(export, pages), trace, pages, devices)
+}
+
+/// Analyses an import, by its own stage rules unless others are given.
+fn analyze_import(
+    saved: saved::SavedRun,
+    mut trace: Trace,
+    dir: &Path,
+    import: &Import,
+    rules: StageRules,
+    devices: &Devices,
+) -> Result<Analyzed, AnalyzeError> {
+    if let Some(nsys) = trace.nsys.take() {
+        let own = rules == StageRules::default();
+        let rules = if own {
+            rules_of(&import.stages, &import.include_ranges, &import.exclude_ranges)
+        } else {
+            rules
+        };
+        // The host that reads a capture is not the host it was taken on.
+        trace.environment =
+            Environment { llmprof: trace.environment.llmprof.clone(), ..nsys.target.clone() };
+        trace.nsys = Some(with_rules(nsys, rules)?);
+    }
+    let pages = import.files.iter().filter(|it| it.kind == CaptureKind::Counters).count();
+    let pages: Vec<PathBuf> =
+        (1..=pages).map(|number| dir.join(layout::imported_page(number))).collect();
+    analyze_captures(saved, trace, &pages, devices)
+}
+
+/// Sets the stage rules of a capture, which must contain each range that they name.
+fn with_rules(nsys: NsysTrace, rules: StageRules) -> Result<NsysTrace, AnalyzeError> {
+    nsys.check_rules(&rules).map_err(|source| AnalyzeError::Rules { source })?;
+    Ok(nsys.with_rules(rules))
+}
+
+/// The standard stage rules, with these before them.
+pub(crate) fn rules_of(
+    stages: &[String],
+    include_ranges: &[String],
+    exclude_ranges: &[String],
+) -> StageRules {
+    // Each was parsed when it was submitted.
+    let stages = stages.iter().filter_map(|rule| rule.parse().ok()).collect();
+    StageRules::with(stages, include_ranges.to_vec(), exclude_ranges.to_vec())
+}
+
+/// Analyses captures of a program about which nothing else is known.
+fn analyze_captures(
+    saved: saved::SavedRun,
+    mut trace: Trace,
+    pages: &[PathBuf],
+    devices: &Devices,
+) -> Result<Analyzed, AnalyzeError> {
+    let mut named: BTreeSet<String> = trace
+        .environment
+        .gpus
+        .iter()
+        .map(|gpu| device_peaks::model(&gpu.name).to_owned())
+        .collect();
+    for path in pages {
+        let page = ncu::read_file(path).map_err(|source| AnalyzeError::Capture { source })?;
+        let name = path.file_name().unwrap_or_default().to_string_lossy();
+        trace.findings.extend(page.gaps(&name));
+        trace.findings.extend(
+            page.device
+                .as_ref()
+                .filter(|_| !named.is_empty())
+                .and_then(|device| other_device(device, &named)),
+        );
+        named.extend(page.device.map(|name| device_peaks::model(name.trim()).to_owned()));
+        trace.counters.extend(page.launches);
+    }
+    let peaks =
+        if named.len() == 1 { named.first().and_then(|name| devices.find(name)) } else { None };
+    let analysis = analyze::analyze(&trace, None, peaks);
+    Ok(Analyzed { saved, trace, analysis, part: vec![] })
+}
+
+/// The finding for counters of a device that the timeline did not run on.
+fn other_device(device: &str, timeline: &BTreeSet<String>) -> Option<Finding> {
+    let same = timeline.contains(device_peaks::model(device.trim()));
+    let ran_on = timeline.iter().map(String::as_str).collect::<Vec<_>>().join(", ");
+    let message = format!(
+        "the counters are of {device}, the timeline is of {ran_on}: no device peak is used"
+    );
+    let advice = "take counters and timeline on the same kind of GPU";
+    (!same).then(|| {
+        Finding::new("counters_of_another_device", Severity::Warning, message).advise(advice)
+    })
+}
+
+/// The import that these files would be.
+fn import_of_files(export: &Path, pages: &[PathBuf]) -> saved::SavedRun {
+    let file = |path: &Path, kind| ImportedFile {
+        name: path.file_name().unwrap_or_default().to_string_lossy().into_owned(),
+        kind,
+        bytes: fs::metadata(path).map_or(0, |it| it.len()),
+        path: String::new(),
+    };
+    let files = std::iter::once(file(export, CaptureKind::Timeline));
+    let files = files.chain(pages.iter().map(|page| file(page, CaptureKind::Counters))).collect();
+    let name = export.file_stem().unwrap_or_default().to_string_lossy().into_owned();
+    let import = Import {
+        name,
+        model: None,
+        files,
+        stages: vec![],
+        include_ranges: vec![],
+        exclude_ranges: vec![],
+    };
+    let common = Common { labels: vec![], priority: 0, timeout_s: 0 };
+    let spec = RunSpec { subject: Subject::Import(import), common };
+    saved::SavedRun {
+        spec,
+        request: None,
+        inputs: vec![],
+        steps: vec![],
+        findings: vec![],
+        command: None,
+    }
+}
+
+/// The GPU of a command: the run's device.
+fn first_gpu(environment: &Environment) -> Option<&Gpu> {
+    let uuid = environment.device.as_ref()?.uuid.as_ref()?;
+    environment.gpus.iter().find(|gpu| gpu.uuid == *uuid)
+}
+
+/// The GPU of our runner: by UUID, or by index if none was recorded. A MIG instance is not a GPU.
+fn gpu_of<'a>(request: &RunnerRequest, environment: &'a Environment) -> Option<&'a Gpu> {
+    match &request.gpu {
+        Some(uuid) => environment.gpus.iter().find(|gpu| gpu.uuid == *uuid),
+        None => environment.gpus.get(request.device.strip_prefix("cuda:")?.parse::<usize>().ok()?),
+    }
+}
+
+impl Analyzed {
+    /// The same run, with the steps recorded since it was read.
+    pub fn with_latest_steps(self, dir: &Path) -> Result<Self, AnalyzeError> {
+        let saved = saved::read(dir).map_err(|source| AnalyzeError::Saved { source })?;
+        Ok(Self { saved, ..self })
+    }
+
+    /// Every file of the report: its name and text.
+    pub fn render(&self, id: RunId) -> Vec<(&'static str, String)> {
+        let steps: Vec<StepRecord> = self.saved.steps.iter().cloned().map(as_reported).collect();
+        report::render(&self.facts(id, &steps), &self.trace, &self.analysis)
+    }
+
+    /// Writes the files of the report into `dir`, the timeline too, and returns the texts.
+    pub fn write(
+        &self,
+        id: RunId,
+        dir: &Path,
+    ) -> Result<Vec<(&'static str, String)>, AnalyzeError> {
+        let report = || {
+            let files = self.render(id);
+            for (name, text) in &files {
+                fs::write(dir.join(name), text)
+                    .map_err(|source| AnalyzeError::Write { name, source })?;
+            }
+            Ok(files)
+        };
+        let name = layout::TIMELINE;
+        let timeline = || {
+            self.write_timeline(&dir.join(name))
+                .map_err(|source| AnalyzeError::Write { name, source })
+        };
+        let (files, timeline) = rayon::join(report, timeline);
+        timeline.and(files)
+    }
+
+    /// Streams the timeline into its file: it may be larger than the capture.
+    fn write_timeline(&self, path: &Path) -> io::Result<()> {
+        let packed = GzEncoder::new(BufWriter::new(fs::File::create(path)?), Compression::fast());
+        let out = perfetto::write(&self.trace, BufWriter::new(packed))?;
+        out.into_inner().map_err(io::IntoInnerError::into_error)?.finish()?.flush()
+    }
+
+    /// Returns true if kernels of a stage are missing from the capture.
+    pub fn lost_kernels(&self) -> bool {
+        self.analysis.coverage.iter().any(StageCoverage::lost)
+    }
+
+    /// Findings of collection, parsing and analysis, worst first.
+    pub fn findings(&self, id: RunId) -> Vec<Finding> {
+        report::all_findings(&self.facts(id, &self.saved.steps), &self.trace, &self.analysis)
+    }
+
+    fn facts<'a>(&'a self, id: RunId, steps: &'a [StepRecord]) -> RunFacts<'a> {
+        let lost = |step: &StepRecord| matches!(step.state, StepState::Skipped | StepState::Failed);
+        RunFacts {
+            id,
+            spec: &self.saved.spec,
+            model: self.saved.request.as_ref().map(|it| &it.model),
+            environment: &self.trace.environment,
+            steps,
+            findings: &self.saved.findings,
+            inputs: &self.saved.inputs,
+            part: &self.part,
+            command: self.saved.command.as_ref(),
+            state: if steps.iter().any(lost) || self.lost_kernels() {
+                RunState::Partial
+            } else {
+                RunState::Succeeded
+            },
+        }
+    }
+}
+
+/// The step as the report lists it. The report is written in its own last step, which is listed as
+/// succeeded without an end.
+fn as_reported(step: StepRecord) -> StepRecord {
+    if step.step == Step::Report {
+        StepRecord { state: StepState::Succeeded, ended_at: None, ..step }
+    } else {
+        step
+    }
+}

@@ -1,0 +1,7 @@
+//! Charts as inline SVG: bars, lanes, curves, points under roofs.
+
+pub mod figures;
+pub mod lanes;
+pub mod scatter;
+pub mod svg;
+pub mod timeline;

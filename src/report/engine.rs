@@ -1,0 +1,71 @@
+//! The template engine of the reports. It escapes every value by default, in HTML and in Markdown.
+
+use std::{borrow::Cow, sync::LazyLock};
+
+use minijinja::{
+    AutoEscape, Environment, UndefinedBehavior, escape_formatter, syntax::SyntaxConfig,
+    value::Value,
+};
+
+use super::markdown;
+
+const MARKDOWN: AutoEscape = AutoEscape::Custom(Cow::Borrowed("markdown"));
+
+/// Renders an embedded template.
+pub fn render(name: &str, page: Value) -> String {
+    static ENGINE: LazyLock<Environment<'static>> = LazyLock::new(engine);
+    ENGINE
+        .get_template(name)
+        .expect("the template is embedded: tests render each of them")
+        .render(page)
+        .expect("the template uses only fields of the page: tests render each of them")
+}
+
+/// Creates an engine with every template of the reports.
+fn engine() -> Environment<'static> {
+    let mut engine = Environment::new();
+    let syntax = SyntaxConfig::builder()
+        .trim_blocks(true)
+        .lstrip_blocks(true)
+        .keep_trailing_newline(true)
+        .build();
+    engine.set_syntax(syntax.expect("the default delimiters differ from each other"));
+    engine.set_undefined_behavior(UndefinedBehavior::Strict);
+    engine.set_auto_escape_callback(|name| {
+        if name.ends_with(".html") { AutoEscape::Html } else { MARKDOWN }
+    });
+    engine.set_formatter(|out, state, value| {
+        if *state.auto_escape() != MARKDOWN {
+            return escape_formatter(out, state, value);
+        }
+        match value {
+            // The empty side of an inline `if` is undefined even in strict mode.
+            value if value.is_undefined() || value.is_none() => Ok(()),
+            value if value.is_safe() => Ok(out.write_str(&value.to_string())?),
+            value => Ok(out.write_str(&markdown::escape(&value.to_string()))?),
+        }
+    });
+    for (name, source) in TEMPLATES {
+        engine
+            .add_template(name, source)
+            .expect("the embedded templates parse: tests render each of them");
+    }
+    engine
+}
+
+const TEMPLATES: [(&str, &str); 14] = [
+    ("macros.md", include_str!("markdown/macros.md")),
+    ("report.md", include_str!("markdown/report.md")),
+    ("stakeholder_summary.md", include_str!("markdown/stakeholder_summary.md")),
+    ("operators.md", include_str!("markdown/operators.md")),
+    ("gemms.md", include_str!("markdown/gemms.md")),
+    ("kernels.md", include_str!("markdown/kernels.md")),
+    ("align.md", include_str!("markdown/align.md")),
+    ("align.html", include_str!("html/align.html")),
+    ("diff.md", include_str!("markdown/diff.md")),
+    ("diff.html", include_str!("html/diff.html")),
+    ("cost.md", include_str!("markdown/cost.md")),
+    ("macros.html", include_str!("html/macros.html")),
+    ("report.html", include_str!("html/report.html")),
+    ("style.css", include_str!("html/style.css")),
+];

@@ -1,0 +1,105 @@
+//! Counters by kernel and launch configuration.
+
+use super::{
+    report_table::ReportTable,
+    run_facts::or_step_message,
+    schema::{
+        TableCell, TableColumn, bytes, count, flag, id, millis, nanos, nested, number, percent,
+        size, text,
+    },
+};
+use crate::{
+    analyze::{Analysis, kernels::counters::CounterRecord},
+    domain::state::Step,
+    report::{
+        RunFacts,
+        format::{UNKNOWN, pct},
+    },
+};
+
+const SHOWN: [&str; 17] = [
+    "kernel_name",
+    "stage",
+    "grid",
+    "block",
+    "timeline_calls",
+    "timeline_mean_ms",
+    "values.duration_ns",
+    "profiled",
+    "values.sm_pct",
+    "values.dram_pct",
+    "values.l2_hit_pct",
+    "values.achieved_occupancy_pct",
+    "values.theoretical_occupancy_pct",
+    "values.tensor_pct",
+    "values.dram_bytes",
+    "flops_per_byte",
+    "values.stalls",
+];
+
+/// Columns of [`CounterRecord`].
+pub fn columns() -> Vec<TableColumn<CounterRecord>> {
+    vec![
+        text("stage", "Stage", |it| (&it.stage).into()),
+        text("kernel_name", "Kernel", |it| (&it.kernel_name).into()),
+        size("grid", "Grid", |it| it.grid.into()),
+        size("block", "Block", |it| it.block.into()),
+        count("timeline_calls", "Calls", |it| it.timeline_calls.into()),
+        millis("timeline_total_ms", "Total ms", |it| it.timeline_total_ms.into()),
+        millis("timeline_mean_ms", "Mean ms", |it| it.timeline_mean_ms.into()),
+        count("profiled", "Profiled", |it| it.profiled.into()),
+        id("values.registers", "Registers", |it| it.values.registers.into()),
+        nanos("values.duration_ns", "ncu mean ms", |it| it.values.duration_ns.into()),
+        percent("values.sm_pct", "SM", |it| it.values.sm_pct.into()),
+        percent("values.memory_pct", "Memory", |it| it.values.memory_pct.into()),
+        percent("values.dram_pct", "DRAM", |it| it.values.dram_pct.into()),
+        percent("values.l1_hit_pct", "L1 hits", |it| it.values.l1_hit_pct.into()),
+        percent("values.l2_hit_pct", "L2 hits", |it| it.values.l2_hit_pct.into()),
+        percent("values.achieved_occupancy_pct", "Occupancy", |it| {
+            it.values.achieved_occupancy_pct.into()
+        }),
+        percent("values.theoretical_occupancy_pct", "Max occupancy", |it| {
+            it.values.theoretical_occupancy_pct.into()
+        }),
+        percent("values.tensor_pct", "Tensor", |it| it.values.tensor_pct.into()),
+        bytes("values.dram_bytes", "DRAM bytes", |it| it.values.dram_bytes.into()),
+        nested("values.flops", "FLOPs", |it| TableCell::nested(&it.values.flops)),
+        flag("values.flops_complete", "FLOPs complete", |it| it.values.flops_complete.into()),
+        nested("values.stalls", "Stalled by", |it: &CounterRecord| {
+            TableCell::nested(&it.values.stalls)
+        })
+        .shown(stalls),
+        number("flops_per_byte", "FLOP/B", 2, |it| it.flops_per_byte.into()),
+    ]
+}
+
+fn stalls(of: &CounterRecord) -> String {
+    let stalls: Vec<String> = of
+        .values
+        .stalls
+        .iter()
+        .map(|it| format!("{} {}", it.reason.replace('_', " "), pct(it.share_pct)))
+        .collect();
+    if stalls.is_empty() { UNKNOWN.into() } else { stalls.join(", ") }
+}
+
+/// Counters by kernel and launch configuration, longest in the timeline first.
+pub fn counters(facts: &RunFacts, analysis: &Analysis) -> ReportTable {
+    let caption = "Launches that ncu profiled, by grid and block. Calls and mean are those of the \
+                   traced pass; the rest is ncu's, whose replays start with cold caches and at the \
+                   clocks that the device chose. Percentages are of the device's sustained peak.";
+    let mut table = ReportTable::of(
+        "counters",
+        "Kernel Counters",
+        caption,
+        (&columns(), &SHOWN),
+        &analysis.counters,
+    );
+    if analysis.counters.iter().any(|record| record.flops_per_byte.is_none()) {
+        table.note(
+            "FLOP/B is unknown where the device does not count the operations of its tensor cores, \
+             or where no byte was moved.",
+        );
+    }
+    or_step_message(table, facts, Step::Ncu, "No counters were read.")
+}

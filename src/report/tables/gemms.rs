@@ -1,0 +1,79 @@
+//! GEMMs by stage and shape.
+
+use super::{
+    report_table::ReportTable,
+    run_facts::or_step_message,
+    schema::{TableColumn, count, flag, flops, id, number, percent, text},
+};
+use crate::{
+    analyze::{Analysis, kernels::gemms::GemmRecord},
+    domain::state::Step,
+    report::{RunFacts, format::count as counted},
+};
+
+const SHOWN: [&str; 17] = [
+    "stage",
+    "m",
+    "n",
+    "k",
+    "batch",
+    "left_type",
+    "right_type",
+    "out_type",
+    "compute",
+    "left_transposed",
+    "right_transposed",
+    "calls",
+    "calls_per_step",
+    "flops_per_call",
+    "total_flops",
+    "share_pct",
+    "algorithm",
+];
+
+/// Columns of [`GemmRecord`].
+pub fn columns() -> Vec<TableColumn<GemmRecord>> {
+    vec![
+        text("stage", "Stage", |it| (&it.stage).into()),
+        id("m", "M", |it| it.m.into()),
+        id("n", "N", |it| it.n.into()),
+        id("k", "K", |it| it.k.into()),
+        count("batch", "Batch", |it| it.batch.into()),
+        text("left_type", "Left", |it| (&it.left_type).into()),
+        text("right_type", "Right", |it| (&it.right_type).into()),
+        text("out_type", "Out", |it| (&it.out_type).into()),
+        flag("left_transposed", "Left transposed", |it| it.left_transposed.into()),
+        flag("right_transposed", "Right transposed", |it| it.right_transposed.into()),
+        text("compute", "Compute", |it| (&it.compute).into()),
+        text("function", "Function", |it| (&it.function).into()),
+        text("algorithm", "Algorithm", |it| (&it.algorithm).into()),
+        count("calls", "Calls", |it| it.calls.into()),
+        number("calls_per_step", "Calls per step", 1, |it| it.calls_per_step.into()),
+        flops("flops_per_call", "FLOPs per call", |it| it.flops_per_call.into()),
+        flops("total_flops", "FLOPs", |it| it.total_flops.into()),
+        percent("share_pct", "Share", |it| it.share_pct.into()),
+    ]
+}
+
+/// GEMMs by stage, most operations first.
+pub fn gemms(facts: &RunFacts, analysis: &Analysis) -> ReportTable {
+    let caption = "GEMMs that the program requested from cuBLAS, as the program sees them: \
+                   (M × K) times (K × N), row-major. cuBLAS is column-major, so its log swaps M \
+                   and \
+                   N and lists the right operand first.";
+    let mut table = ReportTable::of(
+        "gemms",
+        "Matrix Products",
+        caption,
+        (&columns(), &SHOWN),
+        &analysis.gemms.records,
+    );
+    if !table.rows.is_empty() {
+        let steps = counted(analysis.gemms.decode_steps);
+        table.note(format!(
+            "Logged in a separate eager pass with {steps} decode steps: shapes and counts are of \
+             that pass, which is not timed."
+        ));
+    }
+    or_step_message(table, facts, Step::GemmLog, "No GEMM was logged.")
+}

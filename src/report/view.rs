@@ -1,0 +1,183 @@
+//! Everything that the templates of a run's report show.
+
+use serde::Serialize;
+
+use super::{
+    RunFacts, all_findings,
+    charts::figures,
+    narrative, part,
+    tables::{self, NO_MESSAGE, ReportTable},
+};
+use crate::{
+    analyze::Analysis,
+    domain::{
+        finding::{Finding, NOT_APPLICABLE},
+        mode::Mode,
+        state::{RunState, StepRecord, StepState},
+    },
+    trace::Trace,
+};
+
+/// Rows of a table in the reports that has a file of its own.
+const TOP_ROWS: usize = 20;
+/// Rows of a table in the one-page summary.
+const SUMMARY_ROWS: usize = 5;
+/// Rows of the longest tables in files of their own.
+const ALL_ROWS: usize = 500;
+
+/// Values of the templates.
+#[derive(Serialize)]
+pub(super) struct ReportView<'a> {
+    id: String,
+    name: &'a str,
+    description: String,
+    mode: Option<&'static str>,
+    labels: &'a [String],
+    state: &'static str,
+    state_means: String,
+    times_of: &'static str,
+    started: Option<&'a str>,
+    tiles: Vec<figures::Tile>,
+    figures: figures::ReportCharts,
+    /// The six tables, long ones cut for the report.
+    six: Vec<ReportTable>,
+    /// The six tables, long ones cut for one page.
+    brief: Vec<ReportTable>,
+    alignment: ReportTable,
+    operators: ReportTable,
+    kernels: ReportTable,
+    modules: ReportTable,
+    power: ReportTable,
+    operators_by_path: ReportTable,
+    stage_kernels: ReportTable,
+    kernels_full: ReportTable,
+    stage_gpu: ReportTable,
+    whole_graphs: ReportTable,
+    processes: ReportTable,
+    classes: ReportTable,
+    api_calls: ReportTable,
+    ranges: ReportTable,
+    counters: ReportTable,
+    roofline: ReportTable,
+    operator_mfu: ReportTable,
+    regions: ReportTable,
+    gemms: ReportTable,
+    costs: ReportTable,
+    experts: ReportTable,
+    overhead: ReportTable,
+    inputs: ReportTable,
+    decode_step: ReportTable,
+    step_slices: ReportTable,
+    steps: ReportTable,
+    narrative: Vec<String>,
+    recommendations: Vec<String>,
+    findings: Vec<Finding>,
+    missing: Vec<MissingStep<'a>>,
+    /// True if a part of prefill is vision.
+    vision: bool,
+}
+
+/// A requested step that left no data.
+#[derive(Serialize)]
+struct MissingStep<'a> {
+    step: &'static str,
+    state: &'static str,
+    message: &'a str,
+}
+
+/// Gathers the values of the templates.
+pub(super) fn page<'a>(facts: &RunFacts<'a>, trace: &Trace, analysis: &Analysis) -> ReportView<'a> {
+    let six = tables::six(facts, trace, analysis);
+    let all = |table: ReportTable| table.first(ALL_ROWS, "the rest are shorter");
+    let top = |table: ReportTable| table.first(TOP_ROWS, "the rest are shorter");
+    let findings = all_findings(facts, trace, analysis);
+    ReportView {
+        id: facts.id.to_string(),
+        name: facts.spec.name(),
+        description: facts.description(),
+        mode: facts.spec.mode().map(Mode::as_str),
+        labels: &facts.spec.common.labels,
+        state: facts.state.as_str(),
+        state_means: state_means(facts),
+        times_of: analysis.times_of(),
+        started: facts.steps.first().map(|step| step.started_at.as_str()),
+        tiles: figures::tiles(analysis),
+        figures: figures::figures(analysis),
+        brief: cut(&six, SUMMARY_ROWS),
+        six: cut(&six, TOP_ROWS),
+        alignment: part::table(facts.part),
+        operators: all(tables::operators(analysis)),
+        kernels: all(tables::kernels(facts, trace, analysis)),
+        modules: all(tables::modules(analysis)),
+        power: tables::power(facts, analysis),
+        operators_by_path: all(tables::operators_by_path(analysis)),
+        stage_kernels: tables::stage_kernels(analysis),
+        kernels_full: all(tables::kernels_full(analysis)),
+        stage_gpu: tables::stage_gpu(analysis),
+        whole_graphs: top(tables::whole_graphs(analysis)),
+        processes: tables::processes(analysis),
+        classes: tables::classes(analysis),
+        api_calls: top(tables::api_calls(analysis)),
+        ranges: top(tables::ranges(analysis)),
+        roofline: tables::roofline(analysis).first(TOP_ROWS, "all are in roofline.csv"),
+        operator_mfu: tables::operator_mfu(analysis).first(TOP_ROWS, "all are in mfu.csv"),
+        regions: tables::regions(analysis).first(TOP_ROWS, "all are in regions.csv"),
+        counters: all(tables::counters(facts, analysis)),
+        gemms: all(tables::gemms(facts, analysis)),
+        costs: tables::costs(analysis),
+        experts: tables::expert_use(analysis),
+        overhead: tables::overhead(analysis),
+        inputs: tables::input_files(facts),
+        decode_step: tables::decode_step(analysis),
+        step_slices: tables::step_slices(analysis)
+            .first(ALL_ROWS, "all are in the table decode_step.slices"),
+        steps: tables::run_steps(facts),
+        narrative: narrative::narrative(analysis),
+        recommendations: narrative::recommendations(&findings),
+        findings,
+        missing: missing(facts),
+        vision: analysis.stages.note("vision").is_some(),
+    }
+}
+
+/// Cuts the long tables.
+fn cut(tables: &[ReportTable], limit: usize) -> Vec<ReportTable> {
+    let cut = |table: &ReportTable| match table.id {
+        "operators" => table.clone().first(limit, "all are in operators.md"),
+        "kernels" => table.clone().first(limit, "all are in kernels.md"),
+        _ => table.clone(),
+    };
+    tables.iter().map(cut).collect()
+}
+
+/// The requested steps that left no data, each with its message.
+fn missing<'a>(facts: &RunFacts<'a>) -> Vec<MissingStep<'a>> {
+    let lost = |step: &&StepRecord| {
+        matches!(step.state, StepState::Skipped | StepState::Failed | StepState::Cancelled)
+    };
+    let missing = |step: &'a StepRecord| MissingStep {
+        step: step.step.as_str(),
+        state: step.state.as_str(),
+        message: step.message.as_deref().unwrap_or(NO_MESSAGE),
+    };
+    facts.steps.iter().filter(lost).map(missing).collect()
+}
+
+/// Meaning of the run's state.
+fn state_means(facts: &RunFacts) -> String {
+    let left_out = facts.findings.iter().find(|finding| finding.id == NOT_APPLICABLE);
+    let runs_here = facts.spec.kind().runs_here();
+    let means = match facts.state {
+        RunState::Succeeded if left_out.is_some() => "everything that applies was collected",
+        RunState::Succeeded if runs_here => "everything requested was collected",
+        RunState::Succeeded => "every imported file was read",
+        RunState::Partial if runs_here => "some of the requested data could not be collected",
+        RunState::Partial => "some of the imported data is missing or unusable",
+        RunState::Failed => "the run failed; its partial data is shown",
+        RunState::Cancelled => "the run was cancelled; its partial data is shown",
+        RunState::Queued | RunState::Running => "the run has not ended",
+    };
+    let names = left_out
+        .map(|finding| finding.evidence.keys().map(String::as_str).collect::<Vec<_>>().join(", "));
+    names.map_or_else(|| means.to_owned(), |names| format!("{means}; not applicable here: {names}"))
+}

@@ -1,0 +1,59 @@
+//! Claims and executes runs, imports and alignments: one worker per device renews its lease while
+//! it works, and releases its run when the service stops.
+//!
+//! Knows nothing of HTTP. `job` executes a run, `pool` claims it, and `run_lifecycle` leads it from
+//! claim to end.
+
+pub mod alignments;
+pub mod executor;
+mod gpu_group;
+pub mod imports;
+mod job_resolution;
+mod pool;
+mod recovery;
+mod run_lifecycle;
+
+use std::{path::PathBuf, sync::Arc, time::Duration};
+
+use tokio::sync::Notify;
+
+pub use crate::job::JobHost;
+use crate::{
+    collect::Collector,
+    config::{Config, Models},
+    domain::{command::Commands, device_peaks::Devices, profiling::Presets},
+    store::Store,
+};
+pub use pool::Pool;
+pub use recovery::recover;
+
+/// State shared by all workers.
+#[derive(Debug, Clone)]
+pub struct Context {
+    pub store: Store,
+    /// Folder of the runs' folders.
+    pub runs: PathBuf,
+    /// Folder of the alignments' folders.
+    pub alignments: PathBuf,
+    /// Folder of the inputs' manifests.
+    pub inputs: PathBuf,
+    pub models: Arc<Models>,
+    /// Commands that runs may name as their target.
+    pub targets: Arc<Commands>,
+    /// Profiling settings of each mode.
+    pub presets: Arc<Presets>,
+    pub devices: Arc<Devices>,
+    pub config: Arc<Config>,
+    pub collector: Arc<Collector>,
+    /// Notified when a run or an alignment is queued.
+    pub queued: Arc<Notify>,
+    /// Notified when a running run is to be cancelled.
+    pub cancelled: Arc<Notify>,
+}
+
+impl Context {
+    /// Time that a worker holds a run without renewing its lease.
+    fn lease(&self) -> Duration {
+        Duration::from_secs(self.config.worker.lease_s.into())
+    }
+}

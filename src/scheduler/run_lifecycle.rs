@@ -1,0 +1,269 @@
+//! Leads a claimed run to its end: submits it to the executor, renews its lease meanwhile, and
+//! records its outcome or releases it.
+//!
+//! The steps of a run are in [`crate::job`]. The executor is this process or a cluster.
+
+use std::{path::Path, pin::pin};
+
+use tokio::sync::oneshot;
+use tokio_util::sync::CancellationToken;
+
+use super::{
+    Context,
+    executor::{Executor, JobStatus, LostJob, RETRY},
+    job_resolution,
+};
+use crate::{
+    domain::{
+        device::Device,
+        outcome::Outcome,
+        state::{RunState, Scheduled},
+    },
+    job::{self, job_spec::JobSpec, step_journal::StepReader},
+    store::{ClaimedRun, Renewal, StoreError},
+};
+
+/// Reason to stop a run before its end.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Interrupted {
+    Cancelled,
+    LeaseLost,
+    ServiceStops,
+}
+
+/// Leads one run to its end, or until the service must release it.
+///
+/// `submitted` is dropped once the executor has the run, or has not accepted it at the first try.
+#[tracing::instrument(skip_all, fields(run = %run.id, attempt = run.attempt, device = device.name))]
+pub async fn run_to_end<E: Executor>(
+    run: &ClaimedRun,
+    (device, other_gpus): (&Device, &[Device]),
+    cx: &Context,
+    executor: &E,
+    submitted: Option<oneshot::Sender<()>>,
+    stop: &CancellationToken,
+) {
+    tracing::info!(name = run.spec.name(), kind = %run.spec.kind(), "run starts");
+    let (interrupted, end) = match job_resolution::resolve(run, cx) {
+        Err(message) => (None, Ok(job::failed(message))),
+        Ok(spec) => {
+            let spec = JobSpec { other_gpus: other_gpus.to_vec(), ..spec };
+            let execution = Execution { run, spec: &spec, device, cx, executor };
+            execution.run_with_lease(submitted, stop).await
+        }
+    };
+    match record_end(run, cx, interrupted, end).await {
+        Ok(state) => tracing::info!(state, "run ends"),
+        Err(error) => {
+            tracing::error!(
+                error = %crate::chain(&error),
+                "cannot record the run's outcome; its lease will expire"
+            )
+        }
+    }
+}
+
+/// A claimed run on its executor.
+struct Execution<'a, E> {
+    run: &'a ClaimedRun,
+    spec: &'a JobSpec,
+    device: &'a Device,
+    cx: &'a Context,
+    executor: &'a E,
+}
+
+impl<E: Executor> Execution<'_, E> {
+    /// Executes the run while its lease is renewed, and stops it when it is interrupted.
+    async fn run_with_lease(
+        &self,
+        submitted: Option<oneshot::Sender<()>>,
+        stop: &CancellationToken,
+    ) -> (Option<Interrupted>, Result<Outcome, LostJob>) {
+        let left_running = || Ok(job::failed("left to its job".into()));
+        let cancel = CancellationToken::new();
+        let mut interrupted = None;
+        let mut end = pin!(self.run(submitted, &cancel));
+        loop {
+            let cancelled = interrupted == Some(Interrupted::Cancelled);
+            tokio::select! {
+                end = &mut end => return (interrupted, end),
+                reason = hold_lease(self.run, self.cx, stop), if interrupted.is_none() => {
+                    tracing::info!(?reason, "run is interrupted");
+                    interrupted = Some(reason);
+                    if E::JOBS_OUTLIVE_SERVICE && reason != Interrupted::Cancelled {
+                        // The next service finds the job by its name.
+                        return (interrupted, left_running());
+                    }
+                    cancel.cancel();
+                }
+                () = stop.cancelled(), if E::JOBS_OUTLIVE_SERVICE && cancelled => {
+                    // The scheduler may not answer: the next service to claim the run cancels it.
+                    return (Some(Interrupted::ServiceStops), left_running());
+                }
+            }
+        }
+    }
+
+    /// Submits the run and follows its job until that ends; `cancel` ends it early.
+    async fn run(
+        &self,
+        submitted: Option<oneshot::Sender<()>>,
+        cancel: &CancellationToken,
+    ) -> Result<Outcome, LostJob> {
+        let mut shown = None;
+        if let Err(message) = self.submit(submitted, &mut shown, cancel).await {
+            return Ok(job::failed(message));
+        }
+        let dir = self.cx.runs.join(self.run.id.to_string());
+        let (mut steps, mut cancel_sent) = (StepReader::default(), false);
+        loop {
+            let status = tokio::select! {
+                status = self.executor.poll(self.spec) => status,
+                () = cancel.cancelled(), if !cancel_sent => {
+                    match self.executor.cancel(self.run.id).await {
+                        Ok(()) => cancel_sent = true,
+                        Err(error) => {
+                            let error = crate::chain(&error);
+                            tracing::warn!(error, "cannot cancel the job yet");
+                            tokio::time::sleep(RETRY).await;
+                        }
+                    }
+                    continue;
+                }
+            };
+            self.save_steps(&dir, &mut steps).await;
+            match status {
+                Ok(JobStatus::Active(None)) => {}
+                Ok(JobStatus::Active(Some(scheduled))) => {
+                    self.save_scheduled(&mut shown, scheduled).await
+                }
+                Ok(JobStatus::Ended) => return self.executor.collect(self.spec).await,
+                Err(error) => {
+                    tracing::warn!(error = %crate::chain(&error), "cannot poll the executor");
+                    tokio::time::sleep(RETRY).await;
+                }
+            }
+        }
+    }
+
+    /// Submits the run, repeatedly if the executor does not answer; an error is final.
+    async fn submit(
+        &self,
+        mut submitted: Option<oneshot::Sender<()>>,
+        shown: &mut Option<Scheduled>,
+        cancel: &CancellationToken,
+    ) -> Result<(), String> {
+        while let Err(error) = self.executor.submit(self.spec, self.device).await {
+            let message = crate::chain(&error);
+            if error.is_refusal() || cancel.is_cancelled() {
+                return Err(message);
+            }
+            tracing::warn!(error = message, "cannot submit the run yet");
+            submitted = None;
+            let reason = Some(message);
+            let scheduled = Scheduled { job: String::new(), state: "UNKNOWN".into(), reason };
+            self.save_scheduled(shown, scheduled).await;
+            tokio::select! {
+                () = tokio::time::sleep(RETRY) => {}
+                () = cancel.cancelled() => {}
+            }
+        }
+        drop(submitted);
+        Ok(())
+    }
+
+    /// Saves new steps from the run's journal. A failure is logged and does not affect the run.
+    async fn save_steps(&self, dir: &Path, steps: &mut StepReader) {
+        match steps.read_new(dir) {
+            Ok(false) => {}
+            Ok(true) => {
+                if let Err(error) = self.cx.store.save_steps(self.run, &steps.records).await {
+                    tracing::error!(error = %crate::chain(&error), "cannot save the run's steps");
+                }
+            }
+            Err(error) => tracing::warn!(%error, "cannot read the run's journal"),
+        }
+    }
+
+    /// Saves the scheduler's state of the run, if it has changed.
+    async fn save_scheduled(&self, shown: &mut Option<Scheduled>, scheduled: Scheduled) {
+        if shown.as_ref() == Some(&scheduled) {
+            return;
+        }
+        if let Err(error) = self.cx.store.save_scheduled(self.run, &scheduled).await {
+            tracing::error!(error = %crate::chain(&error), "cannot save the run's scheduler state");
+        }
+        *shown = Some(scheduled);
+    }
+}
+
+/// Records the end of a run; returns its new state in a word.
+async fn record_end(
+    run: &ClaimedRun,
+    cx: &Context,
+    interrupted: Option<Interrupted>,
+    end: Result<Outcome, LostJob>,
+) -> Result<&'static str, StoreError> {
+    let (outcome, lost) = match end {
+        Ok(outcome) => (outcome, None),
+        Err(LostJob { reason, outcome }) => (outcome, Some(reason)),
+    };
+    // A run may end with a report before the interruption reaches it.
+    let has_report = matches!(outcome.state, RunState::Succeeded | RunState::Partial);
+    match (interrupted, lost) {
+        (Some(Interrupted::LeaseLost), _) => return Ok("lost"),
+        (Some(Interrupted::ServiceStops), _) if !has_report => {
+            return Ok(if cx.store.release(run).await? { "released" } else { "lost" });
+        }
+        (Some(Interrupted::Cancelled), _) if !has_report => {
+            let message = Some("cancelled while running".into());
+            let outcome =
+                Outcome { state: RunState::Cancelled, failed_step: None, message, ..outcome };
+            return finish(run, cx, &outcome).await;
+        }
+        (None, Some(reason)) => {
+            tracing::warn!(
+                reason,
+                "job lost: the run is requeued, or failed after its last attempt"
+            );
+            return Ok(cx.store.retry(run, &reason).await?.map_or("lost", RunState::as_str));
+        }
+        _ => {}
+    }
+    finish(run, cx, &outcome).await
+}
+
+async fn finish(
+    run: &ClaimedRun,
+    cx: &Context,
+    outcome: &Outcome,
+) -> Result<&'static str, StoreError> {
+    Ok(if cx.store.finish(run, outcome).await? { outcome.state.as_str() } else { "lost" })
+}
+
+/// Renews the lease until the run must stop; returns the reason.
+async fn hold_lease(run: &ClaimedRun, cx: &Context, stop: &CancellationToken) -> Interrupted {
+    let lease = cx.lease();
+    let mut misses = 0;
+    loop {
+        let mut woken = pin!(cx.cancelled.notified());
+        woken.as_mut().enable();
+        match cx.store.renew(run, lease).await {
+            Ok(Renewal::Kept) => misses = 0,
+            Ok(Renewal::CancelRequested) => return Interrupted::Cancelled,
+            Ok(Renewal::Lost) => return Interrupted::LeaseLost,
+            Err(error) => {
+                tracing::warn!(error = %crate::chain(&error), "cannot renew the lease");
+                misses += 1;
+                if misses >= 3 {
+                    return Interrupted::LeaseLost;
+                }
+            }
+        }
+        tokio::select! {
+            () = woken => {}
+            () = tokio::time::sleep(lease / 3) => {}
+            () = stop.cancelled() => return Interrupted::ServiceStops,
+        }
+    }
+}

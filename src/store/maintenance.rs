@@ -1,0 +1,194 @@
+//! Maintenance of the database: integrity checks, copies while it is in use, and recovery of lost
+//! rows.
+
+use std::path::Path;
+
+use sqlx::Connection;
+
+use super::{
+    AlignmentOutcome, Store, StoreError, WRITE, alignments, claim::replace_artifacts, column,
+    during, id_of, key, word,
+};
+use crate::domain::{
+    alignment::{AlignmentSpec, AlignmentState},
+    ids::{AlignmentId, RunId},
+    mode::Mode,
+    run_files::ArtifactRecord,
+    state::RunState,
+    subject::RunSpec,
+};
+
+/// A run whose row was lost, as read from its folder.
+#[derive(Debug, Clone)]
+pub struct LostRun {
+    pub id: RunId,
+    pub spec: RunSpec,
+    pub state: RunState,
+    /// Milliseconds since 1970.
+    pub queued_ms: i64,
+    pub ended_ms: i64,
+    pub message: String,
+    pub artifacts: Vec<ArtifactRecord>,
+}
+
+/// An alignment whose row was lost, as read from its folder.
+#[derive(Debug, Clone)]
+pub struct LostAlignment {
+    pub id: AlignmentId,
+    pub spec: AlignmentSpec,
+    /// Milliseconds since 1970.
+    pub queued_ms: i64,
+    pub ended_ms: i64,
+    pub outcome: AlignmentOutcome,
+}
+
+impl Store {
+    /// Faults of the database, a line each; empty if there are none.
+    pub async fn faults(&self) -> Result<Vec<String>, StoreError> {
+        let lines: Vec<String> =
+            sqlx::query_scalar("select integrity_check from pragma_integrity_check")
+                .fetch_all(&self.readers)
+                .await
+                .map_err(during("check the database"))?;
+        let mut faults: Vec<String> = lines.into_iter().filter(|line| line != "ok").collect();
+        let strays: Vec<String> =
+            sqlx::query_scalar("select distinct \"table\" from pragma_foreign_key_check")
+                .fetch_all(&self.readers)
+                .await
+                .map_err(during("check references"))?;
+        faults.extend(
+            strays.into_iter().map(|table| format!("rows of {table} refer to missing rows")),
+        );
+        Ok(faults)
+    }
+
+    /// Writes a copy of the database to `path`, which must not exist, while it is in use.
+    pub async fn copy_to(&self, path: &Path) -> Result<(), StoreError> {
+        sqlx::query("vacuum into ?")
+            .bind(path.to_string_lossy().into_owned())
+            .execute(&self.readers)
+            .await
+            .map_err(during("copy the database"))?;
+        Ok(())
+    }
+
+    /// All runs with their states, in order of submission.
+    pub async fn states(&self) -> Result<Vec<(RunId, RunState)>, StoreError> {
+        let rows =
+            sqlx::query("select id, state from runs order by id").fetch_all(&self.readers).await;
+        rows.map_err(during("list all runs"))?
+            .iter()
+            .map(|row| {
+                let id = id_of(column(row, "id")?)?;
+                Ok((id, word(id, "a state", column(row, "state")?)?))
+            })
+            .collect()
+    }
+
+    /// All alignments that have ended.
+    pub async fn ended_alignments(&self) -> Result<Vec<AlignmentId>, StoreError> {
+        let ids: Vec<Vec<u8>> =
+            sqlx::query_scalar("select id from alignments where ended_at is not null order by id")
+                .fetch_all(&self.readers)
+                .await
+                .map_err(during("list alignments"))?;
+        ids.iter().map(|id| id_of(id).map(|RunId(id)| AlignmentId(id))).collect()
+    }
+
+    /// Replaces the artifacts of an ended run by those of its manifest.
+    pub async fn set_artifacts(
+        &self,
+        id: RunId,
+        artifacts: &[ArtifactRecord],
+    ) -> Result<(), StoreError> {
+        let mut writer = self.writer.lock().await;
+        let mut tx = writer.begin_with(WRITE).await.map_err(during("replace artifacts"))?;
+        replace_artifacts(&mut tx, id, artifacts).await?;
+        tx.commit().await.map_err(during("replace artifacts"))
+    }
+
+    /// Inserts a run that was read from its folder.
+    pub async fn insert_lost(&self, run: &LostRun) -> Result<(), StoreError> {
+        let spec = serde_json::to_string(&run.spec)
+            .map_err(|_| StoreError::Corrupt { id: run.id, what: "a spec" })?;
+        let mut writer = self.writer.lock().await;
+        let mut tx = writer.begin_with(WRITE).await.map_err(during("insert a lost run"))?;
+        sqlx::query(
+            "insert into runs (id, kind, name, mode, device, priority, spec, state, attempts,
+             queued_at, ended_at, message, rank)
+             values (?1, ?10, ?2, ?11, ?3, ?4, ?5, ?6, 1, ?7, ?8, ?9, ?7 - ?4 * 600000)",
+        )
+        .bind(key(&run.id))
+        .bind(run.spec.name())
+        .bind(run.spec.device())
+        .bind(run.spec.common.priority)
+        .bind(spec)
+        .bind(run.state.as_str())
+        .bind(run.queued_ms)
+        .bind(run.ended_ms)
+        .bind(&run.message)
+        .bind(run.spec.kind().as_str())
+        .bind(run.spec.mode().map_or("", Mode::as_str))
+        .execute(&mut *tx)
+        .await
+        .map_err(during("insert a lost run"))?;
+        for label in &run.spec.common.labels {
+            sqlx::query("insert or ignore into labels (label, run_id) values (?, ?)")
+                .bind(label)
+                .bind(key(&run.id))
+                .execute(&mut *tx)
+                .await
+                .map_err(during("insert a label"))?;
+        }
+        replace_artifacts(&mut tx, run.id, &run.artifacts).await?;
+        tx.commit().await.map_err(during("insert a lost run"))
+    }
+
+    /// Replaces the artifacts of an ended alignment by those of its manifest.
+    pub async fn set_alignment_artifacts(
+        &self,
+        id: AlignmentId,
+        artifacts: &[ArtifactRecord],
+    ) -> Result<(), StoreError> {
+        let mut writer = self.writer.lock().await;
+        let mut tx = writer.begin_with(WRITE).await.map_err(during("replace artifacts"))?;
+        let cleared = sqlx::query("delete from alignment_artifacts where alignment_id = ?")
+            .bind(alignments::key(&id));
+        cleared.execute(&mut *tx).await.map_err(during("clear artifacts"))?;
+        alignments::insert_artifacts(&mut tx, id, artifacts).await?;
+        tx.commit().await.map_err(during("replace artifacts"))
+    }
+
+    /// Inserts an alignment that was read from its folder.
+    pub async fn insert_lost_alignment(&self, it: &LostAlignment) -> Result<(), StoreError> {
+        let corrupt = |what| move |_| StoreError::Corrupt { id: RunId(it.id.0), what };
+        let (state, verdict, checks, message) = match &it.outcome.found {
+            Ok((verdict, checks)) => {
+                (AlignmentState::Succeeded, Some(verdict.as_str()), checks.as_slice(), None)
+            }
+            Err(message) => (AlignmentState::Failed, None, &[][..], Some(message)),
+        };
+        let mut writer = self.writer.lock().await;
+        let mut tx = writer.begin_with(WRITE).await.map_err(during("insert a lost alignment"))?;
+        sqlx::query(
+            "insert into alignments (id, mock, e2e, spec, state, attempts, queued_at, ended_at,
+             verdict, checks, message)
+             values (?, ?, ?, ?, ?, 1, ?, ?, ?, ?, ?)",
+        )
+        .bind(alignments::key(&it.id))
+        .bind(key(&it.spec.mock))
+        .bind(key(&it.spec.e2e))
+        .bind(serde_json::to_string(&it.spec).map_err(corrupt("a spec"))?)
+        .bind(state.as_str())
+        .bind(it.queued_ms)
+        .bind(it.ended_ms)
+        .bind(verdict)
+        .bind(serde_json::to_string(checks).map_err(corrupt("checks"))?)
+        .bind(message)
+        .execute(&mut *tx)
+        .await
+        .map_err(during("insert a lost alignment"))?;
+        alignments::insert_artifacts(&mut tx, it.id, &it.outcome.artifacts).await?;
+        tx.commit().await.map_err(during("insert a lost alignment"))
+    }
+}

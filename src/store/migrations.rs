@@ -1,0 +1,50 @@
+//! Migrations of the database, embedded: each file of `migrations/`, in the order of its number.
+//!
+//! A list in place of `sqlx::migrate!`, whose macros compile SQLite a second time for the build
+//! host.
+
+use sqlx::{
+    SqlStr,
+    migrate::{Migration, MigrationType, Migrator},
+};
+
+/// Declares the files by their names without `.sql`.
+macro_rules! files {
+    ($($name:literal),+ $(,)?) => {
+        &[$(($name, include_str!(concat!("../../migrations/", $name, ".sql")))),+]
+    };
+}
+
+const FILES: &[(&str, &str)] = files![
+    "0001_runs",
+    "0002_access",
+    "0010_scheduled",
+    "0020_alignments",
+    "0030_keep",
+    "0040_gpus",
+    "0041_history",
+    "0042_rank",
+    "0043_alignment_keys",
+    "0050_latest",
+    "0051_kept",
+    "0060_subject",
+];
+
+/// All migrations, up to the version of this program.
+pub fn migrator() -> Migrator {
+    Migrator::with_migrations(FILES.iter().map(|(name, sql)| migration(name, sql)).collect())
+}
+
+fn migration(name: &'static str, sql: &'static str) -> Migration {
+    let (version, title) = name.split_once('_').unwrap_or((name, ""));
+    Migration::new(
+        version.parse().expect("a test reads every name"),
+        title.replace('_', " ").into(),
+        MigrationType::Simple,
+        SqlStr::from_static(sql),
+        false,
+    )
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,141 @@
+//! Migrations: embedded completely, and applied to a database of an earlier version.
+
+use std::{path::Path, time::Duration};
+
+use sqlx::{Connection, SqliteConnection, sqlite::SqliteConnectOptions};
+
+use super::*;
+use crate::{
+    domain::{
+        ids::RunId,
+        mode::Mode,
+        profiling::Profiling,
+        subject::{RunSpec, SubjectKind},
+    },
+    store::{Filter, Store, key},
+};
+
+const LEASE: Duration = Duration::from_secs(60);
+
+#[test]
+fn every_file_of_the_folder_is_embedded() {
+    let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/migrations");
+    let names = std::fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().file_name());
+    let mut files: Vec<String> = names.map(|name| name.into_string().unwrap()).collect();
+    files.sort();
+    let embedded: Vec<String> = FILES.iter().map(|(name, _)| format!("{name}.sql")).collect();
+    assert_eq!(files, embedded);
+    assert_eq!(migrator().iter().count(), files.len());
+}
+
+/// Creates a database of version 0.1 with one run of each subject; returns ids and stored specs.
+async fn stored_by_version_0_1(path: &Path) -> Vec<(RunId, serde_json::Value)> {
+    let options = SqliteConnectOptions::new().filename(path).create_if_missing(true);
+    let mut old = SqliteConnection::connect_with(&options).await.unwrap();
+    let before = migrator().iter().filter(|it| it.version < 60).cloned().collect();
+    Migrator::with_migrations(before).run(&mut old).await.unwrap();
+    let flat = |more: serde_json::Value| {
+        let mut spec = serde_json::json!({
+            "model": "tiny", "inputs_manifest": "inputs.yaml", "mode": "deep", "repeats": 3,
+            "warmup": 2, "max_new_tokens": 64, "seed": 9007199254740991u64, "dtype": null,
+            "device": "auto", "timeout_s": 1800, "labels": ["it's"], "priority": -3,
+            "profiling": Profiling::bundled(Mode::Deep).unwrap(),
+        });
+        spec.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+        spec
+    };
+    let import = serde_json::json!({
+        "files": [{ "name": "a\"b.sqlite", "kind": "timeline", "bytes": 7,
+                    "path": "nsys/run.sqlite" }],
+        "stages": ["prefill=ctx@vllm"], "within": [], "without": ["warm"],
+    });
+    let params = serde_json::json!({ "n": 3, "text": "x", "on": true });
+    let call = serde_json::json!({ "command": "go", "params": params, "gpus": 2 });
+    let part = serde_json::json!({
+        "target": "decoder.layers.1.mlp", "align_with": "e2e", "mock": { "dtype": "f16" },
+        "dtype": "bf16",
+    });
+    let imported = serde_json::json!({
+        "model": "a", "device": "none", "mode": "light", "import": import, "profiling": null,
+    });
+    let specs = [
+        flat(serde_json::json!({})),
+        flat(part),
+        flat(serde_json::json!({ "target": "decoder.layers.1" })),
+        flat(serde_json::json!({ "model": "go", "target": call })),
+        flat(imported),
+    ];
+    let mut ids = Vec::new();
+    for spec in specs {
+        let id = RunId::now();
+        sqlx::query(
+            "insert into runs (id, model, mode, device, priority, spec, state, queued_at)
+             values (?, ?, ?, ?, ?, ?, 'queued', 1)",
+        )
+        .bind(key(&id))
+        .bind(spec["model"].as_str())
+        .bind(spec["mode"].as_str())
+        .bind(spec["device"].as_str())
+        .bind(spec["priority"].as_i64())
+        .bind(spec.to_string())
+        .execute(&mut old)
+        .await
+        .unwrap();
+        ids.push((id, spec));
+    }
+    old.close().await.unwrap();
+    ids
+}
+
+#[tokio::test]
+async fn runs_that_version_0_1_stored_are_migrated_to_their_subjects_and_claimed_as_before() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("llmprof.db");
+    let stored = stored_by_version_0_1(&path).await;
+    let store = Store::open(&path).await.unwrap();
+    for (id, flat) in &stored {
+        let run = store.run(*id).await.unwrap().unwrap();
+        let read: RunSpec = serde_json::from_value(flat.clone()).unwrap();
+        assert_eq!(run.spec, read, "the migration and the reader of sealed folders agree");
+        let text: String = sqlx::query_scalar("select spec from runs where id = ?")
+            .bind(key(id))
+            .fetch_one(&store.readers)
+            .await
+            .unwrap();
+        let rewritten: serde_json::Value = serde_json::from_str(&text).unwrap();
+        assert!(
+            rewritten["subject"]["kind"].is_string() && rewritten.get("model").is_none(),
+            "{text}"
+        );
+    }
+    let kinds = async |kind| {
+        store.list(&Filter { kind: Some(kind), ..Filter::default() }, None, 10).await.unwrap().len()
+    };
+    assert_eq!(
+        [
+            kinds(SubjectKind::Model).await,
+            kinds(SubjectKind::Part).await,
+            kinds(SubjectKind::Import).await
+        ],
+        [1, 2, 1]
+    );
+    let named = async |name: &str| {
+        store
+            .list(&Filter { model: Some(name.into()), ..Filter::default() }, None, 10)
+            .await
+            .unwrap()
+            .len()
+    };
+    assert_eq!(
+        [named("tiny").await, named("go").await, named("a").await],
+        [3, 0, 0],
+        "commands and captures name no model"
+    );
+    assert_eq!(store.claim_import("w", LEASE).await.unwrap().unwrap().id, stored[4].0);
+    assert!(store.claim_import("w", LEASE).await.unwrap().is_none());
+    let mut claimed = Vec::new();
+    while let Some(run) = store.claim("w", &["cpu"], LEASE).await.unwrap() {
+        claimed.push(run.id);
+    }
+    assert_eq!(claimed, stored[..4].iter().map(|(id, _)| *id).collect::<Vec<_>>());
+}

@@ -1,0 +1,183 @@
+//! Retention with real folders and a real database.
+
+use std::{fs, time::Instant};
+
+use super::*;
+use crate::{
+    artifact::{
+        bundle::{self, Bundle},
+        manifest,
+    },
+    domain::{
+        mode::Mode,
+        outcome::Outcome,
+        state::{RunState, Step, StepRecord, StepState},
+        subject::RunSpec,
+    },
+    store::{ClaimedRun, NewRun},
+};
+
+struct TestFolder {
+    keeper: Keeper,
+    stop: CancellationToken,
+    _dir: tempfile::TempDir,
+}
+
+/// Length and hash of every file of a run, by path.
+type FolderContents = Vec<(String, (u64, String))>;
+
+impl TestFolder {
+    async fn new() -> Self {
+        let dir = tempfile::tempdir().unwrap();
+        let runs = dir.path().join("runs");
+        fs::create_dir(&runs).unwrap();
+        let store = Store::open(&dir.path().join("llmprof.db")).await.unwrap();
+        let settings = RetentionSettings {
+            keep_newest: 1,
+            pack: true,
+            max_runs: 0,
+            max_days: 0,
+            max_bytes: 0,
+            interval_s: 1,
+        };
+        Self {
+            keeper: Keeper { store, runs, settings, yields: true },
+            stop: CancellationToken::new(),
+            _dir: dir,
+        }
+    }
+
+    /// A claimed run with a folder.
+    async fn started(&self, labels: &[&str]) -> ClaimedRun {
+        let spec = RunSpec::tiny(Mode::Deep, 0, labels);
+        let store = &self.keeper.store;
+        store.submit(NewRun { id: None, spec, idempotency: None, owner: None }).await.unwrap();
+        let run =
+            store.claim("cpu:worker", &["cpu"], Duration::from_secs(60)).await.unwrap().unwrap();
+        fs::create_dir_all(folder::of(&self.keeper.runs, run.id).join("nsys")).unwrap();
+        run
+    }
+
+    async fn ended(&self, labels: &[&str]) -> RunId {
+        let run = self.started(labels).await;
+        let dir = folder::of(&self.keeper.runs, run.id);
+        fs::write(dir.join("nsys/run.sqlite"), "a row of an export\n".repeat(50_000)).unwrap();
+        fs::write(dir.join("report.md"), "# report\n".repeat(1000)).unwrap();
+        let artifacts = manifest::seal(&dir).unwrap();
+        let outcome = Outcome {
+            state: RunState::Succeeded,
+            failed_step: None,
+            message: None,
+            findings: vec![],
+            artifacts,
+        };
+        assert!(self.keeper.store.finish(&run, &outcome).await.unwrap());
+        run.id
+    }
+
+    async fn seen(&self, id: RunId) -> FolderContents {
+        let artifacts = self.keeper.store.artifacts(id).await.unwrap();
+        let content = |path: &str| {
+            packed::hash_content(&folder::of(&self.keeper.runs, id).join(path)).unwrap()
+        };
+        artifacts.into_iter().map(|it| (it.path.clone(), content(&it.path))).collect()
+    }
+
+    fn packed(&self, id: RunId) -> bool {
+        packed::stored(&folder::of(&self.keeper.runs, id).join("nsys/run.sqlite")).unwrap().1
+    }
+
+    async fn bundle(&self, id: RunId) -> Vec<u8> {
+        let artifacts = self.keeper.store.artifacts(id).await.unwrap();
+        let mut bytes = Vec::new();
+        bundle::write(Bundle::new(folder::of(&self.keeper.runs, id), id, artifacts), &mut bytes)
+            .unwrap();
+        bytes
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_old_run_is_packed_without_a_visible_difference() {
+    let house = TestFolder::new().await;
+    let (old, new) = (house.ended(&[]).await, house.ended(&[]).await);
+    let (seen, bundle) = (house.seen(old).await, house.bundle(old).await);
+    let before = house.keeper.store.plan(&house.keeper.settings).await.unwrap();
+    assert_eq!(before.pack.iter().map(|due| due.run.id).collect::<Vec<_>>(), [old]);
+    house.keeper.round(&house.stop).await.unwrap();
+    assert!(house.packed(old) && !house.packed(new));
+    assert_eq!(house.seen(old).await, seen);
+    assert_eq!(house.bundle(old).await, bundle, "the bundle is the same, byte for byte");
+    let after = house.keeper.store.plan(&house.keeper.settings).await.unwrap();
+    assert!(
+        after.pack.is_empty() && after.bytes < before.bytes - 800_000,
+        "{} of {}",
+        after.bytes,
+        before.bytes
+    );
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn beyond_the_budget_the_oldest_run_is_removed_and_pinned_and_labelled_runs_stay() {
+    let mut house = TestFolder::new().await;
+    let (pinned, labelled) = (house.ended(&[]).await, house.ended(&["release"]).await);
+    let (old, new) = (house.ended(&[]).await, house.ended(&[]).await);
+    assert!(house.keeper.store.pin(pinned, true).await.unwrap());
+    house.keeper.settings.max_runs = 1;
+    house.keeper.round(&house.stop).await.unwrap();
+    let there = |id| folder::of(&house.keeper.runs, id).is_dir();
+    assert_eq!([pinned, labelled, old, new].map(there), [true, true, false, true]);
+    assert!(!house.packed(pinned) && house.packed(labelled));
+    assert!(house.keeper.store.run(old).await.unwrap().is_none());
+    let plan = house.keeper.store.plan(&house.keeper.settings).await.unwrap();
+    assert_eq!((plan.runs, plan.notes.len()), (3, 1));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn nothing_is_packed_while_a_pass_runs_and_packing_continues_after_it() {
+    let house = TestFolder::new().await;
+    let old = house.ended(&[]).await;
+    house.ended(&[]).await;
+    let run = house.started(&[]).await;
+    let step = |state| StepRecord {
+        step: Step::Baseline,
+        state,
+        started_at: "2026-11-20T09:00:00Z".into(),
+        ended_at: None,
+        exit_code: None,
+        message: None,
+    };
+    let store = house.keeper.store.clone();
+    store.save_steps(&run, &[step(StepState::Running)]).await.unwrap();
+    assert!(store.measuring().await.unwrap());
+    let (keeper, stop) = (house.keeper.clone(), house.stop.clone());
+    let round = tokio::spawn(async move { keeper.round(&stop).await });
+    tokio::time::sleep(PAUSE * 3).await;
+    assert!(!round.is_finished() && !house.packed(old));
+    store.save_steps(&run, &[step(StepState::Succeeded)]).await.unwrap();
+    round.await.unwrap().unwrap();
+    assert!(house.packed(old));
+    // A service that stops does not wait for the pass.
+    store.save_steps(&run, &[step(StepState::Running)]).await.unwrap();
+    house.stop.cancel();
+    let started = Instant::now();
+    assert!(!house.keeper.wait_for_quiet(&house.stop).await);
+    assert!(started.elapsed() < Duration::from_secs(30));
+    // Where passes run on other hosts, nothing is disturbed.
+    let elsewhere = Keeper { yields: false, ..house.keeper.clone() };
+    assert!(elsewhere.wait_for_quiet(&CancellationToken::new()).await);
+}
+
+#[tokio::test]
+async fn an_interrupted_deletion_is_finished_or_undone() {
+    let house = TestFolder::new().await;
+    let (known, gone) = (house.ended(&[]).await, house.ended(&[]).await);
+    folder::set_aside(&house.keeper.runs, known).unwrap();
+    folder::set_aside(&house.keeper.runs, gone).unwrap();
+    house.keeper.store.delete(gone).await.unwrap();
+    recover(&house.keeper.store, &house.keeper.runs).await.unwrap();
+    assert_eq!(house.seen(known).await.len(), 3);
+    assert!(
+        !folder::of(&house.keeper.runs, gone).exists()
+            && folder::all_aside::<RunId>(&house.keeper.runs).unwrap().is_empty()
+    );
+}

@@ -1,0 +1,270 @@
+//! Notifies configured addresses that a run has ended: signed, repeated until it arrives, also
+//! after a restart.
+//!
+//! The only place that calls out. It follows no redirect, uses no proxy, and calls no address
+//! outside the public Internet unless its host is listed. Addresses and the secret appear in no
+//! log, error or response.
+
+mod address;
+mod signature;
+
+use std::time::Duration;
+
+use reqwest::{Url, redirect};
+use serde::Serialize;
+use sha2::{Digest, Sha256};
+use tokio::{task::JoinSet, time::sleep};
+use tokio_util::sync::CancellationToken;
+
+use self::signature::{SecretError, WebhookSecret};
+use crate::{
+    config,
+    domain::{
+        ids::RunId,
+        mode::Mode,
+        state::{RunState, Step},
+        subject::SubjectKind,
+    },
+    store::{Delivery, Store, StoreError, StoredRun},
+};
+
+/// Period of the check for due deliveries.
+const PERIOD: Duration = Duration::from_secs(1);
+/// Concurrent deliveries.
+const MAX_CONCURRENT: u32 = 16;
+/// Attempts of a delivery.
+const MAX_ATTEMPTS: u32 = 8;
+const HOUR_MS: i64 = 3_600_000;
+
+#[derive(Debug, thiserror::Error)]
+pub enum WebhooksError {
+    #[error("setting webhooks.urls, entry {entry}: {reason}")]
+    Url { entry: usize, reason: &'static str },
+    #[error(transparent)]
+    Secret(#[from] SecretError),
+}
+
+/// Reason of a failed delivery.
+#[derive(Debug, thiserror::Error)]
+enum DeliveryError {
+    #[error("the host has no address")]
+    NoAddress,
+    #[error("the address is outside the public Internet; list its host in webhooks.private_hosts")]
+    Private,
+    #[error("the response has status {0}")]
+    Status(u16),
+    #[error("cannot send the message")]
+    Send(#[source] reqwest::Error),
+    #[error("cannot read the run")]
+    Store(#[from] StoreError),
+}
+
+/// Sends messages to the configured addresses.
+#[derive(Clone)]
+pub struct WebhookSender {
+    targets: Vec<WebhookTarget>,
+    /// `None` without addresses.
+    secret: Option<WebhookSecret>,
+    private_hosts: Vec<String>,
+    timeout: Duration,
+    retry_ms: i64,
+}
+
+/// A configured address.
+#[derive(Clone)]
+struct WebhookTarget {
+    /// Hash of the address: the database has no address.
+    hash: String,
+    url: Url,
+}
+
+/// The body of a message.
+#[derive(Debug, Serialize)]
+struct RunEnded<'a> {
+    event: &'static str,
+    run_id: RunId,
+    state: RunState,
+    /// Name of the model, of the command, or of the capture.
+    name: &'a str,
+    kind: SubjectKind,
+    mode: Option<Mode>,
+    labels: &'a [String],
+    owner: Option<&'a str>,
+    failed_step: Option<Step>,
+    message: Option<&'a str>,
+    queued_at: &'a str,
+    ended_at: Option<&'a str>,
+    /// Path of the run on the service.
+    link: String,
+}
+
+impl WebhookSender {
+    /// Reads the settings and, if there are addresses, the secret.
+    pub fn read(settings: &config::WebhookSettings) -> Result<Self, WebhooksError> {
+        let mut targets = Vec::new();
+        for (index, text) in settings.urls.iter().enumerate() {
+            let wrong = |reason| WebhooksError::Url { entry: index + 1, reason };
+            let url = Url::parse(text).map_err(|_| wrong("not a URL"))?;
+            let host = url.host_str().ok_or_else(|| wrong("no host"))?;
+            if !url.username().is_empty() || url.password().is_some() {
+                return Err(wrong("remove user and password; messages are signed instead"));
+            }
+            match url.scheme() {
+                "https" => {}
+                "http" if settings.private_hosts.iter().any(|known| known == host) => {}
+                "http" => {
+                    return Err(wrong("http needs its host in webhooks.private_hosts; use https"));
+                }
+                _ => return Err(wrong("neither https nor http")),
+            }
+            targets.push(WebhookTarget { hash: hex(&Sha256::digest(text.as_bytes())), url });
+        }
+        let is_used = !targets.is_empty();
+        let secret = is_used.then(|| WebhookSecret::read(&settings.secret_file)).transpose()?;
+        Ok(Self {
+            targets,
+            secret,
+            private_hosts: settings.private_hosts.clone(),
+            timeout: Duration::from_secs(settings.timeout_s.max(1).into()),
+            retry_ms: i64::from(settings.retry_s.max(1)) * 1000,
+        })
+    }
+
+    /// Sends one message; an error is the reason why it did not arrive.
+    async fn send(&self, url: &Url, run: &StoredRun) -> Result<(), DeliveryError> {
+        let addresses = address::resolve(url)
+            .await
+            .filter(|found| !found.is_empty())
+            .ok_or(DeliveryError::NoAddress)?;
+        let host = url.host_str().unwrap_or_default();
+        let listed = self.private_hosts.iter().any(|known| known == host);
+        if !listed && !addresses.iter().all(|address| address::is_public(address.ip())) {
+            return Err(DeliveryError::Private);
+        }
+        // The request uses the checked addresses only, even if the name changes meanwhile.
+        let client = reqwest::Client::builder()
+            .resolve_to_addrs(host, &addresses)
+            .redirect(redirect::Policy::none())
+            .no_proxy()
+            .timeout(self.timeout)
+            .user_agent(concat!("llmprof/", env!("CARGO_PKG_VERSION")))
+            .build()
+            .map_err(DeliveryError::Send)?;
+        let (id, body) = (message_id(run.id), body(run));
+        let timestamp = jiff::Timestamp::now().as_second().to_string();
+        let signature = self.secret.as_ref().map(|secret| secret.sign(&id, &timestamp, &body));
+        let request = client
+            .post(url.clone())
+            .header("content-type", "application/json")
+            .header("webhook-id", id)
+            .header("webhook-timestamp", timestamp)
+            .header("webhook-signature", signature.unwrap_or_default())
+            .body(body);
+        // The address may contain a token.
+        let response =
+            request.send().await.map_err(|error| DeliveryError::Send(error.without_url()))?;
+        let status = response.status();
+        if status.is_success() { Ok(()) } else { Err(DeliveryError::Status(status.as_u16())) }
+    }
+
+    /// Sends one message and records the result.
+    async fn deliver(&self, store: &Store, delivery: &Delivery) -> Result<(), StoreError> {
+        let Some(WebhookTarget { url, .. }) =
+            self.targets.iter().find(|target| target.hash == delivery.target)
+        else {
+            return store.delivered(delivery.id).await;
+        };
+        let Some(run) = store.run(delivery.run).await? else {
+            return store.delivered(delivery.id).await;
+        };
+        let host = url.host_str().unwrap_or_default();
+        match self.send(url, &run).await {
+            Ok(()) => {
+                tracing::debug!(run = %run.id, host, "webhook delivered");
+                store.delivered(delivery.id).await
+            }
+            Err(error) => {
+                let error = crate::chain(&error);
+                let retry = retry_in_ms(self.retry_ms, delivery.attempts);
+                let (attempt, is_last) = (delivery.attempts + 1, retry.is_none());
+                tracing::warn!(run = %run.id, host, error, attempt, is_last, "webhook failed");
+                store.not_delivered(delivery.id, &error, retry).await
+            }
+        }
+    }
+}
+
+/// Starts the task that sends due messages; it ends with `stop`.
+pub async fn start(
+    store: Store,
+    webhooks: WebhookSender,
+    stop: CancellationToken,
+) -> Result<(), StoreError> {
+    let targets: Vec<String> = webhooks.targets.iter().map(|it| it.hash.clone()).collect();
+    store.set_webhooks(&targets).await?;
+    if targets.is_empty() {
+        return Ok(());
+    }
+    tokio::spawn(async move {
+        loop {
+            tokio::select! {
+                () = stop.cancelled() => return,
+                () = sleep(PERIOD) => {}
+            }
+            if let Err(error) = send_due(&store, &webhooks).await {
+                tracing::error!(error = %crate::chain(&error), "cannot send webhooks");
+            }
+        }
+    });
+    Ok(())
+}
+
+/// Sends due messages concurrently.
+async fn send_due(store: &Store, webhooks: &WebhookSender) -> Result<(), StoreError> {
+    let mut sent = JoinSet::new();
+    for delivery in store.due_deliveries(MAX_CONCURRENT, HOUR_MS).await? {
+        let (store, webhooks) = (store.clone(), webhooks.clone());
+        sent.spawn(async move { webhooks.deliver(&store, &delivery).await });
+    }
+    while let Some(ended) = sent.join_next().await {
+        ended.unwrap_or(Ok(()))?;
+    }
+    Ok(())
+}
+
+/// Delay after another failed attempt, `attempts` having failed before; `None` after the last.
+fn retry_in_ms(first_ms: i64, attempts: u32) -> Option<i64> {
+    (attempts + 1 < MAX_ATTEMPTS)
+        .then(|| first_ms.saturating_mul(4_i64.saturating_pow(attempts)).min(HOUR_MS))
+}
+
+/// Id of the message: globally unique, and the same in every attempt. A run ends once.
+fn message_id(run: RunId) -> String {
+    format!("run_ended_{run}")
+}
+
+fn body(run: &StoredRun) -> String {
+    let message = RunEnded {
+        event: "run_ended",
+        run_id: run.id,
+        state: run.state,
+        name: run.spec.name(),
+        kind: run.spec.kind(),
+        mode: run.spec.mode(),
+        labels: &run.spec.common.labels,
+        owner: run.owner.as_deref(),
+        failed_step: run.failed_step,
+        message: run.message.as_deref(),
+        queued_at: &run.queued_at,
+        ended_at: run.ended_at.as_deref(),
+        link: format!("/runs/{}", run.id),
+    };
+    serde_json::to_string(&message).unwrap_or_default()
+}
+
+fn hex(bytes: &[u8]) -> String {
+    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
+}
+
+#[cfg(test)]
+mod tests;

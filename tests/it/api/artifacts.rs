@@ -1,0 +1,242 @@
+//! Files of a run over HTTP: downloads, ranges, reports, bundles; no other file is reachable.
+
+use std::{fs, io::Write};
+
+use axum::{
+    body::Body,
+    http::{Method, header},
+};
+use serde_json::{Value, json};
+use sha2::{Digest, Sha256};
+
+use crate::api::router::{Answer, Api};
+
+fn sha256(bytes: &[u8]) -> String {
+    Sha256::digest(bytes).iter().map(|byte| format!("{byte:02x}")).collect()
+}
+
+/// An API with one ended run, and the path of its log of ten bytes.
+async fn with_log() -> (Api, String) {
+    let api = Api::new().await;
+    let id = api.ended().await;
+    (api, format!("/runs/{id}/artifacts/logs/baseline.stderr.log"))
+}
+
+async fn get(api: &Api, path: &str, headers: &[(&str, &str)]) -> Answer {
+    api.ask(Method::GET, path, headers, Body::empty()).await
+}
+
+#[tokio::test]
+async fn every_listed_file_matches_its_hash() {
+    let api = Api::new().await;
+    let id = api.ended().await;
+    let listed = api.get(&format!("/runs/{id}/artifacts")).await.json();
+    let artifacts = listed["artifacts"].as_array().unwrap();
+    assert!(artifacts.len() >= 6, "{listed}");
+    for artifact in artifacts {
+        let answer =
+            api.get(&format!("/runs/{id}/artifacts/{}", artifact["path"].as_str().unwrap())).await;
+        assert_eq!(answer.status, 200);
+        assert_eq!(artifact["sha256"], sha256(&answer.body), "{artifact}");
+        assert_eq!(artifact["bytes"], answer.body.len());
+        assert_eq!(artifact["media_type"], answer.header(header::CONTENT_TYPE));
+        assert_eq!(answer.header(header::ETAG), format!("\"{}\"", sha256(&answer.body)));
+    }
+    let kept = artifacts.iter().find(|artifact| artifact["path"] == "nsys/run.sqlite").unwrap();
+    assert_eq!(kept["step"], "nsys");
+}
+
+#[tokio::test]
+async fn a_matching_etag_is_answered_with_304() {
+    let (api, path) = with_log().await;
+    let etag = get(&api, &path, &[]).await.header(header::ETAG).to_owned();
+    for given in [&etag, "*", &format!("\"other\", {etag}"), &format!("W/{etag}")] {
+        let answer = get(&api, &path, &[("if-none-match", given)]).await;
+        assert_eq!(
+            (answer.status.as_u16(), answer.body.len(), answer.header(header::ETAG)),
+            (304, 0, etag.as_str()),
+            "{given}"
+        );
+    }
+    assert_eq!(get(&api, &path, &[("if-none-match", "\"other\"")]).await.status, 200);
+}
+
+#[tokio::test]
+async fn a_range_is_sent_and_one_after_the_end_is_refused() {
+    let (api, path) = with_log().await;
+    for (range, text, content_range) in [
+        ("bytes=2-4", "234", "bytes 2-4/10"),
+        ("bytes=8-", "89", "bytes 8-9/10"),
+        ("bytes=-3", "789", "bytes 7-9/10"),
+    ] {
+        let answer = get(&api, &path, &[("range", range)]).await;
+        assert_eq!(
+            (answer.status.as_u16(), answer.text().as_str(), answer.header(header::CONTENT_RANGE)),
+            (206, text, content_range)
+        );
+        assert_eq!(answer.header(header::CONTENT_LENGTH), text.len().to_string());
+    }
+    let beyond = get(&api, &path, &[("range", "bytes=10-")]).await;
+    assert_eq!(beyond.error(), (416, "range_not_satisfiable".to_owned()));
+    assert_eq!(beyond.header(header::CONTENT_RANGE), "bytes */10");
+
+    let etag = get(&api, &path, &[]).await.header(header::ETAG).to_owned();
+    let same = get(&api, &path, &[("range", "bytes=2-4"), ("if-range", &etag)]).await;
+    let changed = get(&api, &path, &[("range", "bytes=2-4"), ("if-range", "\"other\"")]).await;
+    assert_eq!((same.status.as_u16(), changed.status.as_u16(), changed.body.len()), (206, 200, 10));
+}
+
+#[tokio::test]
+async fn head_returns_the_size_without_a_body() {
+    let (api, path) = with_log().await;
+    let answer = api.ask(Method::HEAD, &path, &[], Body::empty()).await;
+    assert_eq!(
+        (answer.status.as_u16(), answer.header(header::CONTENT_LENGTH), answer.body.len()),
+        (200, "10", 0)
+    );
+}
+
+#[tokio::test]
+async fn reports_run_no_scripts_and_binary_files_are_downloads() {
+    let api = Api::new().await;
+    let id = api.ended().await;
+    let page = api.get(&format!("/runs/{id}/artifacts/report.html")).await;
+    let policy = page.header(header::CONTENT_SECURITY_POLICY);
+    assert!(
+        policy.contains("default-src 'none'")
+            && policy.contains("sandbox")
+            && !policy.contains("script-src"),
+        "{policy}"
+    );
+    assert_eq!(page.header(header::CONTENT_DISPOSITION), "");
+    let database = api.get(&format!("/runs/{id}/artifacts/nsys/run.sqlite")).await;
+    assert_eq!(database.header(header::CONTENT_DISPOSITION), "attachment; filename=\"run.sqlite\"");
+}
+
+#[tokio::test]
+async fn no_path_leads_out_of_the_run() {
+    let api = Api::new().await;
+    let id = api.ended().await;
+    fs::write(api.folder("../secret.txt"), "secret").unwrap();
+    fs::write(api.folder(&id).join("unlisted.txt"), "secret").unwrap();
+    std::os::unix::fs::symlink("/etc/passwd", api.folder(&id).join("link.txt")).unwrap();
+    for path in [
+        "../../secret.txt",
+        "..%2f..%2fsecret.txt",
+        "%2e%2e/%2e%2e/secret.txt",
+        "logs/../report.md",
+        "./report.md",
+        "/etc/passwd",
+        "%2fetc%2fpasswd",
+        "unlisted.txt",
+        "link.txt",
+        "logs",
+        "logs/",
+        "report.md%00",
+        "report.md/",
+        "REPORT.MD",
+        "..%5csecret.txt",
+        "%252e%252e%252fsecret.txt",
+        "progress.jsonl%0d%0aX-Evil:1",
+    ] {
+        let answer = api.get(&format!("/runs/{id}/artifacts/{path}")).await;
+        assert_eq!(answer.error().0, 404, "{path}");
+        assert!(answer.headers.get("x-evil").is_none());
+    }
+    assert_eq!(
+        api.get(&format!("/runs/{id}/artifacts/")).await.error(),
+        (404, "route_not_found".to_owned())
+    );
+}
+
+#[tokio::test]
+async fn a_file_that_became_a_link_is_not_followed() {
+    let (api, path) = with_log().await;
+    let id = path.split('/').nth(2).unwrap();
+    let log = api.folder(id).join("logs/baseline.stderr.log");
+    fs::remove_file(&log).unwrap();
+    std::os::unix::fs::symlink("/etc/passwd", &log).unwrap();
+    let answer = api.get(&path).await;
+    assert_eq!(answer.error(), (500, "internal".to_owned()));
+    assert!(
+        !answer.text().contains("passwd") && !answer.text().contains("link"),
+        "{}",
+        answer.text()
+    );
+}
+
+#[tokio::test]
+async fn the_format_of_the_report_follows_accept() {
+    let api = Api::new().await;
+    let id = api.ended().await;
+    let path = format!("/runs/{id}/report");
+    for (accept, kind, text) in [
+        ("*/*", "text/html; charset=utf-8", "<!doctype html><p>report"),
+        ("text/markdown, text/html;q=0.5", "text/markdown; charset=utf-8", "# report"),
+        ("application/json", "application/json", r#"{"schema_version":1}"#),
+    ] {
+        let answer = get(&api, &path, &[("accept", accept)]).await;
+        assert_eq!(
+            (answer.header(header::CONTENT_TYPE), answer.text().as_str()),
+            (kind, text),
+            "{accept}"
+        );
+        assert_eq!(answer.header(header::VARY), "accept");
+    }
+    assert_eq!(
+        get(&api, &path, &[]).await.header(header::CONTENT_TYPE),
+        "text/html; charset=utf-8"
+    );
+    assert_eq!(
+        get(&api, &path, &[("accept", "image/png")]).await.error(),
+        (406, "not_acceptable".to_owned())
+    );
+}
+
+#[tokio::test]
+async fn the_bundle_contains_the_files_of_the_manifest() {
+    let api = Api::new().await;
+    let id = api.ended().await;
+    let answer = api.get(&format!("/runs/{id}/bundle")).await;
+    assert_eq!(answer.header(header::CONTENT_TYPE), "application/zstd");
+    assert_eq!(
+        answer.header(header::CONTENT_DISPOSITION),
+        format!("attachment; filename=\"llmprof-{id}.tar.zst\"")
+    );
+    assert_eq!(
+        answer.body,
+        api.get(&format!("/runs/{id}/bundle")).await.body,
+        "bundles are reproducible"
+    );
+
+    let out = tempfile::tempdir().unwrap();
+    let mut archive = zstd::Decoder::new(answer.body.as_slice()).map(tar::Archive::new).unwrap();
+    archive.unpack(out.path()).unwrap();
+    let folder = out.path().join(&id);
+    let manifest: Value =
+        serde_json::from_slice(&fs::read(folder.join("manifest.json")).unwrap()).unwrap();
+    assert_eq!(manifest["format_version"], 1);
+    let listed = manifest["artifacts"].as_array().unwrap();
+    for artifact in listed {
+        assert_eq!(
+            artifact["sha256"],
+            sha256(&fs::read(folder.join(artifact["path"].as_str().unwrap())).unwrap())
+        );
+    }
+    assert!(listed.iter().any(|artifact| artifact["path"] == "report.md"));
+}
+
+#[tokio::test]
+async fn a_bundle_of_a_changed_file_ends_with_an_error() {
+    let (api, path) = with_log().await;
+    let id = path.split('/').nth(2).unwrap().to_owned();
+    let mut log = fs::OpenOptions::new()
+        .append(true)
+        .open(api.folder(&id).join("logs/baseline.stderr.log"))
+        .unwrap();
+    log.write_all(b"more").unwrap();
+    let request =
+        axum::http::Request::get(format!("/runs/{id}/bundle")).body(Body::empty()).unwrap();
+    assert!(api.read_all(request).await.is_err());
+    assert_eq!(api.get(&format!("/runs/{id}")).await.json()["state"], json!("succeeded"));
+}

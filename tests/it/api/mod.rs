@@ -1,0 +1,16 @@
+//! The HTTP API and its contract.
+
+pub mod access;
+pub mod alignments;
+pub mod artifacts;
+pub mod cost;
+pub mod diff;
+pub mod http;
+pub mod imports;
+pub mod openapi;
+pub mod router;
+pub mod service;
+pub mod submissions;
+pub mod tables;
+pub mod targets;
+pub mod uploads;

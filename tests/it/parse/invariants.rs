@@ -1,0 +1,303 @@
+//! Randomly changed captures: no figure of their analysis contradicts another one or its own
+//! bounds.
+
+use std::sync::LazyLock;
+
+use llmprof::{
+    analyze::{
+        Analysis, analyze,
+        invariants::{INVARIANTS, UNBOUNDED},
+        timeline::gpu::StageGpu,
+    },
+    domain::device_peaks::Devices,
+    parse,
+    trace::{
+        Trace,
+        counter::{CounterValues, LaunchCounters, Stall},
+        nsys::NsysTrace,
+    },
+};
+use proptest::prelude::*;
+use serde_json::Value;
+
+use crate::parse::{
+    changes::{change, sorted},
+    sums::Capture,
+};
+
+/// Records the message of a check that failed.
+type Check<'a> = &'a mut dyn FnMut(bool, String);
+
+/// Figures that contradict each other.
+fn contradictions(analysis: &Analysis) -> Vec<String> {
+    let mut found = Vec::new();
+    let mut check = |good: bool, message: String| found.extend((!good).then_some(message));
+    check_gpus(analysis, &mut check);
+    check_kernels(analysis, &mut check);
+    check_busy(analysis, &mut check);
+    if let Some(it) = &analysis.step
+        && let Some(idle) = it.idle_us
+    {
+        let window = it.window_us * it.devices as f64;
+        check(
+            it.busy_us + idle <= window + 1e-6 && it.lead_us >= 0.0,
+            format!("busy {} idle {idle} of {window}", it.busy_us),
+        );
+    }
+    for it in analysis.operators.rolled.iter().filter_map(|it| it.device) {
+        let good = it.exclusive_ms <= it.inclusive_ms + 1e-9;
+        check(good, format!("exclusive time above total: {it:?}"));
+    }
+    found
+}
+
+fn near(a: f64, b: f64) -> bool {
+    (a - b).abs() <= 1e-6 * (1.0 + a.abs().max(b.abs()))
+}
+
+/// Idle and busy time of each GPU and of all.
+fn check_gpus(analysis: &Analysis, check: Check) {
+    let gpus = &analysis.stage_gpu;
+    for it in gpus.totals.iter().chain(&gpus.devices) {
+        let parts = [it.idle_host_ms, it.idle_copy_ms, it.idle_sync_ms, it.idle_unknown_ms];
+        if let (Some(idle), Some(parts)) = (it.idle_ms, parts.iter().copied().sum::<Option<f64>>())
+        {
+            check(near(idle, parts), format!("idle {idle} is not its parts {parts}: {it:?}"));
+        }
+        if let (Some(window), Some(busy), Some(other), Some(idle)) =
+            (it.window_ms, it.busy_ms, it.other_ms, it.idle_ms)
+        {
+            check(
+                near(window, busy + other + idle) && other > -1e-9,
+                format!("the window is not busy, other and idle: {it:?}"),
+            );
+            check(
+                it.longest_gap_ms.unwrap() <= idle + 1e-9,
+                format!("a gap is longer than all: {it:?}"),
+            );
+        }
+    }
+    for total in gpus.totals.iter().filter(|it| it.devices > 1) {
+        let of = || gpus.devices.iter().filter(|it| it.stage == total.stage);
+        let fields: [fn(&StageGpu) -> Option<f64>; 3] =
+            [|it| it.busy_ms, |it| it.idle_ms, |it| it.window_ms];
+        for field in fields {
+            if let (Some(all), Some(sum)) = (field(total), of().map(field).sum::<Option<f64>>()) {
+                check(near(all, sum), format!("a total is not the sum over its GPUs: {total:?}"));
+            }
+        }
+    }
+}
+
+/// Launches and kernel time of each stage, against its records, classes and processes.
+fn check_kernels(analysis: &Analysis, check: Check) {
+    for stage in &analysis.kernels.stages {
+        let of = || analysis.kernels.records.iter().filter(|it| it.stage == stage.stage);
+        let classes: f64 = analysis
+            .kernels
+            .classes
+            .iter()
+            .filter(|it| it.stage == stage.stage)
+            .map(|it| it.total_ms)
+            .sum();
+        let apart = || analysis.processes.stages.iter().filter(|it| it.stage == stage.stage);
+        check(
+            of().map(|it| it.calls).sum::<u64>() == stage.launches,
+            format!("launches are not those of the records: {stage:?}"),
+        );
+        check(
+            apart().map(|it| it.launches).sum::<u64>() == stage.launches,
+            format!("launches are not the processes': {stage:?}"),
+        );
+        let processes = apart().map(|it| it.kernel_ms).sum::<Option<f64>>();
+        check(
+            processes.is_some() == stage.kernel_ms.is_some(),
+            format!("kernel time is given of some processes: {stage:?}"),
+        );
+        if let (Some(kernel_ms), Some(processes)) = (stage.kernel_ms, processes) {
+            check(
+                near(of().map(|it| it.total_ms).sum(), kernel_ms),
+                format!("kernel time is not the records': {stage:?}"),
+            );
+            check(near(classes, kernel_ms), format!("kernel time is not the classes': {stage:?}"));
+            check(
+                near(processes, kernel_ms),
+                format!("kernel time is not the processes': {stage:?}"),
+            );
+        }
+    }
+}
+
+/// Busy time of each stage, against the one of its GPUs.
+fn check_busy(analysis: &Analysis, check: Check) {
+    for stage in &analysis.kernels.stages {
+        let total = analysis.stage_gpu.totals.iter().find(|it| it.stage == stage.stage);
+        if let Some(busy) = total.and_then(|it| it.busy_ms) {
+            // Work may start before the stage's window by the tolerance between the clocks.
+            let slack = 1e-3 * total.map_or(0, |it| it.instances * it.devices) as f64;
+            let same = stage.busy_ms.is_some_and(|there| (busy - there).abs() <= slack + 1e-6);
+            check(same, format!("busy {busy} here and there: {stage:?}"));
+        }
+    }
+}
+
+/// All numbers of an analysis outside the range allowed by the name of their field.
+fn outside(analysis: &Analysis) -> Vec<String> {
+    let (stages, kernels) = (&analysis.stages, &analysis.kernels);
+    let rows = serde_json::json!({
+        "stages": stages.rows,
+        "notes": stages.notes,
+        "operators": analysis.operators.rolled,
+        "by_path": analysis.operators.by_path,
+        "kernels": kernels.records,
+        "stage_kernels": kernels.stages,
+        "classes": kernels.classes,
+        "counters": analysis.counters,
+        "roofline": analysis.roofline.points,
+        "regions": analysis.regions,
+        "stage_gpu": analysis.stage_gpu.totals,
+        "devices": analysis.stage_gpu.devices,
+        "graphs": analysis.graphs,
+        "processes": analysis.processes.stages,
+        "step": analysis.step,
+        "mfu": analysis.mfu.operators,
+    });
+    let mut found = Vec::new();
+    visit("", &rows, &mut found);
+    found
+}
+
+fn visit(path: &str, value: &Value, found: &mut Vec<String>) {
+    match value {
+        Value::Object(fields) => {
+            fields.iter().for_each(|(name, value)| visit(&format!("{path}.{name}"), value, found))
+        }
+        Value::Array(rows) => rows.iter().for_each(|row| visit(path, row, found)),
+        Value::Number(number) => {
+            let (number, field) = (number.as_f64().unwrap(), path.rsplit('.').next().unwrap());
+            let bounded = field.ends_with("_pct")
+                && !UNBOUNDED.iter().any(|(name, _)| name.ends_with(&format!(".{field}")));
+            let max = if bounded { 105.0 } else { f64::MAX };
+            let measured = ["_pct", "_ms", "_us", "_ns", "_bytes", "_mhz", "_per_s"]
+                .iter()
+                .any(|unit| field.ends_with(unit));
+            if measured && !(0.0..=max).contains(&number) {
+                found.push(format!("{path} is {number}"));
+            }
+        }
+        _ => {}
+    }
+}
+
+fn base(name: &str) -> NsysTrace {
+    parse::nsys::read(&Capture::open(name).dir.path().join("run.sqlite")).unwrap()
+}
+
+fn counters(figures: &[f64], trace: &NsysTrace) -> Vec<LaunchCounters> {
+    let figure = |at: usize| figures.get(at).copied();
+    let values = CounterValues {
+        duration_ns: figure(0),
+        sm_pct: figure(1),
+        memory_pct: figure(2),
+        dram_pct: figure(3),
+        l2_hit_pct: figure(4),
+        achieved_occupancy_pct: figure(5),
+        tensor_pct: figure(6),
+        dram_bytes: figure(7),
+        flops: figure(8).map(|flops| ("f32".to_owned(), flops)).into_iter().collect(),
+        flops_complete: true,
+        stalls: figure(9)
+            .map(|share_pct| Stall { reason: "wait".into(), warps_per_issue: 1.0, share_pct })
+            .into_iter()
+            .collect(),
+        ..CounterValues::default()
+    };
+    let of = |at: usize| {
+        let kind = &trace.kernels.kinds()[at];
+        let kernel = trace.strings[kind.name as usize].clone();
+        LaunchCounters {
+            stage: String::new(),
+            kernel,
+            grid: Some(kind.grid),
+            block: Some(kind.block),
+            values: values.clone(),
+            ..LaunchCounters::default()
+        }
+    };
+    (0..trace.kernels.kinds().len().min(6)).map(of).collect()
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(48))]
+
+    #[test]
+    fn no_figure_of_a_changed_capture_contradicts_another_or_its_unit(
+        which in 0usize..2,
+        changes in prop::collection::vec(change(), 1..6),
+        figures in prop::collection::vec(
+            prop_oneof![0.0..120.0, -1e12..1e12, Just(f64::NAN), Just(f64::INFINITY)], 0..10
+        ),
+    ) {
+        static BASES: LazyLock<[NsysTrace; 2]> =
+            LazyLock::new(|| ["torch-cuda-graph-node", "hf-llama-attention-mock"].map(base));
+        let mut nsys = BASES[which].clone();
+        changes.iter().for_each(|change| change.apply(&mut nsys));
+        let nsys = sorted(nsys);
+        let devices = Devices::from_toml(include_str!("../../../conf/devices.toml")).unwrap();
+        let counters = counters(&figures, &nsys);
+        let trace = Trace { counters, nsys: Some(nsys), ..Trace::default() };
+        let analysis = analyze(&trace, None, devices.find("NVIDIA H200"));
+        prop_assert_eq!(contradictions(&analysis), Vec::<String>::new());
+        prop_assert_eq!(outside(&analysis), Vec::<String>::new());
+        for violation in &analysis.violations.figures {
+            let is_reported = analysis.findings.iter().any(|it| {
+                it.id == "figure_impossible" && it.message.contains(violation.figure)
+            });
+            prop_assert!(is_reported, "no finding on {:?}", violation);
+        }
+        let gpus = analysis.stage_gpu.totals.iter();
+        for it in gpus.filter(|it| it.devices > 0 && it.busy_ms.is_none()) {
+            let causes = ["figure_impossible", "kernels_unattributed"];
+            let named = analysis.findings.iter().any(|found| causes.contains(&found.id.as_str()));
+            prop_assert!(named, "no finding on the missing busy time: {:?}", it);
+        }
+    }
+}
+
+#[test]
+fn real_captures_violate_no_invariant() {
+    for name in
+        ["hf-deepseek-decoder", "hf-llama-e2e", "hf-llama-attention-mock", "torch-cuda-graph-node"]
+    {
+        let analysis = analyze(&Trace { nsys: Some(base(name)), ..Trace::default() }, None, None);
+        assert_eq!((contradictions(&analysis), outside(&analysis)), (vec![], vec![]), "{name}");
+        assert!(!analysis.findings.iter().any(|it| it.id == "figure_impossible"), "{name}");
+    }
+}
+
+/// Settings sent by clients, which are not figures.
+const SETTINGS: [&str; 4] = ["NcuSettings", "NcuSettingsChange", "ThresholdChanges", "Thresholds"];
+
+#[test]
+fn every_share_of_the_contract_is_bounded_or_listed_with_a_reason() {
+    let contract = include_str!("../../../contracts/profile.yaml");
+    let (_, schemas) = contract.split_once("\n  schemas:\n").unwrap();
+    let (mut schema, mut seen) = ("", 0);
+    for line in schemas.lines() {
+        let name = line.trim().strip_suffix(':');
+        match (line.len() - line.trim_start().len(), name) {
+            (4, Some(name)) => schema = name,
+            (8, Some(field)) if field.ends_with("_pct") && !SETTINGS.contains(&schema) => {
+                let figure = format!("{schema}.{field}");
+                let bounded = INVARIANTS.iter().any(|it| it.figures.contains(&figure.as_str()));
+                assert!(
+                    bounded || UNBOUNDED.iter().any(|(known, _)| *known == figure),
+                    "{figure} is in no table"
+                );
+                seen += 1;
+            }
+            _ => {}
+        }
+    }
+    assert!(seen > 50);
+}

@@ -1,0 +1,14 @@
+//! Captures from files to figures.
+
+pub mod captures;
+pub mod changes;
+pub mod fuzz;
+pub mod graphs;
+pub mod invariants;
+pub mod malicious;
+pub mod partial;
+pub mod perfetto;
+pub mod regions;
+pub mod subjects;
+pub mod sums;
+pub mod timeline;

@@ -1,0 +1,271 @@
+//! The timeline read back by a decoder of the Perfetto format: sketches, real captures and events.
+
+use std::{collections::HashMap, fs::File, path::Path};
+
+use llmprof::{
+    parse,
+    report::perfetto,
+    trace::{
+        Trace,
+        event::{Event, OperatorCall, StageRange},
+        kernel::Kernel,
+        nsys::{ApiCall, NsysTrace},
+        power::{PowerLog, PowerSample, PowerSource, SampledDevice},
+        range::Range,
+    },
+};
+
+use crate::parse::perfetto::{Read, Slice, Wire, decode};
+
+fn fixture(name: &str) -> std::path::PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures").join(name)
+}
+
+fn captured(name: &str) -> Trace {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("run.sqlite");
+    let packed = File::open(fixture(&format!("captures/{name}.sqlite.zst"))).unwrap();
+    zstd::stream::copy_decode(packed, File::create(&path).unwrap()).unwrap();
+    Trace { nsys: Some(parse::nsys::read(&path).unwrap()), ..Trace::default() }
+}
+
+fn unprofiled() -> Trace {
+    let (power, _) = parse::power::read(&fixture("nvml-synthetic.jsonl")).unwrap();
+    Trace {
+        baseline: parse::events::read(&fixture("events-tiny.jsonl")).unwrap().events,
+        power,
+        ..Trace::default()
+    }
+}
+
+fn sketched_events() -> Vec<Event> {
+    let stage = |name: &str, start_ns, end_ns| {
+        Event::Range(StageRange {
+            name: name.into(),
+            start_ns,
+            end_ns,
+            device_ns: None,
+            warmup: false,
+            repeat: 0,
+            step: None,
+        })
+    };
+    let call = |captured| {
+        Event::Op(OperatorCall {
+            path: "a\"b".into(),
+            op: "linear".into(),
+            start_ns: 1_001_000,
+            end_ns: 1_001_500,
+            captured,
+            warmup: false,
+            repeat: 0,
+            stage: "prefill".into(),
+            shapes: vec![vec![1, 2]],
+            dtype: "bf16".into(),
+            flops: 8,
+            bytes: 4,
+        })
+    };
+    vec![stage("prefill", 1_001_000, 1_003_000), call(false), call(true), stage("broken", 9, 3)]
+}
+
+fn sketched_power() -> PowerLog {
+    let device = SampledDevice {
+        schema: 1,
+        uuid: "u".into(),
+        board_uuid: "u".into(),
+        name: "n".into(),
+        period_ns: 1,
+        power_source: PowerSource::Instant,
+        power_limit_w: None,
+        max_sm_mhz: None,
+        max_memory_mhz: None,
+    };
+    let sample = |t_ns, power_w| PowerSample { t_ns, power_w, ..PowerSample::default() };
+    PowerLog {
+        device,
+        samples: vec![sample(1_000_000, Some(80.0)), sample(1_002_000, None)],
+        end: None,
+    }
+}
+
+fn sketch() -> Trace {
+    let kernel = |stream, start_ns| Kernel {
+        name: 0,
+        full_name: 0,
+        device: 0,
+        stream,
+        start_ns,
+        end_ns: start_ns + 10,
+        global_pid: 0,
+        correlation_id: 1,
+        grid: [1; 3],
+        block: [1; 3],
+        registers: 0,
+        graph_node: None,
+    };
+    let range = |push_pop, end_ns| Range {
+        domain: "LLM".into(),
+        name: "prefill".into(),
+        start_ns: 5,
+        end_ns,
+        global_tid: 7,
+        push_pop,
+    };
+    Trace {
+        baseline: sketched_events(),
+        power: Some(sketched_power()),
+        nsys: Some(NsysTrace {
+            strings: vec!["gemm<1>".into(), "cudaMemcpyAsync".into()],
+            ranges: vec![range(true, Some(50)), range(false, Some(60)), range(true, None)],
+            cuda_calls: [ApiCall {
+                name: 1,
+                start_ns: 8,
+                end_ns: 9,
+                global_tid: 7,
+                correlation_id: 2,
+            }]
+            .into_iter()
+            .collect(),
+            kernels: [kernel(7, 20), kernel(13, 22)].into_iter().collect(),
+            ..NsysTrace::default()
+        }),
+        ..Trace::default()
+    }
+}
+
+fn read(trace: &Trace) -> Read {
+    decode(&perfetto::write(trace, Vec::new()).unwrap())
+}
+
+#[test]
+fn stages_operators_kernels_copies_and_power_have_separate_rows() {
+    let read = read(&sketch());
+    let rows: Vec<_> = read
+        .slices
+        .iter()
+        .map(|it| (it.process.as_str(), it.row.as_str(), it.kind.as_str(), it.name.as_str()))
+        .collect();
+    assert_eq!(
+        rows,
+        [
+            ("unprofiled pass", "stages", "stage", "prefill"),
+            ("unprofiled pass", "operators (host)", "operator", "a\"b"),
+            ("traced pass (nsys)", "ranges of thread 7", "range", "prefill"),
+            ("traced pass (nsys)", "ranges that cross threads", "range", "prefill"),
+            ("traced pass (nsys)", "calls that copy memory, thread 7", "copy", "cudaMemcpyAsync"),
+            ("GPU 0 in the traced pass", "stream 7", "kernel", "gemm<1>"),
+            ("GPU 0 in the traced pass", "stream 13", "kernel", "gemm<1>"),
+        ],
+        "captured, open and broken events have no slice"
+    );
+    assert_eq!(read.figures, [("power, W".to_owned(), 0, 80.0)]);
+    let kernel = &read.slices[5];
+    let text = |text: &str| Wire::Bytes(text.as_bytes().to_vec());
+    let about = [
+        ("full name", text("gemm<1>")),
+        ("grid", text("1 x 1 x 1")),
+        ("block", text("1 x 1 x 1")),
+        ("registers", Wire::Number(0)),
+        ("correlation", Wire::Number(1)),
+    ];
+    assert_eq!(kernel.args, about.map(|(label, value)| (label.to_owned(), value)));
+}
+
+#[test]
+fn each_pass_starts_at_zero_and_power_shares_the_clock_of_the_unprofiled_pass() {
+    let mut trace = sketch();
+    trace.baseline.pop();
+    let read = read(&trace);
+    let of = |kind: &str| read.slices.iter().find(|it| it.kind == kind).unwrap().times;
+    assert_eq!(
+        (read.figures[0].1, of("stage"), of("operator")),
+        (0, (1_000, 3_000), (1_000, 1_500))
+    );
+    assert_eq!((of("range"), of("copy"), of("kernel")), ((0, 45), (3, 4), (15, 25)));
+}
+
+#[test]
+fn concurrent_slices_take_the_first_free_row() {
+    let mut trace = sketch();
+    let nsys = trace.nsys.as_mut().unwrap();
+    let kernel = nsys.kernels.get(0);
+    let of = |start_ns, end_ns| Kernel { start_ns, end_ns, ..kernel };
+    nsys.kernels = [of(20, 30), of(25, 28), of(26, 40), of(30, 31), of(31, 35), of(40, 41)]
+        .into_iter()
+        .collect();
+    let read = read(&trace);
+    let rows: Vec<_> =
+        read.slices.iter().filter(|it| it.kind == "kernel").map(|it| it.row.as_str()).collect();
+    let [first, second, third] = ["stream 7", "stream 7, concurrent 1", "stream 7, concurrent 2"];
+    assert_eq!(rows, [first, second, third, first, first, first]);
+}
+
+#[test]
+fn an_empty_run_is_an_empty_timeline() {
+    let read = read(&Trace::default());
+    assert!(read.slices.is_empty() && read.figures.is_empty());
+}
+
+/// Checks a timeline; returns its slices.
+fn check(trace: &Trace) -> Vec<Slice> {
+    let read = read(trace);
+    let mut open: HashMap<u64, Vec<(u64, u64)>> = HashMap::new();
+    for slice in &read.slices {
+        let (from, to) = slice.times;
+        let stack = open.entry(slice.track).or_default();
+        assert!(stack.last().is_none_or(|last| last.0 <= from), "not in order: {slice:?}");
+        stack.retain(|outer| outer.1 > from);
+        assert!(stack.iter().all(|outer| to <= outer.1), "crosses a slice of its row: {slice:?}");
+        stack.push((from, to));
+    }
+    let mut counted: HashMap<&str, u64> = HashMap::new();
+    for (name, at, _) in &read.figures {
+        let last = counted.insert(name, *at);
+        assert!(last.is_none_or(|last| last <= *at), "a figure that goes back in time: {name}");
+    }
+    read.slices
+}
+
+#[test]
+fn slices_of_a_row_nest_in_order_and_include_each_kernel() {
+    for name in
+        ["hf-deepseek-decoder", "hf-llama-e2e", "hf-llama-attention-mock", "torch-cuda-graph-node"]
+    {
+        let trace = captured(name);
+        let slices = check(&trace);
+        let nsys = trace.nsys.as_ref().unwrap();
+        let drawn = slices
+            .iter()
+            .filter(|it| it.kind == "kernel")
+            .map(|it| (it.name.as_str(), it.times.1 - it.times.0));
+        let ran =
+            nsys.kernels.iter().map(|it| (nsys.strings[it.name as usize].as_str(), it.ns() as u64));
+        assert!(drawn.eq(ran), "{name}");
+        assert_eq!(
+            slices.iter().filter(|it| it.kind == "range").count(),
+            nsys.ranges.iter().filter(|it| it.end_ns.is_some()).count()
+        );
+    }
+    assert!(check(&unprofiled()).len() > 100);
+}
+
+#[test]
+fn concurrent_kernels_on_one_stream_do_not_cover_each_other() {
+    let mut trace = captured("torch-cuda-graph-node");
+    let nsys = trace.nsys.as_mut().unwrap();
+    // Every second kernel starts in the middle of its predecessor, as branches of one graph do.
+    let all: Vec<_> = nsys.kernels.iter().take(100).collect();
+    nsys.kernels = (0..all.len())
+        .map(|at| {
+            let mut kernel = all[at];
+            if at % 2 == 1 {
+                kernel.start_ns = i64::midpoint(all[at - 1].start_ns, all[at - 1].end_ns);
+                kernel.stream = all[at - 1].stream;
+            }
+            kernel
+        })
+        .collect();
+    nsys.ranges.iter_mut().for_each(|range| range.push_pop = false);
+    assert!(check(&trace).iter().any(|it| it.kind == "kernel" && it.row.contains("concurrent")));
+}

@@ -1,0 +1,214 @@
+//! Kills and stops at any point of a run, and runners that misbehave, with real processes.
+
+use std::{fs, process::Command};
+
+use nix::sys::signal::Signal;
+use serde_json::{Value, json};
+
+use crate::support::service::{self, LLMPROF, Service, Setup, processes_of, script};
+
+/// Kills in one test.
+const KILLS: usize = 30;
+
+/// Pseudo-random numbers of a seed.
+fn numbers(mut seed: u64) -> impl FnMut(u64) -> u64 {
+    move |below| {
+        seed = seed.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        (seed >> 33) % below
+    }
+}
+
+fn quick() -> Value {
+    let inputs = "inputs-small.yaml";
+    json!({ "repeats": 1, "warmup": 0, "max_new_tokens": 2, "inputs_manifest": inputs })
+}
+
+/// Database, manifests and files of the folder agree, and no incomplete file is left.
+fn assert_in_order(data: &std::path::Path) {
+    let check = Command::new(LLMPROF).args(["check", "--data"]).arg(data).output().unwrap();
+    assert!(check.status.success(), "{}", String::from_utf8_lossy(&check.stdout));
+}
+
+#[tokio::test]
+async fn a_kill_at_any_point_of_a_run_loses_doubles_and_blocks_no_run() {
+    let seed =
+        std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap().as_secs();
+    println!("seed {seed}");
+    let (mut number, data) = (numbers(seed), tempfile::tempdir().unwrap());
+    let mut submitted: Vec<String> = Vec::new();
+    for _ in 0..KILLS {
+        let service = Service::start(data.path(), &Setup::default());
+        let last = match submitted.last() {
+            Some(id) => service.json(&format!("/runs/{id}")).await,
+            None => Value::Null,
+        };
+        if last["ended_at"].is_string() || last.is_null() {
+            submitted.push(service.submit(quick()).await);
+        }
+        // A run has some twenty events; the stream ends with the run.
+        let (mut left, id) = (number(24), submitted.last().unwrap());
+        if left > 0 {
+            let counted = std::cell::Cell::new(left);
+            service
+                .follow(id, |_| {
+                    counted.set(counted.get().saturating_sub(1));
+                    counted.get() == 0
+                })
+                .await;
+            left = counted.get();
+        }
+        assert!(left < 24);
+        service.stop(Signal::SIGKILL);
+    }
+    let service = Service::start(data.path(), &Setup::default());
+    for id in &submitted {
+        let run = service.end(id).await;
+        let attempts = run["attempts"].as_u64().unwrap();
+        assert!((1..=3).contains(&attempts), "{run:#}");
+        let given_up =
+            attempts == 3 && run["message"].as_str().is_some_and(|it| it.starts_with("given up"));
+        assert!(run["state"] == "succeeded" || given_up, "{run:#}");
+        assert_eq!(processes_of(id), [""; 0]);
+    }
+    let listed = service.json("/runs?limit=200").await;
+    assert_eq!(listed["runs"].as_array().unwrap().len(), submitted.len());
+    assert!(service.stop(Signal::SIGTERM).success());
+    assert_in_order(data.path());
+}
+
+#[tokio::test]
+async fn a_service_stopped_in_any_step_requeues_the_run_without_charging_the_attempt() {
+    let data = tempfile::tempdir().unwrap();
+    let service = Service::start(data.path(), &Setup::default());
+    let id = service.submit(quick()).await;
+    drop(service);
+    for step in ["preflight", "baseline", "analyze", "report"] {
+        let service = Service::start(data.path(), &Setup::default());
+        service
+            .follow(&id, |event| event["event"] == "step" && event["step"]["step"] == step)
+            .await;
+        assert!(service.stop(Signal::SIGTERM).success(), "{step}");
+        assert_eq!(processes_of(&id), [""; 0]);
+    }
+    let service = Service::start(data.path(), &Setup::default());
+    let run = service.end(&id).await;
+    // The killed service, the first, charges one attempt if the run had started; a stopped service
+    // charges none.
+    assert!(run["state"] == "succeeded" && run["attempts"].as_u64().unwrap() <= 2, "{run:#}");
+    assert!(service.stop(Signal::SIGTERM).success());
+    assert_in_order(data.path());
+}
+
+#[tokio::test]
+async fn a_runner_that_prints_a_gigabyte_fails_and_leaves_a_short_log() {
+    let data = tempfile::tempdir().unwrap();
+    let runner =
+        script(data.path(), "head -c 1000000000 /dev/zero; echo 'out of words' >&2; exit 3");
+    let setup = Setup { runner, ..Setup::default() };
+    let service = Service::spawn(
+        service::command(data.path(), &setup).env("LLMPROF__LIMITS__LOG_BYTES", "1000000"),
+        data.path(),
+    );
+    let id = service.submit(quick()).await;
+    let run = service.end(&id).await;
+    assert_eq!(
+        (&run["state"], &run["failed_step"]),
+        (&json!("failed"), &json!("baseline")),
+        "{run:#}"
+    );
+    assert!(
+        run["message"].as_str().unwrap().contains("exited with code 3: out of words"),
+        "{run:#}"
+    );
+    let log = fs::metadata(service.run_dir(&id).join("logs/baseline.stdout.log")).unwrap().len();
+    assert!((1..1_100_000).contains(&log), "{log}");
+}
+
+#[tokio::test]
+async fn a_runner_that_exits_with_0_and_no_output_fails_the_run() {
+    let data = tempfile::tempdir().unwrap();
+    let service = Service::start(
+        data.path(),
+        &Setup { runner: script(data.path(), "exit 0"), ..Setup::default() },
+    );
+    let run = service.end(&service.submit(quick()).await).await;
+    assert_eq!(
+        (&run["state"], &run["failed_step"]),
+        (&json!("failed"), &json!("baseline")),
+        "{run:#}"
+    );
+    assert!(run["message"].as_str().unwrap().contains("left no"), "{run:#}");
+}
+
+#[tokio::test]
+async fn children_in_their_own_sessions_that_ignore_signals_end_with_the_run() {
+    let data = tempfile::tempdir().unwrap();
+    let forks = "trap '' TERM HUP INT; for i in 1 2 3 4 5; do \
+                 setsid sh -c \"trap '' TERM HUP; setsid sleep 600 & sleep 600\" & done; \
+                 echo up >&2; wait";
+    let service = Service::start(
+        data.path(),
+        &Setup { runner: script(data.path(), forks), ..Setup::default() },
+    );
+    let id = service.submit(quick()).await;
+    service.follow(&id, |event| event["event"] == "log" && event["line"] == "up").await;
+    service.post(&format!("/runs/{id}/cancel"), &json!({})).await;
+    assert_eq!(service.end(&id).await["state"], "cancelled");
+    assert_eq!(processes_of(&id), [""; 0]);
+}
+
+#[tokio::test]
+async fn a_kill_while_runs_are_packed_and_removed_loses_no_other_run() {
+    let data = tempfile::tempdir().unwrap();
+    let lines = r#"case $1 in
+--version) echo 'NVIDIA Nsight Systems version 2025.3.2.1';;
+profile) while [ "$1" != --output ]; do shift; done; stem=$2; shift 2; "$@" || exit $?
+    seq 400000 > "$stem.nsys-rep";;
+export) while [ "$1" != --output ]; do shift; done; seq 300000 > "$2";;
+esac"#;
+    let setup = Setup { nsys: script(data.path(), lines), ..Setup::default() };
+    let plain = Service::start(data.path(), &setup);
+    let mut ids = Vec::new();
+    for _ in 0..4 {
+        let mut asked = quick();
+        asked["mode"] = "light".into();
+        ids.push(plain.submit(asked).await);
+        assert_eq!(plain.end(ids.last().unwrap()).await["state"], "partial");
+    }
+    let bundle = async |service: &Service, id: &str| {
+        service.get(&format!("/runs/{id}/bundle")).await.bytes().await.unwrap()
+    };
+    let before = bundle(&plain, &ids[2]).await;
+    assert!(plain.stop(Signal::SIGTERM).success());
+    let mut keeping = service::command(data.path(), &setup);
+    keeping.env("LLMPROF__RETENTION__KEEP_NEWEST", "1").env("LLMPROF__RETENTION__INTERVAL_S", "1");
+    keeping.env("LLMPROF__RETENTION__MAX_RUNS", "2");
+    let done = |folder: &std::path::Path| {
+        folder.join("nsys/run.nsys-rep.zst").exists() && !folder.join("nsys/run.nsys-rep").exists()
+    };
+    let folders: Vec<_> = ids.iter().map(|id| data.path().join("runs").join(id)).collect();
+    for round in 0.. {
+        assert!(round < 200, "the rounds do not end");
+        let service = Service::spawn(&mut keeping, data.path());
+        // Each start lets it get a little farther.
+        for _ in 0..round {
+            service.json("/retention").await;
+        }
+        let ended = done(&folders[2]) && !folders[0].exists() && !folders[1].exists();
+        assert_eq!(bundle(&service, &ids[2]).await, before);
+        service.stop(Signal::SIGKILL);
+        if ended {
+            break;
+        }
+    }
+    // The next start repairs the last kill.
+    assert!(Service::spawn(&mut keeping, data.path()).stop(Signal::SIGTERM).success());
+    assert!(folders[3].join("nsys/run.nsys-rep").exists(), "the newest stays as it is");
+    let check = Command::new(LLMPROF)
+        .args(["check", "--repair", "--data"])
+        .arg(data.path())
+        .output()
+        .unwrap();
+    assert!(check.status.success(), "{}", String::from_utf8_lossy(&check.stdout));
+    assert_in_order(data.path());
+}

@@ -1,0 +1,256 @@
+//! The documents: their length, and the paths, imports, settings and options that they name.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    fs,
+    path::{Path, PathBuf},
+    process::Command,
+};
+
+use llmprof::config::Config;
+
+use super::architecture::ARROWS;
+
+const README_LINES: usize = 130;
+const ARCHITECTURE_LINES: usize = 200;
+
+fn root() -> &'static Path {
+    Path::new(env!("CARGO_MANIFEST_DIR"))
+}
+
+/// README.md, ARCHITECTURE.md and the pages of `docs/`, by path.
+fn documents() -> Vec<(PathBuf, String)> {
+    let pages = fs::read_dir(root().join("docs")).unwrap().map(|entry| entry.unwrap().path());
+    let mut paths: Vec<PathBuf> = pages.collect();
+    paths.sort();
+    assert!(paths.len() > 5 && paths.iter().all(|it| it.extension().is_some_and(|it| it == "md")));
+    paths.extend(["README.md", "ARCHITECTURE.md"].map(|name| root().join(name)));
+    paths.into_iter().map(|path| (path.clone(), fs::read_to_string(path).unwrap())).collect()
+}
+
+/// Lines of the blocks of shell commands, continued lines joined.
+fn commands(text: &str) -> Vec<String> {
+    let blocks = text.split("```").skip(1).step_by(2).filter_map(|it| it.strip_prefix("sh\n"));
+    let joined: String = blocks.map(|block| block.replace("\\\n", " ")).collect();
+    joined.lines().map(str::to_owned).collect()
+}
+
+/// Inline code of `text`.
+fn code(text: &str) -> impl Iterator<Item = &str> {
+    text.split("```").step_by(2).flat_map(|prose| prose.split('`').skip(1).step_by(2))
+}
+
+#[test]
+fn the_readme_and_the_architecture_are_short() {
+    let lines = |name| fs::read_to_string(root().join(name)).unwrap().lines().count();
+    assert!(lines("README.md") <= README_LINES);
+    assert!(lines("ARCHITECTURE.md") <= ARCHITECTURE_LINES);
+}
+
+#[test]
+fn every_path_in_code_type_exists() {
+    let folders: BTreeSet<String> = fs::read_dir(root())
+        .unwrap()
+        .map(|entry| entry.unwrap())
+        .filter(|entry| entry.path().is_dir())
+        .map(|entry| entry.file_name().into_string().unwrap())
+        .filter(|name| !["target", ".git", "data"].contains(&name.as_str()))
+        .collect();
+    let mut named = 0;
+    for (document, text) in documents() {
+        for span in code(&text) {
+            let path = span.split_whitespace().next().unwrap_or_default();
+            let Some((folder, _)) = path.split_once('/') else { continue };
+            if !folders.contains(folder) {
+                continue;
+            }
+            let shown = document.display();
+            assert!(root().join(path).exists(), "{shown}: there is no {path}");
+            named += 1;
+        }
+    }
+    assert!(named > 20, "only {named} paths found");
+}
+
+#[test]
+fn every_link_to_a_file_leads_somewhere() {
+    let mut linked = 0;
+    for (document, text) in documents() {
+        for link in text.split("](").skip(1).filter_map(|after| after.split(')').next()) {
+            if link.starts_with("http") {
+                continue;
+            }
+            let (file, heading) = link.split_once('#').unwrap_or((link, ""));
+            let path = document.parent().unwrap().join(file);
+            let shown = document.display();
+            assert!(path.exists(), "{shown}: there is no {link}");
+            if !heading.is_empty() {
+                let text = fs::read_to_string(&path).unwrap().to_lowercase().replace(' ', "-");
+                assert!(
+                    text.lines().any(|line| line.trim_start_matches('#') == format!("-{heading}")),
+                    "{shown}: {file} has no heading {heading}"
+                );
+            }
+            linked += 1;
+        }
+    }
+    assert!(linked > 30, "only {linked} links found");
+}
+
+#[test]
+fn the_table_of_imports_is_the_one_that_is_tested() {
+    let text = fs::read_to_string(root().join("ARCHITECTURE.md")).unwrap();
+    let rows = text.lines().filter_map(|line| line.strip_prefix("| `")?.strip_suffix(" |"));
+    let documented: BTreeMap<&str, BTreeSet<&str>> = rows
+        .map(|row| {
+            let module = row.split('`').next().unwrap();
+            let imports = row.rsplit(" | ").next().unwrap();
+            (module, imports.split('`').skip(1).step_by(2).collect())
+        })
+        .collect();
+    let tested: BTreeMap<&str, BTreeSet<&str>> =
+        ARROWS.iter().map(|(module, may)| (*module, may.iter().copied().collect())).collect();
+    assert_eq!(documented, tested);
+}
+
+#[test]
+fn every_setting_in_a_command_exists() {
+    let mut named = 0;
+    for (document, text) in documents() {
+        for line in commands(&text) {
+            for assignment in line.split("LLMPROF__").skip(1) {
+                let (name, rest) = assignment.split_once('=').unwrap();
+                let value = match rest.strip_prefix('\'') {
+                    Some(quoted) => quoted.split('\'').next().unwrap(),
+                    None => rest.split_whitespace().next().unwrap(),
+                };
+                let set = [(format!("LLMPROF__{name}"), value.to_owned())];
+                let loaded = Config::load_with(None, set.into_iter());
+                assert!(loaded.is_ok(), "{}: {:?}", document.display(), loaded.err());
+                named += 1;
+            }
+        }
+    }
+    assert!(named > 5, "only {named} settings found");
+}
+
+/// Value of a dotted key of a TOML table.
+fn get<'a>(table: &'a toml::Value, key: &str) -> Option<&'a toml::Value> {
+    key.split('.').try_fold(table, |table, key| table.get(key))
+}
+
+#[test]
+fn every_setting_in_code_type_exists() {
+    let read = |name: &str| -> toml::Value {
+        toml::from_str(&fs::read_to_string(root().join(name)).unwrap()).unwrap()
+    };
+    let (settings, deep) = (read("conf/default.toml"), read("conf/profiling/deep.toml"));
+    let mut named = 0;
+    for (document, text) in documents() {
+        for key in code(&text).map(|span| span.split(' ').next().unwrap_or_default()) {
+            let (table, inside) = match key.strip_prefix("profiling.") {
+                Some(inside) => (&deep, inside),
+                None => (&settings, key),
+            };
+            let Some((section, name)) = inside.split_once('.') else { continue };
+            let is_name = |it: &str| it.chars().all(|it| it.is_ascii_lowercase() || it == '_');
+            if get(table, section).is_none() || !name.split('.').all(is_name) {
+                continue;
+            }
+            assert!(get(table, inside).is_some(), "{}: no setting {key}", document.display());
+            named += 1;
+        }
+    }
+    assert!(named > 20, "only {named} settings found");
+}
+
+#[test]
+fn every_section_of_a_report_in_the_readme_exists() {
+    let golden = |name: &str| fs::read_to_string(root().join("tests/golden").join(name)).unwrap();
+    let reports =
+        ["cpu", "gpu", "h200"].map(|name| golden(&format!("{name}-report.md"))).join("\n");
+    let headings: BTreeSet<&str> = reports
+        .lines()
+        .filter(|line| line.starts_with("##"))
+        .map(|line| line.trim_start_matches(['#', ' ', '.']).trim_start_matches(char::is_numeric))
+        .map(|line| line.trim_start_matches(['.', ' ']))
+        .collect();
+    let readme = fs::read_to_string(root().join("README.md")).unwrap();
+    let (_, table) = readme.split_once("| question |").unwrap();
+    let mut named = 0;
+    for row in table.lines().skip(2).take_while(|line| line.starts_with('|')) {
+        let place = row.trim_end_matches(" |").rsplit(" | ").next().unwrap();
+        for section in place.split(", ").filter(|it| !it.starts_with(['[', 't'])) {
+            let section = section.split(" (").next().unwrap();
+            assert!(headings.contains(section), "no report has a section {section:?}");
+            named += 1;
+        }
+    }
+    assert!(named > 10, "only {named} sections found");
+}
+
+#[test]
+fn every_id_of_the_troubleshooting_page_exists() {
+    let mut sources = String::new();
+    let mut folders = vec![root().join("src")];
+    while let Some(folder) = folders.pop() {
+        for entry in fs::read_dir(folder).unwrap() {
+            let path = entry.unwrap().path();
+            match path.extension() {
+                None => folders.push(path),
+                Some(it) if it == "rs" => sources += &fs::read_to_string(path).unwrap(),
+                Some(_) => {}
+            }
+        }
+    }
+    let text = fs::read_to_string(root().join("docs/troubleshooting.md")).unwrap();
+    let is_id =
+        |it: &&str| it.contains('_') && it.chars().all(|it| it.is_ascii_lowercase() || it == '_');
+    let ids: Vec<&str> = code(&text).filter(is_id).collect();
+    assert!(ids.len() > 50, "only {} ids found", ids.len());
+    for id in ids {
+        // Ids of tools that are missing or unusable are made of the tool's name.
+        let made = ["_missing", "_unusable"]
+            .iter()
+            .any(|end| id.strip_suffix(end).is_some_and(|tool| ["nsys", "ncu"].contains(&tool)));
+        assert!(
+            made || sources.contains(&format!("\"{id}\"")) || sources.contains(&format!("{id}:")),
+            "{id}"
+        );
+    }
+}
+
+/// The help of the program that a command starts, and its options, where it is one of ours.
+fn help(words: &[&str]) -> Option<String> {
+    let program = match *words.first()? {
+        "llmprof" => env!("CARGO_BIN_EXE_llmprof"),
+        "model-runner" => env!("CARGO_BIN_EXE_model-runner"),
+        _ => return None,
+    };
+    let subcommand = words[1..].iter().take(if words.get(1) == Some(&"token") { 2 } else { 1 });
+    let output = Command::new(program).args(subcommand).arg("--help").output().unwrap();
+    assert!(output.status.success(), "{words:?}: {output:?}");
+    Some(String::from_utf8(output.stdout).unwrap())
+}
+
+#[test]
+fn every_option_of_a_command_exists() {
+    let mut named = 0;
+    for (document, text) in documents() {
+        for line in commands(&text) {
+            let line = line.split(" # ").next().unwrap();
+            for command in line.split([';', '|', '&']) {
+                let words = command.split_whitespace();
+                let words: Vec<&str> = words.skip_while(|word| word.contains('=')).collect();
+                let options = words.iter().filter(|it| it.starts_with("--"));
+                let Some(help) = help(&words) else { continue };
+                for option in options {
+                    let known = help.split([' ', '\n', ',']).any(|word| word == *option);
+                    assert!(known, "{}: {command:?} has no {option}", document.display());
+                    named += 1;
+                }
+            }
+        }
+    }
+    assert!(named > 30, "only {named} options found");
+}

@@ -1,0 +1,6 @@
+//! The repository: the imports of its sources, its kernels, its deployment files, its documents.
+
+pub mod architecture;
+pub mod deployment;
+pub mod documents;
+pub mod kernels;

@@ -1,0 +1,155 @@
+//! `llmprof execute`: a run from its folder alone, with neither service nor database.
+
+use std::{fs, path::Path, process::Command};
+
+use serde_json::{Value, json};
+
+use crate::support::service::{self, Service, Setup};
+
+fn execute(dir: &Path, parts: &[&str]) -> bool {
+    Command::new(service::LLMPROF)
+        .arg("execute")
+        .args(parts)
+        .arg("--run-dir")
+        .arg(dir)
+        .output()
+        .unwrap()
+        .status
+        .success()
+}
+
+fn read(path: &Path) -> Value {
+    serde_json::from_slice(&fs::read(path).unwrap()).unwrap()
+}
+
+/// A folder with the job spec of a run that a service has executed; the service is gone.
+async fn with_job_spec(data: &Path) -> std::path::PathBuf {
+    let service = Service::start(data, &Setup::default());
+    let id = service
+        .submit(json!({ "repeats": 1, "warmup": 0, "inputs_manifest": "inputs-small.yaml" }))
+        .await;
+    assert_eq!(service.end(&id).await["state"], "succeeded");
+    let spec = read(&service.run_dir(&id).join("spec.json"));
+    let request: Value = yaml_serde::from_str(
+        &fs::read_to_string(service.run_dir(&id).join("config.yaml")).unwrap(),
+    )
+    .unwrap();
+    let profiling = &spec["subject"]["passes"]["profiling"];
+    let spec = json!({
+        "id": id, "attempt": 1, "spec": spec, "inputs": data.join("samples"),
+        "subject": { "model": { "model": request["model"], "profiling": profiling } },
+        "devices": ["cpu"], "gpus": 1, "grace_s": 1,
+        "tools": { "model_runner": service::RUNNER, "nsys": "none", "ncu": "none" },
+        "limits": { "log_bytes": 1_000_000, "free_bytes": 1, "run_bytes": 1_000_000_000,
+                    "run_s": 600 }
+    });
+    let dir = data.join("alone");
+    fs::create_dir(&dir).unwrap();
+    fs::write(dir.join("job.json"), spec.to_string()).unwrap();
+    dir
+}
+
+#[tokio::test]
+async fn a_run_is_executed_from_its_folder_alone_and_only_once() {
+    let data = tempfile::tempdir().unwrap();
+    let dir = with_job_spec(data.path()).await;
+    assert!(execute(&dir, &[]));
+    let result = fs::read(dir.join("result.json")).unwrap();
+    assert_eq!(read(&dir.join("result.json"))["outcome"]["state"], "succeeded");
+    assert!(dir.join("report.md").is_file() && dir.join("manifest.json").is_file());
+    // A scheduler that starts the job again finds its result.
+    assert!(execute(&dir, &[]));
+    assert!(result == fs::read(dir.join("result.json")).unwrap());
+    let journal = fs::read_to_string(dir.join("progress.jsonl")).unwrap();
+    assert_eq!(journal.lines().filter(|line| line.contains(r#""event":"attempt""#)).count(), 1);
+}
+
+#[tokio::test]
+async fn a_lost_jobs_success_counts_for_a_later_attempt_and_its_failure_does_not() {
+    let data = tempfile::tempdir().unwrap();
+    let dir = with_job_spec(data.path()).await;
+    let set_attempt = |attempt: u32| {
+        let mut spec = read(&dir.join("job.json"));
+        spec["attempt"] = json!(attempt);
+        fs::write(dir.join("job.json"), spec.to_string()).unwrap();
+    };
+    let attempts = || {
+        let journal = fs::read_to_string(dir.join("progress.jsonl")).unwrap();
+        journal.lines().filter(|line| line.contains(r#""event":"attempt""#)).count()
+    };
+    assert!(execute(&dir, &[]));
+    set_attempt(2);
+    assert!(execute(&dir, &[]));
+    let mut result = read(&dir.join("result.json"));
+    assert_eq!(
+        (&result["attempt"], &result["outcome"]["state"], attempts()),
+        (&json!(2), &json!("succeeded"), 1)
+    );
+    result["exit_code"] = json!(1);
+    result["outcome"]["state"] = json!("failed");
+    fs::write(dir.join("result.json"), result.to_string()).unwrap();
+    assert!(!execute(&dir, &[]), "the same attempt is not tried again");
+    set_attempt(3);
+    assert!(execute(&dir, &[]));
+    let result = read(&dir.join("result.json"));
+    assert_eq!(
+        (&result["attempt"], &result["outcome"]["state"], attempts()),
+        (&json!(3), &json!("succeeded"), 2)
+    );
+}
+
+#[tokio::test]
+async fn collecting_and_analysing_can_be_separate_jobs() {
+    let data = tempfile::tempdir().unwrap();
+    let dir = with_job_spec(data.path()).await;
+    assert!(
+        execute(&dir, &["--gather"])
+            && !dir.join("result.json").exists()
+            && !dir.join("report.md").exists()
+    );
+    assert!(execute(&dir, &["--conclude"]));
+    assert_eq!(read(&dir.join("result.json"))["outcome"]["state"], "succeeded");
+    assert!(dir.join("report.md").is_file());
+}
+
+#[tokio::test]
+async fn an_analysis_without_collected_steps_leaves_the_run_interrupted() {
+    let data = tempfile::tempdir().unwrap();
+    let dir = with_job_spec(data.path()).await;
+    assert!(!execute(&dir, &["--conclude"]));
+    let result = read(&dir.join("result.json"));
+    assert_eq!(
+        (&result["interrupted"], &result["outcome"]["state"]),
+        (&json!(true), &json!("failed"))
+    );
+}
+
+#[test]
+fn a_folder_without_a_job_spec_is_refused_in_one_line() {
+    let dir = tempfile::tempdir().unwrap();
+    let refused = Command::new(service::LLMPROF)
+        .args(["execute", "--run-dir"])
+        .arg(dir.path())
+        .output()
+        .unwrap();
+    assert!(!refused.status.success());
+    assert_eq!(
+        String::from_utf8(refused.stderr).unwrap(),
+        "llmprof: there is no job.json in the folder; give the folder of a submitted run\n"
+    );
+}
+
+#[test]
+fn a_number_survives_writing_and_reading() {
+    // Stored numbers are read and written again: by a job that finds its result, by comparisons,
+    // by a restored backup.
+    for n in 1..20_000_u32 {
+        let value = f64::from(n).sqrt() * 137.0;
+        let text = serde_json::to_string(&value).unwrap();
+        assert_eq!(
+            serde_json::from_str::<f64>(&text).unwrap().to_bits(),
+            value.to_bits(),
+            "{text}"
+        );
+    }
+}

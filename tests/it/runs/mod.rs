@@ -1,0 +1,17 @@
+//! Runs, as processes, from submission to report.
+
+pub mod align;
+pub mod backup;
+pub mod command_gpus;
+pub mod command_servers;
+pub mod commands;
+pub mod execute;
+pub mod failures;
+pub mod gpu;
+pub mod h200;
+pub mod keep;
+pub mod lifecycle;
+pub mod nsys;
+pub mod report;
+pub mod runner;
+pub mod serving;

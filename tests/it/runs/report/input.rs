@@ -1,0 +1,285 @@
+//! A small saved run, and what a report of it is rendered from.
+
+use std::path::Path;
+
+use llmprof::{
+    analyze::{self, Analysis},
+    domain::{
+        device::Device,
+        finding::{Finding, Severity},
+        mode::Mode,
+        model::ModelSpec,
+        run_files::InputFile,
+        state::{RunState, Step, StepRecord, StepState},
+        subject::{Common, ModelSubject, Passes, RunSpec, Subject, Workload},
+    },
+    parse,
+    report::{self, RunFacts},
+    trace::{
+        Trace,
+        counter::{CounterValues, LaunchCounters, Stall},
+        environment::{Environment, Gpu},
+        event::Event,
+        gemm::{GemmCall, GemmLog, GemmShape, GemmTrace},
+        kernel::Kernel,
+        nsys::{ApiCall, NsysTrace},
+        range::Range,
+    },
+};
+
+/// Everything that a report is rendered from.
+pub struct ReportInput {
+    pub spec: RunSpec,
+    pub model: ModelSpec,
+    pub environment: Environment,
+    pub steps: Vec<StepRecord>,
+    pub findings: Vec<Finding>,
+    pub inputs: Vec<InputFile>,
+    pub trace: Trace,
+}
+
+impl ReportInput {
+    /// The saved run on a CPU, without nsys.
+    pub fn saved() -> Self {
+        let events = include_str!("../../../fixtures/events-tiny.jsonl");
+        let mut model: ModelSpec =
+            toml::from_str(include_str!("../../../../conf/models/deepseek-ocr-tiny.toml")).unwrap();
+        model.name = "deepseek-ocr-tiny".into();
+        let step = |step, state, message: Option<&str>| StepRecord {
+            step,
+            state,
+            started_at: "2026-01-02T03:04:05Z".into(),
+            ended_at: Some("2026-01-02T03:04:07Z".into()),
+            exit_code: None,
+            message: message.map(str::to_owned),
+        };
+        let missing = "nsys is not installed: install the package nsight-systems \
+                       (scripts/install-nsight.sh does)";
+        Self {
+            spec: RunSpec {
+                subject: Subject::Model(ModelSubject {
+                    workload: Workload {
+                        model: model.name.clone(),
+                        inputs_manifest: "inputs.yaml".into(),
+                        max_new_tokens: 8,
+                        seed: 0,
+                        dtype: None,
+                    },
+                    passes: Passes {
+                        mode: Mode::Light,
+                        repeats: 3,
+                        warmup: 1,
+                        device: "auto".into(),
+                        profiling: None,
+                    },
+                }),
+                common: Common { labels: vec!["nightly".into()], priority: 0, timeout_s: 1800 },
+            },
+            model,
+            environment: Environment {
+                hostname: Some("host-1".into()),
+                os: Some("Debian GNU/Linux 12".into()),
+                kernel: Some("6.1.0".into()),
+                cpu: Some("An x86-64 processor".into()),
+                cpus: Some(2),
+                memory_bytes: Some(8_000_000_000),
+                llmprof: "0.1.0".into(),
+                ..Environment::default()
+            },
+            steps: vec![
+                step(Step::Preflight, StepState::Succeeded, None),
+                step(Step::Baseline, StepState::Succeeded, None),
+                step(Step::Nsys, StepState::Skipped, Some(missing)),
+                step(Step::Analyze, StepState::Succeeded, None),
+            ],
+            findings: vec![
+                Finding::new("nsys_missing", Severity::Warning, "nsys was not found.")
+                    .advise("Install nsight-systems."),
+            ],
+            inputs: vec![InputFile {
+                path: "page.png".into(),
+                bytes: 123_456,
+                sha256: "9f86d081884c7d659a2feaa0c55ad015a3bf4f1b2b0b822cd15d6c15b0f00a08".into(),
+                width: 1240,
+                height: 1754,
+            }],
+            trace: Trace {
+                baseline: events.lines().map(|line| serde_json::from_str(line).unwrap()).collect(),
+                ..Trace::default()
+            },
+        }
+    }
+
+    /// The saved run as if on a GPU, with a capture of two kernels per stage.
+    pub fn with_kernels() -> Self {
+        let mut run = Self::saved();
+        let gpu = Gpu {
+            index: 0,
+            uuid: "GPU-0".into(),
+            name: "NVIDIA H200".into(),
+            memory_bytes: 150_000_000_000,
+            ..Gpu::default()
+        };
+        let uuid = Some(gpu.uuid.clone());
+        run.environment.device =
+            Some(Device { uuid, product: Some(gpu.name.clone()), ..Device::unknown("cuda:0") });
+        run.environment.gpus.push(gpu);
+        for event in &mut run.trace.baseline {
+            if let Event::Start(start) = event {
+                start.device = "cuda:0".into();
+            }
+        }
+        let range = |name: &str, start_ns, end_ns| Range {
+            domain: "LLM".into(),
+            name: name.into(),
+            start_ns,
+            end_ns: Some(end_ns),
+            global_tid: 1,
+            push_pop: true,
+        };
+        let launches = [(1, 0, 10, 900), (2, 1, 20, 400), (3, 0, 110, 150), (4, 0, 120, 150)];
+        let kernel = |(correlation_id, name, at, long)| Kernel {
+            name,
+            full_name: name,
+            device: 0,
+            stream: 7,
+            start_ns: at * 1_000,
+            end_ns: (at + long) * 1_000,
+            global_pid: 0,
+            correlation_id,
+            grid: [1; 3],
+            block: [128, 1, 1],
+            registers: 32,
+            graph_node: None,
+        };
+        let call = |&(correlation_id, _, at, _): &(i64, u32, i64, i64)| ApiCall {
+            name: 0,
+            start_ns: at,
+            end_ns: at + 2,
+            global_tid: 1,
+            correlation_id,
+        };
+        run.trace.nsys = Some(NsysTrace {
+            strings: vec!["gemm_bf16<128, 64>".into(), "softmax|warp".into()],
+            ranges: vec![range("prefill", 0, 100), range("decode_all", 100, 200)],
+            cuda_calls: launches.iter().map(call).collect(),
+            kernels: launches.into_iter().map(kernel).collect(),
+            ..NsysTrace::default()
+        });
+        run.trace.counters = [0, 1].map(|at| counted("gemm_bf16", at)).to_vec();
+        run.trace.gemms = Some(GemmTrace {
+            prefill: products(&[512, 512]),
+            all: products(&[512, 512, 1, 1]),
+            decode_steps: 2,
+            ..GemmTrace::default()
+        });
+        run.trace.traced = run.trace.baseline.clone();
+        run.steps[2].state = StepState::Succeeded;
+        run.steps[2].message = None;
+        run.findings.clear();
+        run
+    }
+
+    /// The run on a GPU, forty times as slow, with samples of a synthetic device.
+    pub fn with_power() -> Self {
+        let mut run = Self::with_kernels();
+        let slow = |t: &mut i64| *t = 1_000_000_000 + (*t - 1_000_000_000) * 40;
+        for event in &mut run.trace.baseline {
+            match event {
+                Event::Range(it) => [&mut it.start_ns, &mut it.end_ns].into_iter().for_each(slow),
+                Event::Op(it) => [&mut it.start_ns, &mut it.end_ns].into_iter().for_each(slow),
+                _ => {}
+            }
+        }
+        let path =
+            Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/nvml-synthetic.jsonl");
+        let (log, findings) = parse::power::read(&path).unwrap();
+        assert_eq!(findings, []);
+        run.trace.power = log;
+        run
+    }
+
+    pub fn analysis(&self) -> Analysis {
+        let devices = llmprof::domain::device_peaks::Devices::from_toml(include_str!(
+            "../../../../conf/devices.toml"
+        ))
+        .unwrap();
+        let peaks = self.environment.gpus.first().and_then(|gpu| devices.find(&gpu.name));
+        analyze::analyze(&self.trace, Some(&self.model), peaks)
+    }
+
+    pub fn files(&self) -> Vec<(&'static str, String)> {
+        let state = if self.trace.nsys.is_some() { RunState::Succeeded } else { RunState::Partial };
+        let facts = RunFacts {
+            id: "019a9f3e-6d1c-7c4e-9a51-3a8f0c2b7d10".parse().unwrap(),
+            spec: &self.spec,
+            model: Some(&self.model),
+            environment: &self.environment,
+            steps: &self.steps,
+            findings: &self.findings,
+            inputs: &self.inputs,
+            command: None,
+            part: &[],
+            state,
+        };
+        report::render(&facts, &self.trace, &self.analysis())
+    }
+
+    pub fn file(&self, name: &str) -> String {
+        self.files().into_iter().find(|(file, _)| *file == name).unwrap().1
+    }
+}
+
+/// A launch in prefill that ncu profiled.
+fn counted(kernel: &str, id: u64) -> LaunchCounters {
+    LaunchCounters {
+        id,
+        stage: "prefill".into(),
+        kernel: kernel.into(),
+        full_name: kernel.into(),
+        grid: Some([1; 3]),
+        block: Some([128, 1, 1]),
+        values: CounterValues {
+            registers: Some(168),
+            duration_ns: Some(1_000_000.0 + 2_000.0 * id as f64),
+            sm_pct: Some(61.5),
+            memory_pct: Some(40.0),
+            dram_pct: Some(35.25),
+            l2_hit_pct: Some(80.0),
+            achieved_occupancy_pct: Some(14.0),
+            theoretical_occupancy_pct: Some(18.75),
+            tensor_pct: Some(55.0),
+            dram_bytes: Some(4e6),
+            flops: [("fp32".to_owned(), 1e6), ("tensor_bf16".to_owned(), 8e8)].into(),
+            flops_complete: true,
+            stalls: vec![Stall {
+                reason: "long_scoreboard".into(),
+                warps_per_issue: 4.5,
+                share_pct: 52.0,
+            }],
+            ..CounterValues::default()
+        },
+    }
+}
+
+/// A log of GEMMs with these numbers of rows.
+fn products(rows: &[u64]) -> GemmLog {
+    let bf16 = || "bf16".to_owned();
+    let call = |&m: &u64| GemmCall {
+        shape: GemmShape {
+            m,
+            n: 1280,
+            k: 640,
+            batch: 1,
+            left_type: bf16(),
+            right_type: bf16(),
+            out_type: bf16(),
+            left_transposed: false,
+            right_transposed: true,
+            compute: "32f".into(),
+        },
+        function: "cublasGemmEx".into(),
+        algorithm: (m == 1).then(|| "algorithm 66, tile 64x8".into()),
+    };
+    GemmLog { calls: rows.iter().map(call).collect(), ..GemmLog::default() }
+}

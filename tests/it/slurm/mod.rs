@@ -1,0 +1,6 @@
+//! Runs as jobs of Slurm.
+
+pub mod bench;
+pub mod cluster;
+pub mod held;
+pub mod jobs;

@@ -1,0 +1,4 @@
+//! The harness of the other tests.
+
+pub mod golden;
+pub mod service;

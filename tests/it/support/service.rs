@@ -1,0 +1,180 @@
+//! A real service process, for tests that talk to it over HTTP, kill it and start it again.
+
+use std::{
+    io::{BufRead, BufReader},
+    os::unix::fs::PermissionsExt,
+    path::{Path, PathBuf},
+    process::{Child, Command, Stdio},
+    time::Duration,
+};
+
+use nix::{
+    sys::signal::{Signal, kill},
+    unistd::Pid,
+};
+use serde_json::{Value, json};
+
+pub const LLMPROF: &str = env!("CARGO_BIN_EXE_llmprof");
+pub const RUNNER: &str = env!("CARGO_BIN_EXE_model-runner");
+
+/// Time limit of a wait for a run; machines that build are slow.
+const PATIENCE: Duration = Duration::from_secs(300);
+
+/// A service on a free loopback port; killed when dropped.
+pub struct Service {
+    pub child: Child,
+    pub base: String,
+    pub data: PathBuf,
+    client: reqwest::Client,
+}
+
+/// Options of a test's service.
+pub struct Setup {
+    pub runner: PathBuf,
+    /// `none`: as if it were not installed.
+    pub nsys: PathBuf,
+}
+
+impl Default for Setup {
+    fn default() -> Self {
+        Self { runner: RUNNER.into(), nsys: "none".into() }
+    }
+}
+
+impl Service {
+    pub fn start(data: &Path, setup: &Setup) -> Self {
+        Self::spawn(&mut command(data, setup), data)
+    }
+
+    /// Starts a service by `command` on the folder `data`.
+    pub fn spawn(command: &mut Command, data: &Path) -> Self {
+        let mut child = command.stdout(Stdio::piped()).spawn().unwrap();
+        let mut line = String::new();
+        BufReader::new(child.stdout.take().unwrap()).read_line(&mut line).unwrap();
+        let base = line
+            .trim()
+            .strip_prefix("listening on ")
+            .unwrap_or_else(|| panic!("unexpected first line {line:?}"))
+            .to_owned();
+        Self { child, base, data: data.to_owned(), client: reqwest::Client::new() }
+    }
+
+    pub async fn get(&self, path: &str) -> reqwest::Response {
+        self.client.get(format!("{}{path}", self.base)).send().await.unwrap()
+    }
+
+    pub async fn json(&self, path: &str) -> Value {
+        let response = self.get(path).await;
+        assert!(response.status().is_success(), "{path}: {}", response.status());
+        response.json().await.unwrap()
+    }
+
+    pub async fn post(&self, path: &str, body: &Value) -> (u16, Value) {
+        let response =
+            self.client.post(format!("{}{path}", self.base)).json(body).send().await.unwrap();
+        (response.status().as_u16(), response.json().await.unwrap())
+    }
+
+    /// Submits a small run with `settings` over it, and returns its id.
+    pub async fn submit(&self, settings: Value) -> String {
+        let mut body = json!({ "model": "deepseek-ocr-tiny", "mode": "basic", "repeats": 2,
+            "warmup": 1, "max_new_tokens": 4 });
+        for (key, value) in settings.as_object().unwrap() {
+            body[key] = value.clone();
+        }
+        let (status, answer) = self.post("/runs", &body).await;
+        assert_eq!(status, 202, "{answer}");
+        answer["run_id"].as_str().unwrap().to_owned()
+    }
+
+    /// Follows a run's events until one satisfies `wanted`, or the stream ends with the run;
+    /// returns all that came.
+    pub async fn follow(&self, id: &str, wanted: impl Fn(&Value) -> bool) -> Vec<Value> {
+        match tokio::time::timeout(PATIENCE, self.until(id, wanted)).await {
+            Ok(events) => events,
+            Err(_) => panic!("waited in vain for {:#}", self.json(&format!("/runs/{id}")).await),
+        }
+    }
+
+    async fn until(&self, id: &str, wanted: impl Fn(&Value) -> bool) -> Vec<Value> {
+        let mut response = self.get(&format!("/runs/{id}/events")).await;
+        assert_eq!(response.status(), 200);
+        let (mut events, mut buffer) = (Vec::new(), Vec::new());
+        while let Some(chunk) = response.chunk().await.unwrap() {
+            buffer.extend_from_slice(&chunk);
+            while let Some(end) = buffer.iter().position(|byte| *byte == b'\n') {
+                let line: Vec<u8> = buffer.drain(..=end).collect();
+                if let Some(data) = String::from_utf8(line).unwrap().strip_prefix("data:") {
+                    events.push(serde_json::from_str(data).unwrap());
+                    if wanted(events.last().unwrap()) {
+                        return events;
+                    }
+                }
+            }
+        }
+        events
+    }
+
+    /// Waits for the end of a run, and returns it.
+    pub async fn end(&self, id: &str) -> Value {
+        self.follow(id, |_| false).await;
+        let run = self.json(&format!("/runs/{id}")).await;
+        assert!(run["ended_at"].is_string(), "the stream of events ended before the run: {run}");
+        run
+    }
+
+    pub fn run_dir(&self, id: &str) -> PathBuf {
+        self.data.join("runs").join(id)
+    }
+
+    /// Sends a signal to the service and waits for its end.
+    pub fn stop(mut self, signal: Signal) -> std::process::ExitStatus {
+        kill(Pid::from_raw(self.child.id().cast_signed()), signal).unwrap();
+        self.child.wait().unwrap()
+    }
+}
+
+impl Drop for Service {
+    fn drop(&mut self) {
+        self.child.kill().ok();
+        self.child.wait().ok();
+    }
+}
+
+/// `llmprof serve` as the tests start it: quiet, alone, with short leases.
+pub fn command(data: &Path, setup: &Setup) -> Command {
+    let mut command = Command::new(LLMPROF);
+    command
+        .args(["serve", "--listen", "127.0.0.1:0", "--data"])
+        .arg(data)
+        .env("LLMPROF_LOG", "warn")
+        .env("LLMPROF__TOOLS__MODEL_RUNNER", &setup.runner)
+        .env("LLMPROF__TOOLS__NSYS", &setup.nsys)
+        .env("LLMPROF__TOOLS__NCU", "none")
+        .env("LLMPROF__WORKER__DEVICES", r#"["cpu"]"#)
+        .env("LLMPROF__WORKER__GRACE_S", "1");
+    command
+}
+
+/// A program of a few shell lines, to stand in for one that misbehaves.
+pub fn script(folder: &Path, lines: &str) -> PathBuf {
+    let path = folder.join("runner.sh");
+    std::fs::write(&path, format!("#!/bin/sh\n{lines}\n")).unwrap();
+    std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o755)).unwrap();
+    path
+}
+
+/// Processes that carry `id` in their environment.
+pub fn processes_of(id: &str) -> Vec<String> {
+    let mut found = Vec::new();
+    for entry in std::fs::read_dir("/proc").unwrap().flatten() {
+        let environment = std::fs::read(entry.path().join("environ")).unwrap_or_default();
+        if String::from_utf8_lossy(&environment)
+            .split('\0')
+            .any(|variable| variable == format!("LLMPROF_RUN_ID={id}"))
+        {
+            found.push(entry.file_name().to_string_lossy().into_owned());
+        }
+    }
+    found
+}

@@ -1,0 +1,7 @@
+//! The pages, through the router and in a browser.
+
+pub mod browser;
+pub mod driver;
+pub mod login;
+pub mod page;
+pub mod pages;
