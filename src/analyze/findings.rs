@@ -9,6 +9,7 @@ mod counters;
 mod dominance;
 mod experts;
 mod gemms;
+mod host;
 mod kernels;
 mod power;
 mod reference;
@@ -29,6 +30,7 @@ pub fn rules() -> impl Iterator<Item = &'static Rule> {
     [
         capture::RULES,
         repeats::RULES,
+        host::RULES,
         dominance::RULES,
         experts::RULES,
         reference::RULES,

@@ -50,6 +50,8 @@ pub const REQUEST: &str = "request.json";
 pub const COMMAND: &str = "cmd.txt";
 /// Power and clocks of the GPU during the unprofiled pass ([`crate::trace::power::PowerLine`]).
 pub const NVML: &str = "baseline/nvml.jsonl";
+/// Load of the host during the unprofiled pass ([`crate::trace::environment::HostLoad`]).
+pub const HOST_LOAD: &str = "baseline/host.json";
 pub const PREDICTIONS: &str = "predictions.jsonl";
 
 /// Wall times of a command, in the folders of its unprofiled and its traced pass

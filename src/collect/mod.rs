@@ -50,6 +50,9 @@ pub struct Collector {
     pub log_cap: u64,
     /// Free disk space required to start a run, bytes.
     pub min_free_bytes: u64,
+    /// Share of the unprofiled pass with waiting tasks from which the host counts as busy, percent;
+    /// 0: never.
+    pub host_busy_pct: u32,
     /// The service's data folder, for results that are valid until the next boot.
     pub state: Option<PathBuf>,
 }
@@ -66,6 +69,7 @@ impl Collector {
             isolate: true,
             log_cap,
             min_free_bytes,
+            host_busy_pct: 0,
             state: None,
         }
     }

@@ -147,6 +147,7 @@ pub struct WorkerSettings {
     pub paused: bool,
     pub lease_s: u32,
     pub grace_s: u32,
+    pub background_wait_s: u32,
 }
 
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -162,9 +163,11 @@ pub struct RunLimits {
     pub free_bytes: u64,
     pub run_bytes: u64,
     pub run_s: u32,
-    /// Absent in job specs of old versions.
+    /// Absent in job specs of old versions, as the next.
     #[serde(default)]
     pub capture_bytes: u64,
+    #[serde(default)]
+    pub host_busy_pct: u32,
 }
 
 #[derive(Debug, Clone, PartialEq, Deserialize)]

@@ -15,6 +15,7 @@ use crate::{
     config::{Config, Models, RefusedModel},
     domain::{command::Commands, device::Device, profiling::Presets},
     http::auth::access::AccessControl,
+    measuring::Measuring,
     store::Store,
     trace::{checkup::Checkup, power::GpuReading},
 };
@@ -49,6 +50,8 @@ pub struct App {
     pub intake: Arc<Intake>,
     /// Last readings of the GPUs, for the metrics.
     pub gpus: watch::Receiver<Vec<GpuReading>>,
+    /// Passes for which imports, alignments and downloads wait.
+    pub measuring: Measuring,
     pub config: Arc<Config>,
     /// Notified when a run or an alignment is queued.
     pub queued: Arc<Notify>,

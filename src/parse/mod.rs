@@ -17,6 +17,8 @@ use std::{
     path::{Path, PathBuf},
 };
 
+use serde::de::DeserializeOwned;
+
 use crate::{
     artifact::{layout, packed},
     domain::runner,
@@ -53,9 +55,10 @@ pub fn read(dir: &Path) -> Result<Trace, ParseError> {
 /// Like [`read`], with the nsys export of `dir` as it was parsed earlier.
 pub fn read_parsed(dir: &Path, timeline: Option<NsysTrace>) -> Result<Trace, ParseError> {
     let mut trace = Trace {
-        environment: environment(&dir.join(layout::ENV))?.unwrap_or_default(),
+        environment: json(&dir.join(layout::ENV), "an environment")?.unwrap_or_default(),
         ..Trace::default()
     };
+    trace.environment.load = json(&dir.join(layout::HOST_LOAD), "the load of a host")?;
     for (folder, events) in
         [(layout::BASELINE, &mut trace.baseline), (layout::NSYS, &mut trace.traced)]
     {
@@ -92,11 +95,12 @@ pub fn read_parsed(dir: &Path, timeline: Option<NsysTrace>) -> Result<Trace, Par
     Ok(trace)
 }
 
-fn environment(path: &Path) -> Result<Option<crate::trace::environment::Environment>, ParseError> {
+/// Reads a file of JSON; `None` without the file.
+fn json<T: DeserializeOwned>(path: &Path, what: &'static str) -> Result<Option<T>, ParseError> {
     match fs::read(path) {
         Ok(bytes) => serde_json::from_slice(&bytes).map(Some).map_err(|source| ParseError::Json {
             path: path.into(),
-            what: "an environment",
+            what,
             source,
         }),
         Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),

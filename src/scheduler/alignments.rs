@@ -33,6 +33,9 @@ pub async fn work(cx: Context, stop: CancellationToken) {
         // Listening first: an alignment queued during the claim still wakes the task.
         let mut woken = pin!(cx.queued.notified());
         woken.as_mut().enable();
+        if !cx.quiet_wait().wait(&stop).await {
+            break;
+        }
         match cx.store.claim_alignment().await {
             Ok(Some(claimed)) => {
                 if let Err(error) = execute(&cx, claimed).await {

@@ -86,6 +86,9 @@ pub(crate) async fn work(cx: Context, stop: CancellationToken) {
         // Listening first: an import queued during the claim still wakes the worker.
         let mut woken = pin!(cx.queued.notified());
         woken.as_mut().enable();
+        if !cx.quiet_wait().wait(&stop).await {
+            break;
+        }
         match cx.store.claim_import(&worker, cx.lease()).await {
             Ok(Some(run)) => {
                 run_to_end(&run, (&device, &[]), &cx, &executor, None, &stop).await;

@@ -22,6 +22,7 @@ use crate::{
     collect::Collector,
     config::{Config, Models},
     domain::{command::Commands, device_peaks::Devices, profiling::Presets},
+    measuring::{Measuring, QuietWait},
     store::Store,
 };
 pub use pool::Pool;
@@ -45,6 +46,8 @@ pub struct Context {
     pub devices: Arc<Devices>,
     pub config: Arc<Config>,
     pub collector: Arc<Collector>,
+    /// Runs of this host that measure.
+    pub measuring: Measuring,
     /// Notified when a run or an alignment is queued.
     pub queued: Arc<Notify>,
     /// Notified when a running run is to be cancelled.
@@ -52,6 +55,16 @@ pub struct Context {
 }
 
 impl Context {
+    /// Longest time for which background work waits for passes that measure.
+    pub fn max_wait(&self) -> Duration {
+        Duration::from_secs(self.config.worker.background_wait_s.into())
+    }
+
+    /// A wait of background work for passes that measure.
+    fn quiet_wait(&self) -> QuietWait {
+        QuietWait::new(&self.measuring, self.max_wait())
+    }
+
     /// Time that a worker holds a run without renewing its lease.
     fn lease(&self) -> Duration {
         Duration::from_secs(self.config.worker.lease_s.into())

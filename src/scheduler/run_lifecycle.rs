@@ -17,7 +17,8 @@ use crate::{
     domain::{
         device::Device,
         outcome::Outcome,
-        state::{RunState, Scheduled},
+        state::{RunState, Scheduled, Step, StepRecord},
+        subject::SubjectKind,
     },
     job::{self, job_spec::JobSpec, step_journal::StepReader},
     store::{ClaimedRun, Renewal, StoreError},
@@ -116,6 +117,8 @@ impl<E: Executor> Execution<'_, E> {
         }
         let dir = self.cx.runs.join(self.run.id.to_string());
         let (mut steps, mut cancel_sent) = (StepReader::default(), false);
+        // On other hosts a run disturbs nothing here.
+        let mut measuring = None;
         loop {
             let status = tokio::select! {
                 status = self.executor.poll(self.spec) => status,
@@ -132,6 +135,11 @@ impl<E: Executor> Execution<'_, E> {
                 }
             };
             self.save_steps(&dir, &mut steps).await;
+            let measures = !E::JOBS_OUTLIVE_SERVICE && self.measures(&steps.records);
+            measuring = match measuring {
+                None if measures => Some(self.cx.measuring.start()),
+                measuring => measuring.filter(|_| measures),
+            };
             match status {
                 Ok(JobStatus::Active(None)) => {}
                 Ok(JobStatus::Active(Some(scheduled))) => {
@@ -170,6 +178,14 @@ impl<E: Executor> Execution<'_, E> {
         }
         drop(submitted);
         Ok(())
+    }
+
+    /// Returns true if the run is in one of its passes, or prepares them: a pass starts between two
+    /// polls, so background work already waits for the preflight.
+    fn measures(&self, steps: &[StepRecord]) -> bool {
+        let after = |step| matches!(step, Step::Analyze | Step::Report);
+        let imports = self.run.spec.kind() == SubjectKind::Import;
+        !imports && steps.last().is_some_and(|last| !after(last.step))
     }
 
     /// Saves new steps from the run's journal. A failure is logged and does not affect the run.

@@ -92,19 +92,6 @@ impl Store {
         Ok(changed.execute(&mut *writer).await.map_err(during("pin a run"))?.rows_affected() > 0)
     }
 
-    /// Returns true if a pass is running that background work would disturb.
-    pub async fn measuring(&self) -> Result<bool, StoreError> {
-        sqlx::query_scalar(
-            "select exists (select 1 from runs join steps on run_id = id
-             where runs.state = 'running'
-                            and steps.state = 'running' and step in ('baseline', 'nsys', 'ncu',
-                            'gemm_log'))",
-        )
-        .fetch_one(&self.readers)
-        .await
-        .map_err(during("list running passes"))
-    }
-
     /// Records a file's size on disk; `None`: that of its content.
     pub async fn set_stored(
         &self,

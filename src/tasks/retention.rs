@@ -1,8 +1,8 @@
 //! Packs the raw files of old runs, and removes runs beyond the limits on count, age and bytes.
 //!
-//! It yields to measurements: nothing is packed or removed while a pass runs, and packing pauses
-//! between two chunks when one starts. A kill at any point leaves every file readable, and the next
-//! round continues.
+//! It waits for measurements: nothing is packed or removed while a pass runs, and packing pauses
+//! between two chunks when one starts; each file and each removal waits for a bounded time. A kill
+//! at any point leaves every file readable, and the next round continues.
 
 use std::{
     io,
@@ -20,11 +20,9 @@ use crate::{
     },
     config::RetentionSettings,
     domain::{ids::RunId, run_files::ArtifactRecord},
+    measuring::{Measuring, QuietWait},
     store::{DeleteOutcome, Store, StoreError},
 };
-
-/// Period of the check whether a pass still runs.
-const PAUSE: Duration = Duration::from_millis(200);
 
 #[derive(Debug, thiserror::Error)]
 enum RetentionError {
@@ -41,8 +39,10 @@ pub struct Keeper {
     /// Folder of the runs' folders.
     pub runs: PathBuf,
     pub settings: RetentionSettings,
-    /// True if passes run on this host.
-    pub yields: bool,
+    /// Passes for which it waits.
+    pub measuring: Measuring,
+    /// Longest wait of a file or a removal.
+    pub max_wait: Duration,
 }
 
 impl Keeper {
@@ -129,29 +129,20 @@ impl Keeper {
         artifact: ArtifactRecord,
         stop: &CancellationToken,
     ) -> io::Result<PackOutcome> {
-        let (keeper, stop, runtime) = (self.clone(), stop.clone(), Handle::current());
-        let mut wait = move |_| runtime.block_on(keeper.wait_for_quiet(&stop));
-        spawn_blocking(move || packed::pack(&dir, &artifact, &mut wait))
+        let (mut wait, stop, runtime) = (self.quiet_wait(), stop.clone(), Handle::current());
+        let mut go_on = move |_| runtime.block_on(wait.wait(&stop));
+        spawn_blocking(move || packed::pack(&dir, &artifact, &mut go_on))
             .await
             .map_err(io::Error::other)?
     }
 
     /// Waits until no pass runs here; returns false when the service stops.
     async fn wait_for_quiet(&self, stop: &CancellationToken) -> bool {
-        while !stop.is_cancelled() {
-            match if self.yields { self.store.measuring().await } else { Ok(false) } {
-                Ok(false) => return true,
-                Ok(true) => {}
-                Err(error) => {
-                    tracing::warn!(error = %crate::chain(&error), "cannot query running passes")
-                }
-            }
-            tokio::select! {
-                () = stop.cancelled() => {}
-                () = sleep(PAUSE) => {}
-            }
-        }
-        false
+        self.quiet_wait().wait(stop).await
+    }
+
+    fn quiet_wait(&self) -> QuietWait {
+        QuietWait::new(&self.measuring, self.max_wait)
     }
 }
 

@@ -5,7 +5,7 @@
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
-use crate::domain::device::Device;
+use crate::domain::{device::Device, named_values::named_values};
 
 /// `env.json`.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize, ToSchema)]
@@ -30,6 +30,31 @@ pub struct Environment {
     pub llmprof: String,
     /// Commit that llmprof was built from.
     pub git_commit: Option<String>,
+    /// Load of the host during the unprofiled pass; absent where none was recorded.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub load: Option<HostLoad>,
+}
+
+named_values! {
+    /// Source of the time that tasks waited for a CPU.
+    LoadSource {
+        Pressure = "/proc/pressure/cpu",
+        RunnableTasks = "/proc/loadavg",
+    }
+}
+
+/// Load of the host during a pass: `baseline/host.json`.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, ToSchema)]
+pub struct HostLoad {
+    /// Share of the pass during which at least one task of the host waited for a CPU, percent.
+    pub cpu_wait_pct: Option<f64>,
+    /// `/proc/pressure/cpu`, or `/proc/loadavg`, sampled, where the kernel lacks the former.
+    pub source: LoadSource,
+    /// Load average over one minute, at the start and at the end of the pass.
+    pub load_start: Option<f64>,
+    pub load_end: Option<f64>,
+    /// Share from which the host counts as busy, percent; 0: never.
+    pub busy_pct: u32,
 }
 
 /// A GPU, identified by its UUID; the index is for display.

@@ -15,6 +15,7 @@ use crate::{
     },
     trace::{
         counter::{CounterValues, Stall},
+        environment::{HostLoad, LoadSource},
         event::{Event, StageRange},
     },
 };
@@ -243,6 +244,29 @@ fn gemms_that_fill_few_tiles_are_reported() {
         (gemm(129, 1280, 50.0), no_trace()),
         (gemm(128, 1280, 50.0), no_trace()),
     );
+}
+
+#[test]
+fn a_busy_host_is_reported_with_its_load() {
+    let load = |cpu_wait_pct, busy_pct| {
+        let load = HostLoad {
+            cpu_wait_pct,
+            source: LoadSource::Pressure,
+            load_start: Some(2.5),
+            load_end: None,
+            busy_pct,
+        };
+        let mut trace = no_trace();
+        trace.environment.load = Some(load);
+        (analysis(), trace)
+    };
+    let found = fires("host_busy", load(Some(93.4), 20), load(Some(19.9), 20));
+    assert!(found.message.contains("93.4 %"), "{}", found.message);
+    assert_eq!(found.evidence["load average at the start"], "2.50");
+    assert_eq!(found.evidence["threshold, %"], "20");
+    for none in [load(Some(93.4), 0), load(None, 20)] {
+        fires("host_busy", load(Some(20.0), 20), none);
+    }
 }
 
 #[test]

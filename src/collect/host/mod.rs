@@ -4,6 +4,7 @@
 
 pub mod checks;
 pub mod doctor;
+pub mod load;
 pub mod preflight;
 
 use std::fs;

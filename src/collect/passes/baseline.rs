@@ -5,7 +5,7 @@ use std::path::Path;
 use super::pass::{CollectError, Pass, PassFolder};
 use crate::{
     artifact::layout,
-    collect::{Collector, ProcessLimits, gpu::sampler::Sampler},
+    collect::{Collector, ProcessLimits, gpu::sampler::Sampler, host::load::LoadWatch},
     domain::{
         profiling::NvmlSettings,
         runner::{self, RunnerRequest},
@@ -28,12 +28,15 @@ impl Collector {
         let steady_ms = if sampled.is_some() { nvml.steady_ms } else { 0 };
         let runner = self.runner_argv(&RunnerRequest { steady_ms, ..request.clone() }, &folder)?;
         let sampler = sampled.map(|gpu| Sampler::start(gpu, dir.join(layout::NVML), nvml.hz));
+        let load = LoadWatch::start();
         let pass = folder.run("the model runner", "baseline", &runner, limits).await;
+        let load = load.stop(self.host_busy_pct).await;
         let sampler_failure = match sampler {
             Some(sampler) => sampler.stop().await,
             None => None,
         };
         let mut pass = pass?;
+        folder.write_load(&load)?;
         pass.findings.extend(sampler_failure);
         folder.require(runner::EVENTS, "the model runner", "baseline")?;
         Ok(pass)

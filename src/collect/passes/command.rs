@@ -22,6 +22,7 @@ use crate::{
     collect::{
         CollectError, Collector, Pass, ProcessLimits,
         gpu::sampler::Sampler,
+        host::load::LoadWatch,
         process::{argv::Argv, orphans},
         tools,
     },
@@ -68,6 +69,7 @@ impl Collector {
         let has_uuid = |gpu: &&String| gpu.starts_with("GPU-") || gpu.starts_with("MIG-");
         let sampled = run.gpus.first().filter(has_uuid).filter(|_| nvml.enabled);
         let sampler = sampled.map(|gpu| Sampler::start(gpu, dir.join(layout::NVML), nvml.hz));
+        let load = LoadWatch::start();
         let ran = match &run.plan.ready {
             None => repeat(&folder, &place, &argv, run, limits).await,
             Some(ready) => {
@@ -77,11 +79,13 @@ impl Collector {
                 pass.map(|pass| (pass, served.times))
             }
         };
+        let load = load.stop(self.host_busy_pct).await;
         let sampler_failure = match sampler {
             Some(sampler) => sampler.stop().await,
             None => None,
         };
         let (mut pass, times) = ran?;
+        folder.write_load(&load)?;
         folder.write_times(&times)?;
         pass.findings.extend(sampler_failure);
         Ok(pass)

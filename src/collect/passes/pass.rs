@@ -24,6 +24,7 @@ use crate::{
         finding::{Finding, Severity},
         runner::RunnerRequest,
     },
+    trace::environment::HostLoad,
 };
 
 /// Lines of output in a failure.
@@ -231,6 +232,13 @@ impl<'a> PassFolder<'a> {
         let write = || fs::write(&path, serde_json::to_vec_pretty(request)?);
         write().map_err(|source| CollectError::Write { path: path.clone(), source })?;
         Ok(path)
+    }
+
+    /// Writes the load of the host during the pass.
+    pub fn write_load(&self, load: &HostLoad) -> Result<(), CollectError> {
+        let path = self.dir.join(layout::HOST_LOAD);
+        let write = || fs::write(&path, serde_json::to_vec_pretty(load)?);
+        write().map_err(|source| CollectError::Write { path: path.clone(), source })
     }
 
     /// Runs one command of the pass, with its output in `logs/NAME.*`; fails unless it succeeds.

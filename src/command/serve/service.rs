@@ -15,6 +15,7 @@ use llmprof::{
     config::{self, Config, ExecutorKind, RunLimits},
     domain::{command::Commands, device::Device, profiling::Presets},
     http::{self, Certificate},
+    measuring::Measuring,
     scheduler::{
         self, Pool,
         executor::{local::LocalExecutor, slurm::SlurmExecutor},
@@ -207,6 +208,7 @@ fn context(
         presets: Arc::clone(&catalog.presets),
         devices: Arc::new(config::devices()?),
         collector: Arc::clone(collector),
+        measuring: Measuring::default(),
         config: Arc::new(config),
         queued: Arc::new(Notify::new()),
         cancelled: Arc::new(Notify::new()),
@@ -249,6 +251,7 @@ fn app(
         intake: Arc::new(intake(&cx.config.limits, data, collector)?),
         doctor: tasks::host_checks::start(Arc::clone(collector), data.clone(), closing.clone()),
         gpus: watch_gpus(uuids, closing),
+        measuring: cx.measuring.clone(),
         config: Arc::clone(&cx.config),
         queued: Arc::clone(&cx.queued),
         cancelled: Arc::clone(&cx.cancelled),
@@ -278,7 +281,8 @@ fn start_retention(cx: &scheduler::Context, closing: &CancellationToken) {
         store: cx.store.clone(),
         runs: cx.runs.clone(),
         settings: cx.config.retention.clone(),
-        yields: cx.config.executor.kind == ExecutorKind::Local,
+        measuring: cx.measuring.clone(),
+        max_wait: cx.max_wait(),
     };
     keeper.start(closing.clone());
 }

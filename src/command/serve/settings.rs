@@ -126,6 +126,7 @@ pub fn collector(tools: &ToolPaths, limits: &RunLimits) -> Result<Collector> {
     found.ncu = found.ncu.filter(|_| ncu != Path::new(OFF));
     Ok(Collector {
         log_cap: limits.log_bytes,
+        host_busy_pct: limits.host_busy_pct,
         min_free_bytes: limits.free_bytes.max(limits.run_bytes),
         ..found
     })

@@ -100,7 +100,8 @@ pub async fn report(
             format!("no report: the run ended {}; see its logs at /runs/{id}/artifacts", run.state);
         return Err(ApiError::new(ErrorCode::ReportUnavailable, message));
     };
-    let mut response = send::file(&app.runs.join(id.to_string()), &artifact, &headers).await?;
+    let mut response =
+        send::file(&app, &app.runs.join(id.to_string()), &artifact, &headers).await?;
     response.headers_mut().insert(header::VARY, HeaderValue::from_static("accept"));
     Ok(response)
 }

@@ -8,7 +8,10 @@ use crate::{
         RunFacts,
         format::{UNKNOWN, bytes, count, known},
     },
-    trace::{environment::Environment, event::Start},
+    trace::{
+        environment::{Environment, HostLoad},
+        event::Start,
+    },
 };
 
 type Rows = Vec<(&'static str, Option<String>)>;
@@ -41,6 +44,7 @@ pub fn environment(facts: &RunFacts, analysis: &Analysis) -> ReportTable {
     }
     rows.extend(gpu_rows(facts));
     rows.extend(host_rows(facts.environment));
+    rows.extend(facts.environment.load.iter().map(load_row));
     rows.extend(tool_rows(facts));
     for (name, value) in rows {
         table.row([name.to_owned(), value.unwrap_or_else(|| UNKNOWN.into())]);
@@ -123,6 +127,20 @@ fn host_rows(env: &Environment) -> Rows {
         ("Host", env.hostname.clone()),
         ("System", with(&env.os, &|it| format!("{it}, kernel {}", or_unknown(&env.kernel)))),
     ]
+}
+
+/// Load of the host during the unprofiled pass.
+fn load_row(load: &HostLoad) -> (&'static str, Option<String>) {
+    let average = |load: Option<f64>| known(load, |load| format!("{load:.2}"));
+    let text = load.cpu_wait_pct.map(|waited| {
+        format!(
+            "tasks waited for a CPU during {waited:.1} % of the unprofiled pass; load average {} \
+             at its start, {} at its end",
+            average(load.load_start),
+            average(load.load_end)
+        )
+    });
+    ("Host load", text)
 }
 
 fn tool_rows(facts: &RunFacts) -> Rows {

@@ -1,6 +1,6 @@
 //! Retention with real folders and a real database.
 
-use std::{fs, time::Instant};
+use std::fs;
 
 use super::*;
 use crate::{
@@ -8,12 +8,7 @@ use crate::{
         bundle::{self, Bundle},
         manifest,
     },
-    domain::{
-        mode::Mode,
-        outcome::Outcome,
-        state::{RunState, Step, StepRecord, StepState},
-        subject::RunSpec,
-    },
+    domain::{mode::Mode, outcome::Outcome, state::RunState, subject::RunSpec},
     store::{ClaimedRun, NewRun},
 };
 
@@ -41,7 +36,13 @@ impl TestFolder {
             interval_s: 1,
         };
         Self {
-            keeper: Keeper { store, runs, settings, yields: true },
+            keeper: Keeper {
+                store,
+                runs,
+                settings,
+                measuring: Measuring::default(),
+                max_wait: Duration::from_secs(600),
+            },
             stop: CancellationToken::new(),
             _dir: dir,
         }
@@ -137,34 +138,29 @@ async fn nothing_is_packed_while_a_pass_runs_and_packing_continues_after_it() {
     let house = TestFolder::new().await;
     let old = house.ended(&[]).await;
     house.ended(&[]).await;
-    let run = house.started(&[]).await;
-    let step = |state| StepRecord {
-        step: Step::Baseline,
-        state,
-        started_at: "2026-11-20T09:00:00Z".into(),
-        ended_at: None,
-        exit_code: None,
-        message: None,
-    };
-    let store = house.keeper.store.clone();
-    store.save_steps(&run, &[step(StepState::Running)]).await.unwrap();
-    assert!(store.measuring().await.unwrap());
+    let pass = house.keeper.measuring.start();
     let (keeper, stop) = (house.keeper.clone(), house.stop.clone());
-    let round = tokio::spawn(async move { keeper.round(&stop).await });
-    tokio::time::sleep(PAUSE * 3).await;
-    assert!(!round.is_finished() && !house.packed(old));
-    store.save_steps(&run, &[step(StepState::Succeeded)]).await.unwrap();
+    let mut round = tokio::spawn(async move { keeper.round(&stop).await });
+    assert!(tokio::time::timeout(Duration::from_millis(300), &mut round).await.is_err());
+    assert!(!house.packed(old));
+    drop(pass);
     round.await.unwrap().unwrap();
     assert!(house.packed(old));
     // A service that stops does not wait for the pass.
-    store.save_steps(&run, &[step(StepState::Running)]).await.unwrap();
+    let _pass = house.keeper.measuring.start();
     house.stop.cancel();
-    let started = Instant::now();
     assert!(!house.keeper.wait_for_quiet(&house.stop).await);
-    assert!(started.elapsed() < Duration::from_secs(30));
-    // Where passes run on other hosts, nothing is disturbed.
-    let elsewhere = Keeper { yields: false, ..house.keeper.clone() };
-    assert!(elsewhere.wait_for_quiet(&CancellationToken::new()).await);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_host_that_always_measures_packs_after_the_longest_wait() {
+    let mut house = TestFolder::new().await;
+    house.keeper.max_wait = Duration::from_millis(1);
+    let old = house.ended(&[]).await;
+    house.ended(&[]).await;
+    let _pass = house.keeper.measuring.start();
+    house.keeper.round(&house.stop).await.unwrap();
+    assert!(house.packed(old));
 }
 
 #[tokio::test]

@@ -115,7 +115,10 @@ async fn queued_imports_are_executed_without_a_device() {
 
     let folder = tempdir().unwrap();
     let busy = Setup { runner: script(folder.path(), "sleep 600"), ..Setup::default() };
-    let service = Service::start(api.data(), &busy);
+    // The pass of the other run never ends: the imports run next to it after their longest wait.
+    let mut impatient = command(api.data(), &busy);
+    impatient.env("LLMPROF__WORKER__BACKGROUND_WAIT_S", "0");
+    let service = Service::spawn(&mut impatient, api.data());
     let blocks = service.submit(json!({})).await;
     let (e2e, mock) = (service.end(&e2e).await, service.end(&mock).await);
     assert!(!orphan.exists());

@@ -8,6 +8,7 @@ pub mod diff;
 pub mod http;
 pub mod imports;
 pub mod openapi;
+mod quiet;
 pub mod router;
 pub mod service;
 pub mod submissions;

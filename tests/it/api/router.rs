@@ -26,7 +26,9 @@ use llmprof::{
         outcome::Outcome,
         state::{RunState, Step},
     },
-    http, scheduler,
+    http,
+    measuring::Measuring,
+    scheduler,
     store::{ClaimedRun, Store},
     trace::{
         checkup::{Checkup, HostCheck},
@@ -43,6 +45,7 @@ pub const MODEL: &str = "deepseek-ocr-tiny";
 pub struct Api {
     router: Router,
     pub store: Store,
+    pub measuring: Measuring,
     pub closing: CancellationToken,
     data: tempfile::TempDir,
 }
@@ -143,7 +146,7 @@ impl Api {
         config.limits.free_bytes = 0;
         change(&mut config);
         let store = Store::open(&data.path().join("llmprof.db")).await.unwrap();
-        let closing = CancellationToken::new();
+        let (measuring, closing) = (Measuring::default(), CancellationToken::new());
         let (doctor, mut asked) =
             tokio::sync::mpsc::channel::<tokio::sync::oneshot::Sender<Checkup>>(1);
         tokio::spawn(async move {
@@ -167,12 +170,13 @@ impl Api {
             intake: Arc::new(intake(data.path())),
             doctor,
             gpus: tokio::sync::watch::channel(gpus).1,
+            measuring: measuring.clone(),
             config: Arc::new(config),
             queued: Arc::default(),
             cancelled: Arc::default(),
             closing: closing.clone(),
         });
-        Self { router, store, closing, data }
+        Self { router, store, measuring, closing, data }
     }
 
     /// Sends a request and reads the response; returns an error if the body ends early.

@@ -10,6 +10,7 @@ use std::{
 /// Allowed imports of each module within the crate, beyond itself and [`SHARED`].
 pub const ARROWS: &[(&str, &[&str])] = &[
     ("domain", &[]),
+    ("measuring", &[]),
     ("trace", &["domain"]),
     ("config", &["domain", "trace"]),
     ("store", &["domain", "config"]),
@@ -29,12 +30,34 @@ pub const ARROWS: &[(&str, &[&str])] = &[
     (
         "scheduler",
         &[
-            "domain", "artifact", "config", "store", "collect", "parse", "analyze", "report",
-            "pipeline", "job",
+            "domain",
+            "measuring",
+            "artifact",
+            "config",
+            "store",
+            "collect",
+            "parse",
+            "analyze",
+            "report",
+            "pipeline",
+            "job",
         ],
     ),
-    ("tasks", &["domain", "trace", "artifact", "config", "store", "collect"]),
-    ("http", &["domain", "trace", "artifact", "config", "store", "parse", "analyze", "report"]),
+    ("tasks", &["domain", "measuring", "trace", "artifact", "config", "store", "collect"]),
+    (
+        "http",
+        &[
+            "domain",
+            "measuring",
+            "trace",
+            "artifact",
+            "config",
+            "store",
+            "parse",
+            "analyze",
+            "report",
+        ],
+    ),
 ];
 /// The imports that each module of `http` may have of `http`, beyond itself.
 const HTTP_ARROWS: &[(&str, &[&str])] = &[

@@ -67,7 +67,8 @@ pub async fn report(
         );
         return Err(ApiError::new(ErrorCode::ReportUnavailable, message));
     };
-    let mut response = send::file(&app.alignments.join(id.to_string()), artifact, &headers).await?;
+    let mut response =
+        send::file(&app, &app.alignments.join(id.to_string()), artifact, &headers).await?;
     response.headers_mut().insert(header::VARY, HeaderValue::from_static("accept"));
     Ok(response)
 }
@@ -117,5 +118,5 @@ pub async fn download(
         ApiError::new(ErrorCode::ArtifactNotFound, message)
     };
     let artifact = listed.iter().find(|it| it.path == name).ok_or_else(missing)?;
-    send::file(&app.alignments.join(id.to_string()), artifact, &headers).await
+    send::file(&app, &app.alignments.join(id.to_string()), artifact, &headers).await
 }

@@ -36,6 +36,7 @@ use crate::{
         },
         state::App,
     },
+    measuring::WAITING,
     store::{AlignmentFilter, DeleteOutcome, StoredAlignment},
 };
 
@@ -235,7 +236,11 @@ pub async fn delete(
 
 /// Returns the alignment, or a 404.
 pub(crate) async fn find(app: &App, id: AlignmentId) -> Result<StoredAlignment, ApiError> {
-    app.store.alignment(id).await?.ok_or_else(|| not_found(id))
+    let mut alignment = app.store.alignment(id).await?.ok_or_else(|| not_found(id))?;
+    if alignment.state == AlignmentState::Queued && app.measuring.is_active() {
+        alignment.message = Some(WAITING.into());
+    }
+    Ok(alignment)
 }
 
 fn not_found(id: AlignmentId) -> ApiError {

@@ -101,7 +101,7 @@ pub async fn download(
         let message = format!("no artifact {path} in this run; {hint}");
         return Err(ApiError::new(ErrorCode::ArtifactNotFound, message));
     };
-    send::file(&app.runs.join(id.to_string()), &artifact, &headers).await
+    send::file(&app, &app.runs.join(id.to_string()), &artifact, &headers).await
 }
 
 /// Download all files of an ended run as one stream
@@ -123,6 +123,6 @@ pub async fn bundle(State(app): State<App>, RunPath(id): RunPath) -> Result<Resp
         .header(header::CONTENT_TYPE, "application/zstd")
         .header(header::CONTENT_DISPOSITION, name);
     let bundle = Bundle::new(folder.clone(), id, artifacts);
-    let body = body(&folder, Source::Bundle(Box::new(bundle)));
+    let body = body(&folder, Source::Bundle(Box::new(bundle)), &app.measuring);
     response.body(body).map_err(|error| ApiError::internal(&error))
 }

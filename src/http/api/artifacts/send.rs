@@ -19,11 +19,13 @@ use crate::{
     http::{
         error::{ApiError, ErrorCode},
         extract::content_negotiation::DOCUMENT_POLICY,
+        state::App,
     },
 };
 
 /// Sends a file of `folder` that the store lists.
 pub(crate) async fn file(
+    app: &App,
     folder: &Path,
     artifact: &ArtifactRecord,
     headers: &HeaderMap,
@@ -55,7 +57,7 @@ pub(crate) async fn file(
     let (file, is_packed) = opened.map_err(|error| ApiError::internal(&error))?;
     let source =
         Source::part(file, is_packed, start, length).map_err(|error| ApiError::internal(&error))?;
-    finish(response.header(header::CONTENT_LENGTH, length), body(folder, source))
+    finish(response.header(header::CONTENT_LENGTH, length), body(folder, source, &app.measuring))
 }
 
 fn builder(artifact: &ArtifactRecord, etag: &str) -> Builder {

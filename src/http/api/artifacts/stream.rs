@@ -13,12 +13,12 @@ use std::{
 
 use axum::body::{Body, Bytes};
 use tokio::{
-    sync::{Semaphore, mpsc},
+    sync::{Mutex, Semaphore, mpsc},
     task::spawn_blocking,
 };
 use tokio_stream::wrappers::ReceiverStream;
 
-use crate::artifact::bundle::Bundle;
+use crate::{artifact::bundle::Bundle, measuring::Measuring};
 
 /// Bytes of a block of a file.
 const BLOCK: u64 = 256 << 10;
@@ -73,17 +73,23 @@ fn block(from: &mut impl Read, left: &mut u64) -> io::Result<Option<Vec<u8>>> {
     Ok((read > 0).then_some(block))
 }
 
-/// The body of `source`, which reads files of `folder`. A failure ends the body with an error, so
-/// that the client does not take it for complete.
-pub fn body(folder: &Path, mut source: Source) -> Body {
+/// The body of `source`, which reads files of `folder`. A compressed body is slowed down while a
+/// pass measures: each block is computed alone, after a pause. A failure ends the body with an
+/// error, so that the client does not take it for complete.
+pub fn body(folder: &Path, mut source: Source, measuring: &Measuring) -> Body {
     static COMPRESSION: LazyLock<Arc<Semaphore>> = LazyLock::new(|| {
         Arc::new(Semaphore::new(available_parallelism().map_or(1, |cores| cores.get().div_ceil(2))))
     });
-    let folder = folder.to_owned();
+    static SLOW: Mutex<()> = Mutex::const_new(());
+    let (folder, measuring) = (folder.to_owned(), measuring.clone());
     let (sender, receiver) = mpsc::channel::<io::Result<Bytes>>(1);
     tokio::spawn(async move {
         // A place in the channel first: no block is read for a client that does not read.
         while let Ok(place) = sender.reserve().await {
+            if source.is_compressed() && measuring.is_active() {
+                let _alone = SLOW.lock().await;
+                measuring.pause_block().await;
+            }
             let permit = match source.is_compressed() {
                 true => Arc::clone(&COMPRESSION).acquire_owned().await.ok(),
                 false => None,

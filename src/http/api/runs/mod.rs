@@ -29,6 +29,7 @@ use crate::{
         error::{ApiError, ErrorCode},
         state::App,
     },
+    measuring::WAITING,
     store::{Role, StoredRun},
 };
 
@@ -84,7 +85,7 @@ pub struct RunView {
     /// Status in the cluster's scheduler, in which a run in the state `running` may still be
     /// pending. `null` where this host executes runs.
     pub scheduled: Option<Scheduled>,
-    /// Why the run failed.
+    /// Why the run failed, or for what an active import waits.
     pub message: Option<String>,
     pub failed_step: Option<Step>,
     pub steps: Vec<StepRecord>,
@@ -175,7 +176,12 @@ pub struct RunList {
 
 /// Returns the run, or a 404.
 pub(crate) async fn find(app: &App, id: RunId) -> Result<StoredRun, ApiError> {
-    app.store.run(id).await?.ok_or_else(|| not_found(id))
+    let mut run = app.store.run(id).await?.ok_or_else(|| not_found(id))?;
+    let waits = run.spec.kind() == SubjectKind::Import && !run.state.is_final();
+    if waits && app.measuring.is_active() {
+        run.message = Some(WAITING.into());
+    }
+    Ok(run)
 }
 
 /// Returns the run if it has ended, or a 409.

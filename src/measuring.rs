@@ -1,0 +1,142 @@
+//! Runs that measure on this host, and the waits of background work for them.
+//!
+//! The workers count the runs that they follow: where runs measure on other hosts, nothing waits. A
+//! wait is bounded, so that background work proceeds on a host that always measures.
+
+use std::time::Duration;
+
+use tokio::{
+    sync::watch,
+    time::{Instant, sleep, timeout},
+};
+use tokio_util::sync::CancellationToken;
+
+/// State of waiting background work.
+pub const WAITING: &str = "waiting: a pass is measuring";
+/// Pause of a download before each block while a pass measures: a block takes about 2 ms.
+const BLOCK_PAUSE: Duration = Duration::from_millis(100);
+
+/// Number of runs that measure. Clones share it.
+#[derive(Debug, Clone)]
+pub struct Measuring(watch::Sender<usize>);
+
+impl Default for Measuring {
+    fn default() -> Self {
+        Self(watch::Sender::new(0))
+    }
+}
+
+impl Measuring {
+    /// Counts a run until the guard is dropped.
+    pub fn start(&self) -> MeasuringRun {
+        self.0.send_modify(|runs| *runs += 1);
+        MeasuringRun(self.clone())
+    }
+
+    /// Returns true while a run measures.
+    pub fn is_active(&self) -> bool {
+        *self.0.borrow() > 0
+    }
+
+    /// Waits until a run measures, or until none does.
+    async fn becomes(&self, active: bool) {
+        // Fails without a sender only, and `self` is one.
+        let _ = self.0.subscribe().wait_for(|runs| (*runs > 0) == active).await;
+    }
+
+    /// Slows down a download: pauses before a block while a pass measures.
+    pub async fn pause_block(&self) {
+        if self.is_active() {
+            let _ = timeout(BLOCK_PAUSE, self.becomes(false)).await;
+        }
+    }
+}
+
+/// A run that measures.
+#[derive(Debug)]
+pub struct MeasuringRun(Measuring);
+
+impl Drop for MeasuringRun {
+    fn drop(&mut self) {
+        self.0.0.send_modify(|runs| *runs = runs.saturating_sub(1));
+    }
+}
+
+/// The waits of one piece of background work, bounded in total.
+#[derive(Debug, Clone)]
+pub struct QuietWait {
+    measuring: Measuring,
+    left: Duration,
+}
+
+impl QuietWait {
+    /// Waits for `measuring`, at most `limit` in total.
+    pub fn new(measuring: &Measuring, limit: Duration) -> Self {
+        Self { measuring: measuring.clone(), left: limit }
+    }
+
+    /// Waits until no pass measures or the limit is used up; returns false if `stop` fired.
+    pub async fn wait(&mut self, stop: &CancellationToken) -> bool {
+        if !self.measuring.is_active() {
+            return !stop.is_cancelled();
+        }
+        if self.left.is_zero() {
+            return !stop.is_cancelled();
+        }
+        let started = Instant::now();
+        tokio::select! {
+            () = self.measuring.becomes(false) => {}
+            () = sleep(self.left) => {}
+            () = stop.cancelled() => {}
+        }
+        self.left = self.left.saturating_sub(started.elapsed());
+        !stop.is_cancelled()
+    }
+
+    /// Waits until a pass measures; forever once the limit is used up.
+    pub async fn disturbs(&self) {
+        if self.left.is_zero() {
+            std::future::pending::<()>().await;
+        }
+        self.measuring.becomes(true).await;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::{future::poll_fn, pin::pin, task::Poll};
+
+    use super::*;
+
+    /// True if the future ends without waiting.
+    async fn is_ready(future: impl Future) -> bool {
+        let mut future = pin!(future);
+        poll_fn(|cx| Poll::Ready(future.as_mut().poll(cx).is_ready())).await
+    }
+
+    #[tokio::test]
+    async fn background_work_waits_for_all_passes() {
+        let (measuring, stop) = (Measuring::default(), CancellationToken::new());
+        let mut wait = QuietWait::new(&measuring, Duration::from_secs(600));
+        assert!(is_ready(wait.wait(&stop)).await && !is_ready(wait.disturbs()).await);
+        let passes = [measuring.start(), measuring.start()];
+        for pass in passes {
+            assert!(!is_ready(wait.wait(&stop)).await && is_ready(wait.disturbs()).await);
+            drop(pass);
+        }
+        assert!(wait.wait(&stop).await && !measuring.is_active());
+    }
+
+    #[tokio::test]
+    async fn a_wait_is_bounded_and_ends_with_a_stop() {
+        let (measuring, stop) = (Measuring::default(), CancellationToken::new());
+        let _pass = measuring.start();
+        let mut wait = QuietWait::new(&measuring, Duration::from_millis(2));
+        assert!(wait.wait(&stop).await && measuring.is_active());
+        assert!(is_ready(wait.wait(&stop)).await, "the limit is of all waits together");
+        assert!(!is_ready(wait.disturbs()).await);
+        stop.cancel();
+        let mut stopped = QuietWait::new(&measuring, Duration::from_secs(600));
+        assert!(!stopped.wait(&stop).await);
+    }
+}

@@ -1,0 +1,82 @@
+//! Background work while a pass measures: it waits with a message, and continues afterwards.
+
+use std::fs;
+
+use serde_json::{Value, json};
+use tempfile::tempdir;
+
+use crate::{
+    api::{
+        imports::{PACKED, timeline},
+        router::Api,
+    },
+    runs::align::MOCK,
+    support::service::{Service, Setup, script},
+};
+
+const WAITING: &str = "waiting: a pass is measuring";
+
+/// Submits the capture of the mock to a service, and returns its run.
+async fn import(service: &Service) -> String {
+    let request = reqwest::Client::new().post(format!("{}/captures?name=mock.zst", service.base));
+    let answer = request.header(PACKED.0, PACKED.1).body(timeline(MOCK)).send().await.unwrap();
+    let answer: Value = answer.json().await.unwrap();
+    answer["run_id"].as_str().unwrap_or_else(|| panic!("{answer}")).to_owned()
+}
+
+#[tokio::test]
+async fn an_import_and_an_alignment_wait_while_a_pass_measures() {
+    let data = tempdir().unwrap();
+    let end = data.path().join("end");
+    let lines = format!("echo up >&2; while [ ! -e {} ]; do sleep 0.02; done", end.display());
+    let setup = Setup { runner: script(data.path(), &lines), ..Setup::default() };
+    let service = Service::start(data.path(), &setup);
+    let run = import(&service).await;
+    assert_eq!(service.end(&run).await["state"], "succeeded");
+
+    let pass = service.submit(json!({})).await;
+    service.follow(&pass, |event| event["event"] == "log" && event["line"] == "up").await;
+    let waits = import(&service).await;
+    let (status, queued) = service.post("/alignments", &json!({ "mock": run, "e2e": run })).await;
+    assert_eq!(status, 202, "{queued}");
+    let alignment = queued["links"]["self"].as_str().unwrap();
+    for path in [&format!("/runs/{waits}"), alignment] {
+        let view = service.json(path).await;
+        assert_eq!((&view["state"], &view["message"]), (&json!("queued"), &json!(WAITING)));
+    }
+
+    fs::write(&end, "").unwrap();
+    assert_eq!(service.end(&waits).await["state"], "succeeded");
+    service.get(&format!("{alignment}/events")).await.text().await.unwrap();
+    let pass = service.json(&format!("/runs/{pass}")).await;
+    let import = service.json(&format!("/runs/{waits}")).await;
+    let baseline = &pass["steps"].as_array().unwrap()[1];
+    assert_eq!(baseline["step"], "baseline");
+    assert!(import["started_at"].as_str() >= baseline["ended_at"].as_str(), "{import:#}{pass:#}");
+    assert_eq!(import["message"], Value::Null);
+}
+
+#[tokio::test]
+async fn a_bundle_is_complete_although_a_pass_measures() {
+    let api = Api::new().await;
+    let id = api.ended().await;
+    let quiet = api.get(&format!("/runs/{id}/bundle")).await;
+    let _pass = api.measuring.start();
+    let slow = api.get(&format!("/runs/{id}/bundle")).await;
+    assert_eq!((slow.status.as_u16(), &slow.body), (200, &quiet.body));
+}
+
+#[tokio::test]
+async fn the_unprofiled_pass_records_the_load_of_the_host() {
+    let data = tempdir().unwrap();
+    let service = Service::start(data.path(), &Setup::default());
+    let id = service.submit(json!({ "repeats": 1, "warmup": 0 })).await;
+    assert_eq!(service.end(&id).await["state"], "succeeded");
+    let load = service.json(&format!("/runs/{id}/artifacts/baseline/host.json")).await;
+    assert_eq!(load["busy_pct"], 20, "{load:#}");
+    assert!(load["cpu_wait_pct"].is_number() && load["load_start"].is_number(), "{load:#}");
+    let report = service.json(&format!("/runs/{id}/artifacts/report.json")).await;
+    assert_eq!(report["environment"]["load"], load);
+    let text = service.get(&format!("/runs/{id}/artifacts/report.md")).await.text().await.unwrap();
+    assert!(text.contains("| Host load | tasks waited for a CPU during"), "{text}");
+}
