@@ -57,7 +57,7 @@ impl RunningJob<'_> {
         let mut selected = Vec::new();
         if settings.nsys.enabled {
             let step = TimelineStep { target: TimelineTarget::Command(&run), settings };
-            selected = self.run_step(step).await.unwrap_or_default();
+            selected = self.run_step(step).await?.unwrap_or_default();
         }
         self.list_not_applicable(settings);
         if self.device.is_cpu() {
@@ -65,7 +65,7 @@ impl RunningJob<'_> {
         }
         if settings.ncu.enabled && plan.kind == CommandKind::Program {
             let target = CounterTarget::Command(&run);
-            self.run_step(CountersStep { target, stages: &selected, settings }).await.ok();
+            self.run_step(CountersStep { target, stages: &selected, settings }).await?;
         }
         self.list_not_collected(plan, settings);
         Ok(())

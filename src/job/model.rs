@@ -82,15 +82,15 @@ impl RunningJob<'_> {
         let mut selected = Vec::new();
         if settings.nsys.enabled {
             let step = TimelineStep { target: TimelineTarget::Runner(request), settings };
-            selected = self.run_step(step).await.unwrap_or_default();
+            selected = self.run_step(step).await?.unwrap_or_default();
         }
         self.list_not_applicable(settings);
         if settings.ncu.enabled && !self.device.is_cpu() {
             let target = CounterTarget::Runner(request);
-            self.run_step(CountersStep { target, stages: &selected, settings }).await.ok();
+            self.run_step(CountersStep { target, stages: &selected, settings }).await?;
         }
         if settings.gemm_log.enabled && !self.device.is_cpu() {
-            self.run_step(GemmLogStep { request, settings }).await.ok();
+            self.run_step(GemmLogStep { request, settings }).await?;
         }
         Ok(())
     }

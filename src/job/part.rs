@@ -119,7 +119,7 @@ impl RunningJob<'_> {
         let request = self.preflight(workload, passes, model, alone, settings).await?;
         self.run_passes(&request, settings).await?;
         if subject.align_with.is_some() {
-            self.run_step(AlignStep { whole: &request, subject, settings }).await.ok();
+            self.run_step(AlignStep { whole: &request, subject, settings }).await?;
         }
         Ok(())
     }

@@ -53,11 +53,28 @@ pub(super) trait JobStep: Send {
 }
 
 impl RunningJob<'_> {
-    /// Executes a step whose failure leaves the run partial.
+    /// Executes a step whose failure leaves the run partial: `None` then. A step that fails after
+    /// the run was stopped, by a cancel or a drain, stops the run.
     pub(super) async fn run_step<S: JobStep>(
         &mut self,
-        mut step: S,
-    ) -> Result<S::Output, StepResult> {
+        step: S,
+    ) -> Result<Option<S::Output>, StoppedBy> {
+        match self.execute_step(step).await {
+            Ok(output) => Ok(Some(output)),
+            Err(result) if self.stop.is_cancelled() => Err(StoppedBy(result)),
+            Err(_) => Ok(None),
+        }
+    }
+
+    /// Executes a step whose failure stops the run.
+    pub(super) async fn require<S: JobStep>(&mut self, step: S) -> Result<S::Output, StoppedBy> {
+        self.execute_step(step).await.map_err(StoppedBy)
+    }
+
+    async fn execute_step<S: JobStep>(&mut self, mut step: S) -> Result<S::Output, StepResult> {
+        if self.stop.is_cancelled() {
+            return Err(StepResult::failed(format!("the run was stopped before {}", S::STEP)));
+        }
         self.journal.start(S::STEP);
         let (limits, lines) = self.process_limits(S::STEP);
         let limits = step.limits(self, limits);
@@ -79,11 +96,6 @@ impl RunningJob<'_> {
         }
         self.journal.end(verified.as_ref().err().unwrap_or(&result));
         verified
-    }
-
-    /// Executes a step whose failure stops the run.
-    pub(super) async fn require<S: JobStep>(&mut self, step: S) -> Result<S::Output, StoppedBy> {
-        self.run_step(step).await.map_err(StoppedBy)
     }
 
     /// The result of a pass. A tool that is not installed skips its step, with the remedy that

@@ -40,7 +40,7 @@ async fn traced<'a>(
     assert!(dir.join(layout::BASELINE).join(runner::EVENTS).exists());
     let settings = &Profiling::bundled(Mode::Deep).unwrap();
     let target = TimelineTarget::Runner(&request());
-    job.run_step(TimelineStep { target, settings }).await.unwrap();
+    job.run_step(TimelineStep { target, settings }).await.unwrap().unwrap();
     job
 }
 

@@ -99,6 +99,49 @@ async fn a_service_stopped_in_any_step_requeues_the_run_without_charging_the_att
     assert_in_order(data.path());
 }
 
+/// A service whose nsys reports its start and hangs.
+fn with_hanging_nsys(data: &std::path::Path) -> Service {
+    let lines = "case $1 in profile) echo up >&2; exec sleep 600;; esac";
+    let setup = Setup { nsys: script(data, lines), ..Setup::default() };
+    Service::start(data, &setup)
+}
+
+fn is_up(event: &Value) -> bool {
+    event["event"] == "log" && event["line"] == "up"
+}
+
+fn light() -> Value {
+    let mut settings = quick();
+    settings["mode"] = json!("light");
+    settings
+}
+
+#[tokio::test]
+async fn a_service_stopped_during_a_profiled_pass_requeues_the_run_without_charging_the_attempt() {
+    let data = tempfile::tempdir().unwrap();
+    let service = with_hanging_nsys(data.path());
+    let id = service.submit(light()).await;
+    service.follow(&id, is_up).await;
+    assert!(service.stop(Signal::SIGTERM).success());
+    assert_eq!(processes_of(&id), [""; 0]);
+    let service = Service::start(data.path(), &Setup::default());
+    let events = service.follow(&id, |_| false).await;
+    assert_eq!(events.iter().filter(|it| it["event"] == "attempt").count(), 2);
+    let run = service.json(&format!("/runs/{id}")).await;
+    assert_eq!((&run["state"], &run["attempts"]), (&json!("partial"), &json!(1)), "{run:#}");
+}
+
+#[tokio::test]
+async fn a_run_cancelled_during_a_profiled_pass_is_cancelled() {
+    let data = tempfile::tempdir().unwrap();
+    let service = with_hanging_nsys(data.path());
+    let id = service.submit(light()).await;
+    service.follow(&id, is_up).await;
+    service.post(&format!("/runs/{id}/cancel"), &json!({})).await;
+    assert_eq!(service.end(&id).await["state"], "cancelled");
+    assert_eq!(processes_of(&id), [""; 0]);
+}
+
 #[tokio::test]
 async fn a_runner_that_prints_a_gigabyte_fails_and_leaves_a_short_log() {
     let data = tempfile::tempdir().unwrap();
