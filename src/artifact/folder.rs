@@ -1,8 +1,7 @@
 //! The folder of a run or an alignment: set aside, restored, removed.
 //!
-//! A deletion has three steps: set the folder aside, delete the row, remove the folder. After an
-//! interruption the next start finishes it: with a row the folder is restored, without one it is
-//! removed.
+//! A deletion deletes the row, sets the folder aside and removes it. What an interruption leaves is
+//! in the database's list of removals.
 
 use std::{
     fmt::Display,
@@ -31,6 +30,12 @@ pub fn set_aside(all: &Path, id: impl Display) -> io::Result<()> {
 /// Restores a folder that was set aside.
 pub fn bring_back(all: &Path, id: impl Display) -> io::Result<()> {
     ignore_missing(fs::rename(aside(all, &id), of(all, &id)))
+}
+
+/// Removes a folder whose row is deleted; a missing one is not an error.
+pub fn remove(all: &Path, id: impl Display) -> io::Result<()> {
+    set_aside(all, &id)?;
+    remove_aside(all, id)
 }
 
 /// Removes a folder that was set aside.

@@ -21,7 +21,6 @@ use llmprof::{
         ids::{AlignmentId, RunId},
         run_files::ArtifactRecord,
     },
-    scheduler::alignments,
     store::Store,
     tasks::retention,
 };
@@ -65,8 +64,7 @@ pub fn run(options: &CheckOptions) -> Result<ExitCode> {
         let store = Store::open(&database).await?;
         let (runs, alignments) = (data.join("runs"), data.join("alignments"));
         if options.repair {
-            retention::recover(&store, &runs).await?;
-            alignments::recover(&store, &alignments).await?;
+            retention::recover(&store, &runs, &alignments).await?;
         }
         let mut check = DataCheck {
             store,
@@ -137,12 +135,12 @@ impl DataCheck<'_> {
         for name in names {
             match subject(&name) {
                 Some(it) if it.is_known(&self.store).await? => {}
+                Some(it) if self.store.removals().await?.contains(&it.removal()) => {
+                    println!("note: {it} is deleted; the service removes its folder");
+                }
                 Some(it) => self.orphan(it).await?,
                 None if name.strip_suffix(".removed").is_some_and(|id| subject(id).is_some()) => {
-                    self.report(
-                        &format!("{name} is being removed; that was broken off, or goes on"),
-                        false,
-                    );
+                    println!("note: {name} is being removed");
                 }
                 None => println!("note: {} is not a folder of llmprof", all.join(name).display()),
             }

@@ -19,7 +19,7 @@ use utoipa_swagger_ui::{Config, SwaggerUi};
 use crate::http::{
     api::{
         alignments::{self, files},
-        artifacts, audit, captures, cost, devices, diff, doctor, events, health,
+        artifacts, audit, captures, cost, deliveries, devices, diff, doctor, events, health,
         metrics::{self, Metrics},
         models,
         openapi::{self, ContractText},
@@ -76,6 +76,8 @@ fn api_routes() -> OpenApiRouter<App> {
         .routes(routes!(health::version))
         .routes(routes!(metrics::metrics))
         .routes(routes!(audit::audit))
+        .routes(routes!(deliveries::list))
+        .routes(routes!(deliveries::replay))
         .routes(routes!(openapi::openapi_json))
         .routes(routes!(openapi::openapi_yaml))
 }

@@ -10,18 +10,14 @@ use super::Context;
 use crate::{
     analyze::align::{Alignment, settings::Question},
     artifact::{
-        folder,
         journal::{Journal, JournalEvent},
         layout, manifest,
     },
-    domain::{
-        ids::AlignmentId,
-        state::{Step, StepRecord, StepState},
-    },
+    domain::state::{Step, StepRecord, StepState},
     job::step_journal::{Clock, StepResult, now},
     pipeline::align_pair,
     report::align::previous,
-    store::{AlignmentOutcome, Store, StoreError, StoredAlignment},
+    store::{AlignmentOutcome, StoreError, StoredAlignment},
 };
 
 /// Longest time between two claims of the idle task; a queued alignment wakes it earlier.
@@ -55,23 +51,6 @@ pub async fn work(cx: Context, stop: CancellationToken) {
             }
         }
     }
-}
-
-/// Finishes deletions that the end of an earlier service interrupted; an alignment that is still in
-/// the database gets its folder back.
-pub async fn recover(store: &Store, alignments: &Path) -> Result<(), StoreError> {
-    for id in folder::all_aside::<AlignmentId>(alignments).unwrap_or_default() {
-        let known = store.alignment(id).await?.is_some();
-        let ended = if known {
-            folder::bring_back(alignments, id)
-        } else {
-            folder::remove_aside(alignments, id)
-        };
-        if let Err(error) = ended {
-            tracing::error!(alignment = %id, %error, "cannot restore or remove its folder");
-        }
-    }
-    Ok(())
 }
 
 async fn execute(cx: &Context, claimed: StoredAlignment) -> Result<(), StoreError> {

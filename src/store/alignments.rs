@@ -5,8 +5,8 @@
 use sqlx::{Connection, QueryBuilder, SqliteConnection, sqlite::SqliteRow};
 
 use super::{
-    DeleteOutcome, IdempotencyKey, Owner, Store, StoreError, WRITE, claim::MAX_ATTEMPTS, column,
-    during, id_of, json, now_ms, rfc3339, submit::over, word,
+    IdempotencyKey, Owner, Store, StoreError, WRITE, claim::MAX_ATTEMPTS, column, during, id_of,
+    json, now_ms, rfc3339, submit::over, word,
 };
 use crate::domain::{
     alignment::{AlignmentSpec, AlignmentState, CheckSummary, Verdict},
@@ -244,29 +244,6 @@ impl Store {
         .await
         .map_err(during("recover alignments"))?;
         ids.iter().map(|id| id_of(id).map(|id| AlignmentId(id.0))).collect()
-    }
-
-    /// Deletes an alignment that is queued or has ended. The caller removes its folder afterwards.
-    pub async fn delete_alignment(&self, id: AlignmentId) -> Result<DeleteOutcome, StoreError> {
-        let mut writer = self.writer.lock().await;
-        let deleted = sqlx::query("delete from alignments where id = ? and state <> 'running'")
-            .bind(key(&id))
-            .execute(&mut *writer)
-            .await
-            .map_err(during("delete an alignment"))?
-            .rows_affected();
-        if deleted > 0 {
-            return Ok(DeleteOutcome::Deleted);
-        }
-        let known = sqlx::query("select 1 from alignments where id = ?")
-            .bind(key(&id))
-            .fetch_optional(&mut *writer)
-            .await;
-        Ok(if known.map_err(during("look up an alignment"))?.is_some() {
-            DeleteOutcome::Active
-        } else {
-            DeleteOutcome::NotFound
-        })
     }
 
     /// The artifacts of an ended alignment, by path.

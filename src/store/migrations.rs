@@ -28,6 +28,8 @@ const FILES: &[(&str, &str)] = files![
     "0050_latest",
     "0051_kept",
     "0060_subject",
+    "0070_removals",
+    "0071_deliveries",
 ];
 
 /// All migrations, up to the version of this program.

@@ -13,6 +13,7 @@ mod migrations;
 mod queue;
 mod read;
 mod recovery;
+mod removals;
 mod retention;
 mod submit;
 #[cfg(test)]
@@ -44,9 +45,10 @@ use crate::domain::{
 pub use crate::store::maintenance::{LostAlignment, LostRun};
 pub use alignments::{AlignmentFilter, AlignmentOutcome, StoredAlignment, SubmittedAlignment};
 pub use claim::{ClaimedRun, Renewal};
-pub use deliveries::Delivery;
+pub use deliveries::{Delivery, DeliveryState, StoredDelivery};
 pub use queue::{History, StoreFigures, Waiting};
 pub use read::Filter;
+pub use removals::Removal;
 pub use retention::{KeptRun, Plan, PlannedAction};
 pub use submit::{IdempotencyKey, NewRun, Owner, Quota, Submitted};
 pub use tokens::{Role, Token};
@@ -216,30 +218,6 @@ impl Store {
             .map_err(during("cancel a run"))?;
         tx.commit().await.map_err(during("cancel a run"))?;
         Ok(answer)
-    }
-
-    /// Deletes an ended run. The caller removes its folder afterwards.
-    pub async fn delete(&self, id: RunId) -> Result<DeleteOutcome, StoreError> {
-        let mut writer = self.writer.lock().await;
-        let deleted =
-            sqlx::query("delete from runs where id = ? and state not in ('queued', 'running')")
-                .bind(key(&id))
-                .execute(&mut *writer)
-                .await
-                .map_err(during("delete a run"))?
-                .rows_affected();
-        if deleted > 0 {
-            return Ok(DeleteOutcome::Deleted);
-        }
-        let known = sqlx::query("select 1 from runs where id = ?")
-            .bind(key(&id))
-            .fetch_optional(&mut *writer)
-            .await;
-        Ok(if known.map_err(during("look up a run"))?.is_some() {
-            DeleteOutcome::Active
-        } else {
-            DeleteOutcome::NotFound
-        })
     }
 }
 

@@ -5,6 +5,8 @@
 //! at any point leaves every file readable, and the next round continues.
 
 use std::{
+    collections::HashSet,
+    fmt::Display,
     io,
     path::{Path, PathBuf},
     time::Duration,
@@ -19,16 +21,19 @@ use crate::{
         packed::{self, PackOutcome},
     },
     config::RetentionSettings,
-    domain::{ids::RunId, run_files::ArtifactRecord},
+    domain::{
+        ids::{AlignmentId, RunId},
+        run_files::ArtifactRecord,
+    },
     measuring::{Measuring, QuietWait},
-    store::{DeleteOutcome, Store, StoreError},
+    store::{DeleteOutcome, Removal, Store, StoreError},
 };
 
 #[derive(Debug, thiserror::Error)]
 enum RetentionError {
     #[error(transparent)]
     Store(#[from] StoreError),
-    #[error("cannot pack or remove files of run {id}")]
+    #[error("cannot pack files of run {id}")]
     Files { id: RunId, source: io::Error },
 }
 
@@ -38,6 +43,8 @@ pub struct Keeper {
     pub store: Store,
     /// Folder of the runs' folders.
     pub runs: PathBuf,
+    /// Folder of the alignments' folders.
+    pub alignments: PathBuf,
     pub settings: RetentionSettings,
     /// Passes for which it waits.
     pub measuring: Measuring,
@@ -69,23 +76,31 @@ impl Keeper {
                 return Ok(());
             }
         }
-        // Packing freed space, so removals are planned after it.
-        for due in self
-            .store
-            .plan(&self.settings)
-            .await?
-            .remove
-            .into_iter()
-            .filter(|due| due.at_ms.is_none())
-        {
-            if !self.wait_for_quiet(stop).await {
-                return Ok(());
-            }
+        self.remove_due(stop).await?;
+        self.finish_removals().await
+    }
+
+    /// Removes runs beyond the limits, one at a time. Packing frees space and pins may be set at
+    /// any time, so each removal is planned immediately before it.
+    async fn remove_due(&self, stop: &CancellationToken) -> Result<(), RetentionError> {
+        let mut tried = HashSet::new();
+        while self.wait_for_quiet(stop).await {
+            let plan = self.store.plan(&self.settings).await?;
+            let next = plan.remove.into_iter().find(|due| due.at_ms.is_none());
+            let Some(due) = next.filter(|due| tried.insert(due.run.id)) else { break };
             let id = due.run.id;
-            delete(&self.store, &self.runs, id).await?;
-            tracing::info!(run = %id, why = due.why, bytes = due.run.bytes, "removed an old run");
+            if self.store.delete_unpinned(id).await? == DeleteOutcome::Deleted {
+                let bytes = due.run.bytes;
+                tracing::info!(run = %id, why = due.why, bytes, "removed an old run");
+                self.finish_removals().await?;
+            }
         }
         Ok(())
+    }
+
+    /// Removes the folders of deleted runs and alignments.
+    async fn finish_removals(&self) -> Result<(), RetentionError> {
+        Ok(finish_removals(&self.store, &self.runs, &self.alignments).await?)
     }
 
     /// Packs the raw files of one run; returns false when the service stops.
@@ -146,30 +161,45 @@ impl Keeper {
     }
 }
 
-/// Finishes deletions that the end of an earlier service interrupted; a run that is still in the
-/// database gets its folder back.
-pub async fn recover(store: &Store, runs: &Path) -> Result<(), StoreError> {
-    for id in folder::all_aside::<RunId>(runs).unwrap_or_default() {
-        let known = store.owner(id).await?.is_some();
-        let ended =
-            if known { folder::bring_back(runs, id) } else { folder::remove_aside(runs, id) };
-        if let Err(error) = ended {
-            tracing::error!(run = %id, %error, "cannot restore or remove its folder");
+/// Removes the folders of deleted runs and alignments. What cannot be removed now stays in the list.
+pub async fn finish_removals(
+    store: &Store,
+    runs: &Path,
+    alignments: &Path,
+) -> Result<(), StoreError> {
+    for removal in store.removals().await? {
+        let (parent, id) = match removal {
+            Removal::Run(RunId(id)) => (runs.to_owned(), id),
+            Removal::Alignment(AlignmentId(id)) => (alignments.to_owned(), id),
+        };
+        let removed = spawn_blocking(move || folder::remove(&parent, id)).await;
+        match removed.map_err(io::Error::other).and_then(|result| result) {
+            Ok(()) => store.removed(removal).await?,
+            Err(error) => tracing::warn!(?removal, %error, "cannot remove a folder yet"),
         }
     }
     Ok(())
 }
 
-/// Deletes an ended run with its folder.
-async fn delete(store: &Store, runs: &Path, id: RunId) -> Result<(), RetentionError> {
-    let failed = |source| RetentionError::Files { id, source };
-    folder::set_aside(runs, id).map_err(failed)?;
-    if store.delete(id).await? == DeleteOutcome::Active {
-        return folder::bring_back(runs, id).map_err(failed);
+/// Finishes deletions that the end of an earlier service interrupted. Version 0.1 set the folder
+/// aside before it deleted the row: a run that is still in the database gets its folder back.
+pub async fn recover(store: &Store, runs: &Path, alignments: &Path) -> Result<(), StoreError> {
+    finish_removals(store, runs, alignments).await?;
+    for id in folder::all_aside::<RunId>(runs).unwrap_or_default() {
+        restore_or_remove(runs, id, store.owner(id).await?.is_some());
     }
-    let runs = runs.to_owned();
-    let removed = spawn_blocking(move || folder::remove_aside(&runs, id)).await;
-    removed.map_err(io::Error::other).and_then(|result| result).map_err(failed)
+    for id in folder::all_aside::<AlignmentId>(alignments).unwrap_or_default() {
+        restore_or_remove(alignments, id, store.alignment(id).await?.is_some());
+    }
+    Ok(())
+}
+
+fn restore_or_remove(parent: &Path, id: impl Display, known: bool) {
+    let ended =
+        if known { folder::bring_back(parent, &id) } else { folder::remove_aside(parent, &id) };
+    if let Err(error) = ended {
+        tracing::error!(%id, %error, "cannot restore or remove a folder");
+    }
 }
 
 #[cfg(test)]

@@ -11,7 +11,6 @@ mod signature;
 use std::time::Duration;
 
 use reqwest::{Url, redirect};
-use serde::Serialize;
 use sha2::{Digest, Sha256};
 use tokio::{task::JoinSet, time::sleep};
 use tokio_util::sync::CancellationToken;
@@ -19,13 +18,7 @@ use tokio_util::sync::CancellationToken;
 use self::signature::{SecretError, WebhookSecret};
 use crate::{
     config,
-    domain::{
-        ids::RunId,
-        mode::Mode,
-        state::{RunState, Step},
-        subject::SubjectKind,
-    },
-    store::{Delivery, Store, StoreError, StoredRun},
+    store::{Delivery, Store, StoreError},
 };
 
 /// Period of the check for due deliveries.
@@ -55,8 +48,6 @@ enum DeliveryError {
     Status(u16),
     #[error("cannot send the message")]
     Send(#[source] reqwest::Error),
-    #[error("cannot read the run")]
-    Store(#[from] StoreError),
 }
 
 /// Sends messages to the configured addresses.
@@ -76,26 +67,6 @@ struct WebhookTarget {
     /// Hash of the address: the database has no address.
     hash: String,
     url: Url,
-}
-
-/// The body of a message.
-#[derive(Debug, Serialize)]
-struct RunEnded<'a> {
-    event: &'static str,
-    run_id: RunId,
-    state: RunState,
-    /// Name of the model, of the command, or of the capture.
-    name: &'a str,
-    kind: SubjectKind,
-    mode: Option<Mode>,
-    labels: &'a [String],
-    owner: Option<&'a str>,
-    failed_step: Option<Step>,
-    message: Option<&'a str>,
-    queued_at: &'a str,
-    ended_at: Option<&'a str>,
-    /// Path of the run on the service.
-    link: String,
 }
 
 impl WebhookSender {
@@ -131,7 +102,7 @@ impl WebhookSender {
     }
 
     /// Sends one message; an error is the reason why it did not arrive.
-    async fn send(&self, url: &Url, run: &StoredRun) -> Result<(), DeliveryError> {
+    async fn send(&self, url: &Url, delivery: &Delivery) -> Result<(), DeliveryError> {
         let addresses = address::resolve(url)
             .await
             .filter(|found| !found.is_empty())
@@ -150,16 +121,16 @@ impl WebhookSender {
             .user_agent(concat!("llmprof/", env!("CARGO_PKG_VERSION")))
             .build()
             .map_err(DeliveryError::Send)?;
-        let (id, body) = (message_id(run.id), body(run));
+        let Delivery { message_id: id, body, .. } = delivery;
         let timestamp = jiff::Timestamp::now().as_second().to_string();
-        let signature = self.secret.as_ref().map(|secret| secret.sign(&id, &timestamp, &body));
+        let signature = self.secret.as_ref().map(|secret| secret.sign(id, &timestamp, body));
         let request = client
             .post(url.clone())
             .header("content-type", "application/json")
             .header("webhook-id", id)
             .header("webhook-timestamp", timestamp)
             .header("webhook-signature", signature.unwrap_or_default())
-            .body(body);
+            .body(body.clone());
         // The address may contain a token.
         let response =
             request.send().await.map_err(|error| DeliveryError::Send(error.without_url()))?;
@@ -172,22 +143,20 @@ impl WebhookSender {
         let Some(WebhookTarget { url, .. }) =
             self.targets.iter().find(|target| target.hash == delivery.target)
         else {
-            return store.delivered(delivery.id).await;
-        };
-        let Some(run) = store.run(delivery.run).await? else {
-            return store.delivered(delivery.id).await;
+            let error = "its address is no longer configured";
+            return store.not_delivered(delivery.id, error, None).await;
         };
         let host = url.host_str().unwrap_or_default();
-        match self.send(url, &run).await {
+        match self.send(url, delivery).await {
             Ok(()) => {
-                tracing::debug!(run = %run.id, host, "webhook delivered");
+                tracing::debug!(run = %delivery.run, host, "webhook delivered");
                 store.delivered(delivery.id).await
             }
             Err(error) => {
                 let error = crate::chain(&error);
                 let retry = retry_in_ms(self.retry_ms, delivery.attempts);
                 let (attempt, is_last) = (delivery.attempts + 1, retry.is_none());
-                tracing::warn!(run = %run.id, host, error, attempt, is_last, "webhook failed");
+                tracing::warn!(run = %delivery.run, host, error, attempt, is_last, "webhook failed");
                 store.not_delivered(delivery.id, &error, retry).await
             }
         }
@@ -236,30 +205,6 @@ async fn send_due(store: &Store, webhooks: &WebhookSender) -> Result<(), StoreEr
 fn retry_in_ms(first_ms: i64, attempts: u32) -> Option<i64> {
     (attempts + 1 < MAX_ATTEMPTS)
         .then(|| first_ms.saturating_mul(4_i64.saturating_pow(attempts)).min(HOUR_MS))
-}
-
-/// Id of the message: globally unique, and the same in every attempt. A run ends once.
-fn message_id(run: RunId) -> String {
-    format!("run_ended_{run}")
-}
-
-fn body(run: &StoredRun) -> String {
-    let message = RunEnded {
-        event: "run_ended",
-        run_id: run.id,
-        state: run.state,
-        name: run.spec.name(),
-        kind: run.spec.kind(),
-        mode: run.spec.mode(),
-        labels: &run.spec.common.labels,
-        owner: run.owner.as_deref(),
-        failed_step: run.failed_step,
-        message: run.message.as_deref(),
-        queued_at: &run.queued_at,
-        ended_at: run.ended_at.as_deref(),
-        link: format!("/runs/{}", run.id),
-    };
-    serde_json::to_string(&message).unwrap_or_default()
 }
 
 fn hex(bytes: &[u8]) -> String {

@@ -7,7 +7,7 @@ use llmprof::{
         ids::{AlignmentId, RunId},
         run_files::ArtifactRecord,
     },
-    store::{Store, StoreError},
+    store::{Removal, Store, StoreError},
 };
 
 /// Subject of a folder.
@@ -32,6 +32,14 @@ impl FolderSubject {
             Self::Run(id) => store.owner(id).await?.is_some(),
             Self::Alignment(id) => store.alignment(id).await?.is_some(),
         })
+    }
+
+    /// Its record while its folder remains to be removed.
+    pub fn removal(self) -> Removal {
+        match self {
+            Self::Run(id) => Removal::Run(id),
+            Self::Alignment(id) => Removal::Alignment(id),
+        }
     }
 
     /// Replaces the files that the database lists of it.

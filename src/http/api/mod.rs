@@ -6,6 +6,7 @@ pub mod audit;
 pub mod captures;
 pub mod cost;
 pub mod deletion;
+pub mod deliveries;
 pub mod devices;
 pub mod diff;
 pub mod doctor;

@@ -52,7 +52,8 @@ pub fn api_rule(method: &Method, path: &str) -> AccessRule {
     match path {
         "/healthz" | "/readyz" | "/openapi.json" | "/openapi.yaml" | "/docs" => AccessRule::Open,
         path if path.starts_with("/docs/") => AccessRule::Open,
-        "/audit" => AccessRule::Role(Role::Admin),
+        "/audit" | "/deliveries" => AccessRule::Role(Role::Admin),
+        path if path.starts_with("/deliveries/") => AccessRule::Role(Role::Admin),
         _ if method.is_safe() => AccessRule::Role(Role::Viewer),
         _ => AccessRule::Role(Role::Submitter),
     }

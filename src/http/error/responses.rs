@@ -43,6 +43,7 @@ families! {
     Forbidden: Forbidden CrossOrigin;
     RunNotFound: RunNotFound;
     AlignmentNotFound: AlignmentNotFound;
+    DeliveryNotFound: DeliveryNotFound;
     ArtifactNotFound: RunNotFound ArtifactNotFound RouteNotFound;
     AlignmentArtifactNotFound: AlignmentNotFound ArtifactNotFound RouteNotFound;
     TableNotFound: RunNotFound TableNotFound RouteNotFound;

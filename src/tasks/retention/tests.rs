@@ -25,7 +25,9 @@ impl TestFolder {
     async fn new() -> Self {
         let dir = tempfile::tempdir().unwrap();
         let runs = dir.path().join("runs");
+        let alignments = dir.path().join("alignments");
         fs::create_dir(&runs).unwrap();
+        fs::create_dir(&alignments).unwrap();
         let store = Store::open(&dir.path().join("llmprof.db")).await.unwrap();
         let settings = RetentionSettings {
             keep_newest: 1,
@@ -39,6 +41,7 @@ impl TestFolder {
             keeper: Keeper {
                 store,
                 runs,
+                alignments,
                 settings,
                 measuring: Measuring::default(),
                 max_wait: Duration::from_secs(600),
@@ -163,14 +166,60 @@ async fn a_host_that_always_measures_packs_after_the_longest_wait() {
     assert!(house.packed(old));
 }
 
+#[tokio::test(flavor = "multi_thread")]
+async fn a_run_that_is_pinned_while_its_removal_waits_for_a_pass_is_kept() {
+    let mut house = TestFolder::new().await;
+    let (old, _) = (house.ended(&[]).await, house.ended(&[]).await);
+    house.keeper.settings.max_runs = 1;
+    house.keeper.settings.pack = false;
+    let pass = house.keeper.measuring.start();
+    let store = house.keeper.store.clone();
+    let due = store.plan(&house.keeper.settings).await.unwrap().remove;
+    assert_eq!(due.iter().map(|due| due.run.id).collect::<Vec<_>>(), [old]);
+    let (keeper, stop) = (house.keeper.clone(), house.stop.clone());
+    let mut round = Box::pin(keeper.round(&stop));
+    // The round waits for the pass.
+    assert!(tokio::time::timeout(Duration::from_millis(300), &mut round).await.is_err());
+    assert!(store.pin(old, true).await.unwrap());
+    drop(pass);
+    round.await.unwrap();
+    assert!(store.run(old).await.unwrap().is_some());
+    assert_eq!(house.seen(old).await.len(), 3);
+    // A pin between the plan and the deletion counts, too.
+    assert_eq!(store.delete_unpinned(old).await.unwrap(), DeleteOutcome::Active);
+}
+
 #[tokio::test]
-async fn an_interrupted_deletion_is_finished_or_undone() {
+async fn a_folder_whose_row_is_deleted_is_removed_by_the_next_round_or_start() {
+    let house = TestFolder::new().await;
+    let (first, second) = (house.ended(&[]).await, house.ended(&[]).await);
+    let (store, keeper) = (&house.keeper.store, &house.keeper);
+    // Killed between the commit and the removal.
+    assert_eq!(store.delete(first).await.unwrap(), DeleteOutcome::Deleted);
+    assert!(folder::of(&keeper.runs, first).exists());
+    recover(store, &keeper.runs, &keeper.alignments).await.unwrap();
+    assert!(!folder::of(&keeper.runs, first).exists());
+    // A file that cannot be removed: a file stands in the place of the folder set aside.
+    assert_eq!(store.delete(second).await.unwrap(), DeleteOutcome::Deleted);
+    let obstacle = keeper.runs.join(format!("{second}.removed"));
+    fs::write(&obstacle, "").unwrap();
+    keeper.round(&house.stop).await.unwrap();
+    assert_eq!(store.removals().await.unwrap(), [Removal::Run(second)]);
+    fs::remove_file(obstacle).unwrap();
+    keeper.round(&house.stop).await.unwrap();
+    assert_eq!(store.removals().await.unwrap(), []);
+    assert!(!folder::of(&keeper.runs, second).exists());
+}
+
+#[tokio::test]
+async fn a_deletion_that_version_0_1_left_half_done_is_finished_or_undone() {
     let house = TestFolder::new().await;
     let (known, gone) = (house.ended(&[]).await, house.ended(&[]).await);
     folder::set_aside(&house.keeper.runs, known).unwrap();
     folder::set_aside(&house.keeper.runs, gone).unwrap();
     house.keeper.store.delete(gone).await.unwrap();
-    recover(&house.keeper.store, &house.keeper.runs).await.unwrap();
+    let keeper = &house.keeper;
+    recover(&keeper.store, &keeper.runs, &keeper.alignments).await.unwrap();
     assert_eq!(house.seen(known).await.len(), 3);
     assert!(
         !folder::of(&house.keeper.runs, gone).exists()

@@ -7,8 +7,8 @@ use tokio::{
 
 use super::*;
 use crate::{
-    domain::{mode::Mode, subject::RunSpec},
-    store::{CancelOutcome, NewRun},
+    domain::{ids::RunId, mode::Mode, subject::RunSpec},
+    store::{CancelOutcome, DeleteOutcome, DeliveryState, NewRun},
 };
 
 const SECRET: &str = "whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw";
@@ -93,6 +93,43 @@ async fn a_run_that_ends_is_delivered_once_and_signed() {
 }
 
 #[tokio::test]
+async fn a_message_outlives_its_run_and_is_sent_again_on_request_with_the_same_id() {
+    let dir = tempfile::tempdir().unwrap();
+    let (port, first) = listener(NO_CONTENT).await;
+    let url = format!("http://127.0.0.1:{port}/");
+    let webhooks = webhooks(dir.path(), &url, &["127.0.0.1"]).unwrap();
+    let (store, id) = with_ended_run(dir.path(), &webhooks).await;
+    assert_eq!(store.delete(id).await.unwrap(), DeleteOutcome::Deleted);
+    send_due(&store, &webhooks).await.unwrap();
+    let message = format!("webhook-id: run_ended_{id}");
+    assert!(first.await.unwrap().contains(&message));
+    let stored = store.deliveries(Some(DeliveryState::Delivered), 9).await.unwrap();
+    assert_eq!(stored.len(), 1);
+    assert!(stored[0].delivered_at.is_some() && stored[0].next_at.is_none(), "{stored:?}");
+
+    let again = store.replay(stored[0].delivery.id).await.unwrap().unwrap();
+    assert_eq!(again.state, DeliveryState::Pending);
+    // The listener is closed.
+    send_due(&store, &webhooks).await.unwrap();
+    let failed = store.deliveries(Some(DeliveryState::Pending), 9).await.unwrap();
+    let message = &failed[0].delivery.message_id;
+    assert_eq!((failed[0].delivery.attempts, message), (1, &format!("run_ended_{id}")));
+    assert_eq!(store.replay(stored[0].delivery.id + 1).await.unwrap(), None);
+}
+
+#[tokio::test]
+async fn ids_of_deliveries_are_not_used_again() {
+    let dir = tempfile::tempdir().unwrap();
+    let webhooks = webhooks(dir.path(), "https://example.org/", &[]).unwrap();
+    let (store, _) = with_ended_run(dir.path(), &webhooks).await;
+    let first = store.deliveries(None, 9).await.unwrap()[0].delivery.id;
+    store.set_webhooks(&[]).await.unwrap();
+    assert_eq!(store.deliveries(None, 9).await.unwrap(), []);
+    let (store, _) = with_ended_run(dir.path(), &webhooks).await;
+    assert!(store.deliveries(None, 9).await.unwrap()[0].delivery.id > first);
+}
+
+#[tokio::test]
 async fn a_failed_delivery_is_repeated_after_a_restart_with_growing_delays_and_a_last_attempt() {
     let dir = tempfile::tempdir().unwrap();
     let (port, request) =
@@ -133,9 +170,9 @@ async fn send_to(url: &str, private: &[&str]) -> Result<(), DeliveryError> {
     let dir = tempfile::tempdir().unwrap();
     let webhooks = webhooks(dir.path(), url, private).unwrap();
     let (store, id) = with_ended_run(dir.path(), &webhooks).await;
-    let run = store.run(id).await.unwrap().unwrap();
-    assert_eq!(store.due_deliveries(9, HOUR_MS).await.unwrap().len(), 1);
-    webhooks.send(&webhooks.targets[0].url, &run).await
+    let due = store.due_deliveries(9, HOUR_MS).await.unwrap();
+    assert_eq!(due.iter().map(|it| it.run).collect::<Vec<_>>(), [id]);
+    webhooks.send(&webhooks.targets[0].url, &due[0]).await
 }
 
 #[tokio::test]

@@ -87,7 +87,7 @@ async fn every_operation_except_health_and_contract_requires_a_token_with_its_ro
             );
         }
         let needed = match name.as_str() {
-            "list_audit" => Role::Admin,
+            "list_audit" | "list_deliveries" | "replay_delivery" => Role::Admin,
             "submit_run" | "submit_capture" | "cancel_run" | "delete_run" | "pin_run"
             | "unpin_run" | "submit_alignment" | "delete_alignment" => Role::Submitter,
             _ => Role::Viewer,

@@ -37,7 +37,7 @@ use crate::{
         state::App,
     },
     measuring::WAITING,
-    store::{AlignmentFilter, DeleteOutcome, StoredAlignment},
+    store::{AlignmentFilter, DeleteOutcome, Removal, StoredAlignment},
 };
 
 const MAX_LIMIT: u32 = 200;
@@ -226,8 +226,8 @@ pub async fn delete(
     if found.state == AlignmentState::Running {
         return Err(ApiError::of(ErrorCode::AlignmentActive));
     }
-    let deletion = app.store.delete_alignment(id);
-    match deletion::delete(app.alignments.clone(), id, deletion).await? {
+    let folder = (app.alignments.clone(), id, Removal::Alignment(id));
+    match deletion::delete(&app.store, folder, app.store.delete_alignment(id)).await? {
         DeleteOutcome::Deleted => Ok(StatusCode::NO_CONTENT),
         DeleteOutcome::Active => Err(ApiError::of(ErrorCode::AlignmentActive)),
         DeleteOutcome::NotFound => Err(not_found(id)),

@@ -15,7 +15,7 @@ use crate::{
         extract::params::RunPath,
         state::App,
     },
-    store::DeleteOutcome,
+    store::{DeleteOutcome, Removal},
 };
 
 /// Delete a run that has ended, with all its files
@@ -33,7 +33,8 @@ pub async fn delete(
     if !find(&app, id).await?.state.is_final() {
         return Err(ApiError::of(ErrorCode::RunActive));
     }
-    match deletion::delete(app.runs.clone(), id, app.store.delete(id)).await? {
+    let folder = (app.runs.clone(), id, Removal::Run(id));
+    match deletion::delete(&app.store, folder, app.store.delete(id)).await? {
         DeleteOutcome::Deleted => Ok(StatusCode::NO_CONTENT),
         DeleteOutcome::Active => Err(ApiError::of(ErrorCode::RunActive)),
         DeleteOutcome::NotFound => Err(not_found(id)),
