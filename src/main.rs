@@ -11,15 +11,6 @@ use command::{
     align, analyze, backup, check, cost, diff, doctor, execute, openapi, quickstart, serve, token,
 };
 
-/// Returns freed memory to the system, so that a service stays small after a large analysis.
-#[global_allocator]
-static ALLOCATOR: tikv_jemallocator::Jemalloc = tikv_jemallocator::Jemalloc;
-
-/// Settings of the allocator: unused pages are returned by a thread after a second.
-#[unsafe(export_name = "_rjem_malloc_conf")]
-pub static ALLOCATOR_SETTINGS: &[u8] =
-    b"background_thread:true,dirty_decay_ms:1000,muzzy_decay_ms:0\0";
-
 /// GPU profiling for LLM inference as a service.
 ///
 /// Start the service with `llmprof serve`, submit a run with `curl -X POST

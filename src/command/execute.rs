@@ -1,6 +1,7 @@
-//! `llmprof execute`: one run from its folder alone, as a job of a cluster does it.
+//! `llmprof execute`: one run from its folder alone, as a process of the service's host or as a job
+//! of a cluster.
 //!
-//! Reads the order that a service left in the folder, and leaves journal, files and result there.
+//! Reads the job that a service left in the folder, and leaves journal, files and result there.
 //! Needs no service and no database.
 
 use std::{path::PathBuf, process::ExitCode};
@@ -8,6 +9,7 @@ use std::{path::PathBuf, process::ExitCode};
 use anyhow::{Context as _, Result};
 use clap::Args;
 use llmprof::{
+    collect::Collector,
     config,
     job::standalone_job::{self, JobPart},
 };
@@ -17,9 +19,9 @@ use super::serve::{self, LogFormat, start_logging};
 
 /// Execute one run from its folder, without service and database
 ///
-/// For jobs of a cluster: `llmprof serve` with `executor.kind = "slurm"` writes the order
-/// (job.json) into the run's folder and submits this command. It leaves the result there
-/// (result.json), and exits with 0 when the run has a report. SIGTERM ends it cleanly.
+/// `llmprof serve` writes the job (job.json) into the run's folder and starts this command, or
+/// submits it to Slurm. It leaves the result there (result.json), and exits with 0 if the run has a
+/// report. SIGTERM ends it cleanly.
 #[derive(Debug, Clone, Args)]
 pub struct ExecuteOptions {
     /// Folder of the run
@@ -31,10 +33,16 @@ pub struct ExecuteOptions {
     /// Analyse and report what `--gather` left
     #[arg(long)]
     pub conclude: bool,
+    /// Format of log lines on standard error
+    #[arg(long, value_enum, default_value_t = LogFormat::Human)]
+    pub log: LogFormat,
+    /// Level of logs; LLMPROF_LOG overrides it
+    #[arg(long, value_name = "LEVEL", default_value = "info")]
+    pub log_level: String,
 }
 
 pub fn run(options: &ExecuteOptions) -> Result<ExitCode> {
-    start_logging(LogFormat::Human, "info");
+    start_logging(options.log, &options.log_level);
     let dir = options
         .run_dir
         .canonicalize()
@@ -45,7 +53,8 @@ pub fn run(options: &ExecuteOptions) -> Result<ExitCode> {
         (_, true) => JobPart::Conclude,
         _ => JobPart::Whole,
     };
-    let collector = serve::collector(&spec.tools, &spec.limits)?;
+    let state = spec.state.clone();
+    let collector = Collector { state, ..serve::collector(&spec.tools, &spec.limits)? };
     let devices = config::devices()?;
     serve::runtime()?.block_on(async {
         let stop = CancellationToken::new();

@@ -15,7 +15,7 @@ use reqwest::{
 };
 use serde_json::{Value, json};
 
-use super::serve::{self, LogFormat, Service};
+use super::serve::{self, LogFormat, Logging, Service};
 
 /// Variable with a token, for a data folder that has some.
 const TOKEN: &str = "LLMPROF_TOKEN";
@@ -49,7 +49,8 @@ pub struct QuickstartOptions {
 }
 
 pub fn run(options: QuickstartOptions) -> Result<()> {
-    serve::start_logging(LogFormat::Human, "warn");
+    let log = Logging { format: LogFormat::Human, level: "warn" };
+    serve::start_logging(log.format, log.level);
     let serving = serve::ServeOptions {
         listen: Some(options.listen.clone()),
         behind_proxy: false,
@@ -63,7 +64,7 @@ pub fn run(options: QuickstartOptions) -> Result<()> {
     config.server.tls = config::TlsSettings { certificate: PathBuf::new(), key: PathBuf::new() };
     serve::runtime()?.block_on(async {
         let mut stopped = std::pin::pin!(serve::stop_signal()?);
-        let service = Service::start(config).await?;
+        let service = Service::start(config, log).await?;
         let ended = tokio::select! {
             ended = profile(&service, &options) => ended,
             () = &mut stopped => {

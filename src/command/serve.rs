@@ -4,6 +4,7 @@ mod service;
 mod settings;
 
 use std::{
+    ffi::OsString,
     fs::File,
     io::IsTerminal,
     path::{Path, PathBuf},
@@ -18,6 +19,9 @@ pub use self::{
     service::Service,
     settings::{collector, settings},
 };
+
+/// Default level of logs.
+const LEVEL: &str = "info";
 
 /// Serve the HTTP API and execute runs
 ///
@@ -55,17 +59,42 @@ pub enum LogFormat {
     Json,
 }
 
+impl LogFormat {
+    /// Its name on the command line.
+    fn as_str(self) -> &'static str {
+        match self {
+            Self::Human => "human",
+            Self::Json => "json",
+        }
+    }
+}
+
 pub fn run(options: ServeOptions) -> Result<()> {
-    start_logging(options.log, "info");
+    start_logging(options.log, LEVEL);
     let config = settings(&options)?;
     runtime()?.block_on(async {
         let stopped = stop_signal()?;
-        let service = Service::start(config).await?;
+        let service = Service::start(config, Logging { format: options.log, level: LEVEL }).await?;
         println!("listening on {}", service.base());
         stopped.await;
         tracing::info!("stopping: running runs are requeued");
         service.stop().await
     })
+}
+
+/// Logging of the service and its jobs.
+#[derive(Debug, Clone, Copy)]
+pub struct Logging {
+    pub format: LogFormat,
+    /// Default level.
+    pub level: &'static str,
+}
+
+impl Logging {
+    /// Options of `llmprof execute` for the same logging.
+    fn job_options(self) -> Vec<OsString> {
+        ["--log", self.format.as_str(), "--log-level", self.level].map(Into::into).into()
+    }
 }
 
 /// Starts logging to standard error with the level of `LLMPROF_LOG`.

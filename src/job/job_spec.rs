@@ -50,6 +50,12 @@ pub struct JobSpec {
     pub tools: ToolPaths,
     pub limits: RunLimits,
     pub grace_s: u32,
+    /// The device, where the service has chosen it; otherwise the job looks for one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub device: Option<Device>,
+    /// The service's data folder on this host, for results that are valid until the next boot.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub state: Option<PathBuf>,
     /// GPUs of the run in addition to its device.
     #[serde(default, skip_serializing_if = "Vec::is_empty", alias = "beside")]
     pub other_gpus: Vec<Device>,

@@ -57,6 +57,7 @@ pub fn read_spec(dir: &Path) -> Result<JobSpec, ExecuteError> {
 
 /// Executes the job in its folder, leaves the result there and returns the exit code. `stop` ends
 /// the job early.
+#[tracing::instrument(name = "job", skip_all, fields(run = %spec.id, attempt = spec.attempt))]
 pub async fn execute(
     spec: &JobSpec,
     dir: &Path,
@@ -165,6 +166,9 @@ async fn execute_part(
 
 /// The device of this job and the other GPUs of its command, among those that the scheduler shows.
 async fn devices(spec: &JobSpec, host: &JobHost) -> Result<(Device, Vec<Device>), String> {
+    if let Some(device) = &spec.device {
+        return Ok((device.clone(), spec.other_gpus.clone()));
+    }
     let no_gpu = matches!(&spec.subject, JobSubject::Command { plan, .. } if plan.gpus == 0);
     if no_gpu || spec.spec.device() == Some(CPU) {
         return Ok((Device::cpu(), Vec::new()));

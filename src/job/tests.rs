@@ -133,30 +133,33 @@ impl Bench {
             tools: Config::default().tools,
             limits: self.limits.clone(),
             grace_s: 10,
+            device: None,
+            state: None,
             other_gpus: vec![],
         }
     }
 
     /// Executes the steps after the unprofiled pass; returns steps and findings. `limit`: of ncu.
     pub async fn deep(&self, limit: Duration) -> (Vec<StepRecord>, Vec<Finding>) {
-        let (spec, request) = (self.spec(), request());
-        let settings = &Profiling::bundled(Mode::Deep).unwrap();
-        let (dir, device, stop) =
-            (self.run_dir(), Device::unknown("cuda:0"), CancellationToken::new());
+        let (stopped, steps, findings) = self.deep_until(limit, &CancellationToken::new()).await;
+        stopped.unwrap();
+        (steps, findings)
+    }
+
+    /// As [`Bench::deep`], until `stop`.
+    pub async fn deep_until(
+        &self,
+        limit: Duration,
+        stop: &CancellationToken,
+    ) -> (Result<(), StoppedBy>, Vec<StepRecord>, Vec<Finding>) {
+        let (spec, dir, device) = (self.spec(), self.run_dir(), Device::unknown("cuda:0"));
         fs::create_dir_all(dir.join(layout::BASELINE)).unwrap();
         fs::write(dir.join(layout::BASELINE).join(runner::EVENTS), events("7,8,9")).unwrap();
         let journal = Journal::open(&dir).unwrap();
         let mut job =
-            RunningJob::new(&spec, &dir, &device, &self.host, &stop, (journal, Vec::new()));
-        job.deadline = Instant::now() + LIMIT;
-        let target = TimelineTarget::Runner(&request);
-        let stages = &job.run_step(TimelineStep { target, settings }).await.unwrap_or_default();
-        job.deadline = Instant::now() + limit;
-        let target = CounterTarget::Runner(&request);
-        job.run_step(CountersStep { target, stages, settings }).await.ok();
-        job.deadline = Instant::now() + LIMIT;
-        job.run_step(GemmLogStep { request: &request, settings }).await.ok();
-        (job.journal.records().to_vec(), job.findings)
+            RunningJob::new(&spec, &dir, &device, &self.host, stop, (journal, Vec::new()));
+        let stopped = deep_passes(&mut job, limit).await;
+        (stopped, job.journal.records().to_vec(), job.findings)
     }
 
     /// Replaces a program.
@@ -167,6 +170,20 @@ impl Bench {
     pub fn run_dir(&self) -> PathBuf {
         self.dir.path().join("run")
     }
+}
+
+/// The passes of a deep run after the unprofiled one.
+async fn deep_passes(job: &mut RunningJob<'_>, limit: Duration) -> Result<(), StoppedBy> {
+    let (request, settings) = (request(), &Profiling::bundled(Mode::Deep).unwrap());
+    job.deadline = Instant::now() + LIMIT;
+    let target = TimelineTarget::Runner(&request);
+    let timeline = job.run_step(TimelineStep { target, settings }).await?;
+    let stages = &timeline.unwrap_or_default();
+    job.deadline = Instant::now() + limit;
+    let target = CounterTarget::Runner(&request);
+    job.run_step(CountersStep { target, stages, settings }).await?;
+    job.deadline = Instant::now() + LIMIT;
+    job.run_step(GemmLogStep { request: &request, settings }).await.map(|_| ())
 }
 
 pub(super) const LIMIT: Duration = Duration::from_secs(60);
@@ -207,4 +224,38 @@ pub(super) fn ids(findings: &[Finding]) -> Vec<&str> {
 /// A failure fixture, as an argument of a shell's `cat`.
 pub(super) fn failure(name: &str) -> String {
     format!("'{}/tests/fixtures/failures/{name}'", env!("CARGO_MANIFEST_DIR"))
+}
+
+#[tokio::test]
+async fn a_run_stopped_during_a_pass_is_stopped_in_that_step_and_executes_no_other() {
+    let hang = |tool: &str, when: &str| {
+        format!("{when} && {{ echo up > \"$HERE/up\"; exec sleep 600; }}\n{tool}")
+    };
+    for (step, program, lines) in [
+        (Step::Nsys, "nsys", hang(NSYS, "[ \"$1\" = profile ]")),
+        (Step::Ncu, "ncu", hang(NCU, "[ \"$1\" != --query-metrics ]")),
+        (Step::GemmLog, "runner", hang(RUNNER, "[ -n \"$CUBLAS_LOGDEST_DBG\" ]")),
+    ] {
+        let mut bench = Bench::new(NCU);
+        bench.replace(program, &lines);
+        let up = bench.dir.path().join("up");
+        nix::unistd::mkfifo(&up, nix::sys::stat::Mode::S_IRWXU).unwrap();
+        let stop = CancellationToken::new();
+        let cancel = tokio::task::spawn_blocking({
+            let stop = stop.clone();
+            move || fs::read(up).map(|_| stop.cancel())
+        });
+        let (stopped, steps, _) = bench.deep_until(LIMIT, &stop).await;
+        cancel.await.unwrap().unwrap();
+        assert!(stopped.is_err(), "{step}: {steps:?}");
+        assert_eq!(steps.last().map(|it| it.step), Some(step));
+    }
+}
+
+#[tokio::test]
+async fn a_run_stopped_between_two_steps_starts_no_other() {
+    let (bench, stop) = (Bench::new(NCU), CancellationToken::new());
+    stop.cancel();
+    let (stopped, steps, _) = bench.deep_until(LIMIT, &stop).await;
+    assert!(stopped.is_err() && steps.is_empty(), "{steps:?}");
 }

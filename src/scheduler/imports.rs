@@ -16,7 +16,6 @@ use crate::{
         ids::RunId,
         import::{CaptureKind, Import},
     },
-    job::JobHost,
     parse,
     pipeline::rules_of,
     scheduler::run_lifecycle::run_to_end,
@@ -75,13 +74,9 @@ fn inspect(path: &Path, kind: CaptureKind, rules: &Import, has_nsys: bool) -> Re
 }
 
 /// Executes imports until stopped.
-pub(crate) async fn work(cx: Context, stop: CancellationToken) {
+pub(crate) async fn work(cx: Context, executor: Arc<LocalExecutor>, stop: CancellationToken) {
     let device = Device::unknown(WORKER);
     let worker = device.worker(&format!("{}:{}", std::process::id(), uuid::Uuid::now_v7()));
-    let executor = LocalExecutor::new(
-        JobHost { collector: Arc::clone(&cx.collector), devices: Arc::clone(&cx.devices) },
-        cx.runs.clone(),
-    );
     while !stop.is_cancelled() {
         // Listening first: an import queued during the claim still wakes the worker.
         let mut woken = pin!(cx.queued.notified());
@@ -91,7 +86,7 @@ pub(crate) async fn work(cx: Context, stop: CancellationToken) {
         }
         match cx.store.claim_import(&worker, cx.lease()).await {
             Ok(Some(run)) => {
-                run_to_end(&run, (&device, &[]), &cx, &executor, None, &stop).await;
+                run_to_end(&run, (&device, &[]), &cx, &*executor, None, &stop).await;
                 continue;
             }
             Ok(None) => {}

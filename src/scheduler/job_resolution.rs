@@ -24,6 +24,8 @@ pub fn resolve(run: &ClaimedRun, cx: &Context) -> Result<JobSpec, String> {
         limits: cx.config.limits.clone(),
         grace_s: cx.config.worker.grace_s,
         spec: run.spec.clone(),
+        device: None,
+        state: None,
         other_gpus: Vec::new(),
     })
 }

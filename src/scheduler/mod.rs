@@ -17,7 +17,6 @@ use std::{path::PathBuf, sync::Arc, time::Duration};
 
 use tokio::sync::Notify;
 
-pub use crate::job::JobHost;
 use crate::{
     collect::Collector,
     config::{Config, Models},

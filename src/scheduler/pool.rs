@@ -13,7 +13,10 @@ use tokio::{
 };
 use tokio_util::sync::CancellationToken;
 
-use super::{Context, executor::Executor};
+use super::{
+    Context,
+    executor::{Executor, local::LocalExecutor, slurm::SlurmExecutor},
+};
 use crate::{
     domain::device::Device,
     scheduler::{
@@ -39,12 +42,12 @@ pub struct Pool {
 
 impl Pool {
     /// Starts one worker per device, which serves runs that request any of its names.
-    pub fn for_devices<E: Executor>(cx: &Context, executor: &Arc<E>, devices: &[Device]) -> Self {
-        let (mut pool, group) = (Self::without_devices(cx), Arc::new(GpuGroup::of(devices)));
+    pub fn for_devices(cx: &Context, local: &Arc<LocalExecutor>, devices: &[Device]) -> Self {
+        let (mut pool, group) = (Self::without_devices(cx, local), Arc::new(GpuGroup::of(devices)));
         for device in devices {
             pool.workers.spawn(serve_device(
                 cx.clone(),
-                Arc::clone(executor),
+                Arc::clone(local),
                 Arc::clone(&group),
                 device.clone(),
                 pool.stop.clone(),
@@ -54,25 +57,26 @@ impl Pool {
     }
 
     /// Starts the workers of alignments and imports, which need no device.
-    fn without_devices(cx: &Context) -> Self {
+    fn without_devices(cx: &Context, local: &Arc<LocalExecutor>) -> Self {
         let (mut workers, stop) = (JoinSet::new(), CancellationToken::new());
         workers.spawn(alignments::work(cx.clone(), stop.clone()));
         let imports = if cx.config.worker.paused { 0 } else { imports::WORKERS };
         for _ in 0..imports {
-            workers.spawn(imports::work(cx.clone(), stop.clone()));
+            workers.spawn(imports::work(cx.clone(), Arc::clone(local), stop.clone()));
         }
         Self { workers, stop }
     }
 
     /// Starts a worker that submits runs for one of `names` to a scheduler, at most `max_jobs` at a
     /// time.
-    pub fn for_scheduler<E: Executor>(
+    pub fn for_scheduler(
         cx: &Context,
-        executor: &Arc<E>,
+        local: &Arc<LocalExecutor>,
+        executor: &Arc<SlurmExecutor>,
         max_jobs: usize,
         names: &[String],
     ) -> Self {
-        let Self { mut workers, stop } = Self::without_devices(cx);
+        let Self { mut workers, stop } = Self::without_devices(cx, local);
         workers.spawn(submit_in_order(
             cx.clone(),
             Arc::clone(executor),

@@ -300,6 +300,12 @@ fn command(argv: &Argv, run: RunId, scratch: &Path) -> Command {
     if let Some(cwd) = &argv.cwd {
         command.current_dir(cwd);
     }
+    ends_with_service(&mut command);
+    command
+}
+
+/// Makes `command` lead a session of its own and get TERM when this process dies.
+pub(super) fn ends_with_service(command: &mut Command) {
     let service = Pid::this();
     let prepare = move || {
         setsid()?;
@@ -312,14 +318,13 @@ fn command(argv: &Argv, run: RunId, scratch: &Path) -> Command {
     };
     // SAFETY: between fork and exec only these three system calls run; none allocates or locks.
     unsafe { command.pre_exec(prepare) };
-    command
 }
 
 /// Starts a child from a thread that lives as long as the service.
 ///
 /// The parent-death signal follows the thread that forked, and threads of the runtime are not
 /// permanent.
-async fn spawn(mut command: Command) -> io::Result<Child> {
+pub(super) async fn spawn(mut command: Command) -> io::Result<Child> {
     type JobObject = Box<dyn FnOnce() + Send>;
     static STARTER: OnceLock<mpsc::Sender<JobObject>> = OnceLock::new();
     let starter = STARTER.get_or_init(|| {

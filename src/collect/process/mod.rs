@@ -3,6 +3,7 @@
 pub mod argv;
 pub mod child;
 pub mod disk_quota;
+pub mod job_process;
 pub mod line_stream;
 pub mod loader_errors;
 pub mod orphans;

@@ -28,7 +28,7 @@ use tokio_util::sync::CancellationToken;
 
 use super::{
     super::backup::RESTORING,
-    lock,
+    Logging, lock,
     settings::{certificate, check_address, collector, devices, given, slurm},
 };
 
@@ -65,7 +65,7 @@ struct Catalog {
 
 impl Service {
     /// Opens the data folder, recovers the state of an earlier service, and starts to serve.
-    pub async fn start(config: Config) -> Result<Self> {
+    pub async fn start(config: Config, log: Logging) -> Result<Self> {
         let server = &config.server;
         let data = create_folder(&server.data)?;
         let lock = lock(&data)?;
@@ -96,7 +96,7 @@ impl Service {
             reload_certificate(certificate, closing.clone())?;
         }
         let http = http::serve(listener.into_std()?, certificate, head, app)?;
-        let pool = pool(&cx, &devices, &accepts)?;
+        let pool = pool(&cx, &folders.data, log, (&devices, &accepts))?;
         start_retention(&cx, &closing);
         tasks::webhooks::start(cx.store.clone(), webhooks, closing.clone()).await?;
         let names: Vec<&str> = devices.iter().map(|device| device.name.as_str()).collect();
@@ -219,8 +219,7 @@ fn context(
 async fn recover(cx: &scheduler::Context) -> Result<()> {
     scheduler::recover(cx, true).await?;
     scheduler::imports::recover(cx).await?;
-    tasks::retention::recover(&cx.store, &cx.runs).await?;
-    scheduler::alignments::recover(&cx.store, &cx.alignments).await?;
+    tasks::retention::recover(&cx.store, &cx.runs, &cx.alignments).await?;
     cx.store.recover_alignments().await?;
     Ok(())
 }
@@ -260,18 +259,20 @@ fn app(
 }
 
 /// Starts the workers of the configured executor.
-fn pool(cx: &scheduler::Context, devices: &[Device], accepts: &[String]) -> Result<Pool> {
+fn pool(
+    cx: &scheduler::Context,
+    data: &Path,
+    log: Logging,
+    (devices, accepts): (&[Device], &[String]),
+) -> Result<Pool> {
     let config = &cx.config;
+    let program = config::environment::executable().context("cannot find the path of llmprof")?;
+    let local = Arc::new(LocalExecutor::new(program, log.job_options(), data.to_owned()));
     Ok(match config.executor.kind {
-        ExecutorKind::Local => {
-            let collector = Arc::clone(&cx.collector);
-            let host = scheduler::JobHost { collector, devices: Arc::clone(&cx.devices) };
-            let executor = Arc::new(LocalExecutor::new(host, cx.runs.clone()));
-            Pool::for_devices(cx, &executor, devices)
-        }
+        ExecutorKind::Local => Pool::for_devices(cx, &local, devices),
         ExecutorKind::Slurm => {
             let jobs = if config.worker.paused { 0 } else { config.executor.slurm.jobs as usize };
-            Pool::for_scheduler(cx, &slurm(config, cx)?, jobs, accepts)
+            Pool::for_scheduler(cx, &local, &slurm(config, cx)?, jobs, accepts)
         }
     })
 }
@@ -280,6 +281,7 @@ fn start_retention(cx: &scheduler::Context, closing: &CancellationToken) {
     let keeper = tasks::retention::Keeper {
         store: cx.store.clone(),
         runs: cx.runs.clone(),
+        alignments: cx.alignments.clone(),
         settings: cx.config.retention.clone(),
         measuring: cx.measuring.clone(),
         max_wait: cx.max_wait(),

@@ -1,4 +1,4 @@
-//! Executors of runs: this process, or a cluster's scheduler. The worker that holds a run's lease
+//! Executors of runs: this host, or a cluster's scheduler. Both execute `llmprof execute`. The worker that holds a run's lease
 //! uses either through one trait.
 //!
 //! An executor knows no database.
@@ -6,18 +6,24 @@
 pub mod local;
 pub mod slurm;
 
-use std::{io, time::Duration};
+use std::{io, path::Path, time::Duration};
 
 use crate::{
+    artifact::manifest,
     collect::tools::slurm::SlurmError,
     domain::{device::Device, ids::RunId, outcome::Outcome, state::Scheduled},
-    job::job_spec::JobSpec,
+    job::{
+        self,
+        job_spec::{self, JobSpec},
+    },
 };
 
 #[derive(Debug, thiserror::Error)]
 pub enum ExecutorError {
     #[error("cannot write the job spec")]
     Spec { source: io::Error },
+    #[error("cannot start the job's process")]
+    Start { source: io::Error },
     #[error("cannot read the job's result")]
     Result { source: io::Error },
     #[error("the scheduler's command failed")]
@@ -46,6 +52,30 @@ pub struct LostJob {
     pub reason: String,
     /// The artifacts it left.
     pub outcome: Outcome,
+}
+
+/// The outcome that a job left in its folder. Without one it is lost, for the reason `missing`, and
+/// the folder is sealed in its place.
+async fn collect_result(
+    dir: &Path,
+    attempt: u32,
+    missing: impl Future<Output = String>,
+) -> Result<Outcome, LostJob> {
+    let (reason, outcome) = match job_spec::result(dir, attempt) {
+        Ok(Some(result)) if !result.interrupted => return Ok(result.outcome),
+        Ok(Some(result)) => ("the job was stopped from outside".to_owned(), result.outcome),
+        Ok(None) => {
+            let reason = missing.await;
+            (reason.clone(), job::failed(reason))
+        }
+        Err(error) => {
+            (format!("cannot read the job's result: {error}"), job::failed(error.to_string()))
+        }
+    };
+    let dir = dir.to_owned();
+    let sealed = tokio::task::spawn_blocking(move || manifest::seal(&dir)).await;
+    let artifacts = sealed.ok().and_then(Result::ok).unwrap_or_default();
+    Err(LostJob { reason, outcome: Outcome { artifacts, ..outcome } })
 }
 
 /// Executes jobs.

@@ -16,9 +16,9 @@ use tokio::{
     time::{Instant, sleep},
 };
 
-use super::{Executor, ExecutorError, JobStatus, LostJob};
+use super::{Executor, ExecutorError, JobStatus, LostJob, collect_result};
 use crate::{
-    artifact::{layout, manifest},
+    artifact::layout,
     collect::tools::slurm::{self, QueuedJob, SbatchSpec, SlurmError},
     config::SlurmSettings,
     domain::{
@@ -27,10 +27,7 @@ use crate::{
         outcome::Outcome,
         state::Scheduled,
     },
-    job::{
-        self,
-        job_spec::{self, JobSpec, JobSubject},
-    },
+    job::job_spec::{self, JobSpec, JobSubject},
 };
 
 /// Releases of a job that Slurm could not start and holds. Slurm delays each, usually by two
@@ -284,21 +281,7 @@ impl Executor for SlurmExecutor {
     async fn collect(&self, spec: &JobSpec) -> Result<Outcome, LostJob> {
         let dir = self.dir(spec.id);
         let tracked = self.tracked.lock().unwrap_or_else(PoisonError::into_inner).remove(&spec.id);
-        let (reason, outcome) = match job_spec::result(&dir, spec.attempt) {
-            Ok(Some(result)) if !result.interrupted => return Ok(result.outcome),
-            Ok(Some(result)) => ("the job was stopped from outside".to_owned(), result.outcome),
-            Ok(None) => {
-                let reason = missing_result(spec.id, tracked).await;
-                (reason.clone(), job::failed(reason))
-            }
-            Err(error) => {
-                (format!("cannot read the job's result: {error}"), job::failed(error.to_string()))
-            }
-        };
-        // The job had no time to seal its folder.
-        let sealed = tokio::task::spawn_blocking(move || manifest::seal(&dir)).await;
-        let artifacts = sealed.ok().and_then(Result::ok).unwrap_or_default();
-        Err(LostJob { reason, outcome: Outcome { artifacts, ..outcome } })
+        collect_result(&dir, spec.attempt, missing_result(spec.id, tracked)).await
     }
 
     async fn jobs(&self) -> Result<Vec<RunId>, ExecutorError> {
