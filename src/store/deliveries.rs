@@ -6,7 +6,7 @@ use sqlx::{Connection, QueryBuilder, sqlite::SqliteRow};
 use super::{Store, StoreError, WRITE, column, during, id_of, now_ms, rfc3339, word};
 use crate::domain::{ids::RunId, named_values::named_values};
 
-/// How long deliveries are kept after their run has ended.
+/// Time for which deliveries are kept after their run has ended.
 const KEPT_MS: i64 = 30 * 86_400_000;
 
 named_values! {

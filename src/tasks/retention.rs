@@ -161,7 +161,7 @@ impl Keeper {
     }
 }
 
-/// Removes the folders of deleted runs and alignments. What cannot be removed now stays in the list.
+/// Removes the folders of deleted runs and alignments; those that cannot be removed stay listed.
 pub async fn finish_removals(
     store: &Store,
     runs: &Path,

@@ -155,8 +155,9 @@ impl WebhookSender {
             Err(error) => {
                 let error = crate::chain(&error);
                 let retry = retry_in_ms(self.retry_ms, delivery.attempts);
-                let (attempt, is_last) = (delivery.attempts + 1, retry.is_none());
-                tracing::warn!(run = %delivery.run, host, error, attempt, is_last, "webhook failed");
+                let (run, attempt, is_last) =
+                    (delivery.run, delivery.attempts + 1, retry.is_none());
+                tracing::warn!(%run, host, error, attempt, is_last, "webhook failed");
                 store.not_delivered(delivery.id, &error, retry).await
             }
         }

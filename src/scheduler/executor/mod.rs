@@ -1,5 +1,5 @@
-//! Executors of runs: this host, or a cluster's scheduler. Both execute `llmprof execute`. The worker that holds a run's lease
-//! uses either through one trait.
+//! Executors of runs: this host, or a cluster's scheduler. Both execute `llmprof execute`. The
+//! worker that holds a run's lease uses either through one trait.
 //!
 //! An executor knows no database.
 
