@@ -8,7 +8,8 @@ use clap::{CommandFactory, Parser, Subcommand};
 use llmprof::trace::stage::UnknownRange;
 
 use command::{
-    align, analyze, backup, check, cost, diff, doctor, execute, openapi, quickstart, serve, token,
+    align, analyze, backup, check, cost, diff, doctor, execute, inspect, openapi, quickstart,
+    serve, token,
 };
 
 /// GPU profiling for LLM inference as a service.
@@ -37,6 +38,10 @@ enum Command {
     Diff(diff::DiffOptions),
     Doctor(doctor::DoctorOptions),
     Execute(execute::ExecuteOptions),
+    #[command(hide = true)]
+    Inspect(inspect::InspectOptions),
+    #[command(hide = true)]
+    ComputeAlignment(inspect::ComputeOptions),
     Token(token::TokenOptions),
     Check(check::CheckOptions),
     Backup(backup::BackupOptions),
@@ -80,6 +85,8 @@ fn main() -> ExitCode {
             Ok(code) => return code,
             Err(error) => Err(error),
         },
+        Command::Inspect(options) => inspect::run(&options),
+        Command::ComputeAlignment(options) => inspect::compute_alignment(&options),
         Command::Token(options) => token::run(&options),
         Command::Openapi(options) => openapi::run(&options),
         Command::Completions { shell } => {

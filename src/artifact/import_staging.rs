@@ -1,7 +1,7 @@
 //! Uploaded files before they become a run: unpacked within limits, and classified by their first
 //! bytes.
 //!
-//! Nothing here is executed, and no uploaded name is a path. [`Inspection`] reads the contents.
+//! Nothing here is executed, and no uploaded name is a path. [`Inspection`] requests all of it.
 
 use std::{
     fs::{self, File},
@@ -9,6 +9,7 @@ use std::{
     path::{Path, PathBuf},
 };
 
+use serde::{Deserialize, Serialize};
 use tokio::sync::oneshot;
 
 use crate::domain::import::{CaptureKind, Import};
@@ -47,6 +48,8 @@ pub enum IntakeError {
     Unfit(String),
     #[error("cannot store an uploaded file")]
     Keep { source: io::Error },
+    #[error("cannot inspect the capture: the service is stopping")]
+    Stopped,
 }
 
 impl From<io::Error> for IntakeError {
@@ -55,19 +58,35 @@ impl From<io::Error> for IntakeError {
     }
 }
 
-/// A request to check that the file at `path`, which looks like `kind`, can be read. The response
-/// is one line with the reason if not.
+/// A received file of an upload.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub struct UploadedFile {
+    pub path: PathBuf,
+    /// The client's name of it, which is not a path.
+    pub name: String,
+}
+
+/// An unpacked file whose content can be read.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub struct InspectedFile {
+    pub kind: CaptureKind,
+    pub bytes: u64,
+}
+
+/// A request to unpack and inspect the files of an upload, in order.
 #[derive(Debug)]
 pub struct Inspection {
-    pub path: PathBuf,
-    pub kind: CaptureKind,
+    /// Folder of the upload.
+    pub folder: PathBuf,
+    pub files: Vec<UploadedFile>,
+    pub limits: UploadLimits,
     /// Its rules name ranges that a timeline must have; its files are ignored.
     pub rules: Import,
-    pub answer: oneshot::Sender<Result<(), String>>,
+    pub answer: oneshot::Sender<Result<Vec<InspectedFile>, IntakeError>>,
 }
 
 /// Limits on uploads.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone, Copy, Serialize, Deserialize)]
 pub struct UploadLimits {
     pub max_bytes: u64,
     /// Bytes that stay free on the disk.

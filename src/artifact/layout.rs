@@ -21,12 +21,16 @@ pub const GATHERED: &str = "gathered.json";
 pub const OWNER: &str = "owner";
 /// Output of the scheduler's job outside its steps.
 pub const SCHEDULER_LOG: &str = "scheduler.log";
+/// Output of an import's process, outside its steps.
+pub const JOB_STDOUT: &str = "job.stdout.log";
+pub const JOB_STDERR: &str = "job.stderr.log";
 /// Files that stay when an attempt recreates the folder.
-pub const KEPT: &[&str] = &[PROGRESS, JOB, OWNER, SCHEDULER_LOG];
+pub const KEPT: &[&str] = &[PROGRESS, JOB, OWNER, SCHEDULER_LOG, JOB_STDOUT, JOB_STDERR];
 /// Further files that stay of an import.
 pub const IMPORTED: &[&str] = &[IMPORT, NSYS, NCU];
 /// Files that change after the seal or belong to the executor, and so are not artifacts.
-pub const UNSEALED: &[&str] = &[MANIFEST, JOB, RESULT, GATHERED, OWNER, SCHEDULER_LOG];
+pub const UNSEALED: &[&str] =
+    &[MANIFEST, JOB, RESULT, GATHERED, OWNER, SCHEDULER_LOG, JOB_STDOUT, JOB_STDERR];
 
 /// The submitted import ([`crate::domain::import::Import`]); only of imports.
 pub const IMPORT: &str = "import.json";

@@ -8,6 +8,7 @@ pub mod cost;
 pub mod diff;
 pub mod doctor;
 pub mod execute;
+pub mod inspect;
 pub mod openapi;
 pub mod quickstart;
 pub mod serve;

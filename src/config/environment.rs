@@ -35,6 +35,9 @@ pub fn visible_devices() -> Option<String> {
     env::var("CUDA_VISIBLE_DEVICES").ok()
 }
 
+/// The running executable, also after its file was replaced.
+pub const SELF: &str = "/proc/self/exe";
+
 /// Path of the running executable.
 pub fn executable() -> std::io::Result<PathBuf> {
     env::current_exe()

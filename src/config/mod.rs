@@ -163,11 +163,15 @@ pub struct RunLimits {
     pub free_bytes: u64,
     pub run_bytes: u64,
     pub run_s: u32,
-    /// Absent in job specs of old versions, as the next.
+    /// Absent in job specs of old versions, as the next three.
     #[serde(default)]
     pub capture_bytes: u64,
     #[serde(default)]
     pub host_busy_pct: u32,
+    #[serde(default)]
+    pub capture_memory_bytes: u64,
+    #[serde(default)]
+    pub capture_cpu_s: u32,
 }
 
 #[derive(Debug, Clone, PartialEq, Deserialize)]

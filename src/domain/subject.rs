@@ -234,6 +234,20 @@ impl RunSpec {
         Self { subject, common: Common { labels, priority, timeout_s: 60 } }
     }
 
+    /// Returns an import without files, for tests.
+    pub(crate) fn import_of_nothing() -> Self {
+        let import = Import {
+            name: "capture".into(),
+            model: None,
+            files: vec![],
+            stages: vec![],
+            include_ranges: vec![],
+            exclude_ranges: vec![],
+        };
+        let common = Common { labels: vec![], priority: 0, timeout_s: 60 };
+        Self { subject: Subject::Import(import), common }
+    }
+
     /// Returns the same run on another device.
     pub(crate) fn on_device(mut self, device: &str) -> Self {
         if let Subject::Model(it) = &mut self.subject {

@@ -156,6 +156,7 @@ impl RunningJob<'_> {
             stop: self.stop.clone(),
             lines: Some(sender),
             quota: Some(quota),
+            resources: None,
         };
         (limits, lines)
     }

@@ -1,20 +1,34 @@
-//! Computes queued alignments, one at a time, from the captures of ended runs. Starts no process.
+//! Computes queued alignments, one at a time, from the captures of ended runs, in child processes.
 //!
-//! An alignment that was interrupted by the end of the service is computed again.
+//! An alignment that was interrupted by the end of the service is computed again. One that ended
+//! its process fails.
 
-use std::{fs, io, path::Path, pin::pin, time::Duration};
+use std::{
+    fs, io,
+    path::{Path, PathBuf},
+    pin::pin,
+    time::Duration,
+};
 
+use serde::{Deserialize, Serialize};
 use tokio_util::sync::CancellationToken;
 
-use super::Context;
+use super::{Context, import_job, limited_child::LimitedChild};
 use crate::{
     analyze::align::{Alignment, settings::Question},
     artifact::{
         journal::{Journal, JournalEvent},
         layout, manifest,
     },
-    domain::state::{Step, StepRecord, StepState},
-    job::step_journal::{Clock, StepResult, now},
+    domain::{
+        alignment::AlignmentSpec,
+        ids::{AlignmentId, RunId},
+        state::{Step, StepRecord, StepState},
+    },
+    job::{
+        job_spec,
+        step_journal::{Clock, StepResult, now},
+    },
     pipeline::align_pair,
     report::align::previous,
     store::{AlignmentOutcome, StoreError, StoredAlignment},
@@ -22,8 +36,10 @@ use crate::{
 
 /// Longest time between two claims of the idle task; a queued alignment wakes it earlier.
 const IDLE: Duration = Duration::from_secs(5);
+/// Time limit of an alignment.
+const TIME_LIMIT: Duration = Duration::from_secs(1800);
 
-/// Computes alignments until stopped; the current one is finished first.
+/// Computes alignments until stopped; the current one is requeued.
 pub async fn work(cx: Context, stop: CancellationToken) {
     while !stop.is_cancelled() {
         // Listening first: an alignment queued during the claim still wakes the task.
@@ -34,7 +50,7 @@ pub async fn work(cx: Context, stop: CancellationToken) {
         }
         match cx.store.claim_alignment().await {
             Ok(Some(claimed)) => {
-                if let Err(error) = execute(&cx, claimed).await {
+                if let Err(error) = execute(&cx, claimed, &stop).await {
                     let error = crate::chain(&error);
                     tracing::error!(error, "cannot record the outcome of an alignment");
                 }
@@ -53,16 +69,27 @@ pub async fn work(cx: Context, stop: CancellationToken) {
     }
 }
 
-async fn execute(cx: &Context, claimed: StoredAlignment) -> Result<(), StoreError> {
+async fn execute(
+    cx: &Context,
+    claimed: StoredAlignment,
+    stop: &CancellationToken,
+) -> Result<(), StoreError> {
     let id = claimed.id;
     tracing::info!(alignment = %id, attempt = claimed.attempts, "alignment starts");
-    let context = cx.clone();
-    let computed = tokio::task::spawn_blocking(move || compute(&context, &claimed)).await;
-    // A panic caused by a foreign capture fails only its alignment.
-    let outcome = computed.unwrap_or_else(|error| AlignmentOutcome {
-        found: Err(error.to_string()),
-        artifacts: Vec::new(),
-    });
+    let outcome = match execute_in_child(cx, claimed, stop).await {
+        Ok(outcome) => outcome,
+        Err(_) if stop.is_cancelled() => {
+            tracing::info!(alignment = %id, "alignment requeued: the service stops");
+            return cx.store.release_alignment(id).await;
+        }
+        Err(why) => {
+            let found = Err(format!("cannot align the captures: {why}"));
+            let dir = cx.alignments.join(id.to_string());
+            let sealed = tokio::task::spawn_blocking(move || manifest::seal(&dir)).await;
+            let artifacts = sealed.ok().and_then(Result::ok).unwrap_or_default();
+            AlignmentOutcome { found, artifacts }
+        }
+    };
     match &outcome.found {
         Ok((verdict, _)) => tracing::info!(alignment = %id, %verdict, "alignment ends"),
         Err(message) => tracing::warn!(alignment = %id, message, "alignment failed"),
@@ -70,41 +97,78 @@ async fn execute(cx: &Context, claimed: StoredAlignment) -> Result<(), StoreErro
     cx.store.finish_alignment(id, &outcome).await.map(|_| ())
 }
 
+/// Input of the process of an alignment.
+#[derive(Debug, Serialize, Deserialize)]
+struct AlignmentTask {
+    id: AlignmentId,
+    attempt: u32,
+    spec: AlignmentSpec,
+    runs: PathBuf,
+    alignments: PathBuf,
+}
+
+/// Computes the alignment in a process of its own; the error is a reason without an outcome.
+async fn execute_in_child(
+    cx: &Context,
+    claimed: StoredAlignment,
+    stop: &CancellationToken,
+) -> Result<AlignmentOutcome, String> {
+    let StoredAlignment { id, spec, attempts: attempt, .. } = claimed;
+    let (runs, alignments) = (cx.runs.clone(), cx.alignments.clone());
+    let task = AlignmentTask { id, attempt, spec, runs, alignments };
+    let dir = cx.alignments.join(id.to_string());
+    recreate_folder(&dir, &task)
+        .map_err(|error| format!("cannot make the alignment's folder: {error}"))?;
+    let child = LimitedChild {
+        id: RunId(id.0),
+        args: vec!["compute-alignment".into(), "--folder".into(), dir.clone().into()],
+        logs: import_job::logs(&dir),
+        time_limit: TIME_LIMIT + cx.max_wait(),
+    };
+    let ended = cx.limited_children().run(&child, stop).await;
+    match job_spec::read(&dir, layout::RESULT) {
+        Ok(Some(outcome)) => Ok(outcome),
+        Ok(None) => Err(ended.err().unwrap_or_else(|| child.last_words())),
+        Err(error) => Err(format!("cannot read {}: {error}", layout::RESULT)),
+    }
+}
+
+/// Computes the alignment in `dir`: `llmprof compute-alignment`.
+pub fn compute_in(dir: &Path) -> io::Result<()> {
+    let task: AlignmentTask = job_spec::read(dir, layout::JOB)?.ok_or(io::ErrorKind::NotFound)?;
+    let journal = Journal::open(dir)?;
+    job_spec::write(dir, layout::RESULT, &compute(&task, dir, &journal))
+}
+
 /// Computes the alignment, writes its reports into its folder and seals the folder in every case.
-fn compute(cx: &Context, claimed: &StoredAlignment) -> AlignmentOutcome {
-    let dir = cx.alignments.join(claimed.id.to_string());
-    let lost = |error: io::Error| AlignmentOutcome {
-        found: Err(format!("cannot make the alignment's folder: {error}")),
-        artifacts: Vec::new(),
-    };
-    let journal = match recreate_folder(&dir, claimed).and_then(|()| Journal::open(&dir)) {
-        Ok(journal) => journal,
-        Err(error) => return lost(error),
-    };
-    journal.write(&JournalEvent::Attempt { attempt: claimed.attempts, at: now() });
-    let found = step(&journal, Step::Analyze, || analyze(cx, claimed));
+fn compute(task: &AlignmentTask, dir: &Path, journal: &Journal) -> AlignmentOutcome {
+    journal.write(&JournalEvent::Attempt { attempt: task.attempt, at: now() });
+    let found = step(journal, Step::Analyze, || analyze(task));
     let found = found.and_then(|alignment| {
-        step(&journal, Step::Report, || {
-            align_pair::write(&alignment, &dir, layout::ALIGNMENT)
+        step(journal, Step::Report, || {
+            align_pair::write(&alignment, dir, layout::ALIGNMENT)
                 .map_err(|error| crate::chain(&error))
         })?;
         Ok((alignment.verdict, alignment.summary()))
     });
     // Clients see ids of runs, no paths of this host.
     let found =
-        found.map_err(|message| message.replace(&format!("{}/", cx.runs.display()), "run "));
-    match manifest::seal(&dir) {
+        found.map_err(|message| message.replace(&format!("{}/", task.runs.display()), "run "));
+    match manifest::seal(dir) {
         Ok(artifacts) => AlignmentOutcome { found, artifacts },
-        Err(error) => lost(error),
+        Err(error) => AlignmentOutcome {
+            found: Err(format!("cannot seal the alignment's folder: {error}")),
+            artifacts: Vec::new(),
+        },
     }
 }
 
-fn analyze(cx: &Context, claimed: &StoredAlignment) -> Result<Alignment, String> {
-    let spec = &claimed.spec;
+fn analyze(task: &AlignmentTask) -> Result<Alignment, String> {
+    let spec = &task.spec;
     let today = jiff::Timestamp::now().to_string().chars().take(10).collect();
     let (question, rules) = Question::of(spec, today).map_err(|error| error.to_string())?;
     let [mock, e2e] =
-        [spec.mock, spec.e2e].map(|id| (id.to_string(), cx.runs.join(id.to_string())));
+        [spec.mock, spec.e2e].map(|id| (id.to_string(), task.runs.join(id.to_string())));
     if let Some((id, _)) = [&mock, &e2e].into_iter().find(|(_, dir)| !dir.is_dir()) {
         return Err(format!("the run {id} is gone"));
     }
@@ -112,7 +176,7 @@ fn analyze(cx: &Context, claimed: &StoredAlignment) -> Result<Alignment, String>
         align_pair::compare((&mock.0, &mock.1), (&e2e.0, &e2e.1), &rules, &question)
             .map_err(|error| crate::chain(&error))?;
     if let Some(id) = spec.previous {
-        let file = cx.alignments.join(id.to_string()).join(format!("{}.json", layout::ALIGNMENT));
+        let file = task.alignments.join(id.to_string()).join(format!("{}.json", layout::ALIGNMENT));
         let before = fs::read(file).ok().and_then(|text| previous(&text).ok());
         let (verdict, checks) = before.ok_or_else(|| format!("the alignment {id} is gone"))?;
         alignment.record_changes(&checks, verdict);
@@ -145,8 +209,8 @@ fn step<T>(
     done
 }
 
-/// Recreates the folder; of an earlier attempt only the journal stays.
-fn recreate_folder(dir: &Path, claimed: &StoredAlignment) -> io::Result<()> {
+/// Recreates the folder with the task; of an earlier attempt only the journal stays.
+fn recreate_folder(dir: &Path, task: &AlignmentTask) -> io::Result<()> {
     fs::create_dir_all(dir)?;
     for entry in fs::read_dir(dir)? {
         let path = entry?.path();
@@ -154,5 +218,6 @@ fn recreate_folder(dir: &Path, claimed: &StoredAlignment) -> io::Result<()> {
             fs::remove_file(path)?;
         }
     }
-    fs::write(dir.join(layout::SPEC), serde_json::to_vec_pretty(&claimed.spec)?)
+    fs::write(dir.join(layout::SPEC), serde_json::to_vec_pretty(&task.spec)?)?;
+    job_spec::write(dir, layout::JOB, task)
 }

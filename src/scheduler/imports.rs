@@ -1,23 +1,16 @@
-//! Inspects uploaded captures, and executes queued imports. Needs no device.
+//! Executes queued imports. Needs no device.
 //!
-//! An import is a run: claimed by a lease, executed by the job, recovered after a restart.
+//! An import is a run: claimed by a lease, executed by a job in a child process, recovered after a
+//! restart.
 
 use std::{fs, io, path::Path, pin::pin, sync::Arc, time::Duration};
 
-use tokio::sync::mpsc;
 use tokio_util::sync::CancellationToken;
 
 use super::{Context, executor::local::LocalExecutor};
 use crate::{
-    artifact::{import_staging::Inspection, layout},
-    collect::Collector,
-    domain::{
-        device::Device,
-        ids::RunId,
-        import::{CaptureKind, Import},
-    },
-    parse,
-    pipeline::rules_of,
+    artifact::layout,
+    domain::{device::Device, ids::RunId},
     scheduler::run_lifecycle::run_to_end,
     store::StoreError,
 };
@@ -28,50 +21,6 @@ const WORKER: &str = "import";
 pub const WORKERS: usize = 2;
 /// Longest time between two claims of an idle worker; a queued import wakes it earlier.
 const IDLE: Duration = Duration::from_secs(5);
-/// Inspections that may be queued.
-const MAX_INSPECTIONS: usize = 16;
-
-/// Starts the task that inspects uploaded files, one after another; it ends with the last sender.
-pub fn inspector(collector: Arc<Collector>) -> mpsc::Sender<Inspection> {
-    let (sender, mut inspections) = mpsc::channel::<Inspection>(MAX_INSPECTIONS);
-    tokio::spawn(async move {
-        while let Some(Inspection { path, kind, rules, answer }) = inspections.recv().await {
-            let has_nsys = collector.nsys.is_some();
-            let inspected =
-                tokio::task::spawn_blocking(move || inspect(&path, kind, &rules, has_nsys)).await;
-            // The client may be gone.
-            let _ = answer.send(inspected.unwrap_or_else(|_| Err("it cannot be read".into())));
-        }
-    });
-    sender
-}
-
-fn inspect(path: &Path, kind: CaptureKind, rules: &Import, has_nsys: bool) -> Result<(), String> {
-    let rules = rules_of(&rules.stages, &rules.include_ranges, &rules.exclude_ranges);
-    let read = match kind {
-        CaptureKind::Timeline => {
-            match parse::nsys::check(path).and_then(|()| parse::nsys::check_rules(path, &rules)) {
-                Ok(Err(unknown)) => return Err(unknown.to_string()),
-                read => read.map(|_| ()),
-            }
-        }
-        CaptureKind::Counters => parse::ncu::read_file(path).map(|_| ()),
-        CaptureKind::Report if has_nsys => Ok(()),
-        CaptureKind::Report => {
-            return Err(
-                "a report of nsys, and this host has no nsys to read it; upload the output of \
-                 `nsys export --type sqlite`"
-                    .into(),
-            );
-        }
-    };
-    // The client sees its own name of the file, no path of this host.
-    read.map_err(|error| {
-        crate::chain(&error)
-            .replace(&format!("{}: ", path.display()), "")
-            .replace(&path.display().to_string(), "it")
-    })
-}
 
 /// Executes imports until stopped.
 pub(crate) async fn work(cx: Context, executor: Arc<LocalExecutor>, stop: CancellationToken) {

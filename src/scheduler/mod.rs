@@ -7,8 +7,11 @@
 pub mod alignments;
 pub mod executor;
 mod gpu_group;
+mod import_job;
 pub mod imports;
+pub mod inspection;
 mod job_resolution;
+pub mod limited_child;
 mod pool;
 mod recovery;
 mod run_lifecycle;
@@ -24,6 +27,7 @@ use crate::{
     measuring::{Measuring, QuietWait},
     store::Store,
 };
+use limited_child::LimitedChildren;
 pub use pool::Pool;
 pub use recovery::recover;
 
@@ -57,6 +61,11 @@ impl Context {
     /// Longest time for which background work waits for passes that measure.
     pub fn max_wait(&self) -> Duration {
         Duration::from_secs(self.config.worker.background_wait_s.into())
+    }
+
+    /// Processes that read uploaded captures.
+    pub fn limited_children(&self) -> LimitedChildren {
+        LimitedChildren::of_service(&self.config.limits, &self.measuring, self.max_wait())
     }
 
     /// A wait of background work for passes that measure.

@@ -3,7 +3,11 @@
 //!
 //! The steps of a run are in [`crate::job`]. The executor is this process or a cluster.
 
-use std::{path::Path, pin::pin};
+use std::{
+    io,
+    path::{Path, PathBuf},
+    pin::pin,
+};
 
 use tokio::sync::oneshot;
 use tokio_util::sync::CancellationToken;
@@ -14,9 +18,11 @@ use super::{
     job_resolution,
 };
 use crate::{
+    artifact::manifest,
     domain::{
         device::Device,
         outcome::Outcome,
+        run_files::ArtifactRecord,
         state::{RunState, Scheduled, Step, StepRecord},
         subject::SubjectKind,
     },
@@ -233,8 +239,13 @@ async fn record_end(
         }
         (Some(Interrupted::Cancelled), _) if !has_report => {
             let message = Some("cancelled while running".into());
-            let outcome =
-                Outcome { state: RunState::Cancelled, failed_step: None, message, ..outcome };
+            let artifacts = match outcome.artifacts.is_empty() {
+                // Its job was stopped before it sealed the folder.
+                true => seal(cx.runs.join(run.id.to_string())).await,
+                false => outcome.artifacts,
+            };
+            let state = RunState::Cancelled;
+            let outcome = Outcome { state, failed_step: None, message, artifacts, ..outcome };
             return finish(run, cx, &outcome).await;
         }
         (None, Some(reason)) => {
@@ -247,6 +258,15 @@ async fn record_end(
         _ => {}
     }
     finish(run, cx, &outcome).await
+}
+
+/// Seals the folder of a job that was stopped; a failure is logged and leaves no artifacts.
+async fn seal(dir: PathBuf) -> Vec<ArtifactRecord> {
+    let sealed = tokio::task::spawn_blocking(move || manifest::seal(&dir)).await;
+    sealed.map_err(io::Error::other).and_then(|sealed| sealed).unwrap_or_else(|error| {
+        tracing::warn!(%error, "cannot seal the folder of a cancelled run");
+        Vec::new()
+    })
 }
 
 async fn finish(

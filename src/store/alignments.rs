@@ -2,6 +2,7 @@
 //!
 //! Only one service uses a database: an alignment that is running at its start was interrupted.
 
+use serde::{Deserialize, Serialize};
 use sqlx::{Connection, QueryBuilder, SqliteConnection, sqlite::SqliteRow};
 
 use super::{
@@ -57,7 +58,7 @@ pub struct AlignmentFilter {
 }
 
 /// Outcome of an alignment.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct AlignmentOutcome {
     /// Verdict and checks, or the reason of the failure.
     pub found: Result<(Verdict, Vec<CheckSummary>), String>,
@@ -223,6 +224,20 @@ impl Store {
         insert_artifacts(&mut tx, id, &outcome.artifacts).await?;
         tx.commit().await.map_err(during("finish an alignment"))?;
         Ok(true)
+    }
+
+    /// Requeues a running alignment without charging the attempt, because the service stops.
+    pub async fn release_alignment(&self, id: AlignmentId) -> Result<(), StoreError> {
+        let mut writer = self.writer.lock().await;
+        sqlx::query(
+            "update alignments set state = 'queued', started_at = null, attempts = attempts - 1
+             where id = ? and state = 'running'",
+        )
+        .bind(key(&id))
+        .execute(&mut *writer)
+        .await
+        .map_err(during("release an alignment"))?;
+        Ok(())
     }
 
     /// Requeues alignments that an earlier service left, or fails them after their last attempt;

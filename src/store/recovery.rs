@@ -1,6 +1,8 @@
 //! Recovery of runs whose worker is gone.
 
-use super::{Store, StoreError, claim::MAX_ATTEMPTS, during, id_of, now_ms, steady_ms};
+use sqlx::Connection;
+
+use super::{Store, StoreError, WRITE, claim::MAX_ATTEMPTS, during, id_of, now_ms, steady_ms};
 use crate::domain::ids::RunId;
 
 impl Store {
@@ -39,8 +41,28 @@ impl Store {
     }
 
     /// Requeues those runs, or fails them after their last attempt. Returns their ids.
+    ///
+    /// Where an import was among them, the attempt is charged to imports alone: they read foreign
+    /// files, and are the most probable reason for the end of the service.
     pub async fn recover(&self, all: bool) -> Result<Vec<RunId>, StoreError> {
         let mut writer = self.writer.lock().await;
+        let mut tx = writer.begin_with(WRITE).await.map_err(during("recover runs"))?;
+        let spared: bool = sqlx::query_scalar(
+            "select ? and exists (select 1 from runs where state = 'running' and kind = 'import')",
+        )
+        .bind(all)
+        .fetch_one(&mut *tx)
+        .await
+        .map_err(during("look for running imports"))?;
+        if spared {
+            sqlx::query(
+                "update runs set attempts = attempts - 1
+                 where state = 'running' and kind <> 'import' and attempts > 0",
+            )
+            .execute(&mut *tx)
+            .await
+            .map_err(during("spare runs"))?;
+        }
         let ids: Vec<Vec<u8>> = sqlx::query_scalar(
             "update runs set worker = null, lease_until = null,
                     state = case when cancel_requested then 'cancelled'
@@ -57,9 +79,10 @@ impl Store {
         .bind(now_ms())
         .bind(all)
         .bind(steady_ms())
-        .fetch_all(&mut *writer)
+        .fetch_all(&mut *tx)
         .await
         .map_err(during("recover runs"))?;
+        tx.commit().await.map_err(during("recover runs"))?;
         ids.iter().map(|id| id_of(id)).collect()
     }
 }

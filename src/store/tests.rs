@@ -196,6 +196,24 @@ async fn a_run_that_takes_the_service_down_fails_after_three_attempts() {
 }
 
 #[tokio::test]
+async fn the_end_of_a_service_that_analyses_an_import_is_charged_to_the_import_alone() {
+    let (_dir, store) = store().await;
+    let run = submit(&store, 0).await.id;
+    let import =
+        NewRun { id: None, spec: RunSpec::import_of_nothing(), idempotency: None, owner: None };
+    let Submitted::New(import) = store.submit(import).await.unwrap() else { panic!() };
+    for crash in 1..=3 {
+        store.claim("w", &["cpu"], LEASE).await.unwrap().unwrap();
+        store.claim_import("import", LEASE).await.unwrap().unwrap();
+        assert_eq!(store.recover(true).await.unwrap().len(), 2);
+        let attempts = async |id| store.run(id).await.unwrap().unwrap().attempts;
+        assert_eq!((attempts(run).await, attempts(import.id).await), (0, crash));
+    }
+    assert_eq!(store.run(import.id).await.unwrap().unwrap().state, RunState::Failed);
+    assert_eq!(store.run(run).await.unwrap().unwrap().state, RunState::Queued);
+}
+
+#[tokio::test]
 async fn a_released_run_is_requeued_without_charging_the_attempt() {
     let (_dir, store) = store().await;
     let id = submit(&store, 0).await.id;

@@ -5,29 +5,17 @@
 //! service dies, a child gets TERM and, after a grace period, KILL.
 
 use std::{
-    fmt,
-    fs::File,
-    io,
-    os::unix::process::ExitStatusExt,
-    path::{Path, PathBuf},
-    process::{ExitStatus, Stdio},
-    sync::{OnceLock, mpsc},
-    thread,
+    fmt, fs::File, io, os::unix::process::ExitStatusExt, path::PathBuf, process::ExitStatus,
     time::Duration,
 };
 
 use nix::{
-    errno::Errno,
-    sys::{
-        prctl,
-        signal::{Signal, killpg},
-    },
-    unistd::{Pid, getppid, setsid},
+    sys::signal::{Signal, killpg},
+    unistd::Pid,
 };
 use tokio::{
-    process::{Child, Command},
-    runtime::Handle,
-    sync::{mpsc::UnboundedSender, oneshot},
+    process::Child,
+    sync::mpsc::UnboundedSender,
     task::{JoinHandle, spawn_blocking},
     time::{Instant, sleep_until, timeout},
 };
@@ -41,9 +29,10 @@ use crate::{
     collect::process::{
         disk_quota::{DiskQuota, QuotaLimit},
         line_stream::{ChildLine, Lines},
-        orphans::{MARKER, end_orphans, make_scratch, scratch, signal},
+        orphans::{end_orphans, make_scratch, scratch, signal},
+        resources::ResourceLimits,
+        start::{command, spawn},
     },
-    config::environment,
     domain::ids::RunId,
 };
 
@@ -63,6 +52,8 @@ pub struct ProcessLimits {
     pub lines: Option<UnboundedSender<ChildLine>>,
     /// Disk quota of the run; `None`: unlimited.
     pub quota: Option<DiskQuota>,
+    /// Limits on memory and CPU time; `None`: unlimited.
+    pub resources: Option<ResourceLimits>,
 }
 
 impl ProcessLimits {
@@ -75,6 +66,7 @@ impl ProcessLimits {
             stop,
             lines: None,
             quota: None,
+            resources: None,
         }
     }
 
@@ -203,7 +195,7 @@ impl RunningChild {
             ChildScope::Run => make_scratch(limits.run)?,
             ChildScope::Group => scratch(limits.run),
         };
-        let mut child = spawn(command(argv, limits.run, &scratch)).await?;
+        let mut child = spawn(command(argv, limits, &scratch)).await?;
         group.leader = child.id().and_then(|id| i32::try_from(id).ok()).map(Pid::from_raw);
         let lines = || Lines::new(limits.lines.clone());
         let out = child
@@ -214,7 +206,13 @@ impl RunningChild {
             .stderr
             .take()
             .map(|from| tokio::spawn(copy_output(from, stderr, logs.cap, lines())));
-        Ok(Self { child, group, scratch, outputs: [out, err].into_iter().flatten().collect() })
+        let outputs = [out, err].into_iter().flatten().collect();
+        Ok(Self { child, group, scratch, outputs })
+    }
+
+    /// Stops and continues its processes.
+    pub fn freezer(&self) -> Freezer {
+        Freezer { run: self.group.run, leader: self.group.leader }
     }
 
     /// Waits until it exits, exceeds a limit or is stopped; returns the reason. May be called
@@ -260,6 +258,31 @@ impl RunningChild {
     }
 }
 
+/// Stops and continues the processes of a run.
+#[derive(Debug, Clone, Copy)]
+pub struct Freezer {
+    run: RunId,
+    leader: Option<Pid>,
+}
+
+impl Freezer {
+    /// Stops the processes until [`Freezer::thaw`]. Blocks while it searches them.
+    pub fn freeze(self) {
+        self.signal(Signal::SIGSTOP);
+    }
+
+    pub fn thaw(self) {
+        self.signal(Signal::SIGCONT);
+    }
+
+    fn signal(self, sig: Signal) {
+        if let Some(leader) = self.leader {
+            let _ = killpg(leader, sig); // the group may have ended
+        }
+        signal(self.run, sig);
+    }
+}
+
 /// All processes of a child, ended on drop, so also when the caller is cancelled.
 struct ProcessGroup {
     run: RunId,
@@ -287,65 +310,6 @@ impl Drop for ProcessGroup {
     }
 }
 
-fn command(argv: &Argv, run: RunId, scratch: &Path) -> Command {
-    let mut command = Command::new(&argv.program);
-    // Tools write state to HOME; where it is unset, that is a temporary folder.
-    command
-        .args(&argv.args)
-        .env_clear()
-        .env("HOME", scratch)
-        .envs(argv.environment(environment::variables()));
-    command.env("TMPDIR", scratch).env(MARKER, run.to_string());
-    command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped()).kill_on_drop(true);
-    if let Some(cwd) = &argv.cwd {
-        command.current_dir(cwd);
-    }
-    ends_with_service(&mut command);
-    command
-}
-
-/// Makes `command` lead a session of its own and get TERM when this process dies.
-pub(super) fn ends_with_service(command: &mut Command) {
-    let service = Pid::this();
-    let prepare = move || {
-        setsid()?;
-        // TERM, not KILL: a profiler that gets TERM also ends its target.
-        prctl::set_pdeathsig(Signal::SIGTERM)?;
-        if getppid() != service {
-            return Err(Errno::ESRCH.into()); // the service has ended since
-        }
-        Ok(())
-    };
-    // SAFETY: between fork and exec only these three system calls run; none allocates or locks.
-    unsafe { command.pre_exec(prepare) };
-}
-
-/// Starts a child from a thread that lives as long as the service.
-///
-/// The parent-death signal follows the thread that forked, and threads of the runtime are not
-/// permanent.
-pub(super) async fn spawn(mut command: Command) -> io::Result<Child> {
-    type JobObject = Box<dyn FnOnce() + Send>;
-    static STARTER: OnceLock<mpsc::Sender<JobObject>> = OnceLock::new();
-    let starter = STARTER.get_or_init(|| {
-        let (jobs, queue) = mpsc::channel::<JobObject>();
-        // Without the thread its queue is closed, and every start fails.
-        let _ = thread::Builder::new()
-            .name("start-children".into())
-            .spawn(move || queue.into_iter().for_each(|job| job()));
-        jobs
-    });
-    let runtime = Handle::current();
-    let (answer, started) = oneshot::channel();
-    let job = move || {
-        let _in_runtime = runtime.enter();
-        let _ = answer.send(command.spawn()); // without a receiver the child is dropped and killed
-    };
-    let no_thread = || io::Error::other("no thread to start children from");
-    starter.send(Box::new(job)).map_err(|_| no_thread())?;
-    started.await.map_err(|_| no_thread())?
-}
-
 /// Waits until an output is copied, but only briefly for a foreign process that holds it open.
 async fn drain(mut output: JoinHandle<io::Result<()>>) -> io::Result<()> {
     match timeout(DRAIN, &mut output).await {
@@ -357,5 +321,7 @@ async fn drain(mut output: JoinHandle<io::Result<()>>) -> io::Result<()> {
     }
 }
 
+#[cfg(test)]
+mod limits_tests;
 #[cfg(test)]
 mod tests;

@@ -13,8 +13,9 @@ use tokio::{
 };
 
 use super::{
-    child::{ExitReason, ends_with_service, spawn},
+    child::ExitReason,
     orphans::{MARKER, end_orphans},
+    start::{ends_with_service, spawn},
 };
 use crate::domain::ids::RunId;
 
@@ -41,7 +42,7 @@ impl JobProcess {
         command.arg("execute").args(options).arg("--run-dir").arg(dir);
         command.env(MARKER, run.to_string());
         command.stdin(Stdio::null()).stdout(Stdio::null()).kill_on_drop(true);
-        ends_with_service(&mut command);
+        ends_with_service(&mut command, None);
         Ok(Self { child: spawn(command).await?, run })
     }
 

@@ -8,4 +8,6 @@ pub mod line_stream;
 pub mod loader_errors;
 pub mod orphans;
 pub mod output;
+pub mod resources;
+mod start;
 pub mod watch;

@@ -59,6 +59,13 @@ pub fn marked(run: RunId) -> Vec<Pid> {
         .collect()
 }
 
+/// Fields of `/proc/PID/stat` after the name, which is in brackets and may contain any character:
+/// state, parent and others. `None` if the process was reaped.
+pub(super) fn stat(pid: Pid) -> Option<Vec<String>> {
+    let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
+    Some(stat.rsplit_once(')')?.1.split_whitespace().map(str::to_owned).collect())
+}
+
 /// Profiled processes of `run` and their descendants.
 pub fn targets(run: RunId) -> Vec<Pid> {
     let mark = format!("{}={}", TARGET.0, TARGET.1);

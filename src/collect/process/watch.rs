@@ -4,7 +4,6 @@
 //! milliseconds.
 
 use std::{
-    fs,
     sync::{
         Arc,
         atomic::{AtomicBool, Ordering},
@@ -19,7 +18,10 @@ use nix::{
 };
 use tokio::task::{JoinHandle, spawn_blocking};
 
-use crate::{collect::process::orphans::targets, domain::ids::RunId};
+use crate::{
+    collect::process::orphans::{stat, targets},
+    domain::ids::RunId,
+};
 
 /// Time between two searches for the program.
 const SEARCH_PERIOD: Duration = Duration::from_millis(20);
@@ -73,8 +75,6 @@ fn watch(run: RunId, done: &AtomicBool) -> Option<i64> {
 
 /// Start time of a process, ticks since boot; `None` if it has ended.
 fn start_ticks(pid: Pid) -> Option<i64> {
-    let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
-    // The name is in brackets and may contain any character.
-    let fields: Vec<&str> = stat.rsplit_once(')')?.1.split_whitespace().collect();
-    (*fields.first()? != "Z").then(|| fields.get(19)?.parse().ok())?
+    let fields = stat(pid)?;
+    (fields.first()? != "Z").then(|| fields.get(19)?.parse().ok())?
 }

@@ -12,7 +12,7 @@ use anyhow::{Context as _, Result, bail};
 use llmprof::{
     artifact::import_staging,
     collect::{Collector, gpu::gpu_monitor::watch_gpus},
-    config::{self, Config, ExecutorKind, RunLimits},
+    config::{self, Config, ExecutorKind},
     domain::{command::Commands, device::Device, profiling::Presets},
     http::{self, Certificate},
     measuring::Measuring,
@@ -247,7 +247,7 @@ fn app(
         presets: Arc::clone(&cx.presets),
         devices: devices.into(),
         accepts: accepts.into(),
-        intake: Arc::new(intake(&cx.config.limits, data, collector)?),
+        intake: Arc::new(intake(cx, data, closing)?),
         doctor: tasks::host_checks::start(Arc::clone(collector), data.clone(), closing.clone()),
         gpus: watch_gpus(uuids, closing),
         measuring: cx.measuring.clone(),
@@ -267,7 +267,12 @@ fn pool(
 ) -> Result<Pool> {
     let config = &cx.config;
     let program = config::environment::executable().context("cannot find the path of llmprof")?;
-    let local = Arc::new(LocalExecutor::new(program, log.job_options(), data.to_owned()));
+    let local = Arc::new(LocalExecutor::new(
+        program,
+        log.job_options(),
+        data.to_owned(),
+        cx.limited_children(),
+    ));
     Ok(match config.executor.kind {
         ExecutorKind::Local => Pool::for_devices(cx, &local, devices),
         ExecutorKind::Slurm => {
@@ -290,13 +295,18 @@ fn start_retention(cx: &scheduler::Context, closing: &CancellationToken) {
 }
 
 /// Opens the folder for uploads and removes the files of an earlier service.
-fn intake(limits: &RunLimits, data: &Path, collector: &Arc<Collector>) -> Result<http::Intake> {
-    let folder = data.join("incoming");
+fn intake(
+    cx: &scheduler::Context,
+    data: &Path,
+    closing: &CancellationToken,
+) -> Result<http::Intake> {
+    let (folder, limits) = (data.join("incoming"), &cx.config.limits);
+    let has_nsys = cx.collector.nsys.is_some();
+    let inspector = scheduler::inspection::start(cx.limited_children(), has_nsys, closing.clone());
     let limits = import_staging::UploadLimits {
         max_bytes: limits.capture_bytes,
         least_free: limits.free_bytes,
     };
-    let inspector = scheduler::imports::inspector(Arc::clone(collector));
     http::Intake::open(folder.clone(), limits, inspector)
         .with_context(|| format!("cannot use the folder {}", folder.display()))
 }

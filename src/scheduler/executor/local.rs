@@ -1,5 +1,6 @@
 //! Executes runs on this host, each as a process of its own: `llmprof execute`, as on a cluster. A
-//! fault or an exhausted memory limit of one ends neither the service nor another run.
+//! fault or an exhausted memory limit of one ends neither the service nor another run. The process
+//! of an import has limits, because it reads foreign files.
 
 use std::{
     collections::HashMap,
@@ -18,7 +19,8 @@ use crate::{
     artifact::layout,
     collect::process::{child::ExitReason, job_process::JobProcess},
     domain::{device::Device, ids::RunId, outcome::Outcome},
-    job::job_spec::{self, JobSpec},
+    job::job_spec::{self, JobSpec, JobSubject},
+    scheduler::{import_job, limited_child::LimitedChildren},
 };
 
 /// Longest wait of a poll, and so the delay with which clients see a run's steps.
@@ -31,20 +33,34 @@ pub struct LocalExecutor {
     options: Vec<OsString>,
     /// The service's data folder.
     data: PathBuf,
+    /// Processes of imports.
+    children: LimitedChildren,
     jobs: Mutex<HashMap<RunId, LocalJob>>,
 }
 
 #[derive(Debug, Clone)]
 struct LocalJob {
     stop: CancellationToken,
-    /// End of the process.
-    end: watch::Receiver<Option<String>>,
+    end: watch::Receiver<Option<JobEnd>>,
+}
+
+/// End of a job's process.
+#[derive(Debug, Clone)]
+enum JobEnd {
+    /// In words; the result is in the folder.
+    Process(String),
+    Import(Outcome),
 }
 
 impl LocalExecutor {
     /// Executes the runs of the service with this data folder by `program execute`, with `options`.
-    pub fn new(program: PathBuf, options: Vec<OsString>, data: PathBuf) -> Self {
-        Self { program, options, data, jobs: Mutex::default() }
+    pub fn new(
+        program: PathBuf,
+        options: Vec<OsString>,
+        data: PathBuf,
+        children: LimitedChildren,
+    ) -> Self {
+        Self { program, options, data, children, jobs: Mutex::default() }
     }
 
     fn lock(&self) -> MutexGuard<'_, HashMap<RunId, LocalJob>> {
@@ -82,15 +98,26 @@ impl Executor for LocalExecutor {
         fs::create_dir_all(&dir)
             .and_then(|()| job_spec::write(&dir, layout::JOB, &spec))
             .map_err(|source| ExecutorError::Spec { source })?;
-        let job = JobProcess::start(&self.program, &self.options, &dir, spec.id)
-            .await
-            .map_err(|source| ExecutorError::Start { source })?;
         let (sender, end) = watch::channel(None);
         let stop = CancellationToken::new();
-        self.lock().insert(spec.id, LocalJob { stop: stop.clone(), end });
+        let job = LocalJob { stop: stop.clone(), end };
+        if spec.subject == JobSubject::Import {
+            let children = self.children.clone();
+            self.lock().insert(spec.id, job);
+            tokio::spawn(async move {
+                let outcome = import_job::execute(&spec, &dir, &children, &stop).await;
+                sender.send_replace(Some(JobEnd::Import(outcome)));
+            });
+            return Ok(());
+        }
+        let process = JobProcess::start(&self.program, &self.options, &dir, spec.id)
+            .await
+            .map_err(|source| ExecutorError::Start { source })?;
+        self.lock().insert(spec.id, job);
         let grace = Duration::from_secs(spec.grace_s.into());
         tokio::spawn(async move {
-            sender.send_replace(Some(run_to_end(job, stop, grace).await));
+            let end = run_to_end(process, stop, grace).await;
+            sender.send_replace(Some(JobEnd::Process(end)));
         });
         Ok(())
     }
@@ -110,7 +137,11 @@ impl Executor for LocalExecutor {
 
     async fn collect(&self, spec: &JobSpec) -> Result<Outcome, LostJob> {
         let job = self.lock().remove(&spec.id);
-        let end = job.and_then(|job| job.end.borrow().clone()).unwrap_or_default();
+        let end = match job.and_then(|job| job.end.borrow().clone()) {
+            Some(JobEnd::Import(outcome)) => return Ok(outcome),
+            Some(JobEnd::Process(end)) => end,
+            None => "is unknown".into(),
+        };
         collect_result(&self.dir(spec.id), spec.attempt, async {
             format!("the job left no result: its process {end}")
         })

@@ -5,6 +5,7 @@ pub mod alignments;
 pub mod artifacts;
 pub mod cost;
 pub mod diff;
+mod hostile;
 pub mod http;
 pub mod imports;
 pub mod openapi;

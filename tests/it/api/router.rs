@@ -18,7 +18,6 @@ use llmprof::{
         journal::{Journal, JournalEvent},
         manifest,
     },
-    collect::Collector,
     config,
     domain::{
         device::Device,
@@ -28,7 +27,7 @@ use llmprof::{
     },
     http,
     measuring::Measuring,
-    scheduler,
+    scheduler::{inspection, limited_child::LimitedChildren},
     store::{ClaimedRun, Store},
     trace::{
         checkup::{Checkup, HostCheck},
@@ -38,6 +37,8 @@ use llmprof::{
 use serde_json::{Value, json};
 use tokio_util::sync::CancellationToken;
 use tower::ServiceExt;
+
+use crate::support::service::LLMPROF;
 
 pub const MODEL: &str = "deepseek-ocr-tiny";
 
@@ -53,7 +54,13 @@ pub struct Api {
 /// An intake of small files without nsys.
 fn intake(data: &Path) -> http::Intake {
     let limits = import_staging::UploadLimits { max_bytes: 16 << 20, least_free: 0 };
-    let inspector = scheduler::imports::inspector(Arc::new(Collector::new("none")));
+    let children = LimitedChildren {
+        program: LLMPROF.into(),
+        limits: config::Config::default().limits,
+        measuring: Measuring::default(),
+        max_wait: Duration::ZERO,
+    };
+    let inspector = inspection::start(children, false, CancellationToken::new());
     http::Intake::open(data.join("incoming"), limits, inspector).unwrap()
 }
 

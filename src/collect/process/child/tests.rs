@@ -1,19 +1,21 @@
 //! Tests with shell scripts as misbehaving children.
 
+use std::path::Path;
+
 use tokio::sync::mpsc;
 
 use super::{super::output::last_lines, *};
-use crate::collect::process::orphans::{marked, scratch};
+use crate::collect::process::orphans::{MARKER, end_orphans, marked, scratch};
 
 /// A script with its folder and limits.
-struct Case {
+pub(super) struct Case {
     dir: tempfile::TempDir,
-    argv: Argv,
-    limits: ProcessLimits,
+    pub(super) argv: Argv,
+    pub(super) limits: ProcessLimits,
 }
 
 impl Case {
-    fn new(script: &str) -> Self {
+    pub(super) fn new(script: &str) -> Self {
         let dir = tempfile::tempdir().unwrap();
         let mut argv = Argv::new("/bin/sh").args(["-c", script]);
         argv.cwd = Some(dir.path().into());
@@ -22,11 +24,15 @@ impl Case {
         Self { dir, argv, limits: ProcessLimits { grace: Duration::from_millis(100), ..limits } }
     }
 
-    fn logs(&self) -> Logs {
+    pub(super) fn path(&self, name: &str) -> PathBuf {
+        self.dir.path().join(name)
+    }
+
+    pub(super) fn logs(&self) -> Logs {
         Logs { cap: 200_000, ..Logs::named(self.dir.path(), "child") }
     }
 
-    async fn run(&self) -> ExitReason {
+    pub(super) async fn run(&self) -> ExitReason {
         run(&self.argv, &self.logs(), &self.limits).await.unwrap()
     }
 

@@ -7,7 +7,7 @@ use tokio::sync::oneshot;
 use super::fields::UploadFields;
 use crate::{
     artifact::{
-        import_staging::{self, Inspection, IntakeError},
+        import_staging::{InspectedFile, Inspection, IntakeError, UploadedFile},
         layout,
     },
     domain::import::{CaptureKind, Import, ImportedFile},
@@ -37,17 +37,15 @@ pub(super) async fn inspect(
     if files.len() > MAX_FILES {
         return Err(invalid(format!("{} files; an import has at most {MAX_FILES}", files.len())));
     }
-    let (mut found, mut total_bytes, mut pages) = (Vec::new(), 0, 0);
-    for file in files {
-        let name = [&file.name, &plain_name(&fields.name)]
-            .into_iter()
-            .find(|name| !name.is_empty())
-            .map_or_else(|| "capture".to_owned(), String::clone);
-        let (kind, bytes) = settle(intake, &file, &name, total_bytes).await?;
-        total_bytes += bytes;
-        check_content(intake, &file.path, kind, fields)
-            .await?
-            .map_err(|reason| invalid(format!("{name}: {reason}")))?;
+    let uploaded: Vec<UploadedFile> = files
+        .into_iter()
+        .map(|file| UploadedFile { name: name_of(&file, fields), path: file.path })
+        .collect();
+    let inspected = request(intake, folder, uploaded.clone(), fields).await?;
+    let (mut found, mut pages) = (Vec::new(), 0);
+    for (UploadedFile { path: from, name }, InspectedFile { kind, bytes }) in
+        uploaded.into_iter().zip(inspected)
+    {
         let path = match kind {
             CaptureKind::Timeline => layout::NSYS_EXPORT.to_owned(),
             CaptureKind::Report => layout::NSYS_REPORT.to_owned(),
@@ -56,7 +54,7 @@ pub(super) async fn inspect(
                 layout::imported_page(pages)
             }
         };
-        move_file(&file.path, &folder.join(&path)).map_err(|error| ApiError::internal(&error))?;
+        move_file(&from, &folder.join(&path)).map_err(|error| ApiError::internal(&error))?;
         found.push(ImportedFile { name, kind, bytes, path });
     }
     if found.iter().filter(|file| file.kind != CaptureKind::Counters).count() > 1 {
@@ -65,38 +63,24 @@ pub(super) async fn inspect(
     Ok(fields.import(found))
 }
 
-/// Decompresses a file, and returns its kind and size.
-async fn settle(
-    intake: &Intake,
-    file: &ReceivedFile,
-    name: &str,
-    total_bytes: u64,
-) -> Result<(CaptureKind, u64), ApiError> {
-    let (path, limits) = (file.path.clone(), intake.limits);
-    let settled =
-        tokio::task::spawn_blocking(move || import_staging::settle(&path, total_bytes, limits));
-    match settled.await.map_err(|error| ApiError::internal(&error))? {
-        Err(IntakeError::Unfit(reason)) => Err(invalid(format!("{name}: {reason}"))),
-        settled => Ok(settled?),
-    }
+/// The client's name of a file.
+fn name_of(file: &ReceivedFile, fields: &UploadFields) -> String {
+    let names = [file.name.clone(), plain_name(&fields.name)];
+    names.into_iter().find(|name| !name.is_empty()).unwrap_or_else(|| "capture".into())
 }
 
-/// Returns the inspector's verdict on the content of a file.
-async fn check_content(
+/// Returns the kinds and sizes of the unpacked files.
+async fn request(
     intake: &Intake,
-    path: &Path,
-    kind: CaptureKind,
+    folder: &Path,
+    files: Vec<UploadedFile>,
     fields: &UploadFields,
-) -> Result<Result<(), String>, ApiError> {
-    let stopping = || {
-        let message = "cannot inspect the capture: the service is stopping";
-        ApiError::new(ErrorCode::Unavailable, message)
-    };
+) -> Result<Vec<InspectedFile>, ApiError> {
     let (answer, answered) = oneshot::channel();
-    let rules = fields.import(vec![]);
-    let inspection = Inspection { path: path.to_owned(), kind, rules, answer };
-    intake.inspector.send(inspection).await.map_err(|_| stopping())?;
-    answered.await.map_err(|_| stopping())
+    let (limits, rules) = (intake.limits, fields.import(vec![]));
+    let inspection = Inspection { folder: folder.to_owned(), files, limits, rules, answer };
+    intake.inspector.send(inspection).await.map_err(|_| IntakeError::Stopped)?;
+    Ok(answered.await.map_err(|_| IntakeError::Stopped)??)
 }
 
 fn move_file(from: &Path, to: &Path) -> io::Result<()> {

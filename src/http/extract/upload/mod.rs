@@ -216,6 +216,7 @@ impl From<IntakeError> for ApiError {
             }
             IntakeError::Unfit(_) => Self::new(ErrorCode::CaptureInvalid, error.to_string()),
             IntakeError::Keep { .. } => Self::internal(&error),
+            IntakeError::Stopped => Self::new(ErrorCode::Unavailable, error.to_string()),
         }
     }
 }

@@ -1,0 +1,185 @@
+//! Inspection of uploaded files before their import is queued: unpacked, classified and read in a
+//! child process, so that a hostile file ends that process and nothing else.
+
+use std::{fs, io, path::Path, sync::Arc, time::Duration};
+
+use serde::{Deserialize, Serialize};
+use tokio::sync::{Semaphore, mpsc};
+use tokio_util::sync::CancellationToken;
+
+use super::limited_child::{LimitedChild, LimitedChildren};
+use crate::{
+    artifact::{
+        import_staging::{
+            self, InspectedFile, Inspection, IntakeError, UploadLimits, UploadedFile,
+        },
+        manifest,
+    },
+    collect::process::output::{self, Logs},
+    domain::{
+        ids::RunId,
+        import::{CaptureKind, Import},
+    },
+    parse,
+    pipeline::rules_of,
+};
+
+/// Inspections that may be queued.
+const MAX_INSPECTIONS: usize = 16;
+/// Inspections at a time.
+const INSPECTORS: usize = 2;
+/// Longest wait for passes that measure: a client waits for the response.
+const MAX_WAIT: Duration = Duration::from_secs(20);
+/// Time limit of an inspection.
+const TIME_LIMIT: Duration = Duration::from_secs(300);
+/// Files of an inspection, in a folder of the upload that is removed afterwards.
+const FOLDER: &str = "inspection";
+const TASK: &str = "task.json";
+const RESULT: &str = "result.json";
+
+/// Input of the child.
+#[derive(Debug, Serialize, Deserialize)]
+struct InspectionTask {
+    files: Vec<UploadedFile>,
+    limits: UploadLimits,
+    rules: Import,
+    has_nsys: bool,
+}
+
+/// Output of the child: the files, or the reason to refuse them.
+#[derive(Debug, Serialize, Deserialize)]
+enum InspectionResult {
+    Files(Vec<InspectedFile>),
+    TooLarge { max: u64 },
+    NoRoom { free: u64, least: u64 },
+    Unfit(String),
+    NotKept(String),
+}
+
+/// Starts the task that inspects uploads, a few at a time; it ends with the last sender. `stop`
+/// ends the inspections under way.
+pub fn start(
+    children: LimitedChildren,
+    has_nsys: bool,
+    stop: CancellationToken,
+) -> mpsc::Sender<Inspection> {
+    let (sender, mut inspections) = mpsc::channel::<Inspection>(MAX_INSPECTIONS);
+    let children =
+        Arc::new(LimitedChildren { max_wait: MAX_WAIT.min(children.max_wait), ..children });
+    let places = Arc::new(Semaphore::new(INSPECTORS));
+    tokio::spawn(async move {
+        while let Some(inspection) = inspections.recv().await {
+            let Inspection { folder, files, limits, rules, mut answer } = inspection;
+            let task = InspectionTask { files, limits, rules, has_nsys };
+            let Ok(place) = Arc::clone(&places).acquire_owned().await else { return };
+            let (children, stop) = (Arc::clone(&children), stop.child_token());
+            tokio::spawn(async move {
+                let inspected = tokio::select! {
+                    inspected = inspect(&folder, &task, &children, &stop) => inspected,
+                    // The client is gone, and its files are removed.
+                    () = answer.closed() => return,
+                };
+                drop(place);
+                // The client may be gone.
+                let _ = answer.send(inspected);
+            });
+        }
+    });
+    sender
+}
+
+/// Inspects the upload in `folder` in a child process.
+async fn inspect(
+    folder: &Path,
+    task: &InspectionTask,
+    children: &LimitedChildren,
+    stop: &CancellationToken,
+) -> Result<Vec<InspectedFile>, IntakeError> {
+    let folder = folder.join(FOLDER);
+    fs::create_dir_all(&folder)?;
+    manifest::write_whole(&folder.join(TASK), &serde_json::to_vec(task).map_err(io::Error::from)?)?;
+    let child = LimitedChild {
+        id: RunId::now(),
+        args: vec!["inspect".into(), "--folder".into(), folder.clone().into()],
+        logs: Logs { cap: output::DEFAULT_CAP, ..Logs::named(&folder, "child") },
+        time_limit: TIME_LIMIT + MAX_WAIT,
+    };
+    let ended = children.run(&child, stop).await;
+    let result = match fs::read(folder.join(RESULT)) {
+        Ok(bytes) => serde_json::from_slice(&bytes).map_err(io::Error::from)?,
+        Err(_) if stop.is_cancelled() => return Err(IntakeError::Stopped),
+        Err(_) => {
+            let why = ended.err().unwrap_or_else(|| "it cannot be read".into());
+            InspectionResult::Unfit(format!("cannot inspect the capture: {why}"))
+        }
+    };
+    fs::remove_dir_all(&folder)?;
+    match result {
+        InspectionResult::Files(files) => Ok(files),
+        InspectionResult::TooLarge { max } => Err(IntakeError::TooLarge { max }),
+        InspectionResult::NoRoom { free, least } => Err(IntakeError::NoRoom { free, least }),
+        InspectionResult::Unfit(why) => Err(IntakeError::Unfit(why)),
+        InspectionResult::NotKept(why) => Err(IntakeError::Keep { source: io::Error::other(why) }),
+    }
+}
+
+/// Executes the inspection in `folder`: `llmprof inspect`.
+pub fn execute(folder: &Path) -> io::Result<()> {
+    let task: InspectionTask = serde_json::from_slice(&fs::read(folder.join(TASK))?)?;
+    let result = match inspect_files(&task) {
+        Ok(files) => InspectionResult::Files(files),
+        Err(IntakeError::TooLarge { max }) => InspectionResult::TooLarge { max },
+        Err(IntakeError::NoRoom { free, least }) => InspectionResult::NoRoom { free, least },
+        Err(IntakeError::Unfit(why)) => InspectionResult::Unfit(why),
+        Err(error) => InspectionResult::NotKept(crate::chain(&error)),
+    };
+    manifest::write_whole(&folder.join(RESULT), &serde_json::to_vec(&result)?)
+}
+
+fn inspect_files(task: &InspectionTask) -> Result<Vec<InspectedFile>, IntakeError> {
+    let (mut found, mut total) = (Vec::new(), 0);
+    for UploadedFile { path, name } in &task.files {
+        let unfit = |reason: String| IntakeError::Unfit(format!("{name}: {reason}"));
+        let (kind, bytes) = match import_staging::settle(path, total, task.limits) {
+            Err(IntakeError::Unfit(reason)) => return Err(unfit(reason)),
+            settled => settled?,
+        };
+        total += bytes;
+        check_content(path, kind, &task.rules, task.has_nsys).map_err(unfit)?;
+        found.push(InspectedFile { kind, bytes });
+    }
+    Ok(found)
+}
+
+/// Checks that a file can be read as what it seems to be.
+fn check_content(
+    path: &Path,
+    kind: CaptureKind,
+    rules: &Import,
+    has_nsys: bool,
+) -> Result<(), String> {
+    let rules = rules_of(&rules.stages, &rules.include_ranges, &rules.exclude_ranges);
+    let read = match kind {
+        CaptureKind::Timeline => {
+            match parse::nsys::check(path).and_then(|()| parse::nsys::check_rules(path, &rules)) {
+                Ok(Err(unknown)) => return Err(unknown.to_string()),
+                read => read.map(|_| ()),
+            }
+        }
+        CaptureKind::Counters => parse::ncu::read_file(path).map(|_| ()),
+        CaptureKind::Report if has_nsys => Ok(()),
+        CaptureKind::Report => {
+            return Err(
+                "a report of nsys, and this host has no nsys to read it; upload the output of \
+                 `nsys export --type sqlite`"
+                    .into(),
+            );
+        }
+    };
+    // The client sees its own name of the file, no path of this host.
+    read.map_err(|error| {
+        crate::chain(&error)
+            .replace(&format!("{}: ", path.display()), "")
+            .replace(&path.display().to_string(), "it")
+    })
+}
