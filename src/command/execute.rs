@@ -9,7 +9,7 @@ use std::{path::PathBuf, process::ExitCode};
 use anyhow::{Context as _, Result};
 use clap::Args;
 use llmprof::{
-    collect::Collector,
+    collect::{Collector, process::orphans},
     config,
     job::standalone_job::{self, JobPart},
 };
@@ -53,6 +53,7 @@ pub fn run(options: &ExecuteOptions) -> Result<ExitCode> {
         (_, true) => JobPart::Conclude,
         _ => JobPart::Whole,
     };
+    orphans::adopt_orphans().context("cannot become the parent of orphaned processes")?;
     let state = spec.state.clone();
     let collector = Collector { state, ..serve::collector(&spec.tools, &spec.limits)? };
     let devices = config::devices()?;

@@ -29,7 +29,7 @@ use crate::{
     collect::process::{
         disk_quota::{DiskQuota, QuotaLimit},
         line_stream::{ChildLine, Lines},
-        orphans::{end_orphans, make_scratch, scratch, signal},
+        orphans::{StartedProcess, end_with, make_scratch, scratch, signal},
         resources::ResourceLimits,
         start::{command, spawn},
     },
@@ -179,6 +179,8 @@ pub struct RunningChild {
     group: ProcessGroup,
     scratch: PathBuf,
     outputs: Vec<JoinHandle<io::Result<()>>>,
+    /// Dropped after the child.
+    _process: Option<StartedProcess>,
 }
 
 impl RunningChild {
@@ -190,13 +192,13 @@ impl RunningChild {
         scope: ChildScope,
     ) -> io::Result<Self> {
         let (stdout, stderr) = (File::create(&logs.stdout)?, File::create(&logs.stderr)?);
-        let mut group = ProcessGroup { run: limits.run, leader: None, scope };
+        let mut group = ProcessGroup { run: limits.run, leader: None, is_reaped: false, scope };
         let scratch = match scope {
             ChildScope::Run => make_scratch(limits.run)?,
             ChildScope::Group => scratch(limits.run),
         };
-        let mut child = spawn(command(argv, limits, &scratch)).await?;
-        group.leader = child.id().and_then(|id| i32::try_from(id).ok()).map(Pid::from_raw);
+        let (mut child, process) = spawn(command(argv, limits, &scratch)).await?;
+        group.leader = process.as_ref().map(|it| it.0);
         let lines = || Lines::new(limits.lines.clone());
         let out = child
             .stdout
@@ -207,7 +209,7 @@ impl RunningChild {
             .take()
             .map(|from| tokio::spawn(copy_output(from, stderr, logs.cap, lines())));
         let outputs = [out, err].into_iter().flatten().collect();
-        Ok(Self { child, group, scratch, outputs })
+        Ok(Self { child, group, scratch, outputs, _process: process })
     }
 
     /// Stops and continues its processes.
@@ -219,7 +221,10 @@ impl RunningChild {
     /// again.
     pub async fn wait(&mut self, limits: &ProcessLimits) -> io::Result<ExitReason> {
         Ok(tokio::select! {
-            status = self.child.wait() => status?.into(),
+            status = self.child.wait() => {
+                self.group.is_reaped = true;
+                status?.into()
+            }
             () = limits.stop.cancelled() => ExitReason::Stopped,
             () = sleep_until(limits.deadline) => ExitReason::DeadlinePassed,
             limit = DiskQuota::exceeded(limits.quota.as_ref(), &self.scratch) => limit.into(),
@@ -287,6 +292,7 @@ impl Freezer {
 struct ProcessGroup {
     run: RunId,
     leader: Option<Pid>,
+    is_reaped: bool,
     scope: ChildScope,
 }
 
@@ -305,7 +311,7 @@ impl Drop for ProcessGroup {
     fn drop(&mut self) {
         self.signal(Signal::SIGKILL);
         if self.scope == ChildScope::Run {
-            end_orphans(self.run);
+            end_with(self.run, self.leader.filter(|_| !self.is_reaped));
         }
     }
 }

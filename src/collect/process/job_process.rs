@@ -14,7 +14,7 @@ use tokio::{
 
 use super::{
     child::ExitReason,
-    orphans::{MARKER, end_orphans},
+    orphans::{MARKER, StartedProcess, end_orphans},
     start::{ends_with_service, spawn},
 };
 use crate::domain::ids::RunId;
@@ -27,6 +27,7 @@ const SEAL: Duration = Duration::from_secs(60);
 pub struct JobProcess {
     child: Child,
     run: RunId,
+    _process: Option<StartedProcess>,
 }
 
 impl JobProcess {
@@ -43,7 +44,8 @@ impl JobProcess {
         command.env(MARKER, run.to_string());
         command.stdin(Stdio::null()).stdout(Stdio::null()).kill_on_drop(true);
         ends_with_service(&mut command, None);
-        Ok(Self { child: spawn(command).await?, run })
+        let (child, process) = spawn(command).await?;
+        Ok(Self { child, run, _process: process })
     }
 
     /// Waits for its end.

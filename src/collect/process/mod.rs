@@ -9,5 +9,5 @@ pub mod loader_errors;
 pub mod orphans;
 pub mod output;
 pub mod resources;
-mod start;
+pub mod start;
 pub mod watch;

@@ -1,20 +1,34 @@
 //! Orphans: processes of a run that are still running after their child has ended.
 //!
 //! Every process of a run inherits the run's id in its environment. A daemon that left its process
-//! group, or a child of a killed service, is therefore found under `/proc` and ended. Only a
-//! process that left the group and cleared its environment is out of reach.
+//! group, or a child of a killed service, is therefore found under `/proc` and ended.
+//!
+//! A process that left the group and cleared its environment is found by its parent. Each child is
+//! the subreaper of its descendants, and the service is that of its children: a process that the
+//! service has as a child and did not start is a leftover of a child that has ended. Such a process
+//! of a killed service is out of reach.
 
 use std::{
+    collections::BTreeSet,
     fs::{self, DirBuilder},
     io,
     os::unix::fs::DirBuilderExt,
     path::PathBuf,
+    sync::{
+        Mutex, MutexGuard, PoisonError,
+        atomic::{AtomicBool, Ordering},
+    },
     thread,
     time::Duration,
 };
 
 use nix::{
-    sys::signal::{Signal, kill},
+    errno::Errno,
+    sys::{
+        prctl,
+        signal::{Signal, kill},
+        wait::{WaitPidFlag, waitpid},
+    },
     unistd::Pid,
 };
 
@@ -29,6 +43,34 @@ pub const TARGET: (&str, &str) = ("LLMPROF_TARGET", "1");
 /// Number of searches for processes that were just started or have not ended yet.
 const SEARCHES: u32 = 200;
 const PAUSE: Duration = Duration::from_millis(10);
+
+/// True if this process ends the orphans of its children.
+static ADOPTS: AtomicBool = AtomicBool::new(false);
+/// Processes that this process started and still waits for.
+static STARTED: Mutex<BTreeSet<Pid>> = Mutex::new(BTreeSet::new());
+
+/// Makes this process the parent of its children's orphans, which are ended with a run. Only for a
+/// program that starts all of its children through this module.
+pub fn adopt_orphans() -> Result<(), Errno> {
+    prctl::set_child_subreaper(true)?;
+    ADOPTS.store(true, Ordering::Relaxed);
+    Ok(())
+}
+
+/// The started processes, locked: none is started meanwhile.
+pub(super) fn started() -> MutexGuard<'static, BTreeSet<Pid>> {
+    STARTED.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// A process that this process started, until the value is dropped.
+#[derive(Debug)]
+pub(in crate::collect) struct StartedProcess(pub Pid);
+
+impl Drop for StartedProcess {
+    fn drop(&mut self) {
+        started().remove(&self.0);
+    }
+}
 
 /// Folder for temporary files of a run's tools. Its path is short, because tools bind sockets in it
 /// and their paths are limited to 107 bytes.
@@ -47,16 +89,20 @@ pub fn make_scratch(run: RunId) -> io::Result<PathBuf> {
     Ok(path)
 }
 
+/// Ids of all processes.
+fn processes() -> impl Iterator<Item = Pid> {
+    fs::read_dir("/proc")
+        .into_iter()
+        .flatten()
+        .flatten()
+        .filter_map(|entry| entry.file_name().to_str()?.parse().ok().map(Pid::from_raw))
+}
+
 /// Processes with the mark of `run`, except the caller.
 pub fn marked(run: RunId) -> Vec<Pid> {
     let mark = format!("{MARKER}={run}");
     let own = Pid::this();
-    let Ok(entries) = fs::read_dir("/proc") else { return Vec::new() };
-    entries
-        .flatten()
-        .filter_map(|entry| entry.file_name().to_str()?.parse().ok().map(Pid::from_raw))
-        .filter(|&pid| pid != own && has_variable(pid, mark.as_bytes()))
-        .collect()
+    processes().filter(|&pid| pid != own && has_variable(pid, mark.as_bytes())).collect()
 }
 
 /// Fields of `/proc/PID/stat` after the name, which is in brackets and may contain any character:
@@ -64,6 +110,32 @@ pub fn marked(run: RunId) -> Vec<Pid> {
 pub(super) fn stat(pid: Pid) -> Option<Vec<String>> {
     let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
     Some(stat.rsplit_once(')')?.1.split_whitespace().map(str::to_owned).collect())
+}
+
+/// True if the process was reaped or is a zombie: its children have another parent.
+fn has_ended(pid: Pid) -> bool {
+    stat(pid).is_none_or(|stat| stat.first().is_none_or(|state| state == "Z"))
+}
+
+/// Ends the children of this process that it did not start, unless they have the mark of another
+/// run. Returns the number of those that were alive.
+fn end_adopted(run: RunId) -> usize {
+    if !ADOPTS.load(Ordering::Relaxed) {
+        return 0;
+    }
+    let (own, started) = (Pid::this().to_string(), started());
+    let mark = format!("{MARKER}={run}");
+    let mut alive = 0;
+    for pid in processes().filter(|pid| !started.contains(pid)) {
+        let Some(stat) = stat(pid).filter(|stat| stat.get(1) == Some(&own)) else { continue };
+        if stat[0] == "Z" {
+            let _ = waitpid(pid, Some(WaitPidFlag::WNOHANG)); // it may be reaped already
+        } else if !is_ours(pid.as_raw().unsigned_abs()) || has_variable(pid, mark.as_bytes()) {
+            let _ = kill(pid, Signal::SIGKILL); // it may have ended
+            alive += 1;
+        }
+    }
+    alive
 }
 
 /// Profiled processes of `run` and their descendants.
@@ -100,14 +172,24 @@ pub fn signal(run: RunId, signal: Signal) -> usize {
 /// Blocks until they have ended, at most two seconds. Called when a run's child has ended, and for
 /// each unfinished run when the service starts.
 pub fn end_orphans(run: RunId) -> usize {
-    let first = signal(run, Signal::SIGKILL);
+    end_with(run, None)
+}
+
+/// The same; `leader` is the run's child if it has not been reaped. Its children are orphans once
+/// it has ended.
+pub(super) fn end_with(run: RunId, leader: Option<Pid>) -> usize {
+    let end = || {
+        let ended = leader.is_none_or(has_ended);
+        signal(run, Signal::SIGKILL) + end_adopted(run) + usize::from(!ended)
+    };
+    let first = end();
     let mut left = first;
     for _ in 0..SEARCHES {
         if left == 0 {
             break;
         }
         thread::sleep(PAUSE);
-        left = signal(run, Signal::SIGKILL);
+        left = end();
     }
     if left > 0 {
         tracing::warn!(%run, left, "processes of a run ignore SIGKILL");

@@ -20,7 +20,10 @@ use tokio::{
 };
 
 use super::{argv::Argv, child::ProcessLimits, resources::ResourceLimits};
-use crate::{collect::process::orphans::MARKER, config::environment};
+use crate::{
+    collect::process::orphans::{MARKER, StartedProcess, started},
+    config::environment,
+};
 
 /// Builds the command of a child with its folder for temporary files.
 pub(super) fn command(argv: &Argv, limits: &ProcessLimits, scratch: &Path) -> Command {
@@ -40,11 +43,13 @@ pub(super) fn command(argv: &Argv, limits: &ProcessLimits, scratch: &Path) -> Co
     command
 }
 
-/// Makes `command` lead a session of its own and end when this process dies.
+/// Makes `command` lead a session of its own, end when this process dies, and adopt its orphans.
 pub(super) fn ends_with_service(command: &mut Command, resources: Option<ResourceLimits>) {
     let service = Pid::this();
     let prepare = move || {
         setsid()?;
+        // Its orphans become its children, and then those of the service.
+        prctl::set_child_subreaper(true)?;
         // TERM, not KILL: a profiler that gets TERM also ends its target. A process with limits has
         // no target and may be stopped, and TERM does not end a stopped process.
         prctl::set_pdeathsig(match resources {
@@ -67,7 +72,9 @@ pub(super) fn ends_with_service(command: &mut Command, resources: Option<Resourc
 ///
 /// The parent-death signal follows the thread that forked, and threads of the runtime are not
 /// permanent.
-pub(super) async fn spawn(mut command: Command) -> io::Result<Child> {
+pub(in crate::collect) async fn spawn(
+    mut command: Command,
+) -> io::Result<(Child, Option<StartedProcess>)> {
     type JobObject = Box<dyn FnOnce() + Send>;
     static STARTER: OnceLock<mpsc::Sender<JobObject>> = OnceLock::new();
     let starter = STARTER.get_or_init(|| {
@@ -79,12 +86,19 @@ pub(super) async fn spawn(mut command: Command) -> io::Result<Child> {
         jobs
     });
     let runtime = Handle::current();
-    let (answer, started) = oneshot::channel();
+    let (answer, spawned) = oneshot::channel();
     let job = move || {
         let _in_runtime = runtime.enter();
-        let _ = answer.send(command.spawn()); // without a receiver the child is dropped and killed
+        let mut known = started();
+        let child = command.spawn().map(|child| {
+            let pid = child.id().and_then(|id| i32::try_from(id).ok()).map(Pid::from_raw);
+            known.extend(pid);
+            (child, pid.map(StartedProcess))
+        });
+        drop(known);
+        let _ = answer.send(child); // without a receiver the child is dropped and killed
     };
     let no_thread = || io::Error::other("no thread to start children from");
     starter.send(Box::new(job)).map_err(|_| no_thread())?;
-    started.await.map_err(|_| no_thread())?
+    spawned.await.map_err(|_| no_thread())?
 }

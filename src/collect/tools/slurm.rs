@@ -13,7 +13,7 @@ use std::{
 use tokio::{process::Command, time::timeout};
 
 use crate::{
-    collect::process::argv::Argv,
+    collect::process::{argv::Argv, start},
     config::{SlurmSettings, environment},
     domain::ids::RunId,
 };
@@ -235,8 +235,12 @@ async fn run(program: &'static str, argv: &Argv) -> Result<String, SlurmError> {
     argv.pass = ["SLURM_CONF", "LLMPROF_LOG"].map(str::to_owned).to_vec();
     let mut command = Command::new(&argv.program);
     command.args(&argv.args).env_clear().envs(argv.environment(environment::variables()));
-    command.stdin(Stdio::null()).kill_on_drop(true);
-    let Output { status, stdout, stderr } = timeout(LIMIT, command.output())
+    command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped()).kill_on_drop(true);
+    let output = async {
+        let (child, _process) = start::spawn(command).await?;
+        child.wait_with_output().await
+    };
+    let Output { status, stdout, stderr } = timeout(LIMIT, output)
         .await
         .map_err(|_| SlurmError::TimedOut { program })?
         .map_err(|source| SlurmError::Start { program, source })?;

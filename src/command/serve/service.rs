@@ -11,7 +11,7 @@ use std::{
 use anyhow::{Context as _, Result, bail};
 use llmprof::{
     artifact::import_staging,
-    collect::{Collector, gpu::gpu_monitor::watch_gpus},
+    collect::{Collector, gpu::gpu_monitor::watch_gpus, process::orphans},
     config::{self, Config, ExecutorKind},
     domain::{command::Commands, device::Device, profiling::Presets},
     http::{self, Certificate},
@@ -67,6 +67,7 @@ impl Service {
     /// Opens the data folder, recovers the state of an earlier service, and starts to serve.
     pub async fn start(config: Config, log: Logging) -> Result<Self> {
         let server = &config.server;
+        orphans::adopt_orphans().context("cannot become the parent of orphaned processes")?;
         let data = create_folder(&server.data)?;
         let lock = lock(&data)?;
         let folders = ServiceFolders::prepare(data, server)?;

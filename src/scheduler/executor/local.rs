@@ -17,7 +17,10 @@ use tokio_util::sync::CancellationToken;
 use super::{Executor, ExecutorError, JobStatus, LostJob, collect_result};
 use crate::{
     artifact::layout,
-    collect::process::{child::ExitReason, job_process::JobProcess},
+    collect::{
+        end_orphans,
+        process::{child::ExitReason, job_process::JobProcess},
+    },
     domain::{device::Device, ids::RunId, outcome::Outcome},
     job::job_spec::{self, JobSpec, JobSubject},
     scheduler::{import_job, limited_child::LimitedChildren},
@@ -76,12 +79,20 @@ impl LocalExecutor {
     }
 }
 
-/// Waits for a job's end, and stops it when `stop` fires; returns the end in words.
-async fn run_to_end(mut job: JobProcess, stop: CancellationToken, grace: Duration) -> String {
+/// Waits for a job's end, and stops it when `stop` fires; returns the end in words. Ends processes
+/// of `run` that the job left.
+async fn run_to_end(
+    mut job: JobProcess,
+    run: RunId,
+    stop: CancellationToken,
+    grace: Duration,
+) -> String {
     let ended = tokio::select! {
         ended = job.wait() => ended,
         () = stop.cancelled() => job.stop(grace).await,
     };
+    // A panic there does not affect the run's end.
+    tokio::task::spawn_blocking(move || end_orphans(run)).await.ok();
     ended.as_ref().map_or_else(io::Error::to_string, ExitReason::to_string)
 }
 
@@ -116,7 +127,7 @@ impl Executor for LocalExecutor {
         self.lock().insert(spec.id, job);
         let grace = Duration::from_secs(spec.grace_s.into());
         tokio::spawn(async move {
-            let end = run_to_end(process, stop, grace).await;
+            let end = run_to_end(process, spec.id, stop, grace).await;
             sender.send_replace(Some(JobEnd::Process(end)));
         });
         Ok(())
