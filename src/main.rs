@@ -5,7 +5,7 @@ mod command;
 use std::process::ExitCode;
 
 use clap::{CommandFactory, Parser, Subcommand};
-use llmprof::trace::stage::UnknownRange;
+use llmprof::{config::environment, trace::stage::UnknownRange};
 
 use command::{
     align, analyze, backup, check, cost, diff, doctor, execute, inspect, openapi, quickstart,
@@ -55,6 +55,8 @@ enum Command {
 }
 
 fn main() -> ExitCode {
+    // The service executes itself by another name.
+    let _ = nix::sys::prctl::set_name(c"llmprof");
     let cli = Cli::try_parse().unwrap_or_else(|error| {
         // Exit code 2 of `align` is an inconclusive verdict; invalid arguments have another code.
         let aligns = std::env::args_os().nth(1).is_some_and(|first| first == "align");
@@ -64,6 +66,11 @@ fn main() -> ExitCode {
         }
         error.exit()
     });
+    if let Command::Serve(_) | Command::Quickstart(_) | Command::Execute(_) = &cli.command
+        && let Err(error) = environment::hide_variables()
+    {
+        eprintln!("llmprof: cannot hide the variables of its environment: {error}");
+    }
     let result = match cli.command {
         Command::Align(options) => return align::run(&options),
         Command::Serve(options) => serve::run(options),

@@ -1,6 +1,6 @@
 //! Commands as values, which tests can compare and files can record.
 //!
-//! Starts nothing. A child gets the variables listed here, those of its command, and a folder for
+//! Starts nothing. A child gets the variables of [`PASSED`], those of its command, and a folder for
 //! temporary files; never the service's whole environment, because profilers store the environment
 //! of their targets in reports that users share.
 
@@ -10,28 +10,7 @@ use std::{
     path::PathBuf,
 };
 
-/// Variables of the service for every child: paths, devices, threads. None contains a secret.
-pub const PASSED: &[&str] = &[
-    "PATH",
-    "HOME",
-    "USER",
-    "LOGNAME",
-    "LANG",
-    "LC_ALL",
-    "TZ",
-    "LD_LIBRARY_PATH",
-    "CUDA_HOME",
-    "CUDA_PATH",
-    "CUDA_CACHE_PATH",
-    "CUDA_DEVICE_ORDER",
-    "CUDA_VISIBLE_DEVICES",
-    "NVIDIA_VISIBLE_DEVICES",
-    "NVIDIA_DRIVER_CAPABILITIES",
-    "OMP_NUM_THREADS",
-    "RAYON_NUM_THREADS",
-    "RUST_LOG",
-    "RUST_BACKTRACE",
-];
+pub use crate::config::environment::PASSED;
 
 /// A program with arguments, environment and working folder.
 #[derive(Debug, Clone, PartialEq, Eq)]
