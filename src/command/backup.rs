@@ -19,13 +19,12 @@ use llmprof::{
     },
     config::Config,
     domain::ids::RunId,
-    store::Store,
+    store::{Store, audit::AuditLog},
 };
 
 use super::serve;
 
 const DATABASE: &str = "llmprof.db";
-const AUDIT: &str = "audit.jsonl";
 /// Stands in a data folder while it is restored; the service refuses one that has it.
 pub const RESTORING: &str = "restoring";
 
@@ -94,9 +93,7 @@ pub fn backup(options: &BackupOptions) -> Result<()> {
         }
         copied.runs(&store, &runs, to).await?;
         copied.alignments(&store, &data.join("alignments"), to).await?;
-        if data.join(AUDIT).is_file() {
-            fs::copy(data.join(AUDIT), to.join(AUDIT)).context("cannot copy the audit log")?;
-        }
+        copy_audit_log(&data, to).context("cannot copy the audit log")?;
         fs::File::open(&new)
             .and_then(|file| file.sync_all())
             .context("cannot keep the copy of the database")?;
@@ -184,6 +181,18 @@ impl CopyCounts {
     }
 }
 
+/// Copies all files of the audit log of a folder to another one.
+fn copy_audit_log(from: &Path, to: &Path) -> std::io::Result<()> {
+    for path in AuditLog::files(from) {
+        match path.file_name().map(|name| fs::copy(&path, to.join(name))) {
+            // Renamed or removed by the service meanwhile.
+            Some(Err(error)) if error.kind() != std::io::ErrorKind::NotFound => return Err(error),
+            _ => {}
+        }
+    }
+    Ok(())
+}
+
 pub fn restore(options: &RestoreOptions) -> Result<()> {
     let (from, data) =
         (&options.from, data_folder(options.data.as_ref(), options.config.as_deref())?);
@@ -201,9 +210,7 @@ pub fn restore(options: &RestoreOptions) -> Result<()> {
     let _lock = serve::lock(&data)?;
     fs::write(data.join(RESTORING), "").context("cannot mark the folder as being restored")?;
     fs::copy(from.join(DATABASE), data.join(DATABASE)).context("cannot copy the database")?;
-    if from.join(AUDIT).is_file() {
-        fs::copy(from.join(AUDIT), data.join(AUDIT)).context("cannot copy the audit log")?;
-    }
+    copy_audit_log(from, &data).context("cannot copy the audit log")?;
     serve::runtime()?.block_on(async {
         let store = Store::open(&data.join(DATABASE)).await?;
         let (mut files, mut bytes, mut faults) = (0_u64, 0_u64, 0_u64);

@@ -1,5 +1,6 @@
 //! `llmprof serve`: options, logging, signals and the lock of the data folder.
 
+mod process_limits;
 mod service;
 mod settings;
 

@@ -47,6 +47,8 @@ pub enum ConfigError {
     UnknownKey { origin: String, setting: UnknownSetting },
     #[error("invalid type of a setting")]
     Type { source: serde_path_to_error::Error<serde_json::Error> },
+    #[error("invalid {key} = {value}; expected {expected}")]
+    Value { key: &'static str, value: u64, expected: &'static str },
     #[error("invalid conf/devices.toml")]
     Devices { source: DevicesError },
     #[error("model {name}: {message}")]
@@ -81,6 +83,9 @@ pub struct ServerSettings {
     pub profiling: PathBuf,
     pub targets: PathBuf,
     pub header_s: u32,
+    pub write_s: u32,
+    pub connections: u32,
+    pub connections_per_address: u32,
     pub behind_proxy: bool,
     pub hosts: Vec<String>,
     pub tls: TlsSettings,
@@ -112,6 +117,8 @@ pub struct AccessSettings {
     pub queued_runs_per_owner: u64,
     pub running_runs_per_owner: u32,
     pub disk_bytes_per_owner: u64,
+    pub audit_bytes: u64,
+    pub audit_files: u32,
 }
 
 impl Default for AccessSettings {
@@ -240,8 +247,26 @@ impl Config {
                 merge(&mut settings, over, &variable)?;
             }
         }
-        serde_path_to_error::deserialize(Value::Object(settings))
-            .map_err(|source| ConfigError::Type { source })
+        let config: Self = serde_path_to_error::deserialize(Value::Object(settings))
+            .map_err(|source| ConfigError::Type { source })?;
+        config.check()?;
+        Ok(config)
+    }
+
+    /// Rejects values outside of their range.
+    fn check(&self) -> Result<(), ConfigError> {
+        let Self { server, access, .. } = self;
+        for (key, value, min, expected) in [
+            ("server.write_s", server.write_s.into(), 1, "1 second or more"),
+            ("server.connections", server.connections.into(), 16, "16 or more"),
+            ("access.audit_bytes", access.audit_bytes, 65_536, "65536 bytes or more"),
+            ("access.audit_files", access.audit_files.into(), 1, "1 or more"),
+        ] {
+            if value < min {
+                return Err(ConfigError::Value { key, value, expected });
+            }
+        }
+        Ok(())
     }
 }
 

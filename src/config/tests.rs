@@ -63,6 +63,13 @@ fn a_file_overrides_the_defaults_and_a_wrong_type_is_an_error() {
 }
 
 #[test]
+fn a_value_outside_of_its_range_is_refused() {
+    let error = load(&[("LLMPROF__SERVER__WRITE_S", "0")]).unwrap_err();
+    assert_eq!(error.to_string(), "invalid server.write_s = 0; expected 1 second or more");
+    assert!(load(&[("LLMPROF__SERVER__CONNECTIONS_PER_ADDRESS", "0")]).is_ok(), "no limit");
+}
+
+#[test]
 fn bundled_models_are_valid_and_a_folder_overrides_them() {
     let bundled = models(None).unwrap().models;
     assert_eq!(

@@ -11,7 +11,7 @@ use std::{
 };
 
 use axum::http::{HeaderValue, header};
-use axum_server::{Handle, Server, tls_rustls::RustlsConfig};
+use axum_server::{Handle, Server, accept::DefaultAcceptor, tls_rustls::RustlsConfig};
 use hyper_util::rt::TokioTimer;
 use rustls::{
     ServerConfig,
@@ -21,7 +21,11 @@ use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
 use tower_http::set_header::SetResponseHeaderLayer;
 
-use crate::http::{router::router, state::App};
+use crate::http::{
+    connection::{ConnectionLimits, Gate},
+    router::router,
+    state::App,
+};
 
 /// Maximum size of the head of a request.
 const MAX_HEAD_BYTES: usize = 64 << 10;
@@ -94,9 +98,11 @@ pub fn serve(
     listener: TcpListener,
     certificate: Option<Certificate>,
     head_timeout: Duration,
+    limits: ConnectionLimits,
     app: App,
 ) -> io::Result<JoinHandle<io::Result<()>>> {
     let (handle, closing) = (Handle::new(), app.closing.clone());
+    let traffic = app.access.traffic.clone();
     tokio::spawn(close(handle.clone(), closing));
     let mut routes = router(app);
     if certificate.is_some() {
@@ -111,9 +117,13 @@ pub fn serve(
         Some(certificate) => {
             let acceptor = axum_server::tls_rustls::RustlsAcceptor::new(certificate.inner)
                 .handshake_timeout(head_timeout);
-            tokio::spawn(server.acceptor(acceptor).serve(service))
+            let gate = Gate::new(acceptor, limits, traffic);
+            tokio::spawn(server.acceptor(gate).serve(service))
         }
-        None => tokio::spawn(server.serve(service)),
+        None => {
+            let gate = Gate::new(DefaultAcceptor, limits, traffic);
+            tokio::spawn(server.acceptor(gate).serve(service))
+        }
     })
 }
 

@@ -12,7 +12,7 @@ use anyhow::{Context as _, Result, bail};
 use llmprof::{
     artifact::import_staging,
     collect::{Collector, gpu::gpu_monitor::watch_gpus, process::orphans},
-    config::{self, Config, ExecutorKind},
+    config::{self, AccessSettings, Config, ExecutorKind},
     domain::{command::Commands, device::Device, profiling::Presets},
     http::{self, Certificate},
     measuring::Measuring,
@@ -20,7 +20,10 @@ use llmprof::{
         self, Pool,
         executor::{local::LocalExecutor, slurm::SlurmExecutor},
     },
-    store::{Store, audit::AuditLog},
+    store::{
+        Store,
+        audit::{AuditLimits, AuditLog},
+    },
     tasks::{self, webhooks::WebhookSender},
 };
 use tokio::{net::TcpListener, signal::unix, sync::Notify};
@@ -28,8 +31,8 @@ use tokio_util::sync::CancellationToken;
 
 use super::{
     super::backup::RESTORING,
-    Logging, lock,
-    settings::{certificate, check_address, collector, devices, given, slurm},
+    Logging, lock, process_limits,
+    settings::{certificate, check_address, collector, connection_limits, devices, given, slurm},
 };
 
 /// Time between two checks of the certificate's files.
@@ -84,6 +87,7 @@ impl Service {
         let (listener, address) = listen(&config, &store, certificate.is_some()).await?;
         let access = access_control(&config, &folders.data, address)?;
         let head = Duration::from_secs(server.header_s.max(1).into());
+        let connections = connection_limits(server, process_limits::raise_descriptors());
         let (devices, accepts) = match config.executor.kind {
             ExecutorKind::Local => (devices(&config, &collector).await?, Vec::new()),
             ExecutorKind::Slurm => (Vec::new(), SlurmExecutor::accepts(&config.executor.slurm)),
@@ -96,7 +100,7 @@ impl Service {
         if let Some(certificate) = certificate.clone() {
             reload_certificate(certificate, closing.clone())?;
         }
-        let http = http::serve(listener.into_std()?, certificate, head, app)?;
+        let http = http::serve(listener.into_std()?, certificate, head, connections, app)?;
         let pool = pool(&cx, &folders.data, log, (&devices, &accepts))?;
         start_retention(&cx, &closing);
         tasks::webhooks::start(cx.store.clone(), webhooks, closing.clone()).await?;
@@ -182,7 +186,9 @@ fn access_control(
     data: &Path,
     address: SocketAddr,
 ) -> Result<http::AccessControl> {
-    let audit = AuditLog::open(data)
+    let AccessSettings { audit_bytes, audit_files, .. } = config.access;
+    let limits = AuditLimits { file_bytes: audit_bytes, files: audit_files };
+    let audit = AuditLog::open_limited(data, limits)
         .with_context(|| format!("cannot write the audit log in {}", data.display()))?;
     Ok(http::AccessControl::new(
         &config.access,

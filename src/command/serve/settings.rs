@@ -1,13 +1,13 @@
 //! Settings of the service, and the parts that they configure: devices, tools, certificate, Slurm.
 
-use std::{net::SocketAddr, path::Path, sync::Arc};
+use std::{net::SocketAddr, path::Path, sync::Arc, time::Duration};
 
 use anyhow::{Context as _, Result, bail};
 use llmprof::{
     collect::{Collector, tools::is_program},
     config::{self, Config, RunLimits, TokenPolicy, ToolPaths},
     domain::device::{Device, is_device},
-    http::Certificate,
+    http::{Certificate, ConnectionLimits},
     scheduler::{self, executor::slurm::SlurmExecutor},
 };
 
@@ -15,6 +15,8 @@ use super::ServeOptions;
 
 /// Value of a tool's setting that disables the tool.
 const OFF: &str = "none";
+/// Descriptors that connections leave for the database, runs and their children.
+const RESERVED: u64 = 256;
 
 /// Loads the settings of all sources; flags override the others.
 pub fn settings(options: &ServeOptions) -> Result<Config> {
@@ -58,6 +60,31 @@ pub fn certificate(server: &config::ServerSettings) -> Result<Option<Certificate
             Ok(Some(Certificate::read(chain, key).context("settings server.tls")?))
         }
         _ => bail!("settings server.tls: certificate and key must be set together"),
+    }
+}
+
+/// Limits of connections, with which descriptors are left for runs; `descriptors` is the limit of
+/// this process.
+pub fn connection_limits(
+    server: &config::ServerSettings,
+    descriptors: Option<u64>,
+) -> ConnectionLimits {
+    let configured = u64::from(server.connections);
+    // A download has two descriptors.
+    let possible = descriptors.map_or(configured, |it| it.saturating_sub(RESERVED).max(32) / 2);
+    if possible < configured {
+        tracing::warn!(
+            "at most {possible} connections are accepted instead of {configured}: the limit of \
+             open files is {}; raise it (ulimit -Hn)",
+            descriptors.unwrap_or_default()
+        );
+    }
+    // Behind a proxy, all connections have its address.
+    let per_address = Some(server.connections_per_address as usize);
+    ConnectionLimits {
+        total: usize::try_from(possible.min(configured)).unwrap_or(usize::MAX),
+        per_address: per_address.filter(|limit| *limit > 0 && !server.behind_proxy),
+        write_timeout: Duration::from_secs(server.write_s.into()),
     }
 }
 
@@ -135,4 +162,23 @@ pub fn collector(tools: &ToolPaths, limits: &RunLimits) -> Result<Collector> {
 /// Returns a path unless it is empty, as in the defaults.
 pub fn given(path: &Path) -> Option<&Path> {
     Some(path).filter(|path| !path.as_os_str().is_empty())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn connections_leave_descriptors_for_runs() {
+        let mut server = Config::default().server;
+        server.connections = 2048;
+        let total = |server: &config::ServerSettings, descriptors| {
+            connection_limits(server, descriptors).total
+        };
+        assert_eq!(total(&server, Some(65_536)), 2048);
+        assert_eq!((total(&server, Some(1024)), total(&server, Some(64))), (384, 16));
+        assert!(connection_limits(&server, None).per_address.is_some());
+        server.behind_proxy = true;
+        assert_eq!(connection_limits(&server, None).per_address, None);
+    }
 }

@@ -29,6 +29,7 @@ use crate::{
     http::{
         error::{ApiError, responses::GuardedErrors},
         state::App,
+        traffic::Traffic,
     },
     store::StoreFigures,
     trace::power::{GpuReading, PowerSample},
@@ -111,6 +112,7 @@ impl Metrics {
 
     fn write(
         &self,
+        traffic: &Traffic,
         figures: &StoreFigures,
         free_bytes: Option<u64>,
         gpus: &[GpuReading],
@@ -119,6 +121,9 @@ impl Metrics {
         if let Ok(registry) = self.registry.lock() {
             text::encode_registry(&mut text, &registry)?;
         }
+        let mut counted = Registry::with_prefix("llmprof");
+        traffic.register(&mut counted);
+        text::encode_registry(&mut text, &counted)?;
         text::encode_registry(&mut text, &stored_metrics(figures, free_bytes, gpus))?;
         text::encode_eof(&mut text)?;
         Ok(text)
@@ -292,7 +297,7 @@ pub async fn metrics(
     let figures = app.store.figures().await?;
     let gpus = app.gpus.borrow().clone();
     let text = metrics
-        .write(&figures, free_bytes(&app.runs), &gpus)
+        .write(&app.access.traffic, &figures, free_bytes(&app.runs), &gpus)
         .map_err(|error| ApiError::internal(&error))?;
     Ok(([(header::CONTENT_TYPE, MEDIA_TYPE)], text))
 }

@@ -15,7 +15,10 @@ use tokio::sync::Semaphore;
 use super::rates::Rates;
 use crate::{
     config::{AccessSettings, TokenPolicy},
-    http::error::{ApiError, ErrorCode},
+    http::{
+        error::{ApiError, ErrorCode},
+        traffic::Traffic,
+    },
     store::{
         Owner, Quota, Role, Store, Token,
         audit::{AuditEntry, AuditLog},
@@ -50,6 +53,7 @@ pub struct AccessControl {
     pub(super) behind_proxy: bool,
     pub(super) rates: Rates,
     pub(super) handlers: Semaphore,
+    pub traffic: Traffic,
     audit: Option<AuditLog>,
     /// Result and time of the last check for a token.
     has_tokens: tokio::sync::Mutex<(bool, Option<Instant>)>,
@@ -63,13 +67,16 @@ impl AccessControl {
         behind_proxy: bool,
         audit: Option<AuditLog>,
     ) -> Self {
+        let traffic = Traffic::default();
         Self {
             public: public || behind_proxy,
             behind_proxy,
             rates: Rates::new(
                 settings.requests_per_s_per_address,
                 settings.requests_per_s_per_token,
+                traffic.clone(),
             ),
+            traffic,
             handlers: Semaphore::new(settings.concurrent_requests.max(1) as usize),
             audit,
             has_tokens: tokio::sync::Mutex::new((false, None)),

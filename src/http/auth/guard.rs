@@ -103,7 +103,8 @@ impl Guard {
     }
 }
 
-/// Passes a request on to its handler or refuses it, and records changes and refusals.
+/// Passes a request on to its handler or refuses it, and records changes and refusals other than
+/// those by rates.
 pub async fn guard(State(guard): State<Guard>, mut request: Request, next: Next) -> Response {
     let access = &guard.access;
     let (method, path) = (request.method().clone(), request.uri().path().to_owned());
@@ -128,7 +129,9 @@ pub async fn guard(State(guard): State<Guard>, mut request: Request, next: Next)
     let name = name
         .or_else(|| response.extensions().get::<Caller>().and_then(|caller| caller.name.clone()));
     let refused = matches!(status, StatusCode::UNAUTHORIZED | StatusCode::FORBIDDEN);
-    if rule != AccessRule::Open && (!method.is_safe() || refused) {
+    // Requests beyond a rate are counted in the metrics: their number has no bound.
+    let limited = status == StatusCode::TOO_MANY_REQUESTS;
+    if rule != AccessRule::Open && !limited && (!method.is_safe() || refused) {
         access.record(&AuditEntry {
             who: name,
             address: address.map(|address| address.to_string()),

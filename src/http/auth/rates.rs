@@ -3,18 +3,17 @@
 //! One GCRA bucket each: a rate per second, with a burst of four seconds. Buckets of idle clients
 //! are dropped.
 
-use std::{
-    hash::Hash,
-    net::{IpAddr, Ipv6Addr},
-    num::NonZeroU32,
-};
+use std::{hash::Hash, net::IpAddr, num::NonZeroU32};
 
 use governor::{
     DefaultKeyedRateLimiter, Quota,
     clock::{Clock, DefaultClock},
 };
 
-use crate::http::error::{ApiError, ErrorCode};
+use crate::http::{
+    error::{ApiError, ErrorCode},
+    traffic::{Refusal, Traffic, client_network},
+};
 
 /// Seconds' worth of requests in a burst.
 const BURST: u32 = 4;
@@ -26,27 +25,25 @@ const MAX_BUCKETS: usize = 10_000;
 pub struct Rates {
     addresses: Option<DefaultKeyedRateLimiter<IpAddr>>,
     tokens: Option<DefaultKeyedRateLimiter<i64>>,
+    traffic: Traffic,
 }
 
 impl Rates {
     /// Requests per second; 0: unlimited.
-    pub fn new(per_address: u32, per_token: u32) -> Self {
-        Self { addresses: bucket(per_address), tokens: bucket(per_token) }
+    pub fn new(per_address: u32, per_token: u32, traffic: Traffic) -> Self {
+        Self { addresses: bucket(per_address), tokens: bucket(per_token), traffic }
     }
 
-    /// Counts a request of an address. An IPv6 network (/64) is one address: a host has all of its
-    /// addresses.
+    /// Counts a request of an address.
     pub fn take_address(&self, address: Option<IpAddr>) -> Result<(), ApiError> {
-        let network = address.map(|address| match address {
-            IpAddr::V6(six) => IpAddr::V6(Ipv6Addr::from_bits(six.to_bits() & (u128::MAX << 64))),
-            four => four,
-        });
-        network.map_or(Ok(()), |network| take(self.addresses.as_ref(), &network))
+        let Some(network) = address.map(client_network) else { return Ok(()) };
+        take(self.addresses.as_ref(), &network)
+            .inspect_err(|_| self.traffic.refuse(Refusal::AddressRate))
     }
 
     /// Counts a request of a token.
     pub fn take_token(&self, id: i64) -> Result<(), ApiError> {
-        take(self.tokens.as_ref(), &id)
+        take(self.tokens.as_ref(), &id).inspect_err(|_| self.traffic.refuse(Refusal::TokenRate))
     }
 }
 

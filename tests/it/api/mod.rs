@@ -3,6 +3,8 @@
 pub mod access;
 pub mod alignments;
 pub mod artifacts;
+pub mod audit;
+pub mod connections;
 pub mod cost;
 pub mod diff;
 mod hostile;

@@ -62,15 +62,17 @@ pub const ARROWS: &[(&str, &[&str])] = &[
 /// The imports that each module of `http` may have of `http`, beyond itself.
 const HTTP_ARROWS: &[(&str, &[&str])] = &[
     ("request_id", &[]),
+    ("traffic", &[]),
     ("error", &["request_id"]),
     ("extract", &["error"]),
-    ("auth", &["request_id", "error", "extract"]),
+    ("auth", &["request_id", "traffic", "error", "extract"]),
+    ("connection", &["traffic"]),
     ("state", &["auth"]),
-    ("api", &["request_id", "error", "extract", "auth", "state"]),
+    ("api", &["request_id", "traffic", "error", "extract", "auth", "state"]),
     ("ui", &["request_id", "error", "extract", "auth", "state", "api"]),
     ("contract", &["error", "api"]),
     ("router", &["request_id", "error", "auth", "state", "api", "ui", "contract"]),
-    ("listen", &["state", "router"]),
+    ("listen", &["connection", "state", "router"]),
 ];
 /// Functions of the crate's root.
 const SHARED: &[&str] = &["chain"];

@@ -161,13 +161,20 @@ async fn the_dashboard_shows_exactly_the_served_metrics() {
             shown.extend(metrics(target["expr"].as_str().unwrap()));
         }
     }
-    // A histogram is served as three series.
+    // A histogram is served as three series, and a counter with a suffix.
+    let parts = [
+        ("_bucket", "histogram"),
+        ("_count", "histogram"),
+        ("_sum", "histogram"),
+        ("_total", "counter"),
+    ];
     let family = |name: &String| {
-        let parts = ["_bucket", "_count", "_sum"].iter().filter_map(|part| name.strip_suffix(part));
-        parts
+        let families =
+            parts.iter().filter_map(|(part, kind)| Some((name.strip_suffix(part)?, kind)));
+        families
             .into_iter()
-            .find(|family| kinds.get(family) == Some(&"histogram"))
-            .unwrap_or(name)
+            .find(|(family, kind)| kinds.get(family) == Some(kind))
+            .map_or(name.as_str(), |(family, _)| family)
             .to_owned()
     };
     let families: BTreeSet<String> = shown.iter().map(family).collect();

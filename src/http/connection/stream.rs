@@ -1,0 +1,115 @@
+//! The stream of a connection, which fails if its client reads nothing.
+
+use std::{
+    io::{self, IoSlice},
+    pin::Pin,
+    task::{Context, Poll, ready},
+    time::Duration,
+};
+
+use tokio::{
+    io::{AsyncRead, AsyncWrite, ReadBuf},
+    time::{Instant, Sleep},
+};
+
+use super::OpenConnection;
+use crate::http::traffic::Refusal;
+
+/// A stream with a timeout for writes.
+///
+/// The next request of a connection is read when the response to the one before was written, so
+/// unread responses bound the work that a client can cause.
+#[derive(Debug)]
+pub struct ClientStream<I> {
+    inner: I,
+    connection: OpenConnection,
+    stall: Stall,
+}
+
+/// Time for which a write waits for the client.
+#[derive(Debug)]
+struct Stall {
+    timeout: Duration,
+    /// Created when a write waits for the first time.
+    timer: Option<Pin<Box<Sleep>>>,
+    waits: bool,
+}
+
+impl<I> ClientStream<I> {
+    pub(super) fn new(inner: I, connection: OpenConnection) -> Self {
+        let timeout = connection.open.limits.write_timeout;
+        Self { inner, connection, stall: Stall { timeout, timer: None, waits: false } }
+    }
+
+    /// Returns the result of a write; an error if writes have waited for the whole timeout.
+    fn in_time<T>(
+        &mut self,
+        written: Poll<io::Result<T>>,
+        cx: &mut Context<'_>,
+    ) -> Poll<io::Result<T>> {
+        if written.is_ready() {
+            self.stall.waits = false;
+            return written;
+        }
+        ready!(self.stall.poll_elapsed(cx));
+        self.connection.open.traffic.refuse(Refusal::UnreadResponse);
+        Poll::Ready(Err(io::ErrorKind::TimedOut.into()))
+    }
+}
+
+impl Stall {
+    /// Ready when writes have waited for the whole timeout.
+    fn poll_elapsed(&mut self, cx: &mut Context<'_>) -> Poll<()> {
+        let timeout = self.timeout;
+        let timer = self.timer.get_or_insert_with(|| Box::pin(tokio::time::sleep(timeout)));
+        if !self.waits {
+            self.waits = true;
+            timer.as_mut().reset(Instant::now() + timeout);
+        }
+        timer.as_mut().poll(cx)
+    }
+}
+
+impl<I: AsyncRead + Unpin> AsyncRead for ClientStream<I> {
+    fn poll_read(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        buffer: &mut ReadBuf<'_>,
+    ) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.inner).poll_read(cx, buffer)
+    }
+}
+
+impl<I: AsyncWrite + Unpin> AsyncWrite for ClientStream<I> {
+    fn poll_write(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        bytes: &[u8],
+    ) -> Poll<io::Result<usize>> {
+        let written = Pin::new(&mut self.inner).poll_write(cx, bytes);
+        self.in_time(written, cx)
+    }
+
+    fn poll_write_vectored(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        slices: &[IoSlice<'_>],
+    ) -> Poll<io::Result<usize>> {
+        let written = Pin::new(&mut self.inner).poll_write_vectored(cx, slices);
+        self.in_time(written, cx)
+    }
+
+    fn is_write_vectored(&self) -> bool {
+        self.inner.is_write_vectored()
+    }
+
+    fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        let flushed = Pin::new(&mut self.inner).poll_flush(cx);
+        self.in_time(flushed, cx)
+    }
+
+    fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        let shut = Pin::new(&mut self.inner).poll_shutdown(cx);
+        self.in_time(shut, cx)
+    }
+}

@@ -1,0 +1,143 @@
+//! Limits of connections: their number, clients that read nothing, and open files.
+
+use std::{
+    fs,
+    io::{ErrorKind, Read, Write},
+    net::{SocketAddr, TcpStream},
+    process::Command,
+    time::Duration,
+};
+
+use nix::sys::signal::Signal;
+use tempfile::tempdir;
+
+use crate::support::service::{LLMPROF, Service, Setup, command};
+
+const ASK: &[u8] = b"GET /openapi.json HTTP/1.1\r\nhost: localhost\r\n\r\n";
+const PATIENCE: Duration = Duration::from_secs(60);
+
+/// A service with settings, as environment variables.
+fn service(data: &std::path::Path, settings: &[(&str, &str)]) -> Service {
+    let mut command = command(data, &Setup::default());
+    command.envs(settings.iter().copied());
+    Service::spawn(&mut command, data)
+}
+
+fn address(service: &Service) -> SocketAddr {
+    service.base.strip_prefix("http://").unwrap().parse().unwrap()
+}
+
+fn connect(service: &Service) -> TcpStream {
+    let stream = TcpStream::connect(address(service)).unwrap();
+    stream.set_read_timeout(Some(PATIENCE)).unwrap();
+    stream
+}
+
+/// Asks for the health; false if the connection was closed instead.
+fn is_served(stream: &mut TcpStream) -> bool {
+    let mut answer = [0; 15];
+    let sent = stream.write_all(b"GET /healthz HTTP/1.1\r\nhost: localhost\r\n\r\n");
+    let read = sent.and_then(|()| stream.read_exact(&mut answer));
+    if let Err(error) = &read {
+        assert!(!matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::TimedOut), "{error}");
+    }
+    read.is_ok() && answer == *b"HTTP/1.1 200 OK"
+}
+
+/// The value of a metric, once it is not 0.
+async fn counted(service: &Service, name: &str) -> String {
+    let mut tick = tokio::time::interval(Duration::from_millis(50));
+    for _ in 0..1200 {
+        tick.tick().await;
+        let text = service.get("/metrics").await.text().await.unwrap();
+        let line = text.lines().find_map(|line| line.strip_prefix(name)).unwrap_or_else(|| {
+            panic!("{name} is not in\n{text}");
+        });
+        if line != " 0" {
+            return line.trim().to_owned();
+        }
+    }
+    panic!("{name} remains 0");
+}
+
+#[tokio::test]
+async fn a_client_that_reads_nothing_is_closed_and_a_slow_one_is_served() {
+    let data = tempdir().unwrap();
+    let service = service(data.path(), &[("LLMPROF__SERVER__WRITE_S", "2")]);
+    let size = service.get("/openapi.json").await.bytes().await.unwrap().len();
+    let wanted = 12 * size;
+    let slow = connect(&service);
+    let slow = std::thread::spawn(move || {
+        let mut slow = slow;
+        for _ in 0..12 {
+            slow.write_all(ASK).unwrap();
+        }
+        let (mut read, mut block) = (0, vec![0; wanted / 50]);
+        while read < wanted {
+            // The pace of a slow client: longer in total than the timeout.
+            std::thread::sleep(Duration::from_millis(100));
+            let count = slow.read(&mut block).unwrap();
+            assert!(count > 0, "closed after {read} of {wanted} bytes");
+            read += count;
+        }
+    });
+    let mut deaf = connect(&service);
+    deaf.write_all(&ASK.repeat(100)).unwrap();
+    let name = r#"llmprof_refused_total{reason="unread_response"}"#;
+    assert_eq!(counted(&service, name).await, "1");
+    let mut received = Vec::new();
+    deaf.read_to_end(&mut received).ok();
+    assert!(received.len() < 100 * size, "everything was answered");
+    slow.join().unwrap();
+    assert_eq!(counted(&service, name).await, "1", "the slow one was not closed");
+}
+
+#[tokio::test]
+async fn connections_beyond_a_limit_are_closed_at_once() {
+    let data = tempdir().unwrap();
+    let settings = [
+        ("LLMPROF__SERVER__CONNECTIONS", "16"),
+        ("LLMPROF__SERVER__CONNECTIONS_PER_ADDRESS", "10"),
+    ];
+    let service = service(data.path(), &settings);
+    let mut held: Vec<_> = (0..10).map(|_| connect(&service)).collect();
+    assert!(held.iter_mut().all(is_served));
+    assert!(!is_served(&mut connect(&service)), "the address has ten");
+    let other = |last: u8| {
+        let socket = socket2::Socket::new(socket2::Domain::IPV4, socket2::Type::STREAM, None);
+        let socket = socket.unwrap();
+        socket.bind(&SocketAddr::from(([127, 0, 0, last], 0)).into()).unwrap();
+        socket.connect(&address(&service).into()).unwrap();
+        TcpStream::from(socket)
+    };
+    let mut others: Vec<_> = (2..8).map(other).collect();
+    assert!(others.iter_mut().all(is_served), "other addresses have places");
+    assert!(!is_served(&mut other(9)), "sixteen are open");
+    drop(others);
+    drop(held);
+    // The service notices the ends one after the other.
+    let mut again = connect(&service);
+    while !is_served(&mut again) {
+        again = connect(&service);
+    }
+    drop(again);
+    for reason in ["connections", "address_connections"] {
+        let name = format!("llmprof_refused_total{{reason=\"{reason}\"}}");
+        assert!(counted(&service, &name).await.parse::<u64>().unwrap() >= 1);
+    }
+}
+
+#[tokio::test]
+async fn the_limit_of_open_files_is_raised_at_start() {
+    let data = tempdir().unwrap();
+    let usual = command(data.path(), &Setup::default());
+    let mut limited = Command::new("sh");
+    limited.args(["-c", "ulimit -Sn 256 && exec \"$0\" \"$@\"", LLMPROF]).args(usual.get_args());
+    limited.envs(usual.get_envs().filter_map(|(name, value)| Some((name, value?))));
+    let service = Service::spawn(&mut limited, data.path());
+    let limits = fs::read_to_string(format!("/proc/{}/limits", service.child.id())).unwrap();
+    let line = limits.lines().find(|line| line.starts_with("Max open files")).unwrap();
+    let numbers: Vec<u64> = line.split_whitespace().filter_map(|it| it.parse().ok()).collect();
+    assert_eq!(numbers[0], numbers[1].min(65_536), "{line}");
+    assert!(service.stop(Signal::SIGTERM).success());
+}
