@@ -69,6 +69,7 @@ fn data_folder(data: Option<&PathBuf>, config: Option<&Path>) -> Result<PathBuf>
 }
 
 pub fn backup(options: &BackupOptions) -> Result<()> {
+    serve::create_private_files();
     let data = data_folder(options.data.as_ref(), options.config.as_deref())?;
     if !data.join(DATABASE).is_file() {
         bail!("{} holds no database of llmprof", data.display());
@@ -194,6 +195,7 @@ fn copy_audit_log(from: &Path, to: &Path) -> std::io::Result<()> {
 }
 
 pub fn restore(options: &RestoreOptions) -> Result<()> {
+    serve::create_private_files();
     let (from, data) =
         (&options.from, data_folder(options.data.as_ref(), options.config.as_deref())?);
     if !from.join(DATABASE).is_file() {

@@ -42,6 +42,7 @@ pub struct ExecuteOptions {
 }
 
 pub fn run(options: &ExecuteOptions) -> Result<ExitCode> {
+    serve::create_private_files();
     start_logging(options.log, &options.log_level);
     let dir = options
         .run_dir

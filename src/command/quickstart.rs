@@ -60,6 +60,7 @@ pub fn run(options: QuickstartOptions) -> Result<()> {
         log: LogFormat::Human,
     };
     let mut config = serve::settings(&serving)?;
+    serve::create_private_files();
     // It talks to itself over loopback, in plain HTTP.
     config.server.tls = config::TlsSettings { certificate: PathBuf::new(), key: PathBuf::new() };
     serve::runtime()?.block_on(async {

@@ -17,6 +17,7 @@ use tokio::signal::unix;
 use tracing_subscriber::EnvFilter;
 
 pub use self::{
+    process_limits::create_private_files,
     service::Service,
     settings::{collector, settings},
 };
@@ -71,6 +72,7 @@ impl LogFormat {
 }
 
 pub fn run(options: ServeOptions) -> Result<()> {
+    create_private_files();
     start_logging(options.log, LEVEL);
     let config = settings(&options)?;
     runtime()?.block_on(async {

@@ -59,6 +59,7 @@ enum TokenCommand {
 }
 
 pub fn run(options: &TokenOptions) -> Result<()> {
+    serve::create_private_files();
     let config = Config::load(options.config.as_deref())?;
     let data = options.data.clone().unwrap_or(config.server.data);
     std::fs::create_dir_all(&data)

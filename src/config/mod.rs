@@ -110,6 +110,7 @@ pub enum TokenPolicy {
 #[derive(Debug, Clone, PartialEq, Deserialize)]
 pub struct AccessSettings {
     pub tokens: TokenPolicy,
+    pub session_s: u32,
     pub origins: Vec<String>,
     pub requests_per_s_per_address: u32,
     pub requests_per_s_per_token: u32,
@@ -259,6 +260,7 @@ impl Config {
         for (key, value, min, expected) in [
             ("server.write_s", server.write_s.into(), 1, "1 second or more"),
             ("server.connections", server.connections.into(), 16, "16 or more"),
+            ("access.session_s", access.session_s.into(), 60, "60 seconds or more"),
             ("access.audit_bytes", access.audit_bytes, 65_536, "65536 bytes or more"),
             ("access.audit_files", access.audit_files.into(), 1, "1 or more"),
         ] {

@@ -114,7 +114,7 @@ pub fn router(app: App) -> Router {
         store: app.store.clone(),
         hosts: app.config.server.hosts.clone(),
         rule: access_rule,
-        browser_token: ui::browser_token,
+        session: ui::session,
     };
     let default_header = |name: HeaderName, value| {
         SetResponseHeaderLayer::if_not_present(name, HeaderValue::from_static(value))
@@ -159,8 +159,8 @@ async fn method_not_allowed(request: Request) -> ApiError {
     ApiError::new(ErrorCode::MethodNotAllowed, message)
 }
 
-/// Allows the pages of `origins` to use the API. Their scripts send tokens; the browser's own token
-/// is not sent.
+/// Allows the pages of `origins` to use the API. Their scripts send tokens; the browser's own
+/// session is not sent.
 fn cors(origins: Vec<HeaderValue>) -> CorsLayer {
     CorsLayer::new()
         .allow_origin(origins)

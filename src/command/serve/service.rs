@@ -73,6 +73,7 @@ impl Service {
         orphans::adopt_orphans().context("cannot become the parent of orphaned processes")?;
         let data = create_folder(&server.data)?;
         let lock = lock(&data)?;
+        process_limits::tighten(&data);
         let folders = ServiceFolders::prepare(data, server)?;
         let catalog = Catalog::load(server)?;
         let collector = Arc::new(Collector {
@@ -85,7 +86,7 @@ impl Service {
         let certificate = certificate(server)?;
         let webhooks = WebhookSender::read(&config.webhooks)?;
         let (listener, address) = listen(&config, &store, certificate.is_some()).await?;
-        let access = access_control(&config, &folders.data, address)?;
+        let access = access_control(&config, &folders.data, address, certificate.is_some())?;
         let head = Duration::from_secs(server.header_s.max(1).into());
         let connections = connection_limits(server, process_limits::raise_descriptors());
         let (devices, accepts) = match config.executor.kind {
@@ -185,6 +186,7 @@ fn access_control(
     config: &Config,
     data: &Path,
     address: SocketAddr,
+    encrypted: bool,
 ) -> Result<http::AccessControl> {
     let AccessSettings { audit_bytes, audit_files, .. } = config.access;
     let limits = AuditLimits { file_bytes: audit_bytes, files: audit_files };
@@ -195,7 +197,8 @@ fn access_control(
         !address.ip().is_loopback(),
         config.server.behind_proxy,
         Some(audit),
-    ))
+    )
+    .with_tls(encrypted))
 }
 
 fn context(

@@ -2,7 +2,7 @@
 
 use std::{
     net::{IpAddr, SocketAddr},
-    time::Instant,
+    time::{Duration, Instant},
 };
 
 use axum::{
@@ -12,7 +12,7 @@ use axum::{
 use sha2::{Digest, Sha256};
 use tokio::sync::Semaphore;
 
-use super::rates::Rates;
+use super::{rates::Rates, sessions::Sessions};
 use crate::{
     config::{AccessSettings, TokenPolicy},
     http::{
@@ -50,7 +50,10 @@ pub struct AccessControl {
     settings: AccessSettings,
     /// Reached from other hosts.
     public: bool,
+    /// Browsers send cookies over encrypted connections only.
+    encrypted: bool,
     pub(super) behind_proxy: bool,
+    sessions: Sessions,
     pub(super) rates: Rates,
     pub(super) handlers: Semaphore,
     pub traffic: Traffic,
@@ -70,7 +73,9 @@ impl AccessControl {
         let traffic = Traffic::default();
         Self {
             public: public || behind_proxy,
+            encrypted: public || behind_proxy,
             behind_proxy,
+            sessions: Sessions::new(Duration::from_secs(settings.session_s.into())),
             rates: Rates::new(
                 settings.requests_per_s_per_address,
                 settings.requests_per_s_per_token,
@@ -82,6 +87,11 @@ impl AccessControl {
             has_tokens: tokio::sync::Mutex::new((false, None)),
             settings: settings.clone(),
         }
+    }
+
+    /// The same for a service that speaks TLS if `encrypted`, also on a loopback address.
+    pub fn with_tls(self, encrypted: bool) -> Self {
+        Self { encrypted: self.encrypted || encrypted, ..self }
     }
 
     /// Returns true if requests need a token.
@@ -112,11 +122,11 @@ impl AccessControl {
         if self.behind_proxy { last.or(peer) } else { peer }
     }
 
-    /// Refuses a request that another site's page makes with the browser's own token.
+    /// Refuses a request that another site's page makes with the browser's own session.
     pub(super) fn check_origin(
         &self,
         headers: &HeaderMap,
-        browser_token: Option<&str>,
+        session: Option<&str>,
     ) -> Result<(), ApiError> {
         let text =
             |name: HeaderName| headers.get(name).map(|value| value.to_str().unwrap_or_default());
@@ -130,10 +140,10 @@ impl AccessControl {
                     .split_once("://")
                     .is_some_and(|(_, authority)| authority.eq_ignore_ascii_case(host));
                 // Pages of a listed origin authenticate with a token that their script sends, never
-                // with the browser's.
+                // with the browser's session.
                 let listed = || self.settings.origins.iter().any(|known| known == origin);
                 same || site == Some("same-origin")
-                    || (listed() && (bearer(headers).is_some() || browser_token.is_none()))
+                    || (listed() && (bearer(headers).is_some() || session.is_none()))
             }
         };
         if allowed { Ok(()) } else { Err(ApiError::of(ErrorCode::CrossOrigin)) }
@@ -148,21 +158,43 @@ impl AccessControl {
         })
     }
 
-    /// Logs in with a token from a form, within the rate of its address.
+    /// The token of a browser's session, which it extends.
+    pub async fn session(&self, store: &Store, value: &str) -> Result<Token, ApiError> {
+        let token = match self.sessions.token(value) {
+            Some(hash) => store.token(&hash).await?,
+            None => None,
+        };
+        token.ok_or_else(|| {
+            let message = "the session has ended, or its token has expired or was revoked";
+            ApiError::new(ErrorCode::Unauthenticated, message)
+        })
+    }
+
+    /// Logs in with a token from a form, within the rate of its address. Returns the value of the
+    /// new session too.
     pub async fn log_in(
         &self,
         store: &Store,
         address: Option<IpAddr>,
         secret: &str,
-    ) -> Result<Caller, ApiError> {
+    ) -> Result<(Caller, String), ApiError> {
         self.rates.take_address(address)?;
         let token = self.token(store, secret).await?;
-        Ok(Caller { name: Some(token.name), role: token.role })
+        let session = self
+            .sessions
+            .start(Sha256::digest(secret.as_bytes()).into())
+            .map_err(|error| ApiError::internal(&error))?;
+        Ok((Caller { name: Some(token.name), role: token.role }, session))
     }
 
-    /// True if browsers must send the token over encrypted connections only.
+    /// Ends a browser's session.
+    pub fn log_out(&self, session: &str) {
+        self.sessions.end(session);
+    }
+
+    /// True if browsers must send cookies over encrypted connections only.
     pub fn is_encrypted(&self) -> bool {
-        self.public
+        self.encrypted
     }
 
     /// Origins of other sites whose pages may call the API.

@@ -43,8 +43,8 @@ pub struct Guard {
     /// Names of this service other than those of its host.
     pub hosts: Vec<String>,
     pub rule: fn(&Method, &str) -> AccessRule,
-    /// Reads the token that a browser sends by itself.
-    pub browser_token: fn(&HeaderMap) -> Option<&str>,
+    /// Reads the session that a browser sends by itself; true: over encrypted connections only.
+    pub session: fn(&HeaderMap, bool) -> Option<&str>,
 }
 
 /// The access rule of an operation of the API, by the path of its contract or of a request.
@@ -69,15 +69,15 @@ impl Guard {
         name: &mut Option<String>,
     ) -> Result<Caller, ApiError> {
         let access = &self.access;
-        let browser_token = (self.browser_token)(headers);
+        let session = (self.session)(headers, access.is_encrypted());
         if !method.is_safe() {
-            access.check_origin(headers, browser_token)?;
+            access.check_origin(headers, session)?;
         }
         let AccessRule::Role(required_role) = rule else {
             return Ok(Caller { name: None, role: Role::Viewer });
         };
         let token_required = access.requires_token(&self.store).await?;
-        // A browser's token is bound to the host at which it was entered, and a proxy accepts its
+        // A browser's session is bound to the host at which it was started, and a proxy accepts its
         // own host names only.
         if !self.hosts.is_empty() || !(token_required || access.behind_proxy) {
             host_check::check(uri, headers, &self.hosts)?;
@@ -86,10 +86,11 @@ impl Guard {
             return Ok(Caller { name: None, role: Role::Admin });
         }
         access.rates.take_address(address)?;
-        let secret = bearer(headers)
-            .or(browser_token)
-            .ok_or_else(|| ApiError::of(ErrorCode::Unauthenticated))?;
-        let token = access.token(&self.store, secret).await?;
+        let token = match (bearer(headers), session) {
+            (Some(secret), _) => access.token(&self.store, secret).await?,
+            (None, Some(session)) => access.session(&self.store, session).await?,
+            (None, None) => return Err(ApiError::of(ErrorCode::Unauthenticated)),
+        };
         *name = Some(token.name.clone());
         access.rates.take_token(token.id)?;
         if token.role < required_role {

@@ -1,6 +1,7 @@
-//! Access to the service: tokens and roles, allowed hosts, request rates.
+//! Access to the service: tokens and roles, sessions of browsers, allowed hosts, request rates.
 
 pub mod access;
 pub mod guard;
 mod host_check;
 mod rates;
+mod sessions;

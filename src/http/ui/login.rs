@@ -1,5 +1,5 @@
-//! Login with a token, which the browser stores in a cookie that scripts cannot read and other
-//! sites cannot send.
+//! Login with a token, which starts a session: the browser stores its value in a cookie that
+//! scripts cannot read and other sites cannot send, and never stores the token.
 
 use axum::{
     extract::{Request, State},
@@ -22,8 +22,12 @@ use crate::http::{
 
 pub(super) const LOGIN: &str = "/ui/login";
 pub(super) const LOGOUT: &str = "/ui/logout";
-/// Name of the cookie with the token.
-const COOKIE: &str = "llmprof_token";
+/// Name of the cookie with the session's value, before the port.
+const COOKIE: &str = "llmprof_session";
+/// Prefix with which browsers accept a cookie over encrypted connections and from this host only.
+const HOST_PREFIX: &str = "__Host-";
+/// Cookie of earlier versions, which contained the token.
+const OLD_COOKIE: &str = "llmprof_token";
 
 /// The access rule of a page that needs no token; `None` for other paths.
 pub fn access_rule(path: &str) -> Option<AccessRule> {
@@ -35,12 +39,24 @@ pub fn access_rule(path: &str) -> Option<AccessRule> {
     }
 }
 
-/// The token in the cookie.
-pub fn browser_token(headers: &HeaderMap) -> Option<&str> {
+/// The value in the session's cookie.
+pub fn session(headers: &HeaderMap, encrypted: bool) -> Option<&str> {
+    let expected = cookie_name(headers, encrypted);
     let cookies = headers.get_all(header::COOKIE).iter().filter_map(|value| value.to_str().ok());
     let mut pairs =
         cookies.flat_map(|value| value.split(';')).filter_map(|pair| pair.trim().split_once('='));
-    pairs.find(|(name, token)| *name == COOKIE && !token.is_empty()).map(|(_, token)| token)
+    pairs.find(|(name, value)| *name == expected && !value.is_empty()).map(|(_, value)| value)
+}
+
+/// Name of the cookie, with the port of the request: a browser sends a cookie to all ports of its
+/// host, so services on several ports need several names.
+fn cookie_name(headers: &HeaderMap, encrypted: bool) -> String {
+    let prefix = if encrypted { HOST_PREFIX } else { "" };
+    let host = headers.get(header::HOST).and_then(|host| host.to_str().ok()).unwrap_or_default();
+    match host.rsplit_once(':').and_then(|(_, port)| port.parse::<u16>().ok()) {
+        Some(port) => format!("{prefix}{COOKIE}_{port}"),
+        None => format!("{prefix}{COOKIE}"),
+    }
 }
 
 /// The page to return to after login.
@@ -99,8 +115,8 @@ pub async fn form(
     headers: HeaderMap,
 ) -> Result<Response, ApiError> {
     let next = own_page(&query.next).to_owned();
-    let is_logged_in = match browser_token(&headers) {
-        Some(token) => app.access.token(&app.store, token).await.is_ok(),
+    let is_logged_in = match session(&headers, app.access.is_encrypted()) {
+        Some(session) => app.access.session(&app.store, session).await.is_ok(),
         None => false,
     };
     if is_logged_in || !app.access.requires_token(&app.store).await? {
@@ -112,15 +128,12 @@ pub async fn form(
 /// `POST /ui/login`
 pub async fn log_in(State(app): State<App>, request: Request) -> Result<Response, ApiError> {
     let address = app.access.address(request.extensions(), request.headers());
+    let cookie = cookie_name(request.headers(), app.access.is_encrypted());
     let fields = forms::read(request).await?;
     let token = field(&fields, "token").trim();
     let next = own_page(field(&fields, "next").trim()).to_owned();
-    // Other characters cannot be in a token, and must not be in a cookie.
-    let plain =
-        !token.is_empty() && token.bytes().all(|byte| byte.is_ascii_alphanumeric() || byte == b'_');
-    let secret = if plain { token } else { "" };
-    let caller = match app.access.log_in(&app.store, address, secret).await {
-        Ok(caller) => caller,
+    let (caller, session) = match app.access.log_in(&app.store, address, token).await {
+        Ok(started) => started,
         Err(refused) if refused.code() == ErrorCode::Unauthenticated => {
             let problem = Some(refused.message().to_owned());
             let page = LoginView { problem, next, reload: false }.render()?;
@@ -129,31 +142,52 @@ pub async fn log_in(State(app): State<App>, request: Request) -> Result<Response
         Err(refused) => return Err(refused),
     };
     let mut response = Redirect::to(&next).into_response();
-    set_cookie(&mut response, &app, token, "");
+    set_cookie(&mut response, &app, &format!("{cookie}={session}"));
+    set_cookie(&mut response, &app, &format!("{OLD_COOKIE}=; Max-Age=0"));
     // The guard records the caller in the audit log.
     response.extensions_mut().insert(caller);
     Ok(response)
 }
 
 /// `POST /ui/logout`
-pub async fn log_out(State(app): State<App>) -> Response {
+pub async fn log_out(State(app): State<App>, headers: HeaderMap) -> Response {
+    let encrypted = app.access.is_encrypted();
+    if let Some(session) = session(&headers, encrypted) {
+        app.access.log_out(session);
+    }
     let mut response = Redirect::to(LOGIN).into_response();
-    set_cookie(&mut response, &app, "", "; Max-Age=0");
+    let cookie = format!("{}=; Max-Age=0", cookie_name(&headers, encrypted));
+    set_cookie(&mut response, &app, &cookie);
     response
 }
 
-/// Stores `token` in the browser until it is closed, or removes it.
-fn set_cookie(response: &mut Response, app: &App, token: &str, expiry: &str) {
+/// Stores a cookie in the browser until it is closed or by its own age, out of reach of scripts and
+/// other sites.
+fn set_cookie(response: &mut Response, app: &App, cookie: &str) {
     let secure = if app.access.is_encrypted() { "; Secure" } else { "" };
-    let cookie = format!("{COOKIE}={token}; Path=/; HttpOnly; SameSite=Strict{secure}{expiry}");
+    let cookie = format!("{cookie}; Path=/; HttpOnly; SameSite=Strict{secure}");
     if let Ok(value) = HeaderValue::from_str(&cookie) {
-        response.headers_mut().insert(header::SET_COOKIE, value);
+        response.headers_mut().append(header::SET_COOKIE, value);
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use super::own_page;
+    use super::*;
+
+    #[test]
+    fn the_cookie_is_named_by_port_and_encryption() {
+        let name = |host: &str, encrypted| {
+            let mut headers = HeaderMap::new();
+            headers.insert(header::HOST, HeaderValue::from_str(host).unwrap());
+            cookie_name(&headers, encrypted)
+        };
+        assert_eq!(name("localhost:8080", false), "llmprof_session_8080");
+        assert_eq!(name("[::1]:8443", true), "__Host-llmprof_session_8443");
+        assert_eq!(name("[::1]", false), "llmprof_session");
+        assert_eq!(name("llmprof.example", true), "__Host-llmprof_session");
+        assert_eq!(cookie_name(&HeaderMap::new(), true), "__Host-llmprof_session");
+    }
 
     #[test]
     fn a_login_returns_to_pages_of_this_service_only() {

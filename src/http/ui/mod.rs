@@ -26,7 +26,7 @@ use axum::{
     routing::{get, post},
 };
 
-pub use login::{access_rule, browser_token};
+pub use login::{access_rule, session};
 pub use page::render_errors;
 
 use crate::http::{

@@ -93,8 +93,47 @@ async fn a_login_continues_to_the_requested_page() {
     );
     let left = post(&api, "/ui/logout", &with[1..], "").await;
     assert!(left.header(header::SET_COOKIE).contains("Max-Age=0"));
+    assert!(page(&api.ask(Method::GET, "/", &with, "").await, 401).contains("has ended"));
+}
+
+#[tokio::test]
+async fn the_cookie_is_a_session_that_ends_at_logout_and_with_its_token() {
+    let api = api(|_| ()).await;
+    let first = login(&api, "ann", Role::Viewer).await;
+    let answer = post(&api, "/ui/login", &[], "token=llmprof_ann").await;
+    let second = answer.header(header::SET_COOKIE).split(';').next().unwrap().to_owned();
+    assert!(first != second && !first.contains("llmprof_ann"), "{first}");
+    assert!(first.starts_with("llmprof_session_8080="), "named by its port: {first}");
+    let see = async |cookie: &str| {
+        api.ask(Method::GET, "/", &[HOST, ("cookie", cookie)], "").await.status.as_u16()
+    };
+    assert_eq!((see(&first).await, see(&second).await), (200, 200));
+    let value = first.split_once('=').unwrap().1;
+    let bearer = format!("Bearer {value}");
+    assert_eq!(api.ask(Method::GET, "/runs", &[("authorization", &bearer)], "").await.status, 401);
+    let elsewhere = [("host", "localhost:9090"), ("cookie", first.as_str())];
+    assert_eq!(api.ask(Method::GET, "/", &elsewhere, "").await.status, 401, "of another port");
+    for raw in ["llmprof_token=llmprof_ann", "llmprof_session_8080=llmprof_ann"] {
+        assert_eq!(see(raw).await, 401, "a token is not a session");
+    }
+    post(&api, "/ui/logout", &[("cookie", &first)], "").await;
+    assert_eq!((see(&first).await, see(&second).await), (401, 200), "a copy of it is void too");
     api.store.revoke_token("ann").await.unwrap();
-    assert!(page(&api.ask(Method::GET, "/", &with, "").await, 401).contains("was revoked"));
+    assert_eq!(see(&second).await, 401, "its token was revoked");
+}
+
+#[tokio::test]
+async fn over_tls_the_cookie_is_bound_to_this_host() {
+    let settings =
+        config::AccessSettings { tokens: config::TokenPolicy::Required, ..Default::default() };
+    let access = http::AccessControl::new(&settings, false, false, None).with_tls(true);
+    let api = Api::with(Arc::new(access)).await;
+    let cookie = login(&api, "ann", Role::Viewer).await;
+    assert!(cookie.starts_with("__Host-llmprof_session_8080="), "{cookie}");
+    let see = async |cookie: &str| {
+        api.ask(Method::GET, "/", &[HOST, ("cookie", cookie)], "").await.status.as_u16()
+    };
+    assert_eq!((see(&cookie).await, see(&cookie.replace("__Host-", "")).await), (200, 401));
 }
 
 #[tokio::test]
@@ -111,7 +150,8 @@ async fn logins_are_in_the_audit_log_without_the_token() {
     let api = Api::with(Arc::new(access)).await;
     page(&post(&api, "/ui/login", &[], "token=llmprof_guess").await, 401);
     login(&api, "ann", Role::Viewer).await;
-    let log = fs::read_to_string(dir.path().join("audit.jsonl")).unwrap();
+    let read = |name| fs::read_to_string(dir.path().join(name)).unwrap();
+    let log = read("audit-refused.jsonl") + &read("audit.jsonl");
     let entries: Vec<Value> = log.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
     let recorded: Vec<_> =
         entries.iter().map(|it| (&it["who"], &it["action"], &it["status"])).collect();
@@ -153,7 +193,7 @@ async fn a_role_sees_only_its_buttons() {
     let path = location(&sent).to_owned();
     page(&post(&api, "/ui/runs", &[("cookie", eve)], &format!("model={MODEL}")).await, 403);
     let see = async |path: &str, cookie: &str| {
-        page(&api.ask(Method::GET, path, &[("cookie", cookie)], "").await, 200)
+        page(&api.ask(Method::GET, path, &[HOST, ("cookie", cookie)], "").await, 200)
     };
     assert!(
         !see("/", eve).await.contains("Submit a run")
@@ -180,7 +220,7 @@ async fn a_link_on_another_site_works_after_login() {
     );
     let to = text.split("content=\"0; url=").nth(1).unwrap().split('"').next().unwrap().to_owned();
     // ... and sends it with the reload.
-    let answer = api.ask(Method::GET, &to, &[("cookie", cookie.as_str())], "").await;
+    let answer = api.ask(Method::GET, &to, &[HOST, ("cookie", cookie.as_str())], "").await;
     assert_eq!(location(&answer), "/ui/doctor");
     let text = page(
         &api.ask(Method::GET, "/ui/doctor", &[("sec-fetch-site", "same-origin")], "").await,

@@ -14,7 +14,7 @@ use crate::{
     },
     ui::{
         login::{api, login},
-        page::{HOSTILE, assert_contains, location, page, post},
+        page::{HOST, HOSTILE, assert_contains, location, page, post},
     },
 };
 
@@ -219,7 +219,7 @@ async fn a_role_sees_only_its_buttons_of_alignments_and_pins() {
         (login(&api, "ann", Role::Submitter).await, login(&api, "bob", Role::Submitter).await);
     let eve = login(&api, "eve", Role::Viewer).await;
     let see = async |path: &str, who: &str| {
-        page(&api.ask(Method::GET, path, &[("cookie", who)], "").await, 200)
+        page(&api.ask(Method::GET, path, &[HOST, ("cookie", who)], "").await, 200)
     };
     let mut runs = Vec::new();
     for key in ["a", "b"] {
@@ -264,7 +264,7 @@ async fn a_role_sees_only_its_buttons_of_alignments_and_pins() {
     );
     assert!(see(&run, &ann).await.contains("No packing or removal is planned"));
     assert_eq!(
-        location(&api.ask(Method::GET, &format!("{run}/pin"), &[("cookie", &ann)], "").await),
+        location(&api.ask(Method::GET, &format!("{run}/pin"), &[HOST, ("cookie", &ann)], "").await),
         run
     );
 }
