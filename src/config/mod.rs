@@ -118,6 +118,10 @@ pub struct AccessSettings {
     pub queued_runs_per_owner: u64,
     pub running_runs_per_owner: u32,
     pub disk_bytes_per_owner: u64,
+    pub uploads: u32,
+    pub uploads_per_owner: u32,
+    pub upload_bytes_per_s: u32,
+    pub upload_window_s: u32,
     pub audit_bytes: u64,
     pub audit_files: u32,
 }
@@ -261,6 +265,9 @@ impl Config {
             ("server.write_s", server.write_s.into(), 1, "1 second or more"),
             ("server.connections", server.connections.into(), 16, "16 or more"),
             ("access.session_s", access.session_s.into(), 60, "60 seconds or more"),
+            ("access.uploads", access.uploads.into(), 1, "1 or more"),
+            ("access.uploads_per_owner", access.uploads_per_owner.into(), 1, "1 or more"),
+            ("access.upload_window_s", access.upload_window_s.into(), 1, "1 second or more"),
             ("access.audit_bytes", access.audit_bytes, 65_536, "65536 bytes or more"),
             ("access.audit_files", access.audit_files.into(), 1, "1 or more"),
         ] {

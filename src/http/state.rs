@@ -6,7 +6,7 @@ use std::{
     sync::Arc,
 };
 
-use tokio::sync::{Notify, Semaphore, mpsc, oneshot, watch};
+use tokio::sync::{Notify, mpsc, oneshot, watch};
 use tokio_util::sync::CancellationToken;
 use uuid::Uuid;
 
@@ -19,9 +19,6 @@ use crate::{
     store::Store,
     trace::{checkup::Checkup, power::GpuReading},
 };
-
-/// Uploads received at the same time.
-pub const MAX_UPLOADS: usize = 8;
 
 /// Shared state.
 #[derive(Debug, Clone)]
@@ -67,8 +64,6 @@ pub struct Intake {
     /// Parent of the folders of uploads, on the disk of the runs.
     folder: PathBuf,
     pub limits: UploadLimits,
-    /// Permits of uploads, [`MAX_UPLOADS`] of them.
-    pub permits: Semaphore,
     pub inspector: mpsc::Sender<Inspection>,
 }
 
@@ -83,7 +78,7 @@ impl Intake {
             Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
             _ => fs::create_dir_all(&folder)?,
         }
-        Ok(Self { folder, limits, permits: Semaphore::new(MAX_UPLOADS), inspector })
+        Ok(Self { folder, limits, inspector })
     }
 
     /// Creates the folder of one upload.

@@ -21,15 +21,21 @@ pub enum Refusal {
     AddressConnections,
     /// The client read nothing of a response.
     UnreadResponse,
+    /// Active uploads of an owner.
+    OwnerUploads,
+    /// The client sent an upload too slowly.
+    SlowUpload,
 }
 
 impl Refusal {
-    const ALL: [Self; 5] = [
+    const ALL: [Self; 7] = [
         Self::AddressRate,
         Self::TokenRate,
         Self::Connections,
         Self::AddressConnections,
         Self::UnreadResponse,
+        Self::OwnerUploads,
+        Self::SlowUpload,
     ];
 
     const fn as_str(self) -> &'static str {
@@ -39,6 +45,8 @@ impl Refusal {
             Self::Connections => "connections",
             Self::AddressConnections => "address_connections",
             Self::UnreadResponse => "unread_response",
+            Self::OwnerUploads => "owner_uploads",
+            Self::SlowUpload => "slow_upload",
         }
     }
 }

@@ -2,6 +2,7 @@
 
 use std::{
     net::{IpAddr, SocketAddr},
+    sync::Arc,
     time::{Duration, Instant},
 };
 
@@ -12,7 +13,11 @@ use axum::{
 use sha2::{Digest, Sha256};
 use tokio::sync::Semaphore;
 
-use super::{rates::Rates, sessions::Sessions};
+use super::{
+    rates::Rates,
+    sessions::Sessions,
+    upload_slots::{UploadSlot, UploadSlots},
+};
 use crate::{
     config::{AccessSettings, TokenPolicy},
     http::{
@@ -34,6 +39,7 @@ pub struct Caller {
     /// The token's name; `None` where no token is required.
     pub name: Option<String>,
     pub role: Role,
+    pub address: Option<IpAddr>,
 }
 
 impl Caller {
@@ -56,6 +62,7 @@ pub struct AccessControl {
     sessions: Sessions,
     pub(super) rates: Rates,
     pub(super) handlers: Semaphore,
+    uploads: Arc<UploadSlots>,
     pub traffic: Traffic,
     audit: Option<AuditLog>,
     /// Result and time of the last check for a token.
@@ -81,6 +88,11 @@ impl AccessControl {
                 settings.requests_per_s_per_token,
                 traffic.clone(),
             ),
+            uploads: Arc::new(UploadSlots::new(
+                settings.uploads,
+                settings.uploads_per_owner,
+                traffic.clone(),
+            )),
             traffic,
             handlers: Semaphore::new(settings.concurrent_requests.max(1) as usize),
             audit,
@@ -184,7 +196,7 @@ impl AccessControl {
             .sessions
             .start(Sha256::digest(secret.as_bytes()).into())
             .map_err(|error| ApiError::internal(&error))?;
-        Ok((Caller { name: Some(token.name), role: token.role }, session))
+        Ok((Caller { name: Some(token.name), role: token.role, address }, session))
     }
 
     /// Ends a browser's session.
@@ -209,6 +221,11 @@ impl AccessControl {
             disk_bytes: self.settings.disk_bytes_per_owner,
         };
         caller.name.clone().map(|name| Owner { name, quota })
+    }
+
+    /// Takes a slot for an upload of `caller`.
+    pub fn upload_slot(&self, caller: &Caller) -> Result<UploadSlot, ApiError> {
+        self.uploads.take(caller)
     }
 
     /// The newest entries of the audit log; empty without a log.

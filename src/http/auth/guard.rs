@@ -74,7 +74,7 @@ impl Guard {
             access.check_origin(headers, session)?;
         }
         let AccessRule::Role(required_role) = rule else {
-            return Ok(Caller { name: None, role: Role::Viewer });
+            return Ok(Caller { name: None, role: Role::Viewer, address });
         };
         let token_required = access.requires_token(&self.store).await?;
         // A browser's session is bound to the host at which it was started, and a proxy accepts its
@@ -83,7 +83,7 @@ impl Guard {
             host_check::check(uri, headers, &self.hosts)?;
         }
         if !token_required {
-            return Ok(Caller { name: None, role: Role::Admin });
+            return Ok(Caller { name: None, role: Role::Admin, address });
         }
         access.rates.take_address(address)?;
         let token = match (bearer(headers), session) {
@@ -100,7 +100,7 @@ impl Guard {
             );
             return Err(ApiError::new(ErrorCode::Forbidden, message));
         }
-        Ok(Caller { name: Some(token.name), role: token.role })
+        Ok(Caller { name: Some(token.name), role: token.role, address })
     }
 }
 

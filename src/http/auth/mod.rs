@@ -1,7 +1,9 @@
-//! Access to the service: tokens and roles, sessions of browsers, allowed hosts, request rates.
+//! Access to the service: tokens and roles, sessions of browsers, allowed hosts, request
+//! rates, active uploads.
 
 pub mod access;
 pub mod guard;
 mod host_check;
 mod rates;
 mod sessions;
+mod upload_slots;

@@ -113,6 +113,8 @@ codes! {
         "rate limit exceeded; retry after the seconds in the header retry-after";
     TooManyQueued = "too_many_queued", TOO_MANY_REQUESTS,
         "queue limit reached: \"ann\" already has 200 queued runs; cancel some or retry later";
+    TooManyUploads = "too_many_uploads", TOO_MANY_REQUESTS,
+        "upload limit reached: \"ann\" already has 4 active uploads; retry later";
     Internal = "internal", INTERNAL_SERVER_ERROR,
         "internal error; the service's log has the details under this request id";
     Unavailable = "unavailable", SERVICE_UNAVAILABLE,

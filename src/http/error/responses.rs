@@ -77,6 +77,7 @@ families! {
     InvalidCapture: InvalidRequest CaptureInvalid;
     RateLimited: RateLimited;
     QueueLimit: RateLimited TooManyQueued;
+    UploadLimit: RateLimited TooManyQueued TooManyUploads;
     Internal: Internal;
     Unready: Unavailable;
     Overloaded: Overloaded;

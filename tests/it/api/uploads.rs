@@ -2,6 +2,7 @@
 
 use std::{
     fs,
+    sync::Arc,
     time::{Duration, Instant},
 };
 
@@ -9,7 +10,10 @@ use axum::{
     body::{Body, Bytes},
     http::Method,
 };
+use llmprof::{config, http, store::Role};
+use nix::sys::signal::Signal;
 use serde_json::{Value, json};
+use sha2::{Digest, Sha256};
 use tempfile::tempdir;
 
 use super::{
@@ -18,7 +22,7 @@ use super::{
 };
 use crate::{
     runs::align::{E2E, MOCK},
-    support::service::{Service, Setup},
+    support::service::{Service, Setup, command},
 };
 
 /// Requires that no run and no file is left.
@@ -246,4 +250,99 @@ async fn an_idempotency_key_identifies_one_import_in_any_encoding() {
         "repeated uploads leave no folder"
     );
     assert_eq!(fs::read_dir(api.data().join("incoming")).unwrap().count(), 0);
+}
+
+/// A body that sends nothing more, and stays open as long as its sender.
+fn endless() -> (tokio::sync::mpsc::Sender<Result<Bytes, std::io::Error>>, Body) {
+    let (sender, receiver) = tokio::sync::mpsc::channel(1);
+    (sender, Body::from_stream(tokio_stream::wrappers::ReceiverStream::new(receiver)))
+}
+
+#[tokio::test]
+async fn uploads_of_one_submitter_leave_slots_to_others() {
+    let settings = config::AccessSettings {
+        tokens: config::TokenPolicy::Required,
+        uploads_per_owner: 4,
+        ..Default::default()
+    };
+    let access = http::AccessControl::new(&settings, false, false, None);
+    let api = Api::with(Arc::new(access)).await;
+    for name in ["ann", "bob"] {
+        let hash = Sha256::digest(format!("llmprof_{name}")).into();
+        api.store.create_token(name, Role::Submitter, &hash, None).await.unwrap();
+    }
+    let send = async |bearer: &str, body: Body| {
+        api.ask(Method::POST, "/captures", &[("authorization", bearer), PLAIN], body).await
+    };
+    let (mut senders, mut bodies): (Vec<_>, Vec<_>) = (0..4).map(|_| endless()).unzip();
+    let mut held: Vec<_> =
+        bodies.drain(..).map(|body| Box::pin(send("Bearer llmprof_ann", body))).collect();
+    let folders = || fs::read_dir(api.data().join("incoming")).unwrap().count();
+    let others = async {
+        while folders() < 4 {
+            tokio::task::yield_now().await;
+        }
+        let refused = send("Bearer llmprof_ann", Body::empty()).await;
+        assert_eq!(refused.error(), (429, "too_many_uploads".into()));
+        assert!(refused.headers.contains_key("retry-after"));
+        let bobs = send("Bearer llmprof_bob", Body::empty()).await;
+        assert_eq!(bobs.error(), (422, "capture_invalid".into()), "an empty file");
+        senders.clear();
+    };
+    let [a, b, c, d] = &mut held[..] else { panic!("four") };
+    tokio::join!(a, b, c, d, others);
+    assert_eq!(folders(), 0);
+    let again = send("Bearer llmprof_ann", Body::empty()).await;
+    assert_eq!(again.error(), (422, "capture_invalid".into()), "the slots are free");
+}
+
+#[tokio::test]
+async fn a_trickling_upload_is_ended_without_a_trace() {
+    let data = tempdir().unwrap();
+    let mut command = command(data.path(), &Setup::default());
+    command.env("LLMPROF__ACCESS__UPLOAD_WINDOW_S", "1");
+    let service = Service::spawn(&mut command, data.path());
+    let (sender, body) = endless();
+    let trickle = async {
+        let mut tick = tokio::time::interval(Duration::from_millis(100));
+        while sender.send(Ok(Bytes::from_static(b"x"))).await.is_ok() {
+            tick.tick().await;
+        }
+    };
+    let send = reqwest::Client::new()
+        .post(format!("{}/captures", service.base))
+        .header(PLAIN.0, PLAIN.1)
+        .body(reqwest::Body::wrap_stream(body.into_data_stream()))
+        .send();
+    let answer = tokio::select! {
+        answer = send => answer.unwrap(),
+        () = trickle => panic!("the connection was closed without an answer"),
+    };
+    assert_eq!(answer.status(), 408);
+    let message = answer.text().await.unwrap();
+    assert!(message.contains("too slow") && message.contains("8192 bytes per second"), "{message}");
+    assert_eq!(fs::read_dir(data.path().join("incoming")).unwrap().count(), 0);
+    let metrics = service.get("/metrics").await.text().await.unwrap();
+    assert!(metrics.contains("llmprof_refused_total{reason=\"slow_upload\"} 1"), "{metrics}");
+}
+
+#[tokio::test]
+async fn an_upload_does_not_delay_the_end_of_the_service() {
+    let data = tempdir().unwrap();
+    let service = Service::start(data.path(), &Setup::default());
+    let (_sender, body) = endless();
+    let send = reqwest::Client::new()
+        .post(format!("{}/captures", service.base))
+        .header(PLAIN.0, PLAIN.1)
+        .body(reqwest::Body::wrap_stream(body.into_data_stream()))
+        .send();
+    let sent = tokio::spawn(send);
+    while fs::read_dir(data.path().join("incoming")).unwrap().count() == 0 {
+        tokio::task::yield_now().await;
+    }
+    let start = Instant::now();
+    assert!(tokio::task::spawn_blocking(|| service.stop(Signal::SIGTERM)).await.unwrap().success());
+    assert!(start.elapsed() < Duration::from_secs(4), "{:?}", start.elapsed());
+    assert_eq!(sent.await.unwrap().unwrap().status(), 503);
+    assert_eq!(fs::read_dir(data.path().join("incoming")).unwrap().count(), 0);
 }

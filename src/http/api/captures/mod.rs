@@ -25,7 +25,7 @@ use super::runs::{
     submit::{SubmittedRun, accepted, accepted_run},
 };
 use crate::{
-    artifact::{import_staging::UploadLimits, layout},
+    artifact::layout,
     domain::{ids::RunId, subject::RunSpec},
     http::{
         auth::access::Caller,
@@ -33,16 +33,17 @@ use crate::{
             ApiError, ErrorCode,
             responses::{
                 BodyErrors, GuardedErrors, IdempotencyConflict, InsufficientStorage,
-                InvalidCapture, InvalidParameter, QueueLimit, Unavailable,
+                InvalidCapture, InvalidParameter, Unavailable, UploadLimit,
             },
         },
         extract::{
             body::{content_length, header_text, media_type},
             idempotency,
             params::Params,
-            upload::{ReceivedBody, Upload},
+            upload::{ReceivedBody, Upload, UploadPace},
         },
-        state::{App, MAX_UPLOADS, UploadFolder},
+        state::{App, UploadFolder},
+        traffic::Refusal,
     },
     store::{IdempotencyKey, NewRun, Owner, Submitted},
 };
@@ -135,7 +136,7 @@ impl CaptureForm {
             headers(("Location" = String, description = "Path of the run")),
             example = json!(example::submitted())),
         GuardedErrors, InvalidParameter, BodyErrors, IdempotencyConflict, InvalidCapture,
-        QueueLimit, Unavailable, InsufficientStorage))]
+        UploadLimit, Unavailable, InsufficientStorage))]
 pub async fn submit(
     State(app): State<App>,
     Extension(caller): Extension<Caller>,
@@ -148,12 +149,15 @@ pub async fn submit(
     fields.add_all(query, &mut hash, ErrorCode::InvalidParameter)?;
     fields.check()?; // before the files, which may be large
     let intake = &app.intake;
-    let _permit = intake.permits.try_acquire().map_err(|_| {
-        let message = format!("upload limit reached: {MAX_UPLOADS} active uploads; retry later");
-        ApiError::new(ErrorCode::Overloaded, message).retry_after(10)
-    })?;
+    let _slot = app.access.upload_slot(&caller)?;
     let folder = intake.create_folder().map_err(|error| ApiError::internal(&error))?;
-    let received = receive(folder.path(), intake.limits, &headers, body).await?;
+    let received = tokio::select! {
+        received = receive(&app, folder.path(), &headers, body) => received?,
+        () = app.closing.cancelled() => {
+            let message = "cannot receive the capture: the service is stopping; retry later";
+            return Err(ApiError::new(ErrorCode::Unavailable, message).retry_after(10));
+        }
+    };
     fields.add_all(received.fields, &mut hash, ErrorCode::InvalidRequest)?;
     fields.check()?;
     for file in &received.files {
@@ -176,29 +180,37 @@ pub async fn submit(
 
 /// Receives the body into `folder`, by its content type.
 async fn receive(
+    app: &App,
     folder: &Path,
-    limits: UploadLimits,
     headers: &HeaderMap,
     body: Body,
 ) -> Result<ReceivedBody, ApiError> {
     let unsupported = |message: &str| ApiError::new(ErrorCode::UnsupportedMediaType, message);
     let length = content_length(headers);
-    match media_type(headers).as_str() {
+    let access = &app.config.access;
+    let pace = UploadPace::new(access.upload_bytes_per_s, access.upload_window_s);
+    let upload = |is_form| Upload::new(folder, app.intake.limits, pace, length, is_form);
+    let received = match media_type(headers).as_str() {
         "multipart/form-data" => {
             let boundary = multer::parse_boundary(header_text(headers, header::CONTENT_TYPE))
                 .map_err(|_| unsupported("multipart/form-data without a boundary"))?;
-            Upload::new(folder, limits, length, true)?.receive_form(body, boundary).await
+            upload(true)?.receive_form(body, boundary).await
         }
         "application/octet-stream"
         | "application/vnd.sqlite3"
         | "application/x-sqlite3"
         | "application/zstd"
-        | "text/csv" => Upload::new(folder, limits, length, false)?.receive_file(body).await,
+        | "text/csv" => upload(false)?.receive_file(body).await,
         _ => Err(unsupported(
             "unsupported content type; send the header content-type: application/octet-stream, \
              or a form as multipart/form-data",
         )),
-    }
+    };
+    received.inspect_err(|error| {
+        if error.code() == ErrorCode::BodyTimeout {
+            app.access.traffic.refuse(Refusal::SlowUpload);
+        }
+    })
 }
 
 /// Turns the folder of an upload into the folder of a run, and queues the run. The folder is

@@ -3,9 +3,11 @@
 //! A file is never held in memory, and a client's file name is never used as a path.
 
 mod chunks;
+mod pace;
 
 use std::{
     path::{Path, PathBuf},
+    pin::pin,
     sync::{
         Arc,
         atomic::{AtomicU64, Ordering},
@@ -19,13 +21,12 @@ use tokio::{fs::File, io::AsyncWriteExt, time::Instant};
 use tokio_stream::StreamExt;
 
 use self::chunks::FormChunks;
+pub use self::pace::UploadPace;
 use crate::{
     artifact::import_staging::{IntakeError, LOOK, UploadLimits},
     http::error::{ApiError, ErrorCode},
 };
 
-/// Longest pause within a body.
-const MAX_PAUSE: Duration = Duration::from_secs(30);
 /// Longest time of a whole body.
 const MAX_TIME: Duration = Duration::from_secs(3600);
 /// Bytes of a form around its files.
@@ -56,6 +57,7 @@ pub struct ReceivedBody {
 pub struct Upload {
     folder: PathBuf,
     limits: UploadLimits,
+    pace: UploadPace,
     received_bytes: u64,
     /// Bytes received at the last check of the free disk space.
     checked_bytes: u64,
@@ -78,6 +80,7 @@ impl Upload {
     pub fn new(
         folder: &Path,
         limits: UploadLimits,
+        pace: UploadPace,
         length: Option<u64>,
         is_form: bool,
     ) -> Result<Self, ApiError> {
@@ -87,6 +90,7 @@ impl Upload {
         Ok(Self {
             folder: folder.to_owned(),
             limits,
+            pace,
             received_bytes: 0,
             checked_bytes: 0,
             deadline: Instant::now() + MAX_TIME,
@@ -154,7 +158,7 @@ impl Upload {
     }
 
     async fn receive_text_part(
-        &self,
+        &mut self,
         mut part: multer::Field<'_>,
         name: &str,
         unparsed: &AtomicU64,
@@ -162,6 +166,7 @@ impl Upload {
         let mut text = Vec::new();
         while let Some(bytes) = self.in_time(part.chunk()).await?.map_err(malformed)? {
             unparsed.store(0, Ordering::Relaxed);
+            self.pace.add_bytes(bytes.len());
             text.extend_from_slice(&bytes);
             if text.len() > MAX_TEXT {
                 let message = format!("{name:.40}: a text field has at most {MAX_TEXT} bytes");
@@ -178,6 +183,7 @@ impl Upload {
     }
 
     async fn write(&mut self, file: &mut File, bytes: &Bytes) -> Result<(), ApiError> {
+        self.pace.add_bytes(bytes.len());
         self.received_bytes += bytes.len() as u64;
         self.limits.hold(self.received_bytes)?;
         if self.received_bytes - self.checked_bytes >= LOOK {
@@ -187,17 +193,24 @@ impl Upload {
         file.write_all(bytes).await.map_err(|error| ApiError::internal(&error))
     }
 
-    /// Waits for `next` until the longest pause or the deadline.
-    async fn in_time<T>(&self, next: impl Future<Output = T>) -> Result<T, ApiError> {
-        let deadline = self.deadline.min(Instant::now() + MAX_PAUSE);
-        tokio::time::timeout_at(deadline, next).await.map_err(|_| {
-            let message = format!(
-                "the body paused for {} seconds or took more than {} seconds",
-                MAX_PAUSE.as_secs(),
-                MAX_TIME.as_secs()
-            );
-            ApiError::new(ErrorCode::BodyTimeout, message)
-        })
+    /// Waits for `next`, as long as the client keeps its pace and until the deadline.
+    async fn in_time<T>(&mut self, next: impl Future<Output = T>) -> Result<T, ApiError> {
+        let slow = |message| ApiError::new(ErrorCode::BodyTimeout, message);
+        let mut next = pin!(next);
+        loop {
+            let start = Instant::now();
+            let limit = (start + self.pace.left()).min(self.deadline);
+            let result = tokio::time::timeout_at(limit, next.as_mut()).await;
+            self.pace.add_wait(start.elapsed());
+            if let Ok(next) = result {
+                return Ok(next);
+            }
+            self.pace.check().map_err(slow)?;
+            if Instant::now() >= self.deadline {
+                let message = format!("the upload took more than {} seconds", MAX_TIME.as_secs());
+                return Err(slow(message));
+            }
+        }
     }
 }
 
