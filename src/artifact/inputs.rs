@@ -16,13 +16,17 @@ use image::ImageReader;
 use serde::Deserialize;
 
 use super::manifest::hash_file;
-use crate::domain::run_files::InputFile;
+use crate::domain::{
+    image_limits::{self, MAX_PIXELS, MAX_SIDE},
+    run_files::InputFile,
+};
 
 const MAX_MANIFEST: u64 = 1 << 20;
 const MAX_PROMPT: usize = 64 * 1024;
 const MAX_IMAGES: usize = 64;
 const MAX_IMAGE: u64 = 64 << 20;
-const MAX_SIDE: u32 = 20_000;
+/// Brackets that open a YAML list or map. Its parser compares each token with all that are open.
+const MAX_BRACKETS: usize = 1000;
 
 /// The file named by a request.
 #[derive(Debug, Clone, PartialEq, Deserialize)]
@@ -88,6 +92,13 @@ pub fn read(root: &Path, name: &str) -> Result<Inputs, InputsError> {
         return Err(wrong(format!("it is larger than {MAX_MANIFEST} bytes")));
     }
     let text = fs::read(&manifest).map_err(failed)?;
+    let brackets = text.iter().filter(|byte| matches!(byte, b'[' | b'{')).count();
+    if brackets > MAX_BRACKETS {
+        return Err(wrong(format!(
+            "it has {brackets} opening brackets, in its prompt or around it; at most \
+             {MAX_BRACKETS} are read"
+        )));
+    }
     let parsed: InputManifest =
         yaml_serde::from_slice(&text).map_err(|error| wrong(error.to_string()))?;
     if parsed.prompt.len() > MAX_PROMPT {
@@ -192,8 +203,11 @@ fn size(path: &Path, about: &Metadata) -> Result<(u32, u32), String> {
     }
     let (width, height) =
         reader.into_dimensions().map_err(|error| format!("cannot read its header: {error}"))?;
-    if width > MAX_SIDE || height > MAX_SIDE {
-        return Err(format!("{width} x {height} pixels; at most {MAX_SIDE} per side are accepted"));
+    if !image_limits::is_within(width, height) {
+        return Err(format!(
+            "{width} x {height} pixels; scale it down to {MAX_SIDE} per side and {MAX_PIXELS} in \
+             total"
+        ));
     }
     let mut sizes = known();
     let sizes = sizes.get_or_insert_default();
@@ -250,6 +264,55 @@ mod tests {
             let read = read_text(&root, &format!("prompt: x\nimages: [{{path: {name}}}]"));
             assert!(matches!(read, Err(InputsError::Outside(_))), "{name}: {read:?}");
         }
+    }
+
+    #[test]
+    fn an_image_that_no_runner_decodes_is_refused_by_its_header() {
+        let dir = folder();
+        let name = dir.path().join("wide.png");
+        for (width, height, accepted) in
+            [(20_000_u32, 1_u32, false), (8000, 8001, false), (8000, 8000, true), (16_384, 1, true)]
+        {
+            // A header without pixels.
+            let mut header = b"\x89PNG\r\n\x1a\n\0\0\0\rIHDR".to_vec();
+            header.extend([width.to_be_bytes(), height.to_be_bytes()].concat());
+            header.extend([8, 0, 0, 0, 0]);
+            let checksum = crc32(&header[12..]);
+            header.extend(checksum.to_be_bytes());
+            header.extend(b"\0\0\0\0IDAT\x35\xaf\x06\x1e\0\0\0\0IEND\xae\x42\x60\x82");
+            fs::write(&name, header).unwrap();
+            let read = read_text(dir.path(), "prompt: x\nimages: [{path: wide.png}]");
+            assert_eq!(read.is_ok(), accepted, "{width} x {height}: {read:?}");
+            assert!(accepted || read.unwrap_err().to_string().contains("scale it down to 16384"));
+        }
+    }
+
+    /// The checksum of a PNG's chunk.
+    fn crc32(bytes: &[u8]) -> u32 {
+        !bytes.iter().fold(u32::MAX, |sum, byte| {
+            (0..8).fold(sum ^ u32::from(*byte), |sum, _| {
+                (sum >> 1) ^ (0xedb8_8320 & (sum & 1).wrapping_neg())
+            })
+        })
+    }
+
+    #[test]
+    fn deep_nesting_is_refused_before_it_is_parsed() {
+        let dir = folder();
+        for text in ["[".repeat(100_000), "{".repeat(100_000), "a: [\"]\",".repeat(50_000)] {
+            let error = read_text(dir.path(), &text).unwrap_err().to_string();
+            assert!(error.contains("opening brackets"), "{error}");
+        }
+        let start = std::time::Instant::now();
+        let size = (MAX_MANIFEST - 10) as usize;
+        for filler in ["- ", "? ", "a: ", "*a ", "&a ", "'a' ", ", ", "] ", "!a "] {
+            let text = "[".repeat(MAX_BRACKETS - 1) + &filler.repeat(size / filler.len());
+            let text = &text[..size];
+            assert!(read_text(dir.path(), text).is_err(), "{filler}");
+        }
+        assert!(start.elapsed().as_secs() < 60, "{:?}", start.elapsed());
+        let prompt = "prompt: |\n  [{\"a\": [1, 2]}, {\"b\": {}}]\n";
+        assert!(read_text(dir.path(), prompt).is_ok());
     }
 
     #[test]

@@ -8,6 +8,7 @@ pub mod device_peaks;
 pub mod dtype;
 pub mod finding;
 pub mod ids;
+pub mod image_limits;
 pub mod import;
 pub mod json_numbers;
 pub mod legacy;

@@ -121,7 +121,10 @@ pub fn router(app: App) -> Router {
     };
     let docs = Router::from(SwaggerUi::new("/docs").config(Config::from("/openapi.json")));
     api.with_state(app.clone())
-        .merge(docs.layer(default_header(header::CONTENT_SECURITY_POLICY, DOCS_POLICY)))
+        .merge(
+            docs.layer(default_header(header::CONTENT_SECURITY_POLICY, DOCS_POLICY))
+                .layer(default_header(header::CACHE_CONTROL, "no-cache")),
+        )
         .merge(ui::router(app))
         .fallback(error::no_route)
         .method_not_allowed_fallback(method_not_allowed)
@@ -134,6 +137,8 @@ pub fn router(app: App) -> Router {
         .layer(option_layer((!origins.is_empty()).then(|| cors(origins))))
         .layer(middleware::from_fn(request_id::identify))
         .layer(default_header(header::CONTENT_SECURITY_POLICY, DATA_POLICY))
+        // Data of a token stays out of caches that others read.
+        .layer(default_header(header::CACHE_CONTROL, "no-store"))
         .layer(default_header(header::X_CONTENT_TYPE_OPTIONS, "nosniff"))
         .layer(default_header(header::X_FRAME_OPTIONS, "DENY"))
         .layer(default_header(header::REFERRER_POLICY, "no-referrer"))

@@ -2,12 +2,9 @@
 
 use std::{borrow::Cow, sync::LazyLock};
 
-use minijinja::{
-    AutoEscape, Environment, UndefinedBehavior, escape_formatter, syntax::SyntaxConfig,
-    value::Value,
-};
+use minijinja::{AutoEscape, Environment, UndefinedBehavior, syntax::SyntaxConfig, value::Value};
 
-use super::markdown;
+use super::{html, markdown};
 
 const MARKDOWN: AutoEscape = AutoEscape::Custom(Cow::Borrowed("markdown"));
 
@@ -36,7 +33,7 @@ fn engine() -> Environment<'static> {
     });
     engine.set_formatter(|out, state, value| {
         if *state.auto_escape() != MARKDOWN {
-            return escape_formatter(out, state, value);
+            return html::write_value(out, state, value);
         }
         match value {
             // The empty side of an inline `if` is undefined even in strict mode.

@@ -1,7 +1,30 @@
 //! Figures for people: grouped digits, a fitting unit, no false precision.
 
+use std::borrow::Cow;
+
 /// Stands in a cell whose figure is unknown.
 pub const UNKNOWN: &str = "–";
+
+/// Text with its characters that reverse the direction of text made visible (`‹U+202E›`), so that
+/// it is displayed in the order in which it is stored.
+pub fn visible(text: &str) -> Cow<'_, str> {
+    if !text.contains(is_direction_change) {
+        return Cow::Borrowed(text);
+    }
+    let mut shown = String::with_capacity(text.len() + 16);
+    for c in text.chars() {
+        match is_direction_change(c) {
+            true => shown.push_str(&format!("‹U+{:04X}›", u32::from(c))),
+            false => shown.push(c),
+        }
+    }
+    Cow::Owned(shown)
+}
+
+/// Embeddings, overrides and isolates of Unicode's bidirectional algorithm.
+fn is_direction_change(c: char) -> bool {
+    matches!(c, '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}')
+}
 
 /// Milliseconds without the unit; small values keep their microseconds.
 pub fn ms(value: f64) -> String {

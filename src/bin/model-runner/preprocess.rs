@@ -11,11 +11,14 @@ use std::{
 
 use candle_core::{DType, Device, Tensor};
 use image::{DynamicImage, ImageDecoder, ImageReader, Limits, RgbImage, imageops::FilterType};
-use llmprof::{domain::model::VisionSpec, trace::event::ImageViews};
+use llmprof::{
+    domain::{
+        image_limits::{self, MAX_PIXELS, MAX_SIDE},
+        model::VisionSpec,
+    },
+    trace::event::ImageViews,
+};
 
-/// A letter page at 600 dpi has 5,100 x 6,600 pixels.
-const MAX_PIXELS: u64 = 64_000_000;
-const MAX_SIDE: u32 = 16_384;
 const MAX_FILE_BYTES: u64 = 256 << 20;
 /// Memory limit of a decoder in addition to the page, which has at most 8 bytes per pixel.
 const MAX_DECODER_BYTES: u64 = 512 << 20;
@@ -79,7 +82,7 @@ fn decode(path: &Path) -> Result<DynamicImage, PageError> {
     reader.limits(limits);
     let mut decoder = reader.into_decoder().map_err(undecodable)?;
     let (width, height) = decoder.dimensions();
-    if width.max(height) > MAX_SIDE || u64::from(width) * u64::from(height) > MAX_PIXELS {
+    if !image_limits::is_within(width, height) {
         return Err(PageError::Pixels { path: path(), width, height });
     }
     let orientation = decoder.orientation().map_err(undecodable)?;

@@ -8,7 +8,10 @@ use axum::{
 use serde::Deserialize;
 use utoipa::IntoParams;
 
-use super::{report::example_report, runs::find_ended};
+use super::{
+    report::example_report,
+    runs::{find_ended, read_listed},
+};
 use crate::{
     artifact::layout,
     domain::ids::RunId,
@@ -145,6 +148,5 @@ pub(crate) async fn read_file(
     if app.store.artifact(id, name).await?.is_none() {
         return Ok(None);
     }
-    let bytes = tokio::fs::read(app.runs.join(id.to_string()).join(name)).await;
-    bytes.map(Some).map_err(|error| ApiError::internal(&error))
+    read_listed(app, id, name).await.map(Some)
 }

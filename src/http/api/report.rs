@@ -101,7 +101,10 @@ pub async fn report(
         return Err(ApiError::new(ErrorCode::ReportUnavailable, message));
     };
     let mut response =
-        send::file(&app, &app.runs.join(id.to_string()), &artifact, &headers).await?;
+        send::file(&app, &app.runs.join(id.to_string()), &artifact, &headers, || {
+            runs::not_found(id)
+        })
+        .await?;
     response.headers_mut().insert(header::VARY, HeaderValue::from_static("accept"));
     Ok(response)
 }

@@ -13,7 +13,7 @@ use utoipa::IntoParams;
 
 use super::{
     report::example_report,
-    runs::{example, find_ended},
+    runs::{example, find_ended, read_listed},
 };
 use crate::{
     artifact::layout,
@@ -176,6 +176,5 @@ pub(crate) async fn stored(app: &App, id: RunId) -> Result<Vec<u8>, ApiError> {
         );
         return Err(ApiError::new(ErrorCode::ReportUnavailable, message));
     }
-    let bytes = tokio::fs::read(app.runs.join(id.to_string()).join(layout::TABLES)).await;
-    bytes.map_err(|error| ApiError::internal(&error))
+    read_listed(app, id, layout::TABLES).await
 }

@@ -69,6 +69,7 @@ impl Guard {
         name: &mut Option<String>,
     ) -> Result<Caller, ApiError> {
         let access = &self.access;
+        host_check::check_single(headers)?;
         let session = (self.session)(headers, access.is_encrypted());
         if !method.is_safe() {
             access.check_origin(headers, session)?;

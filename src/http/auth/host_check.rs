@@ -10,6 +10,16 @@ use axum::http::{HeaderMap, Uri, header, uri::Authority};
 
 use crate::http::error::{ApiError, ErrorCode};
 
+/// Refuses a request that names two hosts: a proxy may have checked the other one (RFC 9112, 3.2).
+pub(super) fn check_single(headers: &HeaderMap) -> Result<(), ApiError> {
+    let hosts = headers.get_all(header::HOST).iter().count();
+    if hosts <= 1 {
+        return Ok(());
+    }
+    let message = format!("{hosts} Host headers; send one");
+    Err(ApiError::new(ErrorCode::InvalidParameter, message))
+}
+
 /// Refuses a request for a host that is neither this one nor listed. A request without a host does
 /// not come from a browser.
 pub(super) fn check(uri: &Uri, headers: &HeaderMap, listed: &[String]) -> Result<(), ApiError> {

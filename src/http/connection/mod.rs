@@ -1,6 +1,7 @@
-//! Connections of clients: limits in total and per address, and a timeout for clients that read
-//! nothing.
+//! Connections of clients: limits in total and per address, a timeout for clients that read
+//! nothing, and the ends of lines in request heads.
 
+mod request_lines;
 mod stream;
 
 use std::{

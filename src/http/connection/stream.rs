@@ -12,7 +12,7 @@ use tokio::{
     time::{Instant, Sleep},
 };
 
-use super::OpenConnection;
+use super::{OpenConnection, request_lines::RequestLines};
 use crate::http::traffic::Refusal;
 
 /// A stream with a timeout for writes.
@@ -23,6 +23,7 @@ use crate::http::traffic::Refusal;
 pub struct ClientStream<I> {
     inner: I,
     connection: OpenConnection,
+    requests: RequestLines,
     stall: Stall,
 }
 
@@ -38,7 +39,8 @@ struct Stall {
 impl<I> ClientStream<I> {
     pub(super) fn new(inner: I, connection: OpenConnection) -> Self {
         let timeout = connection.open.limits.write_timeout;
-        Self { inner, connection, stall: Stall { timeout, timer: None, waits: false } }
+        let stall = Stall { timeout, timer: None, waits: false };
+        Self { inner, connection, requests: RequestLines::default(), stall }
     }
 
     /// Returns the result of a write; an error if writes have waited for the whole timeout.
@@ -76,7 +78,14 @@ impl<I: AsyncRead + Unpin> AsyncRead for ClientStream<I> {
         cx: &mut Context<'_>,
         buffer: &mut ReadBuf<'_>,
     ) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.inner).poll_read(cx, buffer)
+        if let Some(end) = self.requests.take_end() {
+            buffer.put_slice(&end[..end.len().min(buffer.remaining())]);
+            return Poll::Ready(Ok(()));
+        }
+        let before = buffer.filled().len();
+        ready!(Pin::new(&mut self.inner).poll_read(cx, buffer))?;
+        self.requests.inspect(&mut buffer.filled_mut()[before..]);
+        Poll::Ready(Ok(()))
     }
 }
 

@@ -52,6 +52,7 @@ fn engine() -> Environment<'static> {
     engine.set_syntax(syntax.expect("the default delimiters differ from each other"));
     engine.set_undefined_behavior(UndefinedBehavior::Strict);
     engine.set_auto_escape_callback(|_| AutoEscape::Html);
+    engine.set_formatter(report::html::write_value);
     engine.add_filter("time", |text: &str| time(text));
     engine.add_filter("duration", |from: &str, to: Option<&str>| duration(from, to));
     engine.add_filter("bytes", format::bytes);

@@ -1,5 +1,9 @@
 //! HTML reports: their templates and style sheet, and the escaping of text from outside.
 
+use minijinja::{Error, HtmlEscape, Output, State, escape_formatter, value::Value};
+
+use super::format;
+
 /// The reports' style sheet, for pages with the same look.
 pub const STYLE: &str = include_str!("style.css");
 /// The macro that lays out a report table as HTML.
@@ -7,5 +11,23 @@ pub const TABLE_MACRO: &str = include_str!("macros.html");
 
 /// Escapes text for HTML and SVG, in content and in quoted attributes.
 pub fn escape(text: &str) -> String {
-    minijinja::HtmlEscape(text).to_string()
+    HtmlEscape(&format::visible(text)).to_string()
+}
+
+/// Writes a value of a template: text as by [`escape`], except HTML that was built from such text.
+pub fn write_value(out: &mut Output, state: &mut State, value: &Value) -> Result<(), Error> {
+    match value.as_str().filter(|_| !value.is_safe()) {
+        Some(text) => Ok(out.write_str(&escape(text))?),
+        None => escape_formatter(out, state, value),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn changes_of_direction_are_visible() {
+        assert_eq!(escape("gemm\u{202e}<b>\u{2069}"), "gemm‹U+202E›&lt;b&gt;‹U+2069›");
+    }
 }

@@ -1,7 +1,10 @@
 //! Markdown reports: their templates, and the escaping of text from outside.
 
+use super::format;
+
 /// Escapes text for a paragraph, a list item or a table's cell.
 pub fn escape(text: &str) -> String {
+    let text = format::visible(text);
     let mut escaped = String::with_capacity(text.len() + 8);
     let mut before = ' ';
     let mut rest = text.trim().chars().peekable();
@@ -101,6 +104,11 @@ mod tests {
             escape("decoder.layers.*.self_attn.q_proj"),
             r"decoder.layers.\*.self_attn.q_proj"
         );
+    }
+
+    #[test]
+    fn changes_of_direction_are_visible() {
+        assert_eq!(escape("a\u{202e}b\u{2066}"), "a‹U+202E›b‹U+2066›");
     }
 
     #[test]

@@ -63,14 +63,27 @@ pub fn stored_cell(value: &Value) -> String {
 
 /// Text on one line. Text that a spreadsheet would execute as a formula gets a leading quote.
 fn one_line(text: &str) -> Cow<'_, str> {
-    let text = text.trim();
-    let formula = text.starts_with(['=', '+', '-', '@']);
+    let text = text.trim().trim_start_matches(is_invisible);
+    let formula = text.starts_with(FORMULA);
     if !formula && !text.contains(char::is_control) {
         return Cow::Borrowed(text);
     }
     let quote = if formula { "'" } else { "" };
     let plain = text.chars().map(|c| if c.is_control() { ' ' } else { c });
     Cow::Owned(quote.chars().chain(plain).collect())
+}
+
+/// First characters of formulas, also in the wide and small forms that some spreadsheets accept.
+const FORMULA: [char; 13] =
+    ['=', '+', '-', '@', '＝', '＋', '－', '＠', '﹦', '﹢', '﹣', '﹫', '−'];
+
+/// Returns true for characters that a spreadsheet may skip in front of a formula: white space,
+/// controls, and marks without a width, such as the byte order mark.
+fn is_invisible(c: char) -> bool {
+    c.is_whitespace()
+        || c.is_control()
+        || matches!(c, '\u{ad}' | '\u{61c}' | '\u{180e}' | '\u{200b}'..='\u{200f}'
+            | '\u{202a}'..='\u{202e}' | '\u{2060}'..='\u{206f}' | '\u{feff}')
 }
 
 #[cfg(test)]
@@ -90,6 +103,12 @@ mod tests {
             ("a \"b\"\nc", "\"a \"\"b\"\" c\""),
             ("=cmd()", "'=cmd()"),
             ("\t=cmd()", "'=cmd()"),
+            ("＝cmd()", "'＝cmd()"),
+            ("＋1", "'＋1"),
+            ("﹫SUM(1)", "'﹫SUM(1)"),
+            ("\u{feff}=cmd()", "'=cmd()"),
+            (" \u{200b}\u{feff} ＝cmd()", "'＝cmd()"),
+            ("\u{feff}name", "name"),
         ] {
             assert_eq!(
                 row(&[TableCell::Text(text), TableCell::Flag(true)]),

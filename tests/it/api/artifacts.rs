@@ -6,6 +6,7 @@ use axum::{
     body::Body,
     http::{Method, header},
 };
+use llmprof::{artifact::folder, domain::state::RunState};
 use serde_json::{Value, json};
 use sha2::{Digest, Sha256};
 
@@ -239,4 +240,52 @@ async fn a_bundle_of_a_changed_file_ends_with_an_error() {
         axum::http::Request::get(format!("/runs/{id}/bundle")).body(Body::empty()).unwrap();
     assert!(api.read_all(request).await.is_err());
     assert_eq!(api.get(&format!("/runs/{id}")).await.json()["state"], json!("succeeded"));
+}
+
+#[tokio::test]
+async fn a_run_that_is_deleted_while_it_is_read_is_not_found() {
+    let api = Api::new().await;
+    let id = api.submit(json!({})).await;
+    let run = api.start().await;
+    let tables = "{\"name\":\"stages\",\"version\":2,\"columns\":[],\"total\":0}\n";
+    let files = [
+        ("report.html", "<p>report"),
+        ("report.json", "{}"),
+        ("tables.jsonl", tables),
+        ("kernels.json", "{}"),
+    ];
+    api.end(&run, RunState::Succeeded, &files).await;
+    let paths = ["/report", "/artifacts/report.html", "/tables", "/tables/stages"];
+    let paths = paths.map(|path| format!("/runs/{id}{path}"));
+    let pages = [format!("/ui/runs/{id}"), format!("/ui/runs/{id}/tables/stages")];
+    // As for a request that found the run right before it was deleted.
+    folder::set_aside(&api.data().join("runs"), run.id).unwrap();
+    for path in paths.iter().chain(&pages) {
+        let answer = api.get(path).await;
+        assert_eq!(answer.status, 404, "{path}: {}", answer.text());
+    }
+    assert_eq!(api.get(&paths[0]).await.error(), (404, "run_not_found".to_owned()));
+    // A file that is missing alone is a fault of the service.
+    let api = Api::new().await;
+    let id = api.ended().await;
+    fs::remove_file(api.folder(&id).join("report.md")).unwrap();
+    assert_eq!(api.get(&format!("/runs/{id}/artifacts/report.md")).await.status, 500);
+}
+
+#[tokio::test]
+async fn data_of_a_token_stays_out_of_shared_caches() {
+    let api = Api::new().await;
+    let id = api.ended().await;
+    for (path, expected) in [
+        ("/runs", "no-store"),
+        (&format!("/runs/{id}"), "no-store"),
+        ("/runs/7", "no-store"),
+        ("/", "no-store"),
+        (&format!("/runs/{id}/bundle"), "private, no-cache"),
+        (&format!("/runs/{id}/artifacts/report.md"), "private, no-cache"),
+        (&format!("/runs/{id}/report"), "private, no-cache"),
+        ("/docs/", "no-cache"),
+    ] {
+        assert_eq!(api.get(path).await.header(header::CACHE_CONTROL), expected, "{path}");
+    }
 }

@@ -141,3 +141,34 @@ async fn the_limit_of_open_files_is_raised_at_start() {
     assert_eq!(numbers[0], numbers[1].min(65_536), "{line}");
     assert!(service.stop(Signal::SIGTERM).success());
 }
+
+#[tokio::test]
+async fn a_request_with_bare_line_feeds_or_two_hosts_is_refused() {
+    let data = tempdir().unwrap();
+    let service = service(data.path(), &[]);
+    let status = |text: &str| {
+        let mut stream = connect(&service);
+        stream.write_all(text.as_bytes()).unwrap();
+        let mut answer = [0; 12];
+        stream.read_exact(&mut answer).unwrap();
+        String::from_utf8_lossy(&answer[9..]).into_owned()
+    };
+    let body = "a\nb\n\n";
+    let post = format!("POST /runs HTTP/1.1\r\nhost: a\r\ncontent-length: 5\r\n\r\n{body}");
+    assert_eq!(status("GET /healthz HTTP/1.1\r\nhost: localhost\r\n\r\n"), "200");
+    for wrong in [
+        "GET /healthz HTTP/1.1\nhost: localhost\n\n",
+        "GET /healthz HTTP/1.1\r\nhost: localhost\nx: y\r\n\r\n",
+        "GET /healthz HTTP/1.1\r\nhost: localhost\r\n\n",
+        "GET /healthz HTTP/1.1\r\nhost: localhost\r\nhost: evil.example\r\n\r\n",
+    ] {
+        assert_eq!(status(wrong), "400", "{wrong:?}");
+    }
+    // The second request of a connection, after a body with line feeds.
+    let mut stream = connect(&service);
+    stream.write_all(format!("{post}GET /healthz HTTP/1.1\nhost: a\n\n").as_bytes()).unwrap();
+    let mut answers = String::new();
+    stream.read_to_string(&mut answers).unwrap();
+    let statuses: Vec<_> = answers.split("HTTP/1.1 ").skip(1).map(|it| &it[..3]).collect();
+    assert_eq!(statuses, ["421", "400"], "{answers}");
+}

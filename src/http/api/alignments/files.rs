@@ -7,7 +7,7 @@ use axum::{
     response::Response,
 };
 
-use super::{example, find};
+use super::{example, find, not_found};
 use crate::{
     analyze::align::Alignment,
     artifact::layout,
@@ -67,8 +67,8 @@ pub async fn report(
         );
         return Err(ApiError::new(ErrorCode::ReportUnavailable, message));
     };
-    let mut response =
-        send::file(&app, &app.alignments.join(id.to_string()), artifact, &headers).await?;
+    let folder = app.alignments.join(id.to_string());
+    let mut response = send::file(&app, &folder, artifact, &headers, || not_found(id)).await?;
     response.headers_mut().insert(header::VARY, HeaderValue::from_static("accept"));
     Ok(response)
 }
@@ -118,5 +118,6 @@ pub async fn download(
         ApiError::new(ErrorCode::ArtifactNotFound, message)
     };
     let artifact = listed.iter().find(|it| it.path == name).ok_or_else(missing)?;
-    send::file(&app, &app.alignments.join(id.to_string()), artifact, &headers).await
+    let folder = app.alignments.join(id.to_string());
+    send::file(&app, &folder, artifact, &headers, || not_found(id)).await
 }

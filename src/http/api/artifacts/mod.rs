@@ -16,7 +16,7 @@ use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
 use self::stream::{Source, body};
-use super::runs::{find, find_ended};
+use super::runs::{find, find_ended, not_found};
 use crate::{
     artifact::{bundle::Bundle, layout},
     domain::{ids::RunId, run_files::ArtifactRecord, state::Step},
@@ -101,7 +101,7 @@ pub async fn download(
         let message = format!("no artifact {path} in this run; {hint}");
         return Err(ApiError::new(ErrorCode::ArtifactNotFound, message));
     };
-    send::file(&app, &app.runs.join(id.to_string()), &artifact, &headers).await
+    send::file(&app, &app.runs.join(id.to_string()), &artifact, &headers, || not_found(id)).await
 }
 
 /// Download all files of an ended run as one stream
@@ -121,7 +121,8 @@ pub async fn bundle(State(app): State<App>, RunPath(id): RunPath) -> Result<Resp
     let name = format!("attachment; filename=\"llmprof-{id}.tar.zst\"");
     let response = Response::builder()
         .header(header::CONTENT_TYPE, "application/zstd")
-        .header(header::CONTENT_DISPOSITION, name);
+        .header(header::CONTENT_DISPOSITION, name)
+        .header(header::CACHE_CONTROL, "private, no-cache");
     let bundle = Bundle::new(folder.clone(), id, artifacts);
     let body = body(&folder, Source::Bundle(Box::new(bundle)), &app.measuring);
     response.body(body).map_err(|error| ApiError::internal(&error))

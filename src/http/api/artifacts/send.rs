@@ -23,12 +23,14 @@ use crate::{
     },
 };
 
-/// Sends a file of `folder` that the store lists.
+/// Sends a file of `folder` that the store lists; `deleted` is the error if the folder was deleted
+/// meanwhile.
 pub(crate) async fn file(
     app: &App,
     folder: &Path,
     artifact: &ArtifactRecord,
     headers: &HeaderMap,
+    deleted: impl FnOnce() -> ApiError,
 ) -> Result<Response, ApiError> {
     let etag = format!("\"{}\"", artifact.sha256);
     let text = |name: HeaderName| headers.get(name).and_then(|value| value.to_str().ok());
@@ -54,10 +56,20 @@ pub(crate) async fn file(
     let path = folder.join(&artifact.path);
     let opened = tokio::task::spawn_blocking(move || packed::open_stored(&path)).await;
     let opened = opened.map_err(io::Error::other).and_then(|opened| opened);
-    let (file, is_packed) = opened.map_err(|error| ApiError::internal(&error))?;
+    let (file, is_packed) = match opened {
+        Ok(opened) => opened,
+        Err(error) if is_deleted(folder, &error).await => return Err(deleted()),
+        Err(error) => return Err(ApiError::internal(&error)),
+    };
     let source =
         Source::part(file, is_packed, start, length).map_err(|error| ApiError::internal(&error))?;
     finish(response.header(header::CONTENT_LENGTH, length), body(folder, source, &app.measuring))
+}
+
+/// Returns true if a file of `folder` could not be read because the folder was deleted after the
+/// store listed the file.
+pub(crate) async fn is_deleted(folder: &Path, error: &io::Error) -> bool {
+    error.kind() == io::ErrorKind::NotFound && !tokio::fs::try_exists(folder).await.unwrap_or(true)
 }
 
 fn builder(artifact: &ArtifactRecord, etag: &str) -> Builder {

@@ -16,6 +16,7 @@ pub(crate) use checks::{check_labels, deduplicated, input_error};
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
+use super::artifacts::send;
 use crate::{
     domain::{
         finding::Finding,
@@ -198,6 +199,16 @@ pub(crate) fn require_ended(run: &StoredRun) -> Result<(), ApiError> {
     }
     let message = format!("run {0} has not ended; follow it at /runs/{0}/events", run.id);
     Err(ApiError::new(ErrorCode::RunNotFinished, message))
+}
+
+/// Reads a file of a run that the store lists; a run that was deleted meanwhile is not found.
+pub(crate) async fn read_listed(app: &App, id: RunId, name: &str) -> Result<Vec<u8>, ApiError> {
+    let folder = app.runs.join(id.to_string());
+    match tokio::fs::read(folder.join(name)).await {
+        Ok(bytes) => Ok(bytes),
+        Err(error) if send::is_deleted(&folder, &error).await => Err(not_found(id)),
+        Err(error) => Err(ApiError::internal(&error)),
+    }
 }
 
 pub(crate) fn not_found(id: RunId) -> ApiError {

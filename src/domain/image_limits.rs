@@ -1,0 +1,11 @@
+//! Limits of the images that a runner decodes, checked at submission and before decoding.
+
+/// Pixels per side.
+pub const MAX_SIDE: u32 = 16_384;
+/// Pixels in total: a letter page at 600 dpi has 5,100 x 6,600.
+pub const MAX_PIXELS: u64 = 64_000_000;
+
+/// Returns true if an image of this size is decoded.
+pub fn is_within(width: u32, height: u32) -> bool {
+    width.max(height) <= MAX_SIDE && u64::from(width) * u64::from(height) <= MAX_PIXELS
+}
