@@ -18,6 +18,7 @@ use crate::{
         extract::params::RunPath,
         state::App,
     },
+    measuring::WAITING,
     store::{Plan, PlannedAction},
 };
 
@@ -41,7 +42,7 @@ pub struct RetentionView {
     pub pack: Vec<DueRun>,
     /// Runs that will be removed.
     pub remove: Vec<DueRun>,
-    /// Budgets that cannot be met, and why.
+    /// Budgets that cannot be met, and why; and that actions wait for a pass.
     pub notes: Vec<String>,
 }
 
@@ -143,7 +144,10 @@ impl RetentionView {
         GuardedErrors))]
 pub async fn retention(State(app): State<App>) -> Result<Json<RetentionView>, ApiError> {
     let settings = &app.config.retention;
-    let Plan { runs, bytes, pack, remove, notes } = app.store.plan(settings).await?;
+    let Plan { runs, bytes, pack, remove, mut notes } = app.store.plan(settings).await?;
+    if app.measuring.is_active() {
+        notes.push(WAITING.into());
+    }
     let listed = |due: &[PlannedAction]| due.iter().take(MAX_LISTED).map(DueRun::from).collect();
     Ok(Json(RetentionView {
         keep_newest: settings.keep_newest,

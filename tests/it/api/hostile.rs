@@ -14,8 +14,8 @@ use crate::{
     support::service::{Service, Setup, command, processes_of},
 };
 
-/// An export of `ranges` ranges, compressed: a few kilobytes.
-fn ranges(ranges: u32) -> Vec<u8> {
+/// An export of `ranges` ranges, compressed.
+pub fn ranges(ranges: u32) -> Vec<u8> {
     let dir = tempdir().unwrap();
     let path = dir.path().join("many.sqlite");
     let sql = format!(
@@ -37,7 +37,7 @@ async fn upload(service: &Service, name: &str, kind: (&str, &str), body: Vec<u8>
     (answer.status().as_u16(), answer.json().await.unwrap())
 }
 
-async fn import(service: &Service, body: Vec<u8>) -> String {
+pub async fn import(service: &Service, body: Vec<u8>) -> String {
     let (status, answer) = upload(service, "many.sqlite", PACKED, body).await;
     assert_eq!(status, 202, "{answer}");
     answer["run_id"].as_str().unwrap().to_owned()
@@ -101,7 +101,7 @@ async fn an_upload_beyond_its_memory_is_refused_when_it_is_inspected() {
 }
 
 /// Uploads a capture that takes long, and waits until it is analysed.
-async fn analysed(service: &Service) -> String {
+pub async fn analysed(service: &Service) -> String {
     let id = import(service, ranges(3_000_000)).await;
     let step = |event: &Value| event["event"] == "step" && event["step"]["step"] == "analyze";
     service.follow(&id, step).await;
@@ -153,4 +153,28 @@ async fn a_killed_service_leaves_no_process_of_an_import() {
         assert!(killed.elapsed().as_secs() < 5);
         tokio::task::yield_now().await;
     }
+}
+
+#[tokio::test]
+async fn a_running_alignment_is_requeued_by_a_stop_and_fails_beyond_its_memory() {
+    let data = tempdir().unwrap();
+    let service = Service::start(data.path(), &Setup::default());
+    let run = import(&service, ranges(500_000)).await;
+    assert_eq!(service.end(&run).await["state"], "succeeded");
+    let (status, queued) = service.post("/alignments", &json!({ "mock": run, "e2e": run })).await;
+    assert_eq!(status, 202, "{queued}");
+    let alignment = queued["links"]["self"].as_str().unwrap().to_owned();
+    while service.json(&alignment).await["state"] == "queued" {
+        tokio::task::yield_now().await;
+    }
+    let stopped = Instant::now();
+    assert!(service.stop(Signal::SIGTERM).success());
+    assert!(stopped.elapsed().as_secs() < 5, "{:?}", stopped.elapsed());
+
+    let service = limited(data.path(), &[("CAPTURE_MEMORY_BYTES", "80000000")]);
+    service.get(&format!("{alignment}/events")).await.text().await.unwrap();
+    let view = service.json(&alignment).await;
+    assert_eq!((&view["state"], &view["attempts"]), (&json!("failed"), &json!(1)), "{view:#}");
+    let message = view["message"].as_str().unwrap();
+    assert!(message.contains("limits.capture_memory_bytes"), "{message}");
 }

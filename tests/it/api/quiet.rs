@@ -7,11 +7,12 @@ use tempfile::tempdir;
 
 use crate::{
     api::{
+        hostile::analysed,
         imports::{PACKED, timeline},
         router::Api,
     },
     runs::align::MOCK,
-    support::service::{Service, Setup, script},
+    support::service::{Service, Setup, command, processes_of, script},
 };
 
 const WAITING: &str = "waiting: a pass is measuring";
@@ -54,6 +55,38 @@ async fn an_import_and_an_alignment_wait_while_a_pass_measures() {
     assert_eq!(baseline["step"], "baseline");
     assert!(import["started_at"].as_str() >= baseline["ended_at"].as_str(), "{import:#}{pass:#}");
     assert_eq!(import["message"], Value::Null);
+}
+
+/// States of the processes of a run.
+fn states(id: &str) -> Vec<String> {
+    let state = |pid: String| {
+        let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
+        Some(stat.rsplit_once(") ")?.1.split(' ').next()?.to_owned())
+    };
+    processes_of(id).into_iter().filter_map(state).collect()
+}
+
+#[tokio::test]
+async fn a_running_import_is_stopped_while_a_pass_measures_and_for_a_bounded_time() {
+    let data = tempdir().unwrap();
+    let setup = Setup { runner: script(data.path(), "echo up >&2; sleep 600"), ..Setup::default() };
+    let mut impatient = command(data.path(), &setup);
+    impatient.env("LLMPROF__WORKER__BACKGROUND_WAIT_S", "2");
+    let service = Service::spawn(&mut impatient, data.path());
+    let run = analysed(&service).await;
+    service.submit(json!({})).await;
+    let stopped = |states: &[String]| !states.is_empty() && states.iter().all(|it| it == "T");
+    while !stopped(&states(&run)) {
+        tokio::task::yield_now().await;
+    }
+    let view = service.json(&format!("/runs/{run}")).await;
+    assert_eq!((&view["state"], &view["message"]), (&json!("running"), &json!(WAITING)));
+    // The pass does not end; the import continues.
+    while stopped(&states(&run)) {
+        tokio::task::yield_now().await;
+    }
+    service.post(&format!("/runs/{run}/cancel"), &json!({})).await;
+    assert_eq!(service.end(&run).await["state"], "cancelled");
 }
 
 #[tokio::test]
