@@ -9,11 +9,8 @@ use tokio_util::sync::CancellationToken;
 
 use super::limited_child::{LimitedChild, LimitedChildren};
 use crate::{
-    artifact::{
-        import_staging::{
-            self, InspectedFile, Inspection, IntakeError, UploadLimits, UploadedFile,
-        },
-        manifest,
+    artifact::import_staging::{
+        self, InspectedFile, Inspection, IntakeError, UploadLimits, UploadedFile,
     },
     collect::process::output::{self, Logs},
     domain::{
@@ -97,7 +94,8 @@ async fn inspect(
 ) -> Result<Vec<InspectedFile>, IntakeError> {
     let folder = folder.join(FOLDER);
     fs::create_dir_all(&folder)?;
-    manifest::write_whole(&folder.join(TASK), &serde_json::to_vec(task).map_err(io::Error::from)?)?;
+    // Neither file outlives the upload, so neither is synced.
+    fs::write(folder.join(TASK), serde_json::to_vec(task).map_err(io::Error::from)?)?;
     let child = LimitedChild {
         id: RunId::now(),
         args: vec!["inspect".into(), "--folder".into(), folder.clone().into()],
@@ -105,11 +103,12 @@ async fn inspect(
         time_limit: TIME_LIMIT + MAX_WAIT,
     };
     let ended = children.run(&child, stop).await;
-    let result = match fs::read(folder.join(RESULT)) {
-        Ok(bytes) => serde_json::from_slice(&bytes).map_err(io::Error::from)?,
+    let bytes = fs::read(folder.join(RESULT)).unwrap_or_default();
+    let result = match serde_json::from_slice(&bytes) {
+        Ok(result) => result,
         Err(_) if stop.is_cancelled() => return Err(IntakeError::Stopped),
         Err(_) => {
-            let why = ended.err().unwrap_or_else(|| "it cannot be read".into());
+            let why = ended.err().unwrap_or_else(|| child.last_words());
             InspectionResult::Unfit(format!("cannot inspect the capture: {why}"))
         }
     };
@@ -133,7 +132,7 @@ pub fn execute(folder: &Path) -> io::Result<()> {
         Err(IntakeError::Unfit(why)) => InspectionResult::Unfit(why),
         Err(error) => InspectionResult::NotKept(crate::chain(&error)),
     };
-    manifest::write_whole(&folder.join(RESULT), &serde_json::to_vec(&result)?)
+    fs::write(folder.join(RESULT), serde_json::to_vec(&result)?)
 }
 
 fn inspect_files(task: &InspectionTask) -> Result<Vec<InspectedFile>, IntakeError> {
