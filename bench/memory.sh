@@ -2,7 +2,7 @@
 # Measures the memory that a service keeps: VmRSS after its start, and a minute after ten light runs
 # of deepseek-ocr-tiny.
 #
-#   bench/memory.sh [BINARY]      (needs curl and python3; nsys for timelines)
+#   bench/memory.sh [BINARY]      (needs curl, and nsys for timelines)
 #
 # BINARY is an llmprof with model-runner next to it; without it the release build is used.
 set -euo pipefail
@@ -27,13 +27,8 @@ for _ in $(seq "$runs"); do
     curl -sf -X POST "$base/runs" -H 'content-type: application/json' \
         -d '{"model": "deepseek-ocr-tiny", "mode": "light"}' >/dev/null
 done
-ended() {
-    curl -sf "$base/runs?limit=50" |
-        python3 -c 'import json, sys; print(sum(bool(r["ended_at"]) for r in json.load(sys.stdin)["runs"]))'
-}
-until [ "$(ended)" = "$runs" ]; do sleep 1; done
-curl -sf "$base/runs?limit=50" | python3 -c '
-import collections, json, sys
-print(dict(collections.Counter(r["state"] for r in json.load(sys.stdin)["runs"])))'
+listed() { curl -sf "$base/runs?limit=50&state=$1" | grep -o '"run_id"' | wc -l; }
+until [ $(($(listed queued) + $(listed running))) = 0 ]; do sleep 1; done
+echo "$(listed succeeded) of $runs runs succeeded"
 sleep 60
 rss "60 s after $runs light runs"
