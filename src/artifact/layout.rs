@@ -12,8 +12,9 @@ pub const PROGRESS: &str = "progress.jsonl";
 /// Every artifact with bytes, hash, media type and step.
 pub const MANIFEST: &str = "manifest.json";
 
-/// Spec and result of a job on another host.
+/// Spec of a job on another host.
 pub const JOB: &str = "job.json";
+/// Result of a job of any executor, until the service has committed it.
 pub const RESULT: &str = "result.json";
 /// State of the collecting steps, for a job that analyses.
 pub const GATHERED: &str = "gathered.json";
@@ -31,6 +32,14 @@ pub const IMPORTED: &[&str] = &[IMPORT, NSYS, NCU];
 /// Files that change after the seal or belong to the executor, and so are not artifacts.
 pub const UNSEALED: &[&str] =
     &[MANIFEST, JOB, RESULT, GATHERED, OWNER, SCHEDULER_LOG, JOB_STDOUT, JOB_STDERR];
+
+/// Returns true for a file that is not an artifact: one of [`UNSEALED`], or an incomplete one that
+/// a killed writer left.
+pub fn is_unsealed(path: &str) -> bool {
+    let stem = |name: &'static str| name.split('.').next();
+    let of_writer = |new: &str| UNSEALED.iter().any(|name| stem(name) == Some(new));
+    UNSEALED.contains(&path) || path.strip_suffix(".new").is_some_and(of_writer)
+}
 
 /// The submitted import ([`crate::domain::import::Import`]); only of imports.
 pub const IMPORT: &str = "import.json";

@@ -9,7 +9,7 @@ use std::{
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 
-use super::layout;
+use super::{durable, layout};
 use crate::domain::run_files::ArtifactRecord;
 
 #[derive(Serialize)]
@@ -33,9 +33,10 @@ pub fn read(dir: &Path) -> io::Result<Vec<ArtifactRecord>> {
     Ok(artifacts)
 }
 
-/// Hashes every file of the run in `dir`, writes the manifest, and returns all files by path, the
-/// manifest included.
+/// Makes every file of the run in `dir` durable, hashes it, writes the manifest, and returns all
+/// files by path, the manifest included.
 pub fn seal(dir: &Path) -> io::Result<Vec<ArtifactRecord>> {
+    durable::sync_tree(dir)?;
     let mut artifacts = Vec::new();
     collect(dir, "", &mut artifacts)?;
     artifacts.sort_by(|a, b| a.path.cmp(&b.path));
@@ -58,7 +59,7 @@ fn collect(dir: &Path, inside: &str, artifacts: &mut Vec<ArtifactRecord>) -> io:
         let kind = entry.file_type()?;
         if kind.is_dir() {
             collect(dir, &path, artifacts)?;
-        } else if kind.is_file() && !layout::UNSEALED.contains(&path.as_str()) {
+        } else if kind.is_file() && !layout::is_unsealed(&path) {
             artifacts.push(record(dir, path)?);
         }
     }
@@ -107,7 +108,7 @@ pub fn write_whole(path: &Path, bytes: &[u8]) -> io::Result<()> {
     file.write_all(bytes)?;
     file.sync_all()?;
     fs::rename(&new, path)?;
-    path.parent().map_or(Ok(()), |dir| File::open(dir)?.sync_all())
+    durable::sync_parent(path)
 }
 
 #[cfg(test)]
@@ -121,6 +122,8 @@ mod tests {
         fs::write(dir.path().join("logs/baseline.stderr.log"), "abc").unwrap();
         fs::write(dir.path().join("report.md"), "").unwrap();
         std::os::unix::fs::symlink("/etc/passwd", dir.path().join("link")).unwrap();
+        // Left by a killed writer; an earlier seal listed it.
+        fs::write(dir.path().join("result.new"), "{").unwrap();
         let sealed = seal(dir.path()).unwrap();
         let paths: Vec<_> = sealed.iter().map(|record| record.path.as_str()).collect();
         assert_eq!(paths, ["logs/baseline.stderr.log", "manifest.json", "report.md"]);

@@ -2,6 +2,8 @@
 
 pub mod backup;
 pub mod bundle;
+pub mod data_folder;
+pub mod durable;
 pub mod folder;
 pub mod import_staging;
 pub mod inputs;
@@ -10,4 +12,5 @@ pub mod layout;
 pub mod manifest;
 pub mod packed;
 pub mod samples;
+pub mod temporary;
 pub mod verify;

@@ -12,12 +12,14 @@ use std::{
     path::{Path, PathBuf},
 };
 
+use nix::fcntl::{PosixFadviseAdvice, posix_fadvise};
 use sha2::{Digest, Sha256};
 use tempfile::NamedTempFile;
 
 use super::{
-    layout,
+    durable, layout,
     manifest::{hash, hex},
+    temporary,
 };
 use crate::domain::run_files::ArtifactRecord;
 
@@ -140,12 +142,13 @@ impl Plain {
     }
 }
 
-/// Returns `path` as an unpacked file; a packed one is unpacked into `TMPDIR`.
+/// Returns `path` as an unpacked file; a packed one is unpacked into `TMPDIR`, from where the next
+/// start of a service removes it if this process is killed.
 pub fn plain(path: &Path) -> io::Result<Plain> {
     if path.exists() || !packed_path(path).is_file() {
         return Ok(Plain::Itself(path.to_owned()));
     }
-    let mut file = NamedTempFile::with_prefix("llmprof-")?;
+    let mut file = temporary::create_file(&tempfile::env::temp_dir())?;
     let unpacked =
         io::copy(&mut open(path)?.take(MAX_UNPACKED + 1), &mut BufWriter::new(&mut file))?;
     if unpacked > MAX_UNPACKED {
@@ -159,15 +162,38 @@ pub fn hash_content(path: &Path) -> io::Result<(u64, String)> {
     hash(open(path)?)
 }
 
-/// Packs the file of `artifact` below `dir`. `go_on` is called before each action and each chunk;
-/// when it returns false, packing stops in a state that readers and the next attempt understand.
+/// Returns true if the content of a file, packed or not, has the hash of `artifact`; `None` if
+/// `go_on`, called with the bytes read before each further chunk, returned false. Reads from the
+/// disk, where the file is not cached already.
+pub fn matches(
+    path: &Path,
+    artifact: &ArtifactRecord,
+    go_on: &mut dyn FnMut(u64) -> bool,
+) -> io::Result<Option<bool>> {
+    let (file, is_packed) = open_stored(path)?;
+    // Cached contents would hide a fault of the disk, and are of no further use.
+    let forget = || posix_fadvise(&file, 0, 0, PosixFadviseAdvice::POSIX_FADV_DONTNEED);
+    let _ = forget();
+    let mut content: Box<dyn Read> =
+        if is_packed { Box::new(zstd::Decoder::new(&file)?) } else { Box::new(&file) };
+    let go_on = &mut || go_on(CHUNK as u64);
+    let found = copy_chunks(&mut *content, &mut io::sink(), go_on)?;
+    drop(content);
+    let _ = forget();
+    Ok(found.map(|sha256| sha256 == artifact.sha256))
+}
+
+/// Packs the file of `artifact` below `dir`; the packed file is written in `packing`, a folder of
+/// the same disk. `go_on` is called before each action and each chunk; when it returns false,
+/// packing stops in a state that readers and the next attempt understand.
 pub fn pack(
     dir: &Path,
     artifact: &ArtifactRecord,
+    packing: &Path,
     go_on: &mut dyn FnMut(PackAction) -> bool,
 ) -> io::Result<PackOutcome> {
     let path = dir.join(&artifact.path);
-    let (half, whole) = (half_path(&path), packed_path(&path));
+    let whole = packed_path(&path);
     let (mut from, already) = open_stored(&path)?;
     if already {
         return Ok(PackOutcome::Packed(from.metadata()?.len()));
@@ -175,13 +201,10 @@ pub fn pack(
     if !go_on(PackAction::Create) {
         return Ok(PackOutcome::Stopped);
     }
-    let file = OpenOptions::new()
-        .write(true)
-        .create(true)
-        .truncate(true)
-        .custom_flags(nix::libc::O_NOFOLLOW)
-        .open(&half)?;
-    let mut encoder = zstd::Encoder::new(file, LEVEL)?;
+    // Removed on drop, and by the next start after a kill.
+    let permissions = from.metadata()?.permissions();
+    let half = tempfile::Builder::new().permissions(permissions).tempfile_in(packing)?;
+    let mut encoder = zstd::Encoder::new(half.as_file(), LEVEL)?;
     encoder.include_checksum(true)?;
     encoder.window_log(WINDOW)?;
     encoder.set_pledged_src_size(Some(from.metadata()?.len()))?;
@@ -193,20 +216,18 @@ pub fn pack(
     let bytes = file.metadata()?.len();
     let as_sealed = sha256 == artifact.sha256;
     if !as_sealed || bytes >= artifact.bytes - artifact.bytes / 20 {
-        fs::remove_file(&half)?;
         return Ok(if as_sealed { PackOutcome::Incompressible } else { PackOutcome::Changed });
     }
     if !go_on(PackAction::Sync) {
         return Ok(PackOutcome::Stopped);
     }
     file.sync_all()?;
-    let mut written = zstd::Decoder::new(File::open(&half)?)?;
+    let mut written = zstd::Decoder::new(half.reopen()?)?;
     let verify = &mut || go_on(PackAction::Verify);
     let Some(sha256) = copy_chunks(&mut written, &mut io::sink(), verify)? else {
         return Ok(PackOutcome::Stopped);
     };
     if sha256 != artifact.sha256 {
-        fs::remove_file(&half)?;
         return Err(io::Error::other(format!(
             "{} does not unpack to its original content",
             artifact.path
@@ -215,13 +236,13 @@ pub fn pack(
     if !go_on(PackAction::Rename) {
         return Ok(PackOutcome::Stopped);
     }
-    fs::rename(&half, &whole)?;
-    sync_folder(&whole)?;
+    half.persist(&whole).map_err(|error| error.error)?;
+    durable::sync_parent(&whole)?;
     if !go_on(PackAction::Remove) {
         return Ok(PackOutcome::Stopped);
     }
     fs::remove_file(&path)?;
-    sync_folder(&path)?;
+    durable::sync_parent(&path)?;
     Ok(PackOutcome::Packed(bytes))
 }
 
@@ -244,10 +265,6 @@ fn copy_chunks(
         hasher.update(&chunk[..read]);
         to.write_all(&chunk[..read])?;
     }
-}
-
-fn sync_folder(path: &Path) -> io::Result<()> {
-    path.parent().map_or(Ok(()), |folder| File::open(folder)?.sync_all())
 }
 
 #[cfg(test)]
@@ -276,22 +293,23 @@ mod tests {
     fn after_a_stop_at_any_action_the_content_is_readable_and_the_next_attempt_finishes() {
         let mut stops = 0;
         for stop_at in 0.. {
-            let (dir, export, was) = run();
+            let ((dir, export, was), packing) = (run(), tempfile::tempdir().unwrap());
             let mut acts = 0;
-            let packed = pack(dir.path(), &export, &mut |_| {
+            let packed = pack(dir.path(), &export, packing.path(), &mut |_| {
                 acts += 1;
                 acts <= stop_at
             });
             assert_eq!(content(dir.path()), was, "stopped before action {stop_at}");
             let path = dir.path().join(&export.path);
             assert_eq!(hash_content(&path).unwrap(), (export.bytes, export.sha256.clone()));
-            let again = pack(dir.path(), &export, &mut |_| true).unwrap();
+            let again = pack(dir.path(), &export, packing.path(), &mut |_| true).unwrap();
             assert!(
                 matches!(again, PackOutcome::Packed(bytes) if bytes < export.bytes / 10),
                 "{again:?}"
             );
             assert_eq!(content(dir.path()), was);
-            assert!(!path.exists() && !half_path(&path).exists() && packed_path(&path).exists());
+            assert!(!path.exists() && packed_path(&path).exists());
+            assert!(fs::read_dir(packing.path()).unwrap().next().is_none());
             if packed.unwrap() != PackOutcome::Stopped {
                 break;
             }
@@ -302,10 +320,13 @@ mod tests {
 
     #[test]
     fn changed_and_incompressible_files_are_not_packed() {
-        let (dir, export, _) = run();
+        let ((dir, export, _), packing) = (run(), tempfile::tempdir().unwrap());
         let path = dir.path().join(&export.path);
         fs::write(&path, vec![7; 1_000_000]).unwrap();
-        assert_eq!(pack(dir.path(), &export, &mut |_| true).unwrap(), PackOutcome::Changed);
+        assert_eq!(
+            pack(dir.path(), &export, packing.path(), &mut |_| true).unwrap(),
+            PackOutcome::Changed
+        );
         let mut state = 1_u64;
         let noise: Vec<u8> = std::iter::repeat_with(|| {
             state = state
@@ -318,16 +339,20 @@ mod tests {
         fs::write(&path, noise).unwrap();
         let (bytes, sha256) = hash_content(&path).unwrap();
         let noise = ArtifactRecord { bytes, sha256, ..export };
-        assert_eq!(pack(dir.path(), &noise, &mut |_| true).unwrap(), PackOutcome::Incompressible);
-        assert!(path.exists() && !packed_path(&path).exists() && !half_path(&path).exists());
+        assert_eq!(
+            pack(dir.path(), &noise, packing.path(), &mut |_| true).unwrap(),
+            PackOutcome::Incompressible
+        );
+        assert!(path.exists() && !packed_path(&path).exists());
+        assert!(fs::read_dir(packing.path()).unwrap().next().is_none());
     }
 
     #[test]
     fn a_temporary_file_is_removed_with_its_reader() {
-        let (dir, export, was) = run();
+        let ((dir, export, was), packing) = (run(), tempfile::tempdir().unwrap());
         let path = dir.path().join(&export.path);
         assert_eq!(plain(&path).unwrap().path(), path);
-        pack(dir.path(), &export, &mut |_| true).unwrap();
+        pack(dir.path(), &export, packing.path(), &mut |_| true).unwrap();
         let unpacked = plain(&path).unwrap();
         assert_eq!(fs::read(unpacked.path()).unwrap(), was);
         let gone = unpacked.path().to_owned();

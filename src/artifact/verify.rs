@@ -12,6 +12,8 @@ use crate::domain::run_files::ArtifactRecord;
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum FileFault {
     Missing,
+    /// It has no bytes, as after a power cut that came before they were durable.
+    Empty,
     /// Its content is not the sealed one.
     Changed,
     Unreadable,
@@ -24,7 +26,12 @@ pub enum FileFault {
 }
 
 impl FileFault {
-    /// Returns true if a repair loses no data.
+    /// Returns true if a power cut is the likely cause: the run has to be executed again.
+    pub fn is_cut_off(self) -> bool {
+        self == Self::Empty
+    }
+
+    /// Returns true if a repair loses no data. Files of a service at work may be in this state.
     pub fn is_repairable(self) -> bool {
         matches!(self, Self::Twice | Self::Half)
     }
@@ -34,6 +41,7 @@ impl fmt::Display for FileFault {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
             Self::Missing => "is missing",
+            Self::Empty => "is empty",
             Self::Changed => "is not what was sealed",
             Self::Unreadable => "cannot be read",
             Self::Twice => "exists packed and unpacked: packing was interrupted",
@@ -63,12 +71,36 @@ pub fn faults(
             || path == format!("{}.new", layout::MANIFEST.trim_end_matches(".json"))
         {
             faults.push((path, FileFault::Half));
-        } else if !listed(&path) && !listed(original) {
+        } else if !listed(&path) && !listed(original) && !layout::is_unsealed(&path) {
             faults.push((path, FileFault::Unlisted));
         }
     }
     faults.sort_by(|a, b| a.0.cmp(&b.0));
     Ok(faults)
+}
+
+/// Compares the sealed files below `dir` with their hashes; returns the faults. `None` if `go_on`,
+/// called with a number of bytes before they are read, returned false.
+pub fn scrub(
+    dir: &Path,
+    artifacts: &[ArtifactRecord],
+    go_on: &mut dyn FnMut(u64) -> bool,
+) -> Option<Vec<(String, FileFault)>> {
+    let mut faults = Vec::new();
+    for artifact in artifacts {
+        let path = dir.join(&artifact.path);
+        let found = match fault(&path, artifact, false).filter(|fault| !fault.is_repairable()) {
+            Some(fault) => Some(fault),
+            None => match packed::matches(&path, artifact, go_on) {
+                Ok(None) => return None,
+                Ok(Some(matches)) => (!matches).then_some(FileFault::Changed),
+                Err(error) if error.kind() == io::ErrorKind::NotFound => Some(FileFault::Missing),
+                Err(_) => Some(FileFault::Unreadable),
+            },
+        };
+        faults.extend(found.map(|fault| (artifact.path.clone(), fault)));
+    }
+    Some(faults)
 }
 
 fn fault(path: &Path, artifact: &ArtifactRecord, contents: bool) -> Option<FileFault> {
@@ -77,6 +109,9 @@ fn fault(path: &Path, artifact: &ArtifactRecord, contents: bool) -> Option<FileF
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Some(FileFault::Missing),
         Err(_) => return Some(FileFault::Unreadable),
     };
+    if bytes == 0 && artifact.bytes > 0 {
+        return Some(FileFault::Empty);
+    }
     if contents {
         match packed::hash_content(path) {
             Ok((bytes, sha256)) if bytes == artifact.bytes && sha256 == artifact.sha256 => {}
@@ -127,7 +162,7 @@ mod tests {
         let at = |path: &str| dir.path().join(path);
         fs::create_dir(at("nsys")).unwrap();
         fs::write(at("nsys/run.sqlite"), "row\n".repeat(5000)).unwrap();
-        for name in ["a.log", "b.log", "c.log"] {
+        for name in ["a.log", "b.log", "c.log", "d.log", "e.log"] {
             fs::write(at(name), "same").unwrap();
         }
         let sealed = seal(dir.path()).unwrap();
@@ -135,6 +170,8 @@ mod tests {
         fs::remove_file(at("a.log")).unwrap();
         fs::write(at("b.log"), "more than that").unwrap();
         fs::write(at("c.log"), "eams").unwrap();
+        fs::write(at("d.log"), "").unwrap();
+        fs::write(at("e.log"), "sam").unwrap();
         fs::write(at("nsys/run.sqlite.zst"), "half").unwrap();
         fs::write(at("nsys/run.sqlite.zst.tmp"), "half").unwrap();
         fs::write(at("stray.txt"), "who wrote this").unwrap();
@@ -143,6 +180,8 @@ mod tests {
             ("a.log", FileFault::Missing),
             ("b.log", FileFault::Changed),
             ("c.log", FileFault::Changed),
+            ("d.log", FileFault::Empty),
+            ("e.log", FileFault::Changed),
             ("nsys/run.sqlite", FileFault::Twice),
             ("nsys/run.sqlite.zst.tmp", FileFault::Half),
             ("stray.txt", FileFault::Unlisted),
@@ -161,7 +200,14 @@ mod tests {
             .collect();
         assert_eq!(
             left,
-            [FileFault::Missing, FileFault::Changed, FileFault::Changed, FileFault::Unlisted]
+            [
+                FileFault::Missing,
+                FileFault::Changed,
+                FileFault::Changed,
+                FileFault::Empty,
+                FileFault::Changed,
+                FileFault::Unlisted
+            ]
         );
     }
 }

@@ -6,7 +6,7 @@
 
 use std::{
     collections::HashSet,
-    fs,
+    fs, io,
     path::{Path, PathBuf},
 };
 
@@ -15,7 +15,8 @@ use clap::Args;
 use llmprof::{
     artifact::{
         backup::{self, BackupOutcome},
-        folder,
+        data_folder::FolderLock,
+        durable, folder,
     },
     config::Config,
     domain::ids::RunId,
@@ -95,10 +96,10 @@ pub fn backup(options: &BackupOptions) -> Result<()> {
         copied.runs(&store, &runs, to).await?;
         copied.alignments(&store, &data.join("alignments"), to).await?;
         copy_audit_log(&data, to).context("cannot copy the audit log")?;
-        fs::File::open(&new)
-            .and_then(|file| file.sync_all())
-            .context("cannot keep the copy of the database")?;
+        // The contents are durable before the database lists them.
+        durable::sync_disk(to).context("cannot write the backup to its disk")?;
         fs::rename(&new, to.join(DATABASE))
+            .and_then(|()| durable::sync_folder(to))
             .context("cannot put the copy of the database in place")?;
         let pruned = if options.prune {
             backup::prune(to, &copied.wanted).context("cannot prune")?
@@ -194,6 +195,19 @@ fn copy_audit_log(from: &Path, to: &Path) -> std::io::Result<()> {
     Ok(())
 }
 
+/// Makes the service refuse the folder, also after a power cut.
+fn mark_as_restoring(data: &Path) -> io::Result<()> {
+    fs::write(data.join(RESTORING), "")?;
+    durable::sync_folder(data)
+}
+
+/// Makes the service accept the folder, once everything in it is durable.
+fn mark_as_restored(data: &Path) -> io::Result<()> {
+    durable::sync_disk(data)?;
+    fs::remove_file(data.join(RESTORING))?;
+    durable::sync_folder(data)
+}
+
 pub fn restore(options: &RestoreOptions) -> Result<()> {
     serve::create_private_files();
     let (from, data) =
@@ -209,8 +223,8 @@ pub fn restore(options: &RestoreOptions) -> Result<()> {
     if entries.any(|entry| entry.file_name() != "runs") || !empty_runs {
         bail!("{} is not empty: a backup is restored into a new folder", data.display());
     }
-    let _lock = serve::lock(&data)?;
-    fs::write(data.join(RESTORING), "").context("cannot mark the folder as being restored")?;
+    let _lock = FolderLock::take(&data)?;
+    mark_as_restoring(&data).context("cannot mark the folder as being restored")?;
     fs::copy(from.join(DATABASE), data.join(DATABASE)).context("cannot copy the database")?;
     copy_audit_log(from, &data).context("cannot copy the audit log")?;
     serve::runtime()?.block_on(async {
@@ -253,7 +267,7 @@ pub fn restore(options: &RestoreOptions) -> Result<()> {
                 }
             }
         }
-        fs::remove_file(data.join(RESTORING)).context("cannot end the restore")?;
+        mark_as_restored(&data).context("cannot end the restore")?;
         println!("{files} files with {bytes} bytes restored to {}", data.display());
         if faults > 0 {
             bail!(

@@ -13,6 +13,7 @@ use anyhow::{Context as _, Result, bail};
 use clap::Args;
 use llmprof::{
     artifact::{
+        data_folder::{self, FolderLock},
         folder, manifest,
         verify::{self, FileFault},
     },
@@ -21,7 +22,7 @@ use llmprof::{
         ids::{AlignmentId, RunId},
         run_files::ArtifactRecord,
     },
-    store::Store,
+    store::{Store, StoreError},
     tasks::retention,
 };
 
@@ -36,9 +37,13 @@ const FAULTY: u8 = 2;
 /// Of runs, imported ones too, and of alignments. Every file is read and hashed. Without --repair
 /// nothing is changed, and a service may use the folder meanwhile. The exit code is 0 when all is
 /// in order or was repaired, 2 when something is wrong, 1 when it could not be looked at.
+///
+/// A repair loses nothing, with one exception: a run with files that a power cut emptied is
+/// requeued, and its folder is recreated when it starts again.
 #[derive(Debug, Args)]
 pub struct CheckOptions {
-    /// Repair without loss: rows of sealed folders, partial files, folders without an owner
+    /// Repair rows of sealed folders, partial files and folders without an owner, and requeue runs
+    /// with emptied files
     #[arg(long)]
     repair: bool,
     /// Look at sizes only, and hash nothing
@@ -59,28 +64,41 @@ pub fn run(options: &CheckOptions) -> Result<ExitCode> {
     if !database.is_file() {
         bail!("{} holds no database of llmprof", data.display());
     }
-    let _lock = options.repair.then(|| serve::lock(&data)).transpose()?;
+    let _lock = options.repair.then(|| FolderLock::take(&data)).transpose()?;
+    let in_use = !options.repair && data_folder::is_in_use(&data);
     serve::runtime()?.block_on(async {
-        let store = Store::open(&database).await?;
-        let (runs, alignments) = (data.join("runs"), data.join("alignments"));
-        if options.repair {
-            retention::recover(&store, &runs, &alignments).await?;
+        match check(options, &data, &database, in_use).await {
+            Err(error) if is_damage(&error) => {
+                println!("database: {error:#}; restore a backup");
+                Ok(ExitCode::from(FAULTY))
+            }
+            checked => checked,
         }
-        let mut check = DataCheck {
-            store,
-            runs,
-            alignments,
-            options,
-            found: 0,
-            repaired: 0,
-            bytes: 0,
-            files: 0,
-        };
-        check.all().await?;
-        let DataCheck { found, repaired, bytes, files, .. } = check;
-        println!("{files} files with {bytes} bytes looked at; {found} faults, {repaired} repaired");
-        Ok(if found > repaired { ExitCode::from(FAULTY) } else { ExitCode::SUCCESS })
     })
+}
+
+async fn check(
+    options: &CheckOptions,
+    data: &Path,
+    database: &Path,
+    in_use: bool,
+) -> Result<ExitCode> {
+    let store = Store::open(database).await?;
+    let (runs, alignments) = (data.join("runs"), data.join("alignments"));
+    if options.repair {
+        retention::recover(&store, &runs, &alignments).await?;
+    }
+    let (found, repaired, bytes, files) = (0, 0, 0, 0);
+    let mut check =
+        DataCheck { store, runs, alignments, options, in_use, found, repaired, bytes, files };
+    check.all().await?;
+    let DataCheck { found, repaired, bytes, files, .. } = check;
+    println!("{files} files with {bytes} bytes looked at; {found} faults, {repaired} repaired");
+    Ok(if found > repaired { ExitCode::from(FAULTY) } else { ExitCode::SUCCESS })
+}
+
+fn is_damage(error: &anyhow::Error) -> bool {
+    error.chain().any(|it| it.downcast_ref::<StoreError>().is_some_and(StoreError::is_damage))
 }
 
 struct DataCheck<'a> {
@@ -88,6 +106,8 @@ struct DataCheck<'a> {
     runs: PathBuf,
     alignments: PathBuf,
     options: &'a CheckOptions,
+    /// A service is at work: what an interruption would leave is its normal state.
+    in_use: bool,
     found: u32,
     repaired: u32,
     bytes: u64,
@@ -157,9 +177,14 @@ impl DataCheck<'_> {
     }
 
     fn report(&mut self, fault: &str, repaired: bool) {
+        self.report_as(fault, repaired.then_some("repaired"));
+    }
+
+    /// Reports a fault with its repair, if there was one.
+    fn report_as(&mut self, fault: &str, repair: Option<&str>) {
         self.found += 1;
-        self.repaired += u32::from(repaired);
-        println!("{fault}{}", if repaired { " (repaired)" } else { "" });
+        self.repaired += u32::from(repair.is_some());
+        println!("{fault}{}", repair.map(|repair| format!(" ({repair})")).unwrap_or_default());
     }
 
     /// Holds the folder of what has ended to its rows, and its rows to its manifest.
@@ -191,15 +216,33 @@ impl DataCheck<'_> {
                 self.report(&format!("{it}: its manifest cannot be read: {error}"), false)
             }
         }
-        self.files(it, &dir, &known)
+        self.files(it, &dir, &known).await
     }
 
-    fn files(&mut self, of: FolderSubject, dir: &Path, artifacts: &[ArtifactRecord]) -> Result<()> {
+    async fn files(
+        &mut self,
+        of: FolderSubject,
+        dir: &Path,
+        artifacts: &[ArtifactRecord],
+    ) -> Result<()> {
         self.files += artifacts.len() as u64;
         self.bytes += artifacts.iter().map(|artifact| artifact.bytes).sum::<u64>();
-        for (path, fault) in verify::faults(dir, artifacts, !self.options.quick)? {
+        let faults = verify::faults(dir, artifacts, !self.options.quick)?;
+        let requeued = self.options.repair
+            && faults.iter().any(|(_, fault)| fault.is_cut_off())
+            && of.requeue(&self.store, dir, &faults).await?;
+        let mut damage = Vec::new();
+        for (path, fault) in faults {
+            if requeued {
+                self.report_as(&format!("{of}: {path} {fault}"), Some("requeued"));
+                continue;
+            }
             if fault == FileFault::Unlisted {
                 println!("note: {of}: {path} {fault}");
+                continue;
+            }
+            if self.in_use && fault.is_repairable() {
+                println!("note: {of}: {path} {fault}, unless the service is at work on it");
                 continue;
             }
             let repaired = self.options.repair && fault.is_repairable();
@@ -207,7 +250,13 @@ impl DataCheck<'_> {
                 verify::repair(dir, &path, fault)
                     .with_context(|| format!("cannot repair {path} of {of}"))?;
             }
+            if !repaired {
+                damage.push((path.clone(), fault.to_string()));
+            }
             self.report(&format!("{of}: {path} {fault}"), repaired);
+        }
+        if self.options.repair && !self.options.quick && !requeued {
+            of.record_damage(&self.store, &damage).await?;
         }
         Ok(())
     }
@@ -233,7 +282,7 @@ impl DataCheck<'_> {
             &format!("{it}: its folder is sealed and the database does not know it"),
             self.options.repair,
         );
-        self.files(it, &dir, lost.artifacts())
+        self.files(it, &dir, lost.artifacts()).await
     }
 }
 

@@ -1,17 +1,12 @@
-//! `llmprof serve`: options, logging, signals and the lock of the data folder.
+//! `llmprof serve`: options, logging and signals.
 
 mod process_limits;
 mod service;
 mod settings;
 
-use std::{
-    ffi::OsString,
-    fs::File,
-    io::IsTerminal,
-    path::{Path, PathBuf},
-};
+use std::{ffi::OsString, io::IsTerminal, path::PathBuf};
 
-use anyhow::{Context as _, Result, bail};
+use anyhow::{Context as _, Result};
 use clap::{Args, ValueEnum};
 use tokio::signal::unix;
 use tracing_subscriber::EnvFilter;
@@ -118,21 +113,6 @@ pub fn runtime() -> Result<tokio::runtime::Runtime> {
         .enable_all()
         .build()
         .context("cannot start the runtime")
-}
-
-/// Locks the data folder for this process.
-pub fn lock(data: &Path) -> Result<File> {
-    let path = data.join("lock");
-    let file = File::create(&path).with_context(|| format!("cannot create {}", path.display()))?;
-    match file.try_lock() {
-        Ok(()) => Ok(file),
-        Err(std::fs::TryLockError::WouldBlock) => {
-            bail!("{} is in use by another llmprof", data.display())
-        }
-        Err(std::fs::TryLockError::Error(error)) => {
-            Err(error).with_context(|| format!("cannot lock {}", path.display()))
-        }
-    }
 }
 
 /// Catches SIGTERM and SIGINT from now on; the future ends with the first of them.

@@ -44,10 +44,19 @@ pub const PASSED: &[&str] = &[
     "RUST_LOG",
     "RUST_BACKTRACE",
 ];
-/// Further variables that stay in the environment block: settings of processes, and marks by which
-/// they are found.
-const VISIBLE: &[&str] =
-    &["TMPDIR", "TOKIO_WORKER_THREADS", "LLMPROF_RUN_ID", "LLMPROF_TARGET", HIDDEN_FILE];
+/// Further variables that stay in the environment block: settings of processes, marks by which they
+/// are found, and libraries that the loader reads before this program starts.
+const VISIBLE: &[&str] = &[
+    "TMPDIR",
+    "TOKIO_WORKER_THREADS",
+    "LLMPROF_RUN_ID",
+    "LLMPROF_FOLDER_ID",
+    "LLMPROF_TARGET",
+    "LD_PRELOAD",
+    HIDDEN_FILE,
+];
+/// Start of the variables of libfaketime, a preloaded library.
+const FAKETIME: &[u8] = b"FAKETIME";
 /// Variable with the file descriptor of the hidden variables.
 const HIDDEN_FILE: &str = "LLMPROF_HIDDEN_VARIABLES";
 
@@ -61,7 +70,9 @@ pub fn hide_variables() -> io::Result<()> {
     if let Some(file) = env::var_os(HIDDEN_FILE) {
         return restore_variables(&file);
     }
-    let is_visible = |name: &OsStr| PASSED.iter().chain(VISIBLE).any(|it| name == *it);
+    let is_visible = |name: &OsStr| {
+        PASSED.iter().chain(VISIBLE).any(|it| name == *it) || name.as_bytes().starts_with(FAKETIME)
+    };
     let (visible, hidden): (Vec<_>, Vec<_>) =
         env::vars_os().partition(|(name, _)| is_visible(name));
     if hidden.is_empty() {

@@ -141,6 +141,8 @@ pub struct RetentionSettings {
     pub max_days: u32,
     pub max_bytes: u64,
     pub interval_s: u32,
+    pub scrub_days: u32,
+    pub scrub_bytes_per_s: u64,
 }
 
 /// Notification of ended runs.

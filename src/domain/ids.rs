@@ -47,3 +47,29 @@ ids! {
     #[schema(value_type = Uuid, example = "019aa1c2-0f3b-7a60-8c1d-5b2e9d4f6a71")]
     AlignmentId
 }
+
+/// Identifies a data folder on its host. Copies of a folder have other ids.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(transparent)]
+pub struct FolderId(pub Uuid);
+
+/// Identifies the processes and temporary files of a run. A restored copy of a data folder has runs
+/// of the same ids, so the folder is a part of it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct RunMark {
+    pub folder: FolderId,
+    pub run: RunId,
+}
+
+impl From<RunId> for RunMark {
+    /// The mark of a run outside of a data folder.
+    fn from(run: RunId) -> Self {
+        Self { folder: FolderId::default(), run }
+    }
+}
+
+impl fmt::Display for RunMark {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.run.fmt(f)
+    }
+}

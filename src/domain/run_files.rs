@@ -21,6 +21,18 @@ pub struct ArtifactRecord {
     pub step: Option<Step>,
 }
 
+/// A file whose content is not the one that was sealed.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct DamagedFile {
+    /// Relative to the run's folder.
+    #[schema(example = "report.md")]
+    pub path: String,
+    #[schema(example = "is not what was sealed")]
+    pub fault: String,
+    /// RFC 3339, UTC.
+    pub found_at: String,
+}
+
 /// One input of a run.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct InputFile {

@@ -11,7 +11,10 @@ use tokio_util::sync::CancellationToken;
 use uuid::Uuid;
 
 use crate::{
-    artifact::import_staging::{Inspection, UploadLimits},
+    artifact::{
+        data_folder::FolderLock,
+        import_staging::{Inspection, UploadLimits},
+    },
     config::{Config, Models, RefusedModel},
     domain::{command::Commands, device::Device, profiling::Presets},
     http::auth::access::AccessControl,
@@ -25,6 +28,8 @@ use crate::{
 pub struct App {
     pub store: Store,
     pub access: Arc<AccessControl>,
+    /// The data folder of this service.
+    pub folder: Arc<FolderLock>,
     /// Folder of the runs' folders.
     pub runs: PathBuf,
     /// Folder of the alignments' folders.

@@ -15,8 +15,15 @@ use crate::{
     artifact::{layout, manifest},
     config::{RunLimits, ToolPaths},
     domain::{
-        command::CommandPlan, device::Device, finding::Finding, ids::RunId, model::ModelSpec,
-        outcome::Outcome, profiling::Profiling, subject::RunSpec,
+        command::CommandPlan,
+        device::Device,
+        finding::Finding,
+        ids::{FolderId, RunId, RunMark},
+        model::ModelSpec,
+        outcome::Outcome,
+        profiling::Profiling,
+        state::RunState,
+        subject::RunSpec,
     },
     job::step_journal::StepResult,
 };
@@ -37,6 +44,9 @@ pub enum JobSubject {
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct JobSpec {
     pub id: RunId,
+    /// The service's data folder; absent in job specs of old versions.
+    #[serde(default)]
+    pub folder: FolderId,
     /// Counts from 1. A result of another attempt does not count.
     pub attempt: u32,
     pub spec: RunSpec,
@@ -62,6 +72,11 @@ pub struct JobSpec {
 }
 
 impl JobSpec {
+    /// Mark of the run's processes.
+    pub fn mark(&self) -> RunMark {
+        RunMark { folder: self.folder, run: self.id }
+    }
+
     /// Limit on the whole run.
     pub fn time_limit(&self) -> Duration {
         Duration::from_secs(self.spec.common.timeout_s.min(self.limits.run_s).into())
@@ -86,6 +101,20 @@ pub struct JobResult {
     /// Exit code of the process: 0 for a run with a report.
     pub exit_code: u8,
     pub outcome: Outcome,
+}
+
+impl JobResult {
+    /// The result of an attempt that `stopped` from outside, or not. An attempt with a report
+    /// counts in both cases.
+    pub fn new(attempt: u32, outcome: Outcome, stopped: bool) -> Self {
+        let has_report = matches!(outcome.state, RunState::Succeeded | RunState::Partial);
+        Self {
+            attempt,
+            interrupted: stopped && !has_report,
+            exit_code: u8::from(!has_report),
+            outcome,
+        }
+    }
 }
 
 /// Writes `value` into the run's folder, atomically.

@@ -15,7 +15,6 @@ use crate::{
         device::{CPU, Device},
         device_peaks::Devices,
         outcome::Outcome,
-        state::RunState,
     },
     job::{
         self, JobHost,
@@ -75,9 +74,9 @@ pub async fn execute(
         job_spec::write(dir, layout::RESULT, &done).map_err(failed)?;
         return Ok(done.exit_code);
     }
-    let id = spec.id;
+    let mark = spec.mark();
     // processes of an older job on this host
-    tokio::task::spawn_blocking(move || end_orphans(id)).await.ok();
+    tokio::task::spawn_blocking(move || end_orphans(mark)).await.ok();
     remove(&dir.join(layout::RESULT)).map_err(failed)?;
 
     let job_stop = stop.child_token();
@@ -104,13 +103,7 @@ pub async fn execute(
             (job::failed("the collecting job ended without a result".into()), true)
         }
     };
-    let has_report = matches!(outcome.state, RunState::Succeeded | RunState::Partial);
-    let result = JobResult {
-        attempt: spec.attempt,
-        interrupted: interrupted && !has_report,
-        exit_code: u8::from(!has_report),
-        outcome,
-    };
+    let result = JobResult::new(spec.attempt, outcome, interrupted);
     job_spec::write(dir, layout::RESULT, &result).map_err(failed)?;
     if !result.interrupted {
         let (attempt, state) = (result.attempt, result.outcome.state);

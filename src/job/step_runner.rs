@@ -150,7 +150,7 @@ impl RunningJob<'_> {
             free_bytes: bounds.free_bytes,
         };
         let limits = ProcessLimits {
-            run: self.spec.id,
+            run: self.spec.mark(),
             deadline: self.deadline,
             grace: Duration::from_secs(self.spec.grace_s.into()),
             stop: self.stop.clone(),

@@ -19,7 +19,7 @@ use crate::{
     artifact::layout,
     config::{self, Config, RunLimits},
     domain::{
-        ids::RunId,
+        ids::{FolderId, RunId},
         mode::Mode,
         profiling::Profiling,
         runner::{self, RunnerRequest},
@@ -124,6 +124,7 @@ impl Bench {
         let profiling = Profiling::bundled(Mode::Deep).unwrap();
         JobSpec {
             id: RunId::now(),
+            folder: FolderId::default(),
             attempt: 1,
             spec: RunSpec::tiny(Mode::Deep, 0, &[]).on_device("cuda:0"),
             subject: JobSubject::Model { model, profiling },

@@ -15,6 +15,7 @@ use crate::{
 pub fn resolve(run: &ClaimedRun, cx: &Context) -> Result<JobSpec, String> {
     Ok(JobSpec {
         id: run.id,
+        folder: cx.folder,
         attempt: run.attempt,
         subject: resolve_subject(&run.spec.subject, cx)?,
         inputs: cx.inputs.clone(),

@@ -23,7 +23,7 @@ use tokio::sync::Notify;
 use crate::{
     collect::Collector,
     config::{Config, Models},
-    domain::{command::Commands, device_peaks::Devices, profiling::Presets},
+    domain::{command::Commands, device_peaks::Devices, ids::FolderId, profiling::Presets},
     measuring::{Measuring, QuietWait},
     store::Store,
 };
@@ -35,6 +35,8 @@ pub use recovery::recover;
 #[derive(Debug, Clone)]
 pub struct Context {
     pub store: Store,
+    /// Identity of the data folder.
+    pub folder: FolderId,
     /// Folder of the runs' folders.
     pub runs: PathBuf,
     /// Folder of the alignments' folders.

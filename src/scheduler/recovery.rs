@@ -1,15 +1,23 @@
-//! Recovers the runs of workers that are gone: ends their processes and requeues them.
+//! Recovers the runs of workers that are gone: ends their processes, adopts results that were
+//! sealed, and requeues the other runs.
 
-use std::io;
+use std::{io, path::Path};
 
 use super::Context;
 use crate::{
-    artifact::manifest, collect::end_orphans, config::ExecutorKind, domain::ids::RunId,
-    store::StoreError,
+    artifact::{
+        manifest,
+        verify::{self, FileFault},
+    },
+    collect::end_orphans,
+    config::ExecutorKind,
+    domain::ids::{RunId, RunMark},
+    job::{job_spec, step_journal::StepReader},
+    store::{EndedAttempt, StoreError},
 };
 
 /// Requeues runs whose lease has expired (`all`: every running one), after ending the processes of
-/// their workers.
+/// their workers. A run whose attempt ended and was sealed ends with its result.
 pub async fn recover(cx: &Context, all: bool) -> Result<(), StoreError> {
     if cx.config.executor.kind == ExecutorKind::Slurm {
         // The cluster's jobs continue: the worker that claims such a run finds its job by name.
@@ -18,13 +26,21 @@ pub async fn recover(cx: &Context, all: bool) -> Result<(), StoreError> {
         }
         // Imports remain: they run in this process.
     }
+    if all {
+        // An earlier start was killed before it recorded the files of failed runs.
+        for id in cx.store.failed_without_artifacts().await? {
+            keep_evidence(cx, id).await?;
+        }
+    }
     let abandoned = cx.store.abandoned(all).await?;
     if abandoned.is_empty() {
         return Ok(());
     }
-    for id in abandoned {
+    for (id, attempt) in abandoned {
         // A panic there does not prevent the requeue.
-        tokio::task::spawn_blocking(move || end_orphans(id)).await.ok();
+        let mark = RunMark { folder: cx.folder, run: id };
+        tokio::task::spawn_blocking(move || end_orphans(mark)).await.ok();
+        adopt(cx, id, attempt).await?;
     }
     for id in cx.store.recover(all).await? {
         tracing::warn!(run = %id, "worker lost: run requeued, or failed after its last attempt");
@@ -46,5 +62,76 @@ async fn keep_evidence(cx: &Context, id: RunId) -> Result<(), StoreError> {
             tracing::warn!(run = %id, %error, "cannot seal the folder of a failed run");
             Ok(())
         }
+    }
+}
+
+/// Commits the result that an attempt left in the run's folder, if there is one.
+async fn adopt(cx: &Context, id: RunId, attempt: u32) -> Result<(), StoreError> {
+    let dir = cx.runs.join(id.to_string());
+    let ended = tokio::task::spawn_blocking(move || ended_attempt(&dir, attempt)).await;
+    if let Ok(Some(ended)) = ended
+        && cx.store.adopt(id, &ended).await?
+    {
+        let state = ended.outcome.state;
+        tracing::info!(run = %id, attempt, %state, "worker lost after its run ended: adopted");
+    }
+    Ok(())
+}
+
+/// The attempt in the folder `dir`, if it ended by itself and every sealed file is complete.
+fn ended_attempt(dir: &Path, attempt: u32) -> Option<EndedAttempt> {
+    let result = job_spec::result(dir, attempt).ok()??;
+    let sealed = manifest::read(dir).ok()?;
+    if result.interrupted || sealed != result.outcome.artifacts {
+        return None;
+    }
+    let faults = verify::faults(dir, &sealed, false).ok()?;
+    if faults.iter().any(|(_, fault)| *fault != FileFault::Unlisted) {
+        return None;
+    }
+    let mut steps = StepReader::default();
+    steps.read_new(dir).ok()?;
+    let ended = steps.records.last().and_then(|step| step.ended_at.as_ref()?.parse().ok());
+    Some(EndedAttempt {
+        attempt,
+        outcome: result.outcome,
+        steps: steps.records,
+        ended_ms: ended.map(|at: jiff::Timestamp| at.as_millisecond()),
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+
+    use super::*;
+    use crate::{
+        artifact::layout,
+        domain::{outcome::Outcome, state::RunState},
+        job::job_spec::JobResult,
+    };
+
+    #[test]
+    fn a_result_counts_for_its_attempt_and_with_complete_files_only() {
+        let dir = tempfile::tempdir().unwrap();
+        fs::write(dir.path().join("report.md"), "# report").unwrap();
+        let outcome = Outcome {
+            state: RunState::Failed,
+            failed_step: None,
+            message: None,
+            findings: vec![],
+            artifacts: manifest::seal(dir.path()).unwrap(),
+        };
+        let keep = |stopped| {
+            let result = JobResult::new(2, outcome.clone(), stopped);
+            job_spec::write(dir.path(), layout::RESULT, &result).unwrap();
+        };
+        keep(true);
+        assert_eq!(ended_attempt(dir.path(), 2), None, "it was interrupted");
+        keep(false);
+        assert_eq!(ended_attempt(dir.path(), 2).unwrap().outcome, outcome);
+        assert_eq!(ended_attempt(dir.path(), 3), None);
+        fs::write(dir.path().join("report.md"), "").unwrap();
+        assert_eq!(ended_attempt(dir.path(), 2), None, "a file is empty");
     }
 }

@@ -7,13 +7,16 @@ use std::{
     time::{Duration, Instant},
 };
 
-use sqlx::{Connection, SqliteConnection};
+use sqlx::Connection;
 
-use super::{Store, StoreError, WRITE, during, id_of, json, key, millis, now_ms, steady_ms, word};
+use super::{
+    Store, StoreError, WRITE, during, id_of, json, key, millis, now_ms,
+    run_parts::{replace_artifacts, replace_steps},
+    steady_ms, word,
+};
 use crate::domain::{
     ids::RunId,
     outcome::Outcome,
-    run_files::ArtifactRecord,
     state::{RunState, Scheduled, Step, StepRecord},
     subject::RunSpec,
 };
@@ -226,35 +229,7 @@ impl Store {
         if ours.is_none() {
             return Ok(());
         }
-        sqlx::query("delete from steps where run_id = ? and position >= ?")
-            .bind(key(&run.id))
-            .bind(u32::try_from(steps.len()).unwrap_or(u32::MAX))
-            .execute(&mut *tx)
-            .await
-            .map_err(during("clear steps"))?;
-        for (position, step) in (0_u32..).zip(steps) {
-            sqlx::query(
-                "insert into steps (run_id, position, step, state, started_at, ended_at, exit_code,
-                 message)
-                 values (?, ?, ?, ?, ?, ?, ?, ?)
-                 on conflict (run_id, position) do update set step = excluded.step,
-                      state = excluded.state,
-                        started_at = excluded.started_at, ended_at = excluded.ended_at,
-                             exit_code = excluded.exit_code,
-                        message = excluded.message",
-            )
-            .bind(key(&run.id))
-            .bind(position)
-            .bind(step.step.as_str())
-            .bind(step.state.as_str())
-            .bind(&step.started_at)
-            .bind(&step.ended_at)
-            .bind(step.exit_code)
-            .bind(&step.message)
-            .execute(&mut *tx)
-            .await
-            .map_err(during("save a step"))?;
-        }
+        replace_steps(&mut tx, run.id, steps).await?;
         tx.commit().await.map_err(during("save steps"))
     }
 
@@ -356,34 +331,6 @@ impl Store {
         .map_err(during("release a run"))?;
         Ok(changed.rows_affected() > 0)
     }
-}
-
-pub(super) async fn replace_artifacts(
-    tx: &mut SqliteConnection,
-    id: RunId,
-    artifacts: &[ArtifactRecord],
-) -> Result<(), StoreError> {
-    sqlx::query("delete from artifacts where run_id = ?")
-        .bind(key(&id))
-        .execute(&mut *tx)
-        .await
-        .map_err(during("clear artifacts"))?;
-    for artifact in artifacts {
-        sqlx::query(
-            "insert into artifacts (run_id, path, bytes, sha256, media_type, step)
-                     values (?, ?, ?, ?, ?, ?)",
-        )
-        .bind(key(&id))
-        .bind(&artifact.path)
-        .bind(i64::try_from(artifact.bytes).unwrap_or(i64::MAX))
-        .bind(&artifact.sha256)
-        .bind(&artifact.media_type)
-        .bind(artifact.step.map(Step::as_str))
-        .execute(&mut *tx)
-        .await
-        .map_err(during("insert an artifact"))?;
-    }
-    Ok(())
 }
 
 fn until(lease: Duration) -> i64 {

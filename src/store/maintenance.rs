@@ -6,8 +6,8 @@ use std::path::Path;
 use sqlx::Connection;
 
 use super::{
-    AlignmentOutcome, Store, StoreError, WRITE, alignments, claim::replace_artifacts, column,
-    during, id_of, key, word,
+    AlignmentOutcome, Store, StoreError, WRITE, alignments, column, during, id_of, key,
+    run_parts::replace_artifacts, word,
 };
 use crate::domain::{
     alignment::{AlignmentSpec, AlignmentState},
@@ -105,6 +105,61 @@ impl Store {
         let mut tx = writer.begin_with(WRITE).await.map_err(during("replace artifacts"))?;
         replace_artifacts(&mut tx, id, artifacts).await?;
         tx.commit().await.map_err(during("replace artifacts"))
+    }
+
+    /// Requeues an ended run whose files are lost, as if it had never started. Returns false if it
+    /// is pinned or was cancelled.
+    pub async fn requeue_ended(&self, id: RunId) -> Result<bool, StoreError> {
+        let mut writer = self.writer.lock().await;
+        let mut tx = writer.begin_with(WRITE).await.map_err(during("requeue a run"))?;
+        let changed = sqlx::query(
+            "update runs set state = 'queued', attempts = 0, started_at = null, ended_at = null,
+             failed_step = null, message = null, findings = '[]', packed_at = null,
+             scrubbed_at = null,
+             scheduled = null, devices = null
+             where id = ? and not pinned and state in ('succeeded', 'partial', 'failed')",
+        )
+        .bind(key(&id))
+        .execute(&mut *tx)
+        .await
+        .map_err(during("requeue a run"))?;
+        if changed.rows_affected() == 0 {
+            return Ok(false);
+        }
+        sqlx::query("delete from steps where run_id = ?")
+            .bind(key(&id))
+            .execute(&mut *tx)
+            .await
+            .map_err(during("clear steps"))?;
+        replace_artifacts(&mut tx, id, &[]).await?;
+        tx.commit().await.map_err(during("requeue a run"))?;
+        Ok(true)
+    }
+
+    /// Requeues an ended alignment whose files are lost, if its runs still exist.
+    pub async fn requeue_ended_alignment(&self, id: AlignmentId) -> Result<bool, StoreError> {
+        let mut writer = self.writer.lock().await;
+        let mut tx = writer.begin_with(WRITE).await.map_err(during("requeue an alignment"))?;
+        let changed = sqlx::query(
+            "update alignments set state = 'queued', attempts = 0, started_at = null,
+             ended_at = null, verdict = null, checks = '[]', message = null
+             where id = ? and ended_at is not null
+               and (select count(*) from runs where id in (mock, e2e)) = 1 + (mock <> e2e)",
+        )
+        .bind(alignments::key(&id))
+        .execute(&mut *tx)
+        .await
+        .map_err(during("requeue an alignment"))?;
+        if changed.rows_affected() == 0 {
+            return Ok(false);
+        }
+        sqlx::query("delete from alignment_artifacts where alignment_id = ?")
+            .bind(alignments::key(&id))
+            .execute(&mut *tx)
+            .await
+            .map_err(during("clear artifacts"))?;
+        tx.commit().await.map_err(during("requeue an alignment"))?;
+        Ok(true)
     }
 
     /// Inserts a run that was read from its folder.

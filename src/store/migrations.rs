@@ -30,6 +30,7 @@ const FILES: &[(&str, &str)] = files![
     "0060_subject",
     "0070_removals",
     "0071_deliveries",
+    "0080_damage",
 ];
 
 /// All migrations, up to the version of this program.

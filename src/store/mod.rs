@@ -7,7 +7,9 @@
 mod alignments;
 pub mod audit;
 mod claim;
+mod damage;
 mod deliveries;
+mod health;
 mod maintenance;
 mod migrations;
 mod queue;
@@ -15,10 +17,12 @@ mod read;
 mod recovery;
 mod removals;
 mod retention;
+mod run_parts;
 mod submit;
 #[cfg(test)]
 mod tests;
 mod tokens;
+mod writer;
 
 use std::{
     path::Path,
@@ -33,21 +37,24 @@ use sqlx::{
         SqliteConnectOptions, SqliteJournalMode, SqlitePoolOptions, SqliteRow, SqliteSynchronous,
     },
 };
-use tokio::sync::{Mutex, mpsc};
+use tokio::sync::mpsc;
 use uuid::Uuid;
 
 use crate::domain::{
     finding::Finding,
     ids::RunId,
+    run_files::DamagedFile,
     state::{RunState, Scheduled, Step, StepRecord},
     subject::RunSpec,
 };
 pub use crate::store::maintenance::{LostAlignment, LostRun};
 pub use alignments::{AlignmentFilter, AlignmentOutcome, StoredAlignment, SubmittedAlignment};
 pub use claim::{ClaimedRun, Renewal};
+pub use damage::ScrubFigures;
 pub use deliveries::{Delivery, DeliveryState, StoredDelivery};
 pub use queue::{History, StoreFigures, Waiting};
 pub use read::Filter;
+pub use recovery::EndedAttempt;
 pub use removals::Removal;
 pub use retention::{KeptRun, Plan, PlannedAction};
 pub use submit::{IdempotencyKey, NewRun, Owner, Quota, Submitted};
@@ -65,6 +72,8 @@ pub enum StoreError {
     Corrupt { id: RunId, what: &'static str },
     #[error("token {name} has a role that is unknown to this version")]
     UnknownRole { name: String },
+    #[error("{path} is not the file that this service opened: it was deleted or replaced")]
+    Replaced { path: String },
     #[error("the database writer has stopped")]
     Stopped,
 }
@@ -103,6 +112,8 @@ pub struct StoredRun {
     /// Empty in lists.
     pub steps: Vec<StepRecord>,
     pub findings: Vec<Finding>,
+    /// Empty in lists, as the steps.
+    pub damage: Vec<DamagedFile>,
 }
 
 /// Result of a request to cancel.
@@ -130,8 +141,9 @@ pub enum DeleteOutcome {
 #[derive(Debug, Clone)]
 pub struct Store {
     readers: SqlitePool,
-    writer: Arc<Mutex<SqliteConnection>>,
+    writer: writer::Writer,
     submissions: mpsc::Sender<submit::PendingSubmission>,
+    file: Arc<health::DatabaseFile>,
     /// Running runs of one owner; 0: no limit.
     running_per_owner: u32,
 }
@@ -155,16 +167,20 @@ impl Store {
             .run(&mut writer)
             .await
             .map_err(|source| StoreError::Migrate { path: name(), source })?;
+        let writer = writer::Writer::new(writer, options.clone());
+        let options = options.read_only(true);
         let readers = SqlitePoolOptions::new()
             .max_connections(4)
-            .connect_with(options.read_only(true))
+            .connect_with(options.clone())
             .await
             .map_err(|source| StoreError::Open { path: name(), source })?;
-        let writer = Arc::new(Mutex::new(writer));
+        let file = health::DatabaseFile::at(path, options)
+            .map_err(|source| StoreError::Open { path: name(), source: source.into() })?;
         Ok(Self {
             readers,
-            submissions: submit::start(Arc::clone(&writer)),
+            submissions: submit::start(writer.clone()),
             writer,
+            file: Arc::new(file),
             running_per_owner: 0,
         })
     }
@@ -172,15 +188,6 @@ impl Store {
     /// The same store with a limit on running runs of one owner; 0: no limit.
     pub fn with_running_per_owner(self, running_per_owner: u32) -> Self {
         Self { running_per_owner, ..self }
-    }
-
-    /// Checks that the database responds.
-    pub async fn ready(&self) -> Result<(), StoreError> {
-        sqlx::query("select 1")
-            .execute(&self.readers)
-            .await
-            .map_err(during("query the database"))?;
-        Ok(())
     }
 
     /// Cancels a queued run, or requests the worker of a running one to stop.

@@ -1,6 +1,6 @@
 //! The queue: order of runs, durations of earlier runs, and figures of all stored runs.
 
-use super::{Store, StoreError, StoredRun, column, during, json, read};
+use super::{ScrubFigures, Store, StoreError, StoredRun, column, during, json, read};
 use crate::domain::{ids::RunId, mode::Mode};
 
 /// Earlier runs of a median.
@@ -38,6 +38,7 @@ pub struct StoreFigures {
     pub durations: Vec<(String, String, i64, i64, f64)>,
     /// Bytes of all artifacts.
     pub artifact_bytes: i64,
+    pub scrub: ScrubFigures,
 }
 
 impl Store {
@@ -120,7 +121,8 @@ impl Store {
             .fetch_one(&self.readers)
             .await
             .map_err(during("measure artifacts"))?;
-        Ok(StoreFigures { runs, steps, durations, artifact_bytes })
+        let scrub = self.scrub_figures().await?;
+        Ok(StoreFigures { runs, steps, durations, artifact_bytes, scrub })
     }
 
     /// Owner of a run. Outer `None`: there is no such run.

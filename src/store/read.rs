@@ -4,7 +4,9 @@ use std::collections::HashMap;
 
 use sqlx::{QueryBuilder, SqliteConnection, sqlite::SqliteRow};
 
-use super::{Store, StoreError, StoredRun, column, during, id_of, json, key, rfc3339, word};
+use super::{
+    Store, StoreError, StoredRun, column, damage::damage, during, id_of, json, key, rfc3339, word,
+};
 use crate::domain::{
     ids::RunId,
     run_files::ArtifactRecord,
@@ -137,6 +139,9 @@ pub(super) async fn run(
     for row in steps.await.map_err(during("list steps"))? {
         run.steps.push(step(id, &row)?);
     }
+    if run.state.is_final() {
+        run.damage = damage(connection, id).await?;
+    }
     if run.state == RunState::Queued {
         run.queue_position = places(connection, &[id]).await?.remove(&id);
     }
@@ -188,6 +193,7 @@ pub(super) fn from_row(row: &SqliteRow) -> Result<StoredRun, StoreError> {
             .transpose()?,
         steps: Vec::new(),
         findings: json(id, "findings", column(row, "findings")?)?,
+        damage: Vec::new(),
     })
 }
 

@@ -2,8 +2,28 @@
 
 use sqlx::Connection;
 
-use super::{Store, StoreError, WRITE, claim::MAX_ATTEMPTS, during, id_of, now_ms, steady_ms};
-use crate::domain::ids::RunId;
+use super::{
+    Store, StoreError, WRITE,
+    claim::MAX_ATTEMPTS,
+    during, id_of, key, now_ms,
+    run_parts::{replace_artifacts, replace_steps},
+    steady_ms,
+};
+use crate::domain::{
+    ids::RunId,
+    outcome::Outcome,
+    state::{RunState, Step, StepRecord},
+};
+
+/// An attempt that ended before its outcome was committed, as read from the run's folder.
+#[derive(Debug, Clone, PartialEq)]
+pub struct EndedAttempt {
+    pub attempt: u32,
+    pub outcome: Outcome,
+    pub steps: Vec<StepRecord>,
+    /// Milliseconds since 1970; `None`: unknown.
+    pub ended_ms: Option<i64>,
+}
 
 impl Store {
     /// Requeues the runs whose worker is gone but whose jobs continue elsewhere: the next worker
@@ -25,19 +45,66 @@ impl Store {
         ids.iter().map(|id| id_of(id)).collect()
     }
 
-    /// Lists the runs whose lease has expired.
+    /// Lists the runs whose lease has expired, with their attempts.
     ///
     /// `all`: every running run; at start, when only this process has the database.
-    pub async fn abandoned(&self, all: bool) -> Result<Vec<RunId>, StoreError> {
-        let ids: Vec<Vec<u8>> = sqlx::query_scalar(
-            "select id from runs where state = 'running' and (? or lease_until < ?)",
+    pub async fn abandoned(&self, all: bool) -> Result<Vec<(RunId, u32)>, StoreError> {
+        let runs: Vec<(Vec<u8>, u32)> = sqlx::query_as(
+            "select id, attempts from runs where state = 'running' and (? or lease_until < ?)",
         )
         .bind(all)
         .bind(steady_ms())
         .fetch_all(&self.readers)
         .await
         .map_err(during("list abandoned runs"))?;
+        runs.iter().map(|(id, attempt)| Ok((id_of(id)?, *attempt))).collect()
+    }
+
+    /// Lists failed runs without any artifact.
+    pub async fn failed_without_artifacts(&self) -> Result<Vec<RunId>, StoreError> {
+        let ids: Vec<Vec<u8>> = sqlx::query_scalar(
+            "select id from runs where state = 'failed'
+               and not exists (select 1 from artifacts where run_id = id)",
+        )
+        .fetch_all(&self.readers)
+        .await
+        .map_err(during("list failed runs"))?;
         ids.iter().map(|id| id_of(id)).collect()
+    }
+
+    /// Ends an abandoned run with the outcome of its attempt. Returns false if that attempt is not
+    /// running any more, or if it is to be cancelled and has no report.
+    pub async fn adopt(&self, id: RunId, ended: &EndedAttempt) -> Result<bool, StoreError> {
+        let outcome = &ended.outcome;
+        let findings = serde_json::to_string(&outcome.findings)
+            .map_err(|_| StoreError::Corrupt { id, what: "findings" })?;
+        let mut writer = self.writer.lock().await;
+        let mut tx = writer.begin_with(WRITE).await.map_err(during("adopt a result"))?;
+        let changed = sqlx::query(
+            "update runs set state = ?1, failed_step = ?2, message = ?3, findings = ?4,
+             ended_at = max(?5, coalesce(started_at, queued_at)), worker = null,
+             lease_until = null
+             where id = ?6 and state = 'running' and attempts = ?7
+               and (not cancel_requested or ?8)",
+        )
+        .bind(outcome.state.as_str())
+        .bind(outcome.failed_step.map(Step::as_str))
+        .bind(&outcome.message)
+        .bind(findings)
+        .bind(ended.ended_ms.unwrap_or_else(now_ms))
+        .bind(key(&id))
+        .bind(ended.attempt)
+        .bind(matches!(outcome.state, RunState::Succeeded | RunState::Partial))
+        .execute(&mut *tx)
+        .await
+        .map_err(during("adopt a result"))?;
+        if changed.rows_affected() == 0 {
+            return Ok(false);
+        }
+        replace_steps(&mut tx, id, &ended.steps).await?;
+        replace_artifacts(&mut tx, id, &outcome.artifacts).await?;
+        tx.commit().await.map_err(during("adopt a result"))?;
+        Ok(true)
     }
 
     /// Requeues those runs, or fails them after their last attempt. Returns their ids.

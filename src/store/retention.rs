@@ -196,6 +196,8 @@ mod tests {
             max_days: 0,
             max_bytes: 0,
             interval_s: 60,
+            scrub_days: 1,
+            scrub_bytes_per_s: 0,
         }
     }
 

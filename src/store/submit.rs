@@ -1,11 +1,11 @@
 //! Submissions: each is durable before its response, and concurrent ones share a commit.
 
-use std::sync::Arc;
-
 use sqlx::{Connection, SqliteConnection};
-use tokio::sync::{Mutex, mpsc, oneshot};
+use tokio::sync::{mpsc, oneshot};
 
-use super::{Store, StoreError, StoredRun, WRITE, during, id_of, key, now_ms, read, rfc3339};
+use super::{
+    Store, StoreError, StoredRun, WRITE, during, id_of, key, now_ms, read, rfc3339, writer::Writer,
+};
 use crate::domain::{ids::RunId, mode::Mode, state::RunState, subject::RunSpec};
 
 /// Maximum of submissions in one commit, and of pending ones.
@@ -82,15 +82,15 @@ impl Store {
 }
 
 /// Starts the task that commits submissions; it ends with the last sender.
-pub(super) fn start(writer: Arc<Mutex<SqliteConnection>>) -> mpsc::Sender<PendingSubmission> {
+pub(super) fn start(writer: Writer) -> mpsc::Sender<PendingSubmission> {
     let (sender, mut receiver) = mpsc::channel::<PendingSubmission>(BATCH);
     tokio::spawn(async move {
         let mut batch = Vec::with_capacity(BATCH);
         while receiver.recv_many(&mut batch, BATCH).await > 0 {
-            let mut writer = writer.lock().await;
             let (news, answers): (Vec<_>, Vec<_>) =
                 batch.drain(..).map(|s| (s.new, s.answer)).unzip();
-            match commit(&mut writer, &news).await {
+            let committed = commit(&mut *writer.lock().await, &news).await;
+            match committed {
                 Ok(results) => answers
                     .into_iter()
                     .zip(results)
@@ -98,7 +98,8 @@ pub(super) fn start(writer: Arc<Mutex<SqliteConnection>>) -> mpsc::Sender<Pendin
                 // One submission that cannot be stored must not fail the others of its batch.
                 Err(_) => {
                     for (answer, new) in answers.into_iter().zip(&news) {
-                        let alone = commit(&mut writer, std::slice::from_ref(new)).await;
+                        let new = std::slice::from_ref(new);
+                        let alone = commit(&mut *writer.lock().await, new).await;
                         drop(answer.send(alone.map(|mut results| results.remove(0))));
                     }
                 }
@@ -254,5 +255,6 @@ async fn insert(tx: &mut SqliteConnection, new: &NewRun) -> Result<StoredRun, St
         scheduled: None,
         steps: Vec::new(),
         findings: Vec::new(),
+        damage: Vec::new(),
     })
 }

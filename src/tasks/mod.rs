@@ -1,5 +1,6 @@
-//! Tasks of a service that run alongside its runs: retention, webhooks, checks of the host.
+//! Tasks of a service that run alongside its runs: retention, scrub, webhooks, checks of the host.
 
 pub mod host_checks;
 pub mod retention;
+pub mod scrub;
 pub mod webhooks;

@@ -45,6 +45,8 @@ pub struct Keeper {
     pub runs: PathBuf,
     /// Folder of the alignments' folders.
     pub alignments: PathBuf,
+    /// Folder of the file that is being packed, on the same disk.
+    pub packing: PathBuf,
     pub settings: RetentionSettings,
     /// Passes for which it waits.
     pub measuring: Measuring,
@@ -146,7 +148,8 @@ impl Keeper {
     ) -> io::Result<PackOutcome> {
         let (mut wait, stop, runtime) = (self.quiet_wait(), stop.clone(), Handle::current());
         let mut go_on = move |_| runtime.block_on(wait.wait(&stop));
-        spawn_blocking(move || packed::pack(&dir, &artifact, &mut go_on))
+        let packing = self.packing.clone();
+        spawn_blocking(move || packed::pack(&dir, &artifact, &packing, &mut go_on))
             .await
             .map_err(io::Error::other)?
     }
@@ -156,7 +159,7 @@ impl Keeper {
         self.quiet_wait().wait(stop).await
     }
 
-    fn quiet_wait(&self) -> QuietWait {
+    pub(super) fn quiet_wait(&self) -> QuietWait {
         QuietWait::new(&self.measuring, self.max_wait)
     }
 }

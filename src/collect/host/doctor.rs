@@ -4,7 +4,7 @@
 //! the preflight of a run uses the same ones.
 
 use std::{
-    fs,
+    fs::{self, File},
     path::{Path, PathBuf},
     time::Duration,
 };
@@ -13,6 +13,7 @@ use tokio_util::sync::CancellationToken;
 
 use super::checks;
 use crate::{
+    artifact::temporary,
     collect::{
         Collector,
         gpu::{devices, nvml},
@@ -39,21 +40,25 @@ pub enum CheckDepth {
     Thorough,
 }
 
-/// Temporary folder for the tools' output, removed on drop.
-struct Scratch(PathBuf);
+/// Temporary folder for the tools' output, removed on drop, and its lock.
+struct Scratch {
+    path: PathBuf,
+    _in_use: Option<File>,
+}
 
 impl Scratch {
     fn create(id: RunId) -> Self {
-        let path = environment::temp_dir().join(format!("llmprof-doctor-{}", id.0.simple()));
+        let name = format!("{}doctor.{}", temporary::PREFIX, id.0.simple());
+        let path = environment::temp_dir().join(name);
         // On failure each tool reports the missing folder.
-        let _ = fs::create_dir(&path);
-        Self(path)
+        let _in_use = temporary::create_folder(&path).ok();
+        Self { path, _in_use }
     }
 }
 
 impl Drop for Scratch {
     fn drop(&mut self) {
-        let _ = fs::remove_dir_all(&self.0); // it is in the folder for temporary files
+        let _ = fs::remove_dir_all(&self.path); // it is in the folder for temporary files
     }
 }
 
@@ -81,7 +86,7 @@ impl Collector {
             ]);
         }
         let features =
-            tools::features(&self.runner, &Logs::named(&scratch.0, "features"), &limits).await;
+            tools::features(&self.runner, &Logs::named(&scratch.path, "features"), &limits).await;
         // The service does not use GPUs that its runner cannot use.
         let without_cuda = (!known.gpus.is_empty()).then_some(Severity::Warning);
         checks.push(HostCheck::of(
@@ -89,12 +94,12 @@ impl Collector {
             checks::runner(&features, &self.runner, without_cuda),
         ));
 
-        let nsys = self.tool_version(self.nsys.as_deref(), &scratch.0, "nsys", &limits).await;
+        let nsys = self.tool_version(self.nsys.as_deref(), &scratch.path, "nsys", &limits).await;
         checks.push(HostCheck::of("nsys", checks::nsys(&nsys)));
         if let (Ok(version), false) = (&nsys, known.gpus.is_empty()) {
             checks.push(HostCheck::of("nsys_driver", checks::nsys_age(version, known)));
         }
-        let ncu = self.tool_version(self.ncu.as_deref(), &scratch.0, "ncu", &limits).await;
+        let ncu = self.tool_version(self.ncu.as_deref(), &scratch.path, "ncu", &limits).await;
         checks.push(HostCheck::of("ncu", checks::ncu(&ncu)));
         let cuda = features.is_ok_and(|features| features.cuda);
         if let Some(device) =
@@ -103,7 +108,7 @@ impl Collector {
                 .counter_permission(
                     &device,
                     cuda && depth == CheckDepth::Thorough,
-                    &scratch.0,
+                    &scratch.path,
                     &limits,
                 )
                 .await
@@ -129,7 +134,7 @@ impl Collector {
             let id = RunId::now();
             let (scratch, limits) =
                 (Scratch::create(id), ProcessLimits::new(id, LIMIT, CancellationToken::new()));
-            tools::features(&self.runner, &Logs::named(&scratch.0, "features"), &limits)
+            tools::features(&self.runner, &Logs::named(&scratch.path, "features"), &limits)
                 .await
                 .map(|features| features.cuda)
         } else {

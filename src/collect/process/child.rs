@@ -33,7 +33,7 @@ use crate::{
         resources::ResourceLimits,
         start::{command, spawn},
     },
-    domain::ids::RunId,
+    domain::ids::RunMark,
 };
 
 /// Default time between TERM and KILL.
@@ -45,7 +45,7 @@ const DRAIN: Duration = Duration::from_secs(2);
 /// at a time, or a server and a client.
 #[derive(Debug, Clone)]
 pub struct ProcessLimits {
-    pub run: RunId,
+    pub run: RunMark,
     pub deadline: Instant,
     pub grace: Duration,
     pub stop: CancellationToken,
@@ -58,9 +58,9 @@ pub struct ProcessLimits {
 
 impl ProcessLimits {
     /// Limits the children of `run` to `limit` from now, without a listener.
-    pub fn new(run: RunId, limit: Duration, stop: CancellationToken) -> Self {
+    pub fn new(run: impl Into<RunMark>, limit: Duration, stop: CancellationToken) -> Self {
         Self {
-            run,
+            run: run.into(),
             deadline: Instant::now() + limit,
             grace: DEFAULT_GRACE,
             stop,
@@ -178,6 +178,8 @@ pub struct RunningChild {
     child: Child,
     group: ProcessGroup,
     scratch: PathBuf,
+    /// Keeps other services from removing the folder.
+    _scratch_in_use: Option<File>,
     outputs: Vec<JoinHandle<io::Result<()>>>,
     /// Dropped after the child.
     _process: Option<StartedProcess>,
@@ -193,9 +195,9 @@ impl RunningChild {
     ) -> io::Result<Self> {
         let (stdout, stderr) = (File::create(&logs.stdout)?, File::create(&logs.stderr)?);
         let mut group = ProcessGroup { run: limits.run, leader: None, is_reaped: false, scope };
-        let scratch = match scope {
-            ChildScope::Run => make_scratch(limits.run)?,
-            ChildScope::Group => scratch(limits.run),
+        let (scratch, lock) = match scope {
+            ChildScope::Run => make_scratch(limits.run).map(|(path, lock)| (path, Some(lock)))?,
+            ChildScope::Group => (scratch(limits.run), None),
         };
         let (mut child, process) = spawn(command(argv, limits, &scratch)).await?;
         group.leader = process.as_ref().map(|it| it.0);
@@ -209,7 +211,7 @@ impl RunningChild {
             .take()
             .map(|from| tokio::spawn(copy_output(from, stderr, logs.cap, lines())));
         let outputs = [out, err].into_iter().flatten().collect();
-        Ok(Self { child, group, scratch, outputs, _process: process })
+        Ok(Self { child, group, scratch, outputs, _process: process, _scratch_in_use: lock })
     }
 
     /// Stops and continues its processes.
@@ -266,7 +268,7 @@ impl RunningChild {
 /// Stops and continues the processes of a run.
 #[derive(Debug, Clone, Copy)]
 pub struct Freezer {
-    run: RunId,
+    run: RunMark,
     leader: Option<Pid>,
 }
 
@@ -290,7 +292,7 @@ impl Freezer {
 
 /// All processes of a child, ended on drop, so also when the caller is cancelled.
 struct ProcessGroup {
-    run: RunId,
+    run: RunMark,
     leader: Option<Pid>,
     is_reaped: bool,
     scope: ChildScope,

@@ -14,10 +14,10 @@ use tokio::{
 
 use super::{
     child::ExitReason,
-    orphans::{MARKER, StartedProcess, end_orphans},
+    orphans::{StartedProcess, end_orphans, variables},
     start::{ends_with_service, spawn},
 };
-use crate::domain::ids::RunId;
+use crate::domain::ids::RunMark;
 
 /// Time for a job to seal its folder after its run's processes have ended.
 const SEAL: Duration = Duration::from_secs(60);
@@ -26,7 +26,7 @@ const SEAL: Duration = Duration::from_secs(60);
 #[derive(Debug)]
 pub struct JobProcess {
     child: Child,
-    run: RunId,
+    run: RunMark,
     _process: Option<StartedProcess>,
 }
 
@@ -37,11 +37,11 @@ impl JobProcess {
         program: &Path,
         options: &[OsString],
         dir: &Path,
-        run: RunId,
+        run: RunMark,
     ) -> std::io::Result<Self> {
         let mut command = Command::new(program);
         command.arg("execute").args(options).arg("--run-dir").arg(dir);
-        command.env(MARKER, run.to_string());
+        command.envs(variables(run));
         command.stdin(Stdio::null()).stdout(Stdio::null()).kill_on_drop(true);
         ends_with_service(&mut command, None);
         let (child, process) = spawn(command).await?;

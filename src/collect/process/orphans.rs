@@ -1,7 +1,8 @@
 //! Orphans: processes of a run that are still running after their child has ended.
 //!
-//! Every process of a run inherits the run's id in its environment. A daemon that left its process
-//! group, or a child of a killed service, is therefore found under `/proc` and ended.
+//! Every process of a run inherits the ids of the run and of the data folder in its environment. A
+//! daemon that left its process group, or a child of a killed service, is therefore found under
+//! `/proc` and ended.
 //!
 //! A process that left the group and cleared its environment is found by its parent. Each child is
 //! the subreaper of its descendants, and the service is that of its children: a process that the
@@ -10,9 +11,8 @@
 
 use std::{
     collections::BTreeSet,
-    fs::{self, DirBuilder},
+    fs::{self, File},
     io,
-    os::unix::fs::DirBuilderExt,
     path::PathBuf,
     sync::{
         Mutex, MutexGuard, PoisonError,
@@ -32,10 +32,13 @@ use nix::{
     unistd::Pid,
 };
 
-use crate::{config::environment, domain::ids::RunId};
+use crate::{artifact::temporary, config::environment, domain::ids::RunMark};
 
-/// Variable that marks the processes of a run.
+/// Variable that marks the processes of a run, with its id.
 pub const MARKER: &str = "LLMPROF_RUN_ID";
+
+/// Variable that marks the processes of all runs of a data folder, with its id.
+pub const FOLDER_MARKER: &str = "LLMPROF_FOLDER_ID";
 
 /// Variable that marks the profiled process and its descendants, but not the profiler.
 pub const TARGET: (&str, &str) = ("LLMPROF_TARGET", "1");
@@ -43,6 +46,8 @@ pub const TARGET: (&str, &str) = ("LLMPROF_TARGET", "1");
 /// Number of searches for processes that were just started or have not ended yet.
 const SEARCHES: u32 = 200;
 const PAUSE: Duration = Duration::from_millis(10);
+/// Digits of the data folder's id in the name of a folder for temporary files.
+const FOLDER_DIGITS: usize = 8;
 
 /// True if this process ends the orphans of its children.
 static ADOPTS: AtomicBool = AtomicBool::new(false);
@@ -74,19 +79,20 @@ impl Drop for StartedProcess {
 
 /// Folder for temporary files of a run's tools. Its path is short, because tools bind sockets in it
 /// and their paths are limited to 107 bytes.
-pub fn scratch(run: RunId) -> PathBuf {
-    environment::temp_dir().join(format!("llmprof-{}", run.0.simple()))
+pub fn scratch(of: impl Into<RunMark>) -> PathBuf {
+    let RunMark { folder, run } = of.into();
+    let folder = folder.0.simple().to_string();
+    let name = format!("{}{}.{}", temporary::PREFIX, &folder[..FOLDER_DIGITS], run.0.simple());
+    environment::temp_dir().join(name)
 }
 
-/// Creates that folder, empty and closed to other users.
-pub fn make_scratch(run: RunId) -> io::Result<PathBuf> {
-    let path = scratch(run);
+/// Creates that folder, empty and closed to other users. It is in use while the file is open.
+pub fn make_scratch(of: impl Into<RunMark>) -> io::Result<(PathBuf, File)> {
+    let path = scratch(of);
     match fs::remove_dir_all(&path) {
-        Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
-        // Fails on a link of another user.
-        _ => DirBuilder::new().mode(0o700).create(&path)?,
+        Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
+        _ => temporary::create_folder(&path).map(|lock| (path, lock)),
     }
-    Ok(path)
 }
 
 /// Ids of all processes.
@@ -98,11 +104,26 @@ fn processes() -> impl Iterator<Item = Pid> {
         .filter_map(|entry| entry.file_name().to_str()?.parse().ok().map(Pid::from_raw))
 }
 
-/// Processes with the mark of `run`, except the caller.
-pub fn marked(run: RunId) -> Vec<Pid> {
-    let mark = format!("{MARKER}={run}");
+/// Processes with this mark, except the caller.
+pub fn marked(of: impl Into<RunMark>) -> Vec<Pid> {
+    with_entries(&entries(&variables(of)))
+}
+
+/// The variables of a process with this mark, with their values.
+pub fn variables(of: impl Into<RunMark>) -> [(&'static str, String); 2] {
+    let RunMark { folder, run } = of.into();
+    [(MARKER, run.to_string()), (FOLDER_MARKER, folder.0.to_string())]
+}
+
+/// Variables as they are in an environment.
+fn entries(variables: &[(&str, String)]) -> Vec<String> {
+    variables.iter().map(|(name, value)| format!("{name}={value}")).collect()
+}
+
+/// Processes with all these variables, except the caller.
+fn with_entries(wanted: &[String]) -> Vec<Pid> {
     let own = Pid::this();
-    processes().filter(|&pid| pid != own && has_variable(pid, mark.as_bytes())).collect()
+    processes().filter(|&pid| pid != own && has_entries(pid, wanted)).collect()
 }
 
 /// Fields of `/proc/PID/stat` after the name, which is in brackets and may contain any character:
@@ -119,18 +140,18 @@ fn has_ended(pid: Pid) -> bool {
 
 /// Ends the children of this process that it did not start, unless they have the mark of another
 /// run. Returns the number of those that were alive.
-fn end_adopted(run: RunId) -> usize {
+fn end_adopted(run: RunMark) -> usize {
     if !ADOPTS.load(Ordering::Relaxed) {
         return 0;
     }
     let (own, started) = (Pid::this().to_string(), started());
-    let mark = format!("{MARKER}={run}");
+    let mark = entries(&variables(run));
     let mut alive = 0;
     for pid in processes().filter(|pid| !started.contains(pid)) {
         let Some(stat) = stat(pid).filter(|stat| stat.get(1) == Some(&own)) else { continue };
         if stat[0] == "Z" {
             let _ = waitpid(pid, Some(WaitPidFlag::WNOHANG)); // it may be reaped already
-        } else if !is_ours(pid.as_raw().unsigned_abs()) || has_variable(pid, mark.as_bytes()) {
+        } else if !is_ours(pid.as_raw().unsigned_abs()) || has_entries(pid, &mark) {
             let _ = kill(pid, Signal::SIGKILL); // it may have ended
             alive += 1;
         }
@@ -138,10 +159,10 @@ fn end_adopted(run: RunId) -> usize {
     alive
 }
 
-/// Profiled processes of `run` and their descendants.
-pub fn targets(run: RunId) -> Vec<Pid> {
-    let mark = format!("{}={}", TARGET.0, TARGET.1);
-    marked(run).into_iter().filter(|pid| has_variable(*pid, mark.as_bytes())).collect()
+/// Profiled processes of a run and their descendants.
+pub fn targets(of: impl Into<RunMark>) -> Vec<Pid> {
+    let [run, folder] = variables(of);
+    with_entries(&entries(&[run, folder, (TARGET.0, TARGET.1.to_owned())]))
 }
 
 /// True if a process belongs to a run of any service.
@@ -151,33 +172,35 @@ pub fn is_ours(pid: u32) -> bool {
         .is_ok_and(|it| it.split(|&b| b == 0).any(|entry| entry.starts_with(mark.as_bytes())))
 }
 
-fn has_variable(pid: Pid, mark: &[u8]) -> bool {
+fn has_entries(pid: Pid, wanted: &[String]) -> bool {
     // Unreadable for other users and ended processes; empty for a zombie.
-    fs::read(format!("/proc/{pid}/environ"))
-        .is_ok_and(|environ| environ.split(|&b| b == 0).any(|entry| entry == mark))
+    fs::read(format!("/proc/{pid}/environ")).is_ok_and(|environ| {
+        let has = |wanted: &[u8]| environ.split(|&b| b == 0).any(|entry| entry == wanted);
+        wanted.iter().all(|entry| has(entry.as_bytes()))
+    })
 }
 
-/// Sends `signal` to every process of `run` and returns their number.
-pub fn signal(run: RunId, signal: Signal) -> usize {
-    let found = marked(run);
+/// Sends `signal` to every process of a run and returns their number.
+pub fn signal(of: impl Into<RunMark>, signal: Signal) -> usize {
+    let found = marked(of);
     for &pid in &found {
         let _ = kill(pid, signal); // it may have ended
     }
     found.len()
 }
 
-/// Ends every remaining process of `run`, removes its temporary files, and returns the number of
+/// Ends every remaining process of a run, removes its temporary files, and returns the number of
 /// processes.
 ///
 /// Blocks until they have ended, at most two seconds. Called when a run's child has ended, and for
 /// each unfinished run when the service starts.
-pub fn end_orphans(run: RunId) -> usize {
-    end_with(run, None)
+pub fn end_orphans(of: impl Into<RunMark>) -> usize {
+    end_with(of.into(), None)
 }
 
 /// The same; `leader` is the run's child if it has not been reaped. Its children are orphans once
 /// it has ended.
-pub(super) fn end_with(run: RunId, leader: Option<Pid>) -> usize {
+pub(super) fn end_with(run: RunMark, leader: Option<Pid>) -> usize {
     let end = || {
         let ended = leader.is_none_or(has_ended);
         signal(run, Signal::SIGKILL) + end_adopted(run) + usize::from(!ended)

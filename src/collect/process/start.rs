@@ -21,7 +21,7 @@ use tokio::{
 
 use super::{argv::Argv, child::ProcessLimits, resources::ResourceLimits};
 use crate::{
-    collect::process::orphans::{MARKER, StartedProcess, started},
+    collect::process::orphans::{StartedProcess, started, variables},
     config::environment,
 };
 
@@ -34,7 +34,7 @@ pub(super) fn command(argv: &Argv, limits: &ProcessLimits, scratch: &Path) -> Co
         .env_clear()
         .env("HOME", scratch)
         .envs(argv.environment(environment::variables()));
-    command.env("TMPDIR", scratch).env(MARKER, limits.run.to_string());
+    command.env("TMPDIR", scratch).envs(variables(limits.run));
     command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped()).kill_on_drop(true);
     if let Some(cwd) = &argv.cwd {
         command.current_dir(cwd);

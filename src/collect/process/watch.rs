@@ -20,7 +20,7 @@ use tokio::task::{JoinHandle, spawn_blocking};
 
 use crate::{
     collect::process::orphans::{stat, targets},
-    domain::ids::RunId,
+    domain::ids::RunMark,
 };
 
 /// Time between two searches for the program.
@@ -35,7 +35,7 @@ pub struct RuntimeWatch {
 }
 
 impl RuntimeWatch {
-    pub fn start(run: RunId) -> Self {
+    pub fn start(run: RunMark) -> Self {
         let done = Arc::new(AtomicBool::new(false));
         let stop = Arc::clone(&done);
         Self { done, found: spawn_blocking(move || watch(run, &stop)) }
@@ -48,7 +48,7 @@ impl RuntimeWatch {
     }
 }
 
-fn watch(run: RunId, done: &AtomicBool) -> Option<i64> {
+fn watch(run: RunMark, done: &AtomicBool) -> Option<i64> {
     let (pid, started) = loop {
         let first = targets(run)
             .into_iter()

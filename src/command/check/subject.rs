@@ -1,11 +1,14 @@
 //! Subject of a sealed folder with its rows: a run or an alignment.
 
-use std::fmt;
+use std::{fmt, fs, io, path::Path};
 
+use anyhow::{Context as _, Result};
 use llmprof::{
+    artifact::{layout, verify::FileFault},
     domain::{
         ids::{AlignmentId, RunId},
         run_files::ArtifactRecord,
+        subject::SubjectKind,
     },
     store::{Removal, Store, StoreError},
 };
@@ -48,6 +51,51 @@ impl FolderSubject {
             Self::Run(id) => store.set_artifacts(id, rows).await,
             Self::Alignment(id) => store.set_alignment_artifacts(id, rows).await,
         }
+    }
+
+    /// Records the faults of a run's files for its page and the API; none: forgets earlier ones.
+    pub async fn record_damage(
+        self,
+        store: &Store,
+        damage: &[(String, String)],
+    ) -> Result<(), StoreError> {
+        if let Self::Run(id) = self {
+            store.record_scrub(id, damage).await?;
+        }
+        Ok(())
+    }
+
+    /// Requeues it because files in `dir` are lost; returns false if it cannot be executed again:
+    /// it is pinned, was cancelled, or has a fault in a file that was imported.
+    pub async fn requeue(
+        self,
+        store: &Store,
+        dir: &Path,
+        faults: &[(String, FileFault)],
+    ) -> Result<bool> {
+        let id = match self {
+            Self::Alignment(id) => return Ok(store.requeue_ended_alignment(id).await?),
+            Self::Run(id) => id,
+        };
+        let is_import =
+            store.run(id).await?.is_some_and(|run| run.spec.kind() == SubjectKind::Import);
+        let is_imported = |path: &str| {
+            let first = path.split('/').next().unwrap_or_default();
+            layout::IMPORTED.contains(&first)
+        };
+        if is_import && faults.iter().any(|(path, _)| is_imported(path)) {
+            return Ok(false);
+        }
+        // The result would count for the first attempt of the new execution.
+        for name in [layout::RESULT, layout::GATHERED] {
+            match fs::remove_file(dir.join(name)) {
+                Err(error) if error.kind() != io::ErrorKind::NotFound => {
+                    return Err(error).with_context(|| format!("cannot remove {name} of run {id}"));
+                }
+                _ => {}
+            }
+        }
+        Ok(store.requeue_ended(id).await?)
     }
 }
 

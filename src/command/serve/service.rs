@@ -1,7 +1,6 @@
 //! The running service: start, recovery and stop of store, workers and HTTP, in order.
 
 use std::{
-    fs::File,
     net::SocketAddr,
     path::{Path, PathBuf},
     sync::Arc,
@@ -10,10 +9,13 @@ use std::{
 
 use anyhow::{Context as _, Result, bail};
 use llmprof::{
-    artifact::import_staging,
+    artifact::{
+        data_folder::{self, FolderLock},
+        durable, import_staging, temporary,
+    },
     collect::{Collector, gpu::gpu_monitor::watch_gpus, process::orphans},
     config::{self, AccessSettings, Config, ExecutorKind},
-    domain::{command::Commands, device::Device, profiling::Presets},
+    domain::{command::Commands, device::Device, ids::FolderId, profiling::Presets},
     http::{self, Certificate},
     measuring::Measuring,
     scheduler::{
@@ -31,7 +33,7 @@ use tokio_util::sync::CancellationToken;
 
 use super::{
     super::backup::RESTORING,
-    Logging, lock, process_limits,
+    Logging, process_limits,
     settings::{certificate, check_address, collector, connection_limits, devices, given, slurm},
 };
 
@@ -47,7 +49,8 @@ pub struct Service {
     pool: Pool,
     http: tokio::task::JoinHandle<std::io::Result<()>>,
     closing: CancellationToken,
-    _lock: File,
+    store: Store,
+    _lock: Arc<FolderLock>,
 }
 
 /// Folders of the service.
@@ -56,6 +59,10 @@ struct ServiceFolders {
     inputs: PathBuf,
     runs: PathBuf,
     alignments: PathBuf,
+    lock: Arc<FolderLock>,
+    identity: FolderId,
+    /// Of the file that is being packed; empty at start.
+    packing: PathBuf,
 }
 
 /// Models, commands and presets of the service.
@@ -72,7 +79,6 @@ impl Service {
         let server = &config.server;
         orphans::adopt_orphans().context("cannot become the parent of orphaned processes")?;
         let data = create_folder(&server.data)?;
-        let lock = lock(&data)?;
         process_limits::tighten(&data);
         let folders = ServiceFolders::prepare(data, server)?;
         let catalog = Catalog::load(server)?;
@@ -103,10 +109,11 @@ impl Service {
         }
         let http = http::serve(listener.into_std()?, certificate, head, connections, app)?;
         let pool = pool(&cx, &folders.data, log, (&devices, &accepts))?;
-        start_retention(&cx, &closing);
+        start_retention(&cx, &folders, &closing);
         tasks::webhooks::start(cx.store.clone(), webhooks, closing.clone()).await?;
         let names: Vec<&str> = devices.iter().map(|device| device.name.as_str()).collect();
-        let service = Self { address, encrypted, pool, http, closing, _lock: lock };
+        let store = cx.store.clone();
+        let service = Self { address, encrypted, pool, http, closing, store, _lock: folders.lock };
         let (base, data) = (service.base(), folders.data.display());
         tracing::info!(%address, devices = ?names, %data, "serving; the API is at {base}/docs");
         Ok(service)
@@ -122,16 +129,21 @@ impl Service {
         self.closing.cancel();
         self.pool.drain().await;
         // Slow downloads do not delay the stop; all durable data is already written.
-        match tokio::time::timeout(CONNECTION_GRACE, self.http).await {
-            Ok(served) => Ok(served??),
+        let served = match tokio::time::timeout(CONNECTION_GRACE, self.http).await {
+            Ok(served) => served?.map_err(Into::into),
             Err(_) => Ok(()),
-        }
+        };
+        self.store.close().await?;
+        served
     }
 }
 
 impl ServiceFolders {
-    /// Creates the folders; rejects an incomplete restore.
+    /// Locks the data folder and creates the others; rejects an incomplete restore.
     fn prepare(data: PathBuf, server: &config::ServerSettings) -> Result<Self> {
+        let lock = Arc::new(FolderLock::take(&data)?);
+        let identity = data_folder::identity(&data)
+            .with_context(|| format!("cannot identify {}", data.display()))?;
         if data.join(RESTORING).exists() {
             bail!(
                 "{} contains an incomplete restore; empty the folder and restore again",
@@ -150,7 +162,9 @@ impl ServiceFolders {
         };
         let runs = create_folder(&data.join("runs"))?;
         let alignments = create_folder(&data.join("alignments"))?;
-        Ok(Self { data, inputs, runs, alignments })
+        let packing = data.join("packing");
+        empty_folder(&packing)?;
+        Ok(Self { data, inputs, runs, alignments, lock, identity, packing })
     }
 }
 
@@ -210,6 +224,7 @@ fn context(
 ) -> Result<scheduler::Context> {
     Ok(scheduler::Context {
         store,
+        folder: folders.identity,
         runs: folders.runs.clone(),
         alignments: folders.alignments.clone(),
         inputs: folders.inputs.clone(),
@@ -225,9 +240,14 @@ fn context(
     })
 }
 
-/// Recovers runs, imports, deletions and alignments of an earlier service.
+/// Recovers runs, imports, deletions and alignments of an earlier service, and removes the
+/// temporary files that killed processes left.
 async fn recover(cx: &scheduler::Context) -> Result<()> {
     scheduler::recover(cx, true).await?;
+    // After the processes of abandoned runs have ended.
+    if let Err(error) = temporary::sweep(&config::environment::temp_dir()) {
+        tracing::warn!(%error, "cannot remove left-over temporary files");
+    }
     scheduler::imports::recover(cx).await?;
     tasks::retention::recover(&cx.store, &cx.runs, &cx.alignments).await?;
     cx.store.recover_alignments().await?;
@@ -248,6 +268,7 @@ fn app(
     Ok(http::App {
         store: cx.store.clone(),
         access: Arc::new(access),
+        folder: Arc::clone(&folders.lock),
         runs: cx.runs.clone(),
         alignments: cx.alignments.clone(),
         inputs: cx.inputs.clone(),
@@ -292,15 +313,17 @@ fn pool(
     })
 }
 
-fn start_retention(cx: &scheduler::Context, closing: &CancellationToken) {
+fn start_retention(cx: &scheduler::Context, folders: &ServiceFolders, closing: &CancellationToken) {
     let keeper = tasks::retention::Keeper {
         store: cx.store.clone(),
         runs: cx.runs.clone(),
         alignments: cx.alignments.clone(),
+        packing: folders.packing.clone(),
         settings: cx.config.retention.clone(),
         measuring: cx.measuring.clone(),
         max_wait: cx.max_wait(),
     };
+    tasks::scrub::start(keeper.clone(), closing.clone());
     keeper.start(closing.clone());
 }
 
@@ -350,8 +373,19 @@ fn reload_certificate(certificate: Certificate, closing: CancellationToken) -> R
     Ok(())
 }
 
+/// Creates a folder, or removes everything in it.
+fn empty_folder(path: &Path) -> Result<()> {
+    match std::fs::remove_dir_all(path) {
+        Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
+            Err(error).with_context(|| format!("cannot empty the folder {}", path.display()))
+        }
+        _ => create_folder(path).map(|_| ()),
+    }
+}
+
 fn create_folder(path: &Path) -> Result<PathBuf> {
     std::fs::create_dir_all(path)
+        .and_then(|()| durable::sync_parent(path))
         .with_context(|| format!("cannot create the folder {}", path.display()))?;
     path.canonicalize().with_context(|| format!("cannot use the folder {}", path.display()))
 }

@@ -4,7 +4,7 @@ use std::{fmt::Display, io, path::PathBuf};
 
 use crate::{
     artifact::folder,
-    http::error::ApiError,
+    http::error::{ApiError, ErrorCode},
     store::{DeleteOutcome, Removal, Store, StoreError},
 };
 
@@ -15,7 +15,13 @@ pub(crate) async fn delete(
     (parent, id, removal): (PathBuf, impl Display + Send + 'static, Removal),
     deletion: impl Future<Output = Result<DeleteOutcome, StoreError>>,
 ) -> Result<DeleteOutcome, ApiError> {
-    let outcome = deletion.await?;
+    let outcome = deletion.await.map_err(|error| {
+        if error.is_disk_full() {
+            let message = "cannot record the deletion: the disk is full; free some bytes elsewhere";
+            return ApiError::new(ErrorCode::DiskFull, message).retry_after(60);
+        }
+        error.into()
+    })?;
     if outcome == DeleteOutcome::Deleted {
         let removed = tokio::task::spawn_blocking(move || folder::remove(&parent, id)).await;
         match removed.map_err(io::Error::other).and_then(|removed| removed) {

@@ -58,20 +58,20 @@ pub async fn healthz() -> Json<Health> {
     Json(Health::ok())
 }
 
-/// Check that the service accepts runs: its database answers
+/// Check that the service accepts runs: its data folder is in place and its database is readable
 #[utoipa::path(get, path = "/readyz", tag = "service", operation_id = "readyz",
     responses(
         (status = 200, description = "The service is ready", body = Health,
             example = json!(Health::ok())),
         OpenErrors, Unready))]
 pub async fn readyz(State(app): State<App>) -> Result<Json<Health>, ApiError> {
-    match app.store.ready().await {
-        Ok(()) => Ok(Json(Health::ok())),
-        Err(error) => {
-            tracing::error!(error = %crate::chain(&error), "not ready");
-            Err(ApiError::of(ErrorCode::Unavailable))
-        }
-    }
+    let unready = |error: &dyn std::error::Error| {
+        tracing::error!(error = %crate::chain(error), "not ready");
+        ApiError::of(ErrorCode::Unavailable)
+    };
+    app.folder.verify().map_err(|error| unready(&error))?;
+    app.store.ready().await.map_err(|error| unready(&error))?;
+    Ok(Json(Health::ok()))
 }
 
 /// Show the version of the service

@@ -31,7 +31,7 @@ use crate::{
         state::App,
         traffic::Traffic,
     },
-    store::StoreFigures,
+    store::{ScrubFigures, StoreFigures},
     trace::power::{GpuReading, PowerSample},
 };
 
@@ -185,6 +185,7 @@ fn stored_metrics(
         Unit::Bytes,
         artifacts,
     );
+    register_scrub(&mut registry, &figures.scrub);
     if let Some(free) = free_bytes {
         let gauge = Gauge::<i64>::default();
         gauge.set(i64::try_from(free).unwrap_or(i64::MAX));
@@ -197,6 +198,21 @@ fn stored_metrics(
     }
     register_gpus(&mut registry, gpus);
     registry
+}
+
+/// Registers the state of sealed files.
+fn register_scrub(registry: &mut Registry, scrub: &ScrubFigures) {
+    let damaged = Gauge::<i64>::default();
+    damaged.set(scrub.damaged_files);
+    registry.register("damaged_files", "Sealed files that are known to be damaged", damaged);
+    let age = Gauge::<f64, AtomicU64>::default();
+    age.set(scrub.age_ms as f64 / 1e3);
+    registry.register_with_unit(
+        "scrub_age",
+        "Time since the oldest comparison of a run's files with their hashes",
+        Unit::Seconds,
+        age,
+    );
 }
 
 /// Registers the last reading of each GPU; a missing value has no line.

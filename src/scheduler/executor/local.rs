@@ -21,8 +21,12 @@ use crate::{
         end_orphans,
         process::{child::ExitReason, job_process::JobProcess},
     },
-    domain::{device::Device, ids::RunId, outcome::Outcome},
-    job::job_spec::{self, JobSpec, JobSubject},
+    domain::{
+        device::Device,
+        ids::{RunId, RunMark},
+        outcome::Outcome,
+    },
+    job::job_spec::{self, JobResult, JobSpec, JobSubject},
     scheduler::{import_job, limited_child::LimitedChildren},
 };
 
@@ -83,7 +87,7 @@ impl LocalExecutor {
 /// of `run` that the job left.
 async fn run_to_end(
     mut job: JobProcess,
-    run: RunId,
+    run: RunMark,
     stop: CancellationToken,
     grace: Duration,
 ) -> String {
@@ -117,17 +121,18 @@ impl Executor for LocalExecutor {
             self.lock().insert(spec.id, job);
             tokio::spawn(async move {
                 let outcome = import_job::execute(&spec, &dir, &children, &stop).await;
+                keep_result(dir, spec.attempt, outcome.clone(), stop.is_cancelled()).await;
                 sender.send_replace(Some(JobEnd::Import(outcome)));
             });
             return Ok(());
         }
-        let process = JobProcess::start(&self.program, &self.options, &dir, spec.id)
+        let process = JobProcess::start(&self.program, &self.options, &dir, spec.mark())
             .await
             .map_err(|source| ExecutorError::Start { source })?;
         self.lock().insert(spec.id, job);
         let grace = Duration::from_secs(spec.grace_s.into());
         tokio::spawn(async move {
-            let end = run_to_end(process, spec.id, stop, grace).await;
+            let end = run_to_end(process, spec.mark(), stop, grace).await;
             sender.send_replace(Some(JobEnd::Process(end)));
         });
         Ok(())
@@ -161,5 +166,19 @@ impl Executor for LocalExecutor {
 
     async fn jobs(&self) -> Result<Vec<RunId>, ExecutorError> {
         Ok(self.lock().keys().copied().collect())
+    }
+}
+
+/// Writes the result of a sealed attempt into its folder, where the next service finds it if this
+/// one is killed before the commit. A failure is logged: the outcome is about to be committed.
+async fn keep_result(dir: PathBuf, attempt: u32, outcome: Outcome, stopped: bool) {
+    if outcome.artifacts.is_empty() {
+        return;
+    }
+    let result = JobResult::new(attempt, outcome, stopped);
+    let write = move || job_spec::write(&dir, layout::RESULT, &result);
+    let written = tokio::task::spawn_blocking(write).await.map_err(io::Error::other);
+    if let Err(error) = written.and_then(|written| written) {
+        tracing::warn!(%error, "cannot write the run's result to its folder");
     }
 }

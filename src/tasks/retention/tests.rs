@@ -28,6 +28,8 @@ impl TestFolder {
         let alignments = dir.path().join("alignments");
         fs::create_dir(&runs).unwrap();
         fs::create_dir(&alignments).unwrap();
+        let packing = dir.path().join("packing");
+        fs::create_dir(&packing).unwrap();
         let store = Store::open(&dir.path().join("llmprof.db")).await.unwrap();
         let settings = RetentionSettings {
             keep_newest: 1,
@@ -36,11 +38,14 @@ impl TestFolder {
             max_days: 0,
             max_bytes: 0,
             interval_s: 1,
+            scrub_days: 1,
+            scrub_bytes_per_s: 0,
         };
         Self {
             keeper: Keeper {
                 store,
                 runs,
+                packing,
                 alignments,
                 settings,
                 measuring: Measuring::default(),

@@ -14,6 +14,7 @@ use axum::{
 };
 use llmprof::{
     artifact::{
+        data_folder::FolderLock,
         import_staging,
         journal::{Journal, JournalEvent},
         manifest,
@@ -165,6 +166,8 @@ impl Api {
         let router = http::router(http::App {
             store: store.clone(),
             access,
+            // Not the data folder: some tests start a service on it.
+            folder: Arc::new(FolderLock::take(&data.path().join("inputs")).unwrap()),
             runs: data.path().join("runs"),
             alignments: data.path().join("alignments"),
             inputs,

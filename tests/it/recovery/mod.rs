@@ -1,6 +1,8 @@
-//! Kills, stops, clock changes and upgrades.
+//! Kills, stops, power cuts, damage, clock changes and upgrades.
 
 pub mod clock;
-mod processes;
+pub mod damage;
+pub mod power_cut;
+pub mod processes;
 pub mod survive;
 pub mod upgrade;

@@ -3,30 +3,33 @@
 use std::{fs, process::Command};
 
 use nix::sys::signal::Signal;
+use rusqlite::{Connection, TransactionBehavior};
 use serde_json::{Value, json};
 
-use crate::support::service::{self, LLMPROF, Service, Setup, processes_of, script};
+use crate::support::service::{self, FAKE_NSYS, LLMPROF, Service, Setup, processes_of, script};
 
 /// Kills in one test.
 const KILLS: usize = 30;
 
 /// Pseudo-random numbers of a seed.
-fn numbers(mut seed: u64) -> impl FnMut(u64) -> u64 {
+pub fn numbers(mut seed: u64) -> impl FnMut(u64) -> u64 {
     move |below| {
         seed = seed.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
         (seed >> 33) % below
     }
 }
 
-fn quick() -> Value {
+pub fn quick() -> Value {
     let inputs = "inputs-small.yaml";
     json!({ "repeats": 1, "warmup": 0, "max_new_tokens": 2, "inputs_manifest": inputs })
 }
 
 /// Database, manifests and files of the folder agree, and no incomplete file is left.
-fn assert_in_order(data: &std::path::Path) {
+pub fn assert_in_order(data: &std::path::Path) {
     let check = Command::new(LLMPROF).args(["check", "--data"]).arg(data).output().unwrap();
-    assert!(check.status.success(), "{}", String::from_utf8_lossy(&check.stdout));
+    let (out, err) = (&check.stdout, &check.stderr);
+    let text = format!("{}{}", String::from_utf8_lossy(out), String::from_utf8_lossy(err));
+    assert!(check.status.success(), "{text}");
 }
 
 #[tokio::test]
@@ -72,6 +75,46 @@ async fn a_kill_at_any_point_of_a_run_loses_doubles_and_blocks_no_run() {
     }
     let listed = service.json("/runs?limit=200").await;
     assert_eq!(listed["runs"].as_array().unwrap().len(), submitted.len());
+    assert!(service.stop(Signal::SIGTERM).success());
+    assert_in_order(data.path());
+}
+
+#[tokio::test]
+async fn a_run_that_was_sealed_before_a_kill_ends_with_its_result() {
+    let data = tempfile::tempdir().unwrap();
+    let paused = Service::spawn(
+        service::command(data.path(), &Setup::default()).env("LLMPROF__WORKER__PAUSED", "true"),
+        data.path(),
+    );
+    let id = paused.submit(quick()).await;
+    assert!(paused.stop(Signal::SIGTERM).success());
+    // The next attempt is the last one.
+    let mut db = Connection::open(data.path().join("llmprof.db")).unwrap();
+    assert_eq!(db.execute("update runs set attempts = 2", []).unwrap(), 1);
+
+    let service = Service::start(data.path(), &Setup::default());
+    service
+        .follow(&id, |event| event["event"] == "step" && event["step"]["step"] == "report")
+        .await;
+    // The outcome cannot be committed while the test holds the write lock.
+    let write = db.transaction_with_behavior(TransactionBehavior::Immediate).unwrap();
+    let folder = service.run_dir(&id);
+    while !folder.join("manifest.json").exists() {
+        std::thread::yield_now();
+    }
+    let sealed = std::time::Instant::now();
+    while !folder.join("result.json").exists() && sealed.elapsed().as_secs() < 5 {
+        std::thread::yield_now();
+    }
+    service.stop(Signal::SIGKILL);
+    drop(write);
+
+    let service = Service::start(data.path(), &Setup::default());
+    let run = service.end(&id).await;
+    assert_eq!((&run["state"], &run["attempts"]), (&json!("succeeded"), &json!(3)), "{run:#}");
+    let steps = run["steps"].as_array().unwrap();
+    assert!(steps.len() >= 4 && steps.iter().all(|it| it["ended_at"].is_string()), "{run:#}");
+    assert_eq!(service.get(&format!("/runs/{id}/report")).await.status(), 200);
     assert!(service.stop(Signal::SIGTERM).success());
     assert_in_order(data.path());
 }
@@ -203,13 +246,7 @@ async fn children_in_their_own_sessions_that_ignore_signals_end_with_the_run() {
 #[tokio::test]
 async fn a_kill_while_runs_are_packed_and_removed_loses_no_other_run() {
     let data = tempfile::tempdir().unwrap();
-    let lines = r#"case $1 in
---version) echo 'NVIDIA Nsight Systems version 2025.3.2.1';;
-profile) while [ "$1" != --output ]; do shift; done; stem=$2; shift 2; "$@" || exit $?
-    seq 400000 > "$stem.nsys-rep";;
-export) while [ "$1" != --output ]; do shift; done; seq 300000 > "$2";;
-esac"#;
-    let setup = Setup { nsys: script(data.path(), lines), ..Setup::default() };
+    let setup = Setup { nsys: script(data.path(), FAKE_NSYS), ..Setup::default() };
     let plain = Service::start(data.path(), &setup);
     let mut ids = Vec::new();
     for _ in 0..4 {
@@ -254,4 +291,35 @@ esac"#;
         .unwrap();
     assert!(check.status.success(), "{}", String::from_utf8_lossy(&check.stdout));
     assert_in_order(data.path());
+}
+
+#[tokio::test]
+async fn a_start_removes_the_temporary_files_of_killed_processes() {
+    let (data, temp) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+    let left = |name: &str| temp.path().join(name);
+    fs::write(left("llmprof.unpacked.x"), vec![7; 1 << 20]).unwrap();
+    fs::create_dir(left("llmprof.019a9f3e6d1c7c4e9a513a8f0c2b7d10")).unwrap();
+    fs::write(left("llmprof.019a9f3e6d1c7c4e9a513a8f0c2b7d10/report.qdstrm"), "half").unwrap();
+    fs::write(left("foreign"), "of another program").unwrap();
+    fs::create_dir(data.path().join("packing")).unwrap();
+    fs::write(data.path().join("packing/.tmp1"), "half").unwrap();
+    let lines = "head -c 1000000 /dev/zero >\"$TMPDIR/capture\"; echo up >&2; sleep 600";
+    let setup = Setup { runner: script(data.path(), lines), ..Setup::default() };
+    let mut command = service::command(data.path(), &setup);
+    let service = Service::spawn(command.env("TMPDIR", temp.path()), data.path());
+    assert_eq!(fs::read_dir(data.path().join("packing")).unwrap().count(), 0);
+    assert_eq!(fs::read_dir(temp.path()).unwrap().count(), 1, "only the foreign file stays");
+    let id = service.submit(quick()).await;
+    service.follow(&id, |event| event["event"] == "log" && event["line"] == "up").await;
+    // A second service on this host leaves what is in use.
+    let other = tempfile::tempdir().unwrap();
+    let mut second = service::command(other.path(), &setup);
+    let second = Service::spawn(second.env("TMPDIR", temp.path()), other.path());
+    assert_eq!(fs::read_dir(temp.path()).unwrap().count(), 2);
+    drop(second);
+    service.stop(Signal::SIGKILL);
+    let mut command = service::command(data.path(), &setup);
+    command.env("LLMPROF__WORKER__PAUSED", "true").env("TMPDIR", temp.path());
+    let _service = Service::spawn(&mut command, data.path());
+    assert_eq!(fs::read_dir(temp.path()).unwrap().count(), 1);
 }

@@ -31,7 +31,8 @@ fn pack_all(api: &Api, id: &str, artifacts: &[ArtifactRecord]) {
     let raw: Vec<_> = artifacts.iter().filter(|artifact| packed::is_raw(artifact)).collect();
     assert_eq!(raw.len(), 2);
     for artifact in raw {
-        let done = packed::pack(&api.folder(id), artifact, &mut |_| true).unwrap();
+        let packing = api.folder(id).join("..");
+        let done = packed::pack(&api.folder(id), artifact, &packing, &mut |_| true).unwrap();
         assert!(matches!(done, packed::PackOutcome::Packed(_)), "{done:?}");
         assert!(!api.folder(id).join(&artifact.path).exists());
     }

@@ -1,4 +1,5 @@
 //! The harness of the other tests.
 
+pub mod disk;
 pub mod golden;
 pub mod service;

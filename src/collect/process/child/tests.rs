@@ -5,7 +5,10 @@ use std::path::Path;
 use tokio::sync::mpsc;
 
 use super::{super::output::last_lines, *};
-use crate::collect::process::orphans::{MARKER, end_orphans, marked, scratch};
+use crate::{
+    collect::process::orphans::{FOLDER_MARKER, MARKER, end_orphans, marked, scratch, variables},
+    domain::ids::{FolderId, RunId},
+};
 
 /// A script with its folder and limits.
 pub(super) struct Case {
@@ -115,12 +118,11 @@ async fn a_daemon_that_left_its_group_is_found_and_ended() {
 #[tokio::test]
 async fn orphans_of_a_killed_service_are_ended() {
     let run = RunId::now();
-    let mut left = std::process::Command::new("sleep")
-        .arg("1000")
-        .env(MARKER, run.to_string())
-        .spawn()
-        .unwrap();
+    let mut left =
+        std::process::Command::new("sleep").arg("1000").envs(variables(run)).spawn().unwrap();
     assert_eq!(end_orphans(RunId::now()), 0, "another run's processes are not touched");
+    let copy = RunMark { folder: FolderId(uuid::Uuid::now_v7()), run };
+    assert_eq!(end_orphans(copy), 0, "nor are those of a copy of the data folder");
     while marked(run).is_empty() {
         std::hint::spin_loop(); // until `sleep` has its environment
     }
@@ -154,7 +156,8 @@ async fn a_child_gets_no_secret_of_the_service() {
     let case = Case::new("env | cut -d= -f1 | sort");
     case.run().await;
     let mut allowed: Vec<_> = super::super::argv::PASSED.to_vec();
-    allowed.extend([MARKER, "TMPDIR", "PWD", "SHLVL", "_"]); // the last three are set by the shell
+    allowed.extend([MARKER, FOLDER_MARKER, "TMPDIR"]);
+    allowed.extend(["PWD", "SHLVL", "_"]); // set by the shell
     let seen = last_lines(&case.logs().stdout, 100);
     assert!(seen.contains(&MARKER.to_owned()) && seen.contains(&"PATH".to_owned()));
     assert_eq!(

@@ -28,7 +28,10 @@ use crate::{
         auth::access::{Caller, check_owner},
         error::{
             ApiError, ErrorCode,
-            responses::{AlignmentActive, AlignmentNotFound, GuardedErrors, InvalidParameter},
+            responses::{
+                AlignmentActive, AlignmentNotFound, GuardedErrors, InsufficientStorage,
+                InvalidParameter,
+            },
         },
         extract::{
             bounds,
@@ -215,7 +218,8 @@ pub async fn events(
     params(("alignment_id" = AlignmentId, Path)),
     responses(
         (status = 204, description = "The alignment is deleted"),
-        GuardedErrors, InvalidParameter, AlignmentNotFound, AlignmentActive))]
+        GuardedErrors, InvalidParameter, AlignmentNotFound, AlignmentActive,
+        InsufficientStorage))]
 pub async fn delete(
     State(app): State<App>,
     Extension(caller): Extension<Caller>,

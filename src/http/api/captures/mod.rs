@@ -25,7 +25,7 @@ use super::runs::{
     submit::{SubmittedRun, accepted, accepted_run},
 };
 use crate::{
-    artifact::layout,
+    artifact::{durable, layout},
     domain::{ids::RunId, subject::RunSpec},
     http::{
         auth::access::Caller,
@@ -226,8 +226,9 @@ async fn queue(
     let mut settle = || {
         let import = serde_json::to_vec_pretty(&spec.import())?;
         fs::write(folder.path().join(layout::IMPORT), import)?;
+        durable::sync_tree(folder.path())?;
         folder.rename(app.runs.join(id.to_string()))?;
-        fs::File::open(&app.runs)?.sync_all()
+        durable::sync_folder(&app.runs)
     };
     settle().map_err(|error| ApiError::internal(&error))?;
     let submitted = app.store.submit(NewRun { id: Some(id), spec, idempotency, owner }).await?;

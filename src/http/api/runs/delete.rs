@@ -10,7 +10,9 @@ use crate::{
         auth::access::Caller,
         error::{
             ApiError, ErrorCode,
-            responses::{GuardedErrors, InvalidParameter, RunActive, RunNotFound},
+            responses::{
+                GuardedErrors, InsufficientStorage, InvalidParameter, RunActive, RunNotFound,
+            },
         },
         extract::params::RunPath,
         state::App,
@@ -23,7 +25,7 @@ use crate::{
     params(("run_id" = RunId, Path)),
     responses(
         (status = 204, description = "The run is deleted"),
-        GuardedErrors, InvalidParameter, RunNotFound, RunActive))]
+        GuardedErrors, InvalidParameter, RunNotFound, RunActive, InsufficientStorage))]
 pub async fn delete(
     State(app): State<App>,
     Extension(caller): Extension<Caller>,

@@ -22,6 +22,7 @@ use crate::{
         finding::Finding,
         ids::RunId,
         mode::Mode,
+        run_files::DamagedFile,
         state::{RunState, Scheduled, Step, StepRecord},
         subject::{RunSpec, SubjectKind},
     },
@@ -91,6 +92,8 @@ pub struct RunView {
     pub failed_step: Option<Step>,
     pub steps: Vec<StepRecord>,
     pub findings: Vec<Finding>,
+    /// Files whose content is not the one that was sealed, as far as is known.
+    pub damage: Vec<DamagedFile>,
     pub links: RunLinks,
 }
 
@@ -114,6 +117,7 @@ impl From<StoredRun> for RunView {
             failed_step: run.failed_step,
             steps: run.steps,
             findings: run.findings,
+            damage: run.damage,
             links: RunLinks::of(run.id),
         }
     }

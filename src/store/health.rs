@@ -1,0 +1,134 @@
+//! Health of the database file: whether it is the one that was opened, and readable.
+
+use std::{
+    fs, io,
+    os::unix::fs::MetadataExt,
+    path::{Path, PathBuf},
+    time::{Duration, Instant},
+};
+
+use sqlx::{
+    AssertSqlSafe, Connection, SqliteConnection, migrate::MigrateError,
+    sqlite::SqliteConnectOptions,
+};
+use tokio::sync::Mutex;
+
+use super::{Store, StoreError, during};
+
+/// Time for which a probe is valid: readiness is asked without a token.
+const VALID_FOR: Duration = Duration::from_secs(1);
+/// Longest wait for readers and writers when the service stops.
+const PATIENCE: Duration = Duration::from_secs(3);
+/// Primary result codes of SQLite for a damaged file: SQLITE_CORRUPT and SQLITE_NOTADB.
+const DAMAGE: [i32; 2] = [11, 26];
+/// SQLITE_FULL.
+const FULL: i32 = 13;
+
+/// The database file that this process opened.
+#[derive(Debug)]
+pub(super) struct DatabaseFile {
+    path: PathBuf,
+    inode: (u64, u64),
+    /// Of probes.
+    options: SqliteConnectOptions,
+    /// Time of the last probe that succeeded.
+    probed: Mutex<Option<Instant>>,
+}
+
+impl DatabaseFile {
+    /// The file at `path`, which exists.
+    pub(super) fn at(path: &Path, options: SqliteConnectOptions) -> io::Result<Self> {
+        let (path, inode) = (path.to_owned(), inode(path)?);
+        Ok(Self { path, inode, options, probed: Mutex::default() })
+    }
+
+    /// Returns true if the path still leads to the file.
+    fn is_in_place(&self) -> bool {
+        inode(&self.path).is_ok_and(|inode| inode == self.inode)
+    }
+
+    /// Reads from every table over a connection of its own, because those of the pool may answer
+    /// from their caches.
+    async fn probe(&self) -> Result<(), sqlx::Error> {
+        let mut connection = SqliteConnection::connect_with(&self.options).await?;
+        let tables: Vec<String> =
+            sqlx::query_scalar("select name from sqlite_schema where type = 'table'")
+                .fetch_all(&mut connection)
+                .await?;
+        for table in tables {
+            let name = table.replace('"', "\"\"");
+            let first = AssertSqlSafe(format!("select * from \"{name}\" limit 1"));
+            sqlx::query(first).fetch_optional(&mut connection).await?;
+        }
+        // What lists and pages read.
+        for query in [
+            "select * from runs order by id desc limit 20",
+            "select state, count(*) from runs group by state",
+        ] {
+            sqlx::query(query).fetch_all(&mut connection).await?;
+        }
+        connection.close().await
+    }
+}
+
+fn inode(path: &Path) -> io::Result<(u64, u64)> {
+    fs::metadata(path).map(|meta| (meta.dev(), meta.ino()))
+}
+
+impl Store {
+    /// Checks that requests can be answered: the database is in place and readable.
+    pub async fn ready(&self) -> Result<(), StoreError> {
+        let file = &self.file;
+        if !file.is_in_place() {
+            return Err(StoreError::Replaced { path: file.path.display().to_string() });
+        }
+        let mut probed = file.probed.lock().await;
+        if probed.is_some_and(|at| at.elapsed() < VALID_FOR) {
+            return Ok(());
+        }
+        *probed = None;
+        file.probe().await.map_err(during("read the database"))?;
+        *probed = Some(Instant::now());
+        Ok(())
+    }
+
+    /// Closes the connections of readers and moves everything from the write-ahead log into the
+    /// database file, at the end of a service.
+    pub async fn close(&self) -> Result<(), StoreError> {
+        // Limited: a log that stays is valid, and the next start reads it.
+        let closed = async {
+            self.readers.close().await;
+            let mut writer = self.writer.lock().await;
+            sqlx::query("pragma wal_checkpoint(truncate)").execute(&mut *writer).await
+        };
+        match tokio::time::timeout(PATIENCE, closed).await {
+            Ok(done) => done.map(|_| ()).map_err(during("write the log into the database")),
+            Err(_) => Ok(()),
+        }
+    }
+}
+
+impl StoreError {
+    /// Returns true if the database is damaged: only a backup helps.
+    pub fn is_damage(&self) -> bool {
+        matches!(self, Self::Corrupt { .. }) || self.code().is_some_and(|it| DAMAGE.contains(&it))
+    }
+
+    /// Returns true if the disk of the database is full.
+    pub fn is_disk_full(&self) -> bool {
+        self.code() == Some(FULL)
+    }
+
+    /// The primary result code of SQLite: the low byte of the extended one.
+    fn code(&self) -> Option<i32> {
+        let source = match self {
+            Self::Open { source, .. } | Self::Query { source, .. } => source,
+            Self::Migrate {
+                source: MigrateError::Execute(source) | MigrateError::ExecuteMigration(source, _),
+                ..
+            } => source,
+            _ => return None,
+        };
+        source.as_database_error()?.code()?.parse::<i32>().ok().map(|code| code & 255)
+    }
+}

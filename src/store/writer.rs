@@ -1,0 +1,43 @@
+//! The connection that writes. It is replaced after a failed write that left it unusable.
+
+use std::sync::Arc;
+
+use sqlx::{Connection, SqliteConnection, sqlite::SqliteConnectOptions};
+use tokio::sync::{Mutex, MutexGuard};
+
+/// The only connection that writes. Clones share it.
+#[derive(Debug, Clone)]
+pub(super) struct Writer {
+    connection: Arc<Mutex<SqliteConnection>>,
+    options: Arc<SqliteConnectOptions>,
+}
+
+impl Writer {
+    pub(super) fn new(connection: SqliteConnection, options: SqliteConnectOptions) -> Self {
+        Self { connection: Arc::new(Mutex::new(connection)), options: Arc::new(options) }
+    }
+
+    /// Waits for the connection; no transaction is open in it.
+    ///
+    /// SQLite rolls back by itself when the disk is full or fails. sqlx still counts the
+    /// transaction as open then, and would refuse every further one.
+    pub(super) async fn lock(&self) -> MutexGuard<'_, SqliteConnection> {
+        let mut connection = self.connection.lock().await;
+        // A rollback may be queued: the ping comes after it.
+        if connection.is_in_transaction()
+            && (connection.ping().await.is_err() || connection.is_in_transaction())
+        {
+            match SqliteConnection::connect_with(&self.options).await {
+                Ok(new) => {
+                    *connection = new;
+                    tracing::warn!("reconnected to the database after a write that failed");
+                }
+                Err(error) => {
+                    let error = crate::chain(&error);
+                    tracing::error!(error, "cannot reconnect to the database");
+                }
+            }
+        }
+        connection
+    }
+}

@@ -1,0 +1,129 @@
+//! Compares the files of ended runs with their hashes, every `retention.scrub_days`, so that a
+//! fault of the disk is known while a backup still has the file.
+//!
+//! It changes no file, reads at a limited rate, and waits while a pass runs, as packing does.
+
+use std::time::{Duration, Instant};
+
+use tokio::{
+    runtime::Handle,
+    task::spawn_blocking,
+    time::{sleep, timeout},
+};
+use tokio_util::sync::CancellationToken;
+
+use super::retention::Keeper;
+use crate::{
+    artifact::{
+        folder,
+        verify::{self, FileFault},
+    },
+    domain::ids::RunId,
+    store::StoreError,
+};
+
+const DAY_MS: i64 = 86_400_000;
+/// Time between two searches for a run that is due.
+const SEARCH: Duration = Duration::from_secs(60);
+
+/// Starts the task that scrubs runs; it ends with `stop`.
+pub fn start(keeper: Keeper, stop: CancellationToken) {
+    if keeper.settings.scrub_days == 0 {
+        return;
+    }
+    tokio::spawn(async move {
+        while !stop.is_cancelled() {
+            if let Err(error) = round(&keeper, &stop).await {
+                tracing::error!(error = %crate::chain(&error), "cannot scrub");
+            }
+            let _ = timeout(SEARCH, stop.cancelled()).await; // in time, or stopped
+        }
+    });
+}
+
+/// Scrubs every run that is due.
+async fn round(keeper: &Keeper, stop: &CancellationToken) -> Result<(), StoreError> {
+    let started = jiff::Timestamp::now().as_millisecond();
+    let before = started - i64::from(keeper.settings.scrub_days) * DAY_MS;
+    let (mut runs, mut damaged) = (0_u64, 0);
+    while let Some(id) = keeper.store.next_scrub(before).await? {
+        let Some(faults) = scrub(keeper, id, stop).await? else { return Ok(()) };
+        (runs, damaged) = (runs + 1, damaged + faults);
+    }
+    if runs > 0 {
+        for fault in keeper.store.faults().await? {
+            tracing::error!(fault, "the database is damaged: restore a backup");
+        }
+        tracing::info!(runs, damaged, "compared the files of runs with their hashes");
+    }
+    Ok(())
+}
+
+/// Scrubs one run and returns the number of damaged files; `None` when the service stops.
+async fn scrub(
+    keeper: &Keeper,
+    id: RunId,
+    stop: &CancellationToken,
+) -> Result<Option<usize>, StoreError> {
+    let (dir, artifacts) = (folder::of(&keeper.runs, id), keeper.store.artifacts(id).await?);
+    let (mut wait, runtime, stop) = (keeper.quiet_wait(), Handle::current(), stop.clone());
+    let mut pace = Pace::of(keeper.settings.scrub_bytes_per_s);
+    let mut go_on = move |bytes| {
+        let pause = pace.pause_before(bytes);
+        runtime.block_on(async {
+            tokio::select! {
+                () = sleep(pause) => wait.wait(&stop).await,
+                () = stop.cancelled() => false,
+            }
+        })
+    };
+    let found = spawn_blocking(move || verify::scrub(&dir, &artifacts, &mut go_on)).await;
+    let Ok(Some(faults)) = found else { return Ok(None) };
+    let words = |(path, fault): &(String, FileFault)| (path.clone(), fault.to_string());
+    let faults: Vec<(String, String)> = faults.iter().map(words).collect();
+    if !keeper.store.record_scrub(id, &faults).await? {
+        return Ok(Some(0)); // deleted or requeued meanwhile
+    }
+    for (path, fault) in &faults {
+        tracing::error!(run = %id, path, fault, "a sealed file is damaged: restore a backup");
+    }
+    Ok(Some(faults.len()))
+}
+
+/// A limit on bytes per second.
+struct Pace {
+    bytes_per_s: u64,
+    started: Instant,
+    bytes: u64,
+}
+
+impl Pace {
+    /// A limit; 0: none.
+    fn of(bytes_per_s: u64) -> Self {
+        Self { bytes_per_s, started: Instant::now(), bytes: 0 }
+    }
+
+    /// The pause before further `bytes`.
+    fn pause_before(&mut self, bytes: u64) -> Duration {
+        if self.bytes_per_s == 0 {
+            return Duration::ZERO;
+        }
+        let due = Duration::from_secs_f64(self.bytes as f64 / self.bytes_per_s as f64);
+        self.bytes += bytes;
+        due.saturating_sub(self.started.elapsed())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_rate_is_held_over_many_chunks() {
+        let mut pace = Pace::of(1 << 20);
+        assert_eq!(pace.pause_before(1 << 19), Duration::ZERO);
+        let pauses = [pace.pause_before(1 << 19), pace.pause_before(1 << 19)];
+        assert!(pauses[0] > Duration::from_millis(300) && pauses[1] > Duration::from_millis(800));
+        assert_eq!(Pace::of(0).pause_before(u64::MAX), Duration::ZERO);
+    }
+}
