@@ -1,7 +1,8 @@
-//! Kills, stops, power cuts, damage, clock changes and upgrades.
+//! Kills, stops, power cuts, failing writes, damage, clock changes and upgrades.
 
 pub mod clock;
 pub mod damage;
+pub mod faults;
 pub mod power_cut;
 pub mod processes;
 pub mod survive;
