@@ -104,10 +104,13 @@ pub(super) fn hex(bytes: &[u8]) -> String {
 /// Writes a file atomically.
 pub fn write_whole(path: &Path, bytes: &[u8]) -> io::Result<()> {
     let new = path.with_extension("new");
-    let mut file = File::create(&new)?;
-    file.write_all(bytes)?;
-    file.sync_all()?;
-    fs::rename(&new, path)?;
+    let written = File::create(&new)
+        .and_then(|mut file| file.write_all(bytes).and_then(|()| file.sync_all()))
+        .and_then(|()| fs::rename(&new, path));
+    if let Err(error) = written {
+        fs::remove_file(&new).ok(); // an incomplete file is a fault of the folder
+        return Err(error);
+    }
     durable::sync_parent(path)
 }
 

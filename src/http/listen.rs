@@ -112,22 +112,24 @@ pub fn serve(
             .layer(SetResponseHeaderLayer::overriding(header::STRICT_TRANSPORT_SECURITY, year));
     }
     let service = routes.into_make_service_with_connect_info::<SocketAddr>();
-    let server = bounded(axum_server::from_tcp(listener)?, head_timeout).handle(handle);
+    let server = axum_server::from_tcp(listener)?.handle(handle);
     Ok(match certificate {
         Some(certificate) => {
             let acceptor = axum_server::tls_rustls::RustlsAcceptor::new(certificate.inner)
                 .handshake_timeout(head_timeout);
             let gate = Gate::new(acceptor, limits, traffic);
-            tokio::spawn(server.acceptor(gate).serve(service))
+            tokio::spawn(bounded(server.acceptor(gate), head_timeout).serve(service))
         }
         None => {
             let gate = Gate::new(DefaultAcceptor, limits, traffic);
-            tokio::spawn(server.acceptor(gate).serve(service))
+            tokio::spawn(bounded(server.acceptor(gate), head_timeout).serve(service))
         }
     })
 }
 
-fn bounded(server: Server<SocketAddr>, head_timeout: Duration) -> Server<SocketAddr> {
+/// Sets the version and the limits of heads, after the acceptor, which would reset the version: a
+/// connection of any version waits for its first bytes without a timeout.
+fn bounded<A>(server: Server<SocketAddr, A>, head_timeout: Duration) -> Server<SocketAddr, A> {
     let mut server = server.http1_only();
     server
         .http_builder()
