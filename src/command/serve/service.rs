@@ -94,7 +94,7 @@ impl Service {
         let (listener, address) = listen(&config, &store, certificate.is_some()).await?;
         let access = access_control(&config, &folders.data, address, certificate.is_some())?;
         let head = Duration::from_secs(server.header_s.max(1).into());
-        let connections = connection_limits(server, process_limits::raise_descriptors());
+        let connections = connection_limits(server, address, process_limits::raise_descriptors());
         let (devices, accepts) = match config.executor.kind {
             ExecutorKind::Local => (devices(&config, &collector).await?, Vec::new()),
             ExecutorKind::Slurm => (Vec::new(), SlurmExecutor::accepts(&config.executor.slurm)),

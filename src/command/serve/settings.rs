@@ -67,6 +67,7 @@ pub fn certificate(server: &config::ServerSettings) -> Result<Option<Certificate
 /// this process.
 pub fn connection_limits(
     server: &config::ServerSettings,
+    address: SocketAddr,
     descriptors: Option<u64>,
 ) -> ConnectionLimits {
     let configured = u64::from(server.connections);
@@ -79,11 +80,12 @@ pub fn connection_limits(
             descriptors.unwrap_or_default()
         );
     }
-    // Behind a proxy, all connections have its address.
+    // Behind a proxy and on this host, all clients have one address.
+    let is_shared = server.behind_proxy || address.ip().is_loopback();
     let per_address = Some(server.connections_per_address as usize);
     ConnectionLimits {
         total: usize::try_from(possible.min(configured)).unwrap_or(usize::MAX),
-        per_address: per_address.filter(|limit| *limit > 0 && !server.behind_proxy),
+        per_address: per_address.filter(|limit| *limit > 0 && !is_shared),
         write_timeout: Duration::from_secs(server.write_s.into()),
     }
 }
@@ -172,13 +174,16 @@ mod tests {
     fn connections_leave_descriptors_for_runs() {
         let mut server = Config::default().server;
         server.connections = 2048;
+        let [public, local] =
+            ["192.0.2.1:80", "[::1]:80"].map(|address| address.parse::<SocketAddr>().unwrap());
         let total = |server: &config::ServerSettings, descriptors| {
-            connection_limits(server, descriptors).total
+            connection_limits(server, public, descriptors).total
         };
         assert_eq!(total(&server, Some(65_536)), 2048);
         assert_eq!((total(&server, Some(1024)), total(&server, Some(64))), (384, 16));
-        assert!(connection_limits(&server, None).per_address.is_some());
+        assert!(connection_limits(&server, public, None).per_address.is_some());
+        assert_eq!(connection_limits(&server, local, None).per_address, None);
         server.behind_proxy = true;
-        assert_eq!(connection_limits(&server, None).per_address, None);
+        assert_eq!(connection_limits(&server, public, None).per_address, None);
     }
 }

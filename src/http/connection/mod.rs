@@ -23,7 +23,7 @@ use super::traffic::{Refusal, Traffic, client_network};
 
 /// Bytes of responses that the kernel holds for a client in addition to what is on its way. The
 /// default is megabytes, for which a client that reads nothing could cause work.
-const UNSENT_BYTES: u32 = 128 << 10;
+const UNSENT_BYTES: u32 = 64 << 10;
 /// Shortest time between two warnings about a limit.
 const WARNING_PERIOD: Duration = Duration::from_secs(60);
 
@@ -101,6 +101,12 @@ impl Connections {
         let connection = self.enter(address)?;
         SockRef::from(stream).set_tcp_notsent_lowat(UNSENT_BYTES)?;
         Ok(connection)
+    }
+
+    /// Returns true if few connections are left.
+    fn is_crowded(&self) -> bool {
+        let counts = self.counts.lock().unwrap_or_else(PoisonError::into_inner);
+        counts.total >= self.limits.total / 4 * 3
     }
 
     fn enter(&self, address: IpAddr) -> io::Result<OpenConnection> {

@@ -27,19 +27,23 @@ pub struct ClientStream<I> {
     stall: Stall,
 }
 
-/// Time for which a write waits for the client.
+/// Longest wait of a write while few connections are left.
+const CROWDED_TIMEOUT: Duration = Duration::from_secs(10);
+
+/// Time for which writes wait for the client.
 #[derive(Debug)]
 struct Stall {
     timeout: Duration,
     /// Created when a write waits for the first time.
     timer: Option<Pin<Box<Sleep>>>,
-    waits: bool,
+    /// Start of the wait.
+    since: Option<Instant>,
 }
 
 impl<I> ClientStream<I> {
     pub(super) fn new(inner: I, connection: OpenConnection) -> Self {
         let timeout = connection.open.limits.write_timeout;
-        let stall = Stall { timeout, timer: None, waits: false };
+        let stall = Stall { timeout, timer: None, since: None };
         Self { inner, connection, requests: RequestLines::default(), stall }
     }
 
@@ -50,25 +54,35 @@ impl<I> ClientStream<I> {
         cx: &mut Context<'_>,
     ) -> Poll<io::Result<T>> {
         if written.is_ready() {
-            self.stall.waits = false;
+            self.stall.since = None;
             return written;
         }
-        ready!(self.stall.poll_elapsed(cx));
+        ready!(self.stall.poll_elapsed(&self.connection, cx));
         self.connection.open.traffic.refuse(Refusal::UnreadResponse);
         Poll::Ready(Err(io::ErrorKind::TimedOut.into()))
     }
 }
 
 impl Stall {
-    /// Ready when writes have waited for the whole timeout.
-    fn poll_elapsed(&mut self, cx: &mut Context<'_>) -> Poll<()> {
-        let timeout = self.timeout;
-        let timer = self.timer.get_or_insert_with(|| Box::pin(tokio::time::sleep(timeout)));
-        if !self.waits {
-            self.waits = true;
-            timer.as_mut().reset(Instant::now() + timeout);
+    /// Ready when writes have waited for too long.
+    fn poll_elapsed(&mut self, connection: &OpenConnection, cx: &mut Context<'_>) -> Poll<()> {
+        let step = self.timeout.min(CROWDED_TIMEOUT);
+        let timer = self.timer.get_or_insert_with(|| Box::pin(tokio::time::sleep(step)));
+        let since = match self.since {
+            Some(since) => since,
+            None => {
+                timer.as_mut().reset(Instant::now() + step);
+                *self.since.insert(Instant::now())
+            }
+        };
+        while timer.as_mut().poll(cx).is_ready() {
+            if since.elapsed() >= self.timeout || connection.open.is_crowded() {
+                return Poll::Ready(());
+            }
+            let left = self.timeout.saturating_sub(since.elapsed());
+            timer.as_mut().reset(Instant::now() + left.min(CROWDED_TIMEOUT));
         }
-        timer.as_mut().poll(cx)
+        Poll::Pending
     }
 }
 
