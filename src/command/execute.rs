@@ -9,7 +9,7 @@ use std::{path::PathBuf, process::ExitCode};
 use anyhow::{Context as _, Result};
 use clap::Args;
 use llmprof::{
-    collect::{Collector, process::orphans},
+    collect::{Collector, host::exhaustion, process::orphans},
     config,
     job::standalone_job::{self, JobPart},
 };
@@ -67,8 +67,12 @@ pub fn run(options: &ExecuteOptions) -> Result<ExitCode> {
             tracing::info!("stop requested");
             stop_on_signal.cancel();
         });
-        Ok(ExitCode::from(
-            standalone_job::execute(&spec, &dir, part, collector, devices, &stop).await?,
-        ))
+        match standalone_job::execute(&spec, &dir, part, collector, devices, &stop).await {
+            Err(error) if exhaustion::finding(&error).is_some() => {
+                tracing::error!(error = llmprof::chain(&error), "the host lacks resources");
+                Ok(ExitCode::from(exhaustion::EXIT))
+            }
+            ended => Ok(ExitCode::from(ended?)),
+        }
     })
 }

@@ -2,7 +2,6 @@
 
 use super::{
     RunningJob, StoppedBy,
-    folder::blocking,
     step_runner::{JobStep, StepOutcome},
 };
 use crate::{
@@ -26,7 +25,7 @@ impl JobStep for AnalyzeStep {
     async fn verify(&mut self, job: &mut RunningJob<'_>) -> Result<Analyzed, String> {
         let (dir, devices) = (job.dir.to_owned(), job.host.devices.clone());
         let timeline = job.timeline.take();
-        blocking(move || pipeline::analyze(&dir, timeline, &devices)).await
+        job.blocking(move || pipeline::analyze(&dir, timeline, &devices)).await
     }
 }
 
@@ -42,7 +41,8 @@ impl JobStep for ReportStep {
             return StepOutcome::Settled(StepResult::succeeded());
         };
         let (dir, id) = (job.dir.to_owned(), job.spec.id);
-        let written = blocking(move || analyzed.with_latest_steps(&dir)?.write(id, &dir)).await;
+        let write = move || analyzed.with_latest_steps(&dir)?.write(id, &dir);
+        let written = job.blocking(write).await;
         StepOutcome::Settled(written.map_or_else(StepResult::failed, |_| StepResult::succeeded()))
     }
 

@@ -60,8 +60,25 @@ pub(super) fn yaml(value: &impl serde::Serialize) -> Result<String, String> {
 }
 
 impl RunningJob<'_> {
+    /// The same as [`blocking`]; a failure of the host requeues the run.
+    pub(super) async fn blocking<T: Send + 'static, E: std::error::Error + Send + 'static>(
+        &self,
+        work: impl FnOnce() -> Result<T, E> + Send + 'static,
+    ) -> Result<T, String> {
+        match tokio::task::spawn_blocking(work).await {
+            Ok(Ok(done)) => Ok(done),
+            Ok(Err(error)) => {
+                self.note_exhaustion(&error);
+                Err(crate::chain(&error))
+            }
+            Err(error) => Err(error.to_string()),
+        }
+    }
+
     pub(super) fn write(&self, name: &str, text: &str) -> Result<(), String> {
-        fs::write(self.dir.join(name), text)
-            .map_err(|error| format!("cannot write {name}: {error}"))
+        fs::write(self.dir.join(name), text).map_err(|error| {
+            self.note_exhaustion(&error);
+            format!("cannot write {name}: {error}")
+        })
     }
 }

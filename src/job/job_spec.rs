@@ -13,6 +13,7 @@ use serde::{Deserialize, Serialize, de::DeserializeOwned};
 
 use crate::{
     artifact::{layout, manifest},
+    collect::host::exhaustion,
     config::{RunLimits, ToolPaths},
     domain::{
         command::CommandPlan,
@@ -105,12 +106,12 @@ pub struct JobResult {
 
 impl JobResult {
     /// The result of an attempt that `stopped` from outside, or not. An attempt with a report
-    /// counts in both cases.
+    /// counts in both cases, unless the host lacked resources for it.
     pub fn new(attempt: u32, outcome: Outcome, stopped: bool) -> Self {
         let has_report = matches!(outcome.state, RunState::Succeeded | RunState::Partial);
         Self {
             attempt,
-            interrupted: stopped && !has_report,
+            interrupted: (stopped && !has_report) || exhaustion::of_outcome(&outcome).is_some(),
             exit_code: u8::from(!has_report),
             outcome,
         }

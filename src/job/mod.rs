@@ -18,14 +18,18 @@ pub mod step_journal;
 mod step_runner;
 mod timeline;
 
-use std::{path::Path, sync::Arc};
+use std::{
+    io,
+    path::Path,
+    sync::{Arc, OnceLock},
+};
 
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
 use crate::{
     artifact::{journal::Journal, manifest},
-    collect::Collector,
+    collect::{Collector, host::exhaustion},
     domain::{
         device::Device,
         device_peaks::Devices,
@@ -62,7 +66,7 @@ pub async fn execute(
 ) -> Outcome {
     let mut job = match RunningJob::start(spec, dir, device, host, stop) {
         Ok(job) => job,
-        Err(message) => return failed(message),
+        Err(outcome) => return outcome,
     };
     job.keeps_timeline = true;
     let stopped = match job.gather().await {
@@ -79,7 +83,7 @@ pub async fn gather(
     device: &Device,
     host: &JobHost,
     stop: &CancellationToken,
-) -> Result<GatheredSteps, String> {
+) -> Result<GatheredSteps, Outcome> {
     let mut job = RunningJob::start(spec, dir, device, host, stop)?;
     let stopped = job.gather().await.err().map(|StoppedBy(result)| result);
     Ok(GatheredSteps { attempt: spec.attempt, stopped, findings: job.findings })
@@ -96,7 +100,7 @@ pub async fn conclude(
     let mut steps = StepReader::default();
     let journal = match steps.read_new(dir).and_then(|_| Journal::open(dir)) {
         Ok(journal) => journal,
-        Err(error) => return failed(format!("cannot read the run's journal: {error}")),
+        Err(error) => return failed_by("cannot read the run's journal", &error),
     };
     let device = Device::cpu();
     let mut job = RunningJob::new(spec, dir, &device, host, stop, (journal, steps.records));
@@ -119,6 +123,12 @@ pub fn failed(message: String) -> Outcome {
     }
 }
 
+/// The same for an error, with a finding if it is a failure of the host.
+fn failed_by(what: &str, error: &io::Error) -> Outcome {
+    let findings = exhaustion::finding(error).into_iter().collect();
+    Outcome { findings, ..failed(format!("{what}: {error}")) }
+}
+
 /// A run under way.
 struct RunningJob<'a> {
     spec: &'a JobSpec,
@@ -129,6 +139,8 @@ struct RunningJob<'a> {
     deadline: Instant,
     journal: StepJournal,
     findings: Vec<Finding>,
+    /// The first failure of the host, for which the run is requeued.
+    exhausted: OnceLock<Finding>,
     /// True if the analysis follows in this process, which then does not parse the export again.
     keeps_timeline: bool,
     timeline: Option<NsysTrace>,
@@ -144,10 +156,10 @@ impl<'a> RunningJob<'a> {
         device: &'a Device,
         host: &'a JobHost,
         stop: &'a CancellationToken,
-    ) -> Result<Self, String> {
+    ) -> Result<Self, Outcome> {
         let journal = folder::recreate(dir, &spec.spec)
             .and_then(|()| Journal::open(dir))
-            .map_err(|error| format!("cannot make the run's folder: {error}"))?;
+            .map_err(|error| failed_by("cannot make the run's folder", &error))?;
         let job = Self::new(spec, dir, device, host, stop, (journal, Vec::new()));
         job.journal.start_attempt(spec.attempt);
         Ok(job)
@@ -170,6 +182,7 @@ impl<'a> RunningJob<'a> {
             deadline: Instant::now() + spec.time_limit(),
             journal: StepJournal::new(journal, records),
             findings: Vec::new(),
+            exhausted: OnceLock::new(),
             keeps_timeline: false,
             timeline: None,
             lost_kernels: false,
@@ -205,14 +218,23 @@ impl<'a> RunningJob<'a> {
         let failed_step = stopped.as_ref().and(last);
         let message = stopped.and_then(|StoppedBy(result)| result.message);
         let dir = self.dir.to_owned();
-        match folder::blocking(move || manifest::seal(&dir)).await {
-            Ok(artifacts) => {
-                Outcome { state, failed_step, message, findings: self.findings, artifacts }
+        let sealed = tokio::task::spawn_blocking(move || manifest::seal(&dir)).await;
+        let mut findings = self.findings;
+        findings.extend(self.exhausted.into_inner());
+        match sealed.map_err(io::Error::other).and_then(|sealed| sealed) {
+            Ok(artifacts) => Outcome { state, failed_step, message, findings, artifacts },
+            Err(error) => {
+                let outcome = failed_by("cannot seal the run's folder", &error);
+                findings.extend(outcome.findings);
+                Outcome { findings, ..outcome }
             }
-            Err(error) => Outcome {
-                findings: self.findings,
-                ..failed(format!("cannot seal the run's folder: {error}"))
-            },
+        }
+    }
+
+    /// Records a failure of the host, if the error is one.
+    fn note_exhaustion(&self, error: &(dyn std::error::Error + 'static)) {
+        if let Some(finding) = exhaustion::finding(error) {
+            self.exhausted.get_or_init(|| finding);
         }
     }
 

@@ -153,7 +153,7 @@ async fn execute_part(
     }
     match job::gather(spec, dir, &device, host, stop).await {
         Ok(gathered) => JobEnd::Gathered(gathered),
-        Err(message) => JobEnd::Finished(job::failed(message)),
+        Err(outcome) => JobEnd::Finished(outcome),
     }
 }
 

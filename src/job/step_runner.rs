@@ -115,6 +115,7 @@ impl RunningJob<'_> {
                 )
             }
             Err(error) => {
+                self.note_exhaustion(&error);
                 self.add_findings(error.finding());
                 let code = match error.ended() {
                     Some(ExitReason::Exited(code)) => Some(code),

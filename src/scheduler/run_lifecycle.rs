@@ -7,6 +7,7 @@ use std::{
     io,
     path::{Path, PathBuf},
     pin::pin,
+    time::Duration,
 };
 
 use tokio::sync::oneshot;
@@ -19,6 +20,7 @@ use super::{
 };
 use crate::{
     artifact::manifest,
+    collect::host::exhaustion,
     domain::{
         device::Device,
         outcome::Outcome,
@@ -29,6 +31,11 @@ use crate::{
     job::{self, job_spec::JobSpec, step_journal::StepReader},
     store::{ClaimedRun, Renewal, StoreError},
 };
+
+/// End of an attempt for which the host lacked resources.
+const EXHAUSTED: &str = "exhausted";
+/// Pause of a worker after that.
+const EXHAUSTED_DELAY: Duration = Duration::from_secs(10);
 
 /// Reason to stop a run before its end.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -60,6 +67,13 @@ pub async fn run_to_end<E: Executor>(
         }
     };
     match record_end(run, cx, interrupted, end).await {
+        Ok(EXHAUSTED) => {
+            tracing::warn!("run is requeued: the host lacks resources");
+            tokio::select! {
+                () = tokio::time::sleep(EXHAUSTED_DELAY) => {}
+                () = stop.cancelled() => {}
+            }
+        }
         Ok(state) => tracing::info!(state, "run ends"),
         Err(error) => {
             tracing::error!(
@@ -232,6 +246,10 @@ async fn record_end(
     };
     // A run may end with a report before the interruption reaches it.
     let has_report = matches!(outcome.state, RunState::Succeeded | RunState::Partial);
+    if let Some(finding) = exhaustion::of_outcome(&outcome).filter(|_| interrupted.is_none()) {
+        let requeued = cx.store.requeue(run, &finding.message).await?;
+        return Ok(if requeued { EXHAUSTED } else { "lost" });
+    }
     match (interrupted, lost) {
         (Some(Interrupted::LeaseLost), _) => return Ok("lost"),
         (Some(Interrupted::ServiceStops), _) if !has_report => {

@@ -314,23 +314,6 @@ impl Store {
         tx.commit().await.map_err(during("finish a run"))?;
         Ok(true)
     }
-
-    /// Requeues a run without charging the attempt, because the service stops.
-    pub async fn release(&self, run: &ClaimedRun) -> Result<bool, StoreError> {
-        let mut writer = self.writer.lock().await;
-        let changed = sqlx::query(
-            "update runs set state = 'queued', worker = null, lease_until = null,
-             started_at = null, attempts = attempts - 1
-             where id = ? and state = 'running' and worker = ? and attempts = ?",
-        )
-        .bind(key(&run.id))
-        .bind(&run.worker)
-        .bind(run.attempt)
-        .execute(&mut *writer)
-        .await
-        .map_err(during("release a run"))?;
-        Ok(changed.rows_affected() > 0)
-    }
 }
 
 fn until(lease: Duration) -> i64 {

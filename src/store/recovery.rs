@@ -1,9 +1,9 @@
-//! Recovery of runs whose worker is gone.
+//! Requeued runs: released by their worker, or recovered after it is gone.
 
 use sqlx::Connection;
 
 use super::{
-    Store, StoreError, WRITE,
+    ClaimedRun, Store, StoreError, WRITE,
     claim::MAX_ATTEMPTS,
     during, id_of, key, now_ms,
     run_parts::{replace_artifacts, replace_steps},
@@ -26,6 +26,45 @@ pub struct EndedAttempt {
 }
 
 impl Store {
+    /// Requeues a run without charging the attempt, because the service stops.
+    pub async fn release(&self, run: &ClaimedRun) -> Result<bool, StoreError> {
+        self.requeue_with(run, None).await
+    }
+
+    /// The same because of the host, with the reason as the run's message until the next attempt.
+    pub async fn requeue(&self, run: &ClaimedRun, why: &str) -> Result<bool, StoreError> {
+        self.requeue_with(run, Some(why)).await
+    }
+
+    async fn requeue_with(&self, run: &ClaimedRun, why: Option<&str>) -> Result<bool, StoreError> {
+        let mut writer = self.writer.lock().await;
+        let changed = sqlx::query(
+            "update runs set state = 'queued', worker = null, lease_until = null,
+             started_at = null, attempts = attempts - 1, message = ?
+             where id = ? and state = 'running' and worker = ? and attempts = ?",
+        )
+        .bind(why)
+        .bind(key(&run.id))
+        .bind(&run.worker)
+        .bind(run.attempt)
+        .execute(&mut *writer)
+        .await
+        .map_err(during("release a run"))?;
+        Ok(changed.rows_affected() > 0)
+    }
+
+    /// The reason why a run waits for resources of the host, among the next of the queue.
+    pub async fn exhaustion(&self) -> Result<Option<String>, StoreError> {
+        sqlx::query_scalar(
+            "select message from (select message from runs indexed by runs_waiting
+                                  where state = 'queued' order by rank, id limit 100)
+             where message is not null limit 1",
+        )
+        .fetch_optional(&self.readers)
+        .await
+        .map_err(during("look for a requeued run"))
+    }
+
     /// Requeues the runs whose worker is gone but whose jobs continue elsewhere: the next worker
     /// finds the job. Imports have none.
     ///

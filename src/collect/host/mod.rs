@@ -4,6 +4,7 @@
 
 pub mod checks;
 pub mod doctor;
+pub mod exhaustion;
 pub mod load;
 pub mod preflight;
 

@@ -58,7 +58,8 @@ pub async fn healthz() -> Json<Health> {
     Json(Health::ok())
 }
 
-/// Check that the service accepts runs: its data folder is in place and its database is readable
+/// Check that the service executes runs: its data folder is in place, its database is readable, and
+/// no run waits for resources of the host
 #[utoipa::path(get, path = "/readyz", tag = "service", operation_id = "readyz",
     responses(
         (status = 200, description = "The service is ready", body = Health,
@@ -71,7 +72,10 @@ pub async fn readyz(State(app): State<App>) -> Result<Json<Health>, ApiError> {
     };
     app.folder.verify().map_err(|error| unready(&error))?;
     app.store.ready().await.map_err(|error| unready(&error))?;
-    Ok(Json(Health::ok()))
+    match app.store.exhaustion().await.map_err(|error| unready(&error))? {
+        None => Ok(Json(Health::ok())),
+        Some(reason) => Err(ApiError::new(ErrorCode::Unavailable, reason)),
+    }
 }
 
 /// Show the version of the service

@@ -19,6 +19,7 @@ use crate::{
     artifact::layout,
     collect::{
         end_orphans,
+        host::exhaustion,
         process::{child::ExitReason, job_process::JobProcess},
     },
     domain::{
@@ -54,8 +55,8 @@ struct LocalJob {
 /// End of a job's process.
 #[derive(Debug, Clone)]
 enum JobEnd {
-    /// In words; the result is in the folder.
-    Process(String),
+    /// In words, and true if it could not leave its result for lack of the host's resources.
+    Process(String, bool),
     Import(Outcome),
 }
 
@@ -83,21 +84,25 @@ impl LocalExecutor {
     }
 }
 
-/// Waits for a job's end, and stops it when `stop` fires; returns the end in words. Ends processes
-/// of `run` that the job left.
+/// Waits for a job's end, and stops it when `stop` fires. Ends processes of `run` that it left.
 async fn run_to_end(
     mut job: JobProcess,
     run: RunMark,
     stop: CancellationToken,
     grace: Duration,
-) -> String {
+) -> JobEnd {
     let ended = tokio::select! {
         ended = job.wait() => ended,
         () = stop.cancelled() => job.stop(grace).await,
     };
     // A panic there does not affect the run's end.
     tokio::task::spawn_blocking(move || end_orphans(run)).await.ok();
-    ended.as_ref().map_or_else(io::Error::to_string, ExitReason::to_string)
+    let exhausted =
+        matches!(&ended, Ok(ExitReason::Exited(code)) if *code == i32::from(exhaustion::EXIT));
+    JobEnd::Process(
+        ended.as_ref().map_or_else(io::Error::to_string, ExitReason::to_string),
+        exhausted,
+    )
 }
 
 impl Executor for LocalExecutor {
@@ -133,7 +138,7 @@ impl Executor for LocalExecutor {
         let grace = Duration::from_secs(spec.grace_s.into());
         tokio::spawn(async move {
             let end = run_to_end(process, spec.mark(), stop, grace).await;
-            sender.send_replace(Some(JobEnd::Process(end)));
+            sender.send_replace(Some(end));
         });
         Ok(())
     }
@@ -153,15 +158,17 @@ impl Executor for LocalExecutor {
 
     async fn collect(&self, spec: &JobSpec) -> Result<Outcome, LostJob> {
         let job = self.lock().remove(&spec.id);
-        let end = match job.and_then(|job| job.end.borrow().clone()) {
+        let (end, exhausted) = match job.and_then(|job| job.end.borrow().clone()) {
             Some(JobEnd::Import(outcome)) => return Ok(outcome),
-            Some(JobEnd::Process(end)) => end,
-            None => "is unknown".into(),
+            Some(JobEnd::Process(end, exhausted)) => (end, exhausted),
+            None => ("is unknown".into(), false),
         };
-        collect_result(&self.dir(spec.id), spec.attempt, async {
-            format!("the job left no result: its process {end}")
+        let missing = async { format!("the job left no result: its process {end}") };
+        let collected = collect_result(&self.dir(spec.id), spec.attempt, missing).await;
+        collected.map_err(|mut lost| {
+            lost.outcome.findings.extend(exhausted.then(exhaustion::of_exit));
+            lost
         })
-        .await
     }
 
     async fn jobs(&self) -> Result<Vec<RunId>, ExecutorError> {

@@ -1,10 +1,12 @@
 //! Runs whose runner crashes, hangs or takes too long.
 
+use std::time::Duration;
+
 use serde_json::json;
 
 use crate::{
     runs::lifecycle::step,
-    support::service::{self, Service, Setup, processes_of, script},
+    support::service::{self, RUNNER, Service, Setup, processes_of, script},
 };
 
 #[tokio::test]
@@ -25,6 +27,36 @@ async fn a_run_ends_at_the_time_limit_of_the_service() {
         run["findings"].as_array().unwrap().iter().any(|it| it["id"] == "run_out_of_time"),
         "{run:#}"
     );
+}
+
+#[tokio::test]
+async fn a_full_disk_requeues_a_run_without_counting_the_attempt() {
+    let data = tempfile::tempdir().unwrap();
+    // The first attempt finds no space for its manifest.
+    let lines = format!(
+        "for run in {0}/runs/*-*; do\n[ -d $run ] && mkdir {0}/full && \
+         ln -s /dev/full $run/manifest.new\ndone\nexec {RUNNER} \"$@\"",
+        data.path().display()
+    );
+    let setup = Setup { runner: script(data.path(), &lines), ..Setup::default() };
+    let service = Service::start(data.path(), &setup);
+    assert_eq!(service.get("/readyz").await.status(), 200);
+    let id = service.submit(json!({})).await;
+    let mut tick = tokio::time::interval(Duration::from_millis(50));
+    let unready = loop {
+        tick.tick().await;
+        let answer = service.get("/readyz").await;
+        if answer.status() != 200 {
+            break answer;
+        }
+    };
+    assert_eq!(unready.status(), 503);
+    assert!(unready.text().await.unwrap().contains("no more space on the disk"));
+    let queued = service.json(&format!("/runs/{id}")).await;
+    assert_eq!((&queued["state"], &queued["attempts"]), (&json!("queued"), &json!(0)));
+    let run = service.end(&id).await;
+    assert_eq!((&run["state"], &run["attempts"]), (&json!("succeeded"), &json!(1)), "{run:#}");
+    assert_eq!(service.get("/readyz").await.status(), 200);
 }
 
 #[tokio::test]
