@@ -115,8 +115,8 @@ async fn a_check_exits_with_2_on_damage_and_repairs_repairable_faults() {
     assert_eq!(db.execute("delete from artifacts where path = 'stages.json'", []).unwrap(), 1);
     drop(db);
     fs::write(dir.join("logs/baseline.stderr.log.zst.tmp"), "half").unwrap();
-    let nobody = data.path().join("runs/019a9f3e-6d1c-7c4e-9a51-3a8f0c2b7d10");
-    fs::create_dir(&nobody).unwrap();
+    let unknown = data.path().join("runs/019a9f3e-6d1c-7c4e-9a51-3a8f0c2b7d10");
+    fs::create_dir(&unknown).unwrap();
     let (exit, text) = code(&["check"]);
     assert_eq!(exit, 2, "{text}");
     for fault in [
@@ -131,7 +131,7 @@ async fn a_check_exits_with_2_on_damage_and_repairs_repairable_faults() {
     let (exit, text) = code(&["check", "--repair"]);
     assert_eq!(exit, 0, "{text}");
     assert_eq!(code(&["check"]).0, 0);
-    assert!(!nobody.exists());
+    assert!(!unknown.exists());
     let service = Service::start(data.path(), &Setup::default());
     let found = service.json(&format!("/runs/{second}")).await;
     assert_eq!(

@@ -132,8 +132,11 @@ async fn planned_removals_are_listed_and_a_pinned_run_stays() {
     assert_eq!(api.get("/runs").await.json()["runs"][1]["pinned"], true);
     assert_eq!(api.ask(Method::DELETE, &pin, &[], "").await.json()["pinned"], false);
     assert_eq!(ids(&api.get("/retention").await.json()["pack"]), [old]);
-    let nobody = "/runs/019a9f3e-6d1c-7c4e-9a51-3a8f0c2b7d10/pin";
-    assert_eq!(api.ask(Method::POST, nobody, &[], "").await.error(), (404, "run_not_found".into()));
+    let unknown = "/runs/019a9f3e-6d1c-7c4e-9a51-3a8f0c2b7d10/pin";
+    assert_eq!(
+        api.ask(Method::POST, unknown, &[], "").await.error(),
+        (404, "run_not_found".into())
+    );
     assert_eq!(
         api.ask(Method::POST, "/runs/7/pin", &[], "").await.error(),
         (400, "invalid_parameter".into())
