@@ -22,7 +22,7 @@ use crate::{
     measuring::{Measuring, QuietWait},
 };
 
-/// Most threads of a child: each has a stack, which counts as memory.
+/// Maximum number of threads of a child: each has a stack, which counts as memory.
 const MAX_THREADS: usize = 8;
 /// Lines of its output that are searched for the reason of a failure.
 const LAST_LINES: usize = 50;

@@ -297,7 +297,8 @@ fn pool(
     (devices, accepts): (&[Device], &[String]),
 ) -> Result<Pool> {
     let config = &cx.config;
-    let program = config::environment::executable().context("cannot find the path of llmprof")?;
+    // Jobs are of this version, also after the file of the program was replaced.
+    let program = config::environment::SELF.into();
     let local = Arc::new(LocalExecutor::new(
         program,
         log.job_options(),
