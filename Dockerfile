@@ -1,8 +1,7 @@
-# syntax=docker/dockerfile:1
 # Image of llmprof: `docker build -t llmprof .` for the CPU, and for NVIDIA GPUs
 #   docker build -t llmprof:cuda --build-arg VARIANT=cuda \
-#     --build-arg BUILD_BASE=nvidia/cuda:13.0.2-devel-ubuntu24.04 \
-#     --build-arg BASE=nvidia/cuda:13.0.2-runtime-ubuntu24.04 --build-arg CUDA_COMPUTE_CAP=90 .
+#     --build-arg BUILD_BASE=nvidia/cuda:13.0.2-devel-ubuntu24.04@sha256:5dc1bca23d05bd37b011be68ec470c03b403a5da07ec3a86e41af9470e9d0cc6 \
+#     --build-arg BASE=nvidia/cuda:13.0.2-runtime-ubuntu24.04@sha256:6a0e31b59e70890446f2c17356d6efc0d54260090a8c63d6ca7c2ad049db95d2 .
 # The service is the same in both and links no CUDA; model runner and tools differ.
 #
 # A container is reached through its port, so it requires a token; create the first one before:
@@ -10,28 +9,36 @@
 #   docker run -v llmprof:/data -p 127.0.0.1:8080:8080 llmprof
 # Publish the port on loopback, or to a proxy that speaks TLS; LLMPROF__SERVER__TLS__CERTIFICATE and
 # __KEY serve TLS from the container, with LLMPROF__SERVER__BEHIND_PROXY=false.
-ARG BUILD_BASE=debian:bookworm
-ARG BASE=debian:bookworm-slim
+# Base images are pinned by the digests of their multi-architecture indexes.
+ARG RUST=rust:1.95.0-slim-bookworm@sha256:d7482085ff5b415f84dba5647ae71606650bdef00db7aeb69f4b3d170c3e4082
+ARG BUILD_BASE=debian:bookworm@sha256:30482e873082e906a4908c10529180aefb6f77620aea7404b909829fadc5d168
+ARG BASE=debian:bookworm-slim@sha256:4724b8cc51e33e398f0e2e15e18d5ec2851ff0c2280647e1310bc1642182655d
+
+# hadolint ignore=DL3006
+FROM ${RUST} AS rust
 
 # hadolint ignore=DL3006
 FROM ${BUILD_BASE} AS build
 ARG VARIANT=cpu
-ARG RUST_VERSION=1.95.0
+# Cargo's profile: CI builds the image with its warm one, `dev`.
+ARG PROFILE=release
 # Generation of the GPUs that kernels are compiled for: 80 A100, 90 H100 and H200.
 ARG CUDA_COMPUTE_CAP=90
 SHELL ["/bin/bash", "-euo", "pipefail", "-c"]
 # hadolint ignore=DL3008
-RUN apt-get update && apt-get install -y --no-install-recommends build-essential ca-certificates curl pkg-config \
+RUN apt-get update && apt-get install -y --no-install-recommends build-essential ca-certificates pkg-config \
     && rm -rf /var/lib/apt/lists/*
-ENV CARGO_HOME=/opt/cargo RUSTUP_HOME=/opt/rustup PATH=/opt/cargo/bin:/usr/local/cuda/bin:$PATH
-RUN curl --proto '=https' --tlsv1.2 -fsS https://sh.rustup.rs | sh -s -- -y --profile minimal --default-toolchain "$RUST_VERSION"
+COPY --from=rust /usr/local/cargo /usr/local/cargo
+COPY --from=rust /usr/local/rustup /usr/local/rustup
+ENV CARGO_HOME=/usr/local/cargo RUSTUP_HOME=/usr/local/rustup PATH=/usr/local/cargo/bin:/usr/local/cuda/bin:$PATH
 WORKDIR /src
 COPY . .
 # The service is built without the feature, so that it starts where there is no driver.
-RUN cargo build --locked --release --bin llmprof && cp target/release/llmprof /opt/llmprof \
+RUN built=target/${PROFILE/#dev/debug} \
+    && cargo build --locked --profile "$PROFILE" --bin llmprof && install "$built/llmprof" /opt/llmprof \
     && if [ "$VARIANT" = cuda ]; then set -- --features cuda; fi \
-    && CUDA_COMPUTE_CAP="$CUDA_COMPUTE_CAP" cargo build --locked --release "$@" --bin model-runner \
-    && cp target/release/model-runner /opt/model-runner
+    && CUDA_COMPUTE_CAP="$CUDA_COMPUTE_CAP" cargo build --locked --profile "$PROFILE" "$@" --bin model-runner \
+    && install "$built/model-runner" /opt/model-runner
 
 # hadolint ignore=DL3006
 FROM ${BASE}

@@ -22,12 +22,10 @@ test:
 contract:
     cargo run --locked --quiet --bin llmprof -- openapi | diff -u contracts/profile.yaml -
 
-# Licences, sources and duplicate versions; advisories need the network and have their own task.
+# Licences, sources, duplicate versions, and advisories of today or of the pinned copy.
 deny:
     cargo deny --locked check licenses bans sources
-
-advisories:
-    cargo deny --locked check advisories
+    scripts/check-advisories.sh
 
 # The build for GPUs: lints and links, and CUDA in the runner alone. Needs no GPU, but nvcc.
 cuda:

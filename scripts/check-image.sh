@@ -1,0 +1,94 @@
+#!/usr/bin/env bash
+# Builds the image of the Dockerfile with podman and uses it as a user would: a token, the service in
+# a read-only container, a run, its report, and a clean stop.
+#
+#   scripts/check-image.sh [CACHE]
+#
+# Run as root on Debian. No registry of images is needed: the base is installed by debootstrap, and
+# Rust is this machine's. CACHE (default ~/.cache/llmprof) keeps the base; cargo's target folder, if
+# CARGO_TARGET_DIR is set, and its registry are mounted, so that a warm build takes a minute.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+cache=${1:-$HOME/.cache/llmprof}
+base=localhost/llmprof-base rust=localhost/llmprof-rust image=localhost/llmprof:check
+report() { printf 'check-image: %s\n' "$*"; }
+for tool in podman debootstrap; do
+    command -v "$tool" >/dev/null || { report "needs $tool: apt-get install $tool" >&2; exit 1; }
+done
+data=$(mktemp -d) toolchain=$(rustc --print sysroot) port=18481 token=
+container=llmprof-check-$$
+cleanup() {
+    podman rm --force "$container" >/dev/null 2>&1 || true
+    rm -rf "$data"
+}
+trap cleanup EXIT
+
+rootfs=$cache/image-base.tar
+if [ ! -f "$rootfs" ]; then
+    mirror=$(apt-get indextargets --format '$(ORIGIN) $(COMPONENT) $(REPO_URI)' 'Created-By: Packages' |
+        awk '$1 == "Debian" && $2 == "main" { print $3; exit }')
+    report "installing the base from $mirror"
+    debootstrap --variant=minbase bookworm "$data/base" "$mirror" >"$data/log" || { tail "$data/log"; exit 1; }
+    tar -C "$data/base" -cf "$rootfs.part" .
+    mv "$rootfs.part" "$rootfs"
+    rm -rf "$data/base"
+fi
+podman image exists "$base" || podman import --quiet "$rootfs" "$base" >/dev/null
+# What the Dockerfile takes from the image of Rust.
+if ! podman image exists "$rust"; then
+    mkdir -p "$data/rust/usr/local/cargo/bin" "$data/rust/usr/local/rustup"
+    cp -a "$toolchain/bin/." "$data/rust/usr/local/cargo/bin/"
+    cp -a "$toolchain/lib" "$data/rust/usr/local/cargo/lib"
+    tar -C "$data/rust" -c . | podman import --quiet - "$rust" >/dev/null
+    rm -rf "$data/rust"
+fi
+
+# A warm target folder and registry, mounted where the Dockerfile builds.
+mounts=()
+if [ -n "${CARGO_TARGET_DIR:-}" ]; then
+    mkdir -p "$CARGO_TARGET_DIR"
+    mounts+=(--volume "$CARGO_TARGET_DIR:/src/target")
+fi
+registry=${CARGO_HOME:-$HOME/.cargo}/registry
+mkdir -p "$registry"
+mounts+=(--volume "$registry:/usr/local/cargo/registry")
+# chroot: where cgroups cannot be delegated, as in a virtual machine of CI; docker: SHELL and HEALTHCHECK.
+podman build --quiet --format docker --isolation chroot --network host "${mounts[@]}" --build-arg RUST="$rust" --build-arg PROFILE=dev \
+    --build-arg BUILD_BASE="$base" --build-arg BASE="$base" --tag "$image" . >"$data/log" 2>&1 ||
+    { tail -40 "$data/log"; exit 1; }
+report "built: $(podman image inspect --format '{{.Size}}' "$image" | awk '{ printf "%.0f MB", $1 / 1e6 }')"
+
+# As in the Dockerfile's comment, without any privilege and with a read-only root.
+run=(podman run --cgroups disabled --network host --read-only --cap-drop all --security-opt no-new-privileges
+    --tmpfs /tmp:exec,mode=1777 --volume "$container:/data")
+trap 'cleanup; podman volume rm "$container" >/dev/null 2>&1 || true' EXIT
+token=$("${run[@]}" --rm "$image" token create --role submitter --name check |
+    grep -o 'llmprof_[0-9a-f]*')
+"${run[@]}" --detach --name "$container" --env LLMPROF__SERVER__LISTEN=127.0.0.1:$port "$image" >/dev/null
+logs() { podman logs "$container" 2>&1 | tail -20; }
+call() { curl -sf --max-time 10 --header "Authorization: Bearer $token" "$@"; }
+wait_for() {
+    local what=$1 tries=$2
+    shift 2
+    until "$@"; do
+        tries=$((tries - 1))
+        [ "$tries" -gt 0 ] || { logs; report "$what: not in time" >&2; exit 1; }
+        sleep 0.5
+    done
+}
+wait_for "the service is ready" 60 curl -sf -o /dev/null "http://127.0.0.1:$port/readyz"
+[ "$(curl -s -o /dev/null -w '%{http_code}' "http://127.0.0.1:$port/runs")" = 401 ] ||
+    { report "a request without a token is served" >&2; exit 1; }
+id=$(call "http://127.0.0.1:$port/runs" --json '{"model": "deepseek-ocr-tiny", "mode": "basic", "device": "cpu"}' |
+    sed -n 's/.*"run_id": *"\([^"]*\)".*/\1/p')
+[ -n "$id" ] || { logs; report "the run was not accepted" >&2; exit 1; }
+state() { call "http://127.0.0.1:$port/runs/$id" | grep -o '"state": *"[a-z]*"' | head -1 | cut -d'"' -f4; }
+ended() { case $(state) in succeeded|failed|partial|cancelled) ;; *) false ;; esac; }
+wait_for "the run" 240 ended
+[ "$(state)" = succeeded ] || { call "http://127.0.0.1:$port/runs/$id"; logs; exit 1; }
+call --header 'Accept: text/markdown' "http://127.0.0.1:$port/runs/$id/report" | grep -q 'Per-Stage Timings' ||
+    { report "the report has no timings" >&2; exit 1; }
+podman stop --time 30 "$container" >/dev/null
+code=$(podman inspect --format '{{.State.ExitCode}}' "$container")
+[ "$code" = 0 ] || { logs; report "the service ended with $code after SIGTERM" >&2; exit 1; }
+report "a run succeeded in a container without privileges, and the service stopped cleanly"
