@@ -34,7 +34,7 @@ ENV CARGO_HOME=/usr/local/cargo RUSTUP_HOME=/usr/local/rustup PATH=/usr/local/ca
 WORKDIR /src
 COPY . .
 # The service is built without the feature, so that it starts where there is no driver.
-RUN built=target/${PROFILE/#dev/debug} \
+RUN built=target/$PROFILE && if [ "$PROFILE" = dev ]; then built=target/debug; fi \
     && cargo build --locked --profile "$PROFILE" --bin llmprof && install "$built/llmprof" /opt/llmprof \
     && if [ "$VARIANT" = cuda ]; then set -- --features cuda; fi \
     && CUDA_COMPUTE_CAP="$CUDA_COMPUTE_CAP" cargo build --locked --profile "$PROFILE" "$@" --bin model-runner \

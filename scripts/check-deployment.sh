@@ -19,15 +19,20 @@ fi
 # Debian's docker-compose, 1.29, reads the file without docker.
 compose=docker-compose
 if has docker && docker compose version >/dev/null 2>&1; then compose="docker compose"; fi
-reads() { $compose --file "$1" --project-directory . --profile monitoring config --quiet; }
+reads() {
+    local file files=()
+    for file; do files+=(--file "$file"); done
+    $compose "${files[@]}" --project-directory . --profile monitoring config --quiet
+}
 if has "${compose%% *}" && $compose version >/dev/null 2>&1; then
     reads docker-compose.yml
+    reads docker-compose.yml conf/compose/counters.yml
     sed 's/read_only:/read_onli:/' docker-compose.yml > "$scratch/misspelt.yml"
     if reads "$scratch/misspelt.yml" 2>/dev/null; then
         report "$compose does not detect a misspelt setting"
         exit 1
     fi
-    report "$compose reads docker-compose.yml"
+    report "$compose reads docker-compose.yml and conf/compose/counters.yml"
 elif [ "${LLMPROF_REQUIRE_COMPOSE:-}" = 1 ]; then
     report "docker compose is required here and not installed: apt-get install docker-compose"
     exit 1
