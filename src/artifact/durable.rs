@@ -4,6 +4,7 @@
 //! a file.
 
 use std::{
+    collections::BTreeSet,
     fs::{self, File},
     io,
     path::{Path, PathBuf},
@@ -32,6 +33,21 @@ pub fn sync_tree(dir: &Path) -> io::Result<()> {
     }
     sync_all(&files)?;
     sync_all(&folders)?;
+    sync_parent(dir)
+}
+
+/// Makes the files at `paths` below `dir`, the folders that lead to them, and the name of `dir`
+/// durable.
+pub fn sync_files<'a>(dir: &Path, paths: impl Iterator<Item = &'a String>) -> io::Result<()> {
+    let (mut files, mut folders) = (Vec::new(), BTreeSet::from([dir.to_owned()]));
+    for path in paths {
+        let file = dir.join(path);
+        let above = file.ancestors().skip(1).take_while(|folder| *folder != dir);
+        folders.extend(above.map(Path::to_owned));
+        files.push(file);
+    }
+    sync_all(&files)?;
+    sync_all(&folders.into_iter().collect::<Vec<_>>())?;
     sync_parent(dir)
 }
 

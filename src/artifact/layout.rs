@@ -18,6 +18,9 @@ pub const JOB: &str = "job.json";
 pub const RESULT: &str = "result.json";
 /// State of the collecting steps, for a job that analyses.
 pub const GATHERED: &str = "gathered.json";
+/// Passes that succeeded, with the hashes of their files
+/// ([`super::finished_passes::FinishedPasses`]).
+pub const PASSES: &str = "passes.json";
 /// Owner of the folder: a job that finds another name there was replaced.
 pub const OWNER: &str = "owner";
 /// Output of the scheduler's job outside its steps.
@@ -25,13 +28,13 @@ pub const SCHEDULER_LOG: &str = "scheduler.log";
 /// Output of an import's process, outside its steps.
 pub const JOB_STDOUT: &str = "job.stdout.log";
 pub const JOB_STDERR: &str = "job.stderr.log";
-/// Files that stay when an attempt recreates the folder.
-pub const KEPT: &[&str] = &[PROGRESS, JOB, OWNER, SCHEDULER_LOG, JOB_STDOUT, JOB_STDERR];
+/// Files that stay when an attempt prepares the folder, in addition to those of finished passes.
+pub const KEPT: &[&str] = &[PROGRESS, JOB, PASSES, OWNER, SCHEDULER_LOG, JOB_STDOUT, JOB_STDERR];
 /// Further files that stay of an import.
 pub const IMPORTED: &[&str] = &[IMPORT, NSYS, NCU];
 /// Files that change after the seal or belong to the executor, and so are not artifacts.
 pub const UNSEALED: &[&str] =
-    &[MANIFEST, JOB, RESULT, GATHERED, OWNER, SCHEDULER_LOG, JOB_STDOUT, JOB_STDERR];
+    &[MANIFEST, JOB, RESULT, GATHERED, PASSES, OWNER, SCHEDULER_LOG, JOB_STDOUT, JOB_STDERR];
 
 /// Returns true for a file that is not an artifact: one of [`UNSEALED`], or an incomplete one that
 /// a killed writer left.
@@ -102,6 +105,9 @@ pub const CUBLASLT_LOG: &str = "cublaslt.log";
 pub const MOCK: &str = "mock";
 pub const EXTRACTED: &str = "extracted";
 
+/// A short unprofiled pass, whose clocks an attempt compares with those of a finished one.
+pub const CLOCK_CHECK: &str = "clock_check";
+
 /// Stem of an alignment's reports, `alignment.json`, `.md`, `.html`; in a run's folder followed by
 /// the stage.
 pub const ALIGNMENT: &str = "alignment";
@@ -162,7 +168,7 @@ pub fn step_of(path: &str) -> Option<Step> {
     let first = path.split('/').next().unwrap_or(path);
     match first {
         LOGS => path.split(['/', '.', '-']).nth(1)?.parse().ok(),
-        BASELINE | PREDICTIONS => Some(Step::Baseline),
+        BASELINE | PREDICTIONS | CLOCK_CHECK => Some(Step::Baseline),
         NSYS => Some(Step::Nsys),
         NCU => Some(Step::Ncu),
         GEMM_LOG => Some(Step::GemmLog),
@@ -178,9 +184,77 @@ pub fn step_of(path: &str) -> Option<Step> {
     }
 }
 
+/// Returns true if the file at `path` belongs to the pass with the folder `pass`, such as
+/// `baseline` or `mock/nsys`: a file of the folder, a log, or the predictions. Files that are
+/// written again from these do not.
+pub fn is_of_pass(pass: &str, path: &str) -> bool {
+    let side = [MOCK, EXTRACTED].into_iter().find(|side| pass.starts_with(&format!("{side}/")));
+    if let Some(side) = side {
+        let inside = |path: &str| path.strip_prefix(side)?.strip_prefix('/').map(str::to_owned);
+        return inside(pass).zip(inside(path)).is_some_and(|(pass, path)| is_of_pass(&pass, &path));
+    }
+    if let Some(log) = path.strip_prefix(LOGS).and_then(|path| path.strip_prefix('/')) {
+        let name = log.strip_suffix(".stdout.log").or_else(|| log.strip_suffix(".stderr.log"));
+        return name.is_some_and(|name| is_log_of_pass(pass, name));
+    }
+    let in_folder = path.strip_prefix(pass).is_some_and(|rest| rest.starts_with('/'));
+    let derived = path == NSYS_COVERAGE || path.ends_with(&format!("/{NCU_CHOICE}"));
+    (in_folder && !derived) || (pass == BASELINE && path == PREDICTIONS)
+}
+
+/// Returns true if a process of the pass wrote the log `name`.
+fn is_log_of_pass(pass: &str, name: &str) -> bool {
+    let stem = pass.replace('/', "-");
+    match name.strip_prefix(&stem) {
+        Some("") => true,
+        // A name of another stage may start with this one.
+        Some("-raw" | "-details") if pass.starts_with(NCU) => true,
+        Some(_) if pass.starts_with(NCU) => false,
+        Some(rest) => rest.starts_with('-') && rest != "-version",
+        None => false,
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn every_pass_has_its_own_files() {
+        let of = |path: &str| {
+            let passes =
+                ["baseline", "nsys", "ncu/a", "ncu/a-2", "gemm_log", "mock/baseline", "mock/nsys"];
+            passes.into_iter().filter(|pass| is_of_pass(pass, path)).collect::<Vec<_>>()
+        };
+        for (path, pass) in [
+            ("baseline/nvml.jsonl", "baseline"),
+            ("predictions.jsonl", "baseline"),
+            ("logs/baseline-warmup-1.stderr.log", "baseline"),
+            ("nsys/run.sqlite", "nsys"),
+            ("logs/nsys-import.stdout.log", "nsys"),
+            ("ncu/a/raw.csv", "ncu/a"),
+            ("logs/ncu-a-raw.stderr.log", "ncu/a"),
+            ("logs/ncu-a-2.stderr.log", "ncu/a-2"),
+            ("logs/ncu-a-2-details.stderr.log", "ncu/a-2"),
+            ("gemm_log/all/cublas.log", "gemm_log"),
+            ("logs/gemm_log-prefill.stdout.log", "gemm_log"),
+            ("mock/baseline/events.jsonl", "mock/baseline"),
+            ("mock/logs/nsys-export.stdout.log", "mock/nsys"),
+        ] {
+            assert_eq!(of(path), [pass], "{path}");
+        }
+        for path in [
+            "report.md",
+            "env.json",
+            "logs/nsys-version.stdout.log",
+            "logs/preflight-features.stdout.log",
+            "nsys/coverage.json",
+            "ncu/a/choice.json",
+            "extracted/baseline/events.jsonl",
+        ] {
+            assert_eq!(of(path), [""; 0], "{path}");
+        }
+    }
 
     #[test]
     fn every_file_is_known_by_its_step() {

@@ -38,7 +38,9 @@ pub fn read(dir: &Path) -> io::Result<Vec<ArtifactRecord>> {
 pub fn seal(dir: &Path) -> io::Result<Vec<ArtifactRecord>> {
     durable::sync_tree(dir)?;
     let mut artifacts = Vec::new();
-    collect(dir, "", &mut artifacts)?;
+    for path in paths(dir)?.into_iter().filter(|path| !layout::is_unsealed(path)) {
+        artifacts.push(record(dir, path)?);
+    }
     artifacts.sort_by(|a, b| a.path.cmp(&b.path));
     let text = serde_json::to_vec_pretty(&RunManifest {
         format_version: layout::FORMAT_VERSION,
@@ -50,23 +52,27 @@ pub fn seal(dir: &Path) -> io::Result<Vec<ArtifactRecord>> {
     Ok(artifacts)
 }
 
-/// Adds the regular files under `dir`, without links, which may lead outside.
-fn collect(dir: &Path, inside: &str, artifacts: &mut Vec<ArtifactRecord>) -> io::Result<()> {
-    for entry in fs::read_dir(dir.join(inside))? {
-        let entry = entry?;
-        let Ok(name) = entry.file_name().into_string() else { continue };
-        let path = if inside.is_empty() { name } else { format!("{inside}/{name}") };
-        let kind = entry.file_type()?;
-        if kind.is_dir() {
-            collect(dir, &path, artifacts)?;
-        } else if kind.is_file() && !layout::is_unsealed(&path) {
-            artifacts.push(record(dir, path)?);
+/// The regular files below `dir`, without links, which may lead outside.
+pub(super) fn paths(dir: &Path) -> io::Result<Vec<String>> {
+    let (mut files, mut folders) = (Vec::new(), vec![String::new()]);
+    while let Some(folder) = folders.pop() {
+        for entry in fs::read_dir(dir.join(&folder))? {
+            let entry = entry?;
+            let Ok(name) = entry.file_name().into_string() else { continue };
+            let path = if folder.is_empty() { name } else { format!("{folder}/{name}") };
+            let kind = entry.file_type()?;
+            if kind.is_dir() {
+                folders.push(path);
+            } else if kind.is_file() {
+                files.push(path);
+            }
         }
     }
-    Ok(())
+    Ok(files)
 }
 
-fn record(dir: &Path, path: String) -> io::Result<ArtifactRecord> {
+/// Size and hash of the file `path` in `dir`.
+pub(super) fn record(dir: &Path, path: String) -> io::Result<ArtifactRecord> {
     let (bytes, sha256) = hash_file(&dir.join(&path))?;
     Ok(ArtifactRecord {
         media_type: layout::media_type(&path).to_owned(),

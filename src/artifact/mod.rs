@@ -4,6 +4,7 @@ pub mod backup;
 pub mod bundle;
 pub mod data_folder;
 pub mod durable;
+pub mod finished_passes;
 pub mod folder;
 pub mod import_staging;
 pub mod inputs;

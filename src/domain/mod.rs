@@ -17,6 +17,7 @@ pub mod model;
 pub mod named_values;
 pub mod outcome;
 pub mod part;
+pub mod pass_conditions;
 pub mod profiling;
 pub mod run_files;
 pub mod runner;

@@ -62,7 +62,7 @@ pub struct StepRecord {
     pub ended_at: Option<String>,
     /// Exit code of the step's process; `null` without a process or after a signal.
     pub exit_code: Option<i32>,
-    /// Failure or omission, and the remedy.
+    /// Failure or omission, and the remedy; or that the step finished in an earlier attempt.
     pub message: Option<String>,
 }
 

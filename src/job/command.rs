@@ -11,6 +11,7 @@ use super::{
     timeline::{TimelineStep, TimelineTarget},
 };
 use crate::{
+    artifact::layout,
     collect::{CommandRun, Preflight, ProcessLimits},
     domain::{
         command::{CommandKind, CommandPlan},
@@ -31,6 +32,10 @@ struct CommandBaselineStep<'a> {
 impl JobStep for CommandBaselineStep<'_> {
     const STEP: Step = Step::Baseline;
     type Output = ();
+
+    fn pass(&self) -> Option<&'static str> {
+        Some(layout::BASELINE)
+    }
 
     async fn run(&mut self, job: &mut RunningJob<'_>, limits: &ProcessLimits) -> StepOutcome {
         let (collector, nvml) = (&job.host.collector, &self.settings.nvml);
@@ -53,6 +58,7 @@ impl RunningJob<'_> {
         let host = Preflight::default();
         self.require(CommandPreflight { plan, settings, host }).await?;
         let run = self.command_run(plan, passes);
+        self.reuse_passes(TimelineTarget::Command(&run), settings).await?;
         self.require(CommandBaselineStep { run: &run, settings }).await?;
         let mut selected = Vec::new();
         if settings.nsys.enabled {

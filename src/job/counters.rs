@@ -11,7 +11,7 @@ use crate::{
     analyze::{kernels::kernel_selection::StageSelection, stages::DECODE},
     artifact::layout,
     collect::{
-        CollectError, CommandRun, ExitReason, ProcessLimits, process::argv::Argv,
+        CollectError, CommandRun, ExitReason, Pass, ProcessLimits, process::argv::Argv,
         tools::ncu::LaunchSelection,
     },
     domain::{
@@ -60,6 +60,10 @@ enum MissingCounters {
 }
 
 impl MissingCounters {
+    fn of_step(result: StepResult) -> Self {
+        Self::Page(result.message.unwrap_or_default())
+    }
+
     /// Returns true if later stages would fail, too.
     fn is_final(&self) -> bool {
         let ended = match self {
@@ -155,30 +159,53 @@ impl CountersStep<'_> {
         limits: &ProcessLimits,
     ) -> Result<Vec<Finding>, MissingCounters> {
         let selection = self.launches(program, stage);
-        let (collector, ncu) = (&job.host.collector, &self.settings.ncu);
-        let pass = match program {
-            CountedProgram::Runner(request) => {
-                collector.ncu(job.dir, request, &selection, ncu, metrics, limits).await
-            }
-            CountedProgram::Command(argv) => {
-                collector.ncu_command(job.dir, argv, &selection, ncu, metrics, limits).await
+        let name = format!("{}/{}", layout::NCU, stage.stage);
+        let finished = job.finished_pass(&name).await.map_err(MissingCounters::of_step)?;
+        let (is_new, started_at) = (finished.is_none(), job.journal.now());
+        let pass = match finished {
+            Some(pass) => Ok(pass.findings),
+            None => {
+                let ran = self.run_ncu(program, &selection, metrics, job, limits).await;
+                ran.map(|pass| pass.findings)
             }
         };
-        let folder = job.dir.join(layout::NCU).join(&stage.stage);
+        let folder = job.dir.join(&name);
         if let Ok(text) = json(stage) {
             // Evidence only; a full disk fails the step elsewhere.
             fs::write(folder.join(layout::NCU_CHOICE), text).ok();
         }
-        let mut findings = pass?.findings;
+        let of_pass = pass?;
         let page = job.read_counters(stage, &selection.kernels).await?;
         if let CountedProgram::Runner(_) = program {
-            job.compare_tokens(&format!("{}/{}", layout::NCU, stage.stage))
-                .await
-                .map_err(MissingCounters::Page)?;
+            job.compare_tokens(&name).await.map_err(MissingCounters::Page)?;
         }
+        if is_new {
+            job.finish_pass(&name, started_at, of_pass.clone()).await;
+        }
+        let mut findings = of_pass;
         findings.extend(page.findings(&stage.stage, &selection.kernels));
-        findings.extend(stage.finding(ncu.min_share_pct));
+        findings.extend(stage.finding(self.settings.ncu.min_share_pct));
         Ok(findings)
+    }
+
+    /// Runs ncu for one stage.
+    async fn run_ncu(
+        &self,
+        program: CountedProgram<'_>,
+        selection: &LaunchSelection,
+        metrics: &[String],
+        job: &RunningJob<'_>,
+        limits: &ProcessLimits,
+    ) -> Result<Pass, CollectError> {
+        let (collector, ncu) = (&job.host.collector, &self.settings.ncu);
+        match program {
+            CountedProgram::Runner(request) => {
+                collector.ncu(job.dir, request, selection, ncu, metrics, limits).await
+            }
+            CountedProgram::Command(argv) => {
+                collector.ncu_command(job.dir, argv, selection, ncu, metrics, limits).await
+            }
+        }
     }
 
     /// The launches of `stage` that ncu profiles.

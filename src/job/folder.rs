@@ -1,32 +1,28 @@
-//! Files of a run's folder: recreated, written, read back and set aside.
+//! Files of a run's folder: prepared, written, read back and set aside.
 
 use std::{ffi::OsStr, fs, io, path::Path};
 
 use super::RunningJob;
 use crate::{
-    artifact::layout,
+    artifact::{
+        finished_passes::{self, EarlierPasses},
+        layout,
+    },
     domain::subject::{RunSpec, SubjectKind},
 };
 
-/// Recreates the run's folder. Of an earlier attempt it keeps the journal, the executor's files and
-/// imported captures.
-pub(super) fn recreate(dir: &Path, spec: &RunSpec) -> io::Result<()> {
+/// Prepares the run's folder. Of earlier attempts it keeps the journal, the executor's files,
+/// imported captures, and finished passes whose files are complete; it returns those.
+pub(super) fn prepare(dir: &Path, spec: &RunSpec) -> io::Result<EarlierPasses> {
     fs::create_dir_all(dir)?;
-    for entry in fs::read_dir(dir)? {
-        let path = entry?.path();
-        // Imported captures cannot be collected again.
-        if spec.kind() == SubjectKind::Import
-            && layout::IMPORTED.iter().any(|kept| path.ends_with(kept))
-        {
-            continue;
-        }
-        if path.is_dir() {
-            fs::remove_dir_all(path)?;
-        } else if !layout::KEPT.iter().any(|kept| path.ends_with(kept)) {
-            fs::remove_file(path)?;
-        }
-    }
-    fs::write(dir.join(layout::SPEC), serde_json::to_vec_pretty(spec)?)
+    // Imported captures cannot be collected again.
+    let imported = layout::IMPORTED.iter().filter(|_| spec.kind() == SubjectKind::Import);
+    let names: Vec<&str> = layout::KEPT.iter().chain(imported).copied().collect();
+    let earlier = finished_passes::read(dir)?;
+    let passes = earlier.complete.as_ref().map_or(&[][..], |it| &it.passes);
+    finished_passes::remove_others(dir, passes, &names)?;
+    fs::write(dir.join(layout::SPEC), serde_json::to_vec_pretty(spec)?)?;
+    Ok(earlier)
 }
 
 /// Renames a file that failed its checks, `run.sqlite` to `run.rejected.sqlite`: it stays as

@@ -21,6 +21,10 @@ impl JobStep for GemmLogStep<'_> {
     const STEP: Step = Step::GemmLog;
     type Output = ();
 
+    fn pass(&self) -> Option<&'static str> {
+        Some(layout::GEMM_LOG)
+    }
+
     async fn run(&mut self, job: &mut RunningJob<'_>, limits: &ProcessLimits) -> StepOutcome {
         let (collector, settings) = (&job.host.collector, &self.settings.gemm_log);
         StepOutcome::Pass(collector.gemm_log(job.dir, self.request, settings, limits).await)

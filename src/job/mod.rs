@@ -13,6 +13,7 @@ pub mod job_spec;
 mod model;
 mod part;
 mod preflight;
+mod resume;
 pub mod standalone_job;
 pub mod step_journal;
 mod step_runner;
@@ -28,7 +29,7 @@ use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
 use crate::{
-    artifact::{journal::Journal, manifest},
+    artifact::{finished_passes::EarlierPasses, journal::Journal, manifest},
     collect::{Collector, host::exhaustion},
     domain::{
         device::Device,
@@ -40,9 +41,10 @@ use crate::{
     },
     job::{
         job_spec::{GatheredSteps, JobSpec, JobSubject},
+        resume::ReusablePasses,
         step_journal::{StepJournal, StepReader, StepResult},
     },
-    trace::nsys::NsysTrace,
+    trace::{environment::Environment, nsys::NsysTrace},
 };
 
 /// Result of the step that stopped a run.
@@ -64,7 +66,7 @@ pub async fn execute(
     host: &JobHost,
     stop: &CancellationToken,
 ) -> Outcome {
-    let mut job = match RunningJob::start(spec, dir, device, host, stop) {
+    let mut job = match RunningJob::start(spec, dir, device, host, stop).await {
         Ok(job) => job,
         Err(outcome) => return outcome,
     };
@@ -84,7 +86,7 @@ pub async fn gather(
     host: &JobHost,
     stop: &CancellationToken,
 ) -> Result<GatheredSteps, Outcome> {
-    let mut job = RunningJob::start(spec, dir, device, host, stop)?;
+    let mut job = RunningJob::start(spec, dir, device, host, stop).await?;
     let stopped = job.gather().await.err().map(|StoppedBy(result)| result);
     Ok(GatheredSteps { attempt: spec.attempt, stopped, findings: job.findings })
 }
@@ -146,21 +148,32 @@ struct RunningJob<'a> {
     timeline: Option<NsysTrace>,
     /// True if the capture lacks kernels of a stage.
     lost_kernels: bool,
+    /// The host, once the preflight has described it.
+    environment: Environment,
+    /// Finished passes in the folder, until it is decided whether they are used.
+    earlier: EarlierPasses,
+    passes: ReusablePasses,
 }
 
 impl<'a> RunningJob<'a> {
-    /// Recreates the run's folder and starts the next attempt in its journal.
-    fn start(
+    /// Prepares the run's folder and starts the next attempt in its journal.
+    async fn start(
         spec: &'a JobSpec,
         dir: &'a Path,
         device: &'a Device,
         host: &'a JobHost,
         stop: &'a CancellationToken,
     ) -> Result<Self, Outcome> {
-        let journal = folder::recreate(dir, &spec.spec)
-            .and_then(|()| Journal::open(dir))
-            .map_err(|error| failed_by("cannot make the run's folder", &error))?;
-        let job = Self::new(spec, dir, device, host, stop, (journal, Vec::new()));
+        let (path, submitted) = (dir.to_owned(), spec.spec.clone());
+        let prepare = move || Ok((folder::prepare(&path, &submitted)?, Journal::open(&path)?));
+        let prepared = tokio::task::spawn_blocking(prepare).await;
+        let (earlier, journal) =
+            prepared
+                .map_err(io::Error::other)
+                .and_then(|prepared| prepared)
+                .map_err(|error| failed_by("cannot make the run's folder", &error))?;
+        let mut job = Self::new(spec, dir, device, host, stop, (journal, Vec::new()));
+        job.earlier = earlier;
         job.journal.start_attempt(spec.attempt);
         Ok(job)
     }
@@ -186,6 +199,9 @@ impl<'a> RunningJob<'a> {
             keeps_timeline: false,
             timeline: None,
             lost_kernels: false,
+            environment: Environment::default(),
+            earlier: EarlierPasses::default(),
+            passes: ReusablePasses::default(),
         }
     }
 

@@ -1,6 +1,6 @@
 //! A run of a model: unprofiled pass, timeline, counters and GEMM log of our runner.
 
-use std::fs;
+use std::{fs, io};
 
 use super::{
     RunningJob, StoppedBy,
@@ -22,7 +22,6 @@ use crate::{
         state::Step,
         subject::{Passes, Workload},
     },
-    job::step_journal::StepResult,
 };
 
 /// The unprofiled pass: the only source of reported timings.
@@ -35,13 +34,17 @@ impl JobStep for BaselineStep<'_> {
     const STEP: Step = Step::Baseline;
     type Output = ();
 
+    fn pass(&self) -> Option<&'static str> {
+        Some(layout::BASELINE)
+    }
+
     async fn run(&mut self, job: &mut RunningJob<'_>, limits: &ProcessLimits) -> StepOutcome {
         let (collector, nvml) = (&job.host.collector, &self.settings.nvml);
         StepOutcome::Pass(collector.baseline(job.dir, self.request, nvml, limits).await)
     }
 
-    async fn verify(&mut self, _: &mut RunningJob<'_>) -> Result<(), String> {
-        Ok(())
+    async fn verify(&mut self, job: &mut RunningJob<'_>) -> Result<(), String> {
+        job.publish_predictions()
     }
 }
 
@@ -77,8 +80,8 @@ impl RunningJob<'_> {
         request: &RunnerRequest,
         settings: &Profiling,
     ) -> Result<(), StoppedBy> {
+        self.reuse_passes(TimelineTarget::Runner(request), settings).await?;
         self.require(BaselineStep { request, settings }).await?;
-        self.publish_predictions().map_err(|message| StoppedBy(StepResult::failed(message)))?;
         let mut selected = Vec::new();
         if settings.nsys.enabled {
             let step = TimelineStep { target: TimelineTarget::Runner(request), settings };
@@ -98,8 +101,12 @@ impl RunningJob<'_> {
     /// Moves the generated tokens to the top of the folder, where users look for them.
     fn publish_predictions(&self) -> Result<(), String> {
         let from = self.dir.join(layout::BASELINE).join(runner::PREDICTIONS);
-        fs::rename(from, self.dir.join(layout::PREDICTIONS))
-            .map_err(|error| format!("the runner left no predictions: {error}"))
+        let to = self.dir.join(layout::PREDICTIONS);
+        match fs::rename(from, &to) {
+            // An earlier attempt moved them.
+            Err(error) if error.kind() == io::ErrorKind::NotFound && to.exists() => Ok(()),
+            moved => moved.map_err(|error| format!("the runner left no predictions: {error}")),
+        }
     }
 
     /// Lists the passes of the mode that need a GPU, where the run has none.

@@ -14,7 +14,7 @@ use super::{
 use crate::{
     analyze::align::Verdict,
     artifact::layout,
-    collect::ProcessLimits,
+    collect::{CollectError, Pass, ProcessLimits},
     domain::{
         finding::{Finding, Severity},
         model::ModelSpec,
@@ -93,16 +93,16 @@ impl AlignStep<'_> {
         if let Err(error) = fs::create_dir_all(&dir) {
             return in_folder(StepResult::failed(format!("cannot make the folder: {error}")));
         }
-        let (collector, settings) = (&job.host.collector, self.settings);
-        let pass = collector.baseline(&dir, request, &settings.nvml, limits).await;
-        let result = job.settle(pass);
+        let (host, settings) = (job.host, self.settings);
+        let pass = host.collector.baseline(&dir, request, &settings.nvml, limits);
+        let result = job.run_side_pass(&format!("{folder}/{}", layout::BASELINE), pass).await;
         if !result.is_success() {
             return in_folder(result);
         }
         let mut nsys = settings.nsys.clone();
         nsys.repeats = nsys.repeats.max(MIN_REPEATS);
-        let pass = collector.nsys(&dir, request, &nsys, limits).await;
-        in_folder(job.settle(pass))
+        let pass = host.collector.nsys(&dir, request, &nsys, limits);
+        in_folder(job.run_side_pass(&format!("{folder}/{}", layout::NSYS), pass).await)
     }
 }
 
@@ -122,6 +122,29 @@ impl RunningJob<'_> {
             self.run_step(AlignStep { whole: &request, subject, settings }).await?;
         }
         Ok(())
+    }
+
+    /// Runs the pass with the folder `name`, unless it finished in an earlier attempt.
+    async fn run_side_pass(
+        &mut self,
+        name: &str,
+        pass: impl Future<Output = Result<Pass, CollectError>>,
+    ) -> StepResult {
+        match self.finished_pass(name).await {
+            Ok(Some(finished)) => {
+                self.add_findings(finished.findings);
+                return StepResult::succeeded().with_exit_code(Some(0));
+            }
+            Ok(None) => {}
+            Err(result) => return result,
+        }
+        let (started_at, before) = (self.journal.now(), self.findings.len());
+        let result = self.settle(pass.await);
+        if result.is_success() {
+            let findings = self.findings[before..].to_vec();
+            self.finish_pass(name, started_at, findings).await;
+        }
+        result
     }
 }
 

@@ -84,6 +84,7 @@ impl RunningJob<'_> {
         self.write(layout::ENV, &json(&host.environment)?)?;
         let critical = host.findings.iter().find(|it| it.severity == Severity::Critical);
         let critical = critical.map(|it| it.message.clone());
+        self.environment = host.environment;
         self.add_findings(host.findings);
         critical.map_or(Ok(()), Err)
     }

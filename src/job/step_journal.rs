@@ -117,6 +117,18 @@ impl StepJournal {
         self.records.push(record);
     }
 
+    /// Records a step that ended in an earlier attempt.
+    pub fn keep(&mut self, record: StepRecord) {
+        tracing::info!(step = %record.step, "step ended in an earlier attempt");
+        self.journal.write(&JournalEvent::Step { step: record.clone() });
+        self.records.push(record);
+    }
+
+    /// Now, as RFC 3339 in UTC.
+    pub fn now(&self) -> String {
+        self.clock.now()
+    }
+
     /// Records the result of the step that was started last.
     pub fn end(&mut self, result: &StepResult) {
         let Some(record) = self.records.last_mut() else { return };

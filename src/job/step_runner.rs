@@ -5,9 +5,9 @@ use std::time::Duration;
 
 use tokio::{sync::mpsc, task::JoinHandle, time::Instant};
 
-use super::{RunningJob, StoppedBy};
+use super::{RunningJob, StoppedBy, resume};
 use crate::{
-    artifact::journal::JournalEvent,
+    artifact::{finished_passes::FinishedPass, journal::JournalEvent},
     collect::{
         ChildLine, CollectError, ExitReason, Pass, ProcessLimits, process::disk_quota::DiskQuota,
     },
@@ -29,6 +29,12 @@ pub(super) trait JobStep: Send {
     const STEP: Step;
     /// Values that later steps need.
     type Output: Send;
+
+    /// Folder of the step's pass, if it has only one: finished in an earlier attempt, it is not
+    /// repeated.
+    fn pass(&self) -> Option<&'static str> {
+        None
+    }
 
     /// Limits of the step's processes, within those of the run.
     fn limits(&self, _job: &RunningJob<'_>, of_run: ProcessLimits) -> ProcessLimits {
@@ -75,16 +81,20 @@ impl RunningJob<'_> {
         if self.stop.is_cancelled() {
             return Err(StepResult::failed(format!("the run was stopped before {}", S::STEP)));
         }
-        self.journal.start(S::STEP);
-        let (limits, lines) = self.process_limits(S::STEP);
-        let limits = step.limits(self, limits);
-        let outcome = step.run(self, &limits).await;
-        drop(limits);
-        lines.await.ok();
-        let result = match outcome {
-            StepOutcome::Pass(pass) => self.settle(pass),
-            StepOutcome::Settled(result) => result,
+        let finished = match step.pass() {
+            Some(name) => self.finished_pass(name).await,
+            None => Ok(None),
         };
+        if let Ok(Some(pass)) = finished {
+            return self.use_pass(step, pass).await;
+        }
+        self.journal.start(S::STEP);
+        let (started_at, before) = (self.journal.now(), self.findings.len());
+        let result = match finished {
+            Ok(_) => self.run_processes(&mut step).await,
+            Err(result) => result,
+        };
+        let findings = self.findings[before..].to_vec();
         let verified = if result.is_success() {
             let verified = step.verify(self).await;
             verified.map_err(|message| StepResult::failed(message).with_exit_code(result.exit_code))
@@ -95,6 +105,38 @@ impl RunningJob<'_> {
             step.set_aside(self);
         }
         self.journal.end(verified.as_ref().err().unwrap_or(&result));
+        if let (Ok(_), Some(name)) = (&verified, step.pass()) {
+            self.finish_pass(name, started_at, findings).await;
+        }
+        verified
+    }
+
+    /// Runs the processes of a step, whose lines go to the journal.
+    async fn run_processes<S: JobStep>(&mut self, step: &mut S) -> StepResult {
+        let (limits, lines) = self.process_limits(S::STEP);
+        let limits = step.limits(self, limits);
+        let outcome = step.run(self, &limits).await;
+        drop(limits);
+        lines.await.ok();
+        match outcome {
+            StepOutcome::Pass(pass) => self.settle(pass),
+            StepOutcome::Settled(result) => result,
+        }
+    }
+
+    /// Reads back the files of a pass that finished in an earlier attempt.
+    async fn use_pass<S: JobStep>(
+        &mut self,
+        mut step: S,
+        pass: FinishedPass,
+    ) -> Result<S::Output, StepResult> {
+        self.journal.keep(resume::step_of(S::STEP, &pass));
+        self.add_findings(pass.findings);
+        let verified = step.verify(self).await.map_err(StepResult::failed);
+        if let Err(result) = &verified {
+            step.set_aside(self);
+            self.journal.end(result);
+        }
         verified
     }
 
@@ -128,7 +170,7 @@ impl RunningJob<'_> {
 
     /// Limits of the processes of `step`, and the task that writes their lines to the journal until
     /// the limits are dropped.
-    fn process_limits(&self, step: Step) -> (ProcessLimits, JoinHandle<()>) {
+    pub(super) fn process_limits(&self, step: Step) -> (ProcessLimits, JoinHandle<()>) {
         let (sender, mut receiver) = mpsc::unbounded_channel();
         let journal = self.journal.events();
         let lines = tokio::spawn(async move {

@@ -64,6 +64,10 @@ impl JobStep for TimelineStep<'_> {
     /// Kernels for the counter passes.
     type Output = Vec<StageSelection>;
 
+    fn pass(&self) -> Option<&'static str> {
+        Some(layout::NSYS)
+    }
+
     /// A timeline that does not end leaves time for the passes after it.
     fn limits(&self, job: &RunningJob<'_>, of_run: ProcessLimits) -> ProcessLimits {
         let gemm_log =

@@ -154,9 +154,10 @@ impl Collector {
         Ok(pass)
     }
 
-    /// Returns the command that ncu starts, with a new folder in `ncu/`.
+    /// Returns the command that ncu starts, with a new folder for its files in `ncu/`, which may
+    /// have finished passes of an earlier attempt.
     pub fn counter_command(&self, dir: &Path, run: &CommandRun) -> Result<Argv, CollectError> {
-        let folder = PassFolder::create(self, dir, layout::NCU)?;
+        let folder = PassFolder::open(self, dir, layout::NCU)?;
         self.command_argv(run, &run.plan.program, &run.plan.args, &PassPlace::of(&folder)?)
     }
 

@@ -101,7 +101,8 @@ fn example() -> String {
 ///
 /// Server-sent events: `state`, `attempt`, `step`, `progress`, `log`, `finding`, and finally `end`.
 /// `Last-Event-ID` resumes after the event of that id. The data of each event is JSON and repeats
-/// its type in `event`.
+/// its type in `event`. An `attempt` starts the steps and findings again; a step that finished in
+/// an earlier attempt, and is not repeated, follows once, with its earlier times. Ids keep growing.
 #[utoipa::path(get, path = "/runs/{run_id}/events", tag = "runs", operation_id = "follow_run",
     params(
         ("run_id" = RunId, Path),

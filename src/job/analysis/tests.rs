@@ -27,7 +27,7 @@ async fn traced<'a>(
     (dir, device, stop): &'a (std::path::PathBuf, Device, CancellationToken),
     keeps_timeline: bool,
 ) -> RunningJob<'a> {
-    let mut job = RunningJob::start(spec, dir, device, &bench.host, stop).unwrap();
+    let mut job = RunningJob::start(spec, dir, device, &bench.host, stop).await.unwrap();
     job.keeps_timeline = keeps_timeline;
     fs::create_dir_all(dir.join(layout::BASELINE)).unwrap();
     for (name, text) in [

@@ -5,5 +5,6 @@ pub mod damage;
 pub mod faults;
 pub mod power_cut;
 pub mod processes;
+pub mod resume;
 pub mod survive;
 pub mod upgrade;

@@ -6,8 +6,11 @@ use serde_json::{Value, json};
 
 use super::commands::{read, script, submit};
 use crate::{
-    runs::gpu::{INSTANCE, WHOLE, fake_nvml},
-    support::service::{self, Service, Setup},
+    runs::gpu::{INSTANCE, WHOLE},
+    support::{
+        deep::fake_nvml,
+        service::{self, Service, Setup},
+    },
 };
 
 #[tokio::test]

@@ -8,21 +8,13 @@ use std::{
 
 use serde_json::{Value, json};
 
-use crate::support::service::{self, LLMPROF, RUNNER, Service, Setup, script};
+use crate::support::{
+    deep::fake_nvml,
+    service::{self, LLMPROF, RUNNER, Service, Setup, script},
+};
 
 pub const WHOLE: &str = "GPU-aaaaaaaa-0000-0000-0000-000000000001";
 pub const INSTANCE: &str = "MIG-cccccccc-0000-0000-0000-000000000003";
-
-/// Builds the library into `folder`.
-pub fn fake_nvml(folder: &Path) {
-    let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/nvml/fake.c");
-    let built = Command::new("cc")
-        .args(["-shared", "-fPIC", "-w", "-o"])
-        .arg(folder.join("libnvidia-ml.so.1"))
-        .arg(source)
-        .status();
-    assert!(built.unwrap().success(), "a C compiler is needed, as for the build itself");
-}
 
 /// A runner with the feature cuda that records the visible GPU and computes on the CPU.
 fn gpu_runner(folder: &Path) -> PathBuf {

@@ -292,6 +292,37 @@ async fn a_job_of_a_lost_node_is_executed_again_elsewhere_and_stored_once() {
 }
 
 #[tokio::test]
+async fn a_job_that_the_cluster_requeues_continues_with_the_pass_that_was_cut_off() {
+    let Some(mut bench) = Bench::new().await else { return };
+    let (tools, data) = (tempfile::tempdir().unwrap(), bench.data.path().to_owned());
+    let once = format!(
+        "if [ $1 = profile ] && [ ! -e {0} ]; then touch {0}; echo up >&2; exec sleep 600; fi\n{1}",
+        data.join("was-here").display(),
+        service::FAKE_NSYS
+    );
+    bench.runner(&bench.counted());
+    bench.setup.nsys = script(tools.path(), &once);
+    bench.separate_analysis = true;
+    let service = bench.serve();
+    let mut light = small();
+    light["mode"] = json!("light");
+    let id = service.submit(light).await;
+    service.follow(&id, is_up).await;
+    let listed = bench.cluster.output("squeue", &["--noheader", "--format=%i", "--name", &id]);
+    let job = listed.trim();
+    assert!(bench.cluster.run("scontrol", &["requeue", job]).status.success(), "{listed}");
+    // Slurm delays a requeued job by minutes.
+    let soon = ["update", &format!("JobId={job}"), "StartTime=now"];
+    wait("a start without delay", || bench.cluster.run("scontrol", &soon).status.success());
+    let run = service.end(&id).await;
+    assert_eq!((&run["state"], &run["attempts"]), (&json!("partial"), &json!(1)), "{run:#}");
+    assert_eq!((attempts(&service, &id), bench.ledger().1), (2, 2), "{run:#}");
+    let reused = |it: &&Value| it["id"] == "passes_reused";
+    let findings = run["findings"].as_array().unwrap();
+    assert!(findings.iter().find(reused).unwrap()["evidence"]["baseline"].is_string());
+}
+
+#[tokio::test]
 async fn runs_stay_queued_while_nodes_are_drained() {
     let Some(bench) = Bench::new().await else { return };
     let service = bench.serve();

@@ -1,5 +1,6 @@
 //! The harness of the other tests.
 
+pub mod deep;
 pub mod disk;
 pub mod golden;
 pub mod service;
