@@ -91,6 +91,9 @@ pub struct GatheredSteps {
     /// Result of the step that stopped the run.
     pub stopped: Option<StepResult>,
     pub findings: Vec<Finding>,
+    /// The failure of the host for which the run is requeued.
+    #[serde(default)]
+    pub exhausted: Option<Finding>,
 }
 
 /// Result of a job.

@@ -88,7 +88,8 @@ pub async fn gather(
 ) -> Result<GatheredSteps, Outcome> {
     let mut job = RunningJob::start(spec, dir, device, host, stop).await?;
     let stopped = job.gather().await.err().map(|StoppedBy(result)| result);
-    Ok(GatheredSteps { attempt: spec.attempt, stopped, findings: job.findings })
+    let exhausted = job.exhausted.into_inner();
+    Ok(GatheredSteps { attempt: spec.attempt, stopped, findings: job.findings, exhausted })
 }
 
 /// Analyses and reports a run after [`gather`], possibly on another machine. Needs no GPU.
@@ -107,6 +108,9 @@ pub async fn conclude(
     let device = Device::cpu();
     let mut job = RunningJob::new(spec, dir, &device, host, stop, (journal, steps.records));
     job.findings = gathered.findings;
+    if let Some(finding) = gathered.exhausted {
+        job.exhausted.get_or_init(|| finding);
+    }
     let stopped = match gathered.stopped {
         None => job.analyze().await.err(),
         Some(result) => Some(StoppedBy(result)),
@@ -249,7 +253,12 @@ impl<'a> RunningJob<'a> {
 
     /// Records a failure of the host, if the error is one.
     fn note_exhaustion(&self, error: &(dyn std::error::Error + 'static)) {
-        if let Some(finding) = exhaustion::finding(error) {
+        let found = match self.spec.subject {
+            // It runs in a process with limits.
+            JobSubject::Import => exhaustion::finding_within_limits(error),
+            _ => exhaustion::finding(error),
+        };
+        if let Some(finding) = found {
             self.exhausted.get_or_init(|| finding);
         }
     }

@@ -1,7 +1,8 @@
 //! Executes an import as a job in a child process: `llmprof execute`, as a cluster does it.
 //!
 //! A child that fails ends its run at once, because a repetition would fail in the same way. The
-//! run's folder is sealed with the output of the child.
+//! run's folder is sealed with the output of the child. Only a lack of the host's resources
+//! requeues the run.
 
 use std::{fs, io, path::Path, time::Duration};
 
@@ -10,7 +11,10 @@ use tokio_util::sync::CancellationToken;
 use super::limited_child::{LimitedChild, LimitedChildren};
 use crate::{
     artifact::{journal::Journal, layout, manifest},
-    collect::process::output::{self, Logs},
+    collect::{
+        host::exhaustion,
+        process::output::{self, Logs},
+    },
     domain::{
         outcome::Outcome,
         state::{Step, StepState},
@@ -40,21 +44,26 @@ pub(super) async fn execute(
     };
     let ended = children.run(&child, stop).await;
     if let Ok(Some(result)) = job_spec::result(dir, spec.attempt)
-        && !result.interrupted
+        && (!result.interrupted || exhaustion::of_outcome(&result.outcome).is_some())
     {
         return result.outcome;
     }
     if stop.is_cancelled() {
         return job::failed("the import was stopped".into());
     }
+    if ended == Ok(exhaustion::EXIT.into()) {
+        let findings = vec![exhaustion::of_exit()];
+        return Outcome { findings, ..job::failed(child.last_words()) };
+    }
     let why = ended.err().unwrap_or_else(|| child.last_words());
     let message = format!("cannot analyse the capture: {why}");
     let (dir, reason) = (dir.to_owned(), message.clone());
     let settled = tokio::task::spawn_blocking(move || settle(&dir, &child.logs, &reason)).await;
-    settled
-        .map_err(io::Error::other)
-        .and_then(|settled| settled)
-        .unwrap_or_else(|error| job::failed(format!("{message}; cannot seal its folder: {error}")))
+    settled.map_err(io::Error::other).and_then(|settled| settled).unwrap_or_else(|error| {
+        let findings = exhaustion::finding(&error).into_iter().collect();
+        let outcome = job::failed(format!("{message}; cannot seal its folder: {error}"));
+        Outcome { findings, ..outcome }
+    })
 }
 
 /// Files of the child's output.

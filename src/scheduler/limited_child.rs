@@ -69,13 +69,13 @@ impl LimitedChildren {
         }
     }
 
-    /// Runs a child until it exits, exceeds a limit or is stopped. `Ok` is an exit by itself; the
-    /// error is a reason for the client.
+    /// Runs a child until it exits, exceeds a limit or is stopped. `Ok` is the code of an exit by
+    /// itself; the error is a reason for the client.
     pub(super) async fn run(
         &self,
         child: &LimitedChild,
         stop: &CancellationToken,
-    ) -> Result<(), String> {
+    ) -> Result<i32, String> {
         let threads = available_parallelism().map_or(1, usize::from).min(MAX_THREADS);
         let argv = Argv::new(&self.program)
             .args(child.args.iter().cloned())
@@ -93,7 +93,7 @@ impl LimitedChildren {
         };
         let ended = self.run_to_exit(&argv, child, &limits).await;
         match ended {
-            Ok(ExitReason::Exited(_)) => Ok(()),
+            Ok(ExitReason::Exited(code)) => Ok(code),
             Ok(reason) => Err(self.explain(reason, child)),
             Err(error) => Err(format!("cannot start {}: {error}", self.program.display())),
         }

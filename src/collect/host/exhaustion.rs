@@ -32,11 +32,25 @@ pub fn of_outcome(outcome: &Outcome) -> Option<&Finding> {
 
 /// Returns the finding if the error, or one of its causes, is a failure of the host.
 pub fn finding(error: &(dyn Error + 'static)) -> Option<Finding> {
+    finding_of(error, |_| true)
+}
+
+/// The same for a process with limits of its own on memory: a lack of memory, or of memory for a
+/// thread, may be due to them.
+pub fn finding_within_limits(error: &(dyn Error + 'static)) -> Option<Finding> {
+    finding_of(error, |code| !matches!(code, Errno::ENOMEM | Errno::EAGAIN))
+}
+
+fn finding_of(
+    error: &(dyn Error + 'static),
+    is_of_host: impl Fn(Errno) -> bool,
+) -> Option<Finding> {
     let mut cause = Some(error);
     let (lacks, remedy) = loop {
         let error = cause?;
         let code = error.downcast_ref::<io::Error>().and_then(io::Error::raw_os_error);
-        match code.map(Errno::from_raw).and_then(missing) {
+        let code = code.map(Errno::from_raw).filter(|code| is_of_host(*code));
+        match code.and_then(missing) {
             Some(found) => break found,
             None => cause = error.source(),
         }
@@ -87,5 +101,12 @@ mod tests {
         }
         assert_eq!((of(Errno::ENOENT), of(Errno::EACCES)), (None, None));
         assert_eq!(finding(&io::Error::other("no code")), None);
+    }
+
+    #[test]
+    fn a_lack_of_memory_is_not_the_hosts_where_the_process_has_a_limit() {
+        let of = |code: Errno| finding_within_limits(&io::Error::from_raw_os_error(code as i32));
+        assert_eq!((of(Errno::ENOMEM), of(Errno::EAGAIN)), (None, None));
+        assert!(of(Errno::ENOSPC).is_some() && of(Errno::EMFILE).is_some());
     }
 }

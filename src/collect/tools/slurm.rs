@@ -197,11 +197,18 @@ pub async fn release(job: &str) -> Result<(), SlurmError> {
     run("scontrol", &Argv::new("scontrol").args(["release", job])).await.map(drop)
 }
 
+/// Last state of a job, and the exit code of its script.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct LastState {
+    pub state: String,
+    pub exit_code: Option<u8>,
+}
+
 /// Returns the last state of a run's job that has left the queue, from Slurm's accounting or its
 /// recent jobs, if still known.
-pub async fn last_state(of: RunId, job: &str) -> Option<String> {
-    let sacct =
-        ["--noheader", "--parsable2", "--allocations", "--format=JobName,State", "--jobs", job];
+pub async fn last_state(of: RunId, job: &str) -> Option<LastState> {
+    let format = "--format=JobName,State,ExitCode";
+    let sacct = ["--noheader", "--parsable2", "--allocations", format, "--jobs", job];
     let accounted = run("sacct", &Argv::new("sacct").args(sacct)).await.ok();
     if let Some(state) = accounted.and_then(|text| accounted_state(&text, of)) {
         return Some(state);
@@ -214,16 +221,27 @@ pub async fn last_state(of: RunId, job: &str) -> Option<String> {
 
 // A controller that lost its state reuses numbers: a job with another name is not the run's.
 
-fn accounted_state(text: &str, of: RunId) -> Option<String> {
-    let mut jobs = text.lines().filter_map(|line| line.rsplit_once('|'));
-    let (_, state) = jobs.find(|(job, _)| is_of(job, of))?;
-    state.split_whitespace().next().map(str::to_owned)
+fn accounted_state(text: &str, of: RunId) -> Option<LastState> {
+    let mut jobs = text.lines().filter_map(|line| {
+        let (line, exit) = line.rsplit_once('|')?;
+        let (job, state) = line.rsplit_once('|')?;
+        Some((job, state, exit))
+    });
+    let (_, state, exit) = jobs.find(|(job, ..)| is_of(job, of))?;
+    let state = state.split_whitespace().next()?.to_owned();
+    Some(LastState { state, exit_code: exit_code(exit) })
 }
 
-fn shown_state(text: &str, of: RunId) -> Option<String> {
+fn shown_state(text: &str, of: RunId) -> Option<LastState> {
     let word = |key: &str| text.split_whitespace().find_map(|word| word.strip_prefix(key));
     word("JobName=").filter(|job| is_of(job, of))?;
-    word("JobState=").map(str::to_owned)
+    let state = word("JobState=")?.to_owned();
+    Some(LastState { state, exit_code: word("ExitCode=").and_then(exit_code) })
+}
+
+/// Parses `75:0`, the code and the signal.
+fn exit_code(text: &str) -> Option<u8> {
+    text.split(':').next()?.parse().ok()
 }
 
 fn is_of(job: &str, run: RunId) -> bool {

@@ -19,7 +19,10 @@ use tokio::{
 use super::{Executor, ExecutorError, JobStatus, LostJob, collect_result};
 use crate::{
     artifact::layout,
-    collect::tools::slurm::{self, QueuedJob, SbatchSpec, SlurmError},
+    collect::{
+        host::exhaustion,
+        tools::slurm::{self, QueuedJob, SbatchSpec, SlurmError},
+    },
     config::SlurmSettings,
     domain::{
         device::{CPU, Device},
@@ -58,6 +61,8 @@ struct TrackedRun {
     submitted: Instant,
     /// Its last job in the queue, whose end state can be queried.
     job: Option<String>,
+    /// The jobs that this service submitted.
+    jobs: Vec<String>,
     /// Time since which the queue does not list it.
     gone: Option<Instant>,
     releases: u32,
@@ -103,6 +108,7 @@ impl SlurmExecutor {
         let new = || TrackedRun {
             submitted: Instant::now(),
             job: None,
+            jobs: Vec::new(),
             gone: None,
             releases: 0,
             given_up: None,
@@ -187,7 +193,10 @@ impl SlurmExecutor {
     }
 
     async fn sbatch(&self, job: &SbatchSpec<'_>) -> Result<String, ExecutorError> {
-        slurm::submit(job, &self.settings, layout::SCHEDULER_LOG).await.map_err(slurm_error)
+        let submitted = slurm::submit(job, &self.settings, layout::SCHEDULER_LOG).await;
+        let number = submitted.map_err(slurm_error)?;
+        self.track(job.run, |run| run.jobs.push(number.clone()));
+        Ok(number)
     }
 }
 
@@ -218,8 +227,30 @@ async fn missing_result(id: RunId, tracked: Option<TrackedRun>) -> String {
     };
     format!(
         "the job left no result{}",
-        state.map(|state| format!(": it ended as {state}")).unwrap_or_default()
+        state.map(|last| format!(": it ended as {}", last.state)).unwrap_or_default()
     )
+}
+
+fn forget_result(dir: &Path) {
+    match std::fs::remove_file(dir.join(layout::RESULT)) {
+        Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
+            tracing::warn!(%error, "cannot remove the result of a requeued run");
+        }
+        _ => {}
+    }
+}
+
+/// Returns true if a job could not write its files because the node lacked resources.
+async fn is_exhausted(id: RunId, tracked: Option<TrackedRun>) -> bool {
+    let Some(TrackedRun { job, mut jobs, .. }) = tracked else { return false };
+    jobs.extend(job);
+    for job in &jobs {
+        let last = slurm::last_state(id, job).await;
+        if last.is_some_and(|last| last.exit_code == Some(exhaustion::EXIT)) {
+            return true;
+        }
+    }
+    false
 }
 
 impl Executor for SlurmExecutor {
@@ -281,7 +312,19 @@ impl Executor for SlurmExecutor {
     async fn collect(&self, spec: &JobSpec) -> Result<Outcome, LostJob> {
         let dir = self.dir(spec.id);
         let tracked = self.tracked.lock().unwrap_or_else(PoisonError::into_inner).remove(&spec.id);
-        collect_result(&dir, spec.attempt, missing_result(spec.id, tracked)).await
+        let missing = missing_result(spec.id, tracked.clone());
+        let mut collected = collect_result(&dir, spec.attempt, missing).await;
+        if let Err(lost) = &mut collected {
+            let known = exhaustion::of_outcome(&lost.outcome).is_some();
+            if !known && is_exhausted(spec.id, tracked).await {
+                lost.outcome.findings.push(exhaustion::of_exit());
+            }
+            if exhaustion::of_outcome(&lost.outcome).is_some() {
+                // The next attempt has the same number, and this would be its result.
+                forget_result(&dir);
+            }
+        }
+        collected
     }
 
     async fn jobs(&self) -> Result<Vec<RunId>, ExecutorError> {

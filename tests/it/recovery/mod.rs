@@ -2,6 +2,7 @@
 
 pub mod clock;
 pub mod damage;
+pub mod exhaustion;
 pub mod faults;
 pub mod power_cut;
 pub mod processes;

@@ -4,18 +4,16 @@ use std::{fs, path::Path, process::Command};
 
 use serde_json::{Value, json};
 
-use crate::support::service::{self, Service, Setup};
+use crate::support::service::{self, RUNNER, Service, Setup, script};
 
 fn execute(dir: &Path, parts: &[&str]) -> bool {
-    Command::new(service::LLMPROF)
-        .arg("execute")
-        .args(parts)
-        .arg("--run-dir")
-        .arg(dir)
-        .output()
-        .unwrap()
-        .status
-        .success()
+    exit_code(dir, parts) == Some(0)
+}
+
+fn exit_code(dir: &Path, parts: &[&str]) -> Option<i32> {
+    let mut command = Command::new(service::LLMPROF);
+    command.arg("execute").args(parts).arg("--run-dir").arg(dir);
+    command.output().unwrap().status.code()
 }
 
 fn read(path: &Path) -> Value {
@@ -110,6 +108,41 @@ async fn collecting_and_analysing_can_be_separate_jobs() {
     assert!(execute(&dir, &["--conclude"]));
     assert_eq!(read(&dir.join("result.json"))["outcome"]["state"], "succeeded");
     assert!(dir.join("report.md").is_file());
+}
+
+/// Replaces the runner of the job in `dir` by one that executes `lines` first.
+fn with_runner(data: &Path, dir: &Path, lines: &str) {
+    let mut spec = read(&dir.join("job.json"));
+    let runner = script(data, &format!("{lines}\nexec {RUNNER} \"$@\""));
+    spec["tools"]["model_runner"] = json!(runner);
+    fs::write(dir.join("job.json"), spec.to_string()).unwrap();
+}
+
+#[tokio::test]
+async fn a_collecting_job_that_finds_no_space_for_its_state_exits_with_75() {
+    let data = tempfile::tempdir().unwrap();
+    let dir = with_job_spec(data.path()).await;
+    let full = format!("[ -e {0} ] || ln -s /dev/full {0}", dir.join("gathered.new").display());
+    with_runner(data.path(), &dir, &full);
+    assert_eq!(exit_code(&dir, &["--gather"]), Some(75));
+    assert!(!dir.join("gathered.json").exists() && !dir.join("result.json").exists());
+}
+
+#[tokio::test]
+async fn a_lack_of_space_while_collecting_requeues_the_run_after_the_analysis_job() {
+    let data = tempfile::tempdir().unwrap();
+    let dir = with_job_spec(data.path()).await;
+    with_runner(
+        data.path(),
+        &dir,
+        &format!("ln -s /dev/full {}/baseline/host.json", dir.display()),
+    );
+    assert!(!execute(&dir, &["--gather"]));
+    assert!(!execute(&dir, &["--conclude"]));
+    let result = read(&dir.join("result.json"));
+    assert_eq!(result["interrupted"], true, "{result:#}");
+    let findings = result["outcome"]["findings"].as_array().unwrap();
+    assert!(findings.iter().any(|it| it["id"] == "host_exhausted"), "{result:#}");
 }
 
 #[tokio::test]

@@ -2,5 +2,6 @@
 
 pub mod bench;
 pub mod cluster;
+pub mod exhausted;
 pub mod held;
 pub mod jobs;

@@ -103,11 +103,12 @@ fn a_job_that_could_not_be_started_differs_from_one_held_by_a_user() {
 #[test]
 fn a_reused_number_is_not_the_runs_job() {
     let (run, other) = (RunId::now(), RunId::now());
-    let accounted = format!("{other}|RUNNING\n{run}|CANCELLED by 0\n");
-    assert_eq!(accounted_state(&accounted, run).as_deref(), Some("CANCELLED"));
-    assert_eq!(accounted_state("train|x|RUNNING\n", run), None);
-    let shown = format!("JobId=2 JobName={run} UserId=root(0) JobState=NODE_FAIL Reason=None");
-    assert_eq!(shown_state(&shown, run).as_deref(), Some("NODE_FAIL"));
+    let state = |state: &str, exit_code| Some(LastState { state: state.into(), exit_code });
+    let accounted = format!("{other}|RUNNING|0:0\n{run}|CANCELLED by 0|75:0\n");
+    assert_eq!(accounted_state(&accounted, run), state("CANCELLED", Some(75)));
+    assert_eq!(accounted_state("train|x|RUNNING|0:0\n", run), None);
+    let shown = format!("JobId=2 JobName={run} JobState=NODE_FAIL Reason=None ExitCode=1:0");
+    assert_eq!(shown_state(&shown, run), state("NODE_FAIL", Some(1)));
     assert_eq!(shown_state(&shown, other), None);
 }
 
