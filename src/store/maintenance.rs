@@ -6,8 +6,11 @@ use std::path::Path;
 use sqlx::Connection;
 
 use super::{
-    AlignmentOutcome, Store, StoreError, WRITE, alignments, column, during, id_of, key,
-    run_parts::replace_artifacts, word,
+    AlignmentOutcome, Store, StoreError, WRITE, alignments, column,
+    damage::{ScrubSubject, replace_damage},
+    during, id_of, key,
+    run_parts::replace_artifacts,
+    word,
 };
 use crate::domain::{
     alignment::{AlignmentSpec, AlignmentState},
@@ -142,7 +145,8 @@ impl Store {
         let mut tx = writer.begin_with(WRITE).await.map_err(during("requeue an alignment"))?;
         let changed = sqlx::query(
             "update alignments set state = 'queued', attempts = 0, started_at = null,
-             ended_at = null, verdict = null, checks = '[]', message = null
+             ended_at = null, verdict = null, checks = '[]', message = null,
+             scrubbed_at = null
              where id = ? and ended_at is not null
                and (select count(*) from runs where id in (mock, e2e)) = 1 + (mock <> e2e)",
         )
@@ -158,6 +162,7 @@ impl Store {
             .execute(&mut *tx)
             .await
             .map_err(during("clear artifacts"))?;
+        replace_damage(&mut tx, ScrubSubject::Alignment(id), &[]).await?;
         tx.commit().await.map_err(during("requeue an alignment"))?;
         Ok(true)
     }

@@ -31,6 +31,7 @@ const FILES: &[(&str, &str)] = files![
     "0070_removals",
     "0071_deliveries",
     "0080_damage",
+    "0090_alignment_damage",
 ];
 
 /// All migrations, up to the version of this program.

@@ -50,7 +50,7 @@ use crate::domain::{
 pub use crate::store::maintenance::{LostAlignment, LostRun};
 pub use alignments::{AlignmentFilter, AlignmentOutcome, StoredAlignment, SubmittedAlignment};
 pub use claim::{ClaimedRun, Renewal};
-pub use damage::ScrubFigures;
+pub use damage::{ScrubFigures, ScrubSubject};
 pub use deliveries::{Delivery, DeliveryState, StoredDelivery};
 pub use queue::{History, StoreFigures, Waiting};
 pub use read::Filter;

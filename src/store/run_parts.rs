@@ -3,7 +3,11 @@
 
 use sqlx::SqliteConnection;
 
-use super::{StoreError, damage::replace_damage, during, key};
+use super::{
+    StoreError,
+    damage::{ScrubSubject, replace_damage},
+    during, key,
+};
 use crate::domain::{
     ids::RunId,
     run_files::ArtifactRecord,
@@ -52,7 +56,7 @@ pub(super) async fn replace_artifacts(
     id: RunId,
     artifacts: &[ArtifactRecord],
 ) -> Result<(), StoreError> {
-    replace_damage(tx, id, &[]).await?;
+    replace_damage(tx, ScrubSubject::Run(id), &[]).await?;
     sqlx::query("delete from artifacts where run_id = ?")
         .bind(key(&id))
         .execute(&mut *tx)

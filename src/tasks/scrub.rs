@@ -1,5 +1,5 @@
-//! Compares the files of ended runs with their hashes, every `retention.scrub_days`, so that a
-//! fault of the disk is known while a backup still has the file.
+//! Compares the files of ended runs and alignments with their hashes, every `retention.scrub_days`,
+//! so that a fault of the disk is known while a backup still has the file.
 //!
 //! It changes no file, reads at a limited rate, and waits while a pass runs, as packing does.
 
@@ -18,15 +18,14 @@ use crate::{
         folder,
         verify::{self, FileFault},
     },
-    domain::ids::RunId,
-    store::StoreError,
+    store::{ScrubSubject, StoreError},
 };
 
 const DAY_MS: i64 = 86_400_000;
-/// Time between two searches for a run that is due.
+/// Time between two searches for a subject that is due.
 const SEARCH: Duration = Duration::from_secs(60);
 
-/// Starts the task that scrubs runs; it ends with `stop`.
+/// Starts the task that scrubs; it ends with `stop`.
 pub fn start(keeper: Keeper, stop: CancellationToken) {
     if keeper.settings.scrub_days == 0 {
         return;
@@ -41,31 +40,36 @@ pub fn start(keeper: Keeper, stop: CancellationToken) {
     });
 }
 
-/// Scrubs every run that is due.
+/// Scrubs every run and alignment that is due.
 async fn round(keeper: &Keeper, stop: &CancellationToken) -> Result<(), StoreError> {
     let started = jiff::Timestamp::now().as_millisecond();
     let before = started - i64::from(keeper.settings.scrub_days) * DAY_MS;
-    let (mut runs, mut damaged) = (0_u64, 0);
-    while let Some(id) = keeper.store.next_scrub(before).await? {
-        let Some(faults) = scrub(keeper, id, stop).await? else { return Ok(()) };
-        (runs, damaged) = (runs + 1, damaged + faults);
+    let (mut folders, mut damaged) = (0_u64, 0);
+    while let Some(subject) = keeper.store.next_scrub(before).await? {
+        let Some(faults) = scrub(keeper, subject, stop).await? else { return Ok(()) };
+        (folders, damaged) = (folders + 1, damaged + faults);
     }
-    if runs > 0 {
+    if folders > 0 {
         for fault in keeper.store.faults().await? {
             tracing::error!(fault, "the database is damaged: restore a backup");
         }
-        tracing::info!(runs, damaged, "compared the files of runs with their hashes");
+        tracing::info!(folders, damaged, "compared sealed files with their hashes");
     }
     Ok(())
 }
 
-/// Scrubs one run and returns the number of damaged files; `None` when the service stops.
+/// Scrubs one folder and returns the number of damaged files; `None` when the service stops.
 async fn scrub(
     keeper: &Keeper,
-    id: RunId,
+    subject: ScrubSubject,
     stop: &CancellationToken,
 ) -> Result<Option<usize>, StoreError> {
-    let (dir, artifacts) = (folder::of(&keeper.runs, id), keeper.store.artifacts(id).await?);
+    let (dir, artifacts) = match subject {
+        ScrubSubject::Run(id) => (folder::of(&keeper.runs, id), keeper.store.artifacts(id).await?),
+        ScrubSubject::Alignment(id) => {
+            (folder::of(&keeper.alignments, id), keeper.store.alignment_artifacts(id).await?)
+        }
+    };
     let (mut wait, runtime, stop) = (keeper.quiet_wait(), Handle::current(), stop.clone());
     let mut pace = Pace::of(keeper.settings.scrub_bytes_per_s);
     let mut go_on = move |bytes| {
@@ -81,11 +85,11 @@ async fn scrub(
     let Ok(Some(faults)) = found else { return Ok(None) };
     let words = |(path, fault): &(String, FileFault)| (path.clone(), fault.to_string());
     let faults: Vec<(String, String)> = faults.iter().map(words).collect();
-    if !keeper.store.record_scrub(id, &faults).await? {
+    if !keeper.store.record_scrub(subject, &faults).await? {
         return Ok(Some(0)); // deleted or requeued meanwhile
     }
     for (path, fault) in &faults {
-        tracing::error!(run = %id, path, fault, "a sealed file is damaged: restore a backup");
+        tracing::error!(?subject, path, fault, "a sealed file is damaged: restore a backup");
     }
     Ok(Some(faults.len()))
 }

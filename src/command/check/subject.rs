@@ -10,7 +10,7 @@ use llmprof::{
         run_files::ArtifactRecord,
         subject::SubjectKind,
     },
-    store::{Removal, Store, StoreError},
+    store::{Removal, ScrubSubject, Store, StoreError},
 };
 
 /// Subject of a folder.
@@ -53,16 +53,17 @@ impl FolderSubject {
         }
     }
 
-    /// Records the faults of a run's files for its page and the API; none: forgets earlier ones.
+    /// Records the faults of its files, as a scrub does; none: forgets earlier ones.
     pub async fn record_damage(
         self,
         store: &Store,
         damage: &[(String, String)],
     ) -> Result<(), StoreError> {
-        if let Self::Run(id) = self {
-            store.record_scrub(id, damage).await?;
-        }
-        Ok(())
+        let subject = match self {
+            Self::Run(id) => ScrubSubject::Run(id),
+            Self::Alignment(id) => ScrubSubject::Alignment(id),
+        };
+        store.record_scrub(subject, damage).await.map(drop)
     }
 
     /// Requeues it because files in `dir` are lost; returns false if it cannot be executed again:

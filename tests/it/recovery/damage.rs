@@ -10,7 +10,7 @@ use std::{
 use nix::sys::signal::Signal;
 use serde_json::json;
 
-use super::survive::quick;
+use super::{survive::quick, upgrade::data_folder};
 use crate::support::{
     disk::Disk,
     service::{self, FAKE_NSYS, LLMPROF, Service, Setup, processes_of, script},
@@ -188,6 +188,39 @@ async fn a_scrub_finds_a_damaged_file_shows_it_and_forgets_a_restored_one() {
         let page = service.get(&format!("/ui/runs/{id}")).await.text().await.unwrap();
         assert_eq!(page.contains("Damaged files"), damaged);
         assert!(service.stop(Signal::SIGTERM).success());
+    }
+}
+
+#[tokio::test]
+async fn a_scrub_finds_a_damaged_file_of_an_alignment_and_forgets_a_restored_one() {
+    let data = data_folder();
+    let service = Service::start(data.path(), &Setup::default());
+    let alignments = service.json("/alignments").await;
+    let id = alignments["alignments"][0]["alignment_id"].as_str().unwrap().to_owned();
+    assert!(service.stop(Signal::SIGTERM).success());
+    let report = data.path().join("alignments").join(id).join("alignment.md");
+    let sealed = fs::read(&report).unwrap();
+    let mut changed = sealed.clone();
+    changed[0] ^= 1;
+    for (content, damaged) in [(&changed, 1), (&sealed, 0)] {
+        fs::write(&report, content).unwrap();
+        let db = rusqlite::Connection::open(data.path().join("llmprof.db")).unwrap();
+        db.execute("update alignments set scrubbed_at = 1", []).unwrap();
+        drop(db);
+        let service = Service::start(data.path(), &Setup::default());
+        let wanted = format!("llmprof_damaged_files {damaged}\n");
+        let started = std::time::Instant::now();
+        loop {
+            let metrics = service.get("/metrics").await.text().await.unwrap();
+            if metrics.contains(&wanted) {
+                break;
+            }
+            assert!(started.elapsed().as_secs() < 60, "{metrics}");
+        }
+        assert!(service.stop(Signal::SIGTERM).success());
+        let check = Command::new(LLMPROF).args(["check", "--data"]).arg(data.path()).output();
+        let text = String::from_utf8(check.unwrap().stdout).unwrap();
+        assert_eq!(text.contains("alignment.md is not what was sealed"), damaged == 1, "{text}");
     }
 }
 

@@ -12,7 +12,7 @@ use crate::support::service::{LLMPROF, Service, Setup};
 const DATA: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/fixtures/v0_1/data.tar.zst");
 
 /// The folder of version 0.1, unpacked.
-fn data_folder() -> tempfile::TempDir {
+pub fn data_folder() -> tempfile::TempDir {
     let folder = tempfile::tempdir().unwrap();
     let packed = zstd::Decoder::new(fs::File::open(DATA).unwrap()).unwrap();
     tar::Archive::new(packed).unpack(folder.path()).unwrap();
