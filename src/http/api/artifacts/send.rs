@@ -1,15 +1,11 @@
 //! Responses with a stored file: validators, ranges and headers.
 
-use std::{io, num::IntErrorKind, ops::RangeInclusive, path::Path};
+use std::{io, ops::RangeInclusive, path::Path};
 
 use axum::{
     body::Body,
     http::{HeaderMap, HeaderName, HeaderValue, StatusCode, header, response::Builder},
     response::{IntoResponse, Response},
-};
-use http_range_header::{
-    EndPosition, RangeUnsatisfiableError, StartPosition, SyntacticallyCorrectRange,
-    parse_range_header,
 };
 
 use super::stream::{Source, body};
@@ -130,39 +126,33 @@ enum RequestedRange {
 /// Selects one range of a file of `size` bytes. Several ranges and malformed ones select the whole
 /// file, which RFC 9110 allows.
 fn requested_range(range: &str, size: u64) -> RequestedRange {
-    let ranges = match parse_range_header(range.trim()) {
-        Ok(parsed) => parsed.ranges,
-        Err(RangeUnsatisfiableError::ZeroSuffix) => return RequestedRange::Unsatisfiable,
-        Err(RangeUnsatisfiableError::BadStartOfRange) if starts_beyond_u64(range) => {
-            return RequestedRange::Unsatisfiable;
-        }
-        Err(_) => return RequestedRange::Whole,
-    };
-    let [SyntacticallyCorrectRange { start, end }] = ranges[..] else {
-        return RequestedRange::Whole;
-    };
-    match (start, end) {
-        (StartPosition::Index(start), _) if start >= size => RequestedRange::Unsatisfiable,
-        (StartPosition::FromLast(_), _) if size == 0 => RequestedRange::Unsatisfiable,
-        (StartPosition::Index(start), EndPosition::Index(end)) if start > end => {
-            RequestedRange::Whole
-        }
-        (StartPosition::Index(start), EndPosition::Index(end)) => {
-            RequestedRange::Part(start..=end.min(size - 1))
-        }
-        (StartPosition::Index(start), EndPosition::LastByte) => {
-            RequestedRange::Part(start..=size - 1)
-        }
-        (StartPosition::FromLast(length), _) => {
-            RequestedRange::Part(size.saturating_sub(length)..=size - 1)
-        }
+    let Some(positions) = parse_range(range) else { return RequestedRange::Whole };
+    match positions {
+        (Some(first), Some(last)) if first > last => RequestedRange::Whole,
+        (Some(first), _) if first >= size => RequestedRange::Unsatisfiable,
+        (Some(first), last) => RequestedRange::Part(first..=last.unwrap_or(u64::MAX).min(size - 1)),
+        (None, Some(0)) => RequestedRange::Unsatisfiable,
+        (None, Some(_)) if size == 0 => RequestedRange::Unsatisfiable,
+        (None, Some(length)) => RequestedRange::Part(size.saturating_sub(length)..=size - 1),
+        (None, None) => RequestedRange::Whole,
     }
 }
 
-/// Returns true if the first position is a number above any file's size.
-fn starts_beyond_u64(range: &str) -> bool {
-    let start = range.trim().trim_start_matches("bytes=").split('-').next().unwrap_or_default();
-    start.parse::<u64>().is_err_and(|error| *error.kind() == IntErrorKind::PosOverflow)
+/// Parses `bytes=FIRST-LAST`, where one of them may be missing; `None` for anything else.
+fn parse_range(range: &str) -> Option<(Option<u64>, Option<u64>)> {
+    let (unit, positions) = range.trim().split_once('=')?;
+    let (first, last) = positions.trim().split_once('-')?;
+    unit.eq_ignore_ascii_case("bytes").then_some(())?;
+    Some((parse_position(first)?, parse_position(last)?))
+}
+
+/// Parses digits, of any number; above `u64` they are past the end of any file.
+fn parse_position(digits: &str) -> Option<Option<u64>> {
+    if digits.is_empty() {
+        return Some(None);
+    }
+    let valid = digits.bytes().all(|byte| byte.is_ascii_digit());
+    valid.then(|| Some(digits.parse().unwrap_or(u64::MAX)))
 }
 
 #[cfg(test)]
@@ -186,7 +176,17 @@ mod tests {
             ("bytes=9-0", 100, whole()),
             ("bytes=0-1,5-6", 100, whole()),
             ("items=0-1", 100, whole()),
+            ("bytes=200-100", 100, whole()),
+            ("bytes=00-15", 100, part(0, 15)),
+            ("bytes=0010-0015", 100, part(10, 15)),
+            ("Bytes=0-15", 100, part(0, 15)),
             ("bytes=99999999999999999999-", 100, nothing()),
+            ("bytes=99999999999999999999-99999999999999999999", 100, nothing()),
+            ("bytes=90-99999999999999999999", 100, part(90, 99)),
+            ("bytes=-99999999999999999999", 100, part(0, 99)),
+            ("bytes=-", 100, whole()),
+            ("bytes=+1-2", 100, whole()),
+            ("bytes=1-2-3", 100, whole()),
         ];
         for (range, size, expected) in cases {
             assert_eq!(requested_range(range, size), expected, "{range} of {size}");
