@@ -11,6 +11,10 @@ use super::named_values::named_values;
 /// reason per pass as evidence.
 pub const NOT_APPLICABLE: &str = "passes_not_applicable";
 
+/// Words that start a sentence with a capital letter; other words may be names, such as `nsys`.
+const FIRST_WORDS: [&str; 10] =
+    ["a", "an", "another", "cannot", "its", "no", "only", "the", "there", "this"];
+
 named_values! {
     /// Severity of a finding.
     Severity {
@@ -63,6 +67,15 @@ impl Finding {
         }
     }
 
+    /// The same with its message as a sentence. Checks and errors start with a small letter.
+    pub fn as_sentence(mut self) -> Self {
+        let first = self.message.split(' ').next().unwrap_or_default();
+        if FIRST_WORDS.contains(&first) {
+            self.message[..1].make_ascii_uppercase();
+        }
+        self
+    }
+
     /// Adds one row of evidence.
     pub fn with(mut self, name: &str, value: impl ToString) -> Self {
         self.evidence.insert(name.into(), value.to_string());
@@ -78,5 +91,25 @@ impl Finding {
     pub fn advise(mut self, advice: impl Into<String>) -> Self {
         self.advice = Some(advice.into());
         self
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_sentence_starts_with_a_capital_letter_or_a_name() {
+        for (message, sentence) in [
+            ("this host has no usable NVIDIA GPU", "This host has no usable NVIDIA GPU"),
+            ("cannot read the timeline", "Cannot read the timeline"),
+            ("nsys is older than the driver", "nsys is older than the driver"),
+            ("prefill, layer 3: no kernels", "prefill, layer 3: no kernels"),
+            ("Vision takes 50 % of prefill", "Vision takes 50 % of prefill"),
+            ("", ""),
+        ] {
+            let finding = Finding::new("id", Severity::Info, message);
+            assert_eq!(finding.as_sentence().message, sentence);
+        }
     }
 }

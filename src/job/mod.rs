@@ -264,6 +264,7 @@ impl<'a> RunningJob<'a> {
     }
 
     fn add_finding(&mut self, finding: Finding) {
+        let finding = finding.as_sentence();
         self.journal.record_finding(&finding);
         self.findings.push(finding);
     }
