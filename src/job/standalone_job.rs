@@ -9,7 +9,7 @@ use std::{fs, io, path::Path, sync::Arc, time::Duration};
 use tokio_util::sync::CancellationToken;
 
 use crate::{
-    artifact::{layout, manifest},
+    artifact::layout,
     collect::{Collector, end_orphans},
     domain::{
         device::{CPU, Device},
@@ -74,9 +74,11 @@ pub async fn execute(
         job_spec::write(dir, layout::RESULT, &done).map_err(failed)?;
         return Ok(done.exit_code);
     }
-    let mark = spec.mark();
-    // processes of an older job on this host
-    tokio::task::spawn_blocking(move || end_orphans(mark)).await.ok();
+    if spec.subject != JobSubject::Import {
+        let mark = spec.mark();
+        // Processes of an older job on this host. The service has ended those of an import.
+        tokio::task::spawn_blocking(move || end_orphans(mark)).await.ok();
+    }
     remove(&dir.join(layout::RESULT)).map_err(failed)?;
 
     let job_stop = stop.child_token();
@@ -194,10 +196,12 @@ struct FolderOwner<'a> {
 
 impl<'a> FolderOwner<'a> {
     /// Writes the name, before results are read: a job that ends later sees the name, and one that
-    /// ended earlier has left its result.
+    /// ended earlier has left its result. No job outlives a power cut: the name is not synced.
     fn take(dir: &'a Path) -> io::Result<Self> {
         let name = uuid::Uuid::now_v7().to_string();
-        manifest::write_whole(&dir.join(layout::OWNER), name.as_bytes())?;
+        let (new, owner) = (dir.join(layout::OWNER).with_extension("new"), dir.join(layout::OWNER));
+        fs::write(&new, &name)?;
+        fs::rename(new, owner)?;
         Ok(Self { dir, name })
     }
 
