@@ -62,18 +62,28 @@ impl Faults {
         self.set(0, calls);
     }
 
+    /// Lets the call after `calls` more that remove something fail.
+    fn fail_removal_after(&mut self, calls: i64, error: i32) {
+        self.set(3, 1);
+        self.fail_after(calls, error);
+    }
+
     /// Calls so far.
     fn seen(&self) -> i64 {
         self.get(2)
     }
 
     fn service(&self, data: &Path) -> Service {
+        Service::spawn(&mut self.command(data), data)
+    }
+
+    fn command(&self, data: &Path) -> Command {
         fs::write(self.folder.path().join("root"), data.as_os_str().as_encoded_bytes()).unwrap();
         let mut command = service::command(data, &Setup::default());
         command
             .env("LD_PRELOAD", self.folder.path().join("faults.so"))
             .env("LLMPROF__WORKER__LEASE_S", "3");
-        Service::spawn(&mut command, data)
+        command
     }
 }
 
@@ -152,4 +162,32 @@ async fn a_write_that_fails_loses_nothing_that_was_acknowledged() {
         sweep(&mut faults, &data, error).await;
         assert_in_order(&data);
     }
+}
+
+#[tokio::test]
+async fn a_folder_whose_removal_failed_is_removed_later_without_a_restart() {
+    let mut faults = Faults::build();
+    let folder = tempfile::tempdir().unwrap();
+    let data: PathBuf = folder.path().canonicalize().unwrap();
+    let mut command = faults.command(&data);
+    command.env("LLMPROF__RETENTION__INTERVAL_S", "1");
+    let service = Service::spawn(&mut command, &data);
+    let client = reqwest::Client::new();
+    for call in 1..=3 {
+        let id = submit(&service).await.unwrap();
+        service.end(&id).await;
+        faults.fail_removal_after(call, nix::libc::EIO);
+        let deleted = client.delete(format!("{}/runs/{id}", service.base)).send().await.unwrap();
+        assert_eq!(deleted.status(), 204);
+        assert_eq!(faults.get(0), 0, "the call failed");
+        assert_eq!(service.get(&format!("/runs/{id}")).await.status(), 404);
+        let started = Instant::now();
+        let is_of_run = |entry: fs::DirEntry| entry.file_name().to_string_lossy().contains(&id);
+        while fs::read_dir(data.join("runs")).unwrap().flatten().any(is_of_run) {
+            assert!(started.elapsed() < BUDGET, "the folder stays");
+            std::thread::yield_now();
+        }
+    }
+    assert!(service.stop(Signal::SIGTERM).success());
+    assert_in_order(&data);
 }

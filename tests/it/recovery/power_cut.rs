@@ -13,6 +13,7 @@ use serde_json::{Value, json};
 
 use super::survive::{assert_in_order, numbers, quick};
 use crate::support::{
+    deep::{DeepHost, deep},
     disk::Disk,
     service::{self, FAKE_NSYS, LLMPROF, Service, Setup, processes_of, script},
 };
@@ -21,6 +22,8 @@ use crate::support::{
 const CUTS: u64 = 10;
 /// Latest moment of a cut after the last submission.
 const MOMENTS_MS: u64 = 6_000;
+/// The same for deep runs.
+const DEEP_MOMENTS_MS: u64 = 12_000;
 
 /// Cuts the power under a service, ends it, and restores the power.
 fn cut(disk: &Disk, service: Service, runs: &[String]) {
@@ -112,6 +115,46 @@ async fn a_power_cut_at_any_moment_loses_nothing_that_was_acknowledged() {
     }
     assert!(service.stop(Signal::SIGTERM).success());
     assert_in_order(&data);
+}
+
+#[tokio::test]
+async fn a_deep_run_continues_after_a_power_cut_at_any_moment_of_its_passes() {
+    let Some(disk) = Disk::create() else { return };
+    let seed = SystemTime::now().duration_since(UNIX_EPOCH).unwrap().as_secs();
+    println!("seed {seed}");
+    let (mut number, mut host) = (numbers(seed), DeepHost::new());
+    host.data = disk.root().join("data");
+    let mut submitted: Vec<String> = Vec::new();
+    for _ in 0..CUTS {
+        let service = host.serve();
+        let last = match submitted.last() {
+            Some(id) => service.json(&format!("/runs/{id}")).await,
+            None => json!({ "ended_at": "none" }),
+        };
+        if last["ended_at"].is_string() {
+            submitted.push(service.submit(deep()).await);
+        }
+        // The moment is what the test varies.
+        tokio::time::sleep(Duration::from_millis(number(DEEP_MOMENTS_MS))).await;
+        cut(&disk, service, &submitted);
+        let (_, text) = check(&host.data, &["--repair"]);
+        for fault in ["is empty", "is missing", "sealed and", "not what was sealed"] {
+            assert!(!text.contains(fault), "{text}");
+        }
+    }
+    let service = host.serve();
+    let mut continued = 0;
+    for id in &submitted {
+        let run = service.end(id).await;
+        let message = run["message"].as_str().unwrap_or_default();
+        let given_up = run["attempts"] == 3 && message.starts_with("given up");
+        assert!(run["state"] == "succeeded" || given_up, "{run:#}");
+        let reused = |it: &Value| it["id"] == "passes_reused";
+        continued += usize::from(run["findings"].as_array().unwrap().iter().any(reused));
+    }
+    println!("{continued} of {} runs used passes of an earlier attempt", submitted.len());
+    assert!(service.stop(Signal::SIGTERM).success());
+    assert_in_order(&host.data);
 }
 
 #[tokio::test]
