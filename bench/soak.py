@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Loads a service as many users, bad ones among them, and checks that nothing is lost and nothing grows.
+"""Loads a service as many users, bad ones among them, and checks that nothing is lost or grows.
 
     bench/soak.py LLMPROF [--minutes 60] [--followers 500] [--downloads 200] [--seed 1]
 
@@ -25,7 +25,8 @@ import tempfile
 import time
 
 PORT = 18492
-CAPTURE = pathlib.Path(__file__).parent / "../tests/fixtures/captures/hf-llama-attention-mock.sqlite.zst"
+CAPTURES = pathlib.Path(__file__).parent / "../tests/fixtures/captures"
+CAPTURE = CAPTURES / "hf-llama-attention-mock.sqlite.zst"
 
 
 class Soak:
@@ -37,7 +38,8 @@ class Soak:
         self.runs, self.deleted = [], set()
         self.capture = CAPTURE.read_bytes()
         self.bomb = subprocess.run(
-            ["sh", "-c", "(printf 'SQLite format 3'; head -c 3G /dev/zero) | zstd -q -1 -c"], capture_output=True, check=True
+            ["sh", "-c", "(printf 'SQLite format 3'; head -c 3G /dev/zero) | zstd -q -1 -c"],
+            capture_output=True, check=True,
         ).stdout
         self.end = time.monotonic() + options.minutes * 60
         environment = {
@@ -52,7 +54,8 @@ class Soak:
         }
         self.log = open(self.data / "log", "wb")
         self.service = subprocess.Popen(
-            [options.llmprof, "serve", "--listen", f"127.0.0.1:{PORT}", "--data", self.data / "state"],
+            [options.llmprof, "serve", "--listen", f"127.0.0.1:{PORT}",
+             "--data", self.data / "state"],
             env=environment, stdout=subprocess.DEVNULL, stderr=self.log,
         )
 
@@ -125,14 +128,16 @@ class Soak:
 
     async def import_captures(self):
         while time.monotonic() < self.end:
-            status, answer = await self.call_bytes("import", "/captures?name=mock.sqlite.zst", self.capture)
+            path = "/captures?name=mock.sqlite.zst"
+            status, answer = await self.call_bytes("import", path, self.capture)
             if status in (200, 202):
                 self.keep(answer)
             await asyncio.sleep(self.random.uniform(15, 40))
 
     async def call_bytes(self, name, path, body):
         try:
-            status, answer = await self.request("POST", path, body, ["content-type: application/octet-stream"], timeout=120)
+            head = ["content-type: application/octet-stream"]
+            status, answer = await self.request("POST", path, body, head, timeout=120)
         except (OSError, asyncio.TimeoutError):
             status, answer = 0, b""
         self.counts[f"{name} {status}"] += 1
@@ -148,7 +153,8 @@ class Soak:
                 damaged = bytearray(self.capture)
                 for _ in range(50):
                     damaged[self.random.randrange(len(damaged))] = self.random.randrange(256)
-                await self.call_bytes("damaged", "/captures?name=damaged.sqlite.zst", bytes(damaged))
+                path = "/captures?name=damaged.sqlite.zst"
+                await self.call_bytes("damaged", path, bytes(damaged))
             elif kind == 2:
                 await self.break_off()
             elif kind == 3:
@@ -162,7 +168,9 @@ class Soak:
         """An upload that ends at a random byte."""
         try:
             _, writer = await asyncio.open_connection("127.0.0.1", PORT)
-            head = f"POST /captures?name=x.sqlite.zst HTTP/1.1\r\nhost: localhost\r\ncontent-length: {len(self.capture)}\r\ncontent-type: application/octet-stream\r\n\r\n"
+            head = ("POST /captures?name=x.sqlite.zst HTTP/1.1\r\nhost: localhost\r\n"
+                    f"content-length: {len(self.capture)}\r\n"
+                    "content-type: application/octet-stream\r\n\r\n")
             writer.write(head.encode() + self.capture[: self.random.randrange(len(self.capture))])
             await asyncio.wait_for(writer.drain(), 30)
             writer.transport.abort()
@@ -200,7 +208,8 @@ class Soak:
     async def read_slowly(self, name, path, size, pause):
         try:
             reader, writer = await asyncio.open_connection("127.0.0.1", PORT, limit=4096)
-            writer.write(f"GET {path} HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n".encode())
+            head = f"GET {path} HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n"
+            writer.write(head.encode())
             first = True
             while time.monotonic() < self.end:
                 block = await asyncio.wait_for(reader.read(size), 90)
@@ -215,8 +224,8 @@ class Soak:
             self.counts[f"{name} {type(error).__name__}"] += 1
 
     async def browse(self):
-        fixed = ["/", "/runs", "/queue", "/metrics", "/devices", "/models", "/retention", "/alignments",
-                 "/readyz", "/openapi.json", "/runs?limit=200", "/ui/storage"]
+        fixed = ["/", "/runs", "/queue", "/metrics", "/devices", "/models", "/retention",
+                 "/alignments", "/readyz", "/openapi.json", "/runs?limit=200", "/ui/storage"]
         while time.monotonic() < self.end:
             await asyncio.sleep(self.random.uniform(0.1, 1))
             paths = list(fixed)
@@ -232,13 +241,15 @@ class Soak:
         process = pathlib.Path(f"/proc/{self.service.pid}")
         status = dict(line.split(":", 1) for line in (process / "status").read_text().splitlines())
         files = sum(len(names) for _, _, names in os.walk(self.data / "state"))
-        return {"rss": int(status["VmRSS"].split()[0]) / 1024, "descriptors": len(os.listdir(process / "fd")),
+        return {"rss": int(status["VmRSS"].split()[0]) / 1024,
+                "descriptors": len(os.listdir(process / "fd")),
                 "threads": int(status["Threads"]), "files": files}
 
     def show(self, label):
         it = self.figures()
-        print(f"{label:>14} {it['rss']:8.1f} MiB {it['descriptors']:6} descriptors {it['threads']:4} threads "
-              f"{it['files']:7} files  {len(self.runs):6} runs acknowledged", flush=True)
+        print(f"{label:>14} {it['rss']:8.1f} MiB {it['descriptors']:6} descriptors "
+              f"{it['threads']:4} threads {it['files']:7} files  "
+              f"{len(self.runs):6} runs acknowledged", flush=True)
         return it
 
     async def measure(self):
@@ -261,7 +272,8 @@ class Soak:
         await asyncio.sleep(3)
         first = self.show("start")
         options = self.options
-        users = [self.submit() for _ in range(2)] + [self.change(), self.import_captures(), self.measure()]
+        users = [self.submit() for _ in range(2)]
+        users += [self.change(), self.import_captures(), self.measure()]
         users += [self.send_hostile() for _ in range(3)] + [self.browse() for _ in range(8)]
         users += [self.follow() for _ in range(options.followers)]
         users += [self.download() for _ in range(options.downloads)]
@@ -306,7 +318,8 @@ class Soak:
         check = subprocess.run([self.options.llmprof, "check", "--data", self.data / "state"],
                                capture_output=True, text=True)
         print(f"SIGTERM: exit {code}; llmprof check: exit {check.returncode}")
-        errors = [line for line in (self.data / "log").read_text(errors="replace").splitlines() if "ERROR" in line]
+        log = (self.data / "log").read_text(errors="replace")
+        errors = [line for line in log.splitlines() if "ERROR" in line]
         for line in errors[:10]:
             print(line)
         problems = [f"the service ended with {code}"] if code else []
@@ -315,7 +328,8 @@ class Soak:
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    plain = argparse.RawDescriptionHelpFormatter
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=plain)
     parser.add_argument("llmprof")
     parser.add_argument("--minutes", type=float, default=60)
     parser.add_argument("--followers", type=int, default=500)

@@ -32,7 +32,8 @@ export GIT_COMMITTER_DATE=$date GIT_AUTHOR_DATE=$date
 git -C "$db" init -q
 git -C "$db" add -A
 git -C "$db" -c user.name=llmprof -c user.email=llmprof@localhost commit -q -m "$commit"
-# Cargo's own tables end where the next begins: the copy's folder and age are added to [advisories].
-sed "s|^\[advisories\]\$|&\ndb-path = \"$work/db\"\nmaximum-db-staleness = \"P3650D\"|" deny.toml >"$work/deny.toml"
+# Cargo's own tables end where the next starts: the copy's folder and age are added to [advisories].
+added="db-path = \"$work/db\"\nmaximum-db-staleness = \"P3650D\""
+sed "s|^\[advisories\]\$|&\n$added|" deny.toml >"$work/deny.toml"
 grep -q '^db-path' "$work/deny.toml"
 cargo deny --locked --offline --config "$work/deny.toml" check advisories

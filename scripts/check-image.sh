@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Builds the image of the Dockerfile with podman and uses it as a user would: a token, the service in
-# a read-only container, a run, its report, and a clean stop.
+# Builds the image of the Dockerfile with podman and uses it as a user would: a token, the service
+# in a read-only container, a run, its report, and a clean stop.
 #
 #   scripts/check-image.sh [CACHE]
 #
@@ -25,10 +25,12 @@ trap cleanup EXIT
 
 rootfs=$cache/image-base.tar
 if [ ! -f "$rootfs" ]; then
-    mirror=$(apt-get indextargets --format '$(ORIGIN) $(COMPONENT) $(REPO_URI)' 'Created-By: Packages' |
+    format='$(ORIGIN) $(COMPONENT) $(REPO_URI)'
+    mirror=$(apt-get indextargets --format "$format" 'Created-By: Packages' |
         awk '$1 == "Debian" && $2 == "main" { print $3; exit }')
     report "installing the base from $mirror"
-    debootstrap --variant=minbase bookworm "$data/base" "$mirror" >"$data/log" || { tail "$data/log"; exit 1; }
+    debootstrap --variant=minbase bookworm "$data/base" "$mirror" >"$data/log" ||
+        { tail "$data/log"; exit 1; }
     tar -C "$data/base" -cf "$rootfs.part" .
     mv "$rootfs.part" "$rootfs"
     rm -rf "$data/base"
@@ -52,19 +54,23 @@ fi
 registry=${CARGO_HOME:-$HOME/.cargo}/registry
 mkdir -p "$registry"
 mounts+=(--volume "$registry:/usr/local/cargo/registry")
-# chroot: where cgroups cannot be delegated, as in a virtual machine of CI; docker: SHELL and HEALTHCHECK.
-podman build --quiet --format docker --isolation chroot --network host "${mounts[@]}" --build-arg RUST="$rust" --build-arg PROFILE=dev \
+# chroot: where cgroups cannot be delegated, as in a virtual machine of CI; docker: SHELL and
+# HEALTHCHECK.
+podman build --quiet --format docker --isolation chroot --network host "${mounts[@]}" \
+    --build-arg RUST="$rust" --build-arg PROFILE=dev \
     --build-arg BUILD_BASE="$base" --build-arg BASE="$base" --tag "$image" . >"$data/log" 2>&1 ||
     { tail -40 "$data/log"; exit 1; }
-report "built: $(podman image inspect --format '{{.Size}}' "$image" | awk '{ printf "%.0f MB", $1 / 1e6 }')"
+size=$(podman image inspect --format '{{.Size}}' "$image")
+report "built: $(awk '{ printf "%.0f MB", $1 / 1e6 }' <<<"$size")"
 
 # As in the Dockerfile's comment, without any privilege and with a read-only root.
-run=(podman run --cgroups disabled --network host --read-only --cap-drop all --security-opt no-new-privileges
-    --tmpfs /tmp:exec,mode=1777 --volume "$container:/data")
+run=(podman run --cgroups disabled --network host --read-only --cap-drop all
+    --security-opt no-new-privileges --tmpfs /tmp:exec,mode=1777 --volume "$container:/data")
 trap 'cleanup; podman volume rm "$container" >/dev/null 2>&1 || true' EXIT
 token=$("${run[@]}" --rm "$image" token create --role submitter --name check |
     grep -o 'llmprof_[0-9a-f]*')
-"${run[@]}" --detach --name "$container" --env LLMPROF__SERVER__LISTEN=127.0.0.1:$port "$image" >/dev/null
+"${run[@]}" --detach --name "$container" --env LLMPROF__SERVER__LISTEN=127.0.0.1:$port "$image" \
+    >/dev/null
 logs() { podman logs "$container" 2>&1 | tail -20; }
 call() { curl -sf --max-time 10 --header "Authorization: Bearer $token" "$@"; }
 wait_for() {
