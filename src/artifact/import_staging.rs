@@ -1,7 +1,8 @@
 //! Uploaded files before they become a run: unpacked within limits, and classified by their first
 //! bytes.
 //!
-//! Nothing here is executed, and no uploaded name is a path. [`Inspection`] requests all of it.
+//! Nothing here is executed, and no uploaded name is a path. [`CapturesInspection`] requests all of
+//! it.
 
 use std::{
     fs::{self, File},
@@ -15,9 +16,9 @@ use tokio::sync::oneshot;
 use crate::domain::import::{CaptureKind, Import};
 
 /// First bytes of a Zstandard frame (RFC 8878, section 3.1.1).
-const ZSTD: &[u8] = &[0x28, 0xb5, 0x2f, 0xfd];
+pub(super) const ZSTD: &[u8] = &[0x28, 0xb5, 0x2f, 0xfd];
 /// Largest window of the decompressor, as a power of two: 128 MiB, that of `zstd -22`.
-const WINDOW_LOG: u32 = 27;
+pub(super) const WINDOW_LOG: u32 = 27;
 /// Bytes between two checks of the disk.
 pub const LOOK: u64 = 32 << 20;
 /// Bytes by which a file is classified.
@@ -37,7 +38,7 @@ const OTHERS: [(&[u8], &str); 6] = [
 /// Reason to refuse a file.
 #[derive(Debug, thiserror::Error)]
 pub enum IntakeError {
-    #[error("it has more than {max} bytes (limits.capture_bytes)")]
+    #[error("it has more than {max} bytes")]
     TooLarge { max: u64 },
     #[error(
         "the disk of the runs has {free} bytes free; {least} must stay free (limits.free_bytes)"
@@ -48,7 +49,7 @@ pub enum IntakeError {
     Unfit(String),
     #[error("cannot store an uploaded file")]
     Keep { source: io::Error },
-    #[error("cannot inspect the capture: the service is stopping")]
+    #[error("cannot inspect the upload: the service is stopping")]
     Stopped,
 }
 
@@ -75,7 +76,7 @@ pub struct InspectedFile {
 
 /// A request to unpack and inspect the files of an upload, in order.
 #[derive(Debug)]
-pub struct Inspection {
+pub struct CapturesInspection {
     /// Folder of the upload.
     pub folder: PathBuf,
     pub files: Vec<UploadedFile>,

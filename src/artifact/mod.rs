@@ -8,6 +8,7 @@ pub mod finished_passes;
 pub mod folder;
 pub mod import_staging;
 pub mod inputs;
+pub mod inspection;
 pub mod journal;
 pub mod layout;
 pub mod manifest;

@@ -10,6 +10,16 @@ const FILES: &[(&str, &[u8])] = &[
     ("small.png", include_bytes!("../../samples/small.png")),
 ];
 
+/// Returns true if `name` is a bundled file.
+pub fn contains(name: &str) -> bool {
+    FILES.iter().any(|(file, _)| *file == name)
+}
+
+/// Names of the bundled manifests.
+pub fn manifests() -> impl Iterator<Item = &'static str> {
+    FILES.iter().map(|(name, _)| *name).filter(|name| name.ends_with(".yaml"))
+}
+
 /// Writes the samples into `folder`, unless they are up to date.
 pub fn unpack(folder: &Path) -> io::Result<()> {
     fs::create_dir_all(folder)?;

@@ -4,6 +4,8 @@
 //! The backup's database is put in place last, so a backup that was broken off is the one before.
 //! Nothing is restored over anything.
 
+mod inputs;
+
 use std::{
     collections::HashSet,
     fs, io,
@@ -29,8 +31,8 @@ const DATABASE: &str = "llmprof.db";
 /// Stands in a data folder while it is restored; the service refuses one that has it.
 pub const RESTORING: &str = "restoring";
 
-/// Back up the database and the files of all ended runs and alignments, also while a service uses
-/// them
+/// Back up the database, stored inputs, and the files of all ended runs and alignments, also while
+/// a service uses them
 ///
 /// Each content is stored once, by its hash, and copied only if the backup lacks it. Queued and
 /// running runs are only in the database and start again after a restore.
@@ -86,6 +88,7 @@ pub fn backup(options: &BackupOptions) -> Result<()> {
         // ended meanwhile.
         copied.runs(&store, &runs, to).await?;
         copied.alignments(&store, &data.join("alignments"), to).await?;
+        copied.inputs(&store, &data, to).await?;
         let new = to.join("llmprof.db.new");
         match fs::remove_file(&new) {
             Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
@@ -95,6 +98,7 @@ pub fn backup(options: &BackupOptions) -> Result<()> {
         }
         copied.runs(&store, &runs, to).await?;
         copied.alignments(&store, &data.join("alignments"), to).await?;
+        copied.inputs(&store, &data, to).await?;
         copy_audit_log(&data, to).context("cannot copy the audit log")?;
         // The contents are durable before the database lists them.
         durable::sync_disk(to).context("cannot write the backup to its disk")?;
@@ -267,6 +271,8 @@ pub fn restore(options: &RestoreOptions) -> Result<()> {
                 }
             }
         }
+        let inputs = inputs::restore(&store, from, &data).await?;
+        (files, bytes, faults) = (files + inputs.0, bytes + inputs.1, faults + inputs.2);
         mark_as_restored(&data).context("cannot end the restore")?;
         println!("{files} files with {bytes} bytes restored to {}", data.display());
         if faults > 0 {

@@ -74,12 +74,13 @@ pub fn run(options: &CostOptions) -> Result<()> {
     })?;
     let inputs = options.inputs.as_deref().map(read).transpose()?;
     let name = options.inputs.as_ref().map(|path| path.display().to_string());
+    let sample = inputs.as_ref().and_then(|it| it.samples.first());
     let images: Vec<(u32, u32)> =
-        inputs.iter().flat_map(|it| &it.images).map(|it| (it.width, it.height)).collect();
+        sample.iter().flat_map(|it| &it.images).map(|it| (it.width, it.height)).collect();
     let answer = model_cost(&CostRequest {
         model,
         inputs: name.as_deref(),
-        prompt: inputs.as_ref().map(|it| it.prompt.as_str()),
+        prompt: sample.map(|it| it.prompt.as_str()),
         images: &images,
         prompt_tokens: options.prompt_tokens,
         new_tokens: options.new_tokens,

@@ -1,5 +1,6 @@
 //! `llmprof serve`: options, logging and signals.
 
+mod folders;
 mod process_limits;
 mod service;
 mod settings;

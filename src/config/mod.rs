@@ -70,6 +70,7 @@ pub struct Config {
     pub limits: RunLimits,
     pub executor: ExecutorSettings,
     pub access: AccessSettings,
+    pub inputs: InputSettings,
     pub retention: RetentionSettings,
     pub webhooks: WebhookSettings,
 }
@@ -95,6 +96,15 @@ pub struct ServerSettings {
 pub struct TlsSettings {
     pub certificate: PathBuf,
     pub key: PathBuf,
+}
+
+/// Limits on stored inputs; 0: no limit.
+#[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
+pub struct InputSettings {
+    pub upload_bytes: u64,
+    pub bytes_per_owner: u64,
+    pub total_bytes: u64,
+    pub unused_days: u32,
 }
 
 /// Requests that need a token.
@@ -270,6 +280,7 @@ impl Config {
             ("access.uploads", access.uploads.into(), 1, "1 or more"),
             ("access.uploads_per_owner", access.uploads_per_owner.into(), 1, "1 or more"),
             ("access.upload_window_s", access.upload_window_s.into(), 1, "1 second or more"),
+            ("inputs.upload_bytes", self.inputs.upload_bytes, 65_536, "65536 bytes or more"),
             ("access.audit_bytes", access.audit_bytes, 65_536, "65536 bytes or more"),
             ("access.audit_files", access.audit_files.into(), 1, "1 or more"),
         ] {

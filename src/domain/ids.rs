@@ -1,4 +1,5 @@
-//! Identifiers of runs and alignments: UUIDs of version 7, which sort by creation time.
+//! Identifiers of runs, alignments and stored inputs: UUIDs of version 7, which sort by creation
+//! time.
 
 use std::{fmt, str::FromStr};
 
@@ -46,6 +47,19 @@ ids! {
     /// Identifies an alignment.
     #[schema(value_type = Uuid, example = "019aa1c2-0f3b-7a60-8c1d-5b2e9d4f6a71")]
     AlignmentId
+}
+
+ids! {
+    /// Identifies stored inputs.
+    #[schema(value_type = Uuid, example = "019aa2d4-77b0-7e15-b6c3-0d9e51f2a834")]
+    InputsId
+}
+
+impl InputsId {
+    /// The id that a submission names in place of a manifest, in its canonical form only.
+    pub fn of_name(name: &str) -> Option<Self> {
+        name.parse().ok().filter(|id: &Self| id.to_string() == name)
+    }
 }
 
 /// Identifies a data folder on its host. Copies of a folder have other ids.

@@ -7,6 +7,7 @@ use utoipa::ToSchema;
 
 use super::{
     command::CommandCall,
+    ids::InputsId,
     import::Import,
     legacy::StoredSpec,
     part::{AlignWith, MockChange, PartPath},
@@ -109,7 +110,7 @@ pub struct Workload {
     /// Name of a configured model (`GET /models`).
     #[schema(example = "deepseek-ocr-tiny")]
     pub model: String,
-    /// Manifest of inputs, relative to the service's inputs folder.
+    /// Manifest of inputs, relative to the service's inputs folder, or the id of stored inputs.
     #[schema(example = "inputs.yaml")]
     pub inputs_manifest: String,
     /// Tokens to generate after prefill.
@@ -199,6 +200,20 @@ impl RunSpec {
             Subject::Import(it) => Some(it),
             _ => None,
         }
+    }
+
+    /// Replaces the name of its inputs.
+    pub fn set_inputs(&mut self, name: String) {
+        match &mut self.subject {
+            Subject::Model(it) => it.workload.inputs_manifest = name,
+            Subject::Part(it) => it.workload.inputs_manifest = name,
+            Subject::Command(_) | Subject::Import(_) => {}
+        }
+    }
+
+    /// The stored inputs that it names.
+    pub fn stored_inputs(&self) -> Option<InputsId> {
+        self.workload().and_then(|it| InputsId::of_name(&it.inputs_manifest))
     }
 
     /// The mode of collection.

@@ -20,6 +20,7 @@ use crate::http::{
     api::{
         alignments::{self, files},
         artifacts, audit, captures, cost, deliveries, devices, diff, doctor, events, health,
+        inputs,
         metrics::{self, Metrics},
         models,
         openapi::{self, ContractText},
@@ -48,6 +49,9 @@ fn api_routes() -> OpenApiRouter<App> {
         .routes(routes!(show::show, delete::delete))
         .routes(routes!(cancel::cancel))
         .routes(routes!(captures::submit))
+        .routes(routes!(inputs::upload::upload, inputs::list))
+        .routes(routes!(inputs::show, inputs::delete))
+        .routes(routes!(inputs::thumbnail))
         .routes(routes!(queue::queue))
         .routes(routes!(retention::retention))
         .routes(routes!(retention::pin, retention::unpin))

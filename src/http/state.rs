@@ -13,7 +13,9 @@ use uuid::Uuid;
 use crate::{
     artifact::{
         data_folder::FolderLock,
-        import_staging::{Inspection, UploadLimits},
+        import_staging::UploadLimits,
+        inputs::{InputFolders, storage::InputStorage},
+        inspection::Inspection,
     },
     config::{Config, Models, RefusedModel},
     domain::{command::Commands, device::Device, profiling::Presets},
@@ -34,8 +36,9 @@ pub struct App {
     pub runs: PathBuf,
     /// Folder of the alignments' folders.
     pub alignments: PathBuf,
-    /// Folder of input manifests.
-    pub inputs: PathBuf,
+    /// Folders of input manifests.
+    pub inputs: Arc<InputFolders>,
+    pub input_storage: InputStorage,
     pub models: Arc<Models>,
     /// Models of the models folder that cannot be used.
     pub refused_models: Arc<Vec<RefusedModel>>,
@@ -63,11 +66,12 @@ pub struct App {
     pub closing: CancellationToken,
 }
 
-/// Folder, limits and inspector of uploaded captures.
+/// Folder, limits and inspector of uploads.
 #[derive(Debug)]
 pub struct Intake {
     /// Parent of the folders of uploads, on the disk of the runs.
     folder: PathBuf,
+    /// Of captures.
     pub limits: UploadLimits,
     pub inspector: mpsc::Sender<Inspection>,
 }

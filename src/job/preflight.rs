@@ -100,17 +100,18 @@ impl RunningJob<'_> {
         let (root, manifest) = (self.spec.inputs.clone(), workload.inputs_manifest.clone());
         let (resolved, files) = blocking(move || {
             let resolved = inputs::read(&root, &manifest)?;
-            let files = inputs::hash_images(&root, &resolved)?;
+            let files = inputs::hash_images(&resolved)?;
             Ok::<_, inputs::InputsError>((resolved, files))
         })
         .await?;
+        let sample = resolved.samples.into_iter().next().ok_or("the inputs have no sample")?;
         self.write(layout::INPUTS, &yaml(&files)?)?;
         Ok(RunnerRequest {
             model: model.clone(),
             weights: model.weights.clone(),
             seed: workload.seed,
-            prompt: resolved.prompt,
-            images: resolved.images.into_iter().map(|image| image.path).collect(),
+            prompt: sample.prompt,
+            images: sample.images.into_iter().map(|image| image.path).collect(),
             dtype: workload.dtype.unwrap_or_else(|| default_dtype(model, self.device)),
             device: self.device.visible_name().to_owned(),
             gpu: self.device.uuid.clone(),

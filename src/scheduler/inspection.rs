@@ -3,14 +3,18 @@
 
 use std::{fs, io, path::Path, sync::Arc, time::Duration};
 
-use serde::{Deserialize, Serialize};
-use tokio::sync::{Semaphore, mpsc};
+use serde::{Deserialize, Serialize, de::DeserializeOwned};
+use tokio::sync::{Semaphore, mpsc, oneshot};
 use tokio_util::sync::CancellationToken;
 
 use super::limited_child::{LimitedChild, LimitedChildren};
 use crate::{
-    artifact::import_staging::{
-        self, InspectedFile, Inspection, IntakeError, UploadLimits, UploadedFile,
+    artifact::{
+        import_staging::{
+            self, CapturesInspection, InspectedFile, IntakeError, UploadLimits, UploadedFile,
+        },
+        inputs::staging::{self, InputsInspection, InputsUpload},
+        inspection::Inspection,
     },
     collect::process::output::{self, Logs},
     domain::{
@@ -36,21 +40,61 @@ const RESULT: &str = "result.json";
 
 /// Input of the child.
 #[derive(Debug, Serialize, Deserialize)]
-struct InspectionTask {
+enum InspectionTask {
+    Captures(CapturesTask),
+    Inputs(InputsUpload),
+}
+
+#[derive(Debug, Serialize, Deserialize)]
+struct CapturesTask {
     files: Vec<UploadedFile>,
     limits: UploadLimits,
     rules: Import,
     has_nsys: bool,
 }
 
-/// Output of the child: the files, or the reason to refuse them.
+/// Output of the child: the result, or the reason to refuse the files.
 #[derive(Debug, Serialize, Deserialize)]
-enum InspectionResult {
-    Files(Vec<InspectedFile>),
+enum InspectionResult<T> {
+    Accepted(T),
     TooLarge { max: u64 },
     NoRoom { free: u64, least: u64 },
     Unfit(String),
     NotKept(String),
+}
+
+impl<T> From<Result<T, IntakeError>> for InspectionResult<T> {
+    fn from(inspected: Result<T, IntakeError>) -> Self {
+        match inspected {
+            Ok(accepted) => Self::Accepted(accepted),
+            Err(IntakeError::TooLarge { max }) => Self::TooLarge { max },
+            Err(IntakeError::NoRoom { free, least }) => Self::NoRoom { free, least },
+            Err(IntakeError::Unfit(why)) => Self::Unfit(why),
+            Err(error) => Self::NotKept(crate::chain(&error)),
+        }
+    }
+}
+
+impl<T> From<InspectionResult<T>> for Result<T, IntakeError> {
+    fn from(result: InspectionResult<T>) -> Self {
+        match result {
+            InspectionResult::Accepted(accepted) => Ok(accepted),
+            InspectionResult::TooLarge { max } => Err(IntakeError::TooLarge { max }),
+            InspectionResult::NoRoom { free, least } => Err(IntakeError::NoRoom { free, least }),
+            InspectionResult::Unfit(why) => Err(IntakeError::Unfit(why)),
+            InspectionResult::NotKept(why) => {
+                Err(IntakeError::Keep { source: io::Error::other(why) })
+            }
+        }
+    }
+}
+
+/// Children that inspect, a few at a time.
+#[derive(Debug, Clone)]
+struct Inspectors {
+    children: Arc<LimitedChildren>,
+    places: Arc<Semaphore>,
+    stop: CancellationToken,
 }
 
 /// Starts the task that inspects uploads, a few at a time; it ends with the last sender. `stop`
@@ -63,79 +107,103 @@ pub fn start(
     let (sender, mut inspections) = mpsc::channel::<Inspection>(MAX_INSPECTIONS);
     let children =
         Arc::new(LimitedChildren { max_wait: MAX_WAIT.min(children.max_wait), ..children });
-    let places = Arc::new(Semaphore::new(INSPECTORS));
+    let inspectors = Inspectors { children, places: Arc::new(Semaphore::new(INSPECTORS)), stop };
     tokio::spawn(async move {
         while let Some(inspection) = inspections.recv().await {
-            let Inspection { folder, files, limits, rules, mut answer } = inspection;
-            let task = InspectionTask { files, limits, rules, has_nsys };
-            let Ok(place) = Arc::clone(&places).acquire_owned().await else { return };
-            let (children, stop) = (Arc::clone(&children), stop.child_token());
-            tokio::spawn(async move {
-                let inspected = tokio::select! {
-                    inspected = inspect(&folder, &task, &children, &stop) => inspected,
-                    // The client is gone, and its files are removed.
-                    () = answer.closed() => return,
-                };
-                drop(place);
-                // The client may be gone.
-                let _ = answer.send(inspected);
-            });
+            match inspection {
+                Inspection::Captures(CapturesInspection {
+                    folder,
+                    files,
+                    limits,
+                    rules,
+                    answer,
+                }) => {
+                    let task = CapturesTask { files, limits, rules, has_nsys };
+                    let task = InspectionTask::Captures(task);
+                    inspectors.start(&folder, task, answer).await;
+                }
+                Inspection::Inputs(InputsInspection { upload, answer }) => {
+                    let folder = upload.folder.clone();
+                    inspectors.start(&folder, InspectionTask::Inputs(upload), answer).await;
+                }
+            }
         }
     });
     sender
 }
 
-/// Inspects the upload in `folder` in a child process.
-async fn inspect(
+impl Inspectors {
+    /// Waits for a place, and starts the inspection of the upload in `folder`.
+    async fn start<T: DeserializeOwned + Send + 'static>(
+        &self,
+        folder: &Path,
+        task: InspectionTask,
+        mut answer: oneshot::Sender<Result<T, IntakeError>>,
+    ) {
+        let Ok(place) = Arc::clone(&self.places).acquire_owned().await else { return };
+        let (children, stop) = (Arc::clone(&self.children), self.stop.child_token());
+        let folder = folder.join(FOLDER);
+        tokio::spawn(async move {
+            let inspected = tokio::select! {
+                inspected = inspect(&folder, &task, &children, &stop) => inspected,
+                // The client is gone, and its files are removed.
+                () = answer.closed() => return,
+            };
+            drop(place);
+            // The client may be gone.
+            let _ = answer.send(inspected);
+        });
+    }
+}
+
+/// Executes an inspection in a child process, with its files in `folder`.
+async fn inspect<T: DeserializeOwned>(
     folder: &Path,
     task: &InspectionTask,
     children: &LimitedChildren,
     stop: &CancellationToken,
-) -> Result<Vec<InspectedFile>, IntakeError> {
-    let folder = folder.join(FOLDER);
-    fs::create_dir_all(&folder)?;
+) -> Result<T, IntakeError> {
+    fs::create_dir_all(folder)?;
     // Neither file outlives the upload, so neither is synced.
     fs::write(folder.join(TASK), serde_json::to_vec(task).map_err(io::Error::from)?)?;
     let child = LimitedChild {
         id: RunId::now(),
-        args: vec!["inspect".into(), "--folder".into(), folder.clone().into()],
-        logs: Logs { cap: output::DEFAULT_CAP, ..Logs::named(&folder, "child") },
+        args: vec!["inspect".into(), "--folder".into(), folder.into()],
+        logs: Logs { cap: output::DEFAULT_CAP, ..Logs::named(folder, "child") },
         time_limit: TIME_LIMIT + MAX_WAIT,
     };
     let ended = children.run(&child, stop).await;
     let bytes = fs::read(folder.join(RESULT)).unwrap_or_default();
-    let result = match serde_json::from_slice(&bytes) {
+    let result: InspectionResult<T> = match serde_json::from_slice(&bytes) {
         Ok(result) => result,
         Err(_) if stop.is_cancelled() => return Err(IntakeError::Stopped),
         Err(_) => {
             let why = ended.err().unwrap_or_else(|| child.last_words());
-            InspectionResult::Unfit(format!("cannot inspect the capture: {why}"))
+            let subject = match task {
+                InspectionTask::Captures(_) => "the capture",
+                InspectionTask::Inputs(_) => "the inputs",
+            };
+            InspectionResult::Unfit(format!("cannot inspect {subject}: {why}"))
         }
     };
-    fs::remove_dir_all(&folder)?;
-    match result {
-        InspectionResult::Files(files) => Ok(files),
-        InspectionResult::TooLarge { max } => Err(IntakeError::TooLarge { max }),
-        InspectionResult::NoRoom { free, least } => Err(IntakeError::NoRoom { free, least }),
-        InspectionResult::Unfit(why) => Err(IntakeError::Unfit(why)),
-        InspectionResult::NotKept(why) => Err(IntakeError::Keep { source: io::Error::other(why) }),
-    }
+    fs::remove_dir_all(folder)?;
+    result.into()
 }
 
 /// Executes the inspection in `folder`: `llmprof inspect`.
 pub fn execute(folder: &Path) -> io::Result<()> {
-    let task: InspectionTask = serde_json::from_slice(&fs::read(folder.join(TASK))?)?;
-    let result = match inspect_files(&task) {
-        Ok(files) => InspectionResult::Files(files),
-        Err(IntakeError::TooLarge { max }) => InspectionResult::TooLarge { max },
-        Err(IntakeError::NoRoom { free, least }) => InspectionResult::NoRoom { free, least },
-        Err(IntakeError::Unfit(why)) => InspectionResult::Unfit(why),
-        Err(error) => InspectionResult::NotKept(crate::chain(&error)),
+    let result = match serde_json::from_slice(&fs::read(folder.join(TASK))?)? {
+        InspectionTask::Captures(task) => {
+            serde_json::to_vec(&InspectionResult::from(inspect_files(&task)))?
+        }
+        InspectionTask::Inputs(upload) => {
+            serde_json::to_vec(&InspectionResult::from(staging::stage(&upload)))?
+        }
     };
-    fs::write(folder.join(RESULT), serde_json::to_vec(&result)?)
+    fs::write(folder.join(RESULT), result)
 }
 
-fn inspect_files(task: &InspectionTask) -> Result<Vec<InspectedFile>, IntakeError> {
+fn inspect_files(task: &CapturesTask) -> Result<Vec<InspectedFile>, IntakeError> {
     let (mut found, mut total) = (Vec::new(), 0);
     for UploadedFile { path, name } in &task.files {
         let unfit = |reason: String| IntakeError::Unfit(format!("{name}: {reason}"));

@@ -13,12 +13,13 @@ use crate::{
 
 /// The job spec of a claimed run. The error names a setting that is no longer configured.
 pub fn resolve(run: &ClaimedRun, cx: &Context) -> Result<JobSpec, String> {
+    let manifest = run.spec.workload().map_or("", |it| &it.inputs_manifest);
     Ok(JobSpec {
         id: run.id,
         folder: cx.folder,
         attempt: run.attempt,
         subject: resolve_subject(&run.spec.subject, cx)?,
-        inputs: cx.inputs.clone(),
+        inputs: cx.inputs.root(manifest).to_owned(),
         devices: cx.config.worker.devices.clone(),
         gpus: 0,
         tools: cx.config.tools.clone(),

@@ -21,6 +21,7 @@ use std::{path::PathBuf, sync::Arc, time::Duration};
 use tokio::sync::Notify;
 
 use crate::{
+    artifact::inputs::InputFolders,
     collect::Collector,
     config::{Config, Models},
     domain::{command::Commands, device_peaks::Devices, ids::FolderId, profiling::Presets},
@@ -41,8 +42,8 @@ pub struct Context {
     pub runs: PathBuf,
     /// Folder of the alignments' folders.
     pub alignments: PathBuf,
-    /// Folder of the inputs' manifests.
-    pub inputs: PathBuf,
+    /// Folders of the inputs' manifests.
+    pub inputs: Arc<InputFolders>,
     pub models: Arc<Models>,
     /// Commands that runs may name as their target.
     pub targets: Arc<Commands>,

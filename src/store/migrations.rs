@@ -32,6 +32,7 @@ const FILES: &[(&str, &str)] = files![
     "0071_deliveries",
     "0080_damage",
     "0090_alignment_damage",
+    "0100_inputs",
 ];
 
 /// All migrations, up to the version of this program.

@@ -10,6 +10,7 @@ mod claim;
 mod damage;
 mod deliveries;
 mod health;
+mod inputs;
 mod maintenance;
 mod migrations;
 mod queue;
@@ -52,6 +53,7 @@ pub use alignments::{AlignmentFilter, AlignmentOutcome, StoredAlignment, Submitt
 pub use claim::{ClaimedRun, Renewal};
 pub use damage::{ScrubFigures, ScrubSubject};
 pub use deliveries::{Delivery, DeliveryState, StoredDelivery};
+pub use inputs::{AddedInputs, DeletedInputs, NewInputs, StoredInputs};
 pub use queue::{History, StoreFigures, Waiting};
 pub use read::Filter;
 pub use recovery::EndedAttempt;

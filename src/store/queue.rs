@@ -1,7 +1,7 @@
 //! The queue: order of runs, durations of earlier runs, and figures of all stored runs.
 
 use super::{ScrubFigures, Store, StoreError, StoredRun, column, during, json, read};
-use crate::domain::{ids::RunId, mode::Mode};
+use crate::domain::{ids::RunId, mode::Mode, subject::RunSpec};
 
 /// Earlier runs of a median.
 const HISTORY: u32 = 21;
@@ -95,6 +95,29 @@ impl Store {
             }
         }
         Ok(found)
+    }
+
+    /// Durations of earlier runs of the name and mode of `spec`, newest first, in milliseconds.
+    /// With `same_request`, only of runs whose subject and passes are equal.
+    pub async fn durations_of(
+        &self,
+        spec: &RunSpec,
+        same_request: bool,
+    ) -> Result<Vec<i64>, StoreError> {
+        let subject = serde_json::to_string(&spec.subject).ok().filter(|_| same_request);
+        sqlx::query_scalar(
+            "select ended_at - started_at from runs indexed by runs_done
+             where name = ?1 and kind <> 'import' and state in ('succeeded', 'partial')
+                  and mode = ?2 and (?3 is null or spec -> '$.subject' = json(?3))
+             order by id desc limit ?4",
+        )
+        .bind(spec.name())
+        .bind(spec.mode().map_or("", Mode::as_str))
+        .bind(subject)
+        .bind(HISTORY)
+        .fetch_all(&self.readers)
+        .await
+        .map_err(during("list earlier runs"))
     }
 
     /// Figures of all stored runs.

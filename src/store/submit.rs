@@ -4,9 +4,15 @@ use sqlx::{Connection, SqliteConnection};
 use tokio::sync::{mpsc, oneshot};
 
 use super::{
-    Store, StoreError, StoredRun, WRITE, during, id_of, key, now_ms, read, rfc3339, writer::Writer,
+    Store, StoreError, StoredRun, WRITE, during, id_of, inputs, key, now_ms, read, rfc3339,
+    writer::Writer,
 };
-use crate::domain::{ids::RunId, mode::Mode, state::RunState, subject::RunSpec};
+use crate::domain::{
+    ids::{InputsId, RunId},
+    mode::Mode,
+    state::RunState,
+    subject::RunSpec,
+};
 
 /// Maximum of submissions in one commit, and of pending ones.
 const BATCH: usize = 256;
@@ -62,6 +68,8 @@ pub enum Submitted {
     TooManyQueued(u64),
     /// The owner's runs take this many bytes.
     DiskFull(u64),
+    /// The stored inputs that it names were deleted.
+    NoInputs(InputsId),
 }
 
 pub(super) struct PendingSubmission {
@@ -119,7 +127,7 @@ async fn commit(
     for new in news {
         results.push(match earlier(&mut tx, new).await? {
             Some(earlier) => earlier,
-            None => match used_up(&mut tx, new).await? {
+            None => match refusal(&mut tx, new).await? {
                 Some(refused) => refused,
                 None => Submitted::New(Box::new(insert(&mut tx, new).await?)),
             },
@@ -145,6 +153,17 @@ pub(super) const BYTES: &str = "select coalesce(sum(bytes), 0) from (
          where owner = ?1
     union all select json_extract(value, '$.bytes') from runs, json_each(spec, '$.subject.files')
               where owner = ?1 and kind = 'import' and state in ('queued', 'running'))";
+
+/// The reason to refuse a new run, if any: a quota, or inputs that are no longer stored.
+async fn refusal(tx: &mut SqliteConnection, new: &NewRun) -> Result<Option<Submitted>, StoreError> {
+    if let Some(refused) = used_up(tx, new).await? {
+        return Ok(Some(refused));
+    }
+    match new.spec.stored_inputs() {
+        Some(id) if !inputs::touch(tx, id).await? => Ok(Some(Submitted::NoInputs(id))),
+        _ => Ok(None),
+    }
+}
 
 /// The part of the owner's quota that is used up, if any.
 async fn used_up(tx: &mut SqliteConnection, new: &NewRun) -> Result<Option<Submitted>, StoreError> {
@@ -218,6 +237,9 @@ async fn insert(tx: &mut SqliteConnection, new: &NewRun) -> Result<StoredRun, St
     .execute(&mut *tx)
     .await
     .map_err(during("insert a run"))?;
+    if let Some(stored) = spec.stored_inputs() {
+        inputs::use_inputs(tx, id, stored).await?;
+    }
     for label in &spec.common.labels {
         sqlx::query("insert or ignore into labels (label, run_id) values (?, ?)")
             .bind(label)

@@ -1,21 +1,13 @@
 //! The running service: start, recovery and stop of store, workers and HTTP, in order.
 
-use std::{
-    net::SocketAddr,
-    path::{Path, PathBuf},
-    sync::Arc,
-    time::Duration,
-};
+use std::{net::SocketAddr, path::Path, sync::Arc, time::Duration};
 
-use anyhow::{Context as _, Result, bail};
+use anyhow::{Context as _, Result};
 use llmprof::{
-    artifact::{
-        data_folder::{self, FolderLock},
-        durable, import_staging, temporary,
-    },
+    artifact::{data_folder::FolderLock, import_staging, temporary},
     collect::{Collector, gpu::gpu_monitor::watch_gpus, process::orphans},
     config::{self, AccessSettings, Config, ExecutorKind},
-    domain::{command::Commands, device::Device, ids::FolderId, profiling::Presets},
+    domain::{command::Commands, device::Device, profiling::Presets},
     http::{self, Certificate},
     measuring::Measuring,
     scheduler::{
@@ -32,8 +24,9 @@ use tokio::{net::TcpListener, signal::unix, sync::Notify};
 use tokio_util::sync::CancellationToken;
 
 use super::{
-    super::backup::RESTORING,
-    Logging, process_limits,
+    Logging,
+    folders::{ServiceFolders, create_folder},
+    process_limits,
     settings::{certificate, check_address, collector, connection_limits, devices, given, slurm},
 };
 
@@ -51,18 +44,6 @@ pub struct Service {
     closing: CancellationToken,
     store: Store,
     _lock: Arc<FolderLock>,
-}
-
-/// Folders of the service.
-struct ServiceFolders {
-    data: PathBuf,
-    inputs: PathBuf,
-    runs: PathBuf,
-    alignments: PathBuf,
-    lock: Arc<FolderLock>,
-    identity: FolderId,
-    /// Of the file that is being packed; empty at start.
-    packing: PathBuf,
 }
 
 /// Models, commands and presets of the service.
@@ -100,7 +81,7 @@ impl Service {
             ExecutorKind::Slurm => (Vec::new(), SlurmExecutor::accepts(&config.executor.slurm)),
         };
         let cx = context(store, &folders, &catalog, &collector, config)?;
-        recover(&cx).await?;
+        recover(&cx, &folders).await?;
         let closing = CancellationToken::new();
         let app = app(&cx, &folders, catalog.refused_models, access, &devices, &accepts, &closing)?;
         let encrypted = certificate.is_some();
@@ -135,36 +116,6 @@ impl Service {
         };
         self.store.close().await?;
         served
-    }
-}
-
-impl ServiceFolders {
-    /// Locks the data folder and creates the others; rejects an incomplete restore.
-    fn prepare(data: PathBuf, server: &config::ServerSettings) -> Result<Self> {
-        let lock = Arc::new(FolderLock::take(&data)?);
-        let identity = data_folder::identity(&data)
-            .with_context(|| format!("cannot identify {}", data.display()))?;
-        if data.join(RESTORING).exists() {
-            bail!(
-                "{} contains an incomplete restore; empty the folder and restore again",
-                data.display()
-            );
-        }
-        let inputs = if server.inputs.as_os_str().is_empty() {
-            let samples = data.join("samples");
-            llmprof::artifact::samples::unpack(&samples)
-                .with_context(|| format!("cannot write the samples to {}", samples.display()))?;
-            samples
-        } else {
-            server.inputs.canonicalize().with_context(|| {
-                format!("cannot use the inputs folder {}", server.inputs.display())
-            })?
-        };
-        let runs = create_folder(&data.join("runs"))?;
-        let alignments = create_folder(&data.join("alignments"))?;
-        let packing = data.join("packing");
-        empty_folder(&packing)?;
-        Ok(Self { data, inputs, runs, alignments, lock, identity, packing })
     }
 }
 
@@ -227,7 +178,7 @@ fn context(
         folder: folders.identity,
         runs: folders.runs.clone(),
         alignments: folders.alignments.clone(),
-        inputs: folders.inputs.clone(),
+        inputs: Arc::clone(&folders.inputs),
         models: Arc::clone(&catalog.models),
         targets: Arc::clone(&catalog.targets),
         presets: Arc::clone(&catalog.presets),
@@ -242,7 +193,7 @@ fn context(
 
 /// Recovers runs, imports, deletions and alignments of an earlier service, and removes the
 /// temporary files that killed processes left.
-async fn recover(cx: &scheduler::Context) -> Result<()> {
+async fn recover(cx: &scheduler::Context, folders: &ServiceFolders) -> Result<()> {
     scheduler::recover(cx, true).await?;
     // After the processes of abandoned runs have ended.
     if let Err(error) = temporary::sweep(&config::environment::temp_dir()) {
@@ -250,6 +201,7 @@ async fn recover(cx: &scheduler::Context) -> Result<()> {
     }
     scheduler::imports::recover(cx).await?;
     tasks::retention::recover(&cx.store, &cx.runs, &cx.alignments).await?;
+    tasks::inputs::recover(&cx.store, &folders.input_storage).await?;
     cx.store.recover_alignments().await?;
     Ok(())
 }
@@ -271,7 +223,8 @@ fn app(
         folder: Arc::clone(&folders.lock),
         runs: cx.runs.clone(),
         alignments: cx.alignments.clone(),
-        inputs: cx.inputs.clone(),
+        inputs: Arc::clone(&cx.inputs),
+        input_storage: folders.input_storage.clone(),
         models: Arc::clone(&cx.models),
         refused_models,
         targets: Arc::clone(&cx.targets),
@@ -324,6 +277,8 @@ fn start_retention(cx: &scheduler::Context, folders: &ServiceFolders, closing: &
         measuring: cx.measuring.clone(),
         max_wait: cx.max_wait(),
     };
+    let days = cx.config.inputs.unused_days;
+    tasks::inputs::start(cx.store.clone(), folders.input_storage.clone(), days, closing.clone());
     tasks::scrub::start(keeper.clone(), closing.clone());
     keeper.start(closing.clone());
 }
@@ -372,21 +327,4 @@ fn reload_certificate(certificate: Certificate, closing: CancellationToken) -> R
         }
     });
     Ok(())
-}
-
-/// Creates a folder, or removes everything in it.
-fn empty_folder(path: &Path) -> Result<()> {
-    match std::fs::remove_dir_all(path) {
-        Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
-            Err(error).with_context(|| format!("cannot empty the folder {}", path.display()))
-        }
-        _ => create_folder(path).map(|_| ()),
-    }
-}
-
-fn create_folder(path: &Path) -> Result<PathBuf> {
-    std::fs::create_dir_all(path)
-        .and_then(|()| durable::sync_parent(path))
-        .with_context(|| format!("cannot create the folder {}", path.display()))?;
-    path.canonicalize().with_context(|| format!("cannot use the folder {}", path.display()))
 }

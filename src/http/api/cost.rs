@@ -14,7 +14,7 @@ use super::{
     runs::{input_error, submissions::defaults},
 };
 use crate::{
-    artifact::inputs::{self, Inputs},
+    artifact::inputs::Inputs,
     config,
     domain::{dtype::Dtype, model::ModelSpec},
     http::{
@@ -45,8 +45,8 @@ const MAX_TOKENS: u64 = 1 << 24;
 #[serde(deny_unknown_fields)]
 #[into_params(parameter_in = Query)]
 pub struct CostQuery {
-    /// Manifest of inputs, relative to the service's inputs folder; by default the bundled one,
-    /// unless `prompt_tokens` is set.
+    /// Manifest of inputs, relative to the service's inputs folder, or the id of stored inputs; by
+    /// default the bundled one, unless `prompt_tokens` is set. The first sample counts.
     #[param(min_length = 1, max_length = 200)]
     inputs: Option<String>,
     /// Prompt positions including those of images; by default those of the inputs.
@@ -140,12 +140,13 @@ pub async fn cost(
         Some(name) => Some(read_inputs(&app, name).await?),
         None => None,
     };
+    let sample = inputs.as_ref().and_then(|it| it.samples.first());
     let sizes: Vec<(u32, u32)> =
-        inputs.iter().flat_map(|it| &it.images).map(|it| (it.width, it.height)).collect();
+        sample.iter().flat_map(|it| &it.images).map(|it| (it.width, it.height)).collect();
     let request = CostRequest {
         model,
         inputs: manifest.as_deref(),
-        prompt: inputs.as_ref().map(|it| it.prompt.as_str()),
+        prompt: sample.map(|it| it.prompt.as_str()),
         images: &sizes,
         prompt_tokens: query.prompt_tokens,
         new_tokens: query.new_tokens,
@@ -184,7 +185,7 @@ fn manifest(query: &CostQuery, model: &ModelSpec) -> Result<Option<String>, ApiE
 }
 
 async fn read_inputs(app: &App, name: &str) -> Result<Inputs, ApiError> {
-    let (root, manifest) = (app.inputs.clone(), name.to_owned());
-    let read = tokio::task::spawn_blocking(move || inputs::read(&root, &manifest)).await;
+    let (folders, manifest) = (app.inputs.clone(), name.to_owned());
+    let read = tokio::task::spawn_blocking(move || folders.read(&manifest)).await;
     read.map_err(|error| ApiError::internal(&error))?.map_err(|error| input_error(name, &error))
 }

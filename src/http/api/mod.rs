@@ -12,6 +12,7 @@ pub mod diff;
 pub mod doctor;
 pub mod events;
 pub mod health;
+pub mod inputs;
 pub mod metrics;
 pub mod models;
 pub mod openapi;

@@ -6,4 +6,4 @@ pub mod guard;
 mod host_check;
 mod rates;
 mod sessions;
-mod upload_slots;
+pub mod upload_slots;

@@ -91,6 +91,9 @@ codes! {
     CaptureUnavailable = "capture_unavailable", CONFLICT,
         "run 019a9f3e-6d1c-7c4e-9a51-3a8f0c2b7d10 has no timeline (nsys/run.sqlite); \
          align runs whose nsys step succeeded";
+    InputsActive = "inputs_active", CONFLICT,
+        "the run 019a9f3e-6d1c-7c4e-9a51-3a8f0c2b7d10 needs the inputs; delete them when it has \
+         ended";
     AlignmentActive = "alignment_active", CONFLICT,
         "the alignment is running; retry when it has ended";
     AlignmentNotFinished = "alignment_not_finished", CONFLICT,

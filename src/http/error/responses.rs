@@ -52,6 +52,7 @@ families! {
     ModelNotFound: ModelNotFound InputsNotFound;
     /// No model, part, command, device or inputs of the name in a submission.
     SubjectNotFound: ModelNotFound PartNotFound CommandNotFound DeviceNotFound InputsNotFound;
+    InputsNotFound: InputsNotFound;
     MethodNotAllowed: MethodNotAllowed;
     NotAcceptable: NotAcceptable;
     BodyTimeout: BodyTimeout;
@@ -66,6 +67,7 @@ families! {
     RunNotFinished: RunNotFinished;
     ReportUnavailable: RunNotFinished ReportUnavailable;
     AlignmentActive: AlignmentActive;
+    InputsActive: InputsActive;
     AlignmentReportUnavailable: AlignmentNotFinished ReportUnavailable;
     InputsUnfit: InputsUnfit;
     BodyTooLarge: BodyTooLarge;
@@ -78,6 +80,7 @@ families! {
     RateLimited: RateLimited;
     QueueLimit: RateLimited TooManyQueued;
     UploadLimit: RateLimited TooManyQueued TooManyUploads;
+    InputsUploadLimit: RateLimited TooManyUploads;
     Internal: Internal;
     Unready: Unavailable;
     Overloaded: Overloaded;

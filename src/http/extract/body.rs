@@ -10,7 +10,8 @@ use serde::de::DeserializeOwned;
 
 use crate::http::error::{ApiError, ErrorCode};
 
-const MAX_BODY: usize = 1 << 20;
+/// Bytes of a body without files.
+pub const MAX_BODY: usize = 1 << 20;
 /// Time in which a whole body must arrive.
 pub const BODY_TIMEOUT: Duration = Duration::from_secs(10);
 
@@ -37,18 +38,17 @@ pub fn too_late() -> ApiError {
     ApiError::new(ErrorCode::BodyTimeout, message)
 }
 
-/// Reads the bytes of a JSON body.
-pub async fn read_json(headers: &HeaderMap, body: Body) -> Result<Bytes, ApiError> {
+/// Reads the bytes of a JSON body, at most `max`.
+pub async fn read_json(headers: &HeaderMap, body: Body, max: usize) -> Result<Bytes, ApiError> {
     if media_type(headers) != "application/json" {
         return Err(ApiError::of(ErrorCode::UnsupportedMediaType));
     }
-    let too_large = || {
-        ApiError::new(ErrorCode::BodyTooLarge, format!("the body is larger than {MAX_BODY} bytes"))
-    };
-    if content_length(headers).is_some_and(|length| length > MAX_BODY as u64) {
+    let too_large =
+        || ApiError::new(ErrorCode::BodyTooLarge, format!("the body is larger than {max} bytes"));
+    if content_length(headers).is_some_and(|length| length > max as u64) {
         return Err(too_large());
     }
-    match tokio::time::timeout(BODY_TIMEOUT, to_bytes(body, MAX_BODY)).await {
+    match tokio::time::timeout(BODY_TIMEOUT, to_bytes(body, max)).await {
         Ok(Ok(bytes)) => Ok(bytes),
         Ok(Err(_)) => Err(too_large()),
         Err(_) => Err(too_late()),

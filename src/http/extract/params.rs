@@ -9,7 +9,7 @@ use axum::{
 use serde::de::DeserializeOwned;
 
 use crate::{
-    domain::ids::{AlignmentId, RunId},
+    domain::ids::{AlignmentId, InputsId, RunId},
     http::error::{ApiError, ErrorCode},
 };
 
@@ -60,6 +60,35 @@ impl<S: Send + Sync> FromRequestParts<S> for AlignmentFile {
         let Path((id, name)) =
             Path::<(String, String)>::from_request_parts(parts, state).await.map_err(bad_path)?;
         Ok(Self(parse_id(&id)?, name))
+    }
+}
+
+/// The stored inputs in a path.
+pub struct InputsPath(pub InputsId);
+
+impl<S: Send + Sync> FromRequestParts<S> for InputsPath {
+    type Rejection = ApiError;
+
+    async fn from_request_parts(parts: &mut Parts, state: &S) -> Result<Self, ApiError> {
+        let Path(id) = Path::<String>::from_request_parts(parts, state).await.map_err(bad_path)?;
+        parse_id(&id).map(Self)
+    }
+}
+
+/// The stored inputs and the position of an image in a path.
+pub struct ImagePath(pub InputsId, pub u32);
+
+impl<S: Send + Sync> FromRequestParts<S> for ImagePath {
+    type Rejection = ApiError;
+
+    async fn from_request_parts(parts: &mut Parts, state: &S) -> Result<Self, ApiError> {
+        let Path((id, at)) =
+            Path::<(String, String)>::from_request_parts(parts, state).await.map_err(bad_path)?;
+        let invalid = |_| {
+            let message = format!("invalid image {at:?}; expected a number");
+            ApiError::new(ErrorCode::InvalidParameter, message)
+        };
+        Ok(Self(parse_id(&id)?, at.parse().map_err(invalid)?))
     }
 }
 

@@ -14,19 +14,24 @@ use super::{
     forms::{self, field, non_empty, parse_state},
     page::HtmlPage,
     submit_form::SubmitForm,
+    submit_inputs,
 };
 use crate::{
     domain::{device::Device, dtype::Dtype, ids::RunId, mode::Mode, state::RunState},
     http::{
         api::{
             devices::{self, DeviceView},
+            inputs::{self, InputsSummary, ManifestName},
             queue::{self, Queue},
             retention::{self, DueRun},
             runs::{self, RunList, list, submit},
         },
         auth::access::Caller,
         error::ApiError,
-        extract::params::{Params, parse_id},
+        extract::{
+            body::media_type,
+            params::{Params, parse_id},
+        },
         state::App,
     },
     store::Filter,
@@ -34,6 +39,9 @@ use crate::{
 
 /// Runs per page.
 const PAGE_RUNS: u32 = 20;
+
+/// Stored inputs that the form offers.
+const PAGE_INPUTS: u32 = 20;
 
 /// Filter of the list, and the run whose settings fill the form. Browsers send empty fields too.
 #[derive(Debug, Default, Clone, Serialize, Deserialize)]
@@ -67,6 +75,9 @@ struct SubmitFormView<'a> {
     modes: Vec<FormOption<'a>>,
     dtypes: &'static [Dtype],
     entered: &'a SubmitForm,
+    /// Latest stored inputs, and manifests.
+    stored: Vec<InputsSummary>,
+    manifests: Vec<ManifestName>,
     /// Reason why the submission was refused.
     problem: Option<&'a str>,
     /// Key of this form: submitting it twice queues one run.
@@ -99,12 +110,29 @@ pub async fn submit(
     Extension(caller): Extension<Caller>,
     request: Request,
 ) -> Result<Response, ApiError> {
-    let fields = forms::read(request).await?;
+    let (parts, body) = request.into_parts();
+    let (fields, images) = if media_type(&parts.headers) == "multipart/form-data" {
+        let received = submit_inputs::receive(&app, &caller, &parts.headers, body).await?;
+        (received.fields, received.images)
+    } else {
+        (forms::read(Request::from_parts(parts, body)).await?, None)
+    };
     let key = field(&fields, "key").to_owned();
     let entered = SubmitForm::from_fields(fields);
-    let body = entered.body().to_string();
-    let key = forms::idempotency_key(&key, &body);
-    match submit::queue(&app, caller.clone(), body.as_bytes(), Some(key)).await {
+    let body = entered.body(images.is_some()).to_string();
+    let submitted = async {
+        let (uploaded, content) = match images {
+            Some(images) => {
+                let uploaded = images.check(&app, entered.samples()).await?;
+                let content = uploaded.set().content();
+                (Some(uploaded), content)
+            }
+            None => (None, String::new()),
+        };
+        let key = forms::idempotency_key(&key, &format!("{body}{content}"));
+        submit::queue(&app, caller.clone(), body.as_bytes(), Some(key), uploaded).await
+    };
+    match submitted.await {
         Ok(run) => Ok(Redirect::to(&format!("/ui/runs/{}", run.id)).into_response()),
         Err(refused) => {
             let problem = Some(refused.message());
@@ -137,16 +165,18 @@ async fn show(
         query,
         filtered: filter.state.is_some() || filter.model.is_some() || filter.label.is_some(),
         states: RunState::ALL,
-        submission: submit_form(app, entered, problem),
+        submission: submit_form(app, entered, problem).await?,
     };
     HtmlPage::render(Some(caller), "home.html", home)
 }
 
-fn submit_form<'a>(
+async fn submit_form<'a>(
     app: &'a App,
     entered: &'a SubmitForm,
     problem: Option<&'a str>,
-) -> SubmitFormView<'a> {
+) -> Result<SubmitFormView<'a>, ApiError> {
+    let inputs::InputsList { inputs: stored, manifests, .. } =
+        inputs::page(app, None, PAGE_INPUTS).await?;
     let models = app
         .models
         .values()
@@ -156,15 +186,17 @@ fn submit_form<'a>(
     // On a CPU, the smallest model finishes soonest.
     let smallest =
         app.models.values().min_by_key(|model| model.parameters()).map_or("", |model| &model.name);
-    SubmitFormView {
+    Ok(SubmitFormView {
         models: models.collect(),
         default_model: if app.devices.iter().all(Device::is_cpu) { smallest } else { "" },
         modes: modes.collect(),
         dtypes: Dtype::ALL,
         entered,
+        stored,
+        manifests,
         problem,
         key: Uuid::now_v7(),
-    }
+    })
 }
 
 /// One line on a mode.

@@ -15,6 +15,7 @@ mod page;
 mod run;
 mod storage;
 mod submit_form;
+mod submit_inputs;
 mod table;
 mod view;
 

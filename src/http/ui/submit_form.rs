@@ -5,15 +5,22 @@
 use std::collections::BTreeMap;
 
 use serde::Serialize;
-use serde_json::{Map, Value};
+use serde_json::{Map, Value, json};
 
-use crate::domain::subject::RunSpec;
+use crate::{artifact::inputs::staging::UploadedSamples, domain::subject::RunSpec};
 
 /// Fields that are numbers in the API.
 const NUMBERS: [&str; 6] = ["repeats", "warmup", "max_new_tokens", "seed", "timeout_s", "priority"];
-const TEXTS: [&str; 5] = ["model", "mode", "inputs_manifest", "dtype", "device"];
+const TEXTS: [&str; 5] = ["model", "mode", "inputs", "dtype", "device"];
+/// Prompt of the form's images; not a field of the body.
+const PROMPT: &str = "prompt";
+/// Set if each image is a sample of its own; not a field of the body.
+const EACH_IMAGE: &str = "each_image";
 /// Labels separated by commas.
 const LABELS: &str = "labels";
+
+/// Prompt of images without one.
+const DEFAULT_PROMPT: &str = "Convert the document to markdown.";
 
 /// Text of every field.
 #[derive(Debug, Clone, PartialEq, Serialize)]
@@ -22,7 +29,7 @@ pub struct SubmitForm(BTreeMap<String, String>);
 impl SubmitForm {
     /// An empty form.
     pub fn empty() -> Self {
-        let fields = NUMBERS.iter().chain(&TEXTS).chain([&LABELS]);
+        let fields = NUMBERS.iter().chain(&TEXTS).chain([&LABELS, &PROMPT, &EACH_IMAGE]);
         Self(fields.map(|field| ((*field).to_owned(), String::new())).collect())
     }
 
@@ -45,6 +52,9 @@ impl SubmitForm {
         let parts =
             [common, workload, passes].into_iter().filter_map(|part| part.as_object().cloned());
         let mut fields: Map<String, Value> = parts.flatten().collect();
+        if let Some(inputs) = fields.remove("inputs_manifest") {
+            fields.insert("inputs".into(), inputs);
+        }
         fields.insert(LABELS.into(), spec.common.labels.join(", ").into());
         let text = |value: &Value| match value {
             Value::String(text) => Some(text.clone()),
@@ -55,10 +65,30 @@ impl SubmitForm {
         Self::from_fields(texts)
     }
 
-    /// The body of the submission, without empty fields.
-    pub fn body(&self) -> Value {
+    /// The prompt of the form's inputs; `None` if it is empty.
+    pub fn prompt(&self) -> Option<&str> {
+        self.0.get(PROMPT).map(String::as_str).filter(|prompt| !prompt.is_empty())
+    }
+
+    /// Samples of images that the form has.
+    pub fn samples(&self) -> UploadedSamples {
+        let each_image = self.0.get(EACH_IMAGE).is_some_and(|text| !text.is_empty());
+        UploadedSamples { prompt: Some(self.prompt().unwrap_or(DEFAULT_PROMPT).into()), each_image }
+    }
+
+    /// The body of the submission, without empty fields. A prompt without images is a part of it.
+    pub fn body(&self, has_images: bool) -> Value {
         let mut body = Map::new();
-        for (field, text) in self.0.iter().filter(|(_, text)| !text.is_empty()) {
+        if let (Some(prompt), false) = (self.prompt(), has_images) {
+            body.insert("inputs".into(), json!({ "prompt": prompt, "images": [] }));
+        }
+        let is_field = |field: &str| ![PROMPT, EACH_IMAGE].contains(&field);
+        for (field, text) in
+            self.0.iter().filter(|(field, text)| !text.is_empty() && is_field(field))
+        {
+            // Both together contradict each other, which the API reports.
+            let is_second = field == "inputs" && (has_images || body.contains_key("inputs"));
+            let name = if is_second { "inputs_manifest" } else { field };
             let value = match field.as_str() {
                 LABELS => text
                     .split(',')
@@ -72,7 +102,7 @@ impl SubmitForm {
                 }
                 _ => Value::from(text.as_str()),
             };
-            body.insert(field.clone(), value);
+            body.insert(name.to_owned(), value);
         }
         Value::Object(body)
     }
@@ -86,7 +116,7 @@ mod tests {
 
     fn of(pairs: &[(&str, &str)]) -> Value {
         let pairs = pairs.iter().map(|(field, text)| ((*field).to_owned(), (*text).to_owned()));
-        SubmitForm::from_fields(pairs).body()
+        SubmitForm::from_fields(pairs).body(false)
     }
 
     #[test]

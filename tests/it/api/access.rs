@@ -23,7 +23,7 @@ pub async fn api(change: impl FnOnce(&mut config::AccessSettings)) -> Api {
     Api::with(Arc::new(http::AccessControl::new(&settings, false, false, None))).await
 }
 
-async fn token(api: &Api, name: &str, role: Role) -> String {
+pub async fn token(api: &Api, name: &str, role: Role) -> String {
     let text = format!("llmprof_{name}");
     let hash = Sha256::digest(text.as_bytes()).into();
     assert!(api.store.create_token(name, role, &hash, None).await.unwrap().unwrap().valid);
@@ -54,6 +54,8 @@ fn operations() -> Vec<(String, Method, String, bool)> {
                 .replace("{run_id}", "019a9f3e-6d1c-7c4e-9a51-3a8f0c2b7d10")
                 .replace("{path}", "report.md")
                 .replace("{alignment_id}", "019a9f3e-6d1c-7c4e-9a51-3a8f0c2b7d10")
+                .replace("{inputs_id}", "019a9f3e-6d1c-7c4e-9a51-3a8f0c2b7d10")
+                .replace("{image}", "0")
                 .replace("{name}", "alignment.md");
             let guarded = operation["security"].as_array().is_some_and(|ways| !ways.is_empty());
             found.push((name.to_owned(), method.to_uppercase().parse().unwrap(), path, guarded));
@@ -89,7 +91,8 @@ async fn every_operation_except_health_and_contract_requires_a_token_with_its_ro
         let needed = match name.as_str() {
             "list_audit" | "list_deliveries" | "replay_delivery" => Role::Admin,
             "submit_run" | "submit_capture" | "cancel_run" | "delete_run" | "pin_run"
-            | "unpin_run" | "submit_alignment" | "delete_alignment" => Role::Submitter,
+            | "unpin_run" | "submit_alignment" | "delete_alignment" | "upload_inputs"
+            | "delete_inputs" => Role::Submitter,
             _ => Role::Viewer,
         };
         for (role, token) in &tokens {

@@ -16,6 +16,7 @@ use llmprof::{
     artifact::{
         data_folder::FolderLock,
         import_staging,
+        inputs::{InputFolders, storage::InputStorage},
         journal::{Journal, JournalEvent},
         manifest,
     },
@@ -47,6 +48,7 @@ pub const MODEL: &str = "deepseek-ocr-tiny";
 pub struct Api {
     router: Router,
     pub store: Store,
+    pub storage: InputStorage,
     pub measuring: Measuring,
     pub closing: CancellationToken,
     data: tempfile::TempDir,
@@ -109,6 +111,14 @@ impl Api {
         Self::made(access, |_| ()).await
     }
 
+    /// The same with this access control and changed settings.
+    pub async fn with_settings(
+        access: Arc<http::AccessControl>,
+        change: impl FnOnce(&mut config::Config),
+    ) -> Self {
+        Self::made(access, change).await
+    }
+
     /// The same with changed settings.
     pub async fn configured(change: impl FnOnce(&mut config::Config)) -> Self {
         Self::made(Arc::default(), change).await
@@ -153,6 +163,9 @@ impl Api {
         let mut config = config::Config::default();
         config.limits.free_bytes = 0;
         change(&mut config);
+        let samples = data.path().join("samples");
+        llmprof::artifact::samples::unpack(&samples).unwrap();
+        let storage = InputStorage::open(&data.path().join("stored_inputs")).unwrap();
         let store = Store::open(&data.path().join("llmprof.db")).await.unwrap();
         let (measuring, closing) = (Measuring::default(), CancellationToken::new());
         let (doctor, mut asked) =
@@ -170,7 +183,12 @@ impl Api {
             folder: Arc::new(FolderLock::take(&data.path().join("inputs")).unwrap()),
             runs: data.path().join("runs"),
             alignments: data.path().join("alignments"),
-            inputs,
+            inputs: Arc::new(InputFolders {
+                manifests: inputs,
+                samples,
+                stored: storage.root().to_owned(),
+            }),
+            input_storage: storage.clone(),
             models: Arc::new(config::models(None).unwrap().models),
             refused_models: Arc::default(),
             targets: Arc::new(config::example_targets().unwrap()),
@@ -186,7 +204,7 @@ impl Api {
             cancelled: Arc::default(),
             closing: closing.clone(),
         });
-        Self { router, store, measuring, closing, data }
+        Self { router, store, storage, measuring, closing, data }
     }
 
     /// Sends a request and reads the response; returns an error if the body ends early.

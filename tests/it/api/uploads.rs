@@ -346,3 +346,8 @@ async fn an_upload_does_not_delay_the_end_of_the_service() {
     assert_eq!(sent.await.unwrap().unwrap().status(), 503);
     assert_eq!(fs::read_dir(data.path().join("incoming")).unwrap().count(), 0);
 }
+
+/// Sends a real capture.
+pub async fn send_timeline(api: &Api, query: &str) -> super::router::Answer {
+    send(api, query, PACKED, timeline(MOCK)).await
+}

@@ -178,7 +178,7 @@ async fn an_invalid_form_is_shown_again_with_its_values_and_the_reason() {
         (format!("model={MODEL}&repeats=x&labels=keep"), 422, "repeats"),
         ("model=none&labels=keep".to_owned(), 404, "no model none"),
         ("labels=keep".to_owned(), 422, "model"),
-        (format!("model={MODEL}&inputs_manifest=gone.yaml&labels=keep"), 422, "gone.png"),
+        (format!("model={MODEL}&inputs=gone.yaml&labels=keep"), 422, "gone.png"),
     ];
     for (body, status, why) in cases {
         let text = page(&post(&api, "/ui/runs", &[], &body).await, status);

@@ -24,7 +24,7 @@ use crate::{
             },
         },
         extract::{
-            body::{parse_object, read_json},
+            body::{MAX_BODY, parse_object, read_json},
             bounds::{check_length, check_range},
             idempotency,
         },
@@ -69,7 +69,7 @@ pub async fn submit(
     body: Body,
 ) -> Result<impl IntoResponse, ApiError> {
     let key = idempotency::key(&headers)?;
-    let body = read_json(&headers, body).await?;
+    let body = read_json(&headers, body, MAX_BODY).await?;
     let stored = queue(&app, caller, &body, key).await?;
     let location = AppendHeaders([(header::LOCATION, format!("/alignments/{}", stored.id))]);
     Ok((StatusCode::ACCEPTED, location, Json(AlignmentView::from(stored))))

@@ -47,6 +47,8 @@ pub(super) struct UploadFields {
     stages: Vec<String>,
     include_ranges: Vec<String>,
     exclude_ranges: Vec<String>,
+    /// Check the files only.
+    pub(super) dry_run: bool,
 }
 
 impl UploadFields {
@@ -76,10 +78,14 @@ impl UploadFields {
             "stage" => self.stages.push(text),
             "include_ranges" => self.include_ranges.push(text),
             "exclude_ranges" => self.exclude_ranges.push(text),
+            "dry_run" => {
+                let invalid = |_| format!("dry_run: {text:.20}; expected true or false");
+                self.dry_run = text.parse().map_err(invalid)?;
+            }
             _ => {
                 return Err(format!(
-                    "unknown field {name:.40}; expected name, model, label, stage, include_ranges \
-                     or exclude_ranges"
+                    "unknown field {name:.40}; expected name, model, label, stage, include_ranges, \
+                     exclude_ranges or dry_run"
                 ));
             }
         }

@@ -4,10 +4,10 @@ use std::{fs, io, path::Path};
 
 use tokio::sync::oneshot;
 
-use super::fields::UploadFields;
+use super::{RULES, fields::UploadFields};
 use crate::{
     artifact::{
-        import_staging::{InspectedFile, Inspection, IntakeError, UploadedFile},
+        import_staging::{CapturesInspection, InspectedFile, IntakeError, UploadedFile},
         layout,
     },
     domain::import::{CaptureKind, Import, ImportedFile},
@@ -78,9 +78,10 @@ async fn request(
 ) -> Result<Vec<InspectedFile>, ApiError> {
     let (answer, answered) = oneshot::channel();
     let (limits, rules) = (intake.limits, fields.import(vec![]));
-    let inspection = Inspection { folder: folder.to_owned(), files, limits, rules, answer };
-    intake.inspector.send(inspection).await.map_err(|_| IntakeError::Stopped)?;
-    Ok(answered.await.map_err(|_| IntakeError::Stopped)??)
+    let inspection = CapturesInspection { folder: folder.to_owned(), files, limits, rules, answer };
+    let stopped = |error| RULES.refuse(error);
+    intake.inspector.send(inspection.into()).await.map_err(|_| stopped(IntakeError::Stopped))?;
+    answered.await.unwrap_or(Err(IntakeError::Stopped)).map_err(stopped)
 }
 
 fn move_file(from: &Path, to: &Path) -> io::Result<()> {

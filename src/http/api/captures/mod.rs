@@ -13,13 +13,14 @@ use axum::{
     body::Body,
     extract::State,
     http::{HeaderMap, header},
-    response::IntoResponse,
+    response::{IntoResponse, Response},
 };
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
 use self::fields::{UploadFields, UploadHash};
 use super::runs::{
+    dry_run::{self, DryRun},
     example,
     submissions::Label,
     submit::{SubmittedRun, accepted, accepted_run},
@@ -40,12 +41,22 @@ use crate::{
             body::{content_length, header_text, media_type},
             idempotency,
             params::Params,
-            upload::{ReceivedBody, Upload, UploadPace},
+            upload::{ReceivedBody, Upload, UploadPace, UploadRules},
         },
         state::{App, UploadFolder},
         traffic::Refusal,
     },
     store::{IdempotencyKey, NewRun, Owner, Submitted},
+};
+
+/// Rules of an upload of captures.
+pub(super) const RULES: UploadRules = UploadRules {
+    files: &["file"],
+    max_parts: 128,
+    max_text: 4096,
+    invalid: ErrorCode::CaptureInvalid,
+    subject: "the capture",
+    size_setting: "limits.capture_bytes",
 };
 
 /// A file, as it is.
@@ -80,6 +91,9 @@ pub struct CaptureForm {
     #[serde(default)]
     #[schema(max_items = 32)]
     pub exclude_ranges: Vec<String>,
+    /// Check everything and return the plan of the run; queue and store nothing.
+    #[serde(default)]
+    pub dry_run: Option<bool>,
 }
 
 impl CaptureForm {
@@ -92,6 +106,7 @@ impl CaptureForm {
             stage: vec!["prefill=ctx@vllm".into(), "decode_all=gen@vllm".into()],
             include_ranges: vec!["measured".into()],
             exclude_ranges: vec!["warmup".into()],
+            dry_run: None,
         }
     }
 }
@@ -119,7 +134,10 @@ impl CaptureForm {
         ("include_ranges" = Option<Vec<String>>, Query, max_items = 32,
             description = "Only kernels in ranges of these names count"),
         ("exclude_ranges" = Option<Vec<String>>, Query, max_items = 32,
-            description = "Kernels in ranges of these names do not count")),
+            description = "Kernels in ranges of these names do not count"),
+        ("dry_run" = Option<bool>, Query,
+            description = "Check everything and return the plan of the run; queue and store \
+                           nothing")),
     request_body(content(
         (CaptureFile = "application/octet-stream", examples(
             ("capture" = (summary = "A capture", value = json!("(bytes of the file)"))))),
@@ -135,6 +153,8 @@ impl CaptureForm {
         (status = 202, description = "The import is queued", body = SubmittedRun,
             headers(("Location" = String, description = "Path of the run")),
             example = json!(example::submitted())),
+        (status = 200, description = "The import was only checked (`dry_run`)", body = DryRun,
+            example = json!(DryRun::example())),
         GuardedErrors, InvalidParameter, BodyErrors, IdempotencyConflict, InvalidCapture,
         UploadLimit, Unavailable, InsufficientStorage))]
 pub async fn submit(
@@ -143,7 +163,7 @@ pub async fn submit(
     Params(query): Params<Vec<(String, String)>>,
     headers: HeaderMap,
     body: Body,
-) -> Result<impl IntoResponse, ApiError> {
+) -> Result<Response, ApiError> {
     let key = idempotency::key(&headers)?;
     let (mut fields, mut hash) = (UploadFields::default(), UploadHash::default());
     fields.add_all(query, &mut hash, ErrorCode::InvalidParameter)?;
@@ -165,7 +185,11 @@ pub async fn submit(
     }
     let idempotency = key.map(|key| IdempotencyKey { key, body_sha256: hash.finish() });
     let import = inspect::inspect(intake, folder.path(), received.files, &fields).await?;
+    let is_dry = fields.dry_run;
     let spec = fields.spec(import);
+    if is_dry {
+        return Ok(dry_run::answer(&app, spec).await?.into_response());
+    }
     let owner = app.access.owner(&caller);
     // A task of its own: the submission completes even if the client leaves now.
     let queued = tokio::spawn({
@@ -175,7 +199,7 @@ pub async fn submit(
     let submitted = queued.await.map_err(|error| ApiError::internal(&error))??;
     let run = accepted_run(submitted, &caller)?;
     app.queued.notify_waiters();
-    Ok(accepted(run))
+    Ok(accepted(run).into_response())
 }
 
 /// Receives the body into `folder`, by its content type.
@@ -189,7 +213,8 @@ async fn receive(
     let length = content_length(headers);
     let access = &app.config.access;
     let pace = UploadPace::new(access.upload_bytes_per_s, access.upload_window_s);
-    let upload = |is_form| Upload::new(folder, app.intake.limits, pace, length, is_form);
+    let rules = (RULES, app.intake.limits);
+    let upload = |is_form| Upload::new(folder, rules, pace, length, is_form);
     let received = match media_type(headers).as_str() {
         "multipart/form-data" => {
             let boundary = multer::parse_boundary(header_text(headers, header::CONTENT_TYPE))

@@ -3,12 +3,14 @@
 pub mod cancel;
 mod checks;
 pub mod delete;
+pub mod dry_run;
 pub mod example;
 pub mod list;
 pub mod show;
 pub mod submissions;
 pub mod submit;
 mod submit_command;
+mod submit_inputs;
 mod submit_model;
 
 pub(crate) use checks::{check_labels, deduplicated, input_error};

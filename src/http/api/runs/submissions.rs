@@ -33,6 +33,36 @@ pub enum SubmitRun {
     Command(Box<SubmitCommand>),
 }
 
+/// Id of stored inputs, or name of a manifest relative to the service's inputs folder.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(transparent)]
+#[schema(min_length = 1, max_length = 200, example = "inputs.yaml")]
+pub struct InputsName(pub String);
+
+/// Inputs of a submission.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, ToSchema)]
+#[serde(
+    untagged,
+    expecting = "expected the id of stored inputs, the name of a manifest, or {prompt, images}"
+)]
+pub enum SubmittedInputs {
+    Name(InputsName),
+    Inline(InlineInputs),
+}
+
+/// A prompt with its images. They are stored like uploaded ones.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct InlineInputs {
+    #[schema(max_length = 65536, example = "Convert the document to markdown.")]
+    pub prompt: String,
+    /// `sha256:` and the hash of a stored image, or a data URL (`data:image/png;base64,...`); up to
+    /// 8 MiB of decoded data in total.
+    #[serde(default)]
+    #[schema(max_items = 64)]
+    pub images: Vec<String>,
+}
+
 /// Settings that both forms have: passes and queueing.
 #[derive(Debug, Clone)]
 pub(crate) struct PassesRequest {
@@ -94,6 +124,9 @@ macro_rules! submissions {
                 #[serde(default, deserialize_with = "optional_object")]
                 #[schema(value_type = Option<Profiling>)]
                 pub profiling: Option<Settings>,
+                /// Check everything and return the plan of the run; queue and store nothing.
+                #[serde(default)]
+                pub dry_run: bool,
             }
 
             impl $name {
@@ -134,9 +167,12 @@ submissions! {
         /// `align_with`.
         #[serde(default, deserialize_with = "optional_object")]
         pub mock: Option<MockChange>,
-        /// Manifest of inputs, relative to the service's inputs folder. When absent, the bundled
-        /// page, `inputs.yaml`; for a model that reads text only, the bundled text,
-        /// `inputs-text.yaml`.
+        /// The id of stored inputs or the name of a manifest (`GET /inputs`), or a prompt with
+        /// images. When absent, the bundled page, `inputs.yaml`; for a model that reads text only,
+        /// the bundled text, `inputs-text.yaml`.
+        #[serde(default)]
+        pub inputs: Option<SubmittedInputs>,
+        /// Name of a manifest, as in `inputs`.
         #[serde(default)]
         #[schema(min_length = 1, max_length = 200, example = "inputs.yaml")]
         pub inputs_manifest: Option<String>,

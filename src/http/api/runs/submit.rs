@@ -5,32 +5,44 @@ use axum::{
     body::Body,
     extract::State,
     http::{HeaderMap, StatusCode, header},
-    response::{AppendHeaders, IntoResponse},
+    response::{AppendHeaders, IntoResponse, Response},
 };
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
-use super::{RunLinks, example, submissions::SubmitRun, submit_command, submit_model};
+use super::{
+    RunLinks,
+    dry_run::{self, DryRun},
+    example,
+    submissions::SubmitRun,
+    submit_command, submit_model,
+};
 use crate::{
     domain::{ids::RunId, state::RunState, subject::RunSpec},
     http::{
-        api::metrics::free_bytes,
+        api::{
+            inputs::{self, pending::PendingInputs},
+            metrics::free_bytes,
+        },
         auth::access::Caller,
         error::{
             ApiError, ErrorCode,
             responses::{
                 BodyErrors, GuardedErrors, InsufficientStorage, InvalidBody, InvalidInputs,
-                QueueLimit, SubjectNotFound, SubmissionConflict,
+                SubjectNotFound, SubmissionConflict, Unavailable, UploadLimit,
             },
         },
         extract::{
-            body::{parse_object, read_json},
+            body::{MAX_BODY, content_length, parse_object, read_json},
             idempotency,
         },
         state::App,
     },
-    store::{NewRun, StoredRun, Submitted},
+    store::{IdempotencyKey, NewRun, StoredRun, Submitted},
 };
+
+/// Bytes of a body with images: 8 MiB as base64, and the rest.
+const MAX_INLINE_BODY: usize = 12 << 20;
 
 /// The answer to a submission.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, ToSchema)]
@@ -79,22 +91,46 @@ impl From<StoredRun> for SubmittedRun {
             },
             "mode": "light", "repeats": 2, "warmup": 0,
         }))),
+        ("inline" = (summary = "A prompt of its own", value = json!({
+            "model": "deepseek-ocr-tiny", "inputs": { "prompt": "Describe a GPU.", "images": [] },
+        }))),
         ("everything" = (summary = "Every setting", value = json!(example::full_submission()))))),
     responses(
         (status = 202, description = "The run is queued", body = SubmittedRun,
             headers(("Location" = String, description = "Path of the run")),
             example = json!(example::submitted())),
+        (status = 200, description = "The submission was only checked (`dry_run`)", body = DryRun,
+            example = json!(DryRun::example())),
         GuardedErrors, InvalidBody, SubjectNotFound, BodyErrors, SubmissionConflict, InvalidInputs,
-        QueueLimit, InsufficientStorage))]
+        UploadLimit, Unavailable, InsufficientStorage))]
 pub async fn submit(
     State(app): State<App>,
     Extension(caller): Extension<Caller>,
     headers: HeaderMap,
     body: Body,
-) -> Result<impl IntoResponse, ApiError> {
+) -> Result<Response, ApiError> {
     let key = idempotency::key(&headers)?;
-    let body = read_json(&headers, body).await?;
-    Ok(accepted(queue(&app, caller, &body, key).await?))
+    // A large body takes the place of an upload.
+    let is_large = content_length(&headers).is_some_and(|length| length > MAX_BODY as u64);
+    let _slot = if is_large { Some(app.access.upload_slot(&caller)?) } else { None };
+    let max = if is_large { MAX_INLINE_BODY } else { MAX_BODY };
+    let body = read_json(&headers, body, max).await?;
+    let checked = check(&app, &body, None).await?;
+    if checked.dry_run {
+        check_free_space(&app)?;
+        return Ok(dry_run::answer(&app, checked.spec).await?.into_response());
+    }
+    let idempotency = idempotency::of_body(key, &body);
+    Ok(accepted(queue_checked(&app, caller, checked, idempotency).await?).into_response())
+}
+
+/// A checked submission.
+#[derive(Debug)]
+pub(crate) struct CheckedRun {
+    pub spec: RunSpec,
+    /// Inputs to be stored before the run is queued.
+    pub inputs: Option<PendingInputs>,
+    pub dry_run: bool,
 }
 
 /// The response to an accepted submission.
@@ -104,24 +140,58 @@ pub(crate) fn accepted(run: StoredRun) -> impl IntoResponse {
     (StatusCode::ACCEPTED, location, Json(answer))
 }
 
-/// Checks a request and queues its run. A repeated key and body return the run of the first time.
+/// Checks a form's request and queues its run. A repeated key and body return the run of the first
+/// time. `uploaded`: inputs of the form.
 pub(crate) async fn queue(
     app: &App,
     caller: Caller,
     body: &[u8],
     key: Option<String>,
+    uploaded: Option<PendingInputs>,
 ) -> Result<StoredRun, ApiError> {
-    let spec = check(app, body).await?;
+    let checked = check(app, body, uploaded).await?;
+    queue_checked(app, caller, checked, idempotency::of_body(key, body)).await
+}
+
+/// Stores the inputs of a checked run, and queues it.
+async fn queue_checked(
+    app: &App,
+    caller: Caller,
+    checked: CheckedRun,
+    idempotency: Option<IdempotencyKey>,
+) -> Result<StoredRun, ApiError> {
     check_free_space(app)?;
-    let new = NewRun {
-        id: None,
-        spec,
-        idempotency: idempotency::of_body(key, body),
-        owner: app.access.owner(&caller),
-    };
-    let run = accepted_run(app.store.submit(new).await?, &caller)?;
+    // A task of its own: inputs are stored together with their run even if the client leaves now.
+    let queued = tokio::spawn({
+        let (app, caller) = (app.clone(), caller.clone());
+        async move { store_and_submit(&app, &caller, checked, idempotency).await }
+    });
+    let submitted = queued.await.map_err(|error| ApiError::internal(&error))??;
+    let run = accepted_run(submitted, &caller)?;
     app.queued.notify_waiters();
     Ok(run)
+}
+
+/// Stores inputs and submits the run; inputs of a refused run are removed.
+async fn store_and_submit(
+    app: &App,
+    caller: &Caller,
+    checked: CheckedRun,
+    idempotency: Option<IdempotencyKey>,
+) -> Result<Submitted, ApiError> {
+    let CheckedRun { mut spec, inputs: pending, .. } = checked;
+    let mut added = None;
+    if let Some(pending) = pending {
+        let stored = pending.store(app, caller.name.clone()).await?;
+        spec.set_inputs(stored.id.to_string());
+        added = stored.is_new.then_some(stored.id);
+    }
+    let new = NewRun { id: None, spec, idempotency, owner: app.access.owner(caller) };
+    let submitted = app.store.submit(new).await;
+    if let (Some(id), false) = (added, matches!(submitted, Ok(Submitted::New(_)))) {
+        inputs::remove(app, id).await?;
+    }
+    Ok(submitted?)
 }
 
 /// Returns the run that was submitted, or the error of a refused submission.
@@ -142,6 +212,9 @@ pub(crate) fn accepted_run(submitted: Submitted, caller: &Caller) -> Result<Stor
                 format!("disk quota exceeded: {name:?} stores {bytes} bytes; delete some runs");
             Err(ApiError::new(ErrorCode::DiskQuota, message))
         }
+        Submitted::NoInputs(id) => {
+            Err(ApiError::new(ErrorCode::InputsNotFound, format!("no inputs {id}")))
+        }
     }
 }
 
@@ -161,11 +234,15 @@ fn check_free_space(app: &App) -> Result<(), ApiError> {
 }
 
 /// Checks a submission of either form and fills in the defaults.
-async fn check(app: &App, body: &[u8]) -> Result<RunSpec, ApiError> {
+async fn check(
+    app: &App,
+    body: &[u8],
+    uploaded: Option<PendingInputs>,
+) -> Result<CheckedRun, ApiError> {
     if is_command(body) {
         submit_command::check(app, parse_object(body)?)
     } else {
-        submit_model::check(app, parse_object(body)?).await
+        submit_model::check(app, parse_object(body)?, uploaded).await
     }
 }
 

@@ -1,6 +1,6 @@
 //! A submission of a command: checked against the commands and devices of this host.
 
-use super::{checks::check_passes, submissions::SubmitCommand};
+use super::{checks::check_passes, submissions::SubmitCommand, submit::CheckedRun};
 use crate::{
     domain::{
         command::{CommandCall, CommandTarget},
@@ -15,7 +15,7 @@ use crate::{
 };
 
 /// Checks a submission of a command and fills in the defaults.
-pub(super) fn check(app: &App, run: SubmitCommand) -> Result<RunSpec, ApiError> {
+pub(super) fn check(app: &App, run: SubmitCommand) -> Result<CheckedRun, ApiError> {
     let call = &run.target;
     call.check_form().map_err(|message| ApiError::new(ErrorCode::InvalidRequest, message))?;
     let (mut passes, common) = check_passes(app, &run.passes())?;
@@ -26,9 +26,11 @@ pub(super) fn check(app: &App, run: SubmitCommand) -> Result<RunSpec, ApiError> 
     check_gpu_count(app, &run.device, plan.gpus)?;
     let gpus = Some(plan.gpus).filter(|gpus| *gpus > 0);
     let call = CommandCall { command: call.command.clone(), params: plan.params, gpus };
+    let dry_run = run.dry_run;
     let change = run.profiling.unwrap_or_default();
     passes.profiling = passes.profiling.map(|it| with_recording_window(it, &change, command));
-    Ok(RunSpec { subject: Subject::Command(CommandSubject { call, passes }), common })
+    let subject = Subject::Command(CommandSubject { call, passes });
+    Ok(CheckedRun { spec: RunSpec { subject, common }, inputs: None, dry_run })
 }
 
 fn find_command<'a>(app: &'a App, name: &str) -> Result<&'a CommandTarget, ApiError> {

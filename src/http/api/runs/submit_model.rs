@@ -2,11 +2,12 @@
 //! and the passes.
 
 use super::{
-    checks::{check_dtype, check_passes, input_error},
-    submissions::{SubmitModel, defaults},
+    checks::{check_dtype, check_passes},
+    submissions::SubmitModel,
+    submit::CheckedRun,
+    submit_inputs::{self, RunInputs},
 };
 use crate::{
-    artifact::inputs,
     domain::{
         json_numbers::MAX_EXACT,
         model::{ModelSpec, parts::has_decode_steps},
@@ -16,7 +17,7 @@ use crate::{
         subject::{ModelSubject, PartSubject, RunSpec, Subject, Workload},
     },
     http::{
-        api::models::find_model,
+        api::{inputs::pending::PendingInputs, models::find_model},
         error::{ApiError, ErrorCode},
         extract::bounds::{check_length, check_range},
         state::App,
@@ -34,14 +35,15 @@ fn contradictory(message: impl Into<String>) -> ApiError {
     ApiError::new(ErrorCode::RequestContradictory, message)
 }
 
-/// Checks a submission of a model and fills in the defaults.
-pub(super) async fn check(app: &App, run: SubmitModel) -> Result<RunSpec, ApiError> {
+/// Checks a submission of a model and fills in the defaults. `uploaded`: inputs of a form.
+pub(super) async fn check(
+    app: &App,
+    run: SubmitModel,
+    uploaded: Option<PendingInputs>,
+) -> Result<CheckedRun, ApiError> {
     check_range("max_new_tokens", run.max_new_tokens, 1..=4096)?;
     check_range("seed", run.seed, 0..=MAX_EXACT)?;
     check_length("model", &run.model, 1..=MAX_NAME)?;
-    if let Some(manifest) = &run.inputs_manifest {
-        check_length("inputs_manifest", manifest, 1..=MAX_NAME)?;
-    }
     if let Some(PartPath(path)) = &run.target {
         check_length("target", path, 1..=MAX_NAME)?;
     }
@@ -49,23 +51,22 @@ pub(super) async fn check(app: &App, run: SubmitModel) -> Result<RunSpec, ApiErr
     check_dtype(app, &run.device, run.dtype)?;
     let model = find_model(app, &run.model)?;
     let reads_images = model.vision.is_some();
-    let manifest =
-        run.inputs_manifest.clone().unwrap_or_else(|| defaults::inputs_manifest(reads_images));
-    let (root, name) = (app.inputs.clone(), manifest.clone());
-    let inputs = tokio::task::spawn_blocking(move || inputs::read(&root, &name)).await;
-    let inputs = inputs
-        .map_err(|error| ApiError::internal(&error))?
-        .map_err(|error| input_error(&manifest, &error))?;
-    if !reads_images && !inputs.images.is_empty() {
+    let inputs = submit_inputs::resolve(app, &run, reads_images, uploaded).await?;
+    let RunInputs { manifest, samples, images, pending } = inputs;
+    if !reads_images && images > 0 {
         let message =
             format!("{manifest} contains images, but the model {} reads text only", run.model);
         return Err(ApiError::new(ErrorCode::InputsUnfit, message));
     }
+    if samples > 1 {
+        let message = format!("{manifest} has {samples} samples; submit one each");
+        return Err(ApiError::new(ErrorCode::InputsUnfit, message));
+    }
     if let Some(profiling) = &mut passes.profiling {
-        check_part(app, &run, model, inputs.images.len(), profiling)?;
+        check_part(app, &run, model, images, profiling)?;
         set_traced_repeats(&run, profiling);
     }
-    let SubmitModel { model, max_new_tokens, seed, dtype, .. } = run;
+    let SubmitModel { model, max_new_tokens, seed, dtype, dry_run, .. } = run;
     let workload = Workload { model, inputs_manifest: manifest, max_new_tokens, seed, dtype };
     let subject = match run.target {
         None => Subject::Model(ModelSubject { workload, passes }),
@@ -77,7 +78,7 @@ pub(super) async fn check(app: &App, run: SubmitModel) -> Result<RunSpec, ApiErr
             passes,
         }),
     };
-    Ok(RunSpec { subject, common })
+    Ok(CheckedRun { spec: RunSpec { subject, common }, inputs: pending, dry_run })
 }
 
 /// Checks the part and its alignment against the model, the inputs and the passes.

@@ -31,16 +31,31 @@ use crate::{
 const MAX_TIME: Duration = Duration::from_secs(3600);
 /// Bytes of a form around its files.
 const FORM_OVERHEAD: u64 = 1 << 16;
-/// Bytes of a text field.
-const MAX_TEXT: usize = 4096;
-const MAX_PARTS: usize = 128;
+
+/// Rules of a form, and the errors of its files.
+#[derive(Debug, Clone, Copy)]
+pub struct UploadRules {
+    /// Names of the parts that are files; the others are texts.
+    pub files: &'static [&'static str],
+    pub max_parts: usize,
+    /// Bytes of a text field.
+    pub max_text: usize,
+    /// Code of an upload that is refused for its content.
+    pub invalid: ErrorCode,
+    /// The uploaded thing in messages, and the setting that limits its size.
+    pub subject: &'static str,
+    pub size_setting: &'static str,
+}
 
 /// A received file.
 #[derive(Debug)]
 pub struct ReceivedFile {
+    /// Name of the form's part; empty for a body that is one file.
+    pub part: String,
     /// The client's name without folders; may be empty.
     pub name: String,
     pub path: PathBuf,
+    pub bytes: u64,
     pub sha256: [u8; 32],
 }
 
@@ -56,6 +71,7 @@ pub struct ReceivedBody {
 #[derive(Debug)]
 pub struct Upload {
     folder: PathBuf,
+    rules: UploadRules,
     limits: UploadLimits,
     pace: UploadPace,
     received_bytes: u64,
@@ -71,24 +87,51 @@ pub fn plain_name(name: &str) -> String {
     if matches!(kept.trim(), "." | "..") { String::new() } else { kept }
 }
 
-fn invalid(message: impl Into<String>) -> ApiError {
-    ApiError::new(ErrorCode::CaptureInvalid, message)
+impl UploadRules {
+    fn invalid(&self, message: impl Into<String>) -> ApiError {
+        ApiError::new(self.invalid, message)
+    }
+
+    fn malformed(&self, error: multer::Error) -> ApiError {
+        self.invalid(format!("malformed form: {}", crate::chain(&error)))
+    }
+
+    /// The error of a refused upload.
+    pub fn refuse(&self, error: IntakeError) -> ApiError {
+        let Self { subject, size_setting, .. } = self;
+        match error {
+            IntakeError::TooLarge { max } => {
+                let message = format!("{subject}: more than {max} bytes ({size_setting})");
+                ApiError::new(ErrorCode::BodyTooLarge, message)
+            }
+            IntakeError::NoRoom { .. } => {
+                ApiError::new(ErrorCode::DiskFull, error.to_string()).retry_after(60)
+            }
+            IntakeError::Unfit(_) => self.invalid(error.to_string()),
+            IntakeError::Keep { .. } => ApiError::internal(&error),
+            IntakeError::Stopped => ApiError::new(ErrorCode::Unavailable, error.to_string()),
+        }
+    }
 }
 
 impl Upload {
     /// A receiver that writes to `folder`. `length` is the announced length of the body.
     pub fn new(
         folder: &Path,
-        limits: UploadLimits,
+        (rules, limits): (UploadRules, UploadLimits),
         pace: UploadPace,
         length: Option<u64>,
         is_form: bool,
     ) -> Result<Self, ApiError> {
         let overhead = if is_form { FORM_OVERHEAD } else { 0 };
-        limits.hold(length.unwrap_or_default().saturating_sub(overhead))?;
-        limits.have_room(folder, length.unwrap_or_default())?;
+        let length = length.unwrap_or_default();
+        limits
+            .hold(length.saturating_sub(overhead))
+            .and_then(|()| limits.have_room(folder, length))
+            .map_err(|error| rules.refuse(error))?;
         Ok(Self {
             folder: folder.to_owned(),
+            rules,
             limits,
             pace,
             received_bytes: 0,
@@ -103,16 +146,18 @@ impl Upload {
         let mut stream = body.into_data_stream();
         let mut hash = Sha256::new();
         while let Some(bytes) = self.in_time(stream.next()).await? {
-            let bytes = bytes.map_err(|_| invalid("the body ended early"))?;
+            let bytes = bytes.map_err(|_| self.rules.invalid("the body ended early"))?;
             hash.update(&bytes);
             self.write(&mut file, &bytes).await?;
         }
         file.flush().await.map_err(|error| ApiError::internal(&error))?;
-        let file = ReceivedFile { name: String::new(), path, sha256: hash.finalize().into() };
+        let (part, name) = (String::new(), String::new());
+        let (bytes, sha256) = (self.received_bytes, hash.finalize().into());
+        let file = ReceivedFile { part, name, path, bytes, sha256 };
         Ok(ReceivedBody { files: vec![file], fields: vec![] })
     }
 
-    /// Receives a form: parts called `file` are files, the others texts.
+    /// Receives a form with the files and texts of its rules.
     pub async fn receive_form(
         mut self,
         body: Body,
@@ -122,12 +167,15 @@ impl Upload {
         let chunks = FormChunks::new(body, Arc::clone(&unparsed));
         let mut form = multer::Multipart::new(chunks, boundary);
         let mut received = ReceivedBody::default();
+        let rules = self.rules;
+        let malformed = |error| rules.malformed(error);
         while let Some(part) = self.in_time(form.next_field()).await?.map_err(malformed)? {
-            if received.files.len() + received.fields.len() >= MAX_PARTS {
-                return Err(invalid(format!("the form has more than {MAX_PARTS} parts")));
+            if received.files.len() + received.fields.len() >= rules.max_parts {
+                let message = format!("the form has more than {} parts", rules.max_parts);
+                return Err(rules.invalid(message));
             }
             let name = part.name().unwrap_or_default().to_owned();
-            if name == "file" {
+            if rules.files.contains(&name.as_str()) {
                 let number = received.files.len();
                 received.files.push(self.receive_file_part(part, number, &unparsed).await?);
             } else {
@@ -147,14 +195,19 @@ impl Upload {
     ) -> Result<ReceivedFile, ApiError> {
         let (path, mut file) = self.create_file(number).await?;
         let name = plain_name(part.file_name().unwrap_or_default());
+        let (before, rules) = (self.received_bytes, self.rules);
         let mut hash = Sha256::new();
-        while let Some(bytes) = self.in_time(part.chunk()).await?.map_err(malformed)? {
+        while let Some(bytes) =
+            self.in_time(part.chunk()).await?.map_err(|error| rules.malformed(error))?
+        {
             unparsed.store(0, Ordering::Relaxed);
             hash.update(&bytes);
             self.write(&mut file, &bytes).await?;
         }
         file.flush().await.map_err(|error| ApiError::internal(&error))?;
-        Ok(ReceivedFile { name, path, sha256: hash.finalize().into() })
+        let (part, bytes) =
+            (part.name().unwrap_or_default().to_owned(), self.received_bytes - before);
+        Ok(ReceivedFile { part, name, path, bytes, sha256: hash.finalize().into() })
     }
 
     async fn receive_text_part(
@@ -163,17 +216,20 @@ impl Upload {
         name: &str,
         unparsed: &AtomicU64,
     ) -> Result<String, ApiError> {
-        let mut text = Vec::new();
-        while let Some(bytes) = self.in_time(part.chunk()).await?.map_err(malformed)? {
+        let (mut text, rules) = (Vec::new(), self.rules);
+        while let Some(bytes) =
+            self.in_time(part.chunk()).await?.map_err(|error| rules.malformed(error))?
+        {
             unparsed.store(0, Ordering::Relaxed);
             self.pace.add_bytes(bytes.len());
             text.extend_from_slice(&bytes);
-            if text.len() > MAX_TEXT {
-                let message = format!("{name:.40}: a text field has at most {MAX_TEXT} bytes");
-                return Err(invalid(message));
+            if text.len() > rules.max_text {
+                let max = rules.max_text;
+                let message = format!("{name:.40}: a text field has at most {max} bytes");
+                return Err(rules.invalid(message));
             }
         }
-        String::from_utf8(text).map_err(|_| invalid(format!("{name:.40}: not UTF-8")))
+        String::from_utf8(text).map_err(|_| rules.invalid(format!("{name:.40}: not UTF-8")))
     }
 
     async fn create_file(&self, number: usize) -> Result<(PathBuf, File), ApiError> {
@@ -185,9 +241,10 @@ impl Upload {
     async fn write(&mut self, file: &mut File, bytes: &Bytes) -> Result<(), ApiError> {
         self.pace.add_bytes(bytes.len());
         self.received_bytes += bytes.len() as u64;
-        self.limits.hold(self.received_bytes)?;
+        let refuse = |error| self.rules.refuse(error);
+        self.limits.hold(self.received_bytes).map_err(refuse)?;
         if self.received_bytes - self.checked_bytes >= LOOK {
-            self.limits.have_room(&self.folder, 0)?;
+            self.limits.have_room(&self.folder, 0).map_err(refuse)?;
             self.checked_bytes = self.received_bytes;
         }
         file.write_all(bytes).await.map_err(|error| ApiError::internal(&error))
@@ -210,26 +267,6 @@ impl Upload {
                 let message = format!("the upload took more than {} seconds", MAX_TIME.as_secs());
                 return Err(slow(message));
             }
-        }
-    }
-}
-
-fn malformed(error: multer::Error) -> ApiError {
-    invalid(format!("malformed form: {}", crate::chain(&error)))
-}
-
-impl From<IntakeError> for ApiError {
-    fn from(error: IntakeError) -> Self {
-        match error {
-            IntakeError::TooLarge { .. } => {
-                Self::new(ErrorCode::BodyTooLarge, format!("the capture: {error}"))
-            }
-            IntakeError::NoRoom { .. } => {
-                Self::new(ErrorCode::DiskFull, error.to_string()).retry_after(60)
-            }
-            IntakeError::Unfit(_) => Self::new(ErrorCode::CaptureInvalid, error.to_string()),
-            IntakeError::Keep { .. } => Self::internal(&error),
-            IntakeError::Stopped => Self::new(ErrorCode::Unavailable, error.to_string()),
         }
     }
 }

@@ -88,6 +88,51 @@
     });
   }
 
+  // Shows the chosen images; files dropped on the field are chosen.
+  const chooser = document.querySelector(".drop input[type=file]");
+  if (chooser) {
+    const field = chooser.closest(".drop");
+    const chosen = by("chosen");
+    const MAX_SHOWN = 24;
+    const item = (text) => {
+      const entry = document.createElement("li");
+      const name = document.createElement("span");
+      name.textContent = name.title = text;
+      entry.append(name);
+      return entry;
+    };
+    const show = (file) => {
+      const entry = item(file.name);
+      createImageBitmap(file, { resizeWidth: 168, resizeQuality: "medium" }).then((image) => {
+        const canvas = document.createElement("canvas");
+        [canvas.width, canvas.height] = [image.width, image.height];
+        canvas.getContext("2d").drawImage(image, 0, 0);
+        entry.prepend(canvas);
+      }, () => entry.append(" cannot be shown"));
+      return entry;
+    };
+    chooser.addEventListener("change", () => {
+      const files = [...chooser.files];
+      chosen.hidden = !files.length;
+      chosen.replaceChildren(...files.slice(0, MAX_SHOWN).map(show));
+      if (files.length > MAX_SHOWN) chosen.append(item(`and ${files.length - MAX_SHOWN} more`));
+      announce(`${files.length} image${files.length === 1 ? "" : "s"} chosen.`);
+    });
+    field.addEventListener("dragover", (event) => {
+      event.preventDefault();
+      field.classList.add("over");
+    });
+    for (const end of ["dragleave", "drop"]) {
+      field.addEventListener(end, () => field.classList.remove("over"));
+    }
+    field.addEventListener("drop", (event) => {
+      event.preventDefault();
+      if (!event.dataTransfer.files.length) return;
+      chooser.files = event.dataTransfer.files;
+      chooser.dispatchEvent(new Event("change"));
+    });
+  }
+
   const lists = main.dataset.poll;
   if (lists) {
     setInterval(() => {

@@ -1,52 +1,37 @@
-//! Input manifests: a prompt and images, in one folder, and nothing outside it.
+//! Inputs of runs: manifests in the inputs folder, and stored inputs.
 //!
-//! Checked when a run is submitted, so that no run is queued that cannot start, and again when it
-//! starts. Only the headers of images are read; the runner decodes them.
+//! A manifest is checked when a run is submitted, so that no run is queued that cannot start, and
+//! again when it starts. Only the headers of its images are read; the runner decodes them. Nothing
+//! outside its folder is read.
+
+mod archive;
+mod folders;
+mod images;
+mod manifest;
+pub mod staging;
+pub mod storage;
 
 use std::{
-    collections::HashMap,
-    fs::{self, File, Metadata},
-    io,
-    os::unix::fs::MetadataExt,
+    fs, io,
     path::{Component, Path, PathBuf},
-    sync::{Mutex, PoisonError},
 };
-
-use image::ImageReader;
-use serde::Deserialize;
 
 use super::manifest::hash_file;
-use crate::domain::{
-    image_limits::{self, MAX_PIXELS, MAX_SIDE},
-    run_files::InputFile,
-};
-
-const MAX_MANIFEST: u64 = 1 << 20;
-const MAX_PROMPT: usize = 64 * 1024;
-const MAX_IMAGES: usize = 64;
-const MAX_IMAGE: u64 = 64 << 20;
-/// Brackets that open a YAML list or map. Its parser compares each token with all that are open.
-const MAX_BRACKETS: usize = 1000;
-
-/// The file named by a request.
-#[derive(Debug, Clone, PartialEq, Deserialize)]
-#[serde(deny_unknown_fields)]
-struct InputManifest {
-    prompt: String,
-    #[serde(default)]
-    images: Vec<ManifestImage>,
-}
-
-#[derive(Debug, Clone, PartialEq, Deserialize)]
-#[serde(deny_unknown_fields)]
-struct ManifestImage {
-    path: PathBuf,
-}
+use crate::domain::{image_limits::MAX_FILE_BYTES, run_files::InputFile};
+pub use folders::{InputFolders, ListedManifest};
+pub use manifest::{ManifestImage, ManifestSample, check_name};
 
 /// A manifest with existing images.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Inputs {
     pub manifest: PathBuf,
+    /// At least one.
+    pub samples: Vec<Sample>,
+}
+
+/// A prompt with its images.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Sample {
     pub prompt: String,
     pub images: Vec<Image>,
 }
@@ -55,8 +40,17 @@ pub struct Inputs {
 pub struct Image {
     /// Absolute.
     pub path: PathBuf,
+    /// Name in reports; relative to the inputs folder unless the manifest sets it.
+    pub name: String,
     pub width: u32,
     pub height: u32,
+}
+
+impl Inputs {
+    /// Images of all samples, in order.
+    pub fn images(&self) -> impl Iterator<Item = &Image> {
+        self.samples.iter().flat_map(|sample| &sample.images)
+    }
 }
 
 #[derive(Debug, thiserror::Error)]
@@ -78,60 +72,39 @@ pub fn read(root: &Path, name: &str) -> Result<Inputs, InputsError> {
     let root = root
         .canonicalize()
         .map_err(|source| InputsError::Read { name: "the inputs folder".into(), source })?;
-    let manifest = inside(&root, &root, Path::new(name)).map_err(|missing| match missing {
+    let path = inside(&root, &root, Path::new(name)).map_err(|missing| match missing {
         MissingInput::Outside => InputsError::Outside(name.into()),
         MissingInput::Absent => InputsError::NotFound(name.into()),
     })?;
     let wrong = |why: String| InputsError::NotAManifest { name: name.into(), why };
     let failed = |error: io::Error| wrong(error.to_string());
-    let about = fs::metadata(&manifest).map_err(failed)?;
+    let about = fs::metadata(&path).map_err(failed)?;
     if !about.is_file() {
         return Err(wrong("not a regular file".into()));
     }
-    if about.len() > MAX_MANIFEST {
-        return Err(wrong(format!("it is larger than {MAX_MANIFEST} bytes")));
+    if about.len() > manifest::MAX_MANIFEST {
+        return Err(wrong(format!("it is larger than {} bytes", manifest::MAX_MANIFEST)));
     }
-    let text = fs::read(&manifest).map_err(failed)?;
-    let brackets = text.iter().filter(|byte| matches!(byte, b'[' | b'{')).count();
-    if brackets > MAX_BRACKETS {
-        return Err(wrong(format!(
-            "it has {brackets} opening brackets, in its prompt or around it; at most \
-             {MAX_BRACKETS} are read"
-        )));
-    }
-    let parsed: InputManifest =
-        yaml_serde::from_slice(&text).map_err(|error| wrong(error.to_string()))?;
-    if parsed.prompt.len() > MAX_PROMPT {
-        return Err(wrong(format!("its prompt is longer than {MAX_PROMPT} bytes")));
-    }
-    if parsed.images.len() > MAX_IMAGES {
-        return Err(wrong(format!("it names more than {MAX_IMAGES} images")));
-    }
-    let folder = manifest.parent().unwrap_or(&root);
-    let images = parsed
-        .images
-        .iter()
-        .map(|image| read_image(&root, folder, &image.path))
-        .collect::<Result<_, _>>()?;
-    Ok(Inputs { manifest, prompt: parsed.prompt, images })
+    let text = fs::read(&path).map_err(failed)?;
+    let folder = path.parent().unwrap_or(&root);
+    let sample = |sample: ManifestSample| {
+        let image = |image: &ManifestImage| read_image(&root, folder, image);
+        let images = sample.images.iter().map(image).collect::<Result<_, _>>()?;
+        Ok(Sample { prompt: sample.prompt, images })
+    };
+    let samples = manifest::parse(&text).map_err(wrong)?.into_iter().map(sample);
+    Ok(Inputs { samples: samples.collect::<Result<_, _>>()?, manifest: path })
 }
 
-/// Hashes the manifest's images; names are relative to `root`.
-pub fn hash_images(root: &Path, inputs: &Inputs) -> Result<Vec<InputFile>, InputsError> {
-    let root = root.canonicalize().unwrap_or_else(|_| root.to_owned());
+/// Hashes the images of all samples, each as often as it is named.
+pub fn hash_images(inputs: &Inputs) -> Result<Vec<InputFile>, InputsError> {
     inputs
-        .images
-        .iter()
+        .images()
         .map(|image| {
-            let name = image
-                .path
-                .strip_prefix(&root)
-                .unwrap_or(&image.path)
-                .to_string_lossy()
-                .into_owned();
+            let path = image.name.clone();
             let (bytes, sha256) = hash_file(&image.path)
-                .map_err(|source| InputsError::Read { name: name.clone(), source })?;
-            Ok(InputFile { path: name, bytes, sha256, width: image.width, height: image.height })
+                .map_err(|source| InputsError::Read { name: path.clone(), source })?;
+            Ok(InputFile { path, bytes, sha256, width: image.width, height: image.height })
         })
         .collect()
 }
@@ -153,10 +126,10 @@ fn inside(root: &Path, folder: &Path, name: &Path) -> Result<PathBuf, MissingInp
 }
 
 /// Finds an image and reads its size from its first bytes.
-fn read_image(root: &Path, folder: &Path, name: &Path) -> Result<Image, InputsError> {
-    let shown = name.display().to_string();
+fn read_image(root: &Path, folder: &Path, image: &ManifestImage) -> Result<Image, InputsError> {
+    let shown = image.path.display().to_string();
     let wrong = |why: String| InputsError::BadImage { name: shown.clone(), why };
-    let path = inside(root, folder, name).map_err(|missing| match missing {
+    let path = inside(root, folder, &image.path).map_err(|missing| match missing {
         MissingInput::Outside => InputsError::Outside(shown.clone()),
         MissingInput::Absent => wrong("the file does not exist".into()),
     })?;
@@ -164,58 +137,13 @@ fn read_image(root: &Path, folder: &Path, name: &Path) -> Result<Image, InputsEr
     if !about.is_file() {
         return Err(wrong("not a regular file".into()));
     }
-    if about.len() > MAX_IMAGE {
-        return Err(wrong(format!("it is larger than {MAX_IMAGE} bytes")));
+    if about.len() > MAX_FILE_BYTES {
+        return Err(wrong(format!("it is larger than {MAX_FILE_BYTES} bytes")));
     }
-    let (width, height) = size(&path, &about).map_err(wrong)?;
-    Ok(Image { path, width, height })
-}
-
-/// Version of a file, to detect changes.
-#[derive(PartialEq, Eq, Hash, Clone, Copy)]
-struct FileVersion {
-    device: u64,
-    inode: u64,
-    bytes: u64,
-    changed: (i64, i64),
-}
-
-/// An image's size in pixels; cached, because submissions name the same few images.
-fn size(path: &Path, about: &Metadata) -> Result<(u32, u32), String> {
-    static KNOWN: Mutex<Option<HashMap<FileVersion, (u32, u32)>>> = Mutex::new(None);
-    const MANY: usize = 10_000;
-    let version = FileVersion {
-        device: about.dev(),
-        inode: about.ino(),
-        bytes: about.len(),
-        changed: (about.mtime(), about.mtime_nsec()),
-    };
-    let known = || KNOWN.lock().unwrap_or_else(PoisonError::into_inner);
-    if let Some(size) = known().as_ref().and_then(|sizes| sizes.get(&version)) {
-        return Ok(*size);
-    }
-    let reader = File::open(path).map_err(|error| error.to_string())?;
-    let reader = ImageReader::new(io::BufReader::new(reader))
-        .with_guessed_format()
-        .map_err(|error| error.to_string())?;
-    if reader.format().is_none() {
-        return Err("neither PNG, JPEG nor WebP".into());
-    }
-    let (width, height) =
-        reader.into_dimensions().map_err(|error| format!("cannot read its header: {error}"))?;
-    if !image_limits::is_within(width, height) {
-        return Err(format!(
-            "{width} x {height} pixels; scale it down to {MAX_SIDE} per side and {MAX_PIXELS} in \
-             total"
-        ));
-    }
-    let mut sizes = known();
-    let sizes = sizes.get_or_insert_default();
-    if sizes.len() >= MANY {
-        sizes.clear();
-    }
-    sizes.insert(version, (width, height));
-    Ok((width, height))
+    let (width, height) = images::size(&path, &about).map_err(wrong)?;
+    let relative = || path.strip_prefix(root).unwrap_or(&path).to_string_lossy().into_owned();
+    let name = image.name.clone().unwrap_or_else(relative);
+    Ok(Image { path, name, width, height })
 }
 
 #[cfg(test)]
@@ -239,10 +167,14 @@ mod tests {
         let dir = folder();
         let inputs = read_text(dir.path(), "prompt: hello\nimages: [{path: page.png}]").unwrap();
         assert_eq!(
-            (inputs.prompt.as_str(), inputs.images[0].width, inputs.images[0].height),
+            (
+                inputs.samples[0].prompt.as_str(),
+                inputs.samples[0].images[0].width,
+                inputs.samples[0].images[0].height
+            ),
             ("hello", 3, 2)
         );
-        let hashed = hash_images(dir.path(), &inputs).unwrap();
+        let hashed = hash_images(&inputs).unwrap();
         assert_eq!(
             (hashed[0].path.as_str(), hashed[0].bytes),
             ("page.png", fs::metadata(dir.path().join("page.png")).unwrap().len())
@@ -304,9 +236,9 @@ mod tests {
             assert!(error.contains("opening brackets"), "{error}");
         }
         let start = std::time::Instant::now();
-        let size = (MAX_MANIFEST - 10) as usize;
+        let size = (manifest::MAX_MANIFEST - 10) as usize;
         for filler in ["- ", "? ", "a: ", "*a ", "&a ", "'a' ", ", ", "] ", "!a "] {
-            let text = "[".repeat(MAX_BRACKETS - 1) + &filler.repeat(size / filler.len());
+            let text = "[".repeat(manifest::MAX_BRACKETS - 1) + &filler.repeat(size / filler.len());
             let text = &text[..size];
             assert!(read_text(dir.path(), text).is_err(), "{filler}");
         }

@@ -1,0 +1,70 @@
+//! Manifests matched with the files of an upload.
+
+use std::fs;
+
+use super::*;
+
+/// Uploads files of these names; each is a page of one pixel.
+fn upload(dir: &Path, names: &[&str], manifest: Option<&str>) -> InputsUpload {
+    let file = |(at, name): (usize, &&str)| {
+        let path = dir.join(at.to_string());
+        image::RgbImage::new(1, 1).save_with_format(&path, image::ImageFormat::Png).unwrap();
+        UploadedFile { path, name: (*name).to_owned() }
+    };
+    let files = names.iter().enumerate().map(file).collect();
+    let manifest = manifest.map(|text| {
+        let path = dir.join("manifest");
+        fs::write(&path, text).unwrap();
+        UploadedFile { path, name: "m.yaml".into() }
+    });
+    InputsUpload {
+        folder: dir.to_owned(),
+        files,
+        manifest,
+        is_archive: false,
+        samples: UploadedSamples { prompt: Some("read".into()), each_image: false },
+        limits: UploadLimits { max_bytes: 1 << 20, least_free: 0 },
+        known: dir.join("known"),
+    }
+}
+
+#[test]
+fn a_content_that_is_known_is_not_decoded_again() {
+    let dir = tempfile::tempdir().unwrap();
+    let upload = upload(dir.path(), &["a.png", "b.png"], None);
+    let staged = stage(&upload).unwrap();
+    assert!(staged.files.iter().all(|file| file.thumbnail.is_some()));
+    assert_eq!(staged.set.samples[0].images, [0, 1]);
+    fs::create_dir(&upload.known).unwrap();
+    fs::write(upload.known.join(&staged.set.images[0].sha256), "").unwrap();
+    let again = stage(&upload).unwrap();
+    assert!(again.files.iter().all(|file| file.thumbnail.is_none()));
+    assert_eq!(again.set, staged.set);
+}
+
+#[test]
+fn a_manifest_names_every_image_of_its_upload() {
+    let dir = tempfile::tempdir().unwrap();
+    let stage = |names: &[&str], manifest: &str| {
+        let staged = super::stage(&upload(dir.path(), names, Some(manifest)));
+        staged.map(|it| it.set).map_err(|error| error.to_string())
+    };
+    let text = "prompt: x\nimages: [{path: p/b.png, name: second}, {path: ./a.png}]";
+    let set = stage(&["a.png", "b.png"], text).unwrap();
+    assert_eq!(set.samples[0].images, [1, 0]);
+    assert_eq!((set.images[0].name.as_str(), set.images[1].name.as_str()), ("a.png", "second"));
+    for (names, text, reason) in [
+        (vec!["a.png"], "prompt: x\nimages: [{path: b.png}]", "image b.png: not in the upload"),
+        (vec!["a.png"], "prompt: x", "image a.png: not named in the manifest"),
+        (vec!["a.png"], "prompt: x\nimages: [{path: ../a.png}]", "leaves the folder"),
+        (
+            vec!["a.png"],
+            "prompt: x\nsamples: [{images: [{path: a.png}]}, {images: [{path: c.png}]}]",
+            "sample 1: image c.png: not in the upload",
+        ),
+        (vec![], "image: x", "m.yaml is not a manifest"),
+    ] {
+        let error = stage(&names, text).unwrap_err();
+        assert!(error.contains(reason) && error.lines().count() == 1, "{error}");
+    }
+}

@@ -1,0 +1,89 @@
+//! Folders of a service: locked, created and emptied before it starts.
+
+use std::{
+    path::{Path, PathBuf},
+    sync::Arc,
+};
+
+use anyhow::{Context as _, Result, bail};
+use llmprof::{
+    artifact::{
+        data_folder::{self, FolderLock},
+        durable,
+        inputs::{InputFolders, storage::InputStorage},
+        samples,
+    },
+    config,
+    domain::ids::FolderId,
+};
+
+use super::super::backup::RESTORING;
+
+/// Folders of the service.
+pub(super) struct ServiceFolders {
+    pub data: PathBuf,
+    pub inputs: Arc<InputFolders>,
+    pub input_storage: InputStorage,
+    pub runs: PathBuf,
+    pub alignments: PathBuf,
+    pub lock: Arc<FolderLock>,
+    pub identity: FolderId,
+    /// Of the file that is being packed; empty at start.
+    pub packing: PathBuf,
+}
+
+impl ServiceFolders {
+    /// Locks the data folder and creates the others; rejects an incomplete restore.
+    pub fn prepare(data: PathBuf, server: &config::ServerSettings) -> Result<Self> {
+        let lock = Arc::new(FolderLock::take(&data)?);
+        let identity = data_folder::identity(&data)
+            .with_context(|| format!("cannot identify {}", data.display()))?;
+        if data.join(RESTORING).exists() {
+            bail!(
+                "{} contains an incomplete restore; empty the folder and restore again",
+                data.display()
+            );
+        }
+        let stored = data.join("stored_inputs");
+        let input_storage = InputStorage::open(&stored)
+            .with_context(|| format!("cannot use the folder {}", stored.display()))?;
+        let inputs = Arc::new(input_folders(&data, &server.inputs, stored)?);
+        let runs = create_folder(&data.join("runs"))?;
+        let alignments = create_folder(&data.join("alignments"))?;
+        let packing = data.join("packing");
+        empty_folder(&packing)?;
+        Ok(Self { data, inputs, input_storage, runs, alignments, lock, identity, packing })
+    }
+}
+
+/// The folders of inputs; the samples are always available.
+fn input_folders(data: &Path, configured: &Path, stored: PathBuf) -> Result<InputFolders> {
+    let samples = data.join("samples");
+    samples::unpack(&samples)
+        .with_context(|| format!("cannot write the samples to {}", samples.display()))?;
+    let manifests = if configured.as_os_str().is_empty() {
+        samples.clone()
+    } else {
+        configured
+            .canonicalize()
+            .with_context(|| format!("cannot use the inputs folder {}", configured.display()))?
+    };
+    Ok(InputFolders { manifests, samples, stored })
+}
+
+/// Creates a folder, or removes everything in it.
+fn empty_folder(path: &Path) -> Result<()> {
+    match std::fs::remove_dir_all(path) {
+        Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
+            Err(error).with_context(|| format!("cannot empty the folder {}", path.display()))
+        }
+        _ => create_folder(path).map(|_| ()),
+    }
+}
+
+pub(super) fn create_folder(path: &Path) -> Result<PathBuf> {
+    std::fs::create_dir_all(path)
+        .and_then(|()| durable::sync_parent(path))
+        .with_context(|| format!("cannot create the folder {}", path.display()))?;
+    path.canonicalize().with_context(|| format!("cannot use the folder {}", path.display()))
+}

@@ -1,0 +1,148 @@
+//! Plan of a run's steps, from its spec: the result of a submission that is only checked.
+//!
+//! Plain values. A step that the host cannot execute for lack of a tool is planned.
+
+use serde::{Deserialize, Serialize};
+use utoipa::ToSchema;
+
+use super::{
+    profiling::Profiling,
+    state::Step,
+    subject::{Passes, RunSpec, Subject},
+};
+
+/// A step of a run that was not queued.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct PlannedStep {
+    pub step: Step,
+    /// Measured or traced repeats; `null` where the step has none or they depend on its results.
+    pub repeats: Option<u32>,
+    /// Repeats before them.
+    pub warmup: Option<u32>,
+    /// Tokens to generate in each repeat.
+    pub max_new_tokens: Option<u32>,
+    /// Reason why the step will not run; `null` if it will.
+    #[schema(example = "ncu reads counters of GPU kernels only")]
+    pub skipped_because: Option<String>,
+}
+
+impl PlannedStep {
+    fn of(step: Step) -> Self {
+        let (repeats, warmup, max_new_tokens, skipped_because) = (None, None, None, None);
+        Self { step, repeats, warmup, max_new_tokens, skipped_because }
+    }
+}
+
+/// Facts of the service on which a plan depends.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct PlanFacts {
+    /// Every device that matches the request is a CPU.
+    pub on_cpu: bool,
+    /// The command is a server, which does not end by itself.
+    pub is_server: bool,
+}
+
+/// The steps of `spec`, in order. Steps that its settings disable are left out.
+pub fn plan(spec: &RunSpec, facts: PlanFacts) -> Vec<PlannedStep> {
+    let mut steps = Vec::new();
+    if let Some(passes) = spec.passes() {
+        let tokens = spec.workload().map(|it| it.max_new_tokens);
+        steps.push(PlannedStep::of(Step::Preflight));
+        steps.push(PlannedStep {
+            repeats: Some(passes.repeats),
+            warmup: Some(passes.warmup),
+            max_new_tokens: tokens,
+            ..PlannedStep::of(Step::Baseline)
+        });
+        if let Some(settings) = &passes.profiling {
+            steps.extend(profiled(spec, passes, settings, facts));
+        }
+        if matches!(&spec.subject, Subject::Part(part) if part.align_with.is_some()) {
+            steps.push(PlannedStep::of(Step::Align));
+        }
+    }
+    steps.extend([Step::Analyze, Step::Report].map(PlannedStep::of));
+    steps
+}
+
+/// The passes under a tool.
+fn profiled(
+    spec: &RunSpec,
+    passes: &Passes,
+    settings: &Profiling,
+    facts: PlanFacts,
+) -> Vec<PlannedStep> {
+    let (mut steps, workload) = (Vec::new(), spec.workload());
+    let tokens = |max: u32| workload.map(|it| it.max_new_tokens.min(max));
+    if settings.nsys.enabled {
+        let of_runner = |value: u32, max: u32| workload.map(|_| value.min(max));
+        steps.push(PlannedStep {
+            repeats: of_runner(settings.nsys.repeats, passes.repeats).or(Some(passes.repeats)),
+            warmup: of_runner(settings.nsys.warmup, passes.warmup).or(Some(passes.warmup)),
+            max_new_tokens: tokens(settings.nsys.max_new_tokens),
+            ..PlannedStep::of(Step::Nsys)
+        });
+    }
+    if settings.ncu.enabled {
+        let skipped = if facts.on_cpu {
+            Some("ncu reads counters of GPU kernels only")
+        } else if facts.is_server {
+            Some("counters need a program that ends by itself")
+        } else {
+            None
+        };
+        let skipped_because = skipped.map(str::to_owned);
+        steps.push(PlannedStep { skipped_because, ..PlannedStep::of(Step::Ncu) });
+    }
+    if settings.gemm_log.enabled {
+        let skipped = if facts.on_cpu {
+            Some("cuBLAS, which logs GEMMs, runs on GPUs only")
+        } else if workload.is_none() {
+            Some("only model-runner writes the GEMM log")
+        } else {
+            None
+        };
+        steps.push(PlannedStep {
+            max_new_tokens: tokens(settings.gemm_log.max_new_tokens),
+            skipped_because: skipped.map(str::to_owned),
+            ..PlannedStep::of(Step::GemmLog)
+        });
+    }
+    steps
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::domain::mode::Mode;
+
+    fn names(spec: &RunSpec, facts: PlanFacts) -> Vec<(Step, bool)> {
+        let plan = plan(spec, facts);
+        plan.iter().map(|it| (it.step, it.skipped_because.is_none())).collect()
+    }
+
+    #[test]
+    fn a_plan_has_the_steps_of_the_settings_and_a_reason_for_each_that_cannot_run() {
+        let mut spec = RunSpec::tiny(Mode::Deep, 0, &[]);
+        let Subject::Model(subject) = &mut spec.subject else { panic!("a model") };
+        subject.passes.profiling = Some(Profiling::bundled(Mode::Deep).unwrap());
+        let on_cpu = PlanFacts { on_cpu: true, is_server: false };
+        let expected = |gpu: bool| {
+            [
+                (Step::Preflight, true),
+                (Step::Baseline, true),
+                (Step::Nsys, true),
+                (Step::Ncu, gpu),
+                (Step::GemmLog, gpu),
+                (Step::Analyze, true),
+                (Step::Report, true),
+            ]
+        };
+        assert_eq!(names(&spec, on_cpu), expected(false));
+        assert_eq!(names(&spec, PlanFacts::default()), expected(true));
+        let nsys = &plan(&spec, on_cpu)[2];
+        assert_eq!((nsys.repeats, nsys.warmup, nsys.max_new_tokens), (Some(1), Some(0), Some(4)));
+        let import = RunSpec::import_of_nothing();
+        assert_eq!(names(&import, on_cpu), [(Step::Analyze, true), (Step::Report, true)]);
+    }
+}
