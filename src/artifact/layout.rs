@@ -57,6 +57,9 @@ pub const LOGS: &str = "logs";
 pub const ENV: &str = "env.json";
 pub const CONFIG: &str = "config.yaml";
 pub const INPUTS: &str = "inputs.yaml";
+/// Copies of the inputs, with a manifest that another service accepts.
+pub const INPUT_COPIES: &str = "inputs";
+pub const INPUT_MANIFEST: &str = "inputs/manifest.yaml";
 
 /// Request and events of the runner in the unprofiled pass: `baseline/request.json`,
 /// `baseline/events.jsonl`.
@@ -155,6 +158,9 @@ pub fn media_type(path: &str) -> &'static str {
         "html" => "text/html; charset=utf-8",
         "csv" => "text/csv; charset=utf-8",
         "svg" => "image/svg+xml",
+        "png" => "image/png",
+        "jpg" => "image/jpeg",
+        "webp" => "image/webp",
         "txt" | "log" => "text/plain; charset=utf-8",
         "sqlite" => "application/vnd.sqlite3",
         "zst" => "application/zstd",
@@ -172,7 +178,7 @@ pub fn step_of(path: &str) -> Option<Step> {
         NSYS => Some(Step::Nsys),
         NCU => Some(Step::Ncu),
         GEMM_LOG => Some(Step::GemmLog),
-        ENV | CONFIG | INPUTS | COMMAND_PLAN => Some(Step::Preflight),
+        ENV | CONFIG | INPUTS | INPUT_COPIES | COMMAND_PLAN => Some(Step::Preflight),
         KERNELS_CSV | KERNELS_FULL_CSV | KERNELS_JSON | COUNTERS_CSV | GEMMS_MD | GEMMS_CSV
         | GEMMS_JSON => Some(Step::Report),
         REPORT_MD | REPORT_HTML | REPORT_JSON | SUMMARY_MD | OPERATORS_MD | KERNELS_MD

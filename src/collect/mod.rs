@@ -80,6 +80,12 @@ impl Collector {
         Self { nsys, ncu, ..Self::new(tools::find_runner(runner)) }
     }
 
+    /// Programs that collect.
+    fn programs(&self) -> Vec<&Path> {
+        let tools = [&self.nsys, &self.ncu].into_iter().flatten().map(PathBuf::as_path);
+        tools.chain([self.runner.as_path()]).collect()
+    }
+
     /// Returns the command of a pass of model-runner and writes its request.
     fn runner_argv(
         &self,

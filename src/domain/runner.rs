@@ -2,7 +2,7 @@
 //!
 //! Plain values. The runner's events are in [`crate::trace::event`].
 
-use std::path::PathBuf;
+use std::path::{Component, Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
 
@@ -18,7 +18,7 @@ pub struct RunnerRequest {
     pub weights: Option<PathBuf>,
     pub seed: u64,
     pub prompt: String,
-    /// Absolute paths of the images, in order.
+    /// Paths of the images, in order; in a file relative to its folder.
     pub images: Vec<PathBuf>,
     pub dtype: Dtype,
     /// `cpu` or `cuda:INDEX`, as the runner sees it.
@@ -53,6 +53,32 @@ pub struct RunnerRequest {
     pub cold_cache: bool,
 }
 
+impl RunnerRequest {
+    /// The request with the images' paths relative to `folder`, which shares a part of its path
+    /// with them.
+    pub fn relative_to(&self, folder: &Path) -> Self {
+        let images = self.images.iter().map(|image| relative(folder, image)).collect();
+        Self { images, ..self.clone() }
+    }
+
+    /// The request with relative paths of images joined to `folder`.
+    pub fn below(self, folder: &Path) -> Self {
+        let images = self.images.iter().map(|image| folder.join(image)).collect();
+        Self { images, ..self }
+    }
+}
+
+/// The path from `folder` to `path`; `path` itself if either is relative or they share nothing but
+/// the root.
+fn relative(folder: &Path, path: &Path) -> PathBuf {
+    let shared = folder.components().zip(path.components()).take_while(|(a, b)| a == b).count();
+    if !folder.is_absolute() || shared < 2 {
+        return path.to_owned();
+    }
+    let up = folder.components().skip(shared).map(|_| Component::ParentDir);
+    up.chain(path.components().skip(shared)).collect()
+}
+
 fn is_zero(ms: &u32) -> bool {
     *ms == 0
 }
@@ -81,3 +107,17 @@ pub const EXIT_BAD_INPUT: i32 = 2;
 pub const EVENTS: &str = "events.jsonl";
 /// One line per measured repeat: `{"repeat", "tokens", "text"}`.
 pub const PREDICTIONS: &str = "predictions.jsonl";
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_path_below_a_common_folder_is_relative() {
+        let way = |folder: &str, path: &str| relative(Path::new(folder), Path::new(path));
+        assert_eq!(way("/runs/a", "/runs/a/inputs/1.png"), Path::new("inputs/1.png"));
+        assert_eq!(way("/runs/a/mock/nsys", "/runs/a/b.png"), Path::new("../../b.png"));
+        assert_eq!(way("/runs/a", "/srv/b.png"), Path::new("/srv/b.png"));
+        assert_eq!(way("runs/a", "/runs/a/b.png"), Path::new("/runs/a/b.png"));
+    }
+}

@@ -7,7 +7,10 @@ use super::{
     step_runner::{JobStep, StepOutcome},
 };
 use crate::{
-    artifact::{inputs, layout},
+    artifact::{
+        inputs::{self, InputsError, copies},
+        layout,
+    },
     collect::{Preflight, ProcessLimits},
     domain::{
         command::CommandPlan,
@@ -49,7 +52,8 @@ impl JobStep for RunnerPreflight<'_> {
     async fn verify(&mut self, job: &mut RunningJob<'_>) -> Result<RunnerRequest, String> {
         job.check_host(std::mem::take(&mut self.host))?;
         let request = job.resolve(self.workload, self.passes, self.model, self.part).await?;
-        job.write(layout::CONFIG, &yaml(&request)?)?;
+        let portable = request.relative_to(job.dir);
+        job.write(layout::CONFIG, &yaml(&portable)?)?;
         Ok(request)
     }
 }
@@ -98,10 +102,13 @@ impl RunningJob<'_> {
         part: Option<&PartPath>,
     ) -> Result<RunnerRequest, String> {
         let (root, manifest) = (self.spec.inputs.clone(), workload.inputs_manifest.clone());
+        let dir = self.dir.to_owned();
         let (resolved, files) = blocking(move || {
-            let resolved = inputs::read(&root, &manifest)?;
+            let original = inputs::read(&root, &manifest)?;
+            let resolved = copies::copy_into(&dir, &original)
+                .map_err(|source| InputsError::Read { name: manifest.clone(), source })?;
             let files = inputs::hash_images(&resolved)?;
-            Ok::<_, inputs::InputsError>((resolved, files))
+            Ok::<_, InputsError>((resolved, files))
         })
         .await?;
         let sample = resolved.samples.into_iter().next().ok_or("the inputs have no sample")?;

@@ -5,6 +5,7 @@
 //! outside its folder is read.
 
 mod archive;
+pub mod copies;
 mod folders;
 mod images;
 mod manifest;

@@ -171,8 +171,12 @@ impl RunOptions {
     /// The request, from its file or from the options.
     pub fn request(&self) -> Result<RunnerRequest, ArgsError> {
         match &self.request {
-            Some(path) => serde_json::from_str(&read(path)?)
-                .map_err(|e| ArgsError::Request { path: path.clone(), reason: e.to_string() }),
+            Some(path) => {
+                let invalid = |reason: String| ArgsError::Request { path: path.clone(), reason };
+                let request: RunnerRequest =
+                    serde_json::from_str(&read(path)?).map_err(|e| invalid(e.to_string()))?;
+                Ok(request.below(path.parent().unwrap_or(Path::new(""))))
+            }
             None => Ok(RunnerRequest {
                 steady_ms: self.steady_ms,
                 ceilings: self.ceilings,

@@ -229,7 +229,8 @@ impl<'a> PassFolder<'a> {
     /// Writes the runner's request and returns its path.
     pub fn write_request(&self, request: &RunnerRequest) -> Result<PathBuf, CollectError> {
         let path = self.path.join(layout::REQUEST);
-        let write = || fs::write(&path, serde_json::to_vec_pretty(request)?);
+        let portable = request.relative_to(&self.path);
+        let write = || fs::write(&path, serde_json::to_vec_pretty(&portable)?);
         write().map_err(|source| CollectError::Write { path: path.clone(), source })?;
         Ok(path)
     }
@@ -265,14 +266,15 @@ impl<'a> PassFolder<'a> {
         self.run_logged(what, argv, &logs, limits).await
     }
 
-    /// Appends a command of the pass to its record of commands, in shell syntax.
+    /// Appends a command of the pass to its record of commands, in shell syntax: paths of the run's
+    /// folder are relative to it, and the collector's programs have no folder.
     pub fn record_command(&self, argv: &Argv) -> Result<(), CollectError> {
         let command = self.path.join(layout::COMMAND);
         let append = || {
             writeln!(
                 OpenOptions::new().append(true).create(true).open(&command)?,
                 "{}",
-                argv.shell()
+                argv.portable(self.dir, &self.collector.programs()).shell()
             )
         };
         append().map_err(|source| CollectError::Write { path: command.clone(), source })

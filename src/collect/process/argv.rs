@@ -7,7 +7,7 @@
 use std::{
     ffi::{OsStr, OsString},
     fmt::Write as _,
-    path::PathBuf,
+    path::{Path, PathBuf},
 };
 
 pub use crate::config::environment::PASSED;
@@ -67,6 +67,25 @@ impl Argv {
         ours.filter(|(name, _)| passed(name) && !set(name))
             .chain(self.env.iter().map(|(name, value)| (name.into(), value.clone())))
             .collect()
+    }
+
+    /// Returns the command as it runs in an unpacked copy of `dir`: its paths relative to it, and
+    /// `programs` by their names.
+    pub fn portable(&self, dir: &Path, programs: &[&Path]) -> Self {
+        let portable = |word: &OsStr| -> OsString {
+            let path = Path::new(word);
+            match (path.strip_prefix(dir), path.file_name()) {
+                (Ok(inner), _) if inner.as_os_str().is_empty() => ".".into(),
+                (Ok(inner), _) => inner.into(),
+                (Err(_), Some(name)) if programs.contains(&path) => name.to_owned(),
+                (Err(_), _) => word.to_owned(),
+            }
+        };
+        Self {
+            program: portable(self.program.as_os_str()).into(),
+            args: self.args.iter().map(|word| portable(word)).collect(),
+            ..self.clone()
+        }
     }
 
     /// Returns the command and its variables as one line for a POSIX shell.
