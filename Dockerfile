@@ -30,7 +30,9 @@ RUN apt-get update && apt-get install -y --no-install-recommends build-essential
     && rm -rf /var/lib/apt/lists/*
 COPY --from=rust /usr/local/cargo /usr/local/cargo
 COPY --from=rust /usr/local/rustup /usr/local/rustup
-ENV CARGO_HOME=/usr/local/cargo RUSTUP_HOME=/usr/local/rustup PATH=/usr/local/cargo/bin:/usr/local/cuda/bin:$PATH
+# Cargo recompiles what it built under another home: CI, which mounts its builds, names its own.
+ARG CARGO_HOME=/usr/local/cargo
+ENV CARGO_HOME=$CARGO_HOME RUSTUP_HOME=/usr/local/rustup PATH=/usr/local/cargo/bin:/usr/local/cuda/bin:$PATH
 WORKDIR /src
 COPY . .
 # The service is built without the feature, so that it starts where there is no driver.

@@ -51,9 +51,9 @@ if [ -n "${CARGO_TARGET_DIR:-}" ]; then
     mkdir -p "$CARGO_TARGET_DIR"
     mounts+=(--volume "$CARGO_TARGET_DIR:/src/target")
 fi
-registry=${CARGO_HOME:-$HOME/.cargo}/registry
-mkdir -p "$registry"
-mounts+=(--volume "$registry:/usr/local/cargo/registry")
+home=${CARGO_HOME:-$HOME/.cargo}
+mkdir -p "$home/registry"
+mounts+=(--volume "$home/registry:$home/registry" --build-arg CARGO_HOME="$home")
 # chroot: where cgroups cannot be delegated, as in a virtual machine of CI; docker: SHELL and
 # HEALTHCHECK.
 podman build --quiet --format docker --isolation chroot --network host "${mounts[@]}" \
@@ -85,7 +85,8 @@ wait_for() {
 wait_for "the service is ready" 60 curl -sf -o /dev/null "http://127.0.0.1:$port/readyz"
 [ "$(curl -s -o /dev/null -w '%{http_code}' "http://127.0.0.1:$port/runs")" = 401 ] ||
     { report "a request without a token is served" >&2; exit 1; }
-id=$(call "http://127.0.0.1:$port/runs" --json '{"model": "deepseek-ocr-tiny", "mode": "basic", "device": "cpu"}' |
+request='{"model": "deepseek-ocr-tiny", "mode": "basic", "device": "cpu"}'
+id=$(call "http://127.0.0.1:$port/runs" --json "$request" |
     sed -n 's/.*"run_id": *"\([^"]*\)".*/\1/p')
 [ -n "$id" ] || { logs; report "the run was not accepted" >&2; exit 1; }
 state() { call "http://127.0.0.1:$port/runs/$id" | grep -o '"state": *"[a-z]*"' | head -1 | cut -d'"' -f4; }
