@@ -13,14 +13,19 @@ words:
     scripts/check-words.py
 
 clippy:
-    cargo clippy --locked --all-targets -- -D warnings
+    cargo clippy --locked --features simulation --all-targets -- -D warnings
 
 test:
-    cargo test --locked
+    cargo test --locked --features simulation
+
+# Random schedules of kills, power cuts and other faults, with the code of the service on simulated
+# time, disks and processes. Of a single one the events are shown: `just simulate 1 SEED`.
+simulate schedules="2000" first="0":
+    SIMULATOR_SCHEDULES={{schedules}} SIMULATOR_FIRST={{first}} cargo test --locked --features simulation --test simulator -- --nocapture
 
 # The contract in the repository is the one that the code serves.
 contract:
-    cargo run --locked --quiet --bin llmprof -- openapi | diff -u contracts/profile.yaml -
+    cargo run --locked --quiet --features simulation --bin llmprof -- openapi | diff -u contracts/profile.yaml -
 
 # Licences, sources, duplicate versions, and advisories of today or of the pinned copy.
 deny:

@@ -16,6 +16,7 @@ pub mod store;
 pub mod collect;
 pub mod measuring;
 pub mod parse;
+pub mod runtime;
 pub mod trace;
 
 pub mod analyze;

@@ -3,10 +3,17 @@
 //! The workers count the runs that they follow: where runs measure on other hosts, nothing waits. A
 //! wait is bounded, so that background work proceeds on a host that always measures.
 
-use std::time::Duration;
+use std::{
+    pin::pin,
+    sync::{
+        Arc,
+        atomic::{AtomicUsize, Ordering},
+    },
+    time::Duration,
+};
 
 use tokio::{
-    sync::watch,
+    sync::Notify,
     time::{Instant, sleep, timeout},
 };
 use tokio_util::sync::CancellationToken;
@@ -17,31 +24,39 @@ pub const WAITING: &str = "waiting: a pass is measuring";
 const BLOCK_PAUSE: Duration = Duration::from_millis(100);
 
 /// Number of runs that measure. Clones share it.
-#[derive(Debug, Clone)]
-pub struct Measuring(watch::Sender<usize>);
+#[derive(Debug, Clone, Default)]
+pub struct Measuring(Arc<MeasuringRuns>);
 
-impl Default for Measuring {
-    fn default() -> Self {
-        Self(watch::Sender::new(0))
-    }
+#[derive(Debug, Default)]
+struct MeasuringRuns {
+    runs: AtomicUsize,
+    changed: Notify,
 }
 
 impl Measuring {
     /// Counts a run until the guard is dropped.
     pub fn start(&self) -> MeasuringRun {
-        self.0.send_modify(|runs| *runs += 1);
+        self.0.runs.fetch_add(1, Ordering::SeqCst);
+        self.0.changed.notify_waiters();
         MeasuringRun(self.clone())
     }
 
     /// Returns true while a run measures.
     pub fn is_active(&self) -> bool {
-        *self.0.borrow() > 0
+        self.0.runs.load(Ordering::SeqCst) > 0
     }
 
     /// Waits until a run measures, or until none does.
     async fn becomes(&self, active: bool) {
-        // Fails without a sender only, and `self` is one.
-        let _ = self.0.subscribe().wait_for(|runs| (*runs > 0) == active).await;
+        loop {
+            // Listening first: a change during the check still wakes.
+            let mut changed = pin!(self.0.changed.notified());
+            changed.as_mut().enable();
+            if self.is_active() == active {
+                return;
+            }
+            changed.await;
+        }
     }
 
     /// Slows down a download: pauses before a block while a pass measures.
@@ -58,7 +73,8 @@ pub struct MeasuringRun(Measuring);
 
 impl Drop for MeasuringRun {
     fn drop(&mut self) {
-        self.0.0.send_modify(|runs| *runs = runs.saturating_sub(1));
+        self.0.0.runs.fetch_sub(1, Ordering::SeqCst);
+        self.0.0.changed.notify_waiters();
     }
 }
 
@@ -85,9 +101,10 @@ impl QuietWait {
         }
         let started = Instant::now();
         tokio::select! {
+            biased;
+            () = stop.cancelled() => {}
             () = self.measuring.becomes(false) => {}
             () = sleep(self.left) => {}
-            () = stop.cancelled() => {}
         }
         self.left = self.left.saturating_sub(started.elapsed());
         !stop.is_cancelled()

@@ -111,7 +111,7 @@ pub(super) fn hex(bytes: &[u8]) -> String {
 pub fn write_whole(path: &Path, bytes: &[u8]) -> io::Result<()> {
     let new = path.with_extension("new");
     let written = File::create(&new)
-        .and_then(|mut file| file.write_all(bytes).and_then(|()| file.sync_all()))
+        .and_then(|mut file| file.write_all(bytes).and_then(|()| durable::sync_file(&file, &new)))
         .and_then(|()| fs::rename(&new, path));
     if let Err(error) = written {
         fs::remove_file(&new).ok(); // an incomplete file is a fault of the folder

@@ -13,7 +13,7 @@ use crate::{
 
 /// Prepares the run's folder. Of earlier attempts it keeps the journal, the executor's files,
 /// imported captures, and finished passes whose files are complete; it returns those.
-pub(super) fn prepare(dir: &Path, spec: &RunSpec) -> io::Result<EarlierPasses> {
+pub fn prepare(dir: &Path, spec: &RunSpec) -> io::Result<EarlierPasses> {
     fs::create_dir_all(dir)?;
     // Imported captures cannot be collected again.
     let imported = layout::IMPORTED.iter().filter(|_| spec.kind() == SubjectKind::Import);

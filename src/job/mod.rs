@@ -6,7 +6,7 @@
 mod analysis;
 mod command;
 mod counters;
-mod folder;
+pub mod folder;
 mod gemm_log;
 mod import;
 pub mod job_spec;

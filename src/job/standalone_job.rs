@@ -20,6 +20,7 @@ use crate::{
         self, JobHost,
         job_spec::{self, GatheredSteps, JobResult, JobSpec, JobSubject},
     },
+    runtime,
 };
 
 /// Period of the check that the folder still belongs to this job.
@@ -65,6 +66,18 @@ pub async fn execute(
     devices: Devices,
     stop: &CancellationToken,
 ) -> Result<u8, ExecuteError> {
+    let host = JobHost { collector: Arc::new(collector), devices: Arc::new(devices) };
+    let steps = async |stop| execute_part(spec, dir, part, &host, &stop).await;
+    execute_steps(spec, dir, steps, stop).await
+}
+
+/// The same with these `steps`, which end early when their token fires.
+pub async fn execute_steps<E: Future<Output = JobEnd>>(
+    spec: &JobSpec,
+    dir: &Path,
+    steps: impl FnOnce(CancellationToken) -> E,
+    stop: &CancellationToken,
+) -> Result<u8, ExecuteError> {
     let failed = |source| ExecuteError::Folder { source };
     let owner = FolderOwner::take(dir).map_err(failed)?;
     let earlier: Option<JobResult> = job_spec::read(dir, layout::RESULT).map_err(failed)?;
@@ -77,14 +90,14 @@ pub async fn execute(
     if spec.subject != JobSubject::Import {
         let mark = spec.mark();
         // Processes of an older job on this host. The service has ended those of an import.
-        tokio::task::spawn_blocking(move || end_orphans(mark)).await.ok();
+        runtime::blocking(move || end_orphans(mark)).await.ok();
     }
     remove(&dir.join(layout::RESULT)).map_err(failed)?;
 
     let job_stop = stop.child_token();
-    let host = JobHost { collector: Arc::new(collector), devices: Arc::new(devices) };
     let end = tokio::select! {
-        end = execute_part(spec, dir, part, &host, &job_stop) => end,
+        biased;
+        end = steps(job_stop.clone()) => end,
         () = owner.stop_when_replaced(&job_stop) => unreachable!("it never returns"),
     };
     if !owner.is_current() {
@@ -121,7 +134,7 @@ fn is_done(spec: &JobSpec, result: &JobResult) -> bool {
 }
 
 /// End of a job's part.
-enum JobEnd {
+pub enum JobEnd {
     Finished(Outcome),
     Gathered(GatheredSteps),
     /// The collecting job of this attempt left no state to continue from.

@@ -2,10 +2,11 @@
 //!
 //! Knows no database: steps are recorded in the same way in this process and on another machine.
 
-use std::{io, path::Path, time::Instant};
+use std::{io, path::Path};
 
 use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
+use tokio::time::Instant;
 
 use crate::{
     artifact::journal::{self, Journal, JournalEvent, Position},
@@ -13,6 +14,7 @@ use crate::{
         finding::Finding,
         state::{Step, StepRecord, StepState},
     },
+    runtime,
 };
 
 /// Events read at once.
@@ -58,7 +60,7 @@ pub struct Clock {
 
 impl Clock {
     pub fn start() -> Self {
-        Self { at: Timestamp::now(), started: Instant::now() }
+        Self { at: runtime::now(), started: Instant::now() }
     }
 
     /// Now, as RFC 3339 in UTC.
@@ -185,7 +187,7 @@ impl StepReader {
 
 /// Now, as RFC 3339 in UTC.
 pub fn now() -> String {
-    format!("{:.3}", Timestamp::now())
+    format!("{:.3}", runtime::now())
 }
 
 #[cfg(test)]

@@ -31,6 +31,7 @@ use crate::{
     },
     pipeline::align_pair,
     report::align::previous,
+    runtime,
     store::{AlignmentOutcome, StoreError, StoredAlignment},
 };
 
@@ -60,9 +61,10 @@ pub async fn work(cx: Context, stop: CancellationToken) {
                     tracing::error!(error = %crate::chain(&error), "cannot claim an alignment");
                 }
                 tokio::select! {
+                    biased;
+                    () = stop.cancelled() => {}
                     () = woken => {}
                     () = tokio::time::sleep(IDLE) => {}
-                    () = stop.cancelled() => {}
                 }
             }
         }
@@ -85,7 +87,7 @@ async fn execute(
         Err(why) => {
             let found = Err(format!("cannot align the captures: {why}"));
             let dir = cx.alignments.join(id.to_string());
-            let sealed = tokio::task::spawn_blocking(move || manifest::seal(&dir)).await;
+            let sealed = runtime::blocking(move || manifest::seal(&dir)).await;
             let artifacts = sealed.ok().and_then(Result::ok).unwrap_or_default();
             AlignmentOutcome { found, artifacts }
         }

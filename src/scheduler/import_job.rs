@@ -24,6 +24,7 @@ use crate::{
         job_spec::{self, JobSpec},
         step_journal::{StepJournal, StepReader, StepResult},
     },
+    runtime,
 };
 
 /// Time in addition to that of the run, in which the job reports the end of its time itself.
@@ -58,7 +59,7 @@ pub(super) async fn execute(
     let why = ended.err().unwrap_or_else(|| child.last_words());
     let message = format!("cannot analyse the capture: {why}");
     let (dir, reason) = (dir.to_owned(), message.clone());
-    let settled = tokio::task::spawn_blocking(move || settle(&dir, &child.logs, &reason)).await;
+    let settled = runtime::blocking(move || settle(&dir, &child.logs, &reason)).await;
     settled.map_err(io::Error::other).and_then(|settled| settled).unwrap_or_else(|error| {
         let findings = exhaustion::finding(&error).into_iter().collect();
         let outcome = job::failed(format!("{message}; cannot seal its folder: {error}"));

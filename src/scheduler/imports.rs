@@ -42,9 +42,10 @@ pub(crate) async fn work(cx: Context, executor: Arc<LocalExecutor>, stop: Cancel
             Err(error) => tracing::error!(error = %crate::chain(&error), "cannot claim an import"),
         }
         tokio::select! {
+            biased;
+            () = stop.cancelled() => {}
             () = woken => {}
             () = tokio::time::sleep(IDLE) => {}
-            () = stop.cancelled() => {}
         }
     }
 }

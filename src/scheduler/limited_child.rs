@@ -1,7 +1,13 @@
 //! Children of llmprof that read uploaded files: llmprof itself, with limits on memory and CPU
 //! time, at the lowest priority, and stopped while a pass measures.
 
-use std::{ffi::OsString, io, path::PathBuf, thread::available_parallelism, time::Duration};
+use std::{
+    ffi::{OsStr, OsString},
+    io,
+    path::{Path, PathBuf},
+    thread::available_parallelism,
+    time::Duration,
+};
 
 use nix::sys::signal::Signal;
 use tokio::{task::spawn_blocking, time::Instant};
@@ -9,7 +15,7 @@ use tokio_util::sync::CancellationToken;
 
 use crate::{
     collect::{
-        ExitReason, ProcessLimits,
+        ExitReason, ProcessLimits, end_orphans,
         process::{
             argv::Argv,
             child::{ChildScope, Freezer, RunningChild},
@@ -20,6 +26,7 @@ use crate::{
     config::{RunLimits, environment},
     domain::ids::RunId,
     measuring::{Measuring, QuietWait},
+    runtime,
 };
 
 /// Maximum number of threads of a child: each has a stack, which counts as memory.
@@ -109,9 +116,23 @@ impl LimitedChildren {
         if !wait.wait(&limits.stop).await {
             return Ok(ExitReason::Stopped);
         }
+        let dir = Path::new(child.args.last().map_or(OsStr::new(""), OsString::as_os_str));
+        let simulated = runtime::simulated(|it| it.start_job(&child.args, dir, child.id.into()));
+        if let Some(job) = simulated {
+            let mut job = job?;
+            return tokio::select! {
+                biased;
+                code = job.wait() => Ok(ExitReason::of_code(code)),
+                () = limits.stop.cancelled() => {
+                    end_orphans(child.id);
+                    Ok(ExitReason::Stopped)
+                }
+            };
+        }
         let mut running = RunningChild::start(argv, &child.logs, limits, ChildScope::Run).await?;
         let freezer = running.freezer();
         let reason = tokio::select! {
+            biased;
             reason = running.wait(limits) => reason?,
             () = yield_to_passes(freezer, wait, &limits.stop) => ExitReason::Stopped,
         };

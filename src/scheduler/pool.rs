@@ -19,6 +19,7 @@ use super::{
 };
 use crate::{
     domain::device::Device,
+    runtime,
     scheduler::{
         alignments,
         gpu_group::{ClaimTurn, GpuGroup},
@@ -45,13 +46,13 @@ impl Pool {
     pub fn for_devices(cx: &Context, local: &Arc<LocalExecutor>, devices: &[Device]) -> Self {
         let (mut pool, group) = (Self::without_devices(cx, local), Arc::new(GpuGroup::of(devices)));
         for device in devices {
-            pool.workers.spawn(serve_device(
+            pool.workers.spawn(runtime::task(serve_device(
                 cx.clone(),
                 Arc::clone(local),
                 Arc::clone(&group),
                 device.clone(),
                 pool.stop.clone(),
-            ));
+            )));
         }
         pool
     }
@@ -59,10 +60,11 @@ impl Pool {
     /// Starts the workers of alignments and imports, which need no device.
     fn without_devices(cx: &Context, local: &Arc<LocalExecutor>) -> Self {
         let (mut workers, stop) = (JoinSet::new(), CancellationToken::new());
-        workers.spawn(alignments::work(cx.clone(), stop.clone()));
+        workers.spawn(runtime::task(alignments::work(cx.clone(), stop.clone())));
         let imports = if cx.config.worker.paused { 0 } else { imports::WORKERS };
         for _ in 0..imports {
-            workers.spawn(imports::work(cx.clone(), Arc::clone(local), stop.clone()));
+            let work = imports::work(cx.clone(), Arc::clone(local), stop.clone());
+            workers.spawn(runtime::task(work));
         }
         Self { workers, stop }
     }
@@ -77,14 +79,15 @@ impl Pool {
         names: &[String],
     ) -> Self {
         let Self { mut workers, stop } = Self::without_devices(cx, local);
-        workers.spawn(submit_in_order(
+        workers.spawn(runtime::task(submit_in_order(
             cx.clone(),
             Arc::clone(executor),
             max_jobs,
             names.to_vec(),
             stop.clone(),
-        ));
-        workers.spawn(cancel_orphaned_jobs(cx.clone(), Arc::clone(executor), stop.clone()));
+        )));
+        let cancel = cancel_orphaned_jobs(cx.clone(), Arc::clone(executor), stop.clone());
+        workers.spawn(runtime::task(cancel));
         Self { workers, stop }
     }
 
@@ -123,8 +126,9 @@ async fn serve_device<E: Executor>(
             }
             Ok(ClaimTurn::Lent(done)) => {
                 tokio::select! {
-                    () = done.cancelled() => {}
+                    biased;
                     () = stop.cancelled() => {}
+                    () = done.cancelled() => {}
                 }
                 continue;
             }
@@ -132,9 +136,10 @@ async fn serve_device<E: Executor>(
             Err(error) => tracing::error!(error = %crate::chain(&error), "cannot claim a run"),
         }
         tokio::select! {
+            biased;
+            () = stop.cancelled() => {}
             () = woken => {}
             () = tokio::time::sleep(IDLE) => {}
-            () = stop.cancelled() => {}
         }
     }
 }
@@ -151,18 +156,19 @@ async fn submit_in_order<E: Executor>(
     let (free, scheduler) = (Arc::new(Semaphore::new(max_jobs)), Device::unknown("job"));
     let mut runs = JoinSet::new();
     while let Some(Ok(permit)) = tokio::select! {
-        permit = Arc::clone(&free).acquire_owned() => Some(permit),
+        biased;
         () = stop.cancelled() => None,
+        permit = Arc::clone(&free).acquire_owned() => Some(permit),
     } {
         let worker = unique_worker(&scheduler);
         let Some(run) = wait_for_run(&cx, &worker, &names, &stop).await else { break };
         let (cx, executor, scheduler, stop) =
             (cx.clone(), Arc::clone(&executor), scheduler.clone(), stop.clone());
         let (submitted, was_submitted) = oneshot::channel();
-        runs.spawn(async move {
+        runs.spawn(runtime::task(async move {
             run_to_end(&run, (&scheduler, &[]), &cx, &*executor, Some(submitted), &stop).await;
             drop(permit);
-        });
+        }));
         was_submitted.await.ok();
         while runs.try_join_next().is_some() {}
     }
@@ -192,9 +198,10 @@ async fn wait_for_run(
             Err(error) => tracing::error!(error = %crate::chain(&error), "cannot claim a run"),
         }
         tokio::select! {
+            biased;
+            () = stop.cancelled() => {}
             () = woken => {}
             () = tokio::time::sleep(IDLE) => {}
-            () = stop.cancelled() => {}
         }
     }
     None
@@ -214,8 +221,9 @@ async fn recover_and_claim(
 async fn cancel_orphaned_jobs<E: Executor>(cx: Context, executor: Arc<E>, stop: CancellationToken) {
     loop {
         let jobs = tokio::select! {
-            jobs = executor.jobs() => jobs,
+            biased;
             () = stop.cancelled() => return,
+            jobs = executor.jobs() => jobs,
         };
         match jobs {
             Ok(jobs) => {
@@ -235,8 +243,9 @@ async fn cancel_orphaned_jobs<E: Executor>(cx: Context, executor: Arc<E>, stop: 
             Err(error) => tracing::warn!(error = %crate::chain(&error), "cannot list jobs"),
         }
         tokio::select! {
-            () = tokio::time::sleep(ORPHAN_SEARCH) => {}
+            biased;
             () = stop.cancelled() => return,
+            () = tokio::time::sleep(ORPHAN_SEARCH) => {}
         }
     }
 }

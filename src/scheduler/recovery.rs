@@ -13,6 +13,7 @@ use crate::{
     config::ExecutorKind,
     domain::ids::{RunId, RunMark},
     job::{job_spec, step_journal::StepReader},
+    runtime,
     store::{EndedAttempt, StoreError},
 };
 
@@ -39,7 +40,7 @@ pub async fn recover(cx: &Context, all: bool) -> Result<(), StoreError> {
     for (id, attempt) in abandoned {
         // A panic there does not prevent the requeue.
         let mark = RunMark { folder: cx.folder, run: id };
-        tokio::task::spawn_blocking(move || end_orphans(mark)).await.ok();
+        runtime::blocking(move || end_orphans(mark)).await.ok();
         adopt(cx, id, attempt).await?;
     }
     for id in cx.store.recover(all).await? {
@@ -55,7 +56,7 @@ async fn keep_evidence(cx: &Context, id: RunId) -> Result<(), StoreError> {
     if !cx.store.run(id).await?.is_some_and(|run| run.state.is_final()) || !dir.exists() {
         return Ok(());
     }
-    let sealed = tokio::task::spawn_blocking(move || manifest::seal(&dir)).await;
+    let sealed = runtime::blocking(move || manifest::seal(&dir)).await;
     match sealed.map_err(io::Error::other).and_then(|sealed| sealed) {
         Ok(artifacts) => cx.store.set_artifacts(id, &artifacts).await,
         Err(error) => {
@@ -68,7 +69,7 @@ async fn keep_evidence(cx: &Context, id: RunId) -> Result<(), StoreError> {
 /// Commits the result that an attempt left in the run's folder, if there is one.
 async fn adopt(cx: &Context, id: RunId, attempt: u32) -> Result<(), StoreError> {
     let dir = cx.runs.join(id.to_string());
-    let ended = tokio::task::spawn_blocking(move || ended_attempt(&dir, attempt)).await;
+    let ended = runtime::blocking(move || ended_attempt(&dir, attempt)).await;
     if let Ok(Some(ended)) = ended
         && cx.store.adopt(id, &ended).await?
     {

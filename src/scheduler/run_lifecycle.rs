@@ -29,6 +29,7 @@ use crate::{
         subject::SubjectKind,
     },
     job::{self, job_spec::JobSpec, step_journal::StepReader},
+    runtime,
     store::{ClaimedRun, Renewal, StoreError},
 };
 
@@ -70,8 +71,9 @@ pub async fn run_to_end<E: Executor>(
         Ok(EXHAUSTED) => {
             tracing::warn!("run is requeued: the host lacks resources");
             tokio::select! {
-                () = tokio::time::sleep(EXHAUSTED_DELAY) => {}
+                biased;
                 () = stop.cancelled() => {}
+                () = tokio::time::sleep(EXHAUSTED_DELAY) => {}
             }
         }
         Ok(state) => tracing::info!(state, "run ends"),
@@ -103,12 +105,16 @@ impl<E: Executor> Execution<'_, E> {
         let left_running = || Ok(job::failed("left to its job".into()));
         let cancel = CancellationToken::new();
         let mut interrupted = None;
-        let mut end = pin!(self.run(submitted, &cancel));
+        let mut end = pin!(runtime::task(self.run(submitted, &cancel)));
         loop {
             let cancelled = interrupted == Some(Interrupted::Cancelled);
+            // Its job may need longer to end than the lease lasts.
+            let is_ending = interrupted.is_some_and(|reason| reason != Interrupted::LeaseLost);
             tokio::select! {
+                biased;
                 end = &mut end => return (interrupted, end),
-                reason = hold_lease(self.run, self.cx, stop), if interrupted.is_none() => {
+                reason = runtime::task(hold_lease(self.run, self.cx, stop)),
+                    if interrupted.is_none() => {
                     tracing::info!(?reason, "run is interrupted");
                     interrupted = Some(reason);
                     if E::JOBS_OUTLIVE_SERVICE && reason != Interrupted::Cancelled {
@@ -117,6 +123,7 @@ impl<E: Executor> Execution<'_, E> {
                     }
                     cancel.cancel();
                 }
+                () = runtime::task(renew_lease(self.run, self.cx)), if is_ending => {}
                 () = stop.cancelled(), if E::JOBS_OUTLIVE_SERVICE && cancelled => {
                     // The scheduler may not answer: the next service to claim the run cancels it.
                     return (Some(Interrupted::ServiceStops), left_running());
@@ -141,7 +148,7 @@ impl<E: Executor> Execution<'_, E> {
         let mut measuring = None;
         loop {
             let status = tokio::select! {
-                status = self.executor.poll(self.spec) => status,
+                biased;
                 () = cancel.cancelled(), if !cancel_sent => {
                     match self.executor.cancel(self.run.id).await {
                         Ok(()) => cancel_sent = true,
@@ -153,6 +160,7 @@ impl<E: Executor> Execution<'_, E> {
                     }
                     continue;
                 }
+                status = self.executor.poll(self.spec) => status,
             };
             self.save_steps(&dir, &mut steps).await;
             let measures = !E::JOBS_OUTLIVE_SERVICE && self.measures(&steps.records);
@@ -174,7 +182,8 @@ impl<E: Executor> Execution<'_, E> {
         }
     }
 
-    /// Submits the run, repeatedly if the executor does not answer; an error is final.
+    /// Submits the run, repeatedly if the executor does not answer, until it is cancelled; an error
+    /// is final.
     async fn submit(
         &self,
         mut submitted: Option<oneshot::Sender<()>>,
@@ -183,8 +192,13 @@ impl<E: Executor> Execution<'_, E> {
     ) -> Result<(), String> {
         while let Err(error) = self.executor.submit(self.spec, self.device).await {
             let message = crate::chain(&error);
-            if error.is_refusal() || cancel.is_cancelled() {
+            if error.is_refusal() {
                 return Err(message);
+            }
+            if cancel.is_cancelled() {
+                // The job may exist, because only the answer was lost: it is cancelled and followed
+                // to its end.
+                return Ok(());
             }
             tracing::warn!(error = message, "cannot submit the run yet");
             submitted = None;
@@ -192,6 +206,7 @@ impl<E: Executor> Execution<'_, E> {
             let scheduled = Scheduled { job: String::new(), state: "UNKNOWN".into(), reason };
             self.save_scheduled(shown, scheduled).await;
             tokio::select! {
+                biased;
                 () = tokio::time::sleep(RETRY) => {}
                 () = cancel.cancelled() => {}
             }
@@ -280,7 +295,7 @@ async fn record_end(
 
 /// Seals the folder of a job that was stopped; a failure is logged and leaves no artifacts.
 async fn seal(dir: PathBuf) -> Vec<ArtifactRecord> {
-    let sealed = tokio::task::spawn_blocking(move || manifest::seal(&dir)).await;
+    let sealed = runtime::blocking(move || manifest::seal(&dir)).await;
     sealed.map_err(io::Error::other).and_then(|sealed| sealed).unwrap_or_else(|error| {
         tracing::warn!(%error, "cannot seal the folder of a cancelled run");
         Vec::new()
@@ -293,6 +308,16 @@ async fn finish(
     outcome: &Outcome,
 ) -> Result<&'static str, StoreError> {
     Ok(if cx.store.finish(run, outcome).await? { outcome.state.as_str() } else { "lost" })
+}
+
+/// Renews the lease of a run that is ending; never returns.
+async fn renew_lease(run: &ClaimedRun, cx: &Context) {
+    loop {
+        tokio::time::sleep(cx.lease() / 3).await;
+        if let Err(error) = cx.store.renew(run, cx.lease()).await {
+            tracing::warn!(error = %crate::chain(&error), "cannot renew the lease");
+        }
+    }
 }
 
 /// Renews the lease until the run must stop; returns the reason.
@@ -315,9 +340,10 @@ async fn hold_lease(run: &ClaimedRun, cx: &Context, stop: &CancellationToken) ->
             }
         }
         tokio::select! {
+            biased;
+            () = stop.cancelled() => return Interrupted::ServiceStops,
             () = woken => {}
             () = tokio::time::sleep(lease / 3) => {}
-            () = stop.cancelled() => return Interrupted::ServiceStops,
         }
     }
 }

@@ -139,7 +139,7 @@ impl Store {
     pub async fn alignment(&self, id: AlignmentId) -> Result<Option<StoredAlignment>, StoreError> {
         let row = sqlx::query("select * from alignments where id = ?")
             .bind(key(&id))
-            .fetch_optional(&self.readers)
+            .fetch_optional(&mut *self.reader().await?)
             .await;
         row.map_err(during("look up an alignment"))?.as_ref().map(from_row).transpose()
     }
@@ -168,8 +168,11 @@ impl Store {
             query.push(" and id < ").push_bind(key(&before).to_vec());
         }
         query.push(" order by id desc limit ").push_bind(limit);
-        let rows =
-            query.build().fetch_all(&self.readers).await.map_err(during("list alignments"))?;
+        let rows = query
+            .build()
+            .fetch_all(&mut *self.reader().await?)
+            .await
+            .map_err(during("list alignments"))?;
         rows.iter().map(from_row).collect()
     }
 
@@ -271,7 +274,7 @@ impl Store {
              where alignment_id = ? order by path",
         )
         .bind(key(&id))
-        .fetch_all(&self.readers)
+        .fetch_all(&mut *self.reader().await?)
         .await
         .map_err(during("list artifacts"))?;
         rows.iter().map(|row| super::read::artifact(RunId(id.0), row)).collect()

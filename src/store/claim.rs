@@ -2,12 +2,10 @@
 //!
 //! Every change names worker and attempt, so a worker that lost its lease changes nothing.
 
-use std::{
-    collections::BTreeMap,
-    time::{Duration, Instant},
-};
+use std::{collections::BTreeMap, time::Duration};
 
 use sqlx::Connection;
+use tokio::time::Instant;
 
 use super::{
     Store, StoreError, WRITE, during, id_of, json, key, millis, now_ms,
@@ -95,7 +93,7 @@ impl Store {
         )
         .bind(serde_json::to_string(limits).unwrap_or_default())
         .bind(self.running_per_owner)
-        .fetch_optional(&self.readers)
+        .fetch_optional(&mut *self.reader().await?)
         .await
         .map_err(during("look for a run"))?;
         row.map(|(id, gpus)| Ok((id_of(&id)?, gpus))).transpose()

@@ -95,7 +95,7 @@ impl Store {
         statements: &'static ScrubStatements,
     ) -> Result<Option<(Vec<u8>, i64)>, StoreError> {
         sqlx::query_as(statements.oldest)
-            .fetch_optional(&self.readers)
+            .fetch_optional(&mut *self.reader().await?)
             .await
             .map_err(during("look for files to scrub"))
     }
@@ -128,7 +128,7 @@ impl Store {
         let counted = "select (select count(*) from damage)
                             + (select count(*) from alignment_damage)";
         let damaged_files = sqlx::query_scalar(counted)
-            .fetch_one(&self.readers)
+            .fetch_one(&mut *self.reader().await?)
             .await
             .map_err(during("count damaged files"))?;
         let oldest = self.oldest_scrub().await?;

@@ -95,7 +95,7 @@ impl Store {
             .push(") order by next_at limit ")
             .push_bind(limit)
             .build()
-            .fetch_all(&self.readers)
+            .fetch_all(&mut *self.reader().await?)
             .await
             .map_err(during("list messages"))?;
         rows.iter().map(delivery).collect()
@@ -115,7 +115,7 @@ impl Store {
             .push(" order by id desc limit ")
             .push_bind(limit)
             .build()
-            .fetch_all(&self.readers)
+            .fetch_all(&mut *self.reader().await?)
             .await
             .map_err(during("list deliveries"))?;
         rows.iter().map(stored).collect()

@@ -14,6 +14,7 @@ use sqlx::{
 use tokio::sync::Mutex;
 
 use super::{Store, StoreError, during};
+use crate::runtime;
 
 /// Time for which a probe is valid: readiness is asked without a token.
 const VALID_FOR: Duration = Duration::from_secs(1);
@@ -97,11 +98,13 @@ impl Store {
     pub async fn close(&self) -> Result<(), StoreError> {
         // Limited: a log that stays is valid, and the next start reads it.
         let closed = async {
-            self.readers.close().await;
+            if let Some(readers) = &self.readers {
+                readers.close().await;
+            }
             let mut writer = self.writer.lock().await;
             sqlx::query("pragma wal_checkpoint(truncate)").execute(&mut *writer).await
         };
-        match tokio::time::timeout(PATIENCE, closed).await {
+        match tokio::time::timeout(PATIENCE, runtime::task(closed)).await {
             Ok(done) => done.map(|_| ()).map_err(during("write the log into the database")),
             Err(_) => Ok(()),
         }

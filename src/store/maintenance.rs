@@ -50,13 +50,13 @@ impl Store {
     pub async fn faults(&self) -> Result<Vec<String>, StoreError> {
         let lines: Vec<String> =
             sqlx::query_scalar("select integrity_check from pragma_integrity_check")
-                .fetch_all(&self.readers)
+                .fetch_all(&mut *self.reader().await?)
                 .await
                 .map_err(during("check the database"))?;
         let mut faults: Vec<String> = lines.into_iter().filter(|line| line != "ok").collect();
         let strays: Vec<String> =
             sqlx::query_scalar("select distinct \"table\" from pragma_foreign_key_check")
-                .fetch_all(&self.readers)
+                .fetch_all(&mut *self.reader().await?)
                 .await
                 .map_err(during("check references"))?;
         faults.extend(
@@ -69,7 +69,7 @@ impl Store {
     pub async fn copy_to(&self, path: &Path) -> Result<(), StoreError> {
         sqlx::query("vacuum into ?")
             .bind(path.to_string_lossy().into_owned())
-            .execute(&self.readers)
+            .execute(&mut *self.reader().await?)
             .await
             .map_err(during("copy the database"))?;
         Ok(())
@@ -77,8 +77,9 @@ impl Store {
 
     /// All runs with their states, in order of submission.
     pub async fn states(&self) -> Result<Vec<(RunId, RunState)>, StoreError> {
-        let rows =
-            sqlx::query("select id, state from runs order by id").fetch_all(&self.readers).await;
+        let rows = sqlx::query("select id, state from runs order by id")
+            .fetch_all(&mut *self.reader().await?)
+            .await;
         rows.map_err(during("list all runs"))?
             .iter()
             .map(|row| {
@@ -92,7 +93,7 @@ impl Store {
     pub async fn ended_alignments(&self) -> Result<Vec<AlignmentId>, StoreError> {
         let ids: Vec<Vec<u8>> =
             sqlx::query_scalar("select id from alignments where ended_at is not null order by id")
-                .fetch_all(&self.readers)
+                .fetch_all(&mut *self.reader().await?)
                 .await
                 .map_err(during("list alignments"))?;
         ids.iter().map(|id| id_of(id).map(|RunId(id)| AlignmentId(id))).collect()

@@ -15,6 +15,7 @@ mod maintenance;
 mod migrations;
 mod queue;
 mod read;
+mod reader;
 mod recovery;
 mod removals;
 mod retention;
@@ -25,12 +26,7 @@ mod tests;
 mod tokens;
 mod writer;
 
-use std::{
-    path::Path,
-    str::FromStr,
-    sync::{Arc, LazyLock},
-    time::{Duration, Instant},
-};
+use std::{path::Path, str::FromStr, sync::Arc, time::Duration};
 
 use sqlx::{
     ConnectOptions, Connection, SqliteConnection, SqlitePool,
@@ -48,6 +44,7 @@ use crate::domain::{
     state::{RunState, Scheduled, Step, StepRecord},
     subject::RunSpec,
 };
+use crate::runtime::{self, DatabaseCall};
 pub use crate::store::maintenance::{LostAlignment, LostRun};
 pub use alignments::{AlignmentFilter, AlignmentOutcome, StoredAlignment, SubmittedAlignment};
 pub use claim::{ClaimedRun, Renewal};
@@ -56,6 +53,7 @@ pub use deliveries::{Delivery, DeliveryState, StoredDelivery};
 pub use inputs::{AddedInputs, DeletedInputs, NewInputs, StoredInputs};
 pub use queue::{History, StoreFigures, Waiting};
 pub use read::Filter;
+use reader::Reader;
 pub use recovery::EndedAttempt;
 pub use removals::Removal;
 pub use retention::{KeptRun, Plan, PlannedAction};
@@ -79,6 +77,9 @@ pub enum StoreError {
     #[error("the database writer has stopped")]
     Stopped,
 }
+
+/// Connections that read.
+const READERS: u32 = 4;
 
 /// Starts a transaction that holds the write lock from its start.
 const WRITE: &str = concat!("begin", " immediate");
@@ -142,7 +143,8 @@ pub enum DeleteOutcome {
 /// The database. Clones share it.
 #[derive(Debug, Clone)]
 pub struct Store {
-    readers: SqlitePool,
+    /// `None`: the writer reads, too.
+    readers: Option<SqlitePool>,
     writer: writer::Writer,
     submissions: mpsc::Sender<submit::PendingSubmission>,
     file: Arc<health::DatabaseFile>,
@@ -153,15 +155,24 @@ pub struct Store {
 impl Store {
     /// Opens the database at `path`, creates it if absent, and migrates its tables.
     pub async fn open(path: &Path) -> Result<Self, StoreError> {
+        let options = connect_options(path);
+        let readers = SqlitePoolOptions::new().max_connections(READERS);
+        Self::open_with(path, options, Some(readers)).await
+    }
+
+    /// Opens the database of a simulation: over this VFS of SQLite, with one connection, so that
+    /// its calls have an order.
+    pub async fn open_simulated(path: &Path, vfs: &'static str) -> Result<Self, StoreError> {
+        Self::open_with(path, connect_options(path).vfs(vfs), None).await
+    }
+
+    async fn open_with(
+        path: &Path,
+        options: SqliteConnectOptions,
+        readers: Option<SqlitePoolOptions>,
+    ) -> Result<Self, StoreError> {
         let name = || path.display().to_string();
-        let options = SqliteConnectOptions::new()
-            .filename(path)
-            .create_if_missing(true)
-            .journal_mode(SqliteJournalMode::Wal)
-            .synchronous(SqliteSynchronous::Full)
-            .foreign_keys(true)
-            .busy_timeout(Duration::from_secs(10))
-            .disable_statement_logging();
+        let _call = DatabaseCall::start();
         let mut writer = SqliteConnection::connect_with(&options)
             .await
             .map_err(|source| StoreError::Open { path: name(), source })?;
@@ -171,11 +182,12 @@ impl Store {
             .map_err(|source| StoreError::Migrate { path: name(), source })?;
         let writer = writer::Writer::new(writer, options.clone());
         let options = options.read_only(true);
-        let readers = SqlitePoolOptions::new()
-            .max_connections(4)
-            .connect_with(options.clone())
-            .await
-            .map_err(|source| StoreError::Open { path: name(), source })?;
+        let readers = match readers {
+            Some(readers) => Some(readers.connect_with(options.clone()).await),
+            None => None,
+        };
+        let readers =
+            readers.transpose().map_err(|source| StoreError::Open { path: name(), source })?;
         let file = health::DatabaseFile::at(path, options)
             .map_err(|source| StoreError::Open { path: name(), source: source.into() })?;
         Ok(Self {
@@ -190,6 +202,14 @@ impl Store {
     /// The same store with a limit on running runs of one owner; 0: no limit.
     pub fn with_running_per_owner(self, running_per_owner: u32) -> Self {
         Self { running_per_owner, ..self }
+    }
+
+    /// Waits for a connection that reads.
+    async fn reader(&self) -> Result<Reader<'_>, StoreError> {
+        Ok(match &self.readers {
+            Some(pool) => Reader::OfPool(pool.acquire().await.map_err(during("get a connection"))?),
+            None => Reader::Writer(self.writer.lock().await),
+        })
     }
 
     /// Cancels a queued run, or requests the worker of a running one to stop.
@@ -230,6 +250,17 @@ impl Store {
     }
 }
 
+fn connect_options(path: &Path) -> SqliteConnectOptions {
+    SqliteConnectOptions::new()
+        .filename(path)
+        .create_if_missing(true)
+        .journal_mode(SqliteJournalMode::Wal)
+        .synchronous(SqliteSynchronous::Full)
+        .foreign_keys(true)
+        .busy_timeout(Duration::from_secs(10))
+        .disable_statement_logging()
+}
+
 /// A run's id as a column.
 fn key(id: &RunId) -> &[u8] {
     id.0.as_bytes()
@@ -266,7 +297,7 @@ fn column<'r, T: sqlx::Decode<'r, sqlx::Sqlite> + sqlx::Type<sqlx::Sqlite>>(
 }
 
 fn now_ms() -> i64 {
-    jiff::Timestamp::now().as_millisecond()
+    runtime::now().as_millisecond()
 }
 
 /// A monotonic clock in milliseconds: the time of day when the process started, plus the time
@@ -274,8 +305,7 @@ fn now_ms() -> i64 {
 ///
 /// Leases use it: all are of one process, for a new service recovers every running run.
 fn steady_ms() -> i64 {
-    static STARTED: LazyLock<(i64, Instant)> = LazyLock::new(|| (now_ms(), Instant::now()));
-    STARTED.0 + millis(STARTED.1.elapsed())
+    runtime::steady().as_millisecond()
 }
 
 fn millis(time: Duration) -> i64 {

@@ -52,7 +52,7 @@ impl Store {
                                       id limit ?)",
         )
         .bind(limit)
-        .fetch_all(&self.readers)
+        .fetch_all(&mut *self.reader().await?)
         .await
         .map_err(during("list the queue"))?;
         rows.iter()
@@ -82,7 +82,7 @@ impl Store {
             .bind(name)
             .bind(mode.as_str())
             .bind(HISTORY)
-            .fetch_all(&self.readers)
+            .fetch_all(&mut *self.reader().await?)
             .await
             .map_err(during("list earlier runs"))?;
             took.sort_unstable();
@@ -123,7 +123,7 @@ impl Store {
     /// Figures of all stored runs.
     pub async fn figures(&self) -> Result<StoreFigures, StoreError> {
         let runs = sqlx::query_as("select state, count(*) from runs group by state order by state")
-            .fetch_all(&self.readers)
+            .fetch_all(&mut *self.reader().await?)
             .await
             .map_err(during("count runs"))?;
         let steps = sqlx::query_as(
@@ -131,17 +131,17 @@ impl Store {
              coalesce(sum((julianday(ended_at) - julianday(started_at)) * 86400.0), 0.0)
              from steps where ended_at is not null group by step, state order by step, state",
         )
-        .fetch_all(&self.readers)
+        .fetch_all(&mut *self.reader().await?)
         .await
         .map_err(during("measure steps"))?;
         let durations = sqlx::query_as(
             "select step, state, bucket, steps, seconds from step_durations order by 1, 2, 3",
         )
-        .fetch_all(&self.readers)
+        .fetch_all(&mut *self.reader().await?)
         .await
         .map_err(during("measure steps"))?;
         let artifact_bytes = sqlx::query_scalar("select coalesce(sum(bytes), 0) from sizes")
-            .fetch_one(&self.readers)
+            .fetch_one(&mut *self.reader().await?)
             .await
             .map_err(during("measure artifacts"))?;
         let scrub = self.scrub_figures().await?;
@@ -152,7 +152,7 @@ impl Store {
     pub async fn owner(&self, id: RunId) -> Result<Option<Option<String>>, StoreError> {
         let row = sqlx::query("select owner from runs where id = ?")
             .bind(super::key(&id))
-            .fetch_optional(&self.readers)
+            .fetch_optional(&mut *self.reader().await?)
             .await
             .map_err(during("look up an owner"))?;
         row.map(|row| column(&row, "owner")).transpose()

@@ -29,7 +29,7 @@ pub struct Filter {
 impl Store {
     /// One run with steps and findings, and its place in the queue while it is queued.
     pub async fn run(&self, id: RunId) -> Result<Option<StoredRun>, StoreError> {
-        let mut reader = self.readers.acquire().await.map_err(during("get a connection"))?;
+        let mut reader = self.reader().await?;
         run(&mut reader, id).await
     }
 
@@ -66,7 +66,11 @@ impl Store {
             query.push(" and id < ").push_bind(key(&before).to_vec());
         }
         query.push(" order by id desc limit ").push_bind(limit);
-        let rows = query.build().fetch_all(&self.readers).await.map_err(during("list runs"))?;
+        let rows = query
+            .build()
+            .fetch_all(&mut *self.reader().await?)
+            .await
+            .map_err(during("list runs"))?;
         rows.iter().map(from_row).collect()
     }
 
@@ -76,7 +80,7 @@ impl Store {
             "select id, worker, devices from runs where state = 'running'
                             and worker is not null order by id",
         )
-        .fetch_all(&self.readers)
+        .fetch_all(&mut *self.reader().await?)
         .await
         .map_err(during("list running runs"))?;
         let run = |(id, worker, devices): (Vec<u8>, String, Option<String>)| {
@@ -97,7 +101,7 @@ impl Store {
                                 where run_id = ? order by path",
         )
         .bind(key(&id))
-        .fetch_all(&self.readers)
+        .fetch_all(&mut *self.reader().await?)
         .await
         .map_err(during("list artifacts"))?;
         rows.iter().map(|row| artifact(id, row)).collect()
@@ -115,7 +119,7 @@ impl Store {
         )
         .bind(key(&id))
         .bind(path)
-        .fetch_optional(&self.readers)
+        .fetch_optional(&mut *self.reader().await?)
         .await
         .map_err(during("look up an artifact"))?;
         row.map(|row| artifact(id, &row)).transpose()

@@ -60,7 +60,7 @@ impl Store {
                                   where state = 'queued' order by rank, id limit 100)
              where message is not null limit 1",
         )
-        .fetch_optional(&self.readers)
+        .fetch_optional(&mut *self.reader().await?)
         .await
         .map_err(during("look for a requeued run"))
     }
@@ -93,7 +93,7 @@ impl Store {
         )
         .bind(all)
         .bind(steady_ms())
-        .fetch_all(&self.readers)
+        .fetch_all(&mut *self.reader().await?)
         .await
         .map_err(during("list abandoned runs"))?;
         runs.iter().map(|(id, attempt)| Ok((id_of(id)?, *attempt))).collect()
@@ -105,7 +105,7 @@ impl Store {
             "select id from runs where state = 'failed'
                and not exists (select 1 from artifacts where run_id = id)",
         )
-        .fetch_all(&self.readers)
+        .fetch_all(&mut *self.reader().await?)
         .await
         .map_err(during("list failed runs"))?;
         ids.iter().map(|id| id_of(id)).collect()

@@ -91,7 +91,7 @@ impl Store {
     /// Folders that are still to be removed.
     pub async fn removals(&self) -> Result<Vec<Removal>, StoreError> {
         let rows = sqlx::query("select id, kind from removals")
-            .fetch_all(&self.readers)
+            .fetch_all(&mut *self.reader().await?)
             .await
             .map_err(during("list removals"))?;
         rows.iter()

@@ -64,7 +64,7 @@ impl Store {
                     coalesce((select bytes from sizes where run_id = id), 0) as bytes
              from runs indexed by runs_ended where state not in ('queued', 'running')",
         )
-        .fetch_all(&self.readers)
+        .fetch_all(&mut *self.reader().await?)
         .await
         .map_err(during("list ended runs"))?;
         rows.iter()

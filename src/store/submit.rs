@@ -13,6 +13,13 @@ use crate::domain::{
     state::RunState,
     subject::RunSpec,
 };
+<<<<<<< HEAD
+=======
+use crate::{
+    domain::{ids::RunId, mode::Mode, state::RunState, subject::RunSpec},
+    runtime,
+};
+>>>>>>> 64e8e55 (Add a seeded simulator, and fix three faults of runs on Slurm)
 
 /// Maximum of submissions in one commit, and of pending ones.
 const BATCH: usize = 256;
@@ -92,7 +99,7 @@ impl Store {
 /// Starts the task that commits submissions; it ends with the last sender.
 pub(super) fn start(writer: Writer) -> mpsc::Sender<PendingSubmission> {
     let (sender, mut receiver) = mpsc::channel::<PendingSubmission>(BATCH);
-    tokio::spawn(async move {
+    tokio::spawn(runtime::task(async move {
         let mut batch = Vec::with_capacity(BATCH);
         while receiver.recv_many(&mut batch, BATCH).await > 0 {
             let (news, answers): (Vec<_>, Vec<_>) =
@@ -113,7 +120,7 @@ pub(super) fn start(writer: Writer) -> mpsc::Sender<PendingSubmission> {
                 }
             }
         }
-    });
+    }));
     sender
 }
 

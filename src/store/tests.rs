@@ -85,7 +85,7 @@ async fn concurrent_submissions_get_their_places_in_the_queue() {
 async fn a_place_is_counted_by_the_index_only() {
     let (_dir, store) = store().await;
     let rows = sqlx::query(sqlx::AssertSqlSafe(format!("explain query plan {}", read::PLACES)));
-    let rows = rows.bind("[]").fetch_all(&store.readers).await.unwrap();
+    let rows = rows.bind("[]").fetch_all(&mut *store.reader().await.unwrap()).await.unwrap();
     let plan: Vec<String> = rows.iter().map(|row| sqlx::Row::get(row, "detail")).collect();
     assert!(
         plan.iter().any(|step| step.contains("SEARCH runs USING COVERING INDEX runs_waiting")),

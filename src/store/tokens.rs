@@ -81,7 +81,7 @@ impl Store {
     pub async fn tokens(&self) -> Result<Vec<Token>, StoreError> {
         let rows: Vec<TokenRow> =
             sqlx::query_as(sqlx::AssertSqlSafe(format!("{COLUMNS} order by id")))
-                .fetch_all(&self.readers)
+                .fetch_all(&mut *self.reader().await?)
                 .await
                 .map_err(during("list tokens"))?;
         rows.into_iter().map(|row| token(row).map(|(token, _)| token)).collect()
@@ -107,7 +107,7 @@ impl Store {
     /// revocation would open the service.
     pub async fn has_tokens(&self) -> Result<bool, StoreError> {
         sqlx::query_scalar("select exists (select 1 from tokens)")
-            .fetch_one(&self.readers)
+            .fetch_one(&mut *self.reader().await?)
             .await
             .map_err(during("look for tokens"))
     }
@@ -117,7 +117,7 @@ impl Store {
         let row: Option<TokenRow> =
             sqlx::query_as(sqlx::AssertSqlSafe(format!("{COLUMNS} where sha256 = ?")))
                 .bind(sha256.as_slice())
-                .fetch_optional(&self.readers)
+                .fetch_optional(&mut *self.reader().await?)
                 .await
                 .map_err(during("look up a token"))?;
         let Some(row) = row else { return Ok(None) };

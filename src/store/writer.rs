@@ -1,9 +1,14 @@
 //! The connection that writes. It is replaced after a failed write that left it unusable.
 
-use std::sync::Arc;
+use std::{
+    ops::{Deref, DerefMut},
+    sync::Arc,
+};
 
 use sqlx::{Connection, SqliteConnection, sqlite::SqliteConnectOptions};
 use tokio::sync::{Mutex, MutexGuard};
+
+use crate::runtime::{self, DatabaseCall};
 
 /// The only connection that writes. Clones share it.
 #[derive(Debug, Clone)]
@@ -21,8 +26,10 @@ impl Writer {
     ///
     /// SQLite rolls back by itself when the disk is full or fails. sqlx still counts the
     /// transaction as open then, and would refuse every further one.
-    pub(super) async fn lock(&self) -> MutexGuard<'_, SqliteConnection> {
+    pub(super) async fn lock(&self) -> WriterGuard<'_> {
+        runtime::delay().await;
         let mut connection = self.connection.lock().await;
+        let call = DatabaseCall::start();
         // A rollback may be queued: the ping comes after it.
         if connection.is_in_transaction()
             && (connection.ping().await.is_err() || connection.is_in_transaction())
@@ -38,6 +45,26 @@ impl Writer {
                 }
             }
         }
-        connection
+        WriterGuard { connection, _call: call }
+    }
+}
+
+/// The connection, until it is dropped.
+pub(super) struct WriterGuard<'a> {
+    connection: MutexGuard<'a, SqliteConnection>,
+    _call: DatabaseCall,
+}
+
+impl Deref for WriterGuard<'_> {
+    type Target = SqliteConnection;
+
+    fn deref(&self) -> &SqliteConnection {
+        &self.connection
+    }
+}
+
+impl DerefMut for WriterGuard<'_> {
+    fn deref_mut(&mut self) -> &mut SqliteConnection {
+        &mut self.connection
     }
 }

@@ -26,6 +26,7 @@ use crate::{
         run_files::ArtifactRecord,
     },
     measuring::{Measuring, QuietWait},
+    runtime,
     store::{DeleteOutcome, Removal, Store, StoreError},
 };
 
@@ -58,18 +59,19 @@ impl Keeper {
     /// Starts the task that packs and removes runs every `interval_s` seconds; it ends with `stop`.
     pub fn start(self, stop: CancellationToken) {
         let every = Duration::from_secs(self.settings.interval_s.max(1).into());
-        tokio::spawn(async move {
+        tokio::spawn(runtime::task(async move {
             loop {
                 if let Err(error) = self.round(&stop).await {
                     let error = crate::chain(&error);
                     tracing::error!(error, "cannot pack or remove old runs");
                 }
                 tokio::select! {
+                    biased;
                     () = stop.cancelled() => return,
                     () = sleep(every) => {}
                 }
             }
-        });
+        }));
     }
 
     async fn round(&self, stop: &CancellationToken) -> Result<(), RetentionError> {
@@ -175,7 +177,7 @@ pub async fn finish_removals(
             Removal::Run(RunId(id)) => (runs.to_owned(), id),
             Removal::Alignment(AlignmentId(id)) => (alignments.to_owned(), id),
         };
-        let removed = spawn_blocking(move || folder::remove(&parent, id)).await;
+        let removed = runtime::blocking(move || folder::remove(&parent, id)).await;
         match removed.map_err(io::Error::other).and_then(|result| result) {
             Ok(()) => store.removed(removal).await?,
             Err(error) => tracing::warn!(?removal, %error, "cannot remove a folder yet"),

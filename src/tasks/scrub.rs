@@ -3,12 +3,12 @@
 //!
 //! It changes no file, reads at a limited rate, and waits while a pass runs, as packing does.
 
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use tokio::{
     runtime::Handle,
     task::spawn_blocking,
-    time::{sleep, timeout},
+    time::{Instant, sleep, timeout},
 };
 use tokio_util::sync::CancellationToken;
 
@@ -18,6 +18,7 @@ use crate::{
         folder,
         verify::{self, FileFault},
     },
+    runtime,
     store::{ScrubSubject, StoreError},
 };
 
@@ -30,19 +31,19 @@ pub fn start(keeper: Keeper, stop: CancellationToken) {
     if keeper.settings.scrub_days == 0 {
         return;
     }
-    tokio::spawn(async move {
+    tokio::spawn(runtime::task(async move {
         while !stop.is_cancelled() {
             if let Err(error) = round(&keeper, &stop).await {
                 tracing::error!(error = %crate::chain(&error), "cannot scrub");
             }
             let _ = timeout(SEARCH, stop.cancelled()).await; // in time, or stopped
         }
-    });
+    }));
 }
 
 /// Scrubs every run and alignment that is due.
 async fn round(keeper: &Keeper, stop: &CancellationToken) -> Result<(), StoreError> {
-    let started = jiff::Timestamp::now().as_millisecond();
+    let started = runtime::now().as_millisecond();
     let before = started - i64::from(keeper.settings.scrub_days) * DAY_MS;
     let (mut folders, mut damaged) = (0_u64, 0);
     while let Some(subject) = keeper.store.next_scrub(before).await? {
@@ -70,14 +71,15 @@ async fn scrub(
             (folder::of(&keeper.alignments, id), keeper.store.alignment_artifacts(id).await?)
         }
     };
-    let (mut wait, runtime, stop) = (keeper.quiet_wait(), Handle::current(), stop.clone());
+    let (mut wait, handle, stop) = (keeper.quiet_wait(), Handle::current(), stop.clone());
     let mut pace = Pace::of(keeper.settings.scrub_bytes_per_s);
     let mut go_on = move |bytes| {
         let pause = pace.pause_before(bytes);
-        runtime.block_on(async {
+        handle.block_on(async {
             tokio::select! {
-                () = sleep(pause) => wait.wait(&stop).await,
+                biased;
                 () = stop.cancelled() => false,
+                () = sleep(pause) => wait.wait(&stop).await,
             }
         })
     };

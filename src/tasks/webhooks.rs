@@ -17,7 +17,7 @@ use tokio_util::sync::CancellationToken;
 
 use self::signature::{SecretError, WebhookSecret};
 use crate::{
-    config,
+    config, runtime,
     store::{Delivery, Store, StoreError},
 };
 
@@ -103,6 +103,14 @@ impl WebhookSender {
 
     /// Sends one message; an error is the reason why it did not arrive.
     async fn send(&self, url: &Url, delivery: &Delivery) -> Result<(), DeliveryError> {
+        if let Some(answer) = runtime::simulated(|it| it.post(&delivery.message_id, &delivery.body))
+        {
+            return match answer.await {
+                Ok(200..=299) => Ok(()),
+                Ok(status) => Err(DeliveryError::Status(status)),
+                Err(_) => Err(DeliveryError::NoAddress),
+            };
+        }
         let addresses = address::resolve(url)
             .await
             .filter(|found| !found.is_empty())
@@ -122,7 +130,7 @@ impl WebhookSender {
             .build()
             .map_err(DeliveryError::Send)?;
         let Delivery { message_id: id, body, .. } = delivery;
-        let timestamp = jiff::Timestamp::now().as_second().to_string();
+        let timestamp = runtime::now().as_second().to_string();
         let signature = self.secret.as_ref().map(|secret| secret.sign(id, &timestamp, body));
         let request = client
             .post(url.clone())
@@ -175,9 +183,10 @@ pub async fn start(
     if targets.is_empty() {
         return Ok(());
     }
-    tokio::spawn(async move {
+    tokio::spawn(runtime::task(async move {
         loop {
             tokio::select! {
+                biased;
                 () = stop.cancelled() => return,
                 () = sleep(PERIOD) => {}
             }
@@ -185,7 +194,7 @@ pub async fn start(
                 tracing::error!(error = %crate::chain(&error), "cannot send webhooks");
             }
         }
-    });
+    }));
     Ok(())
 }
 
@@ -194,7 +203,8 @@ async fn send_due(store: &Store, webhooks: &WebhookSender) -> Result<(), StoreEr
     let mut sent = JoinSet::new();
     for delivery in store.due_deliveries(MAX_CONCURRENT, HOUR_MS).await? {
         let (store, webhooks) = (store.clone(), webhooks.clone());
-        sent.spawn(async move { webhooks.deliver(&store, &delivery).await });
+        let deliver = async move { webhooks.deliver(&store, &delivery).await };
+        sent.spawn(runtime::task(deliver));
     }
     while let Some(ended) = sent.join_next().await {
         ended.unwrap_or(Ok(()))?;

@@ -91,6 +91,11 @@ pub enum ExitReason {
 }
 
 impl ExitReason {
+    /// The reason by an exit code; a negative one is a signal.
+    pub fn of_code(code: i32) -> Self {
+        if code < 0 { Self::Signalled(-code) } else { Self::Exited(code) }
+    }
+
     /// Returns the exit code, if the child exited by itself.
     pub fn exit_code(self) -> Option<i32> {
         if let Self::Exited(code) = self { Some(code) } else { None }

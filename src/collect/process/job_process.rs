@@ -17,7 +17,10 @@ use super::{
     orphans::{StartedProcess, end_orphans, variables},
     start::{ends_with_service, spawn},
 };
-use crate::domain::ids::RunMark;
+use crate::{
+    domain::ids::RunMark,
+    runtime::{self, SimulatedJob},
+};
 
 /// Time for a job to seal its folder after its run's processes have ended.
 const SEAL: Duration = Duration::from_secs(60);
@@ -25,9 +28,15 @@ const SEAL: Duration = Duration::from_secs(60);
 /// A running job.
 #[derive(Debug)]
 pub struct JobProcess {
-    child: Child,
+    child: JobChild,
     run: RunMark,
     _process: Option<StartedProcess>,
+}
+
+#[derive(Debug)]
+enum JobChild {
+    Process(Child),
+    Simulated(SimulatedJob),
 }
 
 impl JobProcess {
@@ -39,32 +48,43 @@ impl JobProcess {
         dir: &Path,
         run: RunMark,
     ) -> std::io::Result<Self> {
+        if let Some(job) = runtime::simulated(|it| it.start_job(options, dir, run)) {
+            return Ok(Self { child: JobChild::Simulated(job?), run, _process: None });
+        }
         let mut command = Command::new(program);
         command.arg("execute").args(options).arg("--run-dir").arg(dir);
         command.envs(variables(run));
         command.stdin(Stdio::null()).stdout(Stdio::null()).kill_on_drop(true);
         ends_with_service(&mut command, None);
         let (child, process) = spawn(command).await?;
-        Ok(Self { child, run, _process: process })
+        Ok(Self { child: JobChild::Process(child), run, _process: process })
     }
 
     /// Waits for its end.
     pub async fn wait(&mut self) -> std::io::Result<ExitReason> {
-        self.child.wait().await.map(Into::into)
+        match &mut self.child {
+            JobChild::Process(child) => child.wait().await.map(Into::into),
+            JobChild::Simulated(job) => Ok(ExitReason::of_code(job.wait().await)),
+        }
     }
 
     /// Stops it: TERM, and KILL for all processes of its run if it has not ended a minute after the
     /// `grace` that it gives them.
     pub async fn stop(mut self, grace: Duration) -> std::io::Result<ExitReason> {
-        if let Some(pid) = self.child.id().and_then(|id| i32::try_from(id).ok()) {
-            let _ = kill(Pid::from_raw(pid), Signal::SIGTERM); // it may have ended
+        match &self.child {
+            JobChild::Process(child) => {
+                if let Some(pid) = child.id().and_then(|id| i32::try_from(id).ok()) {
+                    let _ = kill(Pid::from_raw(pid), Signal::SIGTERM); // it may have ended
+                }
+            }
+            JobChild::Simulated(job) => job.stop.cancel(),
         }
         if let Ok(ended) = timeout(grace + SEAL, self.wait()).await {
             return ended;
         }
         let run = self.run;
         tracing::warn!(%run, "the job ignores TERM; killing the processes of its run");
-        tokio::task::spawn_blocking(move || end_orphans(run)).await.ok();
+        runtime::blocking(move || end_orphans(run)).await.ok();
         self.wait().await
     }
 }

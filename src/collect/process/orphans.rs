@@ -32,7 +32,7 @@ use nix::{
     unistd::Pid,
 };
 
-use crate::{artifact::temporary, config::environment, domain::ids::RunMark};
+use crate::{artifact::temporary, config::environment, domain::ids::RunMark, runtime};
 
 /// Variable that marks the processes of a run, with its id.
 pub const MARKER: &str = "LLMPROF_RUN_ID";
@@ -195,7 +195,11 @@ pub fn signal(of: impl Into<RunMark>, signal: Signal) -> usize {
 /// Blocks until they have ended, at most two seconds. Called when a run's child has ended, and for
 /// each unfinished run when the service starts.
 pub fn end_orphans(of: impl Into<RunMark>) -> usize {
-    end_with(of.into(), None)
+    let run = of.into();
+    if runtime::simulated(|it| it.end_orphans(run)).is_some() {
+        return 0;
+    }
+    end_with(run, None)
 }
 
 /// The same; `leader` is the run's child if it has not been reaped. Its children are orphans once

@@ -16,6 +16,7 @@ use crate::{
     collect::process::{argv::Argv, start},
     config::{SlurmSettings, environment},
     domain::ids::RunId,
+    runtime,
 };
 
 /// Time limit of a command.
@@ -249,6 +250,9 @@ fn is_of(job: &str, run: RunId) -> bool {
 }
 
 async fn run(program: &'static str, argv: &Argv) -> Result<String, SlurmError> {
+    if let Some(answer) = runtime::simulated(|it| it.cluster(program, &argv.args)) {
+        return answer.await.map_err(|message| SlurmError::Failed { program, message });
+    }
     let mut argv = argv.clone();
     argv.pass = ["SLURM_CONF", "LLMPROF_LOG"].map(str::to_owned).to_vec();
     let mut command = Command::new(&argv.program);

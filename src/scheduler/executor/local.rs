@@ -28,6 +28,7 @@ use crate::{
         outcome::Outcome,
     },
     job::job_spec::{self, JobResult, JobSpec, JobSubject},
+    runtime,
     scheduler::{import_job, limited_child::LimitedChildren},
 };
 
@@ -92,11 +93,12 @@ async fn run_to_end(
     grace: Duration,
 ) -> JobEnd {
     let ended = tokio::select! {
-        ended = job.wait() => ended,
+        biased;
         () = stop.cancelled() => job.stop(grace).await,
+        ended = job.wait() => ended,
     };
     // A panic there does not affect the run's end.
-    tokio::task::spawn_blocking(move || end_orphans(run)).await.ok();
+    runtime::blocking(move || end_orphans(run)).await.ok();
     let exhausted =
         matches!(&ended, Ok(ExitReason::Exited(code)) if *code == i32::from(exhaustion::EXIT));
     JobEnd::Process(
@@ -124,11 +126,11 @@ impl Executor for LocalExecutor {
         if spec.subject == JobSubject::Import {
             let children = self.children.clone();
             self.lock().insert(spec.id, job);
-            tokio::spawn(async move {
+            tokio::spawn(runtime::task(async move {
                 let outcome = import_job::execute(&spec, &dir, &children, &stop).await;
                 keep_result(dir, spec.attempt, outcome.clone(), stop.is_cancelled()).await;
                 sender.send_replace(Some(JobEnd::Import(outcome)));
-            });
+            }));
             return Ok(());
         }
         let process = JobProcess::start(&self.program, &self.options, &dir, spec.mark())
@@ -136,10 +138,10 @@ impl Executor for LocalExecutor {
             .map_err(|source| ExecutorError::Start { source })?;
         self.lock().insert(spec.id, job);
         let grace = Duration::from_secs(spec.grace_s.into());
-        tokio::spawn(async move {
+        tokio::spawn(runtime::task(async move {
             let end = run_to_end(process, spec.mark(), stop, grace).await;
             sender.send_replace(Some(end));
-        });
+        }));
         Ok(())
     }
 
@@ -184,7 +186,7 @@ async fn keep_result(dir: PathBuf, attempt: u32, outcome: Outcome, stopped: bool
     }
     let result = JobResult::new(attempt, outcome, stopped);
     let write = move || job_spec::write(&dir, layout::RESULT, &result);
-    let written = tokio::task::spawn_blocking(write).await.map_err(io::Error::other);
+    let written = runtime::blocking(write).await.map_err(io::Error::other);
     if let Err(error) = written.and_then(|written| written) {
         tracing::warn!(%error, "cannot write the run's result to its folder");
     }

@@ -16,6 +16,7 @@ use crate::{
         self,
         job_spec::{self, JobSpec},
     },
+    runtime,
 };
 
 #[derive(Debug, thiserror::Error)]
@@ -73,7 +74,7 @@ async fn collect_result(
         }
     };
     let dir = dir.to_owned();
-    let sealed = tokio::task::spawn_blocking(move || manifest::seal(&dir)).await;
+    let sealed = runtime::blocking(move || manifest::seal(&dir)).await;
     let artifacts = sealed.ok().and_then(Result::ok).unwrap_or_default();
     Err(LostJob { reason, outcome: Outcome { artifacts, ..outcome } })
 }

@@ -258,8 +258,12 @@ impl Executor for SlurmExecutor {
 
     async fn submit(&self, spec: &JobSpec, _: &Device) -> Result<(), ExecutorError> {
         let dir = self.dir(spec.id);
-        if job_spec::result(&dir, spec.attempt).is_ok_and(|result| result.is_some()) {
-            return Ok(()); // ended while no service ran
+        match job_spec::result(&dir, spec.attempt) {
+            Ok(Some(result)) if !result.interrupted => return Ok(()), // ended while no service ran
+            // Its attempt is repeated: it was interrupted, or the host lacked resources.
+            Ok(Some(_)) => std::fs::remove_file(dir.join(layout::RESULT))
+                .map_err(|source| ExecutorError::Spec { source })?,
+            _ => {}
         }
         let gpus = match &spec.subject {
             _ if spec.spec.device() == Some(CPU) => 0,

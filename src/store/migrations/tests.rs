@@ -99,7 +99,7 @@ async fn runs_that_version_0_1_stored_are_migrated_to_their_subjects_and_claimed
         assert_eq!(run.spec, read, "the migration and the reader of sealed folders agree");
         let text: String = sqlx::query_scalar("select spec from runs where id = ?")
             .bind(key(id))
-            .fetch_one(&store.readers)
+            .fetch_one(&mut *store.reader().await.unwrap())
             .await
             .unwrap();
         let rewritten: serde_json::Value = serde_json::from_str(&text).unwrap();

@@ -11,20 +11,21 @@ use std::{
 pub const ARROWS: &[(&str, &[&str])] = &[
     ("domain", &[]),
     ("measuring", &[]),
+    ("runtime", &["domain"]),
     ("trace", &["domain"]),
     ("config", &["domain", "trace"]),
-    ("store", &["domain", "config"]),
-    ("artifact", &["domain"]),
+    ("store", &["domain", "runtime", "config"]),
+    ("artifact", &["domain", "runtime"]),
     ("parse", &["domain", "trace", "artifact"]),
     ("analyze", &["domain", "trace"]),
     ("report", &["domain", "trace", "analyze", "artifact"]),
     ("pipeline", &["domain", "trace", "artifact", "parse", "analyze", "report"]),
-    ("collect", &["domain", "trace", "artifact", "config"]),
+    ("collect", &["domain", "runtime", "trace", "artifact", "config"]),
     (
         "job",
         &[
-            "domain", "trace", "artifact", "config", "collect", "parse", "analyze", "report",
-            "pipeline",
+            "domain", "runtime", "trace", "artifact", "config", "collect", "parse", "analyze",
+            "report", "pipeline",
         ],
     ),
     (
@@ -32,6 +33,7 @@ pub const ARROWS: &[(&str, &[&str])] = &[
         &[
             "domain",
             "measuring",
+            "runtime",
             "artifact",
             "config",
             "store",
@@ -43,7 +45,10 @@ pub const ARROWS: &[(&str, &[&str])] = &[
             "job",
         ],
     ),
-    ("tasks", &["domain", "measuring", "trace", "artifact", "config", "store", "collect"]),
+    (
+        "tasks",
+        &["domain", "measuring", "runtime", "trace", "artifact", "config", "store", "collect"],
+    ),
     (
         "http",
         &[
@@ -352,7 +357,9 @@ fn kernels_are_loaded_and_launched_in_one_file() {
 #[test]
 fn files_are_short_and_start_with_a_description() {
     let root = Path::new(env!("CARGO_MANIFEST_DIR"));
-    for path in ["src", "tests/it"].iter().flat_map(|folder| sources(&root.join(folder))) {
+    for path in
+        ["src", "tests/it", "tests/simulator"].iter().flat_map(|folder| sources(&root.join(folder)))
+    {
         let text = fs::read_to_string(&path).unwrap();
         assert!(
             text.lines().count() <= MAX_LINES,

@@ -1,0 +1,95 @@
+//! Schedules that were found to break a promise, as short stories.
+
+use std::time::Duration;
+
+use llmprof::{config::Config, config::ExecutorKind, domain::ids::RunId, domain::state::RunState};
+
+use super::{
+    client,
+    schedule::{self, Report, Schedule},
+    world::Faults,
+};
+
+fn on_cluster(config: &mut Config) {
+    config.executor.kind = ExecutorKind::Slurm;
+    config.executor.slurm.poll_s = 2;
+    config.executor.slurm.lost_after_s = 20;
+    config.executor.slurm.separate_analysis_job = false;
+    config.retention.max_runs = 0;
+}
+
+async fn submit(schedule: &Schedule) -> RunId {
+    let (world, clients) = (schedule.world.clone(), schedule.clients.clone());
+    let service = schedule.current();
+    client::submit_spec(world, clients, client::model_spec("auto"), || service.clone()).await;
+    schedule.clients.all()[0].run.unwrap()
+}
+
+async fn wait_for(schedule: &Schedule, happened: impl Fn(&str) -> bool) {
+    for _ in 0..10_000 {
+        if schedule.world.state().log.iter().any(|line| happened(line)) {
+            return;
+        }
+        tokio::time::sleep(Duration::from_millis(10)).await;
+    }
+    panic!("it did not happen: {}", schedule.world.state().log.join("\n"));
+}
+
+fn kept(report: &Report) {
+    assert!(report.broken.is_empty(), "{:?}\n{}", report.broken, report.log.join("\n"));
+}
+
+#[test]
+fn a_run_that_is_cancelled_while_its_submission_is_unanswered_leaves_no_job() {
+    for seed in 0..10 {
+        let report = schedule::simulate(seed, on_cluster, async |schedule| {
+            schedule.world.state().cluster.lost_submissions = 2;
+            schedule.start().await;
+            let run = submit(schedule).await;
+            wait_for(schedule, |line| line.contains("cluster job 1 of run")).await;
+            let service = schedule.current().unwrap();
+            schedule.world.state().faults = Faults { answer: 30, ..Faults::default() };
+            client::cancel(&schedule.world, &schedule.clients, &service, (0, run)).await;
+            wait_for(schedule, |line| line.contains("message run_ended")).await;
+            let at_end = schedule.world.state().log.len();
+            schedule.finish().await;
+            let state = schedule.world.state();
+            let late = state.log[at_end..].iter().filter(|line| line.contains("starts on host"));
+            assert_eq!(late.count(), 0, "{}", state.log.join("\n"));
+        });
+        kept(&report);
+    }
+}
+
+#[test]
+fn a_job_of_a_cluster_that_lacked_resources_is_submitted_again() {
+    let report = schedule::simulate(1, on_cluster, async |schedule| {
+        schedule.world.state().faults = Faults { exhausted: 100, ..Faults::default() };
+        schedule.start().await;
+        let run = submit(schedule).await;
+        wait_for(schedule, |line| line.contains("ends with 1")).await;
+        schedule.world.state().faults = Faults::default();
+        schedule.finish().await;
+        let store = schedule.current().unwrap().cx.store;
+        let service = schedule.current().unwrap();
+        let run = service.request(async move { store.run(run).await }).await.unwrap().unwrap();
+        assert_eq!(run.unwrap().state, RunState::Succeeded);
+    });
+    kept(&report);
+}
+
+#[test]
+fn a_disk_that_only_pretends_to_sync_breaks_promises() {
+    let broken = (0..60).find(|seed| {
+        let report = schedule::simulate(
+            *seed,
+            |_| {},
+            async |schedule| {
+                schedule.disk.ignore_syncs();
+                schedule.run().await;
+            },
+        );
+        !report.broken.is_empty()
+    });
+    assert!(broken.is_some());
+}
