@@ -110,7 +110,6 @@ pub fn start(
     let inspectors = Inspectors { children, places: Arc::new(Semaphore::new(INSPECTORS)), stop };
     tokio::spawn(async move {
         while let Some(inspection) = inspections.recv().await {
-<<<<<<< HEAD
             match inspection {
                 Inspection::Captures(CapturesInspection {
                     folder,
@@ -128,23 +127,6 @@ pub fn start(
                     inspectors.start(&folder, InspectionTask::Inputs(upload), answer).await;
                 }
             }
-=======
-            let Inspection { folder, files, limits, rules, mut answer } = inspection;
-            let task = InspectionTask { files, limits, rules, has_nsys };
-            let Ok(place) = Arc::clone(&places).acquire_owned().await else { return };
-            let (children, stop) = (Arc::clone(&children), stop.child_token());
-            tokio::spawn(async move {
-                let inspected = tokio::select! {
-                    biased;
-                    inspected = inspect(&folder, &task, &children, &stop) => inspected,
-                    // The client is gone, and its files are removed.
-                    () = answer.closed() => return,
-                };
-                drop(place);
-                // The client may be gone.
-                let _ = answer.send(inspected);
-            });
->>>>>>> 64e8e55 (Add a seeded simulator, and fix three faults of runs on Slurm)
         }
     });
     sender
@@ -163,6 +145,7 @@ impl Inspectors {
         let folder = folder.join(FOLDER);
         tokio::spawn(async move {
             let inspected = tokio::select! {
+                biased;
                 inspected = inspect(&folder, &task, &children, &stop) => inspected,
                 // The client is gone, and its files are removed.
                 () = answer.closed() => return,

@@ -140,7 +140,7 @@ impl Store {
         )
         .bind(before)
         .bind(limit)
-        .fetch_all(&self.readers)
+        .fetch_all(&mut *self.reader().await?)
         .await
         .map_err(during("list inputs"))?;
         rows.iter().map(stored).collect()
@@ -153,7 +153,7 @@ impl Store {
     ) -> Result<Option<(StoredInputs, InputSet)>, StoreError> {
         let row = sqlx::query("select * from inputs where id = ?")
             .bind(key(&id))
-            .fetch_optional(&self.readers)
+            .fetch_optional(&mut *self.reader().await?)
             .await
             .map_err(during("look up inputs"))?;
         let Some(row) = row else { return Ok(None) };
@@ -230,7 +230,7 @@ impl Store {
               where inputs_id = inputs.id and state in ('queued', 'running')) limit 1000",
         )
         .bind(days_ago(days))
-        .fetch_all(&self.readers)
+        .fetch_all(&mut *self.reader().await?)
         .await
         .map_err(during("list unused inputs"))?;
         ids.iter().map(|id| id_of(id)).collect()
@@ -239,12 +239,12 @@ impl Store {
     /// All stored inputs, and the contents that they name.
     pub async fn input_files(&self) -> Result<(HashSet<InputsId>, HashSet<String>), StoreError> {
         let ids: Vec<Vec<u8>> = sqlx::query_scalar("select id from inputs")
-            .fetch_all(&self.readers)
+            .fetch_all(&mut *self.reader().await?)
             .await
             .map_err(during("list inputs"))?;
         let contents: Vec<String> =
             sqlx::query_scalar("select distinct sha256 from input_contents")
-                .fetch_all(&self.readers)
+                .fetch_all(&mut *self.reader().await?)
                 .await
                 .map_err(during("list the contents of inputs"))?;
         let ids = ids.iter().map(|id| id_of(id)).collect::<Result<_, _>>()?;
@@ -259,7 +259,7 @@ impl Store {
              where sha256 in (select value from json_each(?))",
         )
         .bind(wanted)
-        .fetch_all(&self.readers)
+        .fetch_all(&mut *self.reader().await?)
         .await
         .map_err(during("look up contents of inputs"))?;
         Ok(found.into_iter().collect())

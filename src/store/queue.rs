@@ -115,7 +115,7 @@ impl Store {
         .bind(spec.mode().map_or("", Mode::as_str))
         .bind(subject)
         .bind(HISTORY)
-        .fetch_all(&self.readers)
+        .fetch_all(&mut *self.reader().await?)
         .await
         .map_err(during("list earlier runs"))
     }

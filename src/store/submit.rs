@@ -7,19 +7,15 @@ use super::{
     Store, StoreError, StoredRun, WRITE, during, id_of, inputs, key, now_ms, read, rfc3339,
     writer::Writer,
 };
-use crate::domain::{
-    ids::{InputsId, RunId},
-    mode::Mode,
-    state::RunState,
-    subject::RunSpec,
-};
-<<<<<<< HEAD
-=======
 use crate::{
-    domain::{ids::RunId, mode::Mode, state::RunState, subject::RunSpec},
+    domain::{
+        ids::{InputsId, RunId},
+        mode::Mode,
+        state::RunState,
+        subject::RunSpec,
+    },
     runtime,
 };
->>>>>>> 64e8e55 (Add a seeded simulator, and fix three faults of runs on Slurm)
 
 /// Maximum of submissions in one commit, and of pending ones.
 const BATCH: usize = 256;

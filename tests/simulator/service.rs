@@ -7,6 +7,7 @@ use std::{
 };
 
 use llmprof::{
+    artifact::inputs::InputFolders,
     collect::Collector,
     config::{self, Config, ExecutorKind, Models},
     domain::{
@@ -52,7 +53,11 @@ impl Settings {
             folder: FolderId::default(),
             runs: self.runs(),
             alignments: self.data.join("alignments"),
-            inputs: self.data.clone(),
+            inputs: Arc::new(InputFolders {
+                manifests: self.data.clone(),
+                samples: self.data.clone(),
+                stored: self.data.clone(),
+            }),
             models: Arc::clone(&MODELS),
             targets: Arc::new(Commands::default()),
             presets: Arc::clone(&PRESETS),
