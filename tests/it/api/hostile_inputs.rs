@@ -158,3 +158,15 @@ async fn an_upload_that_breaks_off_leaves_nothing() {
     }
     assert_eq!(upload(&api, "", FORM, whole).await.status, 201);
 }
+
+#[tokio::test]
+async fn a_prompt_too_long_for_an_address_belongs_into_a_form() {
+    let api = Api::new().await;
+    let (prompt, pages) = ("x".repeat(1001), archive(&[("a.png", &png(1))]));
+    let query = format!("?prompt={prompt}");
+    let answer = upload(&api, &query, TAR, pages.clone()).await;
+    assert_eq!(answer.error(), (400, "invalid_parameter".into()), "{}", answer.text());
+    assert_eq!(upload(&api, &query[..query.len() - 1], TAR, pages).await.status, 201);
+    let whole = form(&[("a.png", &png(1))], None, &[("prompt", &prompt)]);
+    assert_eq!(upload(&api, "", FORM, whole).await.status, 201);
+}

@@ -58,6 +58,9 @@ pub(crate) const RULES: UploadRules = UploadRules {
     size_setting: "inputs.upload_bytes",
 };
 
+/// Characters of a prompt in the address of a request, whose length is limited.
+const MAX_QUERY_PROMPT: usize = 1000;
+
 /// A file, as it is.
 #[derive(Debug, Clone, Serialize, Deserialize, ToSchema)]
 #[schema(value_type = String, format = Binary)]
@@ -103,8 +106,8 @@ impl InputsForm {
 #[serde(deny_unknown_fields)]
 #[into_params(parameter_in = Query)]
 pub struct InputsQuery {
-    /// Prompt of an archive without a manifest.
-    #[param(max_length = 65536)]
+    /// Prompt of an archive without a manifest; a longer one belongs into a form or a manifest.
+    #[param(max_length = 1000)]
     pub prompt: Option<String>,
     /// Without a manifest: each image is a sample of its own. Otherwise all are one sample.
     pub each_image: Option<bool>,
@@ -144,6 +147,13 @@ pub async fn upload(
     body: Body,
 ) -> Result<Response, ApiError> {
     let _slot = app.access.upload_slot(&caller)?;
+    if query.prompt.as_ref().is_some_and(|prompt| prompt.chars().count() > MAX_QUERY_PROMPT) {
+        let message = format!(
+            "the parameter prompt is longer than {MAX_QUERY_PROMPT} characters; send a longer one \
+             in a form or in a manifest"
+        );
+        return Err(ApiError::new(ErrorCode::InvalidParameter, message));
+    }
     let mut fields = InputsFields::default();
     fields.add(&query)?;
     let pending = tokio::select! {
