@@ -33,6 +33,8 @@ const headers = token ? { authorization: `Bearer ${token}` } : undefined;
 const client = createClient<paths>({ baseUrl: url, headers });
 const { data, error } = await client.POST("/runs", { body: model });
 if (!data) throw new Error(JSON.stringify(error));
+// A dry run has a plan in place of a run.
+if (!("run_id" in data)) throw new Error(JSON.stringify(data));
 const run = await client.GET("/runs/{run_id}", { params: { path: { run_id: data.run_id } } });
 if (run.data?.name !== "llama-tiny") throw new Error(JSON.stringify(run.error ?? run.data));
 const subject = run.data.spec.subject;
