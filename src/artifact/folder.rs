@@ -57,7 +57,8 @@ pub fn all_aside<T: FromStr + Ord>(all: &Path) -> io::Result<Vec<T>> {
     Ok(found)
 }
 
-fn ignore_missing(result: io::Result<()>) -> io::Result<()> {
+/// Success where there was nothing.
+pub(super) fn ignore_missing(result: io::Result<()>) -> io::Result<()> {
     match result {
         Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
         other => other,

@@ -19,7 +19,7 @@ use super::{
     staging::{StagedImage, StagedInputs},
 };
 use crate::{
-    artifact::{durable, manifest::write_whole},
+    artifact::{durable, folder::ignore_missing, manifest::write_whole},
     domain::{
         ids::InputsId,
         inputs::{InputSet, StoredImage},
@@ -157,13 +157,6 @@ fn sweep_folder(folder: &Path, is_listed: impl Fn(&str) -> bool) -> io::Result<u
         }
     }
     Ok(removed)
-}
-
-fn ignore_missing(result: io::Result<()>) -> io::Result<()> {
-    match result {
-        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
-        other => other,
-    }
 }
 
 #[cfg(test)]
