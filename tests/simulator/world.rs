@@ -24,6 +24,8 @@ use super::{cluster::Cluster, files::Files, job, random::Random};
 
 /// Start of every schedule: 2026-01-01.
 const START_S: i64 = 1_767_225_600;
+/// Longest time from the choice of a run to the start of its process: some slow calls.
+const CHOICE_TO_START: Duration = Duration::from_secs(10);
 /// Number of the host of the service, among those of jobs.
 pub const SERVICE_HOST: u32 = 0;
 
@@ -46,8 +48,15 @@ pub struct State {
     pub received: BTreeMap<String, (u32, String)>,
     pub cluster: Cluster,
     pub files: Files,
-    /// Acknowledged runs for any device that have not started, by their rank.
-    pub waiting: BTreeMap<RunId, i64>,
+    /// Acknowledged runs for any device that have not started.
+    pub waiting: BTreeMap<RunId, Waiting>,
+}
+
+/// An acknowledged run that has not started.
+#[derive(Debug, Clone, Copy)]
+pub struct Waiting {
+    rank: i64,
+    acknowledged_at: Duration,
 }
 
 /// Chances in percent.
@@ -182,17 +191,20 @@ impl World {
         let mut state = self.state();
         if spec.device() == Some("auto") && !state.runs.contains_key(&run) {
             let queued = queued_at.parse::<Timestamp>().unwrap().as_millisecond();
-            state.waiting.insert(run, queued - i64::from(spec.common.priority) * 600_000);
+            let rank = queued - i64::from(spec.common.priority) * 600_000;
+            state.waiting.insert(run, Waiting { rank, acknowledged_at: self.elapsed() });
         }
     }
 
-    /// No run starts before an acknowledged one of lower rank that has not started.
+    /// No run starts before one of lower rank that was acknowledged when the run was chosen.
     fn check_order(&self, run: RunId) {
         let overtaken = {
             let mut state = self.state();
-            let Some(rank) = state.waiting.remove(&run) else { return };
-            let first = state.waiting.iter().min_by_key(|(id, rank)| (**rank, **id));
-            first.filter(|(id, first)| (**first, **id) < (rank, run)).map(|(id, _)| *id)
+            let Some(started) = state.waiting.remove(&run) else { return };
+            let chosen_at = self.elapsed().saturating_sub(CHOICE_TO_START);
+            let known = state.waiting.iter().filter(|(_, it)| it.acknowledged_at < chosen_at);
+            let first = known.map(|(id, it)| (it.rank, *id)).min();
+            first.filter(|first| *first < (started.rank, run)).map(|(_, id)| id)
         };
         if let Some(overtaken) = overtaken {
             self.broken(format!("run {run} overtakes {overtaken}"));
