@@ -30,6 +30,7 @@ pub struct Kernel {
 
 impl Kernel {
     /// Duration on the device, nanoseconds.
+    #[inline]
     pub const fn ns(&self) -> i64 {
         self.end_ns - self.start_ns
     }
@@ -70,6 +71,7 @@ pub struct KernelTrace {
 }
 
 impl KernelTrace {
+    #[inline]
     pub fn push(&mut self, kernel: Kernel) {
         let Kernel { name, full_name, device, stream, global_pid, grid, block, registers, .. } =
             kernel;
@@ -88,6 +90,7 @@ impl KernelTrace {
         });
     }
 
+    #[inline]
     pub fn len(&self) -> usize {
         self.rows.len()
     }
@@ -101,6 +104,7 @@ impl KernelTrace {
     }
 
     /// The kernel at index `at`.
+    #[inline]
     pub fn get(&self, at: usize) -> Kernel {
         let row = self.rows[at];
         let LaunchKind { name, full_name, device, stream, global_pid, grid, block, registers } =
@@ -122,11 +126,13 @@ impl KernelTrace {
     }
 
     /// Index into [`Self::kinds`] of the kernel at index `at`.
+    #[inline]
     pub fn kind(&self, at: usize) -> u32 {
         self.rows[at].kind
     }
 
     /// Distinct launch kinds, in order of first use.
+    #[inline]
     pub fn kinds(&self) -> &[LaunchKind] {
         &self.kinds
     }

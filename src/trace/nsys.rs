@@ -159,6 +159,7 @@ pub struct ApiCalls {
 }
 
 impl ApiCalls {
+    #[inline]
     pub fn push(&mut self, call: ApiCall) {
         let site = (call.name, call.global_tid);
         let site = *self.index.entry(site).or_insert_with(|| {
@@ -174,6 +175,7 @@ impl ApiCalls {
         });
     }
 
+    #[inline]
     pub fn len(&self) -> usize {
         self.rows.len()
     }
@@ -183,6 +185,7 @@ impl ApiCalls {
     }
 
     /// The call at index `at`.
+    #[inline]
     pub fn get(&self, at: usize) -> ApiCall {
         let row = self.rows[at];
         let (name, global_tid) = self.sites[row.site as usize];
@@ -191,11 +194,13 @@ impl ApiCalls {
     }
 
     /// Index into [`Self::sites`] of the call at index `at`.
+    #[inline]
     pub fn site(&self, at: usize) -> u32 {
         self.rows[at].site
     }
 
     /// Distinct pairs of function name and thread.
+    #[inline]
     pub fn sites(&self) -> &[(u32, i64)] {
         &self.sites
     }
@@ -207,6 +212,7 @@ impl ApiCalls {
     }
 
     /// Correlation id of the call at index `at`; 0 if none.
+    #[inline]
     pub fn correlation(&self, at: usize) -> u32 {
         self.rows[at].correlation_id
     }
@@ -234,6 +240,7 @@ impl FromIterator<ApiCall> for ApiCalls {
 }
 
 /// The process part of an nsys global id; the low 24 bits are the thread.
+#[inline]
 pub const fn process_of(global_id: i64) -> i64 {
     global_id & !0xff_ffff
 }

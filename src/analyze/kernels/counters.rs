@@ -3,7 +3,9 @@
 //! The join keys are stage, function name and launch configuration. ncu replays launches with cold
 //! caches, so its durations are listed next to those of the timeline and never replace them.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::BTreeMap;
+
+use foldhash::HashMap;
 
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
@@ -79,7 +81,7 @@ pub fn counters(
     timeline: Option<(&NsysTrace, &LaunchIndex)>,
 ) -> Vec<CounterRecord> {
     let timeline = timeline.filter(|_| !launches.is_empty());
-    let mut ran: KernelRuns = HashMap::new();
+    let mut ran: KernelRuns = HashMap::default();
     let joined = timeline.into_iter().flat_map(|(trace, joined)| launched(trace, joined));
     for (kernel, stage) in joined {
         let name = timeline

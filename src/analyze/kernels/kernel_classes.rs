@@ -2,7 +2,9 @@
 //!
 //! Kernels that match no pattern are `other`; nothing is guessed.
 
-use std::{collections::HashMap, sync::LazyLock};
+use std::sync::LazyLock;
+
+use foldhash::HashMap;
 
 use serde::Deserialize;
 

@@ -6,7 +6,9 @@
 
 mod by_stage;
 
-use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
+use std::collections::{BTreeMap, BTreeSet};
+
+use foldhash::{HashMap, HashSet};
 
 use serde::Serialize;
 
@@ -38,13 +40,13 @@ pub struct Coverage {
 
 /// Counts the kernels of one capture. A kernel launched into a capturing stream does not run.
 pub fn coverage(trace: &NsysTrace, expected: &[&str]) -> Coverage {
-    let mut recorded: HashSet<(i64, i64)> = HashSet::new();
+    let mut recorded: HashSet<(i64, i64)> = HashSet::default();
     for kernel in trace.kernels.iter() {
         let launch = (process_of(kernel.global_pid), kernel.correlation_id);
         recorded.insert(launch);
     }
     let mut coverage = Coverage::default();
-    let mut capturing: HashSet<i64> = HashSet::new();
+    let mut capturing: HashSet<i64> = HashSet::default();
     for call in trace.cuda_calls.iter() {
         let launch = (process_of(call.global_tid), call.correlation_id);
         let name = trace.strings.get(call.name as usize).map_or("", String::as_str);
@@ -85,7 +87,7 @@ pub(crate) fn graph_coverage(trace: &NsysTrace) -> (u64, u64) {
     if !sites.contains(&true) {
         return (0, 0);
     }
-    let mut nodes: HashMap<(i64, i64), BTreeSet<u64>> = HashMap::new();
+    let mut nodes: HashMap<(i64, i64), BTreeSet<u64>> = HashMap::default();
     for kernel in trace.kernels.iter() {
         if let Some(node) = kernel.graph_node {
             nodes

@@ -5,7 +5,9 @@
 //! operator open then, and for the stage of the replay. Operators have an NVTX domain of their own;
 //! in programs without it, all ranges that are not stages are operators.
 
-use std::collections::{BTreeMap, HashMap, HashSet};
+use std::collections::BTreeMap;
+
+use foldhash::{HashMap, HashSet};
 
 use super::launches::{Cursor, LaunchIndex};
 use crate::{
@@ -72,7 +74,7 @@ pub fn device_times(trace: &NsysTrace, launches: &LaunchIndex) -> DeviceTimes {
     let nests: Vec<_> = nest_ranges(trace, is_operator(trace)).into_iter().collect();
     let place = |thread: i64| nests.binary_search_by_key(&thread, |(thread, _)| *thread).ok();
     let captured = captured_nodes(&trace.graph_nodes);
-    let mut node_entries: HashMap<u64, Option<(usize, u32)>> = HashMap::new();
+    let mut node_entries: HashMap<u64, Option<(usize, u32)>> = HashMap::default();
     let mut sums = NestSums::new(&nests, launches.stage_count());
     let mut times = DeviceTimes::default();
     let mut cursor = Cursor::default();
@@ -149,7 +151,7 @@ impl NestSums {
         trace: &'a NsysTrace,
         nests: &[(i64, OpenNest)],
     ) -> HashMap<(usize, &'a str), DeviceTime> {
-        let mut by_name: HashMap<(usize, &str), DeviceTime> = HashMap::new();
+        let mut by_name: HashMap<(usize, &str), DeviceTime> = HashMap::default();
         for ((_, nest), sums) in nests.iter().zip(&mut self.threads) {
             let name =
                 |entry: u32| trace.ranges[nest.entries[entry as usize].0 as usize].name.as_str();
@@ -190,7 +192,7 @@ impl NestSums {
 pub(crate) fn captured_nodes(nodes: &[GraphNode]) -> HashMap<u64, GraphNode> {
     let by_id: HashMap<u64, GraphNode> = nodes.iter().map(|node| (node.id, *node)).collect();
     let origin = |node: &GraphNode| {
-        let (mut at, mut seen) = (*node, HashSet::new());
+        let (mut at, mut seen) = (*node, HashSet::default());
         while seen.len() < MAX_CLONES && seen.insert(at.id) {
             match at.original.and_then(|id| by_id.get(&id)) {
                 Some(before) => at = *before,

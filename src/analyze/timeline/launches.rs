@@ -30,6 +30,7 @@ impl<'a> CallIndex<'a> {
         index
     }
 
+    #[inline]
     fn key(&self, call: u32) -> (i64, u32) {
         let (_, thread) = self.calls.sites()[self.calls.site(call as usize) as usize];
         (process_of(thread), self.calls.correlation(call as usize))
@@ -40,6 +41,7 @@ impl<'a> CallIndex<'a> {
     }
 
     /// The call with this correlation id in this process; [`NONE`] when the capture lacks it.
+    #[inline]
     pub fn find(&mut self, process: i64, correlation: i64) -> u32 {
         /// Typical number of calls between two launches, for a linear search from the last hit.
         const NEAR: usize = 16;
@@ -77,6 +79,7 @@ pub struct Cursor<'a> {
 
 impl<'a> Cursor<'a> {
     /// The value open on `thread` at `t`; `of` returns the thread's segments.
+    #[inline]
     pub fn at(&mut self, thread: i64, t: i64, of: impl FnOnce(i64) -> Option<&'a Segments>) -> u32 {
         if Some(thread) != self.thread {
             (self.thread, self.segments, self.hint) = (Some(thread), of(thread), 0);
@@ -130,6 +133,7 @@ impl LaunchIndex {
 
     /// Stage number for tables: 0 outside all stages, else label index plus one; the last number is
     /// for work outside the included ranges.
+    #[inline]
     pub fn stage_number(&self, instance: u32) -> usize {
         match instance {
             EXCLUDED => self.stages.labels.len() + 1,

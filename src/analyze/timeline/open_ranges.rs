@@ -43,6 +43,7 @@ impl Segments {
     }
 
     /// The value at `t`; `hint` is the position of the previous lookup.
+    #[inline]
     pub fn at(&self, t: i64, hint: &mut usize) -> u32 {
         let contains = |at: usize| {
             at > 0 && self.from[at - 1] <= t && self.from.get(at).is_none_or(|next| t < *next)
@@ -207,6 +208,7 @@ impl OpenStages {
     }
 
     /// Instances open on `thread` over time, as indices.
+    #[inline]
     pub fn on(&self, thread: i64) -> Option<&Segments> {
         self.threads.get(&thread)
     }

@@ -7,7 +7,9 @@
 //! do not hide each other's ranges. Kernels of the warm-up are excluded, as are those outside all
 //! stages when only a part of the capture counts.
 
-use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::collections::{BTreeMap, BTreeSet};
+
+use foldhash::HashMap;
 
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
@@ -259,10 +261,10 @@ fn tallies(
         .sum();
     let mut sums = Vec::new();
     for layer in layers {
-        let mut of: HashMap<RegionPlace, RegionTally> = HashMap::new();
+        let mut of: HashMap<RegionPlace, RegionTally> = HashMap::default();
         let mut last: (Option<RegionPlace>, RegionTally) = Default::default();
         let mut cursor = Cursor::default();
-        let mut nodes: HashMap<u64, u32> = HashMap::new();
+        let mut nodes: HashMap<u64, u32> = HashMap::default();
         for (at, (kernel, (call, instance))) in all() {
             let stage = launches.stage_number(*instance);
             if !is_counted(stage) {

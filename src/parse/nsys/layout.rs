@@ -15,6 +15,7 @@ pub struct ColumnError(pub(super) &'static str);
 
 impl<const N: usize> RowNumbers<'_, N> {
     /// The integer in the column at `at`; `None` for null.
+    #[inline]
     pub fn some<T: TryFrom<i64>>(&self, at: usize) -> Result<Option<T>, ColumnError> {
         match self.row[at] {
             Number::Null => Ok(None),
@@ -26,6 +27,7 @@ impl<const N: usize> RowNumbers<'_, N> {
     }
 
     /// The integer in the column at `at`.
+    #[inline]
     pub fn get<T: TryFrom<i64>>(&self, at: usize) -> Result<T, ColumnError> {
         self.some(at)?.ok_or(ColumnError(self.columns[at]))
     }

@@ -24,6 +24,7 @@ pub struct StringTable {
 
 impl StringTable {
     /// The index of the string with this id.
+    #[inline]
     pub fn index(&mut self, id: i64) -> u32 {
         let known = self.find(id);
         if known != UNSEEN {

@@ -20,6 +20,7 @@ pub(super) struct Gpus(pub(super) Vec<Option<(u32, u32, u32)>>);
 impl Gpus {
     /// The host's number of the GPU `device` of `process`; `device` where the export has no
     /// mapping.
+    #[inline]
     pub(super) fn of(&self, process: i64, device: u32) -> u32 {
         let of_process = |known: &&(u32, u32, u32)| (known.0, known.1) == (pid_of(process), device);
         self.0.iter().flatten().find(of_process).map_or(device, |known| known.2)
@@ -57,6 +58,7 @@ pub(super) const KERNEL: [&str; 16] = [
     "graphNodeId",
 ];
 
+#[inline]
 pub(super) fn kernel(
     row: &RowNumbers<16>,
     names: &mut StringTable,
@@ -82,6 +84,7 @@ pub(super) const CUDA_CALL: [&str; 5] = ["start", "end", "globalTid", "nameId", 
 /// One row per traced call of the operating system. These launch nothing, so nothing correlates.
 pub(super) const OS_CALL: [&str; 4] = ["start", "end", "globalTid", "nameId"];
 
+#[inline]
 pub(super) fn call<const N: usize>(
     row: &RowNumbers<N>,
     names: &mut StringTable,

@@ -10,9 +10,11 @@ mod packets;
 
 use std::{
     cmp::Reverse,
-    collections::{BTreeSet, BinaryHeap, HashMap},
+    collections::{BTreeSet, BinaryHeap},
     io::{self, Write},
 };
+
+use foldhash::HashMap;
 
 use self::packets::{Arg, Packets, SliceTemplate, Track};
 use crate::trace::{
@@ -172,7 +174,7 @@ fn traced(packets: &mut Packets<impl Write>, nsys: &NsysTrace) -> io::Result<()>
         packets.slice(row, &template, times)?;
     }
     copies(packets, process, nsys, origin)?;
-    let mut devices = HashMap::new();
+    let mut devices = HashMap::default();
     kernels(packets, &nsys.kernels, &nsys.strings, origin, &mut devices)?;
     graphs(packets, &nsys.graphs, origin, &mut devices)
 }
@@ -198,7 +200,7 @@ fn graphs(
     origin: i64,
     devices: &mut HashMap<u32, Track>,
 ) -> io::Result<()> {
-    let mut streams: HashMap<(u32, u32), Lanes> = HashMap::new();
+    let mut streams: HashMap<(u32, u32), Lanes> = HashMap::default();
     for it in graphs {
         let Some(times) = span(origin, (it.start_ns, it.end_ns)) else { continue };
         let device = gpu(packets, devices, it.device)?;
@@ -263,7 +265,7 @@ fn kernels(
     origin: i64,
     devices: &mut HashMap<u32, Track>,
 ) -> io::Result<()> {
-    let mut streams: HashMap<(u32, u32), Lanes> = HashMap::new();
+    let mut streams: HashMap<(u32, u32), Lanes> = HashMap::default();
     let mut kinds: Vec<Option<SliceTemplate>> = vec![None; kernels.kinds().len()];
     let mut template = SliceTemplate::default();
     for (at, it) in kernels.iter().enumerate() {

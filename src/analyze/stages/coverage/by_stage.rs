@@ -4,7 +4,9 @@
 //! of them (busy, idle, shares). Not counted as lost: launches into a capturing stream, graphs
 //! traced as a whole, and kernels cut off at either end of the capture.
 
-use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
+use std::collections::{BTreeMap, BTreeSet};
+
+use foldhash::{HashMap, HashSet};
 
 use super::{COMPLETE_PCT, CudaCallKind, graph_sizes, kind};
 use crate::{
@@ -131,7 +133,7 @@ fn expected(trace: &NsysTrace, launches: &LaunchIndex) -> Vec<ExpectedLaunch> {
     let graphs = graph_launches(trace, launches, &kinds, &has_work);
 
     let mut capturing = capturing_at_start(trace, &kinds);
-    let mut tails: HashMap<i64, ProcessTail> = HashMap::new();
+    let mut tails: HashMap<i64, ProcessTail> = HashMap::default();
     let mut found: Vec<(usize, i64, i64, ExpectedLaunch)> = Vec::new();
     let mut cursor = Cursor::default();
     for (at, has_work) in has_work.iter().copied().enumerate() {
@@ -195,7 +197,7 @@ fn synchronises(name: &str) -> bool {
 
 /// Threads with a capturing stream at the start of the capture.
 fn capturing_at_start(trace: &NsysTrace, kinds: &[CudaCallKind]) -> HashSet<i64> {
-    let mut first: HashMap<i64, bool> = HashMap::new();
+    let mut first: HashMap<i64, bool> = HashMap::default();
     if kinds.iter().any(|kind| matches!(kind, CudaCallKind::EndCapture)) {
         for at in 0..trace.cuda_calls.len() {
             let site = trace.cuda_calls.site(at) as usize;
@@ -221,9 +223,9 @@ fn graph_launches(
         .filter(|at| matches!(kinds[calls.site(*at) as usize], CudaCallKind::Graph))
         .collect();
     if graphs.is_empty() {
-        return HashMap::new();
+        return HashMap::default();
     }
-    let mut nodes: HashMap<u32, BTreeSet<u64>> = HashMap::new();
+    let mut nodes: HashMap<u32, BTreeSet<u64>> = HashMap::default();
     for (at, (call, _)) in
         launches.kernels.iter().enumerate().filter(|(_, (call, _))| *call != NONE)
     {
@@ -264,7 +266,7 @@ fn graph_of(node: u64) -> Option<u64> {
 fn kernel_nodes(trace: &NsysTrace, kinds: &[CudaCallKind]) -> HashMap<u64, u64> {
     let captured = captured_nodes(&trace.graph_nodes);
     let calls = &trace.cuda_calls;
-    let mut launches: HashMap<i64, Vec<(i64, i64)>> = HashMap::new();
+    let mut launches: HashMap<i64, Vec<(i64, i64)>> = HashMap::default();
     for at in (0..calls.len()).filter(|at| {
         !captured.is_empty() && matches!(kinds[calls.site(*at) as usize], CudaCallKind::Kernel)
     }) {
@@ -276,7 +278,7 @@ fn kernel_nodes(trace: &NsysTrace, kinds: &[CudaCallKind]) -> HashMap<u64, u64> 
         let after = of_thread.partition_point(|(start, _)| *start <= t);
         after > 0 && t <= of_thread[after - 1].1
     };
-    let mut nodes: HashMap<u64, u64> = HashMap::new();
+    let mut nodes: HashMap<u64, u64> = HashMap::default();
     for (id, origin) in captured.iter().filter(|(id, origin)| **id != origin.id) {
         if let Some(graph) = graph_of(*id).filter(|_| in_launch(origin.global_tid, origin.at_ns)) {
             *nodes.entry(graph).or_default() += 1;
@@ -290,7 +292,7 @@ fn attribution(trace: &NsysTrace, launches: &LaunchIndex, counted: &mut [StageCo
     let calls = &trace.cuda_calls;
     // Correlation ids increase within a process: a kernel with a lower id was launched before the
     // capture started.
-    let mut first: HashMap<i64, u32> = HashMap::new();
+    let mut first: HashMap<i64, u32> = HashMap::default();
     for at in (0..calls.len()).filter(|at| calls.correlation(*at) > 0) {
         let process = process_of(calls.sites()[calls.site(at) as usize].1);
         let id = calls.correlation(at);
@@ -302,7 +304,7 @@ fn attribution(trace: &NsysTrace, launches: &LaunchIndex, counted: &mut [StageCo
     }
     let covers: Vec<((i64, usize), IntervalSet)> =
         open.into_iter().map(|(key, at)| (key, IntervalSet::new(at))).collect();
-    let mut untraced: HashSet<i64> = HashSet::new();
+    let mut untraced: HashSet<i64> = HashSet::default();
     for (kernel, (call, instance)) in trace.kernels.iter().zip(&launches.kernels) {
         let process = process_of(kernel.global_pid);
         if *call != NONE {

@@ -1,6 +1,8 @@
 //! Operators that launched the kernels of a step.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::BTreeMap;
+
+use foldhash::HashMap;
 
 use super::{SliceList, traced::StepPlace};
 use crate::{
