@@ -3,13 +3,15 @@
 //! No event is dropped; warm-up events are included.
 
 use crate::trace::event::{
-    Ceiling, End, Event, Experts, OperatorCall, Output, StageRange, Start, Steady,
+    Ceiling, End, Event, Experts, OperatorCall, Output, SampleStart, StageRange, Start, Steady,
 };
 
 /// Events of one pass by kind, in the order in which they were written.
 #[derive(Debug, Default)]
 pub struct Events<'a> {
     pub start: Option<&'a Start>,
+    /// Samples of a run with several.
+    pub samples: Vec<&'a SampleStart>,
     pub ranges: Vec<&'a StageRange>,
     pub calls: Vec<&'a OperatorCall>,
     pub experts: Vec<&'a Experts>,
@@ -26,6 +28,7 @@ impl<'a> Events<'a> {
         for event in events {
             match event {
                 Event::Start(it) => sorted.start = sorted.start.or(Some(it)),
+                Event::Sample(it) => sorted.samples.push(it),
                 Event::Range(it) => sorted.ranges.push(it),
                 Event::Op(it) => sorted.calls.push(it),
                 Event::Experts(it) => sorted.experts.push(it),
@@ -36,6 +39,11 @@ impl<'a> Events<'a> {
             }
         }
         sorted
+    }
+
+    /// The sample of a measured repeat; 0 where there is one.
+    pub fn sample_of(&self, repeat: u32) -> u32 {
+        self.samples.iter().find(|it| it.contains(repeat)).map_or(0, |it| it.sample)
     }
 
     /// Ranges of measured repeats named `name`.

@@ -13,6 +13,7 @@ pub mod kernels;
 pub mod operators;
 pub mod power;
 pub mod roofline;
+pub mod samples;
 pub mod stages;
 pub mod stats;
 pub mod subject;
@@ -76,6 +77,7 @@ use kernels::KernelTimes;
 use operators::Operators;
 use power::Power;
 use roofline::Roofline;
+use samples::Samples;
 use stages::Stages;
 
 /// Results of the analysis of one run.
@@ -88,6 +90,8 @@ pub struct Analysis {
     /// Final record of the runner in that pass; absent when it was killed.
     pub end: Option<End>,
     pub stages: Stages,
+    /// Times by sample; empty for a run with one.
+    pub samples: Samples,
     pub operators: Operators,
     /// Variation of each operator's time over repeats.
     pub operator_repeats: Vec<OperatorRepeats>,
@@ -187,12 +191,14 @@ impl Analysis {
         self.start = baseline.start.cloned();
         self.end = baseline.end.cloned();
         self.stages = stages::stages(baseline);
+        self.samples = samples::samples(baseline);
         self.stages.notes.extend(self.cold.iter().map(stages::cold_note));
         self.operators = operators::operators(baseline, &self.stages);
         self.operator_repeats = repeats::repeats(baseline);
-        self.cost = model
-            .zip(baseline.start)
-            .and_then(|(model, start)| static_cost(model, start, &self.stages));
+        // A static cost is that of one prompt.
+        let start = baseline.start.filter(|_| self.samples.rows.is_empty());
+        self.cost =
+            model.zip(start).and_then(|(model, start)| static_cost(model, start, &self.stages));
         self.gemms = trace.gemms.as_ref().map(gemms::gemms).unwrap_or_default();
         self.outputs = output_equality::outputs(baseline, traced);
         self.experts = experts::experts(baseline, top_k);

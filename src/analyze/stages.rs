@@ -112,7 +112,11 @@ pub fn stages(events: &Events) -> Stages {
     let total_mean: f64 =
         [&prefill, &decode].into_iter().filter_map(spread_ms).map(|ms| ms.mean).sum();
     let decode_steps = common_value(steps.values().copied());
-    let prompt = events.start.map(|start| start.prompt_tokens);
+    let prompts = common_value(events.samples.iter().map(|sample| sample.prompt_tokens));
+    let prompt = match events.samples.as_slice() {
+        [] => events.start.map(|start| start.prompt_tokens),
+        _ => prompts,
+    };
     let rows = [(PREFILL, &prefill, prompt), (DECODE, &decode, decode_steps)]
         .into_iter()
         .filter_map(|(stage, times, tokens)| {

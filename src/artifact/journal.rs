@@ -33,7 +33,15 @@ pub enum JournalEvent {
     /// A step started or ended.
     Step { step: StepRecord },
     /// Progress of a step.
-    Progress { step: Step, phase: String, done: u64, total: u64 },
+    Progress {
+        step: Step,
+        phase: String,
+        done: u64,
+        total: u64,
+        /// Index of the sample, from 0; absent where there is one.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        sample: Option<u32>,
+    },
     /// A line of output of a tool or the runner.
     Log { step: Step, line: String },
     /// A finding, as soon as it is known.

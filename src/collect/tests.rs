@@ -70,6 +70,7 @@ impl TestHost {
             seed: 0,
             prompt: "p".into(),
             images: vec![],
+            further_samples: vec![],
             dtype: Dtype::F32,
             device: "cpu".into(),
             gpu: None,

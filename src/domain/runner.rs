@@ -20,6 +20,10 @@ pub struct RunnerRequest {
     pub prompt: String,
     /// Paths of the images, in order; in a file relative to its folder.
     pub images: Vec<PathBuf>,
+    /// Samples after the first, which is `prompt` with `images`; only for whole models. Each is
+    /// warmed up and measured like the first.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub further_samples: Vec<RunnerSample>,
     pub dtype: Dtype,
     /// `cpu` or `cuda:INDEX`, as the runner sees it.
     pub device: String,
@@ -53,18 +57,43 @@ pub struct RunnerRequest {
     pub cold_cache: bool,
 }
 
+/// A prompt with its images.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct RunnerSample {
+    pub prompt: String,
+    pub images: Vec<PathBuf>,
+}
+
 impl RunnerRequest {
+    /// Number of samples.
+    pub fn samples(&self) -> u32 {
+        1 + self.further_samples.len() as u32
+    }
+
+    /// The request with the first sample only.
+    pub fn first_sample(&self) -> Self {
+        Self { further_samples: Vec::new(), ..self.clone() }
+    }
+
     /// The request with the images' paths relative to `folder`, which shares a part of its path
     /// with them.
     pub fn relative_to(&self, folder: &Path) -> Self {
-        let images = self.images.iter().map(|image| relative(folder, image)).collect();
-        Self { images, ..self.clone() }
+        self.with_paths(|image| relative(folder, image))
     }
 
     /// The request with relative paths of images joined to `folder`.
-    pub fn below(self, folder: &Path) -> Self {
-        let images = self.images.iter().map(|image| folder.join(image)).collect();
-        Self { images, ..self }
+    pub fn below(&self, folder: &Path) -> Self {
+        self.with_paths(|image| folder.join(image))
+    }
+
+    fn with_paths(&self, change: impl Fn(&Path) -> PathBuf) -> Self {
+        let changed = |images: &[PathBuf]| images.iter().map(|image| change(image)).collect();
+        let further = self.further_samples.iter().map(|sample| RunnerSample {
+            prompt: sample.prompt.clone(),
+            images: changed(&sample.images),
+        });
+        Self { images: changed(&self.images), further_samples: further.collect(), ..self.clone() }
     }
 }
 
@@ -90,6 +119,9 @@ pub struct Progress {
     pub phase: String,
     pub done: u64,
     pub total: u64,
+    /// Index of the sample, from 0; absent where there is one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub sample: Option<u32>,
 }
 
 /// Output of `model-runner features`, one line of JSON.

@@ -21,7 +21,7 @@ use crate::{
         part::PartPath,
         profiling::Profiling,
         run_files::InputFile,
-        runner::RunnerRequest,
+        runner::{RunnerRequest, RunnerSample},
         state::Step,
         subject::{Passes, Workload},
     },
@@ -111,14 +111,19 @@ impl RunningJob<'_> {
             Ok::<_, InputsError>((resolved, files))
         })
         .await?;
-        let sample = resolved.samples.into_iter().next().ok_or("the inputs have no sample")?;
+        let mut samples = resolved.samples.into_iter().map(|sample| RunnerSample {
+            prompt: sample.prompt,
+            images: sample.images.into_iter().map(|image| image.path).collect(),
+        });
+        let first = samples.next().ok_or("the inputs have no sample")?;
         self.write(layout::INPUTS, &yaml(&files)?)?;
         Ok(RunnerRequest {
             model: model.clone(),
             weights: model.weights.clone(),
             seed: workload.seed,
-            prompt: sample.prompt,
-            images: sample.images.into_iter().map(|image| image.path).collect(),
+            prompt: first.prompt,
+            images: first.images,
+            further_samples: samples.collect(),
             dtype: workload.dtype.unwrap_or_else(|| default_dtype(model, self.device)),
             device: self.device.visible_name().to_owned(),
             gpu: self.device.uuid.clone(),

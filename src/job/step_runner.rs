@@ -182,6 +182,7 @@ impl RunningJob<'_> {
                         phase: it.phase,
                         done: it.done,
                         total: it.total,
+                        sample: it.sample,
                     }),
                 }
             }

@@ -198,6 +198,7 @@ pub(super) fn request() -> RunnerRequest {
         seed: 0,
         prompt: String::new(),
         images: vec![],
+        further_samples: vec![],
         device: "cuda:0".into(),
         warmup: 1,
         repeats: 1,

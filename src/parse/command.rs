@@ -81,7 +81,11 @@ fn is_possible(event: &Event) -> bool {
         }
         Event::Op(op) => op.start_ns >= 0 && op.start_ns <= op.end_ns,
         // These are facts that the model runner alone may state.
-        Event::Start(_) | Event::End(_) | Event::Ceiling(_) | Event::Steady(_) => false,
+        Event::Start(_)
+        | Event::Sample(_)
+        | Event::End(_)
+        | Event::Ceiling(_)
+        | Event::Steady(_) => false,
         Event::Experts(_) | Event::Output(_) => true,
     }
 }

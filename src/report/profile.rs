@@ -24,6 +24,7 @@ use crate::{
             Roofline,
             mfu::{Ceilings, MfuRecord, OperatorMfu},
         },
+        samples::{SampleSpread, SampleTiming},
         stages::{
             StageNote, StageTiming, command::CommandTiming, experts::ExpertUse,
             output_equality::OutputCheck, overhead::OverheadRecord, repeats::OperatorRepeats,
@@ -70,6 +71,12 @@ pub struct LLMProfileReport {
     /// One record per stage. Vision is a part of prefill and listed in `stage_notes`.
     pub stages: Vec<StageTiming>,
     pub stage_notes: Vec<StageNote>,
+    /// Times of each sample; absent for a run with one.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub samples: Vec<SampleTiming>,
+    /// Spread of each stage over the samples; absent for a run with one.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub sample_spread: Vec<SampleSpread>,
     /// Operators and modules, rolled up over layers, longest total first.
     pub operators: Vec<OperatorRecord>,
     /// Number of records before the list was cut.

@@ -7,7 +7,7 @@
 use serde::{Deserialize, Serialize};
 
 /// Version of the format; readers reject newer versions.
-pub const EVENT_SCHEMA: u32 = 2;
+pub const EVENT_SCHEMA: u32 = 3;
 
 /// NVTX domain of stages: `prefill`, `decode_all`, `decode_step`, `vision`, `sam`, `clip`,
 /// `projector`, `warmup`.
@@ -21,6 +21,8 @@ pub const OPERATOR_DOMAIN: &str = "LLM.op";
 pub enum Event {
     /// First line: the configuration that runs.
     Start(Start),
+    /// Start of the measured repeats of a sample, of several; before its ranges.
+    Sample(SampleStart),
     /// A stage's range, written when it closes.
     Range(StageRange),
     /// One call of an operator, written when it returns.
@@ -66,6 +68,21 @@ pub struct Start {
     pub load_ns: i64,
 }
 
+/// A sample of a run with several. `repeat` of its events counts on over all samples.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct SampleStart {
+    /// Index, from 0.
+    pub sample: u32,
+    /// First measured repeat, and number of them.
+    pub first_repeat: u32,
+    pub repeats: u32,
+    pub prompt_tokens: u64,
+    /// Prompt positions occupied by images (part of `prompt_tokens`).
+    pub image_tokens: u64,
+    /// Views of each image.
+    pub images: Vec<ImageViews>,
+}
+
 /// Views of one page: a global view, and local crops when the page is larger than a crop.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct ImageViews {
@@ -78,6 +95,13 @@ pub struct ImageViews {
     pub crops_wide: u32,
     pub crops_high: u32,
     pub tokens: u64,
+}
+
+impl SampleStart {
+    /// True if a measured repeat is of this sample.
+    pub fn contains(&self, repeat: u32) -> bool {
+        (self.first_repeat..self.first_repeat.saturating_add(self.repeats)).contains(&repeat)
+    }
 }
 
 /// A range of the stage domain. `repeat` counts from 0, separately for warm-up and measurement.

@@ -7,7 +7,7 @@ use crate::{
     analyze::{
         Analysis,
         events::Events,
-        stages::{self, STAGES},
+        stages::{self, DECODE, PREFILL, STAGES},
         stats::{Spread, ratio},
     },
     domain::{
@@ -64,7 +64,8 @@ pub const RULES: &[Rule] = &[
 
 fn few_repeats(analysis: &Analysis, _: &Trace) -> Vec<Finding> {
     let command = analysis.command.as_ref().and_then(|command| command.plain_ms);
-    let repeats = command.map_or(analysis.stages.repeats, |it| it.n);
+    let samples = analysis.samples.rows.len().max(1) as u32;
+    let repeats = command.map_or(analysis.stages.repeats / samples, |it| it.n);
     if repeats == 0 || repeats >= ENOUGH_REPEATS {
         return vec![];
     }
@@ -80,7 +81,7 @@ fn high_variance(analysis: &Analysis, _: &Trace) -> Vec<Finding> {
         true => "Raise warmup and repeats, and keep other work off the device.",
         false => "Record more instances after a warm-up, and keep other work off the device.",
     };
-    let noisy = |(stage, ms): (&str, Spread)| {
+    let noisy = |(stage, ms): (String, Spread)| {
         let cv = ms.cv_pct().filter(|cv| *cv > NOISY_CV_PCT)?;
         let message = format!(
             "{stage} varies between repeats: its standard deviation is {cv:.0} % of its mean."
@@ -94,16 +95,34 @@ fn high_variance(analysis: &Analysis, _: &Trace) -> Vec<Finding> {
                 .advise(advice),
         )
     };
-    let command = analysis.command.as_ref().and_then(|it| Some((it.of.as_str(), it.plain_ms?)));
-    command
-        .into_iter()
-        .chain(analysis.stages.rows.iter().map(|row| (row.stage.as_str(), row.ms)))
-        .filter_map(noisy)
-        .collect()
+    let command = analysis
+        .command
+        .as_ref()
+        .and_then(|it| Some((it.of.as_str().to_owned(), it.plain_ms?)))
+        .into_iter();
+    // The spread over several samples is not one over repeats.
+    if !analysis.samples.rows.is_empty() {
+        let samples = analysis.samples.rows.iter();
+        return samples
+            .flat_map(|row| {
+                let of = |stage: &str, ms: Option<Spread>| {
+                    Some((format!("{stage} of sample {}", row.sample), ms?))
+                };
+                [of(PREFILL, row.prefill_ms), of(DECODE, row.decode_ms)]
+            })
+            .flatten()
+            .filter_map(noisy)
+            .collect();
+    }
+    let stages = analysis.stages.rows.iter().map(|row| (row.stage.clone(), row.ms));
+    command.chain(stages).filter_map(noisy).collect()
 }
 
 fn warmup_short(analysis: &Analysis, trace: &Trace) -> Vec<Finding> {
     let baseline = Events::of(&trace.baseline);
+    if !baseline.samples.is_empty() {
+        return vec![]; // the first sample differs from the others
+    }
     let cold = |stage: &&str| {
         let mut times: Vec<(u32, f64)> = baseline
             .measured(stage)

@@ -21,16 +21,9 @@ pub struct OutputCheck {
     pub traced_logits_equal: Option<bool>,
 }
 
-/// Compares the baseline's repeats with each other, and the traced repeats with the first of them.
+/// Compares the baseline's repeats of each sample with each other, and the traced repeats with the
+/// first of them.
 pub fn outputs(plain: &Events, traced: &Events) -> OutputCheck {
-    let measured = |events: &Events<'_>| {
-        events
-            .outputs
-            .iter()
-            .filter(|it| !it.warmup)
-            .map(|it| (*it).clone())
-            .collect::<Vec<Output>>()
-    };
     let steps = |events: &Events<'_>| {
         events
             .ranges
@@ -40,25 +33,42 @@ pub fn outputs(plain: &Events, traced: &Events) -> OutputCheck {
     };
     let same_steps = steps(plain) == steps(traced);
     let (plain, traced) = (measured(plain), measured(traced));
-    let Some(first) = plain.first() else { return OutputCheck::default() };
-    let all = |outputs: &[Output], same: &dyn Fn(&Output) -> bool| {
-        (!outputs.is_empty()).then(|| outputs.iter().all(same))
+    let Some((_, any)) = plain.first() else { return OutputCheck::default() };
+    let all = |outputs: &[(u32, &Output)], same: &dyn Fn(&Output, &Output) -> bool| {
+        let equal = |(sample, it): &(u32, &Output)| {
+            first_of(&plain, *sample).is_none_or(|first| same(it, first))
+        };
+        (!outputs.is_empty()).then(|| outputs.iter().all(equal))
     };
+    let is_repeated = |(sample, it): &&(u32, &Output)| {
+        first_of(&plain, *sample).is_some_and(|first| first.repeat != it.repeat)
+    };
+    let repeated: Vec<(u32, &Output)> = plain.iter().filter(is_repeated).copied().collect();
     OutputCheck {
-        repeats_agree: all(&plain[1..], &|it| {
+        repeats_agree: all(&repeated, &|it, first| {
             it.tokens == first.tokens && it.logits_sha256 == first.logits_sha256
         }),
         // A part of a model generates no tokens.
-        traced_tokens_equal: all(&traced, &|it| is_prefix(it, first))
-            .filter(|_| !first.tokens.is_empty()),
+        traced_tokens_equal: all(&traced, &is_prefix).filter(|_| !any.tokens.is_empty()),
         traced_logits_equal: if same_steps
-            && traced.iter().all(|it| it.tokens.len() == first.tokens.len())
+            && traced.iter().all(|(_, it)| it.tokens.len() == any.tokens.len())
         {
-            all(&traced, &|it| it.logits_sha256 == first.logits_sha256)
+            all(&traced, &|it, first| it.logits_sha256 == first.logits_sha256)
         } else {
             None
         },
     }
+}
+
+/// Outputs of the measured repeats, each with its sample.
+fn measured<'a>(events: &Events<'a>) -> Vec<(u32, &'a Output)> {
+    let measured = events.outputs.iter().filter(|it| !it.warmup);
+    measured.map(|it| (events.sample_of(it.repeat), *it)).collect()
+}
+
+/// The first output of a sample.
+fn first_of<'a>(outputs: &[(u32, &'a Output)], sample: u32) -> Option<&'a Output> {
+    outputs.iter().find(|(of, _)| *of == sample).map(|(_, output)| *output)
 }
 
 /// Returns true when the tokens of `short` are a prefix of those of `long`. Empty ones prove
@@ -70,13 +80,14 @@ fn is_prefix(short: &Output, long: &Output) -> bool {
 /// Compares the tokens of a pass with those of the unprofiled pass, as far as it ran; `None` when
 /// either has none.
 pub fn same_tokens(plain: &[Event], pass: &[Event]) -> Option<bool> {
-    let outputs = |events: &[Event]| -> Vec<Output> {
-        Events::of(events).outputs.into_iter().filter(|it| !it.warmup).cloned().collect()
-    };
-    let (plain, pass) = (outputs(plain), outputs(pass));
-    let first = plain.first()?;
+    let (plain, pass) = (Events::of(plain), Events::of(pass));
+    let (plain, pass) = (measured(&plain), measured(&pass));
+    plain.first()?;
     // A pass that ends with prefill generates at most one token.
-    (!pass.is_empty()).then(|| pass.iter().all(|it| first.tokens.starts_with(&it.tokens)))
+    let same = |(sample, it): &(u32, &Output)| {
+        first_of(&plain, *sample).is_none_or(|first| first.tokens.starts_with(&it.tokens))
+    };
+    (!pass.is_empty()).then(|| pass.iter().all(same))
 }
 
 #[cfg(test)]

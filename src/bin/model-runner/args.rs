@@ -206,6 +206,7 @@ impl WorkloadOptions {
             seed: self.seed,
             prompt: self.prompt_tokens.map_or_else(|| self.prompt.clone(), synthetic_prompt),
             images: self.image.clone(),
+            further_samples: Vec::new(),
             dtype,
             device: self.device.clone(),
             gpu: None,

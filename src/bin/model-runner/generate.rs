@@ -18,6 +18,9 @@ use crate::{
 /// A computation with a prefill and steps: a whole model with its text, or a part of one with its
 /// inputs.
 pub trait Program {
+    /// Selects the sample of the following repeats; a part of a model has one only.
+    fn select(&mut self, _sample: usize) {}
+
     /// Resets to the start; memory is kept.
     fn clear(&mut self) -> Result<()>;
 

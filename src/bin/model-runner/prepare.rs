@@ -8,7 +8,7 @@ use std::path::PathBuf;
 use candle_core::{DType, Device};
 use llmprof::{
     domain::{dtype::Dtype, runner::RunnerRequest},
-    trace::event::{EVENT_SCHEMA, ImageViews, Start},
+    trace::event::{EVENT_SCHEMA, ImageViews, SampleStart, Start},
 };
 use nix::time::{ClockId, clock_gettime};
 
@@ -22,7 +22,7 @@ use crate::{
     preprocess::{self, PageTensors},
     prompt::{self, Prompt, Tokenizer, Vocabulary},
     record::{Recorder, now_ns},
-    text::TextGeneration,
+    text::{TextGeneration, TextSample},
     weights,
 };
 
@@ -62,8 +62,16 @@ pub struct PreparedSession {
     pub session: Session,
     pub dtype: DType,
     pub tokenizer: Tokenizer,
-    /// The first event, which describes the run.
+    /// The first event, which describes the run with its first sample.
     pub about: Start,
+    /// Each sample.
+    pub samples: Vec<SampleStart>,
+}
+
+/// A sample as it was read.
+struct ReadSample {
+    text: TextSample,
+    views: Vec<ImageViews>,
 }
 
 /// Reads the input, loads the weights, and captures a step if requested. `started_ns` is the start
@@ -72,14 +80,21 @@ pub fn prepare(request: &RunnerRequest, started_ns: i64) -> Result<PreparedSessi
     request.model.validate().map_err(bad_input)?;
     let (device, dtype) = (open_device(&request.device)?, data_type(request)?);
     let tokenizer = Tokenizer::open(request.weights.as_deref()).map_err(bad_input)?;
-    let (pages, views) = read_pages(request, dtype, &device)?;
-    let prompt = assemble(request, &views, &tokenizer)?;
-    let positions = positions(request, &prompt);
-    limits::check(request, positions, &device).map_err(RunError::BadInput)?;
+    let read = |prompt: &str, images: &[PathBuf]| {
+        read_sample(request, (prompt, images), dtype, &device, &tokenizer)
+    };
+    let mut inputs = vec![read(&request.prompt, &request.images)?];
+    for sample in &request.further_samples {
+        inputs.push(read(&sample.prompt, &sample.images)?);
+    }
+    let longest = inputs.iter().map(|it| positions(request, &it.text.prompt)).max().unwrap_or(0);
+    limits::check(request, longest, &device).map_err(RunError::BadInput)?;
 
     let recorder = Recorder::new();
-    let mut about = start(request, dtype, &prompt, views);
-    let (program, size) = load(request, prompt, pages, dtype, &device, &recorder)?;
+    let mut about = start(request, dtype, &inputs[0]);
+    let samples = sample_starts(request, &inputs);
+    let texts = inputs.into_iter().map(|it| it.text).collect();
+    let (program, size) = load(request, (texts, longest), dtype, &device, &recorder)?;
     device.synchronize()?;
     (about.parameters, about.weight_bytes, about.load_ns) =
         (size.parameters, size.bytes, now_ns() - started_ns);
@@ -115,7 +130,7 @@ pub fn prepare(request: &RunnerRequest, started_ns: i64) -> Result<PreparedSessi
             session.l2_flush = Some(crate::gpu::L2Flush::new(cuda)?);
         }
     }
-    Ok(PreparedSession { session, dtype, tokenizer, about })
+    Ok(PreparedSession { session, dtype, tokenizer, about, samples })
 }
 
 fn open_device(name: &str) -> Result<Device, RunError> {
@@ -147,13 +162,32 @@ fn data_type(request: &RunnerRequest) -> Result<DType, RunError> {
     }
 }
 
+/// Reads the pages of a sample and assembles its prompt.
+fn read_sample(
+    request: &RunnerRequest,
+    (text, images): (&str, &[PathBuf]),
+    dtype: DType,
+    device: &Device,
+    tokenizer: &Tokenizer,
+) -> Result<ReadSample, RunError> {
+    let (pages, views) = read_pages(request, images, dtype, device)?;
+    let decoder = &request.model.decoder;
+    let image = request.model.vision.as_ref().map(|vision| vision.image_token);
+    let vocabulary = Vocabulary { bos: decoder.bos_token, image, size: decoder.vocab };
+    let image_tokens: Vec<usize> = views.iter().map(|views| views.tokens as usize).collect();
+    let prompt =
+        prompt::assemble(text, &image_tokens, tokenizer, &vocabulary).map_err(bad_input)?;
+    Ok(ReadSample { text: TextSample { prompt, pages }, views })
+}
+
 fn read_pages(
     request: &RunnerRequest,
+    images: &[PathBuf],
     dtype: DType,
     device: &Device,
 ) -> Result<(Vec<PageTensors>, Vec<ImageViews>), RunError> {
     let Some(vision) = &request.model.vision else {
-        return match request.images.first() {
+        return match images.first() {
             Some(image) => Err(bad_input(format!(
                 "image {}: the model {} does not accept images",
                 image.display(),
@@ -162,26 +196,14 @@ fn read_pages(
             None => Ok((Vec::new(), Vec::new())),
         };
     };
-    let mut pages = Vec::with_capacity(request.images.len());
-    let mut views = Vec::with_capacity(request.images.len());
-    for path in &request.images {
+    let mut pages = Vec::with_capacity(images.len());
+    let mut views = Vec::with_capacity(images.len());
+    for path in images {
         let page = preprocess::read(path, vision).map_err(bad_input)?.into_page(dtype, device)?;
         views.push(page.views.clone());
         pages.push(page);
     }
     Ok((pages, views))
-}
-
-fn assemble(
-    request: &RunnerRequest,
-    views: &[ImageViews],
-    tokenizer: &Tokenizer,
-) -> Result<prompt::Prompt, RunError> {
-    let decoder = &request.model.decoder;
-    let image = request.model.vision.as_ref().map(|vision| vision.image_token);
-    let vocabulary = Vocabulary { bos: decoder.bos_token, image, size: decoder.vocab };
-    let image_tokens: Vec<usize> = views.iter().map(|views| views.tokens as usize).collect();
-    prompt::assemble(&request.prompt, &image_tokens, tokenizer, &vocabulary).map_err(bad_input)
 }
 
 /// Positions of the prompt; only a part of a model can override the number of its inputs.
@@ -194,8 +216,7 @@ fn positions(request: &RunnerRequest, prompt: &Prompt) -> usize {
 
 fn load(
     request: &RunnerRequest,
-    prompt: Prompt,
-    pages: Vec<PageTensors>,
+    (mut samples, longest): (Vec<TextSample>, usize),
     dtype: DType,
     device: &Device,
     recorder: &Recorder,
@@ -206,7 +227,7 @@ fn load(
     };
     let root = Site::root(weights, recorder.clone());
     let max_tokens = request.max_new_tokens as usize + 1;
-    let capacity = positions(request, &prompt) + max_tokens - 1;
+    let capacity = longest + max_tokens - 1;
     // An invalid tensor is an error of its folder.
     let bad_weights = |error: candle_core::Error| match RunError::from(error) {
         RunError::Model(error) => bad_input(format!("the weights do not fit the model: {error}")),
@@ -214,6 +235,7 @@ fn load(
     };
     let program: Box<dyn Program> = match &request.target {
         Some(path) => {
+            let TextSample { prompt, pages } = samples.swap_remove(0);
             let (spec, seed, prompt_tokens) =
                 (&request.model, request.seed, positions(request, &prompt));
             let place = PartRequest { spec, path, seed, prompt_tokens, capacity, pages: &pages };
@@ -226,13 +248,34 @@ fn load(
                 request.model.decoder.vocab,
                 max_tokens,
             )?;
-            Box::new(TextGeneration { model, prompt, pages, sampler })
+            Box::new(TextGeneration { model, samples, current: 0, sampler })
         }
     };
     Ok((program, root.size()))
 }
 
-fn start(request: &RunnerRequest, dtype: DType, prompt: &Prompt, images: Vec<ImageViews>) -> Start {
+/// The samples of the request, in order.
+fn sample_starts(request: &RunnerRequest, inputs: &[ReadSample]) -> Vec<SampleStart> {
+    let start = |(sample, input): (u32, &ReadSample)| SampleStart {
+        sample,
+        first_repeat: sample * request.repeats,
+        repeats: request.repeats,
+        prompt_tokens: positions(request, &input.text.prompt) as u64,
+        image_tokens: image_tokens(request, &input.text.prompt),
+        images: input.views.clone(),
+    };
+    (0..).zip(inputs).map(start).collect()
+}
+
+fn image_tokens(request: &RunnerRequest, prompt: &Prompt) -> u64 {
+    match request.prompt_tokens {
+        Some(_) => 0,
+        None => prompt.images.iter().map(|place| place.len() as u64).sum(),
+    }
+}
+
+fn start(request: &RunnerRequest, dtype: DType, first: &ReadSample) -> Start {
+    let (prompt, images) = (&first.text.prompt, first.views.clone());
     let now = clock_gettime(ClockId::CLOCK_REALTIME).expect("Linux always has a wall clock");
     Start {
         schema: EVENT_SCHEMA,
@@ -251,10 +294,7 @@ fn start(request: &RunnerRequest, dtype: DType, prompt: &Prompt, images: Vec<Ima
         device: request.device.clone(),
         threads: rayon::current_num_threads() as u32,
         prompt_tokens: positions(request, prompt) as u64,
-        image_tokens: match request.prompt_tokens {
-            Some(_) => 0,
-            None => prompt.images.iter().map(|place| place.len() as u64).sum(),
-        },
+        image_tokens: image_tokens(request, prompt),
         images,
     }
 }

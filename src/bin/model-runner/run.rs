@@ -12,13 +12,13 @@ use std::{
 use candle_core::Device;
 use llmprof::{
     domain::runner::{EVENTS, PREDICTIONS, Progress, RunnerRequest},
-    trace::event::{End, Event, Output},
+    trace::event::{End, Event, Output, SampleStart},
 };
 use nix::sys::resource::{UsageWho, getrusage};
 
 use crate::{
     ceilings,
-    generate::Session,
+    generate::{ComputedOutputs, Session},
     prepare::{PreparedSession, RunError, prepare},
     prompt::Tokenizer,
     record::{now_ns, write_events},
@@ -27,7 +27,8 @@ use crate::{
 /// Runs `request`, writing into `out`. `started_ns` is the start of the process.
 pub fn run(request: &RunnerRequest, out: &Path, started_ns: i64) -> Result<(), RunError> {
     progress("load", 0, 1);
-    let PreparedSession { mut session, dtype, tokenizer, about } = prepare(request, started_ns)?;
+    let PreparedSession { mut session, dtype, tokenizer, about, samples } =
+        prepare(request, started_ns)?;
     progress("load", 1, 1);
     tracing::info!(parameters = about.parameters, prompt_tokens = about.prompt_tokens, "loaded");
     let mut files = RunFiles::create(out)?;
@@ -37,19 +38,13 @@ pub fn run(request: &RunnerRequest, out: &Path, started_ns: i64) -> Result<(), R
     if request.warmup > 0 {
         recorder.start_repeat(true, 0);
         let warmup = recorder.range("warmup");
-        for repeat in 0..request.warmup {
-            progress("warmup", repeat.into(), request.warmup.into());
-            run_repeat(&mut session, &mut files, &tokenizer, true, repeat)?;
-        }
+        run_repeats(&mut session, &mut files, &tokenizer, &samples, (true, request.warmup))?;
         recorder.start_repeat(true, 0);
         drop(warmup);
-        progress("warmup", request.warmup.into(), request.warmup.into());
     }
-    for repeat in 0..request.repeats {
-        progress("measure", repeat.into(), request.repeats.into());
-        run_repeat(&mut session, &mut files, &tokenizer, false, repeat)?;
-    }
-    progress("measure", request.repeats.into(), request.repeats.into());
+    run_repeats(&mut session, &mut files, &tokenizer, &samples, (false, request.repeats))?;
+    // Steady repeats are of the first sample.
+    session.program.select(0);
     // Before the ceilings, whose buffers do not belong to the model.
     let (peak_rss_bytes, peak_device_bytes) = (peak_rss_bytes(), peak_device_bytes(&device));
     if request.steady_ms > 0 {
@@ -68,22 +63,51 @@ pub fn run(request: &RunnerRequest, out: &Path, started_ns: i64) -> Result<(), R
     files.events(&[Event::End(End { t_ns: now_ns(), peak_rss_bytes, peak_device_bytes })])
 }
 
-fn run_repeat(
+/// Runs the warm-up or the measured repeats of each sample, one sample after the other.
+fn run_repeats(
     session: &mut Session,
     files: &mut RunFiles,
     tokenizer: &Tokenizer,
+    samples: &[SampleStart],
+    (warmup, repeats): (bool, u32),
+) -> Result<(), RunError> {
+    let phase = if warmup { "warmup" } else { "measure" };
+    let total = u64::from(repeats) * samples.len() as u64;
+    let has_several = samples.len() > 1;
+    for about in samples {
+        session.program.select(about.sample as usize);
+        if has_several && !warmup {
+            files.events(&[Event::Sample(about.clone())])?;
+        }
+        let sample = has_several.then_some(about.sample);
+        for index in 0..repeats {
+            let repeat = about.sample * repeats + index;
+            progress_of(phase, repeat.into(), total, sample);
+            let computed = run_repeat(session, files, warmup, repeat)?;
+            if !warmup {
+                let text = tokenizer.decode(&computed.tokens);
+                files.prediction(sample, index, &computed.tokens, text)?;
+            }
+        }
+    }
+    progress(phase, total, total);
+    Ok(())
+}
+
+fn run_repeat(
+    session: &mut Session,
+    files: &mut RunFiles,
     warmup: bool,
     repeat: u32,
-) -> Result<(), RunError> {
+) -> Result<ComputedOutputs, RunError> {
     session.recorder.start_repeat(warmup, repeat);
     let computed = session.run()?;
     let logits_sha256 = computed.sha256()?;
     let mut events = session.recorder.drain();
-    if !warmup {
-        files.prediction(repeat, &computed.tokens, tokenizer.decode(&computed.tokens))?;
-    }
-    events.push(Event::Output(Output { warmup, repeat, tokens: computed.tokens, logits_sha256 }));
-    files.events(&events)
+    let tokens = computed.tokens.clone();
+    events.push(Event::Output(Output { warmup, repeat, tokens, logits_sha256 }));
+    files.events(&events)?;
+    Ok(computed)
 }
 
 /// Peak resident memory; Linux reports it in KiB.
@@ -102,7 +126,12 @@ pub fn peak_device_bytes(device: &Device) -> Option<u64> {
 
 /// Reports progress to the parent. A closed output is not an error.
 fn progress(phase: &str, done: u64, total: u64) {
-    let line = Progress { phase: phase.to_owned(), done, total };
+    progress_of(phase, done, total, None);
+}
+
+/// The same with the index of a sample.
+fn progress_of(phase: &str, done: u64, total: u64, sample: Option<u32>) {
+    let line = Progress { phase: phase.to_owned(), done, total, sample };
     if let Ok(line) = serde_json::to_string(&line) {
         let _ = writeln!(io::stdout().lock(), "{line}");
     }
@@ -136,14 +165,19 @@ impl RunFiles {
             .map_err(|source| RunError::Write { path: path.clone(), source })
     }
 
+    /// Writes the tokens of a repeat; `sample` where there are several.
     fn prediction(
         &mut self,
+        sample: Option<u32>,
         repeat: u32,
         tokens: &[u32],
         text: Option<String>,
     ) -> Result<(), RunError> {
         let (path, file) = &mut self.predictions;
-        let line = serde_json::json!({ "repeat": repeat, "tokens": tokens, "text": text });
+        let mut line = serde_json::json!({ "repeat": repeat, "tokens": tokens, "text": text });
+        if let Some(sample) = sample {
+            line["sample"] = sample.into();
+        }
         writeln!(file, "{line}")
             .and_then(|()| file.flush())
             .map_err(|source| RunError::Write { path: path.clone(), source })

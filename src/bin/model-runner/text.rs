@@ -12,22 +12,35 @@ use crate::{
     prompt::Prompt,
 };
 
-/// A model with its input.
-pub struct TextGeneration {
-    pub model: Model,
+/// A prompt with its pages.
+pub struct TextSample {
     pub prompt: Prompt,
     pub pages: Vec<PageTensors>,
+}
+
+/// A model with its samples.
+pub struct TextGeneration {
+    pub model: Model,
+    /// At least one.
+    pub samples: Vec<TextSample>,
+    /// Index of the sample that the next repeat reads.
+    pub current: usize,
     pub sampler: Sampler,
 }
 
 impl Program for TextGeneration {
+    fn select(&mut self, sample: usize) {
+        self.current = sample;
+    }
+
     fn clear(&mut self) -> Result<()> {
         self.model.clear()?;
         self.sampler.clear()
     }
 
     fn prefill(&mut self) -> Result<()> {
-        let logits = self.model.prefill(&self.prompt, &self.pages)?;
+        let TextSample { prompt, pages } = &self.samples[self.current];
+        let logits = self.model.prefill(prompt, pages)?;
         self.sampler.sample(logits)
     }
 
@@ -56,11 +69,13 @@ impl Program for TextGeneration {
     }
 
     fn balance(&mut self) -> Result<()> {
-        self.model.balance(&self.prompt, &self.pages)
+        let TextSample { prompt, pages } = &self.samples[self.current];
+        self.model.balance(prompt, pages)
     }
 
     fn computed(&mut self, steps: usize) -> Result<ComputedOutputs> {
-        self.model.record_experts(self.prompt.tokens.len(), steps)?;
+        let tokens = self.samples[self.current].prompt.tokens.len();
+        self.model.record_experts(tokens, steps)?;
         let (tokens, values) = self.sampler.chosen()?;
         Ok(ComputedOutputs { tokens, values })
     }

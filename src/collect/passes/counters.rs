@@ -72,7 +72,7 @@ impl Collector {
             warmup: 0,
             ceilings: false,
             max_new_tokens,
-            ..request.clone()
+            ..request.first_sample()
         };
         let runner = self.runner_argv(&once, &folder)?;
         let pass = self.count(ncu, &folder, &runner, selection, settings, metrics, limits).await?;

@@ -38,7 +38,7 @@ impl Collector {
                 ceilings: false,
                 decode_graph: false,
                 max_new_tokens,
-                ..request.clone()
+                ..request.first_sample()
             };
             let file = |name: &str| folder.path().join(name);
             let runner = self

@@ -234,6 +234,7 @@ pub fn report_progress(limits: &ProcessLimits, measured: bool, done: u32, total:
             phase: phase.into(),
             done: done.into(),
             total: total.into(),
+            sample: None,
         }));
     }
 }

@@ -92,8 +92,13 @@ pub struct StreamedEvent {
 
 /// The text of a progress event.
 fn example() -> String {
-    let event =
-        JournalEvent::Progress { step: Step::Baseline, phase: "measure".into(), done: 1, total: 3 };
+    let event = JournalEvent::Progress {
+        step: Step::Baseline,
+        phase: "measure".into(),
+        done: 1,
+        total: 3,
+        sample: None,
+    };
     format!("event: progress\nid: 7\ndata: {}\n\n", serde_json::json!(event))
 }
 

@@ -194,7 +194,7 @@ async fn read_journal(app: &App, id: RunId) -> (Option<StepProgress>, Vec<LogLin
     let (mut progress, mut log) = (None, Vec::new());
     for event in events {
         match event {
-            JournalEvent::Progress { step, phase, done, total } => {
+            JournalEvent::Progress { step, phase, done, total, .. } => {
                 progress = Some(StepProgress { step, phase, done, total })
             }
             JournalEvent::Step { .. } | JournalEvent::Attempt { .. } => progress = None,

@@ -26,6 +26,8 @@ pub fn profile(facts: &RunFacts, trace: &Trace, analysis: &Analysis) -> LLMProfi
         aggregates: aggregates(analysis),
         stages: analysis.stages.rows.clone(),
         stage_notes: analysis.stages.notes.clone(),
+        samples: analysis.samples.rows.clone(),
+        sample_spread: analysis.samples.spreads.clone(),
         operators: top(&analysis.operators.rolled),
         operators_total: analysis.operators.rolled.len() as u64,
         operators_by_path: top(&analysis.operators.by_path),

@@ -18,6 +18,7 @@ pub mod report_table;
 mod roofline;
 mod run_facts;
 mod run_tables;
+mod samples;
 pub mod schema;
 mod stages;
 mod step;
@@ -46,6 +47,7 @@ pub use self::{
     roofline::roofline,
     run_facts::{NO_MESSAGE, expert_use, input_files, run_steps},
     run_tables::{CSV_FILES, RunTable, TABLES_VERSION, run_tables},
+    samples::samples,
     stages::{overhead, stages},
     step::{decode_step, step_slices},
     traced::{api_calls, classes, ranges},

@@ -7,7 +7,7 @@ use serde_json::Value;
 use super::{
     costs, counters,
     csv::{CsvTable, cell},
-    gemms, gpu, kernels, operators, power, regions, roofline, run_facts,
+    gemms, gpu, kernels, operators, power, regions, roofline, run_facts, samples,
     schema::{ColumnKind, TableCell, TableColumn},
     stages, step, traced, utilisation,
 };
@@ -103,6 +103,11 @@ pub fn run_tables<'a>(
         RunTable::new("operators_by_path", operators::columns(), &analysis.operators.by_path),
         RunTable::new("operator_repeats", operators::repeat_columns(), &analysis.operator_repeats),
     ];
+    if !analysis.samples.rows.is_empty() {
+        let samples = &analysis.samples;
+        tables.push(RunTable::new("samples", samples::columns(), &samples.rows));
+        tables.push(RunTable::new("sample_spread", samples::spread_columns(), &samples.spreads));
+    }
     tables.extend(traced_tables(analysis));
     tables.extend(device_tables(analysis));
     let cost = analysis.cost.as_ref().map(|it| it.modules.as_slice());

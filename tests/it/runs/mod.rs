@@ -16,4 +16,5 @@ pub mod portable;
 pub mod private_files;
 pub mod report;
 pub mod runner;
+pub mod samples;
 pub mod serving;

@@ -40,6 +40,7 @@ fn request() -> RunnerRequest {
         seed: 7,
         prompt: "Where does the time go?".into(),
         images: vec![],
+        further_samples: vec![],
         dtype: Dtype::F32,
         device: "cpu".into(),
         gpu: None,

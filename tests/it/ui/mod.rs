@@ -2,6 +2,7 @@
 
 pub mod browser;
 pub mod driver;
+mod inputs;
 pub mod login;
 pub mod page;
 pub mod pages;

@@ -283,6 +283,7 @@ async fn the_page_of_an_active_run_shows_progress_and_reloads_without_scripts() 
         phase: "repeats".into(),
         done: 1,
         total: 3,
+        sample: None,
     });
     let text = page(&api.get(&path).await, 200);
     assert_contains(

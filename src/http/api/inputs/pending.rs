@@ -8,7 +8,7 @@ use super::upload::RULES;
 use crate::{
     artifact::{
         import_staging::{IntakeError, UploadLimits},
-        inputs::staging::{InputsInspection, InputsUpload, StagedInputs},
+        inputs::staging::{self, InputsInspection, InputsUpload, StagedInputs},
     },
     domain::{ids::InputsId, inputs::InputSet},
     http::{
@@ -49,14 +49,20 @@ pub(crate) async fn check(
     upload: InputsUpload,
     name: String,
 ) -> Result<PendingInputs, ApiError> {
-    let (answer, answered) = oneshot::channel();
-    let inspection = InputsInspection { upload, answer };
-    let refuse = |error| RULES.refuse(error);
-    let sent = app.intake.inspector.send(inspection.into()).await;
-    sent.map_err(|_| refuse(IntakeError::Stopped))?;
-    let staged = answered.await.unwrap_or(Err(IntakeError::Stopped)).map_err(refuse)?;
+    // A prompt alone has no file to be read.
+    let has_files = upload.manifest.is_some() || !upload.files.is_empty();
+    let staged = if has_files { inspect(app, upload).await } else { staging::stage(&upload) };
+    let staged = staged.map_err(|error| RULES.refuse(error))?;
     let name = if name.is_empty() { default_name(&staged.set) } else { name };
     Ok(PendingInputs { _folder: folder, name, staged })
+}
+
+async fn inspect(app: &App, upload: InputsUpload) -> Result<StagedInputs, IntakeError> {
+    let (answer, answered) = oneshot::channel();
+    let inspection = InputsInspection { upload, answer };
+    let sent = app.intake.inspector.send(inspection.into()).await;
+    sent.map_err(|_| IntakeError::Stopped)?;
+    answered.await.unwrap_or(Err(IntakeError::Stopped))
 }
 
 /// The name of inputs without one: of the first image, else the start of the prompt.

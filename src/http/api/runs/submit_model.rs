@@ -58,8 +58,8 @@ pub(super) async fn check(
             format!("{manifest} contains images, but the model {} reads text only", run.model);
         return Err(ApiError::new(ErrorCode::InputsUnfit, message));
     }
-    if samples > 1 {
-        let message = format!("{manifest} has {samples} samples; submit one each");
+    if samples > 1 && run.target.is_some() {
+        let message = format!("{manifest} has {samples} samples; a part is profiled with one");
         return Err(ApiError::new(ErrorCode::InputsUnfit, message));
     }
     if let Some(profiling) = &mut passes.profiling {

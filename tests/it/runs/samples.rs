@@ -1,0 +1,89 @@
+//! Runs with several samples: each is warmed up and measured, and their spread is reported apart
+//! from that over repeats.
+
+use std::fs;
+
+use serde_json::{Value, json};
+
+use crate::{
+    api::{
+        imports::FORM,
+        inputs::{form, png},
+    },
+    support::service::{Service, Setup},
+};
+
+/// A page that is larger than a view, so that it has more tokens.
+fn large_page() -> Vec<u8> {
+    let mut bytes = std::io::Cursor::new(Vec::new());
+    let page = image::RgbImage::from_fn(900, 700, |x, y| image::Rgb([(x % 251) as u8, y as u8, 7]));
+    page.write_to(&mut bytes, image::ImageFormat::Png).unwrap();
+    bytes.into_inner()
+}
+
+#[tokio::test]
+async fn each_sample_is_measured_and_the_slowest_is_named() {
+    let data = tempfile::tempdir().unwrap();
+    let service = Service::start(data.path(), &Setup::default());
+    let pages = [png(10), large_page(), png(30)];
+    let images: [(&str, &[u8]); 3] =
+        [("a.png", &pages[0]), ("b.png", &pages[1]), ("c.png", &pages[2])];
+    let texts = [("prompt", "read"), ("each_image", "true")];
+    let sent = reqwest::Client::new()
+        .post(format!("{}/inputs", service.base))
+        .header(FORM.0, FORM.1)
+        .body(form(&images, None, &texts))
+        .send()
+        .await
+        .unwrap();
+    let stored: Value = sent.json().await.unwrap();
+    let part = json!({ "model": "deepseek-ocr-tiny", "inputs": stored["inputs_id"],
+        "target": "decoder.layers.1.mlp" });
+    let (status, refused) = service.post("/runs", &part).await;
+    assert_eq!((status, &refused["error"]["code"]), (409, &json!("inputs_unfit")), "{refused}");
+
+    let id = service
+        .submit(json!({ "inputs": stored["inputs_id"], "repeats": 2, "warmup": 1,
+            "max_new_tokens": 3 }))
+        .await;
+    let events = service.follow(&id, |_| false).await;
+    let progress: Vec<(u64, u64)> = events
+        .iter()
+        .filter(|event| event["phase"] == "measure")
+        .filter_map(|event| Some((event["sample"].as_u64()?, event["total"].as_u64()?)))
+        .collect();
+    assert!(progress.iter().all(|(sample, total)| *sample < 3 && *total == 6), "{progress:?}");
+    assert!(!progress.is_empty());
+    let run = service.end(&id).await;
+    assert_eq!(run["state"], "succeeded", "{run:#}");
+
+    let dir = service.run_dir(&id);
+    let predictions = fs::read_to_string(dir.join("predictions.jsonl")).unwrap();
+    let of: Vec<(u64, u64)> = predictions
+        .lines()
+        .map(|line| serde_json::from_str::<Value>(line).unwrap())
+        .map(|line| (line["sample"].as_u64().unwrap(), line["repeat"].as_u64().unwrap()))
+        .collect();
+    assert_eq!(of, [(0, 0), (0, 1), (1, 0), (1, 1), (2, 0), (2, 1)]);
+
+    let report = service.json(&format!("/runs/{id}/artifacts/report.json")).await;
+    let samples = report["samples"].as_array().unwrap();
+    assert_eq!(samples.len(), 3);
+    assert!(samples.iter().all(|it| it["wall_ms"]["n"] == 2 && it["images"] == 1), "{samples:?}");
+    let tokens: Vec<u64> = samples.iter().map(|it| it["prompt_tokens"].as_u64().unwrap()).collect();
+    assert!(tokens[1] > tokens[0] && tokens[0] == tokens[2], "{tokens:?}");
+    let slowest: Vec<&Value> = samples.iter().map(|it| &it["slowest"]).collect();
+    assert_eq!(slowest, [false, true, false], "the large page");
+    let wall = report["sample_spread"].as_array().unwrap().last().unwrap();
+    assert_eq!(
+        (&wall["stage"], &wall["over_samples_ms"]["n"], &wall["slowest_sample"]),
+        (&json!("wall"), &json!(3), &json!(1))
+    );
+    assert!(wall["over_repeats_std_ms"].as_f64().unwrap() >= 0.0);
+    assert_eq!(report["outputs"]["repeats_agree"], true);
+    let table = service.json(&format!("/runs/{id}/tables/samples")).await;
+    assert_eq!(table["rows"].as_array().unwrap().len(), 3, "{table}");
+    let text = fs::read_to_string(dir.join("report.md")).unwrap();
+    assert!(text.contains("## Samples") && text.contains("Sample 1 is the slowest"), "{text}");
+    assert!(fs::read_to_string(dir.join("report.html")).unwrap().contains("id=\"samples\""));
+}
