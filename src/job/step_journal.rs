@@ -104,19 +104,21 @@ impl StepJournal {
         self.journal.write(&JournalEvent::Attempt { attempt, at: now() });
     }
 
-    /// Records the start of a step.
-    pub fn start(&mut self, step: Step) {
+    /// Records the start of a step, and returns its time.
+    pub fn start(&mut self, step: Step) -> String {
         tracing::info!(%step, "step starts");
+        let started_at = self.clock.now();
         let record = StepRecord {
             step,
             state: StepState::Running,
-            started_at: self.clock.now(),
+            started_at: started_at.clone(),
             ended_at: None,
             exit_code: None,
             message: None,
         };
         self.journal.write(&JournalEvent::Step { step: record.clone() });
         self.records.push(record);
+        started_at
     }
 
     /// Records a step that ended in an earlier attempt.

@@ -88,8 +88,7 @@ impl RunningJob<'_> {
         if let Ok(Some(pass)) = finished {
             return self.use_pass(step, pass).await;
         }
-        self.journal.start(S::STEP);
-        let (started_at, before) = (self.journal.now(), self.findings.len());
+        let (started_at, before) = (self.journal.start(S::STEP), self.findings.len());
         let result = match finished {
             Ok(_) => self.run_processes(&mut step).await,
             Err(result) => result,

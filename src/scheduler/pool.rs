@@ -234,7 +234,7 @@ async fn cancel_orphaned_jobs<E: Executor>(cx: Context, executor: Arc<E>, stop: 
                         .run(id)
                         .await
                         .is_ok_and(|run| run.is_some_and(|run| run.state.is_final()));
-                    if ended && let Err(error) = executor.cancel(id).await {
+                    if ended && let Err(error) = executor.cancel(id, None).await {
                         let error = crate::chain(&error);
                         tracing::warn!(run = %id, error, "cannot cancel the job of an ended run");
                     }

@@ -150,7 +150,7 @@ impl<E: Executor> Execution<'_, E> {
             let status = tokio::select! {
                 biased;
                 () = cancel.cancelled(), if !cancel_sent => {
-                    match self.executor.cancel(self.run.id).await {
+                    match self.executor.cancel(self.run.id, Some(self.run.attempt)).await {
                         Ok(()) => cancel_sent = true,
                         Err(error) => {
                             let error = crate::chain(&error);

@@ -235,8 +235,19 @@ async fn delete(world: &World, clients: &Clients, service: &Service, (at, id): (
     }
 }
 
-async fn pin(world: &World, clients: &Clients, service: &Service, (at, id): (usize, RunId)) {
+async fn pin(world: &World, clients: &Clients, service: &Service, of: (usize, RunId)) {
     let pinned = world.below(3) > 0;
+    set_pin(world, clients, service, of, pinned).await;
+}
+
+/// Pins a run, or takes its pin.
+pub async fn set_pin(
+    world: &World,
+    clients: &Clients,
+    service: &Service,
+    (at, id): (usize, RunId),
+    pinned: bool,
+) {
     clients.change(at, |it| it.pinned = None);
     let store = service.cx.store.clone();
     let answer = service.request(async move { store.pin(id, pinned).await.ok() }).await.flatten();

@@ -19,15 +19,25 @@ fn on_cluster(config: &mut Config) {
 }
 
 async fn submit(schedule: &Schedule) -> RunId {
-    let (world, clients) = (schedule.world.clone(), schedule.clients.clone());
+    submit_many(schedule, 1).await[0]
+}
+
+async fn submit_many(schedule: &Schedule, count: usize) -> Vec<RunId> {
     let service = schedule.current();
-    client::submit_spec(world, clients, client::model_spec("auto"), || service.clone()).await;
-    schedule.clients.all()[0].run.unwrap()
+    for _ in 0..count {
+        let (world, clients) = (schedule.world.clone(), schedule.clients.clone());
+        client::submit_spec(world, clients, client::model_spec("auto"), || service.clone()).await;
+    }
+    schedule.clients.all().iter().map(|it| it.run.unwrap()).collect()
 }
 
 async fn wait_for(schedule: &Schedule, happened: impl Fn(&str) -> bool) {
+    wait_for_many(schedule, happened, 1).await;
+}
+
+async fn wait_for_many(schedule: &Schedule, happened: impl Fn(&str) -> bool, count: usize) {
     for _ in 0..10_000 {
-        if schedule.world.state().log.iter().any(|line| happened(line)) {
+        if schedule.world.state().log.iter().filter(|line| happened(line)).count() >= count {
             return;
         }
         tokio::time::sleep(Duration::from_millis(10)).await;
@@ -76,6 +86,52 @@ fn a_job_of_a_cluster_that_lacked_resources_is_submitted_again() {
         assert_eq!(run.unwrap().state, RunState::Succeeded);
     });
     kept(&report);
+}
+
+#[test]
+fn a_pin_that_is_set_after_the_plan_keeps_its_run() {
+    for seed in 0..20 {
+        let removes_early = |config: &mut Config| {
+            config.executor.kind = ExecutorKind::Local;
+            config.retention.interval_s = 1;
+            (config.retention.keep_newest, config.retention.max_runs) = (0, 1);
+        };
+        let report = schedule::simulate(seed, removes_early, async |schedule| {
+            schedule.start().await;
+            let runs = submit_many(schedule, 3).await;
+            schedule.world.state().faults =
+                Faults { slow: 100, stall_ms: 1_000, ..Faults::default() };
+            wait_for_many(schedule, |line| line.contains("has the result"), 3).await;
+            schedule.world.pause(3_000).await;
+            let service = schedule.current().unwrap();
+            for (at, run) in runs.into_iter().enumerate() {
+                client::set_pin(&schedule.world, &schedule.clients, &service, (at, run), true)
+                    .await;
+            }
+            schedule.finish().await;
+        });
+        kept(&report);
+    }
+}
+
+#[test]
+fn a_worker_that_stalls_beyond_its_lease_executes_no_run_next_to_another() {
+    for seed in 0..20 {
+        let short_lease = |config: &mut Config| {
+            config.executor.kind = ExecutorKind::Local;
+            config.worker.lease_s = 5;
+            config.retention.max_runs = 0;
+        };
+        let report = schedule::simulate(seed, short_lease, async |schedule| {
+            schedule.start().await;
+            submit_many(schedule, 4).await;
+            schedule.world.state().faults =
+                Faults { slow: 100, stall_ms: 15_000, ..Faults::default() };
+            tokio::time::sleep(Duration::from_secs(300)).await;
+            schedule.finish().await;
+        });
+        kept(&report);
+    }
 }
 
 #[test]

@@ -147,11 +147,16 @@ impl Schedule {
             self.world.pause(8_000).await;
             self.event().await;
         }
-        self.finish().await;
+        self.finish_as(self.kind).await;
     }
 
     /// Ends all faults, waits until nothing is left to do, and checks every promise.
     pub async fn finish(&self) {
+        self.finish_as(Kind::Rough).await;
+    }
+
+    /// The same with the promises that hold for this kind of schedule.
+    async fn finish_as(&self, kind: Kind) {
         self.world.log("quiet from now on");
         self.world.state().faults = Faults::default();
         self.disk.end_faults();
@@ -159,7 +164,7 @@ impl Schedule {
             self.world.broken("the service does not come to rest");
         }
         if let Some(service) = self.current() {
-            let is_calm = self.kind == Kind::Calm;
+            let is_calm = kind == Kind::Calm;
             checks::check(&self.world, &self.clients, &self.settings, &service, is_calm).await;
             if !service.stop().await {
                 self.world.broken("the service does not stop");
@@ -180,6 +185,7 @@ impl Schedule {
             stubborn: rarely(10),
             answer: rarely(20),
             slow: rarely(60),
+            stall_ms: 0,
             requeue: rarely(30),
         }
     }

@@ -76,6 +76,8 @@ pub struct Faults {
     pub answer: u64,
     /// A call is slow.
     pub slow: u64,
+    /// Longest slow call, if longer than 40 ms.
+    pub stall_ms: u64,
     /// A cluster starts a job again.
     pub requeue: u64,
 }
@@ -254,10 +256,10 @@ impl Simulation for World {
 
     fn delay(&self) -> Duration {
         let mut state = self.state();
-        let slow = state.faults.slow;
+        let Faults { slow, stall_ms, .. } = state.faults;
         match state.random.below(100) {
             0..=3 if slow > 0 => Duration::from_millis(state.random.below(3000)),
-            chance if chance < slow => Duration::from_millis(state.random.below(40)),
+            chance if chance < slow => Duration::from_millis(state.random.below(stall_ms.max(40))),
             _ => Duration::ZERO,
         }
     }

@@ -49,6 +49,7 @@ pub struct LocalExecutor {
 
 #[derive(Debug, Clone)]
 struct LocalJob {
+    attempt: u32,
     stop: CancellationToken,
     end: watch::Receiver<Option<JobEnd>>,
 }
@@ -78,6 +79,30 @@ impl LocalExecutor {
 
     fn job(&self, id: RunId) -> Option<LocalJob> {
         self.lock().get(&id).cloned()
+    }
+
+    /// The job of this attempt, not of a later one.
+    fn job_of(&self, spec: &JobSpec) -> Option<LocalJob> {
+        self.job(spec.id).filter(|job| job.attempt == spec.attempt)
+    }
+
+    /// Removes the job of this attempt.
+    fn remove(&self, spec: &JobSpec) -> Option<LocalJob> {
+        let mut jobs = self.lock();
+        let is_own = jobs.get(&spec.id).is_some_and(|job| job.attempt == spec.attempt);
+        if is_own { jobs.remove(&spec.id) } else { None }
+    }
+
+    /// Ends the job of an earlier attempt, whose worker stalled beyond its lease.
+    async fn end_earlier(&self, spec: &JobSpec) -> Result<(), ExecutorError> {
+        let Some(mut job) = self.job(spec.id) else { return Ok(()) };
+        if job.attempt > spec.attempt {
+            let message = format!("attempt {} is executed already", job.attempt);
+            return Err(ExecutorError::Start { source: io::Error::other(message) });
+        }
+        job.stop.cancel();
+        job.end.wait_for(Option::is_some).await.ok();
+        Ok(())
     }
 
     fn dir(&self, id: RunId) -> PathBuf {
@@ -111,6 +136,7 @@ impl Executor for LocalExecutor {
     const JOBS_OUTLIVE_SERVICE: bool = false;
 
     async fn submit(&self, spec: &JobSpec, device: &Device) -> Result<(), ExecutorError> {
+        self.end_earlier(spec).await?;
         let dir = self.dir(spec.id);
         let spec = JobSpec {
             device: Some(device.clone()),
@@ -122,10 +148,11 @@ impl Executor for LocalExecutor {
             .map_err(|source| ExecutorError::Spec { source })?;
         let (sender, end) = watch::channel(None);
         let stop = CancellationToken::new();
-        let job = LocalJob { stop: stop.clone(), end };
+        let job = LocalJob { attempt: spec.attempt, stop: stop.clone(), end };
+        // Before the process starts, so that another attempt waits for it.
+        self.lock().insert(spec.id, job);
         if spec.subject == JobSubject::Import {
             let children = self.children.clone();
-            self.lock().insert(spec.id, job);
             tokio::spawn(runtime::task(async move {
                 let outcome = import_job::execute(&spec, &dir, &children, &stop).await;
                 keep_result(dir, spec.attempt, outcome.clone(), stop.is_cancelled()).await;
@@ -133,10 +160,11 @@ impl Executor for LocalExecutor {
             }));
             return Ok(());
         }
-        let process = JobProcess::start(&self.program, &self.options, &dir, spec.mark())
-            .await
-            .map_err(|source| ExecutorError::Start { source })?;
-        self.lock().insert(spec.id, job);
+        let started = JobProcess::start(&self.program, &self.options, &dir, spec.mark()).await;
+        let process = started.map_err(|source| {
+            self.remove(&spec);
+            ExecutorError::Start { source }
+        })?;
         let grace = Duration::from_secs(spec.grace_s.into());
         tokio::spawn(runtime::task(async move {
             let end = run_to_end(process, spec.mark(), stop, grace).await;
@@ -146,20 +174,20 @@ impl Executor for LocalExecutor {
     }
 
     async fn poll(&self, spec: &JobSpec) -> Result<JobStatus, ExecutorError> {
-        let Some(mut job) = self.job(spec.id) else { return Ok(JobStatus::Ended) };
+        let Some(mut job) = self.job_of(spec) else { return Ok(JobStatus::Ended) };
         let ended = timeout(POLL, job.end.wait_for(Option::is_some)).await.is_ok();
         Ok(if ended { JobStatus::Ended } else { JobStatus::Active(None) })
     }
 
-    async fn cancel(&self, id: RunId) -> Result<(), ExecutorError> {
-        if let Some(job) = self.job(id) {
+    async fn cancel(&self, id: RunId, attempt: Option<u32>) -> Result<(), ExecutorError> {
+        if let Some(job) = self.job(id).filter(|job| attempt.is_none_or(|it| it == job.attempt)) {
             job.stop.cancel();
         }
         Ok(())
     }
 
     async fn collect(&self, spec: &JobSpec) -> Result<Outcome, LostJob> {
-        let job = self.lock().remove(&spec.id);
+        let job = self.remove(spec);
         let (end, exhausted) = match job.and_then(|job| job.end.borrow().clone()) {
             Some(JobEnd::Import(outcome)) => return Ok(outcome),
             Some(JobEnd::Process(end, exhausted)) => (end, exhausted),

@@ -95,8 +95,13 @@ pub trait Executor: std::fmt::Debug + Send + Sync + 'static {
     fn poll(&self, spec: &JobSpec)
     -> impl Future<Output = Result<JobStatus, ExecutorError>> + Send;
 
-    /// Requests that a run's job ends. It is still to be polled and collected.
-    fn cancel(&self, id: RunId) -> impl Future<Output = Result<(), ExecutorError>> + Send;
+    /// Requests that a run's job ends, of this attempt only if it is given. It is still to be polled
+    /// and collected.
+    fn cancel(
+        &self,
+        id: RunId,
+        attempt: Option<u32>,
+    ) -> impl Future<Output = Result<(), ExecutorError>> + Send;
 
     /// Returns the outcome of a job that has ended.
     fn collect(&self, spec: &JobSpec) -> impl Future<Output = Result<Outcome, LostJob>> + Send;

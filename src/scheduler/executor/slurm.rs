@@ -140,7 +140,7 @@ impl SlurmExecutor {
                 }
             }
         }
-        self.cancel(id).await?;
+        self.cancel(id, None).await?;
         self.track(id, |run| run.given_up = Some(reason));
         Ok(false)
     }
@@ -307,7 +307,8 @@ impl Executor for SlurmExecutor {
         Ok(if is_lost { JobStatus::Ended } else { JobStatus::Active(None) })
     }
 
-    async fn cancel(&self, id: RunId) -> Result<(), ExecutorError> {
+    /// Jobs have the name of their run: another attempt would continue them.
+    async fn cancel(&self, id: RunId, _: Option<u32>) -> Result<(), ExecutorError> {
         let queued = slurm::queued(Some(id)).await.map_err(slurm_error)?;
         let jobs: Vec<String> = queued.into_iter().map(|job| job.job).collect();
         slurm::cancel(&jobs).await.map_err(slurm_error)
