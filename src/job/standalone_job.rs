@@ -79,7 +79,7 @@ pub async fn execute_steps<E: Future<Output = JobEnd>>(
     stop: &CancellationToken,
 ) -> Result<u8, ExecuteError> {
     let failed = |source| ExecuteError::Folder { source };
-    let owner = FolderOwner::take(dir).map_err(failed)?;
+    let owner = FolderOwner::take(dir).await.map_err(failed)?;
     let earlier: Option<JobResult> = job_spec::read(dir, layout::RESULT).map_err(failed)?;
     if let Some(done) = earlier.filter(|result| is_done(spec, result)) {
         tracing::info!(attempt = done.attempt, "the run has a result: nothing is executed again");
@@ -94,15 +94,15 @@ pub async fn execute_steps<E: Future<Output = JobEnd>>(
     }
     remove(&dir.join(layout::RESULT)).map_err(failed)?;
 
-    let job_stop = stop.child_token();
     let end = tokio::select! {
         biased;
-        end = steps(job_stop.clone()) => end,
-        () = owner.stop_when_replaced(&job_stop) => unreachable!("it never returns"),
+        end = steps(stop.clone()) => Some(end),
+        // Its steps are dropped where they are: the files are those of the other job now.
+        () = owner.replaced() => None,
     };
-    if !owner.is_current() {
+    let Some(end) = end.filter(|_| owner.is_current()) else {
         return Err(ExecuteError::Replaced);
-    }
+    };
     let stopped = stop.is_cancelled();
     let (outcome, interrupted) = match end {
         JobEnd::Finished(outcome) => (outcome, stopped),
@@ -210,11 +210,16 @@ struct FolderOwner<'a> {
 impl<'a> FolderOwner<'a> {
     /// Writes the name, before results are read: a job that ends later sees the name, and one that
     /// ended earlier has left its result. No job outlives a power cut: the name is not synced.
-    fn take(dir: &'a Path) -> io::Result<Self> {
+    /// Waits until an earlier owner has seen the name, and writes nothing more.
+    async fn take(dir: &'a Path) -> io::Result<Self> {
         let name = uuid::Uuid::now_v7().to_string();
         let (new, owner) = (dir.join(layout::OWNER).with_extension("new"), dir.join(layout::OWNER));
+        let had_owner = owner.try_exists()?;
         fs::write(&new, &name)?;
         fs::rename(new, owner)?;
+        if had_owner {
+            tokio::time::sleep(2 * OWNER_CHECK).await;
+        }
         Ok(Self { dir, name })
     }
 
@@ -223,13 +228,10 @@ impl<'a> FolderOwner<'a> {
         fs::read(self.dir.join(layout::OWNER)).map_or(true, |name| name == self.name.as_bytes())
     }
 
-    /// Fires `stop` when another job takes the folder; never returns.
-    async fn stop_when_replaced(&self, stop: &CancellationToken) {
-        loop {
+    /// Returns when another job has taken the folder.
+    async fn replaced(&self) {
+        while self.is_current() {
             tokio::time::sleep(OWNER_CHECK).await;
-            if !self.is_current() {
-                stop.cancel();
-            }
         }
     }
 }

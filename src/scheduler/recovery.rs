@@ -20,7 +20,8 @@ use crate::{
 /// Requeues runs whose lease has expired (`all`: every running one), after ending the processes of
 /// their workers. A run whose attempt ended and was sealed ends with its result.
 pub async fn recover(cx: &Context, all: bool) -> Result<(), StoreError> {
-    if cx.config.executor.kind == ExecutorKind::Slurm {
+    let on_cluster = cx.config.executor.kind == ExecutorKind::Slurm;
+    if on_cluster {
         // The cluster's jobs continue: the worker that claims such a run finds its job by name.
         for id in cx.store.requeue_running(all).await? {
             tracing::info!(run = %id, "run requeued; its job continues");
@@ -33,17 +34,17 @@ pub async fn recover(cx: &Context, all: bool) -> Result<(), StoreError> {
             keep_evidence(cx, id).await?;
         }
     }
-    let abandoned = cx.store.abandoned(all).await?;
+    let abandoned = cx.store.abandoned(all, on_cluster).await?;
     if abandoned.is_empty() {
         return Ok(());
     }
-    for (id, attempt) in abandoned {
+    for &(id, attempt) in &abandoned {
         // A panic there does not prevent the requeue.
         let mark = RunMark { folder: cx.folder, run: id };
         runtime::blocking(move || end_orphans(mark)).await.ok();
         adopt(cx, id, attempt).await?;
     }
-    for id in cx.store.recover(all).await? {
+    for id in cx.store.recover(&abandoned, all).await? {
         tracing::warn!(run = %id, "worker lost: run requeued, or failed after its last attempt");
         keep_evidence(cx, id).await?;
     }

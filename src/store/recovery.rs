@@ -87,12 +87,18 @@ impl Store {
     /// Lists the runs whose lease has expired, with their attempts.
     ///
     /// `all`: every running run; at start, when only this process has the database.
-    pub async fn abandoned(&self, all: bool) -> Result<Vec<(RunId, u32)>, StoreError> {
+    pub async fn abandoned(
+        &self,
+        all: bool,
+        only_imports: bool,
+    ) -> Result<Vec<(RunId, u32)>, StoreError> {
         let runs: Vec<(Vec<u8>, u32)> = sqlx::query_as(
-            "select id, attempts from runs where state = 'running' and (? or lease_until < ?)",
+            "select id, attempts from runs where state = 'running' and (? or lease_until < ?)
+               and (not ? or kind = 'import')",
         )
         .bind(all)
         .bind(steady_ms())
+        .bind(only_imports)
         .fetch_all(&mut *self.reader().await?)
         .await
         .map_err(during("list abandoned runs"))?;
@@ -146,11 +152,18 @@ impl Store {
         Ok(true)
     }
 
-    /// Requeues those runs, or fails them after their last attempt. Returns their ids.
+    /// Requeues `abandoned` runs, or fails them after their last attempt. Returns their ids.
+    ///
+    /// A lease may expire after [`Store::abandoned`]: only runs in its list are requeued, whose
+    /// processes have been ended and whose results would have been adopted.
     ///
     /// Where an import was among them, the attempt is charged to imports alone: they read foreign
     /// files, and are the most probable reason for the end of the service.
-    pub async fn recover(&self, all: bool) -> Result<Vec<RunId>, StoreError> {
+    pub async fn recover(
+        &self,
+        abandoned: &[(RunId, u32)],
+        all: bool,
+    ) -> Result<Vec<RunId>, StoreError> {
         let mut writer = self.writer.lock().await;
         let mut tx = writer.begin_with(WRITE).await.map_err(during("recover runs"))?;
         let spared: bool = sqlx::query_scalar(
@@ -169,26 +182,35 @@ impl Store {
             .await
             .map_err(during("spare runs"))?;
         }
-        let ids: Vec<Vec<u8>> = sqlx::query_scalar(
-            "update runs set worker = null, lease_until = null,
-                    state = case when cancel_requested then 'cancelled'
-                         when attempts < ?1 then 'queued' else 'failed' end,
-                    ended_at = case when cancel_requested or attempts >= ?1
-                         then max(?2, coalesce(started_at, queued_at)) end,
-                    message = case when cancel_requested then 'cancelled'
-                                   when attempts >= ?1
-                                        then 'given up: the service ended during each of '
-                                        || attempts || ' attempts' end
-             where state = 'running' and (?3 or lease_until < ?4) returning id",
-        )
-        .bind(MAX_ATTEMPTS)
-        .bind(now_ms())
-        .bind(all)
-        .bind(steady_ms())
-        .fetch_all(&mut *tx)
-        .await
-        .map_err(during("recover runs"))?;
+        let mut recovered = Vec::new();
+        for (id, attempt) in abandoned {
+            let changed = sqlx::query(
+                "update runs set worker = null, lease_until = null,
+                        state = case when cancel_requested then 'cancelled'
+                             when attempts < ?1 then 'queued' else 'failed' end,
+                        ended_at = case when cancel_requested or attempts >= ?1
+                             then max(?2, coalesce(started_at, queued_at)) end,
+                        message = case when cancel_requested then 'cancelled'
+                                       when attempts >= ?1
+                                            then 'given up: the service ended during each of '
+                                            || attempts || ' attempts' end
+                 where id = ?5 and state = 'running'
+                   and (?3 or (lease_until < ?4 and attempts = ?6))",
+            )
+            .bind(MAX_ATTEMPTS)
+            .bind(now_ms())
+            .bind(all)
+            .bind(steady_ms())
+            .bind(key(id))
+            .bind(attempt)
+            .execute(&mut *tx)
+            .await
+            .map_err(during("recover runs"))?;
+            if changed.rows_affected() > 0 {
+                recovered.push(*id);
+            }
+        }
         tx.commit().await.map_err(during("recover runs"))?;
-        ids.iter().map(|id| id_of(id)).collect()
+        Ok(recovered)
     }
 }

@@ -33,6 +33,11 @@ async fn keyed(store: &Store, key: &str, body: u8) -> Submitted {
     store.submit(NewRun { id: None, spec: spec(0), idempotency, owner: None }).await.unwrap()
 }
 
+async fn recover(store: &Store, all: bool) -> Result<Vec<RunId>, StoreError> {
+    let abandoned = store.abandoned(all, false).await?;
+    store.recover(&abandoned, all).await
+}
+
 fn succeeded() -> Outcome {
     let artifact = ArtifactRecord {
         path: "report.md".into(),
@@ -167,7 +172,7 @@ async fn a_lost_lease_is_claimed_again_and_its_old_worker_changes_nothing() {
     submit(&store, 0).await;
     let old = store.claim("old", &["cpu"], Duration::ZERO).await.unwrap().unwrap();
     // A lease of no length is over at the next millisecond of the wall clock.
-    while store.recover(false).await.unwrap().is_empty() {}
+    while recover(&store, false).await.unwrap().is_empty() {}
     let new = store.claim("new", &["cpu"], LEASE).await.unwrap().unwrap();
     assert_eq!((new.id, new.attempt), (old.id, 2));
     assert_eq!(store.renew(&old, LEASE).await.unwrap(), Renewal::Lost);
@@ -180,12 +185,24 @@ async fn a_lost_lease_is_claimed_again_and_its_old_worker_changes_nothing() {
 }
 
 #[tokio::test]
+async fn a_lease_that_expires_after_the_search_is_left_to_the_next_one() {
+    let (_dir, store) = store().await;
+    let abandoned = store.abandoned(false, false).await.unwrap();
+    let id = submit(&store, 0).await.id;
+    store.claim("stalled", &["cpu"], Duration::ZERO).await.unwrap().unwrap();
+    while store.abandoned(false, false).await.unwrap().is_empty() {}
+    assert_eq!(store.recover(&abandoned, false).await.unwrap(), []);
+    assert_eq!(store.abandoned(false, true).await.unwrap(), [], "it is not an import");
+    assert_eq!(recover(&store, false).await.unwrap(), [id]);
+}
+
+#[tokio::test]
 async fn a_run_that_takes_the_service_down_fails_after_three_attempts() {
     let (_dir, store) = store().await;
     let id = submit(&store, 0).await.id;
     for attempt in 1..=3 {
         assert_eq!(store.claim("w", &["cpu"], LEASE).await.unwrap().unwrap().attempt, attempt);
-        assert_eq!(store.recover(true).await.unwrap(), [id]);
+        assert_eq!(recover(&store, true).await.unwrap(), [id]);
     }
     let run = store.run(id).await.unwrap().unwrap();
     assert_eq!(run.state, RunState::Failed);
@@ -205,7 +222,7 @@ async fn the_end_of_a_service_that_analyses_an_import_is_charged_to_the_import_a
     for crash in 1..=3 {
         store.claim("w", &["cpu"], LEASE).await.unwrap().unwrap();
         store.claim_import("import", LEASE).await.unwrap().unwrap();
-        assert_eq!(store.recover(true).await.unwrap().len(), 2);
+        assert_eq!(recover(&store, true).await.unwrap().len(), 2);
         let attempts = async |id| store.run(id).await.unwrap().unwrap().attempts;
         assert_eq!((attempts(run).await, attempts(import.id).await), (0, crash));
     }
@@ -297,7 +314,7 @@ async fn steps_are_saved_as_they_change_and_cleared_by_the_next_attempt() {
     };
     store.save_steps(&claimed, std::slice::from_ref(&step)).await.unwrap();
     assert_eq!(store.run(id).await.unwrap().unwrap().steps, [step]);
-    store.recover(true).await.unwrap();
+    recover(&store, true).await.unwrap();
     store.claim("w", &["cpu"], LEASE).await.unwrap().unwrap();
     assert!(store.run(id).await.unwrap().unwrap().steps.is_empty());
 }

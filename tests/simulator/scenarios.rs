@@ -135,6 +135,23 @@ fn a_worker_that_stalls_beyond_its_lease_executes_no_run_next_to_another() {
 }
 
 #[test]
+fn a_job_on_a_lost_node_changes_no_file_of_the_job_that_replaced_it() {
+    for seed in 0..40 {
+        let report = schedule::simulate(seed, on_cluster, async |schedule| {
+            schedule.start().await;
+            submit_many(schedule, 2).await;
+            schedule.world.state().faults = Faults { requeue: 100, ..Faults::default() };
+            let moves = |line: &str| line.ends_with("is requeued") || line.contains("run_ended");
+            wait_for_many(schedule, moves, 2).await;
+            schedule.world.state().faults = Faults { step: 100, ..Faults::default() };
+            wait_for_many(schedule, |line| line.contains("message run_ended"), 2).await;
+            schedule.finish().await;
+        });
+        kept(&report);
+    }
+}
+
+#[test]
 fn a_disk_that_only_pretends_to_sync_breaks_promises() {
     let broken = (0..60).find(|seed| {
         let report = schedule::simulate(

@@ -95,8 +95,8 @@ pub trait Executor: std::fmt::Debug + Send + Sync + 'static {
     fn poll(&self, spec: &JobSpec)
     -> impl Future<Output = Result<JobStatus, ExecutorError>> + Send;
 
-    /// Requests that a run's job ends, of this attempt only if it is given. It is still to be polled
-    /// and collected.
+    /// Requests that a run's job ends, of this attempt only if it is given. It is still to be
+    /// polled and collected.
     fn cancel(
         &self,
         id: RunId,
