@@ -5,7 +5,7 @@
 
 mod step;
 
-use serde::{Deserialize, Serialize};
+use serde::{Deserialize, Serialize, de::IgnoredAny};
 
 use super::{
     scatter::{Dot, RoofLine, scatter},
@@ -70,7 +70,7 @@ pub fn tiles(analysis: &Analysis) -> Vec<Tile> {
         decode,
         stages.decode_steps,
         &analysis.mfu.rows,
-        analysis.only_traced,
+        (analysis.samples.rows.len(), analysis.only_traced),
     )
 }
 
@@ -82,28 +82,33 @@ struct StoredHeadline {
     mfu: Vec<MfuRecord>,
     #[serde(default)]
     only_traced: bool,
+    #[serde(default)]
+    samples: Vec<IgnoredAny>,
 }
 
 /// Headline figures of a stored `report.json`.
 pub fn stored_tiles(report: &[u8]) -> Result<Vec<Tile>, serde_json::Error> {
-    let StoredHeadline { aggregates, stages, mfu, only_traced } = serde_json::from_slice(report)?;
+    let StoredHeadline { aggregates, stages, mfu, only_traced, samples } =
+        serde_json::from_slice(report)?;
     let decode = stages.iter().find(|row| row.stage == DECODE);
     let times = (aggregates.first_token_ms, aggregates.per_token_ms);
-    Ok(headline(times, decode, aggregates.decode_steps, &mfu, only_traced))
+    Ok(headline(times, decode, aggregates.decode_steps, &mfu, (samples.len(), only_traced)))
 }
 
-/// `traced`: the times are of the traced pass, which each note states.
+/// `samples`: their number, 0 for one. `traced`: the times are of the traced pass, which each note
+/// states.
 fn headline(
     (first_token, per_token): (Option<Spread>, Option<Spread>),
     decode: Option<&StageTiming>,
     decode_steps: Option<u64>,
     mfu: &[MfuRecord],
-    traced: bool,
+    (samples, traced): (usize, bool),
 ) -> Vec<Tile> {
+    let of = if samples > 0 { format!(" of {samples} samples") } else { String::new() };
     let pass = if traced { ", traced" } else { "" };
     let timed = |label, value: Option<Spread>| {
         let value = value?;
-        let note = value.std.map(|std| format!("± {} over {} repeats", ms(std), value.n));
+        let note = value.std.map(|std| format!("± {} over {} repeats{of}", ms(std), value.n));
         let note = note.unwrap_or_else(|| "one repeat".into()) + pass;
         Some(Tile { label, value: ms(value.mean), unit: "ms", note })
     };

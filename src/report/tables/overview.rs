@@ -2,7 +2,7 @@
 
 use super::report_table::ReportTable;
 use crate::{
-    analyze::Analysis,
+    analyze::{Analysis, samples::SampleTiming},
     domain::{command::CommandPlan, subject::SubjectKind},
     report::{
         RunFacts,
@@ -29,15 +29,19 @@ pub fn environment(facts: &RunFacts, analysis: &Analysis) -> ReportTable {
         rows.extend(command_rows(command));
     }
     if let Some(start) = &analysis.start {
-        rows.extend(model_rows(start));
+        rows.extend(model_rows(start, &analysis.samples.rows));
     }
     for file in facts.spec.import().iter().flat_map(|import| &import.files) {
         let size = bytes(file.bytes);
         rows.push(("Imported", Some(format!("{} ({}, {size})", file.name, file.kind))));
     }
     if let Some(passes) = facts.spec.passes() {
+        let of_each = match analysis.samples.rows.len() {
+            0 => String::new(),
+            samples => format!(", of each of {samples} samples"),
+        };
         let mode = format!(
-            "{}, {} repeats after {} of warm-up",
+            "{}, {} repeats after {} of warm-up{of_each}",
             passes.mode, passes.repeats, passes.warmup
         );
         rows.push(("Mode", Some(mode)));
@@ -73,7 +77,7 @@ fn command_rows(command: &CommandPlan) -> Rows {
     rows
 }
 
-fn model_rows(start: &Start) -> Rows {
+fn model_rows(start: &Start, samples: &[SampleTiming]) -> Rows {
     let size = format!(
         "{} parameters, {} in {}",
         count(start.parameters),
@@ -81,19 +85,29 @@ fn model_rows(start: &Start) -> Rows {
         start.dtype
     );
     let decode = if start.decode_graph { "a replayed CUDA graph" } else { "eager" };
-    let images = match start.image_tokens {
-        0 => String::new(),
-        images => format!(", {} of them images", count(images)),
-    };
     let mut rows: Rows =
         start.target.iter().map(|part| ("Executed part", Some(part.clone()))).collect();
     rows.extend([
         ("Weights", Some(format!("{}: {size}", start.weights))),
         ("Device", Some(format!("{} ({} host threads)", start.device, start.threads))),
         ("Decode", Some(decode.to_owned())),
-        ("Prompt", Some(format!("{} positions{images}", count(start.prompt_tokens)))),
+        ("Prompt", Some(prompt(start, samples))),
     ]);
     rows
+}
+
+/// Length of the prompt, or range of the lengths of several.
+fn prompt(start: &Start, samples: &[SampleTiming]) -> String {
+    let lengths = || samples.iter().map(|sample| sample.prompt_tokens);
+    if let (Some(shortest), Some(longest)) = (lengths().min(), lengths().max()) {
+        let (shortest, longest) = (count(shortest), count(longest));
+        return format!("{} samples of {shortest} to {longest} positions", samples.len());
+    }
+    let images = match start.image_tokens {
+        0 => String::new(),
+        images => format!(", {} of them images", count(images)),
+    };
+    format!("{} positions{images}", count(start.prompt_tokens))
 }
 
 fn gpu_rows(facts: &RunFacts) -> Rows {
