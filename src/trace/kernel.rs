@@ -25,6 +25,8 @@ pub struct Kernel {
     pub block: [u32; 3],
     /// Registers per thread.
     pub registers: u32,
+    /// Dynamic shared memory of a block, bytes.
+    pub shared_memory: u32,
     pub graph_node: Option<u64>,
 }
 
@@ -33,6 +35,21 @@ impl Kernel {
     #[inline]
     pub const fn ns(&self) -> i64 {
         self.end_ns - self.start_ns
+    }
+
+    #[inline]
+    const fn kind(&self) -> LaunchKind {
+        LaunchKind {
+            name: self.name,
+            full_name: self.full_name,
+            device: self.device,
+            stream: self.stream,
+            global_pid: self.global_pid,
+            grid: self.grid,
+            block: self.block,
+            registers: self.registers,
+            shared_memory: self.shared_memory,
+        }
     }
 }
 
@@ -47,6 +64,7 @@ pub struct LaunchKind {
     pub grid: [u32; 3],
     pub block: [u32; 3],
     pub registers: u32,
+    pub shared_memory: u32,
 }
 
 /// Marker for "no graph node": ids combine the numbers of graph and node, and never have all bits
@@ -73,10 +91,7 @@ pub struct KernelTrace {
 impl KernelTrace {
     #[inline]
     pub fn push(&mut self, kernel: Kernel) {
-        let Kernel { name, full_name, device, stream, global_pid, grid, block, registers, .. } =
-            kernel;
-        let kind =
-            LaunchKind { name, full_name, device, stream, global_pid, grid, block, registers };
+        let kind = kernel.kind();
         let kind = *self.index.entry(kind).or_insert_with(|| {
             self.kinds.push(kind);
             self.kinds.len() as u32 - 1
@@ -107,20 +122,20 @@ impl KernelTrace {
     #[inline]
     pub fn get(&self, at: usize) -> Kernel {
         let row = self.rows[at];
-        let LaunchKind { name, full_name, device, stream, global_pid, grid, block, registers } =
-            self.kinds[row.kind as usize];
+        let kind = self.kinds[row.kind as usize];
         Kernel {
-            name,
-            full_name,
-            device,
-            stream,
+            name: kind.name,
+            full_name: kind.full_name,
+            device: kind.device,
+            stream: kind.stream,
             start_ns: row.start_ns,
             end_ns: row.end_ns,
-            global_pid,
+            global_pid: kind.global_pid,
             correlation_id: i64::from(row.correlation_id),
-            grid,
-            block,
-            registers,
+            grid: kind.grid,
+            block: kind.block,
+            registers: kind.registers,
+            shared_memory: kind.shared_memory,
             graph_node: (row.node != NO_NODE).then_some(row.node),
         }
     }
@@ -184,6 +199,7 @@ mod tests {
             grid: [9, 10, 11],
             block: [12, 13, 14],
             registers: 15,
+            shared_memory: 17,
             graph_node: Some(0),
         };
         let other = Kernel { graph_node: None, registers: 16, start_ns: -9, ..kernel };

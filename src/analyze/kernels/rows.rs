@@ -5,6 +5,8 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use foldhash::HashMap;
+
 use super::{ClassRecord, FullKernelRecord, KernelRecord, KernelTally, LaunchConfig, StageKernels};
 use crate::{
     analyze::{
@@ -126,10 +128,7 @@ impl KernelTallies<'_> {
             configs.insert((kind.grid, kind.block));
         }
         let first = self.kind(cells[0]);
-        let dominant = cells
-            .iter()
-            .max_by_key(|cell| self.cells[**cell].calls)
-            .map_or(first, |cell| self.kind(*cell));
+        let dominant = self.dominant(cells).unwrap_or(*first);
         let class = of_class.values().max_by_key(|(ns, _)| *ns).map(|(_, class)| *class);
         let longest = of_name.iter().max_by_key(|(_, ns)| **ns).map_or(short, |(full, _)| *full);
         let stage = self.launches.stage_label(number);
@@ -157,6 +156,21 @@ impl KernelTallies<'_> {
             counters: None,
             configs,
         }
+    }
+
+    /// The kind with the most launches, of any shared memory; of several the one that ran last.
+    fn dominant(&self, cells: &[usize]) -> Option<LaunchKind> {
+        let mut calls: Vec<(LaunchKind, u64)> = Vec::new();
+        let mut index: HashMap<LaunchKind, usize> = HashMap::default();
+        for cell in cells {
+            let kind = LaunchKind { shared_memory: 0, ..*self.kind(*cell) };
+            let at = *index.entry(kind).or_insert_with(|| {
+                calls.push((kind, 0));
+                calls.len() - 1
+            });
+            calls[at].1 += self.cells[*cell].calls;
+        }
+        calls.into_iter().max_by_key(|(_, calls)| *calls).map(|(kind, _)| kind)
     }
 
     /// One record per full name, longest total first.

@@ -64,6 +64,7 @@ fn add(trace: &mut NsysTrace, words: &[&str]) {
                 grid: [1; 3],
                 block: [1; 3],
                 registers: 0,
+                shared_memory: 0,
                 graph_node: None,
             });
         }

@@ -39,7 +39,7 @@ pub(super) fn gpu(row: &Row) -> Result<Option<(u32, u32, u32)>> {
 
 /// One row per kernel that ran on a device. `correlationId` identifies the launching call in the
 /// same process; `graphNodeId` is null unless a CUDA graph was traced by node.
-pub(super) const KERNEL: [&str; 16] = [
+pub(super) const KERNEL: [&str; 17] = [
     "start",
     "end",
     "deviceId",
@@ -56,11 +56,12 @@ pub(super) const KERNEL: [&str; 16] = [
     "blockY",
     "blockZ",
     "graphNodeId",
+    "dynamicSharedMemory",
 ];
 
 #[inline]
 pub(super) fn kernel(
-    row: &RowNumbers<16>,
+    row: &RowNumbers<17>,
     names: &mut StringTable,
 ) -> std::result::Result<Kernel, ColumnError> {
     Ok(Kernel {
@@ -76,6 +77,10 @@ pub(super) fn kernel(
         grid: [row.get(9)?, row.get(10)?, row.get(11)?],
         block: [row.get(12)?, row.get(13)?, row.get(14)?],
         graph_node: row.some(15)?.map(i64::cast_unsigned),
+        shared_memory: row
+            .some::<i64>(16)?
+            .and_then(|it| u32::try_from(it).ok())
+            .unwrap_or_default(),
     })
 }
 

@@ -102,6 +102,7 @@ fn sketch() -> Trace {
         grid: [1; 3],
         block: [1; 3],
         registers: 0,
+        shared_memory: 0,
         graph_node: None,
     };
     let range = |push_pop, end_ns| Range {

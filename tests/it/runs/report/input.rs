@@ -150,6 +150,7 @@ impl ReportInput {
             grid: [1; 3],
             block: [128, 1, 1],
             registers: 32,
+            shared_memory: 0,
             graph_node: None,
         };
         let call = |&(correlation_id, _, at, _): &(i64, u32, i64, i64)| ApiCall {
