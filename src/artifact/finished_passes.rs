@@ -18,7 +18,7 @@ use crate::domain::{finding::Finding, pass_conditions::PassConditions, run_files
 /// A pass that succeeded.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct FinishedPass {
-    /// Its folder in the run's folder: `baseline`, `ncu/prefill`, `mock/nsys`.
+    /// Its folder in the run's folder: `baseline`, `ncu/process-1`, `mock/nsys`.
     pub name: String,
     pub attempt: u32,
     /// RFC 3339, UTC.

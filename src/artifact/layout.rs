@@ -87,12 +87,15 @@ pub const NSYS_EXPORT: &str = "nsys/run.sqlite";
 pub const NSYS_COVERAGE: &str = "nsys/coverage.json";
 pub const NSYS_COMMAND: &str = "nsys/cmd.txt";
 
-/// The ncu passes, a folder for each stage: `ncu/decode_all/raw.csv`.
+/// The ncu passes, a folder for each process: `ncu/process-1/raw.csv`. Older versions had a process
+/// and a folder for each stage.
 pub const NCU: &str = "ncu";
+const NCU_PROCESS: &str = "process-";
 pub const NCU_REPORT: &str = "run.ncu-rep";
 pub const NCU_RAW: &str = "raw.csv";
 pub const NCU_DETAILS: &str = "details.csv";
-/// Kernels selected for the stage's pass, with the reason.
+/// Kernels selected for all processes, and their share of each stage: `ncu/choice.json`. Older
+/// versions had one for each stage.
 pub const NCU_CHOICE: &str = "choice.json";
 
 /// The GEMM-log passes, a folder for each: `gemm_log/prefill/cublas.log`, and `gemm_log/all/` with
@@ -147,6 +150,16 @@ pub const POWER_SVG: &str = "power.svg";
 
 /// Stages, operators, kernels, power over time, for Perfetto's UI, compressed.
 pub const TIMELINE: &str = "timeline.perfetto-trace.gz";
+
+/// Name of an ncu process, counted from 1, and of its folder.
+pub fn ncu_process(number: usize) -> String {
+    format!("{NCU_PROCESS}{number}")
+}
+
+/// Returns true for the folder of a process that profiled all stages.
+pub fn is_ncu_process(folder: &str) -> bool {
+    folder.strip_prefix(NCU_PROCESS).is_some_and(|number| number.parse::<u32>().is_ok())
+}
 
 /// The media type that a file is served with, by its name.
 pub fn media_type(path: &str) -> &'static str {
@@ -213,7 +226,7 @@ fn is_log_of_pass(pass: &str, name: &str) -> bool {
     let stem = pass.replace('/', "-");
     match name.strip_prefix(&stem) {
         Some("") => true,
-        // A name of another stage may start with this one.
+        // A name of another process may start with this one.
         Some("-raw" | "-details") if pass.starts_with(NCU) => true,
         Some(_) if pass.starts_with(NCU) => false,
         Some(rest) => rest.starts_with('-') && rest != "-version",

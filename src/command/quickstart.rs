@@ -33,7 +33,7 @@ pub struct QuickstartOptions {
     /// Collection mode: basic, light or deep
     #[arg(long, default_value = "deep")]
     mode: String,
-    /// Setting of the passes to change, as in `nsys.cuda_graph_trace=graph` or `ncu.top_n=3` (`GET
+    /// Setting of the passes to change, as in `nsys.cuda_graph_trace=graph` or `ncu.max_launches=3` (`GET
     /// /profiling` lists them)
     #[arg(long = "set", value_name = "KEY=VALUE")]
     settings: Vec<String>,
@@ -258,16 +258,21 @@ mod tests {
     fn settings_grow_a_tree_and_what_cannot_be_one_is_refused() {
         let mut tree = Value::Null;
         for setting in
-            ["nsys.trace=[\"cuda\",\"nvtx\"]", "nsys.cuda_graph_trace=graph", "ncu.top_n=3"]
+            ["nsys.trace=[\"cuda\",\"nvtx\"]", "nsys.cuda_graph_trace=graph", "ncu.max_launches=3"]
         {
             change(&mut tree, setting).unwrap();
         }
         assert_eq!(
             tree,
             json!({ "nsys": { "trace": ["cuda", "nvtx"], "cuda_graph_trace": "graph" },
-                "ncu": { "top_n": 3 } })
+                "ncu": { "max_launches": 3 } })
         );
-        assert!(change(&mut tree, "ncu.top_n").unwrap_err().to_string().contains("there is no ="));
-        assert!(change(&mut tree, "ncu.top_n.x=1").is_err());
+        assert!(
+            change(&mut tree, "ncu.max_launches")
+                .unwrap_err()
+                .to_string()
+                .contains("there is no =")
+        );
+        assert!(change(&mut tree, "ncu.max_launches.x=1").is_err());
     }
 }

@@ -87,18 +87,21 @@ fn bundled_models_are_valid_and_a_folder_overrides_them() {
 fn a_folder_overrides_the_presets_key_by_key_and_unknown_names_are_rejected() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("deep.toml");
-    std::fs::write(&path, "[ncu]\ntop_n = 9\n").unwrap();
+    std::fs::write(&path, "[ncu]\nmax_launches = 9\n").unwrap();
     let (changed, bundled) = (profiling(Some(dir.path())).unwrap(), profiling(None).unwrap());
-    assert_eq!((changed[&Mode::Deep].ncu.top_n, bundled[&Mode::Deep].ncu.top_n), (9, 5));
+    assert_eq!(
+        (changed[&Mode::Deep].ncu.max_launches, bundled[&Mode::Deep].ncu.max_launches),
+        (9, 120)
+    );
     assert_eq!(
         (&changed[&Mode::Deep].nsys, &changed[&Mode::Light]),
         (&bundled[&Mode::Deep].nsys, &bundled[&Mode::Light])
     );
-    std::fs::write(&path, "[ncu]\ntop = 9\n").unwrap();
+    std::fs::write(&path, "[ncu]\nmax_launch = 9\n").unwrap();
     let error = profiling(Some(dir.path())).unwrap_err();
     assert_eq!(
         crate::chain(&error),
-        "profiling preset deep: unknown setting ncu.top; did you mean ncu.top_n?"
+        "profiling preset deep: unknown setting ncu.max_launch; did you mean ncu.max_launches?"
     );
     std::fs::rename(&path, dir.path().join("deeper.toml")).unwrap();
     assert!(matches!(profiling(Some(dir.path())), Err(ConfigError::UnknownPreset { .. })));

@@ -7,7 +7,7 @@ mod change;
 
 use std::{collections::BTreeMap, fmt};
 
-use serde::{Deserialize, Serialize};
+use serde::{Deserialize, Serialize, de::IgnoredAny};
 use utoipa::ToSchema;
 
 use crate::domain::{mode::Mode, named_values::named_values};
@@ -123,19 +123,23 @@ pub struct NsysSettings {
 #[serde(deny_unknown_fields)]
 pub struct NcuSettings {
     pub enabled: bool,
-    /// Kernels per stage, longest first.
-    #[schema(minimum = 1, maximum = 50)]
-    pub top_n: u32,
-    /// Launches per kernel and launch configuration.
-    #[schema(minimum = 1, maximum = 20)]
-    pub launches: u32,
-    /// Maximum number of launches per stage.
+    /// Share of each stage's kernel time to cover, percent: kernels are selected until it is
+    /// reached, and a finding reports a lower coverage.
+    #[schema(minimum = 0, maximum = 100)]
+    #[serde(default = "default_target_pct")]
+    pub target_pct: f64,
+    /// Maximum number of launches of all stages.
     #[schema(minimum = 1, maximum = 1000)]
     #[serde(alias = "most_launches")]
     pub max_launches: u32,
-    /// Share of a stage's kernel time below which a finding reports the coverage, percent.
-    #[schema(minimum = 0, maximum = 100)]
-    pub min_share_pct: f64,
+    /// Maximum number of ncu processes. ncu counts launches by grid, block and shared memory, so
+    /// kernels with equal ones need several.
+    #[schema(minimum = 1, maximum = 10)]
+    #[serde(default = "default_max_processes")]
+    pub max_processes: u32,
+    /// Also prints ncu's details page, with its advice.
+    #[serde(default)]
+    pub details: bool,
     /// Exact names of ncu's sections.
     #[schema(min_items = 1, max_items = 32)]
     pub sections: Vec<ToolWord>,
@@ -144,6 +148,27 @@ pub struct NcuSettings {
     pub metrics: Vec<ToolWord>,
     pub replay_mode: ReplayMode,
     pub clock_control: ClockControl,
+    /// Settings of stored runs that have no effect any more.
+    #[serde(default, skip_serializing, rename = "top_n")]
+    #[schema(ignore)]
+    #[doc(hidden)]
+    pub removed_top_n: IgnoredAny,
+    #[serde(default, skip_serializing, rename = "launches")]
+    #[schema(ignore)]
+    #[doc(hidden)]
+    pub removed_launches: IgnoredAny,
+    #[serde(default, skip_serializing, rename = "min_share_pct")]
+    #[schema(ignore)]
+    #[doc(hidden)]
+    pub removed_min_share_pct: IgnoredAny,
+}
+
+const fn default_target_pct() -> f64 {
+    90.0
+}
+
+const fn default_max_processes() -> u32 {
+    3
 }
 
 /// Settings of the GEMM log passes.
@@ -209,10 +234,9 @@ impl Profiling {
         check_range("nsys.repeats", nsys.repeats, 1, 100)?;
         check_range("nsys.warmup", nsys.warmup, 0, 100)?;
         check_range("nsys.max_new_tokens", nsys.max_new_tokens, 1, 4096)?;
-        check_range("ncu.top_n", ncu.top_n, 1, 50)?;
-        check_range("ncu.launches", ncu.launches, 1, 20)?;
+        check_range("ncu.target_pct", ncu.target_pct, 0.0, 100.0)?;
         check_range("ncu.max_launches", ncu.max_launches, 1, 1000)?;
-        check_range("ncu.min_share_pct", ncu.min_share_pct, 0.0, 100.0)?;
+        check_range("ncu.max_processes", ncu.max_processes, 1, 10)?;
         check_range("gemm_log.max_new_tokens", gemm_log.max_new_tokens, 1, 64)?;
         check_range("nvml.hz", nvml.hz, 1, 100)?;
         check_range("nvml.steady_ms", nvml.steady_ms, 0, 60_000)?;

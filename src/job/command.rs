@@ -11,6 +11,7 @@ use super::{
     timeline::{TimelineStep, TimelineTarget},
 };
 use crate::{
+    analyze::kernels::kernel_selection::CounterPlan,
     artifact::layout,
     collect::{CommandRun, Preflight, ProcessLimits},
     domain::{
@@ -60,7 +61,7 @@ impl RunningJob<'_> {
         let run = self.command_run(plan, passes);
         self.reuse_passes(TimelineTarget::Command(&run), settings).await?;
         self.require(CommandBaselineStep { run: &run, settings }).await?;
-        let mut selected = Vec::new();
+        let mut selected = CounterPlan::default();
         if settings.nsys.enabled {
             let step = TimelineStep { target: TimelineTarget::Command(&run), settings };
             selected = self.run_step(step).await?.unwrap_or_default();
@@ -71,7 +72,7 @@ impl RunningJob<'_> {
         }
         if settings.ncu.enabled && plan.kind == CommandKind::Program {
             let target = CounterTarget::Command(&run);
-            self.run_step(CountersStep { target, stages: &selected, settings }).await?;
+            self.run_step(CountersStep { target, plan: &selected, settings }).await?;
         }
         self.list_not_collected(plan, settings);
         Ok(())

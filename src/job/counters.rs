@@ -1,4 +1,6 @@
-//! The ncu step: one pass per stage, over the kernels selected from the timeline.
+//! The ncu step: a pass over all stages, or several where kernels have equal geometries.
+//!
+//! A process that fails or hangs leaves time for the next; what each delivered counts.
 
 use std::fs;
 
@@ -8,11 +10,15 @@ use super::{
     step_runner::{JobStep, StepOutcome, share_of_time},
 };
 use crate::{
-    analyze::{kernels::kernel_selection::StageSelection, stages::DECODE},
+    analyze::{
+        kernels::kernel_selection::{CounterPlan, CounterProcess, SelectedStage},
+        stages::DECODE,
+    },
     artifact::layout,
     collect::{
-        CollectError, CommandRun, ExitReason, Pass, ProcessLimits, process::argv::Argv,
-        tools::ncu::LaunchSelection,
+        CollectError, CommandRun, ExitReason, Pass, ProcessLimits,
+        process::argv::Argv,
+        tools::ncu::{self, LaunchSelection},
     },
     domain::{
         finding::{Finding, Severity},
@@ -22,6 +28,7 @@ use crate::{
     },
     job::step_journal::StepResult,
     parse::{self, ncu::CounterPage},
+    trace::counter::LaunchCounters,
 };
 
 const NO_KERNELS: &str = "the run's timeline contains no kernels to select from; see the nsys step";
@@ -38,8 +45,8 @@ pub(super) enum CounterTarget<'a> {
 /// The passes under Nsight Compute.
 pub(super) struct CountersStep<'a> {
     pub target: CounterTarget<'a>,
-    /// Stages with the kernels selected in each.
-    pub stages: &'a [StageSelection],
+    /// Kernels to profile, by process.
+    pub plan: &'a CounterPlan,
     pub settings: &'a Profiling,
 }
 
@@ -50,7 +57,7 @@ enum CountedProgram<'a> {
     Command(&'a Argv),
 }
 
-/// Reason why a stage has no counters.
+/// Reason why a process delivered no counters.
 #[derive(Debug, thiserror::Error)]
 enum MissingCounters {
     #[error(transparent)]
@@ -64,13 +71,9 @@ impl MissingCounters {
         Self::Page(result.message.unwrap_or_default())
     }
 
-    /// Returns true if later stages would fail, too.
+    /// Returns true if no further process may start.
     fn is_final(&self) -> bool {
-        let ended = match self {
-            Self::Collect(error) => error.ended(),
-            Self::Page(_) => None,
-        };
-        matches!(ended, Some(ExitReason::DeadlinePassed | ExitReason::Stopped))
+        matches!(self, Self::Collect(error) if error.ended() == Some(ExitReason::Stopped))
     }
 }
 
@@ -81,12 +84,11 @@ impl JobStep for CountersStep<'_> {
     async fn run(&mut self, job: &mut RunningJob<'_>, limits: &ProcessLimits) -> StepOutcome {
         StepOutcome::Settled(match self.target {
             CounterTarget::Runner(it) => {
-                self.profile_stages(CountedProgram::Runner(it), NO_KERNELS, job, limits).await
+                self.profile(CountedProgram::Runner(it), NO_KERNELS, job, limits).await
             }
             CounterTarget::Command(it) => match job.host.collector.counter_command(job.dir, it) {
                 Ok(argv) => {
-                    self.profile_stages(CountedProgram::Command(&argv), NO_STAGES, job, limits)
-                        .await
+                    self.profile(CountedProgram::Command(&argv), NO_STAGES, job, limits).await
                 }
                 Err(error) => job.settle(Err(error)),
             },
@@ -99,15 +101,15 @@ impl JobStep for CountersStep<'_> {
 }
 
 impl CountersStep<'_> {
-    async fn profile_stages(
+    async fn profile(
         &self,
         program: CountedProgram<'_>,
         nothing_selected: &str,
         job: &mut RunningJob<'_>,
         limits: &ProcessLimits,
     ) -> StepResult {
-        let collector = &job.host.collector;
-        if self.stages.is_empty() && collector.ncu.is_some() {
+        let (collector, plan) = (&job.host.collector, self.plan);
+        if plan.processes.is_empty() && collector.ncu.is_some() {
             return StepResult::skipped(nothing_selected);
         }
         let wanted = &self.settings.ncu.metrics;
@@ -118,28 +120,38 @@ impl CountersStep<'_> {
             }
             Err(error) => return job.settle(Err(error)),
         };
+        self.write_plan(job);
         let (mut failures, mut code) = (Vec::new(), Some(0));
-        for (at, stage) in self.stages.iter().enumerate() {
-            // A pass that hangs leaves time for the stages after it, and for the step after this.
-            let share = share_of_time(limits, self.stages.len() - at + 1);
-            let error = match self.profile_stage(program, stage, &metrics, job, &share).await {
-                Ok(findings) => {
-                    job.add_findings(findings);
+        let (mut profiled, mut missing) = (Vec::new(), Vec::new());
+        for (at, process) in plan.processes.iter().enumerate() {
+            // A process that hangs leaves time for those after it, and for the step after this.
+            let share = share_of_time(limits, plan.processes.len() - at + 1);
+            let selection = self.launches(program, at, process);
+            let error = match self.run_process(program, &selection, &metrics, job, &share).await {
+                Ok(launches) => {
+                    missing.extend(plan.missing(at, &launches, None));
+                    profiled.extend(launches);
                     continue;
                 }
                 Err(error) => error,
             };
             for page in [layout::NCU_RAW, layout::NCU_DETAILS] {
-                reject(&job.dir.join(layout::NCU).join(&stage.stage).join(page));
+                reject(&job.dir.join(layout::NCU).join(&selection.process).join(page));
             }
             if let MissingCounters::Collect(error) = &error {
                 job.add_findings(error.finding());
                 code = error.ended().and_then(ExitReason::exit_code);
             }
-            failures.push(format!("{}: {}", stage.stage, crate::chain(&error)));
+            let reason = crate::chain(&error);
+            missing.extend(plan.missing(at, &[], Some(&reason)));
+            failures.push(format!("{}: {reason}", selection.process));
             if error.is_final() {
                 break;
             }
+        }
+        if !profiled.is_empty() {
+            job.add_findings(missing);
+            job.add_findings(plan.coverage_findings(&profiled, &self.settings.ncu));
         }
         if failures.is_empty() {
             StepResult::succeeded()
@@ -149,46 +161,47 @@ impl CountersStep<'_> {
         .with_exit_code(code)
     }
 
-    /// Profiles one stage and reads its counters back.
-    async fn profile_stage(
+    /// Writes the selection as evidence; a full disk fails the step elsewhere.
+    fn write_plan(&self, job: &RunningJob<'_>) {
+        let folder = job.dir.join(layout::NCU);
+        if let Ok(text) = json(self.plan) {
+            let write = || {
+                fs::create_dir_all(&folder)?;
+                fs::write(folder.join(layout::NCU_CHOICE), text)
+            };
+            write().ok();
+        }
+    }
+
+    /// Runs one process and reads its counters back.
+    async fn run_process(
         &self,
         program: CountedProgram<'_>,
-        stage: &StageSelection,
+        selection: &LaunchSelection,
         metrics: &[String],
         job: &mut RunningJob<'_>,
         limits: &ProcessLimits,
-    ) -> Result<Vec<Finding>, MissingCounters> {
-        let selection = self.launches(program, stage);
-        let name = format!("{}/{}", layout::NCU, stage.stage);
+    ) -> Result<Vec<LaunchCounters>, MissingCounters> {
+        let name = format!("{}/{}", layout::NCU, selection.process);
         let finished = job.finished_pass(&name).await.map_err(MissingCounters::of_step)?;
         let (is_new, started_at) = (finished.is_none(), job.journal.now());
-        let pass = match finished {
-            Some(pass) => Ok(pass.findings),
-            None => {
-                let ran = self.run_ncu(program, &selection, metrics, job, limits).await;
-                ran.map(|pass| pass.findings)
-            }
+        let of_pass = match finished {
+            Some(pass) => pass.findings,
+            None => self.run_ncu(program, selection, metrics, job, limits).await?.findings,
         };
-        let folder = job.dir.join(&name);
-        if let Ok(text) = json(stage) {
-            // Evidence only; a full disk fails the step elsewhere.
-            fs::write(folder.join(layout::NCU_CHOICE), text).ok();
-        }
-        let of_pass = pass?;
-        let page = job.read_counters(stage, &selection.kernels).await?;
+        let page = job.read_counters(selection).await?;
         if let CountedProgram::Runner(_) = program {
             job.compare_tokens(&name).await.map_err(MissingCounters::Page)?;
         }
         if is_new {
             job.finish_pass(&name, started_at, of_pass.clone()).await;
         }
-        let mut findings = of_pass;
-        findings.extend(page.findings(&stage.stage, &selection.kernels));
-        findings.extend(stage.finding(self.settings.ncu.min_share_pct));
-        Ok(findings)
+        job.add_findings(of_pass);
+        job.add_findings(page.gaps(&selection.process));
+        Ok(page.launches)
     }
 
-    /// Runs ncu for one stage.
+    /// Runs ncu in one process.
     async fn run_ncu(
         &self,
         program: CountedProgram<'_>,
@@ -208,40 +221,43 @@ impl CountersStep<'_> {
         }
     }
 
-    /// The launches of `stage` that ncu profiles.
-    fn launches(&self, program: CountedProgram<'_>, stage: &StageSelection) -> LaunchSelection {
-        let window = stage.window;
+    /// The launches that the process at index `at` profiles.
+    fn launches(
+        &self,
+        program: CountedProgram<'_>,
+        at: usize,
+        process: &CounterProcess,
+    ) -> LaunchSelection {
         let max_new_tokens = match program {
-            CountedProgram::Runner(request) if stage.stage == DECODE => {
+            CountedProgram::Runner(request) if process.stages.iter().any(|it| it == DECODE) => {
                 let traced = request.max_new_tokens.min(self.settings.nsys.max_new_tokens);
-                traced.div_ceil(window.part)
+                traced.div_ceil(self.plan.part.max(1))
             }
             _ => 0,
         };
+        let range =
+            |it: &SelectedStage| it.range.clone().unwrap_or_else(|| ncu::runner_range(&it.stage));
         LaunchSelection {
-            stage: stage.stage.clone(),
-            range: stage.range.clone(),
-            kernels: stage.names(),
-            skip: window.skip,
-            count: window.count,
+            process: layout::ncu_process(at + 1),
+            ranges: self.plan.stages.iter().map(range).collect(),
+            kernels: process.kernels.clone(),
             max_new_tokens,
         }
     }
 }
 
 impl RunningJob<'_> {
-    /// Reads the counters of `stage`, which must be of `kernels`.
+    /// Reads the counters of a process, which must be of the selected kernels.
     async fn read_counters(
         &mut self,
-        stage: &StageSelection,
-        kernels: &[String],
+        selection: &LaunchSelection,
     ) -> Result<CounterPage, MissingCounters> {
-        let (dir, name) = (self.dir.to_owned(), stage.stage.clone());
+        let (dir, name) = (self.dir.to_owned(), selection.process.clone());
         let page = blocking(move || parse::ncu::read(&dir, &name)).await;
         let page = page.map_err(MissingCounters::Page)?.unwrap_or_default();
-        let Some(failure) = page.failure(kernels) else { return Ok(page) };
-        let message = format!("{}: {failure}", stage.stage);
-        let advice = "read the stage's ncu log and pages; another version of ncu may write pages \
+        let Some(failure) = page.failure(&selection.kernels) else { return Ok(page) };
+        let message = format!("{}: {failure}", selection.process);
+        let advice = "read the process's ncu log and pages; another version of ncu may write pages \
                       that can be read";
         let finding = Finding::new("counters_unusable", Severity::Warning, message);
         self.add_finding(finding.advise(advice));

@@ -11,6 +11,7 @@ use super::{
     timeline::{TimelineStep, TimelineTarget},
 };
 use crate::{
+    analyze::kernels::kernel_selection::CounterPlan,
     artifact::layout,
     collect::{Preflight, ProcessLimits},
     domain::{
@@ -82,7 +83,7 @@ impl RunningJob<'_> {
     ) -> Result<(), StoppedBy> {
         self.reuse_passes(TimelineTarget::Runner(request), settings).await?;
         self.require(BaselineStep { request, settings }).await?;
-        let mut selected = Vec::new();
+        let mut selected = CounterPlan::default();
         if settings.nsys.enabled {
             let step = TimelineStep { target: TimelineTarget::Runner(request), settings };
             selected = self.run_step(step).await?.unwrap_or_default();
@@ -90,7 +91,7 @@ impl RunningJob<'_> {
         self.list_not_applicable(settings);
         if settings.ncu.enabled && !self.device.is_cpu() {
             let target = CounterTarget::Runner(request);
-            self.run_step(CountersStep { target, stages: &selected, settings }).await?;
+            self.run_step(CountersStep { target, plan: &selected, settings }).await?;
         }
         if settings.gemm_log.enabled && !self.device.is_cpu() {
             self.run_step(GemmLogStep { request, settings }).await?;

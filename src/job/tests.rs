@@ -179,10 +179,10 @@ async fn deep_passes(job: &mut RunningJob<'_>, limit: Duration) -> Result<(), St
     job.deadline = Instant::now() + LIMIT;
     let target = TimelineTarget::Runner(&request);
     let timeline = job.run_step(TimelineStep { target, settings }).await?;
-    let stages = &timeline.unwrap_or_default();
+    let plan = &timeline.unwrap_or_default();
     job.deadline = Instant::now() + limit;
     let target = CounterTarget::Runner(&request);
-    job.run_step(CountersStep { target, stages, settings }).await?;
+    job.run_step(CountersStep { target, plan, settings }).await?;
     job.deadline = Instant::now() + LIMIT;
     job.run_step(GemmLogStep { request: &request, settings }).await.map(|_| ())
 }

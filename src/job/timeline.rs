@@ -10,7 +10,7 @@ use super::{
 };
 use crate::{
     analyze::{
-        kernels::kernel_selection::{self, StageSelection},
+        kernels::kernel_selection::{self, CounterPlan},
         stages::{DECODE, PREFILL, coverage::coverage, output_equality},
     },
     artifact::layout,
@@ -49,12 +49,14 @@ struct ExpectedTimeline {
     kernels: bool,
     ranges: &'static [&'static str],
     rules: StageRules,
+    /// The program can run with fewer tokens under ncu.
+    limits_tokens: bool,
 }
 
 /// A timeline that was read back.
 struct ReadTimeline {
     trace: NsysTrace,
-    selected: Vec<StageSelection>,
+    selected: CounterPlan,
     /// Why it does not count.
     incomplete: Option<Finding>,
 }
@@ -62,7 +64,7 @@ struct ReadTimeline {
 impl JobStep for TimelineStep<'_> {
     const STEP: Step = Step::Nsys;
     /// Kernels for the counter passes.
-    type Output = Vec<StageSelection>;
+    type Output = CounterPlan;
 
     fn pass(&self) -> Option<&'static str> {
         Some(layout::NSYS)
@@ -89,7 +91,7 @@ impl JobStep for TimelineStep<'_> {
         })
     }
 
-    async fn verify(&mut self, job: &mut RunningJob<'_>) -> Result<Vec<StageSelection>, String> {
+    async fn verify(&mut self, job: &mut RunningJob<'_>) -> Result<CounterPlan, String> {
         let read = self.read(job).await;
         if read.is_err() {
             reject(&job.dir.join(layout::NSYS_EXPORT));
@@ -135,11 +137,13 @@ impl TimelineStep<'_> {
                     _ => &[PREFILL, DECODE],
                 },
                 rules: StageRules::default(),
+                limits_tokens: true,
             },
             TimelineTarget::Command(CommandRun { plan, gpus, .. }) => ExpectedTimeline {
                 kernels: !gpus.is_empty() && plan.gpus > 0 && cuda,
                 ranges: &[],
                 rules: rules_of(&plan.stages, &plan.include_ranges, &plan.exclude_ranges),
+                limits_tokens: false,
             },
         }
     }
@@ -208,7 +212,7 @@ fn read_timeline(
     // Evidence only; a full disk fails the step elsewhere.
     fs::write(dir.join(layout::NSYS_COVERAGE), record.to_string()).ok();
     let incomplete = covered.finding(expected.kernels, &trace, &log);
-    let selected = kernel_selection::select_kernels(&trace, ncu);
+    let selected = kernel_selection::select_kernels(&trace, ncu, expected.limits_tokens);
     Ok(ReadTimeline { trace, selected, incomplete })
 }
 

@@ -88,8 +88,8 @@ pub fn read_parsed(dir: &Path, timeline: Option<NsysTrace>) -> Result<Trace, Par
         trace.findings.extend_from_slice(&nsys.findings);
         trace.nsys = Some(nsys);
     }
-    for stage in ncu::stages(dir)? {
-        trace.counters.extend(ncu::read(dir, &stage)?.unwrap_or_default().launches);
+    for process in ncu::folders(dir)? {
+        trace.counters.extend(ncu::read(dir, &process)?.unwrap_or_default().launches);
     }
     trace.gemms = cublas::read(dir)?;
     Ok(trace)

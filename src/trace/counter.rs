@@ -8,13 +8,21 @@ use std::collections::BTreeMap;
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
+use super::stage::{StageRule, StageRules};
+
 /// The counters of one profiled launch.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 pub struct LaunchCounters {
     /// Launch id assigned by ncu, unique within its process.
     pub id: u64,
-    /// Stage of the ncu pass that profiled the launch.
+    /// Stage of the ncu pass that profiled the launch; empty where one pass profiles all stages.
     pub stage: String,
+    /// The pass profiled one launch of each kernel and geometry in all stages together.
+    #[serde(default)]
+    pub all_stages: bool,
+    /// Ranges open at the launch, outermost first; empty where the ncu page omits them.
+    #[serde(default)]
+    pub ranges: Vec<OpenRange>,
     /// Short name, from [`super::names::base_name`].
     pub kernel: String,
     /// Full name, as printed by ncu.
@@ -24,6 +32,28 @@ pub struct LaunchCounters {
     /// Threads of a block; absent where the ncu page omits them.
     pub block: Option<[u32; 3]>,
     pub values: CounterValues,
+}
+
+/// Name of an NVTX range.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct OpenRange {
+    /// Empty for the default domain.
+    pub domain: String,
+    pub name: String,
+}
+
+impl LaunchCounters {
+    /// The stage of the launch: that of its pass, else of its ranges; of several stages open at
+    /// once, that of the first rule.
+    pub fn stage_by<'a>(&'a self, rules: &'a StageRules) -> Option<&'a str> {
+        if !self.stage.is_empty() {
+            return Some(&self.stage);
+        }
+        let is_open = |rule: &&StageRule| {
+            self.ranges.iter().any(|range| rule.matches(&range.name, &range.domain))
+        };
+        rules.stages.iter().find(is_open).map(|rule| rule.stage.as_str())
+    }
 }
 
 /// Counter values of one launch. Percentages are of the device's sustained peak.

@@ -111,6 +111,9 @@ fn profiled(
         let mut found = finding(id, message)
             .with("share of the stage's kernel time", format!("{weight:.1} %"))
             .with("profiled launches", record.profiled);
+        if let Some(stage) = &record.profiled_in {
+            found = found.with("profiled in", stage);
+        }
         for (name, value) in rows {
             found = found.with(name, format!("{value:.1} %"));
         }

@@ -21,6 +21,7 @@ use crate::{
         counter::{CounterValues, LaunchCounters},
         names::base_name,
         nsys::NsysTrace,
+        stage::StageRules,
     },
 };
 
@@ -44,6 +45,11 @@ pub struct CounterRecord {
     /// Launches profiled by ncu.
     #[schema(example = 3)]
     pub profiled: u64,
+    /// Stage in which they were profiled, where the kernel runs with this grid and block in
+    /// another stage, too; `null` where they were profiled in `stage`.
+    #[serde(default)]
+    #[schema(example = "prefill")]
+    pub profiled_in: Option<String>,
     /// Means over the profiled launches; stalls are those of the launch of median duration.
     pub values: CounterValues,
     /// FLOPs per byte of device memory; `null` when tensor core operations were not counted.
@@ -93,45 +99,68 @@ pub fn counters(
         sum.0 += 1;
         sum.1 += Nanos(kernel.end_ns - kernel.start_ns);
     }
+    let standard = StageRules::default();
+    let rules = timeline.map_or(&standard, |(trace, _)| &trace.rules);
     let mut groups: BTreeMap<LaunchGroup, Vec<&LaunchCounters>> = BTreeMap::new();
     for launch in launches {
-        // Imported pages lack the stage: use the stage with the most matching launches.
-        let configuration = (launch.kernel.as_str(), launch.grid, launch.block);
-        let same = |(key, _): &(&LaunchKey, &(u64, Nanos))| matches(key, configuration);
-        let dominant = || {
-            ran.iter()
-                .filter(same)
-                .max_by_key(|(key, (calls, _))| (is_measured(key.0) && !key.0.is_empty(), *calls))
-        };
-        let stage = if launch.stage.is_empty() {
-            dominant().map_or("", |(key, _)| key.0)
-        } else {
-            launch.stage.as_str()
-        };
+        let stage = stage_of(launch, rules, &ran);
         groups.entry((stage, &launch.kernel, launch.grid, launch.block)).or_default().push(launch);
     }
-    let mut records: Vec<CounterRecord> = groups
-        .into_iter()
-        .map(|(key, launches)| {
-            let timeline = in_timeline(&ran, key);
-            let values = mean(&launches);
-            CounterRecord {
-                stage: key.0.to_owned(),
-                kernel_name: key.1.to_owned(),
-                grid: key.2,
-                block: key.3,
-                timeline_calls: timeline.map(|it| it.0),
-                timeline_total_ms: timeline.map(|it| it.1.as_ms()),
-                timeline_mean_ms: timeline.map(|(calls, total)| total.as_ms() / calls as f64),
-                profiled: launches.len() as u64,
-                flops_per_byte: values.arithmetic_intensity(),
-                values,
+    let record = |key: LaunchGroup, launches: &[&LaunchCounters]| {
+        let timeline = in_timeline(&ran, key);
+        let values = mean(launches);
+        CounterRecord {
+            stage: key.0.to_owned(),
+            kernel_name: key.1.to_owned(),
+            grid: key.2,
+            block: key.3,
+            timeline_calls: timeline.map(|it| it.0),
+            timeline_total_ms: timeline.map(|it| it.1.as_ms()),
+            timeline_mean_ms: timeline.map(|(calls, total)| total.as_ms() / calls as f64),
+            profiled: launches.len() as u64,
+            profiled_in: None,
+            flops_per_byte: values.arithmetic_intensity(),
+            values,
+        }
+    };
+    let mut records = Vec::new();
+    for (key, launches) in &groups {
+        records.push(record(*key, launches));
+        let is_shared = launches.iter().all(|it| it.all_stages && !it.ranges.is_empty());
+        for stage in rules.names().into_iter().filter(|it| is_shared && *it != key.0) {
+            let other = (stage, key.1, key.2, key.3);
+            let is_run = key.2.is_some() && key.3.is_some() && in_timeline(&ran, other).is_some();
+            if is_run && !groups.contains_key(&other) {
+                let profiled_in = Some(key.0.to_owned());
+                records.push(CounterRecord { profiled_in, ..record(other, launches) });
             }
-        })
-        .collect();
+        }
+    }
     let time = |record: &CounterRecord| record.timeline_total_ms.unwrap_or(0.0);
     records.sort_by(|a, b| time(b).total_cmp(&time(a)));
     records
+}
+
+/// The stage of a profiled launch. Pages of several stages have its ranges; where these do not name
+/// a stage in which it ran, it is the stage with the most matching launches.
+fn stage_of<'a>(
+    launch: &'a LaunchCounters,
+    rules: &'a StageRules,
+    ran: &KernelRuns<'a>,
+) -> &'a str {
+    let configuration = (launch.kernel.as_str(), launch.grid, launch.block);
+    let same = |(key, _): &(&LaunchKey, &(u64, Nanos))| matches(key, configuration);
+    let named = launch.stage_by(rules).filter(|stage| {
+        !launch.stage.is_empty()
+            || ran.is_empty()
+            || ran.iter().filter(same).any(|it| it.0.0 == *stage)
+    });
+    let dominant = || {
+        ran.iter()
+            .filter(same)
+            .max_by_key(|(key, (calls, _))| (is_measured(key.0) && !key.0.is_empty(), *calls))
+    };
+    named.unwrap_or_else(|| dominant().map_or("", |(key, _)| key.0))
 }
 
 /// Returns true when a timeline launch matches a profiled one, as far as the page has its fields.
@@ -248,93 +277,4 @@ fn mean(launches: &[&LaunchCounters]) -> CounterValues {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::analyze::kernels::{kernels, tests::capture};
-
-    fn profiled(
-        stage: &str,
-        kernel: &str,
-        grid: u32,
-        duration_ns: f64,
-        sm_pct: f64,
-    ) -> LaunchCounters {
-        let values = CounterValues {
-            duration_ns: Some(duration_ns),
-            sm_pct: Some(sm_pct),
-            ..CounterValues::default()
-        };
-        LaunchCounters {
-            stage: stage.into(),
-            kernel: kernel.into(),
-            grid: Some([grid, 1, 1]),
-            block: Some([1; 3]),
-            values,
-            ..LaunchCounters::default()
-        }
-    }
-
-    /// A kernel with two launch configurations in decode, 1 for 30 ns and 2 for 10 ns, and one
-    /// launch in prefill.
-    fn timeline() -> NsysTrace {
-        let mut trace = capture(
-            "range 1 prefill 0..10\nrange 1 decode_all 10..20
-             call 1 1 1..2\ncall 1 2 11..12\ncall 1 3 13..14
-             kernel 1 gemm 20..27 7\nkernel 2 gemm 30..60 7\nkernel 3 gemm 60..70 7",
-        );
-        trace.kernels =
-            trace.kernels.map(|at, kernel| kernel.grid[0] = if at == 2 { 2 } else { 1 });
-        trace
-    }
-
-    #[test]
-    fn counters_are_joined_by_stage_name_and_launch_configuration() {
-        let launches = [
-            profiled("decode_all", "gemm", 1, 40.0, 50.0),
-            profiled("decode_all", "gemm", 1, 60.0, 70.0),
-        ];
-        let trace = timeline();
-        let records = counters(&launches, Some((&trace, &LaunchIndex::of(&trace))));
-        assert_eq!(records.len(), 1);
-        let record = &records[0];
-        assert_eq!(
-            (record.timeline_calls, record.timeline_mean_ms, record.profiled),
-            (Some(1), Some(30e-6), 2)
-        );
-        assert_eq!((record.values.duration_ns, record.values.sm_pct), (Some(50.0), Some(60.0)));
-    }
-
-    #[test]
-    fn counters_of_a_kernel_weight_its_launch_configurations_by_time() {
-        let trace = timeline();
-        let launches = [
-            profiled("decode_all", "gemm", 1, 40.0, 80.0),
-            profiled("decode_all", "gemm", 2, 20.0, 40.0),
-        ];
-        let joined = LaunchIndex::of(&trace);
-        let mut records = kernels(&trace, &joined).records;
-        attach(&mut records, &counters(&launches, Some((&trace, &joined))));
-        let of =
-            |stage: &str| records.iter().find(|it| it.stage == stage).unwrap().counters.clone();
-        let decode = of("decode_all").unwrap();
-        assert_eq!(
-            (decode.sm_pct, decode.launch_configs, decode.covered_pct),
-            (Some(70.0), 2, Some(100.0))
-        );
-        assert_eq!(decode.replay_ms, Some(30e-6), "durations are weighted by calls, not by time");
-        assert_eq!(of("prefill"), None, "not profiled in prefill");
-    }
-
-    #[test]
-    fn counters_without_timeline_launches_are_kept_but_not_attached() {
-        let launches = [profiled("decode_all", "gemm", 9, 40.0, 80.0)];
-        let trace = timeline();
-        let joined = LaunchIndex::of(&trace);
-        let mut records = kernels(&trace, &joined).records;
-        let found = counters(&launches, Some((&trace, &joined)));
-        attach(&mut records, &found);
-        assert_eq!((found[0].timeline_calls, found[0].values.sm_pct), (None, Some(80.0)));
-        assert!(records.iter().all(|it| it.counters.is_none()));
-        assert_eq!(counters(&launches, None).len(), 1);
-    }
-}
+mod tests;

@@ -1,144 +1,259 @@
-//! Selects the kernels to profile with ncu in each stage, from the timeline of the same run.
+//! Selects the kernels to profile with ncu, from the timeline of the same run.
 //!
-//! Reading counters takes about half a second per launch, so only the kernels with the most time
-//! are profiled, a few launches each. The selection is a value and reports its coverage.
+//! Reading counters takes almost half a second per launch, whatever the kernel's own time, so each
+//! geometry of a kernel is profiled once, and only until the target share of each stage's kernel
+//! time is covered. The selection is a value; coverage counts what was profiled, not what was
+//! selected.
 
-use std::collections::BTreeMap;
+mod processes;
+#[cfg(test)]
+mod tests;
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use foldhash::HashMap;
 
 use serde::{Deserialize, Serialize};
 
 use crate::{
-    analyze::{kernels::launched, stages::STAGES, stats::percent, timeline::launches::LaunchIndex},
+    analyze::{
+        kernels::{LaunchConfig, launched},
+        stages::{DECODE, STAGES},
+        stats::percent,
+        timeline::launches::LaunchIndex,
+    },
     domain::{
         finding::{Finding, Severity},
         profiling::NcuSettings,
         units::Nanos,
     },
-    trace::{kernel::Kernel, nsys::NsysTrace},
+    trace::{counter::LaunchCounters, names::base_name, nsys::NsysTrace},
 };
+use processes::{LaunchGroup, ProcessLimits, Selectable, assign};
 
-/// Kernels to profile in the pass over one stage.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-pub struct StageSelection {
-    pub stage: String,
-    /// The stage's range in ncu syntax; absent where ncu does not accept its name.
-    #[serde(default)]
-    pub range: Option<String>,
-    /// Longest total first.
-    pub kernels: Vec<SelectedKernel>,
-    /// Share of the stage's kernel time taken by these kernels, percent.
-    pub covered_pct: Option<f64>,
-    pub window: LaunchWindow,
-}
+/// Divisors of decode that are tried until the launches are few enough.
+const PARTS: [u32; 7] = [1, 2, 4, 8, 16, 32, 64];
+/// Kernels that a finding lists; further ones are counted.
+const MAX_LISTED: usize = 10;
 
-/// One kernel, by its short name, over all its launch configurations.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-pub struct SelectedKernel {
-    pub name: String,
-    pub total_ms: f64,
-    pub shapes: Vec<LaunchShape>,
-}
-
-/// Launches of one kernel with one launch configuration.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-pub struct LaunchShape {
-    pub grid: [u32; 3],
-    pub block: [u32; 3],
-    pub launches: usize,
-    pub total_ms: f64,
-}
-
-/// Launches to profile: of each launch configuration the first `skip` are skipped and the next
-/// `count` profiled. ncu counts by grid and block alone, so kernels with the same configuration
-/// share the count.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-pub struct LaunchWindow {
-    pub skip: usize,
-    pub count: usize,
-    /// Divisor of the stage: only its first 1/`part` is profiled, which limits the number of launch
-    /// configurations.
+/// Launches to profile with ncu, by process.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+pub struct CounterPlan {
+    /// Stages with kernels, in execution order.
+    pub stages: Vec<SelectedStage>,
+    pub processes: Vec<CounterProcess>,
+    /// Every geometry of the selected kernels, longest first.
+    pub pairs: Vec<KernelPair>,
+    /// Divisor of decode: only its first 1/`part` runs under ncu, which limits the number of
+    /// geometries.
     pub part: u32,
 }
 
-/// Limits of a selection.
-#[derive(Debug, Clone, Copy)]
-struct SelectionLimits {
-    /// Max kernels per stage.
-    top: usize,
-    /// Launches per kernel and launch configuration.
-    samples: usize,
-    /// Max launches per stage.
-    max_launches: usize,
+/// A stage to profile.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct SelectedStage {
+    pub stage: String,
+    /// The stage's range in ncu syntax; absent where ncu does not accept its name.
+    pub range: Option<String>,
+    pub kernel_ms: f64,
+    /// Share of the stage's kernel time taken by the launches to profile, percent.
+    pub planned_pct: Option<f64>,
 }
 
-/// Selects the longest kernels of each stage that launched any.
-pub fn select_kernels(trace: &NsysTrace, settings: &NcuSettings) -> Vec<StageSelection> {
-    let joined = LaunchIndex::of(trace);
+/// Launches of one ncu process, which profiles the first launch of each grid, block and shared
+/// memory among these kernels.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct CounterProcess {
+    /// Short names.
+    pub kernels: Vec<String>,
+    /// Launches that it profiles.
+    pub launches: usize,
+    /// Stages of these launches.
+    pub stages: Vec<String>,
+}
+
+/// Launches of one kernel with one geometry.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct KernelPair {
+    pub kernel: String,
+    pub grid: [u32; 3],
+    pub block: [u32; 3],
+    /// Index of the process that profiles it; absent where another kernel of its process has the
+    /// same configuration and runs before it, or where it does not run in the profiled part.
+    pub process: Option<usize>,
+    /// Time in each stage, milliseconds.
+    pub ms: BTreeMap<String, f64>,
+}
+
+/// Selects launches until `ncu.target_pct` of each stage's kernel time is covered.
+/// `limits_tokens`: the program can run with fewer tokens under ncu.
+pub fn select_kernels(
+    trace: &NsysTrace,
+    settings: &NcuSettings,
+    limits_tokens: bool,
+) -> CounterPlan {
+    let timeline = StageLaunches::of(trace);
     let limit = |number: u32| usize::try_from(number).unwrap_or(usize::MAX);
-    let limits = SelectionLimits {
-        top: limit(settings.top_n),
-        samples: limit(settings.launches),
+    let limits = ProcessLimits {
+        target: settings.target_pct / 100.0,
         max_launches: limit(settings.max_launches),
+        max_processes: limit(settings.max_processes),
     };
-    let mut stages: BTreeMap<&str, Vec<Kernel>> = BTreeMap::new();
-    for (kernel, stage) in launched(trace, &joined) {
-        if let Some(stage) = stage.filter(|stage| STAGES.contains(stage)) {
-            stages.entry(stage).or_default().push(kernel);
+    let mut best: Option<(f64, CounterPlan)> = None;
+    for part in PARTS {
+        let (score, plan) = timeline.plan(part, &limits, trace);
+        let is_enough = score >= limits.target * timeline.stages.len() as f64 - 1e-9;
+        if best.as_ref().is_none_or(|(most, _)| score > most + 1e-9) {
+            best = Some((score, plan));
+        }
+        if is_enough || !limits_tokens || !timeline.stages.contains(&DECODE) {
+            break;
         }
     }
-    let selection =
-        |stage: &&'static str| Some(select_for_stage(stage, stages.get(stage)?, trace, limits));
-    STAGES.iter().filter_map(selection).collect()
+    best.map(|(_, plan)| plan).unwrap_or_default()
 }
 
-fn select_for_stage(
-    stage: &str,
-    launches: &[Kernel],
-    trace: &NsysTrace,
-    limits: SelectionLimits,
-) -> StageSelection {
-    let ms = |launches: &[Kernel]| {
-        launches.iter().map(|it| Nanos(it.end_ns - it.start_ns)).sum::<Nanos>().as_ms()
-    };
-    let mut names: BTreeMap<u32, Vec<Kernel>> = BTreeMap::new();
-    launches.iter().for_each(|kernel| names.entry(kernel.name).or_default().push(*kernel));
-    let mut ranked: Vec<(u32, Vec<Kernel>, f64)> = names
-        .into_iter()
-        .map(|(name, kernels)| (name, ms(&kernels), kernels))
-        .map(|(name, ms, kernels)| (name, kernels, ms))
-        .collect();
-    ranked.sort_by(|a, b| b.2.total_cmp(&a.2));
-    ranked.truncate(limits.top);
+/// Kernel launches in stages, in execution order.
+struct StageLaunches {
+    /// Stages with kernels, in execution order.
+    stages: Vec<&'static str>,
+    /// Kernel time of each stage.
+    total: Vec<Nanos>,
+    names: Vec<String>,
+    pairs: Vec<(usize, LaunchConfig)>,
+    /// Time of each pair in each stage.
+    times: Vec<Vec<Nanos>>,
+    /// Launches of decode.
+    decoded: usize,
+    groups: Vec<PositionedGroup>,
+}
 
-    let kernels: Vec<SelectedKernel> = ranked
-        .iter()
-        .map(|(name, kernels, total_ms)| {
-            let mut shapes: BTreeMap<GridAndBlock, Vec<Kernel>> = BTreeMap::new();
-            kernels.iter().for_each(|it| shapes.entry((it.grid, it.block)).or_default().push(*it));
-            let shape = |((grid, block), launches): (GridAndBlock, Vec<Kernel>)| {
-                let (total_ms, launches) = (ms(&launches), launches.len());
-                LaunchShape { grid, block, launches, total_ms }
-            };
-            let name = trace.strings.get(*name as usize).cloned().unwrap_or_default();
-            SelectedKernel {
-                name,
-                total_ms: *total_ms,
-                shapes: shapes.into_iter().map(shape).collect(),
+/// A group of launches with the position of its first launch.
+struct PositionedGroup {
+    /// Its launches; `first` is of all launches, `stage` of the first one.
+    group: LaunchGroup,
+    stage: usize,
+    /// Among the launches of decode, if the first one is of decode.
+    in_decode: Option<usize>,
+}
+
+impl StageLaunches {
+    fn of(trace: &NsysTrace) -> Self {
+        let joined = LaunchIndex::of(trace);
+        let known = |stage: Option<&str>| STAGES.iter().position(|it| Some(*it) == stage);
+        let all =
+            || launched(trace, &joined).filter_map(|(kernel, stage)| Some((kernel, known(stage)?)));
+        let present: BTreeSet<usize> = all().map(|(_, stage)| stage).collect();
+        let index: HashMap<usize, usize> =
+            present.iter().enumerate().map(|(at, stage)| (*stage, at)).collect();
+        let mut this = Self {
+            stages: present.iter().map(|stage| STAGES[*stage]).collect(),
+            total: vec![Nanos(0); present.len()],
+            names: vec![],
+            pairs: vec![],
+            times: vec![],
+            decoded: 0,
+            groups: vec![],
+        };
+        let (mut names, mut pairs) = (HashMap::default(), HashMap::default());
+        let (mut configs, mut groups) = (HashMap::default(), HashMap::default());
+        for (first, (kernel, stage)) in all().enumerate() {
+            let stage = index[&stage];
+            let name = *names.entry(kernel.name).or_insert_with(|| {
+                let name = trace.strings.get(kernel.name as usize).map_or("", String::as_str);
+                this.names.push(base_name(name).to_owned());
+                this.names.len() - 1
+            });
+            let geometry = (kernel.grid, kernel.block);
+            let pair = *pairs.entry((name, geometry)).or_insert_with(|| {
+                this.pairs.push((name, geometry));
+                this.times.push(vec![Nanos(0); present.len()]);
+                this.pairs.len() - 1
+            });
+            let next = configs.len();
+            let config = *configs.entry((geometry, kernel.shared_memory)).or_insert(next);
+            let is_decode = this.stages[stage] == DECODE;
+            groups.entry((name, config)).or_insert_with(|| {
+                this.groups.push(PositionedGroup {
+                    group: LaunchGroup { name, pair, config, first },
+                    stage,
+                    in_decode: is_decode.then_some(this.decoded),
+                });
+            });
+            this.decoded += usize::from(is_decode);
+            let time = Nanos(kernel.end_ns - kernel.start_ns);
+            this.times[pair][stage] += time;
+            this.total[stage] += time;
+        }
+        this
+    }
+
+    /// The plan over the first 1/`part` of decode, with the sum of the stages' shares, each up to
+    /// the target.
+    fn plan(&self, part: u32, limits: &ProcessLimits, trace: &NsysTrace) -> (f64, CounterPlan) {
+        let end = self.decoded.div_ceil(part as usize);
+        let runs = |it: &&PositionedGroup| it.in_decode.is_none_or(|at| at < end);
+        let positioned: Vec<&PositionedGroup> = self.groups.iter().filter(runs).collect();
+        let share = |pair: &Vec<Nanos>| {
+            let of = |(time, total): (&Nanos, &Nanos)| time.as_ms() / total.as_ms().max(1e-9);
+            pair.iter().zip(&self.total).map(of).collect()
+        };
+        let selectable = Selectable {
+            groups: positioned.iter().map(|it| it.group).collect(),
+            shares: self.times.iter().map(share).collect(),
+            names: self.names.len(),
+        };
+        let assigned = assign(&selectable, limits);
+        let profiled = selectable.profiled(&assigned);
+        let process_of = |pair: usize| {
+            let of_pair = |it: &&usize| selectable.groups[**it].pair == pair;
+            let group = profiled.iter().find(of_pair)?;
+            assigned[selectable.groups[*group].name]
+        };
+        let count = assigned.iter().flatten().max().map_or(0, |last| last + 1);
+        let processes = (0..count).map(|process| {
+            let is_of = |group: &&usize| assigned[selectable.groups[**group].name] == Some(process);
+            let launches: Vec<usize> = profiled.iter().filter(is_of).copied().collect();
+            let stages: BTreeSet<usize> = launches.iter().map(|it| positioned[*it].stage).collect();
+            CounterProcess {
+                kernels: self.names_of(&assigned, process),
+                launches: launches.len(),
+                stages: stages.into_iter().map(|stage| self.stages[stage].to_owned()).collect(),
             }
-        })
-        .collect();
-    let covered = kernels.iter().map(|it| it.total_ms).sum();
-    let selected: Vec<Kernel> = launches
-        .iter()
-        .copied()
-        .filter(|it: &Kernel| ranked.iter().any(|(name, ..)| *name == it.name))
-        .collect();
-    StageSelection {
-        stage: stage.into(),
-        range: range(stage, trace),
-        kernels,
-        covered_pct: percent(covered, ms(launches)),
-        window: window(&selected, limits),
+        });
+        let processes: Vec<CounterProcess> = processes.collect();
+        let mut pairs: Vec<KernelPair> = (0..self.pairs.len())
+            .filter(|pair| assigned[self.pairs[*pair].0].is_some())
+            .map(|pair| self.pair(pair, process_of(pair)))
+            .collect();
+        pairs.sort_by(|a, b| b.total_ms().total_cmp(&a.total_ms()));
+        let covered = selectable.covered(&profiled, self.stages.len());
+        let stages = (0..self.stages.len()).map(|at| SelectedStage {
+            stage: self.stages[at].to_owned(),
+            range: range(self.stages[at], trace),
+            kernel_ms: self.total[at].as_ms(),
+            planned_pct: percent(covered[at], 1.0),
+        });
+        let score = covered.iter().map(|share| share.min(limits.target)).sum();
+        (score, CounterPlan { stages: stages.collect(), processes, pairs, part })
+    }
+
+    fn names_of(&self, assigned: &[Option<usize>], process: usize) -> Vec<String> {
+        let is_of = |name: &usize| assigned[*name] == Some(process);
+        (0..self.names.len()).filter(is_of).map(|name| self.names[name].clone()).collect()
+    }
+
+    fn pair(&self, pair: usize, process: Option<usize>) -> KernelPair {
+        let (name, (grid, block)) = self.pairs[pair];
+        let ms = self.stages.iter().zip(&self.times[pair]);
+        let ms = ms.filter(|(_, time)| time.0 > 0);
+        KernelPair {
+            kernel: self.names[name].clone(),
+            grid,
+            block,
+            process,
+            ms: ms.map(|(stage, time)| ((*stage).to_owned(), time.as_ms())).collect(),
+        }
     }
 }
 
@@ -156,154 +271,107 @@ fn range(stage: &str, trace: &NsysTrace) -> Option<String> {
         .then(|| format!("{domain}{}{slash}", range.name))
 }
 
-type GridAndBlock = ([u32; 3], [u32; 3]);
+impl KernelPair {
+    fn total_ms(&self) -> f64 {
+        self.ms.values().sum()
+    }
 
-/// The window that takes the samples of each kernel and configuration from the middle of its
-/// launches. Halves the profiled part of the stage while the pass would exceed its max launches.
-fn window(launches: &[Kernel], limits: SelectionLimits) -> LaunchWindow {
-    let mut part = 1;
-    loop {
-        let start = &launches[..launches.len() / part as usize];
-        let (window, profiled) = window_of(start, part, limits);
-        if profiled <= limits.max_launches || start.len() < 2 * limits.samples {
-            return window;
-        }
-        part *= 2;
+    /// Returns true if `launch` is of this kernel and geometry, as far as the page has it.
+    fn is(&self, launch: &LaunchCounters) -> bool {
+        self.kernel == launch.kernel
+            && launch.grid.is_none_or(|grid| grid == self.grid)
+            && launch.block.is_none_or(|block| block == self.block)
+    }
+
+    /// `gemm (4 x 8 x 1 blocks of 384 x 1 x 1)`.
+    fn text(&self) -> String {
+        let size = |it: [u32; 3]| it.map(|side| side.to_string()).join(" x ");
+        format!("{} ({} blocks of {})", self.kernel, size(self.grid), size(self.block))
     }
 }
 
-/// The window for these launches, and the number of launches that it profiles.
-fn window_of(launches: &[Kernel], part: u32, limits: SelectionLimits) -> (LaunchWindow, usize) {
-    let mut groups: BTreeMap<GridAndBlock, Vec<u32>> = BTreeMap::new();
-    launches.iter().for_each(|it| groups.entry((it.grid, it.block)).or_default().push(it.name));
-    let mut fewest = usize::MAX;
-    for names in groups.values() {
-        let mut counts: BTreeMap<u32, usize> = BTreeMap::new();
-        names.iter().for_each(|name| *counts.entry(*name).or_default() += 1);
-        fewest = counts.into_values().fold(fewest, usize::min);
-    }
-    // Skipping would lose a kernel launched once; the others are sampled from the middle of the
-    // rarest.
-    let skip =
-        if fewest == usize::MAX { 0 } else { fewest.saturating_sub(limits.samples).div_ceil(2) };
-    let count = groups.values().map(|names| needed(names, skip, limits.samples)).max().unwrap_or(1);
-    let profiled = |count: usize| {
-        groups.values().map(|names| names.len().saturating_sub(skip).min(count)).sum::<usize>()
-    };
-    let mut count = count;
-    while count > 1 && profiled(count) > limits.max_launches {
-        count -= 1;
-    }
-    (LaunchWindow { skip, count, part }, profiled(count))
-}
-
-/// Launches after `skip` until every kernel of this configuration has its samples, or has no more.
-fn needed(names: &[u32], skip: usize, samples: usize) -> usize {
-    let mut seen: BTreeMap<u32, usize> = BTreeMap::new();
-    let mut needed = 1;
-    for (at, name) in names.iter().enumerate().skip(skip) {
-        let seen = seen.entry(*name).or_default();
-        *seen += 1;
-        if *seen <= samples {
-            needed = at - skip + 1;
-        }
-    }
-    needed
-}
-
-impl StageSelection {
-    /// Names of the selected kernels.
-    pub fn names(&self) -> Vec<String> {
-        self.kernels.iter().map(|it| it.name.clone()).collect()
+impl CounterPlan {
+    /// Share of each stage's kernel time taken by the profiled kernels and geometries, percent.
+    pub fn covered_pct(&self, profiled: &[LaunchCounters]) -> BTreeMap<String, f64> {
+        let covered: Vec<&KernelPair> =
+            self.pairs.iter().filter(|pair| profiled.iter().any(|it| pair.is(it))).collect();
+        let of = |it: &SelectedStage| {
+            let ms = covered.iter().filter_map(|pair| pair.ms.get(&it.stage)).sum();
+            Some((it.stage.clone(), percent(ms, it.kernel_ms)?))
+        };
+        self.stages.iter().filter_map(of).collect()
     }
 
-    /// A finding when the coverage is below `enough_pct`.
-    pub fn finding(&self, enough_pct: f64) -> Option<Finding> {
-        let covered = self.covered_pct.filter(|covered| *covered < enough_pct)?;
-        let message = format!(
-            "the counters of {} cover {} kernels with {covered:.1} % of its kernel time",
-            self.stage,
-            self.kernels.len()
-        );
-        Some(
-            Finding::new("counters_cover_little", Severity::Info, message)
-                .with("kernels", self.names().join(", ")),
-        )
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::{
-        analyze::kernels::tests::capture,
-        domain::{mode::Mode, profiling::Profiling},
-    };
-
-    fn settings(top_n: u32) -> NcuSettings {
-        NcuSettings { top_n, ..Profiling::bundled(Mode::Deep).unwrap().ncu }
-    }
-
-    /// Launches of decode in order: `a b a a@2` (grid 2); the duration in ns is the letter's
-    /// position.
-    fn select(launches: &str, top: u32) -> StageSelection {
-        let mut sketch = String::from("range 1 decode_all 0..1000000\n");
-        let mut grids = Vec::new();
-        for (at, word) in launches.split_whitespace().enumerate() {
-            let (name, grid) = word.split_once('@').unwrap_or((word, "1"));
-            let (id, ns) = (at + 1, u64::from(name.as_bytes()[0] - b'a' + 1));
-            grids.push(grid.parse().unwrap());
-            sketch += &format!(
-                "call 1 {id} {id}..{id}\nkernel {id} {name} {}..{} 7\n",
-                id * 100,
-                id as u64 * 100 + ns
+    /// A finding for each stage whose counters cover less than the target, with the reason.
+    pub fn coverage_findings(
+        &self,
+        profiled: &[LaunchCounters],
+        settings: &NcuSettings,
+    ) -> Vec<Finding> {
+        let target = settings.target_pct;
+        let covered = self.covered_pct(profiled);
+        let finding = |it: &SelectedStage| {
+            let covered = covered.get(&it.stage).filter(|covered| **covered < target)?;
+            let message = format!(
+                "the counters of {} cover {covered:.1} % of its kernel time; the target is \
+                 {target} %",
+                it.stage
             );
+            let advice = if it.planned_pct.is_some_and(|planned| planned >= target) {
+                "read the finding on the kernels without counters: they were selected and not \
+                 profiled"
+            } else {
+                "raise profiling.ncu.max_launches or max_processes; each launch takes about half \
+                 a second and each process about five"
+            };
+            Some(
+                Finding::new("counters_cover_little", Severity::Info, message)
+                    .with("selected, %", format!("{:.1}", it.planned_pct.unwrap_or(0.0)))
+                    .advise(advice),
+            )
+        };
+        self.stages.iter().filter_map(finding).collect()
+    }
+
+    /// A finding that names the kernels that `process` should have profiled and did not.
+    /// `reason`: why it delivered nothing.
+    pub fn missing(
+        &self,
+        process: usize,
+        profiled: &[LaunchCounters],
+        reason: Option<&str>,
+    ) -> Option<Finding> {
+        let planned: Vec<&KernelPair> =
+            self.pairs.iter().filter(|pair| pair.process == Some(process)).collect();
+        let missing: Vec<String> = planned
+            .iter()
+            .filter(|pair| !profiled.iter().any(|it| pair.is(it)))
+            .map(|pair| pair.text())
+            .collect();
+        if missing.is_empty() {
+            return None;
         }
-        let mut trace = capture(&sketch);
-        trace.kernels = trace.kernels.map(|at, kernel| kernel.grid = [grids[at], 1, 1]);
-        select_kernels(&trace, &settings(top)).remove(0)
-    }
-
-    #[test]
-    fn the_longest_kernels_of_a_stage_are_selected_with_their_share() {
-        let selection = select("a b c c d", 2); // 1 + 2 + 3 + 3 + 4
-        assert_eq!(selection.names(), ["c", "d"]);
-        assert!((selection.covered_pct.unwrap() - 1000.0 / 13.0).abs() < 1e-9);
-        assert_eq!(
-            selection.finding(80.0).unwrap().message,
-            "the counters of decode_all cover 2 kernels with 76.9 % of its kernel time"
+        let message = format!(
+            "ncu profiled {} of {} selected kernels and geometries",
+            planned.len() - missing.len(),
+            planned.len()
         );
-        assert_eq!(select("a b c c d", 4).finding(80.0), None);
-    }
-
-    #[test]
-    fn samples_come_from_the_middle_unless_a_kernel_runs_once() {
-        assert_eq!(select(&"a ".repeat(21), 5).window, LaunchWindow { skip: 9, count: 3, part: 1 });
-        assert_eq!(select("a a a a b@2", 5).window, LaunchWindow { skip: 0, count: 3, part: 1 });
-    }
-
-    #[test]
-    fn kernels_with_the_same_launch_configuration_share_the_count() {
-        // ncu counts per grid and block: the third b is the ninth launch of the configuration.
-        let selection = select("a a b a a b a a b", 5);
-        assert_eq!(selection.window, LaunchWindow { skip: 0, count: 9, part: 1 });
-    }
-
-    #[test]
-    fn many_launch_configurations_limit_the_profiled_part_of_the_stage() {
-        let launches: String = (0..1000).map(|grid| format!("a@{grid} ")).collect();
-        let selection = select(&launches, 5);
-        assert_eq!(
-            (selection.window, selection.kernels[0].shapes.len()),
-            (LaunchWindow { skip: 0, count: 1, part: 16 }, 1000)
-        );
-    }
-
-    #[test]
-    fn warm_up_and_traces_without_kernels_give_no_selection() {
-        let sketch =
-            "range 1 warmup 0..10\nrange 1 prefill 1..9\ncall 1 1 2..3\nkernel 1 gemm 5..6 7";
-        assert_eq!(select_kernels(&capture(sketch), &settings(5)), []);
-        assert_eq!(select_kernels(&capture(""), &settings(5)), []);
+        let mut names = missing[..missing.len().min(MAX_LISTED)].join(", ");
+        if missing.len() > MAX_LISTED {
+            names += &format!(" and {} more", missing.len() - MAX_LISTED);
+        }
+        let found = Finding::new("ncu_kernels_missing", Severity::Warning, message)
+            .with("missing", names)
+            .with("process", process + 1);
+        Some(match reason {
+            Some(reason) => found
+                .with("reason", reason)
+                .advise("remove the reason, or run again; raise timeout_s if ncu ran out of time"),
+            None => found.advise(
+                "read the ncu log of the process: a kernel did not run in this pass with this name \
+                 and geometry, or another one with the same grid, block and shared memory ran \
+                 before it",
+            ),
+        })
     }
 }

@@ -1,4 +1,4 @@
-//! The counter passes: a target under ncu, one stage at a time.
+//! The counter passes: a target under ncu, all stages in one process.
 //!
 //! Times nothing: ncu slows down its target.
 
@@ -51,7 +51,7 @@ impl Collector {
         Ok((metrics, Some(finding.with("ncu", reason))))
     }
 
-    /// Profiles one stage with ncu into a report and prints it as two pages, into `ncu/STAGE/`.
+    /// Profiles the selected launches with ncu into a report and prints it, into `ncu/PROCESS/`.
     pub async fn ncu(
         &self,
         dir: &Path,
@@ -63,7 +63,7 @@ impl Collector {
     ) -> Result<Pass, CollectError> {
         let ncu = self.ncu.as_deref().ok_or(CollectError::NotInstalled { tool: "ncu" })?;
         let folder =
-            PassFolder::create(self, dir, &format!("{}/{}", layout::NCU, selection.stage))?;
+            PassFolder::create(self, dir, &format!("{}/{}", layout::NCU, selection.process))?;
         // The range of a stage is also open in warm-up, and each replay starts with cold caches: no
         // warm-up.
         let max_new_tokens = selection.max_new_tokens.min(request.max_new_tokens);
@@ -79,12 +79,12 @@ impl Collector {
         folder.require(
             runner::EVENTS,
             "the model runner under ncu",
-            &format!("ncu-{}", selection.stage),
+            &format!("ncu-{}", selection.process),
         )?;
         Ok(pass)
     }
 
-    /// Profiles one stage of a command with ncu in the same way.
+    /// Profiles a command with ncu in the same way.
     pub async fn ncu_command(
         &self,
         dir: &Path,
@@ -96,7 +96,7 @@ impl Collector {
     ) -> Result<Pass, CollectError> {
         let ncu = self.ncu.as_deref().ok_or(CollectError::NotInstalled { tool: "ncu" })?;
         let folder =
-            PassFolder::create(self, dir, &format!("{}/{}", layout::NCU, selection.stage))?;
+            PassFolder::create(self, dir, &format!("{}/{}", layout::NCU, selection.process))?;
         self.count(ncu, &folder, target, selection, settings, metrics, limits).await
     }
 
@@ -115,7 +115,7 @@ impl Collector {
         limits: &ProcessLimits,
     ) -> Result<Pass, CollectError> {
         let report = folder.path().join(layout::NCU_REPORT);
-        let name = format!("ncu-{}", selection.stage);
+        let name = format!("ncu-{}", selection.process);
 
         let command = ncu::profile(ncu, selection, settings, metrics, &report, runner);
         let ended = folder.run("ncu", &name, &command, limits).await;
@@ -126,7 +126,7 @@ impl Collector {
                 .and_then(CollectError::ended)
                 .unwrap_or(child::ExitReason::Exited(0));
             return Err(CollectError::NoCounters {
-                stage: selection.stage.clone(),
+                process: selection.process.clone(),
                 complaint,
                 ended,
             });
@@ -146,6 +146,9 @@ impl Collector {
             .await?;
         folder.require(layout::NCU_RAW, "ncu --import", &raw)?;
         // The raw page contains every value; this one is for readers.
+        if !settings.details {
+            return Ok(pass);
+        }
         let details = format!("{name}-details");
         let page = folder
             .run_into_file(
@@ -157,7 +160,7 @@ impl Collector {
             )
             .await;
         if let Err(error) = page {
-            let message = format!("ncu printed no details page for {}", selection.stage);
+            let message = format!("ncu printed no details page of {}", selection.process);
             pass.findings.push(
                 Finding::new("ncu_details_missing", Severity::Info, message).with("ncu", error),
             );

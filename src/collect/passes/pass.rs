@@ -66,8 +66,8 @@ pub enum CollectError {
     TooLarge { what: &'static str, max_bytes: u64, dropped: Vec<(String, u64)> },
     #[error("{what} {}{}", ExitReason::DiskFull, list_dropped(dropped))]
     DiskFull { what: &'static str, free_bytes: u64, dropped: Vec<(String, u64)> },
-    #[error("ncu read no counters in {stage}: {}; {}", complaint.why, complaint.remedy)]
-    NoCounters { stage: String, complaint: NcuFailure, ended: ExitReason },
+    #[error("ncu read no counters in {process}: {}; {}", complaint.why, complaint.remedy)]
+    NoCounters { process: String, complaint: NcuFailure, ended: ExitReason },
     #[error(
         "the report needs nsys {needs}, newer than the nsys of this host{}: export it with that \
          version (nsys export --type sqlite --output run.sqlite REPORT.nsys-rep) and import \
@@ -126,8 +126,8 @@ impl CollectError {
                      keep free",
                 ))
             }
-            Self::NoCounters { stage, complaint, .. } => {
-                let message = format!("ncu read no counters in {stage}: {}", complaint.why);
+            Self::NoCounters { process, complaint, .. } => {
+                let message = format!("ncu read no counters in {process}: {}", complaint.why);
                 Some(warning(complaint.id, message).advise(complaint.remedy))
             }
             Self::NewerReport { needs, installed } => {
@@ -153,7 +153,7 @@ impl CollectError {
             Self::Ended { ended: ExitReason::DeadlinePassed, .. } => {
                 Some(warning("run_out_of_time", message).advise(
                     "raise timeout_s up to limits.run_s, or reduce the run: fewer repeats and \
-                     tokens, a smaller profiling.ncu.top_n",
+                     tokens, a smaller profiling.ncu.max_launches",
                 ))
             }
             _ => None,

@@ -1,8 +1,8 @@
-//! Commands of Nsight Compute 2025.3: query metrics, profile a stage, print the report; and its
+//! Commands of Nsight Compute 2025.3: query metrics, profile all stages, print the report; and its
 //! known errors.
 //!
-//! Pure values. One process profiles one stage, selected by the name of its range; kernels are
-//! selected by function name, and launches are counted per launch configuration.
+//! Pure values. One process profiles all stages, selected by the names of their ranges; kernels are
+//! selected by function name, and of each launch configuration the first launch is profiled.
 
 use std::path::Path;
 
@@ -15,18 +15,19 @@ use crate::{
 /// Launches that one ncu process profiles.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct LaunchSelection {
-    /// Range of its kernel launches.
-    pub stage: String,
-    /// The range in ncu's syntax; model-runner's range of the stage when absent.
-    pub range: Option<String>,
+    /// Name of the process in paths of the run.
+    pub process: String,
+    /// Ranges of the launches in ncu's syntax, one for each stage.
+    pub ranges: Vec<String>,
     /// Function names without scope and arguments.
     pub kernels: Vec<String>,
-    /// Launches to skip, per launch configuration.
-    pub skip: usize,
-    /// Launches to profile after them.
-    pub count: usize,
     /// Tokens to generate in this pass.
     pub max_new_tokens: u32,
+}
+
+/// The range of a stage in model-runner, in ncu's syntax.
+pub fn runner_range(stage: &str) -> String {
+    format!("{STAGE_DOMAIN}@{stage}/")
 }
 
 /// Prefix of the counters of tensor core operations, by dtype of their operands. Integer operations
@@ -95,19 +96,15 @@ pub fn profile(
     if settings.replay_mode != ReplayMode::Kernel {
         argv = argv.args(["--replay-mode", settings.replay_mode.as_str()]);
     }
+    argv = argv.arg("--nvtx");
+    // A launch in any of these ranges is profiled.
+    for range in &selection.ranges {
+        argv = argv.args(["--nvtx-include", range]);
+    }
     argv = argv
-        .arg("--nvtx")
-        .args([
-            "--nvtx-include".to_owned(),
-            selection
-                .range
-                .clone()
-                .unwrap_or_else(|| format!("{STAGE_DOMAIN}@{}/", selection.stage)),
-        ])
         .args(["--kernel-name-base", "function", "--kernel-name"])
         .arg(format!("regex:^({})$", names.join("|")))
-        .args(["--filter-mode", "per-launch-config", "--launch-skip"])
-        .args([selection.skip.to_string(), "--launch-count".into(), selection.count.to_string()]);
+        .args(["--filter-mode", "per-launch-config", "--launch-count", "1"]);
     for ToolWord(section) in &settings.sections {
         argv = argv.args(["--section", section]);
     }
@@ -180,8 +177,8 @@ const FAILURES: &[(&str, NcuFailure)] = &[
         NcuFailure {
             id: "nothing_profiled",
             why: "no selected kernel ran",
-            remedy: "check the stage's ncu log: the range or the kernels have other names in this \
-                     pass",
+            remedy: "check the process's ncu log: the ranges or the kernels have other names in \
+                     this pass",
         },
     ),
 ];
@@ -207,17 +204,15 @@ mod tests {
     fn selection() -> LaunchSelection {
         let kernels = vec!["nvjet_tst".to_owned(), "operator+".to_owned()];
         LaunchSelection {
-            stage: "decode_all".into(),
-            range: None,
+            process: "process-1".into(),
+            ranges: vec![runner_range("prefill"), "my@decode step/".into()],
             kernels,
-            skip: 4,
-            count: 3,
             max_new_tokens: 8,
         }
     }
 
     #[test]
-    fn one_process_profiles_the_selected_kernels_of_one_stage() {
+    fn one_process_profiles_the_first_launch_of_each_configuration_in_all_stages() {
         let target = Argv::new("model-runner").arg("run").env("X", "1");
         let metrics = ["dram__bytes_read.sum".to_owned(), "dram__bytes_write.sum".to_owned()];
         let argv = profile(
@@ -229,12 +224,12 @@ mod tests {
             &target,
         );
         let expected = "X=1 ncu --target-processes all --graph-profiling node \
-            --clock-control none --nvtx --nvtx-include LLM@decode_all/ \
+            --clock-control none --nvtx --nvtx-include LLM@prefill/ \
+            --nvtx-include 'my@decode step/' \
             --kernel-name-base function --kernel-name 'regex:^(nvjet_tst|operator\\+)$' \
-            --filter-mode per-launch-config --launch-skip 4 --launch-count 3 \
+            --filter-mode per-launch-config --launch-count 1 \
             --section SpeedOfLight --section SpeedOfLight_RooflineChart --section Occupancy \
-            --section MemoryWorkloadAnalysis --section WarpStateStats --section SchedulerStats \
-            --section ComputeWorkloadAnalysis --section LaunchStats \
+            --section WarpStateStats --section LaunchStats \
             --metrics dram__bytes_read.sum,dram__bytes_write.sum \
             --force-overwrite --export run.ncu-rep model-runner run";
         assert_eq!(argv.shell(), expected);
@@ -272,7 +267,7 @@ mod tests {
         .shell();
         assert!(shell.contains("--clock-control base --replay-mode application --nvtx"), "{shell}");
         assert!(
-            shell.contains("--launch-count 3 --section LaunchStats --force-overwrite"),
+            shell.contains("--launch-count 1 --section LaunchStats --force-overwrite"),
             "{shell}"
         );
     }

@@ -71,11 +71,11 @@ mod tests {
     #[test]
     fn a_change_keeps_the_other_settings() {
         let nsys = json!({"trace": ["cuda", "nvtx", "osrt"], "cuda_graph_trace": "graph"});
-        let change = json!({"nsys": nsys, "ncu": {"top_n": 3}});
+        let change = json!({"nsys": nsys, "ncu": {"max_launches": 3}});
         let mut expected = Profiling::bundled(Mode::Deep).unwrap();
         expected.nsys.trace.push(TraceApi::Osrt);
         expected.nsys.cuda_graph_trace = GraphTrace::Graph;
-        expected.ncu.top_n = 3;
+        expected.ncu.max_launches = 3;
         assert_eq!(changed(change).unwrap(), expected);
         let whole = serde_json::to_value(&expected).unwrap();
         assert_eq!(changed(whole).unwrap(), expected, "a run's settings can be submitted again");
@@ -95,6 +95,22 @@ mod tests {
     }
 
     #[test]
+    fn settings_of_older_runs_are_read_and_no_longer_accepted_in_requests() {
+        let bundled = Profiling::bundled(Mode::Deep).unwrap();
+        let mut older = serde_json::to_value(&bundled).unwrap();
+        let ncu = older["ncu"].as_object_mut().unwrap();
+        for key in ["target_pct", "max_processes", "details"] {
+            ncu.remove(key);
+        }
+        for (key, value) in [("top_n", 5), ("launches", 3), ("min_share_pct", 80)] {
+            ncu.insert(key.into(), value.into());
+        }
+        assert_eq!(serde_json::from_value::<Profiling>(older).unwrap(), bundled);
+        let error = changed(json!({"ncu": {"top_n": 5}})).unwrap_err();
+        assert!(error.starts_with("unknown setting ncu.top_n"), "{error}");
+    }
+
+    #[test]
     fn wrong_values_are_rejected_by_name() {
         for (change, expected) in [
             (
@@ -104,8 +120,8 @@ mod tests {
             (json!({"nsys": {"trace": ["cuda"]}}), "nsys.trace lacks nvtx"),
             (json!({"nsys": {"trace": null}}), "nsys.trace: invalid type: null"),
             (json!({"nsys": true}), "nsys: invalid type: boolean"),
-            (json!({"ncu": {"top_n": 0}}), "ncu.top_n: 0 is not between 1 and 50"),
-            (json!({"ncu": {"top_n": 1e300}}), "ncu.top_n: "),
+            (json!({"ncu": {"max_launches": 0}}), "ncu.max_launches: 0 is not between 1 and 1000"),
+            (json!({"ncu": {"max_processes": 1e300}}), "ncu.max_processes: "),
             (json!({"nvml": {"hz": -1}}), "nvml.hz: "),
             (json!({"ncu": {"sections": []}}), "length of ncu.sections: 0 is not between 1 and 32"),
         ] {

@@ -3,7 +3,10 @@
 use std::{fs, time::Duration};
 
 use crate::{
-    domain::state::{Step, StepState},
+    domain::{
+        finding::Finding,
+        state::{Step, StepState},
+    },
     job::tests::{Bench, LIMIT, NCU, events, failure, ids, results},
 };
 
@@ -16,6 +19,126 @@ async fn ncu_step(script: &str, limit: Duration) -> (StepState, Option<i32>, Str
     assert_eq!(results(&steps)[2], (Step::GemmLog, StepState::Succeeded, Some(0)), "{steps:?}");
     let ncu = steps.into_iter().nth(1).unwrap();
     (ncu.state, ncu.exit_code, ncu.message.unwrap_or_default())
+}
+
+/// An ncu that profiles one launch of each requested kernel, all with the same geometry, in decode.
+const NCU_BY_NAME: &str = r#"
+case $1 in
+--query-metrics) echo 'dram__bytes_read  Counter  byte';;
+--import) head -n 2 "$HERE/raw.csv"
+    row=$(sed -n 9p "$HERE/raw.csv")
+    sed 's/^regex:^(//; s/)\$$//' "$2" | tr '|' '\n' | while read -r name; do
+        echo "$row" | sed "s/nvjet_sm90_tst_64x8_64x16_4x1_v_bz_TNT/$name/
+            s/(4, 8, 1)/(1, 1, 1)/; s/(384, 1, 1)/(128, 1, 1)/"
+    done;;
+*) while [ "$1" != --export ]; do case $1 in regex:*) names=$1;; esac; shift; done
+    report=$2; shift 2; "$@" || exit $?
+    echo "$names" > "$report";;
+esac"#;
+
+/// A host whose kernels all have the same grid, block and shared memory.
+fn bench_of_equal_geometries(ncu: &str) -> Bench {
+    let bench = Bench::new(ncu);
+    let export = rusqlite::Connection::open(bench.dir.path().join("run.sqlite")).unwrap();
+    let equal = "update CUPTI_ACTIVITY_KIND_KERNEL set gridX = 1, gridY = 1, gridZ = 1, \
+                 blockX = 128, blockY = 1, blockZ = 1, dynamicSharedMemory = 0";
+    export.execute(equal, []).unwrap();
+    bench
+}
+
+/// Findings with this id.
+fn finding<'a>(findings: &'a [Finding], id: &str) -> Vec<&'a Finding> {
+    findings.iter().filter(|it| it.id == id).collect()
+}
+
+#[tokio::test]
+async fn kernels_of_equal_geometry_are_profiled_in_processes_of_their_own() {
+    let bench = bench_of_equal_geometries(NCU_BY_NAME);
+    let (steps, findings) = bench.deep(LIMIT).await;
+    assert_eq!(results(&steps)[1], (Step::Ncu, StepState::Succeeded, Some(0)), "{steps:?}");
+    for process in 1..=3 {
+        assert!(bench.run_dir().join(format!("ncu/process-{process}/raw.csv")).is_file());
+    }
+    assert!(!bench.run_dir().join("ncu/process-4").exists(), "max_processes");
+    assert!(finding(&findings, "ncu_kernels_missing").is_empty(), "{findings:?}");
+    let covered = finding(&findings, "counters_cover_little");
+    assert!(!covered.is_empty(), "three kernels are less than the target");
+}
+
+#[tokio::test]
+async fn a_process_that_hangs_leaves_time_for_the_next_and_what_the_others_delivered_counts() {
+    let hang = NCU_BY_NAME
+        .replace("*) while", "*) case \"$*\" in *ncu/process-2/*) exec sleep 1000;; esac; while");
+    let bench = bench_of_equal_geometries(&hang);
+    let (steps, findings) = bench.deep(Duration::from_secs(12)).await;
+    assert_eq!(results(&steps)[1], (Step::Ncu, StepState::Failed, None), "{steps:?}");
+    let message = steps[1].message.as_deref();
+    assert_eq!(message, Some("process-2: ncu ran past its deadline and was ended"));
+    let raw = |process: &str| bench.run_dir().join("ncu").join(process).join("raw.csv").is_file();
+    assert_eq!(["process-1", "process-2", "process-3"].map(raw), [true, false, true]);
+    let missing = finding(&findings, "ncu_kernels_missing");
+    assert_eq!(missing.len(), 1, "{findings:?}");
+    assert_eq!(missing[0].evidence["reason"], "ncu ran past its deadline and was ended");
+    assert_eq!(missing[0].message, "ncu profiled 0 of 1 selected kernels and geometries");
+    assert_eq!(results(&steps)[2], (Step::GemmLog, StepState::Succeeded, Some(0)));
+}
+
+#[tokio::test]
+async fn a_dropped_launch_is_not_covered_and_is_named_and_a_repeated_one_counts_once() {
+    let covered = |findings: &[Finding]| {
+        let found = finding(findings, "counters_cover_little");
+        found.iter().map(|it| it.message.clone()).collect::<Vec<_>>()
+    };
+    let (_, whole) = Bench::new(NCU).deep(LIMIT).await;
+    let repeated = NCU.replace(
+        "cat \"$HERE/raw.csv\"",
+        "cat \"$HERE/raw.csv\"; sed -n '9p;9p' \"$HERE/raw.csv\"",
+    );
+    let (steps, twice) = Bench::new(&repeated).deep(LIMIT).await;
+    assert_eq!(results(&steps)[1], (Step::Ncu, StepState::Succeeded, Some(0)), "{steps:?}");
+    assert_eq!(covered(&twice), covered(&whole));
+    let dropped = "nvjet_sm90_tst_64x8_64x16_4x1_v_bz_TNT";
+    let without =
+        NCU.replace("cat \"$HERE/raw.csv\"", &format!("grep -v '{dropped}' \"$HERE/raw.csv\""));
+    let (steps, less) = Bench::new(&without).deep(LIMIT).await;
+    assert_eq!(results(&steps)[1], (Step::Ncu, StepState::Succeeded, Some(0)), "{steps:?}");
+    assert_ne!(covered(&less), covered(&whole));
+    let missing = finding(&less, "ncu_kernels_missing")[0].evidence["missing"].as_str();
+    assert!(missing.contains(dropped), "{missing}");
+}
+
+#[tokio::test]
+async fn decimal_commas_are_read_as_the_same_values_and_an_undecided_page_is_refused() {
+    let point = Bench::new(NCU);
+    point.deep(LIMIT).await;
+    let bench = Bench::new(NCU);
+    let page = fs::read_to_string(bench.dir.path().join("raw.csv")).unwrap();
+    let swapped: Vec<String> = page.split('"').map(with_decimal_comma).collect();
+    fs::write(bench.dir.path().join("raw.csv"), swapped.join("\"")).unwrap();
+    let (steps, _) = bench.deep(LIMIT).await;
+    assert_eq!(results(&steps)[1], (Step::Ncu, StepState::Succeeded, Some(0)), "{steps:?}");
+    let read = |bench: &Bench| {
+        crate::parse::ncu::read(&bench.run_dir(), "process-1").unwrap().unwrap().launches
+    };
+    assert_eq!(read(&bench), read(&point));
+
+    let mixed =
+        NCU.replace("cat \"$HERE/raw.csv\"", "sed '9s/\\.\\([0-9]\\)/,\\1/g' \"$HERE/raw.csv\"");
+    let (state, _, message) = ncu_step(&mixed, LIMIT).await;
+    assert_eq!(state, StepState::Failed);
+    assert!(message.contains("ncu's page cannot be read"), "{message}");
+}
+
+/// A number of a page with a decimal comma; other text as it is.
+fn with_decimal_comma(cell: &str) -> String {
+    let is_number = cell.contains(|c: char| c.is_ascii_digit())
+        && cell.len() > 1
+        && cell.chars().all(|c| c.is_ascii_digit() || matches!(c, '.' | ',' | '-'));
+    if is_number {
+        cell.replace(',', "#").replace('.', ",").replace('#', ".")
+    } else {
+        cell.to_owned()
+    }
 }
 
 #[tokio::test]
@@ -35,16 +158,16 @@ async fn a_deep_run_leaves_counters_of_both_stages_and_gemm_logs() {
         "{findings:?}"
     );
     for file in [
-        "ncu/prefill/raw.csv",
-        "ncu/decode_all/choice.json",
+        "ncu/process-1/raw.csv",
+        "ncu/choice.json",
         "gemm_log/prefill/cublas.log",
         "gemm_log/all/cublas.log",
     ] {
         assert!(bench.run_dir().join(file).is_file(), "{file}");
     }
-    let command = fs::read_to_string(bench.run_dir().join("ncu/decode_all/cmd.txt")).unwrap();
+    let command = fs::read_to_string(bench.run_dir().join("ncu/process-1/cmd.txt")).unwrap();
     assert!(
-        command.contains("--nvtx-include LLM@decode_all/")
+        command.contains("--nvtx-include LLM@prefill/ --nvtx-include LLM@decode_all/")
             && command.contains("--metrics dram__bytes_read.sum"),
         "{command}"
     );
@@ -55,10 +178,10 @@ async fn an_ncu_that_exits_0_and_leaves_nothing_fails_its_step_alone() {
     let (state, code, message) = ncu_step("exit 0", LIMIT).await;
     assert_eq!((state, code), (StepState::Failed, Some(0)));
     assert!(
-        message.starts_with("prefill: ncu exited with code 0 but left no run.ncu-rep"),
+        message.starts_with("process-1: ncu exited with code 0 but left no run.ncu-rep"),
         "{message}"
     );
-    assert!(message.contains("; decode_all: ncu exited"), "{message}");
+    assert!(message.contains("; process-2: ncu exited"), "{message}");
 }
 
 #[tokio::test]
@@ -78,7 +201,8 @@ async fn an_ncu_that_hangs_is_ended_and_the_next_step_runs() {
     let hang = NCU.replace("*) while", "*) exec sleep 1000; while");
     let (state, code, message) = ncu_step(&hang, Duration::from_millis(900)).await;
     assert_eq!((state, code), (StepState::Failed, None));
-    assert_eq!(message, "prefill: ncu ran past its deadline and was ended");
+    let ended = "ncu ran past its deadline and was ended";
+    assert_eq!(message, format!("process-1: {ended}; process-2: {ended}"));
 }
 
 #[tokio::test]
@@ -104,7 +228,7 @@ async fn an_nvtx_filter_that_matched_nothing_is_a_named_failure() {
     ));
     let (steps, findings) = bench.deep(LIMIT).await;
     assert_eq!(results(&steps)[1], (Step::Ncu, StepState::Failed, Some(0)));
-    assert_eq!(ids(&findings), ["nothing_profiled"; 2], "one for each stage");
+    assert_eq!(ids(&findings), ["nothing_profiled"; 2], "one for each process");
 }
 
 #[tokio::test]
@@ -113,7 +237,7 @@ async fn counters_of_a_stage_with_other_tokens_are_set_aside() {
     let other = NCU.replace(r#"echo report > "$report""#, swap);
     let (state, code, message) = ncu_step(&other, LIMIT).await;
     assert_eq!((state, code), (StepState::Failed, Some(0)));
-    assert!(message.contains("ncu/prefill: the pass generated other tokens"), "{message}");
+    assert!(message.contains("ncu/process-1: the pass generated other tokens"), "{message}");
 }
 
 #[tokio::test]

@@ -8,6 +8,7 @@ mod labels;
 mod metrics;
 mod numbers;
 mod page;
+mod ranges;
 #[cfg(test)]
 mod tests;
 mod values;
@@ -34,7 +35,7 @@ const MAX_LISTED: usize = 20;
 /// The launches that one ncu process profiled.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct CounterPage {
-    /// In the order of profiling; `stage` is empty.
+    /// In the order of profiling; `stage` is empty unless the page is of one stage.
     pub launches: Vec<LaunchCounters>,
     /// `kernel: metric` of each counter that is not a number.
     pub not_a_number: Vec<String>,
@@ -53,8 +54,9 @@ pub struct CounterPage {
     pub device: Option<String>,
 }
 
-/// Stages that ncu profiled, by the names of their folders.
-pub fn stages(dir: &Path) -> Result<Vec<String>, ParseError> {
+/// Folders of the ncu processes: `process-1` and the like; in runs of older versions `STAGE`, each
+/// with one stage.
+pub fn folders(dir: &Path) -> Result<Vec<String>, ParseError> {
     let path = dir.join(layout::NCU);
     let entries = match fs::read_dir(&path) {
         Ok(entries) => entries,
@@ -63,15 +65,15 @@ pub fn stages(dir: &Path) -> Result<Vec<String>, ParseError> {
     };
     let folders =
         entries.flatten().filter(|entry| entry.file_type().is_ok_and(|kind| kind.is_dir()));
-    let mut stages: Vec<String> =
+    let mut names: Vec<String> =
         folders.filter_map(|entry| entry.file_name().into_string().ok()).collect();
-    stages.sort();
-    Ok(stages)
+    names.sort();
+    Ok(names)
 }
 
-/// Reads the pages of `stage` in the run's folder; `None` where there is no page.
-pub fn read(dir: &Path, stage: &str) -> Result<Option<CounterPage>, ParseError> {
-    let folder = dir.join(layout::NCU).join(stage);
+/// Reads the pages of `process`, a folder of the run; `None` where there is no page.
+pub fn read(dir: &Path, process: &str) -> Result<Option<CounterPage>, ParseError> {
+    let folder = dir.join(layout::NCU).join(process);
     let mut pages = Vec::new();
     for name in [layout::NCU_RAW, layout::NCU_DETAILS] {
         pages.extend(read_page(&folder.join(name))?);
@@ -84,7 +86,11 @@ pub fn read(dir: &Path, stage: &str) -> Result<Option<CounterPage>, ParseError> 
         return Ok(None);
     };
     let mut page = pages.swap_remove(best);
-    page.launches.iter_mut().for_each(|launch| launch.stage = stage.to_owned());
+    let all_stages = layout::is_ncu_process(process);
+    for launch in &mut page.launches {
+        launch.all_stages = all_stages;
+        launch.stage = if all_stages { String::new() } else { process.to_owned() };
+    }
     Ok(Some(page))
 }
 
@@ -141,34 +147,7 @@ impl CounterPage {
         None
     }
 
-    /// Findings on missing or doubtful data in a usable capture.
-    pub fn findings(&self, stage: &str, wanted: &[String]) -> Vec<Finding> {
-        let mut findings = Vec::new();
-        let missing: Vec<&str> = wanted
-            .iter()
-            .filter(|name| self.launches.iter().all(|it| it.kernel != **name))
-            .map(String::as_str)
-            .collect();
-        if !missing.is_empty() {
-            let message = format!(
-                "ncu profiled {} of {} requested kernels in {stage}",
-                wanted.len() - missing.len(),
-                wanted.len()
-            );
-            findings.push(
-                Finding::new("ncu_kernels_missing", Severity::Warning, message)
-                    .with("missing", missing.join(", "))
-                    .advise(
-                        "read the stage's ncu log: the kernels did not run in this pass or have \
-                         other names",
-                    ),
-            );
-        }
-        findings.extend(self.gaps(stage));
-        findings
-    }
-
-    /// Findings on unreadable parts of the page `name`: a file, or a stage.
+    /// Findings on unreadable parts of the page `name`: a file, or a process.
     pub fn gaps(&self, name: &str) -> Vec<Finding> {
         let finding = |id: &str, severity, message: String| {
             Finding::new(id, severity, message).with("page", name)

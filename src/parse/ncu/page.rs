@@ -10,7 +10,7 @@ use super::{
     labels::{self, REQUESTED},
     metrics::LaunchMetrics,
     numbers::{DecimalMark, decimal_mark},
-    values,
+    ranges, values,
 };
 use crate::trace::{counter::LaunchCounters, names::base_name};
 
@@ -65,6 +65,7 @@ struct PageColumns {
     process: Option<usize>,
     grid: Option<usize>,
     block: Option<usize>,
+    ranges: Vec<usize>,
     details: Option<Details>,
     device_name: Option<usize>,
 }
@@ -96,6 +97,7 @@ impl PageColumns {
             process: column("Process ID"),
             grid: column("Grid Size"),
             block: column("Block Size"),
+            ranges: ranges::columns(header),
             details: details(),
             device_name: column(DEVICE_NAME),
         })
@@ -113,6 +115,7 @@ impl PageColumns {
             grid: size(self.grid),
             block: size(self.block),
             full_name: full_name.to_owned(),
+            ranges: self.ranges.iter().flat_map(|at| ranges::ranges(&record[*at])).collect(),
             ..LaunchCounters::default()
         })
     }

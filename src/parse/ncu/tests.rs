@@ -148,8 +148,50 @@ fn every_empty_page_is_a_failure_with_the_tools_message() {
     let good = parse_page(&format!("{head}\"0\",\"gemm\",\"(1, 1, 1)\",\"(2, 1, 1)\",\"1,000\"\n"));
     assert_eq!((good.failure(&wanted), good.launches[0].values.duration_ns), (None, Some(1000.0)));
     assert_eq!((good.launches[0].grid, good.launches[0].block), (Some([2, 1, 1]), Some([1, 1, 1])));
-    let findings = good.findings("prefill", &["gemm".into(), "softmax".into()]);
-    assert_eq!(findings[0].message, "ncu profiled 1 of 2 requested kernels in prefill");
+}
+
+/// The raw page of decode with its first ten launches in prefill.
+fn page_of_two_stages() -> String {
+    let is_early = |line: &str| {
+        let id = line.split(',').next().map(|id| id.trim_matches('"').parse::<u32>());
+        id.is_some_and(|id| id.is_ok_and(|id| id < 10))
+    };
+    let moved = |line: &str| match is_early(line) {
+        true => line.replace(":decode_all:", ":prefill:").replace(":decode_step:", ":layer:"),
+        false => line.to_owned(),
+    };
+    capture("hf-llama-decode.ncu-raw.csv").lines().map(|line| moved(line) + "\n").collect()
+}
+
+#[test]
+fn a_page_of_two_stages_names_the_stage_of_each_launch() {
+    let page = parse_page(&page_of_two_stages());
+    let rules = crate::trace::stage::StageRules::default();
+    let stages: Vec<_> = page.launches.iter().map(|it| it.stage_by(&rules)).collect();
+    assert_eq!(stages[..10], [Some("prefill"); 10]);
+    assert_eq!(stages[10..], [Some("decode_all"); 50]);
+    assert_eq!(page.launches[0].ranges[1].name, "layer");
+    let renamed = crate::trace::stage::StageRules::with(
+        vec!["prefill=layer".parse().unwrap()],
+        vec![],
+        vec![],
+    );
+    assert_eq!(page.launches[9].stage_by(&renamed), Some("prefill"));
+}
+
+#[test]
+fn a_process_has_the_stages_of_its_ranges_and_an_older_folder_its_own() {
+    let dir = tempfile::tempdir().unwrap();
+    for folder in ["process-1", "decode_all"] {
+        let folder = dir.path().join(layout::NCU).join(folder);
+        fs::create_dir_all(&folder).unwrap();
+        fs::write(folder.join(layout::NCU_RAW), page_of_two_stages()).unwrap();
+    }
+    assert_eq!(folders(dir.path()).unwrap(), ["decode_all", "process-1"]);
+    let first = |folder: &str| read(dir.path(), folder).unwrap().unwrap().launches.swap_remove(0);
+    let (new, old) = (first("process-1"), first("decode_all"));
+    assert_eq!((new.stage.as_str(), new.all_stages), ("", true));
+    assert_eq!((old.stage.as_str(), old.all_stages), ("decode_all", false));
 }
 
 proptest! {

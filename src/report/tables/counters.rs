@@ -17,7 +17,7 @@ use crate::{
     },
 };
 
-const SHOWN: [&str; 17] = [
+const SHOWN: [&str; 18] = [
     "kernel_name",
     "stage",
     "grid",
@@ -26,6 +26,7 @@ const SHOWN: [&str; 17] = [
     "timeline_mean_ms",
     "values.duration_ns",
     "profiled",
+    "profiled_in",
     "values.sm_pct",
     "values.dram_pct",
     "values.l2_hit_pct",
@@ -48,6 +49,7 @@ pub fn columns() -> Vec<TableColumn<CounterRecord>> {
         millis("timeline_total_ms", "Total ms", |it| it.timeline_total_ms.into()),
         millis("timeline_mean_ms", "Mean ms", |it| it.timeline_mean_ms.into()),
         count("profiled", "Profiled", |it| it.profiled.into()),
+        text("profiled_in", "Profiled in", |it| it.profiled_in.as_deref().into()),
         id("values.registers", "Registers", |it| it.values.registers.into()),
         nanos("values.duration_ns", "ncu mean ms", |it| it.values.duration_ns.into()),
         percent("values.sm_pct", "SM", |it| it.values.sm_pct.into()),

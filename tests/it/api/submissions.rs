@@ -145,9 +145,9 @@ async fn a_runs_profiling_settings_are_complete_and_can_be_resubmitted() {
         presets.find(|it| it["mode"] == mode).unwrap()["profiling"].clone()
     };
     let change = json!({ "nsys": { "trace": ["cuda", "nvtx", "osrt"], "cuda_graph_trace": "graph",
-        "delay_s": 2.0 }, "ncu": { "top_n": 3 } });
+        "delay_s": 2.0 }, "ncu": { "max_launches": 3 } });
     let mut expected = preset("deep");
-    for (part, key) in [("nsys", "trace"), ("nsys", "cuda_graph_trace"), ("ncu", "top_n")] {
+    for (part, key) in [("nsys", "trace"), ("nsys", "cuda_graph_trace"), ("ncu", "max_launches")] {
         expected[part][key] = change[part][key].clone();
     }
     expected["nsys"]["delay_s"] = json!(2);

@@ -45,8 +45,8 @@ async fn report(service: &Service, id: &str) -> Value {
 async fn a_deep_run_stopped_or_killed_in_a_pass_continues_with_that_pass() {
     for (pass, signal, attempts) in [
         ("nsys", Signal::SIGTERM, 1),
-        ("ncu/prefill", Signal::SIGKILL, 2),
-        ("ncu/decode_all", Signal::SIGTERM, 1),
+        ("ncu/process-1", Signal::SIGKILL, 2),
+        ("ncu/process-2", Signal::SIGTERM, 1),
         ("gemm_log/all", Signal::SIGKILL, 2),
     ] {
         let host = DeepHost::new();
@@ -94,7 +94,7 @@ async fn a_deep_run_stopped_or_killed_in_a_pass_continues_with_that_pass() {
 async fn a_run_continues_after_each_of_several_interruptions() {
     let host = DeepHost::new();
     let id = interrupt(&host, "nsys", Signal::SIGTERM).await;
-    host.hang_in("ncu/decode_all");
+    host.hang_in("ncu/process-2");
     let service = host.serve();
     // The first is of the first attempt.
     let ups = std::cell::Cell::new(0);
@@ -108,7 +108,7 @@ async fn a_run_continues_after_each_of_several_interruptions() {
     let count = |pass: &str| starts.iter().filter(|it| *it == pass).count();
     assert_eq!(PASSES.map(count), [1, 2, 1, 2, 1, 1], "{starts:?}");
     let used = finding(&run, "passes_reused");
-    for pass in ["baseline", "nsys", "ncu/prefill"] {
+    for pass in ["baseline", "nsys", "ncu/process-1"] {
         assert!(used["evidence"][pass].is_string(), "{used:#}");
     }
 }
@@ -134,7 +134,7 @@ async fn passes_are_repeated_if_anything_has_changed_and_the_report_states_what(
     ];
     for (condition, change) in changes {
         let host = DeepHost::new();
-        let id = interrupt(&host, "ncu/prefill", Signal::SIGTERM).await;
+        let id = interrupt(&host, "ncu/process-1", Signal::SIGTERM).await;
         change(&host, &id);
         let mut command = host.command();
         if condition == "settings" {
@@ -158,7 +158,7 @@ async fn passes_are_repeated_if_anything_has_changed_and_the_report_states_what(
 #[tokio::test]
 async fn a_damaged_later_pass_is_repeated_and_those_before_it_are_used() {
     let host = DeepHost::new();
-    let id = interrupt(&host, "ncu/prefill", Signal::SIGKILL).await;
+    let id = interrupt(&host, "ncu/process-1", Signal::SIGKILL).await;
     fs::write(host.data.join("runs").join(&id).join("nsys/run.sqlite"), "").unwrap();
     let service = host.serve();
     let run = service.end(&id).await;
@@ -243,7 +243,7 @@ async fn a_run_on_the_cpu_continues_under_the_real_nsys() {
 #[tokio::test]
 async fn a_follower_of_a_run_that_continues_sees_ids_that_grow_and_finished_steps_once() {
     let host = DeepHost::new();
-    host.hang_in("ncu/prefill");
+    host.hang_in("ncu/process-1");
     let service = host.serve();
     let id = service.submit(deep()).await;
     service.follow(&id, is_up).await;

@@ -42,7 +42,7 @@ esac"#;
 
 /// The passes of a deep run.
 pub const PASSES: [&str; 6] =
-    ["baseline", "nsys", "ncu/prefill", "ncu/decode_all", "gemm_log/prefill", "gemm_log/all"];
+    ["baseline", "nsys", "ncu/process-1", "ncu/process-2", "gemm_log/prefill", "gemm_log/all"];
 
 /// Stand-ins for the tools, and what they need, in one folder.
 pub struct DeepHost {

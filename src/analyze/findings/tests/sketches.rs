@@ -124,6 +124,7 @@ pub fn profiled(name: &str, total_ms: f64, values: CounterValues) -> Analysis {
         timeline_total_ms: Some(total_ms),
         timeline_mean_ms: Some(total_ms),
         profiled: 1,
+        profiled_in: None,
         values,
         flops_per_byte: None,
     };

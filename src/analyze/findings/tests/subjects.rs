@@ -265,6 +265,7 @@ fn everything(nsys: NsysTrace) -> (Analysis, Vec<Finding>) {
             timeline_total_ms: Some(it.total_ms),
             timeline_mean_ms: Some(it.mean_ms),
             profiled: 1,
+            profiled_in: None,
             values: values.clone(),
             flops_per_byte: None,
         });

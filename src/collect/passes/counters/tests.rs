@@ -26,36 +26,49 @@ fn host(ncu: &str) -> TestHost {
 
 fn selection() -> LaunchSelection {
     LaunchSelection {
-        stage: "decode_all".into(),
-        range: None,
+        process: "process-1".into(),
+        ranges: vec!["LLM@prefill/".into(), "LLM@decode_all/".into()],
         kernels: vec!["gemm".into()],
-        skip: 1,
-        count: 3,
         max_new_tokens: 8,
     }
 }
 
 async fn profile(host: &TestHost) -> Result<Pass, CollectError> {
+    let settings = NcuSettings { details: true, ..settings().ncu };
+    profile_with(host, &settings).await
+}
+
+async fn profile_with(host: &TestHost, settings: &NcuSettings) -> Result<Pass, CollectError> {
     host.collector
-        .ncu(&host.run(), &host.request(), &selection(), &settings().ncu, &[], &host.limits)
+        .ncu(&host.run(), &host.request(), &selection(), settings, &[], &host.limits)
         .await
 }
 
 #[tokio::test]
-async fn a_stage_leaves_report_pages_commands_and_logs() {
+async fn a_process_leaves_report_pages_commands_and_logs() {
     let host = host(NCU);
     assert_eq!(profile(&host).await.unwrap().findings, []);
-    let request = host.runner_request("ncu/decode_all");
+    let request = host.runner_request("ncu/process-1");
     assert_eq!(
         (request.repeats, request.warmup, request.ceilings, request.max_new_tokens),
         (1, 0, false, 1)
     );
     for file in ["run.ncu-rep", "raw.csv", "details.csv", "events.jsonl", "cmd.txt"] {
-        assert!(host.run().join("ncu/decode_all").join(file).is_file(), "{file}");
+        assert!(host.run().join("ncu/process-1").join(file).is_file(), "{file}");
     }
-    let commands = fs::read_to_string(host.run().join("ncu/decode_all/cmd.txt")).unwrap();
+    let commands = fs::read_to_string(host.run().join("ncu/process-1/cmd.txt")).unwrap();
     assert_eq!(commands.lines().count(), 3);
-    assert!(host.run().join("logs/ncu-decode_all.stdout.log").is_file());
+    assert!(host.run().join("logs/ncu-process-1.stdout.log").is_file());
+}
+
+#[tokio::test]
+async fn the_details_page_is_printed_on_request_only() {
+    let host = host(NCU);
+    assert!(!settings().ncu.details);
+    profile_with(&host, &settings().ncu).await.unwrap();
+    let folder = host.run().join("ncu/process-1");
+    assert!(folder.join("raw.csv").is_file() && !folder.join("details.csv").exists());
+    assert_eq!(fs::read_to_string(folder.join("cmd.txt")).unwrap().lines().count(), 2);
 }
 
 #[tokio::test]
@@ -93,7 +106,7 @@ async fn no_profiled_kernel_is_a_failure_although_ncu_exits_with_0() {
     assert!(
         error
             .to_string()
-            .starts_with("ncu read no counters in decode_all: no selected kernel ran; "),
+            .starts_with("ncu read no counters in process-1: no selected kernel ran; "),
         "{error}"
     );
     assert_eq!(error.ended().and_then(child::ExitReason::exit_code), Some(0));

@@ -74,7 +74,7 @@ impl From<StoredRun> for SubmittedRun {
             "model": "deepseek-ocr",
             "profiling": {
                 "nsys": { "cuda_graph_trace": "graph" },
-                "ncu": { "top_n": 3, "sections": ["SpeedOfLight", "LaunchStats"] },
+                "ncu": { "max_launches": 30, "sections": ["SpeedOfLight", "LaunchStats"] },
             },
         }))),
         ("aligned" = (

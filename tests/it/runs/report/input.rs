@@ -236,6 +236,8 @@ fn counted(kernel: &str, id: u64) -> LaunchCounters {
     LaunchCounters {
         id,
         stage: "prefill".into(),
+        all_stages: false,
+        ranges: vec![],
         kernel: kernel.into(),
         full_name: kernel.into(),
         grid: Some([1; 3]),

@@ -1,0 +1,132 @@
+//! Counters joined with small timelines.
+
+use super::*;
+use crate::{
+    analyze::kernels::{kernels, tests::capture},
+    trace::counter::OpenRange,
+};
+
+fn profiled(stage: &str, kernel: &str, grid: u32, duration_ns: f64, sm_pct: f64) -> LaunchCounters {
+    let values = CounterValues {
+        duration_ns: Some(duration_ns),
+        sm_pct: Some(sm_pct),
+        ..CounterValues::default()
+    };
+    LaunchCounters {
+        stage: stage.into(),
+        kernel: kernel.into(),
+        grid: Some([grid, 1, 1]),
+        block: Some([1; 3]),
+        values,
+        ..LaunchCounters::default()
+    }
+}
+
+/// A kernel with two launch configurations in decode, 1 for 30 ns and 2 for 10 ns, and one
+/// launch in prefill.
+fn timeline() -> NsysTrace {
+    let mut trace = capture(
+        "range 1 prefill 0..10\nrange 1 decode_all 10..20
+         call 1 1 1..2\ncall 1 2 11..12\ncall 1 3 13..14
+         kernel 1 gemm 20..27 7\nkernel 2 gemm 30..60 7\nkernel 3 gemm 60..70 7",
+    );
+    trace.kernels = trace.kernels.map(|at, kernel| kernel.grid[0] = if at == 2 { 2 } else { 1 });
+    trace
+}
+
+#[test]
+fn counters_are_joined_by_stage_name_and_launch_configuration() {
+    let launches = [
+        profiled("decode_all", "gemm", 1, 40.0, 50.0),
+        profiled("decode_all", "gemm", 1, 60.0, 70.0),
+    ];
+    let trace = timeline();
+    let records = counters(&launches, Some((&trace, &LaunchIndex::of(&trace))));
+    assert_eq!(records.len(), 1);
+    let record = &records[0];
+    assert_eq!(
+        (record.timeline_calls, record.timeline_mean_ms, record.profiled),
+        (Some(1), Some(30e-6), 2)
+    );
+    assert_eq!((record.values.duration_ns, record.values.sm_pct), (Some(50.0), Some(60.0)));
+}
+
+#[test]
+fn counters_of_a_kernel_weight_its_launch_configurations_by_time() {
+    let trace = timeline();
+    let launches = [
+        profiled("decode_all", "gemm", 1, 40.0, 80.0),
+        profiled("decode_all", "gemm", 2, 20.0, 40.0),
+    ];
+    let joined = LaunchIndex::of(&trace);
+    let mut records = kernels(&trace, &joined).records;
+    attach(&mut records, &counters(&launches, Some((&trace, &joined))));
+    let of = |stage: &str| records.iter().find(|it| it.stage == stage).unwrap().counters.clone();
+    let decode = of("decode_all").unwrap();
+    assert_eq!(
+        (decode.sm_pct, decode.launch_configs, decode.covered_pct),
+        (Some(70.0), 2, Some(100.0))
+    );
+    assert_eq!(decode.replay_ms, Some(30e-6), "durations are weighted by calls, not by time");
+    assert_eq!(of("prefill"), None, "not profiled in prefill");
+}
+
+/// A launch of a page of all stages, inside a range of this name.
+fn in_range(range: &str, launch: LaunchCounters) -> LaunchCounters {
+    let ranges = ["LLM", "LLM.op"].map(|domain| OpenRange {
+        domain: domain.into(),
+        name: if domain == "LLM" { range.into() } else { "decode_all".into() },
+    });
+    LaunchCounters { stage: String::new(), all_stages: true, ranges: ranges.into(), ..launch }
+}
+
+#[test]
+fn counters_of_all_stages_are_attributed_by_the_ranges_of_each_launch() {
+    let trace = timeline();
+    let launches = [
+        in_range("prefill", profiled("", "gemm", 1, 40.0, 80.0)),
+        in_range("decode", profiled("", "gemm", 1, 20.0, 40.0)),
+        in_range("elsewhere", profiled("", "gemm", 2, 20.0, 30.0)),
+    ];
+    let found = counters(&launches, Some((&trace, &LaunchIndex::of(&trace))));
+    let rows: Vec<_> = found
+        .iter()
+        .map(|it| (it.stage.as_str(), it.values.sm_pct.unwrap(), it.profiled_in.as_deref()))
+        .collect();
+    let expected =
+        [("decode_all", 40.0, None), ("decode_all", 30.0, None), ("prefill", 80.0, None)];
+    assert_eq!(rows, expected);
+}
+
+#[test]
+fn a_geometry_profiled_in_one_stage_stands_for_the_other_and_names_its_stage() {
+    let trace = timeline();
+    let joined = LaunchIndex::of(&trace);
+    let launch = profiled("", "gemm", 1, 40.0, 80.0);
+    let found = counters(&[in_range("prefill", launch.clone())], Some((&trace, &joined)));
+    let rows: Vec<_> = found
+        .iter()
+        .map(|it| (it.stage.as_str(), it.timeline_mean_ms, it.profiled_in.as_deref()))
+        .collect();
+    let expected = [("decode_all", Some(30e-6), Some("prefill")), ("prefill", Some(7e-6), None)];
+    assert_eq!(rows, expected);
+    let of_stage = LaunchCounters { stage: "prefill".into(), ..launch.clone() };
+    assert_eq!(counters(&[of_stage], Some((&trace, &joined))).len(), 1, "of an older run");
+    let imported = LaunchCounters { all_stages: false, ..in_range("prefill", launch) };
+    assert_eq!(counters(&[imported], Some((&trace, &joined))).len(), 1, "of an import");
+    let other = in_range("prefill", profiled("", "gemm", 2, 40.0, 80.0));
+    assert_eq!(counters(&[other], Some((&trace, &joined))).len(), 1, "no other stage has it");
+}
+
+#[test]
+fn counters_without_timeline_launches_are_kept_but_not_attached() {
+    let launches = [profiled("decode_all", "gemm", 9, 40.0, 80.0)];
+    let trace = timeline();
+    let joined = LaunchIndex::of(&trace);
+    let mut records = kernels(&trace, &joined).records;
+    let found = counters(&launches, Some((&trace, &joined)));
+    attach(&mut records, &found);
+    assert_eq!((found[0].timeline_calls, found[0].values.sm_pct), (None, Some(80.0)));
+    assert!(records.iter().all(|it| it.counters.is_none()));
+    assert_eq!(counters(&launches, None).len(), 1);
+}

@@ -1,0 +1,120 @@
+//! Selections from small timelines.
+
+use super::*;
+use crate::{
+    analyze::kernels::tests::capture,
+    domain::{mode::Mode, profiling::Profiling},
+};
+
+fn settings(target_pct: f64) -> NcuSettings {
+    NcuSettings { target_pct, ..Profiling::bundled(Mode::Deep).unwrap().ncu }
+}
+
+/// Launches in order, `a b a@2/64` (grid 2, 64 bytes of shared memory), those after `|` in decode;
+/// the duration in ns is the letter's position.
+fn timeline(launches: &str) -> NsysTrace {
+    let mut sketch = String::new();
+    let (mut shapes, mut id) = (Vec::new(), 0);
+    for (at, (stage, words)) in
+        ["prefill", "decode_all"].into_iter().zip(launches.split('|')).enumerate()
+    {
+        let start = at * 1_000_000;
+        sketch += &format!("range 1 {stage} {start}..{}\n", start + 900_000);
+        for word in words.split_whitespace() {
+            let (name, shape) = word.split_once('@').unwrap_or((word, "1"));
+            let (grid, shared) = shape.split_once('/').unwrap_or((shape, "0"));
+            shapes.push((grid.parse().unwrap(), shared.parse().unwrap()));
+            id += 1;
+            let (call, from) = (start + id, start + id * 100);
+            let to = from + usize::from(name.as_bytes()[0] - b'a' + 1);
+            sketch += &format!("call 1 {id} {call}..{call}\nkernel {id} {name} {from}..{to} 7\n");
+        }
+    }
+    let mut trace = capture(&sketch);
+    trace.kernels = trace.kernels.map(|at, kernel| {
+        (kernel.grid, kernel.shared_memory) = ([shapes[at].0, 1, 1], shapes[at].1);
+    });
+    trace
+}
+
+fn select(launches: &str, target_pct: f64) -> CounterPlan {
+    select_kernels(&timeline(launches), &settings(target_pct), true)
+}
+
+/// Kernels of each process.
+fn kernels(plan: &CounterPlan) -> Vec<String> {
+    plan.processes.iter().map(|it| it.kernels.join(" ")).collect()
+}
+
+fn profiled(kernel: &str, grid: u32) -> LaunchCounters {
+    LaunchCounters {
+        kernel: kernel.into(),
+        grid: Some([grid, 1, 1]),
+        block: Some([1; 3]),
+        ..LaunchCounters::default()
+    }
+}
+
+#[test]
+fn kernels_are_selected_until_the_target_of_each_stage_is_covered() {
+    let plan = select("a@1 d@2 e@3 | c@4 b@5 a@1", 80.0);
+    assert_eq!(kernels(&plan), ["d e c b"]);
+    assert_eq!((plan.processes[0].launches, plan.part), (4, 1));
+    assert_eq!(plan.processes[0].stages, ["prefill", "decode_all"]);
+    let planned: Vec<f64> = plan.stages.iter().map(|it| it.planned_pct.unwrap().round()).collect();
+    assert_eq!(planned, [90.0, 83.0]);
+}
+
+#[test]
+fn kernels_of_equal_geometry_run_in_several_processes_unless_shared_memory_differs() {
+    assert_eq!(kernels(&select("d@1 e@1 d@1", 90.0)), ["d", "e"]);
+    assert_eq!(kernels(&select("d@1/64 e@1/32 d@1/64", 90.0)), ["d e"]);
+}
+
+#[test]
+fn a_geometry_of_both_stages_is_profiled_once_and_counts_in_both() {
+    let plan = select("d@1 a@2 | d@1 d@1", 80.0);
+    assert_eq!((plan.processes.len(), plan.processes[0].launches), (1, 1));
+    assert_eq!(plan.processes[0].stages, ["prefill"]);
+    let covered = plan.covered_pct(&[profiled("d", 1)]);
+    assert_eq!((covered["prefill"], covered["decode_all"]), (80.0, 100.0));
+}
+
+#[test]
+fn only_what_was_profiled_is_covered_and_the_rest_is_named() {
+    let plan = select("d@1 d@2 b@3", 90.0);
+    let found = [profiled("d", 1), profiled("b", 3)];
+    assert_eq!(plan.covered_pct(&found)["prefill"], 60.0);
+    let missing = plan.missing(0, &found, None).unwrap();
+    assert_eq!(missing.message, "ncu profiled 2 of 3 selected kernels and geometries");
+    assert_eq!(missing.evidence["missing"], "d (2 x 1 x 1 blocks of 1 x 1 x 1)");
+    let findings = plan.coverage_findings(&found, &settings(90.0));
+    assert_eq!(
+        findings[0].message,
+        "the counters of prefill cover 60.0 % of its kernel time; the target is 90 %"
+    );
+    let all = [found, [profiled("d", 2), profiled("x", 1)]].concat();
+    assert_eq!(
+        (plan.missing(0, &all, None), plan.coverage_findings(&all, &settings(90.0))),
+        (None, vec![])
+    );
+}
+
+#[test]
+fn many_geometries_of_decode_limit_its_profiled_part() {
+    let launches: String = (0..1000).map(|grid| format!("a@{grid} ")).collect();
+    let plan = select(&format!("| {launches}"), 90.0);
+    assert_eq!((plan.part, plan.processes[0].launches, plan.pairs.len()), (16, 63, 1000));
+    assert_eq!(plan.pairs.iter().filter(|it| it.process.is_some()).count(), 63);
+    let whole = select_kernels(&timeline(&format!("| {launches}")), &settings(90.0), false);
+    assert_eq!((whole.part, whole.processes.len()), (1, 0), "a command runs all of its decode");
+}
+
+#[test]
+fn warm_up_and_traces_without_kernels_give_no_selection() {
+    let sketch = "range 1 warmup 0..10\nrange 1 prefill 1..9\ncall 1 1 2..3\nkernel 1 gemm 5..6 7";
+    for trace in [capture(sketch), capture("")] {
+        let plan = select_kernels(&trace, &settings(90.0), true);
+        assert_eq!((plan.processes, plan.stages), (vec![], vec![]));
+    }
+}
