@@ -55,29 +55,31 @@ timeline() {
   "$nsys" export --type sqlite --quiet=true --force-overwrite=true \
     --output "$work/nsys/run.sqlite" "$work/nsys/run.nsys-rep"
 }
-counters() { # one process per stage, over the kernels that the run chose, then both pages
-  local folder stage names sections=() metrics
+counters() { # the processes of the run, over the kernels that it chose, then the raw page
+  local folder name names ranges sections=() metrics
   while read -r section; do sections+=(--section "$section"); done < <(setting ncu sections)
   metrics=$("$ncu" --query-metrics | awk '{print $1}' | grep -xF -f <(setting ncu metrics) |
     sed 's/$/.sum/' | paste -sd, || true)
-  for folder in "$run"/ncu/*/; do
-    stage=$(basename "$folder")
-    mkdir -p "$work/ncu/$stage"
+  mapfile -t ranges < <(python3 -c 'import json, sys
+for stage in json.load(open(sys.argv[1]))["stages"]:
+    print("--nvtx-include", stage["range"] or "LLM@" + stage["stage"] + "/", sep="\n")' \
+    "$run/ncu/choice.json")
+  for folder in "$run"/ncu/process-*/; do
+    name=$(basename "$folder")
+    mkdir -p "$work/ncu/$name"
     names=$(python3 -c 'import json, re, sys
-print("|".join(re.escape(kernel["name"]) for kernel in json.load(open(sys.argv[1]))["kernels"]))' \
-      "$folder/choice.json")
+process = json.load(open(sys.argv[1]))["processes"][int(sys.argv[2]) - 1]
+print("|".join(map(re.escape, process["kernels"])))' \
+      "$run/ncu/choice.json" "${name#process-}")
     "$ncu" --target-processes all --graph-profiling node \
-      --clock-control "$(setting ncu clock_control)" --nvtx --nvtx-include "LLM@$stage/" \
+      --clock-control "$(setting ncu clock_control)" --nvtx "${ranges[@]}" \
       --kernel-name-base function --kernel-name "regex:^($names)\$" \
-      --filter-mode per-launch-config --launch-skip "$(field "$folder/choice.json" window skip)" \
-      --launch-count "$(field "$folder/choice.json" window count)" "${sections[@]}" \
+      --filter-mode per-launch-config --launch-count 1 "${sections[@]}" \
       ${metrics:+--metrics "$metrics"} \
-      --force-overwrite --export "$work/ncu/$stage/run.ncu-rep" \
-      "$runner" run --request "$folder/request.json" --out "$work/ncu/$stage" || return
-    "$ncu" --import "$work/ncu/$stage/run.ncu-rep" --csv --page raw --print-units base \
-      >"$work/ncu/$stage/raw.csv" || return
-    "$ncu" --import "$work/ncu/$stage/run.ncu-rep" --csv --page details --print-details all \
-      --print-units base >"$work/ncu/$stage/details.csv" || return
+      --force-overwrite --export "$work/ncu/$name/run.ncu-rep" \
+      "$runner" run --request "$folder/request.json" --out "$work/ncu/$name" || return
+    "$ncu" --import "$work/ncu/$name/run.ncu-rep" --csv --page raw --print-units base \
+      >"$work/ncu/$name/raw.csv" || return
   done
 }
 products() {

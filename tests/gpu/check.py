@@ -102,7 +102,6 @@ for line in (data / "submitted").read_text().splitlines():
     for row in report["stages"]:
         stage = row["stage"]
         cost = overhead.get(stage, {})
-        choice = load(folder / "ncu" / stage / "choice.json") or {}
         counters = [it for it in report["counters"] if it["stage"] == stage]
         kernels = (
             sum(it.get("calls") or 0 for it in report["kernels_topk"] if it.get("stage") == stage)
@@ -111,10 +110,18 @@ for line in (data / "submitted").read_text().splitlines():
         totals = [it for it in report["stage_kernels"] if it.get("stage") == stage]
         if totals:
             kernels = totals[0].get("launches", totals[0].get("calls", kernels))
+        kernel_ms = totals[0].get("kernel_ms") if totals else None
+        counted_ms = sum(it["timeline_total_ms"] or 0 for it in counters)
+        share = 100 * counted_ms / kernel_ms if counters and kernel_ms else None
         energy = power.get(stage, {}).get("energy_j")
         if on_gpu:
             check(name, energy is not None, f"{stage} has no energy")
             check(name, not settings["ncu"]["enabled"] or counters, f"{stage} has no counters")
+            check(
+                name,
+                not counters or (share or 0) >= settings["ncu"]["target_pct"],
+                f"the counters of {stage} cover {shown(share)} % of its kernel time",
+            )
             check(
                 name,
                 not traced or cost.get("overhead_pct") is not None,
@@ -136,10 +143,14 @@ for line in (data / "submitted").read_text().splitlines():
                 shown(kernels),
                 shown(coverage.get("pct")),
                 shown(len({it["kernel_name"] for it in counters}) or None),
-                shown(choice.get("covered_pct")),
+                shown(share),
+                shown(sum(not it["profiled_in"] for it in counters) or None),
                 shown(energy),
             ]
         )
+    if "ncu" in steps:
+        processes = len(list((folder / "ncu").glob("process-*")))
+        print(f"{name}: ncu took {shown(seconds(steps['ncu']))} s in {processes} processes")
     whole = sum(filter(None, map(seconds, run["steps"])))
     passes.append([name, "all", run["state"], shown(whole)])
     check(name, not on_gpu or whole < 240, f"all passes took {whole:.0f} s, more than 4 minutes")
@@ -155,6 +166,7 @@ table(
         "coverage %",
         "ncu kernels",
         "share %",
+        "launches",
         "energy J",
     ],
     stages,

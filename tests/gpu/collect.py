@@ -29,7 +29,7 @@ KEPT = [
 PATTERNS = [
     "ncu/*/raw.csv",
     "ncu/*/details.csv",
-    "ncu/*/choice.json",
+    "ncu/choice.json",
     "gemm_log/*/*.log",
     "*/cmd.txt",
     "ncu/*/cmd.txt",
