@@ -33,8 +33,8 @@ pub struct QuickstartOptions {
     /// Collection mode: basic, light or deep
     #[arg(long, default_value = "deep")]
     mode: String,
-    /// Setting of the passes to change, as in `nsys.cuda_graph_trace=graph` or `ncu.max_launches=3` (`GET
-    /// /profiling` lists them)
+    /// Setting of the passes to change, as in `nsys.cuda_graph_trace=graph` or
+    /// `ncu.max_launches=3` (`GET /profiling` lists them)
     #[arg(long = "set", value_name = "KEY=VALUE")]
     settings: Vec<String>,
     /// Folder of the database and the runs
