@@ -110,7 +110,14 @@ pub fn body(folder: &Path, mut source: Source, measuring: &Measuring) -> Body {
                 Ok(Some(block)) => place.send(Ok(block.into())),
                 Ok(None) => return,
                 Err(error) => {
-                    tracing::error!(folder = %folder.display(), %error, "cannot stream files");
+                    let folder = folder.display();
+                    // A run may be deleted while a client downloads it.
+                    match error.kind() {
+                        io::ErrorKind::NotFound => {
+                            tracing::warn!(%folder, %error, "cannot stream removed files");
+                        }
+                        _ => tracing::error!(%folder, %error, "cannot stream files"),
+                    }
                     return place.send(Err(error));
                 }
             }

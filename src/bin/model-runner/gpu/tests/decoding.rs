@@ -8,7 +8,7 @@ use crate::{
     models::{Decoder, KvCache, Model},
     ops::Sampler,
     prompt::Prompt,
-    text::TextGeneration,
+    text::{TextGeneration, TextSample},
 };
 
 fn session(
@@ -33,8 +33,11 @@ fn session(
     let tokens: Vec<u32> = (0..prompt as u32).map(|i| i * 37 % 1000).collect();
     let text = TextGeneration {
         model: Model::new(&root, &model, positions)?,
-        prompt: Prompt { tokens, images: Vec::new() },
-        pages: Vec::new(),
+        samples: vec![TextSample {
+            prompt: Prompt { tokens, images: Vec::new() },
+            pages: Vec::new(),
+        }],
+        current: 0,
         sampler: Sampler::new(&root.part("decoder.sample", ""), spec.vocab, steps as usize + 1)?,
     };
     Ok(Session {
