@@ -1,6 +1,8 @@
 //! The contract: the declarations of the handlers, completed with shared responses, security and
 //! schemas that the derives cannot express. `contracts/profile.yaml` is a copy of it.
 
+use std::{iter::Peekable, str::Lines};
+
 use serde_json::{Map, Value, json};
 use utoipa::{OpenApi, openapi::OpenApi as Declarations};
 
@@ -185,7 +187,7 @@ fn remove_null(kind: &mut Value) {
     }
 }
 
-/// The contract as YAML, with short lists on one line.
+/// The contract as YAML, with short lists and references on one line.
 pub fn yaml(contract: &Value) -> String {
     let text = yaml_serde::to_string(contract).expect("a contract is plain data");
     let mut lines = text.lines().peekable();
@@ -202,10 +204,23 @@ pub fn yaml(contract: &Value) -> String {
             if !items.is_empty() {
                 out += &inline_list(&items, item.len());
             }
+        } else if let Some(reference) = lone_reference(line, &lines) {
+            out += &format!(" {{ {reference} }}");
+            lines.next();
         }
         out.push('\n');
     }
     out
+}
+
+/// The reference after the line of a key, if it is all that the key has.
+fn lone_reference<'t>(key: &str, rest: &Peekable<Lines<'t>>) -> Option<&'t str> {
+    let indent = |line: &str| line.len() - line.trim_start_matches([' ', '-']).len();
+    let mut rest = rest.clone();
+    let reference = key.ends_with(':').then(|| rest.next()).flatten()?;
+    let alone = rest.next().is_none_or(|next| indent(next) < indent(reference));
+    let is_reference = reference.trim_start().starts_with("$ref: ");
+    (is_reference && indent(reference) > indent(key) && alone).then(|| reference.trim_start())
 }
 
 /// A list of scalars in flow style, wrapped at 100 columns.
