@@ -280,8 +280,7 @@ fn missing(records: &[&CounterRecord], dram_bytes: Option<f64>) -> Option<String
     {
         "Its tensor core operations were not counted (sm__ops_path_tensor_src_*)."
     } else if records.iter().any(|it| !it.values.flops_complete) {
-        "Its operations were not counted: add the section SpeedOfLight_RooflineChart and the \
-         counters of mode deep."
+        "Its operations were not counted: use the sections and metrics of mode deep."
     } else if dram_bytes.is_none() {
         "Its device memory traffic was not counted."
     } else if dram_bytes == Some(0.0) {

@@ -195,24 +195,25 @@ pub struct NvmlSettings {
     pub steady_ms: u32,
 }
 
-/// A name in an argument of a tool: letters, digits, `_`, `.` and a trailing `*`.
+/// A name in an argument of a tool: letters, digits, `_`, `.` and a `*` at its end or before a `.`.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(transparent)]
 #[schema(
     min_length = 1,
     max_length = 128,
-    pattern = r"^[A-Za-z0-9][A-Za-z0-9_.]*\*?$",
+    pattern = r"^[A-Za-z0-9][A-Za-z0-9_.]*(\*(\.[A-Za-z0-9_.]*)?)?$",
     example = "SpeedOfLight"
 )]
 pub struct ToolWord(pub String);
 
 impl ToolWord {
     fn is_valid(&self) -> bool {
-        let stem = self.0.strip_suffix('*').unwrap_or(&self.0);
+        let (start, end) = self.0.split_once('*').unwrap_or((&self.0, ""));
         let allowed = |byte: u8| byte.is_ascii_alphanumeric() || matches!(byte, b'_' | b'.');
         self.0.len() <= 128
-            && stem.bytes().all(allowed)
-            && stem.bytes().next().is_some_and(|first| first.is_ascii_alphanumeric())
+            && start.bytes().chain(end.bytes()).all(allowed)
+            && (end.is_empty() || end.starts_with('.'))
+            && start.bytes().next().is_some_and(|first| first.is_ascii_alphanumeric())
     }
 }
 
@@ -256,7 +257,7 @@ impl Profiling {
             if let Some(ToolWord(word)) = list.iter().find(|word| !word.is_valid()) {
                 return Err(ProfilingError::Wrong(format!(
                     "{key}: {word:?} is not a valid name; expected at most 128 letters, digits, _ \
-                     and ., with an optional trailing *"
+                     and ., with an optional * at the end or before a ."
                 )));
             }
         }

@@ -63,9 +63,11 @@ pub struct CounterValues {
     pub registers: Option<u32>,
     /// Duration of one replay with cold caches; not the time in the workload.
     pub duration_ns: Option<f64>,
-    /// Utilisation of the busiest SM unit.
+    /// Utilisation of the busiest SM unit; of issue slots, pipes and tensor cores, unless ncu
+    /// collected its section SpeedOfLight.
     pub sm_pct: Option<f64>,
-    /// Utilisation of the busiest unit of the memory system.
+    /// Utilisation of the busiest unit of the memory system; of DRAM, L2 and L1's data stage,
+    /// unless ncu collected its section SpeedOfLight.
     pub memory_pct: Option<f64>,
     /// Utilisation of device memory bandwidth.
     pub dram_pct: Option<f64>,

@@ -1,9 +1,9 @@
 //! Selects the kernels to profile with ncu, from the timeline of the same run.
 //!
-//! Reading counters takes almost half a second per launch, whatever the kernel's own time, so each
-//! geometry of a kernel is profiled once, and only until the target share of each stage's kernel
-//! time is covered. The selection is a value; coverage counts what was profiled, not what was
-//! selected.
+//! Reading counters takes some tenths of a second per launch, whatever the kernel's own time, so
+//! each geometry of a kernel is profiled once, and only until the target share of each stage's
+//! kernel time is covered. The selection is a value; coverage counts what was profiled, not what
+//! was selected.
 
 mod processes;
 #[cfg(test)]
@@ -31,8 +31,9 @@ use crate::{
 };
 use processes::{LaunchGroup, ProcessLimits, Selectable, assign};
 
-/// Divisors of decode that are tried until the launches are few enough.
-const PARTS: [u32; 7] = [1, 2, 4, 8, 16, 32, 64];
+/// Divisors of decode that are tried until the target is covered: few steps take less time under
+/// ncu, and have fewer geometries.
+const PARTS: [u32; 7] = [64, 32, 16, 8, 4, 2, 1];
 /// Kernels that a finding lists; further ones are counted.
 const MAX_LISTED: usize = 10;
 
@@ -44,8 +45,8 @@ pub struct CounterPlan {
     pub processes: Vec<CounterProcess>,
     /// Every geometry of the selected kernels, longest first.
     pub pairs: Vec<KernelPair>,
-    /// Divisor of decode: only its first 1/`part` runs under ncu, which limits the number of
-    /// geometries.
+    /// Divisor of decode: only its first 1/`part` runs under ncu, which takes less time and limits
+    /// the number of geometries.
     pub part: u32,
 }
 
@@ -99,14 +100,15 @@ pub fn select_kernels(
         max_launches: limit(settings.max_launches),
         max_processes: limit(settings.max_processes),
     };
+    let whole = !limits_tokens || !timeline.stages.contains(&DECODE);
     let mut best: Option<(f64, CounterPlan)> = None;
-    for part in PARTS {
+    for part in PARTS.into_iter().filter(|part| !whole || *part == 1) {
         let (score, plan) = timeline.plan(part, &limits, trace);
         let is_enough = score >= limits.target * timeline.stages.len() as f64 - 1e-9;
         if best.as_ref().is_none_or(|(most, _)| score > most + 1e-9) {
             best = Some((score, plan));
         }
-        if is_enough || !limits_tokens || !timeline.stages.contains(&DECODE) {
+        if is_enough {
             break;
         }
     }

@@ -49,16 +49,14 @@ pub fn metrics(listed: &str, wanted: &[ToolWord]) -> Vec<String> {
         .collect();
     let mut metrics: Vec<String> = Vec::new();
     for ToolWord(wanted) in wanted {
-        let found: Vec<String> = match wanted.strip_suffix('*') {
+        // A name with a dot contains its aggregation.
+        let (name, of) = wanted.split_once('.').unwrap_or((wanted, "sum"));
+        let found: Vec<String> = match name.strip_suffix('*') {
             Some(start) => {
                 let matches = |name: &&&str| name.starts_with(start) && is_useful(name, &names);
-                names.iter().filter(matches).map(|name| format!("{name}.sum")).collect()
+                names.iter().filter(matches).map(|name| format!("{name}.{of}")).collect()
             }
-            // A name with a dot contains its aggregation.
-            None => {
-                let (name, of) = wanted.split_once('.').unwrap_or((wanted, "sum"));
-                names.contains(&name).then(|| format!("{name}.{of}")).into_iter().collect()
-            }
+            None => names.contains(&name).then(|| format!("{name}.{of}")).into_iter().collect(),
         };
         for metric in found {
             if !metrics.contains(&metric) {
@@ -228,8 +226,7 @@ mod tests {
             --nvtx-include 'my@decode step/' \
             --kernel-name-base function --kernel-name 'regex:^(nvjet_tst|operator\\+)$' \
             --filter-mode per-launch-config --launch-count 1 \
-            --section SpeedOfLight --section SpeedOfLight_RooflineChart --section Occupancy \
-            --section WarpStateStats --section LaunchStats \
+            --section Occupancy --section LaunchStats \
             --metrics dram__bytes_read.sum,dram__bytes_write.sum \
             --force-overwrite --export run.ncu-rep model-runner run";
         assert_eq!(argv.shell(), expected);
@@ -283,16 +280,19 @@ mod tests {
             sm__ops_path_tensor_src_int8  Counter\nsm__odd  Counter";
         let expected = [
             "dram__bytes_read.sum",
+            "dram__bytes_read.sum.pct_of_peak_sustained_elapsed",
             "sm__ops_path_tensor_src_bf16_dst_fp32.sum",
             "sm__ops_path_tensor_src_fp8_sparsity_off.sum",
         ];
         assert_eq!(metrics(listed, &settings().metrics), expected);
         assert_eq!(metrics("==ERROR== no device\n", &settings().metrics), [""; 0]);
-        let wanted = ["dram__bytes_read.avg", "sm__o*", "lts__x"].map(|it| ToolWord(it.into()));
+        let wanted = ["dram__bytes_read.avg", "sm__o*", "sm__od*.ratio", "lts__x"]
+            .map(|it| ToolWord(it.into()));
         let chosen = metrics(listed, &wanted);
         assert!(
             chosen.starts_with(&["dram__bytes_read.avg".to_owned()])
-                && chosen.contains(&"sm__odd.sum".to_owned()),
+                && chosen.contains(&"sm__odd.sum".to_owned())
+                && chosen.contains(&"sm__odd.ratio".to_owned()),
             "{chosen:?}"
         );
     }

@@ -21,6 +21,25 @@ pub(super) const ACHIEVED: &str = "sm__warps_active.avg.pct_of_peak_sustained_ac
 pub(super) const THEORETICAL: &str = "sm__maximum_warps_per_active_cycle_pct";
 pub(super) const REGISTERS: &str = "launch__registers_per_thread";
 pub(super) const DRAM_RATE: &str = "dram__bytes.sum.per_second";
+/// Units of an SM whose utilisation stands for the SM's where the section SpeedOfLight, which takes
+/// ten passes, was not collected: issue slots and pipes; with the tensor cores, they are those that
+/// a kernel can saturate.
+const SM_UNITS: [&str; 4] = [
+    "sm__inst_issued.avg.pct_of_peak_sustained_elapsed",
+    "sm__pipe_fma_cycles_active.avg.pct_of_peak_sustained_elapsed",
+    "sm__pipe_alu_cycles_active.avg.pct_of_peak_sustained_elapsed",
+    "sm__inst_executed_pipe_xu.avg.pct_of_peak_sustained_elapsed",
+];
+/// Units of the memory system: L2 and the data stage of L1; with device memory.
+const MEMORY_UNITS: [&str; 2] = [
+    "lts__t_sectors.avg.pct_of_peak_sustained_elapsed",
+    "l1tex__data_pipe_lsu_wavefronts.avg.pct_of_peak_sustained_elapsed",
+];
+/// Shares of device memory's bandwidth, which add up.
+const DRAM_PARTS: [&str; 2] = [
+    "dram__bytes_read.sum.pct_of_peak_sustained_elapsed",
+    "dram__bytes_write.sum.pct_of_peak_sustained_elapsed",
+];
 /// Cycles of matrix instructions alone; the counter of the pipe includes other instructions.
 const TENSOR: (&str, &str) =
     ("sm__pipe_tensor_type_", "_cycles_active.avg.pct_of_peak_sustained_elapsed");
@@ -41,6 +60,9 @@ pub fn is_used(name: &str) -> bool {
         || DURATION.contains(&name)
         || DRAM.contains(&name)
         || TENSOR_PIPE.contains(&name)
+        || SM_UNITS.contains(&name)
+        || MEMORY_UNITS.contains(&name)
+        || DRAM_PARTS.contains(&name)
         || [TENSOR, TENSOR_OPS, STALL]
             .iter()
             .any(|(from, to)| name.starts_with(from) && name.ends_with(to))
@@ -64,13 +86,17 @@ pub fn values(metrics: &LaunchMetrics) -> CounterValues {
         .next()
         .map(|(_, value)| value)
         .or_else(|| metrics.any(TENSOR_PIPE));
+    let dram_pct = metrics.any(DRAM).or_else(|| {
+        let [read, written] = DRAM_PARTS.map(|part| metrics.get(part));
+        Some(read? + written?)
+    });
     let (flops, tensor_counted) = flops(metrics, seconds);
     CounterValues {
         registers: metrics.get(REGISTERS).map(|value| value as u32),
         duration_ns,
-        sm_pct: metrics.get(SM),
-        memory_pct: metrics.get(MEMORY),
-        dram_pct: metrics.any(DRAM),
+        sm_pct: metrics.get(SM).or_else(|| busiest(metrics, &SM_UNITS, tensor_pct)),
+        memory_pct: metrics.get(MEMORY).or_else(|| busiest(metrics, &MEMORY_UNITS, dram_pct)),
+        dram_pct,
         l1_hit_pct: metrics.get(L1),
         l2_hit_pct: metrics.get(L2),
         achieved_occupancy_pct: metrics.get(ACHIEVED),
@@ -81,6 +107,11 @@ pub fn values(metrics: &LaunchMetrics) -> CounterValues {
         flops,
         stalls: stalls(metrics),
     }
+}
+
+/// Utilisation of the busiest of these units and `other`; `None` unless all were counted.
+fn busiest(metrics: &LaunchMetrics, units: &[&str], other: Option<f64>) -> Option<f64> {
+    units.iter().try_fold(other?, |most, unit| Some(most.max(metrics.get(unit)?)))
 }
 
 /// Counted bytes; else the rate times the duration.
@@ -157,6 +188,30 @@ mod tests {
             .iter()
             .for_each(|(name, unit, text)| metrics.take(name, unit, text, DecimalMark::Point));
         values(&metrics)
+    }
+
+    #[test]
+    fn without_speed_of_light_the_busiest_counted_unit_stands_for_the_sm_and_for_memory() {
+        let mut fields: Vec<(&str, &str, &str)> = vec![
+            (TENSOR_PIPE[0], "%", "12.0"),
+            (DRAM_PARTS[0], "%", "30.5"),
+            (DRAM_PARTS[1], "%", "11.5"),
+        ];
+        fields.extend(
+            SM_UNITS.iter().zip(["20.0", "9.0", "41.0", "0.0"]).map(|(it, pct)| (*it, "%", pct)),
+        );
+        fields.extend(MEMORY_UNITS.iter().zip(["35.0", "2.0"]).map(|(it, pct)| (*it, "%", pct)));
+        let found = of(&fields);
+        assert_eq!(
+            (found.sm_pct, found.dram_pct, found.memory_pct),
+            (Some(41.0), Some(42.0), Some(42.0))
+        );
+        fields.push((SM, "%", "55.0"));
+        assert_eq!(of(&fields).sm_pct, Some(55.0), "the section's own value comes first");
+        // One unit without a value could be the busiest.
+        let (without_alu, without_l2) = (&fields[..5], &fields[..7]);
+        assert_eq!((of(without_alu).sm_pct, of(without_l2).memory_pct), (None, None));
+        assert!(SM_UNITS.iter().chain(&MEMORY_UNITS).chain(&DRAM_PARTS).all(|it| is_used(it)));
     }
 
     #[test]

@@ -8,10 +8,10 @@
 
 use std::{cmp::Reverse, collections::BTreeMap};
 
-/// Seconds that a process takes to start, and that a launch takes (H200, ncu 2025.3, five
-/// sections). Only their ratio matters.
+/// Seconds that a process takes to start, and that a launch takes (H200, ncu 2025.3, the metrics of
+/// mode deep). Only their ratio matters.
 const START_S: f64 = 5.0;
-const LAUNCH_S: f64 = 0.4;
+const LAUNCH_S: f64 = 0.3;
 /// Kernels that are considered, by their share.
 const MAX_KERNELS: usize = 128;
 /// Gains below this are rounding errors.

@@ -59,7 +59,7 @@ fn profiled(kernel: &str, grid: u32) -> LaunchCounters {
 fn kernels_are_selected_until_the_target_of_each_stage_is_covered() {
     let plan = select("a@1 d@2 e@3 | c@4 b@5 a@1", 80.0);
     assert_eq!(kernels(&plan), ["d e c b"]);
-    assert_eq!((plan.processes[0].launches, plan.part), (4, 1));
+    assert_eq!((plan.processes[0].launches, plan.part), (4, 2), "half of decode has both of its");
     assert_eq!(plan.processes[0].stages, ["prefill", "decode_all"]);
     let planned: Vec<f64> = plan.stages.iter().map(|it| it.planned_pct.unwrap().round()).collect();
     assert_eq!(planned, [90.0, 83.0]);
@@ -98,6 +98,15 @@ fn only_what_was_profiled_is_covered_and_the_rest_is_named() {
         (plan.missing(0, &all, None), plan.coverage_findings(&all, &settings(90.0))),
         (None, vec![])
     );
+}
+
+#[test]
+fn as_little_of_decode_is_profiled_as_covers_the_target() {
+    let step = "a@1 b@2 a@1 a@1 a@1 b@2 a@1 a@1 ";
+    assert_eq!(select(&format!("| {}", step.repeat(64)), 90.0).part, 64);
+    let late = format!("| {} {}", "a@1 ".repeat(50), "b@2 ".repeat(50));
+    assert_eq!(select(&late, 90.0).part, 1);
+    assert_eq!(select(&late, 30.0).part, 64);
 }
 
 #[test]

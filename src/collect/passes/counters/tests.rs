@@ -79,7 +79,8 @@ async fn the_metrics_of_the_device_are_queried_from_ncu() {
         .ncu_metrics(&host.run(), &settings().ncu.metrics, &host.limits)
         .await
         .unwrap();
-    assert_eq!((metrics, finding), (vec!["dram__bytes_read.sum".to_owned()], None));
+    let of_bytes = ["dram__bytes_read.sum", "dram__bytes_read.sum.pct_of_peak_sustained_elapsed"];
+    assert_eq!((metrics, finding), (of_bytes.map(str::to_owned).into(), None));
     let broken = self::host("echo 'no device' >&2; exit 1");
     let (metrics, finding) = broken
         .collector
