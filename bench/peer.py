@@ -6,8 +6,10 @@ Random bf16 weights at the published dimensions, on the first GPU: a prefill, th
 one, chosen by argmax on the device. Measures each implementation of experts in transformers, eager
 and compiled (`torch.compile(mode="reduce-overhead")` over a static cache: replayed CUDA graphs).
 Prints one row each: medians of wall time, the device synchronised before each reading of the clock.
-An implementation that is not available in this version gets a row with the error. Needs torch with
-CUDA and transformers 5 with `deepseek_ocr2`; independent of llmprof.
+An implementation that is not available in this version gets a row with the error. With --stages it
+is a target for profilers instead: the first implementation, eager, with the NVTX ranges `warmup`,
+`prefill` and `decode_all`, once. Needs torch with CUDA and transformers 5 with `deepseek_ocr2`;
+independent of llmprof.
 """
 
 import argparse
@@ -27,6 +29,7 @@ arguments.add_argument("--prompt", type=int, default=918)
 arguments.add_argument("--tokens", type=int, default=64)
 arguments.add_argument("--repeats", type=int, default=5)
 arguments.add_argument("--experts", default="grouped_mm,batched_mm,eager")
+arguments.add_argument("--stages", action="store_true")
 arguments = arguments.parse_args()
 LAYERS, DEVICE = 12, torch.device("cuda:0")
 
@@ -78,16 +81,19 @@ def once(config, model, step, head, cache):
     cache.reset()
     prompt = torch.randint(2, config.vocab_size, (1, arguments.prompt), device=DEVICE)
     start = clock()
-    hidden = model(input_ids=prompt, past_key_values=cache, use_cache=True).last_hidden_state
-    token = head(hidden[:, -1]).argmax(-1, keepdim=True)
-    read = clock()
-    for at in range(arguments.tokens):
-        position = torch.full((1, 1), arguments.prompt + at, device=DEVICE)
-        token = step(token, position, cache).clone()
-    return (read - start) * 1e3, (clock() - read) * 1e3 / arguments.tokens
+    with torch.cuda.nvtx.range("prefill"):
+        hidden = model(input_ids=prompt, past_key_values=cache, use_cache=True).last_hidden_state
+        token = head(hidden[:, -1]).argmax(-1, keepdim=True)
+        read = clock()
+    with torch.cuda.nvtx.range("decode_all"):
+        for at in range(arguments.tokens):
+            position = torch.full((1, 1), arguments.prompt + at, device=DEVICE)
+            token = step(token, position, cache).clone()
+        end = clock()
+    return (read - start) * 1e3, (end - read) * 1e3 / arguments.tokens
 
 
-def row(experts, compiled):
+def row(experts, compiled, repeats):
     config, model, head = decoder(experts)
 
     def step(token, position, cache):
@@ -98,21 +104,25 @@ def row(experts, compiled):
 
     step = torch.compile(step, mode="reduce-overhead", fullgraph=True) if compiled else step
     cache = StaticCache(config=config, max_cache_len=arguments.prompt + arguments.tokens + 2)
-    for _ in range(2):
-        once(config, model, step, head, cache)
-    times = [once(config, model, step, head, cache) for _ in range(arguments.repeats)]
+    with torch.cuda.nvtx.range("warmup"):
+        for _ in range(2):
+            once(config, model, step, head, cache)
+    times = [once(config, model, step, head, cache) for _ in range(repeats)]
     prefill, token = (statistics.median(column) for column in zip(*times))
     return f"{prefill:>10.2f} {token:>10.3f}"
 
 
 print(f"transformers {transformers.__version__}, torch {torch.__version__}", end=", ")
 print(torch.cuda.get_device_name(0))
+if arguments.stages:
+    print(row(arguments.experts.split(",")[0], False, 1))
+    raise SystemExit
 print(f"prompt {arguments.prompt}, {arguments.tokens} tokens, median of {arguments.repeats}")
 print(f"{'experts':<12} {'mode':<10} {'prefill ms':>10} {'token ms':>10}")
 for experts in arguments.experts.split(","):
     for compiled in (False, True):
         try:
-            figures = row(experts, compiled)
+            figures = row(experts, compiled, arguments.repeats)
         except Exception as error:  # a row in place of figures
             reason = str(error).splitlines()[0][:100] if str(error) else ""
             figures = f"  failed: {type(error).__name__}: {reason}"

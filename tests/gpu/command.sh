@@ -4,11 +4,12 @@
 #   tests/gpu/command.sh [--bin DIR] [--device auto|cpu] [--tokens N] [--python PYTHON]
 #
 # Starts the service of DIR (default target/release) with commands as targets: the model runner
-# called as any other program, and, if PYTHON has PyTorch, torch_stages.py alone and as two workers
-# of torchrun on one GPU. Submits each in mode deep, follows it to its end, and prints its steps,
-# stages and processes, and the service's GPU gauges. Exits with 0 if all passes of a GPU succeeded,
-# kernels were attributed to both stages of each process, and their counters were read. Needs bash,
-# curl and python3; compiles nothing.
+# called as any other program; if PYTHON has PyTorch, torch_stages.py alone and as two workers of
+# torchrun on one GPU; and if it has transformers, DeepSeek-OCR's decoder of bench/peer.py. Submits
+# each in mode deep, follows it to its end, and prints its steps, stages and processes, the coverage
+# of counters, and the service's GPU gauges. Exits with 0 if all passes of a GPU succeeded, kernels
+# were attributed to both stages of each process, and their counters were read. Needs bash, curl and
+# python3; compiles nothing.
 set -euo pipefail
 bin=target/release device=auto tokens=16 python=''
 while [ $# -gt 0 ]; do
@@ -17,7 +18,7 @@ while [ $# -gt 0 ]; do
     --device) device=$2; shift ;;
     --tokens) tokens=$2; shift ;;
     --python) python=$2; shift ;;
-    *) sed -n '2,11p' "$0" >&2; exit 2 ;;
+    *) sed -n '2,13p' "$0" >&2; exit 2 ;;
   esac
   shift
 done
@@ -42,6 +43,12 @@ description = "Layers in PyTorch"
 program = "$python"
 args = ["$here/torch_stages.py", "{tokens}"]
 params.tokens = { type = "int", min = 1, max = 256, default = 16, description = "New tokens" }
+[commands.transformers]
+description = "DeepSeek-OCR's decoder in transformers, eager"
+program = "$python"
+args = ["$here/../../bench/peer.py", "--stages", "--tokens", "{tokens}"]
+exclude_ranges = ["warmup"]
+params.tokens = { type = "int", min = 1, max = 256, default = 16, description = "New tokens" }
 [commands.torchrun]
 description = "The same in two processes on one GPU"
 program = "$python"
@@ -54,6 +61,9 @@ export LLMPROF__SERVER__TARGETS=$targets
 
 names=generate
 [ -z "$python" ] || names='generate torch torchrun'
+if [ -n "$python" ] && "$python" -c 'import transformers.models.deepseek_ocr2' 2>/dev/null; then
+  names="$names transformers"
+fi
 for name in $names; do
   follow "$name" "$(printf '{"target": {"command": "%s", "params": {"tokens": %d}}, "mode": "deep",
     "repeats": 2, "warmup": 1, "device": "%s"}' "$name" "$tokens" "$device")"
@@ -62,7 +72,7 @@ done
 curl -sf "$base/metrics" | grep '^llmprof_gpu' || true
 rm -f "$targets"
 python3 - "$data" "$device" $names <<'PYTHON'
-import json, pathlib, sys
+import datetime, json, pathlib, sys
 data, device, names = pathlib.Path(sys.argv[1]), sys.argv[2], sys.argv[3:]
 failures = []
 for name in names:
@@ -70,7 +80,12 @@ for name in names:
     run, report = (json.loads(file.read_text()) for file in files)
     print(f"{name}: {run['state']}")
     for step in run["steps"]:
-        print(f"  {step['step']:12} {step['state']:10} {step.get('message') or ''}")
+        times = (step[key].replace("Z", "+00:00") for key in ("started_at", "ended_at"))
+        started, ended = map(datetime.datetime.fromisoformat, times)
+        print(
+            f"  {step['step']:12} {step['state']:10} {(ended - started).total_seconds():6.1f} s  "
+            f"{step.get('message') or ''}"
+        )
     wanted = ["baseline", "nsys", "analyze", "report"] + ([] if device == "cpu" else ["ncu"])
     for step in wanted:
         if not any(it["step"] == step and it["state"] == "succeeded" for it in run["steps"]):
@@ -88,6 +103,12 @@ for name in names:
             f"  {stage}: {mean} ms traced, kernels by process {sorted(ran.values())}, "
             f"counters of {len(read)}"
         )
+        total = [it["kernel_ms"] for it in report["stage_kernels"] if it["stage"] == stage]
+        share = 100 * sum(it["timeline_total_ms"] or 0 for it in read) / total[0] if total else 0
+        if device != "cpu":
+            print(f"  {stage}: counters of {share:.1f} % of its kernel time")
+        if device != "cpu" and name in ("generate", "transformers") and share < 90:
+            failures.append(f"{name}, {stage}: counters of {share:.1f} % of its kernel time")
         if not time:
             failures.append(f"{name}: {stage} was not timed")
         if device != "cpu" and (len(ran) != (2 if name == "torchrun" else 1) or not read):
