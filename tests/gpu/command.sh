@@ -18,7 +18,7 @@ while [ $# -gt 0 ]; do
     --device) device=$2; shift ;;
     --tokens) tokens=$2; shift ;;
     --python) python=$2; shift ;;
-    *) sed -n '2,13p' "$0" >&2; exit 2 ;;
+    *) sed -n '2,12p' "$0" >&2; exit 2 ;;
   esac
   shift
 done
