@@ -56,7 +56,14 @@ pub struct StoredInputs {
     pub used_at: String,
     /// Start of the first prompt.
     pub prompt: String,
+    /// A queued or running run that needs them.
+    pub needed_by: Option<RunId>,
 }
+
+/// Columns of [`StoredInputs`].
+const COLUMNS: &str = "id, owner, name, samples, images, bytes, created_at, used_at, prompt,
+    (select run_id from run_inputs join runs on runs.id = run_id
+     where inputs_id = inputs.id and state in ('queued', 'running') limit 1) as needed_by";
 
 /// Result of a deletion.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -94,6 +101,9 @@ fn stored(row: &SqliteRow) -> Result<StoredInputs, StoreError> {
         created_at: rfc3339(column(row, "created_at")?),
         used_at: rfc3339(column(row, "used_at")?),
         prompt: column(row, "prompt")?,
+        needed_by: column::<Option<Vec<u8>>>(row, "needed_by")?
+            .map(|id| super::id_of(&id))
+            .transpose()?,
     })
 }
 
@@ -134,15 +144,13 @@ impl Store {
         limit: u32,
     ) -> Result<Vec<StoredInputs>, StoreError> {
         let before = before.map_or_else(|| vec![0xff; 16], |id| key(&id).to_vec());
-        let rows = sqlx::query(
-            "select id, owner, name, samples, images, bytes, created_at, used_at, prompt
-             from inputs where id < ? order by id desc limit ?",
-        )
-        .bind(before)
-        .bind(limit)
-        .fetch_all(&mut *self.reader().await?)
-        .await
-        .map_err(during("list inputs"))?;
+        let query = format!("select {COLUMNS} from inputs where id < ? order by id desc limit ?");
+        let rows = sqlx::query(sqlx::AssertSqlSafe(query))
+            .bind(before)
+            .bind(limit)
+            .fetch_all(&mut *self.reader().await?)
+            .await
+            .map_err(during("list inputs"))?;
         rows.iter().map(stored).collect()
     }
 
@@ -151,7 +159,8 @@ impl Store {
         &self,
         id: InputsId,
     ) -> Result<Option<(StoredInputs, InputSet)>, StoreError> {
-        let row = sqlx::query("select * from inputs where id = ?")
+        let query = format!("select {COLUMNS}, content from inputs where id = ?");
+        let row = sqlx::query(sqlx::AssertSqlSafe(query))
             .bind(key(&id))
             .fetch_optional(&mut *self.reader().await?)
             .await

@@ -20,7 +20,7 @@ use std::{
 use super::manifest::hash_file;
 use crate::domain::{image_limits::MAX_FILE_BYTES, run_files::InputFile};
 pub use folders::{InputFolders, ListedManifest};
-pub use manifest::{ManifestImage, ManifestSample, check_name};
+pub use manifest::{ManifestImage, ManifestSample, check_name, parse as parse_manifest};
 
 /// A manifest with existing images.
 #[derive(Debug, Clone, PartialEq)]

@@ -38,6 +38,8 @@ pub struct InputStorage {
     /// Held from the first file to the commit, so that no content is removed that another upload
     /// needs.
     changes: Arc<Mutex<()>>,
+    /// Held while a missing thumbnail is made: one at a time.
+    thumbnails: Arc<Mutex<()>>,
 }
 
 impl InputStorage {
@@ -46,7 +48,7 @@ impl InputStorage {
         fs::create_dir_all(root.join(CONTENTS))?;
         fs::create_dir_all(root.join(THUMBNAILS))?;
         durable::sync_parent(root)?;
-        Ok(Self { root: root.to_owned(), changes: Arc::default() })
+        Ok(Self { root: root.to_owned(), changes: Arc::default(), thumbnails: Arc::default() })
     }
 
     pub fn root(&self) -> &Path {
@@ -71,6 +73,11 @@ impl InputStorage {
     /// Waits until no other upload or deletion changes the files.
     pub async fn lock(&self) -> MutexGuard<'_, ()> {
         self.changes.lock().await
+    }
+
+    /// Waits until no other missing thumbnail is made.
+    pub async fn lock_thumbnails(&self) -> MutexGuard<'_, ()> {
+        self.thumbnails.lock().await
     }
 
     /// Moves the files of an upload here and writes the manifest; durable on return. The caller

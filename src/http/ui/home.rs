@@ -53,6 +53,8 @@ pub struct HomeQuery {
     cursor: String,
     /// The run to submit again.
     again: String,
+    /// Stored inputs or a manifest that the form names.
+    inputs: String,
 }
 
 #[derive(Serialize)]
@@ -101,6 +103,7 @@ pub async fn home(
         "" => SubmitForm::empty(),
         id => SubmitForm::from_spec(&runs::find(&app, parse_id(id)?).await?.spec),
     };
+    let entered = entered.with_inputs(&query.inputs);
     show(&app, &caller, &query, &entered, None).await
 }
 

@@ -10,9 +10,11 @@ mod compare;
 mod doctor;
 mod forms;
 mod home;
+mod inputs;
 mod login;
 mod page;
 mod run;
+mod run_inputs;
 mod storage;
 mod submit_form;
 mod submit_inputs;
@@ -54,6 +56,10 @@ pub fn router(app: App) -> Router {
         .route("/ui/alignments", get(alignments::list).post(alignments::submit))
         .route("/ui/alignments/{alignment_id}", get(alignment::alignment))
         .route("/ui/alignments/{alignment_id}/delete", post(alignment::delete).get(alignment::back))
+        .route("/ui/runs/{run_id}/inputs/{image}", get(run_inputs::thumbnail))
+        .route("/ui/inputs", get(inputs::list))
+        .route("/ui/inputs/{inputs_id}", get(inputs::inputs))
+        .route("/ui/inputs/{inputs_id}/delete", post(inputs::delete).get(inputs::back))
         .route("/ui/storage", get(storage::storage))
         .route("/ui/diff", get(compare::compare))
         .route("/ui/doctor", get(doctor::doctor))

@@ -7,7 +7,10 @@ use axum::{
 };
 use serde::Serialize;
 
-use super::page::HtmlPage;
+use super::{
+    page::HtmlPage,
+    run_inputs::{self, RunInputs},
+};
 use crate::{
     artifact::{
         journal::{self, JournalEvent},
@@ -55,6 +58,8 @@ struct RunPageView {
     log: Vec<LogLine>,
     tiles: Vec<Tile>,
     tables: Vec<TableHead>,
+    /// `None` for commands and imports.
+    inputs: Option<RunInputs>,
     artifacts: Vec<ArtifactRecord>,
     bytes: u64,
     has: FilePresence,
@@ -129,6 +134,7 @@ pub async fn run(
         log,
         tiles: read_list(&app, id, layout::REPORT_JSON, report::stored_tiles).await?,
         tables,
+        inputs: run_inputs::of(&app, &run, &artifacts).await?,
         bytes: artifacts.iter().map(|it| it.bytes).sum(),
         has: FilePresence::of(&artifacts),
         artifacts,

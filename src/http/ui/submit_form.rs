@@ -65,6 +65,14 @@ impl SubmitForm {
         Self::from_fields(texts)
     }
 
+    /// The same form with these stored inputs or this manifest, unless the name is empty.
+    pub fn with_inputs(mut self, name: &str) -> Self {
+        if !name.is_empty() {
+            self.0.insert("inputs".into(), name.trim().to_owned());
+        }
+        self
+    }
+
     /// The prompt of the form's inputs; `None` if it is empty.
     pub fn prompt(&self) -> Option<&str> {
         self.0.get(PROMPT).map(String::as_str).filter(|prompt| !prompt.is_empty())

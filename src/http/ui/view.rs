@@ -18,7 +18,7 @@ use crate::report::{self, format};
 pub const STYLES: [&str; 2] = [report::html::STYLE, include_str!("templates/page.css")];
 pub const SCRIPT: &str = include_str!("templates/page.js");
 
-const TEMPLATES: [(&str, &str); 14] = [
+const TEMPLATES: [(&str, &str); 16] = [
     ("macros.html", report::html::TABLE_MACRO),
     ("layout.html", include_str!("templates/layout.html")),
     ("parts.html", include_str!("templates/parts.html")),
@@ -27,6 +27,8 @@ const TEMPLATES: [(&str, &str); 14] = [
     ("run.html", include_str!("templates/run.html")),
     ("alignments.html", include_str!("templates/alignments.html")),
     ("alignment.html", include_str!("templates/alignment.html")),
+    ("inputs.html", include_str!("templates/inputs.html")),
+    ("stored_inputs.html", include_str!("templates/stored_inputs.html")),
     ("storage.html", include_str!("templates/storage.html")),
     ("table.html", include_str!("templates/table.html")),
     ("diff.html", include_str!("templates/diff.html")),
@@ -60,6 +62,7 @@ fn engine() -> Environment<'static> {
     engine.add_filter("short", |id: String| {
         id.get(id.len().saturating_sub(12)..).unwrap_or(&id).to_owned()
     });
+    engine.add_filter("cut", |text: &str, max: usize| cut(text, max));
     engine.add_filter("cell", |value: Value| cell(&value));
     for (name, source) in TEMPLATES {
         engine
@@ -108,6 +111,14 @@ fn cell(value: &Value) -> String {
     }
 }
 
+/// The first `max` characters, with a mark if there are more.
+fn cut(text: &str, max: usize) -> String {
+    match text.char_indices().nth(max) {
+        Some((end, _)) => format!("{}…", text[..end].trim_end()),
+        None => text.to_owned(),
+    }
+}
+
 /// At least four significant digits.
 fn digits(value: f64) -> String {
     match value.abs() {
@@ -132,6 +143,11 @@ mod tests {
             "<time datetime=\"2026-11-20T09:00:00.123Z\">2026-11-20 09:00:00 UTC</time>"
         );
         assert!(!time("<b>").is_safe());
+    }
+
+    #[test]
+    fn a_long_text_is_cut_between_characters() {
+        assert_eq!((cut("åäö", 3), cut("åä öx", 3)), ("åäö".into(), "åä…".into()));
     }
 
     #[test]

@@ -178,6 +178,33 @@ async fn uploaded_pages_are_listed_shown_submitted_and_deleted() {
 }
 
 #[tokio::test]
+async fn a_missing_thumbnail_is_made_from_the_image_again() {
+    let api = Api::new().await;
+    let body = form(&[("a.png", &png(1))], None, &[("prompt", "x")]);
+    let view = upload(&api, "", FORM, body).await.json();
+    let path = view["images"][0]["thumbnail"].as_str().unwrap();
+    let first = api.get(path).await;
+    let sha256 = view["images"][0]["sha256"].as_str().unwrap();
+    let (thumbnail, content) = (api.storage.thumbnail(sha256), api.storage.content(sha256));
+    fs::remove_file(&thumbnail).unwrap();
+    let (second, third) = tokio::join!(api.get(path), api.get(path));
+    assert_eq!((second.status.as_u16(), &second.body), (200, &first.body));
+    assert_eq!(third.body, first.body);
+    assert_eq!(fs::read(&thumbnail).unwrap(), first.body);
+
+    fs::remove_file(&thumbnail).unwrap();
+    fs::remove_file(&content).unwrap();
+    fs::write(&content, png(2)).unwrap();
+    let changed = api.get(path).await;
+    assert_eq!(changed.error(), (404, "inputs_not_found".into()));
+    assert!(changed.text().contains("run llmprof check"), "{}", changed.text());
+    fs::remove_file(&content).unwrap();
+    assert!(api.get(path).await.text().contains("the image is missing; upload it again"));
+    assert!(!thumbnail.exists());
+    assert_eq!(fs::read_dir(api.data().join("incoming")).unwrap().count(), 0);
+}
+
+#[tokio::test]
 async fn samples_come_from_a_manifest_or_one_from_each_image() {
     let api = Api::new().await;
     let (first, second) = (png(1), png(2));

@@ -9,7 +9,12 @@ use serde_json::json;
 
 use super::driver::Browser;
 use crate::{
-    api::{alignments::pair, router::Api},
+    api::{
+        alignments::pair,
+        imports::FORM,
+        inputs::{form, png, upload},
+        router::Api,
+    },
     support::service::{LLMPROF, Service, Setup, command},
 };
 
@@ -185,6 +190,10 @@ async fn pages_are_accessible_in_both_color_schemes_and_on_phones() {
         .json();
     let alignment = id["alignment_id"].as_str().unwrap();
     let real = real_run(&api).await;
+    let images: [(&str, &[u8]); 2] = [("first.png", &png(1)), ("second.png", &png(2))];
+    let body = form(&images, None, &[("prompt", "Read the page."), ("each_image", "true")]);
+    let inputs = upload(&api, "", FORM, body).await.json();
+    let inputs = format!("/ui/inputs/{}", inputs["inputs_id"].as_str().unwrap());
     // A newer run and a small budget, so that the storage page lists planned actions.
     api.ended().await;
     let mut command = command(api.data(), &Setup::default());
@@ -203,6 +212,8 @@ async fn pages_are_accessible_in_both_color_schemes_and_on_phones() {
         format!("/ui/alignments/{alignment}"),
         format!("/alignments/{alignment}/report"),
         "/ui/storage".to_owned(),
+        "/ui/inputs".to_owned(),
+        inputs,
         "/ui/doctor".to_owned(),
         "/ui/nothing".to_owned(),
     ];

@@ -24,6 +24,7 @@ fn stored() -> StoredInputs {
         created_at: "2026-11-20T09:00:00.000Z".into(),
         used_at: "2026-11-20T09:00:00.000Z".into(),
         prompt: "Convert the document to markdown.".into(),
+        needed_by: None,
     }
 }
 

@@ -2,28 +2,26 @@
 
 pub mod example;
 pub mod pending;
+pub mod thumbnails;
 pub mod upload;
 
-use axum::{
-    Extension, Json,
-    extract::State,
-    http::{StatusCode, header},
-    response::{IntoResponse, Response},
-};
+use axum::{Extension, Json, extract::State, http::StatusCode, response::Response};
 use serde::{Deserialize, Serialize};
 use utoipa::{IntoParams, ToSchema};
 
 use crate::{
     artifact::inputs::ListedManifest,
     domain::{
-        ids::InputsId,
+        ids::{InputsId, RunId},
         inputs::{ImageFormat, InputSample, InputSet, StoredImage},
     },
     http::{
         auth::access::{Caller, check_owner},
         error::{
             ApiError, ErrorCode,
-            responses::{GuardedErrors, InputsActive, InputsNotFound, InvalidParameter},
+            responses::{
+                GuardedErrors, InputsActive, InputsNotFound, InvalidParameter, Unavailable,
+            },
         },
         extract::{
             bounds,
@@ -54,6 +52,8 @@ pub struct InputsSummary {
     pub created_at: String,
     /// Last upload or submission.
     pub used_at: String,
+    /// A queued or running run that needs them; `null`: they can be deleted.
+    pub needed_by: Option<RunId>,
 }
 
 /// A manifest that a submission can name.
@@ -91,6 +91,8 @@ pub struct InputsView {
     pub created_at: String,
     /// Last upload or submission.
     pub used_at: String,
+    /// A queued or running run that needs them; `null`: they can be deleted.
+    pub needed_by: Option<RunId>,
 }
 
 /// An image of stored inputs.
@@ -114,8 +116,19 @@ pub struct ImageView {
 impl From<StoredInputs> for InputsSummary {
     fn from(stored: StoredInputs) -> Self {
         let StoredInputs { id, owner, name, samples, images, bytes, .. } = stored;
-        let StoredInputs { created_at, used_at, prompt, .. } = stored;
-        Self { inputs_id: id, name, owner, samples, images, bytes, prompt, created_at, used_at }
+        let StoredInputs { created_at, used_at, prompt, needed_by, .. } = stored;
+        Self {
+            inputs_id: id,
+            name,
+            owner,
+            samples,
+            images,
+            bytes,
+            prompt,
+            created_at,
+            used_at,
+            needed_by,
+        }
     }
 }
 
@@ -135,6 +148,7 @@ impl InputsView {
             bytes: stored.bytes,
             created_at: stored.created_at,
             used_at: stored.used_at,
+            needed_by: stored.needed_by,
         }
     }
 }
@@ -217,6 +231,8 @@ pub(crate) fn not_found(id: InputsId) -> ApiError {
 }
 
 /// Get a small version of an image, at most 240 pixels per side
+///
+/// It is made from the image if it is missing, for example after a restore.
 #[utoipa::path(get, path = "/inputs/{inputs_id}/images/{image}/thumbnail", tag = "inputs",
     operation_id = "get_thumbnail",
     params(
@@ -225,7 +241,7 @@ pub(crate) fn not_found(id: InputsId) -> ApiError {
     responses(
         (status = 200, description = "The thumbnail", body = String,
             content_type = "image/jpeg", example = json!("(bytes of the image)")),
-        GuardedErrors, InvalidParameter, InputsNotFound))]
+        GuardedErrors, InvalidParameter, InputsNotFound, Unavailable))]
 pub async fn thumbnail(
     State(app): State<App>,
     ImagePath(id, at): ImagePath,
@@ -236,17 +252,8 @@ pub async fn thumbnail(
         ApiError::new(ErrorCode::InputsNotFound, message)
     };
     let image = set.images.get(at as usize).ok_or_else(missing)?;
-    let file = tokio::fs::read(app.input_storage.thumbnail(&image.sha256)).await;
-    let bytes = file.map_err(|_| {
-        let message = format!("no thumbnail of {}; upload the image again", image.name);
-        ApiError::new(ErrorCode::InputsNotFound, message)
-    })?;
-    // A content never changes, and neither does the image at a position.
-    let headers = [
-        (header::CONTENT_TYPE, "image/jpeg"),
-        (header::CACHE_CONTROL, "private, max-age=86400, immutable"),
-    ];
-    Ok((headers, bytes).into_response())
+    let content = app.input_storage.content(&image.sha256);
+    thumbnails::respond(&app, &image.name, &image.sha256, content).await
 }
 
 /// Delete stored inputs that no queued or running run needs

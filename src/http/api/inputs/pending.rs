@@ -57,7 +57,8 @@ pub(crate) async fn check(
     Ok(PendingInputs { _folder: folder, name, staged })
 }
 
-async fn inspect(app: &App, upload: InputsUpload) -> Result<StagedInputs, IntakeError> {
+/// Checks an upload with files in a child process.
+pub(super) async fn inspect(app: &App, upload: InputsUpload) -> Result<StagedInputs, IntakeError> {
     let (answer, answered) = oneshot::channel();
     let inspection = InputsInspection { upload, answer };
     let sent = app.intake.inspector.send(inspection.into()).await;
