@@ -57,6 +57,12 @@ pub fn all_aside<T: FromStr + Ord>(all: &Path) -> io::Result<Vec<T>> {
     Ok(found)
 }
 
+/// `text` with the paths in `dir` relative to it. Tools print the paths of files that they write.
+pub fn without_path(text: &str, dir: &Path) -> String {
+    let Some(dir) = dir.to_str().filter(|dir| dir.len() > 1) else { return text.to_owned() };
+    text.replace(&format!("{dir}/"), "").replace(dir, ".")
+}
+
 /// Success where there was nothing.
 pub(super) fn ignore_missing(result: io::Result<()>) -> io::Result<()> {
     match result {

@@ -23,6 +23,9 @@ pub const GATHERED: &str = "gathered.json";
 pub const PASSES: &str = "passes.json";
 /// Owner of the folder: a job that finds another name there was replaced.
 pub const OWNER: &str = "owner";
+/// Path of the folder of the model's weights on the executing host, which requests name by this
+/// file.
+pub const WEIGHTS: &str = "weights";
 /// Output of the scheduler's job outside its steps.
 pub const SCHEDULER_LOG: &str = "scheduler.log";
 /// Output of an import's process, outside its steps.
@@ -33,8 +36,18 @@ pub const KEPT: &[&str] = &[PROGRESS, JOB, PASSES, OWNER, SCHEDULER_LOG, JOB_STD
 /// Further files that stay of an import.
 pub const IMPORTED: &[&str] = &[IMPORT, NSYS, NCU];
 /// Files that change after the seal or belong to the executor, and so are not artifacts.
-pub const UNSEALED: &[&str] =
-    &[MANIFEST, JOB, RESULT, GATHERED, PASSES, OWNER, SCHEDULER_LOG, JOB_STDOUT, JOB_STDERR];
+pub const UNSEALED: &[&str] = &[
+    MANIFEST,
+    JOB,
+    RESULT,
+    GATHERED,
+    PASSES,
+    OWNER,
+    WEIGHTS,
+    SCHEDULER_LOG,
+    JOB_STDOUT,
+    JOB_STDERR,
+];
 
 /// Returns true for a file that is not an artifact: one of [`UNSEALED`], or an incomplete one that
 /// a killed writer left.

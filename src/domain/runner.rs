@@ -13,7 +13,8 @@ use crate::domain::{dtype::Dtype, model::ModelSpec};
 #[serde(deny_unknown_fields)]
 pub struct RunnerRequest {
     pub model: ModelSpec,
-    /// Folder with `*.safetensors` and optionally `tokenizer.json`; synthetic weights from `seed`
+    /// Folder with `*.safetensors` and optionally `tokenizer.json`, or a file that contains the
+    /// path of that folder; in a request file relative to its folder. Synthetic weights from `seed`
     /// when absent.
     pub weights: Option<PathBuf>,
     pub seed: u64,
@@ -76,13 +77,12 @@ impl RunnerRequest {
         Self { further_samples: Vec::new(), ..self.clone() }
     }
 
-    /// The request with the images' paths relative to `folder`, which shares a part of its path
-    /// with them.
+    /// The request with its paths relative to `folder`, which shares a part of its path with them.
     pub fn relative_to(&self, folder: &Path) -> Self {
         self.with_paths(|image| relative(folder, image))
     }
 
-    /// The request with relative paths of images joined to `folder`.
+    /// The request with its relative paths joined to `folder`.
     pub fn below(&self, folder: &Path) -> Self {
         self.with_paths(|image| folder.join(image))
     }
@@ -93,7 +93,16 @@ impl RunnerRequest {
             prompt: sample.prompt.clone(),
             images: changed(&sample.images),
         });
-        Self { images: changed(&self.images), further_samples: further.collect(), ..self.clone() }
+        let weights = self.weights.as_deref().map(&change);
+        // The model's own path is of the host; the one of the request counts.
+        let of_model = self.model.weights.as_ref().and(weights.clone());
+        Self {
+            model: ModelSpec { weights: of_model, ..self.model.clone() },
+            weights,
+            images: changed(&self.images),
+            further_samples: further.collect(),
+            ..self.clone()
+        }
     }
 }
 

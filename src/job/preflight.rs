@@ -1,6 +1,8 @@
 //! The preflight step: checks the host, resolves inputs and model, and keeps both in the run's
 //! folder before any pass starts.
 
+use std::path::PathBuf;
+
 use super::{
     RunningJob,
     folder::{blocking, json, yaml},
@@ -119,7 +121,7 @@ impl RunningJob<'_> {
         self.write(layout::INPUTS, &yaml(&files)?)?;
         Ok(RunnerRequest {
             model: model.clone(),
-            weights: model.weights.clone(),
+            weights: self.name_weights(model)?,
             seed: workload.seed,
             prompt: first.prompt,
             images: first.images,
@@ -138,6 +140,17 @@ impl RunningJob<'_> {
             extracted: false,
             cold_cache: false,
         })
+    }
+
+    /// Writes the path of the model's weights to a file of the run's folder that is not an
+    /// artifact; returns the file, which the requests name in place of the path.
+    fn name_weights(&self, model: &ModelSpec) -> Result<Option<PathBuf>, String> {
+        let Some(folder) = &model.weights else { return Ok(None) };
+        let failed = |why: String| format!("cannot use the weights of {}: {why}", model.name);
+        let folder = folder.canonicalize().map_err(|error| failed(error.to_string()))?;
+        let text = folder.to_str().ok_or_else(|| failed("their path is not UTF-8".into()))?;
+        self.write(layout::WEIGHTS, text)?;
+        Ok(Some(self.dir.join(layout::WEIGHTS)))
     }
 }
 

@@ -7,7 +7,7 @@ use tokio::{sync::mpsc, task::JoinHandle, time::Instant};
 
 use super::{RunningJob, StoppedBy, resume};
 use crate::{
-    artifact::{finished_passes::FinishedPass, journal::JournalEvent},
+    artifact::{finished_passes::FinishedPass, folder::without_path, journal::JournalEvent},
     collect::{
         ChildLine, CollectError, ExitReason, Pass, ProcessLimits, process::disk_quota::DiskQuota,
     },
@@ -171,11 +171,11 @@ impl RunningJob<'_> {
     /// the limits are dropped.
     pub(super) fn process_limits(&self, step: Step) -> (ProcessLimits, JoinHandle<()>) {
         let (sender, mut receiver) = mpsc::unbounded_channel();
-        let journal = self.journal.events();
+        let (journal, dir) = (self.journal.events(), self.dir.to_owned());
         let lines = tokio::spawn(async move {
             while let Some(line) = receiver.recv().await {
                 match line {
-                    ChildLine::Log(line) => journal.log(step, &line),
+                    ChildLine::Log(line) => journal.log(step, &without_path(&line, &dir)),
                     ChildLine::Progress(it) => journal.write(&JournalEvent::Progress {
                         step,
                         phase: it.phase,

@@ -135,6 +135,10 @@ pub struct WorkloadOptions {
 pub enum ArgsError {
     #[error("cannot read {path}: {source}")]
     Read { path: PathBuf, source: io::Error },
+    #[error(
+        "cannot read {path}: {source}; put the folder of the weights there, or a file with its path"
+    )]
+    Weights { path: PathBuf, source: io::Error },
     #[error("invalid request {path}: {reason}")]
     Request { path: PathBuf, reason: String },
     #[error("nothing to run: give --model, --target or --request")]
@@ -175,7 +179,9 @@ impl RunOptions {
                 let invalid = |reason: String| ArgsError::Request { path: path.clone(), reason };
                 let request: RunnerRequest =
                     serde_json::from_str(&read(path)?).map_err(|e| invalid(e.to_string()))?;
-                Ok(request.below(path.parent().unwrap_or(Path::new(""))))
+                let request = request.below(path.parent().unwrap_or(Path::new("")));
+                let weights = request.weights.as_deref().map(weights_folder).transpose()?;
+                Ok(RunnerRequest { weights, ..request })
             }
             None => Ok(RunnerRequest {
                 steady_ms: self.steady_ms,
@@ -228,6 +234,16 @@ impl WorkloadOptions {
 /// row.
 fn synthetic_prompt(tokens: u32) -> String {
     (1..tokens).map(|i| char::from(b'a' + (i * 7 % 26) as u8)).collect()
+}
+
+/// The folder of the weights that a request names: `path`, or the content of the file there.
+fn weights_folder(path: &Path) -> Result<PathBuf, ArgsError> {
+    if path.is_dir() {
+        return Ok(path.to_owned());
+    }
+    let folder = fs::read_to_string(path)
+        .map_err(|source| ArgsError::Weights { path: path.to_owned(), source })?;
+    Ok(folder.trim_end().into())
 }
 
 fn read(path: &Path) -> Result<String, ArgsError> {

@@ -16,7 +16,7 @@ use crate::{
             child::{ExitReason, ProcessLimits, run},
             disk_quota::drop_raw,
             loader_errors,
-            output::{Logs, last_lines},
+            output::{self, Logs, last_lines},
         },
         tools::ncu::NcuFailure,
     },
@@ -304,7 +304,14 @@ impl<'a> PassFolder<'a> {
     ) -> Result<Pass, CollectError> {
         self.record_command(argv)?;
         let started = Instant::now();
-        match run(argv, logs, limits).await {
+        let ended = run(argv, logs, limits).await;
+        for path in [&logs.stdout, &logs.stderr] {
+            // A printed page is not a log.
+            if path.starts_with(self.dir.join(layout::LOGS)) {
+                output::make_portable(path, self.dir);
+            }
+        }
+        match ended {
             Ok(ExitReason::Exited(0)) => Ok(Pass { wall: started.elapsed(), findings: Vec::new() }),
             Ok(ended) => Err(self.failure(what, ended, logs, limits)),
             Err(source) => Err(CollectError::Run { program: argv.program.clone(), source }),

@@ -69,8 +69,8 @@ impl Argv {
             .collect()
     }
 
-    /// Returns the command as it runs in an unpacked copy of `dir`: its paths relative to it, and
-    /// `programs` by their names.
+    /// Returns the command as it runs in an unpacked copy of `dir`: its paths relative to it, those
+    /// in variables too, and `programs` by their names.
     pub fn portable(&self, dir: &Path, programs: &[&Path]) -> Self {
         let portable = |word: &OsStr| -> OsString {
             let path = Path::new(word);
@@ -84,6 +84,7 @@ impl Argv {
         Self {
             program: portable(self.program.as_os_str()).into(),
             args: self.args.iter().map(|word| portable(word)).collect(),
+            env: self.env.iter().map(|(name, value)| (name.clone(), portable(value))).collect(),
             ..self.clone()
         }
     }
@@ -126,6 +127,15 @@ mod tests {
             String::from_utf8(shell.stdout).unwrap(),
             "plain|two words|it's||$HOME;`id`|a\nb|"
         );
+    }
+
+    #[test]
+    fn a_portable_command_has_no_path_of_the_folder_and_its_programs() {
+        let argv = Argv::new("/opt/bin/runner")
+            .args(["--out", "/runs/a/nsys", "/runs/ab", "/runs/a"])
+            .env("LOG", "/runs/a/nsys/log");
+        let portable = argv.portable(Path::new("/runs/a"), &[Path::new("/opt/bin/runner")]);
+        assert_eq!(portable.shell(), "LOG=nsys/log runner --out nsys /runs/ab .");
     }
 
     #[test]

@@ -7,7 +7,7 @@
 
 use std::{
     collections::VecDeque,
-    fs::File,
+    fs::{self, File},
     io::{self, Read, Seek, SeekFrom},
     path::{Path, PathBuf},
 };
@@ -17,7 +17,10 @@ use tokio::{
     time::Instant,
 };
 
-use crate::collect::process::line_stream::Lines;
+use crate::{
+    artifact::{folder::without_path, manifest::write_whole},
+    collect::process::line_stream::Lines,
+};
 
 /// Default maximum size of a log file, bytes.
 pub const DEFAULT_CAP: u64 = 16 << 20;
@@ -69,6 +72,18 @@ pub fn last_lines(path: &Path, n: usize) -> Vec<String> {
         .iter()
         .map(|line| line.chars().take(2_000).collect())
         .collect()
+}
+
+/// Makes the paths below `dir` in a log relative to it. A log that is not UTF-8 is kept as it is.
+pub fn make_portable(log: &Path, dir: &Path) {
+    let Ok(text) = fs::read_to_string(log) else { return };
+    let portable = without_path(&text, dir);
+    // A full disk leaves the log as it is.
+    if portable != text
+        && let Err(error) = write_whole(log, portable.as_bytes())
+    {
+        tracing::warn!(path = %log.display(), %error, "cannot shorten the paths of a log");
+    }
 }
 
 /// Copies `from` to a file, at most `cap` bytes, and passes its lines to `lines`.
@@ -145,6 +160,16 @@ mod tests {
         assert_eq!(log.len() as u64, cap + note.len() as u64);
         assert!(log.starts_with("0\n1\n2\n") && log.contains(&note));
         assert_eq!(last_lines(&path, 2), ["499998", "499999"]);
+    }
+
+    #[test]
+    fn a_log_names_the_files_of_its_run_without_their_folder() {
+        let dir = tempfile::tempdir().unwrap();
+        let log = dir.path().join("log");
+        let printed = format!("wrote {0}/nsys/a to {0}\n", dir.path().display());
+        std::fs::write(&log, printed).unwrap();
+        make_portable(&log, dir.path());
+        assert_eq!(std::fs::read_to_string(&log).unwrap(), "wrote nsys/a to .\n");
     }
 
     #[test]

@@ -80,7 +80,7 @@ impl RunningJob<'_> {
     fn input_files(&self, request: &RunnerRequest) -> Hashed {
         Hashed {
             files: [layout::INPUTS, layout::INPUT_MANIFEST].map(|name| self.dir.join(name)).into(),
-            folders: request.weights.clone().into_iter().collect(),
+            folders: request.model.weights.clone().into_iter().collect(),
             texts: vec![request.prompt.clone().into_bytes()],
         }
     }

@@ -1,6 +1,6 @@
 //! Bundles: without paths of their host, and with inputs that another service accepts.
 
-use std::{fs, path::Path};
+use std::{fs, path::Path, process::Command};
 
 use llmprof::domain::runner::PREDICTIONS;
 use serde_json::{Value, json};
@@ -10,7 +10,10 @@ use crate::{
         imports::FORM,
         inputs::{form, png},
     },
-    support::service::{Service, Setup, command},
+    support::{
+        deep::{DeepHost, deep},
+        service::{RUNNER, Service, Setup, command},
+    },
 };
 
 /// Starts a service whose home folder contains its data and inputs folders.
@@ -60,6 +63,14 @@ fn tokens(files: &[(String, Vec<u8>)]) -> Vec<Value> {
         .collect()
 }
 
+/// Fails if a file of a bundle has this path.
+#[track_caller]
+fn assert_not_named(path: &str, name: &str, bytes: &[u8]) {
+    let text = String::from_utf8_lossy(bytes);
+    let found = text.lines().find(|line| line.contains(path));
+    assert!(found.is_none(), "{name}: {}", found.unwrap_or_default());
+}
+
 #[tokio::test]
 async fn a_bundle_names_no_path_of_its_host_and_its_inputs_run_elsewhere() {
     let home = tempfile::tempdir().unwrap();
@@ -75,11 +86,7 @@ async fn a_bundle_names_no_path_of_its_host_and_its_inputs_run_elsewhere() {
         let run = service.end(id).await;
         assert!(run["ended_at"].is_string() && run["state"] != "failed", "{run:#}");
         for (name, bytes) in bundle(&service, id).await {
-            // Logs are what the tools printed.
-            let is_written = !name.starts_with("logs/");
-            let text = String::from_utf8_lossy(&bytes);
-            let found = text.lines().find(|line| line.contains(home_path));
-            assert!(found.is_none() || !is_written, "{name}: {}", found.unwrap_or_default());
+            assert_not_named(home_path, &name, &bytes);
         }
     }
     let files = bundle(&service, &id).await;
@@ -102,4 +109,99 @@ async fn a_bundle_names_no_path_of_its_host_and_its_inputs_run_elsewhere() {
     let repeated = service.submit(settings(&again)).await;
     service.end(&repeated).await;
     assert_eq!(tokens(&bundle(&service, &repeated).await), tokens(&files));
+}
+
+/// A model of one layer with weights of zeros in `folder`.
+fn write_model(folder: &Path) {
+    fs::create_dir_all(folder).unwrap();
+    let config = r#"{"model_type": "llama", "hidden_size": 16, "num_hidden_layers": 1,
+        "num_attention_heads": 2, "num_key_value_heads": 2, "intermediate_size": 32,
+        "vocab_size": 300, "max_position_embeddings": 128, "rope_theta": 10000.0,
+        "rms_norm_eps": 1e-5, "bos_token_id": 1, "eos_token_id": 2, "torch_dtype": "float32"}"#;
+    fs::write(folder.join("config.json"), config).unwrap();
+    let layer = "model.layers.0";
+    let mut shapes = vec![
+        ("model.embed_tokens".to_owned(), vec![300, 16]),
+        ("model.norm".into(), vec![16]),
+        ("lm_head".into(), vec![300, 16]),
+        (format!("{layer}.input_layernorm"), vec![16]),
+        (format!("{layer}.post_attention_layernorm"), vec![16]),
+        (format!("{layer}.mlp.gate_proj"), vec![32, 16]),
+        (format!("{layer}.mlp.up_proj"), vec![32, 16]),
+        (format!("{layer}.mlp.down_proj"), vec![16, 32]),
+    ];
+    shapes.extend(["q", "k", "v", "o"].map(|it| {
+        let name = format!("{layer}.self_attn.{it}_proj");
+        (name, vec![16, 16])
+    }));
+    let zeros = vec![0u8; 300 * 16 * 4];
+    let tensors = shapes.iter().map(|(name, shape): &(String, Vec<usize>)| {
+        let bytes = &zeros[..shape.iter().product::<usize>() * 4];
+        let dtype = safetensors::Dtype::F32;
+        let view = safetensors::tensor::TensorView::new(dtype, shape.clone(), bytes).unwrap();
+        (format!("{name}.weight"), view)
+    });
+    let path = folder.join("model.safetensors");
+    safetensors::serialize_to_file(tensors, None, &path).unwrap();
+}
+
+#[tokio::test]
+async fn a_deep_run_of_loaded_weights_names_no_folder_of_its_host_and_repeats_by_its_commands() {
+    let host = DeepHost::new();
+    let models = host.folder().join("models");
+    write_model(&models.join("loaded"));
+    host.put("inputs/text.yaml", "prompt: read");
+    let service =
+        Service::spawn(host.command().env("LLMPROF__SERVER__MODELS", &models), &host.data);
+    let mut settings = deep();
+    settings["model"] = json!("loaded");
+    settings["inputs_manifest"] = json!("text.yaml");
+    let id = service.submit(settings).await;
+    let run = service.end(&id).await;
+    assert!(run["state"] == "succeeded" || run["state"] == "partial", "{run:#}");
+    let files = bundle(&service, &id).await;
+    let names: Vec<&str> = files.iter().map(|(name, _)| name.as_str()).collect();
+    for name in ["config.yaml", "nsys/request.json", "logs/nsys.stdout.log", "progress.jsonl"] {
+        assert!(names.contains(&name), "{name} is not in {names:?}");
+    }
+    assert!(!names.contains(&"weights"), "the path of the weights is of the host alone");
+    let text = |name: &str| {
+        let (_, bytes) = files.iter().find(|(other, _)| other == name).unwrap();
+        String::from_utf8(bytes.clone()).unwrap()
+    };
+    let request: Value = serde_json::from_str(&text("baseline/request.json")).unwrap();
+    assert_eq!(request["weights"], "../weights");
+    assert!(text("logs/nsys.stdout.log").contains("Generated: nsys/run.nsys-rep"));
+    let folder = host.folder().to_str().unwrap();
+    for (name, bytes) in &files {
+        assert_not_named(folder, name, bytes);
+    }
+
+    // The command of the pass computes the same tokens again, in the folder of the run.
+    let dir = service.run_dir(&id);
+    let commands = text("baseline/cmd.txt");
+    let path = format!("{folder}:{}", std::env::var("PATH").unwrap());
+    fs::remove_file(dir.join("baseline").join(PREDICTIONS)).ok();
+    let line = commands.lines().next().unwrap();
+    let output = Command::new("sh").args(["-c", line]).current_dir(&dir).env("PATH", path).output();
+    let output = output.unwrap();
+    assert!(output.status.success(), "{line}: {}", String::from_utf8_lossy(&output.stderr));
+    let again = fs::read(dir.join("baseline").join(PREDICTIONS)).unwrap();
+    assert_eq!(tokens(&[(PREDICTIONS.into(), again)]), tokens(&files));
+
+    // Elsewhere the weights are put next to the passes.
+    let other = tempfile::tempdir().unwrap();
+    fs::create_dir(other.path().join("baseline")).unwrap();
+    fs::write(other.path().join("baseline/request.json"), text("baseline/on-cpu.json")).unwrap();
+    let execute = || {
+        let arguments = ["run", "--request", "baseline/request.json", "--out", "baseline"];
+        Command::new(RUNNER).args(arguments).current_dir(other.path()).output().unwrap()
+    };
+    let refused = execute();
+    let why = String::from_utf8_lossy(&refused.stderr).into_owned();
+    assert_eq!(refused.status.code(), Some(2), "{why}");
+    assert!(why.contains("put the folder of the weights there"), "{why}");
+    std::os::unix::fs::symlink(models.join("loaded"), other.path().join("weights")).unwrap();
+    let output = execute();
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
 }

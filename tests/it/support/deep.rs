@@ -27,7 +27,7 @@ const NSYS_LINES: &str = r#"
 case $1 in
 --version) echo "NVIDIA Nsight Systems version $(cat "$HERE/nsys-version")";;
 profile) while [ "$1" != --output ]; do shift; done; stem=$2; shift 2; "$@" || exit $?
-    echo report > "$stem.nsys-rep";;
+    echo report > "$stem.nsys-rep"; echo "Generated: $stem.nsys-rep";;
 export) while [ "$1" != --output ]; do shift; done; cat "$HERE/run.sqlite" > "$2";;
 esac"#;
 const NCU_LINES: &str = r#"
