@@ -1,5 +1,6 @@
 //! `llmprof check`: holds database, manifests and files to one another, and repairs what can be.
 
+mod inputs;
 mod lost;
 mod subject;
 
@@ -14,7 +15,9 @@ use clap::Args;
 use llmprof::{
     artifact::{
         data_folder::{self, FolderLock},
-        folder, manifest,
+        folder,
+        inputs::storage,
+        manifest,
         verify::{self, FileFault},
     },
     config::Config,
@@ -34,16 +37,18 @@ const FAULTY: u8 = 2;
 
 /// Check that database, manifests and files of a data folder agree
 ///
-/// Of runs, imported ones too, and of alignments. Every file is read and hashed. Without --repair
-/// nothing is changed, and a service may use the folder meanwhile. The exit code is 0 when all is
-/// in order or was repaired, 2 when something is wrong, 1 when it could not be looked at.
+/// Of runs, imported ones too, of alignments, and of stored inputs. Every file is read and hashed.
+/// Without --repair nothing is changed, and a service may use the folder meanwhile. The exit code
+/// is 0 when all is in order or was repaired, 2 when something is wrong, 1 when it could not be
+/// looked at.
 ///
 /// A repair loses nothing, with one exception: a run with files that a power cut emptied is
 /// requeued, and its folder is recreated when it starts again.
 #[derive(Debug, Args)]
 pub struct CheckOptions {
-    /// Repair rows of sealed folders, partial files and folders without an owner, and requeue runs
-    /// with emptied files
+    /// Repair rows of sealed folders, partial files and folders without an owner, requeue runs with
+    /// emptied files, make thumbnails and manifests of stored inputs, and remove files without a
+    /// row
     #[arg(long)]
     repair: bool,
     /// Look at sizes only, and hash nothing
@@ -89,8 +94,18 @@ async fn check(
         retention::recover(&store, &runs, &alignments).await?;
     }
     let (found, repaired, bytes, files) = (0, 0, 0, 0);
-    let mut check =
-        DataCheck { store, runs, alignments, options, in_use, found, repaired, bytes, files };
+    let mut check = DataCheck {
+        store,
+        runs,
+        alignments,
+        stored_inputs: data.join(storage::FOLDER),
+        options,
+        in_use,
+        found,
+        repaired,
+        bytes,
+        files,
+    };
     check.all().await?;
     let DataCheck { found, repaired, bytes, files, .. } = check;
     println!("{files} files with {bytes} bytes looked at; {found} faults, {repaired} repaired");
@@ -105,6 +120,7 @@ struct DataCheck<'a> {
     store: Store,
     runs: PathBuf,
     alignments: PathBuf,
+    stored_inputs: PathBuf,
     options: &'a CheckOptions,
     /// A service is at work: what an interruption would leave is its normal state.
     in_use: bool,
@@ -138,7 +154,7 @@ impl DataCheck<'_> {
             })
             .await?;
         }
-        Ok(())
+        self.inputs(&self.stored_inputs.clone()).await
     }
 
     /// Looks for folders that the database does not know.

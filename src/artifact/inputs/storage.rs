@@ -15,6 +15,7 @@ use std::{
 use tokio::sync::{Mutex, MutexGuard};
 
 use super::{
+    images,
     manifest::{self, ManifestImage, ManifestSample},
     staging::{StagedImage, StagedInputs},
 };
@@ -26,10 +27,21 @@ use crate::{
     },
 };
 
+/// Name of the folder in a data folder.
+pub const FOLDER: &str = "stored_inputs";
 const CONTENTS: &str = "contents";
 const THUMBNAILS: &str = "thumbnails";
 /// Suffix of a manifest that is being written.
 const INCOMPLETE: &str = ".new";
+
+/// A thumbnail on disk.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum ThumbnailState {
+    Readable,
+    /// It is made when it is first requested.
+    Missing,
+    Broken,
+}
 
 /// The folder of stored inputs. Clones share its lock.
 #[derive(Debug, Clone)]
@@ -48,7 +60,12 @@ impl InputStorage {
         fs::create_dir_all(root.join(CONTENTS))?;
         fs::create_dir_all(root.join(THUMBNAILS))?;
         durable::sync_parent(root)?;
-        Ok(Self { root: root.to_owned(), changes: Arc::default(), thumbnails: Arc::default() })
+        Ok(Self::at(root))
+    }
+
+    /// The folder as it is, for readers.
+    pub fn at(root: &Path) -> Self {
+        Self { root: root.to_owned(), changes: Arc::default(), thumbnails: Arc::default() }
     }
 
     pub fn root(&self) -> &Path {
@@ -125,6 +142,44 @@ impl InputStorage {
         Ok(())
     }
 
+    /// True if the manifest of `id` is that of `set`. Blocks.
+    pub fn has_manifest(&self, id: InputsId, set: &InputSet) -> bool {
+        let written = fs::read_to_string(self.root.join(id.to_string())).ok();
+        written.is_some() && written == manifest::text(&manifest_of(set)).ok()
+    }
+
+    /// Makes the thumbnail of a stored content again. The error is one line. Blocks.
+    pub fn make_thumbnail(&self, sha256: &str) -> Result<(), String> {
+        let new = self.root.join(THUMBNAILS).join(format!("{sha256}{INCOMPLETE}"));
+        images::check(&self.content(sha256), &new)?;
+        fs::rename(&new, self.thumbnail(sha256)).map_err(|error| error.to_string())
+    }
+
+    /// State of the thumbnail of a content. Blocks.
+    pub fn thumbnail_state(&self, sha256: &str) -> ThumbnailState {
+        let path = self.thumbnail(sha256);
+        match images::header(&path) {
+            _ if !path.exists() => ThumbnailState::Missing,
+            Ok(_) => ThumbnailState::Readable,
+            Err(_) => ThumbnailState::Broken,
+        }
+    }
+
+    /// Names of manifests and contents that the database does not list, by folder. Thumbnails of
+    /// contents that are not stored are those of runs' copies. Blocks.
+    pub fn unlisted(
+        &self,
+        ids: &HashSet<InputsId>,
+        contents: &HashSet<String>,
+    ) -> io::Result<Vec<String>> {
+        let is_listed = |name: &str| name.parse().is_ok_and(|id| ids.contains(&id));
+        let mut found = unlisted_files(&self.root, is_listed)?;
+        let of_contents = unlisted_files(&self.contents(), |name| contents.contains(name))?;
+        found.extend(of_contents.into_iter().map(|name| format!("{CONTENTS}/{name}")));
+        found.sort();
+        Ok(found)
+    }
+
     /// Removes files that the database does not list; returns their number. Blocks.
     pub fn sweep(&self, ids: &HashSet<InputsId>, contents: &HashSet<String>) -> io::Result<usize> {
         let is_listed = |name: &str| name.parse().is_ok_and(|id| ids.contains(&id));
@@ -152,18 +207,30 @@ fn manifest_of(set: &InputSet) -> Vec<ManifestSample> {
 
 /// Removes the files of a folder that are not listed; returns their number.
 fn sweep_folder(folder: &Path, is_listed: impl Fn(&str) -> bool) -> io::Result<usize> {
-    let mut removed = 0;
-    for entry in fs::read_dir(folder)? {
+    let unlisted = unlisted_files(folder, is_listed)?;
+    for name in &unlisted {
+        fs::remove_file(folder.join(name))?;
+    }
+    Ok(unlisted.len())
+}
+
+/// Names of the files of a folder that are incomplete or not listed.
+fn unlisted_files(folder: &Path, is_listed: impl Fn(&str) -> bool) -> io::Result<Vec<String>> {
+    let mut names = Vec::new();
+    let entries = match fs::read_dir(folder) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(names),
+        entries => entries?,
+    };
+    for entry in entries {
         let entry = entry?;
-        let name = entry.file_name();
-        let name = name.to_string_lossy();
+        // Names of this folder are ASCII.
+        let Ok(name) = entry.file_name().into_string() else { continue };
         let is_incomplete = name.ends_with(INCOMPLETE);
         if entry.file_type()?.is_file() && (is_incomplete || !is_listed(&name)) {
-            fs::remove_file(entry.path())?;
-            removed += 1;
+            names.push(name);
         }
     }
-    Ok(removed)
+    Ok(names)
 }
 
 #[cfg(test)]

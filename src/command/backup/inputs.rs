@@ -1,5 +1,5 @@
 //! Stored inputs in a backup: their contents by hash. Manifests are written again from the
-//! database; thumbnails are not kept.
+//! database; thumbnails are not kept, since they are made again when they are first requested.
 
 use std::path::Path;
 
@@ -7,16 +7,13 @@ use anyhow::{Context as _, Result};
 use llmprof::{
     artifact::{
         backup::{self, BackupOutcome},
-        inputs::storage::InputStorage,
+        inputs::storage::{FOLDER, InputStorage},
     },
     domain::{inputs::StoredImage, run_files::ArtifactRecord},
     store::Store,
 };
 
 use super::CopyCounts;
-
-/// The folder of stored inputs in a data folder.
-const FOLDER: &str = "stored_inputs";
 
 /// A content as a file of the folder of stored inputs.
 fn artifact(image: &StoredImage) -> ArtifactRecord {

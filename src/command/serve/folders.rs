@@ -10,7 +10,10 @@ use llmprof::{
     artifact::{
         data_folder::{self, FolderLock},
         durable,
-        inputs::{InputFolders, storage::InputStorage},
+        inputs::{
+            InputFolders,
+            storage::{self, InputStorage},
+        },
         samples,
     },
     config,
@@ -44,7 +47,7 @@ impl ServiceFolders {
                 data.display()
             );
         }
-        let stored = data.join("stored_inputs");
+        let stored = data.join(storage::FOLDER);
         let input_storage = InputStorage::open(&stored)
             .with_context(|| format!("cannot use the folder {}", stored.display()))?;
         let inputs = Arc::new(input_folders(&data, &server.inputs, stored)?);

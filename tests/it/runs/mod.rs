@@ -18,3 +18,4 @@ pub mod report;
 pub mod runner;
 pub mod samples;
 pub mod serving;
+pub mod stored_inputs;
