@@ -10,7 +10,7 @@ use super::{
 };
 use crate::{
     analyze::{
-        kernels::kernel_selection::{self, CounterPlan},
+        kernels::kernel_selection::{self, CounterPlan, TracedRepeats},
         stages::{DECODE, PREFILL, coverage::coverage, output_equality},
     },
     artifact::layout,
@@ -49,8 +49,7 @@ struct ExpectedTimeline {
     kernels: bool,
     ranges: &'static [&'static str],
     rules: StageRules,
-    /// The program can run with fewer tokens under ncu.
-    limits_tokens: bool,
+    repeats: TracedRepeats,
 }
 
 /// A timeline that was read back.
@@ -137,13 +136,17 @@ impl TimelineStep<'_> {
                     _ => &[PREFILL, DECODE],
                 },
                 rules: StageRules::default(),
-                limits_tokens: true,
+                repeats: TracedRepeats {
+                    samples: request.samples(),
+                    repeats: request.repeats.min(nsys.repeats),
+                    limits_tokens: true,
+                },
             },
             TimelineTarget::Command(CommandRun { plan, gpus, .. }) => ExpectedTimeline {
                 kernels: !gpus.is_empty() && plan.gpus > 0 && cuda,
                 ranges: &[],
                 rules: rules_of(&plan.stages, &plan.include_ranges, &plan.exclude_ranges),
-                limits_tokens: false,
+                repeats: TracedRepeats { samples: 1, repeats: nsys.repeats, limits_tokens: false },
             },
         }
     }
@@ -212,7 +215,7 @@ fn read_timeline(
     // Evidence only; a full disk fails the step elsewhere.
     fs::write(dir.join(layout::NSYS_COVERAGE), record.to_string()).ok();
     let incomplete = covered.finding(expected.kernels, &trace, &log);
-    let selected = kernel_selection::select_kernels(&trace, ncu, expected.limits_tokens);
+    let selected = kernel_selection::select_kernels(&trace, ncu, expected.repeats);
     Ok(ReadTimeline { trace, selected, incomplete })
 }
 

@@ -34,6 +34,15 @@ pub const RULES: &[Rule] = &[
         find: few_repeats,
     },
     Rule {
+        id: "first_sample_only",
+        severity: Info,
+        fires_on: "a run with several samples has counters, a GEMM log or the power of executions \
+                   back to back, which are of the first",
+        advice: "Submit another sample alone for counters and GEMMs of its shapes.",
+        max_saving: None,
+        find: first_sample_only,
+    },
+    Rule {
         id: "high_variance",
         severity: Warning,
         fires_on: "a stage's standard deviation over repeats is above 10 % of its mean",
@@ -61,6 +70,24 @@ pub const RULES: &[Rule] = &[
         find: |analysis, _| stages::cold::findings(&analysis.cold),
     },
 ];
+
+fn first_sample_only(analysis: &Analysis, _: &Trace) -> Vec<Finding> {
+    let samples = analysis.samples.rows.len();
+    let steady =
+        analysis.power.iter().flat_map(|it| &it.stages).any(|it| it.back_to_back.is_some());
+    let figures = [
+        ("the counters of ncu", !analysis.counters.is_empty()),
+        ("the GEMM log", !analysis.gemms.records.is_empty()),
+        ("the power of executions back to back", steady),
+    ];
+    let figures: Vec<&str> =
+        figures.into_iter().filter_map(|(name, exists)| exists.then_some(name)).collect();
+    if samples < 2 || figures.is_empty() {
+        return vec![];
+    }
+    let message = format!("Of sample 0 only, of {samples} samples: {}.", figures.join(", "));
+    vec![finding("first_sample_only", message)]
+}
 
 fn few_repeats(analysis: &Analysis, _: &Trace) -> Vec<Finding> {
     let command = analysis.command.as_ref().and_then(|command| command.plain_ms);

@@ -6,6 +6,7 @@
 //! was selected.
 
 mod processes;
+mod samples;
 #[cfg(test)]
 mod tests;
 
@@ -17,7 +18,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::{
     analyze::{
-        kernels::{LaunchConfig, launched},
+        kernels::LaunchConfig,
         stages::{DECODE, STAGES},
         stats::percent,
         timeline::launches::LaunchIndex,
@@ -30,6 +31,7 @@ use crate::{
     trace::{counter::LaunchCounters, names::base_name, nsys::NsysTrace},
 };
 use processes::{LaunchGroup, ProcessLimits, Selectable, assign};
+pub use samples::TracedRepeats;
 
 /// Divisors of decode that are tried until the target is covered: few steps take less time under
 /// ncu, and have fewer geometries.
@@ -48,6 +50,9 @@ pub struct CounterPlan {
     /// Divisor of decode: only its first 1/`part` runs under ncu, which takes less time and limits
     /// the number of geometries.
     pub part: u32,
+    /// The sample to which all of this belongs; absent for a run with one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub sample: Option<u32>,
 }
 
 /// A stage to profile.
@@ -56,6 +61,7 @@ pub struct SelectedStage {
     pub stage: String,
     /// The stage's range in ncu syntax; absent where ncu does not accept its name.
     pub range: Option<String>,
+    /// In the profiled sample, as the next one.
     pub kernel_ms: f64,
     /// Share of the stage's kernel time taken by the launches to profile, percent.
     pub planned_pct: Option<f64>,
@@ -86,21 +92,21 @@ pub struct KernelPair {
     pub ms: BTreeMap<String, f64>,
 }
 
-/// Selects launches until `ncu.target_pct` of each stage's kernel time is covered.
-/// `limits_tokens`: the program can run with fewer tokens under ncu.
+/// Selects launches until `ncu.target_pct` of each stage's kernel time is covered, in the first
+/// sample: only that one runs under ncu.
 pub fn select_kernels(
     trace: &NsysTrace,
     settings: &NcuSettings,
-    limits_tokens: bool,
+    traced: TracedRepeats,
 ) -> CounterPlan {
-    let timeline = StageLaunches::of(trace);
+    let timeline = StageLaunches::of(trace, traced);
     let limit = |number: u32| usize::try_from(number).unwrap_or(usize::MAX);
     let limits = ProcessLimits {
         target: settings.target_pct / 100.0,
         max_launches: limit(settings.max_launches),
         max_processes: limit(settings.max_processes),
     };
-    let whole = !limits_tokens || !timeline.stages.contains(&DECODE);
+    let whole = !traced.limits_tokens || !timeline.stages.contains(&DECODE);
     let mut best: Option<(f64, CounterPlan)> = None;
     for part in PARTS.into_iter().filter(|part| !whole || *part == 1) {
         let (score, plan) = timeline.plan(part, &limits, trace);
@@ -112,7 +118,8 @@ pub fn select_kernels(
             break;
         }
     }
-    best.map(|(_, plan)| plan).unwrap_or_default()
+    let plan = best.map(|(_, plan)| plan).unwrap_or_default();
+    CounterPlan { sample: (traced.samples > 1).then_some(0), ..plan }
 }
 
 /// Kernel launches in stages, in execution order.
@@ -140,11 +147,15 @@ struct PositionedGroup {
 }
 
 impl StageLaunches {
-    fn of(trace: &NsysTrace) -> Self {
+    fn of(trace: &NsysTrace, traced: TracedRepeats) -> Self {
         let joined = LaunchIndex::of(trace);
+        let end = samples::second_start(trace, &joined, traced).unwrap_or(i64::MAX);
         let known = |stage: Option<&str>| STAGES.iter().position(|it| Some(*it) == stage);
-        let all =
-            || launched(trace, &joined).filter_map(|(kernel, stage)| Some((kernel, known(stage)?)));
+        let all = || {
+            let first_sample =
+                samples::stage_starts(trace, &joined).filter(|(_, _, start)| *start < end);
+            first_sample.filter_map(|(kernel, stage, _)| Some((kernel, known(stage)?)))
+        };
         let present: BTreeSet<usize> = all().map(|(_, stage)| stage).collect();
         let index: HashMap<usize, usize> =
             present.iter().enumerate().map(|(at, stage)| (*stage, at)).collect();
@@ -237,7 +248,7 @@ impl StageLaunches {
             planned_pct: percent(covered[at], 1.0),
         });
         let score = covered.iter().map(|share| share.min(limits.target)).sum();
-        (score, CounterPlan { stages: stages.collect(), processes, pairs, part })
+        (score, CounterPlan { stages: stages.collect(), processes, pairs, part, sample: None })
     }
 
     fn names_of(&self, assigned: &[Option<usize>], process: usize) -> Vec<String> {
@@ -293,6 +304,11 @@ impl KernelPair {
 }
 
 impl CounterPlan {
+    /// ` in sample 0` where the run has several.
+    fn in_sample(&self) -> String {
+        self.sample.map_or_else(String::new, |sample| format!(" in sample {sample}"))
+    }
+
     /// Share of each stage's kernel time taken by the profiled kernels and geometries, percent.
     pub fn covered_pct(&self, profiled: &[LaunchCounters]) -> BTreeMap<String, f64> {
         let covered: Vec<&KernelPair> =
@@ -315,9 +331,10 @@ impl CounterPlan {
         let finding = |it: &SelectedStage| {
             let covered = covered.get(&it.stage).filter(|covered| **covered < target)?;
             let message = format!(
-                "the counters of {} cover {covered:.1} % of its kernel time; the target is \
+                "the counters of {} cover {covered:.1} % of its kernel time{}; the target is \
                  {target} %",
-                it.stage
+                it.stage,
+                self.in_sample()
             );
             let advice = if it.planned_pct.is_some_and(|planned| planned >= target) {
                 "read the finding on the kernels without counters: they were selected and not \
@@ -354,9 +371,10 @@ impl CounterPlan {
             return None;
         }
         let message = format!(
-            "ncu profiled {} of {} selected kernels and geometries",
+            "ncu profiled {} of {} selected kernels and geometries{}",
             planned.len() - missing.len(),
-            planned.len()
+            planned.len(),
+            self.in_sample()
         );
         let mut names = missing[..missing.len().min(MAX_LISTED)].join(", ");
         if missing.len() > MAX_LISTED {

@@ -149,6 +149,10 @@ pub fn costs(analysis: &Analysis) -> ReportTable {
             "Costs are counted for whole models; this run executed one part.",
             "`llmprof cost` counts each operator of the model.",
         ),
+        None if analysis.samples.rows.len() > 1 => gap(
+            "A static cost describes one prompt; this run has several samples.",
+            "`llmprof cost` counts the operators of the model for one of them.",
+        ),
         None => {
             let (why, remedy) = analysis.why_no_costs();
             gap(why, remedy)

@@ -3,6 +3,7 @@
 use super::{
     report_table::ReportTable,
     run_facts::or_step_message,
+    samples::{COUNTERS_OF_FIRST, first_sample_note},
     schema::{
         TableCell, TableColumn, bytes, count, flag, id, millis, nanos, nested, number, percent,
         size, text,
@@ -101,6 +102,13 @@ pub fn counters(facts: &RunFacts, analysis: &Analysis) -> ReportTable {
         table.note(
             "FLOP/B is unknown where the device does not count the operations of its tensor cores, \
              or where no byte was moved.",
+        );
+    }
+    if !table.rows.is_empty() {
+        table.notes.extend(first_sample_note(analysis, COUNTERS_OF_FIRST));
+        table.notes.extend(
+            (analysis.samples.rows.len() > 1)
+                .then(|| "Calls and means of the traced pass are of all samples.".into()),
         );
     }
     or_step_message(table, facts, Step::Ncu, "No counters were read.")

@@ -3,6 +3,7 @@
 use super::{
     report_table::ReportTable,
     run_facts::or_step_message,
+    samples::first_sample_note,
     schema::{TableColumn, count, flag, flops, id, number, percent, text},
 };
 use crate::{
@@ -74,6 +75,7 @@ pub fn gemms(facts: &RunFacts, analysis: &Analysis) -> ReportTable {
             "Logged in a separate eager pass with {steps} decode steps: shapes and counts are of \
              that pass, which is not timed."
         ));
+        table.notes.extend(first_sample_note(analysis, "The logged GEMMs"));
     }
     or_step_message(table, facts, Step::GemmLog, "No GEMM was logged.")
 }

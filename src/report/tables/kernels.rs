@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 
 use super::{
     report_table::ReportTable,
+    samples::{COUNTERS_OF_FIRST, first_sample_note},
     schema::{TableColumn, count, id, millis, nanos, number, percent, size, span_columns, text},
     traced::{recorded_only_note, stage_or_outside},
 };
@@ -162,6 +163,7 @@ pub fn kernels(facts: &RunFacts, trace: &Trace, analysis: &Analysis) -> ReportTa
              the \
              workload.",
         );
+        table.notes.extend(first_sample_note(analysis, COUNTERS_OF_FIRST));
     }
     if !table.rows.is_empty() {
         table.notes.extend(recorded_only_note(analysis));

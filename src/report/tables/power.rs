@@ -2,6 +2,7 @@
 
 use super::{
     report_table::ReportTable,
+    samples::first_sample_note,
     schema::{TableCell, TableColumn, count, nested, number, percent, text},
 };
 use crate::{
@@ -71,6 +72,9 @@ pub fn power(facts: &RunFacts, analysis: &Analysis) -> ReportTable {
     let Some(power) = &analysis.power else { return not_sampled(table, facts, analysis) };
     table.note(sampling(power));
     table.notes.extend(stages.iter().flat_map(stage_notes));
+    if stages.iter().any(|it| it.back_to_back.is_some()) {
+        table.notes.extend(first_sample_note(analysis, "Figures of executions back to back"));
+    }
     table.or_gap("No stage ran while the device was sampled.", "Read the baseline step's log.")
 }
 

@@ -2,6 +2,7 @@
 
 use super::{
     report_table::ReportTable,
+    samples::{COUNTERS_OF_FIRST, first_sample_note},
     schema::{TableCell, TableColumn, count, millis, nested, percent, text},
     traced::recorded_only_note,
 };
@@ -89,6 +90,9 @@ pub fn regions(analysis: &Analysis) -> ReportTable {
     );
     if graphs {
         table.notes.extend(recorded_only_note(analysis));
+    }
+    if analysis.regions.iter().any(|region| region.counters.is_some()) {
+        table.notes.extend(first_sample_note(analysis, COUNTERS_OF_FIRST));
     }
     table
 }

@@ -2,6 +2,7 @@
 
 use super::{
     report_table::ReportTable,
+    samples::{COUNTERS_OF_FIRST, first_sample_note},
     schema::{
         TableColumn, bytes, bytes_per_s, count, flops, flops_per_s, millis, nanos, number, percent,
         text,
@@ -103,6 +104,9 @@ pub fn roofline(analysis: &Analysis) -> ReportTable {
             "No roof is known: the pages name no device of conf/devices.toml, and no peak was \
              measured.",
         );
+    }
+    if !roofline.points.is_empty() {
+        table.notes.extend(first_sample_note(analysis, COUNTERS_OF_FIRST));
     }
     table.notes.extend(unknown_intensities(roofline));
     if !table.rows.is_empty() {

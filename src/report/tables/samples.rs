@@ -44,6 +44,16 @@ pub fn spread_columns() -> Vec<TableColumn<SampleSpread>> {
     columns
 }
 
+/// Figures of ncu in [`first_sample_note`].
+pub(super) const COUNTERS_OF_FIRST: &str = "The counters of ncu";
+
+/// The remark of a table with figures of the first sample only; `None` for a run with one.
+/// `figures`: what they are, `The counters of ncu`.
+pub(super) fn first_sample_note(analysis: &Analysis, figures: &str) -> Option<String> {
+    let samples = analysis.samples.rows.len();
+    (samples > 1).then(|| format!("{figures} are of sample 0 of {samples}."))
+}
+
 /// Times of each sample; without rows for a run with one.
 pub fn samples(analysis: &Analysis) -> ReportTable {
     let shown = [

@@ -9,7 +9,11 @@ use std::{
 
 use llmprof::{
     analyze::{
-        kernels::{StageKernels, kernel_selection::select_kernels, kernels},
+        kernels::{
+            StageKernels,
+            kernel_selection::{TracedRepeats, select_kernels},
+            kernels,
+        },
         stages::coverage::coverage,
         timeline::{device_time::device_times, launches::LaunchIndex},
     },
@@ -241,7 +245,8 @@ fn real_captures_cover_their_launches_graphs_and_ranges() {
 fn the_decoders_kernels_are_selected_by_stage_with_their_coverage() {
     let ncu = Profiling::bundled(Mode::Deep).unwrap().ncu;
     let described = |name: &str| {
-        let plan = select_kernels(&capture(name), &ncu, false);
+        let traced = TracedRepeats { samples: 1, repeats: 1, limits_tokens: false };
+        let plan = select_kernels(&capture(name), &ncu, traced);
         let stages: Vec<_> = plan
             .stages
             .iter()

@@ -10,7 +10,10 @@ use crate::{
         imports::FORM,
         inputs::{form, png},
     },
-    support::service::{Service, Setup},
+    support::{
+        deep::{DeepHost, deep},
+        service::{Service, Setup},
+    },
 };
 
 /// A page that is larger than a view, so that it has more tokens.
@@ -89,4 +92,33 @@ async fn each_sample_is_measured_and_the_slowest_is_named() {
     let page = fs::read_to_string(dir.join("report.html")).unwrap();
     assert!(page.contains("over 6 repeats of 3 samples"));
     assert!(fs::read_to_string(dir.join("report.html")).unwrap().contains("id=\"samples\""));
+}
+
+#[tokio::test]
+async fn a_deep_run_names_the_sample_of_its_counters_and_gemms() {
+    let host = DeepHost::new();
+    let two = "samples:\n- {prompt: read, images: [{path: small.png}]}\n- {prompt: count}";
+    host.put("inputs/two.yaml", two);
+    let service = host.serve();
+    let mut settings = deep();
+    settings["inputs_manifest"] = json!("two.yaml");
+    let id = service.submit(settings).await;
+    let run = service.end(&id).await;
+    assert!(run["state"] == "succeeded" || run["state"] == "partial", "{run:#}");
+    let dir = service.run_dir(&id);
+    let choice: Value =
+        serde_json::from_slice(&fs::read(dir.join("ncu/choice.json")).unwrap()).unwrap();
+    assert_eq!(choice["sample"], 0);
+    let request: Value =
+        serde_json::from_slice(&fs::read(dir.join("ncu/process-1/request.json")).unwrap()).unwrap();
+    assert_eq!(request["further_samples"], Value::Null, "one sample runs under ncu");
+    let findings = run["findings"].as_array().unwrap();
+    let finding = findings.iter().find(|it| it["id"] == "first_sample_only").unwrap();
+    let message = "Of sample 0 only, of 2 samples: the counters of ncu, the GEMM log.";
+    assert_eq!(finding["message"], message);
+    let report = fs::read_to_string(dir.join("report.md")).unwrap();
+    let gemms = fs::read_to_string(dir.join("gemms.md")).unwrap();
+    assert!(report.contains("The counters of ncu are of sample 0 of 2."), "{report}");
+    assert!(gemms.contains("The logged GEMMs are of sample 0 of 2."), "{gemms}");
+    assert!(report.contains("A static cost describes one prompt"), "{report}");
 }

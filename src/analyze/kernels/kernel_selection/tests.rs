@@ -6,6 +6,9 @@ use crate::{
     domain::{mode::Mode, profiling::Profiling},
 };
 
+/// A run with one sample.
+const WHOLE: TracedRepeats = TracedRepeats { samples: 1, repeats: 1, limits_tokens: true };
+
 fn settings(target_pct: f64) -> NcuSettings {
     NcuSettings { target_pct, ..Profiling::bundled(Mode::Deep).unwrap().ncu }
 }
@@ -38,7 +41,7 @@ fn timeline(launches: &str) -> NsysTrace {
 }
 
 fn select(launches: &str, target_pct: f64) -> CounterPlan {
-    select_kernels(&timeline(launches), &settings(target_pct), true)
+    select_kernels(&timeline(launches), &settings(target_pct), WHOLE)
 }
 
 /// Kernels of each process.
@@ -115,7 +118,11 @@ fn many_geometries_of_decode_limit_its_profiled_part() {
     let plan = select(&format!("| {launches}"), 90.0);
     assert_eq!((plan.part, plan.processes[0].launches, plan.pairs.len()), (16, 63, 1000));
     assert_eq!(plan.pairs.iter().filter(|it| it.process.is_some()).count(), 63);
-    let whole = select_kernels(&timeline(&format!("| {launches}")), &settings(90.0), false);
+    let whole = select_kernels(
+        &timeline(&format!("| {launches}")),
+        &settings(90.0),
+        TracedRepeats { limits_tokens: false, ..WHOLE },
+    );
     assert_eq!((whole.part, whole.processes.len()), (1, 0), "a command runs all of its decode");
 }
 
@@ -123,7 +130,49 @@ fn many_geometries_of_decode_limit_its_profiled_part() {
 fn warm_up_and_traces_without_kernels_give_no_selection() {
     let sketch = "range 1 warmup 0..10\nrange 1 prefill 1..9\ncall 1 1 2..3\nkernel 1 gemm 5..6 7";
     for trace in [capture(sketch), capture("")] {
-        let plan = select_kernels(&trace, &settings(90.0), true);
+        let plan = select_kernels(&trace, &settings(90.0), WHOLE);
         assert_eq!((plan.processes, plan.stages), (vec![], vec![]));
     }
+}
+
+#[test]
+fn only_launches_of_the_first_sample_are_selected_and_its_time_is_the_whole() {
+    let stage = |id: usize, stage: &str, start: usize, name: &str, ns: usize| {
+        let (call, from) = (start + 5, start + 10);
+        let (end, to) = (start + 90, from + ns);
+        format!(
+            "range 1 {stage} {start}..{end}\ncall 1 {id} {call}..{call}\n\
+             kernel {id} {name} {from}..{to} 7\n"
+        )
+    };
+    // Two repeats of each of two samples, after a warm-up.
+    let sketch = [
+        "range 1 warmup 0..99\n".to_owned(),
+        stage(1, "prefill", 1, "warm", 50),
+        stage(2, "prefill", 100, "a", 10),
+        stage(3, "decode_all", 200, "b", 10),
+        stage(4, "prefill", 300, "a", 10),
+        stage(5, "decode_all", 400, "c", 30),
+        stage(6, "prefill", 500, "d", 80),
+        stage(7, "decode_all", 600, "e", 80),
+        stage(8, "prefill", 700, "a", 80),
+    ];
+    let trace = capture(&sketch.concat());
+    let of = |samples| {
+        let traced = TracedRepeats { samples, repeats: 2, limits_tokens: true };
+        let plan = select_kernels(&trace, &settings(100.0), traced);
+        let mut names: Vec<String> = plan.pairs.iter().map(|it| it.kernel.clone()).collect();
+        names.sort();
+        let ms: Vec<f64> = plan.stages.iter().map(|it| it.kernel_ms * 1e6).collect();
+        (names.concat(), ms.iter().map(|ns| ns.round()).collect::<Vec<f64>>(), plan)
+    };
+    let (names, ns, plan) = of(2);
+    assert_eq!((names.as_str(), ns, plan.sample), ("abc", vec![20.0, 40.0], Some(0)));
+    let finding = &plan.coverage_findings(&[profiled("b", 1)], &settings(90.0))[0];
+    assert_eq!(
+        finding.message,
+        "the counters of prefill cover 0.0 % of its kernel time in sample 0; the target is 90 %"
+    );
+    let (names, ns, plan) = of(1);
+    assert_eq!((names.as_str(), ns, plan.sample), ("abcde", vec![180.0, 120.0], None));
 }
