@@ -101,7 +101,8 @@ async fn a_dry_run_returns_the_plan_and_keeps_nothing() {
     assert_eq!(steps, ["preflight", "baseline", "nsys", "ncu", "gemm_log", "analyze", "report"]);
     assert_eq!((&plan["steps"][1]["repeats"], &plan["steps"][1]["warmup"]), (&json!(3), &json!(2)));
     assert!(plan["steps"][3]["skipped_because"].as_str().unwrap().contains("GPU"));
-    let unknown = json!({ "seconds": null, "basis": "none", "runs": 0 });
+    let why = "no estimate: no run of deepseek-ocr-tiny in mode deep has finished on this host";
+    let unknown = json!({ "seconds": null, "basis": "none", "runs": 0, "unknown_because": why });
     assert_eq!(plan["duration"], unknown);
     let part = json!({ "model": MODEL, "target": "decoder.layers.1.mlp",
         "align_with": "e2e", "dry_run": true });

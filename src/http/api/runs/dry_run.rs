@@ -33,6 +33,9 @@ pub struct DurationEstimate {
     pub basis: EstimateBasis,
     /// Number of earlier runs.
     pub runs: u64,
+    /// Reason for a missing estimate.
+    #[schema(example = "no estimate: no run of llama-tiny in mode deep has finished on this host")]
+    pub unknown_because: Option<String>,
 }
 
 /// Earlier runs of an estimate.
@@ -43,7 +46,7 @@ pub enum EstimateBasis {
     SameRequest,
     /// Runs of the same model or command in the same mode, with other settings.
     SameMode,
-    /// No such run has finished on this host: there is no estimate.
+    /// No such run has finished on this host: there is no estimate; see `unknown_because`.
     None,
 }
 
@@ -51,8 +54,12 @@ impl DryRun {
     pub(crate) fn example() -> Self {
         let spec = example::spec();
         let steps = run_plan::plan(&spec, PlanFacts::default());
-        let duration =
-            DurationEstimate { seconds: Some(8.1), basis: EstimateBasis::SameRequest, runs: 3 };
+        let duration = DurationEstimate {
+            seconds: Some(8.1),
+            basis: EstimateBasis::SameRequest,
+            runs: 3,
+            unknown_because: None,
+        };
         Self { spec, steps, duration }
     }
 }
@@ -82,5 +89,9 @@ async fn estimate(app: &App, spec: &RunSpec) -> Result<DurationEstimate, ApiErro
     durations.sort_unstable();
     let seconds = durations.get(durations.len() / 2).map(|ms| *ms as f64 / 1e3);
     let basis = if seconds.is_some() { basis } else { EstimateBasis::None };
-    Ok(DurationEstimate { seconds, basis, runs: durations.len() as u64 })
+    let unknown_because = seconds.is_none().then(|| {
+        let mode = spec.mode().map_or_else(String::new, |mode| format!(" in mode {mode}"));
+        format!("no estimate: no run of {}{mode} has finished on this host", spec.name())
+    });
+    Ok(DurationEstimate { seconds, basis, runs: durations.len() as u64, unknown_because })
 }
