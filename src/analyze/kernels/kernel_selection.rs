@@ -314,8 +314,9 @@ impl CounterPlan {
         let covered: Vec<&KernelPair> =
             self.pairs.iter().filter(|pair| profiled.iter().any(|it| pair.is(it))).collect();
         let of = |it: &SelectedStage| {
-            let ms = covered.iter().filter_map(|pair| pair.ms.get(&it.stage)).sum();
-            Some((it.stage.clone(), percent(ms, it.kernel_ms)?))
+            let ms: f64 = covered.iter().filter_map(|pair| pair.ms.get(&it.stage)).sum();
+            // The sum of nothing is -0.
+            Some((it.stage.clone(), percent(ms + 0.0, it.kernel_ms)?))
         };
         self.stages.iter().filter_map(of).collect()
     }
