@@ -10,7 +10,7 @@ use super::{
 };
 use crate::{
     analyze::{
-        kernels::kernel_selection::{self, CounterPlan, TracedRepeats},
+        kernels::kernel_selection::{self, CounterPlan, TracedProgram},
         stages::{DECODE, PREFILL, coverage::coverage, output_equality},
     },
     artifact::layout,
@@ -49,7 +49,7 @@ struct ExpectedTimeline {
     kernels: bool,
     ranges: &'static [&'static str],
     rules: StageRules,
-    repeats: TracedRepeats,
+    program: TracedProgram,
 }
 
 /// A timeline that was read back.
@@ -136,17 +136,13 @@ impl TimelineStep<'_> {
                     _ => &[PREFILL, DECODE],
                 },
                 rules: StageRules::default(),
-                repeats: TracedRepeats {
-                    samples: request.samples(),
-                    repeats: request.repeats.min(nsys.repeats),
-                    limits_tokens: true,
-                },
+                program: TracedProgram { samples: request.samples(), is_runner: true },
             },
             TimelineTarget::Command(CommandRun { plan, gpus, .. }) => ExpectedTimeline {
                 kernels: !gpus.is_empty() && plan.gpus > 0 && cuda,
                 ranges: &[],
                 rules: rules_of(&plan.stages, &plan.include_ranges, &plan.exclude_ranges),
-                repeats: TracedRepeats { samples: 1, repeats: nsys.repeats, limits_tokens: false },
+                program: TracedProgram { samples: 1, is_runner: false },
             },
         }
     }
@@ -215,7 +211,7 @@ fn read_timeline(
     // Evidence only; a full disk fails the step elsewhere.
     fs::write(dir.join(layout::NSYS_COVERAGE), record.to_string()).ok();
     let incomplete = covered.finding(expected.kernels, &trace, &log);
-    let selected = kernel_selection::select_kernels(&trace, ncu, expected.repeats);
+    let selected = kernel_selection::select_kernels(&trace, ncu, expected.program);
     Ok(ReadTimeline { trace, selected, incomplete })
 }
 

@@ -31,7 +31,7 @@ use crate::{
     trace::{counter::LaunchCounters, names::base_name, nsys::NsysTrace},
 };
 use processes::{LaunchGroup, ProcessLimits, Selectable, assign};
-pub use samples::TracedRepeats;
+pub use samples::TracedProgram;
 
 /// Divisors of decode that are tried until the target is covered: few steps take less time under
 /// ncu, and have fewer geometries.
@@ -93,11 +93,11 @@ pub struct KernelPair {
 }
 
 /// Selects launches until `ncu.target_pct` of each stage's kernel time is covered, in the first
-/// sample: only that one runs under ncu.
+/// repeat of the first sample: a runner runs only that one under ncu.
 pub fn select_kernels(
     trace: &NsysTrace,
     settings: &NcuSettings,
-    traced: TracedRepeats,
+    traced: TracedProgram,
 ) -> CounterPlan {
     let timeline = StageLaunches::of(trace, traced);
     let limit = |number: u32| usize::try_from(number).unwrap_or(usize::MAX);
@@ -106,7 +106,7 @@ pub fn select_kernels(
         max_launches: limit(settings.max_launches),
         max_processes: limit(settings.max_processes),
     };
-    let whole = !traced.limits_tokens || !timeline.stages.contains(&DECODE);
+    let whole = !traced.is_runner || !timeline.stages.contains(&DECODE);
     let mut best: Option<(f64, CounterPlan)> = None;
     for part in PARTS.into_iter().filter(|part| !whole || *part == 1) {
         let (score, plan) = timeline.plan(part, &limits, trace);
@@ -147,14 +147,14 @@ struct PositionedGroup {
 }
 
 impl StageLaunches {
-    fn of(trace: &NsysTrace, traced: TracedRepeats) -> Self {
+    fn of(trace: &NsysTrace, traced: TracedProgram) -> Self {
         let joined = LaunchIndex::of(trace);
         let end = samples::second_start(trace, &joined, traced).unwrap_or(i64::MAX);
         let known = |stage: Option<&str>| STAGES.iter().position(|it| Some(*it) == stage);
         let all = || {
-            let first_sample =
-                samples::stage_starts(trace, &joined).filter(|(_, _, start)| *start < end);
-            first_sample.filter_map(|(kernel, stage, _)| Some((kernel, known(stage)?)))
+            samples::stage_starts(trace, &joined)
+                .filter(|(_, _, start)| *start < end)
+                .filter_map(|(kernel, stage, _)| Some((kernel, known(stage)?)))
         };
         let present: BTreeSet<usize> = all().map(|(_, stage)| stage).collect();
         let index: HashMap<usize, usize> =

@@ -1,4 +1,4 @@
-//! Launches of the first sample of a traced pass: ncu runs that one only.
+//! Launches of the first repeat of the first sample of a traced pass: ncu runs that one only.
 
 use std::collections::BTreeSet;
 
@@ -7,15 +7,14 @@ use crate::{
     trace::{kernel::Kernel, nsys::NsysTrace},
 };
 
-/// Repeats of a traced pass.
+/// Program of a traced pass.
 #[derive(Debug, Clone, Copy)]
-pub struct TracedRepeats {
-    /// Samples of the run, each measured after the one before.
+pub struct TracedProgram {
+    /// Samples of the run.
     pub samples: u32,
-    /// Measured repeats of each sample.
-    pub repeats: u32,
-    /// The program can run with fewer tokens under ncu.
-    pub limits_tokens: bool,
+    /// It is the model runner: each repeat is a prefill and its decode, and it can run with fewer
+    /// tokens under ncu.
+    pub is_runner: bool,
 }
 
 /// Kernels with their stage and the start of its instance, 0 outside all stages.
@@ -30,19 +29,19 @@ pub(super) fn stage_starts<'a>(
     launched(trace, joined).zip(starts).map(|((kernel, stage), start)| (kernel, stage, start))
 }
 
-/// Start of the second sample: of the first prefill after those of the first sample, warm-up
-/// excluded. `None` if there is none.
+/// Start of the second measured repeat of a runner: of its second prefill, warm-up excluded. `None`
+/// if there is none.
 pub(super) fn second_start(
     trace: &NsysTrace,
     joined: &LaunchIndex,
-    traced: TracedRepeats,
+    traced: TracedProgram,
 ) -> Option<i64> {
-    if traced.samples < 2 {
+    if !traced.is_runner {
         return None;
     }
     let prefills: BTreeSet<i64> = stage_starts(trace, joined)
         .filter(|(_, stage, _)| *stage == Some(PREFILL))
         .map(|(_, _, start)| start)
         .collect();
-    prefills.into_iter().nth(traced.repeats as usize)
+    prefills.into_iter().nth(1)
 }

@@ -7,7 +7,7 @@ use crate::{
 };
 
 /// A run with one sample.
-const WHOLE: TracedRepeats = TracedRepeats { samples: 1, repeats: 1, limits_tokens: true };
+const WHOLE: TracedProgram = TracedProgram { samples: 1, is_runner: true };
 
 fn settings(target_pct: f64) -> NcuSettings {
     NcuSettings { target_pct, ..Profiling::bundled(Mode::Deep).unwrap().ncu }
@@ -121,7 +121,7 @@ fn many_geometries_of_decode_limit_its_profiled_part() {
     let whole = select_kernels(
         &timeline(&format!("| {launches}")),
         &settings(90.0),
-        TracedRepeats { limits_tokens: false, ..WHOLE },
+        TracedProgram { is_runner: false, ..WHOLE },
     );
     assert_eq!((whole.part, whole.processes.len()), (1, 0), "a command runs all of its decode");
 }
@@ -136,7 +136,7 @@ fn warm_up_and_traces_without_kernels_give_no_selection() {
 }
 
 #[test]
-fn only_launches_of_the_first_sample_are_selected_and_its_time_is_the_whole() {
+fn a_runner_is_selected_from_by_its_first_repeat_whose_time_is_the_whole() {
     let stage = |id: usize, stage: &str, start: usize, name: &str, ns: usize| {
         let (call, from) = (start + 5, start + 10);
         let (end, to) = (start + 90, from + ns);
@@ -158,22 +158,22 @@ fn only_launches_of_the_first_sample_are_selected_and_its_time_is_the_whole() {
         stage(8, "prefill", 700, "a", 80),
     ];
     let trace = capture(&sketch.concat());
-    let of = |samples| {
-        let traced = TracedRepeats { samples, repeats: 2, limits_tokens: true };
+    let of = |samples, is_runner| {
+        let traced = TracedProgram { samples, is_runner };
         let plan = select_kernels(&trace, &settings(100.0), traced);
         let mut names: Vec<String> = plan.pairs.iter().map(|it| it.kernel.clone()).collect();
         names.sort();
         let ms: Vec<f64> = plan.stages.iter().map(|it| it.kernel_ms * 1e6).collect();
         (names.concat(), ms.iter().map(|ns| ns.round()).collect::<Vec<f64>>(), plan)
     };
-    let (names, ns, plan) = of(2);
-    assert_eq!((names.as_str(), ns, plan.sample), ("abc", vec![20.0, 40.0], Some(0)));
+    let (names, ns, plan) = of(2, true);
+    assert_eq!((names.as_str(), ns, plan.sample), ("ab", vec![10.0, 10.0], Some(0)));
     let finding = &plan.coverage_findings(&[profiled("b", 1)], &settings(90.0))[0];
     assert_eq!(
         finding.message,
         "the counters of prefill cover 0.0 % of its kernel time in sample 0; the target is 90 %"
     );
-    let (names, ns, plan) = of(1);
-    // As one sample: the longer kernels of the second one take the places of `b` and `c`.
+    let (names, ns, plan) = of(1, false);
+    // Another program's stages are all under ncu: longer kernels take the place of `b`.
     assert_eq!((names.as_str(), ns, plan.sample), ("ade", vec![180.0, 120.0], None));
 }
