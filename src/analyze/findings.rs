@@ -15,6 +15,7 @@ mod power;
 mod reference;
 mod repeats;
 mod rule;
+mod sampled;
 mod saving;
 mod stage_time;
 
@@ -36,6 +37,7 @@ pub fn rules() -> impl Iterator<Item = &'static Rule> {
         reference::RULES,
         stage_time::RULES,
         counters::RULES,
+        sampled::RULES,
         kernels::RULES,
         gemms::RULES,
         power::RULES,

@@ -13,6 +13,7 @@ pub mod kernels;
 pub mod operators;
 pub mod power;
 pub mod roofline;
+pub mod sampled;
 pub mod samples;
 pub mod stages;
 pub mod stats;
@@ -77,6 +78,7 @@ use kernels::KernelTimes;
 use operators::Operators;
 use power::Power;
 use roofline::Roofline;
+use sampled::SampledMetrics;
 use samples::Samples;
 use stages::Stages;
 
@@ -98,6 +100,8 @@ pub struct Analysis {
     pub kernels: KernelTimes,
     /// ncu counters by stage, kernel and launch configuration.
     pub counters: Vec<CounterRecord>,
+    /// Metrics of the GPU sampled without replay.
+    pub sampled: SampledMetrics,
     /// Profiled kernels under the device's roofs.
     pub roofline: Roofline,
     pub gemms: Gemms,
@@ -163,6 +167,7 @@ pub fn analyze(trace: &Trace, model: Option<&ModelSpec>, peaks: Option<&DevicePe
     analysis.add_events(trace, model, &baseline, &traced);
     analysis.add_timeline(trace, timeline, &traced, peaks);
     analysis.step = analysis.step.take().or_else(|| decode_timeline::unprofiled_step(&baseline));
+    analysis.sampled = sampled::sampled_metrics(trace);
     analysis.add_utilisation(trace, &baseline, peaks);
     analysis.remove_impossible_shares();
     analysis.add_findings(trace);

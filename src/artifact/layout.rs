@@ -100,6 +100,15 @@ pub const NSYS_EXPORT: &str = "nsys/run.sqlite";
 pub const NSYS_COVERAGE: &str = "nsys/coverage.json";
 pub const NSYS_COMMAND: &str = "nsys/cmd.txt";
 
+/// Names of the report and of the export of nsys in the folder of any of its passes.
+pub const NSYS_REPORT_FILE: &str = "run.nsys-rep";
+pub const NSYS_EXPORT_FILE: &str = "run.sqlite";
+
+/// The passes of nsys that sample the GPU's metrics, a folder for each rate:
+/// `gpu_metrics/rate-20000/run.sqlite`.
+pub const GPU_METRICS: &str = "gpu_metrics";
+const GPU_METRICS_RATE: &str = "rate-";
+
 /// The ncu passes, a folder for each process: `ncu/process-1/raw.csv`. Older versions had a process
 /// and a folder for each stage.
 pub const NCU: &str = "ncu";
@@ -143,6 +152,8 @@ pub const KERNELS_FULL_CSV: &str = "kernels_full.csv";
 pub const KERNELS_JSON: &str = "kernels.json";
 /// Counters by kernel and launch configuration.
 pub const COUNTERS_CSV: &str = "counters.csv";
+/// Sampled metrics by kernel and launch configuration, of runs with samples.
+pub const SAMPLED_METRICS_CSV: &str = "sampled_metrics.csv";
 /// Profiled kernels under the device's roofs.
 pub const ROOFLINE_CSV: &str = "roofline.csv";
 /// Operators compared with the device's ceilings.
@@ -167,6 +178,16 @@ pub const TIMELINE: &str = "timeline.perfetto-trace.gz";
 /// Name of an ncu process, counted from 1, and of its folder.
 pub fn ncu_process(number: usize) -> String {
     format!("{NCU_PROCESS}{number}")
+}
+
+/// Folder of the pass that samples metrics at this rate, in the run's folder.
+pub fn metrics_pass(rate_hz: u32) -> String {
+    format!("{GPU_METRICS}/{GPU_METRICS_RATE}{rate_hz}")
+}
+
+/// The rate of a pass with this folder in [`GPU_METRICS`].
+pub fn metrics_rate(folder: &str) -> Option<u32> {
+    folder.strip_prefix(GPU_METRICS_RATE)?.parse().ok()
 }
 
 /// Returns true for the folder of a process that profiled all stages.
@@ -202,6 +223,7 @@ pub fn step_of(path: &str) -> Option<Step> {
         LOGS => path.split(['/', '.', '-']).nth(1)?.parse().ok(),
         BASELINE | PREDICTIONS | CLOCK_CHECK => Some(Step::Baseline),
         NSYS => Some(Step::Nsys),
+        GPU_METRICS => Some(Step::GpuMetrics),
         NCU => Some(Step::Ncu),
         GEMM_LOG => Some(Step::GemmLog),
         ENV | CONFIG | INPUTS | INPUT_COPIES | COMMAND_PLAN => Some(Step::Preflight),
@@ -211,6 +233,7 @@ pub fn step_of(path: &str) -> Option<Step> {
         | STAGES_JSON | POWER_JSON | POWER_CSV => Some(Step::Report),
         MOCK | EXTRACTED => Some(Step::Align),
         _ if first.starts_with(ALIGNMENT) => Some(Step::Align),
+        SAMPLED_METRICS_CSV => Some(Step::Report),
         TIMELINE | TABLES | POWER_SVG | ROOFLINE_CSV | MFU_CSV | REGIONS_CSV => Some(Step::Report),
         _ => None,
     }
@@ -254,8 +277,17 @@ mod tests {
     #[test]
     fn every_pass_has_its_own_files() {
         let of = |path: &str| {
-            let passes =
-                ["baseline", "nsys", "ncu/a", "ncu/a-2", "gemm_log", "mock/baseline", "mock/nsys"];
+            let passes = [
+                "baseline",
+                "nsys",
+                "gpu_metrics/rate-1000",
+                "gpu_metrics/rate-10000",
+                "ncu/a",
+                "ncu/a-2",
+                "gemm_log",
+                "mock/baseline",
+                "mock/nsys",
+            ];
             passes.into_iter().filter(|pass| is_of_pass(pass, path)).collect::<Vec<_>>()
         };
         for (path, pass) in [
@@ -264,6 +296,9 @@ mod tests {
             ("logs/baseline-warmup-1.stderr.log", "baseline"),
             ("nsys/run.sqlite", "nsys"),
             ("logs/nsys-import.stdout.log", "nsys"),
+            ("gpu_metrics/rate-1000/run.sqlite", "gpu_metrics/rate-1000"),
+            ("logs/gpu_metrics-rate-10000-export.stderr.log", "gpu_metrics/rate-10000"),
+            ("logs/gpu_metrics-rate-1000.stdout.log", "gpu_metrics/rate-1000"),
             ("ncu/a/raw.csv", "ncu/a"),
             ("logs/ncu-a-raw.stderr.log", "ncu/a"),
             ("logs/ncu-a-2.stderr.log", "ncu/a-2"),
@@ -293,6 +328,9 @@ mod tests {
         assert_eq!(step_of("logs/nsys-export.stderr.log"), Some(Step::Nsys));
         assert_eq!(step_of("logs/baseline.stdout.log"), Some(Step::Baseline));
         assert_eq!(step_of(NSYS_EXPORT), Some(Step::Nsys));
+        assert_eq!(step_of("logs/gpu_metrics-rate-10.stderr.log"), Some(Step::GpuMetrics));
+        assert_eq!(step_of("gpu_metrics/rate-10/run.sqlite"), Some(Step::GpuMetrics));
+        assert_eq!((metrics_rate("rate-10"), metrics_rate("rate-x")), (Some(10), None));
         assert_eq!(step_of("env.json"), Some(Step::Preflight));
         assert_eq!(step_of(REPORT_HTML), Some(Step::Report));
         assert_eq!((step_of(NVML), step_of(POWER_CSV)), (Some(Step::Baseline), Some(Step::Report)));

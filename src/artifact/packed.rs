@@ -39,7 +39,8 @@ const MAX_UNPACKED: u64 = 64 << 30;
 /// Suffixes of raw files of tools; tables and reports are not packed.
 const RAW: [&str; 7] = ["nsys-rep", "qdstrm", "sqlite", "ncu-rep", "csv", "log", "txt"];
 /// Folders of raw files.
-const FOLDERS: [&str; 4] = [layout::NSYS, layout::NCU, layout::GEMM_LOG, layout::LOGS];
+const FOLDERS: [&str; 5] =
+    [layout::NSYS, layout::GPU_METRICS, layout::NCU, layout::GEMM_LOG, layout::LOGS];
 
 /// Result of packing a file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

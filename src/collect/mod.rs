@@ -16,6 +16,7 @@ pub use crate::collect::{
     passes::{
         command::CommandRun,
         pass::{CollectError, Pass},
+        timeline::{NsysPass, SampledPass},
     },
     process::{
         child::{ExitReason, ProcessLimits},

@@ -96,7 +96,9 @@ impl TestHost {
     }
 
     pub async fn timeline(&self) -> Result<Pass, CollectError> {
-        self.collector.nsys(&self.run(), &self.request(), &settings().nsys, &self.limits).await
+        let settings = &settings().nsys;
+        let pass = NsysPass::timeline(settings);
+        self.collector.nsys(&self.run(), &self.request(), &pass, &self.limits).await
     }
 
     /// Request of the runner in a pass.

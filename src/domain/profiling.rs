@@ -81,6 +81,8 @@ named_values! {
 #[serde(deny_unknown_fields)]
 pub struct Profiling {
     pub nsys: NsysSettings,
+    #[serde(default)]
+    pub gpu_metrics: GpuMetricsSettings,
     pub ncu: NcuSettings,
     pub gemm_log: GemmLogSettings,
     pub nvml: NvmlSettings,
@@ -116,6 +118,46 @@ pub struct NsysSettings {
     /// Tokens to generate in this pass, at most those of the run.
     #[schema(minimum = 1, maximum = 4096)]
     pub max_new_tokens: u32,
+}
+
+/// Settings of the passes that sample the GPU's metrics next to a timeline.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct GpuMetricsSettings {
+    pub enabled: bool,
+    /// Samples per second, 10 to 200,000; a pass for each.
+    #[schema(min_items = 1, max_items = 3)]
+    pub rates_hz: Vec<u32>,
+    /// Repeats of the model in these passes, whatever those of the run.
+    #[schema(minimum = 1, maximum = 100)]
+    pub repeats: u32,
+    /// Tokens to generate in these passes, at most those of the run.
+    #[schema(minimum = 1, maximum = 4096)]
+    pub max_new_tokens: u32,
+}
+
+impl Default for GpuMetricsSettings {
+    /// Settings of stored runs that have none.
+    fn default() -> Self {
+        Self { enabled: false, rates_hz: vec![20_000], repeats: 10, max_new_tokens: 64 }
+    }
+}
+
+impl GpuMetricsSettings {
+    fn check(&self) -> Result<(), ProfilingError> {
+        check_range("gpu_metrics.repeats", self.repeats, 1, 100)?;
+        check_range("gpu_metrics.max_new_tokens", self.max_new_tokens, 1, 4096)?;
+        check_range("length of gpu_metrics.rates_hz", self.rates_hz.len(), 1, 3)?;
+        for (at, rate) in self.rates_hz.iter().enumerate() {
+            check_range(&format!("gpu_metrics.rates_hz[{at}]"), *rate, 10, 200_000)?;
+            if self.rates_hz[..at].contains(rate) {
+                return Err(ProfilingError::Wrong(format!(
+                    "gpu_metrics.rates_hz: {rate} is listed twice; list each rate once"
+                )));
+            }
+        }
+        Ok(())
+    }
 }
 
 /// Settings of the counter passes.
@@ -229,12 +271,13 @@ impl Profiling {
 
     /// Checks bounds and names.
     pub fn check(&self) -> Result<(), ProfilingError> {
-        let Self { nsys, ncu, gemm_log, nvml } = self;
+        let Self { nsys, gpu_metrics, ncu, gemm_log, nvml } = self;
         check_range("nsys.delay_s", nsys.delay_s, 0, 1800)?;
         check_range("nsys.duration_s", nsys.duration_s, 0, 1800)?;
         check_range("nsys.repeats", nsys.repeats, 1, 100)?;
         check_range("nsys.warmup", nsys.warmup, 0, 100)?;
         check_range("nsys.max_new_tokens", nsys.max_new_tokens, 1, 4096)?;
+        gpu_metrics.check()?;
         check_range("ncu.target_pct", ncu.target_pct, 0.0, 100.0)?;
         check_range("ncu.max_launches", ncu.max_launches, 1, 1000)?;
         check_range("ncu.max_processes", ncu.max_processes, 1, 10)?;

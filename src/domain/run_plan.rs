@@ -83,6 +83,18 @@ fn profiled(
             ..PlannedStep::of(Step::Nsys)
         });
     }
+    if settings.gpu_metrics.enabled {
+        let (metrics, nsys) = (&settings.gpu_metrics, &settings.nsys);
+        let of_runner = workload.map(|_| (metrics.repeats, passes.warmup.min(nsys.warmup)));
+        let skipped = facts.on_cpu.then(|| "nsys samples metrics of GPUs only".to_owned());
+        steps.push(PlannedStep {
+            repeats: of_runner.map(|it| it.0).or(Some(passes.repeats)),
+            warmup: of_runner.map(|it| it.1).or(Some(passes.warmup)),
+            max_new_tokens: tokens(metrics.max_new_tokens),
+            skipped_because: skipped,
+            ..PlannedStep::of(Step::GpuMetrics)
+        });
+    }
     if settings.ncu.enabled {
         let skipped = if facts.on_cpu {
             Some("ncu reads counters of GPU kernels only")
@@ -132,6 +144,7 @@ mod tests {
                 (Step::Preflight, true),
                 (Step::Baseline, true),
                 (Step::Nsys, true),
+                (Step::GpuMetrics, gpu),
                 (Step::Ncu, gpu),
                 (Step::GemmLog, gpu),
                 (Step::Analyze, true),

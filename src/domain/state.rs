@@ -31,6 +31,7 @@ named_values! {
         Preflight = "preflight",
         Baseline = "baseline",
         Nsys = "nsys",
+        GpuMetrics = "gpu_metrics",
         Ncu = "ncu",
         GemmLog = "gemm_log",
         /// Profiles the part alone and aligns it with the same part inside the whole model.

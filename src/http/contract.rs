@@ -65,8 +65,14 @@ pub fn complete(handlers: Declarations) -> Value {
 }
 
 /// Schemas of the passes' settings.
-const SETTINGS: [&str; 5] =
-    ["Profiling", "NsysSettings", "NcuSettings", "GemmLogSettings", "NvmlSettings"];
+const SETTINGS: [&str; 6] = [
+    "Profiling",
+    "NsysSettings",
+    "GpuMetricsSettings",
+    "NcuSettings",
+    "GemmLogSettings",
+    "NvmlSettings",
+];
 
 /// Declares changes of settings: the same schemas without required fields.
 fn declare_changes(schemas: &mut Map<String, Value>) {
@@ -74,6 +80,11 @@ fn declare_changes(schemas: &mut Map<String, Value>) {
         for list in ["trace", "trace_on_cpu"] {
             nsys["properties"][list]["contains"] = json!({ "const": "nvtx" });
         }
+    }
+    if let Some(metrics) = schemas.get_mut("GpuMetricsSettings") {
+        let rates = &mut metrics["properties"]["rates_hz"];
+        rates["uniqueItems"] = json!(true);
+        (rates["items"]["minimum"], rates["items"]["maximum"]) = (json!(10), json!(200_000));
     }
     for name in SETTINGS {
         let mut change = schemas.get(name).cloned().unwrap_or_default();

@@ -56,7 +56,7 @@ impl RunningJob<'_> {
     pub(super) async fn analyze(&mut self) -> Result<(), StoppedBy> {
         let analyzed = self.require(AnalyzeStep).await?;
         self.findings = analyzed.findings(self.spec.id);
-        self.lost_kernels = analyzed.lost_kernels();
+        self.lost_records = analyzed.lost_records();
         self.require(ReportStep(Some(analyzed))).await
     }
 }

@@ -6,6 +6,7 @@
 use super::{
     RunningJob, StoppedBy,
     counters::{CounterTarget, CountersStep},
+    gpu_metrics::GpuMetricsStep,
     preflight::CommandPreflight,
     step_runner::{JobStep, StepOutcome},
     timeline::{TimelineStep, TimelineTarget},
@@ -69,6 +70,10 @@ impl RunningJob<'_> {
         self.list_not_applicable(settings);
         if self.device.is_cpu() {
             return Ok(());
+        }
+        if settings.gpu_metrics.enabled {
+            let target = TimelineTarget::Command(&run);
+            self.run_step(GpuMetricsStep { target, settings }).await?;
         }
         if settings.ncu.enabled && plan.kind == CommandKind::Program {
             let target = CounterTarget::Command(&run);

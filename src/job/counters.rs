@@ -59,20 +59,20 @@ enum CountedProgram<'a> {
 
 /// Reason why a process delivered no counters.
 #[derive(Debug, thiserror::Error)]
-enum MissingCounters {
+pub(super) enum MissingCounters {
     #[error(transparent)]
     Collect(#[from] CollectError),
     #[error("{0}")]
-    Page(String),
+    Unusable(String),
 }
 
 impl MissingCounters {
-    fn of_step(result: StepResult) -> Self {
-        Self::Page(result.message.unwrap_or_default())
+    pub(super) fn of_step(result: StepResult) -> Self {
+        Self::Unusable(result.message.unwrap_or_default())
     }
 
     /// Returns true if no further process may start.
-    fn is_final(&self) -> bool {
+    pub(super) fn is_final(&self) -> bool {
         matches!(self, Self::Collect(error) if error.ended() == Some(ExitReason::Stopped))
     }
 }
@@ -191,7 +191,7 @@ impl CountersStep<'_> {
         };
         let page = job.read_counters(selection).await?;
         if let CountedProgram::Runner(_) = program {
-            job.compare_tokens(&name).await.map_err(MissingCounters::Page)?;
+            job.compare_tokens(&name).await.map_err(MissingCounters::Unusable)?;
         }
         if is_new {
             job.finish_pass(&name, started_at, of_pass.clone()).await;
@@ -254,14 +254,14 @@ impl RunningJob<'_> {
     ) -> Result<CounterPage, MissingCounters> {
         let (dir, name) = (self.dir.to_owned(), selection.process.clone());
         let page = blocking(move || parse::ncu::read(&dir, &name)).await;
-        let page = page.map_err(MissingCounters::Page)?.unwrap_or_default();
+        let page = page.map_err(MissingCounters::Unusable)?.unwrap_or_default();
         let Some(failure) = page.failure(&selection.kernels) else { return Ok(page) };
         let message = format!("{}: {failure}", selection.process);
         let advice = "read the process's ncu log and pages; another version of ncu may write pages \
                       that can be read";
         let finding = Finding::new("counters_unusable", Severity::Warning, message);
         self.add_finding(finding.advise(advice));
-        Err(MissingCounters::Page(failure))
+        Err(MissingCounters::Unusable(failure))
     }
 }
 

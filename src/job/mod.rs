@@ -8,6 +8,7 @@ mod command;
 mod counters;
 pub mod folder;
 mod gemm_log;
+mod gpu_metrics;
 mod import;
 pub mod job_spec;
 mod model;
@@ -150,8 +151,8 @@ struct RunningJob<'a> {
     /// True if the analysis follows in this process, which then does not parse the export again.
     keeps_timeline: bool,
     timeline: Option<NsysTrace>,
-    /// True if the capture lacks kernels of a stage.
-    lost_kernels: bool,
+    /// True if the captures lack kernels of a stage, or samples.
+    lost_records: bool,
     /// The host, once the preflight has described it.
     environment: Environment,
     /// Finished passes in the folder, until it is decided whether they are used.
@@ -202,7 +203,7 @@ impl<'a> RunningJob<'a> {
             exhausted: OnceLock::new(),
             keeps_timeline: false,
             timeline: None,
-            lost_kernels: false,
+            lost_records: false,
             environment: Environment::default(),
             earlier: EarlierPasses::default(),
             passes: ReusablePasses::default(),
@@ -231,7 +232,7 @@ impl<'a> RunningJob<'a> {
     async fn seal(self, stopped: Option<StoppedBy>) -> Outcome {
         let state = match &stopped {
             Some(_) => RunState::Failed,
-            None if self.journal.has_gap() || self.lost_kernels => RunState::Partial,
+            None if self.journal.has_gap() || self.lost_records => RunState::Partial,
             None => RunState::Succeeded,
         };
         let last = self.journal.records().last().map(|record| record.step);

@@ -6,6 +6,7 @@ use super::{
     RunningJob, StoppedBy,
     counters::{CounterTarget, CountersStep},
     gemm_log::GemmLogStep,
+    gpu_metrics::GpuMetricsStep,
     preflight::RunnerPreflight,
     step_runner::{JobStep, StepOutcome},
     timeline::{TimelineStep, TimelineTarget},
@@ -89,6 +90,10 @@ impl RunningJob<'_> {
             selected = self.run_step(step).await?.unwrap_or_default();
         }
         self.list_not_applicable(settings);
+        if settings.gpu_metrics.enabled && !self.device.is_cpu() {
+            let target = TimelineTarget::Runner(request);
+            self.run_step(GpuMetricsStep { target, settings }).await?;
+        }
         if settings.ncu.enabled && !self.device.is_cpu() {
             let target = CounterTarget::Runner(request);
             self.run_step(CountersStep { target, plan: &selected, settings }).await?;
@@ -113,6 +118,7 @@ impl RunningJob<'_> {
     /// Lists the passes of the mode that need a GPU, where the run has none.
     pub(super) fn list_not_applicable(&mut self, settings: &Profiling) {
         let passes = [
+            (Step::GpuMetrics, settings.gpu_metrics.enabled, "nsys samples metrics of GPUs only"),
             (Step::Ncu, settings.ncu.enabled, "ncu reads counters of GPU kernels only"),
             (
                 Step::GemmLog,

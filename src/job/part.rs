@@ -14,7 +14,7 @@ use super::{
 use crate::{
     analyze::align::Verdict,
     artifact::layout,
-    collect::{CollectError, Pass, ProcessLimits},
+    collect::{CollectError, NsysPass, Pass, ProcessLimits},
     domain::{
         finding::{Finding, Severity},
         model::ModelSpec,
@@ -101,7 +101,8 @@ impl AlignStep<'_> {
         }
         let mut nsys = settings.nsys.clone();
         nsys.repeats = nsys.repeats.max(MIN_REPEATS);
-        let pass = host.collector.nsys(&dir, request, &nsys, limits);
+        let timeline = NsysPass::timeline(&nsys);
+        let pass = host.collector.nsys(&dir, request, &timeline, limits);
         in_folder(job.run_side_pass(&format!("{folder}/{}", layout::NSYS), pass).await)
     }
 }

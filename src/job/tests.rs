@@ -12,6 +12,7 @@ use tokio_util::sync::CancellationToken;
 use super::{
     counters::{CounterTarget, CountersStep},
     gemm_log::GemmLogStep,
+    gpu_metrics::GpuMetricsStep,
     timeline::{TimelineStep, TimelineTarget},
     *,
 };
@@ -36,7 +37,9 @@ pub(super) const NSYS: &str = r#"
 case $1 in
 profile) while [ "$1" != --output ]; do shift; done; stem=$2; shift 2; "$@" || exit $?
     echo report > "$stem.nsys-rep";;
-export) while [ "$1" != --output ]; do shift; done; cat "$HERE/run.sqlite" > "$2";;
+export) while [ "$1" != --output ]; do shift; done
+    case $2 in *gpu_metrics*) cat "$HERE/sampled.sqlite" > "$2";; *) cat "$HERE/run.sqlite" > "$2";;
+    esac;;
 esac"#;
 pub(super) const NCU: &str = r#"
 case $1 in
@@ -147,15 +150,56 @@ impl Bench {
         (steps, findings)
     }
 
+    /// Executes the step of sampled metrics at these rates.
+    pub async fn sampled(
+        &self,
+        rates_hz: &[u32],
+        limit: Duration,
+    ) -> (Vec<StepRecord>, Vec<Finding>) {
+        let (_, steps, findings) =
+            self.sampled_until(rates_hz, limit, &CancellationToken::new()).await;
+        (steps, findings)
+    }
+
+    async fn sampled_until(
+        &self,
+        rates_hz: &[u32],
+        limit: Duration,
+        stop: &CancellationToken,
+    ) -> (Result<(), StoppedBy>, Vec<StepRecord>, Vec<Finding>) {
+        let sampled = self.dir.path().join("sampled.sqlite");
+        if !sampled.exists() {
+            samples(&sampled, "");
+        }
+        let (spec, dir, device) = (self.spec(), self.prepared(), Device::unknown("cuda:0"));
+        let journal = Journal::open(&dir).unwrap();
+        let mut job =
+            RunningJob::new(&spec, &dir, &device, &self.host, stop, (journal, Vec::new()));
+        job.deadline = Instant::now() + limit;
+        let mut settings = Profiling::bundled(Mode::Deep).unwrap();
+        settings.gpu_metrics.rates_hz = rates_hz.to_vec();
+        let request = request();
+        let target = TimelineTarget::Runner(&request);
+        let step = GpuMetricsStep { target, settings: &settings };
+        let stopped = job.run_step(step).await.map(|_| ());
+        (stopped, job.journal.records().to_vec(), job.findings)
+    }
+
+    /// The run's folder with the events of an unprofiled pass.
+    fn prepared(&self) -> PathBuf {
+        let dir = self.run_dir();
+        fs::create_dir_all(dir.join(layout::BASELINE)).unwrap();
+        fs::write(dir.join(layout::BASELINE).join(runner::EVENTS), events("7,8,9")).unwrap();
+        dir
+    }
+
     /// As [`Bench::deep`], until `stop`.
     pub async fn deep_until(
         &self,
         limit: Duration,
         stop: &CancellationToken,
     ) -> (Result<(), StoppedBy>, Vec<StepRecord>, Vec<Finding>) {
-        let (spec, dir, device) = (self.spec(), self.run_dir(), Device::unknown("cuda:0"));
-        fs::create_dir_all(dir.join(layout::BASELINE)).unwrap();
-        fs::write(dir.join(layout::BASELINE).join(runner::EVENTS), events("7,8,9")).unwrap();
+        let (spec, dir, device) = (self.spec(), self.prepared(), Device::unknown("cuda:0"));
         let journal = Journal::open(&dir).unwrap();
         let mut job =
             RunningJob::new(&spec, &dir, &device, &self.host, stop, (journal, Vec::new()));
@@ -166,6 +210,15 @@ impl Bench {
     /// Replaces a program.
     pub fn replace(&mut self, name: &str, lines: &str) {
         write_program(self.dir.path(), name, lines);
+    }
+
+    /// A token that is cancelled when a program writes to `up`.
+    fn cancelled_when_up(&self) -> (CancellationToken, tokio::task::JoinHandle<io::Result<()>>) {
+        let up = self.dir.path().join("up");
+        nix::unistd::mkfifo(&up, nix::sys::stat::Mode::S_IRWXU).unwrap();
+        let stop = CancellationToken::new();
+        let cancel = stop.clone();
+        (stop, tokio::task::spawn_blocking(move || fs::read(up).map(|_| cancel.cancel())))
     }
 
     pub fn run_dir(&self) -> PathBuf {
@@ -214,6 +267,11 @@ pub(super) fn request() -> RunnerRequest {
     }
 }
 
+/// A tool that writes to `up` and hangs when the condition is true.
+fn hang(tool: &str, when: &str) -> String {
+    format!("{when} && {{ echo up > \"$HERE/up\"; exec sleep 600; }}\n{tool}")
+}
+
 /// Name, state and exit code of each step.
 pub(super) fn results(steps: &[StepRecord]) -> Vec<(Step, StepState, Option<i32>)> {
     steps.iter().map(|it| (it.step, it.state, it.exit_code)).collect()
@@ -223,6 +281,19 @@ pub(super) fn ids(findings: &[Finding]) -> Vec<&str> {
     findings.iter().map(|it| it.id.as_str()).collect()
 }
 
+/// Writes the export with samples next to `run.sqlite` unless it exists, and alters it by `sql`.
+pub(super) fn samples(path: &Path, sql: &str) {
+    let is_new = !path.exists();
+    if is_new {
+        fs::copy(path.with_file_name("run.sqlite"), path).unwrap();
+    }
+    let export = rusqlite::Connection::open(path).unwrap();
+    if is_new {
+        export.execute_batch(include_str!("../../tests/fixtures/gpu-metrics.sql")).unwrap();
+    }
+    export.execute_batch(sql).unwrap();
+}
+
 /// A failure fixture, as an argument of a shell's `cat`.
 pub(super) fn failure(name: &str) -> String {
     format!("'{}/tests/fixtures/failures/{name}'", env!("CARGO_MANIFEST_DIR"))
@@ -230,9 +301,6 @@ pub(super) fn failure(name: &str) -> String {
 
 #[tokio::test]
 async fn a_run_stopped_during_a_pass_is_stopped_in_that_step_and_executes_no_other() {
-    let hang = |tool: &str, when: &str| {
-        format!("{when} && {{ echo up > \"$HERE/up\"; exec sleep 600; }}\n{tool}")
-    };
     for (step, program, lines) in [
         (Step::Nsys, "nsys", hang(NSYS, "[ \"$1\" = profile ]")),
         (Step::Ncu, "ncu", hang(NCU, "[ \"$1\" != --query-metrics ]")),
@@ -240,18 +308,23 @@ async fn a_run_stopped_during_a_pass_is_stopped_in_that_step_and_executes_no_oth
     ] {
         let mut bench = Bench::new(NCU);
         bench.replace(program, &lines);
-        let up = bench.dir.path().join("up");
-        nix::unistd::mkfifo(&up, nix::sys::stat::Mode::S_IRWXU).unwrap();
-        let stop = CancellationToken::new();
-        let cancel = tokio::task::spawn_blocking({
-            let stop = stop.clone();
-            move || fs::read(up).map(|_| stop.cancel())
-        });
+        let (stop, cancel) = bench.cancelled_when_up();
         let (stopped, steps, _) = bench.deep_until(LIMIT, &stop).await;
         cancel.await.unwrap().unwrap();
         assert!(stopped.is_err(), "{step}: {steps:?}");
         assert_eq!(steps.last().map(|it| it.step), Some(step));
     }
+}
+
+#[tokio::test]
+async fn a_run_stopped_while_it_samples_starts_no_other_rate() {
+    let mut bench = Bench::new(NCU);
+    bench.replace("nsys", &hang(NSYS, "[ \"$1\" = profile ]"));
+    let (stop, cancel) = bench.cancelled_when_up();
+    let (stopped, steps, _) = bench.sampled_until(&[10_000, 20_000], LIMIT, &stop).await;
+    cancel.await.unwrap().unwrap();
+    assert!(stopped.is_err() && steps.last().unwrap().step == Step::GpuMetrics, "{steps:?}");
+    assert!(!bench.run_dir().join(layout::metrics_pass(20_000)).exists());
 }
 
 #[tokio::test]

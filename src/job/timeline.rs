@@ -14,7 +14,7 @@ use crate::{
         stages::{DECODE, PREFILL, coverage::coverage, output_equality},
     },
     artifact::layout,
-    collect::{CommandRun, ProcessLimits, process::output},
+    collect::{CollectError, CommandRun, NsysPass, Pass, ProcessLimits, process::output},
     domain::{
         finding::{Finding, Severity},
         profiling::{NcuSettings, Profiling, TraceApi},
@@ -45,10 +45,10 @@ pub(super) struct TimelineStep<'a> {
 }
 
 /// Contents that a timeline must have.
-struct ExpectedTimeline {
-    kernels: bool,
-    ranges: &'static [&'static str],
-    rules: StageRules,
+pub(super) struct ExpectedTimeline {
+    pub kernels: bool,
+    pub ranges: &'static [&'static str],
+    pub rules: StageRules,
     program: TracedProgram,
 }
 
@@ -73,7 +73,8 @@ impl JobStep for TimelineStep<'_> {
     fn limits(&self, job: &RunningJob<'_>, of_run: ProcessLimits) -> ProcessLimits {
         let gemm_log =
             matches!(self.target, TimelineTarget::Runner(_)) && self.settings.gemm_log.enabled;
-        if !job.device.is_cpu() && (self.settings.ncu.enabled || gemm_log) {
+        let Profiling { gpu_metrics, ncu, .. } = self.settings;
+        if !job.device.is_cpu() && (gpu_metrics.enabled || ncu.enabled || gemm_log) {
             share_of_time(&of_run, 2)
         } else {
             of_run
@@ -81,13 +82,8 @@ impl JobStep for TimelineStep<'_> {
     }
 
     async fn run(&mut self, job: &mut RunningJob<'_>, limits: &ProcessLimits) -> StepOutcome {
-        let (collector, nsys) = (&job.host.collector, &self.settings.nsys);
-        StepOutcome::Pass(match self.target {
-            TimelineTarget::Runner(it) => collector.nsys(job.dir, it, nsys, limits).await,
-            TimelineTarget::Command(it) => {
-                collector.traced_command(job.dir, it, nsys, limits).await
-            }
-        })
+        let pass = NsysPass::timeline(&self.settings.nsys);
+        StepOutcome::Pass(self.target.record(job, &pass, limits).await)
     }
 
     async fn verify(&mut self, job: &mut RunningJob<'_>) -> Result<CounterPlan, String> {
@@ -104,7 +100,7 @@ impl JobStep for TimelineStep<'_> {
 impl TimelineStep<'_> {
     /// Reads the timeline back; an error if it is unreadable, incomplete or of another output.
     async fn read(&self, job: &mut RunningJob<'_>) -> Result<ReadTimeline, String> {
-        let expected = self.expected(job);
+        let expected = self.target.expected(self.settings, job);
         let (dir, ncu) = (job.dir.to_owned(), self.settings.ncu.clone());
         let read = blocking(move || read_timeline(&dir, expected, &ncu)).await;
         let read = read.map_err(|reason| job.report_unreadable(&reason))?;
@@ -122,11 +118,28 @@ impl TimelineStep<'_> {
             None => Ok(read),
         }
     }
+}
 
-    fn expected(&self, job: &RunningJob<'_>) -> ExpectedTimeline {
-        let nsys = &self.settings.nsys;
+impl TimelineTarget<'_> {
+    /// Runs a pass of nsys.
+    pub async fn record(
+        self,
+        job: &RunningJob<'_>,
+        pass: &NsysPass<'_>,
+        limits: &ProcessLimits,
+    ) -> Result<Pass, CollectError> {
+        let collector = &job.host.collector;
+        match self {
+            Self::Runner(it) => collector.nsys(job.dir, it, pass, limits).await,
+            Self::Command(it) => collector.traced_command(job.dir, it, pass, limits).await,
+        }
+    }
+
+    /// Contents of its timelines.
+    pub fn expected(self, settings: &Profiling, job: &RunningJob<'_>) -> ExpectedTimeline {
+        let nsys = &settings.nsys;
         let cuda = nsys.trace.contains(&TraceApi::Cuda);
-        match self.target {
+        match self {
             TimelineTarget::Runner(request) => ExpectedTimeline {
                 kernels: !job.device.is_cpu() && cuda,
                 ranges: match request.max_new_tokens {

@@ -88,11 +88,34 @@ pub fn read_parsed(dir: &Path, timeline: Option<NsysTrace>) -> Result<Trace, Par
         trace.findings.extend_from_slice(&nsys.findings);
         trace.nsys = Some(nsys);
     }
+    for path in sampled_exports(dir)? {
+        let sampled = nsys::read(&path)?;
+        trace.findings.extend_from_slice(&sampled.findings);
+        trace.sampled.push(sampled);
+    }
     for process in ncu::folders(dir)? {
         trace.counters.extend(ncu::read(dir, &process)?.unwrap_or_default().launches);
     }
     trace.gemms = cublas::read(dir)?;
     Ok(trace)
+}
+
+/// Exports of the passes that sampled metrics, lowest rate first.
+fn sampled_exports(dir: &Path) -> Result<Vec<PathBuf>, ParseError> {
+    let folder = dir.join(layout::GPU_METRICS);
+    let unread = |source| ParseError::Read { path: folder.clone(), source };
+    let mut rates: Vec<u32> = match fs::read_dir(&folder) {
+        Ok(entries) => {
+            let names = entries.map(|entry| Ok(entry?.file_name()));
+            let names: Vec<_> = names.collect::<io::Result<_>>().map_err(unread)?;
+            names.iter().filter_map(|name| layout::metrics_rate(name.to_str()?)).collect()
+        }
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
+        Err(source) => return Err(unread(source)),
+    };
+    rates.sort_unstable();
+    let export = |rate: u32| dir.join(layout::metrics_pass(rate)).join(layout::NSYS_EXPORT_FILE);
+    Ok(rates.into_iter().map(export).filter(|path| packed::exists(path)).collect())
 }
 
 /// Reads a file of JSON; `None` without the file.

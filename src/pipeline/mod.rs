@@ -97,6 +97,8 @@ fn analyze_parsed(
     let is_named = own.is_none();
     let rules =
         own.map_or(rules, |it| rules_of(&it.stages, &it.include_ranges, &it.exclude_ranges));
+    let sampled = std::mem::take(&mut trace.sampled);
+    trace.sampled = sampled.into_iter().map(|it| it.with_rules(rules.clone())).collect();
     if let Some(nsys) = trace.nsys.take() {
         // A command may not reach a range that its settings name; a rule given by hand must match.
         trace.nsys = Some(if is_named { with_rules(nsys, rules)? } else { nsys.with_rules(rules) });
@@ -311,9 +313,9 @@ impl Analyzed {
         out.into_inner().map_err(io::IntoInnerError::into_error)?.finish()?.flush()
     }
 
-    /// Returns true if kernels of a stage are missing from the capture.
-    pub fn lost_kernels(&self) -> bool {
-        self.analysis.coverage.iter().any(StageCoverage::lost)
+    /// Returns true if kernels of a stage are missing from the capture, or samples of metrics.
+    pub fn lost_records(&self) -> bool {
+        self.analysis.coverage.iter().any(StageCoverage::lost) || self.analysis.sampled.lost
     }
 
     /// Findings of collection, parsing and analysis, worst first.
@@ -333,7 +335,7 @@ impl Analyzed {
             inputs: &self.saved.inputs,
             part: &self.part,
             command: self.saved.command.as_ref(),
-            state: if steps.iter().any(lost) || self.lost_kernels() {
+            state: if steps.iter().any(lost) || self.lost_records() {
                 RunState::Partial
             } else {
                 RunState::Succeeded

@@ -24,6 +24,10 @@ use crate::{
             Roofline,
             mfu::{Ceilings, MfuRecord, OperatorMfu},
         },
+        sampled::{
+            coverage::GpuSampleCoverage,
+            figures::{SampledKernel, SampledOperator, SampledStage},
+        },
         samples::{SampleSpread, SampleTiming},
         stages::{
             StageNote, StageTiming, command::CommandTiming, experts::ExpertUse,
@@ -140,6 +144,17 @@ pub struct LLMProfileReport {
     /// Counters by kernel and launch configuration, longest in the timeline first.
     #[serde(default)]
     pub counters: Vec<CounterRecord>,
+    /// Sampled metrics by kernel, longest first; absent, as are the next three, without samples.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub sampled_metrics: Vec<SampledKernel>,
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub sampled_stages: Vec<SampledStage>,
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub sampled_operators: Vec<SampledOperator>,
+    /// Samples expected and present in each stage: rows of the table of this name.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[schema(value_type = Vec<Object>)]
+    pub gpu_sample_coverage: Vec<GpuSampleCoverage>,
     /// Profiled kernels under the device's roofs.
     #[serde(default)]
     pub roofline: Roofline,

@@ -59,6 +59,9 @@ pub(super) struct ReportView<'a> {
     api_calls: ReportTable,
     ranges: ReportTable,
     counters: ReportTable,
+    sampled_kernels: ReportTable,
+    sampled_stages: ReportTable,
+    sampled_operators: ReportTable,
     roofline: ReportTable,
     operator_mfu: ReportTable,
     regions: ReportTable,
@@ -125,6 +128,11 @@ pub(super) fn page<'a>(facts: &RunFacts<'a>, trace: &Trace, analysis: &Analysis)
         operator_mfu: tables::operator_mfu(analysis).first(TOP_ROWS, "all are in mfu.csv"),
         regions: tables::regions(analysis).first(TOP_ROWS, "all are in regions.csv"),
         counters: all(tables::counters(facts, analysis)),
+        sampled_kernels: tables::sampled_kernels(facts, analysis)
+            .first(TOP_ROWS, "all are in sampled_metrics.csv"),
+        sampled_stages: tables::sampled_stages(analysis),
+        sampled_operators: tables::sampled_operators(analysis)
+            .first(TOP_ROWS, "all are in the table sampled_operators"),
         gemms: all(tables::gemms(facts, analysis)),
         costs: tables::costs(analysis),
         experts: tables::expert_use(analysis),

@@ -9,6 +9,7 @@ pub mod counter;
 pub mod environment;
 pub mod event;
 pub mod gemm;
+pub mod gpu_metrics;
 pub mod kernel;
 pub mod names;
 pub mod nsys;
@@ -40,6 +41,8 @@ pub struct Trace {
     pub command: Option<CommandTrace>,
     /// The nsys capture.
     pub nsys: Option<NsysTrace>,
+    /// Captures of nsys with samples of the GPU's metrics, one for each rate.
+    pub sampled: Vec<NsysTrace>,
     /// ncu counters of all stages.
     pub counters: Vec<LaunchCounters>,
     /// Logs of the GEMM libraries.

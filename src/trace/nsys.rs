@@ -6,6 +6,7 @@ use foldhash::fast::RandomState;
 
 use super::{
     environment::Environment,
+    gpu_metrics::GpuSamples,
     kernel::KernelTrace,
     range::Range,
     stage::{StageRules, UnknownRange},
@@ -39,6 +40,8 @@ pub struct NsysTrace {
     pub graph_nodes: Vec<GraphNode>,
     /// CUDA runtime and driver calls.
     pub cuda_calls: ApiCalls,
+    /// Samples of the GPUs' metrics; `None` where none were requested.
+    pub samples: Option<GpuSamples>,
     /// Operating system calls that blocked or took long, as traced by nsys.
     pub os_calls: ApiCalls,
     /// Rows dropped for impossible times: missing, ending before the start, or out of range.

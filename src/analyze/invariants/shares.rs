@@ -34,6 +34,16 @@ pub fn visit_shares(
             &mut it.achieved_occupancy_pct,
         );
     }
+    for it in &mut analysis.sampled.kernels {
+        visit("SampledKernel.share_pct", &it.kernel_name, &mut it.share_pct);
+    }
+    for it in &mut analysis.sampled.stages {
+        for value in it.metrics.values_mut() {
+            visit("SampledStageValue.alone_pct", &it.stage, &mut value.alone_pct);
+            visit("SampledStageValue.grouped_pct", &it.stage, &mut value.grouped_pct);
+            visit("SampledStageValue.unresolved_pct", &it.stage, &mut value.unresolved_pct);
+        }
+    }
     for it in &mut analysis.gemms.records {
         visit("GemmRecord.share_pct", &it.stage, &mut it.share_pct);
     }

@@ -15,7 +15,7 @@ use tokio::time::Instant;
 use super::{
     pass::PassFolder,
     server::{ServedTarget, report_progress},
-    timeline::RecordedTarget,
+    timeline::{NsysPass, RecordedTarget},
 };
 use crate::{
     artifact::layout,
@@ -29,7 +29,7 @@ use crate::{
     domain::{
         command::{ArgumentTemplate, CommandPlan, ReadyCheck},
         finding::{Finding, Severity},
-        profiling::{NsysSettings, NvmlSettings},
+        profiling::NvmlSettings,
     },
     trace::command::{CommandTimes, Timed},
 };
@@ -91,17 +91,18 @@ impl Collector {
         Ok(pass)
     }
 
-    /// Runs the timeline pass: the command and its descendants once under nsys, into `nsys/`. A
-    /// server's client is not recorded.
+    /// Runs a pass of nsys: the command and its descendants once under it. A server's client is not
+    /// recorded.
     pub async fn traced_command(
         &self,
         dir: &Path,
         run: &CommandRun,
-        settings: &NsysSettings,
+        traced: &NsysPass<'_>,
         limits: &ProcessLimits,
     ) -> Result<Pass, CollectError> {
         self.nsys.as_ref().ok_or(CollectError::NotInstalled { tool: "nsys" })?;
-        let folder = PassFolder::create(self, dir, layout::NSYS)?;
+        let (folder, settings) =
+            (PassFolder::create(self, dir, &traced.folder())?, traced.settings);
         let place = PassPlace::of(&folder)?;
         let target = self
             .command_argv(run, &run.plan.program, &run.plan.args, &place)?
@@ -110,43 +111,18 @@ impl Collector {
         let (pass, times) = match &run.plan.ready {
             None => {
                 let mut wall = None;
-                let pass = self
-                    .record(
-                        &folder,
-                        dir,
-                        settings,
-                        on_gpu,
-                        &target,
-                        limits,
-                        RecordedTarget::Program(&mut wall),
-                    )
-                    .await?;
-                (
-                    pass,
-                    CommandTimes {
-                        of: Timed::Process,
-                        warmup: 0,
-                        wall_ns: wall.into_iter().collect(),
-                        ready_ns: None,
-                    },
-                )
+                let recorded = RecordedTarget::Program(&mut wall);
+                let pass = self.record(&folder, traced, on_gpu, &target, limits, recorded).await?;
+                let wall_ns = wall.into_iter().collect();
+                (pass, CommandTimes { of: Timed::Process, warmup: 0, wall_ns, ready_ns: None })
             }
             Some(ready) => {
                 let turns = (run.warmup.min(settings.warmup), run.repeats.min(settings.repeats));
                 let delay = Duration::from_secs(settings.delay_s.into());
                 let mut served = self.served(run, ready, &place, turns, delay)?;
                 served.duration = Duration::from_secs(settings.duration_s.into());
-                let pass = self
-                    .record(
-                        &folder,
-                        dir,
-                        settings,
-                        on_gpu,
-                        &target,
-                        limits,
-                        RecordedTarget::Server(&mut served),
-                    )
-                    .await?;
+                let recorded = RecordedTarget::Server(&mut served);
+                let pass = self.record(&folder, traced, on_gpu, &target, limits, recorded).await?;
                 (pass, served.times)
             }
         };

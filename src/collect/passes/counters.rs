@@ -126,6 +126,7 @@ impl Collector {
                 .and_then(CollectError::ended)
                 .unwrap_or(child::ExitReason::Exited(0));
             return Err(CollectError::NoCounters {
+                tool: "ncu",
                 process: selection.process.clone(),
                 complaint,
                 ended,

@@ -3,6 +3,7 @@
 mod baseline;
 pub mod command;
 mod counters;
+pub mod failure;
 mod gemm_log;
 pub mod pass;
 pub mod readiness;

@@ -1,4 +1,4 @@
-//! One pass: its folder, its commands and their failures.
+//! One pass: its folder and its commands.
 
 use std::{
     fs::{self, OpenOptions},
@@ -7,6 +7,7 @@ use std::{
     time::{Duration, Instant},
 };
 
+pub use super::failure::CollectError;
 use crate::{
     artifact::layout,
     collect::{
@@ -15,10 +16,8 @@ use crate::{
             argv::Argv,
             child::{ExitReason, ProcessLimits, run},
             disk_quota::drop_raw,
-            loader_errors,
             output::{self, Logs, last_lines},
         },
-        tools::ncu::NcuFailure,
     },
     domain::{
         finding::{Finding, Severity},
@@ -45,153 +44,11 @@ pub struct Pass {
     pub findings: Vec<Finding>,
 }
 
-/// A failed pass. Its folder and logs are kept.
-#[derive(Debug, thiserror::Error)]
-pub enum CollectError {
-    #[error("{tool} is not installed")]
-    NotInstalled { tool: &'static str },
-    #[error("cannot write {}", path.display())]
-    Write { path: PathBuf, source: io::Error },
-    #[error("cannot run {}", program.display())]
-    Run { program: PathBuf, source: io::Error },
-    #[error("program {} not found on this host", program.display())]
-    NoProgram { program: PathBuf },
-    #[error("the server was not ready within {within_s} s: {how}{}", quote(last_words))]
-    NotReady { how: String, within_s: u32, last_words: Vec<String> },
-    #[error("{what} {}", describe_exit(*ended, last_words))]
-    Ended { what: &'static str, ended: ExitReason, last_words: Vec<String> },
-    #[error("{what} exited with code 0 but left no {file}{}", quote(last_words))]
-    Empty { what: &'static str, file: String, last_words: Vec<String> },
-    #[error("{what} {}{}", ExitReason::QuotaExceeded, list_dropped(dropped))]
-    TooLarge { what: &'static str, max_bytes: u64, dropped: Vec<(String, u64)> },
-    #[error("{what} {}{}", ExitReason::DiskFull, list_dropped(dropped))]
-    DiskFull { what: &'static str, free_bytes: u64, dropped: Vec<(String, u64)> },
-    #[error("ncu read no counters in {process}: {}; {}", complaint.why, complaint.remedy)]
-    NoCounters { process: String, complaint: NcuFailure, ended: ExitReason },
-    #[error(
-        "the report needs nsys {needs}, newer than the nsys of this host{}: export it with that \
-         version (nsys export --type sqlite --output run.sqlite REPORT.nsys-rep) and import \
-         run.sqlite",
-        installed.as_ref().map(|version| format!(" ({version})")).unwrap_or_default()
-    )]
-    NewerReport { needs: String, installed: Option<String> },
-    #[error(
-        "the importer of nsys did not run and left raw data; {LINK_IMPORTER}{}",
-        quote(last_words)
-    )]
-    NotImported { last_words: Vec<String> },
-}
-
-/// Describes the exit of a command, with the reason from its output.
-fn describe_exit(ended: ExitReason, last_words: &[String]) -> String {
-    let not_loaded = if ended == ExitReason::Exited(loader_errors::EXIT) {
-        loader_errors::explain(last_words)
-    } else {
-        None
-    };
-    not_loaded.map_or_else(
-        || format!("{ended}{}", quote(last_words)),
-        |why| format!("cannot start: {why}"),
-    )
-}
-
-/// Quotes the last line.
-fn quote(last_words: &[String]) -> String {
-    last_words.last().map(|line| format!(": {line}")).unwrap_or_default()
-}
-
-fn list_dropped(dropped: &[(String, u64)]) -> String {
-    let names: Vec<String> =
-        dropped.iter().map(|(name, bytes)| format!("{name} ({bytes} bytes)")).collect();
-    if names.is_empty() { String::new() } else { format!("; dropped: {}", names.join(", ")) }
-}
-
-impl CollectError {
-    /// Returns the finding of a failure with a known remedy.
-    pub fn finding(&self) -> Option<Finding> {
-        let message = self.to_string();
-        let warning = |id: &str, message: String| Finding::new(id, Severity::Warning, message);
-        match self {
-            Self::TooLarge { max_bytes, dropped, .. } => {
-                let finding = warning("run_too_large", message).with("limit, bytes", max_bytes);
-                Some(with_dropped(finding, dropped).advise(
-                    "generate fewer tokens, trace less (profiling.nsys: trace, duration_s, \
-                     cuda_graph_trace graph), or raise limits.run_bytes",
-                ))
-            }
-            Self::DiskFull { free_bytes, dropped, .. } => {
-                let finding = warning("disk_full", message).with("least free, bytes", free_bytes);
-                Some(with_dropped(finding, dropped).advise(
-                    "delete runs, or set budgets in [retention]; limits.free_bytes is the space to \
-                     keep free",
-                ))
-            }
-            Self::NoCounters { process, complaint, .. } => {
-                let message = format!("ncu read no counters in {process}: {}", complaint.why);
-                Some(warning(complaint.id, message).advise(complaint.remedy))
-            }
-            Self::NewerReport { needs, installed } => {
-                let message =
-                    format!("the report needs nsys {needs}, newer than the nsys of this host");
-                let finding = Finding::new("nsys_report_newer", Severity::Critical, message)
-                    .with("required", needs)
-                    .with("installed", installed.as_deref().unwrap_or("unknown"));
-                Some(finding.advise(format!(
-                    "run `nsys export --type sqlite --output run.sqlite REPORT.nsys-rep` with nsys \
-                     {needs} or newer and import run.sqlite, or install that version here"
-                )))
-            }
-            Self::NotReady { how, within_s, last_words } => {
-                let finding = warning("server_not_ready", message).with("looked for", how);
-                let last = last_words.last().into_iter();
-                let finding = last.fold(finding, |finding, line| finding.with("last line", line));
-                Some(finding.with("within, s", within_s).advise(
-                    "check the server's log; raise ready.within_s of the command in targets.toml, \
-                     or correct its url or log",
-                ))
-            }
-            Self::Ended { ended: ExitReason::DeadlinePassed, .. } => {
-                Some(warning("run_out_of_time", message).advise(
-                    "raise timeout_s up to limits.run_s, or reduce the run: fewer repeats and \
-                     tokens, a smaller profiling.ncu.max_launches",
-                ))
-            }
-            _ => None,
-        }
-    }
-
-    /// Returns the exit of the command, if that is the failure.
-    pub fn ended(&self) -> Option<ExitReason> {
-        match self {
-            Self::Ended { ended, .. } | Self::NoCounters { ended, .. } => Some(*ended),
-            Self::TooLarge { .. } => Some(ExitReason::QuotaExceeded),
-            Self::DiskFull { .. } => Some(ExitReason::DiskFull),
-            Self::Empty { .. } | Self::NotImported { .. } => Some(ExitReason::Exited(0)),
-            _ => None,
-        }
-    }
-
-    /// Returns the last lines of the command's output.
-    pub fn last_words(&self) -> &[String] {
-        match self {
-            Self::Ended { last_words, .. }
-            | Self::Empty { last_words, .. }
-            | Self::NotImported { last_words } => last_words,
-            _ => &[],
-        }
-    }
-}
-
-fn with_dropped(finding: Finding, dropped: &[(String, u64)]) -> Finding {
-    dropped.iter().fold(finding, |finding, (name, bytes)| {
-        finding.with(name, format!("{bytes} bytes, dropped"))
-    })
-}
-
 /// Folder of one pass.
 pub struct PassFolder<'a> {
     collector: &'a Collector,
     dir: &'a Path,
+    name: String,
     path: PathBuf,
 }
 
@@ -211,7 +68,7 @@ impl<'a> PassFolder<'a> {
             fs::create_dir_all(dir.join(layout::LOGS))
         };
         make().map_err(|source| CollectError::Write { path: path.clone(), source })?;
-        Ok(Self { collector, dir, path })
+        Ok(Self { collector, dir, name: name.to_owned(), path })
     }
 
     /// Opens the folder `name` of the run in `dir` with its files.
@@ -219,7 +76,22 @@ impl<'a> PassFolder<'a> {
         let path = dir.join(name);
         fs::create_dir_all(dir.join(layout::LOGS))
             .map_err(|source| CollectError::Write { path: path.clone(), source })?;
-        Ok(Self { collector, dir, path })
+        Ok(Self { collector, dir, name: name.to_owned(), path })
+    }
+
+    /// The run's folder.
+    pub fn dir(&self) -> &Path {
+        self.dir
+    }
+
+    /// Path in the run's folder.
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// Name of the log of its main command.
+    pub fn log(&self) -> String {
+        self.name.replace('/', "-")
     }
 
     pub fn path(&self) -> &Path {
@@ -370,7 +242,8 @@ impl<'a> PassFolder<'a> {
         if raw_data {
             return CollectError::NotImported { last_words };
         }
-        CollectError::Empty { what: "nsys profile", file: layout::NSYS_REPORT.into(), last_words }
+        let file = format!("{}/{}", self.name, layout::NSYS_REPORT_FILE);
+        CollectError::Empty { what: "nsys profile", file, last_words }
     }
 
     /// Returns the first line of a command's output that contains `text`.

@@ -1,4 +1,5 @@
-//! The timeline pass: a target under nsys, and the export of its report to SQLite.
+//! The passes of nsys: a target under it, with or without samples of the GPU's metrics, and the
+//! export of its report to SQLite.
 
 use std::{path::Path, time::Duration};
 
@@ -11,7 +12,7 @@ use crate::{
     collect::{
         Collector, ExitReason, ProcessLimits,
         process::{argv::Argv, child, watch::RuntimeWatch},
-        tools::{self, nsys},
+        tools::{self, gpu_metrics, nsys},
     },
     domain::{
         finding::{Finding, Severity},
@@ -29,22 +30,60 @@ pub enum RecordedTarget<'a, 'b> {
     Server(&'a mut ServedTarget<'b>),
 }
 
+/// One pass of nsys.
+#[derive(Debug, Clone)]
+pub struct NsysPass<'a> {
+    pub settings: &'a NsysSettings,
+    /// The GPU's metrics to sample; `None` for the timeline pass.
+    pub metrics: Option<SampledPass>,
+}
+
+/// A pass that samples the GPU's metrics.
+#[derive(Debug, Clone, Copy)]
+pub struct SampledPass {
+    /// Samples per second.
+    pub rate_hz: u32,
+    /// Repeats and tokens of model-runner.
+    pub repeats: u32,
+    pub max_new_tokens: u32,
+}
+
+impl<'a> NsysPass<'a> {
+    /// The timeline pass.
+    pub fn timeline(settings: &'a NsysSettings) -> Self {
+        Self { settings, metrics: None }
+    }
+
+    fn rate_hz(&self) -> Option<u32> {
+        self.metrics.map(|it| it.rate_hz)
+    }
+
+    /// Its folder in the run's folder.
+    pub fn folder(&self) -> String {
+        self.metrics.map_or_else(|| layout::NSYS.to_owned(), |it| layout::metrics_pass(it.rate_hz))
+    }
+}
+
 impl Collector {
-    /// Runs the timeline pass: the runner under nsys, exported to SQLite, into `nsys/`.
+    /// Runs a pass of nsys: the runner under it, exported to SQLite.
     pub async fn nsys(
         &self,
         dir: &Path,
         request: &RunnerRequest,
-        settings: &NsysSettings,
+        pass: &NsysPass<'_>,
         limits: &ProcessLimits,
     ) -> Result<Pass, CollectError> {
         self.nsys.as_ref().ok_or(CollectError::NotInstalled { tool: "nsys" })?;
-        let folder = PassFolder::create(self, dir, layout::NSYS)?;
+        let (folder, settings) = (PassFolder::create(self, dir, &pass.folder())?, pass.settings);
         // More repeats only enlarge a trace; ceilings are measured in the unprofiled pass.
+        let (repeats, max_new_tokens) = match pass.metrics {
+            Some(it) => (it.repeats, it.max_new_tokens),
+            None => (request.repeats.min(settings.repeats), settings.max_new_tokens),
+        };
         let once = RunnerRequest {
-            repeats: request.repeats.min(settings.repeats),
+            repeats,
             warmup: request.warmup.min(settings.warmup),
-            max_new_tokens: request.max_new_tokens.min(settings.max_new_tokens),
+            max_new_tokens: request.max_new_tokens.min(max_new_tokens),
             ceilings: false,
             ..request.clone()
         };
@@ -53,51 +92,45 @@ impl Collector {
             // By default nsys matches registered strings only.
             runner = runner.env("NSYS_NVTX_PROFILER_REGISTER_ONLY", "0");
         }
-        let pass = self
-            .record(
-                &folder,
-                dir,
-                settings,
-                request.device != "cpu",
-                &runner,
-                limits,
-                RecordedTarget::Runner,
-            )
-            .await?;
-        folder.require(runner::EVENTS, "the model runner under nsys", "nsys")?;
+        let on_gpu = request.device != "cpu";
+        let recorded = RecordedTarget::Runner;
+        let pass = self.record(&folder, pass, on_gpu, &runner, limits, recorded).await?;
+        folder.require(runner::EVENTS, "the model runner under nsys", &folder.log())?;
         Ok(pass)
     }
 
     /// Records `target` with nsys and exports the report to SQLite. A recording that failed by a
     /// race inside nsys is repeated.
-    #[expect(
-        clippy::too_many_arguments,
-        reason = "a pass, its folder, its settings and its bounds"
-    )]
     pub(super) async fn record(
         &self,
         folder: &PassFolder<'_>,
-        dir: &Path,
-        settings: &NsysSettings,
+        pass: &NsysPass<'_>,
         on_gpu: bool,
         target: &Argv,
         limits: &ProcessLimits,
         mut recorded: RecordedTarget<'_, '_>,
     ) -> Result<Pass, CollectError> {
         let nsys = self.nsys.as_deref().ok_or(CollectError::NotInstalled { tool: "nsys" })?;
-        let report = dir.join(layout::NSYS_REPORT);
-        let profile = nsys::profile(nsys, settings, on_gpu, &report.with_extension(""), target);
-        let (profile, exposed) = self.isolated(profile, dir, limits).await;
+        let report = folder.path().join(layout::NSYS_REPORT_FILE);
+        let stem = report.with_extension("");
+        let profile = nsys::profile(nsys, pass.settings, pass.rate_hz(), on_gpu, &stem, target);
+        let (profile, exposed) = self.isolated(profile, folder.dir(), limits).await;
         let mut retries = Vec::new();
         let mut pass = loop {
             let (stage, error) =
-                match self.record_once(nsys, folder, dir, &profile, limits, &mut recorded).await {
+                match self.record_once(nsys, folder, &profile, limits, &mut recorded).await {
                     Ok(pass) => break pass,
                     Err(failure) => failure,
                 };
-            // A race shows in the output of a command that exited by itself.
+            // A race shows in the output of a command that exited by itself, as does a refusal.
             let exited = matches!(error.ended(), Some(ExitReason::Exited(_)));
-            let race = nsys::RACES.iter().find_map(|text| folder.find_line(stage, text));
+            if let (Some(_), true, Some(ended)) = (pass.metrics, exited, error.ended())
+                && let Some(complaint) = gpu_metrics::find_refusal(&folder.output(&folder.log()))
+            {
+                let (tool, process) = ("nsys", folder.name().to_owned());
+                return Err(CollectError::NoCounters { tool, process, complaint, ended });
+            }
+            let race = nsys::RACES.iter().find_map(|text| folder.find_line(&stage, text));
             match race.filter(|_| exited) {
                 Some(line) if retries.len() < nsys::MAX_RETRIES => retries.push(line),
                 _ => return Err(error),
@@ -108,7 +141,7 @@ impl Collector {
         };
         pass.findings.extend(exposed);
         pass.findings.extend(nsys::started_again(&retries));
-        pass.findings.extend(folder.import_errors("nsys"));
+        pass.findings.extend(folder.import_errors(&folder.log()));
         Ok(pass)
     }
 
@@ -117,44 +150,46 @@ impl Collector {
         &self,
         nsys: &Path,
         folder: &PassFolder<'_>,
-        dir: &Path,
         profile: &Argv,
         limits: &ProcessLimits,
         recorded: &mut RecordedTarget<'_, '_>,
-    ) -> Result<Pass, (&'static str, CollectError)> {
-        let (report, export) = (dir.join(layout::NSYS_REPORT), dir.join(layout::NSYS_EXPORT));
+    ) -> Result<Pass, (String, CollectError)> {
+        let [report, export] =
+            [layout::NSYS_REPORT_FILE, layout::NSYS_EXPORT_FILE].map(|it| folder.path().join(it));
+        let name = folder.log();
+        let log = |command: &str| format!("{name}-{command}");
         let ran = match recorded {
-            RecordedTarget::Runner => folder.run("nsys profile", "nsys", profile, limits).await,
+            RecordedTarget::Runner => folder.run("nsys profile", &name, profile, limits).await,
             RecordedTarget::Program(wall) => {
                 let watch = RuntimeWatch::start(limits.run);
-                let ran = folder.run("nsys profile", "nsys", profile, limits).await;
+                let ran = folder.run("nsys profile", &name, profile, limits).await;
                 **wall = watch.stop().await;
                 ran
             }
             RecordedTarget::Server(served) => {
-                served.run_profiled(folder, "nsys", profile, limits).await
+                served.run_profiled(folder, &name, profile, limits).await
             }
         };
         let raw = report.with_extension("qdstrm");
         // With a report or raw data, the target failed and not nsys.
-        let log = if report.exists() || raw.exists() { "nsys-target" } else { "nsys" };
-        let mut pass = ran.map_err(|error| (log, error))?;
+        let of_target = if report.exists() || raw.exists() { log("target") } else { name.clone() };
+        let mut pass = ran.map_err(|error| (of_target, error))?;
         if !report.exists() {
-            let log = if raw.exists() { "nsys-import" } else { "nsys" };
+            let of_import = if raw.exists() { log("import") } else { name.clone() };
             pass.findings.push(
                 self.import(nsys, folder, &raw, &report, limits)
                     .await
-                    .map_err(|error| (log, error))?,
+                    .map_err(|error| (of_import, error))?,
             );
         }
+        let of_export = log("export");
         let exported = async {
-            folder.require("run.nsys-rep", "nsys profile", "nsys")?;
-            folder
-                .run("nsys export", "nsys-export", &nsys::export(nsys, &report, &export), limits)
-                .await?;
-            folder.require("run.sqlite", "nsys export", "nsys-export")
+            folder.require(layout::NSYS_REPORT_FILE, "nsys profile", &name)?;
+            let command = nsys::export(nsys, &report, &export);
+            folder.run("nsys export", &of_export, &command, limits).await?;
+            folder.require(layout::NSYS_EXPORT_FILE, "nsys export", &of_export)
         };
-        exported.await.map_err(|error| ("nsys-export", error))?;
+        exported.await.map_err(|error| (log("export"), error))?;
         Ok(pass)
     }
 
@@ -166,7 +201,7 @@ impl Collector {
             nsys::export(nsys, &dir.join(layout::NSYS_REPORT), &dir.join(layout::NSYS_EXPORT));
         let exported = async {
             let pass = folder.run("nsys export", "nsys-export", &command, limits).await?;
-            folder.require("run.sqlite", "nsys export", "nsys-export")?;
+            folder.require(layout::NSYS_EXPORT_FILE, "nsys export", "nsys-export")?;
             Ok(pass)
         };
         match exported.await {
@@ -226,12 +261,12 @@ impl Collector {
         let unlinked = nsys.canonicalize().unwrap_or_else(|_| nsys.into());
         let importer = nsys::importers(&unlinked).into_iter().find(|path| tools::is_program(path));
         let (true, Some(importer)) = (qdstrm.exists(), importer) else {
-            return Err(folder.missing_report(qdstrm.exists(), "nsys"));
+            return Err(folder.missing_report(qdstrm.exists(), &folder.log()));
         };
-        folder
-            .run("QdstrmImporter", "nsys-import", &nsys::import(&importer, qdstrm, report), limits)
-            .await?;
-        folder.require("run.nsys-rep", "QdstrmImporter", "nsys-import")?;
+        let log = format!("{}-import", folder.log());
+        let command = nsys::import(&importer, qdstrm, report);
+        folder.run("QdstrmImporter", &log, &command, limits).await?;
+        folder.require(layout::NSYS_REPORT_FILE, "QdstrmImporter", &log)?;
         let _ = std::fs::remove_file(qdstrm); // the report contains it
         let message = "nsys did not find its importer and left raw data, which llmprof imported";
         Ok(Finding::new("nsys_importer_unlinked", Severity::Info, message)

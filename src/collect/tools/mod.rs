@@ -2,6 +2,7 @@
 //!
 //! A configured path is used as is; otherwise PATH and the usual folders are searched.
 
+pub mod gpu_metrics;
 pub mod ncu;
 pub mod nsys;
 pub mod permission;
@@ -29,6 +30,30 @@ const VENDOR: &str = "/opt/nvidia";
 const CUDA: &str = "/usr/local/cuda/bin";
 /// Time limit of `--version` and `features`.
 const VERSION_LIMIT: Duration = Duration::from_secs(20);
+
+/// A known reason why a tool read no counters, with the remedy.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct CounterRefusal {
+    /// Id of its finding.
+    pub id: &'static str,
+    pub why: &'static str,
+    pub remedy: &'static str,
+}
+
+/// The driver refuses counters to this user.
+pub const COUNTERS_FORBIDDEN: CounterRefusal = CounterRefusal {
+    id: "counters_forbidden",
+    why: "this user may not read the GPU's performance counters",
+    remedy: "load the nvidia module with NVreg_RestrictProfilingToAdminUsers=0, or give the \
+             service CAP_SYS_ADMIN",
+};
+
+/// Another program uses the counters.
+pub const COUNTERS_HELD: CounterRefusal = CounterRefusal {
+    id: "counters_held",
+    why: "another program holds the GPU's performance counters",
+    remedy: "pause DCGM's profiling metrics (dcgmi profile --pause), and stop other profilers",
+};
 
 /// Finds model-runner: the configured one, the one of the environment, the one next to this
 /// program, or one on PATH.

@@ -7,7 +7,10 @@
 use std::path::Path;
 
 use crate::{
-    collect::process::argv::Argv,
+    collect::{
+        process::argv::Argv,
+        tools::{COUNTERS_FORBIDDEN, COUNTERS_HELD, CounterRefusal},
+    },
     domain::profiling::{NcuSettings, ReplayMode, ToolWord},
     trace::event::STAGE_DOMAIN,
 };
@@ -142,37 +145,13 @@ pub fn details_page(ncu: &Path, report: &Path) -> Argv {
     Argv::new(ncu).arg("--import").arg(report).args(page)
 }
 
-/// A known reason why ncu read no counters, with the remedy. ncu exits with 0 after some of these.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct NcuFailure {
-    /// Id of its finding.
-    pub id: &'static str,
-    pub why: &'static str,
-    pub remedy: &'static str,
-}
-
-const FAILURES: &[(&str, NcuFailure)] = &[
-    (
-        "ERR_NVGPUCTRPERM",
-        NcuFailure {
-            id: "counters_forbidden",
-            why: "this user may not read the GPU's performance counters",
-            remedy: "load the nvidia module with NVreg_RestrictProfilingToAdminUsers=0, or give \
-                     the service CAP_SYS_ADMIN",
-        },
-    ),
-    (
-        "driver resource was unavailable",
-        NcuFailure {
-            id: "counters_held",
-            why: "another program holds the GPU's performance counters",
-            remedy: "pause DCGM's profiling metrics (dcgmi profile --pause), and stop other \
-                     profilers",
-        },
-    ),
+/// Texts of known failures. ncu exits with 0 after some of these.
+const FAILURES: &[(&str, CounterRefusal)] = &[
+    ("ERR_NVGPUCTRPERM", COUNTERS_FORBIDDEN),
+    ("driver resource was unavailable", COUNTERS_HELD),
     (
         "No kernels were profiled",
-        NcuFailure {
+        CounterRefusal {
             id: "nothing_profiled",
             why: "no selected kernel ran",
             remedy: "check the process's ncu log: the ranges or the kernels have other names in \
@@ -182,7 +161,7 @@ const FAILURES: &[(&str, NcuFailure)] = &[
 ];
 
 /// Returns the known failure in ncu's output, most severe first.
-pub fn find_failure(lines: &[String]) -> Option<NcuFailure> {
+pub fn find_failure(lines: &[String]) -> Option<CounterRefusal> {
     let contains = |text: &str| lines.iter().any(|line| line.contains(text));
     FAILURES.iter().find(|(text, _)| contains(text)).map(|(_, failure)| *failure)
 }

@@ -14,11 +14,12 @@ use crate::{
     trace::event::STAGE_DOMAIN,
 };
 
-/// Profiles `target` into `stem.nsys-rep`. CPU sampling is always set, because nsys enables it by
-/// default and it is expensive.
+/// Profiles `target` into `stem.nsys-rep`, and samples the metrics of its GPUs at a rate if one is
+/// given. CPU sampling is always set, because nsys enables it by default and it is expensive.
 pub fn profile(
     nsys: &Path,
     settings: &NsysSettings,
+    metrics_hz: Option<u32>,
     on_gpu: bool,
     stem: &Path,
     target: &Argv,
@@ -31,6 +32,11 @@ pub fn profile(
     ]);
     if on_gpu {
         argv = argv.arg(format!("--cuda-graph-trace={}", settings.cuda_graph_trace));
+    }
+    if let Some(rate) = metrics_hz {
+        // The GPUs of CUDA_VISIBLE_DEVICES, which nsys gets with the target's variables.
+        argv = argv.arg("--gpu-metrics-devices=cuda-visible");
+        argv = argv.arg(format!("--gpu-metrics-frequency={rate}"));
     }
     for (option, seconds) in [("delay", settings.delay_s), ("duration", settings.duration_s)] {
         if seconds > 0 {
@@ -175,8 +181,21 @@ mod tests {
             Argv::new("/opt/model-runner").args(["run", "--out", "/data/a run"]).env("X", "1");
         let mut settings = Profiling::bundled(mode).unwrap().nsys;
         change(&mut settings);
-        profile(Path::new("nsys"), &settings, on_gpu, Path::new("/data/a run/nsys/run"), &target)
-            .shell()
+        let stem = Path::new("/data/a run/nsys/run");
+        profile(Path::new("nsys"), &settings, None, on_gpu, stem, &target).shell()
+    }
+
+    #[test]
+    fn metrics_are_sampled_of_the_visible_gpus_at_the_rate() {
+        let settings = Profiling::bundled(Mode::Deep).unwrap().nsys;
+        let target = Argv::new("runner").env("CUDA_VISIBLE_DEVICES", "GPU-1");
+        let command =
+            profile(Path::new("nsys"), &settings, Some(20_000), true, Path::new("run"), &target);
+        let shell = command.shell();
+        assert!(shell.starts_with("CUDA_VISIBLE_DEVICES=GPU-1 nsys profile "), "{shell}");
+        let expected = "--cuda-graph-trace=node --gpu-metrics-devices=cuda-visible \
+                        --gpu-metrics-frequency=20000 --wait";
+        assert!(shell.contains(expected), "{shell}");
     }
 
     #[test]

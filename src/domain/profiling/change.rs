@@ -49,11 +49,17 @@ mod tests {
         let [deep, light, basic] =
             [Mode::Deep, Mode::Light, Mode::Basic].map(|mode| Profiling::bundled(mode).unwrap());
         let enabled = |it: &Profiling| {
-            [it.nsys.enabled, it.ncu.enabled, it.gemm_log.enabled, it.nvml.enabled]
+            [
+                it.nsys.enabled,
+                it.gpu_metrics.enabled,
+                it.ncu.enabled,
+                it.gemm_log.enabled,
+                it.nvml.enabled,
+            ]
         };
-        assert_eq!(enabled(&deep), [true; 4]);
-        assert_eq!(enabled(&light), [true, false, false, true]);
-        assert_eq!(enabled(&basic), [false, false, false, true]);
+        assert_eq!(enabled(&deep), [true; 5]);
+        assert_eq!(enabled(&light), [true, false, false, false, true]);
+        assert_eq!(enabled(&basic), [false, false, false, false, true]);
         assert_eq!(
             (deep.nsys.cuda_graph_trace, light.nsys.cuda_graph_trace),
             (GraphTrace::Node, GraphTrace::Graph)
@@ -105,7 +111,10 @@ mod tests {
         for (key, value) in [("top_n", 5), ("launches", 3), ("min_share_pct", 80)] {
             ncu.insert(key.into(), value.into());
         }
-        assert_eq!(serde_json::from_value::<Profiling>(older).unwrap(), bundled);
+        older.as_object_mut().unwrap().remove("gpu_metrics");
+        let read = serde_json::from_value::<Profiling>(older).unwrap();
+        assert!(!read.gpu_metrics.enabled, "the pass is newer than the run");
+        assert_eq!(Profiling { gpu_metrics: bundled.gpu_metrics.clone(), ..read }, bundled);
         let error = changed(json!({"ncu": {"top_n": 5}})).unwrap_err();
         assert!(error.starts_with("unknown setting ncu.top_n"), "{error}");
     }
@@ -123,6 +132,20 @@ mod tests {
             (json!({"ncu": {"max_launches": 0}}), "ncu.max_launches: 0 is not between 1 and 1000"),
             (json!({"ncu": {"max_processes": 1e300}}), "ncu.max_processes: "),
             (json!({"nvml": {"hz": -1}}), "nvml.hz: "),
+            (
+                json!({"gpu_metrics": {"rates_hz": [10_000, 9]}}),
+                "gpu_metrics.rates_hz[1]: 9 is not between 10 and 200000",
+            ),
+            (json!({"gpu_metrics": {"rates_hz": [200_001]}}), "is not between 10 and 200000"),
+            (json!({"gpu_metrics": {"rates_hz": []}}), "length of gpu_metrics.rates_hz: 0"),
+            (
+                json!({"gpu_metrics": {"rates_hz": [10, 20, 30, 40]}}),
+                "length of gpu_metrics.rates_hz: 4 is not between 1 and 3",
+            ),
+            (
+                json!({"gpu_metrics": {"rates_hz": [20_000, 10_000, 20_000]}}),
+                "gpu_metrics.rates_hz: 20000 is listed twice",
+            ),
             (json!({"ncu": {"sections": []}}), "length of ncu.sections: 0 is not between 1 and 32"),
         ] {
             let error = changed(change).unwrap_err();

@@ -9,6 +9,7 @@ use std::{
     time::Duration,
 };
 
+use rayon::prelude::*;
 use rusqlite::{Connection, ErrorCode, Result, Row, RowIndex, types::ValueRef};
 
 use super::{
@@ -30,6 +31,9 @@ const RECORDS: [&str; 6] = [
 ];
 /// Minimum length of a row, bytes.
 const ROW_BYTES: u64 = 4;
+
+/// Parts of a table for each core that scans it.
+const PARTS_PER_CORE: usize = 4;
 
 /// Maximum number of tables: an export has about a hundred.
 const MAX_TABLES: usize = 10_000;
@@ -233,15 +237,80 @@ impl Export {
                 all().map_err(query)?;
             }
         }
-        if let Some(ColumnError(column)) = odd {
-            if self.lacks(table, &[column])? == [column] {
-                return Err(self.without(table, column));
-            }
-            return Err(self.foreign(&format!(
-                "damaged: no number that fits in row {count} of {table}, column {column}"
-            )));
+        if let Some(odd) = odd {
+            return Err(self.no_number(table, odd, &format!("row {count}"))?);
         }
         self.bounded(table, count)
+    }
+
+    /// Scans a table as [`Self::scan`] does, in parts on all cores: `take` adds each row to the
+    /// value of its part. Returns the values in the order of the rows, of which there may be more
+    /// than of other tables.
+    pub fn scan_parts<const N: usize, T: Default + Send>(
+        &self,
+        table: &'static str,
+        columns: [&'static str; N],
+        take: impl Fn(&mut T, &RowNumbers<N>) -> Result<(), ColumnError> + Sync,
+    ) -> Result<Vec<T>, ParseError> {
+        let query = |source| ParseError::Query {
+            path: self.path.clone(),
+            what: table,
+            source: brief(source),
+        };
+        let read = |source| ParseError::Read { path: self.path.clone(), source };
+        let exists = self.tables.iter().any(|name| name == table);
+        let found = if exists { layout(&self.db, table, columns).map_err(query)? } else { None };
+        let (Some(mut pages), Some(Layout { root, places })) =
+            (Pages::open(&self.path).map_err(read)?, found)
+        else {
+            let mut all = T::default();
+            self.scan(table, columns, |row| take(&mut all, row))?;
+            return Ok(vec![all]);
+        };
+        let broken = |broken| match broken {
+            Broken::Io(error) => read(error),
+            Broken::Page(page) => self.foreign(&format!("damaged: page {page}, of {table}")),
+        };
+        let leaves = pages.leaves(root).map_err(broken)?;
+        let length = leaves.len().div_ceil(PARTS_PER_CORE * rayon::current_num_threads()).max(1);
+        // The connection is of one thread; the parts read the file alone.
+        let path = &self.path;
+        let part = |leaves: &[u32]| {
+            let (mut value, mut odd) = (T::default(), None);
+            let mut next = |row: &[Number; N]| {
+                odd = take(&mut value, &RowNumbers { columns: &columns, row }).err();
+                odd.is_none()
+            };
+            let pages = Pages::open(path).map_err(Broken::Io)?;
+            if let Some(mut pages) = pages {
+                pages.rows_of(leaves, places, &mut next)?;
+            }
+            Ok((value, odd))
+        };
+        let parts: Vec<_> = leaves.par_chunks(length).map(part).collect();
+        let mut values = Vec::with_capacity(parts.len());
+        for part in parts {
+            let (value, odd) = part.map_err(broken)?;
+            if let Some(odd) = odd {
+                return Err(self.no_number(table, odd, "a row")?);
+            }
+            values.push(value);
+        }
+        Ok(values)
+    }
+
+    /// The error that a row has no number in a column.
+    fn no_number(
+        &self,
+        table: &'static str,
+        ColumnError(column): ColumnError,
+        row: &str,
+    ) -> Result<ParseError, ParseError> {
+        if self.lacks(table, &[column])? == [column] {
+            return Ok(self.without(table, column));
+        }
+        Ok(self
+            .foreign(&format!("damaged: no number that fits in {row} of {table}, column {column}")))
     }
 
     /// Refuses a table with more rows than the file has room for.

@@ -8,6 +8,7 @@
 
 mod columns;
 mod export;
+mod gpu_metrics;
 mod layout;
 mod log;
 mod names;
@@ -71,13 +72,15 @@ pub fn read(path: &Path) -> Result<NsysTrace, ParseError> {
     let logged = || log::finding(plain.path()).map_err(unread);
     let path = plain.path();
     let export = Export::open(path)?;
-    // The two long tables are read concurrently over separate connections.
-    let (rest, calls) = thread::scope(|scope| {
+    // The long tables are read concurrently over separate connections.
+    let (rest, calls, samples) = thread::scope(|scope| {
         let calls = scope.spawn(|| cuda_calls(path));
+        let samples = scope.spawn(|| gpu_metrics::read(&Export::open(path)?));
         let rest = others(&export);
-        (rest, calls.join())
+        (rest, calls.join(), samples.join())
     });
     let (mut trace, mut names, unnamed) = rest?;
+    trace.samples = samples.unwrap_or_else(|panic| std::panic::resume_unwind(panic))?;
     let (mut calls, theirs, impossible) =
         calls.unwrap_or_else(|panic| std::panic::resume_unwind(panic))?;
     let indices: Vec<u32> = theirs.ids().iter().map(|id| names.index(*id)).collect();

@@ -92,7 +92,7 @@ impl Pages {
     }
 
     /// Numbers of the pages with the rows of the table at `root`, in row order.
-    fn leaves(&mut self, root: u32) -> Result<Vec<u32>, Broken> {
+    pub fn leaves(&mut self, root: u32) -> Result<Vec<u32>, Broken> {
         let (mut leaves, mut inner) = (Vec::new(), vec![(root, 0)]);
         let mut seen = 0;
         while let Some((number, depth)) = inner.pop() {
@@ -136,11 +136,22 @@ impl Pages {
         &mut self,
         root: u32,
         places: [Option<usize>; N],
+        take: impl FnMut(&[Number; N]) -> bool,
+    ) -> Result<(), Broken> {
+        let leaves = self.leaves(root)?;
+        self.rows_of(&leaves, places, take)
+    }
+
+    /// The same for the rows on the pages `leaves`.
+    pub fn rows_of<const N: usize>(
+        &mut self,
+        leaves: &[u32],
+        places: [Option<usize>; N],
         mut take: impl FnMut(&[Number; N]) -> bool,
     ) -> Result<(), Broken> {
         let slots = slots(places);
         let mut row = [Number::Null; N];
-        for number in self.leaves(root)? {
+        for &number in leaves {
             let broken = || Broken::Page(number);
             let head = head_of(number);
             let page = self.page(number)?;

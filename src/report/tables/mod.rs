@@ -18,6 +18,7 @@ pub mod report_table;
 mod roofline;
 mod run_facts;
 mod run_tables;
+mod sampled;
 mod samples;
 pub mod schema;
 mod stages;
@@ -47,6 +48,7 @@ pub use self::{
     roofline::roofline,
     run_facts::{NO_MESSAGE, expert_use, input_files, run_steps},
     run_tables::{CSV_FILES, RunTable, TABLES_VERSION, run_tables},
+    sampled::{sampled_kernels, sampled_operators, sampled_stages},
     samples::samples,
     stages::{overhead, stages},
     step::{decode_step, step_slices},

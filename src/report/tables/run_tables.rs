@@ -7,7 +7,7 @@ use serde_json::Value;
 use super::{
     costs, counters,
     csv::{CsvTable, cell},
-    gemms, gpu, kernels, operators, power, regions, roofline, run_facts, samples,
+    gemms, gpu, kernels, operators, power, regions, roofline, run_facts, sampled, samples,
     schema::{ColumnKind, TableCell, TableColumn},
     stages, step, traced, utilisation,
 };
@@ -17,10 +17,11 @@ use crate::{analyze::Analysis, artifact::layout, domain::finding::Finding, repor
 pub const TABLES_VERSION: u32 = 2;
 
 /// The CSV files of a run, each with the table that it contains.
-pub const CSV_FILES: [(&str, &str); 8] = [
+pub const CSV_FILES: [(&str, &str); 9] = [
     (layout::KERNELS_CSV, "kernels"),
     (layout::KERNELS_FULL_CSV, "kernels_full"),
     (layout::COUNTERS_CSV, "counters"),
+    (layout::SAMPLED_METRICS_CSV, "sampled_metrics"),
     (layout::ROOFLINE_CSV, "roofline.points"),
     (layout::MFU_CSV, "operator_mfu"),
     (layout::REGIONS_CSV, "regions"),
@@ -110,6 +111,9 @@ pub fn run_tables<'a>(
     }
     tables.extend(traced_tables(analysis));
     tables.extend(device_tables(analysis));
+    if !analysis.sampled.coverage.is_empty() {
+        tables.extend(sampled_tables(analysis));
+    }
     let cost = analysis.cost.as_ref().map(|it| it.modules.as_slice());
     let power = analysis.power.as_ref().map(|it| it.stages.as_slice());
     tables.extend([
@@ -150,6 +154,17 @@ fn traced_tables(analysis: &Analysis) -> [RunTable<'_>; 14] {
         RunTable::new("api_calls", traced::call_columns(), &analysis.sums.calls),
         RunTable::new("ranges", traced::range_columns(), &analysis.sums.ranges),
         RunTable::new("regions", regions::columns(), &analysis.regions),
+    ]
+}
+
+/// Tables of sampled metrics, of runs that have samples.
+fn sampled_tables(analysis: &Analysis) -> [RunTable<'_>; 4] {
+    let it = &analysis.sampled;
+    [
+        RunTable::new("sampled_metrics", sampled::columns(), &it.kernels),
+        RunTable::new("sampled_stages", sampled::stage_columns(), &it.stages),
+        RunTable::new("sampled_operators", sampled::operator_columns(), &it.operators),
+        RunTable::new("gpu_sample_coverage", sampled::coverage_columns(), &it.coverage),
     ]
 }
 

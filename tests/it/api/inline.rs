@@ -98,7 +98,10 @@ async fn a_dry_run_returns_the_plan_and_keeps_nothing() {
     let plan = answer.json();
     let steps: Vec<&str> =
         plan["steps"].as_array().unwrap().iter().map(|it| it["step"].as_str().unwrap()).collect();
-    assert_eq!(steps, ["preflight", "baseline", "nsys", "ncu", "gemm_log", "analyze", "report"]);
+    assert_eq!(
+        steps,
+        ["preflight", "baseline", "nsys", "gpu_metrics", "ncu", "gemm_log", "analyze", "report"]
+    );
     assert_eq!((&plan["steps"][1]["repeats"], &plan["steps"][1]["warmup"]), (&json!(3), &json!(2)));
     assert!(plan["steps"][3]["skipped_because"].as_str().unwrap().contains("GPU"));
     let why = "no estimate: no run of deepseek-ocr-tiny in mode deep has finished on this host";

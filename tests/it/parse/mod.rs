@@ -9,6 +9,7 @@ pub mod malicious;
 pub mod partial;
 pub mod perfetto;
 pub mod regions;
+pub mod sampled;
 pub mod subjects;
 pub mod sums;
 pub mod timeline;

@@ -176,8 +176,9 @@ async fn a_deep_run_on_a_cpu_lists_the_passes_that_do_not_apply() {
     );
     let report = fs::read_to_string(service.run_dir(&id).join("report.md")).unwrap();
     assert!(
-        report
-            .contains("everything that applies was collected; not applicable here: gemm_log, ncu"),
+        report.contains(
+            "everything that applies was collected; not applicable here: gemm_log, gpu_metrics, ncu"
+        ),
         "{report}"
     );
     assert!(!report.contains("everything asked for was collected"));

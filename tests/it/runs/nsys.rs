@@ -5,7 +5,7 @@ use std::{collections::BTreeMap, path::Path, time::Duration};
 
 use llmprof::{
     artifact::layout,
-    collect::{Collector, ExitReason, ProcessLimits},
+    collect::{Collector, ExitReason, NsysPass, ProcessLimits},
     domain::{
         dtype::Dtype, ids::RunId, mode::Mode, model::ModelSpec, profiling::Profiling,
         runner::RunnerRequest,
@@ -97,8 +97,10 @@ async fn the_timeline_shows_the_same_ranges_and_results_as_the_runners_own_event
     let limits =
         ProcessLimits::new(RunId::now(), Duration::from_secs(300), CancellationToken::new());
     collector.baseline(dir.path(), &request(), &settings(Mode::Deep).nvml, &limits).await.unwrap();
-    let pass =
-        collector.nsys(dir.path(), &request(), &settings(Mode::Deep).nsys, &limits).await.unwrap();
+    let pass = collector
+        .nsys(dir.path(), &request(), &NsysPass::timeline(&settings(Mode::Deep).nsys), &limits)
+        .await
+        .unwrap();
 
     let trace = parse::read(dir.path()).unwrap();
     assert_eq!(trace.findings, []);
@@ -160,7 +162,7 @@ async fn of_a_run_that_is_recorded_in_part_all_is_computed() {
         let mut nsys = settings(Mode::Light).nsys;
         (nsys.delay_s, nsys.duration_s, nsys.repeats, nsys.max_new_tokens) =
             (1, 1, request.repeats, request.max_new_tokens);
-        collector.nsys(dir.path(), &request, &nsys, &limits).await.unwrap();
+        collector.nsys(dir.path(), &request, &NsysPass::timeline(&nsys), &limits).await.unwrap();
         let trace = parse::read(dir.path()).unwrap();
         let steps = counts(trace.traced.iter().filter_map(|event| match event {
             Event::Range(range) => Some(range.name.as_str()),
@@ -182,7 +184,7 @@ async fn a_runner_that_refuses_its_input_fails_the_timeline_with_its_own_words()
         ProcessLimits::new(RunId::now(), Duration::from_secs(300), CancellationToken::new());
     let request = RunnerRequest { device: "cuda:0".into(), ..request() };
     let error = collector
-        .nsys(dir.path(), &request, &settings(Mode::Light).nsys, &limits)
+        .nsys(dir.path(), &request, &NsysPass::timeline(&settings(Mode::Light).nsys), &limits)
         .await
         .unwrap_err();
     assert_eq!(error.ended().and_then(|ended| ended.exit_code()), Some(2), "{error}");
@@ -203,11 +205,11 @@ async fn a_stopped_timeline_leaves_nothing_running() {
     limits.lines = Some(to);
     let request = RunnerRequest { max_new_tokens: 1_000, ..request() };
     let settings = settings(Mode::Deep).nsys;
-    let (outcome, ()) =
-        tokio::join!(collector.nsys(dir.path(), &request, &settings, &limits), async {
-            from.recv().await; // the runner speaks, so nsys watches it
-            limits.stop.cancel();
-        });
+    let pass = NsysPass::timeline(&settings);
+    let (outcome, ()) = tokio::join!(collector.nsys(dir.path(), &request, &pass, &limits), async {
+        from.recv().await; // the runner speaks, so nsys watches it
+        limits.stop.cancel();
+    });
     assert_eq!(outcome.unwrap_err().ended(), Some(ExitReason::Stopped));
     assert_eq!(llmprof::collect::process::orphans::marked(limits.run), []);
 }

@@ -28,7 +28,9 @@ case $1 in
 --version) echo "NVIDIA Nsight Systems version $(cat "$HERE/nsys-version")";;
 profile) while [ "$1" != --output ]; do shift; done; stem=$2; shift 2; "$@" || exit $?
     echo report > "$stem.nsys-rep"; echo "Generated: $stem.nsys-rep";;
-export) while [ "$1" != --output ]; do shift; done; cat "$HERE/run.sqlite" > "$2";;
+export) while [ "$1" != --output ]; do shift; done
+    case $2 in *gpu_metrics*) cat "$HERE/sampled.sqlite" > "$2";; *) cat "$HERE/run.sqlite" > "$2";;
+    esac;;
 esac"#;
 const NCU_LINES: &str = r#"
 case "$*" in
@@ -41,8 +43,15 @@ case "$*" in
 esac"#;
 
 /// The passes of a deep run.
-pub const PASSES: [&str; 6] =
-    ["baseline", "nsys", "ncu/process-1", "ncu/process-2", "gemm_log/prefill", "gemm_log/all"];
+pub const PASSES: [&str; 7] = [
+    "baseline",
+    "nsys",
+    "gpu_metrics/rate-20000",
+    "ncu/process-1",
+    "ncu/process-2",
+    "gemm_log/prefill",
+    "gemm_log/all",
+];
 
 /// Stand-ins for the tools, and what they need, in one folder.
 pub struct DeepHost {
@@ -68,6 +77,10 @@ impl DeepHost {
             let file = fs::File::open(packed).unwrap();
             host.put(name, zstd::stream::decode_all(file).unwrap());
         }
+        let sampled = host.folder().join("sampled.sqlite");
+        fs::copy(host.folder().join("run.sqlite"), &sampled).unwrap();
+        let sql = include_str!("../../fixtures/gpu-metrics.sql");
+        rusqlite::Connection::open(&sampled).unwrap().execute_batch(sql).unwrap();
         let inputs = host.folder().join("inputs");
         fs::create_dir(&inputs).unwrap();
         for name in ["inputs-small.yaml", "small.png"] {

@@ -1,0 +1,75 @@
+//! Rules on sampled metrics, whose analysis finds the evidence.
+
+use Severity::{Info, Warning};
+
+use super::Rule;
+use crate::{
+    analyze::Analysis,
+    domain::finding::{Finding, Severity},
+    trace::Trace,
+};
+
+pub const RULES: &[Rule] = &[
+    Rule {
+        id: "gpu_metrics_empty",
+        severity: Warning,
+        fires_on: "a capture that was to sample the GPU's metrics has no value of a known one",
+        advice: "Check that the GPU has these metrics, and that no other profiler reads its \
+                 counters.",
+        max_saving: None,
+        find: sampled,
+    },
+    Rule {
+        id: "gpu_metrics_overflowed",
+        severity: Warning,
+        fires_on: "nsys lost samples because their buffer was full",
+        advice: "Sample at a lower rate.",
+        max_saving: None,
+        find: sampled,
+    },
+    Rule {
+        id: "gpu_metrics_without_kernels",
+        severity: Warning,
+        fires_on: "a capture has samples of the GPU's metrics and no kernels",
+        advice: "Record kernels together with the samples.",
+        max_saving: None,
+        find: sampled,
+    },
+    Rule {
+        id: "gpu_metrics_without_stages",
+        severity: Info,
+        fires_on: "a capture has samples of the GPU's metrics, and no stage with kernels",
+        advice: "Name the ranges of the stages.",
+        max_saving: None,
+        find: sampled,
+    },
+    Rule {
+        id: "gpu_metrics_do_not_span",
+        severity: Warning,
+        fires_on: "samples of the GPU's metrics start after a stage or end before it, or cover \
+                   less than 90 % of its device time",
+        advice: "Sample at a lower rate, from before the stage to after it.",
+        max_saving: None,
+        find: sampled,
+    },
+    Rule {
+        id: "gpu_metrics_gaps",
+        severity: Info,
+        fires_on: "samples of the GPU's metrics in a stage are more than 1.5 periods apart",
+        advice: "Sample at a lower rate if figures are missing.",
+        max_saving: None,
+        find: sampled,
+    },
+    Rule {
+        id: "gpu_metrics_unresolved",
+        severity: Info,
+        fires_on: "samples resolve a metric for less than 90 % of a stage's kernel time",
+        advice: "Raise profiling.gpu_metrics.repeats, or sample at a higher rate.",
+        max_saving: None,
+        find: sampled,
+    },
+];
+
+fn sampled(analysis: &Analysis, _: &Trace) -> Vec<Finding> {
+    analysis.sampled.findings.clone()
+}

@@ -1,0 +1,103 @@
+//! Sampled metrics of the GPU: counters of all kernels without replay, from captures of nsys with
+//! samples at a fixed rate.
+//!
+//! Everything here is arithmetic on values. A figure has an interval and a number of samples, or it
+//! is absent and a finding has the reason. `specs/formulas.md` has the method.
+
+mod attribution;
+pub mod coverage;
+mod equations;
+pub mod figures;
+pub mod findings;
+mod groups;
+mod operators;
+mod rows;
+mod unknowns;
+
+use std::collections::BTreeSet;
+
+pub use self::findings::problem;
+use self::{
+    coverage::{GpuSampleCoverage, period_ns},
+    figures::{SampledKernel, SampledOperator, SampledStage},
+    unknowns::DeviceCapture,
+};
+use crate::{
+    analyze::timeline::launches::LaunchIndex,
+    domain::finding::Finding,
+    trace::{Trace, nsys::NsysTrace},
+};
+
+/// Sampled metrics of a run.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub struct SampledMetrics {
+    /// Samples by capture, device and stage.
+    pub coverage: Vec<GpuSampleCoverage>,
+    pub stages: Vec<SampledStage>,
+    /// By stage, name, grid and block, longest first.
+    pub kernels: Vec<SampledKernel>,
+    /// Operators with at least one resolved metric, longest first.
+    pub operators: Vec<SampledOperator>,
+    /// True if samples were requested and a stage has none that span it.
+    pub lost: bool,
+    pub findings: Vec<Finding>,
+}
+
+/// A capture with its launches and the coverage of its samples.
+struct SampledCapture<'a> {
+    trace: &'a NsysTrace,
+    launches: LaunchIndex,
+    coverage: Vec<GpuSampleCoverage>,
+}
+
+/// Analyses the captures with samples: those of the passes that sample, or that of an import.
+pub fn sampled_metrics(trace: &Trace) -> SampledMetrics {
+    let imported = trace.nsys.iter().filter(|it| it.samples.is_some());
+    let captures = trace.sampled.iter().chain(imported).map(|trace| {
+        let launches = LaunchIndex::of(trace);
+        let coverage = coverage::coverage(trace, &launches);
+        SampledCapture { trace, launches, coverage }
+    });
+    let captures: Vec<SampledCapture> = captures.collect();
+    let mut sampled = SampledMetrics::default();
+    for capture in &captures {
+        sampled.findings.extend(problem(capture.trace));
+        sampled.coverage.extend_from_slice(&capture.coverage);
+    }
+    let spanned = sampled.coverage.iter().filter(|it| it.is_spanned);
+    let devices: BTreeSet<u32> = spanned.map(|it| it.device).collect();
+    for device in devices {
+        let of_device: Vec<DeviceCapture> =
+            captures.iter().filter_map(|it| it.of_device(device)).collect();
+        let figures = attribution::attribute(&of_device);
+        sampled.stages.extend(figures.stages);
+        sampled.kernels.extend(figures.kernels);
+        let is_known = |it: &SampledOperator| !it.metrics.is_empty();
+        sampled.operators.extend(figures.operators.into_iter().filter(is_known));
+    }
+    let gaps = findings::findings(&sampled.coverage);
+    sampled.findings.extend(gaps);
+    sampled.findings.extend(findings::unresolved(&sampled.stages));
+    if sampled.coverage.is_empty() && sampled.findings.is_empty() && !captures.is_empty() {
+        sampled.findings.push(findings::no_stages());
+    }
+    sampled.lost = sampled.findings.iter().any(findings::is_loss);
+    sampled
+}
+
+impl SampledCapture<'_> {
+    /// The capture of one device; `None` unless its samples span a stage.
+    fn of_device(&self, device: u32) -> Option<DeviceCapture<'_>> {
+        let all = self.trace.samples.as_ref()?;
+        let samples = all.devices.iter().find(|it| it.device == device)?;
+        let spanned = self.coverage.iter().filter(|it| it.device == device && it.is_spanned);
+        let spanned: Vec<&str> = spanned.map(|it| it.stage.as_str()).collect();
+        let period_ns = period_ns(all, samples)? as i64;
+        let (trace, launches) = (self.trace, &self.launches);
+        let capture = DeviceCapture { trace, launches, device, samples, period_ns, spanned };
+        (!capture.spanned.is_empty()).then_some(capture)
+    }
+}
+
+#[cfg(test)]
+mod tests;

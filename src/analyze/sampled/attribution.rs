@@ -1,0 +1,291 @@
+//! Attribution of samples to the kernels, stages and operators of one device.
+
+use std::collections::BTreeSet;
+
+use rayon::prelude::*;
+
+use super::{
+    equations::{Estimate, Meat, StageSums},
+    figures::{
+        SampledKernel, SampledOperator, SampledStage, SampledStageValue, SampledValue,
+        SampledValues,
+    },
+    groups::{Interval95, KernelEstimates, Resolved, ResolvedValue},
+    operators::{self, OperatorTimes, UnknownTimes},
+    rows::{DELAY_NS, SampledWork, TimeShift},
+    unknowns::{DeviceCapture, DeviceUnknowns, StageUnknowns, unknowns},
+};
+use crate::{analyze::stats::percent, domain::units::Nanos, trace::gpu_metrics::GpuMetric};
+
+/// Times by which a kernel's counters may start later or stop earlier than its traced times, and
+/// by which all may be displaced, nanoseconds.
+const SHIFTS: [TimeShift; 4] = [
+    TimeShift { start_ns: 1_000, end_ns: 0, lag_ns: 0 },
+    TimeShift { start_ns: 0, end_ns: -1_000, lag_ns: 0 },
+    TimeShift { start_ns: 0, end_ns: 0, lag_ns: 500 },
+    TimeShift { start_ns: 0, end_ns: 0, lag_ns: -500 },
+];
+/// Residual of the other meaning of a sample's time, as a share of the usual one, below which that
+/// one is taken.
+const OTHER_DELAY: f64 = 0.8;
+
+/// Sampled figures of one device.
+#[derive(Debug, Default)]
+pub struct DeviceFigures {
+    pub kernels: Vec<SampledKernel>,
+    pub stages: Vec<SampledStage>,
+    pub operators: Vec<SampledOperator>,
+}
+
+/// Estimates of one metric in one stage.
+struct MetricFit {
+    metric: GpuMetric,
+    estimates: KernelEstimates,
+    resolved: Resolved,
+    mean: Option<Interval95>,
+}
+
+/// Attributes the samples of all captures of a device.
+pub fn attribute(captures: &[DeviceCapture]) -> DeviceFigures {
+    let mut figures = DeviceFigures::default();
+    let Some(device) = captures.first().map(|it| it.device) else { return figures };
+    let metrics: Vec<GpuMetric> = GpuMetric::ALL
+        .iter()
+        .copied()
+        .filter(|metric| captures.iter().all(|it| it.samples.has(*metric)))
+        .collect();
+    let percents: Vec<GpuMetric> = metrics.iter().copied().filter(|it| !it.is_clock()).collect();
+    if percents.is_empty() {
+        return figures;
+    }
+    let mut of = unknowns(captures);
+    // Clocks are last, and have a mean only.
+    for work in &mut of.work {
+        work.delay_ns = delay(work, &of.stages, &percents);
+    }
+    let sums = all_sums(&of, TimeShift::default(), &metrics);
+    let refits: Vec<Vec<StageSums>> =
+        SHIFTS.par_iter().map(|shift| all_sums(&of, *shift, &metrics)).collect();
+    let meat = meat(&of, &sums, &percents, &metrics);
+    let mut times = OperatorTimes::new();
+    for (capture, of_kernel) in captures.iter().zip(&of.of_kernel) {
+        operators::add(&mut times, capture, of_kernel);
+    }
+    for (at, (unknowns, meat)) in of.stages.iter().zip(meat).enumerate() {
+        let refits: Vec<&StageSums> = refits.iter().map(|it| &it[at]).collect();
+        let stage = StageFit { device, unknowns, sums: &sums[at], refits };
+        let fits = stage.fits(&percents, meat);
+        let clock = metrics.iter().position(|it| it.is_clock());
+        let clock = clock.and_then(|clock| sums[at].sample_mean(clock));
+        figures.stages.push(stage.stage(&fits, clock));
+        figures.kernels.extend(stage.kernels(&fits));
+        let number = at as u16 + 1;
+        let of_stage = times.iter().filter(|((stage, _), _)| *stage == number);
+        figures
+            .operators
+            .extend(of_stage.map(|((_, path), times)| stage.operator(path, times, &fits)));
+    }
+    figures.operators.sort_by(|a, b| b.total_ms.total_cmp(&a.total_ms));
+    figures.kernels.sort_by(|a, b| b.total_ms.total_cmp(&a.total_ms));
+    figures
+}
+
+/// Delay between a sample's time and its period: the period follows, unless the one before fits
+/// better.
+fn delay(work: &SampledWork, stages: &[StageUnknowns], metrics: &[GpuMetric]) -> i64 {
+    let misfit = |delay_ns: i64| -> f64 {
+        let lag_ns = delay_ns - work.delay_ns;
+        let mut sums: Vec<StageSums> =
+            stages.iter().map(|it| StageSums::new(it.count, it.own + 1, 1)).collect();
+        let shift = TimeShift { lag_ns, ..TimeShift::default() };
+        work.each_row(shift, &metrics[..1], |row| sums[row.stage as usize - 1].add(row));
+        let rows: u64 = sums.iter().map(|it| it.rows).sum();
+        sums.iter().map(|it| it.misfit(0)).sum::<f64>() / rows.max(1) as f64
+    };
+    let before = DELAY_NS - work.period_ns;
+    if misfit(before) < OTHER_DELAY * misfit(DELAY_NS) { before } else { DELAY_NS }
+}
+
+/// Sums over all captures, by stage.
+fn all_sums(of: &DeviceUnknowns, shift: TimeShift, metrics: &[GpuMetric]) -> Vec<StageSums> {
+    let mut sums: Vec<StageSums> =
+        of.stages.iter().map(|it| StageSums::new(it.count, it.own + 1, metrics.len())).collect();
+    for work in &of.work {
+        work.each_row(shift, metrics, |row| sums[row.stage as usize - 1].add(row));
+    }
+    sums
+}
+
+/// Estimates of all metrics, and the sums of their squared residuals, by stage; without samples
+/// none.
+type StageMeat = Option<(Vec<Estimate>, Vec<Vec<f64>>)>;
+
+fn meat(
+    of: &DeviceUnknowns,
+    sums: &[StageSums],
+    percents: &[GpuMetric],
+    metrics: &[GpuMetric],
+) -> Vec<StageMeat> {
+    let solve = |sums: &StageSums| -> Option<Vec<Estimate>> {
+        (0..percents.len()).into_par_iter().map(|metric| sums.solve(metric)).collect()
+    };
+    let estimates: Vec<Option<Vec<Estimate>>> = sums.iter().map(solve).collect();
+    let mut meat: Vec<Meat> =
+        of.stages.iter().map(|it| Meat::new(it.count, percents.len())).collect();
+    for work in &of.work {
+        work.each_row(TimeShift::default(), metrics, |row| {
+            let at = row.stage as usize - 1;
+            if let Some(estimates) = &estimates[at] {
+                meat[at].add(row, estimates);
+            }
+        });
+    }
+    let pair = |(estimates, meat): (Option<_>, Meat)| Some((estimates?, meat.into_sums()));
+    estimates.into_iter().zip(meat).map(pair).collect()
+}
+
+/// One stage with its sums.
+struct StageFit<'a> {
+    device: u32,
+    unknowns: &'a StageUnknowns,
+    sums: &'a StageSums,
+    refits: Vec<&'a StageSums>,
+}
+
+impl StageFit<'_> {
+    /// Estimates and groups of each metric.
+    fn fits(&self, metrics: &[GpuMetric], meat: StageMeat) -> Vec<MetricFit> {
+        let Some((estimates, meat)) = meat else { return Vec::new() };
+        let adjacent = self.separable_neighbours();
+        metrics
+            .par_iter()
+            .zip(estimates)
+            .zip(meat)
+            .enumerate()
+            .filter_map(|(at, ((metric, estimate), meat))| {
+                let refits = self.refits.iter().map(|it| self.refitted(it, at)).collect();
+                let estimates = KernelEstimates {
+                    covariance: self.sums.covariance(&estimate, meat)?,
+                    values: estimate.values,
+                    refits,
+                    weight: self.sums.weight.clone(),
+                };
+                let resolved = estimates.resolve(&adjacent);
+                Some(MetricFit { metric: *metric, estimates, resolved, mean: self.mean(at) })
+            })
+            .collect()
+    }
+
+    /// Neighbours of kernels with samples.
+    fn separable_neighbours(&self) -> Vec<BTreeSet<usize>> {
+        let is_sampled = |k: usize| self.sums.samples[k] > 0;
+        let of = |(k, near): (usize, &BTreeSet<usize>)| {
+            near.iter().copied().filter(|l| is_sampled(k) && is_sampled(*l)).collect()
+        };
+        self.unknowns.adjacent.iter().enumerate().map(of).collect()
+    }
+
+    /// Values under another assumption on times, for the traced durations.
+    fn refitted(&self, sums: &StageSums, metric: usize) -> Vec<f64> {
+        let Some(estimate) = sums.solve(metric) else { return Vec::new() };
+        let scaled = |(value, (now, traced)): (&f64, (&f64, &f64))| {
+            if *traced > 0.0 { value * now / traced } else { *value }
+        };
+        estimate.values.iter().zip(sums.weight.iter().zip(&self.sums.weight)).map(scaled).collect()
+    }
+
+    /// Mean of a metric over the stage's kernel time.
+    fn mean(&self, metric: usize) -> Option<Interval95> {
+        let (mean, error) = self.sums.mean(metric)?;
+        let change = |sums: &&&StageSums| {
+            let (other, _) = sums.mean(metric)?;
+            Some((other * sums.busy() / self.sums.busy() - mean).abs())
+        };
+        let changes = self.refits.iter().filter_map(|it| change(&it));
+        Some(Interval95::of(mean, error, changes.fold(0.0, f64::max)))
+    }
+
+    fn stage(&self, fits: &[MetricFit], sm_clock_mhz: Option<f64>) -> SampledStage {
+        let ns: i64 = self.unknowns.kernels.iter().map(|it| it.ns).sum();
+        let value = |fit: &MetricFit| {
+            let mean = fit.mean?;
+            let time = |grouped: bool| -> f64 {
+                let kernels = self.unknowns.kernels[..self.unknowns.own].iter();
+                let values = kernels.zip(&fit.resolved.values);
+                let of_kind =
+                    values.filter(|(_, value)| value.is_some_and(|it| it.is_group_mean == grouped));
+                of_kind.map(|(kernel, _)| kernel.ns as f64).sum()
+            };
+            let (alone, grouped) = (time(false), time(true));
+            let value = SampledStageValue {
+                pct: mean.value,
+                half_width: mean.half_width,
+                alone_pct: percent(alone, ns as f64),
+                grouped_pct: percent(grouped, ns as f64),
+                unresolved_pct: percent(ns as f64 - alone - grouped, ns as f64),
+            };
+            Some((fit.metric, value))
+        };
+        SampledStage {
+            stage: self.unknowns.stage.clone(),
+            device: self.device,
+            kernel_ms: Nanos(ns).as_ms(),
+            samples: self.sums.rows,
+            sm_clock_mhz,
+            metrics: fits.iter().filter_map(value).collect(),
+        }
+    }
+
+    fn kernels(&self, fits: &[MetricFit]) -> Vec<SampledKernel> {
+        let total: i64 = self.unknowns.kernels.iter().map(|it| it.ns).sum();
+        let values = |at: usize| -> SampledValues {
+            let of_metric = |fit: &MetricFit| {
+                let ResolvedValue { interval, group, is_group_mean } = fit.resolved.values[at]?;
+                let Interval95 { value: pct, half_width } = interval;
+                let group = group.map(|group| group as u64 + 1);
+                Some((fit.metric, SampledValue { pct, half_width, group, is_group_mean }))
+            };
+            fits.iter().filter_map(of_metric).collect()
+        };
+        let record = |(at, it): (usize, &super::unknowns::StageKernel)| SampledKernel {
+            stage: self.unknowns.stage.clone(),
+            device: self.device,
+            kernel_name: it.key.0.clone(),
+            grid: it.key.1,
+            block: it.key.2,
+            calls: it.calls,
+            total_ms: Nanos(it.ns).as_ms(),
+            share_pct: percent(it.ns as f64, total as f64),
+            samples: if at < self.unknowns.own { self.sums.samples[at] } else { 0 },
+            is_concurrent: it.is_concurrent,
+            metrics: if at < self.unknowns.own { values(at) } else { SampledValues::new() },
+        };
+        self.unknowns.kernels.iter().enumerate().map(record).collect()
+    }
+
+    /// Means over the kernels of an operator.
+    fn operator(&self, path: &str, times: &UnknownTimes, fits: &[MetricFit]) -> SampledOperator {
+        let kernels: Vec<usize> = times.keys().copied().collect();
+        let weights: Vec<f64> = times.values().map(|ns| *ns as f64).collect();
+        let is_resolved = |fit: &&MetricFit| {
+            kernels.iter().all(|k| {
+                let Some(value) = fit.resolved.values[*k] else { return false };
+                let of_group = value.group.filter(|_| value.is_group_mean);
+                let group = of_group.map(|at| &fit.resolved.groups[at]);
+                let is_inside = |it: &usize| times.contains_key(it);
+                *k < self.unknowns.own && group.is_none_or(|it| it.kernels.iter().all(is_inside))
+            })
+        };
+        let value = |fit: &MetricFit| {
+            let Interval95 { value: pct, half_width } = fit.estimates.weighted(&kernels, &weights);
+            (fit.metric, SampledValue { pct, half_width, group: None, is_group_mean: false })
+        };
+        SampledOperator {
+            stage: self.unknowns.stage.clone(),
+            device: self.device,
+            path: path.to_owned(),
+            total_ms: Nanos(times.values().sum()).as_ms(),
+            metrics: fits.iter().filter(is_resolved).map(value).collect(),
+        }
+    }
+}

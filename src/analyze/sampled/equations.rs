@@ -1,0 +1,365 @@
+//! Least squares over samples: sums of the rows of one stage, and the values of its kernels with
+//! their covariance.
+//!
+//! Unknowns x, one for each kernel: `sum_k A[i,k] x[k] = v[i]` for sample i, with A the share of
+//! the sample's period. A weak prior (the stage's mean, 50 points) keeps unobserved unknowns finite
+//! and their intervals wide.
+
+use super::rows::SampleRow;
+
+/// Deviation of the prior, percentage points.
+const PRIOR: f64 = 50.0;
+/// Initial residual variance, and that of stages with too few samples for an estimate.
+const FIRST_VARIANCE: f64 = 9.0;
+/// Least residual variance: values are whole percents.
+const MIN_VARIANCE: f64 = 0.25;
+/// Samples in addition to the unknowns from which the residual variance is estimated.
+const MIN_FREEDOM: usize = 10;
+const ITERATIONS: usize = 3;
+
+/// Sums over the rows of one stage.
+#[derive(Debug, Clone, Default)]
+pub struct StageSums {
+    unknowns: usize,
+    /// Number of unknowns that are kernels; copies follow.
+    kernels: usize,
+    /// A'A, row by row.
+    gram: Vec<f64>,
+    pub rows: u64,
+    /// Sum of A by unknown: its time, in periods.
+    pub weight: Vec<f64>,
+    /// Samples by unknown.
+    pub samples: Vec<u64>,
+    /// Sums over the rows without copies: of the busy share, and of its square.
+    busy: f64,
+    busy_squares: f64,
+    metrics: Vec<MetricSums>,
+}
+
+/// Sums of one metric.
+#[derive(Debug, Clone, Default)]
+struct MetricSums {
+    /// A'v.
+    products: Vec<f64>,
+    sum: f64,
+    squares: f64,
+    /// The same over the rows without copies, and of the value times the busy share.
+    kernel_sum: f64,
+    kernel_squares: f64,
+    kernel_busy: f64,
+}
+
+/// Values of one metric for all unknowns.
+#[derive(Debug, Clone)]
+pub struct Estimate {
+    pub values: Vec<f64>,
+    variance: f64,
+}
+
+impl StageSums {
+    pub fn new(unknowns: usize, kernels: usize, metrics: usize) -> Self {
+        let metric = MetricSums { products: vec![0.0; unknowns], ..MetricSums::default() };
+        Self {
+            unknowns,
+            kernels,
+            gram: vec![0.0; unknowns * unknowns],
+            weight: vec![0.0; unknowns],
+            samples: vec![0; unknowns],
+            metrics: vec![metric; metrics],
+            ..Self::default()
+        }
+    }
+
+    /// Adds one sample.
+    pub fn add(&mut self, row: &SampleRow) {
+        self.rows += 1;
+        let mut busy = 0.0;
+        for &(k, a) in &row.entries {
+            let k = k as usize;
+            busy += a;
+            self.weight[k] += a;
+            self.samples[k] += 1;
+            for &(l, b) in &row.entries {
+                self.gram[k * self.unknowns + l as usize] += a * b;
+            }
+            for (sums, value) in self.metrics.iter_mut().zip(&row.values) {
+                sums.products[k] += a * value;
+            }
+        }
+        for (sums, value) in self.metrics.iter_mut().zip(&row.values) {
+            sums.sum += value;
+            sums.squares += value * value;
+        }
+        if row.entries.iter().any(|(k, _)| *k as usize >= self.kernels) {
+            return;
+        }
+        self.busy += busy;
+        self.busy_squares += busy * busy;
+        for (sums, value) in self.metrics.iter_mut().zip(&row.values) {
+            sums.kernel_sum += value;
+            sums.kernel_squares += value * value;
+            sums.kernel_busy += value * busy;
+        }
+    }
+
+    /// Kernel time of the samples without copies, in periods.
+    pub fn busy(&self) -> f64 {
+        self.busy
+    }
+
+    /// Mean of a metric while the stage's kernels run, and its standard error.
+    pub fn mean(&self, metric: usize) -> Option<(f64, f64)> {
+        let sums = &self.metrics[metric];
+        if self.busy <= 0.0 {
+            return None;
+        }
+        let mean = sums.kernel_sum / self.busy;
+        let squares =
+            sums.kernel_squares - 2.0 * mean * sums.kernel_busy + mean * mean * self.busy_squares;
+        Some((mean, squares.max(0.0).sqrt() / self.busy))
+    }
+
+    /// Mean of a metric over all samples.
+    pub fn sample_mean(&self, metric: usize) -> Option<f64> {
+        (self.rows > 0).then(|| self.metrics[metric].sum / self.rows as f64)
+    }
+
+    /// Sum of squared residuals of the best fit of a metric.
+    pub fn misfit(&self, metric: usize) -> f64 {
+        self.solve(metric).map_or(0.0, |it| it.variance * self.rows as f64)
+    }
+
+    /// Solves for the values of a metric; `None` without samples.
+    pub fn solve(&self, metric: usize) -> Option<Estimate> {
+        // Without a sample of kernels alone the prior is that of nothing.
+        let (mean, _) = self.mean(metric).or((self.rows > 0).then_some((0.0, 0.0)))?;
+        let mut estimate = Estimate { values: Vec::new(), variance: FIRST_VARIANCE };
+        for _ in 0..ITERATIONS {
+            let inverse = inverse(self.precision(estimate.variance), self.unknowns)?;
+            estimate.values = self.values(metric, mean, &inverse, estimate.variance);
+            estimate.variance = self.variance(metric, &estimate.values);
+        }
+        Some(estimate)
+    }
+
+    /// `A'A / s2 + I / prior^2`.
+    fn precision(&self, variance: f64) -> Vec<f64> {
+        let mut precision: Vec<f64> = self.gram.iter().map(|it| it / variance).collect();
+        (0..self.unknowns).for_each(|k| precision[k * self.unknowns + k] += PRIOR.powi(-2));
+        precision
+    }
+
+    fn values(&self, metric: usize, mean: f64, inverse: &[f64], variance: f64) -> Vec<f64> {
+        let products = &self.metrics[metric].products;
+        let right: Vec<f64> =
+            products.iter().map(|it| it / variance + mean * PRIOR.powi(-2)).collect();
+        inverse.chunks_exact(self.unknowns).map(|row| dot(row, &right)).collect()
+    }
+
+    /// Residual variance of these values.
+    fn variance(&self, metric: usize, values: &[f64]) -> f64 {
+        let sums = &self.metrics[metric];
+        let fitted: f64 = self
+            .gram
+            .chunks_exact(self.unknowns)
+            .zip(values)
+            .map(|(row, value)| dot(row, values) * value)
+            .sum();
+        let squares = (sums.squares - 2.0 * dot(values, &sums.products) + fitted).max(0.0);
+        let freedom = (self.rows as usize).saturating_sub(self.used());
+        if freedom < MIN_FREEDOM {
+            return (squares / freedom.max(1) as f64).max(FIRST_VARIANCE);
+        }
+        (squares / freedom as f64).max(MIN_VARIANCE)
+    }
+
+    /// Number of unknowns with samples.
+    fn used(&self) -> usize {
+        self.samples.iter().filter(|samples| **samples > 0).count()
+    }
+
+    /// Covariance of an estimate, robust against samples of different variance. `meat` is the sum
+    /// over rows of the squared residual times the outer product of the row.
+    pub fn covariance(&self, estimate: &Estimate, mut meat: Vec<f64>) -> Option<Vec<f64>> {
+        let (n, variance) = (self.unknowns, estimate.variance);
+        let mut covariance = inverse(self.precision(variance), n)?;
+        let rows = self.rows as f64;
+        let correction = rows / (rows - self.used() as f64).max(1.0);
+        for (meat, gram) in meat.iter_mut().zip(&self.gram) {
+            *meat = (*meat * correction - variance * gram) / (variance * variance);
+        }
+        let half = product(&covariance, &meat, n);
+        let robust = product(&half, &covariance, n);
+        for k in 0..n {
+            for l in 0..n {
+                let at = k * n + l;
+                let sum = covariance[at] + robust[at];
+                covariance[at] = if k == l { sum.max(covariance[at]) } else { sum };
+            }
+        }
+        Some(covariance)
+    }
+}
+
+/// Residuals of all rows of a stage, summed for [`StageSums::covariance`].
+#[derive(Debug, Clone)]
+pub struct Meat {
+    unknowns: usize,
+    /// By metric.
+    sums: Vec<Vec<f64>>,
+}
+
+impl Meat {
+    pub fn new(unknowns: usize, metrics: usize) -> Self {
+        Self { unknowns, sums: vec![vec![0.0; unknowns * unknowns]; metrics] }
+    }
+
+    /// Adds one sample with the estimates of all metrics.
+    pub fn add(&mut self, row: &SampleRow, estimates: &[Estimate]) {
+        for ((sums, estimate), value) in self.sums.iter_mut().zip(estimates).zip(&row.values) {
+            let fitted = row.entries.iter().map(|(k, a)| a * estimate.values[*k as usize]);
+            let residual = value - fitted.sum::<f64>();
+            for &(k, a) in &row.entries {
+                for &(l, b) in &row.entries {
+                    sums[k as usize * self.unknowns + l as usize] += residual * residual * a * b;
+                }
+            }
+        }
+    }
+
+    /// The sums by metric.
+    pub fn into_sums(self) -> Vec<Vec<f64>> {
+        self.sums
+    }
+}
+
+pub fn dot(a: &[f64], b: &[f64]) -> f64 {
+    a.iter().zip(b).map(|(a, b)| a * b).sum()
+}
+
+/// Product of two matrices of n rows and columns.
+fn product(a: &[f64], b: &[f64], n: usize) -> Vec<f64> {
+    let mut product = vec![0.0; n * n];
+    for (row, sums) in a.chunks_exact(n).zip(product.chunks_exact_mut(n)) {
+        for (factor, from) in row.iter().zip(b.chunks_exact(n)) {
+            if *factor != 0.0 {
+                sums.iter_mut().zip(from).for_each(|(sum, it)| *sum += factor * it);
+            }
+        }
+    }
+    product
+}
+
+/// Inverse of a symmetric positive definite matrix, by Cholesky's decomposition; `None` for
+/// another matrix.
+fn inverse(mut matrix: Vec<f64>, n: usize) -> Option<Vec<f64>> {
+    for row in 0..n {
+        for column in 0..=row {
+            let (above, below) = matrix.split_at(row * n);
+            let of_column = if column == row { below } else { &above[column * n..] };
+            let sum = below[column] - dot(&below[..column], &of_column[..column]);
+            if row == column {
+                if sum.is_nan() || sum <= 0.0 {
+                    return None;
+                }
+                matrix[row * n + row] = sum.sqrt();
+            } else {
+                let pivot = of_column[column];
+                matrix[row * n + column] = sum / pivot;
+            }
+        }
+    }
+    // The inverse of the factor, transposed: each column of it is a row here.
+    let mut factor = vec![0.0; n * n];
+    for column in 0..n {
+        let solved = &mut factor[column * n..(column + 1) * n];
+        solved[column] = 1.0 / matrix[column * n + column];
+        for row in column + 1..n {
+            let known = &matrix[row * n + column..row * n + row];
+            let sum = dot(known, &solved[column..row]);
+            solved[row] = -sum / matrix[row * n + row];
+        }
+    }
+    let mut inverse = vec![0.0; n * n];
+    for row in 0..n {
+        for column in 0..=row {
+            let value = dot(
+                &factor[row * n + row..(row + 1) * n],
+                &factor[column * n + row..(column + 1) * n],
+            );
+            inverse[row * n + column] = value;
+            inverse[column * n + row] = value;
+        }
+    }
+    Some(inverse)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn row(entries: &[(u32, f64)], value: f64) -> SampleRow {
+        SampleRow { stage: 1, entries: entries.to_vec(), values: vec![value] }
+    }
+
+    #[test]
+    fn an_inverse_times_its_matrix_is_one() {
+        let matrix = vec![4.0, 2.0, 0.5, 2.0, 5.0, 1.0, 0.5, 1.0, 3.0];
+        let product = product(&inverse(matrix.clone(), 3).unwrap(), &matrix, 3);
+        for (at, value) in product.iter().enumerate() {
+            let expected = if at % 4 == 0 { 1.0 } else { 0.0 };
+            assert!((value - expected).abs() < 1e-12, "{product:?}");
+        }
+        assert_eq!(inverse(vec![1.0, 2.0, 2.0, 1.0], 2), None);
+    }
+
+    #[test]
+    fn separable_kernels_have_their_values_and_gaps_count_as_zero() {
+        let mut sums = StageSums::new(2, 2, 1);
+        for at in 0..400 {
+            let share = f64::from(at % 4) / 4.0;
+            sums.add(&row(&[(0, share), (1, 0.9 - share)], 80.0 * share + 20.0 * (0.9 - share)));
+        }
+        let estimate = sums.solve(0).unwrap();
+        assert!((estimate.values[0] - 80.0).abs() < 0.2, "{estimate:?}");
+        assert!((estimate.values[1] - 20.0).abs() < 0.2, "{estimate:?}");
+        let (mean, _) = sums.mean(0).unwrap();
+        let expected = (80.0 * 0.375 + 20.0 * 0.525) / 0.9;
+        assert!((mean - expected).abs() < 1e-9, "{mean} {expected}");
+    }
+
+    #[test]
+    fn kernels_that_always_run_together_have_wide_intervals_and_a_narrow_sum() {
+        let (mut sums, rows) =
+            (StageSums::new(2, 2, 1), vec![row(&[(0, 0.5), (1, 0.5)], 50.0); 100]);
+        rows.iter().for_each(|row| sums.add(row));
+        let estimate = sums.solve(0).unwrap();
+        let mut meat = Meat::new(2, 1);
+        rows.iter().for_each(|row| meat.add(row, std::slice::from_ref(&estimate)));
+        let covariance = sums.covariance(&estimate, meat.into_sums().remove(0)).unwrap();
+        assert!(covariance[0].sqrt() > 30.0, "{covariance:?}");
+        let mean = (covariance[0] + covariance[1] + covariance[2] + covariance[3]) / 4.0;
+        assert!(mean.sqrt() < 1.0, "{covariance:?}");
+    }
+
+    #[test]
+    fn samples_with_copies_are_not_part_of_the_mean() {
+        let mut sums = StageSums::new(2, 1, 1);
+        sums.add(&row(&[(0, 0.5)], 20.0));
+        sums.add(&row(&[(0, 0.5), (1, 0.5)], 60.0));
+        sums.add(&row(&[(1, 0.5)], 40.0));
+        assert_eq!(sums.mean(0).map(|it| it.0), Some(40.0));
+        assert_eq!((sums.busy(), sums.rows, sums.samples.clone()), (0.5, 3, vec![2, 2]));
+    }
+
+    #[test]
+    fn a_few_samples_do_not_make_a_narrow_interval() {
+        let mut sums = StageSums::new(1, 1, 1);
+        let rows = [row(&[(0, 1.0)], 50.0), row(&[(0, 1.0)], 50.0)];
+        rows.iter().for_each(|row| sums.add(row));
+        let estimate = sums.solve(0).unwrap();
+        let covariance = sums.covariance(&estimate, vec![0.0]).unwrap();
+        assert!(covariance[0].sqrt() > 2.0, "{covariance:?}");
+        assert!(StageSums::new(1, 1, 1).solve(0).is_none());
+    }
+}

@@ -1,0 +1,259 @@
+//! The unknowns of each stage: kernels by name, grid and block, graphs traced as a whole, and
+//! copies, over all captures of one device.
+
+use std::collections::BTreeSet;
+
+use foldhash::{HashMap, HashMapExt as _};
+
+use super::rows::{DELAY_NS, NO_STAGE, SampledWork, Work};
+use crate::{
+    analyze::timeline::launches::LaunchIndex,
+    trace::{gpu_metrics::DeviceSamples, names::base_name, nsys::NsysTrace},
+};
+
+/// Max unknowns of a stage; the shortest kernels beyond share one.
+const MAX_UNKNOWNS: usize = 512;
+
+/// Name, grid and block; without grid and block for a graph.
+pub type KernelKey = (String, Option<[u32; 3]>, Option<[u32; 3]>);
+
+/// A capture with samples of one device, and the stages that they span.
+pub struct DeviceCapture<'a> {
+    pub trace: &'a NsysTrace,
+    pub launches: &'a LaunchIndex,
+    pub device: u32,
+    pub samples: &'a DeviceSamples,
+    pub period_ns: i64,
+    /// Labels of spanned stages.
+    pub spanned: Vec<&'a str>,
+}
+
+/// One kernel of a stage.
+#[derive(Debug, Clone, PartialEq)]
+pub struct StageKernel {
+    pub key: KernelKey,
+    pub calls: u64,
+    pub ns: i64,
+    /// Runs at the same time as others of the stage.
+    pub is_concurrent: bool,
+}
+
+/// The unknowns of one stage: its kernels, longest first, then one for all kernels beyond the
+/// maximum and one for each kind of copies.
+#[derive(Debug, Clone, Default)]
+pub struct StageUnknowns {
+    pub stage: String,
+    pub kernels: Vec<StageKernel>,
+    /// Number of unknowns, and of those that are kernels of their own.
+    pub count: usize,
+    pub own: usize,
+    /// Neighbours of each unknown in the order of launches.
+    pub adjacent: Vec<BTreeSet<usize>>,
+}
+
+/// Work of one capture on its device: index of the kernel, key and stage.
+type KeyedWork = (Work, u32);
+
+/// Keys of kernels in order of first use.
+#[derive(Default)]
+struct Keys {
+    keys: Vec<KernelKey>,
+    index: HashMap<KernelKey, u32>,
+}
+
+impl Keys {
+    fn of(&mut self, key: KernelKey) -> u32 {
+        let next = self.keys.len() as u32;
+        *self.index.entry(key).or_insert_with_key(|key| {
+            self.keys.push(key.clone());
+            next
+        })
+    }
+}
+
+/// Unknowns and work of all captures of one device.
+pub struct DeviceUnknowns<'a> {
+    /// By stage number less one.
+    pub stages: Vec<StageUnknowns>,
+    pub work: Vec<SampledWork<'a>>,
+    /// By capture and kernel: its stage number and unknown.
+    pub of_kernel: Vec<Vec<(u16, u32)>>,
+}
+
+/// Numbers the unknowns of all stages that the captures span.
+pub fn unknowns<'a>(captures: &[DeviceCapture<'a>]) -> DeviceUnknowns<'a> {
+    let mut names: Vec<&str> = Vec::new();
+    for stage in captures.iter().flat_map(|it| &it.spanned) {
+        if !names.contains(stage) {
+            names.push(stage);
+        }
+    }
+    let mut keys = Keys::default();
+    let keyed: Vec<[Vec<KeyedWork>; 2]> =
+        captures.iter().map(|it| [kernels(it, &names, &mut keys), copies(it, &names)]).collect();
+    let mut stages: Vec<StageUnknowns> = Vec::new();
+    let mut locals: Vec<HashMap<u32, u32>> = Vec::new();
+    for (at, name) in names.iter().enumerate() {
+        let (stage, local) = stage(name, at as u16 + 1, &keys, &keyed);
+        stages.push(stage);
+        locals.push(local);
+    }
+    let mut of_kernel = Vec::new();
+    let mut work = Vec::new();
+    for (capture, [kernels, copies]) in captures.iter().zip(keyed) {
+        let kernels = localised(&kernels, &stages, &locals);
+        of_kernel.push(kernels.iter().map(|it| (it.stage, it.unknown)).collect());
+        let mut copies: Vec<Work> = copies.iter().map(|it| of_copy(it, &stages)).collect();
+        let mut kernels: Vec<Work> =
+            kernels.into_iter().filter(|it| it.end_ns > it.start_ns).collect();
+        kernels.sort_by_key(|it| it.start_ns);
+        copies.sort_by_key(|it| it.start_ns);
+        mark_neighbours(&kernels, &mut stages);
+        let (samples, period_ns) = (capture.samples, capture.period_ns);
+        work.push(SampledWork { kernels, copies, samples, period_ns, delay_ns: DELAY_NS });
+    }
+    DeviceUnknowns { stages, work, of_kernel }
+}
+
+/// Number of a stage; [`NO_STAGE`] unless the samples of the capture span it.
+fn stage_number(capture: &DeviceCapture, names: &[&str], instance: u32) -> u16 {
+    let stage = capture.launches.stage(instance);
+    let spanned = capture.spanned.contains(&stage);
+    let at = names.iter().position(|name| *name == stage).filter(|_| spanned);
+    at.map_or(NO_STAGE, |at| at as u16 + 1)
+}
+
+/// Kernels and graphs of a capture in the order of the trace, with empty work in the place of
+/// kernels of other devices.
+fn kernels(capture: &DeviceCapture, names: &[&str], keys: &mut Keys) -> Vec<KeyedWork> {
+    let DeviceCapture { trace, launches, .. } = capture;
+    let name = |at: u32| trace.strings.get(at as usize).map_or("", String::as_str);
+    let of_kind: Vec<u32> = trace
+        .kernels
+        .kinds()
+        .iter()
+        .map(|it| keys.of((base_name(name(it.name)).to_owned(), Some(it.grid), Some(it.block))))
+        .collect();
+    let numbers: Vec<u16> = (0..launches.stages.instances.len())
+        .map(|instance| stage_number(capture, names, instance as u32))
+        .collect();
+    let number = |instance: u32| numbers.get(instance as usize).copied().unwrap_or(NO_STAGE);
+    let mut all: Vec<KeyedWork> = Vec::with_capacity(trace.kernels.len() + trace.graphs.len());
+    for (at, kernel) in trace.kernels.iter().enumerate() {
+        let (mut start_ns, end_ns) = (kernel.start_ns, kernel.end_ns);
+        let mut stage = number(launches.kernels[at].1);
+        if kernel.device != capture.device {
+            (start_ns, stage) = (end_ns, NO_STAGE);
+        }
+        let work = Work { start_ns, end_ns, stage, unknown: 0 };
+        all.push((work, of_kind[trace.kernels.kind(at) as usize]));
+    }
+    for (graph, (_, instance)) in trace.graphs.iter().zip(&launches.graphs) {
+        if graph.device == capture.device {
+            let name = graph.graph.map_or("CUDA graph".into(), |id| format!("CUDA graph {id}"));
+            let (start_ns, end_ns) = (graph.start_ns, graph.end_ns);
+            let work = Work { start_ns, end_ns, stage: number(*instance), unknown: 0 };
+            all.push((work, keys.of((name, None, None))));
+        }
+    }
+    all
+}
+
+/// Copies and fills of a capture, each with the number of its kind.
+fn copies(capture: &DeviceCapture, names: &[&str]) -> Vec<KeyedWork> {
+    let copies = capture.trace.copies.iter().zip(&capture.launches.copies);
+    copies
+        .filter(|(copy, _)| copy.device == capture.device)
+        .map(|(copy, (_, instance))| {
+            let stage = stage_number(capture, names, *instance);
+            let (start_ns, end_ns) = (copy.start_ns, copy.end_ns);
+            (Work { start_ns, end_ns, stage, unknown: 0 }, copy.kind as u32)
+        })
+        .collect()
+}
+
+/// Number of kinds of copies.
+const COPY_KINDS: usize = 5;
+
+/// The unknowns of one stage, and the unknown of each key.
+fn stage(
+    name: &str,
+    number: u16,
+    keys: &Keys,
+    keyed: &[[Vec<KeyedWork>; 2]],
+) -> (StageUnknowns, HashMap<u32, u32>) {
+    let mut tallies: HashMap<u32, (u64, i64)> = HashMap::new();
+    for (work, key) in keyed.iter().flat_map(|[kernels, _]| kernels) {
+        if work.stage == number {
+            let tally = tallies.entry(*key).or_default();
+            *tally = (tally.0 + 1, tally.1.saturating_add(work.end_ns - work.start_ns));
+        }
+    }
+    let mut order: Vec<(u32, (u64, i64))> = tallies.into_iter().collect();
+    order.sort_by_key(|(key, (_, ns))| (std::cmp::Reverse(*ns), *key));
+    let own = order.len().min(MAX_UNKNOWNS);
+    let kernel = |&(key, (calls, ns)): &(u32, (u64, i64))| StageKernel {
+        key: keys.keys[key as usize].clone(),
+        calls,
+        ns,
+        is_concurrent: false,
+    };
+    let stage = StageUnknowns {
+        stage: name.to_owned(),
+        kernels: order.iter().map(kernel).collect(),
+        count: own + 1 + COPY_KINDS,
+        own,
+        adjacent: vec![BTreeSet::new(); own + 1 + COPY_KINDS],
+    };
+    let local = |(at, (key, _)): (usize, &(u32, _))| (*key, at.min(own) as u32);
+    (stage, order.iter().enumerate().map(local).collect())
+}
+
+fn localised(
+    kernels: &[KeyedWork],
+    stages: &[StageUnknowns],
+    locals: &[HashMap<u32, u32>],
+) -> Vec<Work> {
+    let unknown = |(work, key): &KeyedWork| {
+        let local = (work.stage as usize).checked_sub(1).and_then(|at| locals[at].get(key));
+        Work { unknown: local.copied().unwrap_or(stages.len() as u32), ..*work }
+    };
+    kernels.iter().map(unknown).collect()
+}
+
+fn of_copy((work, kind): &KeyedWork, stages: &[StageUnknowns]) -> Work {
+    let first = (work.stage as usize).checked_sub(1).map_or(0, |at| stages[at].own + 1);
+    Work { unknown: first as u32 + kind, ..*work }
+}
+
+/// Records which kernels of a stage follow one another, and which run at once.
+fn mark_neighbours(kernels: &[Work], stages: &mut [StageUnknowns]) {
+    let mut last: Option<Work> = None;
+    let mut longest: Option<Work> = None;
+    for work in kernels {
+        let Some(stage) = (work.stage as usize).checked_sub(1).map(|at| &mut stages[at]) else {
+            (last, longest) = (None, None);
+            continue;
+        };
+        if let Some(before) = last.filter(|before| before.stage == work.stage)
+            && before.unknown != work.unknown
+            && (before.unknown.max(work.unknown) as usize) < stage.own
+        {
+            stage.adjacent[before.unknown as usize].insert(work.unknown as usize);
+            stage.adjacent[work.unknown as usize].insert(before.unknown as usize);
+        }
+        if let Some(other) =
+            longest.filter(|it| it.stage == work.stage && it.end_ns > work.start_ns)
+        {
+            for unknown in [other.unknown, work.unknown] {
+                if (unknown as usize) < stage.own {
+                    stage.kernels[unknown as usize].is_concurrent = true;
+                }
+            }
+        }
+        if longest.is_none_or(|it| it.end_ns <= work.end_ns) {
+            longest = Some(*work);
+        }
+        last = Some(*work);
+    }
+}
