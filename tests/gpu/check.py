@@ -73,7 +73,7 @@ for line in (data / "submitted").read_text().splitlines():
             f"{step['step']} {step['state']}: {step['message']}",
         )
         passes.append([name, step["step"], step["state"], shown(seconds(step))])
-    for part in ("nsys", "ncu", "gemm_log"):
+    for part in ("nsys", "gpu_metrics", "ncu", "gemm_log"):
         check(
             name,
             not on_gpu or not settings[part]["enabled"] or part in steps,

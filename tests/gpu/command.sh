@@ -80,13 +80,14 @@ for name in names:
     run, report = (json.loads(file.read_text()) for file in files)
     print(f"{name}: {run['state']}")
     for step in run["steps"]:
-        times = (step[key].replace("Z", "+00:00") for key in ("started_at", "ended_at"))
-        started, ended = map(datetime.datetime.fromisoformat, times)
+        ended = [step[key] and step[key].replace("Z", "+00:00") for key in ("started_at", "ended_at")]
+        times = [datetime.datetime.fromisoformat(it) for it in ended if it]
+        seconds = f"{(times[1] - times[0]).total_seconds():.1f} s" if len(times) == 2 else "-"
         print(
-            f"  {step['step']:12} {step['state']:10} {(ended - started).total_seconds():6.1f} s  "
-            f"{step.get('message') or ''}"
+            f"  {step['step']:12} {step['state']:10} {seconds:>8}  {step.get('message') or ''}"
         )
-    wanted = ["baseline", "nsys", "analyze", "report"] + ([] if device == "cpu" else ["ncu"])
+    wanted = ["baseline", "nsys", "analyze", "report"]
+    wanted += [] if device == "cpu" else ["gpu_metrics", "ncu"]
     for step in wanted:
         if not any(it["step"] == step and it["state"] == "succeeded" for it in run["steps"]):
             failures.append(f"{name}: step {step} did not succeed")
