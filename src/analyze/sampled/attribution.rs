@@ -214,7 +214,7 @@ impl StageFit<'_> {
                 let values = kernels.zip(&fit.resolved.values);
                 let of_kind =
                     values.filter(|(_, value)| value.is_some_and(|it| it.is_group_mean == grouped));
-                of_kind.map(|(kernel, _)| kernel.ns as f64).sum()
+                of_kind.map(|(kernel, _)| kernel.ns).sum::<i64>() as f64
             };
             let (alone, grouped) = (time(false), time(true));
             let value = SampledStageValue {

@@ -145,6 +145,7 @@ fn without_noise_each_kernel_has_its_value() {
         [it.alone_pct, it.grouped_pct, it.unresolved_pct]
     };
     assert_eq!((alone, grouped, unresolved), (Some(100.0), Some(0.0), Some(0.0)));
+    assert!(grouped.is_some_and(f64::is_sign_positive), "no negative zero");
     let busy: f64 = of.kernels.iter().map(|(ns, _)| *ns as f64).sum();
     let mean = of.kernels.iter().map(|(ns, value)| *ns as f64 * value).sum::<f64>() / busy;
     let value = stage.metrics[&GpuMetric::DramRead];
