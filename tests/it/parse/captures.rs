@@ -11,7 +11,7 @@ use llmprof::{
     analyze::{
         kernels::{
             StageKernels,
-            kernel_selection::{TracedRepeats, select_kernels},
+            kernel_selection::{TracedProgram, select_kernels},
             kernels,
         },
         stages::coverage::coverage,
@@ -245,7 +245,7 @@ fn real_captures_cover_their_launches_graphs_and_ranges() {
 fn the_decoders_kernels_are_selected_by_stage_with_their_coverage() {
     let ncu = Profiling::bundled(Mode::Deep).unwrap().ncu;
     let described = |name: &str| {
-        let traced = TracedRepeats { samples: 1, repeats: 1, limits_tokens: false };
+        let traced = TracedProgram { samples: 1, is_runner: false };
         let plan = select_kernels(&capture(name), &ncu, traced);
         let stages: Vec<_> = plan
             .stages
