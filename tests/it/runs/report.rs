@@ -333,7 +333,7 @@ fn every_list_of_the_report_is_a_table_with_the_same_fields_and_values() {
 
 #[test]
 fn every_csv_file_has_the_columns_and_rows_of_its_table() {
-    let run = ReportInput::with_power();
+    let run = ReportInput::with_samples();
     let stored = run.file(layout::TABLES);
     for (file, name) in CSV_FILES {
         let table: Value = stored
@@ -347,4 +347,20 @@ fn every_csv_file_has_the_columns_and_rows_of_its_table() {
         assert_eq!(csv.lines().next(), Some(names.join(",").as_str()), "{file}");
         assert_eq!(csv.lines().count() as u64, table["total"].as_u64().unwrap() + 1, "{file}");
     }
+}
+
+#[test]
+fn reports_show_sampled_metrics_with_their_intervals() {
+    let run = ReportInput::with_samples();
+    for file in [layout::REPORT_MD, layout::REPORT_HTML] {
+        let text = run.file(file);
+        let shown = ["Sampled Metrics by Stage", "SMs active", " ± "];
+        assert!(shown.iter().all(|it| text.contains(it)), "{file}");
+    }
+    let report: Value = serde_json::from_str(&run.file(layout::REPORT_JSON)).unwrap();
+    let stage = &report["sampled_stages"][0]["metrics"]["dram_read"];
+    assert!(stage["pct"].as_f64().unwrap() > 0.0, "{stage}");
+    assert!(report["sampled_metrics"].as_array().is_some_and(|it| !it.is_empty()));
+    let none = ReportInput::with_power().file(layout::REPORT_MD);
+    assert!(!none.contains("Sampled Metrics"), "a run without samples has no such tables");
 }

@@ -21,6 +21,7 @@ use llmprof::{
         environment::{Environment, Gpu},
         event::Event,
         gemm::{GemmCall, GemmLog, GemmShape, GemmTrace},
+        gpu_metrics::{DeviceSamples, GpuMetric, GpuSamples},
         kernel::Kernel,
         nsys::{ApiCall, NsysTrace},
         range::Range,
@@ -197,6 +198,26 @@ impl ReportInput {
         let (log, findings) = parse::power::read(&path).unwrap();
         assert_eq!(findings, []);
         run.trace.power = log;
+        run
+    }
+
+    /// The same with a capture that samples the GPU's metrics every 10 microseconds.
+    pub fn with_samples() -> Self {
+        let mut run = Self::with_power();
+        let mut capture = run.trace.nsys.clone().unwrap();
+        let (first, last) = (
+            capture.kernels.iter().map(|it| it.start_ns).min().unwrap(),
+            capture.kernels.iter().map(|it| it.end_ns).max().unwrap(),
+        );
+        let mut device = DeviceSamples::new(0);
+        for at in (first - 100_000..last + 100_000).step_by(10_000) {
+            device.push(at, GpuMetric::SmsActive, 60);
+            device.push(at, GpuMetric::DramRead, 40);
+        }
+        device.finish();
+        let (rate_hz, devices) = (Some(100_000), vec![device]);
+        capture.samples = Some(GpuSamples { rate_hz, devices, unread: vec![] });
+        run.trace.sampled = vec![capture];
         run
     }
 
