@@ -77,6 +77,7 @@ impl TestHost {
             warmup: 5,
             repeats: 7,
             max_new_tokens: 1,
+            cache_tokens: None,
             decode_graph: false,
             steady_ms: 0,
             ceilings: true,

@@ -34,6 +34,10 @@ pub struct RunnerRequest {
     pub warmup: u32,
     pub repeats: u32,
     pub max_new_tokens: u32,
+    /// New tokens that the KV cache has room for, where that is more than are generated: grids of
+    /// attention kernels follow the room.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub cache_tokens: Option<u32>,
     /// Decode by replaying a captured CUDA graph, where the device supports it.
     pub decode_graph: bool,
     /// Time for which each stage runs back to back after the last repeat, for power readings,
@@ -75,6 +79,22 @@ impl RunnerRequest {
     /// The request with the first sample only.
     pub fn first_sample(&self) -> Self {
         Self { further_samples: Vec::new(), ..self.clone() }
+    }
+
+    /// The request with at most `most` new tokens. The KV cache keeps its size, so that its kernels
+    /// are those of the whole request.
+    pub fn with_new_tokens(&self, most: u32) -> Self {
+        let is_shorter = most < self.max_new_tokens;
+        Self {
+            max_new_tokens: self.max_new_tokens.min(most),
+            cache_tokens: is_shorter.then_some(self.cache_room()).or(self.cache_tokens),
+            ..self.clone()
+        }
+    }
+
+    /// New tokens that the KV cache has room for.
+    pub fn cache_room(&self) -> u32 {
+        self.cache_tokens.unwrap_or(0).max(self.max_new_tokens)
     }
 
     /// The request with its paths relative to `folder`, which shares a part of its path with them.

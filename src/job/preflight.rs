@@ -132,6 +132,7 @@ impl RunningJob<'_> {
             warmup: passes.warmup,
             repeats: passes.repeats,
             max_new_tokens: workload.max_new_tokens,
+            cache_tokens: None,
             decode_graph: !self.device.is_cpu(),
             steady_ms: 0,
             ceilings: true,

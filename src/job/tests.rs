@@ -256,6 +256,7 @@ pub(super) fn request() -> RunnerRequest {
         warmup: 1,
         repeats: 1,
         max_new_tokens: 8,
+        cache_tokens: None,
         decode_graph: true,
         steady_ms: 0,
         ceilings: true,

@@ -219,6 +219,7 @@ impl WorkloadOptions {
             warmup: self.warmup,
             repeats: self.repeats,
             max_new_tokens: self.max_new_tokens,
+            cache_tokens: None,
             decode_graph: self.decode_graph.unwrap_or(self.device != "cpu"),
             steady_ms: 0,
             ceilings: false,

@@ -11,7 +11,7 @@ pub fn check(request: &RunnerRequest, prompt_tokens: usize, device: &Device) -> 
     if request.repeats == 0 {
         return Err("repeats is 0; request 1 or more".to_owned());
     }
-    let (new, context) = (request.max_new_tokens as usize, request.model.decoder.max_positions);
+    let (new, context) = (request.cache_room() as usize, request.model.decoder.max_positions);
     if prompt_tokens + new > context {
         return Err(format!(
             "{prompt_tokens} prompt tokens and {new} new tokens exceed the context of {context}; \

@@ -227,7 +227,7 @@ fn load(
     };
     let root = Site::root(weights, recorder.clone());
     let max_tokens = request.max_new_tokens as usize + 1;
-    let capacity = longest + max_tokens - 1;
+    let capacity = longest + request.cache_room() as usize;
     // An invalid tensor is an error of its folder.
     let bad_weights = |error: candle_core::Error| match RunError::from(error) {
         RunError::Model(error) => bad_input(format!("the weights do not fit the model: {error}")),

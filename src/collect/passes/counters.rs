@@ -66,13 +66,11 @@ impl Collector {
             PassFolder::create(self, dir, &format!("{}/{}", layout::NCU, selection.process))?;
         // The range of a stage is also open in warm-up, and each replay starts with cold caches: no
         // warm-up.
-        let max_new_tokens = selection.max_new_tokens.min(request.max_new_tokens);
         let once = RunnerRequest {
             repeats: 1,
             warmup: 0,
             ceilings: false,
-            max_new_tokens,
-            ..request.first_sample()
+            ..request.first_sample().with_new_tokens(selection.max_new_tokens)
         };
         let runner = self.runner_argv(&once, &folder)?;
         let pass = self.count(ncu, &folder, &runner, selection, settings, metrics, limits).await?;

@@ -37,8 +37,7 @@ impl Collector {
                 warmup: 0,
                 ceilings: false,
                 decode_graph: false,
-                max_new_tokens,
-                ..request.first_sample()
+                ..request.first_sample().with_new_tokens(max_new_tokens)
             };
             let file = |name: &str| folder.path().join(name);
             let runner = self

@@ -83,9 +83,8 @@ impl Collector {
         let once = RunnerRequest {
             repeats,
             warmup: request.warmup.min(settings.warmup),
-            max_new_tokens: request.max_new_tokens.min(max_new_tokens),
             ceilings: false,
-            ..request.clone()
+            ..request.with_new_tokens(max_new_tokens)
         };
         let mut runner = self.runner_argv(&once, &folder)?;
         if settings.capture_range != CaptureRange::None {

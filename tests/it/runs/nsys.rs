@@ -47,6 +47,7 @@ fn request() -> RunnerRequest {
         warmup: 1,
         repeats: 2,
         max_new_tokens: 4,
+        cache_tokens: None,
         decode_graph: false,
         steady_ms: 0,
         ceilings: false,

@@ -18,9 +18,11 @@ async fn gemms_are_logged_for_prefill_and_a_few_eager_steps() {
         .unwrap();
     let requests = ["gemm_log/prefill", "gemm_log/all"].map(|pass| host.runner_request(pass));
     assert_eq!(
-        requests.map(|it| (it.max_new_tokens, it.repeats, it.warmup, it.decode_graph)),
+        requests.clone().map(|it| (it.max_new_tokens, it.repeats, it.warmup, it.decode_graph)),
         [(0, 1, 0, false), (4, 1, 0, false)]
     );
+    // The KV cache decides the grids of attention kernels.
+    assert_eq!(requests.map(|it| it.cache_tokens), [Some(100); 2]);
     assert!(host.run().join("gemm_log/all/cublas.log").is_file());
     assert!(
         fs::read_to_string(host.run().join("gemm_log/all/cmd.txt"))
