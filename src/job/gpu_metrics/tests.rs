@@ -48,7 +48,7 @@ async fn each_rate_is_a_pass_with_samples_in_a_folder_of_its_own() {
         assert!(export(&bench, rate, layout::NSYS_EXPORT_FILE));
         let request = fs::read_to_string(pass.join(layout::REQUEST)).unwrap();
         let request: serde_json::Value = serde_json::from_str(&request).unwrap();
-        assert_eq!((&request["repeats"], &request["max_new_tokens"]), (&10.into(), &8.into()));
+        assert_eq!((&request["repeats"], &request["max_new_tokens"]), (&5.into(), &8.into()));
     }
     let trace = parse::read(&bench.run_dir()).unwrap();
     assert_eq!((trace.sampled.len(), trace.nsys.is_some()), (2, false));
