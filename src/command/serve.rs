@@ -112,7 +112,7 @@ fn return_freed_memory() {
     }
 }
 
-/// Returns freed memory between blocks in use, once a minute (a millisecond).
+/// Returns freed memory between blocks in use, once a minute.
 #[cfg(target_env = "gnu")]
 async fn trim_memory() {
     let mut minutes = tokio::time::interval(std::time::Duration::from_secs(60));

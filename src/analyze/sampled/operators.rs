@@ -9,9 +9,8 @@ use crate::{
     analyze::{
         operators::collapse,
         timeline::{
-            device_time::{captured_nodes, is_operator},
-            launches::Cursor,
-            open_ranges::{NONE, OpenNest, nest_ranges},
+            open_ranges::{NONE, OpenNest},
+            operator_entries::{OperatorEntries, operator_nests},
         },
     },
     trace::nsys::NsysTrace,
@@ -27,35 +26,16 @@ pub type OperatorTimes = BTreeMap<(u16, String), UnknownTimes>;
 /// `of_kernel` has the stage number and unknown of each.
 pub fn add(times: &mut OperatorTimes, capture: &DeviceCapture, of_kernel: &[(u16, u32)]) {
     let (trace, launches) = (capture.trace, capture.launches);
-    let nests: Vec<(i64, OpenNest)> = nest_ranges(trace, is_operator(trace)).into_iter().collect();
-    let place = |thread: i64| nests.binary_search_by_key(&thread, |(thread, _)| *thread).ok();
-    let captured = captured_nodes(&trace.graph_nodes);
-    let mut of_node: HashMap<u64, Option<(usize, u32)>> = HashMap::new();
+    let nests = operator_nests(trace);
+    let mut operators = OperatorEntries::new(trace, &nests);
     let mut paths: HashMap<(usize, u32), Vec<String>> = HashMap::new();
-    let mut cursor = Cursor::default();
     for ((kernel, (call, _)), (stage, unknown)) in
         trace.kernels.iter().zip(&launches.kernels).zip(of_kernel)
     {
         if *stage == 0 || kernel.device != capture.device {
             continue;
         }
-        let origin = kernel.graph_node.and_then(|node| Some((node, captured.get(&node)?)));
-        let entry = match origin {
-            Some((node, origin)) => *of_node.entry(node).or_insert_with(|| {
-                let at = place(origin.global_tid)?;
-                let entry = nests[at].1.segments.at(origin.at_ns, &mut 0);
-                (entry != NONE).then_some((at, entry))
-            }),
-            None if *call == NONE => None,
-            None => {
-                let call = trace.cuda_calls.get(*call as usize);
-                let entry = cursor.at(call.global_tid, call.start_ns, |thread| {
-                    Some(&nests[place(thread)?].1.segments)
-                });
-                (entry != NONE).then(|| place(call.global_tid)).flatten().map(|at| (at, entry))
-            }
-        };
-        let Some((at, entry)) = entry else { continue };
+        let Some((at, entry)) = operators.of(&kernel, *call) else { continue };
         let paths =
             paths.entry((at, entry)).or_insert_with(|| enclosing(trace, &nests[at].1, entry));
         for path in paths {

@@ -9,12 +9,15 @@ use std::collections::BTreeMap;
 
 use foldhash::{HashMap, HashSet};
 
-use super::launches::{Cursor, LaunchIndex};
+use super::{
+    launches::LaunchIndex,
+    operator_entries::{OperatorEntries, operator_nests},
+};
 use crate::{
     analyze::{
         kernels::WARMUP,
         stages::VISION_PARTS,
-        timeline::open_ranges::{NONE, OpenNest, nest_ranges},
+        timeline::open_ranges::{NONE, OpenNest},
     },
     trace::{
         event::{OPERATOR_DOMAIN, STAGE_DOMAIN},
@@ -71,30 +74,12 @@ pub fn is_operator(trace: &NsysTrace) -> impl Fn(&Range) -> bool {
 
 /// Sums the kernels of a capture by operator.
 pub fn device_times(trace: &NsysTrace, launches: &LaunchIndex) -> DeviceTimes {
-    let nests: Vec<_> = nest_ranges(trace, is_operator(trace)).into_iter().collect();
-    let place = |thread: i64| nests.binary_search_by_key(&thread, |(thread, _)| *thread).ok();
-    let captured = captured_nodes(&trace.graph_nodes);
-    let mut node_entries: HashMap<u64, Option<(usize, u32)>> = HashMap::default();
+    let nests = operator_nests(trace);
+    let mut operators = OperatorEntries::new(trace, &nests);
     let mut sums = NestSums::new(&nests, launches.stage_count());
     let mut times = DeviceTimes::default();
-    let mut cursor = Cursor::default();
     for (kernel, (call, instance)) in trace.kernels.iter().zip(&launches.kernels) {
-        let origin = kernel.graph_node.and_then(|node| Some((node, captured.get(&node)?)));
-        let entry = match origin {
-            Some((node, origin)) => *node_entries.entry(node).or_insert_with(|| {
-                let at = place(origin.global_tid)?;
-                let entry = nests[at].1.segments.at(origin.at_ns, &mut 0);
-                (entry != NONE).then_some((at, entry))
-            }),
-            None if *call == NONE => None,
-            None => {
-                let call = trace.cuda_calls.get(*call as usize);
-                let entry = cursor.at(call.global_tid, call.start_ns, |thread| {
-                    Some(&nests[place(thread)?].1.segments)
-                });
-                (entry != NONE).then(|| place(call.global_tid)).flatten().map(|at| (at, entry))
-            }
-        };
+        let entry = operators.of(&kernel, *call);
         if kernel.graph_node.is_some() {
             times.replayed_ns += kernel.ns();
             times.replayed_known_ns += if entry.is_some() { kernel.ns() } else { 0 };

@@ -10,6 +10,7 @@ pub mod graphs;
 pub mod interval;
 pub mod launches;
 pub mod open_ranges;
+pub mod operator_entries;
 pub mod processes;
 pub mod regions;
 pub mod tables;

@@ -14,7 +14,7 @@ const UNSUPPORTED: CounterRefusal = CounterRefusal {
 const OUTDATED: CounterRefusal = CounterRefusal {
     id: "gpu_metrics_unsupported",
     why: "this nsys cannot sample the metrics of the visible GPUs",
-    remedy: "install nsys 2024.5 or newer",
+    remedy: "install a newer nsys: 2025.3 samples them",
 };
 
 const NOT_VISIBLE: CounterRefusal = CounterRefusal {
@@ -69,7 +69,7 @@ mod tests {
         let none = "None of the installed GPUs are supported:\n\tTesla V100 PCI[0000:01:00.0]";
         assert_eq!(id(none), Some("gpu_metrics_unsupported"));
         let old = "unrecognised option '--gpu-metrics-devices=cuda-visible'";
-        assert!(find_refusal(&[old.to_owned()]).unwrap().remedy.contains("2024.5"));
+        assert!(find_refusal(&[old.to_owned()]).unwrap().remedy.contains("2025.3"));
         let none = "GPU Metrics: CUDA attributes are not available. Please, specify GPUs by \
                     indices instead.";
         assert!(find_refusal(&[none.to_owned()]).unwrap().remedy.contains("libcuda.so.1"));

@@ -73,7 +73,7 @@ async fn counters_that_are_denied_or_held_fail_the_step_once_with_the_remedy() {
         (
             "unrecognised option '--gpu-metrics-devices=cuda-visible'",
             "gpu_metrics_unsupported",
-            "nsys 2024.5",
+            "2025.3",
         ),
     ] {
         let mut bench = Bench::new(NCU);

@@ -11,7 +11,7 @@ use std::{
 
 use anyhow::{Context, Result};
 use llmprof::{
-    domain::runner::{EVENTS, EXIT_BAD_INPUT, PREDICTIONS, Progress},
+    domain::runner::{EVENTS, EXIT_BAD_INPUT, PREDICTIONS, Progress, RunnerRequest},
     trace::event::Event,
 };
 use tempfile::TempDir;
@@ -212,6 +212,36 @@ fn the_same_request_computes_the_same_every_time() -> Result<()> {
     assert_eq!(first, again);
     assert_ne!(first[0].1, other[0].1, "another seed is another model");
     Ok(())
+}
+
+#[test]
+fn fewer_tokens_are_the_first_ones_of_the_whole_in_a_cache_of_its_size() -> Result<()> {
+    let bench = Bench::new()?;
+    let whole: RunnerRequest = serde_json::from_value(serde_json::json!({
+        "model": toml::from_str::<toml::Value>(DECODER)?, "seed": 7, "prompt": "the same",
+        "images": [], "dtype": "f32", "device": "cpu", "warmup": 0, "repeats": 1,
+        "max_new_tokens": 8, "decode_graph": false, "ceilings": false,
+    }))?;
+    let write = |request: &RunnerRequest| {
+        fs::write(bench.path().join("request.json"), serde_json::to_string(request)?)
+            .context("cannot write the request")
+    };
+    let tokens = |request: &RunnerRequest| -> Result<Vec<u32>> {
+        write(request)?;
+        let output = bench.run(&["--request", "request.json"])?;
+        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+        let tokens = |event| if let Event::Output(it) = event { Some(it.tokens) } else { None };
+        bench.events()?.into_iter().find_map(tokens).context("no tokens")
+    };
+    let short = whole.with_new_tokens(2);
+    assert_eq!((short.max_new_tokens, short.cache_tokens), (2, Some(8)));
+    assert_eq!(short.with_new_tokens(1).cache_tokens, Some(8));
+    assert_eq!(whole.with_new_tokens(9), whole);
+    let (all, first) = (tokens(&whole)?, tokens(&short)?);
+    assert!(all.len() > first.len() && all.starts_with(&first), "{all:?} {first:?}");
+    // The room counts although nothing fills it.
+    write(&RunnerRequest { cache_tokens: Some(64), ..short })?;
+    refused(&bench, &["--request", "request.json"], "exceed the context of 64")
 }
 
 /// Asserts that the run is rejected: exit code 2, and `why` in the last line of standard error.
