@@ -182,8 +182,11 @@ fn kind(head: &[u8]) -> Result<CaptureKind, String> {
     if head.starts_with(b"NVIDIA Tegra Profiler Report") {
         return Ok(CaptureKind::Report);
     }
+    if head.starts_with(b"NVR\0") {
+        return Ok(CaptureKind::CounterReport);
+    }
     if head.contains(&0) {
-        return Err("neither an SQLite export nor a report of nsys, nor a page of ncu".into());
+        return Err("neither an export or report of nsys, nor a page or report of ncu".into());
     }
     Ok(CaptureKind::Counters)
 }
@@ -207,6 +210,7 @@ mod tests {
             (&b"SQLite format 3\0 and more"[..], CaptureKind::Timeline),
             (b"NVIDIA Tegra Profiler Report 1.\n\x0b", CaptureKind::Report),
             (b"==PROF== Connected\n\"ID\",\"Kernel Name\"\n", CaptureKind::Counters),
+            (b"NVR\0\x0a\0\0\0", CaptureKind::CounterReport),
         ] {
             assert_eq!(settled(bytes, LIMITS), Ok((kind, bytes.len() as u64)));
             assert_eq!(

@@ -61,7 +61,15 @@ pub fn is_unsealed(path: &str) -> bool {
 pub const IMPORT: &str = "import.json";
 /// An imported page of counters: `ncu/page-1.csv`.
 pub fn imported_page(number: usize) -> String {
-    format!("{NCU}/page-{number}.csv")
+    format!("{NCU}/{}", page_name(number))
+}
+/// Name of such a page in its folder.
+pub fn page_name(number: usize) -> String {
+    format!("page-{number}.csv")
+}
+/// An imported report of counters, printed to the page of its number: `ncu/page-1.ncu-rep`.
+pub fn imported_counter_report(number: usize) -> String {
+    format!("{NCU}/page-{number}.ncu-rep")
 }
 
 /// Folder of the children's output: `logs/<name>.stdout.log`, `logs/<name>.stderr.log`.

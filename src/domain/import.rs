@@ -16,6 +16,15 @@ named_values! {
         Report = "report",
         /// A page of ncu as CSV.
         Counters = "counters",
+        /// A report of ncu (`.ncu-rep`), printed by the ncu of this host.
+        CounterReport = "counter_report",
+    }
+}
+
+impl CaptureKind {
+    /// Returns true for counters of ncu, of which an import may have several files.
+    pub const fn has_counters(self) -> bool {
+        matches!(self, Self::Counters | Self::CounterReport)
     }
 }
 

@@ -6,6 +6,7 @@ use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
 use super::{
+    import::CaptureKind,
     profiling::Profiling,
     state::Step,
     subject::{Passes, RunSpec, Subject},
@@ -60,6 +61,20 @@ pub fn plan(spec: &RunSpec, facts: PlanFacts) -> Vec<PlannedStep> {
         if matches!(&spec.subject, Subject::Part(part) if part.align_with.is_some()) {
             steps.push(PlannedStep::of(Step::Align));
         }
+    }
+    if let Subject::Import(import) = &spec.subject {
+        // Files are laid out, and reports are printed by the tools of this host.
+        let kinds = || import.files.iter().map(|file| file.kind);
+        steps.push(PlannedStep::of(Step::Preflight));
+        steps.extend(
+            kinds().find(|it| *it == CaptureKind::Report).map(|_| Step::Nsys).map(PlannedStep::of),
+        );
+        steps.extend(
+            kinds()
+                .find(|it| *it == CaptureKind::CounterReport)
+                .map(|_| Step::Ncu)
+                .map(PlannedStep::of),
+        );
     }
     steps.extend([Step::Analyze, Step::Report].map(PlannedStep::of));
     steps

@@ -1,12 +1,12 @@
 //! A run of an import: lays out the imported files as a run's own captures, so that the analysis
 //! reads both in one way.
 //!
-//! Measures nothing and records nothing of this host. The only program it starts is nsys, to export
-//! a report.
+//! Measures nothing and records nothing of this host. The only programs it starts are nsys, to export
+//! a report, and ncu, to print one.
 
 use super::{
     RunningJob, StoppedBy,
-    folder::{json, yaml},
+    folder::{json, reject, yaml},
     step_runner::{JobStep, StepOutcome},
 };
 use crate::{
@@ -65,12 +65,56 @@ impl JobStep for ExportStep {
     }
 }
 
+/// Prints the imported reports of counters with the ncu of this host.
+struct PrintStep {
+    /// Their numbers.
+    reports: Vec<usize>,
+}
+
+impl JobStep for PrintStep {
+    const STEP: Step = Step::Ncu;
+    type Output = ();
+
+    async fn run(&mut self, job: &mut RunningJob<'_>, limits: &ProcessLimits) -> StepOutcome {
+        StepOutcome::Pass(job.host.collector.print_counters(job.dir, &self.reports, limits).await)
+    }
+
+    async fn verify(&mut self, job: &mut RunningJob<'_>) -> Result<(), String> {
+        for number in &self.reports {
+            let page = layout::imported_page(*number);
+            parse::ncu::read_file(&job.dir.join(&page)).map_err(|error| crate::chain(&error))?;
+        }
+        Ok(())
+    }
+
+    fn set_aside(&self, job: &RunningJob<'_>) {
+        for number in &self.reports {
+            reject(&job.dir.join(layout::imported_page(*number)));
+        }
+    }
+}
+
 impl RunningJob<'_> {
     /// Executes all steps of an import, up to the analysis.
     pub(super) async fn run_import(&mut self, import: &Import) -> Result<(), StoppedBy> {
         self.require(LayoutStep).await?;
         if import.files.iter().any(|file| file.kind == CaptureKind::Report) {
             self.require(ExportStep).await?;
+        }
+        let counters = import.files.iter().map(|file| file.kind).filter(|it| it.has_counters());
+        let reports: Vec<usize> = counters
+            .zip(1..)
+            .filter(|(kind, _)| *kind == CaptureKind::CounterReport)
+            .map(|(_, number)| number)
+            .collect();
+        if reports.is_empty() {
+            return Ok(());
+        }
+        let print = PrintStep { reports };
+        if import.files.iter().any(|file| file.kind != CaptureKind::CounterReport) {
+            self.run_step(print).await?;
+        } else {
+            self.require(print).await?;
         }
         Ok(())
     }

@@ -157,9 +157,14 @@ fn analyze_import(
             Environment { llmprof: trace.environment.llmprof.clone(), ..nsys.target.clone() };
         trace.nsys = Some(with_rules(nsys, rules)?);
     }
-    let pages = import.files.iter().filter(|it| it.kind == CaptureKind::Counters).count();
-    let pages: Vec<PathBuf> =
-        (1..=pages).map(|number| dir.join(layout::imported_page(number))).collect();
+    let numbers = import.files.iter().filter(|it| it.kind.has_counters()).map(|it| it.kind);
+    // A report that ncu could not print has no page, and a finding.
+    let pages: Vec<PathBuf> = numbers
+        .zip(1..)
+        .map(|(kind, number)| (kind, dir.join(layout::imported_page(number))))
+        .filter(|(kind, page)| *kind == CaptureKind::Counters || page.exists())
+        .map(|(_, page)| page)
+        .collect();
     analyze_captures(saved, trace, &pages, devices)
 }
 

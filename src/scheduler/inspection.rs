@@ -45,12 +45,19 @@ enum InspectionTask {
     Inputs(InputsUpload),
 }
 
+/// Tools of this host that read reports.
+#[derive(Debug, Clone, Copy, Serialize, Deserialize)]
+pub struct ReportTools {
+    pub nsys: bool,
+    pub ncu: bool,
+}
+
 #[derive(Debug, Serialize, Deserialize)]
 struct CapturesTask {
     files: Vec<UploadedFile>,
     limits: UploadLimits,
     rules: Import,
-    has_nsys: bool,
+    tools: ReportTools,
 }
 
 /// Output of the child: the result, or the reason to refuse the files.
@@ -101,7 +108,7 @@ struct Inspectors {
 /// ends the inspections under way.
 pub fn start(
     children: LimitedChildren,
-    has_nsys: bool,
+    tools: ReportTools,
     stop: CancellationToken,
 ) -> mpsc::Sender<Inspection> {
     let (sender, mut inspections) = mpsc::channel::<Inspection>(MAX_INSPECTIONS);
@@ -118,7 +125,7 @@ pub fn start(
                     rules,
                     answer,
                 }) => {
-                    let task = CapturesTask { files, limits, rules, has_nsys };
+                    let task = CapturesTask { files, limits, rules, tools };
                     let task = InspectionTask::Captures(task);
                     inspectors.start(&folder, task, answer).await;
                 }
@@ -213,7 +220,7 @@ fn inspect_files(task: &CapturesTask) -> Result<Vec<InspectedFile>, IntakeError>
             settled => settled?,
         };
         total += bytes;
-        check_content(path, kind, &task.rules, task.has_nsys).map_err(unfit)?;
+        check_content(path, kind, &task.rules, task.tools).map_err(unfit)?;
         found.push(InspectedFile { kind, bytes });
     }
     Ok(found)
@@ -224,7 +231,7 @@ fn check_content(
     path: &Path,
     kind: CaptureKind,
     rules: &Import,
-    has_nsys: bool,
+    tools: ReportTools,
 ) -> Result<(), String> {
     let rules = rules_of(&rules.stages, &rules.include_ranges, &rules.exclude_ranges);
     let read = match kind {
@@ -235,11 +242,19 @@ fn check_content(
             }
         }
         CaptureKind::Counters => parse::ncu::read_file(path).map(|_| ()),
-        CaptureKind::Report if has_nsys => Ok(()),
+        CaptureKind::Report if tools.nsys => Ok(()),
         CaptureKind::Report => {
             return Err(
                 "a report of nsys, and this host has no nsys to read it; upload the output of \
                  `nsys export --type sqlite`"
+                    .into(),
+            );
+        }
+        CaptureKind::CounterReport if tools.ncu => Ok(()),
+        CaptureKind::CounterReport => {
+            return Err(
+                "a report of ncu, and this host has no ncu to read it; upload the output of `ncu \
+                 --import REPORT --csv --page raw`"
                     .into(),
             );
         }

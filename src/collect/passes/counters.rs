@@ -98,6 +98,31 @@ impl Collector {
         self.count(ncu, &folder, target, selection, settings, metrics, limits).await
     }
 
+    /// Prints imported reports, possibly of another ncu, each to the page of its number.
+    pub async fn print_counters(
+        &self,
+        dir: &Path,
+        numbers: &[usize],
+        limits: &ProcessLimits,
+    ) -> Result<Pass, CollectError> {
+        let ncu = self.ncu.as_deref().ok_or(CollectError::NotInstalled { tool: "ncu" })?;
+        let folder = PassFolder::open(self, dir, layout::NCU)?;
+        let mut pass = Pass { wall: Duration::ZERO, findings: vec![] };
+        for number in numbers {
+            let report = dir.join(layout::imported_counter_report(*number));
+            let (name, page) = (format!("ncu-page-{number}"), layout::page_name(*number));
+            let command = ncu::raw_page(ncu, &report);
+            let limits = limits.short(QUERY_LIMIT);
+            let printed = folder.run_into_file("ncu --import", &name, &command, &limits, &page);
+            let printed = printed.await.and_then(|printed| {
+                folder.require(&page, "ncu --import", &name)?;
+                Ok(printed)
+            });
+            pass.wall += printed.map_err(CollectError::of_imported_counters)?.wall;
+        }
+        Ok(pass)
+    }
+
     #[expect(
         clippy::too_many_arguments,
         reason = "a pass, its folder, its settings and its bounds"

@@ -48,6 +48,11 @@ pub enum CollectError {
     )]
     NewerReport { needs: String, installed: Option<String> },
     #[error(
+        "the ncu of this host printed no page of the report ({reason}): print it with the ncu that \
+         wrote it (ncu --import REPORT --csv --page raw) and import the page"
+    )]
+    UnreadableCounters { reason: String },
+    #[error(
         "the importer of nsys did not run and left raw data; {LINK_IMPORTER}{}",
         quote(last_words)
     )]
@@ -79,6 +84,18 @@ fn list_dropped(dropped: &[(String, u64)]) -> String {
 }
 
 impl CollectError {
+    /// The same for an imported report of counters, whose ncu may have been a newer one.
+    pub fn of_imported_counters(self) -> Self {
+        match &self {
+            Self::Ended { ended: ExitReason::Exited(_), last_words, .. }
+            | Self::Empty { last_words, .. } => {
+                let reason = last_words.last().cloned().unwrap_or_else(|| self.to_string());
+                Self::UnreadableCounters { reason }
+            }
+            _ => self,
+        }
+    }
+
     /// Returns the finding of a failure with a known remedy.
     pub fn finding(&self) -> Option<Finding> {
         let message = self.to_string();
@@ -112,6 +129,14 @@ impl CollectError {
                     "run `nsys export --type sqlite --output run.sqlite REPORT.nsys-rep` with nsys \
                      {needs} or newer and import run.sqlite, or install that version here"
                 )))
+            }
+            Self::UnreadableCounters { reason } => {
+                let message = "the ncu of this host printed no page of an imported report";
+                let finding = warning("ncu_report_unreadable", message.into()).with("ncu", reason);
+                Some(finding.advise(
+                    "run `ncu --import REPORT --csv --page raw` with the ncu that wrote it and \
+                     import the page, or install that version here",
+                ))
             }
             Self::NotReady { how, within_s, last_words } => {
                 let finding = warning("server_not_ready", message).with("looked for", how);

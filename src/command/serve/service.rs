@@ -13,6 +13,7 @@ use llmprof::{
     scheduler::{
         self, Pool,
         executor::{local::LocalExecutor, slurm::SlurmExecutor},
+        inspection::ReportTools,
     },
     store::{
         Store,
@@ -290,8 +291,8 @@ fn intake(
     closing: &CancellationToken,
 ) -> Result<http::Intake> {
     let (folder, limits) = (data.join("incoming"), &cx.config.limits);
-    let has_nsys = cx.collector.nsys.is_some();
-    let inspector = scheduler::inspection::start(cx.limited_children(), has_nsys, closing.clone());
+    let tools = ReportTools { nsys: cx.collector.nsys.is_some(), ncu: cx.collector.ncu.is_some() };
+    let inspector = scheduler::inspection::start(cx.limited_children(), tools, closing.clone());
     let limits = import_staging::UploadLimits {
         max_bytes: limits.capture_bytes,
         least_free: limits.free_bytes,

@@ -351,3 +351,47 @@ async fn an_nsys_report_is_exported_by_the_hosts_nsys() {
         "{paths:?}"
     );
 }
+
+/// Prints the page next to it; does not read reports of version 2.
+const NCU: &str = r#"
+if grep -q 2 "$2"; then echo '==ERROR== Unknown report version' >&2; exit 1; fi
+cat "$HERE/page.csv""#;
+
+#[tokio::test]
+async fn reports_of_ncu_are_printed_by_the_hosts_ncu() {
+    let dir = tempdir().unwrap();
+    let page = zstd::decode_all(&fixture("hf-llama-decode.ncu-raw.csv.zst")[..]).unwrap();
+    fs::write(dir.path().join("page.csv"), &page).unwrap();
+    let ncu = script(dir.path(), &format!("HERE={}{NCU}", dir.path().display()));
+    let mut command = command(&dir.path().join("data"), &Setup::default());
+    let service = Service::spawn(command.env("LLMPROF__TOOLS__NCU", ncu), dir.path());
+    let export = timeline("hf-llama-e2e");
+    let (report, newer) = (&b"NVR\0 version 1"[..], &b"NVR\0 version 2"[..]);
+    let send = async |files: &[(&str, &[u8])]| {
+        let request = reqwest::Client::new().post(format!("{}/captures", service.base));
+        let request = request.header("content-type", "multipart/form-data; boundary=b");
+        let answer = request.body(form(files, &[])).send().await.unwrap();
+        let answer: Value = answer.json().await.unwrap();
+        let run = service.end(answer["run_id"].as_str().unwrap_or_else(|| panic!("{answer}")));
+        run.await
+    };
+    let counters = async |run: &Value| {
+        let path = format!("/runs/{}/tables/counters", run["run_id"].as_str().unwrap());
+        service.json(&path).await["rows"].clone()
+    };
+    let with_page = send(&[("a.zst", &export), ("page.csv", &page)]).await;
+    assert_eq!(with_page["state"], "succeeded", "{with_page:#}");
+    let by_hand = counters(&with_page).await;
+    assert!(!by_hand.as_array().unwrap().is_empty());
+    let with_report = send(&[("a.ncu-rep", report), ("b.zst", &export)]).await;
+    assert_eq!(with_report["state"], "succeeded", "{with_report:#}");
+    assert_eq!(counters(&with_report).await, by_hand);
+    let with_newer = send(&[("a.zst", &export), ("b.ncu-rep", newer)]).await;
+    assert_eq!(with_newer["state"], "partial", "{with_newer:#}");
+    assert_eq!(counters(&with_newer).await, json!([]));
+    let findings = with_newer["findings"].as_array().unwrap();
+    let found = findings.iter().find(|it| it["id"] == "ncu_report_unreadable");
+    assert_eq!(found.unwrap()["evidence"]["ncu"], "==ERROR== Unknown report version");
+    let alone = send(&[("a.ncu-rep", newer)]).await;
+    assert_eq!((&alone["state"], &alone["failed_step"]), (&json!("failed"), &json!("ncu")));
+}

@@ -54,7 +54,7 @@ pub struct Api {
     data: tempfile::TempDir,
 }
 
-/// An intake of small files without nsys.
+/// An intake of small files without nsys and ncu.
 fn intake(data: &Path) -> http::Intake {
     let limits = import_staging::UploadLimits { max_bytes: 16 << 20, least_free: 0 };
     let children = LimitedChildren {
@@ -63,7 +63,8 @@ fn intake(data: &Path) -> http::Intake {
         measuring: Measuring::default(),
         max_wait: Duration::ZERO,
     };
-    let inspector = inspection::start(children, false, CancellationToken::new());
+    let tools = inspection::ReportTools { nsys: false, ncu: false };
+    let inspector = inspection::start(children, tools, CancellationToken::new());
     http::Intake::open(data.join("incoming"), limits, inspector).unwrap()
 }
 

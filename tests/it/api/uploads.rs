@@ -61,6 +61,7 @@ async fn files_other_than_captures_are_refused_in_one_line_without_a_trace() {
         ("views.sqlite", viewed, "not an export of nsys"),
         ("schema.sqlite", huge, "cannot query"),
         ("run.nsys-rep", rep, "nsys export --type sqlite"),
+        ("run.ncu-rep", b"NVR\0\x0a\0\0\0".to_vec(), "ncu --import REPORT --csv --page raw"),
     ] {
         let answer = send(&api, &format!("?name={name}"), PLAIN, bytes).await;
         assert_eq!(answer.error(), (422, "capture_invalid".into()), "{name}: {}", answer.text());

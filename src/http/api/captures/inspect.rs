@@ -53,11 +53,15 @@ pub(super) async fn inspect(
                 pages += 1;
                 layout::imported_page(pages)
             }
+            CaptureKind::CounterReport => {
+                pages += 1;
+                layout::imported_counter_report(pages)
+            }
         };
         move_file(&from, &folder.join(&path)).map_err(|error| ApiError::internal(&error))?;
         found.push(ImportedFile { name, kind, bytes, path });
     }
-    if found.iter().filter(|file| file.kind != CaptureKind::Counters).count() > 1 {
+    if found.iter().filter(|file| !file.kind.has_counters()).count() > 1 {
         return Err(invalid("more than one timeline; import each separately"));
     }
     Ok(fields.import(found))
