@@ -30,13 +30,13 @@ RUN apt-get update && apt-get install -y --no-install-recommends build-essential
     && rm -rf /var/lib/apt/lists/*
 COPY --from=rust /usr/local/cargo /usr/local/cargo
 COPY --from=rust /usr/local/rustup /usr/local/rustup
-# Cargo recompiles what it built under another home: CI, which mounts its builds, names its own.
-ARG CARGO_HOME=/usr/local/cargo
-ENV CARGO_HOME=$CARGO_HOME RUSTUP_HOME=/usr/local/rustup PATH=/usr/local/cargo/bin:/usr/local/cuda/bin:$PATH
+# Cargo recompiles what it built at other paths: CI, which mounts its builds, names its own.
+ARG CARGO_HOME=/usr/local/cargo CARGO_TARGET_DIR=/src/target
+ENV CARGO_HOME=$CARGO_HOME CARGO_TARGET_DIR=$CARGO_TARGET_DIR RUSTUP_HOME=/usr/local/rustup PATH=/usr/local/cargo/bin:/usr/local/cuda/bin:$PATH
 WORKDIR /src
 COPY . .
 # The service is built without the feature, so that it starts where there is no driver.
-RUN built=target/$PROFILE && if [ "$PROFILE" = dev ]; then built=target/debug; fi \
+RUN built=$CARGO_TARGET_DIR/$PROFILE && if [ "$PROFILE" = dev ]; then built=$CARGO_TARGET_DIR/debug; fi \
     && cargo build --locked --profile "$PROFILE" --bin llmprof && install "$built/llmprof" /opt/llmprof \
     && if [ "$VARIANT" = cuda ]; then set -- --features cuda; fi \
     && CUDA_COMPUTE_CAP="$CUDA_COMPUTE_CAP" cargo build --locked --profile "$PROFILE" "$@" --bin model-runner \

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Builds the image of the Dockerfile with podman and uses it as a user would: a token, the service
-# in a read-only container, a run, its report, and a clean stop.
+# without privileges on a read-only root, a run, its report, and a clean stop.
 #
 #   scripts/check-image.sh [CACHE]
 #
@@ -45,11 +45,12 @@ if ! podman image exists "$rust"; then
     rm -rf "$data/rust"
 fi
 
-# A warm target folder and registry, mounted where the Dockerfile builds.
+# A warm target folder and registry, mounted at their own paths, which build scripts have recorded.
 mounts=()
 if [ -n "${CARGO_TARGET_DIR:-}" ]; then
     mkdir -p "$CARGO_TARGET_DIR"
-    mounts+=(--volume "$CARGO_TARGET_DIR:/src/target")
+    mounts+=(--volume "$CARGO_TARGET_DIR:$CARGO_TARGET_DIR")
+    mounts+=(--build-arg "CARGO_TARGET_DIR=$CARGO_TARGET_DIR")
 fi
 home=${CARGO_HOME:-$HOME/.cargo}
 mkdir -p "$home/registry"
@@ -63,15 +64,51 @@ podman build --quiet --format docker --isolation chroot --network host "${mounts
 size=$(podman image inspect --format '{{.Size}}' "$image")
 report "built: $(awk '{ printf "%.0f MB", $1 / 1e6 }' <<<"$size")"
 
-# As in the Dockerfile's comment, without any privilege and with a read-only root.
-run=(podman run --cgroups disabled --network host --read-only --cap-drop all
-    --security-opt no-new-privileges --tmpfs /tmp:exec,mode=1777 --volume "$container:/data")
-trap 'cleanup; podman volume rm "$container" >/dev/null 2>&1 || true' EXIT
-token=$("${run[@]}" --rm "$image" token create --role submitter --name check |
-    grep -o 'llmprof_[0-9a-f]*')
-"${run[@]}" --detach --name "$container" --env LLMPROF__SERVER__LISTEN=127.0.0.1:$port "$image" \
-    >/dev/null
-logs() { podman logs "$container" 2>&1 | tail -20; }
+# Without any privilege and with a read-only root: by podman where it can start containers, else in
+# the image's files by chroot. The limits are those of this shell, because raising them takes a
+# capability.
+limits=(--ulimit "nofile=$(ulimit -Sn):$(ulimit -Hn)" --ulimit nproc=4096:4096)
+run=(podman run "${limits[@]}" --cgroups disabled --network host --read-only --cap-drop all
+    --security-opt no-new-privileges --tmpfs /tmp:exec,mode=1777)
+listen=LLMPROF__SERVER__LISTEN=127.0.0.1:$port service=
+if "${run[@]}" --rm "$image" --version >"$data/try" 2>&1; then
+    engine=podman
+    trap 'cleanup; podman volume rm "$container" >/dev/null 2>&1 || true' EXIT
+    contained() { "${run[@]}" --volume "$container:/data" --env "$listen" "$@"; }
+    in_image() { contained --rm "$image" "$@"; }
+    start() { contained --name "$container" "$image" 2>"$data/log" & service=$!; }
+    stop() { podman stop --time 30 "$container" >/dev/null; }
+else
+    engine=chroot
+    report "podman starts no container here ($(tail -1 "$data/try")): using chroot"
+    unmount() { kill "$service" 2>/dev/null || true; podman image unmount "$image" >/dev/null; }
+    trap 'unmount; cleanup' EXIT
+    files=$(podman image mount "$image")
+    config() { podman image inspect --format "{{range .Config.$1}}{{println .}}{{end}}" "$image"; }
+    mapfile -t entry < <(config Entrypoint | grep .)
+    mapfile -t default < <(config Cmd | grep .)
+    mapfile -t variables < <(config Env | grep .)
+    user=$(podman image inspect --format '{{.Config.User}}' "$image")
+    mkdir "$data/root" "$data/volume"
+    chmod 755 "$data"
+    chown "$user" "$data/volume"
+    mount_and_run='mount --bind "$1" "$2" && mount -o remount,ro,bind "$2" &&
+        mount -t proc proc "$2/proc" && mount --rbind /dev "$2/dev" &&
+        mount -t tmpfs -o mode=1777 tmpfs "$2/tmp" && mount --bind "$3" "$2/data" &&
+        shift 3 && exec chroot "$@"'
+    in_image() {
+        unshare --mount --pid --fork --kill-child sh -c "$mount_and_run" sh \
+            "$files" "$data/root" "$data/volume" "$data/root" \
+            setpriv --reuid "${user%:*}" --regid "${user#*:}" --clear-groups --no-new-privs \
+            --bounding-set=-all --inh-caps=-all \
+            env -i --chdir=/data "${variables[@]}" "$listen" "${entry[@]}" "$@"
+    }
+    start() { in_image "${default[@]}" 2>"$data/log" & service=$!; }
+    stop() { pkill -TERM -P "$(pgrep -P "$service")" || pkill -TERM -P "$service"; }
+fi
+token=$(in_image token create --role submitter --name check | grep -o 'llmprof_[0-9a-f]*')
+start
+logs() { tail -20 "$data/log"; }
 call() { curl -sf --max-time 10 --header "Authorization: Bearer $token" "$@"; }
 wait_for() {
     local what=$1 tries=$2
@@ -95,7 +132,8 @@ wait_for "the run" 240 ended
 [ "$(state)" = succeeded ] || { call "http://127.0.0.1:$port/runs/$id"; logs; exit 1; }
 call --header 'Accept: text/markdown' "http://127.0.0.1:$port/runs/$id/report" | grep -q 'Per-Stage Timings' ||
     { report "the report has no timings" >&2; exit 1; }
-podman stop --time 30 "$container" >/dev/null
-code=$(podman inspect --format '{{.State.ExitCode}}' "$container")
+stop
+code=0
+wait "$service" || code=$?
 [ "$code" = 0 ] || { logs; report "the service ended with $code after SIGTERM" >&2; exit 1; }
-report "a run succeeded in a container without privileges, and the service stopped cleanly"
+report "by $engine: a run succeeded without privileges, and the service stopped cleanly"

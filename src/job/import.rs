@@ -1,8 +1,8 @@
 //! A run of an import: lays out the imported files as a run's own captures, so that the analysis
 //! reads both in one way.
 //!
-//! Measures nothing and records nothing of this host. The only programs it starts are nsys, to export
-//! a report, and ncu, to print one.
+//! Measures nothing and records nothing of this host. The only programs it starts are nsys, to
+//! export a report, and ncu, to print one.
 
 use super::{
     RunningJob, StoppedBy,

@@ -1,23 +1,24 @@
 #!/usr/bin/env bash
 # Profiles a program other than the service's runner on a GPU host. Run from the repository's root.
 #
-#   tests/gpu/command.sh [--bin DIR] [--device auto|cpu] [--tokens N] [--python PYTHON]
+#   tests/gpu/command.sh [--bin DIR] [--device auto|cpu] [--tokens N] [--python PYTHON] [--out DIR]
 #
 # Starts the service of DIR (default target/release) with commands as targets: the model runner
 # called as any other program; if PYTHON has PyTorch, torch_stages.py alone and as two workers of
 # torchrun on one GPU; and if it has transformers, DeepSeek-OCR's decoder of bench/peer.py. Submits
 # each in mode deep, follows it to its end, and prints its steps, stages and processes, the coverage
 # of counters, and the service's GPU gauges. Exits with 0 if all passes of a GPU succeeded, kernels
-# were attributed to both stages of each process, and their counters were read. Needs bash, curl and
-# python3; compiles nothing.
+# were attributed to both stages of each process, and their counters were read. --out keeps reports
+# and logs of the passes. Needs bash, curl and python3; compiles nothing.
 set -euo pipefail
-bin=target/release device=auto tokens=16 python=''
+bin=target/release device=auto tokens=16 python='' out=''
 while [ $# -gt 0 ]; do
   case $1 in
     --bin) bin=$2; shift ;;
     --device) device=$2; shift ;;
     --tokens) tokens=$2; shift ;;
     --python) python=$2; shift ;;
+    --out) out=$2; shift ;;
     *) sed -n '2,12p' "$0" >&2; exit 2 ;;
   esac
   shift
@@ -68,6 +69,8 @@ for name in $names; do
   follow "$name" "$(printf '{"target": {"command": "%s", "params": {"tokens": %d}}, "mode": "deep",
     "repeats": 2, "warmup": 1, "device": "%s"}' "$name" "$tokens" "$device")"
   curl -sf "$base/runs/$id/artifacts/report.json" >"$data/$name.report.json"
+  [ -z "$out" ] || tar -C "$data/runs/$id" -cJf "$out/$name.tar.xz" report.json progress.jsonl logs \
+    ncu/choice.json
 done
 curl -sf "$base/metrics" | grep '^llmprof_gpu' || true
 rm -f "$targets"

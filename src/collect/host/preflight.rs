@@ -69,9 +69,10 @@ impl Collector {
             let on_gpu = described.nsys.as_ref().filter(|_| !device.is_cpu());
             findings.extend(on_gpu.and_then(|version| checks::nsys_age(version, &driver).err()));
         }
-        if settings.ncu.enabled && !device.is_cpu() {
+        // Samples of nsys need the same permission as ncu, which probes it.
+        if (settings.ncu.enabled || settings.gpu_metrics.enabled) && !device.is_cpu() {
             let version = self.tool_version(self.ncu.as_deref(), &logs, "ncu", limits).await;
-            findings.extend(checks::ncu(&version).err());
+            findings.extend(checks::ncu(&version).err().filter(|_| settings.ncu.enabled));
             described.ncu = version.ok();
             findings
                 .extend(self.counter_findings(device, &described, &findings, &logs, limits).await);
@@ -82,7 +83,7 @@ impl Collector {
         Preflight { environment: described, findings }
     }
 
-    /// Findings about reading counters; none where ncu cannot be probed.
+    /// Findings about reading counters; none where that cannot be determined.
     async fn counter_findings(
         &self,
         device: &Device,
@@ -92,7 +93,8 @@ impl Collector {
         limits: &ProcessLimits,
     ) -> Vec<Finding> {
         let hopeless = findings.iter().any(|finding| finding.severity == Severity::Critical);
-        let (Some(gpu), Some(_), false) = (&device.uuid, &environment.ncu, hopeless) else {
+        let can_probe = environment.ncu.is_some() || self.ncu.is_none();
+        let (Some(gpu), true, false) = (&device.uuid, can_probe, hopeless) else {
             return Vec::new();
         };
         match self.counter_permission(gpu, true, logs, limits).await {

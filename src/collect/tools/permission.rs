@@ -201,14 +201,15 @@ fn check_result(probed: &PermissionAttempt) -> CheckResult {
         PermissionAttempt::Forbidden => warning(
             "counters_forbidden",
             "the driver allows only administrators to read the GPU's counters (ERR_NVGPUCTRPERM): \
-             ncu collects nothing",
+             ncu and samples of nsys collect nothing",
             "echo 'options nvidia NVreg_RestrictProfilingToAdminUsers=0' | sudo tee \
              /etc/modprobe.d/llmprof.conf, then sudo update-initramfs -u and reboot; or start the \
              service with CAP_SYS_ADMIN (in a container: --cap-add SYS_ADMIN)",
         ),
         PermissionAttempt::Held => warning(
             "counters_held",
-            "another tool uses the GPU's counters: ncu collects nothing until it releases them",
+            "another tool uses the GPU's counters: ncu and samples of nsys collect nothing until \
+             it releases them",
             "dcgmi profile --pause (and --resume afterwards), or sudo systemctl stop nvidia-dcgm; \
              stop other profilers",
         ),

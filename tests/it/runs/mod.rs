@@ -12,6 +12,7 @@ pub mod h200;
 pub mod keep;
 pub mod lifecycle;
 pub mod nsys;
+pub mod permission;
 pub mod portable;
 pub mod private_files;
 pub mod report;

@@ -117,6 +117,13 @@ impl DeepHost {
         self.program("runner", &format!("# another build{RUNNER_LINES}"));
     }
 
+    /// Lets ncu report that only administrators may read counters.
+    pub fn forbid_counters(&self) {
+        let lines = r#"case "$*" in *--version*) echo 'Version 2025.3.1.0 (build 1)';;
+            *) echo '==ERROR== ERR_NVGPUCTRPERM' >&2; exit 1;; esac"#;
+        self.program("ncu", lines);
+    }
+
     /// The passes in which the runner was started, in order.
     pub fn starts(&self) -> Vec<String> {
         let starts = fs::read_to_string(self.folder().join("starts")).unwrap_or_default();
