@@ -62,3 +62,10 @@ pub struct ImportedFile {
     #[schema(example = "nsys/run.sqlite")]
     pub path: String,
 }
+
+#[cfg(test)]
+impl ImportedFile {
+    pub(crate) fn of_kind(kind: CaptureKind) -> Self {
+        Self { name: kind.to_string(), kind, bytes: 1, path: String::new() }
+    }
+}

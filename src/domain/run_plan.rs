@@ -64,17 +64,13 @@ pub fn plan(spec: &RunSpec, facts: PlanFacts) -> Vec<PlannedStep> {
     }
     if let Subject::Import(import) = &spec.subject {
         // Files are laid out, and reports are printed by the tools of this host.
-        let kinds = || import.files.iter().map(|file| file.kind);
         steps.push(PlannedStep::of(Step::Preflight));
-        steps.extend(
-            kinds().find(|it| *it == CaptureKind::Report).map(|_| Step::Nsys).map(PlannedStep::of),
-        );
-        steps.extend(
-            kinds()
-                .find(|it| *it == CaptureKind::CounterReport)
-                .map(|_| Step::Ncu)
-                .map(PlannedStep::of),
-        );
+        for (kind, step) in
+            [(CaptureKind::Report, Step::Nsys), (CaptureKind::CounterReport, Step::Ncu)]
+        {
+            let is_planned = import.files.iter().any(|file| file.kind == kind);
+            steps.extend(is_planned.then(|| PlannedStep::of(step)));
+        }
     }
     steps.extend([Step::Analyze, Step::Report].map(PlannedStep::of));
     steps
@@ -141,7 +137,7 @@ fn profiled(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::domain::mode::Mode;
+    use crate::domain::{import::ImportedFile, mode::Mode};
 
     fn names(spec: &RunSpec, facts: PlanFacts) -> Vec<(Step, bool)> {
         let plan = plan(spec, facts);
@@ -170,7 +166,14 @@ mod tests {
         assert_eq!(names(&spec, PlanFacts::default()), expected(true));
         let nsys = &plan(&spec, on_cpu)[2];
         assert_eq!((nsys.repeats, nsys.warmup, nsys.max_new_tokens), (Some(1), Some(0), Some(4)));
-        let import = RunSpec::import_of_nothing();
-        assert_eq!(names(&import, on_cpu), [(Step::Analyze, true), (Step::Report, true)]);
+        let mut import = RunSpec::import_of_nothing();
+        let steps = |import: &RunSpec| names(import, on_cpu).into_iter().map(|it| it.0);
+        let always = [Step::Preflight, Step::Analyze, Step::Report];
+        assert!(steps(&import).eq(always));
+        let Subject::Import(subject) = &mut import.subject else { panic!("an import") };
+        let kinds = [CaptureKind::CounterReport, CaptureKind::Report, CaptureKind::Counters];
+        subject.files = kinds.map(ImportedFile::of_kind).to_vec();
+        let printed = [Step::Preflight, Step::Nsys, Step::Ncu, Step::Analyze, Step::Report];
+        assert!(steps(&import).eq(printed));
     }
 }
