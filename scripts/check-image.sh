@@ -19,6 +19,9 @@ data=$(mktemp -d) toolchain=$(rustc --print sysroot) port=18481 token=
 container=llmprof-check-$$
 cleanup() {
     podman rm --force "$container" >/dev/null 2>&1 || true
+    # Without overlays each layer is a copy of the whole image.
+    podman image rm --force "$image" >/dev/null 2>&1 || true
+    podman image prune --force >/dev/null 2>&1 || true
     rm -rf "$data"
 }
 trap cleanup EXIT

@@ -176,7 +176,7 @@ impl<'a> RunningJob<'a> {
             prepared
                 .map_err(io::Error::other)
                 .and_then(|prepared| prepared)
-                .map_err(|error| failed_by("cannot make the run's folder", &error))?;
+                .map_err(|error| failed_by("cannot prepare the run's folder", &error))?;
         let mut job = Self::new(spec, dir, device, host, stop, (journal, Vec::new()));
         job.earlier = earlier;
         job.journal.start_attempt(spec.attempt);

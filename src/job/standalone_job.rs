@@ -44,7 +44,7 @@ pub enum ExecuteError {
     NoSpec,
     #[error("cannot use the run's folder")]
     Folder { source: io::Error },
-    #[error("another job took over the run's folder")]
+    #[error("another job took over the run's folder, or the run was removed")]
     Replaced,
 }
 
@@ -80,6 +80,9 @@ pub async fn execute_steps<E: Future<Output = JobEnd>>(
 ) -> Result<u8, ExecuteError> {
     let failed = |source| ExecuteError::Folder { source };
     let owner = FolderOwner::take(dir).await.map_err(failed)?;
+    if !owner.is_current() {
+        return Err(ExecuteError::Replaced);
+    }
     let earlier: Option<JobResult> = job_spec::read(dir, layout::RESULT).map_err(failed)?;
     if let Some(done) = earlier.filter(|result| is_done(spec, result)) {
         tracing::info!(attempt = done.attempt, "the run has a result: nothing is executed again");
@@ -223,12 +226,16 @@ impl<'a> FolderOwner<'a> {
         Ok(Self { dir, name })
     }
 
-    /// Returns true if no other job took the folder. An unreadable name changes nothing.
+    /// Returns true if no other job took the folder and its run was not removed. An unreadable name
+    /// changes nothing.
     fn is_current(&self) -> bool {
-        fs::read(self.dir.join(layout::OWNER)).map_or(true, |name| name == self.name.as_bytes())
+        match fs::read(self.dir.join(layout::OWNER)) {
+            Ok(name) => name == self.name.as_bytes(),
+            Err(error) => error.kind() != io::ErrorKind::NotFound,
+        }
     }
 
-    /// Returns when another job has taken the folder.
+    /// Returns when the folder is no longer this job's.
     async fn replaced(&self) {
         while self.is_current() {
             tokio::time::sleep(OWNER_CHECK).await;
@@ -240,5 +247,28 @@ fn remove(path: &Path) -> io::Result<()> {
     match fs::remove_file(path) {
         Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
         _ => Ok(()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test(start_paused = true)]
+    async fn a_folder_that_is_removed_while_its_job_waits_for_an_earlier_one_is_not_the_jobs() {
+        let parent = tempfile::tempdir().unwrap();
+        let dir = parent.path().join("run");
+        fs::create_dir(&dir).unwrap();
+        let first = FolderOwner::take(&dir).await.unwrap();
+        assert!(first.is_current());
+        let remove = async {
+            tokio::time::sleep(OWNER_CHECK).await;
+            fs::remove_dir_all(&dir).unwrap();
+        };
+        let (second, ()) = tokio::join!(FolderOwner::take(&dir), remove);
+        let second = second.unwrap();
+        assert!(!second.is_current() && !first.is_current());
+        second.replaced().await;
+        assert!(!dir.exists());
     }
 }

@@ -170,6 +170,15 @@ impl Store {
         .map_err(during("claim a run"))?;
         let Some((id, spec, attempt)) = row else { return Ok(None) };
         let id = id_of(&id)?;
+        sqlx::query(
+            "insert or ignore into earlier_steps (run_id, step, started_at)
+             select run_id, step, started_at from steps
+             where run_id = ? and ended_at is not null",
+        )
+        .bind(key(&id))
+        .execute(&mut *tx)
+        .await
+        .map_err(during("remember earlier steps"))?;
         sqlx::query("delete from steps where run_id = ?")
             .bind(key(&id))
             .execute(&mut *tx)

@@ -4,8 +4,8 @@
 //! host.
 
 use sqlx::{
-    SqlStr,
-    migrate::{Migration, MigrationType, Migrator},
+    SqlStr, SqliteConnection,
+    migrate::{MigrateError, Migration, MigrationType, Migrator},
 };
 
 /// Declares the files by their names without `.sql`.
@@ -33,11 +33,29 @@ const FILES: &[(&str, &str)] = files![
     "0080_damage",
     "0090_alignment_damage",
     "0100_inputs",
+    "0110_earlier_steps",
 ];
 
 /// All migrations, up to the version of this program.
 pub fn migrator() -> Migrator {
     Migrator::with_migrations(FILES.iter().map(|(name, sql)| migration(name, sql)).collect())
+}
+
+/// Applies the migrations that the database lacks. Another process may do the same: the migration
+/// that both apply fails in one of them, which goes on with those that are left.
+pub async fn migrate(database: &mut SqliteConnection) -> Result<(), MigrateError> {
+    let mut applied = None;
+    loop {
+        let Err(error) = migrator().run(&mut *database).await else { return Ok(()) };
+        let now = sqlx::query_scalar("select count(*) from _sqlx_migrations")
+            .fetch_one(&mut *database)
+            .await;
+        let now: Option<i64> = now.ok();
+        if now == applied {
+            return Err(error);
+        }
+        applied = now;
+    }
 }
 
 fn migration(name: &'static str, sql: &'static str) -> Migration {

@@ -176,8 +176,7 @@ impl Store {
         let mut writer = SqliteConnection::connect_with(&options)
             .await
             .map_err(|source| StoreError::Open { path: name(), source })?;
-        migrations::migrator()
-            .run(&mut writer)
+        migrations::migrate(&mut writer)
             .await
             .map_err(|source| StoreError::Migrate { path: name(), source })?;
         let writer = writer::Writer::new(writer, options.clone());

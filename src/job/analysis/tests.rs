@@ -27,6 +27,7 @@ async fn traced<'a>(
     (dir, device, stop): &'a (std::path::PathBuf, Device, CancellationToken),
     keeps_timeline: bool,
 ) -> RunningJob<'a> {
+    fs::create_dir(dir).unwrap();
     let mut job = RunningJob::start(spec, dir, device, &bench.host, stop).await.unwrap();
     job.keeps_timeline = keeps_timeline;
     fs::create_dir_all(dir.join(layout::BASELINE)).unwrap();

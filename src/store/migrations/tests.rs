@@ -139,3 +139,16 @@ async fn runs_that_version_0_1_stored_are_migrated_to_their_subjects_and_claimed
     }
     assert_eq!(claimed, stored[..4].iter().map(|(id, _)| *id).collect::<Vec<_>>());
 }
+
+#[tokio::test]
+async fn processes_that_open_a_new_database_at_once_all_open_it() {
+    for _ in 0..5 {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("llmprof.db");
+        let open = async || Store::open(&path).await.map(|_| ());
+        let (first, second, third) = tokio::join!(open(), open(), open());
+        for opened in [first, second, third] {
+            opened.unwrap();
+        }
+    }
+}

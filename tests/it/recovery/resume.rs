@@ -65,6 +65,9 @@ async fn a_deep_run_stopped_or_killed_in_a_pass_continues_with_that_pass() {
         for step in run["steps"].as_array().unwrap() {
             assert_eq!(step["state"], "succeeded", "{run:#}");
         }
+        let metrics = service.get("/metrics").await.text().await.unwrap();
+        let steps = r#"llmprof_step_duration_seconds_count{step="baseline",state="succeeded"} 1"#;
+        assert!(metrics.lines().any(|line| line == steps), "{metrics}");
         // The pass that was cut off ran twice, each other one once.
         let cut = PASSES.iter().position(|it| *it == pass).unwrap();
         // The two passes of the GEMM log are one.
