@@ -10,6 +10,7 @@ pub mod external_capture;
 pub mod findings;
 pub mod invariants;
 pub mod kernels;
+pub mod ledger;
 pub mod operators;
 pub mod power;
 pub mod roofline;
@@ -50,7 +51,7 @@ use crate::{
         timeline::{
             alone::AloneTimes,
             decode_timeline::{self, StepTimeline},
-            gpu::StageGpus,
+            gpu::{StageGpus, split::WindowSplits},
             graphs::WholeGraph,
             launches::LaunchIndex,
             processes::Processes,
@@ -75,6 +76,7 @@ use cost::{Cost, CostInputs};
 use events::Events;
 use invariants::Violations;
 use kernels::KernelTimes;
+use ledger::{Ledger, LedgerInput};
 use operators::Operators;
 use power::Power;
 use roofline::Roofline;
@@ -108,6 +110,8 @@ pub struct Analysis {
     pub cost: Option<Cost>,
     pub mfu: Mfu,
     pub overhead: Vec<OverheadRecord>,
+    /// Floor, causes and rest of each stage's time.
+    pub ledger: Ledger,
     pub outputs: OutputCheck,
     pub experts: Vec<ExpertUse>,
     /// GPU activity in each stage of the traced pass.
@@ -165,10 +169,11 @@ pub fn analyze(trace: &Trace, model: Option<&ModelSpec>, peaks: Option<&DevicePe
         ..Analysis::default()
     };
     analysis.add_events(trace, model, &baseline, &traced);
-    analysis.add_timeline(trace, timeline, &traced, peaks);
+    let splits = analysis.add_timeline(trace, timeline, &traced, peaks);
     analysis.step = analysis.step.take().or_else(|| decode_timeline::unprofiled_step(&baseline));
     analysis.sampled = sampled::sampled_metrics(trace);
     analysis.add_utilisation(trace, &baseline, peaks);
+    analysis.add_ledger(trace, model, &baseline, (&splits, peaks));
     analysis.remove_impossible_shares();
     analysis.add_findings(trace);
     analysis
@@ -220,7 +225,7 @@ impl Analysis {
         timeline: Timeline,
         traced: &Events,
         peaks: Option<&DevicePeaks>,
-    ) {
+    ) -> WindowSplits {
         let possible = self.violations.counters(&trace.counters, peaks);
         self.counters = counters::counters(&possible, timeline);
         let tables = timeline
@@ -238,6 +243,25 @@ impl Analysis {
         self.step = tables.step;
         self.sums = tables.sums;
         self.processes = tables.processes;
+        tables.splits
+    }
+
+    fn add_ledger(
+        &mut self,
+        trace: &Trace,
+        model: Option<&ModelSpec>,
+        baseline: &Events,
+        (splits, peaks): (&WindowSplits, Option<&DevicePeaks>),
+    ) {
+        let ceilings = DeviceCeilings::of(baseline, peaks, self.power.as_ref());
+        let input = LedgerInput {
+            nsys: trace.nsys.as_ref(),
+            splits,
+            work: model.and_then(|model| ledger::work(self, model, baseline)),
+            ceilings: &ceilings,
+            tile_fill: Default::default(),
+        };
+        self.ledger = ledger::ledger(self, &input);
     }
 
     /// Adds power, and the utilisation of the device's ceilings.

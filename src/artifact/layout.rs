@@ -177,6 +177,10 @@ pub const TABLES: &str = "tables.jsonl";
 /// Energy, power and clocks per stage, if a GPU was sampled.
 pub const POWER_JSON: &str = "power.json";
 pub const POWER_CSV: &str = "power.csv";
+/// Rows of the gap ledger, which add up to the measured times.
+pub const LEDGER_CSV: &str = "ledger.csv";
+/// Kernels and gaps of those rows.
+pub const LEDGER_MEMBERS_CSV: &str = "ledger_members.csv";
 /// Power over time, drawn.
 pub const POWER_SVG: &str = "power.svg";
 
@@ -241,7 +245,7 @@ pub fn step_of(path: &str) -> Option<Step> {
         | STAGES_JSON | POWER_JSON | POWER_CSV => Some(Step::Report),
         MOCK | EXTRACTED => Some(Step::Align),
         _ if first.starts_with(ALIGNMENT) => Some(Step::Align),
-        SAMPLED_METRICS_CSV => Some(Step::Report),
+        SAMPLED_METRICS_CSV | LEDGER_CSV | LEDGER_MEMBERS_CSV => Some(Step::Report),
         TIMELINE | TABLES | POWER_SVG | ROOFLINE_CSV | MFU_CSV | REGIONS_CSV => Some(Step::Report),
         _ => None,
     }

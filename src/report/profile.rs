@@ -18,6 +18,7 @@ use crate::{
             gemms::GemmRecord,
             nsys_sums::{CallSum, RangeSum},
         },
+        ledger::{LedgerMember, LedgerRow, LedgerStage},
         operators::OperatorRecord,
         power::Power,
         roofline::{
@@ -172,6 +173,16 @@ pub struct LLMProfileReport {
     pub ceilings: Option<Ceilings>,
     pub costs: Option<Cost>,
     pub experts: Vec<ExpertUse>,
+    /// Floor, causes and rest of each stage: rows of the tables of these names.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[schema(value_type = Vec<Object>)]
+    pub ledger: Vec<LedgerRow>,
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[schema(value_type = Vec<Object>)]
+    pub ledger_members: Vec<LedgerMember>,
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[schema(value_type = Vec<Object>)]
+    pub ledger_stages: Vec<LedgerStage>,
     pub overhead: Vec<OverheadRecord>,
     /// Energy, power and clocks; `null` where no GPU was sampled.
     pub power: Option<Power>,

@@ -81,6 +81,11 @@ pub struct Gpu {
     /// Number of SMs, where a capture reports it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub sm_count: Option<u32>,
+    /// Size of the L2 cache and max resident warps of an SM: of a capture alone, in no file.
+    #[serde(skip)]
+    pub l2_bytes: Option<u64>,
+    #[serde(skip)]
+    pub warps_per_sm: Option<u32>,
 }
 
 /// A MIG instance: a partition of a GPU that acts as a device.

@@ -35,7 +35,7 @@ pub fn add(times: &mut OperatorTimes, capture: &DeviceCapture, of_kernel: &[(u16
         if *stage == 0 || kernel.device != capture.device {
             continue;
         }
-        let Some((at, entry)) = operators.of(&kernel, *call) else { continue };
+        let Some((at, entry)) = operators.of(kernel.graph_node, *call) else { continue };
         let paths =
             paths.entry((at, entry)).or_insert_with(|| enclosing(trace, &nests[at].1, entry));
         for path in paths {

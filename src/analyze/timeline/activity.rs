@@ -31,6 +31,8 @@ pub struct Activity {
     pub call: u32,
     pub instance: u32,
     pub work: DeviceWork,
+    /// Index in the table of its kind of work.
+    pub at: u32,
 }
 
 /// All activities, in order of start.
@@ -41,20 +43,25 @@ pub fn activities<'a>(
     let activity = |(start_ns, end_ns): (i64, i64),
                     (device, process): (u32, i64),
                     &(call, instance): &(u32, u32),
-                    work| {
-        Activity { start_ns, end_ns, device, process: process_of(process), call, instance, work }
+                    work,
+                    at: usize| {
+        let process = process_of(process);
+        Activity { start_ns, end_ns, device, process, call, instance, work, at: at as u32 }
     };
-    let kernels = trace.kernels.iter().zip(&launches.kernels);
-    let kernels = kernels.map(move |(it, at)| {
-        activity((it.start_ns, it.end_ns), (it.device, it.global_pid), at, DeviceWork::Kernel)
+    let kernels = trace.kernels.iter().zip(&launches.kernels).enumerate();
+    let kernels = kernels.map(move |(at, (it, by))| {
+        let place = (it.device, it.global_pid);
+        activity((it.start_ns, it.end_ns), place, by, DeviceWork::Kernel, at)
     });
-    let graphs = trace.graphs.iter().zip(&launches.graphs);
-    let graphs = graphs.map(move |(it, at)| {
-        activity((it.start_ns, it.end_ns), (it.device, it.global_pid), at, DeviceWork::Graph)
+    let graphs = trace.graphs.iter().zip(&launches.graphs).enumerate();
+    let graphs = graphs.map(move |(at, (it, by))| {
+        let place = (it.device, it.global_pid);
+        activity((it.start_ns, it.end_ns), place, by, DeviceWork::Graph, at)
     });
-    let copies = trace.copies.iter().zip(&launches.copies).map(move |(it, at)| {
+    let copies = trace.copies.iter().zip(&launches.copies).enumerate();
+    let copies = copies.map(move |(at, (it, by))| {
         let work = if it.kind == CopyKind::Set { DeviceWork::Fill } else { DeviceWork::Copy };
-        activity((it.start_ns, it.end_ns), (it.device, it.global_pid), at, work)
+        activity((it.start_ns, it.end_ns), (it.device, it.global_pid), by, work, at)
     });
     merged(kernels, merged(graphs, copies))
 }

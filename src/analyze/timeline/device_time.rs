@@ -79,7 +79,7 @@ pub fn device_times(trace: &NsysTrace, launches: &LaunchIndex) -> DeviceTimes {
     let mut sums = NestSums::new(&nests, launches.stage_count());
     let mut times = DeviceTimes::default();
     for (kernel, (call, instance)) in trace.kernels.iter().zip(&launches.kernels) {
-        let entry = operators.of(&kernel, *call);
+        let entry = operators.of(kernel.graph_node, *call);
         if kernel.graph_node.is_some() {
             times.replayed_ns += kernel.ns();
             times.replayed_known_ns += if entry.is_some() { kernel.ns() } else { 0 };

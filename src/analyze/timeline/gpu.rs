@@ -13,6 +13,7 @@
 //! capture does not show (*unknown*).
 
 mod cells;
+pub mod split;
 mod waits;
 
 use serde::{Deserialize, Serialize};

@@ -8,10 +8,7 @@ use super::{
     launches::Cursor,
     open_ranges::{NONE, OpenNest, nest_ranges},
 };
-use crate::trace::{
-    kernel::Kernel,
-    nsys::{GraphNode, NsysTrace},
-};
+use crate::trace::nsys::{GraphNode, NsysTrace};
 
 /// The ranges of operators, nested, by thread.
 pub fn operator_nests(trace: &NsysTrace) -> Vec<(i64, OpenNest)> {
@@ -33,12 +30,12 @@ impl<'a> OperatorEntries<'a> {
         Self { trace, nests, captured, of_node: HashMap::default(), cursor: Cursor::default() }
     }
 
-    /// Position of the thread's nest, and entry in it, of a kernel that `call` launched.
+    /// Position of the thread's nest, and entry in it, of work that `call` launched.
     #[inline]
-    pub fn of(&mut self, kernel: &Kernel, call: u32) -> Option<(usize, u32)> {
+    pub fn of(&mut self, graph_node: Option<u64>, call: u32) -> Option<(usize, u32)> {
         let nests = self.nests;
         let place = |thread: i64| nests.binary_search_by_key(&thread, |(thread, _)| *thread).ok();
-        let origin = kernel.graph_node.and_then(|node| Some((node, self.captured.get(&node)?)));
+        let origin = graph_node.and_then(|node| Some((node, self.captured.get(&node)?)));
         if let Some((node, origin)) = origin {
             return *self.of_node.entry(node).or_insert_with(|| {
                 let at = place(origin.global_tid)?;

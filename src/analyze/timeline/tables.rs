@@ -6,7 +6,10 @@ use super::{
     alone::{self, AloneTimes},
     decode_timeline::{self, StepTimeline},
     device_time::{self, DeviceTimes},
-    gpu::{self, StageGpus},
+    gpu::{
+        self, StageGpus,
+        split::{self, WindowSplits},
+    },
     graphs::{self, WholeGraph},
     launches::LaunchIndex,
     processes::{self, Processes},
@@ -35,6 +38,7 @@ pub struct TimelineTables {
     pub kernels: KernelTimes,
     pub regions: Vec<Region>,
     pub stage_gpu: StageGpus,
+    pub splits: WindowSplits,
     pub stage_calls: BTreeMap<String, StageCalls>,
     pub alone: AloneTimes,
     pub graphs: Vec<WholeGraph>,
@@ -62,6 +66,7 @@ impl TimelineTables {
             kernels,
             regions,
             stage_gpu,
+            splits,
             stage_calls,
             alone,
             graphs,
@@ -72,6 +77,7 @@ impl TimelineTables {
         } = &mut tables;
         rayon::scope(|scope| {
             scope.spawn(|_| *stage_gpu = gpu::stage_gpu(nsys, launches));
+            scope.spawn(|_| *splits = split::splits(nsys, launches));
             scope.spawn(|_| *stage_calls = stage_calls::stage_calls(nsys, launches));
             scope.spawn(|_| *alone = alone::alone(nsys, launches));
             scope.spawn(|_| *graphs = graphs::whole_graphs(nsys, launches));

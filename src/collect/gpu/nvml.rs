@@ -88,7 +88,7 @@ fn gpu(nvml: &Nvml, index: u32) -> Result<Gpu, NvmlError> {
         power_limit_w: power_limit_w(&device),
         max_sm_mhz: device.max_clock_info(Clock::SM).ok(),
         max_memory_mhz: device.max_clock_info(Clock::Memory).ok(),
-        sm_count: None,
+        ..Gpu::default()
     })
 }
 

@@ -73,6 +73,10 @@ fn gpu(row: &Row) -> Result<Gpu> {
         sm_count: number("sm_count")?
             .filter(|count| *count > 0)
             .and_then(|count| count.try_into().ok()),
+        l2_bytes: number("l2_bytes")?.filter(|size| *size > 0).map(i64::cast_unsigned),
+        warps_per_sm: number("warps_per_sm")?
+            .filter(|count| *count > 0)
+            .and_then(|count| count.try_into().ok()),
         ..Gpu::default()
     })
 }

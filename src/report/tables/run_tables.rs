@@ -7,7 +7,7 @@ use serde_json::Value;
 use super::{
     costs, counters,
     csv::{CsvTable, cell},
-    gemms, gpu, kernels, operators, power, regions, roofline, run_facts, sampled, samples,
+    gemms, gpu, kernels, ledger, operators, power, regions, roofline, run_facts, sampled, samples,
     schema::{ColumnKind, TableCell, TableColumn},
     stages, step, traced, utilisation,
 };
@@ -17,7 +17,7 @@ use crate::{analyze::Analysis, artifact::layout, domain::finding::Finding, repor
 pub const TABLES_VERSION: u32 = 2;
 
 /// The CSV files of a run, each with the table that it contains.
-pub const CSV_FILES: [(&str, &str); 9] = [
+pub const CSV_FILES: [(&str, &str); 11] = [
     (layout::KERNELS_CSV, "kernels"),
     (layout::KERNELS_FULL_CSV, "kernels_full"),
     (layout::COUNTERS_CSV, "counters"),
@@ -27,6 +27,8 @@ pub const CSV_FILES: [(&str, &str); 9] = [
     (layout::REGIONS_CSV, "regions"),
     (layout::GEMMS_CSV, "gemms"),
     (layout::POWER_CSV, "power.stages"),
+    (layout::LEDGER_CSV, "ledger"),
+    (layout::LEDGER_MEMBERS_CSV, "ledger_members"),
 ];
 
 /// A table of one run: its schema, and access to its rows.
@@ -119,6 +121,9 @@ pub fn run_tables<'a>(
     tables.extend([
         RunTable::new("costs.modules", costs::columns(), cost.unwrap_or_default()),
         RunTable::new("experts", run_facts::experts(), &analysis.experts),
+        RunTable::new("ledger", ledger::columns(), &analysis.ledger.rows),
+        RunTable::new("ledger_members", ledger::member_columns(), &analysis.ledger.members),
+        RunTable::new("ledger_stages", ledger::stage_columns(), &analysis.ledger.stages),
         RunTable::new("overhead", stages::overhead_columns(), &analysis.overhead),
         RunTable::new("power.stages", power::columns(), power.unwrap_or_default()),
         RunTable::new("findings", run_facts::findings(), findings),

@@ -7,6 +7,7 @@ use llmprof::{
     analyze::{
         Analysis, analyze,
         invariants::{INVARIANTS, UNBOUNDED},
+        ledger::LedgerCause,
         timeline::gpu::StageGpu,
     },
     domain::device_peaks::Devices,
@@ -35,6 +36,7 @@ fn contradictions(analysis: &Analysis) -> Vec<String> {
     check_gpus(analysis, &mut check);
     check_kernels(analysis, &mut check);
     check_busy(analysis, &mut check);
+    check_ledger(analysis, &mut check);
     if let Some(it) = &analysis.step
         && let Some(idle) = it.idle_us
     {
@@ -138,6 +140,39 @@ fn check_busy(analysis: &Analysis, check: Check) {
             let same = stage.busy_ms.is_some_and(|there| (busy - there).abs() <= slack + 1e-6);
             check(same, format!("busy {busy} here and there: {stage:?}"));
         }
+    }
+}
+
+/// The ledger adds up to the nanosecond, and only the difference of the passes may be negative.
+fn check_ledger(analysis: &Analysis, check: Check) {
+    let ledger = &analysis.ledger;
+    for stage in &ledger.stages {
+        let rows = || ledger.of_stage(&stage.stage);
+        let sum: i64 = rows().map(|it| it.ns).sum();
+        check(sum == stage.measured_ns, format!("{sum} is not {stage:?}"));
+        let traced: i64 =
+            rows().filter(|it| it.cause != LedgerCause::PassDifference).map(|it| it.ns).sum();
+        check(
+            stage.traced_ns.is_none_or(|ns| ns == traced),
+            format!("{traced} is not the traced time: {stage:?}"),
+        );
+        let row = analysis.stages.row(&stage.stage);
+        let same =
+            row.is_none_or(|row| (row.ms.mean * 1e6 - stage.measured_ns as f64).abs() <= 0.5);
+        check(same, format!("another time than in the table of stages: {stage:?}"));
+        let total = analysis.stage_gpu.totals.iter().find(|it| it.stage == stage.stage);
+        let window = total.and_then(|it| Some((it.window_ms? * 1e6, it.busy_ms?)));
+        if let (Some((window, _)), Some(traced)) = (window, stage.traced_ns) {
+            let windows = window / traced.max(1) as f64;
+            let good = windows >= 1.0 - 1e-6 || traced <= 1;
+            check(good, format!("more than the window of {window} ns: {stage:?}"));
+        }
+    }
+    for row in &ledger.rows {
+        let members: i64 = ledger.members(&row.stage, row.cause).map(|it| it.ns).sum();
+        check(members == row.ns, format!("members of {members} ns: {row:?}"));
+        let good = row.ns >= 0 || row.cause == LedgerCause::PassDifference;
+        check(good && (0..=row.ns.max(0)).contains(&row.max_saving_ns), format!("{row:?}"));
     }
 }
 
@@ -271,6 +306,7 @@ fn real_captures_violate_no_invariant() {
     {
         let analysis = analyze(&Trace { nsys: Some(base(name)), ..Trace::default() }, None, None);
         assert_eq!((contradictions(&analysis), outside(&analysis)), (vec![], vec![]), "{name}");
+        assert!(!analysis.ledger.rows.is_empty(), "{name}");
         assert!(!analysis.findings.iter().any(|it| it.id == "figure_impossible"), "{name}");
     }
 }

@@ -1,15 +1,20 @@
 //! The analysis of a run on an H200: unprofiled pass with NVML, nsys 2025.3, ncu 2025.3 per stage,
 //! cuBLAS logs. `tests/gpu/run.sh --out DIR` records such a folder with the small model.
 
-use std::{fs::File, path::Path};
+use std::{collections::BTreeMap, fs::File, path::Path};
 
-use llmprof::{config, domain::ids::RunId, pipeline, trace::stage::StageRules};
+use llmprof::{
+    config,
+    domain::ids::RunId,
+    pipeline::{self, Analyzed},
+    trace::stage::StageRules,
+};
 
 use crate::support::golden::golden;
 
 const RUN: &str = "01a1fecd-57a8-739e-a1a3-cfee1424367e";
 /// Files with golden files: every table, and the Markdown report.
-const GOLDEN: [&str; 8] = [
+const GOLDEN: [&str; 9] = [
     "report.md",
     "kernels.csv",
     "counters.csv",
@@ -18,21 +23,45 @@ const GOLDEN: [&str; 8] = [
     "regions.csv",
     "power.csv",
     "gemms.csv",
+    "ledger.csv",
 ];
+
+/// Max share of a stage without a cause, percent.
+const MAX_UNEXPLAINED_PCT: f64 = 10.0;
+
+/// The analysis of a packed run.
+fn analyzed(name: &str, run: &str) -> Analyzed {
+    let dir = tempfile::tempdir().unwrap();
+    let packed = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/captures").join(name);
+    let packed = zstd::stream::Decoder::new(File::open(packed).unwrap()).unwrap();
+    tar::Archive::new(packed).unpack(dir.path()).unwrap();
+    let devices = config::devices().unwrap();
+    pipeline::analyze_with(&dir.path().join(run), StageRules::default(), &devices).unwrap()
+}
+
+#[test]
+fn the_ledger_of_the_model_of_true_size_leaves_at_most_a_tenth_unexplained() {
+    let run = "01a20566-80f0-771e-9834-906cb28aa72d";
+    let files = analyzed("h200-deepseek-ocr.tar.zst", run).render(run.parse().unwrap());
+    let file = |name: &str| &files.iter().find(|(file, _)| *file == name).unwrap().1;
+    golden("h200-deepseek-ocr", "ledger.csv", file("ledger.csv"));
+    golden("h200-deepseek-ocr", "ledger_members.csv", file("ledger_members.csv"));
+    let mut sums: BTreeMap<String, i64> = BTreeMap::new();
+    let mut table = csv::Reader::from_reader(file("ledger.csv").as_bytes());
+    for row in table.records().map(Result::unwrap) {
+        let (stage, cause) = (&row[0], &row[1]);
+        *sums.entry(stage.into()).or_default() += row[2].parse::<i64>().unwrap();
+        if cause == "unexplained" {
+            let share: f64 = row[4].parse().unwrap();
+            assert!(share <= MAX_UNEXPLAINED_PCT, "{share} % of {stage} are unexplained");
+        }
+    }
+    assert_eq!(sums, [("decode_all".into(), 43_165_023), ("prefill".into(), 23_824_509)].into());
+}
 
 #[test]
 fn a_run_on_an_h200_has_the_blessed_report() {
-    let dir = tempfile::tempdir().unwrap();
-    let packed = Path::new(env!("CARGO_MANIFEST_DIR"))
-        .join("tests/fixtures/captures/h200-deepseek-ocr-tiny.tar.zst");
-    let packed = zstd::stream::Decoder::new(File::open(packed).unwrap()).unwrap();
-    tar::Archive::new(packed).unpack(dir.path()).unwrap();
-    let analyzed = pipeline::analyze_with(
-        &dir.path().join(RUN),
-        StageRules::default(),
-        &config::devices().unwrap(),
-    )
-    .unwrap();
+    let analyzed = analyzed("h200-deepseek-ocr-tiny.tar.zst", RUN);
     let id: RunId = RUN.parse().unwrap();
     let files = analyzed.render(id);
     for name in GOLDEN {

@@ -153,7 +153,7 @@ fn a_run_without_data_has_every_file_and_every_table_states_the_reason() {
     let mut run = ReportInput::saved();
     run.trace = Trace::default();
     let files = run.files();
-    assert_eq!(files.len(), 18);
+    assert_eq!(files.len(), 20);
     let report = &files.iter().find(|(name, _)| *name == layout::REPORT_MD).unwrap().1;
     assert_eq!(report.split("## Findings").next().unwrap().matches("**No data.**").count(), 5);
     assert!(report.contains("completed no measured stage"));

@@ -199,29 +199,96 @@ impl GpuCells {
 
     /// Measures busy and idle time in the windows, for each GPU separately.
     fn measure(&mut self, trace: &NsysTrace, launches: &LaunchIndex) {
-        let waits = HostWaits::of(trace);
-        let labels = self.instances.len();
-        let mut lanes: Vec<GpuLane> =
-            self.devices.iter().map(|device| GpuLane::of(self, *device, labels)).collect();
-        for it in activities(trace, launches) {
-            let lane = &mut lanes[self.devices.partition_point(|device| *device < it.device)];
-            lane.advance(Some(&it), trace, &waits, &mut self.cells);
-            if let Some(instance) = launches.stages.instances.get(it.instance as usize) {
-                let place = self.place(instance.label, it.device);
-                let cell = &mut self.cells[place];
-                let (from, to) = cell.busy.add(it.start_ns, it.end_ns);
+        let mut cells = std::mem::take(&mut self.cells);
+        let lanes = self.lanes(&cells);
+        self.visit(lanes, trace, launches, &mut |event| match event {
+            LaneEvent::Gap(gap) => cells[gap.cell].add_gap((gap.from, gap.to), &gap.reasons),
+            LaneEvent::Work { cell, work } => {
+                let cell = &mut cells[cell];
+                let (from, to) = cell.busy.add(work.start_ns, work.end_ns);
                 cell.busy_ns += cell.window.overlap_ns(from, to);
-            } else if it.call == NONE {
-                for label in 0..labels {
-                    let place = self.place(label, it.device);
-                    let cell = &mut self.cells[place];
+            }
+            LaneEvent::Unattributed(work) => {
+                for label in 0..self.instances.len() {
+                    let cell = &mut cells[self.place(label, work.device)];
                     cell.unattributed =
-                        cell.unattributed || cell.window.overlap_ns(it.start_ns, it.end_ns) > 0;
+                        cell.unattributed || cell.window.overlap_ns(work.start_ns, work.end_ns) > 0;
                 }
             }
-        }
-        lanes.iter_mut().for_each(|lane| lane.advance(None, trace, &waits, &mut self.cells));
+        });
+        self.cells = cells;
     }
+
+    /// Calls `take` with all work of the stages and all idle gaps in their windows, in order of
+    /// time on each GPU.
+    pub fn each_event(
+        &self,
+        trace: &NsysTrace,
+        launches: &LaunchIndex,
+        take: &mut dyn FnMut(LaneEvent),
+    ) {
+        self.visit(self.lanes(&self.cells), trace, launches, take);
+    }
+
+    fn lanes(&self, cells: &[GpuCell]) -> Vec<GpuLane> {
+        let lane = |(at, _): (usize, &u32)| {
+            let of_label = |label: usize| {
+                let place = label * self.devices.len() + at;
+                let window = cells[place].window.intervals().iter();
+                window.map(move |(start, end)| (place, *start, *end))
+            };
+            GpuLane::of((0..self.instances.len()).flat_map(of_label).collect())
+        };
+        self.devices.iter().enumerate().map(lane).collect()
+    }
+
+    fn visit(
+        &self,
+        mut lanes: Vec<GpuLane>,
+        trace: &NsysTrace,
+        launches: &LaunchIndex,
+        take: &mut dyn FnMut(LaneEvent),
+    ) {
+        let waits = HostWaits::of(trace);
+        for it in activities(trace, launches) {
+            let lane = &mut lanes[self.devices.partition_point(|device| *device < it.device)];
+            lane.advance(Some(&it), trace, &waits, take);
+            if let Some(instance) = launches.stages.instances.get(it.instance as usize) {
+                take(LaneEvent::Work { cell: self.place(instance.label, it.device), work: &it });
+            } else if it.call == NONE {
+                take(LaneEvent::Unattributed(&it));
+            }
+        }
+        lanes.iter_mut().for_each(|lane| lane.advance(None, trace, &waits, take));
+    }
+
+    /// All cells: those of a stage follow each other, in order of the GPUs.
+    pub fn cells(&self) -> &[GpuCell] {
+        &self.cells
+    }
+}
+
+/// An event on one GPU.
+pub enum LaneEvent<'a> {
+    Gap(IdleGap<'a>),
+    /// Work of the stage of this cell.
+    Work {
+        cell: usize,
+        work: &'a Activity,
+    },
+    /// Work without a launching call.
+    Unattributed(&'a Activity),
+}
+
+/// Idle time inside the window of one cell.
+pub struct IdleGap<'a> {
+    pub cell: usize,
+    pub from: i64,
+    pub to: i64,
+    pub reasons: IdleSplit,
+    /// The work that ended last before the gap, and the work that ended the gap.
+    pub before: Option<Activity>,
+    pub after: Option<&'a Activity>,
 }
 
 /// Position of one GPU while its activities are processed in order of time.
@@ -233,21 +300,14 @@ struct GpuLane {
     busy_until: i64,
     /// Thread of the last launch.
     thread: Option<i64>,
+    /// The work that ends at `busy_until`.
+    last: Option<Activity>,
 }
 
 impl GpuLane {
-    fn of(cells: &GpuCells, device: u32, labels: usize) -> Self {
-        let of_label = |label: usize| {
-            let place = cells.place(label, device);
-            cells.cells[place]
-                .window
-                .intervals()
-                .iter()
-                .map(move |(start, end)| (place, *start, *end))
-        };
-        let mut windows: Vec<(usize, i64, i64)> = (0..labels).flat_map(of_label).collect();
+    fn of(mut windows: Vec<(usize, i64, i64)>) -> Self {
         windows.sort_by_key(|it| it.1);
-        Self { windows, next: 0, open: vec![], busy_until: i64::MIN, thread: None }
+        Self { windows, next: 0, open: vec![], busy_until: i64::MIN, thread: None, last: None }
     }
 
     /// Advances to the next activity, or to the end, and explains the idle time before it.
@@ -256,7 +316,7 @@ impl GpuLane {
         next: Option<&Activity>,
         trace: &NsysTrace,
         waits: &HostWaits,
-        cells: &mut [GpuCell],
+        take: &mut dyn FnMut(LaneEvent),
     ) {
         let start = next.map_or(i64::MAX, |it| it.start_ns);
         let call =
@@ -273,11 +333,17 @@ impl GpuLane {
                     let copy = next
                         .is_some_and(|it| matches!(it.work, DeviceWork::Copy | DeviceWork::Fill));
                     let last = self.thread.filter(|_| next.is_none());
-                    cells[*cell].add_gap(gap, &waits.split(gap, call, copy, last));
+                    let reasons = waits.split(gap, call, copy, last);
+                    let (from, to, cell) = (gap.0, gap.1, *cell);
+                    let before = self.last;
+                    take(LaneEvent::Gap(IdleGap { cell, from, to, reasons, before, after: next }));
                 }
             }
         }
         self.thread = call.map(|call| call.global_tid).or(self.thread);
+        if let Some(it) = next.filter(|it| it.end_ns >= self.busy_until) {
+            self.last = Some(*it);
+        }
         self.busy_until = self.busy_until.max(next.map_or(i64::MAX, |it| it.end_ns));
     }
 }

@@ -12,6 +12,8 @@ pub struct IdleSplit {
     pub copy: i64,
     pub sync: i64,
     pub unknown: i64,
+    /// Part of `host` after the launching call started.
+    pub launch: i64,
 }
 
 impl IdleSplit {
@@ -20,6 +22,7 @@ impl IdleSplit {
         self.copy += other.copy;
         self.sync += other.sync;
         self.unknown += other.unknown;
+        self.launch += other.launch;
     }
 
     pub const fn ns(&self) -> i64 {
@@ -82,7 +85,7 @@ impl HostWaits {
         match call {
             Some(call) if call.end_ns <= from => split.unknown += rest,
             Some(_) if copy => split.copy += rest,
-            _ => split.host += rest,
+            _ => (split.host, split.launch) = (split.host + rest, rest),
         }
         split
     }

@@ -3,6 +3,7 @@
 --   clock_hz           highest clock of its multiprocessors
 select {id} as id, {name} as name, {uuid} as uuid, {totalMemory} as memory_bytes,
     {clockRate} as clock_hz,
-       {smCount} as sm_count, {computeMajor} as major, {computeMinor} as minor
+       {smCount} as sm_count, {l2CacheSize} as l2_bytes, {maxWarpsPerSm} as warps_per_sm,
+       {computeMajor} as major, {computeMinor} as minor
 from TARGET_INFO_GPU
 order by {id}

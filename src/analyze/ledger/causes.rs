@@ -1,0 +1,185 @@
+//! Causes of a kernel's time above its floor, in a fixed order: each gets at most what the causes
+//! before it have left, so that no nanosecond counts twice.
+//!
+//! A cause needs evidence of its own: the time above the floor alone proves nothing.
+
+use super::{
+    LedgerCause,
+    evidence::LaunchEvidence,
+    floors::{OperatorFloor, Rates},
+};
+use crate::{
+    analyze::{roofline::AT_ROOF_PCT, stats::ratio},
+    trace::counter::{CounterValues, Stall},
+};
+
+/// Tensor cores are unused below this activity, percent: sampled counters read at least 1 where
+/// anything runs.
+const NO_TENSOR_PCT: f64 = 2.0;
+/// Occupancy below which few warps hide latency, percent.
+const LOW_OCCUPANCY_PCT: f64 = 50.0;
+/// States of a warp other than waiting.
+const NOT_WAITING: [&str; 2] = ["not_selected", "selected"];
+
+/// A kernel's time in one repeat of a stage.
+#[derive(Debug, Clone)]
+pub struct KernelTime<'a> {
+    pub ns: i64,
+    /// Part of `ns` that is its operator's floor.
+    pub floor_ns: i64,
+    pub calls: f64,
+    pub class: &'static str,
+    pub is_collective: bool,
+    /// False for a copy or cast that its operator does not need.
+    pub is_needed: bool,
+    /// Time of its bytes of device memory above the necessary ones, and their evidence.
+    pub excess: Option<(f64, String)>,
+    pub evidence: LaunchEvidence<'a>,
+}
+
+/// A part of a kernel's time with its cause.
+#[derive(Debug, Clone, PartialEq)]
+pub struct CausePart {
+    pub cause: LedgerCause,
+    pub ns: i64,
+    pub evidence: String,
+}
+
+/// Assigns the time of one kernel above its floor; the last part is the unexplained rest.
+pub fn assign(
+    kernel: &KernelTime,
+    operator: Option<&OperatorFloor>,
+    rates: &Rates,
+) -> Vec<CausePart> {
+    let mut rest = Rest { ns: kernel.ns - kernel.floor_ns, parts: Vec::new() };
+    if kernel.is_collective {
+        rest.take(LedgerCause::Collectives, f64::MAX, || "named as a collective operation".into());
+    }
+    if !kernel.is_needed {
+        rest.take(LedgerCause::CopiesAndCasts, f64::MAX, || format!("class {}", kernel.class));
+    }
+    if let Some((ns, text)) = &kernel.excess {
+        rest.take(LedgerCause::MoreBytes, *ns, || text.clone());
+    }
+    let used_ns = kernel.floor_ns + rest.taken();
+    if let Some((ns, text)) = without_tensor_cores(kernel, operator, rates) {
+        rest.take(LedgerCause::TensorCores, ns - used_ns as f64, || text);
+    }
+    if let Some(fill) = kernel.evidence.tile_fill_pct {
+        let ns = kernel.ns as f64 * (1.0 - fill / 100.0);
+        rest.take(LedgerCause::Tiles, ns, || format!("{fill:.0} % of the tiles have results"));
+    }
+    if let Some(waves) = kernel.evidence.waves {
+        let idle = 1.0 - ratio(waves.count, waves.count.ceil()).unwrap_or(1.0);
+        rest.take(LedgerCause::Waves, kernel.ns as f64 * idle, || waves.text());
+    }
+    if let Some(values) = kernel.evidence.counters {
+        busy_units(kernel, values, used_ns, &mut rest);
+        latency(kernel, values, &mut rest);
+    }
+    let unexplained = match kernel.evidence.pass {
+        "" => "no counters and no samples",
+        _ => "the counters show no cause",
+    };
+    rest.take(LedgerCause::Unexplained, f64::MAX, || unexplained.into());
+    rest.parts
+}
+
+/// The time above the floor that has no cause yet.
+struct Rest {
+    ns: i64,
+    parts: Vec<CausePart>,
+}
+
+impl Rest {
+    fn take(&mut self, cause: LedgerCause, ns: f64, evidence: impl FnOnce() -> String) {
+        // A conversion from a float saturates; a figure that is not a number becomes 0.
+        let ns = (ns.round() as i64).clamp(0, self.ns.max(0));
+        if ns > 0 {
+            self.ns -= ns;
+            self.parts.push(CausePart { cause, ns, evidence: evidence() });
+        }
+    }
+
+    fn taken(&self) -> i64 {
+        self.parts.iter().map(|part| part.ns).sum()
+    }
+}
+
+/// Time of the counted operations of a matrix product at the ceilings of the dtypes that it used,
+/// where these are not the operator's on tensor cores.
+fn without_tensor_cores(
+    kernel: &KernelTime,
+    operator: Option<&OperatorFloor>,
+    rates: &Rates,
+) -> Option<(f64, String)> {
+    operator.filter(|it| it.flops > 0.0)?;
+    let (values, tensor) = (kernel.evidence.counters?, kernel.evidence.tensor_pct?);
+    let own_dtype = match rates.dtype.as_str() {
+        "bf16" => "tensor_bf16",
+        "f16" => "tensor_fp16",
+        _ => return None,
+    };
+    let in_own = values.flops.get(own_dtype).is_some_and(|flops| *flops > 0.0);
+    if tensor >= NO_TENSOR_PCT && in_own {
+        return None;
+    }
+    let ns = rates.counted_ns(values)? * kernel.calls;
+    let used = values.flops.iter().max_by(|a, b| a.1.total_cmp(b.1)).map_or("", |it| it.0);
+    Some((ns, format!("tensor cores active {tensor:.1} % of the time, most operations in {used}")))
+}
+
+/// Time in which the busiest unit works, other than the tensor cores.
+fn busy_units(kernel: &KernelTime, values: &CounterValues, used_ns: i64, rest: &mut Rest) {
+    let busy_ns = |pct: f64| {
+        let launch = values.duration_ns.map_or(f64::MAX, |ns| ns * kernel.calls);
+        (pct / 100.0) * launch.min(kernel.ns as f64) - used_ns as f64
+    };
+    let (sm, memory) = (values.sm_pct.unwrap_or(0.0), values.memory_pct.unwrap_or(0.0));
+    let tensor = values.tensor_pct.unwrap_or(0.0);
+    if sm >= memory && sm > tensor {
+        let evidence = || format!("SM {sm:.0} %, tensor cores {tensor:.0} %");
+        rest.take(LedgerCause::Instructions, busy_ns(sm), evidence);
+    } else if memory > sm {
+        let dram = values.dram_pct.map(|pct| format!(", device memory {pct:.0} %"));
+        let evidence = || format!("memory system {memory:.0} %{}", dram.unwrap_or_default());
+        rest.take(LedgerCause::MemoryTraffic, busy_ns(memory), evidence);
+    }
+}
+
+/// Time in which no unit works, of a kernel with few, waiting warps and no unit at its roof.
+fn latency(kernel: &KernelTime, values: &CounterValues, rest: &mut Rest) {
+    let found = || {
+        let occupancy = values.achieved_occupancy_pct.filter(|pct| *pct < LOW_OCCUPANCY_PCT)?;
+        let is_wait = |stall: &&Stall| !NOT_WAITING.contains(&stall.reason.as_str());
+        let stall = values.stalls.iter().find(is_wait)?;
+        let busiest = values.sm_pct?.max(values.memory_pct?);
+        (busiest < AT_ROOF_PCT).then_some((occupancy, stall, busiest))
+    };
+    let Some((occupancy, stall, busiest)) = found() else { return };
+    rest.take(LedgerCause::Latency, kernel.ns as f64 * (1.0 - busiest / 100.0), || {
+        format!(
+            "occupancy {occupancy:.0} %, {:.0} % of the warps wait: {}",
+            stall.share_pct, stall.reason
+        )
+    });
+}
+
+/// Divides `total` over parts by their weights, each at most its limit.
+pub fn fill(total: f64, parts: &[(i64, f64)]) -> Vec<i64> {
+    let mut given = vec![0.0_f64; parts.len()];
+    let mut left = total.max(0.0);
+    // Each round fills at least one part or divides all that is left.
+    for _ in 0..parts.len() {
+        let open = |at: &usize| given[*at] < parts[*at].0 as f64;
+        let weights: f64 = (0..parts.len()).filter(open).map(|at| parts[at].1).sum();
+        let Some(each) = ratio(left, weights) else { break };
+        let wanted: Vec<usize> = (0..parts.len()).filter(open).collect();
+        for at in wanted {
+            let more = (each * parts[at].1).min(parts[at].0 as f64 - given[at]);
+            given[at] += more;
+            left -= more;
+        }
+    }
+    given.iter().zip(parts).map(|(ns, part)| (ns.round() as i64).clamp(0, part.0)).collect()
+}

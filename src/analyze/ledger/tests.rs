@@ -1,0 +1,398 @@
+//! Ledgers of sketches with known causes. Ceilings are 1 byte and 1 FLOP of bf16 per nanosecond.
+
+use serde_json::json;
+
+use super::*;
+use crate::{
+    analyze::{analyze, cost::Traffic, kernels::tests::capture, timeline::launches::LaunchIndex},
+    domain::device_peaks::DevicePeaks,
+    trace::{
+        Trace,
+        counter::{CounterValues, LaunchCounters, Stall},
+        environment::Gpu,
+        event::Event,
+        nsys::ApiCall,
+    },
+};
+
+/// Inputs of a ledger.
+struct Case {
+    trace: Trace,
+    work: Option<Vec<ModuleCost>>,
+    tile_fill: evidence::TileFills,
+}
+
+impl Case {
+    /// A capture on a GPU of 10 SMs with 64 warps each, and the time of the unprofiled stage. Calls
+    /// of correlation 8 launch a graph, those of 9 synchronise.
+    fn new(sketch: &str, stage: &str, measured_ns: i64) -> Self {
+        let mut nsys = capture(sketch);
+        let name = nsys.strings.len() as u32;
+        let calls = ["cudaLaunchKernel", "cudaGraphLaunch", "cudaStreamSynchronize"];
+        nsys.strings.extend(calls.map(str::to_owned));
+        let call = |correlation: i64| match correlation {
+            8 => 1,
+            9 => 2,
+            _ => 0,
+        };
+        let named = |it: ApiCall| ApiCall { name: name + call(it.correlation_id), ..it };
+        nsys.cuda_calls = nsys.cuda_calls.iter().map(named).collect();
+        nsys.kernels = nsys.kernels.map(|_, it| (it.grid, it.block) = ([10, 1, 1], [64, 1, 1]));
+        nsys.target.gpus = vec![Gpu {
+            sm_count: Some(10),
+            warps_per_sm: Some(64),
+            l2_bytes: Some(1_000),
+            ..Gpu::default()
+        }];
+        let mut baseline = vec![start(), range(stage, 0, measured_ns)];
+        let steps = if stage == DECODE { 4 } else { 0 };
+        let step = |at: i64| range("decode_step", at, at + 1);
+        baseline.extend((0..steps).map(step));
+        let trace = Trace { baseline, nsys: Some(nsys), ..Trace::default() };
+        Self { trace, work: None, tile_fill: evidence::TileFills::new() }
+    }
+
+    /// Adds counters of a kernel in prefill.
+    fn counters(mut self, kernel: &str, values: CounterValues) -> Self {
+        self.trace.counters.push(LaunchCounters {
+            stage: "prefill".into(),
+            kernel: kernel.into(),
+            grid: Some([10, 1, 1]),
+            block: Some([64, 1, 1]),
+            values,
+            ..LaunchCounters::default()
+        });
+        self
+    }
+
+    /// Adds an operator's necessary work in prefill.
+    fn operator(
+        mut self,
+        path: &str,
+        flops: u64,
+        weight_bytes: u64,
+        activation_bytes: u64,
+    ) -> Self {
+        let prefill = Traffic {
+            calls: 1,
+            weight_bytes,
+            activation_bytes,
+            bytes: weight_bytes + activation_bytes,
+            ..Traffic::default()
+        };
+        let row = ModuleCost {
+            path: path.into(),
+            op: "linear".into(),
+            prefill_flops: flops,
+            prefill,
+            ..ModuleCost::default()
+        };
+        self.work.get_or_insert_default().push(row);
+        self
+    }
+
+    fn ledger(&self) -> Ledger {
+        let peaks = DevicePeaks {
+            name: "d".into(),
+            reported_as: vec![],
+            dense_tflops: [("bf16".to_owned(), 0.001), ("f32".to_owned(), 0.0005)].into(),
+            boost_mhz: [].into(),
+            memory_gb_s: 1.0,
+            source: "s".into(),
+        };
+        let analysis = analyze(&self.trace, None, Some(&peaks));
+        let nsys = self.trace.nsys.as_ref().unwrap();
+        let splits = crate::analyze::timeline::gpu::split::splits(nsys, &LaunchIndex::of(nsys));
+        let ceilings = DeviceCeilings::of(&Default::default(), Some(&peaks), None);
+        let input = LedgerInput {
+            nsys: Some(nsys),
+            splits: &splits,
+            work: self.work.clone(),
+            ceilings: &ceilings,
+            tile_fill: self.tile_fill.clone(),
+        };
+        let ledger = ledger(&analysis, &input);
+        for stage in &ledger.stages {
+            let sum: i64 = ledger.of_stage(&stage.stage).map(|it| it.ns).sum();
+            assert_eq!(sum, stage.measured_ns, "{ledger:#?}");
+        }
+        ledger
+    }
+
+    /// `cause ns saving` of each row.
+    fn rows(&self) -> String {
+        let line = |it: &LedgerRow| format!("{} {} {}", it.cause, it.ns, it.max_saving_ns);
+        self.ledger().rows.iter().map(line).collect::<Vec<_>>().join("\n")
+    }
+}
+
+fn start() -> Event {
+    serde_json::from_value(json!({
+        "kind": "start", "schema": 3, "t_ns": 0, "unix_ns": 0, "pid": 1, "model": "m",
+        "weights": "synthetic", "parameters": 1, "weight_bytes": 2, "dtype": "bf16",
+        "device": "cuda:0", "threads": 1, "prompt_tokens": 1, "image_tokens": 0, "images": [],
+        "decode_graph": false, "load_ns": 0
+    }))
+    .unwrap()
+}
+
+fn range(name: &str, start_ns: i64, end_ns: i64) -> Event {
+    serde_json::from_value(json!({
+        "kind": "range", "name": name, "start_ns": start_ns, "end_ns": end_ns, "warmup": false,
+        "repeat": 0
+    }))
+    .unwrap()
+}
+
+/// Counters without an idle unit: one wave of 32 blocks of 2 warps per SM.
+fn busy() -> CounterValues {
+    CounterValues {
+        sm_pct: Some(20.0),
+        memory_pct: Some(30.0),
+        dram_pct: Some(30.0),
+        tensor_pct: Some(20.0),
+        theoretical_occupancy_pct: Some(3.125),
+        achieved_occupancy_pct: Some(95.0),
+        flops_complete: true,
+        ..CounterValues::default()
+    }
+}
+
+const ONE_KERNEL: &str = "range 1 prefill 0..1000\nrange 1 op 0..10\ncall 1 1 1..2
+    kernel 1 k 0..1000 7";
+
+#[test]
+fn bytes_read_twice_are_more_bytes() {
+    let twice = CounterValues { dram_bytes: Some(600.0), ..busy() };
+    let case = Case::new(ONE_KERNEL, "prefill", 1000).operator("op", 100, 300, 0);
+    insta::assert_snapshot!(case.counters("k", twice).rows(), @"
+    floor 300 0
+    more_bytes 300 300
+    unexplained 400 0
+    pass_difference 0 0
+    ");
+}
+
+#[test]
+fn half_the_occupancy_with_waiting_warps_is_latency() {
+    let values = |achieved, occupancy| CounterValues {
+        dram_bytes: Some(300.0),
+        achieved_occupancy_pct: Some(achieved),
+        theoretical_occupancy_pct: Some(occupancy),
+        stalls: vec![Stall {
+            reason: "long_scoreboard".into(),
+            warps_per_issue: 9.0,
+            share_pct: 70.0,
+        }],
+        ..busy()
+    };
+    let case = || Case::new(ONE_KERNEL, "prefill", 1000).operator("op", 100, 300, 0);
+    insta::assert_snapshot!(case().counters("k", values(40.0, 3.125)).rows(), @"
+    floor 300 0
+    latency 700 700
+    unexplained 0 0
+    pass_difference 0 0
+    ");
+    insta::assert_snapshot!(case().counters("k", values(80.0, 3.125)).rows(), @"
+    floor 300 0
+    unexplained 700 0
+    pass_difference 0 0
+    ");
+}
+
+#[test]
+fn a_synchronisation_in_each_step_is_a_gap_with_its_call() {
+    let step = |at: i64| {
+        let t = at * 100;
+        format!(
+            "range 1 decode_step {t}..{}\ncall 1 {} {}..{}\nkernel {} k {}..{} 7
+             call 1 9 {}..{}\n",
+            t + 100,
+            at + 20,
+            t + 1,
+            t + 2,
+            at + 20,
+            t + 10,
+            t + 60,
+            t + 20,
+            t + 90
+        )
+    };
+    let sketch = (0..4).map(step).collect::<String>();
+    let case = Case::new(&format!("range 1 decode_all 0..400\n{sketch}"), DECODE, 380);
+    insta::assert_snapshot!(case.rows(), @"
+    gap_host 44 38
+    gap_launch 36 32
+    gap_sync 120 108
+    unexplained 200 0
+    pass_difference -20 0
+    ");
+    let ledger = case.ledger();
+    let row = ledger.rows.iter().find(|it| it.cause == LedgerCause::GapSync).unwrap();
+    assert_eq!((row.step_ns, row.largest.as_deref()), (Some(30.0), Some("k")));
+}
+
+#[test]
+fn an_operator_faster_than_its_floor_is_capped_and_counted() {
+    let case = Case::new(ONE_KERNEL, "prefill", 1200).operator("op", 100, 1500, 0);
+    insta::assert_snapshot!(case.rows(), @"
+    floor 1000 0
+    unexplained 0 0
+    pass_difference 200 0
+    ");
+    let stage = case.ledger().stages.remove(0);
+    assert_eq!((stage.capped_operators, stage.capped_ns), (1, 500));
+}
+
+#[test]
+fn only_activations_beyond_the_l2_cache_have_to_move() {
+    let floor = |activations| {
+        let case = Case::new(ONE_KERNEL, "prefill", 1000).operator("op", 0, 100, activations);
+        case.ledger().stages[0].floor_ns
+    };
+    assert_eq!((floor(1_000), floor(1_200)), (Some(100), Some(300)));
+}
+
+#[test]
+fn products_without_tensor_cores_take_the_time_of_their_dtype() {
+    let values = CounterValues {
+        tensor_pct: Some(0.0),
+        flops: [("fp32".to_owned(), 300.0)].into(),
+        ..busy()
+    };
+    let case = Case::new(ONE_KERNEL, "prefill", 1000).operator("op", 300, 0, 0);
+    insta::assert_snapshot!(case.counters("k", values).rows(), @"
+    floor 300 0
+    tensor_cores 300 300
+    unexplained 400 0
+    pass_difference 0 0
+    ");
+}
+
+#[test]
+fn blocks_that_leave_sms_idle_are_waves_with_and_without_counters() {
+    let mut case = Case::new(ONE_KERNEL, "prefill", 1000).operator("op", 0, 100, 0);
+    let nsys = case.trace.nsys.as_mut().unwrap();
+    nsys.kernels = nsys.kernels.map(|_, it| it.grid = [4, 1, 1]);
+    insta::assert_snapshot!(case.rows(), @"
+    floor 100 0
+    waves 600 600
+    unexplained 300 0
+    pass_difference 0 0
+    ");
+    let mut half = Case::new(ONE_KERNEL, "prefill", 1000).operator("op", 0, 100, 0);
+    let nsys = half.trace.nsys.as_mut().unwrap();
+    nsys.kernels = nsys.kernels.map(|_, it| it.grid = [15, 1, 1]);
+    let mut half = half.counters("k", busy());
+    half.trace.counters[0].grid = Some([15, 1, 1]);
+    insta::assert_snapshot!(half.rows(), @"
+    floor 100 0
+    waves 250 250
+    memory_traffic 200 200
+    unexplained 450 0
+    pass_difference 0 0
+    ");
+}
+
+#[test]
+fn partial_tiles_are_the_share_of_tiles_without_results() {
+    let mut case = Case::new(ONE_KERNEL, "prefill", 1000).operator("op", 500, 0, 0);
+    case.tile_fill.insert(("prefill".into(), "k".into(), [10, 1, 1]), 75.0);
+    insta::assert_snapshot!(case.rows(), @"
+    floor 500 0
+    tiles 250 250
+    unexplained 250 0
+    pass_difference 0 0
+    ");
+}
+
+#[test]
+fn copies_casts_and_collectives_have_no_floor() {
+    let sketch = "range 1 prefill 0..1000\nrange 1 op 0..10\ncall 1 1 1..2\ncall 1 2 2..3
+        call 1 3 3..4\ncall 1 4 4..5\nkernel 1 k 0..400 7\nkernel 2 cast_f32_bf16 400..600 7
+        kernel 3 ncclDevKernel_AllReduce 600..900 7\ncopy 4 64 900..1000";
+    let case = Case::new(sketch, "prefill", 1000).operator("op", 0, 800, 0);
+    insta::assert_snapshot!(case.rows(), @"
+    floor 400 0
+    copies_and_casts 300 300
+    collectives 300 300
+    unexplained 0 0
+    pass_difference 0 0
+    ");
+}
+
+#[test]
+fn without_counters_and_a_model_all_kernel_time_is_unexplained() {
+    let case = Case::new(ONE_KERNEL, "prefill", 1100);
+    insta::assert_snapshot!(case.rows(), @"
+    unexplained 1000 0
+    pass_difference 100 0
+    ");
+    let stage = case.ledger().stages.remove(0);
+    assert_eq!((stage.floor_of, stage.times_floor), (None, None));
+    assert!(stage.missing.iter().any(|text| text.contains("with ncu")), "{:?}", stage.missing);
+}
+
+#[test]
+fn without_a_model_the_floor_is_that_of_the_counted_work() {
+    let values = CounterValues { dram_bytes: Some(450.0), ..busy() };
+    let case = Case::new(ONE_KERNEL, "prefill", 1000).counters("k", values);
+    insta::assert_snapshot!(case.rows(), @"
+    floor 450 0
+    unexplained 550 0
+    pass_difference 0 0
+    ");
+    assert_eq!(case.ledger().stages[0].floor_of, Some(FloorOf::Kernels));
+}
+
+#[test]
+fn a_graph_traced_as_a_whole_has_the_floors_of_its_operators() {
+    let sketch = "range 1 prefill 0..1000\ncall 1 8 1..2\ngraph 8 5 0..1000 7";
+    let case = Case::new(sketch, "prefill", 900).operator("op", 0, 300, 0);
+    insta::assert_snapshot!(case.rows(), @"
+    floor 300 0
+    unexplained 700 0
+    pass_difference -100 0
+    ");
+}
+
+#[test]
+fn overlapping_kernels_save_only_the_time_in_which_they_run_alone() {
+    let sketch = "range 1 prefill 0..1000\ncall 1 1 1..2\ncall 1 2 2..3
+        kernel 1 copy_kernel 0..600 7\nkernel 2 k 400..1000 8";
+    insta::assert_snapshot!(Case::new(sketch, "prefill", 1000).rows(), @"
+    copies_and_casts 500 400
+    unexplained 500 0
+    pass_difference 0 0
+    ");
+}
+
+#[test]
+fn a_shorter_traced_decode_is_scaled_to_the_unprofiled_steps() {
+    let mut case =
+        Case::new("range 1 decode_all 0..100\ncall 1 1 1..2\nkernel 1 k 0..100 7", DECODE, 420);
+    case.trace.traced = vec![start(), range(DECODE, 0, 100), range("decode_step", 0, 100)];
+    insta::assert_snapshot!(case.rows(), @"
+    unexplained 400 0
+    pass_difference 20 0
+    ");
+}
+
+#[test]
+fn several_repeats_and_gpus_are_means() {
+    let mut case = Case::new(
+        "range 1 prefill 0..1001\nrange 1 prefill 2000..3000\ncall 1 1 1..2\ncall 1 2 2001..2002
+         call 1 3 2..3\nkernel 1 k 0..1001 7\nkernel 3 k 1..501 7\nkernel 2 k 2000..3000 7",
+        "prefill",
+        900,
+    );
+    let nsys = case.trace.nsys.as_mut().unwrap();
+    nsys.kernels = nsys.kernels.map(|at, it| it.device = u32::from(at == 1));
+    let ledger = case.ledger();
+    assert_eq!(ledger.stages[0].traced_ns, Some(1000), "2001 ns of windows on each of two GPUs");
+    insta::assert_snapshot!(case.rows(), @"
+    gap_host 375 275
+    unexplained 625 0
+    pass_difference -100 0
+    ");
+}

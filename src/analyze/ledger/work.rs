@@ -1,0 +1,342 @@
+//! Members of one stage from its traced windows: kernels by operator, copies and gaps.
+
+use std::collections::BTreeMap;
+
+use super::{
+    LedgerCause, LedgerInput, LedgerMember,
+    causes::{self, KernelTime},
+    floors::{OperatorFloor, Rates},
+    rows::{StageRows, floor_text},
+};
+use crate::{
+    analyze::{
+        kernels::kernel_classes::ClassCache,
+        stats::ratio,
+        timeline::gpu::split::{GapReason, WindowSplit, WorkKind, WorkOf},
+    },
+    trace::{
+        names::base_name,
+        nsys::{CopyKind, NsysTrace},
+    },
+};
+
+/// Copies by kernels that write the KV cache, which a model needs.
+const CACHE_WRITES: [&str; 2] = ["reshape_and_cache", "index_copy"];
+/// Kernel, grid and block; a copy or a graph has no grid.
+type WorkName = (String, Option<([u32; 3], [u32; 3])>);
+
+/// Time of work of one operator in one repeat.
+#[derive(Debug, Clone, Default)]
+struct WorkGroup {
+    ns: i64,
+    alone_ns: i64,
+    calls: f64,
+    class: &'static str,
+    is_collective: bool,
+    is_copy: bool,
+    /// A CUDA graph traced as a whole.
+    is_graph: bool,
+}
+
+/// Groups of one operator; the empty path is outside all operators.
+type OperatorGroups = BTreeMap<WorkName, WorkGroup>;
+
+/// Sums while the rows of a stage are built.
+#[derive(Default)]
+pub struct StageSums {
+    pub members: Vec<LedgerMember>,
+    pub kernel_ns: i64,
+    pub proven_ns: i64,
+    pub capped: u64,
+    pub capped_ns: i64,
+    pub compute_ns: i64,
+    pub memory_ns: i64,
+    pub is_any_floor: bool,
+}
+
+impl StageRows<'_> {
+    /// Divides the traced windows.
+    pub fn add_work(
+        &self,
+        split: &WindowSplit,
+        nsys: &NsysTrace,
+        input: &LedgerInput,
+        sums: &mut StageSums,
+    ) {
+        let mut parts = self.times.scale.parts();
+        let mut operators: BTreeMap<String, OperatorGroups> = BTreeMap::new();
+        let mut classes = ClassCache::default();
+        let path = |of: &WorkOf| {
+            of.operator.and_then(|at| input.splits.operators.get(at as usize)).cloned()
+        };
+        for (of, time) in &split.work {
+            let (name, group) = group_of(of, nsys, &mut classes);
+            let at = operators.entry(path(of).unwrap_or_default()).or_default();
+            let at = at.entry(name).or_insert(group);
+            let ns = parts.next(time.ns);
+            at.ns += ns;
+            at.alone_ns += self.times.scale.of(time.alone_ns).min(ns);
+            at.calls += time.calls as f64 * self.times.scale.ratio();
+        }
+        for (gap, (count, ns)) in &split.gaps {
+            let cause = gap_cause(gap.reason);
+            let after = gap.after.as_ref();
+            let name = after.map(|of| group_of(of, nsys, &mut classes).0.0);
+            let mut member = self.member(cause, after.and_then(path), name);
+            member.ns = parts.next(*ns);
+            member.max_saving_ns = if cause.is_cause() { member.ns } else { 0 };
+            member.calls = *count as f64 * self.times.scale.ratio();
+            member.samples = *count;
+            let mean_us = ratio(*ns as f64 / 1e3, *count as f64).unwrap_or(0.0);
+            member.evidence = format!("{count} gaps after this work, {mean_us:.1} us on average");
+            sums.members.push(member);
+        }
+        let mut other = self.member(LedgerCause::OtherStages, None, None);
+        other.ns = parts.next(split.other_ns);
+        other.evidence = "only work launched by other stages ran".into();
+        sums.members.push(other);
+        self.add_operators(&operators, sums);
+    }
+
+    /// Divides the time of each operator. Floors of operators without kernels of their own count
+    /// for graphs traced as a whole, and for kernels outside all operators.
+    fn add_operators(&self, operators: &BTreeMap<String, OperatorGroups>, sums: &mut StageSums) {
+        let floors = &self.floors.operators;
+        let without: f64 = floors
+            .iter()
+            .filter(|(path, _)| !operators.contains_key(*path))
+            .map(|(_, floor)| floor.ns)
+            .sum();
+        for (path, groups) in operators {
+            let floor = floors.get(path);
+            if floor.is_none() && path.is_empty() && without > 0.0 {
+                let pool = OperatorFloor { ns: without, ..OperatorFloor::default() };
+                self.add_operator(path, groups, Some(&pool), sums);
+            } else {
+                self.add_operator(path, groups, floor, sums);
+            }
+        }
+    }
+
+    fn add_operator(
+        &self,
+        path: &str,
+        groups: &OperatorGroups,
+        floor: Option<&OperatorFloor>,
+        sums: &mut StageSums,
+    ) {
+        let stage = self.times.stage;
+        let evidence: Vec<_> = groups
+            .keys()
+            .map(|(name, launch)| {
+                let launch = launch.map(|(grid, block)| (stage, name.as_str(), grid, block));
+                launch.map(|launch| self.evidence.launch(launch)).unwrap_or_default()
+            })
+            .collect();
+        // A copy is needed where the operator has nothing else.
+        let only_copies = groups.values().all(|it| it.is_copy || it.is_collective);
+        let has_floor = floor.is_some_and(|it| it.ns > 0.0);
+        let is_needed = |it: &WorkGroup| !it.is_copy || (only_copies && has_floor);
+        let mut kernels: Vec<KernelTime> = groups
+            .values()
+            .zip(&evidence)
+            .map(|(group, evidence)| KernelTime {
+                ns: group.ns,
+                floor_ns: 0,
+                calls: group.calls,
+                class: group.class,
+                is_collective: group.is_collective,
+                is_needed: is_needed(group),
+                excess: None,
+                evidence: evidence.clone(),
+            })
+            .collect();
+        if self.floors.is_model {
+            place_floor(&mut kernels, floor, self.rates, sums);
+            self.place_excess(&mut kernels, floor);
+            self.add_floor_member(path, floor, &kernels, sums);
+        } else {
+            self.place_kernel_floors(path, groups, &mut kernels, sums);
+        }
+        let operator = Some(path.to_owned()).filter(|path| !path.is_empty());
+        for (((name, launch), group), kernel) in groups.iter().zip(&kernels) {
+            if !group.is_copy && !group.is_graph {
+                sums.kernel_ns += group.ns;
+                sums.proven_ns += if kernel.evidence.pass.is_empty() { 0 } else { group.ns };
+            }
+            let mut alone = group.alone_ns;
+            for part in causes::assign(kernel, floor.filter(|_| self.floors.is_model), self.rates) {
+                let mut member = self.member(part.cause, operator.clone(), Some(name.clone()));
+                (member.grid, member.block) = launch.unzip();
+                member.calls = group.calls;
+                member.ns = part.ns;
+                let by_grid = kernel.evidence.waves.is_some_and(|waves| waves.by_grid);
+                if part.cause == LedgerCause::Waves && by_grid {
+                    member.pass = "nsys".into();
+                }
+                if member.pass.is_empty() {
+                    member.samples = kernel.evidence.samples;
+                    member.pass = kernel.evidence.pass.into();
+                }
+                member.evidence = part.evidence;
+                if group.is_graph && part.cause == LedgerCause::Unexplained {
+                    member.evidence = "its kernels were not recorded: traced as a whole".into();
+                }
+                if part.cause.is_cause() {
+                    member.max_saving_ns = part.ns.min(alone);
+                    alone -= member.max_saving_ns;
+                }
+                sums.members.push(member);
+            }
+        }
+    }
+
+    /// Time of bytes above the necessary ones. Replays with cold caches read all operands.
+    fn place_excess(&self, kernels: &mut [KernelTime], floor: Option<&OperatorFloor>) {
+        let Some(rate) = self.rates.bytes else { return };
+        let bytes = |it: &KernelTime| it.evidence.bytes.map_or(0.0, |at| at.bytes * it.calls);
+        let counted: f64 = kernels.iter().filter(|it| it.is_needed).map(bytes).sum();
+        let is_cold = kernels.iter().any(|it| it.evidence.bytes.is_some_and(|bytes| bytes.is_cold));
+        let (needed, floor_ns) = floor.map_or((0.0, 0.0), |it| {
+            (if is_cold { it.all_bytes.max(it.needed_bytes) } else { it.needed_bytes }, it.ns)
+        });
+        let excess = rate.ns(counted) - rate.ns(needed).max(floor_ns);
+        if excess <= 0.0 || !excess.is_finite() {
+            return;
+        }
+        let text = format!("{:.2} MB moved, {:.2} MB necessary", counted / 1e6, needed / 1e6);
+        for it in kernels.iter_mut().filter(|it| it.is_needed) {
+            let share = ratio(bytes(it), counted).unwrap_or(0.0);
+            it.excess = (share > 0.0).then(|| (excess * share, text.clone()));
+        }
+    }
+
+    /// The floor that was placed into the kernels of one operator.
+    fn add_floor_member(
+        &self,
+        path: &str,
+        floor: Option<&OperatorFloor>,
+        kernels: &[KernelTime],
+        sums: &mut StageSums,
+    ) {
+        let ns = kernels.iter().map(|it| it.floor_ns).sum();
+        let Some(floor) = floor.filter(|_| ns > 0) else { return };
+        let name = if path.is_empty() { "operators without kernels of their own" } else { path };
+        let mut member = self.member(LedgerCause::Floor, Some(name.into()), None);
+        member.ns = ns;
+        member.calls = kernels.iter().map(|it| it.calls).fold(0.0, f64::max);
+        member.evidence = floor_text(floor);
+        if floor.is_memory_bound {
+            sums.memory_ns += ns;
+        } else {
+            sums.compute_ns += ns;
+        }
+        sums.members.push(member);
+    }
+
+    /// Floors of kernels from their own counters or samples.
+    fn place_kernel_floors(
+        &self,
+        path: &str,
+        groups: &OperatorGroups,
+        kernels: &mut [KernelTime],
+        sums: &mut StageSums,
+    ) {
+        for (((name, launch), group), kernel) in groups.iter().zip(kernels) {
+            let it = &kernel.evidence;
+            let flops = it.counters.and_then(|values| self.rates.counted_ns(values));
+            let bytes = it.bytes.zip(self.rates.bytes).map(|(at, rate)| rate.ns(at.bytes));
+            let counted = bytes.map(|bytes| bytes.max(flops.unwrap_or(0.0)) * group.calls);
+            let sampled = it.sampled_peak_pct.map(|pct| pct / 100.0 * group.ns as f64);
+            let Some(ns) = counted.or(sampled).filter(|_| kernel.is_needed) else { continue };
+            sums.is_any_floor = true;
+            kernel.floor_ns = (ns.round() as i64).clamp(0, group.ns);
+            sums.capped += u64::from(ns.round() as i64 > group.ns);
+            sums.capped_ns += (ns.round() as i64 - group.ns).max(0);
+            let operator = Some(path.to_owned()).filter(|path| !path.is_empty());
+            let mut member = self.member(LedgerCause::Floor, operator, Some(name.clone()));
+            (member.grid, member.block) = launch.unzip();
+            member.calls = group.calls;
+            member.ns = kernel.floor_ns;
+            (member.samples, member.pass) = (it.samples, it.pass.into());
+            member.evidence = format!("FLOPs and bytes counted by {}", it.pass);
+            sums.members.push(member);
+        }
+    }
+}
+
+/// Distributes an operator's floor over its kernels: by their bytes where bytes limit it, else by
+/// their operations, else by their time.
+fn place_floor(
+    kernels: &mut [KernelTime],
+    floor: Option<&OperatorFloor>,
+    rates: &Rates,
+    sums: &mut StageSums,
+) {
+    let Some(floor) = floor.filter(|it| it.ns > 0.0) else { return };
+    let weight = |it: &KernelTime| match floor.is_memory_bound {
+        true => it.evidence.bytes.map(|at| at.bytes * it.calls),
+        false => Some(rates.counted_ns(it.evidence.counters?)? * it.calls),
+    };
+    let needed = || kernels.iter().filter(|it| it.is_needed && !it.is_collective);
+    let is_counted = needed().all(|it| weight(it).is_some_and(|weight| weight > 0.0));
+    let part = |it: &KernelTime| {
+        if !it.is_needed || it.is_collective {
+            return (0, 0.0);
+        }
+        (it.ns, if is_counted { weight(it).unwrap_or(0.0) } else { it.ns as f64 })
+    };
+    let parts: Vec<(i64, f64)> = kernels.iter().map(part).collect();
+    let placed = causes::fill(floor.ns, &parts);
+    let all: i64 = parts.iter().map(|it| it.0).sum();
+    let wanted = floor.ns.round() as i64;
+    if wanted > all {
+        sums.capped += 1;
+        sums.capped_ns += wanted - all;
+    }
+    kernels.iter_mut().zip(placed).for_each(|(it, ns)| it.floor_ns = ns);
+}
+
+const fn gap_cause(reason: GapReason) -> LedgerCause {
+    match reason {
+        GapReason::Host => LedgerCause::GapHost,
+        GapReason::Launch => LedgerCause::GapLaunch,
+        GapReason::Sync => LedgerCause::GapSync,
+        GapReason::Copy => LedgerCause::GapCopy,
+        GapReason::InGraph => LedgerCause::GapInGraph,
+        GapReason::Queued => LedgerCause::GapQueued,
+        GapReason::Unknown => LedgerCause::Unexplained,
+    }
+}
+
+/// Name of work, and an empty group for it.
+fn group_of(of: &WorkOf, nsys: &NsysTrace, classes: &mut ClassCache) -> (WorkName, WorkGroup) {
+    let text = |at: u32| nsys.strings.get(at as usize).map_or("", String::as_str);
+    match of.kind {
+        WorkKind::Kernel(at) => {
+            let kind = &nsys.kernels.kinds()[at as usize];
+            let class = classes.of(kind.full_name, &nsys.strings);
+            let name = base_name(text(kind.name)).to_owned();
+            let is_cache_write =
+                CACHE_WRITES.iter().any(|part| text(kind.full_name).contains(part));
+            let group = WorkGroup {
+                class: class.class,
+                is_collective: class.engine == Some("nccl"),
+                is_copy: class.class == "copy" && !is_cache_write,
+                ..WorkGroup::default()
+            };
+            ((name, Some((kind.grid, kind.block))), group)
+        }
+        WorkKind::Graph => {
+            let group = WorkGroup { class: "graph", is_graph: true, ..WorkGroup::default() };
+            (("CUDA graph".into(), None), group)
+        }
+        WorkKind::Copy(kind) => {
+            let name = match kind {
+                CopyKind::Set => "fill".to_owned(),
+                _ => format!("copy {}", kind.as_str()),
+            };
+            ((name, None), WorkGroup { class: "copy", is_copy: true, ..WorkGroup::default() })
+        }
+    }
+}

@@ -1,0 +1,265 @@
+//! Device time of each stage, divided among its kernels, copies and idle gaps.
+//!
+//! The parts add up exactly: of a moment in which n pieces of work of the stage run on one GPU,
+//! each gets a part in n, and the first ones the nanoseconds that remain of the division. Gaps are
+//! those of [`super`], by the same reasons.
+
+use std::collections::BTreeMap;
+
+use foldhash::HashMap;
+
+use super::{
+    super::{
+        activity::{Activity, DeviceWork},
+        interval::IntervalSet,
+        launches::LaunchIndex,
+        operator_entries::{OperatorEntries, operator_nests},
+    },
+    cells::{GpuCells, IdleGap, LaneEvent},
+    waits::IdleSplit,
+};
+use crate::{
+    analyze::{
+        kernels::is_measured,
+        operators::collapse,
+        timeline::open_ranges::{NONE, OpenNest},
+    },
+    trace::nsys::{CopyKind, NsysTrace},
+};
+
+/// Work of one kind, launched by one operator.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct WorkOf {
+    /// Index into [`WindowSplits::operators`]; `None` outside all operators.
+    pub operator: Option<u32>,
+    pub kind: WorkKind,
+}
+
+/// A kernel by its index in [`crate::trace::kernel::KernelTrace::kinds`], or other work.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum WorkKind {
+    Kernel(u32),
+    Graph,
+    Copy(CopyKind),
+}
+
+/// Time of work inside the window.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct WorkTime {
+    pub calls: u64,
+    pub ns: i64,
+    /// Part of `ns` in which nothing else of the stage ran.
+    pub alone_ns: i64,
+}
+
+/// Reason of an idle gap.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum GapReason {
+    /// The host had not called the launch.
+    Host,
+    /// The launching call was running.
+    Launch,
+    /// The host waited in the driver.
+    Sync,
+    /// The host copied, or launched a copy.
+    Copy,
+    /// Between two nodes of one launch of a CUDA graph.
+    InGraph,
+    /// The work was launched before the gap.
+    Queued,
+    /// The capture has no launching call.
+    Unknown,
+}
+
+/// Idle time of one reason, by the work that ended before it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct GapAfter {
+    pub reason: GapReason,
+    pub after: Option<WorkOf>,
+}
+
+/// Device time of one stage, summed over its windows on all GPUs: `window_ns` is the sum of all
+/// work, all gaps and `other_ns`.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub struct WindowSplit {
+    pub stage: String,
+    /// Windows: instances of the stage on each GPU.
+    pub windows: u64,
+    pub window_ns: i64,
+    /// Time in which only work of other stages ran.
+    pub other_ns: i64,
+    pub work: BTreeMap<WorkOf, WorkTime>,
+    /// Number of gaps and their time.
+    pub gaps: BTreeMap<GapAfter, (u64, i64)>,
+}
+
+/// The stages of a capture.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub struct WindowSplits {
+    pub stages: Vec<WindowSplit>,
+    /// Paths of operators, layers rolled up.
+    pub operators: Vec<String>,
+}
+
+/// Divides the windows of all measured stages.
+pub fn splits(trace: &NsysTrace, launches: &LaunchIndex) -> WindowSplits {
+    let cells = GpuCells::of(trace, launches);
+    let nests = operator_nests(trace);
+    let mut names = WorkNames {
+        trace,
+        nests: &nests,
+        entries: OperatorEntries::new(trace, &nests),
+        of_entry: HashMap::default(),
+        numbers: HashMap::default(),
+        operators: Vec::new(),
+    };
+    let gpus = cells.devices.len().max(1);
+    let mut shared: Vec<SharedTime> = cells.cells().iter().map(|_| SharedTime::default()).collect();
+    let mut stages: Vec<WindowSplit> = vec![WindowSplit::default(); cells.instances.len()];
+    cells.each_event(trace, launches, &mut |event| match event {
+        LaneEvent::Work { cell, work } => {
+            let of = names.of(work);
+            stages[cell / gpus].work.entry(of).or_default().calls += 1;
+            let window = &cells.cells()[cell].window;
+            shared[cell].add(work, of, window, &mut stages[cell / gpus].work);
+        }
+        LaneEvent::Gap(gap) => {
+            let after = gap.before.as_ref().map(|work| names.of(work));
+            let gaps = &mut stages[gap.cell / gpus].gaps;
+            for (reason, ns) in reasons(&gap) {
+                let sum = gaps.entry(GapAfter { reason, after }).or_default();
+                *sum = (sum.0 + 1, sum.1.saturating_add(ns));
+            }
+        }
+        LaneEvent::Unattributed(_) => {}
+    });
+    for (at, (cell, shared)) in cells.cells().iter().zip(&mut shared).enumerate() {
+        let stage = &mut stages[at / gpus];
+        shared.advance(i64::MAX, &cell.window, &mut stage.work);
+        stage.windows += cell.instances;
+        stage.window_ns = stage.window_ns.saturating_add(cell.window_ns());
+    }
+    for (stage, name) in stages.iter_mut().zip(&launches.stages.labels) {
+        stage.stage.clone_from(name);
+        let inside: i64 = stage.work.values().map(|it| it.ns).sum();
+        stage.other_ns = stage.window_ns - inside - stage.gaps.values().map(|it| it.1).sum::<i64>();
+    }
+    stages.retain(|it| it.windows > 0 && it.window_ns > 0 && is_measured(&it.stage));
+    WindowSplits { stages, operators: names.operators }
+}
+
+/// The reasons of a gap with their time. Without a reason on the host, a gap is inside a graph if
+/// one launch has both its neighbours.
+fn reasons(gap: &IdleGap) -> impl Iterator<Item = (GapReason, i64)> + use<> {
+    let IdleSplit { host, copy, sync, unknown, launch } = gap.reasons;
+    let launched = gap.after.filter(|after| after.call != NONE);
+    let rest = match (launched, gap.before) {
+        (None, _) => GapReason::Unknown,
+        (Some(after), Some(before)) if before.call == after.call => GapReason::InGraph,
+        (Some(_), _) => GapReason::Queued,
+    };
+    [
+        (GapReason::Host, host - launch),
+        (GapReason::Launch, launch),
+        (GapReason::Sync, sync),
+        (GapReason::Copy, copy),
+        (rest, unknown),
+    ]
+    .into_iter()
+    .filter(|(_, ns)| *ns > 0)
+}
+
+/// Names the operators of work.
+struct WorkNames<'a> {
+    trace: &'a NsysTrace,
+    nests: &'a [(i64, OpenNest)],
+    entries: OperatorEntries<'a>,
+    /// By thread's nest and entry.
+    of_entry: HashMap<(usize, u32), u32>,
+    numbers: HashMap<String, u32>,
+    operators: Vec<String>,
+}
+
+impl WorkNames<'_> {
+    fn of(&mut self, work: &Activity) -> WorkOf {
+        let at = work.at as usize;
+        let (kind, node) = match work.work {
+            DeviceWork::Kernel => (
+                WorkKind::Kernel(self.trace.kernels.kind(at)),
+                self.trace.kernels.get(at).graph_node,
+            ),
+            DeviceWork::Graph => (WorkKind::Graph, None),
+            DeviceWork::Copy | DeviceWork::Fill => {
+                let copy = &self.trace.copies[at];
+                (WorkKind::Copy(copy.kind), copy.graph_node)
+            }
+        };
+        let operator = self.entries.of(node, work.call).map(|entry| self.number(entry));
+        WorkOf { operator, kind }
+    }
+
+    fn number(&mut self, entry: (usize, u32)) -> u32 {
+        if let Some(number) = self.of_entry.get(&entry) {
+            return *number;
+        }
+        let range = self.nests[entry.0].1.entries[entry.1 as usize].0;
+        let path = collapse(&self.trace.ranges[range as usize].name);
+        let number = match self.numbers.get(&path) {
+            Some(number) => *number,
+            None => {
+                let number = self.operators.len() as u32;
+                self.operators.push(path.clone());
+                self.numbers.insert(path, number);
+                number
+            }
+        };
+        self.of_entry.insert(entry, number);
+        number
+    }
+}
+
+/// Work of one stage that runs on one GPU.
+#[derive(Default)]
+struct SharedTime {
+    active: Vec<(i64, WorkOf)>,
+    /// End of the time already divided.
+    until: i64,
+}
+
+type WorkTimes = BTreeMap<WorkOf, WorkTime>;
+
+impl SharedTime {
+    fn add(&mut self, work: &Activity, of: WorkOf, window: &IntervalSet, times: &mut WorkTimes) {
+        self.advance(work.start_ns, window, times);
+        if self.active.is_empty() {
+            self.until = work.start_ns;
+        }
+        self.active.push((work.end_ns, of));
+    }
+
+    /// Divides the time up to `to`.
+    fn advance(&mut self, to: i64, window: &IntervalSet, times: &mut WorkTimes) {
+        while let Some(end) = self.active.iter().map(|it| it.0).min() {
+            let next = end.min(to);
+            if next > self.until {
+                let ns = window.overlap_ns(self.until, next);
+                let (each, rest) = (ns / self.active.len() as i64, ns % self.active.len() as i64);
+                let is_alone = self.active.len() == 1;
+                for (at, (_, of)) in self.active.iter().enumerate() {
+                    let time = times.entry(*of).or_default();
+                    let part = each + i64::from((at as i64) < rest);
+                    time.ns += part;
+                    time.alone_ns += if is_alone { part } else { 0 };
+                }
+                self.until = next;
+            }
+            if end > to {
+                return;
+            }
+            self.active.retain(|it| it.0 > next);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;
