@@ -11,6 +11,7 @@ mod experts;
 mod gemms;
 mod host;
 mod kernels;
+mod ledger;
 mod power;
 mod reference;
 mod repeats;
@@ -36,6 +37,7 @@ pub fn rules() -> impl Iterator<Item = &'static Rule> {
         experts::RULES,
         reference::RULES,
         stage_time::RULES,
+        ledger::RULES,
         counters::RULES,
         sampled::RULES,
         kernels::RULES,
@@ -50,6 +52,7 @@ pub fn rules() -> impl Iterator<Item = &'static Rule> {
 pub fn findings(analysis: &Analysis, trace: &Trace) -> Vec<Finding> {
     let mut found: Vec<Finding> = rules().flat_map(|rule| rule.apply(analysis, trace)).collect();
     found.sort_by_key(|finding| std::cmp::Reverse(finding.severity));
+    ledger::largest_first(&mut found);
     found
 }
 

@@ -22,16 +22,18 @@ pub fn narrative(analysis: &Analysis) -> Vec<String> {
         .collect()
 }
 
-/// Advice of the findings, worst first.
+/// Advice of the findings: critical ones, then by saving, then those without one.
 pub fn recommendations(findings: &[Finding]) -> Vec<String> {
     let sentence =
         |finding: &Finding| Some(format!("{} {}", finding.message, finding.advice.as_ref()?));
-    findings
-        .iter()
-        .filter(|finding| finding.severity > Severity::Info)
-        .chain(takeaways(findings))
-        .filter_map(sentence)
-        .collect()
+    let saving = |it: &Finding| it.max_saving.as_ref().and_then(|it| it.ms).unwrap_or(0.0);
+    let mut ranked: Vec<&Finding> =
+        findings.iter().filter(|finding| finding.severity > Severity::Info).collect();
+    ranked.sort_by(|a, b| {
+        let is_critical = |it: &Finding| it.severity == Severity::Critical;
+        is_critical(b).cmp(&is_critical(a)).then(saving(b).total_cmp(&saving(a)))
+    });
+    ranked.into_iter().chain(takeaways(findings)).filter_map(sentence).collect()
 }
 
 /// Findings on dominating stages and operators.

@@ -1,4 +1,4 @@
-//! Rules on the kernels of the timeline, and on the calls that synchronise and copy.
+//! Rules on the kernels of the timeline.
 //!
 //! A kernel's work is taken from its name, and only where a rule needs no more.
 
@@ -6,14 +6,14 @@ use Severity::{Info, Warning};
 
 use super::{
     Rule, finding,
-    saving::{host_saving, kernel_saving, replays_graph, traced_repeats},
+    saving::{kernel_saving, replays_graph},
 };
 use crate::{
     analyze::{
         Analysis,
         kernels::KernelRecord,
         stages::{DECODE, STAGES},
-        stats::{percent, ratio},
+        stats::percent,
     },
     domain::finding::{Finding, Severity},
     trace::{Trace, names::base_name},
@@ -28,22 +28,11 @@ const TINY_PCT: f64 = 80.0;
 const TINY_LAUNCHES: u64 = 100;
 /// A shared short name matters from this share of a stage, percent.
 const COLLISION_PCT: f64 = 10.0;
-/// Synchronising calls per decode step: more than the one at its end.
-const SYNCS: f64 = 2.0;
 /// Kernels that a finding lists.
 const LISTED_KERNELS: usize = 3;
 const KERNELS_SAVING: Option<&str> = Some("their own time on the critical path");
-const CALLS_SAVING: Option<&str> = Some("the GPU's idle time during those calls");
 
 pub const RULES: &[Rule] = &[
-    Rule {
-        id: "cast_share",
-        severity: Warning,
-        fires_on: "kernels named as conversions take at least 5 % of a stage's kernel time",
-        advice: "Keep one dtype through the chain of operators.",
-        max_saving: KERNELS_SAVING,
-        find: cast_share,
-    },
     Rule {
         id: "kv_cache_copies",
         severity: Warning,
@@ -68,22 +57,6 @@ pub const RULES: &[Rule] = &[
         advice: "Read its row as a sum; the full names are in the capture.",
         max_saving: None,
         find: name_collisions,
-    },
-    Rule {
-        id: "host_sync_in_decode",
-        severity: Warning,
-        fires_on: "the host synchronises twice or more per decode step",
-        advice: "Keep sampled tokens on the device, and synchronise once per step or less.",
-        max_saving: CALLS_SAVING,
-        find: host_sync_in_decode,
-    },
-    Rule {
-        id: "memcpy_share",
-        severity: Warning,
-        fires_on: "calls that copy memory take at least 5 % of a stage's host time",
-        advice: "Keep data on the device; copy from pinned memory, overlapped with kernels.",
-        max_saving: CALLS_SAVING,
-        find: memcpy_share,
     },
 ];
 
@@ -126,14 +99,6 @@ fn named(
 fn has_word(name: &str, word: &str) -> bool {
     name.match_indices(word)
         .any(|(at, _)| !name[..at].ends_with(|before: char| before.is_ascii_alphabetic()))
-}
-
-fn cast_share(analysis: &Analysis, _: &Trace) -> Vec<Finding> {
-    let words = ["cast", "convert", "to_dtype"];
-    STAGES
-        .into_iter()
-        .filter_map(|stage| named(analysis, stage, "cast_share", "Dtype conversions", &words))
-        .collect()
 }
 
 fn kv_cache_copies(analysis: &Analysis, _: &Trace) -> Vec<Finding> {
@@ -193,42 +158,4 @@ fn name_collisions(analysis: &Analysis, _: &Trace) -> Vec<Finding> {
             )
     };
     analysis.kernels.measured().filter(collides).map(found).collect()
-}
-
-fn host_sync_in_decode(analysis: &Analysis, _: &Trace) -> Vec<Finding> {
-    let found = || {
-        let calls = analysis.stage_calls.get(DECODE)?;
-        let steps = analysis.stages.decode_steps? as f64 * traced_repeats(analysis, DECODE)?;
-        let each = ratio(calls.waits as f64, steps).filter(|each| *each >= SYNCS)?;
-        let waited = percent(calls.wait_ms, calls.host_ms)?;
-        let message = format!(
-            "The host synchronises with the device {each:.1} times per decode step of the traced \
-             pass."
-        );
-        Some(
-            finding("host_sync_in_decode", message)
-                .with("synchronising calls", calls.waits)
-                .with("time in them", format!("{waited:.1} %"))
-                .saves(host_saving(analysis, DECODE, waited)),
-        )
-    };
-    found().into_iter().collect()
-}
-
-fn memcpy_share(analysis: &Analysis, _: &Trace) -> Vec<Finding> {
-    let found = |stage: &str| {
-        let calls = analysis.stage_calls.get(stage)?;
-        let weight = percent(calls.copy_ms, calls.host_ms).filter(|share| *share >= MATTERS_PCT)?;
-        let message = format!(
-            "Calls that copy memory take {weight:.0} % of the host time of {stage} in the traced \
-             pass."
-        );
-        Some(
-            finding("memcpy_share", message)
-                .with("calls", calls.copies)
-                .with("host ms", format!("{:.3}", calls.copy_ms))
-                .saves(host_saving(analysis, stage, weight)),
-        )
-    };
-    STAGES.into_iter().filter_map(found).collect()
 }

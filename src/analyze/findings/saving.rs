@@ -31,13 +31,6 @@ pub fn kernel_saving(
     stage_saving(analysis, stage, own / traced_repeats(analysis, stage)?)
 }
 
-/// A saving of a share of the stage's host time, percent, limited to the time in which the GPU was
-/// idle.
-pub fn host_saving(analysis: &Analysis, stage: &str, share_pct: f64) -> Option<Saving> {
-    let (gpu, mean) = (traced_gpu(analysis, stage)?, analysis.stages.row(stage)?.ms.mean);
-    stage_saving(analysis, stage, (mean * share_pct / 100.0).min(gpu.window_ms - gpu.busy_ms))
-}
-
 /// The GPU in one repeat of a stage of the traced pass, milliseconds; the mean over several GPUs.
 struct TracedGpu {
     repeats: f64,

@@ -1,4 +1,4 @@
-//! Rules on the time of a stage: gaps between kernels, distance from its floor, heavy parts.
+//! Rules on the time of a stage: gaps between kernels, heavy parts.
 
 use Severity::{Info, Warning};
 
@@ -25,8 +25,6 @@ const GAP_PCT: f64 = 30.0;
 const EAGER_LAUNCHES: f64 = 50.0;
 /// Graphs cover decode from this share of its kernels, percent.
 const REPLAYED_PCT: f64 = 90.0;
-/// A stage is far from its floor from this multiple of it.
-const FAR_RATIO: f64 = 2.0;
 /// Vision dominates prefill from this share, percent.
 const VISION_PCT: f64 = 50.0;
 /// Loading dominates from this multiple of one pass, and from this time, milliseconds.
@@ -53,24 +51,6 @@ pub const RULES: &[Rule] = &[
         find: decode_eager,
     },
     Rule {
-        id: "decode_far_from_bandwidth",
-        severity: Warning,
-        fires_on: "decode takes at least twice the time of reading its weights and its KV cache \
-                   once per step",
-        advice: "Look for gaps between kernels, then for kernels below the device's bandwidth.",
-        max_saving: Some("decode's time less that floor"),
-        find: decode_far_from_bandwidth,
-    },
-    Rule {
-        id: "prefill_far_from_compute",
-        severity: Warning,
-        fires_on: "prefill takes at least twice the time of its FLOPs, or of reading its weights, \
-                   at the device's ceilings",
-        advice: "Check the longest kernels: the sizes of their GEMMs, and the work between them.",
-        max_saving: Some("prefill's time less that floor"),
-        find: prefill_far_from_compute,
-    },
-    Rule {
         id: "vision_dominates_prefill",
         severity: Info,
         fires_on: "vision takes at least 50 % of prefill",
@@ -89,7 +69,7 @@ pub const RULES: &[Rule] = &[
     },
 ];
 
-fn decode_launch_bound(analysis: &Analysis, _: &Trace) -> Vec<Finding> {
+pub(super) fn decode_launch_bound(analysis: &Analysis, _: &Trace) -> Vec<Finding> {
     // Tracing lengthens gaps: where an unprofiled pass was timed, its gaps decide as well.
     let bound =
         |it: &Gaps| it.traced_pct >= GAP_PCT && it.unprofiled_pct.is_none_or(|pct| pct >= GAP_PCT);
@@ -120,7 +100,7 @@ fn decode_launch_bound(analysis: &Analysis, _: &Trace) -> Vec<Finding> {
     vec![found.saves(stage_saving(analysis, DECODE, gaps.ms))]
 }
 
-fn decode_eager(analysis: &Analysis, _: &Trace) -> Vec<Finding> {
+pub(super) fn decode_eager(analysis: &Analysis, _: &Trace) -> Vec<Finding> {
     let (Some(gaps), Some(steps)) = (gaps(analysis, DECODE), analysis.stages.decode_steps) else {
         return vec![];
     };
@@ -135,79 +115,6 @@ fn decode_eager(analysis: &Analysis, _: &Trace) -> Vec<Finding> {
             .with("decode", "eager")
             .saves(stage_saving(analysis, DECODE, gaps.ms)),
     ]
-}
-
-/// The shortest time of `amount` at a ceiling, the measured one if there is one.
-fn floor_ms(
-    amount: u64,
-    measured: Option<f64>,
-    datasheet: Option<f64>,
-) -> Option<(f64, &'static str)> {
-    let (rate, source) =
-        measured.map(|rate| (rate, "measured")).or(datasheet.map(|rate| (rate, "datasheet")))?;
-    Some((ratio(amount as f64 * 1e3, rate)?, source))
-}
-
-fn decode_far_from_bandwidth(analysis: &Analysis, _: &Trace) -> Vec<Finding> {
-    let found = || {
-        let (cost, ceilings, row) = (
-            analysis.cost.as_ref()?,
-            analysis.mfu.ceilings.as_ref()?,
-            analysis.stages.row(DECODE)?,
-        );
-        let bytes = cost.decode.weight_bytes + cost.decode.kv_read_bytes;
-        let (floor, source) =
-            floor_ms(bytes, ceilings.measured_bytes_per_s, ceilings.datasheet_bytes_per_s)?;
-        let times = ratio(row.ms.mean, floor).filter(|times| *times >= FAR_RATIO)?;
-        let message = format!(
-            "{DECODE} takes {times:.1} times as long as reading its weights and KV cache once per \
-             step."
-        );
-        Some(
-            finding("decode_far_from_bandwidth", message)
-                .with("floor ms", format!("{floor:.3}"))
-                .with("mean ms", format!("{:.3}", row.ms.mean))
-                .with("bytes", bytes)
-                .with("bandwidth", source)
-                .saves(stage_saving(analysis, DECODE, row.ms.mean - floor)),
-        )
-    };
-    found().into_iter().collect()
-}
-
-fn prefill_far_from_compute(analysis: &Analysis, _: &Trace) -> Vec<Finding> {
-    let found = || {
-        let (cost, ceilings, row) = (
-            analysis.cost.as_ref()?,
-            analysis.mfu.ceilings.as_ref()?,
-            analysis.stages.row(PREFILL)?,
-        );
-        let (compute, source) = floor_ms(
-            cost.prefill_flops,
-            ceilings.measured_flops_per_s,
-            ceilings.datasheet_flops_per_s,
-        )?;
-        // A short prompt reads all weights for little arithmetic: the higher floor applies.
-        let read = floor_ms(
-            cost.prefill.weight_bytes,
-            ceilings.measured_bytes_per_s,
-            ceilings.datasheet_bytes_per_s,
-        );
-        let floor = compute.max(read.map_or(0.0, |(ms, _)| ms));
-        let times = ratio(row.ms.mean, floor).filter(|times| *times >= FAR_RATIO)?;
-        let message = format!(
-            "{PREFILL} takes {times:.1} times as long as its FLOPs, or reading its weights, at \
-             the device's ceiling."
-        );
-        Some(
-            finding("prefill_far_from_compute", message)
-                .with("floor ms", format!("{floor:.3}"))
-                .with("mean ms", format!("{:.3}", row.ms.mean))
-                .with("ceiling", source)
-                .saves(stage_saving(analysis, PREFILL, row.ms.mean - floor)),
-        )
-    };
-    found().into_iter().collect()
 }
 
 fn vision_dominates_prefill(analysis: &Analysis, _: &Trace) -> Vec<Finding> {

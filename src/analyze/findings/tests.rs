@@ -9,6 +9,7 @@ use super::*;
 use crate::{
     analyze::{
         kernels::{KernelRecord, counters::CounterRecord},
+        ledger::{FloorOf, Ledger, LedgerCause, LedgerMember, LedgerRow, LedgerStage},
         roofline::RooflinePoint,
         stages::{DECODE, PREFILL, StageNote, experts::ExpertUse, stage_calls::StageCalls},
         stats::Spread,
@@ -92,20 +93,90 @@ fn uncounted_tensor_work_is_reported() {
     fires("tensor_work_uncounted", with(false, 40.0), with(false, 0.0));
 }
 
+/// A ledger of a decode of 10 ms with one cause of 3 ms in three kernels.
+fn with_cause(cause: LedgerCause, saving_ns: i64) -> Analysis {
+    let member = |kernel: &str, ns| LedgerMember {
+        stage: DECODE.into(),
+        cause,
+        operator: Some("op".into()),
+        kernel: Some(kernel.into()),
+        grid: None,
+        block: None,
+        calls: 1.0,
+        ns,
+        share_pct: None,
+        pass: "ncu".into(),
+        samples: 2,
+        evidence: "figures".into(),
+        max_saving_ns: ns,
+    };
+    let stage = LedgerStage {
+        stage: DECODE.into(),
+        measured_ns: 10 * MS,
+        traced_ns: Some(10 * MS),
+        steps: Some(2),
+        floor_of: Some(FloorOf::Model),
+        floor_ns: Some(5 * MS),
+        times_floor: Some(2.0),
+        flops_ceiling: None,
+        bytes_ceiling: None,
+        capped_operators: 0,
+        capped_ns: 0,
+        overlap_ns: 0,
+        evidence_pct: None,
+        missing: vec![],
+    };
+    let row = LedgerRow {
+        stage: DECODE.into(),
+        cause,
+        ns: 3 * MS,
+        step_ns: None,
+        share_pct: Some(30.0),
+        members: 3,
+        largest: None,
+        pass: "ncu".into(),
+        counter: "figures".into(),
+        samples: 6,
+        max_saving_ns: saving_ns,
+    };
+    let members = vec![member("a", MS), member("b", MS), member("a", MS)];
+    let ledger = Ledger { stages: vec![stage], rows: vec![row], members };
+    Analysis { ledger, ..Analysis::default() }
+}
+
 #[test]
-fn a_stage_far_from_its_floor_could_save_the_difference() {
-    // Floors of 2 ms and of 8 ms below 10 ms.
-    let found = fires(
-        "decode_far_from_bandwidth",
-        (costing(2_000_000), no_trace()),
-        (costing(8_000_000), no_trace()),
-    );
-    assert_eq!(found.max_saving.unwrap().ms, Some(8.0));
+fn each_cause_of_the_ledger_is_one_finding_with_its_kernels() {
+    for cause in LedgerCause::ALL.iter().filter(|cause| cause.is_cause()) {
+        let id = format!("ledger_{cause}");
+        let found = fires(
+            &id,
+            (with_cause(*cause, 2 * MS), no_trace()),
+            (with_cause(*cause, MS / 4), no_trace()),
+        );
+        let saving = found.max_saving.unwrap();
+        assert_eq!((saving.ms, saving.pct, saving.stage.as_str()), (Some(2.0), 20.0, DECODE));
+        assert_eq!(found.evidence["kernel (1)"], "a, 2.000 ms: figures", "kernels are grouped");
+        assert_eq!(found.evidence["kernel (2)"], "b, 1.000 ms: figures");
+    }
+    let mut small = with_cause(LedgerCause::Unexplained, 0);
+    small.ledger.rows[0].share_pct = Some(9.0);
     fires(
-        "prefill_far_from_compute",
-        (costing(2_000_000), no_trace()),
-        (costing(8_000_000), no_trace()),
+        "ledger_unexplained",
+        (with_cause(LedgerCause::Unexplained, 0), no_trace()),
+        (small, no_trace()),
     );
+}
+
+#[test]
+fn findings_of_the_ledger_start_with_the_largest_saving() {
+    let mut analysis = with_cause(LedgerCause::Waves, 2 * MS);
+    let mut more = analysis.ledger.rows[0].clone();
+    (more.cause, more.max_saving_ns) = (LedgerCause::Latency, 3 * MS);
+    analysis.ledger.rows.push(more);
+    let found = findings(&analysis, &no_trace());
+    let causes: Vec<&str> =
+        found.iter().map(|it| it.id.as_str()).filter(|it| it.starts_with("ledger_")).collect();
+    assert_eq!(causes, ["ledger_latency", "ledger_waves"]);
 }
 
 #[test]
@@ -142,61 +213,15 @@ fn heavy_parts_are_reported() {
 }
 
 #[test]
-fn counters_are_reported_only_for_kernels_that_matter() {
-    let low = CounterValues {
-        achieved_occupancy_pct: Some(10.0),
-        sm_pct: Some(20.0),
-        memory_pct: Some(30.0),
-        ..CounterValues::default()
-    };
-    fires(
-        "low_occupancy",
-        (profiled("k", 20.0, low.clone()), no_trace()),
-        (profiled("k", 2.0, low.clone()), no_trace()),
-    );
-    let busy = CounterValues { sm_pct: Some(90.0), ..low.clone() };
-    fires(
-        "low_occupancy",
-        (profiled("k", 20.0, low), no_trace()),
-        (profiled("k", 20.0, busy), no_trace()),
-    );
-    let missing = |hit| CounterValues {
-        l2_hit_pct: Some(hit),
-        dram_pct: Some(80.0),
-        ..CounterValues::default()
-    };
-    fires(
-        "low_l2_hit",
-        (profiled("k", 20.0, missing(20.0)), no_trace()),
-        (profiled("k", 20.0, missing(80.0)), no_trace()),
-    );
-    let tensor = CounterValues { tensor_pct: Some(0.0), ..CounterValues::default() };
-    fires(
-        "tensor_cores_idle",
-        (profiled("gemm_f32", 20.0, tensor.clone()), no_trace()),
-        (profiled("softmax", 20.0, tensor), no_trace()),
-    );
-    let stalled = |share_pct| CounterValues {
-        sm_pct: Some(20.0),
-        dram_pct: Some(20.0),
-        stalls: vec![Stall { reason: "long_scoreboard".into(), warps_per_issue: 1.0, share_pct }],
-        ..CounterValues::default()
-    };
-    fires(
-        "latency_bound",
-        (profiled("k", 20.0, stalled(70.0)), no_trace()),
-        (profiled("k", 20.0, stalled(20.0)), no_trace()),
-    );
-}
-
-#[test]
 fn the_work_of_kernels_is_taken_from_their_names() {
     let of =
         |name: &str, stage: &str| (with_kernels(vec![kernel(name, stage, 100, 10.0)]), no_trace());
-    let found = fires("cast_share", of("cast_bf16_f32", PREFILL), of("gemm", PREFILL));
+    let found = fires(
+        "kv_cache_copies",
+        of("CatArrayBatchedCopy", DECODE),
+        of("CatArrayBatchedCopy", PREFILL),
+    );
     assert_eq!(found.max_saving.unwrap().ms, Some(1.0), "a tenth of the stage's 10 ms");
-    fires("cast_share", of("void vectorized_cast", PREFILL), of("broadcast_add", PREFILL));
-    fires("kv_cache_copies", of("CatArrayBatchedCopy", DECODE), of("CatArrayBatchedCopy", PREFILL));
     fires("kv_cache_copies", of("CatArrayBatchedCopy", DECODE), of("index_copy_kernel", DECODE));
     let mut fixed = of("CatArrayBatchedCopy", DECODE);
     fixed.0.stage_gpu.totals.iter_mut().for_each(|it| it.graph_launches = Some(1));
@@ -210,30 +235,6 @@ fn the_work_of_kernels_is_taken_from_their_names() {
         )
     };
     fires("name_collisions", variants(12), variants(1));
-}
-
-#[test]
-fn synchronising_and_copying_calls_are_counted_inside_their_stage() {
-    let with = |calls: StageCalls| {
-        let mut analysis = analysis();
-        analysis.stages.decode_steps = Some(2);
-        analysis.stage_calls.insert(DECODE.into(), StageCalls { host_ms: 100.0, ..calls });
-        (analysis, no_trace())
-    };
-    let waits = |waits, wait_ms| with(StageCalls { waits, wait_ms, ..StageCalls::default() });
-    let copies = |copies, copy_ms| with(StageCalls { copies, copy_ms, ..StageCalls::default() });
-    // Twenty steps in ten repeats.
-    let found = fires("host_sync_in_decode", waits(60, 6.0), waits(20, 60.0));
-    assert_eq!(found.max_saving.unwrap().ms, Some(0.6));
-    let found = fires("memcpy_share", copies(100, 10.0), copies(100, 1.0));
-    assert_eq!(found.max_saving.unwrap().ms, Some(1.0));
-    // Kernels run nearly all the time: a copy can only have delayed what was left.
-    let mut full = copies(100, 10.0);
-    full.0.stage_gpu.totals.iter_mut().for_each(|it| it.window_ms = Some(102.0));
-    assert!(
-        (fires("memcpy_share", full, copies(0, 0.0)).max_saving.unwrap().ms.unwrap() - 0.2).abs()
-            < 1e-9
-    );
 }
 
 #[test]

@@ -3,9 +3,8 @@
 use super::super::*;
 use crate::{
     analyze::{
-        cost::{Cost, Traffic},
         kernels::{KernelRecord, StageKernels, counters::CounterRecord, gemms::GemmRecord},
-        roofline::{RooflinePoint, mfu::Ceilings},
+        roofline::RooflinePoint,
         stages::{PREFILL, STAGES, StageTiming, stage_calls::StageCalls},
         stats::Spread,
         timeline::{duration_stats::DurationStats, gpu::StageGpu},
@@ -140,25 +139,6 @@ pub fn gemm(m: u64, n: u64, share: f64) -> Analysis {
     );
     let mut analysis = analysis();
     analysis.gemms.records = vec![serde_json::from_str::<GemmRecord>(&text).unwrap()];
-    analysis
-}
-
-/// Decode reads `amount` bytes, and prefill computes as many FLOPs, at one per nanosecond.
-pub fn costing(amount: u64) -> Analysis {
-    let traffic = Traffic { weight_bytes: amount, ..Traffic::default() };
-    let cost = Cost { prefill_flops: amount, decode: traffic, ..Cost::default() };
-    let ceilings = Ceilings {
-        device: None,
-        datasheet_flops_per_s: Some(1e9),
-        datasheet_bytes_per_s: Some(1e9),
-        datasheet_source: None,
-        measured_flops_per_s: None,
-        measured_bytes_per_s: None,
-        datasheet_mhz: None,
-        dtype: "bf16".into(),
-    };
-    let mut analysis = Analysis { cost: Some(cost), ..analysis() };
-    analysis.mfu.ceilings = Some(ceilings);
     analysis
 }
 

@@ -162,7 +162,7 @@ const SUBJECTS: [&str; 8] = [
 ];
 
 /// Rule by subject, in the order of [`SUBJECTS`]: `+` fires, `.` does not.
-const MATRIX: [(&str, &str); 9] = [
+const MATRIX: [(&str, &str); 7] = [
     ("no_stages", "...+...."),
     ("decode_launch_bound", "+++.+.++"),
     ("decode_eager", "+.+.+.+."),
@@ -170,8 +170,6 @@ const MATRIX: [(&str, &str); 9] = [
     ("kv_cache_copies", "+.+.+.+."),
     ("tiny_kernels", "+++.+.++"),
     ("capture_incomplete", "........"),
-    ("host_sync_in_decode", "........"),
-    ("decode_far_from_bandwidth", "........"),
 ];
 
 #[test]
@@ -331,7 +329,9 @@ proptest! {
             if own == 0.0 {
                 own = of_stage().map(|record| record.total_ms).sum();
             }
-            let kernel_rule = !it.id.starts_with("decode_") && it.id != "operator_dominates";
+            // The ledger's findings are of more kernels than they name, or of gaps.
+            let others = ["decode_", "ledger_", "operator_dominates"];
+            let kernel_rule = !others.iter().any(|id| it.id.starts_with(id));
             prop_assert!(
                 !kernel_rule || ms <= own / repeats as f64 + 1e-12,
                 "{it:?}: {own} ms in {repeats} repeats"
