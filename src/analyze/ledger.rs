@@ -228,11 +228,11 @@ impl Ledger {
         self.rows.iter().filter(move |it| it.stage == stage)
     }
 
-    /// The causes of one stage, largest first.
+    /// The causes of one stage, largest saving first: tracing lengthens gaps.
     pub fn causes<'a>(&'a self, stage: &'a str) -> Vec<&'a LedgerRow> {
         let mut causes: Vec<&LedgerRow> =
             self.of_stage(stage).filter(|it| it.cause.is_cause() && it.ns > 0).collect();
-        causes.sort_by_key(|it| std::cmp::Reverse(it.ns));
+        causes.sort_by_key(|it| std::cmp::Reverse((it.max_saving_ns, it.ns)));
         causes
     }
 

@@ -43,6 +43,8 @@ pub struct CausePart {
     pub cause: LedgerCause,
     pub ns: i64,
     pub evidence: String,
+    /// True if the timeline proves it, without counters or samples.
+    pub by_timeline: bool,
 }
 
 /// Assigns the time of one kernel above its floor; the last part is the unexplained rest.
@@ -69,13 +71,17 @@ pub fn assign(
         let ns = kernel.ns as f64 * (1.0 - fill / 100.0);
         rest.take(LedgerCause::Tiles, ns, || format!("{fill:.0} % of the tiles have results"));
     }
-    if let Some(waves) = kernel.evidence.waves {
-        let idle = 1.0 - ratio(waves.count, waves.count.ceil()).unwrap_or(1.0);
-        rest.take(LedgerCause::Waves, kernel.ns as f64 * idle, || waves.text());
-    }
-    if let Some(values) = kernel.evidence.counters {
-        busy_units(kernel, values, used_ns, &mut rest);
-        latency(kernel, values, &mut rest);
+    idle_sms(kernel, &mut rest);
+    match (kernel.evidence.counters, kernel.evidence.sampled_issue_pct) {
+        (Some(values), _) => {
+            busy_units(kernel, values, used_ns, &mut rest);
+            latency(kernel, values, &mut rest);
+        }
+        (None, Some(issue)) => {
+            let ns = kernel.ns as f64 * issue / 100.0 - used_ns as f64;
+            rest.take(LedgerCause::Instructions, ns, || format!("issue slots {issue:.0} % in use"));
+        }
+        (None, None) => {}
     }
     let unexplained = match kernel.evidence.pass {
         "" => "no counters and no samples",
@@ -83,6 +89,22 @@ pub fn assign(
     };
     rest.take(LedgerCause::Unexplained, f64::MAX, || unexplained.into());
     rest.parts
+}
+
+/// Time in which SMs had no block: by the grid, or as sampled where that is more.
+fn idle_sms(kernel: &KernelTime, rest: &mut Rest) {
+    let waves = kernel.evidence.waves;
+    let by_waves = waves.map_or(0.0, |it| 1.0 - ratio(it.count, it.count.ceil()).unwrap_or(1.0));
+    let sampled = kernel.evidence.sampled_sms_pct.filter(|_| kernel.evidence.counters.is_none());
+    let by_samples = sampled.map_or(0.0, |pct| 1.0 - pct / 100.0);
+    if let Some(pct) = sampled.filter(|_| by_samples > by_waves) {
+        let evidence = || format!("{pct:.0} % of the SMs active");
+        rest.take(LedgerCause::Waves, kernel.ns as f64 * by_samples, evidence);
+    } else if let Some(waves) = waves {
+        let count = rest.parts.len();
+        rest.take(LedgerCause::Waves, kernel.ns as f64 * by_waves, || waves.text());
+        rest.parts[count..].iter_mut().for_each(|it| it.by_timeline = waves.by_grid);
+    }
 }
 
 /// The time above the floor that has no cause yet.
@@ -97,7 +119,7 @@ impl Rest {
         let ns = (ns.round() as i64).clamp(0, self.ns.max(0));
         if ns > 0 {
             self.ns -= ns;
-            self.parts.push(CausePart { cause, ns, evidence: evidence() });
+            self.parts.push(CausePart { cause, ns, evidence: evidence(), by_timeline: false });
         }
     }
 

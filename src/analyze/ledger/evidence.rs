@@ -35,10 +35,11 @@ pub struct Waves {
 
 impl Waves {
     pub fn text(self) -> String {
-        let of = if self.by_grid { "SMs" } else { "blocks that the GPU holds" };
-        match self.count < 1.0 {
-            true => format!("blocks for {:.1} % of the {of}", self.count * 100.0),
-            false => format!("{:.2} waves of blocks", self.count),
+        let share = format!("{:.1} %", self.count * 100.0);
+        match (self.count < 1.0, self.by_grid) {
+            (true, true) => format!("blocks on {share} of the SMs at most"),
+            (true, false) => format!("{share} of the blocks that the GPU can hold"),
+            (false, _) => format!("{:.2} waves of blocks", self.count),
         }
     }
 }
@@ -59,6 +60,9 @@ pub struct LaunchEvidence<'a> {
     pub tile_fill_pct: Option<f64>,
     /// Share of the time in which device memory or tensor cores work at their peak, percent.
     pub sampled_peak_pct: Option<f64>,
+    /// Share of the SMs with work, and of their issue slots in use, percent, as sampled.
+    pub sampled_sms_pct: Option<f64>,
+    pub sampled_issue_pct: Option<f64>,
 }
 
 /// Evidence on all kernels.
@@ -101,6 +105,8 @@ impl<'a> KernelEvidence<'a> {
             found.samples = it.samples;
             found.bytes = self.sampled_bytes(it);
             found.tensor_pct = metric(it, GpuMetric::TensorActive);
+            found.sampled_sms_pct = metric(it, GpuMetric::SmsActive);
+            found.sampled_issue_pct = metric(it, GpuMetric::SmIssue);
             let dram = metric(it, GpuMetric::DramRead).zip(metric(it, GpuMetric::DramWrite));
             let dram = dram.map(|(read, write)| read + write);
             found.sampled_peak_pct =

@@ -13,9 +13,9 @@ use crate::{
 };
 
 /// The operators of one repeat, the mean over all samples; `None` where the runner recorded no
-/// start, or an unknown dtype.
+/// start or an unknown dtype, and on a CPU, whose caches hold weights.
 pub fn work(analysis: &Analysis, model: &ModelSpec, baseline: &Events) -> Option<Vec<ModuleCost>> {
-    let start = baseline.start?;
+    let start = baseline.start.filter(|start| start.device != "cpu")?;
     let element_bytes = start.dtype.parse::<Dtype>().ok()?.bytes();
     let new_tokens = analysis.stages.decode_steps.unwrap_or(0);
     let of = |images: &[ImageViews], prompt_tokens: u64| {

@@ -100,7 +100,10 @@ impl StageRows<'_> {
         let mut left = self.times.measured_ns;
         for (path, floor) in &self.floors.operators {
             let mut member = self.member(LedgerCause::Floor, Some(path.clone()), None);
-            member.ns = (floor.ns.round() as i64).clamp(0, left);
+            let wanted = floor.ns.round() as i64;
+            member.ns = wanted.clamp(0, left);
+            sums.capped += u64::from(wanted > member.ns);
+            sums.capped_ns += wanted - member.ns;
             member.evidence = floor_text(floor);
             left -= member.ns;
             sums.members.extend((member.ns > 0).then_some(member));
@@ -146,8 +149,13 @@ impl StageRows<'_> {
             if ns == 0 && is_absent {
                 continue;
             }
-            let passes: BTreeSet<&str> =
-                of.iter().filter(|it| it.ns != 0).map(|it| it.pass.as_str()).collect();
+            let passes: BTreeSet<&str> = of
+                .iter()
+                .filter(|it| it.ns != 0)
+                .map(|it| it.pass.as_str())
+                .filter(|it| !it.is_empty())
+                .collect();
+            let saving: i64 = of.iter().map(|it| it.max_saving_ns).sum();
             ledger.rows.push(LedgerRow {
                 stage: self.times.stage.into(),
                 cause: *cause,
@@ -159,7 +167,7 @@ impl StageRows<'_> {
                 pass: passes.into_iter().collect::<Vec<_>>().join(", "),
                 counter: counter_of(*cause).into(),
                 samples: of.iter().map(|it| it.samples).sum(),
-                max_saving_ns: of.iter().map(|it| it.max_saving_ns).sum(),
+                max_saving_ns: saving.min(self.times.measured_ns),
             });
             let listed = of.iter().filter(|it| it.ns != 0).take(MAX_MEMBERS);
             ledger.members.extend(listed.map(|it| (*it).clone()));
@@ -247,8 +255,8 @@ const fn counter_of(cause: LedgerCause) -> &'static str {
         MoreBytes => "dram_bytes; dram_read, dram_write",
         TensorCores => "tensor_pct, flops",
         Tiles => "tile and shape",
-        Waves => "grid, block, theoretical_occupancy_pct",
-        Instructions => "sm_pct, tensor_pct",
+        Waves => "grid, block, theoretical_occupancy_pct; sms_active",
+        Instructions => "sm_pct, tensor_pct; sm_issue",
         MemoryTraffic => "memory_pct, dram_pct",
         Latency => "achieved_occupancy_pct, stalls",
         GapHost | GapLaunch | GapSync | GapCopy | GapInGraph | GapQueued => "CUDA calls",

@@ -1,4 +1,6 @@
-//! Ledgers of sketches with known causes. Ceilings are 1 byte and 1 FLOP of bf16 per nanosecond.
+//! Ledgers of sketches. Ceilings are 1 byte and 1 FLOP of bf16 per nanosecond.
+
+mod causes;
 
 use serde_json::json;
 
@@ -8,7 +10,7 @@ use crate::{
     domain::device_peaks::DevicePeaks,
     trace::{
         Trace,
-        counter::{CounterValues, LaunchCounters, Stall},
+        counter::{CounterValues, LaunchCounters},
         environment::Gpu,
         event::Event,
         nsys::ApiCall,
@@ -92,6 +94,11 @@ impl Case {
     }
 
     fn ledger(&self) -> Ledger {
+        self.ledger_with(|_| {})
+    }
+
+    /// The ledger of a changed analysis.
+    fn ledger_with(&self, change: impl FnOnce(&mut Analysis)) -> Ledger {
         let peaks = DevicePeaks {
             name: "d".into(),
             reported_as: vec![],
@@ -100,7 +107,8 @@ impl Case {
             memory_gb_s: 1.0,
             source: "s".into(),
         };
-        let analysis = analyze(&self.trace, None, Some(&peaks));
+        let mut analysis = analyze(&self.trace, None, Some(&peaks));
+        change(&mut analysis);
         let nsys = self.trace.nsys.as_ref().unwrap();
         let splits = crate::analyze::timeline::gpu::split::splits(nsys, &LaunchIndex::of(nsys));
         let ceilings = DeviceCeilings::of(&Default::default(), Some(&peaks), None);
@@ -162,45 +170,6 @@ const ONE_KERNEL: &str = "range 1 prefill 0..1000\nrange 1 op 0..10\ncall 1 1 1.
     kernel 1 k 0..1000 7";
 
 #[test]
-fn bytes_read_twice_are_more_bytes() {
-    let twice = CounterValues { dram_bytes: Some(600.0), ..busy() };
-    let case = Case::new(ONE_KERNEL, "prefill", 1000).operator("op", 100, 300, 0);
-    insta::assert_snapshot!(case.counters("k", twice).rows(), @"
-    floor 300 0
-    more_bytes 300 300
-    unexplained 400 0
-    pass_difference 0 0
-    ");
-}
-
-#[test]
-fn half_the_occupancy_with_waiting_warps_is_latency() {
-    let values = |achieved, occupancy| CounterValues {
-        dram_bytes: Some(300.0),
-        achieved_occupancy_pct: Some(achieved),
-        theoretical_occupancy_pct: Some(occupancy),
-        stalls: vec![Stall {
-            reason: "long_scoreboard".into(),
-            warps_per_issue: 9.0,
-            share_pct: 70.0,
-        }],
-        ..busy()
-    };
-    let case = || Case::new(ONE_KERNEL, "prefill", 1000).operator("op", 100, 300, 0);
-    insta::assert_snapshot!(case().counters("k", values(40.0, 3.125)).rows(), @"
-    floor 300 0
-    latency 700 700
-    unexplained 0 0
-    pass_difference 0 0
-    ");
-    insta::assert_snapshot!(case().counters("k", values(80.0, 3.125)).rows(), @"
-    floor 300 0
-    unexplained 700 0
-    pass_difference 0 0
-    ");
-}
-
-#[test]
 fn a_synchronisation_in_each_step_is_a_gap_with_its_call() {
     let step = |at: i64| {
         let t = at * 100;
@@ -251,74 +220,6 @@ fn only_activations_beyond_the_l2_cache_have_to_move() {
         case.ledger().stages[0].floor_ns
     };
     assert_eq!((floor(1_000), floor(1_200)), (Some(100), Some(300)));
-}
-
-#[test]
-fn products_without_tensor_cores_take_the_time_of_their_dtype() {
-    let values = CounterValues {
-        tensor_pct: Some(0.0),
-        flops: [("fp32".to_owned(), 300.0)].into(),
-        ..busy()
-    };
-    let case = Case::new(ONE_KERNEL, "prefill", 1000).operator("op", 300, 0, 0);
-    insta::assert_snapshot!(case.counters("k", values).rows(), @"
-    floor 300 0
-    tensor_cores 300 300
-    unexplained 400 0
-    pass_difference 0 0
-    ");
-}
-
-#[test]
-fn blocks_that_leave_sms_idle_are_waves_with_and_without_counters() {
-    let mut case = Case::new(ONE_KERNEL, "prefill", 1000).operator("op", 0, 100, 0);
-    let nsys = case.trace.nsys.as_mut().unwrap();
-    nsys.kernels = nsys.kernels.map(|_, it| it.grid = [4, 1, 1]);
-    insta::assert_snapshot!(case.rows(), @"
-    floor 100 0
-    waves 600 600
-    unexplained 300 0
-    pass_difference 0 0
-    ");
-    let mut half = Case::new(ONE_KERNEL, "prefill", 1000).operator("op", 0, 100, 0);
-    let nsys = half.trace.nsys.as_mut().unwrap();
-    nsys.kernels = nsys.kernels.map(|_, it| it.grid = [15, 1, 1]);
-    let mut half = half.counters("k", busy());
-    half.trace.counters[0].grid = Some([15, 1, 1]);
-    insta::assert_snapshot!(half.rows(), @"
-    floor 100 0
-    waves 250 250
-    memory_traffic 200 200
-    unexplained 450 0
-    pass_difference 0 0
-    ");
-}
-
-#[test]
-fn partial_tiles_are_the_share_of_tiles_without_results() {
-    let mut case = Case::new(ONE_KERNEL, "prefill", 1000).operator("op", 500, 0, 0);
-    case.tile_fill.insert(("prefill".into(), "k".into(), [10, 1, 1]), 75.0);
-    insta::assert_snapshot!(case.rows(), @"
-    floor 500 0
-    tiles 250 250
-    unexplained 250 0
-    pass_difference 0 0
-    ");
-}
-
-#[test]
-fn copies_casts_and_collectives_have_no_floor() {
-    let sketch = "range 1 prefill 0..1000\nrange 1 op 0..10\ncall 1 1 1..2\ncall 1 2 2..3
-        call 1 3 3..4\ncall 1 4 4..5\nkernel 1 k 0..400 7\nkernel 2 cast_f32_bf16 400..600 7
-        kernel 3 ncclDevKernel_AllReduce 600..900 7\ncopy 4 64 900..1000";
-    let case = Case::new(sketch, "prefill", 1000).operator("op", 0, 800, 0);
-    insta::assert_snapshot!(case.rows(), @"
-    floor 400 0
-    copies_and_casts 300 300
-    collectives 300 300
-    unexplained 0 0
-    pass_difference 0 0
-    ");
 }
 
 #[test]

@@ -170,8 +170,7 @@ impl StageRows<'_> {
                 (member.grid, member.block) = launch.unzip();
                 member.calls = group.calls;
                 member.ns = part.ns;
-                let by_grid = kernel.evidence.waves.is_some_and(|waves| waves.by_grid);
-                if part.cause == LedgerCause::Waves && by_grid {
+                if part.by_timeline {
                     member.pass = "nsys".into();
                 }
                 if member.pass.is_empty() {

@@ -13,7 +13,7 @@ use crate::{
 };
 
 const SHOWN: [&str; 9] =
-    ["cause", "stage", "ns", "step_ns", "share_pct", "largest", "pass", "counter", "max_saving_ns"];
+    ["cause", "stage", "ns", "step_ns", "share_pct", "max_saving_ns", "largest", "pass", "counter"];
 const SHOWN_OF_MEMBERS: [&str; 9] = [
     "kernel",
     "operator",
@@ -22,8 +22,8 @@ const SHOWN_OF_MEMBERS: [&str; 9] = [
     "calls",
     "ns",
     "share_pct",
-    "evidence",
     "max_saving_ns",
+    "evidence",
 ];
 const SHOWN_OF_STAGES: [&str; 8] = [
     "stage",

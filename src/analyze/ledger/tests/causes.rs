@@ -1,0 +1,150 @@
+//! Kernels with one known cause each.
+
+use super::*;
+use crate::{
+    analyze::sampled::figures::{SampledKernel, SampledValue},
+    trace::{counter::Stall, gpu_metrics::GpuMetric},
+};
+
+#[test]
+fn bytes_read_twice_are_more_bytes() {
+    let twice = CounterValues { dram_bytes: Some(600.0), ..busy() };
+    let case = Case::new(ONE_KERNEL, "prefill", 1000).operator("op", 100, 300, 0);
+    insta::assert_snapshot!(case.counters("k", twice).rows(), @"
+    floor 300 0
+    more_bytes 300 300
+    unexplained 400 0
+    pass_difference 0 0
+    ");
+}
+
+#[test]
+fn half_the_occupancy_with_waiting_warps_is_latency() {
+    let values = |achieved, occupancy| CounterValues {
+        dram_bytes: Some(300.0),
+        achieved_occupancy_pct: Some(achieved),
+        theoretical_occupancy_pct: Some(occupancy),
+        stalls: vec![Stall {
+            reason: "long_scoreboard".into(),
+            warps_per_issue: 9.0,
+            share_pct: 70.0,
+        }],
+        ..busy()
+    };
+    let case = || Case::new(ONE_KERNEL, "prefill", 1000).operator("op", 100, 300, 0);
+    insta::assert_snapshot!(case().counters("k", values(40.0, 3.125)).rows(), @"
+    floor 300 0
+    latency 700 700
+    unexplained 0 0
+    pass_difference 0 0
+    ");
+    insta::assert_snapshot!(case().counters("k", values(80.0, 3.125)).rows(), @"
+    floor 300 0
+    unexplained 700 0
+    pass_difference 0 0
+    ");
+}
+
+#[test]
+fn products_without_tensor_cores_take_the_time_of_their_dtype() {
+    let values = CounterValues {
+        tensor_pct: Some(0.0),
+        flops: [("fp32".to_owned(), 300.0)].into(),
+        ..busy()
+    };
+    let case = Case::new(ONE_KERNEL, "prefill", 1000).operator("op", 300, 0, 0);
+    insta::assert_snapshot!(case.counters("k", values).rows(), @"
+    floor 300 0
+    tensor_cores 300 300
+    unexplained 400 0
+    pass_difference 0 0
+    ");
+}
+
+#[test]
+fn blocks_that_leave_sms_idle_are_waves_with_and_without_counters() {
+    let mut case = Case::new(ONE_KERNEL, "prefill", 1000).operator("op", 0, 100, 0);
+    let nsys = case.trace.nsys.as_mut().unwrap();
+    nsys.kernels = nsys.kernels.map(|_, it| it.grid = [4, 1, 1]);
+    insta::assert_snapshot!(case.rows(), @"
+    floor 100 0
+    waves 600 600
+    unexplained 300 0
+    pass_difference 0 0
+    ");
+    let mut half = Case::new(ONE_KERNEL, "prefill", 1000).operator("op", 0, 100, 0);
+    let nsys = half.trace.nsys.as_mut().unwrap();
+    nsys.kernels = nsys.kernels.map(|_, it| it.grid = [15, 1, 1]);
+    let mut half = half.counters("k", busy());
+    half.trace.counters[0].grid = Some([15, 1, 1]);
+    insta::assert_snapshot!(half.rows(), @"
+    floor 100 0
+    waves 250 250
+    memory_traffic 200 200
+    unexplained 450 0
+    pass_difference 0 0
+    ");
+}
+
+#[test]
+fn partial_tiles_are_the_share_of_tiles_without_results() {
+    let mut case = Case::new(ONE_KERNEL, "prefill", 1000).operator("op", 500, 0, 0);
+    case.tile_fill.insert(("prefill".into(), "k".into(), [10, 1, 1]), 75.0);
+    insta::assert_snapshot!(case.rows(), @"
+    floor 500 0
+    tiles 250 250
+    unexplained 250 0
+    pass_difference 0 0
+    ");
+}
+
+#[test]
+fn copies_casts_and_collectives_have_no_floor() {
+    let sketch = "range 1 prefill 0..1000\nrange 1 op 0..10\ncall 1 1 1..2\ncall 1 2 2..3
+        call 1 3 3..4\ncall 1 4 4..5\nkernel 1 k 0..400 7\nkernel 2 cast_f32_bf16 400..600 7
+        kernel 3 ncclDevKernel_AllReduce 600..900 7\ncopy 4 64 900..1000";
+    let case = Case::new(sketch, "prefill", 1000).operator("op", 0, 800, 0);
+    insta::assert_snapshot!(case.rows(), @"
+    floor 400 0
+    copies_and_casts 300 300
+    collectives 300 300
+    unexplained 0 0
+    pass_difference 0 0
+    ");
+}
+
+#[test]
+fn samples_show_idle_sms_and_instructions_where_there_are_no_counters() {
+    let case = Case::new(ONE_KERNEL, "prefill", 1000);
+    let value = |pct| SampledValue { pct, half_width: 1.0, group: None, is_group_mean: false };
+    let metrics = [
+        (GpuMetric::SmsActive, value(60.0)),
+        (GpuMetric::SmIssue, value(35.0)),
+        (GpuMetric::TensorActive, value(5.0)),
+        (GpuMetric::DramRead, value(15.0)),
+        (GpuMetric::DramWrite, value(5.0)),
+    ];
+    let kernel = SampledKernel {
+        stage: "prefill".into(),
+        device: 0,
+        kernel_name: "k".into(),
+        grid: Some([10, 1, 1]),
+        block: Some([64, 1, 1]),
+        calls: 1,
+        total_ms: 1e-3,
+        share_pct: None,
+        samples: 40,
+        is_concurrent: false,
+        metrics: metrics.into(),
+    };
+    let ledger = case.ledger_with(|analysis| analysis.sampled.kernels = vec![kernel]);
+    let line = |it: &LedgerRow| format!("{} {} {} {}", it.cause, it.ns, it.pass, it.samples);
+    let rows: Vec<String> = ledger.rows.iter().map(line).collect();
+    insta::assert_snapshot!(rows.join("\n"), @"
+    floor 200 gpu_metrics 40
+    waves 400 gpu_metrics 40
+    instructions 150 gpu_metrics 40
+    unexplained 250 gpu_metrics 40
+    pass_difference 0  0
+    ");
+}
