@@ -314,7 +314,7 @@ impl Analyzed {
     /// Streams the timeline into its file: it may be larger than the capture.
     fn write_timeline(&self, path: &Path) -> io::Result<()> {
         let packed = GzEncoder::new(BufWriter::new(fs::File::create(path)?), Compression::fast());
-        let out = perfetto::write(&self.trace, BufWriter::new(packed))?;
+        let out = perfetto::write(&self.trace, &self.analysis.ledger, BufWriter::new(packed))?;
         out.into_inner().map_err(io::IntoInnerError::into_error)?.finish()?.flush()
     }
 

@@ -20,11 +20,15 @@ use super::{
 };
 use crate::{
     analyze::{
-        compare::{Change, ComparabilityCheck, ComparedRun, Diff, Measured, RunFigures, diff},
+        compare::{
+            Change, ComparabilityCheck, ComparedRun, Diff, Measured, RunFigures, diff,
+            ledger::{LedgerStageChange, ledger_changes},
+        },
         kernels::KernelRecord,
+        ledger::Ledger,
         stages::cold::COLD_PART,
     },
-    domain::ids::RunId,
+    domain::{ids::RunId, units::Nanos},
 };
 
 /// Version of [`RunDiff`]; it grows when a field changes its meaning or is removed.
@@ -89,6 +93,10 @@ pub struct RunDiff {
     #[serde(default)]
     pub history_left_out: Vec<LeftOut>,
     pub diff: Diff,
+    /// By stage: change of the time by cause and kernel, from the ledgers of both runs.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[schema(value_type = Vec<Object>)]
+    pub ledger: Vec<LedgerStageChange>,
 }
 
 /// An earlier run that is not comparable with A.
@@ -134,6 +142,15 @@ pub fn run_diff(a: &StoredReport, b: &StoredReport, history: &[StoredReport]) ->
         history,
         history_left_out,
         diff,
+        ledger: ledger_changes(&ledger(&a.report), &ledger(&b.report)),
+    }
+}
+
+fn ledger(report: &LLMProfileReport) -> Ledger {
+    Ledger {
+        stages: report.ledger_stages.clone(),
+        rows: report.ledger.clone(),
+        members: report.ledger_members.clone(),
     }
 }
 
@@ -261,8 +278,9 @@ impl RunDiff {
                       the 95 % interval by the kernel's own calls. \
                       Calls are those of the whole capture. Outside every stage, the time of all \
                       calls.";
-        vec![
-            checks,
+        let mut tables = vec![checks];
+        tables.extend((!self.ledger.is_empty()).then(|| ledger_table(&self.ledger)));
+        tables.extend([
             table(
                 "stages",
                 "Stages",
@@ -272,8 +290,34 @@ impl RunDiff {
             ),
             table("operators", "Operators", host, &diff.operators),
             table("kernels", "Kernels", device, &diff.kernels),
-        ]
+        ]);
+        tables
     }
+}
+
+/// Changes of the ledgers: a sentence per stage, and the parts.
+fn ledger_table(stages: &[LedgerStageChange]) -> ReportTable {
+    let columns = ["Cause", "Stage", "Kernel", "Operator", "#A ms", "#B ms", "#Change ms"];
+    let summaries: Vec<&str> = stages.iter().map(|it| it.summary.as_str()).collect();
+    let caption = format!("{}.", summaries.join("; "));
+    let mut table = ReportTable::new("ledger", "Where the time changed", caption, &columns);
+    let text = |name: &Option<String>| name.clone().unwrap_or_else(|| UNKNOWN.into());
+    for (stage, it) in stages.iter().flat_map(|of| of.changes.iter().map(move |it| (of, it))) {
+        let sign = if it.change_ns > 0 { "+" } else { "" };
+        let time = |ns: i64| ms(Nanos(ns).as_ms());
+        table.row([
+            it.cause.as_str().to_owned(),
+            stage.stage.clone(),
+            text(&it.kernel),
+            text(&it.operator),
+            time(it.a_ns),
+            time(it.b_ns),
+            format!("{sign}{}", time(it.change_ns)),
+        ]);
+    }
+    table
+        .or_gap("The ledgers are equal.", "Compare runs that differ.")
+        .first(ROWS, "the others changed less")
 }
 
 fn table(id: &'static str, title: &'static str, caption: &str, changes: &[Change]) -> ReportTable {

@@ -1,11 +1,12 @@
 //! The timeline of a run for Perfetto's UI: stages, operators, kernels by stream, copying calls,
-//! power and clocks.
+//! power and clocks; the gap ledger.
 //!
 //! Events are streamed. The format requires that slices of one row do not cross and that outer ones
 //! come first, so slices that may cross (ranges across threads, concurrent kernels of one stream)
 //! get separate rows. The unprofiled and the traced pass have separate clocks that start at zero:
 //! they are shown as separate processes and are not aligned.
 
+mod ledger;
 mod packets;
 
 use std::{
@@ -17,21 +18,25 @@ use std::{
 use foldhash::HashMap;
 
 use self::packets::{Arg, Packets, SliceTemplate, Track};
-use crate::trace::{
-    Trace,
-    event::Event,
-    kernel::{KernelTrace, LaunchKind},
-    nsys::{GraphLaunch, NsysTrace},
-    power::{PowerLog, PowerSample},
+use crate::{
+    analyze::ledger::Ledger,
+    trace::{
+        Trace,
+        event::Event,
+        kernel::{KernelTrace, LaunchKind},
+        nsys::{GraphLaunch, NsysTrace},
+        power::{PowerLog, PowerSample},
+    },
 };
 
 /// Process ids in the trace, one per source of events; GPUs follow the last one.
 const UNPROFILED: u32 = 1;
 const TRACED: u32 = 2;
+const LEDGER: u32 = 3;
 const GPU: u32 = 10;
 
-/// Writes the timeline and returns the writer.
-pub fn write<W: Write>(trace: &Trace, out: W) -> io::Result<W> {
+/// Writes the timeline with the ledgers of the stages, and returns the writer.
+pub fn write<W: Write>(trace: &Trace, ledger: &Ledger, out: W) -> io::Result<W> {
     let mut packets = Packets::start(out)?;
     if !trace.baseline.is_empty() || trace.power.is_some() {
         let origin = unprofiled_origin(trace);
@@ -43,6 +48,10 @@ pub fn write<W: Write>(trace: &Trace, out: W) -> io::Result<W> {
     }
     if let Some(nsys) = &trace.nsys {
         traced(&mut packets, nsys)?;
+    }
+    if !ledger.stages.is_empty() {
+        let process = packets.process(LEDGER, "gap ledger, one repeat")?;
+        ledger::ledger(&mut packets, process, ledger)?;
     }
     packets.end()
 }

@@ -64,7 +64,7 @@ pub fn profile(facts: &RunFacts, trace: &Trace, analysis: &Analysis) -> LLMProfi
         costs: analysis.cost.clone(),
         experts: analysis.experts.clone(),
         ledger: analysis.ledger.rows.clone(),
-        ledger_members: top(&analysis.ledger.members),
+        ledger_members: analysis.ledger.members.clone(),
         ledger_stages: analysis.ledger.stages.clone(),
         overhead: analysis.overhead.clone(),
         power: analysis.power.clone(),

@@ -70,6 +70,36 @@ fn a_slower_stage_is_listed_first_in_every_format() -> Result<()> {
     Ok(())
 }
 
+#[test]
+fn a_longer_stage_is_attributed_to_the_kernels_and_causes_of_its_ledger() -> Result<()> {
+    let run = golden("gpu-report.json")?;
+    let mut slow = run.clone();
+    let of = |rows: &mut Value, cause: &str| {
+        let rows = rows.as_array_mut().unwrap();
+        rows.iter().position(|it| it["stage"] == "decode_all" && it["cause"] == cause).unwrap()
+    };
+    let member = of(&mut slow["ledger_members"], "gap_queued");
+    let mut added = slow["ledger_members"][member].clone();
+    added["cause"] = "more_bytes".into();
+    added["kernel"] = "grouped_up".into();
+    added["ns"] = 220_000.into();
+    slow["ledger_members"].as_array_mut().unwrap().push(added);
+    let stages = slow["ledger_stages"].as_array_mut().unwrap();
+    let stage = stages.iter_mut().find(|it| it["stage"] == "decode_all").unwrap();
+    let measured = stage["measured_ns"].as_i64().unwrap();
+    stage["measured_ns"] = (measured + 220_000).into();
+    stage["steps"] = Value::Null;
+    let compared: Value = serde_json::from_str(&diff(&run, &slow, "json")?)?;
+    let changes = compared["ledger"].as_array().unwrap();
+    let decode = changes.iter().find(|it| it["stage"] == "decode_all").unwrap();
+    let summary = "decode_all +0.220 ms: +0.220 grouped_up (more bytes than necessary)";
+    assert_eq!((&decode["summary"], &decode["change_ns"]), (&json!(summary), &json!(220_000)));
+    let text = diff(&run, &slow, "md")?;
+    assert!(text.contains("## Where the time changed"), "{text}");
+    assert!(text.contains("+0.220 grouped_up (more bytes"), "{text}");
+    Ok(())
+}
+
 /// `gpu-report.json` as an import of a capture called `name`.
 fn imported(name: &str, gpu: Option<&str>, include_ranges: &[&str]) -> Result<Value> {
     let mut run = golden("gpu-report.json")?;

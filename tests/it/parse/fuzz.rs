@@ -124,7 +124,10 @@ pub fn analysed(path: &Path) -> Result<(), TestCaseError> {
                 serde_json::from_str::<serde_json::Value>(report.unwrap_or_default()).is_ok()
             );
             let trace = Trace { nsys: parse::nsys::read(path).ok(), ..Trace::default() };
-            prop_assert!(llmprof::report::perfetto::write(&trace, std::io::sink()).is_ok());
+            prop_assert!(
+                llmprof::report::perfetto::write(&trace, &Default::default(), std::io::sink())
+                    .is_ok()
+            );
         }
         Err(error) => check_names_file(&error, path)?,
     }
@@ -276,7 +279,10 @@ fn lines(read: Result<Trace, ParseError>, path: &Path) -> Result<(), TestCaseErr
     match read {
         Ok(trace) => {
             analyze::analyze(&trace, None, None);
-            prop_assert!(llmprof::report::perfetto::write(&trace, std::io::sink()).is_ok());
+            prop_assert!(
+                llmprof::report::perfetto::write(&trace, &Default::default(), std::io::sink())
+                    .is_ok()
+            );
             Ok(())
         }
         Err(error) => check_names_file(&error, path),

@@ -3,6 +3,10 @@
 use std::{collections::HashMap, fs::File, path::Path};
 
 use llmprof::{
+    analyze::{
+        analyze,
+        ledger::{Ledger, LedgerCause},
+    },
     parse,
     report::perfetto,
     trace::{
@@ -136,7 +140,30 @@ fn sketch() -> Trace {
 }
 
 fn read(trace: &Trace) -> Read {
-    decode(&perfetto::write(trace, Vec::new()).unwrap())
+    decode(&perfetto::write(trace, &Ledger::default(), Vec::new()).unwrap())
+}
+
+#[test]
+fn the_ledger_is_a_row_per_stage_from_the_floor_to_the_traced_time() {
+    let trace = captured("hf-llama-e2e");
+    let ledger = analyze(&trace, None, None).ledger;
+    let read = decode(&perfetto::write(&trace, &ledger, Vec::new()).unwrap());
+    for stage in &ledger.stages {
+        let row = format!("ledger of {}", stage.stage);
+        let slices: Vec<&Slice> = read
+            .slices
+            .iter()
+            .filter(|it| it.process == "gap ledger, one repeat" && it.row == row)
+            .collect();
+        let is_cause = |it: &&&Slice| LedgerCause::ALL.iter().any(|of| of.as_str() == it.name);
+        let mut at = 0;
+        for cause in slices.iter().filter(is_cause) {
+            assert_eq!(cause.times.0, at, "{} of {row}", cause.name);
+            at = cause.times.1;
+        }
+        assert_eq!(Some(at as i64), stage.traced_ns, "{row}");
+        assert!(slices.len() > slices.iter().filter(is_cause).count(), "kernels are inside");
+    }
 }
 
 #[test]
