@@ -3,6 +3,7 @@
 //! Pure: values in, text out. Text from outside is escaped in every form.
 
 pub mod align;
+pub mod answer;
 pub mod charts;
 pub mod cost;
 pub mod diff;
@@ -21,7 +22,10 @@ mod view;
 use minijinja::value::{Serde, Value};
 use serde::Serialize;
 
-pub use self::charts::figures::{Tile, stored_tiles};
+pub use self::{
+    answer::stored_answer,
+    charts::tiles::{Tile, stored_tiles},
+};
 use self::{
     charts::figures,
     tables::{CSV_FILES, run_tables},

@@ -3,8 +3,8 @@
 use serde::Serialize;
 
 use super::{
-    RunFacts, all_findings,
-    charts::figures,
+    RunFacts, all_findings, answer,
+    charts::{figures, tiles},
     narrative, part,
     tables::{self, NO_MESSAGE, ReportTable},
 };
@@ -37,8 +37,12 @@ pub(super) struct ReportView<'a> {
     state_means: String,
     times_of: &'static str,
     started: Option<&'a str>,
-    tiles: Vec<figures::Tile>,
+    tiles: Vec<tiles::Tile>,
     figures: figures::ReportCharts,
+    answer: answer::Answer,
+    ledger: ReportTable,
+    ledger_members: ReportTable,
+    ledger_stages: ReportTable,
     /// The six tables, long ones cut for the report.
     six: Vec<ReportTable>,
     /// The six tables, long ones cut for one page.
@@ -105,8 +109,13 @@ pub(super) fn page<'a>(facts: &RunFacts<'a>, trace: &Trace, analysis: &Analysis)
         state_means: state_means(facts),
         times_of: analysis.times_of(),
         started: facts.steps.first().map(|step| step.started_at.as_str()),
-        tiles: figures::tiles(analysis),
+        tiles: tiles::tiles(analysis),
         figures: figures::figures(analysis),
+        answer: answer::of_analysis(analysis),
+        ledger: tables::ledger(analysis),
+        ledger_members: tables::ledger_members(analysis)
+            .first(TOP_ROWS, "all are in ledger_members.csv"),
+        ledger_stages: tables::ledger_stages(analysis),
         brief: cut(&six, SUMMARY_ROWS),
         six: cut(&six, TOP_ROWS),
         alignment: part::table(facts.part),

@@ -33,6 +33,7 @@ use crate::{
     parse::aliases,
     report::{
         self, Tile,
+        answer::Answer,
         tables::stored::{self, TableHead},
     },
     store::{AlignmentFilter, Filter},
@@ -57,6 +58,8 @@ struct RunPageView {
     progress: Option<StepProgress>,
     log: Vec<LogLine>,
     tiles: Vec<Tile>,
+    /// The sentences, charts and savings of the report; one at most.
+    answers: Vec<Answer>,
     tables: Vec<TableHead>,
     /// `None` for commands and imports.
     inputs: Option<RunInputs>,
@@ -133,6 +136,7 @@ pub async fn run(
         progress: progress.filter(|_| !ended),
         log,
         tiles: read_list(&app, id, layout::REPORT_JSON, report::stored_tiles).await?,
+        answers: read_list(&app, id, layout::REPORT_JSON, report::stored_answer).await?,
         tables,
         inputs: run_inputs::of(&app, &run, &artifacts).await?,
         bytes: artifacts.iter().map(|it| it.bytes).sum(),

@@ -1,11 +1,11 @@
-//! Charts of the HTML report: headline tiles; bars of stages, operators and kernels; decode steps
+//! Charts of the HTML report: bars of stages, operators and kernels; decode steps
 //! and the timeline of one; experts; power and clocks over time; roofline.
 //!
 //! Each chart is next to the table with its numbers.
 
 mod step;
 
-use serde::{Deserialize, Serialize, de::IgnoredAny};
+use serde::Serialize;
 
 use super::{
     scatter::{Dot, RoofLine, scatter},
@@ -17,14 +17,9 @@ use crate::{
         Analysis,
         kernels::KernelRecord,
         operators::{ExclusiveTime, OperatorRecord},
-        roofline::mfu::{ALL_STAGES, MfuRecord},
-        stages::{DECODE, PREFILL, STAGES, StageTiming},
-        stats::Spread,
+        stages::{DECODE, PREFILL, STAGES},
     },
-    report::{
-        format::{decimals, ms, pct, scaled, short_ms},
-        profile::Aggregates,
-    },
+    report::format::{decimals, ms, pct, scaled, short_ms},
 };
 
 /// Number of drawn operators.
@@ -35,15 +30,6 @@ const KERNELS: usize = 12;
 const DECODE_CLASS: &str = "decode";
 /// Steps that fit as columns of at least a pixel on a phone.
 const STEPS: usize = 256;
-
-/// One headline figure.
-#[derive(Debug, Clone, Serialize)]
-pub struct Tile {
-    label: &'static str,
-    value: String,
-    unit: &'static str,
-    note: String,
-}
 
 /// The charts; empty text where there is nothing to draw.
 #[derive(Debug, Clone, Serialize)]
@@ -59,85 +45,6 @@ pub struct ReportCharts {
     power: String,
     clock: String,
     roofline: String,
-}
-
-/// Headline figures.
-pub fn tiles(analysis: &Analysis) -> Vec<Tile> {
-    let stages = &analysis.stages;
-    let decode = stages.row(DECODE);
-    headline(
-        (stages.first_token_ms, stages.per_token_ms),
-        decode,
-        stages.decode_steps,
-        &analysis.mfu.rows,
-        (analysis.samples.rows.len(), analysis.only_traced),
-    )
-}
-
-/// Fields of a stored report that the headline needs.
-#[derive(Deserialize)]
-struct StoredHeadline {
-    aggregates: Aggregates,
-    stages: Vec<StageTiming>,
-    mfu: Vec<MfuRecord>,
-    #[serde(default)]
-    only_traced: bool,
-    #[serde(default)]
-    samples: Vec<IgnoredAny>,
-}
-
-/// Headline figures of a stored `report.json`.
-pub fn stored_tiles(report: &[u8]) -> Result<Vec<Tile>, serde_json::Error> {
-    let StoredHeadline { aggregates, stages, mfu, only_traced, samples } =
-        serde_json::from_slice(report)?;
-    let decode = stages.iter().find(|row| row.stage == DECODE);
-    let times = (aggregates.first_token_ms, aggregates.per_token_ms);
-    Ok(headline(times, decode, aggregates.decode_steps, &mfu, (samples.len(), only_traced)))
-}
-
-/// `samples`: their number, 0 for one. `traced`: the times are of the traced pass, which each note
-/// states.
-fn headline(
-    (first_token, per_token): (Option<Spread>, Option<Spread>),
-    decode: Option<&StageTiming>,
-    decode_steps: Option<u64>,
-    mfu: &[MfuRecord],
-    (samples, traced): (usize, bool),
-) -> Vec<Tile> {
-    let of = if samples > 0 { format!(" of {samples} samples") } else { String::new() };
-    let pass = if traced { ", traced" } else { "" };
-    let timed = |label, value: Option<Spread>| {
-        let value = value?;
-        let note = value.std.map(|std| format!("± {} over {} repeats{of}", ms(std), value.n));
-        let note = note.unwrap_or_else(|| "one repeat".into()) + pass;
-        Some(Tile { label, value: ms(value.mean), unit: "ms", note })
-    };
-    // Steps over mean time: the mean of the repeats' rates would favour the fast ones.
-    let rate = decode.and_then(|row| row.tokens_per_s).map(|rate| {
-        let note = decode_steps
-            .map(|steps| format!("over {steps} decode steps{pass}"))
-            .unwrap_or_default();
-        Tile { label: "Decode rate", value: decimals(rate, 1), unit: "tokens/s", note }
-    });
-    let model = mfu.iter().find(|row| row.scope == ALL_STAGES);
-    let used = model.and_then(|row| {
-        let (share, of) = match (row.datasheet_pct, row.measured_pct) {
-            (Some(share), _) => (share, "of the datasheet's peak"),
-            (None, Some(share)) => (share, "of the measured matrix product"),
-            (None, None) => return None,
-        };
-        let note = format!("{of}, {}", scaled(row.flops_per_s?, "FLOP/s"));
-        Some(Tile {
-            label: "MFU",
-            value: pct(share).trim_end_matches(" %").to_owned(),
-            unit: "%",
-            note,
-        })
-    });
-    [timed("First token", first_token), timed("Per token", per_token), rate, used]
-        .into_iter()
-        .flatten()
-        .collect()
 }
 
 /// Draws the figures.

@@ -4,4 +4,6 @@ pub mod figures;
 pub mod lanes;
 pub mod scatter;
 pub mod svg;
+pub mod tiles;
 pub mod timeline;
+pub mod waterfall;

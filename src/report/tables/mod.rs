@@ -58,15 +58,15 @@ pub use self::{
     utilisation::{mfu, operator_mfu},
 };
 
-/// The six tables of every report, in order.
+/// The six tables of every report, in order; the environment is the last section.
 pub fn six(facts: &RunFacts, trace: &Trace, analysis: &Analysis) -> Vec<ReportTable> {
     vec![
-        environment(facts, analysis),
         aggregates(analysis),
         stages(analysis),
         mfu(analysis),
         operators(analysis),
         kernels(facts, trace, analysis),
+        environment(facts, analysis),
     ]
 }
 

@@ -101,7 +101,7 @@ fn a_report_holds_the_six_tables_in_order() {
         .collect();
     assert_eq!(
         heads,
-        ["Environment", "Aggregates", "Per-Stage Timings", "MFU", "Top Operators", "Top Kernels"]
+        ["Aggregates", "Per-Stage Timings", "MFU", "Top Operators", "Top Kernels", "Environment"]
     );
 }
 
