@@ -49,7 +49,7 @@ named_values! {
         TensorCores = "tensor_cores",
         /// Parts of GEMM tiles without results.
         Tiles = "tiles",
-        /// SMs without blocks: the last wave, or fewer blocks than the GPU holds.
+        /// Too few blocks to fill the GPU: in the last wave, or in the whole grid.
         Waves = "waves",
         /// Instructions other than the operator's products keep the SMs busy.
         Instructions = "instructions",
@@ -98,7 +98,7 @@ impl LedgerCause {
             Self::MoreBytes => "more bytes than necessary",
             Self::TensorCores => "products without the tensor cores' rate",
             Self::Tiles => "partial tiles",
-            Self::Waves => "SMs without blocks",
+            Self::Waves => "too few blocks to fill the GPU",
             Self::Instructions => "instructions besides the products",
             Self::MemoryTraffic => "traffic of activations",
             Self::Latency => "latency with few warps",
