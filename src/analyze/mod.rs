@@ -204,7 +204,6 @@ impl Analysis {
         let start = baseline.start.filter(|_| self.samples.rows.is_empty());
         self.cost =
             model.zip(start).and_then(|(model, start)| static_cost(model, start, &self.stages));
-        self.gemms = trace.gemms.as_ref().map(gemms::gemms).unwrap_or_default();
         self.outputs = output_equality::outputs(baseline, traced);
         self.experts = experts::experts(baseline, top_k);
         self.command = trace.command.as_ref().map(command::timing);
@@ -228,6 +227,9 @@ impl Analysis {
             .unwrap_or_default();
         self.kernels = tables.kernels;
         counters::attach(&mut self.kernels.records, &self.counters);
+        self.gemms =
+            trace.gemms.as_ref().map(|log| gemms::gemms(log, timeline)).unwrap_or_default();
+        self.gemms.add_counters(&self.counters);
         operators::attach(&mut self.operators, &tables.device, traced, &self.kernels.stages);
         self.coverage = tables.coverage;
         self.regions = tables.regions;
@@ -251,6 +253,7 @@ impl Analysis {
         let mut mfu =
             mfu::mfu(baseline, &self.stages, &self.operators, self.cost.as_ref(), &ceilings);
         mfu.operators = mfu::operator_mfu(&self.operators, &ceilings, on_cpu, &mut mfu.findings);
+        self.gemms.add_ceilings(&ceilings);
         self.roofline = roofline::roofline(&self.counters, &self.kernels, &ceilings);
         self.mfu = mfu;
     }

@@ -4,7 +4,7 @@
 //! cuBLAS log are the program's n and m. All values here are converted.
 
 /// One GEMM shape: `batch` products of (m x k) and (k x n).
-#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[derive(Debug, Clone, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct GemmShape {
     pub m: u64,
     pub n: u64,

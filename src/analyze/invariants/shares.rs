@@ -46,6 +46,7 @@ pub fn visit_shares(
     }
     for it in &mut analysis.gemms.records {
         visit("GemmRecord.share_pct", &it.stage, &mut it.share_pct);
+        visit("GemmRecord.tile_fill_pct", &it.stage, &mut it.tile_fill_pct);
     }
     for it in &mut analysis.mfu.operators {
         visit("OperatorMfu.exclusive_pct", &it.path, &mut it.exclusive_pct);
