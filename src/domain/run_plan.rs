@@ -107,13 +107,7 @@ fn profiled(
         steps.push(PlannedStep { skipped_because, ..PlannedStep::of(Step::Ncu) });
     }
     if settings.gemm_log.enabled {
-        let skipped = if facts.on_cpu {
-            Some("cuBLAS, which logs GEMMs, runs on GPUs only")
-        } else if workload.is_none() {
-            Some("only model-runner writes the GEMM log")
-        } else {
-            None
-        };
+        let skipped = facts.on_cpu.then_some("cuBLAS, which logs GEMMs, runs on GPUs only");
         steps.push(PlannedStep {
             max_new_tokens: tokens(settings.gemm_log.max_new_tokens),
             skipped_because: skipped.map(str::to_owned),

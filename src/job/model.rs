@@ -5,7 +5,7 @@ use std::{fs, io};
 use super::{
     RunningJob, StoppedBy,
     counters::{CounterTarget, CountersStep},
-    gemm_log::GemmLogStep,
+    gemm_log::{GemmLogStep, GemmLogTarget},
     gpu_metrics::GpuMetricsStep,
     preflight::RunnerPreflight,
     step_runner::{JobStep, StepOutcome},
@@ -99,7 +99,8 @@ impl RunningJob<'_> {
             self.run_step(CountersStep { target, plan: &selected, settings }).await?;
         }
         if settings.gemm_log.enabled && !self.device.is_cpu() {
-            self.run_step(GemmLogStep { request, settings }).await?;
+            let target = GemmLogTarget::Runner(request);
+            self.run_step(GemmLogStep { target, settings }).await?;
         }
         Ok(())
     }

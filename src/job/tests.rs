@@ -11,7 +11,7 @@ use tokio_util::sync::CancellationToken;
 
 use super::{
     counters::{CounterTarget, CountersStep},
-    gemm_log::GemmLogStep,
+    gemm_log::{GemmLogStep, GemmLogTarget},
     gpu_metrics::GpuMetricsStep,
     timeline::{TimelineStep, TimelineTarget},
     *,
@@ -237,7 +237,8 @@ async fn deep_passes(job: &mut RunningJob<'_>, limit: Duration) -> Result<(), St
     let target = CounterTarget::Runner(&request);
     job.run_step(CountersStep { target, plan, settings }).await?;
     job.deadline = Instant::now() + LIMIT;
-    job.run_step(GemmLogStep { request: &request, settings }).await.map(|_| ())
+    let target = GemmLogTarget::Runner(&request);
+    job.run_step(GemmLogStep { target, settings }).await.map(|_| ())
 }
 
 pub(super) const LIMIT: Duration = Duration::from_secs(60);

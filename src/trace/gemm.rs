@@ -65,4 +65,15 @@ pub struct GemmTrace {
     pub lt_all: GemmLog,
     /// Decode steps of the second pass.
     pub decode_steps: u64,
+    /// Logs of a command, by process; the fields above are those of a runner.
+    pub processes: Vec<ProcessGemms>,
+}
+
+/// Logs of one process.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct ProcessGemms {
+    pub pid: u32,
+    pub cublas: GemmLog,
+    /// Calls of cublasLt, those that cuBLAS made included.
+    pub lt: GemmLog,
 }

@@ -40,7 +40,7 @@ pub const RULES: &[Rule] = &[
         id: "gemm_log_empty",
         severity: Warning,
         fires_on: "the GEMM log contains no GEMM",
-        advice: "Check the files below gemm_log/: the runner may use another library.",
+        advice: "Check the files below gemm_log/: the program may use another library.",
         max_saving: None,
         find: log_findings,
     },

@@ -5,6 +5,7 @@
 //! reverse.
 
 mod join;
+mod processes;
 mod tallies;
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -122,6 +123,10 @@ type GemmTimeline<'a> = Option<(&'a NsysTrace, &'a LaunchIndex)>;
 
 /// Counts the GEMMs of the logged passes by stage and shape, and joins them to their kernels.
 pub fn gemms(trace: &GemmTrace, timeline: GemmTimeline) -> Gemms {
+    let timeline = timeline.map(|(nsys, launches)| TimelineGemms::of(nsys, launches));
+    if !trace.processes.is_empty() {
+        return processes::gemms(&trace.processes, timeline.as_ref());
+    }
     // cuBLAS calls cublasLt internally, so a GEMM may be in both logs; only one log is counted.
     let has_cublas =
         [&trace.prefill, &trace.all].iter().any(|log| !log.calls.is_empty() || log.incomplete > 0);
@@ -133,15 +138,10 @@ pub fn gemms(trace: &GemmTrace, timeline: GemmTimeline) -> Gemms {
         ..Gemms::default()
     };
     if prefill.calls.is_empty() && all.calls.is_empty() {
-        let message = "The cuBLAS logs contain no complete GEMM.";
-        let finding = Finding::new("gemm_log_empty", Severity::Warning, message);
-        gemms.findings.push(
-            finding.advise("Check the files below gemm_log/: the runner may use another library."),
-        );
+        gemms.findings.push(log_empty());
         return gemms;
     }
     let chosen = algorithms(trace);
-    let timeline = timeline.map(|(nsys, launches)| TimelineGemms::of(nsys, launches));
     let same = |(a, b): (&GemmCall, &GemmCall)| a.shape == b.shape && a.function == b.function;
     let same_start =
         all.calls.len() >= prefill.calls.len() && prefill.calls.iter().zip(&all.calls).all(same);
@@ -235,6 +235,12 @@ fn ceiling_dtype(it: &GemmRecord) -> Option<&str> {
         "32f_fast_16f" => "f16",
         _ => &it.left_type,
     })
+}
+
+fn log_empty() -> Finding {
+    let message = "The cuBLAS logs contain no complete GEMM.";
+    Finding::new("gemm_log_empty", Severity::Warning, message)
+        .advise("Check the files below gemm_log/: the program may use another library.")
 }
 
 fn not_joined(stage: &str, reason: &str) -> Finding {

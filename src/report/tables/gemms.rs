@@ -10,7 +10,7 @@ use super::{
 };
 use crate::{
     analyze::{Analysis, kernels::gemms::GemmRecord},
-    domain::state::Step,
+    domain::{state::Step, subject::SubjectKind},
     report::{
         RunFacts,
         format::{UNKNOWN, count as counted, pct},
@@ -99,9 +99,12 @@ pub fn gemms(facts: &RunFacts, analysis: &Analysis) -> ReportTable {
     );
     if !table.rows.is_empty() {
         let steps = counted(analysis.gemms.decode_steps);
+        let pass = match analysis.subject {
+            SubjectKind::Command => "run of the command".into(),
+            _ => format!("eager pass with {steps} decode steps"),
+        };
         table.note(format!(
-            "Logged in a separate eager pass with {steps} decode steps: shapes and counts are of \
-             that pass, which is not timed."
+            "Logged in a separate {pass}: shapes and counts are of that pass, which is not timed."
         ));
         table.notes.extend(first_sample_note(analysis, "The logged GEMMs"));
         if analysis.gemms.records.iter().any(|it| it.kernel_ms.is_some()) {

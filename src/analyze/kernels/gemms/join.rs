@@ -4,6 +4,8 @@
 //! joined as a whole or not at all: when it has as many calls as kernels, and every pair agrees in
 //! tile and grid. Nothing is matched by likeness.
 
+use std::collections::BTreeMap;
+
 use foldhash::HashMap;
 
 use super::ChosenAlgorithm;
@@ -30,7 +32,8 @@ const DECODE_STEP: &str = "decode_step";
 pub struct LibraryGemm {
     /// Index into the launch kinds of the capture.
     pub kind: u32,
-    /// Stage instance of the launch.
+    /// Process and stage instance of the launch.
+    pub process: i64,
     pub instance: u32,
     /// Time of the kernel and of its reductions.
     pub ns: i64,
@@ -105,7 +108,8 @@ impl<'a> TimelineGemms<'a> {
                 (GemmPart::Product, _) => {
                     last.insert(stream, gemms.len());
                     let (kind, instance) = (trace.kernels.kind(at), launches.kernels[at].1);
-                    gemms.push(LibraryGemm { kind, instance, ns: kernel.ns() });
+                    let process = process_of(kernel.global_pid);
+                    gemms.push(LibraryGemm { kind, process, instance, ns: kernel.ns() });
                 }
             }
         }
@@ -121,7 +125,7 @@ impl<'a> TimelineGemms<'a> {
     }
 
     /// Label of the stage in which a GEMM was launched.
-    fn stage(&self, gemm: &LibraryGemm) -> &str {
+    pub fn stage(&self, gemm: &LibraryGemm) -> &str {
         self.launches.stage(gemm.instance)
     }
 
@@ -203,6 +207,44 @@ impl<'a> TimelineGemms<'a> {
             .iter()
             .flat_map(|(_, gemms)| known().map(|(at, call)| JoinedCall { call, gemm: gemms[at] }));
         Ok((calls, joined.collect()))
+    }
+
+    /// Joins all calls of each process of a command to all GEMMs of a process in the timeline; one
+    /// list per logged process. Of several processes all calls must be the same.
+    pub fn join_processes(
+        &self,
+        processes: &[Vec<GemmCall>],
+        chosen: &ChosenAlgorithm,
+    ) -> Result<Vec<Vec<JoinedCall>>, String> {
+        let mut launched: BTreeMap<i64, Vec<LibraryGemm>> = BTreeMap::new();
+        for gemm in &self.gemms {
+            launched.entry(gemm.process).or_default().push(*gemm);
+        }
+        if launched.len() != processes.len() {
+            return Err(format!(
+                "{} processes logged GEMMs, {} of the timeline launched some",
+                processes.len(),
+                launched.len()
+            ));
+        }
+        let shapes =
+            |calls: &[GemmCall]| calls.iter().map(|it| it.shape.clone()).collect::<Vec<_>>();
+        if processes.windows(2).any(|pair| shapes(&pair[0]) != shapes(&pair[1])) {
+            return Err("the logs of its processes differ, and do not name the GPU".into());
+        }
+        let join = |(calls, gemms): (&Vec<GemmCall>, &Vec<LibraryGemm>)| {
+            if calls.len() != gemms.len() {
+                return Err(format!(
+                    "the log has {} calls, the timeline {} GEMM kernels of libraries",
+                    calls.len(),
+                    gemms.len()
+                ));
+            }
+            self.check(calls.iter().zip(gemms), chosen)?;
+            let joined = gemms.iter().enumerate();
+            Ok(joined.map(|(call, gemm)| JoinedCall { call, gemm: *gemm }).collect())
+        };
+        processes.iter().zip(launched.values()).map(join).collect()
     }
 
     /// Decode steps in an instance; `None` where the capture has no ranges of steps.

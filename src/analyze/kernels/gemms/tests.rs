@@ -119,13 +119,14 @@ fn joined(trace: &GemmTrace, nsys: &NsysTrace) -> Gemms {
 }
 
 /// One line per record: stage, rows, calls, launches, nanoseconds.
-fn times(gemms: &Gemms) -> Vec<(&str, u64, u64, Option<u64>, Option<f64>)> {
+type TimeRow<'a> = (&'a str, u64, u64, Option<u64>, Option<f64>);
+
+fn times(gemms: &Gemms) -> Vec<TimeRow<'_>> {
     let ns = |it: &GemmRecord| it.kernel_ms.map(|ms| (ms * 1e6).round());
-    let row = |it| -> (&str, u64, u64, Option<u64>, Option<f64>) {
-        let it: &GemmRecord = it;
-        (&it.stage, it.m, it.calls, it.kernel_calls, ns(it))
-    };
-    gemms.records.iter().map(row).collect()
+    fn row<'a>(it: &'a GemmRecord, ns: Option<f64>) -> TimeRow<'a> {
+        (&it.stage, it.m, it.calls, it.kernel_calls, ns)
+    }
+    gemms.records.iter().map(|it| row(it, ns(it))).collect()
 }
 
 fn reasons(gemms: &Gemms) -> Vec<&str> {
