@@ -152,6 +152,8 @@ pub const INVARIANTS: &[Invariant] = &[
             "StageGpu.launch_bound_pct",
             "Power.busy_pct",
             "StagePower.throttled_pct",
+            "StagePower.gpu_active_pct",
+            "StagePower.memory_active_pct",
             "ReasonShare.share_pct",
         ],
         holds: "a share lies between 0 and 100 %",

@@ -8,6 +8,7 @@ use super::{
         interval::{Interval, IntervalSet},
         launches::{Cursor, LaunchIndex},
     },
+    overlap::Overlap,
     waits::{HostWaits, IdleSplit},
 };
 use crate::{
@@ -42,6 +43,7 @@ pub struct GpuCell {
     pub window: IntervalSet,
     pub busy_ns: i64,
     busy: Busy,
+    pub overlap: Overlap,
     pub idle: IdleSplit,
     pub gaps: u64,
     pub longest: i64,
@@ -211,6 +213,7 @@ impl GpuCells {
                 let cell = &mut self.cells[place];
                 let (from, to) = cell.busy.add(it.start_ns, it.end_ns);
                 cell.busy_ns += cell.window.overlap_ns(from, to);
+                cell.overlap.add(&it, &cell.window);
             } else if it.call == NONE {
                 for label in 0..labels {
                     let place = self.place(label, it.device);
