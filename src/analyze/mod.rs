@@ -10,6 +10,7 @@ pub mod external_capture;
 pub mod findings;
 pub mod invariants;
 pub mod kernels;
+pub mod memory;
 pub mod operators;
 pub mod power;
 pub mod roofline;
@@ -75,6 +76,7 @@ use cost::{Cost, CostInputs};
 use events::Events;
 use invariants::Violations;
 use kernels::KernelTimes;
+use memory::MemoryRecord;
 use operators::Operators;
 use power::Power;
 use roofline::Roofline;
@@ -134,6 +136,8 @@ pub struct Analysis {
     pub only_traced: bool,
     /// Wall times of a command; absent for the model runner.
     pub command: Option<CommandTiming>,
+    /// Device memory by stage and operator, as the runner's allocator counts it.
+    pub memory: Vec<MemoryRecord>,
     /// Energy, power and clocks, where a GPU was sampled.
     pub power: Option<Power>,
     /// Figures removed because they violate an invariant.
@@ -206,6 +210,7 @@ impl Analysis {
             model.zip(start).and_then(|(model, start)| static_cost(model, start, &self.stages));
         self.outputs = output_equality::outputs(baseline, traced);
         self.experts = experts::experts(baseline, top_k);
+        self.memory = memory::memory(baseline);
         self.command = trace.command.as_ref().map(command::timing);
         let command = self.command.as_ref().and_then(CommandTiming::overhead);
         let stages = overhead::overhead(&self.stages, &stages::stages(traced));

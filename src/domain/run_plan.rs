@@ -129,9 +129,9 @@ mod tests {
 
     #[test]
     fn a_plan_has_the_steps_of_the_settings_and_a_reason_for_each_that_cannot_run() {
-        let mut spec = RunSpec::tiny(Mode::Deep, 0, &[]);
+        let mut spec = RunSpec::tiny(Mode::DEEP, 0, &[]);
         let Subject::Model(subject) = &mut spec.subject else { panic!("a model") };
-        subject.passes.profiling = Some(Profiling::bundled(Mode::Deep).unwrap());
+        subject.passes.profiling = Some(Profiling::bundled(&Mode::DEEP).unwrap());
         let on_cpu = PlanFacts { on_cpu: true, is_server: false };
         let expected = |gpu: bool| {
             [

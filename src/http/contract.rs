@@ -65,8 +65,9 @@ pub fn complete(handlers: Declarations) -> Value {
 }
 
 /// Schemas of the passes' settings.
-const SETTINGS: [&str; 6] = [
+const SETTINGS: [&str; 7] = [
     "Profiling",
+    "RunnerSettings",
     "NsysSettings",
     "GpuMetricsSettings",
     "NcuSettings",
@@ -79,6 +80,11 @@ fn declare_changes(schemas: &mut Map<String, Value>) {
     if let Some(nsys) = schemas.get_mut("NsysSettings") {
         for list in ["trace", "trace_on_cpu"] {
             nsys["properties"][list]["contains"] = json!({ "const": "nvtx" });
+        }
+    }
+    if let Some(runner) = schemas.get_mut("RunnerSettings") {
+        for list in ["operators", "predictions"] {
+            runner["properties"][list]["uniqueItems"] = json!(true);
         }
     }
     if let Some(metrics) = schemas.get_mut("GpuMetricsSettings") {

@@ -18,6 +18,7 @@ use crate::{
             gemms::GemmRecord,
             nsys_sums::{CallSum, RangeSum},
         },
+        memory::MemoryRecord,
         operators::OperatorRecord,
         power::Power,
         roofline::{
@@ -173,6 +174,9 @@ pub struct LLMProfileReport {
     pub costs: Option<Cost>,
     pub experts: Vec<ExpertUse>,
     pub overhead: Vec<OverheadRecord>,
+    /// Device memory of stages, then of operators; empty where the runner did not record it.
+    #[serde(default)]
+    pub memory: Vec<MemoryRecord>,
     /// Energy, power and clocks; `null` where no GPU was sampled.
     pub power: Option<Power>,
     pub outputs: OutputCheck,

@@ -10,6 +10,7 @@ mod csv;
 mod gemms;
 mod gpu;
 mod kernels;
+mod memory;
 mod operators;
 mod overview;
 mod power;
@@ -40,6 +41,7 @@ pub use self::{
     gemms::gemms,
     gpu::{processes, stage_gpu, whole_graphs},
     kernels::{kernels, kernels_full, stage_kernels},
+    memory::memory,
     operators::{modules, operators, operators_by_path},
     overview::environment,
     power::power,

@@ -13,6 +13,7 @@ pub mod keep;
 pub mod lifecycle;
 pub mod nsys;
 pub mod portable;
+pub mod presets;
 pub mod private_files;
 pub mod report;
 pub mod runner;
