@@ -3,7 +3,8 @@
 //! No event is dropped; warm-up events are included.
 
 use crate::trace::event::{
-    Ceiling, End, Event, Experts, OperatorCall, Output, SampleStart, StageRange, Start, Steady,
+    Ceiling, End, Event, Experts, MemoryUse, OperatorCall, Output, SampleStart, StageRange, Start,
+    Steady,
 };
 
 /// Events of one pass by kind, in the order in which they were written.
@@ -17,6 +18,7 @@ pub struct Events<'a> {
     pub experts: Vec<&'a Experts>,
     pub outputs: Vec<&'a Output>,
     pub steady: Vec<&'a Steady>,
+    pub memory: Vec<&'a MemoryUse>,
     pub ceilings: Vec<&'a Ceiling>,
     pub end: Option<&'a End>,
 }
@@ -34,6 +36,7 @@ impl<'a> Events<'a> {
                 Event::Experts(it) => sorted.experts.push(it),
                 Event::Output(it) => sorted.outputs.push(it),
                 Event::Steady(it) => sorted.steady.push(it),
+                Event::Memory(it) => sorted.memory.push(it),
                 Event::Ceiling(it) => sorted.ceilings.push(it),
                 Event::End(it) => sorted.end = Some(it),
             }

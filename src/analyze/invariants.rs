@@ -73,6 +73,7 @@ pub const INVARIANTS: &[Invariant] = &[
             "CounterValues.dram_pct",
             "CounterValues.l1_hit_pct",
             "CounterValues.l2_hit_pct",
+            "CounterValues.l2_pct",
             "CounterValues.achieved_occupancy_pct",
             "CounterValues.theoretical_occupancy_pct",
             "CounterValues.tensor_pct",
@@ -133,6 +134,7 @@ pub const INVARIANTS: &[Invariant] = &[
             "OperatorDevice.exclusive_pct",
             "StageWork.covered_pct",
             "KernelRecord.share_pct",
+            "GemmRecord.tile_fill_pct",
             "FullKernelRecord.share_pct",
             "ClassRecord.share_pct",
             "LLMProfileReport.classified_pct",
@@ -151,6 +153,8 @@ pub const INVARIANTS: &[Invariant] = &[
             "StageGpu.launch_bound_pct",
             "Power.busy_pct",
             "StagePower.throttled_pct",
+            "StagePower.gpu_active_pct",
+            "StagePower.memory_active_pct",
             "ReasonShare.share_pct",
         ],
         holds: "a share lies between 0 and 100 %",
@@ -206,6 +210,10 @@ pub const UNBOUNDED: &[(&str, &str)] = &[
     ("OperatorMfu.datasheet_bandwidth_pct", "caches may serve operands, counted per call"),
     ("OperatorMfu.measured_bandwidth_pct", "caches may serve operands, counted per call"),
     ("OperatorMfu.clocked_bandwidth_pct", "caches may serve operands, counted per call"),
+    (
+        "GemmRecord.ceiling_pct",
+        "a measured product is not a physical limit; of the datasheet, at most 101 %",
+    ),
     ("RooflinePoint.datasheet_pct", "removed above 101 % by the rule roofline_impossible"),
     (
         "RooflinePoint.measured_pct",
@@ -337,12 +345,13 @@ impl Violations {
 type Counter = (&'static str, fn(&mut CounterValues) -> &mut Option<f64>);
 
 /// Counters that are shares.
-const COUNTERS: [Counter; 8] = [
+const COUNTERS: [Counter; 9] = [
     ("CounterValues.sm_pct", |it| &mut it.sm_pct),
     ("CounterValues.memory_pct", |it| &mut it.memory_pct),
     ("CounterValues.dram_pct", |it| &mut it.dram_pct),
     ("CounterValues.l1_hit_pct", |it| &mut it.l1_hit_pct),
     ("CounterValues.l2_hit_pct", |it| &mut it.l2_hit_pct),
+    ("CounterValues.l2_pct", |it| &mut it.l2_pct),
     ("CounterValues.achieved_occupancy_pct", |it| &mut it.achieved_occupancy_pct),
     ("CounterValues.theoretical_occupancy_pct", |it| &mut it.theoretical_occupancy_pct),
     ("CounterValues.tensor_pct", |it| &mut it.tensor_pct),

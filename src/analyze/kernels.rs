@@ -5,6 +5,7 @@
 //! process).
 
 pub mod counters;
+pub mod gemm_tiles;
 pub mod gemms;
 pub mod kernel_classes;
 pub mod kernel_selection;

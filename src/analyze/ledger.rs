@@ -15,7 +15,7 @@ mod work;
 
 use serde::{Deserialize, Serialize};
 
-pub use self::necessary::work;
+pub use self::{evidence::tile_fills, necessary::work};
 
 use self::{
     evidence::KernelEvidence,

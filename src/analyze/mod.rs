@@ -11,6 +11,7 @@ pub mod findings;
 pub mod invariants;
 pub mod kernels;
 pub mod ledger;
+pub mod memory;
 pub mod operators;
 pub mod power;
 pub mod roofline;
@@ -77,6 +78,7 @@ use events::Events;
 use invariants::Violations;
 use kernels::KernelTimes;
 use ledger::{Ledger, LedgerInput};
+use memory::MemoryRecord;
 use operators::Operators;
 use power::Power;
 use roofline::Roofline;
@@ -138,6 +140,8 @@ pub struct Analysis {
     pub only_traced: bool,
     /// Wall times of a command; absent for the model runner.
     pub command: Option<CommandTiming>,
+    /// Device memory by stage and operator, as the runner's allocator counts it.
+    pub memory: Vec<MemoryRecord>,
     /// Energy, power and clocks, where a GPU was sampled.
     pub power: Option<Power>,
     /// Figures removed because they violate an invariant.
@@ -209,9 +213,9 @@ impl Analysis {
         let start = baseline.start.filter(|_| self.samples.rows.is_empty());
         self.cost =
             model.zip(start).and_then(|(model, start)| static_cost(model, start, &self.stages));
-        self.gemms = trace.gemms.as_ref().map(gemms::gemms).unwrap_or_default();
         self.outputs = output_equality::outputs(baseline, traced);
         self.experts = experts::experts(baseline, top_k);
+        self.memory = memory::memory(baseline);
         self.command = trace.command.as_ref().map(command::timing);
         let command = self.command.as_ref().and_then(CommandTiming::overhead);
         let stages = overhead::overhead(&self.stages, &stages::stages(traced));
@@ -233,6 +237,9 @@ impl Analysis {
             .unwrap_or_default();
         self.kernels = tables.kernels;
         counters::attach(&mut self.kernels.records, &self.counters);
+        self.gemms =
+            trace.gemms.as_ref().map(|log| gemms::gemms(log, timeline)).unwrap_or_default();
+        self.gemms.add_counters(&self.counters);
         operators::attach(&mut self.operators, &tables.device, traced, &self.kernels.stages);
         self.coverage = tables.coverage;
         self.regions = tables.regions;
@@ -259,7 +266,7 @@ impl Analysis {
             splits,
             work: model.and_then(|model| ledger::work(self, model, baseline)),
             ceilings: &ceilings,
-            tile_fill: Default::default(),
+            tile_fill: ledger::tile_fills(&self.gemms.records),
         };
         self.ledger = ledger::ledger(self, &input);
     }
@@ -275,6 +282,7 @@ impl Analysis {
         let mut mfu =
             mfu::mfu(baseline, &self.stages, &self.operators, self.cost.as_ref(), &ceilings);
         mfu.operators = mfu::operator_mfu(&self.operators, &ceilings, on_cpu, &mut mfu.findings);
+        self.gemms.add_ceilings(&ceilings);
         self.roofline = roofline::roofline(&self.counters, &self.kernels, &ceilings);
         self.mfu = mfu;
     }

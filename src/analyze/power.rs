@@ -37,6 +37,9 @@ use crate::{
 
 /// Minimum number of samples behind a figure.
 const MIN_SAMPLES: u64 = 3;
+/// Time before a sample that its utilisation covers, nanoseconds: NVML's sampling period, 1/6 s to
+/// one second by product (NVML API Reference, `nvmlUtilization_t`).
+const UTILISATION_WINDOW_NS: i64 = 1_000_000_000;
 
 /// Energy, power and clocks of a run.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, ToSchema)]
@@ -84,6 +87,16 @@ pub struct StagePower {
     pub peak_w: Option<f64>,
     pub sm_mhz: Option<f64>,
     pub memory_mhz: Option<f64>,
+    /// Mean share of time in which a kernel ran, percent, as the driver reports it over a second;
+    /// `null` where the stage does not fill such a second.
+    #[serde(default)]
+    pub gpu_active_pct: Option<f64>,
+    /// The same for reads and writes of device memory.
+    #[serde(default)]
+    pub memory_active_pct: Option<f64>,
+    /// Highest memory in use on the device, by all processes.
+    #[serde(default)]
+    pub memory_used_bytes: Option<u64>,
     /// Share of the samples in which the device was throttled, percent.
     pub throttled_pct: Option<f64>,
     /// Clock reasons, by share of the samples.
@@ -185,6 +198,7 @@ fn stage_power(
         ))
     } else {
         record.set_clocks(&inside);
+        record.set_utilisation(&log.samples, &instances);
         readings.energy(&instances, mean_ns)
     };
     match energy {
@@ -218,6 +232,18 @@ fn sampled_instances(stage: &str, log: &PowerLog, events: &Events) -> Vec<Interv
 }
 
 impl StagePower {
+    /// Sets utilisation from the samples whose window lies in one of these intervals, and memory.
+    fn set_utilisation(&mut self, samples: &[PowerSample], intervals: &[Interval]) {
+        let within = |it: &&PowerSample, window_ns: i64| {
+            intervals.iter().any(|(from, to)| (from + window_ns..=*to).contains(&it.t_ns))
+        };
+        let covered = || samples.iter().filter(|it| within(it, UTILISATION_WINDOW_NS));
+        self.gpu_active_pct = mean(covered().filter_map(|it| it.gpu_pct));
+        self.memory_active_pct = mean(covered().filter_map(|it| it.memory_pct));
+        let inside = samples.iter().filter(|it| within(it, 0));
+        self.memory_used_bytes = inside.filter_map(|it| it.memory_used_bytes).max();
+    }
+
     /// Sets clocks, peak power and clock reasons from the stage's samples.
     fn set_clocks(&mut self, inside: &[&PowerSample]) {
         self.sm_mhz = mean(inside.iter().filter_map(|it| it.sm_mhz));

@@ -94,7 +94,7 @@ impl Analysis {
         match self.subject {
             SubjectKind::Model | SubjectKind::Part => (
                 "The runner recorded no operator calls.",
-                "Use a runner that writes operator events.",
+                "Record them in the unprofiled pass: profiling.runner.operators of the request.",
             ),
             SubjectKind::Command => (
                 "The command reports no operators, and no range inside its stages is one.",

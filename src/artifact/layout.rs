@@ -129,12 +129,16 @@ pub const NCU_DETAILS: &str = "details.csv";
 pub const NCU_CHOICE: &str = "choice.json";
 
 /// The GEMM-log passes, a folder for each: `gemm_log/prefill/cublas.log`, and `gemm_log/all/` with
-/// a few decode steps.
+/// a few decode steps; of a command `gemm_log/processes/cublas_PID.log`, a file per process.
 pub const GEMM_LOG: &str = "gemm_log";
 pub const GEMM_PREFILL: &str = "prefill";
 pub const GEMM_ALL: &str = "all";
+pub const GEMM_PROCESSES: &str = "processes";
 pub const CUBLAS_LOG: &str = "cublas.log";
 pub const CUBLASLT_LOG: &str = "cublaslt.log";
+/// The same of a process of a command; the libraries replace `%i` by the process id.
+pub const CUBLAS_PROCESS_LOG: &str = "cublas_%i.log";
+pub const CUBLASLT_PROCESS_LOG: &str = "cublaslt_%i.log";
 
 /// The part of an aligned run alone, and extracted from its layer; each with `baseline/`, `nsys/`
 /// and `logs/`.

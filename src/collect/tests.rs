@@ -35,7 +35,7 @@ esac"#;
 
 /// Settings of the mode deep.
 pub fn settings() -> Profiling {
-    Profiling::bundled(Mode::Deep).unwrap()
+    Profiling::bundled(&Mode::DEEP).unwrap()
 }
 
 pub struct TestHost {
@@ -85,6 +85,9 @@ impl TestHost {
             prompt_tokens: None,
             extracted: false,
             cold_cache: false,
+            operators: true,
+            predictions: true,
+            memory: false,
         }
     }
 

@@ -57,8 +57,12 @@ pub enum ConfigError {
     Profiling { name: String, source: ProfilingError },
     #[error("{origin}: command {name}: {message}")]
     Target { origin: String, name: String, message: String },
-    #[error("unknown preset {}; expected deep.toml, light.toml or basic.toml", path.display())]
-    UnknownPreset { path: PathBuf },
+    #[error(
+        "invalid name of the preset {}; expected NAME.toml with at most 32 lower-case letters, \
+         digits, _ and -, a letter first",
+        path.display()
+    )]
+    PresetName { path: PathBuf },
 }
 
 /// All settings; [`DEFAULTS`] explains each.

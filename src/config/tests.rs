@@ -1,7 +1,7 @@
 //! Tests of the merge of settings, of the presets and of the models folder.
 
 use super::*;
-use crate::domain::mode::Mode;
+use crate::domain::{mode::Mode, profiling::Presets};
 
 fn load(variables: &[(&str, &str)]) -> Result<Config, ConfigError> {
     Config::load_with(
@@ -84,27 +84,70 @@ fn bundled_models_are_valid_and_a_folder_overrides_them() {
 }
 
 #[test]
-fn a_folder_overrides_the_presets_key_by_key_and_unknown_names_are_rejected() {
+fn a_folder_overrides_the_presets_key_by_key() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("deep.toml");
     std::fs::write(&path, "[ncu]\nmax_launches = 9\n").unwrap();
     let (changed, bundled) = (profiling(Some(dir.path())).unwrap(), profiling(None).unwrap());
+    let of = |presets: &Presets, mode: &Mode| presets[mode].profiling.clone();
     assert_eq!(
-        (changed[&Mode::Deep].ncu.max_launches, bundled[&Mode::Deep].ncu.max_launches),
+        (of(&changed, &Mode::DEEP).ncu.max_launches, of(&bundled, &Mode::DEEP).ncu.max_launches),
         (9, 120)
     );
-    assert_eq!(
-        (&changed[&Mode::Deep].nsys, &changed[&Mode::Light]),
-        (&bundled[&Mode::Deep].nsys, &bundled[&Mode::Light])
-    );
+    assert_eq!(changed[&Mode::DEEP].description, bundled[&Mode::DEEP].description);
+    assert_eq!(of(&changed, &Mode::DEEP).nsys, of(&bundled, &Mode::DEEP).nsys);
+    assert_eq!(changed[&Mode::LIGHT], bundled[&Mode::LIGHT]);
     std::fs::write(&path, "[ncu]\nmax_launch = 9\n").unwrap();
     let error = profiling(Some(dir.path())).unwrap_err();
     assert_eq!(
         crate::chain(&error),
         "profiling preset deep: unknown setting ncu.max_launch; did you mean ncu.max_launches?"
     );
-    std::fs::rename(&path, dir.path().join("deeper.toml")).unwrap();
-    assert!(matches!(profiling(Some(dir.path())), Err(ConfigError::UnknownPreset { .. })));
+}
+
+#[test]
+fn files_of_other_names_are_presets_of_their_own() {
+    let dir = tempfile::tempdir().unwrap();
+    let write = |name: &str, text: &str| std::fs::write(dir.path().join(name), text).unwrap();
+    write("deep.toml", "[ncu]\nmax_launches = 9\n");
+    write("nightly.toml", "[nsys]\nrepeats = 7\n");
+    write("quick.toml", "base = \"light\"\ndescription = \"a short timeline\"\n[nvml]\nhz = 5\n");
+    let presets = profiling(Some(dir.path())).unwrap();
+    let names: Vec<&str> = presets.keys().map(Mode::as_str).collect();
+    assert_eq!(names, ["deep", "light", "basic", "nightly", "quick"]);
+    let of = |name: &str| &presets[&name.parse::<Mode>().unwrap()];
+    let (deep, nightly, quick) = (of("deep"), of("nightly"), of("quick"));
+    assert_eq!(nightly.profiling.nsys.repeats, 7);
+    assert_eq!(nightly.description, "");
+    assert_eq!(
+        (deep.profiling.ncu.max_launches, nightly.profiling.ncu.max_launches),
+        (9, 120),
+        "the base is the bundled preset"
+    );
+    assert_eq!((quick.description.as_str(), quick.profiling.nvml.hz), ("a short timeline", 5));
+    assert_eq!(quick.profiling.nsys, presets[&Mode::LIGHT].profiling.nsys);
+}
+
+#[test]
+fn wrong_presets_are_refused_with_their_name() {
+    for (name, text, expected) in [
+        (
+            "quick.toml",
+            "base = \"lite\"",
+            "quick: base: unknown \"lite\"; expected deep, light, basic",
+        ),
+        ("quick.toml", "base = 3", "quick: base: 3 is not a text"),
+        ("quick.toml", "base = \"nightly\"", "expected deep, light, basic"),
+        ("light.toml", "base = \"deep\"", "light: base: light is a bundled preset"),
+        ("quick.toml", "description = \"a\\nb\"", "expected one line of at most 200 characters"),
+        ("quick.toml", "[nvml]\nhz = 0", "quick: nvml.hz: 0 is not between 1 and 100"),
+        ("Quick.toml", "", "invalid name of the preset"),
+    ] {
+        let dir = tempfile::tempdir().unwrap();
+        std::fs::write(dir.path().join(name), text).unwrap();
+        let error = crate::chain(&profiling(Some(dir.path())).unwrap_err());
+        assert!(error.contains(expected), "{name} {text}: {error}");
+    }
 }
 
 #[test]

@@ -4,24 +4,35 @@
 //! a tool.
 
 mod change;
+mod runner;
 
 use std::{collections::BTreeMap, fmt};
 
 use serde::{Deserialize, Serialize, de::IgnoredAny};
 use utoipa::ToSchema;
 
+pub use self::{
+    change::ProfilingError,
+    runner::{RunnerPass, RunnerSettings},
+};
 use crate::domain::{mode::Mode, named_values::named_values};
-pub use change::ProfilingError;
 
-/// Mode and TOML of each bundled preset.
-pub const PRESETS: &[(Mode, &str)] = &[
-    (Mode::Deep, include_str!("../../conf/profiling/deep.toml")),
-    (Mode::Light, include_str!("../../conf/profiling/light.toml")),
-    (Mode::Basic, include_str!("../../conf/profiling/basic.toml")),
+/// Mode and TOML of each bundled preset, deepest first.
+pub const PRESETS: [(Mode, &str); 3] = [
+    (Mode::DEEP, include_str!("../../conf/profiling/deep.toml")),
+    (Mode::LIGHT, include_str!("../../conf/profiling/light.toml")),
+    (Mode::BASIC, include_str!("../../conf/profiling/basic.toml")),
 ];
 
 /// The presets of this service by mode.
-pub type Presets = BTreeMap<Mode, Profiling>;
+pub type Presets = BTreeMap<Mode, Preset>;
+
+/// Settings of a mode, with one line for people.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Preset {
+    pub description: String,
+    pub profiling: Profiling,
+}
 
 named_values! {
     /// An API that nsys traces.
@@ -80,6 +91,8 @@ named_values! {
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct Profiling {
+    #[serde(default)]
+    pub runner: RunnerSettings,
     pub nsys: NsysSettings,
     #[serde(default)]
     pub gpu_metrics: GpuMetricsSettings,
@@ -260,18 +273,15 @@ impl ToolWord {
 }
 
 impl Profiling {
-    /// The bundled preset of a mode.
-    pub fn bundled(mode: Mode) -> Result<Self, ProfilingError> {
-        let text = PRESETS.iter().find(|(known, _)| *known == mode).map_or("", |(_, text)| text);
-        let profiling: Self =
-            toml::from_str(text).map_err(|error| ProfilingError::Wrong(error.to_string()))?;
-        profiling.check()?;
-        Ok(profiling)
+    /// The settings of a bundled preset.
+    pub fn bundled(mode: &Mode) -> Result<Self, ProfilingError> {
+        Preset::bundled(mode).map(|it| it.profiling)
     }
 
     /// Checks bounds and names.
     pub fn check(&self) -> Result<(), ProfilingError> {
-        let Self { nsys, gpu_metrics, ncu, gemm_log, nvml } = self;
+        let Self { runner, nsys, gpu_metrics, ncu, gemm_log, nvml } = self;
+        runner.check()?;
         check_range("nsys.delay_s", nsys.delay_s, 0, 1800)?;
         check_range("nsys.duration_s", nsys.duration_s, 0, 1800)?;
         check_range("nsys.repeats", nsys.repeats, 1, 100)?;
@@ -305,6 +315,30 @@ impl Profiling {
             }
         }
         Ok(())
+    }
+}
+
+/// The file of a bundled preset: its description, then the settings.
+#[derive(Deserialize)]
+struct BundledFile {
+    description: String,
+    #[serde(flatten)]
+    profiling: toml::Table,
+}
+
+impl Preset {
+    /// The bundled preset of a mode; an error for other modes.
+    pub fn bundled(mode: &Mode) -> Result<Self, ProfilingError> {
+        let wrong = |error: toml::de::Error| ProfilingError::Wrong(error.to_string());
+        let known = PRESETS.iter().find(|(known, _)| known == mode);
+        let (_, text) = known.ok_or_else(|| {
+            let known = PRESETS.map(|(mode, _)| mode.to_string()).join(", ");
+            ProfilingError::Wrong(format!("{mode:?} is not a bundled preset; expected {known}"))
+        })?;
+        let file: BundledFile = toml::from_str(text).map_err(wrong)?;
+        let profiling: Profiling = file.profiling.try_into().map_err(wrong)?;
+        profiling.check()?;
+        Ok(Self { description: file.description, profiling })
     }
 }
 

@@ -118,13 +118,7 @@ fn profiled(
         steps.push(PlannedStep { skipped_because, ..PlannedStep::of(Step::Ncu) });
     }
     if settings.gemm_log.enabled {
-        let skipped = if facts.on_cpu {
-            Some("cuBLAS, which logs GEMMs, runs on GPUs only")
-        } else if workload.is_none() {
-            Some("only model-runner writes the GEMM log")
-        } else {
-            None
-        };
+        let skipped = facts.on_cpu.then_some("cuBLAS, which logs GEMMs, runs on GPUs only");
         steps.push(PlannedStep {
             max_new_tokens: tokens(settings.gemm_log.max_new_tokens),
             skipped_because: skipped.map(str::to_owned),
@@ -146,9 +140,9 @@ mod tests {
 
     #[test]
     fn a_plan_has_the_steps_of_the_settings_and_a_reason_for_each_that_cannot_run() {
-        let mut spec = RunSpec::tiny(Mode::Deep, 0, &[]);
+        let mut spec = RunSpec::tiny(Mode::DEEP, 0, &[]);
         let Subject::Model(subject) = &mut spec.subject else { panic!("a model") };
-        subject.passes.profiling = Some(Profiling::bundled(Mode::Deep).unwrap());
+        subject.passes.profiling = Some(Profiling::bundled(&Mode::DEEP).unwrap());
         let on_cpu = PlanFacts { on_cpu: true, is_server: false };
         let expected = |gpu: bool| {
             [

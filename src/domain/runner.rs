@@ -6,7 +6,11 @@ use std::path::{Component, Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
 
-use crate::domain::{dtype::Dtype, model::ModelSpec};
+use crate::domain::{
+    dtype::Dtype,
+    model::ModelSpec,
+    profiling::{RunnerPass, RunnerSettings},
+};
 
 /// Request file of `model-runner run --request FILE --out DIR`.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -60,6 +64,15 @@ pub struct RunnerRequest {
     /// the model would. The stage `decode_all` includes the flushes, its steps do not.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub cold_cache: bool,
+    /// Record operators, as events and as NVTX ranges.
+    #[serde(default = "yes", skip_serializing_if = "is_yes")]
+    pub operators: bool,
+    /// Store the generated texts.
+    #[serde(default = "yes", skip_serializing_if = "is_yes")]
+    pub predictions: bool,
+    /// Execute the first sample once more after all others, to record the memory of a GPU.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub memory: bool,
 }
 
 /// A prompt with its images.
@@ -74,6 +87,16 @@ impl RunnerRequest {
     /// Number of samples.
     pub fn samples(&self) -> u32 {
         1 + self.further_samples.len() as u32
+    }
+
+    /// The request as its settings define a pass: what it records.
+    pub fn of_pass(&self, pass: RunnerPass, settings: &RunnerSettings) -> Self {
+        Self {
+            operators: settings.operators.contains(&pass),
+            predictions: settings.predictions.contains(&pass),
+            memory: settings.memory && pass == RunnerPass::Baseline,
+            ..self.clone()
+        }
     }
 
     /// The request with the first sample only.
@@ -137,6 +160,14 @@ fn relative(folder: &Path, path: &Path) -> PathBuf {
     up.chain(path.components().skip(shared)).collect()
 }
 
+const fn yes() -> bool {
+    true
+}
+
+const fn is_yes(value: &bool) -> bool {
+    *value
+}
+
 fn is_zero(ms: &u32) -> bool {
     *ms == 0
 }
@@ -144,7 +175,7 @@ fn is_zero(ms: &u32) -> bool {
 /// One line of JSON on the runner's standard output.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Progress {
-    /// `load`, `warmup`, `measure`, `steady` or `ceilings`.
+    /// `load`, `warmup`, `measure`, `steady`, `memory` or `ceilings`.
     pub phase: String,
     pub done: u64,
     pub total: u64,

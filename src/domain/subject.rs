@@ -217,8 +217,8 @@ impl RunSpec {
     }
 
     /// The mode of collection.
-    pub fn mode(&self) -> Option<Mode> {
-        self.passes().map(|it| it.mode)
+    pub fn mode(&self) -> Option<&Mode> {
+        self.passes().map(|it| &it.mode)
     }
 
     /// The requested device; `None` for a run that needs none.

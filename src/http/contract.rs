@@ -65,8 +65,9 @@ pub fn complete(handlers: Declarations) -> Value {
 }
 
 /// Schemas of the passes' settings.
-const SETTINGS: [&str; 6] = [
+const SETTINGS: [&str; 7] = [
     "Profiling",
+    "RunnerSettings",
     "NsysSettings",
     "GpuMetricsSettings",
     "NcuSettings",
@@ -79,6 +80,11 @@ fn declare_changes(schemas: &mut Map<String, Value>) {
     if let Some(nsys) = schemas.get_mut("NsysSettings") {
         for list in ["trace", "trace_on_cpu"] {
             nsys["properties"][list]["contains"] = json!({ "const": "nvtx" });
+        }
+    }
+    if let Some(runner) = schemas.get_mut("RunnerSettings") {
+        for list in ["operators", "predictions"] {
+            runner["properties"][list]["uniqueItems"] = json!(true);
         }
     }
     if let Some(metrics) = schemas.get_mut("GpuMetricsSettings") {
@@ -198,9 +204,24 @@ fn remove_null(kind: &mut Value) {
     }
 }
 
-/// The contract as YAML, with short lists and references on one line.
+/// The contract as YAML, with short lists, types and references on one line.
 pub fn yaml(contract: &Value) -> String {
     let text = yaml_serde::to_string(contract).expect("a contract is plain data");
+    let lines = with_inline_lists(&text);
+    let mut lines = lines.lines().peekable();
+    let mut out = String::with_capacity(text.len());
+    while let Some(line) = lines.next() {
+        out += line;
+        if let Some(fields) = inline_fields(line, &lines) {
+            out += &format!(" {{ {} }}", fields.join(", "));
+            lines.nth(fields.len() - 1);
+        }
+        out.push('\n');
+    }
+    out
+}
+
+fn with_inline_lists(text: &str) -> String {
     let mut lines = text.lines().peekable();
     let mut out = String::with_capacity(text.len());
     while let Some(line) = lines.next() {
@@ -215,23 +236,27 @@ pub fn yaml(contract: &Value) -> String {
             if !items.is_empty() {
                 out += &inline_list(&items, item.len());
             }
-        } else if let Some(reference) = lone_reference(line, &lines) {
-            out += &format!(" {{ {reference} }}");
-            lines.next();
         }
         out.push('\n');
     }
     out
 }
 
-/// The reference after the line of a key, if it is all that the key has.
-fn lone_reference<'t>(key: &str, rest: &Peekable<Lines<'t>>) -> Option<&'t str> {
+/// The fields after the line of a key, if they are a type, with its format and bounds, or a
+/// reference, and are all that the key has.
+fn inline_fields<'t>(key: &str, rest: &Peekable<Lines<'t>>) -> Option<Vec<&'t str>> {
+    const FIELDS: [&str; 5] = ["$ref: ", "type: ", "format: ", "minimum: ", "maximum: "];
+    const WIDTH: usize = 100;
     let indent = |line: &str| line.len() - line.trim_start_matches([' ', '-']).len();
-    let mut rest = rest.clone();
-    let reference = key.ends_with(':').then(|| rest.next()).flatten()?;
-    let alone = rest.next().is_none_or(|next| indent(next) < indent(reference));
-    let is_reference = reference.trim_start().starts_with("$ref: ");
-    (is_reference && indent(reference) > indent(key) && alone).then(|| reference.trim_start())
+    let inner = indent(rest.clone().next().filter(|_| key.ends_with(':'))?);
+    let fields: Vec<&str> =
+        rest.clone().take_while(|line| indent(line) >= inner).take(FIELDS.len() + 1).collect();
+    let known = |line: &&str| {
+        indent(line) == inner && FIELDS.iter().any(|it| line.trim_start().starts_with(it))
+    };
+    let fits = key.len() + fields.iter().map(|it| it.trim().len() + 2).sum::<usize>() + 4 <= WIDTH;
+    let inline = inner > indent(key) && fits && fields.iter().all(known);
+    inline.then(|| fields.iter().map(|line| line.trim()).collect())
 }
 
 /// A list of scalars in flow style, wrapped at 100 columns.

@@ -6,6 +6,7 @@
 use super::{
     RunningJob, StoppedBy,
     counters::{CounterTarget, CountersStep},
+    gemm_log::{GemmLogStep, GemmLogTarget},
     gpu_metrics::GpuMetricsStep,
     preflight::CommandPreflight,
     step_runner::{JobStep, StepOutcome},
@@ -79,6 +80,10 @@ impl RunningJob<'_> {
             let target = CounterTarget::Command(&run);
             self.run_step(CountersStep { target, plan: &selected, settings }).await?;
         }
+        if settings.gemm_log.enabled {
+            let target = GemmLogTarget::Command(&run);
+            self.run_step(GemmLogStep { target, settings }).await?;
+        }
         self.list_not_collected(plan, settings);
         Ok(())
     }
@@ -95,13 +100,9 @@ impl RunningJob<'_> {
 
     /// Lists the passes that a run of a model has in this mode, and a command has not.
     fn list_not_collected(&mut self, plan: &CommandPlan, settings: &Profiling) {
-        let counters = (settings.ncu.enabled && plan.kind == CommandKind::Server)
-            .then_some("counters, which need a program that ends by itself");
-        let gemms =
-            settings.gemm_log.enabled.then_some("the GEMM log, which only our own runner writes");
-        let missing: Vec<&str> = [counters, gemms].into_iter().flatten().collect();
-        if !missing.is_empty() {
-            let message = format!("Not collected of a command: {}.", missing.join("; "));
+        if settings.ncu.enabled && plan.kind == CommandKind::Server {
+            let message = "Not collected of a command: counters, which need a program that ends \
+                           by itself.";
             self.add_finding(Finding::new("left_out_of_commands", Severity::Info, message));
         }
     }

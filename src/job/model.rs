@@ -5,7 +5,7 @@ use std::{fs, io};
 use super::{
     RunningJob, StoppedBy,
     counters::{CounterTarget, CountersStep},
-    gemm_log::GemmLogStep,
+    gemm_log::{GemmLogStep, GemmLogTarget},
     gpu_metrics::GpuMetricsStep,
     preflight::RunnerPreflight,
     step_runner::{JobStep, StepOutcome},
@@ -19,7 +19,7 @@ use crate::{
         finding::{Finding, NOT_APPLICABLE, Severity},
         model::ModelSpec,
         part::PartPath,
-        profiling::Profiling,
+        profiling::{Profiling, RunnerPass},
         runner::{self, RunnerRequest},
         state::Step,
         subject::{Passes, Workload},
@@ -46,7 +46,7 @@ impl JobStep for BaselineStep<'_> {
     }
 
     async fn verify(&mut self, job: &mut RunningJob<'_>) -> Result<(), String> {
-        job.publish_predictions()
+        if self.request.predictions { job.publish_predictions() } else { Ok(()) }
     }
 }
 
@@ -83,23 +83,26 @@ impl RunningJob<'_> {
         settings: &Profiling,
     ) -> Result<(), StoppedBy> {
         self.reuse_passes(TimelineTarget::Runner(request), settings).await?;
-        self.require(BaselineStep { request, settings }).await?;
+        let of = |pass| request.of_pass(pass, &settings.runner);
+        self.require(BaselineStep { request: &of(RunnerPass::Baseline), settings }).await?;
         let mut selected = CounterPlan::default();
         if settings.nsys.enabled {
+            let request = &of(RunnerPass::Nsys);
             let step = TimelineStep { target: TimelineTarget::Runner(request), settings };
             selected = self.run_step(step).await?.unwrap_or_default();
         }
         self.list_not_applicable(settings);
         if settings.gpu_metrics.enabled && !self.device.is_cpu() {
-            let target = TimelineTarget::Runner(request);
+            let target = TimelineTarget::Runner(&of(RunnerPass::GpuMetrics));
             self.run_step(GpuMetricsStep { target, settings }).await?;
         }
         if settings.ncu.enabled && !self.device.is_cpu() {
-            let target = CounterTarget::Runner(request);
+            let target = CounterTarget::Runner(&of(RunnerPass::Ncu));
             self.run_step(CountersStep { target, plan: &selected, settings }).await?;
         }
         if settings.gemm_log.enabled && !self.device.is_cpu() {
-            self.run_step(GemmLogStep { request, settings }).await?;
+            let target = GemmLogTarget::Runner(&of(RunnerPass::GemmLog));
+            self.run_step(GemmLogStep { target, settings }).await?;
         }
         Ok(())
     }

@@ -19,7 +19,7 @@ use crate::{
         finding::{Finding, Severity},
         model::ModelSpec,
         part::{MockChange, PartPath},
-        profiling::Profiling,
+        profiling::{Profiling, RunnerPass},
         runner::RunnerRequest,
         state::Step,
         subject::PartSubject,
@@ -94,7 +94,9 @@ impl AlignStep<'_> {
             return in_folder(StepResult::failed(format!("cannot make the folder: {error}")));
         }
         let (host, settings) = (job.host, self.settings);
-        let pass = host.collector.baseline(&dir, request, &settings.nvml, limits);
+        let of = |pass| RunnerRequest { memory: false, ..request.of_pass(pass, &settings.runner) };
+        let baseline = of(RunnerPass::Baseline);
+        let pass = host.collector.baseline(&dir, &baseline, &settings.nvml, limits);
         let result = job.run_side_pass(&format!("{folder}/{}", layout::BASELINE), pass).await;
         if !result.is_success() {
             return in_folder(result);
@@ -102,7 +104,8 @@ impl AlignStep<'_> {
         let mut nsys = settings.nsys.clone();
         nsys.repeats = nsys.repeats.max(MIN_REPEATS);
         let timeline = NsysPass::timeline(&nsys);
-        let pass = host.collector.nsys(&dir, request, &timeline, limits);
+        let traced = of(RunnerPass::Nsys);
+        let pass = host.collector.nsys(&dir, &traced, &timeline, limits);
         in_folder(job.run_side_pass(&format!("{folder}/{}", layout::NSYS), pass).await)
     }
 }

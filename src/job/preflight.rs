@@ -140,6 +140,9 @@ impl RunningJob<'_> {
             prompt_tokens: None,
             extracted: false,
             cold_cache: false,
+            operators: true,
+            predictions: true,
+            memory: false,
         })
     }
 

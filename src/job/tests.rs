@@ -11,7 +11,7 @@ use tokio_util::sync::CancellationToken;
 
 use super::{
     counters::{CounterTarget, CountersStep},
-    gemm_log::GemmLogStep,
+    gemm_log::{GemmLogStep, GemmLogTarget},
     gpu_metrics::GpuMetricsStep,
     timeline::{TimelineStep, TimelineTarget},
     *,
@@ -124,12 +124,12 @@ impl Bench {
     /// The job of a deep run on a GPU.
     pub fn spec(&self) -> JobSpec {
         let model = config::models(None).unwrap().models["deepseek-ocr-tiny"].clone();
-        let profiling = Profiling::bundled(Mode::Deep).unwrap();
+        let profiling = Profiling::bundled(&Mode::DEEP).unwrap();
         JobSpec {
             id: RunId::now(),
             folder: FolderId::default(),
             attempt: 1,
-            spec: RunSpec::tiny(Mode::Deep, 0, &[]).on_device("cuda:0"),
+            spec: RunSpec::tiny(Mode::DEEP, 0, &[]).on_device("cuda:0"),
             subject: JobSubject::Model { model, profiling },
             inputs: self.dir.path().to_owned(),
             devices: vec![],
@@ -176,7 +176,7 @@ impl Bench {
         let mut job =
             RunningJob::new(&spec, &dir, &device, &self.host, stop, (journal, Vec::new()));
         job.deadline = Instant::now() + limit;
-        let mut settings = Profiling::bundled(Mode::Deep).unwrap();
+        let mut settings = Profiling::bundled(&Mode::DEEP).unwrap();
         settings.gpu_metrics.rates_hz = rates_hz.to_vec();
         let request = request();
         let target = TimelineTarget::Runner(&request);
@@ -228,7 +228,7 @@ impl Bench {
 
 /// The passes of a deep run after the unprofiled one.
 async fn deep_passes(job: &mut RunningJob<'_>, limit: Duration) -> Result<(), StoppedBy> {
-    let (request, settings) = (request(), &Profiling::bundled(Mode::Deep).unwrap());
+    let (request, settings) = (request(), &Profiling::bundled(&Mode::DEEP).unwrap());
     job.deadline = Instant::now() + LIMIT;
     let target = TimelineTarget::Runner(&request);
     let timeline = job.run_step(TimelineStep { target, settings }).await?;
@@ -237,7 +237,8 @@ async fn deep_passes(job: &mut RunningJob<'_>, limit: Duration) -> Result<(), St
     let target = CounterTarget::Runner(&request);
     job.run_step(CountersStep { target, plan, settings }).await?;
     job.deadline = Instant::now() + LIMIT;
-    job.run_step(GemmLogStep { request: &request, settings }).await.map(|_| ())
+    let target = GemmLogTarget::Runner(&request);
+    job.run_step(GemmLogStep { target, settings }).await.map(|_| ())
 }
 
 pub(super) const LIMIT: Duration = Duration::from_secs(60);
@@ -265,6 +266,9 @@ pub(super) fn request() -> RunnerRequest {
         prompt_tokens: None,
         extracted: false,
         cold_cache: false,
+        operators: true,
+        predictions: true,
+        memory: false,
     }
 }
 

@@ -71,14 +71,9 @@ impl JobStep for TimelineStep<'_> {
 
     /// A timeline that does not end leaves time for the passes after it.
     fn limits(&self, job: &RunningJob<'_>, of_run: ProcessLimits) -> ProcessLimits {
-        let gemm_log =
-            matches!(self.target, TimelineTarget::Runner(_)) && self.settings.gemm_log.enabled;
-        let Profiling { gpu_metrics, ncu, .. } = self.settings;
-        if !job.device.is_cpu() && (gpu_metrics.enabled || ncu.enabled || gemm_log) {
-            share_of_time(&of_run, 2)
-        } else {
-            of_run
-        }
+        let Profiling { gpu_metrics, ncu, gemm_log, .. } = self.settings;
+        let more = gpu_metrics.enabled || ncu.enabled || gemm_log.enabled;
+        if !job.device.is_cpu() && more { share_of_time(&of_run, 2) } else { of_run }
     }
 
     async fn run(&mut self, job: &mut RunningJob<'_>, limits: &ProcessLimits) -> StepOutcome {

@@ -85,6 +85,7 @@ fn is_possible(event: &Event) -> bool {
         | Event::Sample(_)
         | Event::End(_)
         | Event::Ceiling(_)
+        | Event::Memory(_)
         | Event::Steady(_) => false,
         Event::Experts(_) | Event::Output(_) => true,
     }

@@ -5,7 +5,7 @@
 //! counted, never guessed.
 
 use std::{
-    collections::HashMap,
+    collections::{BTreeSet, HashMap},
     io::{self, BufRead, BufReader, Read},
     path::Path,
 };
@@ -14,7 +14,7 @@ use super::ParseError;
 use crate::{
     artifact::{layout, packed},
     domain::runner::RunnerRequest,
-    trace::gemm::{GemmCall, GemmLog, GemmShape, GemmTrace},
+    trace::gemm::{GemmCall, GemmLog, GemmShape, GemmTrace, ProcessGemms},
 };
 
 /// Maximum length of a log and of a line.
@@ -22,12 +22,21 @@ const MAX_LOG: u64 = 1 << 30;
 const MAX_LINE: usize = 64 << 10;
 /// Maximum number of arguments of a call: three times that of the longest known call.
 const MAX_ARGUMENTS: usize = 64;
+/// Maximum number of processes of a command whose logs are read.
+const MAX_PROCESSES: usize = 64;
 
 /// Reads the GEMM logs in the run's folder; `None` where there are none.
 pub fn read(dir: &Path) -> Result<Option<GemmTrace>, ParseError> {
     let folder = dir.join(layout::GEMM_LOG);
     if !folder.exists() {
         return Ok(None);
+    }
+    let processes = folder.join(layout::GEMM_PROCESSES);
+    if processes.exists() {
+        return Ok(Some(GemmTrace {
+            processes: read_processes(&processes)?,
+            ..GemmTrace::default()
+        }));
     }
     let log = |pass: &str, name: &str, parser: &mut dyn Parser| {
         read_log(&folder.join(pass).join(name), parser)
@@ -41,7 +50,29 @@ pub fn read(dir: &Path) -> Result<Option<GemmTrace>, ParseError> {
         lt_prefill: log(layout::GEMM_PREFILL, layout::CUBLASLT_LOG, &mut CublasLt)?,
         lt_all: log(layout::GEMM_ALL, layout::CUBLASLT_LOG, &mut CublasLt)?,
         decode_steps: request.map_or(0, |request| request.max_new_tokens.into()),
+        processes: vec![],
     }))
+}
+
+/// Reads the logs of a command's processes, in the order of their ids.
+fn read_processes(folder: &Path) -> Result<Vec<ProcessGemms>, ParseError> {
+    let unread = |source| ParseError::Read { path: folder.into(), source };
+    let pid = |name: &str| -> Option<u32> {
+        let name = name.strip_suffix(".zst").unwrap_or(name).strip_suffix(".log")?;
+        name.strip_prefix("cublas_").or_else(|| name.strip_prefix("cublaslt_"))?.parse().ok()
+    };
+    let names = std::fs::read_dir(folder).map_err(unread)?.map(|entry| Ok(entry?.file_name()));
+    let names: Vec<_> = names.collect::<io::Result<_>>().map_err(unread)?;
+    let pids: BTreeSet<u32> = names.iter().filter_map(|name| pid(name.to_str()?)).collect();
+    let path = |name: &str, pid: u32| folder.join(name.replace("%i", &pid.to_string()));
+    let logs = |pid| {
+        Ok(ProcessGemms {
+            pid,
+            cublas: read_log(&path(layout::CUBLAS_PROCESS_LOG, pid), &mut Cublas::default())?,
+            lt: read_log(&path(layout::CUBLASLT_PROCESS_LOG, pid), &mut CublasLt)?,
+        })
+    };
+    pids.into_iter().take(MAX_PROCESSES).map(logs).collect()
 }
 
 fn read_log(path: &Path, parser: &mut dyn Parser) -> Result<GemmLog, ParseError> {
@@ -143,6 +174,8 @@ fn cublas_shape(function: &str, arguments: &HashMap<String, String>) -> Option<G
         Some('H') => "f16",
         _ => "",
     };
+    // Without an argument the accumulator has the type of the operands.
+    let compute = named.strip_prefix('f').map(|bits| format!("{bits}f")).unwrap_or_default();
     let kind =
         |name: &str| arguments.get(name).map_or_else(|| named.to_owned(), |value| data_type(value));
     // A truncated log may have the sizes without the types.
@@ -161,9 +194,7 @@ fn cublas_shape(function: &str, arguments: &HashMap<String, String>) -> Option<G
         out_type,
         left_transposed: op("transb")?,
         right_transposed: op("transa")?,
-        compute: arguments
-            .get("computeType")
-            .map_or_else(|| named.to_owned(), |value| compute_type(value)),
+        compute: arguments.get("computeType").map_or(compute, |value| compute_type(value)),
     })
 }
 

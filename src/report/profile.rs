@@ -19,6 +19,7 @@ use crate::{
             nsys_sums::{CallSum, RangeSum},
         },
         ledger::{LedgerMember, LedgerRow, LedgerStage},
+        memory::MemoryRecord,
         operators::OperatorRecord,
         power::Power,
         roofline::{
@@ -184,6 +185,9 @@ pub struct LLMProfileReport {
     #[schema(value_type = Vec<Object>)]
     pub ledger_stages: Vec<LedgerStage>,
     pub overhead: Vec<OverheadRecord>,
+    /// Device memory of stages, then of operators; empty where the runner did not record it.
+    #[serde(default)]
+    pub memory: Vec<MemoryRecord>,
     /// Energy, power and clocks; `null` where no GPU was sampled.
     pub power: Option<Power>,
     pub outputs: OutputCheck,

@@ -34,7 +34,11 @@ pub fn resolve(run: &ClaimedRun, cx: &Context) -> Result<JobSpec, String> {
 
 fn resolve_subject(subject: &Subject, cx: &Context) -> Result<JobSubject, String> {
     let profiling = |passes: &Passes| {
-        let settings = passes.profiling.as_ref().or(cx.presets.get(&passes.mode)).cloned();
+        let settings = passes
+            .profiling
+            .as_ref()
+            .or_else(|| Some(&cx.presets.get(&passes.mode)?.profiling))
+            .cloned();
         settings.ok_or_else(|| format!("mode {} is no longer configured", passes.mode))
     };
     let of_model = |name: &str, passes: &Passes| {

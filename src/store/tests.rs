@@ -14,7 +14,7 @@ async fn store() -> (tempfile::TempDir, Store) {
 }
 
 fn spec(priority: i32) -> RunSpec {
-    RunSpec::tiny(Mode::Basic, priority, &["night"])
+    RunSpec::tiny(Mode::BASIC, priority, &["night"])
 }
 
 async fn submit(store: &Store, priority: i32) -> StoredRun {

@@ -73,6 +73,12 @@ pub struct CounterValues {
     pub dram_pct: Option<f64>,
     pub l1_hit_pct: Option<f64>,
     pub l2_hit_pct: Option<f64>,
+    /// Throughput of the L2 cache.
+    #[serde(default)]
+    pub l2_pct: Option<f64>,
+    /// Blocks over those that the device can hold at once.
+    #[serde(default)]
+    pub waves: Option<f64>,
     /// Achieved occupancy: resident warps over the SM's maximum.
     pub achieved_occupancy_pct: Option<f64>,
     /// Occupancy that registers, shared memory and block size allow.

@@ -7,7 +7,7 @@
 use serde::{Deserialize, Serialize};
 
 /// Version of the format; readers reject newer versions.
-pub const EVENT_SCHEMA: u32 = 3;
+pub const EVENT_SCHEMA: u32 = 4;
 
 /// NVTX domain of stages: `prefill`, `decode_all`, `decode_step`, `vision`, `sam`, `clip`,
 /// `projector`, `warmup`.
@@ -33,6 +33,8 @@ pub enum Event {
     Output(Output),
     /// A stage repeated back to back, so that slow power readings cover it alone.
     Steady(Steady),
+    /// Device memory during one call of an operator or one range.
+    Memory(MemoryUse),
     /// A ceiling measured on this device by the runner.
     Ceiling(Ceiling),
     /// Last line: the runner finished without being killed.
@@ -180,6 +182,22 @@ pub struct Steady {
     pub end_ns: i64,
     /// Complete runs of the stage between start and end.
     pub instances: u64,
+}
+
+/// Bytes in use for tensors and graphs on the device, as its allocator counts them when the host
+/// allocates and frees.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct MemoryUse {
+    /// The innermost of `prefill` and `decode_all`, or a range around both.
+    pub stage: String,
+    /// Module path of the operator; empty for the whole range.
+    pub path: String,
+    /// As in [`OperatorCall`]; empty for a range.
+    pub op: String,
+    /// In use before, at most during, and after the call, its result included.
+    pub before_bytes: u64,
+    pub peak_bytes: u64,
+    pub after_bytes: u64,
 }
 
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]

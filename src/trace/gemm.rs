@@ -4,7 +4,7 @@
 //! cuBLAS log are the program's n and m. All values here are converted.
 
 /// One GEMM shape: `batch` products of (m x k) and (k x n).
-#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[derive(Debug, Clone, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct GemmShape {
     pub m: u64,
     pub n: u64,
@@ -65,4 +65,15 @@ pub struct GemmTrace {
     pub lt_all: GemmLog,
     /// Decode steps of the second pass.
     pub decode_steps: u64,
+    /// Logs of a command, by process; the fields above are those of a runner.
+    pub processes: Vec<ProcessGemms>,
+}
+
+/// Logs of one process.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct ProcessGemms {
+    pub pid: u32,
+    pub cublas: GemmLog,
+    /// Calls of cublasLt, those that cuBLAS made included.
+    pub lt: GemmLog,
 }

@@ -96,7 +96,7 @@ pub fn model_spec(device: &str) -> RunSpec {
         dtype: None,
     };
     let device = device.to_owned();
-    let passes = Passes { mode: Mode::Light, repeats: 1, warmup: 0, device, profiling: None };
+    let passes = Passes { mode: Mode::LIGHT, repeats: 1, warmup: 0, device, profiling: None };
     RunSpec { subject: Subject::Model(ModelSubject { workload, passes }), common }
 }
 

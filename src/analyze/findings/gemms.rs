@@ -13,7 +13,7 @@ use crate::{
 const MATTERS_PCT: f64 = 10.0;
 /// A GEMM of fewer rows leaves most of a tensor core tile empty.
 const SMALL_ROWS: u64 = 16;
-/// Side of the tile that GEMMs are compared with, and the share of it to fill, percent.
+/// Side of the tile of a GEMM whose kernel is unknown, and the share of tiles to fill, percent.
 const TILE: u64 = 128;
 const FILLED_PCT: f64 = 75.0;
 
@@ -31,7 +31,7 @@ pub const RULES: &[Rule] = &[
         id: "gemm_tiles_unfilled",
         severity: Info,
         fires_on: "a GEMM of 16 rows or more and at least 10 % of a stage's GEMMs fills less than \
-                   75 % of its 128 x 128 tiles",
+                   75 % of its kernel's tiles, or of 128 x 128 tiles where these are unknown",
         advice: "Pad or batch to sizes that fill tiles, or let the library choose smaller ones.",
         max_saving: None,
         find: gemm_tiles_unfilled,
@@ -40,7 +40,7 @@ pub const RULES: &[Rule] = &[
         id: "gemm_log_empty",
         severity: Warning,
         fires_on: "the GEMM log contains no GEMM",
-        advice: "Check the files below gemm_log/: the runner may use another library.",
+        advice: "Check the files below gemm_log/: the program may use another library.",
         max_saving: None,
         find: log_findings,
     },
@@ -49,6 +49,15 @@ pub const RULES: &[Rule] = &[
         severity: Warning,
         fires_on: "the log of prefill is not the start of the log of both stages",
         advice: "Record the logs again with the same settings.",
+        max_saving: None,
+        find: log_findings,
+    },
+    Rule {
+        id: "gemm_kernels_not_joined",
+        severity: Info,
+        fires_on: "the logged GEMMs of a stage and the kernels of libraries in the timeline differ \
+                   in number, tile or grid",
+        advice: "Record log and timeline again with the same settings, without other GEMMs.",
         max_saving: None,
         find: log_findings,
     },
@@ -99,19 +108,18 @@ fn gemm_small(analysis: &Analysis, _: &Trace) -> Vec<Finding> {
     gemms(analysis, |it| it.m < SMALL_ROWS && it.batch == 1).map(found).collect()
 }
 
-/// Share of its tiles that a GEMM fills, percent.
+/// Share of its tiles that a GEMM fills, percent; of square tiles where its kernel is unknown.
 fn filled(it: &GemmRecord) -> f64 {
     let up = |side: u64| (side.div_ceil(TILE) * TILE).max(1) as f64;
-    100.0 * (it.m as f64 / up(it.m)) * (it.n as f64 / up(it.n))
+    let square = || 100.0 * (it.m as f64 / up(it.m)) * (it.n as f64 / up(it.n));
+    it.tile_fill_pct.unwrap_or_else(square)
 }
 
 fn gemm_tiles_unfilled(analysis: &Analysis, _: &Trace) -> Vec<Finding> {
     let found = |(it, share): (&GemmRecord, f64)| {
-        let message = format!(
-            "A GEMM in {} fills {:.0} % of its {TILE} x {TILE} tiles.",
-            it.stage,
-            filled(it)
-        );
+        let tile = it.tile.clone().unwrap_or_else(|| format!("{TILE} x {TILE}"));
+        let message =
+            format!("A GEMM in {} fills {:.0} % of its {tile} tiles.", it.stage, filled(it));
         finding("gemm_tiles_unfilled", message)
             .with("m x n x k", shape(it))
             .with("calls", it.calls)

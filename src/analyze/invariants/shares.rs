@@ -46,6 +46,7 @@ pub fn visit_shares(
     }
     for it in &mut analysis.gemms.records {
         visit("GemmRecord.share_pct", &it.stage, &mut it.share_pct);
+        visit("GemmRecord.tile_fill_pct", &it.stage, &mut it.tile_fill_pct);
     }
     for it in &mut analysis.mfu.operators {
         visit("OperatorMfu.exclusive_pct", &it.path, &mut it.exclusive_pct);
@@ -118,6 +119,8 @@ fn power(analysis: &mut Analysis, visit: &mut impl FnMut(&'static str, &str, &mu
     let Some(power) = &mut analysis.power else { return };
     visit("Power.busy_pct", "the sampler", &mut power.busy_pct);
     for it in &mut power.stages {
+        visit("StagePower.gpu_active_pct", &it.stage, &mut it.gpu_active_pct);
+        visit("StagePower.memory_active_pct", &it.stage, &mut it.memory_active_pct);
         visit("StagePower.throttled_pct", &it.stage, &mut it.throttled_pct);
         it.reasons.retain(|reason| {
             let mut share = Some(reason.share_pct);

@@ -266,6 +266,8 @@ fn mean(launches: &[&LaunchCounters]) -> CounterValues {
         dram_pct: mean(|it| it.dram_pct),
         l1_hit_pct: mean(|it| it.l1_hit_pct),
         l2_hit_pct: mean(|it| it.l2_hit_pct),
+        l2_pct: mean(|it| it.l2_pct),
+        waves: mean(|it| it.waves),
         achieved_occupancy_pct: mean(|it| it.achieved_occupancy_pct),
         theoretical_occupancy_pct: mean(|it| it.theoretical_occupancy_pct),
         tensor_pct: mean(|it| it.tensor_pct),

@@ -1,24 +1,40 @@
-//! GEMMs of each stage: shapes, dtypes, call counts and selected algorithms.
+//! GEMMs of each stage: shapes, dtypes, call counts, selected algorithms, and the time of their
+//! kernels in the timeline.
 //!
 //! In the program's row-major terms, left operand first; the library's log has the operands in
 //! reverse.
+
+mod join;
+mod processes;
+mod tallies;
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
+use self::{
+    join::{StageJoin, TimelineGemms},
+    tallies::ShapeTallies,
+};
 use crate::{
     analyze::{
+        kernels::{LaunchConfig, counters::CounterRecord},
+        roofline::{ceilings::DeviceCeilings, mfu::TOLERANCE_PCT},
         stages::{DECODE, PREFILL},
         stats::percent,
+        timeline::launches::LaunchIndex,
     },
     domain::finding::{Finding, Severity},
-    trace::gemm::{GemmCall, GemmLog, GemmShape, GemmTrace},
+    trace::{
+        gemm::{GemmCall, GemmLog, GemmShape, GemmTrace},
+        names::base_name,
+        nsys::NsysTrace,
+    },
 };
 
 /// All calls of one GEMM shape in one stage: `batch` products of (m x k) and (k x n).
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, ToSchema)]
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct GemmRecord {
     /// Empty when the stage is unknown.
     #[schema(example = "prefill")]
@@ -56,6 +72,40 @@ pub struct GemmRecord {
     pub total_flops: u64,
     /// Share of the stage's GEMM FLOPs, percent.
     pub share_pct: Option<f64>,
+    /// Kernel with the most time; `null`, as are the figures below, where the calls were not joined
+    /// to kernels of the traced pass.
+    #[serde(default)]
+    pub kernel_name: Option<String>,
+    /// Launches in the traced pass.
+    #[serde(default)]
+    pub kernel_calls: Option<u64>,
+    /// Time of these launches, reductions of split k included.
+    #[serde(default)]
+    pub kernel_ms: Option<f64>,
+    /// `kernel_ms / kernel_calls`.
+    #[serde(default)]
+    pub kernel_mean_us: Option<f64>,
+    #[serde(default)]
+    pub flops_per_s: Option<f64>,
+    /// Source of the ceiling: `measured` on this device, else `datasheet`.
+    #[serde(default)]
+    pub ceiling: Option<String>,
+    /// Share of the ceiling of the dtype, percent.
+    #[serde(default)]
+    pub ceiling_pct: Option<f64>,
+    /// Rows, columns and depth of the kernel's tile.
+    #[serde(default)]
+    #[schema(example = "8x64x64")]
+    pub tile: Option<String>,
+    /// `m n k` over the same sides rounded up to whole tiles, percent.
+    #[serde(default)]
+    pub tile_fill_pct: Option<f64>,
+    /// Blocks over those that the device can hold at once, where ncu profiled the launch.
+    #[serde(default)]
+    pub waves: Option<f64>,
+    /// Grid and block of the kernel with the most time.
+    #[serde(skip)]
+    pub launch: Option<LaunchConfig>,
 }
 
 /// The GEMMs of a run.
@@ -68,8 +118,15 @@ pub struct Gemms {
     pub findings: Vec<Finding>,
 }
 
-/// Counts the GEMMs of the logged passes by stage and shape.
-pub fn gemms(trace: &GemmTrace) -> Gemms {
+/// A capture with its launch index, where there is one.
+type GemmTimeline<'a> = Option<(&'a NsysTrace, &'a LaunchIndex)>;
+
+/// Counts the GEMMs of the logged passes by stage and shape, and joins them to their kernels.
+pub fn gemms(trace: &GemmTrace, timeline: GemmTimeline) -> Gemms {
+    let timeline = timeline.map(|(nsys, launches)| TimelineGemms::of(nsys, launches));
+    if !trace.processes.is_empty() {
+        return processes::gemms(&trace.processes, timeline.as_ref());
+    }
     // cuBLAS calls cublasLt internally, so a GEMM may be in both logs; only one log is counted.
     let has_cublas =
         [&trace.prefill, &trace.all].iter().any(|log| !log.calls.is_empty() || log.incomplete > 0);
@@ -81,20 +138,20 @@ pub fn gemms(trace: &GemmTrace) -> Gemms {
         ..Gemms::default()
     };
     if prefill.calls.is_empty() && all.calls.is_empty() {
-        let message = "The cuBLAS logs contain no complete GEMM.";
-        let finding = Finding::new("gemm_log_empty", Severity::Warning, message);
-        gemms.findings.push(
-            finding.advise("Check the files below gemm_log/: the runner may use another library."),
-        );
+        gemms.findings.push(log_empty());
         return gemms;
     }
     let chosen = algorithms(trace);
     let same = |(a, b): (&GemmCall, &GemmCall)| a.shape == b.shape && a.function == b.function;
     let same_start =
         all.calls.len() >= prefill.calls.len() && prefill.calls.iter().zip(&all.calls).all(same);
-    let mut stages = vec![(PREFILL, prefill.calls.as_slice())];
+    let join = timeline.as_ref().map(|it| it.join_last(PREFILL, &prefill.calls, &chosen));
+    gemms.add_stage(PREFILL, &prefill.calls, timeline.as_ref().zip(join), &chosen);
     if same_start {
-        stages.push((DECODE, &all.calls[prefill.calls.len()..]));
+        let calls = &all.calls[prefill.calls.len()..];
+        let steps = (calls, trace.decode_steps);
+        let join = timeline.as_ref().map(|it| it.join_steps(DECODE, steps, &chosen));
+        gemms.add_stage(DECODE, calls, timeline.as_ref().zip(join), &chosen);
     } else {
         let message = "The two GEMM logs start differently: decode's GEMMs cannot be separated \
                        from prefill's.";
@@ -104,62 +161,93 @@ pub fn gemms(trace: &GemmTrace) -> Gemms {
                 .with("GEMMs of prefill", prefill.calls.len())
                 .with("GEMMs of both", all.calls.len()),
         );
-        stages.push(("", &all.calls));
-    }
-    for (stage, calls) in stages {
-        gemms.records.extend(records(stage, calls, &chosen, trace.decode_steps));
+        gemms.add_stage("", &all.calls, None, &chosen);
     }
     gemms
 }
 
-fn records(
-    stage: &str,
-    calls: &[GemmCall],
-    chosen: &ChosenAlgorithm,
-    decode_steps: u64,
-) -> Vec<GemmRecord> {
-    let mut kinds: BTreeMap<(&GemmShape, &str), (u64, BTreeSet<&str>)> = BTreeMap::new();
-    for call in calls {
-        let kind = kinds.entry((&call.shape, &call.function)).or_default();
-        kind.0 += 1;
-        kind.1.extend(call.algorithm.as_deref());
-    }
-    let mut records: Vec<GemmRecord> = kinds
-        .into_iter()
-        .map(|((shape, function), (calls, logged))| {
-            let known = if logged.is_empty() {
-                chosen.get(shape).cloned().unwrap_or_default()
-            } else {
-                logged
-            };
-            let algorithm = known.into_iter().collect::<Vec<_>>().join("; or ");
-            GemmRecord {
-                stage: stage.to_owned(),
-                m: shape.m,
-                n: shape.n,
-                k: shape.k,
-                batch: shape.batch,
-                left_type: shape.left_type.clone(),
-                right_type: shape.right_type.clone(),
-                out_type: shape.out_type.clone(),
-                left_transposed: shape.left_transposed,
-                right_transposed: shape.right_transposed,
-                compute: shape.compute.clone(),
-                function: function.to_owned(),
-                algorithm: Some(algorithm).filter(|it| !it.is_empty()),
-                calls,
-                calls_per_step: (stage == DECODE && decode_steps > 0)
-                    .then(|| calls as f64 / decode_steps as f64),
-                flops_per_call: shape.flops(),
-                total_flops: shape.flops().saturating_mul(calls),
-                share_pct: None,
+impl Gemms {
+    /// Adds the records of a stage: of the joined calls, or of all `calls`.
+    fn add_stage(
+        &mut self,
+        stage: &str,
+        calls: &[GemmCall],
+        joined: Option<(&TimelineGemms, StageJoin)>,
+        chosen: &ChosenAlgorithm,
+    ) {
+        if calls.is_empty() {
+            return;
+        }
+        let mut tallies = match joined {
+            Some((timeline, Ok((calls, joined)))) => {
+                let mut tallies = ShapeTallies::of(calls);
+                tallies.add_kernels(calls, &joined, timeline);
+                tallies
             }
-        })
-        .collect();
-    let total: f64 = records.iter().map(|it| it.total_flops as f64).sum();
-    records.iter_mut().for_each(|it| it.share_pct = percent(it.total_flops as f64, total));
-    records.sort_by_key(|it| std::cmp::Reverse(it.total_flops));
-    records
+            Some((_, Err(reason))) => {
+                self.findings.push(not_joined(stage, &reason));
+                ShapeTallies::of(calls)
+            }
+            None => ShapeTallies::of(calls),
+        };
+        let steps = if stage == DECODE { self.decode_steps } else { 0 };
+        self.records.extend(tallies.records(stage, chosen, steps));
+    }
+
+    /// Adds waves of blocks, where ncu profiled the launch.
+    pub fn add_counters(&mut self, counters: &[CounterRecord]) {
+        for it in &mut self.records {
+            let (Some(name), Some((grid, block))) = (&it.kernel_name, it.launch) else { continue };
+            let profiled = counters.iter().find(|profiled| {
+                profiled.stage == it.stage
+                    && profiled.kernel_name == base_name(name)
+                    && (profiled.grid, profiled.block) == (Some(grid), Some(block))
+            });
+            it.waves = profiled.and_then(|it| it.values.waves);
+        }
+    }
+
+    /// Adds the share of the ceiling of each record's dtype; a share that is impossible is absent.
+    pub fn add_ceilings(&mut self, ceilings: &DeviceCeilings) {
+        for it in &mut self.records {
+            let Some(rate) = it.flops_per_s else { continue };
+            let Some(dtype) = ceiling_dtype(it) else { continue };
+            let measured = ceilings.measured_flops(dtype).map(|of| (of, "measured"));
+            let ceiling = measured.or(ceilings.datasheet_flops(dtype).map(|of| (of, "datasheet")));
+            let share = ceiling.and_then(|(of, source)| Some((percent(rate, of)?, source)));
+            let possible = share
+                .filter(|(pct, source)| *source == "measured" || *pct <= 100.0 + TOLERANCE_PCT);
+            if let Some((pct, source)) = possible {
+                (it.ceiling_pct, it.ceiling) = (Some(pct), Some(source.to_owned()));
+            }
+        }
+    }
+}
+
+/// The dtype whose ceiling applies; `None` where the operands differ.
+fn ceiling_dtype(it: &GemmRecord) -> Option<&str> {
+    if it.left_type != it.right_type {
+        return None;
+    }
+    Some(match it.compute.as_str() {
+        "32f_fast_tf32" => "tf32",
+        "32f_fast_16bf" => "bf16",
+        "32f_fast_16f" => "f16",
+        _ => &it.left_type,
+    })
+}
+
+fn log_empty() -> Finding {
+    let message = "The cuBLAS logs contain no complete GEMM.";
+    Finding::new("gemm_log_empty", Severity::Warning, message)
+        .advise("Check the files below gemm_log/: the program may use another library.")
+}
+
+fn not_joined(stage: &str, reason: &str) -> Finding {
+    let message = format!("GEMMs of {stage} have no kernel times: {reason}.");
+    Finding::new("gemm_kernels_not_joined", Severity::Info, message)
+        .with("stage", stage)
+        .advise("Record log and timeline again with the same settings, without other GEMMs.")
 }
 
 /// Algorithms that cublasLt selected, by shape.
@@ -196,97 +284,4 @@ fn log_gaps(prefill: &GemmLog, all: &GemmLog) -> Vec<Finding> {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn call(m: u64, n: u64, k: u64, algorithm: Option<&str>) -> GemmCall {
-        let bf16 = || "bf16".to_owned();
-        let shape = GemmShape {
-            m,
-            n,
-            k,
-            batch: 1,
-            left_type: bf16(),
-            right_type: bf16(),
-            out_type: bf16(),
-            left_transposed: false,
-            right_transposed: true,
-            compute: "32f".into(),
-        };
-        GemmCall { shape, function: "cublasGemmEx".into(), algorithm: algorithm.map(str::to_owned) }
-    }
-
-    fn log(calls: &[(u64, u64, u64)]) -> GemmLog {
-        GemmLog {
-            calls: calls.iter().map(|&(m, n, k)| call(m, n, k, None)).collect(),
-            ..GemmLog::default()
-        }
-    }
-
-    fn table(gemms: &Gemms) -> Vec<(&str, u64, u64, Option<f64>, u64)> {
-        gemms
-            .records
-            .iter()
-            .map(|it| (it.stage.as_str(), it.m, it.calls, it.calls_per_step, it.total_flops))
-            .collect()
-    }
-
-    #[test]
-    fn calls_beyond_those_of_the_first_log_are_decode() {
-        let prefill = log(&[(512, 8, 4), (512, 8, 4)]);
-        let all = log(&[(512, 8, 4), (512, 8, 4), (1, 8, 4), (1, 8, 4), (1, 8, 4), (1, 8, 4)]);
-        let gemms = gemms(&GemmTrace { prefill, all, decode_steps: 2, ..GemmTrace::default() });
-        assert_eq!(
-            table(&gemms),
-            [("prefill", 512, 2, None, 65_536), ("decode_all", 1, 4, Some(2.0), 256)]
-        );
-        assert_eq!((gemms.records[0].share_pct, gemms.findings), (Some(100.0), vec![]));
-    }
-
-    #[test]
-    fn logs_that_start_differently_give_no_decode_stage() {
-        let gemms = gemms(&GemmTrace {
-            prefill: log(&[(512, 8, 4)]),
-            all: log(&[(7, 8, 4), (1, 8, 4)]),
-            ..GemmTrace::default()
-        });
-        assert_eq!(
-            gemms.records.iter().map(|it| it.stage.as_str()).collect::<Vec<_>>(),
-            ["prefill", "", ""]
-        );
-        assert_eq!(gemms.findings[0].id, "gemm_stages_unknown");
-    }
-
-    #[test]
-    fn algorithms_of_cublaslt_are_added_to_cublas_calls_and_not_counted_again() {
-        let lt =
-            GemmLog { calls: vec![call(512, 8, 4, Some("algorithm 66"))], ..GemmLog::default() };
-        let both = GemmTrace {
-            prefill: log(&[(512, 8, 4)]),
-            all: log(&[(512, 8, 4)]),
-            lt_prefill: lt.clone(),
-            ..GemmTrace::default()
-        };
-        let counted = gemms(&both);
-        assert_eq!((counted.records.len(), counted.records[0].calls), (1, 1));
-        assert_eq!(counted.records[0].algorithm.as_deref(), Some("algorithm 66"));
-        let alone =
-            gemms(&GemmTrace { lt_prefill: lt.clone(), lt_all: lt, ..GemmTrace::default() });
-        assert_eq!(
-            alone.records.len(),
-            1,
-            "a program that calls cublasLt directly has no other log"
-        );
-    }
-
-    #[test]
-    fn empty_and_truncated_logs_are_findings() {
-        let cut = GemmLog { incomplete: 3, cut: true, ..GemmLog::default() };
-        let gemms = gemms(&GemmTrace { all: cut, ..GemmTrace::default() });
-        let ids: Vec<_> = gemms.findings.iter().map(|it| it.id.as_str()).collect();
-        assert_eq!(
-            (ids, gemms.records.len()),
-            (vec!["gemm_calls_incomplete", "gemm_log_cut", "gemm_log_empty"], 0)
-        );
-    }
-}
+mod tests;

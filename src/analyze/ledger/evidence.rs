@@ -5,13 +5,32 @@ use std::collections::BTreeMap;
 use super::LedgerInput;
 use crate::{
     analyze::{
-        Analysis, kernels::counters::CounterRecord, sampled::figures::SampledKernel, stats::ratio,
+        Analysis,
+        kernels::{counters::CounterRecord, gemms::GemmRecord},
+        sampled::figures::SampledKernel,
+        stats::ratio,
     },
     trace::{counter::CounterValues, environment::Gpu, gpu_metrics::GpuMetric},
 };
 
 /// Share of the tiles with results, percent, by stage, kernel and grid.
 pub type TileFills = BTreeMap<(String, String, [u32; 3]), f64>;
+
+/// Fills of the kernels of joined GEMMs. Of several shapes with one grid the largest counts: the
+/// rest of the tiles is empty in all of them.
+pub fn tile_fills(gemms: &[GemmRecord]) -> TileFills {
+    let mut fills = TileFills::new();
+    for gemm in gemms {
+        let (Some(kernel), Some((grid, _)), Some(fill)) =
+            (&gemm.kernel_name, gemm.launch, gemm.tile_fill_pct)
+        else {
+            continue;
+        };
+        let known = fills.entry((gemm.stage.clone(), kernel.clone(), grid)).or_insert(fill);
+        *known = known.max(fill);
+    }
+    fills
+}
 
 /// Stage, kernel, grid and block.
 type Launch<'a> = (&'a str, &'a str, [u32; 3], [u32; 3]);

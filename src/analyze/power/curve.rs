@@ -17,6 +17,8 @@ pub struct PowerCurve {
     pub points: Vec<(f64, f64)>,
     /// Time and lowest SM clock of each part of the curve, MHz.
     pub sm_mhz: Vec<(f64, f64)>,
+    /// Time and highest memory in use of each part of the curve, GB (10^9 bytes).
+    pub memory_gb: Vec<(f64, f64)>,
     pub bands: Vec<StageBand>,
 }
 
@@ -43,6 +45,11 @@ pub fn curve(samples: &[PowerSample], events: &Events) -> PowerCurve {
     let lowest = |part: &[PowerSample]| part.iter().filter_map(|it| it.sm_mhz).min().map(f64::from);
     let sm_mhz =
         parts().filter_map(|part| Some((seconds(part.first()?.t_ns), lowest(part)?))).collect();
+    let used = |part: &[PowerSample]| {
+        part.iter().filter_map(|it| it.memory_used_bytes).max().map(|bytes| bytes as f64 / 1e9)
+    };
+    let memory_gb =
+        parts().filter_map(|part| Some((seconds(part.first()?.t_ns), used(part)?))).collect();
     let bands = STAGES.iter().flat_map(|stage| {
         let ranges = events.ranges.iter().filter(move |it| it.name == *stage);
         ranges.map(move |it| StageBand {
@@ -63,6 +70,7 @@ pub fn curve(samples: &[PowerSample], events: &Events) -> PowerCurve {
         seconds: seconds(last.t_ns),
         points,
         sm_mhz,
+        memory_gb,
         bands: bands.filter(|band| band.from_s < band.to_s).collect(),
     }
 }

@@ -57,6 +57,7 @@ pub fn fill(
         .ok_or("The device reports neither energy nor power.")?;
     let instances = run.instances as f64 * (to - from) as f64 / lasted as f64;
     record.set_clocks(&inside);
+    record.set_utilisation(&log.samples, &[(run.start_ns, run.end_ns)]);
     record.samples = inside.len() as u64;
     record.back_to_back = Some(BackToBack { seconds, instances });
     record.energy_source = Some(source);

@@ -254,3 +254,30 @@ fn a_counter_as_coarse_as_the_stage_does_not_mix_in_its_neighbours() {
     assert!((stage.mean_w.unwrap() - 700.0).abs() < 20.0, "{stage:?}");
     assert!((stage.reading_pct.unwrap() - 100.0 * 20.0 / 180.0).abs() < 0.1);
 }
+
+#[test]
+fn utilisation_counts_where_its_second_lies_in_the_stage() {
+    let mut log = log(PowerSource::Instant, true, |_| 100.0);
+    // Two seconds: idle in the first, with more memory in use at its end.
+    log.samples = (0..=100)
+        .map(|step| PowerSample {
+            t_ns: step * 20 * MS,
+            energy_mj: Some(step.unsigned_abs() * 2_000),
+            gpu_pct: Some(if step < 50 { 10 } else { 90 }),
+            memory_pct: Some(30),
+            memory_used_bytes: Some(if step == 49 { 7 } else { 5 }),
+            ..PowerSample::default()
+        })
+        .collect();
+    let figures = |ranges: &[(&str, i64, i64)]| {
+        let stage = &joined(&log, ranges).stages[0];
+        (stage.gpu_active_pct, stage.memory_active_pct, stage.memory_used_bytes)
+    };
+    assert_eq!(figures(&[("prefill", 0, 2_000)]), (Some(90.0), Some(30.0), Some(7)));
+    assert_eq!(figures(&[("prefill", 0, 900)]), (None, None, Some(5)), "shorter than a second");
+    assert_eq!(
+        figures(&[("prefill", 500, 1_200), ("prefill", 1_300, 2_000)]),
+        (None, None, Some(7)),
+        "no second lies in one instance"
+    );
+}

@@ -13,6 +13,7 @@
 //! capture does not show (*unknown*).
 
 mod cells;
+mod overlap;
 pub mod split;
 mod waits;
 
@@ -53,6 +54,15 @@ pub struct StageGpu {
     pub busy_is_upper_bound: bool,
     /// `busy_ms` of `window_ms`, percent.
     pub busy_pct: Option<f64>,
+    /// Part of `busy_ms` in which at least two kernels or whole-traced graphs of the stage ran.
+    #[serde(default)]
+    pub overlap_ms: Option<f64>,
+    /// Part of `busy_ms` in which a copy of the stage ran.
+    #[serde(default)]
+    pub copying_ms: Option<f64>,
+    /// Part of `copying_ms` in which a kernel or whole-traced graph of the stage ran.
+    #[serde(default)]
+    pub copy_overlap_ms: Option<f64>,
     /// Time of the window in which only work of other stages ran.
     #[serde(default)]
     pub other_ms: Option<f64>,
@@ -160,6 +170,9 @@ fn row(stage: &str, instances: u64, cells: &[(u32, &GpuCell)]) -> StageGpu {
         instances,
         window_ms: ms(window),
         busy_ms: ms(busy).filter(|_| attributed),
+        overlap_ms: ms(sum(|it| it.overlap.kernels_ns)).filter(|_| attributed),
+        copying_ms: ms(sum(|it| it.overlap.copies_ns)).filter(|_| attributed),
+        copy_overlap_ms: ms(sum(|it| it.overlap.both_ns)).filter(|_| attributed),
         busy_is_upper_bound: count(|it| it.graphs) > 0,
         busy_pct: percent(busy as f64, window as f64).filter(|_| attributed),
         other_ms: ms(window - busy - idle).filter(|_| attributed),

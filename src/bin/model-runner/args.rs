@@ -227,6 +227,9 @@ impl WorkloadOptions {
             prompt_tokens: None,
             extracted: self.extracted,
             cold_cache: self.cold_cache,
+            operators: true,
+            predictions: true,
+            memory: false,
         })
     }
 }

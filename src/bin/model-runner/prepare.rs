@@ -91,6 +91,7 @@ pub fn prepare(request: &RunnerRequest, started_ns: i64) -> Result<PreparedSessi
     limits::check(request, longest, &device).map_err(RunError::BadInput)?;
 
     let recorder = Recorder::new();
+    recorder.record_operators(request.operators);
     let mut about = start(request, dtype, &inputs[0]);
     let samples = sample_starts(request, &inputs);
     let texts = inputs.into_iter().map(|it| it.text).collect();

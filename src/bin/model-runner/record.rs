@@ -10,10 +10,11 @@ use std::{
     rc::Rc,
 };
 
-use llmprof::trace::event::{Event, Experts, OPERATOR_DOMAIN, STAGE_DOMAIN, StageRange};
+use llmprof::trace::event::{Event, Experts, MemoryUse, OPERATOR_DOMAIN, STAGE_DOMAIN, StageRange};
 use nix::time::{ClockId, clock_gettime};
 
 mod call;
+mod memory;
 mod operator;
 
 #[cfg(any(feature = "cuda", test))]
@@ -21,6 +22,8 @@ pub use call::CapturedCalls;
 #[cfg(any(feature = "cuda", test))]
 use call::RecordedCalls;
 use call::{RecordedCall, Replay};
+pub use memory::MemoryCounter;
+use memory::{MemoryCalls, MemoryGuard};
 pub use operator::{Op, OperatorOutput, OperatorWork};
 
 #[cfg(feature = "cuda")]
@@ -49,6 +52,10 @@ struct RecorderState {
     entries: RefCell<Vec<RecordEntry>>,
     /// Operand shapes of all calls in `entries`, each as its rank and its dimensions.
     shapes: RefCell<Vec<u64>>,
+    /// Operators are recorded.
+    operators_on: Cell<bool>,
+    /// Device memory of the calls that are open, in a repeat that records it.
+    memory: RefCell<Option<MemoryCalls>>,
     /// Neither events nor NVTX ranges are recorded: the work is outside all stages.
     quiet: Cell<bool>,
     /// Times ranges on the GPU as well.
@@ -79,6 +86,7 @@ enum RecordEntry {
     Range(StageRange, Option<(GpuMark, GpuMark)>),
     Call(RecordedCall),
     Experts(Experts),
+    Memory(MemoryUse),
     #[cfg_attr(not(any(feature = "cuda", test)), expect(dead_code, reason = "recorded by a GPU"))]
     Replay(Replay),
 }
@@ -106,6 +114,8 @@ impl Recorder {
             names: RefCell::default(),
             entries: RefCell::default(),
             shapes: RefCell::default(),
+            operators_on: Cell::new(true),
+            memory: RefCell::default(),
             quiet: Cell::new(false),
             #[cfg(feature = "cuda")]
             timer: RefCell::default(),
@@ -116,6 +126,16 @@ impl Recorder {
     pub fn start_repeat(&self, warmup: bool, repeat: u32) {
         self.0.warmup.set(warmup);
         self.0.repeat.set(repeat);
+    }
+
+    /// Records operators from now on, or stages alone.
+    pub fn record_operators(&self, on: bool) {
+        self.0.operators_on.set(on);
+    }
+
+    /// Returns true if operators are recorded now.
+    fn records_operators(&self) -> bool {
+        self.0.operators_on.get() && !self.0.quiet.get()
     }
 
     /// Opens a range of the stage domain; it closes when the guard drops.
@@ -147,6 +167,7 @@ impl Recorder {
             outer,
             start_ns: now_ns(),
             start: self.mark(),
+            _memory: self.memory_of_range(name),
         }
     }
 
@@ -272,6 +293,7 @@ impl Recorder {
                     }));
                 }
                 RecordEntry::Experts(experts) => events.push(Event::Experts(experts)),
+                RecordEntry::Memory(memory) => events.push(Event::Memory(memory)),
                 RecordEntry::Call(call) => events.push(call.event(&mut shapes, false)),
                 RecordEntry::Replay(replay) => replay.push_events(&mut events),
             }
@@ -298,6 +320,7 @@ pub struct StageGuard {
     outer: (&'static str, Option<u32>),
     start_ns: i64,
     start: Option<GpuMark>,
+    _memory: Option<MemoryGuard>,
 }
 
 impl Drop for StageGuard {

@@ -21,7 +21,7 @@ use crate::{
     generate::{ComputedOutputs, Session},
     prepare::{PreparedSession, RunError, prepare},
     prompt::Tokenizer,
-    record::{now_ns, write_events},
+    record::{MemoryCounter, now_ns, write_events},
 };
 
 /// Runs `request`, writing into `out`. `started_ns` is the start of the process.
@@ -31,7 +31,7 @@ pub fn run(request: &RunnerRequest, out: &Path, started_ns: i64) -> Result<(), R
         prepare(request, started_ns)?;
     progress("load", 1, 1);
     tracing::info!(parameters = about.parameters, prompt_tokens = about.prompt_tokens, "loaded");
-    let mut files = RunFiles::create(out)?;
+    let mut files = RunFiles::create(out, request.predictions)?;
     files.events(&[Event::Start(about)])?;
 
     let (device, recorder) = (session.device.clone(), session.recorder.clone());
@@ -52,6 +52,9 @@ pub fn run(request: &RunnerRequest, out: &Path, started_ns: i64) -> Result<(), R
         let steady = session.steady(Duration::from_millis(request.steady_ms.into()))?;
         files.events(&steady.into_iter().map(Event::Steady).collect::<Vec<_>>())?;
         progress("steady", 1, 1);
+    }
+    if request.memory {
+        record_memory(&mut session, &mut files)?;
     }
     if request.ceilings {
         progress("ceilings", 0, 1);
@@ -110,6 +113,38 @@ fn run_repeat(
     Ok(computed)
 }
 
+/// Runs the first sample once more, with one decode step, and records the device's memory. Nothing
+/// of it is timed.
+fn record_memory(session: &mut Session, files: &mut RunFiles) -> Result<(), RunError> {
+    let Some(counter) = memory_counter(&session.device) else { return Ok(()) };
+    progress("memory", 0, 1);
+    let recorder = session.recorder.clone();
+    let steps = session.max_new_tokens;
+    session.max_new_tokens = steps.min(1);
+    let computed =
+        recorder.without_recording(|| recorder.with_memory(counter, || session.run().map(drop)));
+    session.max_new_tokens = steps;
+    computed?;
+    files.events(&recorder.drain())?;
+    progress("memory", 1, 1);
+    Ok(())
+}
+
+/// The counter of a GPU's memory.
+fn memory_counter(device: &Device) -> Option<MemoryCounter> {
+    match device {
+        #[cfg(feature = "cuda")]
+        Device::Cuda(cuda) => {
+            let (read, reset) = (cuda.clone(), cuda.clone());
+            Some(MemoryCounter {
+                read: Box::new(move || crate::gpu::used_bytes(&read)),
+                reset: Box::new(move || crate::gpu::reset_peak(&reset)),
+            })
+        }
+        _ => None,
+    }
+}
+
 /// Peak resident memory; Linux reports it in KiB.
 fn peak_rss_bytes() -> u64 {
     getrusage(UsageWho::RUSAGE_SELF).map_or(0, |usage| usage.max_rss() as u64 * 1024)
@@ -140,11 +175,12 @@ fn progress_of(phase: &str, done: u64, total: u64, sample: Option<u32>) {
 /// The output files of a run.
 struct RunFiles {
     events: (PathBuf, BufWriter<File>),
-    predictions: (PathBuf, BufWriter<File>),
+    /// Absent where texts are not stored.
+    predictions: Option<(PathBuf, BufWriter<File>)>,
 }
 
 impl RunFiles {
-    fn create(out: &Path) -> Result<Self, RunError> {
+    fn create(out: &Path, predictions: bool) -> Result<Self, RunError> {
         fs::create_dir_all(out)
             .map_err(|source| RunError::Write { path: out.to_owned(), source })?;
         let file = |name| {
@@ -154,7 +190,8 @@ impl RunFiles {
                 Err(source) => Err(RunError::Write { path, source }),
             }
         };
-        Ok(Self { events: file(EVENTS)?, predictions: file(PREDICTIONS)? })
+        let predictions = predictions.then(|| file(PREDICTIONS)).transpose()?;
+        Ok(Self { events: file(EVENTS)?, predictions })
     }
 
     /// Writes through to the file, so that events survive a crash of the next repeat.
@@ -173,7 +210,7 @@ impl RunFiles {
         tokens: &[u32],
         text: Option<String>,
     ) -> Result<(), RunError> {
-        let (path, file) = &mut self.predictions;
+        let Some((path, file)) = &mut self.predictions else { return Ok(()) };
         let mut line = serde_json::json!({ "repeat": repeat, "tokens": tokens, "text": text });
         if let Some(sample) = sample {
             line["sample"] = sample.into();

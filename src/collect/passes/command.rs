@@ -36,6 +36,8 @@ use crate::{
 
 /// Name of the folder of `{out}` in the folder of a pass.
 const OUT: &str = "out";
+/// Value of `CUBLASLT_LOG_MASK` that logs calls which launch kernels, and nothing else.
+const TRACE_OF_LAUNCHES: &str = "2";
 
 /// One command of a run.
 #[derive(Debug, Clone)]
@@ -128,6 +130,33 @@ impl Collector {
         };
         folder.write_times(&times)?;
         Ok(pass)
+    }
+
+    /// Logs the GEMMs of cuBLAS and cublasLt in every process of the command, into `gemm_log/`. A
+    /// server's client runs once.
+    pub async fn command_gemm_log(
+        &self,
+        dir: &Path,
+        run: &CommandRun,
+        limits: &ProcessLimits,
+    ) -> Result<Pass, CollectError> {
+        let name = format!("{}/{}", layout::GEMM_LOG, layout::GEMM_PROCESSES);
+        let folder = PassFolder::create(self, dir, &name)?;
+        let place = PassPlace::of(&folder)?;
+        let file = |name: &str| folder.path().join(name);
+        let argv = self
+            .command_argv(run, &run.plan.program, &run.plan.args, &place)?
+            .env("CUBLAS_LOGINFO_DBG", "1")
+            .env("CUBLAS_LOGDEST_DBG", file(layout::CUBLAS_PROCESS_LOG))
+            .env("CUBLASLT_LOG_MASK", TRACE_OF_LAUNCHES)
+            .env("CUBLASLT_LOG_FILE", file(layout::CUBLASLT_PROCESS_LOG));
+        match &run.plan.ready {
+            None => folder.run("the command", layout::GEMM_LOG, &argv, limits).await,
+            Some(ready) => {
+                let mut served = self.served(run, ready, &place, (0, 1), Duration::ZERO)?;
+                served.run_unprofiled(&folder, layout::GEMM_LOG, &argv, limits).await
+            }
+        }
     }
 
     /// Returns the command that ncu starts, with a new folder for its files in `ncu/`, which may

@@ -175,7 +175,7 @@ mod tests {
     };
 
     fn settings() -> NcuSettings {
-        Profiling::bundled(Mode::Deep).unwrap().ncu
+        Profiling::bundled(&Mode::DEEP).unwrap().ncu
     }
 
     fn selection() -> LaunchSelection {

@@ -179,7 +179,7 @@ mod tests {
     fn command(on_gpu: bool, mode: Mode, change: impl Fn(&mut NsysSettings)) -> String {
         let target =
             Argv::new("/opt/model-runner").args(["run", "--out", "/data/a run"]).env("X", "1");
-        let mut settings = Profiling::bundled(mode).unwrap().nsys;
+        let mut settings = Profiling::bundled(&mode).unwrap().nsys;
         change(&mut settings);
         let stem = Path::new("/data/a run/nsys/run");
         profile(Path::new("nsys"), &settings, None, on_gpu, stem, &target).shell()
@@ -187,7 +187,7 @@ mod tests {
 
     #[test]
     fn metrics_are_sampled_of_the_visible_gpus_at_the_rate() {
-        let settings = Profiling::bundled(Mode::Deep).unwrap().nsys;
+        let settings = Profiling::bundled(&Mode::DEEP).unwrap().nsys;
         let target = Argv::new("runner").env("CUDA_VISIBLE_DEVICES", "GPU-1");
         let command =
             profile(Path::new("nsys"), &settings, Some(20_000), true, Path::new("run"), &target);
@@ -203,20 +203,20 @@ mod tests {
         let expected = "X=1 nsys profile --trace nvtx,osrt --sample=none --cpuctxsw=none \
                         --wait=primary --stats=false --force-overwrite=true \
                         --output '/data/a run/nsys/run' /opt/model-runner run --out '/data/a run'";
-        assert_eq!(command(false, Mode::Deep, |_| {}), expected);
-        assert_eq!(command(false, Mode::Light, |_| {}), expected);
+        assert_eq!(command(false, Mode::DEEP, |_| {}), expected);
+        assert_eq!(command(false, Mode::LIGHT, |_| {}), expected);
     }
 
     #[test]
     fn a_gpu_run_traces_graph_nodes_when_deep_and_whole_graphs_when_light() {
-        let deep = command(true, Mode::Deep, |_| {});
+        let deep = command(true, Mode::DEEP, |_| {});
         assert!(
             deep.contains(
                 "--trace cuda,nvtx --sample=none --cpuctxsw=none --cuda-graph-trace=node --wait"
             ),
             "{deep}"
         );
-        let light = command(true, Mode::Light, |_| {});
+        let light = command(true, Mode::LIGHT, |_| {});
         assert!(
             light.contains(
                 "--trace cuda,nvtx --sample=none --cpuctxsw=none --cuda-graph-trace=graph --wait"
@@ -227,7 +227,7 @@ mod tests {
 
     #[test]
     fn every_setting_is_in_the_command_and_a_partial_recording_does_not_end_the_run() {
-        let command = command(true, Mode::Deep, |it| {
+        let command = command(true, Mode::DEEP, |it| {
             (it.trace, it.sample) = (vec![TraceApi::Nvtx, TraceApi::Osrt], CpuScope::ProcessTree);
             (it.cpuctxsw, it.capture_range) = (CpuScope::SystemWide, CaptureRange::DecodeAll);
             (it.delay_s, it.duration_s) = (2, 30);

@@ -38,7 +38,7 @@ mod tests {
 
     fn changed(change: Value) -> Result<Profiling, String> {
         let Value::Object(change) = change else { panic!("a change is an object") };
-        Profiling::bundled(Mode::Deep)
+        Profiling::bundled(&Mode::DEEP)
             .unwrap()
             .with_changes(change)
             .map_err(|error| error.to_string())
@@ -47,7 +47,7 @@ mod tests {
     #[test]
     fn the_bundled_presets_match_their_modes() {
         let [deep, light, basic] =
-            [Mode::Deep, Mode::Light, Mode::Basic].map(|mode| Profiling::bundled(mode).unwrap());
+            [Mode::DEEP, Mode::LIGHT, Mode::BASIC].map(|mode| Profiling::bundled(&mode).unwrap());
         let enabled = |it: &Profiling| {
             [
                 it.nsys.enabled,
@@ -78,7 +78,7 @@ mod tests {
     fn a_change_keeps_the_other_settings() {
         let nsys = json!({"trace": ["cuda", "nvtx", "osrt"], "cuda_graph_trace": "graph"});
         let change = json!({"nsys": nsys, "ncu": {"max_launches": 3}});
-        let mut expected = Profiling::bundled(Mode::Deep).unwrap();
+        let mut expected = Profiling::bundled(&Mode::DEEP).unwrap();
         expected.nsys.trace.push(TraceApi::Osrt);
         expected.nsys.cuda_graph_trace = GraphTrace::Graph;
         expected.ncu.max_launches = 3;
@@ -102,7 +102,7 @@ mod tests {
 
     #[test]
     fn settings_of_older_runs_are_read_and_no_longer_accepted_in_requests() {
-        let bundled = Profiling::bundled(Mode::Deep).unwrap();
+        let bundled = Profiling::bundled(&Mode::DEEP).unwrap();
         let mut older = serde_json::to_value(&bundled).unwrap();
         let ncu = older["ncu"].as_object_mut().unwrap();
         for key in ["target_pct", "max_processes", "details"] {

@@ -5,7 +5,10 @@ use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
 use crate::{
-    domain::{mode::Mode, profiling::Profiling},
+    domain::{
+        mode::Mode,
+        profiling::{Preset, Profiling},
+    },
     http::{error::responses::GuardedErrors, state::App},
 };
 
@@ -13,10 +16,12 @@ use crate::{
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct ProfilingPreset {
     pub mode: Mode,
+    /// One line on the mode; empty where its file has none.
+    pub description: String,
     pub profiling: Profiling,
 }
 
-/// The modes, deepest first.
+/// The modes: the bundled ones, deepest first, then the service's own by name.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct ProfilingList {
     pub presets: Vec<ProfilingPreset>,
@@ -24,9 +29,16 @@ pub struct ProfilingList {
 
 impl ProfilingList {
     fn example() -> Self {
-        let profiling = Profiling::bundled(Mode::Deep).ok();
-        let preset = |profiling| ProfilingPreset { mode: Mode::Deep, profiling };
-        Self { presets: profiling.map(preset).into_iter().collect() }
+        let bundled = Preset::bundled(&Mode::DEEP).ok();
+        let preset = |it| ProfilingPreset::new(&Mode::DEEP, &it);
+        Self { presets: bundled.map(preset).into_iter().collect() }
+    }
+}
+
+impl ProfilingPreset {
+    fn new(mode: &Mode, preset: &Preset) -> Self {
+        let Preset { description, profiling } = preset.clone();
+        Self { mode: mode.clone(), description, profiling }
     }
 }
 
@@ -39,9 +51,6 @@ impl ProfilingList {
             example = json!(ProfilingList::example())),
         GuardedErrors))]
 pub async fn profiling(State(app): State<App>) -> Json<ProfilingList> {
-    let presets = app
-        .presets
-        .iter()
-        .map(|(mode, profiling)| ProfilingPreset { mode: *mode, profiling: profiling.clone() });
+    let presets = app.presets.iter().map(|(mode, preset)| ProfilingPreset::new(mode, preset));
     Json(ProfilingList { presets: presets.collect() })
 }

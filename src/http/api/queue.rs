@@ -63,7 +63,7 @@ impl Queue {
             position: 1,
             kind: SubjectKind::Model,
             name: "deepseek-ocr-tiny".into(),
-            mode: Some(Mode::Deep),
+            mode: Some(Mode::DEEP),
             device: Some("auto".into()),
             owner: Some("ann".into()),
             priority: 0,
@@ -83,7 +83,7 @@ impl Queue {
         GuardedErrors))]
 pub async fn queue(State(app): State<App>) -> Result<Json<Queue>, ApiError> {
     let runs = app.store.queue(MAX_LISTED).await?;
-    let kind = |it: &Waiting| Some((it.run.spec.name().to_owned(), it.run.spec.mode()?));
+    let kind = |it: &Waiting| Some((it.run.spec.name().to_owned(), it.run.spec.mode()?.clone()));
     let mut kinds: Vec<(String, Mode)> = runs.iter().filter_map(kind).collect();
     kinds.sort();
     kinds.dedup();
@@ -189,7 +189,7 @@ fn queued_run(it: &Waiting, position: u64, start: Result<i64, String>) -> Queued
         position,
         kind: spec.kind(),
         name: spec.name().to_owned(),
-        mode: spec.mode(),
+        mode: spec.mode().cloned(),
         device: spec.device().map(str::to_owned),
         owner: it.run.owner.clone(),
         priority: spec.common.priority,

@@ -17,7 +17,7 @@ use super::{
     submit_inputs,
 };
 use crate::{
-    domain::{device::Device, dtype::Dtype, ids::RunId, mode::Mode, state::RunState},
+    domain::{device::Device, dtype::Dtype, ids::RunId, state::RunState},
     http::{
         api::{
             devices::{self, DeviceView},
@@ -184,8 +184,10 @@ async fn submit_form<'a>(
         .models
         .values()
         .map(|model| FormOption { name: &model.name, about: &model.description });
-    let modes =
-        app.presets.keys().map(|mode| FormOption { name: mode.as_str(), about: about(*mode) });
+    let modes = app
+        .presets
+        .iter()
+        .map(|(mode, preset)| FormOption { name: mode.as_str(), about: &preset.description });
     // On a CPU, the smallest model finishes soonest.
     let smallest =
         app.models.values().min_by_key(|model| model.parameters()).map_or("", |model| &model.name);
@@ -200,13 +202,4 @@ async fn submit_form<'a>(
         problem,
         key: Uuid::now_v7(),
     })
-}
-
-/// One line on a mode.
-const fn about(mode: Mode) -> &'static str {
-    match mode {
-        Mode::Deep => "timings, timeline and kernel counters",
-        Mode::Light => "timings and timeline",
-        Mode::Basic => "timings only, in seconds",
-    }
 }

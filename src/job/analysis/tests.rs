@@ -39,7 +39,7 @@ async fn traced<'a>(
         fs::write(dir.join(name), text).unwrap();
     }
     assert!(dir.join(layout::BASELINE).join(runner::EVENTS).exists());
-    let settings = &Profiling::bundled(Mode::Deep).unwrap();
+    let settings = &Profiling::bundled(&Mode::DEEP).unwrap();
     let target = TimelineTarget::Runner(&request());
     job.run_step(TimelineStep { target, settings }).await.unwrap().unwrap();
     job

@@ -115,7 +115,7 @@ fn a_call_of_old_has_its_type_in_its_name() {
     let log = cublas(text.as_bytes());
     assert_eq!(
         table(&log),
-        "   1 1 x (5 x 7)N (7 x 3)T, f32 x f32 -> f32 in f32,\n     cublasSgemm_v2: -"
+        "   1 1 x (5 x 7)N (7 x 3)T, f32 x f32 -> f32 in 32f,\n     cublasSgemm_v2: -"
     );
     assert_eq!(log.calls[0].shape.flops(), 2 * 3 * 5 * 7);
 }

@@ -6,7 +6,7 @@
 //! themselves: the option `--metrics` prints them in a section of their own.
 
 use super::values::{
-    ACHIEVED, DRAM, DRAM_RATE, DURATION, L1, L2, MEMORY, REGISTERS, SM, THEORETICAL,
+    ACHIEVED, DRAM, DRAM_RATE, DURATION, L1, L2, MEMORY, REGISTERS, SM, THEORETICAL, WAVES,
 };
 
 /// The section of metrics that were requested by name.
@@ -36,6 +36,7 @@ const LABELS: &[(&[&str], &str, &str, &str)] = &[
     (MEMORY_WORKLOAD, "L1 Hit Rate", L1, "2019.1 to 2019.5"),
     (MEMORY_WORKLOAD, "L2 Hit Rate", L2, "2019.1 on"),
     (LAUNCH, "Registers Per Thread", REGISTERS, "2019.1 on"),
+    (LAUNCH, "Waves Per SM", WAVES, "2019.1 on"),
     (OCCUPANCY, "Theoretical Occupancy", THEORETICAL, "2019.1 on"),
     (OCCUPANCY, "Achieved Occupancy", ACHIEVED, "2019.1 on"),
 ];

@@ -19,6 +19,7 @@ pub(super) const L1: &str = "l1tex__t_sector_hit_rate.pct";
 pub(super) const L2: &str = "lts__t_sector_hit_rate.pct";
 pub(super) const ACHIEVED: &str = "sm__warps_active.avg.pct_of_peak_sustained_active";
 pub(super) const THEORETICAL: &str = "sm__maximum_warps_per_active_cycle_pct";
+pub(super) const WAVES: &str = "launch__waves_per_multiprocessor";
 pub(super) const REGISTERS: &str = "launch__registers_per_thread";
 pub(super) const DRAM_RATE: &str = "dram__bytes.sum.per_second";
 /// Units of an SM whose utilisation stands for the SM's where the section SpeedOfLight, which takes
@@ -30,6 +31,9 @@ const SM_UNITS: [&str; 4] = [
     "sm__pipe_alu_cycles_active.avg.pct_of_peak_sustained_elapsed",
     "sm__inst_executed_pipe_xu.avg.pct_of_peak_sustained_elapsed",
 ];
+/// Throughput of the L2 cache: of its busiest unit, else of its accesses to sectors.
+const L2_THROUGHPUT: [&str; 2] =
+    ["lts__throughput.avg.pct_of_peak_sustained_elapsed", MEMORY_UNITS[0]];
 /// Units of the memory system: L2 and the data stage of L1; with device memory.
 const MEMORY_UNITS: [&str; 2] = [
     "lts__t_sectors.avg.pct_of_peak_sustained_elapsed",
@@ -62,6 +66,7 @@ pub fn is_used(name: &str) -> bool {
         || TENSOR_PIPE.contains(&name)
         || SM_UNITS.contains(&name)
         || MEMORY_UNITS.contains(&name)
+        || L2_THROUGHPUT.contains(&name)
         || DRAM_PARTS.contains(&name)
         || [TENSOR, TENSOR_OPS, STALL]
             .iter()
@@ -99,6 +104,8 @@ pub fn values(metrics: &LaunchMetrics) -> CounterValues {
         dram_pct,
         l1_hit_pct: metrics.get(L1),
         l2_hit_pct: metrics.get(L2),
+        l2_pct: metrics.any(&L2_THROUGHPUT),
+        waves: metrics.get(WAVES),
         achieved_occupancy_pct: metrics.get(ACHIEVED),
         theoretical_occupancy_pct: metrics.get(THEORETICAL),
         tensor_pct,

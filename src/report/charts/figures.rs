@@ -3,6 +3,7 @@
 //!
 //! Each chart is next to the table with its numbers.
 
+mod gpu;
 mod step;
 
 use serde::Serialize;
@@ -17,6 +18,7 @@ use crate::{
         Analysis,
         kernels::KernelRecord,
         operators::{ExclusiveTime, OperatorRecord},
+        power::Power,
         stages::{DECODE, PREFILL, STAGES},
     },
     report::format::{decimals, ms, pct, scaled, short_ms},
@@ -44,6 +46,8 @@ pub struct ReportCharts {
     experts: Vec<(String, String)>,
     power: String,
     clock: String,
+    memory: String,
+    overlap: String,
     roofline: String,
 }
 
@@ -61,6 +65,8 @@ pub fn figures(analysis: &Analysis) -> ReportCharts {
         experts: experts(analysis),
         power,
         clock,
+        memory: gpu::memory(analysis),
+        overlap: gpu::overlap(analysis),
         roofline: roofline(analysis),
     }
 }
@@ -177,9 +183,8 @@ fn experts(analysis: &Analysis) -> Vec<(String, String)> {
     STAGES.iter().filter_map(of).collect()
 }
 
-/// Power and SM clock over time.
-fn power(analysis: &Analysis) -> (String, String) {
-    let Some(power) = &analysis.power else { return Default::default() };
+/// Stages behind a curve over the unprofiled pass.
+fn bands(power: &Power) -> Vec<(&'static str, f64, f64, String)> {
     let band = |band: &crate::analyze::power::StageBand| {
         let what = if band.warmup { "warm-up" } else { "measured" };
         let tooltip = format!(
@@ -190,7 +195,13 @@ fn power(analysis: &Analysis) -> (String, String) {
         );
         (if band.warmup { "other" } else { class(band.stage) }, band.from_s, band.to_s, tooltip)
     };
-    let bands: Vec<_> = power.curve.bands.iter().map(band).collect();
+    power.curve.bands.iter().map(band).collect()
+}
+
+/// Power and SM clock over time.
+fn power(analysis: &Analysis) -> (String, String) {
+    let Some(power) = &analysis.power else { return Default::default() };
+    let bands = bands(power);
     let drawn = Timeline {
         seconds: power.curve.seconds,
         points: &power.curve.points,

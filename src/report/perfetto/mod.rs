@@ -137,10 +137,13 @@ fn power(
     log: &PowerLog,
     origin: i64,
 ) -> io::Result<()> {
-    let figures: [(&str, &str, SampleReader); 4] = [
+    let figures: [(&str, &str, SampleReader); 7] = [
         ("power", "W", |sample| sample.power_w),
         ("SM clock", "MHz", |sample| sample.sm_mhz.map(f64::from)),
         ("memory clock", "MHz", |sample| sample.memory_mhz.map(f64::from)),
+        ("GPU active", "%", |sample| sample.gpu_pct.map(f64::from)),
+        ("memory active", "%", |sample| sample.memory_pct.map(f64::from)),
+        ("memory used", "bytes", |sample| sample.memory_used_bytes.map(|it| it as f64)),
         ("temperature", "°C", |sample| sample.temperature_c.map(f64::from)),
     ];
     for (name, unit, figure) in figures {

@@ -18,7 +18,7 @@ use crate::{
     },
 };
 
-const SHOWN: [&str; 18] = [
+const SHOWN: [&str; 19] = [
     "kernel_name",
     "stage",
     "grid",
@@ -31,6 +31,7 @@ const SHOWN: [&str; 18] = [
     "values.sm_pct",
     "values.dram_pct",
     "values.l2_hit_pct",
+    "values.l2_pct",
     "values.achieved_occupancy_pct",
     "values.theoretical_occupancy_pct",
     "values.tensor_pct",
@@ -58,6 +59,7 @@ pub fn columns() -> Vec<TableColumn<CounterRecord>> {
         percent("values.dram_pct", "DRAM", |it| it.values.dram_pct.into()),
         percent("values.l1_hit_pct", "L1 hits", |it| it.values.l1_hit_pct.into()),
         percent("values.l2_hit_pct", "L2 hits", |it| it.values.l2_hit_pct.into()),
+        percent("values.l2_pct", "L2", |it| it.values.l2_pct.into()),
         percent("values.achieved_occupancy_pct", "Occupancy", |it| {
             it.values.achieved_occupancy_pct.into()
         }),
@@ -67,6 +69,7 @@ pub fn columns() -> Vec<TableColumn<CounterRecord>> {
         percent("values.tensor_pct", "Tensor", |it| it.values.tensor_pct.into()),
         bytes("values.dram_bytes", "DRAM bytes", |it| it.values.dram_bytes.into()),
         nested("values.flops", "FLOPs", |it| TableCell::nested(&it.values.flops)),
+        number("values.waves", "Waves", 2, |it| it.values.waves.into()),
         flag("values.flops_complete", "FLOPs complete", |it| it.values.flops_complete.into()),
         nested("values.stalls", "Stalled by", |it: &CounterRecord| {
             TableCell::nested(&it.values.stalls)

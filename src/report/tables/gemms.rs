@@ -4,15 +4,20 @@ use super::{
     report_table::ReportTable,
     run_facts::or_step_message,
     samples::first_sample_note,
-    schema::{TableColumn, count, flag, flops, id, number, percent, text},
+    schema::{
+        TableColumn, count, flag, flops, flops_per_s, id, micros, millis, number, percent, text,
+    },
 };
 use crate::{
     analyze::{Analysis, kernels::gemms::GemmRecord},
-    domain::state::Step,
-    report::{RunFacts, format::count as counted},
+    domain::{state::Step, subject::SubjectKind},
+    report::{
+        RunFacts,
+        format::{UNKNOWN, count as counted, pct},
+    },
 };
 
-const SHOWN: [&str; 17] = [
+const SHOWN: [&str; 23] = [
     "stage",
     "m",
     "n",
@@ -29,6 +34,12 @@ const SHOWN: [&str; 17] = [
     "flops_per_call",
     "total_flops",
     "share_pct",
+    "kernel_mean_us",
+    "kernel_ms",
+    "flops_per_s",
+    "ceiling_pct",
+    "tile",
+    "tile_fill_pct",
     "algorithm",
 ];
 
@@ -53,7 +64,24 @@ pub fn columns() -> Vec<TableColumn<GemmRecord>> {
         flops("flops_per_call", "FLOPs per call", |it| it.flops_per_call.into()),
         flops("total_flops", "FLOPs", |it| it.total_flops.into()),
         percent("share_pct", "Share", |it| it.share_pct.into()),
+        text("kernel_name", "Kernel", |it| (&it.kernel_name).into()),
+        count("kernel_calls", "Launches", |it| it.kernel_calls.into()),
+        millis("kernel_ms", "Kernel ms", |it| it.kernel_ms.into()),
+        micros("kernel_mean_us", "Mean us", |it| it.kernel_mean_us.into()),
+        flops_per_s("flops_per_s", "FLOP/s", |it| it.flops_per_s.into()),
+        text("ceiling", "Ceiling", |it| (&it.ceiling).into()),
+        percent("ceiling_pct", "Of ceiling", |it: &GemmRecord| it.ceiling_pct.into())
+            .shown(of_ceiling),
+        text("tile", "Tile", |it| (&it.tile).into()),
+        percent("tile_fill_pct", "Tile fill", |it| it.tile_fill_pct.into()),
+        number("waves", "Waves", 2, |it| it.waves.into()),
     ]
+}
+
+/// The share of the ceiling with its source.
+fn of_ceiling(it: &GemmRecord) -> String {
+    let share = it.ceiling_pct.zip(it.ceiling.as_ref());
+    share.map_or_else(|| UNKNOWN.into(), |(share, of)| format!("{} {of}", pct(share)))
 }
 
 /// GEMMs by stage, most operations first.
@@ -71,11 +99,21 @@ pub fn gemms(facts: &RunFacts, analysis: &Analysis) -> ReportTable {
     );
     if !table.rows.is_empty() {
         let steps = counted(analysis.gemms.decode_steps);
+        let pass = match analysis.subject {
+            SubjectKind::Command => "run of the command".into(),
+            _ => format!("eager pass with {steps} decode steps"),
+        };
         table.note(format!(
-            "Logged in a separate eager pass with {steps} decode steps: shapes and counts are of \
-             that pass, which is not timed."
+            "Logged in a separate {pass}: shapes and counts are of that pass, which is not timed."
         ));
         table.notes.extend(first_sample_note(analysis, "The logged GEMMs"));
+        if analysis.gemms.records.iter().any(|it| it.kernel_ms.is_some()) {
+            table.note(
+                "Times are of the traced pass: calls and kernels are joined by their order, for \
+                 stages in which both agree in number, tile and grid. Time and FLOP/s include the \
+                 reductions of split k. Tiles are rows x columns x depth.",
+            );
+        }
     }
     or_step_message(table, facts, Step::GemmLog, "No GEMM was logged.")
 }

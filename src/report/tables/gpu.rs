@@ -34,6 +34,9 @@ pub fn columns() -> Vec<TableColumn<StageGpu>> {
         flag("busy_is_upper_bound", "Upper bound", |it| it.busy_is_upper_bound.into()),
         percent("busy_pct", "Busy", |it: &StageGpu| it.busy_pct.into())
             .shown(|it| upper(it, it.busy_pct, pct)),
+        millis("overlap_ms", "Kernels at once ms", |it| it.overlap_ms.into()),
+        millis("copying_ms", "Copying ms", |it| it.copying_ms.into()),
+        millis("copy_overlap_ms", "Copies next to kernels ms", |it| it.copy_overlap_ms.into()),
         millis("other_ms", "Other ms", |it| it.other_ms.into()),
         millis("idle_ms", "Idle ms", |it: &StageGpu| it.idle_ms.into())
             .shown(|it| lower(it, it.idle_ms, ms)),
@@ -153,6 +156,11 @@ pub fn stage_gpu(analysis: &Analysis) -> ReportTable {
     let mut shown = vec!["stage"];
     shown.extend(several.then_some("device"));
     shown.extend(["instances", "window_ms", "busy_ms", "busy_pct"]);
+    let above =
+        |of: fn(&StageGpu) -> Option<f64>| rows.iter().any(|it| of(it).is_some_and(|ms| ms > 0.0));
+    shown.extend(above(|it| it.overlap_ms).then_some("overlap_ms"));
+    shown.extend(above(|it| it.copying_ms).then_some("copying_ms"));
+    shown.extend(above(|it| it.copying_ms).then_some("copy_overlap_ms"));
     shown.extend(other.then_some("other_ms"));
     shown.extend(["idle_host_ms", "idle_copy_ms", "idle_sync_ms", "idle_unknown_ms"]);
     shown.extend(["gaps", "longest_gap_ms", "launch_bound_pct", "copies"]);

@@ -11,6 +11,7 @@ mod gemms;
 mod gpu;
 mod kernels;
 mod ledger;
+mod memory;
 mod operators;
 mod overview;
 mod power;
@@ -42,6 +43,7 @@ pub use self::{
     gpu::{processes, stage_gpu, whole_graphs},
     kernels::{kernels, kernels_full, stage_kernels},
     ledger::{ledger, ledger_members, ledger_stages},
+    memory::memory,
     operators::{modules, operators, operators_by_path},
     overview::environment,
     power::power,

@@ -3,7 +3,7 @@
 use super::{
     report_table::ReportTable,
     samples::first_sample_note,
-    schema::{TableCell, TableColumn, count, nested, number, percent, text},
+    schema::{TableCell, TableColumn, bytes, count, nested, number, percent, text},
 };
 use crate::{
     analyze::{
@@ -20,7 +20,7 @@ use crate::{
 /// From this share of a stage on, percent, the length of one reading is worth a note.
 const COARSE_PCT: f64 = 5.0;
 
-const SHOWN: [&str; 10] = [
+const SHOWN: [&str; 13] = [
     "stage",
     "energy_j",
     "joules_per_token",
@@ -28,6 +28,9 @@ const SHOWN: [&str; 10] = [
     "peak_w",
     "sm_mhz",
     "memory_mhz",
+    "gpu_active_pct",
+    "memory_active_pct",
+    "memory_used_bytes",
     "throttled_pct",
     "samples",
     "energy_source",
@@ -55,6 +58,9 @@ pub fn columns() -> Vec<TableColumn<StagePower>> {
         number("peak_w", "Peak W", 1, |it| it.peak_w.into()),
         number("sm_mhz", "SM MHz", 0, |it| it.sm_mhz.into()),
         number("memory_mhz", "Memory MHz", 0, |it| it.memory_mhz.into()),
+        percent("gpu_active_pct", "GPU active", |it| it.gpu_active_pct.into()),
+        percent("memory_active_pct", "Memory active", |it| it.memory_active_pct.into()),
+        bytes("memory_used_bytes", "Memory used", |it| it.memory_used_bytes.into()),
         percent("throttled_pct", "Throttled", |it| it.throttled_pct.into()),
         nested("reasons", "Reasons", |it| TableCell::nested(&it.reasons)),
         text("why", "Missing", |it| (&it.why).into()),
@@ -119,6 +125,12 @@ fn stage_notes(of: &StagePower) -> Vec<String> {
             pct(share)
         ));
     }
+    if of.samples > 0 && of.gpu_active_pct.is_none() {
+        notes.push(format!(
+            "{stage}: utilisation is missing, because the driver's value covers up to a second \
+             before each sample, and no such second lies in the stage."
+        ));
+    }
     if !of.reasons.is_empty() {
         notes.push(format!("{stage}: clocks were set by {}.", reasons(&of.reasons)));
     }
@@ -144,7 +156,8 @@ fn sampling(power: &Power) -> String {
         format!(" Driver calls took {} of that time, on a separate thread.", pct(share))
     });
     format!(
-        "{} ({}): {} samples, one every {}; {counter}. {reading}.{}",
+        "{} ({}): {} samples, one every {}; {counter}. {reading}.{} Memory in use is that of the \
+         device, by all processes.",
         power.device.name,
         power.device.board_uuid,
         counted(power.samples),

@@ -7,7 +7,8 @@ use serde_json::Value;
 use super::{
     costs, counters,
     csv::{CsvTable, cell},
-    gemms, gpu, kernels, ledger, operators, power, regions, roofline, run_facts, sampled, samples,
+    gemms, gpu, kernels, ledger, memory, operators, power, regions, roofline, run_facts, sampled,
+    samples,
     schema::{ColumnKind, TableCell, TableColumn},
     stages, step, traced, utilisation,
 };
@@ -126,6 +127,7 @@ pub fn run_tables<'a>(
         RunTable::new("ledger_stages", ledger::stage_columns(), &analysis.ledger.stages),
         RunTable::new("overhead", stages::overhead_columns(), &analysis.overhead),
         RunTable::new("power.stages", power::columns(), power.unwrap_or_default()),
+        RunTable::new("memory", memory::columns(), &analysis.memory),
         RunTable::new("findings", run_facts::findings(), findings),
         RunTable::new("inputs", run_facts::inputs(), facts.inputs),
         RunTable::new("steps", run_facts::steps(), facts.steps),

@@ -39,7 +39,7 @@ async fn stored_by_version_0_1(path: &Path) -> Vec<(RunId, serde_json::Value)> {
             "model": "tiny", "inputs_manifest": "inputs.yaml", "mode": "deep", "repeats": 3,
             "warmup": 2, "max_new_tokens": 64, "seed": 9007199254740991u64, "dtype": null,
             "device": "auto", "timeout_s": 1800, "labels": ["it's"], "priority": -3,
-            "profiling": Profiling::bundled(Mode::Deep).unwrap(),
+            "profiling": Profiling::bundled(&Mode::DEEP).unwrap(),
         });
         spec.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
         spec

@@ -58,7 +58,7 @@ impl TestFolder {
 
     /// A claimed run with a folder.
     async fn started(&self, labels: &[&str]) -> ClaimedRun {
-        let spec = RunSpec::tiny(Mode::Deep, 0, labels);
+        let spec = RunSpec::tiny(Mode::DEEP, 0, labels);
         let store = &self.keeper.store;
         store.submit(NewRun { id: None, spec, idempotency: None, owner: None }).await.unwrap();
         let run =

@@ -54,7 +54,7 @@ async fn with_ended_run(dir: &std::path::Path, webhooks: &WebhookSender) -> (Sto
     let store = Store::open(&dir.join("llmprof.db")).await.unwrap();
     let targets: Vec<String> = webhooks.targets.iter().map(|it| it.hash.clone()).collect();
     store.set_webhooks(&targets).await.unwrap();
-    let spec = RunSpec::tiny(Mode::Basic, 0, &["nightly"]);
+    let spec = RunSpec::tiny(Mode::BASIC, 0, &["nightly"]);
     let submitted =
         store.submit(NewRun { id: None, spec, idempotency: None, owner: None }).await.unwrap();
     let crate::store::Submitted::New(run) = submitted else { panic!("{submitted:?}") };

@@ -243,7 +243,7 @@ fn real_captures_cover_their_launches_graphs_and_ranges() {
 
 #[test]
 fn the_decoders_kernels_are_selected_by_stage_with_their_coverage() {
-    let ncu = Profiling::bundled(Mode::Deep).unwrap().ncu;
+    let ncu = Profiling::bundled(&Mode::DEEP).unwrap().ncu;
     let described = |name: &str| {
         let traced = TracedProgram { samples: 1, is_runner: false };
         let plan = select_kernels(&capture(name), &ncu, traced);

@@ -3,6 +3,7 @@
 pub mod captures;
 pub mod changes;
 pub mod fuzz;
+pub mod gemms;
 pub mod graphs;
 pub mod invariants;
 pub mod malicious;

@@ -86,3 +86,44 @@ for gpu in $(echo "$CUDA_VISIBLE_DEVICES" | tr , ' '); do rmdir "$gpu"; done"#,
     }
     assert!(started.is_sorted(), "in the order of submission: {started:#?}");
 }
+
+#[tokio::test]
+async fn the_gemms_of_each_process_of_a_command_are_logged_in_a_pass_of_their_own() {
+    let dir = tempfile::tempdir().unwrap();
+    fake_nvml(dir.path());
+    let line = "[2026-11-23 03:36:06][cublasLt][5][Trace][cublasLtMatmul] \
+                Adesc=[type=R_16BF rows=512 cols=2048 ld=512] \
+                Bdesc=[type=R_16BF rows=512 cols=ROWS ld=512] \
+                Ddesc=[type=R_16BF rows=2048 cols=ROWS ld=2048] \
+                computeDesc=[computeType=COMPUTE_32F transa=OP_T] algo=[algoId=66]";
+    // As the libraries do, each process writes a file of its own where a log is requested.
+    let lines = format!(
+        r#"[ -n "$CUBLASLT_LOG_FILE" ] || exit 0
+for rows in 3 7; do
+(exec sh -c 'echo "$1" > "$(echo "$CUBLASLT_LOG_FILE" | sed "s/%i/$$/")"' sh \
+    "$(echo '{line}' | sed "s/ROWS/$rows/g")") || exit 9
+done"#
+    );
+    let data = dir.path().join("data");
+    let targets = dir.path().join("targets.toml");
+    fs::write(&targets, script("gemms", &lines, "", "")).unwrap();
+    let mut command = service::command(&data, &Setup::default());
+    command.env("LLMPROF__SERVER__TARGETS", targets).env("LD_LIBRARY_PATH", dir.path());
+    command.env("LLMPROF__WORKER__DEVICES", r#"["cuda:0"]"#);
+    let service = Service::spawn(&mut command, &data);
+    let settings =
+        json!({ "profiling": { "nvml": { "enabled": false }, "gemm_log": { "enabled": true } } });
+    let id = submit(&service, "gemms", json!({}), settings).await;
+    let run = service.end(&id).await;
+    assert_eq!(run["state"], "succeeded", "{run:#}");
+    let steps = run["steps"].as_array().unwrap().iter();
+    let step = steps.clone().find(|it| it["step"] == "gemm_log").unwrap();
+    assert_eq!(step["state"], "succeeded", "{step}");
+    let table = service.json(&format!("/runs/{id}/tables/gemms")).await;
+    let rows: Vec<_> =
+        table["rows"].as_array().unwrap().iter().map(|row| row.to_string()).collect();
+    assert_eq!(rows.len(), 2, "{table}");
+    assert!(rows.iter().all(|row| row.contains("2048") && row.contains("cublasLtMatmul")));
+    let commands = read(&service, &id, "gemm_log/processes/cmd.txt");
+    assert!(commands.contains("CUBLASLT_LOG_MASK=2") && commands.contains("cublas_%i.log"));
+}

@@ -14,6 +14,7 @@ pub mod lifecycle;
 pub mod nsys;
 pub mod permission;
 pub mod portable;
+pub mod presets;
 pub mod private_files;
 pub mod report;
 pub mod runner;

@@ -28,7 +28,7 @@ fn collector() -> Option<Collector> {
 }
 
 fn settings(mode: Mode) -> Profiling {
-    Profiling::bundled(mode).unwrap()
+    Profiling::bundled(&mode).unwrap()
 }
 
 fn request() -> RunnerRequest {
@@ -55,6 +55,9 @@ fn request() -> RunnerRequest {
         prompt_tokens: None,
         extracted: false,
         cold_cache: false,
+        operators: true,
+        predictions: true,
+        memory: false,
     }
 }
 
@@ -97,9 +100,9 @@ async fn the_timeline_shows_the_same_ranges_and_results_as_the_runners_own_event
     let dir = tempfile::tempdir().unwrap();
     let limits =
         ProcessLimits::new(RunId::now(), Duration::from_secs(300), CancellationToken::new());
-    collector.baseline(dir.path(), &request(), &settings(Mode::Deep).nvml, &limits).await.unwrap();
+    collector.baseline(dir.path(), &request(), &settings(Mode::DEEP).nvml, &limits).await.unwrap();
     let pass = collector
-        .nsys(dir.path(), &request(), &NsysPass::timeline(&settings(Mode::Deep).nsys), &limits)
+        .nsys(dir.path(), &request(), &NsysPass::timeline(&settings(Mode::DEEP).nsys), &limits)
         .await
         .unwrap();
 
@@ -160,7 +163,7 @@ async fn of_a_run_that_is_recorded_in_part_all_is_computed() {
         let limits =
             ProcessLimits::new(RunId::now(), Duration::from_secs(300), CancellationToken::new());
         let request = RunnerRequest { max_new_tokens: 64, repeats: 16, ..request() };
-        let mut nsys = settings(Mode::Light).nsys;
+        let mut nsys = settings(Mode::LIGHT).nsys;
         (nsys.delay_s, nsys.duration_s, nsys.repeats, nsys.max_new_tokens) =
             (1, 1, request.repeats, request.max_new_tokens);
         collector.nsys(dir.path(), &request, &NsysPass::timeline(&nsys), &limits).await.unwrap();
@@ -185,7 +188,7 @@ async fn a_runner_that_refuses_its_input_fails_the_timeline_with_its_own_words()
         ProcessLimits::new(RunId::now(), Duration::from_secs(300), CancellationToken::new());
     let request = RunnerRequest { device: "cuda:0".into(), ..request() };
     let error = collector
-        .nsys(dir.path(), &request, &NsysPass::timeline(&settings(Mode::Light).nsys), &limits)
+        .nsys(dir.path(), &request, &NsysPass::timeline(&settings(Mode::LIGHT).nsys), &limits)
         .await
         .unwrap_err();
     assert_eq!(error.ended().and_then(|ended| ended.exit_code()), Some(2), "{error}");
@@ -205,7 +208,7 @@ async fn a_stopped_timeline_leaves_nothing_running() {
     let (to, mut from) = tokio::sync::mpsc::unbounded_channel();
     limits.lines = Some(to);
     let request = RunnerRequest { max_new_tokens: 1_000, ..request() };
-    let settings = settings(Mode::Deep).nsys;
+    let settings = settings(Mode::DEEP).nsys;
     let pass = NsysPass::timeline(&settings);
     let (outcome, ()) = tokio::join!(collector.nsys(dir.path(), &request, &pass, &limits), async {
         from.recv().await; // the runner speaks, so nsys watches it

@@ -10,7 +10,7 @@ use crate::{
 const WHOLE: TracedProgram = TracedProgram { samples: 1, is_runner: true };
 
 fn settings(target_pct: f64) -> NcuSettings {
-    NcuSettings { target_pct, ..Profiling::bundled(Mode::Deep).unwrap().ncu }
+    NcuSettings { target_pct, ..Profiling::bundled(&Mode::DEEP).unwrap().ncu }
 }
 
 /// Launches in order, `a b a@2/64` (grid 2, 64 bytes of shared memory), those after `|` in decode;

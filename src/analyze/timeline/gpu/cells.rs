@@ -8,6 +8,7 @@ use super::{
         interval::{Interval, IntervalSet},
         launches::{Cursor, LaunchIndex},
     },
+    overlap::Overlap,
     waits::{HostWaits, IdleSplit},
 };
 use crate::{
@@ -42,6 +43,7 @@ pub struct GpuCell {
     pub window: IntervalSet,
     pub busy_ns: i64,
     busy: Busy,
+    pub overlap: Overlap,
     pub idle: IdleSplit,
     pub gaps: u64,
     pub longest: i64,
@@ -207,6 +209,7 @@ impl GpuCells {
                 let cell = &mut cells[cell];
                 let (from, to) = cell.busy.add(work.start_ns, work.end_ns);
                 cell.busy_ns += cell.window.overlap_ns(from, to);
+                cell.overlap.add(work, &cell.window);
             }
             LaneEvent::Unattributed(work) => {
                 for label in 0..self.instances.len() {

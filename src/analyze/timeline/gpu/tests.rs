@@ -183,3 +183,16 @@ fn a_kernel_of_unknown_stage_removes_busy_time_where_it_ran() {
     );
     assert_eq!(rows(&trace), ["prefill 0: 20 6 0 14", "decode_all 0: 20 - - 15"]);
 }
+
+#[test]
+fn overlapping_kernels_and_copies_are_parts_of_busy_time() {
+    let trace = capture(
+        "range 1 prefill 0..40\ncall 1 1 0..1\ncall 1 2 1..2\ncall 1 3 2..3\ncall 1 4 3..4
+         kernel 1 a 2..20 7\nkernel 2 b 10..30 8\ncopy 3 64 25..38\ncopy 4 64 28..39",
+    );
+    let stage = stage_gpu(&trace, &LaunchIndex::of(&trace)).totals.remove(0);
+    let ns = |ms: Option<f64>| (ms.unwrap() * 1e6).round();
+    let figures =
+        [stage.busy_ms, stage.overlap_ms, stage.copying_ms, stage.copy_overlap_ms].map(ns);
+    assert_eq!(figures, [37.0, 10.0, 14.0, 5.0], "2..39; 10..20; 25..39; 25..30");
+}

@@ -25,18 +25,49 @@ pub fn keep_freed(device: &CudaDevice) -> Result<(), DriverError> {
     unsafe { sys::cuMemPoolSetAttribute(pool, attribute, (&raw mut threshold).cast()) }.result()
 }
 
-/// Peak bytes of this process on the GPU, for tensors and graphs; without the driver's own memory.
+/// Peak bytes of this process on the GPU since the last reset, for tensors and graphs; without the
+/// driver's own memory.
 pub fn peak_bytes(device: &CudaDevice) -> Option<u64> {
-    let (mut tensors, mut graphs) = (0u64, 0u64);
+    let high = sys::CUmemPool_attribute::CU_MEMPOOL_ATTR_USED_MEM_HIGH;
+    let graphs_high = sys::CUgraphMem_attribute::CU_GRAPH_MEM_ATTR_USED_MEM_HIGH;
+    sum(device, high, graphs_high)
+}
+
+/// The same now, and at most since the last reset.
+pub fn used_bytes(device: &CudaDevice) -> Option<(u64, u64)> {
+    let used = sys::CUmemPool_attribute::CU_MEMPOOL_ATTR_USED_MEM_CURRENT;
+    let graphs = sys::CUgraphMem_attribute::CU_GRAPH_MEM_ATTR_USED_MEM_CURRENT;
+    Some((sum(device, used, graphs)?, peak_bytes(device)?))
+}
+
+/// Resets the peak to the bytes in use. Without effect if the driver refuses.
+pub fn reset_peak(device: &CudaDevice) {
+    let mut zero = 0u64;
     let high = sys::CUmemPool_attribute::CU_MEMPOOL_ATTR_USED_MEM_HIGH;
     let graphs_high = sys::CUgraphMem_attribute::CU_GRAPH_MEM_ATTR_USED_MEM_HIGH;
     let cu_device = device.cuda_stream().context().cu_device();
-    // SAFETY: both attributes are 64-bit numbers.
+    let Ok(pool) = pool(device) else { return };
+    // SAFETY: both attributes are 64-bit numbers, which can be set to zero.
     unsafe {
-        sys::cuMemPoolGetAttribute(pool(device).ok()?, high, (&raw mut tensors).cast())
+        let _ = sys::cuMemPoolSetAttribute(pool, high, (&raw mut zero).cast());
+        let _ = sys::cuDeviceSetGraphMemAttribute(cu_device, graphs_high, (&raw mut zero).cast());
+    }
+}
+
+/// Sum of an attribute of the pool and one of the graphs.
+fn sum(
+    device: &CudaDevice,
+    of_pool: sys::CUmemPool_attribute,
+    of_graphs: sys::CUgraphMem_attribute,
+) -> Option<u64> {
+    let (mut tensors, mut graphs) = (0u64, 0u64);
+    let cu_device = device.cuda_stream().context().cu_device();
+    // SAFETY: the attributes are 64-bit numbers.
+    unsafe {
+        sys::cuMemPoolGetAttribute(pool(device).ok()?, of_pool, (&raw mut tensors).cast())
             .result()
             .ok()?;
-        sys::cuDeviceGetGraphMemAttribute(cu_device, graphs_high, (&raw mut graphs).cast())
+        sys::cuDeviceGetGraphMemAttribute(cu_device, of_graphs, (&raw mut graphs).cast())
             .result()
             .ok()?;
     }

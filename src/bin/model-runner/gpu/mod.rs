@@ -29,7 +29,7 @@ pub use attention::{AttendMany, MatrixView, RopeArgs, attend_many, attend_one, r
 pub use experts::{ExpertsArgs, RouteArgs, experts, route};
 pub use graph::{CapturedGraph, is_capturing};
 pub use linear::{gated, gemv};
-pub use memory::{free_bytes, peak_bytes};
+pub use memory::{free_bytes, peak_bytes, reset_peak, used_bytes};
 pub use sample::{advance, sample};
 pub use timer::{GpuMark, GpuTimer, StepPacer};
 

@@ -6,7 +6,7 @@ use std::{cell::Cell, rc::Rc};
 
 use candle_core::{DType, Result, Tensor};
 
-use super::{OpName, RecordEntry, RecordedCall, Recorder, now_ns};
+use super::{MemoryGuard, OpName, RecordEntry, RecordedCall, Recorder, now_ns};
 use crate::nvtx::NvtxDomain;
 
 /// The work of one call.
@@ -83,7 +83,8 @@ impl Op {
         work: OperatorWork,
         compute: impl FnOnce() -> Result<R>,
     ) -> Result<R> {
-        if self.recorder.0.quiet.get() {
+        let _memory = self.recorder.memory_of_operator(&self.name);
+        if !self.recorder.records_operators() {
             return compute();
         }
         let open = self.open();
@@ -104,11 +105,10 @@ impl Op {
 
     /// Opens the operator as a scope around others; it closes when the guard drops.
     pub fn enter(&self) -> Option<ScopeGuard<'_>> {
-        if self.recorder.0.quiet.get() {
-            return None;
-        }
-        let open = self.open();
-        Some(ScopeGuard { op: self, start_ns: open.start_ns, _range: open.range })
+        let memory = self.recorder.memory_of_operator(&self.name);
+        let open = self.recorder.records_operators().then(|| self.open());
+        let used = open.is_some() || memory.is_some();
+        used.then_some(ScopeGuard { op: self, open, _memory: memory })
     }
 
     fn open(&self) -> OpenRange {
@@ -128,6 +128,7 @@ impl Op {
 
 struct OpenRange {
     start_ns: i64,
+    /// Closes the range when it drops.
     range: RangeGuard,
 }
 
@@ -144,13 +145,16 @@ impl Drop for RangeGuard {
 #[must_use = "the scope closes when this drops"]
 pub struct ScopeGuard<'a> {
     op: &'a Op,
-    start_ns: i64,
-    _range: RangeGuard,
+    /// Absent where operators are not recorded.
+    open: Option<OpenRange>,
+    _memory: Option<MemoryGuard>,
 }
 
 impl Drop for ScopeGuard<'_> {
     fn drop(&mut self) {
-        self.op.push(self.start_ns, now_ns(), 0, DType::F32, OperatorWork::default());
+        if let Some(open) = &self.open {
+            self.op.push(open.start_ns, now_ns(), 0, DType::F32, OperatorWork::default());
+        }
     }
 }
 

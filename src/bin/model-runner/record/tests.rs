@@ -41,3 +41,20 @@ fn closing_a_range_restores_the_stage() {
     drop(outer);
     assert_eq!(recorder.0.stage.get(), "");
 }
+
+#[test]
+fn without_operators_stages_are_recorded_alone() -> anyhow::Result<()> {
+    let recorder = Recorder::silent();
+    recorder.record_operators(false);
+    let (module, double) =
+        (recorder.operator("m", "module"), recorder.operator("m.double", "elementwise"));
+    let x = Tensor::ones(2, DType::F32, &Device::Cpu)?;
+    {
+        let _stage = recorder.range("prefill");
+        let _scope = module.enter();
+        assert_eq!(double.call(&[&x], 7, || &x * 2.0)?.to_vec1::<f32>()?, [2.0, 2.0]);
+    }
+    let events = recorder.drain();
+    assert!(matches!(&events[..], [Event::Range(range)] if range.name == "prefill"), "{events:?}");
+    Ok(())
+}

@@ -30,7 +30,7 @@ fn findings(
     device: &Device,
     driver: &Result<Driver, NoGpu>,
 ) -> Vec<(String, Severity)> {
-    device_findings(mode != Mode::Basic, device, driver)
+    device_findings(mode != Mode::BASIC, device, driver)
         .into_iter()
         .map(|f| (f.id, f.severity))
         .collect()
@@ -38,24 +38,24 @@ fn findings(
 
 #[test]
 fn a_missing_gpu_is_critical() {
-    assert_eq!(findings(Mode::Basic, &gpu(0), &host(0)), [("no_gpu".into(), Severity::Critical)]);
+    assert_eq!(findings(Mode::BASIC, &gpu(0), &host(0)), [("no_gpu".into(), Severity::Critical)]);
     assert_eq!(
-        findings(Mode::Basic, &gpu(2), &host(2)),
+        findings(Mode::BASIC, &gpu(2), &host(2)),
         [("no_such_gpu".into(), Severity::Critical)]
     );
-    assert_eq!(findings(Mode::Deep, &gpu(1), &host(2)), []);
+    assert_eq!(findings(Mode::DEEP, &gpu(1), &host(2)), []);
 }
 
 #[test]
 fn a_gpu_is_identified_by_its_uuid_not_its_index() {
     let moved = Device { uuid: Some("GPU-0".into()), ..gpu(1) };
-    assert_eq!(findings(Mode::Basic, &moved, &host(1)), []);
+    assert_eq!(findings(Mode::BASIC, &moved, &host(1)), []);
     let replaced = Device { uuid: Some("GPU-9".into()), ..gpu(0) };
     assert_eq!(
-        findings(Mode::Basic, &replaced, &host(1)),
+        findings(Mode::BASIC, &replaced, &host(1)),
         [("no_such_gpu".into(), Severity::Critical)]
     );
-    assert_eq!(findings(Mode::Basic, &Device::unknown("cuda:0"), &host(1)), []);
+    assert_eq!(findings(Mode::BASIC, &Device::unknown("cuda:0"), &host(1)), []);
 }
 
 #[test]
@@ -67,20 +67,20 @@ fn an_instance_is_found_in_its_gpu_without_the_gpus_processes() {
     whole.instances = vec![GpuInstance { uuid: "MIG-1".into(), ..GpuInstance::default() }];
     assert_eq!(
         findings(
-            Mode::Basic,
+            Mode::BASIC,
             &Device { uuid: Some("MIG-1".into()), ..Device::unknown("MIG-1") },
             &driver
         ),
         []
     );
-    assert_eq!(findings(Mode::Basic, &gpu(0), &driver), [("gpu_busy".into(), Severity::Warning)]);
+    assert_eq!(findings(Mode::BASIC, &gpu(0), &driver), [("gpu_busy".into(), Severity::Warning)]);
 }
 
 #[test]
 fn a_run_without_gpu_has_a_finding_about_missing_kernels() {
-    assert_eq!(findings(Mode::Deep, &Device::cpu(), &host(0)), [("no_gpu".into(), Severity::Info)]);
-    assert_eq!(findings(Mode::Basic, &Device::cpu(), &host(0)), []);
-    assert_eq!(findings(Mode::Deep, &Device::cpu(), &host(1)), []);
+    assert_eq!(findings(Mode::DEEP, &Device::cpu(), &host(0)), [("no_gpu".into(), Severity::Info)]);
+    assert_eq!(findings(Mode::BASIC, &Device::cpu(), &host(0)), []);
+    assert_eq!(findings(Mode::DEEP, &Device::cpu(), &host(1)), []);
 }
 
 /// Runs the preflight with a script as nsys.
@@ -92,7 +92,7 @@ async fn with_nsys(script: Option<&str>, mode: Mode) -> Preflight {
     let limits =
         ProcessLimits::new(RunId::now(), Duration::from_secs(60), CancellationToken::new());
     collector
-        .preflight(&Profiling::bundled(mode).unwrap(), &Device::cpu(), true, dir.path(), &limits)
+        .preflight(&Profiling::bundled(&mode).unwrap(), &Device::cpu(), true, dir.path(), &limits)
         .await
 }
 
@@ -103,7 +103,7 @@ fn nsys_finding(preflight: &Preflight) -> Option<(&str, Option<&str>)> {
 
 #[tokio::test]
 async fn a_missing_nsys_names_its_remedy() {
-    let preflight = with_nsys(None, Mode::Light).await;
+    let preflight = with_nsys(None, Mode::LIGHT).await;
     assert_eq!(nsys_finding(&preflight), Some(("nsys_missing", None)));
     let advice = preflight
         .findings
@@ -117,14 +117,14 @@ async fn a_missing_nsys_names_its_remedy() {
 #[tokio::test]
 async fn the_version_of_nsys_is_part_of_the_environment() {
     let preflight =
-        with_nsys(Some("echo NVIDIA Nsight Systems version 2025.3.2.474"), Mode::Light).await;
+        with_nsys(Some("echo NVIDIA Nsight Systems version 2025.3.2.474"), Mode::LIGHT).await;
     assert_eq!(preflight.environment.nsys.as_deref(), Some("2025.3.2.474"));
     assert_eq!(nsys_finding(&preflight), None);
 }
 
 #[tokio::test]
 async fn an_nsys_that_does_not_start_is_quoted() {
-    let preflight = with_nsys(Some("echo libfoo.so: cannot open >&2; exit 127"), Mode::Light).await;
+    let preflight = with_nsys(Some("echo libfoo.so: cannot open >&2; exit 127"), Mode::LIGHT).await;
     assert_eq!(
         nsys_finding(&preflight),
         Some(("nsys_unusable", Some("it exited with code 127: libfoo.so: cannot open")))
@@ -133,5 +133,5 @@ async fn an_nsys_that_does_not_start_is_quoted() {
 
 #[tokio::test]
 async fn a_basic_run_needs_no_tool() {
-    assert_eq!(nsys_finding(&with_nsys(None, Mode::Basic).await), None);
+    assert_eq!(nsys_finding(&with_nsys(None, Mode::BASIC).await), None);
 }

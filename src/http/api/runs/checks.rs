@@ -8,6 +8,7 @@ use crate::{
     domain::{
         device::{Device, is_device, is_model},
         dtype::Dtype,
+        mode::Mode,
         subject::{Common, Passes},
     },
     http::{
@@ -32,15 +33,14 @@ pub(super) fn check_passes(
     check_range("priority", request.priority, -100..=100)?;
     check_labels(&request.labels)?;
     check_device(app, &request.device)?;
-    let preset = app
-        .presets
-        .get(&request.mode)
-        .ok_or_else(|| invalid(format!("mode {} is not configured", request.mode)))?;
+    let preset =
+        app.presets.get(&request.mode).ok_or_else(|| invalid(unknown_mode(app, &request.mode)))?;
     let profiling = preset
+        .profiling
         .with_changes(request.profiling.clone())
         .map_err(|error| invalid(format!("profiling: {error}")))?;
     let passes = Passes {
-        mode: request.mode,
+        mode: request.mode.clone(),
         repeats: request.repeats,
         warmup: request.warmup,
         device: request.device.clone(),
@@ -52,6 +52,11 @@ pub(super) fn check_passes(
         timeout_s: request.timeout_s,
     };
     Ok((passes, common))
+}
+
+fn unknown_mode(app: &App, mode: &Mode) -> String {
+    let known: Vec<&str> = app.presets.keys().map(Mode::as_str).collect();
+    format!("unknown mode \"{mode}\"; expected one of {}", known.join(", "))
 }
 
 /// The labels in order, without duplicates.

@@ -24,7 +24,7 @@ pub(crate) fn spec() -> RunSpec {
         dtype: None,
     };
     let passes =
-        Passes { mode: Mode::Basic, repeats: 3, warmup: 2, device: "auto".into(), profiling: None };
+        Passes { mode: Mode::BASIC, repeats: 3, warmup: 2, device: "auto".into(), profiling: None };
     let common = Common { labels: vec![], priority: 0, timeout_s: 1800 };
     RunSpec { subject: Subject::Model(ModelSubject { workload, passes }), common }
 }
@@ -87,7 +87,7 @@ pub(super) fn run_list() -> RunList {
         owner: run.owner,
         model: Some(run.name.clone()),
         name: run.name,
-        mode: spec.mode(),
+        mode: spec.mode().cloned(),
         labels: spec.common.labels,
         pinned: run.pinned,
         priority: spec.common.priority,
@@ -106,6 +106,6 @@ pub(super) fn full_submission() -> Value {
         "model": "deepseek-ocr-tiny", "inputs_manifest": "inputs.yaml", "mode": "basic",
         "repeats": 3, "warmup": 2, "max_new_tokens": 64, "seed": 0, "dtype": "f32",
         "device": "auto", "timeout_s": 1800, "labels": ["nightly"], "priority": 0,
-        "profiling": Profiling::bundled(Mode::Basic).ok(),
+        "profiling": Profiling::bundled(&Mode::BASIC).ok(),
     })
 }

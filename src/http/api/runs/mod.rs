@@ -160,7 +160,7 @@ impl From<StoredRun> for RunSummary {
             owner: run.owner,
             name: run.spec.name().to_owned(),
             model: run.spec.model().map(str::to_owned),
-            mode: run.spec.mode(),
+            mode: run.spec.mode().cloned(),
             pinned: run.pinned,
             priority: run.spec.common.priority,
             labels: run.spec.common.labels,

@@ -132,7 +132,7 @@ macro_rules! submissions {
             impl $name {
                 pub(crate) fn passes(&self) -> PassesRequest {
                     PassesRequest {
-                        mode: self.mode,
+                        mode: self.mode.clone(),
                         repeats: self.repeats,
                         warmup: self.warmup,
                         device: self.device.clone(),
@@ -203,7 +203,7 @@ pub(crate) mod defaults {
         if reads_images { "inputs.yaml" } else { "inputs-text.yaml" }.into()
     }
     pub fn mode() -> Mode {
-        Mode::Deep
+        Mode::DEEP
     }
     pub fn repeats() -> u32 {
         3

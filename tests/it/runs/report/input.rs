@@ -67,7 +67,7 @@ impl ReportInput {
                         dtype: None,
                     },
                     passes: Passes {
-                        mode: Mode::Light,
+                        mode: Mode::LIGHT,
                         repeats: 3,
                         warmup: 1,
                         device: "auto".into(),

@@ -1,0 +1,72 @@
+//! Records of the model runner, by pass.
+
+use serde::{Deserialize, Serialize};
+use utoipa::ToSchema;
+
+use super::ProfilingError;
+use crate::domain::named_values::named_values;
+
+named_values! {
+    /// A pass of the model runner.
+    RunnerPass {
+        Baseline = "baseline",
+        Nsys = "nsys",
+        GpuMetrics = "gpu_metrics",
+        Ncu = "ncu",
+        GemmLog = "gemm_log",
+    }
+}
+
+/// Records of the model runner.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct RunnerSettings {
+    /// Passes in which operators are recorded, as events and as NVTX ranges.
+    #[schema(max_items = 5)]
+    pub operators: Vec<RunnerPass>,
+    /// Passes that store the generated texts.
+    #[schema(max_items = 5)]
+    pub predictions: Vec<RunnerPass>,
+    /// Executes the first sample once more after the unprofiled pass, to record device memory by
+    /// stage and operator.
+    pub memory: bool,
+}
+
+impl Default for RunnerSettings {
+    /// Settings of stored runs that have none.
+    fn default() -> Self {
+        let all = RunnerPass::ALL.to_vec();
+        Self { operators: all.clone(), predictions: all, memory: false }
+    }
+}
+
+impl RunnerSettings {
+    pub(super) fn check(&self) -> Result<(), ProfilingError> {
+        for (key, list) in [("operators", &self.operators), ("predictions", &self.predictions)] {
+            for (at, pass) in list.iter().enumerate() {
+                if list[..at].contains(pass) {
+                    return Err(ProfilingError::Wrong(format!(
+                        "runner.{key}: {pass} is listed twice; list each pass once"
+                    )));
+                }
+            }
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_pass_that_is_listed_twice_is_refused_by_name() {
+        let twice = vec![RunnerPass::Nsys, RunnerPass::Ncu, RunnerPass::Nsys];
+        let settings = RunnerSettings { predictions: twice, ..RunnerSettings::default() };
+        assert_eq!(
+            settings.check().unwrap_err().to_string(),
+            "runner.predictions: nsys is listed twice; list each pass once"
+        );
+        assert!(RunnerSettings::default().check().is_ok());
+    }
+}
