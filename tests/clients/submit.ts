@@ -24,8 +24,8 @@ const repeats: SubmitRun = { model: "llama-tiny", repeats: "three" };
 const nothing: SubmitRun = { repeats: 3 };
 // @ts-expect-error there is no such field
 const unknown: SubmitRun = { model: "llama-tiny", repeat: 3 };
-// @ts-expect-error there is no such mode
-const mode: SubmitRun = { model: "llama-tiny", mode: "quick" };
+// @ts-expect-error a mode is a name
+const mode: SubmitRun = { model: "llama-tiny", mode: 3 };
 void [repeats, nothing, unknown, mode];
 
 const [url, token] = process.argv.slice(2);

@@ -55,6 +55,8 @@ codes! {
         "no table kernel in this run; see /runs/{id}/tables";
     ModelNotFound = "model_not_found", NOT_FOUND,
         "no model deepseek-ocr-tin; did you mean deepseek-ocr-tiny?";
+    ModeNotFound = "mode_not_found", NOT_FOUND,
+        "no mode nightly; expected one of deep, light, basic";
     PartNotFound = "part_not_found", NOT_FOUND,
         "target: \"decoder.layers.99\" is not a part of deepseek-ocr-tiny: it has \
          decoder.layers.0 to 3";

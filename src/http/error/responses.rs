@@ -50,8 +50,8 @@ families! {
     /// No run, or no earlier alignment.
     SideNotFound: RunNotFound AlignmentNotFound;
     ModelNotFound: ModelNotFound InputsNotFound;
-    /// No model, part, command, device or inputs of the name in a submission.
-    SubjectNotFound: ModelNotFound PartNotFound CommandNotFound DeviceNotFound InputsNotFound;
+    /// No model, mode, part, command, device or inputs of the name in a submission.
+    SubjectNotFound: ModelNotFound ModeNotFound PartNotFound CommandNotFound DeviceNotFound InputsNotFound;
     InputsNotFound: InputsNotFound;
     MethodNotAllowed: MethodNotAllowed;
     NotAcceptable: NotAcceptable;

@@ -81,7 +81,7 @@ async fn the_error_of_an_invalid_body_names_the_field() {
         ),
         (json!({ "model": MODEL, "seed": 9007199254740992u64 }), 422, "invalid_request", "seed"),
         (json!({ "model": MODEL, "timeout_s": 1801 }), 422, "invalid_request", "timeout_s"),
-        (json!({ "model": MODEL, "mode": "quick" }), 422, "invalid_request", "mode"),
+        (json!({ "model": MODEL, "mode": "Quick" }), 422, "invalid_request", "mode"),
         (json!({ "model": MODEL, "mock": [null, null] }), 422, "invalid_request", "mock"),
         (json!({ "model": MODEL, "profiling": [] }), 422, "invalid_request", "profiling"),
         (json!({ "model": MODEL, "device": "cuda:" }), 422, "invalid_request", "device"),

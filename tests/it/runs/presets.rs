@@ -33,8 +33,9 @@ async fn a_file_in_the_folder_of_presets_is_a_mode_of_the_service() {
 
     let body = json!({ "model": "deepseek-ocr-tiny", "mode": "quicker" });
     let (status, answer) = service.post("/runs", &body).await;
-    let message = "unknown mode \"quicker\"; expected one of deep, light, basic, quick";
-    assert_eq!((status, &answer["error"]["message"]), (422, &json!(message)), "{answer}");
+    let message = "no mode quicker; expected one of deep, light, basic, quick";
+    assert_eq!((status, &answer["error"]["message"]), (404, &json!(message)), "{answer}");
+    assert_eq!(answer["error"]["code"], "mode_not_found");
     let (status, answer) = service.post("/runs", &json!({ "model": "m", "mode": "../x" })).await;
     assert_eq!(status, 422);
     assert!(answer["error"]["message"].as_str().unwrap().contains("invalid mode"), "{answer}");

@@ -33,8 +33,7 @@ pub(super) fn check_passes(
     check_range("priority", request.priority, -100..=100)?;
     check_labels(&request.labels)?;
     check_device(app, &request.device)?;
-    let preset =
-        app.presets.get(&request.mode).ok_or_else(|| invalid(unknown_mode(app, &request.mode)))?;
+    let preset = app.presets.get(&request.mode).ok_or_else(|| unknown_mode(app, &request.mode))?;
     let profiling = preset
         .profiling
         .with_changes(request.profiling.clone())
@@ -54,9 +53,10 @@ pub(super) fn check_passes(
     Ok((passes, common))
 }
 
-fn unknown_mode(app: &App, mode: &Mode) -> String {
+fn unknown_mode(app: &App, mode: &Mode) -> ApiError {
     let known: Vec<&str> = app.presets.keys().map(Mode::as_str).collect();
-    format!("unknown mode \"{mode}\"; expected one of {}", known.join(", "))
+    let message = format!("no mode {mode}; expected one of {}", known.join(", "));
+    ApiError::new(ErrorCode::ModeNotFound, message)
 }
 
 /// The labels in order, without duplicates.
