@@ -180,11 +180,11 @@ mod tests {
     #[test]
     fn a_newer_format_is_refused_whatever_its_shape() {
         let newer = Err(
-            "run/events.jsonl: format 4 is newer than 3, the newest known; use a newer llmprof"
+            "run/events.jsonl: format 5 is newer than 4, the newest known; use a newer llmprof"
                 .to_owned(),
         );
-        assert_eq!(outcome(&[&START.replace(r#""schema":1"#, r#""schema":4"#), "\n"]), newer);
-        assert_eq!(outcome(&[r#"{"kind":"start","schema":4,"unheard":"of"}"#, "\n"]), newer);
+        assert_eq!(outcome(&[&START.replace(r#""schema":1"#, r#""schema":5"#), "\n"]), newer);
+        assert_eq!(outcome(&[r#"{"kind":"start","schema":5,"unheard":"of"}"#, "\n"]), newer);
     }
 
     proptest::proptest! {

@@ -51,7 +51,8 @@ families! {
     SideNotFound: RunNotFound AlignmentNotFound;
     ModelNotFound: ModelNotFound InputsNotFound;
     /// No model, mode, part, command, device or inputs of the name in a submission.
-    SubjectNotFound: ModelNotFound ModeNotFound PartNotFound CommandNotFound DeviceNotFound InputsNotFound;
+    SubjectNotFound: ModelNotFound ModeNotFound PartNotFound CommandNotFound DeviceNotFound
+        InputsNotFound;
     InputsNotFound: InputsNotFound;
     MethodNotAllowed: MethodNotAllowed;
     NotAcceptable: NotAcceptable;
