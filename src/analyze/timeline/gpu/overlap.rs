@@ -62,7 +62,16 @@ mod tests {
     use crate::analyze::timeline::open_ranges::NONE;
 
     fn activity(work: DeviceWork, start_ns: i64, end_ns: i64) -> Activity {
-        Activity { start_ns, end_ns, device: 0, process: 0, call: NONE, instance: NONE, work }
+        Activity {
+            at: 0,
+            start_ns,
+            end_ns,
+            device: 0,
+            process: 0,
+            call: NONE,
+            instance: NONE,
+            work,
+        }
     }
 
     proptest! {
