@@ -53,8 +53,8 @@ fn a_stage_is_a_sentence_with_its_floor_and_its_largest_cause() {
     let answer = stored(stage(Some(17_920_000)), rows());
     assert_eq!(
         answer.sentences,
-        ["decode takes 0.670 ms per token, 2.4 times its floor of 0.280 ms; largest cause: SMs \
-          without blocks, 0.200 ms (29.9 %), largest in attend<b> of decoder.attend."]
+        ["decode takes 0.670 ms per token, 2.4 times its floor of 0.280 ms; largest cause: too \
+          few blocks to fill the GPU, 0.200 ms (29.9 %), largest in attend<b> of decoder.attend."]
     );
     assert_eq!(
         answer.savings[0],

@@ -91,7 +91,9 @@ fn steps(stage: &LedgerStage, rows: &[&LedgerRow]) -> Vec<Step> {
     for row in sorted(|it| it.cause == LedgerCause::Unexplained) {
         add(label(row.cause), "w-rest", row.ns);
     }
-    for row in sorted(|it| it.cause == LedgerCause::PassDifference) {
+    // A difference that would be drawn as nothing is left out, as the nanosecond of a rounded mean.
+    let is_visible = |it: &&&LedgerRow| it.ns.saturating_abs() > stage.measured_ns / 2_000;
+    for row in sorted(|it| it.cause == LedgerCause::PassDifference).into_iter().filter(is_visible) {
         add(label(row.cause), "w-difference", row.ns);
     }
     steps.push(Step { label: "measured".into(), class: "w-total", from: 0, ns: stage.measured_ns });
