@@ -12,8 +12,8 @@ use crate::{
 };
 
 /// Prepares the run's folder, which exists: that of a removed run is not created again. Of earlier
-/// attempts it keeps the journal, the executor's files, imported captures, and finished passes whose
-/// files are complete; it returns those.
+/// attempts it keeps the journal, the executor's files, imported captures, and finished passes
+/// whose files are complete; it returns those.
 pub fn prepare(dir: &Path, spec: &RunSpec) -> io::Result<EarlierPasses> {
     // Imported captures cannot be collected again.
     let imported = layout::IMPORTED.iter().filter(|_| spec.kind() == SubjectKind::Import);

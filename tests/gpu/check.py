@@ -53,7 +53,7 @@ def table(head, rows):
     print()
 
 
-stages, passes = [], []
+stages, ledgers, passes = [], [], []
 for line in (data / "submitted").read_text().splitlines():
     name, run_id = line.split()
     run, folder = load(data / f"{name}.run.json"), data / "runs" / run_id
@@ -153,6 +153,28 @@ for line in (data / "submitted").read_text().splitlines():
                 shown(energy),
             ]
         )
+    for row in report.get("ledger_stages", []):
+        of_stage = [it for it in report["ledger"] if it["stage"] == row["stage"]]
+        total = sum(it["ns"] for it in of_stage)
+        check(
+            name,
+            total == row["measured_ns"],
+            f"the ledger of {row['stage']} adds up to {total} of {row['measured_ns']} ns",
+        )
+        rest = sum(it["share_pct"] for it in of_stage if it["cause"] == "unexplained")
+        check(
+            name,
+            not on_gpu or name != "deep" or rest <= 10,
+            f"{rest:.1f} % of {row['stage']} is unexplained",
+        )
+        causes = sorted(of_stage, key=lambda it: -it["max_saving_ns"])[:3]
+        ledgers.append(
+            [name, row["stage"], shown(row["measured_ns"] / 1e6, 3),
+             shown((row["floor_ns"] or 0) / 1e6 or None, 3), shown(row["times_floor"], 2),
+             shown(rest), ", ".join(f"{it['cause']} {it['share_pct']:.0f} %" for it in causes)]
+        )
+    recorded = [it for it in report.get("memory", []) if it.get("stage")]
+    check(name, not on_gpu or name != "deep" or recorded, "no device memory by stage")
     if "ncu" in steps:
         processes = len(list((folder / "ncu").glob("process-*")))
         print(f"{name}: ncu took {shown(seconds(steps['ncu']))} s in {processes} processes")
@@ -175,6 +197,10 @@ table(
         "energy J",
     ],
     stages,
+)
+table(
+    ["run", "stage", "unprofiled ms", "floor ms", "times floor", "unexplained %", "largest causes"],
+    ledgers,
 )
 table(["run", "pass", "state", "wall s"], passes)
 for failure in failures:

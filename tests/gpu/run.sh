@@ -39,8 +39,9 @@ submit() {
 [ "$device" != cpu ] || models=${models:-deepseek-ocr-tiny,llama-tiny}
 models=${models:-deepseek-ocr,qwen3-0.6b}
 large=${models%,*} second=${models#*,}
-submit deep "$large" deep
+# The first run also reads the libraries of CUDA from the disk.
 submit light "$large" light
+submit deep "$large" deep
 submit second "$second" deep
 [ -z "$out" ] || submit small deepseek-ocr-tiny deep 4
 

@@ -58,7 +58,8 @@ fn a_stage_is_a_sentence_with_its_floor_and_its_largest_cause() {
     );
     assert_eq!(
         answer.savings[0],
-        "decode_all: too few blocks to fill the GPU, at most 12.800 ms, 29.9 % of the stage (ncu). attend<b> \
+        "decode_all: too few blocks to fill the GPU, at most 12.800 ms, 29.9 % of the stage (ncu). \
+         attend<b> \
          of decoder.attend: blocks for 35.4 % of the SMs."
     );
     assert!(answer.savings[1].contains("gaps inside a CUDA graph"), "{:?}", answer.savings);
