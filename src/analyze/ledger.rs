@@ -126,7 +126,7 @@ named_values! {
 }
 
 /// One stage of the ledger. Times are nanoseconds of one repeat.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 pub struct LedgerStage {
     pub stage: String,
     /// Mean of the unprofiled repeats; of the traced ones where there is no other pass.

@@ -116,18 +116,8 @@ mod tests {
         let stage = LedgerStage {
             stage: "decode_all".into(),
             measured_ns,
-            traced_ns: None,
             steps: Some(10),
-            floor_of: None,
-            floor_ns: None,
-            times_floor: None,
-            flops_ceiling: None,
-            bytes_ceiling: None,
-            capped_operators: 0,
-            capped_ns: 0,
-            overlap_ns: 0,
-            evidence_pct: None,
-            missing: vec![],
+            ..LedgerStage::default()
         };
         let member = |(cause, kernel, ns): &(LedgerCause, &str, i64)| LedgerMember {
             stage: "decode_all".into(),

@@ -58,7 +58,7 @@ pub const RULES: &[Rule] = &[
     rule("ledger_tiles", "Choose tiles that divide the product's sizes."),
     rule(
         "ledger_waves",
-        "Give every SM a block: divide the work further, or run small kernels at the same time.",
+        "Launch more blocks: divide the work further, or run small kernels at the same time.",
     ),
     rule(
         "ledger_instructions",

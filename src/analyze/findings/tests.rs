@@ -118,13 +118,7 @@ fn with_cause(cause: LedgerCause, saving_ns: i64) -> Analysis {
         floor_of: Some(FloorOf::Model),
         floor_ns: Some(5 * MS),
         times_floor: Some(2.0),
-        flops_ceiling: None,
-        bytes_ceiling: None,
-        capped_operators: 0,
-        capped_ns: 0,
-        overlap_ns: 0,
-        evidence_pct: None,
-        missing: vec![],
+        ..LedgerStage::default()
     };
     let row = LedgerRow {
         stage: DECODE.into(),
