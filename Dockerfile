@@ -37,10 +37,10 @@ WORKDIR /src
 COPY . .
 # The service is built without the feature, so that it starts where there is no driver.
 RUN built=$CARGO_TARGET_DIR/$PROFILE && if [ "$PROFILE" = dev ]; then built=$CARGO_TARGET_DIR/debug; fi \
-    && cargo build --locked --profile "$PROFILE" --bin llmprof && install "$built/llmprof" /opt/llmprof \
+    && cargo build --locked --profile "$PROFILE" --bin llmprof && install --strip "$built/llmprof" /opt/llmprof \
     && if [ "$VARIANT" = cuda ]; then set -- --features cuda; fi \
     && CUDA_COMPUTE_CAP="$CUDA_COMPUTE_CAP" cargo build --locked --profile "$PROFILE" "$@" --bin model-runner \
-    && install "$built/model-runner" /opt/model-runner
+    && install --strip "$built/model-runner" /opt/model-runner
 
 # hadolint ignore=DL3006
 FROM ${BASE}
