@@ -19,6 +19,7 @@ mod rule;
 mod sampled;
 mod saving;
 mod stage_time;
+mod stated;
 
 pub use self::{reference::why_no_kernels, rule::Rule};
 use super::Analysis;
@@ -36,6 +37,7 @@ pub fn rules() -> impl Iterator<Item = &'static Rule> {
         dominance::RULES,
         experts::RULES,
         reference::RULES,
+        stated::RULES,
         stage_time::RULES,
         ledger::RULES,
         counters::RULES,

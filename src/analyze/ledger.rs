@@ -30,7 +30,7 @@ use super::{
 };
 use crate::{
     analyze::stages::{DECODE, STAGES},
-    domain::named_values::named_values,
+    domain::{dtype::Dtype, named_values::named_values},
     trace::nsys::NsysTrace,
 };
 
@@ -252,6 +252,8 @@ pub struct LedgerInput<'a> {
     pub splits: &'a WindowSplits,
     /// Work of one repeat by operator; `None` where the model is unknown.
     pub work: Option<Vec<ModuleCost>>,
+    /// Dtype of the model; `None` where it is unknown.
+    pub dtype: Option<Dtype>,
     pub ceilings: &'a DeviceCeilings<'a>,
     /// Share of the tiles of GEMM kernels with results, percent, by stage, kernel and grid.
     pub tile_fill: evidence::TileFills,
@@ -259,7 +261,7 @@ pub struct LedgerInput<'a> {
 
 /// Computes the ledger of every stage with a time.
 pub fn ledger(analysis: &Analysis, input: &LedgerInput) -> Ledger {
-    let rates = Rates::of(analysis, input.ceilings);
+    let rates = Rates::of(input.dtype, input.ceilings);
     let gpu = input.nsys.and_then(|nsys| nsys.target.gpus.first());
     let l2_bytes = gpu.and_then(|gpu| gpu.l2_bytes);
     let evidence = KernelEvidence::of(analysis, input, gpu);

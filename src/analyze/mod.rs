@@ -12,6 +12,7 @@ pub mod invariants;
 pub mod kernels;
 pub mod ledger;
 pub mod memory;
+pub mod model_work;
 pub mod operators;
 pub mod power;
 pub mod roofline;
@@ -26,7 +27,7 @@ mod events;
 #[cfg(test)]
 mod tests;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use crate::{
     analyze::{
@@ -62,9 +63,8 @@ use crate::{
     },
     domain::{
         device_peaks::DevicePeaks,
-        dtype::Dtype,
         finding::{Finding, Severity},
-        model::ModelSpec,
+        stated_model::StatedModel,
         subject::SubjectKind,
     },
     trace::{
@@ -73,12 +73,13 @@ use crate::{
         nsys::NsysTrace,
     },
 };
-use cost::{Cost, CostInputs};
+use cost::Cost;
 use events::Events;
 use invariants::Violations;
 use kernels::KernelTimes;
 use ledger::{Ledger, LedgerInput};
 use memory::MemoryRecord;
+use model_work::{KnownModel, ModelWork};
 use operators::Operators;
 use power::Power;
 use roofline::Roofline;
@@ -110,6 +111,8 @@ pub struct Analysis {
     pub roofline: Roofline,
     pub gemms: Gemms,
     pub cost: Option<Cost>,
+    /// The model that the operator of a command or the sender of a capture states.
+    pub stated: Option<StatedModel>,
     pub mfu: Mfu,
     pub overhead: Vec<OverheadRecord>,
     /// Floor, causes and rest of each stage's time.
@@ -154,7 +157,7 @@ pub struct Analysis {
 type Timeline<'a> = Option<(&'a NsysTrace, &'a LaunchIndex)>;
 
 /// Analyses the data of all passes of one run.
-pub fn analyze(trace: &Trace, model: Option<&ModelSpec>, peaks: Option<&DevicePeaks>) -> Analysis {
+pub fn analyze(trace: &Trace, model: Option<KnownModel>, peaks: Option<&DevicePeaks>) -> Analysis {
     // Without runner events, events are derived from the ranges of the capture.
     let only_traced = trace.baseline.is_empty() && trace.traced.is_empty();
     let (launches, cold) = index_launches(trace, only_traced);
@@ -174,10 +177,12 @@ pub fn analyze(trace: &Trace, model: Option<&ModelSpec>, peaks: Option<&DevicePe
     };
     analysis.add_events(trace, model, &baseline, &traced);
     let splits = analysis.add_timeline(trace, timeline, &traced, peaks);
+    let work = analysis.model_work(model, &baseline);
+    analysis.cost = work.as_ref().and_then(ModelWork::cost);
     analysis.step = analysis.step.take().or_else(|| decode_timeline::unprofiled_step(&baseline));
     analysis.sampled = sampled::sampled_metrics(trace);
-    analysis.add_utilisation(trace, &baseline, peaks);
-    analysis.add_ledger(trace, model, &baseline, (&splits, peaks));
+    analysis.add_utilisation(trace, &baseline, (work.as_ref(), peaks));
+    analysis.add_ledger(trace, work.as_ref(), &baseline, (&splits, peaks));
     analysis.remove_impossible_shares();
     analysis.add_findings(trace);
     analysis
@@ -197,11 +202,11 @@ impl Analysis {
     fn add_events(
         &mut self,
         trace: &Trace,
-        model: Option<&ModelSpec>,
+        model: Option<KnownModel>,
         baseline: &Events,
         traced: &Events,
     ) {
-        let top_k = model.and_then(|model| Some(model.decoder.moe.as_ref()?.top_k));
+        let top_k = model.and_then(|model| Some(model.spec().decoder.moe.as_ref()?.top_k));
         self.start = baseline.start.cloned();
         self.end = baseline.end.cloned();
         self.stages = stages::stages(baseline);
@@ -209,10 +214,6 @@ impl Analysis {
         self.stages.notes.extend(self.cold.iter().map(stages::cold_note));
         self.operators = operators::operators(baseline, &self.stages);
         self.operator_repeats = repeats::repeats(baseline);
-        // A static cost is that of one prompt.
-        let start = baseline.start.filter(|_| self.samples.rows.is_empty());
-        self.cost =
-            model.zip(start).and_then(|(model, start)| static_cost(model, start, &self.stages));
         self.outputs = output_equality::outputs(baseline, traced);
         self.experts = experts::experts(baseline, top_k);
         self.memory = memory::memory(baseline);
@@ -253,10 +254,27 @@ impl Analysis {
         tables.splits
     }
 
+    /// The work of one repeat; none of a stated model on several GPUs, since it is not stated how
+    /// they share it.
+    fn model_work<'a>(
+        &mut self,
+        known: Option<KnownModel<'a>>,
+        baseline: &Events<'a>,
+    ) -> Option<ModelWork<'a>> {
+        let devices: BTreeSet<u32> = self.processes.stages.iter().map(|it| it.device).collect();
+        if let Some(KnownModel::Stated(stated)) = known {
+            self.stated = Some(stated.clone());
+            if devices.len() > 1 {
+                return None;
+            }
+        }
+        ModelWork::of(known?, baseline, &self.stages)
+    }
+
     fn add_ledger(
         &mut self,
         trace: &Trace,
-        model: Option<&ModelSpec>,
+        work: Option<&ModelWork>,
         baseline: &Events,
         (splits, peaks): (&WindowSplits, Option<&DevicePeaks>),
     ) {
@@ -264,7 +282,8 @@ impl Analysis {
         let input = LedgerInput {
             nsys: trace.nsys.as_ref(),
             splits,
-            work: model.and_then(|model| ledger::work(self, model, baseline)),
+            work: work.and_then(|work| ledger::work(self, work)),
+            dtype: work.map(|work| work.dtype),
             ceilings: &ceilings,
             tile_fill: ledger::tile_fills(&self.gemms.records),
         };
@@ -272,15 +291,26 @@ impl Analysis {
     }
 
     /// Adds power, and the utilisation of the device's ceilings.
-    fn add_utilisation(&mut self, trace: &Trace, baseline: &Events, peaks: Option<&DevicePeaks>) {
+    fn add_utilisation(
+        &mut self,
+        trace: &Trace,
+        baseline: &Events,
+        (work, peaks): (Option<&ModelWork>, Option<&DevicePeaks>),
+    ) {
         // The sampler ran during the unprofiled pass: derived events are of another pass.
         let sampled = Events::of(&trace.baseline);
         self.power = trace.power.as_ref().map(|log| power::power(log, &sampled, &self.stages));
         self.power.iter_mut().for_each(|power| self.violations.clocks(power));
         let ceilings = DeviceCeilings::of(baseline, peaks, self.power.as_ref());
         let on_cpu = baseline.start.is_some_and(|start| start.device == "cpu");
-        let mut mfu =
-            mfu::mfu(baseline, &self.stages, &self.operators, self.cost.as_ref(), &ceilings);
+        let dtype = work.map(|work| work.dtype.as_str());
+        let dtype = dtype.or_else(|| Some(baseline.start?.dtype.as_str()));
+        let mut mfu = dtype
+            .map(|dtype| {
+                let modelled = work.and_then(ModelWork::flops);
+                mfu::mfu(dtype, &self.stages, &self.operators, modelled, &ceilings)
+            })
+            .unwrap_or_default();
         mfu.operators = mfu::operator_mfu(&self.operators, &ceilings, on_cpu, &mut mfu.findings);
         self.gemms.add_ceilings(&ceilings);
         self.roofline = roofline::roofline(&self.counters, &self.kernels, &ceilings);
@@ -307,19 +337,4 @@ impl Analysis {
         found.sort_by_key(|finding| std::cmp::Reverse(finding.severity));
         self.findings = found;
     }
-}
-
-/// The static cost of the run; `None` when the runner's dtype is unknown, and for a part of a
-/// model, whose share of the cost is not known.
-fn static_cost(model: &ModelSpec, start: &Start, stages: &Stages) -> Option<Cost> {
-    if start.target.is_some() {
-        return None;
-    }
-    let work = CostInputs {
-        images: &start.images,
-        prompt_tokens: start.prompt_tokens,
-        new_tokens: stages.decode_steps.unwrap_or(0),
-        element_bytes: start.dtype.parse::<Dtype>().ok()?.bytes(),
-    };
-    Some(cost::cost(model, &work))
 }

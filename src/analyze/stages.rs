@@ -84,6 +84,8 @@ pub struct Stages {
     pub step_curve_ms: Vec<f64>,
     /// Decode steps per repeat; `None` when repeats differ.
     pub decode_steps: Option<u64>,
+    /// Decode steps of each repeat whose steps are known.
+    pub repeat_steps: Vec<u64>,
     /// Decode steps per second of decode, per repeat.
     pub decode_tokens_per_s: Option<Spread>,
     /// Generated tokens, the first included, per second of wall time, per repeat.
@@ -157,6 +159,7 @@ pub fn stages(events: &Events) -> Stages {
         step_ms: Spread::of(events.measured("decode_step").map(|step| range_time(step).as_ms())),
         step_curve_ms: step_curve(events),
         decode_steps,
+        repeat_steps: steps.values().copied().collect(),
         decode_tokens_per_s: Spread::of(decode.iter().filter_map(steps_per_decode)),
         tokens_per_s: Spread::of(wall.iter().filter_map(made_per_wall)),
     }

@@ -51,12 +51,13 @@ impl Analysis {
             ),
             SubjectKind::Command => (
                 "The FLOPs of the command are unknown: it reports no operators.",
-                "Have it write operators to standard output as events, or profile a configured \
-                 model.",
+                "State its model in the command's `computes` (targets.toml), or have it write \
+                 operators to standard output as events.",
             ),
             SubjectKind::Import => (
                 "The FLOPs are unknown: a capture of another program has no operator shapes.",
-                "Profile a configured model, or import ncu pages for a roofline.",
+                "State the model with `model_config` and `prompt_tokens`, or import ncu pages for a \
+                 roofline.",
             ),
         }
     }
@@ -130,9 +131,13 @@ impl Analysis {
                 "The model's dimensions or the inputs' sizes are unknown.",
                 "Read the baseline step's log: the runner reports both when it starts.",
             ),
-            SubjectKind::Command | SubjectKind::Import => (
+            SubjectKind::Command => (
                 "llmprof does not know the dimensions of the model.",
-                "`llmprof cost` counts a configured model's FLOPs and bytes.",
+                "State the model in the command's `computes` (targets.toml).",
+            ),
+            SubjectKind::Import => (
+                "llmprof does not know the dimensions of the model.",
+                "State the model with `model_config` and `prompt_tokens`.",
             ),
         }
     }

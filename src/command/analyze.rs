@@ -14,12 +14,12 @@ use llmprof::{
     artifact::layout,
     config,
     domain::ids::RunId,
-    pipeline::{self, Analyzed},
+    pipeline::{self, Analyzed, Statements},
     trace::stage::{StageRule, StageRules},
 };
 use uuid::Uuid;
 
-use super::ReportFormat;
+use super::{ReportFormat, stated::StatedOptions};
 
 /// Analyse a saved run again, or a capture by nsys, and print its report
 ///
@@ -36,6 +36,8 @@ pub struct AnalyzeOptions {
     /// Define a stage by ranges: `decode_all=generate@vllm`; repeatable
     #[arg(long, value_name = "NAME=RANGE[@DOMAIN]")]
     stage: Vec<StageRule>,
+    #[command(flatten)]
+    computes: StatedOptions,
     /// Include only ranges of this name; repeatable
     #[arg(long, value_name = "RANGE")]
     include_ranges: Vec<String>,
@@ -82,17 +84,18 @@ fn analyze(options: &AnalyzeOptions) -> Result<(RunId, Analyzed)> {
         options.exclude_ranges.clone(),
     )
     .with_regions(options.include.clone(), options.exclude.clone());
+    let stated = Statements { rules, model: options.computes.resolve()? };
     if let Some(export) = capture(&options.path)? {
         // It was not submitted, so it has no id.
         return Ok((
             RunId(Uuid::nil()),
-            pipeline::analyze_capture(&export, &options.ncu, rules, &config::devices()?)?,
+            pipeline::analyze_capture(&export, &options.ncu, stated, &config::devices()?)?,
         ));
     }
     if !options.ncu.is_empty() {
         bail!("--ncu is for a bare capture: the folder of a run holds its own counters");
     }
-    let analyzed = pipeline::analyze_with(&options.path, rules, &config::devices()?)?;
+    let analyzed = pipeline::analyze_with(&options.path, stated, &config::devices()?)?;
     Ok((run_id(&options.path)?, analyzed))
 }
 

@@ -9,7 +9,6 @@ use anyhow::{Context as _, Result, anyhow};
 use clap::{Args, ValueEnum};
 use llmprof::{
     artifact::inputs,
-    config::{self, Config},
     domain::{dtype::Dtype, settings},
     report::cost::{CostRequest, DEPTH, model_cost},
 };
@@ -57,9 +56,7 @@ enum CostFormat {
 }
 
 pub fn run(options: &CostOptions) -> Result<()> {
-    let config = Config::load(None)?;
-    let folder = options.models.as_deref().or(Some(config.server.models.as_path()));
-    let found = config::models(folder.filter(|folder| !folder.as_os_str().is_empty()))?;
+    let found = super::models(options.models.as_deref())?;
     let models = &found.models;
     let model = models.get(&options.model).ok_or_else(|| {
         if let Some(reason) = found.rejection(&options.model) {

@@ -12,7 +12,19 @@ pub mod inspect;
 pub mod openapi;
 pub mod quickstart;
 pub mod serve;
+pub mod stated;
 pub mod token;
+
+use std::path::Path;
+
+use llmprof::config::{self, Config, ConfigError, FoundModels};
+
+/// The configured models: those of `folder`, else of the setting `server.models`.
+fn models(folder: Option<&Path>) -> Result<FoundModels, ConfigError> {
+    let config = Config::load(None)?;
+    let folder = folder.unwrap_or(config.server.models.as_path());
+    config::models(Some(folder).filter(|folder| !folder.as_os_str().is_empty()))
+}
 
 /// The form of a report on standard output.
 #[derive(Debug, Clone, Copy, clap::ValueEnum)]

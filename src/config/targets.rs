@@ -46,11 +46,21 @@ fn parse(origin: &str, text: &str, models: &Models) -> Result<Commands, ConfigEr
         };
         command.check(name).map_err(invalid)?;
         check_stages(command).map_err(invalid)?;
+        check_computes(command, models).map_err(invalid)?;
         if models.contains_key(name) {
             return Err(invalid("a model has this name".into()));
         }
     }
     Ok(commands)
+}
+
+/// Checks the statement of its model, unless it depends on parameters.
+fn check_computes(command: &CommandTarget, models: &Models) -> Result<(), String> {
+    let Some(computes) = &command.computes else { return Ok(()) };
+    if computes.texts().any(|(_, text)| text.contains('{')) {
+        return Ok(());
+    }
+    computes.resolve(models).map(drop).map_err(|error| format!("computes: {error}"))
 }
 
 fn check_stages(command: &CommandTarget) -> Result<(), String> {
@@ -121,6 +131,18 @@ mod tests {
                      pattern = '['\nmax_length = 9",
                 ),
                 "is not a regular expression",
+            ),
+            (
+                command("[commands.x.computes]\nmodel_config = '{m}'\nprompt_tokens = 1"),
+                "computes.model_config: \"{m}\": unknown parameter m",
+            ),
+            (
+                command("[commands.x.computes]\nmodel_config = 'llama-tinny'\nprompt_tokens = 1"),
+                "computes: model_config: no model \"llama-tinny\" is configured; did you mean",
+            ),
+            (
+                command("[commands.x.computes]\nmodel_config = 'llama-tiny'\nprompt_token = 1"),
+                "unknown field `prompt_token`",
             ),
             (
                 "[commands.llama-tiny]\ndescription = 'x'\nprogram = 'y'".into(),

@@ -22,7 +22,9 @@ use self::{
     param::{is_name, is_param},
     template::{OUT, PORT, Template, TemplatePart},
 };
-use crate::domain::{json_numbers::optional_integer, named_values::named_values};
+use crate::domain::{
+    json_numbers::optional_integer, named_values::named_values, stated_model::ModelStatement,
+};
 
 /// Maximum number of GPUs of a command.
 pub const MAX_GPUS: u32 = 16;
@@ -94,6 +96,9 @@ pub struct CommandTarget {
     /// Program to run against a ready server.
     #[serde(default)]
     pub client: Option<Client>,
+    /// The model that it runs; texts may have placeholders.
+    #[serde(default)]
+    pub computes: Option<ModelStatement>,
 }
 
 /// Readiness check of a server: a response with a 2xx status, or a line of output with a text.
@@ -244,6 +249,7 @@ impl CommandTarget {
             .filter_map(|ready| ready.url.as_ref())
             .map(|text| ("ready.url", text));
         let mut used = Vec::new();
+        self.check_computes()?;
         for (key, text) in self.args.iter().map(|text| ("args", text)).chain(client).chain(url) {
             let template =
                 Template::parse(text).map_err(|why| format!("{key}: {text:?}: {why}"))?;
@@ -270,6 +276,29 @@ impl CommandTarget {
             Some(name) => Err(format!("params.{name}: no argument contains {{{name}}}")),
             None => Ok(()),
         }
+    }
+
+    /// Checks the placeholders in the statement of its model.
+    fn check_computes(&self) -> Result<(), String> {
+        for (field, text) in self.computes.iter().flat_map(ModelStatement::texts) {
+            let template = Template::parse(text)
+                .map_err(|why| format!("computes.{field}: {text:?}: {why}"))?;
+            for part in &template.0 {
+                let TemplatePart::Placeholder(name) = part else { continue };
+                match self.params.get(name) {
+                    None => {
+                        return Err(format!(
+                            "computes.{field}: {text:?}: unknown parameter {name}"
+                        ));
+                    }
+                    Some(Param::Flag { .. }) => {
+                        return Err(format!("computes.{field}: {text:?}: {name} is a flag"));
+                    }
+                    Some(_) => {}
+                }
+            }
+        }
+        Ok(())
     }
 
     fn check_environment(&self) -> Result<(), String> {

@@ -5,7 +5,7 @@
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
-use crate::domain::named_values::named_values;
+use crate::domain::{named_values::named_values, stated_model::StatedModel};
 
 named_values! {
     /// Kind of an imported file, by its content.
@@ -29,7 +29,7 @@ impl CaptureKind {
 }
 
 /// Imported captures.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct Import {
     /// Name of the first file, without its extension.
@@ -47,6 +47,9 @@ pub struct Import {
     /// Names of ranges to leave out.
     #[serde(alias = "without")]
     pub exclude_ranges: Vec<String>,
+    /// The model that ran, with the sizes of its inputs, as the sender states them.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub computes: Option<StatedModel>,
 }
 
 /// One imported file.

@@ -96,6 +96,7 @@ impl From<FlatSpec> for RunSpec {
                     stages,
                     include_ranges,
                     exclude_ranges,
+                    computes: None,
                 })
             }
             (None, Some(FlatTarget::Command(call))) => {

@@ -25,5 +25,6 @@ pub mod run_plan;
 pub mod runner;
 pub mod settings;
 pub mod state;
+pub mod stated_model;
 pub mod subject;
 pub mod units;

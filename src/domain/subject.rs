@@ -258,6 +258,7 @@ impl RunSpec {
             stages: vec![],
             include_ranges: vec![],
             exclude_ranges: vec![],
+            computes: None,
         };
         let common = Common { labels: vec![], priority: 0, timeout_s: 60 };
         Self { subject: Subject::Import(import), common }

@@ -17,7 +17,7 @@ use std::{
 use flate2::{Compression, write::GzEncoder};
 
 use crate::{
-    analyze::{self, Analysis, stages::coverage::StageCoverage},
+    analyze::{self, Analysis, model_work::KnownModel, stages::coverage::StageCoverage},
     artifact::layout,
     domain::{
         device_peaks::{self, Devices},
@@ -26,6 +26,7 @@ use crate::{
         import::{CaptureKind, Import, ImportedFile},
         runner::RunnerRequest,
         state::{RunState, Step, StepRecord, StepState},
+        stated_model::StatedModel,
         subject::{Common, RunSpec, Subject, SubjectKind},
     },
     parse::{self, ParseError, ncu, nsys, saved},
@@ -48,8 +49,19 @@ pub enum AnalyzeError {
     Capture { source: ParseError },
     #[error("a stage rule does not match the capture")]
     Rules { source: UnknownRange },
+    #[error("the run's own model is known; state one only for a command or a capture")]
+    KnownModel,
     #[error("cannot write {name}")]
     Write { name: &'static str, source: io::Error },
+}
+
+/// Statements of a reader about a capture.
+#[derive(Debug, Clone, Default)]
+pub struct Statements {
+    /// Other stage rules than those of the run.
+    pub rules: StageRules,
+    /// The model of a command or of a capture, in place of the run's own statement.
+    pub model: Option<StatedModel>,
 }
 
 /// A run that was read and analysed.
@@ -68,25 +80,28 @@ pub fn analyze(
     timeline: Option<NsysTrace>,
     devices: &Devices,
 ) -> Result<Analyzed, AnalyzeError> {
-    analyze_parsed(dir, timeline, StageRules::default(), devices)
+    analyze_parsed(dir, timeline, Statements::default(), devices)
 }
 
-/// Analyses the run in `dir` with other stage rules of its capture.
+/// Analyses the run in `dir` with other statements about its capture.
 pub fn analyze_with(
     dir: &Path,
-    rules: StageRules,
+    stated: Statements,
     devices: &Devices,
 ) -> Result<Analyzed, AnalyzeError> {
-    analyze_parsed(dir, None, rules, devices)
+    analyze_parsed(dir, None, stated, devices)
 }
 
 fn analyze_parsed(
     dir: &Path,
     timeline: Option<NsysTrace>,
-    rules: StageRules,
+    Statements { rules, model }: Statements,
     devices: &Devices,
 ) -> Result<Analyzed, AnalyzeError> {
-    let saved = saved::read(dir).map_err(|source| AnalyzeError::Saved { source })?;
+    let mut saved = saved::read(dir).map_err(|source| AnalyzeError::Saved { source })?;
+    if let Some(model) = model {
+        state(&mut saved, model)?;
+    }
     let mut trace =
         parse::read_parsed(dir, timeline).map_err(|source| AnalyzeError::Trace { source })?;
     trace.subject = saved.spec.kind();
@@ -108,7 +123,12 @@ fn analyze_parsed(
         None => first_gpu(&trace.environment),
     };
     let peaks = device.and_then(|gpu| devices.find(&gpu.name));
-    let analysis = analyze::analyze(&trace, saved.request.as_ref().map(|it| &it.model), peaks);
+    let known = match (&saved.request, &saved.command) {
+        (Some(request), _) => Some(KnownModel::Runner(&request.model)),
+        (None, Some(command)) => command.computes.as_ref().map(KnownModel::Stated),
+        (None, None) => None,
+    };
+    let analysis = analyze::analyze(&trace, known, peaks);
     let part = align_part::read(dir).map_err(|source| AnalyzeError::Trace { source })?;
     Ok(Analyzed { saved, trace, analysis, part })
 }
@@ -118,7 +138,7 @@ fn analyze_parsed(
 pub fn analyze_capture(
     export: &Path,
     pages: &[PathBuf],
-    rules: StageRules,
+    Statements { rules, model }: Statements,
     devices: &Devices,
 ) -> Result<Analyzed, AnalyzeError> {
     let nsys = nsys::read(export).map_err(|source| AnalyzeError::Capture { source })?;
@@ -133,7 +153,7 @@ pub fn analyze_capture(
         findings,
         ..Trace::default()
     };
-    analyze_captures(import_of_files(export, pages), trace, pages, devices)
+    analyze_captures(import_of_files(export, pages, model), trace, pages, devices)
 }
 
 /// Analyses an import, by its own stage rules unless others are given.
@@ -213,7 +233,8 @@ fn analyze_captures(
     }
     let peaks =
         if named.len() == 1 { named.first().and_then(|name| devices.find(name)) } else { None };
-    let analysis = analyze::analyze(&trace, None, peaks);
+    let stated = saved.spec.import().and_then(|import| import.computes.as_ref());
+    let analysis = analyze::analyze(&trace, stated.map(KnownModel::Stated), peaks);
     Ok(Analyzed { saved, trace, analysis, part: vec![] })
 }
 
@@ -231,7 +252,11 @@ fn other_device(device: &str, timeline: &BTreeSet<String>) -> Option<Finding> {
 }
 
 /// The import that these files would be.
-fn import_of_files(export: &Path, pages: &[PathBuf]) -> saved::SavedRun {
+fn import_of_files(
+    export: &Path,
+    pages: &[PathBuf],
+    computes: Option<StatedModel>,
+) -> saved::SavedRun {
     let file = |path: &Path, kind| ImportedFile {
         name: path.file_name().unwrap_or_default().to_string_lossy().into_owned(),
         kind,
@@ -248,6 +273,7 @@ fn import_of_files(export: &Path, pages: &[PathBuf]) -> saved::SavedRun {
         stages: vec![],
         include_ranges: vec![],
         exclude_ranges: vec![],
+        computes,
     };
     let common = Common { labels: vec![], priority: 0, timeout_s: 0 };
     let spec = RunSpec { subject: Subject::Import(import), common };
@@ -259,6 +285,16 @@ fn import_of_files(export: &Path, pages: &[PathBuf]) -> saved::SavedRun {
         findings: vec![],
         command: None,
     }
+}
+
+/// Replaces the statement of the model that ran.
+fn state(saved: &mut saved::SavedRun, model: StatedModel) -> Result<(), AnalyzeError> {
+    match (&mut saved.command, &mut saved.spec.subject) {
+        (Some(command), _) => command.computes = Some(model),
+        (None, Subject::Import(import)) => import.computes = Some(model),
+        _ => return Err(AnalyzeError::KnownModel),
+    }
+    Ok(())
 }
 
 /// The GPU of a command: the run's device.

@@ -76,6 +76,7 @@ pub fn model_cost(request: &CostRequest) -> Result<ModelCost, InputsProblem> {
         images: &needs.images,
         prompt_tokens: needs.prompt_tokens,
         new_tokens: request.new_tokens,
+        batch: 1,
         element_bytes: dtype.bytes(),
     };
     let cost = cost::cost(request.model, &work);

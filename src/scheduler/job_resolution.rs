@@ -63,5 +63,5 @@ fn resolve_command(call: &CommandCall, cx: &Context) -> Result<CommandPlan, Stri
         .targets
         .get(&call.command)
         .ok_or_else(|| format!("command {} is no longer configured", call.command))?;
-    command.plan(call).map_err(|error| format!("command {}: {error}", call.command))
+    command.plan(call, &cx.models).map_err(|error| format!("command {}: {error}", call.command))
 }

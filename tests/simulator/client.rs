@@ -78,6 +78,7 @@ fn run_spec(random: &mut Random) -> RunSpec {
             stages: vec![],
             include_ranges: vec![],
             exclude_ranges: vec![],
+            computes: None,
         };
         return RunSpec { subject: Subject::Import(import), common };
     }

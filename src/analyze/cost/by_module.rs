@@ -82,6 +82,7 @@ mod tests {
                 images: &needs.images,
                 prompt_tokens: needs.prompt_tokens,
                 new_tokens: 16,
+                batch: 1,
                 element_bytes: 2,
             };
             let whole = cost(&model, &work);

@@ -12,11 +12,13 @@ use crate::domain::model::{DecoderSpec, MoeSpec};
 /// Bytes of a token id, and of a rotary position's angle.
 const WORD: u128 = 4;
 
-/// Forward passes of one stage: `times` forwards of `tokens` tokens each.
+/// Forward passes of one stage: `times` forwards of `tokens` tokens each, of all sequences.
 struct Forwards {
     stage: CostStage,
     times: u128,
     tokens: u128,
+    /// Sequences, each of which samples one position.
+    sequences: u128,
     /// Query-key pairs in the attention mask, over all forwards.
     pairs: u128,
     /// Keys read from the cache, including the forward's own, over all forwards.
@@ -33,6 +35,7 @@ pub fn kv_elements_per_token(decoder: &DecoderSpec) -> u128 {
 /// Counts the decoder into `tally`; returns the parameters used by one decoded token.
 pub fn count(tally: &mut CostTally, decoder: &DecoderSpec, work: &CostInputs) -> u128 {
     let (prompt, steps) = (u128::from(work.prompt_tokens), u128::from(work.new_tokens));
+    let batch = u128::from(work.batch);
     let active = parameters(tally, decoder);
     let images = !work.images.is_empty();
     // Causal attention: a prompt token attends to itself and its predecessors, and step i (from 0)
@@ -46,9 +49,10 @@ pub fn count(tally: &mut CostTally, decoder: &DecoderSpec, work: &CostInputs) ->
             &Forwards {
                 stage: CostStage::Prefill,
                 times: 1,
-                tokens: prompt,
-                pairs,
-                keys: prompt,
+                tokens: batch * prompt,
+                sequences: batch,
+                pairs: batch * pairs,
+                keys: batch * prompt,
                 images,
             },
         );
@@ -57,9 +61,10 @@ pub fn count(tally: &mut CostTally, decoder: &DecoderSpec, work: &CostInputs) ->
         let decode = Forwards {
             stage: CostStage::Decode,
             times: steps,
-            tokens: 1,
-            pairs: seen,
-            keys: seen,
+            tokens: batch,
+            sequences: batch,
+            pairs: batch * seen,
+            keys: batch * seen,
             images: false,
         };
         forwards(tally, decoder, &decode);
@@ -145,19 +150,19 @@ fn forwards(tally: &mut CostTally, decoder: &DecoderSpec, f: &Forwards) {
         feed_forward(tally, decoder, layer, f);
     }
     let terms = if decoder.layers == 0 { 1 } else { 2 };
-    norm(tally, f, "decoder.norm", (terms, hidden), hidden);
+    norm(tally, f, "decoder.norm", (terms, f.sequences * hidden), hidden);
     tally.linear(
         f.stage,
         "decoder.lm_head",
         f.times,
-        1,
+        f.sequences,
         LinearShape { inputs: hidden, outputs: vocab, bias: false },
     );
     tally.add(
         f.stage,
         "decoder.sample",
         "argmax",
-        OperatorWork::call(0, 0, vocab * e, WORD).times(f.times),
+        OperatorWork::call(0, 0, f.sequences * vocab * e, f.sequences * WORD).times(f.times),
     );
 }
 

@@ -28,7 +28,7 @@ pub const CONVENTIONS: [&str; 7] = [
     "Causal attention counts the visible query-key pairs: T(T+1)/2 for a prompt of T.",
     "A mixture of experts counts the experts that each token is routed to, the shared experts and \
      the router.",
-    "lm_head runs once per sampled position: in prefill for the last position only.",
+    "lm_head runs once per sampled position: in prefill for the last position of each sequence.",
     "Bytes are those of operands and results, once per call, without reuse through caches between \
      calls.",
     "Weights of routed experts are read once per forward and distinct expert: the expected number \
@@ -46,6 +46,8 @@ pub struct CostInputs<'a> {
     pub prompt_tokens: u64,
     /// Decode steps after prefill.
     pub new_tokens: u64,
+    /// Sequences of these sizes, computed at the same time; the images are those of all of them.
+    pub batch: u64,
     /// Bytes of one weight and of one cached element.
     pub element_bytes: u64,
 }
@@ -103,7 +105,7 @@ pub struct ExpertCost {
     /// Expected with an even router, for the whole prompt at once, rounded to three decimals.
     pub prefill_expected: f64,
     pub max_prefill: u64,
-    /// Experts of one decode step, which routes one token.
+    /// Maximum of one decode step, which routes one token of each sequence.
     pub decode: u64,
 }
 
@@ -156,7 +158,9 @@ pub fn cost(model: &ModelSpec, work: &CostInputs) -> Cost {
     let element = u128::from(work.element_bytes);
     let (parameters, per_token) =
         (tally.all_parameters(), decoder::kv_elements_per_token(&model.decoder) * element);
-    let (prompt, steps) = (u128::from(work.prompt_tokens), u128::from(work.new_tokens));
+    let batch = u128::from(work.batch);
+    let (prompt, steps) =
+        (batch * u128::from(work.prompt_tokens), batch * u128::from(work.new_tokens));
     Cost {
         parameters: narrow(parameters),
         active_parameters: narrow(active_parameters),
@@ -172,21 +176,22 @@ pub fn cost(model: &ModelSpec, work: &CostInputs) -> Cost {
         decode: tally.traffic(CostStage::Decode),
         decode_steps: work.new_tokens,
         prompt_tokens: work.prompt_tokens,
-        experts: experts(model, work.prompt_tokens),
+        experts: experts(model, work),
         modules: tally.into_modules(),
     }
 }
 
-fn experts(model: &ModelSpec, prompt_tokens: u64) -> Option<ExpertCost> {
+fn experts(model: &ModelSpec, work: &CostInputs) -> Option<ExpertCost> {
     let moe = model.decoder.moe.as_ref()?;
     let (experts, top_k) = (moe.experts as u64, moe.top_k as u64);
+    let tokens = work.prompt_tokens.saturating_mul(work.batch);
     Some(ExpertCost {
         layers: model.decoder.layers.saturating_sub(moe.first_layer) as u64,
         experts,
         top_k,
-        prefill_expected: (decoder::distinct(moe, prompt_tokens.into()) * 1e3).round() / 1e3,
-        max_prefill: experts.min(prompt_tokens.saturating_mul(top_k)),
-        decode: top_k.min(experts),
+        prefill_expected: (decoder::distinct(moe, tokens.into()) * 1e3).round() / 1e3,
+        max_prefill: experts.min(tokens.saturating_mul(top_k)),
+        decode: experts.min(work.batch.saturating_mul(top_k)),
     })
 }
 
@@ -212,7 +217,8 @@ mod tests {
     }
 
     fn of(images: &[ImageViews], prompt_tokens: u64, new_tokens: u64) -> Cost {
-        cost(&deepseek_ocr(), &CostInputs { images, prompt_tokens, new_tokens, element_bytes: 2 })
+        let inputs = CostInputs { images, prompt_tokens, new_tokens, batch: 1, element_bytes: 2 };
+        cost(&deepseek_ocr(), &inputs)
     }
 
     #[test]
@@ -303,6 +309,48 @@ mod tests {
     }
 
     #[test]
+    fn a_batch_reads_its_weights_once_and_computes_each_sequence() {
+        let model: ModelSpec =
+            toml::from_str(include_str!("../../../conf/models/qwen3-0.6b.toml")).unwrap();
+        let of = |batch| {
+            let inputs = CostInputs {
+                images: &[],
+                prompt_tokens: 100,
+                new_tokens: 3,
+                batch,
+                element_bytes: 2,
+            };
+            cost(&model, &inputs)
+        };
+        let (one, four) = (of(1), of(4));
+        assert_eq!(
+            [four.prefill_flops, four.decode_flops, four.kv_bytes, four.decode.kv_read_bytes],
+            [one.prefill_flops, one.decode_flops, one.kv_bytes, one.decode.kv_read_bytes]
+                .map(|it| 4 * it)
+        );
+        // The embedding reads one row of weights per token.
+        let rows = 1024 * 2;
+        assert_eq!(four.prefill.weight_bytes - one.prefill.weight_bytes, 300 * rows);
+        assert_eq!(four.decode.weight_bytes - one.decode.weight_bytes, 9 * rows);
+        assert_eq!(four.weight_bytes, one.weight_bytes);
+    }
+
+    #[test]
+    fn a_batch_hits_more_experts_and_at_most_all() {
+        let of = |batch| {
+            let inputs = CostInputs {
+                images: &[],
+                prompt_tokens: 1,
+                new_tokens: 1,
+                batch,
+                element_bytes: 2,
+            };
+            cost(&deepseek_ocr(), &inputs).experts.unwrap().decode
+        };
+        assert_eq!([of(1), of(4), of(64)], [6, 24, 64]);
+    }
+
+    #[test]
     fn absurd_dimensions_overflow_nothing() {
         let mut model = deepseek_ocr();
         (model.decoder.hidden, model.decoder.layers, model.decoder.vocab) =
@@ -313,6 +361,7 @@ mod tests {
                 images: &[],
                 prompt_tokens: 1 << 40,
                 new_tokens: 1 << 40,
+                batch: 1 << 8,
                 element_bytes: 4,
             },
         );

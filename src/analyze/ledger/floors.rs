@@ -5,12 +5,12 @@ use std::collections::BTreeMap;
 
 use crate::{
     analyze::{
-        Analysis,
         cost::{ModuleCost, Traffic},
         roofline::ceilings::DeviceCeilings,
         stages::{DECODE, PREFILL},
         stats::ratio,
     },
+    domain::dtype::Dtype,
     trace::counter::CounterValues,
 };
 
@@ -42,7 +42,7 @@ pub struct Rates {
 }
 
 impl Rates {
-    pub fn of(analysis: &Analysis, ceilings: &DeviceCeilings) -> Self {
+    pub fn of(dtype: Option<Dtype>, ceilings: &DeviceCeilings) -> Self {
         let best = |measured: Option<f64>, datasheet: Option<f64>| {
             let measured = measured.map(|per_s| Rate { per_s, source: "measured" });
             measured.or(datasheet.map(|per_s| Rate { per_s, source: "datasheet" }))
@@ -55,7 +55,7 @@ impl Rates {
             bytes: best(ceilings.measured_bytes(), ceilings.datasheet_bytes()),
             flops: ceilings.dtypes().into_iter().filter_map(flops).collect(),
             datasheet_bytes: ceilings.datasheet_bytes(),
-            dtype: analysis.start.as_ref().map(|start| start.dtype.clone()).unwrap_or_default(),
+            dtype: dtype.map(|dtype| dtype.to_string()).unwrap_or_default(),
         }
     }
 
@@ -87,11 +87,44 @@ pub struct OperatorFloor {
     pub ns: f64,
     /// FLOPs of matrix products.
     pub flops: f64,
-    /// Bytes that have to move, and all operands and results.
-    pub needed_bytes: f64,
-    pub all_bytes: f64,
+    /// `None` for a share of a floor whose operators are not those of the capture.
+    pub bytes: Option<NecessaryBytes>,
     /// Bytes take longer than FLOPs.
     pub is_memory_bound: bool,
+}
+
+/// Bytes of the calls of operators.
+#[derive(Debug, Clone, Copy, Default, PartialEq)]
+pub struct NecessaryBytes {
+    /// Bytes that have to move.
+    pub needed: f64,
+    /// All operands and results.
+    pub all: f64,
+}
+
+impl OperatorFloor {
+    /// The floor of several operators together.
+    pub fn sum<'a>(floors: impl Iterator<Item = &'a Self>) -> Self {
+        let mut sum = Self { bytes: Some(NecessaryBytes::default()), ..Self::default() };
+        let mut memory_ns = 0.0;
+        for floor in floors {
+            sum.ns += floor.ns;
+            sum.flops += floor.flops;
+            sum.bytes = sum.bytes.zip(floor.bytes).map(|(sum, more)| NecessaryBytes {
+                needed: sum.needed + more.needed,
+                all: sum.all + more.all,
+            });
+            memory_ns += if floor.is_memory_bound { floor.ns } else { 0.0 };
+        }
+        sum.is_memory_bound = memory_ns * 2.0 >= sum.ns;
+        sum
+    }
+
+    /// A share of a floor, from 0 to 1.
+    pub fn share(self, share: f64) -> Self {
+        let bytes = self.bytes.filter(|_| share >= 1.0);
+        Self { ns: self.ns * share, flops: self.flops * share, bytes, ..self }
+    }
 }
 
 /// Floors of the operators of one stage, by path with layers rolled up.
@@ -146,11 +179,13 @@ impl Floors {
             let floor = floors.operators.entry(row.path.clone()).or_default();
             floor.ns += flops_ns.max(bytes_ns);
             floor.flops += flops;
-            floor.needed_bytes += needed;
-            floor.all_bytes += traffic.bytes as f64;
+            let bytes = floor.bytes.get_or_insert_default();
+            bytes.needed += needed;
+            bytes.all += traffic.bytes as f64;
             floor.is_memory_bound = bytes_ns >= flops_ns;
         }
-        floors.is_model = true;
+        // Without decode steps there is no work of decode, and no floor.
+        floors.is_model = floors.operators.values().any(|floor| floor.ns > 0.0);
         floors
     }
 }

@@ -3,37 +3,27 @@
 use crate::{
     analyze::{
         Analysis,
-        cost::{self, CostInputs, ModuleCost, Traffic},
-        events::Events,
+        cost::{ModuleCost, Traffic},
+        model_work::ModelWork,
         stages::{DECODE, PREFILL},
         stats::ratio,
     },
-    domain::{dtype::Dtype, model::ModelSpec},
-    trace::event::ImageViews,
+    domain::model::ModelSpec,
 };
 
-/// The operators of one repeat, the mean over all samples; `None` where the runner recorded no
-/// start or an unknown dtype, and on a CPU, whose caches hold weights.
-pub fn work(analysis: &Analysis, model: &ModelSpec, baseline: &Events) -> Option<Vec<ModuleCost>> {
-    let start = baseline.start.filter(|start| start.device != "cpu")?;
-    let element_bytes = start.dtype.parse::<Dtype>().ok()?.bytes();
-    let new_tokens = analysis.stages.decode_steps.unwrap_or(0);
-    let of = |images: &[ImageViews], prompt_tokens: u64| {
-        cost::cost(model, &CostInputs { images, prompt_tokens, new_tokens, element_bytes }).modules
-    };
-    let mut rows = match baseline.samples.as_slice() {
-        [] => of(&start.images, start.prompt_tokens),
-        samples => {
-            let of_each = samples.iter().map(|it| of(&it.images, it.prompt_tokens));
-            mean(of_each.collect())
-        }
-    };
+/// The operators of one repeat, the mean over all samples; `None` on a CPU, whose caches hold
+/// weights.
+pub fn work(analysis: &Analysis, work: &ModelWork) -> Option<Vec<ModuleCost>> {
+    if work.is_on_cpu {
+        return None;
+    }
+    let samples = work.operators();
+    let mut rows = if samples.len() == 1 { samples.concat() } else { mean(samples) };
     for row in &mut rows {
         for stage in [PREFILL, DECODE] {
-            let part = start.target.is_some();
-            let calls = if part { recorded_share(analysis, stage, row) } else { 1.0 };
-            let weights =
-                if row.op == "experts" { used_experts(analysis, model, stage) } else { 1.0 };
+            let calls = if work.is_part { recorded_share(analysis, stage, row) } else { 1.0 };
+            let is_routed = row.op == "experts";
+            let weights = if is_routed { used_experts(analysis, work.model, stage) } else { 1.0 };
             scale(row, stage, calls, weights);
         }
     }

@@ -82,7 +82,7 @@ impl StageRows<'_> {
         if !self.floors.is_model && !sums.is_any_floor {
             missing.push(
                 "No floor: neither the model nor the FLOPs and bytes of the kernels are known. \
-                 Collect counters with ncu, or name the model."
+                 Collect counters with ncu, or state the model (`model_config`)."
                     .into(),
             );
         }
@@ -215,11 +215,16 @@ fn signed_share(ns: i64, of: i64) -> Option<f64> {
 /// The work of a floor in words.
 pub fn floor_text(floor: &OperatorFloor) -> String {
     let by = if floor.is_memory_bound { "bytes" } else { "FLOPs" };
-    format!(
-        "{:.3} GFLOP, {:.2} MB necessary; limited by {by}",
-        floor.flops / 1e9,
-        floor.needed_bytes / 1e6
-    )
+    match floor.bytes {
+        Some(bytes) => format!(
+            "{:.3} GFLOP, {:.2} MB necessary; limited by {by}",
+            floor.flops / 1e9,
+            bytes.needed / 1e6
+        ),
+        None => "share of the model's floor by time: the capture's ranges are not the model's \
+                 operators"
+            .into(),
+    }
 }
 
 /// The saving by all gaps is at most the idle time that the unprofiled pass can have.

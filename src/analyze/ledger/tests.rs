@@ -7,7 +7,7 @@ use serde_json::json;
 use super::*;
 use crate::{
     analyze::{analyze, cost::Traffic, kernels::tests::capture, timeline::launches::LaunchIndex},
-    domain::device_peaks::DevicePeaks,
+    domain::{device_peaks::DevicePeaks, dtype::Dtype},
     trace::{
         Trace,
         counter::{CounterValues, LaunchCounters},
@@ -116,6 +116,7 @@ impl Case {
             nsys: Some(nsys),
             splits: &splits,
             work: self.work.clone(),
+            dtype: Some(Dtype::Bf16),
             ceilings: &ceilings,
             tile_fill: self.tile_fill.clone(),
         };
@@ -255,6 +256,28 @@ fn a_graph_traced_as_a_whole_has_the_floors_of_its_operators() {
     unexplained 700 0
     pass_difference -100 0
     ");
+}
+
+#[test]
+fn the_floor_of_a_model_is_divided_by_time_over_the_operators_of_another_program() {
+    let sketch = "range 1 prefill 0..1000\nrange 1 attn 0..10\nrange 1 mlp 20..30
+        call 1 1 1..2\ncall 1 2 21..22\nkernel 1 k 0..250 7\nkernel 2 k 250..1000 7";
+    let case = Case::new(sketch, "prefill", 1000)
+        .operator("decoder.layers.*.self_attn", 0, 300, 0)
+        .operator("decoder.layers.*.mlp", 0, 100, 0)
+        // Of a share of the floor, no necessary bytes are known.
+        .counters("k", CounterValues { dram_bytes: Some(700.0), ..busy() });
+    insta::assert_snapshot!(case.rows(), @"
+    floor 400 0
+    unexplained 600 0
+    pass_difference 0 0
+    ");
+    let ledger = case.ledger();
+    let floor = |path: &str| {
+        let mut members = ledger.members("prefill", LedgerCause::Floor);
+        members.find(|it| it.operator.as_deref() == Some(path)).map(|it| it.ns)
+    };
+    assert_eq!((floor("attn"), floor("mlp")), (Some(100), Some(300)));
 }
 
 #[test]

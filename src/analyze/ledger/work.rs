@@ -102,19 +102,22 @@ impl StageRows<'_> {
     /// for graphs traced as a whole, and for kernels outside all operators.
     fn add_operators(&self, operators: &BTreeMap<String, OperatorGroups>, sums: &mut StageSums) {
         let floors = &self.floors.operators;
-        let without: f64 = floors
-            .iter()
-            .filter(|(path, _)| !operators.contains_key(*path))
-            .map(|(_, floor)| floor.ns)
-            .sum();
+        let without = floors.iter().filter(|(path, _)| !operators.contains_key(*path));
+        let without = OperatorFloor::sum(without.map(|(_, floor)| floor));
+        // Operators of another program have other names: the floor of all is divided by time.
+        let is_foreign = !operators.keys().any(|path| floors.contains_key(path));
+        let time = |groups: &OperatorGroups| -> i64 {
+            groups.values().filter(|it| !it.is_copy && !it.is_collective).map(|it| it.ns).sum()
+        };
+        let all: i64 = operators.values().map(time).sum();
         for (path, groups) in operators {
-            let floor = floors.get(path);
-            if floor.is_none() && path.is_empty() && without > 0.0 {
-                let pool = OperatorFloor { ns: without, ..OperatorFloor::default() };
-                self.add_operator(path, groups, Some(&pool), sums);
-            } else {
-                self.add_operator(path, groups, floor, sums);
-            }
+            let share = match (is_foreign, path.is_empty()) {
+                (true, _) => ratio(time(groups) as f64, all as f64).unwrap_or(0.0),
+                (false, true) => 1.0,
+                (false, false) => 0.0,
+            };
+            let pool = (without.ns > 0.0 && share > 0.0).then(|| without.share(share));
+            self.add_operator(path, groups, floors.get(path).or(pool.as_ref()), sums);
         }
     }
 
@@ -193,12 +196,15 @@ impl StageRows<'_> {
     /// Time of bytes above the necessary ones. Replays with cold caches read all operands.
     fn place_excess(&self, kernels: &mut [KernelTime], floor: Option<&OperatorFloor>) {
         let Some(rate) = self.rates.bytes else { return };
+        if floor.is_some_and(|it| it.bytes.is_none()) {
+            return;
+        }
         let bytes = |it: &KernelTime| it.evidence.bytes.map_or(0.0, |at| at.bytes * it.calls);
         let counted: f64 = kernels.iter().filter(|it| it.is_needed).map(bytes).sum();
         let is_cold = kernels.iter().any(|it| it.evidence.bytes.is_some_and(|bytes| bytes.is_cold));
-        let (needed, floor_ns) = floor.map_or((0.0, 0.0), |it| {
-            (if is_cold { it.all_bytes.max(it.needed_bytes) } else { it.needed_bytes }, it.ns)
-        });
+        let needed = floor.and_then(|it| it.bytes).unwrap_or_default();
+        let needed = if is_cold { needed.all.max(needed.needed) } else { needed.needed };
+        let floor_ns = floor.map_or(0.0, |it| it.ns);
         let excess = rate.ns(counted) - rate.ns(needed).max(floor_ns);
         if excess <= 0.0 || !excess.is_finite() {
             return;

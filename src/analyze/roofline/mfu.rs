@@ -13,8 +13,7 @@ mod operators;
 pub use self::operators::{OperatorMfu, operator_mfu};
 use crate::{
     analyze::{
-        cost::Cost,
-        events::Events,
+        model_work::StageFlops,
         operators::Operators,
         roofline::ceilings::DeviceCeilings,
         stages::{PREFILL, STAGES, Stages},
@@ -98,16 +97,14 @@ pub struct Mfu {
     pub findings: Vec<Finding>,
 }
 
-/// Computes achieved rates, and their share of each known ceiling.
+/// Computes achieved rates in the model's dtype, and their share of each known ceiling.
 pub fn mfu(
-    events: &Events,
+    dtype: &str,
     stages: &Stages,
     operators: &Operators,
-    cost: Option<&Cost>,
+    modelled: Option<StageFlops>,
     ceilings: &DeviceCeilings,
 ) -> Mfu {
-    let Some(start) = events.start else { return Mfu::default() };
-    let dtype = start.dtype.as_str();
     let peaks = Ceilings {
         device: ceilings.peaks.map(|peaks| peaks.name.clone()),
         datasheet_flops_per_s: ceilings.datasheet_flops(dtype),
@@ -118,7 +115,7 @@ pub fn mfu(
         datasheet_mhz: ceilings.peaks.and_then(|peaks| peaks.boost_mhz(dtype)),
         dtype: dtype.to_owned(),
     };
-    let mut rows = work_rows(stages, operators, cost);
+    let mut rows = work_rows(stages, operators, modelled);
     let mut findings = Vec::new();
     for row in &mut rows {
         let over_stages =
@@ -144,19 +141,23 @@ pub fn mfu(
 }
 
 /// Work and rates of each stage, and of all stages together.
-fn work_rows(stages: &Stages, operators: &Operators, cost: Option<&Cost>) -> Vec<MfuRecord> {
+fn work_rows(
+    stages: &Stages,
+    operators: &Operators,
+    modelled: Option<StageFlops>,
+) -> Vec<MfuRecord> {
     let mut rows: Vec<MfuRecord> = Vec::new();
     for stage in STAGES {
         let Some(timing) = stages.row(stage) else { continue };
         let work = operators.work.get(stage);
         let repeats = u64::from(timing.ms.n);
         let modelled =
-            cost.map(|cost| if stage == PREFILL { cost.prefill_flops } else { cost.decode_flops });
+            modelled.map(|flops| if stage == PREFILL { flops.prefill } else { flops.decode });
         let counted = work.filter(|work| work.flops > 0);
         let (flops, source) = match (counted, modelled) {
             (Some(work), _) => (work.flops / repeats, "counted"),
-            (None, Some(flops)) => (flops, "modelled"),
-            (None, None) => continue,
+            (None, Some(flops)) if flops > 0 => (flops, "modelled"),
+            (None, _) => continue,
         };
         let bytes = counted.map(|work| work.bytes / repeats);
         rows.push(row(stage, flops, source, timing.ms.mean, bytes));

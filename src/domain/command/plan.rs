@@ -9,6 +9,10 @@ use super::{
     param::{Param, ParamValue},
     template::{ArgumentPiece, ArgumentTemplate, OUT, PORT, Template, TemplatePart},
 };
+use crate::domain::{
+    model::ModelSpec,
+    stated_model::{ModelStatement, StatedModel, StatementError},
+};
 
 /// A call that does not fit its command.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -17,6 +21,8 @@ pub enum CallError {
     Unknown { command: String, param: String, known: String },
     #[error("target.params.{param}: {why}")]
     Unfit { param: String, why: String },
+    #[error("the model that {command} computes is unusable: {why}")]
+    Model { command: String, why: StatementError },
     #[error("target.gpus: {requested} GPUs; {command} accepts {min} to {max}")]
     Gpus { command: String, min: u32, max: u32, requested: u32 },
 }
@@ -42,6 +48,9 @@ pub struct CommandPlan {
     pub gpus: u32,
     pub ready: Option<ReadyCheck>,
     pub client: Option<ClientPlan>,
+    /// The model that it runs, where the operator states it.
+    #[serde(default)]
+    pub computes: Option<StatedModel>,
 }
 
 /// A client with every parameter in place.
@@ -52,8 +61,12 @@ pub struct ClientPlan {
 }
 
 impl CommandTarget {
-    /// Fills the parameters of `call` into the command's arguments.
-    pub fn plan(&self, call: &CommandCall) -> Result<CommandPlan, CallError> {
+    /// Fills the parameters of `call` into the command's arguments; `models` are the configured ones.
+    pub fn plan(
+        &self,
+        call: &CommandCall,
+        models: &BTreeMap<String, ModelSpec>,
+    ) -> Result<CommandPlan, CallError> {
         if let Some(param) = call.params.keys().find(|param| !self.params.contains_key(*param)) {
             let known: Vec<&str> = self.params.keys().map(String::as_str).collect();
             let known = if known.is_empty() { "none".to_owned() } else { known.join(", ") };
@@ -87,7 +100,11 @@ impl CommandTarget {
             }),
             None => None,
         };
+        let computes = self.stated_model(&texts, models);
+        let computes =
+            computes.map_err(|why| CallError::Model { command: call.command.clone(), why })?;
         Ok(CommandPlan {
+            computes,
             name: call.command.clone(),
             description: self.description.clone(),
             kind: self.kind,
@@ -104,6 +121,32 @@ impl CommandTarget {
             ready: self.ready.clone(),
             client,
         })
+    }
+
+    /// The model that it computes with these parameters.
+    fn stated_model(
+        &self,
+        texts: &BTreeMap<&str, Option<String>>,
+        models: &BTreeMap<String, ModelSpec>,
+    ) -> Result<Option<StatedModel>, StatementError> {
+        let Some(computes) = &self.computes else { return Ok(None) };
+        let mut filled = ModelStatement::default();
+        for (field, text) in computes.texts() {
+            let mut value = String::new();
+            // The settings were validated: each placeholder is a parameter with a text.
+            for part in Template::parse(text).map(|it| it.0).unwrap_or_default() {
+                match part {
+                    TemplatePart::Text(text) => value.push_str(&text),
+                    TemplatePart::Placeholder(name) => {
+                        value.extend(texts.get(name.as_str()).cloned().flatten());
+                    }
+                }
+            }
+            if let Some(field) = filled.field(field) {
+                *field = Some(value);
+            }
+        }
+        filled.resolve(models)
     }
 
     fn fill(

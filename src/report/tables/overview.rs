@@ -3,7 +3,7 @@
 use super::report_table::ReportTable;
 use crate::{
     analyze::{Analysis, samples::SampleTiming},
-    domain::{command::CommandPlan, subject::SubjectKind},
+    domain::{command::CommandPlan, stated_model::StatedModel, subject::SubjectKind},
     report::{
         RunFacts,
         format::{UNKNOWN, bytes, count, known},
@@ -31,6 +31,7 @@ pub fn environment(facts: &RunFacts, analysis: &Analysis) -> ReportTable {
     if let Some(start) = &analysis.start {
         rows.extend(model_rows(start, &analysis.samples.rows));
     }
+    rows.extend(analysis.stated.iter().map(|stated| ("Stated model", Some(stated_text(stated)))));
     for file in facts.spec.import().iter().flat_map(|import| &import.files) {
         let size = bytes(file.bytes);
         rows.push(("Imported", Some(format!("{} ({}, {size})", file.name, file.kind))));
@@ -94,6 +95,19 @@ fn model_rows(start: &Start, samples: &[SampleTiming]) -> Rows {
         ("Prompt", Some(prompt(start, samples))),
     ]);
     rows
+}
+
+/// A stated model in one line.
+fn stated_text(stated: &StatedModel) -> String {
+    let steps = stated.new_tokens.map(|tokens| format!(", {} new", count(tokens)));
+    format!(
+        "{}, {}, prompt of {} tokens{}, batch {}",
+        stated.model.name,
+        stated.dtype,
+        count(stated.prompt_tokens),
+        steps.unwrap_or_default(),
+        count(stated.batch)
+    )
 }
 
 /// Length of the prompt, or range of the lengths of several.

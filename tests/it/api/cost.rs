@@ -12,6 +12,7 @@ use llmprof::{
     analyze::{
         Analysis,
         cost::{self, Cost},
+        model_work::KnownModel,
         operators::MODULE,
     },
     domain::{
@@ -47,7 +48,7 @@ fn ran(arguments: &[&str], files: &[(&str, &str)], spec: &ModelSpec) -> Result<A
     let text = fs::read_to_string(folder.path().join("out").join(EVENTS))?;
     let baseline: Vec<Event> = text.lines().map(serde_json::from_str).collect::<Result<_, _>>()?;
     let trace = llmprof::trace::Trace { baseline, ..Default::default() };
-    Ok(llmprof::analyze::analyze(&trace, Some(spec), None))
+    Ok(llmprof::analyze::analyze(&trace, Some(KnownModel::Runner(spec)), None))
 }
 
 /// Counted calls, FLOPs and bytes by stage, path and kind.

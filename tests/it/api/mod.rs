@@ -17,6 +17,7 @@ pub mod openapi;
 mod quiet;
 pub mod router;
 pub mod service;
+pub mod stated_models;
 pub mod submissions;
 pub mod tables;
 pub mod targets;

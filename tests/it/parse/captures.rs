@@ -18,11 +18,9 @@ use llmprof::{
         timeline::{device_time::device_times, launches::LaunchIndex},
     },
     domain::{device_peaks::Devices, ids::RunId, mode::Mode, profiling::Profiling},
-    parse, pipeline,
-    trace::{
-        counter::LaunchCounters, kernel::Kernel, names, nsys::NsysTrace, range::Range,
-        stage::StageRules,
-    },
+    parse,
+    pipeline::{self, Statements},
+    trace::{counter::LaunchCounters, kernel::Kernel, names, nsys::NsysTrace, range::Range},
 };
 
 const CAPTURES: [&str; 4] =
@@ -310,7 +308,7 @@ fn the_report_of_an_external_capture_is_of_its_own_gpu() {
         let capture = pipeline::analyze_capture(
             &export,
             std::slice::from_ref(&page),
-            StageRules::default(),
+            Statements::default(),
             &devices,
         )
         .unwrap();

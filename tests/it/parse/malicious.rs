@@ -5,7 +5,12 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use llmprof::{config, domain::ids::RunId, parse, pipeline, trace::stage::StageRules};
+use llmprof::{
+    config,
+    domain::ids::RunId,
+    parse,
+    pipeline::{self, Statements},
+};
 use rusqlite::Connection;
 use uuid::Uuid;
 
@@ -43,7 +48,7 @@ fn impossible_times_are_dropped_and_reported() {
             .concat();
     let path = handmade(dir.path(), &format!("insert into StringIds values (1, 'gemm'); {rows}"));
     let analyzed =
-        pipeline::analyze_capture(&path, &[], StageRules::default(), &config::devices().unwrap())
+        pipeline::analyze_capture(&path, &[], Statements::default(), &config::devices().unwrap())
             .unwrap();
     let findings = analyzed.findings(RunId(Uuid::nil()));
     let found = findings.iter().find(|it| it.id == "capture_times_impossible").unwrap();
@@ -59,7 +64,7 @@ fn repeated_names_of_ten_megabytes_are_refused() {
     let error = pipeline::analyze_capture(
         &handmade(dir.path(), many),
         &[],
-        StageRules::default(),
+        Statements::default(),
         &config::devices().unwrap(),
     )
     .unwrap_err();

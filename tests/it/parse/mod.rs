@@ -11,6 +11,7 @@ pub mod partial;
 pub mod perfetto;
 pub mod regions;
 pub mod sampled;
+pub mod stated;
 pub mod subjects;
 pub mod sums;
 pub mod timeline;

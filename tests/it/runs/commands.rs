@@ -235,6 +235,44 @@ async fn stages_that_a_command_prints_are_those_of_its_unprofiled_pass() {
 }
 
 #[tokio::test]
+async fn the_model_that_a_command_computes_is_filled_in_with_its_parameters() {
+    let data = tempfile::tempdir().unwrap();
+    let range = concat!(
+        r#"{{"kind":"range","name":"prefill","start_ns":0,"end_ns":2000000,"#,
+        r#""warmup":false,"repeat":0}}"#
+    );
+    let more = "[commands.x.computes]\nmodel_config = '{model}'\nprompt_tokens = '{tokens}'\n\
+                batch = 2\ndtype = 'f16'\n\
+                [commands.x.params.model]\ntype = 'enum'\ndescription = 'm'\n\
+                values = ['qwen3-0.6b', 'gpt']\n\
+                [commands.x.params.tokens]\ntype = 'int'\ndescription = 't'\nmin = 0\n\
+                max = 100000";
+    let args = format!("'''{range}''', '{{model}}', '{{tokens}}'");
+    let service = service(data.path(), &script("x", "echo \"$1\"", &args, more), "none");
+    let params = |model: &str, tokens: u32| json!({ "model": model, "tokens": tokens });
+    let id = submit(&service, "x", params("qwen3-0.6b", 512), json!({})).await;
+    service.end(&id).await;
+    let report = json(&service, &id, "report.json");
+    let row = &report["mfu"][0];
+    assert_eq!((&row["scope"], &row["flops_source"]), (&json!("prefill"), &json!("modelled")));
+    assert_eq!(report["costs"]["prompt_tokens"], 512);
+    let (flops, rate) = (row["flops"].as_f64().unwrap(), row["flops_per_s"].as_f64().unwrap());
+    assert!((rate * 2e-3 / flops - 1.0).abs() < 1e-9, "{row}");
+    // Two sequences of 512 tokens, 0.44 billion weights in the layers, and attention.
+    assert!((0.9e12..1.1e12).contains(&flops), "{flops}");
+
+    for (params, reason) in [
+        (params("gpt", 512), "the model that x computes is unusable: model_config: no model"),
+        (params("qwen3-0.6b", 0), "is not a whole number from 1"),
+        (params("qwen3-0.6b", 50_000), "50000 positions exceed the model's context of 40960"),
+    ] {
+        let body = json!({ "target": { "command": "x", "params": params } });
+        let (status, answer) = service.post("/runs", &body).await;
+        assert!(status == 409 && answer.to_string().contains(reason), "{status} {answer}");
+    }
+}
+
+#[tokio::test]
 async fn a_command_that_fails_or_is_not_there_fails_its_run_with_the_reason() {
     let data = tempfile::tempdir().unwrap();
     let commands = script("fails", "echo out of memory 1>&2; exit 3", "'x'", "")

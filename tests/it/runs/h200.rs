@@ -6,8 +6,7 @@ use std::{collections::BTreeMap, fs::File, path::Path};
 use llmprof::{
     config,
     domain::ids::RunId,
-    pipeline::{self, Analyzed},
-    trace::stage::StageRules,
+    pipeline::{self, Analyzed, Statements},
 };
 
 use crate::support::golden::golden;
@@ -36,7 +35,7 @@ fn analyzed(name: &str, run: &str) -> Analyzed {
     let packed = zstd::stream::Decoder::new(File::open(packed).unwrap()).unwrap();
     tar::Archive::new(packed).unpack(dir.path()).unwrap();
     let devices = config::devices().unwrap();
-    pipeline::analyze_with(&dir.path().join(run), StageRules::default(), &devices).unwrap()
+    pipeline::analyze_with(&dir.path().join(run), Statements::default(), &devices).unwrap()
 }
 
 #[test]

@@ -3,8 +3,10 @@
 use sha2::{Digest, Sha256};
 
 use crate::{
+    config::Models,
     domain::{
         import::{Import, ImportedFile},
+        stated_model::{ModelStatement, StatedModel},
         subject::{Common, RunSpec, Subject},
     },
     http::{
@@ -47,6 +49,9 @@ pub(super) struct UploadFields {
     stages: Vec<String>,
     include_ranges: Vec<String>,
     exclude_ranges: Vec<String>,
+    statement: ModelStatement,
+    /// Resolved from `statement` by [`Self::check`].
+    computes: Option<StatedModel>,
     /// Check the files only.
     pub(super) dry_run: bool,
 }
@@ -83,17 +88,26 @@ impl UploadFields {
                 self.dry_run = text.parse().map_err(invalid)?;
             }
             _ => {
-                return Err(format!(
-                    "unknown field {name:.40}; expected name, model, label, stage, include_ranges, \
-                     exclude_ranges or dry_run"
-                ));
+                let field = self.statement.field(name).ok_or_else(|| {
+                    format!(
+                        "unknown field {name:.40}; expected name, model, label, stage, \
+                         include_ranges, exclude_ranges, {} or dry_run",
+                        ModelStatement::FIELDS.join(", ")
+                    )
+                })?;
+                if field.replace(text).is_some() {
+                    return Err(format!("{name}: given more than once"));
+                }
             }
         }
         Ok(())
     }
 
-    pub(super) fn check(&self) -> Result<(), ApiError> {
+    /// Checks the fields against the contract and the configured models.
+    pub(super) fn check(&mut self, models: &Models) -> Result<(), ApiError> {
         let invalid = |message: String| ApiError::new(ErrorCode::InvalidRequest, message);
+        self.computes =
+            self.statement.resolve(models).map_err(|error| invalid(error.to_string()))?;
         check_labels(&self.labels)?;
         check_length("name", &self.name, 0..=MAX_TEXT)?;
         if let Some(model) = &self.model {
@@ -120,9 +134,9 @@ impl UploadFields {
 
     /// An import of `files` with these rules.
     pub(super) fn import(&self, files: Vec<ImportedFile>) -> Import {
-        let Self { model, stages, include_ranges, exclude_ranges, .. } = self.clone();
+        let Self { model, stages, include_ranges, exclude_ranges, computes, .. } = self.clone();
         let name = stem(files.first().map_or("", |file| &file.name));
-        Import { name, model, files, stages, include_ranges, exclude_ranges }
+        Import { name, model, files, stages, include_ranges, exclude_ranges, computes }
     }
 
     pub(super) fn spec(self, import: Import) -> RunSpec {

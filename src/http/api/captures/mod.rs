@@ -27,7 +27,7 @@ use super::runs::{
 };
 use crate::{
     artifact::{durable, layout},
-    domain::{ids::RunId, subject::RunSpec},
+    domain::{dtype::Dtype, ids::RunId, subject::RunSpec},
     http::{
         auth::access::Caller,
         error::{
@@ -53,7 +53,8 @@ use crate::{
 pub(super) const RULES: UploadRules = UploadRules {
     files: &["file"],
     max_parts: 128,
-    max_text: 4096,
+    // The text of a config.json.
+    max_text: 64 << 10,
     invalid: ErrorCode::CaptureInvalid,
     subject: "the capture",
     size_setting: "limits.capture_bytes",
@@ -91,6 +92,26 @@ pub struct CaptureForm {
     #[serde(default)]
     #[schema(max_items = 32)]
     pub exclude_ranges: Vec<String>,
+    /// The model that ran, which gives the report floors, costs and MFU: the name of a configured
+    /// one (`GET /models`), or the text of its published `config.json`.
+    #[serde(default)]
+    #[schema(max_length = 65536)]
+    pub model_config: Option<String>,
+    /// Prompt tokens of each sequence; required with `model_config`.
+    #[serde(default)]
+    #[schema(minimum = 1, maximum = 16777216)]
+    pub prompt_tokens: Option<u64>,
+    /// Decode steps of one repeat; those of the capture when absent.
+    #[serde(default)]
+    #[schema(maximum = 16777216)]
+    pub new_tokens: Option<u64>,
+    /// Sequences computed at the same time; 1 when absent.
+    #[serde(default)]
+    #[schema(minimum = 1, maximum = 65536)]
+    pub batch: Option<u64>,
+    /// Dtype of weights and activations; the model's when absent.
+    #[serde(default)]
+    pub dtype: Option<Dtype>,
     /// Check everything and return the plan of the run; queue and store nothing.
     #[serde(default)]
     pub dry_run: Option<bool>,
@@ -106,6 +127,11 @@ impl CaptureForm {
             stage: vec!["prefill=ctx@vllm".into(), "decode_all=gen@vllm".into()],
             include_ranges: vec!["measured".into()],
             exclude_ranges: vec!["warmup".into()],
+            model_config: Some("qwen3-0.6b".into()),
+            prompt_tokens: Some(512),
+            new_tokens: Some(64),
+            batch: Some(1),
+            dtype: Some(Dtype::Bf16),
             dry_run: None,
         }
     }
@@ -136,6 +162,17 @@ impl CaptureForm {
             description = "Only kernels in ranges of these names count"),
         ("exclude_ranges" = Option<Vec<String>>, Query, max_items = 32,
             description = "Kernels in ranges of these names do not count"),
+        ("model_config" = Option<String>, Query, max_length = 65536,
+            description = "The model that ran, which gives the report floors, costs and MFU: the \
+                           name of a configured one, or the text of its `config.json`"),
+        ("prompt_tokens" = Option<u64>, Query, minimum = 1, maximum = 16777216,
+            description = "Prompt tokens of each sequence; required with `model_config`"),
+        ("new_tokens" = Option<u64>, Query, maximum = 16777216,
+            description = "Decode steps of one repeat; those of the capture when absent"),
+        ("batch" = Option<u64>, Query, minimum = 1, maximum = 65536,
+            description = "Sequences computed at the same time; 1 when absent"),
+        ("dtype" = Option<Dtype>, Query,
+            description = "Dtype of weights and activations; the model's when absent"),
         ("dry_run" = Option<bool>, Query,
             description = "Check everything and return the plan of the run; queue and store \
                            nothing")),
@@ -168,7 +205,7 @@ pub async fn submit(
     let key = idempotency::key(&headers)?;
     let (mut fields, mut hash) = (UploadFields::default(), UploadHash::default());
     fields.add_all(query, &mut hash, ErrorCode::InvalidParameter)?;
-    fields.check()?; // before the files, which may be large
+    fields.check(&app.models)?; // before the files, which may be large
     let intake = &app.intake;
     let _slot = app.access.upload_slot(&caller)?;
     let folder = intake.create_folder().map_err(|error| ApiError::internal(&error))?;
@@ -180,7 +217,7 @@ pub async fn submit(
         }
     };
     fields.add_all(received.fields, &mut hash, ErrorCode::InvalidRequest)?;
-    fields.check()?;
+    fields.check(&app.models)?;
     for file in &received.files {
         hash.add(&[&"file", &file.name, &file.sha256]);
     }

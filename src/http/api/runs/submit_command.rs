@@ -21,7 +21,7 @@ pub(super) fn check(app: &App, run: SubmitCommand) -> Result<CheckedRun, ApiErro
     let (mut passes, common) = check_passes(app, &run.passes())?;
     let command = find_command(app, &call.command)?;
     let plan = command
-        .plan(call)
+        .plan(call, &app.models)
         .map_err(|error| ApiError::new(ErrorCode::ParamsUnfit, error.to_string()))?;
     check_gpu_count(app, &run.device, plan.gpus)?;
     let gpus = Some(plan.gpus).filter(|gpus| *gpus > 0);

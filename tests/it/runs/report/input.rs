@@ -3,7 +3,7 @@
 use std::path::Path;
 
 use llmprof::{
-    analyze::{self, Analysis},
+    analyze::{self, Analysis, model_work::KnownModel},
     domain::{
         device::Device,
         finding::{Finding, Severity},
@@ -227,7 +227,7 @@ impl ReportInput {
         ))
         .unwrap();
         let peaks = self.environment.gpus.first().and_then(|gpu| devices.find(&gpu.name));
-        analyze::analyze(&self.trace, Some(&self.model), peaks)
+        analyze::analyze(&self.trace, Some(KnownModel::Runner(&self.model)), peaks)
     }
 
     pub fn files(&self) -> Vec<(&'static str, String)> {

@@ -1,0 +1,122 @@
+//! Real captures whose model is stated: costs, floors and MFU of a program that llmprof did not
+//! write.
+
+use std::{collections::BTreeMap, path::Path};
+
+use llmprof::{
+    config,
+    domain::{
+        ids::RunId,
+        model::{ModelSpec, PRESETS},
+        stated_model::ModelStatement,
+    },
+    pipeline::{self, Statements},
+};
+use serde_json::Value;
+use uuid::Uuid;
+
+use crate::api::stated_models::LLAMA;
+
+/// The `report.json` of a capture with this statement.
+fn report(capture: &str, fields: &[(&str, &str)]) -> Value {
+    let dir = tempfile::tempdir().unwrap();
+    let export = dir.path().join("capture.sqlite");
+    crate::runs::align::capture(capture, &export, "").unwrap();
+    analyzed(&export, fields)
+}
+
+fn analyzed(export: &Path, fields: &[(&str, &str)]) -> Value {
+    let models: BTreeMap<String, ModelSpec> = PRESETS
+        .iter()
+        .map(|(name, text)| {
+            let model = ModelSpec { name: (*name).into(), ..toml::from_str(text).unwrap() };
+            ((*name).to_owned(), model)
+        })
+        .collect();
+    let mut statement = ModelStatement::default();
+    for (name, text) in fields {
+        *statement.field(name).unwrap() = Some((*text).to_owned());
+    }
+    let stated = Statements { model: statement.resolve(&models).unwrap(), ..Statements::default() };
+    let devices = config::devices().unwrap();
+    let analyzed = pipeline::analyze_capture(export, &[], stated, &devices).unwrap();
+    let files = analyzed.render(RunId(Uuid::nil()));
+    serde_json::from_str(&files.iter().find(|(name, _)| *name == "report.json").unwrap().1).unwrap()
+}
+
+fn row<'a>(report: &'a Value, table: &str, key: &str, value: &str) -> &'a Value {
+    let rows = report[table].as_array().unwrap_or_else(|| panic!("no {table}"));
+    rows.iter().find(|row| row[key] == value).unwrap_or_else(|| panic!("no {value} in {table}"))
+}
+
+fn findings(report: &Value) -> Vec<&str> {
+    report["findings"].as_array().unwrap().iter().map(|it| it["id"].as_str().unwrap()).collect()
+}
+
+/// Checks that the ledger of each stage adds up, and returns its floor in nanoseconds.
+fn floor(report: &Value, stage: &str) -> i64 {
+    let of = row(report, "ledger_stages", "stage", stage);
+    let rows = report["ledger"].as_array().unwrap().iter().filter(|it| it["stage"] == stage);
+    let sum: i64 = rows.map(|it| it["ns"].as_i64().unwrap()).sum();
+    assert_eq!(sum, of["measured_ns"].as_i64().unwrap());
+    assert_eq!(of["floor_of"], "model");
+    of["floor_ns"].as_i64().unwrap()
+}
+
+#[test]
+fn the_decoder_of_deepseek_in_transformers_has_floors_and_mfu() {
+    let fields = [("model_config", "deepseek-ocr"), ("prompt_tokens", "918"), ("new_tokens", "8")];
+    let stated = report("hf-deepseek-decoder", &fields);
+    let mfu = row(&stated, "mfu", "scope", "prefill");
+    let (flops, ms) = (mfu["flops"].as_f64().unwrap(), mfu["ms"].as_f64().unwrap());
+    // Two FLOPs per weight and token of the projections alone, and the H200's 989 TFLOP/s.
+    assert!(flops > 2.0 * 0.4e9 * 918.0, "{flops}");
+    let share = mfu["datasheet_pct"].as_f64().unwrap();
+    assert!((share - flops / (ms / 1e3) / 989e12 * 100.0).abs() < 0.01, "{share}");
+    assert_eq!(mfu["flops_source"], "modelled");
+
+    // The whole model's weights but the experts that a prompt misses, at 4.8 TB/s.
+    let prefill = floor(&stated, "prefill");
+    assert!((1_200_000..1_500_000).contains(&prefill), "{prefill}");
+    // Eager, with 4 and 8 steps: 0.25 ms of weights each.
+    let decode = floor(&stated, "decode_all");
+    assert!((6 * 200_000..8 * 300_000).contains(&decode), "{decode}");
+    assert!(stated["costs"].is_null(), "of 4 or of 8 steps");
+    assert!(!findings(&stated).contains(&"no_measured_peak"));
+    assert_eq!(findings(&stated).iter().filter(|id| id.starts_with("stated_")).count(), 0);
+
+    // Without the statement there is neither.
+    let silent = report("hf-deepseek-decoder", &[]);
+    assert_eq!(silent["mfu"].as_array().map(Vec::len), Some(0));
+    assert!(row(&silent, "ledger_stages", "stage", "prefill")["floor_ns"].is_null());
+}
+
+#[test]
+fn ranges_that_are_not_the_models_operators_share_its_floor_by_time() {
+    let fields = [("model_config", LLAMA), ("prompt_tokens", "512"), ("new_tokens", "16")];
+    let report = report("hf-llama-e2e", &fields);
+    for stage in ["prefill", "decode_all"] {
+        let all = floor(&report, stage);
+        let members = report["ledger_members"].as_array().unwrap().iter();
+        let floors: Vec<&Value> =
+            members.filter(|it| it["stage"] == stage && it["cause"] == "floor").collect();
+        let sum: i64 = floors.iter().map(|it| it["ns"].as_i64().unwrap()).sum();
+        assert_eq!(sum, all);
+        let attention = floors.iter().any(|it| it["operator"] == "decoder.self_attn");
+        assert!(attention && floors.len() > 1, "{floors:?}");
+    }
+}
+
+#[test]
+fn a_statement_that_contradicts_the_capture_is_reported() {
+    let of = |tokens| {
+        let fields = [("model_config", LLAMA), ("prompt_tokens", "512"), ("new_tokens", tokens)];
+        report("torch-cuda-graph-node", &fields)
+    };
+    let differs = |report: &Value| findings(report).contains(&"stated_steps_differ");
+    let (right, wrong) = (of("32"), of("99"));
+    assert!(differs(&wrong) && !differs(&right));
+    // The counted steps are used.
+    assert_eq!(floor(&wrong, "decode_all"), floor(&right, "decode_all"));
+    assert_eq!(wrong["costs"]["decode_steps"], 32);
+}
