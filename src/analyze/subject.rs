@@ -56,8 +56,8 @@ impl Analysis {
             ),
             SubjectKind::Import => (
                 "The FLOPs are unknown: a capture of another program has no operator shapes.",
-                "State the model with `model_config` and `prompt_tokens`, or import ncu pages for a \
-                 roofline.",
+                "State the model with `model_config` and `prompt_tokens`, or import ncu pages for \
+                 a roofline.",
             ),
         }
     }

@@ -49,7 +49,7 @@ pub struct Import {
     pub exclude_ranges: Vec<String>,
     /// The model that ran, with the sizes of its inputs, as the sender states them.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub computes: Option<StatedModel>,
+    pub computes: Option<Box<StatedModel>>,
 }
 
 /// One imported file.

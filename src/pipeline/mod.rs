@@ -125,7 +125,7 @@ fn analyze_parsed(
     let peaks = device.and_then(|gpu| devices.find(&gpu.name));
     let known = match (&saved.request, &saved.command) {
         (Some(request), _) => Some(KnownModel::Runner(&request.model)),
-        (None, Some(command)) => command.computes.as_ref().map(KnownModel::Stated),
+        (None, Some(command)) => command.computes.as_deref().map(KnownModel::Stated),
         (None, None) => None,
     };
     let analysis = analyze::analyze(&trace, known, peaks);
@@ -233,7 +233,7 @@ fn analyze_captures(
     }
     let peaks =
         if named.len() == 1 { named.first().and_then(|name| devices.find(name)) } else { None };
-    let stated = saved.spec.import().and_then(|import| import.computes.as_ref());
+    let stated = saved.spec.import().and_then(|import| import.computes.as_deref());
     let analysis = analyze::analyze(&trace, stated.map(KnownModel::Stated), peaks);
     Ok(Analyzed { saved, trace, analysis, part: vec![] })
 }
@@ -273,7 +273,7 @@ fn import_of_files(
         stages: vec![],
         include_ranges: vec![],
         exclude_ranges: vec![],
-        computes,
+        computes: computes.map(Box::new),
     };
     let common = Common { labels: vec![], priority: 0, timeout_s: 0 };
     let spec = RunSpec { subject: Subject::Import(import), common };
@@ -290,8 +290,8 @@ fn import_of_files(
 /// Replaces the statement of the model that ran.
 fn state(saved: &mut saved::SavedRun, model: StatedModel) -> Result<(), AnalyzeError> {
     match (&mut saved.command, &mut saved.spec.subject) {
-        (Some(command), _) => command.computes = Some(model),
-        (None, Subject::Import(import)) => import.computes = Some(model),
+        (Some(command), _) => command.computes = Some(model.into()),
+        (None, Subject::Import(import)) => import.computes = Some(model.into()),
         _ => return Err(AnalyzeError::KnownModel),
     }
     Ok(())

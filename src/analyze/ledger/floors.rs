@@ -91,6 +91,8 @@ pub struct OperatorFloor {
     pub bytes: Option<NecessaryBytes>,
     /// Bytes take longer than FLOPs.
     pub is_memory_bound: bool,
+    /// Name in place of the operator's path.
+    pub name: Option<&'static str>,
 }
 
 /// Bytes of the calls of operators.

@@ -116,7 +116,14 @@ impl StageRows<'_> {
                 (false, true) => 1.0,
                 (false, false) => 0.0,
             };
-            let pool = (without.ns > 0.0 && share > 0.0).then(|| without.share(share));
+            let name = match (is_foreign, path.is_empty()) {
+                (true, true) if share < 1.0 => Some("outside all ranges"),
+                (true, true) => Some("all operators of the model"),
+                (false, true) => Some("operators without kernels of their own"),
+                (_, false) => None,
+            };
+            let pool = OperatorFloor { name, ..without.share(share) };
+            let pool = Some(pool).filter(|it| it.ns > 0.0);
             self.add_operator(path, groups, floors.get(path).or(pool.as_ref()), sums);
         }
     }
@@ -226,7 +233,7 @@ impl StageRows<'_> {
     ) {
         let ns = kernels.iter().map(|it| it.floor_ns).sum();
         let Some(floor) = floor.filter(|_| ns > 0) else { return };
-        let name = if path.is_empty() { "operators without kernels of their own" } else { path };
+        let name = floor.name.unwrap_or(path);
         let mut member = self.member(LedgerCause::Floor, Some(name.into()), None);
         member.ns = ns;
         member.calls = kernels.iter().map(|it| it.calls).fold(0.0, f64::max);

@@ -50,7 +50,7 @@ pub struct CommandPlan {
     pub client: Option<ClientPlan>,
     /// The model that it runs, where the operator states it.
     #[serde(default)]
-    pub computes: Option<StatedModel>,
+    pub computes: Option<Box<StatedModel>>,
 }
 
 /// A client with every parameter in place.
@@ -61,7 +61,7 @@ pub struct ClientPlan {
 }
 
 impl CommandTarget {
-    /// Fills the parameters of `call` into the command's arguments; `models` are the configured ones.
+    /// Fills the parameters of `call` into the command's arguments, given the configured models.
     pub fn plan(
         &self,
         call: &CommandCall,
@@ -104,7 +104,7 @@ impl CommandTarget {
         let computes =
             computes.map_err(|why| CallError::Model { command: call.command.clone(), why })?;
         Ok(CommandPlan {
-            computes,
+            computes: computes.map(Box::new),
             name: call.command.clone(),
             description: self.description.clone(),
             kind: self.kind,

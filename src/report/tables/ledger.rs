@@ -119,12 +119,18 @@ fn notes(ledger: &Ledger, stage: &LedgerStage) -> Vec<String> {
     let mut notes = Vec::new();
     let source = |of: &Option<String>| of.clone().unwrap_or_else(|| UNKNOWN.into());
     if stage.floor_of.is_some() {
+        let overlap = match stage.overlap_ns {
+            0 => String::new(),
+            ns => format!(
+                " Floors of operators limited by FLOPs and of those limited by bytes could \
+                 overlap by up to {} ms.",
+                ms(ns)
+            ),
+        };
         notes.push(format!(
-            "{name}: FLOP/s ceiling: {}; bandwidth: {}. Floors of operators limited by FLOPs and \
-             of those limited by bytes could overlap by up to {} ms.",
+            "{name}: FLOP/s ceiling: {}; bandwidth: {}.{overlap}",
             source(&stage.flops_ceiling),
             source(&stage.bytes_ceiling),
-            ms(stage.overlap_ns)
         ));
     }
     if stage.capped_operators > 0 {

@@ -51,7 +51,7 @@ pub(super) struct UploadFields {
     exclude_ranges: Vec<String>,
     statement: ModelStatement,
     /// Resolved from `statement` by [`Self::check`].
-    computes: Option<StatedModel>,
+    computes: Option<Box<StatedModel>>,
     /// Check the files only.
     pub(super) dry_run: bool,
 }
@@ -106,8 +106,11 @@ impl UploadFields {
     /// Checks the fields against the contract and the configured models.
     pub(super) fn check(&mut self, models: &Models) -> Result<(), ApiError> {
         let invalid = |message: String| ApiError::new(ErrorCode::InvalidRequest, message);
-        self.computes =
-            self.statement.resolve(models).map_err(|error| invalid(error.to_string()))?;
+        self.computes = self
+            .statement
+            .resolve(models)
+            .map_err(|error| invalid(error.to_string()))?
+            .map(Box::new);
         check_labels(&self.labels)?;
         check_length("name", &self.name, 0..=MAX_TEXT)?;
         if let Some(model) = &self.model {
