@@ -9,6 +9,7 @@ pub mod cost;
 pub mod diff;
 pub mod format;
 pub mod html;
+mod links;
 pub mod part;
 pub mod perfetto;
 pub mod profile;

@@ -5,7 +5,7 @@ use serde::Serialize;
 use super::{
     RunFacts, all_findings, answer,
     charts::{figures, tiles},
-    narrative, part,
+    links, narrative, part,
     tables::{self, NO_MESSAGE, ReportTable},
 };
 use crate::{
@@ -94,12 +94,49 @@ struct MissingStep<'a> {
     message: &'a str,
 }
 
+/// The tables of the HTML report whose rows are linked.
+struct LinkedTables {
+    six: Vec<ReportTable>,
+    ledger_members: ReportTable,
+    counters: ReportTable,
+    sampled_kernels: ReportTable,
+    roofline: ReportTable,
+}
+
+impl LinkedTables {
+    fn link(&mut self, analysis: &Analysis) {
+        let at = |id: &str| self.six.iter().position(|table| table.id == id);
+        let (Some(kernels), Some(operators)) = (at("kernels"), at("operators")) else { return };
+        let Ok([kernels, operators]) = self.six.get_disjoint_mut([kernels, operators]) else {
+            return;
+        };
+        let mut others = [
+            ("counters", &mut self.counters),
+            ("samples", &mut self.sampled_kernels),
+            ("roofline", &mut self.roofline),
+            ("causes", &mut self.ledger_members),
+        ];
+        links::link_kernels(analysis, kernels, operators, &mut others);
+    }
+}
+
 /// Gathers the values of the templates.
 pub(super) fn page<'a>(facts: &RunFacts<'a>, trace: &Trace, analysis: &Analysis) -> ReportView<'a> {
     let six = tables::six(facts, trace, analysis);
     let all = |table: ReportTable| table.first(ALL_ROWS, "the rest are shorter");
     let top = |table: ReportTable| table.first(TOP_ROWS, "the rest are shorter");
     let findings = all_findings(facts, trace, analysis);
+    let mut linked = LinkedTables {
+        six: cut(&six, TOP_ROWS),
+        ledger_members: tables::ledger_members(analysis)
+            .first(TOP_ROWS, "all are in ledger_members.csv"),
+        counters: all(tables::counters(facts, analysis)),
+        sampled_kernels: tables::sampled_kernels(facts, analysis)
+            .first(TOP_ROWS, "all are in sampled_metrics.csv"),
+        roofline: tables::roofline(analysis).first(TOP_ROWS, "all are in roofline.csv"),
+    };
+    linked.link(analysis);
+    let LinkedTables { six: six_cut, ledger_members, counters, sampled_kernels, roofline } = linked;
     ReportView {
         id: facts.id.to_string(),
         name: facts.spec.name(),
@@ -114,11 +151,10 @@ pub(super) fn page<'a>(facts: &RunFacts<'a>, trace: &Trace, analysis: &Analysis)
         figures: figures::figures(analysis),
         answer: answer::of_analysis(analysis),
         ledger: tables::ledger(analysis),
-        ledger_members: tables::ledger_members(analysis)
-            .first(TOP_ROWS, "all are in ledger_members.csv"),
+        ledger_members,
         ledger_stages: tables::ledger_stages(analysis),
         brief: cut(&six, SUMMARY_ROWS),
-        six: cut(&six, TOP_ROWS),
+        six: six_cut,
         alignment: part::table(facts.part),
         operators: all(tables::operators(analysis)),
         kernels: all(tables::kernels(facts, trace, analysis)),
@@ -134,12 +170,11 @@ pub(super) fn page<'a>(facts: &RunFacts<'a>, trace: &Trace, analysis: &Analysis)
         classes: tables::classes(analysis),
         api_calls: top(tables::api_calls(analysis)),
         ranges: top(tables::ranges(analysis)),
-        roofline: tables::roofline(analysis).first(TOP_ROWS, "all are in roofline.csv"),
+        roofline,
         operator_mfu: tables::operator_mfu(analysis).first(TOP_ROWS, "all are in mfu.csv"),
         regions: tables::regions(analysis).first(TOP_ROWS, "all are in regions.csv"),
-        counters: all(tables::counters(facts, analysis)),
-        sampled_kernels: tables::sampled_kernels(facts, analysis)
-            .first(TOP_ROWS, "all are in sampled_metrics.csv"),
+        counters,
+        sampled_kernels,
         sampled_stages: tables::sampled_stages(analysis),
         sampled_operators: tables::sampled_operators(analysis)
             .first(TOP_ROWS, "all are in the table sampled_operators"),

@@ -100,7 +100,8 @@ pub fn counters(facts: &RunFacts, analysis: &Analysis) -> ReportTable {
         caption,
         (&columns(), &SHOWN),
         &analysis.counters,
-    );
+    )
+    .about(analysis.counters.iter().map(|it| (it.stage.as_str(), it.kernel_name.as_str())));
     if analysis.counters.iter().any(|record| record.flops_per_byte.is_none()) {
         table.note(
             "FLOP/B is unknown where the device does not count the operations of its tensor cores, \

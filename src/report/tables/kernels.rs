@@ -154,7 +154,8 @@ pub fn kernels(facts: &RunFacts, trace: &Trace, analysis: &Analysis) -> ReportTa
         caption,
         (&columns(), &shown),
         analysis.kernels.measured(),
-    );
+    )
+    .about(analysis.kernels.measured().map(|it| (it.stage.as_str(), it.kernel_name.as_str())));
     tell_apart(&mut table, analysis);
     if with_counters {
         table.note(

@@ -154,13 +154,19 @@ pub fn ledger_members(analysis: &Analysis) -> ReportTable {
     let mut members: Vec<&LedgerMember> =
         analysis.ledger.members.iter().filter(|it| it.cause.is_cause()).collect();
     members.sort_by_key(|it| std::cmp::Reverse(it.ns));
+    let subjects: Vec<_> = members
+        .iter()
+        .map(|it| (it.stage.as_str(), it.kernel.as_deref().filter(|_| !it.cause.is_gap())))
+        .map(|(stage, kernel)| (stage, kernel.unwrap_or_default()))
+        .collect();
     ReportTable::of(
         "ledger-members",
         "Causes by kernel",
         "Kernels and gaps of the ledger's causes, largest first.",
         (&member_columns(), &SHOWN_OF_MEMBERS),
-        members,
+        members.iter().copied(),
     )
+    .about(subjects)
 }
 
 /// Floors of the stages.

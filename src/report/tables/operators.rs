@@ -122,7 +122,8 @@ pub fn operators(analysis: &Analysis) -> ReportTable {
         caption,
         (&columns(), &shown(analysis)),
         analysis.operators.leaves(),
-    );
+    )
+    .about(analysis.operators.leaves().map(|it| (it.stage.as_str(), it.path.as_str())));
     let asynchronous =
         analysis.only_traced || analysis.start.as_ref().is_some_and(|start| start.device != "cpu");
     if asynchronous && !table.rows.is_empty() {

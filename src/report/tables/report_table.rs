@@ -5,6 +5,7 @@
 use serde::Serialize;
 
 use super::schema::TableColumn;
+use crate::report::links::RowLink;
 
 /// One table of a report.
 #[derive(Debug, Clone, Serialize)]
@@ -16,6 +17,11 @@ pub struct ReportTable {
     pub caption: String,
     pub columns: Vec<ReportColumn>,
     pub rows: Vec<Vec<String>>,
+    /// Stage and kernel, or stage and operator, of each row; empty where rows are not linked.
+    #[serde(skip)]
+    pub subjects: Vec<(String, String)>,
+    /// Links of each row; empty where there are none.
+    pub links: Vec<Vec<RowLink>>,
     /// Remarks below the table.
     pub notes: Vec<String>,
     /// Reason for the lack of rows, and the remedy.
@@ -49,7 +55,17 @@ impl ReportTable {
             None => ReportColumn { title, number: false },
         };
         let columns = columns.iter().map(column).collect();
-        Self { id, title, caption: caption.into(), columns, rows: vec![], notes: vec![], gap: None }
+        Self {
+            id,
+            title,
+            caption: caption.into(),
+            columns,
+            rows: vec![],
+            subjects: vec![],
+            links: vec![],
+            notes: vec![],
+            gap: None,
+        }
     }
 
     /// Creates a table of the schema's columns called `shown`, in that order.
@@ -86,6 +102,18 @@ impl ReportTable {
         self.rows.push(cells);
     }
 
+    /// Sets the stage and the kernel or operator of each row.
+    pub fn about<'a>(mut self, subjects: impl IntoIterator<Item = (&'a str, &'a str)>) -> Self {
+        let owned = |(stage, name): (&str, &str)| (stage.to_owned(), name.to_owned());
+        self.subjects = subjects.into_iter().map(owned).collect();
+        self
+    }
+
+    /// The id of a row in the HTML report.
+    pub fn anchor(&self, row: usize) -> String {
+        format!("{}-{}", self.id, row + 1)
+    }
+
     /// Adds a remark.
     pub fn note(&mut self, note: impl Into<String>) {
         self.notes.push(note.into());
@@ -104,6 +132,7 @@ impl ReportTable {
         let all = self.rows.len();
         if all > limit {
             self.rows.truncate(limit);
+            self.subjects.truncate(limit);
             self.notes.push(format!("{limit} of {all} rows; {rest}."));
         }
         self

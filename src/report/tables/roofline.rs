@@ -85,7 +85,8 @@ pub fn roofline(analysis: &Analysis) -> ReportTable {
     );
     let roofline = &analysis.roofline;
     let mut table =
-        ReportTable::of("roofline", "Roofline", caption, (&columns(), &SHOWN), &roofline.points);
+        ReportTable::of("roofline", "Roofline", caption, (&columns(), &SHOWN), &roofline.points)
+            .about(roofline.points.iter().map(|it| (it.stage.as_str(), it.kernel_name.as_str())));
     for (at, row) in table.rows.iter_mut().enumerate() {
         row[0] = format!("{}. {}", at + 1, row[0]);
     }

@@ -212,7 +212,8 @@ pub fn sampled_kernels(facts: &RunFacts, analysis: &Analysis) -> ReportTable {
         caption,
         (&columns(), &SHOWN),
         &analysis.sampled.kernels,
-    );
+    )
+    .about(analysis.sampled.kernels.iter().map(|it| (it.stage.as_str(), it.kernel_name.as_str())));
     or_step_message(table, facts, Step::GpuMetrics, "No metrics were sampled.")
 }
 
