@@ -16,6 +16,7 @@ pub mod profile;
 pub mod tables;
 
 mod engine;
+pub mod explorer;
 mod markdown;
 mod narrative;
 mod view;

@@ -34,6 +34,7 @@ use crate::{
     report::{
         self, Tile,
         answer::Answer,
+        explorer::{self, ExplorerChart},
         tables::stored::{self, TableHead},
     },
     store::{AlignmentFilter, Filter},
@@ -60,6 +61,8 @@ struct RunPageView {
     tiles: Vec<Tile>,
     /// The sentences, charts and savings of the report; one at most.
     answers: Vec<Answer>,
+    /// Charts that can be zoomed and searched.
+    explorer: Vec<ExplorerChart>,
     tables: Vec<TableHead>,
     /// `None` for commands and imports.
     inputs: Option<RunInputs>,
@@ -137,6 +140,7 @@ pub async fn run(
         log,
         tiles: read_list(&app, id, layout::REPORT_JSON, report::stored_tiles).await?,
         answers: read_list(&app, id, layout::REPORT_JSON, report::stored_answer).await?,
+        explorer: read_list(&app, id, layout::REPORT_JSON, explorer::stored_charts).await?,
         tables,
         inputs: run_inputs::of(&app, &run, &artifacts).await?,
         bytes: artifacts.iter().map(|it| it.bytes).sum(),

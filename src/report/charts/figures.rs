@@ -4,7 +4,8 @@
 //! Each chart is next to the table with its numbers.
 
 mod gpu;
-mod step;
+pub mod modules;
+pub mod step;
 
 use serde::Serialize;
 

@@ -37,15 +37,23 @@ pub struct Slice {
     pub length: f64,
 }
 
-/// Draws lanes over `length` of a unit; empty text where there is nothing to draw.
-pub fn lanes(
-    id: &str,
-    title: &str,
-    description: &str,
-    length: f64,
-    unit: &str,
-    lanes: &[ChartLane],
-) -> String {
+/// What a chart of lanes shows.
+#[derive(Debug, Clone, Copy)]
+pub struct LaneChart<'a> {
+    pub id: &'a str,
+    pub title: &'a str,
+    pub description: &'a str,
+    /// Length of the scale, in `unit`.
+    pub length: f64,
+    pub unit: &'a str,
+    /// Largest magnification of the reader, 1 for a still picture: labels that only fit then are
+    /// drawn with the magnification that they need.
+    pub zoom: f64,
+}
+
+/// Draws lanes over a length of a unit; empty text where there is nothing to draw.
+pub fn lanes(chart: &LaneChart, lanes: &[ChartLane]) -> String {
+    let LaneChart { id, title, description, length, unit, zoom } = *chart;
     let lanes: Vec<&ChartLane> = lanes.iter().filter(|lane| !lane.slices.is_empty()).collect();
     if lanes.is_empty() || !(length > 0.0 && length.is_finite()) {
         return String::new();
@@ -62,8 +70,8 @@ pub fn lanes(
             html(&lane.name),
             top + NAME,
         );
-        for slice in joined(&lane.slices, length * NARROW) {
-            draw(&mut svg, &slice, length, top + NAME);
+        for slice in joined(&lane.slices, length * NARROW / zoom) {
+            draw(&mut svg, &slice, chart, top + NAME);
         }
         svg.push_str("</g>");
     }
@@ -81,7 +89,8 @@ pub fn lanes(
     svg
 }
 
-fn draw(svg: &mut String, slice: &Slice, length: f64, top: usize) {
+fn draw(svg: &mut String, slice: &Slice, chart: &LaneChart, top: usize) {
+    let LaneChart { length, zoom, .. } = *chart;
     let from = (slice.start / length).clamp(0.0, 1.0);
     let width = (slice.length / length).clamp(0.0, 1.0 - from);
     let _ = write!(
@@ -90,14 +99,20 @@ fn draw(svg: &mut String, slice: &Slice, length: f64, top: usize) {
          height=\"{SLICE}\"><title>{}</title></rect>",
         slice.class,
         100.0 * from,
-        100.0 * width.max(NARROW / 2.0),
+        100.0 * width.max(NARROW / 2.0 / zoom),
         html(&slice.tooltip),
     );
-    if !slice.label.is_empty() && width > LETTER * (slice.label.chars().count() + 1) as f64 {
+    // The magnification at which the label fits.
+    let fits = LETTER * (slice.label.chars().count() + 1) as f64 / width;
+    if !slice.label.is_empty() && fits < zoom {
         let middle = 100.0 * (from + width / 2.0);
+        let hidden = match fits < 1.0 {
+            true => String::new(),
+            false => format!(" display=\"none\" data-fits=\"{fits:.2}\""),
+        };
         let _ = write!(
             svg,
-            "<text class=\"inside\" x=\"{middle:.3}%\" y=\"{}\" text-anchor=\"middle\">{}</text>",
+            "<text class=\"inside\"{hidden} x=\"{middle:.3}%\" y=\"{}\" text-anchor=\"middle\">{}</text>",
             top + 14,
             html(&slice.label)
         );
@@ -140,17 +155,32 @@ mod tests {
         Slice { tooltip: "<b>".into(), label: "<i>".into(), class: "k-gemm", start, length }
     }
 
+    fn drawn(length: f64, zoom: f64, of: &[ChartLane]) -> String {
+        let chart = LaneChart { id: "x", title: "t", description: "d", length, unit: "µs", zoom };
+        lanes(&chart, of)
+    }
+
+    fn still(length: f64, of: &[ChartLane]) -> String {
+        drawn(length, 1.0, of)
+    }
+
+    #[test]
+    fn a_label_that_fits_only_magnified_is_hidden_until_then() {
+        let lane = [ChartLane { name: "a".into(), slices: vec![slice(0.0, 1.0)] }];
+        let zoomed = drawn(100.0, 16.0, &lane);
+        assert!(zoomed.contains("display=\"none\" data-fits=\"3.00\""), "{zoomed}");
+        assert!(!drawn(100.0, 2.0, &lane).contains("data-fits"));
+    }
+
     #[test]
     fn what_comes_from_outside_stays_text_and_a_label_is_set_where_it_fits() {
         let lane = |slices| vec![ChartLane { name: "<u>".into(), slices }];
-        let wide = lanes("x", "t", "d", 100.0, "µs", &lane(vec![slice(0.0, 50.0)]));
+        let wide = still(100.0, &lane(vec![slice(0.0, 50.0)]));
         assert!(
             wide.contains("&lt;b&gt;") && wide.contains("&lt;i&gt;") && wide.contains("&lt;u&gt;")
         );
         assert!(!["<b>", "<i>", "<u>"].iter().any(|it| wide.contains(it)));
-        assert!(
-            !lanes("x", "t", "d", 100.0, "µs", &lane(vec![slice(0.0, 1.0)])).contains("&lt;i&gt;")
-        );
+        assert!(!still(100.0, &lane(vec![slice(0.0, 1.0)])).contains("&lt;i&gt;"));
     }
 
     #[test]
@@ -166,9 +196,9 @@ mod tests {
 
     #[test]
     fn nothing_to_draw_is_no_drawing() {
-        assert_eq!(lanes("x", "t", "d", 1.0, "µs", &[]), "");
+        assert_eq!(still(1.0, &[]), "");
         let lane = ChartLane { name: "a".into(), slices: vec![slice(0.0, 1.0)] };
-        assert_eq!(lanes("x", "t", "d", 0.0, "µs", std::slice::from_ref(&lane)), "");
-        assert_eq!(lanes("x", "t", "d", f64::NAN, "µs", &[lane]), "");
+        assert_eq!(still(0.0, std::slice::from_ref(&lane)), "");
+        assert_eq!(still(f64::NAN, &[lane]), "");
     }
 }

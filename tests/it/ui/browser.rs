@@ -50,6 +50,36 @@ async fn filter_and_sort_operators(browser: &Browser) {
     );
 }
 
+/// Zooms into the decode step of the run's page and searches its slices.
+async fn explore(browser: &Browser) {
+    let step = "document.querySelector('#explore-step')";
+    assert_eq!(
+        browser.eval(&format!("return {step}.scrollWidth <= {step}.clientWidth")).await,
+        true
+    );
+    let labels = "[...document.querySelectorAll('#explore-step [data-fits]')]\
+                  .filter(it => it.getAttribute('display') === 'inline').length";
+    assert_eq!(browser.eval(&format!("return {labels}")).await, 0);
+    browser.press(".explore [data-zoom='2']").await;
+    browser.press(".explore [data-zoom='2']").await;
+    browser.until(&format!("return {step}.scrollWidth > 3 * {step}.clientWidth")).await;
+    browser.until(&format!("return {labels} > 0")).await;
+    browser.write(".explore input", "SELF_ATTN").await;
+    browser
+        .until(
+            "const found = [...document.querySelectorAll('#explore-step .found')]; \
+             return found.length > 0 && found.every(it => it.textContent.includes('self_attn')) \
+             && document.querySelector('.explore output').textContent.startsWith(found.length)",
+        )
+        .await;
+    browser.write(".explore input", "<no such>").await;
+    browser
+        .until("return document.querySelector('.explore output').textContent === 'none found'")
+        .await;
+    browser.press(".explore [data-zoom='0']").await;
+    browser.until(&format!("return {step}.scrollWidth <= {step}.clientWidth")).await;
+}
+
 #[tokio::test]
 async fn a_run_is_submitted_followed_and_downloaded() {
     let Some(browser) = Browser::start().await else { return };
@@ -110,6 +140,7 @@ async fn a_run_is_submitted_followed_and_downloaded() {
     let bundle = browser.downloaded(&format!("llmprof-{id}.tar.zst")).await;
     assert!(files(&bundle).iter().any(|path| path == &format!("{id}/manifest.json")));
 
+    explore(&browser).await;
     filter_and_sort_operators(&browser).await;
     browser.end().await;
 }

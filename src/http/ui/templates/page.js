@@ -84,7 +84,9 @@
       stream.close();
       const page = await refreshParts(location.href, ["top", "main"]).catch(() => false);
       announce(`The ${subject} has ended: ${by("verdict")?.textContent || state}.`);
-      if (page) main.removeAttribute("data-events"); else location.reload();
+      if (!page) { location.reload(); return; }
+      main.removeAttribute("data-events");
+      exploreAll();
     });
   }
 
@@ -132,6 +134,65 @@
       chooser.dispatchEvent(new Event("change"));
     });
   }
+
+  // Charts of lanes: zoom by buttons, by the wheel with Ctrl and by a double click on a slice;
+  // search highlights the slices whose tooltip has the text.
+  const MAX_ZOOM = 16;
+  const width = (rect) => parseFloat(rect.getAttribute("width"));
+  function explore(box) {
+    const [view, tools] = [box.querySelector(".zoom"), box.querySelector(".explore-tools")];
+    if (!tools.hidden) return;
+    const svg = view.querySelector("svg");
+    const slices = [...svg.querySelectorAll("rect:not(.track)")];
+    const output = tools.querySelector("output");
+    let zoom = 1;
+    // Magnifies; the point at `part` of the chart stays at `x` in the view.
+    function magnify(to, part, x) {
+      zoom = Math.min(Math.max(to, 1), MAX_ZOOM);
+      svg.style.width = `${100 * zoom}%`;
+      for (const label of svg.querySelectorAll("[data-fits]")) {
+        label.setAttribute("display", label.dataset.fits < zoom ? "inline" : "none");
+      }
+      view.scrollLeft = part * svg.getBoundingClientRect().width - x;
+    }
+    const partAt = (x) => (view.scrollLeft + x) / svg.getBoundingClientRect().width;
+    const search = debounce((text) => {
+      const wanted = text.trim().toLowerCase();
+      const found = slices.filter((it) => it.textContent.toLowerCase().includes(wanted));
+      svg.classList.toggle("searched", Boolean(wanted));
+      for (const it of slices) it.classList.toggle("found", wanted && found.includes(it));
+      output.textContent = "";
+      if (!wanted) return;
+      output.textContent = found.length
+        ? `${found.length} found; the longest: ${longest(found).textContent}` : "none found";
+      announce(output.textContent);
+      if (found.length) {
+        const at = parseFloat(longest(found).getAttribute("x")) / 100;
+        view.scrollLeft = at * svg.getBoundingClientRect().width - view.clientWidth / 3;
+      }
+    }, 200);
+    const longest = (found) => found.reduce((a, b) => (width(b) > width(a) ? b : a));
+    tools.querySelector("input").addEventListener("input", (event) => search(event.target.value));
+    for (const button of tools.querySelectorAll("[data-zoom]")) {
+      button.addEventListener("click", () => {
+        const middle = view.clientWidth / 2;
+        magnify(zoom * Number(button.dataset.zoom), partAt(middle), middle);
+      });
+    }
+    view.addEventListener("wheel", (event) => {
+      if (!event.ctrlKey) return;
+      event.preventDefault();
+      const x = event.clientX - view.getBoundingClientRect().left;
+      magnify(zoom * (event.deltaY < 0 ? 1.25 : 0.8), partAt(x), x);
+    }, { passive: false });
+    svg.addEventListener("dblclick", (event) => {
+      const slice = event.target.closest("rect:not(.track)");
+      if (slice) magnify(90 / width(slice), parseFloat(slice.getAttribute("x")) / 100, 8);
+    });
+    tools.hidden = false;
+  }
+  const exploreAll = () => document.querySelectorAll(".explore").forEach(explore);
+  exploreAll();
 
   const lists = main.dataset.poll;
   if (lists) {

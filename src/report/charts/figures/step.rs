@@ -12,7 +12,7 @@ use crate::{
         timeline::decode_timeline::{StepSlice, StepTimeline},
     },
     report::{
-        charts::lanes::{ChartLane, Slice, lanes},
+        charts::lanes::{ChartLane, LaneChart, Slice, lanes},
         format::decimals,
     },
 };
@@ -27,9 +27,14 @@ pub struct LegendEntry {
     label: &'static str,
 }
 
-/// The chart and its legend; empty where no step was identified.
+/// The chart of an analysis and its legend; empty where no step was identified.
 pub fn step(analysis: &Analysis) -> (String, Vec<LegendEntry>) {
     let Some(step) = &analysis.step else { return (String::new(), vec![]) };
+    chart("step-timeline", step, 1.0)
+}
+
+/// The chart of a step and its legend, up to a magnification.
+pub fn chart(id: &str, step: &StepTimeline, zoom: f64) -> (String, Vec<LegendEntry>) {
     let mut tracks: BTreeMap<(u8, &str), Vec<&StepSlice>> = BTreeMap::new();
     for slice in &step.slices {
         tracks.entry((rank(&slice.track), &slice.track)).or_default().push(slice);
@@ -51,10 +56,7 @@ pub fn step(analysis: &Analysis) -> (String, Vec<LegendEntry>) {
             slices: slices.iter().map(|it| slice(it)).collect(),
         })
         .collect();
-    let mut keys: Vec<LegendEntry> =
-        drawn.iter().flat_map(|lane| &lane.slices).filter_map(|it| key(it.class)).collect();
-    keys.sort();
-    keys.dedup();
+    let keys = legend(&drawn);
     let of = match (step.kernels, step.whole_graphs) {
         (0, 0) => format!("{} operators", step.slices.len()),
         (kernels, 0) => format!("{kernels} kernels"),
@@ -64,22 +66,37 @@ pub fn step(analysis: &Analysis) -> (String, Vec<LegendEntry>) {
         }
     };
     let description = format!(
-        "Step {} of {}: {of} in {} µs; the table below holds the same.",
+        "Step {} of {}: {of} in {} µs; the table of its slices has the same.",
         step.step,
         step.steps,
         decimals(step.window_us, 1)
     );
-    (
-        lanes(
-            "step-timeline",
-            "Timeline of one decode step",
-            &description,
-            step.window_us,
-            "µs",
-            &drawn,
-        ),
-        keys,
-    )
+    let chart = LaneChart {
+        id,
+        title: "Timeline of one decode step",
+        description: &description,
+        length: step.window_us,
+        unit: "µs",
+        zoom,
+    };
+    (lanes(&chart, &drawn), keys)
+}
+
+/// The meaning of the colours in these lanes.
+pub fn legend(lanes: &[ChartLane]) -> Vec<LegendEntry> {
+    let mut keys: Vec<LegendEntry> =
+        lanes.iter().flat_map(|lane| &lane.slices).filter_map(|it| key(it.class)).collect();
+    keys.sort();
+    keys.dedup();
+    keys
+}
+
+/// The colour of an operator of this kind, or of a module, by its path.
+pub fn class_of(op: &str, path: &str) -> &'static str {
+    match colour(op) {
+        "k-other" => of_operator(path),
+        class => class,
+    }
 }
 
 /// Lanes from the top: the host's calls, operators, kernels and copies.
@@ -120,7 +137,11 @@ fn slice(it: &StepSlice) -> Slice {
     };
     Slice {
         tooltip: format!("{}{operator}: {length} µs from {start} µs{other}", it.name),
-        label: if it.track.starts_with("operators") { last(&it.name) } else { String::new() },
+        label: if it.track.starts_with("operators") {
+            last_of_path(&it.name)
+        } else {
+            String::new()
+        },
         class,
         start: it.start_us,
         length: it.duration_us,
@@ -128,7 +149,7 @@ fn slice(it: &StepSlice) -> Slice {
 }
 
 /// The end of a path, with the word before a number: `layers.3`.
-fn last(path: &str) -> String {
+pub fn last_of_path(path: &str) -> String {
     let mut parts = path.rsplit('.');
     let end = parts.next().unwrap_or_default();
     match parts.next() {
@@ -185,7 +206,7 @@ mod tests {
     fn a_label_is_the_end_of_the_path_and_a_number_keeps_the_word_before_it() {
         let labels =
             ["decoder.layers.3", "decoder.layers.3.self_attn", "lm_head", "layer_3.mlp", ""]
-                .map(last);
+                .map(last_of_path);
         assert_eq!(labels, ["layers.3", "self_attn", "lm_head", "mlp", ""]);
     }
 
