@@ -104,6 +104,21 @@ struct LinkedTables {
 }
 
 impl LinkedTables {
+    /// Cuts the tables and links their rows.
+    fn of(facts: &RunFacts, analysis: &Analysis, six: &[ReportTable]) -> Self {
+        let mut linked = Self {
+            six: cut(six, TOP_ROWS),
+            ledger_members: tables::ledger_members(analysis)
+                .first(TOP_ROWS, "all are in ledger_members.csv"),
+            counters: tables::counters(facts, analysis).first(ALL_ROWS, "the rest are shorter"),
+            sampled_kernels: tables::sampled_kernels(facts, analysis)
+                .first(TOP_ROWS, "all are in sampled_metrics.csv"),
+            roofline: tables::roofline(analysis).first(TOP_ROWS, "all are in roofline.csv"),
+        };
+        linked.link(analysis);
+        linked
+    }
+
     fn link(&mut self, analysis: &Analysis) {
         let at = |id: &str| self.six.iter().position(|table| table.id == id);
         let (Some(kernels), Some(operators)) = (at("kernels"), at("operators")) else { return };
@@ -126,16 +141,7 @@ pub(super) fn page<'a>(facts: &RunFacts<'a>, trace: &Trace, analysis: &Analysis)
     let all = |table: ReportTable| table.first(ALL_ROWS, "the rest are shorter");
     let top = |table: ReportTable| table.first(TOP_ROWS, "the rest are shorter");
     let findings = all_findings(facts, trace, analysis);
-    let mut linked = LinkedTables {
-        six: cut(&six, TOP_ROWS),
-        ledger_members: tables::ledger_members(analysis)
-            .first(TOP_ROWS, "all are in ledger_members.csv"),
-        counters: all(tables::counters(facts, analysis)),
-        sampled_kernels: tables::sampled_kernels(facts, analysis)
-            .first(TOP_ROWS, "all are in sampled_metrics.csv"),
-        roofline: tables::roofline(analysis).first(TOP_ROWS, "all are in roofline.csv"),
-    };
-    linked.link(analysis);
+    let linked = LinkedTables::of(facts, analysis, &six);
     let LinkedTables { six: six_cut, ledger_members, counters, sampled_kernels, roofline } = linked;
     ReportView {
         id: facts.id.to_string(),

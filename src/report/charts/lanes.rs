@@ -37,7 +37,7 @@ pub struct Slice {
     pub length: f64,
 }
 
-/// What a chart of lanes shows.
+/// Settings of a chart.
 #[derive(Debug, Clone, Copy)]
 pub struct LaneChart<'a> {
     pub id: &'a str,
@@ -112,7 +112,8 @@ fn draw(svg: &mut String, slice: &Slice, chart: &LaneChart, top: usize) {
         };
         let _ = write!(
             svg,
-            "<text class=\"inside\"{hidden} x=\"{middle:.3}%\" y=\"{}\" text-anchor=\"middle\">{}</text>",
+            "<text class=\"inside\"{hidden} x=\"{middle:.3}%\" y=\"{}\" \
+             text-anchor=\"middle\">{}</text>",
             top + 14,
             html(&slice.label)
         );
