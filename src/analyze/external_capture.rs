@@ -16,6 +16,7 @@ use crate::{
         open_ranges::{EXCLUDED, NONE},
     },
     trace::{
+        engine_steps::{StepClass, engine_step},
         event::{Event, OperatorCall, StageRange},
         nsys::NsysTrace,
         unclosed::Unclosed,
@@ -60,8 +61,11 @@ pub fn events(trace: &NsysTrace, launches: &LaunchIndex) -> Vec<Event> {
             continue;
         }
         let name = it.name.as_str();
-        if name == "decode_step" && stage == DECODE {
-            events.push(range(name, it.start_ns, end_ns, repeats[at], Some(steps[at])));
+        // A step of an engine generates a token of each of its requests.
+        let is_step = name == "decode_step"
+            || engine_step(name).is_some_and(|step| step.class == StepClass::Decode);
+        if is_step && stage == DECODE {
+            events.push(range("decode_step", it.start_ns, end_ns, repeats[at], Some(steps[at])));
             steps[at] += 1;
         } else if VISION_PARTS.contains(&name) && stage == PREFILL {
             events.push(range(name, it.start_ns, end_ns, repeats[at], None));

@@ -53,6 +53,7 @@ use crate::{
         timeline::{
             alone::AloneTimes,
             decode_timeline::{self, StepTimeline},
+            engine_steps::EngineStepRecord,
             gpu::{StageGpus, split::WindowSplits},
             graphs::WholeGraph,
             launches::LaunchIndex,
@@ -137,6 +138,8 @@ pub struct Analysis {
     pub coverage: Vec<StageCoverage>,
     /// Work of the traced pass by process and device.
     pub processes: Processes,
+    /// Steps of an inference engine, by the names of its ranges.
+    pub engine_steps: Vec<EngineStepRecord>,
     /// NVTX ranges of the traced pass with the kernels launched inside.
     pub regions: Vec<Region>,
     /// True when all times are of the traced pass, because there is no unprofiled one.
@@ -251,6 +254,7 @@ impl Analysis {
         self.step = tables.step;
         self.sums = tables.sums;
         self.processes = tables.processes;
+        self.engine_steps = tables.engine_steps;
         tables.splits
     }
 

@@ -32,12 +32,13 @@ impl Analysis {
             SubjectKind::Command => (
                 "No range of the command is a stage, so no stage was timed.",
                 "Name its NVTX ranges in the command's stages (targets.toml), or have it open \
-                 ranges called prefill and decode_all.",
+                 ranges called prefill and decode_all; steps of vLLM, SGLang and TensorRT-LLM are \
+                 known by their names.",
             ),
             SubjectKind::Import => (
                 "No range of the capture is a stage, so no stage was timed.",
                 "Name the ranges that are stages: `--stage prefill=RANGE`, or `stage` of an \
-                 import.",
+                 import; steps of vLLM, SGLang and TensorRT-LLM are known by their names.",
             ),
         }
     }

@@ -38,6 +38,7 @@ use crate::{
         stats::Spread,
         timeline::{
             decode_timeline::StepTimeline,
+            engine_steps::EngineStepRecord,
             gpu::StageGpu,
             graphs::WholeGraph,
             processes::{ProcessKernel, ProcessRange, ProcessStage},
@@ -112,6 +113,9 @@ pub struct LLMProfileReport {
     /// CUDA graphs of the traced pass that were traced as a whole, longest first.
     #[serde(default)]
     pub whole_graphs: Vec<WholeGraph>,
+    /// Steps of an inference engine in order, by the names of its ranges; absent without such.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub engine_steps: Vec<EngineStepRecord>,
     /// One decode step, slice by slice; `null` where none was identified.
     #[serde(default)]
     pub decode_step: Option<StepTimeline>,

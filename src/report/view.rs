@@ -58,6 +58,7 @@ pub(super) struct ReportView<'a> {
     kernels_full: ReportTable,
     stage_gpu: ReportTable,
     whole_graphs: ReportTable,
+    engine_steps: ReportTable,
     processes: ReportTable,
     classes: ReportTable,
     api_calls: ReportTable,
@@ -172,6 +173,8 @@ pub(super) fn page<'a>(facts: &RunFacts<'a>, trace: &Trace, analysis: &Analysis)
         kernels_full: all(tables::kernels_full(analysis)),
         stage_gpu: tables::stage_gpu(analysis),
         whole_graphs: top(tables::whole_graphs(analysis)),
+        engine_steps: tables::engine_steps(analysis)
+            .first(TOP_ROWS, "all are in the table engine_steps"),
         processes: tables::processes(analysis),
         classes: tables::classes(analysis),
         api_calls: top(tables::api_calls(analysis)),

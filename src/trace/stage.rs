@@ -6,7 +6,10 @@ use std::collections::BTreeSet;
 
 use glob::Pattern;
 
-use super::event::STAGE_DOMAIN;
+use super::{
+    engine_steps::{MIXED, engine_step},
+    event::STAGE_DOMAIN,
+};
 
 /// Label of kernels launched by warm-up repeats, and name of the warm-up ranges.
 pub const WARMUP: &str = "warmup";
@@ -223,12 +226,21 @@ impl StageRules {
                 names.push(&rule.stage);
             }
         }
+        if !names.contains(&MIXED) {
+            names.push(MIXED);
+        }
         names
     }
 
-    /// The stage of a range; `None` for other ranges.
+    /// The stage of a range; `None` for other ranges. Steps of known engines are stages by their
+    /// names, unless the user names the stage's ranges.
     pub fn stage(&self, range: &str, domain: &str) -> Option<&str> {
-        self.stages.iter().find(|rule| rule.matches(range, domain)).map(|rule| rule.stage.as_str())
+        let rule = self.stages.iter().find(|rule| rule.matches(range, domain));
+        rule.map(|rule| rule.stage.as_str()).or_else(|| {
+            let stage = engine_step(range)?.class.stage();
+            let is_named = self.stages[..self.named].iter().any(|rule| rule.stage == stage);
+            (!is_named).then_some(stage)
+        })
     }
 }
 
@@ -301,6 +313,19 @@ mod tests {
     }
 
     #[test]
+    fn a_step_of_an_engine_is_a_stage_unless_its_ranges_are_named() {
+        let step = "execute_context_0(0)_generation_8(8)";
+        let mixed = "execute_context_1(9)_generation_8(8)";
+        let standard = StageRules::default();
+        assert_eq!(
+            [step, mixed].map(|name| standard.stage(name, "")),
+            [Some("decode_all"), Some("mixed")]
+        );
+        let named = StageRules::with(vec!["decode_all=gen".parse().unwrap()], vec![], vec![]);
+        assert_eq!([step, mixed].map(|name| named.stage(name, "")), [None, Some("mixed")]);
+    }
+
+    #[test]
     fn a_redefined_stage_loses_its_standard_name() {
         let rules = StageRules::with(vec!["prefill=ctx".parse().unwrap()], vec![], vec![]);
         assert_eq!(
@@ -309,6 +334,6 @@ mod tests {
         );
         assert_eq!(rules.stage("decode", ""), Some("decode_all"));
         assert_eq!(rules.stage("decode", "other"), None);
-        assert_eq!(rules.names(), ["prefill", "decode_all"]);
+        assert_eq!(rules.names(), ["prefill", "decode_all", "mixed"]);
     }
 }

@@ -6,6 +6,7 @@ use super::{
     alone::{self, AloneTimes},
     decode_timeline::{self, StepTimeline},
     device_time::{self, DeviceTimes},
+    engine_steps::{self, EngineStepRecord},
     gpu::{
         self, StageGpus,
         split::{self, WindowSplits},
@@ -45,6 +46,7 @@ pub struct TimelineTables {
     pub step: Option<StepTimeline>,
     pub sums: NsysSums,
     pub processes: Processes,
+    pub engine_steps: Vec<EngineStepRecord>,
     pub coverage: Vec<StageCoverage>,
 }
 
@@ -73,6 +75,7 @@ impl TimelineTables {
             step,
             sums,
             processes,
+            engine_steps,
             coverage: _,
         } = &mut tables;
         rayon::scope(|scope| {
@@ -86,6 +89,7 @@ impl TimelineTables {
             scope.spawn(|_| *kernels = kernels::kernels(nsys, launches));
             scope.spawn(|_| *device = device_time::device_times(nsys, launches));
             scope.spawn(|_| *processes = processes::processes(nsys, launches));
+            scope.spawn(|_| *engine_steps = engine_steps::engine_steps(nsys, launches));
             scope.spawn(|_| *step = decode_timeline::traced_step(nsys, launches));
         });
         tables
@@ -109,6 +113,9 @@ impl TimelineTables {
         self.kernels.withhold(is_partial);
         for it in self.processes.stages.iter_mut().filter(|it| is_partial(&it.stage)) {
             (it.kernel_ms, it.busy_ms) = (None, None);
+        }
+        for it in self.engine_steps.iter_mut().filter(|it| is_partial(it.class.stage())) {
+            (it.device_ms, it.gap_ms) = (None, None);
         }
     }
 

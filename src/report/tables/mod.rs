@@ -7,6 +7,7 @@ mod aggregates;
 mod costs;
 mod counters;
 mod csv;
+mod engine_steps;
 mod gemms;
 mod gpu;
 mod kernels;
@@ -39,6 +40,7 @@ pub use self::{
     aggregates::aggregates,
     costs::{cost_table, costs, module_costs},
     counters::counters,
+    engine_steps::engine_steps,
     gemms::gemms,
     gpu::{processes, stage_gpu, whole_graphs},
     kernels::{kernels, kernels_full, stage_kernels},

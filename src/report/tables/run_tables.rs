@@ -7,8 +7,8 @@ use serde_json::Value;
 use super::{
     costs, counters,
     csv::{CsvTable, cell},
-    gemms, gpu, kernels, ledger, memory, operators, power, regions, roofline, run_facts, sampled,
-    samples,
+    engine_steps, gemms, gpu, kernels, ledger, memory, operators, power, regions, roofline,
+    run_facts, sampled, samples,
     schema::{ColumnKind, TableCell, TableColumn},
     stages, step, traced, utilisation,
 };
@@ -113,6 +113,10 @@ pub fn run_tables<'a>(
         tables.push(RunTable::new("sample_spread", samples::spread_columns(), &samples.spreads));
     }
     tables.extend(traced_tables(analysis));
+    if !analysis.engine_steps.is_empty() {
+        let columns = engine_steps::columns();
+        tables.push(RunTable::new("engine_steps", columns, &analysis.engine_steps));
+    }
     tables.extend(device_tables(analysis));
     if !analysis.sampled.coverage.is_empty() {
         tables.extend(sampled_tables(analysis));

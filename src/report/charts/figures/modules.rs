@@ -51,7 +51,7 @@ pub fn modules(
     let keys = legend(&drawn);
     let of = if has_device { "kernels" } else { "the host's calls" };
     let description = format!(
-        "Times of {of} by module, over all measured repeats: {} ms. A lane is a level of the paths.",
+        "Times of {of} by module, over all repeats: {} ms. A lane is a level of the paths.",
         decimals(root.ms, 3)
     );
     let chart = LaneChart {

@@ -1,0 +1,193 @@
+//! Steps of an inference engine: the work of each by the name of its range, and its kernels by the
+//! calls made inside.
+
+use std::collections::BTreeMap;
+
+use serde::{Deserialize, Serialize};
+use utoipa::ToSchema;
+
+use super::{
+    launches::LaunchIndex,
+    open_ranges::{EXCLUDED, NONE},
+};
+use crate::{
+    domain::units::Nanos,
+    trace::{
+        engine_steps::{EngineStep, StepClass, engine_step},
+        nsys::{NsysTrace, pid_of},
+        range::Range,
+    },
+};
+
+/// One step of an engine.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, ToSchema)]
+pub struct EngineStepRecord {
+    /// From 0, in the order of their starts.
+    pub step: u64,
+    #[schema(example = "vllm")]
+    pub engine: String,
+    pub class: StepClass,
+    /// Evidence of the class.
+    #[schema(example = "execute_context_0(0)_generation_8(8)")]
+    pub range: String,
+    #[schema(example = 4711)]
+    pub process: u32,
+    /// Start of the range since the first step, milliseconds.
+    pub start_ms: f64,
+    /// Length of the range on the host.
+    pub host_ms: f64,
+    /// From the start of its first work on a device to the end of its last; `null` without work.
+    pub device_ms: Option<f64>,
+    /// Time within `device_ms` in which none of its kernels and graphs ran.
+    pub gap_ms: Option<f64>,
+    /// Kernels that its calls launched, those of traced graphs included.
+    pub kernels: u64,
+    /// Launches of CUDA graphs traced as a whole.
+    pub graphs: u64,
+    /// True if a replayed CUDA graph launched some of its work.
+    pub is_replayed: bool,
+    /// `null` where the name does not carry them, as the next two.
+    pub prefill_requests: Option<u64>,
+    pub prefill_tokens: Option<u64>,
+    pub decode_requests: Option<u64>,
+}
+
+/// Work of one step on devices, in the order of its starts.
+#[derive(Debug, Clone, Copy, Default)]
+struct DeviceWork {
+    /// First start, last end and time in which something ran.
+    window: Option<(i64, i64)>,
+    busy_ns: i64,
+    kernels: u64,
+    graphs: u64,
+    is_replayed: bool,
+}
+
+impl DeviceWork {
+    fn add(&mut self, (start, end): (i64, i64)) {
+        let (first, last) = self.window.unwrap_or((start, start));
+        self.busy_ns = self.busy_ns.saturating_add((end - start.max(last)).max(0));
+        self.window = Some((first.min(start), last.max(end)));
+    }
+}
+
+/// The steps of a capture whose ranges carry the names of a known engine; empty for others.
+pub fn engine_steps(trace: &NsysTrace, launches: &LaunchIndex) -> Vec<EngineStepRecord> {
+    let mut steps: Vec<(&Range, i64, EngineStep)> = trace
+        .ranges
+        .iter()
+        .filter_map(|range| Some((range, range.end_ns?, engine_step(&range.name)?)))
+        .filter(|(range, end_ns, _)| *end_ns >= range.start_ns)
+        .collect();
+    if steps.is_empty() {
+        return Vec::new();
+    }
+    steps.sort_by_key(|(range, end_ns, _)| (range.start_ns, *end_ns, range.global_tid));
+    let work = device_work(trace, launches, &steps);
+    let origin = steps.first().map_or(0, |(range, ..)| range.start_ns);
+    let ms = |ns: i64| Nanos(ns).as_ms();
+    steps
+        .into_iter()
+        .zip(work)
+        .enumerate()
+        .map(|(at, ((range, end_ns, step), work))| EngineStepRecord {
+            step: at as u64,
+            engine: step.engine.to_owned(),
+            class: step.class,
+            range: range.name.clone(),
+            process: pid_of(range.global_tid),
+            start_ms: ms(range.start_ns - origin),
+            host_ms: ms(end_ns - range.start_ns),
+            device_ms: work.window.map(|(first, last)| ms(last - first)),
+            gap_ms: work.window.map(|(first, last)| ms((last - first - work.busy_ns).max(0))),
+            kernels: work.kernels,
+            graphs: work.graphs,
+            is_replayed: work.is_replayed,
+            prefill_requests: step.prefill_requests,
+            prefill_tokens: step.prefill_tokens,
+            decode_requests: step.decode_requests,
+        })
+        .collect()
+}
+
+/// The work that was launched during each step, on its thread.
+fn device_work(
+    trace: &NsysTrace,
+    launches: &LaunchIndex,
+    steps: &[(&Range, i64, EngineStep)],
+) -> Vec<DeviceWork> {
+    let mut threads: BTreeMap<i64, Vec<usize>> = BTreeMap::new();
+    for (at, (range, ..)) in steps.iter().enumerate() {
+        threads.entry(range.global_tid).or_default().push(at);
+    }
+    let step_of = |(call, instance): (u32, u32)| {
+        if call == NONE || instance == EXCLUDED {
+            return None;
+        }
+        let call = trace.cuda_calls.get(call as usize);
+        let of_thread = threads.get(&call.global_tid)?;
+        let after = of_thread.partition_point(|at| steps[*at].0.start_ns <= call.start_ns);
+        let at = *of_thread.get(after.checked_sub(1)?)?;
+        (call.start_ns < steps[at].1).then_some(at)
+    };
+    let mut work = vec![DeviceWork::default(); steps.len()];
+    for (kernel, launch) in trace.kernels.iter().zip(&launches.kernels) {
+        let Some(at) = step_of(*launch) else { continue };
+        work[at].add((kernel.start_ns, kernel.end_ns));
+        work[at].kernels += 1;
+        work[at].is_replayed |= kernel.graph_node.is_some();
+    }
+    for (graph, launch) in trace.graphs.iter().zip(&launches.graphs) {
+        let Some(at) = step_of(*launch) else { continue };
+        work[at].add((graph.start_ns, graph.end_ns));
+        work[at].graphs += 1;
+        work[at].is_replayed = true;
+    }
+    work
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::analyze::kernels::tests::capture;
+
+    fn of(sketch: &str) -> Vec<EngineStepRecord> {
+        let trace = capture(sketch);
+        engine_steps(&trace, &LaunchIndex::of(&trace))
+    }
+
+    #[test]
+    fn a_step_has_the_work_that_was_launched_in_its_range() {
+        let steps = of("range 1 execute_context_1(512)_generation_0(0) 100..200
+             range 1 execute_context_0(0)_generation_1(1) 300..400
+             range 1 prepare 300..310
+             call 1 1 110..111\ncall 1 2 150..151\ncall 1 3 310..311\ncall 1 4 390..391
+             call 1 5 450..451
+             kernel 1 a 120..140 7\nkernel 2 a 160..260 7\nkernel 3 b 320..340 7
+             kernel 4 b 395..415 7\nkernel 5 c 460..470 7");
+        let rows: Vec<_> = steps
+            .iter()
+            .map(|it| {
+                let us = |ms: f64| (ms * 1e6).round() as i64;
+                (it.class, us(it.start_ms), us(it.host_ms), it.device_ms.map(us), it.gap_ms.map(us))
+            })
+            .collect();
+        assert_eq!(
+            rows,
+            [
+                (StepClass::Prefill, 0, 100, Some(140), Some(20)),
+                (StepClass::Decode, 200, 100, Some(95), Some(55)),
+            ]
+        );
+        assert_eq!((steps[0].kernels, steps[0].prefill_tokens), (2, Some(512)));
+        assert!(!steps[0].is_replayed);
+    }
+
+    #[test]
+    fn a_step_without_work_has_no_device_time_and_other_ranges_are_no_steps() {
+        let steps = of("range 1 step[DECODE_bs=1] 0..10\nrange 1 decode_step 0..10");
+        assert!(steps.is_empty());
+        let steps = of("range 1 execute_context_0(0)_generation_1(1) 300..400");
+        assert_eq!((steps[0].device_ms, steps[0].gap_ms, steps[0].kernels), (None, None, 0));
+    }
+}
