@@ -253,8 +253,8 @@ fn copies(
     let names: Vec<Option<&String>> =
         nsys.cuda_calls.sites().iter().map(|(name, _)| copies(*name)).collect();
     let mut threads = Rows::default();
-    for (at, call) in nsys.cuda_calls.iter().enumerate() {
-        let Some(name) = names[nsys.cuda_calls.site(at) as usize] else { continue };
+    for (site, call) in nsys.cuda_calls.with_sites() {
+        let Some(name) = names[site as usize] else { continue };
         let Some(times) = span(origin, (call.start_ns, call.end_ns)) else { continue };
         let named = || {
             packets.row(
@@ -280,7 +280,7 @@ fn kernels(
     let mut streams: HashMap<(u32, u32), Lanes> = HashMap::default();
     let mut kinds: Vec<Option<SliceTemplate>> = vec![None; kernels.kinds().len()];
     let mut template = SliceTemplate::default();
-    for (at, it) in kernels.iter().enumerate() {
+    for (kind, it) in kernels.with_kinds() {
         let Some(times) = span(origin, (it.start_ns, it.end_ns)) else { continue };
         let device = gpu(packets, devices, it.device)?;
         let lanes = streams.entry((it.device, it.stream)).or_default();
@@ -288,7 +288,7 @@ fn kernels(
             0 => packets.row(device, &format!("stream {}", it.stream)),
             _ => packets.row(device, &format!("stream {}, concurrent {lane}", it.stream)),
         })?;
-        let kind = kernels.kind(at) as usize;
+        let kind = kind as usize;
         match &kinds[kind] {
             Some(known) => template.clone_from(known),
             None => {

@@ -47,9 +47,8 @@ impl HostWaits {
             .collect();
         let (mut sync, mut copy): (BTreeMap<i64, Vec<Interval>>, BTreeMap<i64, Vec<Interval>>) =
             Default::default();
-        for at in 0..trace.cuda_calls.len() {
-            if let Some(waits) = kinds[trace.cuda_calls.site(at) as usize] {
-                let call = trace.cuda_calls.get(at);
+        for (site, call) in trace.cuda_calls.with_sites() {
+            if let Some(waits) = kinds[site as usize] {
                 let calls = if waits { &mut sync } else { &mut copy };
                 calls.entry(call.global_tid).or_default().push((call.start_ns, call.end_ns));
             }
