@@ -1,7 +1,8 @@
 //! The part of a capture that is in the file, which stays small for any capture.
 //!
 //! It starts with the first stage that is not a warm-up, so with the first prefill of the first
-//! repeat. It ends before any list of events exceeds its maximum. A capture below the maxima is whole.
+//! repeat, and ends before any list of events exceeds its maximum. A capture below the maxima is
+//! whole.
 
 use crate::trace::{
     gpu_metrics::GpuMetric,

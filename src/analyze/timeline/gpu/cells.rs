@@ -306,6 +306,8 @@ struct GpuLane {
     next: usize,
     open: Vec<(usize, i64, i64)>,
     busy_until: i64,
+    /// Positions of the last lookup of waits.
+    near: [usize; 2],
     /// Thread of the last launch.
     thread: Option<i64>,
     /// The work that ends at `busy_until`.
@@ -315,7 +317,15 @@ struct GpuLane {
 impl GpuLane {
     fn of(mut windows: Vec<(usize, i64, i64)>) -> Self {
         windows.sort_by_key(|it| it.1);
-        Self { windows, next: 0, open: vec![], busy_until: i64::MIN, thread: None, last: None }
+        Self {
+            windows,
+            next: 0,
+            open: vec![],
+            busy_until: i64::MIN,
+            near: [0; 2],
+            thread: None,
+            last: None,
+        }
     }
 
     /// Advances to the next activity, or to the end, and explains the idle time before it.
@@ -341,7 +351,7 @@ impl GpuLane {
                         matches!(it.work, DeviceWork::Copy(_) | DeviceWork::Fill)
                     });
                     let last = self.thread.filter(|_| next.is_none());
-                    let reasons = waits.split(gap, call, copy, last);
+                    let reasons = waits.split(gap, call, copy, last, &mut self.near);
                     let (from, to, cell) = (gap.0, gap.1, *cell);
                     let before = self.last;
                     take(LaneEvent::Gap(IdleGap { cell, from, to, reasons, before, after: next }));
