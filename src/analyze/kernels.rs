@@ -214,7 +214,7 @@ pub(super) fn launched<'a>(
     trace: &'a NsysTrace,
     launches: &'a LaunchIndex,
 ) -> impl Iterator<Item = LaunchedKernel<'a>> {
-    let stage = |&(call, instance): &(u32, u32)| (call != NONE).then(|| launches.stage(instance));
+    let stage = |(call, instance): (u32, u32)| (call != NONE).then(|| launches.stage(instance));
     trace.kernels.iter().zip(launches.kernels.iter().map(stage))
 }
 
@@ -233,9 +233,11 @@ pub fn kernels(trace: &NsysTrace, launches: &LaunchIndex) -> KernelTimes {
         cells: vec![KernelTally::default(); trace.kernels.kinds().len() * launches.stage_count()],
     };
     let mut orphans = 0;
-    for (at, kernel) in trace.kernels.iter().enumerate() {
-        orphans += u64::from(launches.kernels[at].0 == NONE);
-        let cell = tallies.cell_of(at);
+    for ((kind, kernel), (call, instance)) in
+        trace.kernels.with_kinds().zip(launches.kernels.iter())
+    {
+        orphans += u64::from(call == NONE);
+        let cell = tallies.cell_of(kind, instance);
         let tally = &mut tallies.cells[cell];
         tally.calls += 1;
         tally.ns = tally.ns.saturating_add(kernel.ns());

@@ -87,6 +87,11 @@ impl DeviceSamples {
         Self { device, ..Self::default() }
     }
 
+    /// With room for the times of `count` samples.
+    pub fn with_capacity(device: u32, count: usize) -> Self {
+        Self { at_ns: Vec::with_capacity(count), ..Self::new(device) }
+    }
+
     /// Adds one value. Values of one sample are usually consecutive.
     #[inline]
     pub fn push(&mut self, at_ns: i64, metric: GpuMetric, value: u16) {
@@ -110,6 +115,7 @@ impl DeviceSamples {
             if more.is_empty() {
                 continue;
             }
+            column.reserve(self.at_ns.capacity() - column.len());
             column.resize(before, NO_VALUE);
             more.resize(later.at_ns.len(), NO_VALUE);
             if let (true, Some(first)) = (continues && more[0] != NO_VALUE, column.last_mut()) {

@@ -7,6 +7,8 @@ use std::collections::HashMap;
 
 use foldhash::fast::RandomState;
 
+use super::packed::PackedRows;
+
 /// One kernel execution, joined to the call that launched it.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Kernel {
@@ -71,19 +73,11 @@ pub struct LaunchKind {
 /// set.
 const NO_NODE: u64 = u64::MAX;
 
-#[derive(Debug, Clone, Copy)]
-struct PackedKernel {
-    start_ns: i64,
-    end_ns: i64,
-    node: u64,
-    correlation_id: u32,
-    kind: u32,
-}
-
 /// Packed list of kernels.
 #[derive(Debug, Clone, Default)]
 pub struct KernelTrace {
-    rows: Vec<PackedKernel>,
+    /// Start, duration, kind, correlation id, graph node.
+    rows: PackedRows<5>,
     kinds: Vec<LaunchKind>,
     index: HashMap<LaunchKind, u32, RandomState>,
 }
@@ -96,13 +90,13 @@ impl KernelTrace {
             self.kinds.push(kind);
             self.kinds.len() as u32 - 1
         });
-        self.rows.push(PackedKernel {
-            start_ns: kernel.start_ns,
-            end_ns: kernel.end_ns,
-            node: kernel.graph_node.unwrap_or(NO_NODE),
-            correlation_id: u32::try_from(kernel.correlation_id).unwrap_or(0),
-            kind,
-        });
+        self.rows.push([
+            kernel.start_ns,
+            kernel.end_ns.wrapping_sub(kernel.start_ns),
+            kind.into(),
+            u32::try_from(kernel.correlation_id).unwrap_or(0).into(),
+            kernel.graph_node.unwrap_or(NO_NODE).cast_signed(),
+        ]);
     }
 
     #[inline]
@@ -114,36 +108,41 @@ impl KernelTrace {
         self.rows.is_empty()
     }
 
+    /// Removes the kernels after the first `len`.
     pub fn truncate(&mut self, len: usize) {
-        self.rows.truncate(len);
+        self.rows = self.rows.iter().take(len).collect();
     }
 
-    /// The kernel at index `at`.
     #[inline]
-    pub fn get(&self, at: usize) -> Kernel {
-        let row = self.rows[at];
-        let kind = self.kinds[row.kind as usize];
-        Kernel {
+    fn kernel(&self, [start_ns, ns, kind, correlation_id, node]: [i64; 5]) -> (u32, Kernel) {
+        let (number, node) = (kind as u32, node.cast_unsigned());
+        let kind = &self.kinds[number as usize];
+        let kernel = Kernel {
             name: kind.name,
             full_name: kind.full_name,
             device: kind.device,
             stream: kind.stream,
-            start_ns: row.start_ns,
-            end_ns: row.end_ns,
+            start_ns,
+            end_ns: start_ns.wrapping_add(ns),
             global_pid: kind.global_pid,
-            correlation_id: i64::from(row.correlation_id),
+            correlation_id,
             grid: kind.grid,
             block: kind.block,
             registers: kind.registers,
             shared_memory: kind.shared_memory,
-            graph_node: (row.node != NO_NODE).then_some(row.node),
-        }
+            graph_node: (node != NO_NODE).then_some(node),
+        };
+        (number, kernel)
+    }
+
+    /// The kernel at index `at`. Sweeps use the iterators, which decode each block once.
+    pub fn get(&self, at: usize) -> Kernel {
+        self.kernel(self.rows.get(at)).1
     }
 
     /// Index into [`Self::kinds`] of the kernel at index `at`.
-    #[inline]
     pub fn kind(&self, at: usize) -> u32 {
-        self.rows[at].kind
+        self.rows.get(at)[2] as u32
     }
 
     /// Distinct launch kinds, in order of first use.
@@ -152,15 +151,18 @@ impl KernelTrace {
         &self.kinds
     }
 
-    pub fn iter(&self) -> impl ExactSizeIterator<Item = Kernel> + DoubleEndedIterator + Clone + '_ {
-        (0..self.rows.len()).map(|at| self.get(at))
+    pub fn iter(&self) -> impl ExactSizeIterator<Item = Kernel> + Clone + '_ {
+        self.with_kinds().map(|(_, kernel)| kernel)
+    }
+
+    /// All kernels, each after its index into [`Self::kinds`].
+    pub fn with_kinds(&self) -> impl ExactSizeIterator<Item = (u32, Kernel)> + Clone + '_ {
+        self.rows.iter().map(|row| self.kernel(row))
     }
 
     /// Sorts by start time unless already sorted.
     pub fn sort(&mut self) {
-        if !self.rows.is_sorted_by_key(|row| row.start_ns) {
-            self.rows.sort_by_key(|row| row.start_ns);
-        }
+        self.rows.sort();
     }
 
     /// A copy with `change` applied to each kernel.

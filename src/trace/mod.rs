@@ -14,6 +14,7 @@ pub mod gpu_metrics;
 pub mod kernel;
 pub mod names;
 pub mod nsys;
+pub mod packed;
 pub mod power;
 pub mod range;
 pub mod stage;

@@ -8,6 +8,7 @@ use super::{
     environment::Environment,
     gpu_metrics::GpuSamples,
     kernel::KernelTrace,
+    packed::{PackedReader, PackedRows},
     range::Range,
     stage::{StageRules, UnknownRange},
     unclosed::{self, Unclosed},
@@ -144,21 +145,28 @@ pub struct GraphNode {
     pub original: Option<u64>,
 }
 
-#[derive(Debug, Clone, Copy)]
-struct PackedCall {
-    start_ns: i64,
-    end_ns: i64,
-    correlation_id: u32,
-    site: u32,
-}
-
 /// Packed list of calls: a capture holds millions of a few functions on a few threads.
 #[derive(Debug, Clone, Default)]
 pub struct ApiCalls {
-    rows: Vec<PackedCall>,
+    /// Start, duration, site, correlation id.
+    rows: PackedRows<4>,
     /// Name and thread.
     sites: Vec<(u32, i64)>,
     index: HashMap<(u32, i64), u32, RandomState>,
+}
+
+/// Looks up calls that are near each other.
+pub struct CallReader<'a> {
+    calls: &'a ApiCalls,
+    rows: PackedReader<'a, 4>,
+}
+
+impl CallReader<'_> {
+    /// The call at index `at`.
+    #[inline]
+    pub fn get(&mut self, at: u32) -> ApiCall {
+        self.calls.call(self.rows.get(at as usize)).1
+    }
 }
 
 impl ApiCalls {
@@ -169,13 +177,12 @@ impl ApiCalls {
             self.sites.push(site);
             self.sites.len() as u32 - 1
         });
-        let correlation_id = u32::try_from(call.correlation_id).unwrap_or(0);
-        self.rows.push(PackedCall {
-            start_ns: call.start_ns,
-            end_ns: call.end_ns,
-            correlation_id,
-            site,
-        });
+        self.rows.push([
+            call.start_ns,
+            call.end_ns.wrapping_sub(call.start_ns),
+            site.into(),
+            u32::try_from(call.correlation_id).unwrap_or(0).into(),
+        ]);
     }
 
     #[inline]
@@ -187,19 +194,21 @@ impl ApiCalls {
         self.rows.is_empty()
     }
 
-    /// The call at index `at`.
     #[inline]
-    pub fn get(&self, at: usize) -> ApiCall {
-        let row = self.rows[at];
-        let (name, global_tid) = self.sites[row.site as usize];
-        let correlation_id = i64::from(row.correlation_id);
-        ApiCall { name, start_ns: row.start_ns, end_ns: row.end_ns, global_tid, correlation_id }
+    fn call(&self, [start_ns, ns, site, correlation_id]: [i64; 4]) -> (u32, ApiCall) {
+        let site = site as u32;
+        let (name, global_tid) = self.sites[site as usize];
+        let end_ns = start_ns.wrapping_add(ns);
+        (site, ApiCall { name, start_ns, end_ns, global_tid, correlation_id })
     }
 
-    /// Index into [`Self::sites`] of the call at index `at`.
-    #[inline]
-    pub fn site(&self, at: usize) -> u32 {
-        self.rows[at].site
+    /// The call at index `at`; [`Self::reader`] is faster for many.
+    pub fn get(&self, at: usize) -> ApiCall {
+        self.call(self.rows.get(at)).1
+    }
+
+    pub fn reader(&self) -> CallReader<'_> {
+        CallReader { calls: self, rows: self.rows.reader() }
     }
 
     /// Distinct pairs of function name and thread.
@@ -214,23 +223,18 @@ impl ApiCalls {
         self.index = self.sites.iter().enumerate().map(|(at, site)| (*site, at as u32)).collect();
     }
 
-    /// Correlation id of the call at index `at`; 0 if none.
-    #[inline]
-    pub fn correlation(&self, at: usize) -> u32 {
-        self.rows[at].correlation_id
+    pub fn iter(&self) -> impl ExactSizeIterator<Item = ApiCall> + Clone + '_ {
+        self.with_sites().map(|(_, call)| call)
     }
 
-    pub fn iter(
-        &self,
-    ) -> impl ExactSizeIterator<Item = ApiCall> + DoubleEndedIterator + Clone + '_ {
-        (0..self.rows.len()).map(|at| self.get(at))
+    /// All calls, each after its index into [`Self::sites`].
+    pub fn with_sites(&self) -> impl ExactSizeIterator<Item = (u32, ApiCall)> + Clone + '_ {
+        self.rows.iter().map(|row| self.call(row))
     }
 
     /// Sorts by start time unless already sorted.
     pub fn sort(&mut self) {
-        if !self.rows.is_sorted_by_key(|row| row.start_ns) {
-            self.rows.sort_by_key(|row| row.start_ns);
-        }
+        self.rows.sort();
     }
 }
 

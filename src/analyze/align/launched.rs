@@ -8,7 +8,7 @@ use crate::{
     analyze::{
         stages::coverage::{CudaCallKind, kind},
         timeline::{
-            launches::{Cursor, LaunchIndex},
+            launches::{CallSet, Cursor, LaunchIndex},
             open_ranges::NONE,
         },
     },
@@ -18,19 +18,19 @@ use crate::{
 /// The launches of a capture.
 pub struct CaptureLaunches {
     /// By call: a kernel of it is recorded.
-    recorded: Vec<bool>,
+    recorded: CallSet,
     kinds: Vec<CudaCallKind>,
 }
 
 impl CaptureLaunches {
     /// Joins the calls of `trace` to their kernels.
     pub fn of(trace: &NsysTrace, launches: &LaunchIndex) -> Self {
-        let mut recorded = vec![false; trace.cuda_calls.len()];
+        let mut recorded = CallSet::below(trace.cuda_calls.len());
         launches
             .kernels
             .iter()
             .filter(|(call, _)| *call != NONE)
-            .for_each(|(call, _)| recorded[*call as usize] = true);
+            .for_each(|(call, _)| recorded.insert(call));
         let kind = |name: u32| kind(trace.strings.get(name as usize).map_or("", String::as_str));
         Self {
             recorded,
@@ -49,12 +49,11 @@ impl CaptureLaunches {
         let (mut all, mut recorded) = (0, 0);
         let mut capturing = HashSet::new();
         let mut cursor = Cursor::default();
-        for at in 0..trace.cuda_calls.len() {
-            let kind = &self.kinds[trace.cuda_calls.site(at) as usize];
+        for (at, (site, call)) in trace.cuda_calls.with_sites().enumerate() {
+            let kind = &self.kinds[site as usize];
             if matches!(kind, CudaCallKind::Other | CudaCallKind::Graph) {
                 continue;
             }
-            let call = trace.cuda_calls.get(at);
             match kind {
                 CudaCallKind::BeginCapture => _ = capturing.insert(call.global_tid),
                 CudaCallKind::EndCapture => _ = capturing.remove(&call.global_tid),
@@ -64,7 +63,7 @@ impl CaptureLaunches {
                         .at(call.global_tid, call.start_ns, |thread| launches.stages.on(thread));
                     if wanted(call.global_tid, call.start_ns, instance) {
                         all += 1;
-                        recorded += u64::from(self.recorded[at]);
+                        recorded += u64::from(self.recorded.contains(at));
                     }
                 }
             }
@@ -84,16 +83,15 @@ impl CaptureLaunches {
             return (all, empty);
         }
         let mut cursor = Cursor::default();
-        for at in 0..trace.cuda_calls.len() {
-            if !matches!(self.kinds[trace.cuda_calls.site(at) as usize], CudaCallKind::Graph) {
+        for (at, (site, call)) in trace.cuda_calls.with_sites().enumerate() {
+            if !matches!(self.kinds[site as usize], CudaCallKind::Graph) {
                 continue;
             }
-            let call = trace.cuda_calls.get(at);
             if counted(
                 cursor.at(call.global_tid, call.start_ns, |thread| launches.stages.on(thread)),
             ) {
                 all += 1;
-                empty += u64::from(!self.recorded[at]);
+                empty += u64::from(!self.recorded.contains(at));
             }
         }
         (all, empty)

@@ -32,9 +32,10 @@ pub fn by_range(
     let mut instances: Vec<Vec<InstanceKernel>> = Vec::new();
     let (mut filled, mut stage_instances): (HashSet<u32>, HashSet<u32>) = Default::default();
     let mut cursor = Cursor::default();
-    for (at, (kernel, (call, instance))) in trace.kernels.iter().zip(&launches.kernels).enumerate()
-    {
-        if *call == NONE || !counted(*instance) {
+    let mut calls = trace.cuda_calls.reader();
+    let all = trace.kernels.with_kinds().zip(launches.kernels.iter());
+    for (at, ((kind, kernel), (call, instance))) in all.enumerate() {
+        if call == NONE || !counted(instance) {
             continue;
         }
         let at_capture = kernel.graph_node.and_then(|node| captured.get(&node)).and_then(|made| {
@@ -43,25 +44,25 @@ pub fn by_range(
             (entry != NONE).then_some((thread, entry))
         });
         // A kernel captured outside of any such range may still be replayed in one.
-        let at_launch = || {
-            let launch = trace.cuda_calls.get(*call as usize);
+        let mut at_launch = || {
+            let launch = calls.get(call);
             let thread = place(launch.global_tid)?;
             let entry =
                 cursor.at(launch.global_tid, launch.start_ns, |_| Some(&nests[thread].1.segments));
             (entry != NONE).then_some((thread, entry))
         };
-        let Some((thread, entry)) = at_capture.or_else(at_launch) else { continue };
+        let Some((thread, entry)) = at_capture.or_else(&mut at_launch) else { continue };
         // Replayed kernels share a call and are ordered as they ran; others are ordered by calls.
         let (replay, order) =
-            if kernel.graph_node.is_some() { (*call, at as u32) } else { (NONE, *call) };
+            if kernel.graph_node.is_some() { (call, at as u32) } else { (NONE, call) };
         let number = *numbers.entry((thread, entry, replay)).or_insert_with(|| {
             instances.push(Vec::new());
             instances.len() - 1
         });
-        stage_instances.insert(*instance);
+        stage_instances.insert(instance);
         filled.insert(nests[thread].1.entries[entry as usize].0);
         found.replayed += u64::from(kernel.graph_node.is_some());
-        instances[number].push((order, trace.kernels.kind(at), kernel.ns()));
+        instances[number].push((order, kind, kernel.ns()));
     }
     found.stage_instances = stage_instances.len() as u64;
     let mut known = HashMap::new();

@@ -36,14 +36,14 @@ pub fn by_sequence(
     let mut stages: Vec<Vec<InstanceKernel>> = Vec::new();
     let mut index: HashMap<u32, usize> = HashMap::new();
     let mut found = IsolatedOperation::default();
-    for (at, (call, instance)) in launches.kernels.iter().enumerate() {
-        let kind = trace.kernels.kind(at);
-        if *call != NONE && counted(*instance) && wanted[kind as usize] {
-            let stage = *index.entry(*instance).or_insert_with(|| {
+    let all = trace.kernels.with_kinds().zip(launches.kernels.iter());
+    for (at, ((kind, kernel), (call, instance))) in all.enumerate() {
+        if call != NONE && counted(instance) && wanted[kind as usize] {
+            let stage = *index.entry(instance).or_insert_with(|| {
                 stages.push(Vec::new());
                 stages.len() - 1
             });
-            stages[stage].push((at as u32, kind, trace.kernels.get(at).ns()));
+            stages[stage].push((at as u32, kind, kernel.ns()));
         }
     }
     let mut known = HashMap::new();

@@ -36,8 +36,7 @@ fn verdicts(
 /// that vary by half.
 fn kernels(a: &[i64], b: &[i64], history: &[&[i64]]) -> Change {
     let run = |calls: &[i64]| {
-        let kernel =
-            Measured::over_calls(&DurationStats::of(&mut calls.to_vec()), Some(calls.len() as u64));
+        let kernel = Measured::over_calls(&DurationStats::of(calls), Some(calls.len() as u64));
         let stages = figures(&[("decode_all", &[10.0, 20.0, 15.0])]);
         ComparedRun {
             kernels: [(("decode_all".to_owned(), "gemm".to_owned()), kernel)].into(),

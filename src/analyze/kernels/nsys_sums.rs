@@ -65,9 +65,8 @@ fn calls(trace: &NsysTrace) -> Vec<CallSum> {
     let group = |name: u32| groups.binary_search(&name).map_or(NONE, |at| at as u32);
     let of_site: Vec<u32> = calls.sites().iter().map(|(name, _)| group(*name)).collect();
     let times = calls
-        .iter()
-        .enumerate()
-        .map(|(at, call)| (of_site[calls.site(at) as usize], call.end_ns - call.start_ns));
+        .with_sites()
+        .map(|(site, call)| (of_site[site as usize], call.end_ns - call.start_ns));
     let spans = DurationStats::grouped(groups.len(), times);
     let named = |(name, ns): (&u32, DurationStats)| CallSum {
         name: trace.strings.get(*name as usize).cloned().unwrap_or_default(),
@@ -111,12 +110,12 @@ fn projections(trace: &NsysTrace, launches: &LaunchIndex) -> Vec<Projection> {
         });
         let mut by_thread: BTreeMap<i64, Vec<Projection>> =
             nests.iter().map(|(thread, nest)| (*thread, vec![EMPTY; nest.entries.len()])).collect();
-        let mut cursor = Cursor::default();
+        let (mut cursor, mut calls) = (Cursor::default(), trace.cuda_calls.reader());
         let mut add = |call: u32, start: i64, end: i64| {
             if call == NONE {
                 return;
             }
-            let call = trace.cuda_calls.get(call as usize);
+            let call = calls.get(call);
             let entry = cursor
                 .at(call.global_tid, call.start_ns, |thread| Some(&nests.get(&thread)?.segments));
             let entries = by_thread.get_mut(&call.global_tid);
@@ -124,12 +123,12 @@ fn projections(trace: &NsysTrace, launches: &LaunchIndex) -> Vec<Projection> {
                 projection.join(Projection { start, end, ops: 1 });
             }
         };
-        let kernels = trace.kernels.iter().zip(&launches.kernels);
-        kernels.for_each(|(it, (call, _))| add(*call, it.start_ns, it.end_ns));
-        let copies = trace.copies.iter().zip(&launches.copies);
-        copies.for_each(|(it, (call, _))| add(*call, it.start_ns, it.end_ns));
-        let graphs = trace.graphs.iter().zip(&launches.graphs);
-        graphs.for_each(|(it, (call, _))| add(*call, it.start_ns, it.end_ns));
+        let kernels = trace.kernels.iter().zip(launches.kernels.iter());
+        kernels.for_each(|(it, (call, _))| add(call, it.start_ns, it.end_ns));
+        let copies = trace.copies.iter().zip(launches.copies.iter());
+        copies.for_each(|(it, (call, _))| add(call, it.start_ns, it.end_ns));
+        let graphs = trace.graphs.iter().zip(launches.graphs.iter());
+        graphs.for_each(|(it, (call, _))| add(call, it.start_ns, it.end_ns));
         for (thread, mut of_thread) in by_thread {
             let entries = &nests[&thread].entries;
             for at in (0..entries.len()).rev() {
@@ -154,16 +153,16 @@ fn ranges(trace: &NsysTrace, launches: &LaunchIndex) -> Vec<RangeSum> {
     let sum = |((domain, name, push_pop), ranges): ((&str, &str, bool), Vec<usize>)| {
         let length =
             |at: &usize| trace.ranges[*at].end_ns.unwrap_or(i64::MIN) - trace.ranges[*at].start_ns;
-        let mut times: Vec<i64> = ranges.iter().map(length).collect();
+        let times: Vec<i64> = ranges.iter().map(length).collect();
         let launched = || ranges.iter().map(|at| projections[*at]).filter(|it| it.ops > 0);
-        let mut projected: Vec<i64> = launched().map(|it| it.end - it.start).collect();
+        let projected: Vec<i64> = launched().map(|it| it.end - it.start).collect();
         RangeSum {
             domain: domain.into(),
             name: name.into(),
             style: if push_pop { "push_pop" } else { "start_end" }.into(),
-            ns: DurationStats::of(&mut times),
+            ns: DurationStats::of(&times),
             gpu_ops: launched().map(|it| it.ops).sum(),
-            projected_ns: (!projected.is_empty()).then(|| DurationStats::of(&mut projected)),
+            projected_ns: (!projected.is_empty()).then(|| DurationStats::of(&projected)),
         }
     };
     let mut sums: Vec<RangeSum> = groups.into_iter().map(sum).collect();

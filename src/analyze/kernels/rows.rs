@@ -15,7 +15,10 @@ use crate::{
         timeline::{duration_stats::DurationStats, launches::LaunchIndex, open_ranges::NONE},
     },
     domain::units::Nanos,
-    trace::{kernel::LaunchKind, nsys::NsysTrace},
+    trace::{
+        kernel::{Kernel, LaunchKind},
+        nsys::NsysTrace,
+    },
 };
 
 /// Min share of a short name's time, percent, of a full name with a row of its own.
@@ -37,10 +40,9 @@ impl KernelTallies<'_> {
         &self.trace.kernels.kinds()[cell / self.launches.stage_count()]
     }
 
-    /// The cell of a kernel.
-    pub fn cell_of(&self, kernel: usize) -> usize {
-        let number = self.launches.stage_number(self.launches.kernels[kernel].1);
-        self.trace.kernels.kind(kernel) as usize * self.launches.stage_count() + number
+    /// The cell of a kernel of this kind in this instance of a stage.
+    pub fn cell_of(&self, kind: u32, instance: u32) -> usize {
+        kind as usize * self.launches.stage_count() + self.launches.stage_number(instance)
     }
 
     /// Cells with kernels, each after its stage number.
@@ -90,11 +92,11 @@ impl KernelTallies<'_> {
         for (group, cells) in groups.values().enumerate() {
             cells.iter().for_each(|cell| group_of[*cell] = group as u32);
         }
-        let times = self.trace.kernels.iter().enumerate();
-        DurationStats::grouped(
-            groups.len(),
-            times.map(|(at, it)| (group_of[self.cell_of(at)], it.ns())),
-        )
+        let times = self.trace.kernels.with_kinds().zip(self.launches.kernels.iter());
+        let group = |((kind, it), (_, instance)): ((u32, Kernel), (u32, u32))| {
+            (group_of[self.cell_of(kind, instance)], it.ns())
+        };
+        DurationStats::grouped(groups.len(), times.map(group))
     }
 
     /// One record per group, longest total first.

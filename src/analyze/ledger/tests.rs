@@ -110,7 +110,7 @@ impl Case {
         let mut analysis = analyze(&self.trace, None, Some(&peaks));
         change(&mut analysis);
         let nsys = self.trace.nsys.as_ref().unwrap();
-        let splits = crate::analyze::timeline::gpu::split::splits(nsys, &LaunchIndex::of(nsys));
+        let splits = crate::analyze::timeline::gpu::device_tables(nsys, &LaunchIndex::of(nsys)).1;
         let ceilings = DeviceCeilings::of(&Default::default(), Some(&peaks), None);
         let input = LedgerInput {
             nsys: Some(nsys),

@@ -63,9 +63,10 @@ pub fn attribute(captures: &[DeviceCapture]) -> DeviceFigures {
     for work in &mut of.work {
         work.delay_ns = delay(work, &of.stages, &percents);
     }
-    let sums = all_sums(&of, TimeShift::default(), &metrics);
-    let refits: Vec<Vec<StageSums>> =
-        SHIFTS.par_iter().map(|shift| all_sums(&of, *shift, &metrics)).collect();
+    let shifts: Vec<TimeShift> = [TimeShift::default()].into_iter().chain(SHIFTS).collect();
+    let mut refits: Vec<Vec<StageSums>> =
+        shifts.par_iter().map(|shift| all_sums(&of, *shift, &metrics)).collect();
+    let sums = refits.remove(0);
     let meat = meat(&of, &sums, &percents, &metrics);
     let mut times = OperatorTimes::new();
     for (capture, of_kernel) in captures.iter().zip(&of.of_kernel) {
@@ -103,7 +104,8 @@ fn delay(work: &SampledWork, stages: &[StageUnknowns], metrics: &[GpuMetric]) ->
         sums.iter().map(|it| it.misfit(0)).sum::<f64>() / rows.max(1) as f64
     };
     let before = DELAY_NS - work.period_ns;
-    if misfit(before) < OTHER_DELAY * misfit(DELAY_NS) { before } else { DELAY_NS }
+    let (before_misfit, after_misfit) = rayon::join(|| misfit(before), || misfit(DELAY_NS));
+    if before_misfit < OTHER_DELAY * after_misfit { before } else { DELAY_NS }
 }
 
 /// Sums over all captures, by stage.

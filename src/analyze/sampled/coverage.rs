@@ -70,10 +70,10 @@ pub fn stage_windows(
     device: u32,
 ) -> Vec<(String, Vec<Interval>)> {
     let mut windows: Vec<Option<Interval>> = vec![None; launches.stages.instances.len()];
-    let kernels = trace.kernels.iter().zip(&launches.kernels);
-    let kernels = kernels.map(|(it, (_, at))| (it.device, (it.start_ns, it.end_ns), *at));
-    let graphs = trace.graphs.iter().zip(&launches.graphs);
-    let graphs = graphs.map(|(it, (_, at))| (it.device, (it.start_ns, it.end_ns), *at));
+    let kernels = trace.kernels.iter().zip(launches.kernels.iter());
+    let kernels = kernels.map(|(it, (_, at))| (it.device, (it.start_ns, it.end_ns), at));
+    let graphs = trace.graphs.iter().zip(launches.graphs.iter());
+    let graphs = graphs.map(|(it, (_, at))| (it.device, (it.start_ns, it.end_ns), at));
     for (of, (start, end), instance) in kernels.chain(graphs) {
         if let Some(window) = windows.get_mut(instance as usize).filter(|_| of == device) {
             let (first, last) = window.unwrap_or((start, end));

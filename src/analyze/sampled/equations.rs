@@ -6,6 +6,7 @@
 //! and their intervals wide.
 
 use super::rows::SampleRow;
+use crate::trace::gpu_metrics::GpuMetric;
 
 /// Deviation of the prior, percentage points.
 const PRIOR: f64 = 50.0;
@@ -33,14 +34,14 @@ pub struct StageSums {
     /// Sums over the rows without copies: of the busy share, and of its square.
     busy: f64,
     busy_squares: f64,
+    /// A'v by unknown, then by metric.
+    products: Vec<f64>,
     metrics: Vec<MetricSums>,
 }
 
 /// Sums of one metric.
 #[derive(Debug, Clone, Default)]
 struct MetricSums {
-    /// A'v.
-    products: Vec<f64>,
     sum: f64,
     squares: f64,
     /// The same over the rows without copies, and of the value times the busy share.
@@ -58,14 +59,14 @@ pub struct Estimate {
 
 impl StageSums {
     pub fn new(unknowns: usize, kernels: usize, metrics: usize) -> Self {
-        let metric = MetricSums { products: vec![0.0; unknowns], ..MetricSums::default() };
         Self {
             unknowns,
             kernels,
             gram: vec![0.0; unknowns * unknowns],
             weight: vec![0.0; unknowns],
             samples: vec![0; unknowns],
-            metrics: vec![metric; metrics],
+            products: vec![0.0; unknowns * metrics],
+            metrics: vec![MetricSums::default(); metrics],
             ..Self::default()
         }
     }
@@ -82,9 +83,8 @@ impl StageSums {
             for &(l, b) in &row.entries {
                 self.gram[k * self.unknowns + l as usize] += a * b;
             }
-            for (sums, value) in self.metrics.iter_mut().zip(&row.values) {
-                sums.products[k] += a * value;
-            }
+            let products = &mut self.products[k * self.metrics.len()..];
+            products.iter_mut().zip(&row.values).for_each(|(sum, value)| *sum += a * value);
         }
         for (sums, value) in self.metrics.iter_mut().zip(&row.values) {
             sums.sum += value;
@@ -150,22 +150,27 @@ impl StageSums {
     }
 
     fn values(&self, metric: usize, mean: f64, inverse: &[f64], variance: f64) -> Vec<f64> {
-        let products = &self.metrics[metric].products;
         let right: Vec<f64> =
-            products.iter().map(|it| it / variance + mean * PRIOR.powi(-2)).collect();
+            self.products(metric).map(|it| it / variance + mean * PRIOR.powi(-2)).collect();
         inverse.chunks_exact(self.unknowns).map(|row| dot(row, &right)).collect()
+    }
+
+    /// A'v of a metric.
+    fn products(&self, metric: usize) -> impl Iterator<Item = f64> {
+        self.products.iter().skip(metric).step_by(self.metrics.len()).copied()
     }
 
     /// Residual variance of these values.
     fn variance(&self, metric: usize, values: &[f64]) -> f64 {
         let sums = &self.metrics[metric];
+        let products: Vec<f64> = self.products(metric).collect();
         let fitted: f64 = self
             .gram
             .chunks_exact(self.unknowns)
             .zip(values)
             .map(|(row, value)| dot(row, values) * value)
             .sum();
-        let squares = (sums.squares - 2.0 * dot(values, &sums.products) + fitted).max(0.0);
+        let squares = (sums.squares - 2.0 * dot(values, &products) + fitted).max(0.0);
         let freedom = (self.rows as usize).saturating_sub(self.used());
         if freedom < MIN_FREEDOM {
             return (squares / freedom.max(1) as f64).max(FIRST_VARIANCE);
@@ -205,31 +210,38 @@ impl StageSums {
 #[derive(Debug, Clone)]
 pub struct Meat {
     unknowns: usize,
-    /// By metric.
-    sums: Vec<Vec<f64>>,
+    metrics: usize,
+    /// Row by row, then by metric: a sample adds to neighbours in memory.
+    sums: Vec<f64>,
 }
 
 impl Meat {
     pub fn new(unknowns: usize, metrics: usize) -> Self {
-        Self { unknowns, sums: vec![vec![0.0; unknowns * unknowns]; metrics] }
+        Self { unknowns, metrics, sums: vec![0.0; unknowns * unknowns * metrics] }
     }
 
     /// Adds one sample with the estimates of all metrics.
     pub fn add(&mut self, row: &SampleRow, estimates: &[Estimate]) {
-        for ((sums, estimate), value) in self.sums.iter_mut().zip(estimates).zip(&row.values) {
+        let mut squares = [0.0; GpuMetric::COUNT];
+        for ((square, estimate), value) in squares.iter_mut().zip(estimates).zip(&row.values) {
             let fitted = row.entries.iter().map(|(k, a)| a * estimate.values[*k as usize]);
             let residual = value - fitted.sum::<f64>();
-            for &(k, a) in &row.entries {
-                for &(l, b) in &row.entries {
-                    sums[k as usize * self.unknowns + l as usize] += residual * residual * a * b;
-                }
+            *square = residual * residual;
+        }
+        for &(k, a) in &row.entries {
+            let part = squares.map(|square| square * a);
+            for &(l, b) in &row.entries {
+                let at = (k as usize * self.unknowns + l as usize) * self.metrics;
+                let sums = &mut self.sums[at..at + self.metrics];
+                sums.iter_mut().zip(part).for_each(|(sum, part)| *sum += part * b);
             }
         }
     }
 
     /// The sums by metric.
     pub fn into_sums(self) -> Vec<Vec<f64>> {
-        self.sums
+        let of = |metric| self.sums.iter().skip(metric).step_by(self.metrics).copied().collect();
+        (0..self.metrics).map(of).collect()
     }
 }
 

@@ -30,12 +30,12 @@ pub fn add(times: &mut OperatorTimes, capture: &DeviceCapture, of_kernel: &[(u16
     let mut operators = OperatorEntries::new(trace, &nests);
     let mut paths: HashMap<(usize, u32), Vec<String>> = HashMap::new();
     for ((kernel, (call, _)), (stage, unknown)) in
-        trace.kernels.iter().zip(&launches.kernels).zip(of_kernel)
+        trace.kernels.iter().zip(launches.kernels.iter()).zip(of_kernel)
     {
         if *stage == 0 || kernel.device != capture.device {
             continue;
         }
-        let Some((at, entry)) = operators.of(kernel.graph_node, *call) else { continue };
+        let Some((at, entry)) = operators.of(kernel.graph_node, call) else { continue };
         let paths =
             paths.entry((at, entry)).or_insert_with(|| enclosing(trace, &nests[at].1, entry));
         for path in paths {

@@ -4,6 +4,8 @@
 //! A sample's value is the mean over the period after its time. Kernels that run at once share the
 //! time; a copy has an unknown of its own, next to the kernels that run meanwhile.
 
+use std::collections::VecDeque;
+
 use crate::trace::gpu_metrics::{DeviceSamples, GpuMetric};
 
 /// Delay between a sample's time and its period, nanoseconds: the residual is smallest there on an
@@ -76,27 +78,26 @@ impl SampledWork<'_> {
         metrics: &[GpuMetric],
         mut take: impl FnMut(&SampleRow),
     ) {
-        let lists = [pieces(&self.kernels, shift), whole(&self.copies)];
-        let mut next = [0, 0];
+        let mut kernels = Pieces::of(&self.kernels, shift);
+        let mut copies = &self.copies[..];
         let mut row = SampleRow::default();
         for (at, time) in self.samples.times().iter().enumerate() {
             let from = time + self.delay_ns + shift.lag_ns;
             let to = from + self.period_ns;
             row.entries.clear();
             let mut stage = None;
-            for (list, next) in lists.iter().zip(&mut next) {
-                *next += list[*next..].iter().take_while(|it| it.work.end_ns <= from).count();
-                for piece in list[*next..].iter().take_while(|it| it.work.start_ns < to) {
-                    let overlap = piece.work.end_ns.min(to) - piece.work.start_ns.max(from);
-                    if overlap <= 0 {
-                        continue;
-                    }
-                    let is_other = stage.is_some_and(|stage| stage != piece.work.stage);
-                    stage = Some(if is_other { NO_STAGE } else { piece.work.stage });
-                    let share = piece.share * overlap as f64 / self.period_ns as f64;
-                    add(&mut row.entries, piece.work.unknown, share);
+            let mut add = |work: &Work, share: f64| {
+                let overlap = work.end_ns.min(to) - work.start_ns.max(from);
+                if overlap > 0 {
+                    let is_other = stage.is_some_and(|stage| stage != work.stage);
+                    stage = Some(if is_other { NO_STAGE } else { work.stage });
+                    let share = share * overlap as f64 / self.period_ns as f64;
+                    add(&mut row.entries, work.unknown, share);
                 }
-            }
+            };
+            kernels.inside(from, to).for_each(|it| add(&it.work, it.share));
+            copies = &copies[copies.iter().take_while(|it| it.end_ns <= from).count()..];
+            copies.iter().take_while(|it| it.start_ns < to).for_each(|it| add(it, 1.0));
             let Some(stage @ 1..) = stage else { continue };
             row.stage = stage;
             row.values.clear();
@@ -117,42 +118,69 @@ fn add(entries: &mut Entries, unknown: u32, share: f64) {
     }
 }
 
-fn whole(work: &[Work]) -> Vec<Piece> {
-    work.iter().map(|work| Piece { work: *work, share: 1.0 }).collect()
+/// Kernels, cut where others start or end, so that those of one piece run at once throughout. Only
+/// the pieces of one period are kept.
+struct Pieces<'a> {
+    work: std::slice::Iter<'a, Work>,
+    shift: TimeShift,
+    active: Vec<Work>,
+    now: i64,
+    /// By start.
+    pieces: VecDeque<Piece>,
 }
 
-/// Cuts kernels where others start or end, so that those of one piece run at once throughout.
-fn pieces(work: &[Work], shift: TimeShift) -> Vec<Piece> {
-    let mut pieces = Vec::with_capacity(work.len());
-    let (mut active, mut now): (Vec<Work>, i64) = (Vec::new(), i64::MIN);
-    for work in work {
-        let mut work = *work;
-        if work.end_ns - work.start_ns > SHORT_NS {
-            work.start_ns += shift.start_ns;
-            work.end_ns += shift.end_ns;
-        }
-        advance(&mut active, &mut now, work.start_ns, &mut pieces);
-        now = now.max(work.start_ns);
-        active.push(work);
+impl<'a> Pieces<'a> {
+    fn of(work: &'a [Work], shift: TimeShift) -> Self {
+        let (active, pieces) = Default::default();
+        Self { work: work.iter(), shift, active, now: i64::MIN, pieces }
     }
-    advance(&mut active, &mut now, i64::MAX, &mut pieces);
-    pieces
-}
 
-/// Adds the pieces of the active kernels up to `until`, and removes kernels that ended.
-fn advance(active: &mut Vec<Work>, now: &mut i64, until: i64, pieces: &mut Vec<Piece>) {
-    while let Some(first_end) = active.iter().map(|it| it.end_ns).min() {
-        let to = first_end.min(until);
-        if to > *now {
-            let share = 1.0 / active.len() as f64;
-            let piece =
-                |it: &Work| Piece { work: Work { start_ns: *now, end_ns: to, ..*it }, share };
-            pieces.extend(active.iter().map(piece));
-            *now = to;
+    /// The pieces that start before `to`, except those at the front that end at `from` or before.
+    /// Periods are given in order.
+    fn inside(&mut self, from: i64, to: i64) -> impl Iterator<Item = &Piece> {
+        while self.pieces.back().is_none_or(|it| it.work.start_ns < to) {
+            match self.work.next() {
+                Some(work) => self.start(*work),
+                None if self.active.is_empty() => break,
+                None => self.advance(i64::MAX),
+            }
+            self.drop_before(from);
         }
-        active.retain(|it| it.end_ns > to);
-        if first_end > until || active.is_empty() {
-            return;
+        self.drop_before(from);
+        self.pieces.iter().take_while(move |it| it.work.start_ns < to)
+    }
+
+    fn drop_before(&mut self, from: i64) {
+        while self.pieces.front().is_some_and(|it| it.work.end_ns <= from) {
+            self.pieces.pop_front();
+        }
+    }
+
+    fn start(&mut self, mut work: Work) {
+        if work.end_ns - work.start_ns > SHORT_NS {
+            work.start_ns += self.shift.start_ns;
+            work.end_ns += self.shift.end_ns;
+        }
+        self.advance(work.start_ns);
+        self.now = self.now.max(work.start_ns);
+        self.active.push(work);
+    }
+
+    /// Adds the pieces of the active kernels up to `until`, and removes kernels that ended.
+    fn advance(&mut self, until: i64) {
+        while let Some(first_end) = self.active.iter().map(|it| it.end_ns).min() {
+            let (from, to) = (self.now, first_end.min(until));
+            if to > from {
+                let share = 1.0 / self.active.len() as f64;
+                let piece =
+                    |it: &Work| Piece { work: Work { start_ns: from, end_ns: to, ..*it }, share };
+                self.pieces.extend(self.active.iter().map(piece));
+                self.now = to;
+            }
+            self.active.retain(|it| it.end_ns > to);
+            if first_end > until || self.active.is_empty() {
+                return;
+            }
         }
     }
 }

@@ -51,9 +51,6 @@ pub struct StageUnknowns {
     pub adjacent: Vec<BTreeSet<usize>>,
 }
 
-/// Work of one capture on its device: index of the kernel, key and stage.
-type KeyedWork = (Work, u32);
-
 /// Keys of kernels in order of first use.
 #[derive(Default)]
 struct Keys {
@@ -89,7 +86,7 @@ pub fn unknowns<'a>(captures: &[DeviceCapture<'a>]) -> DeviceUnknowns<'a> {
         }
     }
     let mut keys = Keys::default();
-    let keyed: Vec<[Vec<KeyedWork>; 2]> =
+    let keyed: Vec<[Vec<Work>; 2]> =
         captures.iter().map(|it| [kernels(it, &names, &mut keys), copies(it, &names)]).collect();
     let mut stages: Vec<StageUnknowns> = Vec::new();
     let mut locals: Vec<HashMap<u32, u32>> = Vec::new();
@@ -100,12 +97,11 @@ pub fn unknowns<'a>(captures: &[DeviceCapture<'a>]) -> DeviceUnknowns<'a> {
     }
     let mut of_kernel = Vec::new();
     let mut work = Vec::new();
-    for (capture, [kernels, copies]) in captures.iter().zip(keyed) {
-        let kernels = localised(&kernels, &stages, &locals);
+    for (capture, [mut kernels, mut copies]) in captures.iter().zip(keyed) {
+        localise(&mut kernels, &stages, &locals);
         of_kernel.push(kernels.iter().map(|it| (it.stage, it.unknown)).collect());
-        let mut copies: Vec<Work> = copies.iter().map(|it| of_copy(it, &stages)).collect();
-        let mut kernels: Vec<Work> =
-            kernels.into_iter().filter(|it| it.end_ns > it.start_ns).collect();
+        copies.iter_mut().for_each(|it| it.unknown += first_copy(it, &stages));
+        kernels.retain(|it| it.end_ns > it.start_ns);
         kernels.sort_by_key(|it| it.start_ns);
         copies.sort_by_key(|it| it.start_ns);
         mark_neighbours(&kernels, &mut stages);
@@ -124,8 +120,8 @@ fn stage_number(capture: &DeviceCapture, names: &[&str], instance: u32) -> u16 {
 }
 
 /// Kernels and graphs of a capture in the order of the trace, with empty work in the place of
-/// kernels of other devices.
-fn kernels(capture: &DeviceCapture, names: &[&str], keys: &mut Keys) -> Vec<KeyedWork> {
+/// kernels of other devices. The unknown of each is its key.
+fn kernels(capture: &DeviceCapture, names: &[&str], keys: &mut Keys) -> Vec<Work> {
     let DeviceCapture { trace, launches, .. } = capture;
     let name = |at: u32| trace.strings.get(at as usize).map_or("", String::as_str);
     let of_kind: Vec<u32> = trace
@@ -138,36 +134,35 @@ fn kernels(capture: &DeviceCapture, names: &[&str], keys: &mut Keys) -> Vec<Keye
         .map(|instance| stage_number(capture, names, instance as u32))
         .collect();
     let number = |instance: u32| numbers.get(instance as usize).copied().unwrap_or(NO_STAGE);
-    let mut all: Vec<KeyedWork> = Vec::with_capacity(trace.kernels.len() + trace.graphs.len());
-    for (at, kernel) in trace.kernels.iter().enumerate() {
+    let mut all: Vec<Work> = Vec::with_capacity(trace.kernels.len() + trace.graphs.len());
+    for ((kind, kernel), (_, instance)) in trace.kernels.with_kinds().zip(launches.kernels.iter()) {
         let (mut start_ns, end_ns) = (kernel.start_ns, kernel.end_ns);
-        let mut stage = number(launches.kernels[at].1);
+        let mut stage = number(instance);
         if kernel.device != capture.device {
             (start_ns, stage) = (end_ns, NO_STAGE);
         }
-        let work = Work { start_ns, end_ns, stage, unknown: 0 };
-        all.push((work, of_kind[trace.kernels.kind(at) as usize]));
+        all.push(Work { start_ns, end_ns, stage, unknown: of_kind[kind as usize] });
     }
-    for (graph, (_, instance)) in trace.graphs.iter().zip(&launches.graphs) {
+    for (graph, (_, instance)) in trace.graphs.iter().zip(launches.graphs.iter()) {
         if graph.device == capture.device {
             let name = graph.graph.map_or("CUDA graph".into(), |id| format!("CUDA graph {id}"));
             let (start_ns, end_ns) = (graph.start_ns, graph.end_ns);
-            let work = Work { start_ns, end_ns, stage: number(*instance), unknown: 0 };
-            all.push((work, keys.of((name, None, None))));
+            let unknown = keys.of((name, None, None));
+            all.push(Work { start_ns, end_ns, stage: number(instance), unknown });
         }
     }
     all
 }
 
-/// Copies and fills of a capture, each with the number of its kind.
-fn copies(capture: &DeviceCapture, names: &[&str]) -> Vec<KeyedWork> {
-    let copies = capture.trace.copies.iter().zip(&capture.launches.copies);
+/// Copies and fills of a capture. The unknown of each is the number of its kind.
+fn copies(capture: &DeviceCapture, names: &[&str]) -> Vec<Work> {
+    let copies = capture.trace.copies.iter().zip(capture.launches.copies.iter());
     copies
         .filter(|(copy, _)| copy.device == capture.device)
         .map(|(copy, (_, instance))| {
-            let stage = stage_number(capture, names, *instance);
+            let stage = stage_number(capture, names, instance);
             let (start_ns, end_ns) = (copy.start_ns, copy.end_ns);
-            (Work { start_ns, end_ns, stage, unknown: 0 }, copy.kind as u32)
+            Work { start_ns, end_ns, stage, unknown: copy.kind as u32 }
         })
         .collect()
 }
@@ -180,12 +175,12 @@ fn stage(
     name: &str,
     number: u16,
     keys: &Keys,
-    keyed: &[[Vec<KeyedWork>; 2]],
+    keyed: &[[Vec<Work>; 2]],
 ) -> (StageUnknowns, HashMap<u32, u32>) {
     let mut tallies: HashMap<u32, (u64, i64)> = HashMap::new();
-    for (work, key) in keyed.iter().flat_map(|[kernels, _]| kernels) {
+    for work in keyed.iter().flat_map(|[kernels, _]| kernels) {
         if work.stage == number {
-            let tally = tallies.entry(*key).or_default();
+            let tally = tallies.entry(work.unknown).or_default();
             *tally = (tally.0 + 1, tally.1.saturating_add(work.end_ns - work.start_ns));
         }
     }
@@ -209,21 +204,18 @@ fn stage(
     (stage, order.iter().enumerate().map(local).collect())
 }
 
-fn localised(
-    kernels: &[KeyedWork],
-    stages: &[StageUnknowns],
-    locals: &[HashMap<u32, u32>],
-) -> Vec<Work> {
-    let unknown = |(work, key): &KeyedWork| {
-        let local = (work.stage as usize).checked_sub(1).and_then(|at| locals[at].get(key));
-        Work { unknown: local.copied().unwrap_or(stages.len() as u32), ..*work }
-    };
-    kernels.iter().map(unknown).collect()
+/// Replaces the keys of kernels by their unknowns.
+fn localise(kernels: &mut [Work], stages: &[StageUnknowns], locals: &[HashMap<u32, u32>]) {
+    for work in kernels {
+        let local =
+            (work.stage as usize).checked_sub(1).and_then(|at| locals[at].get(&work.unknown));
+        work.unknown = local.copied().unwrap_or(stages.len() as u32);
+    }
 }
 
-fn of_copy((work, kind): &KeyedWork, stages: &[StageUnknowns]) -> Work {
-    let first = (work.stage as usize).checked_sub(1).map_or(0, |at| stages[at].own + 1);
-    Work { unknown: first as u32 + kind, ..*work }
+/// The first unknown of copies in the stage of a copy.
+fn first_copy(work: &Work, stages: &[StageUnknowns]) -> u32 {
+    (work.stage as usize).checked_sub(1).map_or(0, |at| stages[at].own as u32 + 1)
 }
 
 /// Records which kernels of a stage follow one another, and which run at once.

@@ -13,7 +13,9 @@
 //!
 //! Without traced CUDA calls, 2 and 3 are unknown, and it must take at least 10 times the median.
 
-use std::collections::{BTreeMap, HashSet};
+use std::collections::BTreeMap;
+
+use foldhash::HashMap;
 
 use crate::{
     analyze::timeline::{
@@ -120,35 +122,35 @@ fn instance_activity(trace: &NsysTrace, launches: &LaunchIndex) -> Vec<InstanceA
         ..InstanceActivity::default()
     };
     let mut activity: Vec<InstanceActivity> = launches.stages.instances.iter().map(wall).collect();
-    let mut launched: Vec<(i64, usize)> = Vec::new();
-    for (at, (kernel, (call, instance))) in trace.kernels.iter().zip(&launches.kernels).enumerate()
-    {
-        if let Some(active) = activity.get_mut(*instance as usize) {
+    let calls = &trace.cuda_calls;
+    // By process and name: the first launch, and its instance. Of equal times the first to run.
+    let mut first: HashMap<(i64, u32), (i64, u32)> = HashMap::default();
+    let mut reader = calls.reader();
+    for (kernel, (call, instance)) in trace.kernels.iter().zip(launches.kernels.iter()) {
+        if let Some(active) = activity.get_mut(instance as usize) {
             active.device_ns += kernel.ns();
         }
-        if *call != NONE {
-            launched.push((trace.cuda_calls.get(*call as usize).start_ns, at));
+        if call != NONE {
+            let launch = (reader.get(call).start_ns, instance);
+            let known = first.entry((process_of(kernel.global_pid), kernel.full_name));
+            let known = known.or_insert(launch);
+            if launch.0 < known.0 {
+                *known = launch;
+            }
         }
     }
-    launched.sort_unstable();
-    let mut known: HashSet<(i64, u32)> = HashSet::new();
-    for (_, at) in launched {
-        let kernel = trace.kernels.get(at);
-        let is_first = known.insert((process_of(kernel.global_pid), kernel.full_name));
-        let instance = launches.kernels[at].1 as usize;
-        if let Some(active) = activity.get_mut(instance).filter(|_| is_first) {
+    for (_, instance) in first.values() {
+        if let Some(active) = activity.get_mut(*instance as usize) {
             active.first_kernels += 1;
         }
     }
-    let calls = &trace.cuda_calls;
     let name = |name: u32| trace.strings.get(name as usize).map_or("", String::as_str);
     let is_warmup: Vec<bool> = calls
         .sites()
         .iter()
         .map(|(at, _)| WARMUP_CALLS.iter().any(|word| name(*at).contains(word)))
         .collect();
-    for at in (0..calls.len()).filter(|at| is_warmup[calls.site(*at) as usize]) {
-        let call = calls.get(at);
+    for (_, call) in calls.with_sites().filter(|(site, _)| is_warmup[*site as usize]) {
         let instance =
             launches.stages.on(call.global_tid).map_or(NONE, |open| open.at(call.start_ns, &mut 0));
         if let Some(active) = activity.get_mut(instance as usize) {

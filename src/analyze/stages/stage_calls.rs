@@ -61,12 +61,11 @@ pub fn stage_calls(trace: &NsysTrace, launches: &LaunchIndex) -> BTreeMap<String
     let roles: Vec<CallRole> =
         trace.cuda_calls.sites().iter().map(|(at, _)| role(name(*at))).collect();
     let mut cursor = Cursor::default();
-    for at in 0..trace.cuda_calls.len() {
-        let role = roles[trace.cuda_calls.site(at) as usize];
+    for (site, call) in trace.cuda_calls.with_sites() {
+        let role = roles[site as usize];
         if role == CallRole::Other {
             continue;
         }
-        let call = trace.cuda_calls.get(at);
         let instance =
             cursor.at(call.global_tid, call.start_ns, |thread| launches.stages.on(thread));
         let (sum, ms) = (
@@ -79,9 +78,9 @@ pub fn stage_calls(trace: &NsysTrace, launches: &LaunchIndex) -> BTreeMap<String
             CallRole::Other => {}
         }
     }
-    for (kernel, (call, instance)) in trace.kernels.iter().zip(&launches.kernels) {
-        if kernel.graph_node.is_some() && *call != NONE {
-            sums[launches.stage_number(*instance)].replayed_kernels += 1;
+    for (kernel, (call, instance)) in trace.kernels.iter().zip(launches.kernels.iter()) {
+        if kernel.graph_node.is_some() && call != NONE {
+            sums[launches.stage_number(instance)].replayed_kernels += 1;
         }
     }
     let named = sums

@@ -12,10 +12,11 @@ use crate::trace::nsys::{CopyKind, NsysTrace, process_of};
 /// Kinds of work on a device.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum DeviceWork {
-    Kernel,
+    /// A kernel by its index in [`crate::trace::kernel::KernelTrace::kinds`].
+    Kernel(u32),
     /// A launch of a CUDA graph traced as a whole.
     Graph,
-    Copy,
+    Copy(CopyKind),
     Fill,
 }
 
@@ -31,8 +32,7 @@ pub struct Activity {
     pub call: u32,
     pub instance: u32,
     pub work: DeviceWork,
-    /// Index in the table of its kind of work.
-    pub at: u32,
+    pub graph_node: Option<u64>,
 }
 
 /// All activities, in order of start.
@@ -42,26 +42,29 @@ pub fn activities<'a>(
 ) -> impl Iterator<Item = Activity> + 'a {
     let activity = |(start_ns, end_ns): (i64, i64),
                     (device, process): (u32, i64),
-                    &(call, instance): &(u32, u32),
-                    work,
-                    at: usize| {
+                    (call, instance): (u32, u32),
+                    work: DeviceWork,
+                    graph_node: Option<u64>| {
         let process = process_of(process);
-        Activity { start_ns, end_ns, device, process, call, instance, work, at: at as u32 }
+        Activity { start_ns, end_ns, device, process, call, instance, work, graph_node }
     };
-    let kernels = trace.kernels.iter().zip(&launches.kernels).enumerate();
-    let kernels = kernels.map(move |(at, (it, by))| {
-        let place = (it.device, it.global_pid);
-        activity((it.start_ns, it.end_ns), place, by, DeviceWork::Kernel, at)
+    let kernels = trace.kernels.with_kinds().zip(launches.kernels.iter());
+    let kernels = kernels.map(move |((kind, it), by)| {
+        let (times, place) = ((it.start_ns, it.end_ns), (it.device, it.global_pid));
+        activity(times, place, by, DeviceWork::Kernel(kind), it.graph_node)
     });
-    let graphs = trace.graphs.iter().zip(&launches.graphs).enumerate();
-    let graphs = graphs.map(move |(at, (it, by))| {
+    let graphs = trace.graphs.iter().zip(launches.graphs.iter());
+    let graphs = graphs.map(move |(it, by)| {
         let place = (it.device, it.global_pid);
-        activity((it.start_ns, it.end_ns), place, by, DeviceWork::Graph, at)
+        activity((it.start_ns, it.end_ns), place, by, DeviceWork::Graph, None)
     });
-    let copies = trace.copies.iter().zip(&launches.copies).enumerate();
-    let copies = copies.map(move |(at, (it, by))| {
-        let work = if it.kind == CopyKind::Set { DeviceWork::Fill } else { DeviceWork::Copy };
-        activity((it.start_ns, it.end_ns), (it.device, it.global_pid), by, work, at)
+    let copies = trace.copies.iter().zip(launches.copies.iter());
+    let copies = copies.map(move |(it, by)| {
+        let work = match it.kind {
+            CopyKind::Set => DeviceWork::Fill,
+            kind => DeviceWork::Copy(kind),
+        };
+        activity((it.start_ns, it.end_ns), (it.device, it.global_pid), by, work, it.graph_node)
     });
     merged(kernels, merged(graphs, copies))
 }

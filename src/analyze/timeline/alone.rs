@@ -52,10 +52,12 @@ impl RunningWork {
 pub fn alone(trace: &NsysTrace, launches: &LaunchIndex) -> AloneTimes {
     let mut devices: BTreeMap<u32, RunningWork> = BTreeMap::new();
     let mut sums: BTreeMap<AloneKey, i64> = BTreeMap::new();
-    // Kernels among the activities are in trace order.
-    let mut names = trace.kernels.iter().map(|kernel| kernel.name);
+    let kinds = trace.kernels.kinds();
     for it in activities(trace, launches) {
-        let name = if it.work == DeviceWork::Kernel { names.next() } else { None };
+        let name = match it.work {
+            DeviceWork::Kernel(kind) => Some(kinds[kind as usize].name),
+            _ => None,
+        };
         let running = devices.entry(it.device).or_default();
         running.advance(it.start_ns, &mut sums);
         running.until = it.start_ns.max(running.until);

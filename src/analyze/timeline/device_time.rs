@@ -78,14 +78,14 @@ pub fn device_times(trace: &NsysTrace, launches: &LaunchIndex) -> DeviceTimes {
     let mut operators = OperatorEntries::new(trace, &nests);
     let mut sums = NestSums::new(&nests, launches.stage_count());
     let mut times = DeviceTimes::default();
-    for (kernel, (call, instance)) in trace.kernels.iter().zip(&launches.kernels) {
-        let entry = operators.of(kernel.graph_node, *call);
+    for (kernel, (call, instance)) in trace.kernels.iter().zip(launches.kernels.iter()) {
+        let entry = operators.of(kernel.graph_node, call);
         if kernel.graph_node.is_some() {
             times.replayed_ns += kernel.ns();
             times.replayed_known_ns += if entry.is_some() { kernel.ns() } else { 0 };
         }
         if let Some(entry) = entry {
-            sums.add(entry, launches.stage_number(*instance), *call, &kernel);
+            sums.add(entry, launches.stage_number(instance), call, &kernel);
         }
     }
     let named = |((number, name), time): ((usize, &str), DeviceTime)| {

@@ -1,5 +1,6 @@
 //! Statistics of event durations by group, exact to the nanosecond.
 
+use foldhash::HashMap;
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
@@ -22,52 +23,110 @@ pub struct DurationStats {
 }
 
 impl DurationStats {
-    /// Summarises durations and reorders them; all zero when empty.
-    pub fn of(times: &mut [i64]) -> Self {
-        let n = times.len();
-        if n == 0 {
-            return Self::default();
-        }
-        let total = times.iter().fold(0i64, |sum, ns| sum.saturating_add(*ns));
-        let mean = total as f64 / n as f64;
-        let squares: f64 = times.iter().map(|ns| (*ns as f64 - mean).powi(2)).sum();
-        let (min, max) =
-            times.iter().fold((i64::MAX, i64::MIN), |(min, max), ns| (min.min(*ns), max.max(*ns)));
-        let (below, middle, _) = times.select_nth_unstable(n / 2);
-        let lower = if n.is_multiple_of(2) {
-            below.iter().max().copied().unwrap_or(*middle)
-        } else {
-            *middle
-        };
-        Self {
-            count: n as u64,
-            total,
-            mean,
-            median: (lower as f64 + *middle as f64) / 2.0,
-            min,
-            max,
-            std: (n > 1).then(|| (squares / (n as f64 - 1.0)).sqrt()),
-        }
+    /// Summarises durations; all zero when empty.
+    pub fn of(times: &[i64]) -> Self {
+        Self::grouped(1, times.iter().map(|ns| (0, *ns))).remove(0)
     }
 
     /// Summarises durations by group, numbered below `groups`; events of group [`NONE`] are
-    /// ignored.
+    /// ignored. `events` are read twice, and memory does not grow with their number: the first time
+    /// counts them by length, the second those of the middle length by duration.
     pub fn grouped(groups: usize, events: impl Iterator<Item = (u32, i64)> + Clone) -> Vec<Self> {
-        let mut starts = vec![0usize; groups + 1];
-        events
-            .clone()
-            .filter(|(group, _)| *group != NONE)
-            .for_each(|(group, _)| starts[group as usize + 1] += 1);
-        for group in 0..groups {
-            starts[group + 1] += starts[group];
+        let mut sums: Vec<Self> =
+            vec![Self { min: i64::MAX, max: i64::MIN, ..Self::default() }; groups];
+        let mut lengths: Vec<HashMap<u64, u64>> = vec![HashMap::default(); groups];
+        let events = events.filter(|(group, _)| *group != NONE);
+        for (group, ns) in events.clone() {
+            let sum = &mut sums[group as usize];
+            sum.count += 1;
+            sum.total = sum.total.saturating_add(ns);
+            (sum.min, sum.max) = (sum.min.min(ns), sum.max.max(ns));
+            *lengths[group as usize].entry(length(ns)).or_default() += 1;
         }
-        let mut next = starts.clone();
-        let mut times = vec![0i64; starts[groups]];
-        for (group, ns) in events.filter(|(group, _)| *group != NONE) {
-            times[next[group as usize]] = ns;
-            next[group as usize] += 1;
+        let mut middles: Vec<Middle> =
+            sums.iter().zip(lengths).map(|(sum, lengths)| Middle::of(sum.count, lengths)).collect();
+        let mut squares = vec![0.0; groups];
+        for sum in sums.iter_mut().filter(|sum| sum.count > 0) {
+            sum.mean = sum.total as f64 / sum.count as f64;
         }
-        (0..groups).map(|group| Self::of(&mut times[starts[group]..starts[group + 1]])).collect()
+        for (group, ns) in events {
+            let group = group as usize;
+            squares[group] += (ns as f64 - sums[group].mean).powi(2);
+            middles[group].add(ns);
+        }
+        for ((sum, squares), middle) in sums.iter_mut().zip(squares).zip(middles) {
+            if sum.count == 0 {
+                *sum = Self::default();
+                continue;
+            }
+            sum.median = middle.median();
+            sum.std = (sum.count > 1).then(|| (squares / (sum.count as f64 - 1.0)).sqrt());
+        }
+        sums
+    }
+}
+
+/// Significant bits of a length.
+const LENGTH_BITS: u32 = 12;
+
+/// The length of a duration: up to 4,096 ns itself, above that the highest twelve bits and their
+/// place. It does not decrease with the duration.
+#[inline]
+fn length(ns: i64) -> u64 {
+    // The order of signed numbers, as that of unsigned ones with zero in the middle.
+    if ns < 0 {
+        return ns.cast_unsigned() ^ (1 << 63);
+    }
+    let place = (u64::BITS - ns.cast_unsigned().leading_zeros()).saturating_sub(LENGTH_BITS);
+    (1 << 63) + (u64::from(place) << LENGTH_BITS) + (ns.cast_unsigned() >> place)
+}
+
+/// The two middle durations of a group in order; of an odd count the same twice.
+struct Middle {
+    lengths: [u64; 2],
+    /// Number of durations of these lengths, which are neighbours, by duration.
+    counts: HashMap<i64, u64>,
+    /// Positions among them.
+    at: [u64; 2],
+}
+
+impl Middle {
+    fn of(count: u64, lengths: HashMap<u64, u64>) -> Self {
+        let mut lengths: Vec<(u64, u64)> = lengths.into_iter().collect();
+        lengths.sort_unstable();
+        let place = |at: u64| {
+            let mut before = 0;
+            let after = lengths.iter().find(|(_, count)| {
+                before += count;
+                at < before
+            });
+            after.map_or((0, 0), |(length, count)| (*length, before - count))
+        };
+        let (low, high) = (count.saturating_sub(1) / 2, count / 2);
+        let (first, before) = place(low);
+        let at = [low - before, high - before];
+        Self { lengths: [first, place(high).0], counts: HashMap::default(), at }
+    }
+
+    #[inline]
+    fn add(&mut self, ns: i64) {
+        if self.lengths.contains(&length(ns)) {
+            *self.counts.entry(ns).or_default() += 1;
+        }
+    }
+
+    fn median(&self) -> f64 {
+        let mut counts: Vec<(i64, u64)> = self.counts.iter().map(|(ns, n)| (*ns, *n)).collect();
+        counts.sort_unstable();
+        let value = |at: u64| {
+            let mut before = 0;
+            let found = counts.iter().find(|(_, count)| {
+                before += count;
+                at < before
+            });
+            found.map_or(0.0, |(ns, _)| *ns as f64)
+        };
+        (value(self.at[0]) + value(self.at[1])) / 2.0
     }
 }
 
@@ -77,21 +136,30 @@ mod tests {
 
     use super::*;
 
+    /// Few and many nanoseconds, and neighbours of one length.
+    fn duration() -> impl Strategy<Value = i64> {
+        prop_oneof![
+            -50i64..50,
+            1_000_000i64..1_000_300,
+            (0i64..1 << 50, 0u32..50).prop_map(|it| it.0 >> it.1)
+        ]
+    }
+
     #[test]
     fn the_median_of_an_even_count_is_a_mean_of_two() {
-        let spans = DurationStats::of(&mut [5, 1, 9, 3]);
+        let spans = DurationStats::of(&[5, 1, 9, 3]);
         assert_eq!(
             (spans.count, spans.total, spans.median, spans.min, spans.max),
             (4, 18, 4.0, 1, 9)
         );
-        assert_eq!(DurationStats::of(&mut [7]).std, None);
-        assert_eq!(DurationStats::of(&mut []), DurationStats::default());
+        assert_eq!(DurationStats::of(&[7]).std, None);
+        assert_eq!(DurationStats::of(&[]), DurationStats::default());
     }
 
     proptest! {
         #[test]
         fn groups_are_summarised_like_separate_lists(
-            events in prop::collection::vec((0u32..4, -50i64..50), 0..60)
+            events in prop::collection::vec((0u32..4, duration()), 0..60)
         ) {
             let of_group = |(group, ns)| (if group == 3 { NONE } else { group }, ns);
             let events: Vec<(u32, i64)> = events.into_iter().map(of_group).collect();
@@ -101,6 +169,8 @@ mod tests {
                 let mut alone: Vec<i64> = members.map(|(_, ns)| *ns).collect();
                 alone.sort_unstable();
                 prop_assert_eq!(stats.total, alone.iter().sum::<i64>());
+                prop_assert_eq!(stats.min, alone.first().copied().unwrap_or(0));
+                prop_assert_eq!(stats.max, alone.last().copied().unwrap_or(0));
                 let low = alone.get((alone.len().max(1) - 1) / 2);
                 if let (Some(low), Some(high)) = (low, alone.get(alone.len() / 2)) {
                     prop_assert_eq!(stats.median, (low + high) as f64 / 2.0);

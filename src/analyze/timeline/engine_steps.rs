@@ -120,25 +120,26 @@ fn device_work(
     for (at, (range, ..)) in steps.iter().enumerate() {
         threads.entry(range.global_tid).or_default().push(at);
     }
-    let step_of = |(call, instance): (u32, u32)| {
+    let mut calls = trace.cuda_calls.reader();
+    let mut step_of = |(call, instance): (u32, u32)| {
         if call == NONE || instance == EXCLUDED {
             return None;
         }
-        let call = trace.cuda_calls.get(call as usize);
+        let call = calls.get(call);
         let of_thread = threads.get(&call.global_tid)?;
         let after = of_thread.partition_point(|at| steps[*at].0.start_ns <= call.start_ns);
         let at = *of_thread.get(after.checked_sub(1)?)?;
         (call.start_ns < steps[at].1).then_some(at)
     };
     let mut work = vec![DeviceWork::default(); steps.len()];
-    for (kernel, launch) in trace.kernels.iter().zip(&launches.kernels) {
-        let Some(at) = step_of(*launch) else { continue };
+    for (kernel, launch) in trace.kernels.iter().zip(launches.kernels.iter()) {
+        let Some(at) = step_of(launch) else { continue };
         work[at].add((kernel.start_ns, kernel.end_ns));
         work[at].kernels += 1;
         work[at].is_replayed |= kernel.graph_node.is_some();
     }
-    for (graph, launch) in trace.graphs.iter().zip(&launches.graphs) {
-        let Some(at) = step_of(*launch) else { continue };
+    for (graph, launch) in trace.graphs.iter().zip(launches.graphs.iter()) {
+        let Some(at) = step_of(launch) else { continue };
         work[at].add((graph.start_ns, graph.end_ns));
         work[at].graphs += 1;
         work[at].is_replayed = true;

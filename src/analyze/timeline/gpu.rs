@@ -21,8 +21,11 @@ use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
 pub use self::cells::EarlyStart;
-use self::cells::{GpuCell, GpuCells};
 pub(crate) use self::waits::waits;
+use self::{
+    cells::{GpuCell, GpuCells},
+    split::WindowSplits,
+};
 use super::launches::LaunchIndex;
 use crate::{analyze::stats::percent, domain::units::Nanos, trace::nsys::NsysTrace};
 
@@ -125,9 +128,13 @@ pub struct StageGpus {
     pub unattributed: Vec<String>,
 }
 
-/// Measures GPU activity in each stage.
-pub fn stage_gpu(trace: &NsysTrace, launches: &LaunchIndex) -> StageGpus {
+/// Measures GPU activity in each stage, and divides the windows of stages.
+pub fn device_tables(trace: &NsysTrace, launches: &LaunchIndex) -> (StageGpus, WindowSplits) {
     let cells = GpuCells::of(trace, launches);
+    (stage_gpu(launches, &cells), split::splits(trace, launches, &cells))
+}
+
+fn stage_gpu(launches: &LaunchIndex, cells: &GpuCells) -> StageGpus {
     let mut found = StageGpus { early: cells.early(launches), ..StageGpus::default() };
     if cells.devices.is_empty() && !cells.has_launches {
         return found;

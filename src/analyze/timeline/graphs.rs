@@ -42,17 +42,17 @@ pub struct WholeGraph {
 /// Summarises whole-traced graphs except those of the warm-up, longest total first.
 pub fn whole_graphs(trace: &NsysTrace, launches: &LaunchIndex) -> Vec<WholeGraph> {
     let mut groups: BTreeMap<(usize, Option<u64>, u32), Vec<i64>> = BTreeMap::new();
-    for (it, (_, instance)) in trace.graphs.iter().zip(&launches.graphs) {
-        let group = (launches.stage_number(*instance), it.graph, it.device);
+    for (it, (_, instance)) in trace.graphs.iter().zip(launches.graphs.iter()) {
+        let group = (launches.stage_number(instance), it.graph, it.device);
         groups.entry(group).or_default().push(it.end_ns - it.start_ns);
     }
     let mut found: Vec<WholeGraph> = groups
         .into_iter()
-        .map(|((number, graph, device), mut times)| WholeGraph {
+        .map(|((number, graph, device), times)| WholeGraph {
             stage: launches.stage_label(number).into(),
             graph,
             device,
-            launch_ns: DurationStats::of(&mut times),
+            launch_ns: DurationStats::of(&times),
         })
         .filter(|it| it.stage != WARMUP)
         .collect();

@@ -45,6 +45,23 @@ impl IntervalSet {
         inside.map(|(start, end)| (to.min(*end) - from.max(*start)).max(0)).sum()
     }
 
+    /// The same for times that mostly increase; `near` is the position of the previous lookup.
+    #[inline]
+    pub fn overlap_near(&self, from: i64, to: i64, near: &mut usize) -> i64 {
+        let is_first = |at: usize| {
+            self.0.get(at).is_none_or(|it| it.1 > from) && (at == 0 || self.0[at - 1].1 <= from)
+        };
+        let last = (*near).min(self.0.len());
+        let next = (last + 1).min(self.0.len());
+        *near = match () {
+            () if is_first(last) => last,
+            () if is_first(next) => next,
+            () => self.0.partition_point(|&(_, end)| end <= from),
+        };
+        let inside = self.0[*near..].iter().take_while(|(start, _)| *start < to);
+        inside.map(|(start, end)| (to.min(*end) - from.max(*start)).max(0)).sum()
+    }
+
     /// Returns true when an interval contains `t`.
     pub fn contains(&self, t: i64) -> bool {
         let after = self.0.partition_point(|&(start, _)| start <= t);
@@ -105,6 +122,11 @@ mod tests {
             }
             for (from, to) in [(0, 60), (7, 31), (31, 7), (20, 20)] {
                 prop_assert_eq!(set.overlap_ns(from, to), count(from, to));
+            }
+            let mut near = 99;
+            for (from, to) in (0..60).map(|at| (at, at + 3)).chain([(7, 31), (31, 7), (58, 60)]) {
+                let overlap = set.overlap_near(from, to, &mut near);
+                prop_assert_eq!(overlap, set.overlap_ns(from, to));
             }
             prop_assert_eq!(covered_ns(intervals.iter().copied()), count(0, 60));
         }

@@ -1,71 +1,89 @@
 //! Joins device work to the call that launched it, and that call to the stage open at its start.
 //!
-//! The keys are process and correlation id. Calls usually come in the order of their ids, so the
-//! join is a merge; otherwise an index is sorted once.
+//! The keys are process and correlation id. Work usually comes in the order of its calls, so most
+//! calls are found next to the last one.
+
+use std::collections::BTreeMap;
 
 use crate::{
     analyze::{
         kernels::{OUTSIDE, WARMUP},
         timeline::open_ranges::{EXCLUDED, NONE, OpenStages, Segments},
     },
-    trace::nsys::{ApiCalls, NsysTrace, process_of},
+    trace::{
+        nsys::{ApiCalls, NsysTrace, process_of},
+        packed::{PackedReader, PackedRows},
+    },
 };
 
-/// Index of calls by process and correlation id.
-pub struct CallIndex<'a> {
-    calls: &'a ApiCalls,
-    /// Calls in order of their keys; `None` when they already are.
-    order: Option<Vec<u32>>,
+/// Calls of each process in order of their correlation ids.
+pub struct CallIndex(BTreeMap<i64, PackedRows<2>>);
+
+impl CallIndex {
+    pub fn of(calls: &ApiCalls) -> Self {
+        let processes: Vec<i64> =
+            calls.sites().iter().map(|(_, thread)| process_of(*thread)).collect();
+        let mut of_process: BTreeMap<i64, PackedRows<2>> =
+            processes.iter().map(|process| (*process, PackedRows::default())).collect();
+        for (at, (site, call)) in calls.with_sites().enumerate() {
+            if let Some(rows) = of_process.get_mut(&processes[site as usize])
+                && call.correlation_id > 0
+            {
+                rows.push([call.correlation_id, at as i64]);
+            }
+        }
+        of_process.values_mut().for_each(PackedRows::sort);
+        Self(of_process)
+    }
+
+    pub fn lookup(&self) -> CallLookup<'_> {
+        CallLookup { index: self, process: None, last: 0 }
+    }
+}
+
+/// Finds calls, most of them near the last one.
+pub struct CallLookup<'a> {
+    index: &'a CallIndex,
+    /// The last process, and its calls.
+    process: Option<(i64, PackedReader<'a, 2>)>,
     last: usize,
 }
 
-impl<'a> CallIndex<'a> {
-    pub fn of(calls: &'a ApiCalls) -> Self {
-        let mut index = Self { calls, order: None, last: 0 };
-        if !(1..calls.len()).all(|at| index.key(at as u32 - 1) <= index.key(at as u32)) {
-            let mut order: Vec<u32> = (0..calls.len() as u32).collect();
-            order.sort_by_key(|at| index.key(*at));
-            index.order = Some(order);
-        }
-        index
-    }
-
-    #[inline]
-    fn key(&self, call: u32) -> (i64, u32) {
-        let (_, thread) = self.calls.sites()[self.calls.site(call as usize) as usize];
-        (process_of(thread), self.calls.correlation(call as usize))
-    }
-
-    fn call_at(&self, place: usize) -> u32 {
-        self.order.as_ref().map_or(place as u32, |order| order[place])
-    }
-
+impl CallLookup<'_> {
     /// The call with this correlation id in this process; [`NONE`] when the capture lacks it.
     #[inline]
     pub fn find(&mut self, process: i64, correlation: i64) -> u32 {
         /// Typical number of calls between two launches, for a linear search from the last hit.
         const NEAR: usize = 16;
-        let Ok(id @ 1..) = u32::try_from(correlation) else { return NONE };
-        let wanted = (process_of(process), id);
-        let near = self.last..(self.last + NEAR).min(self.calls.len());
-        let found = near.clone().find(|place| self.key(self.call_at(*place)) == wanted);
-        let place = found.unwrap_or_else(|| {
-            let (mut from, mut to) = (0, self.calls.len());
-            while from < to {
-                let middle = from.midpoint(to);
-                if self.key(self.call_at(middle)) < wanted {
-                    from = middle + 1
-                } else {
-                    to = middle
-                }
-            }
-            from
-        });
-        if place >= self.calls.len() || self.key(self.call_at(place)) != wanted {
-            return NONE;
+        let process = process_of(process);
+        if self.process.as_ref().is_none_or(|(known, _)| *known != process) {
+            let Some(rows) = self.index.0.get(&process) else { return NONE };
+            (self.process, self.last) = (Some((process, rows.reader())), 0);
         }
-        self.last = place;
-        self.call_at(place)
+        let Some((_, reader)) = &mut self.process else { return NONE };
+        let near = self.last..(self.last + NEAR).min(reader.len());
+        let found = near.into_iter().find(|at| reader.get(*at)[0] == correlation);
+        let Some(at) = found.or_else(|| reader.find(correlation)) else { return NONE };
+        self.last = at;
+        reader.get(at)[1] as u32
+    }
+}
+
+/// A set of calls by their indices.
+pub struct CallSet(Vec<u64>);
+
+impl CallSet {
+    /// An empty set of calls below `count`.
+    pub fn below(count: usize) -> Self {
+        Self(vec![0; count.div_ceil(64)])
+    }
+
+    pub fn insert(&mut self, call: u32) {
+        self.0[call as usize / 64] |= 1 << (call % 64);
+    }
+
+    pub fn contains(&self, call: usize) -> bool {
+        self.0[call / 64] >> (call % 64) & 1 == 1
     }
 }
 
@@ -88,15 +106,30 @@ impl<'a> Cursor<'a> {
     }
 }
 
+/// By kernel, copy or graph: its launching call and the stage instance open at the call's start, or
+/// [`NONE`].
+#[derive(Debug, Default)]
+pub struct Joins(PackedRows<2>);
+
+impl Joins {
+    pub fn iter(&self) -> impl ExactSizeIterator<Item = (u32, u32)> + Clone + '_ {
+        self.0.iter().map(|[call, instance]| (call as u32, instance as u32))
+    }
+
+    /// The pair at index `at`.
+    pub fn get(&self, at: usize) -> (u32, u32) {
+        let [call, instance] = self.0.get(at);
+        (call as u32, instance as u32)
+    }
+}
+
 /// Launching call and stage of every kernel, copy and whole-traced graph of a capture.
 pub struct LaunchIndex {
     pub stages: OpenStages,
-    /// By kernel: its launching call and the stage instance open at the call's start, or [`NONE`].
-    pub kernels: Vec<(u32, u32)>,
-    /// The same by copy.
-    pub copies: Vec<(u32, u32)>,
-    /// The same by launch of a whole-traced graph.
-    pub graphs: Vec<(u32, u32)>,
+    pub kernels: Joins,
+    pub copies: Joins,
+    /// By launch of a whole-traced graph.
+    pub graphs: Joins,
     /// Label of work launched outside all stages.
     pub outside: &'static str,
 }
@@ -104,21 +137,22 @@ pub struct LaunchIndex {
 impl LaunchIndex {
     pub fn of(trace: &NsysTrace) -> Self {
         let stages = OpenStages::of(trace, WARMUP);
+        let index = CallIndex::of(&trace.cuda_calls);
         let join = |ids: &mut dyn Iterator<Item = (i64, i64)>| {
-            let (mut index, mut cursor) = (CallIndex::of(&trace.cuda_calls), Cursor::default());
-            let mut joined = Vec::with_capacity(ids.size_hint().0);
-            for (process, correlation) in ids {
-                let call = index.find(process, correlation);
+            let (mut lookup, mut calls) = (index.lookup(), trace.cuda_calls.reader());
+            let mut cursor = Cursor::default();
+            let joined = ids.map(|(process, correlation)| {
+                let call = lookup.find(process, correlation);
                 let instance = if call == NONE {
                     // Without a launching call, the included range is unknown.
                     if trace.rules.include_ranges.is_empty() { NONE } else { EXCLUDED }
                 } else {
-                    let call = trace.cuda_calls.get(call as usize);
+                    let call = calls.get(call);
                     cursor.at(call.global_tid, call.start_ns, |thread| stages.on(thread))
                 };
-                joined.push((call, instance));
-            }
-            joined
+                [call.into(), instance.into()]
+            });
+            Joins(joined.collect())
         };
         let kernels = join(&mut trace.kernels.iter().map(|it| (it.global_pid, it.correlation_id)));
         let copies = join(&mut trace.copies.iter().map(|it| (it.global_pid, it.correlation_id)));
@@ -179,12 +213,13 @@ mod tests {
                 correlation_id: *correlation_id,
             };
             let calls: ApiCalls = ids.iter().map(call).collect();
-            let mut index = CallIndex::of(&calls);
+            let index = CallIndex::of(&calls);
+            let mut lookup = index.lookup();
             let keys = (0..4).flat_map(|process| (0..62).map(move |id| (process, id)));
             for (process, correlation) in keys {
                 let position = ids.iter().position(|id| *id == (process, correlation));
                 let expected = position.map_or(NONE, |at| at as u32);
-                prop_assert_eq!(index.find(process << 24, correlation), expected);
+                prop_assert_eq!(lookup.find(process << 24, correlation), expected);
             }
         }
     }

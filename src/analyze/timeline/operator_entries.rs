@@ -8,7 +8,7 @@ use super::{
     launches::Cursor,
     open_ranges::{NONE, OpenNest, nest_ranges},
 };
-use crate::trace::nsys::{GraphNode, NsysTrace};
+use crate::trace::nsys::{CallReader, GraphNode, NsysTrace};
 
 /// The ranges of operators, nested, by thread.
 pub fn operator_nests(trace: &NsysTrace) -> Vec<(i64, OpenNest)> {
@@ -17,7 +17,7 @@ pub fn operator_nests(trace: &NsysTrace) -> Vec<(i64, OpenNest)> {
 
 /// Looks up the operators of kernels, in the order of the capture.
 pub struct OperatorEntries<'a> {
-    trace: &'a NsysTrace,
+    calls: CallReader<'a>,
     nests: &'a [(i64, OpenNest)],
     captured: HashMap<u64, GraphNode>,
     of_node: HashMap<u64, Option<(usize, u32)>>,
@@ -27,7 +27,8 @@ pub struct OperatorEntries<'a> {
 impl<'a> OperatorEntries<'a> {
     pub fn new(trace: &'a NsysTrace, nests: &'a [(i64, OpenNest)]) -> Self {
         let captured = captured_nodes(&trace.graph_nodes);
-        Self { trace, nests, captured, of_node: HashMap::default(), cursor: Cursor::default() }
+        let calls = trace.cuda_calls.reader();
+        Self { calls, nests, captured, of_node: HashMap::default(), cursor: Cursor::default() }
     }
 
     /// Position of the thread's nest, and entry in it, of work that `call` launched.
@@ -46,7 +47,7 @@ impl<'a> OperatorEntries<'a> {
         if call == NONE {
             return None;
         }
-        let call = self.trace.cuda_calls.get(call as usize);
+        let call = self.calls.get(call);
         let segments = |thread| Some(&nests[place(thread)?].1.segments);
         let entry = self.cursor.at(call.global_tid, call.start_ns, segments);
         (entry != NONE).then(|| place(call.global_tid)).flatten().map(|at| (at, entry))

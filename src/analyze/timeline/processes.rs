@@ -127,9 +127,8 @@ pub fn processes(trace: &NsysTrace, launches: &LaunchIndex) -> Processes {
 
     let mut cells = vec![ProcessCell::default(); pairs.len() * numbers];
     let mut tallies = vec![(0_u64, 0_i64); kinds.len() * numbers];
-    for (at, kernel) in trace.kernels.iter().enumerate() {
-        let (kind, number) =
-            (trace.kernels.kind(at) as usize, launches.stage_number(launches.kernels[at].1));
+    for ((kind, kernel), (_, instance)) in trace.kernels.with_kinds().zip(launches.kernels.iter()) {
+        let (kind, number) = (kind as usize, launches.stage_number(instance));
         let tally = &mut tallies[kind * numbers + number];
         *tally = (tally.0 + 1, tally.1 + kernel.ns());
         let cell = &mut cells[of_kind[kind] * numbers + number];
@@ -142,9 +141,9 @@ pub fn processes(trace: &NsysTrace, launches: &LaunchIndex) -> Processes {
         cell.busy.add(it.start_ns, it.end_ns);
         cell.graphs += u64::from(it.work == DeviceWork::Graph);
     }
-    for (copy, (_, instance)) in trace.copies.iter().zip(&launches.copies) {
+    for (copy, (_, instance)) in trace.copies.iter().zip(launches.copies.iter()) {
         let cell = &mut cells
-            [pair_of(copy.global_pid, copy.device) * numbers + launches.stage_number(*instance)];
+            [pair_of(copy.global_pid, copy.device) * numbers + launches.stage_number(instance)];
         let (count, bytes) = match copy.kind {
             CopyKind::Set => (&mut cell.fills, &mut cell.filled_bytes),
             _ => (&mut cell.copies, &mut cell.bytes),
@@ -227,11 +226,11 @@ fn ranges(trace: &NsysTrace) -> Vec<ProcessRange> {
     if groups.keys().all(|(process, ..)| Some(*process) == one) {
         return Vec::new();
     }
-    let sum = |((process, domain, name), mut times): ((i64, &str, &str), Vec<i64>)| ProcessRange {
+    let sum = |((process, domain, name), times): ((i64, &str, &str), Vec<i64>)| ProcessRange {
         process: pid_of(process),
         domain: domain.into(),
         name: name.into(),
-        ns: DurationStats::of(&mut times),
+        ns: DurationStats::of(&times),
     };
     let mut sums: Vec<ProcessRange> = groups.into_iter().map(sum).collect();
     sums.sort_by_key(|sum| std::cmp::Reverse(sum.ns.total));

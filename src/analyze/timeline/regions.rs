@@ -216,11 +216,12 @@ fn graphs(
     paths: &RegionPaths,
 ) -> BTreeMap<u32, RegionTally> {
     let mut sums: BTreeMap<u32, RegionTally> = BTreeMap::new();
-    for (it, (call, instance)) in trace.graphs.iter().zip(&launches.graphs) {
-        if *call == NONE || !is_counted(trace, launches, launches.stage_number(*instance)) {
+    let mut calls = trace.cuda_calls.reader();
+    for (it, (call, instance)) in trace.graphs.iter().zip(launches.graphs.iter()) {
+        if call == NONE || !is_counted(trace, launches, launches.stage_number(instance)) {
             continue;
         }
-        let call = trace.cuda_calls.get(*call as usize);
+        let call = calls.get(call);
         let open = layers
             .iter()
             .map(|layer| layer.at(&mut Cursor::default(), call.global_tid, call.start_ns));
@@ -254,26 +255,27 @@ fn tallies(
 ) -> Vec<(RegionPlace, RegionTally)> {
     let is_counted = |stage: usize| is_counted(trace, launches, stage);
     let captured = captured_nodes(&trace.graph_nodes);
-    let all = || trace.kernels.iter().zip(&launches.kernels).enumerate();
+    let all = || trace.kernels.with_kinds().zip(launches.kernels.iter());
     *total = all()
-        .filter(|(_, (_, (_, at)))| is_counted(launches.stage_number(*at)))
-        .map(|(_, (it, _))| it.ns())
+        .filter(|(_, (_, at))| is_counted(launches.stage_number(*at)))
+        .map(|((_, it), _)| it.ns())
         .sum();
+    let mut calls = trace.cuda_calls.reader();
     let mut sums = Vec::new();
     for layer in layers {
         let mut of: HashMap<RegionPlace, RegionTally> = HashMap::default();
         let mut last: (Option<RegionPlace>, RegionTally) = Default::default();
         let mut cursor = Cursor::default();
         let mut nodes: HashMap<u64, u32> = HashMap::default();
-        for (at, (kernel, (call, instance))) in all() {
-            let stage = launches.stage_number(*instance);
+        for ((kind, kernel), (call, instance)) in all() {
+            let stage = launches.stage_number(instance);
             if !is_counted(stage) {
                 continue;
             }
-            let launched = if *call == NONE {
+            let launched = if call == NONE {
                 NONE
             } else {
-                let call = trace.cuda_calls.get(*call as usize);
+                let call = calls.get(call);
                 layer.at(&mut cursor, call.global_tid, call.start_ns)
             };
             let node = kernel.graph_node.and_then(|id| Some((id, captured.get(&id)?)));
@@ -285,7 +287,7 @@ fn tallies(
             if launched == NONE && capture == NONE {
                 continue;
             }
-            let place = (launched, capture, trace.kernels.kind(at), stage);
+            let place = (launched, capture, kind, stage);
             if last.0 != Some(place) {
                 if let Some(place) = last.0 {
                     of.entry(place).or_default().add(last.1);

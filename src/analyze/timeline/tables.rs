@@ -7,10 +7,7 @@ use super::{
     decode_timeline::{self, StepTimeline},
     device_time::{self, DeviceTimes},
     engine_steps::{self, EngineStepRecord},
-    gpu::{
-        self, StageGpus,
-        split::{self, WindowSplits},
-    },
+    gpu::{self, StageGpus, split::WindowSplits},
     graphs::{self, WholeGraph},
     launches::LaunchIndex,
     processes::{self, Processes},
@@ -54,7 +51,6 @@ impl TimelineTables {
     /// Computes the tables of a capture.
     pub fn of(nsys: &NsysTrace, launches: &LaunchIndex, counters: &[CounterRecord]) -> Self {
         let mut tables = Self::compute(nsys, launches, counters);
-        tables.coverage = coverage::by_stage(nsys, launches);
         tables.remove_partial_stages();
         tables.remove_estimated_windows(launches);
         tables
@@ -76,11 +72,11 @@ impl TimelineTables {
             sums,
             processes,
             engine_steps,
-            coverage: _,
+            coverage,
         } = &mut tables;
         rayon::scope(|scope| {
-            scope.spawn(|_| *stage_gpu = gpu::stage_gpu(nsys, launches));
-            scope.spawn(|_| *splits = split::splits(nsys, launches));
+            scope.spawn(|_| (*stage_gpu, *splits) = gpu::device_tables(nsys, launches));
+            scope.spawn(|_| *coverage = coverage::by_stage(nsys, launches));
             scope.spawn(|_| *stage_calls = stage_calls::stage_calls(nsys, launches));
             scope.spawn(|_| *alone = alone::alone(nsys, launches));
             scope.spawn(|_| *graphs = graphs::whole_graphs(nsys, launches));

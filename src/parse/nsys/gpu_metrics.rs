@@ -27,6 +27,12 @@ struct EventType {
     metrics: Vec<Option<GpuMetric>>,
 }
 
+impl EventType {
+    fn device(&self) -> u32 {
+        u32::try_from(self.id & DEVICE).unwrap_or_default()
+    }
+}
+
 /// Reads the samples; `None` for an export without the tables of samples.
 pub(super) fn read(export: &Export) -> Result<Option<GpuSamples>, ParseError> {
     let has = |table: &str| export.tables().iter().any(|it| it == table);
@@ -56,12 +62,14 @@ pub(super) fn read(export: &Export) -> Result<Option<GpuSamples>, ParseError> {
     let overflowed = overflowed(export)?;
     let take = |part: &mut Vec<DeviceSamples>, row: &RowNumbers<4>| take(&types, part, row);
     let mut devices: Vec<DeviceSamples> = Vec::new();
-    for part in export.scan_parts(TABLE, VALUE, take)? {
+    let parts = export.scan_parts(TABLE, VALUE, take)?;
+    for at in 0..types.len() {
+        let count = parts.iter().filter_map(|part| Some(part.get(at)?.times().len())).sum();
+        devices.push(DeviceSamples::with_capacity(types[at].device(), count));
+    }
+    for part in parts {
         for (at, samples) in part.into_iter().enumerate() {
-            match devices.get_mut(at) {
-                Some(device) => device.append(samples),
-                None => devices.push(samples),
-            }
+            devices[at].append(samples);
         }
     }
     devices.retain(|it| !it.times().is_empty());
@@ -81,8 +89,7 @@ fn take(
     row: &RowNumbers<4>,
 ) -> Result<(), ColumnError> {
     if part.is_empty() {
-        let device = |it: &EventType| u32::try_from(it.id & DEVICE).unwrap_or_default();
-        part.extend(types.iter().map(|it| DeviceSamples::new(device(it))));
+        part.extend(types.iter().map(|it| DeviceSamples::new(it.device())));
     }
     let (id, metric): (i64, i64) = (row.get(1)?, row.get(2)?);
     let Some(at) = types.iter().position(|it| it.id == id) else { return Ok(()) };

@@ -1,13 +1,17 @@
-//! The timeline of a run for Perfetto's UI: stages, operators, kernels by stream, copying calls,
-//! power and clocks; the gap ledger.
+//! The timeline of a run for Perfetto's UI: stages, operators, CUDA calls with arrows to their
+//! kernels by stream, sampled metrics, power and clocks; the gap ledger.
 //!
 //! Events are streamed. The format requires that slices of one row do not cross and that outer ones
 //! come first, so slices that may cross (ranges across threads, concurrent kernels of one stream)
 //! get separate rows. The unprofiled and the traced pass have separate clocks that start at zero:
-//! they are shown as separate processes and are not aligned.
+//! they are shown as separate processes and are not aligned. Of a large capture only a part is
+//! written ([`window`]).
 
 mod ledger;
 mod packets;
+mod sampled;
+mod traced;
+mod window;
 
 use std::{
     cmp::Reverse,
@@ -15,16 +19,12 @@ use std::{
     io::{self, Write},
 };
 
-use foldhash::HashMap;
-
-use self::packets::{Arg, Packets, SliceTemplate, Track};
+use self::packets::{Arg, Packets, Track};
 use crate::{
     analyze::ledger::Ledger,
     trace::{
         Trace,
         event::Event,
-        kernel::{KernelTrace, LaunchKind},
-        nsys::{GraphLaunch, NsysTrace},
         power::{PowerLog, PowerSample},
     },
 };
@@ -33,7 +33,8 @@ use crate::{
 const UNPROFILED: u32 = 1;
 const TRACED: u32 = 2;
 const LEDGER: u32 = 3;
-const GPU: u32 = 10;
+const SAMPLED: u32 = 4;
+const GPU: u32 = 100;
 
 /// Writes the timeline with the ledgers of the stages, and returns the writer.
 pub fn write<W: Write>(trace: &Trace, ledger: &Ledger, out: W) -> io::Result<W> {
@@ -47,7 +48,10 @@ pub fn write<W: Write>(trace: &Trace, ledger: &Ledger, out: W) -> io::Result<W> 
         }
     }
     if let Some(nsys) = &trace.nsys {
-        traced(&mut packets, nsys)?;
+        traced::traced(&mut packets, nsys)?;
+    }
+    for (pid, nsys) in (SAMPLED..GPU).zip(&trace.sampled) {
+        sampled::sampled(&mut packets, pid, nsys)?;
     }
     if !ledger.stages.is_empty() {
         let process = packets.process(LEDGER, "gap ledger, one repeat")?;
@@ -161,170 +165,6 @@ fn power(
         }
     }
     Ok(())
-}
-
-fn traced(packets: &mut Packets<impl Write>, nsys: &NsysTrace) -> io::Result<()> {
-    let starts =
-        nsys.ranges.iter().map(|it| it.start_ns).chain(nsys.kernels.iter().map(|it| it.start_ns));
-    let starts = starts.chain(nsys.graphs.iter().map(|it| it.start_ns));
-    let origin = starts.chain(nsys.cuda_calls.iter().map(|it| it.start_ns)).min().unwrap_or(0);
-    let process = packets.process(TRACED, "traced pass (nsys)")?;
-    let (mut threads, mut crossing) = (Rows::default(), Lanes::default());
-    for range in &nsys.ranges {
-        let Some(times) = range.end_ns.and_then(|end| span(origin, (range.start_ns, end))) else {
-            continue;
-        };
-        let domain = if range.domain.is_empty() { "default" } else { &range.domain };
-        let template = packets.template("range", &range.name, &[("domain", Arg::Text(domain))])?;
-        let row = if range.push_pop {
-            threads.of(range.global_tid, || {
-                packets.row(process, &format!("ranges of thread {}", range.global_tid & 0xff_ffff))
-            })?
-        } else {
-            crossing.free(times, |_| packets.row(process, "ranges that cross threads"))?
-        };
-        packets.slice(row, &template, times)?;
-    }
-    copies(packets, process, nsys, origin)?;
-    let mut devices = HashMap::default();
-    kernels(packets, &nsys.kernels, &nsys.strings, origin, &mut devices)?;
-    graphs(packets, &nsys.graphs, origin, &mut devices)
-}
-
-/// The row of a GPU.
-fn gpu(
-    packets: &mut Packets<impl Write>,
-    devices: &mut HashMap<u32, Track>,
-    device: u32,
-) -> io::Result<Track> {
-    if let Some(known) = devices.get(&device) {
-        return Ok(*known);
-    }
-    let process =
-        packets.process(GPU.saturating_add(device), &format!("GPU {device} in the traced pass"))?;
-    Ok(*devices.entry(device).or_insert(process))
-}
-
-/// Graphs that were traced as a whole, by device and stream.
-fn graphs(
-    packets: &mut Packets<impl Write>,
-    graphs: &[GraphLaunch],
-    origin: i64,
-    devices: &mut HashMap<u32, Track>,
-) -> io::Result<()> {
-    let mut streams: HashMap<(u32, u32), Lanes> = HashMap::default();
-    for it in graphs {
-        let Some(times) = span(origin, (it.start_ns, it.end_ns)) else { continue };
-        let device = gpu(packets, devices, it.device)?;
-        let row =
-            streams.entry((it.device, it.stream)).or_default().free(times, |lane| match lane {
-                0 => packets.row(
-                    device,
-                    &format!("CUDA graphs of stream {}, traced as a whole", it.stream),
-                ),
-                _ => packets.row(
-                    device,
-                    &format!(
-                        "CUDA graphs of stream {}, traced as a whole, next to it {lane}",
-                        it.stream
-                    ),
-                ),
-            })?;
-        let name =
-            it.graph.map_or_else(|| "CUDA graph".to_owned(), |graph| format!("CUDA graph {graph}"));
-        let template = packets.template(
-            "graph",
-            &name,
-            &[("correlation", Arg::Number(it.correlation_id.cast_unsigned()))],
-        )?;
-        packets.slice(row, &template, times)?;
-    }
-    Ok(())
-}
-
-/// Copying calls, a row per thread.
-fn copies(
-    packets: &mut Packets<impl Write>,
-    process: Track,
-    nsys: &NsysTrace,
-    origin: i64,
-) -> io::Result<()> {
-    let copies = |name: u32| nsys.strings.get(name as usize).filter(|name| name.contains("emcpy"));
-    let names: Vec<Option<&String>> =
-        nsys.cuda_calls.sites().iter().map(|(name, _)| copies(*name)).collect();
-    let mut threads = Rows::default();
-    for (at, call) in nsys.cuda_calls.iter().enumerate() {
-        let Some(name) = names[nsys.cuda_calls.site(at) as usize] else { continue };
-        let Some(times) = span(origin, (call.start_ns, call.end_ns)) else { continue };
-        let named = || {
-            packets.row(
-                process,
-                &format!("calls that copy memory, thread {}", call.global_tid & 0xff_ffff),
-            )
-        };
-        let row = threads.of(call.global_tid, named)?;
-        let template = packets.template("copy", name, &[])?;
-        packets.slice(row, &template, times)?;
-    }
-    Ok(())
-}
-
-/// Kernels by device and stream.
-fn kernels(
-    packets: &mut Packets<impl Write>,
-    kernels: &KernelTrace,
-    strings: &[String],
-    origin: i64,
-    devices: &mut HashMap<u32, Track>,
-) -> io::Result<()> {
-    let mut streams: HashMap<(u32, u32), Lanes> = HashMap::default();
-    let mut kinds: Vec<Option<SliceTemplate>> = vec![None; kernels.kinds().len()];
-    let mut template = SliceTemplate::default();
-    for (at, it) in kernels.iter().enumerate() {
-        let Some(times) = span(origin, (it.start_ns, it.end_ns)) else { continue };
-        let device = gpu(packets, devices, it.device)?;
-        let lanes = streams.entry((it.device, it.stream)).or_default();
-        let row = lanes.free(times, |lane| match lane {
-            0 => packets.row(device, &format!("stream {}", it.stream)),
-            _ => packets.row(device, &format!("stream {}, concurrent {lane}", it.stream)),
-        })?;
-        let kind = kernels.kind(at) as usize;
-        match &kinds[kind] {
-            Some(known) => template.clone_from(known),
-            None => {
-                template = launch(packets, &kernels.kinds()[kind], strings)?;
-                kinds[kind] = Some(template.clone());
-            }
-        }
-        packets.annotate(
-            &mut template,
-            "correlation",
-            &Arg::Number(it.correlation_id.cast_unsigned()),
-        )?;
-        if let Some(node) = it.graph_node {
-            packets.annotate(&mut template, "graph node", &Arg::Number(node))?;
-        }
-        packets.slice(row, &template, times)?;
-    }
-    Ok(())
-}
-
-/// Shared properties of the launches of one kind.
-fn launch(
-    packets: &mut Packets<impl Write>,
-    kind: &LaunchKind,
-    strings: &[String],
-) -> io::Result<SliceTemplate> {
-    let text = |index: u32| strings.get(index as usize).map_or("", String::as_str);
-    let size = |[x, y, z]: [u32; 3]| format!("{x} x {y} x {z}");
-    let (grid, block) = (size(kind.grid), size(kind.block));
-    let about = [
-        ("full name", Arg::Text(text(kind.full_name))),
-        ("grid", Arg::Text(&grid)),
-        ("block", Arg::Text(&block)),
-        ("registers", Arg::Number(kind.registers.into())),
-    ];
-    packets.template("kernel", text(kind.name), &about)
 }
 
 /// One row per thread.

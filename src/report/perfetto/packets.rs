@@ -1,4 +1,5 @@
-//! Writer of Perfetto's trace format: tracks, slices and counters, with each text written once.
+//! Writer of Perfetto's trace format: tracks, slices, flows and counters, with each text written
+//! once.
 //!
 //! A trace is a list of packets in the wire format of protocol buffers; field numbers are those of
 //! Perfetto's `trace_packet.proto`, `track_event.proto`, `track_descriptor.proto`,
@@ -155,16 +156,30 @@ impl<W: Write> Packets<W> {
         &mut self,
         row: Track,
         template: &SliceTemplate,
+        times: (u64, u64),
+    ) -> io::Result<()> {
+        self.slice_of_flow(row, template, times, None)
+    }
+
+    /// Writes a slice of a row, with an arrow from the slice of this flow before it.
+    pub fn slice_of_flow(
+        &mut self,
+        row: Track,
+        template: &SliceTemplate,
         (from, to): (u64, u64),
+        flow: Option<u64>,
     ) -> io::Result<()> {
         self.event.extend_from_slice(&template.0);
+        if let Some(flow) = flow {
+            fixed(&mut self.event, 47, flow);
+        }
         self.happens(SLICE_BEGIN, row, from)?;
         self.happens(SLICE_END, row, to)
     }
 
     /// Writes a figure at a time.
     pub fn figure(&mut self, row: Track, at: u64, value: f64) -> io::Result<()> {
-        double(&mut self.event, 44, value);
+        fixed(&mut self.event, 44, value.to_bits());
         self.happens(COUNTER, row, at)
     }
 
@@ -230,7 +245,7 @@ fn number(out: &mut Vec<u8>, field: u32, value: u64) {
     varint(out, value);
 }
 
-fn double(out: &mut Vec<u8>, field: u32, value: f64) {
+fn fixed(out: &mut Vec<u8>, field: u32, value: u64) {
     varint(out, u64::from(field) << 3 | 1);
     out.extend_from_slice(&value.to_le_bytes());
 }

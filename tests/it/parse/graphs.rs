@@ -130,7 +130,7 @@ fn a_launch_of_a_graph_is_covered_by_its_row_and_lost_without_it() {
     collapse(&capture);
     let counts = || {
         let trace = parse::nsys::read(&capture.dir.path().join("run.sqlite")).unwrap();
-        assert_eq!(LaunchIndex::of(&trace).graphs.len(), trace.graphs.len());
+        assert_eq!(LaunchIndex::of(&trace).graphs.iter().len(), trace.graphs.len());
         let coverage = coverage(&trace, &[]);
         (coverage.launched, coverage.recorded)
     };

@@ -70,6 +70,7 @@ pub struct Slice {
     pub kind: String,
     pub name: String,
     pub args: Vec<(String, Wire)>,
+    pub flows: Vec<u64>,
     pub times: (u64, u64),
 }
 
@@ -120,6 +121,10 @@ pub fn decode(timeline: &[u8]) -> Read {
                     let value = value.or_else(|| one(&arg, 3).or(one(&arg, 2)).cloned()).unwrap();
                     (text(3, one(&arg, 1).unwrap()), value)
                 });
+                let flows = event.iter().filter(|(field, _)| *field == 47).map(|(_, flow)| {
+                    let Wire::Double(flow) = flow else { panic!("a flow has eight bytes") };
+                    flow.to_bits()
+                });
                 let (kind, name) =
                     (text(1, one(&event, 3).unwrap()), text(2, one(&event, 10).unwrap()));
                 let slice = Slice {
@@ -129,6 +134,7 @@ pub fn decode(timeline: &[u8]) -> Read {
                     kind,
                     name,
                     args: args.collect(),
+                    flows: flows.collect(),
                     times: (at, at),
                 };
                 assert_eq!(open.insert(track, slice), None, "a slice is written with its end");

@@ -1,6 +1,10 @@
 //! The timeline read back by a decoder of the Perfetto format: sketches, real captures and events.
 
-use std::{collections::HashMap, fs::File, path::Path};
+use std::{
+    collections::{HashMap, HashSet},
+    fs::File,
+    path::Path,
+};
 
 use llmprof::{
     analyze::{
@@ -12,6 +16,7 @@ use llmprof::{
     trace::{
         Trace,
         event::{Event, OperatorCall, StageRange},
+        gpu_metrics::GpuMetric,
         kernel::Kernel,
         nsys::{ApiCall, NsysTrace},
         power::{PowerLog, PowerSample, PowerSource, SampledDevice},
@@ -167,7 +172,7 @@ fn the_ledger_is_a_row_per_stage_from_the_floor_to_the_traced_time() {
 }
 
 #[test]
-fn stages_operators_kernels_copies_and_power_have_separate_rows() {
+fn stages_operators_kernels_calls_and_power_have_separate_rows() {
     let read = read(&sketch());
     let rows: Vec<_> = read
         .slices
@@ -181,7 +186,7 @@ fn stages_operators_kernels_copies_and_power_have_separate_rows() {
             ("unprofiled pass", "operators (host)", "operator", "a\"b"),
             ("traced pass (nsys)", "ranges of thread 7", "range", "prefill"),
             ("traced pass (nsys)", "ranges that cross threads", "range", "prefill"),
-            ("traced pass (nsys)", "calls that copy memory, thread 7", "copy", "cudaMemcpyAsync"),
+            ("traced pass (nsys)", "CUDA calls of thread 7", "call", "cudaMemcpyAsync"),
             ("GPU 0 in the traced pass", "stream 7", "kernel", "gemm<1>"),
             ("GPU 0 in the traced pass", "stream 13", "kernel", "gemm<1>"),
         ],
@@ -210,7 +215,7 @@ fn each_pass_starts_at_zero_and_power_shares_the_clock_of_the_unprofiled_pass() 
         (read.figures[0].1, of("stage"), of("operator")),
         (0, (1_000, 3_000), (1_000, 1_500))
     );
-    assert_eq!((of("range"), of("copy"), of("kernel")), ((0, 45), (3, 4), (15, 25)));
+    assert_eq!((of("range"), of("call"), of("kernel")), ((0, 45), (3, 4), (15, 25)));
 }
 
 #[test]
@@ -270,12 +275,65 @@ fn slices_of_a_row_nest_in_order_and_include_each_kernel() {
         let ran =
             nsys.kernels.iter().map(|it| (nsys.strings[it.name as usize].as_str(), it.ns() as u64));
         assert!(drawn.eq(ran), "{name}");
+        check_calls_and_flows(&slices, nsys, name);
         assert_eq!(
             slices.iter().filter(|it| it.kind == "range").count(),
             nsys.ranges.iter().filter(|it| it.end_ns.is_some()).count()
         );
     }
     assert!(check(&unprofiled()).len() > 100);
+}
+
+/// Checks that each call is a slice, and that each kernel whose call is traced has its flow.
+fn check_calls_and_flows(slices: &[Slice], nsys: &NsysTrace, name: &str) {
+    let of = |kind: &str| slices.iter().filter(move |it| it.kind == kind).collect::<Vec<_>>();
+    let (calls, kernels) = (of("call"), of("kernel"));
+    let drawn = calls.iter().map(|it| (it.name.as_str(), it.times.1 - it.times.0));
+    let made = nsys.cuda_calls.iter();
+    let made =
+        made.map(|it| (nsys.strings[it.name as usize].as_str(), (it.end_ns - it.start_ns) as u64));
+    assert!(drawn.eq(made), "{name}");
+    let mut launched: HashMap<u64, &Slice> = HashMap::new();
+    for call in &calls {
+        for flow in &call.flows {
+            assert!(launched.insert(*flow, call).is_none(), "{name}: a flow has one call");
+        }
+    }
+    let correlation = |it: &Slice| it.args.iter().find(|arg| arg.0 == "correlation").cloned();
+    let traced: HashSet<i64> = nsys.cuda_calls.iter().map(|it| it.correlation_id).collect();
+    for (slice, kernel) in kernels.iter().zip(nsys.kernels.iter()) {
+        let call = slice.flows.first().map(|flow| launched[flow]);
+        assert_eq!(call.is_some(), traced.contains(&kernel.correlation_id), "{name}: {slice:?}");
+        if let Some(call) = call {
+            assert_eq!(correlation(call), correlation(slice), "{name}");
+        }
+    }
+}
+
+#[test]
+fn sampled_metrics_are_counters_of_their_pass_with_each_change_of_a_value() {
+    let Trace { nsys, .. } = captured("h200-gpu-metrics-10khz");
+    let samples = nsys.as_ref().unwrap().samples.clone().unwrap();
+    let device = &samples.devices[0];
+    let changes = |metric: GpuMetric| {
+        let values = (0..device.times().len()).filter_map(|at| device.value(at, metric));
+        let mut values: Vec<f64> = values.map(f64::from).collect();
+        values.dedup();
+        values
+    };
+    let own = read(&Trace { nsys: nsys.clone(), ..Trace::default() });
+    let separate = read(&Trace { sampled: nsys.into_iter().collect(), ..Trace::default() });
+    for read in [&own, &separate] {
+        let of = |name: &str| {
+            let of_row = read.figures.iter().filter(|it| it.0 == name);
+            of_row.map(|it| it.2).collect::<Vec<_>>()
+        };
+        assert_eq!(of("GPU 0 dram read, %"), changes(GpuMetric::DramRead));
+        assert_eq!(of("GPU 0 sm clock, MHz"), changes(GpuMetric::SmClock));
+        assert!(of("GPU 0 tensor active, %").len() > 100);
+    }
+    let name = "pass with sampled metrics (nsys, 10000 Hz)";
+    assert!(separate.slices.iter().any(|it| it.process == name && it.name == "prefill"));
 }
 
 #[test]

@@ -85,15 +85,16 @@ impl<'a> TimelineGemms<'a> {
         let mut parts: HashMap<u32, Option<GemmPart>> = HashMap::default();
         let name = |at: u32| trace.strings.get(at as usize).map_or("", String::as_str);
         let mut found: Vec<(i64, i64, usize, GemmPart)> = Vec::new();
-        for (at, (call, _)) in launches.kernels.iter().enumerate() {
-            let full = trace.kernels.kinds()[trace.kernels.kind(at) as usize].full_name;
-            let Some(part) = *parts.entry(full).or_insert_with(|| part(name(full))) else {
+        let mut calls = trace.cuda_calls.reader();
+        let all = trace.kernels.iter().zip(launches.kernels.iter());
+        for (at, (kernel, (call, _))) in all.enumerate() {
+            let named = || part(name(kernel.full_name));
+            let Some(part) = *parts.entry(kernel.full_name).or_insert_with(named) else {
                 continue;
             };
             // A kernel without its call has an unknown place; the counts will differ.
-            if *call != NONE {
-                let launched = trace.cuda_calls.get(*call as usize).start_ns;
-                found.push((launched, trace.kernels.get(at).start_ns, at, part));
+            if call != NONE {
+                found.push((calls.get(call).start_ns, kernel.start_ns, at, part));
             }
         }
         found.sort_by_key(|it| (it.0, it.1));
@@ -107,7 +108,7 @@ impl<'a> TimelineGemms<'a> {
                 (GemmPart::Reduction, None) => {}
                 (GemmPart::Product, _) => {
                     last.insert(stream, gemms.len());
-                    let (kind, instance) = (trace.kernels.kind(at), launches.kernels[at].1);
+                    let (kind, instance) = (trace.kernels.kind(at), launches.kernels.get(at).1);
                     let process = process_of(kernel.global_pid);
                     gemms.push(LibraryGemm { kind, process, instance, ns: kernel.ns() });
                 }

@@ -22,7 +22,7 @@ pub(super) fn stage_starts<'a>(
     trace: &'a NsysTrace,
     joined: &'a LaunchIndex,
 ) -> impl Iterator<Item = (Kernel, Option<&'a str>, i64)> {
-    let start = |&(_, instance): &(u32, u32)| {
+    let start = |(_, instance): (u32, u32)| {
         joined.stages.instances.get(instance as usize).map_or(0, |it| it.start_ns)
     };
     let starts = joined.kernels.iter().map(start);

@@ -4,10 +4,13 @@
 //! of them (busy, idle, shares). Not counted as lost: launches into a capturing stream, graphs
 //! traced as a whole, and kernels cut off at either end of the capture.
 
+mod tail;
+
 use std::collections::{BTreeMap, BTreeSet};
 
 use foldhash::{HashMap, HashSet};
 
+use self::tail::{LaunchAtEnd, ProcessTail};
 use super::{COMPLETE_PCT, CudaCallKind, graph_sizes, kind};
 use crate::{
     analyze::{
@@ -17,7 +20,7 @@ use crate::{
         timeline::{
             device_time::captured_nodes,
             interval::IntervalSet,
-            launches::{Cursor, LaunchIndex},
+            launches::{CallSet, Cursor, LaunchIndex},
             open_ranges::NONE,
         },
     },
@@ -29,9 +32,6 @@ use crate::{
 pub const KERNELS_LOST: &str = "kernels_lost";
 /// Id of the finding on kernels without a launching call in the capture.
 pub const KERNELS_UNATTRIBUTED: &str = "kernels_unattributed";
-/// Max launches that a GPU queues, and so the most that the end of a capture cuts off per process.
-/// CUDA's software queue holds 1,024 entries by default, after which a launch blocks.
-const MAX_QUEUED: u64 = 1024;
 
 /// Launched and recorded kernels of one stage.
 #[derive(Debug, Clone, Default, PartialEq)]
@@ -81,12 +81,7 @@ impl StageCoverage {
 /// Counts a capture by stage, in the order of stage numbers.
 pub fn by_stage(trace: &NsysTrace, launches: &LaunchIndex) -> Vec<StageCoverage> {
     let mut counted = vec![StageCoverage::default(); launches.stage_count()];
-    for launch in expected(trace, launches) {
-        let stage = &mut counted[launches.stage_number(launch.instance)];
-        stage.launched += launch.kernels;
-        stage.recorded += launch.recorded;
-        stage.whole_graphs += u64::from(launch.whole);
-    }
+    expected(trace, launches, &mut counted);
     attribution(trace, launches, &mut counted);
     for (number, stage) in counted.iter_mut().enumerate() {
         stage.stage = launches.stage_label(number).to_owned();
@@ -98,27 +93,8 @@ pub fn by_stage(trace: &NsysTrace, launches: &LaunchIndex) -> Vec<StageCoverage>
     counted
 }
 
-/// A launch and its expected kernels.
-struct ExpectedLaunch {
-    instance: u32,
-    kernels: u64,
-    recorded: u64,
-    whole: bool,
-}
-
-/// State of a process used to find the launches cut off by the end of the capture.
-#[derive(Default)]
-struct ProcessTail {
-    /// Start of the last synchronising call.
-    last_sync: i64,
-    /// The last launch with a recorded kernel; `None` when all kernels are missing.
-    last_recorded: Option<usize>,
-    /// Kernels missing after that launch.
-    missing: u64,
-}
-
-/// All launches that ran kernels, except those cut off by the end of the capture.
-fn expected(trace: &NsysTrace, launches: &LaunchIndex) -> Vec<ExpectedLaunch> {
+/// Counts all launches that ran kernels, except those cut off by the end of the capture.
+fn expected(trace: &NsysTrace, launches: &LaunchIndex, counted: &mut [StageCoverage]) {
     let calls = &trace.cuda_calls;
     let names: Vec<&str> = calls
         .sites()
@@ -127,31 +103,27 @@ fn expected(trace: &NsysTrace, launches: &LaunchIndex) -> Vec<ExpectedLaunch> {
         .collect();
     let kinds: Vec<CudaCallKind> = names.iter().map(|name| kind(name)).collect();
     let syncs: Vec<bool> = names.iter().map(|name| synchronises(name)).collect();
-    let mut has_work = vec![false; calls.len()];
-    let both = launches.kernels.iter().chain(&launches.copies);
-    both.filter(|(call, _)| *call != NONE).for_each(|(call, _)| has_work[*call as usize] = true);
+    let mut has_work = CallSet::below(calls.len());
+    let both = launches.kernels.iter().chain(launches.copies.iter());
+    both.filter(|(call, _)| *call != NONE).for_each(|(call, _)| has_work.insert(call));
     let graphs = graph_launches(trace, launches, &kinds, &has_work);
 
     let mut capturing = capturing_at_start(trace, &kinds);
     let mut tails: HashMap<i64, ProcessTail> = HashMap::default();
-    let mut found: Vec<(usize, i64, i64, ExpectedLaunch)> = Vec::new();
     let mut cursor = Cursor::default();
-    for (at, has_work) in has_work.iter().copied().enumerate() {
-        let site = calls.site(at) as usize;
+    for (at, (site, call)) in calls.with_sites().enumerate() {
+        let (site, has_work) = (site as usize, has_work.contains(at));
         let is_launch = matches!(kinds[site], CudaCallKind::Kernel | CudaCallKind::Graph);
         if matches!(kinds[site], CudaCallKind::Other) && !syncs[site] {
             continue;
         }
-        let call = calls.get(at);
         match kinds[site] {
             CudaCallKind::BeginCapture => _ = capturing.insert(call.global_tid),
             CudaCallKind::EndCapture => _ = capturing.remove(&call.global_tid),
             _ => {}
         }
         let process = process_of(call.global_tid);
-        let tail = tails
-            .entry(process)
-            .or_insert(ProcessTail { last_sync: i64::MIN, ..ProcessTail::default() });
+        let tail = tails.entry(process).or_insert_with(ProcessTail::new);
         if syncs[site] {
             tail.last_sync = call.start_ns;
         }
@@ -162,29 +134,18 @@ fn expected(trace: &NsysTrace, launches: &LaunchIndex) -> Vec<ExpectedLaunch> {
             CudaCallKind::Graph => graphs.get(&at).copied().unwrap_or_default(),
             _ => (1, u64::from(has_work), false),
         };
-        if has_work || whole {
-            (tail.last_recorded, tail.missing) = (Some(at), 0);
-        }
-        tail.missing += kernels - recorded;
         let instance =
             cursor.at(call.global_tid, call.start_ns, |thread| launches.stages.on(thread));
-        found.push((
-            at,
-            process,
-            call.start_ns,
-            ExpectedLaunch { instance, kernels, recorded, whole },
-        ));
+        let stage = launches.stage_number(instance);
+        let launch = LaunchAtEnd { start_ns: call.start_ns, stage, missing: kernels - recorded };
+        tail.add(launch, has_work || whole);
+        counted[stage].launched += kernels;
+        counted[stage].recorded += recorded;
+        counted[stage].whole_graphs += u64::from(whole);
     }
-    // A launch that no later call waited for may still have been queued at the end of the capture.
-    let cut = |(at, process, start, launch): &(usize, i64, i64, ExpectedLaunch)| {
-        let tail = &tails[process];
-        tail.last_recorded.is_some_and(|last| *at >= last)
-            && *start > tail.last_sync
-            && tail.missing <= MAX_QUEUED
-            && launch.recorded < launch.kernels
-    };
-    found.iter_mut().filter(|it| cut(it)).for_each(|(.., launch)| launch.kernels = launch.recorded);
-    found.into_iter().map(|(.., launch)| launch).collect()
+    for launch in tails.values().flat_map(ProcessTail::cut_off) {
+        counted[launch.stage].launched -= launch.missing;
+    }
 }
 
 /// Returns true when a call returns only after all earlier device work has finished.
@@ -199,11 +160,10 @@ fn synchronises(name: &str) -> bool {
 fn capturing_at_start(trace: &NsysTrace, kinds: &[CudaCallKind]) -> HashSet<i64> {
     let mut first: HashMap<i64, bool> = HashMap::default();
     if kinds.iter().any(|kind| matches!(kind, CudaCallKind::EndCapture)) {
-        for at in 0..trace.cuda_calls.len() {
-            let site = trace.cuda_calls.site(at) as usize;
-            if let ends @ (CudaCallKind::BeginCapture | CudaCallKind::EndCapture) = &kinds[site] {
-                let thread = trace.cuda_calls.sites()[site].1;
-                first.entry(thread).or_insert(matches!(ends, CudaCallKind::EndCapture));
+        for (site, call) in trace.cuda_calls.with_sites() {
+            let kind = &kinds[site as usize];
+            if let ends @ (CudaCallKind::BeginCapture | CudaCallKind::EndCapture) = kind {
+                first.entry(call.global_tid).or_insert(matches!(ends, CudaCallKind::EndCapture));
             }
         }
     }
@@ -216,24 +176,27 @@ fn graph_launches(
     trace: &NsysTrace,
     launches: &LaunchIndex,
     kinds: &[CudaCallKind],
-    has_work: &[bool],
+    has_work: &CallSet,
 ) -> HashMap<usize, (u64, u64, bool)> {
     let calls = &trace.cuda_calls;
-    let graphs: Vec<usize> = (0..calls.len())
-        .filter(|at| matches!(kinds[calls.site(*at) as usize], CudaCallKind::Graph))
-        .collect();
+    let is_graph = |site: u32| matches!(kinds[site as usize], CudaCallKind::Graph);
+    let graphs: Vec<usize> = if (0..kinds.len() as u32).any(is_graph) {
+        let all = calls.with_sites().enumerate();
+        all.filter(|(_, (site, _))| is_graph(*site)).map(|(at, _)| at).collect()
+    } else {
+        Vec::new()
+    };
     if graphs.is_empty() {
         return HashMap::default();
     }
     let mut nodes: HashMap<u32, BTreeSet<u64>> = HashMap::default();
-    for (at, (call, _)) in
-        launches.kernels.iter().enumerate().filter(|(_, (call, _))| *call != NONE)
-    {
-        if let Some(node) = trace.kernels.get(at).graph_node {
-            nodes.entry(*call).or_default().insert(node);
+    let all = trace.kernels.iter().zip(launches.kernels.iter());
+    for (kernel, (call, _)) in all.filter(|(_, (call, _))| *call != NONE) {
+        if let Some(node) = kernel.graph_node {
+            nodes.entry(call).or_default().insert(node);
         }
     }
-    let whole: HashSet<u32> = launches.graphs.iter().map(|(call, _)| *call).collect();
+    let whole: HashSet<u32> = launches.graphs.iter().map(|(call, _)| call).collect();
     let ran: Vec<Option<&BTreeSet<u64>>> =
         graphs.iter().map(|at| nodes.get(&(*at as u32))).collect();
     let sizes = graph_sizes(&ran);
@@ -248,7 +211,7 @@ fn graph_launches(
             Some(ran) => (size, ran.len() as u64, false),
             None if whole.contains(&(*at as u32)) => (1, 1, true),
             // A graph of copies alone has no kernel to lose.
-            None if has_work[*at] => (0, 0, false),
+            None if has_work.contains(*at) => (0, 0, false),
             None => (size, 0, false),
         };
         (*at, counted)
@@ -267,10 +230,11 @@ fn kernel_nodes(trace: &NsysTrace, kinds: &[CudaCallKind]) -> HashMap<u64, u64> 
     let captured = captured_nodes(&trace.graph_nodes);
     let calls = &trace.cuda_calls;
     let mut launches: HashMap<i64, Vec<(i64, i64)>> = HashMap::default();
-    for at in (0..calls.len()).filter(|at| {
-        !captured.is_empty() && matches!(kinds[calls.site(*at) as usize], CudaCallKind::Kernel)
-    }) {
-        let call = calls.get(at);
+    if captured.is_empty() {
+        return HashMap::default();
+    }
+    let is_launch = |site: u32| matches!(kinds[site as usize], CudaCallKind::Kernel);
+    for (_, call) in calls.with_sites().filter(|(site, _)| is_launch(*site)) {
         launches.entry(call.global_tid).or_default().push((call.start_ns, call.end_ns));
     }
     let in_launch = |thread: i64, t: i64| {
@@ -292,10 +256,14 @@ fn attribution(trace: &NsysTrace, launches: &LaunchIndex, counted: &mut [StageCo
     let calls = &trace.cuda_calls;
     // Correlation ids increase within a process: a kernel with a lower id was launched before the
     // capture started.
-    let mut first: HashMap<i64, u32> = HashMap::default();
-    for at in (0..calls.len()).filter(|at| calls.correlation(*at) > 0) {
-        let process = process_of(calls.sites()[calls.site(at) as usize].1);
-        let id = calls.correlation(at);
+    let mut first: HashMap<i64, i64> = HashMap::default();
+    let has_orphans = launches.kernels.iter().any(|(call, _)| call == NONE);
+    for call in calls
+        .iter()
+        .take(if has_orphans { calls.len() } else { 0 })
+        .filter(|call| call.correlation_id > 0)
+    {
+        let (process, id) = (process_of(call.global_tid), call.correlation_id);
         first.entry(process).and_modify(|known| *known = id.min(*known)).or_insert(id);
     }
     let mut open: BTreeMap<(i64, usize), Vec<(i64, i64)>> = BTreeMap::new();
@@ -305,12 +273,11 @@ fn attribution(trace: &NsysTrace, launches: &LaunchIndex, counted: &mut [StageCo
     let covers: Vec<((i64, usize), IntervalSet)> =
         open.into_iter().map(|(key, at)| (key, IntervalSet::new(at))).collect();
     let mut untraced: HashSet<i64> = HashSet::default();
-    for (kernel, (call, instance)) in trace.kernels.iter().zip(&launches.kernels) {
+    for (kernel, (call, instance)) in trace.kernels.iter().zip(launches.kernels.iter()) {
         let process = process_of(kernel.global_pid);
-        if *call != NONE {
-            counted[launches.stage_number(*instance)].attributed += 1;
-        } else if first.get(&process).is_none_or(|first| kernel.correlation_id >= i64::from(*first))
-        {
+        if call != NONE {
+            counted[launches.stage_number(instance)].attributed += 1;
+        } else if first.get(&process).is_none_or(|first| kernel.correlation_id >= *first) {
             let here = covers
                 .iter()
                 .find(|((of, _), cover)| *of == process && cover.contains(kernel.start_ns));

@@ -58,7 +58,7 @@ impl<'a> KernelOwners<'a> {
             .graph_node
             .and_then(|node| self.captured.get(&node))
             .map(|node| (node.global_tid, node.at_ns));
-        let call = self.launches.kernels[at].0;
+        let call = self.launches.kernels.get(at).0;
         let called = || {
             (call != NONE)
                 .then(|| trace.cuda_calls.get(call as usize))

@@ -15,7 +15,7 @@ use crate::{
         timeline::{
             activity::used_devices,
             interval::{Interval, covered_ns, union},
-            launches::LaunchIndex,
+            launches::{Joins, LaunchIndex},
             open_ranges::NONE,
         },
     },
@@ -106,15 +106,16 @@ fn median_step(trace: &NsysTrace, launches: &LaunchIndex) -> Option<(StepPlace, 
 
 /// The work launched by calls of the step.
 fn step_work(trace: &NsysTrace, launches: &LaunchIndex, place: &StepPlace) -> StepWork {
-    let is_own = |(call, instance): (u32, u32)| {
+    let mut calls = trace.cuda_calls.reader();
+    let mut is_own = |(call, instance): (u32, u32)| {
         if instance != place.instance || call == NONE {
             return false;
         }
-        let call = trace.cuda_calls.get(call as usize);
+        let call = calls.get(call);
         place.contains(call.global_tid, call.start_ns)
     };
-    let own = |launches: &[(u32, u32)]| -> Vec<usize> {
-        (0..launches.len()).filter(|at| is_own(launches[*at])).collect()
+    let mut own = |launches: &Joins| -> Vec<usize> {
+        launches.iter().enumerate().filter(|(_, it)| is_own(*it)).map(|(at, _)| at).collect()
     };
     StepWork {
         kernels: own(&launches.kernels),
@@ -133,12 +134,13 @@ fn work_intervals(
     if own.kernels.is_empty() && own.graphs.is_empty() {
         return None;
     }
-    let kernels = own.kernels.iter().map(|at| (launches.kernels[*at].0, trace.kernels.get(*at)));
+    let kernels =
+        own.kernels.iter().map(|at| (launches.kernels.get(*at).0, trace.kernels.get(*at)));
     let mut work: Vec<(u32, u32, Interval)> =
         kernels.map(|(call, it)| (call, it.device, (it.start_ns, it.end_ns))).collect();
-    let copies = own.copies.iter().map(|at| (launches.copies[*at].0, &trace.copies[*at]));
+    let copies = own.copies.iter().map(|at| (launches.copies.get(*at).0, &trace.copies[*at]));
     work.extend(copies.map(|(call, it)| (call, it.device, (it.start_ns, it.end_ns))));
-    let graphs = own.graphs.iter().map(|at| (launches.graphs[*at].0, &trace.graphs[*at]));
+    let graphs = own.graphs.iter().map(|at| (launches.graphs.get(*at).0, &trace.graphs[*at]));
     work.extend(graphs.map(|(call, it)| (call, it.device, (it.start_ns, it.end_ns))));
     let called = |call: u32| trace.cuda_calls.get(call as usize).start_ns;
     let early = |(call, _, at): &(u32, u32, Interval)| {

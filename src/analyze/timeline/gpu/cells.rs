@@ -17,7 +17,7 @@ use crate::{
         stages::coverage::{CudaCallKind, kind},
         timeline::open_ranges::{NONE, StageInstance},
     },
-    trace::nsys::{CopyKind, MemoryOp, NsysTrace, process_of},
+    trace::nsys::{CallReader, CopyKind, MemoryOp, NsysTrace, process_of},
 };
 
 /// Count, bytes and time of copies or fills.
@@ -43,6 +43,8 @@ pub struct GpuCell {
     pub window: IntervalSet,
     pub busy_ns: i64,
     busy: Busy,
+    /// Position of the last lookup in the window.
+    near: usize,
     pub overlap: Overlap,
     pub idle: IdleSplit,
     pub gaps: u64,
@@ -91,6 +93,7 @@ pub struct GpuCells {
     pub graph_calls: Vec<u64>,
     /// True when any call of the capture launches work.
     pub has_launches: bool,
+    waits: HostWaits,
     cells: Vec<GpuCell>,
 }
 
@@ -102,8 +105,9 @@ impl GpuCells {
             used.iter().map(|(_, device)| *device).collect::<BTreeSet<_>>().into_iter().collect();
         let cells = (0..labels * devices.len()).map(|_| GpuCell::default()).collect();
         let (graph_calls, has_launches) = graph_calls(trace, launches);
+        let waits = HostWaits::of(trace);
         let mut all =
-            Self { devices, instances: vec![0; labels], graph_calls, has_launches, cells };
+            Self { devices, instances: vec![0; labels], graph_calls, has_launches, waits, cells };
         let last_end = all.count(trace, launches);
         all.add_copies(trace, launches);
         all.set_windows(&launches.stages.instances, &last_end, &used);
@@ -136,6 +140,7 @@ impl GpuCells {
     fn count(&mut self, trace: &NsysTrace, launches: &LaunchIndex) -> Vec<i64> {
         let instances = &launches.stages.instances;
         let mut last_end = vec![i64::MIN; instances.len()];
+        let mut calls = trace.cuda_calls.reader();
         for it in activities(trace, launches) {
             let Some(instance) = instances.get(it.instance as usize) else { continue };
             let last = &mut last_end[it.instance as usize];
@@ -143,11 +148,11 @@ impl GpuCells {
             let place = self.place(instance.label, it.device);
             let cell = &mut self.cells[place];
             match it.work {
-                DeviceWork::Kernel => cell.kernels += 1,
+                DeviceWork::Kernel(_) => cell.kernels += 1,
                 DeviceWork::Graph => cell.graphs += 1,
-                DeviceWork::Copy | DeviceWork::Fill => {}
+                DeviceWork::Copy(_) | DeviceWork::Fill => {}
             }
-            let ahead = trace.cuda_calls.get(it.call as usize).start_ns.saturating_sub(it.start_ns);
+            let ahead = calls.get(it.call).start_ns.saturating_sub(it.start_ns);
             if ahead > CLOCK_TOLERANCE_NS {
                 cell.early += 1;
                 cell.worst_ns = cell.worst_ns.max(ahead);
@@ -157,8 +162,8 @@ impl GpuCells {
     }
 
     fn add_copies(&mut self, trace: &NsysTrace, launches: &LaunchIndex) {
-        for (copy, (_, instance)) in trace.copies.iter().zip(&launches.copies) {
-            let Some(instance) = launches.stages.instances.get(*instance as usize) else {
+        for (copy, (_, instance)) in trace.copies.iter().zip(launches.copies.iter()) {
+            let Some(instance) = launches.stages.instances.get(instance as usize) else {
                 continue;
             };
             let MemoryOp { start_ns, end_ns, bytes, kind, device, .. } = *copy;
@@ -208,7 +213,7 @@ impl GpuCells {
             LaneEvent::Work { cell, work } => {
                 let cell = &mut cells[cell];
                 let (from, to) = cell.busy.add(work.start_ns, work.end_ns);
-                cell.busy_ns += cell.window.overlap_ns(from, to);
+                cell.busy_ns += cell.window.overlap_near(from, to, &mut cell.near);
                 cell.overlap.add(work, &cell.window);
             }
             LaneEvent::Unattributed(work) => {
@@ -252,17 +257,17 @@ impl GpuCells {
         launches: &LaunchIndex,
         take: &mut dyn FnMut(LaneEvent),
     ) {
-        let waits = HostWaits::of(trace);
+        let mut calls = trace.cuda_calls.reader();
         for it in activities(trace, launches) {
             let lane = &mut lanes[self.devices.partition_point(|device| *device < it.device)];
-            lane.advance(Some(&it), trace, &waits, take);
+            lane.advance(Some(&it), &mut calls, &self.waits, take);
             if let Some(instance) = launches.stages.instances.get(it.instance as usize) {
                 take(LaneEvent::Work { cell: self.place(instance.label, it.device), work: &it });
             } else if it.call == NONE {
                 take(LaneEvent::Unattributed(&it));
             }
         }
-        lanes.iter_mut().for_each(|lane| lane.advance(None, trace, &waits, take));
+        lanes.iter_mut().for_each(|lane| lane.advance(None, &mut calls, &self.waits, take));
     }
 
     /// All cells: those of a stage follow each other, in order of the GPUs.
@@ -301,6 +306,8 @@ struct GpuLane {
     next: usize,
     open: Vec<(usize, i64, i64)>,
     busy_until: i64,
+    /// Positions of the last lookup of waits.
+    near: [usize; 2],
     /// Thread of the last launch.
     thread: Option<i64>,
     /// The work that ends at `busy_until`.
@@ -310,20 +317,27 @@ struct GpuLane {
 impl GpuLane {
     fn of(mut windows: Vec<(usize, i64, i64)>) -> Self {
         windows.sort_by_key(|it| it.1);
-        Self { windows, next: 0, open: vec![], busy_until: i64::MIN, thread: None, last: None }
+        Self {
+            windows,
+            next: 0,
+            open: vec![],
+            busy_until: i64::MIN,
+            near: [0; 2],
+            thread: None,
+            last: None,
+        }
     }
 
     /// Advances to the next activity, or to the end, and explains the idle time before it.
     fn advance(
         &mut self,
         next: Option<&Activity>,
-        trace: &NsysTrace,
+        calls: &mut CallReader,
         waits: &HostWaits,
         take: &mut dyn FnMut(LaneEvent),
     ) {
         let start = next.map_or(i64::MAX, |it| it.start_ns);
-        let call =
-            next.filter(|it| it.call != NONE).map(|it| trace.cuda_calls.get(it.call as usize));
+        let call = next.filter(|it| it.call != NONE).map(|it| calls.get(it.call));
         if self.busy_until < start {
             while let Some(window) = self.windows.get(self.next).filter(|window| window.1 < start) {
                 self.open.push(*window);
@@ -333,10 +347,11 @@ impl GpuLane {
             for (cell, from, to) in &self.open {
                 let gap = (self.busy_until.max(*from), start.min(*to));
                 if gap.0 < gap.1 {
-                    let copy = next
-                        .is_some_and(|it| matches!(it.work, DeviceWork::Copy | DeviceWork::Fill));
+                    let copy = next.is_some_and(|it| {
+                        matches!(it.work, DeviceWork::Copy(_) | DeviceWork::Fill)
+                    });
                     let last = self.thread.filter(|_| next.is_none());
-                    let reasons = waits.split(gap, call, copy, last);
+                    let reasons = waits.split(gap, call, copy, last, &mut self.near);
                     let (from, to, cell) = (gap.0, gap.1, *cell);
                     let before = self.last;
                     take(LaneEvent::Gap(IdleGap { cell, from, to, reasons, before, after: next }));
@@ -358,9 +373,10 @@ fn graph_calls(trace: &NsysTrace, launches: &LaunchIndex) -> (Vec<u64>, bool) {
         trace.cuda_calls.sites().iter().map(|(index, _)| kind(name(*index))).collect();
     let mut calls = vec![0; launches.stages.labels.len()];
     let mut cursor = Cursor::default();
-    for at in 0..trace.cuda_calls.len() {
-        if matches!(kinds[trace.cuda_calls.site(at) as usize], CudaCallKind::Graph) {
-            let call = trace.cuda_calls.get(at);
+    let has_graphs = kinds.iter().any(|kind| matches!(kind, CudaCallKind::Graph));
+    let all = trace.cuda_calls.with_sites();
+    for (site, call) in all.take(if has_graphs { trace.cuda_calls.len() } else { 0 }) {
+        if matches!(kinds[site as usize], CudaCallKind::Graph) {
             let instance =
                 cursor.at(call.global_tid, call.start_ns, |thread| launches.stages.on(thread));
             if let Some(instance) = launches.stages.instances.get(instance as usize) {

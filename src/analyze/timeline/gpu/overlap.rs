@@ -21,19 +21,22 @@ pub struct Overlap {
     kernels_until: i64,
     copy_until: i64,
     both_until: i64,
+    /// Position of the last lookup in the window.
+    near: usize,
 }
 
 impl Overlap {
     /// Adds the part of an activity inside `window`.
     pub fn add(&mut self, it: &Activity, window: &IntervalSet) {
-        let inside = |(from, to): Interval| {
-            if from < to { window.overlap_ns(from, to) } else { 0 }
+        let near = &mut self.near;
+        let mut inside = |(from, to): Interval| {
+            if from < to { window.overlap_near(from, to, near) } else { 0 }
         };
         // An earlier activity that runs until `until` covers everything between this start and
         // `until`; time before `counted` is counted already.
         let shared = |until: i64, counted: i64| (it.start_ns.max(counted), it.end_ns.min(until));
         match it.work {
-            DeviceWork::Kernel | DeviceWork::Graph => {
+            DeviceWork::Kernel(_) | DeviceWork::Graph => {
                 let twice = shared(self.kernel_until, self.kernels_until);
                 self.kernels_ns += inside(twice);
                 self.kernels_until = self.kernels_until.max(twice.1);
@@ -42,7 +45,7 @@ impl Overlap {
                 self.both_until = self.both_until.max(both.1);
                 self.kernel_until = self.kernel_until.max(it.end_ns);
             }
-            DeviceWork::Copy => {
+            DeviceWork::Copy(_) => {
                 let both = shared(self.kernel_until, self.both_until);
                 self.both_ns += inside(both);
                 self.both_until = self.both_until.max(both.1);
@@ -59,11 +62,10 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
-    use crate::analyze::timeline::open_ranges::NONE;
+    use crate::{analyze::timeline::open_ranges::NONE, trace::nsys::CopyKind};
 
     fn activity(work: DeviceWork, start_ns: i64, end_ns: i64) -> Activity {
         Activity {
-            at: 0,
             start_ns,
             end_ns,
             device: 0,
@@ -71,6 +73,7 @@ mod tests {
             call: NONE,
             instance: NONE,
             work,
+            graph_node: None,
         }
     }
 
@@ -81,11 +84,12 @@ mod tests {
             window in (0i64..30, 1i64..40),
         ) {
             use DeviceWork::{Copy, Fill, Graph, Kernel};
+            let (kernel, copy) = (Kernel(0), Copy(CopyKind::Other));
             let window = (window.0, window.0 + window.1);
             let mut work: Vec<Activity> = work
                 .iter()
                 .map(|(kind, start, length)| {
-                    activity([Kernel, Graph, Copy, Fill][*kind], *start, start + length)
+                    activity([kernel, Graph, copy, Fill][*kind], *start, start + length)
                 })
                 .collect();
             work.sort_by_key(|it| it.start_ns);
@@ -100,7 +104,7 @@ mod tests {
                     };
                     work.iter().filter(runs).count()
                 };
-                let (kernels, copies) = (count(&[Kernel, Graph]), count(&[Copy]));
+                let (kernels, copies) = (count(&[kernel, Graph]), count(&[copy]));
                 expected[0] += i64::from(kernels >= 2);
                 expected[1] += i64::from(copies >= 1);
                 expected[2] += i64::from(copies >= 1 && kernels >= 1);

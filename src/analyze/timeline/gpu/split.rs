@@ -102,8 +102,7 @@ pub struct WindowSplits {
 }
 
 /// Divides the windows of all measured stages.
-pub fn splits(trace: &NsysTrace, launches: &LaunchIndex) -> WindowSplits {
-    let cells = GpuCells::of(trace, launches);
+pub(super) fn splits(trace: &NsysTrace, launches: &LaunchIndex, cells: &GpuCells) -> WindowSplits {
     let nests = operator_nests(trace);
     let mut names = WorkNames {
         trace,
@@ -182,19 +181,13 @@ struct WorkNames<'a> {
 
 impl WorkNames<'_> {
     fn of(&mut self, work: &Activity) -> WorkOf {
-        let at = work.at as usize;
-        let (kind, node) = match work.work {
-            DeviceWork::Kernel => (
-                WorkKind::Kernel(self.trace.kernels.kind(at)),
-                self.trace.kernels.get(at).graph_node,
-            ),
-            DeviceWork::Graph => (WorkKind::Graph, None),
-            DeviceWork::Copy | DeviceWork::Fill => {
-                let copy = &self.trace.copies[at];
-                (WorkKind::Copy(copy.kind), copy.graph_node)
-            }
+        let kind = match work.work {
+            DeviceWork::Kernel(kind) => WorkKind::Kernel(kind),
+            DeviceWork::Graph => WorkKind::Graph,
+            DeviceWork::Copy(kind) => WorkKind::Copy(kind),
+            DeviceWork::Fill => WorkKind::Copy(CopyKind::Set),
         };
-        let operator = self.entries.of(node, work.call).map(|entry| self.number(entry));
+        let operator = self.entries.of(work.graph_node, work.call).map(|entry| self.number(entry));
         WorkOf { operator, kind }
     }
 
@@ -224,6 +217,8 @@ struct SharedTime {
     active: Vec<(i64, WorkOf)>,
     /// End of the time already divided.
     until: i64,
+    /// Position of the last lookup in the window.
+    near: usize,
 }
 
 type WorkTimes = BTreeMap<WorkOf, WorkTime>;
@@ -242,7 +237,7 @@ impl SharedTime {
         while let Some(end) = self.active.iter().map(|it| it.0).min() {
             let next = end.min(to);
             if next > self.until {
-                let ns = window.overlap_ns(self.until, next);
+                let ns = window.overlap_near(self.until, next, &mut self.near);
                 let (each, rest) = (ns / self.active.len() as i64, ns % self.active.len() as i64);
                 let is_alone = self.active.len() == 1;
                 for (at, (_, of)) in self.active.iter().enumerate() {

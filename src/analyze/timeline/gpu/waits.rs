@@ -47,9 +47,8 @@ impl HostWaits {
             .collect();
         let (mut sync, mut copy): (BTreeMap<i64, Vec<Interval>>, BTreeMap<i64, Vec<Interval>>) =
             Default::default();
-        for at in 0..trace.cuda_calls.len() {
-            if let Some(waits) = kinds[trace.cuda_calls.site(at) as usize] {
-                let call = trace.cuda_calls.get(at);
+        for (site, call) in trace.cuda_calls.with_sites() {
+            if let Some(waits) = kinds[site as usize] {
                 let calls = if waits { &mut sync } else { &mut copy };
                 calls.entry(call.global_tid).or_default().push((call.start_ns, call.end_ns));
             }
@@ -61,13 +60,14 @@ impl HostWaits {
     }
 
     /// Splits an idle gap by reason. `call` launched the work that ended the gap; without it,
-    /// `last` is the thread of the last launch.
+    /// `last` is the thread of the last launch. `near` has the positions of the previous lookup.
     pub fn split(
         &self,
         (from, to): Interval,
         call: Option<ApiCall>,
         copy: bool,
         last: Option<i64>,
+        near: &mut [usize; 2],
     ) -> IdleSplit {
         let mut split = IdleSplit::default();
         let (launched, thread) = match (call, last) {
@@ -75,11 +75,11 @@ impl HostWaits {
             (None, Some(thread)) => (to, thread),
             (None, None) => return IdleSplit { unknown: to - from, ..split },
         };
-        let inside = |covers: &BTreeMap<i64, IntervalSet>| {
-            covers.get(&thread).map_or(0, |it| it.overlap_ns(from, launched))
+        let inside = |covers: &BTreeMap<i64, IntervalSet>, near: &mut usize| {
+            covers.get(&thread).map_or(0, |it| it.overlap_near(from, launched, near))
         };
-        split.sync = inside(&self.sync);
-        split.copy = inside(&self.copy).min(launched - from - split.sync);
+        split.sync = inside(&self.sync, &mut near[0]);
+        split.copy = inside(&self.copy, &mut near[1]).min(launched - from - split.sync);
         split.host = launched - from - split.sync - split.copy;
         let rest = to - launched;
         match call {
