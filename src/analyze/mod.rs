@@ -79,7 +79,7 @@ use invariants::Violations;
 use kernels::KernelTimes;
 use ledger::{Ledger, LedgerInput};
 use memory::MemoryRecord;
-use operators::Operators;
+use operators::{Operators, framework::framework};
 use power::Power;
 use roofline::Roofline;
 use sampled::SampledMetrics;
@@ -173,6 +173,9 @@ pub fn analyze(trace: &Trace, model: Option<&ModelSpec>, peaks: Option<&DevicePe
         ..Analysis::default()
     };
     analysis.add_events(trace, model, &baseline, &traced);
+    if let Some((nsys, launches)) = timeline.filter(|(nsys, _)| !nsys.framework.is_empty()) {
+        analysis.operators = framework(nsys, launches, &analysis.stages);
+    }
     let splits = analysis.add_timeline(trace, timeline, &traced, peaks);
     analysis.step = analysis.step.take().or_else(|| decode_timeline::unprofiled_step(&baseline));
     analysis.sampled = sampled::sampled_metrics(trace);
@@ -240,6 +243,7 @@ impl Analysis {
         self.gemms =
             trace.gemms.as_ref().map(|log| gemms::gemms(log, timeline)).unwrap_or_default();
         self.gemms.add_counters(&self.counters);
+        let traced = (traced, self.only_traced);
         operators::attach(&mut self.operators, &tables.device, traced, &self.kernels.stages);
         self.coverage = tables.coverage;
         self.regions = tables.regions;

@@ -72,6 +72,13 @@ pub fn imported_counter_report(number: usize) -> String {
     format!("{NCU}/page-{number}.ncu-rep")
 }
 
+/// Folder of imported traces by the profiler of PyTorch.
+pub const PYTORCH: &str = "pytorch";
+/// An imported trace of one process: `pytorch/trace-1.json`.
+pub fn imported_trace(number: usize) -> String {
+    format!("{PYTORCH}/trace-{number}.json")
+}
+
 /// Folder of the children's output: `logs/<name>.stdout.log`, `logs/<name>.stderr.log`.
 pub const LOGS: &str = "logs";
 

@@ -8,6 +8,7 @@ pub mod command;
 pub mod counter;
 pub mod environment;
 pub mod event;
+pub mod framework;
 pub mod gemm;
 pub mod gpu_metrics;
 pub mod kernel;

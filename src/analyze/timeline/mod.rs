@@ -5,6 +5,7 @@ pub mod alone;
 pub mod decode_timeline;
 pub mod device_time;
 pub mod duration_stats;
+pub mod framework_nests;
 pub mod gpu;
 pub mod graphs;
 pub mod interval;
