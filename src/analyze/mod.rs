@@ -31,6 +31,7 @@ use std::collections::BTreeMap;
 use crate::{
     analyze::{
         kernels::{
+            call_sites::{self, CallSite},
             counters::{self, CounterRecord},
             gemms::{self, Gemms},
             nsys_sums::NsysSums,
@@ -46,6 +47,7 @@ use crate::{
             experts::{self, ExpertUse},
             output_equality::{self, OutputCheck},
             overhead::{self, OverheadRecord},
+            profiler_overhead,
             repeats::{self, OperatorRepeats},
             stage_calls::StageCalls,
         },
@@ -70,6 +72,7 @@ use crate::{
     trace::{
         Trace,
         event::{End, Start},
+        framework::TimelineTool,
         nsys::NsysTrace,
     },
 };
@@ -91,6 +94,8 @@ use stages::Stages;
 pub struct Analysis {
     /// Kind of the profiled subject; determines which results can exist.
     pub subject: SubjectKind,
+    /// The profiler that recorded the timeline.
+    pub tool: TimelineTool,
     /// Configuration that the runner reported in the unprofiled pass.
     pub start: Option<Start>,
     /// Final record of the runner in that pass; absent when it was killed.
@@ -132,6 +137,8 @@ pub struct Analysis {
     pub cold: Vec<ColdInstance>,
     /// Recorded and launched kernels of the traced pass, by stage.
     pub coverage: Vec<StageCoverage>,
+    /// Kernels by the line of code that launched them; empty without stacks.
+    pub call_sites: Vec<CallSite>,
     /// Work of the traced pass by process and device.
     pub processes: Processes,
     /// NVTX ranges of the traced pass with the kernels launched inside.
@@ -168,13 +175,16 @@ pub fn analyze(trace: &Trace, model: Option<&ModelSpec>, peaks: Option<&DevicePe
 
     let mut analysis = Analysis {
         subject: trace.subject,
+        tool: trace.nsys.as_ref().map(|it| it.tool).unwrap_or_default(),
         only_traced: only_traced && trace.nsys.is_some(),
         cold,
         ..Analysis::default()
     };
     analysis.add_events(trace, model, &baseline, &traced);
-    if let Some((nsys, launches)) = timeline.filter(|(nsys, _)| !nsys.framework.is_empty()) {
-        analysis.operators = framework(nsys, launches, &analysis.stages);
+    if let Some((nsys, launches)) = timeline
+        && let Some(index) = &launches.framework
+    {
+        analysis.operators = framework(nsys, launches, index, &analysis.stages);
     }
     let splits = analysis.add_timeline(trace, timeline, &traced, peaks);
     analysis.step = analysis.step.take().or_else(|| decode_timeline::unprofiled_step(&baseline));
@@ -253,6 +263,10 @@ impl Analysis {
         self.graphs = tables.graphs;
         self.step = tables.step;
         self.sums = tables.sums;
+        if let Some((nsys, launches)) = timeline {
+            self.call_sites = call_sites::call_sites(nsys, launches, &self.kernels.stages);
+            self.findings.extend(profiler_overhead::findings(nsys, launches));
+        }
         self.processes = tables.processes;
         tables.splits
     }
@@ -272,7 +286,7 @@ impl Analysis {
             ceilings: &ceilings,
             tile_fill: ledger::tile_fills(&self.gemms.records),
         };
-        self.ledger = ledger::ledger(self, &input);
+        self.ledger = ledger::ledger(self, &input).recorded_by(self.tool);
     }
 
     /// Adds power, and the utilisation of the device's ceilings.
@@ -283,8 +297,12 @@ impl Analysis {
         self.power.iter_mut().for_each(|power| self.violations.clocks(power));
         let ceilings = DeviceCeilings::of(baseline, peaks, self.power.as_ref());
         let on_cpu = baseline.start.is_some_and(|start| start.device == "cpu");
-        let mut mfu =
-            mfu::mfu(baseline, &self.stages, &self.operators, self.cost.as_ref(), &ceilings);
+        let dtype = baseline.start.map(|start| start.dtype.clone());
+        let dtype = dtype.or_else(|| self.operators.main_dtype());
+        let cost = self.cost.as_ref();
+        let mut mfu = dtype
+            .map(|it| mfu::mfu(&it, &self.stages, &self.operators, cost, &ceilings))
+            .unwrap_or_default();
         mfu.operators = mfu::operator_mfu(&self.operators, &ceilings, on_cpu, &mut mfu.findings);
         self.gemms.add_ceilings(&ceilings);
         self.roofline = roofline::roofline(&self.counters, &self.kernels, &ceilings);
@@ -299,7 +317,8 @@ impl Analysis {
 
     /// Adds all findings, worst first.
     fn add_findings(&mut self, trace: &Trace) {
-        let mut found = findings::findings(self, trace);
+        let mut found = std::mem::take(&mut self.findings);
+        found.extend(findings::findings(self, trace));
         found.extend(command::findings(self, trace));
         if self.only_traced && self.subject != SubjectKind::Command {
             let message = "All times are of a traced pass and include tracing overhead; there \

@@ -167,6 +167,16 @@ impl Operators {
         self.rolled.iter().filter(|record| record.op != MODULE)
     }
 
+    /// The dtype with the most FLOPs; `None` without any.
+    pub fn main_dtype(&self) -> Option<String> {
+        let mut flops: BTreeMap<&str, u64> = BTreeMap::new();
+        for it in self.by_path.iter().filter(|it| it.flops > 0 && !it.dtype.is_empty()) {
+            let sum = flops.entry(&it.dtype).or_default();
+            *sum = sum.saturating_add(it.flops);
+        }
+        flops.into_iter().max_by_key(|(_, sum)| *sum).map(|(dtype, _)| dtype.to_owned())
+    }
+
     /// Rolled-up records of enclosing modules, longest total first.
     pub fn modules(&self) -> impl Iterator<Item = &OperatorRecord> {
         self.rolled.iter().filter(|record| record.op == MODULE)
@@ -252,8 +262,7 @@ pub fn attach(
     let mut by_path: BTreeMap<(String, String), OperatorSums> = BTreeMap::new();
     let mut rolled: BTreeMap<(String, String), OperatorSums> = BTreeMap::new();
     for ((stage, path), time) in &times.operators {
-        let (flops, bytes) =
-            work.get(&(stage.clone(), path.clone())).copied().unwrap_or_default();
+        let (flops, bytes) = work.get(&(stage.clone(), path.clone())).copied().unwrap_or_default();
         for (sums, path) in [(&mut by_path, path.clone()), (&mut rolled, collapse(path))] {
             let sum = sums.entry((stage.clone(), path)).or_default();
             sum.time.calls += time.calls;

@@ -79,6 +79,11 @@ pub fn imported_trace(number: usize) -> String {
     format!("{PYTORCH}/trace-{number}.json")
 }
 
+/// Files of which an alignment needs one: the timeline of a run.
+pub fn timelines() -> [String; 2] {
+    [NSYS_EXPORT.to_owned(), imported_trace(1)]
+}
+
 /// Folder of the children's output: `logs/<name>.stdout.log`, `logs/<name>.stderr.log`.
 pub const LOGS: &str = "logs";
 

@@ -37,8 +37,7 @@ const SMALL: u64 = 4096;
 /// Maximum size of an unpacked temporary file: several times the quota of a run.
 const MAX_UNPACKED: u64 = 64 << 30;
 /// Suffixes of raw files of tools; tables and reports are not packed.
-const RAW: [&str; 8] =
-    ["nsys-rep", "qdstrm", "sqlite", "ncu-rep", "csv", "log", "txt", "json"];
+const RAW: [&str; 8] = ["nsys-rep", "qdstrm", "sqlite", "ncu-rep", "csv", "log", "txt", "json"];
 /// Folders of raw files.
 const FOLDERS: [&str; 6] = [
     layout::NSYS,

@@ -114,8 +114,7 @@ fn capture(path: &Path) -> Result<Vec<PathBuf>> {
         let name = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
         ends.iter().any(|end| name.ends_with(end))
     };
-    let exports: Vec<PathBuf> =
-        files.iter().filter(|it| ends(it, &[".sqlite"])).cloned().collect();
+    let exports: Vec<PathBuf> = files.iter().filter(|it| ends(it, &[".sqlite"])).cloned().collect();
     if exports.len() == 1 {
         return Ok(exports);
     }

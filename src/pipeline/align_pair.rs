@@ -85,8 +85,7 @@ impl CapturedSide {
         if path.is_dir() {
             return Self::of_run(name, path, None, rules);
         }
-        let nsys =
-            parse::timeline(&[path.to_owned()]).map_err(|error| cannot_read(path, error))?;
+        let nsys = parse::timeline(&[path.to_owned()]).map_err(|error| cannot_read(path, error))?;
         let nsys = nsys.with_rules(rules);
         Ok(Self { name: name.to_owned(), nsys, events: vec![], power: vec![] })
     }

@@ -68,6 +68,7 @@ pub(super) struct ReportView<'a> {
     sampled_operators: ReportTable,
     roofline: ReportTable,
     operator_mfu: ReportTable,
+    call_sites: ReportTable,
     regions: ReportTable,
     gemms: ReportTable,
     costs: ReportTable,
@@ -136,6 +137,7 @@ pub(super) fn page<'a>(facts: &RunFacts<'a>, trace: &Trace, analysis: &Analysis)
         ranges: top(tables::ranges(analysis)),
         roofline: tables::roofline(analysis).first(TOP_ROWS, "all are in roofline.csv"),
         operator_mfu: tables::operator_mfu(analysis).first(TOP_ROWS, "all are in mfu.csv"),
+        call_sites: tables::call_sites(analysis).first(TOP_ROWS, "all are in the table call_sites"),
         regions: tables::regions(analysis).first(TOP_ROWS, "all are in regions.csv"),
         counters: all(tables::counters(facts, analysis)),
         sampled_kernels: tables::sampled_kernels(facts, analysis)

@@ -59,6 +59,8 @@ pub struct FrameworkCalls {
     pub signatures: Vec<OperatorSignature>,
     /// Operator calls of launches as the profiler recorded them.
     pub operators: LaunchMap,
+    /// Own work of the profiler on the host.
+    pub overheads: Vec<(i64, i64)>,
     /// Lines of code of launches: indices into [`super::nsys::NsysTrace::strings`].
     pub call_sites: LaunchMap,
 }
@@ -97,6 +99,9 @@ impl FrameworkCalls {
     pub fn shift(&mut self, by: i64) {
         for row in &mut self.rows {
             (row.start_ns, row.end_ns) = (row.start_ns + by, row.end_ns + by);
+        }
+        for (start_ns, end_ns) in &mut self.overheads {
+            (*start_ns, *end_ns) = (*start_ns + by, *end_ns + by);
         }
     }
 }

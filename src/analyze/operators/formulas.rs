@@ -79,6 +79,7 @@ pub fn work(of: &OperatorSignature) -> Option<OperatorWork> {
         | "_scaled_dot_product_flash_attention"
         | "_scaled_dot_product_efficient_attention"
         | "_scaled_dot_product_cudnn_attention"
+        | "_cudnn_attention_forward"
         | "_scaled_dot_product_fused_attention_overrideable" => {
             attention(shape(0)?, shape(1)?, shape(2)?, [0, 1, 2, 3])
         }
@@ -212,7 +213,10 @@ mod tests {
         assert_eq!(of("aten::mm", &[&[2, 3]]), None);
         assert_eq!(of("aten::mm", &[&[u64::MAX, 3], &[3, 5]]), None);
         assert_eq!(of("aten::bmm", &[&[1 << 40, 1 << 20, 1], &[1 << 40, 1, 1 << 20]]), None);
-        assert_eq!(of("aten::_flash_attention_forward", &[&[6, 4, 8], &[6, 4, 8], &[6, 4, 8]]), None);
+        assert_eq!(
+            of("aten::_flash_attention_forward", &[&[6, 4, 8], &[6, 4, 8], &[6, 4, 8]]),
+            None
+        );
         assert_eq!(of("aten::add", &[&[2, 3], &[2, 3]]), None);
         let untyped = OperatorSignature {
             name: "aten::mm".into(),

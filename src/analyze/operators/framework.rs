@@ -4,7 +4,7 @@
 //! of the innermost call with a formula, and only if it launched kernels, so that none counts
 //! twice.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use super::{
     CallKey, HostTimeSum, Operators, StageWork, collapse,
@@ -13,11 +13,11 @@ use super::{
 };
 use crate::{
     analyze::{
-        kernels::{OUTSIDE, WARMUP},
+        kernels::{OUTSIDE, WARMUP, kernel_classes::ClassCache},
         stages::{STAGES, Stages},
         stats::percent,
         timeline::{
-            framework_nests::{FrameworkNests, NestItem, ThreadNest, outer},
+            framework_nests::{FrameworkIndex, NestItem, ThreadNest},
             interval::covered_ns,
             launches::{Cursor, LaunchIndex},
             open_ranges::EXCLUDED,
@@ -26,17 +26,29 @@ use crate::{
     trace::{event::OperatorCall, framework::OperatorSignature, nsys::NsysTrace},
 };
 
+/// Classes of kernels whose FLOPs count.
+const WORKING: [&str; 4] = ["gemm", "attention", "conv", "moe"];
+
 /// Sums the operators of a capture that its stages do not leave out.
-pub fn framework(trace: &NsysTrace, launches: &LaunchIndex, stages: &Stages) -> Operators {
-    let nests = FrameworkNests::of(trace);
-    let launching = launching(&nests, trace, launches);
+pub fn framework(
+    trace: &NsysTrace,
+    launches: &LaunchIndex,
+    index: &FrameworkIndex,
+    stages: &Stages,
+) -> Operators {
     let works: Vec<Option<OperatorWork>> = trace.framework.signatures.iter().map(work).collect();
+    let launching = launching(index, trace);
+    let counted: Vec<Vec<bool>> = index
+        .threads
+        .iter()
+        .zip(&launching)
+        .map(|(thread, launching)| counted(thread, launching, trace, &works))
+        .collect();
     let mut sums = FrameworkSums::default();
     let mut calls = CallCache::default();
-    for (thread, launching) in nests.threads.iter().zip(&launching) {
-        let stage_of = stage_names(thread, &nests, launches);
-        let own = own_times(thread, &nests);
-        let counts = counted(thread, launching, trace, &works);
+    for (thread, counts) in index.threads.iter().zip(&counted) {
+        let stage_of = stage_names(thread, trace, launches);
+        let own = own_times(thread, trace);
         for (entry, item) in thread.items.iter().enumerate() {
             let stage = stage_of[entry];
             if stage == WARMUP {
@@ -44,38 +56,68 @@ pub fn framework(trace: &NsysTrace, launches: &LaunchIndex, stages: &Stages) -> 
             }
             let (call, flops) = calls.of(*item, trace, &works);
             let flops = if counts[entry] { flops } else { OperatorWork::default() };
-            (call.start_ns, call.end_ns) = nests.span(*item);
+            (call.start_ns, call.end_ns) = item.span(trace);
             (call.flops, call.bytes) = (flops.flops, flops.bytes);
             if call.stage != stage {
                 call.stage = stage.to_owned();
             }
-            let around = || {
-                outer(thread, entry as u32).filter(|it| stage_of[*it as usize] == stage)
-            };
-            let name = |it: u32| nests.name(thread.items[it as usize]);
+            let around = || thread.outer(entry as u32).filter(|it| stage_of[*it as usize] == stage);
+            let name = |it: u32| thread.name(trace, it);
             let inside = around().any(|it| name(it) == call.path);
             sums.add(call, own[entry], inside, || {
                 let rolled = collapse(&call.path);
                 around().any(|it| collapse(name(it)) == rolled)
             });
-            if outer(thread, entry as u32).next().is_none() {
+            if thread.outer(entry as u32).next().is_none() {
                 sums.spans.entry(stage).or_default().push((call.start_ns, call.end_ns));
             }
         }
     }
-    sums.finish(stages)
+    let mut operators = sums.finish(stages);
+    for stage in uncounted(trace, launches, index, &counted) {
+        // The rest of the stage's work is unknown.
+        operators.work.entry(stage).or_default().flops = 0;
+    }
+    operators
+}
+
+/// Stages with products or attention outside the calls whose work counts.
+fn uncounted(
+    trace: &NsysTrace,
+    launches: &LaunchIndex,
+    index: &FrameworkIndex,
+    counted: &[Vec<bool>],
+) -> BTreeSet<String> {
+    let mut classes = ClassCache::default();
+    let mut found = BTreeSet::new();
+    for (at, (thread, entry)) in index.kernels.iter().enumerate() {
+        let kind = &trace.kernels.kinds()[trace.kernels.kind(at) as usize];
+        if !WORKING.contains(&classes.of(kind.full_name, &trace.strings).class) {
+            continue;
+        }
+        let is_counted = index.threads.get(*thread as usize).is_some_and(|nest| {
+            let counts = &counted[*thread as usize];
+            counts[*entry as usize] || nest.outer(*entry).any(|it| counts[it as usize])
+        });
+        if !is_counted {
+            found.insert(launches.stage(launches.kernels[at].1).to_owned());
+        }
+    }
+    found
 }
 
 /// For each thread, whether a kernel was launched inside each entry.
-fn launching(nests: &FrameworkNests, trace: &NsysTrace, launches: &LaunchIndex) -> Vec<Vec<bool>> {
+fn launching(index: &FrameworkIndex, trace: &NsysTrace) -> Vec<Vec<bool>> {
     // A trace without any kernel is of the CPU, where every call did its work.
     let on_cpu = trace.kernels.is_empty();
     let none = |it: &ThreadNest| vec![on_cpu; it.items.len()];
-    let mut launching: Vec<Vec<bool>> = nests.threads.iter().map(none).collect();
-    for (thread, entry) in nests.of_kernels(launches).into_iter().flatten() {
-        launching[thread as usize][entry as usize] = true;
+    let mut launching: Vec<Vec<bool>> = index.threads.iter().map(none).collect();
+    for (thread, entry) in &index.kernels {
+        if let Some(of_thread) = launching.get_mut(*thread as usize) {
+            of_thread[*entry as usize] = true;
+        }
     }
-    for (thread, launching) in nests.threads.iter().zip(&mut launching) {
+    for (thread, launching) in index.threads.iter().zip(&mut launching) {
         for entry in (0..launching.len()).rev() {
             let parent = thread.nest.entries[entry].1 as usize;
             if launching[entry] && parent < launching.len() {
@@ -94,9 +136,7 @@ fn counted(
     works: &[Option<OperatorWork>],
 ) -> Vec<bool> {
     let has_work = |item: &NestItem| match item {
-        NestItem::Call(at) => {
-            works[trace.framework.get(*at as usize).signature as usize].is_some()
-        }
+        NestItem::Call(at) => works[trace.framework.get(*at as usize).signature as usize].is_some(),
         NestItem::Range(_) => false,
     };
     let (mut counts, mut inside) = (vec![false; launching.len()], vec![false; launching.len()]);
@@ -113,12 +153,12 @@ fn counted(
 /// The stage of each entry of a thread; empty outside every stage.
 fn stage_names<'a>(
     thread: &ThreadNest,
-    nests: &FrameworkNests,
+    trace: &NsysTrace,
     launches: &'a LaunchIndex,
 ) -> Vec<&'a str> {
     let mut cursor = Cursor::default();
     let stage = |item: &NestItem| {
-        let start = nests.span(*item).0;
+        let start = item.span(trace).0;
         match cursor.at(thread.thread, start, |thread| launches.stages.on(thread)) {
             EXCLUDED => OUTSIDE,
             at => launches
@@ -132,9 +172,9 @@ fn stage_names<'a>(
 }
 
 /// Host time of each entry without those inside it.
-fn own_times(thread: &ThreadNest, nests: &FrameworkNests) -> Vec<i64> {
+fn own_times(thread: &ThreadNest, trace: &NsysTrace) -> Vec<i64> {
     let length = |item: &NestItem| {
-        let (start, end) = nests.span(*item);
+        let (start, end) = item.span(trace);
         end - start
     };
     let mut own: Vec<i64> = thread.items.iter().map(length).collect();
@@ -225,10 +265,10 @@ impl FrameworkSums<'_> {
             (collapse(&call.path), inside_rolled())
         };
         HostTimeSum::add(&mut self.rolled, path, call, Some((own_ns, inside)));
-        if call.flops > 0 || call.bytes > 0 {
+        // Bytes of a stage are unknown: only products have a formula.
+        if call.flops > 0 {
             let work = self.work.entry(call.stage.clone()).or_default();
             work.flops = work.flops.saturating_add(call.flops);
-            work.bytes = work.bytes.saturating_add(call.bytes);
         }
     }
 

@@ -14,7 +14,6 @@ pub use self::operators::{OperatorMfu, operator_mfu};
 use crate::{
     analyze::{
         cost::Cost,
-        events::Events,
         operators::Operators,
         roofline::ceilings::DeviceCeilings,
         stages::{PREFILL, STAGES, Stages},
@@ -98,16 +97,14 @@ pub struct Mfu {
     pub findings: Vec<Finding>,
 }
 
-/// Computes achieved rates, and their share of each known ceiling.
+/// Computes achieved rates, and their share of each known ceiling; `dtype` is that of the products.
 pub fn mfu(
-    events: &Events,
+    dtype: &str,
     stages: &Stages,
     operators: &Operators,
     cost: Option<&Cost>,
     ceilings: &DeviceCeilings,
 ) -> Mfu {
-    let Some(start) = events.start else { return Mfu::default() };
-    let dtype = start.dtype.as_str();
     let peaks = Ceilings {
         device: ceilings.peaks.map(|peaks| peaks.name.clone()),
         datasheet_flops_per_s: ceilings.datasheet_flops(dtype),
@@ -158,7 +155,7 @@ fn work_rows(stages: &Stages, operators: &Operators, cost: Option<&Cost>) -> Vec
             (None, Some(flops)) => (flops, "modelled"),
             (None, None) => continue,
         };
-        let bytes = counted.map(|work| work.bytes / repeats);
+        let bytes = counted.map(|work| work.bytes / repeats).filter(|bytes| *bytes > 0);
         rows.push(row(stage, flops, source, timing.ms.mean, bytes));
     }
     if rows.len() == stages.rows.len() && !rows.is_empty() {

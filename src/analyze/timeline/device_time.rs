@@ -75,8 +75,8 @@ pub fn is_operator(trace: &NsysTrace) -> impl Fn(&Range) -> bool {
 
 /// Sums the kernels of a capture by operator.
 pub fn device_times(trace: &NsysTrace, launches: &LaunchIndex) -> DeviceTimes {
-    if !trace.framework.is_empty() {
-        return framework_nests::device_times(trace, launches);
+    if let Some(index) = &launches.framework {
+        return framework_nests::device_times(trace, launches, index);
     }
     let nests = operator_nests(trace);
     let mut operators = OperatorEntries::new(trace, &nests);

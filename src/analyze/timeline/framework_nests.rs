@@ -6,13 +6,17 @@
 
 use std::{cmp::Reverse, collections::BTreeMap};
 
+use foldhash::{HashMap, HashSet};
+
 use super::{
     device_time::{DeviceTime, DeviceTimes, is_operator},
     launches::{Cursor, LaunchIndex},
-    open_ranges::{NONE, OpenNest, nest},
+    open_ranges::{NONE, OpenNest, Segments, nest},
 };
-use crate::trace::nsys::{NsysTrace, process_of};
-use foldhash::{HashMap, HashSet};
+use crate::trace::{
+    kernel::Kernel,
+    nsys::{NsysTrace, process_of},
+};
 
 /// A call or a range of a capture.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -32,16 +36,17 @@ pub struct ThreadNest {
     pub nest: OpenNest,
 }
 
-/// The items of all threads, and lookups of launches in them.
-pub struct FrameworkNests<'a> {
-    trace: &'a NsysTrace,
+/// The items of all threads, and the innermost one of each kernel.
+#[derive(Debug, Default)]
+pub struct FrameworkIndex {
     pub threads: Vec<ThreadNest>,
-    /// Entry of each call of an operator.
-    entries: Vec<u32>,
+    /// Thread and entry by kernel; [`NONE`] without an operator.
+    pub kernels: Vec<(u32, u32)>,
 }
 
-impl<'a> FrameworkNests<'a> {
-    pub fn of(trace: &'a NsysTrace) -> Self {
+impl FrameworkIndex {
+    /// Nests the calls of a capture; `launching` has the launching call of each kernel first.
+    pub fn of(trace: &NsysTrace, launching: &[(u32, u32)]) -> Self {
         let mut threads: BTreeMap<i64, Vec<NestItem>> = BTreeMap::new();
         let is_operator = is_operator(trace);
         for (at, range) in trace.ranges.iter().enumerate() {
@@ -52,51 +57,26 @@ impl<'a> FrameworkNests<'a> {
         for (at, call) in trace.framework.iter().enumerate() {
             threads.entry(call.global_tid).or_default().push(NestItem::Call(at as u32));
         }
-        let mut nests = Self { trace, threads: vec![], entries: vec![NONE; trace.framework.len()] };
+        let mut index = Self::default();
+        let mut entries = vec![NONE; trace.framework.len()];
         for (thread, mut items) in threads {
             items.sort_by_key(|it| {
-                let (start, end) = nests.span(*it);
+                let (start, end) = it.span(trace);
                 (start, Reverse(end))
             });
             let order: Vec<u32> = (0..items.len() as u32).collect();
-            let nest = nest(|at| nests.span(items[at as usize]), &order);
+            let nest = nest(|at| items[at as usize].span(trace), &order);
             for (entry, item) in items.iter().enumerate() {
                 if let NestItem::Call(row) = item {
-                    nests.entries[*row as usize] = entry as u32;
+                    entries[*row as usize] = entry as u32;
                 }
             }
-            nests.threads.push(ThreadNest { thread, items, nest });
+            index.threads.push(ThreadNest { thread, items, nest });
         }
-        nests
-    }
-
-    /// Start and end of an item.
-    pub fn span(&self, item: NestItem) -> (i64, i64) {
-        match item {
-            NestItem::Call(at) => {
-                let call = self.trace.framework.get(at as usize);
-                (call.start_ns, call.end_ns)
-            }
-            NestItem::Range(at) => {
-                let range = &self.trace.ranges[at as usize];
-                (range.start_ns, range.end_ns.unwrap_or(range.start_ns))
-            }
-        }
-    }
-
-    /// Name of an item.
-    pub fn name(&self, item: NestItem) -> &'a str {
-        match item {
-            NestItem::Call(at) => {
-                let signature = self.trace.framework.get(at as usize).signature;
-                self.trace
-                    .framework
-                    .signatures
-                    .get(signature as usize)
-                    .map_or("", |it| it.name.as_str())
-            }
-            NestItem::Range(at) => &self.trace.ranges[at as usize].name,
-        }
+        index.kernels = index.of_kernels(trace, launching, &entries);
+        // Launches are looked up once.
+        index.threads.iter_mut().for_each(|it| it.nest.segments = Segments::default());
+        index
     }
 
     fn place(&self, thread: i64) -> Option<usize> {
@@ -104,34 +84,73 @@ impl<'a> FrameworkNests<'a> {
     }
 
     /// Thread and entry of the innermost operator of each kernel, in the order of the capture.
-    pub fn of_kernels(&self, launches: &LaunchIndex) -> Vec<Option<(u32, u32)>> {
+    fn of_kernels(
+        &self,
+        trace: &NsysTrace,
+        launching: &[(u32, u32)],
+        entries: &[u32],
+    ) -> Vec<(u32, u32)> {
         let mut cursor = Cursor::default();
-        let calls = &self.trace.cuda_calls;
-        let one = |(kernel, (call, _)): (crate::trace::kernel::Kernel, &(u32, u32))| {
+        let mut one = |kernel: Kernel, call: u32| {
             let process = process_of(kernel.global_pid);
-            let recorded = self.trace.framework.operators.get(process, kernel.correlation_id);
+            let recorded = trace.framework.operators.get(process, kernel.correlation_id);
             if let Some(row) = recorded {
-                let thread = self.trace.framework.get(row as usize).global_tid;
-                let entry = self.entries[row as usize];
-                return Some((self.place(thread)? as u32, entry));
+                let thread = trace.framework.get(row as usize).global_tid;
+                return Some((self.place(thread)? as u32, entries[row as usize]));
             }
-            if *call == NONE {
+            if call == NONE {
                 return None;
             }
-            let call = calls.get(*call as usize);
-            let segments =
-                |thread| Some(&self.threads[self.place(thread)?].nest.segments);
+            let call = trace.cuda_calls.get(call as usize);
+            let place = self.place(call.global_tid)?;
+            let segments = |_| Some(&self.threads[place].nest.segments);
             let entry = cursor.at(call.global_tid, call.start_ns, segments);
-            (entry != NONE).then(|| self.place(call.global_tid)).flatten().map(|at| (at as u32, entry))
+            (entry != NONE).then_some((place as u32, entry))
         };
-        self.trace.kernels.iter().zip(&launches.kernels).map(one).collect()
+        let kernels = trace.kernels.iter().zip(launching);
+        kernels.map(|(kernel, (call, _))| one(kernel, *call).unwrap_or((NONE, NONE))).collect()
+    }
+
+    /// Name of the innermost operator of the kernel at an index.
+    pub fn name_of<'a>(&self, trace: &'a NsysTrace, kernel: usize) -> Option<&'a str> {
+        let (thread, entry) = *self.kernels.get(kernel)?;
+        Some(self.threads.get(thread as usize)?.items.get(entry as usize)?.name(trace))
+    }
+}
+
+impl NestItem {
+    /// Start and end.
+    pub fn span(self, trace: &NsysTrace) -> (i64, i64) {
+        match self {
+            Self::Call(at) => {
+                let call = trace.framework.get(at as usize);
+                (call.start_ns, call.end_ns)
+            }
+            Self::Range(at) => {
+                let range = &trace.ranges[at as usize];
+                (range.start_ns, range.end_ns.unwrap_or(range.start_ns))
+            }
+        }
+    }
+
+    pub fn name(self, trace: &NsysTrace) -> &str {
+        match self {
+            Self::Call(at) => {
+                let signature = trace.framework.get(at as usize).signature;
+                let known = trace.framework.signatures.get(signature as usize);
+                known.map_or("", |it| it.name.as_str())
+            }
+            Self::Range(at) => &trace.ranges[at as usize].name,
+        }
     }
 }
 
 /// Sums the kernels of a capture by operator.
-pub fn device_times(trace: &NsysTrace, launches: &LaunchIndex) -> DeviceTimes {
-    let nests = FrameworkNests::of(trace);
-    let of_kernels = nests.of_kernels(launches);
+pub fn device_times(
+    trace: &NsysTrace,
+    launches: &LaunchIndex,
+    index: &FrameworkIndex,
+) -> DeviceTimes {
     let mut times = DeviceTimes::default();
     let mut sums: HashMap<(usize, &str), DeviceTime> = HashMap::default();
     let mut called: HashSet<(u32, u32, usize)> = HashSet::default();
@@ -139,14 +158,14 @@ pub fn device_times(trace: &NsysTrace, launches: &LaunchIndex) -> DeviceTimes {
     for (at, kernel) in trace.kernels.iter().enumerate() {
         let replayed = if kernel.graph_node.is_some() { kernel.ns() } else { 0 };
         times.replayed_ns += replayed;
-        let Some((thread, innermost)) = of_kernels[at] else { continue };
+        let (thread, innermost) = index.kernels[at];
+        let Some(nest) = index.threads.get(thread as usize) else { continue };
         times.replayed_known_ns += replayed;
         let stage = launches.stage_number(launches.kernels[at].1);
-        let nest = &nests.threads[thread as usize];
         names.clear();
         let mut entry = innermost;
         while let Some((_, parent)) = nest.nest.entries.get(entry as usize) {
-            let name = nests.name(nest.items[entry as usize]);
+            let name = nest.name(trace, entry);
             let sum = sums.entry((stage, name)).or_default();
             if entry == innermost {
                 sum.exclusive_ns += kernel.ns();
@@ -157,7 +176,7 @@ pub fn device_times(trace: &NsysTrace, launches: &LaunchIndex) -> DeviceTimes {
                 sum.kernels += 1;
                 sum.total_ns += kernel.ns();
             }
-            let is_outermost = !outer(nest, entry).any(|it| nests.name(nest.items[it as usize]) == name);
+            let is_outermost = !nest.outer(entry).any(|it| nest.name(trace, it) == name);
             if is_outermost && called.insert((thread, entry, stage)) {
                 sum.calls += 1;
             }
@@ -173,8 +192,15 @@ pub fn device_times(trace: &NsysTrace, launches: &LaunchIndex) -> DeviceTimes {
     times
 }
 
-/// The entries around an entry, innermost first.
-pub fn outer(nest: &ThreadNest, entry: u32) -> impl Iterator<Item = u32> + '_ {
-    let parent = |entry: &u32| nest.nest.entries.get(*entry as usize).map(|it| it.1);
-    std::iter::successors(parent(&entry), move |it| parent(it)).take_while(|it| *it != NONE)
+impl ThreadNest {
+    /// Name of an entry.
+    pub fn name<'a>(&self, trace: &'a NsysTrace, entry: u32) -> &'a str {
+        self.items[entry as usize].name(trace)
+    }
+
+    /// The entries around an entry, innermost first.
+    pub fn outer(&self, entry: u32) -> impl Iterator<Item = u32> + '_ {
+        let parent = |entry: &u32| self.nest.entries.get(*entry as usize).map(|it| it.1);
+        std::iter::successors(parent(&entry), move |it| parent(it)).take_while(|it| *it != NONE)
+    }
 }

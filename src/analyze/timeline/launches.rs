@@ -6,7 +6,10 @@
 use crate::{
     analyze::{
         kernels::{OUTSIDE, WARMUP},
-        timeline::open_ranges::{EXCLUDED, NONE, OpenStages, Segments},
+        timeline::{
+            framework_nests::FrameworkIndex,
+            open_ranges::{EXCLUDED, NONE, OpenStages, Segments},
+        },
     },
     trace::nsys::{ApiCalls, NsysTrace, process_of},
 };
@@ -97,6 +100,8 @@ pub struct LaunchIndex {
     pub copies: Vec<(u32, u32)>,
     /// The same by launch of a whole-traced graph.
     pub graphs: Vec<(u32, u32)>,
+    /// Operators of a framework; `None` for a capture without their calls.
+    pub framework: Option<FrameworkIndex>,
     /// Label of work launched outside all stages.
     pub outside: &'static str,
 }
@@ -123,7 +128,8 @@ impl LaunchIndex {
         let kernels = join(&mut trace.kernels.iter().map(|it| (it.global_pid, it.correlation_id)));
         let copies = join(&mut trace.copies.iter().map(|it| (it.global_pid, it.correlation_id)));
         let graphs = join(&mut trace.graphs.iter().map(|it| (it.global_pid, it.correlation_id)));
-        Self { stages, kernels, copies, graphs, outside: "" }
+        let framework = (!trace.framework.is_empty()).then(|| FrameworkIndex::of(trace, &kernels));
+        Self { stages, kernels, copies, graphs, framework, outside: "" }
     }
 
     /// The stage label of an instance; [`Self::outside`] outside all stages.

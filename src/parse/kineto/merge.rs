@@ -3,18 +3,14 @@
 //!
 //! Ranks on several hosts may share process ids, and each may call its GPU device 0.
 
-use std::{
-    cmp::Reverse,
-    collections::BTreeSet,
-    path::Path,
-};
+use std::{cmp::Reverse, collections::BTreeSet, path::Path};
 
 use foldhash::{HashMap, HashSet};
 
 use super::{
     event::DeviceProperties,
     findings::{self, FileFacts},
-    rows::{FileRows, HostRow, UNNUMBERED_NODE},
+    rows::{FileRows, HostRow},
     sites,
     strings::Strings,
     text::{Header, Tables},
@@ -24,6 +20,7 @@ use crate::{
     trace::{
         environment::{Environment, Gpu},
         framework::{FrameworkCall, TimelineTool},
+        kernel::UNNUMBERED_NODE,
         nsys::{ApiCall, ApiCalls, NsysTrace},
         range::Range,
     },
@@ -139,6 +136,8 @@ impl Merged {
         let of_process = |(correlation, site): (u32, u32)| (process, correlation, site);
         self.trace.framework.call_sites.extend(sites.into_iter().map(of_process));
         self.operators(process, &mut rows, threads, base);
+        let overheads = rows.overheads.iter().map(|(start, end)| (at(*start), at(*end)));
+        self.trace.framework.overheads.extend(overheads);
         let graphs = graph_calls(&rows.calls, strings);
         let mut place = 0;
         for mut it in std::mem::take(&mut rows.kernels).iter() {
@@ -216,7 +215,9 @@ impl Merged {
         let Self { mut trace, facts, mut gpus, .. } = self;
         trace.tool = TimelineTool::Pytorch;
         gpus.sort_by_key(|gpu| gpu.index);
-        trace.target = Environment { gpus, ..trace.target };
+        let version = trace.tool_version.as_ref().map(|it| format!(" ({it})")).unwrap_or_default();
+        let profiler = Some(format!("{}{version}", trace.tool.as_str()));
+        trace.target = Environment { gpus, profiler, ..trace.target };
         trace.framework.signatures = tables.signatures.into_all();
         let origin = origin(&trace);
         trace.kernels = trace.kernels.map(|_, it| {
@@ -248,21 +249,21 @@ fn origin(trace: &NsysTrace) -> i64 {
     let copies = trace.copies.iter().map(|it| it.start_ns);
     let ranges = trace.ranges.iter().map(|it| it.start_ns);
     let operators = trace.framework.iter().map(|it| it.start_ns);
-    kernels.chain(calls).chain(copies).chain(ranges).chain(operators).min().unwrap_or(0)
+    let overheads = trace.framework.overheads.iter().map(|it| it.0);
+    let host = calls.chain(ranges).chain(operators).chain(overheads);
+    kernels.chain(copies).chain(host).min().unwrap_or(0)
 }
 
 fn shifted(calls: &ApiCalls, origin: i64) -> ApiCalls {
-    let moved = |it: ApiCall| ApiCall {
-        start_ns: it.start_ns - origin,
-        end_ns: it.end_ns - origin,
-        ..it
-    };
+    let moved =
+        |it: ApiCall| ApiCall { start_ns: it.start_ns - origin, end_ns: it.end_ns - origin, ..it };
     calls.iter().map(moved).collect()
 }
 
 /// Correlation ids of launches of graphs.
 fn graph_calls(calls: &ApiCalls, strings: &Strings) -> HashSet<i64> {
-    let is_graph = |name: &str| name.starts_with("cudaGraphLaunch") || name.starts_with("cuGraphLaunch");
+    let is_graph =
+        |name: &str| name.starts_with("cudaGraphLaunch") || name.starts_with("cuGraphLaunch");
     let sites: Vec<bool> =
         calls.sites().iter().map(|(name, _)| is_graph(strings.get(*name))).collect();
     let launches = (0..calls.len()).filter(|at| sites[calls.site(*at) as usize]);

@@ -16,7 +16,7 @@ use super::{
 use crate::{
     parse::possible_interval,
     trace::{
-        kernel::{Kernel, KernelTrace},
+        kernel::{Kernel, KernelTrace, UNNUMBERED_NODE},
         names::base_name,
         nsys::{ApiCall, ApiCalls, CopyKind, MemoryOp},
         range::Range,
@@ -25,8 +25,6 @@ use crate::{
 
 /// Most names of unknown categories that are kept.
 const MAX_UNKNOWN: usize = 20;
-/// First bit of a number that stands for a graph's node where the trace has no id.
-pub const UNNUMBERED_NODE: u64 = 1 << 63;
 
 /// A call of an operator, or a frame of Python.
 #[derive(Debug, Clone, Copy)]
@@ -68,6 +66,7 @@ pub struct FileRows {
     pub ranges: Vec<Range>,
     pub operators: Vec<HostRow>,
     pub frames: Vec<HostRow>,
+    pub overheads: Vec<(i64, i64)>,
     /// Process and thread as written.
     pub threads: Vec<(i64, i64)>,
     thread_index: HashMap<(i64, i64), u32>,
@@ -90,7 +89,9 @@ enum Category {
     Operator,
     Range,
     Frame,
-    /// Known, and told by other events: flows, overheads, annotations of the device.
+    /// Own work of the profiler.
+    Overhead,
+    /// Known, and recorded by other events, too: flows, annotations of the device.
     Redundant,
     Unknown,
 }
@@ -106,9 +107,18 @@ impl Category {
             "cpu_op" | "Operator" => Self::Operator,
             "user_annotation" => Self::Range,
             "python_function" => Self::Frame,
-            "gpu_user_annotation" | "ac2g" | "async_cpu_to_gpu" | "async_gpu" | "fwdbwd"
-            | "forward_backward" | "overhead" | "cuda_sync" | "cuda_event" | "Trace"
-            | "cpu_instant_event" | "cuda_profiler_range" => Self::Redundant,
+            "overhead" => Self::Overhead,
+            "gpu_user_annotation"
+            | "ac2g"
+            | "async_cpu_to_gpu"
+            | "async_gpu"
+            | "fwdbwd"
+            | "forward_backward"
+            | "cuda_sync"
+            | "cuda_event"
+            | "Trace"
+            | "cpu_instant_event"
+            | "cuda_profiler_range" => Self::Redundant,
             _ => Self::Unknown,
         }
     }
@@ -171,6 +181,7 @@ impl FileRows {
                 let row = self.host(&event, at, strings.index(name));
                 self.frames.push(row);
             }
+            Category::Overhead => self.overheads.push(at),
             Category::Redundant | Category::Unknown => {}
         }
     }
@@ -224,8 +235,7 @@ impl FileRows {
     fn work(&mut self, event: &EventFields) -> (u32, i64) {
         let args = &event.args.0;
         let device = if args.device.value.is_some() { args.device } else { event.pid };
-        let (correlation, external) =
-            (self.small(args.correlation), self.small(args.external_id));
+        let (correlation, external) = (self.small(args.correlation), self.small(args.external_id));
         if correlation != 0 && external != 0 {
             self.external_ids.push((correlation, external));
         }
@@ -243,9 +253,11 @@ impl FileRows {
         let (device, correlation_id) = self.work(event);
         let stream = if args.stream.value.is_some() { args.stream } else { event.tid };
         let node = |graph: i64, node: i64| (graph.cast_unsigned() << 32) ^ node.cast_unsigned();
-        let graph_node = args.graph_node_id.value.filter(|it| *it != 0).map(|id| {
-            node(args.graph_id.value.unwrap_or(0), id) & !UNNUMBERED_NODE
-        });
+        let graph_node = args
+            .graph_node_id
+            .value
+            .filter(|it| *it != 0)
+            .map(|id| node(args.graph_id.value.unwrap_or(0), id) & !UNNUMBERED_NODE);
         let name = strings.shortened(full_name, base_name);
         let kernel = Kernel {
             name,

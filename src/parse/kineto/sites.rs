@@ -1,7 +1,10 @@
 //! The line of code behind each launch: the innermost frame of the program around the call, outside
 //! PyTorch and Python's own library.
 
-use super::{rows::{FileRows, HostRow}, strings::Strings};
+use super::{
+    rows::{FileRows, HostRow},
+    strings::Strings,
+};
 
 /// Parts of the paths of frames that are not the program's.
 const NOT_OF_PROGRAM: [&str; 6] =
@@ -85,13 +88,8 @@ mod tests {
 
     #[test]
     fn a_call_belongs_to_the_innermost_frame_around_it() {
-        let frame = |name, start_ns, end_ns| HostRow {
-            start_ns,
-            end_ns,
-            thread: 0,
-            name,
-            external_id: 0,
-        };
+        let frame =
+            |name, start_ns, end_ns| HostRow { start_ns, end_ns, thread: 0, name, external_id: 0 };
         let frames = vec![frame(1, 0, 100), frame(2, 10, 20), frame(3, 12, 15), frame(4, 200, 300)];
         let calls = vec![(250, 8), (13, 5), (16, 6), (50, 7), (150, 9)];
         assert_eq!(innermost(frames, calls), [(5, 3), (6, 2), (7, 1), (8, 4)]);

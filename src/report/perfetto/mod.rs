@@ -23,7 +23,7 @@ use crate::{
     trace::{
         Trace,
         event::Event,
-        kernel::{KernelTrace, LaunchKind},
+        kernel::{KernelTrace, LaunchKind, UNNUMBERED_NODE},
         nsys::{GraphLaunch, NsysTrace},
         power::{PowerLog, PowerSample},
     },
@@ -168,7 +168,7 @@ fn traced(packets: &mut Packets<impl Write>, nsys: &NsysTrace) -> io::Result<()>
         nsys.ranges.iter().map(|it| it.start_ns).chain(nsys.kernels.iter().map(|it| it.start_ns));
     let starts = starts.chain(nsys.graphs.iter().map(|it| it.start_ns));
     let origin = starts.chain(nsys.cuda_calls.iter().map(|it| it.start_ns)).min().unwrap_or(0);
-    let process = packets.process(TRACED, "traced pass (nsys)")?;
+    let process = packets.process(TRACED, &format!("traced pass ({})", nsys.tool.as_str()))?;
     let (mut threads, mut crossing) = (Rows::default(), Lanes::default());
     for range in &nsys.ranges {
         let Some(times) = range.end_ns.and_then(|end| span(origin, (range.start_ns, end))) else {
@@ -301,7 +301,7 @@ fn kernels(
             "correlation",
             &Arg::Number(it.correlation_id.cast_unsigned()),
         )?;
-        if let Some(node) = it.graph_node {
+        if let Some(node) = it.graph_node.filter(|node| node & UNNUMBERED_NODE == 0) {
             packets.annotate(&mut template, "graph node", &Arg::Number(node))?;
         }
         packets.slice(row, &template, times)?;

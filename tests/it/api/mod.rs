@@ -20,4 +20,5 @@ pub mod service;
 pub mod submissions;
 pub mod tables;
 pub mod targets;
+mod traces;
 pub mod uploads;
