@@ -12,7 +12,14 @@ import json
 import sys
 
 # Fields whose numbers are ids of the trace.
-IDS = ("External id", "correlation", "Record function id", "Ev Idx", "Python id", "Python parent id")
+IDS = (
+    "External id",
+    "correlation",
+    "Record function id",
+    "Ev Idx",
+    "Python id",
+    "Python parent id",
+)
 
 
 def read(path):
@@ -42,41 +49,27 @@ def written(value):
     return json.dumps(value)
 
 
-def template(event, span_ids):
-    """An event as a format with the places of its time and ids."""
-    parts, values = [], []
-    event = dict(event)
-    if "ts" in event:
-        values.append(("ts", nanoseconds(event["ts"])))
-        event["ts"] = Decimals("\0")
-    if "id" in event and event.get("ph") in "sf":
-        values.append(("id", event["id"]))
-        event["id"] = Decimals("\0")
+def template(event):
+    """An event as pieces of text, with a time or an id between each two."""
+    event, values = dict(event), []
     if isinstance(event.get("args"), dict):
-        args = dict(event["args"])
-        for key in IDS:
-            if isinstance(args.get(key), int) and args[key] > 0:
-                values.append(("id", args[key]))
-                args[key] = Decimals("\0")
-        # Places are filled in the order of the text.
-        event["args"] = args
-    text = written(event)
-    order, found = [], 0
-    for key, value in list(event.items()) + list((event.get("args") or {}).items()):
-        if value == "\0":
-            order.append(key)
-    by_key = {}
-    for kind, number in values:
-        by_key.setdefault(kind, []).append(number)
-    filled = []
-    for key in order:
-        kind = "ts" if key == "ts" else "id"
-        filled.append((kind, by_key[kind].pop(0)))
-        found += 1
-    parts = text.split("\0")
-    assert len(parts) == found + 1, text
-    span_ids[0] = max([span_ids[0]] + [number for kind, number in filled if kind == "id"])
-    return parts, filled
+        event["args"] = dict(event["args"])
+    # Numbers are taken out in the order of the text.
+    for key, value in list(event.items()):
+        if key == "ts":
+            values.append(("ts", nanoseconds(value)))
+            event[key] = Decimals("\0")
+        elif key == "id" and event.get("ph") in ("s", "f"):
+            values.append(("id", value))
+            event[key] = Decimals("\0")
+        elif key == "args" and isinstance(value, dict):
+            for name, number in value.items():
+                if name in IDS and isinstance(number, int) and number > 0:
+                    values.append(("id", number))
+                    event[key][name] = Decimals("\0")
+    pieces = written(event).split("\0")
+    assert len(pieces) == len(values) + 1, event
+    return pieces, values
 
 
 def main():
@@ -84,11 +77,12 @@ def main():
     trace = read(source)
     events = trace.pop("traceEvents")
     head = [event for event in events if event.get("ph") == "M"]
-    body = [event for event in events if event.get("ph") == "X" or event.get("ph") in ("s", "f")]
+    body = [event for event in events if event.get("ph") in ("X", "s", "f")]
     times = [nanoseconds(event["ts"]) for event in body if "ts" in event]
     last = [nanoseconds(e["ts"]) + nanoseconds(e.get("dur", 0)) for e in body if "ts" in e]
-    span, ids = max(last) - min(times) + 1_000_000, [0]
-    templates = [template(event, ids) for event in body]
+    span = max(last) - min(times) + 1_000_000
+    templates = [template(event) for event in body]
+    ids = max(n for _, values in templates for kind, n in values if kind == "id")
     with open(out, "w", buffering=1 << 20) as file:
         file.write("{" + ", ".join(f"{json.dumps(k)}: {written(v)}" for k, v in trace.items()))
         file.write(', "traceEvents": [\n' + ",\n".join(written(event) for event in head))
@@ -101,7 +95,7 @@ def main():
                         ns = number + repeat * span
                         file.write(f"{ns // 1000}.{ns % 1000:03}")
                     else:
-                        file.write(str(number + repeat * ids[0]))
+                        file.write(str(number + repeat * ids))
                     file.write(part)
             repeat += 1
         file.write("\n]}\n")

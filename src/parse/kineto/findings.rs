@@ -105,7 +105,7 @@ fn unread(files: &[FileFacts], unpaired: u64, unknown: u64) -> Finding {
         finding = finding.with("categories", names.join(", ")).with("of them", unknown);
     }
     if unpaired > 0 {
-        finding = finding.with("begin and end events", unpaired);
+        finding = finding.with("start and end events", unpaired);
     }
     finding.advise("Figures cover the kernels, copies, calls, operators and ranges that were read.")
 }

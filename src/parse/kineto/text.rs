@@ -17,7 +17,7 @@ use super::{
 };
 use crate::parse::ParseError;
 
-/// What a trace says of itself.
+/// Header of a trace.
 #[derive(Debug, Default)]
 pub struct Header {
     /// Nanoseconds since 1970 at the zero of all times; absent before 2.4.

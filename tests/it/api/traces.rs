@@ -35,7 +35,7 @@ async fn traces_of_pytorch_are_imported_reported_and_aligned() {
     let broken =
         send(&api, "?name=a.json", PLAIN, "{\"traceEvents\": [{\"name\": \"a\"b\"}]}").await;
     assert_eq!(broken.status, 422, "{}", broken.text());
-    assert!(broken.text().contains("a.json: not JSON at byte 28"), "{}", broken.text());
+    assert!(broken.text().contains("a.json: not JSON at byte 30"), "{}", broken.text());
 
     let service = Service::start(api.data(), &Setup::default());
     for run in [&plain, &ranks] {

@@ -117,8 +117,9 @@ impl CaptureForm {
 /// One file as the body, named by `name`; or a form with several: a timeline (an SQLite export of
 /// nsys, or its `.nsys-rep` if this host has an nsys; or traces by the profiler of PyTorch, one per
 /// process) and counters of ncu (pages of `ncu --import R --csv --page raw`, or `.ncu-rep` if this
-/// host has an ncu), each as it is or compressed with zstd or gzip. They become a run whose subject is an `import`, which needs no device and has the same
-/// reports, tables and artifacts as other runs.
+/// host has an ncu), each as it is or compressed with zstd or gzip. They become a run whose subject
+/// is an `import`, which needs no device and has the same reports, tables and artifacts as other
+/// runs.
 /// With `Idempotency-Key`, a repeated submission of the same files and fields returns the same run.
 #[utoipa::path(post, path = "/captures", tag = "runs", operation_id = "submit_capture",
     params(
