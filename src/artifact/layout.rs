@@ -34,7 +34,7 @@ pub const JOB_STDERR: &str = "job.stderr.log";
 /// Files that stay when an attempt prepares the folder, in addition to those of finished passes.
 pub const KEPT: &[&str] = &[PROGRESS, JOB, PASSES, OWNER, SCHEDULER_LOG, JOB_STDOUT, JOB_STDERR];
 /// Further files that stay of an import.
-pub const IMPORTED: &[&str] = &[IMPORT, NSYS, NCU];
+pub const IMPORTED: &[&str] = &[IMPORT, NSYS, NCU, PYTORCH];
 /// Files that change after the seal or belong to the executor, and so are not artifacts.
 pub const UNSEALED: &[&str] = &[
     MANIFEST,
