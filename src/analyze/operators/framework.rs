@@ -277,7 +277,7 @@ impl FrameworkSums<'_> {
         for stage in STAGES {
             if let (Some(spans), Some(ms)) = (self.spans.remove(stage), total_ms(stage)) {
                 let work = self.work.entry(stage.to_owned()).or_default();
-                work.covered_pct = percent(covered_ns(spans.into_iter()) as f64, ms * 1e6);
+                work.covered_pct = percent(covered_ns(spans) as f64, ms * 1e6);
             }
         }
         let finish = |sums: BTreeMap<CallKey, HostTimeSum>| {
