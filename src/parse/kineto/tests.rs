@@ -185,7 +185,7 @@ fn broken_text_is_refused_with_its_place_and_a_remedy() {
     for (text, parts) in [
         (r#"{"traceEvents": [{"ph": "X""#, ["truncated", "byte 27"]),
         ("{\"traceEvents\": [\n{\"name\": \"a \"b\" c\"}]}", ["not JSON at byte", "146900"]),
-        (r#"{"traceEvents": [{"ts": 1, "ts": 2}]}"#, ["duplicate field `ts`", "byte 30"]),
+        (r#"{"traceEvents": [{"ts": 1, "ts": 2}]}"#, ["duplicate field `ts`", "byte 32"]),
         (r#"{"traceEvents": [], "traceEvents": []}"#, ["duplicate field `traceEvents`", "byte"]),
         (r#"{"traceEvents": [[1, 2]]}"#, ["expected an event", "byte"]),
         (r#"{"traceEvents": {"a": 1}}"#, ["expected a list of events", "byte"]),
