@@ -120,8 +120,7 @@ pub const INVARIANTS: &[Invariant] = &[
         holds: "work starts at most 1 us before its launching call",
         cause: "the clocks of host and GPU are inconsistent in this capture, or its times are \
                 damaged",
-        remedy: "Record again with an nsys as new as the driver. Kernel durations use one clock \
-                 and are kept.",
+        remedy: "Record again with a newer profiler. Kernel durations use one clock and are kept.",
     },
     Invariant {
         id: "share",
@@ -137,6 +136,7 @@ pub const INVARIANTS: &[Invariant] = &[
             "GemmRecord.tile_fill_pct",
             "FullKernelRecord.share_pct",
             "ClassRecord.share_pct",
+            "CallSite.share_pct",
             "LLMProfileReport.classified_pct",
             "KernelCounters.covered_pct",
             "Region.share_pct",

@@ -4,6 +4,7 @@
 //! open on the launching thread when its launching call started (joined by correlation id and
 //! process).
 
+pub mod call_sites;
 pub mod counters;
 pub mod gemm_tiles;
 pub mod gemms;

@@ -31,7 +31,7 @@ use super::{
 use crate::{
     analyze::stages::{DECODE, STAGES},
     domain::{dtype::Dtype, named_values::named_values},
-    trace::nsys::NsysTrace,
+    trace::{framework::TimelineTool, nsys::NsysTrace},
 };
 
 named_values! {
@@ -223,6 +223,17 @@ pub struct Ledger {
 }
 
 impl Ledger {
+    /// The same ledger, of a timeline by another profiler than nsys.
+    pub fn recorded_by(mut self, tool: TimelineTool) -> Self {
+        if tool != TimelineTool::Nsys {
+            let passes = self.rows.iter_mut().map(|it| &mut it.pass);
+            for pass in passes.chain(self.members.iter_mut().map(|it| &mut it.pass)) {
+                *pass = pass.replace(TimelineTool::Nsys.as_str(), tool.as_str());
+            }
+        }
+        self
+    }
+
     /// The rows of one stage.
     pub fn of_stage<'a>(&'a self, stage: &'a str) -> impl Iterator<Item = &'a LedgerRow> {
         self.rows.iter().filter(move |it| it.stage == stage)

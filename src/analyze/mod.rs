@@ -32,6 +32,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use crate::{
     analyze::{
         kernels::{
+            call_sites::{self, CallSite},
             counters::{self, CounterRecord},
             gemms::{self, Gemms},
             nsys_sums::NsysSums,
@@ -47,6 +48,7 @@ use crate::{
             experts::{self, ExpertUse},
             output_equality::{self, OutputCheck},
             overhead::{self, OverheadRecord},
+            profiler_overhead,
             repeats::{self, OperatorRepeats},
             stage_calls::StageCalls,
         },
@@ -71,6 +73,7 @@ use crate::{
     trace::{
         Trace,
         event::{End, Start},
+        framework::TimelineTool,
         nsys::NsysTrace,
     },
 };
@@ -81,7 +84,7 @@ use kernels::KernelTimes;
 use ledger::{Ledger, LedgerInput};
 use memory::MemoryRecord;
 use model_work::{KnownModel, ModelWork};
-use operators::Operators;
+use operators::{Operators, framework::framework};
 use power::Power;
 use roofline::Roofline;
 use sampled::SampledMetrics;
@@ -93,6 +96,8 @@ use stages::Stages;
 pub struct Analysis {
     /// Kind of the profiled subject; determines which results can exist.
     pub subject: SubjectKind,
+    /// The profiler that recorded the timeline.
+    pub tool: TimelineTool,
     /// Configuration that the runner reported in the unprofiled pass.
     pub start: Option<Start>,
     /// Final record of the runner in that pass; absent when it was killed.
@@ -136,6 +141,8 @@ pub struct Analysis {
     pub cold: Vec<ColdInstance>,
     /// Recorded and launched kernels of the traced pass, by stage.
     pub coverage: Vec<StageCoverage>,
+    /// Kernels by the line of code that launched them; empty without stacks.
+    pub call_sites: Vec<CallSite>,
     /// Work of the traced pass by process and device.
     pub processes: Processes,
     /// Steps of an inference engine, by the names of its ranges.
@@ -174,11 +181,17 @@ pub fn analyze(trace: &Trace, model: Option<KnownModel>, peaks: Option<&DevicePe
 
     let mut analysis = Analysis {
         subject: trace.subject,
+        tool: trace.nsys.as_ref().map(|it| it.tool).unwrap_or_default(),
         only_traced: only_traced && trace.nsys.is_some(),
         cold,
         ..Analysis::default()
     };
     analysis.add_events(trace, model, &baseline, &traced);
+    if let Some((nsys, launches)) = timeline
+        && let Some(index) = &launches.framework
+    {
+        analysis.operators = framework(nsys, launches, index, &analysis.stages);
+    }
     let splits = analysis.add_timeline(trace, timeline, &traced, peaks);
     let work = analysis.model_work(model, &baseline);
     analysis.cost = work.as_ref().and_then(ModelWork::cost);
@@ -244,6 +257,7 @@ impl Analysis {
         self.gemms =
             trace.gemms.as_ref().map(|log| gemms::gemms(log, timeline)).unwrap_or_default();
         self.gemms.add_counters(&self.counters);
+        let traced = (traced, self.only_traced);
         operators::attach(&mut self.operators, &tables.device, traced, &self.kernels.stages);
         self.coverage = tables.coverage;
         self.regions = tables.regions;
@@ -253,6 +267,10 @@ impl Analysis {
         self.graphs = tables.graphs;
         self.step = tables.step;
         self.sums = tables.sums;
+        if let Some((nsys, launches)) = timeline {
+            self.call_sites = call_sites::call_sites(nsys, launches, &self.kernels.stages);
+            self.findings.extend(profiler_overhead::findings(nsys, launches));
+        }
         self.processes = tables.processes;
         self.engine_steps = tables.engine_steps;
         tables.splits
@@ -291,7 +309,7 @@ impl Analysis {
             ceilings: &ceilings,
             tile_fill: ledger::tile_fills(&self.gemms.records),
         };
-        self.ledger = ledger::ledger(self, &input);
+        self.ledger = ledger::ledger(self, &input).recorded_by(self.tool);
     }
 
     /// Adds power, and the utilisation of the device's ceilings.
@@ -307,13 +325,12 @@ impl Analysis {
         self.power.iter_mut().for_each(|power| self.violations.clocks(power));
         let ceilings = DeviceCeilings::of(baseline, peaks, self.power.as_ref());
         let on_cpu = baseline.start.is_some_and(|start| start.device == "cpu");
-        let dtype = work.map(|work| work.dtype.as_str());
-        let dtype = dtype.or_else(|| Some(baseline.start?.dtype.as_str()));
+        let dtype = work.map(|work| work.dtype.to_string());
+        let dtype = dtype.or_else(|| Some(baseline.start?.dtype.clone()));
+        let dtype = dtype.or_else(|| self.operators.main_dtype());
+        let modelled = work.and_then(ModelWork::flops);
         let mut mfu = dtype
-            .map(|dtype| {
-                let modelled = work.and_then(ModelWork::flops);
-                mfu::mfu(dtype, &self.stages, &self.operators, modelled, &ceilings)
-            })
+            .map(|it| mfu::mfu(&it, &self.stages, &self.operators, modelled, &ceilings))
             .unwrap_or_default();
         mfu.operators = mfu::operator_mfu(&self.operators, &ceilings, on_cpu, &mut mfu.findings);
         self.gemms.add_ceilings(&ceilings);
@@ -329,7 +346,8 @@ impl Analysis {
 
     /// Adds all findings, worst first.
     fn add_findings(&mut self, trace: &Trace) {
-        let mut found = findings::findings(self, trace);
+        let mut found = std::mem::take(&mut self.findings);
+        found.extend(findings::findings(self, trace));
         found.extend(command::findings(self, trace));
         if self.only_traced && self.subject != SubjectKind::Command {
             let message = "All times are of a traced pass and include tracing overhead; there \

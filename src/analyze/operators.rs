@@ -4,6 +4,8 @@
 //! are those of the launching calls. Calls replayed by a CUDA graph have no host time. Device time
 //! is that of the kernels launched by the operator in the traced pass.
 
+mod formulas;
+pub mod framework;
 mod host;
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -165,6 +167,16 @@ impl Operators {
         self.rolled.iter().filter(|record| record.op != MODULE)
     }
 
+    /// The dtype with the most FLOPs; `None` without any.
+    pub fn main_dtype(&self) -> Option<String> {
+        let mut flops: BTreeMap<&str, u64> = BTreeMap::new();
+        for it in self.by_path.iter().filter(|it| it.flops > 0 && !it.dtype.is_empty()) {
+            let sum = flops.entry(&it.dtype).or_default();
+            *sum = sum.saturating_add(it.flops);
+        }
+        flops.into_iter().max_by_key(|(_, sum)| *sum).map(|(dtype, _)| dtype.to_owned())
+    }
+
     /// Rolled-up records of enclosing modules, longest total first.
     pub fn modules(&self) -> impl Iterator<Item = &OperatorRecord> {
         self.rolled.iter().filter(|record| record.op == MODULE)
@@ -239,30 +251,26 @@ fn sort(records: &mut [OperatorRecord]) {
 
 /// Attaches the kernels of the traced pass to the operators that launched them. A path with
 /// operators of several kinds in one stage gets none: its range does not identify the kind.
+/// `same_pass`: the records are of the traced pass.
 pub fn attach(
     operators: &mut Operators,
     times: &DeviceTimes,
-    traced: &Events,
+    (traced, same_pass): (&Events, bool),
     stages: &[StageKernels],
 ) {
-    let mut work: BTreeMap<(&str, &str), (u64, u64)> = BTreeMap::new();
-    for call in traced.calls.iter().filter(|call| !call.warmup) {
-        let sum = work.entry((&call.stage, &call.path)).or_default();
-        *sum = (sum.0 + call.flops, sum.1 + call.bytes);
-    }
+    let work = traced_work(operators, traced, same_pass);
     let mut by_path: BTreeMap<(String, String), OperatorSums> = BTreeMap::new();
     let mut rolled: BTreeMap<(String, String), OperatorSums> = BTreeMap::new();
     for ((stage, path), time) in &times.operators {
-        let (flops, bytes) =
-            work.get(&(stage.as_str(), path.as_str())).copied().unwrap_or_default();
+        let (flops, bytes) = work.get(&(stage.clone(), path.clone())).copied().unwrap_or_default();
         for (sums, path) in [(&mut by_path, path.clone()), (&mut rolled, collapse(path))] {
             let sum = sums.entry((stage.clone(), path)).or_default();
             sum.time.calls += time.calls;
             sum.time.kernels += time.kernels;
             sum.time.total_ns += time.total_ns;
             sum.time.exclusive_ns += time.exclusive_ns;
-            sum.flops += flops;
-            sum.bytes += bytes;
+            sum.flops = sum.flops.saturating_add(flops);
+            sum.bytes = sum.bytes.saturating_add(bytes);
         }
     }
     for (records, sums) in [(&mut operators.by_path, by_path), (&mut operators.rolled, rolled)] {
@@ -295,6 +303,25 @@ pub fn attach(
         }
         sort(records);
     }
+}
+
+/// FLOPs and bytes of the traced pass by stage and path: of its events, or of the records if those
+/// are of the same pass.
+fn traced_work(
+    operators: &Operators,
+    traced: &Events,
+    same_pass: bool,
+) -> BTreeMap<(String, String), (u64, u64)> {
+    let mut work: BTreeMap<(String, String), (u64, u64)> = BTreeMap::new();
+    if same_pass {
+        let of = |it: &OperatorRecord| ((it.stage.clone(), it.path.clone()), (it.flops, it.bytes));
+        return operators.by_path.iter().map(of).collect();
+    }
+    for call in traced.calls.iter().filter(|call| !call.warmup) {
+        let sum = work.entry((call.stage.clone(), call.path.clone())).or_default();
+        *sum = (sum.0 + call.flops, sum.1 + call.bytes);
+    }
+    work
 }
 
 /// Device time and work of one operator in one stage.

@@ -9,6 +9,7 @@ pub mod coverage;
 pub mod experts;
 pub mod output_equality;
 pub mod overhead;
+pub mod profiler_overhead;
 pub mod repeats;
 pub mod stage_calls;
 

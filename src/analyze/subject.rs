@@ -4,7 +4,7 @@
 //! that the run does not have.
 
 use super::Analysis;
-use crate::domain::subject::SubjectKind;
+use crate::{domain::subject::SubjectKind, trace::framework::TimelineTool};
 
 impl Analysis {
     /// The pass that was timed.
@@ -55,6 +55,12 @@ impl Analysis {
                 "State its model in the command's `computes` (targets.toml), or have it write \
                  operators to standard output as events.",
             ),
+            SubjectKind::Import if self.is_of_pytorch() => (
+                "The FLOPs of no stage are complete: products or attention ran outside operators \
+                 with known shapes.",
+                "Record with record_shapes=True. Kernels of CUDA graphs and of other libraries \
+                 have no operator: record without graphs to count them.",
+            ),
             SubjectKind::Import => (
                 "The FLOPs are unknown: a capture of another program has no operator shapes.",
                 "State the model with `model_config` and `prompt_tokens`, or import ncu pages for \
@@ -66,13 +72,19 @@ impl Analysis {
     /// Reason for missing kernels, and advice.
     pub const fn why_no_kernels(&self, captured: bool) -> (&'static str, &'static str) {
         match (self.subject, captured) {
+            (SubjectKind::Import, true) if self.is_of_pytorch() => (
+                "There is no kernel data: the imported traces contain no kernels.",
+                "Record with activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA] on a host \
+                 with a GPU.",
+            ),
             (SubjectKind::Import, true) => (
                 "There is no kernel data: the imported timeline contains no kernels.",
                 "Record the CUDA API (nsys profile -t cuda,nvtx) on a host with a GPU.",
             ),
             (SubjectKind::Import, false) => (
                 "There is no kernel data: no timeline was imported.",
-                "Import the SQLite export of an nsys report next to the ncu pages.",
+                "Import the SQLite export of an nsys report, or a trace by the profiler of \
+                 PyTorch, next to the ncu pages.",
             ),
             (_, false) => (
                 "There is no kernel data: the run has no nsys capture.",
@@ -102,6 +114,11 @@ impl Analysis {
                 "The command reports no operators, and no range inside its stages is one.",
                 "Have it open an NVTX range around each module, or write operators to standard \
                  output as events.",
+            ),
+            SubjectKind::Import if self.is_of_pytorch() => (
+                "No operator was recorded.",
+                "Record with ProfilerActivity.CPU. Kernels of replayed CUDA graphs have no \
+                 operator: their operators ran when the graph was captured.",
             ),
             SubjectKind::Import => (
                 "No range inside a stage of the capture is an operator.",
@@ -141,6 +158,11 @@ impl Analysis {
                 "State the model with `model_config` and `prompt_tokens`.",
             ),
         }
+    }
+
+    /// Returns true for a timeline by the profiler of PyTorch.
+    pub const fn is_of_pytorch(&self) -> bool {
+        matches!(self.tool, TimelineTool::Pytorch)
     }
 
     /// Advice on measuring more repeats.

@@ -10,6 +10,7 @@ use std::{
     path::{Path, PathBuf},
 };
 
+use flate2::read::MultiGzDecoder;
 use serde::{Deserialize, Serialize};
 use tokio::sync::oneshot;
 
@@ -17,6 +18,8 @@ use crate::domain::import::{CaptureKind, Import};
 
 /// First bytes of a Zstandard frame (RFC 8878, section 3.1.1).
 pub(super) const ZSTD: &[u8] = &[0x28, 0xb5, 0x2f, 0xfd];
+/// First bytes of a gzip file (RFC 1952, section 2.3.1).
+const GZIP: &[u8] = b"\x1f\x8b";
 /// Largest window of the decompressor, as a power of two: 128 MiB, that of `zstd -22`.
 pub(super) const WINDOW_LOG: u32 = 27;
 /// Bytes between two checks of the disk.
@@ -29,9 +32,9 @@ const MAX_PAGE: u64 = 64 << 20;
 const OTHERS: [(&[u8], &str); 6] = [
     (b"\x7fELF", "a program"),
     (b"PK\x03\x04", "a zip archive"),
-    (b"\x1f\x8b", "packed with gzip; upload it unpacked or packed with zstd"),
-    (b"\xfd7zXZ", "packed with xz; upload it unpacked or packed with zstd"),
-    (ZSTD, "packed with zstd twice"),
+    (GZIP, "packed twice, then with gzip"),
+    (b"\xfd7zXZ", "packed with xz; upload it unpacked or packed with zstd or gzip"),
+    (ZSTD, "packed twice, then with zstd"),
     (b"#!", "a script"),
 ];
 
@@ -122,7 +125,8 @@ pub fn settle(
     others: u64,
     limits: UploadLimits,
 ) -> Result<(CaptureKind, u64), IntakeError> {
-    if head(path)?.starts_with(ZSTD) {
+    let packed = head(path)?;
+    if packed.starts_with(ZSTD) || packed.starts_with(GZIP) {
         let plain = path.with_extension("plain");
         unpack(path, &plain, others, limits)?;
         fs::rename(&plain, path)?;
@@ -147,10 +151,17 @@ fn head(path: &Path) -> io::Result<Vec<u8>> {
 
 /// Unpacks up to the limit; the length in the header of a packed file is not trusted.
 fn unpack(from: &Path, to: &Path, others: u64, limits: UploadLimits) -> Result<(), IntakeError> {
+    let is_gzip = head(from)?.starts_with(GZIP);
+    let with = if is_gzip { "gzip" } else { "zstd" };
     let broken =
-        |error: io::Error| IntakeError::Unfit(format!("packed with zstd, and broken: {error}"));
-    let mut packed = zstd::stream::read::Decoder::new(File::open(from)?)?;
-    packed.window_log_max(WINDOW_LOG)?;
+        |error: io::Error| IntakeError::Unfit(format!("packed with {with}, and broken: {error}"));
+    let mut packed: Box<dyn Read> = if is_gzip {
+        Box::new(MultiGzDecoder::new(File::open(from)?))
+    } else {
+        let mut packed = zstd::stream::read::Decoder::new(File::open(from)?)?;
+        packed.window_log_max(WINDOW_LOG)?;
+        Box::new(packed)
+    };
     let (mut plain, mut buffer) = (File::create(to)?, vec![0; 1 << 17]);
     let (mut bytes, mut looked) = (0_u64, 0);
     loop {
@@ -186,7 +197,12 @@ fn kind(head: &[u8]) -> Result<CaptureKind, String> {
         return Ok(CaptureKind::CounterReport);
     }
     if head.contains(&0) {
-        return Err("neither an export or report of nsys, nor a page or report of ncu".into());
+        return Err("neither an export or report of nsys, nor a page or report of ncu, nor a \
+                    trace by the profiler of PyTorch"
+            .into());
+    }
+    if matches!(head.trim_ascii_start().first(), Some(b'{' | b'[')) {
+        return Ok(CaptureKind::PytorchTrace);
     }
     Ok(CaptureKind::Counters)
 }
@@ -204,6 +220,12 @@ mod tests {
         settle(&path, 10, limits).map_err(|error| error.to_string())
     }
 
+    fn gzip(bytes: &[u8]) -> Vec<u8> {
+        let mut packed = flate2::write::GzEncoder::new(Vec::new(), flate2::Compression::fast());
+        packed.write_all(bytes).unwrap();
+        packed.finish().unwrap()
+    }
+
     #[test]
     fn files_are_classified_by_their_first_bytes_packed_or_not() {
         for (bytes, kind) in [
@@ -211,8 +233,11 @@ mod tests {
             (b"NVIDIA Tegra Profiler Report 1.\n\x0b", CaptureKind::Report),
             (b"==PROF== Connected\n\"ID\",\"Kernel Name\"\n", CaptureKind::Counters),
             (b"NVR\0\x0a\0\0\0", CaptureKind::CounterReport),
+            (b"\n  {\n    \"schemaVersion\": 1", CaptureKind::PytorchTrace),
+            (b"[{\"ph\": \"X\"", CaptureKind::PytorchTrace),
         ] {
             assert_eq!(settled(bytes, LIMITS), Ok((kind, bytes.len() as u64)));
+            assert_eq!(settled(&gzip(bytes), LIMITS), Ok((kind, bytes.len() as u64)));
             assert_eq!(
                 settled(&zstd::encode_all(bytes, 1).unwrap(), LIMITS),
                 Ok((kind, bytes.len() as u64))
@@ -227,7 +252,8 @@ mod tests {
             (&b""[..], "empty"),
             (b"\x7fELF\x02\x01", "a program"),
             (b"PK\x03\x04", "a zip"),
-            (b"\x1f\x8b\x08", "gzip"),
+            (b"\x1f\x8b\x08", "packed with gzip, and broken"),
+            (&gzip(&gzip(b"x")), "packed twice, then with gzip"),
             (b"\x00\x01", "neither"),
             (&twice, "twice"),
             (b"\x28\xb5\x2f\xfd and no frame", "broken"),
@@ -241,6 +267,8 @@ mod tests {
         let bomb = zstd::encode_all(&vec![0; 64 << 20][..], 3).unwrap();
         assert!(bomb.len() < 16 << 10, "{}", bomb.len());
         assert!(settled(&bomb, LIMITS).unwrap_err().contains("more than 1048576 bytes"));
+        let bomb_of_gzip = gzip(&vec![0; 64 << 20]);
+        assert!(settled(&bomb_of_gzip, LIMITS).unwrap_err().contains("more than 1048576 bytes"));
         let full = UploadLimits { max_bytes: 1 << 30, least_free: u64::MAX };
         assert!(settled(&bomb, full).unwrap_err().contains("bytes free"));
     }

@@ -34,7 +34,7 @@ pub const JOB_STDERR: &str = "job.stderr.log";
 /// Files that stay when an attempt prepares the folder, in addition to those of finished passes.
 pub const KEPT: &[&str] = &[PROGRESS, JOB, PASSES, OWNER, SCHEDULER_LOG, JOB_STDOUT, JOB_STDERR];
 /// Further files that stay of an import.
-pub const IMPORTED: &[&str] = &[IMPORT, NSYS, NCU];
+pub const IMPORTED: &[&str] = &[IMPORT, NSYS, NCU, PYTORCH];
 /// Files that change after the seal or belong to the executor, and so are not artifacts.
 pub const UNSEALED: &[&str] = &[
     MANIFEST,
@@ -70,6 +70,18 @@ pub fn page_name(number: usize) -> String {
 /// An imported report of counters, printed to the page of its number: `ncu/page-1.ncu-rep`.
 pub fn imported_counter_report(number: usize) -> String {
     format!("{NCU}/page-{number}.ncu-rep")
+}
+
+/// Folder of imported traces by the profiler of PyTorch.
+pub const PYTORCH: &str = "pytorch";
+/// An imported trace of one process: `pytorch/trace-1.json`.
+pub fn imported_trace(number: usize) -> String {
+    format!("{PYTORCH}/trace-{number}.json")
+}
+
+/// Files of which an alignment needs one: the timeline of a run.
+pub fn timelines() -> [String; 2] {
+    [NSYS_EXPORT.to_owned(), imported_trace(1)]
 }
 
 /// Folder of the children's output: `logs/<name>.stdout.log`, `logs/<name>.stderr.log`.

@@ -37,10 +37,16 @@ const SMALL: u64 = 4096;
 /// Maximum size of an unpacked temporary file: several times the quota of a run.
 const MAX_UNPACKED: u64 = 64 << 30;
 /// Suffixes of raw files of tools; tables and reports are not packed.
-const RAW: [&str; 7] = ["nsys-rep", "qdstrm", "sqlite", "ncu-rep", "csv", "log", "txt"];
+const RAW: [&str; 8] = ["nsys-rep", "qdstrm", "sqlite", "ncu-rep", "csv", "log", "txt", "json"];
 /// Folders of raw files.
-const FOLDERS: [&str; 5] =
-    [layout::NSYS, layout::GPU_METRICS, layout::NCU, layout::GEMM_LOG, layout::LOGS];
+const FOLDERS: [&str; 6] = [
+    layout::NSYS,
+    layout::GPU_METRICS,
+    layout::NCU,
+    layout::GEMM_LOG,
+    layout::LOGS,
+    layout::PYTORCH,
+];
 
 /// Result of packing a file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

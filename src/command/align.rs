@@ -26,7 +26,8 @@ pub const BAD_INPUT: u8 = 3;
 /// Check that a mock layer launches the kernels that the same layer launches inside the whole
 /// model
 ///
-/// Each side is an SQLite export of nsys, or the folder of a run. Without --range, --operator and
+/// Each side is an SQLite export of nsys, a trace by the profiler of PyTorch, or the folder of a
+/// run. Without --range, --operator and
 /// --kernels the mock's sequence of kernels is looked for in the other timeline. Exits with 0 for
 /// pass, 1 for fail, 2 for inconclusive, 3 for bad input or arguments.
 #[derive(Debug, Args)]

@@ -21,13 +21,14 @@ use uuid::Uuid;
 
 use super::{ReportFormat, stated::StatedOptions};
 
-/// Analyse a saved run again, or a capture by nsys, and print its report
+/// Analyse a saved run again, or a capture by nsys or PyTorch, and print its report
 ///
-/// PATH is the folder of a run or an unpacked bundle, or an SQLite export of nsys (`nsys export
-/// --type sqlite`) of any program. What is there is read as it is; nothing is measured.
+/// PATH is the folder of a run or an unpacked bundle, an SQLite export of nsys (`nsys export --type
+/// sqlite`), or a trace by the profiler of PyTorch (`.json`, `.json.gz`, `.json.zst`), or a folder
+/// with one trace per process. What is there is read as it is; nothing is measured.
 #[derive(Debug, Args)]
 pub struct AnalyzeOptions {
-    /// Folder of a run, or an SQLite export of nsys
+    /// Folder of a run, an SQLite export of nsys, a trace of PyTorch, or a folder of its traces
     path: PathBuf,
     /// A page that ncu printed of the same program (`ncu --import R --csv --page raw`); may be
     /// given again
@@ -85,11 +86,12 @@ fn analyze(options: &AnalyzeOptions) -> Result<(RunId, Analyzed)> {
     )
     .with_regions(options.include.clone(), options.exclude.clone());
     let stated = Statements { rules, model: options.computes.resolve()? };
-    if let Some(export) = capture(&options.path)? {
+    let files = capture(&options.path)?;
+    if !files.is_empty() {
         // It was not submitted, so it has no id.
         return Ok((
             RunId(Uuid::nil()),
-            pipeline::analyze_capture(&export, &options.ncu, stated, &config::devices()?)?,
+            pipeline::analyze_capture(&files, &options.ncu, stated, &config::devices()?)?,
         ));
     }
     if !options.ncu.is_empty() {
@@ -99,23 +101,28 @@ fn analyze(options: &AnalyzeOptions) -> Result<(RunId, Analyzed)> {
     Ok((run_id(&options.path)?, analyzed))
 }
 
-/// The export at `path`, or the only one in it if it is not the folder of a run.
-fn capture(path: &Path) -> Result<Option<PathBuf>> {
+/// The capture at `path`; of a folder that is not a run's, its only export of nsys, or else all
+/// traces by the profiler of PyTorch in it. Empty for the folder of a run.
+fn capture(path: &Path) -> Result<Vec<PathBuf>> {
     if !path.is_dir() {
-        return Ok(Some(path.to_owned()));
+        return Ok(vec![path.to_owned()]);
     }
     if path.join(layout::SPEC).exists() {
-        return Ok(None);
+        return Ok(vec![]);
     }
     let entries = fs::read_dir(path).with_context(|| format!("cannot read {}", path.display()))?;
-    let mut exports = entries
-        .flatten()
-        .map(|entry| entry.path())
-        .filter(|it| it.extension().is_some_and(|it| it == "sqlite"));
-    match (exports.next(), exports.next()) {
-        (Some(export), None) => Ok(Some(export)),
-        _ => Ok(None),
+    let mut files: Vec<PathBuf> = entries.flatten().map(|entry| entry.path()).collect();
+    files.sort();
+    let ends = |path: &PathBuf, ends: &[&str]| {
+        let name = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
+        ends.iter().any(|end| name.ends_with(end))
+    };
+    let exports: Vec<PathBuf> = files.iter().filter(|it| ends(it, &[".sqlite"])).cloned().collect();
+    if exports.len() == 1 {
+        return Ok(exports);
     }
+    files.retain(|it| ends(it, &[".json", ".json.gz", ".json.zst"]));
+    Ok(if exports.is_empty() { files } else { vec![] })
 }
 
 /// A run's folder is named by its id.

@@ -18,6 +18,8 @@ named_values! {
         Counters = "counters",
         /// A report of ncu (`.ncu-rep`), printed by the ncu of this host.
         CounterReport = "counter_report",
+        /// A trace by the profiler of PyTorch (Kineto), of one process.
+        PytorchTrace = "pytorch_trace",
     }
 }
 

@@ -7,6 +7,7 @@ pub mod aliases;
 pub mod command;
 pub mod cublas;
 pub mod events;
+pub mod kineto;
 pub mod ncu;
 pub mod nsys;
 pub mod power;
@@ -47,6 +48,20 @@ pub enum ParseError {
     Json { path: PathBuf, what: &'static str, source: serde_json::Error },
 }
 
+/// Maximum distance of a time from zero, nanoseconds: 73 years, enough for clocks that count from
+/// 1970.
+const FARTHEST: i64 = 1 << 61;
+/// Maximum duration, nanoseconds: 52 days. A thousand such rows still sum up without overflow.
+const LONGEST: i64 = 1 << 52;
+
+/// Returns true if an interval of a timeline is possible.
+const fn possible_interval(start_ns: i64, end_ns: i64) -> bool {
+    -FARTHEST <= start_ns
+        && start_ns <= end_ns
+        && end_ns <= FARTHEST
+        && end_ns - start_ns <= LONGEST
+}
+
 /// Reads the trace in a run's folder. Blocks: an export may have millions of rows.
 pub fn read(dir: &Path) -> Result<Trace, ParseError> {
     read_parsed(dir, None)
@@ -82,6 +97,10 @@ pub fn read_parsed(dir: &Path, timeline: Option<NsysTrace>) -> Result<Trace, Par
     let export = dir.join(layout::NSYS_EXPORT);
     let parsed = match timeline {
         None if packed::exists(&export) => Some(nsys::read(&export)?),
+        None => match imported_traces(dir) {
+            traces if traces.is_empty() => None,
+            traces => Some(kineto::read(&traces)?),
+        },
         parsed => parsed,
     };
     if let Some(nsys) = parsed {
@@ -98,6 +117,20 @@ pub fn read_parsed(dir: &Path, timeline: Option<NsysTrace>) -> Result<Trace, Par
     }
     trace.gemms = cublas::read(dir)?;
     Ok(trace)
+}
+
+/// Reads a bare capture: one export of nsys, or traces by the profiler of PyTorch, one per process.
+pub fn timeline(files: &[PathBuf]) -> Result<NsysTrace, ParseError> {
+    match files {
+        [export] if !kineto::is_json(export).unwrap_or(false) => nsys::read(export),
+        traces => kineto::read(traces),
+    }
+}
+
+/// Imported traces by the profiler of PyTorch, in the order of the import.
+fn imported_traces(dir: &Path) -> Vec<PathBuf> {
+    let traces = (1..).map(|number| dir.join(layout::imported_trace(number)));
+    traces.take_while(|path| packed::exists(path)).collect()
 }
 
 /// Exports of the passes that sampled metrics, lowest rate first.

@@ -29,7 +29,10 @@ const EXPORT: &str = layout::NSYS_EXPORT;
 pub enum PairError {
     #[error("cannot read {}", path.display())]
     Read { path: PathBuf, source: Box<ParseError> },
-    #[error("{} has no {}; align a run with an nsys step, or a capture", path.display(), EXPORT)]
+    #[error(
+        "{} has neither {EXPORT} nor {}; align a run with an nsys step, or a capture",
+        path.display(), layout::imported_trace(1)
+    )]
     NoCapture { path: PathBuf },
     #[error("a stage rule matches neither capture")]
     Rules { source: UnknownRange },
@@ -77,12 +80,12 @@ pub struct CapturedSide {
 }
 
 impl CapturedSide {
-    /// Reads the folder of a run, or an export of nsys.
+    /// Reads the folder of a run, an export of nsys, or a trace by the profiler of PyTorch.
     pub fn read(name: &str, path: &Path, rules: StageRules) -> Result<Self, PairError> {
         if path.is_dir() {
             return Self::of_run(name, path, None, rules);
         }
-        let nsys = parse::nsys::read(path).map_err(|error| cannot_read(path, error))?;
+        let nsys = parse::timeline(&[path.to_owned()]).map_err(|error| cannot_read(path, error))?;
         let nsys = nsys.with_rules(rules);
         Ok(Self { name: name.to_owned(), nsys, events: vec![], power: vec![] })
     }

@@ -29,11 +29,12 @@ use crate::{
         stated_model::StatedModel,
         subject::{Common, RunSpec, Subject, SubjectKind},
     },
-    parse::{self, ParseError, ncu, nsys, saved},
+    parse::{self, ParseError, ncu, saved},
     report::{self, RunFacts, part::PartStage, perfetto},
     trace::{
         Trace,
         environment::{Environment, Gpu},
+        framework::TimelineTool,
         nsys::NsysTrace,
         stage::{StageRules, UnknownRange},
     },
@@ -133,19 +134,20 @@ fn analyze_parsed(
     Ok(Analyzed { saved, trace, analysis, part })
 }
 
-/// Analyses an nsys export of any program together with ncu pages of it. The device is the one that
-/// the export and all pages name.
+/// Analyses a capture of any program together with ncu pages of it: an nsys export, or traces by
+/// the profiler of PyTorch, one per process. The device is the one that the capture and all pages
+/// name.
 pub fn analyze_capture(
-    export: &Path,
+    files: &[PathBuf],
     pages: &[PathBuf],
     Statements { rules, model }: Statements,
     devices: &Devices,
 ) -> Result<Analyzed, AnalyzeError> {
-    let nsys = nsys::read(export).map_err(|source| AnalyzeError::Capture { source })?;
-    let mut nsys = with_rules(nsys, rules)?;
+    let timeline = parse::timeline(files).map_err(|source| AnalyzeError::Capture { source })?;
+    let mut nsys = with_rules(timeline, rules)?;
     let environment =
         Environment { llmprof: env!("CARGO_PKG_VERSION").into(), ..nsys.target.clone() };
-    let findings = std::mem::take(&mut nsys.findings);
+    let (findings, tool) = (std::mem::take(&mut nsys.findings), nsys.tool);
     let trace = Trace {
         subject: SubjectKind::Import,
         environment,
@@ -153,7 +155,11 @@ pub fn analyze_capture(
         findings,
         ..Trace::default()
     };
-    analyze_captures(import_of_files(export, pages, model), trace, pages, devices)
+    let kind = match tool {
+        TimelineTool::Nsys => CaptureKind::Timeline,
+        TimelineTool::Pytorch => CaptureKind::PytorchTrace,
+    };
+    analyze_captures(import_of_files((files, kind), pages, model), trace, pages, devices)
 }
 
 /// Analyses an import, by its own stage rules unless others are given.
@@ -253,7 +259,7 @@ fn other_device(device: &str, timeline: &BTreeSet<String>) -> Option<Finding> {
 
 /// The import that these files would be.
 fn import_of_files(
-    export: &Path,
+    (timelines, kind): (&[PathBuf], CaptureKind),
     pages: &[PathBuf],
     computes: Option<StatedModel>,
 ) -> saved::SavedRun {
@@ -263,9 +269,10 @@ fn import_of_files(
         bytes: fs::metadata(path).map_or(0, |it| it.len()),
         path: String::new(),
     };
-    let files = std::iter::once(file(export, CaptureKind::Timeline));
+    let files = timelines.iter().map(|path| file(path, kind));
     let files = files.chain(pages.iter().map(|page| file(page, CaptureKind::Counters))).collect();
-    let name = export.file_stem().unwrap_or_default().to_string_lossy().into_owned();
+    let first = timelines.first().and_then(|path| path.file_stem()).unwrap_or_default();
+    let name = first.to_string_lossy().into_owned();
     let import = Import {
         name,
         model: None,

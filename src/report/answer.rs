@@ -140,7 +140,11 @@ fn savings(ledger: &Ledger) -> Vec<String> {
         let stage = ledger.stages.iter().find(|it| it.stage == row.stage)?;
         let share = ratio(100.0 * row.max_saving_ns as f64, stage.measured_ns as f64)?;
         let member = ledger.members(&row.stage, row.cause).next();
-        let evidence = member.map(|it| format!(" {}: {}.", it.name(), it.evidence));
+        let evidence = member.map(|it| match it.name() {
+            // A gap before the first work of a stage follows no kernel.
+            name if name.is_empty() => format!(" Start of the stage: {}.", it.evidence),
+            name => format!(" {name}: {}.", it.evidence),
+        });
         let pass = if row.pass.is_empty() { String::new() } else { format!(" ({})", row.pass) };
         Some(format!(
             "{}: {}, at most {} ms, {} of the stage{pass}.{}",

@@ -14,6 +14,7 @@ use crate::{
         cost::Cost,
         kernels::{
             ClassRecord, FullKernelRecord, KernelRecord, StageKernels,
+            call_sites::CallSite,
             counters::CounterRecord,
             gemms::GemmRecord,
             nsys_sums::{CallSum, RangeSum},
@@ -161,6 +162,9 @@ pub struct LLMProfileReport {
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schema(value_type = Vec<Object>)]
     pub gpu_sample_coverage: Vec<GpuSampleCoverage>,
+    /// Kernels by the line of code that launched them, of captures with stacks.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub call_sites: Vec<CallSite>,
     /// Profiled kernels under the device's roofs.
     #[serde(default)]
     pub roofline: Roofline,

@@ -241,6 +241,10 @@ fn check_content(
                 read => read.map(|_| ()),
             }
         }
+        CaptureKind::PytorchTrace => match parse::kineto::check(path, &rules) {
+            Ok(Err(unknown)) => return Err(unknown.to_string()),
+            read => read.map(|_| ()),
+        },
         CaptureKind::Counters => parse::ncu::read_file(path).map(|_| ()),
         CaptureKind::Report if tools.nsys => Ok(()),
         CaptureKind::Report => {

@@ -27,6 +27,10 @@ pub struct Environment {
     /// Version of each installed tool; absent for a missing tool.
     pub nsys: Option<String>,
     pub ncu: Option<String>,
+    /// Profiler that recorded an imported capture, where it is neither nsys nor ncu.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schema(example = "PyTorch profiler (schema 1, CUPTI 130001)")]
+    pub profiler: Option<String>,
     pub llmprof: String,
     /// Commit that llmprof was built from.
     pub git_commit: Option<String>,

@@ -9,6 +9,7 @@ pub mod counter;
 pub mod engine_steps;
 pub mod environment;
 pub mod event;
+pub mod framework;
 pub mod gemm;
 pub mod gpu_metrics;
 pub mod kernel;

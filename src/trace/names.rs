@@ -58,8 +58,8 @@ fn closing(bytes: &[u8], open: usize) -> usize {
     bytes.len()
 }
 
-/// The full name without the differences between tools: scopes, casts before literals, `true` for
-/// `1`, blanks.
+/// The full name without the differences between tools: scopes, casts before literals and suffixes
+/// of them, `true` for `1`, blanks.
 ///
 /// Names of one function from two tools are equal in this form. So are functions that differ only
 /// in scope.
@@ -87,6 +87,9 @@ pub fn canonical(full: &str) -> String {
         name.push_str(match word {
             "true" => "1",
             "false" => "0",
+            literal if literal.starts_with(|c: char| c.is_ascii_digit()) => {
+                literal.trim_end_matches(['u', 'l', 'U', 'L'])
+            }
             word => word,
         });
     }
@@ -165,6 +168,9 @@ mod tests {
                     (void *, unsigned int)";
         let ncu = "void cudnn::lean_reduction_kernel<false, 7, -2>(void *, unsigned int)";
         assert_eq!(canonical(nsys), canonical(ncu));
+        let kineto = "void cudnn::fusion::lean_reduction_kernel<false, 7ul, -2>(void*, unsigned \
+                      int)";
+        assert_eq!(canonical(kineto), canonical(ncu));
         assert_eq!(canonical(ncu), "void lean_reduction_kernel<0,7,-2>(void*,unsigned int)");
         assert_ne!(canonical("f<(int)7>(int)"), canonical("f<(int)8>(int)"));
         assert_ne!(canonical("f<7>(int)"), canonical("f<7>(unsigned int)"));

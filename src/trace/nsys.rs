@@ -1,4 +1,5 @@
-//! Contents of one nsys export, as plain values.
+//! Contents of one timeline, of an nsys export or of traces by the profiler of PyTorch, as plain
+//! values.
 
 use std::collections::HashMap;
 
@@ -6,6 +7,7 @@ use foldhash::fast::RandomState;
 
 use super::{
     environment::Environment,
+    framework::{FrameworkCalls, TimelineTool},
     gpu_metrics::GpuSamples,
     kernel::KernelTrace,
     packed::{PackedReader, PackedRows},
@@ -15,10 +17,11 @@ use super::{
 };
 use crate::domain::finding::Finding;
 
-/// One nsys capture. A table missing from the export is an empty list here and absent from
-/// `tables`.
+/// One timeline. A table missing from the export is an empty list here and absent from `tables`.
 #[derive(Debug, Clone, Default)]
 pub struct NsysTrace {
+    /// The profiler that recorded it.
+    pub tool: TimelineTool,
     /// As printed in the export: `2022.4.2.1-df9881f`.
     pub tool_version: Option<String>,
     pub schema_version: Option<String>,
@@ -39,6 +42,8 @@ pub struct NsysTrace {
     pub graphs: Vec<GraphLaunch>,
     /// Creation of CUDA graph nodes.
     pub graph_nodes: Vec<GraphNode>,
+    /// Calls of a framework's operators; empty for nsys.
+    pub framework: FrameworkCalls,
     /// CUDA runtime and driver calls.
     pub cuda_calls: ApiCalls,
     /// Samples of the GPUs' metrics; `None` where none were requested.

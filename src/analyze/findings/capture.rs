@@ -13,7 +13,7 @@ use crate::{
         finding::{Finding, Severity},
         subject::SubjectKind,
     },
-    trace::{Trace, stage::UnknownRange},
+    trace::{Trace, framework::TimelineTool, stage::UnknownRange},
 };
 
 /// nsys messages that a finding quotes.
@@ -249,7 +249,11 @@ fn capture_incomplete(analysis: &Analysis, trace: &Trace) -> Vec<Finding> {
             "{impossible} rows of the capture were excluded: they have no times, end before they \
              start, or lie more than 73 years from its clock's zero."
         );
-        found.push(finding("capture_times_impossible", message).with("excluded", impossible));
+        let found_here = finding("capture_times_impossible", message).with("excluded", impossible);
+        found.push(match nsys.tool {
+            TimelineTool::Nsys => found_here,
+            TimelineTool::Pytorch => found_here.advise("Record again: they are excluded."),
+        });
     }
     found
 }

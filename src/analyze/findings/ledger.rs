@@ -140,7 +140,8 @@ fn cause(analysis: &Analysis, row: &LedgerRow) -> Option<Finding> {
 fn kernels<'a>(analysis: &'a Analysis, row: &'a LedgerRow) -> Vec<(String, i64, &'a str)> {
     let mut by_name: BTreeMap<String, (i64, &str)> = BTreeMap::new();
     for it in analysis.ledger.members(&row.stage, row.cause) {
-        let name = it.kernel.clone().or_else(|| it.operator.clone()).unwrap_or_default();
+        let name = it.kernel.clone().or_else(|| it.operator.clone());
+        let name = name.unwrap_or_else(|| "start of the stage".into());
         by_name.entry(name).or_insert((0, it.evidence.as_str())).0 += it.ns;
     }
     let mut all: Vec<_> = by_name.into_iter().map(|(name, it)| (name, it.0, it.1)).collect();

@@ -116,8 +116,8 @@ impl HostTimeSum {
             }
             None => sum.captured += 1,
         }
-        sum.flops += call.flops;
-        sum.bytes += call.bytes;
+        sum.flops = sum.flops.saturating_add(call.flops);
+        sum.bytes = sum.bytes.saturating_add(call.bytes);
         match sum.shapes.get_mut(&call.shapes) {
             Some(seen) => *seen += 1,
             None => drop(sum.shapes.insert(call.shapes.clone(), 1)),

@@ -97,7 +97,7 @@ pub struct Mfu {
     pub findings: Vec<Finding>,
 }
 
-/// Computes achieved rates in the model's dtype, and their share of each known ceiling.
+/// Computes achieved rates, and their share of each known ceiling; `dtype` is that of the products.
 pub fn mfu(
     dtype: &str,
     stages: &Stages,
@@ -159,7 +159,7 @@ fn work_rows(
             (None, Some(flops)) if flops > 0 => (flops, "modelled"),
             (None, _) => continue,
         };
-        let bytes = counted.map(|work| work.bytes / repeats);
+        let bytes = counted.map(|work| work.bytes / repeats).filter(|bytes| *bytes > 0);
         rows.push(row(stage, flops, source, timing.ms.mean, bytes));
     }
     if rows.len() == stages.rows.len() && !rows.is_empty() {

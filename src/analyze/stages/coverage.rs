@@ -4,6 +4,7 @@
 //! nsys and its importer can lose most of a capture and exit with 0, so a capture is valid only
 //! when it covers its launches.
 
+mod advice;
 mod by_stage;
 
 use std::collections::{BTreeMap, BTreeSet};

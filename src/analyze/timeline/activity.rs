@@ -32,6 +32,8 @@ pub struct Activity {
     pub call: u32,
     pub instance: u32,
     pub work: DeviceWork,
+    /// Index among the kernels, copies or graphs of the capture.
+    pub row: usize,
     pub graph_node: Option<u64>,
 }
 
@@ -43,28 +45,29 @@ pub fn activities<'a>(
     let activity = |(start_ns, end_ns): (i64, i64),
                     (device, process): (u32, i64),
                     (call, instance): (u32, u32),
-                    work: DeviceWork,
+                    (work, row): (DeviceWork, usize),
                     graph_node: Option<u64>| {
         let process = process_of(process);
-        Activity { start_ns, end_ns, device, process, call, instance, work, graph_node }
+        Activity { start_ns, end_ns, device, process, call, instance, work, row, graph_node }
     };
-    let kernels = trace.kernels.with_kinds().zip(launches.kernels.iter());
-    let kernels = kernels.map(move |((kind, it), by)| {
+    let kernels = trace.kernels.with_kinds().zip(launches.kernels.iter()).enumerate();
+    let kernels = kernels.map(move |(row, ((kind, it), by))| {
         let (times, place) = ((it.start_ns, it.end_ns), (it.device, it.global_pid));
-        activity(times, place, by, DeviceWork::Kernel(kind), it.graph_node)
+        activity(times, place, by, (DeviceWork::Kernel(kind), row), it.graph_node)
     });
-    let graphs = trace.graphs.iter().zip(launches.graphs.iter());
-    let graphs = graphs.map(move |(it, by)| {
+    let graphs = trace.graphs.iter().zip(launches.graphs.iter()).enumerate();
+    let graphs = graphs.map(move |(row, (it, by))| {
         let place = (it.device, it.global_pid);
-        activity((it.start_ns, it.end_ns), place, by, DeviceWork::Graph, None)
+        activity((it.start_ns, it.end_ns), place, by, (DeviceWork::Graph, row), None)
     });
-    let copies = trace.copies.iter().zip(launches.copies.iter());
-    let copies = copies.map(move |(it, by)| {
+    let copies = trace.copies.iter().zip(launches.copies.iter()).enumerate();
+    let copies = copies.map(move |(row, (it, by))| {
         let work = match it.kind {
             CopyKind::Set => DeviceWork::Fill,
             kind => DeviceWork::Copy(kind),
         };
-        activity((it.start_ns, it.end_ns), (it.device, it.global_pid), by, work, it.graph_node)
+        let place = (it.device, it.global_pid);
+        activity((it.start_ns, it.end_ns), place, by, (work, row), it.graph_node)
     });
     merged(kernels, merged(graphs, copies))
 }

@@ -10,6 +10,7 @@ use std::collections::BTreeMap;
 use foldhash::{HashMap, HashSet};
 
 use super::{
+    framework_nests,
     launches::LaunchIndex,
     operator_entries::{OperatorEntries, operator_nests},
 };
@@ -74,6 +75,9 @@ pub fn is_operator(trace: &NsysTrace) -> impl Fn(&Range) -> bool {
 
 /// Sums the kernels of a capture by operator.
 pub fn device_times(trace: &NsysTrace, launches: &LaunchIndex) -> DeviceTimes {
+    if let Some(index) = &launches.framework {
+        return framework_nests::device_times(trace, launches, index);
+    }
     let nests = operator_nests(trace);
     let mut operators = OperatorEntries::new(trace, &nests);
     let mut sums = NestSums::new(&nests, launches.stage_count());

@@ -8,7 +8,10 @@ use std::collections::BTreeMap;
 use crate::{
     analyze::{
         kernels::{OUTSIDE, WARMUP},
-        timeline::open_ranges::{EXCLUDED, NONE, OpenStages, Segments},
+        timeline::{
+            framework_nests::FrameworkIndex,
+            open_ranges::{EXCLUDED, NONE, OpenStages, Segments},
+        },
     },
     trace::{
         nsys::{ApiCalls, NsysTrace, process_of},
@@ -130,6 +133,8 @@ pub struct LaunchIndex {
     pub copies: Joins,
     /// By launch of a whole-traced graph.
     pub graphs: Joins,
+    /// Operators of a framework; `None` for a capture without their calls.
+    pub framework: Option<FrameworkIndex>,
     /// Label of work launched outside all stages.
     pub outside: &'static str,
 }
@@ -157,7 +162,8 @@ impl LaunchIndex {
         let kernels = join(&mut trace.kernels.iter().map(|it| (it.global_pid, it.correlation_id)));
         let copies = join(&mut trace.copies.iter().map(|it| (it.global_pid, it.correlation_id)));
         let graphs = join(&mut trace.graphs.iter().map(|it| (it.global_pid, it.correlation_id)));
-        Self { stages, kernels, copies, graphs, outside: "" }
+        let framework = (!trace.framework.is_empty()).then(|| FrameworkIndex::of(trace, &kernels));
+        Self { stages, kernels, copies, graphs, framework, outside: "" }
     }
 
     /// The stage label of an instance; [`Self::outside`] outside all stages.

@@ -9,7 +9,7 @@ mod unclosed;
 use std::collections::{BTreeMap, HashSet};
 
 pub use self::{
-    nests::{OpenNest, nest_ranges},
+    nests::{OpenNest, nest, nest_ranges},
     unclosed::unclosed,
 };
 use super::interval::{Interval, IntervalSet, union};

@@ -15,11 +15,13 @@ use super::{
     page::HtmlPage,
 };
 use crate::{
-    artifact::layout,
     domain::{alignment::AlignmentState, ids::RunId},
     http::{
         api::{
-            alignments::{self as api, AlignmentList, submit},
+            alignments::{
+                self as api, AlignmentList,
+                submit::{self, has_timeline},
+            },
             runs::{RunSummary, list as run_list},
         },
         auth::access::Caller,
@@ -137,9 +139,7 @@ async fn show(
 async fn offered_runs(app: &App, selected: [&str; 2]) -> Result<Vec<RunSummary>, ApiError> {
     let mut offered = Vec::new();
     for run in run_list::page(app, &Filter::default(), None, MAX_OFFERED).await?.runs {
-        let has_timeline = run.state.is_final()
-            && app.store.artifact(run.run_id, layout::NSYS_EXPORT).await?.is_some();
-        if has_timeline {
+        if run.state.is_final() && has_timeline(app, run.run_id).await? {
             offered.push(run);
         }
     }

@@ -85,7 +85,7 @@ struct FilePresence {
     report: bool,
     timeline: bool,
     power: bool,
-    /// The nsys export, which alignments read.
+    /// The timeline, which alignments read.
     export: bool,
 }
 
@@ -96,7 +96,7 @@ impl FilePresence {
             report: has(layout::REPORT_HTML),
             timeline: has(layout::TIMELINE),
             power: has(layout::POWER_SVG),
-            export: has(layout::NSYS_EXPORT),
+            export: layout::timelines().iter().any(|path| has(path)),
         }
     }
 }

@@ -31,7 +31,7 @@ use self::{
         memory_op, or_zero,
     },
 };
-use super::ParseError;
+use super::{ParseError, possible_interval as possible};
 use crate::{
     artifact::packed,
     domain::finding::{Finding, Severity},
@@ -42,20 +42,6 @@ use crate::{
         stage::{StageRules, UnknownRange},
     },
 };
-
-/// Maximum distance of a time from zero, nanoseconds: 73 years, enough for clocks that count from
-/// 1970.
-const FARTHEST: i64 = 1 << 61;
-/// Maximum duration, nanoseconds: 52 days. A thousand such rows still sum up without overflow.
-const LONGEST: i64 = 1 << 52;
-
-/// Returns true if an interval is possible.
-const fn possible(start_ns: i64, end_ns: i64) -> bool {
-    -FARTHEST <= start_ns
-        && start_ns <= end_ns
-        && end_ns <= FARTHEST
-        && end_ns - start_ns <= LONGEST
-}
 
 /// Checks that the export in `path` is readable, by its header, schema and metadata alone.
 pub fn check(path: &Path) -> Result<(), ParseError> {

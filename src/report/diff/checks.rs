@@ -71,6 +71,14 @@ pub fn checks(a: &Report, b: &Report) -> Vec<ComparabilityCheck> {
     if call(a).or(call(b)).is_some() {
         checks.push(ComparabilityCheck::of("command", call(a), call(b), WhereDifferent));
     }
+    // Profilers slow a program differently; without another one it was nsys, or none.
+    if a.environment.profiler.is_some() || b.environment.profiler.is_some() {
+        let of = |it: &Report| {
+            let own = it.environment.profiler.as_deref().unwrap_or("nsys");
+            Some(own.split(" (").next().unwrap_or(own).to_owned())
+        };
+        checks.push(ComparabilityCheck::of("profiler", of(a), of(b), WhereDifferent));
+    }
     if a.power.is_some() || b.power.is_some() {
         checks.extend(["prefill", "decode_all"].map(clock));
     }

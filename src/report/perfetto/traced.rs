@@ -20,7 +20,8 @@ use crate::trace::{
 /// Writes the traced pass, or the part of it in its window.
 pub fn traced(packets: &mut Packets<impl Write>, nsys: &NsysTrace) -> io::Result<()> {
     let window = Window::of(nsys);
-    let process = packets.process(TRACED, &window.name("traced pass (nsys)"))?;
+    let name = format!("traced pass ({})", nsys.tool.as_str());
+    let process = packets.process(TRACED, &window.name(&name))?;
     ranges(packets, process, nsys, &window)?;
     let flows = Flows::of(nsys, &window);
     calls(packets, process, nsys, &window, &flows)?;

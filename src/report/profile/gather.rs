@@ -57,6 +57,7 @@ pub fn profile(facts: &RunFacts, trace: &Trace, analysis: &Analysis) -> LLMProfi
         sampled_operators: top(&analysis.sampled.operators),
         gpu_sample_coverage: analysis.sampled.coverage.clone(),
         roofline: Roofline { points: top(&analysis.roofline.points), ..analysis.roofline.clone() },
+        call_sites: top(&analysis.call_sites),
         regions: top(&analysis.regions),
         gemms: top(&analysis.gemms.records),
         mfu: analysis.mfu.rows.clone(),

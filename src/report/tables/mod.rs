@@ -58,7 +58,7 @@ pub use self::{
     samples::samples,
     stages::{overhead, stages},
     step::{decode_step, step_slices},
-    traced::{api_calls, classes, ranges},
+    traced::{api_calls, call_sites, classes, ranges},
     utilisation::{mfu, operator_mfu},
 };
 

@@ -130,7 +130,9 @@ fn gpu_rows(facts: &RunFacts) -> Rows {
         env.device.iter().map(|it| ("Ran on", Some(it.names().join(", ")))).collect();
     rows.extend(env.gpus.iter().map(|gpu| {
         let memory = bytes(gpu.memory_bytes);
-        ("GPU", Some(format!("{}: {}, {memory}, {}", gpu.index, gpu.name, gpu.uuid)))
+        // The profiler of PyTorch records no UUID.
+        let uuid = if gpu.uuid.is_empty() { String::new() } else { format!(", {}", gpu.uuid) };
+        ("GPU", Some(format!("{}: {}, {memory}{uuid}", gpu.index, gpu.name)))
     }));
     if env.gpus.is_empty() {
         let runs_here = facts.spec.kind().runs_here();
@@ -144,7 +146,13 @@ fn host_rows(env: &Environment) -> Rows {
     let with = |name: &Option<String>, what: &dyn Fn(&str) -> String| name.as_deref().map(what);
     let or_unknown = |text: &Option<String>| text.clone().unwrap_or_else(|| UNKNOWN.into());
     vec![
-        ("Driver, CUDA", with(&env.driver, &|it| format!("{it}, {}", or_unknown(&env.cuda)))),
+        match (&env.driver, &env.cuda) {
+            (None, Some(cuda)) => ("CUDA of the driver", Some(cuda.clone())),
+            _ => (
+                "Driver, CUDA",
+                with(&env.driver, &|it| format!("{it}, {}", or_unknown(&env.cuda))),
+            ),
+        },
         (
             "CPU",
             with(&env.cpu, &|it| {
@@ -173,6 +181,7 @@ fn load_row(load: &HostLoad) -> (&'static str, Option<String>) {
 
 fn tool_rows(facts: &RunFacts) -> Rows {
     let (env, mut rows) = (facts.environment, Rows::new());
+    rows.extend(env.profiler.clone().map(|it| ("Profiler", Some(it))));
     for (tool, version) in [("nsys", &env.nsys), ("ncu", &env.ncu)] {
         // The version that recorded an imported capture counts, not the one of this host.
         if facts.spec.kind().runs_here() || version.is_some() {

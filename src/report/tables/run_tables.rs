@@ -121,6 +121,10 @@ pub fn run_tables<'a>(
     if !analysis.sampled.coverage.is_empty() {
         tables.extend(sampled_tables(analysis));
     }
+    if !analysis.call_sites.is_empty() {
+        let sites = &analysis.call_sites;
+        tables.push(RunTable::new("call_sites", traced::call_site_columns(), sites));
+    }
     let cost = analysis.cost.as_ref().map(|it| it.modules.as_slice());
     let power = analysis.power.as_ref().map(|it| it.stages.as_slice());
     tables.extend([

@@ -59,7 +59,8 @@ pub fn decode_step(analysis: &Analysis) -> ReportTable {
     }
     table.or_gap(
         "No decode step was identified: none has a range of its own with work inside.",
-        "Put an NVTX range decode_step around each step, inside the decode stage.",
+        "Put a range decode_step (NVTX, or record_function of PyTorch) around each step, inside \
+         the decode stage.",
     )
 }
 

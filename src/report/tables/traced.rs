@@ -9,6 +9,7 @@ use crate::{
         Analysis,
         kernels::{
             ClassRecord,
+            call_sites::CallSite,
             nsys_sums::{CallSum, RangeSum},
         },
         timeline::graphs,
@@ -49,6 +50,17 @@ pub fn range_columns() -> Vec<TableColumn<RangeSum>> {
     }));
     columns.push(count("gpu_ops", "GPU operations", |it| it.gpu_ops.into()));
     columns
+}
+
+/// Columns of [`CallSite`].
+pub fn call_site_columns() -> Vec<TableColumn<CallSite>> {
+    vec![
+        text("call_site", "Line of code", |it| (&it.call_site).into()),
+        text("stage", "Stage", |it| (&it.stage).into()),
+        count("kernels", "Kernels", |it| it.kernels.into()),
+        millis("kernel_ms", "Kernel ms", |it| it.kernel_ms.into()),
+        percent("share_pct", "Share of stage", |it| it.share_pct.into()),
+    ]
 }
 
 /// A stage's name, or words for the kernels outside every stage.
@@ -103,6 +115,20 @@ pub fn classes(analysis: &Analysis) -> ReportTable {
         table.note(format!("The class of {} of all kernel time is known.", pct(share)));
     }
     table
+}
+
+/// Kernel time by line of code; without rows where no stacks were recorded.
+pub fn call_sites(analysis: &Analysis) -> ReportTable {
+    let shown = ["call_site", "stage", "kernels", "kernel_ms", "share_pct"];
+    let caption = "Kernels by the innermost line of the program around the launching call, outside \
+                   PyTorch and Python's own library.";
+    ReportTable::of(
+        "call-sites",
+        "Lines of code",
+        caption,
+        (&call_site_columns(), &shown),
+        &analysis.call_sites,
+    )
 }
 
 /// CUDA calls by name.

@@ -22,7 +22,7 @@ pub const PACKED: (&str, &str) = ("content-type", "application/zstd");
 pub const PLAIN: (&str, &str) = ("content-type", "application/octet-stream");
 
 /// The bytes of a compressed fixture.
-fn fixture(name: &str) -> Vec<u8> {
+pub fn fixture(name: &str) -> Vec<u8> {
     fs::read(Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/captures").join(name))
         .unwrap()
 }

@@ -21,4 +21,5 @@ pub mod stated_models;
 pub mod submissions;
 pub mod tables;
 pub mod targets;
+mod traces;
 pub mod uploads;

@@ -306,7 +306,7 @@ fn the_report_of_an_external_capture_is_of_its_own_gpu() {
         std::fs::write(&page, text).unwrap();
         let id = RunId::now();
         let capture = pipeline::analyze_capture(
-            &export,
+            std::slice::from_ref(&export),
             std::slice::from_ref(&page),
             Statements::default(),
             &devices,

@@ -25,7 +25,7 @@ fn report(name: &str, sql: &str) -> Value {
     capture(name, &export, sql).unwrap();
     let devices = config::devices().unwrap();
     let analyzed =
-        pipeline::analyze_capture(&export, &[], Statements::default(), &devices).unwrap();
+        pipeline::analyze_capture(&[export], &[], Statements::default(), &devices).unwrap();
     let files = analyzed.render(RunId(Uuid::nil()));
     serde_json::from_str(&files.iter().find(|(name, _)| *name == "report.json").unwrap().1).unwrap()
 }

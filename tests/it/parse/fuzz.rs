@@ -113,7 +113,12 @@ impl Damage {
 
 /// Reads and analyses a capture and renders all forms of its report, as `llmprof analyze` does.
 pub fn analysed(path: &Path) -> Result<(), TestCaseError> {
-    match pipeline::analyze_capture(path, &[], Statements::default(), &config::devices().unwrap()) {
+    match pipeline::analyze_capture(
+        &[path.to_owned()],
+        &[],
+        Statements::default(),
+        &config::devices().unwrap(),
+    ) {
         Ok(analyzed) => {
             let files = analyzed.render(RunId(Uuid::nil()));
             let report = files

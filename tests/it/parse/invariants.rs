@@ -190,6 +190,7 @@ fn outside(analysis: &Analysis) -> Vec<String> {
         "counters": analysis.counters,
         "roofline": analysis.roofline.points,
         "regions": analysis.regions,
+        "call_sites": analysis.call_sites,
         "stage_gpu": analysis.stage_gpu.totals,
         "devices": analysis.stage_gpu.devices,
         "graphs": analysis.graphs,

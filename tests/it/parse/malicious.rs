@@ -48,7 +48,7 @@ fn impossible_times_are_dropped_and_reported() {
             .concat();
     let path = handmade(dir.path(), &format!("insert into StringIds values (1, 'gemm'); {rows}"));
     let analyzed =
-        pipeline::analyze_capture(&path, &[], Statements::default(), &config::devices().unwrap())
+        pipeline::analyze_capture(&[path], &[], Statements::default(), &config::devices().unwrap())
             .unwrap();
     let findings = analyzed.findings(RunId(Uuid::nil()));
     let found = findings.iter().find(|it| it.id == "capture_times_impossible").unwrap();
@@ -62,7 +62,7 @@ fn repeated_names_of_ten_megabytes_are_refused() {
         with recursive n(i) as (select 1 union all select i + 1 from n where i < 20000)
         insert into NVTX_EVENTS select i, i + 1, 59, null, 1, 1, 0 from n;";
     let error = pipeline::analyze_capture(
-        &handmade(dir.path(), many),
+        &[handmade(dir.path(), many)],
         &[],
         Statements::default(),
         &config::devices().unwrap(),

@@ -39,7 +39,7 @@ fn analyzed(export: &Path, fields: &[(&str, &str)]) -> Value {
     }
     let stated = Statements { model: statement.resolve(&models).unwrap(), ..Statements::default() };
     let devices = config::devices().unwrap();
-    let analyzed = pipeline::analyze_capture(export, &[], stated, &devices).unwrap();
+    let analyzed = pipeline::analyze_capture(&[export.to_owned()], &[], stated, &devices).unwrap();
     let files = analyzed.render(RunId(Uuid::nil()));
     serde_json::from_str(&files.iter().find(|(name, _)| *name == "report.json").unwrap().1).unwrap()
 }

@@ -11,7 +11,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use foldhash::{HashMap, HashSet};
 
 use self::tail::{LaunchAtEnd, ProcessTail};
-use super::{COMPLETE_PCT, CudaCallKind, graph_sizes, kind};
+use super::{COMPLETE_PCT, CudaCallKind, advice, graph_sizes, kind};
 use crate::{
     analyze::{
         Analysis,
@@ -314,11 +314,11 @@ pub fn findings(analysis: &Analysis, trace: &NsysTrace) -> Vec<Finding> {
         for (index, diagnostic) in trace.diagnostics.iter().take(3).enumerate() {
             finding = finding.with(&format!("nsys diagnostic ({})", index + 1), diagnostic);
         }
-        found.push(finding.advise(
+        found.push(finding.advise(format!(
             "Busy and idle time, launch-bound share, kernel shares and device time of operators \
-             are omitted for it. Export the report again with an nsys at least as new as the one \
-             that recorded it; if kernels are still missing, record again.",
-        ));
+             are omitted for it. {}",
+            advice::lost(trace.tool)
+        )));
     }
     found.extend(unattributed(analysis, trace));
     found
@@ -356,7 +356,7 @@ fn unattributed(analysis: &Analysis, trace: &NsysTrace) -> Option<Finding> {
     if !unknown.is_empty() {
         finding = finding.with("omitted kernel figures", unknown.join(", "));
     }
-    Some(finding.advise("Trace the CUDA API (-t cuda,nvtx) from the start of the process."))
+    Some(finding.advise(advice::unattributed(trace.tool)))
 }
 
 #[cfg(test)]

@@ -73,6 +73,7 @@ mod tests {
             call: NONE,
             instance: NONE,
             work,
+            row: 0,
             graph_node: None,
         }
     }

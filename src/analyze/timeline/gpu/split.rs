@@ -11,6 +11,7 @@ use foldhash::HashMap;
 use super::{
     super::{
         activity::{Activity, DeviceWork},
+        framework_nests::FrameworkIndex,
         interval::IntervalSet,
         launches::LaunchIndex,
         operator_entries::{OperatorEntries, operator_nests},
@@ -106,6 +107,7 @@ pub(super) fn splits(trace: &NsysTrace, launches: &LaunchIndex, cells: &GpuCells
     let nests = operator_nests(trace);
     let mut names = WorkNames {
         trace,
+        framework: launches.framework.as_ref(),
         nests: &nests,
         entries: OperatorEntries::new(trace, &nests),
         of_entry: HashMap::default(),
@@ -171,6 +173,7 @@ fn reasons(gap: &IdleGap) -> impl Iterator<Item = (GapReason, i64)> + use<> {
 /// Names the operators of work.
 struct WorkNames<'a> {
     trace: &'a NsysTrace,
+    framework: Option<&'a FrameworkIndex>,
     nests: &'a [(i64, OpenNest)],
     entries: OperatorEntries<'a>,
     /// By thread's nest and entry.
@@ -187,7 +190,14 @@ impl WorkNames<'_> {
             DeviceWork::Copy(kind) => WorkKind::Copy(kind),
             DeviceWork::Fill => WorkKind::Copy(CopyKind::Set),
         };
-        let operator = self.entries.of(work.graph_node, work.call).map(|entry| self.number(entry));
+        let is_kernel = matches!(work.work, DeviceWork::Kernel(_));
+        let operator = match self.framework.filter(|_| is_kernel) {
+            Some(index) => {
+                let name = index.name_of(self.trace, work.row);
+                name.map(|name| self.number_of(collapse(name)))
+            }
+            None => self.entries.of(work.graph_node, work.call).map(|entry| self.number(entry)),
+        };
         WorkOf { operator, kind }
     }
 
@@ -196,17 +206,19 @@ impl WorkNames<'_> {
             return *number;
         }
         let range = self.nests[entry.0].1.entries[entry.1 as usize].0;
-        let path = collapse(&self.trace.ranges[range as usize].name);
-        let number = match self.numbers.get(&path) {
-            Some(number) => *number,
-            None => {
-                let number = self.operators.len() as u32;
-                self.operators.push(path.clone());
-                self.numbers.insert(path, number);
-                number
-            }
-        };
+        let number = self.number_of(collapse(&self.trace.ranges[range as usize].name));
         self.of_entry.insert(entry, number);
+        number
+    }
+
+    /// Number of a path.
+    fn number_of(&mut self, path: String) -> u32 {
+        if let Some(number) = self.numbers.get(&path) {
+            return *number;
+        }
+        let number = self.operators.len() as u32;
+        self.operators.push(path.clone());
+        self.numbers.insert(path, number);
         number
     }
 }

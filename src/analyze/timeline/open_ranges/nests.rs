@@ -42,16 +42,21 @@ pub fn nest_ranges(trace: &NsysTrace, wanted: impl Fn(&Range) -> bool) -> BTreeM
             continue;
         }
         visible.sort_unstable_by_key(order);
-        nests.insert(thread, nest(&trace.ranges, &visible));
+        let span = |at: u32| {
+            let range = &trace.ranges[at as usize];
+            (range.start_ns, end(range))
+        };
+        nests.insert(thread, nest(span, &visible));
     }
     nests
 }
 
-fn nest(ranges: &[Range], order: &[u32]) -> OpenNest {
+/// Nests the spans numbered in `order`, which is that of their starts; of spans that start together
+/// the longer one comes first.
+pub fn nest(span: impl Fn(u32) -> (i64, i64), order: &[u32]) -> OpenNest {
     let mut nest = OpenNest::default();
     let mut open: Vec<u32> = Vec::new();
-    let end_of =
-        |nest: &OpenNest, entry: u32| end(&ranges[nest.entries[entry as usize].0 as usize]);
+    let end_of = |nest: &OpenNest, entry: u32| span(nest.entries[entry as usize].0).1;
     let close = |nest: &mut OpenNest, open: &mut Vec<u32>, until: i64| {
         while let Some(&top) = open.last() {
             let t = end_of(nest, top);
@@ -65,17 +70,17 @@ fn nest(ranges: &[Range], order: &[u32]) -> OpenNest {
         }
     };
     for &at in order {
-        let range = &ranges[at as usize];
-        close(&mut nest, &mut open, range.start_ns);
+        let (start_ns, end_ns) = span(at);
+        close(&mut nest, &mut open, start_ns);
         let parent = open
             .iter()
             .rev()
             .copied()
-            .find(|entry| end_of(&nest, *entry) >= end(range))
+            .find(|entry| end_of(&nest, *entry) >= end_ns)
             .unwrap_or(NONE);
         let entry = nest.entries.len() as u32;
         nest.entries.push((at, parent));
-        nest.segments.push(range.start_ns, entry);
+        nest.segments.push(start_ns, entry);
         open.push(entry);
     }
     close(&mut nest, &mut open, i64::MAX - 1);

@@ -12,7 +12,10 @@ use super::{AlignmentView, example, find};
 use crate::{
     analyze::align::settings::{Question, SettingsError},
     artifact::layout,
-    domain::alignment::{AlignmentSpec, AlignmentState},
+    domain::{
+        alignment::{AlignmentSpec, AlignmentState},
+        ids::RunId,
+    },
     http::{
         api::runs::find_ended,
         auth::access::Caller,
@@ -115,10 +118,10 @@ pub(crate) async fn queue(
 async fn check_runs(app: &App, spec: &AlignmentSpec) -> Result<(), ApiError> {
     for id in [spec.mock, spec.e2e] {
         find_ended(app, id).await?;
-        if app.store.artifact(id, layout::NSYS_EXPORT).await?.is_none() {
+        if !has_timeline(app, id).await? {
             let message = format!(
                 "run {id} has no timeline ({}); align runs whose nsys step succeeded",
-                layout::NSYS_EXPORT
+                layout::timelines().join(", ")
             );
             return Err(ApiError::new(ErrorCode::CaptureUnavailable, message));
         }
@@ -130,6 +133,16 @@ async fn check_runs(app: &App, spec: &AlignmentSpec) -> Result<(), ApiError> {
         return Err(ApiError::new(ErrorCode::ReportUnavailable, message));
     }
     Ok(())
+}
+
+/// Returns true if a run has a timeline, of nsys or imported traces.
+pub(in crate::http) async fn has_timeline(app: &App, id: RunId) -> Result<bool, ApiError> {
+    for path in layout::timelines() {
+        if app.store.artifact(id, &path).await?.is_some() {
+            return Ok(true);
+        }
+    }
+    Ok(false)
 }
 
 /// Checks the bounds of the schema, and the fields together.

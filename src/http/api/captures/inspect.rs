@@ -42,13 +42,17 @@ pub(super) async fn inspect(
         .map(|file| UploadedFile { name: name_of(&file, fields), path: file.path })
         .collect();
     let inspected = request(intake, folder, uploaded.clone(), fields).await?;
-    let (mut found, mut pages) = (Vec::new(), 0);
+    let (mut found, mut pages, mut traces) = (Vec::new(), 0, 0);
     for (UploadedFile { path: from, name }, InspectedFile { kind, bytes }) in
         uploaded.into_iter().zip(inspected)
     {
         let path = match kind {
             CaptureKind::Timeline => layout::NSYS_EXPORT.to_owned(),
             CaptureKind::Report => layout::NSYS_REPORT.to_owned(),
+            CaptureKind::PytorchTrace => {
+                traces += 1;
+                layout::imported_trace(traces)
+            }
             CaptureKind::Counters => {
                 pages += 1;
                 layout::imported_page(pages)
@@ -61,7 +65,9 @@ pub(super) async fn inspect(
         move_file(&from, &folder.join(&path)).map_err(|error| ApiError::internal(&error))?;
         found.push(ImportedFile { name, kind, bytes, path });
     }
-    if found.iter().filter(|file| !file.kind.has_counters()).count() > 1 {
+    // The traces of one program's processes are one timeline.
+    let timelines = found.iter().filter(|file| !file.kind.has_counters()).count();
+    if timelines > traces.max(1) {
         return Err(invalid("more than one timeline; import each separately"));
     }
     Ok(fields.import(found))

@@ -68,8 +68,9 @@ pub struct CaptureFile(pub String);
 /// Captures of one program with their description. Each part may be repeated.
 #[derive(Debug, Clone, Serialize, Deserialize, ToSchema)]
 pub struct CaptureForm {
-    /// At most one SQLite export or report of nsys, and CSV pages of ncu; each as it is or
-    /// compressed with zstd.
+    /// At most one SQLite export or report of nsys, or the traces of one program's processes by
+    /// the profiler of PyTorch; and CSV pages of ncu. Each as it is or compressed with zstd or
+    /// gzip.
     #[schema(min_items = 1, max_items = 16)]
     pub file: Vec<CaptureFile>,
     /// Name of the model, if known; lists show the name of the first file otherwise.
@@ -140,10 +141,11 @@ impl CaptureForm {
 /// Import captures that were collected elsewhere
 ///
 /// One file as the body, named by `name`; or a form with several: a timeline (an SQLite export of
-/// nsys, or its `.nsys-rep` if this host has an nsys) and counters of ncu (pages of `ncu --import R
-/// --csv --page raw`, or `.ncu-rep` if this host has an ncu), each as it is or compressed with
-/// zstd. They become a run whose subject is an `import`, which needs no device and has the same
-/// reports, tables and artifacts as other runs.
+/// nsys, or its `.nsys-rep` if this host has an nsys; or traces by the profiler of PyTorch, one per
+/// process) and counters of ncu (pages of `ncu --import R --csv --page raw`, or `.ncu-rep` if this
+/// host has an ncu), each as it is or compressed with zstd or gzip. They become a run whose subject
+/// is an `import`, which needs no device and has the same reports, tables and artifacts as other
+/// runs.
 /// With `Idempotency-Key`, a repeated submission of the same files and fields returns the same run.
 #[utoipa::path(post, path = "/captures", tag = "runs", operation_id = "submit_capture",
     params(
@@ -182,6 +184,10 @@ impl CaptureForm {
         (CaptureFile = "application/vnd.sqlite3", examples(
             ("capture" = (summary = "A capture", value = json!("(bytes of the file)"))))),
         (CaptureFile = "application/zstd", examples(
+            ("capture" = (summary = "A capture", value = json!("(bytes of the file)"))))),
+        (CaptureFile = "application/gzip", examples(
+            ("capture" = (summary = "A capture", value = json!("(bytes of the file)"))))),
+        (CaptureFile = "application/json", examples(
             ("capture" = (summary = "A capture", value = json!("(bytes of the file)"))))),
         (CaptureFile = "text/csv", examples(
             ("capture" = (summary = "A capture", value = json!("(bytes of the file)"))))),
@@ -263,6 +269,8 @@ async fn receive(
         | "application/vnd.sqlite3"
         | "application/x-sqlite3"
         | "application/zstd"
+        | "application/gzip"
+        | "application/json"
         | "text/csv" => upload(false)?.receive_file(body).await,
         _ => Err(unsupported(
             "unsupported content type; send the header content-type: application/octet-stream, \

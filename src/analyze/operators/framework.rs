@@ -1,0 +1,297 @@
+//! Host times and work of the operators of a framework, from the calls of its profiler.
+//!
+//! An operator calls others: `aten::linear` calls `aten::addmm`. The FLOPs of one product are those
+//! of the innermost call with a formula, and only if it launched kernels, so that none counts
+//! twice.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use super::{
+    CallKey, HostTimeSum, Operators, StageWork, collapse,
+    formulas::{OperatorWork, dtype, kind, work},
+    sort,
+};
+use crate::{
+    analyze::{
+        kernels::{OUTSIDE, WARMUP, kernel_classes::ClassCache},
+        stages::{STAGES, Stages},
+        stats::percent,
+        timeline::{
+            framework_nests::{FrameworkIndex, NestItem, ThreadNest},
+            interval::covered_ns,
+            launches::{Cursor, LaunchIndex},
+            open_ranges::EXCLUDED,
+        },
+    },
+    trace::{event::OperatorCall, framework::OperatorSignature, nsys::NsysTrace},
+};
+
+/// Classes of kernels whose FLOPs count.
+const WORKING: [&str; 4] = ["gemm", "attention", "conv", "moe"];
+
+/// Sums the operators of a capture that its stages do not leave out.
+pub fn framework(
+    trace: &NsysTrace,
+    launches: &LaunchIndex,
+    index: &FrameworkIndex,
+    stages: &Stages,
+) -> Operators {
+    let works: Vec<Option<OperatorWork>> = trace.framework.signatures.iter().map(work).collect();
+    let launching = launching(index, trace);
+    let counted: Vec<Vec<bool>> = index
+        .threads
+        .iter()
+        .zip(&launching)
+        .map(|(thread, launching)| counted(thread, launching, trace, &works))
+        .collect();
+    let mut sums = FrameworkSums::default();
+    let mut calls = CallCache::default();
+    for (thread, counts) in index.threads.iter().zip(&counted) {
+        let stage_of = stage_names(thread, trace, launches);
+        let own = own_times(thread, trace);
+        for (entry, item) in thread.items.iter().enumerate() {
+            let stage = stage_of[entry];
+            if stage == WARMUP {
+                continue;
+            }
+            let (call, flops) = calls.of(*item, trace, &works);
+            let flops = if counts[entry] { flops } else { OperatorWork::default() };
+            (call.start_ns, call.end_ns) = item.span(trace);
+            (call.flops, call.bytes) = (flops.flops, flops.bytes);
+            if call.stage != stage {
+                call.stage = stage.to_owned();
+            }
+            let around = || thread.outer(entry as u32).filter(|it| stage_of[*it as usize] == stage);
+            let name = |it: u32| thread.name(trace, it);
+            let inside = around().any(|it| name(it) == call.path);
+            sums.add(call, own[entry], inside, || {
+                let rolled = collapse(&call.path);
+                around().any(|it| collapse(name(it)) == rolled)
+            });
+            if thread.outer(entry as u32).next().is_none() {
+                sums.spans.entry(stage).or_default().push((call.start_ns, call.end_ns));
+            }
+        }
+    }
+    let mut operators = sums.finish(stages);
+    for stage in uncounted(trace, launches, index, &counted) {
+        // The rest of the stage's work is unknown.
+        operators.work.entry(stage).or_default().flops = 0;
+    }
+    operators
+}
+
+/// Stages with products or attention outside the calls whose work counts.
+fn uncounted(
+    trace: &NsysTrace,
+    launches: &LaunchIndex,
+    index: &FrameworkIndex,
+    counted: &[Vec<bool>],
+) -> BTreeSet<String> {
+    let mut classes = ClassCache::default();
+    let mut found = BTreeSet::new();
+    for (at, (thread, entry)) in index.kernels.iter().enumerate() {
+        let kind = &trace.kernels.kinds()[trace.kernels.kind(at) as usize];
+        if !WORKING.contains(&classes.of(kind.full_name, &trace.strings).class) {
+            continue;
+        }
+        let is_counted = index.threads.get(*thread as usize).is_some_and(|nest| {
+            let counts = &counted[*thread as usize];
+            counts[*entry as usize] || nest.outer(*entry).any(|it| counts[it as usize])
+        });
+        if !is_counted {
+            found.insert(launches.stage(launches.kernels.get(at).1).to_owned());
+        }
+    }
+    found
+}
+
+/// For each thread, whether a kernel was launched inside each entry.
+fn launching(index: &FrameworkIndex, trace: &NsysTrace) -> Vec<Vec<bool>> {
+    // A trace without any kernel is of the CPU, where every call did its work.
+    let on_cpu = trace.kernels.is_empty();
+    let none = |it: &ThreadNest| vec![on_cpu; it.items.len()];
+    let mut launching: Vec<Vec<bool>> = index.threads.iter().map(none).collect();
+    for (thread, entry) in &index.kernels {
+        if let Some(of_thread) = launching.get_mut(*thread as usize) {
+            of_thread[*entry as usize] = true;
+        }
+    }
+    for (thread, launching) in index.threads.iter().zip(&mut launching) {
+        for entry in (0..launching.len()).rev() {
+            let parent = thread.nest.entries[entry].1 as usize;
+            if launching[entry] && parent < launching.len() {
+                launching[parent] = true;
+            }
+        }
+    }
+    launching
+}
+
+/// The entries whose work counts: the innermost ones with a formula that launched kernels.
+fn counted(
+    thread: &ThreadNest,
+    launching: &[bool],
+    trace: &NsysTrace,
+    works: &[Option<OperatorWork>],
+) -> Vec<bool> {
+    let has_work = |item: &NestItem| match item {
+        NestItem::Call(at) => works[trace.framework.get(*at as usize).signature as usize].is_some(),
+        NestItem::Range(_) => false,
+    };
+    let (mut counts, mut inside) = (vec![false; launching.len()], vec![false; launching.len()]);
+    for entry in (0..launching.len()).rev() {
+        counts[entry] = !inside[entry] && launching[entry] && has_work(&thread.items[entry]);
+        let parent = thread.nest.entries[entry].1 as usize;
+        if parent < inside.len() {
+            inside[parent] |= counts[entry] || inside[entry];
+        }
+    }
+    counts
+}
+
+/// The stage of each entry of a thread; empty outside every stage.
+fn stage_names<'a>(
+    thread: &ThreadNest,
+    trace: &NsysTrace,
+    launches: &'a LaunchIndex,
+) -> Vec<&'a str> {
+    let mut cursor = Cursor::default();
+    let stage = |item: &NestItem| {
+        let start = item.span(trace).0;
+        match cursor.at(thread.thread, start, |thread| launches.stages.on(thread)) {
+            EXCLUDED => OUTSIDE,
+            at => launches
+                .stages
+                .instances
+                .get(at as usize)
+                .map_or("", |it| launches.stages.labels[it.label].as_str()),
+        }
+    };
+    thread.items.iter().map(stage).collect()
+}
+
+/// Host time of each entry without those inside it.
+fn own_times(thread: &ThreadNest, trace: &NsysTrace) -> Vec<i64> {
+    let length = |item: &NestItem| {
+        let (start, end) = item.span(trace);
+        end - start
+    };
+    let mut own: Vec<i64> = thread.items.iter().map(length).collect();
+    for entry in 0..own.len() {
+        let parent = thread.nest.entries[entry].1 as usize;
+        if parent < own.len() {
+            own[parent] -= length(&thread.items[entry]);
+        }
+    }
+    own
+}
+
+/// One call per signature, reused for all calls of it.
+#[derive(Default)]
+struct CallCache {
+    signatures: Vec<Option<OperatorCall>>,
+    range: Option<OperatorCall>,
+}
+
+impl CallCache {
+    fn of(
+        &mut self,
+        item: NestItem,
+        trace: &NsysTrace,
+        works: &[Option<OperatorWork>],
+    ) -> (&mut OperatorCall, OperatorWork) {
+        match item {
+            NestItem::Call(at) => {
+                let at = trace.framework.get(at as usize).signature as usize;
+                self.signatures.resize(trace.framework.signatures.len(), None);
+                let call = self.signatures[at]
+                    .get_or_insert_with(|| call_of(&trace.framework.signatures[at]));
+                (call, works[at].unwrap_or_default())
+            }
+            NestItem::Range(at) => {
+                let call = self.range.get_or_insert_with(|| OperatorCall {
+                    op: "range".into(),
+                    ..call_of(&OperatorSignature::default())
+                });
+                call.path.clone_from(&trace.ranges[at as usize].name);
+                (call, OperatorWork::default())
+            }
+        }
+    }
+}
+
+fn call_of(signature: &OperatorSignature) -> OperatorCall {
+    OperatorCall {
+        path: signature.name.clone(),
+        op: kind(&signature.name).into(),
+        start_ns: 0,
+        end_ns: 0,
+        captured: false,
+        warmup: false,
+        repeat: 0,
+        stage: String::new(),
+        shapes: signature.shapes.iter().filter(|it| !it.is_empty()).cloned().collect(),
+        dtype: dtype(signature).unwrap_or_default().into(),
+        flops: 0,
+        bytes: 0,
+    }
+}
+
+/// Sums under way.
+#[derive(Default)]
+struct FrameworkSums<'a> {
+    by_path: BTreeMap<CallKey, HostTimeSum>,
+    rolled: BTreeMap<CallKey, HostTimeSum>,
+    work: BTreeMap<String, StageWork>,
+    /// Outermost calls by stage.
+    spans: BTreeMap<&'a str, Vec<(i64, i64)>>,
+}
+
+impl FrameworkSums<'_> {
+    fn add(
+        &mut self,
+        call: &OperatorCall,
+        own_ns: i64,
+        inside: bool,
+        inside_rolled: impl Fn() -> bool,
+    ) {
+        HostTimeSum::add(&mut self.by_path, call.path.clone(), call, Some((own_ns, inside)));
+        // Only names of modules have numbers.
+        let is_plain = !call.path.contains('.');
+        let (path, inside) = if is_plain {
+            (call.path.clone(), inside)
+        } else {
+            (collapse(&call.path), inside_rolled())
+        };
+        HostTimeSum::add(&mut self.rolled, path, call, Some((own_ns, inside)));
+        // Bytes of a stage are unknown: only products have a formula.
+        if call.flops > 0 {
+            let work = self.work.entry(call.stage.clone()).or_default();
+            work.flops = work.flops.saturating_add(call.flops);
+        }
+    }
+
+    fn finish(mut self, stages: &Stages) -> Operators {
+        let total_ms = |stage: &str| stages.row(stage).map(|row| row.ms.mean * f64::from(row.ms.n));
+        for stage in STAGES {
+            if let (Some(spans), Some(ms)) = (self.spans.remove(stage), total_ms(stage)) {
+                let work = self.work.entry(stage.to_owned()).or_default();
+                work.covered_pct = percent(covered_ns(spans) as f64, ms * 1e6);
+            }
+        }
+        let finish = |sums: BTreeMap<CallKey, HostTimeSum>| {
+            let record = |(key, sum): (CallKey, HostTimeSum)| {
+                let stage_ms = total_ms(&key.stage);
+                sum.record(key, stage_ms)
+            };
+            let mut records: Vec<_> = sums.into_iter().map(record).collect();
+            sort(&mut records);
+            records
+        };
+        Operators { by_path: finish(self.by_path), rolled: finish(self.rolled), work: self.work }
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,179 @@
+//! The JSON of one trace: its header, and its events as rows. Nothing of it is held as text.
+
+use std::{cell::RefCell, fmt, path::Path};
+
+use serde::{
+    Deserializer,
+    de::{DeserializeSeed, Error as _, IgnoredAny, MapAccess, SeqAccess, Visitor},
+};
+use serde_json::error::Category;
+
+use super::{
+    event::{DeviceProperties, Distributed, Integer, TraceEvent},
+    open,
+    rows::FileRows,
+    signatures::Signatures,
+    strings::Strings,
+};
+use crate::parse::ParseError;
+
+/// Header of a trace.
+#[derive(Debug, Default)]
+pub struct Header {
+    /// Nanoseconds since 1970 at the zero of all times; absent before 2.4.
+    pub base_ns: Option<i64>,
+    pub devices: Vec<DeviceProperties>,
+    pub distributed: Option<Distributed>,
+    pub driver: Option<i64>,
+    pub cupti: Option<i64>,
+    pub schema: Option<i64>,
+    /// True where the events were written without an object around them.
+    pub bare: bool,
+}
+
+/// Names and signatures of all files.
+#[derive(Debug, Default)]
+pub struct Tables {
+    pub strings: Strings,
+    pub signatures: Signatures,
+}
+
+/// Reads the trace at `path`.
+pub fn read(path: &Path, tables: &mut Tables) -> Result<(Header, FileRows), ParseError> {
+    let unread = |source| ParseError::Read { path: path.into(), source };
+    let text = open::open(path).map_err(unread)?;
+    let mut from = serde_json::Deserializer::from_reader(text);
+    let state = RefCell::new((FileRows::default(), tables));
+    let header = from
+        .deserialize_any(TraceVisitor(&state))
+        .and_then(|header| from.end().map(|()| header))
+        .map_err(|error| refusal(path, error))?;
+    let (rows, _) = state.into_inner();
+    match header {
+        Some(header) => Ok((header, rows)),
+        None => Err(ParseError::Foreign {
+            path: path.into(),
+            what: "JSON without traceEvents; expected a trace of the profiler of PyTorch".into(),
+        }),
+    }
+}
+
+/// The error with its place in the unpacked text.
+fn refusal(path: &Path, error: serde_json::Error) -> ParseError {
+    if error.classify() == Category::Io {
+        return ParseError::Read { path: path.into(), source: error.into() };
+    }
+    let at = open::open(path)
+        .and_then(|text| open::offset(text, error.line(), error.column()))
+        .unwrap_or_default();
+    let message = error.to_string();
+    let message = message.rsplit_once(" at line ").map_or(message.as_str(), |(text, _)| text);
+    let what = match error.classify() {
+        Category::Eof => format!("truncated: the JSON ends at byte {at}; copy the file again"),
+        Category::Syntax => format!(
+            "not JSON at byte {at} ({message}); older versions of PyTorch write quotes in names \
+             without a backslash (pytorch issue 146900): add it, or record with a newer version"
+        ),
+        Category::Data | Category::Io => format!("not a trace at byte {at}: {message}"),
+    };
+    ParseError::Foreign { path: path.into(), what }
+}
+
+/// Rows under way, and the tables that they index.
+type State<'a> = RefCell<(FileRows, &'a mut Tables)>;
+
+struct TraceVisitor<'a, 'b>(&'a State<'b>);
+
+impl<'de> Visitor<'de> for TraceVisitor<'_, '_> {
+    /// `None` without any list of events.
+    type Value = Option<Header>;
+
+    fn expecting(&self, f: &mut fmt::Formatter) -> fmt::Result {
+        f.write_str("an object with traceEvents, or a list of events")
+    }
+
+    fn visit_seq<A: SeqAccess<'de>>(self, events: A) -> Result<Self::Value, A::Error> {
+        EventsVisitor(self.0).visit_seq(events)?;
+        Ok(Some(Header { bare: true, ..Header::default() }))
+    }
+
+    fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Self::Value, A::Error> {
+        let (mut header, mut seen) = (Header::default(), Vec::new());
+        while let Some(key) = map.next_key::<String>()? {
+            let known = match key.as_str() {
+                "traceEvents" => "traceEvents",
+                "baseTimeNanoseconds" => "baseTimeNanoseconds",
+                "deviceProperties" => "deviceProperties",
+                "distributedInfo" => "distributedInfo",
+                "cuda_driver_version" => "cuda_driver_version",
+                "cupti_version" => "cupti_version",
+                "schemaVersion" => "schemaVersion",
+                _ => {
+                    map.next_value::<IgnoredAny>()?;
+                    continue;
+                }
+            };
+            if seen.contains(&known) {
+                return Err(A::Error::duplicate_field(known));
+            }
+            seen.push(known);
+            match known {
+                "traceEvents" => map.next_value_seed(EventsVisitor(self.0))?,
+                "baseTimeNanoseconds" => header.base_ns = map.next_value::<Integer>()?.value,
+                "deviceProperties" => header.devices = map.next_value()?,
+                "distributedInfo" => header.distributed = map.next_value()?,
+                "cuda_driver_version" => header.driver = map.next_value::<Integer>()?.value,
+                "cupti_version" => header.cupti = map.next_value::<Integer>()?.value,
+                _ => header.schema = map.next_value::<Integer>()?.value,
+            }
+        }
+        Ok(seen.contains(&"traceEvents").then_some(header))
+    }
+}
+
+struct EventsVisitor<'a, 'b>(&'a State<'b>);
+
+impl<'de> Visitor<'de> for EventsVisitor<'_, '_> {
+    type Value = ();
+
+    fn expecting(&self, f: &mut fmt::Formatter) -> fmt::Result {
+        f.write_str("a list of events")
+    }
+
+    fn visit_seq<A: SeqAccess<'de>>(self, mut events: A) -> Result<(), A::Error> {
+        let (rows, tables) = &mut *self.0.borrow_mut();
+        while let Some(TraceEvent(event)) = events.next_element()? {
+            rows.push(event, &mut tables.strings, &mut tables.signatures);
+            if tables.strings.is_full() || tables.signatures.is_full() {
+                return Err(A::Error::custom(
+                    "the names of its events take more memory than those of any program",
+                ));
+            }
+        }
+        Ok(())
+    }
+}
+
+impl<'de> DeserializeSeed<'de> for EventsVisitor<'_, '_> {
+    type Value = ();
+
+    fn deserialize<D: Deserializer<'de>>(self, from: D) -> Result<(), D::Error> {
+        from.deserialize_seq(self)
+    }
+}
+
+impl Header {
+    /// Version of the trace, as far as it is recorded.
+    pub fn version(&self) -> Option<String> {
+        let cupti = self.cupti.map(|it| format!("CUPTI {it}"));
+        let schema = self.schema.map(|it| format!("schema {it}"));
+        let parts: Vec<String> = schema.into_iter().chain(cupti).collect();
+        (!parts.is_empty()).then(|| parts.join(", "))
+    }
+
+    /// CUDA version of the driver: 13000 is 13.0.
+    pub fn cuda(&self) -> Option<String> {
+        let version = self.driver.filter(|it| *it > 0)?;
+        Some(format!("{}.{}", version / 1000, version % 1000 / 10))
+    }
+}

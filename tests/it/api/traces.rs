@@ -1,0 +1,79 @@
+//! Imports of traces by the profiler of PyTorch over HTTP.
+
+use std::{collections::BTreeSet, io::Read as _};
+
+use serde_json::{Value, json};
+
+use crate::{
+    api::{
+        imports::{FORM, PLAIN, fixture, form, id, send, timeline},
+        router::Api,
+    },
+    runs::align::MOCK,
+    support::service::{Service, Setup},
+};
+
+/// Traces of PyTorch as a plain body, and of two ranks as a form; both are reported.
+#[tokio::test]
+async fn traces_of_pytorch_are_imported_reported_and_aligned() {
+    let api = Api::new().await;
+    let eager = fixture("torch-kineto-eager.json.gz");
+    let plain = id(&send(&api, "?name=eager.pt.trace.json.gz", PLAIN, eager.clone()).await);
+    let rank = |rank: u32| {
+        let mut text = String::new();
+        flate2::read::GzDecoder::new(&*eager).read_to_string(&mut text).unwrap();
+        let info = format!("{{\"distributedInfo\": {{\"rank\": {rank}, \"world_size\": 2}},");
+        zstd::encode_all(text.trim_start().replacen('{', &info, 1).as_bytes(), 1).unwrap()
+    };
+    let (first, second) = (rank(0), rank(1));
+    let files: [(&str, &[u8]); 2] = [("rank0.json.zst", &first), ("rank1.json.zst", &second)];
+    let ranks = id(&send(&api, "", FORM, form(&files, &[("label", "ranks")])).await);
+    let mixed: [(&str, &[u8]); 2] = [("rank0.json.zst", &first), ("e2e.sqlite", &timeline(MOCK))];
+    let refused = send(&api, "", FORM, form(&mixed, &[])).await;
+    assert_eq!(refused.status, 422, "{}", refused.text());
+    assert!(refused.text().contains("more than one timeline"), "{}", refused.text());
+    let broken =
+        send(&api, "?name=a.json", PLAIN, "{\"traceEvents\": [{\"name\": \"a\"b\"}]}").await;
+    assert_eq!(broken.status, 422, "{}", broken.text());
+    assert!(broken.text().contains("a.json: not JSON at byte 30"), "{}", broken.text());
+
+    let service = Service::start(api.data(), &Setup::default());
+    for run in [&plain, &ranks] {
+        assert_eq!(service.end(run).await["state"], "succeeded");
+    }
+    let run = service.json(&format!("/runs/{plain}")).await;
+    let file = &run["spec"]["subject"]["files"][0];
+    assert_eq!(
+        (&file["kind"], &file["path"]),
+        (&json!("pytorch_trace"), &json!("pytorch/trace-1.json"))
+    );
+    let rows = async |run: &str, table: &str| {
+        service.json(&format!("/runs/{run}/tables/{table}?limit=200")).await["rows"]
+            .as_array()
+            .unwrap()
+            .clone()
+    };
+    let launches =
+        |rows: &[Value]| rows.iter().map(|row| row["launches"].as_u64().unwrap()).sum::<u64>();
+    assert_eq!(launches(&rows(&plain, "stage_kernels").await), 1358);
+    let processes = rows(&ranks, "processes").await;
+    assert_eq!(launches(&processes), 2 * 1358);
+    let names: BTreeSet<&str> =
+        processes.iter().map(|row| row["process_name"].as_str().unwrap()).collect();
+    assert_eq!(names.len(), 2);
+    assert!(names.iter().any(|name| name.contains("rank 1")), "{names:?}");
+    let mm = rows(&plain, "operators").await;
+    let flops: u64 = mm
+        .iter()
+        .filter(|row| row["path"] == "aten::mm")
+        .map(|row| row["flops"].as_u64().unwrap())
+        .sum();
+    assert_eq!(flops, 346_822_803_456);
+    let request = json!({ "mock": plain, "e2e": ranks, "range": "decode_step" });
+    let (status, queued) = service.post("/alignments", &request).await;
+    assert_eq!(status, 202, "{queued}");
+    let at = queued["links"]["self"].as_str().unwrap();
+    service.get(&format!("{at}/events")).await.text().await.unwrap();
+    let aligned = service.json(at).await;
+    assert_eq!((&aligned["state"], &aligned["verdict"]), (&json!("succeeded"), &json!("pass")));
+}

@@ -1,0 +1,182 @@
+//! Real traces by the profiler of PyTorch, compared with counts from plain Python over their JSON
+//! (`tests/fixtures/captures/README.md`).
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    io::Read as _,
+    path::{Path, PathBuf},
+};
+
+use flate2::read::MultiGzDecoder;
+use llmprof::{
+    analyze::{self, Analysis, operators::OperatorRecord},
+    config,
+    domain::ids::RunId,
+    parse,
+    pipeline::{self, Statements},
+    trace::{Trace, kernel::Kernel, names, nsys::NsysTrace},
+};
+use uuid::Uuid;
+
+pub fn fixture(name: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR"))
+        .join("tests/fixtures/captures")
+        .join(format!("torch-kineto-{name}.json.gz"))
+}
+
+fn read(name: &str) -> NsysTrace {
+    parse::kineto::read(&[fixture(name)]).unwrap()
+}
+
+fn analysed(name: &str) -> Analysis {
+    analyze::analyze(&Trace { nsys: Some(read(name)), ..Trace::default() }, None, None)
+}
+
+fn total(kernels: impl Iterator<Item = Kernel>) -> (usize, i64) {
+    kernels.fold((0, 0), |(count, ns), k| (count + 1, ns + k.end_ns - k.start_ns))
+}
+
+/// Kernels whose launching call lies inside a range of this name on its thread.
+fn launched_inside(trace: &NsysTrace, name: &str) -> (usize, i64) {
+    let calls: BTreeMap<i64, (i64, i64)> = trace
+        .cuda_calls
+        .iter()
+        .map(|it| (it.correlation_id, (it.global_tid, it.start_ns)))
+        .collect();
+    let launched = |kernel: &Kernel| {
+        let (thread, at) = calls[&kernel.correlation_id];
+        trace.ranges.iter().any(|range| {
+            range.name == name
+                && range.global_tid == thread
+                && range.start_ns <= at
+                && range.end_ns.is_some_and(|end| at <= end)
+        })
+    };
+    total(trace.kernels.iter().filter(launched))
+}
+
+fn summed(records: &[OperatorRecord], path: &str, of: fn(&OperatorRecord) -> u64) -> u64 {
+    records.iter().filter(|it| it.path == path).map(of).sum()
+}
+
+#[test]
+fn the_eager_trace_equals_its_counts() {
+    let trace = read("eager");
+    assert_eq!(total(trace.kernels.iter()), (1358, 4_120_015));
+    let names: BTreeSet<u32> = trace.kernels.kinds().iter().map(|it| it.full_name).collect();
+    assert_eq!(names.len(), 39);
+    assert_eq!(launched_inside(&trace, "prefill"), (262, 1_376_227));
+    assert_eq!(launched_inside(&trace, "decode_all"), (1096, 2_743_788));
+    assert_eq!((trace.cuda_calls.len(), trace.copies.len()), (1298 + 274, 7));
+    assert_eq!((trace.framework.len(), trace.ranges.len()), (4807, 6));
+    assert_eq!(trace.target.gpus[0].name, "NVIDIA H200");
+    assert_eq!(trace.findings, []);
+
+    let analysis = analysed("eager");
+    let stages: Vec<_> = analysis
+        .kernels
+        .stages
+        .iter()
+        .map(|it| (it.stage.as_str(), it.launches, it.kernel_ms))
+        .collect();
+    assert_eq!(stages, [("decode_all", 1096, Some(2.743788)), ("prefill", 262, Some(1.376227))]);
+    let records = &analysis.operators.by_path;
+    assert_eq!(summed(records, "aten::mm", |it| it.calls), 215);
+    assert_eq!(summed(records, "aten::mm", |it| it.flops), 346_822_803_456);
+    assert_eq!(summed(records, "aten::scaled_dot_product_attention", |it| it.calls), 30);
+    // The time of every kernel is that of exactly one operator.
+    let exclusive: f64 = records.iter().filter_map(|it| it.device).map(|it| it.exclusive_ms).sum();
+    assert!((exclusive - 4.120015).abs() < 1e-9, "{exclusive}");
+    let flops = |path: &str| summed(records, path, |it| it.flops);
+    assert_eq!([flops("aten::linear"), flops("aten::matmul")], [0, 0]);
+    assert!(flops("aten::_cudnn_attention_forward") > 0);
+    assert_eq!(flops("aten::scaled_dot_product_attention"), 0, "counted once, where it ran");
+    let mfu: Vec<_> = analysis.mfu.rows.iter().map(|it| it.scope.as_str()).collect();
+    assert_eq!(mfu, ["prefill", "decode_all", "model"]);
+    assert!(analysis.coverage.iter().all(|it| it.complete()), "{:?}", analysis.coverage);
+}
+
+/// The operator of a launch by its recorded id is the innermost one around its call.
+#[test]
+fn recorded_operators_are_those_around_the_calls() {
+    let with_ids = read("eager");
+    assert!(!with_ids.framework.operators.is_empty());
+    let mut by_enclosure = with_ids.clone();
+    by_enclosure.framework.operators = Default::default();
+    let device = |nsys: NsysTrace| {
+        let trace = Trace { nsys: Some(nsys), ..Trace::default() };
+        let records = analyze::analyze(&trace, None, None).operators.by_path;
+        let of = |it: &OperatorRecord| Some((it.stage.clone(), it.path.clone(), it.device?));
+        let mut found: Vec<_> = records.iter().filter_map(of).collect();
+        found.sort_by(|a, b| (&a.0, &a.1).cmp(&(&b.0, &b.1)));
+        found
+    };
+    assert_eq!(device(with_ids), device(by_enclosure));
+}
+
+#[test]
+fn the_graph_trace_equals_its_counts_and_has_no_operator() {
+    let trace = read("graph");
+    assert_eq!(total(trace.kernels.iter()), (40, 150_561));
+    let names: BTreeSet<u32> = trace.kernels.kinds().iter().map(|it| it.full_name).collect();
+    assert_eq!(names.len(), 2);
+    let launches: BTreeSet<i64> = trace.kernels.iter().map(|it| it.correlation_id).collect();
+    assert_eq!(launches.len(), 5, "a launch for each replay");
+    let nodes: BTreeSet<u64> = trace.kernels.iter().filter_map(|it| it.graph_node).collect();
+    assert_eq!(nodes.len(), 40);
+    let analysis = analysed("graph");
+    assert!(analysis.operators.by_path.is_empty() && analysis.mfu.rows.is_empty());
+    assert!(analysis.coverage.iter().all(|it| it.complete()), "{:?}", analysis.coverage);
+    assert_eq!(launched_inside(&trace, "decode_all"), (40, 150_561));
+}
+
+/// Reports of both traces name the profiler that recorded them, and no other.
+#[test]
+fn reports_name_the_profiler_of_the_trace() {
+    for name in ["eager", "graph"] {
+        let analyzed = pipeline::analyze_capture(
+            &[fixture(name)],
+            &[],
+            Statements::default(),
+            &config::devices().unwrap(),
+        )
+        .unwrap();
+        let files = analyzed.render(RunId(Uuid::nil()));
+        let report = &files.iter().find(|(name, _)| *name == "report.md").unwrap().1;
+        assert!(report.contains("| PyTorch profiler |"), "{name}: the pass of the ledger");
+        assert!(report.contains("| Profiler | PyTorch profiler (schema 1, CUPTI 130001) |"));
+        // A remedy may propose a capture by nsys; no sentence states that there was one.
+        for line in report.lines().filter(|line| line.contains("nsys")) {
+            assert!(line.contains("or samples with nsys"), "{name}: {line}");
+        }
+    }
+}
+
+/// A trace cut anywhere is refused, never read in part.
+#[test]
+fn a_truncated_trace_is_refused() {
+    let mut text = String::new();
+    MultiGzDecoder::new(std::fs::File::open(fixture("graph")).unwrap())
+        .read_to_string(&mut text)
+        .unwrap();
+    let text = text.trim_end();
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("cut.json");
+    for length in (1..text.len()).step_by(997).chain([text.len() - 1]) {
+        std::fs::write(&path, &text[..length]).unwrap();
+        let error = parse::kineto::read(std::slice::from_ref(&path)).unwrap_err();
+        let error = llmprof::chain(&error);
+        assert!(error.contains("truncated") || error.contains("ends at byte"), "{length}: {error}");
+    }
+}
+
+/// Kernels of one function have one canonical name in both profilers.
+#[test]
+fn names_of_both_profilers_are_equal() {
+    let kineto = "void at::native::(anonymous namespace)::CatArrayBatchedCopy<at::native::\
+                  (anonymous namespace)::OpaqueType<2u>, unsigned int, 3, 64, 64>(T1*)";
+    let nsys = "void at::native::<unnamed>::CatArrayBatchedCopy<at::native::<unnamed>::\
+                OpaqueType<(unsigned int)2>, unsigned int, (int)3, (int)64, (int)64>(T1 *)";
+    assert_eq!(names::base_name(kineto), names::base_name(nsys));
+    assert_eq!(names::canonical(kineto), names::canonical(nsys));
+}
