@@ -7,6 +7,7 @@
 //! they are shown as separate processes and are not aligned.
 
 mod ledger;
+mod operators;
 mod packets;
 
 use std::{
@@ -167,6 +168,7 @@ fn traced(packets: &mut Packets<impl Write>, nsys: &NsysTrace) -> io::Result<()>
     let starts =
         nsys.ranges.iter().map(|it| it.start_ns).chain(nsys.kernels.iter().map(|it| it.start_ns));
     let starts = starts.chain(nsys.graphs.iter().map(|it| it.start_ns));
+    let starts = starts.chain(nsys.framework.iter().map(|it| it.start_ns));
     let origin = starts.chain(nsys.cuda_calls.iter().map(|it| it.start_ns)).min().unwrap_or(0);
     let process = packets.process(TRACED, &format!("traced pass ({})", nsys.tool.as_str()))?;
     let (mut threads, mut crossing) = (Rows::default(), Lanes::default());
@@ -185,6 +187,7 @@ fn traced(packets: &mut Packets<impl Write>, nsys: &NsysTrace) -> io::Result<()>
         };
         packets.slice(row, &template, times)?;
     }
+    operators::operators(packets, process, nsys, origin)?;
     copies(packets, process, nsys, origin)?;
     let mut devices = HashMap::default();
     kernels(packets, &nsys.kernels, &nsys.strings, origin, &mut devices)?;
