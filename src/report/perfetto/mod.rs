@@ -8,6 +8,7 @@
 //! written ([`window`]).
 
 mod ledger;
+mod operators;
 mod packets;
 mod sampled;
 mod traced;

@@ -7,6 +7,7 @@ use foldhash::HashMap;
 
 use super::{
     GPU, Lanes, Rows, TRACED,
+    operators::operators,
     packets::{Arg, Packets, SliceTemplate, Track},
     sampled::metrics,
     span,
@@ -23,6 +24,7 @@ pub fn traced(packets: &mut Packets<impl Write>, nsys: &NsysTrace) -> io::Result
     let name = format!("traced pass ({})", nsys.tool.as_str());
     let process = packets.process(TRACED, &window.name(&name))?;
     ranges(packets, process, nsys, &window)?;
+    operators(packets, process, nsys, &window)?;
     let flows = Flows::of(nsys, &window);
     calls(packets, process, nsys, &window, &flows)?;
     let mut devices = HashMap::default();

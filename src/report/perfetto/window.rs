@@ -11,7 +11,7 @@ use crate::trace::{
     stage::WARMUP,
 };
 
-/// Maximum number of kernels, of graphs, of calls, of ranges, and of sampled values of a device.
+/// Maximum number of kernels, of graphs, of calls, of operators, of ranges, and of sampled values of a device.
 const MAX_EVENTS: usize = 250_000;
 
 /// A part of a capture, by the starts of its events.
@@ -34,12 +34,16 @@ impl Window {
         let graphs = || nsys.graphs.iter().map(|it| it.start_ns);
         let ranges = || nsys.ranges.iter().map(|it| it.start_ns);
         let devices = || nsys.samples.iter().flat_map(|samples| &samples.devices);
+        let operators = || nsys.framework.iter().map(|it| it.start_ns);
         let firsts = [ranges().next(), kernels().next(), graphs().next(), calls().next()];
         let sampled = devices().filter_map(|it| it.times().first().copied());
-        let origin = firsts.into_iter().flatten().chain(sampled).min().unwrap_or(0);
+        let origin =
+            firsts.into_iter().flatten().chain(sampled).chain(operators()).min().unwrap_or(0);
         let instants = max / GpuMetric::COUNT;
         let longest =
-            [ranges().len(), kernels().len(), graphs().len(), calls().len()].into_iter().max();
+            [ranges().len(), kernels().len(), graphs().len(), calls().len(), nsys.framework.len()]
+                .into_iter()
+                .max();
         let is_whole = longest.is_none_or(|count| count <= max)
             && devices().all(|it| it.times().len() <= instants);
         if is_whole {
@@ -51,6 +55,7 @@ impl Window {
             after(kernels(), from, max),
             after(graphs(), from, max),
             after(calls(), from, max),
+            after(in_order(operators()), from, max),
         ];
         let sampled = devices().map(|it| after(it.times().iter().copied(), from, instants));
         let to = ends.into_iter().chain(sampled).flatten().min().unwrap_or(i64::MAX);
@@ -87,6 +92,13 @@ impl Window {
             }
         }
     }
+}
+
+/// Starts of calls that come by thread.
+fn in_order(starts: impl Iterator<Item = i64>) -> impl Iterator<Item = i64> {
+    let mut starts: Vec<i64> = starts.collect();
+    starts.sort_unstable();
+    starts.into_iter()
 }
 
 /// Start of the event after `max` events from `from` on.

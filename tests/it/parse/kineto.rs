@@ -9,14 +9,23 @@ use std::{
 
 use flate2::read::MultiGzDecoder;
 use llmprof::{
-    analyze::{self, Analysis, operators::OperatorRecord},
+    analyze::{self, Analysis, ledger::Ledger, operators::OperatorRecord},
     config,
     domain::ids::RunId,
     parse,
     pipeline::{self, Statements},
-    trace::{Trace, kernel::Kernel, names, nsys::NsysTrace},
+    report::perfetto,
+    trace::{
+        Trace,
+        framework::{FrameworkCall, OperatorSignature},
+        kernel::Kernel,
+        names,
+        nsys::NsysTrace,
+    },
 };
 use uuid::Uuid;
+
+use crate::parse::perfetto::decode;
 
 pub fn fixture(name: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR"))
@@ -150,6 +159,30 @@ fn reports_name_the_profiler_of_the_trace() {
             assert!(line.contains("or samples with nsys"), "{name}: {line}");
         }
     }
+}
+
+/// Operators, kernels and ranges of a trace are slices; a call that ends after the one around it is
+/// cut.
+#[test]
+fn the_timeline_has_the_operators_of_a_trace() {
+    let slices = |nsys: NsysTrace| {
+        let trace = Trace { nsys: Some(nsys), ..Trace::default() };
+        decode(&perfetto::write(&trace, &Ledger::default(), Vec::new()).unwrap()).slices
+    };
+    let all = slices(read("eager"));
+    let count = |kind: &str| all.iter().filter(|it| it.kind == kind).count();
+    assert_eq!([count("operator"), count("kernel"), count("range")], [4807, 1358, 6]);
+    let mm: Vec<_> = all.iter().filter(|it| it.name == "aten::mm").collect();
+    assert_eq!((mm.len(), mm[0].process.as_str()), (215, "traced pass (PyTorch profiler)"));
+    assert_eq!(mm[0].row, "operators of thread 1996");
+
+    let mut crossing = NsysTrace::default();
+    crossing.framework.signatures = vec![OperatorSignature::default()];
+    for (start_ns, end_ns) in [(0, 10), (5, 12), (20, 30)] {
+        crossing.framework.push(FrameworkCall { start_ns, end_ns, global_tid: 1, signature: 0 });
+    }
+    let times: Vec<_> = slices(crossing).iter().map(|it| it.times).collect();
+    assert_eq!(times, [(0, 10), (5, 10), (20, 30)]);
 }
 
 /// A trace cut anywhere is refused, never read in part.
