@@ -63,9 +63,9 @@ pub(super) fn read(export: &Export) -> Result<Option<GpuSamples>, ParseError> {
     let take = |part: &mut Vec<DeviceSamples>, row: &RowNumbers<4>| take(&types, part, row);
     let mut devices: Vec<DeviceSamples> = Vec::new();
     let parts = export.scan_parts(TABLE, VALUE, take)?;
-    for at in 0..types.len() {
+    for (at, kind) in types.iter().enumerate() {
         let count = parts.iter().filter_map(|part| Some(part.get(at)?.times().len())).sum();
-        devices.push(DeviceSamples::with_capacity(types[at].device(), count));
+        devices.push(DeviceSamples::with_capacity(kind.device(), count));
     }
     for part in parts {
         for (at, samples) in part.into_iter().enumerate() {

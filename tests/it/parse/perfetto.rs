@@ -81,6 +81,15 @@ pub struct Read {
     pub figures: Vec<(String, u64, f64)>,
 }
 
+/// Flows of the event that starts a slice.
+fn flows(event: &[(u64, Wire)]) -> Vec<u64> {
+    let flow = |value: &Wire| {
+        let Wire::Double(flow) = value else { panic!("a flow has eight bytes") };
+        flow.to_bits()
+    };
+    event.iter().filter(|(field, _)| *field == 47).map(|(_, value)| flow(value)).collect()
+}
+
 /// Decodes a timeline by the format alone.
 pub fn decode(timeline: &[u8]) -> Read {
     let (mut read, mut texts, mut tracks, mut open) =
@@ -121,10 +130,6 @@ pub fn decode(timeline: &[u8]) -> Read {
                     let value = value.or_else(|| one(&arg, 3).or(one(&arg, 2)).cloned()).unwrap();
                     (text(3, one(&arg, 1).unwrap()), value)
                 });
-                let flows = event.iter().filter(|(field, _)| *field == 47).map(|(_, flow)| {
-                    let Wire::Double(flow) = flow else { panic!("a flow has eight bytes") };
-                    flow.to_bits()
-                });
                 let (kind, name) =
                     (text(1, one(&event, 3).unwrap()), text(2, one(&event, 10).unwrap()));
                 let slice = Slice {
@@ -134,7 +139,7 @@ pub fn decode(timeline: &[u8]) -> Read {
                     kind,
                     name,
                     args: args.collect(),
-                    flows: flows.collect(),
+                    flows: flows(&event),
                     times: (at, at),
                 };
                 assert_eq!(open.insert(track, slice), None, "a slice is written with its end");

@@ -123,9 +123,9 @@ fn expected(trace: &NsysTrace, launches: &LaunchIndex, counted: &mut [StageCover
             _ => {}
         }
         let process = process_of(call.global_tid);
-        let tail = tails.entry(process).or_insert_with(ProcessTail::new);
+        let tail = tails.entry(process).or_default();
         if syncs[site] {
-            tail.last_sync = call.start_ns;
+            tail.last_sync = Some(call.start_ns);
         }
         if !is_launch || capturing.contains(&call.global_tid) {
             continue;

@@ -16,7 +16,7 @@ pub struct LaunchAtEnd {
 #[derive(Default)]
 pub struct ProcessTail {
     /// Start of the last synchronising call.
-    pub last_sync: i64,
+    pub last_sync: Option<i64>,
     /// True after a launch with a recorded kernel.
     has_recorded: bool,
     /// Kernels missing from the last such launch on.
@@ -26,11 +26,6 @@ pub struct ProcessTail {
 }
 
 impl ProcessTail {
-    /// A process without a call so far.
-    pub fn new() -> Self {
-        Self { last_sync: i64::MIN, ..Self::default() }
-    }
-
     /// Adds a launch in the order of time.
     pub fn add(&mut self, launch: LaunchAtEnd, is_recorded: bool) {
         if is_recorded {
@@ -48,6 +43,8 @@ impl ProcessTail {
     /// still have been queued.
     pub fn cut_off(&self) -> impl Iterator<Item = &LaunchAtEnd> {
         let few = self.missing <= MAX_QUEUED;
-        self.launches.iter().filter(move |it| few && it.start_ns > self.last_sync)
+        let is_queued =
+            move |it: &&LaunchAtEnd| self.last_sync.is_none_or(|sync| it.start_ns > sync);
+        self.launches.iter().filter(move |it| few && is_queued(it))
     }
 }
