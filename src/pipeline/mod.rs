@@ -6,6 +6,7 @@
 
 pub mod align_pair;
 pub mod align_part;
+mod statements;
 
 use std::{
     collections::BTreeSet,
@@ -40,6 +41,8 @@ use crate::{
     },
 };
 
+pub use statements::Statements;
+
 #[derive(Debug, thiserror::Error)]
 pub enum AnalyzeError {
     #[error("cannot read what the run was from its folder")]
@@ -54,15 +57,6 @@ pub enum AnalyzeError {
     KnownModel,
     #[error("cannot write {name}")]
     Write { name: &'static str, source: io::Error },
-}
-
-/// Statements of a reader about a capture.
-#[derive(Debug, Clone, Default)]
-pub struct Statements {
-    /// Other stage rules than those of the run.
-    pub rules: StageRules,
-    /// The model of a command or of a capture, in place of the run's own statement.
-    pub model: Option<StatedModel>,
 }
 
 /// A run that was read and analysed.
@@ -101,7 +95,7 @@ fn analyze_parsed(
 ) -> Result<Analyzed, AnalyzeError> {
     let mut saved = saved::read(dir).map_err(|source| AnalyzeError::Saved { source })?;
     if let Some(model) = model {
-        state(&mut saved, model)?;
+        statements::state(&mut saved, model)?;
     }
     let mut trace =
         parse::read_parsed(dir, timeline).map_err(|source| AnalyzeError::Trace { source })?;
@@ -292,16 +286,6 @@ fn import_of_files(
         findings: vec![],
         command: None,
     }
-}
-
-/// Replaces the statement of the model that ran.
-fn state(saved: &mut saved::SavedRun, model: StatedModel) -> Result<(), AnalyzeError> {
-    match (&mut saved.command, &mut saved.spec.subject) {
-        (Some(command), _) => command.computes = Some(model.into()),
-        (None, Subject::Import(import)) => import.computes = Some(model.into()),
-        _ => return Err(AnalyzeError::KnownModel),
-    }
-    Ok(())
 }
 
 /// The GPU of a command: the run's device.

@@ -82,7 +82,7 @@ impl StageRows<'_> {
         if !self.floors.is_model && !sums.is_any_floor {
             missing.push(
                 "No floor: neither the model nor the FLOPs and bytes of the kernels are known. \
-                 Collect counters with ncu, or state the model (`model_config`)."
+                 Collect counters with ncu, or state the model (model_config)."
                     .into(),
             );
         }

@@ -88,7 +88,10 @@ impl StageRows<'_> {
             member.calls = *count as f64 * self.times.scale.ratio();
             member.samples = *count;
             let mean_us = ratio(*ns as f64 / 1e3, *count as f64).unwrap_or(0.0);
-            member.evidence = format!("{count} gaps after this work, {mean_us:.1} us on average");
+            member.evidence = match count {
+                1 => format!("one gap after this work, {mean_us:.1} us"),
+                _ => format!("{count} gaps after this work, {mean_us:.1} us on average"),
+            };
             sums.members.push(member);
         }
         let mut other = self.member(LedgerCause::OtherStages, None, None);

@@ -94,7 +94,7 @@ fn the_waterfall_goes_from_the_floor_to_the_measured_time() {
     difference" x="97.721%"
     total" x="0.000%"
     "#);
-    assert!(drawing.contains("1 smaller causes") && drawing.contains("−1.000 ms"), "{drawing}");
+    assert!(drawing.contains("one smaller cause") && drawing.contains("−1.000 ms"), "{drawing}");
 }
 
 #[test]

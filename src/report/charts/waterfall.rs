@@ -86,7 +86,11 @@ fn steps(stage: &LedgerStage, rows: &[&LedgerRow]) -> Vec<Step> {
         add(label(row.cause), class, row.ns);
     }
     if rest > 0 {
-        add(format!("{} smaller causes", small.len()), "w-cause", rest);
+        let label = match small.len() {
+            1 => "one smaller cause".to_owned(),
+            several => format!("{several} smaller causes"),
+        };
+        add(label, "w-cause", rest);
     }
     for row in sorted(|it| it.cause == LedgerCause::Unexplained) {
         add(label(row.cause), "w-rest", row.ns);

@@ -11,7 +11,8 @@ use crate::trace::{
     stage::WARMUP,
 };
 
-/// Maximum number of kernels, of graphs, of calls, of operators, of ranges, and of sampled values of a device.
+/// Maximum number of kernels, of graphs, of calls, of operators, of ranges, and of sampled values
+/// of a device.
 const MAX_EVENTS: usize = 250_000;
 
 /// A part of a capture, by the starts of its events.
