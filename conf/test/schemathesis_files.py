@@ -6,7 +6,9 @@ import schemathesis
 ROLE = os.environ.get("LLMPROF_ROLE", "")
 
 
-@schemathesis.serializer("application/vnd.sqlite3", "application/x-tar", "application/zstd")
+@schemathesis.serializer(
+    "application/gzip", "application/vnd.sqlite3", "application/x-tar", "application/zstd"
+)
 def raw_bytes(_context, value):
     return value if isinstance(value, bytes) else str(value).encode()
 

@@ -25,6 +25,13 @@ pub fn optional_integer<'de, D: Deserializer<'de>, T: TryFrom<i64>>(
         .transpose()
 }
 
+/// Deserializes a list of integers.
+pub fn integers<'de, D: Deserializer<'de>, T: TryFrom<i64>>(
+    deserializer: D,
+) -> Result<Vec<T>, D::Error> {
+    Vec::<serde_json::Number>::deserialize(deserializer)?.iter().map(exactly).collect()
+}
+
 /// A value that is deserialized from an object only: a derived `Deserialize` also accepts a list of
 /// the struct's fields, and the contract does not.
 struct Object<T>(T);

@@ -15,7 +15,7 @@ pub use self::{
     change::ProfilingError,
     runner::{RunnerPass, RunnerSettings},
 };
-use crate::domain::{mode::Mode, named_values::named_values};
+use crate::domain::{json_numbers::integers, mode::Mode, named_values::named_values};
 
 /// Mode and TOML of each bundled preset, deepest first.
 pub const PRESETS: [(Mode, &str); 3] = [
@@ -139,6 +139,7 @@ pub struct NsysSettings {
 pub struct GpuMetricsSettings {
     pub enabled: bool,
     /// Samples per second, 10 to 200,000; a pass for each.
+    #[serde(deserialize_with = "integers")]
     #[schema(min_items = 1, max_items = 3)]
     pub rates_hz: Vec<u32>,
     /// Repeats of the model in these passes, whatever those of the run.

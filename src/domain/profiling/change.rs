@@ -133,7 +133,11 @@ mod tests {
             (json!({"ncu": {"max_processes": 1e300}}), "ncu.max_processes: "),
             (json!({"nvml": {"hz": -1}}), "nvml.hz: "),
             (
-                json!({"gpu_metrics": {"rates_hz": [10_000, 9]}}),
+                json!({"gpu_metrics": {"rates_hz": [10_000.0, 9.5]}}),
+                "gpu_metrics.rates_hz: 9.5 is not a whole number",
+            ),
+            (
+                json!({"gpu_metrics": {"rates_hz": [10_000.0, 9.0]}}),
                 "gpu_metrics.rates_hz[1]: 9 is not between 10 and 200000",
             ),
             (json!({"gpu_metrics": {"rates_hz": [200_001]}}), "is not between 10 and 200000"),

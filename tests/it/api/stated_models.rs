@@ -34,6 +34,10 @@ async fn a_statement_of_a_model_that_does_not_fit_is_refused_before_the_file_is_
         assert!(answer.status.is_client_error(), "{query}: {}", answer.status);
         assert!(answer.text().contains(reason), "{query}: {}", answer.text());
     }
+    let text = format!("?prompt_tokens=1&model_config={}", "x".repeat(201));
+    let answer = send(&api, &text, PACKED, timeline(MOCK)).await;
+    assert!(answer.status.is_client_error(), "{}", answer.text());
+    assert!(answer.text().contains("model_config"), "{}", answer.text());
     assert_eq!(api.get("/runs").await.json()["runs"], json!([]));
 }
 

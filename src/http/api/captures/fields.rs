@@ -103,6 +103,12 @@ impl UploadFields {
         Ok(())
     }
 
+    /// Checks what a query may have less of than a form: the name of a model, not its text.
+    pub(super) fn check_query(&self) -> Result<(), ApiError> {
+        let model = self.statement.model_config.as_deref().unwrap_or_default();
+        check_length("model_config", model, 0..=MAX_TEXT)
+    }
+
     /// Checks the fields against the contract and the configured models.
     pub(super) fn check(&mut self, models: &Models) -> Result<(), ApiError> {
         let invalid = |message: String| ApiError::new(ErrorCode::InvalidRequest, message);

@@ -164,9 +164,10 @@ impl CaptureForm {
             description = "Only kernels in ranges of these names count"),
         ("exclude_ranges" = Option<Vec<String>>, Query, max_items = 32,
             description = "Kernels in ranges of these names do not count"),
-        ("model_config" = Option<String>, Query, max_length = 65536,
+        ("model_config" = Option<String>, Query, max_length = 200,
             description = "The model that ran, which gives the report floors, costs and MFU: the \
-                           name of a configured one, or the text of its `config.json`"),
+                           name of a configured one; a form may have the text of its \
+                           `config.json` instead"),
         ("prompt_tokens" = Option<u64>, Query, minimum = 1, maximum = 16777216,
             description = "Prompt tokens of each sequence; required with `model_config`"),
         ("new_tokens" = Option<u64>, Query, maximum = 16777216,
@@ -211,6 +212,7 @@ pub async fn submit(
     let key = idempotency::key(&headers)?;
     let (mut fields, mut hash) = (UploadFields::default(), UploadHash::default());
     fields.add_all(query, &mut hash, ErrorCode::InvalidParameter)?;
+    fields.check_query()?;
     fields.check(&app.models)?; // before the files, which may be large
     let intake = &app.intake;
     let _slot = app.access.upload_slot(&caller)?;
