@@ -27,7 +27,7 @@ mod events;
 #[cfg(test)]
 mod tests;
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 
 use crate::{
     analyze::{
@@ -276,17 +276,16 @@ impl Analysis {
         tables.splits
     }
 
-    /// The work of one repeat; none of a stated model on several GPUs, since it is not stated how
-    /// they share it.
+    /// The work of one repeat; none of a stated model on several GPUs or in several processes,
+    /// whose shares of it are not stated.
     fn model_work<'a>(
         &mut self,
         known: Option<KnownModel<'a>>,
         baseline: &Events<'a>,
     ) -> Option<ModelWork<'a>> {
-        let devices: BTreeSet<u32> = self.processes.stages.iter().map(|it| it.device).collect();
         if let Some(KnownModel::Stated(stated)) = known {
             self.stated = Some(stated.clone());
-            if devices.len() > 1 {
+            if self.processes.devices() > 1 {
                 return None;
             }
         }

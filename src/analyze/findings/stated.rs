@@ -1,7 +1,5 @@
 //! Rules on a model that the operator of a command or the sender of a capture states.
 
-use std::collections::BTreeSet;
-
 use Severity::Warning;
 
 use super::{Rule, finding};
@@ -15,7 +13,7 @@ pub const RULES: &[Rule] = &[
     Rule {
         id: "stated_model_on_several_gpus",
         severity: Warning,
-        fires_on: "a model is stated, and the capture has work of several GPUs",
+        fires_on: "a model is stated, and the capture has work of several GPUs or processes",
         advice: "Run it on one GPU for floors and MFU.",
         max_saving: None,
         find: several_gpus,
@@ -31,16 +29,15 @@ pub const RULES: &[Rule] = &[
 ];
 
 fn several_gpus(analysis: &Analysis, _: &Trace) -> Vec<Finding> {
-    let devices: BTreeSet<u32> = analysis.processes.stages.iter().map(|it| it.device).collect();
-    if analysis.stated.is_none() || devices.len() < 2 {
+    let devices = analysis.processes.devices();
+    if analysis.stated.is_none() || devices < 2 {
         return vec![];
     }
     let message = format!(
-        "Floors, costs and MFU of the stated model are absent: it ran on {} GPUs, and how they \
-         share its weights is not known.",
-        devices.len()
+        "Floors, costs and MFU of the stated model are absent: {devices} GPUs, or processes of \
+         one, worked for it, and how they share it is not known."
     );
-    vec![finding("stated_model_on_several_gpus", message).with("devices", devices.len())]
+    vec![finding("stated_model_on_several_gpus", message).with("devices", devices)]
 }
 
 fn other_steps(analysis: &Analysis, _: &Trace) -> Vec<Finding> {
@@ -55,4 +52,36 @@ fn other_steps(analysis: &Analysis, _: &Trace) -> Vec<Finding> {
          are those of the {steps} steps."
     );
     vec![finding("stated_steps_differ", message).with("stated", stated).with("decode steps", steps)]
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{
+        analyze::{analyze, kernels::tests::capture, model_work::KnownModel},
+        domain::{dtype::Dtype, model::PRESETS, stated_model::StatedModel},
+    };
+
+    #[test]
+    fn a_stated_model_on_two_gpus_has_no_costs_and_a_finding() {
+        let stated = StatedModel {
+            model: toml::from_str(PRESETS[3].1).unwrap(),
+            prompt_tokens: 8,
+            new_tokens: None,
+            batch: 1,
+            dtype: Dtype::Bf16,
+        };
+        let of = |gpus: u32| {
+            let mut nsys = capture(
+                "range 1 prefill 0..100\ncall 1 1 1..2\ncall 1 2 3..4
+                 kernel 1 a 5..50 7\nkernel 2 a 50..90 7",
+            );
+            nsys.kernels = nsys.kernels.map(|at, it| it.device = at as u32 % gpus);
+            let trace = Trace { nsys: Some(nsys), ..Trace::default() };
+            let analysis = analyze(&trace, Some(KnownModel::Stated(&stated)), None);
+            let id = "stated_model_on_several_gpus";
+            (analysis.cost.is_some(), analysis.findings.iter().any(|it| it.id == id))
+        };
+        assert_eq!([of(1), of(2)], [(true, false), (false, true)]);
+    }
 }

@@ -3,7 +3,7 @@
 //! Device numbers are those of the host, not of the process. A process without device work has no
 //! row.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
@@ -97,6 +97,14 @@ pub struct Processes {
     pub kernels: Vec<ProcessKernel>,
     /// Longest first; empty when only one process has ranges.
     pub ranges: Vec<ProcessRange>,
+}
+
+impl Processes {
+    /// Number of devices with work, one counted for each of its processes: processes that see
+    /// different devices may number them alike.
+    pub fn devices(&self) -> usize {
+        self.stages.iter().map(|it| (it.process, it.device)).collect::<BTreeSet<_>>().len()
+    }
 }
 
 #[derive(Debug, Clone, Copy, Default)]

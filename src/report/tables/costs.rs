@@ -153,12 +153,13 @@ pub fn costs(analysis: &Analysis) -> ReportTable {
             "A static cost describes one prompt; this run has several samples.",
             "`llmprof cost` counts the operators of the model for one of them.",
         ),
-        None if analysis.stated.is_some() && analysis.stages.decode_steps.is_none() => gap(
+        None if analysis.stated.is_some() && analysis.processes.devices() < 2 => gap(
             "Repeats differ in their decode steps; a static cost is that of one number.",
             "`llmprof cost` counts the operators of a configured model.",
         ),
         None if analysis.stated.is_some() => gap(
-            "The stated model ran on several GPUs, and how they share it is not known.",
+            "The stated model ran on several GPUs or in several processes, and how they share it \
+             is not known.",
             "Run it on one GPU.",
         ),
         None => {
