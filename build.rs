@@ -45,16 +45,20 @@ fn compile_kernels() {
         .filter(|path| path.extension().is_some_and(|extension| extension == "cu"))
         .collect();
     sources.sort();
-    let target =
-        format!("-gencode=arch=compute_{capability},code=[sm_{capability},compute_{capability}]");
+    // Products by groups of warps are instructions of sm_90a alone.
+    let exact = if capability == "90" { "90a" } else { &capability };
+    let targets = [
+        format!("-gencode=arch=compute_{exact},code=sm_{exact}"),
+        format!("-gencode=arch=compute_{capability},code=compute_{capability}"),
+    ];
     let running: Vec<_> = sources
         .iter()
         .map(|source| {
             let name = source.with_extension("fatbin");
             let fatbin = out.join(name.file_name().expect("a source has a name"));
             let mut nvcc = Command::new(&nvcc);
-            nvcc.args(["-O3", "--use_fast_math", "-lineinfo", "-std=c++17", "-fatbin", &target]);
-            nvcc.arg("-o").arg(&fatbin).arg(source);
+            nvcc.args(["-O3", "--use_fast_math", "-lineinfo", "-std=c++17", "-fatbin"]);
+            nvcc.args(&targets).arg("-o").arg(&fatbin).arg(source);
             nvcc.spawn().unwrap_or_else(|error| {
                 panic!(
                     "cannot start nvcc ({error}): the feature `cuda` needs the CUDA toolkit, or \

@@ -4,17 +4,19 @@
 //! Scores are never stored in memory. Head sizes without a kernel run by candle's products and
 //! softmax.
 
-use candle_core::{CudaDevice, D, DType, Result, Tensor};
+use candle_core::{D, DType, Result, Tensor};
 
 use super::{
     device_of, empty,
-    kernels::{KernelArg, LaunchGrid, launch, pointer},
+    kernels::{KernelArg, LaunchGrid, has_clusters, launch, pointer},
 };
 
-/// Blocks, and threads of each, for one token: about one block per SM of a large GPU.
+/// Parts of a cache for one token where blocks form clusters, and threads of each.
+const CLUSTER_PARTS: usize = 8;
+const THREADS: usize = 512;
+/// Without clusters, about one block per SM of a large GPU: blocks, maximum parts of a cache, and
+/// minimum keys of a part at full capacity.
 const BLOCKS: usize = 132;
-const THREADS: usize = 256;
-/// Maximum parts of a cache, and minimum keys of a part at full capacity.
 const MAX_PARTS: usize = 64;
 const MIN_KEYS: usize = 32;
 /// Queries, and keys, of a tile.
@@ -87,7 +89,10 @@ pub fn attend_one(
     else {
         return Ok(None);
     };
-    let parts = BLOCKS.div_ceil(heads).min(capacity.div_ceil(MIN_KEYS)).clamp(1, MAX_PARTS);
+    let parts = match has_clusters() {
+        true => CLUSTER_PARTS,
+        false => BLOCKS.div_ceil(heads).min(capacity.div_ceil(MIN_KEYS)).clamp(1, MAX_PARTS),
+    };
     let partial = empty((heads, parts, dim + 2), DType::F32, device)?;
     let out = empty((1, heads * dim), queries.dtype(), device)?;
     let args = &mut [
@@ -155,25 +160,19 @@ pub fn attend_many(args: &AttendMany) -> Result<Option<Tensor>> {
         ..
     } = *args;
     let dtype = queries.tensor.dtype();
-    let name = match (head_dim, args.causal, args.relative) {
+    let grid = args.relative.map(|(_, _, side)| GridKernel::of(head_dim, side));
+    let name = match (head_dim, args.causal, &grid) {
         (64, true, None) => "attend_causal_64",
         (64, false, None) => "attend_all_64",
-        (64, false, Some(_)) => "attend_relative_64",
         (128, true, None) => "attend_causal_128",
         (128, false, None) => "attend_all_128",
-        (128, false, Some(_)) => "attend_relative_128",
+        (_, false, Some(Some(kernel))) => kernel.name,
         _ => return Ok(None),
     };
     let half = matches!(dtype, DType::BF16 | DType::F16);
     let device =
         device_of(queries.tensor, &[queries.tensor, keys.tensor, values.tensor]).filter(|_| half);
     let Some(device) = device else { return Ok(None) };
-    let (relative, side) = match args.relative {
-        Some((rows, columns, side)) => {
-            (Some(relative_terms(device, args, rows, columns, side)?), side)
-        }
-        None => (None, 0),
-    };
     let width = heads * head_dim;
     let out = empty((batch, queries_count, width), dtype, device)?;
     let mut words = vec![queries.pointer()?, keys.pointer()?, values.pointer()?, pointer(&out)?];
@@ -182,51 +181,53 @@ pub fn attend_many(args: &AttendMany) -> Result<Option<Tensor>> {
     {
         words.extend(strides.map(|stride| stride as u64));
     }
-    words.push(relative.as_ref().map_or(Ok(0), pointer)?);
+    for offsets in args.relative.map_or([None; 2], |(rows, columns, _)| [Some(rows), Some(columns)])
+    {
+        words.push(offsets.map_or(Ok(0), pointer)?);
+    }
     let pair = |low: u32, high: u32| u64::from(low) | u64::from(high) << 32;
     words.push(pair(heads as u32, group as u32));
     words.push(pair(queries_count as u32, keys_count as u32));
-    words.push(pair(side as u32, (head_dim as f32).sqrt().recip().to_bits()));
-    let tile = TILE * head_dim * dtype.size_in_bytes();
-    let terms =
-        if relative.is_some() { TILE * (2 * side + 1) * DType::F32.size_in_bytes() } else { 0 };
-    let grid = LaunchGrid::new((queries_count.div_ceil(TILE), batch * heads), 128)
-        .shared(5 * tile + terms);
+    words.push(pair((head_dim as f32).sqrt().recip().to_bits(), 0));
+    let row_bytes = head_dim * dtype.size_in_bytes();
+    let (threads, shared_bytes) = match grid.flatten() {
+        Some(kernel) => (128, kernel.shared_bytes(row_bytes)),
+        // Two groups of threads have two stages of keys and values each.
+        None => (256, 9 * TILE * row_bytes),
+    };
+    let grid = LaunchGrid::new((queries_count.div_ceil(TILE), batch * heads), threads)
+        .shared(shared_bytes);
     launch(device, name, Some(dtype), grid, &mut [KernelArg::Bytes(words)])?;
     Ok(Some(out))
 }
 
-/// Each query's terms for a key's row and column, `[batch * heads, side^2, 2 * side]` in f32.
-fn relative_terms(
-    device: &CudaDevice,
-    args: &AttendMany,
-    rows: &Tensor,
-    columns: &Tensor,
+/// A kernel for a grid of one side.
+struct GridKernel {
+    name: &'static str,
     side: usize,
-) -> Result<Tensor> {
-    let AttendMany { queries, batch, heads, head_dim, .. } = *args;
-    let dtype = queries.tensor.dtype();
-    let name = if head_dim == 64 { "relative_64" } else { "relative_128" };
-    let out = empty((batch * heads, side * side, 2 * side), DType::F32, device)?;
-    let shared = (side + 2 * side - 1) * (head_dim + 2) * dtype.size_in_bytes();
-    let [q_batch, q_head, q_row] = queries.strides.map(|stride| KernelArg::Long(stride as u64));
-    let kernel_args = &mut [
-        KernelArg::Pointer(queries.pointer()?),
-        KernelArg::tensor(rows)?,
-        KernelArg::tensor(columns)?,
-        KernelArg::tensor(&out)?,
-        q_batch,
-        q_head,
-        q_row,
-        KernelArg::int(heads),
-        KernelArg::int(side),
-    ];
-    launch(
-        device,
-        name,
-        Some(dtype),
-        LaunchGrid::new((side, batch * heads), 256).shared(shared),
-        kernel_args,
-    )?;
-    Ok(out)
+    /// Rows of the grid in a tile of keys.
+    rows: usize,
+}
+
+impl GridKernel {
+    fn of(head_dim: usize, side: usize) -> Option<Self> {
+        let (name, rows) = match (head_dim, side) {
+            (64, 14) => ("attend_grid_14", 7),
+            (64, 32) => ("attend_grid_32", 2),
+            (64, 40) => ("attend_grid_40", 2),
+            (64, 64) => ("attend_grid_64", 1),
+            (64, 80) => ("attend_grid_80", 1),
+            _ => return None,
+        };
+        Some(Self { name, side, rows })
+    }
+
+    /// A tile of queries, two stages of keys and values, and the terms of each query: as the kernel
+    /// places them.
+    fn shared_bytes(&self, row_bytes: usize) -> usize {
+        let slots = self.side.next_multiple_of(8);
+        let column_pitch = if slots.is_multiple_of(16) { slots + 8 } else { slots };
+        let terms = TILE * (column_pitch + (self.side | 1)) * DType::F32.size_in_bytes();
+        (TILE + 4 * self.rows * slots) * row_bytes + terms
+    }
 }

@@ -100,7 +100,8 @@ pub fn norm(
     Ok(Some((sum, out)))
 }
 
-/// `function(x + bias + residual)`; functions have the kernel's numbers, 0 for none.
+/// `function(x + bias + residual)`; the residual repeats over leading dimensions that it lacks.
+/// Functions have the kernel's numbers, 0 for none.
 pub fn bias(
     x: &Tensor,
     bias: Option<&Tensor>,
@@ -119,6 +120,7 @@ pub fn bias(
         KernelArg::optional(residual)?,
         KernelArg::tensor(&out)?,
         KernelArg::Long(count as u64),
+        KernelArg::Long(residual.map_or(count, Tensor::elem_count) as u64),
         KernelArg::int(x.dim(D::Minus1)?),
         KernelArg::Int(function),
     ];

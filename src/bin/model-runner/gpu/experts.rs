@@ -7,14 +7,16 @@ use candle_core::{CudaDevice, DType, Result, Tensor};
 
 use super::{
     device_of, empty,
-    kernels::{KernelArg, LaunchGrid, launch},
+    kernels::{KernelArg, LaunchGrid, has_clusters, launch},
     linear,
 };
 
 /// Rows of a tile of the grouped products, as in the kernels.
-const TILE_ROWS: usize = 64;
+const TILE_ROWS: usize = 128;
 /// Values of an expert's output per block, for one token.
 const ROWS: usize = 2;
+/// Blocks of the router for one token, where blocks form clusters.
+const CLUSTER: usize = 8;
 /// Tokens per block of the router, for many tokens.
 const ROUTED: usize = 8;
 const MAX_EXPERTS: usize = 1024;
@@ -45,8 +47,11 @@ pub fn route(args: &RouteArgs) -> Result<Option<(Tensor, Tensor)>> {
     let Some(device) = device_of(x, &[x, weight]).filter(|_| fits) else { return Ok(None) };
     let ids = empty((tokens, slots), DType::U32, device)?;
     let weights = empty((tokens, slots), DType::F32, device)?;
-    let (name, block, threads) =
-        if tokens == 1 { ("route_1", 1, 1024) } else { ("route_8", ROUTED, 512) };
+    let (name, block, blocks, threads) = match tokens {
+        1 if has_clusters() => ("route_1", 1, CLUSTER, 256),
+        1 => ("route_1", 1, 1, 1024),
+        _ => ("route_8", ROUTED, tokens.div_ceil(ROUTED), 512),
+    };
     let bytes = block * (hidden * dtype.size_in_bytes() + experts * DType::F32.size_in_bytes());
     let kernel_args = &mut [
         KernelArg::tensor(x)?,
@@ -67,7 +72,7 @@ pub fn route(args: &RouteArgs) -> Result<Option<(Tensor, Tensor)>> {
         device,
         name,
         Some(dtype),
-        LaunchGrid::new((tokens.div_ceil(block), 1), threads).shared(bytes),
+        LaunchGrid::new((blocks, 1), threads).shared(bytes),
         kernel_args,
     )?;
     Ok(Some((ids, weights)))
@@ -159,7 +164,7 @@ pub fn experts(args: &ExpertsArgs) -> Result<Option<Tensor>> {
                 device,
                 name,
                 Some(dtype),
-                LaunchGrid::new((outputs.div_ceil(columns), tiles), 128).shared(shared),
+                LaunchGrid::new((outputs.div_ceil(columns), tiles), 256).shared(shared),
                 args,
             )?;
             Ok::<_, candle_core::Error>(out)

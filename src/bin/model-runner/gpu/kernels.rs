@@ -24,8 +24,11 @@ use candle_core::{
 /// Machine code for the GPU generation of the build, and PTX for later ones.
 const MODULES: &[&[u8]] = &[
     include_bytes!(concat!(env!("OUT_DIR"), "/attention.fatbin")),
+    include_bytes!(concat!(env!("OUT_DIR"), "/attention_grid.fatbin")),
     include_bytes!(concat!(env!("OUT_DIR"), "/attention_one.fatbin")),
+    include_bytes!(concat!(env!("OUT_DIR"), "/conv.fatbin")),
     include_bytes!(concat!(env!("OUT_DIR"), "/gemv.fatbin")),
+    include_bytes!(concat!(env!("OUT_DIR"), "/grouped.fatbin")),
     include_bytes!(concat!(env!("OUT_DIR"), "/moe.fatbin")),
     include_bytes!(concat!(env!("OUT_DIR"), "/norm.fatbin")),
     include_bytes!(concat!(env!("OUT_DIR"), "/pointwise.fatbin")),
@@ -34,6 +37,12 @@ const MODULES: &[&[u8]] = &[
 ];
 /// Shared memory of a block without the attribute for more.
 const DEFAULT_SHARED_BYTES: u32 = 48 << 10;
+
+/// True if blocks of the kernels form clusters: in builds for sm_90 or later.
+pub fn has_clusters() -> bool {
+    let generation = env!("LLMPROF_COMPUTE_CAP").trim_end_matches(char::is_alphabetic);
+    generation.parse::<u32>().is_ok_and(|generation| generation >= 90)
+}
 
 /// The key of a kernel: its name, and the dtype of its variant.
 type KernelKey = (&'static str, Option<DType>);

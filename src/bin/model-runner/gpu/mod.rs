@@ -4,6 +4,7 @@
 //! without a kernel here runs by candle's.
 
 mod attention;
+mod conv;
 mod elementwise;
 mod experts;
 mod graph;
@@ -26,6 +27,7 @@ pub use crate::gpu::{
     l2_flush::L2Flush,
 };
 pub use attention::{AttendMany, MatrixView, RopeArgs, attend_many, attend_one, rope};
+pub use conv::{conv_rows, patch_rows};
 pub use experts::{ExpertsArgs, RouteArgs, experts, route};
 pub use graph::{CapturedGraph, is_capturing};
 pub use linear::{gated, gemv};

@@ -6,14 +6,20 @@ struct Partial {
     float largest, sum;
 };
 
-constexpr int ONE_WARPS = 8;
+constexpr int ONE_WARPS = 16;
+// Parts of the keys: blocks of a cluster, or without clusters at most so many.
+#if __CUDA_ARCH__ >= 900
+constexpr int CLUSTER_PARTS = 8;
+#else
 constexpr int MAX_PARTS = 64;
+#endif
 // Keys, and values, that a group of lanes has in flight.
 constexpr int AHEAD = 4;
 
 // Attention of one token's queries [heads, dim] to the *position + 1 keys and values in the cache
-// [kv_heads, capacity, dim]. blockIdx.x is the head, blockIdx.y one of gridDim.y parts of the keys;
-// the part that finishes last joins them all. LANES lanes read a key, 16 bytes each.
+// [kv_heads, capacity, dim]. blockIdx.x is the head, blockIdx.y one of gridDim.y parts of the keys.
+// The parts are a cluster, whose blocks each join some columns of all; without clusters the part
+// that finishes last joins them. LANES lanes read a key, 16 bytes each.
 template <typename T, int DIM>
 __device__ __forceinline__ void attend_one_body(
     const T* queries, const T* keys, const T* values, const uint32_t* position, T* out,
@@ -65,31 +71,77 @@ __device__ __forceinline__ void attend_one_body(
         }
     }
 
-    __shared__ float shared_mixed[ACROSS][DIM];
-    __shared__ Partial shared_partial[ACROSS];
-    __shared__ bool last;
+    // Joins the groups of each warp, then the warps.
 #pragma unroll
-    for (int j = 0; j < WIDE<T>; j++) shared_mixed[group][column + j] = mixed[j];
-    if (column == 0) shared_partial[group] = {largest, sum};
+    for (int offset = LANES; offset < 32; offset *= 2) {
+        const float other = __shfl_xor_sync(0xffffffffu, largest, offset),
+                    other_sum = __shfl_xor_sync(0xffffffffu, sum, offset),
+                    larger = fmaxf(largest, other);
+        const float keep = sum > 0.f ? __expf(largest - larger) : 0.f,
+                    add = other_sum > 0.f ? __expf(other - larger) : 0.f;
+        sum = sum * keep + other_sum * add;
+#pragma unroll
+        for (int j = 0; j < WIDE<T>; j++) {
+            const float more = __shfl_xor_sync(0xffffffffu, mixed[j], offset);
+            mixed[j] = mixed[j] * keep + more * add;
+        }
+        largest = larger;
+    }
+    __shared__ float shared_mixed[WARPS][DIM];
+    __shared__ Partial shared_partial[WARPS];
+    if (lane < LANES) {
+#pragma unroll
+        for (int j = 0; j < WIDE<T>; j++) shared_mixed[warp][column + j] = mixed[j];
+        if (column == 0) shared_partial[warp] = {largest, sum};
+    }
     __syncthreads();
+    float top = -INFINITY, total = 0.f, value = 0.f;
+#pragma unroll
+    for (int w = 0; w < WARPS; w++) top = fmaxf(top, shared_partial[w].largest);
+    if (threadIdx.x < DIM) {
+#pragma unroll
+        for (int w = 0; w < WARPS; w++) {
+            const float weight =
+                shared_partial[w].sum > 0.f ? __expf(shared_partial[w].largest - top) : 0.f;
+            value += weight * shared_mixed[w][threadIdx.x];
+            total += weight * shared_partial[w].sum;
+        }
+    }
+#if __CUDA_ARCH__ >= 900
+    // The part's values, its largest score and its sum of weights.
+    __shared__ float result[DIM + 2];
+    if (threadIdx.x < DIM) result[threadIdx.x] = value;
+    if (threadIdx.x == 0) result[DIM] = top, result[DIM + 1] = total;
+    cluster_arrive();
+    cluster_wait();
+    constexpr int COLUMNS = DIM / CLUSTER_PARTS;
+    if (threadIdx.x < COLUMNS) {
+        const int i = part * COLUMNS + threadIdx.x;
+        float tops[CLUSTER_PARTS], sums[CLUSTER_PARTS], values[CLUSTER_PARTS], best = -INFINITY;
+#pragma unroll
+        for (int p = 0; p < CLUSTER_PARTS; p++) {
+            tops[p] = load_from_block(result + DIM, p);
+            sums[p] = load_from_block(result + DIM + 1, p);
+            values[p] = load_from_block(result + i, p);
+            best = fmaxf(best, tops[p]);
+        }
+        float joined = 0.f, weights = 0.f;
+#pragma unroll
+        for (int p = 0; p < CLUSTER_PARTS; p++) {
+            const float weight = sums[p] > 0.f ? __expf(tops[p] - best) : 0.f;
+            joined += weight * values[p], weights += weight * sums[p];
+        }
+        out[head * DIM + i] = from_float<T>(joined / weights);
+    }
+    // No block ends while another reads its memory.
+    cluster_arrive();
+    cluster_wait();
+#else
+    __shared__ bool last;
     // partial: [heads, parts, DIM + 2]
     float* mine = partial + (size_t(head) * parts + part) * (DIM + 2);
-    float top = -INFINITY, total = 0.f;
-#pragma unroll
-    for (int g = 0; g < ACROSS; g++) top = fmaxf(top, shared_partial[g].largest);
-    for (int i = threadIdx.x; i < DIM; i += blockDim.x) {
-        float value = 0.f;
-        total = 0.f;
-#pragma unroll
-        for (int g = 0; g < ACROSS; g++) {
-            const float weight =
-                shared_partial[g].sum > 0.f ? __expf(shared_partial[g].largest - top) : 0.f;
-            value += weight * shared_mixed[g][i];
-            total += weight * shared_partial[g].sum;
-        }
-        mine[i] = value;
-        if (i == 0) mine[DIM] = top, mine[DIM + 1] = total;
-    }
+    if (threadIdx.x < DIM) mine[threadIdx.x] = value;
+    if (threadIdx.x == 0) mine[DIM] = top, mine[DIM + 1] = total;
     __threadfence();
     __syncthreads();
     if (threadIdx.x == 0) last = atomicAdd(&tickets[head], 1) == parts - 1;
@@ -118,20 +170,22 @@ __device__ __forceinline__ void attend_one_body(
     }
     __syncthreads();
     for (int i = threadIdx.x; i < DIM; i += blockDim.x) {
-        float value = 0.f, weights = 0.f;
+        float joined = 0.f, weights = 0.f;
 #pragma unroll 16
         for (int p = 0; p < parts; p++) {
-            value += part_weight[p] * __ldcg(theirs + p * (DIM + 2) + i);
+            joined += part_weight[p] * __ldcg(theirs + p * (DIM + 2) + i);
             weights += part_sum[p];
         }
-        out[head * DIM + i] = from_float<T>(value / weights);
+        out[head * DIM + i] = from_float<T>(joined / weights);
     }
+#endif
 }
 
 #define ONE(T, NAME, DIM)                                                                       \
-    extern "C" __global__ void __launch_bounds__(ONE_WARPS * 32) attend_one_##DIM##_##NAME(     \
-        const T* queries, const T* keys, const T* values, const uint32_t* position, T* out,     \
-        float* partial, uint32_t* tickets, int kv_heads, int capacity, float scale) {           \
+    extern "C" __global__ void CLUSTER(1, CLUSTER_PARTS) __launch_bounds__(ONE_WARPS * 32)      \
+        attend_one_##DIM##_##NAME(                                                              \
+            const T* queries, const T* keys, const T* values, const uint32_t* position, T* out, \
+            float* partial, uint32_t* tickets, int kv_heads, int capacity, float scale) {       \
         attend_one_body<T, DIM>(                                                                \
             queries, keys, values, position, out, partial, tickets, kv_heads, capacity, scale); \
     }

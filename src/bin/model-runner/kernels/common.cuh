@@ -120,6 +120,45 @@ __device__ __forceinline__ float block_sum(float x, float* shared) {
 
 __device__ __forceinline__ float silu(float x) { return x / (1.f + __expf(-x)); }
 
+// Blocks of a cluster, which read and write each other's shared memory: from sm_90 on.
+#if __CUDA_ARCH__ >= 900
+#define CLUSTER(X, Y) __cluster_dims__(X, Y, 1)
+
+__device__ __forceinline__ void cluster_arrive() {
+    asm volatile("barrier.cluster.arrive.release;" ::: "memory");
+}
+__device__ __forceinline__ void cluster_wait() {
+    asm volatile("barrier.cluster.wait.acquire;" ::: "memory");
+}
+__device__ __forceinline__ int cluster_rank() {
+    int rank;
+    asm("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
+    return rank;
+}
+__device__ __forceinline__ uint32_t address_in_block(const void* shared, int rank) {
+    uint32_t mine = static_cast<uint32_t>(__cvta_generic_to_shared(shared)), theirs;
+    asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(theirs) : "r"(mine), "r"(rank));
+    return theirs;
+}
+__device__ __forceinline__ float load_from_block(const float* shared, int rank) {
+    float value;
+    asm volatile("ld.shared::cluster.f32 %0, [%1];"
+                 : "=f"(value)
+                 : "r"(address_in_block(shared, rank))
+                 : "memory");
+    return value;
+}
+__device__ __forceinline__ void store_in_block(float* shared, int rank, float value) {
+    const uint32_t address = address_in_block(shared, rank);
+    asm volatile("st.shared::cluster.f32 [%0], %1;" ::"r"(address), "f"(value) : "memory");
+}
+#else
+#define CLUSTER(X, Y)
+#endif
+
+// Rows of a tile of the experts' grouped products.
+constexpr int TILE_ROWS = 128;
+
 // Applies MACRO(type, suffix) to each type: a kernel's name ends in the suffix, as built by the
 // launching side.
 #define FOR_EACH_TYPE(MACRO) MACRO(bf16, bf16) MACRO(f16, f16) MACRO(float, f32)

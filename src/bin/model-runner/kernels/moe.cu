@@ -1,12 +1,12 @@
-// Mixture of experts without the host: router, sorting of tokens by expert, grouped products,
-// combination.
+// Mixture of experts without the host: router, sorting of tokens by expert, combination.
 //
 // `slots` is the number of experts of a token: its chosen ones, then the shared ones, which every
 // token uses with weight one.
-#include "mma.cuh"
+#include "common.cuh"
 
 // Softmax over the router's logits of TOKENS tokens per block, the largest `top_k` and their
-// weights, all in float. ids and weights are [tokens, slots]; log is [capacity, top_k], written
+// weights, all in float. The experts of a single token are shared among the blocks of a cluster, of
+// which the first chooses. ids and weights are [tokens, slots]; log is [capacity, top_k], written
 // from row *position. Of equal probabilities the lower expert is chosen.
 template <typename T, int TOKENS>
 __device__ __forceinline__ void route_body(
@@ -15,8 +15,14 @@ __device__ __forceinline__ void route_body(
     extern __shared__ __align__(128) uint8_t shared[];
     T* inputs = reinterpret_cast<T*>(shared);
     float* logits = reinterpret_cast<float*>(shared + size_t(TOKENS) * hidden * sizeof(T));
-    const int first = blockIdx.x * TOKENS, count = min(TOKENS, tokens - first);
-    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, warps = blockDim.x / 32;
+    // A single token's block is one of a cluster.
+    const int block = TOKENS == 1 ? blockIdx.x : 0, blocks = TOKENS == 1 ? gridDim.x : 1;
+    const int first = TOKENS == 1 ? 0 : blockIdx.x * TOKENS, count = min(TOKENS, tokens - first);
+    const int lane = threadIdx.x % 32, warps = blocks * blockDim.x / 32,
+              warp = block * blockDim.x / 32 + threadIdx.x / 32;
+#if __CUDA_ARCH__ >= 900
+    if (TOKENS == 1) cluster_arrive();
+#endif
     // Prefetches each lane's first weights while the inputs are copied.
     constexpr int AHEAD = TOKENS == 1 ? 5 : 1;
     uint4 ahead[2][AHEAD];
@@ -36,6 +42,10 @@ __device__ __forceinline__ void route_body(
         *reinterpret_cast<uint4*>(inputs + i) = raw;
     }
     __syncthreads();
+#if __CUDA_ARCH__ >= 900
+    // The first block has started: its memory may be written.
+    if (TOKENS == 1) cluster_wait();
+#endif
     auto logit = [&](int expert, const uint4* first) {
         float sums[TOKENS] = {};
         auto add = [&](uint4 raw, int i) {
@@ -62,6 +72,12 @@ __device__ __forceinline__ void route_body(
 #pragma unroll
         for (int t = 0; t < TOKENS; t++) {
             const float sum = warp_sum(sums[t]);
+#if __CUDA_ARCH__ >= 900
+            if (TOKENS == 1) {
+                if (lane == 0) store_in_block(logits + expert, 0, sum);
+                continue;
+            }
+#endif
             if (lane == 0) logits[t * experts + expert] = sum;
         }
     };
@@ -70,6 +86,12 @@ __device__ __forceinline__ void route_body(
         if (warp + u * warps < experts) logit(warp + u * warps, ahead[u]);
     }
     for (int expert = warp + 2 * warps; expert < experts; expert += warps) logit(expert, nullptr);
+#if __CUDA_ARCH__ >= 900
+    if (TOKENS == 1) {
+        cluster_arrive();
+        cluster_wait();
+    }
+#endif
     __syncthreads();
     if (warp >= count) return;
     float* mine = logits + warp * experts;
@@ -127,7 +149,6 @@ __device__ __forceinline__ void route_body(
 // Sorts assignments by expert: the assignment of each row (`order`), the row of each assignment
 // (`places`), and the tiles of TILE_ROWS rows: [expert, first row, rows] each, expert -1 past the
 // last. One block; `assignments` is tokens * slots.
-constexpr int TILE_ROWS = 64;
 constexpr int MAX_EXPERTS = 1024;
 extern "C" __global__ void __launch_bounds__(1024) sort_by_expert(
     const uint32_t* ids, uint32_t* order, uint32_t* places, int* tiles, int assignments,
@@ -177,128 +198,6 @@ extern "C" __global__ void __launch_bounds__(1024) sort_by_expert(
         tiles[3 * tile] = -1;
 }
 
-// Rows of one expert times its weights, for the tile of rows blockIdx.y and the tile of columns
-// blockIdx.x. UP: y[row][i] = silu(gate_i . x) * (up_i . x), x the row's token, weights [experts, 2
-// * n, k], gates before ups; 64 columns per block. Otherwise y[row][i] = w_i . x[row], weights
-// [experts, n, k]; 128 columns per block.
-template <typename T, bool UP>
-__device__ __forceinline__ void grouped_body(
-    const T* x, const T* w, const uint32_t* order, const int* tiles, T* y, int n, int k,
-    int slots) {
-    constexpr int DEEP = 64, STAGES = 3, CHUNKS = DEEP / 8, A_BYTES = TILE_ROWS * DEEP * 2,
-                  B_BYTES = 128 * DEEP * 2;
-    extern __shared__ __align__(128) uint8_t shared[];
-    const int expert = tiles[3 * blockIdx.y];
-    if (expert < 0) return;
-    const int first_row = tiles[3 * blockIdx.y + 1], rows = tiles[3 * blockIdx.y + 2];
-    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, warp_row = warp / 2 * 32,
-              warp_column = warp % 2;
-    const uint32_t base = shared_address(shared);
-    const int first_column = blockIdx.x * (UP ? 64 : 128);
-    const T* weights = w + size_t(expert) * (UP ? 2 : 1) * n * k;
-
-    // Each thread copies the same rows in every step: their addresses are computed once.
-    const T* a_from[4];
-    bool a_inside[4];
-#pragma unroll
-    for (int i = 0; i < 4; i++) {
-        const int row = threadIdx.x / CHUNKS + i * 16;
-        a_inside[i] = row < rows;
-        const int at = first_row + (a_inside[i] ? row : 0);
-        a_from[i] = x + size_t(UP ? order[at] / slots : at) * k + threadIdx.x % CHUNKS * 8;
-    }
-    const T* b_from[8];
-    bool b_inside[8];
-#pragma unroll
-    for (int i = 0; i < 8; i++) {
-        const int row = threadIdx.x / CHUNKS + i * 16;
-        const int column = first_column + (UP ? row % 64 : row);
-        b_inside[i] = column < n;
-        b_from[i] = weights + size_t((b_inside[i] ? column : 0) + (UP && row >= 64 ? n : 0)) * k +
-                    threadIdx.x % CHUNKS * 8;
-    }
-    const int steps = (k + DEEP - 1) / DEEP;
-    auto load = [&](int step) {
-        const uint32_t a_tile = base + step % STAGES * (A_BYTES + B_BYTES),
-                       b_tile = a_tile + A_BYTES;
-        const bool deep = step * DEEP + threadIdx.x % CHUNKS * 8 < k;
-        const int offset = deep ? step * DEEP : 0;
-#pragma unroll
-        for (int i = 0; i < 4; i++) {
-            copy_async(
-                a_tile + swizzled<CHUNKS>(threadIdx.x / CHUNKS + i * 16, threadIdx.x % CHUNKS),
-                a_from[i] + offset, deep && a_inside[i]);
-        }
-#pragma unroll
-        for (int i = 0; i < 8; i++) {
-            copy_async(
-                b_tile + swizzled<CHUNKS>(threadIdx.x / CHUNKS + i * 16, threadIdx.x % CHUNKS),
-                b_from[i] + offset, deep && b_inside[i]);
-        }
-    };
-
-    float sums[2][8][4] = {};
-#pragma unroll
-    for (int s = 0; s < STAGES - 1; s++) {
-        if (s < steps) load(s);
-        copy_commit();
-    }
-    for (int step = 0; step < steps; step++) {
-        copy_wait<STAGES - 2>();
-        __syncthreads();
-        if (step + STAGES - 1 < steps) load(step + STAGES - 1);
-        copy_commit();
-        const uint32_t a_tile = base + step % STAGES * (A_BYTES + B_BYTES),
-                       b_tile = a_tile + A_BYTES;
-#pragma unroll
-        for (int d = 0; d < DEEP / 16; d++) {
-            uint32_t a[2][4];
-#pragma unroll
-            for (int m = 0; m < 2; m++) {
-                load_matrices(
-                    a[m],
-                    a_tile + swizzled<CHUNKS>(warp_row + m * 16 + lane % 16, 2 * d + lane / 16));
-            }
-#pragma unroll
-            for (int p = 0; p < 4; p++) {
-                // UP: two pairs of gates, then the two pairs of ups of the same columns.
-                const int row =
-                    UP ? p / 2 * 64 + warp_column * 32 + p % 2 * 16 : warp_column * 64 + p * 16;
-                uint32_t b[4];
-                load_matrices(
-                    b, b_tile +
-                           swizzled<CHUNKS>(row + lane % 8 + lane / 16 * 8, 2 * d + lane / 8 % 2));
-#pragma unroll
-                for (int m = 0; m < 2; m++) {
-                    multiply<T>(sums[m][2 * p], a[m], b[0], b[1]);
-                    multiply<T>(sums[m][2 * p + 1], a[m], b[2], b[3]);
-                }
-            }
-        }
-    }
-
-#pragma unroll
-    for (int m = 0; m < 2; m++) {
-#pragma unroll
-        for (int half = 0; half < 2; half++) {
-            const int row = warp_row + m * 16 + lane / 4 + half * 8;
-            if (row >= rows) continue;
-            T* to = y + size_t(first_row + row) * n;
-#pragma unroll
-            for (int c = 0; c < (UP ? 4 : 8); c++) {
-                const int column =
-                    first_column + warp_column * (UP ? 32 : 64) + c * 8 + lane % 4 * 2;
-                if (column >= n) continue;
-                float lower = sums[m][c][2 * half], upper = sums[m][c][2 * half + 1];
-                if (UP)
-                    lower = silu(lower) * sums[m][c + 4][2 * half],
-                    upper = silu(upper) * sums[m][c + 4][2 * half + 1];
-                *reinterpret_cast<uint32_t*>(to + column) = pack<T>(lower, upper);
-            }
-        }
-    }
-}
-
 // y[token] = sum over slots, in order, of weights[token][slot] * outputs[places[token][slot]]. One
 // block per token.
 template <typename T>
@@ -318,8 +217,8 @@ __device__ __forceinline__ void combine_body(
     }
 }
 
-#define ROUTE(T, NAME, TOKENS)                                                                  \
-    extern "C" __global__ void __launch_bounds__(1024) route_##TOKENS##_##NAME(                 \
+#define ROUTE(T, NAME, TOKENS, THREADS, BLOCKS)                                                 \
+    extern "C" __global__ void BLOCKS __launch_bounds__(THREADS) route_##TOKENS##_##NAME(       \
         const T* x, const T* w, const uint32_t* position, uint32_t* ids, float* weights,        \
         uint32_t* log, int tokens, int hidden, int experts, int top_k, int slots, int capacity, \
         int normalise) {                                                                        \
@@ -328,24 +227,11 @@ __device__ __forceinline__ void combine_body(
             normalise);                                                                         \
     }
 #define ANY(T, NAME)                                                                     \
-    ROUTE(T, NAME, 1)                                                                    \
-    ROUTE(T, NAME, 8)                                                                    \
+    ROUTE(T, NAME, 1, 1024, CLUSTER(8, 1))                                               \
+    ROUTE(T, NAME, 8, 512, )                                                             \
     extern "C" __global__ void combine_##NAME(                                           \
         const T* outputs, const uint32_t* places, const float* weights, T* y, int width, \
         int slots) {                                                                     \
         combine_body<T>(outputs, places, weights, y, width, slots);                      \
     }
 FOR_EACH_TYPE(ANY)
-
-#define GROUPED(T, NAME)                                                                     \
-    extern "C" __global__ void __launch_bounds__(128) grouped_up_##NAME(                     \
-        const T* x, const T* w, const uint32_t* order, const int* tiles, T* y, int n, int k, \
-        int slots) {                                                                         \
-        grouped_body<T, true>(x, w, order, tiles, y, n, k, slots);                           \
-    }                                                                                        \
-    extern "C" __global__ void __launch_bounds__(128) grouped_down_##NAME(                   \
-        const T* x, const T* w, const uint32_t* order, const int* tiles, T* y, int n, int k, \
-        int slots) {                                                                         \
-        grouped_body<T, false>(x, w, order, tiles, y, n, k, slots);                          \
-    }
-FOR_EACH_HALF(GROUPED)

@@ -45,10 +45,12 @@ __device__ __forceinline__ float activate(float x, int function) {
     }
 }
 
-// y = activate(x + bias [+ residual]) over `rows` of `width`; y may be x.
+// y = activate(x + bias [+ residual]) over rows of `width`; the residual repeats every `period`
+// elements.
 template <typename T>
 __device__ __forceinline__ void bias_body(
-    const T* x, const T* bias, const T* residual, T* y, uint64_t count, int width, int function) {
+    const T* x, const T* bias, const T* residual, T* y, uint64_t count, uint64_t period, int width,
+    int function) {
     const uint64_t i = (uint64_t(blockIdx.x) * blockDim.x + threadIdx.x) * WIDE<T>;
     if (i >= count) return;
     float values[WIDE<T>], other[WIDE<T>];
@@ -59,7 +61,7 @@ __device__ __forceinline__ void bias_body(
         for (int j = 0; j < WIDE<T>; j++) values[j] += other[j];
     }
     if (residual) {
-        load_wide(residual + i, other);
+        load_wide(residual + (period == count ? i : i % period), other);
 #pragma unroll
         for (int j = 0; j < WIDE<T>; j++) values[j] += other[j];
     }
@@ -114,9 +116,9 @@ __device__ __forceinline__ void window_body(
         embed_body<T>(tokens, table, out, width);                                           \
     }                                                                                       \
     extern "C" __global__ void bias_##NAME(                                                 \
-        const T* x, const T* bias, const T* residual, T* y, uint64_t count, int width,      \
-        int function) {                                                                     \
-        bias_body<T>(x, bias, residual, y, count, width, function);                         \
+        const T* x, const T* bias, const T* residual, T* y, uint64_t count,                 \
+        uint64_t period, int width, int function) {                                         \
+        bias_body<T>(x, bias, residual, y, count, period, width, function);                 \
     }                                                                                       \
     extern "C" __global__ void swiglu_##NAME(const T* x, T* y, uint64_t count, int width) { \
         swiglu_body<T>(x, y, count, width);                                                 \

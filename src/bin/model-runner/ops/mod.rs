@@ -29,7 +29,7 @@ pub use attention::{CausalAttention, GridPositions, SelfAttention};
 pub use conv::{Conv2d, ConvShape};
 pub use experts::Experts;
 pub use linear::{Embedding, GatedLinear, Linear};
-pub use norm::{LayerNorm2d, Norm};
+pub use norm::Norm;
 pub use pointwise::{Activation, Pointwise, gate};
 pub use rope::{Cursor, LayerCache, Rope, RopeTables};
 pub use router::Router;
@@ -111,8 +111,8 @@ mod tests {
     fn a_convolution_counts_each_output_pixel() -> Result<()> {
         let site = Site::synthetic(0);
         let shape = ConvShape { inputs: 3, outputs: 8, kernel: 3, padding: 1, stride: 2 };
-        let y = Conv2d::new(&site, shape, false)?.forward(&ones(&[1, 3, 9, 9])?)?;
-        assert_eq!(y.dims(), [1, 8, 5, 5]);
+        let y = Conv2d::new(&site, shape, false)?.forward(&ones(&[1, 9, 9, 3])?)?;
+        assert_eq!(y.dims(), [1, 5, 5, 8]);
         assert_eq!(calls(&site)[0].flops, 2 * (8 * 5 * 5) * (3 * 3 * 3));
         Ok(())
     }

@@ -1,4 +1,4 @@
-//! Normalisations: RMSNorm, LayerNorm, and LayerNorm over the channels of an image.
+//! Normalisations: RMSNorm and LayerNorm.
 //!
 //! A norm may include the residual sum before it, which is then written once and not read again.
 
@@ -60,23 +60,5 @@ impl Norm {
             Some(bias) => candle_nn::ops::layer_norm(&x, &self.weight, bias, self.eps)?,
         };
         Ok((x, normed))
-    }
-}
-
-/// LayerNorm over the channels of `[batch, channels, height, width]`.
-pub struct LayerNorm2d(Norm);
-
-impl LayerNorm2d {
-    pub fn new(site: &Site, channels: usize, eps: f64) -> Result<Self> {
-        Norm::layer(site, channels, eps).map(Self)
-    }
-
-    pub fn forward(&self, x: &Tensor) -> Result<Tensor> {
-        let mut operands = vec![x, &self.0.weight];
-        operands.extend(&self.0.bias);
-        self.0.op.call(&operands, 0, || {
-            let channels_last = x.permute((0, 2, 3, 1))?.contiguous()?;
-            self.0.compute(&channels_last, None)?.1.permute((0, 3, 1, 2))?.contiguous()
-        })
     }
 }

@@ -39,7 +39,7 @@ impl Pointwise {
 
     pub fn add(&self, a: &Tensor, b: &Tensor) -> Result<Tensor> {
         self.0.call(&[a, b], 0, || {
-            if a.shape() == b.shape() {
+            if a.dims().ends_with(b.dims()) {
                 gpu_kernel!(bias(a, None, Some(b), 0));
             }
             a.broadcast_add(b)

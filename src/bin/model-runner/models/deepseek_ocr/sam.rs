@@ -10,10 +10,7 @@ use llmprof::domain::model::SamSpec as Spec;
 use super::{resample, window};
 use crate::{
     module_scope::Site,
-    ops::{
-        Activation, Conv2d, ConvShape, GridPositions, LayerNorm2d, Linear, Norm, Pointwise,
-        SelfAttention,
-    },
+    ops::{Activation, Conv2d, ConvShape, GridPositions, Linear, Norm, Pointwise, SelfAttention},
     record::Op,
 };
 
@@ -118,7 +115,7 @@ pub struct Sam {
     add_positions: Pointwise,
     blocks: Vec<SamBlock>,
     add_mlp: Pointwise,
-    neck: (Conv2d, LayerNorm2d, Conv2d, LayerNorm2d),
+    neck: (Conv2d, Norm, Conv2d, Norm),
     downsample: [Conv2d; 2],
 }
 
@@ -155,9 +152,9 @@ impl Sam {
             add_mlp: Pointwise::new(&site.pp("add_mlp")),
             neck: (
                 conv(&part.pp(0), width, neck, 1, 1)?,
-                LayerNorm2d::new(&part.pp(1), neck, EPS)?,
+                Norm::layer(&part.pp(1), neck, EPS)?,
                 conv(&part.pp(2), neck, neck, 3, 1)?,
-                LayerNorm2d::new(&part.pp(3), neck, EPS)?,
+                Norm::layer(&part.pp(3), neck, EPS)?,
             ),
             downsample: [
                 conv(&site.part("downsample.0", "net_2"), neck, middle, 3, 2)?,
@@ -169,7 +166,7 @@ impl Sam {
     /// Features `[batch, grid^2, channels]` of `pixels` `[batch, 3, side, side]`.
     pub fn forward(&self, pixels: &Tensor) -> Result<Tensor> {
         let _scope = self.module.enter();
-        let x = self.patches.forward(pixels)?.permute((0, 2, 3, 1))?;
+        let x = self.patches.forward_planes(pixels)?;
         let side = x.dim(1)?;
         let Some(positions) = self.positions.iter().find(|table| table.dims()[0] == side) else {
             candle_core::bail!("no positions were built for {side} patches per side");
@@ -183,12 +180,12 @@ impl Sam {
             x = self.add_mlp.add(&x, &delta)?;
         }
         let (narrow, narrow_norm, mix, mix_norm) = &self.neck;
-        let x = narrow_norm.forward(&narrow.forward(&x.permute((0, 3, 1, 2))?)?)?;
+        let x = narrow_norm.forward(&narrow.forward(&x)?)?;
         let mut x = mix_norm.forward(&mix.forward(&x)?)?;
         for conv in &self.downsample {
             x = conv.forward(&x)?;
         }
-        x.flatten_from(2)?.transpose(1, 2)?.contiguous()
+        x.flatten(1, 2)
     }
 }
 
