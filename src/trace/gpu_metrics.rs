@@ -98,10 +98,15 @@ impl DeviceSamples {
         if self.at_ns.last() != Some(&at_ns) {
             self.at_ns.push(at_ns);
         }
+        let (count, value) = (self.at_ns.len(), value.min(NO_VALUE - 1));
         let column = &mut self.columns[metric.index()];
-        column.resize(self.at_ns.len(), NO_VALUE);
+        if column.len() + 1 == count {
+            column.push(value);
+            return;
+        }
+        column.resize(count, NO_VALUE);
         if let Some(last) = column.last_mut() {
-            *last = value.min(NO_VALUE - 1);
+            *last = value;
         }
     }
 
@@ -156,6 +161,12 @@ impl DeviceSamples {
     /// True if the capture has the metric.
     pub fn has(&self, metric: GpuMetric) -> bool {
         !self.columns[metric.index()].is_empty()
+    }
+
+    /// True if each sample has the metric.
+    pub fn is_complete(&self, metric: GpuMetric) -> bool {
+        let column = &self.columns[metric.index()];
+        column.len() == self.at_ns.len() && !column.contains(&NO_VALUE)
     }
 
     /// A value of the sample at index `at`.
