@@ -67,6 +67,41 @@ pub struct GpuSamples {
     pub devices: Vec<DeviceSamples>,
     /// Names of metrics in the export that are not read.
     pub unread: Vec<String>,
+    /// Samples that belong to no known device, which are left out.
+    pub refused: Vec<RefusedSamples>,
+}
+
+/// Samples of one type of events that cannot be assigned to a device of the kernels.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct RefusedSamples {
+    /// Type of the events in the export; its lowest byte is the number of a GPU.
+    pub type_id: i64,
+    pub reason: RefusalReason,
+}
+
+/// Reason why samples have no device.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum RefusalReason {
+    /// The export lists no GPU of that number.
+    UnknownGpu,
+    /// Several types of events have that number.
+    SeveralSources,
+    /// The host has several GPUs, and the export lacks the numbers by which processes call them.
+    UnknownNumbering,
+}
+
+impl RefusalReason {
+    /// Part of a sentence.
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::UnknownGpu => "the export lists no GPU of that number",
+            Self::SeveralSources => "several sources have samples of that number",
+            Self::UnknownNumbering => {
+                "the host has several GPUs, and the export lacks the numbers by which processes \
+                 call them"
+            }
+        }
+    }
 }
 
 /// Samples of one device, in order of time.

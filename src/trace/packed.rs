@@ -118,7 +118,7 @@ impl<const N: usize> PackedRows<N> {
         self.range(0..self.len())
     }
 
-    /// The rows at these indices, of which the first begins a block.
+    /// The rows at these indices, of which the first is that of a block.
     fn range(&self, rows: Range<usize>) -> PackedIter<'_, N> {
         PackedIter { rows: self, at: rows.start, end: rows.end, columns: Box::new([[0; BLOCK]; N]) }
     }
