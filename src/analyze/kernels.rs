@@ -245,8 +245,9 @@ pub fn kernels(trace: &NsysTrace, launches: &LaunchIndex) -> KernelTimes {
     }
     let stages = stages::stage_kernels(trace, launches, &tallies.cells);
     let mut classes = ClassCache::default();
-    let records = tallies.records(&stages, &mut classes);
-    let full = tallies.full(&stages, &mut classes);
+    let groups = tallies.groups();
+    let records = tallies.records(&groups.short, &stages, &mut classes);
+    let full = tallies.full(&groups.full, &stages, &mut classes);
     let (classes, classified_pct) = tallies.classes(&stages, &mut classes);
     KernelTimes { records, full, stages, classes, classified_pct, orphans }
 }

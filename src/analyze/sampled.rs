@@ -62,6 +62,11 @@ pub fn sampled_metrics(trace: &Trace) -> SampledMetrics {
     let mut sampled = SampledMetrics::default();
     for capture in &captures {
         sampled.findings.extend(problem(capture.trace));
+        let samples = capture.trace.samples.as_ref();
+        // Without any samples that count, their refusal is the problem.
+        sampled
+            .findings
+            .extend(samples.filter(|it| !it.devices.is_empty()).and_then(findings::refused));
         sampled.coverage.extend_from_slice(&capture.coverage);
     }
     let spanned = sampled.coverage.iter().filter(|it| it.is_spanned);

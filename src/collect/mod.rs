@@ -15,6 +15,7 @@ pub use crate::collect::{
     host::{doctor::CheckDepth, preflight::Preflight},
     passes::{
         command::CommandRun,
+        counters::CounterPass,
         pass::{CollectError, Pass},
         timeline::{NsysPass, SampledPass},
     },

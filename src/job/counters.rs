@@ -16,7 +16,7 @@ use crate::{
     },
     artifact::layout,
     collect::{
-        CollectError, CommandRun, ExitReason, Pass, ProcessLimits,
+        CollectError, CommandRun, CounterPass, ExitReason, ProcessLimits,
         process::argv::Argv,
         tools::ncu::{self, LaunchSelection},
     },
@@ -128,9 +128,12 @@ impl CountersStep<'_> {
             let share = share_of_time(limits, plan.processes.len() - at + 1);
             let selection = self.launches(program, at, process);
             let error = match self.run_process(program, &selection, &metrics, job, &share).await {
-                Ok(launches) => {
-                    missing.extend(plan.missing(at, &launches, None));
+                Ok((launches, cut)) => {
+                    let reason = cut.as_ref().map(CollectError::to_string);
+                    missing.extend(plan.missing(at, &launches, reason.as_deref()));
                     profiled.extend(launches);
+                    code = if cut.is_some() { None } else { code };
+                    failures.extend(reason.map(|it| format!("{}: {it}", selection.process)));
                     continue;
                 }
                 Err(error) => error,
@@ -173,7 +176,8 @@ impl CountersStep<'_> {
         }
     }
 
-    /// Runs one process and reads its counters back.
+    /// Runs one process and reads its counters back: the launches, and the reason why they are not
+    /// all.
     async fn run_process(
         &self,
         program: CountedProgram<'_>,
@@ -181,24 +185,47 @@ impl CountersStep<'_> {
         metrics: &[String],
         job: &mut RunningJob<'_>,
         limits: &ProcessLimits,
-    ) -> Result<Vec<LaunchCounters>, MissingCounters> {
+    ) -> Result<(Vec<LaunchCounters>, Option<CollectError>), MissingCounters> {
         let name = format!("{}/{}", layout::NCU, selection.process);
         let finished = job.finished_pass(&name).await.map_err(MissingCounters::of_step)?;
         let (is_new, started_at) = (finished.is_none(), job.journal.now());
-        let of_pass = match finished {
-            Some(pass) => pass.findings,
-            None => self.run_ncu(program, selection, metrics, job, limits).await?.findings,
+        let (of_pass, cut) = match finished {
+            Some(pass) => (pass.findings, None),
+            None => {
+                let CounterPass { pass, cut } =
+                    self.run_ncu(program, selection, metrics, job, limits).await?;
+                (pass.findings, cut)
+            }
         };
-        let page = job.read_counters(selection).await?;
-        if let CountedProgram::Runner(_) = program {
-            job.compare_tokens(&name).await.map_err(MissingCounters::Unusable)?;
-        }
-        if is_new {
-            job.finish_pass(&name, started_at, of_pass.clone()).await;
+        let page = match (job.read_counters(selection).await, cut.is_some()) {
+            (Ok(page), _) => page,
+            (Err(error), false) => return Err(error),
+            // Nothing was profiled in time.
+            (Err(error), true) => return Err(cut.map_or(error, MissingCounters::Collect)),
+        };
+        let is_compared = match program {
+            CountedProgram::Command(_) => true,
+            // The runner may have been ended before its output.
+            CountedProgram::Runner(_)
+                if cut.is_some() && !matches!(job.has_same_tokens(&name).await, Ok(Some(_))) =>
+            {
+                false
+            }
+            CountedProgram::Runner(_) => {
+                job.compare_tokens(&name).await.map_err(MissingCounters::Unusable)?;
+                true
+            }
+        };
+        match &cut {
+            None if is_new => job.finish_pass(&name, started_at, of_pass.clone()).await,
+            None => {}
+            Some(_) => {
+                job.add_finding(cut_short(&selection.process, page.launches.len(), is_compared))
+            }
         }
         job.add_findings(of_pass);
         job.add_findings(page.gaps(&selection.process));
-        Ok(page.launches)
+        Ok((page.launches, cut))
     }
 
     /// Runs ncu in one process.
@@ -209,7 +236,7 @@ impl CountersStep<'_> {
         metrics: &[String],
         job: &RunningJob<'_>,
         limits: &ProcessLimits,
-    ) -> Result<Pass, CollectError> {
+    ) -> Result<CounterPass, CollectError> {
         let (collector, ncu) = (&job.host.collector, &self.settings.ncu);
         match program {
             CountedProgram::Runner(request) => {
@@ -244,6 +271,20 @@ impl CountersStep<'_> {
             max_new_tokens,
         }
     }
+}
+
+/// The finding of a process that was ended at its deadline, whose report was kept.
+fn cut_short(process: &str, launches: usize, is_compared: bool) -> Finding {
+    let message = format!(
+        "ncu reached its deadline in {process}: the {launches} launches that it profiled until \
+         then count"
+    );
+    let finding = Finding::new("ncu_cut", Severity::Warning, message);
+    let output = if is_compared { "compared" } else { "none: the program was ended before it" };
+    finding.with("launches", launches).with("output of the program", output).advise(
+        "raise timeout_s up to limits.run_s, or profile less: a smaller \
+         profiling.ncu.max_launches, fewer sections and metrics",
+    )
 }
 
 impl RunningJob<'_> {

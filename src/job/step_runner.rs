@@ -196,6 +196,7 @@ impl RunningJob<'_> {
             run: self.spec.mark(),
             deadline: self.deadline,
             grace: Duration::from_secs(self.spec.grace_s.into()),
+            target_first: false,
             stop: self.stop.clone(),
             lines: Some(sender),
             quota: Some(quota),

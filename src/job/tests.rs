@@ -29,7 +29,7 @@ use crate::{
     },
 };
 
-const RUNNER: &str = r#"
+pub(super) const RUNNER: &str = r#"
 while [ $# -gt 0 ]; do case $1 in --out) out=$2; shift;; esac; shift; done
 cat "$HERE/events.jsonl" > "$out/events.jsonl"
 [ -z "$CUBLAS_LOGDEST_DBG" ] || cat "$HERE/cublas.log" > "$CUBLAS_LOGDEST_DBG""#;

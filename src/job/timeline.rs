@@ -170,16 +170,22 @@ impl RunningJob<'_> {
         format!("{message}: {reason}")
     }
 
+    /// Returns true if the pass in `folder` generated the tokens of the unprofiled pass; `None` if
+    /// it recorded none.
+    pub(super) async fn has_same_tokens(&self, folder: &str) -> Result<Option<bool>, String> {
+        let [baseline, pass] =
+            [layout::BASELINE, folder].map(|folder| self.dir.join(folder).join(runner::EVENTS));
+        blocking(move || {
+            let (baseline, pass) = (parse::events::read(&baseline)?, parse::events::read(&pass)?);
+            Ok::<_, ParseError>(output_equality::same_tokens(&baseline.events, &pass.events))
+        })
+        .await
+    }
+
     /// Checks that the pass in `folder` generated the tokens of the unprofiled pass. Otherwise its
     /// measurements are not of the timed run.
     pub(super) async fn compare_tokens(&mut self, folder: &str) -> Result<(), String> {
-        let [baseline, pass] =
-            [layout::BASELINE, folder].map(|folder| self.dir.join(folder).join(runner::EVENTS));
-        let compared = blocking(move || {
-            let (baseline, pass) = (parse::events::read(&baseline)?, parse::events::read(&pass)?);
-            Ok::<_, ParseError>(output_equality::same_tokens(&baseline.events, &pass.events))
-        });
-        let message = match compared.await {
+        let message = match self.has_same_tokens(folder).await {
             Ok(Some(true)) => return Ok(()),
             Ok(Some(false)) => {
                 format!("{folder}: the pass generated other tokens than the unprofiled pass")

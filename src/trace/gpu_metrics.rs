@@ -67,6 +67,41 @@ pub struct GpuSamples {
     pub devices: Vec<DeviceSamples>,
     /// Names of metrics in the export that are not read.
     pub unread: Vec<String>,
+    /// Samples that belong to no known device, which are left out.
+    pub refused: Vec<RefusedSamples>,
+}
+
+/// Samples of one type of events that cannot be assigned to a device of the kernels.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct RefusedSamples {
+    /// Type of the events in the export; its lowest byte is the number of a GPU.
+    pub type_id: i64,
+    pub reason: RefusalReason,
+}
+
+/// Reason why samples have no device.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum RefusalReason {
+    /// The export lists no GPU of that number.
+    UnknownGpu,
+    /// Several types of events have that number.
+    SeveralSources,
+    /// The host has several GPUs, and the export lacks the numbers by which processes call them.
+    UnknownNumbering,
+}
+
+impl RefusalReason {
+    /// Part of a sentence.
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::UnknownGpu => "the export lists no GPU of that number",
+            Self::SeveralSources => "several sources have samples of that number",
+            Self::UnknownNumbering => {
+                "the host has several GPUs, and the export lacks the numbers by which processes \
+                 call them"
+            }
+        }
+    }
 }
 
 /// Samples of one device, in order of time.
@@ -98,10 +133,15 @@ impl DeviceSamples {
         if self.at_ns.last() != Some(&at_ns) {
             self.at_ns.push(at_ns);
         }
+        let (count, value) = (self.at_ns.len(), value.min(NO_VALUE - 1));
         let column = &mut self.columns[metric.index()];
-        column.resize(self.at_ns.len(), NO_VALUE);
+        if column.len() + 1 == count {
+            column.push(value);
+            return;
+        }
+        column.resize(count, NO_VALUE);
         if let Some(last) = column.last_mut() {
-            *last = value.min(NO_VALUE - 1);
+            *last = value;
         }
     }
 
@@ -156,6 +196,12 @@ impl DeviceSamples {
     /// True if the capture has the metric.
     pub fn has(&self, metric: GpuMetric) -> bool {
         !self.columns[metric.index()].is_empty()
+    }
+
+    /// True if each sample has the metric.
+    pub fn is_complete(&self, metric: GpuMetric) -> bool {
+        let column = &self.columns[metric.index()];
+        column.len() == self.at_ns.len() && !column.contains(&NO_VALUE)
     }
 
     /// A value of the sample at index `at`.

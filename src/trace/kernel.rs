@@ -157,6 +157,11 @@ impl KernelTrace {
         self.with_kinds().map(|(_, kernel)| kernel)
     }
 
+    /// All kernels in about `count` parts of the same length.
+    pub fn parts(&self, count: usize) -> impl Iterator<Item = impl Iterator<Item = Kernel> + '_> {
+        self.rows.parts(count).map(|rows| rows.map(|row| self.kernel(row).1))
+    }
+
     /// All kernels, each after its index into [`Self::kinds`].
     pub fn with_kinds(&self) -> impl ExactSizeIterator<Item = (u32, Kernel)> + Clone + '_ {
         self.rows.iter().map(|row| self.kernel(row))

@@ -4,6 +4,8 @@
 //! values less the smallest one, or all of its steps from row to row less the smallest step.
 //! Arithmetic wraps, so every `i64` is kept exactly. A lookup decodes one block.
 
+use std::ops::Range;
+
 mod column;
 
 use self::column::{Column, PADDING};
@@ -113,7 +115,36 @@ impl<const N: usize> PackedRows<N> {
     }
 
     pub fn iter(&self) -> PackedIter<'_, N> {
-        PackedIter { rows: self, at: 0, columns: Box::new([[0; BLOCK]; N]) }
+        self.range(0..self.len())
+    }
+
+    /// The rows at these indices, of which the first is that of a block.
+    fn range(&self, rows: Range<usize>) -> PackedIter<'_, N> {
+        PackedIter { rows: self, at: rows.start, end: rows.end, columns: Box::new([[0; BLOCK]; N]) }
+    }
+
+    /// The rows in about `count` parts of the same length.
+    pub fn parts(&self, count: usize) -> impl Iterator<Item = PackedIter<'_, N>> {
+        let all = self.len();
+        let length = all.div_ceil(BLOCK).div_ceil(count.max(1)).max(1) * BLOCK;
+        (0..all).step_by(length).map(move |from| self.range(from..(from + length).min(all)))
+    }
+
+    /// Appends rows; fast where the rows before them fill their blocks.
+    pub fn append(&mut self, more: Self) {
+        if !self.open.is_empty() {
+            more.iter().for_each(|row| self.push(row));
+            return;
+        }
+        if more.is_empty() {
+            return;
+        }
+        self.in_order &= more.in_order && self.last <= more.get(0)[0];
+        self.last = more.last;
+        let chunks = self.chunks.len() as u32;
+        self.chunks.extend(more.chunks);
+        self.blocks.extend(more.blocks.into_iter().map(|(chunk, at)| (chunk + chunks, at)));
+        self.open = more.open;
     }
 
     /// Sorts by the first column, unless it is in order; equal rows keep their order. Rows that are
@@ -216,6 +247,7 @@ impl<const N: usize> PackedReader<'_, N> {
 pub struct PackedIter<'a, const N: usize> {
     rows: &'a PackedRows<N>,
     at: usize,
+    end: usize,
     columns: Decoded<N>,
 }
 
@@ -224,21 +256,22 @@ impl<const N: usize> Iterator for PackedIter<'_, N> {
 
     #[inline]
     fn next(&mut self) -> Option<[i64; N]> {
+        if self.at == self.end {
+            return None;
+        }
         let (block, place) = (self.at / BLOCK, self.at % BLOCK);
+        self.at += 1;
         if block == self.rows.blocks.len() {
-            let row = self.rows.open.get(place).copied();
-            self.at += usize::from(row.is_some());
-            return row;
+            return self.rows.open.get(place).copied();
         }
         if place == 0 {
             self.rows.decode(block, &mut self.columns);
         }
-        self.at += 1;
         Some(std::array::from_fn(|column| self.columns[column][place]))
     }
 
     fn size_hint(&self) -> (usize, Option<usize>) {
-        let left = self.rows.len() - self.at;
+        let left = self.end - self.at;
         (left, Some(left))
     }
 }

@@ -20,6 +20,16 @@ pub const RULES: &[Rule] = &[
         find: sampled,
     },
     Rule {
+        id: "gpu_metrics_refused",
+        severity: Warning,
+        fires_on: "the GPU of samples is unknown: the export lists none of that number, several \
+                   sources have it, or the numbers by which processes call several GPUs are \
+                   missing",
+        advice: "Export the report again with the nsys that took it, or sample one GPU alone.",
+        max_saving: None,
+        find: sampled,
+    },
+    Rule {
         id: "gpu_metrics_overflowed",
         severity: Warning,
         fires_on: "nsys lost samples because their buffer was full",

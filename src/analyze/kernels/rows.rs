@@ -35,6 +35,15 @@ pub struct KernelTallies<'a> {
 /// Cells by stage number, short name, and full name where it has its own row.
 type CellGroups = BTreeMap<(usize, u32, Option<u32>), Vec<usize>>;
 
+/// Groups with the statistics of each.
+type TimedGroups = (CellGroups, Vec<DurationStats>);
+
+/// Groups of both tables.
+pub struct KernelGroups {
+    pub short: TimedGroups,
+    pub full: TimedGroups,
+}
+
 impl KernelTallies<'_> {
     fn kind(&self, cell: usize) -> &LaunchKind {
         &self.trace.kernels.kinds()[cell / self.launches.stage_count()]
@@ -86,26 +95,38 @@ impl KernelTallies<'_> {
         groups
     }
 
-    /// Statistics of single launches, by group.
-    fn durations(&self, groups: &CellGroups) -> Vec<DurationStats> {
-        let mut group_of = vec![NONE; self.cells.len()];
-        for (group, cells) in groups.values().enumerate() {
-            cells.iter().for_each(|cell| group_of[*cell] = group as u32);
-        }
+    /// The kernels by short name and by full name, with the statistics of single launches.
+    pub fn groups(&self) -> KernelGroups {
+        let groups = [self.by_name(), self.by_full_name()];
+        let group_of = |groups: &CellGroups| {
+            let mut group_of = vec![NONE; self.cells.len()];
+            for (group, cells) in groups.values().enumerate() {
+                cells.iter().for_each(|cell| group_of[*cell] = group as u32);
+            }
+            group_of
+        };
+        let [short, full] = groups.each_ref().map(group_of);
         let times = self.trace.kernels.with_kinds().zip(self.launches.kernels.iter());
         let group = |((kind, it), (_, instance)): ((u32, Kernel), (u32, u32))| {
-            (group_of[self.cell_of(kind, instance)], it.ns())
+            let cell = self.cell_of(kind, instance);
+            ([short[cell], full[cell]], it.ns())
         };
-        DurationStats::grouped(groups.len(), times.map(group))
+        let counts = groups.each_ref().map(CellGroups::len);
+        let [of_short, of_full] = DurationStats::grouped_by(counts, times.map(group));
+        let [short, full] = groups;
+        KernelGroups { short: (short, of_short), full: (full, of_full) }
     }
 
     /// One record per group, longest total first.
-    pub fn records(&self, stages: &[StageKernels], classes: &mut ClassCache) -> Vec<KernelRecord> {
-        let groups = self.by_name();
-        let durations = self.durations(&groups);
+    pub fn records(
+        &self,
+        (groups, durations): &TimedGroups,
+        stages: &[StageKernels],
+        classes: &mut ClassCache,
+    ) -> Vec<KernelRecord> {
         let rows = groups.iter().zip(durations);
         let mut records: Vec<KernelRecord> = rows
-            .map(|((key, cells), durations)| self.record(*key, cells, durations, stages, classes))
+            .map(|((key, cells), durations)| self.record(*key, cells, *durations, stages, classes))
             .collect();
         records.sort_by(|a, b| b.total_ms.total_cmp(&a.total_ms));
         records
@@ -176,11 +197,14 @@ impl KernelTallies<'_> {
     }
 
     /// One record per full name, longest total first.
-    pub fn full(&self, stages: &[StageKernels], classes: &mut ClassCache) -> Vec<FullKernelRecord> {
-        let groups = self.by_full_name();
-        let durations = self.durations(&groups);
+    pub fn full(
+        &self,
+        (groups, durations): &TimedGroups,
+        stages: &[StageKernels],
+        classes: &mut ClassCache,
+    ) -> Vec<FullKernelRecord> {
         let record =
-            |((number, short, full), launch_ns): (&(usize, u32, Option<u32>), DurationStats)| {
+            |((number, short, full), launch_ns): (&(usize, u32, Option<u32>), &DurationStats)| {
                 let full = full.unwrap_or(*short);
                 let class = classes.of(full, &self.trace.strings);
                 let (stage, total_ms) =
@@ -194,7 +218,7 @@ impl KernelTallies<'_> {
                     total_ms,
                     calls: launch_ns.count,
                     mean_ms: total_ms / launch_ns.count as f64,
-                    launch_ns,
+                    launch_ns: *launch_ns,
                     share_pct: share(stages, stage, total_ms),
                 }
             };

@@ -1,11 +1,9 @@
 //! Device time by stage: recorded kernels, whole-traced graphs, and busy time.
 
-use std::collections::BTreeMap;
-
 use super::{KernelTally, StageKernels};
 use crate::{
     analyze::timeline::{
-        activity::{Busy, DeviceWork, activities},
+        activity::{Busy, DeviceWork, activities, used_devices},
         launches::LaunchIndex,
     },
     domain::units::Nanos,
@@ -19,11 +17,16 @@ pub fn stage_kernels(
     tallies: &[KernelTally],
 ) -> Vec<StageKernels> {
     let numbers = launches.stage_count();
-    let mut busy: BTreeMap<(usize, u32), Busy> = BTreeMap::new();
+    let mut devices: Vec<u32> = used_devices(trace).into_iter().map(|(_, device)| device).collect();
+    devices.sort_unstable();
+    devices.dedup();
+    // By stage number, then by device.
+    let mut busy = vec![Busy::default(); numbers * devices.len()];
     let mut graphs = vec![KernelTally::default(); numbers];
     for it in activities(trace, launches) {
         let number = launches.stage_number(it.instance);
-        busy.entry((number, it.device)).or_default().add(it.start_ns, it.end_ns);
+        let device = devices.partition_point(|device| *device < it.device);
+        busy[number * devices.len() + device].add(it.start_ns, it.end_ns);
         if it.work == DeviceWork::Graph {
             let sum = &mut graphs[number];
             (sum.calls, sum.ns) = (sum.calls + 1, sum.ns.saturating_add(it.end_ns - it.start_ns));
@@ -33,7 +36,8 @@ pub fn stage_kernels(
     for (number, graphs) in graphs.iter().enumerate() {
         let of_stage = || tallies.iter().skip(number).step_by(numbers);
         let calls: u64 = of_stage().map(|tally| tally.calls).sum();
-        let busy_ns = busy.range((number, 0)..=(number, u32::MAX)).map(|(_, it)| it.ns);
+        let of_devices = &busy[number * devices.len()..(number + 1) * devices.len()];
+        let busy_ns = of_devices.iter().map(|it| it.ns);
         if calls + graphs.calls > 0 {
             stages.push(StageKernels {
                 stage: launches.stage_label(number).into(),

@@ -11,7 +11,7 @@ use super::{
         SampledValues,
     },
     groups::{Interval95, KernelEstimates, Resolved, ResolvedValue},
-    operators::{self, OperatorTimes, UnknownTimes},
+    operators::UnknownTimes,
     rows::{DELAY_NS, SampledWork, TimeShift},
     unknowns::{DeviceCapture, DeviceUnknowns, StageUnknowns, unknowns},
 };
@@ -60,18 +60,14 @@ pub fn attribute(captures: &[DeviceCapture]) -> DeviceFigures {
     }
     let mut of = unknowns(captures);
     // Clocks are last, and have a mean only.
-    for work in &mut of.work {
-        work.delay_ns = delay(work, &of.stages, &percents);
-    }
-    let shifts: Vec<TimeShift> = [TimeShift::default()].into_iter().chain(SHIFTS).collect();
-    let mut refits: Vec<Vec<StageSums>> =
-        shifts.par_iter().map(|shift| all_sums(&of, *shift, &metrics)).collect();
-    let sums = refits.remove(0);
-    let meat = meat(&of, &sums, &percents, &metrics);
-    let mut times = OperatorTimes::new();
-    for (capture, of_kernel) in captures.iter().zip(&of.of_kernel) {
-        operators::add(&mut times, capture, of_kernel);
-    }
+    let sums = set_delays(&mut of, &percents, &metrics);
+    let (refits, meat) = rayon::join(
+        || -> Vec<Vec<StageSums>> {
+            SHIFTS.par_iter().map(|shift| all_sums(&of, *shift, &metrics)).collect()
+        },
+        || meat(&of, &sums, &percents, &metrics),
+    );
+    let times = &of.operators;
     for (at, (unknowns, meat)) in of.stages.iter().zip(meat).enumerate() {
         let refits: Vec<&StageSums> = refits.iter().map(|it| &it[at]).collect();
         let stage = StageFit { device, unknowns, sums: &sums[at], refits };
@@ -91,20 +87,63 @@ pub fn attribute(captures: &[DeviceCapture]) -> DeviceFigures {
     figures
 }
 
+/// Sets the delays of all captures; returns the sums over them.
+fn set_delays(
+    of: &mut DeviceUnknowns,
+    percents: &[GpuMetric],
+    metrics: &[GpuMetric],
+) -> Vec<StageSums> {
+    let no_shift = TimeShift::default();
+    if let [work] = &of.work[..]
+        && metrics.iter().all(|it| work.samples.is_complete(*it))
+    {
+        // The sums of all metrics have the misfit of the first one.
+        let before = DELAY_NS - work.period_ns;
+        let (before_misfit, sums) = rayon::join(
+            || misfit(work, before, &of.stages, percents),
+            || all_sums(of, no_shift, metrics),
+        );
+        if before_misfit >= OTHER_DELAY * mean_misfit(&sums) {
+            return sums;
+        }
+        of.work[0].delay_ns = before;
+    } else {
+        for work in &mut of.work {
+            work.delay_ns = delay(work, &of.stages, percents);
+        }
+    }
+    all_sums(of, no_shift, metrics)
+}
+
+/// Squared residual of the best fit of the first metric, the mean over all rows.
+fn mean_misfit(sums: &[StageSums]) -> f64 {
+    let rows: u64 = sums.iter().map(|it| it.rows).sum();
+    sums.iter().map(|it| it.misfit(0)).sum::<f64>() / rows.max(1) as f64
+}
+
+/// The same under this delay.
+fn misfit(
+    work: &SampledWork,
+    delay_ns: i64,
+    stages: &[StageUnknowns],
+    metrics: &[GpuMetric],
+) -> f64 {
+    let lag_ns = delay_ns - work.delay_ns;
+    let mut sums: Vec<StageSums> =
+        stages.iter().map(|it| StageSums::new(it.count, it.own + 1, 1)).collect();
+    let shift = TimeShift { lag_ns, ..TimeShift::default() };
+    work.each_row(shift, &metrics[..1], |row| sums[row.stage as usize - 1].add(row));
+    mean_misfit(&sums)
+}
+
 /// Delay between a sample's time and its period: the period follows, unless the one before fits
 /// better.
 fn delay(work: &SampledWork, stages: &[StageUnknowns], metrics: &[GpuMetric]) -> i64 {
-    let misfit = |delay_ns: i64| -> f64 {
-        let lag_ns = delay_ns - work.delay_ns;
-        let mut sums: Vec<StageSums> =
-            stages.iter().map(|it| StageSums::new(it.count, it.own + 1, 1)).collect();
-        let shift = TimeShift { lag_ns, ..TimeShift::default() };
-        work.each_row(shift, &metrics[..1], |row| sums[row.stage as usize - 1].add(row));
-        let rows: u64 = sums.iter().map(|it| it.rows).sum();
-        sums.iter().map(|it| it.misfit(0)).sum::<f64>() / rows.max(1) as f64
-    };
     let before = DELAY_NS - work.period_ns;
-    let (before_misfit, after_misfit) = rayon::join(|| misfit(before), || misfit(DELAY_NS));
+    let (before_misfit, after_misfit) = rayon::join(
+        || misfit(work, before, stages, metrics),
+        || misfit(work, DELAY_NS, stages, metrics),
+    );
     if before_misfit < OTHER_DELAY * after_misfit { before } else { DELAY_NS }
 }
 

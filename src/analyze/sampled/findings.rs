@@ -5,12 +5,16 @@ use std::collections::BTreeSet;
 use super::{coverage::GpuSampleCoverage, figures::SampledStage};
 use crate::{
     domain::finding::{Finding, Severity},
-    trace::{gpu_metrics::GpuMetric, nsys::NsysTrace},
+    trace::{
+        gpu_metrics::{GpuMetric, GpuSamples},
+        nsys::NsysTrace,
+    },
 };
 
 /// Ids of findings on samples that are missing: the run is partial.
-const LOSSES: [&str; 4] = [
+const LOSSES: [&str; 5] = [
     "gpu_metrics_empty",
+    "gpu_metrics_refused",
     "gpu_metrics_overflowed",
     "gpu_metrics_without_kernels",
     "gpu_metrics_do_not_span",
@@ -31,6 +35,11 @@ fn warning(id: &str, message: impl Into<String>) -> Finding {
 
 /// The reason why a capture that was requested with samples has no usable ones.
 pub fn problem(trace: &NsysTrace) -> Option<Finding> {
+    if let Some(finding) = trace.samples.as_ref().and_then(refused)
+        && trace.samples.iter().all(|it| it.devices.is_empty())
+    {
+        return Some(finding);
+    }
     let devices = trace.samples.iter().flat_map(|it| &it.devices);
     let has_metric = |metric: &GpuMetric| !metric.is_clock();
     let is_known = devices
@@ -63,6 +72,28 @@ pub fn problem(trace: &NsysTrace) -> Option<Finding> {
         let finding = warning("gpu_metrics_overflowed", message).advise(advice);
         rate.into_iter().fold(finding, |finding, rate| finding.with("rate, Hz", rate))
     })
+}
+
+/// The finding of samples that cannot be assigned to a device of the kernels.
+pub fn refused(samples: &GpuSamples) -> Option<Finding> {
+    let (first, all) = (samples.refused.first()?, &samples.refused);
+    let message = format!(
+        "Samples of {} of {} sources are left out, because their GPU is unknown: {}.",
+        all.len(),
+        all.len() + samples.devices.len(),
+        first.reason.as_str()
+    );
+    let finding = warning("gpu_metrics_refused", message);
+    let finding = all.iter().take(QUOTED_MESSAGES).fold(finding, |finding, it| {
+        let gpu = format!("GPU {}, type {:#x}", it.type_id & 0xff, it.type_id);
+        finding.with(&gpu, it.reason.as_str())
+    });
+    finding
+        .advise(
+            "export the report again with the nsys that took it, or sample the GPU of the program \
+         alone (--gpu-metrics-devices=N)",
+        )
+        .into()
 }
 
 /// The finding of a capture without a value of any known metric.

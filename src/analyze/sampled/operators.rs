@@ -4,7 +4,10 @@ use std::collections::BTreeMap;
 
 use foldhash::{HashMap, HashMapExt as _};
 
-use super::unknowns::DeviceCapture;
+use super::{
+    rows::{NO_STAGE, Work},
+    unknowns::DeviceCapture,
+};
 use crate::{
     analyze::{
         operators::collapse,
@@ -23,16 +26,16 @@ pub type UnknownTimes = BTreeMap<usize, i64>;
 pub type OperatorTimes = BTreeMap<(u16, String), UnknownTimes>;
 
 /// Adds the kernels of a capture to the operators whose ranges were open when they were launched.
-/// `of_kernel` has the stage number and unknown of each.
-pub fn add(times: &mut OperatorTimes, capture: &DeviceCapture, of_kernel: &[(u16, u32)]) {
+/// `works` has the stage number and unknown of each.
+pub fn add(times: &mut OperatorTimes, capture: &DeviceCapture, works: &[Work]) {
     let (trace, launches) = (capture.trace, capture.launches);
     let nests = operator_nests(trace);
     let mut operators = OperatorEntries::new(trace, &nests);
     let mut paths: HashMap<(usize, u32), Vec<String>> = HashMap::new();
-    for ((kernel, (call, _)), (stage, unknown)) in
-        trace.kernels.iter().zip(launches.kernels.iter()).zip(of_kernel)
+    for ((kernel, (call, _)), Work { stage, unknown, .. }) in
+        trace.kernels.iter().zip(launches.kernels.iter()).zip(works)
     {
-        if *stage == 0 || kernel.device != capture.device {
+        if *stage == NO_STAGE || kernel.device != capture.device {
             continue;
         }
         let Some((at, entry)) = operators.of(kernel.graph_node, call) else { continue };

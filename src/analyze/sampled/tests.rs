@@ -85,6 +85,7 @@ impl Synthetic {
             rate_hz: Some((1e9 / PERIOD_NS as f64) as u32),
             devices: vec![samples],
             unread: vec![],
+            refused: vec![],
         });
         trace
     }

@@ -5,7 +5,10 @@ use std::collections::BTreeSet;
 
 use foldhash::{HashMap, HashMapExt as _};
 
-use super::rows::{DELAY_NS, NO_STAGE, SampledWork, Work};
+use super::{
+    operators::{self, OperatorTimes},
+    rows::{DELAY_NS, NO_STAGE, SampledWork, Work},
+};
 use crate::{
     analyze::timeline::launches::LaunchIndex,
     trace::{gpu_metrics::DeviceSamples, names::base_name, nsys::NsysTrace},
@@ -73,8 +76,7 @@ pub struct DeviceUnknowns<'a> {
     /// By stage number less one.
     pub stages: Vec<StageUnknowns>,
     pub work: Vec<SampledWork<'a>>,
-    /// By capture and kernel: its stage number and unknown.
-    pub of_kernel: Vec<Vec<(u16, u32)>>,
+    pub operators: OperatorTimes,
 }
 
 /// Numbers the unknowns of all stages that the captures span.
@@ -95,11 +97,11 @@ pub fn unknowns<'a>(captures: &[DeviceCapture<'a>]) -> DeviceUnknowns<'a> {
         stages.push(stage);
         locals.push(local);
     }
-    let mut of_kernel = Vec::new();
+    let mut operators = OperatorTimes::new();
     let mut work = Vec::new();
     for (capture, [mut kernels, mut copies]) in captures.iter().zip(keyed) {
         localise(&mut kernels, &stages, &locals);
-        of_kernel.push(kernels.iter().map(|it| (it.stage, it.unknown)).collect());
+        operators::add(&mut operators, capture, &kernels);
         copies.iter_mut().for_each(|it| it.unknown += first_copy(it, &stages));
         kernels.retain(|it| it.end_ns > it.start_ns);
         kernels.sort_by_key(|it| it.start_ns);
@@ -108,7 +110,7 @@ pub fn unknowns<'a>(captures: &[DeviceCapture<'a>]) -> DeviceUnknowns<'a> {
         let (samples, period_ns) = (capture.samples, capture.period_ns);
         work.push(SampledWork { kernels, copies, samples, period_ns, delay_ns: DELAY_NS });
     }
-    DeviceUnknowns { stages, work, of_kernel }
+    DeviceUnknowns { stages, work, operators }
 }
 
 /// Number of a stage; [`NO_STAGE`] unless the samples of the capture span it.

@@ -122,10 +122,33 @@ fn instance_activity(trace: &NsysTrace, launches: &LaunchIndex) -> Vec<InstanceA
         ..InstanceActivity::default()
     };
     let mut activity: Vec<InstanceActivity> = launches.stages.instances.iter().map(wall).collect();
-    let calls = &trace.cuda_calls;
-    // By process and name: the first launch, and its instance. Of equal times the first to run.
-    let mut first: HashMap<(i64, u32), (i64, u32)> = HashMap::default();
-    let mut reader = calls.reader();
+    let (first, warmup) = rayon::join(
+        || add_kernels(trace, launches, &mut activity),
+        || warmup_calls(trace, launches),
+    );
+    for (_, instance) in first.values() {
+        if let Some(active) = activity.get_mut(*instance as usize) {
+            active.first_kernels += 1;
+        }
+    }
+    for (active, calls) in activity.iter_mut().zip(warmup) {
+        active.warmup_calls = calls;
+    }
+    activity
+}
+
+/// By process and name: the time of the first launch, and its instance. Of equal times the first to
+/// run.
+type FirstLaunches = HashMap<(i64, u32), (i64, u32)>;
+
+/// Adds the device time of each instance; returns the first launches.
+fn add_kernels(
+    trace: &NsysTrace,
+    launches: &LaunchIndex,
+    activity: &mut [InstanceActivity],
+) -> FirstLaunches {
+    let mut first = FirstLaunches::default();
+    let mut reader = trace.cuda_calls.reader();
     for (kernel, (call, instance)) in trace.kernels.iter().zip(launches.kernels.iter()) {
         if let Some(active) = activity.get_mut(instance as usize) {
             active.device_ns += kernel.ns();
@@ -139,25 +162,30 @@ fn instance_activity(trace: &NsysTrace, launches: &LaunchIndex) -> Vec<InstanceA
             }
         }
     }
-    for (_, instance) in first.values() {
-        if let Some(active) = activity.get_mut(*instance as usize) {
-            active.first_kernels += 1;
-        }
-    }
+    first
+}
+
+/// Calls of each instance that load, compile or allocate.
+fn warmup_calls(trace: &NsysTrace, launches: &LaunchIndex) -> Vec<u64> {
+    let mut counts = vec![0; launches.stages.instances.len()];
     let name = |name: u32| trace.strings.get(name as usize).map_or("", String::as_str);
-    let is_warmup: Vec<bool> = calls
+    let is_warmup: Vec<bool> = trace
+        .cuda_calls
         .sites()
         .iter()
         .map(|(at, _)| WARMUP_CALLS.iter().any(|word| name(*at).contains(word)))
         .collect();
-    for (_, call) in calls.with_sites().filter(|(site, _)| is_warmup[*site as usize]) {
+    if !is_warmup.contains(&true) {
+        return counts;
+    }
+    for (_, call) in trace.cuda_calls.with_sites().filter(|(site, _)| is_warmup[*site as usize]) {
         let instance =
             launches.stages.on(call.global_tid).map_or(NONE, |open| open.at(call.start_ns, &mut 0));
-        if let Some(active) = activity.get_mut(instance as usize) {
-            active.warmup_calls += 1;
+        if let Some(count) = counts.get_mut(instance as usize) {
+            *count += 1;
         }
     }
-    activity
+    counts
 }
 
 /// Returns a finding for each cold first instance.

@@ -41,22 +41,23 @@ pub struct Coverage {
 
 /// Counts the kernels of one capture. A kernel launched into a capturing stream does not run.
 pub fn coverage(trace: &NsysTrace, expected: &[&str]) -> Coverage {
-    let mut recorded: HashSet<(i64, i64)> = HashSet::default();
+    let mut recorded = LaunchSet::default();
     for kernel in trace.kernels.iter() {
-        let launch = (process_of(kernel.global_pid), kernel.correlation_id);
-        recorded.insert(launch);
+        recorded.insert(process_of(kernel.global_pid), kernel.correlation_id);
     }
     let mut coverage = Coverage::default();
     let mut capturing: HashSet<i64> = HashSet::default();
-    for call in trace.cuda_calls.iter() {
-        let launch = (process_of(call.global_tid), call.correlation_id);
-        let name = trace.strings.get(call.name as usize).map_or("", String::as_str);
-        match kind(name) {
+    let name = |at: u32| trace.strings.get(at as usize).map_or("", String::as_str);
+    let kinds: Vec<CudaCallKind> =
+        trace.cuda_calls.sites().iter().map(|(at, _)| kind(name(*at))).collect();
+    for (site, call) in trace.cuda_calls.with_sites() {
+        match kinds[site as usize] {
             CudaCallKind::BeginCapture => _ = capturing.insert(call.global_tid),
             CudaCallKind::EndCapture => _ = capturing.remove(&call.global_tid),
             CudaCallKind::Kernel if !capturing.contains(&call.global_tid) => {
                 coverage.launched += 1;
-                coverage.recorded += u64::from(recorded.contains(&launch));
+                let process = process_of(call.global_tid);
+                coverage.recorded += u64::from(recorded.contains(process, call.correlation_id));
             }
             CudaCallKind::Kernel | CudaCallKind::Graph | CudaCallKind::Other => {}
         }
@@ -72,6 +73,33 @@ pub fn coverage(trace: &NsysTrace, expected: &[&str]) -> Coverage {
     coverage.missing_ranges =
         expected.iter().filter(|name| !has(name)).map(|name| (*name).to_owned()).collect();
     coverage
+}
+
+/// A set of launches by process and correlation id: a bit each, for the ids of a process are dense.
+#[derive(Default)]
+struct LaunchSet(HashMap<(i64, i64), [u64; LaunchSet::WORDS]>);
+
+impl LaunchSet {
+    const WORDS: usize = 16;
+    /// Ids of one entry.
+    const IDS: i64 = 64 * Self::WORDS as i64;
+
+    /// Word and bit of an id within its entry.
+    fn place(correlation: i64) -> (usize, u64) {
+        let at = correlation.rem_euclid(Self::IDS) as usize;
+        (at / 64, 1 << (at % 64))
+    }
+
+    fn insert(&mut self, process: i64, correlation: i64) {
+        let (word, bit) = Self::place(correlation);
+        self.0.entry((process, correlation.div_euclid(Self::IDS))).or_default()[word] |= bit;
+    }
+
+    fn contains(&self, process: i64, correlation: i64) -> bool {
+        let (word, bit) = Self::place(correlation);
+        let ids = self.0.get(&(process, correlation.div_euclid(Self::IDS)));
+        ids.is_some_and(|ids| ids[word] & bit != 0)
+    }
 }
 
 /// Kernels expected from and recorded for launches of graphs. A launch traced as a whole counts as

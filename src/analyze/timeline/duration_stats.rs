@@ -32,37 +32,85 @@ impl DurationStats {
     /// ignored. `events` are read twice, and memory does not grow with their number: the first time
     /// counts them by length, the second those of the middle length by duration.
     pub fn grouped(groups: usize, events: impl Iterator<Item = (u32, i64)> + Clone) -> Vec<Self> {
-        let mut sums: Vec<Self> =
-            vec![Self { min: i64::MAX, max: i64::MIN, ..Self::default() }; groups];
-        let mut lengths: Vec<HashMap<u64, u64>> = vec![HashMap::default(); groups];
-        let events = events.filter(|(group, _)| *group != NONE);
-        for (group, ns) in events.clone() {
-            let sum = &mut sums[group as usize];
-            sum.count += 1;
-            sum.total = sum.total.saturating_add(ns);
-            (sum.min, sum.max) = (sum.min.min(ns), sum.max.max(ns));
-            *lengths[group as usize].entry(length(ns)).or_default() += 1;
+        let [of_groups] = Self::grouped_by([groups], events.map(|(group, ns)| ([group], ns)));
+        of_groups
+    }
+
+    /// The same for several groupings of the same events.
+    pub fn grouped_by<const N: usize>(
+        groups: [usize; N],
+        events: impl Iterator<Item = ([u32; N], i64)> + Clone,
+    ) -> [Vec<Self>; N] {
+        let mut counted = groups.map(|groups| vec![LengthCounts::default(); groups]);
+        for (of, ns) in events.clone() {
+            for (counted, group) in counted.iter_mut().zip(of).filter(|it| it.1 != NONE) {
+                counted[group as usize].add(ns);
+            }
         }
-        let mut middles: Vec<Middle> =
-            sums.iter().zip(lengths).map(|(sum, lengths)| Middle::of(sum.count, lengths)).collect();
-        let mut squares = vec![0.0; groups];
-        for sum in sums.iter_mut().filter(|sum| sum.count > 0) {
+        let mut middles =
+            counted.map(|it| it.into_iter().map(DurationSums::of).collect::<Vec<_>>());
+        for (of, ns) in events {
+            for (sums, group) in middles.iter_mut().zip(of).filter(|it| it.1 != NONE) {
+                sums[group as usize].add(ns);
+            }
+        }
+        middles.map(|it| it.into_iter().map(DurationSums::finish).collect())
+    }
+}
+
+/// Sums of the first time.
+#[derive(Clone)]
+struct LengthCounts {
+    sum: DurationStats,
+    lengths: HashMap<u64, u64>,
+}
+
+impl Default for LengthCounts {
+    fn default() -> Self {
+        let sum = DurationStats { min: i64::MAX, max: i64::MIN, ..DurationStats::default() };
+        Self { sum, lengths: HashMap::default() }
+    }
+}
+
+impl LengthCounts {
+    #[inline]
+    fn add(&mut self, ns: i64) {
+        let sum = &mut self.sum;
+        sum.count += 1;
+        sum.total = sum.total.saturating_add(ns);
+        (sum.min, sum.max) = (sum.min.min(ns), sum.max.max(ns));
+        *self.lengths.entry(length(ns)).or_default() += 1;
+    }
+}
+
+/// Sums of the second time.
+struct DurationSums {
+    sum: DurationStats,
+    squares: f64,
+    middle: Middle,
+}
+
+impl DurationSums {
+    fn of(LengthCounts { mut sum, lengths }: LengthCounts) -> Self {
+        if sum.count > 0 {
             sum.mean = sum.total as f64 / sum.count as f64;
         }
-        for (group, ns) in events {
-            let group = group as usize;
-            squares[group] += (ns as f64 - sums[group].mean).powi(2);
-            middles[group].add(ns);
+        Self { sum, squares: 0.0, middle: Middle::of(sum.count, lengths) }
+    }
+
+    #[inline]
+    fn add(&mut self, ns: i64) {
+        self.squares += (ns as f64 - self.sum.mean).powi(2);
+        self.middle.add(ns);
+    }
+
+    fn finish(self) -> DurationStats {
+        if self.sum.count == 0 {
+            return DurationStats::default();
         }
-        for ((sum, squares), middle) in sums.iter_mut().zip(squares).zip(middles) {
-            if sum.count == 0 {
-                *sum = Self::default();
-                continue;
-            }
-            sum.median = middle.median();
-            sum.std = (sum.count > 1).then(|| (squares / (sum.count as f64 - 1.0)).sqrt());
-        }
-        sums
+        let count = self.sum.count;
+        let std = (count > 1).then(|| (self.squares / (count as f64 - 1.0)).sqrt());
+        DurationStats { median: self.middle.median(), std, ..self.sum }
     }
 }
 

@@ -24,9 +24,9 @@ pub use self::cells::EarlyStart;
 pub(crate) use self::waits::waits;
 use self::{
     cells::{GpuCell, GpuCells},
-    split::WindowSplits,
+    split::{SplitSums, WindowSplits},
 };
-use super::launches::LaunchIndex;
+use super::{launches::LaunchIndex, operator_entries::operator_nests};
 use crate::{analyze::stats::percent, domain::units::Nanos, trace::nsys::NsysTrace};
 
 /// One stage of the traced pass on one GPU, or on all GPUs, summed over instances.
@@ -130,8 +130,11 @@ pub struct StageGpus {
 
 /// Measures GPU activity in each stage, and divides the windows of stages.
 pub fn device_tables(trace: &NsysTrace, launches: &LaunchIndex) -> (StageGpus, WindowSplits) {
-    let cells = GpuCells::of(trace, launches);
-    (stage_gpu(launches, &cells), split::splits(trace, launches, &cells))
+    let nests = operator_nests(trace);
+    let mut splits = SplitSums::new(trace, launches, &nests);
+    let cells = GpuCells::of(trace, launches, &mut |cells, event| splits.add(cells, event));
+    let splits = splits.finish(&launches.stages.labels, &cells);
+    (stage_gpu(launches, &cells), splits)
 }
 
 fn stage_gpu(launches: &LaunchIndex, cells: &GpuCells) -> StageGpus {

@@ -5,6 +5,8 @@
 
 use std::collections::BTreeMap;
 
+use rayon::prelude::*;
+
 use crate::{
     analyze::{
         kernels::{OUTSIDE, WARMUP},
@@ -14,6 +16,7 @@ use crate::{
         },
     },
     trace::{
+        kernel::Kernel,
         nsys::{ApiCalls, NsysTrace, process_of},
         packed::{PackedReader, PackedRows},
     },
@@ -143,7 +146,7 @@ impl LaunchIndex {
     pub fn of(trace: &NsysTrace) -> Self {
         let stages = OpenStages::of(trace, WARMUP);
         let index = CallIndex::of(&trace.cuda_calls);
-        let join = |ids: &mut dyn Iterator<Item = (i64, i64)>| {
+        let join = |ids: &mut dyn Iterator<Item = (i64, i64)>| -> PackedRows<2> {
             let (mut lookup, mut calls) = (index.lookup(), trace.cuda_calls.reader());
             let mut cursor = Cursor::default();
             let joined = ids.map(|(process, correlation)| {
@@ -157,11 +160,21 @@ impl LaunchIndex {
                 };
                 [call.into(), instance.into()]
             });
-            Joins(joined.collect())
+            joined.collect()
         };
-        let kernels = join(&mut trace.kernels.iter().map(|it| (it.global_pid, it.correlation_id)));
-        let copies = join(&mut trace.copies.iter().map(|it| (it.global_pid, it.correlation_id)));
-        let graphs = join(&mut trace.graphs.iter().map(|it| (it.global_pid, it.correlation_id)));
+        let parts: Vec<_> = trace.kernels.parts(rayon::current_num_threads()).collect();
+        let join_part = |kernels| {
+            let ids = |it: Kernel| (it.global_pid, it.correlation_id);
+            join(&mut Iterator::map(kernels, ids))
+        };
+        let parts: Vec<PackedRows<2>> = parts.into_par_iter().map(join_part).collect();
+        let mut kernels = PackedRows::default();
+        parts.into_iter().for_each(|part| kernels.append(part));
+        let kernels = Joins(kernels);
+        let copies = trace.copies.iter().map(|it| (it.global_pid, it.correlation_id));
+        let copies = Joins(join(&mut { copies }));
+        let graphs = trace.graphs.iter().map(|it| (it.global_pid, it.correlation_id));
+        let graphs = Joins(join(&mut { graphs }));
         let framework = (!trace.framework.is_empty()).then(|| FrameworkIndex::of(trace, &kernels));
         Self { stages, kernels, copies, graphs, framework, outside: "" }
     }

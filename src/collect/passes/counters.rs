@@ -4,6 +4,8 @@
 
 use std::{fs, path::Path, time::Duration};
 
+use tokio::time::Instant;
+
 use super::pass::PassFolder;
 use crate::{
     artifact::layout,
@@ -21,6 +23,16 @@ use crate::{
 
 /// Time limit of ncu to list its metrics or to print a page.
 const QUERY_LIMIT: Duration = Duration::from_secs(120);
+/// The same for the report of a pass that was ended at its deadline, after it.
+const LATE_QUERY_LIMIT: Duration = Duration::from_secs(30);
+
+/// A pass of ncu that left a report.
+#[derive(Debug)]
+pub struct CounterPass {
+    pub pass: Pass,
+    /// The deadline passed: the report has the launches profiled until then.
+    pub cut: Option<CollectError>,
+}
 
 impl Collector {
     /// Returns the `wanted` metrics that the device has; none and a finding if ncu does not list
@@ -60,7 +72,7 @@ impl Collector {
         settings: &NcuSettings,
         metrics: &[String],
         limits: &ProcessLimits,
-    ) -> Result<Pass, CollectError> {
+    ) -> Result<CounterPass, CollectError> {
         let ncu = self.ncu.as_deref().ok_or(CollectError::NotInstalled { tool: "ncu" })?;
         let folder =
             PassFolder::create(self, dir, &format!("{}/{}", layout::NCU, selection.process))?;
@@ -74,11 +86,13 @@ impl Collector {
         };
         let runner = self.runner_argv(&once, &folder)?;
         let pass = self.count(ncu, &folder, &runner, selection, settings, metrics, limits).await?;
-        folder.require(
-            runner::EVENTS,
-            "the model runner under ncu",
-            &format!("ncu-{}", selection.process),
-        )?;
+        if pass.cut.is_none() {
+            folder.require(
+                runner::EVENTS,
+                "the model runner under ncu",
+                &format!("ncu-{}", selection.process),
+            )?;
+        }
         Ok(pass)
     }
 
@@ -91,7 +105,7 @@ impl Collector {
         settings: &NcuSettings,
         metrics: &[String],
         limits: &ProcessLimits,
-    ) -> Result<Pass, CollectError> {
+    ) -> Result<CounterPass, CollectError> {
         let ncu = self.ncu.as_deref().ok_or(CollectError::NotInstalled { tool: "ncu" })?;
         let folder =
             PassFolder::create(self, dir, &format!("{}/{}", layout::NCU, selection.process))?;
@@ -136,12 +150,13 @@ impl Collector {
         settings: &NcuSettings,
         metrics: &[String],
         limits: &ProcessLimits,
-    ) -> Result<Pass, CollectError> {
+    ) -> Result<CounterPass, CollectError> {
         let report = folder.path().join(layout::NCU_REPORT);
         let name = format!("ncu-{}", selection.process);
 
         let command = ncu::profile(ncu, selection, settings, metrics, &report, runner);
-        let ended = folder.run("ncu", &name, &command, limits).await;
+        let limits = ProcessLimits { target_first: true, ..limits.clone() };
+        let ended = folder.run("ncu", &name, &command, &limits).await;
         if let Some(complaint) = ncu::find_failure(&folder.output(&name)) {
             let ended = ended
                 .as_ref()
@@ -155,42 +170,65 @@ impl Collector {
                 ended,
             });
         }
-        let mut pass = ended?;
-        folder.require(layout::NCU_REPORT, "ncu", &name)?;
-        let quiet = limits.short(QUERY_LIMIT);
-        let raw = format!("{name}-raw");
-        folder
-            .run_into_file(
-                "ncu --import",
-                &raw,
-                &ncu::raw_page(ncu, &report),
-                &quiet,
-                layout::NCU_RAW,
-            )
-            .await?;
-        folder.require(layout::NCU_RAW, "ncu --import", &raw)?;
-        // The raw page contains every value; this one is for readers.
-        if !settings.details {
-            return Ok(pass);
+        let reported = folder.require(layout::NCU_REPORT, "ncu", &name);
+        let (mut pass, cut, quiet) = match ended {
+            Ok(pass) => {
+                reported?;
+                (pass, None, limits.short(QUERY_LIMIT))
+            }
+            // What ncu wrote in its grace period counts, if it can be printed.
+            Err(late) if is_late(&late) && reported.is_ok() => {
+                let pass = Pass { wall: Duration::ZERO, findings: vec![] };
+                let deadline = Instant::now() + LATE_QUERY_LIMIT;
+                (pass, Some(late), ProcessLimits { deadline, lines: None, ..limits })
+            }
+            Err(error) => return Err(error),
+        };
+        if let Err(error) = self.print_raw(ncu, folder, &name, &quiet).await {
+            return Err(cut.unwrap_or(error));
         }
-        let details = format!("{name}-details");
-        let page = folder
-            .run_into_file(
-                "ncu --import",
-                &details,
-                &ncu::details_page(ncu, &report),
-                &quiet,
-                layout::NCU_DETAILS,
-            )
-            .await;
-        if let Err(error) = page {
-            let message = format!("ncu printed no details page of {}", selection.process);
-            pass.findings.push(
-                Finding::new("ncu_details_missing", Severity::Info, message).with("ncu", error),
-            );
+        if settings.details {
+            let finding = self.print_details(ncu, folder, &name, &quiet).await;
+            pass.findings.extend(finding);
         }
-        Ok(pass)
+        Ok(CounterPass { pass, cut })
     }
+
+    /// Prints the page with every value.
+    async fn print_raw(
+        &self,
+        ncu: &Path,
+        folder: &PassFolder<'_>,
+        name: &str,
+        limits: &ProcessLimits,
+    ) -> Result<(), CollectError> {
+        let (report, log) = (folder.path().join(layout::NCU_REPORT), format!("{name}-raw"));
+        let command = ncu::raw_page(ncu, &report);
+        folder.run_into_file("ncu --import", &log, &command, limits, layout::NCU_RAW).await?;
+        folder.require(layout::NCU_RAW, "ncu --import", &log)
+    }
+
+    /// Prints the page for readers; returns a finding if that fails.
+    async fn print_details(
+        &self,
+        ncu: &Path,
+        folder: &PassFolder<'_>,
+        name: &str,
+        limits: &ProcessLimits,
+    ) -> Option<Finding> {
+        let (report, log) = (folder.path().join(layout::NCU_REPORT), format!("{name}-details"));
+        let command = ncu::details_page(ncu, &report);
+        let page =
+            folder.run_into_file("ncu --import", &log, &command, limits, layout::NCU_DETAILS);
+        let error = page.await.err()?;
+        let message = format!("ncu printed no details page of {}", name.trim_start_matches("ncu-"));
+        Some(Finding::new("ncu_details_missing", Severity::Info, message).with("ncu", error))
+    }
+}
+
+/// True for a pass that was ended at its deadline.
+fn is_late(error: &CollectError) -> bool {
+    error.ended() == Some(child::ExitReason::DeadlinePassed)
 }
 
 #[cfg(test)]

@@ -2,7 +2,7 @@
 
 mod baseline;
 pub mod command;
-mod counters;
+pub mod counters;
 pub mod failure;
 mod gemm_log;
 pub mod pass;

@@ -10,7 +10,7 @@ use std::{
 };
 
 use nix::{
-    sys::signal::{Signal, killpg},
+    sys::signal::{Signal, kill, killpg},
     unistd::Pid,
 };
 use tokio::{
@@ -29,7 +29,7 @@ use crate::{
     collect::process::{
         disk_quota::{DiskQuota, QuotaLimit},
         line_stream::{ChildLine, Lines},
-        orphans::{StartedProcess, end_with, make_scratch, scratch, signal},
+        orphans::{StartedProcess, end_with, make_scratch, scratch, signal, targets},
         resources::ResourceLimits,
         start::{command, spawn},
     },
@@ -48,6 +48,9 @@ pub struct ProcessLimits {
     pub run: RunMark,
     pub deadline: Instant,
     pub grace: Duration,
+    /// At the deadline, the profiled processes get TERM first, and the profiler one more grace
+    /// period to write its report.
+    pub target_first: bool,
     pub stop: CancellationToken,
     pub lines: Option<UnboundedSender<ChildLine>>,
     /// Disk quota of the run; `None`: unlimited.
@@ -63,6 +66,7 @@ impl ProcessLimits {
             run: run.into(),
             deadline: Instant::now() + limit,
             grace: DEFAULT_GRACE,
+            target_first: false,
             stop,
             lines: None,
             quota: None,
@@ -238,6 +242,19 @@ impl RunningChild {
         })
     }
 
+    /// Ends its profiled processes and waits for their profiler.
+    async fn end_target(&mut self, limits: &ProcessLimits) {
+        let run = self.group.run;
+        let ended = spawn_blocking(move || {
+            let targets = targets(run);
+            targets.iter().filter(|pid| kill(**pid, Signal::SIGTERM).is_ok()).count()
+        });
+        if ended.await.is_ok_and(|count| count > 0) {
+            let exited = timeout(limits.grace, self.child.wait()).await;
+            self.group.is_reaped |= matches!(exited, Ok(Ok(_)));
+        }
+    }
+
     /// Ends its remaining processes; a child that has not exited by itself gets TERM and a grace
     /// period first.
     pub async fn finish(
@@ -245,6 +262,9 @@ impl RunningChild {
         mut reason: ExitReason,
         limits: &ProcessLimits,
     ) -> io::Result<ExitReason> {
+        if limits.target_first && reason == ExitReason::DeadlinePassed {
+            self.end_target(limits).await;
+        }
         if matches!(
             reason,
             ExitReason::Stopped

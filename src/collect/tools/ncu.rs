@@ -8,7 +8,7 @@ use std::path::Path;
 
 use crate::{
     collect::{
-        process::argv::Argv,
+        process::{argv::Argv, orphans::TARGET},
         tools::{COUNTERS_FORBIDDEN, COUNTERS_HELD, CounterRefusal},
     },
     domain::profiling::{NcuSettings, ReplayMode, ToolWord},
@@ -81,7 +81,8 @@ fn is_useful(name: &str, names: &[&str]) -> bool {
     name.strip_prefix(TENSOR_OPS).is_none_or(|dtype| !dtype.starts_with("int") && !has_total(name))
 }
 
-/// Profiles the selected launches of `target` into `report`.
+/// Profiles the selected launches of `target` into `report`. The target is marked: it can be ended
+/// before ncu, which then writes the report.
 pub fn profile(
     ncu: &Path,
     selection: &LaunchSelection,
@@ -115,6 +116,7 @@ pub fn profile(
     argv = argv
         .args(["--force-overwrite", "--export"])
         .arg(report)
+        .args(["env".to_owned(), format!("{}={}", TARGET.0, TARGET.1)])
         .arg(&target.program)
         .args(&target.args);
     Argv { env: target.env.clone(), pass: target.pass.clone(), cwd: target.cwd.clone(), ..argv }
@@ -207,7 +209,7 @@ mod tests {
             --filter-mode per-launch-config --launch-count 1 \
             --section Occupancy --section LaunchStats \
             --metrics dram__bytes_read.sum,dram__bytes_write.sum \
-            --force-overwrite --export run.ncu-rep model-runner run";
+            --force-overwrite --export run.ncu-rep env LLMPROF_TARGET=1 model-runner run";
         assert_eq!(argv.shell(), expected);
     }
 

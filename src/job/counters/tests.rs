@@ -5,9 +5,9 @@ use std::{fs, time::Duration};
 use crate::{
     domain::{
         finding::Finding,
-        state::{Step, StepState},
+        state::{Step, StepRecord, StepState},
     },
-    job::tests::{Bench, LIMIT, NCU, events, failure, ids, results},
+    job::tests::{Bench, LIMIT, NCU, RUNNER, events, failure, ids, results},
 };
 
 /// State, exit code and message of the ncu step with this script as ncu. The steps around it
@@ -81,6 +81,50 @@ async fn a_process_that_hangs_leaves_time_for_the_next_and_what_the_others_deliv
     assert_eq!(missing[0].evidence["reason"], "ncu ran past its deadline and was ended");
     assert_eq!(missing[0].message, "ncu profiled 0 of 1 selected kernels and geometries");
     assert_eq!(results(&steps)[2], (Step::GemmLog, StepState::Succeeded, Some(0)));
+}
+
+/// A runner that hangs under ncu in the first process, after these lines.
+fn hanging_runner(lines: &str) -> String {
+    let hang = format!("case $out in */ncu/process-1) {lines} exec sleep 1000;; esac");
+    RUNNER.replace("done\n", &format!("done\n{hang}\n"))
+}
+
+/// The steps and findings of a bench whose target hangs in the first process, and where ncu then
+/// writes the report.
+async fn cut(lines: &str) -> (Bench, Vec<StepRecord>, Vec<Finding>) {
+    let mut bench = bench_of_equal_geometries(&NCU_BY_NAME.replace("|| exit $?", ";"));
+    bench.replace("runner", &hanging_runner(lines));
+    let (steps, findings) = bench.deep(Duration::from_secs(12)).await;
+    (bench, steps, findings)
+}
+
+#[tokio::test]
+async fn launches_profiled_before_the_deadline_count_and_the_step_is_named_incomplete() {
+    for (lines, output) in [
+        ("cat \"$HERE/events.jsonl\" > \"$out/events.jsonl\";", "compared"),
+        ("", "none: the program was ended before it"),
+    ] {
+        let (bench, steps, findings) = cut(lines).await;
+        assert_eq!(results(&steps)[1], (Step::Ncu, StepState::Failed, None), "{steps:?}");
+        let message = steps[1].message.as_deref().unwrap();
+        let ended = "process-1: ncu ran past its deadline and was ended";
+        assert!(message.starts_with(ended) && !message.contains("process-2"), "{message}");
+        assert!(bench.run_dir().join("ncu/process-1/raw.csv").is_file());
+        let found = finding(&findings, "ncu_cut");
+        assert_eq!(found.len(), 1, "{findings:?}");
+        assert_eq!(found[0].evidence["output of the program"], output);
+        assert!(found[0].advice.as_deref().unwrap().contains("timeout_s"), "{found:?}");
+        assert!(finding(&findings, "ncu_kernels_missing").is_empty(), "{findings:?}");
+    }
+}
+
+#[tokio::test]
+async fn launches_of_a_cut_pass_with_other_tokens_are_set_aside() {
+    let other = "sed 's/7,8/9,8/' \"$HERE/events.jsonl\" > \"$out/events.jsonl\";";
+    let (bench, steps, findings) = cut(other).await;
+    assert!(steps[1].message.as_ref().unwrap().contains("other tokens"), "{steps:?}");
+    assert!(!bench.run_dir().join("ncu/process-1/raw.csv").exists());
+    assert!(finding(&findings, "ncu_cut").is_empty(), "{findings:?}");
 }
 
 #[tokio::test]

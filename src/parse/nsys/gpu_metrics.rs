@@ -9,7 +9,9 @@ use super::{
     layout::{ColumnError, RowNumbers},
     possible,
 };
-use crate::trace::gpu_metrics::{DeviceSamples, GpuMetric, GpuSamples};
+use crate::trace::gpu_metrics::{
+    DeviceSamples, GpuMetric, GpuSamples, RefusalReason, RefusedSamples,
+};
 
 const TABLE: &str = "GPU_METRICS";
 const VALUE: [&str; 4] = ["timestamp", "typeId", "metricId", "value"];
@@ -72,13 +74,52 @@ pub(super) fn read(export: &Export) -> Result<Option<GpuSamples>, ParseError> {
             devices[at].append(samples);
         }
     }
-    devices.retain(|it| !it.times().is_empty());
-    devices.sort_by_key(|it| it.device);
+    let (mut devices, refused) = assigned(export, &types, devices)?;
     for device in &mut devices {
         device.finish();
         device.overflowed = overflowed.iter().any(|it| it.is_none_or(|it| it == device.device));
     }
-    Ok(Some(GpuSamples { rate_hz: rate(export)?, devices, unread }))
+    Ok(Some(GpuSamples { rate_hz: rate(export)?, devices, unread, refused }))
+}
+
+/// The samples whose device is certain, by device, and the types of events of the others. `samples`
+/// are in the order of `types`.
+fn assigned(
+    export: &Export,
+    types: &[EventType],
+    samples: Vec<DeviceSamples>,
+) -> Result<(Vec<DeviceSamples>, Vec<RefusedSamples>), ParseError> {
+    let ids = |table, sql| export.rows(table, sql, |row: &Row| row.get::<_, Option<u32>>("id"));
+    let listed = ids("TARGET_INFO_GPU", include_str!("sql/gpus.sql"))?;
+    let numbered = export.rows(
+        "TARGET_INFO_CUDA_DEVICE",
+        include_str!("sql/cuda_devices.sql"),
+        |row: &Row| row.get::<_, Option<u32>>("gpu"),
+    )?;
+    let sampled: Vec<(&EventType, DeviceSamples)> =
+        types.iter().zip(samples).filter(|(_, it)| !it.times().is_empty()).collect();
+    let numbers: Vec<u32> = sampled.iter().map(|(kind, _)| kind.device()).collect();
+    let has_several = listed.len() > 1 || numbers.iter().any(|it| *it != numbers[0]);
+    let reason = |device: u32| {
+        if !listed.is_empty() && !listed.contains(&Some(device)) {
+            Some(RefusalReason::UnknownGpu)
+        } else if numbers.iter().filter(|it| **it == device).count() > 1 {
+            Some(RefusalReason::SeveralSources)
+        } else if has_several && numbered.iter().flatten().next().is_none() {
+            Some(RefusalReason::UnknownNumbering)
+        } else {
+            None
+        }
+    };
+    let (mut devices, mut refused) = (Vec::new(), Vec::new());
+    for (kind, samples) in sampled {
+        match reason(kind.device()) {
+            Some(reason) => refused.push(RefusedSamples { type_id: kind.id, reason }),
+            None => devices.push(samples),
+        }
+    }
+    devices.sort_by_key(|it: &DeviceSamples| it.device);
+    Ok((devices, refused))
 }
 
 /// Adds one row to its device's samples, which are in the order of `types`.

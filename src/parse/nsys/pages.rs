@@ -210,13 +210,14 @@ fn u32_at(page: &[u8], at: usize) -> Option<u32> {
 /// The record in the cell at `at`; `None` where it continues on other pages.
 fn payload(page: &[u8], at: usize) -> Option<&[u8]> {
     let (length, at) = varint(page, at)?;
-    let (_row, at) = varint(page, at)?;
+    let at = after_varint(page, at)?;
     let length = usize::try_from(length).ok()?;
     // A longer record overflows; rows of integers never do.
     if length > page.len() - 35 { None } else { page.get(at..at + length) }
 }
 
 /// Reads the requested columns of a record into `row`. Columns that were added later are null.
+#[inline]
 fn read<const N: usize>(
     record: &[u8],
     slots: &[Option<usize>],
@@ -232,50 +233,72 @@ fn read<const N: usize>(
         }
         let (kind, next) = varint(types, at)?;
         at = next;
-        let length = length_of(kind)?;
-        let value = record.get(body..body.checked_add(length)?)?;
-        body += length;
-        if let Some(slot) = slot {
-            row[*slot] = number(kind, value);
+        let end = body.checked_add(length_of(kind)?)?;
+        if end > record.len() {
+            return None;
         }
+        if let Some(slot) = slot {
+            row[*slot] = number(kind, record, body, end);
+        }
+        body = end;
     }
     Some(())
 }
 
 /// Length of a value of this type in a record, bytes.
+#[inline]
 fn length_of(kind: u64) -> Option<usize> {
+    const SHORT: [usize; 10] = [0, 1, 2, 3, 4, 6, 8, 8, 0, 0];
     match kind {
-        0 | 8 | 9 => Some(0),
-        1..=4 => Some(kind as usize),
-        5 => Some(6),
-        6 | 7 => Some(8),
+        0..=9 => Some(SHORT[kind as usize]),
         10 | 11 => None,
         _ => usize::try_from((kind - 12) / 2).ok(),
     }
 }
 
-fn number(kind: u64, value: &[u8]) -> Number {
-    match (kind, value) {
-        (0, _) => Number::Null,
-        (8, _) => Number::Is(0),
-        (9, _) => Number::Is(1),
-        (1..=6, [first, rest @ ..]) => Number::Is(
-            rest.iter()
-                .fold(i64::from(first.cast_signed()), |value, byte| value << 8 | i64::from(*byte)),
-        ),
+/// The value of this type at `from..to` of a record.
+#[inline]
+fn number(kind: u64, record: &[u8], from: usize, to: usize) -> Number {
+    match kind {
+        0 => Number::Null,
+        8 => Number::Is(0),
+        9 => Number::Is(1),
+        1..=6 => Number::Is(integer(record, from, to)),
         _ => Number::Other,
     }
 }
 
-/// A number of one to nine bytes, and its end.
+/// The integer in `from..to`, 1 to 8 bytes: the last ones of the eight before `to`.
 #[inline]
+fn integer(record: &[u8], from: usize, to: usize) -> i64 {
+    let unused = 64 - 8 * (to - from) as u32;
+    let word = to.checked_sub(8).and_then(|start| record[start..to].first_chunk());
+    let word = word.map_or_else(
+        || record[from..to].iter().fold(0, |value, byte| value << 8 | u64::from(*byte)),
+        |bytes| u64::from_be_bytes(*bytes),
+    );
+    (word << unused).cast_signed() >> unused
+}
+
+/// A number of one to nine bytes, and its end.
+#[inline(always)]
 fn varint(bytes: &[u8], at: usize) -> Option<(u64, usize)> {
     let first = *bytes.get(at)?;
-    if first < 0x80 {
-        return Some((first.into(), at + 1));
-    }
-    let mut value = u64::from(first & 0x7f);
-    for place in 1..8 {
+    if first < 0x80 { Some((first.into(), at + 1)) } else { long_varint(bytes, at) }
+}
+
+/// The end of a number, which is not decoded.
+#[inline]
+fn after_varint(bytes: &[u8], at: usize) -> Option<usize> {
+    let number = bytes.get(at..)?.iter().take(9);
+    let ends = |(place, byte): (usize, &u8)| *byte < 0x80 || place == 8;
+    Some(at + 1 + number.enumerate().position(ends)?)
+}
+
+/// The same for a number of several bytes.
+fn long_varint(bytes: &[u8], at: usize) -> Option<(u64, usize)> {
+    let mut value = 0;
+    for place in 0..8 {
         let byte = *bytes.get(at + place)?;
         value = value << 7 | u64::from(byte & 0x7f);
         if byte < 0x80 {

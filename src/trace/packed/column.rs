@@ -103,12 +103,7 @@ impl Column {
 
     /// Decodes all values.
     pub(super) fn values(&self, bytes: &[u8], values: &mut [i64; BLOCK]) {
-        let bytes = &bytes[self.head()..];
-        if self.bits == 0 {
-            values.fill(0);
-        } else {
-            values.iter_mut().enumerate().for_each(|(at, value)| *value = self.kept(bytes, at));
-        }
+        unpack(self.bits, &bytes[self.head()..], values);
         match self.step {
             None => values.iter_mut().for_each(|value| *value = self.base.wrapping_add(*value)),
             Some(step) => {
@@ -130,6 +125,38 @@ impl Column {
             Some(step) => (1..=at).fold(self.base, |last, at| {
                 last.wrapping_add(step).wrapping_add(self.kept(bytes, at))
             }),
+        }
+    }
+}
+
+/// Values that end with a whole byte, whatever their number of bits.
+const GROUP: usize = 8;
+
+/// Unpacks a block of values of this many bits.
+fn unpack(bits: u32, bytes: &[u8], values: &mut [i64; BLOCK]) {
+    /// A function for each number of bits, whose shifts are constants.
+    macro_rules! by_bits {
+        ($($bits:literal)*) => {
+            match bits {
+                $($bits => unpack_bits::<$bits>(bytes, values),)*
+                _ => values.fill(0),
+            }
+        };
+    }
+    by_bits!(
+        1 2 3 4 5 6 7 8 9 10 11 12 13 14 15 16 17 18 19 20 21 22 23 24 25 26 27 28 29 30 31 32 33 34
+        35 36 37 38 39 40 41 42 43 44 45 46 47 48 49 50 51 52 53 54 55 56 57 64
+    );
+}
+
+fn unpack_bits<const BITS: usize>(bytes: &[u8], values: &mut [i64; BLOCK]) {
+    let mask = u64::MAX >> (64 - BITS);
+    for (at, group) in values.chunks_exact_mut(GROUP).enumerate() {
+        // A group takes as many bytes as a value has bits.
+        let bytes = &bytes[at * BITS..at * BITS + BITS + PADDING];
+        for (place, value) in group.iter_mut().enumerate() {
+            let bit = place * BITS;
+            *value = (word(bytes, bit / 8) >> (bit % 8) & mask).cast_signed();
         }
     }
 }

@@ -125,3 +125,64 @@ fn samples_that_are_lost_leave_no_value_and_the_report_is_partial() {
         }
     }
 }
+
+/// Adds a second GPU to the capture: the same kernels, and samples of half the values.
+const SECOND_GPU: &str = "
+    create temp table more as select * from CUPTI_ACTIVITY_KIND_KERNEL;
+    update more set deviceId = 1;
+    insert into CUPTI_ACTIVITY_KIND_KERNEL select * from more;
+    drop table more;
+    create temp table more as select * from CUPTI_ACTIVITY_KIND_MEMCPY;
+    update more set deviceId = 1;
+    insert into CUPTI_ACTIVITY_KIND_MEMCPY select * from more;
+    drop table more;
+    create temp table more as select * from CUPTI_ACTIVITY_KIND_MEMSET;
+    update more set deviceId = 1;
+    insert into CUPTI_ACTIVITY_KIND_MEMSET select * from more;
+    drop table more;
+    create temp table more as select * from GPU_METRICS;
+    update more set typeId = typeId + 1;
+    update more set value = value / 2 where metricId > 1;
+    insert into GPU_METRICS select * from more;
+    drop table more;
+    create temp table more as select * from TARGET_INFO_GPU_METRICS;
+    update more set typeId = typeId + 1;
+    insert into TARGET_INFO_GPU_METRICS select * from more;
+    drop table more;
+    create temp table more as select * from TARGET_INFO_GPU;
+    update more set id = 1;
+    insert into TARGET_INFO_GPU select * from more;
+    insert into TARGET_INFO_CUDA_DEVICE (gpuId, cudaId, pid)
+        select 1, 1, pid from TARGET_INFO_CUDA_DEVICE;";
+
+/// The rows of one device.
+fn of_device<'a>(report: &'a Value, table: &str, device: u32) -> Vec<&'a Value> {
+    rows(report, table).iter().filter(|it| it["device"] == device).collect()
+}
+
+#[test]
+fn samples_of_two_devices_are_attributed_to_the_kernels_of_their_own() {
+    let (one, two) = (report(""), report(SECOND_GPU));
+    for table in ["sampled_metrics", "sampled_stages", "gpu_sample_coverage"] {
+        let alone: Vec<&Value> = rows(&one, table).iter().collect();
+        assert!(!alone.is_empty() && of_device(&two, table, 0) == alone, "{table}");
+        assert_eq!(of_device(&two, table, 1).len(), alone.len(), "{table}");
+    }
+    for stage in of_device(&two, "sampled_stages", 1) {
+        let of_first = of_device(&two, "sampled_stages", 0);
+        let of_first = of_first.iter().find(|it| it["stage"] == stage["stage"]).unwrap();
+        for (metric, value) in stage["metrics"].as_object().unwrap() {
+            let pct = |value: &Value| value["pct"].as_f64().unwrap();
+            let expected = pct(&of_first["metrics"][metric]) / 2.0;
+            // Whole percents are halved and rounded down.
+            assert!((expected - pct(value)).abs() < 1.0, "{metric}: {value:#} {expected}");
+        }
+    }
+    let numbers = format!("{SECOND_GPU} delete from TARGET_INFO_CUDA_DEVICE;");
+    let unknown = report(&numbers);
+    assert_eq!(
+        (&unknown["state"], rows(&unknown, "sampled_metrics").len()),
+        (&"partial".into(), 0)
+    );
+    assert_eq!(ids(&unknown), ["gpu_metrics_refused"]);
+}

@@ -12,7 +12,7 @@ fn sampled(times: impl IntoIterator<Item = i64>, rate_hz: Option<u32>) -> NsysTr
     let mut device = DeviceSamples::new(0);
     times.into_iter().for_each(|at| device.push(at, GpuMetric::SmsActive, 50));
     device.finish();
-    trace.samples = Some(GpuSamples { rate_hz, devices: vec![device], unread: vec![] });
+    trace.samples = Some(GpuSamples { rate_hz, devices: vec![device], ..GpuSamples::default() });
     trace
 }
 

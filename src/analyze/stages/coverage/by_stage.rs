@@ -109,7 +109,13 @@ fn expected(trace: &NsysTrace, launches: &LaunchIndex, counted: &mut [StageCover
     let graphs = graph_launches(trace, launches, &kinds, &has_work);
 
     let mut capturing = capturing_at_start(trace, &kinds);
-    let mut tails: HashMap<i64, ProcessTail> = HashMap::default();
+    let mut processes: Vec<i64> = calls.sites().iter().map(|it| process_of(it.1)).collect();
+    let of_site = processes.clone();
+    processes.sort_unstable();
+    processes.dedup();
+    let of_site: Vec<usize> =
+        of_site.iter().map(|it| processes.partition_point(|known| known < it)).collect();
+    let mut tails: Vec<ProcessTail> = processes.iter().map(|_| ProcessTail::default()).collect();
     let mut cursor = Cursor::default();
     for (at, (site, call)) in calls.with_sites().enumerate() {
         let (site, has_work) = (site as usize, has_work.contains(at));
@@ -122,12 +128,11 @@ fn expected(trace: &NsysTrace, launches: &LaunchIndex, counted: &mut [StageCover
             CudaCallKind::EndCapture => _ = capturing.remove(&call.global_tid),
             _ => {}
         }
-        let process = process_of(call.global_tid);
-        let tail = tails.entry(process).or_default();
+        let tail = &mut tails[of_site[site]];
         if syncs[site] {
             tail.last_sync = Some(call.start_ns);
         }
-        if !is_launch || capturing.contains(&call.global_tid) {
+        if !is_launch || (!capturing.is_empty() && capturing.contains(&call.global_tid)) {
             continue;
         }
         let (kernels, recorded, whole) = match kinds[site] {
@@ -143,7 +148,7 @@ fn expected(trace: &NsysTrace, launches: &LaunchIndex, counted: &mut [StageCover
         counted[stage].recorded += recorded;
         counted[stage].whole_graphs += u64::from(whole);
     }
-    for launch in tails.values().flat_map(ProcessTail::cut_off) {
+    for launch in tails.iter().flat_map(ProcessTail::cut_off) {
         counted[launch.stage].launched -= launch.missing;
     }
 }

@@ -98,7 +98,13 @@ pub struct GpuCells {
 }
 
 impl GpuCells {
-    pub fn of(trace: &NsysTrace, launches: &LaunchIndex) -> Self {
+    /// Sums all activities. `observe` gets all work of the stages and all idle gaps in their
+    /// windows, in order of time on each GPU, with the cells, whose windows are set.
+    pub fn of(
+        trace: &NsysTrace,
+        launches: &LaunchIndex,
+        observe: &mut dyn FnMut(&[GpuCell], &LaneEvent),
+    ) -> Self {
         let labels = launches.stages.labels.len();
         let used = used_devices(trace);
         let devices: Vec<u32> =
@@ -111,7 +117,7 @@ impl GpuCells {
         let last_end = all.count(trace, launches);
         all.add_copies(trace, launches);
         all.set_windows(&launches.stages.instances, &last_end, &used);
-        all.measure(trace, launches);
+        all.measure(trace, launches, observe);
         all
     }
 
@@ -205,37 +211,35 @@ impl GpuCells {
     }
 
     /// Measures busy and idle time in the windows, for each GPU separately.
-    fn measure(&mut self, trace: &NsysTrace, launches: &LaunchIndex) {
-        let mut cells = std::mem::take(&mut self.cells);
-        let lanes = self.lanes(&cells);
-        self.visit(lanes, trace, launches, &mut |event| match event {
-            LaneEvent::Gap(gap) => cells[gap.cell].add_gap((gap.from, gap.to), &gap.reasons),
-            LaneEvent::Work { cell, work } => {
-                let cell = &mut cells[cell];
-                let (from, to) = cell.busy.add(work.start_ns, work.end_ns);
-                cell.busy_ns += cell.window.overlap_near(from, to, &mut cell.near);
-                cell.overlap.add(work, &cell.window);
-            }
-            LaneEvent::Unattributed(work) => {
-                for label in 0..self.instances.len() {
-                    let cell = &mut cells[self.place(label, work.device)];
-                    cell.unattributed =
-                        cell.unattributed || cell.window.overlap_ns(work.start_ns, work.end_ns) > 0;
-                }
-            }
-        });
-        self.cells = cells;
-    }
-
-    /// Calls `take` with all work of the stages and all idle gaps in their windows, in order of
-    /// time on each GPU.
-    pub fn each_event(
-        &self,
+    fn measure(
+        &mut self,
         trace: &NsysTrace,
         launches: &LaunchIndex,
-        take: &mut dyn FnMut(LaneEvent),
+        observe: &mut dyn FnMut(&[GpuCell], &LaneEvent),
     ) {
-        self.visit(self.lanes(&self.cells), trace, launches, take);
+        let mut cells = std::mem::take(&mut self.cells);
+        let lanes = self.lanes(&cells);
+        self.visit(lanes, trace, launches, &mut |event| {
+            match &event {
+                LaneEvent::Gap(gap) => cells[gap.cell].add_gap((gap.from, gap.to), &gap.reasons),
+                LaneEvent::Work { cell, work } => {
+                    let cell = &mut cells[*cell];
+                    let (from, to) = cell.busy.add(work.start_ns, work.end_ns);
+                    cell.busy_ns += cell.window.overlap_near(from, to, &mut cell.near);
+                    cell.overlap.add(work, &cell.window);
+                }
+                LaneEvent::Unattributed(work) => {
+                    for label in 0..self.instances.len() {
+                        let cell = &mut cells[self.place(label, work.device)];
+                        let (from, to) = (work.start_ns, work.end_ns);
+                        cell.unattributed =
+                            cell.unattributed || cell.window.overlap_ns(from, to) > 0;
+                    }
+                }
+            }
+            observe(&cells, &event);
+        });
+        self.cells = cells;
     }
 
     fn lanes(&self, cells: &[GpuCell]) -> Vec<GpuLane> {

@@ -14,9 +14,9 @@ use super::{
         framework_nests::FrameworkIndex,
         interval::IntervalSet,
         launches::LaunchIndex,
-        operator_entries::{OperatorEntries, operator_nests},
+        operator_entries::OperatorEntries,
     },
-    cells::{GpuCells, IdleGap, LaneEvent},
+    cells::{GpuCell, GpuCells, IdleGap, LaneEvent},
     waits::IdleSplit,
 };
 use crate::{
@@ -102,51 +102,96 @@ pub struct WindowSplits {
     pub operators: Vec<String>,
 }
 
-/// Divides the windows of all measured stages.
-pub(super) fn splits(trace: &NsysTrace, launches: &LaunchIndex, cells: &GpuCells) -> WindowSplits {
-    let nests = operator_nests(trace);
-    let mut names = WorkNames {
-        trace,
-        framework: launches.framework.as_ref(),
-        nests: &nests,
-        entries: OperatorEntries::new(trace, &nests),
-        of_entry: HashMap::default(),
-        numbers: HashMap::default(),
-        operators: Vec::new(),
-    };
-    let gpus = cells.devices.len().max(1);
-    let mut shared: Vec<SharedTime> = cells.cells().iter().map(|_| SharedTime::default()).collect();
-    let mut stages: Vec<WindowSplit> = vec![WindowSplit::default(); cells.instances.len()];
-    cells.each_event(trace, launches, &mut |event| match event {
-        LaneEvent::Work { cell, work } => {
-            let of = names.of(work);
-            stages[cell / gpus].work.entry(of).or_default().calls += 1;
-            let window = &cells.cells()[cell].window;
-            shared[cell].add(work, of, window, &mut stages[cell / gpus].work);
+/// Work and gaps of one stage.
+#[derive(Default)]
+struct StageSums {
+    work: WorkTimes,
+    gaps: HashMap<GapAfter, (u64, i64)>,
+}
+
+/// Divides the windows of all stages, from the events of [`GpuCells::of`].
+pub(super) struct SplitSums<'a> {
+    names: WorkNames<'a>,
+    /// By stage.
+    stages: Vec<StageSums>,
+    /// By cell.
+    shared: Vec<SharedTime>,
+    /// The last work: most gaps follow it.
+    last: Option<(DeviceWork, usize, WorkOf)>,
+}
+
+impl<'a> SplitSums<'a> {
+    pub fn new(
+        trace: &'a NsysTrace,
+        launches: &'a LaunchIndex,
+        nests: &'a [(i64, OpenNest)],
+    ) -> Self {
+        let names = WorkNames {
+            trace,
+            framework: launches.framework.as_ref(),
+            nests,
+            entries: OperatorEntries::new(trace, nests),
+            of_entry: HashMap::default(),
+            numbers: HashMap::default(),
+            operators: Vec::new(),
+        };
+        let stages = launches.stages.labels.iter().map(|_| StageSums::default()).collect();
+        Self { names, stages, shared: Vec::new(), last: None }
+    }
+
+    /// Adds an event; the windows of `cells` are set.
+    pub fn add(&mut self, cells: &[GpuCell], event: &LaneEvent) {
+        if self.shared.is_empty() {
+            self.shared.extend(cells.iter().map(|_| SharedTime::default()));
         }
-        LaneEvent::Gap(gap) => {
-            let after = gap.before.as_ref().map(|work| names.of(work));
-            let gaps = &mut stages[gap.cell / gpus].gaps;
-            for (reason, ns) in reasons(&gap) {
-                let sum = gaps.entry(GapAfter { reason, after }).or_default();
-                *sum = (sum.0 + 1, sum.1.saturating_add(ns));
+        let gpus = (cells.len() / self.stages.len().max(1)).max(1);
+        match event {
+            LaneEvent::Work { cell, work } => {
+                let of = self.names.of(work);
+                self.last = Some((work.work, work.row, of));
+                let stage = &mut self.stages[cell / gpus];
+                stage.work.entry(of).or_default().calls += 1;
+                self.shared[*cell].add(work, of, &cells[*cell].window, &mut stage.work);
             }
+            LaneEvent::Gap(gap) => {
+                let after = gap.before.as_ref().map(|work| match self.last {
+                    Some((kind, row, of)) if (kind, row) == (work.work, work.row) => of,
+                    _ => self.names.of(work),
+                });
+                let gaps = &mut self.stages[gap.cell / gpus].gaps;
+                for (reason, ns) in reasons(gap) {
+                    let sum = gaps.entry(GapAfter { reason, after }).or_default();
+                    *sum = (sum.0 + 1, sum.1.saturating_add(ns));
+                }
+            }
+            LaneEvent::Unattributed(_) => {}
         }
-        LaneEvent::Unattributed(_) => {}
-    });
-    for (at, (cell, shared)) in cells.cells().iter().zip(&mut shared).enumerate() {
-        let stage = &mut stages[at / gpus];
-        shared.advance(i64::MAX, &cell.window, &mut stage.work);
-        stage.windows += cell.instances;
-        stage.window_ns = stage.window_ns.saturating_add(cell.window_ns());
     }
-    for (stage, name) in stages.iter_mut().zip(&launches.stages.labels) {
-        stage.stage.clone_from(name);
-        let inside: i64 = stage.work.values().map(|it| it.ns).sum();
-        stage.other_ns = stage.window_ns - inside - stage.gaps.values().map(|it| it.1).sum::<i64>();
+
+    /// The measured stages, of these names.
+    pub fn finish(mut self, labels: &[String], cells: &GpuCells) -> WindowSplits {
+        self.shared.resize_with(cells.cells().len(), SharedTime::default);
+        let gpus = cells.devices.len().max(1);
+        let mut windows = vec![(0, 0i64); self.stages.len()];
+        for (at, (cell, shared)) in cells.cells().iter().zip(&mut self.shared).enumerate() {
+            shared.advance(i64::MAX, &cell.window, &mut self.stages[at / gpus].work);
+            let (count, ns) = &mut windows[at / gpus];
+            *count += cell.instances;
+            *ns = ns.saturating_add(cell.window_ns());
+        }
+        let split = |((sums, name), (windows, window_ns)): ((StageSums, &String), (u64, i64))| {
+            let (work, gaps): (BTreeMap<_, _>, BTreeMap<_, _>) =
+                (sums.work.into_iter().collect(), sums.gaps.into_iter().collect());
+            let inside: i64 = work.values().map(|it: &WorkTime| it.ns).sum();
+            let idle: i64 = gaps.values().map(|it: &(u64, i64)| it.1).sum();
+            let other_ns = window_ns - inside - idle;
+            WindowSplit { stage: name.clone(), windows, window_ns, other_ns, work, gaps }
+        };
+        let mut stages: Vec<WindowSplit> =
+            self.stages.into_iter().zip(labels).zip(windows).map(split).collect();
+        stages.retain(|it| it.windows > 0 && it.window_ns > 0 && is_measured(&it.stage));
+        WindowSplits { stages, operators: self.names.operators }
     }
-    stages.retain(|it| it.windows > 0 && it.window_ns > 0 && is_measured(&it.stage));
-    WindowSplits { stages, operators: names.operators }
 }
 
 /// The reasons of a gap with their time. Without a reason on the host, a gap is inside a graph if
@@ -233,7 +278,7 @@ struct SharedTime {
     near: usize,
 }
 
-type WorkTimes = BTreeMap<WorkOf, WorkTime>;
+type WorkTimes = HashMap<WorkOf, WorkTime>;
 
 impl SharedTime {
     fn add(&mut self, work: &Activity, of: WorkOf, window: &IntervalSet, times: &mut WorkTimes) {

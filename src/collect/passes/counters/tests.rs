@@ -33,12 +33,15 @@ fn selection() -> LaunchSelection {
     }
 }
 
-async fn profile(host: &TestHost) -> Result<Pass, CollectError> {
+async fn profile(host: &TestHost) -> Result<CounterPass, CollectError> {
     let settings = NcuSettings { details: true, ..settings().ncu };
     profile_with(host, &settings).await
 }
 
-async fn profile_with(host: &TestHost, settings: &NcuSettings) -> Result<Pass, CollectError> {
+async fn profile_with(
+    host: &TestHost,
+    settings: &NcuSettings,
+) -> Result<CounterPass, CollectError> {
     host.collector
         .ncu(&host.run(), &host.request(), &selection(), settings, &[], &host.limits)
         .await
@@ -47,7 +50,8 @@ async fn profile_with(host: &TestHost, settings: &NcuSettings) -> Result<Pass, C
 #[tokio::test]
 async fn a_process_leaves_report_pages_commands_and_logs() {
     let host = host(NCU);
-    assert_eq!(profile(&host).await.unwrap().findings, []);
+    let CounterPass { pass, cut } = profile(&host).await.unwrap();
+    assert!(pass.findings.is_empty() && cut.is_none(), "{pass:?} {cut:?}");
     let request = host.runner_request("ncu/process-1");
     assert_eq!(
         (request.repeats, request.warmup, request.ceilings, request.max_new_tokens),
@@ -135,6 +139,32 @@ async fn an_ncu_that_hangs_is_ended_at_its_deadline() {
     };
     let error = profile(&host).await.unwrap_err();
     assert_eq!(error.to_string(), "ncu ran past its deadline and was ended");
+}
+
+/// A runner that hangs under ncu.
+const HANGING_RUNNER: &str = r#"[ -z "$LLMPROF_TARGET" ] || exec sleep 1000"#;
+
+#[tokio::test]
+async fn at_its_deadline_ncu_may_write_the_report_of_a_target_that_hangs() {
+    let ended_by_its_target = NCU.replace("|| exit $?", "; [ $? = 143 ] || exit 9");
+    let mut host = host(&ended_by_its_target);
+    program(&host.collector.runner, HANGING_RUNNER);
+    host.limits = host.limits.short(Duration::from_secs(2));
+    let CounterPass { cut, .. } = profile(&host).await.unwrap();
+    let cut = cut.unwrap().to_string();
+    assert!(cut.starts_with("ncu ran past its deadline and was ended"), "{cut}");
+    let folder = host.run().join("ncu/process-1");
+    assert!(folder.join("raw.csv").is_file() && folder.join("details.csv").is_file());
+}
+
+#[tokio::test]
+async fn a_report_that_cannot_be_printed_after_the_deadline_does_not_count() {
+    let cut = NCU.replace("|| exit $?", ";").replace("--import) ", "--import) exit 1; ");
+    let mut host = host(&cut);
+    program(&host.collector.runner, HANGING_RUNNER);
+    host.limits = host.limits.short(Duration::from_secs(2));
+    let error = profile(&host).await.unwrap_err().to_string();
+    assert!(error.starts_with("ncu ran past its deadline and was ended"), "{error}");
 }
 
 #[tokio::test]

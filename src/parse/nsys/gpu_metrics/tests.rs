@@ -18,6 +18,10 @@ const EXPORT: &str = "create table META_DATA_EXPORT (name text, value text);
         (0x1000100000000, 4, 'SMs Active [Throughput %]'),
         (0x1000100000000, 5, 'NVLink RX [Throughput %]'),
         (0x1000100000001, 4, 'DRAM Read Bandwidth [Throughput %]');
+    create table TARGET_INFO_GPU (id int);
+    insert into TARGET_INFO_GPU values (0), (1);
+    create table TARGET_INFO_CUDA_DEVICE (gpuId int, cudaId int, pid int);
+    insert into TARGET_INFO_CUDA_DEVICE values (0, 0, 7), (1, 1, 7);
     create table GPU_METRICS (rawTimestamp int, timestamp int, typeId int, metricId int, value int);
     insert into GPU_METRICS values
         (0, -50, 0x1000100000000, 0, 1979887500), (0, -50, 0x1000100000000, 4, 0),
@@ -95,4 +99,28 @@ fn a_table_of_many_pages_is_read_in_parts_without_loss() {
     let wrong = (1..=60_000u16)
         .filter(|at| device.value(usize::from(*at) + 1, GpuMetric::SmsActive) != Some(at % 101));
     assert_eq!(wrong.count(), 0);
+}
+
+#[test]
+fn samples_whose_device_is_not_certain_are_refused_with_the_reason() {
+    let found = |more: &str| {
+        let samples = samples(more);
+        let devices: Vec<u32> = samples.devices.iter().map(|it| it.device).collect();
+        let refused = samples.refused.iter().map(|it| (it.type_id & DEVICE, it.reason));
+        (devices, refused.collect::<Vec<_>>())
+    };
+    assert_eq!(found(""), (vec![0, 1], vec![]));
+    let unknown = found("delete from TARGET_INFO_GPU where id = 1;");
+    assert_eq!(unknown, (vec![0], vec![(1, RefusalReason::UnknownGpu)]));
+    let source = "insert into TARGET_INFO_GPU_METRICS
+            values (0x2000100000001, 4, 'DRAM Read Bandwidth [Throughput %]');
+        insert into GPU_METRICS values (0, 20, 0x2000100000001, 4, 99);";
+    let several = (1, RefusalReason::SeveralSources);
+    assert_eq!(found(source), (vec![0], vec![several, several]));
+    let unnumbered = [0, 1].map(|device| (device, RefusalReason::UnknownNumbering));
+    assert_eq!(found("delete from TARGET_INFO_CUDA_DEVICE;"), (vec![], unnumbered.to_vec()));
+    // One GPU has one number.
+    let one = "delete from TARGET_INFO_CUDA_DEVICE; delete from TARGET_INFO_GPU where id = 1;
+        delete from GPU_METRICS where typeId & 255 = 1;";
+    assert_eq!(found(one), (vec![0], vec![]));
 }

@@ -216,7 +216,7 @@ impl ReportInput {
         }
         device.finish();
         let (rate_hz, devices) = (Some(100_000), vec![device]);
-        capture.samples = Some(GpuSamples { rate_hz, devices, unread: vec![] });
+        capture.samples = Some(GpuSamples { rate_hz, devices, ..GpuSamples::default() });
         run.trace.sampled = vec![capture];
         run
     }
