@@ -5,6 +5,7 @@
 //! `specs/findings.md` lists them all. Ids are stable: programs refer to rules by them.
 
 mod capture;
+mod collectives;
 mod counters;
 mod dominance;
 mod experts;
@@ -39,6 +40,7 @@ pub fn rules() -> impl Iterator<Item = &'static Rule> {
         reference::RULES,
         stated::RULES,
         stage_time::RULES,
+        collectives::RULES,
         ledger::RULES,
         counters::RULES,
         sampled::RULES,

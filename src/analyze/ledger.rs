@@ -13,6 +13,8 @@ mod rows;
 mod scale;
 mod work;
 
+use std::collections::BTreeMap;
+
 use serde::{Deserialize, Serialize};
 
 pub use self::{evidence::tile_fills, necessary::work};
@@ -24,6 +26,7 @@ use self::{
 };
 use super::{
     Analysis,
+    collectives::KernelWait,
     cost::ModuleCost,
     roofline::ceilings::DeviceCeilings,
     timeline::gpu::split::{WindowSplit, WindowSplits},
@@ -41,7 +44,11 @@ named_values! {
         Floor = "floor",
         /// Copies, fills and casts that no operator needs.
         CopiesAndCasts = "copies_and_casts",
-        /// Kernels of collective operations.
+        /// Kernels of collective operations until the last rank has started.
+        CollectiveWait = "collective_wait",
+        /// Kernels of collective operations from then on.
+        CollectiveTransfer = "collective_transfer",
+        /// Kernels of collective operations that are not joined across ranks.
         Collectives = "collectives",
         /// More bytes of device memory than necessary.
         MoreBytes = "more_bytes",
@@ -94,6 +101,8 @@ impl LedgerCause {
         match self {
             Self::Floor => "the floor",
             Self::CopiesAndCasts => "copies, fills and casts",
+            Self::CollectiveWait => "waiting for other ranks in collective operations",
+            Self::CollectiveTransfer => "transfer of collective operations",
             Self::Collectives => "collective operations",
             Self::MoreBytes => "more bytes than necessary",
             Self::TensorCores => "products without the tensor cores' rate",
@@ -266,6 +275,8 @@ pub struct LedgerInput<'a> {
     /// Dtype of the model; `None` where it is unknown.
     pub dtype: Option<Dtype>,
     pub ceilings: &'a DeviceCeilings<'a>,
+    /// Waiting of collective operations by stage and kernel.
+    pub waits: &'a BTreeMap<(String, u32), KernelWait>,
     /// Share of the tiles of GEMM kernels with results, percent, by stage, kernel and grid.
     pub tile_fill: evidence::TileFills,
 }

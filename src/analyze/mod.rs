@@ -4,6 +4,7 @@
 //! `None` and a [`Finding`], never a guess.
 
 pub mod align;
+pub mod collectives;
 pub mod compare;
 pub mod cost;
 pub mod external_capture;
@@ -31,6 +32,7 @@ use std::collections::BTreeMap;
 
 use crate::{
     analyze::{
+        collectives::CollectiveTables,
         kernels::{
             call_sites::{self, CallSite},
             counters::{self, CounterRecord},
@@ -147,6 +149,8 @@ pub struct Analysis {
     pub processes: Processes,
     /// Steps of an inference engine, by the names of its ranges.
     pub engine_steps: Vec<EngineStepRecord>,
+    /// Collective operations of several ranks.
+    pub collectives: CollectiveTables,
     /// NVTX ranges of the traced pass with the kernels launched inside.
     pub regions: Vec<Region>,
     /// True when all times are of the traced pass, because there is no unprofiled one.
@@ -273,6 +277,7 @@ impl Analysis {
         }
         self.processes = tables.processes;
         self.engine_steps = tables.engine_steps;
+        self.collectives = tables.collectives;
         tables.splits
     }
 
@@ -306,6 +311,7 @@ impl Analysis {
             work: work.and_then(|work| ledger::work(self, work)),
             dtype: work.map(|work| work.dtype),
             ceilings: &ceilings,
+            waits: &self.collectives.waits,
             tile_fill: ledger::tile_fills(&self.gemms.records),
         };
         self.ledger = ledger::ledger(self, &input).recorded_by(self.tool);

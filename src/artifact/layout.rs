@@ -197,6 +197,10 @@ pub const POWER_CSV: &str = "power.csv";
 pub const LEDGER_CSV: &str = "ledger.csv";
 /// Kernels and gaps of those rows.
 pub const LEDGER_MEMBERS_CSV: &str = "ledger_members.csv";
+/// Collective operations of several ranks, of captures that have them.
+pub const COLLECTIVES_CSV: &str = "collectives.csv";
+/// Time of each rank in collective operations.
+pub const RANKS_CSV: &str = "ranks.csv";
 /// Power over time, drawn.
 pub const POWER_SVG: &str = "power.svg";
 
@@ -261,7 +265,9 @@ pub fn step_of(path: &str) -> Option<Step> {
         | STAGES_JSON | POWER_JSON | POWER_CSV => Some(Step::Report),
         MOCK | EXTRACTED => Some(Step::Align),
         _ if first.starts_with(ALIGNMENT) => Some(Step::Align),
-        SAMPLED_METRICS_CSV | LEDGER_CSV | LEDGER_MEMBERS_CSV => Some(Step::Report),
+        SAMPLED_METRICS_CSV | LEDGER_CSV | LEDGER_MEMBERS_CSV | COLLECTIVES_CSV | RANKS_CSV => {
+            Some(Step::Report)
+        }
         TIMELINE | TABLES | POWER_SVG | ROOFLINE_CSV | MFU_CSV | REGIONS_CSV => Some(Step::Report),
         _ => None,
     }

@@ -24,12 +24,13 @@ use super::{ReportFormat, stated::StatedOptions};
 /// Analyse a saved run again, or a capture by nsys or PyTorch, and print its report
 ///
 /// PATH is the folder of a run or an unpacked bundle, an SQLite export of nsys (`nsys export --type
-/// sqlite`), or a trace by the profiler of PyTorch (`.json`, `.json.gz`, `.json.zst`), or a folder
-/// with one trace per process. What is there is read as it is; nothing is measured.
+/// sqlite`), or a trace by the profiler of PyTorch (`.json`, `.json.gz`, `.json.zst`), or several
+/// traces or a folder of them, one per rank. What is there is read as it is; nothing is measured.
 #[derive(Debug, Args)]
 pub struct AnalyzeOptions {
-    /// Folder of a run, an SQLite export of nsys, a trace of PyTorch, or a folder of its traces
-    path: PathBuf,
+    /// Folder of a run, an SQLite export of nsys, traces of PyTorch, or a folder of them
+    #[arg(required = true, value_name = "PATH")]
+    paths: Vec<PathBuf>,
     /// A page that ncu printed of the same program (`ncu --import R --csv --page raw`); may be
     /// given again
     #[arg(long, value_name = "CSV")]
@@ -86,7 +87,10 @@ fn analyze(options: &AnalyzeOptions) -> Result<(RunId, Analyzed)> {
     )
     .with_regions(options.include.clone(), options.exclude.clone());
     let stated = Statements { rules, model: options.computes.resolve()? };
-    let files = capture(&options.path)?;
+    let files = match options.paths.as_slice() {
+        [path] => capture(path)?,
+        paths => several(paths)?,
+    };
     if !files.is_empty() {
         // It was not submitted, so it has no id.
         return Ok((
@@ -97,8 +101,17 @@ fn analyze(options: &AnalyzeOptions) -> Result<(RunId, Analyzed)> {
     if !options.ncu.is_empty() {
         bail!("--ncu is for a bare capture: the folder of a run holds its own counters");
     }
-    let analyzed = pipeline::analyze_with(&options.path, stated, &config::devices()?)?;
-    Ok((run_id(&options.path)?, analyzed))
+    let path = options.paths.first().context("no path given")?;
+    let analyzed = pipeline::analyze_with(path, stated, &config::devices()?)?;
+    Ok((run_id(path)?, analyzed))
+}
+
+/// The traces of several ranks, which are files.
+fn several(paths: &[PathBuf]) -> Result<Vec<PathBuf>> {
+    if let Some(folder) = paths.iter().find(|path| path.is_dir()) {
+        bail!("{} is a folder; several paths are one trace of PyTorch each", folder.display());
+    }
+    Ok(paths.to_vec())
 }
 
 /// The capture at `path`; of a folder that is not a run's, its only export of nsys, or else all

@@ -121,9 +121,20 @@ pub fn read_parsed(dir: &Path, timeline: Option<NsysTrace>) -> Result<Trace, Par
 
 /// Reads a bare capture: one export of nsys, or traces by the profiler of PyTorch, one per process.
 pub fn timeline(files: &[PathBuf]) -> Result<NsysTrace, ParseError> {
-    match files {
-        [export] if !kineto::is_json(export).unwrap_or(false) => nsys::read(export),
-        traces => kineto::read(traces),
+    if let [export] = files
+        && !kineto::is_json(export).unwrap_or(false)
+    {
+        return nsys::read(export);
+    }
+    match files.iter().find(|path| matches!(kineto::is_json(path), Ok(false))) {
+        // Times of different exports have no common zero.
+        Some(path) => Err(ParseError::Foreign {
+            path: path.clone(),
+            what: "not a trace by the profiler of PyTorch; of several files each is one, and nsys \
+                   records all ranks in one capture (nsys profile torchrun ...)"
+                .into(),
+        }),
+        None => kineto::read(files),
     }
 }
 

@@ -11,6 +11,7 @@ use utoipa::ToSchema;
 
 use crate::{
     analyze::{
+        collectives::{CollectiveRecord, RankRecord},
         cost::Cost,
         kernels::{
             ClassRecord, FullKernelRecord, KernelRecord, StageKernels,
@@ -117,6 +118,14 @@ pub struct LLMProfileReport {
     /// Steps of an inference engine in order, by the names of its ranges; absent without such.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub engine_steps: Vec<EngineStepRecord>,
+    /// Collective operations of several ranks, and their time by rank: rows of the tables of these
+    /// names; absent without such.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[schema(value_type = Vec<Object>)]
+    pub collectives: Vec<CollectiveRecord>,
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[schema(value_type = Vec<Object>)]
+    pub ranks: Vec<RankRecord>,
     /// One decode step, slice by slice; `null` where none was identified.
     #[serde(default)]
     pub decode_step: Option<StepTimeline>,

@@ -59,6 +59,8 @@ pub(super) struct ReportView<'a> {
     stage_gpu: ReportTable,
     whole_graphs: ReportTable,
     engine_steps: ReportTable,
+    collectives: ReportTable,
+    ranks: ReportTable,
     processes: ReportTable,
     classes: ReportTable,
     api_calls: ReportTable,
@@ -176,6 +178,8 @@ pub(super) fn page<'a>(facts: &RunFacts<'a>, trace: &Trace, analysis: &Analysis)
         whole_graphs: top(tables::whole_graphs(analysis)),
         engine_steps: tables::engine_steps(analysis)
             .first(TOP_ROWS, "all are in the table engine_steps"),
+        collectives: tables::collectives(analysis).first(TOP_ROWS, "all are in collectives.csv"),
+        ranks: tables::ranks(analysis).first(TOP_ROWS, "all are in ranks.csv"),
         processes: tables::processes(analysis),
         classes: tables::classes(analysis),
         api_calls: top(tables::api_calls(analysis)),

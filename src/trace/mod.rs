@@ -4,6 +4,7 @@
 //! types, `analyze` reads them.
 
 pub mod checkup;
+pub mod collectives;
 pub mod command;
 pub mod counter;
 pub mod engine_steps;

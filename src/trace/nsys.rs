@@ -6,6 +6,7 @@ use std::collections::HashMap;
 use foldhash::fast::RandomState;
 
 use super::{
+    collectives::Collectives,
     environment::Environment,
     framework::{FrameworkCalls, TimelineTool},
     gpu_metrics::GpuSamples,
@@ -44,6 +45,8 @@ pub struct NsysTrace {
     pub graph_nodes: Vec<GraphNode>,
     /// Calls of a framework's operators; empty for nsys.
     pub framework: FrameworkCalls,
+    /// Parameters of collective operations, and ranks of processes; empty for nsys.
+    pub collectives: Collectives,
     /// CUDA runtime and driver calls.
     pub cuda_calls: ApiCalls,
     /// Samples of the GPUs' metrics; `None` where none were requested.

@@ -45,6 +45,14 @@ pub const RULES: &[Rule] = &[
         "ledger_copies_and_casts",
         "Keep one dtype and layout through the chain of operators, and data on the device.",
     ),
+    rule(
+        "ledger_collective_wait",
+        "Balance the work of the ranks; the table ranks names the one that the others wait for.",
+    ),
+    rule(
+        "ledger_collective_transfer",
+        "Overlap collective operations with computation, send less, or use a faster link.",
+    ),
     rule("ledger_collectives", "Overlap collective operations with computation, or send less."),
     rule(
         "ledger_more_bytes",

@@ -30,11 +30,23 @@ pub struct KernelTime<'a> {
     pub calls: f64,
     pub class: &'static str,
     pub is_collective: bool,
+    /// Parts of a collective operation; `None` where it is not joined across ranks.
+    pub across_ranks: Option<AcrossRanks>,
     /// False for a copy or cast that its operator does not need.
     pub is_needed: bool,
     /// Time of its bytes of device memory above the necessary ones, and their evidence.
     pub excess: Option<(f64, String)>,
     pub evidence: LaunchEvidence<'a>,
+}
+
+/// Parts of a collective operation's time, as joined across ranks.
+#[derive(Debug, Clone, Copy, Default, PartialEq)]
+pub struct AcrossRanks {
+    /// Shares of the time until the last rank started, and from then on; the rest is not joined.
+    pub wait: f64,
+    pub transfer: f64,
+    pub launches: u64,
+    pub joined: u64,
 }
 
 /// A part of a kernel's time with its cause.
@@ -55,6 +67,9 @@ pub fn assign(
 ) -> Vec<CausePart> {
     let mut rest = Rest { ns: kernel.ns - kernel.floor_ns, parts: Vec::new() };
     if kernel.is_collective {
+        if let Some(parts) = &kernel.across_ranks {
+            across_ranks(kernel.ns, parts, &mut rest);
+        }
         rest.take(LedgerCause::Collectives, f64::MAX, || "named as a collective operation".into());
     }
     if !kernel.is_needed {
@@ -89,6 +104,19 @@ pub fn assign(
     };
     rest.take(LedgerCause::Unexplained, f64::MAX, || unexplained.into());
     rest.parts
+}
+
+/// Waiting and transfer of a collective operation.
+fn across_ranks(ns: i64, parts: &AcrossRanks, rest: &mut Rest) {
+    let AcrossRanks { wait, transfer, launches, joined } = *parts;
+    let count = format!("{joined} of {launches} launches of the stage joined across ranks");
+    rest.take(LedgerCause::CollectiveWait, ns as f64 * wait, || {
+        format!("{count}: {:.0} % of the time until the last rank started", wait * 100.0)
+    });
+    let transfer_ns = if joined == launches { f64::MAX } else { ns as f64 * transfer };
+    rest.take(LedgerCause::CollectiveTransfer, transfer_ns, || {
+        format!("{count}: {:.0} % of the time after the last rank started", transfer * 100.0)
+    });
 }
 
 /// Time in which SMs had no block: by the grid, or as sampled where that is more.

@@ -257,6 +257,7 @@ const fn counter_of(cause: LedgerCause) -> &'static str {
     match cause {
         Floor => "FLOPs and bytes, ceilings",
         CopiesAndCasts | Collectives => "kernel and copy names",
+        CollectiveWait | CollectiveTransfer => "starts and ends on all ranks",
         MoreBytes => "dram_bytes; dram_read, dram_write",
         TensorCores => "tensor_pct, flops",
         Tiles => "tile and shape",

@@ -118,6 +118,7 @@ impl Case {
             work: self.work.clone(),
             dtype: Some(Dtype::Bf16),
             ceilings: &ceilings,
+            waits: &analysis.collectives.waits,
             tile_fill: self.tile_fill.clone(),
         };
         let ledger = ledger(&analysis, &input);

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use super::{
     LedgerCause, LedgerInput, LedgerMember,
-    causes::{self, KernelTime},
+    causes::{self, AcrossRanks, KernelTime},
     floors::{OperatorFloor, Rates},
     rows::{StageRows, floor_text},
 };
@@ -33,9 +33,32 @@ struct WorkGroup {
     calls: f64,
     class: &'static str,
     is_collective: bool,
+    /// Waiting and transfer, and the launches that they are of.
+    across_ranks: AcrossRanks,
     is_copy: bool,
     /// A CUDA graph traced as a whole.
     is_graph: bool,
+}
+
+impl WorkGroup {
+    /// Adds waiting and transfer of `ns` of a kernel, by their shares of its launches in the stage.
+    fn add_wait(&mut self, ns: i64, of: &WorkOf, stage: &str, input: &LedgerInput) {
+        let WorkKind::Kernel(kind) = of.kind else { return };
+        let Some(it) = input.waits.get(&(stage.to_owned(), kind)) else { return };
+        let share = |part: i64| ratio(part as f64, it.ns as f64).unwrap_or(0.0) * ns as f64;
+        let sums = &mut self.across_ranks;
+        sums.wait += share(it.wait_ns);
+        sums.transfer += share(it.transfer_ns);
+        sums.launches += it.launches;
+        sums.joined += it.joined;
+    }
+
+    /// The parts as shares of the time.
+    fn across_ranks(&self) -> Option<AcrossRanks> {
+        let share = |ns: f64| ratio(ns, self.ns as f64).unwrap_or(0.0).min(1.0);
+        let it = Some(self.across_ranks).filter(|it| it.joined > 0)?;
+        Some(AcrossRanks { wait: share(it.wait), transfer: share(it.transfer), ..it })
+    }
 }
 
 /// Groups of one operator; the empty path is outside all operators.
@@ -75,6 +98,7 @@ impl StageRows<'_> {
             let at = at.entry(name).or_insert(group);
             let ns = parts.next(time.ns);
             at.ns += ns;
+            at.add_wait(ns, of, &split.stage, input);
             at.alone_ns += self.times.scale.of(time.alone_ns).min(ns);
             at.calls += time.calls as f64 * self.times.scale.ratio();
         }
@@ -159,6 +183,7 @@ impl StageRows<'_> {
                 calls: group.calls,
                 class: group.class,
                 is_collective: group.is_collective,
+                across_ranks: group.across_ranks(),
                 is_needed: is_needed(group),
                 excess: None,
                 evidence: evidence.clone(),

@@ -15,6 +15,7 @@ use super::{
 };
 use crate::{
     analyze::{
+        collectives::{self, CollectiveTables},
         kernels::{
             self, KernelTimes,
             counters::CounterRecord,
@@ -44,6 +45,7 @@ pub struct TimelineTables {
     pub sums: NsysSums,
     pub processes: Processes,
     pub engine_steps: Vec<EngineStepRecord>,
+    pub collectives: CollectiveTables,
     pub coverage: Vec<StageCoverage>,
 }
 
@@ -72,6 +74,7 @@ impl TimelineTables {
             sums,
             processes,
             engine_steps,
+            collectives,
             coverage,
         } = &mut tables;
         rayon::scope(|scope| {
@@ -86,6 +89,7 @@ impl TimelineTables {
             scope.spawn(|_| *device = device_time::device_times(nsys, launches));
             scope.spawn(|_| *processes = processes::processes(nsys, launches));
             scope.spawn(|_| *engine_steps = engine_steps::engine_steps(nsys, launches));
+            scope.spawn(|_| *collectives = collectives::collectives(nsys, launches));
             scope.spawn(|_| *step = decode_timeline::traced_step(nsys, launches));
         });
         tables
@@ -110,6 +114,7 @@ impl TimelineTables {
         for it in self.processes.stages.iter_mut().filter(|it| is_partial(&it.stage)) {
             (it.kernel_ms, it.busy_ms) = (None, None);
         }
+        self.collectives.withhold(is_partial);
         for it in self.engine_steps.iter_mut().filter(|it| is_partial(it.class.stage())) {
             (it.device_ms, it.gap_ms) = (None, None);
         }

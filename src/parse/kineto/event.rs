@@ -202,6 +202,23 @@ pub struct ArgsFields {
     pub input_types: Option<Box<RawValue>>,
     /// Name of a process, in an event of metadata.
     pub name: Text,
+    #[serde(rename = "Collective name")]
+    pub collective: Text,
+    #[serde(rename = "In msg nelems")]
+    pub in_elements: Integer,
+    #[serde(rename = "Out msg nelems")]
+    pub out_elements: Integer,
+    pub dtype: Text,
+    #[serde(rename = "Group size")]
+    pub group_size: Integer,
+    #[serde(rename = "Process Group Name")]
+    pub group_name: Text,
+    #[serde(rename = "Process Group Description")]
+    pub group_description: Text,
+    #[serde(rename = "Process Group Ranks")]
+    pub group_ranks: Option<Box<RawValue>>,
+    #[serde(rename = "Seq")]
+    pub sequence: Integer,
 }
 
 /// Properties of a device.
@@ -225,11 +242,12 @@ pub struct DeviceProperties {
 }
 
 /// Place of the process among those of the program.
-#[derive(Debug, Clone, Copy, Default, Deserialize)]
+#[derive(Debug, Clone, Default, Deserialize)]
 #[serde(default)]
 pub struct Distributed {
     pub rank: Integer,
     pub world_size: Integer,
+    pub backend: Text,
 }
 
 #[cfg(test)]

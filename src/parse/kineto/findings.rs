@@ -33,8 +33,8 @@ impl FileFacts {
             name: path.file_name().unwrap_or_default().to_string_lossy().into_owned(),
             base_ns: header.base_ns,
             bare: header.bare,
-            rank: header.distributed.and_then(|it| it.rank.value),
-            world_size: header.distributed.and_then(|it| it.world_size.value),
+            rank: header.distributed.as_ref().and_then(|it| it.rank.value),
+            world_size: header.distributed.as_ref().and_then(|it| it.world_size.value),
             kernels: rows.kernels.len() as u64,
             odd: Oddities { unknown: odd.unknown.clone(), ..*odd },
         }

@@ -8,7 +8,7 @@ use std::{cmp::Reverse, collections::BTreeSet, path::Path};
 use foldhash::{HashMap, HashSet};
 
 use super::{
-    event::DeviceProperties,
+    event::{DeviceProperties, Integer},
     findings::{self, FileFacts},
     rows::{FileRows, HostRow},
     sites,
@@ -18,6 +18,7 @@ use super::{
 use crate::{
     parse::{FARTHEST, ParseError},
     trace::{
+        collectives::ProcessRank,
         environment::{Environment, Gpu},
         framework::{FrameworkCall, TimelineTool},
         kernel::UNNUMBERED_NODE,
@@ -84,7 +85,9 @@ impl Merged {
         let pid = rows.calling.iter().next().or_else(|| rows.hosts.iter().min()).copied();
         let pid = pid.unwrap_or(0);
         let process = free_number(pid, &mut self.processes) << BITS;
-        let rank = header.distributed.and_then(|it| it.rank.value);
+        let place = process_rank(header, file);
+        let rank = place.rank;
+        self.trace.collectives.processes.insert(process, place);
         self.trace.processes.insert(process, process_name(&rows, pid, rank, process));
         let mut taken = HashSet::default();
         let threads: Vec<i64> =
@@ -135,6 +138,8 @@ impl Merged {
         let sites = sites::call_sites(&rows, threads.len(), strings);
         let of_process = |(correlation, site): (u32, u32)| (process, correlation, site);
         self.trace.framework.call_sites.extend(sites.into_iter().map(of_process));
+        let collectives = std::mem::take(&mut rows.collectives);
+        collectives.add_to(&mut self.trace.collectives, process, rows.has_operator_ids());
         self.operators(process, &mut rows, threads, base);
         let overheads = rows.overheads.iter().map(|(start, end)| (at(*start), at(*end)));
         self.trace.framework.overheads.extend(overheads);
@@ -271,11 +276,22 @@ fn graph_calls(calls: &ApiCalls, strings: &Strings) -> HashSet<i64> {
 }
 
 /// Name of a process with its rank, and its own id where it has another number here.
-fn process_name(rows: &FileRows, pid: i64, rank: Option<i64>, process: i64) -> String {
+fn process_name(rows: &FileRows, pid: i64, rank: Option<u32>, process: i64) -> String {
     let name = rows.process_names.get(&pid).cloned().unwrap_or_else(|| "process".into());
     let rank = rank.map(|it| format!(", rank {it}")).unwrap_or_default();
     let own = if process >> BITS == pid { String::new() } else { format!(", pid {pid}") };
     format!("{name}{rank}{own}")
+}
+
+fn process_rank(header: &Header, file: usize) -> ProcessRank {
+    let small = |integer: Integer| integer.value.and_then(|it| u32::try_from(it).ok());
+    let found = header.distributed.as_ref();
+    ProcessRank {
+        rank: found.and_then(|it| small(it.rank)),
+        world_size: found.and_then(|it| small(it.world_size)),
+        backend: found.and_then(|it| it.backend.0.clone()),
+        file: file as u32,
+    }
 }
 
 fn gpu(index: u32, of: &DeviceProperties) -> Gpu {

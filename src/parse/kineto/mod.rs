@@ -4,6 +4,7 @@
 //! memory grows with the number of events, not with the size of the text. What a trace lacks stays
 //! absent, and what it holds beyond the known is counted in a finding.
 
+mod collectives;
 mod event;
 mod findings;
 mod merge;

@@ -8,6 +8,7 @@ use std::collections::BTreeMap;
 use foldhash::{HashMap, HashSet};
 
 use super::{
+    collectives::FileCollectives,
     event::{EventFields, Integer},
     number::{has_decimals, nanos},
     signatures::Signatures,
@@ -76,6 +77,7 @@ pub struct FileRows {
     pub calling: HashSet<i64>,
     pub hosts: HashSet<i64>,
     pub process_names: HashMap<i64, String>,
+    pub collectives: FileCollectives,
     pub events: u64,
     pub odd: Oddities,
 }
@@ -172,6 +174,7 @@ impl FileRows {
             Category::Range => self.range(&event, at, name),
             Category::Operator => {
                 let args = &event.args.0;
+                self.collectives.operator(name, args);
                 let dims = args.input_dims.as_deref().map_or("", |it| it.get());
                 let types = args.input_types.as_deref().map_or("", |it| it.get());
                 let row = self.host(&event, at, known.index(name, dims, types));
@@ -259,6 +262,7 @@ impl FileRows {
             .filter(|it| *it != 0)
             .map(|id| node(args.graph_id.value.unwrap_or(0), id) & !UNNUMBERED_NODE);
         let name = strings.shortened(full_name, base_name);
+        self.collectives.kernel(strings.get(name), args);
         let kernel = Kernel {
             name,
             full_name,
@@ -302,6 +306,7 @@ impl FileRows {
     fn range(&mut self, event: &EventFields, (start_ns, end_ns): (i64, i64), name: &str) {
         // The profiler numbers its steps; instances of one range share a name.
         let name = if name.starts_with("ProfilerStep#") { "ProfilerStep" } else { name };
+        self.collectives.range(name);
         let range = Range {
             domain: String::new(),
             name: name.to_owned(),

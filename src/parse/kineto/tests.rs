@@ -313,3 +313,5 @@ fn rules_are_checked_against_the_ranges_of_a_trace() {
     assert_eq!(check(&path, &rules("ctx")).unwrap(), Ok(()));
     assert_eq!(check(&path, &rules("gen")).unwrap().unwrap_err().available, ["ctx"]);
 }
+
+mod collectives;

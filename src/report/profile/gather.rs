@@ -41,6 +41,8 @@ pub fn profile(facts: &RunFacts, trace: &Trace, analysis: &Analysis) -> LLMProfi
         stage_gpu_devices: analysis.stage_gpu.devices.clone(),
         whole_graphs: top(&analysis.graphs),
         engine_steps: top(&analysis.engine_steps),
+        collectives: top(&analysis.collectives.records),
+        ranks: top(&analysis.collectives.ranks),
         decode_step: analysis.step.clone(),
         processes: analysis.processes.stages.clone(),
         process_kernels: top(&analysis.processes.kernels),

@@ -4,6 +4,7 @@
 //! those of the reports. [`run_tables`] writes them as data, [`stored`] reads them back.
 
 mod aggregates;
+mod collectives;
 mod costs;
 mod counters;
 mod csv;
@@ -38,6 +39,7 @@ use crate::{
 
 pub use self::{
     aggregates::aggregates,
+    collectives::{collectives, ranks},
     costs::{cost_table, costs, module_costs},
     counters::counters,
     engine_steps::engine_steps,

@@ -5,7 +5,7 @@
 use serde_json::Value;
 
 use super::{
-    costs, counters,
+    collectives, costs, counters,
     csv::{CsvTable, cell},
     engine_steps, gemms, gpu, kernels, ledger, memory, operators, power, regions, roofline,
     run_facts, sampled, samples,
@@ -18,7 +18,8 @@ use crate::{analyze::Analysis, artifact::layout, domain::finding::Finding, repor
 pub const TABLES_VERSION: u32 = 2;
 
 /// The CSV files of a run, each with the table that it contains.
-pub const CSV_FILES: [(&str, &str); 11] = [
+/// Those of optional tables are absent with them.
+pub const CSV_FILES: [(&str, &str); 13] = [
     (layout::KERNELS_CSV, "kernels"),
     (layout::KERNELS_FULL_CSV, "kernels_full"),
     (layout::COUNTERS_CSV, "counters"),
@@ -28,6 +29,8 @@ pub const CSV_FILES: [(&str, &str); 11] = [
     (layout::REGIONS_CSV, "regions"),
     (layout::GEMMS_CSV, "gemms"),
     (layout::POWER_CSV, "power.stages"),
+    (layout::COLLECTIVES_CSV, "collectives"),
+    (layout::RANKS_CSV, "ranks"),
     (layout::LEDGER_CSV, "ledger"),
     (layout::LEDGER_MEMBERS_CSV, "ledger_members"),
 ];
@@ -117,6 +120,9 @@ pub fn run_tables<'a>(
         let columns = engine_steps::columns();
         tables.push(RunTable::new("engine_steps", columns, &analysis.engine_steps));
     }
+    if !analysis.collectives.groups.is_empty() {
+        tables.extend(collective_tables(analysis));
+    }
     tables.extend(device_tables(analysis));
     if !analysis.sampled.coverage.is_empty() {
         tables.extend(sampled_tables(analysis));
@@ -180,6 +186,16 @@ fn sampled_tables(analysis: &Analysis) -> [RunTable<'_>; 4] {
         RunTable::new("sampled_stages", sampled::stage_columns(), &it.stages),
         RunTable::new("sampled_operators", sampled::operator_columns(), &it.operators),
         RunTable::new("gpu_sample_coverage", sampled::coverage_columns(), &it.coverage),
+    ]
+}
+
+/// Tables of collective operations, of captures that have them.
+fn collective_tables(analysis: &Analysis) -> [RunTable<'_>; 3] {
+    let it = &analysis.collectives;
+    [
+        RunTable::new("collectives", collectives::columns(), &it.records),
+        RunTable::new("ranks", collectives::rank_columns(), &it.ranks),
+        RunTable::new("collective_steps", collectives::step_columns(), &it.steps),
     ]
 }
 

@@ -2,6 +2,7 @@
 
 pub mod captures;
 pub mod changes;
+pub mod collectives;
 pub mod engine_steps;
 pub mod fuzz;
 pub mod gemms;

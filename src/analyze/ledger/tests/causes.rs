@@ -114,6 +114,26 @@ fn copies_casts_and_collectives_have_no_floor() {
 }
 
 #[test]
+fn collectives_that_are_joined_are_waiting_and_transfer() {
+    let sketch = "range 1 prefill 0..1000\nrange 1 op 0..10\ncall 1 1 1..2\ncall 1 2 2..3
+        call 1 3 3..4\nkernel 1 k 0..400 7\nkernel 2 ncclDevKernel_AllReduce 400..600 7
+        kernel 3 ncclDevKernel_AllReduce 600..1000 7";
+    let case = Case::new(sketch, "prefill", 1000).operator("op", 0, 800, 0);
+    let rows = |joined, wait_ns, transfer_ns| {
+        let wait = KernelWait { launches: 2, ns: 600, joined, wait_ns, transfer_ns };
+        let ledger = case.ledger_with(|analysis| {
+            analysis.collectives.waits = [(("prefill".to_owned(), 1), wait)].into();
+        });
+        let collective = ledger.rows.iter().filter(|it| it.cause.as_str().starts_with("coll"));
+        collective.map(|it| format!("{} {}", it.cause, it.ns)).collect::<Vec<_>>().join(", ")
+    };
+    assert_eq!(rows(2, 421, 179), "collective_wait 421, collective_transfer 179");
+    assert_eq!(rows(1, 100, 300), "collective_wait 100, collective_transfer 300, collectives 200");
+    assert_eq!(rows(2, 600, 0), "collective_wait 600");
+    assert_eq!(rows(0, 0, 0), "collectives 600");
+}
+
+#[test]
 fn samples_show_idle_sms_and_instructions_where_there_are_no_counters() {
     let case = Case::new(ONE_KERNEL, "prefill", 1000);
     let value = |pct| SampledValue { pct, half_width: 1.0, group: None, is_group_mean: false };

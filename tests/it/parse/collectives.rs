@@ -1,0 +1,163 @@
+//! Collective operations of several ranks, from files to reports.
+
+use std::{
+    fs,
+    path::{Path, PathBuf},
+};
+
+use llmprof::{
+    analyze::{self, Analysis},
+    config,
+    domain::ids::RunId,
+    parse,
+    pipeline::{self, Statements},
+    trace::Trace,
+};
+use serde_json::{Value, json};
+use uuid::Uuid;
+
+use crate::{parse::sums::llmprof, support::golden::golden};
+
+fn fixture(name: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/captures").join(name)
+}
+
+/// Nanoseconds as Kineto writes them.
+fn us(ns: i64) -> f64 {
+    ns as f64 / 1e3
+}
+
+/// The events of one collective operation of a rank.
+fn operation(number: i64, name: &str, elements: (i64, i64), times: (i64, i64)) -> [Value; 3] {
+    let (start, end) = times;
+    let kernel = match name {
+        "allreduce" => "ncclDevKernel_AllReduce_Sum_bf16_RING_LL(ncclDevKernelArgsStorage<4096ul>)",
+        _ => "ncclDevKernel_AllGather_RING_LL(ncclDevKernelArgsStorage<4096ul>)",
+    };
+    let id = number * 10 + 1;
+    [
+        json!({"ph": "X", "cat": "cpu_op", "name": "record_param_comms", "pid": 40, "tid": 41,
+            "ts": us(start - 9_000), "dur": 5.0, "args": {"External id": id,
+            "Collective name": name, "dtype": "BFloat16", "In msg nelems": elements.0,
+            "Out msg nelems": elements.1, "Group size": 2, "Process Group Name": "1",
+            "Process Group Description": "tensor_parallel", "Process Group Ranks": "[0, 1]",
+            "Seq": number}}),
+        json!({"ph": "X", "cat": "cuda_runtime", "name": "cudaLaunchKernelExC", "pid": 40,
+            "tid": 41, "ts": us(start - 8_000), "dur": 2.0,
+            "args": {"External id": id, "correlation": number + 1}}),
+        json!({"ph": "X", "cat": "kernel", "name": kernel, "pid": 0, "tid": 20, "ts": us(start),
+            "dur": us(end - start), "args": {"External id": id, "device": 0, "stream": 20,
+            "correlation": number + 1, "grid": [16, 1, 1], "block": [544, 1, 1]}}),
+    ]
+}
+
+/// Ten decode steps of two ranks: an all-reduce of 64 KiB and an all-gather of 128 KiB each. Rank 1
+/// is 40 us late; transfers take 20 us and 10 us.
+fn write_ranks(dir: &Path) -> Vec<PathBuf> {
+    let write = |rank: i64| {
+        let late = rank * 40_000;
+        let mut events = Vec::new();
+        for step in 0..10 {
+            let at = 1_000_000 + step * 200_000;
+            events.push(json!({"ph": "X", "cat": "user_annotation", "name": "decode_all",
+                "pid": 40, "tid": 41, "ts": us(at - 20_000), "dur": 150.0}));
+            let times = (at + late, at + 60_000);
+            events.extend(operation(2 * step, "allreduce", (32768, 32768), times));
+            let times = (at + 65_000 + late, at + 115_000);
+            events.extend(operation(2 * step + 1, "_allgather_base", (32768, 65536), times));
+        }
+        let trace = json!({"schemaVersion": 1,
+            "distributedInfo": {"backend": "nccl", "rank": rank, "world_size": 2},
+            "baseTimeNanoseconds": 1790857026000000000_i64, "traceEvents": events});
+        let path = dir.join(format!("rank{rank}.json"));
+        fs::write(&path, trace.to_string()).unwrap();
+        path
+    };
+    vec![write(0), write(1)]
+}
+
+fn report(files: &[PathBuf]) -> Vec<(&'static str, String)> {
+    let devices = config::devices().unwrap();
+    let run = pipeline::analyze_capture(files, &[], Statements::default(), &devices).unwrap();
+    run.render(RunId(Uuid::nil()))
+}
+
+#[test]
+fn a_report_of_two_ranks_has_their_waits_transfers_and_bandwidths() {
+    let dir = tempfile::tempdir().unwrap();
+    let files = report(&write_ranks(dir.path()));
+    let text = |name: &str| &files.iter().find(|it| it.0 == name).unwrap().1;
+    for name in ["collectives.csv", "ranks.csv", "ledger.csv"] {
+        golden("ranks", name, text(name));
+    }
+    let report: Value = serde_json::from_str(text("report.json")).unwrap();
+    let finding = report["findings"].as_array().unwrap();
+    let straggler = finding.iter().find(|it| it["id"] == "collective_straggler").unwrap();
+    assert_eq!(
+        straggler["message"],
+        "tensor_parallel (1): rank 1 is last in 20 of 20 collective operations; waiting for the \
+         last rank takes 57 % of their time."
+    );
+    for name in ["report.md", "report.html"] {
+        assert!(text(name).contains("Collective Operations"), "{name}");
+    }
+    let ledger = report["ledger"].as_array().unwrap();
+    let sum: i64 = ledger.iter().map(|it| it["ns"].as_i64().unwrap()).sum();
+    assert_eq!(Some(sum), report["ledger_stages"][0]["measured_ns"].as_i64());
+}
+
+#[test]
+fn the_order_of_the_files_changes_nothing() {
+    let dir = tempfile::tempdir().unwrap();
+    let mut files = write_ranks(dir.path());
+    let of = |files: &[PathBuf]| {
+        let nsys = Some(parse::kineto::read(files).unwrap());
+        analyze::analyze(&Trace { nsys, ..Trace::default() }, None, None).collectives
+    };
+    let tables = of(&files);
+    files.reverse();
+    let reversed = of(&files);
+    assert_eq!(tables.records, reversed.records);
+    let ranks = |of: &analyze::collectives::CollectiveTables| -> Vec<_> {
+        of.ranks.iter().map(|it| (it.rank, it.calls, it.wait_ms, it.times_last)).collect()
+    };
+    assert_eq!(ranks(&tables), ranks(&reversed));
+}
+
+#[test]
+fn the_command_line_takes_one_trace_per_rank_and_refuses_several_exports() {
+    let dir = tempfile::tempdir().unwrap();
+    let files = write_ranks(dir.path());
+    let out = dir.path().join("out");
+    let path = |at: usize| files[at].to_str().unwrap();
+    let (good, _, error) = llmprof(&[path(0), path(1), "--out", out.to_str().unwrap()]);
+    assert!(good, "{error}");
+    golden("ranks", "ranks.csv", &fs::read_to_string(out.join("ranks.csv")).unwrap());
+    let (good, _, error) = llmprof(&[path(0), path(1), dir.path().to_str().unwrap()]);
+    assert!(!good && error.contains("is a folder"), "{error}");
+    let export = dir.path().join("b.sqlite");
+    fs::write(&export, "SQLite format 3\0").unwrap();
+    let (good, _, error) = llmprof(&[path(0), export.to_str().unwrap()]);
+    assert!(!good && error.contains("records all ranks in one capture"), "{error}");
+}
+
+/// A real program of two processes on the CPU, which has no kernels.
+#[test]
+fn operations_on_the_host_are_a_finding_and_not_device_time() {
+    let files = [0, 1].map(|rank| fixture(&format!("torch-gloo-rank{rank}.json.gz")));
+    let nsys = parse::kineto::read(&files).unwrap();
+    let ranks: Vec<_> = nsys
+        .collectives
+        .processes
+        .values()
+        .map(|it| (it.rank, it.world_size, it.backend.as_deref()))
+        .collect();
+    assert_eq!(ranks, [(Some(0), Some(2), Some("gloo")), (Some(1), Some(2), Some("gloo"))]);
+    assert_eq!(nsys.collectives.on_host.get("gloo"), Some(&20));
+    assert!(nsys.kernels.is_empty() && nsys.collectives.calls.is_empty());
+    let trace = Trace { nsys: Some(nsys), ..Trace::default() };
+    let analysis: Analysis = analyze::analyze(&trace, None, None);
+    assert!(analysis.collectives.groups.is_empty());
+    let found = analysis.findings.iter().find(|it| it.id == "collectives_on_host").unwrap();
+    assert!(found.message.starts_with("20 collective operations ran on the host (gloo)"));
+}
