@@ -181,23 +181,37 @@ mod tests {
     fn every_kernel_of_the_runner_has_a_class() {
         let sources = [
             include_str!("../../bin/model-runner/kernels/attention.cu"),
+            include_str!("../../bin/model-runner/kernels/attention_grid.cu"),
+            include_str!("../../bin/model-runner/kernels/attention_one.cu"),
+            include_str!("../../bin/model-runner/kernels/conv.cu"),
             include_str!("../../bin/model-runner/kernels/gemv.cu"),
+            include_str!("../../bin/model-runner/kernels/grouped.cu"),
             include_str!("../../bin/model-runner/kernels/moe.cu"),
             include_str!("../../bin/model-runner/kernels/norm.cu"),
             include_str!("../../bin/model-runner/kernels/pointwise.cu"),
+            include_str!("../../bin/model-runner/kernels/rope.cu"),
             include_str!("../../bin/model-runner/kernels/sample.cu"),
         ];
         let mut seen = 0;
         for declared in sources.iter().flat_map(|source| source.split("__global__").skip(1)) {
-            let declared = declared.split_once("void").unwrap().1.trim_start();
-            // Only launch bounds stand between type and name, and they contain no bracket of their
-            // own.
-            let declared = declared
-                .strip_prefix("__launch_bounds__(")
-                .map_or(declared, |it| it.split_once(')').unwrap().1);
-            let name = declared.trim_start_matches([' ', '\\', '\n']).split('(').next().unwrap();
+            let mut declared = declared.split_once("void").unwrap().1;
+            // Only launch bounds and the shape of a cluster stand between type and name, and they
+            // contain no bracket of their own.
+            loop {
+                declared = declared.trim_start_matches([' ', '\\', '\n']);
+                let Some(rest) = ["__launch_bounds__(", "CLUSTER(", "BLOCKS "]
+                    .iter()
+                    .find_map(|prefix| declared.strip_prefix(prefix))
+                else {
+                    break;
+                };
+                let bracket = !declared.starts_with("BLOCKS");
+                declared = if bracket { rest.split_once(')').unwrap().1 } else { rest };
+            }
+            let name = declared.split('(').next().unwrap();
             let name = name
                 .replace("##DIM##", "128")
+                .replace("##SIDE##", "64")
                 .replace("##NAME", "bf16")
                 .replace("##TOKENS##", "one");
             assert_ne!(classify(&name).class, OTHER, "{name}");
