@@ -260,6 +260,11 @@ impl Analysis {
         counters::attach(&mut self.kernels.records, &self.counters);
         self.gemms =
             trace.gemms.as_ref().map(|log| gemms::gemms(log, timeline)).unwrap_or_default();
+        if let Some((nsys, launches)) = timeline {
+            let has_log = !self.gemms.records.is_empty();
+            let records = gemms::operators::records(nsys, launches, traced, has_log);
+            self.gemms.add_operators(records, traced);
+        }
         self.gemms.add_counters(&self.counters);
         let traced = (traced, self.only_traced);
         operators::attach(&mut self.operators, &tables.device, traced, &self.kernels.stages);

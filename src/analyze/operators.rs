@@ -4,7 +4,7 @@
 //! are those of the launching calls. Calls replayed by a CUDA graph have no host time. Device time
 //! is that of the kernels launched by the operator in the traced pass.
 
-mod formulas;
+pub mod formulas;
 pub mod framework;
 mod host;
 

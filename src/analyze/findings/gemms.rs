@@ -4,7 +4,10 @@ use Severity::{Info, Warning};
 
 use super::{Rule, finding};
 use crate::{
-    analyze::{Analysis, kernels::gemms::GemmRecord},
+    analyze::{
+        Analysis,
+        kernels::gemms::{GemmRecord, OPERATOR},
+    },
     domain::finding::{Finding, Severity},
     trace::Trace,
 };
@@ -108,11 +111,13 @@ fn gemm_small(analysis: &Analysis, _: &Trace) -> Vec<Finding> {
     gemms(analysis, |it| it.m < SMALL_ROWS && it.batch == 1).map(found).collect()
 }
 
-/// Share of its tiles that a GEMM fills, percent; of square tiles where its kernel is unknown.
+/// Share of its tiles that a GEMM fills, percent; of square tiles where the library's kernel is
+/// unknown.
 fn filled(it: &GemmRecord) -> f64 {
     let up = |side: u64| (side.div_ceil(TILE) * TILE).max(1) as f64;
     let square = || 100.0 * (it.m as f64 / up(it.m)) * (it.n as f64 / up(it.n));
-    it.tile_fill_pct.unwrap_or_else(square)
+    // Kernels of other origins have tiles of their own.
+    it.tile_fill_pct.unwrap_or_else(|| if it.origin == OPERATOR { 100.0 } else { square() })
 }
 
 fn gemm_tiles_unfilled(analysis: &Analysis, _: &Trace) -> Vec<Finding> {

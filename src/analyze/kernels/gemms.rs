@@ -5,6 +5,7 @@
 //! reverse.
 
 mod join;
+pub mod operators;
 mod processes;
 mod tallies;
 
@@ -14,15 +15,16 @@ use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
 use self::{
-    join::{StageJoin, TimelineGemms},
+    join::{DECODE_STEP, StageJoin, TimelineGemms},
     tallies::ShapeTallies,
 };
 use crate::{
     analyze::{
+        events::Events,
         kernels::{LaunchConfig, counters::CounterRecord},
         roofline::{ceilings::DeviceCeilings, mfu::TOLERANCE_PCT},
         stages::{DECODE, PREFILL},
-        stats::percent,
+        stats::{percent, ratio},
         timeline::launches::LaunchIndex,
     },
     domain::finding::{Finding, Severity},
@@ -33,12 +35,24 @@ use crate::{
     },
 };
 
+/// Origin of a record: a log of the library, or the operator that launched the kernel.
+pub const LOG: &str = "log";
+pub const OPERATOR: &str = "operator";
+
+fn log_origin() -> String {
+    LOG.to_owned()
+}
+
 /// All calls of one GEMM shape in one stage: `batch` products of (m x k) and (k x n).
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct GemmRecord {
     /// Empty when the stage is unknown.
     #[schema(example = "prefill")]
     pub stage: String,
+    /// `log`: the log of a library; `operator`: the shapes of an operator whose kernel no log has.
+    #[serde(default = "log_origin")]
+    #[schema(example = "log")]
+    pub origin: String,
     #[schema(example = 512)]
     pub m: u64,
     #[schema(example = 1280)]
@@ -52,25 +66,25 @@ pub struct GemmRecord {
     pub left_type: String,
     pub right_type: String,
     pub out_type: String,
-    /// True when the operand is stored transposed.
+    /// True when the operand is stored transposed; false where the operator recorded no layout.
     pub left_transposed: bool,
     pub right_transposed: bool,
-    /// Dtype of the accumulator.
+    /// Dtype of the accumulator; empty where an operator recorded the product.
     #[schema(example = "32f")]
     pub compute: String,
-    /// Name of the library function.
+    /// Name of the library function, or of the operator.
     #[schema(example = "cublasGemmStridedBatchedEx")]
     pub function: String,
     /// Algorithm that the library selected, where its log has it.
     pub algorithm: Option<String>,
-    /// Calls in the logged pass.
+    /// Calls in the logged pass; of an operator in the traced one.
     pub calls: u64,
     /// Calls per decode step; `null` for other stages.
     pub calls_per_step: Option<f64>,
     /// `2 * batch * m * n * k`: a multiply-add counts as two.
     pub flops_per_call: u64,
     pub total_flops: u64,
-    /// Share of the stage's GEMM FLOPs, percent.
+    /// Share of the GEMM FLOPs of one execution of the stage, percent.
     pub share_pct: Option<f64>,
     /// Kernel with the most time; `null`, as are the figures below, where the calls were not joined
     /// to kernels of the traced pass.
@@ -192,6 +206,56 @@ impl Gemms {
         };
         let steps = if stage == DECODE { self.decode_steps } else { 0 };
         self.records.extend(tallies.records(stage, chosen, steps));
+    }
+
+    /// Adds the products of operators, recorded in the pass with these events, and shares of all.
+    pub fn add_operators(&mut self, records: Vec<GemmRecord>, traced: &Events) {
+        if records.is_empty() {
+            return;
+        }
+        let steps = traced.measured(DECODE_STEP).count() as f64;
+        let decode_steps = self.decode_steps as f64;
+        let executions = |it: &GemmRecord| match (it.origin == OPERATOR, it.stage.as_str()) {
+            (true, DECODE) => steps,
+            (true, stage) => traced.measured(stage).count() as f64,
+            (false, DECODE) => decode_steps,
+            (false, _) => 1.0,
+        };
+        for record in records {
+            let steps = if record.stage == DECODE { steps } else { 0.0 };
+            let calls_per_step = ratio(record.calls as f64, steps);
+            self.records.push(GemmRecord { calls_per_step, ..record });
+        }
+        let mut stages: Vec<String> = Vec::new();
+        for it in &self.records {
+            if !stages.contains(&it.stage) {
+                stages.push(it.stage.clone());
+            }
+        }
+        for stage in &stages {
+            let of_stage = || self.records.iter().filter(|it| it.stage == *stage);
+            // The calls of one origin are comparable without the number of executions.
+            let is_mixed = of_stage().any(|it| it.origin != self.origin_of(stage));
+            let weight = |it: &GemmRecord| {
+                let executions = if is_mixed { executions(it) } else { 1.0 };
+                ratio(it.total_flops as f64, executions)
+            };
+            let total: Option<f64> = of_stage().map(weight).sum();
+            let shares: Vec<Option<f64>> =
+                of_stage().map(|it| percent(weight(it)?, total?)).collect();
+            let of_stage = self.records.iter_mut().filter(|it| it.stage == *stage);
+            of_stage.zip(shares).for_each(|(it, share)| it.share_pct = share);
+        }
+        let place = |it: &GemmRecord| stages.iter().position(|stage| *stage == it.stage);
+        self.records.sort_by(|a, b| {
+            let share = |it: &GemmRecord| it.share_pct.unwrap_or(-1.0);
+            place(a).cmp(&place(b)).then(share(b).total_cmp(&share(a)))
+        });
+    }
+
+    /// Origin of the first record of a stage.
+    fn origin_of(&self, stage: &str) -> &str {
+        self.records.iter().find(|it| it.stage == stage).map_or("", |it| &it.origin)
     }
 
     /// Adds waves of blocks, where ncu profiled the launch.

@@ -4,7 +4,7 @@
 //! ones included, as PyTorch's own counter does. Bytes are those of operands and result, each once.
 //! An operator without a formula here has none of either.
 
-use crate::trace::framework::OperatorSignature;
+use crate::trace::{framework::OperatorSignature, gemm::GemmShape};
 
 /// FLOPs above which a call is a mistake of the trace: an hour of the fastest device.
 const MAX_FLOPS: u64 = 1 << 62;
@@ -95,6 +95,38 @@ pub fn work(of: &OperatorSignature) -> Option<OperatorWork> {
     });
     let bytes = bytes.map_or(Some(0), |(_, size)| elements.checked_mul(size))?;
     (flops <= MAX_FLOPS && bytes <= MAX_FLOPS).then_some(OperatorWork { flops, bytes })
+}
+
+/// The product of a call; `None` for other operators, and where the shapes do not fit it.
+pub fn product_shape(of: &OperatorSignature) -> Option<GemmShape> {
+    let flops = work(of)?.flops;
+    let (left, right) = match base(&of.name) {
+        "mm" | "bmm" | "linear" | "_grouped_mm" => (0, 1),
+        "addmm" | "baddbmm" => (1, 2),
+        _ => return None,
+    };
+    let (a, b) = (of.shapes.get(left)?, of.shapes.get(right)?);
+    let right_transposed = base(&of.name) == "linear";
+    let n = if right_transposed { b.first()? } else { b.last()? };
+    let (k, rows) = a.split_last()?;
+    // A batch of products is one with the same batch on both sides.
+    let (batch, m) = match (rows, b.len()) {
+        ([batch, m], 3) => (*batch, *m),
+        (rows, _) => (1, times(rows)?),
+    };
+    let dtype = |at: usize| of.types.get(at).and_then(|it| element(it)).map_or("", |it| it.0);
+    let shape = GemmShape {
+        m,
+        n: *n,
+        k: *k,
+        batch,
+        left_type: dtype(left).into(),
+        right_type: dtype(right).into(),
+        out_type: dtype(left).into(),
+        right_transposed,
+        ..GemmShape::default()
+    };
+    (shape.flops() == flops).then_some(shape)
 }
 
 fn times(sides: &[u64]) -> Option<u64> {
@@ -192,6 +224,25 @@ mod tests {
         assert_eq!(of("aten::baddbmm", &[&[4, 2, 5], &[4, 2, 3], &[4, 3, 5]]), Some((240, 328)));
         assert_eq!(of("aten::linear", &[&[7, 2, 3], &[5, 3]]), Some((420, 254)));
         assert_eq!(of("aten::_grouped_mm", &[&[6, 3], &[2, 3, 5], &[2]]), Some((180, 156)));
+    }
+
+    #[test]
+    fn a_product_has_the_sides_of_its_operands() {
+        let of = |name: &str, shapes: &[&[u64]]| {
+            let shapes: Vec<Vec<u64>> = shapes.iter().map(|it| it.to_vec()).collect();
+            let types = vec!["c10::BFloat16".to_owned(); shapes.len()];
+            let it = product_shape(&OperatorSignature { name: name.into(), shapes, types })?;
+            assert_eq!(it.left_type, "bf16");
+            Some(([it.batch, it.m, it.n, it.k], it.right_transposed))
+        };
+        let product = |sides| Some((sides, false));
+        assert_eq!(of("aten::mm", &[&[2, 3], &[3, 5]]), product([1, 2, 5, 3]));
+        assert_eq!(of("aten::addmm", &[&[5], &[2, 3], &[3, 5]]), product([1, 2, 5, 3]));
+        assert_eq!(of("aten::bmm", &[&[4, 2, 3], &[4, 3, 5]]), product([4, 2, 5, 3]));
+        assert_eq!(of("aten::linear", &[&[7, 2, 3], &[5, 3]]), Some(([1, 14, 5, 3], true)));
+        assert_eq!(of("aten::_grouped_mm", &[&[6, 3], &[2, 3, 5], &[2]]), product([1, 6, 5, 3]));
+        assert_eq!(of("aten::mm", &[&[2, 3], &[4, 5]]), None);
+        assert_eq!(of("aten::softmax", &[&[2, 3]]), None);
     }
 
     #[test]

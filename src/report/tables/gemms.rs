@@ -9,7 +9,10 @@ use super::{
     },
 };
 use crate::{
-    analyze::{Analysis, kernels::gemms::GemmRecord},
+    analyze::{
+        Analysis,
+        kernels::gemms::{GemmRecord, LOG, OPERATOR},
+    },
     domain::{state::Step, subject::SubjectKind},
     report::{
         RunFacts,
@@ -17,8 +20,9 @@ use crate::{
     },
 };
 
-const SHOWN: [&str; 23] = [
+const SHOWN: [&str; 24] = [
     "stage",
+    "origin",
     "m",
     "n",
     "k",
@@ -47,6 +51,7 @@ const SHOWN: [&str; 23] = [
 pub fn columns() -> Vec<TableColumn<GemmRecord>> {
     vec![
         text("stage", "Stage", |it| (&it.stage).into()),
+        text("origin", "Origin", |it| (&it.origin).into()),
         id("m", "M", |it| it.m.into()),
         id("n", "N", |it| it.n.into()),
         id("k", "K", |it| it.k.into()),
@@ -86,10 +91,10 @@ fn of_ceiling(it: &GemmRecord) -> String {
 
 /// GEMMs by stage, most operations first.
 pub fn gemms(facts: &RunFacts, analysis: &Analysis) -> ReportTable {
-    let caption = "GEMMs that the program requested from cuBLAS, as the program sees them: \
-                   (M × K) times (K × N), row-major. cuBLAS is column-major, so its log swaps M \
-                   and \
-                   N and lists the right operand first.";
+    let caption = "Matrix products as the program sees them: (M × K) times (K × N), row-major. \
+                   Those that it requested from cuBLAS are in its log, which is column-major: it \
+                   swaps M and N and lists the right operand first. The others are products of \
+                   operators.";
     let mut table = ReportTable::of(
         "gemms",
         "Matrix Products",
@@ -97,7 +102,8 @@ pub fn gemms(facts: &RunFacts, analysis: &Analysis) -> ReportTable {
         (&columns(), &SHOWN),
         &analysis.gemms.records,
     );
-    if !table.rows.is_empty() {
+    let has = |origin: &str| analysis.gemms.records.iter().any(|it| it.origin == origin);
+    if has(LOG) {
         let steps = counted(analysis.gemms.decode_steps);
         let pass = match analysis.subject {
             SubjectKind::Command => "run of the command".into(),
@@ -114,6 +120,13 @@ pub fn gemms(facts: &RunFacts, analysis: &Analysis) -> ReportTable {
                  reductions of split k. Tiles are rows x columns x depth.",
             );
         }
+    }
+    if has(OPERATOR) {
+        table.note(
+            "Rows of the origin `operator` have the shapes that an operator recorded, and the time \
+             of its kernels in the traced pass: no library logged them. M of experts counts the \
+             rows of all of them.",
+        );
     }
     or_step_message(table, facts, Step::GemmLog, "No GEMM was logged.")
 }

@@ -48,6 +48,24 @@ proptest! {
     }
 
     #[test]
+    fn parts_are_all_rows_in_order_and_appended_parts_are_the_whole(
+        rows in rows(), parts in 1usize..6, more in rows()
+    ) {
+        let packed: PackedRows<4> = rows.iter().copied().collect();
+        let apart: Vec<PackedRows<4>> = packed.parts(parts).map(Iterator::collect).collect();
+        prop_assert!(apart.len() <= parts);
+        let mut whole = PackedRows::default();
+        apart.into_iter().for_each(|part| whole.append(part));
+        prop_assert_eq!(whole.iter().collect::<Vec<_>>(), rows.clone());
+        whole.append(more.iter().copied().collect());
+        let mut all = [rows, more].concat();
+        prop_assert_eq!(whole.iter().collect::<Vec<_>>(), all.clone());
+        whole.sort();
+        all.sort_by_key(|row| row[0]);
+        prop_assert_eq!(whole.iter().collect::<Vec<_>>(), all);
+    }
+
+    #[test]
     fn packed_rows_are_sorted_by_the_first_column_and_equal_ones_keep_their_order(rows in rows()) {
         let (mut packed, mut sorted): (PackedRows<4>, _) = (rows.iter().copied().collect(), rows);
         packed.sort();
@@ -60,6 +78,17 @@ proptest! {
                 prop_assert_eq!(reader.find(wanted), first);
             }
         }
+    }
+}
+
+#[test]
+fn values_of_every_number_of_bits_are_exact() {
+    for bits in 0..64 {
+        let mask = if bits == 0 { 0 } else { i64::MAX >> (63 - bits) };
+        let value = |at: i64| if at % 3 == 0 { mask } else { at & mask };
+        let rows: Vec<[i64; 1]> = (0..BLOCK as i64).map(|at| [value(at)]).collect();
+        let packed: PackedRows<1> = rows.iter().copied().collect();
+        assert!(packed.iter().eq(rows), "{bits} bits");
     }
 }
 

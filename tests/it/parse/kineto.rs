@@ -213,3 +213,32 @@ fn names_of_both_profilers_are_equal() {
     assert_eq!(names::base_name(kineto), names::base_name(nsys));
     assert_eq!(names::canonical(kineto), names::canonical(nsys));
 }
+
+#[test]
+fn products_of_operators_are_in_the_table_of_gemms_with_their_kernels() {
+    let analysis = analysed("eager");
+    let gemms = &analysis.gemms.records;
+    let is_product = |path: &str| ["aten::mm", "aten::addmm", "aten::bmm"].contains(&path);
+    for stage in ["prefill", "decode_all"] {
+        let of_stage = || gemms.iter().filter(|it| it.stage == stage);
+        let operators = || {
+            let all = analysis.operators.by_path.iter();
+            all.filter(|it| it.stage == stage && is_product(&it.path))
+        };
+        assert!(of_stage().all(|it| it.origin == "operator" && is_product(&it.function)));
+        let flops: u64 = of_stage().map(|it| it.total_flops).sum();
+        assert!(flops > 0 && flops == operators().map(|it| it.flops).sum::<u64>(), "{stage}");
+        let calls: u64 = of_stage().map(|it| it.calls).sum();
+        assert_eq!(calls, operators().map(|it| it.calls).sum::<u64>(), "{stage}");
+        // Their kernels are products, their reductions, and nothing else.
+        let ms: f64 = of_stage().filter_map(|it| it.kernel_ms).sum();
+        let of_class = analysis.kernels.classes.iter();
+        let of_class = of_class.filter(|it| it.stage == stage && it.class == "gemm");
+        let expected: f64 = of_class.map(|it| it.total_ms).sum();
+        assert!((ms - expected).abs() < 1e-9, "{stage}: {ms} of {expected} ms");
+    }
+    let shares: f64 =
+        gemms.iter().filter(|it| it.stage == "prefill").filter_map(|it| it.share_pct).sum();
+    assert!((shares - 100.0).abs() < 1e-6, "{shares}");
+    assert!(gemms.iter().all(|it| it.flops_per_s.is_some() && it.kernel_calls == Some(it.calls)));
+}

@@ -25,7 +25,7 @@ use crate::{
 };
 
 /// Name of the range of one decode step.
-const DECODE_STEP: &str = "decode_step";
+pub const DECODE_STEP: &str = "decode_step";
 
 /// A GEMM in the timeline: the launch of a library's kernel, and the reductions of its parts of k.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -52,13 +52,14 @@ pub type StageJoin<'a> = Result<(&'a [GemmCall], Vec<JoinedCall>), String>;
 
 /// Part of a kernel in a library's GEMM.
 #[derive(Clone, Copy, PartialEq)]
-enum GemmPart {
+pub enum GemmPart {
     Product,
     /// Sums the parts of a product with split k.
     Reduction,
 }
 
-fn part(full_name: &str) -> Option<GemmPart> {
+/// Part of a library's kernel; `None` for other kernels.
+pub fn part(full_name: &str) -> Option<GemmPart> {
     let KernelClass { class, engine } = classify(full_name);
     if class != "gemm" || !engine.is_some_and(|it| ["cublas", "cutlass"].contains(&it)) {
         return None;
@@ -115,6 +116,10 @@ impl<'a> TimelineGemms<'a> {
             }
         }
         Self { trace, launches, gemms }
+    }
+
+    pub fn trace(&self) -> &NsysTrace {
+        self.trace
     }
 
     pub fn launch_kind(&self, kind: u32) -> &LaunchKind {

@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use super::{
-    ChosenAlgorithm, GemmRecord,
+    ChosenAlgorithm, GemmRecord, LOG,
     join::{JoinedCall, TimelineGemms},
 };
 use crate::{
@@ -12,7 +12,10 @@ use crate::{
         stats::{percent, ratio},
     },
     domain::units::Nanos,
-    trace::gemm::{GemmCall, GemmShape},
+    trace::{
+        gemm::{GemmCall, GemmShape},
+        nsys::NsysTrace,
+    },
 };
 
 /// Calls and kernels of one shape.
@@ -63,7 +66,7 @@ impl<'a> ShapeTallies<'a> {
             *sum = (sum.0 + 1, sum.1.saturating_add(it.gemm.ns));
         }
         for ((shape, _), tally) in &mut self.0 {
-            tally.kernel = ShapeKernel::of(shape, &tally.kernels, timeline);
+            tally.kernel = ShapeKernel::of(shape, &tally.kernels, timeline.trace());
         }
     }
 
@@ -91,14 +94,16 @@ impl<'a> ShapeTallies<'a> {
 }
 
 impl ShapeKernel {
-    fn of(shape: &GemmShape, kernels: &BTreeMap<u32, (u64, i64)>, of: &TimelineGemms) -> Self {
+    fn of(shape: &GemmShape, kernels: &BTreeMap<u32, (u64, i64)>, trace: &NsysTrace) -> Self {
+        let name = |at: u32| trace.strings.get(at as usize).map_or("", String::as_str);
+        let launch_kind = |kind: u32| &trace.kernels.kinds()[kind as usize];
         let Some((longest, _)) = kernels.iter().max_by_key(|(_, (_, ns))| *ns) else {
             return Self::default();
         };
         let tile = |kind: u32| {
-            let kind = of.launch_kind(kind);
+            let kind = launch_kind(kind);
             let blocks = kind.grid.iter().map(|side| u64::from(*side)).product();
-            tile_of(of.name(kind.full_name))?.of_launch(shape, blocks)
+            tile_of(name(kind.full_name))?.of_launch(shape, blocks)
         };
         let fills: Option<Vec<(f64, i64)>> = kernels
             .iter()
@@ -106,14 +111,26 @@ impl ShapeKernel {
             .collect();
         let fills = fills.unwrap_or_default();
         let total: f64 = fills.iter().map(|(_, ns)| *ns as f64).sum();
-        let kind = of.launch_kind(*longest);
+        let kind = launch_kind(*longest);
         Self {
-            name: Some(of.name(kind.name).to_owned()),
+            name: Some(name(kind.name).to_owned()),
             launch: Some((kind.grid, kind.block)),
             tile: tile(*longest).map(|tile| tile.to_string()),
             fill_pct: ratio(fills.iter().map(|(fill, ns)| fill * *ns as f64).sum(), total),
         }
     }
+}
+
+/// The record of a product with the launches and times of its kernels.
+pub fn joined_record(
+    shape: &GemmShape,
+    calls: u64,
+    kernels: BTreeMap<u32, (u64, i64)>,
+    trace: &NsysTrace,
+) -> GemmRecord {
+    let kernel = ShapeKernel::of(shape, &kernels, trace);
+    let tally = ShapeTally { calls, kernels, kernel, ..ShapeTally::default() };
+    tally.record(shape, &ChosenAlgorithm::new())
 }
 
 impl ShapeTally<'_> {
@@ -131,6 +148,7 @@ impl ShapeTally<'_> {
         let ms = (launches > 0).then(|| Nanos(ns).as_ms());
         let per_second = |ms: f64| ratio(shape.flops() as f64 * launches as f64, ms / 1e3);
         GemmRecord {
+            origin: LOG.into(),
             m: shape.m,
             n: shape.n,
             k: shape.k,
