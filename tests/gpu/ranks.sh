@@ -27,12 +27,12 @@ mkdir -p "$data"
 nsys=${LLMPROF__TOOLS__NSYS:-$(command -v nsys || true)}
 
 torchrun=("$python" -m torch.distributed.run --standalone --nproc-per-node 2 "$here/ranks.py" run "$data")
-LLMPROF_RANKS_PROFILER=torch timeout -k 5 40 "${torchrun[@]}" >"$data/torch.log" 2>&1 ||
+LLMPROF_RANKS_PROFILER=torch timeout -k 5 35 "${torchrun[@]}" >"$data/torch.log" 2>&1 ||
   { tail -20 "$data/torch.log" >&2; exit 1; }
 timeout -k 5 10 "$bin/llmprof" analyze "$data/rank0.json" "$data/rank1.json" --out "$data/torch" >/dev/null
 
 if [ -n "$nsys" ]; then
-  if timeout -k 5 45 "$nsys" profile --trace=cuda,nvtx --sample=none --cpuctxsw=none --force-overwrite=true \
+  if timeout -k 5 40 "$nsys" profile --trace=cuda,nvtx --sample=none --cpuctxsw=none --force-overwrite=true \
       --output "$data/ranks" "${torchrun[@]}" >"$data/nsys.log" 2>&1 &&
     timeout -k 5 15 "$nsys" export --type sqlite --force-overwrite=true --output "$data/ranks.sqlite" \
       "$data/ranks.nsys-rep" >>"$data/nsys.log" 2>&1; then

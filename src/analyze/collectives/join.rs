@@ -156,7 +156,12 @@ fn by_place(group: &MemberGroup) -> JoinedGroup {
         })
         .collect();
     if has_one_clock(group) {
+        let whole = sequences.clone();
         trim(group, &mut sequences);
+        // A loss of more than half is not one at the ends of the capture.
+        if sequences.iter().zip(&whole).any(|(rest, whole)| 2 * rest.len() < whole.len()) {
+            sequences = whole;
+        }
     }
     let counts = || sequences.iter().map(Vec::len);
     let (least, most) = (counts().min().unwrap_or(0), counts().max().unwrap_or(0));

@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 
 use foldhash::HashMap;
 
+use super::split::split;
 use crate::{
     analyze::timeline::launches::LaunchIndex,
     trace::{
@@ -115,7 +116,11 @@ pub fn groups(trace: &NsysTrace, launches: &LaunchIndex) -> Vec<MemberGroup> {
             instance,
         });
     }
-    found.into_iter().map(|(key, members)| group(key, members, trace)).collect()
+    let groups = found.into_iter().flat_map(|(key, members)| {
+        let group = group(key, members, trace);
+        if matches!(key, GroupKey::Stream(_)) { split(group) } else { vec![group] }
+    });
+    groups.collect()
 }
 
 fn group(

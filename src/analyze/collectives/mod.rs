@@ -8,6 +8,7 @@ mod clocks;
 mod join;
 mod members;
 mod rows;
+mod split;
 #[cfg(test)]
 mod tests;
 mod verdict;
@@ -20,6 +21,9 @@ pub use self::{clocks::ClockOffset, join::NotJoined, verdict::RankVerdict};
 use self::{join::JoinedGroup, members::MemberGroup};
 use super::timeline::launches::LaunchIndex;
 use crate::trace::{collectives::CollectiveKind, nsys::NsysTrace};
+
+/// Ranks start together within this part of an operation's time: one in 10.
+const TOGETHER: i64 = 10;
 
 /// Operations of one group, kind and size in one stage. Times are medians over operations.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -48,7 +52,7 @@ pub struct CollectiveRecord {
     pub algorithm_bytes_per_s: Option<f64>,
     /// The same times NCCL's factor of the kind.
     pub bus_bytes_per_s: Option<f64>,
-    /// The rank that was last most often, and its share of the operations.
+    /// The rank that was last most often, and its share of the operations with a last rank.
     pub slowest_rank: Option<u32>,
     pub slowest_pct: Option<f64>,
     /// Of the whole group.
@@ -69,7 +73,7 @@ pub struct RankRecord {
     /// Of the paired operations, as the next two; `null` where none was paired.
     pub wait_ms: Option<f64>,
     pub transfer_ms: Option<f64>,
-    /// Operations in which it started last.
+    /// Operations in which it started last, by more than 10 % of the operation's time.
     pub times_last: Option<u64>,
     /// Offset of its clock from the group's first rank; `null` where they share one.
     pub clock_offset_us: Option<f64>,
@@ -89,8 +93,8 @@ pub struct StepSkew {
     /// Sum of the mean waits.
     pub wait_ms: f64,
     pub transfer_ms: f64,
-    /// The rank that was last most often.
-    pub slowest_rank: u32,
+    /// The rank that was last most often; `None` where the ranks started together.
+    pub slowest_rank: Option<u32>,
 }
 
 /// Waiting of the launches of one kernel in one stage.
@@ -172,8 +176,8 @@ struct JoinedOperation {
     launches: Vec<u32>,
     /// Time of each member until the last one started, within its own time.
     wait_ns: Vec<i64>,
-    /// Member that started last; the first of several.
-    last: usize,
+    /// Member that started last; `None` where the members started together.
+    last: Option<usize>,
     skew_ns: i64,
     /// From the last start to the last end; not positive where the clocks contradict.
     transfer_ns: i64,
@@ -193,12 +197,14 @@ impl Aligned {
             let (first, latest) = (starts().min().unwrap_or(0), starts().max().unwrap_or(0));
             let end = times.iter().map(|it| it.1).max().unwrap_or(0);
             let wait = |it: &(i64, i64)| latest.saturating_sub(it.0).clamp(0, it.1 - it.0);
+            let (skew_ns, transfer_ns) = (latest.saturating_sub(first), end.saturating_sub(latest));
+            let together = skew_ns.saturating_add(transfer_ns) / TOGETHER;
             JoinedOperation {
                 launches: row.to_vec(),
                 wait_ns: times.iter().map(wait).collect(),
-                last: starts().position(|it| it == latest).unwrap_or(0),
-                skew_ns: latest.saturating_sub(first),
-                transfer_ns: end.saturating_sub(latest),
+                last: starts().position(|it| it == latest).filter(|_| skew_ns > together),
+                skew_ns,
+                transfer_ns,
             }
         })
     }

@@ -94,7 +94,7 @@ pub fn add_group(aligned: &Aligned, launches: &LaunchIndex, tables: &mut Collect
             let it = launch(group, &operation, at);
             let sums = &mut members[at];
             sums.joined += 1;
-            sums.last += u64::from(operation.last == at);
+            sums.last += u64::from(operation.last == Some(at));
             sums.wait_ns = sums.wait_ns.saturating_add(*wait_ns);
             sums.transfer_ns = sums.transfer_ns.saturating_add(it.ns() - wait_ns);
             let wait = waits.entry((it.stage, it.kind)).or_default();
@@ -127,7 +127,9 @@ fn mean(waits: &[i64]) -> f64 {
 
 fn add_last(times: &mut Vec<u64>, operation: &JoinedOperation) {
     times.resize(operation.launches.len(), 0);
-    times[operation.last] += 1;
+    if let Some(last) = operation.last {
+        times[last] += 1;
+    }
 }
 
 /// The member that was last most often, the first of several, with its count.
@@ -168,7 +170,7 @@ impl RowSums {
         let transfer_ns = quantile(&self.transfer_ns, 50).filter(|ns| *ns > 0);
         let rate =
             bytes.zip(transfer_ns).and_then(|(bytes, ns)| ratio(bytes as f64 * 1e9, ns as f64));
-        let slowest = slowest(&self.last);
+        let (slowest, lasts) = (slowest(&self.last), self.last.iter().sum::<u64>());
         let us = |ns: f64| ns / 1e3;
         CollectiveRecord {
             stage: stage.to_owned(),
@@ -186,7 +188,7 @@ impl RowSums {
             algorithm_bytes_per_s: rate.filter(|_| kind.bus_factor(group.members.len()).is_some()),
             bus_bytes_per_s: rate.zip(kind.bus_factor(group.members.len())).map(|(a, b)| a * b),
             slowest_rank: slowest.map(|(at, _)| group.members[at].rank),
-            slowest_pct: slowest.and_then(|(_, most)| percent(most as f64, joined as f64)),
+            slowest_pct: slowest.and_then(|(_, most)| percent(most as f64, lasts as f64)),
             verdict,
         }
     }
@@ -208,6 +210,7 @@ fn note(aligned: &Aligned, members: &[MemberSums]) -> GroupNote {
     let (wait_ns, transfer_ns) = (sum(|it| it.wait_ns), sum(|it| it.transfer_ns));
     let times_last: Vec<u64> = members.iter().map(|it| it.last).collect();
     let waiting = percent(wait_ns as f64, wait_ns.saturating_add(transfer_ns) as f64);
+    let joined = members.iter().map(|it| it.joined).max().unwrap_or(0);
     let launches = || group.members.iter().flat_map(|it| &it.launches);
     GroupNote {
         group: group.name.clone(),
@@ -216,7 +219,7 @@ fn note(aligned: &Aligned, members: &[MemberSums]) -> GroupNote {
         unpaired: aligned.joined.unpaired,
         problem: aligned.joined.problem.clone(),
         clocks: aligned.clocks.clone(),
-        verdict: (aligned.joined.len() > 0).then(|| verdict(&times_last, waiting.unwrap_or(0.0))),
+        verdict: (joined > 0).then(|| verdict(joined, &times_last, waiting.unwrap_or(0.0))),
         times_last,
         wait_ns,
         kernel_ns: wait_ns.saturating_add(transfer_ns),
@@ -255,7 +258,7 @@ fn step_rows(
     let row = |((stage, _), sums): ((usize, u32), StepSums)| {
         let number = numbers.entry(stage).or_default();
         *number += 1;
-        let at = slowest(&sums.last).map_or(0, |(at, _)| at);
+        let slowest = slowest(&sums.last);
         StepSkew {
             stage: launches.stage_label(stage).to_owned(),
             group: group.name.clone(),
@@ -264,7 +267,7 @@ fn step_rows(
             skew_us: sums.skew_ns as f64 / 1e3,
             wait_ms: sums.wait_ns / 1e6,
             transfer_ms: Nanos(sums.transfer_ns).as_ms(),
-            slowest_rank: group.members[at].rank,
+            slowest_rank: slowest.map(|(at, _)| group.members[at].rank),
         }
     };
     steps.into_iter().map(row).collect()

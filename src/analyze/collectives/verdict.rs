@@ -23,15 +23,18 @@ const BALANCED_PCT: f64 = 10.0;
 /// Probability of a straggler where all ranks are alike.
 const ALPHA: f64 = 0.01;
 
-/// The verdict on a group of `times_last.len()` ranks, each with the number of operations in which
-/// it was last. `waiting` is the share of the operations' time, percent.
-pub fn verdict(times_last: &[u64], waiting: f64) -> RankVerdict {
+/// The verdict on a group of `times_last.len()` ranks with `joined` operations, each rank with the
+/// number of those in which it was last. `waiting` is the share of the operations' time, percent.
+pub fn verdict(joined: u64, times_last: &[u64], waiting: f64) -> RankVerdict {
     let count: u64 = times_last.iter().sum();
-    if count < MIN_OPERATIONS {
+    if joined < MIN_OPERATIONS {
         return RankVerdict::TooFew;
     }
     if waiting < BALANCED_PCT {
         return RankVerdict::Balanced;
+    }
+    if count < MIN_OPERATIONS {
+        return RankVerdict::TooFew;
     }
     let most = times_last.iter().copied().max().unwrap_or(0);
     if 2 * most > count && chance(most, count, times_last.len()) < ALPHA {
@@ -70,7 +73,10 @@ mod tests {
             (&[20, 40, 20, 20], 50.0, Rotating),
             (&[], 50.0, TooFew),
         ] {
-            assert_eq!(verdict(times_last, waiting), expected, "{times_last:?} {waiting}");
+            let joined = times_last.iter().sum();
+            assert_eq!(verdict(joined, times_last, waiting), expected, "{times_last:?} {waiting}");
         }
+        assert_eq!(verdict(100, &[0, 0], 5.0), Balanced);
+        assert_eq!(verdict(100, &[0, 5], 50.0), TooFew, "five waits are not a rule");
     }
 }

@@ -97,19 +97,19 @@ fn waiting(analysis: &Analysis, _: &Trace) -> Vec<Finding> {
             RankVerdict::Rotating => "collective_skew",
             RankVerdict::Balanced | RankVerdict::TooFew => return None,
         };
-        let joined: u64 = it.times_last.iter().sum();
+        let lasts: u64 = it.times_last.iter().sum();
         let most = it.times_last.iter().copied().max()?;
         let rank = it.ranks.get(it.times_last.iter().position(|last| *last == most)?)?;
         let share = percent(it.wait_ns as f64, it.kernel_ns as f64)?;
         let message = match id {
             "collective_straggler" => format!(
-                "{}: rank {rank} is last in {most} of {joined} collective operations; waiting for \
-                 the last rank takes {share:.0} % of their time.",
+                "{}: rank {rank} is last in {most} of {lasts} collective operations in which ranks \
+                 wait; waiting takes {share:.0} % of the time of all.",
                 it.group
             ),
             _ => format!(
-                "{}: waiting for the last rank takes {share:.0} % of the time of {joined} \
-                 collective operations; no rank is last in most of them.",
+                "{}: waiting for the last rank takes {share:.0} % of the time of collective \
+                 operations; no rank is last in most of the {lasts} in which ranks wait.",
                 it.group
             ),
         };

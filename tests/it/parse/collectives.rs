@@ -16,7 +16,30 @@ use llmprof::{
 use serde_json::{Value, json};
 use uuid::Uuid;
 
-use crate::{parse::sums::llmprof, support::golden::golden};
+use crate::{parse::sums::llmprof, runs::align::capture, support::golden::golden};
+
+/// A second process on another GPU, with the same calls, ranges and kernels. One kernel is named as
+/// an all-reduce; those of the first process start 1 us earlier.
+const TWO_PROCESSES: &str = "
+    update StringIds
+        set value = 'ncclDevKernel_AllReduce_Sum_bf16_RING_LL(ncclDevKernelArgsStorage<4096ul>)'
+        where id in (select demangledName from CUPTI_ACTIVITY_KIND_KERNEL
+            join StringIds on id = shortName where value = 'splitKreduce_kernel');
+    update StringIds set value = 'ncclDevKernel_AllReduce_Sum_bf16_RING_LL'
+        where value = 'splitKreduce_kernel';
+    create table kernels as select * from CUPTI_ACTIVITY_KIND_KERNEL;
+    update kernels set globalPid = globalPid + 16777216;
+    update CUPTI_ACTIVITY_KIND_KERNEL set start = start - 1000
+        where shortName in (select id from StringIds where value like 'nccl%');
+    insert into CUPTI_ACTIVITY_KIND_KERNEL select * from kernels;
+    create table calls as select * from CUPTI_ACTIVITY_KIND_RUNTIME;
+    update calls set globalTid = globalTid + 16777216;
+    insert into CUPTI_ACTIVITY_KIND_RUNTIME select * from calls;
+    create table ranges as select * from NVTX_EVENTS;
+    update ranges set globalTid = globalTid + 16777216;
+    insert into NVTX_EVENTS select * from ranges;
+    insert into PROCESSES select globalPid + 16777216, pid + 1, name from PROCESSES where pid = 440;
+    insert into TARGET_INFO_CUDA_DEVICE values (1, 0, 441);";
 
 fn fixture(name: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/captures").join(name)
@@ -95,8 +118,8 @@ fn a_report_of_two_ranks_has_their_waits_transfers_and_bandwidths() {
     let straggler = finding.iter().find(|it| it["id"] == "collective_straggler").unwrap();
     assert_eq!(
         straggler["message"],
-        "tensor_parallel (1): rank 1 is last in 20 of 20 collective operations; waiting for the \
-         last rank takes 57 % of their time."
+        "tensor_parallel (1): rank 1 is last in 20 of 20 collective operations in which ranks \
+         wait; waiting takes 57 % of the time of all."
     );
     for name in ["report.md", "report.html"] {
         assert!(text(name).contains("Collective Operations"), "{name}");
@@ -139,6 +162,36 @@ fn the_command_line_takes_one_trace_per_rank_and_refuses_several_exports() {
     fs::write(&export, "SQLite format 3\0").unwrap();
     let (good, _, error) = llmprof(&[path(0), export.to_str().unwrap()]);
     assert!(!good && error.contains("records all ranks in one capture"), "{error}");
+}
+
+/// The processes of `torchrun` under one nsys share a clock, and their kernels have a name alone.
+#[test]
+fn processes_of_one_nsys_capture_are_ranks_joined_by_place() {
+    let dir = tempfile::tempdir().unwrap();
+    let export = dir.path().join("run.sqlite");
+    capture("hf-llama-e2e", &export, TWO_PROCESSES).unwrap();
+    let nsys = parse::nsys::read(&export).unwrap();
+    let analysis = analyze::analyze(&Trace { nsys: Some(nsys), ..Trace::default() }, None, None);
+    let records = &analysis.collectives.records;
+    let record = records.iter().find(|it| it.stage == "decode_all").unwrap();
+    assert_eq!((record.calls, record.joined, record.ranks), (256, 256, 2));
+    assert_eq!(
+        (record.skew_us, record.wait_us, record.slowest_rank),
+        (Some(1.0), Some(0.5), Some(1))
+    );
+    assert_eq!((record.bytes, record.bus_bytes_per_s), (None, None));
+    let ranks: Vec<_> = analysis
+        .collectives
+        .ranks
+        .iter()
+        .map(|it| (it.process, it.device, it.wait_ms, it.times_last))
+        .collect();
+    assert_eq!(ranks, [(440, 0, Some(0.256), Some(0)), (441, 1, Some(0.0), Some(256))]);
+    assert!(analysis.findings.iter().any(|it| it.id == "collectives_without_size"));
+    for stage in &analysis.ledger.stages {
+        let sum: i64 = analysis.ledger.of_stage(&stage.stage).map(|it| it.ns).sum();
+        assert_eq!(sum, stage.measured_ns, "{}", stage.stage);
+    }
 }
 
 /// A real program of two processes on the CPU, which has no kernels.
