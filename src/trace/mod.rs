@@ -7,6 +7,7 @@ pub mod checkup;
 pub mod command;
 pub mod counter;
 pub mod engine_steps;
+pub mod engines;
 pub mod environment;
 pub mod event;
 pub mod framework;
