@@ -13,6 +13,7 @@ pub mod event;
 pub mod framework;
 pub mod gemm;
 pub mod gpu_metrics;
+pub mod inferred_steps;
 pub mod kernel;
 pub mod names;
 pub mod nsys;
