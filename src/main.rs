@@ -8,8 +8,8 @@ use clap::{CommandFactory, Parser, Subcommand};
 use llmprof::{config::environment, trace::stage::UnknownRange};
 
 use command::{
-    align, analyze, backup, check, cost, diff, doctor, execute, inspect, openapi, quickstart,
-    serve, token,
+    align, analyze, backup, check, cost, diff, doctor, engines, execute, inspect, openapi,
+    quickstart, serve, token,
 };
 
 /// GPU profiling for LLM inference as a service.
@@ -37,6 +37,7 @@ enum Command {
     Cost(cost::CostOptions),
     Diff(diff::DiffOptions),
     Doctor(doctor::DoctorOptions),
+    Engines(engines::EnginesOptions),
     Execute(execute::ExecuteOptions),
     #[command(hide = true)]
     Inspect(inspect::InspectOptions),
@@ -86,6 +87,7 @@ fn main() -> ExitCode {
             Ok(code) => return code,
             Err(error) => Err(error),
         },
+        Command::Engines(options) => engines::run(&options),
         Command::Backup(options) => backup::backup(&options),
         Command::Restore(options) => backup::restore(&options),
         Command::Execute(options) => match execute::run(&options) {

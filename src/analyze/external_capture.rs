@@ -18,6 +18,7 @@ use crate::{
     trace::{
         engine_steps::{StepClass, engine_step},
         event::{Event, OperatorCall, StageRange},
+        inferred_steps::InferredStep,
         nsys::NsysTrace,
         unclosed::Unclosed,
     },
@@ -74,7 +75,27 @@ pub fn events(trace: &NsysTrace, launches: &LaunchIndex) -> Vec<Event> {
             events.push(operator_call(&it.name, stage, (it.start_ns, end_ns), repeat));
         }
     }
+    events.extend(inferred_steps(trace, launches, &repeats));
     events
+}
+
+/// The inferred decode steps, numbered within their stage instances.
+fn inferred_steps(trace: &NsysTrace, launches: &LaunchIndex, repeats: &[u32]) -> Vec<Event> {
+    let instances = &launches.stages.instances;
+    let mut numbers = vec![0u32; instances.len()];
+    let decode = trace.inferred.steps.iter().filter(|it| it.class == Some(StepClass::Decode));
+    let event = |it: &InferredStep| {
+        let segments = launches.stages.on(it.global_tid)?;
+        let at = segments.at(it.start_ns, &mut 0) as usize;
+        let label = &launches.stages.labels[instances.get(at)?.label];
+        if label != DECODE {
+            return None;
+        }
+        numbers[at] += 1;
+        let step = Some(numbers[at] - 1);
+        Some(range("decode_step", it.start_ns, it.end_ns, repeats[at], step))
+    };
+    decode.filter_map(event).collect()
 }
 
 fn operator_call(path: &str, stage: &str, (start_ns, end_ns): (i64, i64), repeat: u32) -> Event {

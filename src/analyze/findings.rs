@@ -21,8 +21,9 @@ mod sampled;
 mod saving;
 mod stage_time;
 mod stated;
+mod steps;
 
-pub use self::{reference::why_no_kernels, rule::Rule};
+pub use self::{reference::why_no_kernels, rule::Rule, steps::with_engine};
 use super::Analysis;
 use crate::{
     domain::finding::{Finding, Severity},
@@ -39,6 +40,7 @@ pub fn rules() -> impl Iterator<Item = &'static Rule> {
         experts::RULES,
         reference::RULES,
         stated::RULES,
+        steps::RULES,
         stage_time::RULES,
         collectives::RULES,
         ledger::RULES,

@@ -147,7 +147,7 @@ pub struct Analysis {
     pub call_sites: Vec<CallSite>,
     /// Work of the traced pass by process and device.
     pub processes: Processes,
-    /// Steps of an inference engine, by the names of its ranges.
+    /// Steps of a server or of a generating program, by ranges or inferred.
     pub engine_steps: Vec<EngineStepRecord>,
     /// Collective operations of several ranks.
     pub collectives: CollectiveTables,

@@ -7,6 +7,7 @@ pub mod check;
 pub mod cost;
 pub mod diff;
 pub mod doctor;
+pub mod engines;
 pub mod execute;
 pub mod inspect;
 pub mod openapi;

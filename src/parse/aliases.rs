@@ -31,6 +31,7 @@ const RENAMED: &[(&str, &str)] = &[
     ("kernels.counters.geometries", "launch_configs"),
     ("roofline.points.geometries", "launch_configs"),
     ("findings.saves_at_most", "max_saving"),
+    ("engine_steps.range", "evidence"),
     ("costs.prefill.weight_bytes_at_most", "max_weight_bytes"),
     ("costs.decode.weight_bytes_at_most", "max_weight_bytes"),
     ("costs.modules.prefill.weight_bytes_at_most", "max_weight_bytes"),

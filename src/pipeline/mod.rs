@@ -18,7 +18,10 @@ use std::{
 use flate2::{Compression, write::GzEncoder};
 
 use crate::{
-    analyze::{self, Analysis, model_work::KnownModel, stages::coverage::StageCoverage},
+    analyze::{
+        self, Analysis, model_work::KnownModel, stages::coverage::StageCoverage,
+        timeline::inferred_steps,
+    },
     artifact::layout,
     domain::{
         device_peaks::{self, Devices},
@@ -111,7 +114,11 @@ fn analyze_parsed(
     trace.sampled = sampled.into_iter().map(|it| it.with_rules(rules.clone())).collect();
     if let Some(nsys) = trace.nsys.take() {
         // A command may not reach a range that its settings name; a rule given by hand must match.
-        trace.nsys = Some(if is_named { with_rules(nsys, rules)? } else { nsys.with_rules(rules) });
+        trace.nsys = Some(if is_named {
+            with_rules(nsys, rules)?
+        } else {
+            with_steps(nsys.with_rules(rules))
+        });
     }
     let device = match &saved.request {
         Some(request) => gpu_of(request, &trace.environment),
@@ -191,7 +198,13 @@ fn analyze_import(
 /// Sets the stage rules of a capture, which must contain each range that they name.
 fn with_rules(nsys: NsysTrace, rules: StageRules) -> Result<NsysTrace, AnalyzeError> {
     nsys.check_rules(&rules).map_err(|source| AnalyzeError::Rules { source })?;
-    Ok(nsys.with_rules(rules))
+    Ok(with_steps(nsys.with_rules(rules)))
+}
+
+/// Infers the steps of a capture without stages.
+fn with_steps(mut nsys: NsysTrace) -> NsysTrace {
+    nsys.inferred = inferred_steps::infer(&nsys);
+    nsys
 }
 
 /// The standard stage rules, with these before them.

@@ -115,7 +115,8 @@ pub struct LLMProfileReport {
     /// CUDA graphs of the traced pass that were traced as a whole, longest first.
     #[serde(default)]
     pub whole_graphs: Vec<WholeGraph>,
-    /// Steps of an inference engine in order, by the names of its ranges; absent without such.
+    /// Steps of a server or of a generating program in order, by the names of ranges or inferred;
+    /// absent without such.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub engine_steps: Vec<EngineStepRecord>,
     /// Collective operations of several ranks, and their time by rank: rows of the tables of these

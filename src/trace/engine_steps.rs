@@ -2,19 +2,9 @@
 //!
 //! The patterns are data: `conf/engines/`.
 
-use std::sync::LazyLock;
-
-use regex::Regex;
-use serde::Deserialize;
-
+use super::engines::known;
 use crate::domain::named_values::named_values;
 
-/// The known engines.
-const ENGINES: [&str; 3] = [
-    include_str!("../../conf/engines/vllm.toml"),
-    include_str!("../../conf/engines/sglang.toml"),
-    include_str!("../../conf/engines/tensorrt-llm.toml"),
-];
 /// Longer names are not matched.
 const MAX_NAME: usize = 200;
 
@@ -54,42 +44,14 @@ pub struct EngineStep {
     pub decode_requests: Option<u64>,
 }
 
-/// An engine as its file describes it.
-#[derive(Debug, Deserialize)]
-#[serde(deny_unknown_fields)]
-struct EngineFile {
-    name: String,
-    steps: Vec<StepFile>,
-}
-
-#[derive(Debug, Deserialize)]
-#[serde(deny_unknown_fields)]
-struct StepFile {
-    /// A regular expression with groups of counts.
-    pattern: String,
-}
-
-static KNOWN: LazyLock<Vec<(EngineFile, Vec<Regex>)>> = LazyLock::new(|| {
-    let read = |text: &&str| {
-        let file: EngineFile =
-            toml::from_str(text).expect("the embedded engines parse: a test reads each");
-        let patterns = file.steps.iter().map(|step| {
-            Regex::new(&step.pattern).expect("the embedded patterns compile: a test uses each")
-        });
-        let patterns = patterns.collect();
-        (file, patterns)
-    };
-    ENGINES.iter().map(read).collect()
-});
-
 /// The step that a range of this name is; `None` for other ranges, and for a step without requests.
 pub fn engine_step(name: &str) -> Option<EngineStep> {
     // Cheap, because every range of a capture is asked.
     if name.len() > MAX_NAME || !name.ends_with([')', ']', 's']) {
         return None;
     }
-    KNOWN.iter().find_map(|(file, patterns)| {
-        let found = patterns.iter().find_map(|pattern| pattern.captures(name))?;
+    known().iter().find_map(|known| {
+        let found = known.patterns.iter().find_map(|pattern| pattern.captures(name))?;
         let count = |group: &str| found.name(group)?.as_str().parse::<u64>().ok();
         let counts = [count("prefill_requests"), count("prefill_tokens"), count("decode_requests")];
         let [prefill_requests, prefill_tokens, decode_requests] = counts;
@@ -99,7 +61,7 @@ pub fn engine_step(name: &str) -> Option<EngineStep> {
             (0, _) => StepClass::Decode,
             (_, _) => StepClass::Mixed,
         };
-        let engine = file.name.as_str();
+        let engine = known.engine.name.as_str();
         Some(EngineStep { engine, class, prefill_requests, prefill_tokens, decode_requests })
     })
 }

@@ -10,6 +10,7 @@ use super::{
     environment::Environment,
     framework::{FrameworkCalls, TimelineTool},
     gpu_metrics::GpuSamples,
+    inferred_steps::InferredSteps,
     kernel::KernelTrace,
     packed::{PackedReader, PackedRows},
     range::Range,
@@ -34,6 +35,8 @@ pub struct NsysTrace {
     /// String table; names are indices into it.
     pub strings: Vec<String>,
     pub ranges: Vec<Range>,
+    /// Steps inferred without ranges; empty where ranges are stages.
+    pub inferred: InferredSteps,
     /// Ranges recorded without an end, with the ends that [`Self::with_rules`] assigned.
     pub unclosed: Vec<Unclosed>,
     pub kernels: KernelTrace,

@@ -2,7 +2,7 @@
 
 use Severity::{Critical, Info, Warning};
 
-use super::{Rule, finding, saving::replays_graph};
+use super::{Rule, finding, saving::replays_graph, steps::with_engine};
 use crate::{
     analyze::{
         Analysis, invariants,
@@ -158,13 +158,14 @@ pub const RULES: &[Rule] = &[
     },
 ];
 
-fn no_stages(analysis: &Analysis, _: &Trace) -> Vec<Finding> {
+fn no_stages(analysis: &Analysis, trace: &Trace) -> Vec<Finding> {
     // A command without stages has a finding of its own.
     if !analysis.stages.rows.is_empty() || analysis.subject == SubjectKind::Command {
         return vec![];
     }
     let (message, advice) = analysis.why_no_stages();
-    vec![finding("no_stages", message.to_owned()).advise(advice)]
+    let found = finding("no_stages", message.to_owned()).advise(advice);
+    vec![if analysis.subject == SubjectKind::Import { with_engine(found, trace) } else { found }]
 }
 
 fn runner_unfinished(analysis: &Analysis, _: &Trace) -> Vec<Finding> {

@@ -20,9 +20,10 @@ struct ClassTable {
     class: Vec<Pattern>,
 }
 
+/// Parts of a kernel's name.
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
-struct Pattern {
+pub struct Pattern {
     name: String,
     #[serde(default)]
     any: Vec<String>,
@@ -37,11 +38,16 @@ static TABLE: LazyLock<ClassTable> = LazyLock::new(|| {
 
 impl Pattern {
     fn matches(&self, base: &str, full: &str) -> bool {
+        Self::holds((&self.any, &self.all), base, full)
+    }
+
+    /// Returns true if any of the first parts occurs, or all of the second. Names are lower case.
+    pub fn holds((any, all): (&[String], &[String]), base: &str, full: &str) -> bool {
         let holds = |part: &String| match part.strip_prefix('^') {
             Some(prefix) => base.starts_with(prefix),
             None => full.contains(part.as_str()),
         };
-        self.any.iter().any(holds) || (!self.all.is_empty() && self.all.iter().all(holds))
+        any.iter().any(holds) || (!all.is_empty() && all.iter().all(holds))
     }
 }
 

@@ -7,6 +7,7 @@ use super::overhead::OverheadRecord;
 use crate::{
     analyze::{
         Analysis,
+        findings::with_engine,
         stats::{Spread, percent},
     },
     domain::{
@@ -69,10 +70,11 @@ pub fn findings(analysis: &Analysis, trace: &Trace) -> Vec<Finding> {
         let message = "No range of the command is a stage, so there are no figures by stage.";
         let finding = Finding::new("command_without_stages", Severity::Warning, message)
             .with("ranges captured", trace.nsys.as_ref().map_or(0, |nsys| nsys.ranges.len()));
-        found.push(finding.advise(
+        let finding = finding.advise(
             "Name its NVTX ranges in the command's stages (targets.toml), or have it open ranges \
              called prefill and decode_all.",
-        ));
+        );
+        found.push(with_engine(finding, trace));
     }
     if analysis.only_traced && has_stages {
         let message = "The command reports no stages in its unprofiled pass: stage times are of \

@@ -1,5 +1,5 @@
-//! Steps of an inference engine: the work of each by the name of its range, and its kernels by the
-//! calls made inside.
+//! Steps of a server or of a generating program: the work of each by the name of its range or by
+//! the order of the launches, and its kernels by the calls made inside.
 
 use std::collections::BTreeMap;
 
@@ -11,30 +11,33 @@ use super::{
     open_ranges::{EXCLUDED, NONE},
 };
 use crate::{
-    domain::units::Nanos,
+    domain::{named_values::named_values, units::Nanos},
     trace::{
         engine_steps::{EngineStep, StepClass, engine_step},
         nsys::{NsysTrace, pid_of},
-        range::Range,
     },
 };
 
-/// One step of an engine.
+/// One step of a server or of a generating program.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct EngineStepRecord {
     /// From 0, in the order of their starts.
     pub step: u64,
+    #[serde(default = "named")]
+    pub source: StepSource,
+    /// `null` for an inferred step.
     #[schema(example = "vllm")]
-    pub engine: String,
-    pub class: StepClass,
-    /// Evidence of the class.
+    pub engine: Option<String>,
+    /// `null` where only the boundaries are known.
+    pub class: Option<StepClass>,
+    /// Evidence of boundaries and class: the name of the range, or what the launches show.
     #[schema(example = "execute_context_0(0)_generation_8(8)")]
-    pub range: String,
+    pub evidence: String,
     #[schema(example = 4711)]
     pub process: u32,
-    /// Start of the range since the first step, milliseconds.
+    /// Start of the step since the first one, milliseconds.
     pub start_ms: f64,
-    /// Length of the range on the host.
+    /// Length of the step on the host; of an inferred one, to the end of its work.
     pub host_ms: f64,
     /// From the start of its first work on a device to the end of its last; `null` without work.
     pub device_ms: Option<f64>,
@@ -50,6 +53,31 @@ pub struct EngineStepRecord {
     pub prefill_requests: Option<u64>,
     pub prefill_tokens: Option<u64>,
     pub decode_requests: Option<u64>,
+}
+
+named_values! {
+    /// Source of a step.
+    StepSource {
+        /// A range whose name carries the work.
+        Named = "named",
+        /// The order of the launches: the capture has no range that is a stage.
+        Inferred = "inferred",
+    }
+}
+
+/// The source of steps in older files.
+const fn named() -> StepSource {
+    StepSource::Named
+}
+
+/// A step before its work is known.
+struct StepPlace<'a> {
+    class: Option<StepClass>,
+    evidence: &'a str,
+    global_tid: i64,
+    start_ns: i64,
+    end_ns: i64,
+    named: Option<EngineStep>,
 }
 
 /// Work of one step on devices, in the order of its starts.
@@ -71,54 +99,68 @@ impl DeviceWork {
     }
 }
 
-/// The steps of a capture whose ranges carry the names of a known engine; empty for others.
+/// The steps of a capture whose ranges carry the names of a known engine, or whose launches show
+/// them; empty for others.
 pub fn engine_steps(trace: &NsysTrace, launches: &LaunchIndex) -> Vec<EngineStepRecord> {
-    let mut steps: Vec<(&Range, i64, EngineStep)> = trace
-        .ranges
-        .iter()
-        .filter_map(|range| Some((range, range.end_ns?, engine_step(&range.name)?)))
-        .filter(|(range, end_ns, _)| *end_ns >= range.start_ns)
-        .collect();
+    let named = trace.ranges.iter().filter_map(|range| {
+        let step = engine_step(&range.name)?;
+        Some(StepPlace {
+            class: Some(step.class),
+            evidence: &range.name,
+            global_tid: range.global_tid,
+            start_ns: range.start_ns,
+            end_ns: range.end_ns?,
+            named: Some(step),
+        })
+    });
+    let inferred = trace.inferred.steps.iter().map(|step| StepPlace {
+        class: step.class,
+        evidence: &step.evidence,
+        global_tid: step.global_tid,
+        start_ns: step.start_ns,
+        end_ns: step.end_ns,
+        named: None,
+    });
+    let mut steps: Vec<StepPlace> =
+        named.chain(inferred).filter(|it| it.end_ns >= it.start_ns).collect();
     if steps.is_empty() {
         return Vec::new();
     }
-    steps.sort_by_key(|(range, end_ns, _)| (range.start_ns, *end_ns, range.global_tid));
+    steps.sort_by_key(|it| (it.start_ns, it.end_ns, it.global_tid));
     let work = device_work(trace, launches, &steps);
-    let origin = steps.first().map_or(0, |(range, ..)| range.start_ns);
+    let origin = steps.first().map_or(0, |it| it.start_ns);
+    let records = steps.into_iter().zip(work).enumerate();
+    records.map(|(at, (step, work))| record(at, origin, &step, &work)).collect()
+}
+
+fn record(at: usize, origin: i64, step: &StepPlace, work: &DeviceWork) -> EngineStepRecord {
     let ms = |ns: i64| Nanos(ns).as_ms();
-    steps
-        .into_iter()
-        .zip(work)
-        .enumerate()
-        .map(|(at, ((range, end_ns, step), work))| EngineStepRecord {
-            step: at as u64,
-            engine: step.engine.to_owned(),
-            class: step.class,
-            range: range.name.clone(),
-            process: pid_of(range.global_tid),
-            start_ms: ms(range.start_ns - origin),
-            host_ms: ms(end_ns - range.start_ns),
-            device_ms: work.window.map(|(first, last)| ms(last - first)),
-            gap_ms: work.window.map(|(first, last)| ms((last - first - work.busy_ns).max(0))),
-            kernels: work.kernels,
-            graphs: work.graphs,
-            is_replayed: work.is_replayed,
-            prefill_requests: step.prefill_requests,
-            prefill_tokens: step.prefill_tokens,
-            decode_requests: step.decode_requests,
-        })
-        .collect()
+    let named = step.named;
+    EngineStepRecord {
+        step: at as u64,
+        source: if named.is_some() { StepSource::Named } else { StepSource::Inferred },
+        engine: named.map(|it| it.engine.to_owned()),
+        class: step.class,
+        evidence: step.evidence.to_owned(),
+        process: pid_of(step.global_tid),
+        start_ms: ms(step.start_ns - origin),
+        host_ms: ms(step.end_ns - step.start_ns),
+        device_ms: work.window.map(|(first, last)| ms(last - first)),
+        gap_ms: work.window.map(|(first, last)| ms((last - first - work.busy_ns).max(0))),
+        kernels: work.kernels,
+        graphs: work.graphs,
+        is_replayed: work.is_replayed,
+        prefill_requests: named.and_then(|it| it.prefill_requests),
+        prefill_tokens: named.and_then(|it| it.prefill_tokens),
+        decode_requests: named.and_then(|it| it.decode_requests),
+    }
 }
 
 /// The work that was launched during each step, on its thread.
-fn device_work(
-    trace: &NsysTrace,
-    launches: &LaunchIndex,
-    steps: &[(&Range, i64, EngineStep)],
-) -> Vec<DeviceWork> {
+fn device_work(trace: &NsysTrace, launches: &LaunchIndex, steps: &[StepPlace]) -> Vec<DeviceWork> {
     let mut threads: BTreeMap<i64, Vec<usize>> = BTreeMap::new();
-    for (at, (range, ..)) in steps.iter().enumerate() {
-        threads.entry(range.global_tid).or_default().push(at);
+    for (at, step) in steps.iter().enumerate() {
+        threads.entry(step.global_tid).or_default().push(at);
     }
     let mut calls = trace.cuda_calls.reader();
     let mut step_of = |(call, instance): (u32, u32)| {
@@ -127,9 +169,9 @@ fn device_work(
         }
         let call = calls.get(call);
         let of_thread = threads.get(&call.global_tid)?;
-        let after = of_thread.partition_point(|at| steps[*at].0.start_ns <= call.start_ns);
+        let after = of_thread.partition_point(|at| steps[*at].start_ns <= call.start_ns);
         let at = *of_thread.get(after.checked_sub(1)?)?;
-        (call.start_ns < steps[at].1).then_some(at)
+        (call.start_ns < steps[at].end_ns).then_some(at)
     };
     let mut work = vec![DeviceWork::default(); steps.len()];
     for (kernel, launch) in trace.kernels.iter().zip(launches.kernels.iter()) {
@@ -170,7 +212,13 @@ mod tests {
             .iter()
             .map(|it| {
                 let us = |ms: f64| (ms * 1e6).round() as i64;
-                (it.class, us(it.start_ms), us(it.host_ms), it.device_ms.map(us), it.gap_ms.map(us))
+                (
+                    it.class.unwrap(),
+                    us(it.start_ms),
+                    us(it.host_ms),
+                    it.device_ms.map(us),
+                    it.gap_ms.map(us),
+                )
             })
             .collect();
         assert_eq!(

@@ -9,6 +9,7 @@ pub mod engine_steps;
 pub mod framework_nests;
 pub mod gpu;
 pub mod graphs;
+pub mod inferred_steps;
 pub mod interval;
 pub mod launches;
 pub mod open_ranges;

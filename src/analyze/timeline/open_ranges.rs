@@ -122,6 +122,12 @@ impl OpenStages {
                 open.entry((place(range), label)).or_default().push(at);
             }
         }
+        for (class, thread, start_ns, end_ns) in trace.inferred.stages() {
+            let label = stages.labels.iter().position(|label| label == class.stage());
+            if let Some(label) = label {
+                open.entry((thread, label)).or_default().push((start_ns, end_ns));
+            }
+        }
         for ((place, label), intervals) in open {
             let instance = |(start_ns, end_ns)| StageInstance {
                 label,

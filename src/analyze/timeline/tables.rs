@@ -115,7 +115,11 @@ impl TimelineTables {
             (it.kernel_ms, it.busy_ms) = (None, None);
         }
         self.collectives.withhold(is_partial);
-        for it in self.engine_steps.iter_mut().filter(|it| is_partial(it.class.stage())) {
+        for it in self
+            .engine_steps
+            .iter_mut()
+            .filter(|it| it.class.is_some_and(|it| is_partial(it.stage())))
+        {
             (it.device_ms, it.gap_ms) = (None, None);
         }
     }

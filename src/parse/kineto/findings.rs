@@ -70,6 +70,18 @@ pub fn findings(files: &[FileFacts], trace: &NsysTrace) -> Vec<Finding> {
                 .advise("A tool rewrote the trace: check that it kept all digits of the times."),
         );
     }
+    let repaired = sum(|it| it.repaired);
+    if repaired > 0 {
+        let message = format!(
+            "{repaired} names of the trace have quotes or line ends without a backslash, so it is \
+             not JSON; they were read with them."
+        );
+        found.push(
+            Finding::new("trace_names_repaired", Severity::Info, message)
+                .with("repaired", repaired)
+                .advise("Record with a version of PyTorch in which issue 146900 is fixed."),
+        );
+    }
     found.extend(coarse(files, sum(|it| it.whole)));
     if files.iter().any(|it| it.bare) {
         let message = "The trace is a list of events without a header: device, driver and rank \

@@ -10,6 +10,7 @@ mod findings;
 mod merge;
 mod number;
 mod open;
+mod repair;
 mod rows;
 mod signatures;
 mod sites;

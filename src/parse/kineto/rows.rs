@@ -52,6 +52,8 @@ pub struct Oddities {
     pub impossible: u64,
     /// Integers and times written as strings.
     pub quoted: u64,
+    /// Names whose quotes were escaped.
+    pub repaired: u64,
     /// Kernels whose times are whole microseconds, and all kernels.
     pub whole: u64,
 }

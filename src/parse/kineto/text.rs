@@ -1,6 +1,11 @@
 //! The JSON of one trace: its header, and its events as rows. Nothing of it is held as text.
 
-use std::{cell::RefCell, fmt, path::Path};
+use std::{
+    cell::RefCell,
+    fmt,
+    io::{BufReader, Read},
+    path::Path,
+};
 
 use serde::{
     Deserializer,
@@ -11,11 +16,14 @@ use serde_json::error::Category;
 use super::{
     event::{DeviceProperties, Distributed, Integer, TraceEvent},
     open,
+    repair::RepairedText,
     rows::FileRows,
     signatures::Signatures,
     strings::Strings,
 };
 use crate::parse::ParseError;
+
+const BUFFER: usize = 256 << 10;
 
 /// Header of a trace.
 #[derive(Debug, Default)]
@@ -38,17 +46,22 @@ pub struct Tables {
     pub signatures: Signatures,
 }
 
-/// Reads the trace at `path`.
+/// Reads the trace at `path`. One that is not JSON is read again with the quotes of its names
+/// repaired; if that is not JSON either, the error is that of the text as it is.
 pub fn read(path: &Path, tables: &mut Tables) -> Result<(Header, FileRows), ParseError> {
     let unread = |source| ParseError::Read { path: path.into(), source };
-    let text = open::open(path).map_err(unread)?;
-    let mut from = serde_json::Deserializer::from_reader(text);
-    let state = RefCell::new((FileRows::default(), tables));
-    let header = from
-        .deserialize_any(TraceVisitor(&state))
-        .and_then(|header| from.end().map(|()| header))
-        .map_err(|error| refusal(path, error))?;
-    let (rows, _) = state.into_inner();
+    let text = || open::open(path).map_err(unread);
+    let (header, rows) = match parse(text()?, tables) {
+        Ok(read) => read,
+        Err(error) if error.classify() == Category::Syntax => {
+            let (repaired, count) = RepairedText::new(text()?);
+            let repaired = BufReader::with_capacity(BUFFER, repaired);
+            let (header, mut rows) = parse(repaired, tables).map_err(|_| refusal(path, error))?;
+            rows.odd.repaired = count.get();
+            (header, rows)
+        }
+        Err(error) => return Err(refusal(path, error)),
+    };
     match header {
         Some(header) => Ok((header, rows)),
         None => Err(ParseError::Foreign {
@@ -56,6 +69,20 @@ pub fn read(path: &Path, tables: &mut Tables) -> Result<(Header, FileRows), Pars
             what: "JSON without traceEvents; expected a trace of the profiler of PyTorch".into(),
         }),
     }
+}
+
+/// Header and rows of one text.
+fn parse(
+    text: impl Read,
+    tables: &mut Tables,
+) -> Result<(Option<Header>, FileRows), serde_json::Error> {
+    let mut from = serde_json::Deserializer::from_reader(text);
+    let state = RefCell::new((FileRows::default(), tables));
+    let header = from
+        .deserialize_any(TraceVisitor(&state))
+        .and_then(|header| from.end().map(|()| header))?;
+    let (rows, _) = state.into_inner();
+    Ok((header, rows))
 }
 
 /// The error with its place in the unpacked text.
@@ -72,7 +99,8 @@ fn refusal(path: &Path, error: serde_json::Error) -> ParseError {
         Category::Eof => format!("truncated: the JSON ends at byte {at}; copy the file again"),
         Category::Syntax => format!(
             "not JSON at byte {at} ({message}); older versions of PyTorch write quotes in names \
-             without a backslash (pytorch issue 146900): add it, or record with a newer version"
+             without a backslash (pytorch issue 146900), which is not repairable here: add it, or \
+             record with a newer version"
         ),
         Category::Data | Category::Io => format!("not a trace at byte {at}: {message}"),
     };

@@ -1,13 +1,17 @@
-//! Steps of an inference engine.
+//! Steps of a server or of a generating program.
 
 use super::{
     report_table::ReportTable,
     schema::{TableColumn, count, millis, number, text},
 };
-use crate::analyze::{Analysis, timeline::engine_steps::EngineStepRecord};
+use crate::{
+    analyze::{Analysis, timeline::engine_steps::EngineStepRecord},
+    trace::engine_steps::StepClass,
+};
 
-const SHOWN: [&str; 11] = [
+const SHOWN: [&str; 12] = [
     "step",
+    "source",
     "class",
     "start_ms",
     "host_ms",
@@ -24,9 +28,10 @@ const SHOWN: [&str; 11] = [
 pub fn columns() -> Vec<TableColumn<EngineStepRecord>> {
     vec![
         number("step", "Step", 0, |it| it.step.into()),
+        text("source", "Source", |it| it.source.as_str().into()),
         text("engine", "Engine", |it| (&it.engine).into()),
-        text("class", "Class", |it| it.class.as_str().into()),
-        text("range", "Range", |it| (&it.range).into()),
+        text("class", "Class", |it| it.class.map(StepClass::as_str).into()),
+        text("evidence", "Evidence", |it| (&it.evidence).into()),
         number("process", "Process", 0, |it| it.process.into()),
         millis("start_ms", "Start ms", |it| it.start_ms.into()),
         millis("host_ms", "Host ms", |it| it.host_ms.into()),
@@ -45,11 +50,22 @@ pub fn columns() -> Vec<TableColumn<EngineStepRecord>> {
 /// Steps in the order of their starts.
 pub fn engine_steps(analysis: &Analysis) -> ReportTable {
     let steps = &analysis.engine_steps;
-    let engine = steps.first().map_or("an inference engine", |step| step.engine.as_str());
+    let engine = steps.first().and_then(|step| step.engine.as_deref());
+    let source = engine.map_or_else(
+        || {
+            "Inferred steps: no range of the capture is a stage, so steps are found by the order \
+             of the launches. Each has its evidence, and none is guessed."
+                .to_owned()
+        },
+        |engine| {
+            format!(
+                "Steps of {engine}, by the names of its ranges, which carry the requests of each."
+            )
+        },
+    );
     let caption = format!(
-        "Steps of {engine}, by the names of its ranges, which carry the requests of each. Work on \
-         the device is that of the calls inside; gaps are the time between its first and last work \
-         in which nothing of the step ran."
+        "{source} Work on the device is that of the calls inside; gaps are the time between its \
+         first and last work in which nothing of the step ran."
     );
     ReportTable::of("engine_steps", "Engine Steps", caption, (&columns(), &SHOWN), steps)
 }

@@ -70,3 +70,34 @@ fn steps_that_replay_a_graph_say_so() {
     let length = |it: &&Value, column: &str| it[column].as_f64().unwrap();
     assert!(decode.iter().all(|it| length(it, "gap_ms") < length(it, "device_ms")));
 }
+
+#[test]
+fn inferred_steps_are_stages_in_all_figures_like_named_ones() {
+    let [named, inferred] =
+        ["", "delete from NVTX_EVENTS"].map(|sql| report("hf-deepseek-decoder", sql));
+    let steps = inferred["engine_steps"].as_array().unwrap();
+    assert_eq!(steps.len(), 14);
+    assert!(steps.iter().all(|it| it["source"] == "inferred" && it["engine"].is_null()));
+    assert_eq!(total(steps, "prefill", "kernels"), 1972.0);
+    assert_eq!(total(steps, "decode", "kernels"), 10_800.0);
+    let launches = |report: &Value| -> Vec<(String, Value)> {
+        let stages = report["stage_kernels"].as_array().unwrap().iter();
+        let stages = stages.map(|it| (it["stage"].as_str().unwrap().to_owned(), &it["launches"]));
+        let of_model = stages.filter(|(stage, _)| !stage.is_empty());
+        of_model.map(|(stage, count)| (stage, count.clone())).collect()
+    };
+    assert_eq!(launches(&inferred), launches(&named));
+    assert_eq!(launches(&inferred).len(), 3, "prefill, decode and the cold prefill");
+    assert_eq!(inferred["aggregates"]["decode_steps"], named["aggregates"]["decode_steps"]);
+    let stages = |report: &Value, table: &str| -> Vec<Value> {
+        report[table].as_array().unwrap().iter().map(|it| it["stage"].clone()).collect()
+    };
+    for table in ["stages", "ledger_stages", "stage_gpu"] {
+        assert_eq!(stages(&inferred, table), stages(&named, table), "{table}");
+    }
+    let found = inferred["findings"].as_array().unwrap();
+    let found = found.iter().find(|it| it["id"] == "steps_inferred").unwrap();
+    assert_eq!(found["evidence"]["decode steps"], "12");
+    assert_eq!(found["evidence"]["engine by its kernels"], "PyTorch and transformers");
+    assert!(found["advice"].as_str().unwrap().contains("torch.cuda.nvtx.range"));
+}

@@ -20,6 +20,7 @@ use crate::{
         },
     },
     trace::{
+        engine_steps::StepClass,
         nsys::{NsysTrace, process_of},
         range::Range,
     },
@@ -96,6 +97,13 @@ fn median_step(trace: &NsysTrace, launches: &LaunchIndex) -> Option<(StepPlace, 
     };
     let mut steps: Vec<StepPlace> =
         trace.ranges.iter().filter(|it| it.name == STEP).filter_map(place).collect();
+    let inferred = trace.inferred.steps.iter().filter(|it| it.class == Some(StepClass::Decode));
+    steps.extend(inferred.filter_map(|it| {
+        let range = (it.start_ns, it.end_ns);
+        let instance = launches.stages.on(it.global_tid)?.at(it.start_ns, &mut 0);
+        let place = StepPlace { range, instance, thread: it.global_tid, everywhere: false };
+        (launches.stage(instance) == DECODE).then_some(place)
+    }));
     steps.sort_by_key(|it| it.range.0);
     let mut order: Vec<usize> = (0..steps.len()).collect();
     order.sort_by_key(|at| (steps[*at].range.1 - steps[*at].range.0, *at));

@@ -1,0 +1,165 @@
+//! Steps inferred from captures whose ranges are known and removed.
+//!
+//! A step is correct when its first launch, its last launch and its class are those of the removed
+//! range. A step without a class is not correct; one with another boundary or class is wrong.
+
+use std::{collections::HashMap, fs, path::PathBuf};
+
+use llmprof::{
+    analyze::timeline::{inferred_steps::infer, launches::LaunchIndex, open_ranges::NONE},
+    parse,
+    trace::{engine_steps::StepClass, nsys::NsysTrace},
+};
+use tempfile::TempDir;
+
+use crate::{parse::kineto, runs::align::capture};
+
+/// Captures with ranges around whole forwards of a model, with the numbers of correct steps, of
+/// ones without a class, and of steps that the program ran outside its ranges.
+///
+/// `torch-gemms` has neither embedding nor choice of a token, so nothing shows where its forwards
+/// start; in `torch-cuda-graph-node` that holds for prefill, and in `torch-kineto-graph` no layer
+/// has attention.
+const KNOWN: [(&str, [usize; 3]); 10] = [
+    ("hf-deepseek-decoder", [14, 0, 0]),
+    ("hf-llama-e2e", [6, 0, 0]),
+    ("torch-cuda-graph-node", [32, 1, 0]),
+    ("h200-whole-graphs", [10, 0, 0]),
+    ("h200-deepseek-ocr-tiny", [10, 0, 0]),
+    ("h200-deepseek-ocr", [130, 0, 0]),
+    ("h200-gpu-metrics-10khz", [9, 0, 0]),
+    ("torch-gemms", [0, 8, 0]),
+    ("torch-kineto-eager", [5, 0, 0]),
+    ("torch-kineto-graph", [0, 1, 0]),
+];
+
+/// First and last launch, by call and row.
+type Bounds = ((u32, usize), (u32, usize));
+
+/// A capture with its ranges.
+fn read(name: &str) -> (NsysTrace, TempDir) {
+    let dir = tempfile::tempdir().unwrap();
+    let fixtures = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/captures");
+    let trace = if let Some(name) = name.strip_prefix("torch-kineto-") {
+        parse::kineto::read(&[kineto::fixture(name)]).unwrap()
+    } else if let Ok(packed) = fs::File::open(fixtures.join(format!("{name}.tar.zst"))) {
+        let unpacked = zstd::stream::Decoder::new(packed).unwrap();
+        let mut archive = tar::Archive::new(unpacked);
+        let export = dir.path().join("run.sqlite");
+        for entry in archive.entries().unwrap() {
+            let mut entry = entry.unwrap();
+            if entry.path().unwrap().ends_with("nsys/run.sqlite") {
+                entry.unpack(&export).unwrap();
+            }
+        }
+        parse::nsys::read(&export).unwrap()
+    } else {
+        let export = dir.path().join("run.sqlite");
+        capture(name, &export, "").unwrap();
+        parse::nsys::read(&export).unwrap()
+    };
+    (trace.with_rules(Default::default()), dir)
+}
+
+/// Launches by thread: start, call and row, in order.
+fn launches(trace: &NsysTrace) -> HashMap<i64, Vec<(i64, u32, usize)>> {
+    let index = LaunchIndex::of(trace);
+    let kernels = index.kernels.iter().enumerate();
+    let graphs = index.graphs.iter().enumerate().map(|(row, it)| (row + (1 << 40), it));
+    let mut threads: HashMap<i64, Vec<(i64, u32, usize)>> = HashMap::new();
+    for (row, (call, _)) in kernels.chain(graphs).filter(|(_, (call, _))| *call != NONE) {
+        let it = trace.cuda_calls.get(call as usize);
+        threads.entry(it.global_tid).or_default().push((it.start_ns, call, row));
+    }
+    threads.values_mut().for_each(|it| it.sort_unstable());
+    threads
+}
+
+fn bounds(of: &[(i64, u32, usize)], start_ns: i64, end_ns: i64) -> Option<Bounds> {
+    let from = of.partition_point(|it| it.0 < start_ns);
+    let to = of.partition_point(|it| it.0 < end_ns);
+    let (first, last) = (of[from..to].first()?, of[from..to].last()?);
+    Some(((first.1, first.2), (last.1, last.2)))
+}
+
+/// Correct steps, ones without a class, wrong ones, and steps outside all ranges.
+fn compare(name: &str) -> [usize; 4] {
+    let (mut trace, _dir) = read(name);
+    let threads = launches(&trace);
+    let has_steps = trace.ranges.iter().any(|it| it.name == "decode_step");
+    let known: Vec<(i64, Option<Bounds>, StepClass)> = trace
+        .ranges
+        .iter()
+        .filter_map(|it| {
+            let class = match it.name.as_str() {
+                "prefill" => StepClass::Prefill,
+                "decode_step" => StepClass::Decode,
+                "decode_all" if !has_steps => StepClass::Decode,
+                _ => return None,
+            };
+            let of = &threads[&it.global_tid];
+            Some((it.global_tid, bounds(of, it.start_ns, it.end_ns?), class))
+        })
+        .collect();
+    trace.ranges.clear();
+    trace.unclosed.clear();
+    trace.framework = Default::default();
+    let inferred = infer(&trace);
+    for (reason, count) in &inferred.unclear {
+        println!("    {count} without a class: {reason}");
+    }
+    let steps: Vec<(i64, Bounds, StepClass)> = if has_steps {
+        let classed = inferred.steps.iter().filter_map(|it| {
+            let bounds = bounds(&threads[&it.global_tid], it.start_ns, it.end_ns)?;
+            Some((it.global_tid, bounds, it.class?))
+        });
+        classed.collect()
+    } else {
+        let stages = inferred.stages().into_iter().filter_map(|(class, thread, start, end)| {
+            Some((thread, bounds(&threads[&thread], start, end)?, class))
+        });
+        stages.collect()
+    };
+    let mut counts = [0; 4];
+    let overlaps = |a: &Bounds, b: &Bounds| a.0 <= b.1 && b.0 <= a.1;
+    for (thread, bounds, class) in &known {
+        let bounds = bounds.expect("each range launches work");
+        let found: Vec<_> =
+            steps.iter().filter(|it| it.0 == *thread && overlaps(&it.1, &bounds)).collect();
+        let place = match found[..] {
+            [] => 1,
+            [(_, of, by)] if (of, by) == (&bounds, class) => 0,
+            _ => {
+                println!("    wrong {name}: {class:?} {bounds:?} found {found:?}");
+                2
+            }
+        };
+        counts[place] += 1;
+    }
+    let is_outside = |it: &&(i64, Bounds, StepClass)| {
+        known.iter().all(|(_, bounds, _)| !overlaps(&it.1, &bounds.unwrap()))
+    };
+    counts[3] = steps.iter().filter(is_outside).count();
+    counts
+}
+
+#[test]
+fn steps_of_captures_without_their_ranges_are_those_of_the_ranges() {
+    let mut sums = [0; 4];
+    println!("{:26} correct  no class  wrong  outside ranges", "capture");
+    let mut all = Vec::new();
+    for (name, expected) in KNOWN {
+        let counts = compare(name);
+        let [correct, unclear, wrong, outside] = counts;
+        println!("{name:26} {correct:7}  {unclear:8}  {wrong:5}  {outside:14}");
+        sums.iter_mut().zip(counts).for_each(|(sum, count)| *sum += count);
+        all.push((name, counts, [expected[0], expected[1], 0, expected[2]]));
+    }
+    let [correct, unclear, wrong, outside] = sums;
+    println!("{:26} {correct:7}  {unclear:8}  {wrong:5}  {outside:14}", "all");
+    for (name, counts, expected) in all {
+        assert_eq!(counts, expected, "{name}");
+    }
+    assert_eq!(wrong, 0);
+    assert!(correct * 100 >= (correct + unclear) * 95, "{correct} of {}", correct + unclear);
+}
