@@ -75,7 +75,7 @@ async fn every_table_is_listed_and_each_has_the_listed_columns_and_rows() {
 #[tokio::test]
 async fn every_csv_file_of_a_run_has_the_bytes_of_its_table_over_http() {
     let api = Api::new().await;
-    let run = ReportInput::with_samples();
+    let run = ReportInput::with_all_tables();
     let tables = run.file(layout::TABLES);
     let id = ended(&api, &[("tables.jsonl", &tables)]).await;
     for (file, table) in CSV_FILES {

@@ -333,7 +333,7 @@ fn every_list_of_the_report_is_a_table_with_the_same_fields_and_values() {
 
 #[test]
 fn every_csv_file_has_the_columns_and_rows_of_its_table() {
-    let run = ReportInput::with_samples();
+    let run = ReportInput::with_all_tables();
     let stored = run.file(layout::TABLES);
     for (file, name) in CSV_FILES {
         let table: Value = stored

@@ -221,6 +221,17 @@ impl ReportInput {
         run
     }
 
+    /// The same with a collective operation, so that every table has its schema.
+    pub fn with_all_tables() -> Self {
+        let mut run = Self::with_samples();
+        let capture = run.trace.nsys.as_mut().unwrap();
+        let kernel = capture.kernels.get(0);
+        for name in [kernel.name, kernel.full_name] {
+            capture.strings[name as usize] = "ncclDevKernel_AllReduce_Sum_bf16_RING_LL".into();
+        }
+        run
+    }
+
     pub fn analysis(&self) -> Analysis {
         let devices = llmprof::domain::device_peaks::Devices::from_toml(include_str!(
             "../../../../conf/devices.toml"
