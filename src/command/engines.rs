@@ -39,15 +39,10 @@ pub fn run(options: &EnginesOptions) -> Result<()> {
 
 /// One line per engine.
 fn table() -> String {
-    let mut text = format!("{:14}{:28}{:28}KERNELS\n", "ENGINE", "TITLE", "STEPS IN");
+    let mut text = format!("{:14}{:26}{:20}KERNELS\n", "ENGINE", "TITLE", "STEPS IN");
     for engine in engines() {
-        let steps = match (engine.steps.is_empty(), engine.name.as_str()) {
-            (false, "sglang") => "PyTorch traces",
-            (false, _) => "NVTX ranges",
-            (true, _) => "ranges of your own",
-        };
-        let kernels = engine.kernels.join(" ");
-        _ = writeln!(text, "{:14}{:28}{steps:28}{kernels}", engine.name, engine.title);
+        let Engine { name, title, steps_in, kernels, .. } = engine;
+        _ = writeln!(text, "{name:14}{title:26}{steps_in:20}{}", kernels.join(" "));
     }
     text.push_str("\n`llmprof engines NAME` prints how to capture one.\n");
     text

@@ -26,6 +26,8 @@ pub struct Engine {
     pub name: String,
     /// Name in sentences, with the versions.
     pub title: String,
+    /// Kind of record that has its steps.
+    pub steps_in: String,
     /// Parts of kernel names that no engine before has, in lower case; `^` is the start of a name.
     pub kernels: Vec<String>,
     /// The line that adds the ranges of steps to a capture; `None` where no line is known.

@@ -163,3 +163,51 @@ fn steps_of_captures_without_their_ranges_are_those_of_the_ranges() {
     assert_eq!(wrong, 0);
     assert!(correct * 100 >= (correct + unclear) * 95, "{correct} of {}", correct + unclear);
 }
+
+/// First and last launching call of each range of a step, and of each inferred step.
+type Calls = Vec<(StepClass, u32, u32)>;
+
+fn calls_of_steps(trace: &NsysTrace, full: &HashMap<i64, Vec<(i64, u32, usize)>>) -> Calls {
+    let steps = infer(trace).steps.into_iter().filter_map(|it| {
+        let (first, last) = bounds(&full[&it.global_tid], it.start_ns, it.end_ns)?;
+        Some((it.class?, first.0, last.0))
+    });
+    steps.collect()
+}
+
+#[test]
+fn windows_of_captures_have_only_whole_steps() {
+    for name in ["hf-deepseek-decoder", "h200-deepseek-ocr-tiny", "torch-kineto-eager"] {
+        let (mut trace, _dir) = read(name);
+        trace.ranges.clear();
+        trace.framework = Default::default();
+        let full = launches(&trace);
+        let all = calls_of_steps(&trace, &full);
+        assert!(all.len() >= 5, "{name}");
+        let calls = trace.cuda_calls.len() as u32;
+        let launching: Vec<u32> =
+            LaunchIndex::of(&trace).kernels.iter().map(|(call, _)| call).collect();
+        let mut found = 0;
+        for part in 0..10 {
+            let (from, to) = (calls / 17 * part, calls - calls / 29 * part);
+            let mut window = trace.clone();
+            let kept = trace.kernels.iter().zip(&launching);
+            let kept = kept.filter(|(_, call)| (from..to).contains(*call));
+            window.kernels = kept.map(|(kernel, _)| kernel).collect();
+            let steps = calls_of_steps(&window, &full);
+            found += steps.len();
+            for step in steps {
+                assert!(all.contains(&step), "{name} {from}..{to}: {step:?}");
+                assert!(from <= step.1 && step.2 < to, "{name} {from}..{to}: {step:?}");
+            }
+        }
+        assert!(found > all.len(), "{name}: {found} steps in all windows");
+    }
+}
+
+#[test]
+fn a_module_that_runs_alone_has_no_steps() {
+    let (mut trace, _dir) = read("hf-llama-attention-mock");
+    trace.ranges.clear();
+    assert!(infer(&trace).steps.iter().all(|it| it.class.is_none()));
+}

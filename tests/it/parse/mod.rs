@@ -4,6 +4,7 @@ pub mod captures;
 pub mod changes;
 pub mod collectives;
 pub mod engine_steps;
+mod engines;
 pub mod fuzz;
 pub mod gemms;
 pub mod graphs;

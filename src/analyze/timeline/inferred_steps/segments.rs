@@ -278,6 +278,10 @@ impl<'a> SegmentWalk<'a> {
         };
         open.end = by.map(|by| (region.end.0, region.end.1, by));
         (open.next, open.last.1) = (region.next, region.sampling);
+        if open.is_graph() {
+            // Graphs are compared by their identity, and there may be millions of launches.
+            open.signature = HashMap::default();
+        }
         self.segments.push(open);
     }
 }
