@@ -46,6 +46,7 @@ impl Analysis {
     /// Reason for missing utilisation figures, and advice.
     pub const fn why_no_utilisation(&self) -> (&'static str, &'static str) {
         match self.subject {
+            SubjectKind::Import if self.stages.rows.is_empty() => self.why_no_stages(),
             SubjectKind::Model | SubjectKind::Part => (
                 "No stage has both a time and a count of FLOPs.",
                 "Read the baseline step's log: the runner records both.",

@@ -13,8 +13,10 @@ pub enum NotJoined {
     OneRank,
     /// Several files are of one rank.
     RankTwice { rank: u32 },
-    /// The capture lacks ranks of the group.
+    /// The capture lacks ranks of the group, or of the program where groups are not recorded.
     MissingRanks { found: usize, size: u32 },
+    /// No operation needs all ranks, as sends and receives: which belong together is unknown.
+    NoneNeedsAll,
     /// Ranks have different numbers of operations.
     Counts { least: usize, most: usize },
     /// Ranks have different operations at one place.
@@ -74,7 +76,9 @@ pub fn join(group: &MemberGroup) -> JoinedGroup {
     }
     let launches = || group.members.iter().flat_map(|it| &it.launches);
     let is_pair = |it: &CollectiveLaunch| it.operation == CollectiveKind::SendReceive;
-    if launches().filter(|it| !is_pair(it)).all(|it| it.sequence.is_some()) {
+    if launches().all(is_pair) {
+        JoinedGroup::failed(NotJoined::NoneNeedsAll)
+    } else if launches().filter(|it| !is_pair(it)).all(|it| it.sequence.is_some()) {
         by_number(group)
     } else {
         by_place(group)
@@ -155,6 +159,9 @@ fn by_place(group: &MemberGroup) -> JoinedGroup {
             (0..member.launches.len() as u32).filter(needs_all).collect()
         })
         .collect();
+    if sequences.iter().all(Vec::is_empty) {
+        return JoinedGroup::failed(NotJoined::NoneNeedsAll);
+    }
     if has_one_clock(group) {
         let whole = sequences.clone();
         trim(group, &mut sequences);

@@ -1,6 +1,6 @@
 //! Launches of collective operations by group and rank, in order of their starts.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use foldhash::HashMap;
 
@@ -55,7 +55,8 @@ pub struct GroupMember {
 pub struct MemberGroup {
     /// Name and purpose, or the place of its stream where the group is not recorded.
     pub name: String,
-    /// Ranks that the program has in it; `None` where they are not recorded.
+    /// Ranks that the program has in it; of a group that is not recorded all ranks of the program,
+    /// if the capture lacks some; `None` where that is unknown.
     pub size: Option<u32>,
     /// In order of their ranks.
     pub members: Vec<GroupMember>,
@@ -141,9 +142,12 @@ fn group(
         })
         .collect();
     members.sort_by_key(|it| (it.rank, it.process, it.device));
+    let world = recorded.processes.values().filter_map(|it| it.world_size).max();
+    let ranks: BTreeSet<_> = recorded.processes.values().filter_map(|it| it.rank).collect();
+    let world = world.filter(|size| *size as usize > ranks.len());
     let (name, size) = match key {
-        GroupKey::Stream(0) => ("stream of collectives".to_owned(), None),
-        GroupKey::Stream(at) => (format!("stream of collectives {}", at + 1), None),
+        GroupKey::Stream(0) => ("stream of collectives".to_owned(), world),
+        GroupKey::Stream(at) => (format!("stream of collectives {}", at + 1), world),
         GroupKey::Recorded(at) => {
             let group = recorded.groups.get(at as usize).cloned().unwrap_or_default();
             let listed = Some(group.ranks.len() as u32).filter(|it| *it > 0);

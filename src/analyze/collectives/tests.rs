@@ -208,6 +208,31 @@ fn one_rank_or_a_missing_one_gives_neither_wait_nor_transfer() {
 }
 
 #[test]
+fn unrecorded_groups_of_a_capture_that_lacks_ranks_are_not_joined() {
+    let operations = late(10, 2, |_| 0).into_iter().map(|it| Operation { sequence: None, ..it });
+    let mut trace = Program::of(operations).trace();
+    for (world, problem) in
+        [(2, None), (128, Some(NotJoined::MissingRanks { found: 2, size: 128 }))]
+    {
+        trace.collectives.processes.values_mut().for_each(|it| it.world_size = Some(world));
+        let note = collectives(&trace, &LaunchIndex::of(&trace)).groups.remove(0);
+        assert_eq!((note.joined > 0, note.problem), (problem.is_none(), problem));
+    }
+}
+
+#[test]
+fn sends_and_receives_alone_are_not_joined() {
+    let name = "ncclKernel_SendRecv_RING_SIMPLE_Sum_int8_t";
+    for is_numbered in [true, false] {
+        let operations = late(10, 2, |_| 0).into_iter().map(|it| {
+            let sequence = it.sequence.filter(|_| is_numbered);
+            Operation { name, sequence, ..it }
+        });
+        assert_eq!(Program::of(operations).problem(), NotJoined::NoneNeedsAll);
+    }
+}
+
+#[test]
 fn several_files_of_one_rank_are_not_joined() {
     let mut trace = Program::of(late(10, 2, |_| 0)).trace();
     trace.collectives.processes.values_mut().for_each(|it| it.rank = Some(3));

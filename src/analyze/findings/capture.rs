@@ -2,7 +2,11 @@
 
 use Severity::{Critical, Info, Warning};
 
-use super::{Rule, finding, saving::replays_graph, steps::with_engine};
+use super::{
+    Rule, finding,
+    saving::replays_graph,
+    steps::{with_engine, with_reasons},
+};
 use crate::{
     analyze::{
         Analysis, invariants,
@@ -165,7 +169,10 @@ fn no_stages(analysis: &Analysis, trace: &Trace) -> Vec<Finding> {
     }
     let (message, advice) = analysis.why_no_stages();
     let found = finding("no_stages", message.to_owned()).advise(advice);
-    vec![if analysis.subject == SubjectKind::Import { with_engine(found, trace) } else { found }]
+    vec![match analysis.subject {
+        SubjectKind::Import => with_engine(with_reasons(found, trace), trace),
+        _ => found,
+    }]
 }
 
 fn runner_unfinished(analysis: &Analysis, _: &Trace) -> Vec<Finding> {

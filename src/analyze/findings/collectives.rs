@@ -150,7 +150,10 @@ fn reason(problem: &NotJoined) -> String {
         NotJoined::OneRank => "the capture has one rank of the group".into(),
         NotJoined::RankTwice { rank } => format!("several files are of rank {rank}"),
         NotJoined::MissingRanks { found, size } => {
-            format!("the capture has {found} of its {size} ranks")
+            format!("the capture has {found} of {size} ranks")
+        }
+        NotJoined::NoneNeedsAll => {
+            "none of them needs all ranks, so which belong together is unknown".into()
         }
         NotJoined::Counts { least, most } => {
             format!("ranks have different numbers of them ({least} to {most})")

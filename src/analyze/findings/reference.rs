@@ -11,7 +11,10 @@ use crate::{
         stats::percent,
         timeline::graphs,
     },
-    domain::finding::{Finding, Severity},
+    domain::{
+        finding::{Finding, Severity},
+        subject::SubjectKind,
+    },
     trace::Trace,
 };
 
@@ -107,7 +110,13 @@ fn no_datasheet_peak(analysis: &Analysis, trace: &Trace) -> Vec<Finding> {
         _ => (
             "MFU against a datasheet is not available: the device's name could not be read."
                 .to_owned(),
-            "Install the driver's NVML library (libnvidia-ml.so.1).",
+            match analysis.subject {
+                SubjectKind::Import => {
+                    "Import a capture that still states its device: deviceProperties of a trace \
+                     by PyTorch, or the table TARGET_INFO_GPU of an export by nsys."
+                }
+                _ => "Install the driver's NVML library (libnvidia-ml.so.1).",
+            },
         ),
     };
     vec![finding("no_datasheet_peak", message).with("device", device).advise(advice)]
@@ -120,9 +129,13 @@ fn no_measured_peak(analysis: &Analysis, _: &Trace) -> Vec<Finding> {
         return vec![];
     }
     let message = "The device's ceiling was not measured, so utilisation of it is not available.";
-    let advice = match analysis.subject.has_runner() {
-        true => "Let the run finish: ceilings are measured last.",
-        false => "Have the command write its ceilings to standard output as events.",
+    let advice = match analysis.subject {
+        SubjectKind::Model | SubjectKind::Part => "Let the run finish: ceilings are measured last.",
+        SubjectKind::Command => "Have the command write its ceilings to standard output as events.",
+        SubjectKind::Import => {
+            "Compare with the datasheet: no capture has measured ceilings. A run of a model on \
+             that device has them."
+        }
     };
     vec![finding("no_measured_peak", message.to_owned()).advise(advice)]
 }

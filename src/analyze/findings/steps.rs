@@ -6,7 +6,10 @@ use Severity::{Info, Warning};
 use super::{Rule, finding};
 use crate::{
     analyze::{Analysis, kernels::kernel_classes::Pattern},
-    domain::finding::{Finding, Severity},
+    domain::{
+        finding::{Finding, Severity},
+        subject::SubjectKind,
+    },
     trace::{
         Trace,
         engine_steps::StepClass,
@@ -81,20 +84,24 @@ fn inferred(_: &Analysis, trace: &Trace) -> Vec<Finding> {
     vec![with_engine(found, trace)]
 }
 
-fn unclear(_: &Analysis, trace: &Trace) -> Vec<Finding> {
+/// Adds the reasons for which sequences of kernels have no class, with the number of each.
+pub fn with_reasons(found: Finding, trace: &Trace) -> Finding {
+    let reasons = trace.nsys.iter().flat_map(|nsys| &nsys.inferred.unclear);
+    reasons.fold(found, |found, (reason, count)| found.with(reason, count))
+}
+
+fn unclear(analysis: &Analysis, trace: &Trace) -> Vec<Finding> {
     let Some(nsys) = &trace.nsys else { return vec![] };
     let count: u64 = nsys.inferred.unclear.values().sum();
-    if count == 0 {
+    // An import without stages has a finding of its own.
+    if count == 0 || (analysis.stages.rows.is_empty() && analysis.subject == SubjectKind::Import) {
         return vec![];
     }
     let message = format!(
         "No range of the capture is a stage, and {count} sequences of kernels are no steps for \
          want of evidence: their kernels are outside all stages."
     );
-    let mut found = finding("steps_unclear", message);
-    for (reason, count) in &nsys.inferred.unclear {
-        found = found.with(reason, count);
-    }
+    let found = with_reasons(finding("steps_unclear", message), trace);
     vec![with_engine(found, trace)]
 }
 

@@ -16,6 +16,8 @@ pub const OTHER: &str = "other";
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct ClassTable {
+    /// Parts of names without a meaning for the work, in lower case.
+    libraries: Vec<String>,
     engine: Vec<Pattern>,
     class: Vec<Pattern>,
 }
@@ -62,10 +64,14 @@ pub struct KernelClass {
 pub fn classify(full_name: &str) -> KernelClass {
     let full = full_name.to_lowercase();
     let base = base_name(&full);
-    let first = |patterns: &'static [Pattern]| {
-        patterns.iter().find(|it| it.matches(base, &full)).map(|it| it.name.as_str())
+    let work = TABLE.libraries.iter().fold(full.clone(), |name, it| name.replace(it, ""));
+    let first = |patterns: &'static [Pattern], base: &str, full: &str| {
+        patterns.iter().find(|it| it.matches(base, full)).map(|it| it.name.as_str())
     };
-    KernelClass { class: first(&TABLE.class).unwrap_or(OTHER), engine: first(&TABLE.engine) }
+    KernelClass {
+        class: first(&TABLE.class, base_name(&work), &work).unwrap_or(OTHER),
+        engine: first(&TABLE.engine, base, &full),
+    }
 }
 
 /// ClassCache by index of the full name, computed once each.
@@ -154,6 +160,34 @@ mod tests {
             ("attend_one_128_bf16", "attention llmprof"),
             ("grouped_up_bf16", "moe llmprof"),
             ("rms_norm_bf16", "norm llmprof"),
+            (
+                concat!(
+                    "void split_embedding_codegen_forward_unweighted_kernel<c10::Half, float, ",
+                    "false, long, 2ul>(at::PackedTensorAccessor<float>, fbgemm_gpu::FixedDivisor)",
+                ),
+                "elementwise torch",
+            ),
+            (
+                "void fbgemm_gpu::permute_2D_data_kernel<false, int, int>(int, int, int const*)",
+                "copy -",
+            ),
+            ("cudnn_infer_volta_scudnn_128x64_relu_medium_nn_v1", "conv cudnn"),
+            (
+                concat!(
+                    "void cutlass_cudnn_infer::Kernel<cutlass_tensorop_s1688fprop_optimized_",
+                    "tf32_128x128_32x4_nhwc_align4>(T1::Params)",
+                ),
+                "conv cutlass",
+            ),
+            ("void cudnn::bn_fw_tr_1C11_kernel_NCHW<float, float, int, 512>()", "norm cudnn"),
+            ("ncclKernel_SendRecv_RING_SIMPLE_Sum_int8_t(ncclWorkElem)", "collective nccl"),
+            (
+                "ncclDevKernel_AllReduce_Sum_bf16_RING_LL(ncclDevKernelArgsStorage)",
+                "collective nccl",
+            ),
+            ("void vllm::cross_device_reduce_1stage<__nv_bfloat16, 2>(T1 *)", "collective vllm"),
+            ("Cijk_Alik_Bljk_SB_Bias_AS_SAV_UserArgs_MT64x16x32_MI16x16x1_SN", "gemm tensile"),
+            ("void mul_mat_vec_q<(ggml_type)12, 1, false>(void const*)", "gemm -"),
             ("something_else", "other -"),
             ("", "other -"),
         ] {
@@ -163,7 +197,7 @@ mod tests {
 
     #[test]
     fn the_table_contains_exactly_the_known_classes() {
-        const CLASSES: [&str; 10] = [
+        const CLASSES: [&str; 11] = [
             "gemm",
             "attention",
             "norm",
@@ -174,6 +208,7 @@ mod tests {
             "moe",
             "sort",
             "conv",
+            "collective",
         ];
         assert!(TABLE.class.iter().all(|it| CLASSES.contains(&it.name.as_str())));
         assert!(CLASSES.iter().all(|name| TABLE.class.iter().any(|it| it.name == *name)));
@@ -181,6 +216,7 @@ mod tests {
             it.any.iter().chain(&it.all).all(|part| *part == part.to_lowercase() && part.len() > 2)
         };
         assert!(TABLE.class.iter().chain(&TABLE.engine).all(lower));
+        assert!(TABLE.libraries.iter().all(|it| it.ends_with("::") && *it == it.to_lowercase()));
     }
 
     #[test]

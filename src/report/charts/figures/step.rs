@@ -177,7 +177,7 @@ fn colour(class: &str) -> &'static str {
         "moe" | "experts" | "router" => "k-moe",
         "norm" | "softmax" | "reduce" => "k-norm",
         "elementwise" | "rope" => "k-elementwise",
-        "copy" => "k-copy",
+        "copy" | "collective" => "k-copy",
         _ => "k-other",
     }
 }
@@ -189,7 +189,7 @@ fn key(class: &'static str) -> Option<LegendEntry> {
         "k-moe" => "MLP and experts",
         "k-norm" => "norms, softmax, reductions",
         "k-elementwise" => "elementwise",
-        "k-copy" => "copies",
+        "k-copy" => "copies and collectives",
         "k-call" => "calls for this step",
         "k-none" => "of another step",
         "k-other" => "other",
@@ -222,6 +222,7 @@ mod tests {
             "reduce",
             "moe",
             "conv",
+            "collective",
         ];
         assert!(classes.iter().all(|it| colour(it) != "k-other" && key(colour(it)).is_some()));
     }
