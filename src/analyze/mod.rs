@@ -147,6 +147,9 @@ pub struct Analysis {
     pub call_sites: Vec<CallSite>,
     /// Work of the traced pass by process and device.
     pub processes: Processes,
+    /// Operators of a command's pass under the profiler of PyTorch. Times of that pass join no
+    /// others.
+    pub pytorch: Option<ProfiledOperators>,
     /// Steps of a server or of a generating program, by ranges or inferred.
     pub engine_steps: Vec<EngineStepRecord>,
     /// Collective operations of several ranks.
@@ -165,6 +168,13 @@ pub struct Analysis {
     pub violations: Violations,
     /// Findings for the reader, worst first.
     pub findings: Vec<Finding>,
+}
+
+/// Operators of one pass, and the repeats that it timed.
+#[derive(Debug, Clone, Default)]
+pub struct ProfiledOperators {
+    pub operators: Operators,
+    pub repeats: u32,
 }
 
 /// An nsys capture with its launch index.
@@ -196,6 +206,7 @@ pub fn analyze(trace: &Trace, model: Option<KnownModel>, peaks: Option<&DevicePe
     {
         analysis.operators = framework(nsys, launches, index, &analysis.stages);
     }
+    analysis.pytorch = trace.pytorch.as_ref().and_then(profiled_operators);
     let splits = analysis.add_timeline(trace, timeline, &traced, peaks);
     let work = analysis.model_work(model, &baseline);
     analysis.cost = work.as_ref().and_then(ModelWork::cost);
@@ -208,6 +219,19 @@ pub fn analyze(trace: &Trace, model: Option<KnownModel>, peaks: Option<&DevicePe
     analysis
 }
 
+/// Operators of a trace by the profiler of PyTorch, by the stages of that trace.
+fn profiled_operators(trace: &NsysTrace) -> Option<ProfiledOperators> {
+    let mut launches = LaunchIndex::of(trace);
+    cold::mark(trace, &mut launches);
+    let derived = external_capture::events(trace, &launches);
+    let stages = stages::stages(&Events::of(&derived));
+    let mut operators = framework(trace, &launches, launches.framework.as_ref()?, &stages);
+    let tables = TimelineTables::of(trace, &launches, &[]);
+    let events = (&Events::of(&derived), true);
+    operators::attach(&mut operators, &tables.device, events, &tables.kernels.stages);
+    Some(ProfiledOperators { operators, repeats: stages.repeats })
+}
+
 /// Joins the launches of the capture and, without a runner's warm-up, finds cold instances.
 fn index_launches(trace: &Trace, only_traced: bool) -> (Option<LaunchIndex>, Vec<ColdInstance>) {
     let Some(nsys) = &trace.nsys else { return Default::default() };
@@ -218,6 +242,19 @@ fn index_launches(trace: &Trace, only_traced: bool) -> (Option<LaunchIndex>, Vec
 }
 
 impl Analysis {
+    /// The operators to list: those of the timed pass, else of the profiler of PyTorch.
+    pub fn listed_operators(&self) -> &Operators {
+        match &self.pytorch {
+            Some(pass) if self.lists_pytorch() => &pass.operators,
+            _ => &self.operators,
+        }
+    }
+
+    /// True if the listed operators are those of the profiler of PyTorch.
+    pub fn lists_pytorch(&self) -> bool {
+        self.pytorch.is_some() && self.operators.rolled.is_empty()
+    }
+
     /// Adds the results that need events, logs and wall times alone.
     fn add_events(
         &mut self,

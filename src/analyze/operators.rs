@@ -73,7 +73,8 @@ pub struct OperatorRecord {
     pub flops: u64,
     /// Bytes of operands and results of all calls.
     pub bytes: u64,
-    /// Rate over `exclusive_ms`; `null` for operators without FLOPs.
+    /// Rate over `exclusive_ms`, or over the time of the calls with FLOPs for operators of PyTorch,
+    /// whose inner calls do the work; `null` for operators without FLOPs.
     pub flops_per_s: Option<f64>,
     pub bytes_per_s: Option<f64>,
     /// Kernels in the traced pass; `null` without kernels or a traced pass.
@@ -101,7 +102,8 @@ pub struct OperatorDevice {
     pub inclusive_pct: Option<f64>,
     /// `exclusive_ms` of the stage's kernel time, percent.
     pub exclusive_pct: Option<f64>,
-    /// FLOPs of the traced pass over `exclusive_ms`; `null` for operators without FLOPs.
+    /// FLOPs of the traced pass over `exclusive_ms`, or over the kernels inside the calls with
+    /// FLOPs for operators of PyTorch; `null` for operators without FLOPs.
     pub flops_per_s: Option<f64>,
     pub bytes_per_s: Option<f64>,
 }
@@ -123,6 +125,9 @@ pub struct Operators {
     /// The same records with layer and expert indices replaced by `*`.
     pub rolled: Vec<OperatorRecord>,
     pub work: BTreeMap<String, StageWork>,
+    /// Kernel time inside the calls with FLOPs, by stage and path; only of a framework, whose
+    /// inner calls launch the kernels.
+    pub working_ns: Option<BTreeMap<(String, String), i64>>,
 }
 
 /// Time of an operator without enclosed operators.
@@ -199,13 +204,13 @@ pub fn operators(events: &Events, stages: &Stages) -> Operators {
             &mut by_path,
             call.path.clone(),
             call,
-            time.map(|it| (it.exclusive_ns, it.inside_path)),
+            time.map(|it| (it.exclusive_ns, it.inside_path, it.exclusive_ns)),
         );
         HostTimeSum::add(
             &mut rolled,
             collapse(&call.path),
             call,
-            time.map(|it| (it.exclusive_ns, it.inside_rolled)),
+            time.map(|it| (it.exclusive_ns, it.inside_rolled, it.exclusive_ns)),
         );
         let stage = work.entry(call.stage.clone()).or_default();
         stage.flops += call.flops;
@@ -236,7 +241,7 @@ pub fn operators(events: &Events, stages: &Stages) -> Operators {
         sort(&mut records);
         records
     };
-    Operators { by_path: finish(by_path), rolled: finish(rolled), work }
+    Operators { by_path: finish(by_path), rolled: finish(rolled), work, working_ns: None }
 }
 
 /// Sorts by device time, then records without device time by host time, longest first.
@@ -261,7 +266,8 @@ pub fn attach(
     let work = traced_work(operators, traced, same_pass);
     let mut by_path: BTreeMap<(String, String), OperatorSums> = BTreeMap::new();
     let mut rolled: BTreeMap<(String, String), OperatorSums> = BTreeMap::new();
-    for ((stage, path), time) in &times.operators {
+    for (key, time) in &times.operators {
+        let (stage, path) = key;
         let (flops, bytes) = work.get(&(stage.clone(), path.clone())).copied().unwrap_or_default();
         for (sums, path) in [(&mut by_path, path.clone()), (&mut rolled, collapse(path))] {
             let sum = sums.entry((stage.clone(), path)).or_default();
@@ -269,6 +275,10 @@ pub fn attach(
             sum.time.kernels += time.kernels;
             sum.time.total_ns += time.total_ns;
             sum.time.exclusive_ns += time.exclusive_ns;
+            sum.working_ns += match &operators.working_ns {
+                Some(working) => working.get(key).copied().unwrap_or(0),
+                None => time.exclusive_ns,
+            };
             sum.flops = sum.flops.saturating_add(flops);
             sum.bytes = sum.bytes.saturating_add(bytes);
         }
@@ -328,6 +338,8 @@ fn traced_work(
 #[derive(Default)]
 struct OperatorSums {
     time: DeviceTime,
+    /// Kernel time over which rates are given.
+    working_ns: i64,
     flops: u64,
     bytes: u64,
 }
@@ -337,8 +349,9 @@ impl OperatorSums {
     fn device(&self, stage_ms: f64, complete: bool) -> OperatorDevice {
         let (own, inclusive_ms) =
             (Nanos(self.time.exclusive_ns), Nanos(self.time.total_ns).as_ms());
+        let working = Nanos(self.working_ns);
         let rate = |amount: u64| {
-            if amount == 0 || !complete { None } else { ratio(amount as f64, own.as_secs()) }
+            if amount == 0 || !complete { None } else { ratio(amount as f64, working.as_secs()) }
         };
         OperatorDevice {
             calls: self.time.calls,

@@ -146,6 +146,16 @@ pub const GEMM_LOG: &str = "gemm_log";
 pub const GEMM_PREFILL: &str = "prefill";
 pub const GEMM_ALL: &str = "all";
 pub const GEMM_PROCESSES: &str = "processes";
+/// The pass of a command under the profiler of PyTorch: `torch_profiler/process-PID.json.gz`.
+pub const TORCH_PROFILER: &str = "torch_profiler";
+const TORCH_TRACE: (&str, &str) = ("process-", ".json.gz");
+
+/// True for the name of a trace of that pass.
+pub fn is_torch_trace(name: &str) -> bool {
+    let number = name.strip_prefix(TORCH_TRACE.0).and_then(|it| it.strip_suffix(TORCH_TRACE.1));
+    number.is_some_and(|it| !it.is_empty() && it.bytes().all(|byte| byte.is_ascii_digit()))
+}
+
 pub const CUBLAS_LOG: &str = "cublas.log";
 pub const CUBLASLT_LOG: &str = "cublaslt.log";
 /// The same of a process of a command; the libraries replace `%i` by the process id.
@@ -258,6 +268,7 @@ pub fn step_of(path: &str) -> Option<Step> {
         GPU_METRICS => Some(Step::GpuMetrics),
         NCU => Some(Step::Ncu),
         GEMM_LOG => Some(Step::GemmLog),
+        TORCH_PROFILER => Some(Step::TorchProfiler),
         ENV | CONFIG | INPUTS | INPUT_COPIES | COMMAND_PLAN => Some(Step::Preflight),
         KERNELS_CSV | KERNELS_FULL_CSV | KERNELS_JSON | COUNTERS_CSV | GEMMS_MD | GEMMS_CSV
         | GEMMS_JSON => Some(Step::Report),
@@ -319,6 +330,7 @@ mod tests {
                 "ncu/a",
                 "ncu/a-2",
                 "gemm_log",
+                "torch_profiler",
                 "mock/baseline",
                 "mock/nsys",
             ];
@@ -339,6 +351,8 @@ mod tests {
             ("logs/ncu-a-2-details.stderr.log", "ncu/a-2"),
             ("gemm_log/all/cublas.log", "gemm_log"),
             ("logs/gemm_log-prefill.stdout.log", "gemm_log"),
+            ("torch_profiler/process-12.json.gz", "torch_profiler"),
+            ("logs/torch_profiler-client-1.stdout.log", "torch_profiler"),
             ("mock/baseline/events.jsonl", "mock/baseline"),
             ("mock/logs/nsys-export.stdout.log", "mock/nsys"),
         ] {
@@ -365,6 +379,14 @@ mod tests {
         assert_eq!(step_of("logs/gpu_metrics-rate-10.stderr.log"), Some(Step::GpuMetrics));
         assert_eq!(step_of("gpu_metrics/rate-10/run.sqlite"), Some(Step::GpuMetrics));
         assert_eq!((metrics_rate("rate-10"), metrics_rate("rate-x")), (Some(10), None));
+        assert_eq!(step_of("torch_profiler/process-1.json.gz"), Some(Step::TorchProfiler));
+        assert_eq!(step_of("logs/torch_profiler.stdout.log"), Some(Step::TorchProfiler));
+        assert!(is_torch_trace("process-12.json.gz"));
+        assert!(
+            !["process-.json.gz", "process-1x.json.gz", "unfinished-1.json.gz", "times.json"]
+                .into_iter()
+                .any(is_torch_trace)
+        );
         assert_eq!(step_of("env.json"), Some(Step::Preflight));
         assert_eq!(step_of(REPORT_HTML), Some(Step::Report));
         assert_eq!((step_of(NVML), step_of(POWER_CSV)), (Some(Step::Baseline), Some(Step::Report)));

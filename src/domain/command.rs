@@ -99,6 +99,9 @@ pub struct CommandTarget {
     /// The model that it runs; texts may have placeholders.
     #[serde(default)]
     pub computes: Option<ModelStatement>,
+    /// Run it once more under the profiler of PyTorch, for its operators and their shapes.
+    #[serde(default)]
+    pub torch_profiler: bool,
 }
 
 /// Readiness check of a server: a response with a 2xx status, or a line of output with a text.

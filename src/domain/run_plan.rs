@@ -41,6 +41,8 @@ pub struct PlanFacts {
     pub on_cpu: bool,
     /// The command is a server, which does not end by itself.
     pub is_server: bool,
+    /// The command has a pass under the profiler of PyTorch.
+    pub torch_profiler: bool,
 }
 
 /// The steps of `spec`, in order. Steps that its settings disable are left out.
@@ -125,6 +127,13 @@ fn profiled(
             ..PlannedStep::of(Step::GemmLog)
         });
     }
+    if facts.torch_profiler && settings.nsys.enabled {
+        steps.push(PlannedStep {
+            repeats: Some(1),
+            warmup: Some(0),
+            ..PlannedStep::of(Step::TorchProfiler)
+        });
+    }
     steps
 }
 
@@ -143,7 +152,7 @@ mod tests {
         let mut spec = RunSpec::tiny(Mode::DEEP, 0, &[]);
         let Subject::Model(subject) = &mut spec.subject else { panic!("a model") };
         subject.passes.profiling = Some(Profiling::bundled(&Mode::DEEP).unwrap());
-        let on_cpu = PlanFacts { on_cpu: true, is_server: false };
+        let on_cpu = PlanFacts { on_cpu: true, ..PlanFacts::default() };
         let expected = |gpu: bool| {
             [
                 (Step::Preflight, true),

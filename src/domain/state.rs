@@ -34,6 +34,8 @@ named_values! {
         GpuMetrics = "gpu_metrics",
         Ncu = "ncu",
         GemmLog = "gemm_log",
+        /// A command once more, under the profiler of PyTorch.
+        TorchProfiler = "torch_profiler",
         /// Profiles the part alone and aligns it with the same part inside the whole model.
         Align = "align",
         Analyze = "analyze",

@@ -11,6 +11,7 @@ use super::{
     preflight::CommandPreflight,
     step_runner::{JobStep, StepOutcome},
     timeline::{TimelineStep, TimelineTarget},
+    torch_profiler::TorchProfilerStep,
 };
 use crate::{
     analyze::kernels::kernel_selection::CounterPlan,
@@ -69,19 +70,33 @@ impl RunningJob<'_> {
             selected = self.run_step(step).await?.unwrap_or_default();
         }
         self.list_not_applicable(settings);
-        if self.device.is_cpu() {
-            return Ok(());
+        if !self.device.is_cpu() {
+            self.run_gpu_passes(&run, &selected, settings).await?;
         }
+        if plan.torch_profiler && settings.nsys.enabled {
+            self.run_step(TorchProfilerStep { run: &run, settings: &settings.nsys }).await?;
+        }
+        Ok(())
+    }
+
+    /// Executes the passes that read counters, or logs of the GPU's libraries.
+    async fn run_gpu_passes(
+        &mut self,
+        run: &CommandRun,
+        selected: &CounterPlan,
+        settings: &Profiling,
+    ) -> Result<(), StoppedBy> {
+        let plan = &run.plan;
         if settings.gpu_metrics.enabled {
-            let target = TimelineTarget::Command(&run);
+            let target = TimelineTarget::Command(run);
             self.run_step(GpuMetricsStep { target, settings }).await?;
         }
         if settings.ncu.enabled && plan.kind == CommandKind::Program {
-            let target = CounterTarget::Command(&run);
-            self.run_step(CountersStep { target, plan: &selected, settings }).await?;
+            let target = CounterTarget::Command(run);
+            self.run_step(CountersStep { target, plan: selected, settings }).await?;
         }
         if settings.gemm_log.enabled {
-            let target = GemmLogTarget::Command(&run);
+            let target = GemmLogTarget::Command(run);
             self.run_step(GemmLogStep { target, settings }).await?;
         }
         self.list_not_collected(plan, settings);

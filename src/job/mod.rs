@@ -19,6 +19,7 @@ pub mod standalone_job;
 pub mod step_journal;
 mod step_runner;
 mod timeline;
+mod torch_profiler;
 
 use std::{
     io,

@@ -28,11 +28,15 @@ pub fn plan(dir: &Path) -> Result<Option<CommandPlan>, ParseError> {
     json(&dir.join(layout::COMMAND_PLAN), "a command")
 }
 
+/// Reads the wall times of the pass in `folder`; `None` where it has none.
+pub fn times(dir: &Path, folder: &str) -> Result<Option<CommandTimes>, ParseError> {
+    json(&dir.join(folder).join(layout::TIMES), "wall times")
+}
+
 /// Reads the wall times, and the events of the unprofiled and of the traced pass.
 pub fn read(dir: &Path, plan: &CommandPlan) -> Result<(CommandTrace, [Vec<Event>; 2]), ParseError> {
-    let times =
-        |folder: &str| json::<CommandTimes>(&dir.join(folder).join(layout::TIMES), "wall times");
-    let trace = CommandTrace { plain: times(layout::BASELINE)?, traced: times(layout::NSYS)? };
+    let trace =
+        CommandTrace { plain: times(dir, layout::BASELINE)?, traced: times(dir, layout::NSYS)? };
     let log = |name: &str| dir.join(layout::LOGS).join(format!("{name}.stdout.log"));
     let mut plain = Vec::new();
     let repeats = trace.plain.as_ref().map_or(0, |times| times.wall_ns.len().min(MAX_REPEATS));

@@ -103,6 +103,12 @@ pub fn read_parsed(dir: &Path, timeline: Option<NsysTrace>) -> Result<Trace, Par
         },
         parsed => parsed,
     };
+    let profiled = torch_traces(dir)?;
+    if !profiled.is_empty() {
+        let pytorch = kineto::read(&profiled)?;
+        trace.findings.extend_from_slice(&pytorch.findings);
+        trace.pytorch = Some(pytorch);
+    }
     if let Some(nsys) = parsed {
         trace.findings.extend_from_slice(&nsys.findings);
         trace.nsys = Some(nsys);
@@ -136,6 +142,25 @@ pub fn timeline(files: &[PathBuf]) -> Result<NsysTrace, ParseError> {
         }),
         None => kineto::read(files),
     }
+}
+
+/// Traces of a command's pass under the profiler of PyTorch, one per process.
+pub fn torch_traces(dir: &Path) -> Result<Vec<PathBuf>, ParseError> {
+    let folder = dir.join(layout::TORCH_PROFILER);
+    let unread = |source| ParseError::Read { path: folder.clone(), source };
+    let entries = match fs::read_dir(&folder) {
+        Ok(entries) => entries,
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
+        Err(source) => return Err(unread(source)),
+    };
+    let paths: Vec<PathBuf> =
+        entries.map(|it| Ok(it?.path())).collect::<io::Result<_>>().map_err(unread)?;
+    let is_trace = |it: &PathBuf| {
+        it.file_name().and_then(|name| name.to_str()).is_some_and(layout::is_torch_trace)
+    };
+    let mut traces: Vec<PathBuf> = paths.into_iter().filter(is_trace).collect();
+    traces.sort();
+    Ok(traces)
 }
 
 /// Imported traces by the profiler of PyTorch, in the order of the import.

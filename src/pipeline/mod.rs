@@ -6,6 +6,7 @@
 
 pub mod align_pair;
 pub mod align_part;
+mod stage_rules;
 mod statements;
 
 use std::{
@@ -18,10 +19,7 @@ use std::{
 use flate2::{Compression, write::GzEncoder};
 
 use crate::{
-    analyze::{
-        self, Analysis, model_work::KnownModel, stages::coverage::StageCoverage,
-        timeline::inferred_steps,
-    },
+    analyze::{self, Analysis, model_work::KnownModel, stages::coverage::StageCoverage},
     artifact::layout,
     domain::{
         device_peaks::{self, Devices},
@@ -44,6 +42,8 @@ use crate::{
     },
 };
 
+pub(crate) use stage_rules::rules_of;
+use stage_rules::with_rules;
 pub use statements::Statements;
 
 #[derive(Debug, thiserror::Error)]
@@ -112,14 +112,7 @@ fn analyze_parsed(
         own.map_or(rules, |it| rules_of(&it.stages, &it.include_ranges, &it.exclude_ranges));
     let sampled = std::mem::take(&mut trace.sampled);
     trace.sampled = sampled.into_iter().map(|it| it.with_rules(rules.clone())).collect();
-    if let Some(nsys) = trace.nsys.take() {
-        // A command may not reach a range that its settings name; a rule given by hand must match.
-        trace.nsys = Some(if is_named {
-            with_rules(nsys, rules)?
-        } else {
-            with_steps(nsys.with_rules(rules))
-        });
-    }
+    stage_rules::set(&mut trace, rules, is_named)?;
     let device = match &saved.request {
         Some(request) => gpu_of(request, &trace.environment),
         None => first_gpu(&trace.environment),
@@ -193,29 +186,6 @@ fn analyze_import(
         .map(|(_, page)| page)
         .collect();
     analyze_captures(saved, trace, &pages, devices)
-}
-
-/// Sets the stage rules of a capture, which must contain each range that they name.
-fn with_rules(nsys: NsysTrace, rules: StageRules) -> Result<NsysTrace, AnalyzeError> {
-    nsys.check_rules(&rules).map_err(|source| AnalyzeError::Rules { source })?;
-    Ok(with_steps(nsys.with_rules(rules)))
-}
-
-/// Infers the steps of a capture without stages.
-fn with_steps(mut nsys: NsysTrace) -> NsysTrace {
-    nsys.inferred = inferred_steps::infer(&nsys);
-    nsys
-}
-
-/// The standard stage rules, with these before them.
-pub(crate) fn rules_of(
-    stages: &[String],
-    include_ranges: &[String],
-    exclude_ranges: &[String],
-) -> StageRules {
-    // Each was parsed when it was submitted.
-    let stages = stages.iter().filter_map(|rule| rule.parse().ok()).collect();
-    StageRules::with(stages, include_ranges.to_vec(), exclude_ranges.to_vec())
 }
 
 /// Analyses captures of a program about which nothing else is known.

@@ -88,6 +88,8 @@ pub struct LLMProfileReport {
     pub sample_spread: Vec<SampleSpread>,
     /// Operators and modules, rolled up over layers, longest total first.
     pub operators: Vec<OperatorRecord>,
+    /// `torch_profiler` where they are of that pass; `null` where they are of the timed one.
+    pub operators_pass: Option<String>,
     /// Number of records before the list was cut.
     pub operators_total: u64,
     /// The same per layer, longest total first.

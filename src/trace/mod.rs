@@ -47,6 +47,8 @@ pub struct Trace {
     pub command: Option<CommandTrace>,
     /// The nsys capture.
     pub nsys: Option<NsysTrace>,
+    /// Traces of a command's pass under the profiler of PyTorch.
+    pub pytorch: Option<NsysTrace>,
     /// Captures of nsys with samples of the GPU's metrics, one for each rate.
     pub sampled: Vec<NsysTrace>,
     /// ncu counters of all stages.

@@ -28,7 +28,7 @@ pub fn kind(name: &str) -> &'static str {
         "linear" => "linear",
         "mm" | "addmm" | "bmm" | "baddbmm" | "matmul" | "_grouped_mm" | "einsum" => "matmul",
         it if it.contains("attention") || it.contains("flash_attn") => "attention",
-        it if it.contains("norm") => "norm",
+        it if it.contains("norm") && !it.contains("normal") => "norm",
         it if it.contains("softmax") => "softmax",
         "embedding" | "index_select" => "embedding",
         "silu" | "gelu" | "relu" | "sigmoid" | "tanh" => "activation",

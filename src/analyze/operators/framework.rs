@@ -78,7 +78,32 @@ pub fn framework(
         // The rest of the stage's work is unknown.
         operators.work.entry(stage).or_default().flops = 0;
     }
+    operators.working_ns = Some(working_kernels(trace, launches, index, &counted));
     operators
+}
+
+/// Kernel time inside the calls whose work counts, by stage and name.
+fn working_kernels(
+    trace: &NsysTrace,
+    launches: &LaunchIndex,
+    index: &FrameworkIndex,
+    counted: &[Vec<bool>],
+) -> BTreeMap<(String, String), i64> {
+    let mut sums: BTreeMap<(usize, &str), i64> = BTreeMap::new();
+    let places = index.kernels.iter().zip(launches.kernels.iter());
+    for (kernel, ((thread, innermost), (_, instance))) in trace.kernels.iter().zip(places) {
+        let Some(nest) = index.threads.get(*thread as usize) else { continue };
+        let mut around = std::iter::once(*innermost).chain(nest.outer(*innermost));
+        if let Some(entry) = around.find(|it| counted[*thread as usize][*it as usize]) {
+            let key = (launches.stage_number(instance), nest.name(trace, entry));
+            *sums.entry(key).or_default() += kernel.ns();
+        }
+    }
+    let named = |((number, name), ns): ((usize, &str), i64)| {
+        let stage = if number == 0 { "" } else { launches.stage_label(number) };
+        ((stage.to_owned(), name.to_owned()), ns)
+    };
+    sums.into_iter().map(named).collect()
 }
 
 /// Stages with products or attention outside the calls whose work counts.
@@ -256,7 +281,14 @@ impl FrameworkSums<'_> {
         inside: bool,
         inside_rolled: impl Fn() -> bool,
     ) {
-        HostTimeSum::add(&mut self.by_path, call.path.clone(), call, Some((own_ns, inside)));
+        // Calls inside one with FLOPs do its work.
+        let working_ns = if call.flops > 0 { call.end_ns - call.start_ns } else { 0 };
+        HostTimeSum::add(
+            &mut self.by_path,
+            call.path.clone(),
+            call,
+            Some((own_ns, inside, working_ns)),
+        );
         // Only names of modules have numbers.
         let is_plain = !call.path.contains('.');
         let (path, inside) = if is_plain {
@@ -264,7 +296,7 @@ impl FrameworkSums<'_> {
         } else {
             (collapse(&call.path), inside_rolled())
         };
-        HostTimeSum::add(&mut self.rolled, path, call, Some((own_ns, inside)));
+        HostTimeSum::add(&mut self.rolled, path, call, Some((own_ns, inside, working_ns)));
         // Bytes of a stage are unknown: only products have a formula.
         if call.flops > 0 {
             let work = self.work.entry(call.stage.clone()).or_default();
@@ -289,7 +321,8 @@ impl FrameworkSums<'_> {
             sort(&mut records);
             records
         };
-        Operators { by_path: finish(self.by_path), rolled: finish(self.rolled), work: self.work }
+        let (by_path, rolled) = (finish(self.by_path), finish(self.rolled));
+        Operators { by_path, rolled, work: self.work, working_ns: None }
     }
 }
 

@@ -83,6 +83,8 @@ pub struct HostTimeSum {
     outer: u64,
     total: Nanos,
     own: Nanos,
+    /// Of the calls with FLOPs: the time over which rates are given.
+    working: Nanos,
     flops: u64,
     bytes: u64,
     shapes: BTreeMap<Vec<Vec<u64>>, u64>,
@@ -95,24 +97,26 @@ impl HostTimeSum {
         Self { calls, captured: calls, ..Self::default() }
     }
 
-    /// Adds a call; `time` is its exclusive time and true when inside the same operator.
+    /// Adds a call; `time` is its exclusive time, true when inside the same operator, and the time
+    /// of its FLOPs.
     pub fn add(
         sums: &mut BTreeMap<CallKey, Self>,
         path: String,
         call: &OperatorCall,
-        time: Option<(i64, bool)>,
+        time: Option<(i64, bool, i64)>,
     ) {
         let key = CallKey { stage: call.stage.clone(), path, op: call.op.clone() };
         let sum = sums.entry(key).or_default();
         sum.calls += 1;
         match time {
-            Some((exclusive_ns, inside_itself)) => {
+            Some((exclusive_ns, inside_itself, working_ns)) => {
                 // A nested call's time is already part of the outer call of the same operator.
                 if !inside_itself {
                     sum.total += Nanos(call.end_ns - call.start_ns);
                     sum.outer += 1;
                 }
                 sum.own += Nanos(exclusive_ns);
+                sum.working += Nanos(working_ns);
             }
             None => sum.captured += 1,
         }
@@ -135,7 +139,7 @@ impl HostTimeSum {
             if amount == 0 || self.captured > 0 {
                 None
             } else {
-                ratio(amount as f64, self.own.as_secs())
+                ratio(amount as f64, self.working.as_secs())
             }
         };
         let host = |value: f64| (timed > 0.0).then_some(value);
@@ -200,7 +204,7 @@ mod tests {
                 &mut sums,
                 call.path.clone(),
                 call,
-                Some((time.exclusive_ns, time.inside_path)),
+                Some((time.exclusive_ns, time.inside_path, time.exclusive_ns)),
             );
         }
         let records: Vec<OperatorRecord> =

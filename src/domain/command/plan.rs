@@ -51,6 +51,8 @@ pub struct CommandPlan {
     /// The model that it runs, where the operator states it.
     #[serde(default)]
     pub computes: Option<Box<StatedModel>>,
+    #[serde(default)]
+    pub torch_profiler: bool,
 }
 
 /// A client with every parameter in place.
@@ -120,6 +122,7 @@ impl CommandTarget {
             gpus,
             ready: self.ready.clone(),
             client,
+            torch_profiler: self.torch_profiler,
         })
     }
 

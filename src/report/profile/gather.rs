@@ -6,6 +6,7 @@ use super::{
 };
 use crate::{
     analyze::{Analysis, roofline::Roofline},
+    artifact::layout,
     report::{RunFacts, all_findings, narrative},
     trace::{Trace, stage::StageRules},
 };
@@ -28,10 +29,11 @@ pub fn profile(facts: &RunFacts, trace: &Trace, analysis: &Analysis) -> LLMProfi
         stage_notes: analysis.stages.notes.clone(),
         samples: analysis.samples.rows.clone(),
         sample_spread: analysis.samples.spreads.clone(),
-        operators: top(&analysis.operators.rolled),
-        operators_total: analysis.operators.rolled.len() as u64,
-        operators_by_path: top(&analysis.operators.by_path),
-        operators_by_path_total: analysis.operators.by_path.len() as u64,
+        operators_pass: analysis.lists_pytorch().then(|| layout::TORCH_PROFILER.to_owned()),
+        operators: top(&analysis.listed_operators().rolled),
+        operators_total: analysis.listed_operators().rolled.len() as u64,
+        operators_by_path: top(&analysis.listed_operators().by_path),
+        operators_by_path_total: analysis.listed_operators().by_path.len() as u64,
         operator_repeats: top(&analysis.operator_repeats),
         kernels_topk: analysis.kernels.measured().take(MAX_RECORDS).cloned().collect(),
         kernels_total: analysis.kernels.measured().count() as u64,

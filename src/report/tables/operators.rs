@@ -104,16 +104,22 @@ fn shown(analysis: &Analysis) -> Vec<&'static str> {
 }
 
 fn on_device(analysis: &Analysis) -> bool {
-    analysis.operators.leaves().any(|it| it.device.is_some())
+    analysis.listed_operators().leaves().any(|it| it.device.is_some())
 }
 
 /// Operators rolled up over layers, longest first.
 pub fn operators(analysis: &Analysis) -> ReportTable {
     let on_device = on_device(analysis);
+    let (pass, repeats) = match &analysis.pytorch {
+        Some(pass) if analysis.lists_pytorch() => (
+            "the pass under the profiler of PyTorch, whose overhead is in their times",
+            pass.repeats,
+        ),
+        _ => (analysis.times_of(), analysis.stages.repeats),
+    };
     let caption = format!(
-        "Operators of {}, all {} measured repeats, layers and experts rolled up (*), sorted by {}.",
-        analysis.times_of(),
-        analysis.stages.repeats,
+        "Operators of {pass}, all {repeats} measured repeats, layers and experts rolled up (*), \
+         sorted by {}.",
         if on_device { "device time" } else { "inclusive time" },
     );
     let mut table = ReportTable::of(
@@ -121,9 +127,9 @@ pub fn operators(analysis: &Analysis) -> ReportTable {
         "Top Operators",
         caption,
         (&columns(), &shown(analysis)),
-        analysis.operators.leaves(),
+        analysis.listed_operators().leaves(),
     )
-    .about(analysis.operators.leaves().map(|it| (it.stage.as_str(), it.path.as_str())));
+    .about(analysis.listed_operators().leaves().map(|it| (it.stage.as_str(), it.path.as_str())));
     let asynchronous =
         analysis.only_traced || analysis.start.as_ref().is_some_and(|start| start.device != "cpu");
     if asynchronous && !table.rows.is_empty() {
@@ -132,7 +138,7 @@ pub fn operators(analysis: &Analysis) -> ReportTable {
              device times are those of their kernels in the traced pass.",
         );
     }
-    if analysis.operators.rolled.iter().any(|record| record.captured_calls > 0) {
+    if analysis.listed_operators().rolled.iter().any(|record| record.captured_calls > 0) {
         table.note("Calls replayed by a CUDA graph have no host time: the host only replays.");
     }
     if on_device {
@@ -153,7 +159,7 @@ pub fn operators_by_path(analysis: &Analysis) -> ReportTable {
         "Operators by layer",
         "Each operator of each layer over all measured repeats, longest first.",
         (&columns(), &shown(analysis)),
-        analysis.operators.by_path.iter().filter(|record| record.op != "module"),
+        analysis.listed_operators().by_path.iter().filter(|record| record.op != "module"),
     );
     let (why, remedy) = analysis.why_no_operators();
     table.or_gap(why, remedy)
@@ -162,7 +168,7 @@ pub fn operators_by_path(analysis: &Analysis) -> ReportTable {
 /// Modules: the scopes that enclose operators.
 pub fn modules(analysis: &Analysis) -> ReportTable {
     let mut shown = vec!["path", "stage", "calls", "inclusive_ms", "exclusive_ms", "mean_ms"];
-    if analysis.operators.modules().any(|it| it.device.is_some()) {
+    if analysis.listed_operators().modules().any(|it| it.device.is_some()) {
         shown.push("device.inclusive_ms");
     }
     let table = ReportTable::of(
@@ -170,7 +176,7 @@ pub fn modules(analysis: &Analysis) -> ReportTable {
         "Modules",
         "Inclusive times contain everything in the module; exclusive times exclude its parts.",
         (&columns(), &shown),
-        analysis.operators.modules(),
+        analysis.listed_operators().modules(),
     );
     table.or_gap(
         "No operator lies inside another one.",

@@ -106,8 +106,12 @@ pub fn run_tables<'a>(
         RunTable::new("environment.gpus", run_facts::gpus(), &facts.environment.gpus),
         RunTable::new("stages", stages::columns(), &analysis.stages.rows),
         RunTable::new("stage_notes", stages::note_columns(), &analysis.stages.notes),
-        RunTable::new("operators", operators::columns(), &analysis.operators.rolled),
-        RunTable::new("operators_by_path", operators::columns(), &analysis.operators.by_path),
+        RunTable::new("operators", operators::columns(), &analysis.listed_operators().rolled),
+        RunTable::new(
+            "operators_by_path",
+            operators::columns(),
+            &analysis.listed_operators().by_path,
+        ),
         RunTable::new("operator_repeats", operators::repeat_columns(), &analysis.operator_repeats),
     ];
     if !analysis.samples.rows.is_empty() {

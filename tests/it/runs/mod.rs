@@ -21,3 +21,4 @@ pub mod runner;
 pub mod samples;
 pub mod serving;
 pub mod stored_inputs;
+mod torch_profiler;

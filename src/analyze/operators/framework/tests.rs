@@ -70,6 +70,29 @@ fn a_product_inside_another_operator_counts_once_for_the_one_that_launched_it() 
 }
 
 #[test]
+fn rates_are_over_the_work_inside_the_calls_with_flops() {
+    // The product launches its kernel inside an inner call, after a copy of its own; another call
+    // of it leaves the work to a product inside.
+    let trace = with_operators(
+        "range 1 prefill 0..1000\ncall 1 1 120..121\nkernel 1 copy 300..310 7
+        call 1 2 140..141\nkernel 2 gemm 310..340 7\ncall 1 3 540..541\nkernel 3 gemm 600..620 7",
+        &[
+            ("aten::addmm", 100, 200, &[&[5], A, B]),
+            ("aten::inner", 130, 190, &[A, B]),
+            ("aten::addmm", 500, 600, &[&[5], A, B]),
+            ("aten::mm", 530, 580, &[A, B]),
+        ],
+    );
+    let found = operators(&trace);
+    let product = find(&found, "aten::addmm");
+    assert_eq!((product.calls, product.flops), (2, 60));
+    assert_eq!(product.flops_per_s, Some(60.0 / 100e-9));
+    assert_eq!(product.device.unwrap().flops_per_s, Some(60.0 / 40e-9));
+    assert_eq!(find(&found, "aten::mm").device.unwrap().flops_per_s, Some(60.0 / 20e-9));
+    assert_eq!(find(&found, "aten::inner").flops_per_s, None);
+}
+
+#[test]
 fn a_product_without_kernels_counts_only_in_a_capture_without_any() {
     let product: (&str, i64, i64, &[&[u64]]) = ("aten::mm", 110, 180, &[A, B]);
     let on_gpu = with_operators(

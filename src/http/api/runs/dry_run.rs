@@ -76,7 +76,11 @@ fn facts(app: &App, spec: &RunSpec) -> PlanFacts {
     let mut matching = app.devices.iter().filter(|it| it.matches(device)).peekable();
     let on_cpu = device == "cpu" || (matching.peek().is_some() && matching.all(Device::is_cpu));
     let command = spec.call().and_then(|call| app.targets.get(&call.command));
-    PlanFacts { on_cpu, is_server: command.is_some_and(|it| it.kind == CommandKind::Server) }
+    PlanFacts {
+        on_cpu,
+        is_server: command.is_some_and(|it| it.kind == CommandKind::Server),
+        torch_profiler: command.is_some_and(|it| it.torch_profiler),
+    }
 }
 
 async fn estimate(app: &App, spec: &RunSpec) -> Result<DurationEstimate, ApiError> {
