@@ -86,7 +86,7 @@ use kernels::KernelTimes;
 use ledger::{Ledger, LedgerInput};
 use memory::MemoryRecord;
 use model_work::{KnownModel, ModelWork};
-use operators::{Operators, framework::framework};
+use operators::{Operators, framework::framework, profiled::ProfiledOperators};
 use power::Power;
 use roofline::Roofline;
 use sampled::SampledMetrics;
@@ -170,13 +170,6 @@ pub struct Analysis {
     pub findings: Vec<Finding>,
 }
 
-/// Operators of one pass, and the repeats that it timed.
-#[derive(Debug, Clone, Default)]
-pub struct ProfiledOperators {
-    pub operators: Operators,
-    pub repeats: u32,
-}
-
 /// An nsys capture with its launch index.
 type Timeline<'a> = Option<(&'a NsysTrace, &'a LaunchIndex)>;
 
@@ -206,7 +199,7 @@ pub fn analyze(trace: &Trace, model: Option<KnownModel>, peaks: Option<&DevicePe
     {
         analysis.operators = framework(nsys, launches, index, &analysis.stages);
     }
-    analysis.pytorch = trace.pytorch.as_ref().and_then(profiled_operators);
+    analysis.pytorch = trace.pytorch.as_ref().and_then(ProfiledOperators::of);
     let splits = analysis.add_timeline(trace, timeline, &traced, peaks);
     let work = analysis.model_work(model, &baseline);
     analysis.cost = work.as_ref().and_then(ModelWork::cost);
@@ -217,19 +210,6 @@ pub fn analyze(trace: &Trace, model: Option<KnownModel>, peaks: Option<&DevicePe
     analysis.remove_impossible_shares();
     analysis.add_findings(trace);
     analysis
-}
-
-/// Operators of a trace by the profiler of PyTorch, by the stages of that trace.
-fn profiled_operators(trace: &NsysTrace) -> Option<ProfiledOperators> {
-    let mut launches = LaunchIndex::of(trace);
-    cold::mark(trace, &mut launches);
-    let derived = external_capture::events(trace, &launches);
-    let stages = stages::stages(&Events::of(&derived));
-    let mut operators = framework(trace, &launches, launches.framework.as_ref()?, &stages);
-    let tables = TimelineTables::of(trace, &launches, &[]);
-    let events = (&Events::of(&derived), true);
-    operators::attach(&mut operators, &tables.device, events, &tables.kernels.stages);
-    Some(ProfiledOperators { operators, repeats: stages.repeats })
 }
 
 /// Joins the launches of the capture and, without a runner's warm-up, finds cold instances.

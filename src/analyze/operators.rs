@@ -7,6 +7,7 @@
 pub mod formulas;
 pub mod framework;
 mod host;
+pub mod profiled;
 
 use std::collections::{BTreeMap, BTreeSet};
 

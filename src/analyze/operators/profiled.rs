@@ -1,0 +1,35 @@
+//! Operators of a pass of its own, under the profiler of PyTorch.
+
+use super::{Operators, attach, framework::framework};
+use crate::{
+    analyze::{
+        events::Events,
+        external_capture,
+        stages::{self, cold},
+        timeline::{launches::LaunchIndex, tables::TimelineTables},
+    },
+    trace::nsys::NsysTrace,
+};
+
+/// Operators of one pass, and the repeats that it timed.
+#[derive(Debug, Clone, Default)]
+pub struct ProfiledOperators {
+    pub operators: Operators,
+    pub repeats: u32,
+}
+
+impl ProfiledOperators {
+    /// Operators of a trace by the profiler of PyTorch, by the stages of that trace; `None` without
+    /// any.
+    pub fn of(trace: &NsysTrace) -> Option<Self> {
+        let mut launches = LaunchIndex::of(trace);
+        cold::mark(trace, &mut launches);
+        let derived = external_capture::events(trace, &launches);
+        let stages = stages::stages(&Events::of(&derived));
+        let mut operators = framework(trace, &launches, launches.framework.as_ref()?, &stages);
+        let tables = TimelineTables::of(trace, &launches, &[]);
+        let events = (&Events::of(&derived), true);
+        attach(&mut operators, &tables.device, events, &tables.kernels.stages);
+        Some(Self { operators, repeats: stages.repeats })
+    }
+}
