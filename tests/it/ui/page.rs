@@ -86,6 +86,7 @@ async fn hostile_end(api: &Api) -> String {
         message,
         findings: vec![finding],
         artifacts,
+        series: None,
     };
     assert!(api.store.finish(&run, &outcome).await.unwrap());
     id
