@@ -100,7 +100,7 @@ mod tests {
             [SeriesLevel { from: 0, to: 1, mean: 1.0 }, SeriesLevel { from: 2, to: 2, mean: 2.0 }];
         let svg = series("x", ("t", "d"), &[dot(1.0), dot(1.0), dot(2.0)], &levels);
         assert_eq!((svg.matches("<circle").count(), svg.matches("\"limit\"").count()), (3, 1));
-        assert!(!svg.contains("<b>") && svg.contains("/ui/runs/1?&quot;"));
+        assert!(!svg.contains("<b>") && svg.contains("runs&#x2f;1?&quot;"));
     }
 
     #[test]

@@ -14,7 +14,10 @@ use llmprof::{
 };
 use serde_json::{Value, json};
 
-use crate::api::router::{Answer, Api};
+use crate::{
+    api::router::{Answer, Api},
+    support::service::{Service, Setup, command},
+};
 
 /// The point of a run with one time per token.
 fn point(device: &str, tpot: Option<f64>) -> SeriesPoint {
@@ -302,5 +305,48 @@ fn a_gate_with_invalid_arguments_or_without_a_service_exits_with_3() {
             .unwrap();
         assert_eq!(output.status.code(), Some(3), "{arguments:?}");
         assert!(output.stdout.is_empty() && !output.stderr.is_empty(), "{arguments:?}");
+    }
+}
+
+/// Executes `llmprof gate` against a service; returns its exit code and output.
+fn gate_command(service: &Service, arguments: &[&str]) -> (Option<i32>, String) {
+    let output = Command::new(env!("CARGO_BIN_EXE_llmprof"))
+        .args(["gate", "--baseline", "main", "--server", &service.base])
+        .args(arguments)
+        .env_remove("LLMPROF_TOKEN")
+        .output()
+        .unwrap();
+    let text = [output.stdout, output.stderr].concat();
+    (output.status.code(), String::from_utf8(text).unwrap())
+}
+
+#[tokio::test]
+async fn the_exit_code_of_a_gate_is_its_verdict_in_every_format() {
+    let api = Api::new().await;
+    history(&api).await;
+    let slow = measured(&api, json!({ "revision": "slow" }), "H200", Some(11.0)).await;
+    let equal = measured(&api, json!({ "revision": "r3" }), "H200", Some(10.0)).await;
+    let unclear = measured(&api, json!({ "revision": "r4" }), "H200", Some(10.25)).await;
+    let mut paused = command(api.data(), &Setup::default());
+    let service = Service::spawn(paused.env("LLMPROF__WORKER__PAUSED", "true"), api.data());
+    for (format, mark) in [
+        ("text", "gate regression: 1 passed, 1 regressed"),
+        ("json", "\"verdict\": \"regression\""),
+        ("junit", "failures=\"1\" errors=\"0\""),
+        ("github", "::error title=llmprof: Time per output token::"),
+        ("markdown", "| Time per output token (ms) |"),
+    ] {
+        let (code, text) = gate_command(&service, &["--run", &slow, "--format", format]);
+        assert!(code == Some(1) && text.contains(mark), "{format}: {code:?} {text}");
+    }
+    let (code, text) = gate_command(&service, &["--run", &equal]);
+    assert!(code == Some(0) && text.starts_with("gate passed"), "{code:?} {text}");
+    let (code, text) = gate_command(&service, &["--run", &unclear, "--max-runs", "1"]);
+    assert!(code == Some(2) && text.starts_with("gate inconclusive"), "{code:?} {text}");
+    let (code, _) = gate_command(&service, &["--run", &slow, "--accept", "a known trade"]);
+    assert_eq!(code, Some(0));
+    for refused in [&["--run", "x"][..], &["--run", &slow, "--fail-on", "size=3"]] {
+        let (code, text) = gate_command(&service, refused);
+        assert!(code == Some(3) && text.starts_with("llmprof: the service answered 4"), "{text}");
     }
 }
