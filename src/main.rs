@@ -8,7 +8,7 @@ use clap::{CommandFactory, Parser, Subcommand};
 use llmprof::{config::environment, trace::stage::UnknownRange};
 
 use command::{
-    align, analyze, backup, check, cost, diff, doctor, engines, execute, inspect, openapi,
+    align, analyze, backup, check, cost, diff, doctor, engines, execute, gate, inspect, openapi,
     quickstart, serve, token,
 };
 
@@ -36,6 +36,7 @@ enum Command {
     Align(align::AlignOptions),
     Cost(cost::CostOptions),
     Diff(diff::DiffOptions),
+    Gate(gate::GateOptions),
     Doctor(doctor::DoctorOptions),
     Engines(engines::EnginesOptions),
     Execute(execute::ExecuteOptions),
@@ -59,11 +60,15 @@ fn main() -> ExitCode {
     // The service executes itself by another name.
     let _ = nix::sys::prctl::set_name(c"llmprof");
     let cli = Cli::try_parse().unwrap_or_else(|error| {
-        // Exit code 2 of `align` is an inconclusive verdict; invalid arguments have another code.
-        let aligns = std::env::args_os().nth(1).is_some_and(|first| first == "align");
-        if aligns && error.use_stderr() {
+        // Exit code 2 of these is an inconclusive verdict; invalid arguments have another code.
+        let code = match std::env::args_os().nth(1).as_deref().and_then(|it| it.to_str()) {
+            Some("align") => Some(align::BAD_INPUT),
+            Some("gate") => Some(gate::BAD_INPUT),
+            _ => None,
+        };
+        if let Some(code) = code.filter(|_| error.use_stderr()) {
             _ = error.print();
-            std::process::exit(i32::from(align::BAD_INPUT));
+            std::process::exit(i32::from(code));
         }
         error.exit()
     });
@@ -74,6 +79,7 @@ fn main() -> ExitCode {
     }
     let result = match cli.command {
         Command::Align(options) => return align::run(&options),
+        Command::Gate(options) => return gate::run(&options),
         Command::Serve(options) => serve::run(options),
         Command::Quickstart(options) => quickstart::run(options),
         Command::Analyze(options) => analyze::run(&options),

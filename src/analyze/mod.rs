@@ -19,6 +19,7 @@ pub mod power;
 pub mod roofline;
 pub mod sampled;
 pub mod samples;
+pub mod series;
 pub mod stages;
 pub mod stats;
 pub mod subject;

@@ -83,8 +83,12 @@ impl From<FlatSpec> for RunSpec {
             device,
             ..
         } = flat;
-        let common =
-            Common { labels: flat.labels, priority: flat.priority, timeout_s: flat.timeout_s };
+        let common = Common {
+            labels: flat.labels,
+            priority: flat.priority,
+            timeout_s: flat.timeout_s,
+            revision: None,
+        };
         let passes = Passes { mode, repeats, warmup, device, profiling: flat.profiling };
         let subject = match (flat.import, flat.target) {
             (Some(FlatImport { files, stages, include_ranges, exclude_ranges }), _) => {

@@ -7,6 +7,7 @@ pub mod device;
 pub mod device_peaks;
 pub mod dtype;
 pub mod finding;
+pub mod headline;
 pub mod ids;
 pub mod image_limits;
 pub mod import;

@@ -4,6 +4,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::domain::{
     finding::Finding,
+    headline::SeriesPoint,
     run_files::ArtifactRecord,
     state::{RunState, Step},
 };
@@ -16,4 +17,7 @@ pub struct Outcome {
     pub message: Option<String>,
     pub findings: Vec<Finding>,
     pub artifacts: Vec<ArtifactRecord>,
+    /// Its point in a series; absent without a report.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub series: Option<Box<SeriesPoint>>,
 }

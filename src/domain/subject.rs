@@ -58,7 +58,7 @@ pub struct RunSpec {
 }
 
 /// Settings of every run.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct Common {
     /// Free text to find the run by.
     pub labels: Vec<String>,
@@ -66,6 +66,9 @@ pub struct Common {
     pub priority: i32,
     /// Time limit of the run, seconds.
     pub timeout_s: u32,
+    /// Revision of the profiled program, as submitted.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub revision: Option<String>,
 }
 
 /// Subject of a run.
@@ -246,7 +249,7 @@ impl RunSpec {
         let passes = Passes { mode, repeats: 1, warmup: 0, device: "auto".into(), profiling: None };
         let labels = labels.iter().map(|label| (*label).to_owned()).collect();
         let subject = Subject::Model(ModelSubject { workload, passes });
-        Self { subject, common: Common { labels, priority, timeout_s: 60 } }
+        Self { subject, common: Common { labels, priority, timeout_s: 60, revision: None } }
     }
 
     /// Returns an import without files, for tests.
@@ -260,7 +263,7 @@ impl RunSpec {
             exclude_ranges: vec![],
             computes: None,
         };
-        let common = Common { labels: vec![], priority: 0, timeout_s: 60 };
+        let common = Common { timeout_s: 60, ..Common::default() };
         Self { subject: Subject::Import(import), common }
     }
 

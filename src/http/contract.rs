@@ -212,7 +212,12 @@ pub fn yaml(contract: &Value) -> String {
     let mut out = String::with_capacity(text.len());
     while let Some(line) = lines.next() {
         out += line;
-        if let Some(fields) = inline_fields(line, &lines) {
+        // The same for every guarded operation.
+        let rest: Vec<&str> = lines.clone().take(2).map(str::trim).collect();
+        if line.trim() == "security:" && rest == ["- {}", "- token: []"] {
+            out += " [{}, { token: [] }]";
+            lines.nth(1);
+        } else if let Some(fields) = inline_fields(line, &lines) {
             out += &format!(" {{ {} }}", fields.join(", "));
             lines.nth(fields.len() - 1);
         }
@@ -227,7 +232,9 @@ fn with_inline_lists(text: &str) -> String {
     while let Some(line) = lines.next() {
         out += line;
         let key = line.trim_start().trim_start_matches("- ");
-        if matches!(key, "type:" | "required:" | "enum:") {
+        // The list of all tags has objects.
+        let is_list = matches!(key, "type:" | "required:" | "enum:");
+        if is_list || (key == "tags:" && line.starts_with(' ')) {
             let item = format!("{}- ", " ".repeat(line.len() - key.len()));
             let mut items = Vec::new();
             while let Some(line) = lines.next_if(|line| line.starts_with(&item)) {
@@ -242,21 +249,42 @@ fn with_inline_lists(text: &str) -> String {
     out
 }
 
-/// The fields after the line of a key, if they are a type, with its format and bounds, or a
-/// reference, and are all that the key has.
+/// The fields after the line of a key, if they are a type, with its format, short description,
+/// default and bounds, or a reference, and are all that the key has.
 fn inline_fields<'t>(key: &str, rest: &Peekable<Lines<'t>>) -> Option<Vec<&'t str>> {
-    const FIELDS: [&str; 5] = ["$ref: ", "type: ", "format: ", "minimum: ", "maximum: "];
+    const FIELDS: [&str; 10] = [
+        "$ref: ",
+        "type: ",
+        "format: ",
+        "description: ",
+        "default: ",
+        "example: ",
+        "minimum: ",
+        "maximum: ",
+        "minLength: ",
+        "maxLength: ",
+    ];
     const WIDTH: usize = 100;
     let indent = |line: &str| line.len() - line.trim_start_matches([' ', '-']).len();
     let inner = indent(rest.clone().next().filter(|_| key.ends_with(':'))?);
     let fields: Vec<&str> =
         rest.clone().take_while(|line| indent(line) >= inner).take(FIELDS.len() + 1).collect();
     let known = |line: &&str| {
-        indent(line) == inner && FIELDS.iter().any(|it| line.trim_start().starts_with(it))
+        indent(line) == inner
+            && FIELDS.iter().any(|it| line.trim_start().starts_with(it))
+            && is_flow_scalar(line.trim())
     };
     let fits = key.len() + fields.iter().map(|it| it.trim().len() + 2).sum::<usize>() + 4 <= WIDTH;
     let inline = inner > indent(key) && fits && fields.iter().all(known);
     inline.then(|| fields.iter().map(|line| line.trim()).collect())
+}
+
+/// True unless the text of a field would mean something else inside braces.
+fn is_flow_scalar(field: &str) -> bool {
+    let Some((name, text)) = field.split_once(": ") else { return false };
+    let quoted = text.len() > 1 && text.starts_with('\'') && text.ends_with('\'');
+    let plain = !text.contains([',', '[', ']', '{', '}', '|']) && !text.contains(": ");
+    matches!(name, "type" | "$ref") || quoted || plain
 }
 
 /// A list of scalars in flow style, wrapped at 100 columns.

@@ -19,14 +19,14 @@ use utoipa_swagger_ui::{Config, SwaggerUi};
 use crate::http::{
     api::{
         alignments::{self, files},
-        artifacts, audit, captures, cost, deliveries, devices, diff, doctor, events, health,
-        inputs,
+        artifacts, audit, baselines, captures, cost, deliveries, devices, diff, doctor, events,
+        gates, health, inputs,
         metrics::{self, Metrics},
         models,
         openapi::{self, ContractText},
         profiling, queue, report, retention,
         runs::{cancel, delete, list, show, submit},
-        tables, targets,
+        series, tables, targets,
     },
     auth::guard::{self, AccessRule, Guard},
     contract::{self, complete},
@@ -63,6 +63,10 @@ fn api_routes() -> OpenApiRouter<App> {
         .routes(routes!(tables::list))
         .routes(routes!(tables::table))
         .routes(routes!(diff::diff))
+        .routes(routes!(series::list))
+        .routes(routes!(series::show))
+        .routes(routes!(baselines::list, baselines::set))
+        .routes(routes!(gates::submit))
         .routes(routes!(alignments::submit::submit, alignments::list))
         .routes(routes!(alignments::show, alignments::delete))
         .routes(routes!(files::report))

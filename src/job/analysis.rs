@@ -57,7 +57,10 @@ impl RunningJob<'_> {
         let analyzed = self.require(AnalyzeStep).await?;
         self.findings = analyzed.findings(self.spec.id);
         self.lost_records = analyzed.lost_records();
-        self.require(ReportStep(Some(analyzed))).await
+        let point = analyzed.series_point(self.spec.id);
+        self.require(ReportStep(Some(analyzed))).await?;
+        self.series = Some(point);
+        Ok(())
     }
 }
 

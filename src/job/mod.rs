@@ -37,6 +37,7 @@ use crate::{
         device::Device,
         device_peaks::Devices,
         finding::Finding,
+        headline::SeriesPoint,
         outcome::Outcome,
         state::{RunState, StepRecord},
         subject::Subject,
@@ -128,6 +129,7 @@ pub fn failed(message: String) -> Outcome {
         message: Some(message),
         findings: Vec::new(),
         artifacts: Vec::new(),
+        series: None,
     }
 }
 
@@ -154,6 +156,8 @@ struct RunningJob<'a> {
     timeline: Option<NsysTrace>,
     /// True if the captures lack kernels of a stage, or samples.
     lost_records: bool,
+    /// Its point in a series, once the report is written.
+    series: Option<SeriesPoint>,
     /// The host, once the preflight has described it.
     environment: Environment,
     /// Finished passes in the folder, until it is decided whether they are used.
@@ -205,6 +209,7 @@ impl<'a> RunningJob<'a> {
             keeps_timeline: false,
             timeline: None,
             lost_records: false,
+            series: None,
             environment: Environment::default(),
             earlier: EarlierPasses::default(),
             passes: ReusablePasses::default(),
@@ -244,7 +249,10 @@ impl<'a> RunningJob<'a> {
         let mut findings = self.findings;
         findings.extend(self.exhausted.into_inner());
         match sealed.map_err(io::Error::other).and_then(|sealed| sealed) {
-            Ok(artifacts) => Outcome { state, failed_step, message, findings, artifacts },
+            Ok(artifacts) => {
+                let series = self.series.map(Box::new);
+                Outcome { state, failed_step, message, findings, artifacts, series }
+            }
             Err(error) => {
                 let outcome = failed_by("cannot seal the run's folder", &error);
                 findings.extend(outcome.findings);

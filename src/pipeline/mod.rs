@@ -6,6 +6,7 @@
 
 pub mod align_pair;
 pub mod align_part;
+mod series;
 mod stage_rules;
 mod statements;
 
@@ -259,8 +260,7 @@ fn import_of_files(
         exclude_ranges: vec![],
         computes: computes.map(Box::new),
     };
-    let common = Common { labels: vec![], priority: 0, timeout_s: 0 };
-    let spec = RunSpec { subject: Subject::Import(import), common };
+    let spec = RunSpec { subject: Subject::Import(import), common: Common::default() };
     saved::SavedRun {
         spec,
         request: None,

@@ -3,6 +3,7 @@
 //! [`crate::analyze::compare`] decides which differences are changes.
 
 mod checks;
+mod overview;
 
 use minijinja::{
     context,
@@ -225,7 +226,8 @@ impl RunDiff {
         engine::render(name, self.page())
     }
 
-    /// Values of the templates: `a`, `b`, `comparable`, `obstacles`, `history`, `rule`, `tables`.
+    /// Values of the templates: `a`, `b`, `comparable`, `obstacles`, `history`, `rule`, `verdict`,
+    /// `bars`, `tables`, and of the page `changed`, `unchanged` and `checks`.
     pub fn page(&self) -> Value {
         let obstacles: Vec<String> =
             self.diff.checks.iter().filter_map(ComparabilityCheck::obstacle).collect();
@@ -236,7 +238,10 @@ impl RunDiff {
             obstacles => obstacles,
             history => self.history_text(),
             rule => &self.diff.rule,
+            verdict => overview::verdict(&self.diff),
+            bars => overview::bars(&self.diff),
             tables => Value::from(Serde(self.tables())),
+            changed => Value::from(Serde(self.changed())),
         }
     }
 
@@ -255,6 +260,25 @@ impl RunDiff {
             .iter()
             .map(|it| format!(" Run {} was left out: {}.", it.run, it.why));
         used + &left_out.collect::<String>()
+    }
+
+    /// The ledgers' difference, and the changed rows of each table that has some.
+    fn changed(&self) -> Vec<ReportTable> {
+        let changed = |rows: &[Change]| -> Vec<Change> {
+            rows.iter().filter(|it| overview::is_changed(it)).cloned().collect()
+        };
+        let diff = &self.diff;
+        let ledger = (!self.ledger.is_empty()).then(|| ledger_table(&self.ledger));
+        let tables = [
+            ("changed-stages", "Changed stages", changed(&diff.stages)),
+            ("changed-operators", "Changed operators", changed(&diff.operators)),
+            ("changed-kernels", "Changed kernels", changed(&diff.kernels)),
+        ];
+        let tables = tables.into_iter().filter(|(_, _, rows)| !rows.is_empty());
+        let tables = tables.map(|(id, title, rows)| {
+            table(id, title, "Rows with a verdict; largest change first.", &rows)
+        });
+        ledger.into_iter().chain(tables).collect()
     }
 
     fn tables(&self) -> Vec<ReportTable> {

@@ -8,6 +8,8 @@ pub mod charts;
 pub mod cost;
 pub mod diff;
 pub mod format;
+pub mod gate;
+pub mod headline;
 pub mod html;
 mod links;
 pub mod part;

@@ -15,6 +15,7 @@ pub mod limited_child;
 mod pool;
 mod recovery;
 mod run_lifecycle;
+pub mod series;
 
 use std::{path::PathBuf, sync::Arc, time::Duration};
 

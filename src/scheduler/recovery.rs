@@ -3,7 +3,7 @@
 
 use std::{io, path::Path};
 
-use super::Context;
+use super::{Context, series};
 use crate::{
     artifact::{
         manifest,
@@ -75,6 +75,9 @@ async fn adopt(cx: &Context, id: RunId, attempt: u32) -> Result<(), StoreError> 
         && cx.store.adopt(id, &ended).await?
     {
         let state = ended.outcome.state;
+        if ended.outcome.series.is_some() {
+            series::refresh(&cx.store).await;
+        }
         tracing::info!(run = %id, attempt, %state, "worker lost after its run ended: adopted");
     }
     Ok(())
@@ -123,6 +126,7 @@ mod tests {
             message: None,
             findings: vec![],
             artifacts: manifest::seal(dir.path()).unwrap(),
+            series: None,
         };
         let keep = |stopped| {
             let result = JobResult::new(2, outcome.clone(), stopped);

@@ -16,7 +16,7 @@ use tokio_util::sync::CancellationToken;
 use super::{
     Context,
     executor::{Executor, JobStatus, LostJob, RETRY},
-    job_resolution,
+    job_resolution, series,
 };
 use crate::{
     artifact::manifest,
@@ -307,7 +307,13 @@ async fn finish(
     cx: &Context,
     outcome: &Outcome,
 ) -> Result<&'static str, StoreError> {
-    Ok(if cx.store.finish(run, outcome).await? { outcome.state.as_str() } else { "lost" })
+    if !cx.store.finish(run, outcome).await? {
+        return Ok("lost");
+    }
+    if outcome.series.is_some() {
+        series::refresh(&cx.store).await;
+    }
+    Ok(outcome.state.as_str())
 }
 
 /// Renews the lease of a run that is ending; never returns.

@@ -10,7 +10,7 @@ use tokio::time::Instant;
 use super::{
     Store, StoreError, WRITE, during, id_of, json, key, millis, now_ms,
     run_parts::{replace_artifacts, replace_steps},
-    steady_ms, word,
+    series, steady_ms, word,
 };
 use crate::domain::{
     ids::RunId,
@@ -318,6 +318,7 @@ impl Store {
             return Ok(false);
         }
         replace_artifacts(&mut tx, run.id, &outcome.artifacts).await?;
+        series::add_point(&mut tx, run.id, outcome.series.as_deref()).await?;
         tx.commit().await.map_err(during("finish a run"))?;
         Ok(true)
     }

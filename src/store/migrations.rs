@@ -34,6 +34,7 @@ const FILES: &[(&str, &str)] = files![
     "0090_alignment_damage",
     "0100_inputs",
     "0110_earlier_steps",
+    "0130_series",
 ];
 
 /// All migrations, up to the version of this program.

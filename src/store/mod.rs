@@ -6,6 +6,7 @@
 
 mod alignments;
 pub mod audit;
+mod baselines;
 mod claim;
 mod damage;
 mod deliveries;
@@ -20,6 +21,7 @@ mod recovery;
 mod removals;
 mod retention;
 mod run_parts;
+mod series;
 mod submit;
 #[cfg(test)]
 mod tests;
@@ -47,6 +49,7 @@ use crate::domain::{
 use crate::runtime::{self, DatabaseCall};
 pub use crate::store::maintenance::{LostAlignment, LostRun};
 pub use alignments::{AlignmentFilter, AlignmentOutcome, StoredAlignment, SubmittedAlignment};
+pub use baselines::StoredBaseline;
 pub use claim::{ClaimedRun, Renewal};
 pub use damage::{ScrubFigures, ScrubSubject};
 pub use deliveries::{Delivery, DeliveryState, StoredDelivery};
@@ -57,6 +60,7 @@ use reader::Reader;
 pub use recovery::EndedAttempt;
 pub use removals::Removal;
 pub use retention::{KeptRun, Plan, PlannedAction};
+pub use series::{StoredChange, StoredPoint, StoredSeries};
 pub use submit::{IdempotencyKey, NewRun, Owner, Quota, Submitted};
 pub use tokens::{Role, Token};
 

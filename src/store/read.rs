@@ -2,12 +2,13 @@
 
 use std::collections::HashMap;
 
-use sqlx::{QueryBuilder, SqliteConnection, sqlite::SqliteRow};
+use sqlx::{QueryBuilder, Sqlite, SqliteConnection, sqlite::SqliteRow};
 
 use super::{
     Store, StoreError, StoredRun, column, damage::damage, during, id_of, json, key, rfc3339, word,
 };
 use crate::domain::{
+    headline::FigureName,
     ids::RunId,
     run_files::ArtifactRecord,
     state::{RunState, StepRecord},
@@ -22,8 +23,71 @@ pub struct Filter {
     pub model: Option<String>,
     /// Name in lists.
     pub name: Option<String>,
-    pub label: Option<String>,
+    /// All of them.
+    pub labels: Vec<String>,
     pub kind: Option<SubjectKind>,
+    pub mode: Option<String>,
+    pub owner: Option<String>,
+    /// Product name of the device, or the requested device.
+    pub device: Option<String>,
+    pub revision: Option<String>,
+    /// Id of the series.
+    pub series: Option<String>,
+    /// Submitted at this time or later, milliseconds since 1970.
+    pub since_ms: Option<i64>,
+    /// Submitted before this time.
+    pub until_ms: Option<i64>,
+    /// Best first by this figure, runs with the figure only; newest first without it.
+    pub sort: Option<FigureName>,
+}
+
+impl Filter {
+    fn push_facts(&self, query: &mut QueryBuilder<Sqlite>) {
+        let facts = [(" and mode = ", &self.mode), (" and owner = ", &self.owner)];
+        for (condition, value) in facts {
+            if let Some(value) = value {
+                query.push(condition).push_bind(value);
+            }
+        }
+        if let Some(device) = &self.device {
+            query.push(" and (device = ").push_bind(device);
+            query.push(" or id in (select run_id from points where device = ");
+            query.push_bind(device).push("))");
+        }
+        for (column, value) in [("revision", &self.revision), ("series", &self.series)] {
+            if let Some(value) = value {
+                query.push(" and id in (select run_id from points where ").push(column);
+                query.push(" = ").push_bind(value).push(")");
+            }
+        }
+        for (condition, time) in
+            [(" and queued_at >= ", self.since_ms), (" and queued_at < ", self.until_ms)]
+        {
+            if let Some(time) = time {
+                query.push(condition).push_bind(time);
+            }
+        }
+    }
+
+    /// Orders the runs, from those after the run `after`.
+    fn push_order(&self, query: &mut QueryBuilder<Sqlite>, after: Option<RunId>) {
+        let after = after.map(|after| key(&after).to_vec());
+        let Some(figure) = self.sort else {
+            if let Some(after) = after {
+                query.push(" and id < ").push_bind(after);
+            }
+            query.push(" order by id desc");
+            return;
+        };
+        let value = format!("(select {figure} from points where run_id = runs.id)");
+        let (order, beyond) = if figure.lower_is_better() { ("asc", ">") } else { ("desc", "<") };
+        query.push(format!(" and {value} is not null"));
+        if let Some(after) = after {
+            query.push(format!(" and ({value}, id) {beyond} (select {figure}, run_id from points"));
+            query.push(" where run_id = ").push_bind(after).push(")");
+        }
+        query.push(format!(" order by {value} {order}, id {order}"));
+    }
 }
 
 impl Store {
@@ -33,7 +97,7 @@ impl Store {
         run(&mut reader, id).await
     }
 
-    /// Runs that match, newest first, from those submitted before `before`.
+    /// Runs that match, in the order of the filter, from those after the run `before`.
     pub async fn list(
         &self,
         filter: &Filter,
@@ -56,16 +120,15 @@ impl Store {
         if let Some(kind) = filter.kind {
             query.push(" and kind = ").push_bind(kind.as_str());
         }
-        if let Some(label) = &filter.label {
+        for label in &filter.labels {
             query
                 .push(" and id in (select run_id from labels where label = ")
                 .push_bind(label)
                 .push(")");
         }
-        if let Some(before) = before {
-            query.push(" and id < ").push_bind(key(&before).to_vec());
-        }
-        query.push(" order by id desc limit ").push_bind(limit);
+        filter.push_facts(&mut query);
+        filter.push_order(&mut query, before);
+        query.push(" limit ").push_bind(limit);
         let rows = query
             .build()
             .fetch_all(&mut *self.reader().await?)

@@ -7,7 +7,7 @@ use super::{
     claim::MAX_ATTEMPTS,
     during, id_of, key, now_ms,
     run_parts::{replace_artifacts, replace_steps},
-    steady_ms,
+    series, steady_ms,
 };
 use crate::domain::{
     ids::RunId,
@@ -148,6 +148,7 @@ impl Store {
         }
         replace_steps(&mut tx, id, &ended.steps).await?;
         replace_artifacts(&mut tx, id, &outcome.artifacts).await?;
+        series::add_point(&mut tx, id, outcome.series.as_deref()).await?;
         tx.commit().await.map_err(during("adopt a result"))?;
         Ok(true)
     }

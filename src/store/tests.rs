@@ -52,6 +52,7 @@ fn succeeded() -> Outcome {
         message: None,
         findings: vec![],
         artifacts: vec![artifact],
+        series: None,
     }
 }
 
@@ -276,7 +277,7 @@ async fn lists_filter_and_page_from_newest_to_oldest() {
     let by = |state, model: &str, label: &str| Filter {
         state,
         model: Some(model.into()),
-        label: Some(label.into()),
+        labels: vec![label.into()],
         ..Filter::default()
     };
     assert_eq!(

@@ -69,7 +69,7 @@ fn new_id(world: &World) -> RunId {
 fn run_spec(random: &mut Random) -> RunSpec {
     let labels = if random.chance(15) { vec!["kept".to_owned()] } else { Vec::new() };
     let priority = *random.pick(&[0, 0, 0, 0, 1, 5]);
-    let common = Common { labels, priority, timeout_s: 600 };
+    let common = Common { labels, priority, timeout_s: 600, revision: None };
     if random.chance(20) {
         let import = Import {
             name: "capture".into(),
@@ -88,7 +88,7 @@ fn run_spec(random: &mut Random) -> RunSpec {
 
 /// A run of a model.
 pub fn model_spec(device: &str) -> RunSpec {
-    let common = Common { labels: Vec::new(), priority: 0, timeout_s: 600 };
+    let common = Common { timeout_s: 600, ..Common::default() };
     let workload = Workload {
         model: "deepseek-ocr-tiny".into(),
         inputs_manifest: "inputs.yaml".into(),

@@ -64,6 +64,7 @@ fn failed(message: &str) -> Outcome {
         message: Some(message.to_owned()),
         findings: Vec::new(),
         artifacts: Vec::new(),
+        series: None,
     }
 }
 

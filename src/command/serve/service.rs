@@ -92,6 +92,7 @@ impl Service {
         let http = http::serve(listener.into_std()?, certificate, head, connections, app)?;
         let pool = pool(&cx, &folders.data, log, (&devices, &accepts))?;
         start_retention(&cx, &folders, &closing);
+        drop(tokio::spawn(scheduler::series::add_missing(cx.clone(), closing.clone())));
         tasks::webhooks::start(cx.store.clone(), webhooks, closing.clone()).await?;
         let names: Vec<&str> = devices.iter().map(|device| device.name.as_str()).collect();
         let store = cx.store.clone();

@@ -47,6 +47,10 @@ codes! {
         "no run 019a9f3e-6d1c-7c4e-9a51-3a8f0c2b7d10";
     AlignmentNotFound = "alignment_not_found", NOT_FOUND,
         "no alignment 019aa1c2-0f3b-7a60-8c1d-5b2e9d4f6a71";
+    SeriesNotFound = "series_not_found", NOT_FOUND,
+        "no series 5e884898da28047151d0e56f8dc62927";
+    BaselineNotFound = "baseline_not_found", NOT_FOUND,
+        "no baseline main; set it by POST /baselines";
     DeliveryNotFound = "delivery_not_found", NOT_FOUND,
         "no delivery 12";
     ArtifactNotFound = "artifact_not_found", NOT_FOUND,

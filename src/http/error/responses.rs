@@ -43,6 +43,8 @@ families! {
     Forbidden: Forbidden CrossOrigin;
     RunNotFound: RunNotFound;
     AlignmentNotFound: AlignmentNotFound;
+    SeriesNotFound: SeriesNotFound;
+    GateNotFound: RunNotFound BaselineNotFound;
     DeliveryNotFound: DeliveryNotFound;
     ArtifactNotFound: RunNotFound ArtifactNotFound RouteNotFound;
     AlignmentArtifactNotFound: AlignmentNotFound ArtifactNotFound RouteNotFound;

@@ -51,12 +51,12 @@ pub(super) fn non_empty(text: &str) -> Option<String> {
     Some(text.trim().to_owned()).filter(|text| !text.is_empty())
 }
 
-/// Parses the state of a filter.
+/// Parses a named value of a filter, such as a state.
 pub(super) fn parse_state<T>(text: &str) -> Result<Option<T>, ApiError>
 where
     T: std::str::FromStr<Err = UnknownName>,
 {
     let invalid =
-        |error: UnknownName| ApiError::new(ErrorCode::InvalidParameter, format!("state: {error}"));
+        |error: UnknownName| ApiError::new(ErrorCode::InvalidParameter, error.to_string());
     non_empty(text).map(|state| state.parse()).transpose().map_err(invalid)
 }

@@ -1,6 +1,6 @@
 //! The first page: devices, queue, recent runs, and the form that submits one.
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 
 use axum::{
     Extension,
@@ -17,7 +17,7 @@ use super::{
     submit_inputs,
 };
 use crate::{
-    domain::{device::Device, dtype::Dtype, ids::RunId, state::RunState},
+    domain::{device::Device, dtype::Dtype, headline::FigureName, ids::RunId, state::RunState},
     http::{
         api::{
             devices::{self, DeviceView},
@@ -49,12 +49,69 @@ const PAGE_INPUTS: u32 = 20;
 pub struct HomeQuery {
     state: String,
     model: String,
+    /// Separated by commas.
     label: String,
+    mode: String,
+    owner: String,
+    device: String,
+    since: String,
+    until: String,
+    /// A headline figure; newest first if empty.
+    sort: String,
+    /// The run that is chosen for a comparison.
+    compare: String,
     cursor: String,
     /// The run to submit again.
     again: String,
     /// Stored inputs or a manifest that the form names.
     inputs: String,
+}
+
+impl HomeQuery {
+    /// The fields of the filter by name.
+    fn fields(&self) -> [(&'static str, &str); 9] {
+        [
+            ("state", &self.state),
+            ("model", &self.model),
+            ("label", &self.label),
+            ("mode", &self.mode),
+            ("owner", &self.owner),
+            ("device", &self.device),
+            ("since", &self.since),
+            ("until", &self.until),
+            ("sort", &self.sort),
+        ]
+    }
+
+    fn is_filtered(&self) -> bool {
+        self.fields().iter().any(|(_, value)| !value.trim().is_empty())
+    }
+
+    fn links(&self) -> BTreeMap<&'static str, &str> {
+        let compare = ("compare", self.compare.as_str());
+        let given = self.fields().into_iter().chain([compare]);
+        given.filter(|(_, value)| !value.is_empty()).collect()
+    }
+
+    fn filter(&self) -> Result<Filter, ApiError> {
+        // A browser sends a day; the last one is included.
+        let day = |name: &str, text: &str, time: &str| {
+            let text = non_empty(text).map(|day| format!("{day}{time}"));
+            text.map(|text| list::parse_time(name, &text)).transpose()
+        };
+        Ok(Filter {
+            state: parse_state(&self.state)?,
+            model: non_empty(&self.model),
+            labels: list::labels(None, Some(&self.label)),
+            mode: non_empty(&self.mode),
+            owner: non_empty(&self.owner),
+            device: non_empty(&self.device),
+            since_ms: day("since", &self.since, "T00:00:00Z")?,
+            until_ms: day("until", &self.until, "T23:59:59.999Z")?,
+            sort: parse_state(&self.sort)?,
+            ..Filter::default()
+        })
+    }
 }
 
 #[derive(Serialize)]
@@ -67,6 +124,10 @@ struct Home<'a> {
     query: &'a HomeQuery,
     filtered: bool,
     states: &'static [RunState],
+    /// Name, title and unit of each headline figure.
+    figures: Vec<(&'static str, &'static str, &'static str)>,
+    /// The filter as parameters of links.
+    links: BTreeMap<&'static str, &'a str>,
     submission: SubmitFormView<'a>,
 }
 
@@ -152,12 +213,7 @@ async fn show(
     entered: &SubmitForm,
     problem: Option<&str>,
 ) -> Result<HtmlPage, ApiError> {
-    let filter = Filter {
-        state: parse_state(&query.state)?,
-        model: non_empty(&query.model),
-        label: non_empty(&query.label),
-        ..Filter::default()
-    };
+    let filter = query.filter()?;
     let runs = list::page(app, &filter, non_empty(&query.cursor).as_deref(), PAGE_RUNS).await?;
     let ids: Vec<RunId> = runs.runs.iter().map(|run| run.run_id).collect();
     let home = Home {
@@ -166,8 +222,10 @@ async fn show(
         removals: retention::removals(app, &ids).await?,
         runs,
         query,
-        filtered: filter.state.is_some() || filter.model.is_some() || filter.label.is_some(),
+        filtered: query.is_filtered(),
         states: RunState::ALL,
+        figures: FigureName::ALL.iter().map(|it| (it.as_str(), it.title(), it.unit())).collect(),
+        links: query.links(),
         submission: submit_form(app, entered, problem).await?,
     };
     HtmlPage::render(Some(caller), "home.html", home)

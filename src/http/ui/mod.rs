@@ -15,6 +15,7 @@ mod login;
 mod page;
 mod run;
 mod run_inputs;
+mod series;
 mod storage;
 mod submit_form;
 mod submit_inputs;
@@ -61,6 +62,8 @@ pub fn router(app: App) -> Router {
         .route("/ui/inputs/{inputs_id}", get(inputs::inputs))
         .route("/ui/inputs/{inputs_id}/delete", post(inputs::delete).get(inputs::back))
         .route("/ui/storage", get(storage::storage))
+        .route("/ui/series", get(series::list))
+        .route("/ui/series/{series_id}", get(series::show))
         .route("/ui/diff", get(compare::compare))
         .route("/ui/doctor", get(doctor::doctor))
         .route(login::LOGIN, get(login::form).post(login::log_in))

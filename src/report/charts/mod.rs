@@ -3,6 +3,7 @@
 pub mod figures;
 pub mod lanes;
 pub mod scatter;
+pub mod series;
 pub mod svg;
 pub mod tiles;
 pub mod timeline;

@@ -5,7 +5,7 @@
 use crate::{
     analyze::compare::{ComparabilityCheck, RUN_DRIFT_PCT, VerdictEffect},
     domain::subject::Subject,
-    report::{format::count, profile::LLMProfileReport},
+    report::{format::count, headline::device, profile::LLMProfileReport},
 };
 
 type Report = LLMProfileReport;
@@ -92,21 +92,6 @@ fn part(report: &Report) -> Option<String> {
         Subject::Part(it) => Some(it.part.0.clone()),
         Subject::Command(_) | Subject::Import(_) => None,
     }
-}
-
-/// The product name of the GPU, or of the processor for a run on the CPU. An index such as `cuda:0`
-/// is not a product.
-fn device(report: &Report) -> Option<String> {
-    let environment = &report.environment;
-    if report.model.device.as_deref() == Some("cpu") {
-        return Some(format!("cpu: {}, {} usable", environment.cpu.as_deref()?, environment.cpus?));
-    }
-    if let Some(product) = environment.device.as_ref().and_then(|device| device.product.clone()) {
-        return Some(product);
-    }
-    // Without a recorded device, the host's GPUs identify it only if all are of one model.
-    let (first, others) = environment.gpus.split_first()?;
-    others.iter().all(|gpu| gpu.name == first.name).then(|| first.name.clone())
 }
 
 /// Ranges of stages, included ranges and excluded ranges.

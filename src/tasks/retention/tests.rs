@@ -79,6 +79,7 @@ impl TestFolder {
             message: None,
             findings: vec![],
             artifacts,
+            series: None,
         };
         assert!(self.keeper.store.finish(&run, &outcome).await.unwrap());
         run.id

@@ -16,6 +16,7 @@ pub mod inputs;
 pub mod openapi;
 mod quiet;
 pub mod router;
+mod series;
 pub mod service;
 pub mod stated_models;
 pub mod submissions;

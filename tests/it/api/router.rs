@@ -300,7 +300,14 @@ impl Api {
         }
         let artifacts = manifest::seal(&dir).unwrap();
         let failed_step = (state == RunState::Failed).then_some(Step::Baseline);
-        let outcome = Outcome { state, failed_step, message: None, findings: vec![], artifacts };
+        let outcome = Outcome {
+            state,
+            failed_step,
+            message: None,
+            findings: vec![],
+            artifacts,
+            series: None,
+        };
         assert!(self.store.finish(run, &outcome).await.unwrap());
     }
 

@@ -233,12 +233,17 @@ async fn pages_are_accessible_in_both_color_schemes_and_on_phones() {
     let service = Service::spawn(&mut command, api.data());
     browser.go(&format!("{}/ui/alignments/{alignment}", service.base)).await;
     browser.see("#verdict").await;
+    browser.go(&format!("{}/ui/series", service.base)).await;
+    let series = "return document.querySelector('main tbody a').getAttribute('href')";
+    let series = browser.eval(series).await.as_str().unwrap().to_owned();
     let pages = [
         "/".to_owned(),
         format!("/ui/runs/{real}"),
         format!("/ui/runs/{real}/tables/kernels"),
         format!("/runs/{real}/report"),
         format!("/ui/diff?a={real}&b={real}"),
+        "/ui/series".to_owned(),
+        series,
         format!("/ui/alignments?again={alignment}"),
         format!("/ui/alignments/{alignment}"),
         format!("/alignments/{alignment}/report"),

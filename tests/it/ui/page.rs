@@ -7,6 +7,7 @@ use llmprof::{
     artifact::{journal::JournalEvent, manifest},
     domain::{
         finding::{Finding, Severity},
+        headline::{Headline, SeriesPoint, series_id},
         outcome::Outcome,
         state::{RunState, Step},
     },
@@ -86,9 +87,23 @@ async fn hostile_end(api: &Api) -> String {
         message,
         findings: vec![finding],
         artifacts,
+        series: Some(Box::new(hostile_point())),
     };
     assert!(api.store.finish(&run, &outcome).await.unwrap());
     id
+}
+
+/// A point whose texts are all hostile.
+fn hostile_point() -> SeriesPoint {
+    let hostile = || HOSTILE.to_owned();
+    SeriesPoint {
+        identity: [("name".to_owned(), hostile()), (hostile(), hostile())].into(),
+        headline: Headline { tpot: Some(1.0), ..Headline::default() },
+        build: hostile(),
+        driver: Some(hostile()),
+        host: Some(hostile()),
+        device: Some(hostile()),
+    }
 }
 
 #[tokio::test]
@@ -246,6 +261,8 @@ async fn external_text_is_escaped_on_every_page() {
         format!("/ui/runs/{a}"),
         format!("/ui/runs/{a}/tables/{name}?q=script"),
         format!("/ui/diff?a={a}&b={b}"),
+        "/ui/series".to_owned(),
+        format!("/ui/series/{}", series_id(&hostile_point().identity)),
     ];
     for path in paths {
         let text = page(&api.get(&path).await, 200);

@@ -150,7 +150,7 @@ impl UploadFields {
 
     pub(super) fn spec(self, import: Import) -> RunSpec {
         let labels = deduplicated(self.labels);
-        let common = Common { labels, priority: 0, timeout_s: IMPORT_TIMEOUT_S };
+        let common = Common { labels, timeout_s: IMPORT_TIMEOUT_S, ..Common::default() };
         RunSpec { subject: Subject::Import(import), common }
     }
 }

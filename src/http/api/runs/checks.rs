@@ -49,8 +49,20 @@ pub(super) fn check_passes(
         labels: deduplicated(request.labels.clone()),
         priority: request.priority,
         timeout_s: request.timeout_s,
+        revision: check_revision(request.revision.as_deref())?,
     };
     Ok((passes, common))
+}
+
+/// Checks a revision against the bounds of its schema.
+fn check_revision(revision: Option<&str>) -> Result<Option<String>, ApiError> {
+    let Some(revision) = revision else { return Ok(None) };
+    check_length("revision", revision, 1..=MAX_LABEL)?;
+    if revision.chars().any(char::is_control) {
+        let message = format!("revision {revision:?} contains a control character");
+        return Err(ApiError::new(ErrorCode::InvalidRequest, message));
+    }
+    Ok(Some(revision.to_owned()))
 }
 
 fn unknown_mode(app: &App, mode: &Mode) -> ApiError {

@@ -25,7 +25,7 @@ pub(crate) fn spec() -> RunSpec {
     };
     let passes =
         Passes { mode: Mode::BASIC, repeats: 3, warmup: 2, device: "auto".into(), profiling: None };
-    let common = Common { labels: vec![], priority: 0, timeout_s: 1800 };
+    let common = Common { timeout_s: 1800, ..Common::default() };
     RunSpec { subject: Subject::Model(ModelSubject { workload, passes }), common }
 }
 
@@ -89,6 +89,11 @@ pub(super) fn run_list() -> RunList {
         name: run.name,
         mode: spec.mode().cloned(),
         labels: spec.common.labels,
+        revision: None,
+        series: None,
+        device: None,
+        headline: None,
+        change_pct: None,
         pinned: run.pinned,
         priority: spec.common.priority,
         queued_at: run.queued_at,

@@ -22,6 +22,7 @@ use super::artifacts::send;
 use crate::{
     domain::{
         finding::Finding,
+        headline::Headline,
         ids::RunId,
         mode::Mode,
         run_files::DamagedFile,
@@ -142,6 +143,15 @@ pub struct RunSummary {
     /// `null` for an import.
     pub mode: Option<Mode>,
     pub labels: Vec<String>,
+    /// Revision of the profiled program, as submitted.
+    pub revision: Option<String>,
+    /// Id of its series; `null` until it has ended with a report.
+    pub series: Option<String>,
+    /// Product name of the device.
+    pub device: Option<String>,
+    pub headline: Option<Headline>,
+    /// Change of each figure from the previous run of its series, percent.
+    pub change_pct: Option<Headline>,
     pub pinned: bool,
     pub priority: i32,
     pub queued_at: String,
@@ -163,6 +173,11 @@ impl From<StoredRun> for RunSummary {
             mode: run.spec.mode().cloned(),
             pinned: run.pinned,
             priority: run.spec.common.priority,
+            revision: run.spec.common.revision,
+            series: None,
+            device: None,
+            headline: None,
+            change_pct: None,
             labels: run.spec.common.labels,
             queued_at: run.queued_at,
             started_at: run.started_at,

@@ -72,6 +72,7 @@ pub(crate) struct PassesRequest {
     pub device: String,
     pub timeout_s: u32,
     pub labels: Vec<Label>,
+    pub revision: Option<String>,
     pub priority: i32,
     pub profiling: Settings,
 }
@@ -116,6 +117,15 @@ macro_rules! submissions {
                 #[serde(default)]
                 #[schema(max_items = 16, inline)]
                 pub labels: Vec<Label>,
+                /// Revision of the profiled program, such as a commit.
+                #[serde(default)]
+                #[schema(
+                    min_length = 1,
+                    max_length = 64,
+                    pattern = r"^[^\u0000-\u001f\u007f-\u009f]+$",
+                    example = "3f2c1ab"
+                )]
+                pub revision: Option<String>,
                 /// Higher runs first. A queued run gains one point every ten minutes.
                 #[serde(default, deserialize_with = "integer")]
                 #[schema(default = 0, minimum = -100, maximum = 100)]
@@ -138,6 +148,7 @@ macro_rules! submissions {
                         device: self.device.clone(),
                         timeout_s: self.timeout_s,
                         labels: self.labels.clone(),
+                        revision: self.revision.clone(),
                         priority: self.priority,
                         profiling: self.profiling.clone().unwrap_or_default(),
                     }

@@ -74,7 +74,11 @@ impl ReportInput {
                         profiling: None,
                     },
                 }),
-                common: Common { labels: vec!["nightly".into()], priority: 0, timeout_s: 1800 },
+                common: Common {
+                    labels: vec!["nightly".into()],
+                    timeout_s: 1800,
+                    ..Common::default()
+                },
             },
             model,
             environment: Environment {

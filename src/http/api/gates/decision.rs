@@ -1,0 +1,190 @@
+//! The decision of a gate: collects both sides and the noise from the series.
+
+use std::collections::BTreeMap;
+
+use super::SubmitGate;
+use crate::{
+    analyze::{
+        series::gate::{GateDesign, GateVerdict, GatedFigure, MAX_RUNS, overall},
+        stats::Spread,
+    },
+    domain::{
+        headline::{FigureName, SeriesIdentity},
+        state::RunState,
+    },
+    http::{
+        api::series::{RECENT, build_of, noise},
+        error::{ApiError, ErrorCode},
+        state::App,
+    },
+    report::gate::{GateFigure, GateReport},
+    store::{StoredBaseline, StoredChange, StoredPoint, StoredRun},
+};
+
+/// The points of both sides, and of the earlier runs of their series.
+struct GateSides {
+    candidate: Vec<StoredPoint>,
+    /// Runs of the baseline's build.
+    baseline: Vec<StoredPoint>,
+    /// Without those of the candidate.
+    earlier: Vec<StoredPoint>,
+    changes: Vec<StoredChange>,
+}
+
+/// Decides a gate; whatever prevents a decision is a reason of an inconclusive one.
+pub(super) async fn decide(
+    app: &App,
+    gate: &SubmitGate,
+    thresholds: &BTreeMap<FigureName, f64>,
+    candidate: &[StoredRun],
+) -> Result<GateReport, ApiError> {
+    let mut report = GateReport {
+        verdict: GateVerdict::Inconclusive,
+        baseline: gate.baseline.clone(),
+        baseline_runs: vec![],
+        runs: gate.runs.clone(),
+        series: None,
+        figures: vec![],
+        reasons: vec![],
+        more_runs: false,
+        accepted: None,
+    };
+    let baseline = setting(app, &gate.baseline).await?;
+    match sides(app, gate, &baseline, candidate).await? {
+        Err(reason) => report.reasons.push(reason),
+        Ok(sides) => {
+            report.series = sides.candidate[0].series.clone();
+            report.baseline_runs = sides.baseline.iter().map(|it| it.run).collect();
+            add_figures(&mut report, gate, thresholds, &sides);
+        }
+    }
+    Ok(report)
+}
+
+/// The setting of a baseline that counts.
+async fn setting(app: &App, name: &str) -> Result<StoredBaseline, ApiError> {
+    let found = app.store.baselines(Some(name), 1).await?.pop();
+    found.filter(|it| it.run.is_some() || it.label.is_some()).ok_or_else(|| {
+        let message = format!("no baseline {name}; set it by POST /baselines");
+        ApiError::new(ErrorCode::BaselineNotFound, message)
+    })
+}
+
+/// Both sides, or the reason why they cannot be compared.
+async fn sides(
+    app: &App,
+    gate: &SubmitGate,
+    baseline: &StoredBaseline,
+    runs: &[StoredRun],
+) -> Result<Result<GateSides, String>, ApiError> {
+    for run in runs {
+        match run.state {
+            RunState::Succeeded | RunState::Partial => {}
+            state if state.is_final() => return Ok(Err(format!("run {} ended {state}", run.id))),
+            state => return Ok(Err(format!("run {} has not ended: it is {state}", run.id))),
+        }
+    }
+    let points = app.store.points_of(&gate.runs, false).await?;
+    let candidate: Vec<StoredPoint> = points.into_iter().map(|(_, point)| point).collect();
+    let Some(series) = candidate.first().and_then(|point| point.series.clone()) else {
+        return Ok(Err("the candidate has no headline figures".into()));
+    };
+    if candidate.len() < runs.len()
+        || candidate.iter().any(|it| it.series.as_ref() != Some(&series))
+    {
+        return Ok(Err("the runs of the candidate are of different series".into()));
+    }
+    let target = match (&baseline.run, &baseline.label) {
+        (Some(run), _) => Some(*run),
+        (None, Some(label)) => app.store.newest_labelled(&series, label, &gate.runs).await?,
+        (None, None) => None,
+    };
+    let Some(target) = target else {
+        let label = baseline.label.as_deref().unwrap_or_default();
+        return Ok(Err(format!("no succeeded run of this series has the label {label:?}")));
+    };
+    let Some((_, target)) = app.store.points_of(&[target], false).await?.pop() else {
+        return Ok(Err(format!(
+            "run {target} of the baseline was deleted or has no headline figures"
+        )));
+    };
+    if target.series.as_ref() != Some(&series) {
+        return Ok(Err(difference(app, target.series.as_deref(), &series).await?));
+    }
+    let changes = app.store.change_points(&series).await?;
+    let mut earlier = app.store.points(&series, None, RECENT).await?;
+    earlier.retain(|it| !gate.runs.contains(&it.run));
+    let build = build_of(&target, &changes);
+    let others =
+        earlier.iter().filter(|it| it.run != target.run && build_of(it, &changes) == build);
+    let others: Vec<StoredPoint> = others.take(MAX_RUNS - 1).cloned().collect();
+    let is_candidate = gate.runs.contains(&target.run);
+    let baseline: Vec<StoredPoint> =
+        [target].into_iter().filter(|_| !is_candidate).chain(others).collect();
+    if baseline.is_empty() {
+        return Ok(Err("the baseline has no run other than the candidate's".into()));
+    }
+    Ok(Ok(GateSides { candidate, baseline, earlier, changes }))
+}
+
+/// The facts in which two series differ.
+async fn difference(app: &App, a: Option<&str>, b: &str) -> Result<String, ApiError> {
+    let identity = async |id: &str| -> Result<SeriesIdentity, ApiError> {
+        Ok(app.store.series(id).await?.map(|it| it.identity).unwrap_or_default())
+    };
+    let (a, b) = (identity(a.unwrap_or_default()).await?, identity(b).await?);
+    let names: std::collections::BTreeSet<&String> = a.keys().chain(b.keys()).collect();
+    let differing: Vec<&str> =
+        names.into_iter().filter(|name| a.get(*name) != b.get(*name)).map(String::as_str).collect();
+    Ok(format!("not comparable with the baseline: different {}", differing.join(", ")))
+}
+
+fn add_figures(
+    report: &mut GateReport,
+    gate: &SubmitGate,
+    thresholds: &BTreeMap<FigureName, f64>,
+    sides: &GateSides,
+) {
+    let values = |points: &[StoredPoint], figure: FigureName| -> Vec<f64> {
+        points.iter().filter_map(|it| it.headline.get(figure)).collect()
+    };
+    // A figure that neither side has does not apply to the subject.
+    let gated: Vec<(FigureName, f64, Vec<f64>, Vec<f64>)> = thresholds
+        .iter()
+        .map(|(name, threshold)| {
+            (*name, *threshold, values(&sides.baseline, *name), values(&sides.candidate, *name))
+        })
+        .filter(|(_, _, a, b)| !a.is_empty() || !b.is_empty())
+        .collect();
+    let design = GateDesign { figures: gated.len(), max_runs: gate.max_runs as usize };
+    for (name, threshold_pct, baseline, candidate) in &gated {
+        // A run of the candidate without the figure is an incomplete capture.
+        let complete = candidate.len() == sides.candidate.len();
+        let decision = design.decide(&GatedFigure {
+            name: *name,
+            threshold_pct: *threshold_pct,
+            baseline,
+            candidate: if complete { candidate } else { &[] },
+            noise: noise(&sides.earlier, &sides.changes, *name),
+        });
+        let mean = |values: &[f64]| Spread::of(values.iter().copied()).map(|it| it.mean);
+        report.more_runs |= decision.more_runs;
+        report.figures.push(GateFigure {
+            figure: *name,
+            verdict: decision.verdict,
+            threshold_pct: *threshold_pct,
+            baseline: mean(baseline),
+            candidate: mean(candidate),
+            worse_pct: decision.worse_pct,
+            bound_pct: decision.bound_pct,
+            noise_pct: decision.noise_pct,
+            detectable_pct: decision.detectable_pct,
+            reason: decision.reason,
+        });
+    }
+    if gated.is_empty() {
+        report.reasons.push("neither side has a gated figure".into());
+    }
+    report.verdict = overall(report.figures.iter().map(|it| it.verdict));
+    report.more_runs &= report.verdict == GateVerdict::Inconclusive;
+}

@@ -1,0 +1,105 @@
+//! Change points of series, computed when a run ends, and points of runs that ended before this
+//! version.
+
+use std::{io, path::Path};
+
+use tokio_util::sync::CancellationToken;
+
+use super::Context;
+use crate::{
+    analyze::series::change_points::change_points,
+    artifact::layout,
+    domain::headline::{FigureName, SeriesPoint},
+    parse::aliases,
+    report::{diff::stored, headline},
+    runtime,
+    store::{Store, StoreError, StoredChange, StoredPoint},
+};
+
+/// Newest runs of a series whose change points are computed again.
+pub const RECENT: u32 = 500;
+/// Runs whose missing points are added in one go.
+const BATCH: u32 = 100;
+/// Maximum size of a report that is read for a missing point.
+const MAX_REPORT: u64 = 256 << 20;
+
+/// Computes the change points of all stale series. A failure is logged: a series stays stale until
+/// its next run ends.
+pub(super) async fn refresh(store: &Store) {
+    if let Err(error) = refresh_all(store).await {
+        tracing::error!(error = %crate::chain(&error), "cannot compute change points");
+    }
+}
+
+async fn refresh_all(store: &Store) -> Result<(), StoreError> {
+    while let Some(series) = store.stale_series().await? {
+        let mut points = store.points(&series, None, RECENT).await?;
+        points.reverse();
+        let (Some(first), Some(last)) = (points.first(), points.last()) else { return Ok(()) };
+        let range = (first.run, last.run);
+        let Ok(changes) = runtime::blocking(move || changes(&points)).await else { return Ok(()) };
+        store.store_change_points(&series, range, &changes).await?;
+    }
+    Ok(())
+}
+
+/// The change points of each figure; runs without the figure are left out.
+fn changes(points: &[StoredPoint]) -> Vec<StoredChange> {
+    let mut found = Vec::new();
+    for figure in FigureName::ALL {
+        let known: Vec<_> =
+            points.iter().filter_map(|it| Some((it.run, it.headline.get(*figure)?))).collect();
+        let values: Vec<f64> = known.iter().map(|(_, value)| *value).collect();
+        found.extend(change_points(&values).into_iter().map(|it| StoredChange {
+            figure: *figure,
+            run: known[it.index].0,
+            before: it.before,
+            after: it.after,
+            p: it.p,
+        }));
+    }
+    found
+}
+
+/// Adds the points of runs that ended before this version, from their sealed reports, while no
+/// pass measures.
+pub async fn add_missing(cx: Context, stop: CancellationToken) {
+    let mut wait = cx.quiet_wait();
+    let added = async {
+        loop {
+            let ids = cx.store.runs_without_point(BATCH).await?;
+            if ids.is_empty() {
+                refresh(&cx.store).await;
+                return Ok::<(), StoreError>(());
+            }
+            for id in ids {
+                if !wait.wait(&stop).await {
+                    return Ok(());
+                }
+                let path = cx.runs.join(id.to_string()).join(layout::REPORT_JSON);
+                let point = runtime::blocking(move || sealed_point(&path)).await.ok().flatten();
+                cx.store.add_missing_point(id, point.as_ref()).await?;
+            }
+        }
+    };
+    if let Err(error) = added.await {
+        tracing::error!(error = %crate::chain(&error), "cannot add points of earlier runs");
+    }
+}
+
+/// The point of a sealed report; `None` if it cannot be read.
+fn sealed_point(path: &Path) -> Option<SeriesPoint> {
+    let read = || -> io::Result<SeriesPoint> {
+        if path.metadata()?.len() > MAX_REPORT {
+            return Err(io::Error::other("the report is too large"));
+        }
+        let report =
+            stored(&std::fs::read(path)?, None, aliases::read).map_err(io::Error::other)?;
+        Ok(headline::point(&report.report))
+    };
+    read()
+        .inspect_err(|error| {
+            tracing::warn!(path = %path.display(), %error, "run without a point in a series");
+        })
+        .ok()
+}
