@@ -8,7 +8,7 @@ use clap::{CommandFactory, Parser, Subcommand};
 use llmprof::{config::environment, trace::stage::UnknownRange};
 
 use command::{
-    align, analyze, backup, check, cost, diff, doctor, engines, execute, inspect, openapi,
+    align, analyze, backup, check, cost, diff, doctor, engines, execute, inspect, load, openapi,
     quickstart, serve, token,
 };
 
@@ -38,6 +38,7 @@ enum Command {
     Diff(diff::DiffOptions),
     Doctor(doctor::DoctorOptions),
     Engines(engines::EnginesOptions),
+    Load(load::LoadCommand),
     Execute(execute::ExecuteOptions),
     #[command(hide = true)]
     Inspect(inspect::InspectOptions),
@@ -88,6 +89,10 @@ fn main() -> ExitCode {
             Err(error) => Err(error),
         },
         Command::Engines(options) => engines::run(&options),
+        Command::Load(options) => match load::run(&options) {
+            Ok(code) => return code,
+            Err(error) => Err(error),
+        },
         Command::Backup(options) => backup::backup(&options),
         Command::Restore(options) => backup::restore(&options),
         Command::Execute(options) => match execute::run(&options) {

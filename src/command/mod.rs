@@ -10,6 +10,7 @@ pub mod doctor;
 pub mod engines;
 pub mod execute;
 pub mod inspect;
+pub mod load;
 pub mod openapi;
 pub mod quickstart;
 pub mod serve;

@@ -8,7 +8,7 @@ use std::{
     path::Path,
 };
 
-use super::ParseError;
+use super::{ParseError, requests};
 use crate::{
     artifact::{layout, packed},
     domain::command::{CommandKind, CommandPlan},
@@ -32,7 +32,12 @@ pub fn plan(dir: &Path) -> Result<Option<CommandPlan>, ParseError> {
 pub fn read(dir: &Path, plan: &CommandPlan) -> Result<(CommandTrace, [Vec<Event>; 2]), ParseError> {
     let times =
         |folder: &str| json::<CommandTimes>(&dir.join(folder).join(layout::TIMES), "wall times");
-    let trace = CommandTrace { plain: times(layout::BASELINE)?, traced: times(layout::NSYS)? };
+    let trace = CommandTrace {
+        plain: times(layout::BASELINE)?,
+        traced: times(layout::NSYS)?,
+        loads: requests::read(dir)?,
+        window: json(&dir.join(layout::NSYS).join(layout::WINDOW), "a window")?,
+    };
     let log = |name: &str| dir.join(layout::LOGS).join(format!("{name}.stdout.log"));
     let mut plain = Vec::new();
     let repeats = trace.plain.as_ref().map_or(0, |times| times.wall_ns.len().min(MAX_REPEATS));

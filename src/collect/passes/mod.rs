@@ -9,3 +9,4 @@ pub mod pass;
 pub mod readiness;
 pub mod server;
 pub mod timeline;
+mod window;
