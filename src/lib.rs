@@ -14,6 +14,7 @@ pub mod http;
 pub mod store;
 
 pub mod collect;
+pub mod load;
 pub mod measuring;
 pub mod parse;
 pub mod runtime;

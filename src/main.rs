@@ -8,8 +8,8 @@ use clap::{CommandFactory, Parser, Subcommand};
 use llmprof::{config::environment, trace::stage::UnknownRange};
 
 use command::{
-    align, analyze, backup, check, cost, diff, doctor, engines, execute, gate, inspect, openapi,
-    quickstart, serve, token,
+    align, analyze, backup, check, cost, diff, doctor, engines, execute, gate, inspect, load,
+    openapi, quickstart, serve, token,
 };
 
 /// GPU profiling for LLM inference as a service.
@@ -39,6 +39,7 @@ enum Command {
     Gate(gate::GateOptions),
     Doctor(doctor::DoctorOptions),
     Engines(engines::EnginesOptions),
+    Load(load::LoadCommand),
     Execute(execute::ExecuteOptions),
     #[command(hide = true)]
     Inspect(inspect::InspectOptions),
@@ -94,6 +95,10 @@ fn main() -> ExitCode {
             Err(error) => Err(error),
         },
         Command::Engines(options) => engines::run(&options),
+        Command::Load(options) => match load::run(&options) {
+            Ok(code) => return code,
+            Err(error) => Err(error),
+        },
         Command::Backup(options) => backup::backup(&options),
         Command::Restore(options) => backup::restore(&options),
         Command::Execute(options) => match execute::run(&options) {

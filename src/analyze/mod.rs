@@ -16,6 +16,7 @@ pub mod memory;
 pub mod model_work;
 pub mod operators;
 pub mod power;
+pub mod requests;
 pub mod roofline;
 pub mod sampled;
 pub mod samples;
@@ -89,6 +90,7 @@ use memory::MemoryRecord;
 use model_work::{KnownModel, ModelWork};
 use operators::{Operators, framework::framework, profiled::ProfiledOperators};
 use power::Power;
+use requests::Requests;
 use roofline::Roofline;
 use sampled::SampledMetrics;
 use samples::Samples;
@@ -161,6 +163,8 @@ pub struct Analysis {
     pub only_traced: bool,
     /// Wall times of a command; absent for the model runner.
     pub command: Option<CommandTiming>,
+    /// Requests of the loads of a server.
+    pub requests: Requests,
     /// Device memory by stage and operator, as the runner's allocator counts it.
     pub memory: Vec<MemoryRecord>,
     /// Energy, power and clocks, where a GPU was sampled.
@@ -256,6 +260,8 @@ impl Analysis {
         self.experts = experts::experts(baseline, top_k);
         self.memory = memory::memory(baseline);
         self.command = trace.command.as_ref().map(command::timing);
+        let loads = trace.command.as_ref().map_or(&[][..], |command| &command.loads);
+        self.requests = requests::requests(loads);
         let command = self.command.as_ref().and_then(CommandTiming::overhead);
         let stages = overhead::overhead(&self.stages, &stages::stages(traced));
         self.overhead = command.into_iter().chain(stages).collect();
@@ -377,6 +383,8 @@ impl Analysis {
         let mut found = std::mem::take(&mut self.findings);
         found.extend(findings::findings(self, trace));
         found.extend(command::findings(self, trace));
+        found.extend(requests::findings(&self.requests));
+        found.extend(requests::window_findings(self, trace));
         if self.only_traced && self.subject != SubjectKind::Command {
             let message = "All times are of a traced pass and include tracing overhead; there \
                            is no unprofiled one.";

@@ -109,6 +109,16 @@ pub const PREDICTIONS: &str = "predictions.jsonl";
 /// Wall times of a command, in the folders of its unprofiled and its traced pass
 /// ([`crate::trace::command::CommandTimes`]).
 pub const TIMES: &str = "times.json";
+/// Requests of the load of one repeat, in the folder of its pass: `baseline/requests-1.jsonl`
+/// ([`crate::trace::requests::LoadLine`]).
+pub fn requests(repeat: usize) -> String {
+    format!("requests-{repeat}.jsonl")
+}
+/// Requests of the loads before and after a window, in the folder of its pass, and the window
+/// ([`crate::trace::windows::Window`]).
+pub const REQUESTS_BEFORE: &str = "requests-before.jsonl";
+pub const REQUESTS_AFTER: &str = "requests-after.jsonl";
+pub const WINDOW: &str = "window.json";
 /// A command with its parameters in place ([`crate::domain::command::CommandPlan`]).
 pub const COMMAND_PLAN: &str = "command.json";
 
@@ -207,6 +217,9 @@ pub const POWER_CSV: &str = "power.csv";
 pub const LEDGER_CSV: &str = "ledger.csv";
 /// Kernels and gaps of those rows.
 pub const LEDGER_MEMBERS_CSV: &str = "ledger_members.csv";
+/// Requests of the loads of a server, and percentiles of their latencies, of runs with a load.
+pub const REQUESTS_CSV: &str = "requests.csv";
+pub const REQUEST_LATENCY_CSV: &str = "request_latency.csv";
 /// Collective operations of several ranks, of captures that have them.
 pub const COLLECTIVES_CSV: &str = "collectives.csv";
 /// Time of each rank in collective operations.
@@ -276,6 +289,7 @@ pub fn step_of(path: &str) -> Option<Step> {
         | STAGES_JSON | POWER_JSON | POWER_CSV => Some(Step::Report),
         MOCK | EXTRACTED => Some(Step::Align),
         _ if first.starts_with(ALIGNMENT) => Some(Step::Align),
+        REQUESTS_CSV | REQUEST_LATENCY_CSV => Some(Step::Report),
         SAMPLED_METRICS_CSV | LEDGER_CSV | LEDGER_MEMBERS_CSV | COLLECTIVES_CSV | RANKS_CSV => {
             Some(Step::Report)
         }

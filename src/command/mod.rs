@@ -12,6 +12,7 @@ pub mod engines;
 pub mod execute;
 pub mod gate;
 pub mod inspect;
+pub mod load;
 pub mod openapi;
 pub mod quickstart;
 pub mod serve;

@@ -4,6 +4,7 @@
 //! Plain values; starts nothing. A parameter fills a part of one argument and never reaches a
 //! shell.
 
+mod load;
 mod param;
 mod plan;
 mod template;
@@ -14,11 +15,13 @@ use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
 pub use self::{
+    load::{LOAD_PROGRAM, LoadOption, LoadTemplate, MinSteps, WindowSettings},
     param::{MAX_TEXT, Param, ParamValue},
     plan::{CallError, ClientPlan, CommandPlan},
     template::{ArgumentPiece, ArgumentTemplate},
 };
 use self::{
+    load::{LOCAL_URL, is_local},
     param::{is_name, is_param},
     template::{OUT, PORT, Template, TemplatePart},
 };
@@ -96,6 +99,12 @@ pub struct CommandTarget {
     /// Program to run against a ready server.
     #[serde(default)]
     pub client: Option<Client>,
+    /// Load of a ready server by llmprof's own client, in place of a program.
+    #[serde(default)]
+    pub load: Option<LoadTemplate>,
+    /// Recording within the load.
+    #[serde(default)]
+    pub window: Option<WindowSettings>,
     /// The model that it runs; texts may have placeholders.
     #[serde(default)]
     pub computes: Option<ModelStatement>,
@@ -246,6 +255,8 @@ impl CommandTarget {
     fn check_templates(&self) -> Result<(), String> {
         let client =
             self.client.iter().flat_map(|client| &client.args).map(|text| ("client.args", text));
+        let load: Vec<String> = self.load.iter().flat_map(LoadTemplate::args).collect();
+        let client = client.chain(load.iter().map(|text| ("load", text)));
         let url = self
             .ready
             .iter()
@@ -329,6 +340,9 @@ impl CommandTarget {
                 CommandKind::Program if self.client.is_some() => {
                     Err("client: only for a server".into())
                 }
+                CommandKind::Program if self.load.is_some() => {
+                    Err("load: only for a server".into())
+                }
                 CommandKind::Program => Ok(()),
             };
         };
@@ -341,12 +355,25 @@ impl CommandTarget {
         match (&ready.url, &ready.log) {
             (Some(url), None) if is_local(url) => {}
             (Some(_), None) => {
-                return Err("ready.url: must start with http://127.0.0.1, http://localhost or \
-                            http://[::1]"
-                    .into());
+                return Err(format!("ready.url: {LOCAL_URL}"));
             }
             (None, Some(log)) if !log.trim().is_empty() => {}
             _ => return Err("ready: needs either url or log".into()),
+        }
+        if let Some(window) = &self.window {
+            if self.load.is_none() {
+                return Err("window: needs a load".into());
+            }
+            window.check()?;
+        }
+        if let Some(load) = &self.load {
+            if self.client.is_some() {
+                return Err("load: a server has either a client or a load".into());
+            }
+            if !is_local(load.url()) {
+                return Err(format!("load.url: {LOCAL_URL}"));
+            }
+            return Ok(());
         }
         match &self.client {
             Some(client) => check_program(&client.program).map_err(|why| format!("client.{why}")),
@@ -365,13 +392,4 @@ fn check_program(program: &std::path::Path) -> Result<(), String> {
     } else {
         Err("program: expected an absolute path or a bare name".into())
     }
-}
-
-/// True if `url` leads to this host: readiness checks query no other.
-fn is_local(url: &str) -> bool {
-    let rest = ["http://127.0.0.1", "http://localhost", "http://[::1]"]
-        .iter()
-        .find_map(|start| url.strip_prefix(start));
-    rest.is_some_and(|rest| rest.is_empty() || rest.starts_with([':', '/']))
-        && !url.contains(['@', ' '])
 }

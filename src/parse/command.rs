@@ -8,7 +8,7 @@ use std::{
     path::Path,
 };
 
-use super::ParseError;
+use super::{ParseError, requests};
 use crate::{
     artifact::{layout, packed},
     domain::command::{CommandKind, CommandPlan},
@@ -35,8 +35,12 @@ pub fn times(dir: &Path, folder: &str) -> Result<Option<CommandTimes>, ParseErro
 
 /// Reads the wall times, and the events of the unprofiled and of the traced pass.
 pub fn read(dir: &Path, plan: &CommandPlan) -> Result<(CommandTrace, [Vec<Event>; 2]), ParseError> {
-    let trace =
-        CommandTrace { plain: times(dir, layout::BASELINE)?, traced: times(dir, layout::NSYS)? };
+    let trace = CommandTrace {
+        plain: times(dir, layout::BASELINE)?,
+        traced: times(dir, layout::NSYS)?,
+        loads: requests::read(dir)?,
+        window: json(&dir.join(layout::NSYS).join(layout::WINDOW), "a window")?,
+    };
     let log = |name: &str| dir.join(layout::LOGS).join(format!("{name}.stdout.log"));
     let mut plain = Vec::new();
     let repeats = trace.plain.as_ref().map_or(0, |times| times.wall_ns.len().min(MAX_REPEATS));

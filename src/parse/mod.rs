@@ -11,6 +11,7 @@ pub mod kineto;
 pub mod ncu;
 pub mod nsys;
 pub mod power;
+pub mod requests;
 pub mod saved;
 
 use std::{

@@ -24,6 +24,7 @@ use crate::{
         memory::MemoryRecord,
         operators::OperatorRecord,
         power::Power,
+        requests::{LatencyRecord, RequestRow},
         roofline::{
             Roofline,
             mfu::{Ceilings, MfuRecord, OperatorMfu},
@@ -129,6 +130,14 @@ pub struct LLMProfileReport {
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schema(value_type = Vec<Object>)]
     pub ranks: Vec<RankRecord>,
+    /// Requests of the loads of a server, and percentiles of their latencies: rows of the tables
+    /// of these names; absent without a load.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[schema(value_type = Vec<Object>)]
+    pub requests: Vec<RequestRow>,
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[schema(value_type = Vec<Object>)]
+    pub request_latency: Vec<LatencyRecord>,
     /// One decode step, slice by slice; `null` where none was identified.
     #[serde(default)]
     pub decode_step: Option<StepTimeline>,

@@ -59,6 +59,8 @@ pub(super) struct ReportView<'a> {
     stage_gpu: ReportTable,
     whole_graphs: ReportTable,
     engine_steps: ReportTable,
+    request_latency: ReportTable,
+    requests: ReportTable,
     collectives: ReportTable,
     ranks: ReportTable,
     processes: ReportTable,
@@ -178,6 +180,8 @@ pub(super) fn page<'a>(facts: &RunFacts<'a>, trace: &Trace, analysis: &Analysis)
         whole_graphs: top(tables::whole_graphs(analysis)),
         engine_steps: tables::engine_steps(analysis)
             .first(TOP_ROWS, "all are in the table engine_steps"),
+        request_latency: tables::request_latency(analysis),
+        requests: tables::requests(analysis).first(TOP_ROWS, "all are in requests.csv"),
         collectives: tables::collectives(analysis).first(TOP_ROWS, "all are in collectives.csv"),
         ranks: tables::ranks(analysis).first(TOP_ROWS, "all are in ranks.csv"),
         processes: tables::processes(analysis),

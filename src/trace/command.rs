@@ -4,6 +4,7 @@
 
 use serde::{Deserialize, Serialize};
 
+use super::{requests::RequestLoad, windows::Window};
 use crate::domain::named_values::named_values;
 
 named_values! {
@@ -30,11 +31,15 @@ pub struct CommandTimes {
     pub ready_ns: Option<i64>,
 }
 
-/// Wall times of both passes of a command.
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
+/// Wall times of both passes of a command, and the requests of its loads.
+#[derive(Debug, Clone, Default, PartialEq)]
 pub struct CommandTrace {
     /// The unprofiled pass.
     pub plain: Option<CommandTimes>,
     /// The pass under nsys.
     pub traced: Option<CommandTimes>,
+    /// Loads of a server by llmprof's own client, in the order of passes and repeats.
+    pub loads: Vec<RequestLoad>,
+    /// The recorded window of a server's load.
+    pub window: Option<Window>,
 }

@@ -21,8 +21,10 @@ pub mod nsys;
 pub mod packed;
 pub mod power;
 pub mod range;
+pub mod requests;
 pub mod stage;
 pub mod unclosed;
+pub mod windows;
 
 use crate::domain::{finding::Finding, subject::SubjectKind};
 use command::CommandTrace;

@@ -96,7 +96,10 @@ pub fn findings(analysis: &Analysis, trace: &Trace) -> Vec<Finding> {
              its seed.",
         ));
     }
-    if trace.nsys.is_some() && command.plain_ms.is_some() && command.traced_ms.is_none() {
+    // Of a window, the loads before and after it show its cost.
+    let has_window = trace.command.as_ref().is_some_and(|it| it.window.is_some());
+    let is_timed = command.traced_ms.is_some() || has_window;
+    if trace.nsys.is_some() && command.plain_ms.is_some() && !is_timed {
         let message = "The tracing overhead is unknown: the traced command exited too quickly to \
                        be timed from outside.";
         found.push(Finding::new("overhead_unknown", Severity::Info, message));

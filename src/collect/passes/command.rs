@@ -29,7 +29,7 @@ use crate::{
     domain::{
         command::{ArgumentTemplate, CommandPlan, ReadyCheck},
         finding::{Finding, Severity},
-        profiling::NvmlSettings,
+        profiling::{CaptureRange, NvmlSettings},
     },
     trace::command::{CommandTimes, Timed},
 };
@@ -123,6 +123,11 @@ impl Collector {
                 let delay = Duration::from_secs(settings.delay_s.into());
                 let mut served = self.served(run, ready, &place, turns, delay)?;
                 served.duration = Duration::from_secs(settings.duration_s.into());
+                let is_whole =
+                    settings.records_all() && settings.capture_range == CaptureRange::None;
+                if served.is_load && is_whole {
+                    served.window = Some(run.plan.window.unwrap_or_default());
+                }
                 let recorded = RecordedTarget::Server(&mut served);
                 let pass = self.record(&folder, traced, on_gpu, &target, limits, recorded).await?;
                 (pass, served.times)
@@ -205,6 +210,8 @@ impl Collector {
             ready,
             url,
             client,
+            window: None,
+            is_load: run.plan.client.as_ref().is_some_and(|client| client.is_load),
             warmup,
             repeats,
             delay,

@@ -10,3 +10,4 @@ pub mod readiness;
 pub mod server;
 pub mod timeline;
 mod torch_profiler;
+mod window;

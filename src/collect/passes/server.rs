@@ -11,6 +11,7 @@ use tokio::time::{Instant, sleep, timeout, timeout_at};
 
 use super::pass::{LAST_WORDS, PassFolder};
 use crate::{
+    artifact::layout,
     collect::{
         CollectError, Pass, ProcessLimits,
         passes::readiness,
@@ -23,7 +24,7 @@ use crate::{
         },
     },
     domain::{
-        command::ReadyCheck,
+        command::{ReadyCheck, WindowSettings},
         finding::{Finding, Severity},
         runner::Progress,
     },
@@ -41,6 +42,10 @@ pub struct ServedTarget<'a> {
     /// URL of the readiness check, with its port.
     pub url: Option<String>,
     pub client: Option<Argv>,
+    /// True if the client is llmprof's load generator, which records its requests.
+    pub is_load: bool,
+    /// Recording within the load, in place of one of the whole load.
+    pub window: Option<WindowSettings>,
     pub warmup: u32,
     pub repeats: u32,
     /// Time between the start of the server and the recording; a client waits for it.
@@ -106,7 +111,12 @@ impl ServedTarget<'_> {
                 Ok(ended) => CollectError::Ended { what: "the server", ended, last_words: vec![] },
                 Err(source) => not_started(source),
             }),
-            used = self.use_server(folder, name, &logs, started, stop, limits) => used,
+            used = async {
+                if self.window.is_some() && stop == StopTarget::Target {
+                    return self.use_windowed(folder, (name, &logs, started), limits).await;
+                }
+                self.use_server(folder, name, &logs, started, stop, limits).await
+            } => used,
         };
         let ended = match &used {
             Ok(_) if stop == StopTarget::Target => {
@@ -177,6 +187,14 @@ impl ServedTarget<'_> {
                 measured.unwrap_or(turn),
                 if measured.is_some() { self.repeats } else { self.warmup },
             );
+            let mut client = client.clone();
+            if self.is_load {
+                client = client.args(["--quiet", "--partial"]);
+                if let Some(turn) = measured {
+                    let path = folder.path().join(layout::requests(turn as usize + 1));
+                    client = client.arg("--out").arg(path);
+                }
+            }
             let wall = folder.run_alongside("the client", &log, &client, limits).await?;
             if measured.is_some() {
                 self.times.wall_ns.push(i64::try_from(wall.as_nanos()).unwrap_or(i64::MAX));
@@ -190,7 +208,7 @@ impl ServedTarget<'_> {
         Ok(findings)
     }
 
-    async fn wait_until_ready(&self, logs: &Logs) -> Result<(), CollectError> {
+    pub(super) async fn wait_until_ready(&self, logs: &Logs) -> Result<(), CollectError> {
         let text = self.ready.log.as_deref().unwrap_or_default();
         let ready = async {
             match &self.url {
@@ -265,7 +283,7 @@ async fn stop_targets(limits: &ProcessLimits) {
 
 impl PassFolder<'_> {
     /// Runs one command of the pass alongside another child and returns its runtime.
-    async fn run_alongside(
+    pub(super) async fn run_alongside(
         &self,
         what: &'static str,
         name: &str,

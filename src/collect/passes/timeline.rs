@@ -12,7 +12,7 @@ use crate::{
     collect::{
         Collector, ExitReason, ProcessLimits,
         process::{argv::Argv, child, watch::RuntimeWatch},
-        tools::{self, gpu_metrics, nsys},
+        tools::{self, gpu_metrics, nsys, nsys_window},
     },
     domain::{
         finding::{Finding, Severity},
@@ -112,7 +112,15 @@ impl Collector {
         let nsys = self.nsys.as_deref().ok_or(CollectError::NotInstalled { tool: "nsys" })?;
         let report = folder.path().join(layout::NSYS_REPORT_FILE);
         let stem = report.with_extension("");
-        let profile = nsys::profile(nsys, pass.settings, pass.rate_hz(), on_gpu, &stem, target);
+        let (settings, rate_hz) = (pass.settings, pass.rate_hz());
+        let profile = match &recorded {
+            RecordedTarget::Server(served) if served.window.is_some() => {
+                let run = limits.run.run.0.simple().to_string();
+                let session = (stem.as_path(), format!("llmprof-{run}"));
+                nsys_window::session(nsys, settings, rate_hz, on_gpu, session, target)
+            }
+            _ => nsys::profile(nsys, settings, rate_hz, on_gpu, &stem, target),
+        };
         let (profile, exposed) = self.isolated(profile, folder.dir(), limits).await;
         let mut retries = Vec::new();
         let mut pass = loop {

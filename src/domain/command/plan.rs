@@ -5,7 +5,7 @@ use std::{collections::BTreeMap, path::PathBuf};
 use serde::{Deserialize, Serialize};
 
 use super::{
-    CommandCall, CommandKind, CommandTarget, ReadyCheck,
+    CommandCall, CommandKind, CommandTarget, LOAD_PROGRAM, ReadyCheck, WindowSettings,
     param::{Param, ParamValue},
     template::{ArgumentPiece, ArgumentTemplate, OUT, PORT, Template, TemplatePart},
 };
@@ -48,6 +48,8 @@ pub struct CommandPlan {
     pub gpus: u32,
     pub ready: Option<ReadyCheck>,
     pub client: Option<ClientPlan>,
+    #[serde(default)]
+    pub window: Option<WindowSettings>,
     /// The model that it runs, where the operator states it.
     #[serde(default)]
     pub computes: Option<Box<StatedModel>>,
@@ -60,6 +62,9 @@ pub struct CommandPlan {
 pub struct ClientPlan {
     pub program: PathBuf,
     pub args: Vec<ArgumentTemplate>,
+    /// True for llmprof's load generator, which records its requests.
+    #[serde(default)]
+    pub is_load: bool,
 }
 
 impl CommandTarget {
@@ -95,12 +100,18 @@ impl CommandTarget {
             let command = call.command.clone();
             return Err(CallError::Gpus { command, min, max, requested: gpus });
         }
-        let client = match &self.client {
-            Some(client) => Some(ClientPlan {
+        let client = match (&self.client, &self.load) {
+            (Some(client), _) => Some(ClientPlan {
                 program: client.program.clone(),
                 args: self.fill(&client.args, &texts)?,
+                is_load: false,
             }),
-            None => None,
+            (None, Some(load)) => Some(ClientPlan {
+                program: LOAD_PROGRAM.into(),
+                args: self.fill(&load.args(), &texts)?,
+                is_load: true,
+            }),
+            (None, None) => None,
         };
         let computes = self.stated_model(&texts, models);
         let computes =
@@ -123,6 +134,7 @@ impl CommandTarget {
             ready: self.ready.clone(),
             client,
             torch_profiler: self.torch_profiler,
+            window: self.window,
         })
     }
 

@@ -60,7 +60,7 @@ impl CommandView {
             exclude_ranges: command.exclude_ranges.clone(),
             delay_s: command.delay_s,
             duration_s: command.duration_s,
-            has_client: command.client.is_some(),
+            has_client: command.client.is_some() || command.load.is_some(),
         }
     }
 }

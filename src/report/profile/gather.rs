@@ -45,6 +45,8 @@ pub fn profile(facts: &RunFacts, trace: &Trace, analysis: &Analysis) -> LLMProfi
         engine_steps: top(&analysis.engine_steps),
         collectives: top(&analysis.collectives.records),
         ranks: top(&analysis.collectives.ranks),
+        requests: top(&analysis.requests.rows),
+        request_latency: analysis.requests.latency.clone(),
         decode_step: analysis.step.clone(),
         processes: analysis.processes.stages.clone(),
         process_kernels: top(&analysis.processes.kernels),

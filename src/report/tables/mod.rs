@@ -19,6 +19,7 @@ mod overview;
 mod power;
 mod regions;
 pub mod report_table;
+mod requests;
 mod roofline;
 mod run_facts;
 mod run_tables;
@@ -53,6 +54,7 @@ pub use self::{
     power::power,
     regions::regions,
     report_table::ReportTable,
+    requests::{request_latency, requests},
     roofline::roofline,
     run_facts::{NO_MESSAGE, expert_use, input_files, run_steps},
     run_tables::{CSV_FILES, RunTable, TABLES_VERSION, run_tables},

@@ -7,8 +7,8 @@ use serde_json::Value;
 use super::{
     collectives, costs, counters,
     csv::{CsvTable, cell},
-    engine_steps, gemms, gpu, kernels, ledger, memory, operators, power, regions, roofline,
-    run_facts, sampled, samples,
+    engine_steps, gemms, gpu, kernels, ledger, memory, operators, power, regions, requests,
+    roofline, run_facts, sampled, samples,
     schema::{ColumnKind, TableCell, TableColumn},
     stages, step, traced, utilisation,
 };
@@ -19,7 +19,7 @@ pub const TABLES_VERSION: u32 = 2;
 
 /// The CSV files of a run, each with the table that it contains.
 /// Those of optional tables are absent with them.
-pub const CSV_FILES: [(&str, &str); 13] = [
+pub const CSV_FILES: [(&str, &str); 15] = [
     (layout::KERNELS_CSV, "kernels"),
     (layout::KERNELS_FULL_CSV, "kernels_full"),
     (layout::COUNTERS_CSV, "counters"),
@@ -29,6 +29,8 @@ pub const CSV_FILES: [(&str, &str); 13] = [
     (layout::REGIONS_CSV, "regions"),
     (layout::GEMMS_CSV, "gemms"),
     (layout::POWER_CSV, "power.stages"),
+    (layout::REQUESTS_CSV, "requests"),
+    (layout::REQUEST_LATENCY_CSV, "request_latency"),
     (layout::COLLECTIVES_CSV, "collectives"),
     (layout::RANKS_CSV, "ranks"),
     (layout::LEDGER_CSV, "ledger"),
@@ -123,6 +125,12 @@ pub fn run_tables<'a>(
     if !analysis.engine_steps.is_empty() {
         let columns = engine_steps::columns();
         tables.push(RunTable::new("engine_steps", columns, &analysis.engine_steps));
+    }
+    if !analysis.requests.rows.is_empty() {
+        let it = &analysis.requests;
+        tables.push(RunTable::new("requests", requests::columns(), &it.rows));
+        let columns = requests::latency_columns();
+        tables.push(RunTable::new("request_latency", columns, &it.latency));
     }
     if !analysis.collectives.groups.is_empty() {
         tables.extend(collective_tables(analysis));

@@ -11,6 +11,7 @@ pub mod gpu;
 pub mod h200;
 pub mod keep;
 pub mod lifecycle;
+pub mod loads;
 pub mod nsys;
 pub mod permission;
 pub mod portable;

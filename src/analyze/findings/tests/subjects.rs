@@ -136,7 +136,7 @@ fn subject(name: &str) -> Trace {
                 wall_ns: vec![10 * MS; 3],
                 ready_ns: None,
             });
-            let command = Some(CommandTrace { plain, traced: None });
+            let command = Some(CommandTrace { plain, ..CommandTrace::default() });
             Trace {
                 command,
                 subject: SubjectKind::Command,

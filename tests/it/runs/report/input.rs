@@ -17,6 +17,7 @@ use llmprof::{
     report::{self, RunFacts},
     trace::{
         Trace,
+        command::CommandTrace,
         counter::{CounterValues, LaunchCounters, Stall},
         environment::{Environment, Gpu},
         event::Event,
@@ -25,6 +26,7 @@ use llmprof::{
         kernel::Kernel,
         nsys::{ApiCall, NsysTrace},
         range::Range,
+        requests::{LoadPass, RequestLoad, RequestRecord},
     },
 };
 
@@ -225,7 +227,7 @@ impl ReportInput {
         run
     }
 
-    /// The same with a collective operation, so that every table has its schema.
+    /// The same with a collective operation and a load, so that every table has its schema.
     pub fn with_all_tables() -> Self {
         let mut run = Self::with_samples();
         let capture = run.trace.nsys.as_mut().unwrap();
@@ -233,6 +235,14 @@ impl ReportInput {
         for name in [kernel.name, kernel.full_name] {
             capture.strings[name as usize] = "ncclDevKernel_AllReduce_Sum_bf16_RING_LL".into();
         }
+        let request = RequestRecord { ended_ns: 9, requested_tokens: 1, ..Default::default() };
+        let load = RequestLoad {
+            pass: LoadPass::Unprofiled,
+            repeat: 0,
+            header: None,
+            requests: vec![request],
+        };
+        run.trace.command = Some(CommandTrace { loads: vec![load], ..Default::default() });
         run
     }
 
