@@ -23,6 +23,10 @@ test:
 simulate schedules="2000" first="0":
     SIMULATOR_SCHEDULES={{schedules}} SIMULATOR_FIRST={{first}} cargo test --locked --features simulation --test simulator -- --nocapture
 
+# The rates of gates that specs/series.md states, over many simulations.
+gates:
+    cargo test --locked --release --features simulation --lib published_rates -- --ignored --nocapture
+
 # The contract in the repository is the one that the code serves.
 contract:
     cargo run --locked --quiet --features simulation --bin llmprof -- openapi | diff -u contracts/profile.yaml -

@@ -3,6 +3,7 @@
 //! A verdict is given only if the runs are comparable. Pure arithmetic over the figures of two
 //! reports.
 
+pub mod claims;
 pub mod ledger;
 mod measured;
 pub mod student;

@@ -163,6 +163,7 @@ pub struct RetentionSettings {
 #[derive(Debug, Clone, PartialEq, Deserialize)]
 pub struct WebhookSettings {
     pub urls: Vec<String>,
+    pub slack_urls: Vec<String>,
     pub secret_file: PathBuf,
     pub private_hosts: Vec<String>,
     pub timeout_s: u32,

@@ -57,6 +57,19 @@ impl FigureName {
         }
     }
 
+    /// Its heading where columns are narrow.
+    pub const fn heading(self) -> &'static str {
+        match self {
+            Self::Ttft => "First token, ms",
+            Self::Tpot => "Per token, ms",
+            Self::Wall => "Wall, ms",
+            Self::TokensPerS => "Tokens/s",
+            Self::GpuBusy => "GPU busy, %",
+            Self::Mfu => "MFU, %",
+            Self::Energy => "J/token",
+        }
+    }
+
     /// True where a lower value is better.
     pub const fn lower_is_better(self) -> bool {
         matches!(self, Self::Ttft | Self::Tpot | Self::Wall | Self::Energy)

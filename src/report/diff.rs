@@ -22,7 +22,9 @@ use super::{
 use crate::{
     analyze::{
         compare::{
-            Change, ComparabilityCheck, ComparedRun, Diff, Measured, RunFigures, diff,
+            Change, ComparabilityCheck, ComparedRun, Diff, Measured, RunFigures,
+            claims::Claim,
+            diff,
             ledger::{LedgerStageChange, ledger_changes},
         },
         kernels::KernelRecord,
@@ -98,6 +100,10 @@ pub struct RunDiff {
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schema(value_type = Vec<Object>)]
     pub ledger: Vec<LedgerStageChange>,
+    /// Findings of A whose promised saving became smaller, with the change of their stage.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[schema(value_type = Vec<Object>)]
+    pub claims: Vec<Claim>,
 }
 
 /// An earlier run that is not comparable with A.
@@ -135,6 +141,7 @@ pub fn run_diff(a: &StoredReport, b: &StoredReport, history: &[StoredReport]) ->
         &side(b, &per_repeat),
         &earlier,
     );
+    let claims = overview::claims(a, b, &diff);
     let history = used.iter().map(|run| run.report.run_id).collect();
     RunDiff {
         schema_version: DIFF_VERSION,
@@ -144,6 +151,7 @@ pub fn run_diff(a: &StoredReport, b: &StoredReport, history: &[StoredReport]) ->
         history_left_out,
         diff,
         ledger: ledger_changes(&ledger(&a.report), &ledger(&b.report)),
+        claims,
     }
 }
 
@@ -274,11 +282,12 @@ impl RunDiff {
             ("changed-operators", "Changed operators", changed(&diff.operators)),
             ("changed-kernels", "Changed kernels", changed(&diff.kernels)),
         ];
+        let claims = (!self.claims.is_empty()).then(|| overview::claims_table(&self.claims));
         let tables = tables.into_iter().filter(|(_, _, rows)| !rows.is_empty());
         let tables = tables.map(|(id, title, rows)| {
             table(id, title, "Rows with a verdict; largest change first.", &rows)
         });
-        ledger.into_iter().chain(tables).collect()
+        ledger.into_iter().chain(claims).chain(tables).collect()
     }
 
     fn tables(&self) -> Vec<ReportTable> {

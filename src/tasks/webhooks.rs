@@ -7,6 +7,7 @@
 
 mod address;
 mod signature;
+mod slack;
 
 use std::time::Duration;
 
@@ -31,8 +32,8 @@ const HOUR_MS: i64 = 3_600_000;
 
 #[derive(Debug, thiserror::Error)]
 pub enum WebhooksError {
-    #[error("setting webhooks.urls, entry {entry}: {reason}")]
-    Url { entry: usize, reason: &'static str },
+    #[error("setting webhooks.{setting}, entry {entry}: {reason}")]
+    Url { setting: &'static str, entry: usize, reason: &'static str },
     #[error(transparent)]
     Secret(#[from] SecretError),
 }
@@ -54,7 +55,7 @@ enum DeliveryError {
 #[derive(Clone)]
 pub struct WebhookSender {
     targets: Vec<WebhookTarget>,
-    /// `None` without addresses.
+    /// `None` without addresses that get signed messages.
     secret: Option<WebhookSecret>,
     private_hosts: Vec<String>,
     timeout: Duration,
@@ -67,14 +68,19 @@ struct WebhookTarget {
     /// Hash of the address: the database has no address.
     hash: String,
     url: Url,
+    /// Messages are text in the format of Slack, unsigned.
+    is_slack: bool,
 }
 
 impl WebhookSender {
     /// Reads the settings and, if there are addresses, the secret.
     pub fn read(settings: &config::WebhookSettings) -> Result<Self, WebhooksError> {
         let mut targets = Vec::new();
-        for (index, text) in settings.urls.iter().enumerate() {
-            let wrong = |reason| WebhooksError::Url { entry: index + 1, reason };
+        let urls = settings.urls.iter().enumerate().map(|(index, url)| ("urls", index, url));
+        let slack = settings.slack_urls.iter().enumerate();
+        let slack = slack.map(|(index, url)| ("slack_urls", index, url));
+        for (setting, index, text) in urls.chain(slack) {
+            let wrong = |reason| WebhooksError::Url { setting, entry: index + 1, reason };
             let url = Url::parse(text).map_err(|_| wrong("not a URL"))?;
             let host = url.host_str().ok_or_else(|| wrong("no host"))?;
             if !url.username().is_empty() || url.password().is_some() {
@@ -88,9 +94,10 @@ impl WebhookSender {
                 }
                 _ => return Err(wrong("neither https nor http")),
             }
-            targets.push(WebhookTarget { hash: hex(&Sha256::digest(text.as_bytes())), url });
+            let hash = hex(&Sha256::digest(text.as_bytes()));
+            targets.push(WebhookTarget { hash, url, is_slack: setting == "slack_urls" });
         }
-        let is_used = !targets.is_empty();
+        let is_used = targets.iter().any(|target| !target.is_slack);
         let secret = is_used.then(|| WebhookSecret::read(&settings.secret_file)).transpose()?;
         Ok(Self {
             targets,
@@ -102,7 +109,8 @@ impl WebhookSender {
     }
 
     /// Sends one message; an error is the reason why it did not arrive.
-    async fn send(&self, url: &Url, delivery: &Delivery) -> Result<(), DeliveryError> {
+    async fn send(&self, target: &WebhookTarget, delivery: &Delivery) -> Result<(), DeliveryError> {
+        let url = &target.url;
         if let Some(answer) = runtime::simulated(|it| it.post(&delivery.message_id, &delivery.body))
         {
             return match answer.await {
@@ -129,6 +137,10 @@ impl WebhookSender {
             .user_agent(concat!("llmprof/", env!("CARGO_PKG_VERSION")))
             .build()
             .map_err(DeliveryError::Send)?;
+        if target.is_slack {
+            let request = client.post(url.clone()).json(&slack::message(&delivery.body));
+            return accepted(request).await;
+        }
         let Delivery { message_id: id, body, .. } = delivery;
         let timestamp = runtime::now().as_second().to_string();
         let signature = self.secret.as_ref().map(|secret| secret.sign(id, &timestamp, body));
@@ -139,23 +151,17 @@ impl WebhookSender {
             .header("webhook-timestamp", timestamp)
             .header("webhook-signature", signature.unwrap_or_default())
             .body(body.clone());
-        // The address may contain a token.
-        let response =
-            request.send().await.map_err(|error| DeliveryError::Send(error.without_url()))?;
-        let status = response.status();
-        if status.is_success() { Ok(()) } else { Err(DeliveryError::Status(status.as_u16())) }
+        accepted(request).await
     }
 
     /// Sends one message and records the result.
     async fn deliver(&self, store: &Store, delivery: &Delivery) -> Result<(), StoreError> {
-        let Some(WebhookTarget { url, .. }) =
-            self.targets.iter().find(|target| target.hash == delivery.target)
-        else {
+        let Some(target) = self.targets.iter().find(|target| target.hash == delivery.target) else {
             let error = "its address is no longer configured";
             return store.not_delivered(delivery.id, error, None).await;
         };
-        let host = url.host_str().unwrap_or_default();
-        match self.send(url, delivery).await {
+        let host = target.url.host_str().unwrap_or_default();
+        match self.send(target, delivery).await {
             Ok(()) => {
                 tracing::debug!(run = %delivery.run, host, "webhook delivered");
                 store.delivered(delivery.id).await
@@ -170,6 +176,15 @@ impl WebhookSender {
             }
         }
     }
+}
+
+/// Sends a request; an error is the reason why it was not accepted.
+async fn accepted(request: reqwest::RequestBuilder) -> Result<(), DeliveryError> {
+    // The address may contain a token.
+    let response =
+        request.send().await.map_err(|error| DeliveryError::Send(error.without_url()))?;
+    let status = response.status();
+    if status.is_success() { Ok(()) } else { Err(DeliveryError::Status(status.as_u16())) }
 }
 
 /// Starts the task that sends due messages; it ends with `stop`.

@@ -22,6 +22,9 @@ pub const DEFAULT_SERVER: &str = "http://127.0.0.1:8080";
 /// Time in which a connection must be made.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
 
+/// Pause before a stream of events that broke off is opened again.
+const RECONNECT_DELAY: Duration = Duration::from_secs(1);
+
 /// A service with the caller's token.
 #[derive(Debug, Clone)]
 pub struct ServiceClient {
@@ -66,6 +69,7 @@ impl ServiceClient {
             if found["ended_at"].is_string() {
                 return Ok(found);
             }
+            tokio::time::sleep(RECONNECT_DELAY).await;
         }
     }
 

@@ -6,10 +6,13 @@ use serde::{Deserialize, Serialize};
 
 use super::page::HtmlPage;
 use crate::{
+    artifact::layout,
+    domain::ids::RunId,
     http::{
         api::{
             diff,
             runs::{RunSummary, list},
+            series::{RECENT, build_of},
         },
         auth::access::Caller,
         error::ApiError,
@@ -21,6 +24,8 @@ use crate::{
 
 /// Maximum number of offered runs.
 const MAX_OFFERED: u32 = 50;
+/// Maximum number of runs from which the noise between runs is estimated.
+const MAX_HISTORY: usize = 5;
 
 /// The two runs of the form; empty if not chosen.
 #[derive(Debug, Default, Clone, Serialize, Deserialize)]
@@ -63,5 +68,25 @@ pub async fn compare(
 
 async fn render_diff(app: &App, query: &ComparePageQuery) -> Result<Value, ApiError> {
     let (a, b) = (parse_id(&query.a)?, parse_id(&query.b)?);
-    diff::compare(app, (a, b), &[], |diff| diff.page()).await
+    let history = runs_of_build(app, a, b).await?;
+    diff::compare(app, (a, b), &history, |diff| diff.page()).await
+}
+
+/// Other runs of the build of `a` with a report: their variation is the noise between runs.
+async fn runs_of_build(app: &App, a: RunId, b: RunId) -> Result<Vec<RunId>, ApiError> {
+    let Some((_, point)) = app.store.points_of(&[a], false).await?.pop() else {
+        return Ok(Vec::new());
+    };
+    let Some(series) = &point.series else { return Ok(Vec::new()) };
+    let changes = app.store.change_points(series).await?;
+    let build = build_of(&point, &changes);
+    let mut runs = Vec::new();
+    for it in app.store.points(series, None, RECENT).await? {
+        let is_other = it.run != a && it.run != b && build_of(&it, &changes) == build;
+        let has_report = is_other
+            && runs.len() < MAX_HISTORY
+            && app.store.artifact(it.run, layout::REPORT_JSON).await?.is_some();
+        runs.extend(has_report.then_some(it.run));
+    }
+    Ok(runs)
 }

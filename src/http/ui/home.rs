@@ -94,7 +94,7 @@ impl HomeQuery {
     }
 
     fn filter(&self) -> Result<Filter, ApiError> {
-        // A browser sends a day; the last one is included.
+        // The form has days, both included.
         let day = |name: &str, text: &str, time: &str| {
             let text = non_empty(text).map(|day| format!("{day}{time}"));
             text.map(|text| list::parse_time(name, &text)).transpose()
@@ -124,7 +124,7 @@ struct Home<'a> {
     query: &'a HomeQuery,
     filtered: bool,
     states: &'static [RunState],
-    /// Name, title and unit of each headline figure.
+    /// Name, title and heading of each headline figure.
     figures: Vec<(&'static str, &'static str, &'static str)>,
     /// The filter as parameters of links.
     links: BTreeMap<&'static str, &'a str>,
@@ -224,7 +224,7 @@ async fn show(
         query,
         filtered: query.is_filtered(),
         states: RunState::ALL,
-        figures: FigureName::ALL.iter().map(|it| (it.as_str(), it.title(), it.unit())).collect(),
+        figures: FigureName::ALL.iter().map(|it| (it.as_str(), it.title(), it.heading())).collect(),
         links: query.links(),
         submission: submit_form(app, entered, problem).await?,
     };

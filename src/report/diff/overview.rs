@@ -1,10 +1,15 @@
 //! The verdict of a comparison in one line, its bars, and its changed rows.
 
+use super::StoredReport;
 use crate::{
-    analyze::compare::{Change, ChangeVerdict, Diff},
+    analyze::compare::{
+        Change, ChangeVerdict, Diff,
+        claims::{self, Claim},
+    },
     report::{
         charts::svg::{self, Bar},
         format::{decimals, ms},
+        tables::ReportTable,
     },
 };
 
@@ -59,6 +64,34 @@ fn amount(it: &Change) -> String {
     let sign = if it.change_ms > 0.0 { "+" } else { "" };
     let pct = it.change_pct.map(|pct| format!(" ({sign}{} %)", decimals(pct, 1)));
     format!("{sign}{} ms{}", ms(it.change_ms), pct.unwrap_or_default())
+}
+
+/// Findings of run A and what became of their savings; none if the runs are not comparable.
+pub(super) fn claims(a: &StoredReport, b: &StoredReport, diff: &Diff) -> Vec<Claim> {
+    let saved = |stage: &str| {
+        let row = diff.stages.iter().find(|it| it.stage == stage && it.name == stage)?;
+        row.a.zip(row.b).filter(|_| diff.comparable).map(|(a, b)| a.ms - b.ms)
+    };
+    claims::claims(&a.report.findings, &b.report.findings, saved)
+}
+
+/// The claims as a table.
+pub(super) fn claims_table(claims: &[Claim]) -> ReportTable {
+    let caption = "Findings of run A that run B no longer has, or whose saving is smaller. A \
+                   promise is an upper bound; the stage's change includes everything that changed.";
+    let columns = ["Finding", "Stage", "#Promised ms", "#Still promised ms", "#Realised ms"];
+    let title = "Promised and realised savings";
+    let mut table = ReportTable::new("claims", title, caption, &columns);
+    for it in claims {
+        table.row([
+            it.finding.clone(),
+            it.stage.clone(),
+            ms(it.promised_ms),
+            ms(it.remaining_ms),
+            ms(it.realised_ms),
+        ]);
+    }
+    table
 }
 
 /// Bars of the largest changes of stages; empty where nothing changed.

@@ -42,6 +42,7 @@ fn webhooks(
     let private_hosts = private.iter().map(|host| (*host).to_owned()).collect();
     WebhookSender::read(&config::WebhookSettings {
         urls: vec![url.into()],
+        slack_urls: vec![],
         secret_file,
         private_hosts,
         timeout_s: 10,
@@ -88,6 +89,33 @@ async fn a_run_that_ends_is_delivered_once_and_signed() {
     assert_eq!(
         (&body["run_id"], &body["state"]),
         (&serde_json::json!(id), &serde_json::json!("cancelled"))
+    );
+    assert_eq!(store.due_deliveries(9, HOUR_MS).await.unwrap(), []);
+}
+
+#[tokio::test]
+async fn slack_gets_one_line_of_text_without_a_secret() {
+    let dir = tempfile::tempdir().unwrap();
+    let (port, request) = listener(NO_CONTENT).await;
+    let webhooks = WebhookSender::read(&config::WebhookSettings {
+        urls: vec![],
+        slack_urls: vec![format!("http://127.0.0.1:{port}/services/T0/B0/key")],
+        secret_file: dir.path().join("no secret"),
+        private_hosts: vec!["127.0.0.1".into()],
+        timeout_s: 10,
+        retry_s: 10,
+    })
+    .unwrap();
+    let (store, id) = with_ended_run(dir.path(), &webhooks).await;
+    send_due(&store, &webhooks).await.unwrap();
+    let request = request.await.unwrap();
+    let (head, body) = request.split_once("\r\n\r\n").unwrap();
+    assert!(head.starts_with("POST /services/T0/B0/key ") && !head.contains("webhook-"), "{head}");
+    let text =
+        format!("Run tiny in mode basic ended cancelled: cancelled while queued (/runs/{id})");
+    assert_eq!(
+        serde_json::from_str::<serde_json::Value>(body).unwrap(),
+        serde_json::json!({ "text": text })
     );
     assert_eq!(store.due_deliveries(9, HOUR_MS).await.unwrap(), []);
 }
@@ -172,7 +200,7 @@ async fn send_to(url: &str, private: &[&str]) -> Result<(), DeliveryError> {
     let (store, id) = with_ended_run(dir.path(), &webhooks).await;
     let due = store.due_deliveries(9, HOUR_MS).await.unwrap();
     assert_eq!(due.iter().map(|it| it.run).collect::<Vec<_>>(), [id]);
-    webhooks.send(&webhooks.targets[0].url, &due[0]).await
+    webhooks.send(&webhooks.targets[0], &due[0]).await
 }
 
 #[tokio::test]
@@ -229,6 +257,7 @@ fn settings_that_expose_a_secret_or_sign_nothing_are_refused() {
     );
     let settings = |secret_file: std::path::PathBuf| config::WebhookSettings {
         urls: vec!["https://example.org/".into()],
+        slack_urls: vec![],
         secret_file,
         private_hosts: vec![],
         timeout_s: 1,

@@ -75,6 +75,18 @@ impl Service {
         (response.status().as_u16(), response.json().await.unwrap())
     }
 
+    /// Waits for the first series of the service; returns its id.
+    pub async fn first_series(&self) -> String {
+        let series = async {
+            loop {
+                if let Some(id) = self.json("/series").await["series"][0]["id"].as_str() {
+                    return id.to_owned();
+                }
+            }
+        };
+        tokio::time::timeout(PATIENCE, series).await.expect("no series appears")
+    }
+
     /// Submits a small run with `settings` over it, and returns its id.
     pub async fn submit(&self, settings: Value) -> String {
         let mut body = json!({ "model": "deepseek-ocr-tiny", "mode": "basic", "repeats": 2,

@@ -41,6 +41,11 @@ pub struct ReportInput {
     pub trace: Trace,
 }
 
+/// Settings of every run with a label.
+fn nightly() -> Common {
+    Common { labels: vec!["nightly".into()], timeout_s: 1800, ..Common::default() }
+}
+
 impl ReportInput {
     /// The saved run on a CPU, without nsys.
     pub fn saved() -> Self {
@@ -76,11 +81,7 @@ impl ReportInput {
                         profiling: None,
                     },
                 }),
-                common: Common {
-                    labels: vec!["nightly".into()],
-                    timeout_s: 1800,
-                    ..Common::default()
-                },
+                common: nightly(),
             },
             model,
             environment: Environment {
