@@ -50,9 +50,9 @@ pub struct CommandRun {
 }
 
 /// Values of the placeholders `{out}` and `{port}` of one pass.
-struct PassPlace {
-    out: PathBuf,
-    port: u16,
+pub(super) struct PassPlace {
+    pub(super) out: PathBuf,
+    pub(super) port: u16,
 }
 
 impl Collector {
@@ -172,7 +172,7 @@ impl Collector {
     }
 
     /// Returns the command with its arguments, environment and folder.
-    fn command_argv(
+    pub(super) fn command_argv(
         &self,
         run: &CommandRun,
         program: &Path,
@@ -192,7 +192,7 @@ impl Collector {
         Ok(argv.env("CUDA_VISIBLE_DEVICES", run.gpus.join(",")))
     }
 
-    fn served<'a>(
+    pub(super) fn served<'a>(
         &self,
         run: &CommandRun,
         ready: &'a ReadyCheck,
@@ -211,6 +211,7 @@ impl Collector {
             url,
             client,
             window: None,
+            gate: None,
             is_load: run.plan.client.as_ref().is_some_and(|client| client.is_load),
             warmup,
             repeats,
@@ -222,7 +223,7 @@ impl Collector {
 }
 
 impl PassPlace {
-    fn of(folder: &PassFolder) -> Result<Self, CollectError> {
+    pub(super) fn of(folder: &PassFolder) -> Result<Self, CollectError> {
         let out = folder.path().join(OUT);
         let port = recreate(&out).and_then(|()| free_port());
         Ok(Self {
@@ -303,7 +304,7 @@ fn cut_short(measured: usize, requested: u32, longest: Duration) -> Finding {
 
 impl PassFolder<'_> {
     /// Writes the times to the folder of the pass.
-    fn write_times(&self, times: &CommandTimes) -> Result<(), CollectError> {
+    pub(super) fn write_times(&self, times: &CommandTimes) -> Result<(), CollectError> {
         let path = self.path().join(layout::TIMES);
         let write = || fs::write(&path, serde_json::to_vec_pretty(times)?);
         write().map_err(|source| CollectError::Write { path: path.clone(), source })
