@@ -306,6 +306,9 @@ impl Analysis {
         }
         self.processes = tables.processes;
         self.engine_steps = tables.engine_steps;
+        if let (Some((nsys, _)), Some(command)) = (timeline, &trace.command) {
+            requests::join(&mut self.engine_steps, nsys, &command.loads);
+        }
         self.collectives = tables.collectives;
         tables.splits
     }

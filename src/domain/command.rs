@@ -4,6 +4,7 @@
 //! Plain values; starts nothing. A parameter fills a part of one argument and never reaches a
 //! shell.
 
+mod gate;
 mod load;
 mod param;
 mod plan;
@@ -15,6 +16,7 @@ use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
 pub use self::{
+    gate::GateSettings,
     load::{LOAD_PROGRAM, LoadOption, LoadTemplate, MinSteps, WindowSettings},
     param::{MAX_TEXT, Param, ParamValue},
     plan::{CallError, ClientPlan, CommandPlan},
@@ -105,6 +107,9 @@ pub struct CommandTarget {
     /// Recording within the load.
     #[serde(default)]
     pub window: Option<WindowSettings>,
+    /// Profiler of the server itself, which records the window in place of nsys.
+    #[serde(default)]
+    pub gate: Option<GateSettings>,
     /// The model that it runs; texts may have placeholders.
     #[serde(default)]
     pub computes: Option<ModelStatement>,
@@ -360,12 +365,11 @@ impl CommandTarget {
             (None, Some(log)) if !log.trim().is_empty() => {}
             _ => return Err("ready: needs either url or log".into()),
         }
-        if let Some(window) = &self.window {
-            if self.load.is_none() {
-                return Err("window: needs a load".into());
-            }
-            window.check()?;
+        if (self.window.is_some() || self.gate.is_some()) && self.load.is_none() {
+            return Err("window: a window and a gate need a load".into());
         }
+        self.window.as_ref().map_or(Ok(()), |window| window.check())?;
+        self.gate.as_ref().map_or(Ok(()), GateSettings::check)?;
         if let Some(load) = &self.load {
             if self.client.is_some() {
                 return Err("load: a server has either a client or a load".into());

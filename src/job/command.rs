@@ -6,6 +6,7 @@
 use super::{
     RunningJob, StoppedBy,
     counters::{CounterTarget, CountersStep},
+    folder::{blocking, reject},
     gemm_log::{GemmLogStep, GemmLogTarget},
     gpu_metrics::GpuMetricsStep,
     preflight::CommandPreflight,
@@ -18,13 +19,14 @@ use crate::{
     artifact::layout,
     collect::{CommandRun, Preflight, ProcessLimits},
     domain::{
-        command::{CommandKind, CommandPlan},
+        command::{CommandKind, CommandPlan, GateSettings, ReadyCheck},
         device::Device,
         finding::{Finding, Severity},
         profiling::Profiling,
         state::Step,
         subject::Passes,
     },
+    parse,
 };
 
 /// The unprofiled pass of a command.
@@ -51,6 +53,43 @@ impl JobStep for CommandBaselineStep<'_> {
     }
 }
 
+/// A window by the server's own profiler, in place of the pass of nsys.
+struct GateStep<'a> {
+    run: &'a CommandRun,
+    ready: &'a ReadyCheck,
+    gate: &'a GateSettings,
+}
+
+impl JobStep for GateStep<'_> {
+    const STEP: Step = Step::Nsys;
+    type Output = ();
+
+    async fn run(&mut self, job: &mut RunningJob<'_>, limits: &ProcessLimits) -> StepOutcome {
+        let collector = &job.host.collector;
+        let gate = (self.ready, self.gate);
+        StepOutcome::Pass(collector.gated_command(job.dir, self.run, gate, limits).await)
+    }
+
+    /// Checks that the traces are readable; unreadable ones are set aside.
+    async fn verify(&mut self, job: &mut RunningJob<'_>) -> Result<(), String> {
+        let traces: Vec<_> = (1..)
+            .map(|number| job.dir.join(layout::imported_trace(number)))
+            .take_while(|path| path.exists())
+            .collect();
+        let read = traces.clone();
+        match blocking(move || parse::timeline(&read)).await {
+            Ok(timeline) => {
+                job.timeline = job.keeps_timeline.then_some(timeline);
+                Ok(())
+            }
+            Err(why) => {
+                traces.iter().for_each(|path| reject(path));
+                Err(format!("cannot read the traces of the server's profiler: {why}"))
+            }
+        }
+    }
+}
+
 impl RunningJob<'_> {
     /// Executes all steps of a command, up to the analysis.
     pub(super) async fn run_command(
@@ -65,7 +104,9 @@ impl RunningJob<'_> {
         self.reuse_passes(TimelineTarget::Command(&run), settings).await?;
         self.require(CommandBaselineStep { run: &run, settings }).await?;
         let mut selected = CounterPlan::default();
-        if settings.nsys.enabled {
+        if let (Some(ready), Some(gate), true) = (&plan.ready, &plan.gate, settings.nsys.enabled) {
+            self.run_step(GateStep { run: &run, ready, gate }).await?;
+        } else if settings.nsys.enabled {
             let step = TimelineStep { target: TimelineTarget::Command(&run), settings };
             selected = self.run_step(step).await?.unwrap_or_default();
         }
@@ -87,7 +128,7 @@ impl RunningJob<'_> {
         settings: &Profiling,
     ) -> Result<(), StoppedBy> {
         let plan = &run.plan;
-        if settings.gpu_metrics.enabled {
+        if settings.gpu_metrics.enabled && plan.gate.is_none() {
             let target = TimelineTarget::Command(run);
             self.run_step(GpuMetricsStep { target, settings }).await?;
         }

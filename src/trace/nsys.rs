@@ -30,6 +30,8 @@ pub struct NsysTrace {
     /// The profiled host, with the GPUs that ran work.
     pub target: Environment,
     pub tables: Vec<String>,
+    /// Wall-clock time of the zero of its times, nanoseconds since 1970, where it is recorded.
+    pub started_unix_ns: Option<i64>,
     /// Process names by nsys process id, idle processes included.
     pub processes: HashMap<i64, String>,
     /// String table; names are indices into it.

@@ -2,6 +2,7 @@
 
 mod findings;
 mod percentiles;
+mod steps;
 mod window;
 
 use serde::{Deserialize, Serialize};
@@ -10,6 +11,7 @@ use utoipa::ToSchema;
 pub use self::{
     findings::findings,
     percentiles::{LatencyMetric, LatencyRecord, LatencyTally},
+    steps::join,
     window::window_findings,
 };
 use crate::{

@@ -53,6 +53,12 @@ pub struct EngineStepRecord {
     pub prefill_requests: Option<u64>,
     pub prefill_tokens: Option<u64>,
     pub decode_requests: Option<u64>,
+    /// Numbers of the load's requests in prefill during the step; `null` where that is not certain.
+    #[serde(default)]
+    pub prefilling: Option<Vec<u64>>,
+    /// The same of those in decode.
+    #[serde(default)]
+    pub decoding: Option<Vec<u64>>,
 }
 
 named_values! {
@@ -133,6 +139,19 @@ pub fn engine_steps(trace: &NsysTrace, launches: &LaunchIndex) -> Vec<EngineStep
     records.map(|(at, (step, work))| record(at, origin, &step, &work)).collect()
 }
 
+/// Start of the first step, from which the times of all count.
+pub fn first_start(trace: &NsysTrace) -> Option<i64> {
+    let is_possible = |start: i64, end: i64| (end >= start).then_some(start);
+    let named = trace
+        .ranges
+        .iter()
+        .filter(|range| engine_step(&range.name).is_some())
+        .filter_map(|range| is_possible(range.start_ns, range.end_ns?));
+    let inferred =
+        trace.inferred.steps.iter().filter_map(|step| is_possible(step.start_ns, step.end_ns));
+    named.chain(inferred).min()
+}
+
 fn record(at: usize, origin: i64, step: &StepPlace, work: &DeviceWork) -> EngineStepRecord {
     let ms = |ns: i64| Nanos(ns).as_ms();
     let named = step.named;
@@ -153,6 +172,8 @@ fn record(at: usize, origin: i64, step: &StepPlace, work: &DeviceWork) -> Engine
         prefill_requests: named.and_then(|it| it.prefill_requests),
         prefill_tokens: named.and_then(|it| it.prefill_tokens),
         decode_requests: named.and_then(|it| it.decode_requests),
+        prefilling: None,
+        decoding: None,
     }
 }
 

@@ -51,8 +51,8 @@ pub struct CommandRun {
 
 /// Values of the placeholders `{out}` and `{port}` of one pass.
 pub(super) struct PassPlace {
-    out: PathBuf,
-    port: u16,
+    pub(super) out: PathBuf,
+    pub(super) port: u16,
 }
 
 impl Collector {
@@ -211,6 +211,7 @@ impl Collector {
             url,
             client,
             window: None,
+            gate: None,
             is_load: run.plan.client.as_ref().is_some_and(|client| client.is_load),
             warmup,
             repeats,

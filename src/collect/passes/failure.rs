@@ -28,6 +28,13 @@ pub enum CollectError {
     Ended { what: &'static str, ended: ExitReason, last_words: Vec<String> },
     #[error("{what} exited with code 0 but left no {file}{}", quote(last_words))]
     Empty { what: &'static str, file: String, last_words: Vec<String> },
+    #[error(
+        "no new trace matches {file} {within_s} s after the server's profiler was stopped; correct \
+         gate.collect of the command or raise its within_s"
+    )]
+    NoTrace { file: String, within_s: u32 },
+    #[error("the server's profiler did not start: {why}; correct gate.start of the command")]
+    GateClosed { why: String },
     #[error("{what} {}{}", ExitReason::QuotaExceeded, list_dropped(dropped))]
     TooLarge { what: &'static str, max_bytes: u64, dropped: Vec<(String, u64)> },
     #[error("{what} {}{}", ExitReason::DiskFull, list_dropped(dropped))]

@@ -4,6 +4,7 @@ mod baseline;
 pub mod command;
 pub mod counters;
 pub mod failure;
+mod gate;
 mod gemm_log;
 pub mod pass;
 pub mod readiness;

@@ -24,13 +24,15 @@ use crate::{
         },
     },
     domain::{
-        command::{ReadyCheck, WindowSettings},
+        command::{GateSettings, ReadyCheck, WindowSettings},
         finding::{Finding, Severity},
         runner::Progress,
     },
     trace::command::{CommandTimes, Timed},
 };
 
+/// Maximum time from the failure of a client to the exit of its dead server and of nsys.
+const EXIT_AFTER_CLIENT: Duration = Duration::from_secs(10);
 /// Time between two checks for the exit of a stopped server.
 const PERIOD: Duration = Duration::from_millis(50);
 /// Maximum time from a profiler's delay to the start of its recording.
@@ -46,6 +48,8 @@ pub struct ServedTarget<'a> {
     pub is_load: bool,
     /// Recording within the load, in place of one of the whole load.
     pub window: Option<WindowSettings>,
+    /// Gate of its own profiler, which records the window in place of nsys.
+    pub gate: Option<GateSettings>,
     pub warmup: u32,
     pub repeats: u32,
     /// Time between the start of the server and the recording; a client waits for it.
@@ -112,12 +116,21 @@ impl ServedTarget<'_> {
                 Err(source) => not_started(source),
             }),
             used = async {
-                if self.window.is_some() && stop == StopTarget::Target {
+                let is_windowed = stop == StopTarget::Target || self.gate.is_some();
+                if self.window.is_some() && is_windowed {
                     return self.use_windowed(folder, (name, &logs, started), limits).await;
                 }
                 self.use_server(folder, name, &logs, started, stop, limits).await
             } => used,
         };
+        let mut used = used;
+        if matches!(&used, Err(CollectError::Ended { what: "the client", .. }))
+            && let Ok(Ok(ended)) = timeout(EXIT_AFTER_CLIENT, running.wait(limits)).await
+            && matches!(ended, ExitReason::Exited(_) | ExitReason::Signalled(_))
+        {
+            // A client fails when its server has died; nsys writes its report meanwhile.
+            used = Err(CollectError::Ended { what: "the server", ended, last_words: vec![] });
+        }
         let ended = match &used {
             Ok(_) if stop == StopTarget::Target => {
                 stop_targets(limits).await;

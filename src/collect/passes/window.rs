@@ -5,14 +5,15 @@
 
 use std::{
     ffi::OsStr,
-    fs, io,
+    fs,
     path::{Path, PathBuf},
-    time::Duration,
+    time::{Duration, SystemTime},
 };
 
 use tokio::time::{Instant, sleep, timeout};
 
 use super::{
+    gate,
     pass::PassFolder,
     server::{ServedTarget, report_progress},
 };
@@ -28,7 +29,10 @@ use crate::{
         },
         tools::nsys_window::{START_LIMIT_S, STOP_LIMIT_S, WindowFiles},
     },
-    domain::finding::{Finding, Severity},
+    domain::{
+        command::GateSettings,
+        finding::{Finding, Severity},
+    },
     trace::{
         requests::{LoadLine, RequestRecord},
         windows::{self, Window, WindowTimes},
@@ -66,28 +70,68 @@ impl ServedTarget<'_> {
         let times = windows::plan(&read_requests(&before), settings.min_steps, max_s);
         let times = times.unwrap_or(WindowTimes { lead_s: 1.0, length_s: max_s });
         report_progress(limits, true, 0, 1);
-        let (window, findings) = record(folder, name, &client, times, limits).await?;
-        let window = Window { min_steps: settings.min_steps, ..window };
+        let recorder = match &self.gate {
+            Some(gate) => Recorder::Gate(gate),
+            None => Recorder::Session(WindowFiles::of(&scratch(limits.run))),
+        };
+        let (window, mut findings) =
+            record(folder, (name, &client), &recorder, times, limits).await?;
+        let recorded = Window { min_steps: settings.min_steps, ..window.window };
         let path = folder.path().join(layout::WINDOW);
-        let write = || fs::write(&path, serde_json::to_vec_pretty(&window)?);
+        let write = || fs::write(&path, serde_json::to_vec_pretty(&recorded)?);
         write().map_err(|source| CollectError::Write { path: path.clone(), source })?;
         report_progress(limits, false, 1, 2);
         let after = folder.path().join(layout::REQUESTS_AFTER);
         let log = format!("{name}-client-after");
         folder.run_alongside("the client", &log, &client.arg(after), limits).await?;
         report_progress(limits, true, 1, 1);
+        if let (Some(gate), Some(since)) = (&self.gate, window.since) {
+            let traces = gate::collect(gate, folder.dir(), since).await?;
+            let message = "The server's own profiler recorded the window.";
+            let finding = Finding::new("window_by_gate", Severity::Info, message);
+            findings.push(finding.with("traces", traces));
+        }
         Ok(findings)
     }
+}
+
+/// Starts and stops a recording.
+enum Recorder<'a> {
+    Session(WindowFiles),
+    Gate(&'a GateSettings),
+}
+
+impl Recorder<'_> {
+    /// The error is a text.
+    async fn start(&self) -> Result<(), String> {
+        match self {
+            Self::Session(files) => request(&files.start(), files.started(), START_LIMIT_S).await,
+            Self::Gate(gate) => gate::start(gate).await,
+        }
+    }
+
+    async fn stop(&self) -> Result<(), String> {
+        match self {
+            Self::Session(files) => request(&files.stop(), files.stopped(), STOP_LIMIT_S).await,
+            Self::Gate(gate) => gate::stop(gate).await,
+        }
+    }
+}
+
+/// A window, and the time at which its recording was requested.
+struct RecordedWindow {
+    window: Window,
+    since: Option<SystemTime>,
 }
 
 /// Runs the load until a window of it is recorded.
 async fn record(
     folder: &PassFolder<'_>,
-    name: &str,
-    client: &Argv,
+    (name, client): (&str, &Argv),
+    recorder: &Recorder<'_>,
     times: WindowTimes,
     limits: &ProcessLimits,
-) -> Result<(Window, Vec<Finding>), CollectError> {
+) -> Result<(RecordedWindow, Vec<Finding>), CollectError> {
     let mut endless = client.clone().arg(folder.path().join(layout::requests(1)));
     endless.args.retain(|arg| !is_bound(arg));
     endless.args.insert(2, ENDLESS.into());
@@ -96,19 +140,17 @@ async fn record(
     let until_recorded = ProcessLimits { stop: stop.clone(), ..limits.clone() };
     let logs = folder.logs(&format!("{name}-client-1"));
     let load = run_alongside(&endless, &logs, &until_recorded);
-    let files = WindowFiles::of(&scratch(limits.run));
     let recording = async {
-        let recorded = recorded(&files, times).await;
+        let recorded = recorded(recorder, times).await;
         stop.cancel();
         recorded
     };
     let (ran, recorded) = tokio::join!(load, recording);
-    let (mut window, findings) =
-        recorded.map_err(|source| CollectError::Write { path: files.start(), source })?;
+    let (mut window, findings) = recorded?;
     let program = || endless.program.clone();
     let ended = ran.map_err(|source| CollectError::Run { program: program(), source })?;
     // A load that ended by itself left a part of the window without requests.
-    window.is_cut = ended != ExitReason::Stopped;
+    window.window.is_cut = ended != ExitReason::Stopped;
     Ok((window, findings))
 }
 
@@ -119,52 +161,59 @@ fn is_bound(arg: &OsStr) -> bool {
 }
 
 /// Starts and stops the recording; the times are those of the window.
-async fn recorded(files: &WindowFiles, times: WindowTimes) -> io::Result<(Window, Vec<Finding>)> {
+async fn recorded(
+    recorder: &Recorder<'_>,
+    times: WindowTimes,
+) -> Result<(RecordedWindow, Vec<Finding>), CollectError> {
     let mut window = Window { planned_s: times.length_s, ..Window::default() };
     let mut findings = Vec::new();
     sleep(Duration::from_secs_f64(times.lead_s)).await;
-    let requested = Instant::now();
-    fs::write(files.start(), "")?;
-    let code = exit_code(files.started(), START_LIMIT_S).await;
-    let started = Instant::now();
-    window.start_s = Some((started - requested).as_secs_f64());
-    if code != Some(0) {
-        findings.push(failed("start", code));
-        return Ok((window, findings));
+    let (requested, since) = (Instant::now(), SystemTime::now());
+    let started = recorder.start().await;
+    let recording = Instant::now();
+    window.start_s = Some((recording - requested).as_secs_f64());
+    if let Err(why) = started {
+        if let Recorder::Gate(_) = recorder {
+            return Err(CollectError::GateClosed { why });
+        }
+        findings.push(failed("start", &why));
+        return Ok((RecordedWindow { window, since: None }, findings));
     }
     sleep(Duration::from_secs_f64(times.length_s)).await;
     let requested = Instant::now();
-    window.recorded_s = Some((requested - started).as_secs_f64());
-    fs::write(files.stop(), "")?;
-    let code = exit_code(files.stopped(), STOP_LIMIT_S).await;
+    window.recorded_s = Some((requested - recording).as_secs_f64());
+    let stopped = recorder.stop().await;
     window.stop_s = Some(requested.elapsed().as_secs_f64());
-    if code != Some(0) {
-        findings.push(failed("stop", code));
-    }
-    Ok((window, findings))
+    findings.extend(stopped.err().map(|why| failed("stop", &why)));
+    Ok((RecordedWindow { window, since: Some(since) }, findings))
 }
 
-/// Waits for the exit code of a command; `None` if it was ended at its limit.
-async fn exit_code(path: PathBuf, limit_s: u32) -> Option<i32> {
+/// Requests a command of a session by a file and waits for its exit code.
+async fn request(file: &Path, answer: PathBuf, limit_s: u32) -> Result<(), String> {
+    fs::write(file, "").map_err(|error| format!("cannot write {}: {error}", file.display()))?;
     let written = async {
         loop {
-            if let Ok(text) = fs::read_to_string(&path) {
-                return text.trim().parse().ok();
+            if let Ok(text) = fs::read_to_string(&answer) {
+                return text.trim().to_owned();
             }
             sleep(PERIOD).await;
         }
     };
     let limit = Duration::from_secs(limit_s.into()) + MARGIN;
-    timeout(limit, written).await.ok().flatten()
+    match timeout(limit, written).await {
+        Ok(code) if code == "0" => Ok(()),
+        Ok(code) if code == "124" => Err(format!("nsys did not end within {limit_s} s")),
+        Ok(code) => Err(format!("nsys exited with code {code}")),
+        Err(_) => Err("no exit code of nsys".into()),
+    }
 }
 
-/// Finding of a command of the session that failed.
-fn failed(command: &str, code: Option<i32>) -> Finding {
-    let message = format!("nsys {command} failed: the window has no complete recording.");
-    let code = code.map_or_else(|| "none".to_owned(), |code| code.to_string());
+/// Finding of a recording that did not start or stop.
+fn failed(action: &str, why: &str) -> Finding {
+    let message = format!("The {action} of the recording failed: the window may be incomplete.");
     Finding::new("window_failed", Severity::Warning, message)
-        .with("exit code (124: it ran past its limit)", code)
-        .advise("read logs/nsys.stdout.log and logs/nsys.stderr.log; update nsys")
+        .with("reason", why)
+        .advise("Read logs/nsys.stdout.log and logs/nsys.stderr.log; update the profiler.")
 }
 
 /// The requests of a load that were recorded whole.

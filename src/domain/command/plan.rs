@@ -5,7 +5,8 @@ use std::{collections::BTreeMap, path::PathBuf};
 use serde::{Deserialize, Serialize};
 
 use super::{
-    CommandCall, CommandKind, CommandTarget, LOAD_PROGRAM, ReadyCheck, WindowSettings,
+    CommandCall, CommandKind, CommandTarget, GateSettings, LOAD_PROGRAM, ReadyCheck,
+    WindowSettings,
     param::{Param, ParamValue},
     template::{ArgumentPiece, ArgumentTemplate, OUT, PORT, Template, TemplatePart},
 };
@@ -50,6 +51,8 @@ pub struct CommandPlan {
     pub client: Option<ClientPlan>,
     #[serde(default)]
     pub window: Option<WindowSettings>,
+    #[serde(default)]
+    pub gate: Option<GateSettings>,
     /// The model that it runs, where the operator states it.
     #[serde(default)]
     pub computes: Option<Box<StatedModel>>,
@@ -135,6 +138,7 @@ impl CommandTarget {
             client,
             torch_profiler: self.torch_profiler,
             window: self.window,
+            gate: self.gate.clone(),
         })
     }
 

@@ -225,6 +225,8 @@ impl Merged {
         trace.target = Environment { gpus, profiler, ..trace.target };
         trace.framework.signatures = tables.signatures.into_all();
         let origin = origin(&trace);
+        // Times without a base are since the start of the host, or of another zero.
+        trace.started_unix_ns = Some(origin).filter(|origin| *origin > WALL_CLOCK);
         trace.kernels = trace.kernels.map(|_, it| {
             (it.start_ns, it.end_ns) = (it.start_ns - origin, it.end_ns - origin);
         });
@@ -246,6 +248,9 @@ impl Merged {
         trace
     }
 }
+
+/// Times after it, September 2001, are of the wall clock; an uptime is less.
+const WALL_CLOCK: i64 = 1_000_000_000_000_000_000;
 
 /// Start of the first event.
 fn origin(trace: &NsysTrace) -> i64 {

@@ -151,6 +151,10 @@ fn others(export: &Export) -> Result<(NsysTrace, StringTable, Unnamed), ParseErr
         trace.copies.iter().map(|it| it.device).chain(trace.graphs.iter().map(|it| it.device));
     let used: BTreeSet<u32> =
         trace.kernels.kinds().iter().map(|kind| kind.device).chain(copied).collect();
+    trace.started_unix_ns = export
+        .rows("TARGET_INFO_SESSION_START_TIME", include_str!("sql/session.sql"), |row| row.get(0))?
+        .into_iter()
+        .find(|started: &i64| *started > 0);
     trace.target = Environment { nsys: trace.tool_version.clone(), ..target::read(export, &used)? };
     let (calls, left_out) = calls(export, "OSRT_API", OS_CALL, &mut names)?;
     trace.os_calls = calls;

@@ -2,7 +2,7 @@
 
 use super::{
     report_table::ReportTable,
-    schema::{TableColumn, count, millis, number, text},
+    schema::{TableCell, TableColumn, count, millis, nested, number, text},
 };
 use crate::{
     analyze::{Analysis, timeline::engine_steps::EngineStepRecord},
@@ -44,7 +44,13 @@ pub fn columns() -> Vec<TableColumn<EngineStepRecord>> {
         count("prefill_requests", "Prefill requests", |it| it.prefill_requests.into()),
         count("prefill_tokens", "Prefill tokens", |it| it.prefill_tokens.into()),
         count("decode_requests", "Decode requests", |it| it.decode_requests.into()),
+        nested("prefilling", "Prefilling", |it| requests(&it.prefilling)),
+        nested("decoding", "Decoding", |it| requests(&it.decoding)),
     ]
+}
+
+fn requests(numbers: &Option<Vec<u64>>) -> TableCell<'_> {
+    numbers.as_ref().map_or(TableCell::Unknown, TableCell::nested)
 }
 
 /// Steps in the order of their starts.

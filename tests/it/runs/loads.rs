@@ -133,6 +133,67 @@ async fn under_the_real_nsys_a_server_that_dies_in_its_window_leaves_nothing() {
     assert_eq!((&run["state"], &run["failed_step"]), (&json!("partial"), &Value::Null), "{run:#}");
     let steps = run["steps"].as_array().unwrap();
     let step = steps.iter().find(|step| step["step"] == "nsys").unwrap();
-    assert!(step["message"].as_str().unwrap().contains("the server"), "{step:#}");
+    let message = step["message"].as_str().unwrap();
+    assert!(message.contains("the server") || message.contains("Connection refused"), "{step:#}");
     assert_eq!(processes_of(&id), [""; 0]);
+}
+
+/// A fake server with a profiler of its own.
+fn gated(mode: &str) -> String {
+    fake(mode).replace(&format!("'{mode}']"), &format!("'{mode}', '{{out}}']"))
+        + "[commands.fake.gate]\nstart = 'http://127.0.0.1:{port}/start_profile'\n\
+           stop = 'http://127.0.0.1:{port}/stop_profile'\nbody = { num_steps = 40 }\n\
+           collect = '{out}/*.json*'\nwithin_s = 3\n"
+}
+
+#[tokio::test]
+async fn a_server_with_a_gate_is_recorded_by_its_own_profiler() {
+    let data = tempfile::tempdir().unwrap();
+    let service = service(data.path(), &gated("gate"), "none");
+    let more = json!({ "mode": "light", "warmup": 0, "repeats": 1 });
+    let id = submit(&service, "fake", json!({}), more).await;
+    let run = service.end(&id).await;
+    assert_eq!(run["state"], "succeeded", "{run:#}");
+    let report = json(&service, &id, "report.json");
+    assert_eq!(report["engine_steps"].as_array().unwrap().len(), 34);
+    let findings = report["findings"].as_array().unwrap();
+    let proven = findings.iter().find(|it| it["id"] == "window_proven").unwrap();
+    assert_eq!(
+        proven["message"],
+        "The window contains 4 prefill and 30 decode steps from the middle of the load."
+    );
+    assert!(findings.iter().any(|it| it["id"] == "window_by_gate"), "{findings:#?}");
+    assert!(read(&service, &id, "pytorch/trace-1.json").contains("execute_context"));
+    let requests = read(&service, &id, "requests.csv");
+    for pass in ["before_window,", "traced,", "after_window,"] {
+        assert!(requests.lines().any(|line| line.starts_with(pass)), "{pass} {requests}");
+    }
+    assert_eq!(processes_of(&id), [""; 0]);
+}
+
+#[tokio::test]
+async fn a_gate_that_fails_is_a_finding_or_a_failure_and_a_trace_is_kept() {
+    let more = json!({ "mode": "light", "warmup": 0, "repeats": 1 });
+    let data = tempfile::tempdir().unwrap();
+    let fails = service(data.path(), &gated("stop-fails"), "none");
+    let id = submit(&fails, "fake", json!({}), more.clone()).await;
+    let run = fails.end(&id).await;
+    assert_eq!(run["state"], "succeeded", "{run:#}");
+    let found = finding(&run, "window_failed").unwrap();
+    assert!(found["evidence"]["reason"].as_str().unwrap().contains("responded with 500"));
+    assert!(read(&fails, &id, "pytorch/trace-1.json").contains("execute_context"));
+    for (mode, reason) in [
+        ("start-fails", "the server's profiler did not start: http://127.0.0.1:"),
+        ("no-trace", "no new trace matches "),
+    ] {
+        let data = tempfile::tempdir().unwrap();
+        let service = service(data.path(), &gated(mode), "none");
+        let id = submit(&service, "fake", json!({}), more.clone()).await;
+        let run = service.end(&id).await;
+        assert_eq!(run["state"], "partial", "{mode}: {run:#}");
+        let steps = run["steps"].as_array().unwrap();
+        let step = steps.iter().find(|step| step["step"] == "nsys").unwrap();
+        assert!(step["message"].as_str().unwrap().starts_with(reason), "{step:#}");
+        assert_eq!(processes_of(&id), [""; 0]);
+    }
 }

@@ -46,6 +46,20 @@ fn nightly() -> Common {
     Common { labels: vec!["nightly".into()], timeout_s: 1800, ..Common::default() }
 }
 
+/// The host of the saved run.
+fn host() -> Environment {
+    Environment {
+        hostname: Some("host-1".into()),
+        os: Some("Debian GNU/Linux 12".into()),
+        kernel: Some("6.1.0".into()),
+        cpu: Some("An x86-64 processor".into()),
+        cpus: Some(2),
+        memory_bytes: Some(8_000_000_000),
+        llmprof: "0.1.0".into(),
+        ..Environment::default()
+    }
+}
+
 impl ReportInput {
     /// The saved run on a CPU, without nsys.
     pub fn saved() -> Self {
@@ -84,16 +98,7 @@ impl ReportInput {
                 common: nightly(),
             },
             model,
-            environment: Environment {
-                hostname: Some("host-1".into()),
-                os: Some("Debian GNU/Linux 12".into()),
-                kernel: Some("6.1.0".into()),
-                cpu: Some("An x86-64 processor".into()),
-                cpus: Some(2),
-                memory_bytes: Some(8_000_000_000),
-                llmprof: "0.1.0".into(),
-                ..Environment::default()
-            },
+            environment: host(),
             steps: vec![
                 step(Step::Preflight, StepState::Succeeded, None),
                 step(Step::Baseline, StepState::Succeeded, None),
