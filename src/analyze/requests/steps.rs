@@ -67,10 +67,10 @@ mod tests {
         }
     }
 
-    /// Requests in prefill and in decode by step.
-    type RequestsOfSteps = Vec<(Option<Vec<u64>>, Option<Vec<u64>>)>;
+    /// Requests in prefill and in decode.
+    type StepRequests = (Option<Vec<u64>>, Option<Vec<u64>>);
 
-    fn joined(started: Option<i64>) -> RequestsOfSteps {
+    fn joined(started: Option<i64>) -> Vec<StepRequests> {
         let nsys = capture(
             "range 1 execute_context_1(8)_generation_0(0) 100..200
              range 1 execute_context_0(0)_generation_1(1) 300..400
