@@ -7,9 +7,12 @@ use tokio_util::sync::CancellationToken;
 
 use super::Context;
 use crate::{
-    analyze::series::change_points::change_points,
+    analyze::series::change_points::{WINDOW, change_points},
     artifact::layout,
-    domain::headline::{FigureName, SeriesPoint},
+    domain::{
+        headline::{FigureName, SeriesPoint},
+        ids::RunId,
+    },
     parse::aliases,
     report::{diff::stored, headline},
     runtime,
@@ -35,12 +38,23 @@ async fn refresh_all(store: &Store) -> Result<(), StoreError> {
     while let Some(series) = store.stale_series().await? {
         let mut points = store.points(&series, None, RECENT).await?;
         points.reverse();
-        let (Some(first), Some(last)) = (points.first(), points.last()) else { return Ok(()) };
-        let range = (first.run, last.run);
-        let Ok(changes) = runtime::blocking(move || changes(&points)).await else { return Ok(()) };
-        store.store_change_points(&series, range, &changes).await?;
+        let Some(last) = points.last().map(|it| it.run) else { return Ok(()) };
+        let Ok((from, changes)) = runtime::blocking(move || recent_changes(&points)).await else {
+            return Ok(());
+        };
+        store.store_change_points(&series, (from.unwrap_or(last), last), &changes).await?;
     }
     Ok(())
+}
+
+/// The run from which change points are replaced, and the change points from there on. In a longer
+/// series, those of the first window stay as they are: their past is not among the points.
+fn recent_changes(points: &[StoredPoint]) -> (Option<RunId>, Vec<StoredChange>) {
+    let settled = if points.len() < RECENT as usize { 0 } else { WINDOW };
+    let from = points.get(settled).map(|it| it.run);
+    let mut changes = changes(points);
+    changes.retain(|it| from.is_some_and(|from| it.run >= from));
+    (from, changes)
 }
 
 /// The change points of each figure; runs without the figure are left out.
@@ -102,4 +116,45 @@ fn sealed_point(path: &Path) -> Option<SeriesPoint> {
             tracing::warn!(path = %path.display(), %error, "run without a point in a series");
         })
         .ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::domain::headline::Headline;
+
+    /// Points of runs with one time per token each.
+    fn points(values: impl Iterator<Item = f64>) -> Vec<StoredPoint> {
+        let point = |value| StoredPoint {
+            run: RunId::now(),
+            series: None,
+            at: String::new(),
+            revision: None,
+            mode: None,
+            build: String::new(),
+            driver: None,
+            host: None,
+            device: None,
+            headline: Headline { tpot: Some(value), ..Headline::default() },
+        };
+        values.map(point).collect()
+    }
+
+    #[test]
+    fn change_points_whose_past_is_not_read_again_stay_as_they_are() {
+        let step = |n: usize, at: &[usize]| {
+            let at = at.to_vec();
+            let level = move |run| 10.0 + at.iter().filter(|it| run >= **it).count() as f64;
+            points((0..n).map(level))
+        };
+        let long = step(RECENT as usize, &[20, 200]);
+        let (from, changes) = recent_changes(&long);
+        assert_eq!(from, Some(long[WINDOW].run));
+        assert_eq!(changes.iter().map(|it| it.run).collect::<Vec<_>>(), [long[200].run]);
+        let short = step(100, &[20]);
+        let (from, changes) = recent_changes(&short);
+        assert_eq!(from, Some(short[0].run));
+        assert_eq!(changes.iter().map(|it| it.run).collect::<Vec<_>>(), [short[20].run]);
+        assert_eq!(recent_changes(&[]), (None, vec![]));
+    }
 }
