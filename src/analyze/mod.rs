@@ -227,19 +227,6 @@ fn index_launches(trace: &Trace, only_traced: bool) -> (Option<LaunchIndex>, Vec
 }
 
 impl Analysis {
-    /// The operators to list: those of the timed pass, else of the profiler of PyTorch.
-    pub fn listed_operators(&self) -> &Operators {
-        match &self.pytorch {
-            Some(pass) if self.lists_pytorch() => &pass.operators,
-            _ => &self.operators,
-        }
-    }
-
-    /// True if the listed operators are those of the profiler of PyTorch.
-    pub fn lists_pytorch(&self) -> bool {
-        self.pytorch.is_some() && self.operators.rolled.is_empty()
-    }
-
     /// Adds the results that need events, logs and wall times alone.
     fn add_events(
         &mut self,

@@ -3,6 +3,7 @@
 use super::{Operators, attach, framework::framework};
 use crate::{
     analyze::{
+        Analysis,
         events::Events,
         external_capture,
         stages::{self, cold},
@@ -31,5 +32,20 @@ impl ProfiledOperators {
         let events = (&Events::of(&derived), true);
         attach(&mut operators, &tables.device, events, &tables.kernels.stages);
         Some(Self { operators, repeats: stages.repeats })
+    }
+}
+
+impl Analysis {
+    /// The operators to list: those of the timed pass, else of the profiler of PyTorch.
+    pub fn listed_operators(&self) -> &Operators {
+        match &self.pytorch {
+            Some(pass) if self.lists_pytorch() => &pass.operators,
+            _ => &self.operators,
+        }
+    }
+
+    /// True if the listed operators are those of the profiler of PyTorch.
+    pub fn lists_pytorch(&self) -> bool {
+        self.pytorch.is_some() && self.operators.rolled.is_empty()
     }
 }
