@@ -189,6 +189,14 @@ pub const INVARIANTS: &[Invariant] = &[
 /// of a ceiling above 101 % (`mfu_impossible`, `roofline_impossible`, `ceiling_surpassed`).
 pub const UNBOUNDED: &[(&str, &str)] = &[
     ("Change.change_pct", "a figure may more than double between two runs"),
+    ("ChangePoint.change_pct", "a figure may more than double within a series"),
+    ("RunSummary.change_pct", "a figure may more than double between two runs"),
+    ("SeriesView.noise_pct", "runs of one build may differ by more than their mean"),
+    ("GateFigure.noise_pct", "runs of one build may differ by more than their mean"),
+    ("GateFigure.threshold_pct", "a setting"),
+    ("GateFigure.worse_pct", "a figure may more than double between two builds"),
+    ("GateFigure.bound_pct", "a bound of `worse_pct`"),
+    ("GateFigure.detectable_pct", "a multiple of the noise"),
     (
         "OverheadRecord.overhead_pct",
         "tracing may more than double a time, and noise may exceed its effect",

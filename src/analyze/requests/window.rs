@@ -2,7 +2,7 @@
 
 use super::{LatencyMetric, Requests};
 use crate::{
-    analyze::Analysis,
+    analyze::{Analysis, stats::percent},
     domain::finding::{Finding, Severity},
     trace::{Trace, engine_steps::StepClass, requests::LoadPass, windows::Window},
 };
@@ -64,17 +64,27 @@ fn proof(analysis: &Analysis, trace: &Trace, window: &Window) -> Finding {
 fn cost(requests: &Requests, window: &Window) -> Option<Finding> {
     let p50 = |pass: LoadPass, metric: LatencyMetric| {
         let record = requests.latency.iter().find(|it| it.pass == pass && it.metric == metric)?;
-        Some(format!("{:.2}", record.p50_ms))
+        Some(record.p50_ms)
     };
     let passes =
         [LoadPass::Unprofiled, LoadPass::BeforeWindow, LoadPass::Traced, LoadPass::AfterWindow];
     let row = |metric: LatencyMetric| {
-        let texts = passes.iter().map(|pass| p50(*pass, metric).unwrap_or_else(|| "-".into()));
-        texts.collect::<Vec<_>>().join(" / ")
+        let text = |ms: Option<f64>| ms.map_or_else(|| "-".into(), |ms| format!("{ms:.2}"));
+        passes.map(|pass| text(p50(pass, metric))).join(" / ")
     };
-    p50(LoadPass::BeforeWindow, LatencyMetric::EndToEnd)?;
-    let message = "Requests under an idle profiler, within the window and after it are slower \
-                   than unprofiled ones: compare the loads before using times of the window.";
+    let plain = p50(LoadPass::Unprofiled, LatencyMetric::EndToEnd)?;
+    let change = |pass: LoadPass| {
+        let change = percent(p50(pass, LatencyMetric::EndToEnd)? - plain, plain)?;
+        Some(format!("{change:+.0} %"))
+    };
+    let unknown = || "an unknown amount".to_owned();
+    let message = format!(
+        "The latency of requests (end to end, p50) differs from the unprofiled one by {} before \
+         the window, {} within it and {} after it.",
+        change(LoadPass::BeforeWindow)?,
+        change(LoadPass::Traced).unwrap_or_else(unknown),
+        change(LoadPass::AfterWindow).unwrap_or_else(unknown)
+    );
     let mut finding = Finding::new("window_cost", Severity::Info, message);
     for metric in [LatencyMetric::FirstToken, LatencyMetric::OutputToken, LatencyMetric::EndToEnd] {
         let name = format!("{metric}, p50 ms: unprofiled / before / within / after");
@@ -90,7 +100,7 @@ fn cost(requests: &Requests, window: &Window) -> Option<Finding> {
 
 #[cfg(test)]
 mod tests {
-    use super::*;
+    use super::{super::LatencyRecord, *};
     use crate::{
         analyze::{kernels::tests::capture, timeline},
         trace::{command::CommandTrace, windows::MinSteps},
@@ -134,5 +144,33 @@ mod tests {
         let none: Vec<String> =
             ids("range 1 other 0..10", (1, 1), true).into_iter().map(|it| it.0).collect();
         assert_eq!(none, ["window_unproven", "window_cut"]);
+    }
+
+    #[test]
+    fn the_cost_of_a_window_is_what_was_measured_slower_or_faster() {
+        let record = |(pass, p50_ms): (LoadPass, f64)| LatencyRecord {
+            pass,
+            metric: LatencyMetric::EndToEnd,
+            n: 1,
+            mean_ms: p50_ms,
+            p50_ms,
+            p90_ms: p50_ms,
+            p99_ms: p50_ms,
+            max_ms: p50_ms,
+        };
+        let message = |passes: &[(LoadPass, f64)]| {
+            let latency = passes.iter().copied().map(record).collect();
+            let requests = Requests { latency, ..Requests::default() };
+            cost(&requests, &Window::default()).map(|it| it.message)
+        };
+        let (plain, before) = ((LoadPass::Unprofiled, 20.0), (LoadPass::BeforeWindow, 22.0));
+        let all = [plain, before, (LoadPass::Traced, 30.0), (LoadPass::AfterWindow, 18.0)];
+        assert_eq!(
+            message(&all).unwrap(),
+            "The latency of requests (end to end, p50) differs from the unprofiled one by +10 % \
+             before the window, +50 % within it and -10 % after it."
+        );
+        assert!(message(&[plain, before]).unwrap().contains("an unknown amount within it"));
+        assert_eq!(message(&[plain]), None);
     }
 }

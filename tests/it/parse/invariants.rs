@@ -321,7 +321,7 @@ fn every_share_of_the_contract_is_bounded_or_listed_with_a_reason() {
     let (_, schemas) = contract.split_once("\n  schemas:\n").unwrap();
     let (mut schema, mut seen) = ("", 0);
     for line in schemas.lines() {
-        let name = line.trim().strip_suffix(':');
+        let name = line.trim().split_once(':').map(|it| it.0);
         match (line.len() - line.trim_start().len(), name) {
             (4, Some(name)) => schema = name,
             (8, Some(field)) if field.ends_with("_pct") && !SETTINGS.contains(&schema) => {
