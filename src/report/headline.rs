@@ -2,11 +2,16 @@
 
 use super::profile::LLMProfileReport;
 use crate::{
-    analyze::{power::StagePower, stats},
+    analyze::{
+        power::StagePower,
+        requests::{LatencyMetric, LatencyRecord},
+        stats,
+    },
     domain::{
         headline::{FigureName, Headline, SeriesIdentity, SeriesPoint},
         subject::Subject,
     },
+    trace::requests::LoadPass,
 };
 
 /// The point of a run in its series.
@@ -25,9 +30,18 @@ pub fn point(report: &LLMProfileReport) -> SeriesPoint {
 
 fn figure(report: &LLMProfileReport, name: FigureName) -> Option<f64> {
     let aggregates = &report.aggregates;
+    // A load's requests are timed without a profiler; stages of a server are not.
+    let requests = |metric: LatencyMetric| {
+        let is_it = |it: &&LatencyRecord| it.pass == LoadPass::Unprofiled && it.metric == metric;
+        Some(report.request_latency.iter().find(is_it)?.mean_ms)
+    };
     match name {
-        FigureName::Ttft => Some(aggregates.first_token_ms?.mean),
-        FigureName::Tpot => Some(aggregates.per_token_ms?.mean),
+        FigureName::Ttft => {
+            requests(LatencyMetric::FirstToken).or_else(|| Some(aggregates.first_token_ms?.mean))
+        }
+        FigureName::Tpot => {
+            requests(LatencyMetric::OutputToken).or_else(|| Some(aggregates.per_token_ms?.mean))
+        }
         FigureName::Wall => {
             let command = aggregates.command.as_ref().and_then(|it| it.plain_ms);
             Some(command.or(aggregates.wall_ms)?.mean)

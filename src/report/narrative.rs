@@ -4,6 +4,7 @@ use super::format::{count, decimals, ms, pct, scaled};
 use crate::{
     analyze::{
         Analysis,
+        requests::LatencyMetric,
         stages::{DECODE, PREFILL, STAGES, cold::COLD_PART},
         timeline::graphs,
     },
@@ -12,7 +13,7 @@ use crate::{
 
 /// Sentences on where the time went, most general first.
 pub fn narrative(analysis: &Analysis) -> Vec<String> {
-    [whole(analysis), tokens(analysis), vision(analysis)]
+    [requests(analysis), whole(analysis), tokens(analysis), vision(analysis)]
         .into_iter()
         .chain(STAGES.map(|stage| operators(analysis, stage)))
         .chain([kernels(analysis)])
@@ -42,6 +43,23 @@ fn takeaways(findings: &[Finding]) -> impl Iterator<Item = &Finding> {
         it.severity == Severity::Info
             && matches!(it.id.as_str(), "stage_dominates" | "operator_dominates")
     })
+}
+
+/// Latencies of the load of a server, without a profiler.
+fn requests(analysis: &Analysis) -> Option<String> {
+    let latency = |metric: LatencyMetric| {
+        let it = analysis.requests.unprofiled(metric)?;
+        Some(format!("{} ms (p99 {} ms)", ms(it.p50_ms), ms(it.p99_ms)))
+    };
+    let first = latency(LatencyMetric::FirstToken)?;
+    let token = latency(LatencyMetric::OutputToken)
+        .map(|token| format!("time per output token is {token}, "))
+        .unwrap_or_default();
+    let all = latency(LatencyMetric::EndToEnd)?;
+    Some(format!(
+        "Of the load's requests without a profiler, the median time to first token is {first}, \
+         {token}and end to end {all}."
+    ))
 }
 
 fn whole(analysis: &Analysis) -> Option<String> {

@@ -59,6 +59,14 @@ pub struct Requests {
     pub latency: Vec<LatencyRecord>,
 }
 
+impl Requests {
+    /// A latency of the load without a profiler.
+    pub fn unprofiled(&self, metric: LatencyMetric) -> Option<&LatencyRecord> {
+        let is_it = |it: &&LatencyRecord| it.pass == LoadPass::Unprofiled && it.metric == metric;
+        self.latency.iter().find(is_it)
+    }
+}
+
 /// The tables of the loads of a run.
 pub fn requests(loads: &[RequestLoad]) -> Requests {
     let mut tables = Requests::default();

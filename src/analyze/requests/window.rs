@@ -2,7 +2,7 @@
 
 use super::{LatencyMetric, Requests};
 use crate::{
-    analyze::{Analysis, stats::percent},
+    analyze::{Analysis, stages::PREFILL, stats::percent},
     domain::finding::{Finding, Severity},
     trace::{Trace, engine_steps::StepClass, requests::LoadPass, windows::Window},
 };
@@ -28,14 +28,18 @@ fn proof(analysis: &Analysis, trace: &Trace, window: &Window) -> Finding {
         let is_of = |it: Option<StepClass>| it == Some(class) || it == Some(StepClass::Mixed);
         analysis.engine_steps.iter().filter(|step| is_of(step.class)).count() as u64
     };
-    let (prefill, decode) = (count(StepClass::Prefill), count(StepClass::Decode));
+    let (prefill, decode) = if analysis.engine_steps.is_empty() && analysis.only_traced {
+        stage_instances(analysis)
+    } else {
+        (count(StepClass::Prefill), count(StepClass::Decode))
+    };
     let min = window.min_steps;
     let is_proven = prefill >= min.prefill.into() && decode >= min.decode.into();
     let contents = format!("{prefill} prefill and {decode} decode steps");
     let finding = if is_proven {
         let message = format!("The window contains {contents} from the middle of the load.");
         Finding::new("window_proven", Severity::Info, message)
-    } else if analysis.engine_steps.is_empty() {
+    } else if analysis.engine_steps.is_empty() && prefill + decode == 0 {
         let message = "The window has no range or launch that shows a step: the number of its \
                        steps is unknown.";
         Finding::new("window_unproven", Severity::Warning, message).advise(
@@ -58,6 +62,13 @@ fn proof(analysis: &Analysis, trace: &Trace, window: &Window) -> Finding {
         Some(seconds) => finding.with("recorded, s", format!("{seconds:.2}")),
         None => finding.with("recorded", "nothing: nsys start failed"),
     }
+}
+
+/// Ranges `prefill` and `decode_step` of a window without steps of an engine.
+fn stage_instances(analysis: &Analysis) -> (u64, u64) {
+    let stages = &analysis.stages;
+    let prefill = stages.row(PREFILL).map_or(0, |row| row.ms.n);
+    (prefill.into(), stages.step_ms.map_or(0, |steps| steps.n.into()))
 }
 
 /// Latencies before, within and after the window: the profiler stays attached to the server.
@@ -144,6 +155,26 @@ mod tests {
         let none: Vec<String> =
             ids("range 1 other 0..10", (1, 1), true).into_iter().map(|it| it.0).collect();
         assert_eq!(none, ["window_unproven", "window_cut"]);
+    }
+
+    #[test]
+    fn ranges_of_stages_prove_a_window_without_steps_of_an_engine() {
+        let nsys = capture(
+            "range 1 prefill 0..10\nrange 1 decode_all 20..60\nrange 1 decode_step 20..30
+             range 1 decode_step 40..50",
+        );
+        let window = |min: (u32, u32)| Window {
+            min_steps: MinSteps { prefill: min.0, decode: min.1 },
+            ..Window::default()
+        };
+        let id = |min: (u32, u32)| {
+            let command = CommandTrace { window: Some(window(min)), ..CommandTrace::default() };
+            let (nsys, command) = (Some(nsys.clone()), Some(command));
+            let trace = Trace { nsys, command, ..Trace::default() };
+            let found = crate::analyze::analyze(&trace, None, None).findings;
+            found.into_iter().find(|it| it.id.starts_with("window_")).unwrap().id
+        };
+        assert_eq!([id((1, 2)), id((1, 3))], ["window_proven", "window_short"]);
     }
 
     #[test]

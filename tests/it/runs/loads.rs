@@ -50,7 +50,12 @@ async fn a_run_of_a_server_has_each_request_of_its_load_and_their_percentiles() 
         assert!(!report[list].as_array().unwrap().is_empty(), "{list}");
     }
     assert_eq!(read(&service, &id, "requests.csv").lines().count(), 13);
-    assert!(read(&service, &id, "report.md").contains("Request Latency"));
+    let report = read(&service, &id, "report.md");
+    let median = format!("{:.3} ms", of("time_to_first_token")["p50_ms"].as_f64().unwrap());
+    let sentence = format!("the median time to first token is {median}");
+    assert!(report.contains("Request Latency") && report.contains(&sentence), "{report}");
+    let ttft = &service.json("/runs").await["runs"][0]["headline"]["ttft"];
+    assert_eq!(*ttft, of("time_to_first_token")["mean_ms"]);
     assert!(finding(&run, "requests_failed").is_none());
 }
 
