@@ -17,10 +17,12 @@
 //! | the rows of the ledger add up to the measured time, in ns | stages |
 
 mod shares;
+mod unbounded;
 
 use std::collections::BTreeMap;
 
 use self::shares::visit_shares;
+pub use self::unbounded::UNBOUNDED;
 use super::{Analysis, power::Power};
 use crate::{
     analyze::timeline::gpu::EarlyStart,
@@ -183,50 +185,6 @@ pub const INVARIANTS: &[Invariant] = &[
         cause: "a counter of one kernel is wrong",
         remedy: "Check the kernel's counters by launch configuration.",
     },
-];
-
-/// Percentages that may exceed 100 or be negative, with the reason. Rules of their own remove uses
-/// of a ceiling above 101 % (`mfu_impossible`, `roofline_impossible`, `ceiling_surpassed`).
-pub const UNBOUNDED: &[(&str, &str)] = &[
-    ("Change.change_pct", "a figure may more than double between two runs"),
-    ("ChangePoint.change_pct", "a figure may more than double within a series"),
-    ("RunSummary.change_pct", "a figure may more than double between two runs"),
-    ("SeriesView.noise_pct", "runs of one build may differ by more than their mean"),
-    ("GateFigure.noise_pct", "runs of one build may differ by more than their mean"),
-    ("GateFigure.threshold_pct", "a setting"),
-    ("GateFigure.worse_pct", "a figure may more than double between two builds"),
-    ("GateFigure.bound_pct", "a bound of `worse_pct`"),
-    ("GateFigure.detectable_pct", "a multiple of the noise"),
-    (
-        "OverheadRecord.overhead_pct",
-        "tracing may more than double a time, and noise may exceed its effect",
-    ),
-    ("AlignmentKernelSide.share_pct", "a kernel's time over a sum that contains it"),
-    ("AlignmentPower.throttled_pct", "StagePower.throttled_pct, which is bounded"),
-    ("HostLoad.cpu_wait_pct", "limited to 100 % where it is measured"),
-    ("HostLoad.busy_pct", "a setting"),
-    ("StagePower.reading_pct", "a reading may last longer than a stage"),
-    ("MfuRecord.datasheet_pct", "removed above 101 % by the rule mfu_impossible"),
-    ("MfuRecord.measured_pct", "removed above 101 % by the rule mfu_impossible"),
-    ("MfuRecord.clocked_pct", "removed above 101 % by the rule mfu_impossible"),
-    ("MfuRecord.datasheet_bandwidth_pct", "caches may serve operands, counted per call"),
-    ("MfuRecord.measured_bandwidth_pct", "caches may serve operands, counted per call"),
-    ("MfuRecord.clocked_bandwidth_pct", "caches may serve operands, counted per call"),
-    ("OperatorMfu.datasheet_pct", "removed above 101 % by the rule mfu_impossible"),
-    ("OperatorMfu.measured_pct", "removed above 101 % by the rule ceiling_surpassed"),
-    ("OperatorMfu.clocked_pct", "removed above 101 % by the rule mfu_impossible"),
-    ("OperatorMfu.datasheet_bandwidth_pct", "caches may serve operands, counted per call"),
-    ("OperatorMfu.measured_bandwidth_pct", "caches may serve operands, counted per call"),
-    ("OperatorMfu.clocked_bandwidth_pct", "caches may serve operands, counted per call"),
-    (
-        "GemmRecord.ceiling_pct",
-        "a measured product is not a physical limit; of the datasheet, at most 101 %",
-    ),
-    ("RooflinePoint.datasheet_pct", "removed above 101 % by the rule roofline_impossible"),
-    (
-        "RooflinePoint.measured_pct",
-        "a measured product is not a physical limit: another kernel may exceed it",
-    ),
 ];
 
 /// A figure that violated an invariant and was removed.
