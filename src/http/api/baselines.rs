@@ -11,7 +11,10 @@ use crate::{
         auth::access::Caller,
         error::{
             ApiError, ErrorCode,
-            responses::{BodyErrors, GuardedErrors, InvalidBody, InvalidRequest, RunNotFound},
+            responses::{
+                BodyErrors, GuardedErrors, InvalidBody, InvalidRequest, RequestConflict,
+                RunNotFound,
+            },
         },
         extract::{
             body::{MAX_BODY, parse_object, read_json},
@@ -93,7 +96,7 @@ pub async fn list(State(app): State<App>) -> Result<Json<BaselineList>, ApiError
     responses(
         (status = 200, description = "All settings", body = BaselineList,
             example = json!(BaselineList::example())),
-        GuardedErrors, InvalidBody, RunNotFound, BodyErrors, InvalidRequest))]
+        GuardedErrors, InvalidBody, RunNotFound, RequestConflict, BodyErrors, InvalidRequest))]
 pub async fn set(
     State(app): State<App>,
     Extension(caller): Extension<Caller>,
@@ -108,7 +111,7 @@ pub async fn set(
     }
     if it.run_id.is_some() && it.label.is_some() {
         let message = "run_id and label: set one of them";
-        return Err(ApiError::new(ErrorCode::InvalidRequest, message));
+        return Err(ApiError::new(ErrorCode::RequestContradictory, message));
     }
     if let Some(run) = it.run_id {
         runs::find(&app, run).await?;

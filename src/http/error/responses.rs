@@ -61,6 +61,7 @@ families! {
     BodyTimeout: BodyTimeout;
     SubmissionConflict:
         RequestContradictory IdempotencyKeyReused DtypeUnavailable ParamsUnfit InputsUnfit;
+    RequestConflict: RequestContradictory;
     IdempotencyConflict: IdempotencyKeyReused;
     AlignmentConflict:
         RequestContradictory IdempotencyKeyReused RunNotFinished CaptureUnavailable

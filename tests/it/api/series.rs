@@ -217,7 +217,7 @@ async fn invalid_gates_and_baselines_are_refused() {
         ("/baselines", json!({ "name": "<b>" }), 422),
         ("/baselines", json!({ "name": "" }), 422),
         ("/baselines", json!({ "name": "x".repeat(65) }), 422),
-        ("/baselines", json!({ "label": "main" }), 422),
+        ("/baselines", json!({ "label": "main" }), 409),
         ("/baselines", json!({ "run_id": missing }), 404),
         ("/gates", json!({}), 404),
     ] {
@@ -232,9 +232,7 @@ async fn invalid_gates_and_baselines_are_refused() {
     assert_eq!(send(&api, "/baselines", &set).await.status, StatusCode::OK);
     for changes in [
         json!({ "runs": [] }),
-        json!({ "runs": [run, run] }),
         json!({ "runs": vec![run.clone(); 6] }),
-        json!({ "fail_on": {} }),
         json!({ "fail_on": { "size": 3 } }),
         json!({ "fail_on": { "slower": -1 } }),
         json!({ "max_runs": 6 }),
@@ -244,6 +242,8 @@ async fn invalid_gates_and_baselines_are_refused() {
         body.as_object_mut().unwrap().extend(changes.as_object().unwrap().clone());
         assert_eq!(send(&api, "/gates", &body).await.error().0, 422, "{body}");
     }
+    let twice = json!({ "baseline": "main", "runs": [run, run] });
+    assert_eq!(send(&api, "/gates", &twice).await.error(), (409, "request_contradictory".into()));
     for revision in ["".to_owned(), "x".repeat(65), "a\nb".to_owned()] {
         let body = json!({ "model": crate::api::router::MODEL, "revision": revision });
         assert_eq!(api.post(&body).await.error().0, 422, "{revision:?}");
@@ -251,6 +251,7 @@ async fn invalid_gates_and_baselines_are_refused() {
     // A series of one run has no noise, and a removed baseline is none.
     let second = measured(&api, json!({}), "H200", Some(10.0)).await;
     let one = gate(&api, json!({ "runs": [second] })).await;
+    assert_eq!(gate(&api, json!({ "runs": [second], "fail_on": {} })).await, one, "the default");
     assert_eq!((&one["verdict"], &one["more_runs"]), (&json!("inconclusive"), &json!(true)));
     assert_eq!(send(&api, "/baselines", &json!({ "name": "main" })).await.status, StatusCode::OK);
     let body = json!({ "baseline": "main", "runs": [second] });

@@ -19,7 +19,10 @@ use crate::{
         auth::access::Caller,
         error::{
             ApiError, ErrorCode,
-            responses::{BodyErrors, GateNotFound, GuardedErrors, InvalidBody, InvalidRequest},
+            responses::{
+                BodyErrors, GateNotFound, GuardedErrors, InvalidBody, InvalidRequest,
+                RequestConflict,
+            },
         },
         extract::{
             body::{MAX_BODY, parse_object, read_json},
@@ -39,10 +42,8 @@ pub struct SubmitGate {
     /// The runs of the candidate.
     #[schema(min_items = 1, max_items = 5)]
     pub runs: Vec<RunId>,
-    /// Thresholds in percent by figure; `slower` stands for every time.
-    #[serde(default = "default_thresholds")]
-    #[schema(example = json!({ "slower": 3, "energy": 10 }))]
-    pub fail_on: BTreeMap<String, f64>,
+    #[serde(default)]
+    pub fail_on: GateThresholds,
     /// Runs of the candidate after which an open gate is inconclusive.
     #[serde(default = "default_runs", deserialize_with = "integer")]
     #[schema(default = 5, minimum = 1, maximum = 5)]
@@ -53,8 +54,45 @@ pub struct SubmitGate {
     pub accept: Option<String>,
 }
 
-fn default_thresholds() -> BTreeMap<String, f64> {
-    [("slower".to_owned(), 3.0)].into()
+/// Threshold of every time in a gate without any, percent.
+const DEFAULT_PCT: f64 = 3.0;
+
+/// Thresholds in percent by figure; without any, 3 for every time.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields, default)]
+#[schema(example = json!({ "slower": 3, "energy": 10 }))]
+pub struct GateThresholds {
+    /// Of every time.
+    #[schema(minimum = 0.01, maximum = 1000)]
+    pub slower: Option<f64>,
+    #[schema(minimum = 0.01, maximum = 1000)]
+    pub ttft: Option<f64>,
+    #[schema(minimum = 0.01, maximum = 1000)]
+    pub tpot: Option<f64>,
+    #[schema(minimum = 0.01, maximum = 1000)]
+    pub wall: Option<f64>,
+    #[schema(minimum = 0.01, maximum = 1000)]
+    pub tokens_per_s: Option<f64>,
+    #[schema(minimum = 0.01, maximum = 1000)]
+    pub gpu_busy: Option<f64>,
+    #[schema(minimum = 0.01, maximum = 1000)]
+    pub mfu: Option<f64>,
+    #[schema(minimum = 0.01, maximum = 1000)]
+    pub energy: Option<f64>,
+}
+
+impl GateThresholds {
+    fn of(&self, figure: FigureName) -> Option<f64> {
+        match figure {
+            FigureName::Ttft => self.ttft,
+            FigureName::Tpot => self.tpot,
+            FigureName::Wall => self.wall,
+            FigureName::TokensPerS => self.tokens_per_s,
+            FigureName::GpuBusy => self.gpu_busy,
+            FigureName::Mfu => self.mfu,
+            FigureName::Energy => self.energy,
+        }
+    }
 }
 
 fn default_runs() -> u32 {
@@ -72,7 +110,7 @@ fn default_runs() -> u32 {
     responses(
         (status = 200, description = "The decision", body = GateReport,
             example = json!(GateReport::example(example::id(), example::id()))),
-        GuardedErrors, InvalidBody, GateNotFound, BodyErrors, InvalidRequest))]
+        GuardedErrors, InvalidBody, GateNotFound, RequestConflict, BodyErrors, InvalidRequest))]
 pub async fn submit(
     State(app): State<App>,
     Extension(caller): Extension<Caller>,
@@ -92,7 +130,7 @@ pub async fn submit(
     for id in &gate.runs {
         if candidate.iter().any(|run: &crate::store::StoredRun| run.id == *id) {
             let message = format!("runs: {id} is given more than once");
-            return Err(ApiError::new(ErrorCode::InvalidRequest, message));
+            return Err(ApiError::new(ErrorCode::RequestContradictory, message));
         }
         candidate.push(runs::find(&app, *id).await?);
     }
@@ -108,24 +146,21 @@ pub async fn submit(
 }
 
 /// The threshold of each gated figure.
-fn thresholds(fail_on: &BTreeMap<String, f64>) -> Result<BTreeMap<FigureName, f64>, ApiError> {
-    check_range("fail_on", fail_on.len(), 1..=FigureName::ALL.len() + 1)?;
+fn thresholds(fail_on: &GateThresholds) -> Result<BTreeMap<FigureName, f64>, ApiError> {
+    let slower = match fail_on {
+        given if *given == GateThresholds::default() => Some(DEFAULT_PCT),
+        given => given.slower,
+    };
     let mut thresholds = BTreeMap::new();
-    if let Some(slower) = fail_on.get("slower") {
-        thresholds.extend(FigureName::TIMES.iter().map(|time| (*time, *slower)));
+    for figure in FigureName::ALL {
+        let of_times = slower.filter(|_| FigureName::TIMES.contains(figure));
+        thresholds.extend(fail_on.of(*figure).or(of_times).map(|it| (*figure, it)));
     }
-    for (name, threshold) in fail_on {
-        if !(0.01..=1000.0).contains(threshold) {
-            let message = format!("fail_on.{name:.40}: {threshold} is not between 0.01 and 1000");
-            return Err(ApiError::new(ErrorCode::InvalidRequest, message));
-        }
-        if name != "slower" {
-            let figure = name.parse().map_err(|error| {
-                let message = format!("fail_on: {error}, slower");
-                ApiError::new(ErrorCode::InvalidRequest, message)
-            })?;
-            thresholds.insert(figure, *threshold);
+    match thresholds.values().chain(&slower).find(|it| !(0.01..=1000.0).contains(*it)) {
+        None => Ok(thresholds),
+        Some(threshold) => {
+            let message = format!("fail_on: {threshold} is not between 0.01 and 1000");
+            Err(ApiError::new(ErrorCode::InvalidRequest, message))
         }
     }
-    Ok(thresholds)
 }
