@@ -128,7 +128,7 @@ async fn runs_are_filtered_by_each_fact_and_sorted_by_a_figure_over_pages() {
     assert_eq!(of("device=H200").await.len(), 3);
     assert_eq!(of("revision=r12").await, [c]);
     assert_eq!(of("mode=basic").await.len(), 1);
-    assert_eq!(of("owner=nobody").await.len(), 0);
+    assert_eq!(of("owner=absent").await.len(), 0);
     assert_eq!(of("since=2020-01-01T00:00:00Z&until=2021-01-01T00:00:00Z").await.len(), 0);
     let series = api.get("/runs?device=H200").await.json()["runs"][0]["series"].clone();
     assert_eq!(of(&format!("series={}", series.as_str().unwrap())).await.len(), 3);

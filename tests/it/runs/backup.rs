@@ -135,11 +135,14 @@ async fn a_check_exits_with_2_on_damage_and_repairs_repairable_faults() {
     let service = Service::start(data.path(), &Setup::default());
     let found = service.json(&format!("/runs/{second}")).await;
     assert_eq!((&found["state"], &found["spec"]), (&lost["state"], &lost["spec"]));
-    // The time is that of the run's id, which was made right before.
+    // The time is that of the run's id, which is made right before the submission's.
     let at =
         |run: &Value| -> jiff::Timestamp { run["queued_at"].as_str().unwrap().parse().unwrap() };
-    let difference_ms = at(&lost).as_millisecond() - at(&found).as_millisecond();
-    assert!((0..1000).contains(&difference_ms), "{difference_ms} ms");
+    let (seconds, nanos) = id.get_timestamp().unwrap().to_unix();
+    let of_id = jiff::Timestamp::new(seconds as i64, nanos as i32).unwrap();
+    assert_eq!(at(&found), of_id);
+    let later_ms = at(&lost).as_millisecond() - of_id.as_millisecond();
+    assert!((0..1000).contains(&later_ms), "{later_ms} ms");
     assert_eq!(service.json("/runs?label=night").await["runs"].as_array().unwrap().len(), 1);
     assert!(service.stop(Signal::SIGTERM).success());
 
