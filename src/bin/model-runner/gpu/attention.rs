@@ -19,6 +19,7 @@ const THREADS: usize = 512;
 const BLOCKS: usize = 132;
 const MAX_PARTS: usize = 64;
 const MIN_KEYS: usize = 32;
+const WARP: usize = 32;
 /// Queries, and keys, of a tile.
 const TILE: usize = 64;
 
@@ -47,7 +48,12 @@ pub fn rope(args: &RopeArgs) -> Result<Option<Tensor>> {
     let (tokens, all) = (qkv.elem_count() / width, width / dim);
     let heads = all - 2 * kv_heads;
     let queries = empty((tokens, heads, dim), qkv.dtype(), device)?;
-    let grid = LaunchGrid::new(((tokens * all).div_ceil(4), 1), 128);
+    // Lanes of a head whose halves are read 16 bytes at a time.
+    let (half, wide) = (dim / 2, 16 / qkv.dtype().size_in_bytes());
+    let lanes = half / wide;
+    let is_wide = half % wide == 0 && lanes.is_power_of_two() && lanes <= WARP;
+    let (name, lanes) = if is_wide { ("rope_wide", lanes) } else { ("rope", WARP) };
+    let grid = LaunchGrid::new(((tokens * all * lanes).div_ceil(128), 1), 128);
     let args = &mut [
         KernelArg::tensor(qkv)?,
         KernelArg::tensor(tables.0)?,
@@ -65,7 +71,7 @@ pub fn rope(args: &RopeArgs) -> Result<Option<Tensor>> {
         KernelArg::int(capacity),
         KernelArg::Float(eps),
     ];
-    launch(device, "rope", Some(qkv.dtype()), grid, args)?;
+    launch(device, name, Some(qkv.dtype()), grid, args)?;
     Ok(Some(queries))
 }
 
@@ -192,8 +198,11 @@ pub fn attend_many(args: &AttendMany) -> Result<Option<Tensor>> {
     let row_bytes = head_dim * dtype.size_in_bytes();
     let (threads, shared_bytes) = match grid.flatten() {
         Some(kernel) => (128, kernel.shared_bytes(row_bytes)),
-        // Two groups of threads have two stages of keys and values each.
-        None => (256, 9 * TILE * row_bytes),
+        // A tile of queries, and two stages of keys and values of each group of threads.
+        None => {
+            let groups = if head_dim == 128 { 3 } else { 2 };
+            (128 * groups, (1 + 4 * groups) * TILE * row_bytes)
+        }
     };
     let grid = LaunchGrid::new((queries_count.div_ceil(TILE), batch * heads), threads)
         .shared(shared_bytes);

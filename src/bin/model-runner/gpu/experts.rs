@@ -17,8 +17,11 @@ const TILE_ROWS: usize = 128;
 const ROWS: usize = 2;
 /// Blocks of the router for one token, where blocks form clusters.
 const CLUSTER: usize = 8;
-/// Tokens per block of the router, for many tokens.
-const ROUTED: usize = 8;
+/// Tokens per block of the router for many tokens, its warps, and the floats of a token's partial
+/// sums, as in the kernel.
+const ROUTED: usize = 16;
+const ROUTE_WARPS: usize = 8;
+const ROUTE_STRIDE: usize = 72;
 const MAX_EXPERTS: usize = 1024;
 const WARP: usize = 32;
 
@@ -47,12 +50,16 @@ pub fn route(args: &RouteArgs) -> Result<Option<(Tensor, Tensor)>> {
     let Some(device) = device_of(x, &[x, weight]).filter(|_| fits) else { return Ok(None) };
     let ids = empty((tokens, slots), DType::U32, device)?;
     let weights = empty((tokens, slots), DType::F32, device)?;
-    let (name, block, blocks, threads) = match tokens {
-        1 if has_clusters() => ("route_1", 1, CLUSTER, 256),
-        1 => ("route_1", 1, 1, 1024),
-        _ => ("route_8", ROUTED, tokens.div_ceil(ROUTED), 512),
+    let float = DType::F32.size_in_bytes();
+    let one_bytes = hidden * dtype.size_in_bytes() + experts * float;
+    let (name, blocks, threads, bytes) = match tokens {
+        1 if has_clusters() => ("route_one", CLUSTER, 256, one_bytes),
+        1 => ("route_one", 1, 1024, one_bytes),
+        _ => {
+            let bytes = ROUTED * (ROUTE_WARPS * ROUTE_STRIDE + experts) * float;
+            ("route_many", tokens.div_ceil(ROUTED), ROUTE_WARPS * WARP, bytes)
+        }
     };
-    let bytes = block * (hidden * dtype.size_in_bytes() + experts * DType::F32.size_in_bytes());
     let kernel_args = &mut [
         KernelArg::tensor(x)?,
         KernelArg::tensor(weight)?,

@@ -1,23 +1,23 @@
 // Attention of many queries, tile by tile.
 #include "attention.cuh"
 
-// Threads that share tiles of keys; a block has two such groups, which take turns at the tiles.
-constexpr int GROUP = 128, GROUPS = 2;
+// Threads that share tiles of keys; a block has several such groups, which take turns at the tiles:
+// as many as registers and shared memory allow.
+constexpr int GROUP = 128;
+template <int DIM>
+constexpr int GROUPS = DIM == 128 ? 3 : 2;
 
 __device__ __forceinline__ void group_barrier(int group) {
-    if (group == 0)
-        asm volatile("bar.sync 1, %0;" ::"n"(GROUP) : "memory");
-    else
-        asm volatile("bar.sync 2, %0;" ::"n"(GROUP) : "memory");
+    asm volatile("bar.sync %0, %1;" ::"r"(group + 1), "n"(GROUP) : "memory");
 }
 
 // Attention of many queries, with the running maximum of the online softmax (Milakov and Gimelshein
-// 2018; Dao 2023). blockIdx.x is a tile of queries, blockIdx.y batch * heads. Both groups have four
-// warps of sixteen queries each; at the end the first adds the second's result to its own. Causal:
+// 2018; Dao 2023). blockIdx.x is a tile of queries, blockIdx.y batch * heads. Each group has four
+// warps of sixteen queries each; at the end the first adds the others' results to its own. Causal:
 // the last query attends to every key, each before it to one fewer.
 template <typename T, int DIM, bool CAUSAL>
 __device__ __forceinline__ void attend_many_body(const AttentionArgs& a) {
-    constexpr int CHUNKS = DIM / 8, BYTES = TILE * DIM * 2;
+    constexpr int CHUNKS = DIM / 8, BYTES = TILE * DIM * 2, COUNT = GROUPS<DIM>;
     extern __shared__ __align__(128) uint8_t shared[];
     const int group = threadIdx.x / GROUP, thread = threadIdx.x % GROUP;
     const uint32_t query_tile = shared_address(shared),
@@ -36,7 +36,7 @@ __device__ __forceinline__ void attend_many_body(const AttentionArgs& a) {
     const int reach = CAUSAL ? min(a.keys_count, first_query + TILE + hidden) : a.keys_count;
     const int tiles = (reach + TILE - 1) / TILE;
     auto load = [&](int t) {
-        const int stage = t / GROUPS % 2 * BYTES;
+        const int stage = t / COUNT % 2 * BYTES;
         load_rows<T, DIM, TILE>(
             key_tiles + stage, keys, a.k.row, t * TILE, a.keys_count, thread, GROUP);
         load_rows<T, DIM, TILE>(
@@ -44,7 +44,7 @@ __device__ __forceinline__ void attend_many_body(const AttentionArgs& a) {
     };
 
     load_rows<T, DIM, TILE>(
-        query_tile, queries, a.q.row, first_query, a.queries_count, threadIdx.x, GROUPS * GROUP);
+        query_tile, queries, a.q.row, first_query, a.queries_count, threadIdx.x, COUNT * GROUP);
     if (group < tiles) load(group);
     copy_commit();
     copy_wait<0>();
@@ -52,18 +52,16 @@ __device__ __forceinline__ void attend_many_body(const AttentionArgs& a) {
 
     float out[DIM / 8][4] = {};
     float largest[2] = {-INFINITY, -INFINITY}, sums[2] = {};
-    uint32_t query[DIM / 16][4];
     const float scale = a.scale * LOG2_E;
-#pragma unroll
-    for (int k = 0; k < DIM / 16; k++) {
+    auto load_query = [&](int k, uint32_t (&query)[4]) {
         load_matrices(
-            query[k], query_tile + swizzled<CHUNKS>(warp * 16 + lane % 16, 2 * k + lane / 16));
-    }
+            query, query_tile + swizzled<CHUNKS>(warp * 16 + lane % 16, 2 * k + lane / 16));
+    };
 
-    for (int t = group; t < tiles; t += GROUPS) {
-        const int stage = t / GROUPS % 2;
-        if (t + GROUPS < tiles) {
-            load(t + GROUPS);
+    for (int t = group; t < tiles; t += COUNT) {
+        const int stage = t / COUNT % 2;
+        if (t + COUNT < tiles) {
+            load(t + COUNT);
             copy_commit();
         }
         float scores[TILE / 8][4] = {};
@@ -71,6 +69,9 @@ __device__ __forceinline__ void attend_many_body(const AttentionArgs& a) {
                        value_tile = value_tiles + stage * BYTES;
 #pragma unroll
         for (int k = 0; k < DIM / 16; k++) {
+            // Read again in each step: the registers of a third group.
+            uint32_t query[4];
+            load_query(k, query);
 #pragma unroll
             for (int n = 0; n < TILE / 16; n++) {
                 uint32_t key[4];
@@ -78,8 +79,8 @@ __device__ __forceinline__ void attend_many_body(const AttentionArgs& a) {
                 load_matrices(
                     key, key_tile + swizzled<CHUNKS>(
                                         n * 16 + lane % 8 + lane / 16 * 8, 2 * k + lane / 8 % 2));
-                multiply<T>(scores[2 * n], query[k], key[0], key[1]);
-                multiply<T>(scores[2 * n + 1], query[k], key[2], key[3]);
+                multiply<T>(scores[2 * n], query, key[0], key[1]);
+                multiply<T>(scores[2 * n + 1], query, key[2], key[3]);
             }
         }
 
@@ -139,42 +140,50 @@ __device__ __forceinline__ void attend_many_body(const AttentionArgs& a) {
         group_barrier(group);
     }
 
-    // The second group's result, an element of each thread after the other.
-    float* other = reinterpret_cast<float*>(shared + BYTES) + thread;
+    // The results of the other groups, an element of each thread after the other.
+    constexpr int RESULT = (4 + DIM / 2) * GROUP;
+    float* results = reinterpret_cast<float*>(shared + BYTES) + thread;
     __syncthreads();
-    if (group == 1) {
+    if (group > 0) {
+        float* mine = results + (group - 1) * RESULT;
 #pragma unroll
         for (int half = 0; half < 2; half++)
-            other[half * GROUP] = largest[half], other[(2 + half) * GROUP] = sums[half];
+            mine[half * GROUP] = largest[half], mine[(2 + half) * GROUP] = sums[half];
 #pragma unroll
-        for (int i = 0; i < DIM / 2; i++) other[(4 + i) * GROUP] = out[i / 4][i % 4];
+        for (int i = 0; i < DIM / 2; i++) mine[(4 + i) * GROUP] = out[i / 4][i % 4];
     }
     __syncthreads();
-    if (group == 1) return;
+    if (group > 0) return;
 #pragma unroll
-    for (int half = 0; half < 2; half++) {
-        const float theirs = other[half * GROUP], top = fmaxf(largest[half], theirs);
-        const float keep = exp2f(largest[half] - top), add = exp2f(theirs - top);
-        sums[half] = sums[half] * keep + other[(2 + half) * GROUP] * add;
+    for (int from = 1; from < COUNT; from++) {
+        const float* other = results + (from - 1) * RESULT;
 #pragma unroll
-        for (int n = 0; n < DIM / 8; n++) {
+        for (int half = 0; half < 2; half++) {
+            // A group without a tile has no largest score and adds nothing.
+            const float theirs = other[half * GROUP], top = fmaxf(largest[half], theirs);
+            const float keep = exp2f(largest[half] - top), add = exp2f(theirs - top);
+            sums[half] = sums[half] * keep + other[(2 + half) * GROUP] * add;
+            largest[half] = top;
 #pragma unroll
-            for (int j = 2 * half; j < 2 * half + 2; j++)
-                out[n][j] = out[n][j] * keep + other[(4 + 4 * n + j) * GROUP] * add;
+            for (int n = 0; n < DIM / 8; n++) {
+#pragma unroll
+                for (int j = 2 * half; j < 2 * half + 2; j++)
+                    out[n][j] = out[n][j] * keep + other[(4 + 4 * n + j) * GROUP] * add;
+            }
         }
     }
 
     store_attention<T, DIM>(a, batch, head, first_query + warp * 16 + lane / 4, out, sums);
 }
 
-#define MANY(T, NAME, DIM)                                                 \
-    extern "C" __global__ void __launch_bounds__(GROUPS* GROUP, 128 / DIM) \
-        attend_causal_##DIM##_##NAME(const AttentionArgs a) {              \
-        attend_many_body<T, DIM, true>(a);                                 \
-    }                                                                      \
-    extern "C" __global__ void __launch_bounds__(GROUPS* GROUP, 128 / DIM) \
-        attend_all_##DIM##_##NAME(const AttentionArgs a) {                 \
-        attend_many_body<T, DIM, false>(a);                                \
+#define MANY(T, NAME, DIM)                                                      \
+    extern "C" __global__ void __launch_bounds__(GROUPS<DIM>* GROUP, 128 / DIM) \
+        attend_causal_##DIM##_##NAME(const AttentionArgs a) {                   \
+        attend_many_body<T, DIM, true>(a);                                      \
+    }                                                                           \
+    extern "C" __global__ void __launch_bounds__(GROUPS<DIM>* GROUP, 128 / DIM) \
+        attend_all_##DIM##_##NAME(const AttentionArgs a) {                      \
+        attend_many_body<T, DIM, false>(a);                                     \
     }
 #define MANIES(T, NAME) MANY(T, NAME, 64) MANY(T, NAME, 128)
 FOR_EACH_HALF(MANIES)

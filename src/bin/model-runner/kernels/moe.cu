@@ -2,105 +2,26 @@
 //
 // `slots` is the number of experts of a token: its chosen ones, then the shared ones, which every
 // token uses with weight one.
-#include "common.cuh"
+#include "mma.cuh"
 
-// Softmax over the router's logits of TOKENS tokens per block, the largest `top_k` and their
-// weights, all in float. The experts of a single token are shared among the blocks of a cluster, of
-// which the first chooses. ids and weights are [tokens, slots]; log is [capacity, top_k], written
-// from row *position. Of equal probabilities the lower expert is chosen.
-template <typename T, int TOKENS>
-__device__ __forceinline__ void route_body(
-    const T* x, const T* w, const uint32_t* position, uint32_t* ids, float* weights, uint32_t* log,
-    int tokens, int hidden, int experts, int top_k, int slots, int capacity, bool normalise) {
-    extern __shared__ __align__(128) uint8_t shared[];
-    T* inputs = reinterpret_cast<T*>(shared);
-    float* logits = reinterpret_cast<float*>(shared + size_t(TOKENS) * hidden * sizeof(T));
-    // A single token's block is one of a cluster.
-    const int block = TOKENS == 1 ? blockIdx.x : 0, blocks = TOKENS == 1 ? gridDim.x : 1;
-    const int first = TOKENS == 1 ? 0 : blockIdx.x * TOKENS, count = min(TOKENS, tokens - first);
-    const int lane = threadIdx.x % 32, warps = blocks * blockDim.x / 32,
-              warp = block * blockDim.x / 32 + threadIdx.x / 32;
-#if __CUDA_ARCH__ >= 900
-    if (TOKENS == 1) cluster_arrive();
-#endif
-    // Prefetches each lane's first weights while the inputs are copied.
-    constexpr int AHEAD = TOKENS == 1 ? 5 : 1;
-    uint4 ahead[2][AHEAD];
-#pragma unroll
-    for (int u = 0; u < 2; u++) {
-#pragma unroll
-        for (int d = 0; d < AHEAD; d++) {
-            const int expert = warp + u * warps, i = (d * 32 + lane) * WIDE<T>;
-            if (expert < experts && i < hidden)
-                ahead[u][d] = *reinterpret_cast<const uint4*>(w + size_t(expert) * hidden + i);
-        }
-    }
-    for (int i = threadIdx.x * WIDE<T>; i < TOKENS * hidden; i += blockDim.x * WIDE<T>) {
-        const uint4 raw = i < count * hidden
-                              ? *reinterpret_cast<const uint4*>(x + size_t(first) * hidden + i)
-                              : make_uint4(0, 0, 0, 0);
-        *reinterpret_cast<uint4*>(inputs + i) = raw;
-    }
-    __syncthreads();
-#if __CUDA_ARCH__ >= 900
-    // The first block has started: its memory may be written.
-    if (TOKENS == 1) cluster_wait();
-#endif
-    auto logit = [&](int expert, const uint4* first) {
-        float sums[TOKENS] = {};
-        auto add = [&](uint4 raw, int i) {
-            float by[WIDE<T>];
-            unpack<T>(raw, by);
-#pragma unroll
-            for (int t = 0; t < TOKENS; t++) {
-                float values[WIDE<T>];
-                load_wide(inputs + t * hidden + i, values);
-#pragma unroll
-                for (int j = 0; j < WIDE<T>; j++) sums[t] += by[j] * values[j];
-            }
-        };
-        int i = lane * WIDE<T>;
-        if (first) {
-#pragma unroll
-            for (int d = 0; d < AHEAD; d++, i += 32 * WIDE<T>) {
-                if (i < hidden) add(first[d], i);
-            }
-        }
-#pragma unroll 4
-        for (; i < hidden; i += 32 * WIDE<T>)
-            add(*reinterpret_cast<const uint4*>(w + size_t(expert) * hidden + i), i);
-#pragma unroll
-        for (int t = 0; t < TOKENS; t++) {
-            const float sum = warp_sum(sums[t]);
-#if __CUDA_ARCH__ >= 900
-            if (TOKENS == 1) {
-                if (lane == 0) store_in_block(logits + expert, 0, sum);
-                continue;
-            }
-#endif
-            if (lane == 0) logits[t * experts + expert] = sum;
-        }
-    };
-#pragma unroll
-    for (int u = 0; u < 2; u++) {
-        if (warp + u * warps < experts) logit(warp + u * warps, ahead[u]);
-    }
-    for (int expert = warp + 2 * warps; expert < experts; expert += warps) logit(expert, nullptr);
-#if __CUDA_ARCH__ >= 900
-    if (TOKENS == 1) {
-        cluster_arrive();
-        cluster_wait();
-    }
-#endif
-    __syncthreads();
-    if (warp >= count) return;
-    float* mine = logits + warp * experts;
+// Of one token's logits, by one warp: softmax, the largest `top_k` and their weights, in float. ids
+// and weights are [tokens, slots]; log is [capacity, top_k], written from row *position. Of equal
+// probabilities the lower expert is chosen. Overwrites the logits.
+struct Chosen {
+    uint32_t* ids;
+    float* weights;
+    uint32_t* log;
+    int experts, top_k, slots, capacity;
+    bool normalise;
+};
+
+__device__ __forceinline__ void choose(float* mine, int token, int place, const Chosen& to) {
+    const int lane = threadIdx.x % 32, experts = to.experts, top_k = to.top_k, slots = to.slots;
     float largest = -INFINITY, sum = 0.f;
     for (int e = lane; e < experts; e += 32) largest = fmaxf(largest, mine[e]);
     largest = warp_max(largest);
     for (int e = lane; e < experts; e += 32) sum += __expf(mine[e] - largest);
     sum = warp_sum(sum);
-    const int token = first + warp, place = *position + token;
     float chosen = 0.f, mine_weight = 0.f;
     for (int k = 0; k < top_k; k++) {
         float best = -INFINITY;
@@ -133,17 +54,148 @@ __device__ __forceinline__ void route_body(
         if (lane == k) mine_weight = weight;
         if (lane == 0) {
             mine[index] = -INFINITY;
-            ids[token * slots + k] = index;
-            if (place < capacity) log[size_t(place) * top_k + k] = index;
+            to.ids[token * slots + k] = index;
+            if (place < to.capacity) to.log[size_t(place) * top_k + k] = index;
         }
         __syncwarp();
     }
     if (lane < top_k)
-        weights[token * slots + lane] = normalise ? mine_weight / chosen : mine_weight;
+        to.weights[token * slots + lane] = to.normalise ? mine_weight / chosen : mine_weight;
     if (lane >= top_k && lane < slots) {
-        ids[token * slots + lane] = experts + lane - top_k;
-        weights[token * slots + lane] = 1.f;
+        to.ids[token * slots + lane] = experts + lane - top_k;
+        to.weights[token * slots + lane] = 1.f;
     }
+}
+
+// The experts of one token, which are shared among the blocks of a cluster, of which the first
+// chooses.
+template <typename T>
+__device__ __forceinline__ void route_one_body(
+    const T* x, const T* w, const uint32_t* position, const Chosen& to, int hidden) {
+    extern __shared__ __align__(128) uint8_t shared[];
+    T* inputs = reinterpret_cast<T*>(shared);
+    float* logits = reinterpret_cast<float*>(shared + size_t(hidden) * sizeof(T));
+    const int experts = to.experts, lane = threadIdx.x % 32, warps = gridDim.x * blockDim.x / 32,
+              warp = (blockIdx.x * blockDim.x + threadIdx.x) / 32;
+#if __CUDA_ARCH__ >= 900
+    cluster_arrive();
+#endif
+    // Prefetches each lane's first weights while the inputs are copied.
+    constexpr int AHEAD = 5;
+    uint4 ahead[2][AHEAD];
+#pragma unroll
+    for (int u = 0; u < 2; u++) {
+#pragma unroll
+        for (int d = 0; d < AHEAD; d++) {
+            const int expert = warp + u * warps, i = (d * 32 + lane) * WIDE<T>;
+            if (expert < experts && i < hidden)
+                ahead[u][d] = *reinterpret_cast<const uint4*>(w + size_t(expert) * hidden + i);
+        }
+    }
+    for (int i = threadIdx.x * WIDE<T>; i < hidden; i += blockDim.x * WIDE<T>)
+        *reinterpret_cast<uint4*>(inputs + i) = *reinterpret_cast<const uint4*>(x + i);
+    __syncthreads();
+#if __CUDA_ARCH__ >= 900
+    // The first block has started: its memory may be written.
+    cluster_wait();
+#endif
+    auto logit = [&](int expert, const uint4* first) {
+        float sum = 0.f;
+        auto add = [&](uint4 raw, int i) {
+            float by[WIDE<T>], values[WIDE<T>];
+            unpack<T>(raw, by);
+            load_wide(inputs + i, values);
+#pragma unroll
+            for (int j = 0; j < WIDE<T>; j++) sum += by[j] * values[j];
+        };
+        int i = lane * WIDE<T>;
+        if (first) {
+#pragma unroll
+            for (int d = 0; d < AHEAD; d++, i += 32 * WIDE<T>) {
+                if (i < hidden) add(first[d], i);
+            }
+        }
+#pragma unroll 4
+        for (; i < hidden; i += 32 * WIDE<T>)
+            add(*reinterpret_cast<const uint4*>(w + size_t(expert) * hidden + i), i);
+        sum = warp_sum(sum);
+#if __CUDA_ARCH__ >= 900
+        if (lane == 0) store_in_block(logits + expert, 0, sum);
+#else
+        if (lane == 0) logits[expert] = sum;
+#endif
+    };
+#pragma unroll
+    for (int u = 0; u < 2; u++) {
+        if (warp + u * warps < experts) logit(warp + u * warps, ahead[u]);
+    }
+    for (int expert = warp + 2 * warps; expert < experts; expert += warps) logit(expert, nullptr);
+#if __CUDA_ARCH__ >= 900
+    cluster_arrive();
+    cluster_wait();
+#endif
+    __syncthreads();
+    if (warp == 0) choose(logits, 0, *position, to);
+}
+
+// The experts of ROUTED tokens per block. Each warp multiplies every eighth piece of 32 values of
+// all tokens with those of 64 experts, and the warps' sums are added in order. A lane reads eight
+// neighbours at once, of which the two products of a piece have four each: k is permuted alike in
+// both operands.
+constexpr int ROUTED = 16, ROUTE_WARPS = 8, ROUTE_COLUMNS = 64, ROUTE_STRIDE = ROUTE_COLUMNS + 8;
+
+template <typename T>
+__device__ __forceinline__ void route_many_body(
+    const T* x, const T* w, const uint32_t* position, const Chosen& to, int tokens, int hidden) {
+    extern __shared__ __align__(128) uint8_t shared[];
+    float* partial = reinterpret_cast<float*>(shared);
+    float* logits = partial + ROUTE_WARPS * ROUTED * ROUTE_STRIDE;
+    const int experts = to.experts, first = blockIdx.x * ROUTED, warp = threadIdx.x / 32,
+              lane = threadIdx.x % 32, row = lane / 4;
+    auto piece = [&](const T* from, int at, int count, int k) {
+        return at < count && k < hidden
+                   ? *reinterpret_cast<const uint4*>(from + size_t(at) * hidden + k)
+                   : make_uint4(0, 0, 0, 0);
+    };
+    for (int column = 0; column < experts; column += ROUTE_COLUMNS) {
+        float sums[ROUTE_COLUMNS / 8][4] = {};
+#pragma unroll 2
+        for (int base = warp * 32; base < hidden; base += ROUTE_WARPS * 32) {
+            const int k = base + lane % 4 * 8;
+            const uint4 lower = piece(x, first + row, tokens, k),
+                        upper = piece(x, first + row + 8, tokens, k);
+            const uint32_t near[4] = {lower.x, upper.x, lower.y, upper.y},
+                           far[4] = {lower.z, upper.z, lower.w, upper.w};
+            uint4 by[ROUTE_COLUMNS / 8];
+#pragma unroll
+            for (int n = 0; n < ROUTE_COLUMNS / 8; n++)
+                by[n] = piece(w, column + n * 8 + row, experts, k);
+#pragma unroll
+            for (int n = 0; n < ROUTE_COLUMNS / 8; n++) {
+                multiply<T>(sums[n], near, by[n].x, by[n].y);
+                multiply<T>(sums[n], far, by[n].z, by[n].w);
+            }
+        }
+        float* mine = partial + (warp * ROUTED + row) * ROUTE_STRIDE + lane % 4 * 2;
+#pragma unroll
+        for (int n = 0; n < ROUTE_COLUMNS / 8; n++) {
+            *reinterpret_cast<float2*>(mine + n * 8) = make_float2(sums[n][0], sums[n][1]);
+            *reinterpret_cast<float2*>(mine + 8 * ROUTE_STRIDE + n * 8) =
+                make_float2(sums[n][2], sums[n][3]);
+        }
+        __syncthreads();
+        for (int i = threadIdx.x; i < ROUTED * ROUTE_COLUMNS; i += blockDim.x) {
+            const int token = i / ROUTE_COLUMNS, expert = column + i % ROUTE_COLUMNS;
+            float sum = 0.f;
+#pragma unroll
+            for (int from = 0; from < ROUTE_WARPS; from++)
+                sum += partial[(from * ROUTED + token) * ROUTE_STRIDE + i % ROUTE_COLUMNS];
+            if (expert < experts) logits[token * experts + expert] = sum;
+        }
+        __syncthreads();
+    }
+    for (int at = warp; at < ROUTED && first + at < tokens; at += ROUTE_WARPS)
+        choose(logits + at * experts, first + at, *position + first + at, to);
 }
 
 // Sorts assignments by expert: the assignment of each row (`order`), the row of each assignment
@@ -151,15 +203,33 @@ __device__ __forceinline__ void route_body(
 // last. One block; `assignments` is tokens * slots.
 constexpr int MAX_EXPERTS = 1024;
 extern "C" __global__ void __launch_bounds__(1024) sort_by_expert(
-    const uint32_t* ids, uint32_t* order, uint32_t* places, int* tiles, int assignments,
-    int experts, int max_tiles) {
+    const uint32_t* __restrict__ ids, uint32_t* __restrict__ order, uint32_t* __restrict__ places,
+    int* __restrict__ tiles, int assignments, int experts, int max_tiles) {
     __shared__ int counts[MAX_EXPERTS], starts[MAX_EXPERTS];
     __shared__ int first_tile[MAX_EXPERTS];
     __shared__ int tile_count;
     for (int e = threadIdx.x; e < experts; e += blockDim.x) counts[e] = 0;
     __syncthreads();
-    for (int i = threadIdx.x; i < assignments; i += blockDim.x)
-        places[i] = atomicAdd(&counts[ids[i]], 1);
+    // Several assignments of a thread at a time, for their reads to overlap.
+    constexpr int AT_ONCE = 8;
+    auto each = [&](auto take) {
+        for (int base = threadIdx.x; base < assignments; base += AT_ONCE * blockDim.x) {
+            uint32_t expert[AT_ONCE];
+#pragma unroll
+            for (int u = 0; u < AT_ONCE; u++) {
+                const int i = base + u * blockDim.x;
+                expert[u] = i < assignments ? ids[i] : 0;
+            }
+            take(base, expert);
+        }
+    };
+    each([&](int base, const uint32_t (&expert)[AT_ONCE]) {
+#pragma unroll
+        for (int u = 0; u < AT_ONCE; u++) {
+            const int i = base + u * blockDim.x;
+            if (i < assignments) places[i] = atomicAdd(&counts[expert[u]], 1);
+        }
+    });
     __syncthreads();
     if (threadIdx.x < 32) {
         // A running sum by one warp, 32 experts at a time.
@@ -183,11 +253,19 @@ extern "C" __global__ void __launch_bounds__(1024) sort_by_expert(
         if (threadIdx.x == 0) tile_count = tile;
     }
     __syncthreads();
-    for (int i = threadIdx.x; i < assignments; i += blockDim.x) {
-        const int row = starts[ids[i]] + places[i];
-        places[i] = row;
-        order[row] = i;
-    }
+    each([&](int base, const uint32_t (&expert)[AT_ONCE]) {
+        int rows[AT_ONCE];
+#pragma unroll
+        for (int u = 0; u < AT_ONCE; u++) {
+            const int i = base + u * blockDim.x;
+            rows[u] = i < assignments ? starts[expert[u]] + places[i] : 0;
+        }
+#pragma unroll
+        for (int u = 0; u < AT_ONCE; u++) {
+            const int i = base + u * blockDim.x;
+            if (i < assignments) places[i] = rows[u], order[rows[u]] = i;
+        }
+    });
     for (int e = threadIdx.x; e < experts; e += blockDim.x) {
         for (int done = 0, tile = first_tile[e]; done < counts[e]; done += TILE_ROWS, tile++) {
             tiles[3 * tile] = e, tiles[3 * tile + 1] = starts[e] + done,
@@ -217,21 +295,27 @@ __device__ __forceinline__ void combine_body(
     }
 }
 
-#define ROUTE(T, NAME, TOKENS, THREADS, BLOCKS)                                                 \
-    extern "C" __global__ void BLOCKS __launch_bounds__(THREADS) route_##TOKENS##_##NAME(       \
+#define ONE(T, NAME)                                                                            \
+    extern "C" __global__ void CLUSTER(8, 1) __launch_bounds__(1024) route_one_##NAME(          \
         const T* x, const T* w, const uint32_t* position, uint32_t* ids, float* weights,        \
         uint32_t* log, int tokens, int hidden, int experts, int top_k, int slots, int capacity, \
         int normalise) {                                                                        \
-        route_body<T, TOKENS>(                                                                  \
-            x, w, position, ids, weights, log, tokens, hidden, experts, top_k, slots, capacity, \
-            normalise);                                                                         \
+        const Chosen to = {ids, weights, log, experts, top_k, slots, capacity, normalise != 0}; \
+        route_one_body<T>(x, w, position, to, hidden);                                          \
+    }                                                                                           \
+    extern "C" __global__ void combine_##NAME(                                                  \
+        const T* outputs, const uint32_t* places, const float* weights, T* y, int width,        \
+        int slots) {                                                                            \
+        combine_body<T>(outputs, places, weights, y, width, slots);                             \
     }
-#define ANY(T, NAME)                                                                     \
-    ROUTE(T, NAME, 1, 1024, CLUSTER(8, 1))                                               \
-    ROUTE(T, NAME, 8, 512, )                                                             \
-    extern "C" __global__ void combine_##NAME(                                           \
-        const T* outputs, const uint32_t* places, const float* weights, T* y, int width, \
-        int slots) {                                                                     \
-        combine_body<T>(outputs, places, weights, y, width, slots);                      \
+FOR_EACH_TYPE(ONE)
+
+#define MANY(T, NAME)                                                                           \
+    extern "C" __global__ void __launch_bounds__(ROUTE_WARPS * 32) route_many_##NAME(           \
+        const T* x, const T* w, const uint32_t* position, uint32_t* ids, float* weights,        \
+        uint32_t* log, int tokens, int hidden, int experts, int top_k, int slots, int capacity, \
+        int normalise) {                                                                        \
+        const Chosen to = {ids, weights, log, experts, top_k, slots, capacity, normalise != 0}; \
+        route_many_body<T>(x, w, position, to, tokens, hidden);                                 \
     }
-FOR_EACH_TYPE(ANY)
+FOR_EACH_HALF(MANY)

@@ -44,13 +44,75 @@ __device__ __forceinline__ void rope_body(
     }
 }
 
-#define ROPE(T, NAME)                                                                            \
-    extern "C" __global__ void rope_##NAME(                                                      \
+// The same for heads of 2 * lanes * WIDE<T> elements, `lanes` a power of two up to 32: each of
+// these lanes has 16 bytes of both halves of a head.
+template <typename T>
+__device__ __forceinline__ void rope_wide_body(
+    const T* qkv, const float* cosines, const float* sines, const T* query_norm, const T* key_norm,
+    const uint32_t* position, T* queries, T* keys, T* values, int tokens, int heads, int kv_heads,
+    int dim, int capacity, float eps) {
+    const int half = dim / 2, lanes = half / WIDE<T>, all = heads + 2 * kv_heads,
+              thread = blockIdx.x * blockDim.x + threadIdx.x, unit = thread / lanes,
+              token = unit / all, head = unit % all, i = thread % lanes * WIDE<T>;
+    const int place = *position + token;
+    const bool inside = token < tokens && place < capacity, is_query = head < heads,
+               is_value = head >= heads + kv_heads;
+    float lower[WIDE<T>] = {}, upper[WIDE<T>] = {};
+    if (inside) {
+        load_wide(qkv + size_t(unit) * dim + i, lower);
+        load_wide(qkv + size_t(unit) * dim + half + i, upper);
+    }
+    if (query_norm) {
+        // Every lane of the warp takes part, those of values and past the last token too.
+        float squares = 0.f;
+#pragma unroll
+        for (int j = 0; j < WIDE<T>; j++) squares += lower[j] * lower[j] + upper[j] * upper[j];
+        for (int offset = lanes / 2; offset > 0; offset /= 2)
+            squares += __shfl_xor_sync(0xffffffffu, squares, offset);
+        const float scale = rsqrtf(squares / dim + eps);
+        const T* norm = is_query ? query_norm : key_norm;
+        float by_lower[WIDE<T>], by_upper[WIDE<T>];
+        load_wide(norm + i, by_lower);
+        load_wide(norm + half + i, by_upper);
+#pragma unroll
+        for (int j = 0; j < WIDE<T>; j++) {
+            if (is_value) break;
+            lower[j] = to_float(from_float<T>(lower[j] * scale * by_lower[j]));
+            upper[j] = to_float(from_float<T>(upper[j] * scale * by_upper[j]));
+        }
+    }
+    if (!inside) return;
+    if (!is_value) {
+        const float4* cosine = reinterpret_cast<const float4*>(cosines + size_t(place) * half + i);
+        const float4* sine = reinterpret_cast<const float4*>(sines + size_t(place) * half + i);
+#pragma unroll
+        for (int j = 0; j < WIDE<T>; j += 4) {
+            const float4 by_cosine = cosine[j / 4], by_sine = sine[j / 4];
+            const float c[4] = {by_cosine.x, by_cosine.y, by_cosine.z, by_cosine.w},
+                        s[4] = {by_sine.x, by_sine.y, by_sine.z, by_sine.w};
+#pragma unroll
+            for (int l = 0; l < 4; l++) {
+                const float a = lower[j + l], b = upper[j + l];
+                lower[j + l] = a * c[l] - b * s[l];
+                upper[j + l] = b * c[l] + a * s[l];
+            }
+        }
+    }
+    const int kv_head = is_value ? head - heads - kv_heads : head - heads;
+    T* to = is_query ? queries + (size_t(token) * heads + head) * dim
+                     : (is_value ? values : keys) + (size_t(kv_head) * capacity + place) * dim;
+    store_wide(to + i, lower);
+    store_wide(to + half + i, upper);
+}
+
+#define ROPE(T, NAME, BODY)                                                                      \
+    extern "C" __global__ void BODY##_##NAME(                                                    \
         const T* qkv, const float* cosines, const float* sines, const T* query_norm,             \
         const T* key_norm, const uint32_t* position, T* queries, T* keys, T* values, int tokens, \
         int heads, int kv_heads, int dim, int capacity, float eps) {                             \
-        rope_body<T>(                                                                            \
+        BODY##_body<T>(                                                                          \
             qkv, cosines, sines, query_norm, key_norm, position, queries, keys, values, tokens,  \
             heads, kv_heads, dim, capacity, eps);                                                \
     }
-FOR_EACH_TYPE(ROPE)
+#define ROPES(T, NAME) ROPE(T, NAME, rope) ROPE(T, NAME, rope_wide)
+FOR_EACH_TYPE(ROPES)
