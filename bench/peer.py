@@ -8,11 +8,12 @@ and compiled (`torch.compile(mode="reduce-overhead")` over a static cache: repla
 Prints one row each: medians of wall time, the device synchronised before each reading of the clock.
 An implementation that is not available in this version gets a row with the error. With --stages it
 is a target for profilers instead: the first implementation, eager, with the NVTX ranges `warmup`,
-`prefill` and `decode_all`, once. Needs torch with CUDA and transformers 5 with `deepseek_ocr2`;
-independent of llmprof.
+`prefill` and `decode_all`, once; with --no-ranges too, without any range. Needs torch with CUDA and
+transformers 5 with `deepseek_ocr2`; independent of llmprof.
 """
 
 import argparse
+import contextlib
 import statistics
 import time
 
@@ -30,8 +31,13 @@ arguments.add_argument("--tokens", type=int, default=64)
 arguments.add_argument("--repeats", type=int, default=5)
 arguments.add_argument("--experts", default="grouped_mm,batched_mm,eager")
 arguments.add_argument("--stages", action="store_true")
+arguments.add_argument("--no-ranges", action="store_true")
 arguments = arguments.parse_args()
 LAYERS, DEVICE = 12, torch.device("cuda:0")
+
+
+def nvtx(name):
+    return contextlib.nullcontext() if arguments.no_ranges else torch.cuda.nvtx.range(name)
 
 
 def decoder(experts):
@@ -81,11 +87,11 @@ def once(config, model, step, head, cache):
     cache.reset()
     prompt = torch.randint(2, config.vocab_size, (1, arguments.prompt), device=DEVICE)
     start = clock()
-    with torch.cuda.nvtx.range("prefill"):
+    with nvtx("prefill"):
         hidden = model(input_ids=prompt, past_key_values=cache, use_cache=True).last_hidden_state
         token = head(hidden[:, -1]).argmax(-1, keepdim=True)
         read = clock()
-    with torch.cuda.nvtx.range("decode_all"):
+    with nvtx("decode_all"):
         for at in range(arguments.tokens):
             position = torch.full((1, 1), arguments.prompt + at, device=DEVICE)
             token = step(token, position, cache).clone()
@@ -104,7 +110,7 @@ def row(experts, compiled, repeats):
 
     step = torch.compile(step, mode="reduce-overhead", fullgraph=True) if compiled else step
     cache = StaticCache(config=config, max_cache_len=arguments.prompt + arguments.tokens + 2)
-    with torch.cuda.nvtx.range("warmup"):
+    with nvtx("warmup"):
         for _ in range(2):
             once(config, model, step, head, cache)
     times = [once(config, model, step, head, cache) for _ in range(repeats)]

@@ -5,10 +5,12 @@
 #
 # Starts the service of DIR (default target/release) with commands as targets: the model runner
 # called as any other program; if PYTHON has PyTorch, torch_stages.py alone and as two workers of
-# torchrun on one GPU; and if it has transformers, DeepSeek-OCR's decoder of bench/peer.py. Submits
-# each in mode deep, follows it to its end, and prints its steps, stages and processes, the coverage
-# of counters, and the service's GPU gauges. Exits with 0 if all passes of a GPU succeeded, kernels
-# were attributed to both stages of each process, and their counters were read. --out keeps reports
+# torchrun on one GPU; if it has transformers, DeepSeek-OCR's decoder of bench/peer.py, with ranges
+# and without any; and if it has JAX, jax_steps.py, without ranges. Submits each in mode deep, follows
+# it to its end, and prints its steps, stages and processes, the coverage of counters, and the
+# service's GPU gauges. Exits with 0 if all passes of a GPU succeeded, kernels were attributed to both
+# stages of each process, their counters were read, the steps of programs without ranges were
+# recognised, and the profilers of PyTorch and NVIDIA recorded the same kernels. --out keeps reports
 # and logs of the passes. Needs bash, curl and python3; compiles nothing.
 set -euo pipefail
 bin=target/release device=auto tokens=16 python='' out=''
@@ -19,7 +21,7 @@ while [ $# -gt 0 ]; do
     --tokens) tokens=$2; shift ;;
     --python) python=$2; shift ;;
     --out) out=$2; shift ;;
-    *) sed -n '2,12p' "$0" >&2; exit 2 ;;
+    *) sed -n '2,15p' "$0" >&2; exit 2 ;;
   esac
   shift
 done
@@ -49,6 +51,17 @@ description = "DeepSeek-OCR's decoder in transformers, eager"
 program = "$python"
 args = ["$here/../../bench/peer.py", "--stages", "--tokens", "{tokens}"]
 exclude_ranges = ["warmup"]
+torch_profiler = true
+params.tokens = { type = "int", min = 1, max = 256, default = 16, description = "New tokens" }
+[commands.transformers-plain]
+description = "The same without ranges"
+program = "$python"
+args = ["$here/../../bench/peer.py", "--stages", "--no-ranges", "--tokens", "{tokens}"]
+params.tokens = { type = "int", min = 1, max = 256, default = 16, description = "New tokens" }
+[commands.jax]
+description = "A decoder in JAX without ranges"
+program = "$python"
+args = ["$here/jax_steps.py", "{tokens}"]
 params.tokens = { type = "int", min = 1, max = 256, default = 16, description = "New tokens" }
 [commands.torchrun]
 description = "The same in two processes on one GPU"
@@ -60,23 +73,36 @@ TOML
 export LLMPROF__SERVER__TARGETS=$targets
 . "$here/service.sh"
 
-names=generate
+# same_kernels FOLDER: compares the kernels of both profilers inside the ranges of a run.
+same_kernels() {
+  local trace range
+  trace=$(find "$1/torch_profiler" -name '*.json*' | head -n 1)
+  for range in prefill decode_all; do
+    "$bin/llmprof" align --mock "$trace" --e2e "$1/nsys/run.sqlite" --range "$range" \
+      >"$data/align-$range.txt" 2>&1 || { status=1; cat "$data/align-$range.txt"; }
+    echo "PyTorch's profiler and nsys, $range: $(head -n 1 "$data/align-$range.txt")"
+  done
+}
+status=0 names=generate
 [ -z "$python" ] || names='generate torch torchrun'
 if [ -n "$python" ] && "$python" -c 'import transformers.models.deepseek_ocr2' 2>/dev/null; then
-  names="$names transformers"
+  names="$names transformers transformers-plain"
 fi
+[ -z "$python" ] || ! "$python" -c 'import jax' 2>/dev/null || names="$names jax"
 for name in $names; do
   follow "$name" "$(printf '{"target": {"command": "%s", "params": {"tokens": %d}}, "mode": "deep",
     "repeats": 2, "warmup": 1, "device": "%s"}' "$name" "$tokens" "$device")"
   curl -sf "$base/runs/$id/artifacts/report.json" >"$data/$name.report.json"
+  [ "$name" != transformers ] || same_kernels "$data/runs/$id"
   [ -z "$out" ] || tar -C "$data/runs/$id" -cJf "$out/$name.tar.xz" report.json progress.jsonl logs \
     ncu/choice.json
 done
 curl -sf "$base/metrics" | grep '^llmprof_gpu' || true
 rm -f "$targets"
-python3 - "$data" "$device" $names <<'PYTHON'
+python3 - "$data" "$device" "$tokens" $names <<'PYTHON' || status=1
 import datetime, json, pathlib, sys
-data, device, names = pathlib.Path(sys.argv[1]), sys.argv[2], sys.argv[3:]
+data, device, tokens, names = pathlib.Path(sys.argv[1]), sys.argv[2], int(sys.argv[3]), sys.argv[4:]
+PLAIN = {"transformers-plain": 3, "jax": 2}
 failures = []
 for name in names:
     files = (data / f"{name}.{kind}.json" for kind in ("run", "report"))
@@ -98,7 +124,19 @@ for name in names:
     unprofiled, traced = times["plain_ms"]["mean"], times["traced_ms"]["mean"]
     print(f"  process: unprofiled {unprofiled:.0f} ms, traced {traced:.0f} ms")
     kernels, counters = report["processes"], report["counters"]
-    for stage in ["prefill", "decode_all"]:
+    if name in PLAIN:
+        # Twice a prompt and its tokens in JAX; thrice in transformers, warm-up included.
+        turns, steps = PLAIN[name], report.get("engine_steps", [])
+        found = [sum(it["class"] == kind for it in steps) for kind in ("prefill", "decode")]
+        print(f"  steps without ranges: {found[0]} of {turns} prefill, "
+              f"{found[1]} of {turns * tokens} decode, {len(steps)} in all")
+        if found[0] > turns or found[1] > turns * tokens:
+            failures.append(f"{name}: more steps than the program ran")
+        if sum(found) < 0.95 * turns * (1 + tokens):
+            failures.append(f"{name}: {sum(found)} of {turns * (1 + tokens)} steps recognised")
+        if device != "cpu" and not counters:
+            failures.append(f"{name}: no counters")
+    for stage in [] if name in PLAIN else ["prefill", "decode_all"]:
         ran = {row["process"]: row["launches"] for row in kernels if row["stage"] == stage}
         read = [counter for counter in counters if counter["stage"] == stage]
         time = report["aggregates"]["stage_ms"].get(stage)
@@ -122,3 +160,4 @@ for name in names:
 print("FAIL: " + "; ".join(failures) if failures else "PASS")
 sys.exit(bool(failures))
 PYTHON
+exit "$status"
