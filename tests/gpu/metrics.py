@@ -2,13 +2,17 @@
 """Compares sampled metrics with ncu and with known work, on a GPU host.
 
     tests/gpu/metrics.py [--bin DIR] [--model NAME] [--tokens N] [--steps N] [--rates HZ,HZ]
+                         [--keep DIR]
+    tests/gpu/metrics.py --kept DIR [--bin DIR]
 
 Starts the service of DIR (default target/release) on loopback with a temporary data folder and
 submits a deep run with sampled metrics. Profiles up to eight launches of each launch configuration
 of its prefill and of its first decode steps with ncu, without emptying caches, in one pass that
 replays nothing, and compares values: ncu's percentage times its duration over the traced duration,
-of kernels whose duration varies by less than 15 %. Where PyTorch is installed, also copies known bytes and multiplies matrices of known
-FLOPs. Prints one table; exits with 1 if a goal was missed. The standard library is enough.
+of kernels whose duration varies by less than 15 %. Where PyTorch is installed, also copies known
+bytes and multiplies matrices of known FLOPs. Prints one table; exits with 1 if a goal was missed.
+--keep stores the capture and ncu's values in DIR; --kept analyses and compares them again, without
+a GPU. The standard library is enough.
 """
 
 import argparse
@@ -36,6 +40,8 @@ parser.add_argument("--model", default="deepseek-ocr")
 parser.add_argument("--tokens", type=int, default=64)
 parser.add_argument("--steps", type=int, default=2, help="decode steps under ncu")
 parser.add_argument("--rates", default="20000", help="samples per second")
+parser.add_argument("--keep", type=pathlib.Path, help="folder for the capture and ncu's values")
+parser.add_argument("--kept", type=pathlib.Path, help="folder of --keep: compares these again")
 options = parser.parse_args()
 BIN = pathlib.Path(options.bin).resolve()
 NCU = os.environ.get("LLMPROF__TOOLS__NCU") or shutil.which("ncu")
@@ -44,6 +50,7 @@ TENSOR = "sm__pipe_tensor_cycles_active.avg.pct_of_peak_sustained_elapsed"
 READS = "dram__bytes_read.sum.pct_of_peak_sustained_elapsed"
 WRITES = "dram__bytes_write.sum.pct_of_peak_sustained_elapsed"
 TIME = "gpu__time_duration.sum"
+STAGES = ("prefill", "decode_all")
 METRICS = {"tensor_active": TENSOR, "dram_read": READS, "dram_write": WRITES}
 # Of each launch configuration, whose kernels ncu does not tell apart.
 LAUNCHES = 8
@@ -261,6 +268,62 @@ def known_work(folder, rate):
               reads is not None and abs(reads - writes) <= 5, f"{reads} and {writes}")
 
 
+def compare_stages(sampled, launches):
+    """Compares the values of all stages and metrics, and checks the goals over all of them."""
+    agreed = {}
+    for stage in STAGES:
+        for index, metric in enumerate(METRICS):
+            of_metric = {key: [(it[0], it[1 + index]) for it in found]
+                         for key, found in launches[stage].items()}
+            found = compare(stage, metric, sampled, of_metric)
+            rows.append((f"{stage} {metric} against ncu", described(*found)))
+            totals = agreed.setdefault(metric.split("_")[0], [0] * 4)
+            agreed[metric.split("_")[0]] = [a + b for a, b in zip(totals, found)]
+    for unit, (counted, inside, long, near) in agreed.items():
+        check(f"{unit} against ncu: 90 % inside, long ones within 5",
+              inside >= 0.9 * counted and near == long, described(counted, inside, long, near))
+
+
+def keep(capture, launches):
+    """Stores the capture of the first rate, compressed, and ncu's values."""
+    options.keep.mkdir(parents=True, exist_ok=True)
+    subprocess.run([NSYS, "export", "--type", "sqlite", "--force-overwrite=true", "--output",
+                    options.keep / "run.sqlite", capture / "run.nsys-rep"],
+                   check=True, capture_output=True)
+    subprocess.run(["xz", "-T0", "-f", options.keep / "run.sqlite"], check=True)
+    rows = {stage: [[list(key), values] for key, values in found.items()]
+            for stage, found in launches.items()}
+    (options.keep / "ncu.json").write_text(json.dumps(rows))
+
+
+def flat(row):
+    """A row of the report as one of the table: `metrics.tensor_active.pct`."""
+    plain = {key: value for key, value in row.items() if key != "metrics"}
+    fields = ("pct", "half_width", "group", "is_group_mean")
+    for metric in METRICS:
+        value = row["metrics"].get(metric, {})
+        plain |= {f"metrics.{metric}.{field}": value.get(field) for field in fields}
+    return plain
+
+
+def kept(folder):
+    """Analyses a kept capture again and compares it with ncu's kept values."""
+    subprocess.run(["xz", "-dkf", options.kept / "run.sqlite.xz"], check=True)
+    report = json.loads(subprocess.run(
+        [BIN / "llmprof", "analyze", options.kept / "run.sqlite", "--format", "json"],
+        check=True, capture_output=True, text=True).stdout)
+    stored = json.loads((options.kept / "ncu.json").read_text())
+    launches = {stage: {(key[0], tuple(key[1]), tuple(key[2])): values for key, values in found}
+                for stage, found in stored.items()}
+    for stage in report["sampled_stages"]:
+        for metric in METRICS:
+            value = stage["metrics"].get(metric)
+            shares = [value[f"{it}_pct"] for it in ("alone", "grouped")] if value else [0, 0]
+            check(f"{stage['stage']} {metric}: 90 % resolved", sum(shares) >= 90,
+                  f"{shares[0]:.1f} % alone, {shares[1]:.1f} % in groups")
+    compare_stages([flat(it) for it in report["sampled_metrics"]], launches)
+
+
 def main(folder):
     rates = [int(it) for it in options.rates.split(",")]
     service = Service(folder)
@@ -287,22 +350,14 @@ def main(folder):
                       f"{shares[0]:.1f} % alone, {shares[1]:.1f} % in groups")
         place = folder / "state/runs" / run / "gpu_metrics" / f"rate-{rates[0]}" / "request.json"
         if NCU:
-            agreed = {}
-            for stage in ("prefill", "decode_all"):
+            launches = {}
+            for stage in STAGES:
                 out = folder / f"ncu-{stage}"
                 out.mkdir()
-                launches = ncu(place, stage, list(METRICS.values()), out)
-                for index, metric in enumerate(METRICS):
-                    of_metric = {key: [(it[0], it[1 + index]) for it in found]
-                                 for key, found in launches.items()}
-                    found = compare(stage, metric, sampled, of_metric)
-                    rows.append((f"{stage} {metric} against ncu", described(*found)))
-                    totals = agreed.setdefault(metric.split("_")[0], [0] * 4)
-                    agreed[metric.split("_")[0]] = [a + b for a, b in zip(totals, found)]
-            for unit, (counted, inside, long, near) in agreed.items():
-                check(f"{unit} against ncu: 90 % inside, long ones within 5",
-                      inside >= 0.9 * counted and near == long,
-                      described(counted, inside, long, near))
+                launches[stage] = ncu(place, stage, list(METRICS.values()), out)
+            if options.keep:
+                keep(place.parent, launches)
+            compare_stages(sampled, launches)
     finally:
         service.stop()
     if NSYS and importlib.util.find_spec("torch"):
@@ -312,7 +367,7 @@ def main(folder):
 
 
 with tempfile.TemporaryDirectory() as folder:
-    main(pathlib.Path(folder))
+    (kept if options.kept else main)(pathlib.Path(folder))
 width = max(len(what) for what, _ in rows)
 for what, found in rows:
     print(f"{what:{width}}  {'MISSED ' if what in failed else ''}{found}")
