@@ -2,6 +2,7 @@
 # Profiles a program other than the service's runner on a GPU host. Run from the repository's root.
 #
 #   tests/gpu/command.sh [--bin DIR] [--device auto|cpu] [--tokens N] [--python PYTHON] [--out DIR]
+#                        [--names 'NAME ...']
 #
 # Starts the service of DIR (default target/release) with commands as targets: the model runner
 # called as any other program; if PYTHON has PyTorch, torch_stages.py alone and as two workers of
@@ -11,9 +12,9 @@
 # service's GPU gauges. Exits with 0 if all passes of a GPU succeeded, kernels were attributed to both
 # stages of each process, their counters were read, the steps of programs without ranges were
 # recognised, and the profilers of PyTorch and NVIDIA recorded the same kernels. --out keeps reports
-# and logs of the passes. Needs bash, curl and python3; compiles nothing.
+# and logs of the passes; --names selects programs. Needs bash, curl and python3; compiles nothing.
 set -euo pipefail
-bin=target/release device=auto tokens=16 python='' out=''
+bin=target/release device=auto tokens=16 python='' out='' only=''
 while [ $# -gt 0 ]; do
   case $1 in
     --bin) bin=$2; shift ;;
@@ -21,7 +22,8 @@ while [ $# -gt 0 ]; do
     --tokens) tokens=$2; shift ;;
     --python) python=$2; shift ;;
     --out) out=$2; shift ;;
-    *) sed -n '2,15p' "$0" >&2; exit 2 ;;
+    --names) only=$2; shift ;;
+    *) sed -n '2,17p' "$0" >&2; exit 2 ;;
   esac
   shift
 done
@@ -76,7 +78,7 @@ export LLMPROF__SERVER__TARGETS=$targets
 # same_kernels FOLDER: compares the kernels of both profilers inside the ranges of a run.
 same_kernels() {
   local trace range
-  trace=$(find "$1/torch_profiler" -name '*.json*' | head -n 1)
+  trace=$(find "$1/torch_profiler" -name 'process-*.json*' | head -n 1)
   for range in prefill decode_all; do
     "$bin/llmprof" align --mock "$trace" --e2e "$1/nsys/run.sqlite" --range "$range" \
       >"$data/align-$range.txt" 2>&1 || { status=1; cat "$data/align-$range.txt"; }
@@ -89,6 +91,7 @@ if [ -n "$python" ] && "$python" -c 'import transformers.models.deepseek_ocr2' 2
   names="$names transformers transformers-plain"
 fi
 [ -z "$python" ] || ! "$python" -c 'import jax' 2>/dev/null || names="$names jax"
+names=${only:-$names}
 for name in $names; do
   follow "$name" "$(printf '{"target": {"command": "%s", "params": {"tokens": %d}}, "mode": "deep",
     "repeats": 2, "warmup": 1, "device": "%s"}' "$name" "$tokens" "$device")"

@@ -20,9 +20,11 @@ const CLUSTER: usize = 8;
 /// Tokens per block of the router for many tokens, its warps, and the floats of a token's partial
 /// sums, as in the kernel.
 const ROUTED: usize = 16;
-const ROUTE_WARPS: usize = 8;
+const ROUTE_WARPS: usize = 16;
 const ROUTE_STRIDE: usize = 72;
 const MAX_EXPERTS: usize = 1024;
+/// Assignments that are sorted in shared memory: 36 KB, below the default of a block with the counts.
+const STAGED: usize = 9000;
 const WARP: usize = 32;
 
 /// Arguments of [`route`].
@@ -149,8 +151,10 @@ pub fn experts(args: &ExpertsArgs) -> Result<Option<Tensor>> {
         KernelArg::int(assignments),
         KernelArg::int(count),
         KernelArg::int(tiles),
+        KernelArg::Int((assignments <= STAGED).into()),
     ];
-    launch(device, "sort_by_expert", None, LaunchGrid::new((1, 1), 1024), args)?;
+    let staged = if assignments <= STAGED { assignments * DType::U32.size_in_bytes() } else { 0 };
+    launch(device, "sort_by_expert", None, LaunchGrid::new((1, 1), 1024).shared(staged), args)?;
 
     let product =
         |name, from: &Tensor, weights: &Tensor, outputs: usize, inputs: usize, columns: usize| {

@@ -1,5 +1,6 @@
 // Attention of many queries, tile by tile.
 #include "attention.cuh"
+#include "wgmma.cuh"
 
 // Threads that share tiles of keys; a block has several such groups, which take turns at the tiles:
 // as many as registers and shared memory allow.
@@ -11,15 +12,108 @@ __device__ __forceinline__ void group_barrier(int group) {
     asm volatile("bar.sync %0, %1;" ::"r"(group + 1), "n"(GROUP) : "memory");
 }
 
+// Tiles are rows of 64 values, 128 bytes each: a tile of DIM columns is DIM / 64 of them.
+constexpr int PART = TILE * 128;
+
+template <typename T, int DIM>
+__device__ __forceinline__ void load_tile(
+    uint32_t to, const T* from, int64_t row_stride, int first, int count, int thread, int threads) {
+    for (int i = thread; i < TILE * (DIM / 8); i += threads) {
+        const int row = i / (DIM / 8), chunk = i % (DIM / 8);
+        const bool inside = first + row < count;
+        copy_async(
+            to + chunk / 8 * PART + swizzled<8>(row, chunk % 8),
+            from + int64_t(inside ? first + row : 0) * row_stride + chunk * 8, inside);
+    }
+}
+
+#ifdef __CUDA_ARCH_FEAT_SM90_ALL
+// Scores of 64 queries with 64 keys.
+template <typename T, int DIM>
+__device__ __forceinline__ void score(
+    float (&scores)[TILE / 8][4], uint32_t query_tile, uint32_t key_tile) {
+    group_fence();
+#pragma unroll
+    for (int k = 0; k < DIM / 16; k++) {
+        const uint32_t at = k / 4 * PART + k % 4 * 32;
+        group_multiply_64<T>(
+            scores, group_operand(query_tile + at), group_operand(key_tile + at), k == 0);
+    }
+    group_commit();
+    group_wait();
+}
+
+// Adds the values of 64 keys by their weights.
+template <typename T, int DIM>
+__device__ __forceinline__ void add_values(
+    float (&out)[DIM / 8][4], const uint32_t (&weights)[TILE / 16][4], uint32_t value_tile) {
+    group_fence();
+#pragma unroll
+    for (int k = 0; k < TILE / 16; k++)
+        group_multiply_rows<T>(out, weights[k], group_operand(value_tile + k * 16 * 128, PART));
+    group_commit();
+    group_wait();
+}
+#else
+template <typename T, int DIM>
+__device__ __forceinline__ void score(
+    float (&scores)[TILE / 8][4], uint32_t query_tile, uint32_t key_tile) {
+    const int warp = threadIdx.x % GROUP / 32, lane = threadIdx.x % 32;
+#pragma unroll
+    for (int n = 0; n < TILE / 8; n++) {
+#pragma unroll
+        for (int j = 0; j < 4; j++) scores[n][j] = 0.f;
+    }
+#pragma unroll
+    for (int k = 0; k < DIM / 16; k++) {
+        const uint32_t part = k / 4 * PART;
+        uint32_t query[4];
+        load_matrices(
+            query, query_tile + part + swizzled<8>(warp * 16 + lane % 16, 2 * (k % 4) + lane / 16));
+#pragma unroll
+        for (int n = 0; n < TILE / 16; n++) {
+            uint32_t key[4];
+            // Keys 0..7 and 8..15, each with both halves of sixteen columns.
+            load_matrices(
+                key,
+                key_tile + part +
+                    swizzled<8>(n * 16 + lane % 8 + lane / 16 * 8, 2 * (k % 4) + lane / 8 % 2));
+            multiply<T>(scores[2 * n], query, key[0], key[1]);
+            multiply<T>(scores[2 * n + 1], query, key[2], key[3]);
+        }
+    }
+}
+
+template <typename T, int DIM>
+__device__ __forceinline__ void add_values(
+    float (&out)[DIM / 8][4], const uint32_t (&weights)[TILE / 16][4], uint32_t value_tile) {
+    const int lane = threadIdx.x % 32;
+#pragma unroll
+    for (int k = 0; k < TILE / 16; k++) {
+#pragma unroll
+        for (int n = 0; n < DIM / 16; n++) {
+            uint32_t value[4];
+            load_matrices_transposed(
+                value, value_tile + n / 4 * PART +
+                           swizzled<8>(k * 16 + lane % 16, 2 * (n % 4) + lane / 16));
+            multiply<T>(out[2 * n], weights[k], value[0], value[1]);
+            multiply<T>(out[2 * n + 1], weights[k], value[2], value[3]);
+        }
+    }
+}
+#endif
+
 // Attention of many queries, with the running maximum of the online softmax (Milakov and Gimelshein
 // 2018; Dao 2023). blockIdx.x is a tile of queries, blockIdx.y batch * heads. Each group has four
 // warps of sixteen queries each; at the end the first adds the others' results to its own. Causal:
 // the last query attends to every key, each before it to one fewer.
 template <typename T, int DIM, bool CAUSAL>
 __device__ __forceinline__ void attend_many_body(const AttentionArgs& a) {
-    constexpr int CHUNKS = DIM / 8, BYTES = TILE * DIM * 2, COUNT = GROUPS<DIM>;
-    extern __shared__ __align__(128) uint8_t shared[];
-    const int group = threadIdx.x / GROUP, thread = threadIdx.x % GROUP;
+    constexpr int BYTES = TILE * DIM * 2, COUNT = GROUPS<DIM>;
+    extern __shared__ __align__(1024) uint8_t shared[];
+    // The shuffle makes the group the same in every lane for the compiler, too.
+    const int group = __shfl_sync(0xffffffffu, threadIdx.x / GROUP, 0),
+              thread = threadIdx.x % GROUP;
     const uint32_t query_tile = shared_address(shared),
                    key_tiles = query_tile + (1 + 4 * group) * BYTES,
                    value_tiles = key_tiles + 2 * BYTES;
@@ -37,26 +131,22 @@ __device__ __forceinline__ void attend_many_body(const AttentionArgs& a) {
     const int tiles = (reach + TILE - 1) / TILE;
     auto load = [&](int t) {
         const int stage = t / COUNT % 2 * BYTES;
-        load_rows<T, DIM, TILE>(
-            key_tiles + stage, keys, a.k.row, t * TILE, a.keys_count, thread, GROUP);
-        load_rows<T, DIM, TILE>(
+        load_tile<T, DIM>(key_tiles + stage, keys, a.k.row, t * TILE, a.keys_count, thread, GROUP);
+        load_tile<T, DIM>(
             value_tiles + stage, values, a.v.row, t * TILE, a.keys_count, thread, GROUP);
     };
 
-    load_rows<T, DIM, TILE>(
+    load_tile<T, DIM>(
         query_tile, queries, a.q.row, first_query, a.queries_count, threadIdx.x, COUNT * GROUP);
     if (group < tiles) load(group);
     copy_commit();
     copy_wait<0>();
+    group_fence_copies();
     __syncthreads();
 
     float out[DIM / 8][4] = {};
     float largest[2] = {-INFINITY, -INFINITY}, sums[2] = {};
     const float scale = a.scale * LOG2_E;
-    auto load_query = [&](int k, uint32_t (&query)[4]) {
-        load_matrices(
-            query, query_tile + swizzled<CHUNKS>(warp * 16 + lane % 16, 2 * k + lane / 16));
-    };
 
     for (int t = group; t < tiles; t += COUNT) {
         const int stage = t / COUNT % 2;
@@ -64,25 +154,8 @@ __device__ __forceinline__ void attend_many_body(const AttentionArgs& a) {
             load(t + COUNT);
             copy_commit();
         }
-        float scores[TILE / 8][4] = {};
-        const uint32_t key_tile = key_tiles + stage * BYTES,
-                       value_tile = value_tiles + stage * BYTES;
-#pragma unroll
-        for (int k = 0; k < DIM / 16; k++) {
-            // Read again in each step: the registers of a third group.
-            uint32_t query[4];
-            load_query(k, query);
-#pragma unroll
-            for (int n = 0; n < TILE / 16; n++) {
-                uint32_t key[4];
-                // Keys 0..7 and 8..15, each with both halves of sixteen columns.
-                load_matrices(
-                    key, key_tile + swizzled<CHUNKS>(
-                                        n * 16 + lane % 8 + lane / 16 * 8, 2 * k + lane / 8 % 2));
-                multiply<T>(scores[2 * n], query, key[0], key[1]);
-                multiply<T>(scores[2 * n + 1], query, key[2], key[3]);
-            }
-        }
+        float scores[TILE / 8][4];
+        score<T, DIM>(scores, query_tile, key_tiles + stage * BYTES);
 
         const bool edge = (t + 1) * TILE > a.keys_count ||
                           (CAUSAL && (t + 1) * TILE > first_query + warp * 16 + hidden);
@@ -125,18 +198,9 @@ __device__ __forceinline__ void attend_many_body(const AttentionArgs& a) {
                 out[n][2 * half] *= keep, out[n][2 * half + 1] *= keep;
         }
 
-#pragma unroll
-        for (int k = 0; k < TILE / 16; k++) {
-#pragma unroll
-            for (int n = 0; n < DIM / 16; n++) {
-                uint32_t value[4];
-                load_matrices_transposed(
-                    value, value_tile + swizzled<CHUNKS>(k * 16 + lane % 16, 2 * n + lane / 16));
-                multiply<T>(out[2 * n], weights[k], value[0], value[1]);
-                multiply<T>(out[2 * n + 1], weights[k], value[2], value[3]);
-            }
-        }
+        add_values<T, DIM>(out, weights, value_tiles + stage * BYTES);
         copy_wait<0>();
+        group_fence_copies();
         group_barrier(group);
     }
 

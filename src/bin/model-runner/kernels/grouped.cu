@@ -47,8 +47,6 @@ struct Product {
     }
 };
 #else
-__device__ __forceinline__ void group_fence_copies() {}
-
 template <typename T, bool UP>
 struct Product {
     // Each warp has 32 rows and half of the columns.

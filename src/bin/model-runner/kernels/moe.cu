@@ -138,11 +138,11 @@ __device__ __forceinline__ void route_one_body(
     if (warp == 0) choose(logits, 0, *position, to);
 }
 
-// The experts of ROUTED tokens per block. Each warp multiplies every eighth piece of 32 values of
-// all tokens with those of 64 experts, and the warps' sums are added in order. A lane reads eight
-// neighbours at once, of which the two products of a piece have four each: k is permuted alike in
-// both operands.
-constexpr int ROUTED = 16, ROUTE_WARPS = 8, ROUTE_COLUMNS = 64, ROUTE_STRIDE = ROUTE_COLUMNS + 8;
+// The experts of ROUTED tokens per block. Each warp multiplies every sixteenth piece of 32 values
+// of all tokens with those of 64 experts, and the warps' sums are added in order. A lane reads
+// eight neighbours at once, of which the two products of a piece have four each: k is permuted
+// alike in both operands.
+constexpr int ROUTED = 16, ROUTE_WARPS = 16, ROUTE_COLUMNS = 64, ROUTE_STRIDE = ROUTE_COLUMNS + 8;
 
 template <typename T>
 __device__ __forceinline__ void route_many_body(
@@ -200,11 +200,13 @@ __device__ __forceinline__ void route_many_body(
 
 // Sorts assignments by expert: the assignment of each row (`order`), the row of each assignment
 // (`places`), and the tiles of TILE_ROWS rows: [expert, first row, rows] each, expert -1 past the
-// last. One block; `assignments` is tokens * slots.
+// last. One block; `assignments` is tokens * slots. Where shared memory has room, rows are staged
+// there, because stores to them in the order of assignments are scattered.
 constexpr int MAX_EXPERTS = 1024;
 extern "C" __global__ void __launch_bounds__(1024) sort_by_expert(
     const uint32_t* __restrict__ ids, uint32_t* __restrict__ order, uint32_t* __restrict__ places,
-    int* __restrict__ tiles, int assignments, int experts, int max_tiles) {
+    int* __restrict__ tiles, int assignments, int experts, int max_tiles, int is_staged) {
+    extern __shared__ uint32_t staged[];
     __shared__ int counts[MAX_EXPERTS], starts[MAX_EXPERTS];
     __shared__ int first_tile[MAX_EXPERTS];
     __shared__ int tile_count;
@@ -263,7 +265,7 @@ extern "C" __global__ void __launch_bounds__(1024) sort_by_expert(
 #pragma unroll
         for (int u = 0; u < AT_ONCE; u++) {
             const int i = base + u * blockDim.x;
-            if (i < assignments) places[i] = rows[u], order[rows[u]] = i;
+            if (i < assignments) places[i] = rows[u], (is_staged ? staged : order)[rows[u]] = i;
         }
     });
     for (int e = threadIdx.x; e < experts; e += blockDim.x) {
@@ -274,6 +276,9 @@ extern "C" __global__ void __launch_bounds__(1024) sort_by_expert(
     }
     for (int tile = tile_count + threadIdx.x; tile < max_tiles; tile += blockDim.x)
         tiles[3 * tile] = -1;
+    if (!is_staged) return;
+    __syncthreads();
+    for (int row = threadIdx.x; row < assignments; row += blockDim.x) order[row] = staged[row];
 }
 
 // y[token] = sum over slots, in order, of weights[token][slot] * outputs[places[token][slot]]. One
