@@ -97,8 +97,8 @@ for name in $names; do
     "repeats": 2, "warmup": 1, "device": "%s"}' "$name" "$tokens" "$device")"
   curl -sf "$base/runs/$id/artifacts/report.json" >"$data/$name.report.json"
   [ "$name" != transformers ] || same_kernels "$data/runs/$id"
-  [ -z "$out" ] || tar -C "$data/runs/$id" -cJf "$out/$name.tar.xz" report.json progress.jsonl logs \
-    ncu/choice.json
+  [ -z "$out" ] || (cd "$data/runs/$id" &&
+    tar -cJf "$out/$name.tar.xz" report.json progress.jsonl logs $(ls ncu/choice.json 2>/dev/null))
 done
 curl -sf "$base/metrics" | grep '^llmprof_gpu' || true
 rm -f "$targets"

@@ -37,8 +37,8 @@ export LLMPROF__TOOLS__MODEL_RUNNER=$links/model-runner
 profile() {
   [ -x "$bin/$2" ] || { echo "no executable $bin/$2; see $0 --help" >&2; exit 2; }
   ln -sfn "$bin/$2" "$links/model-runner"
-  follow "$1" "$(printf '{"model": "%s", "mode": "deep", "device": "%s", "prompt_tokens": 256,
-    "max_new_tokens": %d, "labels": ["%s"], "profiling": {"gemm_log": {"enabled": false}}}' \
+  follow "$1" "$(printf '{"model": "%s", "mode": "deep", "device": "%s", "max_new_tokens": %d,
+    "labels": ["%s"], "profiling": {"gemm_log": {"enabled": false}}}' \
     "$model" "$device" "$tokens" "$1")"
   echo "$1 $id" >>"$data/submitted"
 }
@@ -55,7 +55,8 @@ EXPECTED = {"occupancy": (("latency",), "expert_up"), "bytes": (("more_bytes",),
 failed = False
 for name, (causes, kernel) in EXPECTED.items():
     address = f"{base}/runs/{runs['normal']}/diff/{runs[name]}"
-    with urllib.request.urlopen(address, timeout=60) as answer:
+    request = urllib.request.Request(address, headers={"accept": "application/json"})
+    with urllib.request.urlopen(request, timeout=60) as answer:
         stages = {it["stage"]: it for it in json.load(answer).get("ledger", [])}
     decode = stages.get("decode_all")
     if not decode or not decode["changes"]:
