@@ -54,10 +54,8 @@ pub async fn follow(
     id: &str,
     mut show: impl FnMut(RunUpdate),
 ) -> Result<RunAnswer> {
-    let mut show = |update: RunUpdate| show(update);
     let mut outage = Outage::default();
-    let first = client.run(id).await?;
-    show(RunUpdate::Run(&first));
+    show(RunUpdate::Run(&client.run(id).await?));
     let (mut after, mut cuts) = (0, 0);
     while cuts < MAX_CUTS {
         match stream(client, id, &mut after, &mut show).await {
@@ -65,18 +63,12 @@ pub async fn follow(
             Ok(StreamEnd::Cut(progressed)) => {
                 outage = Outage::default();
                 cuts = if progressed { 0 } else { cuts + 1 };
+                sleep(RECONNECT_DELAY).await;
             }
             Err(error) => {
+                cuts += u32::from(is_cut(&error));
                 outage.tolerate(error, id, &mut show).await?;
-                cuts += u32::from(outage.is_of_proxy);
             }
-        }
-        sleep(RECONNECT_DELAY).await;
-        // The run may have ended while its stream was cut.
-        if let Some(run) = state(client, id, &mut outage, &mut show).await?
-            && run.has_ended()
-        {
-            return Ok(run);
         }
     }
     show(RunUpdate::Connection("the stream of events is cut (by a proxy?): polling the run"));
@@ -107,12 +99,18 @@ async fn state(
     }
 }
 
+/// Returns true if something between here and a service that runs may have cut the stream.
+fn is_cut(error: &anyhow::Error) -> bool {
+    match (error.downcast_ref::<Refused>(), error.downcast_ref::<NoAnswer>()) {
+        (Some(refused), _) => refusal::is_gateway(refused.status),
+        (None, no_answer) => no_answer.is_some_and(|it| !it.is_connect),
+    }
+}
+
 /// Time since a service answered last.
 #[derive(Debug, Default)]
 struct Outage {
     since: Option<Instant>,
-    /// A proxy answers in place of the service.
-    is_of_proxy: bool,
 }
 
 impl Outage {
@@ -129,17 +127,14 @@ impl Outage {
                 delay = Duration::from_secs(refused.retry_after_s.unwrap_or(1).clamp(1, 60));
                 false
             }
-            Some(refused) => {
-                self.is_of_proxy = refusal::is_gateway(refused.status);
-                !self.is_of_proxy
-            }
+            Some(refused) => !refusal::is_gateway(refused.status),
             None => !error.is::<NoAnswer>(),
         };
         if is_refusal {
             return Err(error);
         }
         let since = *self.since.get_or_insert_with(|| {
-            show(RunUpdate::Connection(&format!("{error}; retrying for a minute")));
+            show(RunUpdate::Connection(&format!("{error} (retrying for a minute)")));
             Instant::now()
         });
         if since.elapsed() > PATIENCE {

@@ -25,8 +25,12 @@ pub(super) struct Refused {
 
 /// A request without an answer.
 #[derive(Debug, thiserror::Error)]
-#[error("{0}")]
-pub(super) struct NoAnswer(String);
+#[error("{message}")]
+pub(super) struct NoAnswer {
+    /// No connection was made.
+    pub is_connect: bool,
+    message: String,
+}
 
 #[derive(Deserialize)]
 struct ErrorAnswer {
@@ -58,7 +62,7 @@ pub(super) fn no_answer(client: &ServiceClient, error: &reqwest::Error) -> Error
     } else {
         format!("the connection to {base} was cut: {cause}; retry")
     };
-    NoAnswer(message).into()
+    NoAnswer { is_connect: error.is_connect(), message }.into()
 }
 
 /// The error of a server that does not answer like llmprof.
@@ -98,7 +102,12 @@ pub(super) async fn of_response(client: &ServiceClient, path: &str, response: Re
             let wait = retry_after_s.filter(|_| status == StatusCode::TOO_MANY_REQUESTS);
             let wait = wait.map(|seconds| format!(" (retry after {seconds} s)"));
             let versions = versions.map(|versions| format!("; {versions}"));
-            format!("{}{}{}", error.message, wait.unwrap_or_default(), versions.unwrap_or_default())
+            format!(
+                "the service answered {status}: {}{}{}",
+                error.message,
+                wait.unwrap_or_default(),
+                versions.unwrap_or_default()
+            )
         }
     };
     Refused { status, retry_after_s, message }.into()
