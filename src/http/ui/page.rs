@@ -33,6 +33,7 @@ struct Frame {
     may_submit: bool,
     style: &'static str,
     script: &'static str,
+    icon: &'static str,
     version: &'static str,
 }
 
@@ -43,6 +44,7 @@ impl Frame {
             may_submit: caller.is_some_and(|caller| caller.role >= Role::Submitter),
             style: assets::style(),
             script: assets::script(),
+            icon: assets::icon(),
             version: env!("CARGO_PKG_VERSION"),
         }
     }
