@@ -135,9 +135,14 @@ async fn profile(service: &Service, options: &QuickstartOptions) -> Result<()> {
     println!("\nreport    {}", folder.join(layout::REPORT_HTML).display());
     println!("summary   {}", folder.join(layout::SUMMARY_MD).display());
     println!("bundle    {}", save_bundle(&client, &base, id, options).await?.display());
-    let serving = if options.keep { "" } else { "   (with --keep, or `llmprof serve`)" };
-    println!("page      {base}/ui/runs/{id}{serving}");
-    println!("API       {base}/docs{serving}");
+    // The service ends with this command unless it is kept.
+    if options.keep {
+        println!("page      {base}/ui/runs/{id}");
+        println!("API       {base}/docs");
+    } else {
+        let data = options.data.display();
+        println!("page      /ui/runs/{id} of `llmprof serve --data {data}`");
+    }
     Ok(())
 }
 
