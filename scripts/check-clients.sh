@@ -55,7 +55,7 @@ node_modules/.bin/tsc --strict --skipLibCheck --target es2022 --module nodenext 
     --moduleResolution nodenext --outDir out submit.ts
 node out/submit.js "$url" ${token:+"$token"}
 
-# The tools of the wheel's tests, and the wheel alone in an environment on top of them.
+# Checks and builds in an environment that is kept; the wheel is installed into a fresh one.
 package=$root/clients/python
 tools=$cache/client-package-$(sha256sum "$package/requirements-test.txt" | cut -c1-12)
 if [ ! -x "$tools/bin/pytest" ]; then
@@ -65,28 +65,23 @@ if [ ! -x "$tools/bin/pytest" ]; then
 fi
 cp -r "$package" package
 cd package
-"$tools/bin/ruff" check --quiet . && "$tools/bin/ruff" format --check --quiet .
+"$tools/bin/ruff" check --quiet .
+"$tools/bin/ruff" format --check --quiet .
 "$tools/bin/mypy" --no-error-summary src tests
 "$tools/bin/python" -m build --wheel --no-isolation --outdir dist . >/dev/null
 python3 -m venv ../fresh
-../fresh/bin/pip install --quiet --disable-pip-version-check --no-deps --no-index dist/*.whl
-echo "$("$tools/bin/python" -c 'import sysconfig; print(sysconfig.get_path("purelib"))')" \
-    >"$(../fresh/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/tools.pth"
+../fresh/bin/pip install --quiet --disable-pip-version-check -c requirements-test.txt \
+    "$(echo dist/*.whl)[pandas,polars]" ipykernel nbclient nbformat pytest PyYAML
 rm -r src # the tests import the wheel
 export LLMPROF_SERVER=$url LLMPROF_TOKEN=$token LLMPROF_CONTRACT=$root/contracts/profile.yaml
 ../fresh/bin/python -m pytest --quiet -p no:cacheprovider
 ../fresh/bin/python - <<'EOF'
 """Executes the example notebook with the kernel of this environment."""
-import sys
-
 import nbformat
 from nbclient import NotebookClient
 
 notebook = nbformat.read("examples/first_run.ipynb", as_version=4)
-client = NotebookClient(notebook, timeout=600)
-client.create_kernel_manager()
-client.km.kernel_cmd = [sys.executable, "-m", "ipykernel_launcher", "-f", "{connection_file}"]
-client.execute()
+NotebookClient(notebook, timeout=600).execute()
 shown = [out.data for cell in notebook.cells for out in cell.get("outputs", []) if "data" in out]
 assert any("srcdoc=" in data.get("text/html", "") for data in shown), "the report is not displayed"
 assert any("<table" in data.get("text/html", "") for data in shown), "no table is displayed"

@@ -292,6 +292,9 @@ async fn the_page_of_an_active_run_shows_progress_and_reloads_without_scripts() 
     let path = format!("/ui/runs/{id}");
     let text = page(&api.get(&path).await, 200);
     assert!(text.contains("Position in the queue") && text.contains("The run is queued"));
+    assert_contains(&text, &["<dt>Pending steps</dt><dd>preflight, baseline, ", "no estimate: "]);
+    let icon = text.split("image/svg+xml\" href=\"").nth(1).unwrap().split('"').next().unwrap();
+    assert!(api.get(icon).await.text().starts_with("<svg"), "{icon}");
     let run = api.start().await;
     let journal = api.journal(run.id);
     journal.log(Step::Baseline, "loading weights");
