@@ -124,7 +124,8 @@ fn message(run: &RunAnswer, phase: Option<&(String, u64, u64)>) -> String {
     let elapsed = since(started).unwrap_or_default();
     let mut text = format!("{} {}", run.name, duration(elapsed));
     if let Some(expected) = &run.expected {
-        match expected.duration.seconds.map(Duration::from_secs_f64) {
+        let usual = expected.duration.seconds.and_then(|it| Duration::try_from_secs_f64(it).ok());
+        match usual {
             Some(total) if total > elapsed => {
                 text += &format!(", about {} left", duration(total - elapsed));
             }

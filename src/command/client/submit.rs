@@ -142,10 +142,8 @@ pub fn plan(plan: &DryRunAnswer) -> String {
         text += escaped(&format!("{:<14} {detail}", step.step)).trim_end();
         text.push('\n');
     }
-    match plan.duration.seconds {
-        Some(seconds) => {
-            text += &format!("about {}\n", duration(Duration::from_secs_f64(seconds.max(0.0))));
-        }
+    match plan.duration.seconds.and_then(|it| Duration::try_from_secs_f64(it).ok()) {
+        Some(usual) => text += &format!("about {}\n", duration(usual)),
         None => {
             let reason = plan.duration.unknown_because.as_deref().unwrap_or("no estimate");
             text += &format!("{}\n", escaped(reason));

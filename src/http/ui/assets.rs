@@ -57,7 +57,8 @@ pub fn script() -> &'static str {
 
 pub async fn asset(Path(name): Path<String>) -> Result<Response, ApiError> {
     let path = format!("{ASSETS}{name}");
-    let found = [&*STYLE_ASSET, &*SCRIPT_ASSET, &*ICON_ASSET].into_iter().find(|asset| asset.path == path);
+    let found =
+        [&*STYLE_ASSET, &*SCRIPT_ASSET, &*ICON_ASSET].into_iter().find(|asset| asset.path == path);
     let missing = || {
         let message = format!("no asset {path}; reload the page");
         ApiError::new(ErrorCode::RouteNotFound, message)
