@@ -3,7 +3,7 @@
 # with each to a running service. Builds the wheel of clients/python, and tests it and its example
 # notebook in a fresh environment against the service.
 # usage: scripts/check-clients.sh http://127.0.0.1:8080 [TOKEN]
-# Needs Python 3.11 and npm; the generators and libraries come from PyPI and the npm registry, pinned
+# Needs Python 3.11 and npm; generators and libraries come from PyPI and the npm registry, pinned
 # and cached.
 set -euo pipefail
 root=$(cd "$(dirname "$0")/.." && pwd)

@@ -86,8 +86,8 @@ fn table(runs: &[RunSummaryAnswer], for_people: bool) -> TerminalTable {
         Column::name("queued"),
         Column::number("took"),
         Column::name("mode"),
-        Column::number("first token, ms"),
-        Column::number("per token, ms"),
+        Column::number("ttft, ms"),
+        Column::number("tpot, ms"),
         Column::text("device"),
         Column::text("labels"),
     ]);

@@ -13,7 +13,7 @@ use llmprof::report::format::visible;
 /// Spaces between columns.
 const GAP: usize = 2;
 /// Width to which a column of text is cut at most.
-const MIN_TEXT: usize = 12;
+const MIN_TEXT: usize = 24;
 
 /// Text of others with its control characters and changes of direction made visible, so that it
 /// cannot control the terminal.
@@ -183,11 +183,11 @@ mod tests {
 
     #[test]
     fn a_table_is_as_wide_as_the_terminal_and_numbers_are_aligned_to_the_right() {
-        let text = table().text(Some(24));
+        let text = table().text(Some(36));
         let lines: Vec<&str> = text.lines().collect();
-        assert_eq!(lines[0], "run  name             ms");
-        assert_eq!(lines[1], "a1   a kernel wit…   1.5");
-        assert!(lines.iter().all(|line| measure_text_width(line) <= 24), "{text}");
+        assert_eq!(lines[0], "run  name                         ms");
+        assert_eq!(lines[1], "a1   a kernel with a long na…    1.5");
+        assert!(lines.iter().all(|line| measure_text_width(line) <= 36), "{text}");
         let narrow = table().text(Some(10));
         assert!(narrow.ends_with("(too narrow for: name, ms)\n"), "{narrow}");
     }

@@ -130,10 +130,11 @@ async fn rows_are_filtered_by_any_column_and_by_text() {
     let all = rows("").await["rows"].as_array().unwrap().clone();
     let name = all[0]["kernel_name"].as_str().unwrap();
     let count = |keep: &dyn Fn(&Value) -> bool| json!(all.iter().filter(|row| keep(row)).count());
+    let encoded = |text: &str| text.bytes().map(|it| format!("%{it:02X}")).collect::<String>();
     let is_long = |row: &Value| row["total_ms"].as_f64().unwrap() >= 0.5;
     for (query, expected) in [
-        (format!("where=kernel_name={name}"), count(&|row| row["kernel_name"] == name)),
-        (format!("where=kernel_name!={name}"), count(&|row| row["kernel_name"] != name)),
+        (format!("where=kernel_name={}", encoded(name)), count(&|row| row["kernel_name"] == name)),
+        (format!("where=kernel_name!={}", encoded(name)), count(&|row| row["kernel_name"] != name)),
         ("where=total_ms=0.5..".to_owned(), count(&is_long)),
         (
             "where=total_ms=0.5..&where=stage=decode".to_owned(),
@@ -141,7 +142,7 @@ async fn rows_are_filtered_by_any_column_and_by_text() {
         ),
         ("q=PREFILL&limit=1".to_owned(), count(&|row| row["stage"] == "prefill")),
         (
-            format!("where=kernel_name~{}", name.to_uppercase()),
+            format!("where=kernel_name~{}", encoded(&name.to_uppercase())),
             count(&|row| row["kernel_name"] == name),
         ),
     ] {
