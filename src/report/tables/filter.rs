@@ -2,7 +2,7 @@
 //!
 //! Pure: parses a filter, and compares cells with it.
 
-use std::{ops::RangeInclusive, str::FromStr};
+use std::{borrow::Cow, ops::RangeInclusive, str::FromStr};
 
 use serde_json::Value;
 
@@ -113,11 +113,7 @@ impl CellTest {
     pub fn matches(&self, cell: &Value) -> bool {
         match self {
             Self::Unknown => cell.is_null() || cell == "",
-            Self::Text(text) => match cell {
-                Value::String(cell) => cell == text,
-                Value::Null => false,
-                other => other.to_string() == *text,
-            },
+            Self::Text(text) => !cell.is_null() && cell_text(cell) == text.as_str(),
             Self::Number(range) => cell.as_f64().is_some_and(|number| range.contains(&number)),
             Self::Contains(text) => contains(cell, text),
             Self::Not(test) => !test.matches(cell),
@@ -127,10 +123,14 @@ impl CellTest {
 
 /// Returns true if the text of a cell contains `wanted`, which is in lower case.
 pub fn contains(cell: &Value, wanted: &str) -> bool {
+    !cell.is_null() && cell_text(cell).to_lowercase().contains(wanted)
+}
+
+/// The text of a known cell, as JSON unless it is one.
+fn cell_text(cell: &Value) -> Cow<'_, str> {
     match cell {
-        Value::Null => false,
-        Value::String(text) => text.to_lowercase().contains(wanted),
-        other => other.to_string().to_lowercase().contains(wanted),
+        Value::String(text) => Cow::Borrowed(text),
+        other => Cow::Owned(other.to_string()),
     }
 }
 
