@@ -65,10 +65,9 @@ enum Command {
     },
 }
 
-fn main() -> ExitCode {
-    // The service executes itself by another name.
-    let _ = nix::sys::prctl::set_name(c"llmprof");
-    let cli = Cli::try_parse().unwrap_or_else(|error| {
+/// Parses the arguments, or ends the program with the exit code of its subcommand.
+fn parse() -> Cli {
+    Cli::try_parse().unwrap_or_else(|error| {
         // Exit code 2 of these is an inconclusive verdict; invalid arguments have another code.
         let code = match std::env::args_os().nth(1).as_deref().and_then(|it| it.to_str()) {
             Some("align") => Some(align::BAD_INPUT),
@@ -82,7 +81,13 @@ fn main() -> ExitCode {
             std::process::exit(i32::from(code));
         }
         error.exit()
-    });
+    })
+}
+
+fn main() -> ExitCode {
+    // The service executes itself by another name.
+    let _ = nix::sys::prctl::set_name(c"llmprof");
+    let cli = parse();
     if let Command::Serve(_) | Command::Quickstart(_) | Command::Execute(_) = &cli.command
         && let Err(error) = environment::hide_variables()
     {

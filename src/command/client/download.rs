@@ -97,7 +97,8 @@ async fn complete(
         .with_context(|| format!("cannot write {}", part.display()))?;
     let mut have = file.metadata().await?.len();
     if have > artifact.bytes {
-        (file.set_len(0).await?, have = 0);
+        file.set_len(0).await?;
+        have = 0;
     }
     progress(have);
     let mut attempts = 0;
@@ -153,7 +154,8 @@ async fn rest(
     }
     let mut response = client.send(request, &path).await?;
     if response.status() != StatusCode::PARTIAL_CONTENT && *have > 0 {
-        (file.set_len(0).await?, *have = 0);
+        file.set_len(0).await?;
+        *have = 0;
     }
     file.seek(SeekFrom::Start(*have)).await?;
     while let Ok(Ok(Some(bytes))) = timeout(SILENCE, response.chunk()).await {
