@@ -1,8 +1,10 @@
 #!/usr/bin/env bash
 # Generates a Python and a TypeScript client from the contract, type-checks both, and submits a run
-# with each to a running service.
+# with each to a running service. Builds the wheel of clients/python, and tests it and its example
+# notebook in a fresh environment against the service.
 # usage: scripts/check-clients.sh http://127.0.0.1:8080 [TOKEN]
-# Needs Python 3.11 and npm; the generators come from PyPI and the npm registry, pinned and cached.
+# Needs Python 3.11 and npm; generators and libraries come from PyPI and the npm registry, pinned
+# and cached.
 set -euo pipefail
 root=$(cd "$(dirname "$0")/.." && pwd)
 url=${1:?usage: check-clients.sh URL [TOKEN]}
@@ -52,3 +54,36 @@ node_modules/.bin/openapi-typescript profile.yaml --default-non-nullable false \
 node_modules/.bin/tsc --strict --skipLibCheck --target es2022 --module nodenext \
     --moduleResolution nodenext --outDir out submit.ts
 node out/submit.js "$url" ${token:+"$token"}
+
+# Checks and builds in an environment that is kept; the wheel is installed into a fresh one.
+package=$root/clients/python
+tools=$cache/client-package-$(sha256sum "$package/requirements-test.txt" | cut -c1-12)
+if [ ! -x "$tools/bin/pytest" ]; then
+    rm -rf "$tools"
+    python3 -m venv "$tools"
+    "$tools/bin/pip" install --quiet --disable-pip-version-check -r "$package/requirements-test.txt"
+fi
+cp -r "$package" package
+cd package
+"$tools/bin/ruff" check --quiet .
+"$tools/bin/ruff" format --check --quiet .
+"$tools/bin/mypy" --no-error-summary src tests
+"$tools/bin/python" -m build --wheel --no-isolation --outdir dist . >/dev/null
+python3 -m venv ../fresh
+../fresh/bin/pip install --quiet --disable-pip-version-check -c requirements-test.txt \
+    "$(echo dist/*.whl)[pandas,polars]" ipykernel nbclient nbformat pytest PyYAML
+rm -r src # the tests import the wheel
+export LLMPROF_SERVER=$url LLMPROF_TOKEN=$token LLMPROF_CONTRACT=$root/contracts/profile.yaml
+../fresh/bin/python -m pytest --quiet -p no:cacheprovider
+../fresh/bin/python - <<'EOF'
+"""Executes the example notebook with the kernel of this environment."""
+import nbformat
+from nbclient import NotebookClient
+
+notebook = nbformat.read("examples/first_run.ipynb", as_version=4)
+NotebookClient(notebook, timeout=600).execute()
+shown = [out.data for cell in notebook.cells for out in cell.get("outputs", []) if "data" in out]
+assert any("srcdoc=" in data.get("text/html", "") for data in shown), "the report is not displayed"
+assert any("<table" in data.get("text/html", "") for data in shown), "no table is displayed"
+print(f"notebook: {len(notebook.cells)} cells executed, {len(shown)} results")
+EOF

@@ -8,15 +8,16 @@ use clap::{CommandFactory, Parser, Subcommand};
 use llmprof::{config::environment, trace::stage::UnknownRange};
 
 use command::{
-    align, analyze, backup, check, cost, diff, doctor, engines, execute, gate, inspect, load,
-    openapi, quickstart, serve, token,
+    align, analyze, backup, check,
+    client::{self, cancel, fetch, list, show, submit, upload, watch},
+    cost, diff, doctor, engines, execute, gate, inspect, load, openapi, quickstart, serve, token,
 };
 
 /// GPU profiling for LLM inference as a service.
 ///
-/// Start the service with `llmprof serve`, submit a run with `curl -X POST
-/// http://127.0.0.1:8080/runs`, and read its report at /runs/<id>/report. `llmprof quickstart` does
-/// all of that once, with a bundled page and a small model.
+/// Start the service with `llmprof serve`, submit a run with `llmprof submit --model
+/// deepseek-ocr-tiny --wait`, and read its report with `llmprof show ID --report`. `llmprof
+/// quickstart` does all of that once, with a bundled page and a small model.
 #[derive(Debug, Parser)]
 #[command(
     version,
@@ -32,6 +33,13 @@ struct Cli {
 enum Command {
     Serve(serve::ServeOptions),
     Quickstart(quickstart::QuickstartOptions),
+    Submit(Box<submit::SubmitOptions>),
+    Watch(watch::WatchOptions),
+    List(list::ListOptions),
+    Show(show::ShowOptions),
+    Fetch(fetch::FetchOptions),
+    Upload(Box<upload::UploadOptions>),
+    Cancel(cancel::CancelOptions),
     Analyze(analyze::AnalyzeOptions),
     Align(align::AlignOptions),
     Cost(cost::CostOptions),
@@ -57,14 +65,15 @@ enum Command {
     },
 }
 
-fn main() -> ExitCode {
-    // The service executes itself by another name.
-    let _ = nix::sys::prctl::set_name(c"llmprof");
-    let cli = Cli::try_parse().unwrap_or_else(|error| {
+/// Parses the arguments, or ends the program with the exit code of its subcommand.
+fn parse() -> Cli {
+    Cli::try_parse().unwrap_or_else(|error| {
         // Exit code 2 of these is an inconclusive verdict; invalid arguments have another code.
         let code = match std::env::args_os().nth(1).as_deref().and_then(|it| it.to_str()) {
             Some("align") => Some(align::BAD_INPUT),
-            Some("gate") => Some(gate::BAD_INPUT),
+            Some("gate" | "submit" | "watch" | "list" | "show" | "fetch" | "upload" | "cancel") => {
+                Some(client::BAD_INPUT)
+            }
             _ => None,
         };
         if let Some(code) = code.filter(|_| error.use_stderr()) {
@@ -72,7 +81,13 @@ fn main() -> ExitCode {
             std::process::exit(i32::from(code));
         }
         error.exit()
-    });
+    })
+}
+
+fn main() -> ExitCode {
+    // The service executes itself by another name.
+    let _ = nix::sys::prctl::set_name(c"llmprof");
+    let cli = parse();
     if let Command::Serve(_) | Command::Quickstart(_) | Command::Execute(_) = &cli.command
         && let Err(error) = environment::hide_variables()
     {
@@ -81,6 +96,13 @@ fn main() -> ExitCode {
     let result = match cli.command {
         Command::Align(options) => return align::run(&options),
         Command::Gate(options) => return gate::run(&options),
+        Command::Submit(options) => return submit::run(&options),
+        Command::Watch(options) => return watch::run(&options),
+        Command::List(options) => return list::run(&options),
+        Command::Show(options) => return show::run(&options),
+        Command::Fetch(options) => return fetch::run(&options),
+        Command::Upload(options) => return upload::run(&options),
+        Command::Cancel(options) => return cancel::run(&options),
         Command::Serve(options) => serve::run(options),
         Command::Quickstart(options) => quickstart::run(options),
         Command::Analyze(options) => analyze::run(&options),

@@ -11,7 +11,7 @@ use llmprof::{analyze::series::gate::GateVerdict, report::gate::GateReport};
 use serde_json::{Map, Value, json};
 
 use super::{
-    client::{self, ServiceClient},
+    client::{BAD_INPUT, ServerOptions, ServiceClient},
     serve,
 };
 
@@ -19,8 +19,6 @@ use super::{
 const REGRESSION: u8 = 1;
 /// Exit code of an inconclusive gate.
 const INCONCLUSIVE: u8 = 2;
-/// Exit code of invalid arguments, and of a service that refuses or does not answer.
-pub const BAD_INPUT: u8 = 3;
 
 /// Form of the result.
 #[derive(Debug, Clone, Copy, clap::ValueEnum)]
@@ -39,8 +37,7 @@ enum GateFormat {
 ///
 /// Exit code 0: passed, or a regression was accepted; 1: regression; 2: inconclusive, which is
 /// never a pass (noise above the threshold, incomplete capture, not comparable); 3: bad input, or
-/// the service does not answer. The service is the one of LLMPROF_SERVER, with the token of
-/// LLMPROF_TOKEN.
+/// the service does not answer.
 #[derive(Debug, Args)]
 pub struct GateOptions {
     /// Name of the baseline (`POST /baselines` sets it)
@@ -67,9 +64,8 @@ pub struct GateOptions {
     /// Output format
     #[arg(long, value_enum, default_value_t = GateFormat::Text)]
     format: GateFormat,
-    /// URL of the service
-    #[arg(long, env = client::SERVER, default_value = client::DEFAULT_SERVER)]
-    server: String,
+    #[command(flatten)]
+    service: ServerOptions,
 }
 
 /// Runs the gate; returns its exit code.
@@ -107,7 +103,7 @@ fn print(report: &GateReport, format: GateFormat) -> Result<()> {
 /// Gates the runs, and adds repeats while they may decide.
 async fn decide(options: &GateOptions) -> Result<GateReport> {
     let thresholds = thresholds(&options.fail_on)?;
-    let client = ServiceClient::new(&options.server)?;
+    let client = ServiceClient::new(&options.service)?;
     let mut runs = options.run.clone();
     for run in &runs {
         client.get(&format!("/runs/{run}")).await?;

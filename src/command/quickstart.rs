@@ -15,7 +15,10 @@ use reqwest::{
 };
 use serde_json::{Value, json};
 
-use super::serve::{self, LogFormat, Logging, Service};
+use super::{
+    client::settings::change,
+    serve::{self, LogFormat, Logging, Service},
+};
 
 /// Variable with a token, for a data folder that has some.
 const TOKEN: &str = "LLMPROF_TOKEN";
@@ -132,25 +135,14 @@ async fn profile(service: &Service, options: &QuickstartOptions) -> Result<()> {
     println!("\nreport    {}", folder.join(layout::REPORT_HTML).display());
     println!("summary   {}", folder.join(layout::SUMMARY_MD).display());
     println!("bundle    {}", save_bundle(&client, &base, id, options).await?.display());
-    let serving = if options.keep { "" } else { "   (with --keep, or `llmprof serve`)" };
-    println!("page      {base}/ui/runs/{id}{serving}");
-    println!("API       {base}/docs{serving}");
-    Ok(())
-}
-
-/// Sets `a.b=value` in a tree; the value is JSON if it parses, else a text. The service validates
-/// it.
-fn change(tree: &mut Value, setting: &str) -> Result<()> {
-    let (key, value) =
-        setting.split_once('=').with_context(|| format!("--set {setting}: there is no = in it"))?;
-    let place = key.split('.').try_fold(tree, |place, key| {
-        if place.is_null() {
-            *place = json!({});
-        }
-        place.as_object_mut().map(|fields| fields.entry(key).or_insert(Value::Null))
-    });
-    let place = place.with_context(|| format!("--set {key}: a part of it was set before"))?;
-    *place = serde_json::from_str(value).unwrap_or_else(|_| json!(value));
+    // The service ends with this command unless it is kept.
+    if options.keep {
+        println!("page      {base}/ui/runs/{id}");
+        println!("API       {base}/docs");
+    } else {
+        let data = options.data.display();
+        println!("page      /ui/runs/{id} of `llmprof serve --data {data}`");
+    }
     Ok(())
 }
 
@@ -248,31 +240,4 @@ async fn save_bundle(
     }
     tokio::io::AsyncWriteExt::flush(&mut file).await?;
     Ok(path)
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn settings_grow_a_tree_and_what_cannot_be_one_is_refused() {
-        let mut tree = Value::Null;
-        for setting in
-            ["nsys.trace=[\"cuda\",\"nvtx\"]", "nsys.cuda_graph_trace=graph", "ncu.max_launches=3"]
-        {
-            change(&mut tree, setting).unwrap();
-        }
-        assert_eq!(
-            tree,
-            json!({ "nsys": { "trace": ["cuda", "nvtx"], "cuda_graph_trace": "graph" },
-                "ncu": { "max_launches": 3 } })
-        );
-        assert!(
-            change(&mut tree, "ncu.max_launches")
-                .unwrap_err()
-                .to_string()
-                .contains("there is no =")
-        );
-        assert!(change(&mut tree, "ncu.max_launches.x=1").is_err());
-    }
 }

@@ -9,7 +9,7 @@ use utoipa::{OpenApi, openapi::OpenApi as Declarations};
 use super::error::{ErrorBody, responses};
 use crate::{
     domain::command::{MAX_PARAMS, MAX_TEXT},
-    http::api::events::RunEvent,
+    http::api::{events::RunEvent, tables::TableFilter},
 };
 
 #[derive(OpenApi)]
@@ -19,7 +19,7 @@ use crate::{
         description = "GPU profiling for LLM inference as a service: submit a run, follow it, \
                        read its report."
     ),
-    components(schemas(ErrorBody, RunEvent)),
+    components(schemas(ErrorBody, RunEvent, TableFilter)),
     tags(
         (name = "runs", description = "Submit, follow, list, cancel and delete runs"),
         (name = "artifacts", description = "Reports, tables and files of a run"),

@@ -6,6 +6,7 @@
 
 mod api;
 mod auth;
+mod compression;
 mod connection;
 mod contract;
 mod error;

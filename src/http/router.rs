@@ -29,6 +29,7 @@ use crate::http::{
         series, tables, targets,
     },
     auth::guard::{self, AccessRule, Guard},
+    compression,
     contract::{self, complete},
     error::{self, ApiError, ErrorCode},
     request_id,
@@ -141,6 +142,8 @@ pub fn router(app: App) -> Router {
         .layer(Extension(contract_text()))
         .layer(middleware::from_fn_with_state(guard, guard::guard))
         .layer(middleware::from_fn(ui::render_errors))
+        .layer(compression::layer())
+        .layer(middleware::map_response(compression::weaken_etag))
         .layer(middleware::from_fn_with_state(metrics, metrics::measure))
         .layer(option_layer((!origins.is_empty()).then(|| cors(origins))))
         .layer(middleware::from_fn(request_id::identify))

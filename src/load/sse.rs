@@ -20,6 +20,8 @@ pub struct EventParser {
     /// Data of the event so far, each line with its LF.
     data: Vec<u8>,
     is_error: bool,
+    /// Id of the event so far.
+    id: Option<u64>,
     /// The last byte was a CR, whose LF belongs to the same end.
     after_cr: bool,
     has_started: bool,
@@ -31,6 +33,8 @@ pub struct StreamEvent<'a> {
     pub data: &'a [u8],
     /// True if its type is `error`.
     pub is_error: bool,
+    /// Its id, of streams whose ids are numbers.
+    pub id: Option<u64>,
 }
 
 impl EventParser {
@@ -71,10 +75,10 @@ impl EventParser {
         self.has_started = true;
         if line.is_empty() {
             if let Some(data) = self.data.strip_suffix(b"\n") {
-                take(StreamEvent { data, is_error: self.is_error });
+                take(StreamEvent { data, is_error: self.is_error, id: self.id });
             }
             self.data.clear();
-            self.is_error = false;
+            (self.is_error, self.id) = (false, None);
             return;
         }
         let colon = line.iter().position(|byte| *byte == b':');
@@ -86,8 +90,8 @@ impl EventParser {
                 self.data.push(b'\n');
             }
             b"event" => self.is_error = value == b"error",
-            // A comment has an empty name; ids and retry times do not concern a client that never
-            // reconnects.
+            b"id" => self.id = std::str::from_utf8(value).ok().and_then(|text| text.parse().ok()),
+            // A comment has an empty name; a client has its own pauses before it reconnects.
             _ => {}
         }
     }
@@ -140,6 +144,14 @@ mod tests {
             let mut parser = EventParser::default();
             prop_assert!(parser.read(&bytes, |_| ()).is_ok());
         }
+    }
+
+    #[test]
+    fn an_id_belongs_to_its_event_alone() {
+        let (mut parser, mut ids) = (EventParser::default(), Vec::new());
+        let stream = b"id: 7\ndata: a\n\ndata: b\n\nid: x\ndata: c\n\ndata: d\nid:8\n\n";
+        parser.read(stream, |event| ids.push(event.id)).unwrap();
+        assert_eq!(ids, [Some(7), None, None, Some(8)]);
     }
 
     #[test]

@@ -3,6 +3,7 @@
 #![expect(clippy::unwrap_used, reason = "an unwrap is an assertion")]
 
 mod api;
+mod clients;
 mod load;
 mod parse;
 mod recovery;

@@ -6,7 +6,10 @@ use std::path::PathBuf;
 
 use serde::{Deserialize, Serialize};
 
-use crate::domain::inputs::{MAX_IMAGES, MAX_NAME, MAX_PROMPT, MAX_SAMPLE_IMAGES, MAX_SAMPLES};
+use crate::domain::{
+    inputs::{MAX_IMAGES, MAX_NAME, MAX_PROMPT, MAX_SAMPLE_IMAGES, MAX_SAMPLES},
+    plain_words::plain_words,
+};
 
 /// Maximum size of a manifest, bytes.
 pub const MAX_MANIFEST: u64 = 1 << 20;
@@ -66,7 +69,7 @@ pub fn parse(text: &[u8]) -> Result<Vec<ManifestSample>, String> {
         ));
     }
     let parsed: ManifestText =
-        yaml_serde::from_slice(text).map_err(|error| one_line(&error.to_string()))?;
+        yaml_serde::from_slice(text).map_err(|error| plain_words(&one_line(&error.to_string())))?;
     let samples = parsed.samples()?;
     check(&samples)?;
     Ok(samples)

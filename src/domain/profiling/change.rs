@@ -3,7 +3,10 @@
 use serde_json::Value;
 
 use super::Profiling;
-use crate::domain::settings::{self, Settings, UnknownSetting};
+use crate::domain::{
+    plain_words::plain_words,
+    settings::{self, Settings, UnknownSetting},
+};
 
 #[derive(Debug, thiserror::Error)]
 pub enum ProfilingError {
@@ -16,7 +19,8 @@ pub enum ProfilingError {
 impl Profiling {
     /// Returns these settings overwritten with `change`.
     pub fn with_changes(&self, change: Settings) -> Result<Self, ProfilingError> {
-        let wrong = |error: &dyn std::error::Error| ProfilingError::Wrong(error.to_string());
+        let wrong =
+            |error: &dyn std::error::Error| ProfilingError::Wrong(plain_words(&error.to_string()));
         let mut changed = serde_json::to_value(self).map_err(|error| wrong(&error))?;
         if let Value::Object(base) = &mut changed {
             settings::merge(base, change)?;

@@ -86,7 +86,7 @@ pub async fn diff(
 ) -> Result<Response, ApiError> {
     let Path((a, b)) = ids.map_err(bad_path)?;
     let (a, b) = (parse_id(&a)?, parse_id(&b)?);
-    let offered = [TableFormat::Html, TableFormat::Md, TableFormat::Json];
+    let offered = [TableFormat::Json, TableFormat::Html, TableFormat::Md];
     let format = content_negotiation::requested_format(query.format, &headers, &offered)?;
     let history = parse_history(query.history.as_deref().unwrap_or_default())?;
     let text = compare(&app, (a, b), &history, move |diff| match format {

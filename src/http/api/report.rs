@@ -35,11 +35,11 @@ use crate::{
     },
 };
 
-/// Media types with their files, the one for browsers first.
+/// Media types with their files. Programs that accept everything get data; browsers prefer HTML.
 const FILES: &[(&str, &str, &str)] = &[
+    ("application", "json", layout::REPORT_JSON),
     ("text", "html", layout::REPORT_HTML),
     ("text", "markdown", layout::REPORT_MD),
-    ("application", "json", layout::REPORT_JSON),
 ];
 
 /// The report of a run with two measured stages.

@@ -8,8 +8,7 @@ use axum::{
     http::HeaderMap,
     response::Response,
 };
-use serde::Deserialize;
-use utoipa::IntoParams;
+use utoipa::{IntoParams, ToSchema};
 
 use super::{
     report::example_report,
@@ -23,7 +22,7 @@ use crate::{
             ApiError, ErrorCode,
             responses::{
                 GuardedErrors, InvalidParameter, NotAcceptable, ReportUnavailable, RunNotFound,
-                TableNotFound,
+                TableNotFound, TableUnavailable,
             },
         },
         extract::{
@@ -34,22 +33,41 @@ use crate::{
     },
     parse::aliases,
     report::tables::{
+        filter::{InvalidFilter, RowFilter},
         stage_table,
-        stored::{self, RowSelection, StoredTable, TableList, TableRows},
+        stored::{self, RowSelection, SelectionError, StoredTable, TableList, TableRows},
     },
 };
 
 const MAX_ROWS: u32 = 1_000_000;
 const MAX_TEXT: usize = 200;
+const MAX_FILTERS: usize = 16;
+const MAX_FILTER: usize = 300;
 
-/// Filter, order, limit and form of the rows.
-#[derive(Debug, Clone, Deserialize, IntoParams)]
-#[serde(deny_unknown_fields)]
+/// A condition on a column: `COLUMN=VALUE` (an empty value: unknown), `COLUMN!=VALUE`,
+/// `COLUMN~TEXT` (contains, in any case), or of numbers `COLUMN=MIN..MAX`, where either may be
+/// missing.
+#[derive(Debug, Clone, ToSchema)]
+#[schema(
+    pattern = r"^[A-Za-z0-9_.]+(=|!=|~)[^\u0000-\u001f\u007f-\u009f]*$",
+    max_length = 300,
+    example = "launch_ns.mean=1000.."
+)]
+pub struct TableFilter(String);
+
+/// Filters, order, limit and form of the rows.
+#[derive(Debug, Default, Clone, IntoParams)]
 #[into_params(parameter_in = Query)]
 pub struct TableQuery {
     /// Rows of this stage alone, in tables with a column `stage`.
     #[param(max_length = 200)]
     stage: Option<String>,
+    /// Only rows that match; several may be given.
+    #[param(rename = "where", max_items = 16, required = false)]
+    filters: Vec<TableFilter>,
+    /// Only rows with this text in any cell, in any case.
+    #[param(max_length = 200)]
+    q: Option<String>,
     /// A column to sort by; descending after a `-`. The stored order when absent, in most tables by
     /// descending time.
     #[param(pattern = "^-?[A-Za-z0-9_.]+$", max_length = 200)]
@@ -60,6 +78,80 @@ pub struct TableQuery {
     /// `json` or `csv`; by `Accept` when absent.
     #[param(value_type = Option<String>, pattern = "^(json|csv)$")]
     format: Option<TableFormat>,
+}
+
+impl TableQuery {
+    /// Reads a query, of which only `where` may be repeated.
+    fn parse(pairs: Vec<(String, String)>) -> Result<Self, ApiError> {
+        let (mut query, mut limit, mut format) = (Self::default(), None, None);
+        for (name, value) in pairs {
+            let field = match name.as_str() {
+                "where" => {
+                    query.filters.push(TableFilter(value));
+                    continue;
+                }
+                "stage" => &mut query.stage,
+                "q" => &mut query.q,
+                "sort" => &mut query.sort,
+                "limit" => &mut limit,
+                "format" => &mut format,
+                _ => {
+                    return Err(invalid(format!(
+                        "unknown parameter {name:.40?}; \
+                         expected stage, where, q, sort, limit or format"
+                    )));
+                }
+            };
+            if field.replace(value).is_some() {
+                return Err(invalid(format!("{name}: given more than once")));
+            }
+        }
+        let number = |text: String| {
+            text.parse().ok().filter(|limit| (1..=MAX_ROWS).contains(limit)).ok_or_else(|| {
+                invalid(format!("limit {text:.20} is out of range; expected 1 to {MAX_ROWS}"))
+            })
+        };
+        query.limit = limit.map(number).transpose()?;
+        query.format = format.as_deref().map(table_format).transpose()?;
+        Ok(query)
+    }
+
+    /// The selected rows, within the bounds of the contract.
+    fn selection(&self) -> Result<RowSelection, ApiError> {
+        let too_long = |text: &&String| text.chars().count() > MAX_TEXT;
+        if [&self.stage, &self.q, &self.sort].into_iter().flatten().any(|it| too_long(&it)) {
+            return Err(invalid(format!("stage, q and sort have at most {MAX_TEXT} characters")));
+        }
+        let texts = &self.filters;
+        if texts.len() > MAX_FILTERS || texts.iter().any(|text| text.0.chars().count() > MAX_FILTER)
+        {
+            return Err(invalid(format!(
+                "at most {MAX_FILTERS} filters, each of at most {MAX_FILTER} characters"
+            )));
+        }
+        let stage = self.stage.iter().map(|stage| Ok(RowFilter::equal("stage", stage)));
+        let filters = texts.iter().map(|text| text.0.parse().map_err(|error| refused(&error)));
+        Ok(RowSelection {
+            filters: stage.chain(filters).collect::<Result<_, _>>()?,
+            text: self.q.clone().filter(|text| !text.is_empty()),
+            sort: self.sort.clone(),
+            limit: self.limit.map(|limit| limit as usize),
+        })
+    }
+}
+
+fn refused(error: &InvalidFilter) -> ApiError {
+    invalid(error.to_string())
+}
+
+fn table_format(text: &str) -> Result<TableFormat, ApiError> {
+    match text {
+        "json" => Ok(TableFormat::Json),
+        "csv" => Ok(TableFormat::Csv),
+        "md" => Ok(TableFormat::Md),
+        "html" => Ok(TableFormat::Html),
+        _ => Err(invalid(format!("invalid format {text:.20?}; expected json or csv"))),
+    }
 }
 
 /// The table of stages in the example's report, as a run stores it.
@@ -98,7 +190,8 @@ pub async fn list(
 
 /// Read one table of a run's analysis, all rows or some
 ///
-/// CSV has the same columns; a list inside a cell is JSON there.
+/// CSV has the same columns; a list inside a cell is JSON there. Filters of several columns:
+/// `?where=stage=prefill&where=kernel_name~gemm&where=total_ms=0.5..&sort=-total_ms&limit=10`.
 #[utoipa::path(get, path = "/runs/{run_id}/tables/{table}", tag = "artifacts",
     operation_id = "get_table",
     params(
@@ -112,37 +205,27 @@ pub async fn list(
                     example = json!(example_table().map(|table| table.json(example::id())))),
                 (String = "text/csv",
                     example = json!(example_table().map(|table| table.csv()))))),
-        GuardedErrors, InvalidParameter, TableNotFound, NotAcceptable, ReportUnavailable))]
+        GuardedErrors, InvalidParameter, TableNotFound, NotAcceptable, TableUnavailable))]
 pub async fn table(
     State(app): State<App>,
     path: Result<Path<(String, String)>, PathRejection>,
-    Params(query): Params<TableQuery>,
+    Params(query): Params<Vec<(String, String)>>,
     headers: HeaderMap,
 ) -> Result<Response, ApiError> {
     let Path((id, name)) = path.map_err(|rejection| invalid(rejection.body_text()))?;
     let id = parse_id(&id)?;
-    if let Some(limit) = query.limit.filter(|limit| !(1..=MAX_ROWS).contains(limit)) {
-        return Err(invalid(format!("limit {limit} is out of range; expected 1 to {MAX_ROWS}")));
-    }
-    if [&query.stage, &query.sort].into_iter().flatten().any(|text| text.chars().count() > MAX_TEXT)
-    {
-        return Err(invalid(format!("stage and sort have at most {MAX_TEXT} characters")));
-    }
+    let query = TableQuery::parse(query)?;
+    let wanted = query.selection()?;
     let format = content_negotiation::requested_format(
         query.format,
         &headers,
         &[TableFormat::Json, TableFormat::Csv],
     )?;
     let stored = stored(&app, id).await?;
-    let wanted = RowSelection {
-        stage: query.stage,
-        sort: query.sort,
-        limit: query.limit.map(|limit| limit as usize),
-    };
     // A long table takes time to read, sort and write: not on a thread that serves others.
     let text = tokio::task::spawn_blocking(move || {
         let table = read(&stored, id, &name)?;
-        let rows = table.select(&wanted).map_err(|error| invalid(error.to_string()))?;
+        let rows = table.select(&wanted).map_err(|error| unfit(&error, id))?;
         match format {
             TableFormat::Csv => Ok(rows.csv()),
             _ => serde_json::to_string(&rows.json(id)).map_err(|error| ApiError::internal(&error)),
@@ -150,6 +233,19 @@ pub async fn table(
     });
     let text = text.await.map_err(|error| ApiError::internal(&error))??;
     Ok(content_negotiation::respond(format, text))
+}
+
+/// The error of a selection that does not apply to the table.
+fn unfit(error: &SelectionError, id: RunId) -> ApiError {
+    match error {
+        SelectionError::NoColumn(error) => {
+            let message = format!("{error}; see /runs/{id}/tables");
+            ApiError::new(ErrorCode::ColumnNotFound, message)
+        }
+        SelectionError::NotANumber(error) => {
+            ApiError::new(ErrorCode::FilterUnfit, error.to_string())
+        }
+    }
 }
 
 fn invalid(message: impl Into<String>) -> ApiError {

@@ -57,6 +57,8 @@ codes! {
         "no artifact report.pdf in this run; see /runs/{id}/artifacts";
     TableNotFound = "table_not_found", NOT_FOUND,
         "no table kernel in this run; see /runs/{id}/tables";
+    ColumnNotFound = "column_not_found", NOT_FOUND,
+        "table kernels has no column price; see /runs/{id}/tables";
     ModelNotFound = "model_not_found", NOT_FOUND,
         "no model deepseek-ocr-tin; did you mean deepseek-ocr-tiny?";
     ModeNotFound = "mode_not_found", NOT_FOUND,
@@ -84,6 +86,8 @@ codes! {
         "bf16 is not supported on the CPU; use f32";
     ParamsUnfit = "params_unfit", CONFLICT,
         "target.params.tokens: 9000 is not between 1 and 4096";
+    FilterUnfit = "filter_unfit", CONFLICT,
+        "column total_ms has numbers, and \"much\" is not a number or a range such as 1..10";
     InputsUnfit = "inputs_unfit", CONFLICT,
         "inputs.yaml contains images, but the model llama-tiny reads text only";
     RunNotCancellable = "run_not_cancellable", CONFLICT,

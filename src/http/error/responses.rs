@@ -48,7 +48,7 @@ families! {
     DeliveryNotFound: DeliveryNotFound;
     ArtifactNotFound: RunNotFound ArtifactNotFound RouteNotFound;
     AlignmentArtifactNotFound: AlignmentNotFound ArtifactNotFound RouteNotFound;
-    TableNotFound: RunNotFound TableNotFound RouteNotFound;
+    TableNotFound: RunNotFound TableNotFound ColumnNotFound RouteNotFound;
     /// No run, or no earlier alignment.
     SideNotFound: RunNotFound AlignmentNotFound;
     ModelNotFound: ModelNotFound InputsNotFound;
@@ -70,6 +70,7 @@ families! {
     RunActive: RunActive;
     RunNotFinished: RunNotFinished;
     ReportUnavailable: RunNotFinished ReportUnavailable;
+    TableUnavailable: RunNotFinished ReportUnavailable FilterUnfit;
     AlignmentActive: AlignmentActive;
     InputsActive: InputsActive;
     AlignmentReportUnavailable: AlignmentNotFinished ReportUnavailable;

@@ -8,7 +8,10 @@ use axum::{
 };
 use serde::de::DeserializeOwned;
 
-use crate::http::error::{ApiError, ErrorCode};
+use crate::{
+    domain::plain_words::plain_words,
+    http::error::{ApiError, ErrorCode},
+};
 
 /// Bytes of a body without files.
 pub const MAX_BODY: usize = 1 << 20;
@@ -64,7 +67,7 @@ pub fn parse_object<T: DeserializeOwned>(body: &[u8]) -> Result<T, ApiError> {
     let parsed = serde_path_to_error::deserialize(&mut reader).map_err(|error| {
         match error.inner().classify() {
             serde_json::error::Category::Data => {
-                ApiError::new(ErrorCode::InvalidRequest, error.to_string())
+                ApiError::new(ErrorCode::InvalidRequest, plain_words(&error.to_string()))
             }
             _ => malformed(error.inner()),
         }

@@ -9,7 +9,10 @@ use axum::{
 use serde::de::DeserializeOwned;
 
 use crate::{
-    domain::ids::{AlignmentId, InputsId, RunId},
+    domain::{
+        ids::{AlignmentId, InputsId, RunId},
+        plain_words::plain_words,
+    },
     http::error::{ApiError, ErrorCode},
 };
 
@@ -119,7 +122,8 @@ impl<S: Send + Sync, T: DeserializeOwned> FromRequestParts<S> for Params<T> {
         match Query::from_request_parts(parts, state).await {
             Ok(Query(value)) => Ok(Self(value)),
             Err(rejection) => {
-                Err(ApiError::new(ErrorCode::InvalidParameter, rejection.body_text()))
+                let message = plain_words(&rejection.body_text());
+                Err(ApiError::new(ErrorCode::InvalidParameter, message))
             }
         }
     }

@@ -1,4 +1,4 @@
-//! Style sheet and script of the pages, named by the hash of their content.
+//! Style sheet, script and icon of the pages, named by the hash of their content.
 //!
 //! Browsers cache them forever and request a new version by its new name.
 
@@ -11,7 +11,7 @@ use axum::{
 };
 use sha2::{Digest, Sha256};
 
-use super::view::{SCRIPT, STYLES};
+use super::view::{ICON, SCRIPT, STYLES};
 use crate::http::error::{ApiError, ErrorCode};
 
 /// Folder of the assets, which need no token.
@@ -37,6 +37,14 @@ static STYLE_ASSET: LazyLock<Asset> =
 static SCRIPT_ASSET: LazyLock<Asset> =
     LazyLock::new(|| Asset::of("js", "text/javascript; charset=utf-8", SCRIPT.to_owned()));
 
+static ICON_ASSET: LazyLock<Asset> =
+    LazyLock::new(|| Asset::of("svg", "image/svg+xml", ICON.to_owned()));
+
+/// Path of the icon.
+pub fn icon() -> &'static str {
+    &ICON_ASSET.path
+}
+
 /// Path of the style sheet.
 pub fn style() -> &'static str {
     &STYLE_ASSET.path
@@ -49,7 +57,8 @@ pub fn script() -> &'static str {
 
 pub async fn asset(Path(name): Path<String>) -> Result<Response, ApiError> {
     let path = format!("{ASSETS}{name}");
-    let found = [&*STYLE_ASSET, &*SCRIPT_ASSET].into_iter().find(|asset| asset.path == path);
+    let found =
+        [&*STYLE_ASSET, &*SCRIPT_ASSET, &*ICON_ASSET].into_iter().find(|asset| asset.path == path);
     let missing = || {
         let message = format!("no asset {path}; reload the page");
         ApiError::new(ErrorCode::RouteNotFound, message)

@@ -1,8 +1,8 @@
 //! Responses that are pages: a template in its frame, and errors rendered for browsers.
 
 use axum::{
-    extract::Request,
-    http::{HeaderName, HeaderValue, StatusCode, header},
+    extract::{MatchedPath, Request},
+    http::{HeaderMap, HeaderName, HeaderValue, StatusCode, header},
     middleware::Next,
     response::{IntoResponse, Response},
 };
@@ -13,6 +13,7 @@ use crate::{
     http::{
         auth::access::Caller,
         error::{ApiError, ErrorCode},
+        extract::content_negotiation::requested,
         request_id,
     },
     store::Role,
@@ -32,6 +33,7 @@ struct Frame {
     may_submit: bool,
     style: &'static str,
     script: &'static str,
+    icon: &'static str,
     version: &'static str,
 }
 
@@ -42,6 +44,7 @@ impl Frame {
             may_submit: caller.is_some_and(|caller| caller.role >= Role::Submitter),
             style: assets::style(),
             script: assets::script(),
+            icon: assets::icon(),
             version: env!("CARGO_PKG_VERSION"),
         }
     }
@@ -90,10 +93,13 @@ struct ErrorView<'a> {
     request_id: String,
 }
 
-/// Middleware that renders the errors of page paths as pages, and 401 as the login form.
+/// Middleware that renders the errors of page paths as pages, and 401 as the login form. An unknown
+/// path is a page for clients that prefer one.
 pub async fn render_errors(request: Request, next: Next) -> Response {
     let path = request.uri().path();
-    if path != "/" && !path.starts_with("/ui/") {
+    let is_page = path == "/" || path.starts_with("/ui/");
+    let is_unknown = request.extensions().get::<MatchedPath>().is_none();
+    if !(is_page || is_unknown && request.method().is_safe() && prefers_page(request.headers())) {
         return next.run(request).await;
     }
     let (uri, headers) = (request.uri().clone(), request.headers().clone());
@@ -107,6 +113,12 @@ pub async fn render_errors(request: Request, next: Next) -> Response {
         Ok(page) => with_error_headers(page.with_status(error.code().status()), &response),
         Err(error) => error.into_response(),
     }
+}
+
+/// Returns true if `Accept` prefers HTML to JSON, as browsers do.
+fn prefers_page(headers: &HeaderMap) -> bool {
+    let offered = [("application", "json", false), ("text", "html", true)];
+    requested(headers, &offered).unwrap_or(false)
 }
 
 fn error_page(error: &ApiError) -> Result<HtmlPage, ApiError> {

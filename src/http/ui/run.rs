@@ -122,7 +122,9 @@ pub async fn run(
     Extension(caller): Extension<Caller>,
     RunPath(id): RunPath,
 ) -> Result<HtmlPage, ApiError> {
-    let run = RunView::from(runs::find(&app, id).await?);
+    let stored = runs::find(&app, id).await?;
+    let expected = runs::expected::expected(&app, &stored).await?;
+    let run = RunView { expected, ..stored.into() };
     let ended = run.state.is_final();
     let (progress, log) = read_journal(&app, id).await;
     let artifacts = app.store.artifacts(id).await?;

@@ -18,7 +18,10 @@ use crate::{
         extract::params::{Params, bad_path, parse_id},
         state::App,
     },
-    report::tables::stored::{NoColumn, RowSelection, StoredTable},
+    report::tables::{
+        filter::RowFilter,
+        stored::{RowSelection, SelectionError, StoredTable},
+    },
 };
 
 /// Rows on a page.
@@ -94,7 +97,11 @@ pub async fn table(
 }
 
 /// Filters, sorts and cuts.
-fn view(run_id: String, table: StoredTable, query: TablePageQuery) -> Result<TableView, NoColumn> {
+fn view(
+    run_id: String,
+    table: StoredTable,
+    query: TablePageQuery,
+) -> Result<TableView, SelectionError> {
     let (name, total) = (table.name.clone(), table.rows.len());
     let stage = table.columns.iter().position(|column| column == "stage");
     let stages =
@@ -102,15 +109,13 @@ fn view(run_id: String, table: StoredTable, query: TablePageQuery) -> Result<Tab
     let stages = stages.map(str::to_owned).collect();
     let some = |text: &str| Some(text.to_owned()).filter(|text| !text.is_empty());
     let numbers = table.number_columns();
-    let mut table = table.select(&RowSelection {
-        stage: some(&query.stage),
+    let filters = some(&query.stage).map(|stage| RowFilter::equal("stage", &stage));
+    let table = table.select(&RowSelection {
+        filters: filters.into_iter().collect(),
+        text: some(&query.q),
         sort: some(&query.sort),
         limit: None,
     })?;
-    if !query.q.is_empty() {
-        let wanted = query.q.to_lowercase();
-        table.rows.retain(|row| row.iter().any(|cell| contains(cell, &wanted)));
-    }
     let matches = table.rows.len();
     let pages = matches.div_ceil(ROWS).max(1);
     let page = query.page.unwrap_or(1).clamp(1, pages);
@@ -146,14 +151,6 @@ fn is_wide(rows: &[Vec<Value>], at: usize) -> bool {
         Value::Object(fields) => !fields.is_empty(),
         _ => false,
     })
-}
-
-fn contains(cell: &Value, wanted: &str) -> bool {
-    match cell {
-        Value::Null => false,
-        Value::String(text) => text.to_lowercase().contains(wanted),
-        other => other.to_string().to_lowercase().contains(wanted),
-    }
 }
 
 #[cfg(test)]

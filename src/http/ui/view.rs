@@ -17,6 +17,7 @@ use crate::report::{self, format};
 /// The style sheets: of reports and of pages.
 pub const STYLES: [&str; 2] = [report::html::STYLE, include_str!("templates/page.css")];
 pub const SCRIPT: &str = include_str!("templates/page.js");
+pub const ICON: &str = include_str!("templates/icon.svg");
 
 const TEMPLATES: [(&str, &str); 18] = [
     ("macros.html", report::html::TABLE_MACRO),

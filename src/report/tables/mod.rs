@@ -9,6 +9,7 @@ mod costs;
 mod counters;
 mod csv;
 mod engine_steps;
+pub mod filter;
 mod gemms;
 mod gpu;
 mod kernels;

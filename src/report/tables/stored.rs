@@ -10,6 +10,7 @@ use utoipa::ToSchema;
 
 use super::{
     csv::{CsvTable, stored_cell},
+    filter::{self, NotANumber, RowFilter},
     schema::ColumnKind,
 };
 use crate::domain::ids::RunId;
@@ -64,8 +65,10 @@ pub struct StoredTable {
 /// The requested rows and their order.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct RowSelection {
-    /// Rows of this stage alone.
-    pub stage: Option<String>,
+    /// Rows that match all of them.
+    pub filters: Vec<RowFilter>,
+    /// Rows with this text in any cell, in any case.
+    pub text: Option<String>,
     /// A column; descending after a `-`.
     pub sort: Option<String>,
     pub limit: Option<usize>,
@@ -77,6 +80,15 @@ pub struct RowSelection {
 pub struct NoColumn {
     table: String,
     column: String,
+}
+
+/// A selection that does not apply to a table.
+#[derive(Debug, Clone, PartialEq, thiserror::Error)]
+pub enum SelectionError {
+    #[error(transparent)]
+    NoColumn(#[from] NoColumn),
+    #[error(transparent)]
+    NotANumber(#[from] NotANumber),
 }
 
 /// Current name of a column that a stored table may have under an old one.
@@ -118,12 +130,18 @@ fn rename(table: &str, columns: &mut [String], alias: ColumnAlias) {
 }
 
 impl StoredTable {
-    /// Applies filter, order and limit.
-    pub fn select(mut self, wanted: &RowSelection) -> Result<Self, NoColumn> {
-        if let Some(stage) = &wanted.stage
-            && let Some(column) = self.column("stage")?
-        {
-            self.rows.retain(|row| row[column] == stage.as_str());
+    /// Applies filters, order and limit.
+    pub fn select(mut self, wanted: &RowSelection) -> Result<Self, SelectionError> {
+        let numbers = self.number_columns();
+        for filter in &wanted.filters {
+            if let Some(column) = self.column(&filter.column)? {
+                let test = filter.test(numbers[column])?;
+                self.rows.retain(|row| test.matches(&row[column]));
+            }
+        }
+        if let Some(text) = &wanted.text {
+            let text = text.to_lowercase();
+            self.rows.retain(|row| row.iter().any(|cell| filter::contains(cell, &text)));
         }
         if let Some(sort) = &wanted.sort {
             let (name, falling) =
@@ -229,7 +247,8 @@ mod tests {
     fn rows_are_filtered_sorted_and_limited_and_total_counts_the_matches() {
         let select = |stage: Option<&str>, sort: Option<&str>, limit| {
             table().select(&RowSelection {
-                stage: stage.map(Into::into),
+                filters: stage.map(|stage| RowFilter::equal("stage", stage)).into_iter().collect(),
+                text: None,
                 sort: sort.map(Into::into),
                 limit,
             })
@@ -249,12 +268,32 @@ mod tests {
     }
 
     #[test]
+    fn rows_match_every_filter_and_the_text() {
+        let select = |filters: &[&str], text: Option<&str>| {
+            let filters = filters.iter().map(|it| it.parse().unwrap()).collect();
+            let text = text.map(Into::into);
+            table().select(&RowSelection { filters, text, ..RowSelection::default() })
+        };
+        let found = |filters: &[&str], text| names(&select(filters, text).unwrap()).join(" ");
+        assert_eq!(found(&["stage=decode", "ms=5.."], None), "d");
+        assert_eq!(found(&["ms="], None), "c");
+        assert_eq!(found(&[], Some("DECODE")), "c d");
+        assert_eq!(found(&["of.x=1"], Some("decode")), "c");
+        assert!(matches!(select(&["price=1"], None), Err(SelectionError::NoColumn(_))));
+        assert!(matches!(select(&["ms=much"], None), Err(SelectionError::NotANumber(_))));
+    }
+
+    #[test]
     fn an_empty_table_of_version_1_has_no_columns_to_miss() {
         let line =
             json!({ "name": "gemms", "schema_version": 1, "columns": [], "total": 0, "rows": [] });
         let empty = find(line.to_string().as_bytes(), "gemms", |_, _| None).unwrap().unwrap();
-        let wanted =
-            RowSelection { stage: Some("prefill".into()), sort: Some("m".into()), limit: Some(1) };
+        let wanted = RowSelection {
+            filters: vec![RowFilter::equal("stage", "prefill")],
+            text: Some("x".into()),
+            sort: Some("m".into()),
+            limit: Some(1),
+        };
         assert_eq!(empty.select(&wanted).unwrap().csv(), "\n");
     }
 

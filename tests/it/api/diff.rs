@@ -274,7 +274,10 @@ async fn the_service_compares_two_runs_in_the_requested_format() {
         (&json!(a), &json!(b), &json!(true))
     );
     assert!(!json["diff"]["kernels"].as_array().unwrap().is_empty());
-    assert!(api.get(&format!("/runs/{a}/diff/{b}")).await.text().starts_with("<!doctype html>"));
+    assert_eq!(api.get(&format!("/runs/{a}/diff/{b}")).await.json(), json);
+    let html = [("accept", "text/html,*/*;q=0.8")];
+    let page = api.ask(axum::http::Method::GET, &format!("/runs/{a}/diff/{b}"), &html, "").await;
+    assert!(page.text().starts_with("<!doctype html>"));
     let markdown = api
         .ask(
             axum::http::Method::GET,

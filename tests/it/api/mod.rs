@@ -4,6 +4,7 @@ pub mod access;
 pub mod alignments;
 pub mod artifacts;
 pub mod audit;
+mod compression;
 pub mod connections;
 pub mod cost;
 pub mod diff;

@@ -122,6 +122,42 @@ async fn rows_are_filtered_by_stage_sorted_and_limited() {
 }
 
 #[tokio::test]
+async fn rows_are_filtered_by_any_column_and_by_text() {
+    let api = Api::new().await;
+    let id = with_kernels(&api).await;
+    let rows =
+        async |query: &str| api.get(&format!("/runs/{id}/tables/kernels?{query}")).await.json();
+    let all = rows("").await["rows"].as_array().unwrap().clone();
+    let name = all[0]["kernel_name"].as_str().unwrap();
+    let count = |keep: &dyn Fn(&Value) -> bool| json!(all.iter().filter(|row| keep(row)).count());
+    let encoded = |text: &str| text.bytes().map(|it| format!("%{it:02X}")).collect::<String>();
+    let is_long = |row: &Value| row["total_ms"].as_f64().unwrap() >= 0.5;
+    for (query, expected) in [
+        (format!("where=kernel_name={}", encoded(name)), count(&|row| row["kernel_name"] == name)),
+        (format!("where=kernel_name!={}", encoded(name)), count(&|row| row["kernel_name"] != name)),
+        ("where=total_ms=0.5..".to_owned(), count(&is_long)),
+        (
+            "where=total_ms=0.5..&where=stage=decode".to_owned(),
+            count(&|row| is_long(row) && row["stage"] == "decode"),
+        ),
+        ("q=PREFILL&limit=1".to_owned(), count(&|row| row["stage"] == "prefill")),
+        (
+            format!("where=kernel_name~{}", encoded(&name.to_uppercase())),
+            count(&|row| row["kernel_name"] == name),
+        ),
+    ] {
+        let found = rows(&query).await;
+        assert_eq!(found["total"], expected, "{query}");
+    }
+    let many = vec!["where=stage=decode"; 17].join("&");
+    let long = format!("where=stage={}", "x".repeat(300));
+    for refused in [many, long, format!("q={}", "x".repeat(201))] {
+        let answer = api.get(&format!("/runs/{id}/tables/kernels?{refused}")).await;
+        assert_eq!(answer.error(), (400, "invalid_parameter".to_owned()));
+    }
+}
+
+#[tokio::test]
 async fn tables_of_an_earlier_version_are_served_under_current_names() {
     assert!(OLD_TABLES.contains("\"schema_version\":1") && TABLES_VERSION > 1);
     let api = Api::new().await;
@@ -159,8 +195,12 @@ async fn a_request_for_a_table_that_fails_has_its_code() {
     for (path, status, code) in [
         ("tables/kernel", 404, "table_not_found"),
         ("tables/..%2fspec.json", 404, "table_not_found"),
-        ("tables/kernels?sort=price", 400, "invalid_parameter"),
-        ("tables/findings?stage=prefill", 400, "invalid_parameter"),
+        ("tables/kernels?sort=price", 404, "column_not_found"),
+        ("tables/findings?stage=prefill", 404, "column_not_found"),
+        ("tables/kernels?where=price=1", 404, "column_not_found"),
+        ("tables/kernels?where=total_ms=much", 409, "filter_unfit"),
+        ("tables/kernels?where=total_ms", 400, "invalid_parameter"),
+        ("tables/kernels?sort=stage&sort=stage", 400, "invalid_parameter"),
         ("tables/kernels?limit=0", 400, "invalid_parameter"),
         ("tables/kernels?limit=1000001", 400, "invalid_parameter"),
         ("tables/kernels?colour=red", 400, "invalid_parameter"),

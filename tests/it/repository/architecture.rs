@@ -73,11 +73,12 @@ const HTTP_ARROWS: &[(&str, &[&str])] = &[
     ("extract", &["error"]),
     ("auth", &["request_id", "traffic", "error", "extract"]),
     ("connection", &["traffic"]),
+    ("compression", &[]),
     ("state", &["auth"]),
     ("api", &["request_id", "traffic", "error", "extract", "auth", "state"]),
     ("ui", &["request_id", "error", "extract", "auth", "state", "api"]),
     ("contract", &["error", "api"]),
-    ("router", &["request_id", "error", "auth", "state", "api", "ui", "contract"]),
+    ("router", &["request_id", "error", "auth", "state", "api", "ui", "compression", "contract"]),
     ("listen", &["connection", "state", "router"]),
 ];
 /// Functions of the crate's root.

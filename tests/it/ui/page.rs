@@ -292,6 +292,9 @@ async fn the_page_of_an_active_run_shows_progress_and_reloads_without_scripts() 
     let path = format!("/ui/runs/{id}");
     let text = page(&api.get(&path).await, 200);
     assert!(text.contains("Position in the queue") && text.contains("The run is queued"));
+    assert_contains(&text, &["<dt>Pending steps</dt><dd>preflight, baseline, ", "no estimate: "]);
+    let icon = text.split("image/svg+xml\" href=\"").nth(1).unwrap().split('"').next().unwrap();
+    assert!(api.get(icon).await.text().starts_with("<svg"), "{icon}");
     let run = api.start().await;
     let journal = api.journal(run.id);
     journal.log(Step::Baseline, "loading weights");
@@ -376,6 +379,11 @@ async fn errors_are_pages_on_pages_and_json_in_the_api() {
         page(&api.get(&path).await, status);
     }
     assert_eq!(api.get("/nothing").await.error(), (404, "route_not_found".into()));
+    let accept = [("accept", "text/html,application/xhtml+xml,*/*;q=0.8")];
+    let browser = api.ask(Method::GET, "/nothing", &accept, "").await;
+    assert!(page(&browser, 404).contains("no route /nothing"));
+    let run = api.ask(Method::GET, &format!("/runs/{UNKNOWN}"), &accept, "").await;
+    assert_eq!(run.error(), (404, "run_not_found".into()), "data has one form of errors");
     assert_eq!(location(&api.get("/ui").await), "/");
     let text = page(&api.get("/ui/doctor").await, 200);
     assert!(text.contains("disk") && text.contains("badge ok"));

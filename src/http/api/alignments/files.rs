@@ -31,7 +31,7 @@ use crate::{
 
 /// Media types with the extensions of their files, the one for browsers first.
 const EXTENSIONS: &[(&str, &str, &str)] =
-    &[("text", "html", "html"), ("text", "markdown", "md"), ("application", "json", "json")];
+    &[("application", "json", "json"), ("text", "html", "html"), ("text", "markdown", "md")];
 
 /// Read the report of an alignment: every check with its evidence
 #[utoipa::path(get, path = "/alignments/{alignment_id}/report", tag = "alignments",

@@ -71,7 +71,7 @@ pub(crate) async fn answer(app: &App, spec: RunSpec) -> Result<impl IntoResponse
     Ok((StatusCode::OK, Json(DryRun { spec, steps, duration })))
 }
 
-fn facts(app: &App, spec: &RunSpec) -> PlanFacts {
+pub(super) fn facts(app: &App, spec: &RunSpec) -> PlanFacts {
     let device = spec.device().unwrap_or_default();
     let mut matching = app.devices.iter().filter(|it| it.matches(device)).peekable();
     let on_cpu = device == "cpu" || (matching.peek().is_some() && matching.all(Device::is_cpu));
@@ -83,7 +83,7 @@ fn facts(app: &App, spec: &RunSpec) -> PlanFacts {
     }
 }
 
-async fn estimate(app: &App, spec: &RunSpec) -> Result<DurationEstimate, ApiError> {
+pub(super) async fn estimate(app: &App, spec: &RunSpec) -> Result<DurationEstimate, ApiError> {
     let same = app.store.durations_of(spec, true).await?;
     let (basis, mut durations) = if same.is_empty() {
         (EstimateBasis::SameMode, app.store.durations_of(spec, false).await?)

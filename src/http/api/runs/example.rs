@@ -66,6 +66,7 @@ pub(crate) fn run() -> RunView {
         }],
         findings: vec![],
         damage: vec![],
+        expected: None,
         links: RunLinks::of(id()),
     }
 }

@@ -5,6 +5,7 @@ mod checks;
 pub mod delete;
 pub mod dry_run;
 pub mod example;
+pub mod expected;
 pub mod list;
 pub mod show;
 pub mod submissions;
@@ -18,6 +19,7 @@ pub(crate) use checks::{check_labels, deduplicated, input_error};
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
+use self::expected::ExpectedRun;
 use super::artifacts::send;
 use crate::{
     domain::{
@@ -97,6 +99,9 @@ pub struct RunView {
     pub findings: Vec<Finding>,
     /// Files whose content is not the one that was sealed, as far as is known.
     pub damage: Vec<DamagedFile>,
+    /// The rest of an active run, in answers of `GET /runs/{run_id}`.
+    #[serde(default)]
+    pub expected: Option<ExpectedRun>,
     pub links: RunLinks,
 }
 
@@ -121,6 +126,7 @@ impl From<StoredRun> for RunView {
             steps: run.steps,
             findings: run.findings,
             damage: run.damage,
+            expected: None,
             links: RunLinks::of(run.id),
         }
     }

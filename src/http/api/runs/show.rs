@@ -2,7 +2,7 @@
 
 use axum::{Json, extract::State};
 
-use super::{RunView, example, find};
+use super::{RunView, example, expected::expected, find};
 use crate::{
     domain::ids::RunId,
     http::{
@@ -22,5 +22,7 @@ use crate::{
         (status = 200, description = "The run", body = RunView, example = json!(example::run())),
         GuardedErrors, InvalidParameter, RunNotFound))]
 pub async fn show(State(app): State<App>, RunPath(id): RunPath) -> Result<Json<RunView>, ApiError> {
-    Ok(Json(find(&app, id).await?.into()))
+    let run = find(&app, id).await?;
+    let expected = expected(&app, &run).await?;
+    Ok(Json(RunView { expected, ..run.into() }))
 }

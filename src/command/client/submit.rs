@@ -1,0 +1,241 @@
+//! `llmprof submit`: queues a run on a service.
+
+use std::{
+    fs,
+    io::Read as _,
+    path::{Path, PathBuf},
+    process::ExitCode,
+    time::Duration,
+};
+
+use anyhow::{Context as _, Result, bail};
+use base64::{Engine as _, engine::general_purpose::STANDARD};
+use clap::Args;
+use serde_json::{Map, Value, json};
+
+use super::{
+    ServerOptions, ServiceClient,
+    answers::{DryRunAnswer, SubmittedAnswer},
+    settings,
+    terminal::{duration, escaped, print},
+    watch,
+};
+
+/// Queue a run on a service
+///
+/// The submission is a FILE, options, or a FILE whose fields options replace. Prints the id of the
+/// run, which is on the service's disk by then. Exit code 0; with --wait as of `llmprof watch`; 3:
+/// bad input, or the service refuses or does not answer.
+#[derive(Debug, Args)]
+pub struct SubmitOptions {
+    /// Submission as of `POST /runs`, JSON or YAML; `-` is standard input
+    #[arg(required_unless_present_any = ["model", "command"])]
+    file: Option<PathBuf>,
+    /// Model to profile (`GET /models`)
+    #[arg(long, conflicts_with = "command")]
+    model: Option<String>,
+    /// Only this part of the model, as in decoder.layers.3.self_attn
+    #[arg(long, value_name = "PATH", conflicts_with = "command")]
+    part: Option<String>,
+    /// Command to profile, of those that the service allows (`GET /targets`)
+    #[arg(long, value_name = "NAME")]
+    command: Option<String>,
+    /// Parameter of the command
+    #[arg(long, value_name = "NAME=VALUE", requires = "command")]
+    param: Vec<String>,
+    /// Id of stored inputs, or a manifest of the service
+    #[arg(long, value_name = "ID", conflicts_with_all = ["prompt", "image"])]
+    inputs: Option<String>,
+    /// Prompt for the model
+    #[arg(long)]
+    prompt: Option<String>,
+    /// Image next to the prompt: PNG, JPEG or WebP
+    #[arg(long, value_name = "FILE")]
+    image: Vec<PathBuf>,
+    /// Collection mode (`GET /profiling`)
+    #[arg(long)]
+    mode: Option<String>,
+    /// Measured repeats of the unprofiled pass
+    #[arg(long)]
+    repeats: Option<u32>,
+    /// Unmeasured repeats before them
+    #[arg(long)]
+    warmup: Option<u32>,
+    /// Tokens to generate after prefill
+    #[arg(long)]
+    max_new_tokens: Option<u32>,
+    /// Device (`GET /devices`)
+    #[arg(long)]
+    device: Option<String>,
+    /// Label to find the run by; several may be given
+    #[arg(long)]
+    label: Vec<String>,
+    /// Revision of the profiled program
+    #[arg(long)]
+    revision: Option<String>,
+    /// Priority in the queue
+    #[arg(long, allow_hyphen_values = true)]
+    priority: Option<i32>,
+    /// Setting of the passes, as in ncu.max_launches=3
+    #[arg(long = "set", value_name = "KEY=VALUE")]
+    settings: Vec<String>,
+    /// Check the submission and print its steps; queue nothing
+    #[arg(long)]
+    dry_run: bool,
+    /// Follow the run until it ends, as `llmprof watch` does
+    #[arg(long, conflicts_with = "dry_run")]
+    wait: bool,
+    /// Print the answer of the service; with --wait also the events
+    #[arg(long)]
+    json: bool,
+    #[command(flatten)]
+    service: ServerOptions,
+}
+
+pub fn run(options: &SubmitOptions) -> ExitCode {
+    super::run(&options.service, async |client| submit(&client, options).await)
+}
+
+async fn submit(client: &ServiceClient, options: &SubmitOptions) -> Result<ExitCode> {
+    let body = submission(options)?;
+    let answer = client.submit("/runs", &body).await?;
+    if options.json {
+        print(&format!("{answer}\n"))?;
+    }
+    if body["dry_run"] == true {
+        if !options.json {
+            print(&plan(&client.understood(answer, "/runs").await?))?;
+        }
+        return Ok(ExitCode::SUCCESS);
+    }
+    queued(client, answer, options.json, options.wait).await
+}
+
+/// Prints the id of a queued run, and follows it on request.
+pub async fn queued(
+    client: &ServiceClient,
+    answer: Value,
+    json: bool,
+    wait: bool,
+) -> Result<ExitCode> {
+    let run: SubmittedAnswer = client.understood(answer, "/runs").await?;
+    let id = escaped(&run.run_id);
+    if !json {
+        print(&format!("{id}\n"))?;
+    }
+    if wait {
+        return watch::watch(client, &id, json).await;
+    }
+    let position = run.queue_position.map(|at| format!("position {at} in the queue; "));
+    let page = client.url(&format!("/ui/runs/{id}"));
+    eprintln!("{}`llmprof watch {id}`, {page}", position.unwrap_or_default());
+    Ok(ExitCode::SUCCESS)
+}
+
+/// Steps and estimate of a submission that was only checked.
+pub fn plan(plan: &DryRunAnswer) -> String {
+    let mut text = String::new();
+    for step in &plan.steps {
+        let repeats = step.repeats.map(|repeats| format!("{repeats} repeats"));
+        let skipped = step.skipped_because.as_ref().map(|reason| format!("skipped: {reason}"));
+        let detail = skipped.or(repeats).unwrap_or_default();
+        text += escaped(&format!("{:<14} {detail}", step.step)).trim_end();
+        text.push('\n');
+    }
+    match plan.duration.seconds.and_then(|it| Duration::try_from_secs_f64(it).ok()) {
+        Some(usual) => text += &format!("about {}\n", duration(usual)),
+        None => {
+            let reason = plan.duration.unknown_because.as_deref().unwrap_or("no estimate");
+            text += &format!("{}\n", escaped(reason));
+        }
+    }
+    text
+}
+
+/// The body of the submission.
+fn submission(options: &SubmitOptions) -> Result<Value> {
+    let mut body = match &options.file {
+        Some(path) => read_object(path)?,
+        None => Map::new(),
+    };
+    let mut set = |name: &str, value: Option<Value>| {
+        if let Some(value) = value {
+            body.insert(name.to_owned(), value);
+        }
+    };
+    set("model", options.model.as_ref().map(|it| json!(it)));
+    set("target", options.part.as_ref().map(|it| json!(it)));
+    if let Some(command) = &options.command {
+        set("target", Some(json!({ "command": command, "params": params(&options.param)? })));
+    }
+    set("inputs", inputs(options)?);
+    set("mode", options.mode.as_ref().map(|it| json!(it)));
+    set("repeats", options.repeats.map(|it| json!(it)));
+    set("warmup", options.warmup.map(|it| json!(it)));
+    set("max_new_tokens", options.max_new_tokens.map(|it| json!(it)));
+    set("device", options.device.as_ref().map(|it| json!(it)));
+    set("labels", Some(json!(options.label)).filter(|_| !options.label.is_empty()));
+    set("revision", options.revision.as_ref().map(|it| json!(it)));
+    set("priority", options.priority.map(|it| json!(it)));
+    set("dry_run", options.dry_run.then(|| json!(true)));
+    let mut body = Value::from(body);
+    for setting in &options.settings {
+        settings::change(&mut body["profiling"], setting)?;
+    }
+    Ok(body)
+}
+
+fn read_object(path: &Path) -> Result<Map<String, Value>> {
+    let text = if path.as_os_str() == "-" {
+        let mut text = String::new();
+        std::io::stdin().read_to_string(&mut text).context("cannot read standard input")?;
+        text
+    } else {
+        fs::read_to_string(path).with_context(|| format!("cannot read {}", path.display()))?
+    };
+    let shown = path.display();
+    let parsed = serde_json::from_str(&text).or_else(|json_error| {
+        let is_json = text.trim_start().starts_with('{');
+        yaml_serde::from_str(&text).map_err(|yaml_error| match is_json {
+            true => json_error.to_string(),
+            false => yaml_error.to_string(),
+        })
+    });
+    match parsed {
+        Ok(Value::Object(fields)) => Ok(fields),
+        Ok(_) => bail!("{shown} is not a submission; expected an object with a model or target"),
+        Err(error) => bail!("{shown} is neither JSON nor YAML: {error}"),
+    }
+}
+
+fn params(params: &[String]) -> Result<Map<String, Value>> {
+    let parse = |text: &String| {
+        let (name, value) =
+            text.split_once('=').with_context(|| format!("--param {text}: there is no = in it"))?;
+        Ok((name.to_owned(), settings::parse(value)))
+    };
+    params.iter().map(parse).collect()
+}
+
+fn inputs(options: &SubmitOptions) -> Result<Option<Value>> {
+    if let Some(id) = &options.inputs {
+        return Ok(Some(json!(id)));
+    }
+    if options.prompt.is_none() && options.image.is_empty() {
+        return Ok(None);
+    }
+    let images = options.image.iter().map(|path| data_url(path)).collect::<Result<Vec<_>>>()?;
+    let prompt = options.prompt.as_deref().unwrap_or_default();
+    Ok(Some(json!({ "prompt": prompt, "images": images })))
+}
+
+fn data_url(path: &Path) -> Result<String> {
+    let bytes = fs::read(path).with_context(|| format!("cannot read {}", path.display()))?;
+    let kind = match bytes.as_slice() {
+        [0x89, b'P', b'N', b'G', ..] => "png",
+        [0xff, 0xd8, ..] => "jpeg",
+        [b'R', b'I', b'F', b'F', _, _, _, _, b'W', b'E', b'B', b'P', ..] => "webp",
+        _ => bail!("{} is not an image; expected PNG, JPEG or WebP", path.display()),
+    };
+    Ok(format!("data:image/{kind};base64,{}", STANDARD.encode(bytes)))
+}
