@@ -42,6 +42,10 @@ families! {
     Unauthenticated: Unauthenticated;
     Forbidden: Forbidden CrossOrigin;
     RunNotFound: RunNotFound;
+    SessionNotFound: SessionNotFound;
+    SessionConflict: RequestContradictory ParamsUnfit;
+    SessionEnded: SessionEnded;
+    SessionLimit: RateLimited TooManySessions;
     AlignmentNotFound: AlignmentNotFound;
     SeriesNotFound: SeriesNotFound;
     GateNotFound: RunNotFound BaselineNotFound;
@@ -54,13 +58,14 @@ families! {
     ModelNotFound: ModelNotFound InputsNotFound;
     /// No model, mode, part, command, device or inputs of the name in a submission.
     SubjectNotFound: ModelNotFound ModeNotFound PartNotFound CommandNotFound DeviceNotFound
-        InputsNotFound;
+        InputsNotFound SessionNotFound;
     InputsNotFound: InputsNotFound;
     MethodNotAllowed: MethodNotAllowed;
     NotAcceptable: NotAcceptable;
     BodyTimeout: BodyTimeout;
     SubmissionConflict:
-        RequestContradictory IdempotencyKeyReused DtypeUnavailable ParamsUnfit InputsUnfit;
+        RequestContradictory IdempotencyKeyReused DtypeUnavailable ParamsUnfit InputsUnfit
+        SessionEnded;
     RequestConflict: RequestContradictory;
     IdempotencyConflict: IdempotencyKeyReused;
     AlignmentConflict:

@@ -1,0 +1,326 @@
+//! Sessions: servers that are started once, on which several runs record windows.
+//!
+//! A handler stores a request; the worker of the device acts on it.
+
+use std::collections::BTreeMap;
+
+use axum::{
+    Extension, Json,
+    body::Body,
+    extract::State,
+    http::{HeaderMap, StatusCode},
+};
+use serde::{Deserialize, Serialize};
+use utoipa::ToSchema;
+
+use super::runs::{check_device, check_gpu_count, find_command};
+use crate::{
+    config::ExecutorKind,
+    domain::{
+        command::{CommandCall, ParamValue},
+        ids::{RunId, SessionId},
+        json_numbers::optional_integer,
+        mode::Mode,
+        session::{SessionSpec, SessionState},
+    },
+    http::{
+        auth::access::{Caller, check_owner},
+        error::{
+            ApiError, ErrorCode,
+            responses::{
+                BodyErrors, GuardedErrors, InvalidBody, InvalidParameter, InvalidRequest,
+                SessionConflict, SessionEnded, SessionLimit, SessionNotFound, SubjectNotFound,
+            },
+        },
+        extract::{
+            body::{MAX_BODY, parse_object, read_json},
+            bounds::{check_length, check_range},
+            params::SessionPath,
+        },
+        state::App,
+    },
+    store::{NewSession, SessionEndRequest, StartedSession, StoredSession},
+};
+
+/// Sessions in a list.
+const MAX_LISTED: u32 = 200;
+const MAX_LABEL: usize = 64;
+/// Least lifetime, seconds.
+const MIN_LIFETIME_S: u32 = 10;
+
+/// A session to start.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct StartSession {
+    /// Name of a server with a load (`GET /targets`).
+    #[schema(min_length = 1, max_length = 64, pattern = "^[a-z0-9][a-z0-9._-]{0,63}$")]
+    pub command: String,
+    /// Parameters by name, as in a run of the command.
+    #[serde(default)]
+    pub params: BTreeMap<String, ParamValue>,
+    /// Number of GPUs; the command's when absent.
+    #[serde(default, deserialize_with = "optional_integer")]
+    #[schema(minimum = 1, maximum = 16)]
+    pub gpus: Option<u32>,
+    /// As of a run.
+    #[serde(default = "device")]
+    #[schema(default = "auto", max_length = 64)]
+    pub device: String,
+    /// Limit on its time from the start of the server, in seconds; the service's default when
+    /// absent.
+    #[serde(default, deserialize_with = "optional_integer")]
+    #[schema(minimum = 10)]
+    pub lifetime_s: Option<u32>,
+    #[serde(default)]
+    #[schema(min_length = 1, max_length = 64, pattern = r"^[^\u0000-\u001f\u007f-\u009f]+$")]
+    pub label: Option<String>,
+    /// Mode whose traced APIs and granularity of CUDA graphs its runs have.
+    #[serde(default = "mode")]
+    #[schema(default = "deep")]
+    pub mode: Mode,
+}
+
+fn device() -> String {
+    "auto".into()
+}
+
+fn mode() -> Mode {
+    Mode::DEEP
+}
+
+/// A session.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, ToSchema)]
+pub struct SessionView {
+    pub session_id: SessionId,
+    pub state: SessionState,
+    /// Name of the token that started it; `null` where none was required.
+    pub owner: Option<String>,
+    pub command: String,
+    pub params: BTreeMap<String, ParamValue>,
+    pub label: Option<String>,
+    /// As requested.
+    pub device: String,
+    /// Devices that it holds or held.
+    pub devices: Vec<String>,
+    pub lifetime_s: u32,
+    /// RFC 3339, UTC, as all times.
+    pub created_at: String,
+    /// Start of its server.
+    pub started_at: Option<String>,
+    pub ready_at: Option<String>,
+    pub ended_at: Option<String>,
+    /// End of its lifetime; before its server starts, of its wait for a device.
+    pub expires_at: String,
+    /// Submitted runs.
+    pub runs: u64,
+    /// The run that uses the server now.
+    pub running: Option<RunId>,
+    /// Why it ended.
+    pub message: Option<String>,
+    /// Last lines of the server's output, once it has ended.
+    pub log: Option<String>,
+}
+
+impl From<StoredSession> for SessionView {
+    fn from(it: StoredSession) -> Self {
+        Self {
+            session_id: it.id,
+            state: it.state,
+            owner: it.owner,
+            command: it.spec.call.command,
+            params: it.spec.call.params,
+            label: it.spec.label,
+            device: it.spec.device,
+            devices: it.devices,
+            lifetime_s: it.spec.lifetime_s,
+            created_at: it.created_at,
+            started_at: it.started_at,
+            ready_at: it.ready_at,
+            ended_at: it.ended_at,
+            expires_at: it.expires_at,
+            runs: it.runs,
+            running: it.running,
+            message: it.message,
+            log: it.log,
+        }
+    }
+}
+
+impl SessionView {
+    fn example() -> Self {
+        let time = |text: &str| format!("2026-11-20T09:{text}Z");
+        Self {
+            session_id: SessionId(uuid::Uuid::from_u128(0x019a_a3b1_5c2e_7f10_8a4d_6e1b_3c9d_2f45)),
+            state: SessionState::Ready,
+            owner: Some("ann".into()),
+            command: "vllm-serve".into(),
+            params: BTreeMap::new(),
+            label: None,
+            device: "auto".into(),
+            devices: vec!["cuda:0".into()],
+            lifetime_s: 3600,
+            created_at: time("00:00.000"),
+            started_at: Some(time("00:00.100")),
+            ready_at: Some(time("02:10.500")),
+            ended_at: None,
+            expires_at: "2026-11-20T10:00:00.100Z".into(),
+            runs: 3,
+            running: None,
+            message: None,
+            log: None,
+        }
+    }
+}
+
+/// Sessions, active ones first, then newest first.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, ToSchema)]
+pub struct SessionList {
+    pub sessions: Vec<SessionView>,
+}
+
+/// Start a session: a server that stays, on which runs record windows
+///
+/// It waits for its device in the order of the queue and holds it until it ends; other runs for the
+/// device wait.
+#[utoipa::path(post, path = "/sessions", tag = "runs", operation_id = "start_session",
+    request_body(content = StartSession, example = json!({ "command": "vllm-serve" })),
+    responses(
+        (status = 202, description = "It starts", body = SessionView,
+            example = json!(SessionView::example())),
+        GuardedErrors, InvalidBody, SubjectNotFound, BodyErrors, SessionConflict, InvalidRequest,
+        SessionLimit))]
+pub async fn start(
+    State(app): State<App>,
+    Extension(caller): Extension<Caller>,
+    headers: HeaderMap,
+    body: Body,
+) -> Result<(StatusCode, Json<SessionView>), ApiError> {
+    let body = read_json(&headers, body, MAX_BODY).await?;
+    let spec = check(&app, parse_object(&body)?)?;
+    let per_owner = app.config.sessions.per_owner;
+    let new = NewSession { spec, owner: caller.name.clone(), per_owner };
+    match app.store.start_session(&new).await? {
+        StartedSession::New(session) => {
+            app.queued.notify_waiters();
+            Ok((StatusCode::ACCEPTED, Json((*session).into())))
+        }
+        StartedSession::TooMany(active) => {
+            let owner = caller.name.map_or_else(|| "the service".into(), |it| format!("{it:?}"));
+            let message = format!(
+                "session limit reached: {owner} already has {active} sessions \
+                 (sessions.per_owner); end one"
+            );
+            Err(ApiError::new(ErrorCode::TooManySessions, message).retry_after(60))
+        }
+    }
+}
+
+/// Checks a request and fills in the defaults.
+fn check(app: &App, start: StartSession) -> Result<SessionSpec, ApiError> {
+    let invalid = |message: String| ApiError::new(ErrorCode::InvalidRequest, message);
+    if app.config.executor.kind == ExecutorKind::Slurm {
+        let message = "no sessions on a cluster: its scheduler ends a job with its run; submit \
+                       runs of the command, each of which starts the server";
+        return Err(invalid(message.into()));
+    }
+    let settings = &app.config.sessions;
+    let lifetime_s = start.lifetime_s.unwrap_or(settings.lifetime_s.min(settings.max_lifetime_s));
+    check_range("lifetime_s", lifetime_s, MIN_LIFETIME_S..=settings.max_lifetime_s)?;
+    if let Some(label) = &start.label {
+        check_length("label", label, 1..=MAX_LABEL)?;
+        if label.chars().any(char::is_control) {
+            return Err(invalid(format!("label {label:?} contains a control character")));
+        }
+    }
+    let StartSession { command, params, gpus, device, label, mode, .. } = start;
+    let call = CommandCall { command, params, gpus, session: None };
+    call.check_form().map_err(invalid)?;
+    check_device(app, &device)?;
+    let command = find_command(app, &call.command)?;
+    if let Some(why) = command.session_refusal() {
+        let message = format!("command {}: {why}", call.command);
+        return Err(ApiError::new(ErrorCode::RequestContradictory, message));
+    }
+    let plan = command
+        .plan(&call, &app.models)
+        .map_err(|error| ApiError::new(ErrorCode::ParamsUnfit, error.to_string()))?;
+    check_gpu_count(app, &device, plan.gpus)?;
+    let preset = app.presets.get(&mode).ok_or_else(|| {
+        ApiError::new(ErrorCode::ModeNotFound, format!("no mode {mode}; see GET /profiling"))
+    })?;
+    let gpus = Some(plan.gpus).filter(|gpus| *gpus > 0);
+    let call = CommandCall { params: plan.params, gpus, ..call };
+    Ok(SessionSpec { call, device, lifetime_s, label, nsys: preset.profiling.nsys.clone() })
+}
+
+/// List sessions, active ones first
+#[utoipa::path(get, path = "/sessions", tag = "runs", operation_id = "list_sessions",
+    responses(
+        (status = 200, description = "At most 200 sessions", body = SessionList,
+            example = json!({ "sessions": [] })),
+        GuardedErrors))]
+pub async fn list(State(app): State<App>) -> Result<Json<SessionList>, ApiError> {
+    page(&app).await.map(Json)
+}
+
+/// The list, for pages.
+pub(crate) async fn page(app: &App) -> Result<SessionList, ApiError> {
+    let sessions = app.store.sessions(MAX_LISTED).await?;
+    Ok(SessionList { sessions: sessions.into_iter().map(SessionView::from).collect() })
+}
+
+/// Show a session
+#[utoipa::path(get, path = "/sessions/{session_id}", tag = "runs", operation_id = "show_session",
+    params(("session_id" = SessionId, Path)),
+    responses(
+        (status = 200, description = "The session", body = SessionView,
+            example = json!(SessionView::example())),
+        GuardedErrors, InvalidParameter, SessionNotFound))]
+pub async fn show(
+    State(app): State<App>,
+    SessionPath(id): SessionPath,
+) -> Result<Json<SessionView>, ApiError> {
+    Ok(Json(find(&app, id).await?.into()))
+}
+
+/// End a session: its server is stopped after the run that uses it, and its queued runs fail
+#[utoipa::path(delete, path = "/sessions/{session_id}", tag = "runs", operation_id = "end_session",
+    params(("session_id" = SessionId, Path)),
+    responses(
+        (status = 202, description = "It ends", body = SessionView,
+            example = json!(SessionView::example())),
+        GuardedErrors, InvalidParameter, SessionNotFound, SessionEnded))]
+pub async fn end(
+    State(app): State<App>,
+    Extension(caller): Extension<Caller>,
+    SessionPath(id): SessionPath,
+) -> Result<(StatusCode, Json<SessionView>), ApiError> {
+    request_end(&app, &caller, id).await?;
+    Ok((StatusCode::ACCEPTED, Json(find(&app, id).await?.into())))
+}
+
+/// Requests the end of a session of the caller.
+pub(crate) async fn request_end(app: &App, caller: &Caller, id: SessionId) -> Result<(), ApiError> {
+    let session = find(app, id).await?;
+    check_owner(caller, "session", session.owner)?;
+    match app.store.request_session_end(id).await? {
+        SessionEndRequest::Ended | SessionEndRequest::Requested => {
+            app.cancelled.notify_waiters();
+            Ok(())
+        }
+        SessionEndRequest::AlreadyEnded => {
+            let message = format!("the session has already ended: {}", session.state);
+            Err(ApiError::new(ErrorCode::SessionEnded, message))
+        }
+        SessionEndRequest::NotFound => Err(not_found(id)),
+    }
+}
+
+/// Returns the session, or a 404.
+pub(crate) async fn find(app: &App, id: SessionId) -> Result<StoredSession, ApiError> {
+    app.store.session(id).await?.ok_or_else(|| not_found(id))
+}
+
+fn not_found(id: SessionId) -> ApiError {
+    ApiError::new(ErrorCode::SessionNotFound, format!("no session {id}; see GET /sessions"))
+}
