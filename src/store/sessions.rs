@@ -3,6 +3,8 @@
 //! A worker changes only the session that it holds, as with runs.
 
 mod held;
+#[cfg(test)]
+mod tests;
 
 use sqlx::{Connection, SqliteConnection, sqlite::SqliteRow};
 

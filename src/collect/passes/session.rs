@@ -14,7 +14,7 @@ use serde::{Deserialize, Serialize};
 use tokio::{
     fs::OpenOptions,
     io::AsyncWriteExt,
-    time::{sleep, timeout},
+    time::{sleep, sleep_until, timeout},
 };
 
 use super::{
@@ -245,17 +245,24 @@ impl SessionAccess {
         }
     }
 
-    /// Waits for `used`, a use of the server, or for the end of the server, which is an error.
+    /// Waits for `used`, a use of the server. It is dropped, with an error, when the server ends,
+    /// the run is stopped or its time is over.
     pub async fn use_while_alive<T>(
         &self,
         used: impl Future<Output = Result<T, CollectError>>,
+        limits: &ProcessLimits,
     ) -> Result<T, CollectError> {
+        let dropped = |ended| CollectError::Ended { what: "the load", ended, last_words: vec![] };
         let used = tokio::select! {
             biased;
             used = used => used,
             error = self.server_ended() => return Err(error),
+            () = limits.stop.cancelled() => return Err(dropped(ExitReason::Stopped)),
+            () = sleep_until(limits.deadline) => return Err(dropped(ExitReason::DeadlinePassed)),
         };
-        if matches!(&used, Err(CollectError::Ended { what: "the client", .. }))
+        let is_exit = |ended| matches!(ended, ExitReason::Exited(_) | ExitReason::Signalled(_));
+        if matches!(&used, Err(CollectError::Ended { what: "the client", ended, .. })
+            if is_exit(*ended))
             && let Ok(error) = timeout(EXIT_AFTER_CLIENT, self.server_ended()).await
         {
             return Err(error);

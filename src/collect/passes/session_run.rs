@@ -43,7 +43,7 @@ impl Collector {
         let (logs, name) = (session.server_logs(), layout::BASELINE);
         let everything = StopTarget::Everything;
         let used = served.use_server(folder, name, &logs, started, everything, limits);
-        let mut findings = session.use_while_alive(used).await?;
+        let mut findings = session.use_while_alive(used, limits).await?;
         // Its server was started before the run.
         served.times.ready_ns = None;
         session.copy_logs(folder.dir())?;
@@ -88,6 +88,7 @@ impl Collector {
             findings.extend(recorded.await?);
             folder.write_times(&served.times)?;
         }
+        findings.extend((windows > 1).then(|| further_windows(windows)));
         Ok(Pass { wall: started.elapsed(), findings })
     }
 
@@ -110,7 +111,7 @@ impl Collector {
         let scratch = make_scratch(limits.run).map_err(|source| write_error(folder, source))?;
         let window = (settings, &recorder);
         let recorded = served.record_within_load(folder, (&name, client), window, limits);
-        let findings = session.use_while_alive(recorded).await?;
+        let findings = session.use_while_alive(recorded, limits).await?;
         drop(scratch);
         let report = folder.path().join(layout::NSYS_REPORT_FILE);
         if !report.exists() && !report.with_extension("qdstrm").exists() {
@@ -139,6 +140,16 @@ impl Collector {
 
 fn write_error(folder: &PassFolder<'_>, source: std::io::Error) -> CollectError {
     CollectError::Write { path: folder.path().to_owned(), source }
+}
+
+/// States that the report is of one of several windows.
+fn further_windows(windows: u32) -> Finding {
+    let message = format!("{windows} windows were recorded; the report is of the first.");
+    let last = layout::further_window(windows);
+    Finding::new("windows_recorded", Severity::Info, message).with("the last is in", last).advise(
+        "llmprof analyze reads run.sqlite of each folder; for a report of each window submit a \
+         run for each",
+    )
 }
 
 /// States the conditions of loads on a session.

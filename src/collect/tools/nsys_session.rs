@@ -114,3 +114,42 @@ pub fn start_options(settings: &NsysSettings, metrics_hz: Option<u32>) -> String
     }
     options.join(" ")
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::domain::{mode::Mode, profiling::Profiling};
+
+    #[test]
+    fn apis_and_graphs_belong_to_the_launch_and_samples_to_each_start() {
+        let settings = Profiling::bundled(&Mode::DEEP).unwrap().nsys;
+        let target = Argv::new("/opt/serve").arg("a b").env("X", "1").env(TARGET.0, TARGET.1);
+        let argv = launch(Path::new("nsys"), &settings, true, "llmprof-1", &target);
+        let words: Vec<String> =
+            argv.args.iter().map(|word| word.to_string_lossy().into_owned()).collect();
+        assert_eq!(
+            words[3..],
+            [
+                "nsys",
+                "llmprof-1",
+                "nsys",
+                "launch",
+                "--session-new=llmprof-1",
+                "--trace",
+                "cuda,nvtx",
+                "--wait=primary",
+                "--cuda-graph-trace=node",
+                "--env-var=LLMPROF_TARGET=1",
+                "/opt/serve",
+                "a b",
+            ]
+        );
+        assert!(!words[1].contains("START") && !words[1].contains("STOP"), "{}", words[1]);
+        assert_eq!(argv.env, [("X".to_owned(), "1".into())]);
+        assert_eq!(
+            start_options(&settings, Some(10_000)),
+            "--sample=none --cpuctxsw=none --gpu-metrics-devices=cuda-visible \
+             --gpu-metrics-frequency=10000"
+        );
+    }
+}

@@ -88,3 +88,39 @@ impl CommandTarget {
         )
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn server(more: &str) -> CommandTarget {
+        let text = format!(
+            "description = 'x'\nkind = 'server'\nprogram = 'serve'\n\
+             args = ['{{port}}', '--size={{size}}']\nready = {{ log = 'up' }}\n{more}\n\
+             params.size = {{ type = 'int', min = 1, max = 9, default = 4, description = 'n' }}\n\
+             params.n = {{ type = 'int', min = 1, max = 9, default = 4, description = 'n' }}"
+        );
+        let command: CommandTarget = toml::from_str(&text).unwrap();
+        command.check("s").unwrap();
+        command
+    }
+
+    #[test]
+    fn a_session_fixes_the_parameters_of_the_server_and_not_those_of_its_load() {
+        let command = server("load = { requests = '{n}' }");
+        assert_eq!(command.session_refusal(), None);
+        assert!(command.is_of_program("size") && !command.is_of_program("n"));
+    }
+
+    #[test]
+    fn a_server_without_a_load_or_with_a_profiler_of_its_own_is_no_session() {
+        let client = server("client = { program = 'c', args = ['{n}'] }");
+        assert!(client.session_refusal().unwrap().contains("with a load"));
+        let url = "http://127.0.0.1:1/";
+        let gated = server(&format!(
+            "load = {{ requests = '{{n}}' }}\n\
+             gate = {{ start = '{url}', stop = '{url}', collect = '/t/*' }}"
+        ));
+        assert!(gated.session_refusal().unwrap().contains("gate"));
+    }
+}

@@ -22,6 +22,15 @@ async fn median(service: &Service, id: &str, pass: &str) -> f64 {
     row["p50_ms"].as_f64().unwrap()
 }
 
+/// Figures of the same work are at least `floor`, and within a factor of each other.
+fn assert_agree(figures: &[f64], floor: f64) {
+    let (least, most) = (
+        figures.iter().copied().fold(f64::MAX, f64::min),
+        figures.iter().copied().fold(0.0, f64::max),
+    );
+    assert!(least >= floor && most < 4.0 * least, "{figures:?}");
+}
+
 #[tokio::test]
 async fn under_the_real_nsys_three_windows_on_one_session_agree() {
     let Some(nsys) = nsys() else { return };
@@ -38,7 +47,7 @@ async fn under_the_real_nsys_three_windows_on_one_session_agree() {
         let params = json!({ "requests": requests });
         runs.push((submit_on(&service, &session, params, json!({})).await, requests));
     }
-    let (mut medians, mut reports) = (Vec::new(), Vec::new());
+    let (mut medians, mut reports, mut stages) = (Vec::new(), Vec::new(), Vec::new());
     for (at, (id, requests)) in runs.iter().enumerate() {
         let run = service.end(id).await;
         assert_eq!(run["state"], "succeeded", "{run:#}");
@@ -61,17 +70,22 @@ async fn under_the_real_nsys_three_windows_on_one_session_agree() {
             .iter()
             .filter_map(|it| it["id"].as_str())
             .collect();
-        assert!(ids.contains(&"window_cost") && ids.contains(&"window_unproven"), "{ids:?}");
+        assert!(ids.contains(&"window_cost") && ids.contains(&"window_proven"), "{ids:?}");
+        stages.push(report["aggregates"]["stage_ms"].clone());
         medians
             .push([median(&service, id, "unprofiled").await, median(&service, id, "traced").await]);
         reports.push(fs::read(service.run_dir(id).join("nsys/run.nsys-rep")).unwrap());
         assert_eq!(processes_of(id), [""; 0]);
     }
+    // Requests sleep 20 ms, and steps 5 ms; the rest is the host's load.
     for pass in [0, 1] {
-        let of_pass = || medians.iter().map(|it| it[pass]);
-        let (least, most) = (of_pass().fold(f64::MAX, f64::min), of_pass().fold(0.0, f64::max));
-        // Each request sleeps 20 ms; the rest is the host's load.
-        assert!(least >= 20.0 && most < 4.0 * least, "{medians:?}");
+        let of_pass: Vec<f64> = medians.iter().map(|it| it[pass]).collect();
+        assert_agree(&of_pass, 20.0);
+    }
+    for stage in ["prefill", "decode_all"] {
+        let means: Vec<f64> =
+            stages.iter().map(|it| it[stage]["mean"].as_f64().unwrap_or_default()).collect();
+        assert_agree(&means, 5.0);
     }
     assert!(reports[0] != reports[1] && reports[1] != reports[2]);
     assert_eq!(processes_of(&session), server, "the server stays");
