@@ -8,16 +8,20 @@ use serde::{Deserialize, Serialize};
 use super::{command::CommandCall, named_values::named_values, profiling::NsysSettings};
 
 named_values! {
-    /// State of a session: `starting` (also while it waits for its device), `ready`, `busy` with a
-    /// run, `ending` (no further run starts), and one of three ends: `ended` as requested or by
-    /// its lifetime, `failed` with the reason of its server, `lost` with its service.
+    /// State of a session.
     SessionState {
+        /// It waits for its devices, or its server is not ready.
         Starting = "starting",
         Ready = "ready",
+        /// A run uses the server.
         Busy = "busy",
+        /// No further run starts.
         Ending = "ending",
+        /// On request, by its lifetime or with its service.
         Ended = "ended",
+        /// For the reason in its message.
         Failed = "failed",
+        /// Its service was killed.
         Lost = "lost",
     }
 }

@@ -59,7 +59,7 @@ async fn recover_runs(cx: &Context, all: bool, on_cluster: bool) -> Result<(), S
 }
 
 /// Seals the folder of a run that failed after its last attempt: its files are the evidence.
-async fn keep_evidence(cx: &Context, id: RunId) -> Result<(), StoreError> {
+pub(super) async fn keep_evidence(cx: &Context, id: RunId) -> Result<(), StoreError> {
     let dir = cx.runs.join(id.to_string());
     if !cx.store.run(id).await?.is_some_and(|run| run.state.is_final()) || !dir.exists() {
         return Ok(());

@@ -19,14 +19,19 @@ use tokio::{
 use tokio_util::sync::CancellationToken;
 
 use super::{
-    Context, executor::Executor, job_resolution::resolve_session, run_lifecycle::run_to_end,
+    Context, executor::Executor, job_resolution::resolve_session, recovery::keep_evidence,
+    run_lifecycle::run_to_end,
 };
 use crate::{
     collect::{
         CollectError, CommandRun, ProcessLimits, RunningSession, end_orphans,
         process::disk_quota::DiskQuota, tools::nsys_window::STOP_LIMIT_S,
     },
-    domain::{device::Device, ids::SessionId, session::SessionState},
+    domain::{
+        device::Device,
+        ids::{RunId, SessionId},
+        session::SessionState,
+    },
     job::visible_gpus,
     runtime,
     store::{ClaimedRun, ClaimedSession, EndedSession, SessionRenewal, StoreError},
@@ -93,7 +98,10 @@ pub async fn serve<E: Executor>(
     }
     let ended = end.ended(session.spec.lifetime_s, log);
     match cx.store.end_session(session, &ended).await {
-        Ok(_) => tracing::info!(state = %ended.state, reason = ended.message, "session ends"),
+        Ok(failed) => {
+            tracing::info!(state = %ended.state, reason = ended.message, "session ends");
+            seal_runs(cx, &failed.unwrap_or_default()).await;
+        }
         Err(error) => {
             let error = crate::chain(&error);
             tracing::error!(error, "cannot record the end of a session; its lease will expire");
@@ -266,6 +274,17 @@ impl Serving<'_> {
     }
 }
 
+/// Seals the folders of runs that failed with their session after an earlier attempt. The next
+/// start of the service repeats what fails here.
+async fn seal_runs(cx: &Context, runs: &[RunId]) {
+    for id in runs {
+        if let Err(error) = keep_evidence(cx, *id).await {
+            let error = crate::chain(&error);
+            tracing::warn!(run = %id, error, "cannot keep the files of a failed run");
+        }
+    }
+}
+
 fn describe(error: &CollectError) -> String {
     match error {
         CollectError::NotInstalled { .. } => {
@@ -365,7 +384,7 @@ pub async fn recover(cx: &Context, all: bool) -> Result<(), StoreError> {
         remove(folder(cx, id)).await;
         tracing::warn!(session = %id, "worker lost: the processes of its session were stopped");
     }
-    cx.store.lose_sessions(&abandoned).await?;
+    seal_runs(cx, &cx.store.lose_sessions(&abandoned).await?).await;
     cx.store.expire_waiting_sessions().await?;
     Ok(())
 }

@@ -215,12 +215,12 @@ pub(super) async fn accepts_runs(
     Ok(state.accepts_runs() && !is_ending)
 }
 
-/// Ends a session and fails the runs that are queued for it.
+/// Ends a session and fails the runs that are queued for it; returns these.
 async fn end(
     tx: &mut SqliteConnection,
     id: SessionId,
     ended: &EndedSession,
-) -> Result<(), StoreError> {
+) -> Result<Vec<RunId>, StoreError> {
     let changed = sqlx::query(sqlx::AssertSqlSafe(format!(
         "update sessions set state = ?2, message = ?3, log = ?4, ended_at = max(?5, created_at),
          worker = null, lease_until = null where id = ?1 and {ACTIVE}"
@@ -234,7 +234,7 @@ async fn end(
     .await
     .map_err(during("end a session"))?;
     if changed.rows_affected() == 0 {
-        return Ok(());
+        return Ok(Vec::new());
     }
     let message = format!("the session {id} is {}: {}", ended.state, ended.message);
     let finding = Finding::new("session_ended", Severity::Critical, &message)
@@ -242,18 +242,18 @@ async fn end(
         .advise("start a session again (POST /sessions) and submit the run for it");
     let findings = serde_json::to_string(&[finding])
         .map_err(|_| StoreError::Corrupt { id: RunId(id.0), what: "findings" })?;
-    sqlx::query(
+    let failed: Vec<Vec<u8>> = sqlx::query_scalar(
         "update runs set state = 'failed', ended_at = max(?2, queued_at), message = ?3,
-         findings = ?4 where session = ?1 and state = 'queued'",
+         findings = ?4 where session = ?1 and state = 'queued' returning id",
     )
     .bind(key(id))
     .bind(now_ms())
     .bind(message)
     .bind(findings)
-    .execute(tx)
+    .fetch_all(tx)
     .await
     .map_err(during("fail the runs of a session"))?;
-    Ok(())
+    failed.iter().map(|id| id_of(id)).collect()
 }
 
 const SELECT: &str = "select sessions.*,

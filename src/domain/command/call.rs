@@ -39,9 +39,9 @@ pub struct CommandCall {
     )]
     #[schema(minimum = 1, maximum = 16)]
     pub gpus: Option<u32>,
-    /// Session of this command whose server is used (`GET /sessions`); `params` are those of its
-    /// load, and the others are the session's.
+    /// Session of this command to run on; `params` are those of its load.
     #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schema(value_type = Option<uuid::Uuid>)]
     pub session: Option<SessionId>,
 }
 

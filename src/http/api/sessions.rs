@@ -11,6 +11,7 @@ use axum::{
     http::{HeaderMap, StatusCode},
 };
 use serde::{Deserialize, Serialize};
+use serde_json::json;
 use utoipa::ToSchema;
 
 use super::runs::{check_device, check_gpu_count, find_command};
@@ -29,7 +30,7 @@ use crate::{
             ApiError, ErrorCode,
             responses::{
                 BodyErrors, GuardedErrors, InvalidBody, InvalidParameter, InvalidRequest,
-                SessionConflict, SessionEnded, SessionLimit, SessionNotFound, SubjectNotFound,
+                QueueLimit, SessionNotFound, SubjectNotFound, SubmissionConflict,
             },
         },
         extract::{
@@ -55,10 +56,9 @@ pub struct StartSession {
     /// Name of a server with a load (`GET /targets`).
     #[schema(min_length = 1, max_length = 64, pattern = "^[a-z0-9][a-z0-9._-]{0,63}$")]
     pub command: String,
-    /// Parameters by name, as in a run of the command.
     #[serde(default)]
     pub params: BTreeMap<String, ParamValue>,
-    /// Number of GPUs; the command's when absent.
+    /// The command's when absent.
     #[serde(default, deserialize_with = "optional_integer")]
     #[schema(minimum = 1, maximum = 16)]
     pub gpus: Option<u32>,
@@ -66,15 +66,14 @@ pub struct StartSession {
     #[serde(default = "device")]
     #[schema(default = "auto", max_length = 64)]
     pub device: String,
-    /// Limit on its time from the start of the server, in seconds; the service's default when
-    /// absent.
+    /// Counts from the start of the server.
     #[serde(default, deserialize_with = "optional_integer")]
     #[schema(minimum = 10)]
     pub lifetime_s: Option<u32>,
     #[serde(default)]
     #[schema(min_length = 1, max_length = 64, pattern = r"^[^\u0000-\u001f\u007f-\u009f]+$")]
     pub label: Option<String>,
-    /// Mode whose traced APIs and granularity of CUDA graphs its runs have.
+    /// Fixes the traced APIs and the granularity of CUDA graphs.
     #[serde(default = "mode")]
     #[schema(default = "deep")]
     pub mode: Mode,
@@ -93,31 +92,27 @@ fn mode() -> Mode {
 pub struct SessionView {
     pub session_id: SessionId,
     pub state: SessionState,
-    /// Name of the token that started it; `null` where none was required.
     pub owner: Option<String>,
     pub command: String,
     pub params: BTreeMap<String, ParamValue>,
     pub label: Option<String>,
     /// As requested.
     pub device: String,
-    /// Devices that it holds or held.
     pub devices: Vec<String>,
     pub lifetime_s: u32,
-    /// RFC 3339, UTC, as all times.
     pub created_at: String,
     /// Start of its server.
     pub started_at: Option<String>,
     pub ready_at: Option<String>,
     pub ended_at: Option<String>,
-    /// End of its lifetime; before its server starts, of its wait for a device.
     pub expires_at: String,
     /// Submitted runs.
     pub runs: u64,
-    /// The run that uses the server now.
+    #[schema(value_type = Option<uuid::Uuid>)]
     pub running: Option<RunId>,
     /// Why it ended.
     pub message: Option<String>,
-    /// Last lines of the server's output, once it has ended.
+    /// Last lines of its server once it has ended.
     pub log: Option<String>,
 }
 
@@ -146,30 +141,14 @@ impl From<StoredSession> for SessionView {
     }
 }
 
-impl SessionView {
-    fn example() -> Self {
-        let time = |text: &str| format!("2026-11-20T09:{text}Z");
-        Self {
-            session_id: SessionId(uuid::Uuid::from_u128(0x019a_a3b1_5c2e_7f10_8a4d_6e1b_3c9d_2f45)),
-            state: SessionState::Ready,
-            owner: Some("ann".into()),
-            command: "vllm-serve".into(),
-            params: BTreeMap::new(),
-            label: None,
-            device: "auto".into(),
-            devices: vec!["cuda:0".into()],
-            lifetime_s: 3600,
-            created_at: time("00:00.000"),
-            started_at: Some(time("00:00.100")),
-            ready_at: Some(time("02:10.500")),
-            ended_at: None,
-            expires_at: "2026-11-20T10:00:00.100Z".into(),
-            runs: 3,
-            running: None,
-            message: None,
-            log: None,
-        }
-    }
+/// An example without the fields that may be `null`.
+fn example() -> serde_json::Value {
+    json!({
+        "session_id": "019aa3b1-5c2e-7f10-8a4d-6e1b3c9d2f45", "state": "starting",
+        "command": "vllm-serve", "params": {}, "device": "auto", "devices": [],
+        "lifetime_s": 3600, "created_at": "2026-11-20T09:00:00.000Z",
+        "expires_at": "2026-11-20T10:00:00.000Z", "runs": 0,
+    })
 }
 
 /// Sessions, active ones first, then newest first.
@@ -178,17 +157,14 @@ pub struct SessionList {
     pub sessions: Vec<SessionView>,
 }
 
-/// Start a session: a server that stays, on which runs record windows
-///
-/// It waits for its device in the order of the queue and holds it until it ends; other runs for the
-/// device wait.
+/// Start a server that stays and holds its device, so that runs record windows of it
 #[utoipa::path(post, path = "/sessions", tag = "runs", operation_id = "start_session",
     request_body(content = StartSession, example = json!({ "command": "vllm-serve" })),
     responses(
         (status = 202, description = "It starts", body = SessionView,
-            example = json!(SessionView::example())),
-        GuardedErrors, InvalidBody, SubjectNotFound, BodyErrors, SessionConflict, InvalidRequest,
-        SessionLimit))]
+            example = json!(example())),
+        GuardedErrors, InvalidBody, SubjectNotFound, BodyErrors, SubmissionConflict, InvalidRequest,
+        QueueLimit))]
 pub async fn start(
     State(app): State<App>,
     Extension(caller): Extension<Caller>,
@@ -274,7 +250,7 @@ pub(crate) async fn page(app: &App) -> Result<SessionList, ApiError> {
     params(("session_id" = SessionId, Path)),
     responses(
         (status = 200, description = "The session", body = SessionView,
-            example = json!(SessionView::example())),
+            example = json!(example())),
         GuardedErrors, InvalidParameter, SessionNotFound))]
 pub async fn show(
     State(app): State<App>,
@@ -287,16 +263,15 @@ pub async fn show(
 #[utoipa::path(delete, path = "/sessions/{session_id}", tag = "runs", operation_id = "end_session",
     params(("session_id" = SessionId, Path)),
     responses(
-        (status = 202, description = "It ends", body = SessionView,
-            example = json!(SessionView::example())),
-        GuardedErrors, InvalidParameter, SessionNotFound, SessionEnded))]
+        (status = 204, description = "It ends, or has ended"),
+        GuardedErrors, InvalidParameter, SessionNotFound))]
 pub async fn end(
     State(app): State<App>,
     Extension(caller): Extension<Caller>,
     SessionPath(id): SessionPath,
-) -> Result<(StatusCode, Json<SessionView>), ApiError> {
+) -> Result<StatusCode, ApiError> {
     request_end(&app, &caller, id).await?;
-    Ok((StatusCode::ACCEPTED, Json(find(&app, id).await?.into())))
+    Ok(StatusCode::NO_CONTENT)
 }
 
 /// Requests the end of a session of the caller.
@@ -304,14 +279,11 @@ pub(crate) async fn request_end(app: &App, caller: &Caller, id: SessionId) -> Re
     let session = find(app, id).await?;
     check_owner(caller, "session", session.owner)?;
     match app.store.request_session_end(id).await? {
-        SessionEndRequest::Ended | SessionEndRequest::Requested => {
+        SessionEndRequest::Requested => {
             app.cancelled.notify_waiters();
             Ok(())
         }
-        SessionEndRequest::AlreadyEnded => {
-            let message = format!("the session has already ended: {}", session.state);
-            Err(ApiError::new(ErrorCode::SessionEnded, message))
-        }
+        SessionEndRequest::Ended | SessionEndRequest::AlreadyEnded => Ok(()),
         SessionEndRequest::NotFound => Err(not_found(id)),
     }
 }

@@ -89,7 +89,7 @@ codes! {
     InputsUnfit = "inputs_unfit", CONFLICT,
         "inputs.yaml contains images, but the model llama-tiny reads text only";
     SessionEnded = "session_ended", CONFLICT,
-        "the session has already ended: lost";
+        "the session 019aa3b1-5c2e-7f10-8a4d-6e1b3c9d2f45 is lost; start one by POST /sessions";
     RunNotCancellable = "run_not_cancellable", CONFLICT,
         "the run has already ended: succeeded";
     RunActive = "run_active", CONFLICT,

@@ -43,9 +43,6 @@ families! {
     Forbidden: Forbidden CrossOrigin;
     RunNotFound: RunNotFound;
     SessionNotFound: SessionNotFound;
-    SessionConflict: RequestContradictory ParamsUnfit;
-    SessionEnded: SessionEnded;
-    SessionLimit: RateLimited TooManySessions;
     AlignmentNotFound: AlignmentNotFound;
     SeriesNotFound: SeriesNotFound;
     GateNotFound: RunNotFound BaselineNotFound;
@@ -87,7 +84,7 @@ families! {
     InvalidInputs: InvalidRequest InputsInvalid;
     InvalidCapture: InvalidRequest CaptureInvalid;
     RateLimited: RateLimited;
-    QueueLimit: RateLimited TooManyQueued;
+    QueueLimit: RateLimited TooManyQueued TooManySessions;
     UploadLimit: RateLimited TooManyQueued TooManyUploads;
     InputsUploadLimit: RateLimited TooManyUploads;
     Internal: Internal;

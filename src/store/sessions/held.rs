@@ -111,12 +111,13 @@ impl Store {
         Ok(())
     }
 
-    /// Ends a held session; its queued runs fail with a finding. False: it was not held any more.
+    /// Ends a held session; its queued runs fail with a finding, and are returned. `None`: it was
+    /// not held any more.
     pub async fn end_session(
         &self,
         session: &ClaimedSession,
         ended: &EndedSession,
-    ) -> Result<bool, StoreError> {
+    ) -> Result<Option<Vec<RunId>>, StoreError> {
         let mut writer = self.writer.lock().await;
         let mut tx = writer.begin_with(WRITE).await.map_err(during("end a session"))?;
         let held: Option<i64> = sqlx::query_scalar(sqlx::AssertSqlSafe(format!(
@@ -128,11 +129,11 @@ impl Store {
         .await
         .map_err(during("end a session"))?;
         if held.is_none() {
-            return Ok(false);
+            return Ok(None);
         }
-        end(&mut tx, session.id, ended).await?;
+        let failed = end(&mut tx, session.id, ended).await?;
         tx.commit().await.map_err(during("end a session"))?;
-        Ok(true)
+        Ok(Some(failed))
     }
 
     /// Lists held sessions whose lease has expired. `all`: every held one, at start.
@@ -149,8 +150,9 @@ impl Store {
         ids.iter().map(|id| Ok(SessionId(id_of(id)?.0))).collect()
     }
 
-    /// Ends sessions whose processes were stopped because their worker is gone.
-    pub async fn lose_sessions(&self, ids: &[SessionId]) -> Result<(), StoreError> {
+    /// Ends sessions whose processes were stopped because their worker is gone; returns their failed
+    /// runs.
+    pub async fn lose_sessions(&self, ids: &[SessionId]) -> Result<Vec<RunId>, StoreError> {
         let message = "the service ended without stopping it; its processes were stopped since";
         self.end_all(ids, SessionState::Lost, message).await
     }
@@ -178,16 +180,18 @@ impl Store {
         ids: &[SessionId],
         state: SessionState,
         message: &str,
-    ) -> Result<(), StoreError> {
+    ) -> Result<Vec<RunId>, StoreError> {
         if ids.is_empty() {
-            return Ok(());
+            return Ok(Vec::new());
         }
         let mut writer = self.writer.lock().await;
         let mut tx = writer.begin_with(WRITE).await.map_err(during("end sessions"))?;
+        let mut failed = Vec::new();
         for id in ids {
             let ended = EndedSession { state, message: message.into(), log: None };
-            end(&mut tx, *id, &ended).await?;
+            failed.extend(end(&mut tx, *id, &ended).await?);
         }
-        tx.commit().await.map_err(during("end sessions"))
+        tx.commit().await.map_err(during("end sessions"))?;
+        Ok(failed)
     }
 }

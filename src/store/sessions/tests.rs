@@ -121,9 +121,10 @@ async fn the_end_of_a_session_fails_its_queued_runs_and_refuses_further_ones() {
     let other = ClaimedSession { worker: "cpu:other".into(), ..held.clone() };
     let state = SessionState::Ended;
     let ended = EndedSession { state, message: "on request".into(), log: Some("bye".into()) };
-    assert!(!store.end_session(&other, &ended).await.unwrap(), "another worker changes nothing");
-    assert!(store.end_session(&held, &ended).await.unwrap());
-    assert!(!store.end_session(&held, &ended).await.unwrap());
+    let end = async |by| store.end_session(by, &ended).await.unwrap();
+    assert_eq!(end(&other).await, None, "another worker changes nothing");
+    assert_eq!(end(&held).await, Some(vec![run.id]));
+    assert_eq!(end(&held).await, None);
     let run = store.run(run.id).await.unwrap().unwrap();
     assert_eq!(run.state, RunState::Failed);
     assert!(run.message.unwrap().ends_with("is ended: on request"));

@@ -41,6 +41,11 @@ async fn under_the_real_nsys_three_windows_on_one_session_agree() {
     assert_eq!((&ready["devices"], &ready["command"]), (&json!(["cpu"]), &json!("fake")));
     let server = processes_of(&session);
     assert!(!server.is_empty());
+    // Another run for the device waits for the end of the session.
+    let other = service.submit(json!({})).await;
+    let waiting = service.json("/queue").await["waiting"][0].clone();
+    let reason = format!("no estimate: the session {session} holds cpu until ");
+    assert!(waiting["unknown_because"].as_str().unwrap().starts_with(&reason), "{waiting:#}");
     // The second and the third wait for the first.
     let mut runs = Vec::new();
     for requests in [8, 8, 12] {
@@ -89,16 +94,19 @@ async fn under_the_real_nsys_three_windows_on_one_session_agree() {
     }
     assert!(reports[0] != reports[1] && reports[1] != reports[2]);
     assert_eq!(processes_of(&session), server, "the server stays");
+    assert_eq!(service.json(&format!("/runs/{other}")).await["state"], "queued");
     let shown = service.json(&format!("/sessions/{session}")).await;
     assert_eq!((&shown["state"], &shown["runs"]), (&json!("ready"), &json!(3)), "{shown:#}");
 
-    assert_eq!(end(&service, &session).await.0, 202);
+    assert_eq!(end(&service, &session).await, 204);
     let ended = wait_for(&service, &session, &["ended"]).await;
     assert_eq!(ended["message"], "ended on request", "{ended:#}");
     assert_eq!(processes_of(&session), [""; 0]);
     assert_eq!(fs::read_dir(data.path().join("sessions")).unwrap().count(), 0);
     let (status, answer) = try_submit(&service, &session, json!({}), json!({})).await;
     assert_eq!((status, &answer["error"]["code"]), (409, &json!("session_ended")), "{answer}");
+    let run = service.end(&other).await;
+    assert_eq!(run["state"], "succeeded", "{run:#}");
 }
 
 #[tokio::test]
