@@ -150,8 +150,8 @@ impl Store {
         ids.iter().map(|id| Ok(SessionId(id_of(id)?.0))).collect()
     }
 
-    /// Ends sessions whose processes were stopped because their worker is gone; returns their failed
-    /// runs.
+    /// Ends sessions whose processes were stopped because their worker is gone; returns the runs
+    /// that failed with them.
     pub async fn lose_sessions(&self, ids: &[SessionId]) -> Result<Vec<RunId>, StoreError> {
         let message = "the service ended without stopping it; its processes were stopped since";
         self.end_all(ids, SessionState::Lost, message).await
