@@ -9,7 +9,7 @@ use std::{
     time::Duration,
 };
 
-use nix::libc::O_NONBLOCK;
+use nix::{libc::O_NONBLOCK, sys::signal::Signal};
 use serde::{Deserialize, Serialize};
 use tokio::{
     fs::OpenOptions,
@@ -84,6 +84,8 @@ impl Collector {
         limits: ProcessLimits,
     ) -> Result<RunningSession, CollectError> {
         let nsys = self.nsys.as_deref().ok_or(CollectError::NotInstalled { tool: "nsys" })?;
+        // In a process tree of its own, everything ends with the first process.
+        let limits = ProcessLimits { death_signal: Signal::SIGKILL, ..limits };
         let folder = PassFolder::create(self, dir, SERVER)?;
         let windows = dir.join(WINDOWS);
         fs::create_dir_all(&windows)

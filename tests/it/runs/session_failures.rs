@@ -5,7 +5,7 @@ use serde_json::{Value, json};
 use super::commands::{finding, nsys, service};
 use crate::support::{
     service::{processes_of, script},
-    session::{fake_server, start, submit_on, wait_for},
+    session::{close, fake_server, start, submit_on, wait_for},
 };
 
 /// An nsys that starts programs and recordings, and cannot stop these.
@@ -109,4 +109,5 @@ async fn under_the_real_nsys_a_server_that_streams_garbage_fails_the_run_and_not
     assert!(run["message"].as_str().unwrap().contains("unreadable"), "{run:#}");
     wait_for(&service, &session, &["ready"]).await;
     assert!(!processes_of(&session).is_empty());
+    close(&service, &session).await;
 }

@@ -9,7 +9,7 @@ use crate::{
     load::llm_server::{command_line, installed},
     support::{
         service::{Service, processes_of},
-        session::{end, fake_server, start, submit_on, try_submit, wait_for},
+        session::{close, end, fake_server, start, submit_on, try_submit, wait_for},
     },
 };
 
@@ -138,7 +138,7 @@ async fn under_the_real_nsys_a_real_server_has_several_windows_in_one_run() {
         assert!(fs::metadata(file("run.sqlite")).unwrap().len() > 0);
         assert!(file("requests-after.jsonl").exists());
     }
-    drop(service);
+    close(&service, &session).await;
 }
 
 #[tokio::test]
@@ -158,6 +158,7 @@ async fn under_the_real_nsys_a_run_is_cancelled_in_its_window_and_the_next_has_o
     let run = service.end(&next).await;
     assert_eq!(run["state"], "succeeded", "{run:#}");
     wait_for(&service, &session, &["ready"]).await;
+    close(&service, &session).await;
 }
 
 #[tokio::test]

@@ -54,6 +54,12 @@ pub async fn wait_for(service: &Service, id: &str, states: &[&str]) -> Value {
     }
 }
 
+/// Ends a session and waits for it: a killed service leaves its server to the next one.
+pub async fn close(service: &Service, id: &str) {
+    assert_eq!(end(service, id).await, 204);
+    wait_for(service, id, &["ended", "failed"]).await;
+}
+
 /// Submits a run on a session with parameters of its load and `more` fields; returns its id.
 pub async fn submit_on(service: &Service, session: &str, params: Value, more: Value) -> String {
     let (status, answer) = try_submit(service, session, params, more).await;
