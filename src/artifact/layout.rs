@@ -130,6 +130,11 @@ pub const NSYS_EXPORT: &str = "nsys/run.sqlite";
 pub const NSYS_COVERAGE: &str = "nsys/coverage.json";
 pub const NSYS_COMMAND: &str = "nsys/cmd.txt";
 
+/// Folder of a window of a session after the first: `nsys/window-2`.
+pub fn further_window(number: u32) -> String {
+    format!("{NSYS}/window-{number}")
+}
+
 /// Names of the report and of the export of nsys in the folder of any of its passes.
 pub const NSYS_REPORT_FILE: &str = "run.nsys-rep";
 pub const NSYS_EXPORT_FILE: &str = "run.sqlite";

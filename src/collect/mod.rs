@@ -17,6 +17,7 @@ pub use crate::collect::{
         command::CommandRun,
         counters::CounterPass,
         pass::{CollectError, Pass},
+        session::{RunningSession, SessionAccess},
         timeline::{NsysPass, SampledPass},
     },
     process::{

@@ -76,6 +76,7 @@ pub struct Config {
     pub access: AccessSettings,
     pub inputs: InputSettings,
     pub retention: RetentionSettings,
+    pub sessions: SessionSettings,
     pub webhooks: WebhookSettings,
 }
 
@@ -157,6 +158,14 @@ pub struct RetentionSettings {
     pub interval_s: u32,
     pub scrub_days: u32,
     pub scrub_bytes_per_s: u64,
+}
+
+/// Servers that stay for several runs.
+#[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
+pub struct SessionSettings {
+    pub lifetime_s: u32,
+    pub max_lifetime_s: u32,
+    pub per_owner: u32,
 }
 
 /// Notification of ended runs.
@@ -281,6 +290,8 @@ impl Config {
         for (key, value, min, expected) in [
             ("server.write_s", server.write_s.into(), 1, "1 second or more"),
             ("server.connections", server.connections.into(), 16, "16 or more"),
+            ("sessions.lifetime_s", self.sessions.lifetime_s.into(), 10, "10 seconds or more"),
+            ("sessions.max_lifetime_s", self.sessions.max_lifetime_s.into(), 10, "10 or more"),
             ("access.session_s", access.session_s.into(), 60, "60 seconds or more"),
             ("access.uploads", access.uploads.into(), 1, "1 or more"),
             ("access.uploads_per_owner", access.uploads_per_owner.into(), 1, "1 or more"),

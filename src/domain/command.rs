@@ -4,6 +4,7 @@
 //! Plain values; starts nothing. A parameter fills a part of one argument and never reaches a
 //! shell.
 
+mod call;
 mod gate;
 mod load;
 mod param;
@@ -13,9 +14,9 @@ mod template;
 use std::{collections::BTreeMap, path::PathBuf};
 
 use serde::{Deserialize, Serialize};
-use utoipa::ToSchema;
 
 pub use self::{
+    call::CommandCall,
     gate::GateSettings,
     load::{LOAD_PROGRAM, LoadOption, LoadTemplate, MinSteps, WindowSettings},
     param::{MAX_TEXT, Param, ParamValue},
@@ -27,9 +28,7 @@ use self::{
     param::{is_name, is_param},
     template::{OUT, PORT, Template, TemplatePart},
 };
-use crate::domain::{
-    json_numbers::optional_integer, named_values::named_values, stated_model::ModelStatement,
-};
+use crate::domain::{named_values::named_values, stated_model::ModelStatement};
 
 /// Maximum number of GPUs of a command.
 pub const MAX_GPUS: u32 = 16;
@@ -139,54 +138,6 @@ pub struct Client {
     pub program: PathBuf,
     #[serde(default)]
     pub args: Vec<String>,
-}
-
-/// The command of a request with its parameters.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, ToSchema)]
-#[serde(deny_unknown_fields)]
-pub struct CommandCall {
-    /// Name of an allowed command (`GET /targets`).
-    #[schema(
-        min_length = 1,
-        max_length = 64,
-        pattern = "^[a-z0-9][a-z0-9._-]{0,63}$",
-        example = "torch-generate"
-    )]
-    pub command: String,
-    /// Parameters by name; those with a default may be left out.
-    #[serde(default)]
-    #[schema(example = json!({ "tokens": 64, "model": "llama-3-8b" }))]
-    pub params: BTreeMap<String, ParamValue>,
-    /// Number of GPUs; the command's `gpus` when absent.
-    #[serde(
-        default,
-        skip_serializing_if = "Option::is_none",
-        deserialize_with = "optional_integer"
-    )]
-    #[schema(minimum = 1, maximum = 16)]
-    pub gpus: Option<u32>,
-}
-
-impl CommandCall {
-    /// Checks names, sizes and bounds against the contract.
-    pub fn check_form(&self) -> Result<(), String> {
-        if !is_command(&self.command) {
-            return Err(format!("target.command: {:?} is not a valid command name", self.command));
-        }
-        if self.params.len() > MAX_PARAMS {
-            return Err(too_many_params("target.params", self.params.len()));
-        }
-        if let Some(gpus) = self.gpus.filter(|gpus| !(1..=MAX_GPUS).contains(gpus)) {
-            return Err(format!("target.gpus: {gpus} is not between 1 and {MAX_GPUS}"));
-        }
-        for (name, value) in &self.params {
-            if !is_param(name) {
-                return Err(format!("target.params: {name:?} is not a valid parameter name"));
-            }
-            value.check_form().map_err(|why| format!("target.params.{name}: {why}"))?;
-        }
-        Ok(())
-    }
 }
 
 /// True if `name` is a valid command name.

@@ -1,5 +1,5 @@
-//! Identifiers of runs, alignments and stored inputs: UUIDs of version 7, which sort by creation
-//! time.
+//! Identifiers of runs, sessions, alignments and stored inputs: UUIDs of version 7, which sort by
+//! creation time.
 
 use std::{fmt, str::FromStr};
 
@@ -53,6 +53,19 @@ ids! {
     /// Identifies stored inputs.
     #[schema(value_type = Uuid, example = "019aa2d4-77b0-7e15-b6c3-0d9e51f2a834")]
     InputsId
+}
+
+ids! {
+    /// Identifies a session.
+    #[schema(value_type = Uuid, example = "019aa3b1-5c2e-7f10-8a4d-6e1b3c9d2f45")]
+    SessionId
+}
+
+impl SessionId {
+    /// Mark of its processes and temporary files. No run has the same id.
+    pub const fn mark(self, folder: FolderId) -> RunMark {
+        RunMark { folder, run: RunId(self.0) }
+    }
 }
 
 impl InputsId {

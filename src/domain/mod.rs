@@ -25,6 +25,7 @@ pub mod profiling;
 pub mod run_files;
 pub mod run_plan;
 pub mod runner;
+pub mod session;
 pub mod settings;
 pub mod state;
 pub mod stated_model;

@@ -108,9 +108,12 @@ fn profiled(
             ..PlannedStep::of(Step::GpuMetrics)
         });
     }
+    let on_session = spec.session().map(|_| "it needs a server that is started for it");
     if settings.ncu.enabled {
         let skipped = if facts.on_cpu {
             Some("ncu reads counters of GPU kernels only")
+        } else if on_session.is_some() {
+            on_session
         } else if facts.is_server {
             Some("counters need a program that ends by itself")
         } else {
@@ -120,7 +123,8 @@ fn profiled(
         steps.push(PlannedStep { skipped_because, ..PlannedStep::of(Step::Ncu) });
     }
     if settings.gemm_log.enabled {
-        let skipped = facts.on_cpu.then_some("cuBLAS, which logs GEMMs, runs on GPUs only");
+        let no_gpu = facts.on_cpu.then_some("cuBLAS, which logs GEMMs, runs on GPUs only");
+        let skipped = no_gpu.or(on_session);
         steps.push(PlannedStep {
             max_new_tokens: tokens(settings.gemm_log.max_new_tokens),
             skipped_because: skipped.map(str::to_owned),
@@ -131,6 +135,7 @@ fn profiled(
         steps.push(PlannedStep {
             repeats: Some(1),
             warmup: Some(0),
+            skipped_because: on_session.map(str::to_owned),
             ..PlannedStep::of(Step::TorchProfiler)
         });
     }

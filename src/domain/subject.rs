@@ -7,7 +7,7 @@ use utoipa::ToSchema;
 
 use super::{
     command::CommandCall,
-    ids::InputsId,
+    ids::{InputsId, SessionId},
     import::Import,
     legacy::StoredSpec,
     part::{AlignWith, MockChange, PartPath},
@@ -195,6 +195,11 @@ impl RunSpec {
             Subject::Command(it) => Some(&it.call),
             _ => None,
         }
+    }
+
+    /// The session on which it records.
+    pub fn session(&self) -> Option<SessionId> {
+        self.call().and_then(|call| call.session)
     }
 
     /// The imported captures.

@@ -26,7 +26,7 @@ use crate::http::{
         openapi::{self, ContractText},
         profiling, queue, report, retention,
         runs::{cancel, delete, list, show, submit},
-        series, tables, targets,
+        series, sessions, tables, targets,
     },
     auth::guard::{self, AccessRule, Guard},
     compression,
@@ -49,6 +49,8 @@ fn api_routes() -> OpenApiRouter<App> {
         .routes(routes!(submit::submit, list::list))
         .routes(routes!(show::show, delete::delete))
         .routes(routes!(cancel::cancel))
+        .routes(routes!(sessions::start, sessions::list))
+        .routes(routes!(sessions::show, sessions::end))
         .routes(routes!(captures::submit))
         .routes(routes!(inputs::upload::upload, inputs::list))
         .routes(routes!(inputs::show, inputs::delete))

@@ -10,6 +10,7 @@ use super::{
     gemm_log::{GemmLogStep, GemmLogTarget},
     gpu_metrics::GpuMetricsStep,
     preflight::CommandPreflight,
+    step_journal::StepResult,
     step_runner::{JobStep, StepOutcome},
     timeline::{TimelineStep, TimelineTarget},
     torch_profiler::TorchProfilerStep,
@@ -98,6 +99,10 @@ impl RunningJob<'_> {
         passes: &Passes,
         settings: &Profiling,
     ) -> Result<(), StoppedBy> {
+        if self.spec.spec.session().is_some() && self.spec.session.is_none() {
+            let message = "the run needs the server of its session: only the service executes it";
+            return Err(StoppedBy(StepResult::failed(message)));
+        }
         let host = Preflight::default();
         self.require(CommandPreflight { plan, settings, host }).await?;
         let run = self.command_run(plan, passes);
@@ -114,7 +119,9 @@ impl RunningJob<'_> {
         if !self.device.is_cpu() {
             self.run_gpu_passes(&run, &selected, settings).await?;
         }
-        if plan.torch_profiler && settings.nsys.enabled {
+        if run.session.is_some() {
+            self.list_not_on_session(plan, settings);
+        } else if plan.torch_profiler && settings.nsys.enabled {
             self.run_step(TorchProfilerStep { run: &run, settings: &settings.nsys }).await?;
         }
         Ok(())
@@ -136,7 +143,7 @@ impl RunningJob<'_> {
             let target = CounterTarget::Command(run);
             self.run_step(CountersStep { target, plan: selected, settings }).await?;
         }
-        if settings.gemm_log.enabled {
+        if settings.gemm_log.enabled && run.session.is_none() {
             let target = GemmLogTarget::Command(run);
             self.run_step(GemmLogStep { target, settings }).await?;
         }
@@ -145,23 +152,52 @@ impl RunningJob<'_> {
     }
 
     fn command_run(&self, plan: &CommandPlan, passes: &Passes) -> CommandRun {
-        let mut devices: Vec<&Device> = std::iter::once(self.device)
-            .chain(&self.spec.other_gpus)
-            .filter(|it| !it.is_cpu())
-            .collect();
-        devices.sort_by(|a, b| a.name.cmp(&b.name));
-        let gpus = devices.into_iter().map(visible_name).collect();
-        CommandRun { plan: plan.clone(), warmup: passes.warmup, repeats: passes.repeats, gpus }
+        let gpus = visible_gpus(std::iter::once(self.device).chain(&self.spec.other_gpus));
+        CommandRun {
+            plan: plan.clone(),
+            warmup: passes.warmup,
+            repeats: passes.repeats,
+            gpus,
+            session: self.spec.session.clone(),
+        }
     }
 
     /// Lists the passes that a run of a model has in this mode, and a command has not.
     fn list_not_collected(&mut self, plan: &CommandPlan, settings: &Profiling) {
-        if settings.ncu.enabled && plan.kind == CommandKind::Server {
+        if settings.ncu.enabled && plan.kind == CommandKind::Server && self.spec.session.is_none() {
             let message = "Not collected of a command: counters, which need a program that ends \
                            by itself.";
             self.add_finding(Finding::new("left_out_of_commands", Severity::Info, message));
         }
     }
+
+    /// Lists the passes that need a server started for them.
+    fn list_not_on_session(&mut self, plan: &CommandPlan, settings: &Profiling) {
+        let on_gpu = !self.device.is_cpu();
+        let left_out: Vec<&str> = [
+            (settings.ncu.enabled && on_gpu, "ncu"),
+            (settings.gemm_log.enabled && on_gpu, "gemm_log"),
+            (plan.torch_profiler && settings.nsys.enabled, "torch_profiler"),
+        ]
+        .into_iter()
+        .filter_map(|(is_wanted, pass)| is_wanted.then_some(pass))
+        .collect();
+        if left_out.is_empty() {
+            return;
+        }
+        let message = "Not collected on a session: passes that need a server started for them.";
+        let finding = Finding::new("left_out_of_sessions", Severity::Info, message)
+            .with("passes", left_out.join(", "))
+            .advise("run the command without a session for these passes");
+        self.add_finding(finding);
+    }
+}
+
+/// The GPUs among `devices` as in `CUDA_VISIBLE_DEVICES`.
+pub fn visible_gpus<'a>(devices: impl Iterator<Item = &'a Device>) -> Vec<String> {
+    let mut devices: Vec<&Device> = devices.filter(|it| !it.is_cpu()).collect();
+    devices.sort_by(|a, b| a.name.cmp(&b.name));
+    devices.into_iter().map(visible_name).collect()
 }
 
 /// Name of the GPU in `CUDA_VISIBLE_DEVICES`.

@@ -13,7 +13,7 @@ use serde::{Deserialize, Serialize, de::DeserializeOwned};
 
 use crate::{
     artifact::{layout, manifest},
-    collect::host::exhaustion,
+    collect::{SessionAccess, host::exhaustion},
     config::{RunLimits, ToolPaths},
     domain::{
         command::CommandPlan,
@@ -70,6 +70,9 @@ pub struct JobSpec {
     /// GPUs of the run in addition to its device.
     #[serde(default, skip_serializing_if = "Vec::is_empty", alias = "beside")]
     pub other_gpus: Vec<Device>,
+    /// The session whose server it uses.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub session: Option<SessionAccess>,
 }
 
 impl JobSpec {

@@ -21,6 +21,8 @@ mod step_runner;
 mod timeline;
 mod torch_profiler;
 
+pub use command::visible_gpus;
+
 use std::{
     io,
     path::Path,

@@ -3,6 +3,7 @@
 
 use std::time::Duration;
 
+use nix::sys::signal::Signal;
 use tokio::{sync::mpsc, task::JoinHandle, time::Instant};
 
 use super::{RunningJob, StoppedBy, resume};
@@ -201,6 +202,7 @@ impl RunningJob<'_> {
             lines: Some(sender),
             quota: Some(quota),
             resources: None,
+            death_signal: Signal::SIGTERM,
         };
         (limits, lines)
     }

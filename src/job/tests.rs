@@ -140,6 +140,7 @@ impl Bench {
             device: None,
             state: None,
             other_gpus: vec![],
+            session: None,
         }
     }
 

@@ -13,7 +13,7 @@ use tokio_util::sync::{CancellationToken, DropGuard};
 use super::Context;
 use crate::{
     domain::{device::Device, ids::RunId},
-    store::{ClaimedRun, StoreError},
+    store::{ClaimedRun, ClaimedSession, StoreError},
 };
 
 /// The devices of a pool.
@@ -36,9 +36,16 @@ pub enum ClaimTurn {
     /// Run this with these devices in addition to the worker's own, which are returned when the
     /// guard is dropped.
     Run(Box<ClaimedRun>, Vec<Device>, DropGuard),
+    /// The same with a session, which holds the devices until it ends.
+    Session(Box<ClaimedSession>, Vec<Device>, DropGuard),
     /// Wait: another worker uses the device until the token fires.
     Lent(CancellationToken),
     Wait,
+}
+
+enum ClaimedWork {
+    Run(Box<ClaimedRun>),
+    Session(Box<ClaimedSession>),
 }
 
 impl GpuGroup {
@@ -46,7 +53,7 @@ impl GpuGroup {
         Self { devices: devices.to_vec(), state: Mutex::default() }
     }
 
-    /// Claims the next run for the worker of `device`, if all its devices are free.
+    /// Claims the next run or session for the worker of `device`, if all its devices are free.
     pub async fn next_turn(
         &self,
         cx: &Context,
@@ -61,7 +68,11 @@ impl GpuGroup {
         }
         state.waiting.remove(&device.name);
         let limits = self.max_devices(device, names);
-        let Some((id, gpus)) = cx.store.first_for(&limits).await? else {
+        let run = cx.store.first_for(&limits).await?;
+        let session = cx.store.first_session_for(&limits, run.map(|it| it.0)).await?;
+        // No run has the id of a session.
+        let session_run = session.map(|(id, gpus)| (RunId(id.0), gpus));
+        let Some((id, gpus)) = session_run.or(run) else {
             return Ok(ClaimTurn::Wait);
         };
         let mut others = Vec::new();
@@ -78,16 +89,29 @@ impl GpuGroup {
         }
         let held: Vec<&str> =
             std::iter::once(device).chain(&others).map(|it| it.name.as_str()).collect();
-        let Some(run) = cx.store.claim_first(id, worker, &held, cx.lease()).await? else {
-            return Ok(ClaimTurn::Wait);
+        let claimed = match session {
+            Some((id, _)) => cx
+                .store
+                .claim_session(id, worker, &held, cx.lease())
+                .await?
+                .map(|it| ClaimedWork::Session(Box::new(it))),
+            None => cx
+                .store
+                .claim_first(id, worker, &held, cx.lease())
+                .await?
+                .map(|it| ClaimedWork::Run(Box::new(it))),
         };
+        let Some(claimed) = claimed else { return Ok(ClaimTurn::Wait) };
         let done = CancellationToken::new();
         state.waiting.remove(&device.name);
         for other in &others {
             state.waiting.remove(&other.name);
             state.lent.insert(other.name.clone(), done.clone());
         }
-        Ok(ClaimTurn::Run(Box::new(run), others, done.drop_guard()))
+        Ok(match claimed {
+            ClaimedWork::Run(run) => ClaimTurn::Run(run, others, done.drop_guard()),
+            ClaimedWork::Session(it) => ClaimTurn::Session(it, others, done.drop_guard()),
+        })
     }
 
     /// Number of devices that serve each text by which a run may request `device`. A run that

@@ -35,7 +35,7 @@ pub(crate) async fn work(cx: Context, executor: Arc<LocalExecutor>, stop: Cancel
         }
         match cx.store.claim_import(&worker, cx.lease()).await {
             Ok(Some(run)) => {
-                run_to_end(&run, (&device, &[]), &cx, &*executor, None, &stop).await;
+                run_to_end(&run, (&device, &[], None), &cx, &*executor, None, &stop).await;
                 continue;
             }
             Ok(None) => {}

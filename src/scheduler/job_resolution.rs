@@ -4,6 +4,7 @@
 use crate::{
     domain::{
         command::{CommandCall, CommandPlan},
+        session::SessionSpec,
         subject::{Passes, Subject},
     },
     job::job_spec::{JobSpec, JobSubject},
@@ -29,6 +30,7 @@ pub fn resolve(run: &ClaimedRun, cx: &Context) -> Result<JobSpec, String> {
         device: None,
         state: None,
         other_gpus: Vec::new(),
+        session: None,
     })
 }
 
@@ -55,6 +57,11 @@ fn resolve_subject(subject: &Subject, cx: &Context) -> Result<JobSubject, String
         }
         Subject::Import(_) => Ok(JobSubject::Import),
     }
+}
+
+/// The server of a session by the current settings.
+pub fn resolve_session(spec: &SessionSpec, cx: &Context) -> Result<CommandPlan, String> {
+    resolve_command(&spec.call, cx)
 }
 
 /// The command by the current settings, which may have changed since the submission.

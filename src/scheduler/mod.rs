@@ -16,6 +16,7 @@ mod pool;
 mod recovery;
 mod run_lifecycle;
 pub mod series;
+mod sessions;
 
 use std::{path::PathBuf, sync::Arc, time::Duration};
 
@@ -43,6 +44,8 @@ pub struct Context {
     pub runs: PathBuf,
     /// Folder of the alignments' folders.
     pub alignments: PathBuf,
+    /// Folder of the folders of active sessions.
+    pub sessions: PathBuf,
     /// Folders of the inputs' manifests.
     pub inputs: Arc<InputFolders>,
     pub models: Arc<Models>,

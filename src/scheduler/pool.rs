@@ -25,6 +25,7 @@ use crate::{
         gpu_group::{ClaimTurn, GpuGroup},
         imports,
         run_lifecycle::run_to_end,
+        sessions,
     },
     store::{ClaimedRun, StoreError},
 };
@@ -120,7 +121,12 @@ async fn serve_device<E: Executor>(
         };
         match turn {
             Ok(ClaimTurn::Run(run, others, held)) => {
-                run_to_end(&run, (&device, &others), &cx, &*executor, None, &stop).await;
+                run_to_end(&run, (&device, &others, None), &cx, &*executor, None, &stop).await;
+                drop(held);
+                continue;
+            }
+            Ok(ClaimTurn::Session(session, others, held)) => {
+                sessions::serve(&session, (&device, &others), &cx, &*executor, &stop).await;
                 drop(held);
                 continue;
             }
@@ -166,7 +172,8 @@ async fn submit_in_order<E: Executor>(
             (cx.clone(), Arc::clone(&executor), scheduler.clone(), stop.clone());
         let (submitted, was_submitted) = oneshot::channel();
         runs.spawn(runtime::task(async move {
-            run_to_end(&run, (&scheduler, &[]), &cx, &*executor, Some(submitted), &stop).await;
+            run_to_end(&run, (&scheduler, &[], None), &cx, &*executor, Some(submitted), &stop)
+                .await;
             drop(permit);
         }));
         was_submitted.await.ok();

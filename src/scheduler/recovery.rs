@@ -3,7 +3,7 @@
 
 use std::{io, path::Path};
 
-use super::{Context, series};
+use super::{Context, series, sessions};
 use crate::{
     artifact::{
         manifest,
@@ -34,6 +34,13 @@ pub async fn recover(cx: &Context, all: bool) -> Result<(), StoreError> {
             keep_evidence(cx, id).await?;
         }
     }
+    recover_runs(cx, all, on_cluster).await?;
+    // After their runs, which are requeued and then fail with them.
+    sessions::recover(cx, all).await
+}
+
+/// Requeues or ends the runs of workers that are gone.
+async fn recover_runs(cx: &Context, all: bool, on_cluster: bool) -> Result<(), StoreError> {
     let abandoned = cx.store.abandoned(all, on_cluster).await?;
     if abandoned.is_empty() {
         return Ok(());
@@ -52,7 +59,7 @@ pub async fn recover(cx: &Context, all: bool) -> Result<(), StoreError> {
 }
 
 /// Seals the folder of a run that failed after its last attempt: its files are the evidence.
-async fn keep_evidence(cx: &Context, id: RunId) -> Result<(), StoreError> {
+pub(super) async fn keep_evidence(cx: &Context, id: RunId) -> Result<(), StoreError> {
     let dir = cx.runs.join(id.to_string());
     if !cx.store.run(id).await?.is_some_and(|run| run.state.is_final()) || !dir.exists() {
         return Ok(());

@@ -20,7 +20,7 @@ use super::{
 };
 use crate::{
     artifact::manifest,
-    collect::host::exhaustion,
+    collect::{SessionAccess, host::exhaustion},
     domain::{
         device::Device,
         outcome::Outcome,
@@ -46,13 +46,16 @@ enum Interrupted {
     ServiceStops,
 }
 
+/// The devices of a run, and the session whose server it uses.
+pub type RunPlace<'a> = (&'a Device, &'a [Device], Option<&'a SessionAccess>);
+
 /// Leads one run to its end, or until the service must release it.
 ///
 /// `submitted` is dropped once the executor has the run, or has not accepted it at the first try.
 #[tracing::instrument(skip_all, fields(run = %run.id, attempt = run.attempt, device = device.name))]
 pub async fn run_to_end<E: Executor>(
     run: &ClaimedRun,
-    (device, other_gpus): (&Device, &[Device]),
+    (device, other_gpus, session): RunPlace<'_>,
     cx: &Context,
     executor: &E,
     submitted: Option<oneshot::Sender<()>>,
@@ -62,7 +65,8 @@ pub async fn run_to_end<E: Executor>(
     let (interrupted, end) = match job_resolution::resolve(run, cx) {
         Err(message) => (None, Ok(job::failed(message))),
         Ok(spec) => {
-            let spec = JobSpec { other_gpus: other_gpus.to_vec(), ..spec };
+            let session = session.cloned();
+            let spec = JobSpec { other_gpus: other_gpus.to_vec(), session, ..spec };
             let execution = Execution { run, spec: &spec, device, cx, executor };
             execution.run_with_lease(submitted, stop).await
         }

@@ -13,7 +13,7 @@ use super::{
     series, steady_ms, word,
 };
 use crate::domain::{
-    ids::RunId,
+    ids::{RunId, SessionId},
     outcome::Outcome,
     state::{RunState, Scheduled, Step, StepRecord},
     subject::RunSpec,
@@ -57,6 +57,8 @@ enum ClaimWanted<'a> {
     Any(&'a [&'a str]),
     /// The first import, which needs no device and does not count for its owner's limit.
     Import,
+    /// The first run of this session.
+    Session(SessionId),
 }
 
 impl Store {
@@ -85,7 +87,8 @@ impl Store {
     ) -> Result<Option<(RunId, u32)>, StoreError> {
         let row: Option<(Vec<u8>, u32)> = sqlx::query_as(
             "select id, gpus from runs as next indexed by runs_waiting
-             where state = 'queued' and gpus <= (select value from json_each(?1) where key = device)
+             where state = 'queued' and session is null
+               and gpus <= (select value from json_each(?1) where key = device)
                and (?2 = 0 or owner is null
                     or (select count(*) from runs where owner = next.owner
                          and state = 'running' and kind <> 'import') < ?2)
@@ -126,16 +129,30 @@ impl Store {
             .await
     }
 
+    /// Claims the first queued run of a session, with the session's `devices`.
+    pub async fn claim_of_session(
+        &self,
+        session: SessionId,
+        worker: &str,
+        devices: &[&str],
+        lease: Duration,
+    ) -> Result<Option<ClaimedRun>, StoreError> {
+        let several = (devices.len() > 1).then(|| serde_json::Value::from(devices).to_string());
+        let query = ClaimQuery { wanted: ClaimWanted::Session(session), devices: several };
+        self.claim_wanted(&query, worker, lease).await
+    }
+
     async fn claim_wanted(
         &self,
         query: &ClaimQuery<'_>,
         worker: &str,
         lease: Duration,
     ) -> Result<Option<ClaimedRun>, StoreError> {
-        let (id, names, import) = match query.wanted {
-            ClaimWanted::Run(id) => (Some(id), &[][..], false),
-            ClaimWanted::Any(names) => (None, names, false),
-            ClaimWanted::Import => (None, &[][..], true),
+        let (id, names, import, session) = match query.wanted {
+            ClaimWanted::Run(id) => (Some(id), &[][..], false, None),
+            ClaimWanted::Any(names) => (None, names, false, None),
+            ClaimWanted::Import => (None, &[][..], true, None),
+            ClaimWanted::Session(session) => (None, &[][..], false, Some(session)),
         };
         let mut writer = self.writer.lock().await;
         let mut tx = writer.begin_with(WRITE).await.map_err(during("claim a run"))?;
@@ -148,6 +165,8 @@ impl Store {
              where id = (select id from runs as next indexed by runs_waiting
                          where state = 'queued'
                            and case when ?7 is not null then id = ?7
+                                    when ?9 is not null then session = ?9
+                                    when session is not null then false
                                     when ?6 then kind = 'import'
                                     else device = 'auto' or device 
                                          in (select value from json_each(?4)) end
@@ -165,6 +184,7 @@ impl Store {
         .bind(import)
         .bind(id.as_ref().map(key))
         .bind(&query.devices)
+        .bind(session.map(|it| it.0.as_bytes().to_vec()))
         .fetch_optional(&mut *tx)
         .await
         .map_err(during("claim a run"))?;

@@ -22,6 +22,7 @@ mod removals;
 mod retention;
 mod run_parts;
 mod series;
+mod sessions;
 mod submit;
 #[cfg(test)]
 mod tests;
@@ -61,6 +62,10 @@ pub use recovery::EndedAttempt;
 pub use removals::Removal;
 pub use retention::{KeptRun, Plan, PlannedAction};
 pub use series::{StoredChange, StoredPoint, StoredSeries};
+pub use sessions::{
+    ClaimedSession, EndedSession, NewSession, SessionEndRequest, SessionRenewal, StartedSession,
+    StoredSession,
+};
 pub use submit::{IdempotencyKey, NewRun, Owner, Quota, Submitted};
 pub use tokens::{Role, Token};
 

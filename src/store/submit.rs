@@ -5,11 +5,11 @@ use tokio::sync::{mpsc, oneshot};
 
 use super::{
     Store, StoreError, StoredRun, WRITE, during, id_of, inputs, key, now_ms, read, rfc3339,
-    writer::Writer,
+    sessions, writer::Writer,
 };
 use crate::{
     domain::{
-        ids::{InputsId, RunId},
+        ids::{InputsId, RunId, SessionId},
         mode::Mode,
         state::RunState,
         subject::RunSpec,
@@ -73,6 +73,8 @@ pub enum Submitted {
     DiskFull(u64),
     /// The stored inputs that it names were deleted.
     NoInputs(InputsId),
+    /// The session that it names accepts no runs any more.
+    SessionEnded(SessionId),
 }
 
 pub(super) struct PendingSubmission {
@@ -162,6 +164,11 @@ async fn refusal(tx: &mut SqliteConnection, new: &NewRun) -> Result<Option<Submi
     if let Some(refused) = used_up(tx, new).await? {
         return Ok(Some(refused));
     }
+    if let Some(session) = new.spec.session()
+        && !sessions::accepts_runs(tx, session).await?
+    {
+        return Ok(Some(Submitted::SessionEnded(session)));
+    }
     match new.spec.stored_inputs() {
         Some(id) if !inputs::touch(tx, id).await? => Ok(Some(Submitted::NoInputs(id))),
         _ => Ok(None),
@@ -221,8 +228,8 @@ async fn insert(tx: &mut SqliteConnection, new: &NewRun) -> Result<StoredRun, St
     let (id, spec, now) = (new.id.unwrap_or_else(RunId::now), &new.spec, now_ms());
     sqlx::query(
         "insert into runs (id, kind, name, mode, device, priority, gpus, spec, state, queued_at,
-         owner, rank)
-         values (?1, ?9, ?2, ?10, ?3, ?4, ?5, ?6, 'queued', ?7, ?8,
+         owner, session, rank)
+         values (?1, ?9, ?2, ?10, ?3, ?4, ?5, ?6, 'queued', ?7, ?8, ?11,
                  max(?7, coalesce((select max(rank + priority * 600000)
                       from runs indexed by runs_latest where state = 'queued'), ?7))
                  - ?4 * 600000)",
@@ -237,6 +244,7 @@ async fn insert(tx: &mut SqliteConnection, new: &NewRun) -> Result<StoredRun, St
     .bind(new.owner.as_ref().map(|owner| &owner.name))
     .bind(spec.kind().as_str())
     .bind(spec.mode().map_or("", Mode::as_str))
+    .bind(spec.session().map(|it| it.0.as_bytes().to_vec()))
     .execute(&mut *tx)
     .await
     .map_err(during("insert a run"))?;

@@ -1,18 +1,23 @@
 #!/usr/bin/env bash
-# tests/gpu/engines.sh LLMPROF [PYTHON]: a real engine as a server under a load, with three windows.
+# tests/gpu/engines.sh LLMPROF [PYTHON]: a real engine in a session, with three windows under load.
 #
-# `transformers serve` with a small random model (written here), as a command of targets.toml: three
-# runs, each with a window in the middle of four concurrent requests. Checks that each window has
-# kernels, percentiles of the loads before, within and after it, and that no process is left. Not yet
-# run on a GPU. PYTHON needs torch and transformers with its serving dependencies. CPU=1 runs the
-# same on the CPU, without the check of kernels.
+# A server is started once (POST /sessions); three runs on it each record a window in the middle of
+# four concurrent requests. Checks that each window has kernels and requests, that stages, steps,
+# ledger and request percentiles of the three agree, and that no process is left. The server is
+# `transformers serve` with a small random model, which is written here: PYTHON needs torch and
+# transformers with its serving dependencies. ENGINE=llama-cpp uses the server that
+# scripts/install-llm-server.sh installs, on the CPU. CPU=1 runs transformers on the CPU. Not yet run
+# on a GPU.
 set -euo pipefail
-llmprof=$1 python=${2:-python3}
+llmprof=$(realpath "$1") python=${2:-python3} engine=${ENGINE:-transformers}
+here=$(cd "$(dirname "$0")/.." && pwd)
 folder=$(mktemp -d)
-mode=${MODE:-light} gpus=1
-[ -z "${CPU:-}" ] || gpus=0
-trap 'kill "$service" 2>/dev/null || true; rm -rf "$folder"' EXIT
-"$python" - "$folder/model" <<'PYTHON'
+mode=${MODE:-light} gpus=1 service=''
+[ -z "${CPU:-}" ] && [ "$engine" = transformers ] || gpus=0
+trap 'kill "$service" 2>/dev/null; wait 2>/dev/null; rm -rf "$folder"' EXIT
+
+write_model() {
+    "$python" - "$folder/model" <<'PYTHON'
 import sys
 import torch
 from tokenizers import Tokenizer, models, pre_tokenizers
@@ -30,47 +35,122 @@ fast = PreTrainedTokenizerFast(tokenizer_object=tokenizer, bos_token="<s>", eos_
 fast.chat_template = "{% for message in messages %}{{ message.content }} {% endfor %}"
 fast.save_pretrained(sys.argv[1])
 PYTHON
-transformers=$(dirname "$(command -v "$python")")/transformers
+}
+
+if [ "$engine" = transformers ]; then
+    write_model
+    program=$(dirname "$(command -v "$python")")/transformers
+    args="\"serve\", \"$folder/model\", \"--host\", \"127.0.0.1\", \"--port\", \"{port}\""
+    load="model = \"$folder/model\"" requests=16 tokens=64
+else
+    installed=${LLMPROF_LLM_SERVER:-$HOME/.cache/llmprof/llm-server}
+    program=$installed/bin/python
+    args="\"$here/llm-server/serve.py\", \"$installed/random-llama.gguf\", \"{port}\", \"4\""
+    load='body = { ignore_eos = true }' requests=8 tokens=8
+fi
 cat >"$folder/targets.toml" <<TOML
-[commands.transformers]
-description = "transformers serve"
+[commands.engine]
+description = "a real engine"
 kind = "server"
-program = "$transformers"
-args = ["serve", "$folder/model", "--host", "127.0.0.1", "--port", "{port}"]
+program = "$program"
+args = [$args]
 gpus = $gpus
 ready = { url = "http://127.0.0.1:{port}/health", within_s = 300 }
-[commands.transformers.load]
-model = "$folder/model"
+[commands.engine.load]
+$load
 concurrency = 4
-requests = 16
-new_tokens = 64
+requests = $requests
+new_tokens = $tokens
 prompt_tokens = 64
 TOML
-LLMPROF__SERVER__TARGETS=$folder/targets.toml "$llmprof" serve --listen 127.0.0.1:18588 \
-    --data "$folder/data" >"$folder/log" 2>&1 &
+[ "$gpus" = 1 ] || export LLMPROF__WORKER__DEVICES='["cpu"]'
+LLMPROF__SERVER__TARGETS=$folder/targets.toml "$llmprof" serve --listen 127.0.0.1:0 \
+    --data "$folder/data" >"$folder/service.out" 2>"$folder/service.log" &
 service=$!
-base=http://127.0.0.1:18588
-curl -sf --retry 50 --retry-connrefused --retry-delay 1 "$base/healthz" >/dev/null
-for window in 1 2 3; do
-    id=$(curl -sf -X POST "$base/runs" -H 'content-type: application/json' \
-        -d "{\"target\":{\"command\":\"transformers\"},\"mode\":\"$mode\",\"repeats\":1}" |
-        sed -E 's/.*"run_id": ?"([^"]+)".*/\1/')
-    curl -sN "$base/runs/$id/events" >/dev/null
-    curl -sf "$base/runs/$id" >"$folder/run.json"
-    curl -sf "$base/runs/$id/tables/request_latency?format=csv"
-    curl -sf "$base/runs/$id/report" -H 'accept: application/json' >"$folder/report.json"
-    "$python" - "$folder" "$gpus" "$window" <<'PYTHON'
-import json, sys
-folder, gpus, window = sys.argv[1:]
-run = json.load(open(f"{folder}/run.json"))
-report = json.load(open(f"{folder}/report.json"))
-assert run["state"] in ("succeeded", "partial"), run
-passes = {row["pass"] for row in report["request_latency"]}
-assert passes == {"unprofiled", "before_window", "traced", "after_window"}, passes
-assert gpus == "0" or report["kernels_total"] > 0, "no kernels in the window"
-for finding in report["findings"]:
-    if finding["id"].startswith("window"):
-        print(f"window {window}: {finding['id']}: {finding['message']} {finding['evidence']}")
-PYTHON
+for _ in $(seq 300); do
+    base=$(sed -n 's/^listening on //p' "$folder/service.out")
+    [ -z "$base" ] || ! curl -sf "$base/readyz" >/dev/null || break
+    kill -0 "$service" 2>/dev/null || { cat "$folder/service.log" >&2; exit 1; }
+    sleep 0.1
 done
-if pgrep -f "$folder/model" >/dev/null; then echo "a process of the server is left" >&2; exit 1; fi
+json=(-H 'content-type: application/json')
+# field NAME: prints a field of the JSON object on standard input, or fails with its error.
+field() {
+    python3 -c 'import json, sys
+it = json.load(sys.stdin)
+print(it[sys.argv[1]] if sys.argv[1] in it else sys.exit(it["error"]["message"]))' "$1"
+}
+
+session=$(curl -sS -X POST "$base/sessions" "${json[@]}" \
+    -d "{\"command\": \"engine\", \"mode\": \"$mode\"}" | field session_id)
+started=$SECONDS
+while state=$(curl -sS "$base/sessions/$session" | field state); [ "$state" != ready ]; do
+    case $state in
+    starting) sleep 1 ;;
+    *) curl -sS "$base/sessions/$session" >&2; exit 1 ;;
+    esac
+done
+echo "session $session: ready after $((SECONDS - started)) s"
+for window in 1 2 3; do
+    id=$(curl -sS -X POST "$base/runs" "${json[@]}" \
+        -d "{\"target\": {\"command\": \"engine\", \"session\": \"$session\"}, \"mode\": \"$mode\",
+             \"repeats\": 1, \"warmup\": 1}" | field run_id)
+    curl -sN "$base/runs/$id/events" >/dev/null
+    curl -sf "$base/runs/$id" >"$folder/run-$window.json"
+    curl -sf "$base/runs/$id/report" -H 'accept: application/json' >"$folder/report-$window.json" ||
+        { cat "$folder/run-$window.json" >&2; exit 1; }
+done
+curl -sf "$base/sessions/$session" >"$folder/session.json"
+curl -sS -X DELETE "$base/sessions/$session" >/dev/null
+while [ "$(curl -sS "$base/sessions/$session" | field state)" != ended ]; do sleep 0.2; done
+
+python3 - "$folder" "$gpus" <<'PYTHON'
+import json, sys
+
+folder, gpus = sys.argv[1], sys.argv[2] == "1"
+load = lambda name: json.load(open(f"{folder}/{name}.json"))
+session = load("session")
+assert session["state"] in ("ready", "busy") and session["runs"] == 3, session
+PASSES = {"unprofiled", "before_window", "traced", "after_window"}
+seen = []
+for window in (1, 2, 3):
+    run, report = load(f"run-{window}"), load(f"report-{window}")
+    assert run["state"] in ("succeeded", "partial"), run
+    latency = {(row["pass"], row["metric"]): row["p50_ms"] for row in report["request_latency"]}
+    assert {name for name, _ in latency} == PASSES, latency
+    kernels = report.get("kernels_total") or 0
+    assert kernels > 0 or not gpus, "no kernels in the window"
+    figures = {f"requests, {name}, end to end, p50 ms": latency[name, "end_to_end"]
+               for name in sorted(PASSES)}
+    for stage, ms in dict(report["aggregates"]["stage_ms"]).items():
+        if ms:
+            figures[f"stage {stage}, mean ms"] = ms["mean"]
+    steps = report.get("engine_steps") or []
+    for name in sorted({str(it.get("class")) for it in steps}):
+        figures[f"steps {name}"] = sum(str(it.get("class")) == name for it in steps)
+    for row in report.get("ledger") or []:
+        if (row["share_pct"] or 0) >= 20:
+            figures[f"ledger {row['stage']}, {row['cause']}, %"] = row["share_pct"]
+    seen.append(figures)
+    for finding in report["findings"]:
+        if finding["id"].startswith(("window", "session")):
+            evidence = ", ".join(f"{name} {value}" for name, value in finding["evidence"].items())
+            print(f"window {window}: {finding['id']}: {finding['message']} ({evidence})")
+
+apart = []
+for name in sorted(set.intersection(*(set(it) for it in seen))):
+    values = [it[name] for it in seen]
+    print(f"{name}: " + ", ".join(f"{value:.3f}" for value in values))
+    # Loads of a shared host differ, and more so without a GPU; the server and its work do not.
+    if min(values) <= 0 or max(values) > (2 if gpus else 6) * min(values):
+        apart.append(name)
+assert not apart, f"the windows differ: {apart}"
+stages = [sorted(name for name in it if name.startswith("stage ")) for it in seen]
+assert stages[0] == stages[1] == stages[2], f"the windows have other stages: {stages}"
+assert not gpus or stages[0], "no stage was found in the windows"
+PYTHON
+if grep -lzs "LLMPROF_RUN_ID=$session" /proc/[0-9]*/environ | grep -q .; then
+    echo "a process of the session is left" >&2
+    exit 1
+fi
+echo "three windows on one session agree, and nothing is left"

@@ -2,6 +2,7 @@
 
 Modes: whole (default); fails (every third request has status 500); garbage (every stream is HTML);
 dies (exits with code 7 at the fifth request); dies-late (at the 110th).
+Under a profiler each token has an NVTX range, named as the steps of vLLM.
 With a FOLDER it has a profiler of its own, /start_profile and /stop_profile, which writes a trace
 there: of 4 prefill and 30 decode steps; in mode stop-fails the stop has status 500; in mode
 no-trace it writes none; in mode start-fails it does not start.
@@ -15,6 +16,11 @@ import sys
 import threading
 import time
 
+from nvtx_ranges import range_of
+
+# Names of vLLM, of one request per step.
+PREFILL = "execute_context_1(9)_generation_0(0)"
+DECODE = "execute_context_0(0)_generation_1(1)"
 mode = sys.argv[2] if len(sys.argv) > 2 else "whole"
 folder = sys.argv[3] if len(sys.argv) > 3 else None
 lock = threading.Lock()
@@ -89,8 +95,9 @@ class Handler(http.server.BaseHTTPRequestHandler):
         if mode == "garbage":
             self.event("<html>")
             return
-        for _ in range(body["max_tokens"]):
-            time.sleep(0.005)
+        for token in range(body["max_tokens"]):
+            with range_of(DECODE if token else PREFILL):
+                time.sleep(0.005)
             self.event(json.dumps({"choices": [{"delta": {"content": "a"}}]}))
         usage = {"prompt_tokens": 9, "completion_tokens": body["max_tokens"]}
         self.event(json.dumps({"choices": [], "usage": usage}))

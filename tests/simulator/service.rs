@@ -53,6 +53,7 @@ impl Settings {
             folder: FolderId::default(),
             runs: self.runs(),
             alignments: self.data.join("alignments"),
+            sessions: self.data.join("sessions"),
             inputs: Arc::new(InputFolders {
                 manifests: self.data.clone(),
                 samples: self.data.clone(),

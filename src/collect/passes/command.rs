@@ -15,6 +15,7 @@ use tokio::time::Instant;
 use super::{
     pass::PassFolder,
     server::{ServedTarget, report_progress},
+    session::SessionAccess,
     timeline::{NsysPass, RecordedTarget},
 };
 use crate::{
@@ -47,6 +48,8 @@ pub struct CommandRun {
     pub repeats: u32,
     /// Values of `CUDA_VISIBLE_DEVICES`; none: no GPU is visible.
     pub gpus: Vec<String>,
+    /// The session whose server is used, in place of one that is started for each pass.
+    pub session: Option<SessionAccess>,
 }
 
 /// Values of the placeholders `{out}` and `{port}` of one pass.
@@ -72,9 +75,12 @@ impl Collector {
         let sampled = run.gpus.first().filter(has_uuid).filter(|_| nvml.enabled);
         let sampler = sampled.map(|gpu| Sampler::start(gpu, dir.join(layout::NVML), nvml.hz));
         let load = LoadWatch::start();
-        let ran = match &run.plan.ready {
-            None => repeat(&folder, &place, &argv, run, limits).await,
-            Some(ready) => {
+        let ran = match (&run.plan.ready, &run.session) {
+            (None, _) => repeat(&folder, &place, &argv, run, limits).await,
+            (Some(ready), Some(session)) => {
+                self.unprofiled_on_session(&folder, (run, ready, session), limits).await
+            }
+            (Some(ready), None) => {
                 let mut served =
                     self.served(run, ready, &place, (run.warmup, run.repeats), Duration::ZERO)?;
                 let pass = served.run_unprofiled(&folder, layout::BASELINE, &argv, limits).await;
@@ -102,7 +108,12 @@ impl Collector {
         traced: &NsysPass<'_>,
         limits: &ProcessLimits,
     ) -> Result<Pass, CollectError> {
-        self.nsys.as_ref().ok_or(CollectError::NotInstalled { tool: "nsys" })?;
+        let nsys = self.nsys.as_ref().ok_or(CollectError::NotInstalled { tool: "nsys" })?;
+        if let (Some(ready), Some(session)) = (&run.plan.ready, &run.session) {
+            return self
+                .windows_of_session(dir, (run, ready, session), (nsys, traced), limits)
+                .await;
+        }
         let (folder, settings) =
             (PassFolder::create(self, dir, &traced.folder())?, traced.settings);
         let place = PassPlace::of(&folder)?;

@@ -33,6 +33,10 @@ pub enum CollectError {
          gate.collect of the command or raise its within_s"
     )]
     NoTrace { file: String, within_s: u32 },
+    #[error("nsys recorded no window: {why}")]
+    NoWindow { why: String },
+    #[error("the command of the session has no load any more; restore its load in targets.toml")]
+    NoLoad,
     #[error("the server's profiler did not start: {why}; correct gate.start of the command")]
     GateClosed { why: String },
     #[error("{what} {}{}", ExitReason::QuotaExceeded, list_dropped(dropped))]
@@ -145,6 +149,10 @@ impl CollectError {
                      import the page, or install that version here",
                 ))
             }
+            Self::NoWindow { .. } => Some(warning("window_failed", message).advise(
+                "read logs/server.stdout.log and logs/server.stderr.log, which have the output of \
+                 nsys; start another session, or update nsys",
+            )),
             Self::NotReady { how, within_s, last_words } => {
                 let finding = warning("server_not_ready", message).with("looked for", how);
                 let last = last_words.last().into_iter();

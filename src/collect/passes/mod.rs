@@ -9,6 +9,8 @@ mod gemm_log;
 pub mod pass;
 pub mod readiness;
 pub mod server;
+pub mod session;
+mod session_run;
 pub mod timeline;
 mod torch_profiler;
 mod window;

@@ -61,7 +61,7 @@ pub struct ServedTarget<'a> {
 
 /// Processes to stop when the client has finished.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum StopTarget {
+pub(super) enum StopTarget {
     Everything,
     Target,
 }
@@ -162,7 +162,7 @@ impl ServedTarget<'_> {
     }
 
     /// Waits until the server is ready and recorded, and runs the client; returns the findings.
-    async fn use_server(
+    pub(super) async fn use_server(
         &mut self,
         folder: &PassFolder<'_>,
         name: &str,
@@ -271,7 +271,7 @@ pub fn report_progress(limits: &ProcessLimits, measured: bool, done: u32, total:
 }
 
 /// Stops the server and its descendants: TERM, and KILL after a grace period.
-async fn stop_targets(limits: &ProcessLimits) {
+pub(super) async fn stop_targets(limits: &ProcessLimits) {
     for (signal, grace) in
         [(Signal::SIGTERM, limits.grace), (Signal::SIGKILL, Duration::from_secs(1))]
     {

@@ -161,10 +161,8 @@ impl Collector {
         limits: &ProcessLimits,
         recorded: &mut RecordedTarget<'_, '_>,
     ) -> Result<Pass, (String, CollectError)> {
-        let [report, export] =
-            [layout::NSYS_REPORT_FILE, layout::NSYS_EXPORT_FILE].map(|it| folder.path().join(it));
+        let report = folder.path().join(layout::NSYS_REPORT_FILE);
         let name = folder.log();
-        let log = |command: &str| format!("{name}-{command}");
         let ran = match recorded {
             RecordedTarget::Runner => folder.run("nsys profile", &name, profile, limits).await,
             RecordedTarget::Program(wall) => {
@@ -179,8 +177,26 @@ impl Collector {
         };
         let raw = report.with_extension("qdstrm");
         // With a report or raw data, the target failed and not nsys.
-        let of_target = if report.exists() || raw.exists() { log("target") } else { name.clone() };
-        let mut pass = ran.map_err(|error| (of_target, error))?;
+        let has_data = report.exists() || raw.exists();
+        let of_target = if has_data { format!("{name}-target") } else { name };
+        let pass = ran.map_err(|error| (of_target, error))?;
+        self.read_report(nsys, folder, limits, pass).await
+    }
+
+    /// Imports raw data where nsys left no report, and exports the report; a failure has the name
+    /// of the failed command's log.
+    pub(super) async fn read_report(
+        &self,
+        nsys: &Path,
+        folder: &PassFolder<'_>,
+        limits: &ProcessLimits,
+        mut pass: Pass,
+    ) -> Result<Pass, (String, CollectError)> {
+        let [report, export] =
+            [layout::NSYS_REPORT_FILE, layout::NSYS_EXPORT_FILE].map(|it| folder.path().join(it));
+        let name = folder.log();
+        let log = |command: &str| format!("{name}-{command}");
+        let raw = report.with_extension("qdstrm");
         if !report.exists() {
             let of_import = if raw.exists() { log("import") } else { name.clone() };
             pass.findings.push(
@@ -228,7 +244,7 @@ impl Collector {
 
     /// Returns the command in a process tree of its own, or unchanged with a finding where the
     /// system forbids that.
-    async fn isolated(
+    pub(super) async fn isolated(
         &self,
         command: Argv,
         dir: &Path,

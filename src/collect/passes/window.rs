@@ -16,6 +16,7 @@ use super::{
     gate,
     pass::PassFolder,
     server::{ServedTarget, report_progress},
+    session::SessionAccess,
 };
 use crate::{
     artifact::layout,
@@ -30,7 +31,7 @@ use crate::{
         tools::nsys_window::{START_LIMIT_S, STOP_LIMIT_S, WindowFiles},
     },
     domain::{
-        command::GateSettings,
+        command::{GateSettings, WindowSettings},
         finding::{Finding, Severity},
     },
     trace::{
@@ -61,6 +62,21 @@ impl ServedTarget<'_> {
         };
         self.wait_until_ready(logs).await?;
         self.times.ready_ns = i64::try_from(started.elapsed().as_nanos()).ok();
+        let recorder = match self.gate.clone() {
+            Some(gate) => Recorder::Gate(gate),
+            None => Recorder::Files(WindowFiles::of(&scratch(limits.run))),
+        };
+        self.record_within_load(folder, (name, client), (settings, &recorder), limits).await
+    }
+
+    /// Runs the load before, during and after a window that `recorder` records.
+    pub(super) async fn record_within_load(
+        &self,
+        folder: &PassFolder<'_>,
+        (name, client): (&str, Argv),
+        (settings, recorder): (WindowSettings, &Recorder<'_>),
+        limits: &ProcessLimits,
+    ) -> Result<Vec<Finding>, CollectError> {
         let client = client.args(["--quiet", "--partial", "--out"]);
         let before = folder.path().join(layout::REQUESTS_BEFORE);
         report_progress(limits, false, 0, 2);
@@ -70,12 +86,8 @@ impl ServedTarget<'_> {
         let times = windows::plan(&read_requests(&before), settings.min_steps, max_s);
         let times = times.unwrap_or(WindowTimes { lead_s: 1.0, length_s: max_s });
         report_progress(limits, true, 0, 1);
-        let recorder = match &self.gate {
-            Some(gate) => Recorder::Gate(gate),
-            None => Recorder::Session(WindowFiles::of(&scratch(limits.run))),
-        };
         let (window, mut findings) =
-            record(folder, (name, &client), &recorder, times, limits).await?;
+            record(folder, (name, &client), recorder, times, limits).await?;
         let recorded = Window { min_steps: settings.min_steps, ..window.window };
         let path = folder.path().join(layout::WINDOW);
         let write = || fs::write(&path, serde_json::to_vec_pretty(&recorded)?);
@@ -85,7 +97,7 @@ impl ServedTarget<'_> {
         let log = format!("{name}-client-after");
         folder.run_alongside("the client", &log, &client.arg(after), limits).await?;
         report_progress(limits, true, 1, 1);
-        if let (Some(gate), Some(since)) = (&self.gate, window.since) {
+        if let (Recorder::Gate(gate), Some(since)) = (recorder, window.since) {
             let traces = gate::collect(gate, folder.dir(), since).await?;
             let message = "The server's own profiler recorded the window.";
             let finding = Finding::new("window_by_gate", Severity::Info, message);
@@ -96,23 +108,30 @@ impl ServedTarget<'_> {
 }
 
 /// Starts and stops a recording.
-enum Recorder<'a> {
-    Session(WindowFiles),
-    Gate(&'a GateSettings),
+pub(super) enum Recorder<'a> {
+    /// A server under `nsys launch` that was started for this pass.
+    Files(WindowFiles),
+    /// The server of a session, with the options of `nsys start` and the stem of the report.
+    Session(&'a SessionAccess, String, PathBuf),
+    Gate(GateSettings),
 }
 
 impl Recorder<'_> {
     /// The error is a text.
     async fn start(&self) -> Result<(), String> {
         match self {
-            Self::Session(files) => request(&files.start(), files.started(), START_LIMIT_S).await,
+            Self::Files(files) => request(&files.start(), files.started(), START_LIMIT_S).await,
+            Self::Session(session, options, _) => {
+                session.start_window(options, START_LIMIT_S).await
+            }
             Self::Gate(gate) => gate::start(gate).await,
         }
     }
 
     async fn stop(&self) -> Result<(), String> {
         match self {
-            Self::Session(files) => request(&files.stop(), files.stopped(), STOP_LIMIT_S).await,
+            Self::Files(files) => request(&files.stop(), files.stopped(), STOP_LIMIT_S).await,
+            Self::Session(session, _, stem) => session.stop_window(stem, STOP_LIMIT_S).await,
             Self::Gate(gate) => gate::stop(gate).await,
         }
     }

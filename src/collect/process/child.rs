@@ -57,6 +57,8 @@ pub struct ProcessLimits {
     pub quota: Option<DiskQuota>,
     /// Limits on memory and CPU time; `None`: unlimited.
     pub resources: Option<ResourceLimits>,
+    /// Signal to the child when the service dies.
+    pub death_signal: Signal,
 }
 
 impl ProcessLimits {
@@ -71,6 +73,7 @@ impl ProcessLimits {
             lines: None,
             quota: None,
             resources: None,
+            death_signal: Signal::SIGTERM,
         }
     }
 

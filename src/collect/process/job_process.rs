@@ -55,7 +55,7 @@ impl JobProcess {
         command.arg("execute").args(options).arg("--run-dir").arg(dir);
         command.envs(variables(run));
         command.stdin(Stdio::null()).stdout(Stdio::null()).kill_on_drop(true);
-        ends_with_service(&mut command, None);
+        ends_with_service(&mut command, None, Signal::SIGTERM);
         let (child, process) = spawn(command).await?;
         Ok(Self { child: JobChild::Process(child), run, _process: process })
     }

@@ -39,22 +39,27 @@ pub(super) fn command(argv: &Argv, limits: &ProcessLimits, scratch: &Path) -> Co
     if let Some(cwd) = &argv.cwd {
         command.current_dir(cwd);
     }
-    ends_with_service(&mut command, limits.resources);
+    ends_with_service(&mut command, limits.resources, limits.death_signal);
     command
 }
 
 /// Makes `command` lead a session of its own, end when this process dies, and adopt its orphans.
-pub(super) fn ends_with_service(command: &mut Command, resources: Option<ResourceLimits>) {
+///
+/// TERM, not KILL, where the child ends others: a profiler that gets TERM also ends its target. A
+/// process with limits has no target and may be stopped, and TERM does not end a stopped process.
+pub(super) fn ends_with_service(
+    command: &mut Command,
+    resources: Option<ResourceLimits>,
+    death_signal: Signal,
+) {
     let service = Pid::this();
     let prepare = move || {
         setsid()?;
         // Its orphans become its children, and then those of the service.
         prctl::set_child_subreaper(true)?;
-        // TERM, not KILL: a profiler that gets TERM also ends its target. A process with limits has
-        // no target and may be stopped, and TERM does not end a stopped process.
         prctl::set_pdeathsig(match resources {
             Some(_) => Signal::SIGKILL,
-            None => Signal::SIGTERM,
+            None => death_signal,
         })?;
         if getppid() != service {
             return Err(Errno::ESRCH.into()); // the service has ended since

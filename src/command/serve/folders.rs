@@ -29,6 +29,8 @@ pub(super) struct ServiceFolders {
     pub input_storage: InputStorage,
     pub runs: PathBuf,
     pub alignments: PathBuf,
+    /// Of sessions that have not ended.
+    pub sessions: PathBuf,
     pub lock: Arc<FolderLock>,
     pub identity: FolderId,
     /// Of the file that is being packed; empty at start.
@@ -53,9 +55,20 @@ impl ServiceFolders {
         let inputs = Arc::new(input_folders(&data, &server.inputs, stored)?);
         let runs = create_folder(&data.join("runs"))?;
         let alignments = create_folder(&data.join("alignments"))?;
+        let sessions = create_folder(&data.join("sessions"))?;
         let packing = data.join("packing");
         empty_folder(&packing)?;
-        Ok(Self { data, inputs, input_storage, runs, alignments, lock, identity, packing })
+        Ok(Self {
+            data,
+            inputs,
+            input_storage,
+            runs,
+            alignments,
+            sessions,
+            lock,
+            identity,
+            packing,
+        })
     }
 }
 
@@ -75,7 +88,7 @@ fn input_folders(data: &Path, configured: &Path, stored: PathBuf) -> Result<Inpu
 }
 
 /// Creates a folder, or removes everything in it.
-fn empty_folder(path: &Path) -> Result<()> {
+pub(super) fn empty_folder(path: &Path) -> Result<()> {
     match std::fs::remove_dir_all(path) {
         Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
             Err(error).with_context(|| format!("cannot empty the folder {}", path.display()))

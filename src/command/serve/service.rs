@@ -26,7 +26,7 @@ use tokio_util::sync::CancellationToken;
 
 use super::{
     Logging,
-    folders::{ServiceFolders, create_folder},
+    folders::{ServiceFolders, create_folder, empty_folder},
     process_limits,
     settings::{certificate, check_address, collector, connection_limits, devices, given, slurm},
 };
@@ -180,6 +180,7 @@ fn context(
         folder: folders.identity,
         runs: folders.runs.clone(),
         alignments: folders.alignments.clone(),
+        sessions: folders.sessions.clone(),
         inputs: Arc::clone(&folders.inputs),
         models: Arc::clone(&catalog.models),
         targets: Arc::clone(&catalog.targets),
@@ -197,7 +198,8 @@ fn context(
 /// temporary files that killed processes left.
 async fn recover(cx: &scheduler::Context, folders: &ServiceFolders) -> Result<()> {
     scheduler::recover(cx, true).await?;
-    // After the processes of abandoned runs have ended.
+    // After the processes of abandoned runs and sessions have ended.
+    empty_folder(&cx.sessions)?;
     if let Err(error) = temporary::sweep(&config::environment::temp_dir()) {
         tracing::warn!(%error, "cannot remove left-over temporary files");
     }

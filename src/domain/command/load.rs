@@ -151,7 +151,8 @@ mod tests {
     fn a_load_is_a_command_line_with_parameters_in_place() {
         let target = command("{ concurrency = '{clients}', rate = 2.5, body = { a = { b = 1 } } }");
         target.check("s").unwrap();
-        let call = CommandCall { command: "s".into(), params: [].into(), gpus: None };
+        let call =
+            CommandCall { command: "s".into(), params: [].into(), gpus: None, session: None };
         let plan = target.plan(&call, &[].into()).unwrap();
         let client = plan.client.as_ref().unwrap();
         assert!(client.is_load);

@@ -24,5 +24,6 @@ pub mod report;
 pub mod retention;
 pub mod runs;
 pub mod series;
+pub mod sessions;
 pub mod tables;
 pub mod targets;

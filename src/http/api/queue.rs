@@ -18,7 +18,7 @@ use crate::{
         error::{ApiError, responses::GuardedErrors},
         state::App,
     },
-    store::{History, Waiting},
+    store::{History, StoredSession, Waiting},
 };
 
 /// Maximum number of listed runs.
@@ -89,23 +89,29 @@ pub async fn queue(State(app): State<App>) -> Result<Json<Queue>, ApiError> {
     kinds.dedup();
     let history = app.store.history(&kinds).await?;
     let now = jiff::Timestamp::now().as_millisecond();
-    Ok(Json(estimate(&runs, &app.devices, &history, now)))
+    let sessions = app.store.sessions(MAX_LISTED).await?;
+    Ok(Json(estimate(&runs, (&app.devices, &sessions), &history, now)))
 }
 
-/// A device and the time at which it is free, in milliseconds since 1970; or the name of the run
-/// whose duration is unknown.
+/// A device and the time at which it is free, in milliseconds since 1970; or the reason why that is
+/// unknown.
 struct DeviceSchedule<'a> {
     device: &'a Device,
-    free_at: Result<i64, &'a str>,
+    free_at: Result<i64, String>,
 }
 
 /// Assigns the queued runs, in order, to the matching devices that are free first. `now`:
 /// milliseconds since 1970.
-fn estimate(runs: &[Waiting], devices: &[Device], history: &[History], now: i64) -> Queue {
+fn estimate(
+    runs: &[Waiting],
+    (devices, sessions): (&[Device], &[StoredSession]),
+    history: &[History],
+    now: i64,
+) -> Queue {
     let (running, queued): (Vec<&Waiting>, Vec<&Waiting>) =
         runs.iter().partition(|it| it.worker.is_some());
     let mut schedules: Vec<DeviceSchedule> =
-        devices.iter().map(|device| schedule(device, &running, history, now)).collect();
+        devices.iter().map(|device| schedule(device, (&running, sessions), history, now)).collect();
     let waiting = queued
         .into_iter()
         .zip(1..)
@@ -127,7 +133,7 @@ fn duration_ms(spec: &RunSpec, history: &[History]) -> Option<i64> {
 /// The schedule of a device: free now, or at the expected end of its run.
 fn schedule<'a>(
     device: &'a Device,
-    running: &[&'a Waiting],
+    (running, sessions): (&[&Waiting], &[StoredSession]),
     history: &[History],
     now: i64,
 ) -> DeviceSchedule<'a> {
@@ -139,19 +145,31 @@ fn schedule<'a>(
         let (start, duration) = it.started_ms.zip(duration_ms(&it.run.spec, history))?;
         Some((start.min(now) + duration).max(now))
     };
-    let free_at = match running.iter().find(runs_here) {
-        None => Ok(now),
-        Some(it) => end(it).ok_or(it.run.spec.name()),
+    let holds = |it: &&StoredSession| !it.state.is_final() && it.devices.contains(&device.name);
+    let free_at = match (sessions.iter().find(holds), running.iter().find(runs_here)) {
+        (Some(it), _) => Err(format!(
+            "no estimate: the session {} holds {} until {} at the latest, or until it is ended",
+            it.id, device.name, it.expires_at
+        )),
+        (None, None) => Ok(now),
+        (None, Some(it)) => end(it).ok_or_else(|| no_history(it.run.spec.name())),
     };
     DeviceSchedule { device, free_at }
 }
 
+fn no_history(name: &str) -> String {
+    format!("no estimate: no run like the one ahead ({name}) has finished on this host")
+}
+
 /// Assigns a run to devices and returns its start, or the reason why it is unknown.
-fn assign<'a>(
-    spec: &'a RunSpec,
-    schedules: &mut [DeviceSchedule<'a>],
+fn assign(
+    spec: &RunSpec,
+    schedules: &mut [DeviceSchedule<'_>],
     history: &[History],
 ) -> Result<i64, String> {
+    if let Some(session) = spec.session() {
+        return Err(format!("no estimate: it waits for its session {session}"));
+    }
     let gpus = spec.gpus() as usize;
     let matching = || {
         schedules
@@ -160,21 +178,21 @@ fn assign<'a>(
             .filter(|(_, it)| spec.device().is_some_and(|device| it.device.matches(device)))
     };
     let mut free: Vec<(i64, usize)> =
-        matching().filter_map(|(at, it)| it.free_at.ok().map(|free| (free, at))).collect();
+        matching().filter_map(|(at, it)| Some((*it.free_at.as_ref().ok()?, at))).collect();
     free.sort_unstable();
     free.truncate(gpus);
     // A run on several devices starts when the last of them is free.
     let start = free.last().filter(|_| free.len() == gpus).map(|(free, _)| *free);
-    let unknown = matching().find_map(|(_, it)| it.free_at.err());
+    let unknown = matching().find_map(|(_, it)| it.free_at.clone().err());
     match (start, unknown) {
         (Some(start), _) => {
-            let end = duration_ms(spec, history).map(|ms| start + ms).ok_or(spec.name());
-            free.iter().for_each(|(_, at)| schedules[*at].free_at = end);
+            let end = duration_ms(spec, history).map(|ms| start + ms);
+            for (_, at) in &free {
+                schedules[*at].free_at = end.ok_or_else(|| no_history(spec.name()));
+            }
             Ok(start)
         }
-        (None, Some(name)) => Err(format!(
-            "no estimate: no run like the one ahead ({name}) has finished on this host"
-        )),
+        (None, Some(why)) => Err(why),
         (None, None) => {
             Err("too few workers match the requested device; the service may be paused".to_owned())
         }

@@ -6,6 +6,8 @@ use axum::{
     response::Response,
 };
 
+use serde_json::Value;
+
 use super::{
     artifacts::send,
     runs::{self, example},
@@ -41,6 +43,23 @@ const FILES: &[(&str, &str, &str)] = &[
     ("text", "html", layout::REPORT_HTML),
     ("text", "markdown", layout::REPORT_MD),
 ];
+
+fn short_example() -> Value {
+    without_nulls(serde_json::to_value(example_report()).unwrap_or_default())
+}
+
+/// The value without its fields that are `null`, which the schema does not require.
+fn without_nulls(value: Value) -> Value {
+    match value {
+        Value::Object(fields) => fields
+            .into_iter()
+            .filter(|(_, field)| !field.is_null())
+            .map(|(name, field)| (name, without_nulls(field)))
+            .collect(),
+        Value::Array(items) => items.into_iter().map(without_nulls).collect(),
+        value => value,
+    }
+}
 
 /// The report of a run with two measured stages.
 pub(super) fn example_report() -> LLMProfileReport {
@@ -85,7 +104,7 @@ pub(super) fn example_report() -> LLMProfileReport {
                     example = json!("<!doctype html>\n<html lang=\"en\">...</html>\n")),
                 (String = "text/markdown",
                     example = json!("# deepseek-ocr-tiny\n\n## Environment\n...")),
-                (LLMProfileReport = "application/json", example = json!(example_report())))),
+                (LLMProfileReport = "application/json", example = json!(short_example())))),
         GuardedErrors, InvalidParameter, RunNotFound, NotAcceptable, ReportUnavailable))]
 pub async fn report(
     State(app): State<App>,

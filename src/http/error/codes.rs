@@ -45,6 +45,8 @@ codes! {
         "no route /run; the API is documented at /docs";
     RunNotFound = "run_not_found", NOT_FOUND,
         "no run 019a9f3e-6d1c-7c4e-9a51-3a8f0c2b7d10";
+    SessionNotFound = "session_not_found", NOT_FOUND,
+        "no session 019aa3b1-5c2e-7f10-8a4d-6e1b3c9d2f45; see GET /sessions";
     AlignmentNotFound = "alignment_not_found", NOT_FOUND,
         "no alignment 019aa1c2-0f3b-7a60-8c1d-5b2e9d4f6a71";
     SeriesNotFound = "series_not_found", NOT_FOUND,
@@ -90,6 +92,8 @@ codes! {
         "column total_ms has numbers, and \"much\" is not a number or a range such as 1..10";
     InputsUnfit = "inputs_unfit", CONFLICT,
         "inputs.yaml contains images, but the model llama-tiny reads text only";
+    SessionEnded = "session_ended", CONFLICT,
+        "the session 019aa3b1-5c2e-7f10-8a4d-6e1b3c9d2f45 is lost; start one by POST /sessions";
     RunNotCancellable = "run_not_cancellable", CONFLICT,
         "the run has already ended: succeeded";
     RunActive = "run_active", CONFLICT,
@@ -126,6 +130,8 @@ codes! {
         "rate limit exceeded; retry after the seconds in the header retry-after";
     TooManyQueued = "too_many_queued", TOO_MANY_REQUESTS,
         "queue limit reached: \"ann\" already has 200 queued runs; cancel some or retry later";
+    TooManySessions = "too_many_sessions", TOO_MANY_REQUESTS,
+        "session limit reached: \"ann\" already has 2 sessions (sessions.per_owner); end one";
     TooManyUploads = "too_many_uploads", TOO_MANY_REQUESTS,
         "upload limit reached: \"ann\" already has 4 active uploads; retry later";
     Internal = "internal", INTERNAL_SERVER_ERROR,

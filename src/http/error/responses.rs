@@ -42,6 +42,7 @@ families! {
     Unauthenticated: Unauthenticated;
     Forbidden: Forbidden CrossOrigin;
     RunNotFound: RunNotFound;
+    SessionNotFound: SessionNotFound;
     AlignmentNotFound: AlignmentNotFound;
     SeriesNotFound: SeriesNotFound;
     GateNotFound: RunNotFound BaselineNotFound;
@@ -54,13 +55,14 @@ families! {
     ModelNotFound: ModelNotFound InputsNotFound;
     /// No model, mode, part, command, device or inputs of the name in a submission.
     SubjectNotFound: ModelNotFound ModeNotFound PartNotFound CommandNotFound DeviceNotFound
-        InputsNotFound;
+        InputsNotFound SessionNotFound;
     InputsNotFound: InputsNotFound;
     MethodNotAllowed: MethodNotAllowed;
     NotAcceptable: NotAcceptable;
     BodyTimeout: BodyTimeout;
     SubmissionConflict:
-        RequestContradictory IdempotencyKeyReused DtypeUnavailable ParamsUnfit InputsUnfit;
+        RequestContradictory IdempotencyKeyReused DtypeUnavailable ParamsUnfit InputsUnfit
+        SessionEnded;
     RequestConflict: RequestContradictory;
     IdempotencyConflict: IdempotencyKeyReused;
     AlignmentConflict:
@@ -83,7 +85,7 @@ families! {
     InvalidInputs: InvalidRequest InputsInvalid;
     InvalidCapture: InvalidRequest CaptureInvalid;
     RateLimited: RateLimited;
-    QueueLimit: RateLimited TooManyQueued;
+    QueueLimit: RateLimited TooManyQueued TooManySessions;
     UploadLimit: RateLimited TooManyQueued TooManyUploads;
     InputsUploadLimit: RateLimited TooManyUploads;
     Internal: Internal;

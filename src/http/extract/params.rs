@@ -10,7 +10,7 @@ use serde::de::DeserializeOwned;
 
 use crate::{
     domain::{
-        ids::{AlignmentId, InputsId, RunId},
+        ids::{AlignmentId, InputsId, RunId, SessionId},
         plain_words::plain_words,
     },
     http::error::{ApiError, ErrorCode},
@@ -63,6 +63,18 @@ impl<S: Send + Sync> FromRequestParts<S> for AlignmentFile {
         let Path((id, name)) =
             Path::<(String, String)>::from_request_parts(parts, state).await.map_err(bad_path)?;
         Ok(Self(parse_id(&id)?, name))
+    }
+}
+
+/// The session in a path.
+pub struct SessionPath(pub SessionId);
+
+impl<S: Send + Sync> FromRequestParts<S> for SessionPath {
+    type Rejection = ApiError;
+
+    async fn from_request_parts(parts: &mut Parts, state: &S) -> Result<Self, ApiError> {
+        let Path(id) = Path::<String>::from_request_parts(parts, state).await.map_err(bad_path)?;
+        parse_id(&id).map(Self)
     }
 }
 

@@ -16,6 +16,7 @@ mod page;
 mod run;
 mod run_inputs;
 mod series;
+mod sessions;
 mod storage;
 mod submit_form;
 mod submit_inputs;
@@ -64,6 +65,8 @@ pub fn router(app: App) -> Router {
         .route("/ui/storage", get(storage::storage))
         .route("/ui/series", get(series::list))
         .route("/ui/series/{series_id}", get(series::show))
+        .route("/ui/sessions", get(sessions::list))
+        .route("/ui/sessions/{session_id}/end", post(sessions::end).get(sessions::back))
         .route("/ui/diff", get(compare::compare))
         .route("/ui/doctor", get(doctor::doctor))
         .route(login::LOGIN, get(login::form).post(login::log_in))

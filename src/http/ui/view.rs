@@ -19,7 +19,7 @@ pub const STYLES: [&str; 2] = [report::html::STYLE, include_str!("templates/page
 pub const SCRIPT: &str = include_str!("templates/page.js");
 pub const ICON: &str = include_str!("templates/icon.svg");
 
-const TEMPLATES: [(&str, &str); 18] = [
+const TEMPLATES: [(&str, &str); 19] = [
     ("macros.html", report::html::TABLE_MACRO),
     ("layout.html", include_str!("templates/layout.html")),
     ("parts.html", include_str!("templates/parts.html")),
@@ -30,6 +30,7 @@ const TEMPLATES: [(&str, &str); 18] = [
     ("alignment.html", include_str!("templates/alignment.html")),
     ("inputs.html", include_str!("templates/inputs.html")),
     ("stored_inputs.html", include_str!("templates/stored_inputs.html")),
+    ("sessions.html", include_str!("templates/sessions.html")),
     ("series_list.html", include_str!("templates/series_list.html")),
     ("series.html", include_str!("templates/series.html")),
     ("storage.html", include_str!("templates/storage.html")),

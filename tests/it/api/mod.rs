@@ -19,6 +19,7 @@ mod quiet;
 pub mod router;
 mod series;
 pub mod service;
+mod sessions;
 pub mod stated_models;
 pub mod submissions;
 pub mod tables;

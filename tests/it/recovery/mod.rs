@@ -7,5 +7,6 @@ pub mod faults;
 pub mod power_cut;
 pub mod processes;
 pub mod resume;
+mod sessions;
 pub mod survive;
 pub mod upgrade;

@@ -10,7 +10,7 @@ use crate::{
 };
 
 /// A service whose host allows `commands`, and that has a secret in its environment.
-pub(super) fn service(data: &Path, commands: &str, nsys: &str) -> Service {
+pub fn service(data: &Path, commands: &str, nsys: &str) -> Service {
     let targets = data.join("targets.toml");
     fs::write(&targets, commands).unwrap();
     let mut command = service::command(data, &Setup { nsys: nsys.into(), ..Setup::default() });
@@ -43,7 +43,7 @@ pub(super) fn json(service: &Service, id: &str, path: &str) -> Value {
     serde_json::from_str(&read(service, id, path)).unwrap()
 }
 
-pub(super) fn finding<'a>(run: &'a Value, id: &str) -> Option<&'a Value> {
+pub fn finding<'a>(run: &'a Value, id: &str) -> Option<&'a Value> {
     run["findings"].as_array().unwrap().iter().find(|it| it["id"] == id)
 }
 
@@ -309,7 +309,7 @@ fn a_file_of_commands_with_a_mistake_stops_the_service_with_one_line() {
 }
 
 /// The real nsys of this host; `None` where it is not installed and not required.
-pub(super) fn nsys() -> Option<String> {
+pub fn nsys() -> Option<String> {
     let found =
         llmprof::collect::tools::find_tool("nsys", None).map(|path| path.display().to_string());
     let required = std::env::var_os("LLMPROF_REQUIRE_NSYS").is_some_and(|value| value == "1");

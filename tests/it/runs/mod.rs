@@ -21,5 +21,7 @@ pub mod report;
 pub mod runner;
 pub mod samples;
 pub mod serving;
+mod session_failures;
+mod sessions;
 pub mod stored_inputs;
 mod torch_profiler;

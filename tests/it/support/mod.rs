@@ -4,3 +4,4 @@ pub mod deep;
 pub mod disk;
 pub mod golden;
 pub mod service;
+pub mod session;

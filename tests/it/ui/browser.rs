@@ -241,6 +241,7 @@ async fn pages_are_accessible_in_both_color_schemes_and_on_phones() {
         format!("/runs/{real}/report"),
         format!("/ui/diff?a={real}&b={real}"),
         "/ui/series".to_owned(),
+        "/ui/sessions".to_owned(),
         series,
         format!("/ui/alignments?again={alignment}"),
         format!("/ui/alignments/{alignment}"),

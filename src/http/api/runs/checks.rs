@@ -90,7 +90,7 @@ pub(crate) fn check_labels(labels: &[Label]) -> Result<(), ApiError> {
 }
 
 /// Refuses an invalid device, and one without a worker.
-fn check_device(app: &App, device: &str) -> Result<(), ApiError> {
+pub(crate) fn check_device(app: &App, device: &str) -> Result<(), ApiError> {
     if !is_device(device) && !is_model(device) {
         let message = format!(
             "invalid device {device:?}; expected auto, cpu, cuda:INDEX, a UUID or a GPU model"

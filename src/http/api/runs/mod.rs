@@ -13,8 +13,10 @@ pub mod submit;
 mod submit_command;
 mod submit_inputs;
 mod submit_model;
+mod submit_session;
 
-pub(crate) use checks::{check_labels, deduplicated, input_error};
+pub(crate) use checks::{check_device, check_labels, deduplicated, input_error};
+pub(crate) use submit_command::{check_gpu_count, find_command};
 
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;

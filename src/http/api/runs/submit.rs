@@ -15,7 +15,7 @@ use super::{
     dry_run::{self, DryRun},
     example,
     submissions::SubmitRun,
-    submit_command, submit_model,
+    submit_command, submit_model, submit_session,
 };
 use crate::{
     domain::{ids::RunId, state::RunState, subject::RunSpec},
@@ -115,7 +115,7 @@ pub async fn submit(
     let _slot = if is_large { Some(app.access.upload_slot(&caller)?) } else { None };
     let max = if is_large { MAX_INLINE_BODY } else { MAX_BODY };
     let body = read_json(&headers, body, max).await?;
-    let checked = check(&app, &body, None).await?;
+    let checked = check(&app, &caller, &body, None).await?;
     if checked.dry_run {
         check_free_space(&app)?;
         return Ok(dry_run::answer(&app, checked.spec).await?.into_response());
@@ -149,7 +149,7 @@ pub(crate) async fn queue(
     key: Option<String>,
     uploaded: Option<PendingInputs>,
 ) -> Result<StoredRun, ApiError> {
-    let checked = check(app, body, uploaded).await?;
+    let checked = check(app, &caller, body, uploaded).await?;
     queue_checked(app, caller, checked, idempotency::of_body(key, body)).await
 }
 
@@ -215,6 +215,7 @@ pub(crate) fn accepted_run(submitted: Submitted, caller: &Caller) -> Result<Stor
         Submitted::NoInputs(id) => {
             Err(ApiError::new(ErrorCode::InputsNotFound, format!("no inputs {id}")))
         }
+        Submitted::SessionEnded(id) => Err(submit_session::ended(id, "has ended")),
     }
 }
 
@@ -236,11 +237,12 @@ fn check_free_space(app: &App) -> Result<(), ApiError> {
 /// Checks a submission of either form and fills in the defaults.
 async fn check(
     app: &App,
+    caller: &Caller,
     body: &[u8],
     uploaded: Option<PendingInputs>,
 ) -> Result<CheckedRun, ApiError> {
     if is_command(body) {
-        submit_command::check(app, parse_object(body)?)
+        submit_command::check(app, caller, parse_object(body)?).await
     } else {
         submit_model::check(app, parse_object(body)?, uploaded).await
     }

@@ -1,6 +1,6 @@
 //! A submission of a command: checked against the commands and devices of this host.
 
-use super::{checks::check_passes, submissions::SubmitCommand, submit::CheckedRun};
+use super::{checks::check_passes, submissions::SubmitCommand, submit::CheckedRun, submit_session};
 use crate::{
     domain::{
         command::{CommandCall, CommandTarget},
@@ -9,31 +9,50 @@ use crate::{
         subject::{CommandSubject, RunSpec, Subject},
     },
     http::{
+        auth::access::Caller,
         error::{ApiError, ErrorCode},
         state::App,
     },
 };
 
 /// Checks a submission of a command and fills in the defaults.
-pub(super) fn check(app: &App, run: SubmitCommand) -> Result<CheckedRun, ApiError> {
+pub(super) async fn check(
+    app: &App,
+    caller: &Caller,
+    run: SubmitCommand,
+) -> Result<CheckedRun, ApiError> {
     let call = &run.target;
     call.check_form().map_err(|message| ApiError::new(ErrorCode::InvalidRequest, message))?;
     let (mut passes, common) = check_passes(app, &run.passes())?;
     let command = find_command(app, &call.command)?;
+    let session = match call.session {
+        Some(id) => Some(submit_session::find_session(app, caller, id).await?),
+        None => None,
+    };
+    let call = match &session {
+        Some(session) => submit_session::merge_call(call, &session.spec, command)?,
+        None => call.clone(),
+    };
     let plan = command
-        .plan(call, &app.models)
+        .plan(&call, &app.models)
         .map_err(|error| ApiError::new(ErrorCode::ParamsUnfit, error.to_string()))?;
     check_gpu_count(app, &run.device, plan.gpus)?;
     let gpus = Some(plan.gpus).filter(|gpus| *gpus > 0);
-    let call = CommandCall { command: call.command.clone(), params: plan.params, gpus };
+    let call = CommandCall { params: plan.params, gpus, ..call };
     let dry_run = run.dry_run;
     let change = run.profiling.unwrap_or_default();
-    passes.profiling = passes.profiling.map(|it| with_recording_window(it, &change, command));
+    match &session {
+        Some(session) => submit_session::fix_passes(&mut passes, &change, &session.spec)?,
+        None => {
+            let window = |it| with_recording_window(it, &change, command);
+            passes.profiling = passes.profiling.map(window);
+        }
+    }
     let subject = Subject::Command(CommandSubject { call, passes });
     Ok(CheckedRun { spec: RunSpec { subject, common }, inputs: None, dry_run })
 }
 
-fn find_command<'a>(app: &'a App, name: &str) -> Result<&'a CommandTarget, ApiError> {
+pub(crate) fn find_command<'a>(app: &'a App, name: &str) -> Result<&'a CommandTarget, ApiError> {
     app.targets.get(name).ok_or_else(|| {
         let names = app.targets.keys().map(String::as_str);
         let hint = match nearest(name, names.clone()) {
@@ -48,7 +67,7 @@ fn find_command<'a>(app: &'a App, name: &str) -> Result<&'a CommandTarget, ApiEr
 }
 
 /// Refuses a run that would wait forever: it requests more GPUs than there are.
-fn check_gpu_count(app: &App, device: &str, gpus: u32) -> Result<(), ApiError> {
+pub(crate) fn check_gpu_count(app: &App, device: &str, gpus: u32) -> Result<(), ApiError> {
     let available = app.devices.iter().filter(|it| it.matches(device) && !it.is_cpu()).count();
     if gpus < 2 || app.devices.is_empty() || available >= gpus as usize {
         return Ok(());

@@ -1,0 +1,290 @@
+//! A server that stays for several runs: started under `nsys launch`, and stopped with all its
+//! processes.
+//!
+//! The service holds it; the jobs of its runs reach it by [`SessionAccess`].
+
+use std::{
+    fs, io,
+    path::{Path, PathBuf},
+    time::Duration,
+};
+
+use nix::{libc::O_NONBLOCK, sys::signal::Signal};
+use serde::{Deserialize, Serialize};
+use tokio::{
+    fs::OpenOptions,
+    io::AsyncWriteExt,
+    time::{sleep, sleep_until, timeout},
+};
+
+use super::{
+    command::PassPlace,
+    pass::{LAST_WORDS, PassFolder},
+    server::stop_targets,
+};
+use crate::{
+    artifact::layout,
+    collect::{
+        CollectError, Collector, CommandRun, ExitReason, ProcessLimits,
+        process::{
+            child::{ChildScope, RunningChild},
+            orphans::{self, scratch},
+            output::Logs,
+        },
+        tools::nsys_session::{self, SessionFiles},
+    },
+    domain::{command::ReadyCheck, ids::SessionId, profiling::NsysSettings},
+};
+
+/// Folder of the server's files, and name of its logs.
+const SERVER: &str = "server";
+/// Folder of the reports that nsys writes, on the disk of the runs.
+const WINDOWS: &str = "windows";
+/// Time between two checks for a file.
+const PERIOD: Duration = Duration::from_millis(20);
+/// Time between two checks whether the server has ended.
+const END_PERIOD: Duration = Duration::from_millis(200);
+/// Additional time for a command that has a limit of its own.
+const MARGIN: Duration = Duration::from_secs(20);
+/// Time from the end of a server's targets to that of `nsys launch`.
+const LAUNCH_END: Duration = Duration::from_secs(10);
+/// Time from the failure of a client to the recorded end of its dead server.
+const EXIT_AFTER_CLIENT: Duration = Duration::from_secs(5);
+
+/// Access of a run's job to the server of its session.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct SessionAccess {
+    pub id: SessionId,
+    /// Port of the server.
+    pub port: u16,
+    /// Folder of the files that control it.
+    control: PathBuf,
+    /// The session's own folder.
+    dir: PathBuf,
+    /// Runs that it had before.
+    pub earlier_runs: u32,
+}
+
+/// A server of a session that is ready.
+pub struct RunningSession {
+    child: RunningChild,
+    limits: ProcessLimits,
+    pub access: SessionAccess,
+}
+
+impl Collector {
+    /// Starts the command's server in the folder `dir` and waits until it is ready. Its processes
+    /// end when the future or the value is dropped.
+    pub async fn start_session(
+        &self,
+        id: SessionId,
+        dir: &Path,
+        (run, ready): (&CommandRun, &ReadyCheck),
+        settings: &NsysSettings,
+        limits: ProcessLimits,
+    ) -> Result<RunningSession, CollectError> {
+        let nsys = self.nsys.as_deref().ok_or(CollectError::NotInstalled { tool: "nsys" })?;
+        // In a process tree of its own, everything ends with the first process.
+        let limits = ProcessLimits { death_signal: Signal::SIGKILL, ..limits };
+        let folder = PassFolder::create(self, dir, SERVER)?;
+        let windows = dir.join(WINDOWS);
+        fs::create_dir_all(&windows)
+            .map_err(|source| CollectError::Write { path: windows, source })?;
+        let place = PassPlace::of(&folder)?;
+        let target = self
+            .command_argv(run, &run.plan.program, &run.plan.args, &place)?
+            .env(orphans::TARGET.0, orphans::TARGET.1);
+        let name = format!("llmprof-{}", id.0.simple());
+        let launch = nsys_session::launch(nsys, settings, !run.gpus.is_empty(), &name, &target);
+        let (launch, _) = self.isolated(launch, dir, &limits).await;
+        let logs = folder.logs(SERVER);
+        let not_started = |source| CollectError::Run { program: launch.program.clone(), source };
+        let mut child = RunningChild::start(&launch, &logs, &limits, ChildScope::Run)
+            .await
+            .map_err(not_started)?;
+        let served = self.served(run, ready, &place, (0, 0), Duration::ZERO)?;
+        let ended = tokio::select! {
+            ended = child.wait(&limits) => Some(ended.map_err(not_started)?),
+            ready = served.wait_until_ready(&logs) => match ready {
+                Ok(()) => None,
+                Err(CollectError::NotReady { how, within_s, .. }) => {
+                    let last_words = logs.last_output(LAST_WORDS);
+                    child.finish(ExitReason::Stopped, &limits).await.map_err(not_started)?;
+                    return Err(CollectError::NotReady { how, within_s, last_words });
+                }
+                Err(error) => return Err(error),
+            },
+        };
+        if let Some(ended) = ended {
+            child.finish(ended, &limits).await.map_err(not_started)?;
+            return Err(folder.failure("the server", ended, &logs, &limits));
+        }
+        let control = scratch(limits.run);
+        let (port, dir) = (place.port, dir.to_owned());
+        let access = SessionAccess { id, port, control, dir, earlier_runs: 0 };
+        Ok(RunningSession { child, limits, access })
+    }
+}
+
+impl RunningSession {
+    /// Output of the server of the session in `dir`.
+    pub fn logs_in(dir: &Path) -> Logs {
+        Logs::named(&dir.join(layout::LOGS), SERVER)
+    }
+
+    /// Waits until the server ends by itself; returns the reason.
+    pub async fn ended(&mut self) -> String {
+        match self.child.wait(&self.limits).await {
+            Ok(ended) => {
+                let last = self.access.server_logs().last_output(1);
+                let last = last.first().map(|line| format!(": {line}")).unwrap_or_default();
+                format!("the server {ended}{last}")
+            }
+            Err(error) => format!("cannot wait for the server: {error}"),
+        }
+    }
+
+    /// Stops the server: TERM, and KILL after the grace period, for all of its processes.
+    pub async fn stop(mut self) {
+        stop_targets(&self.limits).await;
+        let ended = timeout(LAUNCH_END, self.child.wait(&self.limits)).await;
+        let ended = ended.ok().and_then(Result::ok).unwrap_or(ExitReason::Stopped);
+        if let Err(error) = self.child.finish(ended, &self.limits).await {
+            tracing::warn!(session = %self.access.id, %error, "cannot stop a session's server");
+        }
+    }
+}
+
+impl SessionAccess {
+    /// Output of the server.
+    pub fn server_logs(&self) -> Logs {
+        RunningSession::logs_in(&self.dir)
+    }
+
+    /// Copies the output of the server into the run's folder.
+    pub fn copy_logs(&self, dir: &Path) -> Result<(), CollectError> {
+        let (from, to) = (self.server_logs(), Logs::named(&dir.join(layout::LOGS), SERVER));
+        for (from, to) in [(&from.stdout, &to.stdout), (&from.stderr, &to.stderr)] {
+            match fs::copy(from, to) {
+                Err(source) if source.kind() != io::ErrorKind::NotFound => {
+                    return Err(CollectError::Write { path: to.clone(), source });
+                }
+                _ => {}
+            }
+            crate::collect::process::output::make_portable(to, &self.dir);
+        }
+        Ok(())
+    }
+
+    fn files(&self) -> SessionFiles {
+        SessionFiles::of(&self.control)
+    }
+
+    /// Stem of the report that nsys writes.
+    fn report(&self) -> PathBuf {
+        self.dir.join(WINDOWS).join("window")
+    }
+
+    /// Starts to record a window; the error is a text.
+    pub async fn start_window(&self, options: &str, limit_s: u32) -> Result<(), String> {
+        let stem = self.report();
+        let stem = stem.to_str().filter(|it| !it.contains(['\t', '\n']));
+        let stem = stem.ok_or("the path of the data folder has a tab or is not UTF-8")?;
+        self.request(&format!("start\t{stem}\t{options}"), limit_s).await
+    }
+
+    /// Stops the recording and moves what nsys wrote to `stem`.
+    pub async fn stop_window(&self, stem: &Path, limit_s: u32) -> Result<(), String> {
+        let stopped = self.request("stop", limit_s).await;
+        for extension in ["nsys-rep", "qdstrm"] {
+            let from = self.report().with_extension(extension);
+            if from.exists() {
+                let to = stem.with_extension(extension);
+                fs::rename(&from, &to).map_err(|error| {
+                    format!("cannot move {} to the run: {error}", from.display())
+                })?;
+            }
+        }
+        stopped
+    }
+
+    /// Stops and removes a recording that a run left open.
+    pub async fn drop_window(&self, limit_s: u32) -> Result<(), String> {
+        self.request("drop", limit_s).await
+    }
+
+    /// Sends a command to the session's shell and waits for its exit code.
+    async fn request(&self, command: &str, limit_s: u32) -> Result<(), String> {
+        let number = uuid::Uuid::now_v7().simple().to_string();
+        let answer = self.files().answer(&number);
+        let sent = async {
+            // Opening a pipe without a reader would block.
+            let mut pipe = OpenOptions::new()
+                .write(true)
+                .custom_flags(O_NONBLOCK)
+                .open(self.files().requests())
+                .await?;
+            pipe.write_all(format!("{number}\t{command}\n").as_bytes()).await?;
+            pipe.flush().await
+        };
+        sent.await.map_err(|error| format!("the session does not answer: {error}"))?;
+        let written = async {
+            loop {
+                if let Ok(text) = fs::read_to_string(&answer) {
+                    return text.trim().to_owned();
+                }
+                sleep(PERIOD).await;
+            }
+        };
+        let limit = Duration::from_secs(limit_s.into()) + MARGIN;
+        let code = timeout(limit, written).await;
+        let _ = fs::remove_file(&answer); // it may not exist
+        match code.as_deref() {
+            Ok("0") => Ok(()),
+            Ok("124") => Err(format!("nsys did not end within {limit_s} s")),
+            Ok(code) => Err(format!("nsys exited with code {code}")),
+            Err(_) => Err("no exit code of nsys".into()),
+        }
+    }
+
+    /// Waits for `used`, a use of the server. It is dropped, with an error, when the server ends,
+    /// the run is stopped or its time is over.
+    pub async fn use_while_alive<T>(
+        &self,
+        used: impl Future<Output = Result<T, CollectError>>,
+        limits: &ProcessLimits,
+    ) -> Result<T, CollectError> {
+        let dropped = |ended| CollectError::Ended { what: "the load", ended, last_words: vec![] };
+        let used = tokio::select! {
+            biased;
+            used = used => used,
+            error = self.server_ended() => return Err(error),
+            () = limits.stop.cancelled() => return Err(dropped(ExitReason::Stopped)),
+            () = sleep_until(limits.deadline) => return Err(dropped(ExitReason::DeadlinePassed)),
+        };
+        let is_exit = |ended| matches!(ended, ExitReason::Exited(_) | ExitReason::Signalled(_));
+        if matches!(&used, Err(CollectError::Ended { what: "the client", ended, .. })
+            if is_exit(*ended))
+            && let Ok(error) = timeout(EXIT_AFTER_CLIENT, self.server_ended()).await
+        {
+            return Err(error);
+        }
+        used
+    }
+
+    /// Waits until the server has ended.
+    async fn server_ended(&self) -> CollectError {
+        let ended = self.files().ended();
+        let reason = loop {
+            if let Ok(code) = fs::read_to_string(&ended) {
+                break code.trim().parse().map_or(ExitReason::Stopped, ExitReason::of_code);
+            }
+            if !self.control.exists() {
+                break ExitReason::Stopped;
+            }
+            sleep(END_PERIOD).await;
+        };
+        let last_words = self.server_logs().last_output(LAST_WORDS);
+        CollectError::Ended { what: "the session's server", ended: reason, last_words }
+    }
+}

@@ -1,0 +1,390 @@
+//! Leads a claimed session to its end: starts its server, executes the runs that are queued for it
+//! one at a time, and stops the server.
+//!
+//! The session ends when it is requested, by its lifetime, with the service or with its server. A
+//! run that has started then ends first, within its own time limit.
+
+use std::{
+    fs, io,
+    path::{Path, PathBuf},
+    pin::pin,
+    time::Duration,
+};
+
+use tokio::{
+    sync::watch,
+    task::JoinSet,
+    time::{Instant, sleep, sleep_until},
+};
+use tokio_util::sync::CancellationToken;
+
+use super::{
+    Context, executor::Executor, job_resolution::resolve_session, recovery::keep_evidence,
+    run_lifecycle::run_to_end,
+};
+use crate::{
+    collect::{
+        CollectError, CommandRun, ProcessLimits, RunningSession, end_orphans,
+        process::disk_quota::DiskQuota, tools::nsys_window::STOP_LIMIT_S,
+    },
+    domain::{
+        device::Device,
+        ids::{RunId, SessionId},
+        session::SessionState,
+    },
+    job::visible_gpus,
+    runtime,
+    store::{ClaimedRun, ClaimedSession, EndedSession, SessionRenewal, StoreError},
+};
+
+/// Longest time between two claims of an idle session; a queued run wakes it earlier.
+const IDLE: Duration = Duration::from_secs(1);
+/// Longest time until a requested end is seen; a notification is seen at once.
+const CHECK: Duration = Duration::from_secs(5);
+/// Lines of the server's output that are kept of an ended session, and their characters.
+const LAST_LINES: usize = 40;
+const LAST_CHARS: usize = 8_000;
+/// Time beyond a session's lifetime after which its processes are ended in any case.
+const DEADLINE_MARGIN: Duration = Duration::from_secs(24 * 3600);
+
+/// Reason why a session ends.
+#[derive(Debug, Clone, PartialEq, Eq)]
+enum SessionEnd {
+    Requested,
+    LifetimePassed,
+    ServiceStops,
+    /// Another worker took it for lost and ended its processes.
+    LeaseLost,
+    /// In words.
+    Failed(String),
+}
+
+impl SessionEnd {
+    fn ended(self, spec_s: u32, log: Option<String>) -> EndedSession {
+        let (state, message) = match self {
+            Self::Requested => (SessionState::Ended, "ended on request".to_owned()),
+            Self::LifetimePassed => {
+                (SessionState::Ended, format!("its lifetime of {spec_s} s has passed"))
+            }
+            Self::ServiceStops => (SessionState::Ended, "the service stopped".to_owned()),
+            Self::LeaseLost => (SessionState::Lost, "its worker stalled".to_owned()),
+            Self::Failed(why) => (SessionState::Failed, why),
+        };
+        EndedSession { state, message, log }
+    }
+}
+
+/// Leads a session to its end.
+#[tracing::instrument(skip_all, fields(session = %session.id, device = device.name))]
+pub async fn serve<E: Executor>(
+    session: &ClaimedSession,
+    (device, others): (&Device, &[Device]),
+    cx: &Context,
+    executor: &E,
+    stop: &CancellationToken,
+) {
+    tracing::info!(command = session.spec.call.command, "session starts");
+    let serving = Serving { session, device, others, cx, dir: folder(cx, session.id) };
+    let hold = SessionHold::start(session, cx, stop);
+    let end = match serving.start(&hold).await {
+        Ok(server) => serving.serve(server, &hold, executor, stop).await,
+        Err(end) => end,
+    };
+    let lost = end == SessionEnd::LeaseLost;
+    let log = serving.last_output();
+    remove(serving.dir.clone()).await;
+    if lost {
+        return;
+    }
+    let ended = end.ended(session.spec.lifetime_s, log);
+    match cx.store.end_session(session, &ended).await {
+        Ok(failed) => {
+            tracing::info!(state = %ended.state, reason = ended.message, "session ends");
+            seal_runs(cx, &failed.unwrap_or_default()).await;
+        }
+        Err(error) => {
+            let error = crate::chain(&error);
+            tracing::error!(error, "cannot record the end of a session; its lease will expire");
+        }
+    }
+}
+
+/// A claimed session on its devices.
+struct Serving<'a> {
+    session: &'a ClaimedSession,
+    device: &'a Device,
+    others: &'a [Device],
+    cx: &'a Context,
+    dir: PathBuf,
+}
+
+impl Serving<'_> {
+    /// Starts the server and waits until it is ready.
+    async fn start(&self, hold: &SessionHold) -> Result<RunningSession, SessionEnd> {
+        let (spec, cx) = (&self.session.spec, self.cx);
+        let plan = resolve_session(spec, cx).map_err(SessionEnd::Failed)?;
+        let Some(ready) = plan.ready.clone() else {
+            let why = format!("command {} is not a server any more", spec.call.command);
+            return Err(SessionEnd::Failed(why));
+        };
+        fs::create_dir_all(&self.dir).map_err(|error| {
+            SessionEnd::Failed(format!("cannot create the folder of the session: {error}"))
+        })?;
+        let gpus = visible_gpus(std::iter::once(self.device).chain(self.others));
+        let run = CommandRun { plan, warmup: 0, repeats: 0, gpus, session: None };
+        let limits = self.limits();
+        let start = cx.collector.start_session(
+            self.session.id,
+            &self.dir,
+            (&run, &ready),
+            &spec.nsys,
+            limits,
+        );
+        let started = tokio::select! {
+            biased;
+            end = hold.ends() => return Err(end),
+            started = start => started,
+        };
+        let server = started.map_err(|error| SessionEnd::Failed(describe(&error)))?;
+        self.set_state(SessionState::Ready).await;
+        Ok(server)
+    }
+
+    fn limits(&self) -> ProcessLimits {
+        let (spec, config) = (&self.session.spec, &self.cx.config);
+        let lifetime = Duration::from_secs(spec.lifetime_s.into());
+        let quota = DiskQuota {
+            dir: self.dir.clone(),
+            max_bytes: config.limits.run_bytes,
+            free_bytes: config.limits.free_bytes,
+        };
+        ProcessLimits {
+            grace: Duration::from_secs(config.worker.grace_s.into()),
+            quota: Some(quota),
+            ..ProcessLimits::new(
+                self.session.id.mark(self.cx.folder),
+                lifetime + DEADLINE_MARGIN,
+                CancellationToken::new(),
+            )
+        }
+    }
+
+    /// Executes runs until the session ends, and stops the server.
+    async fn serve<E: Executor>(
+        &self,
+        mut server: RunningSession,
+        hold: &SessionHold,
+        executor: &E,
+        stop: &CancellationToken,
+    ) -> SessionEnd {
+        let end = loop {
+            let mut woken = pin!(self.cx.queued.notified());
+            woken.as_mut().enable();
+            if let Some(end) = hold.reason() {
+                break end;
+            }
+            match self.next_run().await {
+                Ok(Some(run)) => {
+                    if let Some(end) = self.execute(&run, &mut server, hold, executor, stop).await {
+                        break end;
+                    }
+                    continue;
+                }
+                Ok(None) => {}
+                Err(error) => {
+                    tracing::error!(error = %crate::chain(&error), "cannot claim a run");
+                }
+            }
+            tokio::select! {
+                biased;
+                end = hold.ends() => break end,
+                why = server.ended() => break SessionEnd::Failed(why),
+                () = woken => {}
+                () = sleep(IDLE) => {}
+            }
+        };
+        if end != SessionEnd::LeaseLost {
+            self.set_state(SessionState::Ending).await;
+        }
+        server.stop().await;
+        end
+    }
+
+    async fn next_run(&self) -> Result<Option<ClaimedRun>, StoreError> {
+        let devices: Vec<&str> =
+            std::iter::once(self.device).chain(self.others).map(|it| it.name.as_str()).collect();
+        let session = self.session;
+        self.cx.store.claim_of_session(session.id, &session.worker, &devices, self.cx.lease()).await
+    }
+
+    /// Executes one run; returns the reason if the session ends with it.
+    async fn execute<E: Executor>(
+        &self,
+        run: &ClaimedRun,
+        server: &mut RunningSession,
+        hold: &SessionHold,
+        executor: &E,
+        stop: &CancellationToken,
+    ) -> Option<SessionEnd> {
+        self.set_state(SessionState::Busy).await;
+        let access = server.access.clone();
+        let place = (self.device, self.others, Some(&access));
+        let mut run = pin!(run_to_end(run, place, self.cx, executor, None, stop));
+        let mut failed = None;
+        let mut ending = false;
+        loop {
+            tokio::select! {
+                biased;
+                () = &mut run => break,
+                _ = hold.ends(), if !ending => {
+                    ending = true;
+                    self.set_state(SessionState::Ending).await;
+                }
+                // Its job sees the end of the server by itself.
+                why = server.ended(), if failed.is_none() => failed = Some(why),
+            }
+        }
+        server.access.earlier_runs += 1;
+        if let Some(end) = failed.map(SessionEnd::Failed).or_else(|| hold.reason()) {
+            return Some(end);
+        }
+        // A run that was cancelled or ran out of time leaves its recording open.
+        if let Err(why) = server.access.drop_window(STOP_LIMIT_S).await {
+            let why = format!("a recording that its run left open cannot be stopped: {why}");
+            return Some(SessionEnd::Failed(why));
+        }
+        self.set_state(SessionState::Ready).await;
+        None
+    }
+
+    async fn set_state(&self, state: SessionState) {
+        if let Err(error) = self.cx.store.set_session_state(self.session, state).await {
+            let error = crate::chain(&error);
+            tracing::error!(error, %state, "cannot save the state of a session");
+        }
+    }
+
+    /// The last lines of the server's output; `None` without any.
+    fn last_output(&self) -> Option<String> {
+        let lines = RunningSession::logs_in(&self.dir).last_output(LAST_LINES).join("\n");
+        let text = lines.replace(&self.dir.display().to_string(), "{session}");
+        let skipped = text.chars().count().saturating_sub(LAST_CHARS);
+        let text: String = text.chars().skip(skipped).collect();
+        (!text.is_empty()).then_some(text)
+    }
+}
+
+/// Seals the folders of runs that failed with their session after an earlier attempt. The next
+/// start of the service repeats what fails here.
+async fn seal_runs(cx: &Context, runs: &[RunId]) {
+    for id in runs {
+        if let Err(error) = keep_evidence(cx, *id).await {
+            let error = crate::chain(&error);
+            tracing::warn!(run = %id, error, "cannot keep the files of a failed run");
+        }
+    }
+}
+
+fn describe(error: &CollectError) -> String {
+    match error {
+        CollectError::NotInstalled { .. } => {
+            format!("{error}; a session needs it: run scripts/install-nsight.sh")
+        }
+        error => crate::chain(error),
+    }
+}
+
+/// Folder of a session that has not ended.
+fn folder(cx: &Context, id: SessionId) -> PathBuf {
+    cx.sessions.join(id.to_string())
+}
+
+async fn remove(dir: PathBuf) {
+    let removed = runtime::blocking(move || remove_folder(&dir)).await;
+    if let Err(error) = removed.map_err(io::Error::other).and_then(|removed| removed) {
+        tracing::warn!(%error, "cannot remove the folder of a session");
+    }
+}
+
+fn remove_folder(dir: &Path) -> io::Result<()> {
+    match fs::remove_dir_all(dir) {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
+        _ => Ok(()),
+    }
+}
+
+/// Renews the lease of a session until the value is dropped, and notes the first reason to end it.
+struct SessionHold {
+    reason: watch::Receiver<Option<SessionEnd>>,
+    _task: JoinSet<()>,
+}
+
+impl SessionHold {
+    fn start(session: &ClaimedSession, cx: &Context, stop: &CancellationToken) -> Self {
+        let (sender, reason) = watch::channel(None);
+        let (session, cx, stop) = (session.clone(), cx.clone(), stop.clone());
+        let mut task = JoinSet::new();
+        task.spawn(runtime::task(async move {
+            let note = |end: SessionEnd| {
+                sender.send_if_modified(|noted| {
+                    let is_first = noted.is_none();
+                    noted.get_or_insert(end);
+                    is_first
+                });
+            };
+            let lifetime = Duration::from_secs(session.spec.lifetime_s.into());
+            let expires = Instant::now() + lifetime;
+            loop {
+                let mut woken = pin!(cx.cancelled.notified());
+                woken.as_mut().enable();
+                match cx.store.renew_session(&session, cx.lease()).await {
+                    Ok(SessionRenewal::Kept) => {}
+                    Ok(SessionRenewal::EndRequested) => note(SessionEnd::Requested),
+                    Ok(SessionRenewal::Lost) => return note(SessionEnd::LeaseLost),
+                    Err(error) => {
+                        let error = crate::chain(&error);
+                        tracing::warn!(error, "cannot renew the lease of a session");
+                    }
+                }
+                let is_noted = sender.borrow().is_some();
+                tokio::select! {
+                    biased;
+                    () = stop.cancelled(), if !is_noted => note(SessionEnd::ServiceStops),
+                    () = sleep_until(expires), if !is_noted => note(SessionEnd::LifetimePassed),
+                    () = woken => {}
+                    () = sleep((cx.lease() / 3).min(CHECK)) => {}
+                }
+            }
+        }));
+        Self { reason, _task: task }
+    }
+
+    /// The reason to end the session, if there is one.
+    fn reason(&self) -> Option<SessionEnd> {
+        self.reason.borrow().clone()
+    }
+
+    /// Waits for the reason to end the session.
+    async fn ends(&self) -> SessionEnd {
+        let mut reason = self.reason.clone();
+        let noted = reason.wait_for(Option::is_some).await;
+        // Without its task the lease is not renewed.
+        noted.ok().and_then(|noted| noted.clone()).unwrap_or(SessionEnd::LeaseLost)
+    }
+}
+
+/// Ends the processes of sessions whose worker is gone (`all`: every held one, at start), and fails
+/// those that waited for a device too long.
+pub async fn recover(cx: &Context, all: bool) -> Result<(), StoreError> {
+    let abandoned = cx.store.abandoned_sessions(all).await?;
+    for &id in &abandoned {
+        let mark = id.mark(cx.folder);
+        // A panic there does not prevent the end.
+        runtime::blocking(move || end_orphans(mark)).await.ok();
+        remove(folder(cx, id)).await;
+        tracing::warn!(session = %id, "worker lost: the processes of its session were stopped");
+    }
+    seal_runs(cx, &cx.store.lose_sessions(&abandoned).await?).await;
+    cx.store.expire_waiting_sessions().await?;
+    Ok(())
+}
