@@ -81,6 +81,10 @@ pub struct CaptureForm {
     #[serde(default)]
     #[schema(max_items = 16, inline)]
     pub label: Vec<Label>,
+    /// Revision of the profiled program, such as a commit.
+    #[serde(default)]
+    #[schema(min_length = 1, max_length = 64, pattern = r"^[^\u0000-\u001f\u007f-\u009f]+$")]
+    pub revision: Option<String>,
     /// Ranges that are a stage: `NAME=RANGE` or `NAME=RANGE@DOMAIN`.
     #[serde(default)]
     #[schema(max_items = 32)]
@@ -125,6 +129,7 @@ impl CaptureForm {
             file: vec![file("vllm.sqlite.zst"), file("raw.csv")],
             model: Some("llama-3-8b".into()),
             label: vec![Label("vllm".into())],
+            revision: Some("3f2c1ab".into()),
             stage: vec!["prefill=ctx@vllm".into(), "decode_all=gen@vllm".into()],
             include_ranges: vec!["measured".into()],
             exclude_ranges: vec!["warmup".into()],
@@ -158,6 +163,9 @@ impl CaptureForm {
                            otherwise"),
         ("label" = Option<Vec<String>>, Query, max_items = 16,
             description = "Labels to find the run by"),
+        ("revision" = Option<String>, Query, min_length = 1, max_length = 64,
+            pattern = r"^[^\u0000-\u001f\u007f-\u009f]+$",
+            description = "Revision of the profiled program, such as a commit"),
         ("stage" = Option<Vec<String>>, Query, max_items = 32,
             description = "Ranges that are a stage: `NAME=RANGE` or `NAME=RANGE@DOMAIN`"),
         ("include_ranges" = Option<Vec<String>>, Query, max_items = 32,

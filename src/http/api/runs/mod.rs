@@ -13,7 +13,7 @@ mod submit_command;
 mod submit_inputs;
 mod submit_model;
 
-pub(crate) use checks::{check_labels, deduplicated, input_error};
+pub(crate) use checks::{check_labels, check_revision, deduplicated, input_error};
 
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
