@@ -65,6 +65,7 @@ fn main() -> ExitCode {
         let code = match std::env::args_os().nth(1).as_deref().and_then(|it| it.to_str()) {
             Some("align") => Some(align::BAD_INPUT),
             Some("gate") => Some(gate::BAD_INPUT),
+            Some("diff") if diff::has_limit() => Some(gate::BAD_INPUT),
             _ => None,
         };
         if let Some(code) = code.filter(|_| error.use_stderr()) {
@@ -84,7 +85,10 @@ fn main() -> ExitCode {
         Command::Serve(options) => serve::run(options),
         Command::Quickstart(options) => quickstart::run(options),
         Command::Analyze(options) => analyze::run(&options),
-        Command::Diff(options) => diff::run(&options),
+        Command::Diff(options) => match diff::run(&options) {
+            Ok(code) => return code,
+            Err(error) => Err(error),
+        },
         Command::Cost(options) => cost::run(&options),
         Command::Doctor(options) => match doctor::run(&options) {
             Ok(code) => return code,

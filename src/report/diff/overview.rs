@@ -51,7 +51,7 @@ pub(super) fn verdict(diff: &Diff) -> String {
     parts.join(", ") + &largest
 }
 
-fn sentence(it: &Change) -> String {
+pub(super) fn sentence(it: &Change) -> String {
     let stage = if it.stage.is_empty() || it.stage == it.name {
         String::new()
     } else {
