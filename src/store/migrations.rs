@@ -35,6 +35,7 @@ const FILES: &[(&str, &str)] = files![
     "0100_inputs",
     "0110_earlier_steps",
     "0130_series",
+    "0150_gates",
 ];
 
 /// All migrations, up to the version of this program.

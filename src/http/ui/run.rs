@@ -122,7 +122,7 @@ pub async fn run(
     Extension(caller): Extension<Caller>,
     RunPath(id): RunPath,
 ) -> Result<HtmlPage, ApiError> {
-    let run = RunView::from(runs::find(&app, id).await?);
+    let run = RunView::of(&app, runs::find(&app, id).await?).await?;
     let ended = run.state.is_final();
     let (progress, log) = read_journal(&app, id).await;
     let artifacts = app.store.artifacts(id).await?;

@@ -13,7 +13,7 @@ use crate::{
         state::RunState,
     },
     http::{
-        api::series::{RECENT, build_of, noise},
+        api::series::{RECENT, noise},
         error::{ApiError, ErrorCode},
         state::App,
     },
@@ -131,9 +131,9 @@ async fn sides(
     let changes = app.store.change_points(&series).await?;
     let mut earlier = app.store.points(&series, None, RECENT).await?;
     earlier.retain(|it| !gate.runs.contains(&it.run));
-    let build = build_of(&target, &changes);
+    let build = target.build_key(&changes);
     let others =
-        earlier.iter().filter(|it| it.run != target.run && build_of(it, &changes) == build);
+        earlier.iter().filter(|it| it.run != target.run && it.build_key(&changes) == build);
     let others: Vec<StoredPoint> = others.take(MAX_RUNS - 1).cloned().collect();
     let is_candidate = gate.runs.contains(&target.run);
     let baseline: Vec<StoredPoint> =

@@ -6,6 +6,7 @@ pub mod delete;
 pub mod dry_run;
 pub mod example;
 pub mod list;
+mod realised;
 pub mod show;
 pub mod submissions;
 pub mod submit;
@@ -18,6 +19,7 @@ pub(crate) use checks::{check_labels, check_revision, deduplicated, input_error}
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
+use self::realised::RealisedSaving;
 use super::artifacts::send;
 use crate::{
     domain::{
@@ -95,14 +97,18 @@ pub struct RunView {
     pub failed_step: Option<Step>,
     pub steps: Vec<StepRecord>,
     pub findings: Vec<Finding>,
+    /// Savings promised by findings that a later run of the series realised.
+    pub realised: Vec<RealisedSaving>,
     /// Files whose content is not the one that was sealed, as far as is known.
     pub damage: Vec<DamagedFile>,
     pub links: RunLinks,
 }
 
-impl From<StoredRun> for RunView {
-    fn from(run: StoredRun) -> Self {
-        Self {
+impl RunView {
+    /// The view of a stored run.
+    pub(crate) async fn of(app: &App, run: StoredRun) -> Result<Self, ApiError> {
+        Ok(Self {
+            realised: realised::of(app, &run).await?,
             run_id: run.id,
             state: run.state,
             owner: run.owner,
@@ -122,7 +128,7 @@ impl From<StoredRun> for RunView {
             findings: run.findings,
             damage: run.damage,
             links: RunLinks::of(run.id),
-        }
+        })
     }
 }
 

@@ -22,5 +22,5 @@ use crate::{
         (status = 200, description = "The run", body = RunView, example = json!(example::run())),
         GuardedErrors, InvalidParameter, RunNotFound))]
 pub async fn show(State(app): State<App>, RunPath(id): RunPath) -> Result<Json<RunView>, ApiError> {
-    Ok(Json(find(&app, id).await?.into()))
+    Ok(Json(RunView::of(&app, find(&app, id).await?).await?))
 }
