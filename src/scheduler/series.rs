@@ -139,7 +139,8 @@ fn sealed_point(path: &Path) -> Option<SeriesPoint> {
     };
     read()
         .inspect_err(|error| {
-            tracing::warn!(path = %path.display(), %error, "cannot read a run's report for its series");
+            let path = path.display();
+            tracing::warn!(%path, %error, "cannot read a run's report for its series");
         })
         .ok()
 }
