@@ -80,9 +80,9 @@ mod tests {
                 "message": "MFU: 31 -> 29 %", "link": "/series/1" })
         };
         let [named, unnamed] = [found(json!("H200")), found(Value::Null)];
-        let text = "Runs of tiny on H200 became worse: MFU: 31 -> 29 % (/series/1)";
+        let text = "Runs of tiny on H200 became worse: MFU: 31 -&gt; 29 % (/series/1)";
         assert_eq!(message(&named.to_string()), json!({ "text": text }));
-        let text = "Runs of tiny became worse: MFU: 31 -> 29 % (/series/1)";
+        let text = "Runs of tiny became worse: MFU: 31 -&gt; 29 % (/series/1)";
         assert_eq!(message(&unnamed.to_string()), json!({ "text": text }));
     }
 }
