@@ -104,8 +104,8 @@ class Folder:
         tpot = draw(level)
         self.db.execute(
             "insert into points (run_id, series, revision, build, device, ttft, tpot, wall,"
-            " tokens_per_s, gpu_busy, mfu, energy)"
-            " values (?,?,?,'0.1.0','simulated',?,?,?,?,?,?,?)",
+            " tokens_per_s, gpu_busy, mfu, energy, savings)"
+            " values (?,?,?,'0.1.0','simulated',?,?,?,?,?,?,?,'{}')",
             (run.bytes, series, revision, draw(40.0), tpot, draw(700.0), draw(1500.0), draw(88.0),
              draw(31.0), draw(0.4)),
         )

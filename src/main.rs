@@ -74,6 +74,7 @@ fn parse() -> Cli {
             Some("gate" | "submit" | "watch" | "list" | "show" | "fetch" | "upload" | "cancel") => {
                 Some(client::BAD_INPUT)
             }
+            Some("diff") if diff::has_limit() => Some(client::BAD_INPUT),
             _ => None,
         };
         if let Some(code) = code.filter(|_| error.use_stderr()) {
@@ -106,7 +107,10 @@ fn main() -> ExitCode {
         Command::Serve(options) => serve::run(options),
         Command::Quickstart(options) => quickstart::run(options),
         Command::Analyze(options) => analyze::run(&options),
-        Command::Diff(options) => diff::run(&options),
+        Command::Diff(options) => match diff::run(&options) {
+            Ok(code) => return code,
+            Err(error) => Err(error),
+        },
         Command::Cost(options) => cost::run(&options),
         Command::Doctor(options) => match doctor::run(&options) {
             Ok(code) => return code,

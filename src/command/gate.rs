@@ -81,9 +81,13 @@ pub fn run(options: &GateOptions) -> ExitCode {
 }
 
 fn exit_code(report: &GateReport) -> ExitCode {
-    match report.verdict {
+    if report.is_accepted() { ExitCode::SUCCESS } else { verdict_code(report.verdict) }
+}
+
+/// The exit code of a verdict.
+pub fn verdict_code(verdict: GateVerdict) -> ExitCode {
+    match verdict {
         GateVerdict::Passed => ExitCode::SUCCESS,
-        GateVerdict::Regression if report.is_accepted() => ExitCode::SUCCESS,
         GateVerdict::Regression => ExitCode::from(REGRESSION),
         GateVerdict::Inconclusive => ExitCode::from(INCONCLUSIVE),
     }
@@ -179,7 +183,7 @@ fn submission_of(spec: &Value) -> Result<Value> {
 }
 
 /// Parses thresholds in percent.
-fn thresholds(text: &str) -> Result<Map<String, Value>> {
+pub fn thresholds(text: &str) -> Result<Map<String, Value>> {
     let mut thresholds = Map::new();
     for part in text.split(',').map(str::trim).filter(|part| !part.is_empty()) {
         let (name, threshold) = part

@@ -17,6 +17,7 @@ use crate::domain::{
     device_peaks::{Devices, DevicesError},
     profiling::ProfilingError,
     settings::{self, Settings, UnknownSetting},
+    webhook_event::WebhookEvent,
 };
 pub use models::{FoundModels, Models, RefusedModel, models, rejection};
 pub use presets::profiling;
@@ -168,11 +169,12 @@ pub struct SessionSettings {
     pub per_owner: u32,
 }
 
-/// Notification of ended runs.
+/// Notification of ended runs and regressions.
 #[derive(Debug, Clone, PartialEq, Deserialize)]
 pub struct WebhookSettings {
     pub urls: Vec<String>,
     pub slack_urls: Vec<String>,
+    pub events: Vec<WebhookEvent>,
     pub secret_file: PathBuf,
     pub private_hosts: Vec<String>,
     pub timeout_s: u32,

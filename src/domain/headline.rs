@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 use utoipa::ToSchema;
 
-use super::named_values::named_values;
+use super::{named_values::named_values, savings::Savings};
 
 named_values! {
     /// Name of a headline figure.
@@ -176,6 +176,8 @@ pub struct SeriesPoint {
     pub host: Option<String>,
     /// Product name of the device.
     pub device: Option<String>,
+    #[serde(default)]
+    pub savings: Savings,
 }
 
 #[cfg(test)]

@@ -69,7 +69,7 @@ fn api_routes() -> OpenApiRouter<App> {
         .routes(routes!(series::list))
         .routes(routes!(series::show))
         .routes(routes!(baselines::list, baselines::set))
-        .routes(routes!(gates::submit))
+        .routes(routes!(gates::submit, gates::list::list))
         .routes(routes!(alignments::submit::submit, alignments::list))
         .routes(routes!(alignments::show, alignments::delete))
         .routes(routes!(files::report))

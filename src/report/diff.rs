@@ -3,8 +3,10 @@
 //! [`crate::analyze::compare`] decides which differences are changes.
 
 mod checks;
+mod limit;
 mod overview;
 
+pub use limit::SlowerVerdict;
 use minijinja::{
     context,
     value::{Serde, Value},

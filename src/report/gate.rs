@@ -5,6 +5,7 @@
 use std::fmt::Write;
 
 use serde::{Deserialize, Serialize};
+use serde_json::{Value, json};
 use utoipa::ToSchema;
 
 use super::{
@@ -13,7 +14,11 @@ use super::{
 };
 use crate::{
     analyze::series::gate::GateVerdict,
-    domain::{headline::FigureName, ids::RunId},
+    domain::{
+        headline::FigureName,
+        ids::RunId,
+        webhook_event::{EventMessage, WebhookEvent},
+    },
 };
 
 /// The result of a gate.
@@ -94,6 +99,35 @@ impl GateReport {
             self.baseline_runs.len(),
             self.runs.len(),
         )
+    }
+
+    /// The message about a regression that is not accepted.
+    pub fn failure(&self) -> Option<EventMessage> {
+        if self.verdict != GateVerdict::Regression || self.is_accepted() {
+            return None;
+        }
+        let (run, baseline) = (*self.runs.last()?, self.baseline_runs.first());
+        let worse = || self.figures.iter().filter(|it| it.verdict == GateVerdict::Regression);
+        let sentences: Vec<String> = worse().map(GateFigure::sentence).collect();
+        let figures: Vec<Value> = worse()
+            .map(|it| {
+                json!({
+                    "figure": it.figure, "worse_pct": it.worse_pct,
+                    "threshold_pct": it.threshold_pct,
+                })
+            })
+            .collect();
+        let link = match baseline {
+            Some(baseline) => format!("/runs/{baseline}/diff/{run}"),
+            None => format!("/runs/{run}"),
+        };
+        let body = json!({
+            "run_id": run, "baseline": self.baseline, "runs": self.runs,
+            "baseline_runs": self.baseline_runs, "series": self.series, "figures": figures,
+            "message": sentences.join("; "), "link": link,
+        });
+        let body = body.as_object()?.clone();
+        Some(EventMessage { event: WebhookEvent::GateFailed, run, body })
     }
 
     /// For terminals.
@@ -281,6 +315,22 @@ mod tests {
         let xml = report.junit();
         assert!(xml.contains("tests=\"2\" failures=\"0\" errors=\"2\""), "{xml}");
         assert!(xml.matches("<error message=").count() == 2 && !xml.contains("<failure"));
+    }
+
+    #[test]
+    fn a_regression_that_is_not_accepted_is_a_message() {
+        let mut report = report();
+        let message = report.failure().unwrap();
+        assert_eq!((message.event, message.run), (WebhookEvent::GateFailed, report.runs[0]));
+        let link = format!("/runs/{}/diff/{}", report.baseline_runs[0], report.runs[0]);
+        assert_eq!(message.body["link"], link);
+        assert_eq!(message.body["figures"][0]["worse_pct"], 5.07);
+        let text = "Time per output token: worse by 5.07 %, beyond noise (0.670 -> 0.704 ms)";
+        assert_eq!(message.body["message"], text);
+        report.accepted = Some("known".into());
+        assert_eq!(report.failure(), None);
+        report.verdict = GateVerdict::Inconclusive;
+        assert_eq!(GateReport { accepted: None, ..report }.failure(), None);
     }
 
     #[test]

@@ -9,6 +9,7 @@ use crate::{
     },
     domain::{
         headline::{FigureName, Headline, SeriesIdentity, SeriesPoint},
+        savings::{Promise, Savings},
         subject::Subject,
     },
     trace::requests::LoadPass,
@@ -25,7 +26,14 @@ pub fn point(report: &LLMProfileReport) -> SeriesPoint {
         driver: environment.driver.clone(),
         host: environment.hostname.clone(),
         device: device(report),
+        savings: savings(report),
     }
+}
+
+/// The promises of the run's findings, and its stages as comparisons have them.
+pub(super) fn savings(report: &LLMProfileReport) -> Savings {
+    let stages = report.stages.iter().map(|row| (row.stage.clone(), row.ms.mean));
+    Savings { stages: stages.collect(), promises: Promise::of(&report.findings) }
 }
 
 fn figure(report: &LLMProfileReport, name: FigureName) -> Option<f64> {

@@ -14,6 +14,7 @@ mod job_resolution;
 pub mod limited_child;
 mod pool;
 mod recovery;
+mod regressions;
 mod run_lifecycle;
 pub mod series;
 mod sessions;

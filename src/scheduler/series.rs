@@ -5,7 +5,7 @@ use std::{io, path::Path};
 
 use tokio_util::sync::CancellationToken;
 
-use super::Context;
+use super::{Context, regressions};
 use crate::{
     analyze::series::change_points::{WINDOW, change_points},
     artifact::layout,
@@ -39,9 +39,13 @@ async fn refresh_all(store: &Store) -> Result<(), StoreError> {
         let mut points = store.points(&series, None, RECENT).await?;
         points.reverse();
         let Some(last) = points.last().map(|it| it.run) else { return Ok(()) };
-        let Ok((from, changes)) = runtime::blocking(move || recent_changes(&points)).await else {
-            return Ok(());
-        };
+        let computed = runtime::blocking(move || {
+            let (from, changes) = recent_changes(&points);
+            (from, changes, points)
+        });
+        let Ok((from, changes, points)) = computed.await else { return Ok(()) };
+        // First: a series that is still stale is announced by the next service.
+        regressions::announce(store, &series, &points, &changes).await?;
         store.store_change_points(&series, (from.unwrap_or(last), last), &changes).await?;
     }
     Ok(())
@@ -84,14 +88,13 @@ pub async fn add_missing(cx: Context, stop: CancellationToken) {
             let ids = cx.store.runs_without_point(BATCH).await?;
             if ids.is_empty() {
                 refresh(&cx.store).await;
-                return Ok::<(), StoreError>(());
+                return add_savings(&cx, &stop).await;
             }
             for id in ids {
                 if !wait.wait(&stop).await {
                     return Ok(());
                 }
-                let path = cx.runs.join(id.to_string()).join(layout::REPORT_JSON);
-                let point = runtime::blocking(move || sealed_point(&path)).await.ok().flatten();
+                let point = read_point(&cx, id).await;
                 cx.store.add_missing_point(id, point.as_ref()).await?;
             }
         }
@@ -99,6 +102,29 @@ pub async fn add_missing(cx: Context, stop: CancellationToken) {
     if let Err(error) = added.await {
         tracing::error!(error = %crate::chain(&error), "cannot add points of earlier runs");
     }
+}
+
+/// Adds the promised savings of points that were stored before this version.
+async fn add_savings(cx: &Context, stop: &CancellationToken) -> Result<(), StoreError> {
+    let mut wait = cx.quiet_wait();
+    loop {
+        let ids = cx.store.runs_without_savings(BATCH).await?;
+        if ids.is_empty() {
+            return Ok(());
+        }
+        for id in ids {
+            if !wait.wait(stop).await {
+                return Ok(());
+            }
+            let savings = read_point(cx, id).await.map(|point| point.savings);
+            cx.store.add_missing_savings(id, &savings.unwrap_or_default()).await?;
+        }
+    }
+}
+
+async fn read_point(cx: &Context, id: RunId) -> Option<SeriesPoint> {
+    let path = cx.runs.join(id.to_string()).join(layout::REPORT_JSON);
+    runtime::blocking(move || sealed_point(&path)).await.ok().flatten()
 }
 
 /// The point of a sealed report; `None` if it cannot be read.
@@ -113,18 +139,48 @@ fn sealed_point(path: &Path) -> Option<SeriesPoint> {
     };
     read()
         .inspect_err(|error| {
-            tracing::warn!(path = %path.display(), %error, "run without a point in a series");
+            let path = path.display();
+            tracing::warn!(%path, %error, "cannot read a run's report for its series");
         })
         .ok()
 }
 
 #[cfg(test)]
-mod tests {
+pub(super) mod tests {
+    use std::time::Duration;
+
     use super::*;
-    use crate::domain::headline::Headline;
+    use crate::{
+        domain::{
+            headline::Headline, mode::Mode, outcome::Outcome, state::RunState, subject::RunSpec,
+        },
+        store::{NewRun, Submitted},
+    };
+
+    /// Submits a run and ends it with these figures.
+    pub(in crate::scheduler) async fn ended_run(store: &Store, headline: Headline) -> RunId {
+        let spec = RunSpec::tiny(Mode::BASIC, 0, &[]);
+        let new = NewRun { id: None, spec, idempotency: None, owner: None };
+        let submitted = store.submit(new).await.unwrap();
+        let Submitted::New(run) = submitted else { panic!("{submitted:?}") };
+        let lease = Duration::from_secs(60);
+        let claimed = store.claim("cpu:worker", &["cpu"], lease).await.unwrap().unwrap();
+        let identity = [("name".to_owned(), "tiny".to_owned())].into();
+        let point = SeriesPoint { identity, headline, ..SeriesPoint::default() };
+        let outcome = Outcome {
+            state: RunState::Succeeded,
+            failed_step: None,
+            message: None,
+            findings: vec![],
+            artifacts: vec![],
+            series: Some(Box::new(point)),
+        };
+        assert!(store.finish(&claimed, &outcome).await.unwrap());
+        run.id
+    }
 
     /// Points of runs with one time per token each.
-    fn points(values: impl Iterator<Item = f64>) -> Vec<StoredPoint> {
+    pub(in crate::scheduler) fn points(values: impl Iterator<Item = f64>) -> Vec<StoredPoint> {
         let point = |value| StoredPoint {
             run: RunId::now(),
             series: None,

@@ -1,4 +1,4 @@
-//! Baselines: names of runs to compare with, and accepted regressions.
+//! Baselines: names of runs to compare with, by hand or by rule, with their history.
 
 use sqlx::sqlite::SqliteRow;
 
@@ -91,28 +91,5 @@ impl Store {
         .await
         .map_err(during("look for a baseline"))?;
         id.map(|id| id_of(&id)).transpose()
-    }
-
-    /// Records that a regression was accepted.
-    pub async fn accept_regression(
-        &self,
-        run: RunId,
-        (baseline, reason): (&str, &str),
-        by: Option<&str>,
-    ) -> Result<(), StoreError> {
-        let mut writer = self.writer.lock().await;
-        sqlx::query(
-            "insert into accepted_regressions (baseline, run_id, reason, at, by)
-             values (?, ?, ?, ?, ?)",
-        )
-        .bind(baseline)
-        .bind(key(&run))
-        .bind(reason)
-        .bind(now_ms())
-        .bind(by)
-        .execute(&mut *writer)
-        .await
-        .map_err(during("accept a regression"))?;
-        Ok(())
     }
 }

@@ -1,10 +1,15 @@
-//! Deliveries of messages about ended runs: created by the database in the commit that ends a run,
-//! with their text, so they outlive the run.
+//! Deliveries of messages: about ended runs, created by the database in the commit that ends a run,
+//! and about regressions. Each has its text, so it outlives the run.
 
-use sqlx::{Connection, QueryBuilder, sqlite::SqliteRow};
+use sha2::{Digest, Sha256};
+use sqlx::{Connection, QueryBuilder, SqliteConnection, sqlite::SqliteRow};
 
-use super::{Store, StoreError, WRITE, column, during, id_of, now_ms, rfc3339, word};
-use crate::domain::{ids::RunId, named_values::named_values};
+use super::{Store, StoreError, WRITE, column, during, id_of, key, now_ms, rfc3339, word};
+use crate::domain::{
+    ids::RunId,
+    named_values::named_values,
+    webhook_event::{EventMessage, WebhookEvent},
+};
 
 /// Time for which deliveries are kept after their run has ended.
 const KEPT_MS: i64 = 30 * 86_400_000;
@@ -53,26 +58,61 @@ pub struct StoredDelivery {
 const COLUMNS: &str = "select id, message_id, run_id, target, body, attempts, state, created_at,
     next_at, delivered_at, error from deliveries";
 
+/// Queues a message for the subscribers of its event. A message of the same text is queued once.
+pub(super) async fn queue_message(
+    tx: &mut SqliteConnection,
+    message: &EventMessage,
+) -> Result<(), StoreError> {
+    let EventMessage { event, run, body } = message;
+    let mut body = body.clone();
+    body.insert("event".into(), event.as_str().into());
+    let body = serde_json::Value::from(body).to_string();
+    let hash = Sha256::digest(body.as_bytes());
+    let hash: String = hash.iter().take(16).map(|byte| format!("{byte:02x}")).collect();
+    sqlx::query(
+        "insert or ignore into deliveries (message_id, run_id, target, body, created_at, next_at)
+         select ?1, ?2, target, ?3, ?4, ?4 from subscriptions where event = ?5",
+    )
+    .bind(format!("{event}_{hash}"))
+    .bind(key(run))
+    .bind(body)
+    .bind(now_ms())
+    .bind(event.as_str())
+    .execute(tx)
+    .await
+    .map_err(during("queue a message"))?;
+    Ok(())
+}
+
 impl Store {
-    /// Sets the targets of messages; pending messages for other targets are dropped.
-    pub async fn set_webhooks(&self, targets: &[String]) -> Result<(), StoreError> {
+    /// Sets the targets of messages, and the events that they are notified of; pending messages for
+    /// other targets are dropped.
+    pub async fn set_webhooks(
+        &self,
+        targets: &[String],
+        events: &[WebhookEvent],
+    ) -> Result<(), StoreError> {
         let mut writer = self.writer.lock().await;
         let mut tx = writer.begin_with(WRITE).await.map_err(during("set webhooks"))?;
-        sqlx::query("delete from webhooks")
+        sqlx::query("delete from subscriptions")
             .execute(&mut *tx)
             .await
             .map_err(during("clear webhooks"))?;
-        for target in targets {
-            sqlx::query("insert or ignore into webhooks (target) values (?)")
+        for (target, event) in
+            targets.iter().flat_map(|target| events.iter().map(move |event| (target, event)))
+        {
+            sqlx::query("insert or ignore into subscriptions (target, event) values (?, ?)")
                 .bind(target)
+                .bind(event.as_str())
                 .execute(&mut *tx)
                 .await
                 .map_err(during("set webhooks"))?;
         }
         sqlx::query(
             "delete from deliveries where state = 'pending'
-             and target not in (select target from webhooks)",
+             and target not in (select value from json_each(?))",
         )
+        .bind(serde_json::Value::from(targets).to_string())
         .execute(&mut *tx)
         .await
         .map_err(during("drop messages"))?;

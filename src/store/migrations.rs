@@ -36,6 +36,7 @@ const FILES: &[(&str, &str)] = files![
     "0110_earlier_steps",
     "0130_series",
     "0140_sessions",
+    "0150_gates",
 ];
 
 /// All migrations, up to the version of this program.

@@ -5,11 +5,13 @@
 //! never touches a run's folder, and never holds a transaction across a job.
 
 mod alignments;
+mod announcements;
 pub mod audit;
 mod baselines;
 mod claim;
 mod damage;
 mod deliveries;
+mod gates;
 mod health;
 mod inputs;
 mod maintenance;
@@ -21,6 +23,7 @@ mod recovery;
 mod removals;
 mod retention;
 mod run_parts;
+mod savings;
 mod series;
 mod sessions;
 mod submit;
@@ -54,6 +57,7 @@ pub use baselines::StoredBaseline;
 pub use claim::{ClaimedRun, Renewal};
 pub use damage::{ScrubFigures, ScrubSubject};
 pub use deliveries::{Delivery, DeliveryState, StoredDelivery};
+pub use gates::{GateFilter, NewGate, StoredGate};
 pub use inputs::{AddedInputs, DeletedInputs, NewInputs, StoredInputs};
 pub use queue::{History, StoreFigures, Waiting};
 pub use read::Filter;

@@ -5,7 +5,9 @@
 
 use sqlx::{Connection, QueryBuilder, SqliteConnection, sqlite::SqliteRow};
 
-use super::{Store, StoreError, WRITE, column, during, id_of, json, key, rfc3339};
+use super::{
+    Store, StoreError, WRITE, column, during, id_of, json, key, rfc3339, savings::set_savings,
+};
 use crate::domain::{
     headline::{FigureName, Headline, SeriesIdentity, SeriesPoint, series_id},
     ids::RunId,
@@ -45,6 +47,19 @@ pub struct StoredPoint {
     pub headline: Headline,
 }
 
+impl StoredPoint {
+    /// The build of the run: its revision, with llmprof, driver and host. Runs without a revision
+    /// are of one build from one of the `changes` of their series to the next.
+    pub fn build_key(&self, changes: &[StoredChange]) -> String {
+        let revision = match &self.revision {
+            Some(revision) => format!("r{revision}"),
+            None => changes.iter().filter(|it| it.run <= self.run).count().to_string(),
+        };
+        let Self { build, driver, host, .. } = self;
+        serde_json::to_string(&(revision, build, driver, host)).unwrap_or_default()
+    }
+}
+
 /// A stored change point.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct StoredChange {
@@ -74,7 +89,8 @@ pub(super) async fn add_point(
         .execute(&mut *tx)
         .await
         .map_err(during("insert a series"))?;
-    insert_point(tx, id, Some(series), point).await
+    insert_point(tx, id, Some(series), point).await?;
+    set_savings(tx, id, &point.savings).await
 }
 
 async fn insert_point(
@@ -161,6 +177,21 @@ impl Store {
             query.push(" and run_id < ").push_bind(key(before));
         }
         query.push(" order by run_id desc limit ").push_bind(limit);
+        let rows = query.build().fetch_all(&mut *self.reader().await?).await;
+        rows.map_err(during("list points"))?.iter().map(point_of_row).collect()
+    }
+
+    /// Points of a series after a run, oldest first.
+    pub async fn points_after(
+        &self,
+        series: &str,
+        after: RunId,
+        limit: u32,
+    ) -> Result<Vec<StoredPoint>, StoreError> {
+        let mut query = QueryBuilder::new(POINT);
+        query.push(" where series = ").push_bind(series);
+        query.push(" and run_id > ").push_bind(key(&after));
+        query.push(" order by run_id limit ").push_bind(limit);
         let rows = query.build().fetch_all(&mut *self.reader().await?).await;
         rows.map_err(during("list points"))?.iter().map(point_of_row).collect()
     }

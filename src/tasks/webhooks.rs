@@ -1,5 +1,5 @@
-//! Notifies configured addresses that a run has ended: signed, repeated until it arrives, also
-//! after a restart.
+//! Notifies configured addresses that a run has ended, or of a regression: signed, repeated until
+//! it arrives, also after a restart.
 //!
 //! The only place that calls out. It follows no redirect, uses no proxy, and calls no address
 //! outside the public Internet unless its host is listed. Addresses and the secret appear in no
@@ -18,7 +18,9 @@ use tokio_util::sync::CancellationToken;
 
 use self::signature::{SecretError, WebhookSecret};
 use crate::{
-    config, runtime,
+    config,
+    domain::webhook_event::WebhookEvent,
+    runtime,
     store::{Delivery, Store, StoreError},
 };
 
@@ -55,6 +57,8 @@ enum DeliveryError {
 #[derive(Clone)]
 pub struct WebhookSender {
     targets: Vec<WebhookTarget>,
+    /// Events that every address is notified of.
+    events: Vec<WebhookEvent>,
     /// `None` without addresses that get signed messages.
     secret: Option<WebhookSecret>,
     private_hosts: Vec<String>,
@@ -101,6 +105,7 @@ impl WebhookSender {
         let secret = is_used.then(|| WebhookSecret::read(&settings.secret_file)).transpose()?;
         Ok(Self {
             targets,
+            events: settings.events.clone(),
             secret,
             private_hosts: settings.private_hosts.clone(),
             timeout: Duration::from_secs(settings.timeout_s.max(1).into()),
@@ -194,7 +199,7 @@ pub async fn start(
     stop: CancellationToken,
 ) -> Result<(), StoreError> {
     let targets: Vec<String> = webhooks.targets.iter().map(|it| it.hash.clone()).collect();
-    store.set_webhooks(&targets).await?;
+    store.set_webhooks(&targets, &webhooks.events).await?;
     if targets.is_empty() {
         return Ok(());
     }

@@ -5,7 +5,10 @@
 
 use serde::{Deserialize, Serialize};
 
-use crate::domain::finding::{Finding, Saving};
+use crate::domain::{
+    ids::RunId,
+    savings::{Promise, Savings},
+};
 
 /// Part of a promise that counts as unchanged between runs.
 const UNCHANGED: f64 = 0.1;
@@ -24,36 +27,60 @@ pub struct Claim {
     pub realised_ms: f64,
 }
 
-/// Links the findings of run A to the changes of their stages. `saved_ms` returns the time that a
+/// A claim with the run that realised it.
+#[derive(Debug, Clone, PartialEq)]
+pub struct RealisedClaim {
+    pub by: RunId,
+    pub claim: Claim,
+}
+
+/// Links the promises of run A to the changes of their stages. `saved_ms` returns the time that a
 /// stage takes less in run B.
-pub fn claims(a: &[Finding], b: &[Finding], saved_ms: impl Fn(&str) -> Option<f64>) -> Vec<Claim> {
-    let saving = |it: &Finding| -> Option<(String, String, f64)> {
-        let Saving { stage, ms, .. } = it.max_saving.as_deref()?;
-        Some((it.id.clone(), stage.clone(), (*ms)?))
-    };
-    let remaining = |finding: &str, stage: &str| {
-        let same = b.iter().filter_map(saving).filter(|it| it.0 == finding && it.1 == stage);
-        same.map(|it| it.2).fold(0.0, f64::max)
-    };
+pub fn claims(a: &[Promise], b: &[Promise], saved_ms: impl Fn(&str) -> Option<f64>) -> Vec<Claim> {
     let mut claims: Vec<Claim> = Vec::new();
-    for (finding, stage, promised_ms) in a.iter().filter_map(saving) {
-        let remaining_ms = remaining(&finding, &stage);
-        let listed = claims.iter().any(|it| it.finding == finding && it.stage == stage);
+    for Promise { finding, stage, ms: promised_ms } in a {
+        let is_it = |finding_b: &str, stage_b: &str| finding_b == finding && stage_b == stage;
+        let same = b.iter().filter(|it| is_it(&it.finding, &it.stage));
+        let remaining_ms = same.map(|it| it.ms).fold(0.0, f64::max);
+        let listed = claims.iter().any(|it| is_it(&it.finding, &it.stage));
         if listed || remaining_ms > promised_ms * (1.0 - UNCHANGED) {
             continue;
         }
-        if let Some(realised_ms) = saved_ms(&stage) {
-            claims.push(Claim { finding, stage, promised_ms, remaining_ms, realised_ms });
+        if let Some(realised_ms) = saved_ms(stage) {
+            claims.push(Claim {
+                finding: finding.clone(),
+                stage: stage.clone(),
+                promised_ms: *promised_ms,
+                remaining_ms,
+                realised_ms,
+            });
         }
     }
     claims.sort_by(|a, b| b.promised_ms.total_cmp(&a.promised_ms));
     claims
 }
 
+/// The claims of a run, each with the first of the `later` runs of its series that realised it.
+pub fn realised(of: &Savings, later: &[(RunId, Savings)]) -> Vec<RealisedClaim> {
+    let mut found: Vec<RealisedClaim> = Vec::new();
+    for (by, run) in later {
+        let saved = |stage: &str| Some(of.stages.get(stage)? - run.stages.get(stage)?);
+        let new = |claim: &Claim| {
+            let is_it = |it: &Claim| it.finding == claim.finding && it.stage == claim.stage;
+            !found.iter().any(|known| is_it(&known.claim))
+        };
+        let mut claims = claims(&of.promises, &run.promises, saved);
+        claims.retain(new);
+        found.extend(claims.into_iter().map(|claim| RealisedClaim { by: *by, claim }));
+    }
+    found.sort_by(|a, b| b.claim.promised_ms.total_cmp(&a.claim.promised_ms));
+    found
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::domain::finding::Severity;
+    use crate::domain::finding::{Finding, Saving, Severity};
 
     fn finding(id: &str, stage: &str, ms: f64) -> Finding {
         let saving = Saving { stage: stage.into(), ms: Some(ms), pct: 10.0 };
@@ -70,6 +97,7 @@ mod tests {
             Finding::new("host_busy", Severity::Info, "no saving"),
         ];
         let b = [finding("idle_gpu", "decode_all", 1.0), finding("small_kernels", "prefill", 1.9)];
+        let (a, b) = (Promise::of(&a), Promise::of(&b));
         let found = claims(&a, &b, |stage| (stage == "decode_all").then_some(3.5));
         let of = |finding: &str, promised_ms, remaining_ms| Claim {
             finding: finding.into(),
@@ -81,5 +109,41 @@ mod tests {
         assert_eq!(found, [of("idle_gpu", 5.0, 1.0), of("dominant_kernel", 3.0, 0.0)]);
         assert_eq!(claims(&a, &a, |_| Some(1.0)), [], "nothing was done about them");
         assert_eq!(claims(&a, &b, |_| None), [], "the stage is missing in a run");
+    }
+
+    #[test]
+    fn a_promise_is_linked_to_the_first_later_run_that_realised_it() {
+        let run = |decode_ms: f64, promised: &[(&str, f64)]| Savings {
+            stages: [("decode_all".to_owned(), decode_ms)].into(),
+            promises: promised
+                .iter()
+                .map(|(finding, ms)| Promise {
+                    finding: (*finding).into(),
+                    stage: "decode_all".into(),
+                    ms: *ms,
+                })
+                .collect(),
+        };
+        let [a, b, c] = [(); 3].map(|()| RunId::now());
+        let before = run(20.0, &[("idle_gpu", 5.0), ("small_kernels", 2.0), ("kept", 1.0)]);
+        let later = [
+            (a, run(20.1, &[("idle_gpu", 4.9), ("small_kernels", 2.0), ("kept", 1.0)])),
+            (b, run(16.0, &[("small_kernels", 2.1), ("kept", 0.95)])),
+            (c, run(15.0, &[("kept", 1.0)])),
+        ];
+        let found = realised(&before, &later);
+        let of = |it: &RealisedClaim| {
+            let Claim { finding, promised_ms, remaining_ms, realised_ms, .. } = &it.claim;
+            (it.by, finding.clone(), [*promised_ms, *remaining_ms, *realised_ms])
+        };
+        assert_eq!(
+            found.iter().map(of).collect::<Vec<_>>(),
+            [
+                (b, "idle_gpu".to_owned(), [5.0, 0.0, 4.0]),
+                (c, "small_kernels".to_owned(), [2.0, 0.0, 5.0])
+            ]
+        );
+        let unknown = Savings { stages: [].into(), ..before };
+        assert_eq!(realised(&unknown, &later), [], "the stage's time is unknown");
     }
 }

@@ -1,8 +1,8 @@
 //! Decision of a gate: whether a build regressed against a baseline by more than a threshold.
 //!
-//! Each gated figure is tested with the noise between runs of one build. All tests of all figures,
-//! after each added run, together fail with a probability of at most [`ALPHA`] where nothing
-//! changed: the levels add up to it (Bonferroni). Derivation: specs/series.md.
+//! Each gated figure is tested by Student's t with the noise between runs of one build. All tests
+//! of all figures, after each added run, together fail with a probability of at most [`ALPHA`]
+//! where nothing changed: their levels add up to it (Bonferroni). Derivation: specs/series.md.
 
 use super::noise::Noise;
 use crate::{
@@ -15,7 +15,7 @@ pub const ALPHA: f64 = 0.01;
 /// Probability that a figure passes which is worse by its threshold, over all looks.
 pub const BETA: f64 = 0.05;
 /// Part of [`ALPHA`] for the last look; the earlier ones share the rest.
-const LAST_LOOK: f64 = 0.98;
+const LAST_LOOK: f64 = 0.995;
 /// Runs of a side at most.
 pub const MAX_RUNS: usize = 5;
 
@@ -46,6 +46,8 @@ pub struct GatedFigure<'a> {
     pub candidate: &'a [f64],
     /// Between runs of one build, the candidate's excluded.
     pub noise: Option<Noise>,
+    /// Mean of the runs between the change points around the baseline, the candidate's excluded.
+    pub level: Option<f64>,
 }
 
 /// The decision on one figure.
@@ -79,7 +81,7 @@ impl FigureDecision {
     }
 }
 
-/// A change to the worse in logarithms, and its standard error.
+/// A change to the worse and its standard error, relative to the baseline.
 struct Worse {
     change: f64,
     std_error: f64,
@@ -116,12 +118,12 @@ impl GateDesign {
     fn judge(&self, it: &GatedFigure, worse: &Worse, noise: &Noise) -> FigureDecision {
         let runs = it.candidate.len();
         let is_last = runs >= self.max_runs;
-        let threshold = (it.threshold_pct / 100.0).ln_1p();
+        let threshold = it.threshold_pct / 100.0;
         let critical = quantile(1.0 - self.level(runs), worse.freedom) * worse.std_error;
         let beta = BETA / self.max_runs.max(1) as f64;
         let bound = worse.change + quantile(1.0 - beta, worse.freedom) * worse.std_error;
         let is_significant = worse.change > critical && worse.change > 0.0;
-        let pct = |log: f64| 100.0 * log.exp_m1();
+        let pct = |relative: f64| 100.0 * relative;
         let (limit, change) = (it.threshold_pct, pct(worse.change));
         let (verdict, reason) = if bound < threshold {
             (GateVerdict::Passed, format!("worse by less than {limit} %"))
@@ -149,13 +151,24 @@ impl GateDesign {
     }
 }
 
-/// The change from the baseline to the candidate, by the means of logarithms.
+/// The change of the mean cost from the baseline to the candidate: of the figure, or of its
+/// reciprocal where higher is better, as the time for a rate.
+///
+/// The deviation in the unit of the cost is the noise at the level of the series. The baseline's
+/// own few runs would be low where a change is found by chance, and the candidate's high where it
+/// is worse.
 fn worse(it: &GatedFigure, noise: &Noise) -> Worse {
-    let mean = |values: &[f64]| values.iter().map(|it| it.ln()).sum::<f64>() / values.len() as f64;
-    let change = mean(it.candidate) - mean(it.baseline);
-    let change = if it.name.lower_is_better() { change } else { -change };
+    let cost = |value: f64| if it.name.lower_is_better() { value } else { value.recip() };
+    let mean =
+        |values: &[f64]| values.iter().map(|it| cost(*it)).sum::<f64>() / values.len() as f64;
+    let (before, after) = (mean(it.baseline), mean(it.candidate));
+    let level = it.level.map_or((before + after) / 2.0, cost);
     let runs = 1.0 / it.candidate.len() as f64 + 1.0 / it.baseline.len() as f64;
-    Worse { change, std_error: noise.log_std * runs.sqrt(), freedom: noise.freedom }
+    Worse {
+        change: after / before - 1.0,
+        std_error: noise.log_std * level / before * runs.sqrt(),
+        freedom: noise.freedom,
+    }
 }
 
 /// The verdict over all figures: a regression of one decides; a pass needs all.

@@ -86,8 +86,13 @@ impl BaselineList {
             example = json!(BaselineList::example())),
         GuardedErrors))]
 pub async fn list(State(app): State<App>) -> Result<Json<BaselineList>, ApiError> {
+    Ok(Json(BaselineList { baselines: settings(&app).await? }))
+}
+
+/// The newest settings, newest first.
+pub(crate) async fn settings(app: &App) -> Result<Vec<Baseline>, ApiError> {
     let baselines = app.store.baselines(None, MAX_LISTED).await?;
-    Ok(Json(BaselineList { baselines: baselines.into_iter().map(Baseline::from).collect() }))
+    Ok(baselines.into_iter().map(Baseline::from).collect())
 }
 
 /// Set or remove a baseline
@@ -103,8 +108,13 @@ pub async fn set(
     headers: HeaderMap,
     body: Body,
 ) -> Result<Json<BaselineList>, ApiError> {
-    let body = read_json(&headers, body, MAX_BODY).await?;
-    let it: SetBaseline = parse_object(&body)?;
+    apply(&app, &caller, &read_json(&headers, body, MAX_BODY).await?).await?;
+    list(State(app)).await
+}
+
+/// Sets or removes a baseline by a JSON body.
+pub(crate) async fn apply(app: &App, caller: &Caller, body: &[u8]) -> Result<(), ApiError> {
+    let it: SetBaseline = parse_object(body)?;
     check_name(&it.name)?;
     if let Some(label) = &it.label {
         check_length("label", label, 1..=MAX_LABEL)?;
@@ -114,11 +124,11 @@ pub async fn set(
         return Err(ApiError::new(ErrorCode::RequestContradictory, message));
     }
     if let Some(run) = it.run_id {
-        runs::find(&app, run).await?;
+        runs::find(app, run).await?;
     }
     let target = (it.run_id, it.label.as_deref());
     app.store.set_baseline(&it.name, target, caller.name.as_deref()).await?;
-    list(State(app)).await
+    Ok(())
 }
 
 /// Checks the name of a baseline.

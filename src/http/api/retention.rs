@@ -202,5 +202,5 @@ async fn set_pinned(
     if !app.store.pin(id, pinned).await? {
         return Err(not_found(id));
     }
-    Ok(Json(runs::find(app, id).await?.into()))
+    Ok(Json(RunView::of(app, runs::find(app, id).await?).await?))
 }

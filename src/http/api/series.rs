@@ -251,17 +251,6 @@ pub(crate) async fn view(
     })
 }
 
-/// The build of a run: its revision, with llmprof, driver and host. Runs without a revision are of
-/// one build from one change point to the next.
-pub(crate) fn build_of(point: &StoredPoint, changes: &[StoredChange]) -> String {
-    let revision = match &point.revision {
-        Some(revision) => format!("r{revision}"),
-        None => changes.iter().filter(|it| it.run <= point.run).count().to_string(),
-    };
-    let StoredPoint { build, driver, host, .. } = point;
-    serde_json::to_string(&(revision, build, driver, host)).unwrap_or_default()
-}
-
 /// The noise of a figure between runs of one build.
 pub(crate) fn noise(
     points: &[StoredPoint],
@@ -271,7 +260,7 @@ pub(crate) fn noise(
     let mut builds = std::collections::BTreeMap::<String, Vec<f64>>::new();
     for point in points {
         if let Some(value) = point.headline.get(figure) {
-            builds.entry(build_of(point, changes)).or_default().push(value);
+            builds.entry(point.build_key(changes)).or_default().push(value);
         }
     }
     Noise::within(builds.values().map(Vec::as_slice))

@@ -12,7 +12,7 @@ use crate::{
         api::{
             diff,
             runs::{RunSummary, list},
-            series::{RECENT, build_of},
+            series::RECENT,
         },
         auth::access::Caller,
         error::ApiError,
@@ -79,10 +79,10 @@ async fn runs_of_build(app: &App, a: RunId, b: RunId) -> Result<Vec<RunId>, ApiE
     };
     let Some(series) = &point.series else { return Ok(Vec::new()) };
     let changes = app.store.change_points(series).await?;
-    let build = build_of(&point, &changes);
+    let build = point.build_key(&changes);
     let mut runs = Vec::new();
     for it in app.store.points(series, None, RECENT).await? {
-        let is_other = it.run != a && it.run != b && build_of(&it, &changes) == build;
+        let is_other = it.run != a && it.run != b && it.build_key(&changes) == build;
         let has_report = is_other
             && runs.len() < MAX_HISTORY
             && app.store.artifact(it.run, layout::REPORT_JSON).await?.is_some();

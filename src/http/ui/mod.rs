@@ -6,10 +6,12 @@ mod alignment;
 mod alignment_form;
 mod alignments;
 mod assets;
+mod baselines;
 mod compare;
 mod doctor;
 mod forms;
 mod home;
+mod imports;
 mod inputs;
 mod login;
 mod page;
@@ -67,6 +69,8 @@ pub fn router(app: App) -> Router {
         .route("/ui/series/{series_id}", get(series::show))
         .route("/ui/sessions", get(sessions::list))
         .route("/ui/sessions/{session_id}/end", post(sessions::end).get(sessions::back))
+        .route("/ui/import", get(imports::form).post(imports::submit))
+        .route("/ui/baselines", get(baselines::list).post(baselines::set))
         .route("/ui/diff", get(compare::compare))
         .route("/ui/doctor", get(doctor::doctor))
         .route(login::LOGIN, get(login::form).post(login::log_in))

@@ -124,7 +124,7 @@ pub async fn run(
 ) -> Result<HtmlPage, ApiError> {
     let stored = runs::find(&app, id).await?;
     let expected = runs::expected::expected(&app, &stored).await?;
-    let run = RunView { expected, ..stored.into() };
+    let run = RunView { expected, ..RunView::of(&app, stored).await? };
     let ended = run.state.is_final();
     let (progress, log) = read_journal(&app, id).await;
     let artifacts = app.store.artifacts(id).await?;

@@ -11,7 +11,7 @@ use crate::{artifact::inputs::staging::UploadedSamples, domain::subject::RunSpec
 
 /// Fields that are numbers in the API.
 const NUMBERS: [&str; 6] = ["repeats", "warmup", "max_new_tokens", "seed", "timeout_s", "priority"];
-const TEXTS: [&str; 5] = ["model", "mode", "inputs", "dtype", "device"];
+const TEXTS: [&str; 6] = ["model", "mode", "inputs", "dtype", "device", "revision"];
 /// Prompt of the form's images; not a field of the body.
 const PROMPT: &str = "prompt";
 /// Set if each image is a sample of its own; not a field of the body.
@@ -136,11 +136,13 @@ mod tests {
             ("dtype", ""),
             ("key", "x"),
             ("priority", "-3"),
+            ("revision", " 3f2c1ab"),
         ];
         assert_eq!(
             of(&entered),
             json!({
-                "model": "llama-tiny", "repeats": 4, "labels": ["a", "b", "c d"], "priority": -3
+                "model": "llama-tiny", "repeats": 4, "labels": ["a", "b", "c d"], "priority": -3,
+                "revision": "3f2c1ab"
             })
         );
     }

@@ -19,7 +19,7 @@ pub const STYLES: [&str; 2] = [report::html::STYLE, include_str!("templates/page
 pub const SCRIPT: &str = include_str!("templates/page.js");
 pub const ICON: &str = include_str!("templates/icon.svg");
 
-const TEMPLATES: [(&str, &str); 19] = [
+const TEMPLATES: [(&str, &str); 21] = [
     ("macros.html", report::html::TABLE_MACRO),
     ("layout.html", include_str!("templates/layout.html")),
     ("parts.html", include_str!("templates/parts.html")),
@@ -28,11 +28,13 @@ const TEMPLATES: [(&str, &str); 19] = [
     ("run.html", include_str!("templates/run.html")),
     ("alignments.html", include_str!("templates/alignments.html")),
     ("alignment.html", include_str!("templates/alignment.html")),
+    ("import.html", include_str!("templates/import.html")),
     ("inputs.html", include_str!("templates/inputs.html")),
     ("stored_inputs.html", include_str!("templates/stored_inputs.html")),
     ("sessions.html", include_str!("templates/sessions.html")),
     ("series_list.html", include_str!("templates/series_list.html")),
     ("series.html", include_str!("templates/series.html")),
+    ("baselines.html", include_str!("templates/baselines.html")),
     ("storage.html", include_str!("templates/storage.html")),
     ("table.html", include_str!("templates/table.html")),
     ("diff.html", include_str!("templates/diff.html")),

@@ -6,6 +6,7 @@ use crate::{
         Change, ChangeVerdict, Diff,
         claims::{self, Claim},
     },
+    domain::savings::Promise,
     report::{
         charts::svg::{self, Bar},
         format::{decimals, ms},
@@ -51,7 +52,7 @@ pub(super) fn verdict(diff: &Diff) -> String {
     parts.join(", ") + &largest
 }
 
-fn sentence(it: &Change) -> String {
+pub(super) fn sentence(it: &Change) -> String {
     let stage = if it.stage.is_empty() || it.stage == it.name {
         String::new()
     } else {
@@ -72,7 +73,8 @@ pub(super) fn claims(a: &StoredReport, b: &StoredReport, diff: &Diff) -> Vec<Cla
         let row = diff.stages.iter().find(|it| it.stage == stage && it.name == stage)?;
         row.a.zip(row.b).filter(|_| diff.comparable).map(|(a, b)| a.ms - b.ms)
     };
-    claims::claims(&a.report.findings, &b.report.findings, saved)
+    let promises = |run: &StoredReport| Promise::of(&run.report.findings);
+    claims::claims(&promises(a), &promises(b), saved)
 }
 
 /// The claims as a table.

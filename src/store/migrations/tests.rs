@@ -11,8 +11,9 @@ use crate::{
         mode::Mode,
         profiling::Profiling,
         subject::{RunSpec, SubjectKind},
+        webhook_event::{EventMessage, WebhookEvent},
     },
-    store::{Filter, Store, key},
+    store::{Filter, GateFilter, NewGate, Store, key},
 };
 
 const LEASE: Duration = Duration::from_secs(60);
@@ -151,4 +152,72 @@ async fn processes_that_open_a_new_database_at_once_all_open_it() {
             opened.unwrap();
         }
     }
+}
+
+#[tokio::test]
+async fn accepted_regressions_become_gates_and_messages_keep_their_ids() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("llmprof.db");
+    let options = SqliteConnectOptions::new().filename(&path).create_if_missing(true);
+    let mut old = SqliteConnection::connect_with(&options).await.unwrap();
+    let before = migrator().iter().filter(|it| it.version < 150).cloned().collect();
+    Migrator::with_migrations(before).run(&mut old).await.unwrap();
+    let [first, second, third] = [(); 3].map(|()| RunId::now());
+    for run in [first, second, third] {
+        sqlx::query(
+            "insert into runs (id, name, priority, spec, state, queued_at)
+             values (?, 'a', 0, '{}', 'succeeded', 1)",
+        )
+        .bind(key(&run))
+        .execute(&mut old)
+        .await
+        .unwrap();
+    }
+    // One gate of two runs, and another one a minute later.
+    for (run, at) in [(first, 1_000_001), (second, 1_000_004), (third, 1_061_000)] {
+        sqlx::query(
+            "insert into accepted_regressions (baseline, run_id, reason, at, by)
+             values ('main', ?, 'a \"trade\"', ?, 'ann')",
+        )
+        .bind(key(&run))
+        .bind(at)
+        .execute(&mut old)
+        .await
+        .unwrap();
+    }
+    let messages = "insert into webhooks values ('t'), ('u');
+        insert into deliveries (message_id, run_id, target, body, created_at, next_at)
+        values ('m', x'00000000000000000000000000000001', 't', '{}', 1, 1),
+            ('n', x'00000000000000000000000000000001', 'u', '{}', 1, 1);
+        delete from deliveries where message_id = 'n'";
+    sqlx::raw_sql(messages).execute(&mut old).await.unwrap();
+    old.close().await.unwrap();
+
+    let store = Store::open(&path).await.unwrap();
+    let gates = store.gates(GateFilter::default(), 9).await.unwrap();
+    let runs = |at: usize| {
+        let report: serde_json::Value = serde_json::from_str(&gates[at].report).unwrap();
+        assert_eq!(
+            (&report["accepted"], &report["verdict"]),
+            (&"a \"trade\"".into(), &"regression".into())
+        );
+        report["runs"].clone()
+    };
+    assert_eq!(gates.len(), 2);
+    assert_eq!(
+        [runs(0), runs(1)],
+        [serde_json::json!([third]), serde_json::json!([first, second])]
+    );
+    assert_eq!(
+        (gates[1].at.as_str(), gates[1].by.as_deref()),
+        ("1970-01-01T00:16:40.001Z", Some("ann"))
+    );
+    let kept = store.deliveries(None, 9).await.unwrap();
+    assert_eq!((kept.len(), kept[0].delivery.id), (1, 1));
+    let event = WebhookEvent::GateFailed;
+    store.set_webhooks(&["t".into()], &[event]).await.unwrap();
+    let message = EventMessage { event, run: first, body: serde_json::Map::new() };
+    let gate = NewGate { baseline: "main", accepted: None, report: "{}", by: None };
+    store.add_gate(gate, Some(&message)).await.unwrap();
+    assert_eq!(store.deliveries(None, 9).await.unwrap()[0].delivery.id, 3, "2 was used");
 }

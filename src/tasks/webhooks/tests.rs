@@ -43,6 +43,7 @@ fn webhooks(
     WebhookSender::read(&config::WebhookSettings {
         urls: vec![url.into()],
         slack_urls: vec![],
+        events: vec![WebhookEvent::RunEnded],
         secret_file,
         private_hosts,
         timeout_s: 10,
@@ -54,7 +55,7 @@ fn webhooks(
 async fn with_ended_run(dir: &std::path::Path, webhooks: &WebhookSender) -> (Store, RunId) {
     let store = Store::open(&dir.join("llmprof.db")).await.unwrap();
     let targets: Vec<String> = webhooks.targets.iter().map(|it| it.hash.clone()).collect();
-    store.set_webhooks(&targets).await.unwrap();
+    store.set_webhooks(&targets, &webhooks.events).await.unwrap();
     let spec = RunSpec::tiny(Mode::BASIC, 0, &["nightly"]);
     let submitted =
         store.submit(NewRun { id: None, spec, idempotency: None, owner: None }).await.unwrap();
@@ -100,6 +101,7 @@ async fn slack_gets_one_line_of_text_without_a_secret() {
     let webhooks = WebhookSender::read(&config::WebhookSettings {
         urls: vec![],
         slack_urls: vec![format!("http://127.0.0.1:{port}/services/T0/B0/key")],
+        events: vec![WebhookEvent::RunEnded],
         secret_file: dir.path().join("no secret"),
         private_hosts: vec!["127.0.0.1".into()],
         timeout_s: 10,
@@ -151,7 +153,7 @@ async fn ids_of_deliveries_are_not_used_again() {
     let webhooks = webhooks(dir.path(), "https://example.org/", &[]).unwrap();
     let (store, _) = with_ended_run(dir.path(), &webhooks).await;
     let first = store.deliveries(None, 9).await.unwrap()[0].delivery.id;
-    store.set_webhooks(&[]).await.unwrap();
+    store.set_webhooks(&[], WebhookEvent::ALL).await.unwrap();
     assert_eq!(store.deliveries(None, 9).await.unwrap(), []);
     let (store, _) = with_ended_run(dir.path(), &webhooks).await;
     assert!(store.deliveries(None, 9).await.unwrap()[0].delivery.id > first);
@@ -189,7 +191,7 @@ async fn an_address_that_is_no_longer_configured_gets_no_message() {
     let dir = tempfile::tempdir().unwrap();
     let webhooks = webhooks(dir.path(), "https://example.org/", &[]).unwrap();
     let (store, _) = with_ended_run(dir.path(), &webhooks).await;
-    store.set_webhooks(&["another".into()]).await.unwrap();
+    store.set_webhooks(&["another".into()], WebhookEvent::ALL).await.unwrap();
     assert_eq!(store.due_deliveries(9, HOUR_MS).await.unwrap(), []);
 }
 
@@ -258,6 +260,7 @@ fn settings_that_expose_a_secret_or_sign_nothing_are_refused() {
     let settings = |secret_file: std::path::PathBuf| config::WebhookSettings {
         urls: vec!["https://example.org/".into()],
         slack_urls: vec![],
+        events: vec![WebhookEvent::RunEnded],
         secret_file,
         private_hosts: vec![],
         timeout_s: 1,

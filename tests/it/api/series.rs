@@ -20,7 +20,7 @@ use crate::{
 };
 
 /// The point of a run with one time per token.
-fn point(device: &str, tpot: Option<f64>) -> SeriesPoint {
+pub fn point(device: &str, tpot: Option<f64>) -> SeriesPoint {
     let facts = [("name", "tiny"), ("device", device)];
     SeriesPoint {
         identity: facts.map(|(k, v)| (k.to_owned(), v.to_owned())).into(),
@@ -32,7 +32,7 @@ fn point(device: &str, tpot: Option<f64>) -> SeriesPoint {
 }
 
 /// Runs `settings` to its end with this time per token.
-async fn measured(api: &Api, settings: Value, device: &str, tpot: Option<f64>) -> String {
+pub async fn measured(api: &Api, settings: Value, device: &str, tpot: Option<f64>) -> String {
     let id = api.submit(settings).await;
     let run = api.start().await;
     let outcome = Outcome {
@@ -47,12 +47,12 @@ async fn measured(api: &Api, settings: Value, device: &str, tpot: Option<f64>) -
     id
 }
 
-async fn send(api: &Api, path: &str, body: &Value) -> Answer {
+pub async fn send(api: &Api, path: &str, body: &Value) -> Answer {
     api.ask(Method::POST, path, &[("content-type", "application/json")], body.to_string()).await
 }
 
 /// Four builds of five runs with a noise of about 1 %; the last of `main`, the baseline.
-async fn history(api: &Api) -> Vec<String> {
+pub async fn history(api: &Api) -> Vec<String> {
     let mut runs = Vec::new();
     for build in 0..4 {
         for value in [9.9, 10.0, 10.1, 9.95, 10.05] {
@@ -65,7 +65,7 @@ async fn history(api: &Api) -> Vec<String> {
     runs
 }
 
-async fn gate(api: &Api, more: Value) -> Value {
+pub async fn gate(api: &Api, more: Value) -> Value {
     let mut body = json!({ "baseline": "main", "fail_on": { "slower": 3 } });
     body.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
     let answer = send(api, "/gates", &body).await;

@@ -225,6 +225,7 @@ async fn pages_are_accessible_in_both_color_schemes_and_on_phones() {
     let body = form(&images, None, &[("prompt", "Read the page."), ("each_image", "true")]);
     let inputs = upload(&api, "", FORM, body).await.json();
     let inputs = format!("/ui/inputs/{}", inputs["inputs_id"].as_str().unwrap());
+    api.store.set_baseline("main", (real.parse().ok(), None), Some("ann")).await.unwrap();
     // A newer run and a small budget, so that the storage page lists planned actions.
     api.ended().await;
     let mut command = command(api.data(), &Setup::default());
@@ -243,6 +244,8 @@ async fn pages_are_accessible_in_both_color_schemes_and_on_phones() {
         "/ui/series".to_owned(),
         "/ui/sessions".to_owned(),
         series,
+        "/ui/baselines".to_owned(),
+        "/ui/import".to_owned(),
         format!("/ui/alignments?again={alignment}"),
         format!("/ui/alignments/{alignment}"),
         format!("/alignments/{alignment}/report"),

@@ -1,7 +1,9 @@
 //! The pages, through the router and in a browser.
 
+mod baselines;
 pub mod browser;
 pub mod driver;
+mod imports;
 mod inputs;
 pub mod login;
 pub mod page;

@@ -103,6 +103,7 @@ fn hostile_point() -> SeriesPoint {
         driver: Some(hostile()),
         host: Some(hostile()),
         device: Some(hostile()),
+        ..SeriesPoint::default()
     }
 }
 

@@ -10,7 +10,7 @@ use crate::{
         subject::{Common, RunSpec, Subject},
     },
     http::{
-        api::runs::{check_labels, deduplicated, submissions::Label},
+        api::runs::{check_labels, check_revision, deduplicated, submissions::Label},
         error::{ApiError, ErrorCode},
         extract::bounds::{check_length, check_range},
     },
@@ -46,6 +46,7 @@ pub(super) struct UploadFields {
     pub(super) name: String,
     model: Option<String>,
     labels: Vec<Label>,
+    revision: Option<String>,
     stages: Vec<String>,
     include_ranges: Vec<String>,
     exclude_ranges: Vec<String>,
@@ -79,6 +80,11 @@ impl UploadFields {
                     return Err("model: given more than once".into());
                 }
             }
+            "revision" => {
+                if self.revision.replace(text).is_some() {
+                    return Err("revision: given more than once".into());
+                }
+            }
             "label" => self.labels.push(Label(text)),
             "stage" => self.stages.push(text),
             "include_ranges" => self.include_ranges.push(text),
@@ -90,8 +96,8 @@ impl UploadFields {
             _ => {
                 let field = self.statement.field(name).ok_or_else(|| {
                     format!(
-                        "unknown field {name:.40}; expected name, model, label, stage, \
-                         include_ranges, exclude_ranges, {} or dry_run",
+                        "unknown field {name:.40}; expected name, model, label, revision, \
+                         stage, include_ranges, exclude_ranges, {} or dry_run",
                         ModelStatement::FIELDS.join(", ")
                     )
                 })?;
@@ -118,6 +124,7 @@ impl UploadFields {
             .map_err(|error| invalid(error.to_string()))?
             .map(Box::new);
         check_labels(&self.labels)?;
+        check_revision(self.revision.as_deref())?;
         check_length("name", &self.name, 0..=MAX_TEXT)?;
         if let Some(model) = &self.model {
             check_length("model", model, 1..=MAX_TEXT)?;
@@ -149,8 +156,8 @@ impl UploadFields {
     }
 
     pub(super) fn spec(self, import: Import) -> RunSpec {
-        let labels = deduplicated(self.labels);
-        let common = Common { labels, timeout_s: IMPORT_TIMEOUT_S, ..Common::default() };
+        let (labels, revision) = (deduplicated(self.labels), self.revision);
+        let common = Common { labels, revision, timeout_s: IMPORT_TIMEOUT_S, ..Common::default() };
         RunSpec { subject: Subject::Import(import), common }
     }
 }

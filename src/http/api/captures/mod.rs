@@ -81,6 +81,10 @@ pub struct CaptureForm {
     #[serde(default)]
     #[schema(max_items = 16, inline)]
     pub label: Vec<Label>,
+    /// Revision of the profiled program, such as a commit.
+    #[serde(default)]
+    #[schema(min_length = 1, max_length = 64, pattern = r"^[^\u0000-\u001f\u007f-\u009f]+$")]
+    pub revision: Option<String>,
     /// Ranges that are a stage: `NAME=RANGE` or `NAME=RANGE@DOMAIN`.
     #[serde(default)]
     #[schema(max_items = 32)]
@@ -125,6 +129,7 @@ impl CaptureForm {
             file: vec![file("vllm.sqlite.zst"), file("raw.csv")],
             model: Some("llama-3-8b".into()),
             label: vec![Label("vllm".into())],
+            revision: Some("3f2c1ab".into()),
             stage: vec!["prefill=ctx@vllm".into(), "decode_all=gen@vllm".into()],
             include_ranges: vec!["measured".into()],
             exclude_ranges: vec!["warmup".into()],
@@ -158,6 +163,9 @@ impl CaptureForm {
                            otherwise"),
         ("label" = Option<Vec<String>>, Query, max_items = 16,
             description = "Labels to find the run by"),
+        ("revision" = Option<String>, Query, min_length = 1, max_length = 64,
+            pattern = r"^[^\u0000-\u001f\u007f-\u009f]+$",
+            description = "Revision of the profiled program, such as a commit"),
         ("stage" = Option<Vec<String>>, Query, max_items = 32,
             description = "Ranges that are a stage: `NAME=RANGE` or `NAME=RANGE@DOMAIN`"),
         ("include_ranges" = Option<Vec<String>>, Query, max_items = 32,
@@ -209,22 +217,36 @@ pub async fn submit(
     headers: HeaderMap,
     body: Body,
 ) -> Result<Response, ApiError> {
-    let key = idempotency::key(&headers)?;
+    import(&app, &caller, query, (&headers, body), |texts| texts).await
+}
+
+/// Texts of a form by field.
+pub(crate) type FormTexts = Vec<(String, String)>;
+
+/// Receives captures and queues their import; `of_form` converts the texts of a form.
+pub(crate) async fn import(
+    app: &App,
+    caller: &Caller,
+    query: FormTexts,
+    (headers, body): (&HeaderMap, Body),
+    of_form: fn(FormTexts) -> FormTexts,
+) -> Result<Response, ApiError> {
+    let key = idempotency::key(headers)?;
     let (mut fields, mut hash) = (UploadFields::default(), UploadHash::default());
     fields.add_all(query, &mut hash, ErrorCode::InvalidParameter)?;
     fields.check_query()?;
     fields.check(&app.models)?; // before the files, which may be large
     let intake = &app.intake;
-    let _slot = app.access.upload_slot(&caller)?;
+    let _slot = app.access.upload_slot(caller)?;
     let folder = intake.create_folder().map_err(|error| ApiError::internal(&error))?;
     let received = tokio::select! {
-        received = receive(&app, folder.path(), &headers, body) => received?,
+        received = receive(app, folder.path(), headers, body) => received?,
         () = app.closing.cancelled() => {
             let message = "cannot receive the capture: the service is stopping; retry later";
             return Err(ApiError::new(ErrorCode::Unavailable, message).retry_after(10));
         }
     };
-    fields.add_all(received.fields, &mut hash, ErrorCode::InvalidRequest)?;
+    fields.add_all(of_form(received.fields), &mut hash, ErrorCode::InvalidRequest)?;
     fields.check(&app.models)?;
     for file in &received.files {
         hash.add(&[&"file", &file.name, &file.sha256]);
@@ -234,16 +256,16 @@ pub async fn submit(
     let is_dry = fields.dry_run;
     let spec = fields.spec(import);
     if is_dry {
-        return Ok(dry_run::answer(&app, spec).await?.into_response());
+        return Ok(dry_run::answer(app, spec).await?.into_response());
     }
-    let owner = app.access.owner(&caller);
+    let owner = app.access.owner(caller);
     // A task of its own: the submission completes even if the client leaves now.
     let queued = tokio::spawn({
         let app = app.clone();
         async move { queue(&app, folder, spec, owner, idempotency).await }
     });
     let submitted = queued.await.map_err(|error| ApiError::internal(&error))??;
-    let run = accepted_run(submitted, &caller)?;
+    let run = accepted_run(submitted, caller)?;
     app.queued.notify_waiters();
     Ok(accepted(run).into_response())
 }

@@ -13,7 +13,7 @@ use crate::{
         state::RunState,
     },
     http::{
-        api::series::{RECENT, build_of, noise},
+        api::series::{RECENT, noise},
         error::{ApiError, ErrorCode},
         state::App,
     },
@@ -29,6 +29,23 @@ struct GateSides {
     /// Without those of the candidate.
     earlier: Vec<StoredPoint>,
     changes: Vec<StoredChange>,
+}
+
+impl GateSides {
+    /// The earlier runs between the change points of a figure around the baseline.
+    fn around_baseline(&self, figure: FigureName) -> Vec<StoredPoint> {
+        let Some(baseline) = self.baseline.first().map(|it| it.run) else { return vec![] };
+        let starts = || self.changes.iter().filter(|it| it.figure == figure).map(|it| it.run);
+        let from = starts().filter(|run| *run <= baseline).max();
+        let to = starts().filter(|run| *run > baseline).min();
+        let is_around = |run| from.is_none_or(|from| run >= from) && to.is_none_or(|to| run < to);
+        self.earlier.iter().filter(|it| is_around(it.run)).cloned().collect()
+    }
+}
+
+/// The known values of a figure.
+fn values(points: &[StoredPoint], figure: FigureName) -> Vec<f64> {
+    points.iter().filter_map(|it| it.headline.get(figure)).collect()
 }
 
 /// Decides a gate; whatever prevents a decision is a reason of an inconclusive one.
@@ -114,9 +131,9 @@ async fn sides(
     let changes = app.store.change_points(&series).await?;
     let mut earlier = app.store.points(&series, None, RECENT).await?;
     earlier.retain(|it| !gate.runs.contains(&it.run));
-    let build = build_of(&target, &changes);
+    let build = target.build_key(&changes);
     let others =
-        earlier.iter().filter(|it| it.run != target.run && build_of(it, &changes) == build);
+        earlier.iter().filter(|it| it.run != target.run && it.build_key(&changes) == build);
     let others: Vec<StoredPoint> = others.take(MAX_RUNS - 1).cloned().collect();
     let is_candidate = gate.runs.contains(&target.run);
     let baseline: Vec<StoredPoint> =
@@ -145,9 +162,7 @@ fn add_figures(
     thresholds: &BTreeMap<FigureName, f64>,
     sides: &GateSides,
 ) {
-    let values = |points: &[StoredPoint], figure: FigureName| -> Vec<f64> {
-        points.iter().filter_map(|it| it.headline.get(figure)).collect()
-    };
+    let mean = |values: &[f64]| Spread::of(values.iter().copied()).map(|it| it.mean);
     // A figure that neither side has does not apply to the subject.
     let gated: Vec<(FigureName, f64, Vec<f64>, Vec<f64>)> = thresholds
         .iter()
@@ -166,8 +181,8 @@ fn add_figures(
             baseline,
             candidate: if complete { candidate } else { &[] },
             noise: noise(&sides.earlier, &sides.changes, *name),
+            level: mean(&values(&sides.around_baseline(*name), *name)),
         });
-        let mean = |values: &[f64]| Spread::of(values.iter().copied()).map(|it| it.mean);
         report.more_runs |= decision.more_runs;
         report.figures.push(GateFigure {
             figure: *name,

@@ -1,6 +1,7 @@
-//! `POST /gates`: whether runs regressed against a baseline.
+//! Gates: decides whether runs regressed against a baseline, and lists decisions.
 
 mod decision;
+pub mod list;
 
 use std::collections::BTreeMap;
 
@@ -31,6 +32,7 @@ use crate::{
         state::App,
     },
     report::gate::GateReport,
+    store::NewGate,
 };
 
 /// Runs of one build against a baseline.
@@ -135,13 +137,15 @@ pub async fn submit(
         candidate.push(runs::find(&app, *id).await?);
     }
     let mut report = decision::decide(&app, &gate, &thresholds, &candidate).await?;
-    if let Some(reason) = gate.accept.filter(|_| report.verdict == GateVerdict::Regression) {
-        let by = caller.name.as_deref();
-        for run in &gate.runs {
-            app.store.accept_regression(*run, (&gate.baseline, &reason), by).await?;
-        }
-        report.accepted = Some(reason);
-    }
+    report.accepted = gate.accept.filter(|_| report.verdict == GateVerdict::Regression);
+    let text = serde_json::to_string(&report).map_err(|error| ApiError::internal(&error))?;
+    let decided = NewGate {
+        baseline: &report.baseline,
+        accepted: report.accepted.as_deref(),
+        report: &text,
+        by: caller.name.as_deref(),
+    };
+    app.store.add_gate(decided, report.failure().as_ref()).await?;
     Ok(Json(report))
 }
 

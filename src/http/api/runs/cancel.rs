@@ -53,7 +53,7 @@ pub async fn cancel(
         }
         CancelOutcome::NotFound => return Err(not_found(id)),
     };
-    Ok((status, Json(find(&app, id).await?.into())))
+    Ok((status, Json(RunView::of(&app, find(&app, id).await?).await?)))
 }
 
 /// Removes the uploaded files of an import that was cancelled in the queue.

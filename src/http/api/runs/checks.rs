@@ -55,7 +55,7 @@ pub(super) fn check_passes(
 }
 
 /// Checks a revision against the bounds of its schema.
-fn check_revision(revision: Option<&str>) -> Result<Option<String>, ApiError> {
+pub(crate) fn check_revision(revision: Option<&str>) -> Result<Option<String>, ApiError> {
     let Some(revision) = revision else { return Ok(None) };
     check_length("revision", revision, 1..=MAX_LABEL)?;
     if revision.chars().any(char::is_control) {

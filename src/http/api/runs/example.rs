@@ -65,6 +65,7 @@ pub(crate) fn run() -> RunView {
             message: None,
         }],
         findings: vec![],
+        realised: vec![],
         damage: vec![],
         expected: None,
         links: RunLinks::of(id()),

@@ -7,6 +7,7 @@ pub mod dry_run;
 pub mod example;
 pub mod expected;
 pub mod list;
+mod realised;
 pub mod show;
 pub mod submissions;
 pub mod submit;
@@ -15,13 +16,15 @@ mod submit_inputs;
 mod submit_model;
 mod submit_session;
 
-pub(crate) use checks::{check_device, check_labels, deduplicated, input_error};
+pub(crate) use checks::{
+    check_device, check_labels, check_revision, deduplicated, input_error,
+};
 pub(crate) use submit_command::{check_gpu_count, find_command};
 
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
-use self::expected::ExpectedRun;
+use self::{expected::ExpectedRun, realised::RealisedSaving};
 use super::artifacts::send;
 use crate::{
     domain::{
@@ -99,6 +102,8 @@ pub struct RunView {
     pub failed_step: Option<Step>,
     pub steps: Vec<StepRecord>,
     pub findings: Vec<Finding>,
+    /// Savings promised by findings that a later run of the series realised.
+    pub realised: Vec<RealisedSaving>,
     /// Files whose content is not the one that was sealed, as far as is known.
     pub damage: Vec<DamagedFile>,
     /// The rest of an active run, in answers of `GET /runs/{run_id}`.
@@ -107,9 +112,11 @@ pub struct RunView {
     pub links: RunLinks,
 }
 
-impl From<StoredRun> for RunView {
-    fn from(run: StoredRun) -> Self {
-        Self {
+impl RunView {
+    /// The view of a stored run.
+    pub(crate) async fn of(app: &App, run: StoredRun) -> Result<Self, ApiError> {
+        Ok(Self {
+            realised: realised::of(app, &run).await?,
             run_id: run.id,
             state: run.state,
             owner: run.owner,
@@ -130,7 +137,7 @@ impl From<StoredRun> for RunView {
             damage: run.damage,
             expected: None,
             links: RunLinks::of(run.id),
-        }
+        })
     }
 }
 

@@ -24,5 +24,5 @@ use crate::{
 pub async fn show(State(app): State<App>, RunPath(id): RunPath) -> Result<Json<RunView>, ApiError> {
     let run = find(&app, id).await?;
     let expected = expected(&app, &run).await?;
-    Ok(Json(RunView { expected, ..run.into() }))
+    Ok(Json(RunView { expected, ..RunView::of(&app, run).await? }))
 }

@@ -1,0 +1,134 @@
+//! Page of baselines: their settings and history, the last gates against each, and accepted
+//! regressions. A form sets and removes a baseline.
+
+use axum::{
+    Extension,
+    extract::{Request, State},
+    response::{IntoResponse, Redirect, Response},
+};
+use serde::{Deserialize, Serialize};
+use serde_json::{Map, Value};
+
+use super::{
+    forms::{self, field, non_empty},
+    page::HtmlPage,
+};
+use crate::http::{
+    api::{
+        baselines::{self, Baseline},
+        gates::list::{self, DecidedGate, GateQuery},
+    },
+    auth::access::Caller,
+    error::{ApiError, ErrorCode},
+    extract::params::Params,
+    state::App,
+};
+
+/// Listed gates of a baseline.
+const PAGE_GATES: u32 = 5;
+/// Listed accepted regressions.
+const PAGE_ACCEPTED: u32 = 50;
+/// Value of the field `remove` that removes the baseline.
+const REMOVE: &str = "remove";
+
+/// Initial values of the form. Browsers send empty fields too.
+#[derive(Debug, Default, Clone, Serialize, Deserialize)]
+#[serde(default)]
+pub struct BaselineForm {
+    name: String,
+    run_id: String,
+    label: String,
+}
+
+#[derive(Serialize)]
+struct BaselinesView<'a> {
+    baselines: Vec<BaselineCard>,
+    /// Accepted regressions, newest first.
+    accepted: Vec<DecidedGate>,
+    entered: &'a BaselineForm,
+    /// Reason why the setting was refused.
+    problem: Option<&'a str>,
+}
+
+/// A baseline: the setting that counts, the earlier ones, and the last gates.
+#[derive(Serialize)]
+struct BaselineCard {
+    current: Baseline,
+    history: Vec<Baseline>,
+    gates: Vec<DecidedGate>,
+}
+
+/// `GET /ui/baselines`
+pub async fn list(
+    State(app): State<App>,
+    Extension(caller): Extension<Caller>,
+    Params(entered): Params<BaselineForm>,
+) -> Result<HtmlPage, ApiError> {
+    show(&app, &caller, &entered, None).await
+}
+
+/// `POST /ui/baselines`: sets or removes a baseline.
+pub async fn set(
+    State(app): State<App>,
+    Extension(caller): Extension<Caller>,
+    request: Request,
+) -> Result<Response, ApiError> {
+    let fields = forms::read(request).await?;
+    let entered = BaselineForm {
+        name: field(&fields, "name").trim().to_owned(),
+        run_id: field(&fields, "run_id").trim().to_owned(),
+        label: field(&fields, "label").trim().to_owned(),
+    };
+    let body = entered.body(field(&fields, REMOVE) == REMOVE);
+    let set = match &body {
+        Ok(body) => baselines::apply(&app, &caller, body.to_string().as_bytes()).await,
+        Err(refused) => Err(ApiError::new(refused.code(), refused.message())),
+    };
+    match set {
+        Ok(()) => Ok(Redirect::to("/ui/baselines").into_response()),
+        Err(refused) => {
+            let page = show(&app, &caller, &entered, Some(refused.message())).await?;
+            Ok(page.with_status(refused.code().status()).into_response())
+        }
+    }
+}
+
+impl BaselineForm {
+    /// The body of the API. A name alone removes the baseline, which needs the button for it.
+    fn body(&self, remove: bool) -> Result<Value, ApiError> {
+        let given = [("name", &self.name), ("run_id", &self.run_id), ("label", &self.label)];
+        let given: Map<String, Value> = given
+            .into_iter()
+            .filter_map(|(name, it)| Some((name.into(), non_empty(it)?.into())))
+            .collect();
+        if !remove && !given.contains_key("run_id") && !given.contains_key("label") {
+            let message = "run and label: enter one of them";
+            return Err(ApiError::new(ErrorCode::InvalidRequest, message));
+        }
+        Ok(given.into())
+    }
+}
+
+async fn show(
+    app: &App,
+    caller: &Caller,
+    entered: &BaselineForm,
+    problem: Option<&str>,
+) -> Result<HtmlPage, ApiError> {
+    let mut cards: Vec<BaselineCard> = Vec::new();
+    for setting in baselines::settings(app).await? {
+        match cards.iter_mut().find(|card| card.current.name == setting.name) {
+            Some(card) => card.history.push(setting),
+            None => cards.push(BaselineCard { current: setting, history: vec![], gates: vec![] }),
+        }
+    }
+    for card in &mut cards {
+        let baseline = Some(card.current.name.clone());
+        let query = GateQuery { baseline, accepted: None, limit: Some(PAGE_GATES) };
+        card.gates = list::page(app, &query).await?;
+    }
+    let accepted = GateQuery { baseline: None, accepted: Some(true), limit: Some(PAGE_ACCEPTED) };
+    let accepted = list::page(app, &accepted).await?;
+    let view = BaselinesView { baselines: cards, accepted, entered, problem };
+    HtmlPage::render(Some(caller), "baselines.html", view)
+}
