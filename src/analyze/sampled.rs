@@ -4,6 +4,7 @@
 //! Everything here is arithmetic on values. A figure has an interval and a number of samples, or it
 //! is absent and a finding has the reason. `specs/formulas.md` has the method.
 
+mod assumed_times;
 mod attribution;
 pub mod coverage;
 mod equations;

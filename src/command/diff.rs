@@ -18,11 +18,7 @@ use llmprof::{
     report::diff::{StoredReport, run_diff, stored},
 };
 
-use super::{
-    ReportFormat,
-    client::BAD_INPUT,
-    gate::verdict_code,
-};
+use super::{ReportFormat, client::BAD_INPUT, gate::verdict_code};
 
 /// Compare two saved runs: whether they may be compared, then what changed by stage, operator and
 /// kernel

@@ -249,33 +249,20 @@ fn with_inline_lists(text: &str) -> String {
     out
 }
 
-/// The fields after the line of a key, if they are a type, with its format, short description,
-/// default and bounds, or a reference, and are all that the key has.
+/// The fields after the line of a key, if they are short scalars and all that the key has.
 fn inline_fields<'t>(key: &str, rest: &Peekable<Lines<'t>>) -> Option<Vec<&'t str>> {
-    const FIELDS: [&str; 10] = [
-        "$ref: ",
-        "type: ",
-        "format: ",
-        "description: ",
-        "default: ",
-        "example: ",
-        "minimum: ",
-        "maximum: ",
-        "minLength: ",
-        "maxLength: ",
-    ];
+    const MAX_FIELDS: usize = 10;
     const WIDTH: usize = 100;
     let indent = |line: &str| line.len() - line.trim_start_matches([' ', '-']).len();
     let inner = indent(rest.clone().next().filter(|_| key.ends_with(':'))?);
     let fields: Vec<&str> =
-        rest.clone().take_while(|line| indent(line) >= inner).take(FIELDS.len() + 1).collect();
+        rest.clone().take_while(|line| indent(line) >= inner).take(MAX_FIELDS + 1).collect();
     let known = |line: &&str| {
-        indent(line) == inner
-            && FIELDS.iter().any(|it| line.trim_start().starts_with(it))
-            && is_flow_scalar(line.trim())
+        indent(line) == inner && !line.trim_start().starts_with('-') && is_flow_scalar(line.trim())
     };
     let fits = key.len() + fields.iter().map(|it| it.trim().len() + 2).sum::<usize>() + 4 <= WIDTH;
-    let inline = inner > indent(key) && fits && fields.iter().all(known);
+    let all = fields.len() <= MAX_FIELDS && fields.iter().all(known);
+    let inline = inner > indent(key) && fits && all;
     inline.then(|| fields.iter().map(|line| line.trim()).collect())
 }
 
@@ -283,8 +270,9 @@ fn inline_fields<'t>(key: &str, rest: &Peekable<Lines<'t>>) -> Option<Vec<&'t st
 fn is_flow_scalar(field: &str) -> bool {
     let Some((name, text)) = field.split_once(": ") else { return false };
     let quoted = text.len() > 1 && text.starts_with('\'') && text.ends_with('\'');
-    let plain = !text.contains([',', '[', ']', '{', '}', '|']) && !text.contains(": ");
-    matches!(name, "type" | "$ref") || quoted || plain
+    let is_empty = matches!(text, "[]" | "{}");
+    let plain = !text.contains([',', '[', ']', '{', '}', '|', '>']) && !text.contains(": ");
+    matches!(name, "type" | "$ref") || is_empty || quoted || plain
 }
 
 /// A list of scalars in flow style, wrapped at 100 columns.

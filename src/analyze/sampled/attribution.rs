@@ -5,7 +5,8 @@ use std::collections::BTreeSet;
 use rayon::prelude::*;
 
 use super::{
-    equations::{Estimate, Meat, StageSums},
+    assumed_times::{AssumedTimes, BestFit, StageTimes, all_sums},
+    equations::StageSums,
     figures::{
         SampledKernel, SampledOperator, SampledStage, SampledStageValue, SampledValue,
         SampledValues,
@@ -17,14 +18,6 @@ use super::{
 };
 use crate::{analyze::stats::percent, domain::units::Nanos, trace::gpu_metrics::GpuMetric};
 
-/// Times by which a kernel's counters may start later or stop earlier than its traced times, and
-/// by which all may be displaced, nanoseconds.
-const SHIFTS: [TimeShift; 4] = [
-    TimeShift { start_ns: 1_000, end_ns: 0, lag_ns: 0 },
-    TimeShift { start_ns: 0, end_ns: -1_000, lag_ns: 0 },
-    TimeShift { start_ns: 0, end_ns: 0, lag_ns: 500 },
-    TimeShift { start_ns: 0, end_ns: 0, lag_ns: -500 },
-];
 /// Residual of the other meaning of a sample's time, as a share of the usual one, below which that
 /// one is taken.
 const OTHER_DELAY: f64 = 0.8;
@@ -61,19 +54,15 @@ pub fn attribute(captures: &[DeviceCapture]) -> DeviceFigures {
     let mut of = unknowns(captures);
     // Clocks are last, and have a mean only.
     let sums = set_delays(&mut of, &percents, &metrics);
-    let (refits, meat) = rayon::join(
-        || -> Vec<Vec<StageSums>> {
-            SHIFTS.par_iter().map(|shift| all_sums(&of, *shift, &metrics)).collect()
-        },
-        || meat(&of, &sums, &percents, &metrics),
-    );
+    let assumed = AssumedTimes::of(&of, sums, &metrics);
+    let best = assumed.best_fits(&of, &percents, &metrics);
     let times = &of.operators;
-    for (at, (unknowns, meat)) in of.stages.iter().zip(meat).enumerate() {
-        let refits: Vec<&StageSums> = refits.iter().map(|it| &it[at]).collect();
-        let stage = StageFit { device, unknowns, sums: &sums[at], refits };
-        let fits = stage.fits(&percents, meat);
+    for (at, (unknowns, best)) in of.stages.iter().zip(best).enumerate() {
+        let assumed = assumed.of_stage(at);
+        let stage = StageFit { device, unknowns, sums: assumed.traced(), assumed };
+        let fits = stage.fits(&percents, best);
         let clock = metrics.iter().position(|it| it.is_clock());
-        let clock = clock.and_then(|clock| sums[at].sample_mean(clock));
+        let clock = clock.and_then(|clock| stage.sums.sample_mean(clock));
         figures.stages.push(stage.stage(&fits, clock));
         figures.kernels.extend(stage.kernels(&fits));
         let number = at as u16 + 1;
@@ -147,70 +136,25 @@ fn delay(work: &SampledWork, stages: &[StageUnknowns], metrics: &[GpuMetric]) ->
     if before_misfit < OTHER_DELAY * after_misfit { before } else { DELAY_NS }
 }
 
-/// Sums over all captures, by stage.
-fn all_sums(of: &DeviceUnknowns, shift: TimeShift, metrics: &[GpuMetric]) -> Vec<StageSums> {
-    let mut sums: Vec<StageSums> =
-        of.stages.iter().map(|it| StageSums::new(it.count, it.own + 1, metrics.len())).collect();
-    for work in &of.work {
-        work.each_row(shift, metrics, |row| sums[row.stage as usize - 1].add(row));
-    }
-    sums
-}
-
-/// Estimates of all metrics, and the sums of their squared residuals, by stage; without samples
-/// none.
-type StageMeat = Option<(Vec<Estimate>, Vec<Vec<f64>>)>;
-
-fn meat(
-    of: &DeviceUnknowns,
-    sums: &[StageSums],
-    percents: &[GpuMetric],
-    metrics: &[GpuMetric],
-) -> Vec<StageMeat> {
-    let solve = |sums: &StageSums| -> Option<Vec<Estimate>> {
-        (0..percents.len()).into_par_iter().map(|metric| sums.solve(metric)).collect()
-    };
-    let estimates: Vec<Option<Vec<Estimate>>> = sums.iter().map(solve).collect();
-    let mut meat: Vec<Meat> =
-        of.stages.iter().map(|it| Meat::new(it.count, percents.len())).collect();
-    for work in &of.work {
-        work.each_row(TimeShift::default(), metrics, |row| {
-            let at = row.stage as usize - 1;
-            if let Some(estimates) = &estimates[at] {
-                meat[at].add(row, estimates);
-            }
-        });
-    }
-    let pair = |(estimates, meat): (Option<_>, Meat)| Some((estimates?, meat.into_sums()));
-    estimates.into_iter().zip(meat).map(pair).collect()
-}
-
 /// One stage with its sums.
 struct StageFit<'a> {
     device: u32,
     unknowns: &'a StageUnknowns,
+    /// Under the traced times.
     sums: &'a StageSums,
-    refits: Vec<&'a StageSums>,
+    assumed: StageTimes<'a>,
 }
 
 impl StageFit<'_> {
     /// Estimates and groups of each metric.
-    fn fits(&self, metrics: &[GpuMetric], meat: StageMeat) -> Vec<MetricFit> {
-        let Some((estimates, meat)) = meat else { return Vec::new() };
+    fn fits(&self, metrics: &[GpuMetric], best: Option<Vec<BestFit>>) -> Vec<MetricFit> {
         let adjacent = self.separable_neighbours();
         metrics
             .par_iter()
-            .zip(estimates)
-            .zip(meat)
+            .zip(best.unwrap_or_default())
             .enumerate()
-            .filter_map(|(at, ((metric, estimate), meat))| {
-                let refits = self.refits.iter().map(|it| self.refitted(it, at)).collect();
-                let estimates = KernelEstimates {
-                    covariance: self.sums.covariance(&estimate, meat)?,
-                    values: estimate.values,
-                    refits,
-                    weight: self.sums.weight.clone(),
-                };
+            .filter_map(|(at, (metric, best))| {
+                let estimates = self.assumed.estimates(*metric, at, best)?;
                 let resolved = estimates.resolve(&adjacent);
                 Some(MetricFit { metric: *metric, estimates, resolved, mean: self.mean(at) })
             })
@@ -226,23 +170,14 @@ impl StageFit<'_> {
         self.unknowns.adjacent.iter().enumerate().map(of).collect()
     }
 
-    /// Values under another assumption on times, for the traced durations.
-    fn refitted(&self, sums: &StageSums, metric: usize) -> Vec<f64> {
-        let Some(estimate) = sums.solve(metric) else { return Vec::new() };
-        let scaled = |(value, (now, traced)): (&f64, (&f64, &f64))| {
-            if *traced > 0.0 { value * now / traced } else { *value }
-        };
-        estimate.values.iter().zip(sums.weight.iter().zip(&self.sums.weight)).map(scaled).collect()
-    }
-
     /// Mean of a metric over the stage's kernel time.
     fn mean(&self, metric: usize) -> Option<Interval95> {
         let (mean, error) = self.sums.mean(metric)?;
-        let change = |sums: &&&StageSums| {
+        let change = |sums: &&StageSums| {
             let (other, _) = sums.mean(metric)?;
             Some((other * sums.busy() / self.sums.busy() - mean).abs())
         };
-        let changes = self.refits.iter().filter_map(|it| change(&it));
+        let changes = self.assumed.lagging().iter().filter_map(change);
         Some(Interval95::of(mean, error, changes.fold(0.0, f64::max)))
     }
 

@@ -51,10 +51,11 @@ struct MetricSums {
 }
 
 /// Values of one metric for all unknowns.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, Default)]
 pub struct Estimate {
     pub values: Vec<f64>,
-    variance: f64,
+    /// Variance of the residuals.
+    pub variance: f64,
 }
 
 impl StageSums {

@@ -11,8 +11,8 @@ use crate::trace::gpu_metrics::{DeviceSamples, GpuMetric};
 /// Delay between a sample's time and its period, nanoseconds: the residual is smallest there on an
 /// H200, at 10 and at 50 kHz.
 pub const DELAY_NS: i64 = 250;
-/// A kernel shorter than this keeps its bounds, nanoseconds.
-const SHORT_NS: i64 = 4_000;
+/// Max share of a kernel's time that is idle at its start, and at its end.
+const MAX_IDLE: f64 = 0.4;
 /// Stage number of work whose samples are not used.
 pub const NO_STAGE: u16 = 0;
 
@@ -30,9 +30,9 @@ pub struct Work {
 /// Assumed distance between the times of the trace and those of the counters, nanoseconds.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct TimeShift {
-    /// Added to the start and to the end of kernels.
-    pub start_ns: i64,
-    pub end_ns: i64,
+    /// Time after the start of a kernel, and before its end, in which it counts nothing: blocks
+    /// start, and the last ones end.
+    pub idle_ns: i64,
     /// Added to the times of samples.
     pub lag_ns: i64,
 }
@@ -157,10 +157,10 @@ impl<'a> Pieces<'a> {
     }
 
     fn start(&mut self, mut work: Work) {
-        if work.end_ns - work.start_ns > SHORT_NS {
-            work.start_ns += self.shift.start_ns;
-            work.end_ns += self.shift.end_ns;
-        }
+        let max_ns = ((work.end_ns - work.start_ns) as f64 * MAX_IDLE) as i64;
+        let idle_ns = self.shift.idle_ns.min(max_ns);
+        work.start_ns += idle_ns;
+        work.end_ns -= idle_ns;
         self.advance(work.start_ns);
         self.now = self.now.max(work.start_ns);
         self.active.push(work);
@@ -234,14 +234,16 @@ mod tests {
     }
 
     #[test]
-    fn times_are_shifted_for_long_kernels_and_for_all_samples() {
+    fn a_kernel_counts_nothing_at_its_edges_and_all_samples_may_lag() {
         let lag = TimeShift { lag_ns: 20, ..TimeShift::default() };
         assert_eq!(rows(vec![work(130, 150, 1, 0)], vec![], lag), ["1 0:20 = 1"]);
         assert_eq!(rows(vec![work(110, 130, 1, 0)], vec![], lag), ["1 0:10 = 0", "1 0:10 = 1"]);
-        let start = TimeShift { start_ns: 10, ..TimeShift::default() };
-        assert_eq!(rows(vec![work(-5000, 50, 1, 0)], vec![], start), ["1 0:50 = 0"]);
-        let end = TimeShift { end_ns: -10, ..TimeShift::default() };
-        assert_eq!(rows(vec![work(-5000, 50, 1, 0)], vec![], end), ["1 0:40 = 0"]);
-        assert_eq!(rows(vec![work(0, 50, 1, 0)], vec![], end), ["1 0:50 = 0"], "a short kernel");
+        let idle = TimeShift { idle_ns: 10, ..TimeShift::default() };
+        assert_eq!(rows(vec![work(110, 190, 1, 0)], vec![], idle), ["1 0:60 = 1"]);
+        assert_eq!(
+            rows(vec![work(110, 120, 1, 0)], vec![], idle),
+            ["1 0:2 = 1"],
+            "at most 40 % of a short kernel on either side"
+        );
     }
 }

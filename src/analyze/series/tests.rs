@@ -106,7 +106,7 @@ fn gate(
     (factor, threshold_pct): (f64, f64),
 ) -> GateVerdict {
     let names = &FigureName::ALL[..figures];
-    let sides: Vec<(Vec<f64>, Vec<f64>, Option<Noise>, Option<f64>)> = (0..figures)
+    let sides: Vec<_> = (0..figures)
         .map(|figure| {
             let lower = names[figure].lower_is_better();
             let worse = if figure > 0 { 1.0 } else { factor };

@@ -50,8 +50,6 @@ async fn an_import_has_the_revision_of_its_query_or_form() {
         let refused = imports::send(&api, &query, PACKED, timeline(MOCK)).await;
         assert_eq!(refused.error().0, status, "{query}: {}", refused.text());
     }
-    let listed = api.get("/runs?revision=r2").await.json();
-    assert_eq!(listed["runs"].as_array().unwrap().len(), 1);
 }
 
 #[tokio::test]
@@ -132,7 +130,7 @@ async fn a_gate_that_fails_sends_one_message_to_each_subscriber() {
     assert_eq!((event.as_str(), &body["baseline"]), ("gate_failed", &json!("main")));
     assert_eq!((&body["run_id"], &body["runs"]), (&json!(slow), &json!([slow])));
     assert_eq!(body["figures"][0]["figure"], "tpot");
-    assert!(body["message"].as_str().unwrap().contains("worse by 10.00 %"), "{body}");
+    assert!(body["message"].as_str().unwrap().contains("worse by 9.78 %, beyond noise"), "{body}");
     let link = body["link"].as_str().unwrap();
     assert!(link.ends_with(&format!("/diff/{slow}")), "{link}");
     let deliveries = api.get("/deliveries").await.json()["deliveries"].clone();
@@ -200,7 +198,7 @@ async fn a_promised_saving_shows_the_later_run_that_realised_it() {
     assert_eq!(realised(&after).await, json!([]));
     let text = api.get(&format!("/ui/runs/{before}")).await.text().replace("&#x2f;", "/");
     let link = format!("<a href=\"/ui/diff?a={before}&amp;b={after}\">comparison</a>");
-    let sentence = "promised at most 5 ms, 4 ms less in decode_all";
+    let sentence = "promised at most 5.000 ms, 4.000 ms less in decode_all";
     assert!(text.contains(&link) && text.contains(sentence), "{text}");
     // The next run that realises it counts once the first is deleted.
     let later = promising(&api, "r3", 17.0, &[]).await;

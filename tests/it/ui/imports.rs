@@ -36,7 +36,7 @@ async fn a_form_imports_captures_with_revision_and_labels() {
     let spec = api.get(&format!("/runs/{run}")).await.json()["spec"].clone();
     assert_eq!(spec["common"]["labels"], json!(["hf", "nightly"]));
     assert_eq!(spec["common"]["revision"], "3f2c1ab");
-    assert_eq!(spec["subject"]["files"][0]["name"], "mock.sqlite");
+    assert_eq!(spec["subject"]["files"][0]["name"], "mock.sqlite.zst");
 }
 
 #[tokio::test]

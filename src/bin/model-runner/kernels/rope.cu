@@ -105,14 +105,14 @@ __device__ __forceinline__ void rope_wide_body(
     store_wide(to + half + i, upper);
 }
 
-#define ROPE(T, NAME, BODY)                                                                      \
-    extern "C" __global__ void BODY##_##NAME(                                                    \
-        const T* qkv, const float* cosines, const float* sines, const T* query_norm,             \
-        const T* key_norm, const uint32_t* position, T* queries, T* keys, T* values, int tokens, \
-        int heads, int kv_heads, int dim, int capacity, float eps) {                             \
-        BODY##_body<T>(                                                                          \
-            qkv, cosines, sines, query_norm, key_norm, position, queries, keys, values, tokens,  \
-            heads, kv_heads, dim, capacity, eps);                                                \
-    }
-#define ROPES(T, NAME) ROPE(T, NAME, rope) ROPE(T, NAME, rope_wide)
-FOR_EACH_TYPE(ROPES)
+#define PARAMETERS(T)                                                                            \
+    const T *qkv, const float *cosines, const float *sines, const T *query_norm,                 \
+        const T *key_norm, const uint32_t *position, T *queries, T *keys, T *values, int tokens, \
+        int heads, int kv_heads, int dim, int capacity, float eps
+#define ARGUMENTS                                                                              \
+    qkv, cosines, sines, query_norm, key_norm, position, queries, keys, values, tokens, heads, \
+        kv_heads, dim, capacity, eps
+#define ROPE(T, NAME)                                                                  \
+    extern "C" __global__ void rope_##NAME(PARAMETERS(T)) { rope_body<T>(ARGUMENTS); } \
+    extern "C" __global__ void rope_wide_##NAME(PARAMETERS(T)) { rope_wide_body<T>(ARGUMENTS); }
+FOR_EACH_TYPE(ROPE)

@@ -16,9 +16,7 @@ mod submit_inputs;
 mod submit_model;
 mod submit_session;
 
-pub(crate) use checks::{
-    check_device, check_labels, check_revision, deduplicated, input_error,
-};
+pub(crate) use checks::{check_device, check_labels, check_revision, deduplicated, input_error};
 pub(crate) use submit_command::{check_gpu_count, find_command};
 
 use serde::{Deserialize, Serialize};
