@@ -23,7 +23,7 @@ const ROUTED: usize = 16;
 const ROUTE_WARPS: usize = 16;
 const ROUTE_STRIDE: usize = 72;
 const MAX_EXPERTS: usize = 1024;
-/// Assignments that are sorted in shared memory: 36 KB, below the default of a block with the counts.
+/// Assignments that are sorted in shared memory: 36 KB, with the counts below a block's default.
 const STAGED: usize = 9000;
 const WARP: usize = 32;
 
