@@ -25,6 +25,8 @@ struct Synthetic {
     gap_ns: i64,
     /// Delay between a sample's time and its period.
     delay_ns: i64,
+    /// Time at the start and at the end of each kernel in which it does nothing.
+    idle_ns: i64,
     /// Standard deviation of a kernel's value over its launches.
     noise: f64,
     device: u32,
@@ -49,7 +51,7 @@ impl Synthetic {
     fn of(kernels: &[(i64, f64)]) -> Self {
         let delay_ns = rows::DELAY_NS;
         let kernels = kernels.to_vec();
-        Self { kernels, steps: 400, gap_ns: 3_300, delay_ns, noise: 0.0, device: 0 }
+        Self { kernels, steps: 400, gap_ns: 3_300, delay_ns, idle_ns: 0, noise: 0.0, device: 0 }
     }
 
     /// The capture, one stage `decode_all`, with samples of DRAM reads.
@@ -62,7 +64,10 @@ impl Synthetic {
         for _ in 0..self.steps {
             for (at, (ns, value)) in self.kernels.iter().enumerate() {
                 let ns = ns + (noise.next() * *ns as f64 * 0.02) as i64;
-                runs.push((now, now + ns, value + noise.normal() * self.noise));
+                // The value is the mean over the whole time of the kernel.
+                let working = (ns - 2 * self.idle_ns) as f64 / ns as f64;
+                let value = (value + noise.normal() * self.noise) / working;
+                runs.push((now + self.idle_ns, now + ns - self.idle_ns, value));
                 trace.kernels.push(self.kernel(at as u32, now, now + ns));
                 now += ns + self.gap_ns + (noise.next() * 400.0) as i64;
             }
@@ -127,6 +132,29 @@ fn contained(kernels: &[(i64, f64)], values: &BTreeMap<usize, SampledValue>) -> 
         (value.pct - truth(&members)).abs() <= value.half_width
     };
     (values.iter().filter(is_inside).count(), values.len())
+}
+
+#[test]
+fn the_idle_edges_of_kernels_are_not_blamed_on_their_neighbours() {
+    let of = Synthetic::of(&[(75_000, 90.0), (2_500, 20.0), (12_000, 60.0), (8_000, 45.0)]);
+    for idle_ns in [0, 600, 1_000] {
+        let of = Synthetic { idle_ns, gap_ns: 900, ..of.clone() };
+        let sampled = analysed(vec![of.capture()]);
+        let values = values(&sampled);
+        for (at, (ns, truth)) in of.kernels.iter().enumerate() {
+            let Some(SampledValue { pct, half_width, is_group_mean: false, .. }) = values.get(&at)
+            else {
+                assert!(*ns < 5_000, "{idle_ns} ns: kernel {at} is not resolved: {values:?}");
+                continue;
+            };
+            assert!(
+                (pct - truth).abs() <= *half_width,
+                "{idle_ns} ns: {at}: {pct} +- {half_width}"
+            );
+            let is_near = *ns < 10_000 || (pct - truth).abs() < 3.0;
+            assert!(is_near, "{idle_ns} ns: {at}: {pct}, not {truth}");
+        }
+    }
 }
 
 #[test]

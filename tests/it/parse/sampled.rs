@@ -68,10 +68,10 @@ fn a_real_capture_has_values_of_kernels_and_stages_with_intervals() {
     decode_all expert_down_bf16 [640,1,1] 14.2 % 47: tensor 1+-8, reads 34+-5 (group)
     decode_all attend_one_128_bf16 [10,10,1] 12.7 % 49: tensor 1+-7 (group), reads 24+-7 (group)
     decode_all gemv_bf16 [16160,1,1] 11.6 % 13: tensor 1+-2, reads 96+-3
-    prefill grouped_down_bf16 [10,105,1] 6.3 % 17: tensor 32+-4 (group), reads 62+-4 (group)
+    prefill grouped_down_bf16 [10,105,1] 6.3 % 17: tensor 38+-8, reads 62+-4 (group)
     decode_all route_1_bf16 [1,1,1] 10.7 % 46: tensor 1+-9, reads 34+-5 (group)
     prefill relative_64_bf16 [64,12,1] 5.3 % 9: tensor 0+-4, reads 1+-4
-    prefill attend_relative_64_bf16 [4,300,1] 4.9 % 13: tensor 14+-9, reads 1+-9
+    prefill attend_relative_64_bf16 [4,300,1] 4.9 % 13: tensor 15+-6, reads 1+-9
     decode_all gemv_bf16 [480,1,1] 8.5 % 50: tensor 1+-7 (group), reads 24+-7 (group)
     decode_all gemv_bf16 [160,1,1] 7.3 % 50: tensor 1+-10, reads 24+-7 (group)
     "#);
