@@ -107,7 +107,8 @@ fn declare_changes(schemas: &mut Map<String, Value>) {
 
 /// Declares bounds that attributes cannot express: names of parameters, and items of lists.
 fn declare_submissions(schemas: &mut Map<String, Value>) {
-    if let Some(call) = schemas.get_mut("CommandCall") {
+    for name in ["CommandCall", "StartSession"] {
+        let Some(call) = schemas.get_mut(name) else { continue };
         call["properties"]["params"]["propertyNames"] =
             json!({ "pattern": "^[a-z][a-z0-9_]{0,31}$" });
         call["properties"]["params"]["maxProperties"] = json!(MAX_PARAMS);

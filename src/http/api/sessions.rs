@@ -58,17 +58,20 @@ pub struct StartSession {
     pub command: String,
     #[serde(default)]
     pub params: BTreeMap<String, ParamValue>,
-    /// The command's when absent.
     #[serde(default, deserialize_with = "optional_integer")]
     #[schema(minimum = 1, maximum = 16)]
     pub gpus: Option<u32>,
-    /// As of a run.
     #[serde(default = "device")]
-    #[schema(default = "auto", max_length = 64)]
+    #[schema(
+        default = "auto",
+        pattern = "^(auto|cpu|cuda:(0|[1-9][0-9]?)\
+                   |(GPU|MIG)-[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}\
+                   |[a-z][a-z0-9._-]{1,63})$"
+    )]
     pub device: String,
     /// Counts from the start of the server.
     #[serde(default, deserialize_with = "optional_integer")]
-    #[schema(minimum = 10)]
+    #[schema(minimum = 10, maximum = 28_800)]
     pub lifetime_s: Option<u32>,
     #[serde(default)]
     #[schema(min_length = 1, max_length = 64, pattern = r"^[^\u0000-\u001f\u007f-\u009f]+$")]
