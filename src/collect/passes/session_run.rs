@@ -18,8 +18,7 @@ use super::{
 use crate::{
     artifact::layout,
     collect::{
-        Collector, ProcessLimits, process::orphans::make_scratch,
-        tools::nsys_session::start_options,
+        Collector, ProcessLimits, process::orphans::make_scratch, tools::nsys_window::start_options,
     },
     domain::{
         command::ReadyCheck,

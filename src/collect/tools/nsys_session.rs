@@ -6,11 +6,8 @@
 
 use std::path::{Path, PathBuf};
 
-use super::nsys_window::{START_LIMIT_S, STOP_LIMIT_S};
-use crate::{
-    collect::process::{argv::Argv, orphans::TARGET},
-    domain::profiling::NsysSettings,
-};
+use super::nsys_window::{START_LIMIT_S, STOP_LIMIT_S, launch_of};
+use crate::{collect::process::argv::Argv, domain::profiling::NsysSettings};
 
 /// The named pipe for commands, in the session's folder for temporary files.
 const REQUESTS: &str = "requests";
@@ -75,23 +72,7 @@ pub fn launch(
     name: &str,
     target: &Argv,
 ) -> Argv {
-    let apis: Vec<&str> = settings.trace_apis(on_gpu).iter().map(|api| api.as_str()).collect();
-    let mut launch = Argv::new(nsys).args([
-        "launch".to_owned(),
-        format!("--session-new={name}"),
-        "--trace".into(),
-        apis.join(","),
-        "--wait=primary".into(),
-    ]);
-    if on_gpu {
-        launch = launch.arg(format!("--cuda-graph-trace={}", settings.cuda_graph_trace));
-    }
-    let (marks, env): (Vec<_>, Vec<_>) =
-        target.env.iter().cloned().partition(|(name, _)| name == TARGET.0);
-    launch = launch.args(
-        marks.iter().map(|(name, value)| format!("--env-var={name}={}", value.to_string_lossy())),
-    );
-    launch = launch.arg(&target.program).args(&target.args);
+    let (launch, env) = launch_of(nsys, settings, on_gpu, name, target);
     let shell = SHELL
         .replace("START", &START_LIMIT_S.to_string())
         .replace("STOP", &STOP_LIMIT_S.to_string());
@@ -104,21 +85,13 @@ pub fn launch(
     Argv { env, pass: target.pass.clone(), cwd: target.cwd.clone(), ..argv }
 }
 
-/// Options of `nsys start`, with the samples of a GPU's metrics if a rate is given.
-pub fn start_options(settings: &NsysSettings, metrics_hz: Option<u32>) -> String {
-    let mut options =
-        vec![format!("--sample={}", settings.sample), format!("--cpuctxsw={}", settings.cpuctxsw)];
-    if let Some(rate) = metrics_hz {
-        options.push("--gpu-metrics-devices=cuda-visible".into());
-        options.push(format!("--gpu-metrics-frequency={rate}"));
-    }
-    options.join(" ")
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::domain::{mode::Mode, profiling::Profiling};
+    use crate::{
+        collect::{process::orphans::TARGET, tools::nsys_window::start_options},
+        domain::{mode::Mode, profiling::Profiling},
+    };
 
     #[test]
     fn apis_and_graphs_belong_to_the_launch_and_samples_to_each_start() {

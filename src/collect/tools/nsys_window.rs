@@ -4,7 +4,10 @@
 //! shared memory of its process tree. Files in the folder for temporary files start and stop the
 //! recording.
 
-use std::path::{Path, PathBuf};
+use std::{
+    ffi::OsString,
+    path::{Path, PathBuf},
+};
 
 use crate::{
     collect::process::{argv::Argv, orphans::TARGET},
@@ -75,13 +78,31 @@ pub fn session(
     (stem, name): (&Path, String),
     target: &Argv,
 ) -> Argv {
+    let (launch, env) = launch_of(nsys, settings, on_gpu, &name, target);
+    let script = SESSION
+        .replace("START", &START_LIMIT_S.to_string())
+        .replace("STOP", &STOP_LIMIT_S.to_string());
+    let argv = Argv::new("sh")
+        .args(["-c", &script, "sh"])
+        .arg(nsys)
+        .arg(stem)
+        .arg(&name)
+        .arg(start_options(settings, metrics_hz))
+        .arg(&launch.program)
+        .args(launch.args);
+    Argv { env, pass: target.pass.clone(), cwd: target.cwd.clone(), ..argv }
+}
+
+/// The command that starts `target` in a session of this name, and the environment that the target
+/// inherits from it.
+pub fn launch_of(
+    nsys: &Path,
+    settings: &NsysSettings,
+    on_gpu: bool,
+    name: &str,
+    target: &Argv,
+) -> (Argv, Vec<(String, OsString)>) {
     let apis: Vec<&str> = settings.trace_apis(on_gpu).iter().map(|api| api.as_str()).collect();
-    let mut start =
-        vec![format!("--sample={}", settings.sample), format!("--cpuctxsw={}", settings.cpuctxsw)];
-    if let Some(rate) = metrics_hz {
-        start.push("--gpu-metrics-devices=cuda-visible".into());
-        start.push(format!("--gpu-metrics-frequency={rate}"));
-    }
     let mut launch = Argv::new(nsys).args([
         "launch".to_owned(),
         format!("--session-new={name}"),
@@ -97,19 +118,18 @@ pub fn session(
     launch = launch.args(
         marks.iter().map(|(name, value)| format!("--env-var={name}={}", value.to_string_lossy())),
     );
-    launch = launch.arg(&target.program).args(&target.args);
-    let script = SESSION
-        .replace("START", &START_LIMIT_S.to_string())
-        .replace("STOP", &STOP_LIMIT_S.to_string());
-    let argv = Argv::new("sh")
-        .args(["-c", &script, "sh"])
-        .arg(nsys)
-        .arg(stem)
-        .arg(&name)
-        .arg(start.join(" "))
-        .arg(&launch.program)
-        .args(launch.args);
-    Argv { env, pass: target.pass.clone(), cwd: target.cwd.clone(), ..argv }
+    (launch.arg(&target.program).args(&target.args), env)
+}
+
+/// Options of `nsys start`, with the samples of a GPU's metrics if a rate is given.
+pub fn start_options(settings: &NsysSettings, metrics_hz: Option<u32>) -> String {
+    let mut options =
+        vec![format!("--sample={}", settings.sample), format!("--cpuctxsw={}", settings.cpuctxsw)];
+    if let Some(rate) = metrics_hz {
+        options.push("--gpu-metrics-devices=cuda-visible".into());
+        options.push(format!("--gpu-metrics-frequency={rate}"));
+    }
+    options.join(" ")
 }
 
 #[cfg(test)]
