@@ -192,6 +192,10 @@ fn complete_operation(operation: &mut Value) {
         if let Some(kind) = parameter.pointer_mut("/schema/type") {
             remove_null(kind);
         }
+        // What is absent is false.
+        if let Some(fields) = parameter.as_object_mut() {
+            fields.retain(|name, value| name != "required" || *value != false);
+        }
     }
 }
 
@@ -205,18 +209,28 @@ fn remove_null(kind: &mut Value) {
     }
 }
 
-/// The contract as YAML, with short lists, types and references on one line.
+/// The contract as YAML, with short lists and maps on one line.
 pub fn yaml(contract: &Value) -> String {
     let text = yaml_serde::to_string(contract).expect("a contract is plain data");
-    let lines = with_inline_lists(&text);
-    let mut lines = lines.lines().peekable();
+    let mut text = with_inline_lists(&text);
+    // A map whose fields are on one line is a field of the next pass.
+    loop {
+        let folded = with_inline_maps(&text);
+        if folded == text {
+            return folded;
+        }
+        text = folded;
+    }
+}
+
+fn with_inline_maps(text: &str) -> String {
+    let mut lines = text.lines().peekable();
     let mut out = String::with_capacity(text.len());
     while let Some(line) = lines.next() {
         out += line;
-        // The same for every guarded operation.
         let rest: Vec<&str> = lines.clone().take(2).map(str::trim).collect();
-        if line.trim() == "security:" && rest == ["- {}", "- token: []"] {
-            out += " [{}, { token: [] }]";
+        if let Some(pair) = inline_pair(line.trim(), &rest) {
+            out += &pair;
             lines.nth(1);
         } else if let Some(fields) = inline_fields(line, &lines) {
             out += &format!(" {{ {} }}", fields.join(", "));
@@ -250,6 +264,18 @@ fn with_inline_lists(text: &str) -> String {
     out
 }
 
+/// The lists of two maps that the contract has often: a schema or null, a token or none.
+fn inline_pair(key: &str, items: &[&str]) -> Option<String> {
+    match (key.trim_start_matches("- "), items) {
+        ("security:", ["- {}", "- token: []"]) => Some(" [{}, { token: [] }]".into()),
+        ("oneOf:", [one, "- type: 'null'"]) => {
+            let schema = one.strip_prefix("- ").filter(|it| it.starts_with("$ref: "))?;
+            Some(format!(" [{{ {schema} }}, {{ type: 'null' }}]"))
+        }
+        _ => None,
+    }
+}
+
 /// The fields after the line of a key, if they are short scalars and all that the key has.
 fn inline_fields<'t>(key: &str, rest: &Peekable<Lines<'t>>) -> Option<Vec<&'t str>> {
     const MAX_FIELDS: usize = 10;
@@ -270,10 +296,12 @@ fn inline_fields<'t>(key: &str, rest: &Peekable<Lines<'t>>) -> Option<Vec<&'t st
 /// True unless the text of a field would mean something else inside braces.
 fn is_flow_scalar(field: &str) -> bool {
     let Some((name, text)) = field.split_once(": ") else { return false };
-    let quoted = text.len() > 1 && text.starts_with('\'') && text.ends_with('\'');
-    let is_empty = matches!(text, "[]" | "{}");
+    let within =
+        |open: char, close: char| text.len() > 1 && text.starts_with(open) && text.ends_with(close);
+    // The writer quotes a text whose first character is a bracket or brace.
+    let closed = within('\'', '\'') || within('{', '}') || within('[', ']');
     let plain = !text.contains([',', '[', ']', '{', '}', '|', '>']) && !text.contains(": ");
-    matches!(name, "type" | "$ref") || is_empty || quoted || plain
+    matches!(name, "type" | "$ref") || closed || plain
 }
 
 /// A list of scalars in flow style, wrapped at 100 columns.
