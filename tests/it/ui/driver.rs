@@ -43,20 +43,7 @@ impl Browser {
             return None;
         }
         let folder = tempfile::tempdir().unwrap();
-        let mut driver = Command::new("chromedriver")
-            .arg("--port=0")
-            .stdout(Stdio::piped())
-            .stderr(Stdio::null())
-            .spawn()
-            .unwrap();
-        let mut lines = BufReader::new(driver.stdout.take().unwrap()).lines();
-        let port = lines.find_map(|line| {
-            let line = line.unwrap();
-            line.split_once("started successfully on port ")
-                .map(|(_, port)| port.trim_end_matches('.').to_owned())
-        });
-        // Drain the driver's output, so that it never blocks.
-        std::thread::spawn(move || lines.for_each(drop));
+        let (driver, port) = start_driver();
         let profile = format!("--user-data-dir={}", folder.path().join("profile").display());
         let quiet = [
             "--headless",
@@ -83,7 +70,7 @@ impl Browser {
         let capabilities = json!({ "browserName": "chrome", "goog:chromeOptions": options });
         let mut builder = ClientBuilder::new(HttpConnector::new());
         builder.capabilities(capabilities.as_object().unwrap().clone());
-        let base = format!("http://127.0.0.1:{}", port.unwrap());
+        let base = format!("http://127.0.0.1:{port}");
         let client = builder.connect(&base).await.unwrap();
         Some(Self { driver, base, client, folder })
     }
@@ -171,4 +158,33 @@ impl Drop for Browser {
         self.driver.kill().ok();
         self.driver.wait().ok();
     }
+}
+
+/// Starts the driver on a free port. It takes one of IPv6 and then the same of IPv4, and ends where
+/// another process has that one: another start takes another.
+fn start_driver() -> (Child, String) {
+    const STARTS: usize = 10;
+    let mut printed = String::new();
+    for _ in 0..STARTS {
+        let mut driver = Command::new("chromedriver")
+            .arg("--port=0")
+            .stdout(Stdio::piped())
+            .stderr(Stdio::inherit())
+            .spawn()
+            .unwrap();
+        let mut lines = BufReader::new(driver.stdout.take().unwrap()).lines();
+        let port = lines.find_map(|line| {
+            let line = line.unwrap();
+            printed += &format!("{line}\n");
+            line.split_once("started successfully on port ")
+                .map(|(_, port)| port.trim_end_matches('.').to_owned())
+        });
+        if let Some(port) = port {
+            // Drain the driver's output, so that it never blocks.
+            std::thread::spawn(move || lines.for_each(drop));
+            return (driver, port);
+        }
+        driver.wait().unwrap();
+    }
+    panic!("chromedriver ended at each of {STARTS} starts:\n{printed}")
 }
