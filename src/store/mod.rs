@@ -94,6 +94,9 @@ pub enum StoreError {
 /// Connections that read.
 const READERS: u32 = 4;
 
+/// Time for which a connection waits for a lock that another one holds.
+const BUSY_TIMEOUT: Duration = Duration::from_secs(10);
+
 /// Starts a transaction that holds the write lock from its start.
 const WRITE: &str = concat!("begin", " immediate");
 
@@ -186,9 +189,8 @@ impl Store {
     ) -> Result<Self, StoreError> {
         let name = || path.display().to_string();
         let _call = DatabaseCall::start();
-        let mut writer = SqliteConnection::connect_with(&options)
-            .await
-            .map_err(|source| StoreError::Open { path: name(), source })?;
+        let mut writer =
+            connect(&options).await.map_err(|source| StoreError::Open { path: name(), source })?;
         migrations::migrate(&mut writer)
             .await
             .map_err(|source| StoreError::Migrate { path: name(), source })?;
@@ -262,6 +264,27 @@ impl Store {
     }
 }
 
+/// Opens the connection that writes. SQLite does not wait for its busy timeout where another
+/// process changes the journal of a new database to WAL at the same time: this does.
+async fn connect(options: &SqliteConnectOptions) -> Result<SqliteConnection, sqlx::Error> {
+    const PAUSE: Duration = Duration::from_millis(20);
+    let end = tokio::time::Instant::now() + BUSY_TIMEOUT;
+    loop {
+        match SqliteConnection::connect_with(options).await {
+            Err(error) if is_busy(&error) && tokio::time::Instant::now() < end => {}
+            opened => return opened,
+        }
+        tokio::time::sleep(PAUSE).await;
+    }
+}
+
+/// True for SQLITE_BUSY, which the low byte of an extended code states, too.
+fn is_busy(error: &sqlx::Error) -> bool {
+    const SQLITE_BUSY: i32 = 5;
+    let code = error.as_database_error().and_then(|error| error.code()?.parse::<i32>().ok());
+    code.is_some_and(|code| code & 0xff == SQLITE_BUSY)
+}
+
 fn connect_options(path: &Path) -> SqliteConnectOptions {
     SqliteConnectOptions::new()
         .filename(path)
@@ -269,7 +292,7 @@ fn connect_options(path: &Path) -> SqliteConnectOptions {
         .journal_mode(SqliteJournalMode::Wal)
         .synchronous(SqliteSynchronous::Full)
         .foreign_keys(true)
-        .busy_timeout(Duration::from_secs(10))
+        .busy_timeout(BUSY_TIMEOUT)
         .disable_statement_logging()
 }
 
