@@ -29,6 +29,18 @@ impl ModelSpec {
         if is_part { Ok(()) } else { Err(self.unknown_part(path)) }
     }
 
+    /// Parts to offer: the first layer of each kind and its modules.
+    pub fn typical_parts(&self) -> Vec<String> {
+        let first_moe = self.decoder.moe.as_ref().map(|moe| moe.first_layer);
+        let layers =
+            [Some(0), first_moe].into_iter().flatten().filter(|it| *it < self.decoder.layers);
+        let modules =
+            |layer| ["", ".self_attn", ".mlp"].map(|it| format!("decoder.layers.{layer}{it}"));
+        let vision = ["vision.sam", "vision.sam.blocks.0", "vision.clip", "vision.clip.layers.0"];
+        let vision = vision.iter().filter(|_| self.vision.is_some()).map(|it| (*it).to_owned());
+        layers.flat_map(modules).chain(vision).collect()
+    }
+
     /// Returns the error for `path`, with the model's parts.
     pub fn unknown_part(&self, path: &str) -> UnknownPart {
         let mut known = format!(
@@ -49,4 +61,20 @@ impl ModelSpec {
 /// True if the part at this path decodes token by token, as parts of a decoder do.
 pub fn has_decode_steps(path: &str) -> bool {
     path.starts_with("decoder.")
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::config;
+
+    #[test]
+    fn typical_parts_of_each_model_can_run_alone() {
+        for model in config::models(None).unwrap().models.values() {
+            let parts = model.typical_parts();
+            assert!(parts.len() >= 3, "{}: {parts:?}", model.name);
+            for part in parts {
+                model.check_part(&part).unwrap();
+            }
+        }
+    }
 }

@@ -175,16 +175,26 @@ pub async fn start(
     body: Body,
 ) -> Result<(StatusCode, Json<SessionView>), ApiError> {
     let body = read_json(&headers, body, MAX_BODY).await?;
-    let spec = check(&app, parse_object(&body)?)?;
+    Ok((StatusCode::ACCEPTED, Json(start_session(&app, &caller, &body).await?)))
+}
+
+/// Checks the body and stores the session to start.
+pub(crate) async fn start_session(
+    app: &App,
+    caller: &Caller,
+    body: &[u8],
+) -> Result<SessionView, ApiError> {
+    let spec = check(app, parse_object(body)?)?;
     let per_owner = app.config.sessions.per_owner;
     let new = NewSession { spec, owner: caller.name.clone(), per_owner };
     match app.store.start_session(&new).await? {
         StartedSession::New(session) => {
             app.queued.notify_waiters();
-            Ok((StatusCode::ACCEPTED, Json((*session).into())))
+            Ok((*session).into())
         }
         StartedSession::TooMany(active) => {
-            let owner = caller.name.map_or_else(|| "the service".into(), |it| format!("{it:?}"));
+            let owner =
+                caller.name.as_ref().map_or_else(|| "the service".into(), |it| format!("{it:?}"));
             let message = format!(
                 "session limit reached: {owner} already has {active} sessions \
                  (sessions.per_owner); end one"

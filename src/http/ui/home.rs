@@ -1,6 +1,6 @@
 //! The first page: devices, queue, recent runs, and the form that submits one.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 
 use axum::{
     Extension,
@@ -17,7 +17,10 @@ use super::{
     submit_inputs,
 };
 use crate::{
-    domain::{device::Device, dtype::Dtype, headline::FigureName, ids::RunId, state::RunState},
+    domain::{
+        device::Device, dtype::Dtype, headline::FigureName, ids::RunId, model::ModelSpec,
+        state::RunState,
+    },
     http::{
         api::{
             devices::{self, DeviceView},
@@ -136,6 +139,8 @@ struct SubmitFormView<'a> {
     models: Vec<FormOption<'a>>,
     default_model: &'a str,
     modes: Vec<FormOption<'a>>,
+    /// Parts of the models.
+    parts: BTreeSet<String>,
     dtypes: &'static [Dtype],
     entered: &'a SubmitForm,
     /// Latest stored inputs, and manifests.
@@ -149,9 +154,17 @@ struct SubmitFormView<'a> {
 
 /// An option of a form with its description.
 #[derive(Serialize)]
-struct FormOption<'a> {
+pub(super) struct FormOption<'a> {
     name: &'a str,
     about: &'a str,
+}
+
+/// The modes with their descriptions.
+pub(super) fn mode_options(app: &App) -> Vec<FormOption<'_>> {
+    app.presets
+        .iter()
+        .map(|(mode, preset)| FormOption { name: mode.as_str(), about: &preset.description })
+        .collect()
 }
 
 /// `GET /`
@@ -242,17 +255,14 @@ async fn submit_form<'a>(
         .models
         .values()
         .map(|model| FormOption { name: &model.name, about: &model.description });
-    let modes = app
-        .presets
-        .iter()
-        .map(|(mode, preset)| FormOption { name: mode.as_str(), about: &preset.description });
     // On a CPU, the smallest model finishes soonest.
     let smallest =
         app.models.values().min_by_key(|model| model.parameters()).map_or("", |model| &model.name);
     Ok(SubmitFormView {
         models: models.collect(),
         default_model: if app.devices.iter().all(Device::is_cpu) { smallest } else { "" },
-        modes: modes.collect(),
+        modes: mode_options(app),
+        parts: app.models.values().flat_map(ModelSpec::typical_parts).collect(),
         dtypes: Dtype::ALL,
         entered,
         stored,

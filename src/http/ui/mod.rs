@@ -7,6 +7,7 @@ mod alignment_form;
 mod alignments;
 mod assets;
 mod baselines;
+mod commands;
 mod compare;
 mod doctor;
 mod forms;
@@ -69,6 +70,9 @@ pub fn router(app: App) -> Router {
         .route("/ui/series/{series_id}", get(series::show))
         .route("/ui/sessions", get(sessions::list))
         .route("/ui/sessions/{session_id}/end", post(sessions::end).get(sessions::back))
+        .route("/ui/commands", get(commands::list))
+        .route("/ui/commands/{command}", get(commands::form).post(commands::submit))
+        .route("/ui/commands/{command}/session", post(commands::start_session).get(commands::back))
         .route("/ui/import", get(imports::form).post(imports::submit))
         .route("/ui/baselines", get(baselines::list).post(baselines::set))
         .route("/ui/diff", get(compare::compare))

@@ -16,7 +16,7 @@ use crate::{
         journal::{self, JournalEvent},
         layout,
     },
-    domain::{ids::RunId, run_files::ArtifactRecord, state::Step, subject::SubjectKind},
+    domain::{ids::RunId, run_files::ArtifactRecord, state::Step, subject::Subject},
     http::{
         api::{
             alignments::{self, AlignmentView},
@@ -75,8 +75,8 @@ struct RunPageView {
     fate: Option<RetentionFate>,
     /// The newest alignments of this run.
     alignments: Vec<AlignmentView>,
-    /// True if the form can submit the same run again.
-    repeatable: bool,
+    /// Page with the form that can submit the same run again.
+    again: Option<String>,
 }
 
 /// Files that the page links to.
@@ -153,10 +153,20 @@ pub async fn run(
         alignments: alignments::page(&app, alignment_filter, None, MAX_ALIGNMENTS)
             .await?
             .alignments,
-        repeatable: run.spec.kind() == SubjectKind::Model,
+        again: form_of(&run.spec.subject),
         run,
     };
     HtmlPage::render(Some(&caller), "run.html", view)
+}
+
+/// The page whose form has every setting of the subject.
+fn form_of(subject: &Subject) -> Option<String> {
+    match subject {
+        Subject::Model(_) => Some("/".into()),
+        Subject::Part(part) => part.mock.is_none().then(|| "/".into()),
+        Subject::Command(it) => Some(format!("/ui/commands/{}", it.call.command)),
+        Subject::Import(_) => None,
+    }
 }
 
 /// The run's entry in the queue.

@@ -7,11 +7,15 @@ use std::collections::BTreeMap;
 use serde::Serialize;
 use serde_json::{Map, Value, json};
 
-use crate::{artifact::inputs::staging::UploadedSamples, domain::subject::RunSpec};
+use crate::{
+    artifact::inputs::staging::UploadedSamples,
+    domain::subject::{RunSpec, Subject},
+};
 
 /// Fields that are numbers in the API.
 const NUMBERS: [&str; 6] = ["repeats", "warmup", "max_new_tokens", "seed", "timeout_s", "priority"];
-const TEXTS: [&str; 6] = ["model", "mode", "inputs", "dtype", "device", "revision"];
+const TEXTS: [&str; 8] =
+    ["model", "mode", "inputs", "dtype", "device", "revision", "target", "align_with"];
 /// Prompt of the form's images; not a field of the body.
 const PROMPT: &str = "prompt";
 /// Set if each image is a sample of its own; not a field of the body.
@@ -56,6 +60,11 @@ impl SubmitForm {
             fields.insert("inputs".into(), inputs);
         }
         fields.insert(LABELS.into(), spec.common.labels.join(", ").into());
+        if let Subject::Part(part) = &spec.subject {
+            fields.insert("target".into(), part.part.0.as_str().into());
+            let with = part.align_with.map(|with| with.as_str().into());
+            fields.extend(with.map(|with| ("align_with".to_owned(), with)));
+        }
         let text = |value: &Value| match value {
             Value::String(text) => Some(text.clone()),
             Value::Number(number) => Some(number.to_string()),

@@ -19,7 +19,7 @@ pub const STYLES: [&str; 2] = [report::html::STYLE, include_str!("templates/page
 pub const SCRIPT: &str = include_str!("templates/page.js");
 pub const ICON: &str = include_str!("templates/icon.svg");
 
-const TEMPLATES: [(&str, &str); 21] = [
+const TEMPLATES: [(&str, &str); 23] = [
     ("macros.html", report::html::TABLE_MACRO),
     ("layout.html", include_str!("templates/layout.html")),
     ("parts.html", include_str!("templates/parts.html")),
@@ -28,6 +28,8 @@ const TEMPLATES: [(&str, &str); 21] = [
     ("run.html", include_str!("templates/run.html")),
     ("alignments.html", include_str!("templates/alignments.html")),
     ("alignment.html", include_str!("templates/alignment.html")),
+    ("commands.html", include_str!("templates/commands.html")),
+    ("command.html", include_str!("templates/command.html")),
     ("import.html", include_str!("templates/import.html")),
     ("inputs.html", include_str!("templates/inputs.html")),
     ("stored_inputs.html", include_str!("templates/stored_inputs.html")),

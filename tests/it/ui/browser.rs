@@ -106,7 +106,7 @@ async fn a_run_is_submitted_followed_and_downloaded() {
         .await
         .unwrap();
     browser.press("#submit input[value=basic]").await;
-    browser.press("#submit summary").await;
+    browser.press("#submit details:last-of-type summary").await;
     for (field, text) in
         [("repeats", "2"), ("warmup", "1"), ("max_new_tokens", "8"), ("labels", "from a browser")]
     {
@@ -231,6 +231,8 @@ async fn pages_are_accessible_in_both_color_schemes_and_on_phones() {
     let mut command = command(api.data(), &Setup::default());
     command.env("LLMPROF__RETENTION__MAX_DAYS", "30").env("LLMPROF__RETENTION__KEEP_NEWEST", "1");
     command.env("LLMPROF__RETENTION__PACK", "false");
+    let targets = concat!(env!("CARGO_MANIFEST_DIR"), "/conf/targets.toml");
+    command.env("LLMPROF__SERVER__TARGETS", targets);
     let service = Service::spawn(&mut command, api.data());
     browser.go(&format!("{}/ui/alignments/{alignment}", service.base)).await;
     browser.see("#verdict").await;
@@ -246,6 +248,9 @@ async fn pages_are_accessible_in_both_color_schemes_and_on_phones() {
         series,
         "/ui/baselines".to_owned(),
         "/ui/import".to_owned(),
+        "/ui/commands".to_owned(),
+        "/ui/commands/tiny-generate".to_owned(),
+        "/ui/commands/static-files".to_owned(),
         format!("/ui/alignments?again={alignment}"),
         format!("/ui/alignments/{alignment}"),
         format!("/alignments/{alignment}/report"),

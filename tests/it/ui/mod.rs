@@ -2,6 +2,7 @@
 
 mod baselines;
 pub mod browser;
+mod commands;
 pub mod driver;
 mod imports;
 mod inputs;

@@ -90,12 +90,17 @@
     });
   }
 
-  // Shows the chosen images; files dropped on the field are chosen.
+  // Shows the chosen files, images as pictures; files dropped on the field are chosen.
   const chooser = document.querySelector(".drop input[type=file]");
   if (chooser) {
     const field = chooser.closest(".drop");
     const chosen = by("chosen");
     const MAX_SHOWN = 24;
+    const images = chooser.accept.includes("image/");
+    const noun = images ? "image" : "file";
+    const size = (bytes) => (
+      bytes < 1e6 ? `${Math.ceil(bytes / 1e3)} kB` : `${(bytes / 1e6).toFixed(1)} MB`
+    );
     const item = (text) => {
       const entry = document.createElement("li");
       const name = document.createElement("span");
@@ -104,6 +109,7 @@
       return entry;
     };
     const show = (file) => {
+      if (!images) return item(`${file.name}, ${size(file.size)}`);
       const entry = item(file.name);
       createImageBitmap(file, { resizeWidth: 168, resizeQuality: "medium" }).then((image) => {
         const canvas = document.createElement("canvas");
@@ -118,7 +124,7 @@
       chosen.hidden = !files.length;
       chosen.replaceChildren(...files.slice(0, MAX_SHOWN).map(show));
       if (files.length > MAX_SHOWN) chosen.append(item(`and ${files.length - MAX_SHOWN} more`));
-      announce(`${files.length} image${files.length === 1 ? "" : "s"} chosen.`);
+      announce(`${files.length} ${noun}${files.length === 1 ? "" : "s"} chosen.`);
     });
     field.addEventListener("dragover", (event) => {
       event.preventDefault();
