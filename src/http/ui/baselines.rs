@@ -1,13 +1,14 @@
 //! Page of baselines: their settings and history, the last gates against each, and accepted
-//! regressions. A form sets and removes a baseline.
+//! regressions. Forms set and remove a baseline, and accept a regression.
 
 use axum::{
     Extension,
     extract::{Request, State},
+    http::StatusCode,
     response::{IntoResponse, Redirect, Response},
 };
 use serde::{Deserialize, Serialize};
-use serde_json::{Map, Value};
+use serde_json::{Map, Value, json};
 
 use super::{
     forms::{self, field, non_empty},
@@ -16,7 +17,10 @@ use super::{
 use crate::http::{
     api::{
         baselines::{self, Baseline},
-        gates::list::{self, DecidedGate, GateQuery},
+        gates::{
+            self,
+            list::{self, DecidedGate, GateQuery},
+        },
     },
     auth::access::Caller,
     error::{ApiError, ErrorCode},
@@ -30,6 +34,9 @@ const PAGE_GATES: u32 = 5;
 const PAGE_ACCEPTED: u32 = 50;
 /// Value of the field `remove` that removes the baseline.
 const REMOVE: &str = "remove";
+
+/// Prefix of the fields of thresholds, in percent by figure.
+const THRESHOLD: &str = "fail_on.";
 
 /// Initial values of the form. Browsers send empty fields too.
 #[derive(Debug, Default, Clone, Serialize, Deserialize)]
@@ -91,6 +98,36 @@ pub async fn set(
             Ok(page.with_status(refused.code().status()).into_response())
         }
     }
+}
+
+/// `POST /ui/baselines/accept`: decides a gate again, and accepts its regression with a reason.
+pub async fn accept(
+    State(app): State<App>,
+    Extension(caller): Extension<Caller>,
+    request: Request,
+) -> Result<Response, ApiError> {
+    let fields = forms::read(request).await?;
+    // The API refuses text that is not a number, and names the field.
+    let threshold = |(name, text): &(String, String)| {
+        let figure = name.strip_prefix(THRESHOLD)?.to_owned();
+        let value = text.parse::<f64>().map_or_else(|_| text.as_str().into(), Value::from);
+        Some((figure, value))
+    };
+    let body = json!({
+        "baseline": field(&fields, "baseline"),
+        "runs": field(&fields, "runs").split_whitespace().collect::<Vec<_>>(),
+        "fail_on": fields.iter().filter_map(threshold).collect::<Map<_, _>>(),
+        "accept": field(&fields, "reason").trim(),
+    });
+    let (status, problem) = match gates::decide(&app, &caller, body.to_string().as_bytes()).await {
+        Ok(gate) if gate.is_accepted() => {
+            return Ok(Redirect::to("/ui/baselines#accepted").into_response());
+        }
+        Ok(gate) => (StatusCode::CONFLICT, format!("nothing to accept: {}", gate.summary())),
+        Err(refused) => (refused.code().status(), refused.message().to_owned()),
+    };
+    let page = show(&app, &caller, &BaselineForm::default(), Some(&problem)).await?;
+    Ok(page.with_status(status).into_response())
 }
 
 impl BaselineForm {

@@ -75,6 +75,10 @@ pub fn router(app: App) -> Router {
         .route("/ui/commands/{command}/session", post(commands::start_session).get(commands::back))
         .route("/ui/import", get(imports::form).post(imports::submit))
         .route("/ui/baselines", get(baselines::list).post(baselines::set))
+        .route(
+            "/ui/baselines/accept",
+            post(baselines::accept).get(async || Redirect::to("/ui/baselines")),
+        )
         .route("/ui/diff", get(compare::compare))
         .route("/ui/doctor", get(doctor::doctor))
         .route(login::LOGIN, get(login::form).post(login::log_in))

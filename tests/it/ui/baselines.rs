@@ -91,6 +91,37 @@ async fn the_last_gates_and_accepted_regressions_are_shown_escaped() {
 }
 
 #[tokio::test]
+async fn a_form_accepts_a_regression_with_a_reason() {
+    let api = Api::new().await;
+    history(&api).await;
+    let slow = measured(&api, json!({ "revision": "slow" }), "H200", Some(11.0)).await;
+    gate(&api, json!({ "runs": [slow], "fail_on": { "tpot": 4 } })).await;
+    let text = page(&api.get(PAGE).await, 200);
+    let fields = [format!("name=\"runs\" value=\"{slow}\""), "name=\"fail_on.tpot\"".into()];
+    assert_contains(&text, &[&fields[0], &fields[1], "action=\"/ui/baselines/accept\""]);
+    let accept = format!("{PAGE}/accept");
+    let body = |run: &str, reason: &str| {
+        format!("baseline=main&runs={run}&fail_on.tpot=4.0&reason={reason}")
+    };
+    for (body, status, problem) in [
+        (body(&slow, ""), 422, "accept"),
+        (body(&slow, "x").replace("4.0", "much"), 422, "fail_on"),
+        (body(UNKNOWN, "x"), 404, "no run"),
+        (body(&slow, "x").replace("=4.0", "=40"), 409, "nothing to accept: gate passed"),
+    ] {
+        let text = page(&post(&api, &accept, &[], &body).await, status);
+        assert_contains(&text, &["role=\"alert\"", problem]);
+    }
+    assert_eq!(api.get("/gates?accepted=true").await.json()["gates"], json!([]));
+    let accepted = post(&api, &accept, &[], &body(&slow, "a+trade")).await;
+    assert_eq!(location(&accepted), "/ui/baselines#accepted");
+    let stored = api.get("/gates?accepted=true").await.json()["gates"][0]["gate"].clone();
+    assert_eq!((&stored["accepted"], &stored["runs"]), (&json!("a trade"), &json!([slow])));
+    let figures = stored["figures"].as_array().unwrap();
+    assert_eq!((figures.len(), &figures[0]["threshold_pct"]), (1, &json!(4.0)));
+}
+
+#[tokio::test]
 async fn a_viewer_sees_baselines_without_forms_and_cannot_set_one() {
     let api = api(|_| ()).await;
     let cookie = login(&api, "vera", Role::Viewer).await;

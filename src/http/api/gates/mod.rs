@@ -120,7 +120,16 @@ pub async fn submit(
     body: Body,
 ) -> Result<Json<GateReport>, ApiError> {
     let body = read_json(&headers, body, MAX_BODY).await?;
-    let gate: SubmitGate = parse_object(&body)?;
+    decide(&app, &caller, &body).await.map(Json)
+}
+
+/// Decides the gate of this body, and stores the decision.
+pub(crate) async fn decide(
+    app: &App,
+    caller: &Caller,
+    body: &[u8],
+) -> Result<GateReport, ApiError> {
+    let gate: SubmitGate = parse_object(body)?;
     check_name(&gate.baseline)?;
     check_range("runs", gate.runs.len(), 1..=MAX_RUNS)?;
     check_range("max_runs", gate.max_runs, 1..=MAX_RUNS as u32)?;
@@ -134,9 +143,9 @@ pub async fn submit(
             let message = format!("runs: {id} is given more than once");
             return Err(ApiError::new(ErrorCode::RequestContradictory, message));
         }
-        candidate.push(runs::find(&app, *id).await?);
+        candidate.push(runs::find(app, *id).await?);
     }
-    let mut report = decision::decide(&app, &gate, &thresholds, &candidate).await?;
+    let mut report = decision::decide(app, &gate, &thresholds, &candidate).await?;
     report.accepted = gate.accept.filter(|_| report.verdict == GateVerdict::Regression);
     let text = serde_json::to_string(&report).map_err(|error| ApiError::internal(&error))?;
     let decided = NewGate {
@@ -146,7 +155,7 @@ pub async fn submit(
         by: caller.name.as_deref(),
     };
     app.store.add_gate(decided, report.failure().as_ref()).await?;
-    Ok(Json(report))
+    Ok(report)
 }
 
 /// The threshold of each gated figure.
