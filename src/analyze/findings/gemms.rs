@@ -103,7 +103,7 @@ fn shape(it: &GemmRecord) -> String {
 fn gemm_small(analysis: &Analysis, _: &Trace) -> Vec<Finding> {
     let found = |(it, share): (&GemmRecord, f64)| {
         let message = format!(
-            "GEMMs with {} rows are {share:.0} % of the GEMMs of {} by operations.",
+            "GEMMs with m = {} are {share:.0} % of the GEMMs of {} by operations.",
             it.m, it.stage
         );
         finding("gemm_small", message).with("m x n x k", shape(it)).with("calls", it.calls)

@@ -122,6 +122,7 @@ impl StepWriter<'_> {
             None => " to an unknown end",
         };
         let rows = match segment.rows {
+            Rows::Exactly(1) => ", 1 row".into(),
             Rows::Exactly(rows) => format!(", {rows} rows"),
             Rows::AtMost(rows) => format!(", at most {rows} rows"),
             Rows::Unknown if segment.has_few_rows() => ", products of few rows".into(),
