@@ -11,6 +11,7 @@ pub mod scheduler;
 pub mod tasks;
 
 pub mod http;
+pub mod mcp;
 pub mod store;
 
 pub mod collect;

@@ -9,7 +9,7 @@ use llmprof::{config::environment, trace::stage::UnknownRange};
 
 use command::{
     align, analyze, backup, check,
-    client::{self, cancel, fetch, list, show, submit, upload, watch},
+    client::{self, cancel, fetch, list, mcp, show, submit, upload, watch},
     cost, diff, doctor, engines, execute, gate, inspect, load, openapi, quickstart, serve, token,
 };
 
@@ -40,6 +40,7 @@ enum Command {
     Fetch(fetch::FetchOptions),
     Upload(Box<upload::UploadOptions>),
     Cancel(cancel::CancelOptions),
+    Mcp(mcp::McpOptions),
     Analyze(analyze::AnalyzeOptions),
     Align(align::AlignOptions),
     Cost(cost::CostOptions),
@@ -71,9 +72,10 @@ fn parse() -> Cli {
         // Exit code 2 of these is an inconclusive verdict; invalid arguments have another code.
         let code = match std::env::args_os().nth(1).as_deref().and_then(|it| it.to_str()) {
             Some("align") => Some(align::BAD_INPUT),
-            Some("gate" | "submit" | "watch" | "list" | "show" | "fetch" | "upload" | "cancel") => {
-                Some(client::BAD_INPUT)
-            }
+            Some(
+                "gate" | "submit" | "watch" | "list" | "show" | "fetch" | "upload" | "cancel"
+                | "mcp",
+            ) => Some(client::BAD_INPUT),
             Some("diff") if diff::has_limit() => Some(client::BAD_INPUT),
             _ => None,
         };
@@ -104,6 +106,7 @@ fn main() -> ExitCode {
         Command::Fetch(options) => return fetch::run(&options),
         Command::Upload(options) => return upload::run(&options),
         Command::Cancel(options) => return cancel::run(&options),
+        Command::Mcp(options) => return mcp::run(&options),
         Command::Serve(options) => serve::run(options),
         Command::Quickstart(options) => quickstart::run(options),
         Command::Analyze(options) => analyze::run(&options),

@@ -131,7 +131,9 @@ async fn trim_memory() {}
 
 /// Starts logging to standard error with the level of `LLMPROF_LOG`.
 pub fn start_logging(format: LogFormat, level: &str) {
-    let filter = EnvFilter::try_from_env("LLMPROF_LOG").unwrap_or_else(|_| EnvFilter::new(level));
+    // The library of the agents' protocol logs each request.
+    let default = || EnvFilter::new(format!("{level},rmcp=error"));
+    let filter = EnvFilter::try_from_env("LLMPROF_LOG").unwrap_or_else(|_| default());
     let log = tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr);
     match format {
         LogFormat::Human => {

@@ -2,7 +2,7 @@
 //!
 //! Handlers read and write the store; they execute no run. Modules import in one direction, which a
 //! test checks: `traffic`, `error`, `extract`, `auth`, `connection`, `state`, `api`, `ui`,
-//! `router`.
+//! `mcp`, `router`.
 
 mod api;
 mod auth;
@@ -12,6 +12,7 @@ mod contract;
 mod error;
 mod extract;
 mod listen;
+mod mcp;
 mod request_id;
 mod router;
 mod state;

@@ -32,7 +32,7 @@ use crate::http::{
     compression,
     contract::{self, complete},
     error::{self, ApiError, ErrorCode},
-    request_id,
+    mcp, request_id,
     state::App,
     ui,
 };
@@ -131,7 +131,9 @@ pub fn router(app: App) -> Router {
         SetResponseHeaderLayer::if_not_present(name, HeaderValue::from_static(value))
     };
     let docs = Router::from(SwaggerUi::new("/docs").config(Config::from("/openapi.json")));
-    api.with_state(app.clone())
+    let api = api.with_state(app.clone());
+    let calls = called(api.clone(), guard.clone(), Arc::clone(&metrics));
+    api.merge(mcp::router(calls, app.closing.clone()))
         .merge(
             docs.layer(default_header(header::CONTENT_SECURITY_POLICY, DOCS_POLICY))
                 .layer(default_header(header::CACHE_CONTROL, "no-cache")),
@@ -155,6 +157,17 @@ pub fn router(app: App) -> Router {
         .layer(default_header(header::X_CONTENT_TYPE_OPTIONS, "nosniff"))
         .layer(default_header(header::X_FRAME_OPTIONS, "DENY"))
         .layer(default_header(header::REFERRER_POLICY, "no-referrer"))
+}
+
+/// The API as a tool calls it inside the service: with access control and metrics of each call.
+fn called(api: Router, guard: Guard, metrics: Arc<Metrics>) -> Router {
+    api.fallback(error::no_route)
+        .layer(CatchPanicLayer::custom(error::panicked))
+        .layer(Extension(Arc::clone(&metrics)))
+        .layer(Extension(contract_text()))
+        .layer(middleware::from_fn_with_state(guard, guard::guard))
+        .layer(middleware::from_fn_with_state(metrics, metrics::measure))
+        .layer(middleware::from_fn(request_id::identify))
 }
 
 /// Refuses a method that the path does not have, and names those of the contract.
@@ -187,6 +200,9 @@ fn cors(origins: Vec<HeaderValue>) -> CorsLayer {
             header::AUTHORIZATION,
             header::CONTENT_TYPE,
             HeaderName::from_static("idempotency-key"),
+            HeaderName::from_static("mcp-method"),
+            HeaderName::from_static("mcp-name"),
+            HeaderName::from_static("mcp-protocol-version"),
         ])
 }
 

@@ -9,6 +9,7 @@ pub mod download;
 pub mod events;
 pub mod fetch;
 pub mod list;
+pub mod mcp;
 mod progress;
 mod refusal;
 pub mod settings;

@@ -19,6 +19,8 @@ const MAX_BODY: usize = 1 << 16;
 #[error("{message}")]
 pub(super) struct Refused {
     pub status: StatusCode,
+    /// Of the API's errors.
+    pub code: Option<String>,
     pub retry_after_s: Option<u64>,
     message: String,
 }
@@ -85,6 +87,7 @@ pub(super) async fn of_response(client: &ServiceClient, path: &str, response: Re
     }
     let kind = media_type(&response);
     let answer = read_error(response).await;
+    let code = answer.as_ref().map(|error| error.code.clone());
     let message = match answer {
         None if is_gateway(status) => format!(
             "a proxy in front of {} answered {status}; check that the service runs, and retry",
@@ -110,7 +113,7 @@ pub(super) async fn of_response(client: &ServiceClient, path: &str, response: Re
             )
         }
     };
-    Refused { status, retry_after_s, message }.into()
+    Refused { status, code, retry_after_s, message }.into()
 }
 
 /// The error of an answer that this version cannot read.

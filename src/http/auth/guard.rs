@@ -33,6 +33,9 @@ pub enum AccessRule {
     OpenAudited,
     /// Open to tokens of this role or a higher one.
     Role(Role),
+    /// The same for a request that only calls the API: each of its calls is checked, counted and
+    /// recorded by itself, as of the same caller.
+    Calls(Role),
 }
 
 /// The guard with its rules, which the router sets.
@@ -52,6 +55,7 @@ pub fn api_rule(method: &Method, path: &str) -> AccessRule {
     match path {
         "/healthz" | "/readyz" | "/openapi.json" | "/openapi.yaml" | "/docs" => AccessRule::Open,
         path if path.starts_with("/docs/") => AccessRule::Open,
+        "/mcp" => AccessRule::Calls(Role::Viewer),
         "/audit" | "/deliveries" => AccessRule::Role(Role::Admin),
         path if path.starts_with("/deliveries/") => AccessRule::Role(Role::Admin),
         _ if method.is_safe() => AccessRule::Role(Role::Viewer),
@@ -74,7 +78,7 @@ impl Guard {
         if !method.is_safe() {
             access.check_origin(headers, session)?;
         }
-        let AccessRule::Role(required_role) = rule else {
+        let (AccessRule::Role(required_role) | AccessRule::Calls(required_role)) = rule else {
             return Ok(Caller { name: None, role: Role::Viewer, address });
         };
         let token_required = access.requires_token(&self.store).await?;
@@ -116,9 +120,11 @@ pub async fn guard(State(guard): State<Guard>, mut request: Request, next: Next)
     let mut name = None;
     let head = (&method, request.uri(), request.headers());
     let admitted = guard.admit(head, rule, address, &mut name).await;
-    let response = match (admitted, access.handlers.try_acquire()) {
+    let is_of_calls = matches!(rule, AccessRule::Calls(_));
+    let permit = (!is_of_calls).then(|| access.handlers.try_acquire());
+    let response = match (admitted, permit) {
         (Err(refused), _) => refused.into_response(),
-        (Ok(_), Err(_)) if matches!(rule, AccessRule::Role(_)) => {
+        (Ok(_), Some(Err(_))) if matches!(rule, AccessRule::Role(_)) => {
             ApiError::of(ErrorCode::Overloaded).retry_after(1).into_response()
         }
         (Ok(caller), _permit) => {
@@ -133,7 +139,8 @@ pub async fn guard(State(guard): State<Guard>, mut request: Request, next: Next)
     let refused = matches!(status, StatusCode::UNAUTHORIZED | StatusCode::FORBIDDEN);
     // Requests beyond a rate are counted in the metrics: their number has no bound.
     let limited = status == StatusCode::TOO_MANY_REQUESTS;
-    if rule != AccessRule::Open && !limited && (!method.is_safe() || refused) {
+    let may_change = !method.is_safe() && !is_of_calls;
+    if rule != AccessRule::Open && !limited && (may_change || refused) {
         access.record(&AuditEntry {
             who: name,
             address: address.map(|address| address.to_string()),

@@ -15,6 +15,7 @@ pub mod http;
 pub mod imports;
 mod inline;
 pub mod inputs;
+mod mcp;
 pub mod openapi;
 mod quiet;
 pub mod router;

@@ -1,6 +1,7 @@
 //! The subcommands that talk to a service: the real program against a real service, and against
 //! servers and proxies that fail in each way.
 
+mod agents;
 mod commands;
 mod failures;
 mod servers;
