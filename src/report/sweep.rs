@@ -67,9 +67,10 @@ fn operators(report: &LLMProfileReport) -> Vec<SweepOperator> {
     operators
 }
 
-/// The ridge point by the datasheet, else as measured.
+/// The ridge point by the datasheet, else as measured. Caches of a CPU hold weights: it has none.
 fn ridge(report: &LLMProfileReport) -> Option<SweepRidge> {
-    let ceilings = report.ceilings.as_ref()?;
+    let is_on_cpu = report.model.device.as_deref() == Some("cpu");
+    let ceilings = report.ceilings.as_ref().filter(|_| !is_on_cpu)?;
     let of = |source: &str, flops: Option<f64>, bytes: Option<f64>| {
         let flops_per_byte = ratio(flops?, bytes?)?;
         Some(SweepRidge { flops_per_byte, source: source.into() })

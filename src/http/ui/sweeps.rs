@@ -32,6 +32,9 @@ use crate::{
 /// Axes of the form.
 const FORM_AXES: [&str; 3] = ["prompt_tokens", "new_tokens", "dtype"];
 
+/// Listed operators; the results of the API have all of them.
+const PAGE_BOUNDS: usize = 200;
+
 /// Initial values of the form. Browsers send empty fields too.
 #[derive(Debug, Default, Clone, Serialize, Deserialize)]
 #[serde(default)]
@@ -215,7 +218,7 @@ pub async fn show(
         rows: rows.collect(),
         tradeoff: draw_tradeoff(&results),
         charts: draw_stages(&results, &stages),
-        operators: results.operators.iter().map(PageBound::of).collect(),
+        operators: results.operators.iter().take(PAGE_BOUNDS).map(PageBound::of).collect(),
         stages,
         results: &results,
         sweep: &sweep,

@@ -9,9 +9,12 @@ use std::fmt::Write;
 use super::svg;
 use crate::report::{format::decimals, html::escape as html};
 
-/// Height of the plot and of the text below it, pixels.
+/// Heights of the text above the plot, of the plot and of the text below it, pixels.
+const ABOVE: f64 = 22.0;
 const HEIGHT: f64 = 220.0;
-const BELOW: usize = 40;
+const BELOW: f64 = 40.0;
+/// Least distance of two labels of lines, pixels.
+const LABEL: f64 = 14.0;
 /// Classes of lines, in turn.
 const CLASSES: [&str; 2] = ["prefill", "decode"];
 /// Lines of one chart; further ones have the colours of earlier ones and hide them.
@@ -80,15 +83,15 @@ impl Plot {
         let finite = || points.iter().filter(|it| it.x.is_finite() && it.y.is_finite());
         let scales =
             (AxisScale::of(finite().map(|it| it.x))?, AxisScale::of(finite().map(|it| it.y))?);
-        let mut svg = svg::open(id, title, description, HEIGHT as usize + BELOW);
+        let mut svg = svg::open(id, title, description, (ABOVE + HEIGHT + BELOW) as usize);
         let log = |scale: &AxisScale| if scale.is_log { ", logarithmic" } else { "" };
-        let ends = |scale: &AxisScale| (decimals(scale.low, 3), decimals(scale.high, 3));
+        let ends = |scale: &AxisScale| (plain(scale.low), plain(scale.high));
         let ((left, right), (bottom, top)) = (ends(&scales.0), ends(&scales.1));
-        let (values, below) = (HEIGHT + 16.0, HEIGHT + 34.0);
+        let (values, below) = (ABOVE + HEIGHT + 16.0, ABOVE + HEIGHT + 34.0);
         let _ = write!(
             svg,
-            "<rect class=\"track\" x=\"0\" y=\"0\" width=\"100%\" height=\"{HEIGHT}\" rx=\"3\"/>\
-             <text class=\"label\" x=\"6\" y=\"14\">{}: {bottom} to {top}{}</text>\
+            "<rect class=\"track\" x=\"0\" y=\"{ABOVE}\" width=\"100%\" height=\"{HEIGHT}\" \
+             rx=\"3\"/><text class=\"label\" x=\"0\" y=\"14\">{}: {bottom} to {top}{}</text>\
              <text class=\"value\" x=\"0\" y=\"{values}\">{left}</text>\
              <text class=\"value\" x=\"100%\" y=\"{values}\" text-anchor=\"end\">{right}</text>\
              <text class=\"label\" x=\"50%\" y=\"{below}\" text-anchor=\"middle\">{}{}</text>",
@@ -101,7 +104,7 @@ impl Plot {
     }
 
     fn place(&self, point: &ChartPoint) -> (f64, f64) {
-        (100.0 * self.across.part(point.x), HEIGHT * (1.0 - self.up.part(point.y)))
+        (100.0 * self.across.part(point.x), ABOVE + HEIGHT * (1.0 - self.up.part(point.y)))
     }
 
     fn line(&mut self, class: &str, points: &[&ChartPoint]) {
@@ -137,6 +140,12 @@ impl Plot {
     }
 }
 
+/// A number without trailing zeros.
+fn plain(value: f64) -> String {
+    let text = decimals(value, 3);
+    if text.contains('.') { text.trim_end_matches('0').trim_end_matches('.').into() } else { text }
+}
+
 fn drawn(points: &[ChartPoint]) -> Vec<&ChartPoint> {
     points.iter().filter(|it| it.x.is_finite() && it.y.is_finite()).collect()
 }
@@ -166,17 +175,21 @@ pub fn lines(id: &str, title: &str, axes: (&str, &str), lines: &[ChartLine]) -> 
     let Some(mut plot) = Plot::open((id, title, &text), axes, &all) else {
         return String::new();
     };
+    let mut labelled: Vec<f64> = Vec::new();
     for (at, (line, points)) in lines.iter().enumerate() {
         let class = CLASSES[at % CLASSES.len()];
         plot.line("whisker", points);
         points.iter().for_each(|point| plot.dot(class, point));
-        if let Some(last) = points.last() {
-            let (x, y) = plot.place(last);
+        let last = points.last().map(|last| plot.place(last));
+        // Tooltips of the points have what a hidden label would.
+        let is_free = |y: &f64| labelled.iter().all(|it| (it - y).abs() >= LABEL);
+        if let Some((x, y)) = last.map(|(x, y)| (x, y - 8.0)).filter(|(_, y)| is_free(y)) {
+            labelled.push(y);
             let _ = write!(
                 plot.svg,
                 "<text class=\"value\" x=\"{x:.3}%\" y=\"{:.2}\" dx=\"-8\" \
                  text-anchor=\"end\">{}</text>",
-                (y - 8.0).max(26.0),
+                y.max(ABOVE + 12.0),
                 html(&line.label),
             );
         }

@@ -23,6 +23,11 @@ fn tiny(axes: Value) -> Value {
     with(json!({ "model": "llama-tiny" }), axes)
 }
 
+fn with_dtype(mut axes: Value, dtype: &str) -> Value {
+    axes["dtype"] = json!(dtype);
+    axes
+}
+
 async fn start(service: &Service, body: &Value) -> String {
     let (status, answer) = service.post("/sweeps", body).await;
     assert_eq!(status, 202, "{answer:#}");
@@ -34,32 +39,35 @@ async fn a_point_that_cannot_run_is_a_gap_with_its_reason() {
     let data = tempfile::tempdir().unwrap();
     let service = paused(data.path());
     let axes = json!({
-        "prompt_tokens": [16, 100_000], "new_tokens": [4, 4096], "dtype": ["f32", "bf16"],
+        "prompt_tokens": [16, 5000, 100_000], "new_tokens": [4, 4096], "dtype": ["f32", "f64"],
     });
-    let id = start(&service, &tiny(axes)).await;
+    let id = start(&service, &with(json!({ "model": "deepseek-ocr-tiny" }), axes)).await;
     let sweep = service.json(&format!("/sweeps/{id}")).await;
     let points = sweep["points"].as_array().unwrap();
-    assert_eq!((points.len(), &sweep["request"]["base"]["mode"]), (8, &json!("basic")));
+    assert_eq!((points.len(), &sweep["request"]["base"]["mode"]), (12, &json!("basic")));
     let reasons: Vec<(String, String)> = points
         .iter()
         .filter(|it| it["state"] == "gap")
         .map(|it| (it["axes"].to_string(), it["reason"].as_str().unwrap().to_owned()))
         .collect();
-    assert_eq!(reasons.len(), 7, "{reasons:#?}");
+    assert_eq!(reasons.len(), 9, "{reasons:#?}");
     let of = |axes: Value| {
         let found = reasons.iter().find(|it| it.0 == axes.to_string());
         found.expect("a reason").1.clone()
     };
-    let point = |dtype, new_tokens: u32, prompt_tokens: u32| json!({ "dtype": dtype, "new_tokens": new_tokens, "prompt_tokens": prompt_tokens });
-    assert!(of(point("bf16", 4, 16)).contains("not supported on the CPU"));
-    assert!(of(point("f32", 4096, 16)).contains("exceed the context"));
+    let point = |dtype: &str, new_tokens: u32, prompt_tokens: u32| {
+        let axes = json!({ "new_tokens": new_tokens, "prompt_tokens": prompt_tokens });
+        with_dtype(axes, dtype)
+    };
+    assert!(of(point("f64", 4, 16)).contains("f64"));
+    assert!(of(point("f32", 4096, 5000)).contains("exceed the context"));
     let long = of(point("f32", 4, 100_000));
     assert!(long.contains("100000 is not an integer between 2 and 65536"), "{long}");
-    assert_eq!(sweep["counts"]["gaps"], 7);
+    assert_eq!(sweep["counts"]["gaps"], 9);
     let results = service.json(&format!("/sweeps/{id}/results")).await;
-    assert_eq!(results["rows"].as_array().unwrap().len(), 8);
+    assert_eq!(results["rows"].as_array().unwrap().len(), 12);
     let csv = service.get(&format!("/sweeps/{id}/results?format=csv")).await.text().await.unwrap();
-    assert!(csv.lines().count() == 9 && csv.contains("not supported on the CPU"), "{csv}");
+    assert!(csv.lines().count() == 13 && csv.contains("exceed the context"), "{csv}");
     assert_eq!(service.json("/sweeps").await["sweeps"][0]["sweep_id"], json!(id));
 }
 
@@ -80,7 +88,7 @@ async fn a_sweep_that_cannot_be_is_refused_with_the_reason_and_queues_nothing() 
         (tiny(json!({ "new_token": [1] })), 422, "did you mean new_tokens?"),
         (tiny(json!({ "params.n": [1] })), 422, "no axis \"params.n\""),
         (tiny(json!({ "new_tokens": [0, 5000] })), 422, "no point can run; the first: "),
-        (tiny(json!({ "dtype": ["bf16"] })), 409, "no point can run"),
+        (tiny(json!({ "dtype": ["f64"] })), 422, "no point can run"),
         (with(json!({ "model": "llama-tin" }), json!({ "new_tokens": [1] })), 404, "llama-tiny?"),
         (with(deep, json!({ "new_tokens": [1] })), 409, "basic or light, not deep"),
         (with(both, json!({ "prompt_tokens": [8] })), 409, "base has inputs"),
