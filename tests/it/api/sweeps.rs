@@ -69,6 +69,35 @@ async fn a_point_that_cannot_run_is_a_gap_with_its_reason() {
     let csv = service.get(&format!("/sweeps/{id}/results?format=csv")).await.text().await.unwrap();
     assert!(csv.lines().count() == 13 && csv.contains("exceed the context"), "{csv}");
     assert_eq!(service.json("/sweeps").await["sweeps"][0]["sweep_id"], json!(id));
+    let page = service.get(&format!("/ui/sweeps/{id}")).await.text().await.unwrap();
+    assert!(page.contains("exceed the context") && page.contains("/pause"), "{page}");
+}
+
+#[tokio::test]
+async fn a_form_starts_a_sweep_and_keeps_what_was_entered_in_a_refused_one() {
+    let data = tempfile::tempdir().unwrap();
+    let service = paused(data.path());
+    let client =
+        reqwest::Client::builder().redirect(reqwest::redirect::Policy::none()).build().unwrap();
+    let send = async |fields: &[(&str, &str)]| {
+        let request = client.post(format!("{}/ui/sweeps", service.base)).form(fields);
+        request.header("origin", &service.base).send().await.unwrap()
+    };
+    let refused = send(&[("model", "llama-tiny"), ("name", "<b>"), ("new_tokens", "4, 4")]).await;
+    assert_eq!(refused.status(), 422);
+    let page = refused.text().await.unwrap();
+    assert!(page.contains("4 is listed twice") && page.contains("value=\"4, 4\""), "{page}");
+    assert!(page.contains("value=\"&lt;b&gt;\"") && !page.contains("<b>"), "{page}");
+    let started = send(&[("model", "llama-tiny"), ("name", "<b>"), ("new_tokens", "4 8")]).await;
+    assert_eq!(started.status(), 303);
+    let location = started.headers()["location"].to_str().unwrap();
+    let page = service.get(location).await.text().await.unwrap();
+    assert!(page.contains("&lt;b&gt;") && !page.contains("<b>"), "{page}");
+    let act = format!("{}{location}/pause", service.base);
+    let paused = client.post(act).header("origin", &service.base).send().await.unwrap();
+    assert_eq!(paused.headers()["location"], location);
+    let page = service.get(location).await.text().await.unwrap();
+    assert!(page.contains("/resume") && !page.contains("/pause"), "{page}");
 }
 
 #[tokio::test]
