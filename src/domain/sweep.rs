@@ -114,8 +114,7 @@ impl AxisRange {
             (step, None) => (u64::from(step.unwrap_or(1)), 1),
             (None, Some(factor)) => (0, u64::from(factor)),
         };
-        // Products stay below 2^64: both factors are below 2^32.
-        let next = move |it: &u64| Some(it * factor + step);
+        let next = move |it: &u64| it.checked_mul(factor)?.checked_add(step);
         Ok(std::iter::successors(Some(from), next).take_while(move |it| *it <= to))
     }
 

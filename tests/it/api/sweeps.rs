@@ -45,14 +45,14 @@ async fn a_point_that_cannot_run_is_a_gap_with_its_reason() {
     let sweep = service.json(&format!("/sweeps/{id}")).await;
     let points = sweep["points"].as_array().unwrap();
     assert_eq!((points.len(), &sweep["request"]["base"]["mode"]), (12, &json!("basic")));
-    let reasons: Vec<(String, String)> = points
+    let reasons: Vec<(Value, String)> = points
         .iter()
         .filter(|it| it["state"] == "gap")
-        .map(|it| (it["axes"].to_string(), it["reason"].as_str().unwrap().to_owned()))
+        .map(|it| (it["axes"].clone(), it["reason"].as_str().unwrap().to_owned()))
         .collect();
     assert_eq!(reasons.len(), 9, "{reasons:#?}");
     let of = |axes: Value| {
-        let found = reasons.iter().find(|it| it.0 == axes.to_string());
+        let found = reasons.iter().find(|it| it.0 == axes);
         found.expect("a reason").1.clone()
     };
     let point = |dtype: &str, new_tokens: u32, prompt_tokens: u32| {
@@ -79,16 +79,18 @@ async fn a_form_starts_a_sweep_and_keeps_what_was_entered_in_a_refused_one() {
     let service = paused(data.path());
     let client =
         reqwest::Client::builder().redirect(reqwest::redirect::Policy::none()).build().unwrap();
-    let send = async |fields: &[(&str, &str)]| {
-        let request = client.post(format!("{}/ui/sweeps", service.base)).form(fields);
-        request.header("origin", &service.base).send().await.unwrap()
+    let send = async |fields: &'static str| {
+        let request = client.post(format!("{}/ui/sweeps", service.base)).body(fields);
+        let form = "application/x-www-form-urlencoded";
+        let request = request.header("content-type", form).header("origin", &service.base);
+        request.send().await.unwrap()
     };
-    let refused = send(&[("model", "llama-tiny"), ("name", "<b>"), ("new_tokens", "4, 4")]).await;
+    let refused = send("model=llama-tiny&name=%3Cb%3E&new_tokens=4,+4").await;
     assert_eq!(refused.status(), 422);
     let page = refused.text().await.unwrap();
     assert!(page.contains("4 is listed twice") && page.contains("value=\"4, 4\""), "{page}");
     assert!(page.contains("value=\"&lt;b&gt;\"") && !page.contains("<b>"), "{page}");
-    let started = send(&[("model", "llama-tiny"), ("name", "<b>"), ("new_tokens", "4 8")]).await;
+    let started = send("model=llama-tiny&name=%3Cb%3E&new_tokens=4+8").await;
     assert_eq!(started.status(), 303);
     let location = started.headers()["location"].to_str().unwrap();
     let page = service.get(location).await.text().await.unwrap();
