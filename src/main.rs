@@ -9,7 +9,7 @@ use llmprof::{config::environment, trace::stage::UnknownRange};
 
 use command::{
     align, analyze, backup, check,
-    client::{self, cancel, fetch, list, mcp, show, submit, upload, watch},
+    client::{self, cancel, fetch, list, mcp, show, submit, sweep, upload, watch},
     cost, diff, doctor, engines, execute, gate, inspect, load, openapi, quickstart, serve, token,
 };
 
@@ -34,6 +34,7 @@ enum Command {
     Serve(serve::ServeOptions),
     Quickstart(quickstart::QuickstartOptions),
     Submit(Box<submit::SubmitOptions>),
+    Sweep(sweep::SweepOptions),
     Watch(watch::WatchOptions),
     List(list::ListOptions),
     Show(show::ShowOptions),
@@ -73,8 +74,8 @@ fn parse() -> Cli {
         let code = match std::env::args_os().nth(1).as_deref().and_then(|it| it.to_str()) {
             Some("align") => Some(align::BAD_INPUT),
             Some(
-                "gate" | "submit" | "watch" | "list" | "show" | "fetch" | "upload" | "cancel"
-                | "mcp",
+                "gate" | "submit" | "sweep" | "watch" | "list" | "show" | "fetch" | "upload"
+                | "cancel" | "mcp",
             ) => Some(client::BAD_INPUT),
             Some("diff") if diff::has_limit() => Some(client::BAD_INPUT),
             _ => None,
@@ -91,15 +92,19 @@ fn main() -> ExitCode {
     // The service executes itself by another name.
     let _ = nix::sys::prctl::set_name(c"llmprof");
     let cli = parse();
-    if let Command::Serve(_) | Command::Quickstart(_) | Command::Execute(_) = &cli.command
-        && let Err(error) = environment::hide_variables()
-    {
+    let serves = match &cli.command {
+        Command::Serve(_) | Command::Quickstart(_) | Command::Execute(_) => true,
+        Command::Sweep(options) => options.is_local(),
+        _ => false,
+    };
+    if serves && let Err(error) = environment::hide_variables() {
         eprintln!("llmprof: cannot hide the variables of its environment: {error}");
     }
     let result = match cli.command {
         Command::Align(options) => return align::run(&options),
         Command::Gate(options) => return gate::run(&options),
         Command::Submit(options) => return submit::run(&options),
+        Command::Sweep(options) => return sweep::run(&options),
         Command::Watch(options) => return watch::run(&options),
         Command::List(options) => return list::run(&options),
         Command::Show(options) => return show::run(&options),

@@ -24,6 +24,7 @@ pub mod series;
 pub mod stages;
 pub mod stats;
 pub mod subject;
+pub mod sweep;
 pub mod timeline;
 
 mod events;

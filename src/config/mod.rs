@@ -78,6 +78,7 @@ pub struct Config {
     pub inputs: InputSettings,
     pub retention: RetentionSettings,
     pub sessions: SessionSettings,
+    pub sweeps: SweepSettings,
     pub webhooks: WebhookSettings,
 }
 
@@ -166,6 +167,16 @@ pub struct RetentionSettings {
 pub struct SessionSettings {
     pub lifetime_s: u32,
     pub max_lifetime_s: u32,
+    pub per_owner: u32,
+}
+
+/// Grids of submissions.
+#[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
+pub struct SweepSettings {
+    pub max_points: u32,
+    pub queued: u32,
+    pub max_queued: u32,
+    pub max_minutes: u32,
     pub per_owner: u32,
 }
 
@@ -294,6 +305,10 @@ impl Config {
             ("server.connections", server.connections.into(), 16, "16 or more"),
             ("sessions.lifetime_s", self.sessions.lifetime_s.into(), 10, "10 seconds or more"),
             ("sessions.max_lifetime_s", self.sessions.max_lifetime_s.into(), 10, "10 or more"),
+            ("sweeps.max_points", self.sweeps.max_points.into(), 1, "1 or more"),
+            ("sweeps.queued", self.sweeps.queued.into(), 1, "1 or more"),
+            ("sweeps.max_queued", self.sweeps.max_queued.into(), 1, "1 or more"),
+            ("sweeps.max_minutes", self.sweeps.max_minutes.into(), 1, "1 minute or more"),
             ("access.session_s", access.session_s.into(), 60, "60 seconds or more"),
             ("access.uploads", access.uploads.into(), 1, "1 or more"),
             ("access.uploads_per_owner", access.uploads_per_owner.into(), 1, "1 or more"),

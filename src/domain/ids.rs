@@ -1,5 +1,5 @@
-//! Identifiers of runs, sessions, alignments and stored inputs: UUIDs of version 7, which sort by
-//! creation time.
+//! Identifiers of runs, sessions, sweeps, alignments and stored inputs: UUIDs of version 7, which
+//! sort by creation time.
 
 use std::{fmt, str::FromStr};
 
@@ -59,6 +59,12 @@ ids! {
     /// Identifies a session.
     #[schema(value_type = Uuid, example = "019aa3b1-5c2e-7f10-8a4d-6e1b3c9d2f45")]
     SessionId
+}
+
+ids! {
+    /// Identifies a sweep.
+    #[schema(value_type = Uuid, example = "019aa4c7-1f0d-7d29-b3a6-8e5f2c417b90")]
+    SweepId
 }
 
 impl SessionId {

@@ -31,5 +31,6 @@ pub mod settings;
 pub mod state;
 pub mod stated_model;
 pub mod subject;
+pub mod sweep;
 pub mod units;
 pub mod webhook_event;

@@ -3,6 +3,7 @@
 //! Plain values. Each subject has only the fields that apply to it.
 
 use serde::{Deserialize, Serialize};
+use sha2::{Digest, Sha256};
 use utoipa::ToSchema;
 
 use super::{
@@ -232,6 +233,13 @@ impl RunSpec {
     /// The requested device; `None` for a run that needs none.
     pub fn device(&self) -> Option<&str> {
         self.passes().map(|it| it.device.as_str())
+    }
+
+    /// Hash of what it measures: of its subject and its revision, without labels and queueing.
+    pub fn fingerprint(&self) -> String {
+        let facts = serde_json::to_string(&(&self.subject, &self.common.revision));
+        let digest = Sha256::digest(facts.unwrap_or_default());
+        digest.iter().take(16).map(|byte| format!("{byte:02x}")).collect()
     }
 
     /// Number of devices of the run.

@@ -209,6 +209,9 @@ fn remove_null(kind: &mut Value) {
     }
 }
 
+/// Columns of a line.
+const WIDTH: usize = 100;
+
 /// The contract as YAML, with short lists and maps on one line.
 pub fn yaml(contract: &Value) -> String {
     let text = yaml_serde::to_string(contract).expect("a contract is plain data");
@@ -232,6 +235,10 @@ fn with_inline_maps(text: &str) -> String {
         if let Some(pair) = inline_pair(line.trim(), &rest) {
             out += &pair;
             lines.nth(1);
+        } else if let Some((item, fields)) = inline_item(line, &lines) {
+            out.truncate(out.len() - line.len());
+            out += &item;
+            lines.nth(fields - 1);
         } else if let Some(fields) = inline_fields(line, &lines) {
             out += &format!(" {{ {} }}", fields.join(", "));
             lines.nth(fields.len() - 1);
@@ -264,6 +271,21 @@ fn with_inline_lists(text: &str) -> String {
     out
 }
 
+/// An item of a list on one line, if it is a map of short scalars, and the number of its fields on
+/// the lines after it.
+fn inline_item(line: &str, rest: &Peekable<Lines<'_>>) -> Option<(String, usize)> {
+    let first = line.trim_start().strip_prefix("- ").filter(|it| is_flow_scalar(it))?;
+    let indent = line.len() - first.len();
+    let inner = |line: &&str| line.len() - line.trim_start().len() >= indent;
+    let mut fields = vec![first];
+    for line in rest.clone().take_while(inner) {
+        let field = line.get(indent..).filter(|it| !it.starts_with([' ', '-']));
+        fields.push(field.filter(|it| is_flow_scalar(it))?);
+    }
+    let item = format!("{}- {{ {} }}", " ".repeat(indent - 2), fields.join(", "));
+    (fields.len() > 1 && item.len() <= WIDTH).then_some((item, fields.len() - 1))
+}
+
 /// The lists of two maps that the contract has often: a schema or null, a token or none.
 fn inline_pair(key: &str, items: &[&str]) -> Option<String> {
     match (key.trim_start_matches("- "), items) {
@@ -279,7 +301,6 @@ fn inline_pair(key: &str, items: &[&str]) -> Option<String> {
 /// The fields after the line of a key, if they are short scalars and all that the key has.
 fn inline_fields<'t>(key: &str, rest: &Peekable<Lines<'t>>) -> Option<Vec<&'t str>> {
     const MAX_FIELDS: usize = 10;
-    const WIDTH: usize = 100;
     let indent = |line: &str| line.len() - line.trim_start_matches([' ', '-']).len();
     let inner = indent(rest.clone().next().filter(|_| key.ends_with(':'))?);
     let fields: Vec<&str> =
@@ -306,7 +327,6 @@ fn is_flow_scalar(field: &str) -> bool {
 
 /// A list of scalars in flow style, wrapped at 100 columns.
 fn inline_list(items: &[&str], indent: usize) -> String {
-    const WIDTH: usize = 100;
     let (mut text, mut column) = (" [".to_owned(), indent + 10);
     for (at, item) in items.iter().enumerate() {
         let end = if at + 1 == items.len() { "]" } else { "," };

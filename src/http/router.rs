@@ -26,7 +26,7 @@ use crate::http::{
         openapi::{self, ContractText},
         profiling, queue, report, retention,
         runs::{cancel, delete, list, show, submit},
-        series, sessions, tables, targets,
+        series, sessions, sweeps, tables, targets,
     },
     auth::guard::{self, AccessRule, Guard},
     compression,
@@ -51,6 +51,12 @@ fn api_routes() -> OpenApiRouter<App> {
         .routes(routes!(cancel::cancel))
         .routes(routes!(sessions::start, sessions::list))
         .routes(routes!(sessions::show, sessions::end))
+        .routes(routes!(sweeps::submit::start, sweeps::list))
+        .routes(routes!(sweeps::show, sweeps::delete))
+        .routes(routes!(sweeps::pause))
+        .routes(routes!(sweeps::resume))
+        .routes(routes!(sweeps::cancel))
+        .routes(routes!(sweeps::results))
         .routes(routes!(captures::submit))
         .routes(routes!(inputs::upload::upload, inputs::list))
         .routes(routes!(inputs::show, inputs::delete))

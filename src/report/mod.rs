@@ -15,6 +15,7 @@ mod links;
 pub mod part;
 pub mod perfetto;
 pub mod profile;
+pub mod sweep;
 pub mod tables;
 
 mod engine;

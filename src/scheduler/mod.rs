@@ -18,6 +18,7 @@ mod regressions;
 mod run_lifecycle;
 pub mod series;
 mod sessions;
+mod sweeps;
 
 use std::{path::PathBuf, sync::Arc, time::Duration};
 

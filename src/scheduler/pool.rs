@@ -25,7 +25,7 @@ use crate::{
         gpu_group::{ClaimTurn, GpuGroup},
         imports,
         run_lifecycle::run_to_end,
-        sessions,
+        sessions, sweeps,
     },
     store::{ClaimedRun, StoreError},
 };
@@ -45,7 +45,8 @@ pub struct Pool {
 impl Pool {
     /// Starts one worker per device, which serves runs that request any of its names.
     pub fn for_devices(cx: &Context, local: &Arc<LocalExecutor>, devices: &[Device]) -> Self {
-        let (mut pool, group) = (Self::without_devices(cx, local), Arc::new(GpuGroup::of(devices)));
+        let (mut pool, group) =
+            (Self::without_devices(cx, local, devices), Arc::new(GpuGroup::of(devices)));
         for device in devices {
             pool.workers.spawn(runtime::task(serve_device(
                 cx.clone(),
@@ -58,10 +59,11 @@ impl Pool {
         pool
     }
 
-    /// Starts the workers of alignments and imports, which need no device.
-    fn without_devices(cx: &Context, local: &Arc<LocalExecutor>) -> Self {
+    /// Starts the workers of alignments, sweeps and imports, which need no device.
+    fn without_devices(cx: &Context, local: &Arc<LocalExecutor>, devices: &[Device]) -> Self {
         let (mut workers, stop) = (JoinSet::new(), CancellationToken::new());
         workers.spawn(runtime::task(alignments::work(cx.clone(), stop.clone())));
+        workers.spawn(runtime::task(sweeps::work(cx.clone(), devices.into(), stop.clone())));
         let imports = if cx.config.worker.paused { 0 } else { imports::WORKERS };
         for _ in 0..imports {
             let work = imports::work(cx.clone(), Arc::clone(local), stop.clone());
@@ -79,7 +81,7 @@ impl Pool {
         max_jobs: usize,
         names: &[String],
     ) -> Self {
-        let Self { mut workers, stop } = Self::without_devices(cx, local);
+        let Self { mut workers, stop } = Self::without_devices(cx, local, &[]);
         workers.spawn(runtime::task(submit_in_order(
             cx.clone(),
             Arc::clone(executor),

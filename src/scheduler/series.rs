@@ -14,7 +14,7 @@ use crate::{
         ids::RunId,
     },
     parse::aliases,
-    report::{diff::stored, headline},
+    report::{diff::stored, headline, profile::LLMProfileReport},
     runtime,
     store::{Store, StoreError, StoredChange, StoredPoint},
 };
@@ -129,20 +129,22 @@ async fn read_point(cx: &Context, id: RunId) -> Option<SeriesPoint> {
 
 /// The point of a sealed report; `None` if it cannot be read.
 fn sealed_point(path: &Path) -> Option<SeriesPoint> {
-    let read = || -> io::Result<SeriesPoint> {
-        if path.metadata()?.len() > MAX_REPORT {
-            return Err(io::Error::other("the report is too large"));
-        }
-        let report =
-            stored(&std::fs::read(path)?, None, aliases::read).map_err(io::Error::other)?;
-        Ok(headline::point(&report.report))
-    };
-    read()
+    sealed_report(path)
+        .map(|report| headline::point(&report))
         .inspect_err(|error| {
             let path = path.display();
             tracing::warn!(%path, %error, "cannot read a run's report for its series");
         })
         .ok()
+}
+
+/// A sealed report, also one of an earlier version.
+pub(super) fn sealed_report(path: &Path) -> io::Result<LLMProfileReport> {
+    if path.metadata()?.len() > MAX_REPORT {
+        return Err(io::Error::other("the report is too large"));
+    }
+    let report = stored(&std::fs::read(path)?, None, aliases::read).map_err(io::Error::other)?;
+    Ok(report.report)
 }
 
 #[cfg(test)]

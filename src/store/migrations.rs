@@ -37,6 +37,7 @@ const FILES: &[(&str, &str)] = files![
     "0130_series",
     "0140_sessions",
     "0150_gates",
+    "0160_sweeps",
 ];
 
 /// All migrations, up to the version of this program.

@@ -27,6 +27,7 @@ mod savings;
 mod series;
 mod sessions;
 mod submit;
+mod sweeps;
 #[cfg(test)]
 mod tests;
 mod tokens;
@@ -45,7 +46,7 @@ use uuid::Uuid;
 
 use crate::domain::{
     finding::Finding,
-    ids::RunId,
+    ids::{RunId, SweepId},
     run_files::DamagedFile,
     state::{RunState, Scheduled, Step, StepRecord},
     subject::RunSpec,
@@ -71,6 +72,10 @@ pub use sessions::{
     StoredSession,
 };
 pub use submit::{IdempotencyKey, NewRun, Owner, Quota, Submitted};
+pub use sweeps::{
+    EndedPoint, NewSweep, NewSweepPoint, ReuseRule, StartedSweep, StoredSweep, StoredSweepPoint,
+    SweepChange, SweepCounts, SweepDeletion,
+};
 pub use tokens::{Role, Token};
 
 #[derive(Debug, thiserror::Error)]
@@ -112,6 +117,8 @@ pub struct StoredRun {
     pub spec: RunSpec,
     /// Name of the token that submitted it; `None` where tokens are not required.
     pub owner: Option<String>,
+    /// The sweep that made it.
+    pub sweep: Option<SweepId>,
     pub state: RunState,
     pub attempts: u32,
     /// 1 is next. Only of a queued run, and only in queries of one run.

@@ -9,7 +9,7 @@ use super::{
 };
 use crate::domain::{
     headline::FigureName,
-    ids::RunId,
+    ids::{RunId, SweepId},
     run_files::ArtifactRecord,
     state::{RunState, StepRecord},
     subject::SubjectKind,
@@ -245,6 +245,9 @@ pub(super) fn from_row(row: &SqliteRow) -> Result<StoredRun, StoreError> {
         id,
         spec: json(id, "a spec", column(row, "spec")?)?,
         owner: column(row, "owner")?,
+        sweep: column::<Option<Vec<u8>>>(row, "sweep")?
+            .map(|sweep| Ok::<_, StoreError>(SweepId(id_of(&sweep)?.0)))
+            .transpose()?,
         state: word(id, "a state", column(row, "state")?)?,
         attempts: column(row, "attempts")?,
         queue_position: None,

@@ -9,7 +9,7 @@ use super::{
 };
 use crate::{
     domain::{
-        ids::{InputsId, RunId, SessionId},
+        ids::{InputsId, RunId, SessionId, SweepId},
         mode::Mode,
         state::RunState,
         subject::RunSpec,
@@ -134,7 +134,7 @@ async fn commit(
             Some(earlier) => earlier,
             None => match refusal(&mut tx, new).await? {
                 Some(refused) => refused,
-                None => Submitted::New(Box::new(insert(&mut tx, new).await?)),
+                None => Submitted::New(Box::new(insert(&mut tx, new, None).await?)),
             },
         });
     }
@@ -160,8 +160,11 @@ pub(super) const BYTES: &str = "select coalesce(sum(bytes), 0) from (
               where owner = ?1 and kind = 'import' and state in ('queued', 'running'))";
 
 /// The reason to refuse a new run, if any: a quota, or inputs that are no longer stored.
-async fn refusal(tx: &mut SqliteConnection, new: &NewRun) -> Result<Option<Submitted>, StoreError> {
-    if let Some(refused) = used_up(tx, new).await? {
+pub(super) async fn refusal(
+    tx: &mut SqliteConnection,
+    new: &NewRun,
+) -> Result<Option<Submitted>, StoreError> {
+    if let Some(refused) = used_up(tx, new.owner.as_ref()).await? {
         return Ok(Some(refused));
     }
     if let Some(session) = new.spec.session()
@@ -176,8 +179,11 @@ async fn refusal(tx: &mut SqliteConnection, new: &NewRun) -> Result<Option<Submi
 }
 
 /// The part of the owner's quota that is used up, if any.
-async fn used_up(tx: &mut SqliteConnection, new: &NewRun) -> Result<Option<Submitted>, StoreError> {
-    let Some(Owner { name, quota }) = &new.owner else { return Ok(None) };
+pub(super) async fn used_up(
+    tx: &mut SqliteConnection,
+    owner: Option<&Owner>,
+) -> Result<Option<Submitted>, StoreError> {
+    let Some(Owner { name, quota }) = owner else { return Ok(None) };
     let queued = "select count(*) from runs where owner = ? and state = 'queued'";
     if let Some(queued) = over(tx, name, quota.queued_runs, queued).await? {
         return Ok(Some(Submitted::TooManyQueued(queued)));
@@ -224,12 +230,16 @@ async fn earlier(tx: &mut SqliteConnection, new: &NewRun) -> Result<Option<Submi
 /// Inserts a run; the caller adds its place in the queue after its batch.
 ///
 /// It ranks as submitted no earlier than any queued run, even if the clock was set back.
-async fn insert(tx: &mut SqliteConnection, new: &NewRun) -> Result<StoredRun, StoreError> {
+pub(super) async fn insert(
+    tx: &mut SqliteConnection,
+    new: &NewRun,
+    sweep: Option<SweepId>,
+) -> Result<StoredRun, StoreError> {
     let (id, spec, now) = (new.id.unwrap_or_else(RunId::now), &new.spec, now_ms());
     sqlx::query(
         "insert into runs (id, kind, name, mode, device, priority, gpus, spec, state, queued_at,
-         owner, session, rank)
-         values (?1, ?9, ?2, ?10, ?3, ?4, ?5, ?6, 'queued', ?7, ?8, ?11,
+         owner, session, sweep, fingerprint, rank)
+         values (?1, ?9, ?2, ?10, ?3, ?4, ?5, ?6, 'queued', ?7, ?8, ?11, ?12, ?13,
                  max(?7, coalesce((select max(rank + priority * 600000)
                       from runs indexed by runs_latest where state = 'queued'), ?7))
                  - ?4 * 600000)",
@@ -245,6 +255,8 @@ async fn insert(tx: &mut SqliteConnection, new: &NewRun) -> Result<StoredRun, St
     .bind(spec.kind().as_str())
     .bind(spec.mode().map_or("", Mode::as_str))
     .bind(spec.session().map(|it| it.0.as_bytes().to_vec()))
+    .bind(sweep.map(|it| it.0.as_bytes().to_vec()))
+    .bind(spec.fingerprint())
     .execute(&mut *tx)
     .await
     .map_err(during("insert a run"))?;
@@ -275,6 +287,7 @@ async fn insert(tx: &mut SqliteConnection, new: &NewRun) -> Result<StoredRun, St
         id,
         spec: spec.clone(),
         owner: new.owner.as_ref().map(|owner| owner.name.clone()),
+        sweep,
         state: RunState::Queued,
         attempts: 0,
         queue_position: None,

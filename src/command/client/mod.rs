@@ -15,6 +15,7 @@ mod refusal;
 pub mod settings;
 pub mod show;
 pub mod submit;
+pub mod sweep;
 mod terminal;
 pub mod upload;
 pub mod watch;
@@ -84,11 +85,21 @@ where
 {
     let connected = ServiceClient::new(options).and_then(|client| Ok((client, serve::runtime()?)));
     let result = connected.and_then(|(client, runtime)| runtime.block_on(command(client)));
-    result.unwrap_or_else(|error| {
-        let line = format!("{error:#}").replace('\n', " ");
-        eprintln!("llmprof: {}", terminal::escaped(&line));
-        ExitCode::from(BAD_INPUT)
-    })
+    result.unwrap_or_else(|error| failed(&error))
+}
+
+/// Prints an error in one line; returns its exit code.
+fn failed(error: &anyhow::Error) -> ExitCode {
+    let line = format!("{error:#}").replace('\n', " ");
+    eprintln!("llmprof: {}", terminal::escaped(&line));
+    ExitCode::from(BAD_INPUT)
+}
+
+impl ServerOptions {
+    /// The same caller at another service.
+    fn with_server(&self, server: String) -> Self {
+        Self { server, ..self.clone() }
+    }
 }
 
 impl ServiceClient {

@@ -185,7 +185,8 @@ fn submission(options: &SubmitOptions) -> Result<Value> {
     Ok(body)
 }
 
-fn read_object(path: &Path) -> Result<Map<String, Value>> {
+/// The fields of a file, JSON or YAML; `-` is standard input.
+pub fn read_object(path: &Path) -> Result<Map<String, Value>> {
     let text = if path.as_os_str() == "-" {
         let mut text = String::new();
         std::io::stdin().read_to_string(&mut text).context("cannot read standard input")?;

@@ -25,5 +25,6 @@ pub mod retention;
 pub mod runs;
 pub mod series;
 pub mod sessions;
+pub mod sweeps;
 pub mod tables;
 pub mod targets;

@@ -47,6 +47,8 @@ codes! {
         "no run 019a9f3e-6d1c-7c4e-9a51-3a8f0c2b7d10";
     SessionNotFound = "session_not_found", NOT_FOUND,
         "no session 019aa3b1-5c2e-7f10-8a4d-6e1b3c9d2f45; see GET /sessions";
+    SweepNotFound = "sweep_not_found", NOT_FOUND,
+        "no sweep 019aa4c7-1f0d-7d29-b3a6-8e5f2c417b90; see GET /sweeps";
     AlignmentNotFound = "alignment_not_found", NOT_FOUND,
         "no alignment 019aa1c2-0f3b-7a60-8c1d-5b2e9d4f6a71";
     SeriesNotFound = "series_not_found", NOT_FOUND,
@@ -94,6 +96,10 @@ codes! {
         "inputs.yaml contains images, but the model llama-tiny reads text only";
     SessionEnded = "session_ended", CONFLICT,
         "the session 019aa3b1-5c2e-7f10-8a4d-6e1b3c9d2f45 is lost; start one by POST /sessions";
+    SweepEnded = "sweep_ended", CONFLICT,
+        "the sweep has ended: done";
+    SweepActive = "sweep_active", CONFLICT,
+        "the sweep has not ended; cancel it first";
     RunNotCancellable = "run_not_cancellable", CONFLICT,
         "the run has already ended: succeeded";
     RunActive = "run_active", CONFLICT,
@@ -132,6 +138,8 @@ codes! {
         "queue limit reached: \"ann\" already has 200 queued runs; cancel some or retry later";
     TooManySessions = "too_many_sessions", TOO_MANY_REQUESTS,
         "session limit reached: \"ann\" already has 2 sessions (sessions.per_owner); end one";
+    TooManySweeps = "too_many_sweeps", TOO_MANY_REQUESTS,
+        "sweep limit reached: \"ann\" already has 4 active sweeps (sweeps.per_owner); cancel one";
     TooManyUploads = "too_many_uploads", TOO_MANY_REQUESTS,
         "upload limit reached: \"ann\" already has 4 active uploads; retry later";
     Internal = "internal", INTERNAL_SERVER_ERROR,

@@ -43,6 +43,7 @@ families! {
     Forbidden: Forbidden CrossOrigin;
     RunNotFound: RunNotFound;
     SessionNotFound: SessionNotFound;
+    SweepNotFound: SweepNotFound;
     AlignmentNotFound: AlignmentNotFound;
     SeriesNotFound: SeriesNotFound;
     GateNotFound: RunNotFound BaselineNotFound;
@@ -68,6 +69,8 @@ families! {
     AlignmentConflict:
         RequestContradictory IdempotencyKeyReused RunNotFinished CaptureUnavailable
         ReportUnavailable;
+    SweepEnded: SweepEnded;
+    SweepActive: SweepActive;
     RunNotCancellable: RunNotCancellable;
     RunActive: RunActive;
     RunNotFinished: RunNotFinished;
@@ -86,6 +89,7 @@ families! {
     InvalidCapture: InvalidRequest CaptureInvalid;
     RateLimited: RateLimited;
     QueueLimit: RateLimited TooManyQueued TooManySessions;
+    SweepLimit: RateLimited TooManyQueued TooManySweeps;
     UploadLimit: RateLimited TooManyQueued TooManyUploads;
     InputsUploadLimit: RateLimited TooManyUploads;
     Internal: Internal;

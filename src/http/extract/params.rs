@@ -10,7 +10,7 @@ use serde::de::DeserializeOwned;
 
 use crate::{
     domain::{
-        ids::{AlignmentId, InputsId, RunId, SessionId},
+        ids::{AlignmentId, InputsId, RunId, SessionId, SweepId},
         plain_words::plain_words,
     },
     http::error::{ApiError, ErrorCode},
@@ -70,6 +70,18 @@ impl<S: Send + Sync> FromRequestParts<S> for AlignmentFile {
 pub struct SessionPath(pub SessionId);
 
 impl<S: Send + Sync> FromRequestParts<S> for SessionPath {
+    type Rejection = ApiError;
+
+    async fn from_request_parts(parts: &mut Parts, state: &S) -> Result<Self, ApiError> {
+        let Path(id) = Path::<String>::from_request_parts(parts, state).await.map_err(bad_path)?;
+        parse_id(&id).map(Self)
+    }
+}
+
+/// The sweep in a path.
+pub struct SweepPath(pub SweepId);
+
+impl<S: Send + Sync> FromRequestParts<S> for SweepPath {
     type Rejection = ApiError;
 
     async fn from_request_parts(parts: &mut Parts, state: &S) -> Result<Self, ApiError> {

@@ -23,6 +23,7 @@ mod sessions;
 mod storage;
 mod submit_form;
 mod submit_inputs;
+mod sweeps;
 mod table;
 mod view;
 
@@ -73,6 +74,12 @@ pub fn router(app: App) -> Router {
         .route("/ui/commands", get(commands::list))
         .route("/ui/commands/{command}", get(commands::form).post(commands::submit))
         .route("/ui/commands/{command}/session", post(commands::start_session).get(commands::back))
+        .route("/ui/sweeps", get(sweeps::list).post(sweeps::start))
+        .route("/ui/sweeps/{sweep_id}", get(sweeps::show))
+        .route("/ui/sweeps/{sweep_id}/pause", post(sweeps::pause).get(sweeps::back))
+        .route("/ui/sweeps/{sweep_id}/resume", post(sweeps::resume).get(sweeps::back))
+        .route("/ui/sweeps/{sweep_id}/cancel", post(sweeps::cancel).get(sweeps::back))
+        .route("/ui/sweeps/{sweep_id}/delete", post(sweeps::delete).get(sweeps::back))
         .route("/ui/import", get(imports::form).post(imports::submit))
         .route("/ui/baselines", get(baselines::list).post(baselines::set))
         .route(

@@ -19,7 +19,7 @@ pub const STYLES: [&str; 2] = [report::html::STYLE, include_str!("templates/page
 pub const SCRIPT: &str = include_str!("templates/page.js");
 pub const ICON: &str = include_str!("templates/icon.svg");
 
-const TEMPLATES: [(&str, &str); 23] = [
+const TEMPLATES: [(&str, &str); 25] = [
     ("macros.html", report::html::TABLE_MACRO),
     ("layout.html", include_str!("templates/layout.html")),
     ("parts.html", include_str!("templates/parts.html")),
@@ -34,6 +34,8 @@ const TEMPLATES: [(&str, &str); 23] = [
     ("inputs.html", include_str!("templates/inputs.html")),
     ("stored_inputs.html", include_str!("templates/stored_inputs.html")),
     ("sessions.html", include_str!("templates/sessions.html")),
+    ("sweeps.html", include_str!("templates/sweeps.html")),
+    ("sweep.html", include_str!("templates/sweep.html")),
     ("series_list.html", include_str!("templates/series_list.html")),
     ("series.html", include_str!("templates/series.html")),
     ("baselines.html", include_str!("templates/baselines.html")),

@@ -5,6 +5,7 @@ pub mod lanes;
 pub mod scatter;
 pub mod series;
 pub mod svg;
+pub mod sweep;
 pub mod tiles;
 pub mod timeline;
 pub mod waterfall;

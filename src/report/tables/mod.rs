@@ -7,7 +7,7 @@ mod aggregates;
 mod collectives;
 mod costs;
 mod counters;
-mod csv;
+pub(super) mod csv;
 mod engine_steps;
 pub mod filter;
 mod gemms;

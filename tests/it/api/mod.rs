@@ -24,6 +24,7 @@ pub mod service;
 mod sessions;
 pub mod stated_models;
 pub mod submissions;
+mod sweeps;
 pub mod tables;
 pub mod targets;
 mod traces;

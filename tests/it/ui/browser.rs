@@ -245,6 +245,7 @@ async fn pages_are_accessible_in_both_color_schemes_and_on_phones() {
         format!("/ui/diff?a={real}&b={real}"),
         "/ui/series".to_owned(),
         "/ui/sessions".to_owned(),
+        "/ui/sweeps".to_owned(),
         series,
         "/ui/baselines".to_owned(),
         "/ui/import".to_owned(),

@@ -44,6 +44,7 @@ pub(crate) fn run() -> RunView {
         run_id: id(),
         state: RunState::Succeeded,
         owner: Some("ann".into()),
+        sweep: None,
         name: spec().name().to_owned(),
         spec: spec(),
         attempts: 1,

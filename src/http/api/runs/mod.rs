@@ -18,6 +18,7 @@ mod submit_session;
 
 pub(crate) use checks::{check_device, check_labels, check_revision, deduplicated, input_error};
 pub(crate) use submit_command::{check_gpu_count, find_command};
+pub(crate) use submit_inputs::read_inline;
 
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
@@ -28,7 +29,7 @@ use crate::{
     domain::{
         finding::Finding,
         headline::Headline,
-        ids::RunId,
+        ids::{RunId, SweepId},
         mode::Mode,
         run_files::DamagedFile,
         state::{RunState, Scheduled, Step, StepRecord},
@@ -76,6 +77,9 @@ pub struct RunView {
     pub state: RunState,
     /// Name of the token that submitted it; `null` where none was required.
     pub owner: Option<String>,
+    /// The sweep that made it.
+    #[schema(value_type = Option<uuid::Uuid>)]
+    pub sweep: Option<SweepId>,
     /// Name of the model, of the command or of the capture.
     #[schema(example = "deepseek-ocr-tiny")]
     pub name: String,
@@ -118,6 +122,7 @@ impl RunView {
             run_id: run.id,
             state: run.state,
             owner: run.owner,
+            sweep: run.sweep,
             name: run.spec.name().to_owned(),
             spec: run.spec,
             attempts: run.attempts,

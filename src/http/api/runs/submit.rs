@@ -220,7 +220,7 @@ pub(crate) fn accepted_run(submitted: Submitted, caller: &Caller) -> Result<Stor
 }
 
 /// Refuses a run that would fail for lack of disk space.
-fn check_free_space(app: &App) -> Result<(), ApiError> {
+pub(crate) fn check_free_space(app: &App) -> Result<(), ApiError> {
     let required = app.config.limits.free_bytes;
     match free_bytes(&app.runs) {
         Some(free) if free < required => {
@@ -235,7 +235,7 @@ fn check_free_space(app: &App) -> Result<(), ApiError> {
 }
 
 /// Checks a submission of either form and fills in the defaults.
-async fn check(
+pub(crate) async fn check(
     app: &App,
     caller: &Caller,
     body: &[u8],

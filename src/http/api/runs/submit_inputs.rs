@@ -92,7 +92,10 @@ fn invalid(message: impl Into<String>) -> ApiError {
 }
 
 /// Writes the images of a body to files and checks them.
-async fn read_inline(app: &App, inline: &InlineInputs) -> Result<PendingInputs, ApiError> {
+pub(crate) async fn read_inline(
+    app: &App,
+    inline: &InlineInputs,
+) -> Result<PendingInputs, ApiError> {
     let InlineInputs { prompt, images } = inline;
     if prompt.len() > MAX_PROMPT {
         return Err(invalid(format!("the prompt is longer than {MAX_PROMPT} bytes")));
