@@ -121,7 +121,7 @@ impl AxisRange {
     /// Number of values, without enumerating those of a step.
     fn len(self) -> Result<u64, String> {
         let numbers = self.numbers()?;
-        let steps = u64::from(self.to.checked_sub(self.from).unwrap_or_default());
+        let steps = u64::from(self.to.saturating_sub(self.from));
         Ok(match (self.factor, self.to < self.from) {
             (_, true) => 0,
             (Some(_), _) => numbers.count() as u64,

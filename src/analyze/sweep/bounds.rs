@@ -149,8 +149,11 @@ fn measured(samples: &[AxisSample]) -> BoundRange {
     range(&samples.windows(2).filter_map(bound).collect::<Vec<_>>())
 }
 
+/// A value of an axis, and whether the operator is compute-bound there.
+type BoundAt = (f64, bool);
+
 /// Sums up bounds, each of which holds from one value to another, in order.
-fn range(bounds: &[((f64, bool), (f64, bool))]) -> BoundRange {
+fn range(bounds: &[(BoundAt, BoundAt)]) -> BoundRange {
     let memory = bounds.iter().filter(|(from, _)| !from.1);
     let memory_until = memory.clone().map(|(_, to)| to.0).next_back();
     let compute = bounds.iter().filter(|(from, _)| from.1);

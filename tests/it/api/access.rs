@@ -92,7 +92,10 @@ async fn every_operation_except_health_and_contract_requires_a_token_with_its_ro
             "list_audit" | "list_deliveries" | "replay_delivery" => Role::Admin,
             "submit_run" | "start_session" | "end_session" | "submit_capture" | "cancel_run"
             | "delete_run" | "pin_run" | "unpin_run" | "submit_alignment" | "delete_alignment"
-            | "upload_inputs" | "delete_inputs" | "set_baseline" | "submit_gate" => Role::Submitter,
+            | "upload_inputs" | "delete_inputs" | "set_baseline" | "submit_gate"
+            | "start_sweep" | "pause_sweep" | "resume_sweep" | "cancel_sweep" | "delete_sweep" => {
+                Role::Submitter
+            }
             _ => Role::Viewer,
         };
         for (role, token) in &tokens {
