@@ -22,6 +22,7 @@ pub const UNBOUNDED: &[(&str, &str)] = &[
     ("HostLoad.busy_pct", "a setting"),
     ("StagePower.reading_pct", "a reading may last longer than a stage"),
     ("MfuRecord.datasheet_pct", "removed above 101 % by the rule mfu_impossible"),
+    ("SweepRow.mfu_pct", "MfuRecord.datasheet_pct of its run"),
     ("MfuRecord.measured_pct", "removed above 101 % by the rule mfu_impossible"),
     ("MfuRecord.clocked_pct", "removed above 101 % by the rule mfu_impossible"),
     ("MfuRecord.datasheet_bandwidth_pct", "caches may serve operands, counted per call"),

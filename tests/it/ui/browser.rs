@@ -230,9 +230,8 @@ async fn pages_are_accessible_in_both_color_schemes_and_on_phones() {
     api.ended().await;
     let mut command = command(api.data(), &Setup::default());
     command.env("LLMPROF__RETENTION__MAX_DAYS", "30").env("LLMPROF__RETENTION__KEEP_NEWEST", "1");
-    command.env("LLMPROF__RETENTION__PACK", "false");
     let targets = concat!(env!("CARGO_MANIFEST_DIR"), "/conf/targets.toml");
-    command.env("LLMPROF__SERVER__TARGETS", targets);
+    command.env("LLMPROF__RETENTION__PACK", "false").env("LLMPROF__SERVER__TARGETS", targets);
     let service = Service::spawn(&mut command, api.data());
     browser.go(&format!("{}/ui/alignments/{alignment}", service.base)).await;
     browser.see("#verdict").await;
