@@ -19,13 +19,13 @@ pub use self::{
     call::CommandCall,
     gate::GateSettings,
     load::{LOAD_PROGRAM, LoadOption, LoadTemplate, MinSteps, WindowSettings},
-    param::{MAX_TEXT, Param, ParamValue},
+    param::{MAX_TEXT, Param, ParamValue, is_param},
     plan::{CallError, ClientPlan, CommandPlan},
     template::{ArgumentPiece, ArgumentTemplate},
 };
 use self::{
     load::{LOCAL_URL, is_local},
-    param::{is_name, is_param},
+    param::is_name,
     template::{OUT, PORT, Template, TemplatePart},
 };
 use crate::domain::{named_values::named_values, stated_model::ModelStatement};

@@ -8,8 +8,11 @@ use utoipa::{OpenApi, openapi::OpenApi as Declarations};
 
 use super::error::{ErrorBody, responses};
 use crate::{
-    domain::command::{MAX_PARAMS, MAX_TEXT},
-    http::api::{events::RunEvent, tables::TableFilter},
+    domain::{
+        command::{MAX_PARAMS, MAX_TEXT},
+        sweep::MODEL_AXES,
+    },
+    http::api::{events::RunEvent, sweeps::submit::MAX_AXES, tables::TableFilter},
 };
 
 #[derive(OpenApi)]
@@ -112,6 +115,17 @@ fn declare_submissions(schemas: &mut Map<String, Value>) {
         call["properties"]["params"]["propertyNames"] =
             json!({ "pattern": "^[a-z][a-z0-9_]{0,31}$" });
         call["properties"]["params"]["maxProperties"] = json!(MAX_PARAMS);
+    }
+    if let Some(sweep) = schemas.get_mut("SubmitSweep") {
+        let axes = &mut sweep["properties"]["axes"];
+        axes["minProperties"] = json!(1);
+        axes["maxProperties"] = json!(MAX_AXES);
+        let models: Vec<&str> = MODEL_AXES.iter().map(|(axis, _)| *axis).collect();
+        let names = format!(r"^({}|params\.[a-z][a-z0-9_]{{0,31}})$", models.join("|"));
+        axes["propertyNames"] = json!({ "pattern": names });
+    }
+    if let Some(axis) = schemas.get_mut("AxisValues") {
+        axis["oneOf"][0]["minItems"] = json!(1);
     }
     // Not `oneOf`: an integer would match both the integer and the number.
     schemas.insert(

@@ -1,16 +1,18 @@
 //! Points of a sweep as submissions: the base with the values of the axes in its fields.
 
+use std::collections::BTreeMap;
+
 use serde_json::{Map, Value, json};
 
 use super::{prompts::StoredPrompts, submit::SubmitSweep};
 use crate::{
     analyze::cost::{self, InputsProblem},
     domain::{
-        command::ParamValue,
+        command::{ParamValue, is_param},
         mode::Mode,
         settings::nearest,
         subject::{RunSpec, Workload},
-        sweep::{MODEL_AXES, NEW_TOKENS, PARAM_PREFIX, PROMPT_TOKENS, PointAxes},
+        sweep::{AxisValues, MODEL_AXES, NEW_TOKENS, PARAM_PREFIX, PROMPT_TOKENS, PointAxes},
     },
     http::{
         api::{
@@ -23,7 +25,7 @@ use crate::{
     },
 };
 
-fn contradictory(message: impl Into<String>) -> ApiError {
+pub(super) fn contradictory(message: impl Into<String>) -> ApiError {
     ApiError::new(ErrorCode::RequestContradictory, message)
 }
 
@@ -32,10 +34,50 @@ fn is_command(base: &Map<String, Value>) -> bool {
     base.get("target").is_some_and(Value::is_object)
 }
 
+/// Refuses axes and values that the contract does not have.
+pub(super) fn check_values(axes: &BTreeMap<String, AxisValues>) -> Result<(), ApiError> {
+    let invalid = |message: String| Err(ApiError::new(ErrorCode::InvalidRequest, message));
+    if axes.is_empty() {
+        let message = "axes: none; expected at least one, such as \"new_tokens\": [16, 64]";
+        return invalid(message.into());
+    }
+    for (name, axis) in axes {
+        let AxisValues::List(values) = axis else { continue };
+        if values.is_empty() {
+            return invalid(format!("axes.{name}: no values"));
+        }
+        if let Some(why) = values.iter().find_map(|value| value.check_form().err()) {
+            return invalid(format!("axes.{name}: {why}"));
+        }
+    }
+    Ok(())
+}
+
+/// Refuses a base that the contract of submissions does not have; what its values would be refused
+/// for, those of the axes may replace.
+pub(super) async fn check_form(
+    app: &App,
+    caller: &Caller,
+    base: &Map<String, Value>,
+) -> Result<(), ApiError> {
+    let text = Value::from(base.clone()).to_string();
+    match submit::check(app, caller, text.as_bytes(), None).await {
+        Err(error) if error.code() == ErrorCode::InvalidRequest => {
+            let message = format!("base: {}", error.message());
+            Err(ApiError::new(ErrorCode::InvalidRequest, message))
+        }
+        _ => Ok(()),
+    }
+}
+
 /// Refuses axes that the subject does not have.
 pub(super) fn check_axes(request: &SubmitSweep) -> Result<(), ApiError> {
     let of_command = is_command(&request.base);
     for name in request.axes.keys() {
+        let is_axis = match name.strip_prefix(PARAM_PREFIX) {
+            Some(param) => is_param(param),
+            None => MODEL_AXES.iter().any(|(axis, _)| axis == name),
+        };
         let is_known = match name.strip_prefix(PARAM_PREFIX) {
             Some(_) => of_command,
             None => !of_command && MODEL_AXES.iter().any(|(axis, _)| axis == name),
@@ -50,7 +92,11 @@ pub(super) fn check_axes(request: &SubmitSweep) -> Result<(), ApiError> {
             (false, None) => format!("expected {}", axes.collect::<Vec<_>>().join(", ")),
         };
         let message = format!("axes: no axis {name:?}; {expected}");
-        return Err(ApiError::new(ErrorCode::InvalidRequest, message));
+        let code = match is_axis {
+            true => ErrorCode::RequestContradictory,
+            false => ErrorCode::InvalidRequest,
+        };
+        return Err(ApiError::new(code, message));
     }
     let base = &request.base;
     let names_inputs = ["inputs", "inputs_manifest"].iter().any(|it| base.contains_key(*it));

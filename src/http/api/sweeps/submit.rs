@@ -41,7 +41,7 @@ use crate::{
 
 const MAX_NAME: usize = 64;
 /// Maximum number of axes.
-const MAX_AXES: usize = 8;
+pub const MAX_AXES: usize = 8;
 
 /// A grid of submissions.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, ToSchema)]
@@ -174,7 +174,8 @@ fn check(app: &App, mut request: SubmitSweep) -> Result<SubmitSweep, ApiError> {
         let axes = request.axes.len();
         return Err(invalid(format!("axes: {axes}, at most {MAX_AXES} are accepted")));
     }
-    count_points(&request.axes, settings.max_points.into()).map_err(invalid)?;
+    grid::check_values(&request.axes)?;
+    count_points(&request.axes, settings.max_points.into()).map_err(grid::contradictory)?;
     grid::check_axes(&request)?;
     request.base.entry("mode").or_insert_with(|| json!("basic"));
     grid::check_base(&request.base)?;
@@ -187,11 +188,11 @@ async fn store(
     mut request: SubmitSweep,
     prompts: &mut StoredPrompts,
 ) -> Result<StoredSweep, ApiError> {
-    let invalid = |message: String| ApiError::new(ErrorCode::InvalidRequest, message);
     prompts.store_inline(app, caller, &mut request.base).await?;
+    grid::check_form(app, caller, &request.base).await?;
     let mut checked = Vec::new();
     let mut refused = None;
-    for axes in points(&request.axes).map_err(invalid)? {
+    for axes in points(&request.axes).map_err(grid::contradictory)? {
         let spec = match grid::check_point(app, caller, &request, &axes, prompts).await {
             Ok(spec) => Ok(spec),
             Err(error) if error.code().status().is_server_error() => return Err(error),
@@ -207,7 +208,11 @@ async fn store(
         && checked.iter().all(|point| point.spec.is_err())
     {
         let message = format!("no point can run; the first: {}", error.message());
-        return Err(ApiError::new(error.code(), message));
+        // The form of base was accepted, so the values of the axes do not fit it.
+        return Err(match error.code() {
+            ErrorCode::InvalidRequest => grid::contradictory(message),
+            code => ApiError::new(code, message),
+        });
     }
     let new = NewSweep {
         name: request.name.clone(),
