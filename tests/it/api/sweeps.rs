@@ -86,7 +86,7 @@ async fn a_form_starts_a_sweep_and_keeps_what_was_entered_in_a_refused_one() {
         request.send().await.unwrap()
     };
     let refused = send("model=llama-tiny&name=%3Cb%3E&new_tokens=4,+4").await;
-    assert_eq!(refused.status(), 422);
+    assert_eq!(refused.status(), 409);
     let page = refused.text().await.unwrap();
     assert!(page.contains("4 is listed twice") && page.contains("value=\"4, 4\""), "{page}");
     assert!(page.contains("value=\"&lt;b&gt;\"") && !page.contains("<b>"), "{page}");
