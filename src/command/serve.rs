@@ -131,8 +131,9 @@ async fn trim_memory() {}
 
 /// Starts logging to standard error with the level of `LLMPROF_LOG`.
 pub fn start_logging(format: LogFormat, level: &str) {
-    // The library of the agents' protocol logs each request.
-    let default = || EnvFilter::new(format!("{level},rmcp=error"));
+    // The library of the agents' protocol logs each request, and an error for each client that
+    // hangs up before its answer.
+    let default = || EnvFilter::new(format!("{level},rmcp=off"));
     let filter = EnvFilter::try_from_env("LLMPROF_LOG").unwrap_or_else(|_| default());
     let log = tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr);
     match format {

@@ -103,14 +103,37 @@ pub struct AxisRange {
     pub factor: Option<u32>,
 }
 
+/// Axes that are refused.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum AxesError {
+    /// The contract does not have them.
+    #[error("{0}")]
+    Malformed(String),
+    /// The contract has them, but they have no points, equal ones or too many.
+    #[error("{0}")]
+    Unfit(String),
+}
+
+impl AxesError {
+    /// The error with the name of the axis.
+    fn of_axis(self, name: &str) -> Self {
+        match self {
+            Self::Malformed(why) => Self::Malformed(format!("axes.{name}: {why}")),
+            Self::Unfit(why) => Self::Unfit(format!("axes.{name}: {why}")),
+        }
+    }
+}
+
 impl AxisRange {
-    fn numbers(self) -> Result<impl Iterator<Item = u64>, String> {
+    fn numbers(self) -> Result<impl Iterator<Item = u64>, AxesError> {
+        let malformed = |why: &str| AxesError::Malformed(why.into());
+        let unfit = |why: &str| AxesError::Unfit(why.into());
         let (from, to) = (u64::from(self.from), u64::from(self.to));
         let (step, factor) = match (self.step, self.factor) {
-            (Some(_), Some(_)) => return Err("step and factor contradict each other".into()),
-            (Some(0), None) => return Err("step: 0 is not 1 or more".into()),
-            (None, Some(0 | 1)) => return Err("factor: it is not 2 or more".into()),
-            (None, Some(_)) if from == 0 => return Err("from: 0 has no multiples".into()),
+            (Some(_), Some(_)) => return Err(unfit("step and factor contradict each other")),
+            (Some(0), None) => return Err(malformed("step: 0 is not 1 or more")),
+            (None, Some(0 | 1)) => return Err(malformed("factor: it is not 2 or more")),
+            (None, Some(_)) if from == 0 => return Err(unfit("from: 0 has no multiples")),
             (step, None) => (u64::from(step.unwrap_or(1)), 1),
             (None, Some(factor)) => (0, u64::from(factor)),
         };
@@ -119,7 +142,7 @@ impl AxisRange {
     }
 
     /// Number of values, without enumerating those of a step.
-    fn len(self) -> Result<u64, String> {
+    fn count(self) -> Result<u64, AxesError> {
         let numbers = self.numbers()?;
         let steps = u64::from(self.to.saturating_sub(self.from));
         Ok(match (self.factor, self.to < self.from) {
@@ -131,21 +154,22 @@ impl AxisRange {
 }
 
 impl AxisValues {
-    /// Number of values.
-    pub fn len(&self) -> Result<u64, String> {
+    /// Number of values, at least one.
+    fn count(&self) -> Result<u64, AxesError> {
         match self {
+            Self::List(values) if values.is_empty() => {
+                Err(AxesError::Malformed("no values".into()))
+            }
             Self::List(values) => Ok(values.len() as u64),
-            Self::Range(range) => range.len(),
+            Self::Range(range) => match range.count()? {
+                0 => Err(AxesError::Unfit("no values".into())),
+                count => Ok(count),
+            },
         }
     }
 
-    /// True without a value; also of a range that is not valid.
-    pub fn is_empty(&self) -> bool {
-        self.len().is_ok_and(|length| length == 0)
-    }
-
     /// The values in order.
-    fn values(&self) -> Result<Vec<ParamValue>, String> {
+    fn values(&self) -> Result<Vec<ParamValue>, AxesError> {
         Ok(match self {
             Self::List(values) => values.clone(),
             Self::Range(range) => {
@@ -159,36 +183,33 @@ impl AxisValues {
 pub type PointAxes = BTreeMap<String, ParamValue>;
 
 /// Number of points of a grid, without enumerating them; at most `max`.
-pub fn count_points(axes: &BTreeMap<String, AxisValues>, max: u64) -> Result<u64, String> {
+pub fn count_points(axes: &BTreeMap<String, AxisValues>, max: u64) -> Result<u64, AxesError> {
     if axes.is_empty() {
-        return Err("axes: none; expected at least one, such as \"new_tokens\": [16, 64]".into());
+        let message = "axes: none; expected at least one, such as \"new_tokens\": [16, 64]";
+        return Err(AxesError::Malformed(message.into()));
     }
     let mut points: u64 = 1;
     for (name, axis) in axes {
-        let length = axis.len().map_err(|why| format!("axes.{name}: {why}"))?;
-        if length == 0 {
-            return Err(format!("axes.{name}: no values"));
-        }
-        points = points.saturating_mul(length);
+        points = points.saturating_mul(axis.count().map_err(|error| error.of_axis(name))?);
     }
     if points > max {
-        return Err(format!(
+        return Err(AxesError::Unfit(format!(
             "the sweep has {points} points, at most {max} are accepted (sweeps.max_points)"
-        ));
+        )));
     }
     Ok(points)
 }
 
 /// The points of a grid in order: the last axis changes first. [`count_points`] bounds them.
-pub fn points(axes: &BTreeMap<String, AxisValues>) -> Result<Vec<PointAxes>, String> {
+pub fn points(axes: &BTreeMap<String, AxisValues>) -> Result<Vec<PointAxes>, AxesError> {
     let mut points = vec![PointAxes::new()];
     for (name, axis) in axes {
-        let values = axis.values().map_err(|why| format!("axes.{name}: {why}"))?;
+        let values = axis.values().map_err(|error| error.of_axis(name))?;
         let mut seen = BTreeSet::new();
         for value in &values {
-            value.check_form().map_err(|why| format!("axes.{name}: {why}"))?;
+            value.check_form().map_err(|why| AxesError::Malformed(why).of_axis(name))?;
             if !seen.insert(value.to_string()) {
-                return Err(format!("axes.{name}: {value} is listed twice"));
+                return Err(AxesError::Unfit(format!("{value} is listed twice")).of_axis(name));
             }
         }
         let with = |point: &PointAxes, value: &ParamValue| {
@@ -202,6 +223,19 @@ pub fn points(axes: &BTreeMap<String, AxisValues>) -> Result<Vec<PointAxes>, Str
             .collect();
     }
     Ok(points)
+}
+
+/// Numbers of points by state.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct SweepCounts {
+    pub points: u64,
+    pub waiting: u64,
+    pub queued: u64,
+    pub running: u64,
+    pub measured: u64,
+    /// Part of `measured`: their runs were made before.
+    pub reused: u64,
+    pub gaps: u64,
 }
 
 /// Figures of a point's run.
@@ -274,29 +308,40 @@ mod tests {
     fn a_grid_of_billions_is_refused_by_its_size_alone() {
         let many = r#"{"a": {"from": 1, "to": 4294967295}, "b": {"from": 0, "to": 4294967295},
                        "c": [1, 2]}"#;
-        let refused = count_points(&axes(many), 256).unwrap_err();
+        let refused = count_points(&axes(many), 256).unwrap_err().to_string();
         assert!(refused.starts_with("the sweep has 18446744073709551615 points"), "{refused}");
         let million = r#"{"a": {"from": 1, "to": 1000000}}"#;
-        let refused = count_points(&axes(million), 256).unwrap_err();
+        let refused = count_points(&axes(million), 256).unwrap_err().to_string();
         assert!(refused.contains("has 1000000 points, at most 256"), "{refused}");
     }
 
     #[test]
     fn an_axis_without_values_or_with_a_value_twice_is_refused() {
-        for (text, reason) in [
-            ("{}", "axes: none"),
-            (r#"{"a": []}"#, "axes.a: no values"),
-            (r#"{"a": {"from": 3, "to": 2}}"#, "axes.a: no values"),
-            (r#"{"a": {"from": 3, "to": 9, "step": 0}}"#, "step: 0"),
-            (r#"{"a": {"from": 3, "to": 9, "factor": 1}}"#, "factor"),
-            (r#"{"a": {"from": 0, "to": 9, "factor": 2}}"#, "from: 0"),
-            (r#"{"a": {"from": 3, "to": 9, "step": 1, "factor": 2}}"#, "contradict"),
+        type Kind = fn(String) -> AxesError;
+        let (malformed, unfit): (Kind, Kind) = (AxesError::Malformed, AxesError::Unfit);
+        for (text, kind, reason) in [
+            (r#"{"a": []}"#, malformed, "no values"),
+            (r#"{"a": {"from": 3, "to": 2}}"#, unfit, "no values"),
+            (r#"{"a": {"from": 3, "to": 9, "step": 0}}"#, malformed, "step: 0 is not 1 or more"),
+            (
+                r#"{"a": {"from": 3, "to": 9, "factor": 1}}"#,
+                malformed,
+                "factor: it is not 2 or more",
+            ),
+            (r#"{"a": {"from": 0, "to": 9, "factor": 2}}"#, unfit, "from: 0 has no multiples"),
+            (
+                r#"{"a": {"from": 3, "to": 9, "step": 1, "factor": 2}}"#,
+                unfit,
+                "step and factor contradict each other",
+            ),
         ] {
             let refused = count_points(&axes(text), 256).unwrap_err();
-            assert!(refused.contains(reason), "{text}: {refused}");
+            assert_eq!(refused, kind(format!("axes.a: {reason}")), "{text}");
         }
+        let none = count_points(&axes("{}"), 256).unwrap_err();
+        assert!(matches!(none, AxesError::Malformed(why) if why.starts_with("axes: none")));
         let twice = points(&axes(r#"{"a": [1, 2, 1]}"#)).unwrap_err();
-        assert_eq!(twice, "axes.a: 1 is listed twice");
+        assert_eq!(twice, unfit("axes.a: 1 is listed twice".into()));
     }
 
     #[test]

@@ -74,7 +74,7 @@ pub use sessions::{
 pub use submit::{IdempotencyKey, NewRun, Owner, Quota, Submitted};
 pub use sweeps::{
     EndedPoint, NewSweep, NewSweepPoint, ReuseRule, StartedSweep, StoredSweep, StoredSweepPoint,
-    SweepChange, SweepCounts, SweepDeletion,
+    SweepChange, SweepDeletion,
 };
 pub use tokens::{Role, Token};
 

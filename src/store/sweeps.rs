@@ -18,7 +18,7 @@ use super::{
 use crate::domain::{
     ids::{RunId, SweepId},
     subject::RunSpec,
-    sweep::{PointAxes, SweepState},
+    sweep::{PointAxes, SweepCounts, SweepState},
 };
 pub use points::StoredSweepPoint;
 pub use progress::EndedPoint;
@@ -82,19 +82,6 @@ pub struct StoredSweep {
     pub ended_at: Option<String>,
     pub message: Option<String>,
     pub counts: SweepCounts,
-}
-
-/// Numbers of points by state.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct SweepCounts {
-    pub points: u64,
-    pub waiting: u64,
-    pub queued: u64,
-    pub running: u64,
-    pub measured: u64,
-    /// Part of `measured`.
-    pub reused: u64,
-    pub gaps: u64,
 }
 
 /// Result of a request to change the state of a sweep.

@@ -66,6 +66,19 @@ impl<S: Send + Sync> FromRequestParts<S> for AlignmentFile {
     }
 }
 
+/// Name of a command.
+#[derive(Debug, Clone)]
+pub struct CommandPath(pub String);
+
+impl<S: Send + Sync> FromRequestParts<S> for CommandPath {
+    type Rejection = ApiError;
+
+    async fn from_request_parts(parts: &mut Parts, state: &S) -> Result<Self, ApiError> {
+        let path = Path::<String>::from_request_parts(parts, state).await;
+        path.map(|Path(name)| Self(name)).map_err(bad_path)
+    }
+}
+
 /// The session in a path.
 pub struct SessionPath(pub SessionId);
 

@@ -7,7 +7,7 @@ use std::collections::BTreeMap;
 
 use axum::{
     Extension,
-    extract::{Path, Request, State},
+    extract::{Request, State},
     response::{IntoResponse, Redirect, Response},
 };
 use serde::{Deserialize, Serialize};
@@ -31,7 +31,7 @@ use crate::{
         },
         auth::access::Caller,
         error::ApiError,
-        extract::params::{Params, parse_id},
+        extract::params::{CommandPath, Params, parse_id},
         state::App,
     },
 };
@@ -99,7 +99,7 @@ pub async fn list(
 pub async fn form(
     State(app): State<App>,
     Extension(caller): Extension<Caller>,
-    Path(name): Path<String>,
+    CommandPath(name): CommandPath,
     Params(query): Params<CommandQuery>,
 ) -> Result<HtmlPage, ApiError> {
     let mut fields: Fields = Vec::new();
@@ -117,7 +117,7 @@ pub async fn form(
 pub async fn submit(
     State(app): State<App>,
     Extension(caller): Extension<Caller>,
-    Path(name): Path<String>,
+    CommandPath(name): CommandPath,
     request: Request,
 ) -> Result<Response, ApiError> {
     let fields = forms::read(request).await?;
@@ -136,7 +136,7 @@ pub async fn submit(
 pub async fn start_session(
     State(app): State<App>,
     Extension(caller): Extension<Caller>,
-    Path(name): Path<String>,
+    CommandPath(name): CommandPath,
     request: Request,
 ) -> Result<Response, ApiError> {
     let fields = forms::read(request).await?;
@@ -164,8 +164,12 @@ pub async fn start_session(
 }
 
 /// `GET` of a button's address: redirects to the form.
-pub async fn back(Path(name): Path<String>) -> Redirect {
-    Redirect::to(&format!("/ui/commands/{name}"))
+pub async fn back(
+    State(app): State<App>,
+    CommandPath(name): CommandPath,
+) -> Result<Redirect, ApiError> {
+    find_command(&app, &name)?;
+    Ok(Redirect::to(&format!("/ui/commands/{name}")))
 }
 
 /// The form with the reason of the refusal.

@@ -69,8 +69,9 @@ async fn a_refused_command_shows_the_form_with_its_values_and_the_reason() {
     let hostile = reqwest::Url::parse_with_params("http://localhost", hostile).unwrap();
     let text = page(&post(&api, FORM, &[], hostile.query().unwrap()).await, 422);
     assert!(!text.contains("<script>alert"), "{text}");
-    for path in ["/ui/commands/absent", "/ui/commands/%3Cb%3E"] {
+    for path in ["/ui/commands/absent", "/ui/commands/%3Cb%3E", "/ui/commands/a%0D%0Ab"] {
         assert!(page(&api.get(path).await, 404).contains("no command"));
+        page(&api.get(&format!("{path}/session")).await, 404);
         page(&post(&api, path, &[], body).await, 404);
     }
     assert_eq!(api.get("/runs").await.json()["runs"], json!([]));

@@ -1,7 +1,5 @@
 //! Points of a sweep as submissions: the base with the values of the axes in its fields.
 
-use std::collections::BTreeMap;
-
 use serde_json::{Map, Value, json};
 
 use super::{prompts::StoredPrompts, submit::SubmitSweep};
@@ -12,7 +10,7 @@ use crate::{
         mode::Mode,
         settings::nearest,
         subject::{RunSpec, Workload},
-        sweep::{AxisValues, MODEL_AXES, NEW_TOKENS, PARAM_PREFIX, PROMPT_TOKENS, PointAxes},
+        sweep::{AxesError, MODEL_AXES, NEW_TOKENS, PARAM_PREFIX, PROMPT_TOKENS, PointAxes},
     },
     http::{
         api::{
@@ -34,23 +32,13 @@ fn is_command(base: &Map<String, Value>) -> bool {
     base.get("target").is_some_and(Value::is_object)
 }
 
-/// Refuses axes and values that the contract does not have.
-pub(super) fn check_values(axes: &BTreeMap<String, AxisValues>) -> Result<(), ApiError> {
-    let invalid = |message: String| Err(ApiError::new(ErrorCode::InvalidRequest, message));
-    if axes.is_empty() {
-        let message = "axes: none; expected at least one, such as \"new_tokens\": [16, 64]";
-        return invalid(message.into());
-    }
-    for (name, axis) in axes {
-        let AxisValues::List(values) = axis else { continue };
-        if values.is_empty() {
-            return invalid(format!("axes.{name}: no values"));
-        }
-        if let Some(why) = values.iter().find_map(|value| value.check_form().err()) {
-            return invalid(format!("axes.{name}: {why}"));
-        }
-    }
-    Ok(())
+/// The error of axes that are refused.
+pub(super) fn axes_error(error: AxesError) -> ApiError {
+    let code = match error {
+        AxesError::Malformed(_) => ErrorCode::InvalidRequest,
+        AxesError::Unfit(_) => ErrorCode::RequestContradictory,
+    };
+    ApiError::new(code, error.to_string())
 }
 
 /// Refuses a base that the contract of submissions does not have; what its values would be refused
@@ -74,15 +62,12 @@ pub(super) async fn check_form(
 pub(super) fn check_axes(request: &SubmitSweep) -> Result<(), ApiError> {
     let of_command = is_command(&request.base);
     for name in request.axes.keys() {
-        let is_axis = match name.strip_prefix(PARAM_PREFIX) {
-            Some(param) => is_param(param),
-            None => MODEL_AXES.iter().any(|(axis, _)| axis == name),
+        // Axes of the contract, and of this subject.
+        let (is_axis, is_known) = match name.strip_prefix(PARAM_PREFIX) {
+            Some(param) => (is_param(param), of_command),
+            None => (MODEL_AXES.iter().any(|(axis, _)| axis == name), !of_command),
         };
-        let is_known = match name.strip_prefix(PARAM_PREFIX) {
-            Some(_) => of_command,
-            None => !of_command && MODEL_AXES.iter().any(|(axis, _)| axis == name),
-        };
-        if is_known {
+        if is_axis && is_known {
             continue;
         }
         let axes = MODEL_AXES.iter().map(|(axis, _)| *axis);

@@ -25,7 +25,7 @@ use crate::{
         command::ParamValue,
         headline::Headline,
         ids::{RunId, SweepId},
-        sweep::{SweepPointState, SweepState},
+        sweep::{SweepCounts, SweepPointState, SweepState},
     },
     http::{
         auth::access::{Caller, check_owner},
@@ -49,20 +49,6 @@ use crate::{
 /// Sweeps in a list.
 const MAX_LISTED: u32 = 200;
 
-/// Numbers of points by state.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
-#[schema(as = SweepCounts)]
-pub struct CountsView {
-    pub points: u64,
-    pub waiting: u64,
-    pub queued: u64,
-    pub running: u64,
-    pub measured: u64,
-    /// Part of `measured`: their runs were made before.
-    pub reused: u64,
-    pub gaps: u64,
-}
-
 /// A sweep.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct SweepView {
@@ -79,7 +65,7 @@ pub struct SweepView {
     pub ended_at: Option<String>,
     /// Why the service paused it.
     pub message: Option<String>,
-    pub counts: CountsView,
+    pub counts: SweepCounts,
     /// In the order of the grid, whose last axis by name changes first; `null` in lists.
     pub points: Option<Vec<PointView>>,
 }
@@ -119,7 +105,6 @@ impl SweepView {
     fn of(it: StoredSweep, points: Option<Vec<StoredSweepPoint>>) -> Result<Self, ApiError> {
         let request =
             serde_json::from_value(it.request).map_err(|error| ApiError::internal(&error))?;
-        let counts = it.counts;
         Ok(Self {
             sweep_id: it.id,
             name: it.name,
@@ -130,15 +115,7 @@ impl SweepView {
             deadline_at: it.deadline_at,
             ended_at: it.ended_at,
             message: it.message,
-            counts: CountsView {
-                points: counts.points,
-                waiting: counts.waiting,
-                queued: counts.queued,
-                running: counts.running,
-                measured: counts.measured,
-                reused: counts.reused,
-                gaps: counts.gaps,
-            },
+            counts: it.counts,
             points: points.map(|points| points.into_iter().map(PointView::from).collect()),
         })
     }

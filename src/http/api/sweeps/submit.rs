@@ -174,8 +174,7 @@ fn check(app: &App, mut request: SubmitSweep) -> Result<SubmitSweep, ApiError> {
         let axes = request.axes.len();
         return Err(invalid(format!("axes: {axes}, at most {MAX_AXES} are accepted")));
     }
-    grid::check_values(&request.axes)?;
-    count_points(&request.axes, settings.max_points.into()).map_err(grid::contradictory)?;
+    count_points(&request.axes, settings.max_points.into()).map_err(grid::axes_error)?;
     grid::check_axes(&request)?;
     request.base.entry("mode").or_insert_with(|| json!("basic"));
     grid::check_base(&request.base)?;
@@ -192,7 +191,7 @@ async fn store(
     grid::check_form(app, caller, &request.base).await?;
     let mut checked = Vec::new();
     let mut refused = None;
-    for axes in points(&request.axes).map_err(grid::contradictory)? {
+    for axes in points(&request.axes).map_err(grid::axes_error)? {
         let spec = match grid::check_point(app, caller, &request, &axes, prompts).await {
             Ok(spec) => Ok(spec),
             Err(error) if error.code().status().is_server_error() => return Err(error),
