@@ -25,6 +25,7 @@ fn start(dtype: &str, device: &str) -> Event {
         device: device.into(),
         threads: 1,
         prompt_tokens: 10,
+        sequences: vec![],
         image_tokens: 0,
         images: vec![],
         decode_graph: false,

@@ -71,6 +71,7 @@ impl TestHost {
             prompt: "p".into(),
             images: vec![],
             further_samples: vec![],
+            batch: 1,
             dtype: Dtype::F32,
             device: "cpu".into(),
             gpu: None,

@@ -29,6 +29,10 @@ pub struct RunnerRequest {
     /// warmed up and measured like the first.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub further_samples: Vec<RunnerSample>,
+    /// Sequences generated together; only for whole models. Of one, each sample is a measurement of
+    /// its own; of more, they are the samples in order, again from the first after the last.
+    #[serde(default = "one", skip_serializing_if = "is_one")]
+    pub batch: u32,
     pub dtype: Dtype,
     /// `cpu` or `cuda:INDEX`, as the runner sees it.
     pub device: String,
@@ -84,9 +88,9 @@ pub struct RunnerSample {
 }
 
 impl RunnerRequest {
-    /// Number of samples.
+    /// Number of measurements: one per sample, or one of a batch.
     pub fn samples(&self) -> u32 {
-        1 + self.further_samples.len() as u32
+        if self.batch == 1 { 1 + self.further_samples.len() as u32 } else { 1 }
     }
 
     /// The request as its settings define a pass: what it records.
@@ -99,9 +103,12 @@ impl RunnerRequest {
         }
     }
 
-    /// The request with the first sample only.
+    /// The request with the first sample only; of a batch with all, which it reads together.
     pub fn first_sample(&self) -> Self {
-        Self { further_samples: Vec::new(), ..self.clone() }
+        match self.batch {
+            1 => Self { further_samples: Vec::new(), ..self.clone() },
+            _ => self.clone(),
+        }
     }
 
     /// The request with at most `most` new tokens. The KV cache keeps its size, so that its kernels
@@ -170,6 +177,14 @@ const fn is_yes(value: &bool) -> bool {
 
 fn is_zero(ms: &u32) -> bool {
     *ms == 0
+}
+
+const fn one() -> u32 {
+    1
+}
+
+fn is_one(count: &u32) -> bool {
+    *count == 1
 }
 
 /// One line of JSON on the runner's standard output.

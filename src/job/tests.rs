@@ -254,6 +254,7 @@ pub(super) fn request() -> RunnerRequest {
         prompt: String::new(),
         images: vec![],
         further_samples: vec![],
+        batch: 1,
         device: "cuda:0".into(),
         warmup: 1,
         repeats: 1,

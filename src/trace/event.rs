@@ -59,7 +59,11 @@ pub struct Start {
     pub dtype: String,
     pub device: String,
     pub threads: u32,
+    /// Of all sequences of a batch.
     pub prompt_tokens: u64,
+    /// Prompt tokens of each sequence of a batch; empty without one.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub sequences: Vec<u64>,
     /// Prompt positions occupied by images (part of `prompt_tokens`).
     pub image_tokens: u64,
     /// Views of each image.

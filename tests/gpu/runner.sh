@@ -50,8 +50,8 @@ for name in ("sam", "clip", "projector", "vision"):
         print("    %-10s on the device %.3f ms" % (name, stage[name]["device_ms"]["median"]))
 if d["decode"]:
     rates = d["decode"]
-    values = (rates["tokens_per_s"], rates["bytes_per_token"] / 1e9, rates["bytes_per_s"] / 1e12)
-    print("    %.0f tokens/s, %.2f GB per token, %.2f TB/s" % values)
+    values = (rates["tokens_per_s"], rates["bytes_per_step"] / 1e9, rates["bytes_per_s"] / 1e12)
+    print("    %.0f tokens/s, %.2f GB per step, %.2f TB/s" % values)
 P
 }
 bench --model deepseek-ocr --prompt-tokens 918 --max-new-tokens 64 --repeats 10

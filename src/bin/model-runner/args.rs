@@ -125,6 +125,9 @@ pub struct WorkloadOptions {
     /// Tokens to generate after the first.
     #[arg(long, default_value_t = 16)]
     max_new_tokens: u32,
+    /// Sequences generated together, each from the prompt.
+    #[arg(long, value_name = "N", default_value_t = 1, conflicts_with = "target")]
+    batch: u32,
     /// Decode by replaying a captured CUDA graph; the default on a CUDA device.
     #[arg(long, num_args = 0..=1, default_missing_value = "true", value_name = "BOOL")]
     decode_graph: Option<bool>,
@@ -213,6 +216,7 @@ impl WorkloadOptions {
             prompt: self.prompt_tokens.map_or_else(|| self.prompt.clone(), synthetic_prompt),
             images: self.image.clone(),
             further_samples: Vec::new(),
+            batch: self.batch,
             dtype,
             device: self.device.clone(),
             gpu: None,

@@ -20,7 +20,11 @@ struct BenchReport {
     dtype: String,
     device: String,
     decode_graph: bool,
+    /// Sequences generated together.
+    batch: u32,
+    /// Of all sequences.
     prompt_tokens: u64,
+    /// Of each sequence.
     new_tokens: u32,
     parameters: u64,
     weight_bytes: u64,
@@ -46,12 +50,13 @@ struct StageTimes {
 /// Rates of decoding, by the median step.
 #[derive(Debug, Serialize)]
 struct DecodeRates {
+    /// Of all sequences.
     tokens_per_s: f64,
     /// Bytes of weights, cache and activations accessed by a step, each operand once; the mean over
     /// steps.
-    bytes_per_token: u64,
+    bytes_per_step: u64,
     bytes_per_s: f64,
-    flops_per_token: u64,
+    flops_per_step: u64,
     flops_per_s: f64,
 }
 
@@ -99,6 +104,7 @@ pub fn bench(request: &RunnerRequest, started_ns: i64) -> Result<(), RunError> {
         dtype: dtype.as_str().to_owned(),
         device: about.device,
         decode_graph: about.decode_graph,
+        batch: request.batch,
         prompt_tokens: about.prompt_tokens,
         new_tokens: session.max_new_tokens,
         parameters: about.parameters,
@@ -108,7 +114,7 @@ pub fn bench(request: &RunnerRequest, started_ns: i64) -> Result<(), RunError> {
         load_s: about.load_ns as f64 / 1e9,
         first_token_s: first_token_ns.map_or(f64::NAN, |at| (at - started_ns) as f64 / 1e9),
         peak_device_bytes: peak_device_bytes(&session.device),
-        decode: decode_rates(&events, &stages),
+        decode: decode_rates(&events, &stages, request.batch),
         stages,
     };
     println!("{}", serde_json::to_string_pretty(&report).expect("numbers and names make JSON"));
@@ -138,8 +144,8 @@ fn stage_times(events: &[Event]) -> Vec<StageTimes> {
     times.into_iter().filter_map(stage).collect()
 }
 
-/// Rates of decoding; `None` without decode steps.
-fn decode_rates(events: &[Event], stages: &[StageTimes]) -> Option<DecodeRates> {
+/// Rates of decoding `batch` sequences; `None` without decode steps.
+fn decode_rates(events: &[Event], stages: &[StageTimes], batch: u32) -> Option<DecodeRates> {
     let step = stages.iter().find(|times| times.stage == "decode_step")?;
     let (mut flops, mut bytes) = (0, 0);
     for event in events {
@@ -151,10 +157,10 @@ fn decode_rates(events: &[Event], stages: &[StageTimes]) -> Option<DecodeRates> 
     }
     let (steps, per_s) = (step.wall_ms.n as u64, 1e3 / step.wall_ms.median);
     Some(DecodeRates {
-        tokens_per_s: per_s,
-        bytes_per_token: bytes / steps,
+        tokens_per_s: per_s * f64::from(batch),
+        bytes_per_step: bytes / steps,
         bytes_per_s: (bytes / steps) as f64 * per_s,
-        flops_per_token: flops / steps,
+        flops_per_step: flops / steps,
         flops_per_s: (flops / steps) as f64 * per_s,
     })
 }

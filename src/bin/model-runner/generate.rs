@@ -18,8 +18,8 @@ use crate::{
 /// A computation with a prefill and steps: a whole model with its text, or a part of one with its
 /// inputs.
 pub trait Program {
-    /// Selects the sample of the following repeats; a part of a model has one only.
-    fn select(&mut self, _sample: usize) {}
+    /// Selects the batch of the following repeats; a part of a model has one only.
+    fn select(&mut self, _batch: usize) {}
 
     /// Resets to the start; memory is kept.
     fn clear(&mut self) -> Result<()>;
@@ -27,20 +27,18 @@ pub trait Program {
     /// Processes the whole prompt at once.
     fn prefill(&mut self) -> Result<()>;
 
-    /// Computes one more token. To be captured as a graph, it must not depend on the host.
+    /// Computes one more token of each sequence. To be captured as a graph, it must not depend on the host.
     fn step(&mut self) -> Result<()>;
 
     /// Returns whether the program has decode steps.
     fn has_steps(&self) -> bool;
 
-    /// Resets to the end of the prefill of `tokens` tokens.
-    fn rewind(&mut self, tokens: usize) -> Result<()> {
-        let cursor = self.cursor();
-        cursor.clear()?;
-        cursor.advance(tokens)
+    /// Resets to the end of the prefill, whose sequences ended at `positions`.
+    fn rewind(&mut self, positions: &[usize]) -> Result<()> {
+        self.cursor().set(positions)
     }
 
-    /// The position of the next token.
+    /// The positions of the next tokens.
     fn cursor(&mut self) -> &mut Cursor;
 
     /// Records one step made by a replayed graph.
@@ -58,8 +56,9 @@ pub trait Program {
 
 /// The outputs of one repeat: the tokens, and the values by which runs are compared.
 pub struct ComputedOutputs {
+    /// Those of one sequence after those of the one before.
     pub tokens: Vec<u32>,
-    /// Logits of each chosen token; for a part of a model, its outputs.
+    /// Logits of each token of the first sequence; for a part of a model, its outputs.
     pub values: Vec<Tensor>,
 }
 
@@ -156,9 +155,9 @@ impl Session {
             if steps == 0 {
                 return Ok(vec![prefill]);
             }
-            let prompt = self.program.cursor().position();
+            let prompt = self.program.cursor().positions().to_vec();
             let decode = self.repeat_for(time, "decode_all", |session| {
-                session.program.rewind(prompt)?;
+                session.program.rewind(&prompt)?;
                 session.decode(steps)
             })?;
             Ok(vec![prefill, decode])
@@ -203,8 +202,8 @@ pub enum StepGraph {}
 pub struct StepGraph {
     graph: crate::gpu::CapturedGraph,
     captured: crate::record::CapturedCalls,
-    /// Position of the captured token.
-    position: usize,
+    /// Tokens read before the captured step.
+    tokens: usize,
 }
 
 #[cfg(feature = "cuda")]
@@ -217,12 +216,12 @@ impl Session {
         program.clear()?;
         // One eager step first: lazy loading of kernels cannot be captured.
         recorder.without_recording(|| program.step())?;
-        let position = program.cursor().position();
+        let tokens = program.cursor().tokens();
         let _capture = recorder.range("capture");
         let (captured, calls) =
             recorder.captured(|| crate::gpu::CapturedGraph::capture(device, || program.step()));
         let (graph, ()) = captured?;
-        self.graph = Some(StepGraph { graph, captured: calls, position });
+        self.graph = Some(StepGraph { graph, captured: calls, tokens });
         Ok(())
     }
 }
@@ -230,9 +229,11 @@ impl Session {
 #[cfg(feature = "cuda")]
 impl StepGraph {
     fn replay(&self, program: &mut dyn Program, recorder: &Recorder) -> Result<()> {
-        recorder.replayed(&self.captured, (program.cursor().position() - self.position) as u64);
+        let cursor = program.cursor();
+        recorder.replayed(&self.captured, (cursor.tokens() - self.tokens) as u64);
         self.graph.replay()?;
-        program.cursor().advance_host(1);
+        cursor.read_one();
+        cursor.advance_host();
         program.note_replay();
         Ok(())
     }

@@ -18,8 +18,24 @@ pub fn check(request: &RunnerRequest, prompt_tokens: usize, device: &Device) -> 
              request fewer"
         ));
     }
+    let (batch, samples) = (request.batch as usize, 1 + request.further_samples.len());
+    if batch == 0 {
+        return Err("batch is 0; request 1 or more".to_owned());
+    }
+    if batch > 1 && samples > batch {
+        return Err(format!(
+            "{samples} samples exceed a batch of {batch}; request a batch of {samples} or more, or \
+             of 1, which measures each sample alone"
+        ));
+    }
     if request.target.is_some() {
-        return Ok(());
+        return match batch {
+            1 => Ok(()),
+            _ => Err(format!(
+                "a part of a model runs one sequence, not a batch of {batch}; request batch 1, or \
+                 the whole model"
+            )),
+        };
     }
     let needed = memory(request, prompt_tokens + new);
     match device {
@@ -32,13 +48,15 @@ pub fn check(request: &RunnerRequest, prompt_tokens: usize, device: &Device) -> 
     }
 }
 
-/// Bytes of the weights, the cache and the logits kept for hashing: the minimum of a run.
+/// Bytes of the weights, the cache, a forward's logits and those kept for hashing: the minimum of a
+/// run.
 fn memory(request: &RunnerRequest, positions: usize) -> u128 {
-    let decoder = &request.model.decoder;
-    let cache = 2 * decoder.layers * decoder.kv_heads * decoder.head_dim * positions;
-    let logits = (request.max_new_tokens as usize + 1) * decoder.vocab;
-    (request.model.parameters() + cache as u128 + logits as u128)
-        * u128::from(request.dtype.bytes())
+    let (decoder, batch) = (&request.model.decoder, u128::from(request.batch));
+    let wide = |factors: &[usize]| factors.iter().map(|&it| it as u128).product::<u128>();
+    let of_sequence = [2, decoder.layers, decoder.kv_heads, decoder.head_dim, positions];
+    let cache = batch * wide(&of_sequence);
+    let logits = (u128::from(request.max_new_tokens) + 1 + batch) * wide(&[decoder.vocab]);
+    (request.model.parameters() + cache + logits) * u128::from(request.dtype.bytes())
 }
 
 fn check_memory(needed: u128, available: u64, kind: &str) -> Result<(), String> {

@@ -13,7 +13,7 @@ use crate::{
     generate::{ComputedOutputs, Program},
     models::{DecoderAttention, DecoderLayer, FeedForward, deepseek_ocr},
     module_scope::Site,
-    ops::{Cursor, LayerCache},
+    ops::{Cursor, LayerCache, Room},
     preprocess::PageTensors,
 };
 
@@ -118,8 +118,8 @@ impl ModelPart {
             module,
             inputs,
             token,
-            cache: LayerCache::new(spec, capacity, root.dtype(), root.device())?,
-            cursor: Cursor::new(spec.heads, root.device())?,
+            cache: LayerCache::new(spec, Room::of_one(capacity), root.dtype(), root.device())?,
+            cursor: Cursor::new(1, spec.heads, root.device())?,
             first: request.path.rsplit('.').next() == Some("0"),
             outputs: Vec::new(),
             step_output: None,
@@ -159,18 +159,22 @@ impl Program for ModelPart {
     }
 
     fn prefill(&mut self) -> Result<()> {
+        if self.token.is_some() {
+            self.cursor.read(&[self.inputs[0].dim(0)?])?;
+        }
         self.outputs = self.inputs.iter().map(|x| self.forward(x)).collect::<Result<_>>()?;
         if self.token.is_some() {
-            self.cursor.advance(self.inputs[0].dim(0)?)?;
+            self.cursor.advance()?;
         }
         Ok(())
     }
 
     fn step(&mut self) -> Result<()> {
         let Some(token) = &self.token else { candle_core::bail!("this part has no decode steps") };
+        self.cursor.read_one();
         let output = self.forward(token)?;
         self.stale_output = self.step_output.replace(output);
-        self.cursor.advance(1)
+        self.cursor.advance()
     }
 
     fn has_steps(&self) -> bool {
@@ -194,7 +198,9 @@ impl Program for ModelPart {
 
     fn computed(&mut self, steps: usize) -> Result<ComputedOutputs> {
         if let Some(mlp) = self.mixture() {
-            mlp.record_experts(self.inputs[0].dim(0)?, steps)?;
+            let mut forwards = vec![1; steps + 1];
+            forwards[0] = self.inputs[0].dim(0)?;
+            mlp.record_experts(&forwards)?;
         }
         let values = self
             .outputs

@@ -18,11 +18,11 @@ use crate::{
     models::Model,
     module_bench::{ModelPart, PartRequest},
     module_scope::{BuiltSize, Site},
-    ops::Sampler,
+    ops::{Room, Sampler},
     preprocess::{self, PageTensors},
     prompt::{self, Prompt, Tokenizer, Vocabulary},
     record::{Recorder, now_ns},
-    text::{TextGeneration, TextSample},
+    text::{Batch, TextGeneration, TextSample},
     weights,
 };
 
@@ -69,6 +69,7 @@ pub struct PreparedSession {
 }
 
 /// A sample as it was read.
+#[derive(Clone)]
 struct ReadSample {
     text: TextSample,
     views: Vec<ImageViews>,
@@ -89,10 +90,13 @@ pub fn prepare(request: &RunnerRequest, started_ns: i64) -> Result<PreparedSessi
     }
     let longest = inputs.iter().map(|it| positions(request, &it.text.prompt)).max().unwrap_or(0);
     limits::check(request, longest, &device).map_err(RunError::BadInput)?;
+    if request.batch > 1 {
+        inputs = inputs.iter().cycle().take(request.batch as usize).cloned().collect();
+    }
 
     let recorder = Recorder::new();
     recorder.record_operators(request.operators);
-    let mut about = start(request, dtype, &inputs[0]);
+    let mut about = start(request, dtype, &inputs);
     let samples = sample_starts(request, &inputs);
     let texts = inputs.into_iter().map(|it| it.text).collect();
     let (program, size) = load(request, (texts, longest), dtype, &device, &recorder)?;
@@ -243,29 +247,35 @@ fn load(
             Box::new(ModelPart::new(&root, &place, request.extracted).map_err(bad_input)?)
         }
         None => {
-            let model = Model::new(&root, &request.model, capacity).map_err(bad_weights)?;
-            let sampler = Sampler::new(
-                &root.part("decoder.sample", ""),
-                request.model.decoder.vocab,
-                max_tokens,
-            )?;
-            Box::new(TextGeneration { model, samples, current: 0, sampler })
+            let sequences = request.batch as usize;
+            let room = Room { sequences, positions: capacity };
+            let model = Model::new(&root, &request.model, room).map_err(bad_weights)?;
+            let site = root.part("decoder.sample", "");
+            let vocabulary = request.model.decoder.vocab;
+            let sampler = Sampler::new(&site, vocabulary, sequences, max_tokens)?;
+            let batches = samples.chunks(sequences).map(Batch::new).collect();
+            Box::new(TextGeneration { model, batches, current: 0, sampler })
         }
     };
     Ok((program, root.size()))
 }
 
-/// The samples of the request, in order.
+/// The measurements of the request, in order: of each sample, or of a batch of them.
 fn sample_starts(request: &RunnerRequest, inputs: &[ReadSample]) -> Vec<SampleStart> {
-    let start = |(sample, input): (u32, &ReadSample)| SampleStart {
+    let start = |(sample, inputs): (u32, &[ReadSample])| SampleStart {
         sample,
         first_repeat: sample * request.repeats,
         repeats: request.repeats,
-        prompt_tokens: positions(request, &input.text.prompt) as u64,
-        image_tokens: image_tokens(request, &input.text.prompt),
-        images: input.views.clone(),
+        prompt_tokens: prompt_tokens(request, inputs).sum(),
+        image_tokens: inputs.iter().map(|it| image_tokens(request, &it.text.prompt)).sum(),
+        images: inputs.iter().flat_map(|it| it.views.clone()).collect(),
     };
-    (0..).zip(inputs).map(start).collect()
+    (0..).zip(inputs.chunks(request.batch as usize)).map(start).collect()
+}
+
+/// Prompt tokens of each input.
+fn prompt_tokens(request: &RunnerRequest, inputs: &[ReadSample]) -> impl Iterator<Item = u64> {
+    inputs.iter().map(|it| positions(request, &it.text.prompt) as u64)
 }
 
 fn image_tokens(request: &RunnerRequest, prompt: &Prompt) -> u64 {
@@ -275,8 +285,9 @@ fn image_tokens(request: &RunnerRequest, prompt: &Prompt) -> u64 {
     }
 }
 
-fn start(request: &RunnerRequest, dtype: DType, first: &ReadSample) -> Start {
-    let (prompt, images) = (&first.text.prompt, first.views.clone());
+fn start(request: &RunnerRequest, dtype: DType, inputs: &[ReadSample]) -> Start {
+    let first = sample_starts(request, inputs).swap_remove(0);
+    let is_batch = request.batch > 1;
     let now = clock_gettime(ClockId::CLOCK_REALTIME).expect("Linux always has a wall clock");
     Start {
         schema: EVENT_SCHEMA,
@@ -294,8 +305,9 @@ fn start(request: &RunnerRequest, dtype: DType, first: &ReadSample) -> Start {
         dtype: dtype.as_str().to_owned(),
         device: request.device.clone(),
         threads: rayon::current_num_threads() as u32,
-        prompt_tokens: positions(request, prompt) as u64,
-        image_tokens: image_tokens(request, prompt),
-        images,
+        prompt_tokens: first.prompt_tokens,
+        sequences: prompt_tokens(request, inputs).filter(|_| is_batch).collect(),
+        image_tokens: first.image_tokens,
+        images: first.images,
     }
 }

@@ -53,6 +53,7 @@ pub struct PagePixels {
 
 /// A page on the device: `[1, 3, side, side]` of the whole, and `[crops, 3, side, side]` in reading
 /// order.
+#[derive(Clone)]
 pub struct PageTensors {
     pub views: ImageViews,
     pub global: Tensor,

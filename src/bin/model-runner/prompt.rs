@@ -64,7 +64,7 @@ impl Tokenizer {
 }
 
 /// Tokens of a prompt, and the ranges of them that images fill.
-#[derive(Debug, PartialEq)]
+#[derive(Debug, Clone, PartialEq)]
 pub struct Prompt {
     pub tokens: Vec<u32>,
     pub images: Vec<Range<usize>>,

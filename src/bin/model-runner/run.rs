@@ -88,8 +88,8 @@ fn run_repeats(
             progress_of(phase, repeat.into(), total, sample);
             let computed = run_repeat(session, files, warmup, repeat)?;
             if !warmup {
-                let text = tokenizer.decode(&computed.tokens);
-                files.prediction(sample, index, &computed.tokens, text)?;
+                let sequences = session.program.cursor().sequences();
+                files.predictions((sample, index, sequences), &computed.tokens, tokenizer)?;
             }
         }
     }
@@ -202,20 +202,29 @@ impl RunFiles {
             .map_err(|source| RunError::Write { path: path.clone(), source })
     }
 
-    /// Writes the tokens of a repeat; `sample` where there are several.
-    fn prediction(
+    /// Writes the tokens of a repeat, a line per sequence; `sample` where there are several.
+    fn predictions(
         &mut self,
-        sample: Option<u32>,
-        repeat: u32,
+        (sample, repeat, sequences): (Option<u32>, u32, usize),
         tokens: &[u32],
-        text: Option<String>,
+        tokenizer: &Tokenizer,
     ) -> Result<(), RunError> {
         let Some((path, file)) = &mut self.predictions else { return Ok(()) };
-        let mut line = serde_json::json!({ "repeat": repeat, "tokens": tokens, "text": text });
-        if let Some(sample) = sample {
-            line["sample"] = sample.into();
+        let each = tokens.len() / sequences;
+        let mut lines = String::new();
+        for sequence in 0..sequences {
+            let tokens = &tokens[sequence * each..(sequence + 1) * each];
+            let text = tokenizer.decode(tokens);
+            let mut line = serde_json::json!({ "repeat": repeat, "tokens": tokens, "text": text });
+            if let Some(sample) = sample {
+                line["sample"] = sample.into();
+            }
+            if sequences > 1 {
+                line["sequence"] = sequence.into();
+            }
+            lines.push_str(&format!("{line}\n"));
         }
-        writeln!(file, "{line}")
+        file.write_all(lines.as_bytes())
             .and_then(|()| file.flush())
             .map_err(|source| RunError::Write { path: path.clone(), source })
     }

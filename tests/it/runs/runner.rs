@@ -244,6 +244,45 @@ fn fewer_tokens_are_the_first_ones_of_the_whole_in_a_cache_of_its_size() -> Resu
     refused(&bench, &["--request", "request.json"], "exceed the context of 64")
 }
 
+#[test]
+fn a_batch_generates_what_its_samples_generate_alone() -> Result<()> {
+    let bench = Bench::new()?;
+    let further: Vec<_> = ["a longer prompt", "b"]
+        .map(|prompt| serde_json::json!({ "prompt": prompt, "images": [] }))
+        .into();
+    let run = |batch: u32| -> Result<(Vec<Event>, Vec<serde_json::Value>)> {
+        let request = serde_json::json!({
+            "model": toml::from_str::<toml::Value>(DECODER)?, "seed": 7, "prompt": "the same",
+            "images": [], "further_samples": further, "batch": batch, "dtype": "f32",
+            "device": "cpu", "warmup": 0, "repeats": 1, "max_new_tokens": 8, "decode_graph": false,
+            "ceilings": false,
+        });
+        fs::write(bench.path().join("request.json"), request.to_string())?;
+        let output = bench.run(&["--request", "request.json"])?;
+        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+        let lines = fs::read_to_string(bench.path().join("out").join(PREDICTIONS))?;
+        let lines = lines.lines().map(serde_json::from_str).collect::<Result<_, _>>()?;
+        Ok((bench.events()?, lines))
+    };
+    let (alone, (events, together)) = (run(1)?.1, run(4)?);
+    assert_eq!((alone.len(), together.len()), (3, 4));
+    for (sequence, line) in together.iter().enumerate() {
+        assert_eq!(line["sequence"], sequence);
+        assert_eq!(line["tokens"], alone[sequence % 3]["tokens"], "{sequence}");
+    }
+    let Some(Event::Start(start)) = events.first() else { panic!("no start: {events:?}") };
+    // A byte is a token, after the first of each.
+    assert_eq!((start.prompt_tokens, &start.sequences), (36, &vec![9, 16, 2, 9]));
+    let outputs: Vec<usize> = events
+        .iter()
+        .filter_map(
+            |event| if let Event::Output(it) = event { Some(it.tokens.len()) } else { None },
+        )
+        .collect();
+    assert_eq!(outputs, [4 * 9], "one repeat of four sequences of nine tokens");
+    Ok(())
+}
+
 /// Asserts that the run is rejected: exit code 2, and `why` in the last line of standard error.
 #[track_caller]
 fn refused(bench: &Bench, arguments: &[&str], why: &str) -> Result<()> {
@@ -268,6 +307,8 @@ fn what_the_request_asks_in_vain_is_said_in_one_line() -> Result<()> {
     refused(&bench, &["--device", "tpu"], "expected cpu or cuda:INDEX")?;
     refused(&bench, &["--device", "cuda:0"], "cuda:0")?;
     refused(&bench, &["--repeats", "0"], "repeats is 0")?;
+    refused(&bench, &["--batch", "0"], "batch is 0; request 1 or more")?;
+    refused(&bench, &["--batch", "4294967295"], "GiB of memory")?;
     refused(&bench, &["--prompt", &"long ".repeat(20)], "exceed the context of 64")?;
     refused(&bench, &["--max-new-tokens", "4294967295"], "exceed the context of 64")?;
     refused(&bench, &["--prompt", "<image>"], "has 1 <image>")?;

@@ -10,6 +10,7 @@ use super::{
     device_of, empty,
     kernels::{KernelArg, LaunchGrid, has_clusters, launch, pointer},
 };
+use crate::ops::DevicePositions;
 
 /// Parts of a cache for one token where blocks form clusters, and threads of each.
 const CLUSTER_PARTS: usize = 8;
@@ -32,17 +33,18 @@ pub struct RopeArgs<'a> {
     /// Weights of the norms of queries and keys.
     pub norms: Option<(&'a Tensor, &'a Tensor)>,
     pub eps: f32,
-    /// Position of the first token, on the GPU.
-    pub position: &'a Tensor,
-    /// Keys and values, `[1, kv_heads, capacity, head_dim]`.
+    /// On the GPU: of one sequence the position of its first token; of several, which have one token
+    /// each, of every token.
+    pub positions: &'a Tensor,
+    /// Keys and values, `[sequences, kv_heads, capacity, head_dim]`.
     pub cache: (&'a Tensor, &'a Tensor),
 }
 
 /// Rotates queries and keys, appends keys and values to the cache, and returns the queries
 /// `[tokens, heads, head_dim]`.
 pub fn rope(args: &RopeArgs) -> Result<Option<Tensor>> {
-    let RopeArgs { qkv, tables, norms, eps, position, cache: (keys, values) } = *args;
-    let (_, kv_heads, capacity, dim) = keys.dims4()?;
+    let RopeArgs { qkv, tables, norms, eps, positions, cache: (keys, values) } = *args;
+    let (sequences, kv_heads, capacity, dim) = keys.dims4()?;
     let Some(device) = device_of(qkv, &[qkv, keys, values]) else { return Ok(None) };
     let width = qkv.dim(D::Minus1)?;
     let (tokens, all) = (qkv.elem_count() / width, width / dim);
@@ -60,11 +62,12 @@ pub fn rope(args: &RopeArgs) -> Result<Option<Tensor>> {
         KernelArg::tensor(tables.1)?,
         KernelArg::optional(norms.map(|norms| norms.0))?,
         KernelArg::optional(norms.map(|norms| norms.1))?,
-        KernelArg::tensor(position)?,
+        KernelArg::tensor(positions)?,
         KernelArg::tensor(&queries)?,
         KernelArg::tensor(keys)?,
         KernelArg::tensor(values)?,
         KernelArg::int(tokens),
+        KernelArg::int(sequences),
         KernelArg::int(heads),
         KernelArg::int(kv_heads),
         KernelArg::int(dim),
@@ -75,45 +78,48 @@ pub fn rope(args: &RopeArgs) -> Result<Option<Tensor>> {
     Ok(Some(queries))
 }
 
-/// Attention of one token's `queries` `[1, heads, head_dim]` to the cache up to and including
-/// `position`; `tickets` is a zero per head, and is reset afterwards.
+/// Attention of `queries` `[sequences, heads, head_dim]`, one token of each sequence, to the cache
+/// up to and including its position; the tickets are reset afterwards.
 pub fn attend_one(
     queries: &Tensor,
     cache: (&Tensor, &Tensor),
-    position: &Tensor,
-    tickets: &Tensor,
+    on_device: &DevicePositions,
 ) -> Result<Option<Tensor>> {
     let (tokens, heads, dim) = queries.dims3()?;
-    let (_, kv_heads, capacity, _) = cache.0.dims4()?;
+    let (sequences, kv_heads, capacity, _) = cache.0.dims4()?;
     let name = match dim {
         32 => "attend_one_32",
         64 => "attend_one_64",
         128 => "attend_one_128",
         _ => return Ok(None),
     };
-    let Some(device) = device_of(queries, &[queries, cache.0, cache.1]).filter(|_| tokens == 1)
+    let Some(device) =
+        device_of(queries, &[queries, cache.0, cache.1]).filter(|_| tokens == sequences)
     else {
         return Ok(None);
     };
     let parts = match has_clusters() {
         true => CLUSTER_PARTS,
-        false => BLOCKS.div_ceil(heads).min(capacity.div_ceil(MIN_KEYS)).clamp(1, MAX_PARTS),
+        false => {
+            BLOCKS.div_ceil(heads * sequences).min(capacity.div_ceil(MIN_KEYS)).clamp(1, MAX_PARTS)
+        }
     };
-    let partial = empty((heads, parts, dim + 2), DType::F32, device)?;
-    let out = empty((1, heads * dim), queries.dtype(), device)?;
+    let partial = empty((sequences * heads, parts, dim + 2), DType::F32, device)?;
+    let out = empty((sequences, heads * dim), queries.dtype(), device)?;
     let args = &mut [
         KernelArg::tensor(queries)?,
         KernelArg::tensor(cache.0)?,
         KernelArg::tensor(cache.1)?,
-        KernelArg::tensor(position)?,
+        KernelArg::tensor(on_device.positions)?,
         KernelArg::tensor(&out)?,
         KernelArg::tensor(&partial)?,
-        KernelArg::tensor(tickets)?,
+        KernelArg::tensor(on_device.tickets)?,
         KernelArg::int(kv_heads),
         KernelArg::int(capacity),
         KernelArg::Float((dim as f32).sqrt().recip()),
     ];
-    launch(device, name, Some(queries.dtype()), LaunchGrid::new((heads, parts), THREADS), args)?;
+    let grid = LaunchGrid::new((heads, parts), THREADS).times(sequences);
+    launch(device, name, Some(queries.dtype()), grid, args)?;
     Ok(Some(out))
 }
 

@@ -33,8 +33,9 @@ pub struct RouteArgs<'a> {
     pub x: &'a Tensor,
     /// `[experts, hidden]`
     pub weight: &'a Tensor,
-    pub position: &'a Tensor,
-    /// Chosen experts of every position, `[capacity, top_k]`; written.
+    /// The first row to write in the log, on the GPU.
+    pub row: &'a Tensor,
+    /// Chosen experts of every token in the order of reading, `[capacity, top_k]`; written.
     pub log: &'a Tensor,
     pub top_k: usize,
     /// Shared experts, used by every token and numbered after the routed ones.
@@ -44,7 +45,7 @@ pub struct RouteArgs<'a> {
 
 /// The experts of each token and their weights (f32), `[tokens, top_k + shared]`.
 pub fn route(args: &RouteArgs) -> Result<Option<(Tensor, Tensor)>> {
-    let RouteArgs { x, weight, position, log, top_k, shared, normalise } = *args;
+    let RouteArgs { x, weight, row, log, top_k, shared, normalise } = *args;
     let (tokens, hidden) = x.dims2()?;
     let (experts, slots, dtype) = (weight.dim(0)?, top_k + shared, x.dtype());
     let fits =
@@ -65,7 +66,7 @@ pub fn route(args: &RouteArgs) -> Result<Option<(Tensor, Tensor)>> {
     let kernel_args = &mut [
         KernelArg::tensor(x)?,
         KernelArg::tensor(weight)?,
-        KernelArg::tensor(position)?,
+        KernelArg::tensor(row)?,
         KernelArg::tensor(&ids)?,
         KernelArg::tensor(&weights)?,
         KernelArg::tensor(log)?,

@@ -95,7 +95,7 @@ pub enum KernelArg {
 /// Number of blocks, threads per block, and shared memory per block.
 #[derive(Debug, Clone, Copy)]
 pub struct LaunchGrid {
-    pub blocks: (u32, u32),
+    pub blocks: (u32, u32, u32),
     pub threads: u32,
     pub shared_bytes: usize,
 }
@@ -103,7 +103,7 @@ pub struct LaunchGrid {
 impl LaunchGrid {
     pub fn new(blocks: (usize, usize), threads: usize) -> Self {
         Self {
-            blocks: (blocks.0 as u32, blocks.1 as u32),
+            blocks: (blocks.0 as u32, blocks.1 as u32, 1),
             threads: threads as u32,
             shared_bytes: 0,
         }
@@ -112,6 +112,11 @@ impl LaunchGrid {
     /// Blocks of 256 threads for `count` elements, `each` per thread.
     pub fn over(count: usize, each: usize) -> Self {
         Self::new((count.div_ceil(256 * each), 1), 256)
+    }
+
+    /// As many of these grids, along the third dimension.
+    pub fn times(self, count: usize) -> Self {
+        Self { blocks: (self.blocks.0, self.blocks.1, count as u32), ..self }
     }
 
     pub fn shared(self, bytes: usize) -> Self {
@@ -139,7 +144,7 @@ pub fn launch(
         function.shared_bytes.set(shared_bytes);
     }
     let mut pointers: Vec<*mut c_void> = args.iter_mut().map(KernelArg::pointer).collect();
-    let (blocks, threads) = ((grid.blocks.0, grid.blocks.1, 1), (grid.threads, 1, 1));
+    let (blocks, threads) = (grid.blocks, (grid.threads, 1, 1));
     let stream = device.cuda_stream();
     // SAFETY: the launch copies the arguments before it returns.
     unsafe {

@@ -2,6 +2,8 @@
 //!
 //! Needs a GPU: run by `tests/gpu/runner.sh`, on a GPU host.
 
+use std::rc::Rc;
+
 use candle_core::{D, DType, Device, Result, Tensor};
 use candle_nn::Init;
 use llmprof::domain::model::{DecoderSpec as Spec, MoeSpec};
@@ -10,8 +12,8 @@ use super::{AttendMany, MatrixView};
 use crate::{
     module_scope::Site,
     ops::{
-        Activation, CausalAttention, Cursor, Experts, LayerCache, Norm, Rope, RopeTables, Router,
-        SelfAttention, gate,
+        Activation, CausalAttention, Cursor, Experts, LayerCache, Norm, Room, Rope, RopeTables,
+        Router, SelfAttention, gate,
     },
     record::Recorder,
     weights,
@@ -172,23 +174,39 @@ fn attention_over_a_cache_in_any_pieces() -> Result<()> {
         {
             let spec = Spec { heads, kv_heads, head_dim, qk_norm, ..decoder(None) };
             let (host, device) = sites(dtype, &gpu);
-            let capacity = 700;
+            let (sequences, positions) = (3, 700);
             let make = |site: &Site, dtype: DType| {
-                let tables = RopeTables::new(capacity, &spec.rope_frequencies(), site.device())?;
+                let tables = RopeTables::new(positions, &spec.rope_frequencies(), site.device())?;
                 let rope = Rope::new(site, &spec, &tables)?;
-                let cache = LayerCache::new(&spec, capacity, dtype, site.device())?;
+                let room = Room { sequences, positions };
+                let cache = LayerCache::new(&spec, room, dtype, site.device())?;
                 Ok::<_, candle_core::Error>((
                     rope,
                     cache,
-                    Cursor::new(heads, site.device())?,
+                    Cursor::new(sequences, heads, site.device())?,
                     CausalAttention::new(site),
                 ))
             };
             let (host_rope, host_cache, mut host_cursor, host_attend) = make(&host, DType::F32)?;
             let (rope, cache, mut cursor, attend) = make(&device, dtype)?;
-            for tokens in [1, 1, 64, 1, 200, 1, 131, 63, 1, 1] {
+            for tokens in [
+                [64, 64, 64],
+                [1, 1, 1],
+                [1, 1, 1],
+                [1, 64, 3],
+                [1, 1, 1],
+                [200, 1, 1],
+                [1, 1, 1],
+                [131, 63, 131],
+                [63, 2, 63],
+                [1, 1, 1],
+                [1, 1, 1],
+            ] {
+                let rows = tokens.iter().sum();
                 let (qkv, gpu_qkv) =
-                    values(&[tokens, (heads + 2 * kv_heads) * head_dim], dtype, &gpu)?;
+                    values(&[rows, (heads + 2 * kv_heads) * head_dim], dtype, &gpu)?;
+                host_cursor.read(&tokens)?;
+                cursor.read(&tokens)?;
                 // Halved, which is exact: scores then have the size of those of trained models.
                 let (qkv, gpu_qkv) = ((qkv * 0.5)?, (gpu_qkv * 0.5)?);
                 let want = host_attend.forward(
@@ -201,11 +219,11 @@ fn attention_over_a_cache_in_any_pieces() -> Result<()> {
                 let far = far(&got, &want)?;
                 assert!(
                     far < tolerance(dtype),
-                    "{dtype:?} {heads}/{kv_heads}x{head_dim}: {tokens} at {}: {far}",
-                    cursor.position()
+                    "{dtype:?} {heads}/{kv_heads}x{head_dim}: {tokens:?} at {:?}: {far}",
+                    cursor.positions()
                 );
-                host_cursor.advance(tokens)?;
-                cursor.advance(tokens)?;
+                host_cursor.advance()?;
+                cursor.advance()?;
             }
         }
     }
@@ -294,7 +312,7 @@ fn mixtures_of_experts_for_one_token_and_for_many() -> Result<()> {
                 Ok::<_, candle_core::Error>((
                     Router::new(&site.pp("gate"), hidden, &spec, 1024)?,
                     Experts::new(site, hidden, &spec)?,
-                    Cursor::new(1, site.device())?,
+                    Cursor::new(1, 1, site.device())?,
                 ))
             };
             let ((host_router, host_experts, host_cursor), (router, experts, cursor)) =
@@ -303,9 +321,13 @@ fn mixtures_of_experts_for_one_token_and_for_many() -> Result<()> {
                 let (x, gpu_x) = values(&[tokens, hidden], dtype, &gpu)?;
                 // The router computes in f32 on weights rounded to `dtype`; of two nearly equal
                 // experts either may be chosen.
-                let (want, _) =
-                    host_experts.forward(&x, &host_router.forward(&x, &host_cursor)?)?;
-                let (got, _) = experts.forward(&gpu_x, &router.forward(&gpu_x, &cursor)?)?;
+                let (want, _) = host_experts.forward(
+                    &x,
+                    &host_router.forward(&x, &host_cursor)?,
+                    &Rc::default(),
+                )?;
+                let (got, _) =
+                    experts.forward(&gpu_x, &router.forward(&gpu_x, &cursor)?, &Rc::default())?;
                 let difference = (got.to_device(&Device::Cpu)?.to_dtype(DType::F32)? - &want)?
                     .abs()?
                     .max(D::Minus1)?;
@@ -367,11 +389,11 @@ fn the_log_of_experts_equals_the_hosts_choices() -> Result<()> {
     let (cpu_router, gpu_router) =
         (Router::new(&host, 256, &spec, 64)?, Router::new(&device, 256, &spec, 64)?);
     let crate::ops::Routes::Host { ids, .. } =
-        cpu_router.forward(&x, &Cursor::new(1, &Device::Cpu)?)?
+        cpu_router.forward(&x, &Cursor::new(1, 1, &Device::Cpu)?)?
     else {
         candle_core::bail!("the CPU routes on the host")
     };
-    gpu_router.forward(&gpu_x, &Cursor::new(1, &gpu)?)?;
+    gpu_router.forward(&gpu_x, &Cursor::new(1, 1, &gpu)?)?;
     let chosen = ids.into_iter().filter(|&id| id < spec.experts).map(|id| id as u32).collect();
     assert_eq!(gpu_router.hit(std::slice::from_ref(&(0..40)))?, [chosen]);
     Ok(())

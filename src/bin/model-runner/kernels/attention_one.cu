@@ -16,13 +16,14 @@ constexpr int MAX_PARTS = 64;
 // Keys, and values, that a group of lanes has in flight.
 constexpr int AHEAD = 4;
 
-// Attention of one token's queries [heads, dim] to the *position + 1 keys and values in the cache
-// [kv_heads, capacity, dim]. blockIdx.x is the head, blockIdx.y one of gridDim.y parts of the keys.
+// Attention of one token of each sequence, queries [sequences, heads, dim], to the keys and values
+// in the cache [sequences, kv_heads, capacity, dim] up to and including the sequence's position.
+// blockIdx.x is the head, blockIdx.y one of gridDim.y parts of the keys, blockIdx.z the sequence.
 // The parts are a cluster, whose blocks each join some columns of all; without clusters the part
 // that finishes last joins them. LANES lanes read a key, 16 bytes each.
 template <typename T, int DIM>
 __device__ __forceinline__ void attend_one_body(
-    const T* queries, const T* keys, const T* values, const uint32_t* position, T* out,
+    const T* queries, const T* keys, const T* values, const uint32_t* positions, T* out,
     float* partial, uint32_t* tickets, int kv_heads, int capacity, float scale) {
     constexpr int WARPS = ONE_WARPS, LANES = DIM / WIDE<T>, GROUPS = 32 / LANES,
                   ACROSS = WARPS * GROUPS;
@@ -30,12 +31,15 @@ __device__ __forceinline__ void attend_one_body(
     const int head = blockIdx.x, heads = gridDim.x, part = blockIdx.y, parts = gridDim.y;
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32,
               group = warp * GROUPS + lane / LANES, column = lane % LANES * WIDE<T>;
-    const int length = *position + 1, chunk = (length + parts - 1) / parts;
+    // The head among those of all sequences.
+    const size_t own = size_t(blockIdx.z) * heads + head;
+    const int length = positions[blockIdx.z] + 1, chunk = (length + parts - 1) / parts;
     const int start = part * chunk, end = min(length, start + chunk);
-    const size_t base = size_t(head / (heads / kv_heads)) * capacity * DIM;
+    const size_t base =
+        (size_t(blockIdx.z) * kv_heads + head / (heads / kv_heads)) * capacity * DIM;
 
     float query[WIDE<T>], mixed[WIDE<T>] = {};
-    load_wide(queries + head * DIM + column, query);
+    load_wide(queries + own * DIM + column, query);
     float largest = -INFINITY, sum = 0.f;
     // Every lane of a warp takes part in every iteration: the shuffles need them all.
     for (int first = start; first < end; first += AHEAD * ACROSS) {
@@ -131,27 +135,27 @@ __device__ __forceinline__ void attend_one_body(
             const float weight = sums[p] > 0.f ? __expf(tops[p] - best) : 0.f;
             joined += weight * values[p], weights += weight * sums[p];
         }
-        out[head * DIM + i] = from_float<T>(joined / weights);
+        out[own * DIM + i] = from_float<T>(joined / weights);
     }
     // No block ends while another reads its memory.
     cluster_arrive();
     cluster_wait();
 #else
     __shared__ bool last;
-    // partial: [heads, parts, DIM + 2]
-    float* mine = partial + (size_t(head) * parts + part) * (DIM + 2);
+    // partial: [sequences, heads, parts, DIM + 2]
+    float* mine = partial + (own * parts + part) * (DIM + 2);
     if (threadIdx.x < DIM) mine[threadIdx.x] = value;
     if (threadIdx.x == 0) mine[DIM] = top, mine[DIM + 1] = total;
     __threadfence();
     __syncthreads();
-    if (threadIdx.x == 0) last = atomicAdd(&tickets[head], 1) == parts - 1;
+    if (threadIdx.x == 0) last = atomicAdd(&tickets[own], 1) == parts - 1;
     __syncthreads();
     if (!last) return;
     __threadfence();
-    if (threadIdx.x == 0) tickets[head] = 0;
+    if (threadIdx.x == 0) tickets[own] = 0;
     // One thread per part computes its weight; then the values, several parts in flight.
     __shared__ float part_weight[MAX_PARTS], part_sum[MAX_PARTS];
-    const float* theirs = partial + size_t(head) * parts * (DIM + 2);
+    const float* theirs = partial + own * parts * (DIM + 2);
     if (threadIdx.x < 32) {
         float best = -INFINITY, tops[MAX_PARTS / 32], sums[MAX_PARTS / 32];
 #pragma unroll
@@ -176,7 +180,7 @@ __device__ __forceinline__ void attend_one_body(
             joined += part_weight[p] * __ldcg(theirs + p * (DIM + 2) + i);
             weights += part_sum[p];
         }
-        out[head * DIM + i] = from_float<T>(joined / weights);
+        out[own * DIM + i] = from_float<T>(joined / weights);
     }
 #endif
 }
@@ -184,10 +188,12 @@ __device__ __forceinline__ void attend_one_body(
 #define ONE(T, NAME, DIM)                                                                       \
     extern "C" __global__ void CLUSTER(1, CLUSTER_PARTS) __launch_bounds__(ONE_WARPS * 32)      \
         attend_one_##DIM##_##NAME(                                                              \
-            const T* queries, const T* keys, const T* values, const uint32_t* position, T* out, \
-            float* partial, uint32_t* tickets, int kv_heads, int capacity, float scale) {       \
+            const T* queries, const T* keys, const T* values, const uint32_t* positions,        \
+            T* out, float* partial, uint32_t* tickets, int kv_heads, int capacity,              \
+            float scale) {                                                                      \
         attend_one_body<T, DIM>(                                                                \
-            queries, keys, values, position, out, partial, tickets, kv_heads, capacity, scale); \
+            queries, keys, values, positions, out, partial, tickets, kv_heads, capacity,        \
+            scale);                                                                             \
     }
 #define ONES(T, NAME) ONE(T, NAME, 32) ONE(T, NAME, 64) ONE(T, NAME, 128)
 FOR_EACH_TYPE(ONES)

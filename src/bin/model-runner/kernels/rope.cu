@@ -2,25 +2,28 @@
 #include "common.cuh"
 
 // Rotates the queries and keys of [tokens, heads + 2 kv_heads, dim], after normalising them if
-// there are weights, and appends keys and values to the cache [kv_heads, capacity, dim]. The first
-// token is at *position. One warp per token and head.
+// there are weights, and appends keys and values to the cache [sequences, kv_heads, capacity, dim].
+// Of one sequence the first token is at positions[0]; of several, each has one token, at its own
+// position. One warp per token and head.
 template <typename T>
 __device__ __forceinline__ void rope_body(
     const T* qkv, const float* cosines, const float* sines, const T* query_norm, const T* key_norm,
-    const uint32_t* position, T* queries, T* keys, T* values, int tokens, int heads, int kv_heads,
-    int dim, int capacity, float eps) {
+    const uint32_t* positions, T* queries, T* keys, T* values, int tokens, int sequences, int heads,
+    int kv_heads, int dim, int capacity, float eps) {
     const int warp = (blockIdx.x * blockDim.x + threadIdx.x) / 32, lane = threadIdx.x % 32,
               all = heads + 2 * kv_heads;
     const int token = warp / all, head = warp % all;
     if (token >= tokens) return;
-    const int place = *position + token;
+    const int sequence = sequences > 1 ? token : 0,
+              place = positions[sequence] + (sequences > 1 ? 0 : token);
     const T* from = qkv + size_t(warp) * dim;
     const int half = dim / 2;
     const bool is_query = head < heads, is_value = head >= heads + kv_heads;
     const int kv_head = is_value ? head - heads - kv_heads : head - heads;
     if (place >= capacity) return;
     T* to = is_query ? queries + (size_t(token) * heads + head) * dim
-                     : (is_value ? values : keys) + (size_t(kv_head) * capacity + place) * dim;
+                     : (is_value ? values : keys) +
+                           ((size_t(sequence) * kv_heads + kv_head) * capacity + place) * dim;
     if (is_value) {
         for (int i = lane; i < dim; i += 32) to[i] = from[i];
         return;
@@ -49,12 +52,14 @@ __device__ __forceinline__ void rope_body(
 template <typename T>
 __device__ __forceinline__ void rope_wide_body(
     const T* qkv, const float* cosines, const float* sines, const T* query_norm, const T* key_norm,
-    const uint32_t* position, T* queries, T* keys, T* values, int tokens, int heads, int kv_heads,
-    int dim, int capacity, float eps) {
+    const uint32_t* positions, T* queries, T* keys, T* values, int tokens, int sequences, int heads,
+    int kv_heads, int dim, int capacity, float eps) {
     const int half = dim / 2, lanes = half / WIDE<T>, all = heads + 2 * kv_heads,
               thread = blockIdx.x * blockDim.x + threadIdx.x, unit = thread / lanes,
               token = unit / all, head = unit % all, i = thread % lanes * WIDE<T>;
-    const int place = *position + token;
+    // Threads past the last token read the last position.
+    const int sequence = sequences > 1 ? min(token, sequences - 1) : 0,
+              place = positions[sequence] + (sequences > 1 ? 0 : token);
     const bool inside = token < tokens && place < capacity, is_query = head < heads,
                is_value = head >= heads + kv_heads;
     float lower[WIDE<T>] = {}, upper[WIDE<T>] = {};
@@ -100,18 +105,19 @@ __device__ __forceinline__ void rope_wide_body(
     }
     const int kv_head = is_value ? head - heads - kv_heads : head - heads;
     T* to = is_query ? queries + (size_t(token) * heads + head) * dim
-                     : (is_value ? values : keys) + (size_t(kv_head) * capacity + place) * dim;
+                     : (is_value ? values : keys) +
+                           ((size_t(sequence) * kv_heads + kv_head) * capacity + place) * dim;
     store_wide(to + i, lower);
     store_wide(to + half + i, upper);
 }
 
 #define PARAMETERS(T)                                                                            \
     const T *qkv, const float *cosines, const float *sines, const T *query_norm,                 \
-        const T *key_norm, const uint32_t *position, T *queries, T *keys, T *values, int tokens, \
-        int heads, int kv_heads, int dim, int capacity, float eps
-#define ARGUMENTS                                                                              \
-    qkv, cosines, sines, query_norm, key_norm, position, queries, keys, values, tokens, heads, \
-        kv_heads, dim, capacity, eps
+        const T *key_norm, const uint32_t *positions, T *queries, T *keys, T *values,            \
+        int tokens, int sequences, int heads, int kv_heads, int dim, int capacity, float eps
+#define ARGUMENTS                                                                          \
+    qkv, cosines, sines, query_norm, key_norm, positions, queries, keys, values, tokens,   \
+        sequences, heads, kv_heads, dim, capacity, eps
 #define ROPE(T, NAME)                                                                  \
     extern "C" __global__ void rope_##NAME(PARAMETERS(T)) { rope_body<T>(ARGUMENTS); } \
     extern "C" __global__ void rope_wide_##NAME(PARAMETERS(T)) { rope_wide_body<T>(ARGUMENTS); }

@@ -1,27 +1,29 @@
 // Greedy sampling on the device: the next token is chosen, recorded and fed back without the host.
 #include "common.cuh"
 
-// The chosen tokens so far; kept on the device, so that a captured graph continues without the
-// host.
-struct Chosen {
-    uint32_t last, count;
-    // Finished blocks: identifies the last one.
-    uint32_t ticket;
-};
+// Advances the positions of the next tokens, and after those of several sequences their sum.
+extern "C" __global__ void advance(uint32_t* positions, int sequences, int by) {
+    for (int i = threadIdx.x; i < sequences; i += blockDim.x) positions[i] += by;
+    if (sequences > 1 && threadIdx.x == 0) positions[sequences] += by * sequences;
+}
 
-// Advances the position of the next token.
-extern "C" __global__ void advance(uint32_t* position, int by) { *position += by; }
-
-// Chooses the largest of `logits`, the lower index of equal ones; stores the logits in
-// history[count] and the token in tokens[count]. `best` has a pair per block.
+// Chooses the largest of each sequence's `logits`, the lower index of equal ones. `chosen` is kept
+// on the device, so that a captured graph continues without the host: of each sequence the last
+// token, then the number of tokens, then of finished blocks, which identifies the last one. Stores
+// the token in tokens[sequence][count], and the logits of the first sequence in history[count].
+// `best` has a pair per block; blockIdx.y is the sequence.
 template <typename T>
 __device__ __forceinline__ void sample_body(
-    const T* logits, Chosen* chosen, uint32_t* tokens, T* history, uint2* best, int vocabulary,
+    const T* logits, uint32_t* chosen, uint32_t* tokens, T* history, uint2* best, int vocabulary,
     int max_tokens) {
+    const int sequence = blockIdx.y, sequences = gridDim.y;
+    logits += size_t(sequence) * vocabulary;
+    best += size_t(sequence) * gridDim.x;
+    uint32_t *latest = chosen + sequence, *count = latest + sequences, *ticket = count + sequences;
     __shared__ float values[32];
     __shared__ uint32_t indices[32];
     __shared__ bool last;
-    const uint32_t place = min(chosen->count, uint32_t(max_tokens - 1));
+    const uint32_t place = min(*count, uint32_t(max_tokens - 1));
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, warps = blockDim.x / 32;
     T* keep = history + size_t(place) * vocabulary;
     float value = -INFINITY;
@@ -31,7 +33,7 @@ __device__ __forceinline__ void sample_body(
     };
     for (int i = blockIdx.x * blockDim.x + threadIdx.x; i < vocabulary;
          i += gridDim.x * blockDim.x) {
-        keep[i] = logits[i];
+        if (sequence == 0) keep[i] = logits[i];
         const float logit = to_float(logits[i]);
         if (better(logit, i, value, index)) value = logit, index = i;
     }
@@ -58,7 +60,7 @@ __device__ __forceinline__ void sample_body(
     if (threadIdx.x == 0) {
         best[blockIdx.x] = make_uint2(__float_as_uint(value), index);
         __threadfence();
-        last = atomicAdd(&chosen->ticket, 1) == gridDim.x - 1;
+        last = atomicAdd(ticket, 1) == gridDim.x - 1;
     }
     __syncthreads();
     if (!last) return;
@@ -73,14 +75,14 @@ __device__ __forceinline__ void sample_body(
     if (threadIdx.x == 0) {
         // NaN logits have no largest value: token 0 is chosen, and the stored logits show them.
         index = index < vocabulary ? index : 0;
-        chosen->last = index, chosen->count = place + 1, chosen->ticket = 0;
-        tokens[place] = index;
+        *latest = index, *count = place + 1, *ticket = 0;
+        tokens[size_t(sequence) * max_tokens + place] = index;
     }
 }
 
 #define KERNELS(T, NAME)                                                               \
     extern "C" __global__ void __launch_bounds__(512) sample_##NAME(                   \
-        const T* logits, Chosen* chosen, uint32_t* tokens, T* history, uint2* best,    \
+        const T* logits, uint32_t* chosen, uint32_t* tokens, T* history, uint2* best,  \
         int vocabulary, int max_tokens) {                                              \
         sample_body<T>(logits, chosen, tokens, history, best, vocabulary, max_tokens); \
     }

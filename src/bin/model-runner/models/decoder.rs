@@ -8,7 +8,7 @@ use llmprof::domain::model::DecoderSpec as Spec;
 use super::{attention::DecoderAttention, mlp::FeedForward};
 use crate::{
     module_scope::Site,
-    ops::{Cursor, Embedding, LayerCache, Linear, Norm, RopeTables},
+    ops::{Cursor, Embedding, LayerCache, Linear, Norm, Room, RopeTables, Span, join},
     record::Op,
 };
 
@@ -16,19 +16,18 @@ use crate::{
 pub struct KvCache {
     layers: Vec<LayerCache>,
     pub cursor: Cursor,
-    capacity: usize,
+    room: Room,
 }
 
 impl KvCache {
-    /// A cache with room for `capacity` positions.
-    pub fn new(spec: &Spec, capacity: usize, dtype: DType, device: &Device) -> Result<Self> {
+    pub fn new(spec: &Spec, room: Room, dtype: DType, device: &Device) -> Result<Self> {
         let layers = (0..spec.layers)
-            .map(|_| LayerCache::new(spec, capacity, dtype, device))
+            .map(|_| LayerCache::new(spec, room, dtype, device))
             .collect::<Result<_>>()?;
-        Ok(Self { layers, cursor: Cursor::new(spec.heads, device)?, capacity })
+        Ok(Self { layers, cursor: Cursor::new(room.sequences, spec.heads, device)?, room })
     }
 
-    /// Clears the text; memory is kept.
+    /// Clears the texts; memory is kept.
     pub fn clear(&mut self) -> Result<()> {
         self.cursor.clear()
     }
@@ -44,13 +43,13 @@ pub struct DecoderLayer {
 }
 
 impl DecoderLayer {
-    /// Builds layer `layer`, for texts of up to `capacity` tokens.
+    /// Builds layer `layer`, for batches that fit `room`.
     pub fn new(
         site: &Site,
         spec: &Spec,
         layer: usize,
         tables: &RopeTables,
-        capacity: usize,
+        room: Room,
     ) -> Result<Self> {
         Ok(Self {
             module: site.module(),
@@ -61,7 +60,7 @@ impl DecoderLayer {
                 spec.hidden,
                 spec.rms_norm_eps,
             )?,
-            mlp: FeedForward::new(&site.pp("mlp"), spec, layer, capacity)?,
+            mlp: FeedForward::new(&site.pp("mlp"), spec, layer, room.tokens())?,
         })
     }
 
@@ -105,14 +104,14 @@ pub struct Decoder {
 }
 
 impl Decoder {
-    /// Builds from the root of the weights, for up to `positions` tokens.
-    pub fn new(root: &Site, spec: &Spec, positions: usize) -> Result<Self> {
+    /// Builds from the root of the weights, for batches that fit `room`.
+    pub fn new(root: &Site, spec: &Spec, room: Room) -> Result<Self> {
         let site = root.part("decoder", "model");
         let embedding = Embedding::new(&site.pp("embed_tokens"), spec.vocab, spec.hidden)?;
-        let tables = RopeTables::new(positions, &spec.rope_frequencies(), site.device())?;
+        let tables = RopeTables::new(room.positions, &spec.rope_frequencies(), site.device())?;
         let layers = (0..spec.layers)
             .map(|layer| {
-                DecoderLayer::new(&site.pp("layers").pp(layer), spec, layer, &tables, positions)
+                DecoderLayer::new(&site.pp("layers").pp(layer), spec, layer, &tables, room)
             })
             .collect::<Result<_>>()?;
         let norm = Norm::rms(&site.pp("norm"), spec.hidden, spec.rms_norm_eps)?;
@@ -129,16 +128,18 @@ impl Decoder {
         self.embedding.forward(tokens)
     }
 
-    /// Continues the cached text with `x` `[tokens, hidden]`; returns the logits after its last
-    /// token, `[vocab]`.
+    /// Continues the cached texts with `x` `[rows, hidden]`, whose rows the cursor reads; returns
+    /// the logits after the last token of each, `[sequences, vocab]`.
     pub fn forward(&self, x: &Tensor, cache: &mut KvCache) -> Result<Tensor> {
         let _scope = self.module.enter();
-        let (tokens, position) = (x.dim(0)?, cache.cursor.position());
-        if position + tokens > cache.capacity {
+        let spans = cache.cursor.spans();
+        let rows: usize = spans.clone().map(|span| span.tokens).sum();
+        let (longest, positions) = (spans.map(Span::length).max(), cache.room.positions);
+        if rows != x.dim(0)? || longest.is_none_or(|longest| longest > positions) {
+            let texts: Vec<usize> = cache.cursor.spans().map(Span::length).collect();
             candle_core::bail!(
-                "{} positions do not fit a cache of {}",
-                position + tokens,
-                cache.capacity
+                "texts of {texts:?} tokens do not fit a cache of {positions} positions and {} rows",
+                x.dim(0)?
             );
         }
         let (mut x, mut delta) = (x.clone(), None);
@@ -146,14 +147,21 @@ impl Decoder {
             let (sum, fed) = layer.forward(&x, delta.as_ref(), layer_cache, &cache.cursor)?;
             (x, delta) = (sum, Some(fed));
         }
-        cache.cursor.advance(tokens)?;
-        // Only the last token predicts the next one.
-        let last = |x: &Tensor| x.narrow(0, tokens - 1, 1);
+        // Only the last token of each text predicts the next one.
+        let last = |x: &Tensor| match cache.cursor.reads_one() {
+            true => Ok(x.clone()),
+            false => {
+                let spans = cache.cursor.spans();
+                join(spans.map(|span| x.narrow(0, span.row + span.tokens - 1, 1)))
+            }
+        };
         let normed = match delta {
             Some(delta) => self.norm.forward_sum(&last(&x)?, &last(&delta)?)?.1,
             None => self.norm.forward(&last(&x)?)?,
         };
-        self.head.forward(&normed)?.squeeze(0)
+        let logits = self.head.forward(&normed)?;
+        cache.cursor.advance()?;
+        Ok(logits)
     }
 
     /// Starts or stops balancing each router by its inputs in the following forwards.
@@ -161,9 +169,8 @@ impl Decoder {
         self.layers.iter().for_each(|layer| layer.mlp.set_balancing(on));
     }
 
-    /// Records the experts that only the GPU knows, of a text of `prompt` tokens at once and
-    /// `steps` one by one.
-    pub fn record_experts(&self, prompt: usize, steps: usize) -> Result<()> {
-        self.layers.iter().try_for_each(|layer| layer.mlp.record_experts(prompt, steps))
+    /// Records the experts that only the GPU knows, of `forwards`, each with its number of tokens.
+    pub fn record_experts(&self, forwards: &[usize]) -> Result<()> {
+        self.layers.iter().try_for_each(|layer| layer.mlp.record_experts(forwards))
     }
 }

@@ -2,7 +2,7 @@
 //!
 //! The model's dimensions determine which of the two a layer has.
 
-use std::{cell::Cell, ops::Range};
+use std::{cell::Cell, ops::Range, rc::Rc};
 
 use candle_core::{Result, Tensor};
 use llmprof::domain::model::{DecoderSpec as Spec, MoeSpec};
@@ -45,10 +45,15 @@ pub struct Moe {
     recorder: Recorder,
     /// Each forward balances the router first.
     balancing: Cell<bool>,
+    /// Bytes of the experts that forwards of many tokens, and of one of each sequence, have read:
+    /// known after a repeat. Of steps, which may be replays of one, it is the mean.
+    prefill_bytes: Rc<Cell<u64>>,
+    step_bytes: Rc<Cell<u64>>,
 }
 
 impl Moe {
-    /// Builds `gate`, `experts.N` and `shared_experts`, for texts of up to `capacity` tokens.
+    /// Builds `gate`, `experts.N` and `shared_experts`, for up to `capacity` tokens of all
+    /// sequences.
     pub fn new(
         site: &Site,
         spec: &Spec,
@@ -64,37 +69,50 @@ impl Moe {
             total: moe.experts,
             recorder: site.recorder().clone(),
             balancing: Cell::new(false),
+            prefill_bytes: Rc::default(),
+            step_bytes: Rc::default(),
         })
     }
 
-    /// Forward of `x` `[tokens, hidden]`, whose first token is at the cursor.
+    /// Forward of `x` `[rows, hidden]`, which the cursor reads.
     pub fn forward(&self, x: &Tensor, cursor: &Cursor) -> Result<Tensor> {
         let _scope = self.module.enter();
         if self.balancing.get() {
-            self.router.balance(x)?;
+            // Over one text, so that the weights do not depend on the batch.
+            let first = cursor.spans().next().map_or(0, |span| span.tokens);
+            self.router.balance(&x.narrow(0, 0, first)?)?;
         }
         let routes = self.router.forward(x, cursor)?;
-        let (mixed, distinct) = self.experts.forward(x, &routes)?;
+        let bytes = if cursor.reads_one() { &self.step_bytes } else { &self.prefill_bytes };
+        let (mixed, distinct) = self.experts.forward(x, &routes, bytes)?;
         if let Some(distinct) = distinct.filter(|_| x.device().is_cpu()) {
             self.recorder.experts(self.layer, distinct, self.total);
         }
         Ok(mixed)
     }
 
-    /// Records the experts hit by a text on a GPU, of `prompt` tokens at once and `steps` one by
-    /// one.
-    fn record_experts(&self, prompt: usize, steps: usize) -> Result<()> {
-        let forwards: Vec<Range<usize>> = std::iter::once(0..prompt)
-            .chain((prompt..prompt + steps).map(|position| position..position + 1))
+    /// Records the experts hit on a GPU by the forwards of a repeat, a prefill and steps, each with
+    /// its number of tokens.
+    fn record_experts(&self, forwards: &[usize]) -> Result<()> {
+        let mut start = 0;
+        let ranges: Vec<Range<usize>> = forwards
+            .iter()
+            .map(|tokens| {
+                start += tokens;
+                start - tokens..start
+            })
             .collect();
-        for (forward, hit) in self.router.hit(&forwards)?.iter().enumerate() {
+        let hit: Vec<usize> =
+            self.router.hit(&ranges)?.into_iter().map(|experts| experts.len()).collect();
+        for (forward, &distinct) in hit.iter().enumerate() {
             let step = forward.checked_sub(1).map(|step| step as u32);
             let stage = if step.is_some() { "decode_all" } else { "prefill" };
-            if step.is_none() && prompt > 1 {
-                self.experts.set_prefill_bytes(hit.len());
-            }
-            self.recorder.experts_of(stage, step, self.layer, hit.len(), self.total);
+            self.recorder.experts_of(stage, step, self.layer, distinct, self.total);
         }
+        let Some((prefill, steps)) = hit.split_first() else { return Ok(()) };
+        self.prefill_bytes.set(self.experts.bytes_of(*prefill));
+        let bytes: u64 = steps.iter().map(|&distinct| self.experts.bytes_of(distinct)).sum();
+        self.step_bytes.set(bytes / (steps.len() as u64).max(1));
         Ok(())
     }
 }
@@ -106,7 +124,7 @@ pub enum FeedForward {
 }
 
 impl FeedForward {
-    /// Builds the half of `layer`, for texts of up to `capacity` tokens.
+    /// Builds the half of `layer`, for up to `capacity` tokens of all sequences.
     pub fn new(site: &Site, spec: &Spec, layer: usize, capacity: usize) -> Result<Self> {
         match &spec.moe {
             Some(moe) if layer >= moe.first_layer => {
@@ -116,7 +134,7 @@ impl FeedForward {
         }
     }
 
-    /// Forward of `x` `[tokens, hidden]`, whose first token is at the cursor.
+    /// Forward of `x` `[rows, hidden]`, which the cursor reads.
     pub fn forward(&self, x: &Tensor, cursor: &Cursor) -> Result<Tensor> {
         match self {
             Self::Dense(mlp) => mlp.forward(x),
@@ -132,9 +150,9 @@ impl FeedForward {
     }
 
     /// Records the experts that only the GPU knows.
-    pub fn record_experts(&self, prompt: usize, steps: usize) -> Result<()> {
+    pub fn record_experts(&self, forwards: &[usize]) -> Result<()> {
         match self {
-            Self::Mixture(moe) => moe.record_experts(prompt, steps),
+            Self::Mixture(moe) => moe.record_experts(forwards),
             Self::Dense(_) => Ok(()),
         }
     }

@@ -18,12 +18,12 @@ pub use self::{
 };
 use crate::{
     module_scope::Site,
-    ops::{Cursor, Pointwise},
-    preprocess::PageTensors,
+    ops::{Cursor, Pointwise, Room},
     prompt::Prompt,
+    text::Batch,
 };
 
-/// A whole model, with the KV cache of its current text.
+/// A whole model, with the KV cache of its current texts.
 pub struct Model {
     vision: Option<Vision>,
     decoder: Decoder,
@@ -33,33 +33,35 @@ pub struct Model {
 }
 
 impl Model {
-    /// Builds from the root of the weights, for texts of up to `positions` tokens.
-    pub fn new(root: &Site, spec: &ModelSpec, positions: usize) -> Result<Self> {
+    /// Builds from the root of the weights, for batches that fit `room`.
+    pub fn new(root: &Site, spec: &ModelSpec, room: Room) -> Result<Self> {
         let vision = spec.vision.as_ref();
         let vision = vision
             .map(|vision| Vision::new(&root.part("vision", "model"), vision, spec.decoder.hidden))
             .transpose()?;
         Ok(Self {
             vision,
-            decoder: Decoder::new(root, &spec.decoder, positions)?,
+            decoder: Decoder::new(root, &spec.decoder, room)?,
             insert: Pointwise::new(&root.part("decoder.insert_images", "")),
-            cache: KvCache::new(&spec.decoder, positions, root.dtype(), root.device())?,
+            cache: KvCache::new(&spec.decoder, room, root.dtype(), root.device())?,
             device: root.device().clone(),
         })
     }
 
-    /// Clears the text.
+    /// Clears the texts.
     pub fn clear(&mut self) -> Result<()> {
         self.cache.clear()
     }
 
-    /// The position of the next token.
+    /// The positions of the next tokens.
     pub fn cursor(&mut self) -> &mut Cursor {
         &mut self.cache.cursor
     }
 
-    /// Reads the whole prompt; returns the logits after it.
-    pub fn prefill(&mut self, prompt: &Prompt, pages: &[PageTensors]) -> Result<Tensor> {
+    /// Reads all prompts whole; returns the logits after each, `[sequences, vocab]`.
+    pub fn prefill(&mut self, batch: &Batch) -> Result<Tensor> {
+        let Batch { prompt, lengths, pages } = batch;
+        self.cache.cursor.read(lengths)?;
         let features = match &self.vision {
             Some(vision) => {
                 pages.iter().map(|page| vision.forward(page)).collect::<Result<Vec<_>>>()?
@@ -76,26 +78,26 @@ impl Model {
         self.decoder.forward(&x, &mut self.cache)
     }
 
-    /// Reads one more token, `[1]`; returns the logits after it.
-    pub fn step(&mut self, token: &Tensor) -> Result<Tensor> {
-        let x = self.decoder.embed(token)?;
+    /// Reads one more token of each sequence, `[sequences]`; returns the logits after each.
+    pub fn step(&mut self, tokens: &Tensor) -> Result<Tensor> {
+        self.cache.cursor.read_one();
+        let x = self.decoder.embed(tokens)?;
         self.decoder.forward(&x, &mut self.cache)
     }
 
-    /// Balances synthetic routers over the tokens of this prompt, as training would: random ones
+    /// Balances synthetic routers over the tokens of these prompts, as training would: random ones
     /// send nearly all tokens to the same few experts.
-    pub fn balance(&mut self, prompt: &Prompt, pages: &[PageTensors]) -> Result<()> {
+    pub fn balance(&mut self, batch: &Batch) -> Result<()> {
         self.decoder.set_balancing(true);
-        let read = self.prefill(prompt, pages);
+        let read = self.prefill(batch);
         self.decoder.set_balancing(false);
         self.clear()?;
         read.map(drop)
     }
 
-    /// Records the experts that only the GPU knows, of a text of `prompt` tokens at once and
-    /// `steps` one by one.
-    pub fn record_experts(&self, prompt: usize, steps: usize) -> Result<()> {
-        self.decoder.record_experts(prompt, steps)
+    /// Records the experts that only the GPU knows, of `forwards`, each with its number of tokens.
+    pub fn record_experts(&self, forwards: &[usize]) -> Result<()> {
+        self.decoder.record_experts(forwards)
     }
 }
 
@@ -162,19 +164,20 @@ pub mod tests {
     }
 
     fn logits_after(decoder: &Decoder, spec: &Spec, parts: &[&[u32]]) -> Result<Vec<f32>> {
-        let mut cache = KvCache::new(spec, 16, DType::F32, &Device::Cpu)?;
+        let mut cache = KvCache::new(spec, Room::of_one(16), DType::F32, &Device::Cpu)?;
         let mut logits = None;
         for part in parts {
             let x = decoder.embed(&Tensor::new(*part, &Device::Cpu)?)?;
+            cache.cursor.read(&[part.len()])?;
             logits = Some(decoder.forward(&x, &mut cache)?);
         }
-        logits.expect("at least one part").to_vec1()
+        logits.expect("at least one part").get(0)?.to_vec1()
     }
 
     #[test]
     fn a_text_read_in_steps_has_the_logits_of_the_text_read_at_once() -> Result<()> {
         let spec = decoder();
-        let decoder = Decoder::new(&Site::synthetic(1), &spec, 16)?;
+        let decoder = Decoder::new(&Site::synthetic(1), &spec, Room::of_one(16))?;
         let whole = logits_after(&decoder, &spec, &[&[0, 7, 9, 23, 4, 4, 31]])?;
         for parts in
             [&[&[0u32, 7, 9][..], &[23], &[4], &[4], &[31]][..], &[&[0, 7], &[9, 23, 4, 4, 31]]]
@@ -224,7 +227,8 @@ pub mod tests {
             DType::F32,
             Device::Cpu,
         );
-        let decoder = Decoder::new(&Site::root(weights, Recorder::silent()), spec, 16)?;
+        let decoder =
+            Decoder::new(&Site::root(weights, Recorder::silent()), spec, Room::of_one(16))?;
         Ok((decoder, seen.into_inner().expect("no builder panics")))
     }
 
@@ -246,7 +250,8 @@ pub mod tests {
             *tensor = repeated.reshape((grouped.heads * grouped.head_dim, grouped.hidden))?;
         }
         let weights = VarBuilder::from_tensors(weights, DType::F32, &Device::Cpu);
-        let repeated = Decoder::new(&Site::root(weights, Recorder::silent()), &plain, 16)?;
+        let repeated =
+            Decoder::new(&Site::root(weights, Recorder::silent()), &plain, Room::of_one(16))?;
         let (a, b) =
             (logits_after(&original, &grouped, TEXT)?, logits_after(&repeated, &plain, TEXT)?);
         let worst = a.iter().zip(&b).map(|(a, b)| (a - b).abs()).fold(0.0, f32::max);
@@ -271,7 +276,8 @@ pub mod tests {
         std::fs::write(folder.path().join("model.safetensors.index.json"), index)?;
 
         let weights = crate::weights::load(folder.path(), DType::F32, &Device::Cpu)?;
-        let loaded = Decoder::new(&Site::root(weights, Recorder::silent()), &spec, 16)?;
+        let loaded =
+            Decoder::new(&Site::root(weights, Recorder::silent()), &spec, Room::of_one(16))?;
         assert_eq!(logits_after(&original, &spec, TEXT)?, logits_after(&loaded, &spec, TEXT)?);
         Ok(())
     }
@@ -280,7 +286,7 @@ pub mod tests {
     fn a_built_decoder_has_the_size_of_its_dimensions() -> Result<()> {
         for spec in [decoder(), Spec { tied_embeddings: true, qkv_bias: true, ..decoder() }] {
             let site = Site::synthetic(0);
-            Decoder::new(&site, &spec, 16)?;
+            Decoder::new(&site, &spec, Room::of_one(16))?;
             assert_eq!(u128::from(site.size().parameters), spec.parameters());
         }
         Ok(())

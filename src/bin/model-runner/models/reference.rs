@@ -10,7 +10,7 @@ use candle_core::{DType, Device, Tensor};
 use llmprof::domain::model::{DecoderSpec as Spec, hf};
 
 use super::decoder::{Decoder, KvCache};
-use crate::{module_scope::Site, record::Recorder, weights};
+use crate::{module_scope::Site, ops::Room, record::Recorder, weights};
 
 /// Maximum error of any number of an output, as a share of the largest absolute value of the
 /// expected output.
@@ -71,13 +71,15 @@ fn decoder(fixture: &Fixture) -> anyhow::Result<Spec> {
 /// The logits after each part of the fixture's text.
 fn logits(fixture: &Fixture, spec: &Spec, parts: &[usize]) -> candle_core::Result<Vec<Tensor>> {
     let tokens = fixture.tensor("tokens");
-    let decoder = Decoder::new(&fixture.root, spec, tokens.dim(0)?)?;
-    let mut cache = KvCache::new(spec, tokens.dim(0)?, DType::F32, &Device::Cpu)?;
+    let room = Room::of_one(tokens.dim(0)?);
+    let decoder = Decoder::new(&fixture.root, spec, room)?;
+    let mut cache = KvCache::new(spec, room, DType::F32, &Device::Cpu)?;
     let mut start = 0;
     let mut read = |&part: &usize| {
         let x = decoder.embed(&tokens.narrow(0, start, part)?)?;
         start += part;
-        decoder.forward(&x, &mut cache)
+        cache.cursor.read(&[part])?;
+        decoder.forward(&x, &mut cache)?.get(0)
     };
     parts.iter().map(&mut read).collect()
 }

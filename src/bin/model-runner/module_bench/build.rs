@@ -11,7 +11,7 @@ use crate::{
         deepseek_ocr::{Clip, ClipLayer, Sam, SamBlock},
     },
     module_scope::Site,
-    ops::RopeTables,
+    ops::{Room, RopeTables},
     weights,
 };
 
@@ -48,7 +48,7 @@ fn decoder_part(
     let Some(layer) = index(layer, spec.layers) else { return Ok(None) };
     let tables = RopeTables::new(capacity, &spec.rope_frequencies(), root.device())?;
     let site = root.part("decoder", "model").pp("layers").pp(layer);
-    let whole = || DecoderLayer::new(&site, spec, layer, &tables, capacity);
+    let whole = || DecoderLayer::new(&site, spec, layer, &tables, Room::of_one(capacity));
     let module = match (part, extracted) {
         (None, _) => Module::Layer(whole()?),
         (Some("self_attn"), true) => Module::Attention(whole()?.into_parts().0),

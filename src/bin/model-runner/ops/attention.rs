@@ -7,7 +7,7 @@
 use candle_core::{Result, Tensor};
 use candle_nn::Init;
 
-use super::{Cursor, LayerCache, matmul_flops};
+use super::{Cursor, LayerCache, Span, join, matmul_flops};
 use crate::{
     module_scope::Site,
     record::{Op, OperatorWork},
@@ -21,71 +21,115 @@ impl CausalAttention {
         Self(site.op("attention"))
     }
 
-    /// Attends from `queries` `[tokens, heads, head_dim]`, the first at the cursor, to the cache
-    /// with these tokens.
+    /// Attends from `queries` `[rows, heads, head_dim]`, those of each sequence from its position,
+    /// to the cache with these tokens.
     pub fn forward(&self, queries: &Tensor, cache: &LayerCache, cursor: &Cursor) -> Result<Tensor> {
-        let (tokens, heads, dim) = queries.dims3()?;
+        let (_, heads, dim) = queries.dims3()?;
         let kv_heads = cache.keys.dim(1)?;
-        let (position, length) = (cursor.position(), cursor.position() + tokens);
         // Each token attends to those before it and itself: pairs of a query and a key, each
         // multiplied for its score and for its value.
-        let pairs = tokens * position + tokens * (tokens + 1) / 2;
+        let pairs = |span: Span| span.tokens * span.position + span.tokens * (span.tokens + 1) / 2;
+        let lengths = || cursor.spans().map(Span::length);
         let key_bytes = (2 * kv_heads * dim * queries.dtype().size_in_bytes()) as u64;
+        let pair_flops = 2 * matmul_flops(1, 1, heads * dim, 1);
         let work = OperatorWork {
-            flops: 2 * matmul_flops(pairs, 1, heads * dim, 1),
+            flops: pair_flops * cursor.spans().map(pairs).sum::<usize>() as u64,
             read: (queries.elem_count() * queries.dtype().size_in_bytes()) as u64
-                + length as u64 * key_bytes,
-            per_position: (2 * matmul_flops(1, 1, heads * dim, 1) * tokens as u64, key_bytes),
+                + lengths().sum::<usize>() as u64 * key_bytes,
+            per_position: (pair_flops, key_bytes),
             deferred: None,
         };
-        let (keys, values) = (cache.keys.narrow(2, 0, length)?, cache.values.narrow(2, 0, length)?);
+        let longest = lengths().max().unwrap_or(0);
+        let (keys, values) =
+            (cache.keys.narrow(2, 0, longest)?, cache.values.narrow(2, 0, longest)?);
         self.0.call_with_work(&[queries, &keys, &values], work, || {
             #[cfg(feature = "cuda")]
             if let Some(mixed) = on_gpu(queries, cache, cursor)? {
                 return Ok(mixed);
             }
             cursor.require_host()?;
-            // Query heads with a common key head are rows of one product, so keys are not repeated
-            // in memory.
-            let rows = (1, kv_heads, heads / kv_heads * tokens, dim);
-            let scaled = (queries.transpose(0, 1)? * (dim as f64).sqrt().recip())?.reshape(rows)?;
-            let scores = scaled.matmul(&keys.t()?)?.reshape((1, heads, tokens, length))?;
-            let scores = match cursor.mask(tokens, scores.dtype(), scores.device())? {
-                Some(mask) => scores.broadcast_add(&mask)?,
-                None => scores,
-            };
-            let weights = candle_nn::ops::softmax_last_dim(&scores)?;
-            let mixed = weights.reshape((1, kv_heads, rows.2, length))?.matmul(&values)?;
-            mixed.reshape((heads, tokens, dim))?.transpose(0, 1)?.reshape((tokens, heads * dim))
+            join(cursor.spans().map(|span| attend(queries, cache, cursor, span)))
         })
     }
 }
 
+/// Attention of one sequence, `[tokens, heads * head_dim]`.
+fn attend(queries: &Tensor, cache: &LayerCache, cursor: &Cursor, span: Span) -> Result<Tensor> {
+    let (_, heads, dim) = queries.dims3()?;
+    let (tokens, length, kv_heads) = (span.tokens, span.length(), cache.keys.dim(1)?);
+    let (keys, values) = cache.of(span.sequence)?;
+    let (keys, values) = (keys.narrow(2, 0, length)?, values.narrow(2, 0, length)?);
+    let queries = queries.narrow(0, span.row, tokens)?;
+    // Query heads with a common key head are rows of one product, so keys are not repeated in
+    // memory.
+    let rows = (1, kv_heads, heads / kv_heads * tokens, dim);
+    let scaled = (queries.transpose(0, 1)? * (dim as f64).sqrt().recip())?.reshape(rows)?;
+    let scores = scaled.matmul(&keys.t()?)?.reshape((1, heads, tokens, length))?;
+    let scores = match cursor.mask(span, scores.dtype(), scores.device())? {
+        Some(mask) => scores.broadcast_add(&mask)?,
+        None => scores,
+    };
+    let weights = candle_nn::ops::softmax_last_dim(&scores)?;
+    let mixed = weights.reshape((1, kv_heads, rows.2, length))?.matmul(&values)?;
+    mixed.reshape((heads, tokens, dim))?.transpose(0, 1)?.reshape((tokens, heads * dim))
+}
+
+/// One launch if the sequences have equal spans or one row each; else one per sequence.
 #[cfg(feature = "cuda")]
 fn on_gpu(queries: &Tensor, cache: &LayerCache, cursor: &Cursor) -> Result<Option<Tensor>> {
-    use crate::gpu::{AttendMany, MatrixView, attend_many, attend_one};
+    use crate::gpu::attend_one;
 
-    let (tokens, heads, dim) = queries.dims3()?;
-    let (_, kv_heads, capacity, _) = cache.keys.dims4()?;
-    let Some((position, tickets)) = cursor.on_device() else { return Ok(None) };
-    if tokens == 1 {
-        return attend_one(queries, (&cache.keys, &cache.values), position, tickets);
+    if cursor.reads_one() {
+        let Some(on_device) = cursor.on_device() else { return Ok(None) };
+        return attend_one(queries, (&cache.keys, &cache.values), &on_device);
     }
-    let cached = |tensor| MatrixView { tensor, first: 0, strides: [0, capacity * dim, dim] };
+    if let Some(span) = cursor.common_span() {
+        return attend_spans(queries, (&cache.keys, &cache.values), span);
+    }
+    let mut parts = Vec::with_capacity(cursor.sequences());
+    for span in cursor.spans() {
+        let (keys, values) = cache.of(span.sequence)?;
+        let rows = queries.narrow(0, span.row, span.tokens)?;
+        let Some(mixed) = attend_spans(&rows, (&keys, &values), span)? else { return Ok(None) };
+        parts.push(Ok(mixed));
+    }
+    join(parts.into_iter()).map(Some)
+}
+
+/// Attention of all sequences of a cache `[sequences, kv_heads, capacity, head_dim]`, each with
+/// `span`; `queries` are `[sequences * tokens, heads, head_dim]`.
+#[cfg(feature = "cuda")]
+fn attend_spans(
+    queries: &Tensor,
+    (keys, values): (&Tensor, &Tensor),
+    span: Span,
+) -> Result<Option<Tensor>> {
+    use crate::gpu::{AttendMany, MatrixView, attend_many};
+
+    let (rows, heads, dim) = queries.dims3()?;
+    let (batch, kv_heads, capacity, _) = keys.dims4()?;
+    let of_sequence = kv_heads * capacity * dim;
+    let cached =
+        |tensor| MatrixView { tensor, first: 0, strides: [of_sequence, capacity * dim, dim] };
+    let width = heads * dim;
     let mixed = attend_many(&AttendMany {
-        queries: MatrixView { tensor: queries, first: 0, strides: [0, dim, heads * dim] },
-        keys: cached(&cache.keys),
-        values: cached(&cache.values),
-        batch: 1,
+        queries: MatrixView {
+            tensor: queries,
+            first: 0,
+            strides: [span.tokens * width, dim, width],
+        },
+        keys: cached(keys),
+        values: cached(values),
+        batch,
         heads,
         group: heads / kv_heads,
-        queries_count: tokens,
-        keys_count: cursor.position() + tokens,
+        queries_count: span.tokens,
+        keys_count: span.length(),
         head_dim: dim,
         causal: true,
         relative: None,
     })?;
-    mixed.map(|mixed| mixed.squeeze(0)).transpose()
+    mixed.map(|mixed| mixed.reshape((rows, width))).transpose()
 }
 
 /// Decomposed relative positions on a square grid: a query's terms for the rows, and for the

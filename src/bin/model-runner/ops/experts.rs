@@ -3,11 +3,7 @@
 //! Shared experts, which every token uses with weight one, are numbered after the routed ones and
 //! run with them. On a GPU they run without the host.
 
-use std::{
-    cell::{Cell, RefCell},
-    collections::BTreeSet,
-    rc::Rc,
-};
+use std::{cell::Cell, collections::BTreeSet, rc::Rc};
 
 use candle_core::{D, Device, Result, Tensor};
 use candle_nn::Init;
@@ -26,8 +22,6 @@ pub struct Experts {
     /// `[experts + shared, hidden, width]`
     down: Tensor,
     routed: usize,
-    /// Bytes of the experts hit by the last prefill, once known.
-    prefill_bytes: RefCell<Rc<Cell<u64>>>,
     op: Op,
 }
 
@@ -63,23 +57,25 @@ impl Experts {
             }
         }
         let (up, down) = (Tensor::stack(&ups, 0)?, Tensor::stack(&downs, 0)?);
-        Ok(Self {
-            up,
-            down,
-            routed: experts,
-            prefill_bytes: RefCell::default(),
-            op: site.part("experts", "").op("experts"),
-        })
+        Ok(Self { up, down, routed: experts, op: site.part("experts", "").op("experts") })
     }
 
-    /// Bytes of one expert's weights.
-    fn expert_bytes(&self) -> u64 {
-        (self.up.bytes() + self.down.bytes()) / self.up.dims()[0] as u64
+    /// Bytes of the weights of `distinct` routed experts, and of the shared ones.
+    pub fn bytes_of(&self, distinct: usize) -> u64 {
+        let experts = self.up.dims()[0];
+        let shared = experts - self.routed;
+        (distinct + shared) as u64 * (self.up.bytes() + self.down.bytes()) / experts as u64
     }
 
     /// The weighted sum of each row's experts, of `x` `[tokens, hidden]`, and the number of
-    /// distinct routed experts, if the host knows it.
-    pub fn forward(&self, x: &Tensor, routes: &Routes) -> Result<(Tensor, Option<usize>)> {
+    /// distinct routed experts, if the host knows it. If it does not, `later` will have the bytes
+    /// that were read of them.
+    pub fn forward(
+        &self,
+        x: &Tensor,
+        routes: &Routes,
+        later: &Rc<Cell<u64>>,
+    ) -> Result<(Tensor, Option<usize>)> {
         let (tokens, hidden) = x.dims2()?;
         let (width, shared) = (self.down.dim(2)?, self.down.dim(0)? - self.routed);
         let (slots, distinct) = match routes {
@@ -93,15 +89,10 @@ impl Experts {
         };
         // One token uses as many experts as it chooses; those of several are only in the log.
         let known = distinct.or((tokens == 1).then_some(slots - shared));
-        let deferred = known.is_none().then(Rc::default);
-        if let Some(deferred) = &deferred {
-            self.prefill_bytes.replace(Rc::clone(deferred));
-        }
         let work = OperatorWork {
             flops: 3 * matmul_flops(1, tokens * slots, hidden, width),
-            read: x.bytes()
-                + known.map_or(0, |known| (known + shared) as u64 * self.expert_bytes()),
-            deferred,
+            read: x.bytes() + known.map_or(0, |known| self.bytes_of(known)),
+            deferred: known.is_none().then(|| Rc::clone(later)),
             ..OperatorWork::default()
         };
         let mixed = self.op.call_with_work(&[x, &self.up, &self.down], work, || match routes {
@@ -118,12 +109,6 @@ impl Experts {
             }
         })?;
         Ok((mixed, known))
-    }
-
-    /// Sets the bytes of the last prefill, by its number of distinct experts in the log.
-    pub fn set_prefill_bytes(&self, distinct: usize) {
-        let shared = self.up.dims()[0] - self.routed;
-        self.prefill_bytes.borrow().set((distinct + shared) as u64 * self.expert_bytes());
     }
 
     /// One product per hit expert.
@@ -218,8 +203,8 @@ mod tests {
             let (router, experts) =
                 (Router::new(&site.pp("gate"), 16, &spec, 8)?, Experts::new(&site, 16, &spec)?);
             let x = Tensor::randn(0f32, 1.0, (7, 16), &Device::Cpu)?;
-            let routes = router.forward(&x, &Cursor::new(1, &Device::Cpu)?)?;
-            let (grouped, _) = experts.forward(&x, &routes)?;
+            let routes = router.forward(&x, &Cursor::new(1, 1, &Device::Cpu)?)?;
+            let (grouped, _) = experts.forward(&x, &routes, &Rc::default())?;
 
             let logits = x.matmul(&router.weight.borrow().t()?)?;
             let probabilities = candle_nn::ops::softmax_last_dim(&logits)?.to_vec2::<f32>()?;

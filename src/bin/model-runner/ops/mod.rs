@@ -17,6 +17,7 @@ pub(crate) use gpu_kernel;
 
 mod attention;
 mod conv;
+mod cursor;
 mod experts;
 mod linear;
 mod norm;
@@ -27,11 +28,14 @@ mod sample;
 
 pub use attention::{CausalAttention, GridPositions, SelfAttention};
 pub use conv::{Conv2d, ConvShape};
+#[cfg(feature = "cuda")]
+pub use cursor::DevicePositions;
+pub use cursor::{Cursor, Room, Span};
 pub use experts::Experts;
 pub use linear::{Embedding, GatedLinear, Linear};
 pub use norm::Norm;
 pub use pointwise::{Activation, Pointwise, gate};
-pub use rope::{Cursor, LayerCache, Rope, RopeTables};
+pub use rope::{LayerCache, Rope, RopeTables, join};
 pub use router::Router;
 #[cfg(all(test, feature = "cuda"))]
 pub use router::Routes;
@@ -76,10 +80,11 @@ mod tests {
     fn attention_counts_the_pairs_of_query_and_key() -> Result<()> {
         let (site, spec) = (Site::synthetic(0), crate::models::tests::decoder());
         let (cache, mut cursor) = (
-            LayerCache::new(&spec, 16, candle_core::DType::F32, &Device::Cpu)?,
-            Cursor::new(4, &Device::Cpu)?,
+            LayerCache::new(&spec, Room::of_one(16), candle_core::DType::F32, &Device::Cpu)?,
+            Cursor::new(1, 4, &Device::Cpu)?,
         );
-        cursor.advance(2)?;
+        cursor.set(&[2])?;
+        cursor.read(&[3])?;
         CausalAttention::new(&site).forward(&ones(&[3, 4, 4])?, &cache, &cursor)?;
         // The third, fourth and fifth token attend to 3, 4 and 5: 12 pairs of 16 elements, for the
         // score and for the value.
@@ -90,20 +95,27 @@ mod tests {
     #[test]
     fn a_replay_counts_the_positions_added_since_its_capture() -> Result<()> {
         let (site, spec) = (Site::synthetic(0), crate::models::tests::decoder());
-        let cache = LayerCache::new(&spec, 16, candle_core::DType::F32, &Device::Cpu)?;
-        let (attention, query) = (CausalAttention::new(&site), ones(&[1, 4, 4])?);
-        let at = |position| -> Result<Cursor> {
-            let mut cursor = Cursor::new(4, &Device::Cpu)?;
-            cursor.advance(position)?;
-            Ok(cursor)
-        };
-        let (_, captured) = site.recorder().captured(|| attention.forward(&query, &cache, &at(2)?));
-        assert!(calls(&site).is_empty(), "the capture is recorded by its replays");
-        site.recorder().replayed(&captured, 5);
-        attention.forward(&query, &cache, &at(7)?)?;
-        let [replayed, computed] = &calls(&site)[..] else { panic!("two calls") };
-        assert!(replayed.captured && !computed.captured);
-        assert_eq!((replayed.flops, replayed.bytes), (computed.flops, computed.bytes));
+        for (captured_at, replayed_at) in [(&[2][..], &[7][..]), (&[1, 1], &[3, 9])] {
+            let sequences = captured_at.len();
+            let room = Room { sequences, positions: 16 };
+            let cache = LayerCache::new(&spec, room, candle_core::DType::F32, &Device::Cpu)?;
+            let (attention, query) = (CausalAttention::new(&site), ones(&[sequences, 4, 4])?);
+            let at = |positions| -> Result<Cursor> {
+                let mut cursor = Cursor::new(sequences, 4, &Device::Cpu)?;
+                cursor.set(positions)?;
+                cursor.read_one();
+                Ok(cursor)
+            };
+            let (before, after) = (at(captured_at)?, at(replayed_at)?);
+            let run = |cursor: &Cursor| attention.forward(&query, &cache, cursor);
+            let (_, captured) = site.recorder().captured(|| run(&before));
+            assert!(calls(&site).is_empty(), "the capture is recorded by its replays");
+            site.recorder().replayed(&captured, (after.tokens() - before.tokens()) as u64);
+            run(&after)?;
+            let [replayed, computed] = &calls(&site)[..] else { panic!("two calls") };
+            assert!(replayed.captured && !computed.captured);
+            assert_eq!((replayed.flops, replayed.bytes), (computed.flops, computed.bytes));
+        }
         Ok(())
     }
 
@@ -137,10 +149,11 @@ mod tests {
         let tables = RopeTables::new(8, &[1.0, 0.01], &Device::Cpu)?;
         let rope = Rope::new(&Site::synthetic(0), &spec, &tables)?;
         let (cache, mut cursor) = (
-            LayerCache::new(&spec, 8, candle_core::DType::F32, &Device::Cpu)?,
-            Cursor::new(1, &Device::Cpu)?,
+            LayerCache::new(&spec, Room::of_one(8), candle_core::DType::F32, &Device::Cpu)?,
+            Cursor::new(1, 1, &Device::Cpu)?,
         );
-        cursor.advance(2)?;
+        cursor.set(&[2])?;
+        cursor.read_one();
         // A query and a key of four at position 2: the pairs are (1, 3) and (2, 4), turned by 2 and
         // by 2 / 100. The value is unchanged.
         let qkv = Tensor::new(

@@ -1,120 +1,42 @@
 //! Rotary positions, and the KV cache that rotated keys are appended to.
 //!
 //! The cache has a fixed size and is written in place: nothing grows while a stage is timed, and
-//! only positions change between steps. On a GPU the position is stored there too, so that a
-//! captured step does not depend on the host.
-
-use std::cell::RefCell;
+//! only positions change between steps.
 
 use candle_core::{DType, Device, Result, Tensor};
 use llmprof::domain::model::DecoderSpec as Spec;
 
-use super::Norm;
+use super::{Cursor, Norm, Room, Span};
 use crate::{
     module_scope::Site,
     record::{Op, OperatorWork},
 };
 
-/// Keys and values of one layer, `[1, kv_heads, capacity, head_dim]` each.
+/// Keys and values of one layer, `[sequences, kv_heads, capacity, head_dim]` each.
 pub struct LayerCache {
     pub keys: Tensor,
     pub values: Tensor,
 }
 
 impl LayerCache {
-    pub fn new(spec: &Spec, capacity: usize, dtype: DType, device: &Device) -> Result<Self> {
-        let shape = (1, spec.kv_heads, capacity, spec.head_dim);
+    pub fn new(spec: &Spec, room: Room, dtype: DType, device: &Device) -> Result<Self> {
+        let shape = (room.sequences, spec.kv_heads, room.positions, spec.head_dim);
         Ok(Self {
             keys: Tensor::zeros(shape, dtype, device)?,
             values: Tensor::zeros(shape, dtype, device)?,
         })
     }
 
-    /// Writes `keys` and `values` `[1, kv_heads, tokens, head_dim]` at `position`.
-    fn append(&self, keys: &Tensor, values: &Tensor, position: usize) -> Result<()> {
-        self.keys.slice_set(&keys.contiguous()?, 2, position)?;
-        self.values.slice_set(&values.contiguous()?, 2, position)
-    }
-}
-
-/// The position of the next token.
-pub struct Cursor {
-    position: usize,
-    /// The same number on a GPU, and a zero per head, with which attention counts finished parts.
-    device: Option<(Tensor, Tensor)>,
-    /// The last mask, with its number of tokens and position: repeats read the same prompt.
-    mask: RefCell<Option<(usize, usize, Tensor)>>,
-}
-
-impl Cursor {
-    pub fn new(heads: usize, device: &Device) -> Result<Self> {
-        let zeros = |count: usize| Tensor::zeros(count, DType::U32, device);
-        let device = if device.is_cuda() { Some((zeros(1)?, zeros(heads)?)) } else { None };
-        Ok(Self { position: 0, device, mask: RefCell::default() })
+    /// Keys and values of one sequence, `[1, kv_heads, capacity, head_dim]`.
+    pub fn of(&self, sequence: usize) -> Result<(Tensor, Tensor)> {
+        Ok((self.keys.narrow(0, sequence, 1)?, self.values.narrow(0, sequence, 1)?))
     }
 
-    pub fn position(&self) -> usize {
-        self.position
-    }
-
-    /// Position and tickets on the GPU.
-    #[cfg(feature = "cuda")]
-    pub fn on_device(&self) -> Option<(&Tensor, &Tensor)> {
-        self.device.as_ref().map(|(position, tickets)| (position, tickets))
-    }
-
-    /// Fails while a step is captured: the caller uses the host's position, and replays would keep
-    /// using the captured one.
-    pub fn require_host(&self) -> Result<()> {
-        #[cfg(feature = "cuda")]
-        if crate::gpu::is_capturing() {
-            candle_core::bail!(
-                "attention with this head size or dtype has no kernel and needs the host's \
-                 position"
-            );
-        }
-        Ok(())
-    }
-
-    /// Resets to the start.
-    pub fn clear(&mut self) -> Result<()> {
-        self.position = 0;
-        self.device.as_ref().map_or(Ok(()), |(position, _)| position.zero_set())
-    }
-
-    /// Advances by `tokens`, here and on the GPU.
-    pub fn advance(&mut self, tokens: usize) -> Result<()> {
-        self.advance_host(tokens);
-        #[cfg(feature = "cuda")]
-        if let Some((position, _)) = &self.device {
-            crate::gpu::advance(position.device().as_cuda_device()?, position, tokens)?;
-        }
-        Ok(())
-    }
-
-    /// Advances by `tokens` on the host only; a replayed graph has advanced the GPU's position.
-    pub fn advance_host(&mut self, tokens: usize) {
-        self.position += tokens;
-    }
-
-    /// The mask added to the scores of `tokens` tokens: minus infinity for later keys; `None` for a
-    /// single token.
-    pub fn mask(&self, tokens: usize, dtype: DType, device: &Device) -> Result<Option<Tensor>> {
-        if tokens == 1 {
-            return Ok(None);
-        }
-        let mut cached = self.mask.borrow_mut();
-        if cached.as_ref().is_none_or(|(t, p, _)| (*t, *p) != (tokens, self.position)) {
-            let (position, length) = (self.position, self.position + tokens);
-            let row = |i: usize| {
-                (0..length).map(move |j| if j > position + i { f32::NEG_INFINITY } else { 0.0 })
-            };
-            let mask = Tensor::from_iter((0..tokens).flat_map(row), device)?
-                .reshape((tokens, length))?
-                .to_dtype(dtype)?;
-            *cached = Some((tokens, position, mask));
-        }
-        Ok(cached.as_ref().map(|(_, _, mask)| mask.clone()))
+    /// Writes `keys` and `values` `[1, kv_heads, tokens, head_dim]` of a sequence at `span`.
+    fn append(&self, keys: &Tensor, values: &Tensor, span: Span) -> Result<()> {
+        let (own_keys, own_values) = self.of(span.sequence)?;
+        own_keys.slice_set(&keys.contiguous()?, 2, span.position)?;
+        own_values.slice_set(&values.contiguous()?, 2, span.position)
     }
 }
 
@@ -167,56 +89,98 @@ impl Rope {
         })
     }
 
-    /// Rotates the queries and keys of `qkv` `[tokens, (heads + 2 kv_heads) * head_dim]`, appends
-    /// keys and values to `cache`, and returns the queries `[tokens, heads, head_dim]`.
+    /// Rotates the queries and keys of `qkv` `[rows, (heads + 2 kv_heads) * head_dim]`, appends
+    /// keys and values to `cache`, and returns the queries `[rows, heads, head_dim]`.
     pub fn forward(&self, qkv: &Tensor, cache: &LayerCache, cursor: &Cursor) -> Result<Tensor> {
-        let (tokens, width) = qkv.dims2()?;
+        let (rows, width) = qkv.dims2()?;
         let (_, kv_heads, _, dim) = cache.keys.dims4()?;
-        let position = cursor.position();
-        let (cos, sin) = (
-            self.tables.cos.narrow(0, position, tokens)?,
-            self.tables.sin.narrow(0, position, tokens)?,
-        );
+        let angles = self.angles(cursor)?;
         // The input, the angles, the writes to the cache, and the weights of the norms.
         let size = qkv.dtype().size_in_bytes();
         let norms = if self.norms.is_some() { 2 * dim * size } else { 0 };
-        let read = tokens * (width * size + dim * 4 + 2 * kv_heads * dim * size) + norms;
+        let read = rows * (width * size + dim * 4 + 2 * kv_heads * dim * size) + norms;
         let work = OperatorWork { read: read as u64, ..OperatorWork::default() };
-        self.op.call_with_work(&[qkv, &cos, &sin], work, || {
+        self.op.call_with_work(&[qkv, &angles.0, &angles.1], work, || {
             #[cfg(feature = "cuda")]
-            if let Some((position, _)) = cursor.on_device() {
-                let norms = self.norms.as_ref().map(|(query, key)| (query.weight(), key.weight()));
-                let (tables, cache) =
-                    ((&self.tables.cos, &self.tables.sin), (&cache.keys, &cache.values));
-                gpu_kernel!(rope(&crate::gpu::RopeArgs {
-                    qkv,
-                    tables,
-                    norms,
-                    eps: self.eps as f32,
-                    position,
-                    cache
-                }));
+            if let Some(queries) = self.on_gpu(qkv, cache, cursor)? {
+                return Ok(queries);
             }
             cursor.require_host()?;
-            let heads = width / dim - 2 * kv_heads;
-            let split = |first: usize, heads: usize| {
-                qkv.narrow(1, first * dim, heads * dim)?
-                    .reshape((1, tokens, heads, dim))?
-                    .transpose(1, 2)?
-                    .contiguous()
-            };
-            let (mut queries, mut keys, values) =
-                (split(0, heads)?, split(heads, kv_heads)?, split(heads + kv_heads, kv_heads)?);
-            if let Some((query_norm, key_norm)) = &self.norms {
-                (queries, keys) =
-                    (query_norm.compute(&queries, None)?.1, key_norm.compute(&keys, None)?.1);
-            }
-            let (cos, sin) = (cos.to_dtype(qkv.dtype())?, sin.to_dtype(qkv.dtype())?);
-            cache.append(&candle_nn::rotary_emb::rope(&keys, &cos, &sin)?, &values, position)?;
-            candle_nn::rotary_emb::rope(&queries, &cos, &sin)?
-                .squeeze(0)?
-                .transpose(0, 1)?
-                .contiguous()
+            join(cursor.spans().map(|span| self.rotate(qkv, cache, span)))
         })
     }
+
+    /// The angles of a forward: those of its positions, or the whole tables if its sequences are at
+    /// different ones.
+    fn angles(&self, cursor: &Cursor) -> Result<(Tensor, Tensor)> {
+        let RopeTables { cos, sin } = &self.tables;
+        let Some(Span { position, tokens, .. }) = cursor.common_span() else {
+            return Ok((cos.clone(), sin.clone()));
+        };
+        Ok((cos.narrow(0, position, tokens)?, sin.narrow(0, position, tokens)?))
+    }
+
+    /// The queries of one sequence, `[tokens, heads, head_dim]`; appends its keys and values.
+    fn rotate(&self, qkv: &Tensor, cache: &LayerCache, span: Span) -> Result<Tensor> {
+        let (_, kv_heads, _, dim) = cache.keys.dims4()?;
+        let heads = qkv.dim(1)? / dim - 2 * kv_heads;
+        let split = |first: usize, heads: usize| {
+            qkv.narrow(0, span.row, span.tokens)?
+                .narrow(1, first * dim, heads * dim)?
+                .reshape((1, span.tokens, heads, dim))?
+                .transpose(1, 2)?
+                .contiguous()
+        };
+        let (mut queries, mut keys, values) =
+            (split(0, heads)?, split(heads, kv_heads)?, split(heads + kv_heads, kv_heads)?);
+        if let Some((query_norm, key_norm)) = &self.norms {
+            (queries, keys) =
+                (query_norm.compute(&queries, None)?.1, key_norm.compute(&keys, None)?.1);
+        }
+        let angles =
+            |table: &Tensor| table.narrow(0, span.position, span.tokens)?.to_dtype(qkv.dtype());
+        let (cos, sin) = (angles(&self.tables.cos)?, angles(&self.tables.sin)?);
+        cache.append(&candle_nn::rotary_emb::rope(&keys, &cos, &sin)?, &values, span)?;
+        candle_nn::rotary_emb::rope(&queries, &cos, &sin)?.squeeze(0)?.transpose(0, 1)?.contiguous()
+    }
+
+    /// One launch if each sequence has one row, or there is one sequence; else one per sequence.
+    #[cfg(feature = "cuda")]
+    fn on_gpu(&self, qkv: &Tensor, cache: &LayerCache, cursor: &Cursor) -> Result<Option<Tensor>> {
+        let Some(on_device) = cursor.on_device() else { return Ok(None) };
+        let launch = |qkv: &Tensor, positions: &Tensor, (keys, values): (&Tensor, &Tensor)| {
+            crate::gpu::rope(&crate::gpu::RopeArgs {
+                qkv,
+                tables: (&self.tables.cos, &self.tables.sin),
+                norms: self.norms.as_ref().map(|(query, key)| (query.weight(), key.weight())),
+                eps: self.eps as f32,
+                positions,
+                cache: (keys, values),
+            })
+        };
+        if cursor.sequences() == 1 || cursor.reads_one() {
+            return launch(qkv, on_device.positions, (&cache.keys, &cache.values));
+        }
+        let mut parts = Vec::with_capacity(cursor.sequences());
+        for span in cursor.spans() {
+            let (keys, values) = cache.of(span.sequence)?;
+            let position = on_device.positions.narrow(0, span.sequence, 1)?;
+            let rows = qkv.narrow(0, span.row, span.tokens)?;
+            let Some(queries) = launch(&rows, &position, (&keys, &values))? else {
+                return Ok(None);
+            };
+            parts.push(Ok(queries));
+        }
+        join(parts.into_iter()).map(Some)
+    }
+}
+
+/// The rows of all sequences, in order.
+pub fn join(mut parts: impl ExactSizeIterator<Item = Result<Tensor>>) -> Result<Tensor> {
+    if parts.len() == 1
+        && let Some(only) = parts.next()
+    {
+        return only;
+    }
+    Tensor::cat(&parts.collect::<Result<Vec<_>>>()?, 0)
 }

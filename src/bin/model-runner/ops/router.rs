@@ -47,13 +47,13 @@ pub struct Router {
     /// `[experts, hidden]`; changes only while balancing.
     pub(super) weight: RefCell<Tensor>,
     spec: Spec,
-    /// On a GPU, the experts chosen at each position, `[capacity, top_k]`.
+    /// On a GPU, the experts chosen for each token in the order of reading, `[capacity, top_k]`.
     log: Option<Tensor>,
     op: Op,
 }
 
 impl Router {
-    /// Builds from `weight` `[experts, hidden]`, for texts of up to `capacity` tokens.
+    /// Builds from `weight` `[experts, hidden]`, for up to `capacity` tokens of all sequences.
     pub fn new(site: &Site, hidden: usize, spec: &Spec, capacity: usize) -> Result<Self> {
         let init = Init::Randn { mean: 0.0, stdev: (hidden as f64).sqrt().recip() };
         let weight = RefCell::new(site.get((spec.experts, hidden), "weight", init)?);
@@ -68,12 +68,12 @@ impl Router {
         let weight = self.weight.borrow();
         self.op.call(&[x, &weight], matmul_flops(1, tokens, hidden, self.spec.experts), || {
             #[cfg(feature = "cuda")]
-            if let (Some((position, _)), Some(log)) = (cursor.on_device(), &self.log) {
+            if let (Some(on_device), Some(log)) = (cursor.on_device(), &self.log) {
                 let Spec { top_k, shared, norm_topk: normalise, .. } = self.spec;
                 let args = crate::gpu::RouteArgs {
                     x,
                     weight: &weight,
-                    position,
+                    row: on_device.sum,
                     log,
                     top_k,
                     shared,
@@ -110,7 +110,7 @@ impl Router {
             log.slice_set(
                 &Tensor::from_iter(routed, x.device())?.reshape((tokens, top_k))?,
                 0,
-                cursor.position(),
+                cursor.tokens(),
             )?;
         }
         let weights =
@@ -137,7 +137,7 @@ impl Router {
     }
 
     /// Experts hit by each forward of the last text, by the log of a GPU; forwards are ranges of
-    /// positions.
+    /// its rows.
     pub fn hit(&self, forwards: &[std::ops::Range<usize>]) -> Result<Vec<BTreeSet<u32>>> {
         let Some(log) = &self.log else { return Ok(Vec::new()) };
         let rows = log.to_vec2::<u32>()?;
@@ -177,7 +177,7 @@ mod tests {
         let common = (Tensor::randn(0f32, 1.0, (1, 64), &Device::Cpu)? * 5.0)?;
         let x = Tensor::randn(0f32, 1.0, (200, 64), &Device::Cpu)?.broadcast_add(&common)?;
         let distinct = |router: &Router| -> Result<usize> {
-            let ids = match router.forward(&x, &Cursor::new(1, &Device::Cpu)?)? {
+            let ids = match router.forward(&x, &Cursor::new(1, 1, &Device::Cpu)?)? {
                 Routes::Host { ids, .. } => ids,
                 #[cfg(feature = "cuda")]
                 Routes::Device { .. } => Vec::new(),

@@ -1,6 +1,6 @@
-//! Greedy sampling: the likeliest token, and its logits.
+//! Greedy sampling: the likeliest token of each sequence, and the logits of the first sequence.
 //!
-//! On a GPU the token stays there for the next step; chosen tokens are fetched after the repeat.
+//! On a GPU the tokens stay there for the next step; chosen tokens are fetched after the repeat.
 
 #[cfg(feature = "cuda")]
 use candle_core::DType;
@@ -12,7 +12,10 @@ use crate::{module_scope::Site, record::Op};
 pub struct Sampler {
     op: Op,
     device: Device,
+    sequences: usize,
+    /// One of each sequence, then the next of each.
     tokens: Vec<u32>,
+    /// Of each token of the first sequence.
     logits: Vec<Tensor>,
     #[cfg(feature = "cuda")]
     on_gpu: Option<OnGpu>,
@@ -21,26 +24,28 @@ pub struct Sampler {
 /// The chosen tokens, on a GPU.
 #[cfg(feature = "cuda")]
 struct OnGpu {
-    /// The last token, the number of tokens, and a zero.
+    /// Of each sequence the last token, then of each the number of tokens, then zeros.
     chosen: Tensor,
+    /// `[sequences, max_tokens]`
     tokens: Tensor,
-    /// Logits of each token, `[max_tokens, vocab]`.
+    /// Logits of each token of the first sequence, `[max_tokens, vocab]`.
     history: Tensor,
     count: usize,
 }
 
 impl Sampler {
-    /// A sampler of up to `max_tokens` tokens of a vocabulary of `vocab`.
-    pub fn new(site: &Site, vocab: usize, max_tokens: usize) -> Result<Self> {
+    /// A sampler of up to `max_tokens` tokens of each of `sequences`, of a vocabulary of `vocab`.
+    pub fn new(site: &Site, vocab: usize, sequences: usize, max_tokens: usize) -> Result<Self> {
         #[cfg(not(feature = "cuda"))]
         let _ = (vocab, max_tokens);
         Ok(Self {
             op: site.op("argmax"),
             device: site.device().clone(),
+            sequences,
             tokens: Vec::new(),
             logits: Vec::new(),
             #[cfg(feature = "cuda")]
-            on_gpu: OnGpu::new(site, vocab, max_tokens)?,
+            on_gpu: OnGpu::new(site, vocab, sequences, max_tokens)?,
         })
     }
 
@@ -56,20 +61,22 @@ impl Sampler {
         Ok(())
     }
 
-    /// Clears all tokens except the first, which the prefill chose.
+    /// Clears all tokens except the first of each sequence, which the prefill chose.
     pub fn rewind(&mut self) -> Result<()> {
-        self.tokens.truncate(1);
+        self.tokens.truncate(self.sequences);
         self.logits.truncate(1);
         #[cfg(feature = "cuda")]
         if let Some(on_gpu) = &mut self.on_gpu {
             on_gpu.count = 1;
-            on_gpu.chosen.slice_set(&on_gpu.tokens.narrow(0, 0, 1)?, 0, 0)?;
-            on_gpu.chosen.slice_set(&Tensor::ones(1, DType::U32, &self.device)?, 0, 1)?;
+            let first = on_gpu.tokens.narrow(1, 0, 1)?.contiguous()?.flatten_all()?;
+            on_gpu.chosen.slice_set(&first, 0, 0)?;
+            let ones = Tensor::ones(self.sequences, DType::U32, &self.device)?;
+            on_gpu.chosen.slice_set(&ones, 0, self.sequences)?;
         }
         Ok(())
     }
 
-    /// Chooses the index of the largest of `logits` `[vocab]`.
+    /// Chooses the index of the largest of each row of `logits` `[sequences, vocab]`.
     pub fn sample(&mut self, logits: Tensor) -> Result<()> {
         let Self { op, tokens, .. } = self;
         #[cfg(feature = "cuda")]
@@ -82,23 +89,23 @@ impl Sampler {
         // The copy to the host belongs to the call: it synchronises with the device.
         op.call(&[&logits], 0, || {
             let largest = logits.argmax(D::Minus1)?;
-            tokens.push(largest.to_scalar::<u32>()?);
+            tokens.extend(largest.to_vec1::<u32>()?);
             Ok(largest)
         })?;
-        self.logits.push(logits);
+        self.logits.push(logits.get(0)?);
         Ok(())
     }
 
-    /// The token chosen last, `[1]`.
+    /// The token of each sequence that was chosen last, `[sequences]`.
     pub fn last(&self) -> Result<Tensor> {
         #[cfg(feature = "cuda")]
         if let Some(on_gpu) = &self.on_gpu {
-            return on_gpu.chosen.narrow(0, 0, 1);
+            return on_gpu.chosen.narrow(0, 0, self.sequences);
         }
-        Tensor::new(&self.tokens[self.tokens.len() - 1..], &self.device)
+        Tensor::new(&self.tokens[self.tokens.len() - self.sequences..], &self.device)
     }
 
-    /// Records one token chosen by a replayed graph.
+    /// Records one token of each sequence chosen by a replayed graph.
     pub fn note_replay(&mut self) {
         #[cfg(feature = "cuda")]
         if let Some(on_gpu) = &mut self.on_gpu {
@@ -106,28 +113,30 @@ impl Sampler {
         }
     }
 
-    /// All chosen tokens, and the logits of each.
+    /// All chosen tokens, those of one sequence after those of the one before, and the logits of
+    /// those of the first sequence.
     pub fn chosen(&self) -> Result<(Vec<u32>, Vec<Tensor>)> {
         #[cfg(feature = "cuda")]
         if let Some(OnGpu { tokens, history, count, .. }) = &self.on_gpu {
             let logits = (0..*count).map(|i| history.get(i)).collect::<Result<_>>()?;
-            return Ok((tokens.narrow(0, 0, *count)?.to_vec1()?, logits));
+            return Ok((tokens.narrow(1, 0, *count)?.flatten_all()?.to_vec1()?, logits));
         }
-        Ok((self.tokens.clone(), self.logits.clone()))
+        let of = |sequence| self.tokens.iter().copied().skip(sequence).step_by(self.sequences);
+        Ok(((0..self.sequences).flat_map(of).collect(), self.logits.clone()))
     }
 }
 
 #[cfg(feature = "cuda")]
 impl OnGpu {
     /// `None` on the CPU, and if rows of logits are not a multiple of 16 bytes.
-    fn new(site: &Site, vocab: usize, max_tokens: usize) -> Result<Option<Self>> {
+    fn new(site: &Site, vocab: usize, sequences: usize, max_tokens: usize) -> Result<Option<Self>> {
         let (device, dtype) = (site.device(), site.dtype());
         if !device.is_cuda() || !vocab.is_multiple_of(16 / dtype.size_in_bytes()) {
             return Ok(None);
         }
         Ok(Some(Self {
-            chosen: Tensor::zeros(3, DType::U32, device)?,
-            tokens: Tensor::zeros(max_tokens, DType::U32, device)?,
+            chosen: Tensor::zeros(3 * sequences, DType::U32, device)?,
+            tokens: Tensor::zeros((sequences, max_tokens), DType::U32, device)?,
             history: Tensor::zeros((max_tokens, vocab), dtype, device)?,
             count: 0,
         }))
@@ -135,7 +144,7 @@ impl OnGpu {
 
     fn sample(&self, logits: &Tensor) -> Result<Tensor> {
         match crate::gpu::sample(logits, &self.chosen, &self.tokens, &self.history)? {
-            true => self.chosen.narrow(0, 0, 1),
+            true => self.chosen.narrow(0, 0, logits.dim(0)?),
             false => candle_core::bail!("no kernel samples logits of {:?}", logits.dtype()),
         }
     }
