@@ -1,7 +1,7 @@
 //! The work of one repeat: the model, and the sizes of its inputs.
 
 use super::{
-    cost::{self, Cost, CostInputs, ModuleCost},
+    cost::{self, Cost, CostInputs, ModuleCost, Prompts},
     events::Events,
     stages::Stages,
 };
@@ -37,16 +37,15 @@ pub struct ModelWork<'a> {
     pub is_part: bool,
     /// True for a CPU, whose caches hold weights: no floor is known.
     pub is_on_cpu: bool,
-    batch: u64,
-    /// Each prompt of the run; of a stated model, each number of decode steps.
+    /// Each prompt of the run, or a batch of them; of a stated model, each number of decode steps.
     samples: Vec<WorkSample<'a>>,
 }
 
-/// One prompt and its decode steps.
+/// One prompt, or several that are computed at the same time, and the decode steps.
 #[derive(Debug, Clone, Copy)]
 struct WorkSample<'a> {
     images: &'a [ImageViews],
-    prompt_tokens: u64,
+    prompts: Prompts,
     steps: u64,
 }
 
@@ -64,30 +63,37 @@ impl<'a> ModelWork<'a> {
             KnownModel::Runner(model) => {
                 let start = events.start?;
                 let steps = stages.decode_steps.unwrap_or(0);
-                let sample = |images: &'a Vec<ImageViews>, prompt_tokens: u64| WorkSample {
+                let of_one = |prompt_tokens: u64| Prompts::equal(prompt_tokens, 1);
+                let sample = |images: &'a Vec<ImageViews>, prompts: Prompts| WorkSample {
                     images,
-                    prompt_tokens,
+                    prompts,
                     steps,
                 };
                 let samples = match events.samples.as_slice() {
-                    [] => vec![sample(&start.images, start.prompt_tokens)],
-                    several => {
-                        several.iter().map(|it| sample(&it.images, it.prompt_tokens)).collect()
+                    [] if start.sequences.is_empty() => {
+                        vec![sample(&start.images, of_one(start.prompt_tokens))]
                     }
+                    [] => {
+                        let prompts = Prompts::of(start.sequences.iter().copied());
+                        vec![sample(&start.images, prompts)]
+                    }
+                    several => several
+                        .iter()
+                        .map(|it| sample(&it.images, of_one(it.prompt_tokens)))
+                        .collect(),
                 };
                 Some(Self {
                     model,
                     dtype: start.dtype.parse().ok()?,
                     is_part: start.target.is_some(),
                     is_on_cpu: start.device == "cpu",
-                    batch: 1,
                     samples,
                 })
             }
             KnownModel::Stated(stated) => {
                 let of = |steps: u64| WorkSample {
                     images: &[],
-                    prompt_tokens: stated.prompt_tokens,
+                    prompts: Prompts::equal(stated.prompt_tokens, stated.batch),
                     steps,
                 };
                 // Times are means over repeats, so the work is as well where their steps differ.
@@ -101,7 +107,6 @@ impl<'a> ModelWork<'a> {
                     dtype: stated.dtype,
                     is_part: false,
                     is_on_cpu: false,
-                    batch: stated.batch,
                     samples,
                 })
             }
@@ -141,9 +146,8 @@ impl<'a> ModelWork<'a> {
     fn cost_of(&self, sample: &WorkSample) -> Cost {
         let inputs = CostInputs {
             images: sample.images,
-            prompt_tokens: sample.prompt_tokens,
+            prompts: sample.prompts,
             new_tokens: sample.steps,
-            batch: self.batch,
             element_bytes: self.dtype.bytes(),
         };
         cost::cost(self.model, &inputs)

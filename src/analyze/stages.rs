@@ -25,7 +25,7 @@ use super::{
 use crate::{
     analyze::stages::cold::{COLD_PART, ColdInstance},
     domain::units::Nanos,
-    trace::event::StageRange,
+    trace::event::{Output, StageRange, Start},
 };
 
 /// The stage that ends with the first token.
@@ -46,7 +46,8 @@ pub struct StageTiming {
     pub ms: Spread,
     /// Share of the stages' mean times, percent.
     pub share_pct: Option<f64>,
-    /// Tokens processed per repeat: the prompt in prefill, decode steps in decode.
+    /// Tokens processed per repeat, of all sequences of a batch: the prompts in prefill, one per
+    /// decode step in decode.
     pub tokens: Option<u64>,
     /// Tokens per second of mean time.
     pub tokens_per_s: Option<f64>,
@@ -77,7 +78,7 @@ pub struct Stages {
     pub wall_ms: Option<Spread>,
     /// Time to first token: that of prefill.
     pub first_token_ms: Option<Spread>,
-    /// Time per output token: decode time over decode steps, per repeat.
+    /// Time per output token of a sequence: decode time over decode steps, per repeat.
     pub per_token_ms: Option<Spread>,
     /// Time of single decode steps, over all repeats.
     pub step_ms: Option<Spread>,
@@ -87,9 +88,9 @@ pub struct Stages {
     pub decode_steps: Option<u64>,
     /// Decode steps of each repeat whose steps are known.
     pub repeat_steps: Vec<u64>,
-    /// Decode steps per second of decode, per repeat.
+    /// Tokens of decode steps, of all sequences, per second of decode, per repeat.
     pub decode_tokens_per_s: Option<Spread>,
-    /// Generated tokens, the first included, per second of wall time, per repeat.
+    /// Generated tokens of all sequences, the first included, per second of wall time, per repeat.
     pub tokens_per_s: Option<Spread>,
 }
 
@@ -120,7 +121,9 @@ pub fn stages(events: &Events) -> Stages {
         [] => events.start.map(|start| start.prompt_tokens),
         _ => prompts,
     };
-    let rows = [(PREFILL, &prefill, prompt), (DECODE, &decode, decode_steps)]
+    let batch = events.start.map_or(1, Start::batch);
+    let decoded = decode_steps.map(|steps| steps * batch);
+    let rows = [(PREFILL, &prefill, prompt), (DECODE, &decode, decoded)]
         .into_iter()
         .filter_map(|(stage, times, tokens)| {
             let ms = spread_ms(times)?;
@@ -146,10 +149,9 @@ pub fn stages(events: &Events) -> Stages {
 
     let over_steps =
         |(repeat, time): (&u32, &Nanos)| ratio(time.as_ms(), *steps.get(repeat)? as f64);
-    let made_per_wall =
-        |(repeat, time): (&u32, &Nanos)| ratio(*steps.get(repeat)? as f64 + 1.0, time.as_secs());
-    let steps_per_decode =
-        |(repeat, time): (&u32, &Nanos)| ratio(*steps.get(repeat)? as f64, time.as_secs());
+    let made = |forwards: u64, time: &Nanos| ratio((forwards * batch) as f64, time.as_secs());
+    let made_per_wall = |(repeat, time): (&u32, &Nanos)| made(*steps.get(repeat)? + 1, time);
+    let made_per_decode = |(repeat, time): (&u32, &Nanos)| made(*steps.get(repeat)?, time);
     Stages {
         repeats: prefill.len().max(decode.len()) as u32,
         rows,
@@ -161,7 +163,7 @@ pub fn stages(events: &Events) -> Stages {
         step_curve_ms: step_curve(events),
         decode_steps,
         repeat_steps: steps.values().copied().collect(),
-        decode_tokens_per_s: Spread::of(decode.iter().filter_map(steps_per_decode)),
+        decode_tokens_per_s: Spread::of(decode.iter().filter_map(made_per_decode)),
         tokens_per_s: Spread::of(wall.iter().filter_map(made_per_wall)),
     }
 }
@@ -203,9 +205,10 @@ fn steps_per_repeat(events: &Events) -> BTreeMap<u32, u64> {
         *steps.entry(step.repeat).or_insert(0) += 1;
     }
     if steps.is_empty() {
-        let measured =
-            events.outputs.iter().filter(|output| !output.warmup && output.tokens.len() > 1);
-        steps.extend(measured.map(|output| (output.repeat, output.tokens.len() as u64 - 1)));
+        let batch = events.start.map_or(1, Start::batch);
+        let made = |output: &Output| output.tokens.len() as u64 / batch;
+        let measured = events.outputs.iter().filter(|it| !it.warmup && made(it) > 1);
+        steps.extend(measured.map(|output| (output.repeat, made(output) - 1)));
     }
     steps
 }

@@ -32,6 +32,10 @@ pub struct CostOptions {
     /// Tokens made after prefill
     #[arg(long, value_name = "N", default_value_t = 64)]
     new_tokens: u64,
+    /// Sequences of these inputs, computed at the same time
+    #[arg(long, value_name = "N", default_value_t = 1,
+        value_parser = clap::value_parser!(u32).range(1..=1024))]
+    batch: u32,
     /// Dtype: f32, f16 or bf16 [default: the model's]
     #[arg(long)]
     dtype: Option<Dtype>,
@@ -81,6 +85,7 @@ pub fn run(options: &CostOptions) -> Result<()> {
         images: &images,
         prompt_tokens: options.prompt_tokens,
         new_tokens: options.new_tokens,
+        batch: options.batch.into(),
         dtype: options.dtype,
         depth: options.depth.into(),
     })?;

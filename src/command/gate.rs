@@ -170,7 +170,7 @@ fn submission_of(spec: &Value) -> Result<Value> {
             body.insert("target".into(), subject["call"].clone());
         }
         Some("model" | "part") => {
-            let fields = ["model", "inputs_manifest", "max_new_tokens", "seed", "dtype"];
+            let fields = ["model", "inputs_manifest", "max_new_tokens", "batch", "seed", "dtype"];
             copy(&subject["workload"], &fields);
             copy(subject, &["align_with", "mock"]);
             if let Some(part) = subject.get("part") {

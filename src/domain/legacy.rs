@@ -107,7 +107,8 @@ impl From<FlatSpec> for RunSpec {
                 Subject::Command(CommandSubject { call, passes })
             }
             (None, target) => {
-                let workload = Workload { model, inputs_manifest, max_new_tokens, seed, dtype };
+                let workload =
+                    Workload { model, inputs_manifest, max_new_tokens, batch: 1, seed, dtype };
                 match target {
                     Some(FlatTarget::Part(part)) => Subject::Part(PartSubject {
                         workload,

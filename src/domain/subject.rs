@@ -119,10 +119,18 @@ pub struct Workload {
     pub inputs_manifest: String,
     /// Tokens to generate after prefill.
     pub max_new_tokens: u32,
+    /// Sequences generated together.
+    #[serde(default = "one")]
+    #[schema(example = 1)]
+    pub batch: u32,
     /// Seed of synthetic weights.
     pub seed: u64,
     /// `null`: the model's default for the device.
     pub dtype: Option<Dtype>,
+}
+
+const fn one() -> u32 {
+    1
 }
 
 /// Passes over a subject that runs on this host.
@@ -256,6 +264,7 @@ impl RunSpec {
             model: "tiny".into(),
             inputs_manifest: "inputs.yaml".into(),
             max_new_tokens: 4,
+            batch: 1,
             seed: 0,
             dtype: None,
         };

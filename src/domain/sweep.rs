@@ -58,6 +58,7 @@ pub const PARAM_PREFIX: &str = "params.";
 
 /// Axes over fields of the submission of a model, each with the field.
 pub const MODEL_AXES: &[(&str, &str)] = &[
+    ("batch", "batch"),
     ("model", "model"),
     (PROMPT_TOKENS, "inputs"),
     (NEW_TOKENS, "max_new_tokens"),

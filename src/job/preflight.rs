@@ -126,7 +126,7 @@ impl RunningJob<'_> {
             prompt: first.prompt,
             images: first.images,
             further_samples: samples.collect(),
-            batch: 1,
+            batch: workload.batch,
             dtype: workload.dtype.unwrap_or_else(|| default_dtype(model, self.device)),
             device: self.device.visible_name().to_owned(),
             gpu: self.device.uuid.clone(),

@@ -10,7 +10,7 @@ use utoipa::ToSchema;
 use super::{engine, json, tables};
 pub use crate::analyze::cost::InputsProblem;
 use crate::{
-    analyze::cost::{self, CONVENTIONS, Cost, CostInputs, CostOfModule, by_module},
+    analyze::cost::{self, CONVENTIONS, Cost, CostInputs, CostOfModule, Prompts, by_module},
     domain::{dtype::Dtype, model::ModelSpec},
     trace::event::ImageViews,
 };
@@ -29,6 +29,8 @@ pub struct CostRequest<'a> {
     pub images: &'a [(u32, u32)],
     pub prompt_tokens: Option<u64>,
     pub new_tokens: u64,
+    /// Sequences of these inputs that are computed at the same time.
+    pub batch: u64,
     /// The model's dtype when absent.
     pub dtype: Option<Dtype>,
     /// Parts of a path that the table by module distinguishes.
@@ -48,7 +50,10 @@ pub struct ModelCost {
     pub dtype: Dtype,
     /// Manifest of the inputs; `null` where a number of prompt positions replaces them.
     pub inputs: Option<String>,
-    /// Part of the cost's `prompt_tokens`.
+    /// Sequences of these inputs, computed at the same time.
+    #[serde(default = "one")]
+    pub batch: u64,
+    /// Positions of images in each sequence.
     pub image_tokens: u64,
     /// Views of each image.
     #[schema(value_type = Vec<Object>)]
@@ -62,6 +67,10 @@ pub struct ModelCost {
     pub cost: Cost,
 }
 
+const fn one() -> u64 {
+    1
+}
+
 /// Counts the cost of a request.
 pub fn model_cost(request: &CostRequest) -> Result<ModelCost, InputsProblem> {
     let needs = cost::needs(
@@ -72,11 +81,12 @@ pub fn model_cost(request: &CostRequest) -> Result<ModelCost, InputsProblem> {
         request.new_tokens,
     )?;
     let dtype = request.dtype.unwrap_or(request.model.dtype);
+    let images: Vec<ImageViews> =
+        (0..request.batch).flat_map(|_| needs.images.iter().cloned()).collect();
     let work = CostInputs {
-        images: &needs.images,
-        prompt_tokens: needs.prompt_tokens,
+        images: &images,
+        prompts: Prompts::equal(needs.prompt_tokens, request.batch),
         new_tokens: request.new_tokens,
-        batch: 1,
         element_bytes: dtype.bytes(),
     };
     let cost = cost::cost(request.model, &work);
@@ -87,6 +97,7 @@ pub fn model_cost(request: &CostRequest) -> Result<ModelCost, InputsProblem> {
         model: request.model.name.clone(),
         dtype,
         inputs: request.inputs.map(str::to_owned),
+        batch: request.batch,
         image_tokens: needs.image_tokens,
         conventions: CONVENTIONS.map(str::to_owned).to_vec(),
         notes: no_images.then(|| note.to_owned()).into_iter().collect(),
@@ -134,6 +145,7 @@ mod tests {
             images: &[],
             prompt_tokens: Some(64),
             new_tokens: 4,
+            batch: 1,
             dtype: Some(Dtype::F16),
             depth: DEPTH,
         };
@@ -162,6 +174,7 @@ mod tests {
             images,
             prompt_tokens,
             new_tokens: 4,
+            batch: 1,
             dtype: None,
             depth: DEPTH,
         };

@@ -74,12 +74,14 @@ fn gpu_busy(report: &LLMProfileReport) -> Option<f64> {
     stats::percent(busy, window)
 }
 
-/// Energy of prefill and decode over the produced tokens: one of prefill, and one of each step.
+/// Energy of prefill and decode over the produced tokens: one of prefill, and one of each step, of
+/// each sequence.
 fn energy(report: &LLMProfileReport) -> Option<f64> {
     let stages = &report.power.as_ref()?.stages;
     let of = |name: &str| stages.iter().find(|it: &&StagePower| it.stage == name)?.energy_j;
     let joules = of("prefill")? + of("decode_all")?;
-    stats::ratio(joules, report.aggregates.decode_steps? as f64 + 1.0)
+    let tokens = (report.aggregates.decode_steps? + 1) * report.model.batch.unwrap_or(1);
+    stats::ratio(joules, tokens as f64)
 }
 
 /// The facts that runs of one series share.
@@ -98,7 +100,7 @@ fn identity(report: &LLMProfileReport) -> SeriesIdentity {
     let inputs = workload.map(|it| format!("{} {}", it.inputs_manifest, inputs.join(" ")));
     let graph = model.decode_graph.map(|it| if it { "replayed" } else { "eager" }.to_owned());
     let timed = if report.only_traced { "traced" } else { "unprofiled" };
-    let facts: [(&str, Option<String>); 16] = [
+    let facts: [(&str, Option<String>); 17] = [
         ("kind", Some(spec.kind().to_string())),
         ("name", Some(spec.name().to_owned())),
         ("parameters", number(model.parameters)),
@@ -109,6 +111,8 @@ fn identity(report: &LLMProfileReport) -> SeriesIdentity {
         ("inputs", inputs.map(|it| it.trim_end().to_owned())),
         ("samples", Some(report.samples.len().max(1).to_string())),
         ("prompt_tokens", number(model.prompt_tokens)),
+        // Absent of one sequence: series that were begun before batches go on.
+        ("batch", number(model.batch.filter(|batch| *batch > 1))),
         ("new_tokens", workload.map(|it| it.max_new_tokens.to_string())),
         ("dtype", model.dtype.clone()),
         ("decode_graph", graph),

@@ -260,6 +260,10 @@ pub struct ModelIdentity {
     pub device: Option<String>,
     /// True if decode replayed a captured CUDA graph.
     pub decode_graph: Option<bool>,
+    /// Sequences that are computed at the same time.
+    #[serde(default)]
+    pub batch: Option<u64>,
+    /// Of all sequences.
     pub prompt_tokens: Option<u64>,
     /// Part of `prompt_tokens`.
     pub image_tokens: Option<u64>,

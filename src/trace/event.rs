@@ -74,6 +74,13 @@ pub struct Start {
     pub load_ns: i64,
 }
 
+impl Start {
+    /// Number of sequences that are computed at the same time.
+    pub fn batch(&self) -> u64 {
+        (self.sequences.len() as u64).max(1)
+    }
+}
+
 /// A sample of a run with several. `repeat` of its events counts on over all samples.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct SampleStart {

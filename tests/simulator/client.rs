@@ -93,6 +93,7 @@ pub fn model_spec(device: &str) -> RunSpec {
         model: "deepseek-ocr-tiny".into(),
         inputs_manifest: "inputs.yaml".into(),
         max_new_tokens: 4,
+        batch: 1,
         seed: 0,
         dtype: None,
     };

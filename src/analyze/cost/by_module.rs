@@ -54,7 +54,7 @@ fn first_parts(path: &str, depth: usize) -> &str {
 #[cfg(test)]
 mod tests {
     use super::{
-        super::{CostInputs, cost, needs},
+        super::{CostInputs, Prompts, cost, needs},
         *,
     };
     use crate::domain::model::{ModelSpec, PRESETS};
@@ -80,9 +80,8 @@ mod tests {
             let needs = needs(&model, Some("read"), images, prompt_tokens, 16).unwrap();
             let work = CostInputs {
                 images: &needs.images,
-                prompt_tokens: needs.prompt_tokens,
+                prompts: Prompts::equal(needs.prompt_tokens, 1),
                 new_tokens: 16,
-                batch: 1,
                 element_bytes: 2,
             };
             let whole = cost(&model, &work);

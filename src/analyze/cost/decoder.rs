@@ -34,14 +34,13 @@ pub fn kv_elements_per_token(decoder: &DecoderSpec) -> u128 {
 
 /// Counts the decoder into `tally`; returns the parameters used by one decoded token.
 pub fn count(tally: &mut CostTally, decoder: &DecoderSpec, work: &CostInputs) -> u128 {
-    let (prompt, steps) = (u128::from(work.prompt_tokens), u128::from(work.new_tokens));
-    let batch = u128::from(work.batch);
+    let steps = u128::from(work.new_tokens);
+    let (batch, prompt) = (u128::from(work.prompts.sequences), work.prompts.positions);
     let active = parameters(tally, decoder);
     let images = !work.images.is_empty();
     // Causal attention: a prompt token attends to itself and its predecessors, and step i (from 0)
     // to prompt + i + 1 positions.
-    let seen = steps * prompt + steps * (steps + 1) / 2;
-    let pairs = prompt * (prompt + 1) / 2;
+    let seen = steps * prompt + batch * (steps * (steps + 1) / 2);
     if prompt > 0 {
         forwards(
             tally,
@@ -49,10 +48,10 @@ pub fn count(tally: &mut CostTally, decoder: &DecoderSpec, work: &CostInputs) ->
             &Forwards {
                 stage: CostStage::Prefill,
                 times: 1,
-                tokens: batch * prompt,
+                tokens: prompt,
                 sequences: batch,
-                pairs: batch * pairs,
-                keys: batch * prompt,
+                pairs: work.prompts.pairs,
+                keys: prompt,
                 images,
             },
         );
@@ -63,8 +62,8 @@ pub fn count(tally: &mut CostTally, decoder: &DecoderSpec, work: &CostInputs) ->
             times: steps,
             tokens: batch,
             sequences: batch,
-            pairs: batch * seen,
-            keys: batch * seen,
+            pairs: seen,
+            keys: seen,
             images: false,
         };
         forwards(tally, decoder, &decode);

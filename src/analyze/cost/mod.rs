@@ -8,6 +8,7 @@
 mod by_module;
 mod decoder;
 mod inputs;
+mod prompts;
 mod tally;
 mod vision;
 
@@ -18,6 +19,7 @@ use self::tally::{CostStage, CostTally, narrow};
 pub use self::{
     by_module::{CostOfModule, by_module},
     inputs::{InputNeeds, InputsProblem, PLACEHOLDER, needs, views},
+    prompts::Prompts,
 };
 use crate::{domain::model::ModelSpec, trace::event::ImageViews};
 
@@ -40,14 +42,11 @@ pub const CONVENTIONS: [&str; 7] = [
 /// Inputs of one pass.
 #[derive(Debug, Clone, Copy)]
 pub struct CostInputs<'a> {
-    /// Views of each image.
+    /// Views of each image, of all prompts.
     pub images: &'a [ImageViews],
-    /// Prompt positions, images included.
-    pub prompt_tokens: u64,
+    pub prompts: Prompts,
     /// Decode steps after prefill.
     pub new_tokens: u64,
-    /// Sequences of these sizes, computed at the same time; the images are those of all of them.
-    pub batch: u64,
     /// Bytes of one weight and of one cached element.
     pub element_bytes: u64,
 }
@@ -139,7 +138,7 @@ pub struct Cost {
     #[serde(default)]
     pub decode: Traffic,
     pub decode_steps: u64,
-    /// Prompt positions, images included.
+    /// Prompt positions of all sequences, images included.
     pub prompt_tokens: u64,
     /// Routed experts; `null` for a dense model.
     #[serde(default)]
@@ -158,9 +157,8 @@ pub fn cost(model: &ModelSpec, work: &CostInputs) -> Cost {
     let element = u128::from(work.element_bytes);
     let (parameters, per_token) =
         (tally.all_parameters(), decoder::kv_elements_per_token(&model.decoder) * element);
-    let batch = u128::from(work.batch);
-    let (prompt, steps) =
-        (batch * u128::from(work.prompt_tokens), batch * u128::from(work.new_tokens));
+    let prompt = work.prompts.positions;
+    let steps = u128::from(work.prompts.sequences) * u128::from(work.new_tokens);
     Cost {
         parameters: narrow(parameters),
         active_parameters: narrow(active_parameters),
@@ -175,7 +173,7 @@ pub fn cost(model: &ModelSpec, work: &CostInputs) -> Cost {
         prefill: tally.traffic(CostStage::Prefill),
         decode: tally.traffic(CostStage::Decode),
         decode_steps: work.new_tokens,
-        prompt_tokens: work.prompt_tokens,
+        prompt_tokens: narrow(prompt),
         experts: experts(model, work),
         modules: tally.into_modules(),
     }
@@ -184,14 +182,14 @@ pub fn cost(model: &ModelSpec, work: &CostInputs) -> Cost {
 fn experts(model: &ModelSpec, work: &CostInputs) -> Option<ExpertCost> {
     let moe = model.decoder.moe.as_ref()?;
     let (experts, top_k) = (moe.experts as u64, moe.top_k as u64);
-    let tokens = work.prompt_tokens.saturating_mul(work.batch);
+    let tokens = work.prompts.positions;
     Some(ExpertCost {
         layers: model.decoder.layers.saturating_sub(moe.first_layer) as u64,
         experts,
         top_k,
-        prefill_expected: (decoder::distinct(moe, tokens.into()) * 1e3).round() / 1e3,
-        max_prefill: experts.min(tokens.saturating_mul(top_k)),
-        decode: experts.min(work.batch.saturating_mul(top_k)),
+        prefill_expected: (decoder::distinct(moe, tokens) * 1e3).round() / 1e3,
+        max_prefill: experts.min(narrow(tokens.saturating_mul(top_k.into()))),
+        decode: experts.min(work.prompts.sequences.saturating_mul(top_k)),
     })
 }
 
@@ -217,7 +215,8 @@ mod tests {
     }
 
     fn of(images: &[ImageViews], prompt_tokens: u64, new_tokens: u64) -> Cost {
-        let inputs = CostInputs { images, prompt_tokens, new_tokens, batch: 1, element_bytes: 2 };
+        let prompts = Prompts::equal(prompt_tokens, 1);
+        let inputs = CostInputs { images, prompts, new_tokens, element_bytes: 2 };
         cost(&deepseek_ocr(), &inputs)
     }
 
@@ -315,9 +314,8 @@ mod tests {
         let of = |batch| {
             let inputs = CostInputs {
                 images: &[],
-                prompt_tokens: 100,
+                prompts: Prompts::equal(100, batch),
                 new_tokens: 3,
-                batch,
                 element_bytes: 2,
             };
             cost(&model, &inputs)
@@ -336,13 +334,36 @@ mod tests {
     }
 
     #[test]
+    fn a_batch_of_different_lengths_costs_its_sequences_apart_but_for_the_weights() {
+        let model: ModelSpec =
+            toml::from_str(include_str!("../../../conf/models/qwen3-0.6b.toml")).unwrap();
+        let of = |lengths: &[u64]| {
+            let prompts = Prompts::of(lengths.iter().copied());
+            cost(&model, &CostInputs { images: &[], prompts, new_tokens: 3, element_bytes: 2 })
+        };
+        let (both, long, short) = (of(&[100, 7]), of(&[100]), of(&[7]));
+        let sums = |it: &Cost| {
+            [
+                it.prefill_flops,
+                it.decode_flops,
+                it.kv_bytes,
+                it.decode.kv_read_bytes,
+                it.prompt_tokens,
+            ]
+        };
+        let (long, short) = (sums(&long), sums(&short));
+        let apart: Vec<u64> = long.iter().zip(short).map(|(a, b)| a + b).collect();
+        assert_eq!(sums(&both), apart[..]);
+        assert_eq!(Prompts::of([5, 5, 5]), Prompts::equal(5, 3));
+    }
+
+    #[test]
     fn a_batch_hits_more_experts_and_at_most_all() {
         let of = |batch| {
             let inputs = CostInputs {
                 images: &[],
-                prompt_tokens: 1,
+                prompts: Prompts::equal(1, batch),
                 new_tokens: 1,
-                batch,
                 element_bytes: 2,
             };
             cost(&deepseek_ocr(), &inputs).experts.unwrap().decode
@@ -359,9 +380,8 @@ mod tests {
             &model,
             &CostInputs {
                 images: &[],
-                prompt_tokens: 1 << 40,
+                prompts: Prompts::equal(1 << 40, 1 << 8),
                 new_tokens: 1 << 40,
-                batch: 1 << 8,
                 element_bytes: 4,
             },
         );

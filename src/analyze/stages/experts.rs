@@ -8,7 +8,10 @@ use std::collections::BTreeMap;
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
-use crate::analyze::{events::Events, stats::Spread};
+use crate::{
+    analyze::{events::Events, stats::Spread},
+    trace::event::Start,
+};
 
 /// Distinct experts of one layer per forward.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, ToSchema)]
@@ -25,7 +28,8 @@ pub struct ExpertUse {
     pub expected: Option<f64>,
 }
 
-/// Summarises the routing of measured forwards: all prompt tokens in prefill, one token in decode.
+/// Summarises the routing of measured forwards: all prompt tokens in prefill, one token of each
+/// sequence in decode.
 pub fn experts(events: &Events, top_k: Option<usize>) -> Vec<ExpertUse> {
     let mut seen: BTreeMap<(String, u32), (u32, Vec<f64>)> = BTreeMap::new();
     for forward in events.experts.iter().filter(|forward| !forward.warmup) {
@@ -34,10 +38,12 @@ pub fn experts(events: &Events, top_k: Option<usize>) -> Vec<ExpertUse> {
         layer.1.push(f64::from(forward.distinct));
     }
     let prompt = events.start.map(|start| start.prompt_tokens);
+    let batch = events.start.map_or(1, Start::batch);
     let mut uses: Vec<ExpertUse> = seen
         .into_iter()
         .filter_map(|((stage, layer), (total, distinct))| {
-            let tokens = if stage == crate::analyze::stages::PREFILL { prompt } else { Some(1) };
+            let tokens =
+                if stage == crate::analyze::stages::PREFILL { prompt } else { Some(batch) };
             let expected = tokens
                 .zip(top_k)
                 .and_then(|(tokens, top_k)| expected_distinct(total, top_k, tokens));

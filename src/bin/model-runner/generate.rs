@@ -27,7 +27,8 @@ pub trait Program {
     /// Processes the whole prompt at once.
     fn prefill(&mut self) -> Result<()>;
 
-    /// Computes one more token of each sequence. To be captured as a graph, it must not depend on the host.
+    /// Computes one more token of each sequence. To be captured as a graph, it must not depend on
+    /// the host.
     fn step(&mut self) -> Result<()>;
 
     /// Returns whether the program has decode steps.

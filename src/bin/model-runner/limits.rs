@@ -37,7 +37,14 @@ pub fn check(request: &RunnerRequest, prompt_tokens: usize, device: &Device) -> 
             )),
         };
     }
-    let needed = memory(request, prompt_tokens + new);
+    // A cache may have room for more tokens than are generated.
+    let unused = new - request.max_new_tokens as usize;
+    let needed = request.model.minimum_bytes(
+        request.dtype,
+        request.batch,
+        prompt_tokens + unused,
+        request.max_new_tokens,
+    );
     match device {
         #[cfg(feature = "cuda")]
         Device::Cuda(cuda) => crate::gpu::free_bytes(cuda)
@@ -46,17 +53,6 @@ pub fn check(request: &RunnerRequest, prompt_tokens: usize, device: &Device) -> 
             available_memory().map_or(Ok(()), |available| check_memory(needed, available, "memory"))
         }
     }
-}
-
-/// Bytes of the weights, the cache, a forward's logits and those kept for hashing: the minimum of a
-/// run.
-fn memory(request: &RunnerRequest, positions: usize) -> u128 {
-    let (decoder, batch) = (&request.model.decoder, u128::from(request.batch));
-    let wide = |factors: &[usize]| factors.iter().map(|&it| it as u128).product::<u128>();
-    let of_sequence = [2, decoder.layers, decoder.kv_heads, decoder.head_dim, positions];
-    let cache = batch * wide(&of_sequence);
-    let logits = (u128::from(request.max_new_tokens) + 1 + batch) * wide(&[decoder.vocab]);
-    (request.model.parameters() + cache + logits) * u128::from(request.dtype.bytes())
 }
 
 fn check_memory(needed: u128, available: u64, kind: &str) -> Result<(), String> {

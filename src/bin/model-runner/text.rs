@@ -161,7 +161,7 @@ mod tests {
         };
         let first = session.run()?;
         let again = session.run()?;
-        assert_eq!(first.tokens, again.tokens, "a repeat starts anew");
+        assert_eq!(first.tokens, again.tokens, "a repeat starts again");
         assert_eq!(first.values.len(), tokens, "logits are those of the first sequence");
         Ok(first.tokens.chunks(tokens).map(<[u32]>::to_vec).collect())
     }

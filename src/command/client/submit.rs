@@ -64,6 +64,9 @@ pub struct SubmitOptions {
     /// Tokens to generate after prefill
     #[arg(long)]
     max_new_tokens: Option<u32>,
+    /// Sequences generated together
+    #[arg(long)]
+    batch: Option<u32>,
     /// Device (`GET /devices`)
     #[arg(long)]
     device: Option<String>,
@@ -173,6 +176,7 @@ fn submission(options: &SubmitOptions) -> Result<Value> {
     set("repeats", options.repeats.map(|it| json!(it)));
     set("warmup", options.warmup.map(|it| json!(it)));
     set("max_new_tokens", options.max_new_tokens.map(|it| json!(it)));
+    set("batch", options.batch.map(|it| json!(it)));
     set("device", options.device.as_ref().map(|it| json!(it)));
     set("labels", Some(json!(options.label)).filter(|_| !options.label.is_empty()));
     set("revision", options.revision.as_ref().map(|it| json!(it)));

@@ -3,6 +3,7 @@
 //! Pure arithmetic in u128, which no dimensions overflow.
 
 use super::{DecoderSpec, ModelSpec, VisionSpec};
+use crate::domain::dtype::Dtype;
 
 /// Side of CLIP-L's patches: the published weights contain their embedding, although SAM's features
 /// replace it.
@@ -13,6 +14,17 @@ impl ModelSpec {
     pub fn parameters(&self) -> u128 {
         self.decoder.parameters()
             + self.vision.as_ref().map_or(0, |vision| vision.parameters(self.decoder.hidden))
+    }
+
+    /// Bytes that a run of `batch` sequences needs at least: of the weights, the keys and values of
+    /// all positions, a forward's logits, and those of one sequence that are kept.
+    pub fn minimum_bytes(&self, dtype: Dtype, batch: u32, prompt: usize, new_tokens: u32) -> u128 {
+        let (decoder, batch) = (&self.decoder, u128::from(batch));
+        let product = |factors: &[usize]| factors.iter().map(|&it| it as u128).product::<u128>();
+        let positions = prompt as u128 + u128::from(new_tokens);
+        let cached = positions * product(&[2, decoder.layers, decoder.kv_heads, decoder.head_dim]);
+        let logits = (u128::from(new_tokens) + 1 + batch) * product(&[decoder.vocab]);
+        (self.parameters() + batch * cached + logits) * u128::from(dtype.bytes())
     }
 }
 

@@ -11,7 +11,7 @@ use utoipa::IntoParams;
 
 use super::{
     models::find_model,
-    runs::{input_error, submissions::defaults},
+    runs::{MAX_BATCH, input_error, submissions::defaults},
 };
 use crate::{
     artifact::inputs::Inputs,
@@ -56,6 +56,10 @@ pub struct CostQuery {
     #[serde(default = "new_tokens")]
     #[param(default = 64, minimum = 0, maximum = 16777216)]
     new_tokens: u64,
+    /// Sequences of these inputs, computed at the same time.
+    #[serde(default = "defaults::batch")]
+    #[param(default = 1, minimum = 1, maximum = 1024)]
+    batch: u32,
     /// Dtype; the model's default when absent.
     #[param(inline)]
     dtype: Option<Dtype>,
@@ -87,6 +91,7 @@ fn example() -> Value {
         images: &[],
         prompt_tokens: Some(64),
         new_tokens: 16,
+        batch: 1,
         dtype: None,
         depth: DEPTH,
     };
@@ -150,6 +155,7 @@ pub async fn cost(
         images: &sizes,
         prompt_tokens: query.prompt_tokens,
         new_tokens: query.new_tokens,
+        batch: query.batch.into(),
         dtype: query.dtype,
         depth: query.depth.into(),
     };
@@ -168,6 +174,7 @@ fn check_query(query: &CostQuery) -> Result<(), ApiError> {
         check_range("prompt_tokens", tokens, 1..=MAX_TOKENS)?;
     }
     check_range("new_tokens", query.new_tokens, 0..=MAX_TOKENS)?;
+    check_range("batch", query.batch, 1..=MAX_BATCH)?;
     check_range("depth", query.depth, 1..=MAX_DEPTH)
 }
 

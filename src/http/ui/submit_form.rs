@@ -13,7 +13,8 @@ use crate::{
 };
 
 /// Fields that are numbers in the API.
-const NUMBERS: [&str; 6] = ["repeats", "warmup", "max_new_tokens", "seed", "timeout_s", "priority"];
+const NUMBERS: [&str; 7] =
+    ["repeats", "warmup", "max_new_tokens", "batch", "seed", "timeout_s", "priority"];
 const TEXTS: [&str; 8] =
     ["model", "mode", "inputs", "dtype", "device", "revision", "target", "align_with"];
 /// Prompt of the form's images; not a field of the body.

@@ -30,7 +30,7 @@ use crate::{
 };
 
 /// Axes of the form.
-const FORM_AXES: [&str; 3] = ["prompt_tokens", "new_tokens", "dtype"];
+const FORM_AXES: [&str; 4] = ["batch", "prompt_tokens", "new_tokens", "dtype"];
 
 /// Listed operators; the results of the API have all of them.
 const PAGE_BOUNDS: usize = 200;
@@ -43,6 +43,7 @@ pub struct SweepForm {
     model: String,
     mode: String,
     device: String,
+    batch: String,
     prompt_tokens: String,
     new_tokens: String,
     dtype: String,
@@ -108,6 +109,7 @@ impl SweepForm {
             model: text("model"),
             mode: text("mode"),
             device: text("device"),
+            batch: text("batch"),
             prompt_tokens: text("prompt_tokens"),
             new_tokens: text("new_tokens"),
             dtype: text("dtype"),
@@ -126,7 +128,7 @@ impl SweepForm {
             .into_iter()
             .filter_map(|(name, it)| Some((name.into(), non_empty(it)?.into())))
             .collect();
-        let texts = [&self.prompt_tokens, &self.new_tokens, &self.dtype];
+        let texts = [&self.batch, &self.prompt_tokens, &self.new_tokens, &self.dtype];
         let axes: Map<String, Value> = FORM_AXES
             .into_iter()
             .zip(texts)

@@ -48,6 +48,9 @@ pub struct Arguments {
     /// Tokens to generate after prefill
     #[schemars(range(min = 1, max = 4096))]
     max_new_tokens: Option<u32>,
+    /// Sequences generated together
+    #[schemars(range(min = 1, max = 1024))]
+    batch: Option<u32>,
     /// Device, as `describe` lists it
     #[schemars(length(max = 64), example = &"auto")]
     device: Option<String>,
@@ -84,9 +87,10 @@ fn body(arguments: Arguments) -> Result<Value, ApiRefusal> {
         return Err(invalid("params are of a command; give command too"));
     }
     let is_of_model = it.part.is_some() || it.inputs.is_some() || it.prompt.is_some();
-    if it.command.is_some() && (is_of_model || it.max_new_tokens.is_some()) {
+    let has_size = it.max_new_tokens.is_some() || it.batch.is_some();
+    if it.command.is_some() && (is_of_model || has_size) {
         return Err(invalid(
-            "part, inputs, prompt and max_new_tokens are of a model, not a command",
+            "part, inputs, prompt, max_new_tokens and batch are of a model, not a command",
         ));
     }
     if it.inputs.is_some() && it.prompt.is_some() {
@@ -109,6 +113,7 @@ fn body(arguments: Arguments) -> Result<Value, ApiRefusal> {
         ("repeats", it.repeats.map(Value::from)),
         ("warmup", it.warmup.map(Value::from)),
         ("max_new_tokens", it.max_new_tokens.map(Value::from)),
+        ("batch", it.batch.map(Value::from)),
         ("device", it.device.map(Value::from)),
         ("labels", Some(Value::from(it.labels)).filter(|it| it != &json!([]))),
         ("revision", it.revision.map(Value::from)),

@@ -45,6 +45,7 @@ pub fn checks(a: &Report, b: &Report) -> Vec<ComparabilityCheck> {
         }),
         both("exclude_ranges", WhereDifferent, |it| Some(rules(it, |rules| &rules.2, "nothing"))),
         both("inputs", WhereDifferent, inputs),
+        both("sequences of the batch", WhereDifferent, |it| it.model.batch.map(count)),
         both("prompt positions", WhereDifferent, |it| it.model.prompt_tokens.map(count)),
         both("decode steps", WhereDifferent, |it| it.aggregates.decode_steps.map(count)),
         both("seed", Never, |it| Some(it.spec.workload()?.seed.to_string())),

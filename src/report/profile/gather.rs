@@ -8,7 +8,7 @@ use crate::{
     analyze::{Analysis, roofline::Roofline},
     artifact::layout,
     report::{RunFacts, all_findings, narrative},
-    trace::{Trace, stage::StageRules},
+    trace::{Trace, event::Start, stage::StageRules},
 };
 
 /// Records of a long list that the report keeps; its `*_total` counts all of them.
@@ -147,6 +147,7 @@ fn identity(facts: &RunFacts, analysis: &Analysis) -> ModelIdentity {
         dtype: start.map(|it| it.dtype.clone()),
         device: start.map(|it| it.device.clone()),
         decode_graph: start.map(|it| it.decode_graph),
+        batch: start.map(Start::batch),
         prompt_tokens: start.map(|it| it.prompt_tokens),
         image_tokens: start.map(|it| it.image_tokens),
         images: start.map(|it| it.images.clone()).unwrap_or_default(),

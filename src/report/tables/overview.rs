@@ -121,7 +121,17 @@ fn prompt(start: &Start, samples: &[SampleTiming]) -> String {
         0 => String::new(),
         images => format!(", {} of them images", count(images)),
     };
-    format!("{} positions{images}", count(start.prompt_tokens))
+    let positions = format!("{} positions{images}", count(start.prompt_tokens));
+    let (Some(shortest), Some(longest)) =
+        (start.sequences.iter().min(), start.sequences.iter().max())
+    else {
+        return positions;
+    };
+    let of_each = match shortest == longest {
+        true => count(*longest),
+        false => format!("{} to {}", count(*shortest), count(*longest)),
+    };
+    format!("a batch of {} sequences of {of_each}: {positions}", count(start.batch()))
 }
 
 fn gpu_rows(facts: &RunFacts) -> Rows {

@@ -189,5 +189,5 @@ async fn the_service_applies_the_documented_limits_and_defaults() {
             );
         }
     }
-    assert_eq!(bounded, 12, "each of the six numbers has two bounds");
+    assert_eq!(bounded, 14, "each of the seven numbers has two bounds");
 }

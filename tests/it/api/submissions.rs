@@ -27,7 +27,7 @@ async fn a_submission_is_queued_with_its_defaults() {
     let deep = &api.get("/profiling").await.json()["presets"][0];
     assert_eq!(deep["mode"], "deep");
     let workload = json!({ "model": MODEL, "inputs_manifest": "inputs.yaml", "max_new_tokens": 64,
-        "seed": 0, "dtype": null });
+        "batch": 1, "seed": 0, "dtype": null });
     let passes = json!({ "mode": "deep", "repeats": 3, "warmup": 2, "device": "auto",
         "profiling": deep["profiling"] });
     let expected = json!({

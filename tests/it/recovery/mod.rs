@@ -9,5 +9,5 @@ pub mod processes;
 pub mod resume;
 mod sessions;
 pub mod survive;
-mod sweeps;
+pub mod sweeps;
 pub mod upgrade;

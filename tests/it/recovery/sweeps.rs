@@ -11,7 +11,7 @@ use crate::{
 };
 
 /// Waits until so many points of the sweep have figures; returns the sweep.
-async fn until(service: &Service, id: &str, measured: u64) -> Value {
+pub async fn until(service: &Service, id: &str, measured: u64) -> Value {
     let waiting = async {
         loop {
             let sweep = service.json(&format!("/sweeps/{id}")).await;

@@ -2,6 +2,7 @@
 
 pub mod align;
 pub mod backup;
+mod batches;
 pub mod command_gpus;
 pub mod command_servers;
 pub mod commands;

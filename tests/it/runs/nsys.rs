@@ -41,6 +41,7 @@ fn request() -> RunnerRequest {
         prompt: "Where does the time go?".into(),
         images: vec![],
         further_samples: vec![],
+        batch: 1,
         dtype: Dtype::F32,
         device: "cpu".into(),
         gpu: None,

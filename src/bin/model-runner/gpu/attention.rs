@@ -33,8 +33,8 @@ pub struct RopeArgs<'a> {
     /// Weights of the norms of queries and keys.
     pub norms: Option<(&'a Tensor, &'a Tensor)>,
     pub eps: f32,
-    /// On the GPU: of one sequence the position of its first token; of several, which have one token
-    /// each, of every token.
+    /// On the GPU: of one sequence the position of its first token; of several, which have one
+    /// token each, of every token.
     pub positions: &'a Tensor,
     /// Keys and values, `[sequences, kv_heads, capacity, head_dim]`.
     pub cache: (&'a Tensor, &'a Tensor),

@@ -25,8 +25,9 @@ pub fn advance(
 }
 
 /// Chooses the largest of each row of `logits` `[sequences, vocab]` and stores it in `chosen` (of
-/// each sequence the last token, then of each the count, then a zero) and in `tokens` `[sequences,
-/// max_tokens]`, and the logits of the first in `history`. Returns whether there is a kernel for it.
+/// each sequence the last token, then of each the count, then a zero) and in `tokens`
+/// `[sequences, max_tokens]`, and the logits of the first in `history`. Returns whether there is a
+/// kernel for it.
 pub fn sample(logits: &Tensor, chosen: &Tensor, tokens: &Tensor, history: &Tensor) -> Result<bool> {
     let Some(device) = device_of(logits, &[history]) else { return Ok(false) };
     let (sequences, vocabulary) = logits.dims2()?;

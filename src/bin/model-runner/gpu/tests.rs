@@ -2,8 +2,6 @@
 //!
 //! Needs a GPU: run by `tests/gpu/runner.sh`, on a GPU host.
 
-use std::rc::Rc;
-
 use candle_core::{D, DType, Device, Result, Tensor};
 use candle_nn::Init;
 use llmprof::domain::model::{DecoderSpec as Spec, MoeSpec};
@@ -324,10 +322,13 @@ fn mixtures_of_experts_for_one_token_and_for_many() -> Result<()> {
                 let (want, _) = host_experts.forward(
                     &x,
                     &host_router.forward(&x, &host_cursor)?,
-                    &Rc::default(),
+                    &Default::default(),
                 )?;
-                let (got, _) =
-                    experts.forward(&gpu_x, &router.forward(&gpu_x, &cursor)?, &Rc::default())?;
+                let (got, _) = experts.forward(
+                    &gpu_x,
+                    &router.forward(&gpu_x, &cursor)?,
+                    &Default::default(),
+                )?;
                 let difference = (got.to_device(&Device::Cpu)?.to_dtype(DType::F32)? - &want)?
                     .abs()?
                     .max(D::Minus1)?;

@@ -117,6 +117,12 @@ fn serving<'a>(app: &'a App, device: &'a str) -> impl Iterator<Item = &'a Device
     app.devices.iter().filter(move |it| it.matches(device))
 }
 
+/// Bytes of the largest memory among the devices that match, if that of each is known.
+pub(super) fn largest_memory(app: &App, device: &str) -> Option<u64> {
+    let sizes: Option<Vec<u64>> = serving(app, device).map(|it| it.memory_bytes).collect();
+    sizes?.into_iter().max()
+}
+
 /// Refuses bf16 where only the CPU matches the requested device.
 pub(super) fn check_dtype(app: &App, device: &str, dtype: Option<Dtype>) -> Result<(), ApiError> {
     let mut devices = serving(app, device).peekable();

@@ -20,6 +20,7 @@ pub(crate) fn spec() -> RunSpec {
         model: "deepseek-ocr-tiny".into(),
         inputs_manifest: "inputs.yaml".into(),
         max_new_tokens: 64,
+        batch: 1,
         seed: 0,
         dtype: None,
     };

@@ -19,6 +19,7 @@ mod submit_session;
 pub(crate) use checks::{check_device, check_labels, check_revision, deduplicated, input_error};
 pub(crate) use submit_command::{check_gpu_count, find_command};
 pub(crate) use submit_inputs::read_inline;
+pub(crate) use submit_model::MAX_BATCH;
 
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;

@@ -191,6 +191,12 @@ submissions! {
         #[serde(default = "defaults::max_new_tokens", deserialize_with = "integer")]
         #[schema(default = 64, minimum = 1, maximum = 4096)]
         pub max_new_tokens: u32,
+        /// Sequences generated together, for a whole model. Of one, each sample of the inputs is
+        /// measured alone; a larger batch has the samples in order, again from the first after the
+        /// last.
+        #[serde(default = "defaults::batch", deserialize_with = "integer")]
+        #[schema(default = 1, minimum = 1, maximum = 1024)]
+        pub batch: u32,
         /// Seed of synthetic weights.
         #[serde(default, deserialize_with = "integer")]
         #[schema(default = 0, minimum = 0, maximum = 9007199254740991i64)]
@@ -224,6 +230,9 @@ pub(crate) mod defaults {
     }
     pub fn max_new_tokens() -> u32 {
         64
+    }
+    pub fn batch() -> u32 {
+        1
     }
     pub fn device() -> String {
         "auto".into()

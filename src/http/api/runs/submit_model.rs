@@ -2,7 +2,7 @@
 //! and the passes.
 
 use super::{
-    checks::{check_dtype, check_passes},
+    checks::{check_dtype, check_passes, largest_memory},
     submissions::SubmitModel,
     submit::CheckedRun,
     submit_inputs::{self, RunInputs},
@@ -25,6 +25,8 @@ use crate::{
 };
 
 const MAX_NAME: usize = 200;
+/// Sequences of a batch.
+pub(crate) const MAX_BATCH: u32 = 1024;
 /// Positions of a prompt of any model.
 const MAX_PROMPT: u32 = 1 << 20;
 /// Traced repeats by default where times are compared.
@@ -42,6 +44,7 @@ pub(super) async fn check(
     uploaded: Option<PendingInputs>,
 ) -> Result<CheckedRun, ApiError> {
     check_range("max_new_tokens", run.max_new_tokens, 1..=4096)?;
+    check_range("batch", run.batch, 1..=MAX_BATCH)?;
     check_range("seed", run.seed, 0..=MAX_EXACT)?;
     check_length("model", &run.model, 1..=MAX_NAME)?;
     if let Some(PartPath(path)) = &run.target {
@@ -62,12 +65,14 @@ pub(super) async fn check(
         let message = format!("{manifest} has {samples} samples; a part is profiled with one");
         return Err(ApiError::new(ErrorCode::InputsUnfit, message));
     }
+    check_batch(app, &run, model, samples)?;
     if let Some(profiling) = &mut passes.profiling {
         check_part(app, &run, model, images, profiling)?;
         set_traced_repeats(&run, profiling);
     }
-    let SubmitModel { model, max_new_tokens, seed, dtype, dry_run, .. } = run;
-    let workload = Workload { model, inputs_manifest: manifest, max_new_tokens, seed, dtype };
+    let SubmitModel { model, max_new_tokens, batch, seed, dtype, dry_run, .. } = run;
+    let workload =
+        Workload { model, inputs_manifest: manifest, max_new_tokens, batch, seed, dtype };
     let subject = match run.target {
         None => Subject::Model(ModelSubject { workload, passes }),
         Some(part) => Subject::Part(PartSubject {
@@ -79,6 +84,48 @@ pub(super) async fn check(
         }),
     };
     Ok(CheckedRun { spec: RunSpec { subject, common }, inputs: pending, dry_run })
+}
+
+/// Refuses a batch that the inputs do not fill, that a part cannot run, or that no device has the
+/// memory for.
+fn check_batch(
+    app: &App,
+    run: &SubmitModel,
+    model: &ModelSpec,
+    samples: usize,
+) -> Result<(), ApiError> {
+    if run.batch == 1 {
+        return Ok(());
+    }
+    if run.target.is_some() {
+        return Err(contradictory(format!(
+            "a part of a model runs one sequence, not a batch of {}; omit batch or target",
+            run.batch
+        )));
+    }
+    if samples > run.batch as usize {
+        let message = format!(
+            "the inputs have {samples} samples, more than a batch of {}; send a batch of {samples} \
+             or more, or of 1, which measures each sample alone",
+            run.batch
+        );
+        return Err(ApiError::new(ErrorCode::InputsUnfit, message));
+    }
+    let Some(largest) = largest_memory(app, &run.device) else { return Ok(()) };
+    // The prompts are longer than the one token that counts here.
+    let dtype = run.dtype.unwrap_or(model.dtype);
+    let needed = model.minimum_bytes(dtype, run.batch, 1, run.max_new_tokens);
+    if needed <= u128::from(largest) {
+        return Ok(());
+    }
+    let gib = |bytes: u128| bytes as f64 / f64::from(1 << 30);
+    let message = format!(
+        "a batch of {} needs at least {:.1} GiB of memory, and the largest device has {:.1} GiB",
+        run.batch,
+        gib(needed),
+        gib(largest.into())
+    );
+    Err(ApiError::new(ErrorCode::InputsUnfit, message))
 }
 
 /// Checks the part and its alignment against the model, the inputs and the passes.

@@ -84,6 +84,7 @@ impl ReportInput {
                         model: model.name.clone(),
                         inputs_manifest: "inputs.yaml".into(),
                         max_new_tokens: 8,
+                        batch: 1,
                         seed: 0,
                         dtype: None,
                     },
