@@ -111,7 +111,7 @@ fn identity(report: &LLMProfileReport) -> SeriesIdentity {
         ("inputs", inputs.map(|it| it.trim_end().to_owned())),
         ("samples", Some(report.samples.len().max(1).to_string())),
         ("prompt_tokens", number(model.prompt_tokens)),
-        // Absent of one sequence: series that were begun before batches go on.
+        // Absent of one sequence: series that started before batches go on.
         ("batch", number(model.batch.filter(|batch| *batch > 1))),
         ("new_tokens", workload.map(|it| it.max_new_tokens.to_string())),
         ("dtype", model.dtype.clone()),

@@ -167,12 +167,16 @@ fn products_with_one_vector() -> Result<()> {
 fn attention_over_a_cache_in_any_pieces() -> Result<()> {
     let gpu = gpu();
     for dtype in DTYPES {
-        for (heads, kv_heads, head_dim, qk_norm) in
-            [(10, 10, 128, false), (8, 2, 64, true), (4, 4, 32, false)]
-        {
+        for (sequences, heads, kv_heads, head_dim, qk_norm) in [
+            (1, 10, 10, 128, false),
+            (3, 10, 10, 128, false),
+            (1, 8, 2, 64, true),
+            (3, 8, 2, 64, true),
+            (3, 4, 4, 32, false),
+        ] {
             let spec = Spec { heads, kv_heads, head_dim, qk_norm, ..decoder(None) };
             let (host, device) = sites(dtype, &gpu);
-            let (sequences, positions) = (3, 700);
+            let positions = 1100;
             let make = |site: &Site, dtype: DType| {
                 let tables = RopeTables::new(positions, &spec.rope_frequencies(), site.device())?;
                 let rope = Rope::new(site, &spec, &tables)?;
@@ -187,24 +191,14 @@ fn attention_over_a_cache_in_any_pieces() -> Result<()> {
             };
             let (host_rope, host_cache, mut host_cursor, host_attend) = make(&host, DType::F32)?;
             let (rope, cache, mut cursor, attend) = make(&device, dtype)?;
-            for tokens in [
-                [64, 64, 64],
-                [1, 1, 1],
-                [1, 1, 1],
-                [1, 64, 3],
-                [1, 1, 1],
-                [200, 1, 1],
-                [1, 1, 1],
-                [131, 63, 131],
-                [63, 2, 63],
-                [1, 1, 1],
-                [1, 1, 1],
-            ] {
+            let lengths =
+                [64, 64, 64, 1, 1, 1, 1, 1, 1, 1, 64, 3, 1, 1, 1, 200, 1, 1, 1, 131, 63, 131, 1, 1];
+            for tokens in lengths.chunks(sequences) {
                 let rows = tokens.iter().sum();
                 let (qkv, gpu_qkv) =
                     values(&[rows, (heads + 2 * kv_heads) * head_dim], dtype, &gpu)?;
-                host_cursor.read(&tokens)?;
-                cursor.read(&tokens)?;
+                host_cursor.read(tokens)?;
+                cursor.read(tokens)?;
                 // Halved, which is exact: scores then have the size of those of trained models.
                 let (qkv, gpu_qkv) = ((qkv * 0.5)?, (gpu_qkv * 0.5)?);
                 let want = host_attend.forward(
@@ -319,16 +313,11 @@ fn mixtures_of_experts_for_one_token_and_for_many() -> Result<()> {
                 let (x, gpu_x) = values(&[tokens, hidden], dtype, &gpu)?;
                 // The router computes in f32 on weights rounded to `dtype`; of two nearly equal
                 // experts either may be chosen.
-                let (want, _) = host_experts.forward(
-                    &x,
-                    &host_router.forward(&x, &host_cursor)?,
-                    &Default::default(),
-                )?;
-                let (got, _) = experts.forward(
-                    &gpu_x,
-                    &router.forward(&gpu_x, &cursor)?,
-                    &Default::default(),
-                )?;
+                let (host_routes, routes) =
+                    (host_router.forward(&x, &host_cursor)?, router.forward(&gpu_x, &cursor)?);
+                let later = Default::default();
+                let (want, _) = host_experts.forward(&x, &host_routes, &later)?;
+                let (got, _) = experts.forward(&gpu_x, &routes, &later)?;
                 let difference = (got.to_device(&Device::Cpu)?.to_dtype(DType::F32)? - &want)?
                     .abs()?
                     .max(D::Minus1)?;
