@@ -5,6 +5,7 @@ mod agents;
 mod commands;
 mod failures;
 mod servers;
+mod sweeps;
 
 use std::{
     path::Path,
