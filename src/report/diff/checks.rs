@@ -45,8 +45,7 @@ pub fn checks(a: &Report, b: &Report) -> Vec<ComparabilityCheck> {
         }),
         both("exclude_ranges", WhereDifferent, |it| Some(rules(it, |rules| &rules.2, "nothing"))),
         both("inputs", WhereDifferent, inputs),
-        both("sequences of the batch", WhereDifferent, |it| it.model.batch.map(count)),
-        both("prompt positions", WhereDifferent, |it| it.model.prompt_tokens.map(count)),
+        both("prompt positions", WhereDifferent, prompt),
         both("decode steps", WhereDifferent, |it| it.aggregates.decode_steps.map(count)),
         both("seed", Never, |it| Some(it.spec.workload()?.seed.to_string())),
         both("decode", Never, |it| {
@@ -84,6 +83,15 @@ pub fn checks(a: &Report, b: &Report) -> Vec<ComparabilityCheck> {
         checks.extend(["prefill", "decode_all"].map(clock));
     }
     checks
+}
+
+/// Positions of the prompt, or of all prompts of a batch.
+fn prompt(it: &Report) -> Option<String> {
+    let positions = count(it.model.prompt_tokens?);
+    Some(match it.model.batch {
+        Some(batch) if batch > 1 => format!("{positions} of {} sequences", count(batch)),
+        _ => positions,
+    })
 }
 
 /// The part of a model that ran.
