@@ -9,6 +9,7 @@ use crate::{
         timeline::graphs,
     },
     domain::finding::{Finding, Severity},
+    trace::event::Start,
 };
 
 /// Sentences on where the time went, most general first.
@@ -77,15 +78,13 @@ fn whole(analysis: &Analysis) -> Option<String> {
 fn tokens(analysis: &Analysis) -> Option<String> {
     let stages = &analysis.stages;
     let (first, each) = (stages.first_token_ms?, stages.per_token_ms?);
-    let rate = stages.row(DECODE)?.tokens_per_s?;
-    Some(format!(
-        "Time to first token is {} ms; time per output token is {} ms, which is {} tokens per \
-         second \
-         of decode.",
-        ms(first.mean),
-        ms(each.mean),
-        decimals(rate, 1),
-    ))
+    let rate = decimals(stages.row(DECODE)?.tokens_per_s?, 1);
+    let rate = match analysis.start.as_ref().map_or(1, Start::batch) {
+        1 => format!("which is {rate} tokens per second of decode"),
+        batch => format!("and the {batch} sequences decode {rate} tokens per second"),
+    };
+    let (first, each) = (ms(first.mean), ms(each.mean));
+    Some(format!("Time to first token is {first} ms; time per output token is {each} ms, {rate}."))
 }
 
 fn vision(analysis: &Analysis) -> Option<String> {
