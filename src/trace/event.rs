@@ -178,8 +178,10 @@ pub struct Experts {
 pub struct Output {
     pub warmup: bool,
     pub repeat: u32,
+    /// Of a batch those of one sequence after those of the one before.
     pub tokens: Vec<u32>,
-    /// SHA-256 over the logits of every position sampled from, as little-endian f32.
+    /// SHA-256 over the logits of every position sampled from, as little-endian f32; of a batch
+    /// over those of the first sequence.
     pub logits_sha256: String,
 }
 
