@@ -255,7 +255,7 @@ async fn the_model_that_a_command_computes_is_filled_in_with_its_parameters() {
     let report = json(&service, &id, "report.json");
     let row = &report["mfu"][0];
     assert_eq!((&row["scope"], &row["flops_source"]), (&json!("prefill"), &json!("modelled")));
-    assert_eq!(report["costs"]["prompt_tokens"], 512);
+    assert_eq!(report["costs"]["prompt_tokens"], 2 * 512, "of both sequences");
     let (flops, rate) = (row["flops"].as_f64().unwrap(), row["flops_per_s"].as_f64().unwrap());
     assert!((rate * 2e-3 / flops - 1.0).abs() < 1e-9, "{row}");
     // Two sequences of 512 tokens, 0.44 billion weights in the layers, and attention.

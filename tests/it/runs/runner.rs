@@ -273,12 +273,8 @@ fn a_batch_generates_what_its_samples_generate_alone() -> Result<()> {
     let Some(Event::Start(start)) = events.first() else { panic!("no start: {events:?}") };
     // A byte is a token, after the first of each.
     assert_eq!((start.prompt_tokens, &start.sequences), (36, &vec![9, 16, 2, 9]));
-    let outputs: Vec<usize> = events
-        .iter()
-        .filter_map(
-            |event| if let Event::Output(it) = event { Some(it.tokens.len()) } else { None },
-        )
-        .collect();
+    let tokens = |it: &Event| if let Event::Output(it) = it { Some(it.tokens.len()) } else { None };
+    let outputs: Vec<usize> = events.iter().filter_map(tokens).collect();
     assert_eq!(outputs, [4 * 9], "one repeat of four sequences of nine tokens");
     Ok(())
 }
