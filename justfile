@@ -16,7 +16,10 @@ clippy:
     cargo clippy --locked --features simulation --all-targets -- -D warnings
 
 test:
-    cargo test --locked --features simulation
+    cargo test --locked --features simulation --no-run
+    cargo test --locked --features simulation --lib --bins --test it
+    # One at a time: the same seed gives the same events where no thread waits long for a core.
+    cargo test --locked --features simulation --test simulator -- --test-threads 1
 
 # Random schedules of kills, power cuts and other faults, with the code of the service on simulated
 # time, disks and processes. Of a single one the events are shown: `just simulate 1 SEED`.
