@@ -24,7 +24,7 @@ test:
 # Random schedules of kills, power cuts and other faults, with the code of the service on simulated
 # time, disks and processes. Of a single one the events are shown: `just simulate 1 SEED`.
 simulate schedules="2000" first="0":
-    SIMULATOR_SCHEDULES={{schedules}} SIMULATOR_FIRST={{first}} cargo test --locked --features simulation --test simulator -- --nocapture
+    SIMULATOR_SCHEDULES={{schedules}} SIMULATOR_FIRST={{first}} cargo test --locked --features simulation --test simulator -- --nocapture --test-threads 1
 
 # The rates of gates that specs/series.md states, over many simulations.
 gates:
