@@ -24,6 +24,11 @@ pub struct Events<'a> {
 }
 
 impl<'a> Events<'a> {
+    /// Number of sequences that the pass computes at the same time.
+    pub fn batch(&self) -> u64 {
+        self.start.map_or(1, Start::batch)
+    }
+
     /// Groups the events of one pass by kind.
     pub fn of(events: &'a [Event]) -> Self {
         let mut sorted = Self::default();

@@ -63,23 +63,16 @@ impl<'a> ModelWork<'a> {
             KnownModel::Runner(model) => {
                 let start = events.start?;
                 let steps = stages.decode_steps.unwrap_or(0);
-                let of_one = |prompt_tokens: u64| Prompts::equal(prompt_tokens, 1);
                 let sample = |images: &'a Vec<ImageViews>, prompts: Prompts| WorkSample {
                     images,
                     prompts,
                     steps,
                 };
                 let samples = match events.samples.as_slice() {
-                    [] if start.sequences.is_empty() => {
-                        vec![sample(&start.images, of_one(start.prompt_tokens))]
-                    }
-                    [] => {
-                        let prompts = Prompts::of(start.sequences.iter().copied());
-                        vec![sample(&start.images, prompts)]
-                    }
+                    [] => vec![sample(&start.images, Prompts::of(start.prompts()))],
                     several => several
                         .iter()
-                        .map(|it| sample(&it.images, of_one(it.prompt_tokens)))
+                        .map(|it| sample(&it.images, Prompts::equal(it.prompt_tokens, 1)))
                         .collect(),
                 };
                 Some(Self {

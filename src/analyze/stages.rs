@@ -25,7 +25,7 @@ use super::{
 use crate::{
     analyze::stages::cold::{COLD_PART, ColdInstance},
     domain::units::Nanos,
-    trace::event::{Output, StageRange, Start},
+    trace::event::{Output, StageRange},
 };
 
 /// The stage that ends with the first token.
@@ -121,7 +121,7 @@ pub fn stages(events: &Events) -> Stages {
         [] => events.start.map(|start| start.prompt_tokens),
         _ => prompts,
     };
-    let batch = events.start.map_or(1, Start::batch);
+    let batch = events.batch();
     let decoded = decode_steps.map(|steps| steps * batch);
     let rows = [(PREFILL, &prefill, prompt), (DECODE, &decode, decoded)]
         .into_iter()
@@ -205,8 +205,7 @@ fn steps_per_repeat(events: &Events) -> BTreeMap<u32, u64> {
         *steps.entry(step.repeat).or_insert(0) += 1;
     }
     if steps.is_empty() {
-        let batch = events.start.map_or(1, Start::batch);
-        let made = |output: &Output| output.tokens.len() as u64 / batch;
+        let made = |output: &Output| output.tokens.len() as u64 / events.batch();
         let measured = events.outputs.iter().filter(|it| !it.warmup && made(it) > 1);
         steps.extend(measured.map(|output| (output.repeat, made(output) - 1)));
     }

@@ -288,7 +288,7 @@ pub struct Aggregates {
     pub per_token_ms: Option<Spread>,
     /// From the start of the first stage to the end of the last.
     pub wall_ms: Option<Spread>,
-    /// Decode steps per second of decode.
+    /// Tokens of decode steps, of all sequences, per second of decode.
     pub decode_tokens_per_s: Option<Spread>,
     /// All produced tokens per second of the whole pass.
     pub tokens_per_s: Option<Spread>,

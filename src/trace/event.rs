@@ -4,6 +4,8 @@
 //! Ranges and operators here equal the NVTX ranges, so stages and operators are known without any
 //! Nsight tool.
 
+use std::slice;
+
 use serde::{Deserialize, Serialize};
 
 /// Version of the format; readers reject newer versions.
@@ -78,6 +80,15 @@ impl Start {
     /// Number of sequences that are computed at the same time.
     pub fn batch(&self) -> u64 {
         (self.sequences.len() as u64).max(1)
+    }
+
+    /// Prompt tokens of each sequence.
+    pub fn prompts(&self) -> &[u64] {
+        if self.sequences.is_empty() {
+            slice::from_ref(&self.prompt_tokens)
+        } else {
+            &self.sequences
+        }
     }
 }
 

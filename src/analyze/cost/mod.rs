@@ -338,7 +338,7 @@ mod tests {
         let model: ModelSpec =
             toml::from_str(include_str!("../../../conf/models/qwen3-0.6b.toml")).unwrap();
         let of = |lengths: &[u64]| {
-            let prompts = Prompts::of(lengths.iter().copied());
+            let prompts = Prompts::of(lengths);
             cost(&model, &CostInputs { images: &[], prompts, new_tokens: 3, element_bytes: 2 })
         };
         let (both, long, short) = (of(&[100, 7]), of(&[100]), of(&[7]));
@@ -354,7 +354,7 @@ mod tests {
         let (long, short) = (sums(&long), sums(&short));
         let apart: Vec<u64> = long.iter().zip(short).map(|(a, b)| a + b).collect();
         assert_eq!(sums(&both), apart[..]);
-        assert_eq!(Prompts::of([5, 5, 5]), Prompts::equal(5, 3));
+        assert_eq!(Prompts::of(&[5, 5, 5]), Prompts::equal(5, 3));
     }
 
     #[test]

@@ -18,9 +18,9 @@ impl Prompts {
     }
 
     /// Prompts of these lengths.
-    pub fn of(lengths: impl IntoIterator<Item = u64>) -> Self {
+    pub fn of(lengths: &[u64]) -> Self {
         let none = Self { sequences: 0, positions: 0, pairs: 0 };
-        lengths.into_iter().map(|positions| Self::equal(positions, 1)).fold(none, |all, it| Self {
+        lengths.iter().map(|positions| Self::equal(*positions, 1)).fold(none, |all, it| Self {
             sequences: all.sequences + 1,
             positions: all.positions + it.positions,
             pairs: all.pairs + it.pairs,

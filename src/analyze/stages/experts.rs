@@ -8,10 +8,7 @@ use std::collections::BTreeMap;
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
-use crate::{
-    analyze::{events::Events, stats::Spread},
-    trace::event::Start,
-};
+use crate::analyze::{events::Events, stats::Spread};
 
 /// Distinct experts of one layer per forward.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, ToSchema)]
@@ -38,12 +35,14 @@ pub fn experts(events: &Events, top_k: Option<usize>) -> Vec<ExpertUse> {
         layer.1.push(f64::from(forward.distinct));
     }
     let prompt = events.start.map(|start| start.prompt_tokens);
-    let batch = events.start.map_or(1, Start::batch);
     let mut uses: Vec<ExpertUse> = seen
         .into_iter()
         .filter_map(|((stage, layer), (total, distinct))| {
-            let tokens =
-                if stage == crate::analyze::stages::PREFILL { prompt } else { Some(batch) };
+            let tokens = if stage == crate::analyze::stages::PREFILL {
+                prompt
+            } else {
+                Some(events.batch())
+            };
             let expected = tokens
                 .zip(top_k)
                 .and_then(|(tokens, top_k)| expected_distinct(total, top_k, tokens));

@@ -85,8 +85,8 @@ impl Model {
         self.decoder.forward(&x, &mut self.cache)
     }
 
-    /// Balances synthetic routers over the tokens of these prompts, as training would: random ones
-    /// send nearly all tokens to the same few experts.
+    /// Balances synthetic routers over the tokens of the first prompt, as training would: random
+    /// ones send nearly all tokens to the same few experts.
     pub fn balance(&mut self, batch: &Batch) -> Result<()> {
         self.decoder.set_balancing(true);
         let read = self.prefill(batch);

@@ -86,14 +86,10 @@ fn on_gpu(queries: &Tensor, cache: &LayerCache, cursor: &Cursor) -> Result<Optio
     if let Some(span) = cursor.common_span() {
         return attend_spans(queries, (&cache.keys, &cache.values), span);
     }
-    let mut parts = Vec::with_capacity(cursor.sequences());
-    for span in cursor.spans() {
+    super::rope::join_launches(cursor, |span| {
         let (keys, values) = cache.of(span.sequence)?;
-        let rows = queries.narrow(0, span.row, span.tokens)?;
-        let Some(mixed) = attend_spans(&rows, (&keys, &values), span)? else { return Ok(None) };
-        parts.push(Ok(mixed));
-    }
-    join(parts.into_iter()).map(Some)
+        attend_spans(&queries.narrow(0, span.row, span.tokens)?, (&keys, &values), span)
+    })
 }
 
 /// Attention of all sequences of a cache `[sequences, kv_heads, capacity, head_dim]`, each with

@@ -126,7 +126,7 @@ impl Cursor {
 
     /// True if the forward in progress reads one token of each sequence.
     pub fn reads_one(&self) -> bool {
-        self.reading.iter().all(|&tokens| tokens == 1)
+        self.common_reading() == Some(1)
     }
 
     /// The rows of each sequence in the forward in progress, which are those of the first, then of
@@ -164,7 +164,7 @@ impl Cursor {
         self.positions.iter_mut().zip(&self.reading).for_each(|(at, tokens)| *at += tokens);
     }
 
-    #[cfg(feature = "cuda")]
+    /// The tokens that the forward in progress reads of each sequence, where that is one number.
     fn common_reading(&self) -> Option<usize> {
         let first = self.reading[0];
         self.reading.iter().all(|&tokens| tokens == first).then_some(first)

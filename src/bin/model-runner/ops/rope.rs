@@ -161,18 +161,22 @@ impl Rope {
         if cursor.sequences() == 1 || cursor.reads_one() {
             return launch(qkv, on_device.positions, (&cache.keys, &cache.values));
         }
-        let mut parts = Vec::with_capacity(cursor.sequences());
-        for span in cursor.spans() {
+        join_launches(cursor, |span| {
             let (keys, values) = cache.of(span.sequence)?;
             let position = on_device.positions.narrow(0, span.sequence, 1)?;
-            let rows = qkv.narrow(0, span.row, span.tokens)?;
-            let Some(queries) = launch(&rows, &position, (&keys, &values))? else {
-                return Ok(None);
-            };
-            parts.push(Ok(queries));
-        }
-        join(parts.into_iter()).map(Some)
+            launch(&qkv.narrow(0, span.row, span.tokens)?, &position, (&keys, &values))
+        })
     }
+}
+
+/// The rows of all sequences by a launch each; `None` if a launch has no kernel.
+#[cfg(feature = "cuda")]
+pub fn join_launches(
+    cursor: &Cursor,
+    launch: impl FnMut(Span) -> Result<Option<Tensor>>,
+) -> Result<Option<Tensor>> {
+    let parts: Option<Vec<Tensor>> = cursor.spans().map(launch).collect::<Result<_>>()?;
+    parts.map(|parts| Tensor::cat(&parts, 0)).transpose()
 }
 
 /// The rows of all sequences, in order.

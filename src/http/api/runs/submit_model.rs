@@ -115,17 +115,24 @@ fn check_batch(
     // The prompts are longer than the one token that counts here.
     let dtype = run.dtype.unwrap_or(model.dtype);
     let needed = model.minimum_bytes(dtype, run.batch, 1, run.max_new_tokens);
-    if needed <= u128::from(largest) {
-        return Ok(());
+    match memory_refusal(run.batch, needed, largest) {
+        None => Ok(()),
+        Some(message) => Err(ApiError::new(ErrorCode::InputsUnfit, message)),
     }
+}
+
+/// The reason why a batch that needs so many bytes does not fit the largest device.
+fn memory_refusal(batch: u32, needed: u128, largest: u64) -> Option<String> {
     let gib = |bytes: u128| bytes as f64 / f64::from(1 << 30);
-    let message = format!(
-        "a batch of {} needs at least {:.1} GiB of memory, and the largest device has {:.1} GiB",
-        run.batch,
-        gib(needed),
-        gib(largest.into())
-    );
-    Err(ApiError::new(ErrorCode::InputsUnfit, message))
+    let message = || {
+        format!(
+            "a batch of {batch} needs at least {:.1} GiB of memory, and the largest device has \
+             {:.1} GiB",
+            gib(needed),
+            gib(largest.into())
+        )
+    };
+    (needed > u128::from(largest)).then(message)
 }
 
 /// Checks the part and its alignment against the model, the inputs and the passes.
@@ -197,5 +204,26 @@ fn set_traced_repeats(run: &SubmitModel, profiling: &mut Profiling) {
         |change: &Settings| change.get("nsys").is_some_and(|nsys| nsys.get("repeats").is_some());
     if run.align_with.is_some() && !run.profiling.as_ref().is_some_and(sets_repeats) {
         profiling.nsys.repeats = profiling.nsys.repeats.max(TRACED_REPEATS);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::domain::dtype::Dtype;
+
+    #[test]
+    fn a_batch_beyond_the_memory_is_refused_with_the_required_size() {
+        let (_, text) =
+            crate::domain::model::PRESETS.iter().find(|(name, _)| *name == "deepseek-ocr").unwrap();
+        let model: ModelSpec = toml::from_str(text).unwrap();
+        let needed = |batch| model.minimum_bytes(Dtype::Bf16, batch, 1, 64);
+        // Keys and values of 65 positions, of 61,440 bytes each, and a row of logits.
+        assert_eq!(needed(65) - needed(1), 64 * (65 * 61_440 + 129_280 * 2));
+        let of = |batch| memory_refusal(batch, needed(batch), 8 << 30);
+        assert_eq!(of(256), None);
+        let refused = of(1024).unwrap();
+        assert!(refused.starts_with("a batch of 1024 needs at least 10."), "{refused}");
+        assert!(refused.ends_with("the largest device has 8.0 GiB"), "{refused}");
     }
 }
