@@ -20,6 +20,9 @@ const THREADS: usize = 512;
 const BLOCKS: usize = 132;
 const MAX_PARTS: usize = 64;
 const MIN_KEYS: usize = 32;
+/// Of several sequences: threads of a block, and blocks that a large GPU runs at once.
+const BATCH_THREADS: usize = 128;
+const BATCH_BLOCKS: usize = 5 * BLOCKS;
 const WARP: usize = 32;
 /// Queries, and keys, of a tile.
 const TILE: usize = 64;
@@ -78,6 +81,50 @@ pub fn rope(args: &RopeArgs) -> Result<Option<Tensor>> {
     Ok(Some(queries))
 }
 
+/// A kernel's name, its grid, and the parts of the keys in it.
+type AttendPlan = (&'static str, LaunchGrid, usize);
+
+/// For one token of one sequence; `None` for head sizes without a kernel.
+fn one_plan(heads: usize, cache: &Tensor) -> Result<Option<AttendPlan>> {
+    let (_, _, capacity, dim) = cache.dims4()?;
+    let name = match dim {
+        32 => "attend_one_32",
+        64 => "attend_one_64",
+        128 => "attend_one_128",
+        _ => return Ok(None),
+    };
+    let parts = match has_clusters() {
+        true => CLUSTER_PARTS,
+        false => BLOCKS.div_ceil(heads).min(capacity.div_ceil(MIN_KEYS)).clamp(1, MAX_PARTS),
+    };
+    Ok(Some((name, LaunchGrid::new((heads, parts), THREADS), parts)))
+}
+
+/// For one token of each of several sequences. Neighbouring heads that share their keys are one
+/// block's; the keys have as many parts as the blocks of one wave.
+fn batch_plan(heads: usize, cache: &Tensor) -> Result<Option<AttendPlan>> {
+    let (sequences, kv_heads, capacity, dim) = cache.dims4()?;
+    let group = heads / kv_heads;
+    let shared = [4, 2, 1].into_iter().find(|it| group % it == 0).unwrap_or(1);
+    let name = match (shared, dim) {
+        (4, 32) => "attend_batch_4_32",
+        (4, 64) => "attend_batch_4_64",
+        (4, 128) => "attend_batch_4_128",
+        (2, 32) => "attend_batch_2_32",
+        (2, 64) => "attend_batch_2_64",
+        (2, 128) => "attend_batch_2_128",
+        (_, 32) => "attend_batch_1_32",
+        (_, 64) => "attend_batch_1_64",
+        (_, 128) => "attend_batch_1_128",
+        _ => return Ok(None),
+    };
+    let blocks = heads / shared;
+    let parts = BATCH_BLOCKS / (blocks * sequences);
+    let parts = parts.min(capacity.div_ceil(MIN_KEYS)).clamp(1, MAX_PARTS);
+    let grid = LaunchGrid::new((blocks, parts), BATCH_THREADS).times(sequences);
+    Ok(Some((name, grid, parts)))
+}
+
 /// Attention of `queries` `[sequences, heads, head_dim]`, one token of each sequence, to the cache
 /// up to and including its position; the tickets are reset afterwards.
 pub fn attend_one(
@@ -87,23 +134,13 @@ pub fn attend_one(
 ) -> Result<Option<Tensor>> {
     let (tokens, heads, dim) = queries.dims3()?;
     let (sequences, kv_heads, capacity, _) = cache.0.dims4()?;
-    let name = match dim {
-        32 => "attend_one_32",
-        64 => "attend_one_64",
-        128 => "attend_one_128",
-        _ => return Ok(None),
-    };
     let Some(device) =
         device_of(queries, &[queries, cache.0, cache.1]).filter(|_| tokens == sequences)
     else {
         return Ok(None);
     };
-    let parts = match has_clusters() {
-        true => CLUSTER_PARTS,
-        false => {
-            BLOCKS.div_ceil(heads * sequences).min(capacity.div_ceil(MIN_KEYS)).clamp(1, MAX_PARTS)
-        }
-    };
+    let plan = if sequences == 1 { one_plan(heads, cache.0)? } else { batch_plan(heads, cache.0)? };
+    let Some((name, grid, parts)) = plan else { return Ok(None) };
     let partial = empty((sequences * heads, parts, dim + 2), DType::F32, device)?;
     let out = empty((sequences, heads * dim), queries.dtype(), device)?;
     let args = &mut [
@@ -118,7 +155,6 @@ pub fn attend_one(
         KernelArg::int(capacity),
         KernelArg::Float((dim as f32).sqrt().recip()),
     ];
-    let grid = LaunchGrid::new((heads, parts), THREADS).times(sequences);
     launch(device, name, Some(queries.dtype()), grid, args)?;
     Ok(Some(out))
 }

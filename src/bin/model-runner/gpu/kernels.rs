@@ -24,6 +24,7 @@ use candle_core::{
 /// Machine code for the GPU generation of the build, and PTX for later ones.
 const MODULES: &[&[u8]] = &[
     include_bytes!(concat!(env!("OUT_DIR"), "/attention.fatbin")),
+    include_bytes!(concat!(env!("OUT_DIR"), "/attention_batch.fatbin")),
     include_bytes!(concat!(env!("OUT_DIR"), "/attention_grid.fatbin")),
     include_bytes!(concat!(env!("OUT_DIR"), "/attention_one.fatbin")),
     include_bytes!(concat!(env!("OUT_DIR"), "/conv.fatbin")),
