@@ -32,8 +32,6 @@ use crate::{
 };
 
 const NO_KERNELS: &str = "the run's timeline contains no kernels to select from; see the nsys step";
-const NO_STAGES: &str = "kernels are selected by stage, and no stage of the timeline has kernels; \
-                         see the command's stages";
 
 /// Program that ncu profiles.
 #[derive(Debug, Clone, Copy)]
@@ -84,12 +82,10 @@ impl JobStep for CountersStep<'_> {
     async fn run(&mut self, job: &mut RunningJob<'_>, limits: &ProcessLimits) -> StepOutcome {
         StepOutcome::Settled(match self.target {
             CounterTarget::Runner(it) => {
-                self.profile(CountedProgram::Runner(it), NO_KERNELS, job, limits).await
+                self.profile(CountedProgram::Runner(it), job, limits).await
             }
             CounterTarget::Command(it) => match job.host.collector.counter_command(job.dir, it) {
-                Ok(argv) => {
-                    self.profile(CountedProgram::Command(&argv), NO_STAGES, job, limits).await
-                }
+                Ok(argv) => self.profile(CountedProgram::Command(&argv), job, limits).await,
                 Err(error) => job.settle(Err(error)),
             },
         })
@@ -104,13 +100,12 @@ impl CountersStep<'_> {
     async fn profile(
         &self,
         program: CountedProgram<'_>,
-        nothing_selected: &str,
         job: &mut RunningJob<'_>,
         limits: &ProcessLimits,
     ) -> StepResult {
         let (collector, plan) = (&job.host.collector, self.plan);
         if plan.processes.is_empty() && collector.ncu.is_some() {
-            return StepResult::skipped(nothing_selected);
+            return StepResult::skipped(NO_KERNELS);
         }
         let wanted = &self.settings.ncu.metrics;
         let metrics = match collector.ncu_metrics(job.dir, wanted, limits).await {
@@ -262,11 +257,15 @@ impl CountersStep<'_> {
             }
             _ => 0,
         };
-        let range =
-            |it: &SelectedStage| it.range.clone().unwrap_or_else(|| ncu::runner_range(&it.stage));
+        let range = |it: &SelectedStage| match program {
+            CountedProgram::Runner(_) => Some(ncu::runner_range(&it.stage)),
+            CountedProgram::Command(_) => it.range.clone(),
+        };
+        // Where a stage has no range, kernels are selected in the whole program.
+        let ranges: Option<Vec<String>> = self.plan.stages.iter().map(range).collect();
         LaunchSelection {
             process: layout::ncu_process(at + 1),
-            ranges: self.plan.stages.iter().map(range).collect(),
+            ranges: ranges.unwrap_or_default(),
             kernels: process.kernels.clone(),
             max_new_tokens,
         }

@@ -22,7 +22,7 @@ use crate::{
         state::Step,
     },
     parse::{self, ParseError},
-    pipeline::rules_of,
+    pipeline::{apply_rules, rules_of},
     trace::{nsys::NsysTrace, stage::StageRules},
 };
 
@@ -213,7 +213,8 @@ fn read_timeline(
     expected: ExpectedTimeline,
     ncu: &NcuSettings,
 ) -> Result<ReadTimeline, ParseError> {
-    let trace = parse::nsys::read(&dir.join(layout::NSYS_EXPORT))?.with_rules(expected.rules);
+    let trace = parse::nsys::read(&dir.join(layout::NSYS_EXPORT))?;
+    let trace = apply_rules(trace, expected.rules);
     let logs = ["nsys.stdout.log", "nsys.stderr.log"]
         .map(|name| output::last_lines(&dir.join(layout::LOGS).join(name), MAX_SEARCHED));
     let complains = |line: &String| {

@@ -43,8 +43,8 @@ use crate::{
     },
 };
 
-pub(crate) use stage_rules::rules_of;
 use stage_rules::with_rules;
+pub(crate) use stage_rules::{apply as apply_rules, rules_of};
 pub use statements::Statements;
 
 #[derive(Debug, thiserror::Error)]
@@ -112,7 +112,7 @@ fn analyze_parsed(
     let rules =
         own.map_or(rules, |it| rules_of(&it.stages, &it.include_ranges, &it.exclude_ranges));
     let sampled = std::mem::take(&mut trace.sampled);
-    trace.sampled = sampled.into_iter().map(|it| it.with_rules(rules.clone())).collect();
+    trace.sampled = sampled.into_iter().map(|it| apply_rules(it, rules.clone())).collect();
     stage_rules::set(&mut trace, rules, is_named)?;
     let device = match &saved.request {
         Some(request) => gpu_of(request, &trace.environment),

@@ -9,18 +9,14 @@ use crate::{
 /// Sets the rules of a run's timelines; of one under the profiler of PyTorch if nsys has none. A
 /// rule of `is_named` was given by hand and must match.
 pub fn set(trace: &mut Trace, rules: StageRules, is_named: bool) -> Result<(), AnalyzeError> {
-    let pytorch = trace.pytorch.take().map(|it| with_steps(it.with_rules(rules.clone())));
+    let pytorch = trace.pytorch.take().map(|it| apply(it, rules.clone()));
     match &mut trace.nsys {
         None => trace.nsys = pytorch,
         Some(_) => trace.pytorch = pytorch,
     }
     if let Some(nsys) = trace.nsys.take() {
         // A command may not reach a range that its settings name.
-        trace.nsys = Some(if is_named {
-            with_rules(nsys, rules)?
-        } else {
-            with_steps(nsys.with_rules(rules))
-        });
+        trace.nsys = Some(if is_named { with_rules(nsys, rules)? } else { apply(nsys, rules) });
     }
     Ok(())
 }
@@ -28,11 +24,12 @@ pub fn set(trace: &mut Trace, rules: StageRules, is_named: bool) -> Result<(), A
 /// Sets the stage rules of a capture, which must contain each range that they name.
 pub fn with_rules(nsys: NsysTrace, rules: StageRules) -> Result<NsysTrace, AnalyzeError> {
     nsys.check_rules(&rules).map_err(|source| AnalyzeError::Rules { source })?;
-    Ok(with_steps(nsys.with_rules(rules)))
+    Ok(apply(nsys, rules))
 }
 
-/// Infers the steps of a capture without stages.
-fn with_steps(mut nsys: NsysTrace) -> NsysTrace {
+/// Sets the stage rules of a timeline, and infers its steps where they find no stage.
+pub fn apply(nsys: NsysTrace, rules: StageRules) -> NsysTrace {
+    let mut nsys = nsys.with_rules(rules);
     nsys.inferred = inferred_steps::infer(&nsys);
     nsys
 }

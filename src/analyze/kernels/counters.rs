@@ -46,7 +46,8 @@ pub struct CounterRecord {
     #[schema(example = 3)]
     pub profiled: u64,
     /// Stage in which they were profiled, where the kernel runs with this grid and block in
-    /// another stage, too; `null` where they were profiled in `stage`.
+    /// another stage, too; `null` where they were profiled in `stage`. For a program without
+    /// ranges, the stage with most of these launches.
     #[serde(default)]
     #[schema(example = "prefill")]
     pub profiled_in: Option<String>,
@@ -126,7 +127,7 @@ pub fn counters(
     let mut records = Vec::new();
     for (key, launches) in &groups {
         records.push(record(*key, launches));
-        let is_shared = launches.iter().all(|it| it.all_stages && !it.ranges.is_empty());
+        let is_shared = launches.iter().all(|it| it.all_stages);
         for stage in rules.names().into_iter().filter(|it| is_shared && *it != key.0) {
             let other = (stage, key.1, key.2, key.3);
             let is_run = key.2.is_some() && key.3.is_some() && in_timeline(&ran, other).is_some();

@@ -36,6 +36,8 @@ pub use samples::TracedProgram;
 /// Divisors of decode that are tried until the target is covered: few steps take less time under
 /// ncu, and have fewer geometries.
 const PARTS: [u32; 7] = [64, 32, 16, 8, 4, 2, 1];
+/// Label of launches outside all stages: of all launches of a program without stages.
+const NO_STAGE: &str = "";
 /// Kernels that a finding lists; further ones are counted.
 const MAX_LISTED: usize = 10;
 
@@ -58,8 +60,10 @@ pub struct CounterPlan {
 /// A stage to profile.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct SelectedStage {
+    /// Empty for all kernels of a program without stages.
     pub stage: String,
-    /// The stage's range in ncu syntax; absent where ncu does not accept its name.
+    /// The stage's range in ncu syntax; absent where ncu does not accept its name, and where the
+    /// stage is inferred from steps without ranges.
     pub range: Option<String>,
     /// In the profiled sample, as the next one.
     pub kernel_ms: f64,
@@ -92,8 +96,9 @@ pub struct KernelPair {
     pub ms: BTreeMap<String, f64>,
 }
 
-/// Selects launches until `ncu.target_pct` of each stage's kernel time is covered, in the first
-/// repeat of the first sample: a runner runs only that one under ncu.
+/// Selects launches until `ncu.target_pct` of each stage's kernel time is covered, or of all kernel
+/// time in a program without stages; in the first repeat of the first sample: a runner runs only
+/// that one under ncu.
 pub fn select_kernels(
     trace: &NsysTrace,
     settings: &NcuSettings,
@@ -122,7 +127,7 @@ pub fn select_kernels(
     CounterPlan { sample: (traced.samples > 1).then_some(0), ..plan }
 }
 
-/// Kernel launches in stages, in execution order.
+/// Kernel launches in stages, in execution order; of a program without stages, all launches.
 struct StageLaunches {
     /// Stages with kernels, in execution order.
     stages: Vec<&'static str>,
@@ -151,16 +156,25 @@ impl StageLaunches {
         let joined = LaunchIndex::of(trace);
         let end = samples::second_start(trace, &joined, traced).unwrap_or(i64::MAX);
         let known = |stage: Option<&str>| STAGES.iter().position(|it| Some(*it) == stage);
+        let starts = || samples::stage_starts(trace, &joined);
+        let has_stages = starts().any(|(_, stage, _)| known(stage).is_some());
+        let selected = |stage: Option<&str>| match stage.unwrap_or(NO_STAGE) {
+            NO_STAGE if !has_stages => Some(STAGES.len()),
+            stage => known(Some(stage)),
+        };
         let all = || {
-            samples::stage_starts(trace, &joined)
+            starts()
                 .filter(|(_, _, start)| *start < end)
-                .filter_map(|(kernel, stage, _)| Some((kernel, known(stage)?)))
+                .filter_map(|(kernel, stage, _)| Some((kernel, selected(stage)?)))
         };
         let present: BTreeSet<usize> = all().map(|(_, stage)| stage).collect();
         let index: HashMap<usize, usize> =
             present.iter().enumerate().map(|(at, stage)| (*stage, at)).collect();
         let mut this = Self {
-            stages: present.iter().map(|stage| STAGES[*stage]).collect(),
+            stages: present
+                .iter()
+                .map(|stage| STAGES.get(*stage).copied().unwrap_or(NO_STAGE))
+                .collect(),
             total: vec![Nanos(0); present.len()],
             names: vec![],
             pairs: vec![],
@@ -334,7 +348,7 @@ impl CounterPlan {
             let message = format!(
                 "the counters of {} cover {covered:.1} % of its kernel time{}; the target is \
                  {target} %",
-                it.stage,
+                if it.stage == NO_STAGE { "the program" } else { &it.stage },
                 self.in_sample()
             );
             let advice = if it.planned_pct.is_some_and(|planned| planned >= target) {

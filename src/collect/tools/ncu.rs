@@ -20,7 +20,8 @@ use crate::{
 pub struct LaunchSelection {
     /// Name of the process in paths of the run.
     pub process: String,
-    /// Ranges of the launches in ncu's syntax, one for each stage.
+    /// Ranges of the launches in ncu's syntax, one for each stage; empty to profile launches of the
+    /// whole program.
     pub ranges: Vec<String>,
     /// Function names without scope and arguments.
     pub kernels: Vec<String>,

@@ -110,6 +110,16 @@ fn a_geometry_profiled_in_one_stage_stands_for_the_other_and_names_its_stage() {
         .collect();
     let expected = [("decode_all", Some(30e-6), Some("prefill")), ("prefill", Some(7e-6), None)];
     assert_eq!(rows, expected);
+    let without_ranges = LaunchCounters { all_stages: true, ..profiled("", "gemm", 1, 40.0, 80.0) };
+    let found = counters(&[without_ranges], Some((&trace, &joined)));
+    let stages = |it: &CounterRecord| (it.stage.clone(), it.profiled_in.clone());
+    let dominant = [("decode_all", None), ("prefill", Some("decode_all"))];
+    let dominant = dominant.map(|(it, of)| (it.to_owned(), of.map(str::to_owned)));
+    assert_eq!(
+        found.iter().map(stages).collect::<Vec<_>>(),
+        dominant,
+        "of a program without ranges"
+    );
     let of_stage = LaunchCounters { stage: "prefill".into(), ..launch.clone() };
     assert_eq!(counters(&[of_stage], Some((&trace, &joined))).len(), 1, "of an older run");
     let imported = LaunchCounters { all_stages: false, ..in_range("prefill", launch) };

@@ -177,3 +177,17 @@ fn a_runner_is_selected_from_by_its_first_repeat_whose_time_is_the_whole() {
     // Another program's stages are all under ncu: longer kernels take the place of `b`.
     assert_eq!((names.as_str(), ns, plan.sample), ("ade", vec![180.0, 120.0], None));
 }
+
+#[test]
+fn kernels_of_a_program_without_stages_are_selected_in_the_whole_program() {
+    let sketch =
+        "call 1 1 10..11\nkernel 1 gemm 20..100 7\ncall 1 2 12..13\nkernel 2 norm 100..110 7\n";
+    let traced = TracedProgram { samples: 1, is_runner: false };
+    let plan = select_kernels(&capture(sketch), &settings(85.0), traced);
+    let stages: Vec<_> = plan.stages.iter().map(|it| (it.stage.as_str(), &it.range)).collect();
+    assert_eq!(stages, [("", &None)]);
+    assert_eq!(kernels(&plan), ["gemm"]);
+    let launch = LaunchCounters { kernel: "norm".into(), ..LaunchCounters::default() };
+    let found = plan.coverage_findings(&[launch], &settings(85.0));
+    assert!(found[0].message.starts_with("the counters of the program cover"), "{found:?}");
+}
