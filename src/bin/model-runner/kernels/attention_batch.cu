@@ -9,8 +9,8 @@ constexpr int STAGES = 4, KEYS = 2;
 // Queries [sequences, heads, dim] to the keys and values in the cache [sequences, kv_heads,
 // capacity, dim], up to and including each sequence's position. blockIdx.x has GROUP neighbouring
 // heads, which share their keys, blockIdx.y one of gridDim.y parts of the keys, blockIdx.z the
-// sequence. LANES lanes read a key, 16 bytes each; a lane reads back only what it copied itself. The
-// part that finishes last joins all parts: partial is [sequences, heads, parts, DIM + 2], and
+// sequence. LANES lanes read a key, 16 bytes each; a lane reads back only what it copied itself.
+// The part that finishes last joins all parts: partial is [sequences, heads, parts, DIM + 2], and
 // tickets has a counter per sequence and head, 0 before and after.
 template <typename T, int DIM, int GROUP>
 __device__ __forceinline__ void attend_batch_body(
