@@ -6,8 +6,7 @@
 # ledger and request percentiles of the three agree, and that no process is left. The server is
 # `transformers serve` with a small random model, which is written here: PYTHON needs torch and
 # transformers with its serving dependencies. ENGINE=llama-cpp uses the server that
-# scripts/install-llm-server.sh installs, on the CPU. CPU=1 runs transformers on the CPU. Not yet run
-# on a GPU.
+# scripts/install-llm-server.sh installs, on the CPU. CPU=1 runs transformers on the CPU.
 set -euo pipefail
 llmprof=$(realpath "$1") python=${2:-python3} engine=${ENGINE:-transformers}
 here=$(cd "$(dirname "$0")/.." && pwd)

@@ -20,7 +20,7 @@ const THREADS: usize = 512;
 const BLOCKS: usize = 132;
 const MAX_PARTS: usize = 64;
 const MIN_KEYS: usize = 32;
-/// Of several sequences: threads of a block, and blocks that a large GPU runs at once.
+/// Of many sequences: threads of a block, and blocks that a large GPU runs at once.
 const BATCH_THREADS: usize = 128;
 const BATCH_BLOCKS: usize = 5 * BLOCKS;
 const WARP: usize = 32;
@@ -84,9 +84,9 @@ pub fn rope(args: &RopeArgs) -> Result<Option<Tensor>> {
 /// A kernel's name, its grid, and the parts of the keys in it.
 type AttendPlan = (&'static str, LaunchGrid, usize);
 
-/// For one token of one sequence; `None` for head sizes without a kernel.
+/// For one token of few sequences; `None` for head sizes without a kernel.
 fn one_plan(heads: usize, cache: &Tensor) -> Result<Option<AttendPlan>> {
-    let (_, _, capacity, dim) = cache.dims4()?;
+    let (sequences, _, capacity, dim) = cache.dims4()?;
     let name = match dim {
         32 => "attend_one_32",
         64 => "attend_one_64",
@@ -95,12 +95,14 @@ fn one_plan(heads: usize, cache: &Tensor) -> Result<Option<AttendPlan>> {
     };
     let parts = match has_clusters() {
         true => CLUSTER_PARTS,
-        false => BLOCKS.div_ceil(heads).min(capacity.div_ceil(MIN_KEYS)).clamp(1, MAX_PARTS),
+        false => {
+            BLOCKS.div_ceil(heads * sequences).min(capacity.div_ceil(MIN_KEYS)).clamp(1, MAX_PARTS)
+        }
     };
-    Ok(Some((name, LaunchGrid::new((heads, parts), THREADS), parts)))
+    Ok(Some((name, LaunchGrid::new((heads, parts), THREADS).times(sequences), parts)))
 }
 
-/// For one token of each of several sequences. Neighbouring heads that share their keys are one
+/// For one token of each of many sequences. Neighbouring heads that share their keys are one
 /// block's; the keys have as many parts as the blocks of one wave.
 fn batch_plan(heads: usize, cache: &Tensor) -> Result<Option<AttendPlan>> {
     let (sequences, kv_heads, capacity, dim) = cache.dims4()?;
@@ -139,7 +141,8 @@ pub fn attend_one(
     else {
         return Ok(None);
     };
-    let plan = if sequences == 1 { one_plan(heads, cache.0)? } else { batch_plan(heads, cache.0)? };
+    let is_few = sequences == 1 || heads * sequences < BLOCKS;
+    let plan = if is_few { one_plan(heads, cache.0)? } else { batch_plan(heads, cache.0)? };
     let Some((name, grid, parts)) = plan else { return Ok(None) };
     let partial = empty((sequences * heads, parts, dim + 2), DType::F32, device)?;
     let out = empty((sequences, heads * dim), queries.dtype(), device)?;

@@ -173,6 +173,10 @@ fn attention_over_a_cache_in_any_pieces() -> Result<()> {
             (1, 8, 2, 64, true),
             (3, 8, 2, 64, true),
             (3, 4, 4, 32, false),
+            // Blocks that share their keys, for at least one block per SM.
+            (3, 44, 44, 32, false),
+            (3, 48, 24, 128, false),
+            (3, 48, 12, 64, true),
         ] {
             let spec = Spec { heads, kv_heads, head_dim, qk_norm, ..decoder(None) };
             let (host, device) = sites(dtype, &gpu);

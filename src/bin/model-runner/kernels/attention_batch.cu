@@ -1,4 +1,4 @@
-// Attention of one token of each of several sequences over the cache.
+// Attention of one token of each of many sequences over the cache.
 #include "mma.cuh"
 
 constexpr int WARPS = 4, THREADS = WARPS * 32;
