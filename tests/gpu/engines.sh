@@ -7,6 +7,7 @@
 # `transformers serve` with a small random model, which is written here: PYTHON needs torch and
 # transformers with its serving dependencies. ENGINE=llama-cpp uses the server that
 # scripts/install-llm-server.sh installs, on the CPU. CPU=1 runs transformers on the CPU.
+# KEEP=DIR keeps the export of the first window.
 set -euo pipefail
 llmprof=$(realpath "$1") python=${2:-python3} engine=${ENGINE:-transformers}
 here=$(cd "$(dirname "$0")/.." && pwd)
@@ -80,6 +81,19 @@ it = json.load(sys.stdin)
 print(it[sys.argv[1]] if sys.argv[1] in it else sys.exit(it["error"]["message"]))' "$1"
 }
 
+# profile NAME TARGET MODE: a run to its end, and its report.
+profile() {
+    local id
+    id=$(curl -sS -X POST "$base/runs" "${json[@]}" \
+        -d "{\"target\": $2, \"mode\": \"$3\", \"repeats\": 1, \"warmup\": 1}" | field run_id)
+    curl -sN "$base/runs/$id/events" >/dev/null
+    curl -sf "$base/runs/$id" >"$folder/run-$1.json"
+    curl -sf "$base/runs/$id/report" -H 'accept: application/json' >"$folder/report-$1.json" ||
+        { cat "$folder/run-$1.json" >&2; exit 1; }
+}
+# The same server and load without a session, for the cost of an idle one.
+profile alone '{"command": "engine"}' basic
+
 session=$(curl -sS -X POST "$base/sessions" "${json[@]}" \
     -d "{\"command\": \"engine\", \"mode\": \"$mode\"}" | field session_id)
 started=$SECONDS
@@ -91,14 +105,12 @@ while state=$(curl -sS "$base/sessions/$session" | field state); [ "$state" != r
 done
 echo "session $session: ready after $((SECONDS - started)) s"
 for window in 1 2 3; do
-    id=$(curl -sS -X POST "$base/runs" "${json[@]}" \
-        -d "{\"target\": {\"command\": \"engine\", \"session\": \"$session\"}, \"mode\": \"$mode\",
-             \"repeats\": 1, \"warmup\": 1}" | field run_id)
-    curl -sN "$base/runs/$id/events" >/dev/null
-    curl -sf "$base/runs/$id" >"$folder/run-$window.json"
-    curl -sf "$base/runs/$id/report" -H 'accept: application/json' >"$folder/report-$window.json" ||
-        { cat "$folder/run-$window.json" >&2; exit 1; }
+    profile "$window" "{\"command\": \"engine\", \"session\": \"$session\"}" "$mode"
 done
+if [ -n "${KEEP:-}" ]; then
+    find "$folder/data/runs" -name '*.sqlite*' -size +0 | sort | head -n 1 |
+        while read -r export; do xz -T0 -1 -c "$export" >"$KEEP/window.sqlite.xz"; done
+fi
 curl -sf "$base/sessions/$session" >"$folder/session.json"
 curl -sS -X DELETE "$base/sessions/$session" >/dev/null
 while [ "$(curl -sS "$base/sessions/$session" | field state)" != ended ]; do sleep 0.2; done
@@ -136,6 +148,9 @@ for window in (1, 2, 3):
             evidence = ", ".join(f"{name} {value}" for name, value in finding["evidence"].items())
             print(f"window {window}: {finding['id']}: {finding['message']} ({evidence})")
 
+for row in load("report-alone")["request_latency"]:
+    if row["metric"] == "end_to_end":
+        print(f"requests without a session, {row['pass']}, end to end, p50 ms: {row['p50_ms']:.3f}")
 apart = []
 for name in sorted(set.intersection(*(set(it) for it in seen))):
     values = [it[name] for it in seen]
