@@ -5,6 +5,7 @@
 //! kernel time is covered. The selection is a value; coverage counts what was profiled, not what
 //! was selected.
 
+mod coverage;
 mod processes;
 mod samples;
 #[cfg(test)]
@@ -23,12 +24,8 @@ use crate::{
         stats::percent,
         timeline::launches::LaunchIndex,
     },
-    domain::{
-        finding::{Finding, Severity},
-        profiling::NcuSettings,
-        units::Nanos,
-    },
-    trace::{counter::LaunchCounters, names::base_name, nsys::NsysTrace},
+    domain::{profiling::NcuSettings, units::Nanos},
+    trace::{names::base_name, nsys::NsysTrace},
 };
 use processes::{LaunchGroup, ProcessLimits, Selectable, assign};
 pub use samples::TracedProgram;
@@ -38,8 +35,6 @@ pub use samples::TracedProgram;
 const PARTS: [u32; 7] = [64, 32, 16, 8, 4, 2, 1];
 /// Label of launches outside all stages: of all launches of a program without stages.
 const NO_STAGE: &str = "";
-/// Kernels that a finding lists; further ones are counted.
-const MAX_LISTED: usize = 10;
 
 /// Launches to profile with ncu, by process.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
@@ -301,112 +296,5 @@ fn range(stage: &str, trace: &NsysTrace) -> Option<String> {
 impl KernelPair {
     fn total_ms(&self) -> f64 {
         self.ms.values().sum()
-    }
-
-    /// Returns true if `launch` is of this kernel and geometry, as far as the page has it.
-    fn is(&self, launch: &LaunchCounters) -> bool {
-        self.kernel == launch.kernel
-            && launch.grid.is_none_or(|grid| grid == self.grid)
-            && launch.block.is_none_or(|block| block == self.block)
-    }
-
-    /// `gemm (4 x 8 x 1 blocks of 384 x 1 x 1)`.
-    fn text(&self) -> String {
-        let size = |it: [u32; 3]| it.map(|side| side.to_string()).join(" x ");
-        format!("{} ({} blocks of {})", self.kernel, size(self.grid), size(self.block))
-    }
-}
-
-impl CounterPlan {
-    /// ` in sample 0` where the run has several.
-    fn in_sample(&self) -> String {
-        self.sample.map_or_else(String::new, |sample| format!(" in sample {sample}"))
-    }
-
-    /// Share of each stage's kernel time taken by the profiled kernels and geometries, percent.
-    pub fn covered_pct(&self, profiled: &[LaunchCounters]) -> BTreeMap<String, f64> {
-        let covered: Vec<&KernelPair> =
-            self.pairs.iter().filter(|pair| profiled.iter().any(|it| pair.is(it))).collect();
-        let of = |it: &SelectedStage| {
-            let ms: f64 = covered.iter().filter_map(|pair| pair.ms.get(&it.stage)).sum();
-            // The sum of nothing is -0.
-            Some((it.stage.clone(), percent(ms + 0.0, it.kernel_ms)?))
-        };
-        self.stages.iter().filter_map(of).collect()
-    }
-
-    /// A finding for each stage whose counters cover less than the target, with the reason.
-    pub fn coverage_findings(
-        &self,
-        profiled: &[LaunchCounters],
-        settings: &NcuSettings,
-    ) -> Vec<Finding> {
-        let target = settings.target_pct;
-        let covered = self.covered_pct(profiled);
-        let finding = |it: &SelectedStage| {
-            let covered = covered.get(&it.stage).filter(|covered| **covered < target)?;
-            let message = format!(
-                "the counters of {} cover {covered:.1} % of its kernel time{}; the target is \
-                 {target} %",
-                if it.stage == NO_STAGE { "the program" } else { &it.stage },
-                self.in_sample()
-            );
-            let advice = if it.planned_pct.is_some_and(|planned| planned >= target) {
-                "read the finding on the kernels without counters: they were selected and not \
-                 profiled"
-            } else {
-                "raise profiling.ncu.max_launches or max_processes; each launch takes about half \
-                 a second and each process about five"
-            };
-            Some(
-                Finding::new("counters_cover_little", Severity::Info, message)
-                    .with("selected, %", format!("{:.1}", it.planned_pct.unwrap_or(0.0)))
-                    .advise(advice),
-            )
-        };
-        self.stages.iter().filter_map(finding).collect()
-    }
-
-    /// A finding that names the kernels that `process` should have profiled and did not.
-    /// `reason`: why it delivered nothing.
-    pub fn missing(
-        &self,
-        process: usize,
-        profiled: &[LaunchCounters],
-        reason: Option<&str>,
-    ) -> Option<Finding> {
-        let planned: Vec<&KernelPair> =
-            self.pairs.iter().filter(|pair| pair.process == Some(process)).collect();
-        let missing: Vec<String> = planned
-            .iter()
-            .filter(|pair| !profiled.iter().any(|it| pair.is(it)))
-            .map(|pair| pair.text())
-            .collect();
-        if missing.is_empty() {
-            return None;
-        }
-        let message = format!(
-            "ncu profiled {} of {} selected kernels and geometries{}",
-            planned.len() - missing.len(),
-            planned.len(),
-            self.in_sample()
-        );
-        let mut names = missing[..missing.len().min(MAX_LISTED)].join(", ");
-        if missing.len() > MAX_LISTED {
-            names += &format!(" and {} more", missing.len() - MAX_LISTED);
-        }
-        let found = Finding::new("ncu_kernels_missing", Severity::Warning, message)
-            .with("missing", names)
-            .with("process", process + 1);
-        Some(match reason {
-            Some(reason) => found
-                .with("reason", reason)
-                .advise("remove the reason, or run again; raise timeout_s if ncu ran out of time"),
-            None => found.advise(
-                "read the ncu log of the process: a kernel did not run in this pass with this name \
-                 and geometry, or another one with the same grid, block and shared memory ran \
-                 before it",
-            ),
-        })
     }
 }

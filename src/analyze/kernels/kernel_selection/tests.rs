@@ -4,6 +4,7 @@ use super::*;
 use crate::{
     analyze::kernels::tests::capture,
     domain::{mode::Mode, profiling::Profiling},
+    trace::counter::LaunchCounters,
 };
 
 /// A run with one sample.
