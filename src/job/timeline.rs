@@ -28,6 +28,8 @@ use crate::{
 
 /// Lines of the tool's log that a finding quotes at most.
 const MAX_QUOTED: usize = 5;
+/// Text of nsys after an import that may have lost data, with exit code 0.
+const IMPORT_ERROR: &str = "non-fatal error";
 /// Lines from the end of a log that are searched for complaints.
 const MAX_SEARCHED: usize = 200;
 
@@ -58,6 +60,8 @@ struct ReadTimeline {
     selected: CounterPlan,
     /// Why it does not count.
     incomplete: Option<Finding>,
+    /// Of a complete one: errors of its import.
+    import_errors: Option<Finding>,
 }
 
 impl JobStep for TimelineStep<'_> {
@@ -110,7 +114,10 @@ impl TimelineStep<'_> {
                 job.add_finding(finding);
                 Err(message)
             }
-            None => Ok(read),
+            None => {
+                job.add_findings(read.import_errors.clone());
+                Ok(read)
+            }
         }
     }
 }
@@ -220,14 +227,17 @@ fn read_timeline(
     let complains = |line: &String| {
         ["error", "warning", "fail"].iter().any(|word| line.to_lowercase().contains(word))
     };
-    let log: Vec<String> = logs.into_iter().flatten().filter(complains).take(MAX_QUOTED).collect();
+    let log: Vec<String> = logs.into_iter().flatten().filter(complains).collect();
     let covered = coverage(&trace, expected.ranges);
     let record = serde_json::json!({ "pct": covered.pct(), "coverage": covered });
     // Evidence only; a full disk fails the step elsewhere.
     fs::write(dir.join(layout::NSYS_COVERAGE), record.to_string()).ok();
-    let incomplete = covered.finding(expected.kernels, &trace, &log);
+    let import_error = log.iter().find(|line| line.contains(IMPORT_ERROR));
+    let import_errors = import_error.map(|line| covered.import_errors(line));
+    let quoted = &log[..log.len().min(MAX_QUOTED)];
+    let incomplete = covered.finding(expected.kernels, &trace, quoted);
     let selected = kernel_selection::select_kernels(&trace, ncu, expected.program);
-    Ok(ReadTimeline { trace, selected, incomplete })
+    Ok(ReadTimeline { trace, selected, incomplete, import_errors })
 }
 
 #[cfg(test)]

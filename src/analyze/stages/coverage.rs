@@ -242,6 +242,23 @@ impl Coverage {
              this pass",
         ))
     }
+
+    /// A finding on a complete capture whose import ended with the error in `line`, a line of
+    /// nsys: its kernels count, its ranges need a look.
+    pub fn import_errors(&self, line: &str) -> Finding {
+        let (severity, proof) = if self.recorded > 0 {
+            let (recorded, launched) = (self.recorded, self.launched);
+            let proof = format!("{recorded} of its {launched} launched kernels are recorded");
+            (Severity::Info, proof)
+        } else {
+            (Severity::Warning, "no kernel launch proves that it is complete".to_owned())
+        };
+        let message = format!("nsys imported the timeline with errors; {proof}");
+        Finding::new("nsys_import_errors", severity, message).with("nsys", line).advise(
+            "if ranges are missing, use an nsys as new as the driver, or record without them \
+             (profiling.nsys.trace = [\"cuda\"]): ranges of XLA, the compiler of JAX, cause this",
+        )
+    }
 }
 
 #[cfg(test)]
@@ -282,6 +299,18 @@ mod tests {
              prefill is recorded"
         );
         assert_eq!(finding.evidence["nsys"], "importer failed");
+    }
+
+    #[test]
+    fn errors_of_an_import_warn_only_where_no_kernel_proves_the_capture() {
+        let whole = Coverage { launched: 1000, recorded: 995, missing_ranges: vec![] };
+        let found = whole.import_errors("Importation succeeded with non-fatal errors.");
+        assert_eq!(found.severity, Severity::Info);
+        assert_eq!(
+            found.message,
+            "nsys imported the timeline with errors; 995 of its 1000 launched kernels are recorded"
+        );
+        assert_eq!(Coverage::default().import_errors("").severity, Severity::Warning);
     }
 
     #[test]

@@ -19,10 +19,7 @@ use crate::{
             output::{self, Logs, last_lines},
         },
     },
-    domain::{
-        finding::{Finding, Severity},
-        runner::RunnerRequest,
-    },
+    domain::{finding::Finding, runner::RunnerRequest},
     trace::environment::HostLoad,
 };
 
@@ -249,19 +246,6 @@ impl<'a> PassFolder<'a> {
     /// Returns the first line of a command's output that contains `text`.
     pub fn find_line(&self, log: &str, text: &str) -> Option<String> {
         self.output(log).into_iter().find(|line| line.contains(text))
-    }
-
-    /// Returns the finding of an import that lost data although nsys exited with 0.
-    pub fn import_errors(&self, log: &str) -> Option<Finding> {
-        let line = self.find_line(log, "non-fatal error")?;
-        let message = "nsys imported its data with errors: most kernels may be missing";
-        let remedy = "use an nsys as new as the driver, and compare the number of kernels with \
-                      that of launches before relying on the timeline";
-        Some(
-            Finding::new("nsys_import_errors", Severity::Warning, message)
-                .with("nsys", line)
-                .advise(remedy),
-        )
     }
 
     pub fn logs(&self, name: &str) -> Logs {

@@ -148,7 +148,6 @@ impl Collector {
         };
         pass.findings.extend(exposed);
         pass.findings.extend(nsys::started_again(&retries));
-        pass.findings.extend(folder.import_errors(&folder.log()));
         Ok(pass)
     }
 

@@ -60,6 +60,19 @@ async fn an_export_with_errors_and_three_kernels_fails_and_quotes_the_tool() {
 }
 
 #[tokio::test]
+async fn an_export_with_errors_and_all_kernels_counts() {
+    let mut bench = Bench::new(NCU);
+    let nsys = NSYS
+        .replace("profile) ", &format!("profile) cat {}; ", failure("nsys-import-nonfatal.log")));
+    bench.replace("nsys", &nsys);
+    let (steps, findings) = bench.deep(LIMIT).await;
+    assert_eq!(results(&steps)[0], (Step::Nsys, StepState::Succeeded, Some(0)));
+    let found = findings.iter().find(|it| it.id == "nsys_import_errors").unwrap();
+    assert!(found.message.contains("launched kernels are recorded"), "{found:?}");
+    assert!(found.evidence["nsys"].contains("non-fatal errors"), "{found:?}");
+}
+
+#[tokio::test]
 async fn an_export_that_cannot_be_read_fails_its_step_and_leaves_the_rest_readable() {
     let bench = Bench::new(NCU);
     fs::write(bench.dir.path().join("run.sqlite"), "no database at all").unwrap();

@@ -161,22 +161,6 @@ async fn a_failed_importer_is_quoted() {
     );
 }
 
-#[tokio::test]
-async fn an_import_with_errors_is_a_finding() {
-    let host = TestHost::new(
-        RUNNER,
-        Some(
-            &NSYS
-                .replace("report >", "Importation succeeded with non-fatal errors.; echo report >"),
-        ),
-    );
-    let pass = host.timeline().await.unwrap();
-    assert_eq!(
-        pass.findings.iter().map(|f| f.id.as_str()).collect::<Vec<_>>(),
-        ["nsys_import_errors"]
-    );
-}
-
 /// Limits the size of the run.
 fn limit_size(host: &mut TestHost, max_bytes: u64) {
     host.limits.quota = Some(DiskQuota { dir: host.run(), max_bytes, free_bytes: 0 });
