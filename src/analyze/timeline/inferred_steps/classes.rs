@@ -2,7 +2,10 @@
 //!
 //! A class needs all of its evidence; without it a forward has none, and a reason.
 
-use super::segments::{Segment, StartEvidence};
+use super::{
+    roles::Rows,
+    segments::{Segment, StartEvidence},
+};
 use crate::trace::engine_steps::StepClass;
 
 /// Least forwards alike in a row that are decode steps; of graphs without recorded kernels, three.
@@ -10,6 +13,9 @@ const LEAST_ALIKE: usize = 2;
 /// Least forwards alike in a row that are decode steps without a forward of many rows before them:
 /// as few short prompts look the same.
 const LEAST_WITHOUT: usize = 8;
+/// Max rows of so few decode steps, by the blocks of the prompt before them: more rows may be
+/// short prompts without generation.
+const MAX_ROWS: u64 = 4;
 /// Least layers of a model.
 const LEAST_LAYERS: u32 = 2;
 
@@ -47,7 +53,7 @@ pub fn classes(segments: &[Segment], is_continuous: bool) -> Vec<Classed> {
                 && (first.is_graph() || !is_mixture)
                 && (first.is_graph()
                     || to - from >= LEAST_WITHOUT
-                    || is_after_prompt(segments, from))
+                    || (is_after_prompt(segments, from) && is_single(segments, from)))
         };
         let unclear = if first.has_few_rows() || first.is_opaque { NOT_ALIKE } else { NO_ROWS };
         let class = if is_decode { Ok((StepClass::Decode, to - from)) } else { Err(unclear) };
@@ -83,6 +89,20 @@ fn runs(segments: &[Segment], bounded: &[Result<(), &str>]) -> Vec<(usize, usize
 /// Returns true if the forward before the one at `at` has many rows.
 fn is_after_prompt(segments: &[Segment], at: usize) -> bool {
     at.checked_sub(1).is_some_and(|before| segments[before].has_many_rows())
+}
+
+/// Returns true if the forward at `at`, after a prompt, is of no more rows than any other of few
+/// rows, and of few by the prompt's known rows: blocks of elementwise kernels grow with the rows.
+fn is_single(segments: &[Segment], at: usize) -> bool {
+    let (it, prompt) = (&segments[at], &segments[at - 1]);
+    let is_smaller = |other: &Segment| {
+        other.layers == it.layers && other.has_few_rows() && other.blocks * 5 < it.blocks * 4
+    };
+    let has_few = match prompt.rows {
+        Rows::Exactly(rows) => it.blocks * u64::from(rows) <= prompt.blocks * MAX_ROWS,
+        _ => true,
+    };
+    has_few && !segments.iter().any(|other| other.end.is_some() && is_smaller(other))
 }
 
 /// Returns true if forwards not of many rows are alone as often as in rows: routers of experts that

@@ -240,6 +240,8 @@ proptest! {
         // The first lookup needs another forward that starts alike.
         shape.rounds.push((2, true));
         shape.prompt = shape.prompt.max(17);
+        // Few steps of many sequences may be short prompts.
+        shape.batch = shape.batch.min(4);
         // A layer of one product has too few to show the rows of a graph.
         shape.layers = shape.layers.max(4);
         let program = shape.program();
@@ -329,4 +331,15 @@ fn consecutive_decode_steps_are_one_stage() {
         "from the lookup indexSelectSmallIndex to the choice of a token, at most 16 rows, 4 alike \
          in a row"
     );
+}
+
+#[test]
+fn short_prompts_alike_in_a_row_after_a_long_one_are_no_decode() {
+    for steps in [0, 2, 9] {
+        let rounds = vec![(0, false), (0, true), (steps, true)];
+        let program = Shape { prompt: 13, rounds, ..decoder() }.program();
+        let found = program.found();
+        assert_eq!(found.len(), if steps == 9 { 9 } else { 0 }, "{found:?}");
+        assert!(found.iter().all(|it| program.known.contains(it)), "{found:?}");
+    }
 }
