@@ -5,7 +5,7 @@
 
 use super::{
     LedgerCause,
-    evidence::LaunchEvidence,
+    evidence::{LaunchEvidence, SampledUse},
     floors::{OperatorFloor, Rates},
 };
 use crate::{
@@ -87,16 +87,12 @@ pub fn assign(
         rest.take(LedgerCause::Tiles, ns, || format!("{fill:.0} % of the tiles have results"));
     }
     idle_sms(kernel, &mut rest);
-    match (kernel.evidence.counters, kernel.evidence.sampled_issue_pct) {
-        (Some(values), _) => {
+    match kernel.evidence.counters {
+        Some(values) => {
             busy_units(kernel, values, used_ns, &mut rest);
             latency(kernel, values, &mut rest);
         }
-        (None, Some(issue)) => {
-            let ns = kernel.ns as f64 * issue / 100.0 - used_ns as f64;
-            rest.take(LedgerCause::Instructions, ns, || format!("issue slots {issue:.0} % in use"));
-        }
-        (None, None) => {}
+        None => by_samples(kernel, used_ns, &mut rest),
     }
     let unexplained = match kernel.evidence.pass {
         "" => "no counters and no samples",
@@ -123,7 +119,7 @@ fn across_ranks(ns: i64, parts: &AcrossRanks, rest: &mut Rest) {
 fn idle_sms(kernel: &KernelTime, rest: &mut Rest) {
     let waves = kernel.evidence.waves;
     let by_waves = waves.map_or(0.0, |it| 1.0 - ratio(it.count, it.count.ceil()).unwrap_or(1.0));
-    let sampled = kernel.evidence.sampled_sms_pct.filter(|_| kernel.evidence.counters.is_none());
+    let sampled = kernel.evidence.sampled.sms_pct.filter(|_| kernel.evidence.counters.is_none());
     let by_samples = sampled.map_or(0.0, |pct| 1.0 - pct / 100.0);
     if let Some(pct) = sampled.filter(|_| by_samples > by_waves) {
         let evidence = || format!("{pct:.0} % of the SMs active");
@@ -213,6 +209,30 @@ fn latency(kernel: &KernelTime, values: &CounterValues, rest: &mut Rest) {
             stall.share_pct, stall.reason
         )
     });
+}
+
+/// The same of a kernel with samples alone: instructions or traffic of device memory, whichever
+/// takes longer, and latency where the SMs that have work hold few warps.
+fn by_samples(kernel: &KernelTime, used_ns: i64, rest: &mut Rest) {
+    let SampledUse { issue_pct, dram_pct, occupancy_pct, .. } = kernel.evidence.sampled;
+    let Some(issue) = issue_pct else { return };
+    let dram = dram_pct.unwrap_or(0.0);
+    let busy_ns = |pct: f64| kernel.ns as f64 * pct / 100.0 - used_ns as f64;
+    if issue >= dram {
+        let evidence = || format!("issue slots {issue:.0} % in use");
+        rest.take(LedgerCause::Instructions, busy_ns(issue), evidence);
+    } else {
+        let evidence = || format!("device memory {dram:.0} %, issue slots {issue:.0} % in use");
+        rest.take(LedgerCause::MemoryTraffic, busy_ns(dram), evidence);
+    }
+    let tensor = kernel.evidence.tensor_pct.unwrap_or(0.0);
+    let busiest = issue.max(dram).max(tensor);
+    let few_warps = occupancy_pct.filter(|pct| *pct < LOW_OCCUPANCY_PCT && busiest < AT_ROOF_PCT);
+    if let Some(occupancy) = few_warps {
+        rest.take(LedgerCause::Latency, kernel.ns as f64 * (1.0 - busiest / 100.0), || {
+            format!("occupancy {occupancy:.0} %, issue slots {issue:.0} % in use")
+        });
+    }
 }
 
 /// Divides `total` over parts by their weights, each at most its limit.

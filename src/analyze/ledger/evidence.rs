@@ -8,7 +8,7 @@ use crate::{
         Analysis,
         kernels::{counters::CounterRecord, gemms::GemmRecord},
         sampled::figures::SampledKernel,
-        stats::ratio,
+        stats::{percent, ratio},
     },
     trace::{counter::CounterValues, environment::Gpu, gpu_metrics::GpuMetric},
 };
@@ -79,9 +79,21 @@ pub struct LaunchEvidence<'a> {
     pub tile_fill_pct: Option<f64>,
     /// Share of the time in which device memory or tensor cores work at their peak, percent.
     pub sampled_peak_pct: Option<f64>,
-    /// Share of the SMs with work, and of their issue slots in use, percent, as sampled.
-    pub sampled_sms_pct: Option<f64>,
-    pub sampled_issue_pct: Option<f64>,
+    /// Use of the SMs, as sampled; complete where issue slots were sampled.
+    pub sampled: SampledUse,
+}
+
+/// Use of the GPU in the time of a kernel, as sampled.
+#[derive(Debug, Clone, Copy, Default, PartialEq)]
+pub struct SampledUse {
+    /// Share of the SMs with work, percent.
+    pub sms_pct: Option<f64>,
+    /// Share of the issue slots in use, percent.
+    pub issue_pct: Option<f64>,
+    /// Bytes of device memory over its peak, percent.
+    pub dram_pct: Option<f64>,
+    /// Warps over those that the SMs with work can hold, percent.
+    pub occupancy_pct: Option<f64>,
 }
 
 /// Evidence on all kernels.
@@ -124,12 +136,9 @@ impl<'a> KernelEvidence<'a> {
             found.samples = it.samples;
             found.bytes = self.sampled_bytes(it);
             found.tensor_pct = metric(it, GpuMetric::TensorActive);
-            found.sampled_sms_pct = metric(it, GpuMetric::SmsActive);
-            found.sampled_issue_pct = metric(it, GpuMetric::SmIssue);
-            let dram = metric(it, GpuMetric::DramRead).zip(metric(it, GpuMetric::DramWrite));
-            let dram = dram.map(|(read, write)| read + write);
+            found.sampled = sampled_use(it);
             found.sampled_peak_pct =
-                [dram, found.tensor_pct].into_iter().flatten().reduce(f64::max);
+                [found.sampled.dram_pct, found.tensor_pct].into_iter().flatten().reduce(f64::max);
         }
         if let Some(it) = counted {
             let values = &it.values;
@@ -174,6 +183,18 @@ impl<'a> KernelEvidence<'a> {
 
 fn count(sides: [u32; 3]) -> f64 {
     sides.into_iter().map(f64::from).product()
+}
+
+fn sampled_use(it: &SampledKernel) -> SampledUse {
+    let sms_pct = metric(it, GpuMetric::SmsActive);
+    let dram = metric(it, GpuMetric::DramRead).zip(metric(it, GpuMetric::DramWrite));
+    let warps = metric(it, GpuMetric::WarpsInFlight).zip(sms_pct);
+    SampledUse {
+        sms_pct,
+        issue_pct: metric(it, GpuMetric::SmIssue),
+        dram_pct: dram.map(|(read, write)| (read + write).min(100.0)),
+        occupancy_pct: warps.and_then(|(warps, sms)| percent(warps.min(sms), sms)),
+    }
 }
 
 /// A sampled metric of a kernel.
