@@ -2,19 +2,20 @@
 # Profiles a program other than the service's runner on a GPU host. Run from the repository's root.
 #
 #   tests/gpu/command.sh [--bin DIR] [--device auto|cpu] [--tokens N] [--python PYTHON] [--out DIR]
-#                        [--names 'NAME ...']
+#                        [--names 'NAME ...'] [--mode deep|light] [--skip 'STEP ...']
 #
 # Starts the service of DIR (default target/release) with commands as targets: the model runner
 # called as any other program; if PYTHON has PyTorch, torch_stages.py alone and as two workers of
 # torchrun on one GPU; if it has transformers, DeepSeek-OCR's decoder of bench/peer.py, with ranges
-# and without any; and if it has JAX, jax_steps.py, without ranges. Submits each in mode deep, follows
+# and without any; and if it has JAX, jax_steps.py, without ranges. Submits each in --mode, follows
 # it to its end, and prints its steps, stages and processes, the coverage of counters, and the
 # service's GPU gauges. Exits with 0 if all passes of a GPU succeeded, kernels were attributed to both
 # stages of each process, their counters were read, the steps of programs without ranges were
-# recognised, and the profilers of PyTorch and NVIDIA recorded the same kernels. --out keeps reports
-# and logs of the passes; --names selects programs. Needs bash, curl and python3; compiles nothing.
+# recognised, and the profilers of PyTorch and NVIDIA recorded the same kernels. --out keeps reports,
+# logs and timelines of the passes; --names selects programs; --skip leaves out passes, such as
+# gpu_metrics and gemm_log. Needs bash, curl and python3; compiles nothing.
 set -euo pipefail
-bin=target/release device=auto tokens=16 python='' out='' only=''
+bin=target/release device=auto tokens=16 python='' out='' only='' mode=deep skip=''
 while [ $# -gt 0 ]; do
   case $1 in
     --bin) bin=$2; shift ;;
@@ -23,7 +24,9 @@ while [ $# -gt 0 ]; do
     --python) python=$2; shift ;;
     --out) out=$2; shift ;;
     --names) only=$2; shift ;;
-    *) sed -n '2,17p' "$0" >&2; exit 2 ;;
+    --mode) mode=$2; shift ;;
+    --skip) skip=$2; shift ;;
+    *) sed -n '2,16p' "$0" >&2; exit 2 ;;
   esac
   shift
 done
@@ -92,19 +95,27 @@ if [ -n "$python" ] && "$python" -c 'import transformers.models.deepseek_ocr2' 2
 fi
 [ -z "$python" ] || ! "$python" -c 'import jax' 2>/dev/null || names="$names jax"
 names=${only:-$names}
+profiling=$(python3 -c 'import json, sys
+print(json.dumps({step: {"enabled": False} for step in sys.argv[1:]}))' $skip)
 for name in $names; do
-  follow "$name" "$(printf '{"target": {"command": "%s", "params": {"tokens": %d}}, "mode": "deep",
-    "repeats": 2, "warmup": 1, "device": "%s"}' "$name" "$tokens" "$device")"
+  follow "$name" "$(printf '{"target": {"command": "%s", "params": {"tokens": %d}}, "mode": "%s",
+    "repeats": 2, "warmup": 1, "device": "%s", "profiling": %s}' "$name" "$tokens" "$mode" \
+    "$device" "$profiling")"
   curl -sf "$base/runs/$id/artifacts/report.json" >"$data/$name.report.json"
   [ "$name" != transformers ] || same_kernels "$data/runs/$id"
   [ -z "$out" ] || (cd "$data/runs/$id" &&
-    tar -cJf "$out/$name.tar.xz" report.json progress.jsonl logs $(ls ncu/choice.json 2>/dev/null))
+    tar -cJf "$out/$name.tar.xz" report.json progress.jsonl logs $(ls ncu/choice.json nsys/run.sqlite 2>/dev/null))
 done
 curl -sf "$base/metrics" | grep '^llmprof_gpu' || true
 rm -f "$targets"
-python3 - "$data" "$device" "$tokens" $names <<'PYTHON' || status=1
+python3 - "$data" "$device" "$mode" "$skip" "$tokens" $names <<'PYTHON' || status=1
 import datetime, json, pathlib, sys
-data, device, tokens, names = pathlib.Path(sys.argv[1]), sys.argv[2], int(sys.argv[3]), sys.argv[4:]
+data, device, mode, skipped, tokens = pathlib.Path(sys.argv[1]), *sys.argv[2:6]
+tokens, names = int(tokens), sys.argv[6:]
+wanted = ["baseline", "nsys", "analyze", "report"]
+wanted += ["gpu_metrics", "ncu"] if device != "cpu" and mode == "deep" else []
+wanted = [it for it in wanted if it not in skipped.split()]
+counted = "ncu" in wanted
 PLAIN = {"transformers-plain": 3, "jax": 2}
 failures = []
 for name in names:
@@ -118,8 +129,6 @@ for name in names:
         print(
             f"  {step['step']:12} {step['state']:10} {seconds:>8}  {step.get('message') or ''}"
         )
-    wanted = ["baseline", "nsys", "analyze", "report"]
-    wanted += [] if device == "cpu" else ["gpu_metrics", "ncu"]
     for step in wanted:
         if not any(it["step"] == step and it["state"] == "succeeded" for it in run["steps"]):
             failures.append(f"{name}: step {step} did not succeed")
@@ -137,7 +146,7 @@ for name in names:
             failures.append(f"{name}: more steps than the program ran")
         if sum(found) < 0.95 * turns * (1 + tokens):
             failures.append(f"{name}: {sum(found)} of {turns * (1 + tokens)} steps recognised")
-        if device != "cpu" and not counters:
+        if counted and not counters:
             failures.append(f"{name}: no counters")
     for stage in [] if name in PLAIN else ["prefill", "decode_all"]:
         ran = {row["process"]: row["launches"] for row in kernels if row["stage"] == stage}
@@ -150,13 +159,14 @@ for name in names:
         )
         total = [it["kernel_ms"] for it in report["stage_kernels"] if it["stage"] == stage]
         share = 100 * sum(it["timeline_total_ms"] or 0 for it in read) / total[0] if total else 0
-        if device != "cpu":
+        if counted:
             print(f"  {stage}: counters of {share:.1f} % of its kernel time")
-        if device != "cpu" and name in ("generate", "transformers") and share < 90:
+        if counted and name in ("generate", "transformers") and share < 90:
             failures.append(f"{name}, {stage}: counters of {share:.1f} % of its kernel time")
         if not time:
             failures.append(f"{name}: {stage} was not timed")
-        if device != "cpu" and (len(ran) != (2 if name == "torchrun" else 1) or not read):
+        processes = 2 if name == "torchrun" else 1
+        if device != "cpu" and (len(ran) != processes or (counted and not read)):
             failures.append(f"{name}, {stage}: no kernels of each process, or no counters of them")
     for finding in report["findings"]:
         print(f"  {finding['severity']:8} {finding['id']}: {finding['message'][:120]}")
