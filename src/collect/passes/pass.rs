@@ -243,11 +243,6 @@ impl<'a> PassFolder<'a> {
         CollectError::Empty { what: "nsys profile", file, last_words }
     }
 
-    /// Returns the first line of a command's output that contains `text`.
-    pub fn find_line(&self, log: &str, text: &str) -> Option<String> {
-        self.output(log).into_iter().find(|line| line.contains(text))
-    }
-
     pub fn logs(&self, name: &str) -> Logs {
         self.collector.logs(self.dir, name)
     }

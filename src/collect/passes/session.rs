@@ -20,18 +20,22 @@ use tokio::{
 use super::{
     command::PassPlace,
     pass::{LAST_WORDS, PassFolder},
-    server::stop_targets,
+    server::{ServedTarget, stop_targets},
 };
 use crate::{
     artifact::layout,
     collect::{
         CollectError, Collector, CommandRun, ExitReason, ProcessLimits,
         process::{
+            argv::Argv,
             child::{ChildScope, RunningChild},
             orphans::{self, scratch},
             output::Logs,
         },
-        tools::nsys_session::{self, SessionFiles},
+        tools::{
+            nsys,
+            nsys_session::{self, SessionFiles},
+        },
     },
     domain::{command::ReadyCheck, ids::SessionId, profiling::NsysSettings},
 };
@@ -98,32 +102,52 @@ impl Collector {
         let launch = nsys_session::launch(nsys, settings, !run.gpus.is_empty(), &name, &target);
         let (launch, _) = self.isolated(launch, dir, &limits).await;
         let logs = folder.logs(SERVER);
-        let not_started = |source| CollectError::Run { program: launch.program.clone(), source };
-        let mut child = RunningChild::start(&launch, &logs, &limits, ChildScope::Run)
-            .await
-            .map_err(not_started)?;
         let served = self.served(run, ready, &place, (0, 0), Duration::ZERO)?;
-        let ended = tokio::select! {
-            ended = child.wait(&limits) => Some(ended.map_err(not_started)?),
-            ready = served.wait_until_ready(&logs) => match ready {
-                Ok(()) => None,
-                Err(CollectError::NotReady { how, within_s, .. }) => {
-                    let last_words = logs.last_output(LAST_WORDS);
-                    child.finish(ExitReason::Stopped, &limits).await.map_err(not_started)?;
-                    return Err(CollectError::NotReady { how, within_s, last_words });
-                }
-                Err(error) => return Err(error),
-            },
+        let mut retries = 0;
+        let child = loop {
+            let error = match start_server(&launch, &served, (&folder, &logs), &limits).await {
+                Ok(child) => break child,
+                Err(error) => error,
+            };
+            let exited = matches!(error.ended(), Some(ExitReason::Exited(_)));
+            let output = folder.output(SERVER);
+            match nsys::find_race(&output).filter(|_| exited && retries < nsys::MAX_RETRIES) {
+                Some(race) => tracing::warn!(session = %id, race, "nsys launch is repeated"),
+                None => return Err(error),
+            }
+            retries += 1;
         };
-        if let Some(ended) = ended {
-            child.finish(ended, &limits).await.map_err(not_started)?;
-            return Err(folder.failure("the server", ended, &logs, &limits));
-        }
         let control = scratch(limits.run);
         let (port, dir) = (place.port, dir.to_owned());
         let access = SessionAccess { id, port, control, dir, earlier_runs: 0 };
         Ok(RunningSession { child, limits, access })
     }
+}
+
+/// Starts a server and waits until it is ready.
+async fn start_server(
+    launch: &Argv,
+    served: &ServedTarget<'_>,
+    (folder, logs): (&PassFolder<'_>, &Logs),
+    limits: &ProcessLimits,
+) -> Result<RunningChild, CollectError> {
+    let not_started = |source| CollectError::Run { program: launch.program.clone(), source };
+    let mut child =
+        RunningChild::start(launch, logs, limits, ChildScope::Run).await.map_err(not_started)?;
+    let ended = tokio::select! {
+        ended = child.wait(limits) => ended.map_err(not_started)?,
+        ready = served.wait_until_ready(logs) => match ready {
+            Ok(()) => return Ok(child),
+            Err(CollectError::NotReady { how, within_s, .. }) => {
+                let last_words = logs.last_output(LAST_WORDS);
+                child.finish(ExitReason::Stopped, limits).await.map_err(not_started)?;
+                return Err(CollectError::NotReady { how, within_s, last_words });
+            }
+            Err(error) => return Err(error),
+        },
+    };
+    child.finish(ended, limits).await.map_err(not_started)?;
+    Err(folder.failure("the server", ended, logs, limits))
 }
 
 impl RunningSession {

@@ -137,9 +137,9 @@ impl Collector {
                 let (tool, process) = ("nsys", folder.name().to_owned());
                 return Err(CollectError::NoCounters { tool, process, complaint, ended });
             }
-            let race = nsys::RACES.iter().find_map(|text| folder.find_line(&stage, text));
-            match race.filter(|_| exited) {
-                Some(line) if retries.len() < nsys::MAX_RETRIES => retries.push(line),
+            let output = folder.output(&stage);
+            match nsys::find_race(&output).filter(|_| exited) {
+                Some(line) if retries.len() < nsys::MAX_RETRIES => retries.push(line.clone()),
                 _ => return Err(error),
             }
             for partial in [&report, &report.with_extension("qdstrm")] {

@@ -84,9 +84,18 @@ const RECORD_PID: &str = r#"echo $$ >"$TMPDIR/target"; exec "$@""#;
 /// Errors of a race between nsys and its helper process, which leaves no report. It is most
 /// frequent with programs that exit at once and on busy machines, and is independent of the
 /// program. 2022.4 prints `End of file` for the same lost connection.
-pub const RACES: [&str; 3] = ["Connection to the Agent lost", "sem_open", "End of file"];
+const RACES: [&str; 3] = ["Connection to the Agent lost", "sem_open", "End of file"];
+/// The same race as a whole line; a server may print it within a line of its own.
+const RESET: &str = "Connection reset by peer";
 /// Maximum number of retries after such a race.
 pub const MAX_RETRIES: usize = 2;
+
+/// Returns the line of nsys' output that shows such a race.
+pub fn find_race(output: &[String]) -> Option<&String> {
+    let is_race =
+        |line: &&String| RACES.iter().any(|text| line.contains(text)) || line.trim() == RESET;
+    output.iter().find(is_race)
+}
 
 /// Returns the finding of a repeated profile; `errors` are those of the failed starts.
 pub fn started_again(errors: &[String]) -> Option<Finding> {
@@ -253,6 +262,14 @@ mod tests {
         assert_eq!(of("Error: Version number is invalid: 2025@6@1").as_deref(), Some("2025.6.1"));
         assert_eq!(of("Version number is invalid: \"2025@6@1\".").as_deref(), Some("2025.6.1"));
         assert_eq!((of("Version number is invalid:"), of("no such file")), (None, None));
+    }
+
+    #[test]
+    fn a_race_of_nsys_is_not_an_error_of_a_server() {
+        let of = |line: &str| find_race(&["Generating".into(), line.into()]).cloned();
+        let races = ["Error: End of file", "Connection reset by peer"];
+        assert_eq!(races.map(of), races.map(|line| Some(line.to_owned())));
+        assert_eq!(of("ConnectionResetError: [Errno 104] Connection reset by peer"), None);
     }
 
     #[test]

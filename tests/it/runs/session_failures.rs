@@ -44,6 +44,22 @@ async fn a_server_that_is_never_ready_or_ends_at_once_fails_its_session_with_the
 }
 
 #[tokio::test]
+async fn an_nsys_that_lost_its_helper_at_the_start_of_a_session_is_started_again() {
+    let data = tempfile::tempdir().unwrap();
+    let tries = data.path().join("tries");
+    let lost = format!(
+        "launch) echo x >>{0}; [ $(wc -l <{0}) -gt 2 ] || \
+         {{ echo 'Connection reset by peer' >&2; exit 1; }}; shift",
+        tries.display()
+    );
+    let nsys = script(data.path(), &NEVER_STOPS.replace("launch) shift", &lost));
+    let service = service(data.path(), &fake_server(), nsys.to_str().unwrap());
+    let session = start(&service, json!({})).await;
+    wait_for(&service, &session, &["ready"]).await;
+    assert_eq!(std::fs::read_to_string(tries).unwrap().lines().count(), 3);
+}
+
+#[tokio::test]
 async fn a_session_without_nsys_fails_with_the_remedy() {
     let data = tempfile::tempdir().unwrap();
     let service = service(data.path(), &fake_server(), "none");
