@@ -104,7 +104,7 @@ for name in $names; do
   curl -sf "$base/runs/$id/artifacts/report.json" >"$data/$name.report.json"
   [ "$name" != transformers ] || same_kernels "$data/runs/$id"
   [ -z "$out" ] || (cd "$data/runs/$id" &&
-    tar -cJf "$out/$name.tar.xz" report.json progress.jsonl logs $(ls ncu/choice.json nsys/run.sqlite 2>/dev/null))
+    tar -cJf "$out/$name.tar.xz" report.json progress.jsonl logs $(ls -d ncu/choice.json nsys/run.sqlite torch_profiler 2>/dev/null))
 done
 curl -sf "$base/metrics" | grep '^llmprof_gpu' || true
 rm -f "$targets"

@@ -37,8 +37,8 @@ export LLMPROF__TOOLS__MODEL_RUNNER=$links/model-runner
 profile() {
   [ -x "$bin/$2" ] || { echo "no executable $bin/$2; see $0 --help" >&2; exit 2; }
   ln -sfn "$bin/$2" "$links/model-runner"
-  follow "$1" "$(printf '{"model": "%s", "mode": "deep", "device": "%s", "prompt_tokens": 128,
-    "max_new_tokens": %d, "labels": ["%s"], "profiling": {"runner": {"memory": false},
+  follow "$1" "$(printf '{"model": "%s", "mode": "deep", "device": "%s", "max_new_tokens": %d,
+    "inputs": {"prompt": "Describe a GPU.", "images": []}, "labels": ["%s"], "profiling": {"runner": {"memory": false},
     "gpu_metrics": {"enabled": false}, "gemm_log": {"enabled": false}, "nvml": {"steady_ms": 0}}}' \
     "$model" "$device" "$tokens" "$1")"
   echo "$1 $id" >>"$data/submitted"
