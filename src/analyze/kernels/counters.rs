@@ -143,7 +143,8 @@ pub fn counters(
 }
 
 /// The stage of a profiled launch. Pages of several stages have its ranges; where these do not name
-/// a stage in which it ran, it is the stage with the most matching launches.
+/// a stage in which it ran, it is the stage with the most matching launches, of equal ones with
+/// most time.
 fn stage_of<'a>(
     launch: &'a LaunchCounters,
     rules: &'a StageRules,
@@ -157,9 +158,9 @@ fn stage_of<'a>(
             || ran.iter().filter(same).any(|it| it.0.0 == *stage)
     });
     let dominant = || {
-        ran.iter()
-            .filter(same)
-            .max_by_key(|(key, (calls, _))| (is_measured(key.0) && !key.0.is_empty(), *calls))
+        ran.iter().filter(same).max_by_key(|(key, (calls, time))| {
+            (is_measured(key.0) && !key.0.is_empty(), *calls, *time, **key)
+        })
     };
     named.unwrap_or_else(|| dominant().map_or("", |(key, _)| key.0))
 }

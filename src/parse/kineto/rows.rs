@@ -263,6 +263,7 @@ impl FileRows {
             .value
             .filter(|it| *it != 0)
             .map(|id| node(args.graph_id.value.unwrap_or(0), id) & !UNNUMBERED_NODE);
+        let full_name = strings.demangled(full_name);
         let name = strings.shortened(full_name, base_name);
         self.collectives.kernel(strings.get(name), args);
         let kernel = Kernel {

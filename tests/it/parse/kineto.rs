@@ -214,6 +214,21 @@ fn names_of_both_profilers_are_equal() {
     assert_eq!(names::canonical(kineto), names::canonical(nsys));
 }
 
+/// DeepSeek's decoder in transformers, once under each profiler, launched its 50,727 kernels in the
+/// same order: each pair is one kernel.
+#[test]
+fn names_of_a_program_under_both_profilers_are_equal_in_pairs() {
+    let pairs = include_str!("../../fixtures/names-pytorch-nsys.tsv");
+    let mut kernels = std::collections::BTreeSet::new();
+    for pair in pairs.lines() {
+        let (pytorch, nsys) = pair.split_once('\t').unwrap();
+        assert_eq!(names::base_name(pytorch), names::base_name(nsys));
+        assert_eq!(names::canonical(pytorch), names::canonical(nsys));
+        kernels.insert(names::canonical(nsys));
+    }
+    assert_eq!((pairs.lines().count(), kernels.len()), (83, 83));
+}
+
 #[test]
 fn products_of_operators_are_in_the_table_of_gemms_with_their_kernels() {
     let analysis = analysed("eager");
