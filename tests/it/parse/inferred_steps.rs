@@ -205,6 +205,17 @@ fn windows_of_captures_have_only_whole_steps() {
     }
 }
 
+/// Its prompts and its generation use one kernel of attention; the server answers one request after
+/// another.
+#[test]
+fn prompts_in_a_window_of_a_server_are_prefill_between_steps_of_one_sequence() {
+    let (trace, _dir) = read("hf-serve-window");
+    let steps = infer(&trace).steps;
+    let count = |class: StepClass| steps.iter().filter(|it| it.class == Some(class)).count();
+    // The lookups of the capture but that of a step whose end the window cut off.
+    assert_eq!((count(StepClass::Prefill), count(StepClass::Decode), steps.len()), (3, 160, 163));
+}
+
 #[test]
 fn a_module_that_runs_alone_has_no_steps() {
     let (mut trace, _dir) = read("hf-llama-attention-mock");

@@ -13,6 +13,8 @@ const LEAST_ALIKE: usize = 2;
 /// Least forwards alike in a row that are decode steps without a forward of many rows before them:
 /// as few short prompts look the same.
 const LEAST_WITHOUT: usize = 8;
+/// Max rows of a decode step of one sequence by the same measure: a kernel has at least one block.
+const MAX_OF_ONE: u64 = 2;
 /// Max rows of so few decode steps, by the blocks of the prompt before them: more rows may be
 /// short prompts without generation.
 const MAX_ROWS: u64 = 4;
@@ -29,7 +31,8 @@ pub const NO_ROWS: &str = "neither its lookup nor its products show the number o
 pub const CONTINUOUS: &str = "the engine batches prompts with generation, so a step of many rows \
                               may be prefill or both";
 pub const PARTS: &str = "what ends before it ends otherwise, so it may be a part of a forward";
-pub const NO_DECODE: &str = "no decode step follows whose attention differs";
+pub const NO_DECODE: &str = "no decode step follows whose attention differs, or of one sequence \
+                             before and after it";
 
 /// Class of a forward with the number of forwards alike in its row, or the reason for none.
 pub type Classed = Result<(StepClass, usize), &'static str>;
@@ -98,11 +101,16 @@ fn is_single(segments: &[Segment], at: usize) -> bool {
     let is_smaller = |other: &Segment| {
         other.layers == it.layers && other.has_few_rows() && other.blocks * 5 < it.blocks * 4
     };
-    let has_few = match prompt.rows {
-        Rows::Exactly(rows) => it.blocks * u64::from(rows) <= prompt.blocks * MAX_ROWS,
-        _ => true,
-    };
-    has_few && !segments.iter().any(|other| other.end.is_some() && is_smaller(other))
+    let has_few = has_rows_at_most(it, prompt, MAX_ROWS);
+    has_few != Some(false) && !segments.iter().any(|other| other.end.is_some() && is_smaller(other))
+}
+
+/// Whether a forward has at most `max` rows, by its blocks and those of a prompt with known rows.
+fn has_rows_at_most(it: &Segment, prompt: &Segment, max: u64) -> Option<bool> {
+    match prompt.rows {
+        Rows::Exactly(rows) => Some(it.blocks * u64::from(rows) <= prompt.blocks * max),
+        _ => None,
+    }
 }
 
 /// Returns true if forwards not of many rows are alone as often as in rows: routers of experts that
@@ -176,7 +184,8 @@ fn is_alone(segments: &[Segment], classes: &[Classed], at: usize) -> bool {
         || (segments[before].last.0.is_some() && segments[before].last == segments[at].last)
 }
 
-/// Returns true if a classified step follows, and attention of no decode step is in the forward.
+/// Returns true if a classified step follows, and attention of no decode step is in the forward or
+/// one sequence generates before and after it.
 fn is_followed(segments: &[Segment], classes: &[Classed], at: usize) -> bool {
     let is_decode = |class: &Classed| matches!(class, Ok((StepClass::Decode, _)));
     let mut decode = segments.iter().zip(classes).filter(|(_, class)| is_decode(class));
@@ -185,5 +194,16 @@ fn is_followed(segments: &[Segment], classes: &[Classed], at: usize) -> bool {
         attention.is_empty()
             || (!it.is_opaque && attention.iter().all(|name| !it.attention.contains(name)))
     };
-    classes.get(at + 1).is_some_and(Result::is_ok) && decode.all(|(it, _)| differs(it))
+    classes.get(at + 1).is_some_and(Result::is_ok)
+        && (decode.all(|(it, _)| differs(it)) || is_between_alike(segments, classes, at))
+}
+
+/// Returns true if the decode steps before and after are alike and of one sequence: a prompt read
+/// together with a step of that sequence would have added one.
+fn is_between_alike(segments: &[Segment], classes: &[Classed], at: usize) -> bool {
+    let is_decode = |at: usize| matches!(classes.get(at), Some(Ok((StepClass::Decode, _))));
+    let Some(before) = at.checked_sub(1).filter(|before| is_decode(*before)) else { return false };
+    is_decode(at + 1)
+        && alike(&segments[before], &segments[at + 1])
+        && has_rows_at_most(&segments[before], &segments[at], MAX_OF_ONE) == Some(true)
 }

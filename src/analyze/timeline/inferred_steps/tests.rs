@@ -135,6 +135,8 @@ struct Shape {
     noise: bool,
     is_graph: bool,
     batch: u32,
+    /// Prompts and generation use the same kernel of attention.
+    one_attention: bool,
 }
 
 impl Shape {
@@ -152,7 +154,8 @@ impl Shape {
                 program.kernel(PRODUCT[many], 20 + product);
             }
             // The geometry of attention depends on the length of the context.
-            program.kernel(ATTENTION[many], 4 + length / 3);
+            let attention = if self.one_attention { 0 } else { many };
+            program.kernel(ATTENTION[attention], 4 + length / 3);
             program.kernel(ADD, rows);
             if self.router.is_some_and(|every| layer % every == every - 1) {
                 program.kernel(PRODUCT[many], 2);
@@ -214,12 +217,12 @@ prop_compose! {
         rounds in prop::collection::vec((0usize..7, any::<bool>()), 1..4),
         has_lookup in prop::bool::weighted(0.8), router in prop::option::weighted(0.3, 1usize..4),
         // A prompt of as many tokens as sequences generate launches the kernels of decode.
-        flags in any::<[bool; 5]>(), batch in 1u32..12
+        flags in any::<[bool; 6]>(), batch in 1u32..12
     ) -> Shape {
-        let [waits, prepares, noise, is_graph, router_waits] = flags;
+        let [waits, prepares, noise, is_graph, router_waits, one_attention] = flags;
         Shape {
             layers, products, prompt, rounds, has_lookup, router, waits, prepares, noise,
-            is_graph, batch, router_waits,
+            is_graph, batch, router_waits, one_attention,
         }
     }
 }
@@ -236,6 +239,7 @@ proptest! {
     #[test]
     fn all_steps_with_evidence_are_found(mut shape in shape()) {
         (shape.has_lookup, shape.router, shape.layers) = (true, None, shape.layers.max(2));
+        shape.one_attention = false;
         shape.rounds = shape.rounds.iter().map(|(steps, again)| (steps + 2, *again)).collect();
         // The first lookup needs another forward that starts alike.
         shape.rounds.push((2, true));
@@ -263,6 +267,7 @@ fn decoder() -> Shape {
         noise: false,
         is_graph: false,
         batch: 1,
+        one_attention: false,
     }
 }
 
@@ -342,4 +347,27 @@ fn short_prompts_alike_in_a_row_after_a_long_one_are_no_decode() {
         assert_eq!(found.len(), if steps == 9 { 9 } else { 0 }, "{found:?}");
         assert!(found.iter().all(|it| program.known.contains(it)), "{found:?}");
     }
+}
+
+#[test]
+fn a_prompt_with_the_attention_of_decode_is_prefill_between_steps_of_one_sequence() {
+    let rounds = vec![(9, true), (9, true), (9, true)];
+    let shape = Shape { one_attention: true, rounds, ..decoder() };
+    let program = shape.program();
+    // Before the first prompt other sequences may have generated.
+    assert_eq!(program.found(), program.known[1..]);
+}
+
+#[test]
+fn a_prompt_that_is_read_with_a_step_of_another_sequence_is_no_prefill() {
+    let shape = Shape { one_attention: true, ..decoder() };
+    let mut program = Program::default();
+    for running in 1..4 {
+        (0..9).for_each(|at| shape.forward(&mut program, running, 100 + at));
+        shape.forward(&mut program, 100 + running, 100);
+    }
+    (0..9).for_each(|at| shape.forward(&mut program, 4, 110 + at));
+    let found = program.found();
+    assert!(found.iter().all(|it| it.0 == StepClass::Decode), "{found:?}");
+    assert_eq!(found.len(), 36);
 }
