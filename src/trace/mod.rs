@@ -25,6 +25,7 @@ pub mod requests;
 pub mod stage;
 pub mod unclosed;
 pub mod windows;
+pub mod xla;
 
 use crate::domain::{finding::Finding, subject::SubjectKind};
 use command::CommandTrace;

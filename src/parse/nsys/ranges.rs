@@ -9,7 +9,7 @@ use super::{
     export::{self, Export},
     names::StringTable,
 };
-use crate::trace::range::Range;
+use crate::trace::{range::Range, xla};
 
 /// Maximum memory of the names of all ranges, bytes.
 const MAX_NAMES: usize = 256 << 20;
@@ -31,10 +31,11 @@ pub(super) fn named(
             export.foreign("the names of its ranges take more room than those of any program")
         );
     }
-    let named = |(range, key, name): (Range, DomainKey, StoredText)| Range {
-        domain: domains.get(&key).cloned().unwrap_or_else(|| unnamed_domain(key)),
-        name: name.read(strings),
-        ..range
+    let named = |(range, key, name): (Range, DomainKey, StoredText)| {
+        let domain = domains.get(&key).cloned().unwrap_or_else(|| unnamed_domain(key));
+        let name = name.read(strings);
+        let short = (domain == xla::DOMAIN).then(|| xla::short_name(&name)).flatten();
+        Range { domain, name: short.unwrap_or(name), ..range }
     };
     Ok(ranges.into_iter().map(named).collect())
 }

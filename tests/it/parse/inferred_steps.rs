@@ -216,6 +216,27 @@ fn prompts_in_a_window_of_a_server_are_prefill_between_steps_of_one_sequence() {
     assert_eq!((count(StepClass::Prefill), count(StepClass::Decode), steps.len()), (3, 160, 163));
 }
 
+/// XLA names each execution of a program; that of the prompt has another number than that of a token.
+#[test]
+fn executions_of_xla_programs_are_the_steps_of_a_program_in_jax() {
+    let (trace, _dir) = read("jax-steps");
+    let steps = infer(&trace).steps;
+    let classes: Vec<_> = steps.iter().map(|it| it.class).collect();
+    let decode = [Some(StepClass::Decode); 8];
+    let turn = || std::iter::once(Some(StepClass::Prefill)).chain(decode);
+    assert_eq!(classes, turn().chain(turn()).collect::<Vec<_>>());
+    assert_eq!(
+        *steps[0].evidence,
+        *"program 11936 of jit_forward, which writes 256 times the rows of program 119115 after \
+          it to the cache",
+        "the prompt has 256 tokens"
+    );
+    let named = |name: &str| trace.ranges.iter().filter(|it| it.name == name).count();
+    let modules = ["jit_forward, program 11936", "jit_forward, program 119115"];
+    assert_eq!(modules.map(named), [2, 16]);
+    assert!(named("jit(forward): loop_convert_fusion.7") > 0, "operations have short names");
+}
+
 #[test]
 fn a_module_that_runs_alone_has_no_steps() {
     let (mut trace, _dir) = read("hf-llama-attention-mock");

@@ -9,6 +9,7 @@ mod roles;
 mod segments;
 #[cfg(test)]
 mod tests;
+mod xla;
 
 use std::{collections::BTreeMap, sync::Arc};
 
@@ -39,6 +40,11 @@ pub fn infer(trace: &NsysTrace) -> InferredSteps {
     let kinds = trace.kernels.kinds();
     let roles: Vec<KernelRole> = kinds.iter().map(|it| role(name(it.full_name), it)).collect();
     let launches = LaunchIndex::of(trace);
+    let writes_cache: Vec<bool> = roles.iter().map(|it| it.writes_cache).collect();
+    if xla::infer(trace, &launches, &writes_cache, &mut inferred) {
+        inferred.steps.sort_by_key(|it| (it.start_ns, it.global_tid));
+        return inferred;
+    }
     let sequences = LaunchSequences::of(trace, &launches, &roles);
     let is_continuous = roles.iter().any(|it| it.is_continuous);
     let mut devices: BTreeMap<i64, u32> = BTreeMap::new();

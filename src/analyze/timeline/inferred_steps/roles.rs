@@ -23,6 +23,7 @@ struct RoleTable {
     lookup: Vec<Lookup>,
     sampling: Vec<Names>,
     continuous: Vec<Names>,
+    xla_cache: Vec<Names>,
 }
 
 #[derive(Debug, Deserialize)]
@@ -89,6 +90,8 @@ pub struct KernelRole {
     pub lookup: Option<Rows>,
     pub is_sampling: bool,
     pub is_continuous: bool,
+    /// A fusion of XLA that writes to a cache.
+    pub writes_cache: bool,
     /// Blocks of an elementwise kernel or a norm, which grow with the rows alone.
     pub blocks: u64,
 }
@@ -117,6 +120,7 @@ pub fn role(name: &str, kind: &LaunchKind) -> KernelRole {
         lookup: rows,
         is_sampling: is(&TABLE.sampling),
         is_continuous: is(&TABLE.continuous),
+        writes_cache: is(&TABLE.xla_cache),
         blocks: if ["elementwise", "norm"].contains(&class) { blocks } else { 0 },
     }
 }
