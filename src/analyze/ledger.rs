@@ -62,7 +62,7 @@ named_values! {
         Instructions = "instructions",
         /// Traffic of caches and memory beyond the floor, such as activations between kernels.
         MemoryTraffic = "memory_traffic",
-        /// Few warps, which wait.
+        /// Warps wait, and no unit is at its roof.
         Latency = "latency",
         /// Gaps until the host called the launch.
         GapHost = "gap_host",
@@ -110,7 +110,7 @@ impl LedgerCause {
             Self::Waves => "too few blocks to fill the GPU",
             Self::Instructions => "instructions besides the products",
             Self::MemoryTraffic => "traffic of activations",
-            Self::Latency => "latency with few warps",
+            Self::Latency => "latency that the warps do not hide",
             Self::GapHost => "gaps in which the host launched nothing",
             Self::GapLaunch => "gaps while launching",
             Self::GapSync => "gaps in synchronising calls",

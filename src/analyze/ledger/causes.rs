@@ -18,6 +18,11 @@ use crate::{
 const NO_TENSOR_PCT: f64 = 2.0;
 /// Occupancy below which few warps hide latency, percent.
 const LOW_OCCUPANCY_PCT: f64 = 50.0;
+/// Share of the warps that wait for memory above which more of them would not help, percent.
+const WAITING_PCT: f64 = 50.0;
+/// States of a warp that waits for data.
+const FOR_MEMORY: [&str; 5] =
+    ["long_scoreboard", "short_scoreboard", "lg_throttle", "mio_throttle", "tex_throttle"];
 /// States of a warp other than waiting.
 const NOT_WAITING: [&str; 2] = ["not_selected", "selected"];
 
@@ -193,14 +198,18 @@ fn busy_units(kernel: &KernelTime, values: &CounterValues, used_ns: i64, rest: &
     }
 }
 
-/// Time in which no unit works, of a kernel with few, waiting warps and no unit at its roof.
+/// Time in which no unit works, of a kernel without a unit at its roof and with few warps, which
+/// wait, or with warps of which half wait for memory.
 fn latency(kernel: &KernelTime, values: &CounterValues, rest: &mut Rest) {
     let found = || {
-        let occupancy = values.achieved_occupancy_pct.filter(|pct| *pct < LOW_OCCUPANCY_PCT)?;
+        let occupancy = values.achieved_occupancy_pct?;
         let is_wait = |stall: &&Stall| !NOT_WAITING.contains(&stall.reason.as_str());
         let stall = values.stalls.iter().find(is_wait)?;
         let busiest = values.sm_pct?.max(values.memory_pct?);
-        (busiest < AT_ROOF_PCT).then_some((occupancy, stall, busiest))
+        let for_memory = |stall: &&Stall| FOR_MEMORY.contains(&stall.reason.as_str());
+        let waiting: f64 = values.stalls.iter().filter(for_memory).map(|it| it.share_pct).sum();
+        let is_latency = occupancy < LOW_OCCUPANCY_PCT || waiting >= WAITING_PCT;
+        (is_latency && busiest < AT_ROOF_PCT).then_some((occupancy, stall, busiest))
     };
     let Some((occupancy, stall, busiest)) = found() else { return };
     rest.take(LedgerCause::Latency, kernel.ns as f64 * (1.0 - busiest / 100.0), || {

@@ -216,7 +216,8 @@ fn prompts_in_a_window_of_a_server_are_prefill_between_steps_of_one_sequence() {
     assert_eq!((count(StepClass::Prefill), count(StepClass::Decode), steps.len()), (3, 160, 163));
 }
 
-/// XLA names each execution of a program; that of the prompt has another number than that of a token.
+/// XLA names each execution of a program; that of the prompt has another number than that of a
+/// token.
 #[test]
 fn executions_of_xla_programs_are_the_steps_of_a_program_in_jax() {
     let (trace, _dir) = read("jax-steps");

@@ -19,30 +19,25 @@ fn bytes_read_twice_are_more_bytes() {
 }
 
 #[test]
-fn half_the_occupancy_with_waiting_warps_is_latency() {
-    let values = |achieved, occupancy| CounterValues {
-        dram_bytes: Some(300.0),
-        achieved_occupancy_pct: Some(achieved),
-        theoretical_occupancy_pct: Some(occupancy),
-        stalls: vec![Stall {
-            reason: "long_scoreboard".into(),
-            warps_per_issue: 9.0,
-            share_pct: 70.0,
-        }],
-        ..busy()
+fn few_warps_that_wait_and_many_that_wait_for_memory_are_latency() {
+    let rows = |occupancy: f64, reason: &str, share_pct: f64| {
+        let values = CounterValues {
+            dram_bytes: Some(300.0),
+            achieved_occupancy_pct: Some(occupancy),
+            theoretical_occupancy_pct: Some(3.125),
+            stalls: vec![Stall { reason: reason.into(), warps_per_issue: 9.0, share_pct }],
+            ..busy()
+        };
+        let case = Case::new(ONE_KERNEL, "prefill", 1000).operator("op", 100, 300, 0);
+        case.counters("k", values).rows()
     };
-    let case = || Case::new(ONE_KERNEL, "prefill", 1000).operator("op", 100, 300, 0);
-    insta::assert_snapshot!(case().counters("k", values(40.0, 3.125)).rows(), @"
-    floor 300 0
-    latency 700 700
-    unexplained 0 0
-    pass_difference 0 0
-    ");
-    insta::assert_snapshot!(case().counters("k", values(80.0, 3.125)).rows(), @"
-    floor 300 0
-    unexplained 700 0
-    pass_difference 0 0
-    ");
+    let latency = "floor 300 0\nlatency 700 700\nunexplained 0 0\npass_difference 0 0";
+    let unexplained = "floor 300 0\nunexplained 700 0\npass_difference 0 0";
+    assert_eq!(rows(40.0, "math_pipe_throttle", 30.0), latency);
+    assert_eq!(rows(80.0, "long_scoreboard", 70.0), latency);
+    assert_eq!(rows(80.0, "long_scoreboard", 40.0), unexplained);
+    assert_eq!(rows(80.0, "math_pipe_throttle", 70.0), unexplained);
+    assert_eq!(rows(40.0, "selected", 70.0), unexplained);
 }
 
 #[test]

@@ -101,12 +101,12 @@ fn is_single(segments: &[Segment], at: usize) -> bool {
     let is_smaller = |other: &Segment| {
         other.layers == it.layers && other.has_few_rows() && other.blocks * 5 < it.blocks * 4
     };
-    let has_few = has_rows_at_most(it, prompt, MAX_ROWS);
-    has_few != Some(false) && !segments.iter().any(|other| other.end.is_some() && is_smaller(other))
+    fits_rows(it, prompt, MAX_ROWS) != Some(false)
+        && !segments.iter().any(|other| other.end.is_some() && is_smaller(other))
 }
 
-/// Whether a forward has at most `max` rows, by its blocks and those of a prompt with known rows.
-fn has_rows_at_most(it: &Segment, prompt: &Segment, max: u64) -> Option<bool> {
+/// True for a forward of at most `max` rows, by its blocks and those of a prompt with known rows.
+fn fits_rows(it: &Segment, prompt: &Segment, max: u64) -> Option<bool> {
     match prompt.rows {
         Rows::Exactly(rows) => Some(it.blocks * u64::from(rows) <= prompt.blocks * max),
         _ => None,
@@ -205,5 +205,5 @@ fn is_between_alike(segments: &[Segment], classes: &[Classed], at: usize) -> boo
     let Some(before) = at.checked_sub(1).filter(|before| is_decode(*before)) else { return false };
     is_decode(at + 1)
         && alike(&segments[before], &segments[at + 1])
-        && has_rows_at_most(&segments[before], &segments[at], MAX_OF_ONE) == Some(true)
+        && fits_rows(&segments[before], &segments[at], MAX_OF_ONE) == Some(true)
 }

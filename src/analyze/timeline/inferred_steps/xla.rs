@@ -1,8 +1,9 @@
 //! Steps of a program in JAX: executions of programs that XLA compiled, each within a range.
 //!
-//! A function that generates is compiled once for a prompt and once for a token. Both programs write
-//! as often to a cache, that of the prompt several times the rows, and it runs once before each row
-//! of tokens. Blocks of other kernels prove nothing: XLA multiplies by a single row without tiles.
+//! A function that generates is compiled once for a prompt and once for a token. Both programs
+//! write as often to a cache, that of the prompt several times the rows, and it runs once before
+//! each row of tokens. Blocks of other kernels prove nothing: XLA multiplies by a single row
+//! without tiles.
 
 use std::collections::BTreeMap;
 
@@ -21,8 +22,8 @@ const MIN_RATIO: u64 = 4;
 /// Min executions of the token's program after a prompt.
 const MIN_TOKENS: usize = 2;
 
-pub const NO_PROMPT: &str = "executions of an XLA program with a cache, without one of the same module \
-                             before them that writes several times the rows to it";
+pub const NO_PROMPT: &str = "executions of an XLA program with a cache, without one of the same \
+                             module before them that writes several times the rows to it";
 
 /// One execution of a program.
 #[derive(Debug, Clone)]
