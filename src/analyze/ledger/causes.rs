@@ -18,9 +18,9 @@ use crate::{
 const NO_TENSOR_PCT: f64 = 2.0;
 /// Occupancy below which few warps hide latency, percent.
 const LOW_OCCUPANCY_PCT: f64 = 50.0;
-/// Share of the warps that wait for memory above which more of them would not help, percent.
+/// Share of the warps waiting for memory above which more of them would not help, percent.
 const WAITING_PCT: f64 = 50.0;
-/// States of a warp that waits for data.
+/// States of a warp waiting for data.
 const FOR_MEMORY: [&str; 5] =
     ["long_scoreboard", "short_scoreboard", "lg_throttle", "mio_throttle", "tex_throttle"];
 /// States of a warp other than waiting.
