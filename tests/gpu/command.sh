@@ -78,14 +78,19 @@ TOML
 export LLMPROF__SERVER__TARGETS=$targets
 . "$here/service.sh"
 
-# same_kernels FOLDER: compares the kernels of both profilers inside the ranges of a run.
+# same_kernels FOLDER: checks that both profilers recorded the same kernels, by name, number, grid and
+# order, inside the ranges of a run.
 same_kernels() {
-  local trace range
+  local trace range check
   trace=$(find "$1/torch_profiler" -name 'process-*.json*' | head -n 1)
   for range in prefill decode_all; do
     "$bin/llmprof" align --mock "$trace" --e2e "$1/nsys/run.sqlite" --range "$range" \
-      >"$data/align-$range.txt" 2>&1 || { status=1; cat "$data/align-$range.txt"; }
-    echo "PyTorch's profiler and nsys, $range: $(head -n 1 "$data/align-$range.txt")"
+      >"$data/align-$range.txt" 2>&1 || true # a capture alone has no inputs and clocks to compare
+    for check in names counts geometry sequence; do
+      grep -q "^## $check: pass" "$data/align-$range.txt" || status=1
+      echo "PyTorch's profiler and nsys, $range: $(grep -A 2 "^## $check:" "$data/align-$range.txt" |
+        tr -s '\n' ' ')"
+    done
   done
 }
 status=0 names=generate
@@ -104,7 +109,8 @@ for name in $names; do
   curl -sf "$base/runs/$id/artifacts/report.json" >"$data/$name.report.json"
   [ "$name" != transformers ] || same_kernels "$data/runs/$id"
   [ -z "$out" ] || (cd "$data/runs/$id" &&
-    tar -cJf "$out/$name.tar.xz" report.json progress.jsonl logs $(ls -d ncu/choice.json nsys/run.sqlite torch_profiler 2>/dev/null))
+    tar -cJf "$out/$name.tar.xz" report.json progress.jsonl logs \
+      $(ls -d ncu/choice.json nsys/run.sqlite torch_profiler 2>/dev/null))
 done
 curl -sf "$base/metrics" | grep '^llmprof_gpu' || true
 rm -f "$targets"

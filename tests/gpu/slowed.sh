@@ -14,7 +14,7 @@
 #   git apply -R tests/gpu/slowed/NAME.patch
 # Profiles the same deep run with each, and prints the difference of each ledger of decode to that of
 # model-runner. Exits with 0 if the largest change has the cause and the kernel that were slowed.
-# Needs bash, curl and python3; compiles nothing. Not yet run to its end on a GPU.
+# Needs bash, curl and python3; compiles nothing.
 set -euo pipefail
 bin=target/release device=auto model=deepseek-ocr tokens=64
 while [ $# -gt 0 ]; do
