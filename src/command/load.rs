@@ -121,8 +121,12 @@ pub fn run(command: &LoadCommand) -> Result<ExitCode> {
         None => None,
     };
     let threads = thread::available_parallelism().map_or(1, usize::from).min(4);
+    // A busy worker looks for new requests and for bytes from the server after a few tasks: after
+    // 61, as by default, both would be late, and so would be their times.
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .worker_threads(threads)
+        .global_queue_interval(4)
+        .event_interval(4)
         .enable_all()
         .build()
         .context("cannot start the runtime")?;

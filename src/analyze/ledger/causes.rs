@@ -203,21 +203,22 @@ fn busy_units(kernel: &KernelTime, values: &CounterValues, used_ns: i64, rest: &
 fn latency(kernel: &KernelTime, values: &CounterValues, rest: &mut Rest) {
     let found = || {
         let occupancy = values.achieved_occupancy_pct?;
-        let is_wait = |stall: &&Stall| !NOT_WAITING.contains(&stall.reason.as_str());
-        let stall = values.stalls.iter().find(is_wait)?;
         let busiest = values.sm_pct?.max(values.memory_pct?);
         let for_memory = |stall: &&Stall| FOR_MEMORY.contains(&stall.reason.as_str());
         let waiting: f64 = values.stalls.iter().filter(for_memory).map(|it| it.share_pct).sum();
-        let is_latency = occupancy < LOW_OCCUPANCY_PCT || waiting >= WAITING_PCT;
-        (is_latency && busiest < AT_ROOF_PCT).then_some((occupancy, stall, busiest))
+        let text = if occupancy < LOW_OCCUPANCY_PCT {
+            let is_wait = |stall: &&Stall| !NOT_WAITING.contains(&stall.reason.as_str());
+            let stall = values.stalls.iter().find(is_wait)?;
+            format!("{:.0} % of the warps wait: {}", stall.share_pct, stall.reason)
+        } else if waiting >= WAITING_PCT {
+            format!("{waiting:.0} % of the warps wait for memory")
+        } else {
+            return None;
+        };
+        (busiest < AT_ROOF_PCT).then_some((format!("occupancy {occupancy:.0} %, {text}"), busiest))
     };
-    let Some((occupancy, stall, busiest)) = found() else { return };
-    rest.take(LedgerCause::Latency, kernel.ns as f64 * (1.0 - busiest / 100.0), || {
-        format!(
-            "occupancy {occupancy:.0} %, {:.0} % of the warps wait: {}",
-            stall.share_pct, stall.reason
-        )
-    });
+    let Some((evidence, busiest)) = found() else { return };
+    rest.take(LedgerCause::Latency, kernel.ns as f64 * (1.0 - busiest / 100.0), || evidence);
 }
 
 /// The same of a kernel with samples alone: instructions or traffic of device memory, whichever
