@@ -2,6 +2,8 @@
 //!
 //! A class needs all of its evidence; without it a forward has none, and a reason.
 
+use std::collections::{BTreeMap, BTreeSet};
+
 use super::{
     roles::Rows,
     segments::{Segment, StartEvidence},
@@ -46,6 +48,7 @@ pub fn classes(segments: &[Segment], is_continuous: bool) -> Vec<Classed> {
         |at: usize| bounded[at].is_ok() && segments[at].has_many_rows() && !segments[at].is_opaque;
     let runs = runs(segments, &bounded);
     let is_mixture = is_mixture(segments, &runs);
+    let fewest = fewest_blocks(segments);
     for (from, to) in runs {
         let first = &segments[from];
         let is_decode = if first.is_opaque {
@@ -56,19 +59,20 @@ pub fn classes(segments: &[Segment], is_continuous: bool) -> Vec<Classed> {
                 && (first.is_graph() || !is_mixture)
                 && (first.is_graph()
                     || to - from >= LEAST_WITHOUT
-                    || (is_after_prompt(segments, from) && is_single(segments, from)))
+                    || (is_after_prompt(segments, from) && is_single(segments, from, &fewest)))
         };
         let unclear = if first.has_few_rows() || first.is_opaque { NOT_ALIKE } else { NO_ROWS };
         let class = if is_decode { Ok((StepClass::Decode, to - from)) } else { Err(unclear) };
         classes[from..to].fill(class);
     }
+    let attention = DecodeAttention::of(segments, &classes);
     // From the last to the first: a prefill is followed by decode, or by such a prefill.
     for at in (0..segments.len()).rev().filter(|at| is_prefill(*at)) {
         classes[at] = if is_continuous {
             Err(CONTINUOUS)
         } else if !is_alone(segments, &classes, at) {
             Err(PARTS)
-        } else if is_followed(segments, &classes, at) {
+        } else if is_followed(segments, &classes, at, &attention) {
             Ok((StepClass::Prefill, 1))
         } else {
             Err(NO_DECODE)
@@ -94,21 +98,31 @@ fn is_after_prompt(segments: &[Segment], at: usize) -> bool {
     at.checked_sub(1).is_some_and(|before| segments[before].has_many_rows())
 }
 
+/// Fewest blocks of the complete forwards of few rows, by their layers.
+fn fewest_blocks(segments: &[Segment]) -> BTreeMap<u32, u64> {
+    let mut fewest = BTreeMap::new();
+    for it in segments.iter().filter(|it| it.end.is_some() && it.has_few_rows()) {
+        let known = fewest.entry(it.layers).or_insert(it.blocks);
+        *known = it.blocks.min(*known);
+    }
+    fewest
+}
+
 /// Returns true if the forward at `at`, after a prompt, is of no more rows than any other of few
 /// rows, and of few by the prompt's known rows: blocks of elementwise kernels grow with the rows.
-fn is_single(segments: &[Segment], at: usize) -> bool {
+fn is_single(segments: &[Segment], at: usize, fewest: &BTreeMap<u32, u64>) -> bool {
     let (it, prompt) = (&segments[at], &segments[at - 1]);
-    let is_smaller = |other: &Segment| {
-        other.layers == it.layers && other.has_few_rows() && other.blocks * 5 < it.blocks * 4
-    };
+    let is_smaller = |blocks: &u64| blocks.saturating_mul(5) < it.blocks.saturating_mul(4);
     fits_rows(it, prompt, MAX_ROWS) != Some(false)
-        && !segments.iter().any(|other| other.end.is_some() && is_smaller(other))
+        && !fewest.get(&it.layers).is_some_and(is_smaller)
 }
 
 /// True for a forward of at most `max` rows, by its blocks and those of a prompt with known rows.
 fn fits_rows(it: &Segment, prompt: &Segment, max: u64) -> Option<bool> {
     match prompt.rows {
-        Rows::Exactly(rows) => Some(it.blocks * u64::from(rows) <= prompt.blocks * max),
+        Rows::Exactly(rows) => {
+            Some(it.blocks.saturating_mul(rows.into()) <= prompt.blocks.saturating_mul(max))
+        }
         _ => None,
     }
 }
@@ -184,18 +198,40 @@ fn is_alone(segments: &[Segment], classes: &[Classed], at: usize) -> bool {
         || (segments[before].last.0.is_some() && segments[before].last == segments[at].last)
 }
 
+/// Attention kernels of all decode steps.
+struct DecodeAttention {
+    names: BTreeSet<u32>,
+    /// Those of a graph traced as a whole are unknown.
+    is_complete: bool,
+}
+
+impl DecodeAttention {
+    fn of(segments: &[Segment], classes: &[Classed]) -> Self {
+        let is_decode = |class: &Classed| matches!(class, Ok((StepClass::Decode, _)));
+        let decode = || segments.iter().zip(classes).filter(|(_, class)| is_decode(class));
+        Self {
+            names: decode().flat_map(|(it, _)| it.attention.iter().copied()).collect(),
+            is_complete: !decode().any(|(it, _)| it.is_opaque),
+        }
+    }
+
+    /// Returns true if no decode step has a kernel of `attention`.
+    fn differs(&self, attention: &[u32]) -> bool {
+        let is_known = |name: &u32| self.names.contains(name);
+        attention.is_empty() || (self.is_complete && !attention.iter().any(is_known))
+    }
+}
+
 /// Returns true if a classified step follows, and attention of no decode step is in the forward or
 /// one sequence generates before and after it.
-fn is_followed(segments: &[Segment], classes: &[Classed], at: usize) -> bool {
-    let is_decode = |class: &Classed| matches!(class, Ok((StepClass::Decode, _)));
-    let mut decode = segments.iter().zip(classes).filter(|(_, class)| is_decode(class));
-    let attention = &segments[at].attention;
-    let differs = |it: &Segment| {
-        attention.is_empty()
-            || (!it.is_opaque && attention.iter().all(|name| !it.attention.contains(name)))
-    };
+fn is_followed(
+    segments: &[Segment],
+    classes: &[Classed],
+    at: usize,
+    decode: &DecodeAttention,
+) -> bool {
     classes.get(at + 1).is_some_and(Result::is_ok)
-        && (decode.all(|(it, _)| differs(it)) || is_between_alike(segments, classes, at))
+        && (decode.differs(&segments[at].attention) || is_between_alike(segments, classes, at))
 }
 
 /// Returns true if the decode steps before and after are alike and of one sequence: a prompt read

@@ -107,7 +107,7 @@ fn one_plan(heads: usize, cache: &Tensor) -> Result<Option<AttendPlan>> {
 fn batch_plan(heads: usize, cache: &Tensor) -> Result<Option<AttendPlan>> {
     let (sequences, kv_heads, capacity, dim) = cache.dims4()?;
     let group = heads / kv_heads;
-    let shared = [4, 2, 1].into_iter().find(|it| group % it == 0).unwrap_or(1);
+    let shared = [4, 2, 1].into_iter().find(|it| group.is_multiple_of(*it)).unwrap_or(1);
     let name = match (shared, dim) {
         (4, 32) => "attend_batch_4_32",
         (4, 64) => "attend_batch_4_64",
