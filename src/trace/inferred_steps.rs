@@ -1,4 +1,4 @@
-//! Steps of a program without ranges, inferred from the order of its kernels.
+//! Steps of a program whose ranges are no stages, inferred from what it launched.
 
 use std::{collections::BTreeMap, sync::Arc};
 

@@ -1,5 +1,4 @@
-//! Rules on captures without stages: steps inferred from the order of the launches, reasons for
-//! none, and how the engine adds its ranges.
+//! Rules on captures without stages: steps inferred from what was launched, reasons for none, and how the engine adds its ranges.
 
 use Severity::{Info, Warning};
 
@@ -76,7 +75,7 @@ fn inferred(_: &Analysis, trace: &Trace) -> Vec<Finding> {
     }
     let message = format!(
         "No range of the capture is a stage: {prefill} prefill and {decode} decode steps are \
-         inferred from the order of the launches. The table engine_steps has the evidence of each."
+         inferred. The table engine_steps has the evidence of each."
     );
     let found = finding("steps_inferred", message)
         .with("prefill steps", prefill)

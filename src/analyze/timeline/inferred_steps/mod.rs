@@ -40,8 +40,7 @@ pub fn infer(trace: &NsysTrace) -> InferredSteps {
     let kinds = trace.kernels.kinds();
     let roles: Vec<KernelRole> = kinds.iter().map(|it| role(name(it.full_name), it)).collect();
     let launches = LaunchIndex::of(trace);
-    let writes_cache: Vec<bool> = roles.iter().map(|it| it.writes_cache).collect();
-    if xla::infer(trace, &launches, &writes_cache, &mut inferred) {
+    if xla::infer(trace, &launches, &roles, &mut inferred) {
         inferred.steps.sort_by_key(|it| (it.start_ns, it.global_tid));
         return inferred;
     }

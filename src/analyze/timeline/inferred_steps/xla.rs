@@ -7,6 +7,7 @@
 
 use std::collections::BTreeMap;
 
+use super::roles::KernelRole;
 use crate::{
     analyze::timeline::{launches::LaunchIndex, open_ranges::NONE},
     trace::{
@@ -30,6 +31,8 @@ pub const NO_PROMPT: &str = "executions of an XLA program with a cache, without 
 struct Execution<'a> {
     program: XlaProgram<'a>,
     start_ns: i64,
+    /// End of the range, within which its launches are.
+    range_end_ns: i64,
     /// End of the range, or of its work on the device if that is later.
     end_ns: i64,
     /// Kernels that write to a cache, and their blocks, which grow with the rows.
@@ -37,26 +40,31 @@ struct Execution<'a> {
     blocks: u64,
 }
 
-/// Adds the steps of XLA's programs; returns false for a capture without any. `writes_cache`:
-/// by the launch kind of a kernel.
+/// Adds the steps of XLA's programs; returns false for a capture without any.
 pub fn infer(
     trace: &NsysTrace,
     launches: &LaunchIndex,
-    writes_cache: &[bool],
+    roles: &[KernelRole],
     inferred: &mut InferredSteps,
 ) -> bool {
     let mut threads: BTreeMap<i64, Vec<Execution>> = BTreeMap::new();
     for range in &trace.ranges {
         let (Some(program), Some(end_ns)) = (xla::program(range), range.end_ns) else { continue };
-        let execution =
-            Execution { program, start_ns: range.start_ns, end_ns, writes: 0, blocks: 0 };
-        threads.entry(range.global_tid).or_default().push(execution);
+        let (start_ns, range_end_ns) = (range.start_ns, end_ns);
+        threads.entry(range.global_tid).or_default().push(Execution {
+            program,
+            start_ns,
+            range_end_ns,
+            end_ns,
+            writes: 0,
+            blocks: 0,
+        });
     }
     if threads.is_empty() {
         return false;
     }
     threads.values_mut().for_each(|it| it.sort_by_key(|it| it.start_ns));
-    add_work(trace, launches, writes_cache, &mut threads);
+    add_work(trace, launches, roles, &mut threads);
     let mut run = 0;
     for (thread, executions) in threads {
         let mut modules: BTreeMap<&str, Vec<Execution>> = BTreeMap::new();
@@ -74,7 +82,7 @@ pub fn infer(
 fn add_work(
     trace: &NsysTrace,
     launches: &LaunchIndex,
-    writes_cache: &[bool],
+    roles: &[KernelRole],
     threads: &mut BTreeMap<i64, Vec<Execution>>,
 ) {
     let mut calls = trace.cuda_calls.reader();
@@ -84,11 +92,11 @@ fn add_work(
         let Some(executions) = threads.get_mut(&call.global_tid) else { continue };
         let after = executions.partition_point(|it| it.start_ns <= call.start_ns);
         let Some(it) = after.checked_sub(1).map(|at| &mut executions[at]) else { continue };
-        if call.start_ns > it.end_ns {
+        if call.start_ns > it.range_end_ns {
             continue;
         }
         it.end_ns = it.end_ns.max(kernel.end_ns);
-        if writes_cache[kind as usize] {
+        if roles[kind as usize].writes_cache {
             let sides = kernel.grid.iter().map(|side| u64::from(*side));
             it.blocks = it.blocks.saturating_add(sides.fold(1, u64::saturating_mul));
             it.writes += 1;
@@ -162,8 +170,9 @@ mod tests {
         while let (Some(id), Some(blocks)) = (numbers.next(), numbers.next()) {
             let start_ns = 10 * executions.len() as i64;
             let program = XlaProgram { module: "jit_f", id };
-            let (end_ns, writes) = (start_ns + 12, if blocks == 91 { 5 } else { 4 });
-            executions.push(Execution { program, start_ns, end_ns, writes, blocks });
+            let (range_end_ns, end_ns) = (start_ns + 8, start_ns + 12);
+            let writes = if blocks == 91 { 5 } else { 4 };
+            executions.push(Execution { program, start_ns, range_end_ns, end_ns, writes, blocks });
         }
         let mut inferred = InferredSteps::default();
         steps(1, &executions, 0, &mut inferred);
@@ -178,6 +187,31 @@ mod tests {
         assert_eq!(classes("1 90 2 9 2 9 1 90 2 9 2 9"), (both, 0));
         // Prompts of other lengths are other programs.
         assert_eq!(classes("1 90 2 9 2 9 3 40 2 9 2 9").0.len(), 6);
+    }
+
+    #[test]
+    fn a_launch_after_a_range_is_not_of_its_execution_while_its_work_runs() {
+        let mut trace = crate::analyze::kernels::tests::capture(
+            "call 7 1 10..11\nkernel 1 cache 50..90 7\ncall 7 2 60..61\nkernel 2 cache 91..99 7",
+        );
+        let role = KernelRole { writes_cache: true, ..KernelRole::default() };
+        let roles = vec![role; trace.kernels.kinds().len()];
+        let thread = trace.cuda_calls.get(0).global_tid;
+        trace.ranges = vec![crate::trace::range::Range {
+            domain: xla::DOMAIN.into(),
+            name: "jit_f, program 1".into(),
+            start_ns: 5,
+            end_ns: Some(20),
+            global_tid: thread,
+            push_pop: true,
+        }];
+        let launches = LaunchIndex::of(&trace);
+        let program = xla::program(&trace.ranges[0]).unwrap();
+        let (start_ns, range_end_ns, end_ns) = (5, 20, 20);
+        let execution = Execution { program, start_ns, range_end_ns, end_ns, writes: 0, blocks: 0 };
+        let mut threads = BTreeMap::from([(thread, vec![execution])]);
+        add_work(&trace, &launches, &roles, &mut threads);
+        assert_eq!((threads[&thread][0].writes, threads[&thread][0].end_ns), (1, 90));
     }
 
     #[test]
