@@ -1,4 +1,4 @@
-//! Steps of a program whose ranges are no stages, inferred from what it launched.
+//! Steps of a program without ranges of stages, inferred from what it launched.
 
 use std::{collections::BTreeMap, sync::Arc};
 

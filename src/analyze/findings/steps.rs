@@ -1,4 +1,5 @@
-//! Rules on captures without stages: steps inferred from what was launched, reasons for none, and how the engine adds its ranges.
+//! Rules on captures without stages: steps inferred from what was launched, reasons for none, and
+//! how the engine adds its ranges.
 
 use Severity::{Info, Warning};
 
