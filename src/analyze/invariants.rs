@@ -73,8 +73,6 @@ pub const INVARIANTS: &[Invariant] = &[
             "CounterValues.sm_pct",
             "CounterValues.memory_pct",
             "CounterValues.dram_pct",
-            "CounterValues.l1_hit_pct",
-            "CounterValues.l2_hit_pct",
             "CounterValues.l2_pct",
             "CounterValues.achieved_occupancy_pct",
             "CounterValues.theoretical_occupancy_pct",
@@ -86,6 +84,16 @@ pub const INVARIANTS: &[Invariant] = &[
         cause: "the ncu page has unexpected decimal signs or units, or is damaged",
         remedy: "Print the page again: LC_ALL=C ncu --import REPORT --csv --page details \
                  --print-units base.",
+    },
+    Invariant {
+        id: "hit_rate",
+        figures: &["CounterValues.l1_hit_pct", "CounterValues.l2_hit_pct"],
+        holds: "a hit rate lies between 0 and 100 %, with a tolerance of 5 points",
+        cause: "ncu counts hits and accesses in different replays of the kernel, which vary where \
+                it makes few of them",
+        remedy: "Take the hit rate of longer kernels; where theirs are impossible as well, print \
+                 the page again: LC_ALL=C ncu --import REPORT --csv --page details --print-units \
+                 base.",
     },
     Invariant {
         id: "counter_limit",

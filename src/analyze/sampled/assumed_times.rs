@@ -192,7 +192,8 @@ impl<'a> StageTimes<'a> {
             GpuMetric::DramWrite => self.write_lags.iter().for_each(|it| displaced(it, 0)),
             _ => self.lags.iter().for_each(|it| displaced(it, at)),
         }
-        Some(KernelEstimates { values, refits, covariance, weight: traced.weight.clone() })
+        let (weight, late) = (traced.weight.clone(), Vec::new());
+        Some(KernelEstimates { values, refits, covariance, weight, late })
     }
 
     /// Values under an idle time as means over the traced durations.

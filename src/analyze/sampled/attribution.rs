@@ -22,6 +22,10 @@ use crate::{analyze::stats::percent, domain::units::Nanos, trace::gpu_metrics::G
 /// one is taken.
 const OTHER_DELAY: f64 = 0.8;
 
+/// Time at the peak rate of device memory for the lines that the L2 cache writes after the kernel
+/// that changed them, nanoseconds: 7 MB on an H200.
+const LATE_WRITES_NS: f64 = 1_500.0;
+
 /// Sampled figures of one device.
 #[derive(Debug, Default)]
 pub struct DeviceFigures {
@@ -154,11 +158,20 @@ impl StageFit<'_> {
             .zip(best.unwrap_or_default())
             .enumerate()
             .filter_map(|(at, (metric, best))| {
-                let estimates = self.assumed.estimates(*metric, at, best)?;
+                let mut estimates = self.assumed.estimates(*metric, at, best)?;
+                if *metric == GpuMetric::DramWrite {
+                    estimates.late = self.late_writes();
+                }
                 let resolved = estimates.resolve(&adjacent);
                 Some(MetricFit { metric: *metric, estimates, resolved, mean: self.mean(at) })
             })
             .collect()
+    }
+
+    /// Share of the time of each kernel's calls that their late writes take.
+    fn late_writes(&self) -> Vec<f64> {
+        let kernels = &self.unknowns.kernels[..self.unknowns.own];
+        kernels.iter().map(|it| it.calls as f64 * LATE_WRITES_NS / it.ns.max(1) as f64).collect()
     }
 
     /// Neighbours of kernels with samples.

@@ -22,6 +22,9 @@ pub struct KernelEstimates {
     pub covariance: Vec<f64>,
     /// Time by kernel.
     pub weight: Vec<f64>,
+    /// Share of each kernel's time, at the peak rate, for work that is counted after its end. Empty
+    /// for metrics that count at once.
+    pub late: Vec<f64>,
 }
 
 /// Value of a kernel or group with its interval.
@@ -81,6 +84,9 @@ impl KernelEstimates {
     pub fn weighted(&self, kernels: &[usize], weights: &[f64]) -> Interval95 {
         let total = weights.iter().sum::<f64>().max(f64::MIN_POSITIVE);
         let weights: Vec<f64> = weights.iter().map(|weight| weight / total).collect();
+        // Of adjacent kernels one alone has neighbours outside the group.
+        let late = |(k, weight): (&usize, &f64)| Some(self.late.get(*k)? * weight);
+        let late = kernels.iter().zip(&weights).filter_map(late).fold(0.0, f64::max);
         let mean = |values: &[f64]| {
             let values: Vec<f64> = kernels.iter().map(|k| values[*k]).collect();
             dot(&weights, &values)
@@ -93,7 +99,9 @@ impl KernelEstimates {
                 variance += a * b * self.covariance[k * n + l];
             }
         }
-        Interval95::of(value, variance.max(0.0).sqrt(), changes.fold(0.0, f64::max))
+        // Late work of another kernel is part of the value, so the value bounds it.
+        let change = changes.fold(0.0, f64::max).hypot(value.clamp(0.0, 100.0 * late));
+        Interval95::of(value, variance.max(0.0).sqrt(), change)
     }
 
     /// Values of all kernels: of their own where the interval is narrow, else of their group.
@@ -202,6 +210,7 @@ mod tests {
             refits: vec![values.to_vec()],
             covariance,
             weight: vec![1.0; n],
+            late: Vec::new(),
         }
     }
 
@@ -260,6 +269,16 @@ mod tests {
         assert!(groups.iter().all(|it| it.kernels.len() <= 8), "{groups:?}");
         let all: BTreeSet<usize> = groups.iter().flat_map(|it| it.kernels.clone()).collect();
         assert_eq!(all.len(), 30);
+    }
+
+    #[test]
+    fn late_work_of_a_neighbour_widens_intervals_by_at_most_the_value_and_once_in_a_group() {
+        let late =
+            KernelEstimates { late: vec![0.2, 0.05], ..estimates(&[3.0, 40.0], &[0.0, 0.0], &[]) };
+        let half_width = |kernels: &[usize]| late.interval(kernels).half_width - ROUNDING;
+        assert!((half_width(&[0]) - 3.0).abs() < 1e-9, "no more than the value");
+        assert!((half_width(&[1]) - 5.0).abs() < 1e-9);
+        assert!((half_width(&[0, 1]) - 10.0).abs() < 1e-9, "the largest share of the group's time");
     }
 
     #[test]

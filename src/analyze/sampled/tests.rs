@@ -30,6 +30,9 @@ struct Synthetic {
     /// Standard deviation of a kernel's value over its launches.
     noise: f64,
     device: u32,
+    metric: GpuMetric,
+    /// Work of each kernel that counts in the time of the next one, in nanoseconds at the peak rate.
+    late_ns: f64,
 }
 
 /// A generator of numbers between -1 and 1, the same in each run.
@@ -51,22 +54,35 @@ impl Synthetic {
     fn of(kernels: &[(i64, f64)]) -> Self {
         let delay_ns = rows::DELAY_NS;
         let kernels = kernels.to_vec();
-        Self { kernels, steps: 400, gap_ns: 3_300, delay_ns, idle_ns: 0, noise: 0.0, device: 0 }
+        Self {
+            kernels,
+            steps: 400,
+            gap_ns: 3_300,
+            delay_ns,
+            idle_ns: 0,
+            noise: 0.0,
+            device: 0,
+            metric: GpuMetric::DramRead,
+            late_ns: 0.0,
+        }
     }
 
-    /// The capture, one stage `decode_all`, with samples of DRAM reads.
+    /// The capture, one stage `decode_all`, with samples of the metric.
     fn capture(&self) -> NsysTrace {
         let mut trace = capture("range 1 decode_all 0..100\ncall 1 1 1..2");
         trace.strings = (0..self.kernels.len()).map(|at| format!("kernel_{at}")).collect();
         trace.strings.push("cudaLaunchKernel".into());
         let (mut noise, mut now) = (Noise(7), 1_000_000);
-        let mut runs = Vec::new();
+        let (mut runs, mut held) = (Vec::new(), 0.0);
         for _ in 0..self.steps {
             for (at, (ns, value)) in self.kernels.iter().enumerate() {
                 let ns = ns + (noise.next() * *ns as f64 * 0.02) as i64;
                 // The value is the mean over the whole time of the kernel.
                 let working = (ns - 2 * self.idle_ns) as f64 / ns as f64;
                 let value = (value + noise.normal() * self.noise) / working;
+                let work = value * ns as f64;
+                let late = work.min(100.0 * self.late_ns);
+                let value = (work - late + std::mem::replace(&mut held, late)) / ns as f64;
                 runs.push((now + self.idle_ns, now + ns - self.idle_ns, value));
                 trace.kernels.push(self.kernel(at as u32, now, now + ns));
                 now += ns + self.gap_ns + (noise.next() * 400.0) as i64;
@@ -82,7 +98,7 @@ impl Synthetic {
             let inside = runs[first..].iter().take_while(|run| run.0 < to);
             let sum: f64 = inside.map(|run| (run.1.min(to) - run.0.max(from)) as f64 * run.2).sum();
             let value = (sum / PERIOD_NS as f64).round().max(0.0);
-            samples.push(time, GpuMetric::DramRead, value as u16);
+            samples.push(time, self.metric, value as u16);
             time += PERIOD_NS;
         }
         samples.finish();
@@ -105,11 +121,11 @@ fn analysed(captures: Vec<NsysTrace>) -> SampledMetrics {
     sampled_metrics(&Trace { sampled: captures, ..Trace::default() })
 }
 
-/// DRAM reads by number of the kernel.
+/// Values by number of the kernel.
 fn values(sampled: &SampledMetrics) -> BTreeMap<usize, SampledValue> {
     let value = |it: &SampledKernel| {
         let number = it.kernel_name.strip_prefix("kernel_").unwrap().parse().unwrap();
-        Some((number, *it.metrics.get(&GpuMetric::DramRead)?))
+        Some((number, *it.metrics.values().next()?))
     };
     sampled.kernels.iter().filter_map(value).collect()
 }
@@ -132,6 +148,16 @@ fn contained(kernels: &[(i64, f64)], values: &BTreeMap<usize, SampledValue>) -> 
         (value.pct - truth(&members)).abs() <= value.half_width
     };
     (values.iter().filter(is_inside).count(), values.len())
+}
+
+#[test]
+fn lines_that_are_written_late_stay_within_the_intervals_of_writes() {
+    let kernels = [(9_000, 40.0), (12_000, 1.0), (60_000, 20.0), (26_000, 45.0), (50_000, 3.0)];
+    let of = |metric| Synthetic { metric, late_ns: 1_200.0, ..Synthetic::of(&kernels) };
+    let writes = values(&analysed(vec![of(GpuMetric::DramWrite).capture()]));
+    assert_eq!(contained(&kernels, &writes), (kernels.len(), kernels.len()), "{writes:?}");
+    let reads = values(&analysed(vec![of(GpuMetric::DramRead).capture()]));
+    assert!(contained(&kernels, &reads).0 < kernels.len(), "reads are counted at once: {reads:?}");
 }
 
 #[test]
