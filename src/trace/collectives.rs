@@ -38,6 +38,7 @@ struct OperationsFile {
     prefixes: Vec<String>,
     operation: Vec<Operation>,
     element_bytes: BTreeMap<String, u64>,
+    kernel_dtypes: BTreeMap<String, String>,
 }
 
 #[derive(Debug, Deserialize)]
@@ -109,6 +110,14 @@ impl CollectiveKind {
 /// Name and element size of a dtype by PyTorch's name; `None` for an unknown one.
 pub fn dtype(name: &str) -> Option<(&'static str, u64)> {
     KNOWN.element_bytes.get_key_value(name).map(|(name, bytes)| (name.as_str(), *bytes))
+}
+
+/// The dtype of a kernel of NCCL that reduces, by the base of its name; `None` where the name has
+/// none.
+pub fn dtype_of_kernel(name: &str) -> Option<&'static str> {
+    CollectiveKind::of_kernel(name)?;
+    let known = name.split('_').find_map(|part| KNOWN.kernel_dtypes.get(part))?;
+    dtype(known).map(|(name, _)| name)
 }
 
 /// A group of ranks.
@@ -204,6 +213,22 @@ mod tests {
         ] {
             assert_eq!(CollectiveKind::of_kernel(name), kind, "{name}");
         }
+    }
+
+    #[test]
+    fn kernels_that_reduce_name_their_dtype() {
+        for (name, expected) in [
+            ("ncclDevKernel_AllReduce_Sum_bf16_RING_LL", Some("BFloat16")),
+            ("ncclSymDevKernel_AllReduce_RSxLD_AGxST_sum_bf16", Some("BFloat16")),
+            ("ncclKernel_AllReduce_RING_LL_Sum_float", Some("Float")),
+            ("ncclDevKernel_AllReduce_Sum_u32_RING_LL", None),
+            ("ncclDevKernel_AllGather_RING_LL", None),
+            ("cast_f32", None),
+        ] {
+            assert_eq!(dtype_of_kernel(name), expected, "{name}");
+        }
+        let names = KNOWN.kernel_dtypes.values();
+        assert!(names.into_iter().all(|name| dtype(name).is_some()));
     }
 
     #[test]

@@ -76,6 +76,7 @@ args = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2",
 params.tokens = { type = "int", min = 1, max = 256, default = 16, description = "New tokens" }
 TOML
 export LLMPROF__SERVER__TARGETS=$targets
+[ -z "$out" ] || { mkdir -p "$out"; out=$(cd "$out" && pwd); }
 . "$here/service.sh"
 
 # same_kernels FOLDER: checks that both profilers recorded the same kernels, by name, number, grid and
@@ -150,11 +151,12 @@ for name in names:
               f"{found[1]} of {turns * tokens} decode, {len(steps)} in all")
         if found[0] > turns or found[1] > turns * tokens:
             failures.append(f"{name}: more steps than the program ran")
-        if sum(found) < 0.95 * turns * (1 + tokens):
+        # The first forward of a process is cold: it may have kernels of its own.
+        if sum(found) < turns * (1 + tokens) - 1:
             failures.append(f"{name}: {sum(found)} of {turns * (1 + tokens)} steps recognised")
         if counted and not counters:
             failures.append(f"{name}: no counters")
-    for stage in [] if name in PLAIN else ["prefill", "decode_all"]:
+    for stage in ["prefill", "decode_all"]:
         ran = {row["process"]: row["launches"] for row in kernels if row["stage"] == stage}
         read = [counter for counter in counters if counter["stage"] == stage]
         time = report["aggregates"]["stage_ms"].get(stage)

@@ -280,8 +280,10 @@ def compare_stages(sampled, launches):
             totals = agreed.setdefault(metric.split("_")[0], [0] * 4)
             agreed[metric.split("_")[0]] = [a + b for a, b in zip(totals, found)]
     for unit, (counted, inside, long, near) in agreed.items():
-        check(f"{unit} against ncu: 90 % inside, long ones within 5",
-              inside >= 0.9 * counted and near == long, described(counted, inside, long, near))
+        inside_share = 100 * inside / max(counted, 1)
+        check(f"{unit} against ncu: 90 % inside", inside_share >= 90,
+              f"{inside} of {counted} inside ({inside_share:.0f} %)")
+        check(f"{unit} of 20 us and longer: within 5 of ncu", near == long, f"{near} of {long}")
 
 
 def keep(capture, launches):

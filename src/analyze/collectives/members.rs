@@ -8,7 +8,7 @@ use super::split::split;
 use crate::{
     analyze::timeline::launches::LaunchIndex,
     trace::{
-        collectives::CollectiveKind,
+        collectives::{CollectiveKind, dtype_of_kernel},
         kernel::Kernel,
         names::base_name,
         nsys::{NsysTrace, process_of},
@@ -76,12 +76,9 @@ type Found = BTreeMap<GroupKey, BTreeMap<(i64, u32), Vec<CollectiveLaunch>>>;
 /// The groups of a capture.
 pub fn groups(trace: &NsysTrace, launches: &LaunchIndex) -> Vec<MemberGroup> {
     let name = |at: u32| trace.strings.get(at as usize).map_or("", String::as_str);
-    let named: Vec<Option<CollectiveKind>> = trace
-        .kernels
-        .kinds()
-        .iter()
-        .map(|kind| CollectiveKind::of_kernel(base_name(name(kind.full_name))))
-        .collect();
+    let kinds = trace.kernels.kinds().iter().map(|kind| base_name(name(kind.full_name)));
+    let (named, dtypes): (Vec<_>, Vec<_>) =
+        kinds.map(|it| (CollectiveKind::of_kernel(it), dtype_of_kernel(it))).unzip();
     let recorded = &trace.collectives;
     if recorded.calls.is_empty() && named.iter().all(Option::is_none) {
         return Vec::new();
@@ -110,7 +107,7 @@ pub fn groups(trace: &NsysTrace, launches: &LaunchIndex) -> Vec<MemberGroup> {
             end_ns,
             operation,
             bytes: call.and_then(|it| it.bytes()),
-            dtype: call.and_then(|it| it.dtype),
+            dtype: call.and_then(|it| it.dtype).or(dtypes[kind as usize]),
             sequence: call.and_then(|it| it.sequence),
             kind,
             stage: launches.stage_number(instance),

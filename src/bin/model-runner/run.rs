@@ -121,8 +121,12 @@ fn record_memory(session: &mut Session, files: &mut RunFiles) -> Result<(), RunE
     let recorder = session.recorder.clone();
     let steps = session.max_new_tokens;
     session.max_new_tokens = steps.min(1);
-    let computed =
-        recorder.without_recording(|| recorder.with_memory(counter, || session.run().map(drop)));
+    let compute =
+        || recorder.without_recording(|| recorder.with_memory(counter, || session.run().map(drop)));
+    #[cfg(feature = "cuda")]
+    let computed = crate::gpu::without_slabs(compute);
+    #[cfg(not(feature = "cuda"))]
+    let computed = compute();
     session.max_new_tokens = steps;
     computed?;
     files.events(&recorder.drain())?;

@@ -1,12 +1,19 @@
-//! Products with one vector, as in decoding: bound by the bandwidth of the weights.
-//!
-//! Several rows are multiplied by cuBLAS, through candle.
+//! Products with weights: with one vector by kernels of this project, as in decoding, where the
+//! bandwidth of the weights is the bound; with several rows by cuBLAS.
 
-use candle_core::{D, Result, Tensor};
+use std::ffi::c_void;
+
+use candle_core::{
+    D, DType, Error, Result, Tensor,
+    cuda_backend::cudarc::cublas::{
+        result::gemm_strided_batched_ex,
+        sys::{cublasComputeType_t, cublasGemmAlgo_t, cublasOperation_t, cudaDataType},
+    },
+};
 
 use super::{
     device_of, empty,
-    kernels::{KernelArg, LaunchGrid, launch},
+    kernels::{KernelArg, LaunchGrid, launch, pointer},
 };
 
 /// Rows of weights per block: a warp each.
@@ -55,5 +62,53 @@ pub fn gated(x: &Tensor, weight: &Tensor, ids: Option<&Tensor>) -> Result<Option
         KernelArg::int(inputs),
     ];
     launch(device, "expert_up", Some(x.dtype()), grid, args)?;
+    Ok(Some(out))
+}
+
+/// `x W^T` of `x` `[rows, inputs]` and `weight` `[outputs, inputs]`: candle's call of cuBLAS, into
+/// memory of [`empty`].
+pub fn product(x: &Tensor, weight: &Tensor) -> Result<Option<Tensor>> {
+    let (&[rows, inputs], &[outputs, _]) = (x.dims(), weight.dims()) else { return Ok(None) };
+    let Some(device) = device_of(x, &[x, weight]) else { return Ok(None) };
+    let dtype = match x.dtype() {
+        DType::BF16 => cudaDataType::CUDA_R_16BF,
+        DType::F16 => cudaDataType::CUDA_R_16F,
+        DType::F32 => cudaDataType::CUDA_R_32F,
+        _ => return Ok(None),
+    };
+    let out = empty((rows, outputs), x.dtype(), device)?;
+    let (one, zero) = (1f32, 0f32);
+    let (m, n, k) = (outputs as i32, rows as i32, inputs as i32);
+    let stride = |count: usize| count as i64;
+    // SAFETY: the matrices have these sizes, row by row; cuBLAS has columns, so the operands are
+    // exchanged.
+    unsafe {
+        gemm_strided_batched_ex(
+            *device.cublas_handle().handle(),
+            cublasOperation_t::CUBLAS_OP_T,
+            cublasOperation_t::CUBLAS_OP_N,
+            m,
+            n,
+            k,
+            (&raw const one).cast(),
+            pointer(weight)? as *const c_void,
+            dtype,
+            k,
+            stride(outputs * inputs),
+            pointer(x)? as *const c_void,
+            dtype,
+            k,
+            stride(rows * inputs),
+            (&raw const zero).cast(),
+            pointer(&out)? as *mut c_void,
+            dtype,
+            m,
+            stride(rows * outputs),
+            1,
+            cublasComputeType_t::CUBLAS_COMPUTE_32F,
+            cublasGemmAlgo_t::CUBLAS_GEMM_DEFAULT_TENSOR_OP,
+        )
+    }
+    .map_err(|error| Error::Msg(format!("cuBLAS, [{rows}, {inputs}] by {outputs}: {error:?}")))?;
     Ok(Some(out))
 }

@@ -13,6 +13,7 @@ mod l2_flush;
 mod linear;
 mod memory;
 mod sample;
+mod slab;
 #[cfg(test)]
 mod tests;
 mod timer;
@@ -30,9 +31,10 @@ pub use attention::{AttendMany, MatrixView, RopeArgs, attend_many, attend_one, r
 pub use conv::{conv_rows, patch_rows};
 pub use experts::{ExpertsArgs, RouteArgs, experts, route};
 pub use graph::{CapturedGraph, is_capturing};
-pub use linear::{gated, gemv};
+pub use linear::{gated, gemv, product};
 pub use memory::{free_bytes, peak_bytes, reset_peak, used_bytes};
 pub use sample::{advance, sample};
+pub use slab::without_slabs;
 pub use timer::{GpuMark, GpuTimer, StepPacer};
 
 /// Opens GPU `index` on a new stream: the default one cannot be captured.
@@ -83,6 +85,5 @@ fn empty(
     if let Some(tensor) = graph::captured_memory(&shape, dtype)? {
         return Ok(tensor);
     }
-    // SAFETY: every kernel here writes all of its output.
-    unsafe { Tensor::empty(shape, dtype, &Device::Cuda(device.clone())) }
+    slab::part(shape, dtype, device)
 }

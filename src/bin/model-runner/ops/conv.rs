@@ -108,7 +108,7 @@ impl Conv2d {
 
     #[cfg(feature = "cuda")]
     fn product(&self, rows: &Tensor, weight: &Tensor, out: [usize; 4]) -> Result<Tensor> {
-        self.finish(rows.matmul(&weight.t()?)?.reshape(&out[..])?)
+        self.finish(super::linear::product(rows, weight)?.reshape(&out[..])?)
     }
 
     fn convolve(&self, planes: &Tensor) -> Result<Tensor> {

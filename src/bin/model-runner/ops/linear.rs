@@ -71,7 +71,7 @@ impl Linear {
             if self.activation.is_none() {
                 gpu_kernel!(gemv(x, &self.weight, self.bias.as_ref()));
             }
-            let y = x.reshape((rows, inputs))?.matmul(&self.weight.t()?)?;
+            let y = product(&x.reshape((rows, inputs))?, &self.weight)?;
             self.finish(y)?.reshape(shape)
         })
     }
@@ -119,11 +119,17 @@ impl GatedLinear {
         let (rows, (outputs, inputs)) = (x.dim(0)?, self.weight.dims2()?);
         self.op.call(&[x, &self.weight], matmul_flops(1, rows, inputs, outputs), || {
             gpu_kernel!(gated(x, &self.weight, None));
-            let both = x.matmul(&self.weight.t()?)?;
+            let both = product(x, &self.weight)?;
             gpu_kernel!(swiglu(&both));
             gate(&both)
         })
     }
+}
+
+/// `x W^T` of `x` `[rows, inputs]`.
+pub(super) fn product(x: &Tensor, weight: &Tensor) -> Result<Tensor> {
+    gpu_kernel!(product(x, weight));
+    x.matmul(&weight.t()?)
 }
 
 /// A weight `[outputs, inputs]`, whose synthetic values keep the scale of the input.
