@@ -210,7 +210,9 @@ pub fn analyze(trace: &Trace, model: Option<KnownModel>, peaks: Option<&DevicePe
     let work = analysis.model_work(model, &baseline);
     analysis.cost = work.as_ref().and_then(ModelWork::cost);
     analysis.step = analysis.step.take().or_else(|| decode_timeline::unprofiled_step(&baseline));
-    analysis.sampled = sampled::sampled_metrics(trace);
+    // Sampled metrics include cold instances, which are not relabelled there.
+    let as_recorded = launches.as_ref().filter(|it| analysis.cold.is_empty() && it.outside == "");
+    analysis.sampled = sampled::sampled_metrics(trace, as_recorded);
     analysis.add_utilisation(trace, &baseline, (work.as_ref(), peaks));
     analysis.add_ledger(trace, work.as_ref(), &baseline, (&splits, peaks));
     analysis.remove_impossible_shares();

@@ -47,17 +47,22 @@ pub struct SampledMetrics {
 /// A capture with its launches and the coverage of its samples.
 struct SampledCapture<'a> {
     trace: &'a NsysTrace,
-    launches: LaunchIndex,
+    launches: &'a LaunchIndex,
     coverage: Vec<GpuSampleCoverage>,
 }
 
 /// Analyses the captures with samples: those of the passes that sample, or that of an import.
-pub fn sampled_metrics(trace: &Trace) -> SampledMetrics {
-    let imported = trace.nsys.iter().filter(|it| it.samples.is_some());
-    let captures = trace.sampled.iter().chain(imported).map(|trace| {
-        let launches = LaunchIndex::of(trace);
-        let coverage = coverage::coverage(trace, &launches);
-        SampledCapture { trace, launches, coverage }
+/// `imported` are the launches of the latter, if they are known.
+pub fn sampled_metrics(trace: &Trace, imported: Option<&LaunchIndex>) -> SampledMetrics {
+    let nsys = trace.nsys.iter().filter(|it| it.samples.is_some());
+    let traces = trace.sampled.iter().map(|it| (it, None)).chain(nsys.map(|it| (it, imported)));
+    let computed: Vec<(&NsysTrace, Option<&LaunchIndex>, Option<LaunchIndex>)> = traces
+        .map(|(trace, known)| (trace, known, known.is_none().then(|| LaunchIndex::of(trace))))
+        .collect();
+    let captures = computed.iter().filter_map(|(trace, known, computed)| {
+        let launches = known.or(computed.as_ref())?;
+        let coverage = coverage::coverage(trace, launches);
+        Some(SampledCapture { trace, launches, coverage })
     });
     let captures: Vec<SampledCapture> = captures.collect();
     let mut sampled = SampledMetrics::default();
@@ -99,7 +104,7 @@ impl SampledCapture<'_> {
         let spanned = self.coverage.iter().filter(|it| it.device == device && it.is_spanned);
         let spanned: Vec<&str> = spanned.map(|it| it.stage.as_str()).collect();
         let period_ns = period_ns(all, samples)? as i64;
-        let (trace, launches) = (self.trace, &self.launches);
+        let (trace, launches) = (self.trace, self.launches);
         let capture = DeviceCapture { trace, launches, device, samples, period_ns, spanned };
         (!capture.spanned.is_empty()).then_some(capture)
     }

@@ -4,15 +4,20 @@
 //! A sample's value is the mean over the period after its time. Kernels that run at once share the
 //! time; a copy has an unknown of its own, next to the kernels that run meanwhile.
 
-use std::collections::VecDeque;
+use std::{collections::VecDeque, ops::Range};
 
-use crate::trace::gpu_metrics::{DeviceSamples, GpuMetric};
+use crate::{
+    analyze::timeline::interval::{Interval, union},
+    trace::gpu_metrics::{DeviceSamples, GpuMetric},
+};
 
 /// Delay between a sample's time and its period, nanoseconds: the residual is smallest there on an
 /// H200, at 10 and at 50 kHz.
 pub const DELAY_NS: i64 = 250;
 /// Max share of a kernel's time that is idle at its start, and at its end.
 const MAX_IDLE: f64 = 0.4;
+/// Maximum distance between the times of samples and of work under any [`TimeShift`], nanoseconds.
+const MAX_SHIFT_NS: i64 = 10_000;
 /// Stage number of work whose samples are not used.
 pub const NO_STAGE: u16 = 0;
 
@@ -48,6 +53,53 @@ pub struct SampledWork<'a> {
     pub period_ns: i64,
     /// Delay between a sample's time and its period.
     pub delay_ns: i64,
+    /// Samples near the work of stages, in order; no other sample has a row.
+    pub spans: Vec<SampleSpan>,
+}
+
+/// Consecutive samples, and the first work that their periods may contain.
+#[derive(Debug, Clone, PartialEq)]
+pub struct SampleSpan {
+    samples: Range<usize>,
+    kernel: usize,
+    copy: usize,
+}
+
+/// The spans of samples near the work of stages: a capture may have few of them, in an hour of
+/// other work. `kernels` and `copies` are in order of start.
+pub fn spans(
+    kernels: &[Work],
+    copies: &[Work],
+    samples: &DeviceSamples,
+    period_ns: i64,
+) -> Vec<SampleSpan> {
+    let margin = 2 * period_ns + MAX_SHIFT_NS;
+    let staged = union([near(kernels, margin), near(copies, margin)].into_iter().flatten());
+    let times = samples.times();
+    let (mut kernel, mut copy) = (0, 0);
+    let span = |(from, to): Interval| {
+        // All work before the first that ends later has ended.
+        let ended = |work: &[Work]| work.iter().take_while(|it| it.end_ns <= from - margin).count();
+        kernel += ended(&kernels[kernel..]);
+        copy += ended(&copies[copy..]);
+        let first = times.partition_point(|at| *at < from);
+        let count = times[first..].partition_point(|at| *at <= to);
+        SampleSpan { samples: first..first + count, kernel, copy }
+    };
+    staged.into_iter().map(span).filter(|it| !it.samples.is_empty()).collect()
+}
+
+/// Times at most `margin` before or after the work of stages.
+fn near(work: &[Work], margin: i64) -> Vec<Interval> {
+    let mut near: Vec<Interval> = Vec::new();
+    for work in work.iter().filter(|it| it.stage != NO_STAGE) {
+        let (from, to) = (work.start_ns - margin, work.end_ns + margin);
+        match near.last_mut() {
+            Some(last) if from <= last.1 => last.1 = last.1.max(to),
+            _ => near.push((from, to)),
+        }
+    }
+    near
 }
 
 /// A part of a kernel's time, divided by the number of kernels that run then.
@@ -78,33 +130,35 @@ impl SampledWork<'_> {
         metrics: &[GpuMetric],
         mut take: impl FnMut(&SampleRow),
     ) {
-        let mut kernels = Pieces::of(&self.kernels, shift);
-        let mut copies = &self.copies[..];
         let mut row = SampleRow::default();
-        for (at, time) in self.samples.times().iter().enumerate() {
-            let from = time + self.delay_ns + shift.lag_ns;
-            let to = from + self.period_ns;
-            row.entries.clear();
-            let mut stage = None;
-            let mut add = |work: &Work, share: f64| {
-                let overlap = work.end_ns.min(to) - work.start_ns.max(from);
-                if overlap > 0 {
-                    let is_other = stage.is_some_and(|stage| stage != work.stage);
-                    stage = Some(if is_other { NO_STAGE } else { work.stage });
-                    let share = share * overlap as f64 / self.period_ns as f64;
-                    add(&mut row.entries, work.unknown, share);
+        for span in &self.spans {
+            let mut kernels = Pieces::of(&self.kernels[span.kernel..], shift);
+            let mut copies = &self.copies[span.copy..];
+            for at in span.samples.clone() {
+                let from = self.samples.times()[at] + self.delay_ns + shift.lag_ns;
+                let to = from + self.period_ns;
+                row.entries.clear();
+                let mut stage = None;
+                let mut add = |work: &Work, share: f64| {
+                    let overlap = work.end_ns.min(to) - work.start_ns.max(from);
+                    if overlap > 0 {
+                        let is_other = stage.is_some_and(|stage| stage != work.stage);
+                        stage = Some(if is_other { NO_STAGE } else { work.stage });
+                        let share = share * overlap as f64 / self.period_ns as f64;
+                        add(&mut row.entries, work.unknown, share);
+                    }
+                };
+                kernels.inside(from, to).for_each(|it| add(&it.work, it.share));
+                copies = &copies[copies.iter().take_while(|it| it.end_ns <= from).count()..];
+                copies.iter().take_while(|it| it.start_ns < to).for_each(|it| add(it, 1.0));
+                let Some(stage @ 1..) = stage else { continue };
+                row.stage = stage;
+                row.values.clear();
+                let values = metrics.iter().filter_map(|metric| self.samples.value(at, *metric));
+                row.values.extend(values.map(f64::from));
+                if row.values.len() == metrics.len() {
+                    take(&row);
                 }
-            };
-            kernels.inside(from, to).for_each(|it| add(&it.work, it.share));
-            copies = &copies[copies.iter().take_while(|it| it.end_ns <= from).count()..];
-            copies.iter().take_while(|it| it.start_ns < to).for_each(|it| add(it, 1.0));
-            let Some(stage @ 1..) = stage else { continue };
-            row.stage = stage;
-            row.values.clear();
-            let values = metrics.iter().filter_map(|metric| self.samples.value(at, *metric));
-            row.values.extend(values.map(f64::from));
-            if row.values.len() == metrics.len() {
-                take(&row);
             }
         }
     }
@@ -187,6 +241,8 @@ impl<'a> Pieces<'a> {
 
 #[cfg(test)]
 mod tests {
+    use proptest::prelude::*;
+
     use super::*;
 
     fn work(start_ns: i64, end_ns: i64, stage: u16, unknown: u32) -> Work {
@@ -198,7 +254,9 @@ mod tests {
         let mut samples = DeviceSamples::new(0);
         (0..6).for_each(|at| samples.push(at * 100, GpuMetric::DramRead, at as u16));
         samples.finish();
-        let of = SampledWork { kernels, copies, samples: &samples, period_ns: 100, delay_ns: 0 };
+        let spans = spans(&kernels, &copies, &samples, 100);
+        let (samples, period_ns, delay_ns) = (&samples, 100, 0);
+        let of = SampledWork { kernels, copies, samples, period_ns, delay_ns, spans };
         let mut rows = Vec::new();
         of.each_row(shift, &[GpuMetric::DramRead], |row| {
             let entries =
@@ -245,5 +303,39 @@ mod tests {
             ["1 0:2 = 1"],
             "at most 40 % of a short kernel on either side"
         );
+    }
+
+    fn all_rows(of: &SampledWork, shift: TimeShift) -> Vec<(u16, Entries, Vec<f64>)> {
+        let mut rows = Vec::new();
+        of.each_row(shift, &[GpuMetric::DramRead], |row| {
+            rows.push((row.stage, row.entries.clone(), row.values.clone()));
+        });
+        rows
+    }
+
+    proptest! {
+        #[test]
+        fn samples_far_from_the_work_of_stages_have_no_row(
+            kernels in prop::collection::vec((0i64..400_000, 1i64..9_000, 0u16..3, 0u32..4), 0..30),
+            copies in prop::collection::vec((0i64..400_000, 1i64..9_000, 0u16..3), 0..4),
+            (idle_ns, lag_ns) in (0i64..1_500, -1_500i64..1_500),
+        ) {
+            let mut samples = DeviceSamples::new(0);
+            (0..200i64).for_each(|at| samples.push(at * 2_000, GpuMetric::DramRead, 1));
+            samples.finish();
+            let of = |(start, ns, stage, unknown)| work(start, start + ns, stage, unknown);
+            let mut kernels: Vec<Work> = kernels.into_iter().map(of).collect();
+            let copies = copies.into_iter().map(|(start, ns, stage)| (start, ns, stage, 9));
+            let mut copies: Vec<Work> = copies.map(of).collect();
+            kernels.sort_by_key(|it| it.start_ns);
+            copies.sort_by_key(|it| it.start_ns);
+            let spans = spans(&kernels, &copies, &samples, 2_000);
+            let (samples, period_ns, delay_ns) = (&samples, 2_000, DELAY_NS);
+            let mut of = SampledWork { kernels, copies, samples, period_ns, delay_ns, spans };
+            let shift = TimeShift { idle_ns, lag_ns };
+            let near = all_rows(&of, shift);
+            of.spans = vec![SampleSpan { samples: 0..200, kernel: 0, copy: 0 }];
+            prop_assert_eq!(near, all_rows(&of, shift));
+        }
     }
 }

@@ -118,7 +118,7 @@ impl Synthetic {
 }
 
 fn analysed(captures: Vec<NsysTrace>) -> SampledMetrics {
-    sampled_metrics(&Trace { sampled: captures, ..Trace::default() })
+    sampled_metrics(&Trace { sampled: captures, ..Trace::default() }, None)
 }
 
 /// Values by number of the kernel.
@@ -299,7 +299,7 @@ fn samples_of_a_program_without_stages_are_not_attributed() {
 fn a_run_without_samples_has_no_figures_and_no_findings() {
     assert_eq!(analysed(vec![]), SampledMetrics::default());
     let trace = Trace { nsys: Some(capture("range 1 prefill 0..1")), ..Trace::default() };
-    assert_eq!(sampled_metrics(&trace), SampledMetrics::default());
+    assert_eq!(sampled_metrics(&trace, None), SampledMetrics::default());
 }
 
 proptest! {

@@ -7,7 +7,7 @@ use foldhash::{HashMap, HashMapExt as _};
 
 use super::{
     operators::{self, OperatorTimes},
-    rows::{DELAY_NS, NO_STAGE, SampledWork, Work},
+    rows::{self, DELAY_NS, NO_STAGE, SampledWork, Work},
 };
 use crate::{
     analyze::timeline::launches::LaunchIndex,
@@ -108,7 +108,9 @@ pub fn unknowns<'a>(captures: &[DeviceCapture<'a>]) -> DeviceUnknowns<'a> {
         copies.sort_by_key(|it| it.start_ns);
         mark_neighbours(&kernels, &mut stages);
         let (samples, period_ns) = (capture.samples, capture.period_ns);
-        work.push(SampledWork { kernels, copies, samples, period_ns, delay_ns: DELAY_NS });
+        let spans = rows::spans(&kernels, &copies, samples, period_ns);
+        let delay_ns = DELAY_NS;
+        work.push(SampledWork { kernels, copies, samples, period_ns, delay_ns, spans });
     }
     DeviceUnknowns { stages, work, operators }
 }

@@ -84,14 +84,16 @@ pub fn used_devices(trace: &NsysTrace) -> BTreeSet<(i64, u32)> {
 
 /// Merges two sorted iterators.
 fn merged(
-    a: impl Iterator<Item = Activity>,
-    b: impl Iterator<Item = Activity>,
+    mut a: impl Iterator<Item = Activity>,
+    mut b: impl Iterator<Item = Activity>,
 ) -> impl Iterator<Item = Activity> {
-    let (mut a, mut b) = (a.peekable(), b.peekable());
-    std::iter::from_fn(move || match (a.peek(), b.peek()) {
-        (Some(first), Some(second)) if second.start_ns < first.start_ns => b.next(),
-        (None, _) => b.next(),
-        _ => a.next(),
+    let (mut first, mut second) = (a.next(), b.next());
+    std::iter::from_fn(move || match (&first, &second) {
+        (Some(it), Some(other)) if other.start_ns < it.start_ns => {
+            std::mem::replace(&mut second, b.next())
+        }
+        (None, _) => std::mem::replace(&mut second, b.next()),
+        _ => std::mem::replace(&mut first, a.next()),
     })
 }
 

@@ -5,7 +5,12 @@
 //! other tables with SQLite; an invalid page ends the walk. Time is linear in the size of the file;
 //! a few pages are in memory.
 
+mod record;
+
 use std::{fs::File, io, os::unix::fs::FileExt as _, path::Path};
+
+pub use self::record::Number;
+use self::record::Records;
 
 /// Reason why a walk ended early.
 #[derive(Debug)]
@@ -149,7 +154,7 @@ impl Pages {
         places: [Option<usize>; N],
         mut take: impl FnMut(&[Number; N]) -> bool,
     ) -> Result<(), Broken> {
-        let slots = slots(places);
+        let mut records = Records::of(places);
         let mut row = [Number::Null; N];
         for &number in leaves {
             let broken = || Broken::Page(number);
@@ -159,9 +164,7 @@ impl Pages {
                 return Err(broken());
             }
             for cell in cells(page, head, 8).ok_or_else(broken)? {
-                payload(page, cell)
-                    .and_then(|payload| read(payload, &slots, &mut row))
-                    .ok_or_else(broken)?;
+                records.read(page, cell, &mut row).ok_or_else(broken)?;
                 if !take(&row) {
                     return Ok(());
                 }
@@ -169,26 +172,6 @@ impl Pages {
         }
         Ok(())
     }
-}
-
-/// The value of a column of integers.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Number {
-    Null,
-    Is(i64),
-    /// A text, a fraction, or bytes.
-    Other,
-}
-
-/// For each column of a row up to the last requested one, the index of its value.
-fn slots<const N: usize>(places: [Option<usize>; N]) -> Vec<Option<usize>> {
-    let mut slots = vec![None; places.iter().flatten().max().map_or(0, |last| last + 1)];
-    for (slot, place) in places.iter().enumerate() {
-        if let Some(place) = place {
-            slots[*place] = Some(slot);
-        }
-    }
-    slots
 }
 
 /// Offset of a page's header: the first page starts with the file's header.
@@ -200,112 +183,12 @@ const fn head_of(number: u32) -> usize {
 fn cells(page: &[u8], head: usize, length: usize) -> Option<impl Iterator<Item = usize> + '_> {
     let count = usize::from(u16::from_be_bytes(page.get(head + 3..head + 5)?.try_into().ok()?));
     let pointers = page.get(head + length..head + length + 2 * count)?;
-    Some(pointers.chunks_exact(2).map(|at| usize::from(u16::from_be_bytes([at[0], at[1]]))))
+    let cell = move |at: usize| u16::from_be_bytes([pointers[2 * at], pointers[2 * at + 1]]);
+    Some((0..count).map(move |at| usize::from(cell(at))))
 }
 
 fn u32_at(page: &[u8], at: usize) -> Option<u32> {
     Some(u32::from_be_bytes(page.get(at..at + 4)?.try_into().ok()?))
-}
-
-/// The record in the cell at `at`; `None` where it continues on other pages.
-fn payload(page: &[u8], at: usize) -> Option<&[u8]> {
-    let (length, at) = varint(page, at)?;
-    let at = after_varint(page, at)?;
-    let length = usize::try_from(length).ok()?;
-    // A longer record overflows; rows of integers never do.
-    if length > page.len() - 35 { None } else { page.get(at..at + length) }
-}
-
-/// Reads the requested columns of a record into `row`. Columns that were added later are null.
-#[inline]
-fn read<const N: usize>(
-    record: &[u8],
-    slots: &[Option<usize>],
-    row: &mut [Number; N],
-) -> Option<()> {
-    *row = [Number::Null; N];
-    let (header, mut at) = varint(record, 0)?;
-    let mut body = usize::try_from(header).ok()?;
-    let types = record.get(..body)?;
-    for slot in slots {
-        if at == types.len() {
-            break;
-        }
-        let (kind, next) = varint(types, at)?;
-        at = next;
-        let end = body.checked_add(length_of(kind)?)?;
-        if end > record.len() {
-            return None;
-        }
-        if let Some(slot) = slot {
-            row[*slot] = number(kind, record, body, end);
-        }
-        body = end;
-    }
-    Some(())
-}
-
-/// Length of a value of this type in a record, bytes.
-#[inline]
-fn length_of(kind: u64) -> Option<usize> {
-    const SHORT: [usize; 10] = [0, 1, 2, 3, 4, 6, 8, 8, 0, 0];
-    match kind {
-        0..=9 => Some(SHORT[kind as usize]),
-        10 | 11 => None,
-        _ => usize::try_from((kind - 12) / 2).ok(),
-    }
-}
-
-/// The value of this type at `from..to` of a record.
-#[inline]
-fn number(kind: u64, record: &[u8], from: usize, to: usize) -> Number {
-    match kind {
-        0 => Number::Null,
-        8 => Number::Is(0),
-        9 => Number::Is(1),
-        1..=6 => Number::Is(integer(record, from, to)),
-        _ => Number::Other,
-    }
-}
-
-/// The integer in `from..to`, 1 to 8 bytes: the last ones of the eight before `to`.
-#[inline]
-fn integer(record: &[u8], from: usize, to: usize) -> i64 {
-    let unused = 64 - 8 * (to - from) as u32;
-    let word = to.checked_sub(8).and_then(|start| record[start..to].first_chunk());
-    let word = word.map_or_else(
-        || record[from..to].iter().fold(0, |value, byte| value << 8 | u64::from(*byte)),
-        |bytes| u64::from_be_bytes(*bytes),
-    );
-    (word << unused).cast_signed() >> unused
-}
-
-/// A number of one to nine bytes, and its end.
-#[inline(always)]
-fn varint(bytes: &[u8], at: usize) -> Option<(u64, usize)> {
-    let first = *bytes.get(at)?;
-    if first < 0x80 { Some((first.into(), at + 1)) } else { long_varint(bytes, at) }
-}
-
-/// The end of a number, which is not decoded.
-#[inline]
-fn after_varint(bytes: &[u8], at: usize) -> Option<usize> {
-    let number = bytes.get(at..)?.iter().take(9);
-    let ends = |(place, byte): (usize, &u8)| *byte < 0x80 || place == 8;
-    Some(at + 1 + number.enumerate().position(ends)?)
-}
-
-/// The same for a number of several bytes.
-fn long_varint(bytes: &[u8], at: usize) -> Option<(u64, usize)> {
-    let mut value = 0;
-    for place in 0..8 {
-        let byte = *bytes.get(at + place)?;
-        value = value << 7 | u64::from(byte & 0x7f);
-        if byte < 0x80 {
-            return Some((value, at + place + 1));
-        }
-    }
-    Some((value << 8 | u64::from(*bytes.get(at + 8)?), at + 9))
 }
 
 #[cfg(test)]

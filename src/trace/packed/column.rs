@@ -70,15 +70,13 @@ impl Column {
             before = *value;
             word |= u128::from(kept.cast_unsigned() & self.mask()) << filled;
             filled += self.bits;
-            while filled >= 8 {
-                out.push(word as u8);
-                word >>= 8;
-                filled -= 8;
+            if filled >= u64::BITS {
+                out.extend_from_slice(&(word as u64).to_le_bytes());
+                word >>= u64::BITS;
+                filled -= u64::BITS;
             }
         }
-        if filled > 0 {
-            out.push(word as u8);
-        }
+        out.extend_from_slice(&(word as u64).to_le_bytes()[..filled.div_ceil(8) as usize]);
     }
 
     const fn mask(&self) -> u64 {

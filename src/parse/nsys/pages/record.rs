@@ -1,0 +1,216 @@
+//! Integers of the records in the cells of a page.
+//!
+//! A record starts with a header: its length and the type of each column. Millions of rows share a
+//! few headers, so the places of the requested columns are computed once per header and reused.
+
+/// Number of headers whose places are kept; a power of two.
+const KEPT: usize = 128;
+/// Maximum length of a kept header: that of a kernel has about 30 bytes.
+const MAX_WORDS: usize = 8;
+const WORD: usize = size_of::<u64>();
+
+/// The value of a column of integers.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Number {
+    Null,
+    Is(i64),
+    /// A text, a fraction, or bytes.
+    Other,
+}
+
+/// Source of a value in a record.
+#[derive(Debug, Clone, Copy)]
+enum ValueSource {
+    /// The type alone is the value.
+    Type(Number),
+    /// An integer that ends this far from the start of the record; the high bits of the word that
+    /// ends there are unused.
+    Bytes { end: u32, unused: u32 },
+}
+
+/// Places of the requested columns in records with one header.
+#[derive(Debug, Clone)]
+struct RecordPlaces<const N: usize> {
+    /// The header, whose last word is filled with zeros.
+    header: [u64; MAX_WORDS],
+    /// Minimum length of the record.
+    length: usize,
+    sources: [ValueSource; N],
+}
+
+/// Reader of the records of one table.
+pub struct Records<const N: usize> {
+    /// For each column up to the last requested one, the index of its value.
+    slots: Vec<Option<usize>>,
+    kept: Vec<Option<RecordPlaces<N>>>,
+}
+
+impl<const N: usize> Records<N> {
+    /// A reader of the columns at `places`.
+    pub fn of(places: [Option<usize>; N]) -> Self {
+        let mut slots = vec![None; places.iter().flatten().max().map_or(0, |last| last + 1)];
+        for (slot, place) in places.iter().enumerate() {
+            if let Some(place) = place {
+                slots[*place] = Some(slot);
+            }
+        }
+        Self { slots, kept: vec![None; KEPT] }
+    }
+
+    /// Reads the requested columns of the record in the cell at `cell`; columns that were added
+    /// later are null. Returns `None` where it is invalid or continues on other pages.
+    #[inline]
+    pub fn read(&mut self, page: &[u8], cell: usize, row: &mut [Number; N]) -> Option<()> {
+        let (length, at) = varint(page, cell)?;
+        let at = after_varint(page, at)?;
+        let length = usize::try_from(length).ok()?;
+        // A longer record overflows; rows of integers never do. The header of the page precedes
+        // all cells.
+        if length > page.len() - 35 || cell < WORD {
+            return None;
+        }
+        let record = page.get(at..at + length)?;
+        let mut header = [0; MAX_WORDS];
+        let Some((words, hash)) = header_words(page, at, &mut header) else {
+            places(record, &self.slots)?.values(page, at, row);
+            return Some(());
+        };
+        let kept = &mut self.kept[hash];
+        let known = match kept {
+            Some(known) if known.has_header(&header, words) => known,
+            _ => kept.insert(RecordPlaces { header, ..places(record, &self.slots)? }),
+        };
+        if length < known.length {
+            return None;
+        }
+        known.values(page, at, row);
+        Some(())
+    }
+}
+
+impl<const N: usize> RecordPlaces<N> {
+    /// Compares the first words, which have the length of the header: loops over indices, here and
+    /// below, because a call per row takes longer than the comparison.
+    #[inline(always)]
+    fn has_header(&self, header: &[u64; MAX_WORDS], words: usize) -> bool {
+        let mut differs = 0;
+        for at in 0..words.min(MAX_WORDS) {
+            differs |= self.header[at] ^ header[at];
+        }
+        differs == 0
+    }
+
+    /// Reads the values of the record at `at` of a page.
+    #[inline(always)]
+    fn values(&self, page: &[u8], at: usize, row: &mut [Number; N]) {
+        for place in 0..N {
+            row[place] = match self.sources[place] {
+                ValueSource::Type(number) => number,
+                ValueSource::Bytes { end, unused } => {
+                    Number::Is(integer(page, at + end as usize, unused))
+                }
+            };
+        }
+    }
+}
+
+/// Reads the words of the header of the record at `at`; returns their number and the place of its
+/// entry among those kept, or `None` for a header that is not kept.
+#[inline(always)]
+fn header_words(page: &[u8], at: usize, header: &mut [u64; MAX_WORDS]) -> Option<(usize, usize)> {
+    const FACTOR: u64 = 0x9e37_79b9_7f4a_7c15;
+    let length = usize::from(*page.get(at)?);
+    let words = length.div_ceil(WORD);
+    if length == 0 || words > MAX_WORDS {
+        return None;
+    }
+    let bytes = page.get(at..at + words * WORD)?;
+    let mut hash = 0u64;
+    for place in 0..words {
+        header[place] = u64::from_be_bytes(*bytes[place * WORD..].first_chunk()?);
+        if place + 1 == words {
+            let unused = 8 * (words * WORD - length) as u32;
+            header[place] = header[place] >> unused << unused;
+        }
+        hash = (hash.rotate_left(5) ^ header[place]).wrapping_mul(FACTOR);
+    }
+    Some((words, (hash >> 32) as usize % KEPT))
+}
+
+/// Places of the columns in `slots` in records with the header of `record`.
+fn places<const N: usize>(record: &[u8], slots: &[Option<usize>]) -> Option<RecordPlaces<N>> {
+    let mut sources = [ValueSource::Type(Number::Null); N];
+    let (header, mut at) = varint(record, 0)?;
+    let mut end = usize::try_from(header).ok()?;
+    let types = record.get(..end)?;
+    for slot in slots {
+        if at == types.len() {
+            break;
+        }
+        let (kind, next) = varint(types, at)?;
+        at = next;
+        let length = length_of(kind)?;
+        end = end.checked_add(length)?;
+        if end > record.len() {
+            return None;
+        }
+        if let Some(slot) = slot {
+            sources[*slot] = match kind {
+                0 => ValueSource::Type(Number::Null),
+                8 => ValueSource::Type(Number::Is(0)),
+                9 => ValueSource::Type(Number::Is(1)),
+                1..=6 => ValueSource::Bytes { end: end as u32, unused: 64 - 8 * length as u32 },
+                _ => ValueSource::Type(Number::Other),
+            };
+        }
+    }
+    Some(RecordPlaces { header: [0; MAX_WORDS], length: end, sources })
+}
+
+/// Length of a value of this type in a record, bytes.
+fn length_of(kind: u64) -> Option<usize> {
+    const SHORT: [usize; 10] = [0, 1, 2, 3, 4, 6, 8, 8, 0, 0];
+    match kind {
+        0..=9 => Some(SHORT[kind as usize]),
+        10 | 11 => None,
+        _ => usize::try_from((kind - 12) / 2).ok(),
+    }
+}
+
+/// The integer that ends at `end`, of a page: the low bits of the eight bytes before.
+#[inline(always)]
+fn integer(page: &[u8], end: usize, unused: u32) -> i64 {
+    let word = page.get(end - WORD..end).and_then(|bytes| bytes.first_chunk());
+    let word = word.map_or(0, |bytes| u64::from_be_bytes(*bytes));
+    (word << unused).cast_signed() >> unused
+}
+
+/// A number of one to nine bytes, and its end.
+#[inline(always)]
+pub(super) fn varint(bytes: &[u8], at: usize) -> Option<(u64, usize)> {
+    let first = *bytes.get(at)?;
+    if first < 0x80 { Some((first.into(), at + 1)) } else { long_varint(bytes, at) }
+}
+
+/// The end of a number, which is not decoded.
+#[inline(always)]
+fn after_varint(bytes: &[u8], at: usize) -> Option<usize> {
+    let mut end = at;
+    while *bytes.get(end)? >= 0x80 && end < at + 8 {
+        end += 1;
+    }
+    Some(end + 1)
+}
+
+/// The same for a number of several bytes.
+fn long_varint(bytes: &[u8], at: usize) -> Option<(u64, usize)> {
+    let mut value = 0;
+    for place in 0..8 {
+        let byte = *bytes.get(at + place)?;
+        value = value << 7 | u64::from(byte & 0x7f);
+        if byte < 0x80 {
+            return Some((value, at + place + 1));
+        }
+    }
+    Some((value << 8 | u64::from(*bytes.get(at + 8)?), at + 9))
+}
