@@ -7,7 +7,7 @@
 mod advice;
 mod by_stage;
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::hash::Hash;
 
 use foldhash::{HashMap, HashSet};
 
@@ -116,15 +116,10 @@ pub(crate) fn graph_coverage(trace: &NsysTrace) -> (u64, u64) {
     if !sites.contains(&true) {
         return (0, 0);
     }
-    let mut nodes: HashMap<(i64, i64), BTreeSet<u64>> = HashMap::default();
-    for kernel in trace.kernels.iter() {
-        if let Some(node) = kernel.graph_node {
-            nodes
-                .entry((process_of(kernel.global_pid), kernel.correlation_id))
-                .or_default()
-                .insert(node);
-        }
-    }
+    let nodes = nodes_by_launch(trace.kernels.iter().filter_map(|kernel| {
+        let launch = (process_of(kernel.global_pid), kernel.correlation_id);
+        Some((launch, kernel.graph_node?))
+    }));
     let whole: HashSet<(i64, i64)> =
         trace.graphs.iter().map(|it| (process_of(it.global_pid), it.correlation_id)).collect();
     let calls = trace.cuda_calls.with_sites().filter(|(site, _)| sites[*site as usize]);
@@ -156,13 +151,21 @@ pub(crate) fn kind(name: &str) -> CudaCallKind {
     }
 }
 
+/// Distinct nodes by launch of their graph, in order.
+fn nodes_by_launch<K: Eq + Hash>(kernels: impl Iterator<Item = (K, u64)>) -> HashMap<K, Vec<u64>> {
+    let mut nodes: HashMap<K, Vec<u64>> = HashMap::default();
+    kernels.for_each(|(launch, node)| nodes.entry(launch).or_default().push(node));
+    for nodes in nodes.values_mut() {
+        nodes.sort_unstable();
+        nodes.dedup();
+        nodes.shrink_to_fit();
+    }
+    nodes
+}
+
 /// Kernels expected from and recorded for launches of graphs traced by node.
-fn graph_kernels(
-    launches: &[(i64, i64)],
-    nodes: &HashMap<(i64, i64), BTreeSet<u64>>,
-) -> (u64, u64) {
-    let ran: Vec<Option<&BTreeSet<u64>>> =
-        launches.iter().map(|launch| nodes.get(launch)).collect();
+fn graph_kernels(launches: &[(i64, i64)], nodes: &HashMap<(i64, i64), Vec<u64>>) -> (u64, u64) {
+    let ran: Vec<Option<&Vec<u64>>> = launches.iter().map(|launch| nodes.get(launch)).collect();
     let recorded = ran.iter().flatten().map(|ran| ran.len() as u64).sum();
     (graph_sizes(&ran).iter().sum(), recorded)
 }
@@ -170,9 +173,9 @@ fn graph_kernels(
 /// Number of kernels in the graph of each launch, from the nodes recorded for it. Launches that
 /// share a node belong to one graph, which has the union of their nodes. A launch without recorded
 /// kernels counts as one of the smallest graph.
-fn graph_sizes(ran: &[Option<&BTreeSet<u64>>]) -> Vec<u64> {
-    let mut graph_of: BTreeMap<u64, usize> = BTreeMap::new();
-    let mut graphs: Vec<BTreeSet<u64>> = Vec::new();
+fn graph_sizes(ran: &[Option<&Vec<u64>>]) -> Vec<u64> {
+    let mut graph_of: HashMap<u64, usize> = HashMap::default();
+    let mut graphs: Vec<HashSet<u64>> = Vec::new();
     let mut of_launch = Vec::with_capacity(ran.len());
     for ran in ran {
         let Some(ran) = ran.filter(|ran| !ran.is_empty()) else {
@@ -181,11 +184,12 @@ fn graph_sizes(ran: &[Option<&BTreeSet<u64>>]) -> Vec<u64> {
         };
         let graph = ran.iter().find_map(|node| graph_of.get(node).copied()).unwrap_or(graphs.len());
         if graph == graphs.len() {
-            graphs.push(BTreeSet::new());
+            graphs.push(HashSet::default());
         }
         for node in ran {
-            graph_of.insert(*node, graph);
-            graphs[graph].insert(*node);
+            if graph_of.insert(*node, graph) != Some(graph) {
+                graphs[graph].insert(*node);
+            }
         }
         of_launch.push(Some(graph));
     }

@@ -36,6 +36,9 @@ impl<'a> OperatorEntries<'a> {
     pub fn of(&mut self, graph_node: Option<u64>, call: u32) -> Option<(usize, u32)> {
         let nests = self.nests;
         let place = |thread: i64| nests.binary_search_by_key(&thread, |(thread, _)| *thread).ok();
+        if let Some(known) = graph_node.and_then(|node| self.of_node.get(&node)) {
+            return *known;
+        }
         let origin = graph_node.and_then(|node| Some((node, self.captured.get(&node)?)));
         if let Some((node, origin)) = origin {
             return *self.of_node.entry(node).or_insert_with(|| {

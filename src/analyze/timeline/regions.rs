@@ -253,7 +253,9 @@ fn tallies(
     layers: &[RegionLayer],
     total: &mut i64,
 ) -> Vec<(RegionPlace, RegionTally)> {
-    let is_counted = |stage: usize| is_counted(trace, launches, stage);
+    let counted: Vec<bool> =
+        (0..launches.stage_count()).map(|stage| is_counted(trace, launches, stage)).collect();
+    let is_counted = |stage: usize| counted[stage];
     let captured = captured_nodes(&trace.graph_nodes);
     let all = || trace.kernels.with_kinds().zip(launches.kernels.iter());
     *total = all()
@@ -278,10 +280,11 @@ fn tallies(
                 let call = calls.get(call);
                 layer.at(&mut cursor, call.global_tid, call.start_ns)
             };
-            let node = kernel.graph_node.and_then(|id| Some((id, captured.get(&id)?)));
-            let capture = node.map_or(NONE, |(id, origin)| {
+            let capture = kernel.graph_node.map_or(NONE, |id| {
                 *nodes.entry(id).or_insert_with(|| {
-                    layer.at(&mut Cursor::default(), origin.global_tid, origin.at_ns)
+                    captured.get(&id).map_or(NONE, |origin| {
+                        layer.at(&mut Cursor::default(), origin.global_tid, origin.at_ns)
+                    })
                 })
             });
             if launched == NONE && capture == NONE {

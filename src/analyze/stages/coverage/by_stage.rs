@@ -6,12 +6,12 @@
 
 mod tail;
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 
 use foldhash::{HashMap, HashSet};
 
 use self::tail::{LaunchAtEnd, ProcessTail};
-use super::{COMPLETE_PCT, CudaCallKind, advice, graph_sizes, kind};
+use super::{COMPLETE_PCT, CudaCallKind, advice, graph_sizes, kind, nodes_by_launch};
 use crate::{
     analyze::{
         Analysis,
@@ -194,19 +194,15 @@ fn graph_launches(
     if graphs.is_empty() {
         return HashMap::default();
     }
-    let mut nodes: HashMap<u32, BTreeSet<u64>> = HashMap::default();
     let all = trace.kernels.iter().zip(launches.kernels.iter());
-    for (kernel, (call, _)) in all.filter(|(_, (call, _))| *call != NONE) {
-        if let Some(node) = kernel.graph_node {
-            nodes.entry(call).or_default().insert(node);
-        }
-    }
+    let launched = all.filter(|(_, (call, _))| *call != NONE);
+    let nodes =
+        nodes_by_launch(launched.filter_map(|(it, (call, _))| Some((call, it.graph_node?))));
     let whole: HashSet<u32> = launches.graphs.iter().map(|(call, _)| call).collect();
-    let ran: Vec<Option<&BTreeSet<u64>>> =
-        graphs.iter().map(|at| nodes.get(&(*at as u32))).collect();
+    let ran: Vec<Option<&Vec<u64>>> = graphs.iter().map(|at| nodes.get(&(*at as u32))).collect();
     let sizes = graph_sizes(&ran);
     let known = kernel_nodes(trace, kinds);
-    let count = |(at, (ran, size)): (&usize, (&Option<&BTreeSet<u64>>, u64))| {
+    let count = |(at, (ran, size)): (&usize, (&Option<&Vec<u64>>, u64))| {
         let graph = ran.and_then(|ran| Some((graph_of(*ran.first()?)?, ran)));
         let graph =
             graph.filter(|(graph, ran)| ran.iter().all(|node| graph_of(*node) == Some(*graph)));
