@@ -31,7 +31,7 @@ struct Synthetic {
     noise: f64,
     device: u32,
     metric: GpuMetric,
-    /// Work of each kernel that counts in the time of the next one, in nanoseconds at the peak rate.
+    /// Work of each kernel that counts in the time of the next one, nanoseconds at the peak rate.
     late_ns: f64,
 }
 

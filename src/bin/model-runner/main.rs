@@ -35,8 +35,9 @@ use llmprof::domain::runner::EXIT_BAD_INPUT;
 
 use prepare::RunError;
 
-/// Merges freed memory at once, and keeps it. By default the C library merges the many small parts of
-/// a repeat's events when a later call needs more, within a stage that is timed: 2.5 ms of a prefill.
+/// Merges freed memory at once, and keeps it. By default the C library merges the many small parts
+/// of a repeat's events when a later call needs more, within a stage that is timed: 2.5 ms of a
+/// prefill.
 fn merge_freed_memory_at_once() {
     #[cfg(target_env = "gnu")]
     // SAFETY: sets numbers, before other threads start.

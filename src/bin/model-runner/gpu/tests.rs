@@ -140,30 +140,6 @@ fn biases_gates_windows_and_rows_of_tables() -> Result<()> {
 
 #[test]
 #[ignore = "needs a GPU"]
-fn products_with_one_vector() -> Result<()> {
-    let gpu = gpu();
-    for dtype in DTYPES {
-        for (outputs, inputs) in [(3840, 1280), (64, 32), (7, 6848), (1000, 896)] {
-            let ((x, gpu_x), (w, gpu_w)) =
-                (values(&[1, inputs], dtype, &gpu)?, values(&[outputs, inputs], dtype, &gpu)?);
-            let (bias, gpu_bias) = values(&[outputs], dtype, &gpu)?;
-            let want = x.matmul(&w.t()?)?.broadcast_add(&bias)?;
-            let got = super::gemv(&gpu_x, &gpu_w, Some(&gpu_bias))?.expect("a kernel");
-            assert!(far(&got, &want)? < tolerance(dtype), "{dtype:?} {outputs} {inputs}");
-            if outputs % 16 == 0 {
-                let got = super::gated(&gpu_x, &gpu_w, None)?.expect("a kernel");
-                assert!(
-                    far(&got, &gate(&x.matmul(&w.t()?)?)?)? < tolerance(dtype),
-                    "gated {dtype:?} {outputs} {inputs}"
-                );
-            }
-        }
-    }
-    Ok(())
-}
-
-#[test]
-#[ignore = "needs a GPU"]
 fn attention_over_a_cache_in_any_pieces() -> Result<()> {
     let gpu = gpu();
     for dtype in DTYPES {
@@ -394,3 +370,4 @@ fn the_log_of_experts_equals_the_hosts_choices() -> Result<()> {
 }
 
 mod decoding;
+mod products;
