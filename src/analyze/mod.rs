@@ -211,7 +211,8 @@ pub fn analyze(trace: &Trace, model: Option<KnownModel>, peaks: Option<&DevicePe
     analysis.cost = work.as_ref().and_then(ModelWork::cost);
     analysis.step = analysis.step.take().or_else(|| decode_timeline::unprofiled_step(&baseline));
     // Sampled metrics include cold instances, which are not relabelled there.
-    let as_recorded = launches.as_ref().filter(|it| analysis.cold.is_empty() && it.outside == "");
+    let as_recorded =
+        launches.as_ref().filter(|it| analysis.cold.is_empty() && it.outside.is_empty());
     analysis.sampled = sampled::sampled_metrics(trace, as_recorded);
     analysis.add_utilisation(trace, &baseline, (work.as_ref(), peaks));
     analysis.add_ledger(trace, work.as_ref(), &baseline, (&splits, peaks));

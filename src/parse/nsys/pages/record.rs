@@ -89,9 +89,9 @@ impl<const N: usize> Records<N> {
 }
 
 impl<const N: usize> RecordPlaces<N> {
-    /// Compares the first words, which have the length of the header: loops over indices, here and
-    /// below, because a call per row takes longer than the comparison.
+    /// Compares the first words, which have the length of the header.
     #[inline(always)]
+    #[expect(clippy::needless_range_loop, reason = "an iterator's call takes longer than a row")]
     fn has_header(&self, header: &[u64; MAX_WORDS], words: usize) -> bool {
         let mut differs = 0;
         for at in 0..words.min(MAX_WORDS) {
@@ -102,6 +102,7 @@ impl<const N: usize> RecordPlaces<N> {
 
     /// Reads the values of the record at `at` of a page.
     #[inline(always)]
+    #[expect(clippy::needless_range_loop, reason = "an iterator's call takes longer than a row")]
     fn values(&self, page: &[u8], at: usize, row: &mut [Number; N]) {
         for place in 0..N {
             row[place] = match self.sources[place] {
