@@ -9,6 +9,8 @@ use std::cell::{Cell, RefCell};
 
 use candle_core::{CudaDevice, DType, Device, Result, Shape, Tensor};
 
+use super::graph;
+
 /// Bytes of a shared allocation, and at most of one output in it.
 const SLAB_BYTES: usize = 8 << 20;
 const MAX_PART_BYTES: usize = 1 << 20;
@@ -27,11 +29,12 @@ thread_local! {
     static SHARED: Cell<bool> = const { Cell::new(true) };
 }
 
-/// Uninitialised memory of this shape.
+/// Uninitialised memory of this shape. A captured graph writes to its outputs at each replay, so
+/// they share nothing.
 pub fn part(shape: Shape, dtype: DType, device: &CudaDevice) -> Result<Tensor> {
     let (count, size) = (shape.elem_count(), dtype.size_in_bytes());
     let device = Device::Cuda(device.clone());
-    if !SHARED.get() || count * size > MAX_PART_BYTES {
+    if !SHARED.get() || graph::is_capturing() || count * size > MAX_PART_BYTES {
         return empty(shape, dtype, &device);
     }
     SLABS.with_borrow_mut(|slabs| {

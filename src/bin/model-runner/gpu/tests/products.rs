@@ -1,6 +1,6 @@
 //! Products with weights, and the memory of their outputs.
 
-use candle_core::{DType, Result};
+use candle_core::{DType, Device, Result};
 
 use super::{DTYPES, far, gpu as open, tolerance, values};
 use crate::{gpu, ops::gate};
@@ -69,5 +69,29 @@ fn outputs_that_share_an_allocation_keep_their_values() -> Result<()> {
     }
     let alone = gpu::without_slabs(product)?;
     assert!(far(&alone, &want)? < tolerance(DType::BF16));
+    Ok(())
+}
+
+#[test]
+#[ignore = "needs a GPU"]
+fn a_graph_beyond_its_memory_writes_to_no_shared_allocation() -> Result<()> {
+    let device = open();
+    let Device::Cuda(cuda) = &device else { panic!("not a GPU") };
+    let (x, on_gpu) = values(&[3, 1_000], DType::BF16, &device)?;
+    let (_, other) = values(&[3, 1_000], DType::BF16, &device)?;
+    let (weight, weight_on_gpu) = values(&[1_000, 1_000], DType::BF16, &device)?;
+    let product = |x| gpu::product(x, &weight_on_gpu).map(Option::unwrap);
+    // One allocation is in use, and the graph has three times the outputs that its memory holds.
+    let before = product(&on_gpu)?;
+    let captured = || (0..4_000).try_for_each(|_| product(&other).map(drop));
+    let (graph, ()) = gpu::CapturedGraph::capture(cuda, captured)?;
+    drop(before);
+    let kept = (0..4_000).map(|_| product(&on_gpu)).collect::<Result<Vec<_>>>()?;
+    graph.replay()?;
+    device.synchronize()?;
+    let want = x.matmul(&weight.t()?)?;
+    for output in kept {
+        assert!(far(&output, &want)? < tolerance(DType::BF16));
+    }
     Ok(())
 }
