@@ -183,7 +183,7 @@ type Timeline<'a> = Option<(&'a NsysTrace, &'a LaunchIndex)>;
 pub fn analyze(trace: &Trace, model: Option<KnownModel>, peaks: Option<&DevicePeaks>) -> Analysis {
     // Without runner events, events are derived from the ranges of the capture.
     let only_traced = trace.baseline.is_empty() && trace.traced.is_empty();
-    let (launches, cold) = index_launches(trace, only_traced);
+    let IndexedLaunches { launches, recorded, cold } = index_launches(trace, only_traced);
     let timeline = trace.nsys.as_ref().zip(launches.as_ref());
     let derived = timeline
         .filter(|_| only_traced)
@@ -199,21 +199,18 @@ pub fn analyze(trace: &Trace, model: Option<KnownModel>, peaks: Option<&DevicePe
         cold,
         ..Analysis::default()
     };
-    analysis.add_events(trace, model, &baseline, &traced);
-    if let Some((nsys, launches)) = timeline
-        && let Some(index) = &launches.framework
-    {
-        analysis.operators = framework(nsys, launches, index, &analysis.stages);
-    }
-    analysis.pytorch = trace.pytorch.as_ref().and_then(ProfiledOperators::of);
-    let splits = analysis.add_timeline(trace, timeline, &traced, peaks);
+    // Both read all kernels of the capture, each in part on one core.
+    let (splits, sampled) = rayon::join(
+        || {
+            analysis.add_events(trace, model, &baseline, &traced);
+            analysis.add_timeline(trace, timeline, &traced, peaks)
+        },
+        || sampled::sampled_metrics(trace, recorded.as_ref()),
+    );
+    analysis.sampled = sampled;
     let work = analysis.model_work(model, &baseline);
     analysis.cost = work.as_ref().and_then(ModelWork::cost);
     analysis.step = analysis.step.take().or_else(|| decode_timeline::unprofiled_step(&baseline));
-    // Sampled metrics include cold instances, which are not relabelled there.
-    let as_recorded =
-        launches.as_ref().filter(|it| analysis.cold.is_empty() && it.outside.is_empty());
-    analysis.sampled = sampled::sampled_metrics(trace, as_recorded);
     analysis.add_utilisation(trace, &baseline, (work.as_ref(), peaks));
     analysis.add_ledger(trace, work.as_ref(), &baseline, (&splits, peaks));
     analysis.remove_impossible_shares();
@@ -221,13 +218,23 @@ pub fn analyze(trace: &Trace, model: Option<KnownModel>, peaks: Option<&DevicePe
     analysis
 }
 
+/// Launches of the capture.
+#[derive(Default)]
+struct IndexedLaunches {
+    launches: Option<LaunchIndex>,
+    /// The same for sampled metrics, which include cold instances.
+    recorded: Option<LaunchIndex>,
+    cold: Vec<ColdInstance>,
+}
+
 /// Joins the launches of the capture and, without a runner's warm-up, finds cold instances.
-fn index_launches(trace: &Trace, only_traced: bool) -> (Option<LaunchIndex>, Vec<ColdInstance>) {
-    let Some(nsys) = &trace.nsys else { return Default::default() };
+fn index_launches(trace: &Trace, only_traced: bool) -> IndexedLaunches {
+    let Some(nsys) = &trace.nsys else { return IndexedLaunches::default() };
     let outside = if only_traced { "" } else { kernels::SETUP };
     let mut launches = LaunchIndex { outside, ..LaunchIndex::of(nsys) };
+    let recorded = nsys.samples.is_some().then(|| launches.as_recorded());
     let cold = if only_traced { cold::mark(nsys, &mut launches) } else { Vec::new() };
-    (Some(launches), cold)
+    IndexedLaunches { launches: Some(launches), recorded, cold }
 }
 
 impl Analysis {
@@ -266,6 +273,12 @@ impl Analysis {
         traced: &Events,
         peaks: Option<&DevicePeaks>,
     ) -> WindowSplits {
+        if let Some((nsys, launches)) = timeline
+            && let Some(index) = &launches.framework
+        {
+            self.operators = framework(nsys, launches, index, &self.stages);
+        }
+        self.pytorch = trace.pytorch.as_ref().and_then(ProfiledOperators::of);
         let possible = self.violations.counters(&trace.counters, peaks);
         self.counters = counters::counters(&possible, timeline);
         let tables = timeline

@@ -7,6 +7,7 @@
 mod assumed_times;
 mod attribution;
 pub mod coverage;
+mod displacement;
 mod equations;
 pub mod figures;
 pub mod findings;
@@ -52,10 +53,10 @@ struct SampledCapture<'a> {
 }
 
 /// Analyses the captures with samples: those of the passes that sample, or that of an import.
-/// `imported` are the launches of the latter, if they are known.
-pub fn sampled_metrics(trace: &Trace, imported: Option<&LaunchIndex>) -> SampledMetrics {
+/// `recorded` are the launches of the traced pass.
+pub fn sampled_metrics(trace: &Trace, recorded: Option<&LaunchIndex>) -> SampledMetrics {
     let nsys = trace.nsys.iter().filter(|it| it.samples.is_some());
-    let traces = trace.sampled.iter().map(|it| (it, None)).chain(nsys.map(|it| (it, imported)));
+    let traces = trace.sampled.iter().map(|it| (it, None)).chain(nsys.map(|it| (it, recorded)));
     let computed: Vec<(&NsysTrace, Option<&LaunchIndex>, Option<LaunchIndex>)> = traces
         .map(|(trace, known)| (trace, known, known.is_none().then(|| LaunchIndex::of(trace))))
         .collect();
@@ -73,6 +74,12 @@ pub fn sampled_metrics(trace: &Trace, imported: Option<&LaunchIndex>) -> Sampled
         sampled
             .findings
             .extend(samples.filter(|it| !it.devices.is_empty()).and_then(findings::refused));
+        for finding in samples.iter().flat_map(|it| &it.devices).flat_map(findings::values) {
+            // The passes of several rates lack the same.
+            if !sampled.findings.iter().any(|it| it.message == finding.message) {
+                sampled.findings.push(finding);
+            }
+        }
         sampled.coverage.extend_from_slice(&capture.coverage);
     }
     let spanned = sampled.coverage.iter().filter(|it| it.is_spanned);
@@ -88,8 +95,10 @@ pub fn sampled_metrics(trace: &Trace, imported: Option<&LaunchIndex>) -> Sampled
     }
     let gaps = findings::findings(&sampled.coverage);
     sampled.findings.extend(gaps);
+    sampled.findings.extend(findings::too_few(&sampled.stages));
     sampled.findings.extend(findings::unresolved(&sampled.stages));
-    if sampled.coverage.is_empty() && sampled.findings.is_empty() && !captures.is_empty() {
+    let has_problem = captures.iter().any(|it| problem(it.trace).is_some());
+    if sampled.coverage.is_empty() && !has_problem && !captures.is_empty() {
         sampled.findings.push(findings::no_stages());
     }
     sampled.lost = sampled.findings.iter().any(findings::is_loss);

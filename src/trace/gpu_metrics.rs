@@ -2,6 +2,8 @@
 //!
 //! A capture has millions of samples, so they are stored in columns of two bytes.
 
+use rayon::prelude::*;
+
 use crate::domain::named_values::named_values;
 
 named_values! {
@@ -49,11 +51,19 @@ impl GpuMetric {
         self as usize
     }
 
+    /// True for a value that the metric can have: a percentage, or a clock in MHz.
+    pub const fn is_valid(self, value: i64) -> bool {
+        if self.is_clock() { 0 < value && value <= MAX_MHZ } else { 0 <= value && value <= 100 }
+    }
+
     /// True for a clock; the other metrics are percent of a peak.
     pub const fn is_clock(self) -> bool {
         matches!(self, Self::SmClock)
     }
 }
+
+/// Maximum clock in MHz. nsys gives some in Hz, although their name has MHz.
+pub const MAX_MHZ: i64 = 20_000;
 
 /// Marker of a value that a sample lacks.
 const NO_VALUE: u16 = u16::MAX;
@@ -65,6 +75,9 @@ pub struct GpuSamples {
     pub rate_hz: Option<u32>,
     /// One record per sampled device, by its number on the host.
     pub devices: Vec<DeviceSamples>,
+    /// Rows of the export, and names of metrics in it.
+    pub rows: u64,
+    pub names: usize,
     /// Names of metrics in the export that are not read.
     pub unread: Vec<String>,
     /// Samples that belong to no known device, which are left out.
@@ -111,6 +124,8 @@ pub struct DeviceSamples {
     pub device: u32,
     /// The buffer of samples overflowed: some are lost, and others may be displaced in time.
     pub overflowed: bool,
+    /// Values that are left out: no integers, or outside the range of their metric.
+    pub invalid: u64,
     /// End of each sample's period, nanoseconds.
     at_ns: Vec<i64>,
     /// By metric; empty for a metric that the capture lacks.
@@ -120,11 +135,6 @@ pub struct DeviceSamples {
 impl DeviceSamples {
     pub fn new(device: u32) -> Self {
         Self { device, ..Self::default() }
-    }
-
-    /// With room for the times of `count` samples.
-    pub fn with_capacity(device: u32, count: usize) -> Self {
-        Self { at_ns: Vec::with_capacity(count), ..Self::new(device) }
     }
 
     /// Adds one value. Values of one sample are usually consecutive.
@@ -145,24 +155,38 @@ impl DeviceSamples {
         }
     }
 
-    /// Appends later samples of the same device. The last sample here may continue there.
-    pub fn append(&mut self, later: Self) {
-        self.overflowed |= later.overflowed;
-        let continues = self.at_ns.last().is_some() && self.at_ns.last() == later.at_ns.first();
-        let (before, skip) = (self.at_ns.len(), usize::from(continues));
-        self.at_ns.extend_from_slice(&later.at_ns[skip..]);
-        for (column, mut more) in self.columns.iter_mut().zip(later.columns) {
-            if more.is_empty() {
-                continue;
-            }
-            column.reserve(self.at_ns.capacity() - column.len());
-            column.resize(before, NO_VALUE);
-            more.resize(later.at_ns.len(), NO_VALUE);
-            if let (true, Some(first)) = (continues && more[0] != NO_VALUE, column.last_mut()) {
-                *first = more[0];
-            }
-            column.extend_from_slice(&more[skip..]);
+    /// The samples of one device from parts in order of time. The last sample of a part may
+    /// continue in the next.
+    pub fn joined(device: u32, parts: &[Self]) -> Self {
+        let mut joined = Self::new(device);
+        joined.at_ns.reserve_exact(parts.iter().map(|part| part.at_ns.len()).sum());
+        // The position of each part's first sample.
+        let mut starts = Vec::with_capacity(parts.len());
+        for part in parts {
+            let continues = !part.at_ns.is_empty() && joined.at_ns.last() == part.at_ns.first();
+            starts.push(joined.at_ns.len() - usize::from(continues));
+            joined.at_ns.extend_from_slice(&part.at_ns[usize::from(continues)..]);
+            joined.overflowed |= part.overflowed;
+            joined.invalid += part.invalid;
         }
+        let count = joined.at_ns.len();
+        joined.columns.par_iter_mut().enumerate().for_each(|(at, column)| {
+            if parts.iter().all(|part| part.columns[at].is_empty()) {
+                return;
+            }
+            column.reserve_exact(count);
+            for (part, start) in parts.iter().zip(&starts) {
+                let values = &part.columns[at];
+                let Some(first) = values.first() else { continue };
+                column.resize(column.len().max(*start), NO_VALUE);
+                let continues = column.len() > *start;
+                if continues && *first != NO_VALUE {
+                    column[*start] = *first;
+                }
+                column.extend_from_slice(&values[usize::from(continues)..]);
+            }
+        });
+        joined
     }
 
     /// Completes the columns, and sorts the samples unless they are in order.
@@ -176,7 +200,8 @@ impl DeviceSamples {
         }
         let mut order: Vec<usize> = (0..count).collect();
         order.sort_by_key(|at| self.at_ns[*at]);
-        let mut sorted = Self { overflowed: self.overflowed, ..Self::new(self.device) };
+        let (overflowed, invalid) = (self.overflowed, self.invalid);
+        let mut sorted = Self { overflowed, invalid, ..Self::new(self.device) };
         for at in order {
             for metric in GpuMetric::ALL {
                 if let Some(value) = self.value(at, *metric) {
@@ -196,6 +221,11 @@ impl DeviceSamples {
     /// True if the capture has the metric.
     pub fn has(&self, metric: GpuMetric) -> bool {
         !self.columns[metric.index()].is_empty()
+    }
+
+    /// Number of samples with a value of the metric.
+    pub fn count(&self, metric: GpuMetric) -> usize {
+        self.columns[metric.index()].iter().filter(|value| **value != NO_VALUE).count()
     }
 
     /// True if each sample has the metric.
@@ -251,11 +281,11 @@ mod tests {
         first.push(20, GpuMetric::SmsActive, 2);
         second.push(20, GpuMetric::DramRead, 3);
         second.push(30, GpuMetric::DramRead, 4);
-        first.append(second);
-        first.finish();
-        assert_eq!(first.times(), [10, 20, 30]);
-        assert_eq!(values(&first, GpuMetric::SmsActive), [Some(1), Some(2), None]);
-        assert_eq!(values(&first, GpuMetric::DramRead), [None, Some(3), Some(4)]);
+        let mut joined = DeviceSamples::joined(0, &[first, DeviceSamples::new(0), second]);
+        joined.finish();
+        assert_eq!(joined.times(), [10, 20, 30]);
+        assert_eq!(values(&joined, GpuMetric::SmsActive), [Some(1), Some(2), None]);
+        assert_eq!(values(&joined, GpuMetric::DramRead), [None, Some(3), Some(4)]);
     }
 
     #[test]

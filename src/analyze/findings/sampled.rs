@@ -20,6 +20,33 @@ pub const RULES: &[Rule] = &[
         find: sampled,
     },
     Rule {
+        id: "gpu_metrics_lacking",
+        severity: Warning,
+        fires_on: "fewer than 99 % of a GPU's samples have a value of a metric that every GPU has: \
+                   active SMs, issue slots, tensor activity, warps, reads and writes of device \
+                   memory",
+        advice: "Check that the GPU has these metrics, and that no other profiler reads its \
+                 counters.",
+        max_saving: None,
+        find: sampled,
+    },
+    Rule {
+        id: "gpu_metrics_invalid",
+        severity: Info,
+        fires_on: "values of samples are no percentages or clocks, and are left out",
+        advice: "Export the report again with the nsys that took it.",
+        max_saving: None,
+        find: sampled,
+    },
+    Rule {
+        id: "gpu_metrics_too_few",
+        severity: Warning,
+        fires_on: "samples span a stage, and none is of the stage alone",
+        advice: "Sample at a higher rate, or repeat the stage more often.",
+        max_saving: None,
+        find: sampled,
+    },
+    Rule {
         id: "gpu_metrics_refused",
         severity: Warning,
         fires_on: "the GPU of samples is unknown: the export lists none of that number, several \
@@ -56,8 +83,9 @@ pub const RULES: &[Rule] = &[
     Rule {
         id: "gpu_metrics_do_not_span",
         severity: Warning,
-        fires_on: "samples of the GPU's metrics start after a stage or end before it, or cover \
-                   less than 90 % of its device time",
+        fires_on: "samples of the GPU's metrics start after a stage or end before it, cover less \
+                   than 90 % of its device time, are more than their rate gives, or are displaced \
+                   in time",
         advice: "Sample at a lower rate, from before the stage to after it.",
         max_saving: None,
         find: sampled,

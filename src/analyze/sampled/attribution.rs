@@ -11,6 +11,7 @@ use super::{
         SampledKernel, SampledOperator, SampledStage, SampledStageValue, SampledValue,
         SampledValues,
     },
+    findings::is_usable,
     groups::{Interval95, KernelEstimates, Resolved, ResolvedValue},
     operators::UnknownTimes,
     rows::{DELAY_NS, SampledWork, TimeShift},
@@ -49,7 +50,7 @@ pub fn attribute(captures: &[DeviceCapture]) -> DeviceFigures {
     let metrics: Vec<GpuMetric> = GpuMetric::ALL
         .iter()
         .copied()
-        .filter(|metric| captures.iter().all(|it| it.samples.has(*metric)))
+        .filter(|metric| captures.iter().all(|it| is_usable(it.samples, *metric)))
         .collect();
     let percents: Vec<GpuMetric> = metrics.iter().copied().filter(|it| !it.is_clock()).collect();
     if percents.is_empty() {
@@ -163,7 +164,8 @@ impl StageFit<'_> {
                     estimates.late = self.late_writes();
                 }
                 let resolved = estimates.resolve(&adjacent);
-                Some(MetricFit { metric: *metric, estimates, resolved, mean: self.mean(at) })
+                let mean = self.mean(at, &estimates);
+                Some(MetricFit { metric: *metric, estimates, resolved, mean })
             })
             .collect()
     }
@@ -184,14 +186,15 @@ impl StageFit<'_> {
     }
 
     /// Mean of a metric over the stage's kernel time.
-    fn mean(&self, metric: usize) -> Option<Interval95> {
-        let (mean, error) = self.sums.mean(metric)?;
+    fn mean(&self, metric: usize, estimates: &KernelEstimates) -> Option<Interval95> {
+        let KernelEstimates { values, covariance, .. } = estimates;
+        let mean = self.sums.mean(metric, values, covariance)?;
         let change = |sums: &&StageSums| {
-            let (other, _) = sums.mean(metric)?;
-            Some((other * sums.busy() / self.sums.busy() - mean).abs())
+            let other = sums.mean(metric, values, covariance)?;
+            Some((other.value * sums.busy() / self.sums.busy() - mean.value).abs())
         };
         let changes = self.assumed.lagging().iter().filter_map(change);
-        Some(Interval95::of(mean, error, changes.fold(0.0, f64::max)))
+        Some(Interval95::of(mean.value, mean.error, changes.fold(0.0, f64::max)))
     }
 
     fn stage(&self, fits: &[MetricFit], sm_clock_mhz: Option<f64>) -> SampledStage {
@@ -266,15 +269,17 @@ impl StageFit<'_> {
             })
         };
         let value = |fit: &MetricFit| {
-            let Interval95 { value: pct, half_width } = fit.estimates.weighted(&kernels, &weights);
-            (fit.metric, SampledValue { pct, half_width, group: None, is_group_mean: false })
+            let interval = fit.estimates.weighted(&kernels, &weights);
+            let Interval95 { value: pct, half_width } =
+                Some(interval).filter(Interval95::is_resolved)?;
+            Some((fit.metric, SampledValue { pct, half_width, group: None, is_group_mean: false }))
         };
         SampledOperator {
             stage: self.unknowns.stage.clone(),
             device: self.device,
             path: path.to_owned(),
             total_ms: Nanos(times.values().sum()).as_ms(),
-            metrics: fits.iter().filter(is_resolved).map(value).collect(),
+            metrics: fits.iter().filter(is_resolved).filter_map(value).collect(),
         }
     }
 }

@@ -6,6 +6,7 @@
 
 use serde::{Deserialize, Serialize};
 
+use super::displacement::displacement;
 use crate::{
     analyze::{
         kernels::is_measured,
@@ -15,7 +16,7 @@ use crate::{
             launches::LaunchIndex,
         },
     },
-    domain::units::Nanos,
+    domain::{named_values::named_values, units::Nanos},
     trace::{
         gpu_metrics::{DeviceSamples, GpuSamples},
         nsys::NsysTrace,
@@ -26,6 +27,27 @@ use crate::{
 const MAX_PERIODS: f64 = 1.5;
 /// Min share of a stage's device time that samples cover, percent, for sampled figures.
 const MIN_COVERED_PCT: f64 = 90.0;
+
+/// Samples above this multiple of the expected ones contradict the rate.
+const MAX_EXCESS: f64 = 1.1;
+
+named_values! {
+    /// Reason why samples of a stage are not used.
+    SampleProblem {
+        /// The buffer of samples overflowed.
+        Overflow = "overflow",
+        /// The samples are displaced in time.
+        Displaced = "displaced",
+        /// More samples than the rate gives.
+        TooMany = "too_many",
+        /// They start after the first kernel.
+        StartsLate = "starts_late",
+        /// They end before the last kernel.
+        EndsEarly = "ends_early",
+        /// They cover less than 90 % of the time.
+        TooFew = "too_few",
+    }
+}
 
 /// Samples of one device in one stage of one capture.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -47,8 +69,14 @@ pub struct GpuSampleCoverage {
     /// Share of the time that samples cover, percent.
     pub covered_pct: Option<f64>,
     /// True if samples span the stage: from before its first kernel to after its last, 90 % of the
-    /// time in between, without an overflow of their buffer.
+    /// time in between, without an overflow of their buffer, at their rate and in their place.
     pub is_spanned: bool,
+    /// Reason why they do not.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub problem: Option<SampleProblem>,
+    /// Time by which the samples are late, where they are displaced.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub late_ms: Option<f64>,
 }
 
 /// Period of the samples of a device, nanoseconds; `None` for fewer than two samples of an unknown
@@ -96,8 +124,9 @@ pub fn coverage(trace: &NsysTrace, launches: &LaunchIndex) -> Vec<GpuSampleCover
     let mut rows = Vec::new();
     for device in &samples.devices {
         let Some(period) = period_ns(samples, device) else { continue };
+        let late_ns = displacement(trace, device, period as i64);
         for (stage, windows) in stage_windows(trace, launches, device.device) {
-            rows.push(of_stage(stage, &windows, device, period));
+            rows.push(of_stage(stage, &windows, device, (period, late_ns)));
         }
     }
     rows
@@ -107,25 +136,43 @@ fn of_stage(
     stage: String,
     windows: &[Interval],
     device: &DeviceSamples,
-    period: f64,
+    (period, late_ns): (f64, Option<i64>),
 ) -> GpuSampleCoverage {
-    let (mut sums, mut spans) = (Sums::default(), !device.overflowed);
+    let mut sums = Sums::default();
     for window in windows {
-        spans &= sums.add(device.times(), *window, period as i64);
+        sums.add(device.times(), *window, period as i64);
     }
     let window: i64 = windows.iter().map(|(start, end)| end - start).sum();
     let covered_pct = percent(sums.covered as f64, window as f64);
+    let expected = window as f64 / period;
+    let problem = if device.overflowed {
+        Some(SampleProblem::Overflow)
+    } else if late_ns.is_some() {
+        Some(SampleProblem::Displaced)
+    } else if sums.samples as f64 > MAX_EXCESS * expected + 2.0 * windows.len() as f64 {
+        Some(SampleProblem::TooMany)
+    } else if sums.starts_late {
+        Some(SampleProblem::StartsLate)
+    } else if sums.ends_early {
+        Some(SampleProblem::EndsEarly)
+    } else if covered_pct.is_none_or(|pct| pct < MIN_COVERED_PCT) {
+        Some(SampleProblem::TooFew)
+    } else {
+        None
+    };
     GpuSampleCoverage {
         stage,
         device: device.device,
         rate_hz: (1e9 / period).round() as u32,
         window_ms: Nanos(window).as_ms(),
-        expected: (window as f64 / period) as u64,
+        expected: expected as u64,
         samples: sums.samples,
         gaps: sums.gaps,
         longest_gap_ms: (sums.gaps > 0).then(|| Nanos(sums.longest_gap).as_ms()),
         covered_pct,
-        is_spanned: spans && covered_pct.is_some_and(|pct| pct >= MIN_COVERED_PCT),
+        is_spanned: problem.is_none(),
+        problem,
+        late_ms: late_ns.map(|ns| Nanos(ns).as_ms()),
     }
 }
 
@@ -136,13 +183,15 @@ struct Sums {
     covered: i64,
     gaps: u64,
     longest_gap: i64,
+    /// Start or end of a window is not covered, apart from half a period.
+    starts_late: bool,
+    ends_early: bool,
 }
 
 impl Sums {
     /// Adds the samples of one window, each of which covers the time to the next, or one period
-    /// where the next is missing. Returns true if start and end of the window are covered, apart
-    /// from half a period.
-    fn add(&mut self, times: &[i64], (start, end): Interval, period: i64) -> bool {
+    /// where the next is missing.
+    fn add(&mut self, times: &[i64], (start, end): Interval, period: i64) {
         let max_step = (period as f64 * MAX_PERIODS) as i64;
         let first = times.partition_point(|at| *at <= start).saturating_sub(1);
         let last = times.partition_point(|at| *at < end);
@@ -161,8 +210,8 @@ impl Sums {
             covered_to = to;
         }
         self.gap(covered_to, end, period);
-        let starts = times.get(first).is_some_and(|at| *at <= start + period / 2);
-        starts && covered_to + period / 2 >= end
+        self.starts_late |= times.get(first).is_none_or(|at| *at > start + period / 2);
+        self.ends_early |= covered_to + period / 2 < end;
     }
 
     /// Counts a time without samples, unless it is less than half a period.

@@ -5,8 +5,8 @@
 //! the sample's period. A weak prior (the stage's mean, 50 points) keeps unobserved unknowns finite
 //! and their intervals wide.
 
-use super::rows::SampleRow;
-use crate::trace::gpu_metrics::GpuMetric;
+use super::{groups::DEVIATIONS, rows::SampleRow};
+use crate::{analyze::compare::student::t95, trace::gpu_metrics::GpuMetric};
 
 /// Deviation of the prior, percentage points.
 const PRIOR: f64 = 50.0;
@@ -31,9 +31,8 @@ pub struct StageSums {
     pub weight: Vec<f64>,
     /// Samples by unknown.
     pub samples: Vec<u64>,
-    /// Sums over the rows without copies: of the busy share, and of its square.
+    /// Sum of the busy share over the rows without copies.
     busy: f64,
-    busy_squares: f64,
     /// A'v by unknown, then by metric.
     products: Vec<f64>,
     metrics: Vec<MetricSums>,
@@ -44,10 +43,15 @@ pub struct StageSums {
 struct MetricSums {
     sum: f64,
     squares: f64,
-    /// The same over the rows without copies, and of the value times the busy share.
+    /// Sum over the rows without copies.
     kernel_sum: f64,
-    kernel_squares: f64,
-    kernel_busy: f64,
+}
+
+/// Mean of a metric while a stage's kernels run.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct StageMean {
+    pub value: f64,
+    pub error: f64,
 }
 
 /// Values of one metric for all unknowns.
@@ -95,29 +99,45 @@ impl StageSums {
             return;
         }
         self.busy += busy;
-        self.busy_squares += busy * busy;
         for (sums, value) in self.metrics.iter_mut().zip(&row.values) {
             sums.kernel_sum += value;
-            sums.kernel_squares += value * value;
-            sums.kernel_busy += value * busy;
         }
     }
 
-    /// Kernel time of the samples without copies, in periods.
+    /// Kernel time of the samples, in periods.
     pub fn busy(&self) -> f64 {
-        self.busy
+        self.weight[..self.kernels].iter().sum()
     }
 
-    /// Mean of a metric while the stage's kernels run, and its standard error.
-    pub fn mean(&self, metric: usize) -> Option<(f64, f64)> {
-        let sums = &self.metrics[metric];
-        if self.busy <= 0.0 {
+    /// Mean of a metric over the samples without copies.
+    fn mean_without_copies(&self, metric: usize) -> Option<f64> {
+        (self.busy > 0.0).then(|| self.metrics[metric].kernel_sum / self.busy)
+    }
+
+    /// Mean of a metric while the stage's kernels run, over all samples: copies have the values in
+    /// `values`, whose covariance is `covariance`.
+    pub fn mean(&self, metric: usize, values: &[f64], covariance: &[f64]) -> Option<StageMean> {
+        let busy = self.busy();
+        if busy <= 0.0 || self.rows < 2 {
             return None;
         }
-        let mean = sums.kernel_sum / self.busy;
-        let squares =
-            sums.kernel_squares - 2.0 * mean * sums.kernel_busy + mean * mean * self.busy_squares;
-        Some((mean, squares.max(0.0).sqrt() / self.busy))
+        let (n, copies) = (self.unknowns, self.kernels..self.unknowns);
+        let of_copies: f64 = copies.clone().map(|c| self.weight[c] * values[c]).sum();
+        let mean = (self.metrics[metric].sum - of_copies) / busy;
+        // The squares of the residuals, with one value for all kernels.
+        let value = |k: usize| if k < self.kernels { mean } else { values[k] };
+        let all: Vec<f64> = (0..n).map(value).collect();
+        let squares = self.squares(metric, &all);
+        // Few samples say little about their own spread: Student's factor over the normal one.
+        let freedom = self.rows.saturating_sub(1);
+        let spread = self.rows as f64 / freedom as f64 * (t95(freedom as f64) / DEVIATIONS).powi(2);
+        let mut error = squares.max(MIN_VARIANCE * self.rows as f64) * spread / (busy * busy);
+        for c in copies.clone() {
+            for d in copies.clone() {
+                error += self.weight[c] * self.weight[d] * covariance[c * n + d] / (busy * busy);
+            }
+        }
+        Some(StageMean { value: mean, error: error.max(0.0).sqrt() })
     }
 
     /// Mean of a metric over all samples.
@@ -133,7 +153,7 @@ impl StageSums {
     /// Solves for the values of a metric; `None` without samples.
     pub fn solve(&self, metric: usize) -> Option<Estimate> {
         // Without a sample of kernels alone the prior is that of nothing.
-        let (mean, _) = self.mean(metric).or((self.rows > 0).then_some((0.0, 0.0)))?;
+        let mean = self.mean_without_copies(metric).or((self.rows > 0).then_some(0.0))?;
         let mut estimate = Estimate { values: Vec::new(), variance: FIRST_VARIANCE };
         for _ in 0..ITERATIONS {
             let inverse = inverse(self.precision(estimate.variance), self.unknowns)?;
@@ -161,8 +181,8 @@ impl StageSums {
         self.products.iter().skip(metric).step_by(self.metrics.len()).copied()
     }
 
-    /// Residual variance of these values.
-    fn variance(&self, metric: usize, values: &[f64]) -> f64 {
+    /// Sum of the squared residuals of these values.
+    fn squares(&self, metric: usize, values: &[f64]) -> f64 {
         let sums = &self.metrics[metric];
         let products: Vec<f64> = self.products(metric).collect();
         let fitted: f64 = self
@@ -171,7 +191,12 @@ impl StageSums {
             .zip(values)
             .map(|(row, value)| dot(row, values) * value)
             .sum();
-        let squares = (sums.squares - 2.0 * dot(values, &products) + fitted).max(0.0);
+        (sums.squares - 2.0 * dot(values, &products) + fitted).max(0.0)
+    }
+
+    /// Residual variance of these values.
+    fn variance(&self, metric: usize, values: &[f64]) -> f64 {
+        let squares = self.squares(metric, values);
         let freedom = (self.rows as usize).saturating_sub(self.used());
         if freedom < MIN_FREEDOM {
             return (squares / freedom.max(1) as f64).max(FIRST_VARIANCE);
@@ -308,71 +333,4 @@ fn inverse(mut matrix: Vec<f64>, n: usize) -> Option<Vec<f64>> {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn row(entries: &[(u32, f64)], value: f64) -> SampleRow {
-        SampleRow { stage: 1, entries: entries.to_vec(), values: vec![value] }
-    }
-
-    #[test]
-    fn an_inverse_times_its_matrix_is_one() {
-        let matrix = vec![4.0, 2.0, 0.5, 2.0, 5.0, 1.0, 0.5, 1.0, 3.0];
-        let product = product(&inverse(matrix.clone(), 3).unwrap(), &matrix, 3);
-        for (at, value) in product.iter().enumerate() {
-            let expected = if at % 4 == 0 { 1.0 } else { 0.0 };
-            assert!((value - expected).abs() < 1e-12, "{product:?}");
-        }
-        assert_eq!(inverse(vec![1.0, 2.0, 2.0, 1.0], 2), None);
-    }
-
-    #[test]
-    fn separable_kernels_have_their_values_and_gaps_count_as_zero() {
-        let mut sums = StageSums::new(2, 2, 1);
-        for at in 0..400 {
-            let share = f64::from(at % 4) / 4.0;
-            sums.add(&row(&[(0, share), (1, 0.9 - share)], 80.0 * share + 20.0 * (0.9 - share)));
-        }
-        let estimate = sums.solve(0).unwrap();
-        assert!((estimate.values[0] - 80.0).abs() < 0.2, "{estimate:?}");
-        assert!((estimate.values[1] - 20.0).abs() < 0.2, "{estimate:?}");
-        let (mean, _) = sums.mean(0).unwrap();
-        let expected = (80.0 * 0.375 + 20.0 * 0.525) / 0.9;
-        assert!((mean - expected).abs() < 1e-9, "{mean} {expected}");
-    }
-
-    #[test]
-    fn kernels_that_always_run_together_have_wide_intervals_and_a_narrow_sum() {
-        let (mut sums, rows) =
-            (StageSums::new(2, 2, 1), vec![row(&[(0, 0.5), (1, 0.5)], 50.0); 100]);
-        rows.iter().for_each(|row| sums.add(row));
-        let estimate = sums.solve(0).unwrap();
-        let mut meat = Meat::new(2, 1);
-        rows.iter().for_each(|row| meat.add(row, std::slice::from_ref(&estimate)));
-        let covariance = sums.covariance(&estimate, meat.into_sums().remove(0)).unwrap();
-        assert!(covariance[0].sqrt() > 30.0, "{covariance:?}");
-        let mean = (covariance[0] + covariance[1] + covariance[2] + covariance[3]) / 4.0;
-        assert!(mean.sqrt() < 1.0, "{covariance:?}");
-    }
-
-    #[test]
-    fn samples_with_copies_are_not_part_of_the_mean() {
-        let mut sums = StageSums::new(2, 1, 1);
-        sums.add(&row(&[(0, 0.5)], 20.0));
-        sums.add(&row(&[(0, 0.5), (1, 0.5)], 60.0));
-        sums.add(&row(&[(1, 0.5)], 40.0));
-        assert_eq!(sums.mean(0).map(|it| it.0), Some(40.0));
-        assert_eq!((sums.busy(), sums.rows, sums.samples.clone()), (0.5, 3, vec![2, 2]));
-    }
-
-    #[test]
-    fn a_few_samples_do_not_make_a_narrow_interval() {
-        let mut sums = StageSums::new(1, 1, 1);
-        let rows = [row(&[(0, 1.0)], 50.0), row(&[(0, 1.0)], 50.0)];
-        rows.iter().for_each(|row| sums.add(row));
-        let estimate = sums.solve(0).unwrap();
-        let covariance = sums.covariance(&estimate, vec![0.0]).unwrap();
-        assert!(covariance[0].sqrt() > 2.0, "{covariance:?}");
-        assert!(StageSums::new(1, 1, 1).solve(0).is_none());
-    }
-}
+mod tests;

@@ -2,23 +2,40 @@
 
 use std::collections::BTreeSet;
 
-use super::{coverage::GpuSampleCoverage, figures::SampledStage};
+use super::{
+    coverage::{GpuSampleCoverage, SampleProblem},
+    figures::SampledStage,
+};
 use crate::{
+    analyze::stats::percent,
     domain::finding::{Finding, Severity},
     trace::{
-        gpu_metrics::{GpuMetric, GpuSamples},
+        gpu_metrics::{DeviceSamples, GpuMetric, GpuSamples},
         nsys::NsysTrace,
     },
 };
 
 /// Ids of findings on samples that are missing: the run is partial.
-const LOSSES: [&str; 5] = [
+const LOSSES: [&str; 7] = [
     "gpu_metrics_empty",
+    "gpu_metrics_lacking",
+    "gpu_metrics_too_few",
     "gpu_metrics_refused",
     "gpu_metrics_overflowed",
     "gpu_metrics_without_kernels",
     "gpu_metrics_do_not_span",
 ];
+/// Metrics that every GPU has; figures and causes need them.
+const EXPECTED: [GpuMetric; 6] = [
+    GpuMetric::SmsActive,
+    GpuMetric::SmIssue,
+    GpuMetric::TensorActive,
+    GpuMetric::WarpsInFlight,
+    GpuMetric::DramRead,
+    GpuMetric::DramWrite,
+];
+/// Min share of a device's samples with a value of a metric, percent, for figures of the metric.
+const MIN_COMPLETE_PCT: f64 = 99.0;
 /// Messages of nsys that a finding quotes.
 const QUOTED_MESSAGES: usize = 3;
 /// Share of a stage's kernel time without a value, percent, that a finding reports.
@@ -49,22 +66,23 @@ pub fn problem(trace: &NsysTrace) -> Option<Finding> {
         return Some(empty(trace));
     }
     if trace.kernels.is_empty() && trace.graphs.is_empty() {
-        let message = "The capture has samples of the GPU's metrics and no kernels: the samples \
-                       belong to nothing.";
+        let message = "The capture has samples of the GPU's metrics and no kernels, so they cannot be \
+                       attributed.";
         let advice = "record kernels together with the samples: nsys profile -t cuda,nvtx \
                       --gpu-metrics-devices=...";
         return Some(warning("gpu_metrics_without_kernels", message).advise(advice));
     }
-    let used: BTreeSet<u32> = trace.kernels.kinds().iter().map(|it| it.device).collect();
+    let kernels = trace.kernels.kinds().iter().map(|it| it.device);
+    let used: BTreeSet<u32> = kernels.chain(trace.graphs.iter().map(|it| it.device)).collect();
     let overflowed: Vec<String> = devices
-        .filter(|it| it.overflowed && (used.is_empty() || used.contains(&it.device)))
+        .filter(|it| it.overflowed && used.contains(&it.device))
         .map(|it| it.device.to_string())
         .collect();
     let rate = trace.samples.as_ref().and_then(|it| it.rate_hz);
     (!overflowed.is_empty()).then(|| {
         let message = format!(
             "The buffer of samples overflowed on GPU {}: samples are lost, and others may be \
-             displaced, so none of this capture count.",
+             displaced, so none of its samples are used.",
             overflowed.join(", ")
         );
         let advice = "sample at a lower rate (profiling.gpu_metrics.rates_hz, or \
@@ -108,8 +126,20 @@ fn empty(trace: &NsysTrace) -> Finding {
         .map(String::as_str)
         .take(QUOTED_MESSAGES)
         .collect();
-    let message = "nsys recorded no samples of the GPU's metrics.";
+    let (rows, names) = samples.map_or((0, 0), |it| (it.rows, it.names));
+    let unnamed = "The capture has samples of the GPU's metrics without the names of the metrics \
+                   (TARGET_INFO_GPU_METRICS).";
+    let unknown =
+        "The capture has samples of the GPU's metrics, but no valid value of a known one.";
+    let (message, advice) = match (rows, names) {
+        (0, _) => ("nsys recorded no samples of the GPU's metrics.", CHECK_METRICS),
+        (_, 0) => (unnamed, "export the report again with the nsys that took it"),
+        _ => (unknown, CHECK_METRICS),
+    };
     let mut finding = warning("gpu_metrics_empty", message);
+    if rows > 0 {
+        finding = finding.with("rows of samples", rows);
+    }
     if !quoted.is_empty() {
         finding = finding.with("nsys", quoted.join(" | "));
     }
@@ -117,10 +147,67 @@ fn empty(trace: &NsysTrace) -> Finding {
         let names: Vec<&str> = unread.iter().map(String::as_str).take(QUOTED_MESSAGES).collect();
         finding = finding.with("unknown metrics", names.join(", "));
     }
-    finding.advise(
-        "check that this GPU has the metrics (nsys profile --gpu-metrics-set=help) and that no \
-         other profiler or monitor, such as DCGM, reads its counters meanwhile",
-    )
+    finding.advise(advice)
+}
+
+/// Remedy for metrics that samples lack.
+const CHECK_METRICS: &str = "check that this GPU has the metrics (nsys profile \
+                             --gpu-metrics-set=help) and that no other profiler or monitor, such \
+                             as DCGM, reads its counters meanwhile";
+
+/// True if enough samples have a value of the metric for figures of it.
+pub fn is_usable(device: &DeviceSamples, metric: GpuMetric) -> bool {
+    let count = device.count(metric) as f64;
+    percent(count, device.times().len() as f64).is_some_and(|pct| pct >= MIN_COMPLETE_PCT)
+}
+
+/// Findings on the values of a device's samples: metrics that are missing, or left out.
+pub fn values(device: &DeviceSamples) -> Vec<Finding> {
+    let lacking: Vec<GpuMetric> =
+        EXPECTED.into_iter().filter(|metric| !is_usable(device, *metric)).collect();
+    let left_out = (device.invalid > 0).then_some(device.invalid);
+    if lacking.is_empty() {
+        let finding = left_out.map(|count| {
+            let message = format!(
+                "Values of samples of GPU {} are no percentages or clocks, and are left out.",
+                device.device
+            );
+            Finding::new("gpu_metrics_invalid", Severity::Info, message)
+                .with("values", count)
+                .advise("export the report again with the nsys that took it")
+        });
+        return finding.into_iter().collect();
+    }
+    let names: Vec<&str> = lacking.iter().map(|it| it.as_str()).collect();
+    let message = format!(
+        "Samples of GPU {} lack {}: figures of them are absent.",
+        device.device,
+        names.join(", ")
+    );
+    let finding = warning("gpu_metrics_lacking", message).advise(CHECK_METRICS);
+    let all = device.times().len() as f64;
+    let with_share = |finding: Finding, metric: &GpuMetric| {
+        let share = percent(device.count(*metric) as f64, all).filter(|pct| *pct > 0.0);
+        let text = share.map_or("no sample".into(), |pct| format!("{pct:.1} % of the samples"));
+        finding.with(metric.as_str(), text)
+    };
+    let finding = lacking.iter().fold(finding, with_share);
+    vec![left_out.into_iter().fold(finding, |it, count| it.with("invalid values", count))]
+}
+
+/// Findings on stages with samples, none of which is of the stage alone.
+pub fn too_few(stages: &[SampledStage]) -> Vec<Finding> {
+    let without = stages.iter().filter(|it| it.samples == 0 || it.metrics.is_empty());
+    let finding = |it: &SampledStage| {
+        let message = format!(
+            "{}: no sample of GPU {} has work of this stage alone; it has no sampled metrics.",
+            it.stage, it.device
+        );
+        warning("gpu_metrics_too_few", message)
+            .with("kernel time", format!("{:.3} ms", it.kernel_ms))
+            .advise("sample at a higher rate, or repeat the stage more often")
+    };
+    without.map(finding).collect()
 }
 
 /// Findings on stages that no capture spans, and on gaps in those that are spanned.
@@ -134,13 +221,18 @@ pub fn findings(coverage: &[GpuSampleCoverage]) -> Vec<Finding> {
         let rows = coverage.iter().filter(|it| it.stage == stage && it.device == device);
         let (spanned, missed): (Vec<_>, Vec<_>) = rows.partition(|it| it.is_spanned);
         if spanned.is_empty() {
-            found.push(unspanned(stage, device, &missed));
+            // Overflows have a finding of their own.
+            let missed: Vec<&GpuSampleCoverage> = missed
+                .into_iter()
+                .filter(|it| it.problem != Some(SampleProblem::Overflow))
+                .collect();
+            found.extend(missed.first().map(|first| unspanned(first, &missed)));
             continue;
         }
         let gaps: u64 = spanned.iter().map(|it| it.gaps).sum();
         if gaps > 0 {
             let message = format!(
-                "{stage}: {gaps} gaps of more than 1.5 periods between samples of GPU {device}."
+                "{stage}: samples of GPU {device} are more than 1.5 periods apart ({gaps} times)."
             );
             let finding = Finding::new("gpu_metrics_gaps", Severity::Info, message);
             let finding = spanned.iter().filter(|it| it.gaps > 0).fold(finding, with_row);
@@ -183,19 +275,35 @@ pub fn unresolved(stages: &[SampledStage]) -> Vec<Finding> {
     stages.iter().filter_map(of_stage).collect()
 }
 
-fn unspanned(stage: &str, device: u32, rows: &[&GpuSampleCoverage]) -> Finding {
+/// The finding of a stage without usable samples, with the problem of the first capture.
+fn unspanned(first: &GpuSampleCoverage, rows: &[&GpuSampleCoverage]) -> Finding {
+    let GpuSampleCoverage { stage, device, .. } = first;
+    let late = first.late_ms.unwrap_or_default();
+    let displaced = format!("are displaced by {late:.2} ms against its kernels");
+    let (problem, advice) = match first.problem {
+        Some(SampleProblem::Displaced) => (displaced.as_str(), RECORD_AGAIN),
+        Some(SampleProblem::TooMany) => ("are more than their rate gives", RECORD_AGAIN),
+        Some(SampleProblem::StartsLate) => ("start after its first kernel", RECORD_ALL),
+        Some(SampleProblem::EndsEarly) => ("end before its last kernel", RECORD_ALL),
+        _ => ("cover less than 90 % of its device time", RECORD_ALL),
+    };
     let message = format!(
-        "{stage}: the samples of GPU {device} do not span the stage, which has no sampled metrics."
+        "{stage}: the samples of GPU {device} {problem}; the stage has no sampled metrics."
     );
-    let advice = "sample at a lower rate, at which the buffer holds the whole run, and record from \
-                  before the stage to after it";
     let finding = warning("gpu_metrics_do_not_span", message).advise(advice);
     rows.iter().copied().fold(finding, |finding, row| with_row(finding, &row))
 }
 
+const RECORD_AGAIN: &str = "export the report again with the nsys that took it; if the problem \
+                            stays, record it again";
+const RECORD_ALL: &str = "sample at a lower rate, at which the buffer holds the whole run, and \
+                          record from before the stage to after it";
+
 /// Adds the coverage of one capture as evidence.
 fn with_row(finding: Finding, row: &&GpuSampleCoverage) -> Finding {
-    let covered = row.covered_pct.map_or_else(String::new, |pct| format!("{pct:.1} % of the time"));
-    let text = format!("{} of {} samples, {} gaps, {covered}", row.samples, row.expected, row.gaps);
+    let covered =
+        row.covered_pct.map_or_else(String::new, |pct| format!("{pct:.1} % of the time covered"));
+    let (samples, expected, gaps) = (row.samples, row.expected, row.gaps);
+    let text = format!("samples: {samples} of {expected}; gaps: {gaps}; {covered}");
     finding.with(&format!("{} Hz", row.rate_hz), text)
 }

@@ -9,7 +9,7 @@ pub const MAX_HALF_WIDTH: f64 = 10.0;
 /// Max kernels of a group.
 const MAX_KERNELS: usize = 8;
 /// Half-width of a 95 % interval in standard deviations.
-const DEVIATIONS: f64 = 1.96;
+pub const DEVIATIONS: f64 = 1.96;
 /// Added to each half-width, for values are whole percents.
 pub const ROUNDING: f64 = 1.0;
 
@@ -109,6 +109,10 @@ impl KernelEstimates {
         let is_group = |it: &KernelGroup| it.kernels.len() > 1 && it.interval.is_resolved();
         let groups: Vec<KernelGroup> = self.groups(adjacent).into_iter().filter(is_group).collect();
         let value = |k: usize| {
+            // Without a sample, the estimate is the prior.
+            if self.weight[k] <= 0.0 {
+                return None;
+            }
             let group = groups.iter().position(|it| it.kernels.contains(&k));
             let own = self.interval(&[k]);
             if own.is_resolved() {
@@ -251,6 +255,14 @@ mod tests {
         };
         assert_eq!(values[0], of_group(groups[0].interval, true));
         assert_eq!(values[1], of_group(of.interval(&[1]), false));
+    }
+
+    #[test]
+    fn a_kernel_without_samples_has_no_value() {
+        let of = estimates(&[0.0, 60.0], &[0.0, 1.0], &[]);
+        let Resolved { values, .. } =
+            KernelEstimates { weight: vec![0.0, 9.0], ..of }.resolve(&chain(2));
+        assert_eq!((values[0], values[1].is_some()), (None, true));
     }
 
     #[test]

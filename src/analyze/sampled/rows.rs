@@ -20,6 +20,11 @@ const MAX_IDLE: f64 = 0.4;
 const MAX_SHIFT_NS: i64 = 10_000;
 /// Stage number of work whose samples are not used.
 pub const NO_STAGE: u16 = 0;
+/// Samples of a stage beyond which an even part of them is used: 50 s at 10 kHz. More of them narrow
+/// no interval that matters, for those of the assumptions stay.
+pub const ENOUGH_SAMPLES: u64 = 500_000;
+/// Consecutive samples that are used or left out together.
+const CHUNK: usize = 256;
 
 /// A kernel, a graph or a copy on one device.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -55,6 +60,8 @@ pub struct SampledWork<'a> {
     pub delay_ns: i64,
     /// Samples near the work of stages, in order; no other sample has a row.
     pub spans: Vec<SampleSpan>,
+    /// By stage number: one of how many chunks is used.
+    pub every: Vec<usize>,
 }
 
 /// Consecutive samples, and the first work that their periods may contain.
@@ -63,15 +70,19 @@ pub struct SampleSpan {
     samples: Range<usize>,
     kernel: usize,
     copy: usize,
+    /// Number of the chunk; 0 where all samples are used.
+    chunk: usize,
 }
 
 /// The spans of samples near the work of stages: a capture may have few of them, in an hour of
-/// other work. `kernels` and `copies` are in order of start.
+/// other work. `kernels` and `copies` are in order of start; of each stage one of `every` chunks is
+/// used.
 pub fn spans(
     kernels: &[Work],
     copies: &[Work],
     samples: &DeviceSamples,
     period_ns: i64,
+    every: &[usize],
 ) -> Vec<SampleSpan> {
     let margin = 2 * period_ns + MAX_SHIFT_NS;
     let staged = union([near(kernels, margin), near(copies, margin)].into_iter().flatten());
@@ -84,9 +95,44 @@ pub fn spans(
         copy += ended(&copies[copy..]);
         let first = times.partition_point(|at| *at < from);
         let count = times[first..].partition_point(|at| *at <= to);
-        SampleSpan { samples: first..first + count, kernel, copy }
+        SampleSpan { samples: first..first + count, kernel, copy, chunk: 0 }
     };
-    staged.into_iter().map(span).filter(|it| !it.samples.is_empty()).collect()
+    let spans = staged.into_iter().map(span).filter(|it| !it.samples.is_empty());
+    if every.iter().all(|every| *every == 1) {
+        return spans.collect();
+    }
+    let mut chunks = Vec::new();
+    for span in spans {
+        let (mut kernel, mut copy) = (span.kernel, span.copy);
+        for first in span.samples.clone().step_by(CHUNK) {
+            let samples = first..(first + CHUNK).min(span.samples.end);
+            let (from, to) = (times[first] - margin, times[samples.end - 1] + margin);
+            let ended = |work: &[Work]| work.iter().take_while(|it| it.end_ns <= from).count();
+            kernel += ended(&kernels[kernel..]);
+            copy += ended(&copies[copy..]);
+            let inside = |work: &&Work| work.start_ns < to;
+            let chunk = chunks.len();
+            let is_used = |work: &Work| {
+                work.stage != NO_STAGE && chunk.is_multiple_of(every[work.stage as usize])
+            };
+            let is_used = kernels[kernel..].iter().take_while(inside).any(is_used)
+                || copies[copy..].iter().take_while(inside).any(is_used);
+            // A chunk that is left out keeps its number.
+            let samples = if is_used { samples } else { first..first };
+            chunks.push(SampleSpan { samples, kernel, copy, chunk });
+        }
+    }
+    chunks.retain(|it| !it.samples.is_empty());
+    chunks
+}
+
+/// By stage number: one of how many chunks is used of a stage with so many nanoseconds of work.
+pub fn every(stage_ns: impl IntoIterator<Item = i64>, period_ns: i64) -> Vec<usize> {
+    let of_stage = |ns: i64| {
+        let samples = (ns / period_ns.max(1)).cast_unsigned();
+        samples.div_ceil(ENOUGH_SAMPLES).max(1) as usize
+    };
+    std::iter::once(1).chain(stage_ns.into_iter().map(of_stage)).collect()
 }
 
 /// Times at most `margin` before or after the work of stages.
@@ -152,6 +198,9 @@ impl SampledWork<'_> {
                 copies = &copies[copies.iter().take_while(|it| it.end_ns <= from).count()..];
                 copies.iter().take_while(|it| it.start_ns < to).for_each(|it| add(it, 1.0));
                 let Some(stage @ 1..) = stage else { continue };
+                if !span.chunk.is_multiple_of(self.every[stage as usize]) {
+                    continue;
+                }
                 row.stage = stage;
                 row.values.clear();
                 let values = metrics.iter().filter_map(|metric| self.samples.value(at, *metric));
@@ -240,102 +289,4 @@ impl<'a> Pieces<'a> {
 }
 
 #[cfg(test)]
-mod tests {
-    use proptest::prelude::*;
-
-    use super::*;
-
-    fn work(start_ns: i64, end_ns: i64, stage: u16, unknown: u32) -> Work {
-        Work { start_ns, end_ns, stage, unknown }
-    }
-
-    /// The rows of samples at 0, 100, 200, ...: stage, entries in percent of the period, value.
-    fn rows(kernels: Vec<Work>, copies: Vec<Work>, shift: TimeShift) -> Vec<String> {
-        let mut samples = DeviceSamples::new(0);
-        (0..6).for_each(|at| samples.push(at * 100, GpuMetric::DramRead, at as u16));
-        samples.finish();
-        let spans = spans(&kernels, &copies, &samples, 100);
-        let (samples, period_ns, delay_ns) = (&samples, 100, 0);
-        let of = SampledWork { kernels, copies, samples, period_ns, delay_ns, spans };
-        let mut rows = Vec::new();
-        of.each_row(shift, &[GpuMetric::DramRead], |row| {
-            let entries =
-                row.entries.iter().map(|(at, share)| format!("{at}:{:.0}", share * 100.0));
-            let entries: Vec<String> = entries.collect();
-            rows.push(format!("{} {} = {}", row.stage, entries.join(" "), row.values[0]));
-        });
-        rows
-    }
-
-    #[test]
-    fn a_row_has_the_share_of_the_period_after_the_sample_that_each_kernel_fills() {
-        let kernels = vec![work(120, 170, 1, 0), work(180, 230, 1, 1), work(350, 360, 1, 0)];
-        assert_eq!(
-            rows(kernels, vec![], TimeShift::default()),
-            ["1 0:50 1:20 = 1", "1 1:30 = 2", "1 0:10 = 3"]
-        );
-    }
-
-    #[test]
-    fn samples_of_two_stages_or_of_none_have_no_row() {
-        let kernels = vec![work(110, 150, 1, 0), work(160, 190, 2, 0), work(210, 220, 2, 1)];
-        let other = [work(310, 320, NO_STAGE, 9), work(420, 430, 1, 0), work(440, 450, 0, 9)];
-        let kernels = [kernels, other.to_vec()].concat();
-        assert_eq!(rows(kernels, vec![], TimeShift::default()), ["2 1:10 = 2"]);
-    }
-
-    #[test]
-    fn kernels_that_run_at_once_share_the_time_and_a_copy_does_not() {
-        let kernels = vec![work(100, 180, 1, 0), work(120, 140, 1, 1)];
-        let copy = vec![work(150, 200, 1, 2)];
-        assert_eq!(rows(kernels, copy, TimeShift::default()), ["1 0:70 1:10 2:50 = 1"]);
-    }
-
-    #[test]
-    fn a_kernel_counts_nothing_at_its_edges_and_all_samples_may_lag() {
-        let lag = TimeShift { lag_ns: 20, ..TimeShift::default() };
-        assert_eq!(rows(vec![work(130, 150, 1, 0)], vec![], lag), ["1 0:20 = 1"]);
-        assert_eq!(rows(vec![work(110, 130, 1, 0)], vec![], lag), ["1 0:10 = 0", "1 0:10 = 1"]);
-        let idle = TimeShift { idle_ns: 10, ..TimeShift::default() };
-        assert_eq!(rows(vec![work(110, 190, 1, 0)], vec![], idle), ["1 0:60 = 1"]);
-        assert_eq!(
-            rows(vec![work(110, 120, 1, 0)], vec![], idle),
-            ["1 0:2 = 1"],
-            "at most 40 % of a short kernel on either side"
-        );
-    }
-
-    fn all_rows(of: &SampledWork, shift: TimeShift) -> Vec<(u16, Entries, Vec<f64>)> {
-        let mut rows = Vec::new();
-        of.each_row(shift, &[GpuMetric::DramRead], |row| {
-            rows.push((row.stage, row.entries.clone(), row.values.clone()));
-        });
-        rows
-    }
-
-    proptest! {
-        #[test]
-        fn samples_far_from_the_work_of_stages_have_no_row(
-            kernels in prop::collection::vec((0i64..400_000, 1i64..9_000, 0u16..3, 0u32..4), 0..30),
-            copies in prop::collection::vec((0i64..400_000, 1i64..9_000, 0u16..3), 0..4),
-            (idle_ns, lag_ns) in (0i64..1_500, -1_500i64..1_500),
-        ) {
-            let mut samples = DeviceSamples::new(0);
-            (0..200i64).for_each(|at| samples.push(at * 2_000, GpuMetric::DramRead, 1));
-            samples.finish();
-            let of = |(start, ns, stage, unknown)| work(start, start + ns, stage, unknown);
-            let mut kernels: Vec<Work> = kernels.into_iter().map(of).collect();
-            let copies = copies.into_iter().map(|(start, ns, stage)| (start, ns, stage, 9));
-            let mut copies: Vec<Work> = copies.map(of).collect();
-            kernels.sort_by_key(|it| it.start_ns);
-            copies.sort_by_key(|it| it.start_ns);
-            let spans = spans(&kernels, &copies, &samples, 2_000);
-            let (samples, period_ns, delay_ns) = (&samples, 2_000, DELAY_NS);
-            let mut of = SampledWork { kernels, copies, samples, period_ns, delay_ns, spans };
-            let shift = TimeShift { idle_ns, lag_ns };
-            let near = all_rows(&of, shift);
-            of.spans = vec![SampleSpan { samples: 0..200, kernel: 0, copy: 0 }];
-            prop_assert_eq!(near, all_rows(&of, shift));
-        }
-    }
-}
+mod tests;

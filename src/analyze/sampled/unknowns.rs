@@ -54,6 +54,13 @@ pub struct StageUnknowns {
     pub adjacent: Vec<BTreeSet<usize>>,
 }
 
+impl StageUnknowns {
+    /// Kernel time of the stage.
+    fn ns(&self) -> i64 {
+        self.kernels.iter().map(|it| it.ns).sum()
+    }
+}
+
 /// Keys of kernels in order of first use.
 #[derive(Default)]
 struct Keys {
@@ -99,6 +106,8 @@ pub fn unknowns<'a>(captures: &[DeviceCapture<'a>]) -> DeviceUnknowns<'a> {
     }
     let mut operators = OperatorTimes::new();
     let mut work = Vec::new();
+    let shortest = captures.iter().map(|it| it.period_ns).min().unwrap_or(1);
+    let every = rows::every(stages.iter().map(StageUnknowns::ns), shortest);
     for (capture, [mut kernels, mut copies]) in captures.iter().zip(keyed) {
         localise(&mut kernels, &stages, &locals);
         operators::add(&mut operators, capture, &kernels);
@@ -108,9 +117,9 @@ pub fn unknowns<'a>(captures: &[DeviceCapture<'a>]) -> DeviceUnknowns<'a> {
         copies.sort_by_key(|it| it.start_ns);
         mark_neighbours(&kernels, &mut stages);
         let (samples, period_ns) = (capture.samples, capture.period_ns);
-        let spans = rows::spans(&kernels, &copies, samples, period_ns);
-        let delay_ns = DELAY_NS;
-        work.push(SampledWork { kernels, copies, samples, period_ns, delay_ns, spans });
+        let spans = rows::spans(&kernels, &copies, samples, period_ns, &every);
+        let (delay_ns, every) = (DELAY_NS, every.clone());
+        work.push(SampledWork { kernels, copies, samples, period_ns, delay_ns, spans, every });
     }
     DeviceUnknowns { stages, work, operators }
 }

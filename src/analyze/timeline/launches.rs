@@ -3,7 +3,7 @@
 //! The keys are process and correlation id. Work usually comes in the order of its calls, so most
 //! calls are found next to the last one.
 
-use std::collections::BTreeMap;
+use std::{collections::BTreeMap, sync::Arc};
 
 use rayon::prelude::*;
 
@@ -132,10 +132,10 @@ impl Joins {
 /// Launching call and stage of every kernel, copy and whole-traced graph of a capture.
 pub struct LaunchIndex {
     pub stages: OpenStages,
-    pub kernels: Joins,
-    pub copies: Joins,
+    pub kernels: Arc<Joins>,
+    pub copies: Arc<Joins>,
     /// By launch of a whole-traced graph.
-    pub graphs: Joins,
+    pub graphs: Arc<Joins>,
     /// Operators of a framework; `None` for a capture without their calls.
     pub framework: Option<FrameworkIndex>,
     /// Label of work launched outside all stages.
@@ -170,13 +170,25 @@ impl LaunchIndex {
         let parts: Vec<PackedRows<2>> = parts.into_par_iter().map(join_part).collect();
         let mut kernels = PackedRows::default();
         parts.into_iter().for_each(|part| kernels.append(part));
-        let kernels = Joins(kernels);
+        let kernels = Arc::new(Joins(kernels));
         let copies = trace.copies.iter().map(|it| (it.global_pid, it.correlation_id));
-        let copies = Joins(join(&mut { copies }));
+        let copies = Arc::new(Joins(join(&mut { copies })));
         let graphs = trace.graphs.iter().map(|it| (it.global_pid, it.correlation_id));
-        let graphs = Joins(join(&mut { graphs }));
+        let graphs = Arc::new(Joins(join(&mut { graphs })));
         let framework = (!trace.framework.is_empty()).then(|| FrameworkIndex::of(trace, &kernels));
         Self { stages, kernels, copies, graphs, framework, outside: "" }
+    }
+
+    /// The same launches under the present labels of the stages, without operators of a framework.
+    pub fn as_recorded(&self) -> Self {
+        Self {
+            stages: self.stages.clone(),
+            kernels: self.kernels.clone(),
+            copies: self.copies.clone(),
+            graphs: self.graphs.clone(),
+            framework: None,
+            outside: "",
+        }
     }
 
     /// The stage label of an instance; [`Self::outside`] outside all stages.

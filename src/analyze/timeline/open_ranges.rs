@@ -24,7 +24,7 @@ pub const NONE: u32 = u32::MAX;
 pub const EXCLUDED: u32 = NONE - 1;
 
 /// A piecewise constant value over time.
-#[derive(Debug, Default)]
+#[derive(Debug, Clone, Default)]
 pub struct Segments {
     from: Vec<i64>,
     value: Vec<u32>,
@@ -83,7 +83,7 @@ pub struct StageInstance {
 }
 
 /// Stage instances by thread. Of stages open at once the first label wins; warm-up is label 0.
-#[derive(Debug, Default)]
+#[derive(Debug, Clone, Default)]
 pub struct OpenStages {
     pub labels: Vec<String>,
     pub instances: Vec<StageInstance>,

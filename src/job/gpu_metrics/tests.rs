@@ -117,7 +117,7 @@ async fn captures_without_usable_samples_are_set_aside_with_the_reason() {
         (
             "update TARGET_INFO_GPU_METRICS set metricName = 'Unit X [Throughput %]'",
             "gpu_metrics_empty",
-            "nsys recorded no samples",
+            "no valid value of a known one",
         ),
         (
             "insert into DIAGNOSTIC_EVENT (timestamp, timestampType, source, severity, text, \
@@ -130,7 +130,12 @@ async fn captures_without_usable_samples_are_set_aside_with_the_reason() {
             "incomplete_capture",
             "launched kernels are recorded (25.0 %)",
         ),
-        ("update GPU_METRICS set value = 'x'", "nsys_export_unreadable", "column value"),
+        ("update GPU_METRICS set value = 'x'", "gpu_metrics_empty", "no valid value"),
+        (
+            "delete from TARGET_INFO_GPU_METRICS",
+            "gpu_metrics_empty",
+            "without the names of the metrics",
+        ),
     ] {
         let mut bench = Bench::new(NCU);
         alter(&bench, sql);

@@ -15,9 +15,9 @@ use rusqlite::{Connection, ErrorCode, Result, Row, RowIndex, types::ValueRef};
 use super::{
     super::ParseError,
     columns::{fit, lacking, stored},
-    layout::{ColumnError, Layout, RowNumbers, layout},
+    layout::{ColumnError, Layout, RowNumbers, RowSource, layout},
     open::{bound, brief, check_header, connect, real_tables},
-    pages::{Broken, Number, Pages},
+    pages::{Broken, Number, Pages, Record},
 };
 
 /// Tables of records: an export has at least one of them, and the strings.
@@ -125,7 +125,7 @@ impl Export {
     }
 
     /// The error that `table` lacks `column`, which is required.
-    fn without(&self, table: &str, column: &str) -> ParseError {
+    pub fn without(&self, table: &str, column: &str) -> ParseError {
         self.foreign(&format!(
             "{table} lacks the column {column}: export the report again with the nsys that took it"
         ))
@@ -192,9 +192,9 @@ impl Export {
             return Ok(());
         }
         let (mut odd, mut count) = (None, 0);
-        let mut next = |row: &[Number; N]| {
+        let mut next = |row: RowSource<N>| {
             count += 1;
-            odd = take(&RowNumbers { columns: &columns, row }).err();
+            odd = take(&RowNumbers::new(&columns, row)).err();
             odd.is_none() && count <= self.max_rows
         };
         let query = |source| ParseError::Query {
@@ -206,7 +206,7 @@ impl Export {
         let pages = Pages::open(&self.path).map_err(read)?;
         match (pages, layout(&self.db, table, columns).map_err(query)?) {
             (Some(mut pages), Some(Layout { root, places })) => {
-                match pages.rows(root, places, next) {
+                match pages.rows(root, places, |record| next(RowSource::Page(record))) {
                     Ok(()) => {}
                     Err(Broken::Io(error)) => return Err(read(error)),
                     Err(Broken::Page(page)) => {
@@ -228,7 +228,7 @@ impl Export {
                                 _ => Number::Other,
                             };
                         }
-                        if !next(&row) {
+                        if !next(RowSource::Query(&row)) {
                             break;
                         }
                     }
@@ -277,8 +277,8 @@ impl Export {
         let path = &self.path;
         let part = |leaves: &[u32]| {
             let (mut value, mut odd) = (T::default(), None);
-            let mut next = |row: &[Number; N]| {
-                odd = take(&mut value, &RowNumbers { columns: &columns, row }).err();
+            let mut next = |record: &Record<N>| {
+                odd = take(&mut value, &RowNumbers::new(&columns, RowSource::Page(record))).err();
                 odd.is_none()
             };
             let pages = Pages::open(path).map_err(Broken::Io)?;

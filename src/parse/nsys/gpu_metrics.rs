@@ -10,7 +10,7 @@ use super::{
     possible,
 };
 use crate::trace::gpu_metrics::{
-    DeviceSamples, GpuMetric, GpuSamples, RefusalReason, RefusedSamples,
+    DeviceSamples, GpuMetric, GpuSamples, MAX_MHZ, RefusalReason, RefusedSamples,
 };
 
 const TABLE: &str = "GPU_METRICS";
@@ -19,14 +19,20 @@ const VALUE: [&str; 4] = ["timestamp", "typeId", "metricId", "value"];
 const DEVICE: i64 = 0xff;
 /// Maximum number of metrics of a device: the largest sets have 124.
 const MAX_METRICS: usize = 4096;
-/// Clocks above this are in Hz, although their name has MHz.
-const MAX_MHZ: i64 = 100_000;
 
 /// Metrics of one type of events, which belongs to one device.
 struct EventType {
     id: i64,
     /// By id of the metric.
     metrics: Vec<Option<GpuMetric>>,
+}
+
+/// Part of the table.
+#[derive(Default)]
+struct TablePart {
+    rows: u64,
+    /// In the order of the types.
+    samples: Vec<DeviceSamples>,
 }
 
 impl EventType {
@@ -61,25 +67,26 @@ pub(super) fn read(export: &Export) -> Result<Option<GpuSamples>, ParseError> {
             unread.push(name);
         }
     }
+    if let Some(column) = export.lacks(TABLE, &VALUE)?.first() {
+        return Err(export.without(TABLE, column));
+    }
     let overflowed = overflowed(export)?;
-    let take = |part: &mut Vec<DeviceSamples>, row: &RowNumbers<4>| take(&types, part, row);
-    let mut devices: Vec<DeviceSamples> = Vec::new();
-    let parts = export.scan_parts(TABLE, VALUE, take)?;
-    for (at, kind) in types.iter().enumerate() {
-        let count = parts.iter().filter_map(|part| Some(part.get(at)?.times().len())).sum();
-        devices.push(DeviceSamples::with_capacity(kind.device(), count));
-    }
-    for part in parts {
-        for (at, samples) in part.into_iter().enumerate() {
-            devices[at].append(samples);
-        }
-    }
+    let take = |part: &mut TablePart, row: &RowNumbers<4>| take(&types, part, row);
+    let mut parts = export.scan_parts(TABLE, VALUE, take)?;
+    let rows = parts.iter().map(|part| part.rows).sum();
+    let of_type = |(at, kind): (usize, &EventType)| {
+        let of_part = |part: &mut TablePart| part.samples.get_mut(at).map(std::mem::take);
+        let parts: Vec<DeviceSamples> = parts.iter_mut().filter_map(of_part).collect();
+        DeviceSamples::joined(kind.device(), &parts)
+    };
+    let devices: Vec<DeviceSamples> = types.iter().enumerate().map(of_type).collect();
     let (mut devices, refused) = assigned(export, &types, devices)?;
     for device in &mut devices {
         device.finish();
         device.overflowed = overflowed.iter().any(|it| it.is_none_or(|it| it == device.device));
     }
-    Ok(Some(GpuSamples { rate_hz: rate(export)?, devices, unread, refused }))
+    let names = types.iter().flat_map(|it| &it.metrics).flatten().count() + unread.len();
+    Ok(Some(GpuSamples { rate_hz: rate(export)?, rows, names, devices, unread, refused }))
 }
 
 /// The samples whose device is certain, by device, and the types of events of the others. `samples`
@@ -96,8 +103,9 @@ fn assigned(
         include_str!("sql/cuda_devices.sql"),
         |row: &Row| row.get::<_, Option<u32>>("gpu"),
     )?;
+    let has_rows = |it: &DeviceSamples| !it.times().is_empty() || it.invalid > 0;
     let sampled: Vec<(&EventType, DeviceSamples)> =
-        types.iter().zip(samples).filter(|(_, it)| !it.times().is_empty()).collect();
+        types.iter().zip(samples).filter(|(_, it)| has_rows(it)).collect();
     let numbers: Vec<u32> = sampled.iter().map(|(kind, _)| kind.device()).collect();
     let has_several = listed.len() > 1 || numbers.iter().any(|it| *it != numbers[0]);
     let reason = |device: u32| {
@@ -122,26 +130,30 @@ fn assigned(
     Ok((devices, refused))
 }
 
-/// Adds one row to its device's samples, which are in the order of `types`.
+/// Adds one row to its device's samples. A row that is not of integers has no sample.
 #[inline]
-fn take(
-    types: &[EventType],
-    part: &mut Vec<DeviceSamples>,
-    row: &RowNumbers<4>,
-) -> Result<(), ColumnError> {
-    if part.is_empty() {
-        part.extend(types.iter().map(|it| DeviceSamples::new(it.device())));
+fn take(types: &[EventType], part: &mut TablePart, row: &RowNumbers<4>) -> Result<(), ColumnError> {
+    if part.samples.is_empty() {
+        part.samples.extend(types.iter().map(|it| DeviceSamples::new(it.device())));
     }
-    let (id, metric): (i64, i64) = (row.get(1)?, row.get(2)?);
+    part.rows += 1;
+    let (Ok(id), Ok(metric)) = (row.get::<i64>(1), row.get::<i64>(2)) else { return Ok(()) };
     let Some(at) = types.iter().position(|it| it.id == id) else { return Ok(()) };
     let metric = usize::try_from(metric).ok().and_then(|it| types[at].metrics.get(it));
+    // Most metrics are not read, and the other columns of their rows are not decoded.
     let Some(&Some(metric)) = metric else { return Ok(()) };
-    let (at_ns, mut value): (i64, i64) = (row.get(0)?, row.get(3)?);
+    let samples = &mut part.samples[at];
+    let (Ok(at_ns), Ok(mut value)) = (row.get::<i64>(0), row.get::<i64>(3)) else {
+        samples.invalid += 1;
+        return Ok(());
+    };
     if metric.is_clock() && value > MAX_MHZ {
         value = (value + 500_000) / 1_000_000;
     }
-    if let (Ok(value), true) = (u16::try_from(value), possible(at_ns, at_ns)) {
-        part[at].push(at_ns, metric, value);
+    if metric.is_valid(value) && possible(at_ns, at_ns) {
+        samples.push(at_ns, metric, value as u16);
+    } else {
+        samples.invalid += 1;
     }
     Ok(())
 }

@@ -2,22 +2,45 @@
 
 use rusqlite::{Connection, Result};
 
-use super::{export::string, pages::Number};
+use super::{
+    export::string,
+    pages::{Number, Record},
+};
 
 /// The integers of one row.
 pub struct RowNumbers<'a, const N: usize> {
-    pub(super) columns: &'a [&'static str; N],
-    pub(super) row: &'a [Number; N],
+    columns: &'a [&'static str; N],
+    row: RowSource<'a, N>,
+}
+
+/// Source of a row's integers.
+#[derive(Clone, Copy)]
+pub(super) enum RowSource<'a, const N: usize> {
+    /// Decoded when they are read: most readers skip rows after a column or two.
+    Page(&'a Record<'a, N>),
+    Query(&'a [Number; N]),
 }
 
 /// The column with an invalid value.
 pub struct ColumnError(pub(super) &'static str);
 
-impl<const N: usize> RowNumbers<'_, N> {
+impl<'a, const N: usize> RowNumbers<'a, N> {
+    pub(super) fn new(columns: &'a [&'static str; N], row: RowSource<'a, N>) -> Self {
+        Self { columns, row }
+    }
+
+    #[inline(always)]
+    fn number(&self, at: usize) -> Number {
+        match self.row {
+            RowSource::Page(record) => record.number(at),
+            RowSource::Query(numbers) => numbers[at],
+        }
+    }
+
     /// The integer in the column at `at`; `None` for null.
     #[inline]
     pub fn some<T: TryFrom<i64>>(&self, at: usize) -> Result<Option<T>, ColumnError> {
-        match self.row[at] {
+        match self.number(at) {
             Number::Null => Ok(None),
             Number::Is(value) => {
                 T::try_from(value).map(Some).map_err(|_| ColumnError(self.columns[at]))

@@ -9,8 +9,8 @@ mod record;
 
 use std::{fs::File, io, os::unix::fs::FileExt as _, path::Path};
 
-pub use self::record::Number;
 use self::record::Records;
+pub use self::record::{Number, Record};
 
 /// Reason why a walk ended early.
 #[derive(Debug)]
@@ -135,13 +135,13 @@ impl Pages {
         Ok(leaves)
     }
 
-    /// Calls `take` with the integers of the columns in `places` for each row of the table at
-    /// `root`, until it returns false.
+    /// Calls `take` with each row of the table at `root`, and the places of the requested columns,
+    /// until it returns false.
     pub fn rows<const N: usize>(
         &mut self,
         root: u32,
         places: [Option<usize>; N],
-        take: impl FnMut(&[Number; N]) -> bool,
+        take: impl FnMut(&Record<N>) -> bool,
     ) -> Result<(), Broken> {
         let leaves = self.leaves(root)?;
         self.rows_of(&leaves, places, take)
@@ -152,10 +152,9 @@ impl Pages {
         &mut self,
         leaves: &[u32],
         places: [Option<usize>; N],
-        mut take: impl FnMut(&[Number; N]) -> bool,
+        mut take: impl FnMut(&Record<N>) -> bool,
     ) -> Result<(), Broken> {
         let mut records = Records::of(places);
-        let mut row = [Number::Null; N];
         for &number in leaves {
             let broken = || Broken::Page(number);
             let head = head_of(number);
@@ -164,8 +163,7 @@ impl Pages {
                 return Err(broken());
             }
             for cell in cells(page, head, 8).ok_or_else(broken)? {
-                records.read(page, cell, &mut row).ok_or_else(broken)?;
-                if !take(&row) {
+                if !take(&records.find(page, cell).ok_or_else(broken)?) {
                     return Ok(());
                 }
             }

@@ -9,7 +9,7 @@ use crate::{
     analyze::{
         Analysis,
         sampled::{
-            coverage::GpuSampleCoverage,
+            coverage::{GpuSampleCoverage, SampleProblem},
             figures::{
                 SampledKernel, SampledOperator, SampledStage, SampledStageValue, SampledValue,
             },
@@ -183,6 +183,7 @@ pub fn coverage_columns() -> Vec<TableColumn<GpuSampleCoverage>> {
         millis("longest_gap_ms", "Longest gap ms", |it| it.longest_gap_ms.into()),
         percent("covered_pct", "Covered", |it| it.covered_pct.into()),
         flag("is_spanned", "Spanned", |it| it.is_spanned.into()),
+        text("problem", "Problem", |it| it.problem.map(SampleProblem::as_str).into()),
     ]
 }
 

@@ -77,15 +77,24 @@ fn an_export_without_samples_has_none_and_one_without_rows_has_no_device() {
 }
 
 #[test]
-fn a_value_that_is_no_number_is_refused_and_an_impossible_one_left_out() {
-    let text = "update GPU_METRICS set value = 'x' where metricId = 4;";
-    let error = crate::chain(&nsys::read(&export(text).1).unwrap_err());
-    assert!(error.contains("of GPU_METRICS, column value"), "{error}");
+fn values_that_are_no_integers_or_impossible_are_left_out_and_counted() {
     let column = "alter table GPU_METRICS drop column timestamp;";
     let error = crate::chain(&nsys::read(&export(column).1).unwrap_err());
     assert!(error.contains("GPU_METRICS lacks the column timestamp"), "{error}");
-    let samples = samples("update GPU_METRICS set value = -1 where value = 81;");
-    assert_eq!(samples.devices[0].value(1, GpuMetric::SmsActive), None);
+    for value in ["'x'", "null", "8.5", "-1", "101", "1e300", "1 << 40"] {
+        let samples = samples(&format!("update GPU_METRICS set value = {value} where value = 81;"));
+        let device = &samples.devices[0];
+        assert_eq!(device.value(1, GpuMetric::SmsActive), None, "{value}");
+        assert_eq!(
+            (device.value(1, GpuMetric::SmClock), device.invalid),
+            (Some(1410), 1),
+            "{value}"
+        );
+    }
+    let time = samples("update GPU_METRICS set timestamp = null where value = 81;");
+    assert_eq!((time.devices[0].invalid, time.rows), (1, 8));
+    let kind = samples("update GPU_METRICS set typeId = null, metricId = 'x' where value = 81;");
+    assert_eq!((kind.devices[0].invalid, kind.devices[0].times().len()), (0, 2));
 }
 
 #[test]

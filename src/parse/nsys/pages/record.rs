@@ -43,6 +43,16 @@ pub struct Records<const N: usize> {
     /// For each column up to the last requested one, the index of its value.
     slots: Vec<Option<usize>>,
     kept: Vec<Option<RecordPlaces<N>>>,
+    /// Places for the latest header that is not kept.
+    unkept: Option<RecordPlaces<N>>,
+}
+
+/// One record, whose requested integers are decoded when they are read.
+pub struct Record<'a, const N: usize> {
+    page: &'a [u8],
+    /// Start of the record in the page.
+    at: usize,
+    places: &'a RecordPlaces<N>,
 }
 
 impl<const N: usize> Records<N> {
@@ -54,13 +64,13 @@ impl<const N: usize> Records<N> {
                 slots[*place] = Some(slot);
             }
         }
-        Self { slots, kept: vec![None; KEPT] }
+        Self { slots, kept: vec![None; KEPT], unkept: None }
     }
 
-    /// Reads the requested columns of the record in the cell at `cell`; columns that were added
+    /// Finds the requested columns of the record in the cell at `cell`; columns that were added
     /// later are null. Returns `None` where it is invalid or continues on other pages.
-    #[inline]
-    pub fn read(&mut self, page: &[u8], cell: usize, row: &mut [Number; N]) -> Option<()> {
+    #[inline(always)]
+    pub fn find<'a>(&'a mut self, page: &'a [u8], cell: usize) -> Option<Record<'a, N>> {
         let (length, at) = varint(page, cell)?;
         let at = after_varint(page, at)?;
         let length = usize::try_from(length).ok()?;
@@ -72,19 +82,31 @@ impl<const N: usize> Records<N> {
         let record = page.get(at..at + length)?;
         let mut header = [0; MAX_WORDS];
         let Some((words, hash)) = header_words(page, at, &mut header) else {
-            places(record, &self.slots)?.values(page, at, row);
-            return Some(());
+            let places = self.unkept.insert(places(record, &self.slots)?);
+            return Some(Record { page, at, places });
         };
         let kept = &mut self.kept[hash];
-        let known = match kept {
-            Some(known) if known.has_header(&header, words) => known,
-            _ => kept.insert(RecordPlaces { header, ..places(record, &self.slots)? }),
-        };
-        if length < known.length {
+        if !kept.as_ref().is_some_and(|known| known.has_header(&header, words)) {
+            *kept = Some(RecordPlaces { header, ..places(record, &self.slots)? });
+        }
+        let places = kept.as_ref()?;
+        if length < places.length {
             return None;
         }
-        known.values(page, at, row);
-        Some(())
+        Some(Record { page, at, places })
+    }
+}
+
+impl<const N: usize> Record<'_, N> {
+    /// The value of the requested column at `place`.
+    #[inline(always)]
+    pub fn number(&self, place: usize) -> Number {
+        match self.places.sources[place] {
+            ValueSource::Type(number) => number,
+            ValueSource::Bytes { end, unused } => {
+                Number::Is(integer(self.page, self.at + end as usize, unused))
+            }
+        }
     }
 }
 
@@ -98,20 +120,6 @@ impl<const N: usize> RecordPlaces<N> {
             differs |= self.header[at] ^ header[at];
         }
         differs == 0
-    }
-
-    /// Reads the values of the record at `at` of a page.
-    #[inline(always)]
-    #[expect(clippy::needless_range_loop, reason = "an iterator's call takes longer than a row")]
-    fn values(&self, page: &[u8], at: usize, row: &mut [Number; N]) {
-        for place in 0..N {
-            row[place] = match self.sources[place] {
-                ValueSource::Type(number) => number,
-                ValueSource::Bytes { end, unused } => {
-                    Number::Is(integer(page, at + end as usize, unused))
-                }
-            };
-        }
     }
 }
 

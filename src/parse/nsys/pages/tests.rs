@@ -47,7 +47,7 @@ fn walked(path: &Path) -> Result<Vec<[Number; 2]>, Broken> {
     let (root, mut rows) = (root(path), Vec::new());
     let mut pages = Pages::open(path).unwrap().unwrap();
     pages.rows(root, [Some(0), Some(1)], |row| {
-        rows.push(*row);
+        rows.push([row.number(0), row.number(1)]);
         true
     })?;
     Ok(rows)
