@@ -33,7 +33,7 @@ pub const RULES: &[Rule] = &[
     Rule {
         id: "gpu_metrics_invalid",
         severity: Info,
-        fires_on: "values of samples are no percentages or clocks, and are left out",
+        fires_on: "values of samples are outside the range of their metric, and left out",
         advice: "Export the report again with the nsys that took it.",
         max_saving: None,
         find: sampled,

@@ -128,7 +128,7 @@ impl StageSums {
         let value = |k: usize| if k < self.kernels { mean } else { values[k] };
         let all: Vec<f64> = (0..n).map(value).collect();
         let squares = self.squares(metric, &all);
-        // Few samples say little about their own spread: Student's factor over the normal one.
+        // The spread of few samples is uncertain: Student's factor over the normal one.
         let freedom = self.rows.saturating_sub(1);
         let spread = self.rows as f64 / freedom as f64 * (t95(freedom as f64) / DEVIATIONS).powi(2);
         let mut error = squares.max(MIN_VARIANCE * self.rows as f64) * spread / (busy * busy);

@@ -66,8 +66,8 @@ pub fn problem(trace: &NsysTrace) -> Option<Finding> {
         return Some(empty(trace));
     }
     if trace.kernels.is_empty() && trace.graphs.is_empty() {
-        let message = "The capture has samples of the GPU's metrics and no kernels, so they cannot be \
-                       attributed.";
+        let message = "The capture has samples of the GPU's metrics and no kernels to attribute \
+                       them to.";
         let advice = "record kernels together with the samples: nsys profile -t cuda,nvtx \
                       --gpu-metrics-devices=...";
         return Some(warning("gpu_metrics_without_kernels", message).advise(advice));
@@ -169,7 +169,7 @@ pub fn values(device: &DeviceSamples) -> Vec<Finding> {
     if lacking.is_empty() {
         let finding = left_out.map(|count| {
             let message = format!(
-                "Values of samples of GPU {} are no percentages or clocks, and are left out.",
+                "Values of samples of GPU {} are outside the range of their metric, and left out.",
                 device.device
             );
             Finding::new("gpu_metrics_invalid", Severity::Info, message)

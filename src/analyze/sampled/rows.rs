@@ -20,8 +20,8 @@ const MAX_IDLE: f64 = 0.4;
 const MAX_SHIFT_NS: i64 = 10_000;
 /// Stage number of work whose samples are not used.
 pub const NO_STAGE: u16 = 0;
-/// Samples of a stage beyond which an even part of them is used: 50 s at 10 kHz. More of them narrow
-/// no interval that matters, for those of the assumptions stay.
+/// Samples of a stage beyond which an even part of them is used: 50 s at 10 kHz. More of them would
+/// hardly narrow an interval, of which the part by assumptions stays.
 pub const ENOUGH_SAMPLES: u64 = 500_000;
 /// Consecutive samples that are used or left out together.
 const CHUNK: usize = 256;
