@@ -54,7 +54,8 @@ pub struct RangeSum {
 
 /// Sums calls and ranges by name.
 pub fn sums(trace: &NsysTrace, launches: &LaunchIndex) -> NsysSums {
-    NsysSums { calls: calls(trace), ranges: ranges(trace, launches) }
+    let (calls, ranges) = rayon::join(|| calls(trace), || ranges(trace, launches));
+    NsysSums { calls, ranges }
 }
 
 fn calls(trace: &NsysTrace) -> Vec<CallSum> {

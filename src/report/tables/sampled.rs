@@ -189,8 +189,11 @@ pub fn coverage_columns() -> Vec<TableColumn<GpuSampleCoverage>> {
 
 fn shown(value: Option<&SampledValue>) -> String {
     let Some(value) = value else { return UNRESOLVED.into() };
-    let group = value.group.filter(|_| value.is_group_mean);
-    let group = group.map(|group| format!(" (group {group})")).unwrap_or_default();
+    let group = value.group.map(|group| match value.is_group_mean {
+        true => format!(" (mean of group {group})"),
+        false => format!(" (in group {group})"),
+    });
+    let group = group.unwrap_or_default();
     format!("{} ± {}{group}", decimals(value.pct, 1), decimals(value.half_width, 1))
 }
 
@@ -204,9 +207,9 @@ fn shown_of_stage(value: Option<&SampledStageValue>) -> String {
 /// Sampled metrics by kernel, longest first.
 pub fn sampled_kernels(facts: &RunFacts, analysis: &Analysis) -> ReportTable {
     let caption = "Metrics of the GPU sampled by nsys without replay, percent of the device's \
-                   peak, with 95 % intervals. Adjacent kernels that samples cannot separate share \
-                   the value of their group; a value with an interval wider than ± 10 is not \
-                   resolved.";
+                   peak, with 95 % intervals. For adjacent kernels that samples cannot separate, \
+                   the mean of their group is shown, which includes the members with a value of \
+                   their own (in group); a value with an interval wider than ± 10 is not resolved.";
     let table = ReportTable::of(
         "sampled_metrics",
         "Sampled Metrics",
