@@ -1,0 +1,50 @@
+#!/usr/bin/env bash
+# tests/gpu/overhead.sh MODEL_RUNNER [ROUNDS]: cost of tracing a short prefill that is launched
+# kernel by kernel, on a GPU host with nsys.
+#
+# Runs a prompt of a few tokens of qwen3-0.6b under each tracer in turn, a process each, with one
+# warm-up and eight repeats. Hosts are noisy, so the table has the lowest median of the rounds and
+# all medians. CUPTI is attached alone by a directive of nsys that records no kernels.
+set -euo pipefail
+runner=$(realpath "$1") rounds=${2:-5}
+work=$(mktemp -d)
+trap 'rm -rf "$work"' EXIT
+
+run() { # NAME COMMAND...
+    local name=$1
+    shift
+    rm -rf "$work/out" "$work"/report.*
+    "$@" "$runner" run --model qwen3-0.6b --device cuda:0 --prompt 'Free OCR.' --max-new-tokens 2 \
+        --repeats 8 --warmup 1 --out "$work/out" >"$work/log" 2>&1 || { cat "$work/log"; exit 1; }
+    python3 - "$work/out/events.jsonl" "$name" >>"$work/medians" <<'PYTHON'
+import json, statistics, sys
+events = [json.loads(line) for line in open(sys.argv[1])]
+times = [(it["end_ns"] - it["start_ns"]) / 1e6 for it in events
+         if it["kind"] == "range" and it["name"] == "prefill" and not it.get("warmup")]
+print(sys.argv[2], statistics.median(times), sep="\t")
+PYTHON
+}
+trace() { # NAME DIRECTIVES TRACE
+    run "$1" env NSYS_CONFIG_DIRECTIVES="$2" nsys profile --trace="$3" --cuda-graph-trace=node \
+        --sample=none --cpuctxsw=none --stats=false --output "$work/report"
+}
+for _ in $(seq "$rounds"); do
+    run 'unprofiled' env
+    trace 'NVTX ranges alone' '' nvtx
+    trace 'CUPTI attached, no kernels recorded' CUPTIDisableLaunchCollection=true cuda,nvtx
+    trace 'no driver calls recorded' CUPTIDisableDriverAPICollection=true cuda,nvtx
+    trace 'no events recorded' CUPTIDisableCudaEventCollection=true cuda,nvtx
+    trace 'all, as llmprof traces' '' cuda,nvtx
+done
+python3 - "$work/medians" <<'PYTHON'
+import sys
+medians = {}
+for line in open(sys.argv[1]):
+    name, value = line.rstrip("\n").split("\t")
+    medians.setdefault(name, []).append(float(value))
+least = min(medians["unprofiled"])
+print(f"{'prefill of qwen3-0.6b':38} {'lowest ms':>9} {'overhead %':>10}  medians of the rounds, ms")
+for name, values in medians.items():
+    rounds = " ".join(f"{value:.2f}" for value in values)
+    print(f"{name:38} {min(values):9.2f} {100 * (min(values) / least - 1):10.0f}  {rounds}")
+PYTHON
