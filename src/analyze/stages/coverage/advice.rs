@@ -2,9 +2,14 @@
 
 use crate::trace::framework::TimelineTool;
 
-/// Remedy for kernels that are missing from the capture.
-pub const fn lost(tool: TimelineTool) -> &'static str {
+/// Remedy for kernels that are missing from the capture; `at_end` if all were launched after the last
+/// synchronisation.
+pub const fn lost(tool: TimelineTool, at_end: bool) -> &'static str {
     match tool {
+        TimelineTool::Nsys if at_end => {
+            "Synchronise the device before the capture ends. If kernels are still missing, export \
+             the report again with an nsys at least as new as the one that recorded it."
+        }
         TimelineTool::Nsys => {
             "Export the report again with an nsys at least as new as the one that recorded it; if \
              kernels are still missing, record again."

@@ -2,7 +2,7 @@
 //!
 //! A stage that lost kernels keeps its recorded kernels as a list, but has no figures that need all
 //! of them (busy, idle, shares). Not counted as lost: launches into a capturing stream, graphs
-//! traced as a whole, and kernels cut off at either end of the capture.
+//! traced as a whole, kernels launched before the capture, and the last few that its end cut off.
 
 mod tail;
 
@@ -30,6 +30,9 @@ use crate::{
 
 /// Id of the finding on a stage that lost kernels; it makes a run partial.
 pub const KERNELS_LOST: &str = "kernels_lost";
+/// Max share of a stage's launched kernels that the end of a capture may cut off, percent. Idle time
+/// of the stage is overstated by about that share.
+const CUT_OFF_PCT: f64 = 5.0;
 /// Id of the finding on kernels without a launching call in the capture.
 pub const KERNELS_UNATTRIBUTED: &str = "kernels_unattributed";
 
@@ -49,6 +52,10 @@ pub struct StageCoverage {
     pub attributed: u64,
     /// Kernels that ran during the stage without a launching call in the capture.
     pub unattributed: u64,
+    /// Missing kernels that no later call waited for: the end of the capture may have cut them off.
+    /// They count as launched where they are more than a small share of the stage, whose figures
+    /// then cover time without its work.
+    pub cut_off: u64,
     /// True when a process of the stage ran kernels but none of its launches was traced.
     pub untraced: bool,
 }
@@ -62,6 +69,11 @@ impl StageCoverage {
     /// Returns true when launched kernels are missing.
     pub fn lost(&self) -> bool {
         self.pct().is_some_and(|pct| pct < COMPLETE_PCT)
+    }
+
+    /// Returns true when the end of the capture cut off few of its kernels.
+    fn lacks_last_few(&self) -> bool {
+        percent(self.cut_off as f64, self.launched as f64).is_some_and(|pct| pct <= CUT_OFF_PCT)
     }
 
     /// Returns true when the stage of some kernels is unknown, because their launching calls are
@@ -149,7 +161,13 @@ fn expected(trace: &NsysTrace, launches: &LaunchIndex, counted: &mut [StageCover
         counted[stage].whole_graphs += u64::from(whole);
     }
     for launch in tails.iter().flat_map(ProcessTail::cut_off) {
-        counted[launch.stage].launched -= launch.missing;
+        counted[launch.stage].cut_off += launch.missing;
+    }
+    for (number, it) in counted.iter_mut().enumerate() {
+        // Work outside every stage has no window.
+        if number == 0 || it.lacks_last_few() {
+            it.launched -= it.cut_off;
+        }
     }
 }
 
@@ -312,13 +330,16 @@ pub fn findings(analysis: &Analysis, trace: &NsysTrace) -> Vec<Finding> {
             .with("launched kernels", it.launched)
             .with("missing kernels", missing)
             .with("recorded", format!("{:.1} %", it.pct().unwrap_or_default()));
+        if it.cut_off > 0 {
+            finding = finding.with("launched after the last synchronisation", it.cut_off);
+        }
         for (index, diagnostic) in trace.diagnostics.iter().take(3).enumerate() {
             finding = finding.with(&format!("nsys diagnostic ({})", index + 1), diagnostic);
         }
         found.push(finding.advise(format!(
             "Busy and idle time, launch-bound share, kernel shares and device time of operators \
              are omitted for it. {}",
-            advice::lost(trace.tool)
+            advice::lost(trace.tool, it.cut_off == missing)
         )));
     }
     found.extend(unattributed(analysis, trace));

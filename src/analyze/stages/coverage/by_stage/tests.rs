@@ -59,10 +59,19 @@ fn only_the_stage_that_lost_kernels_is_reported() {
     assert_eq!(lost, ["decode_all: 1 of 2 launched kernels are missing from the capture."]);
 }
 
+/// The last `cut` kernels of many are missing, and no call waited for them.
+fn cut_at_end(launches: [u64; 2], cut: usize) -> NsysTrace {
+    let mut trace = many(launches);
+    let kept = trace.kernels.len() - cut;
+    trace = without(&trace, |at| at >= kept);
+    trace.cuda_calls = trace.cuda_calls.iter().filter(|it| it.start_ns < 180_000).collect();
+    trace
+}
+
 #[test]
-fn kernels_queued_at_the_end_of_the_capture_are_not_lost() {
-    let window = TWO_STAGES.replace("call 1 900 16..29\n", "").replace("\nkernel 4 b 18..19 7", "");
-    assert_eq!(counts(&traced(&window)), stages(&[("prefill", 2, 2), ("decode_all", 1, 1)]));
+fn the_last_few_kernels_queued_at_the_end_of_the_capture_are_not_lost() {
+    let few = cut_at_end([10, 100], 4);
+    assert_eq!(counts(&few), stages(&[("prefill", 10, 10), ("decode_all", 96, 96)]));
     let mut trace = traced(TWO_STAGES);
     trace.kernels.truncate(0);
     assert_eq!(
@@ -70,6 +79,24 @@ fn kernels_queued_at_the_end_of_the_capture_are_not_lost() {
         stages(&[("prefill", 2, 0), ("decode_all", 2, 0)]),
         "a capture without any kernel lost them"
     );
+}
+
+#[test]
+fn a_stage_without_most_of_its_kernels_is_incomplete_even_at_the_end_of_the_capture() {
+    for cut in [100, 50, 6] {
+        let trace = cut_at_end([10, 100], cut);
+        let recorded = 100 - cut as u64;
+        assert_eq!(counts(&trace), stages(&[("prefill", 10, 10), ("decode_all", 100, recorded)]));
+        let analysis = analyze(&Trace { nsys: Some(trace), ..Trace::default() }, None, None);
+        assert!(!has_figures(&analysis, "decode_all"));
+        assert!(analysis.stage_gpu.totals.iter().all(|it| it.stage != "decode_all"));
+        assert!(analysis.ledger.rows.iter().all(|it| it.stage != "decode_all"));
+        let lost: Vec<_> = analysis.findings.iter().filter(|it| it.id == KERNELS_LOST).collect();
+        assert_eq!(lost.len(), 1);
+        assert_eq!(lost[0].evidence["launched after the last synchronisation"], cut.to_string());
+        let advice = lost[0].advice.as_deref().unwrap();
+        assert!(advice.contains("Synchronise the device before the capture ends"), "{advice}");
+    }
 }
 
 #[test]
