@@ -8,8 +8,10 @@
 mod causes;
 mod evidence;
 mod floors;
+mod kernel_floors;
 mod necessary;
 mod rows;
+mod sampled_values;
 mod scale;
 mod work;
 

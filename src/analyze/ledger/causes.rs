@@ -26,6 +26,12 @@ const FOR_MEMORY: [&str; 5] =
 /// States of a warp other than waiting.
 const NOT_WAITING: [&str; 2] = ["not_selected", "selected"];
 
+/// Sources of causes.
+const NAMES: &str = "kernel and copy names";
+const RANKS: &str = "starts and ends on all ranks";
+const SAMPLED_LATENCY: &str =
+    "warps_in_flight, sms_active, sm_issue, dram_read, dram_write, tensor_active";
+
 /// A kernel's time in one repeat of a stage.
 #[derive(Debug, Clone)]
 pub struct KernelTime<'a> {
@@ -60,6 +66,8 @@ pub struct CausePart {
     pub cause: LedgerCause,
     pub ns: i64,
     pub evidence: String,
+    /// Names of the figures that prove it.
+    pub sources: &'static str,
     /// True if the timeline proves it, without counters or samples.
     pub by_timeline: bool,
 }
@@ -75,21 +83,27 @@ pub fn assign(
         if let Some(parts) = &kernel.across_ranks {
             across_ranks(kernel.ns, parts, &mut rest);
         }
-        rest.take(LedgerCause::Collectives, f64::MAX, || "named as a collective operation".into());
+        rest.take(LedgerCause::Collectives, f64::MAX, NAMES, || {
+            "named as a collective operation".into()
+        });
     }
     if !kernel.is_needed {
-        rest.take(LedgerCause::CopiesAndCasts, f64::MAX, || format!("class {}", kernel.class));
+        let evidence = || format!("class {}", kernel.class);
+        rest.take(LedgerCause::CopiesAndCasts, f64::MAX, NAMES, evidence);
     }
     if let Some((ns, text)) = &kernel.excess {
-        rest.take(LedgerCause::MoreBytes, *ns, || text.clone());
+        let is_cold = kernel.evidence.bytes.is_some_and(|bytes| bytes.is_cold);
+        let sources = if is_cold { "dram_bytes" } else { "dram_read, dram_write" };
+        rest.take(LedgerCause::MoreBytes, *ns, sources, || text.clone());
     }
     let used_ns = kernel.floor_ns + rest.taken();
     if let Some((ns, text)) = without_tensor_cores(kernel, operator, rates) {
-        rest.take(LedgerCause::TensorCores, ns - used_ns as f64, || text);
+        rest.take(LedgerCause::TensorCores, ns - used_ns as f64, "tensor_pct, flops", || text);
     }
     if let Some(fill) = kernel.evidence.tile_fill_pct {
         let ns = kernel.ns as f64 * (1.0 - fill / 100.0);
-        rest.take(LedgerCause::Tiles, ns, || format!("{fill:.0} % of the tiles have results"));
+        let evidence = || format!("{fill:.0} % of the tiles have results");
+        rest.take(LedgerCause::Tiles, ns, "tile and shape", evidence);
     }
     idle_sms(kernel, &mut rest);
     match kernel.evidence.counters {
@@ -99,23 +113,43 @@ pub fn assign(
         }
         None => by_samples(kernel, used_ns, &mut rest),
     }
-    let unexplained = match kernel.evidence.pass {
-        "" => "no counters and no samples",
-        _ => "the counters show no cause",
-    };
-    rest.take(LedgerCause::Unexplained, f64::MAX, || unexplained.into());
+    let evidence = || unexplained(&kernel.evidence);
+    rest.take(LedgerCause::Unexplained, f64::MAX, "", evidence);
     rest.parts
+}
+
+/// The reason for which time has no cause.
+fn unexplained(evidence: &LaunchEvidence) -> String {
+    let SampledUse { sms_pct, issue_pct, dram_pct, .. } = evidence.sampled;
+    if evidence.counters.is_some() {
+        return "the counters show no cause".into();
+    }
+    if evidence.pass.is_empty() {
+        return "no counters and no samples".into();
+    }
+    let of = [
+        ("SMs active", sms_pct),
+        ("issue slots", issue_pct),
+        ("device memory", dram_pct),
+        ("tensor cores", evidence.tensor_pct),
+        ("occupancy", evidence.sampled.occupancy_pct),
+    ];
+    let missing = of.into_iter().filter(|it| it.1.is_none()).map(|it| it.0);
+    match missing.collect::<Vec<_>>().as_slice() {
+        [] => "the samples show no cause".into(),
+        missing => format!("no value of the kernel alone: {}", missing.join(", ")),
+    }
 }
 
 /// Waiting and transfer of a collective operation.
 fn across_ranks(ns: i64, parts: &AcrossRanks, rest: &mut Rest) {
     let AcrossRanks { wait, transfer, launches, joined } = *parts;
     let count = format!("{joined} of {launches} launches of the stage joined across ranks");
-    rest.take(LedgerCause::CollectiveWait, ns as f64 * wait, || {
+    rest.take(LedgerCause::CollectiveWait, ns as f64 * wait, RANKS, || {
         format!("{count}: {:.0} % of the time until the last rank started", wait * 100.0)
     });
     let transfer_ns = if joined == launches { f64::MAX } else { ns as f64 * transfer };
-    rest.take(LedgerCause::CollectiveTransfer, transfer_ns, || {
+    rest.take(LedgerCause::CollectiveTransfer, transfer_ns, RANKS, || {
         format!("{count}: {:.0} % of the time after the last rank started", transfer * 100.0)
     });
 }
@@ -128,10 +162,11 @@ fn idle_sms(kernel: &KernelTime, rest: &mut Rest) {
     let by_samples = sampled.map_or(0.0, |pct| 1.0 - pct / 100.0);
     if let Some(pct) = sampled.filter(|_| by_samples > by_waves) {
         let evidence = || format!("{pct:.0} % of the SMs active");
-        rest.take(LedgerCause::Waves, kernel.ns as f64 * by_samples, evidence);
+        rest.take(LedgerCause::Waves, kernel.ns as f64 * by_samples, "sms_active", evidence);
     } else if let Some(waves) = waves {
         let count = rest.parts.len();
-        rest.take(LedgerCause::Waves, kernel.ns as f64 * by_waves, || waves.text());
+        let sources = if waves.by_grid { "grid" } else { "grid, block, theoretical_occupancy_pct" };
+        rest.take(LedgerCause::Waves, kernel.ns as f64 * by_waves, sources, || waves.text());
         rest.parts[count..].iter_mut().for_each(|it| it.by_timeline = waves.by_grid);
     }
 }
@@ -143,12 +178,19 @@ struct Rest {
 }
 
 impl Rest {
-    fn take(&mut self, cause: LedgerCause, ns: f64, evidence: impl FnOnce() -> String) {
+    fn take(
+        &mut self,
+        cause: LedgerCause,
+        ns: f64,
+        sources: &'static str,
+        evidence: impl FnOnce() -> String,
+    ) {
         // A conversion from a float saturates; a figure that is not a number becomes 0.
         let ns = (ns.round() as i64).clamp(0, self.ns.max(0));
         if ns > 0 {
             self.ns -= ns;
-            self.parts.push(CausePart { cause, ns, evidence: evidence(), by_timeline: false });
+            let evidence = evidence();
+            self.parts.push(CausePart { cause, ns, evidence, sources, by_timeline: false });
         }
     }
 
@@ -186,15 +228,16 @@ fn busy_units(kernel: &KernelTime, values: &CounterValues, used_ns: i64, rest: &
         let launch = values.duration_ns.map_or(f64::MAX, |ns| ns * kernel.calls);
         (pct / 100.0) * launch.min(kernel.ns as f64) - used_ns as f64
     };
-    let (sm, memory) = (values.sm_pct.unwrap_or(0.0), values.memory_pct.unwrap_or(0.0));
-    let tensor = values.tensor_pct.unwrap_or(0.0);
-    if sm >= memory && sm > tensor {
-        let evidence = || format!("SM {sm:.0} %, tensor cores {tensor:.0} %");
-        rest.take(LedgerCause::Instructions, busy_ns(sm), evidence);
-    } else if memory > sm {
+    let Some((sm, memory)) = values.sm_pct.zip(values.memory_pct) else { return };
+    if memory > sm {
         let dram = values.dram_pct.map(|pct| format!(", device memory {pct:.0} %"));
         let evidence = || format!("memory system {memory:.0} %{}", dram.unwrap_or_default());
-        rest.take(LedgerCause::MemoryTraffic, busy_ns(memory), evidence);
+        let sources = "memory_pct, sm_pct";
+        rest.take(LedgerCause::MemoryTraffic, busy_ns(memory), sources, evidence);
+    } else if let Some(tensor) = kernel.evidence.tensor_pct.filter(|tensor| sm > *tensor) {
+        let evidence = || format!("SM {sm:.0} %, tensor cores {tensor:.0} %");
+        let sources = "sm_pct, tensor_pct, memory_pct";
+        rest.take(LedgerCause::Instructions, busy_ns(sm), sources, evidence);
     }
 }
 
@@ -218,28 +261,31 @@ fn latency(kernel: &KernelTime, values: &CounterValues, rest: &mut Rest) {
         (busiest < AT_ROOF_PCT).then_some((format!("occupancy {occupancy:.0} %, {text}"), busiest))
     };
     let Some((evidence, busiest)) = found() else { return };
-    rest.take(LedgerCause::Latency, kernel.ns as f64 * (1.0 - busiest / 100.0), || evidence);
+    let ns = kernel.ns as f64 * (1.0 - busiest / 100.0);
+    let sources = "achieved_occupancy_pct, stalls, sm_pct, memory_pct";
+    rest.take(LedgerCause::Latency, ns, sources, || evidence);
 }
 
 /// The same of a kernel with samples alone: instructions or traffic of device memory, whichever
-/// takes longer, and latency where the SMs that have work hold few warps.
+/// takes longer, and latency where the SMs that have work hold few warps. A unit without a value of
+/// the kernel alone may be the busiest, so nothing is known of the others.
 fn by_samples(kernel: &KernelTime, used_ns: i64, rest: &mut Rest) {
     let SampledUse { issue_pct, dram_pct, occupancy_pct, .. } = kernel.evidence.sampled;
-    let Some(issue) = issue_pct else { return };
-    let dram = dram_pct.unwrap_or(0.0);
+    let Some((issue, dram)) = issue_pct.zip(dram_pct) else { return };
     let busy_ns = |pct: f64| kernel.ns as f64 * pct / 100.0 - used_ns as f64;
+    let sources = "sm_issue, dram_read, dram_write";
     if issue >= dram {
         let evidence = || format!("issue slots {issue:.0} % in use");
-        rest.take(LedgerCause::Instructions, busy_ns(issue), evidence);
+        rest.take(LedgerCause::Instructions, busy_ns(issue), sources, evidence);
     } else {
         let evidence = || format!("device memory {dram:.0} %, issue slots {issue:.0} % in use");
-        rest.take(LedgerCause::MemoryTraffic, busy_ns(dram), evidence);
+        rest.take(LedgerCause::MemoryTraffic, busy_ns(dram), sources, evidence);
     }
-    let tensor = kernel.evidence.tensor_pct.unwrap_or(0.0);
+    let Some((tensor, occupancy)) = kernel.evidence.tensor_pct.zip(occupancy_pct) else { return };
     let busiest = issue.max(dram).max(tensor);
-    let few_warps = occupancy_pct.filter(|pct| *pct < LOW_OCCUPANCY_PCT && busiest < AT_ROOF_PCT);
-    if let Some(occupancy) = few_warps {
-        rest.take(LedgerCause::Latency, kernel.ns as f64 * (1.0 - busiest / 100.0), || {
+    if occupancy < LOW_OCCUPANCY_PCT && busiest < AT_ROOF_PCT {
+        let ns = kernel.ns as f64 * (1.0 - busiest / 100.0);
+        rest.take(LedgerCause::Latency, ns, SAMPLED_LATENCY, || {
             format!("occupancy {occupancy:.0} %, issue slots {issue:.0} % in use")
         });
     }

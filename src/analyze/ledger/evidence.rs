@@ -2,12 +2,14 @@
 
 use std::collections::BTreeMap;
 
-use super::LedgerInput;
+use super::{
+    LedgerInput,
+    sampled_values::{LaunchValue, SampledLaunch, sampled_launches},
+};
 use crate::{
     analyze::{
         Analysis,
         kernels::{counters::CounterRecord, gemms::GemmRecord},
-        sampled::figures::SampledKernel,
         stats::{percent, ratio},
     },
     trace::{counter::CounterValues, environment::Gpu, gpu_metrics::GpuMetric},
@@ -32,8 +34,13 @@ pub fn tile_fills(gemms: &[GemmRecord]) -> TileFills {
     fills
 }
 
+/// Pass of samples of the GPU.
+pub const SAMPLED_PASS: &str = "gpu_metrics";
+/// First compute capability with tensor cores.
+const FIRST_WITH_TENSOR_CORES: u32 = 7;
+
 /// Stage, kernel, grid and block.
-type Launch<'a> = (&'a str, &'a str, [u32; 3], [u32; 3]);
+pub type Launch<'a> = (&'a str, &'a str, [u32; 3], [u32; 3]);
 
 /// Bytes of device memory of one launch.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -73,17 +80,37 @@ pub struct LaunchEvidence<'a> {
     pub bytes: Option<LaunchBytes>,
     pub counters: Option<&'a CounterValues>,
     pub waves: Option<Waves>,
-    /// Tensor activity, percent.
+    /// Tensor activity, percent; 0 on a GPU without tensor cores.
     pub tensor_pct: Option<f64>,
     /// Share of the GPU's tiles with results, percent.
     pub tile_fill_pct: Option<f64>,
-    /// Share of the time in which device memory or tensor cores work at their peak, percent.
-    pub sampled_peak_pct: Option<f64>,
-    /// Use of the SMs, as sampled; complete where issue slots were sampled.
+    pub sampled_peak: Option<SampledPeak>,
     pub sampled: SampledUse,
 }
 
-/// Use of the GPU in the time of a kernel, as sampled.
+/// Share of the time in which device memory or tensor cores work at their peak, as sampled.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct SampledPeak {
+    pub dram_pct: f64,
+    pub tensor_pct: f64,
+    pub samples: u64,
+    /// True if one of them is the mean of adjacent kernels.
+    pub is_group_mean: bool,
+}
+
+impl SampledPeak {
+    pub fn pct(self) -> f64 {
+        self.dram_pct.max(self.tensor_pct)
+    }
+
+    pub fn text(self) -> String {
+        let of = if self.is_group_mean { ", in the mean of adjacent kernels" } else { "" };
+        let Self { dram_pct, tensor_pct, .. } = self;
+        format!("device memory {dram_pct:.0} %, tensor cores {tensor_pct:.0} % of the peak{of}")
+    }
+}
+
+/// Use of the GPU in the time of a kernel, as sampled; values of the kernel alone.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
 pub struct SampledUse {
     /// Share of the SMs with work, percent.
@@ -92,14 +119,16 @@ pub struct SampledUse {
     pub issue_pct: Option<f64>,
     /// Bytes of device memory over its peak, percent.
     pub dram_pct: Option<f64>,
-    /// Warps over those that the SMs with work can hold, percent.
+    /// Warps over those that the SMs with work can hold, percent; both known to within a half.
     pub occupancy_pct: Option<f64>,
 }
 
 /// Evidence on all kernels.
 pub struct KernelEvidence<'a> {
     counters: BTreeMap<Launch<'a>, &'a CounterRecord>,
-    sampled: BTreeMap<Launch<'a>, &'a SampledKernel>,
+    sampled: BTreeMap<Launch<'a>, SampledLaunch>,
+    /// Samples of each stage, over all GPUs.
+    stage_samples: BTreeMap<&'a str, u64>,
     tile_fill: &'a TileFills,
     gpu: Option<&'a Gpu>,
     datasheet_bytes: Option<f64>,
@@ -110,12 +139,14 @@ impl<'a> KernelEvidence<'a> {
         let counted = |it: &'a CounterRecord| {
             Some(((it.stage.as_str(), it.kernel_name.as_str(), it.grid?, it.block?), it))
         };
-        let sampled = |it: &'a SampledKernel| {
-            Some(((it.stage.as_str(), it.kernel_name.as_str(), it.grid?, it.block?), it))
-        };
+        let mut stage_samples = BTreeMap::new();
+        for it in &analysis.sampled.stages {
+            *stage_samples.entry(it.stage.as_str()).or_default() += it.samples;
+        }
         Self {
             counters: analysis.counters.iter().filter_map(counted).collect(),
-            sampled: analysis.sampled.kernels.iter().filter_map(sampled).collect(),
+            sampled: sampled_launches(&analysis.sampled.kernels),
+            stage_samples,
             tile_fill: &input.tile_fill,
             gpu,
             datasheet_bytes: input.ceilings.datasheet_bytes(),
@@ -126,19 +157,19 @@ impl<'a> KernelEvidence<'a> {
     pub fn launch(&self, launch: Launch) -> LaunchEvidence<'a> {
         let (stage, kernel, grid, block) = launch;
         let counted = self.counters.get(&launch).copied();
-        let sampled = self.sampled.get(&launch).copied();
+        let sampled = self.sampled.get(&launch).filter(|it| it.is_resolved());
         let mut found = LaunchEvidence {
             tile_fill_pct: self.tile_fill.get(&(stage.into(), kernel.into(), grid)).copied(),
+            tensor_pct: (!self.has_tensor_cores()).then_some(0.0),
             ..LaunchEvidence::default()
         };
         if let Some(it) = sampled {
-            found.pass = "gpu_metrics";
+            found.pass = SAMPLED_PASS;
             found.samples = it.samples;
             found.bytes = self.sampled_bytes(it);
-            found.tensor_pct = metric(it, GpuMetric::TensorActive);
+            found.tensor_pct = it.own(GpuMetric::TensorActive).map(pct).or(found.tensor_pct);
             found.sampled = sampled_use(it);
-            found.sampled_peak_pct =
-                [found.sampled.dram_pct, found.tensor_pct].into_iter().flatten().reduce(f64::max);
+            found.sampled_peak = self.sampled_peak(it);
         }
         if let Some(it) = counted {
             let values = &it.values;
@@ -154,13 +185,38 @@ impl<'a> KernelEvidence<'a> {
         found
     }
 
+    /// Samples of a stage; `None` where it was not sampled.
+    pub fn stage_samples(&self, stage: &str) -> Option<u64> {
+        self.stage_samples.get(stage).copied()
+    }
+
+    /// True unless the GPU is known to have none.
+    fn has_tensor_cores(&self) -> bool {
+        let capability = self.gpu.and_then(|gpu| gpu.compute_capability.as_deref());
+        let major = capability.and_then(|it| it.split('.').next()?.parse::<u32>().ok());
+        major.is_none_or(|major| major >= FIRST_WITH_TENSOR_CORES)
+    }
+
     /// Bytes of a launch from sampled rates; `None` where they are the mean of several kernels.
-    fn sampled_bytes(&self, it: &SampledKernel) -> Option<LaunchBytes> {
-        let own = |wanted: GpuMetric| it.metrics.get(&wanted).filter(|value| !value.is_group_mean);
-        let pct = own(GpuMetric::DramRead)?.pct + own(GpuMetric::DramWrite)?.pct;
+    fn sampled_bytes(&self, it: &SampledLaunch) -> Option<LaunchBytes> {
+        let pct = it.own(GpuMetric::DramRead)?.pct + it.own(GpuMetric::DramWrite)?.pct;
         let seconds = ratio(it.total_ms / 1e3, it.calls as f64)?;
-        let bytes = self.datasheet_bytes? * pct.max(0.0) / 100.0 * seconds;
+        let bytes = self.datasheet_bytes? * pct / 100.0 * seconds;
         Some(LaunchBytes { bytes, is_cold: false })
+    }
+
+    /// Use of device memory and tensor cores; `None` unless both are known.
+    fn sampled_peak(&self, it: &SampledLaunch) -> Option<SampledPeak> {
+        let (read, write) = (it.any(GpuMetric::DramRead)?, it.any(GpuMetric::DramWrite)?);
+        let none = LaunchValue { pct: 0.0, half_width: 0.0, is_group_mean: false };
+        let without = (!self.has_tensor_cores()).then_some(none);
+        let tensor = it.any(GpuMetric::TensorActive).or(without)?;
+        Some(SampledPeak {
+            dram_pct: (read.pct + write.pct).min(100.0),
+            tensor_pct: tensor.pct,
+            samples: it.samples,
+            is_group_mean: [read, write, tensor].iter().any(|it| it.is_group_mean),
+        })
     }
 
     /// Blocks of a launch over the blocks that all SMs hold at the occupancy that its resources
@@ -185,19 +241,20 @@ fn count(sides: [u32; 3]) -> f64 {
     sides.into_iter().map(f64::from).product()
 }
 
-fn sampled_use(it: &SampledKernel) -> SampledUse {
-    let sms_pct = metric(it, GpuMetric::SmsActive);
-    let dram = metric(it, GpuMetric::DramRead).zip(metric(it, GpuMetric::DramWrite));
-    let warps = metric(it, GpuMetric::WarpsInFlight).zip(sms_pct);
-    SampledUse {
-        sms_pct,
-        issue_pct: metric(it, GpuMetric::SmIssue),
-        dram_pct: dram.map(|(read, write)| (read + write).min(100.0)),
-        occupancy_pct: warps.and_then(|(warps, sms)| percent(warps.min(sms), sms)),
-    }
+fn pct(value: LaunchValue) -> f64 {
+    value.pct
 }
 
-/// A sampled metric of a kernel.
-fn metric(it: &SampledKernel, wanted: GpuMetric) -> Option<f64> {
-    Some(it.metrics.get(&wanted)?.pct.clamp(0.0, 100.0))
+fn sampled_use(it: &SampledLaunch) -> SampledUse {
+    let sms = it.own(GpuMetric::SmsActive);
+    let dram = it.own(GpuMetric::DramRead).zip(it.own(GpuMetric::DramWrite));
+    let warps = it.own(GpuMetric::WarpsInFlight).zip(sms);
+    let is_narrow = |it: LaunchValue| it.half_width <= it.pct / 2.0;
+    let warps = warps.filter(|(warps, sms)| is_narrow(*warps) && is_narrow(*sms));
+    SampledUse {
+        sms_pct: sms.map(pct),
+        issue_pct: it.own(GpuMetric::SmIssue).map(pct),
+        dram_pct: dram.map(|(read, write)| (read.pct + write.pct).min(100.0)),
+        occupancy_pct: warps.and_then(|(warps, sms)| percent(warps.pct.min(sms.pct), sms.pct)),
+    }
 }

@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 
 use super::{
     FloorOf, Ledger, LedgerCause, LedgerInput, LedgerMember, LedgerRow, LedgerStage, StageTimes,
-    evidence::KernelEvidence,
+    evidence::{KernelEvidence, SAMPLED_PASS},
     floors::{Floors, OperatorFloor, Rate, Rates},
     work::StageSums,
 };
@@ -12,6 +12,8 @@ use crate::analyze::stats::{percent, ratio};
 
 /// Members of a row that are listed; the rest is one more.
 const MAX_MEMBERS: usize = 200;
+/// Sources of the floor of a model.
+pub const MODEL_SOURCES: &str = "FLOPs and bytes of the model, ceilings";
 
 /// Everything that the rows of one stage are made from.
 pub struct StageRows<'a> {
@@ -50,7 +52,7 @@ impl StageRows<'_> {
             true => "time of the range minus time until its last work ended".into(),
             false => "unprofiled minus traced time".into(),
         };
-        sums.members.push(difference_of);
+        sums.add(difference_of, "time of the stage");
         limit_gap_savings(&mut sums.members, difference);
         let floor_ns: i64 = of_cause(&sums.members, LedgerCause::Floor).map(|it| it.ns).sum();
         let floor_of = match (self.floors.is_model, sums.is_any_floor) {
@@ -75,7 +77,7 @@ impl StageRows<'_> {
             evidence_pct: percent(sums.proven_ns as f64, sums.kernel_ns as f64),
             missing,
         });
-        self.add_rows(sums.members, ledger);
+        self.add_rows(sums, ledger);
     }
 
     fn add_missing(&self, sums: &StageSums, missing: &mut Vec<String>) {
@@ -85,6 +87,14 @@ impl StageRows<'_> {
                  Collect counters with ncu, or state the model (model_config)."
                     .into(),
             );
+        }
+        let without = percent(sums.without_floor_ns as f64, sums.kernel_ns as f64);
+        if let Some(pct) = without.filter(|pct| sums.is_any_floor && *pct >= 0.5) {
+            missing.push(format!(
+                "Kernels of {pct:.0} % of the kernel time have no floor, for their FLOPs or bytes \
+                 are unknown: the stage's floor is at least the one of the others. Collect \
+                 counters with ncu."
+            ));
         }
         if sums.proven_ns == 0 && sums.kernel_ns > 0 {
             missing.push(
@@ -106,12 +116,14 @@ impl StageRows<'_> {
             sums.capped_ns += wanted - member.ns;
             member.evidence = floor_text(floor);
             left -= member.ns;
-            sums.members.extend((member.ns > 0).then_some(member));
+            if member.ns > 0 {
+                sums.add(member, MODEL_SOURCES);
+            }
         }
         let mut rest = self.member(LedgerCause::Unexplained, None, None);
         rest.ns = left;
         rest.evidence = "no timeline".into();
-        sums.members.push(rest);
+        sums.add(rest, "");
     }
 
     pub fn member(
@@ -130,7 +142,7 @@ impl StageRows<'_> {
             calls: 0.0,
             ns: 0,
             share_pct: None,
-            pass: pass_of(cause).into(),
+            pass: pass_of(cause, self.times.is_only_traced).into(),
             samples: 0,
             evidence: String::new(),
             max_saving_ns: 0,
@@ -138,7 +150,9 @@ impl StageRows<'_> {
     }
 
     /// Sums the members to rows.
-    fn add_rows(&self, mut members: Vec<LedgerMember>, ledger: &mut Ledger) {
+    fn add_rows(&self, sums: StageSums, ledger: &mut Ledger) {
+        let StageSums { mut members, sources, .. } = sums;
+        let stage_samples = self.evidence.stage_samples(self.times.stage);
         let share = |ns: i64| percent(ns as f64, self.times.measured_ns as f64);
         members.iter_mut().for_each(|it| it.share_pct = share(it.ns));
         members.sort_by_key(|it| (it.cause, std::cmp::Reverse(it.ns)));
@@ -164,9 +178,9 @@ impl StageRows<'_> {
                 share_pct: signed_share(ns, self.times.measured_ns),
                 members: of.iter().filter(|it| it.ns != 0).count() as u64,
                 largest: of.first().map(|it| it.name()).filter(|name| !name.is_empty()),
-                pass: passes.into_iter().collect::<Vec<_>>().join(", "),
-                counter: counter_of(*cause).into(),
-                samples: of.iter().map(|it| it.samples).sum(),
+                pass: join(&passes),
+                counter: sources.get(cause).map(join).unwrap_or_default(),
+                samples: samples(&of, stage_samples),
                 max_saving_ns: saving.min(self.times.measured_ns),
             });
             let listed = of.iter().filter(|it| it.ns != 0).take(MAX_MEMBERS);
@@ -175,6 +189,20 @@ impl StageRows<'_> {
             ledger.members.extend(summed(beyond));
         }
     }
+}
+
+fn join(names: &BTreeSet<&str>) -> String {
+    names.iter().copied().collect::<Vec<_>>().join(", ")
+}
+
+/// Profiled launches and gaps of members, and their samples of the GPU: one sample overlaps several
+/// kernels, so these are at most all samples of the stage.
+fn samples(members: &[&LedgerMember], stage_samples: Option<u64>) -> u64 {
+    let sum = |is_sampled: bool| {
+        let of_kind = members.iter().filter(|it| (it.pass == SAMPLED_PASS) == is_sampled);
+        of_kind.map(|it| it.samples).sum::<u64>()
+    };
+    sum(false) + sum(true).min(stage_samples.unwrap_or(u64::MAX))
 }
 
 /// Members beyond the limit as one.
@@ -239,35 +267,16 @@ fn limit_gap_savings(members: &mut [LedgerMember], difference: i64) {
 }
 
 /// The pass that proves a cause; empty where it is that of a kernel's counters.
-const fn pass_of(cause: LedgerCause) -> &'static str {
+const fn pass_of(cause: LedgerCause, is_only_traced: bool) -> &'static str {
     use LedgerCause::*;
-    match cause {
-        Floor => "unprofiled",
-        PassDifference => "unprofiled, nsys",
-        MoreBytes | TensorCores | Waves | Instructions | MemoryTraffic | Latency | Unexplained => {
-            ""
-        }
+    match (cause, is_only_traced) {
+        (Floor, false) => "unprofiled",
+        (PassDifference, false) => "unprofiled, nsys",
+        (
+            Floor | MoreBytes | TensorCores | Waves | Instructions | MemoryTraffic | Latency
+            | Unexplained,
+            _,
+        ) => "",
         _ => "nsys",
-    }
-}
-
-/// Counters that prove a cause.
-const fn counter_of(cause: LedgerCause) -> &'static str {
-    use LedgerCause::*;
-    match cause {
-        Floor => "FLOPs and bytes, ceilings",
-        CopiesAndCasts | Collectives => "kernel and copy names",
-        CollectiveWait | CollectiveTransfer => "starts and ends on all ranks",
-        MoreBytes => "dram_bytes; dram_read, dram_write",
-        TensorCores => "tensor_pct, flops",
-        Tiles => "tile and shape",
-        Waves => "grid, block, theoretical_occupancy_pct; sms_active",
-        Instructions => "sm_pct, tensor_pct; sm_issue",
-        MemoryTraffic => "memory_pct, dram_pct",
-        Latency => "achieved_occupancy_pct, stalls",
-        GapHost | GapLaunch | GapSync | GapCopy | GapInGraph | GapQueued => "CUDA calls",
-        OtherStages => "launching calls",
-        Unexplained => "",
-        PassDifference => "time of the stage",
     }
 }

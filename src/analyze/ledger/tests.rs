@@ -1,6 +1,7 @@
 //! Ledgers of sketches. Ceilings are 1 byte and 1 FLOP of bf16 per nanosecond.
 
 mod causes;
+mod sampled;
 
 use serde_json::json;
 

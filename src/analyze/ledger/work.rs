@@ -1,12 +1,13 @@
 //! Members of one stage from its traced windows: kernels by operator, copies and gaps.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use super::{
     LedgerCause, LedgerInput, LedgerMember,
     causes::{self, AcrossRanks, KernelTime},
-    floors::{OperatorFloor, Rates},
-    rows::{StageRows, floor_text},
+    floors::OperatorFloor,
+    kernel_floors::place_floor,
+    rows::{MODEL_SOURCES, StageRows, floor_text},
 };
 use crate::{
     analyze::{
@@ -23,21 +24,21 @@ use crate::{
 /// Copies by kernels that write the KV cache, which a model needs.
 const CACHE_WRITES: [&str; 2] = ["reshape_and_cache", "index_copy"];
 /// Kernel, grid and block; a copy or a graph has no grid.
-type WorkName = (String, Option<([u32; 3], [u32; 3])>);
+pub type WorkName = (String, Option<([u32; 3], [u32; 3])>);
 
 /// Time of work of one operator in one repeat.
 #[derive(Debug, Clone, Default)]
-struct WorkGroup {
-    ns: i64,
+pub struct WorkGroup {
+    pub ns: i64,
     alone_ns: i64,
-    calls: f64,
+    pub calls: f64,
     class: &'static str,
     is_collective: bool,
     /// Waiting and transfer, and the launches that they are of.
     across_ranks: AcrossRanks,
     is_copy: bool,
     /// A CUDA graph traced as a whole.
-    is_graph: bool,
+    pub is_graph: bool,
 }
 
 impl WorkGroup {
@@ -62,12 +63,14 @@ impl WorkGroup {
 }
 
 /// Groups of one operator; the empty path is outside all operators.
-type OperatorGroups = BTreeMap<WorkName, WorkGroup>;
+pub type OperatorGroups = BTreeMap<WorkName, WorkGroup>;
 
 /// Sums while the rows of a stage are built.
 #[derive(Default)]
 pub struct StageSums {
     pub members: Vec<LedgerMember>,
+    /// Figures that prove each cause.
+    pub sources: BTreeMap<LedgerCause, BTreeSet<&'static str>>,
     pub kernel_ns: i64,
     pub proven_ns: i64,
     pub capped: u64,
@@ -75,6 +78,17 @@ pub struct StageSums {
     pub compute_ns: i64,
     pub memory_ns: i64,
     pub is_any_floor: bool,
+    /// Time of kernels without a floor of their own, where that of the stage is theirs.
+    pub without_floor_ns: i64,
+}
+
+impl StageSums {
+    /// Adds a member and the names of the figures that prove it.
+    pub fn add(&mut self, member: LedgerMember, sources: &'static str) {
+        let names = sources.split(", ").filter(|name| !name.is_empty());
+        self.sources.entry(member.cause).or_default().extend(names);
+        self.members.push(member);
+    }
 }
 
 impl StageRows<'_> {
@@ -116,12 +130,12 @@ impl StageRows<'_> {
                 1 => format!("one gap after this work, {mean_us:.1} us"),
                 _ => format!("{count} gaps after this work, {mean_us:.1} us on average"),
             };
-            sums.members.push(member);
+            sums.add(member, "CUDA calls");
         }
         let mut other = self.member(LedgerCause::OtherStages, None, None);
         other.ns = parts.next(split.other_ns);
         other.evidence = "only work launched by other stages ran".into();
-        sums.members.push(other);
+        sums.add(other, "launching calls");
         self.add_operators(&operators, sums);
     }
 
@@ -223,7 +237,7 @@ impl StageRows<'_> {
                     member.max_saving_ns = part.ns.min(alone);
                     alone -= member.max_saving_ns;
                 }
-                sums.members.push(member);
+                sums.add(member, part.sources);
             }
         }
     }
@@ -271,70 +285,8 @@ impl StageRows<'_> {
         } else {
             sums.compute_ns += ns;
         }
-        sums.members.push(member);
+        sums.add(member, MODEL_SOURCES);
     }
-
-    /// Floors of kernels from their own counters or samples.
-    fn place_kernel_floors(
-        &self,
-        path: &str,
-        groups: &OperatorGroups,
-        kernels: &mut [KernelTime],
-        sums: &mut StageSums,
-    ) {
-        for (((name, launch), group), kernel) in groups.iter().zip(kernels) {
-            let it = &kernel.evidence;
-            let flops = it.counters.and_then(|values| self.rates.counted_ns(values));
-            let bytes = it.bytes.zip(self.rates.bytes).map(|(at, rate)| rate.ns(at.bytes));
-            let counted = bytes.map(|bytes| bytes.max(flops.unwrap_or(0.0)) * group.calls);
-            let sampled = it.sampled_peak_pct.map(|pct| pct / 100.0 * group.ns as f64);
-            let Some(ns) = counted.or(sampled).filter(|_| kernel.is_needed) else { continue };
-            sums.is_any_floor = true;
-            kernel.floor_ns = (ns.round() as i64).clamp(0, group.ns);
-            sums.capped += u64::from(ns.round() as i64 > group.ns);
-            sums.capped_ns += (ns.round() as i64 - group.ns).max(0);
-            let operator = Some(path.to_owned()).filter(|path| !path.is_empty());
-            let mut member = self.member(LedgerCause::Floor, operator, Some(name.clone()));
-            (member.grid, member.block) = launch.unzip();
-            member.calls = group.calls;
-            member.ns = kernel.floor_ns;
-            (member.samples, member.pass) = (it.samples, it.pass.into());
-            member.evidence = format!("FLOPs and bytes counted by {}", it.pass);
-            sums.members.push(member);
-        }
-    }
-}
-
-/// Distributes an operator's floor over its kernels: by their bytes where bytes limit it, else by
-/// their operations, else by their time.
-fn place_floor(
-    kernels: &mut [KernelTime],
-    floor: Option<&OperatorFloor>,
-    rates: &Rates,
-    sums: &mut StageSums,
-) {
-    let Some(floor) = floor.filter(|it| it.ns > 0.0) else { return };
-    let weight = |it: &KernelTime| match floor.is_memory_bound {
-        true => it.evidence.bytes.map(|at| at.bytes * it.calls),
-        false => Some(rates.counted_ns(it.evidence.counters?)? * it.calls),
-    };
-    let needed = || kernels.iter().filter(|it| it.is_needed && !it.is_collective);
-    let is_counted = needed().all(|it| weight(it).is_some_and(|weight| weight > 0.0));
-    let part = |it: &KernelTime| {
-        if !it.is_needed || it.is_collective {
-            return (0, 0.0);
-        }
-        (it.ns, if is_counted { weight(it).unwrap_or(0.0) } else { it.ns as f64 })
-    };
-    let parts: Vec<(i64, f64)> = kernels.iter().map(part).collect();
-    let placed = causes::fill(floor.ns, &parts);
-    let all: i64 = parts.iter().map(|it| it.0).sum();
-    let wanted = floor.ns.round() as i64;
-    if wanted > all {
-        sums.capped += 1;
-        sums.capped_ns += wanted - all;
-    }
-    kernels.iter_mut().zip(placed).for_each(|(it, ns)| it.floor_ns = ns);
 }
 
 const fn gap_cause(reason: GapReason) -> LedgerCause {

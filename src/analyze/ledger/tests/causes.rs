@@ -1,10 +1,7 @@
 //! Kernels with one known cause each.
 
 use super::*;
-use crate::{
-    analyze::sampled::figures::{SampledKernel, SampledValue},
-    trace::{counter::Stall, gpu_metrics::GpuMetric},
-};
+use crate::trace::counter::Stall;
 
 #[test]
 fn bytes_read_twice_are_more_bytes() {
@@ -126,105 +123,4 @@ fn collectives_that_are_joined_are_waiting_and_transfer() {
     assert_eq!(rows(1, 100, 300), "collective_wait 100, collective_transfer 300, collectives 200");
     assert_eq!(rows(2, 600, 0), "collective_wait 600");
     assert_eq!(rows(0, 0, 0), "collectives 600");
-}
-
-/// The ledger of one kernel of 1,000 ns with these sampled metrics and no counters; as means of a
-/// group of kernels if the floor is that of an operator.
-fn sampled_rows(operator_bytes: Option<u64>, metrics: &[(GpuMetric, f64)]) -> String {
-    let case = Case::new(ONE_KERNEL, "prefill", 1000);
-    let case = match operator_bytes {
-        Some(bytes) => case.operator("op", 100, bytes, 0),
-        None => case,
-    };
-    let is_group_mean = operator_bytes.is_some();
-    let value = |pct| SampledValue { pct, half_width: 1.0, group: None, is_group_mean };
-    let kernel = SampledKernel {
-        stage: "prefill".into(),
-        device: 0,
-        kernel_name: "k".into(),
-        grid: Some([10, 1, 1]),
-        block: Some([64, 1, 1]),
-        calls: 1,
-        total_ms: 1e-3,
-        share_pct: None,
-        samples: 40,
-        is_concurrent: false,
-        metrics: metrics.iter().map(|(metric, pct)| (*metric, value(*pct))).collect(),
-    };
-    let ledger = case.ledger_with(|analysis| analysis.sampled.kernels = vec![kernel]);
-    let line = |it: &LedgerRow| format!("{} {} {} {}", it.cause, it.ns, it.pass, it.samples);
-    let rows: Vec<String> = ledger.rows.iter().map(line).collect();
-    rows.join("\n")
-}
-
-#[test]
-fn samples_show_idle_sms_and_instructions_where_there_are_no_counters() {
-    let metrics = [
-        (GpuMetric::SmsActive, 60.0),
-        (GpuMetric::SmIssue, 35.0),
-        (GpuMetric::TensorActive, 5.0),
-        (GpuMetric::DramRead, 15.0),
-        (GpuMetric::DramWrite, 5.0),
-    ];
-    insta::assert_snapshot!(sampled_rows(None, &metrics), @"
-    floor 200 gpu_metrics 40
-    waves 400 gpu_metrics 40
-    instructions 150 gpu_metrics 40
-    unexplained 250 gpu_metrics 40
-    pass_difference 0  0
-    ");
-}
-
-#[test]
-fn samples_of_few_warps_are_latency_unless_a_unit_is_at_its_roof() {
-    let with = |warps: f64, issue: f64| {
-        let metrics = [
-            (GpuMetric::SmsActive, 80.0),
-            (GpuMetric::SmIssue, issue),
-            (GpuMetric::WarpsInFlight, warps),
-            (GpuMetric::DramRead, 15.0),
-            (GpuMetric::DramWrite, 5.0),
-        ];
-        sampled_rows(None, &metrics)
-    };
-    // 20 of the 80 % that the active SMs can hold.
-    insta::assert_snapshot!(with(20.0, 30.0), @"
-    floor 200 gpu_metrics 40
-    waves 200 gpu_metrics 40
-    instructions 100 gpu_metrics 40
-    latency 500 gpu_metrics 40
-    unexplained 0  0
-    pass_difference 0  0
-    ");
-    insta::assert_snapshot!(with(60.0, 30.0), @"
-    floor 200 gpu_metrics 40
-    waves 200 gpu_metrics 40
-    instructions 100 gpu_metrics 40
-    unexplained 500 gpu_metrics 40
-    pass_difference 0  0
-    ");
-    insta::assert_snapshot!(with(20.0, 85.0), @"
-    floor 200 gpu_metrics 40
-    waves 200 gpu_metrics 40
-    instructions 600 gpu_metrics 40
-    unexplained 0  0
-    pass_difference 0  0
-    ");
-}
-
-#[test]
-fn samples_show_traffic_of_device_memory_beyond_the_floor_of_an_operator() {
-    let metrics = [
-        (GpuMetric::SmsActive, 100.0),
-        (GpuMetric::SmIssue, 10.0),
-        (GpuMetric::WarpsInFlight, 90.0),
-        (GpuMetric::DramRead, 50.0),
-        (GpuMetric::DramWrite, 20.0),
-    ];
-    insta::assert_snapshot!(sampled_rows(Some(300), &metrics), @"
-    floor 300 unprofiled 0
-    memory_traffic 400 gpu_metrics 40
-    unexplained 300 gpu_metrics 40
-    pass_difference 0  0
-    ");
 }
