@@ -66,6 +66,8 @@ named_values! {
         MemoryTraffic = "memory_traffic",
         /// Warps wait, and no unit is at its roof.
         Latency = "latency",
+        /// Gaps while the profiler worked for itself, which no change of the program saves.
+        ProfilerOverhead = "profiler_overhead",
         /// Gaps until the host called the launch.
         GapHost = "gap_host",
         /// Gaps while the launching call ran.
@@ -93,7 +95,7 @@ impl LedgerCause {
         !matches!(self, Self::Floor | Self::Unexplained | Self::PassDifference)
     }
 
-    /// True for idle time of the GPU.
+    /// True for idle time of the GPU by the program.
     pub fn is_gap(self) -> bool {
         (Self::GapHost..=Self::GapQueued).contains(&self)
     }
@@ -113,6 +115,7 @@ impl LedgerCause {
             Self::Instructions => "instructions besides the products",
             Self::MemoryTraffic => "traffic of activations",
             Self::Latency => "latency that the warps do not hide",
+            Self::ProfilerOverhead => "the profiler's own work",
             Self::GapHost => "gaps in which the host launched nothing",
             Self::GapLaunch => "gaps while launching",
             Self::GapSync => "gaps in synchronising calls",
@@ -319,6 +322,13 @@ fn is_complete(analysis: &Analysis, stage: &str) -> bool {
     total.is_some_and(|it| it.busy_ms.is_some())
 }
 
+/// Factor from the sum over all windows of a stage to the mean window of one instance on one GPU.
+/// Where instances overlap on a GPU, its window has their common time once.
+fn mean_window(split: &WindowSplit) -> scale::Fraction {
+    let [all, once] = [split.instances_ns, split.window_ns].map(|ns| ns.max(0) as u64);
+    scale::Fraction::new(1, split.windows).times(scale::Fraction::new(all, once))
+}
+
 /// Measured and traced time of one stage.
 struct StageTimes<'a> {
     stage: &'a str,
@@ -336,8 +346,10 @@ impl<'a> StageTimes<'a> {
         let overhead = analysis.overhead.iter().find(|it| it.stage == stage);
         let traced_steps = overhead.and_then(|it| it.steps);
         let (steps_of_repeat, steps_of_window) = steps.zip(traced_steps).unwrap_or((1, 1));
-        let windows = split.map_or(1, |it| it.windows);
-        let scale = scale::Fraction::new(steps_of_repeat, windows.saturating_mul(steps_of_window));
+        let scale = split.map_or_else(Default::default, |it| {
+            let steps = scale::Fraction::new(steps_of_repeat, steps_of_window);
+            steps.times(mean_window(it))
+        });
         let traced_ns = split.map(|it| scale.of(it.window_ns));
         let row = analysis.stages.row(stage);
         let measured_ns = row.map(|row| (row.ms.mean * 1e6).round() as i64).or(traced_ns)?;

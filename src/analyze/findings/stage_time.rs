@@ -80,6 +80,10 @@ pub(super) fn decode_launch_bound(analysis: &Analysis, _: &Trace) -> Vec<Finding
         .with("source", "traced pass")
         .with("idle", format!("{:.1} %", gaps.traced_pct))
         .with("launches of single kernels per repeat", format!("{:.0}", gaps.launches));
+    if gaps.profiler_ms > 0.0 {
+        found =
+            found.with("the profiler's own ms, not counted", format!("{:.3}", gaps.profiler_ms));
+    }
     if let Some(pct) = gaps.unprofiled_pct {
         found = found.with("idle, unprofiled pass", format!("{pct:.1} %"));
     }

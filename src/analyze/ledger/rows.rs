@@ -255,11 +255,14 @@ pub fn floor_text(floor: &OperatorFloor) -> String {
     }
 }
 
-/// The saving by all gaps is at most the idle time that the unprofiled pass can have.
+/// The saving by all gaps is at most the idle time that the unprofiled pass can have. What it is
+/// faster by is the profiler's own work first.
 fn limit_gap_savings(members: &mut [LedgerMember], difference: i64) {
     let gaps = || members.iter().filter(|it| it.cause.is_gap());
     let all: i64 = gaps().map(|it| it.ns).sum();
-    let possible = all.saturating_add(difference.min(0)).max(0);
+    let profiler: i64 = of_cause(members, LedgerCause::ProfilerOverhead).map(|it| it.ns).sum();
+    let faster = difference.saturating_add(profiler).min(0);
+    let possible = all.saturating_add(faster).max(0);
     let Some(share) = ratio(possible as f64, all as f64) else { return };
     for it in members.iter_mut().filter(|it| it.cause.is_gap()) {
         it.max_saving_ns = (it.ns as f64 * share) as i64;

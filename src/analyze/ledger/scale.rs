@@ -7,9 +7,25 @@ pub struct Fraction {
     over: u64,
 }
 
+impl Default for Fraction {
+    fn default() -> Self {
+        Self::new(1, 1)
+    }
+}
+
 impl Fraction {
     pub fn new(times: u64, over: u64) -> Self {
-        Self { times: times.max(1), over: over.max(1) }
+        let (times, over) = (times.max(1), over.max(1));
+        let divisor = gcd(times, over);
+        Self { times: times / divisor, over: over / divisor }
+    }
+
+    /// The product; where a term does not fit, both lose their lowest bits.
+    pub fn times(self, other: Self) -> Self {
+        let product = |a: u64, b: u64| u128::from(a) * u128::from(b);
+        let (times, over) = (product(self.times, other.times), product(self.over, other.over));
+        let excess = (u128::BITS - times.max(over).leading_zeros()).saturating_sub(u64::BITS);
+        Self::new((times >> excess) as u64, (over >> excess) as u64)
     }
 
     /// `ns` times the factor, rounded down.
@@ -26,6 +42,10 @@ impl Fraction {
     pub fn parts(self) -> ScaledParts {
         ScaledParts { factor: self, sum: 0, given: 0 }
     }
+}
+
+const fn gcd(a: u64, b: u64) -> u64 {
+    if b == 0 { a } else { gcd(b, a % b) }
 }
 
 /// Parts scaled so far.
@@ -63,6 +83,15 @@ mod tests {
             let all: Vec<i64> = parts.iter().map(|ns| scaled.next(*ns)).collect();
             prop_assert!(all.iter().all(|ns| *ns >= 0));
             prop_assert_eq!(all.iter().sum::<i64>(), factor.of(parts.iter().sum()));
+        }
+
+        #[test]
+        fn a_product_is_the_product_of_the_ratios(
+            (a, b, c, d) in (1u64..1 << 40, 1u64..1 << 9, 1u64..1 << 40, 1u64..1 << 40),
+        ) {
+            let (x, y) = (Fraction::new(a, b), Fraction::new(c, d));
+            let (product, wanted) = (x.times(y).ratio(), x.ratio() * y.ratio());
+            prop_assert!((product / wanted - 1.0).abs() < 1e-3, "{product} {wanted}");
         }
     }
 }

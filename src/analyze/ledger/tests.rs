@@ -322,3 +322,68 @@ fn several_repeats_and_gpus_are_means() {
     pass_difference -100 0
     ");
 }
+
+#[test]
+fn instances_at_once_on_one_gpu_each_have_the_time_of_their_window() {
+    for (second, traced) in [(0, 1000), (400, 1000), (1000, 1000), (5000, 1000)] {
+        let sketch = format!(
+            "range 1 prefill 0..1000\nrange 2 prefill {second}..{}\ncall 1 1 1..2
+             call 2 2 {}..{}\nkernel 1 k 0..500 7\nkernel 2 k {}..{} 8",
+            second + 1000,
+            second + 1,
+            second + 2,
+            second + 500,
+            second + 1000
+        );
+        let ledger = Case::new(&sketch, "prefill", 1000).ledger();
+        let stage = &ledger.stages[0];
+        assert_eq!((stage.measured_ns, stage.traced_ns), (1000, Some(traced)), "{second}");
+        let work = ledger.members("prefill", LedgerCause::Unexplained).map(|it| it.ns);
+        let gaps: i64 = ledger.rows.iter().filter(|it| it.cause.is_gap()).map(|it| it.ns).sum();
+        assert_eq!(work.sum::<i64>() + gaps, 1000, "{second}");
+    }
+}
+
+#[test]
+fn gaps_while_the_profiler_works_are_its_own_and_no_saving() {
+    let sketch = "range 1 prefill 0..1000\ncall 1 1 1..2\ncall 1 2 500..510\ncall 1 9 100..400
+        kernel 1 k 2..102 7\nkernel 2 k 600..700 7";
+    let rows = |overheads: &[(i64, i64)], measured_ns| {
+        let mut case = Case::new(sketch, "prefill", measured_ns);
+        case.trace.nsys.as_mut().unwrap().framework.overheads = overheads.to_vec();
+        case.rows()
+    };
+    insta::assert_snapshot!(rows(&[], 1000), @"
+    gap_host 401 401
+    gap_launch 101 101
+    gap_sync 298 298
+    unexplained 200 0
+    pass_difference 0 0
+    ");
+    // Of 50..150 the GPU is idle in 48 ns, of which the host waits in all.
+    insta::assert_snapshot!(rows(&[(50, 150), (450, 550), (900, 2000)], 1000), @"
+    profiler_overhead 248 0
+    gap_host 251 251
+    gap_launch 51 51
+    gap_sync 250 250
+    unexplained 200 0
+    pass_difference 0 0
+    ");
+    // A faster unprofiled pass had no work of the profiler, before it had fewer gaps.
+    insta::assert_snapshot!(rows(&[(50, 150), (450, 550)], 880), @"
+    profiler_overhead 148 0
+    gap_host 351 351
+    gap_launch 51 51
+    gap_sync 250 250
+    unexplained 200 0
+    pass_difference -120 0
+    ");
+    insta::assert_snapshot!(rows(&[(50, 150), (450, 550)], 800), @"
+    profiler_overhead 148 0
+    gap_host 351 322
+    gap_launch 51 46
+    gap_sync 250 230
+    unexplained 200 0
+    pass_difference -200 0
+    ");
+}

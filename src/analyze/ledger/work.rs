@@ -122,7 +122,7 @@ impl StageRows<'_> {
             let name = after.map(|of| group_of(of, nsys, &mut classes).0.0);
             let mut member = self.member(cause, after.and_then(path), name);
             member.ns = parts.next(*ns);
-            member.max_saving_ns = if cause.is_cause() { member.ns } else { 0 };
+            member.max_saving_ns = if cause.is_gap() { member.ns } else { 0 };
             member.calls = *count as f64 * self.times.scale.ratio();
             member.samples = *count;
             let mean_us = ratio(*ns as f64 / 1e3, *count as f64).unwrap_or(0.0);
@@ -130,7 +130,8 @@ impl StageRows<'_> {
                 1 => format!("one gap after this work, {mean_us:.1} us"),
                 _ => format!("{count} gaps after this work, {mean_us:.1} us on average"),
             };
-            sums.add(member, "CUDA calls");
+            let is_profiler = cause == LedgerCause::ProfilerOverhead;
+            sums.add(member, if is_profiler { "the profiler's own records" } else { "CUDA calls" });
         }
         let mut other = self.member(LedgerCause::OtherStages, None, None);
         other.ns = parts.next(split.other_ns);
@@ -291,6 +292,7 @@ impl StageRows<'_> {
 
 const fn gap_cause(reason: GapReason) -> LedgerCause {
     match reason {
+        GapReason::Profiler => LedgerCause::ProfilerOverhead,
         GapReason::Host => LedgerCause::GapHost,
         GapReason::Launch => LedgerCause::GapLaunch,
         GapReason::Sync => LedgerCause::GapSync,

@@ -27,7 +27,11 @@ use self::{
     split::{SplitSums, WindowSplits},
 };
 use super::{launches::LaunchIndex, operator_entries::operator_nests};
-use crate::{analyze::stats::percent, domain::units::Nanos, trace::nsys::NsysTrace};
+use crate::{
+    analyze::stats::{percent, ratio},
+    domain::units::Nanos,
+    trace::nsys::NsysTrace,
+};
 
 /// One stage of the traced pass on one GPU, or on all GPUs, summed over instances.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize, ToSchema)]
@@ -101,6 +105,10 @@ pub struct StageGpu {
     pub filled_bytes: u64,
     #[serde(default)]
     pub fill_ms: f64,
+    /// Divisor of sums over all windows for the mean of one instance on one GPU; below the number
+    /// of windows where instances overlap on a GPU, whose window has that time once.
+    #[serde(skip)]
+    pub repeats: Option<f64>,
 }
 
 /// Copies of one kind launched by a stage.
@@ -201,6 +209,10 @@ fn row(stage: &str, instances: u64, cells: &[(u32, &GpuCell)]) -> StageGpu {
         fills: count(|it| it.fills.calls),
         filled_bytes: cells.iter().fold(0, |sum, (_, cell)| cell.fills.bytes.saturating_add(sum)),
         fill_ms: Nanos(sum(|it| it.fills.ns)).as_ms(),
+        repeats: ratio(
+            count(|it| it.instances) as f64 * window as f64,
+            sum(|it| it.instances_ns) as f64,
+        ),
     }
 }
 

@@ -62,6 +62,15 @@ impl IntervalSet {
         inside.map(|(start, end)| (to.min(*end) - from.max(*start)).max(0)).sum()
     }
 
+    /// The parts of an interval that are not covered, in order.
+    pub fn outside(&self, (from, to): Interval) -> impl Iterator<Item = Interval> {
+        let first = self.0.partition_point(|&(_, end)| end <= from);
+        let inside = self.0[first..].iter().take_while(move |(start, _)| *start < to);
+        let ends = std::iter::once(from).chain(inside.clone().map(|it| it.1));
+        let starts = inside.map(|it| it.0).chain([to]);
+        ends.zip(starts).filter(|(from, to)| from < to)
+    }
+
     /// Returns true when an interval contains `t`.
     pub fn contains(&self, t: i64) -> bool {
         let after = self.0.partition_point(|&(start, _)| start <= t);
@@ -122,6 +131,10 @@ mod tests {
             }
             for (from, to) in [(0, 60), (7, 31), (31, 7), (20, 20)] {
                 prop_assert_eq!(set.overlap_ns(from, to), count(from, to));
+                let outside: Vec<Interval> = set.outside((from, to)).collect();
+                prop_assert!(outside.iter().all(|it| it.0 >= from && it.1 <= to));
+                let free = (from..to).filter(|&t| !covered(t)).count() as i64;
+                prop_assert_eq!(outside.iter().map(|it| it.1 - it.0).sum::<i64>(), free);
             }
             let mut near = 99;
             for (from, to) in (0..60).map(|at| (at, at + 3)).chain([(7, 31), (31, 7), (58, 60)]) {

@@ -34,6 +34,7 @@ pub fn analysis() -> Analysis {
             stage: stage.clone(),
             devices: 1,
             instances: 10,
+            repeats: Some(10.0),
             window_ms: Some(200.0),
             busy_ms: Some(100.0),
             launches: 2000,

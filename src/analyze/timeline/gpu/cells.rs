@@ -9,7 +9,7 @@ use super::{
         launches::{Cursor, LaunchIndex},
     },
     overlap::Overlap,
-    waits::{HostWaits, IdleSplit},
+    waits::{GapReasons, HostWaits, IdleSplit},
 };
 use crate::{
     analyze::{
@@ -40,6 +40,8 @@ impl TransferKind {
 #[derive(Debug, Default)]
 pub struct GpuCell {
     pub instances: u64,
+    /// Sum of the windows of all instances: overlaps count as often as they occur.
+    pub instances_ns: i64,
     pub window: IntervalSet,
     pub busy_ns: i64,
     busy: Busy,
@@ -201,7 +203,9 @@ impl GpuCells {
             let process = process_of(it.place);
             for (_, device) in used.range((process, 0)..=(process, u32::MAX)) {
                 let place = self.place(it.label, *device);
-                self.cells[place].instances += 1;
+                let cell = &mut self.cells[place];
+                cell.instances += 1;
+                cell.instances_ns = cell.instances_ns.saturating_add(end - it.start_ns);
                 open[place].push((it.start_ns, end));
             }
         }
@@ -221,7 +225,9 @@ impl GpuCells {
         let lanes = self.lanes(&cells);
         self.visit(lanes, trace, launches, &mut |event| {
             match &event {
-                LaneEvent::Gap(gap) => cells[gap.cell].add_gap((gap.from, gap.to), &gap.reasons),
+                LaneEvent::Gap(gap) => {
+                    cells[gap.cell].add_gap((gap.from, gap.to), &gap.reasons.all)
+                }
                 LaneEvent::Work { cell, work } => {
                     let cell = &mut cells[*cell];
                     let (from, to) = cell.busy.add(work.start_ns, work.end_ns);
@@ -297,7 +303,7 @@ pub struct IdleGap<'a> {
     pub cell: usize,
     pub from: i64,
     pub to: i64,
-    pub reasons: IdleSplit,
+    pub reasons: GapReasons,
     /// The work that ended last before the gap, and the work that ended the gap.
     pub before: Option<Activity>,
     pub after: Option<&'a Activity>,

@@ -56,6 +56,8 @@ pub struct WorkTime {
 /// Reason of an idle gap.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum GapReason {
+    /// The profiler worked for itself.
+    Profiler,
     /// The host had not called the launch.
     Host,
     /// The launching call was running.
@@ -86,6 +88,8 @@ pub struct WindowSplit {
     pub stage: String,
     /// Windows: instances of the stage on each GPU.
     pub windows: u64,
+    /// Sum of the windows of all instances: overlaps count as often as they occur.
+    pub instances_ns: i64,
     pub window_ns: i64,
     /// Time in which only work of other stages ran.
     pub other_ns: i64,
@@ -172,20 +176,23 @@ impl<'a> SplitSums<'a> {
     pub fn finish(mut self, labels: &[String], cells: &GpuCells) -> WindowSplits {
         self.shared.resize_with(cells.cells().len(), SharedTime::default);
         let gpus = cells.devices.len().max(1);
-        let mut windows = vec![(0, 0i64); self.stages.len()];
+        let mut windows = vec![(0, 0i64, 0i64); self.stages.len()];
         for (at, (cell, shared)) in cells.cells().iter().zip(&mut self.shared).enumerate() {
             shared.advance(i64::MAX, &cell.window, &mut self.stages[at / gpus].work);
-            let (count, ns) = &mut windows[at / gpus];
+            let (count, instances_ns, ns) = &mut windows[at / gpus];
             *count += cell.instances;
+            *instances_ns = instances_ns.saturating_add(cell.instances_ns);
             *ns = ns.saturating_add(cell.window_ns());
         }
-        let split = |((sums, name), (windows, window_ns)): ((StageSums, &String), (u64, i64))| {
+        type NamedSums<'a> = ((StageSums, &'a String), (u64, i64, i64));
+        let split = |((sums, name), (windows, instances_ns, window_ns)): NamedSums| {
             let (work, gaps): (BTreeMap<_, _>, BTreeMap<_, _>) =
                 (sums.work.into_iter().collect(), sums.gaps.into_iter().collect());
             let inside: i64 = work.values().map(|it: &WorkTime| it.ns).sum();
             let idle: i64 = gaps.values().map(|it: &(u64, i64)| it.1).sum();
             let other_ns = window_ns - inside - idle;
-            WindowSplit { stage: name.clone(), windows, window_ns, other_ns, work, gaps }
+            let stage = name.clone();
+            WindowSplit { stage, windows, instances_ns, window_ns, other_ns, work, gaps }
         };
         let mut stages: Vec<WindowSplit> =
             self.stages.into_iter().zip(labels).zip(windows).map(split).collect();
@@ -197,7 +204,7 @@ impl<'a> SplitSums<'a> {
 /// The reasons of a gap with their time. Without a reason on the host, a gap is inside a graph if
 /// one launch has both its neighbours.
 fn reasons(gap: &IdleGap) -> impl Iterator<Item = (GapReason, i64)> + use<> {
-    let IdleSplit { host, copy, sync, unknown, launch } = gap.reasons;
+    let IdleSplit { host, copy, sync, unknown, launch } = gap.reasons.program;
     let launched = gap.after.filter(|after| after.call != NONE);
     let rest = match (launched, gap.before) {
         (None, _) => GapReason::Unknown,
@@ -205,6 +212,7 @@ fn reasons(gap: &IdleGap) -> impl Iterator<Item = (GapReason, i64)> + use<> {
         (Some(_), _) => GapReason::Queued,
     };
     [
+        (GapReason::Profiler, gap.reasons.all.ns() - gap.reasons.program.ns()),
         (GapReason::Host, host - launch),
         (GapReason::Launch, launch),
         (GapReason::Sync, sync),

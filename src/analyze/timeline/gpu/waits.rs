@@ -30,9 +30,18 @@ impl IdleSplit {
     }
 }
 
-/// Waiting and copying calls by thread.
+/// The reasons of one gap.
+#[derive(Debug, Clone, Copy, Default, PartialEq)]
+pub struct GapReasons {
+    pub all: IdleSplit,
+    /// Without the time in which the profiler worked.
+    pub program: IdleSplit,
+}
+
+/// Waiting and copying calls by thread, and the profiler's own work.
 #[derive(Default)]
 pub struct HostWaits {
+    profiler: IntervalSet,
     sync: BTreeMap<i64, IntervalSet>,
     copy: BTreeMap<i64, IntervalSet>,
 }
@@ -56,14 +65,35 @@ impl HostWaits {
         let cover = |calls: BTreeMap<i64, Vec<Interval>>| {
             calls.into_iter().map(|(at, calls)| (at, IntervalSet::new(calls))).collect()
         };
-        Self { sync: cover(sync), copy: cover(copy) }
+        let profiler = IntervalSet::new(trace.framework.overheads.iter().copied());
+        Self { profiler, sync: cover(sync), copy: cover(copy) }
     }
 
     /// Splits an idle gap by reason. `call` launched the work that ended the gap; without it,
     /// `last` is the thread of the last launch. `near` has the positions of the previous lookup.
     pub fn split(
         &self,
+        gap: Interval,
+        call: Option<ApiCall>,
+        copy: bool,
+        last: Option<i64>,
+        near: &mut [usize; 2],
+    ) -> GapReasons {
+        let mut part = |part| self.part(part, gap.0, call, copy, last, near);
+        let all = part(gap);
+        if self.profiler.overlap_ns(gap.0, gap.1) == 0 {
+            return GapReasons { all, program: all };
+        }
+        let mut program = IdleSplit::default();
+        self.profiler.outside(gap).for_each(|outside| program.add(&part(outside)));
+        GapReasons { all, program }
+    }
+
+    /// Splits a part of the gap that starts at `start`.
+    fn part(
+        &self,
         (from, to): Interval,
+        start: i64,
         call: Option<ApiCall>,
         copy: bool,
         last: Option<i64>,
@@ -83,7 +113,7 @@ impl HostWaits {
         split.host = launched - from - split.sync - split.copy;
         let rest = to - launched;
         match call {
-            Some(call) if call.end_ns <= from => split.unknown += rest,
+            Some(call) if call.end_ns <= start => split.unknown += rest,
             Some(_) if copy => split.copy += rest,
             _ => (split.host, split.launch) = (split.host + rest, rest),
         }
