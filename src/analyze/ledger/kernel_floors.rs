@@ -19,8 +19,8 @@ struct KernelFloor {
 }
 
 impl KernelFloor {
-    /// The floor of `calls` launches that took `ns`: needs both the operations and the bytes, counted
-    /// or as sampled shares of the peak.
+    /// The floor of `calls` launches that took `ns`: needs both the operations and the bytes,
+    /// counted or as sampled shares of the peak.
     fn of(evidence: &LaunchEvidence, rates: &Rates, calls: f64, ns: i64) -> Option<Self> {
         let flops = evidence.counters.and_then(|values| rates.counted_ns(values));
         let bytes = evidence.bytes.zip(rates.bytes).map(|(at, rate)| rate.ns(at.bytes));

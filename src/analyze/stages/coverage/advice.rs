@@ -2,8 +2,8 @@
 
 use crate::trace::framework::TimelineTool;
 
-/// Remedy for kernels that are missing from the capture; `at_end` if all were launched after the last
-/// synchronisation.
+/// Remedy for kernels that are missing from the capture; `at_end` if all were launched after the
+/// last synchronisation.
 pub const fn lost(tool: TimelineTool, at_end: bool) -> &'static str {
     match tool {
         TimelineTool::Nsys if at_end => {

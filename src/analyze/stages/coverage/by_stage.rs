@@ -30,8 +30,8 @@ use crate::{
 
 /// Id of the finding on a stage that lost kernels; it makes a run partial.
 pub const KERNELS_LOST: &str = "kernels_lost";
-/// Max share of a stage's launched kernels that the end of a capture may cut off, percent. Idle time
-/// of the stage is overstated by about that share.
+/// Max share of a stage's launched kernels that the end of a capture may cut off, percent. Idle
+/// time of the stage is overstated by about that share.
 const CUT_OFF_PCT: f64 = 5.0;
 /// Id of the finding on kernels without a launching call in the capture.
 pub const KERNELS_UNATTRIBUTED: &str = "kernels_unattributed";
