@@ -140,7 +140,7 @@ fn with_cause(cause: LedgerCause, saving_ns: i64) -> Analysis {
 
 #[test]
 fn each_cause_of_the_ledger_is_one_finding_with_its_kernels() {
-    // The profiler's own work is no saving.
+    // The profiler's own work is not a saving.
     let is_saving = |it: &&LedgerCause| it.is_cause() && **it != LedgerCause::ProfilerOverhead;
     for cause in LedgerCause::ALL.iter().filter(is_saving) {
         let id = format!("ledger_{cause}");

@@ -132,6 +132,7 @@ fn of_cause(cause: &str) -> Option<&'static str> {
              floor, bytes and tensor cores"
         }
         "latency" => "time x (1 - use of the busiest unit)",
+        "profiler_overhead" => "idle time of the GPU in which the profiler recorded its own work",
         "gap_host" | "gap_launch" | "gap_sync" | "gap_copy" => {
             "idle time of the GPU, by the call of the host at that time"
         }
