@@ -172,6 +172,18 @@ impl KernelTrace {
         self.rows.sort();
     }
 
+    /// Drops each kernel that equals an earlier one in all fields and has a correlation id: a stream
+    /// executes a launch once. Returns the number of dropped ones. The kernels are sorted.
+    pub fn drop_repeated(&mut self) -> u64 {
+        let mut same_start = SameStart::default();
+        let repeated = self.rows.iter().filter(|row| same_start.repeats(*row)).count();
+        if repeated > 0 {
+            let mut same_start = SameStart::default();
+            self.rows = self.rows.iter().filter(|row| !same_start.repeats(*row)).collect();
+        }
+        repeated as u64
+    }
+
     /// A copy with `change` applied to each kernel.
     pub fn map(&self, change: impl Fn(usize, &mut Kernel)) -> Self {
         let changed = |(at, mut kernel)| {
@@ -179,6 +191,29 @@ impl KernelTrace {
             kernel
         };
         self.iter().enumerate().map(changed).collect()
+    }
+}
+
+/// Distinct rows with the same start.
+#[derive(Default)]
+struct SameStart(Vec<[i64; 5]>);
+
+impl SameStart {
+    /// Returns true for a row that was there before, of a known launch that took time. Rows come
+    /// in the order of their starts.
+    fn repeats(&mut self, row: [i64; 5]) -> bool {
+        let [_, ns, _, correlation_id, _] = row;
+        if ns <= 0 || correlation_id == 0 {
+            return false;
+        }
+        if self.0.first().is_some_and(|it| it[0] != row[0]) {
+            self.0.clear();
+        }
+        let is_repeated = self.0.contains(&row);
+        if !is_repeated {
+            self.0.push(row);
+        }
+        is_repeated
     }
 }
 
@@ -217,5 +252,46 @@ mod tests {
         assert_eq!(packed.kinds().len(), 2);
         packed.sort();
         assert_eq!(packed.get(0), other);
+    }
+
+    #[test]
+    fn only_a_repeated_launch_is_dropped() {
+        let kernel = Kernel {
+            name: 1,
+            full_name: 2,
+            device: 0,
+            stream: 7,
+            start_ns: 10,
+            end_ns: 20,
+            global_pid: 1 << 24,
+            correlation_id: 8,
+            grid: [1; 3],
+            block: [1; 3],
+            registers: 0,
+            shared_memory: 0,
+            graph_node: None,
+        };
+        let others = [
+            Kernel { start_ns: 11, ..kernel },
+            Kernel { end_ns: 21, ..kernel },
+            Kernel { stream: 8, ..kernel },
+            Kernel { device: 1, ..kernel },
+            Kernel { name: 3, full_name: 3, ..kernel },
+            Kernel { correlation_id: 9, ..kernel },
+            Kernel { global_pid: 2 << 24, ..kernel },
+            Kernel { graph_node: Some(1), ..kernel },
+            Kernel { graph_node: Some(2), ..kernel },
+        ];
+        let unknown = Kernel { correlation_id: 0, ..kernel };
+        let once = [&[kernel, unknown, unknown], &others[..]].concat();
+        let mut packed: KernelTrace = once.iter().copied().collect();
+        packed.sort();
+        let sorted: Vec<Kernel> = packed.iter().collect();
+        assert_eq!(packed.drop_repeated(), 0);
+        let twice = [&once[..], &[kernel], &others[..]].concat();
+        let mut packed: KernelTrace = twice.into_iter().collect();
+        packed.sort();
+        assert_eq!(packed.drop_repeated(), 10);
+        assert_eq!(packed.iter().collect::<Vec<_>>(), sorted);
     }
 }

@@ -17,7 +17,7 @@ use super::{
     stage::{StageRules, UnknownRange},
     unclosed::{self, Unclosed},
 };
-use crate::domain::finding::Finding;
+use crate::domain::finding::{Finding, Severity};
 
 /// One timeline. A table missing from the export is an empty list here and absent from `tables`.
 #[derive(Debug, Clone, Default)]
@@ -69,6 +69,24 @@ pub struct NsysTrace {
 }
 
 impl NsysTrace {
+    /// Counts each kernel once, with a finding where the capture has some of them twice. The kernels
+    /// are sorted.
+    pub fn drop_repeated_kernels(&mut self) {
+        let repeated = self.kernels.drop_repeated();
+        if repeated == 0 {
+            return;
+        }
+        let message = format!(
+            "{repeated} kernel records are repetitions of others, with the same launch, stream, \
+             start and end; each is counted once."
+        );
+        self.findings.push(
+            Finding::new("kernel_records_repeated", Severity::Warning, message)
+                .with("repetitions", repeated)
+                .advise("Export the report again, and check programs that merge or edit exports."),
+        );
+    }
+
     /// Sets the rules and closes unclosed ranges by them.
     pub fn with_rules(mut self, rules: StageRules) -> Self {
         self.unclosed.extend(unclosed::close(&mut self.ranges, &rules));

@@ -242,6 +242,7 @@ impl Merged {
         trace.findings = findings::findings(&facts, &trace);
         trace.strings = tables.strings.into_names();
         trace.kernels.sort();
+        trace.drop_repeated_kernels();
         trace.cuda_calls.sort();
         trace.copies.sort_by_key(|copy| copy.start_ns);
         trace.ranges.sort_by_key(|r| (r.start_ns, Reverse(r.end_ns.unwrap_or(i64::MAX))));

@@ -82,6 +82,7 @@ pub fn read(path: &Path) -> Result<NsysTrace, ParseError> {
 
     // Analysis requires launch order and start order; exports usually have it, without a guarantee.
     trace.kernels.sort();
+    trace.drop_repeated_kernels();
     trace.cuda_calls.sort();
     trace.os_calls.sort();
     trace.copies.sort_by_key(|copy| copy.start_ns);
