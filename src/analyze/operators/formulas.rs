@@ -1,7 +1,8 @@
 //! FLOPs and bytes of a framework's operators, from the shapes and types of their inputs.
 //!
-//! A multiply-add is two FLOPs; attention counts both products over all pairs of positions, masked
-//! ones included, as PyTorch's own counter does. Bytes are those of operands and result, each once.
+//! A multiply-add is two FLOPs; attention counts both products over all pairs of positions, where it
+//! is called as causal over those of a query and the keys that it attends to. Pairs that a mask
+//! hides count, since its values are not recorded. Bytes are those of operands and result, each once.
 //! An operator without a formula here has none of either.
 
 use crate::trace::{framework::OperatorSignature, gemm::GemmShape};
@@ -81,11 +82,11 @@ pub fn work(of: &OperatorSignature) -> Option<OperatorWork> {
         | "_scaled_dot_product_cudnn_attention"
         | "_cudnn_attention_forward"
         | "_scaled_dot_product_fused_attention_overrideable" => {
-            attention(shape(0)?, shape(1)?, shape(2)?, [0, 1, 2, 3])
+            attention(shape(0)?, shape(1)?, shape(2)?, [0, 1, 2, 3], causal(of))
         }
         // Positions come before heads.
         "_flash_attention_forward" | "_efficient_attention_forward" => {
-            attention(shape(0)?, shape(1)?, shape(2)?, [0, 2, 1, 3])
+            attention(shape(0)?, shape(1)?, shape(2)?, [0, 2, 1, 3], causal(of))
         }
         _ => None,
     }?;
@@ -176,8 +177,65 @@ fn grouped(a: &[u64], b: &[u64]) -> Option<Counts> {
     }
 }
 
+/// The keys that a query attends to.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Attended {
+    All,
+    /// The first query attends to the first key, each further one to one key more.
+    FromFirst,
+    /// The last query attends to all keys, each one before it to one key less.
+    ToLast,
+}
+
+impl Attended {
+    /// Pairs of a query and a key.
+    fn pairs(self, queries: u64, keys: u64) -> Option<u64> {
+        let triangle = |side: u64| Some(times(&[side, side.checked_add(1)?])? / 2);
+        let all = times(&[queries, keys]);
+        match self {
+            Self::All => all,
+            Self::FromFirst if queries <= keys => triangle(queries),
+            Self::FromFirst => sum(&[triangle(keys)?, times(&[queries - keys, keys])?]),
+            Self::ToLast if queries <= keys => {
+                all?.checked_sub(triangle(queries.saturating_sub(1))?)
+            }
+            Self::ToLast => triangle(keys),
+        }
+    }
+}
+
+/// The keys attended to, by the values of a call; all where these were not recorded.
+fn causal(of: &OperatorSignature) -> Attended {
+    let (at, causal) = match base(&of.name) {
+        "scaled_dot_product_attention"
+        | "_scaled_dot_product_attention_math"
+        | "_scaled_dot_product_fused_attention_overrideable" => (5, Attended::FromFirst),
+        "_scaled_dot_product_flash_attention" => (4, Attended::FromFirst),
+        "_scaled_dot_product_efficient_attention" | "_scaled_dot_product_cudnn_attention" => {
+            (6, Attended::FromFirst)
+        }
+        "_cudnn_attention_forward" => (10, Attended::FromFirst),
+        "_flash_attention_forward" => (8, Attended::ToLast),
+        "_efficient_attention_forward" => (9, Attended::ToLast),
+        _ => return Attended::All,
+    };
+    match of.values.get(at).map(String::as_str) {
+        Some("True") => causal,
+        // Types of masks: from the upper left, and to the lower right.
+        Some("1") => Attended::FromFirst,
+        Some("2") => Attended::ToLast,
+        _ => Attended::All,
+    }
+}
+
 /// Both products of attention; `sides`: where batch, heads, positions and width are.
-fn attention(q: &[u64], k: &[u64], v: &[u64], sides: [usize; 4]) -> Option<Counts> {
+fn attention(
+    q: &[u64],
+    k: &[u64],
+    v: &[u64],
+    sides: [usize; 4],
+    attended: Attended,
+) -> Option<Counts> {
     let of = |shape: &[u64]| -> Option<[u64; 4]> {
         (shape.len() == 4).then(|| sides.map(|at| shape[at]))
     };
@@ -193,7 +251,8 @@ fn attention(q: &[u64], k: &[u64], v: &[u64], sides: [usize; 4]) -> Option<Count
     if !is_valid {
         return None;
     }
-    let flops = times(&[2, batch, heads, queries, keys, width.checked_add(value[3])?])?;
+    let pairs = attended.pairs(queries, keys)?;
+    let flops = times(&[2, batch, heads, pairs, width.checked_add(value[3])?])?;
     let result = times(&[batch, heads, queries, value[3]])?;
     let elements = sum(&[times(q)?, times(k)?, times(v)?, result])?;
     Some((flops, elements))
@@ -212,7 +271,7 @@ mod tests {
     fn of(name: &str, shapes: &[&[u64]]) -> Option<(u64, u64)> {
         let shapes: Vec<Vec<u64>> = shapes.iter().map(|it| it.to_vec()).collect();
         let types = vec!["c10::BFloat16".to_owned(); shapes.len()];
-        let found = work(&OperatorSignature { name: name.into(), shapes, types })?;
+        let found = work(&OperatorSignature { name: name.into(), shapes, types, values: vec![] })?;
         Some((found.flops, found.bytes))
     }
 
@@ -231,7 +290,12 @@ mod tests {
         let of = |name: &str, shapes: &[&[u64]]| {
             let shapes: Vec<Vec<u64>> = shapes.iter().map(|it| it.to_vec()).collect();
             let types = vec!["c10::BFloat16".to_owned(); shapes.len()];
-            let it = product_shape(&OperatorSignature { name: name.into(), shapes, types })?;
+            let it = product_shape(&OperatorSignature {
+                name: name.into(),
+                shapes,
+                types,
+                values: vec![],
+            })?;
             assert_eq!(it.left_type, "bf16");
             Some(([it.batch, it.m, it.n, it.k], it.right_transposed))
         };
@@ -259,6 +323,51 @@ mod tests {
     }
 
     #[test]
+    fn causal_attention_counts_the_pairs_of_a_query_and_the_keys_that_it_attends_to() {
+        let flops = |name: &str, at: usize, value: &str| {
+            let mut values = vec![String::new(); 13];
+            values[at] = value.into();
+            let shapes = vec![vec![1, 2, 6, 8]; 3];
+            let of = OperatorSignature { name: name.into(), shapes, values, ..Default::default() };
+            work(&of).unwrap().flops
+        };
+        let (all, causal) = (2 * 2 * 36 * 16, 2 * 2 * 21 * 16);
+        for (name, at) in [
+            ("aten::scaled_dot_product_attention", 5),
+            ("aten::_scaled_dot_product_attention_math", 5),
+            ("aten::_scaled_dot_product_fused_attention_overrideable", 5),
+            ("aten::_scaled_dot_product_flash_attention", 4),
+            ("aten::_scaled_dot_product_efficient_attention", 6),
+            ("aten::_scaled_dot_product_cudnn_attention", 6),
+            ("aten::_cudnn_attention_forward", 10),
+        ] {
+            let found = [flops(name, at, "True"), flops(name, at, "False"), flops(name, 0, "True")];
+            assert_eq!(found, [causal, all, all], "{name}");
+        }
+        // Here, 2 positions of 6 heads.
+        let (all, causal) = (2 * 6 * 4 * 16, 2 * 6 * 3 * 16);
+        let flash = |value| flops("aten::_flash_attention_forward", 8, value);
+        assert_eq!([flash("True"), flash("False")], [causal, all]);
+        let efficient = |value| flops("aten::_efficient_attention_forward", 9, value);
+        assert_eq!(["0", "1", "2"].map(efficient), [all, causal, causal]);
+    }
+
+    #[test]
+    fn pairs_are_those_of_the_mask() {
+        for (queries, keys) in (0..7).flat_map(|q| (0..7).map(move |k| (q, k))) {
+            let count = |attends: &dyn Fn(i64, i64) -> bool| {
+                let pairs = (0..queries).flat_map(|q| (0..keys).map(move |k| (q, k)));
+                Some(pairs.filter(|it| attends(it.0, it.1)).count() as u64)
+            };
+            let pairs = |it: Attended| it.pairs(queries as u64, keys as u64);
+            assert_eq!(pairs(Attended::All), count(&|_, _| true));
+            assert_eq!(pairs(Attended::FromFirst), count(&|q, k| k <= q));
+            let shift = keys - queries;
+            assert_eq!(pairs(Attended::ToLast), count(&|q, k| k <= q + shift));
+        }
+    }
+
+    #[test]
     fn shapes_that_do_not_fit_have_no_work_and_absurd_ones_neither() {
         assert_eq!(of("aten::mm", &[&[2, 3], &[4, 5]]), None);
         assert_eq!(of("aten::mm", &[&[2, 3]]), None);
@@ -272,7 +381,7 @@ mod tests {
         let untyped = OperatorSignature {
             name: "aten::mm".into(),
             shapes: vec![vec![2, 3], vec![3, 5]],
-            types: vec![],
+            ..OperatorSignature::default()
         };
         assert_eq!(work(&untyped), Some(OperatorWork { flops: 60, bytes: 0 }));
     }

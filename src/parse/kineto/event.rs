@@ -198,6 +198,8 @@ pub struct ArgsFields {
     pub graph_node_id: Integer,
     #[serde(rename = "Input Dims", alias = "Input dims")]
     pub input_dims: Option<Box<RawValue>>,
+    #[serde(rename = "Concrete Inputs")]
+    pub concrete_inputs: Option<Box<RawValue>>,
     #[serde(rename = "Input type", alias = "Input types")]
     pub input_types: Option<Box<RawValue>>,
     /// Name of a process, in an event of metadata.

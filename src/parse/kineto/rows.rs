@@ -179,7 +179,10 @@ impl FileRows {
                 self.collectives.operator(name, args);
                 let dims = args.input_dims.as_deref().map_or("", |it| it.get());
                 let types = args.input_types.as_deref().map_or("", |it| it.get());
-                let row = self.host(&event, at, known.index(name, dims, types));
+                // Of other operators no value changes the work.
+                let values = args.concrete_inputs.as_deref().filter(|_| name.contains("attention"));
+                let values = values.map_or("", |it| it.get());
+                let row = self.host(&event, at, known.index(name, dims, types, values));
                 self.operators.push(row);
             }
             Category::Frame => {

@@ -19,9 +19,9 @@ pub struct Signatures {
 
 impl Signatures {
     /// Index of a signature, given as the texts of the event.
-    pub fn index(&mut self, name: &str, dims: &str, types: &str) -> u32 {
+    pub fn index(&mut self, name: &str, dims: &str, types: &str, values: &str) -> u32 {
         self.key.clear();
-        for text in [name, "\0", dims, "\0", types] {
+        for text in [name, "\0", dims, "\0", types, "\0", values] {
             self.key.push_str(text);
         }
         if let Some(known) = self.known.get(&self.key) {
@@ -34,6 +34,7 @@ impl Signatures {
             name: name.to_owned(),
             shapes: shapes(dims),
             types: serde_json::from_str(types).unwrap_or_default(),
+            values: serde_json::from_str(values).unwrap_or_default(),
         });
         index
     }
@@ -82,12 +83,14 @@ mod tests {
         let mut all = Signatures::default();
         let dims = "[[2, 3], [], [[1, 2], [3, 4]], [3]]";
         let types = r#"["float", "Scalar", "TensorList", "c10::Half"]"#;
-        assert_eq!(all.index("aten::cat", dims, types), 0);
-        assert_eq!(all.index("aten::cat", dims, types), 0);
-        assert_eq!(all.index("aten::cat", "broken", ""), 1);
+        assert_eq!(all.index("aten::cat", dims, types, "[]"), 0);
+        assert_eq!(all.index("aten::cat", dims, types, "[]"), 0);
+        assert_eq!(all.index("aten::cat", "broken", "", ""), 1);
+        assert_eq!(all.index("aten::cat", dims, types, r#"["", "True"]"#), 2);
         let all = all.into_all();
         assert_eq!(all[0].shapes, [vec![2, 3], vec![], vec![], vec![3]]);
         assert_eq!(all[0].types[3], "c10::Half");
+        assert_eq!(all[2].values, ["", "True"]);
         assert_eq!((all[1].shapes.len(), all[1].types.len()), (0, 0));
     }
 }

@@ -21,6 +21,7 @@ fn with_operators(sketch: &str, operators: &[(&str, i64, i64, &[&[u64]])]) -> Tr
             name: (*name).into(),
             shapes: shapes.iter().map(|it| it.to_vec()).collect(),
             types: vec!["c10::BFloat16".into(); shapes.len()],
+            values: vec![],
         });
         nsys.framework.push(FrameworkCall {
             start_ns: *start_ns,
