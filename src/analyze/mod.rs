@@ -51,6 +51,7 @@ use crate::{
             command::{self, CommandTiming},
             coverage::StageCoverage,
             experts::{self, ExpertUse},
+            launched_elsewhere,
             output_equality::{self, OutputCheck},
             overhead::{self, OverheadRecord},
             profiler_overhead,
@@ -307,6 +308,8 @@ impl Analysis {
         if let Some((nsys, launches)) = timeline {
             self.call_sites = call_sites::call_sites(nsys, launches, &self.kernels.stages);
             self.findings.extend(profiler_overhead::findings(nsys, launches));
+            let elsewhere = &tables.launched_elsewhere;
+            self.findings.extend(launched_elsewhere::findings(elsewhere, launches));
         }
         self.processes = tables.processes;
         self.engine_steps = tables.engine_steps;

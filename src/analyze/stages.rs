@@ -7,6 +7,7 @@ pub mod cold;
 pub mod command;
 pub mod coverage;
 pub mod experts;
+pub mod launched_elsewhere;
 pub mod output_equality;
 pub mod overhead;
 pub mod profiler_overhead;

@@ -12,7 +12,7 @@ pub use self::{
     nests::{OpenNest, nest, nest_ranges},
     unclosed::unclosed,
 };
-use super::interval::{Interval, IntervalSet, union};
+use super::interval::{Interval, IntervalSet};
 use crate::trace::{
     nsys::{NsysTrace, process_of},
     range::Range,
@@ -69,7 +69,7 @@ fn place(range: &Range) -> i64 {
     if range.push_pop { range.global_tid } else { process_of(range.global_tid) }
 }
 
-/// One continuous instance of a stage on a thread or process.
+/// One instance of a stage on a thread or process: a range that lies in no other of its stage.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct StageInstance {
     /// Index into [`OpenStages::labels`].
@@ -88,6 +88,8 @@ pub struct OpenStages {
     pub labels: Vec<String>,
     pub instances: Vec<StageInstance>,
     threads: BTreeMap<i64, Segments>,
+    /// Number of instances that lie inside another stage, which wins: by both labels.
+    pub hidden: BTreeMap<(usize, usize), u64>,
 }
 
 /// Intervals by thread or process.
@@ -136,7 +138,7 @@ impl OpenStages {
                 place,
                 estimated: false,
             };
-            stages.instances.extend(union(intervals).into_iter().map(instance));
+            stages.instances.extend(outermost(intervals).into_iter().map(instance));
         }
         stages.instances.sort_by_key(|it| (it.start_ns, it.label));
         stages.mark_estimated(trace);
@@ -206,11 +208,27 @@ impl OpenStages {
                 .filter(|value| **value < EXCLUDED)
                 .for_each(|value| counted[*value as usize] = true);
         }
-        for (instance, counted) in self.instances.iter_mut().zip(counted) {
-            if !counted {
-                instance.end_ns = instance.start_ns;
+        for at in (0..self.instances.len()).filter(|at| !counted[*at]) {
+            let it = self.instances[at];
+            self.instances[at].end_ns = it.start_ns;
+            if let Some(first) = self.first_at(&it).filter(|first| (1..it.label).contains(first)) {
+                *self.hidden.entry((it.label, first)).or_default() += 1;
             }
         }
+    }
+
+    /// The label that counts at the start of an instance, on a thread on which it is open.
+    fn first_at(&self, it: &StageInstance) -> Option<usize> {
+        let threads = self.threads.iter();
+        let mut open =
+            threads.filter(|(thread, _)| [**thread, process_of(**thread)].contains(&it.place));
+        let first = open.next()?.1.at(it.start_ns, &mut 0);
+        Some(self.instances.get(first as usize)?.label)
+    }
+
+    /// The label of an instance.
+    pub fn label(&self, instance: usize) -> &str {
+        &self.labels[self.instances[instance].label]
     }
 
     /// Instances open on `thread` over time, as indices.
@@ -218,6 +236,19 @@ impl OpenStages {
     pub fn on(&self, thread: i64) -> Option<&Segments> {
         self.threads.get(&thread)
     }
+}
+
+/// Drops empty intervals and those inside another one. A stage nested in itself is one instance;
+/// ranges that touch, or overlap as concurrent requests do, are several.
+fn outermost(mut intervals: Vec<Interval>) -> Vec<Interval> {
+    intervals.sort_unstable_by_key(|(start, end)| (*start, std::cmp::Reverse(*end)));
+    let mut until = i64::MIN;
+    intervals.retain(|(start, end)| {
+        let is_outer = start < end && *end > until;
+        until = until.max(*end);
+        is_outer
+    });
+    intervals
 }
 
 /// The intervals of a thread and of its process.

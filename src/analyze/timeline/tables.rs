@@ -24,6 +24,7 @@ use crate::{
         stages::{
             DECODE,
             coverage::{self, StageCoverage},
+            launched_elsewhere,
             stage_calls::{self, StageCalls},
         },
     },
@@ -47,6 +48,8 @@ pub struct TimelineTables {
     pub engine_steps: Vec<EngineStepRecord>,
     pub collectives: CollectiveTables,
     pub coverage: Vec<StageCoverage>,
+    /// Kernels that other threads launched during stages without a launch, by stage.
+    pub launched_elsewhere: BTreeMap<String, u64>,
 }
 
 impl TimelineTables {
@@ -55,6 +58,7 @@ impl TimelineTables {
         let mut tables = Self::compute(nsys, launches, counters);
         tables.remove_partial_stages();
         tables.remove_estimated_windows(launches);
+        tables.remove_stages_launched_elsewhere();
         tables
     }
 
@@ -76,10 +80,14 @@ impl TimelineTables {
             engine_steps,
             collectives,
             coverage,
+            launched_elsewhere,
         } = &mut tables;
         rayon::scope(|scope| {
             scope.spawn(|_| (*stage_gpu, *splits) = gpu::device_tables(nsys, launches));
             scope.spawn(|_| *coverage = coverage::by_stage(nsys, launches));
+            scope.spawn(|_| {
+                *launched_elsewhere = launched_elsewhere::launched_elsewhere(nsys, launches)
+            });
             scope.spawn(|_| *stage_calls = stage_calls::stage_calls(nsys, launches));
             scope.spawn(|_| *alone = alone::alone(nsys, launches));
             scope.spawn(|_| *graphs = graphs::whole_graphs(nsys, launches));
@@ -122,6 +130,13 @@ impl TimelineTables {
         {
             (it.device_ms, it.gap_ms) = (None, None);
         }
+    }
+
+    /// Removes GPU times of stages whose work other threads launched.
+    fn remove_stages_launched_elsewhere(&mut self) {
+        let elsewhere = &self.launched_elsewhere;
+        self.stage_gpu.totals.retain(|it| !elsewhere.contains_key(&it.stage));
+        self.stage_gpu.devices.retain(|it| !elsewhere.contains_key(&it.stage));
     }
 
     /// Removes figures of stage windows whose end is estimated.
