@@ -49,7 +49,9 @@ impl StageRows<'_> {
         let mut difference_of = self.member(LedgerCause::PassDifference, None, None);
         difference_of.ns = difference;
         difference_of.evidence = match self.times.is_only_traced {
-            true => "time of the range minus time until its last work ended".into(),
+            true => {
+                "time of the stage minus its windows on the GPUs, whose overlaps count once".into()
+            }
             false => "unprofiled minus traced time".into(),
         };
         sums.add(difference_of, "time of the stage");

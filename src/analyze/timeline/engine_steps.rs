@@ -7,6 +7,7 @@ use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
 use super::{
+    interval::Interval,
     launches::LaunchIndex,
     open_ranges::{EXCLUDED, NONE},
 };
@@ -90,7 +91,7 @@ struct StepPlace<'a> {
 #[derive(Debug, Clone, Copy, Default)]
 struct DeviceWork {
     /// First start, last end and time in which something ran.
-    window: Option<(i64, i64)>,
+    window: Option<Interval>,
     busy_ns: i64,
     kernels: u64,
     graphs: u64,
@@ -133,7 +134,9 @@ pub fn engine_steps(trace: &NsysTrace, launches: &LaunchIndex) -> Vec<EngineStep
         return Vec::new();
     }
     steps.sort_by_key(|it| (it.start_ns, it.end_ns, it.global_tid));
-    let work = device_work(trace, launches, &steps);
+    let ranges: Vec<(i64, Interval)> =
+        steps.iter().map(|it| (it.global_tid, (it.start_ns, it.end_ns))).collect();
+    let work = device_work(trace, launches, &ranges);
     let origin = steps.first().map_or(0, |it| it.start_ns);
     let records = steps.into_iter().zip(work).enumerate();
     records.map(|(at, (step, work))| record(at, origin, &step, &work)).collect()
@@ -177,11 +180,25 @@ fn record(at: usize, origin: i64, step: &StepPlace, work: &DeviceWork) -> Engine
     }
 }
 
+/// First start and last end of the work that was launched during each step, given as thread and
+/// times, in the order of their starts.
+pub fn work_windows(
+    trace: &NsysTrace,
+    launches: &LaunchIndex,
+    steps: &[(i64, Interval)],
+) -> Vec<Option<Interval>> {
+    device_work(trace, launches, steps).iter().map(|it| it.window).collect()
+}
+
 /// The work that was launched during each step, on its thread.
-fn device_work(trace: &NsysTrace, launches: &LaunchIndex, steps: &[StepPlace]) -> Vec<DeviceWork> {
+fn device_work(
+    trace: &NsysTrace,
+    launches: &LaunchIndex,
+    steps: &[(i64, Interval)],
+) -> Vec<DeviceWork> {
     let mut threads: BTreeMap<i64, Vec<usize>> = BTreeMap::new();
     for (at, step) in steps.iter().enumerate() {
-        threads.entry(step.global_tid).or_default().push(at);
+        threads.entry(step.0).or_default().push(at);
     }
     let mut calls = trace.cuda_calls.reader();
     let mut step_of = |(call, instance): (u32, u32)| {
@@ -190,9 +207,9 @@ fn device_work(trace: &NsysTrace, launches: &LaunchIndex, steps: &[StepPlace]) -
         }
         let call = calls.get(call);
         let of_thread = threads.get(&call.global_tid)?;
-        let after = of_thread.partition_point(|at| steps[*at].start_ns <= call.start_ns);
+        let after = of_thread.partition_point(|at| steps[*at].1.0 <= call.start_ns);
         let at = *of_thread.get(after.checked_sub(1)?)?;
-        (call.start_ns < steps[at].end_ns).then_some(at)
+        (call.start_ns < steps[at].1.1).then_some(at)
     };
     let mut work = vec![DeviceWork::default(); steps.len()];
     for (kernel, launch) in trace.kernels.iter().zip(launches.kernels.iter()) {

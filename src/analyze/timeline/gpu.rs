@@ -1,10 +1,11 @@
 //! GPU state during each stage: busy, copying or idle, and the reasons for idle time.
 //!
-//! A stage's window lasts from the start of its range to the end of the range, or of the last work
-//! that it launched if later; overlapping windows count once. Inside it a GPU is *busy* while work
-//! launched by the stage runs on any stream, *other* while only work of other stages runs, and
-//! *idle* while nothing runs, so busy + other + idle = window. This holds per GPU: each GPU has the
-//! windows of all stages of the processes that use it, and totals are sums over GPUs.
+//! A stage's window is the span of its range ([`super::stage_spans`]): to the end of the range, or
+//! of the last work that it launched if later; overlapping windows count once. Inside it a GPU is
+//! *busy* while work launched by the stage runs on any stream, *other* while only work of other
+//! stages runs, and *idle* while nothing runs, so busy + other + idle = window. This holds per GPU:
+//! each GPU has the windows of all stages of the processes that use it, and totals are sums over
+//! GPUs.
 //!
 //! An idle gap ends with the next work on the GPU and is explained by its launching call. Until the
 //! call started, the launching thread was in a waiting call (*sync*), in a copying call
@@ -48,9 +49,10 @@ pub struct StageGpu {
     pub devices: u64,
     /// Instances of the stage.
     pub instances: u64,
-    /// Time from each start to the end of the last work that the stage launched, overlaps once;
-    /// summed over GPUs. `null`, as are the times below, when no GPU work is recorded or when the
-    /// clocks of host and GPU are inconsistent.
+    /// Time from each start to the end of the last work that the stage launched, without the time
+    /// in which it was queued behind the stage before; overlaps once; summed over GPUs. `null`, as
+    /// are the times below, when no GPU work is recorded or when the clocks of host and GPU are
+    /// inconsistent.
     pub window_ms: Option<f64>,
     /// Time of the window in which a kernel, copy, fill or whole-traced graph of the stage ran, on
     /// any stream.

@@ -16,4 +16,5 @@ pub mod open_ranges;
 pub mod operator_entries;
 pub mod processes;
 pub mod regions;
+pub mod stage_spans;
 pub mod tables;

@@ -7,6 +7,7 @@ use super::{
         activity::{Activity, Busy, DeviceWork, activities, used_devices},
         interval::{Interval, IntervalSet},
         launches::{Cursor, LaunchIndex},
+        stage_spans::stage_spans,
     },
     overlap::Overlap,
     waits::{GapReasons, HostWaits, IdleSplit},
@@ -116,9 +117,9 @@ impl GpuCells {
         let waits = HostWaits::of(trace);
         let mut all =
             Self { devices, instances: vec![0; labels], graph_calls, has_launches, waits, cells };
-        let last_end = all.count(trace, launches);
+        all.count(trace, launches);
         all.add_copies(trace, launches);
-        all.set_windows(&launches.stages.instances, &last_end, &used);
+        all.set_windows(&launches.stages.instances, &stage_spans(trace, launches), &used);
         all.measure(trace, launches, observe);
         all
     }
@@ -144,15 +145,12 @@ impl GpuCells {
         label * self.devices.len() + self.devices.partition_point(|it| *it < device)
     }
 
-    /// Counts the work launched by each stage; returns the end of the last work of each instance.
-    fn count(&mut self, trace: &NsysTrace, launches: &LaunchIndex) -> Vec<i64> {
+    /// Counts the work launched by each stage.
+    fn count(&mut self, trace: &NsysTrace, launches: &LaunchIndex) {
         let instances = &launches.stages.instances;
-        let mut last_end = vec![i64::MIN; instances.len()];
         let mut calls = trace.cuda_calls.reader();
         for it in activities(trace, launches) {
             let Some(instance) = instances.get(it.instance as usize) else { continue };
-            let last = &mut last_end[it.instance as usize];
-            *last = it.end_ns.max(*last);
             let place = self.place(instance.label, it.device);
             let cell = &mut self.cells[place];
             match it.work {
@@ -166,7 +164,6 @@ impl GpuCells {
                 cell.worst_ns = cell.worst_ns.max(ahead);
             }
         }
-        last_end
     }
 
     fn add_copies(&mut self, trace: &NsysTrace, launches: &LaunchIndex) {
@@ -190,13 +187,12 @@ impl GpuCells {
     fn set_windows(
         &mut self,
         instances: &[StageInstance],
-        last_end: &[i64],
+        spans: &[Interval],
         used: &BTreeSet<(i64, u32)>,
     ) {
         let mut open: Vec<Vec<Interval>> = vec![vec![]; self.cells.len()];
-        for (it, last) in instances.iter().zip(last_end) {
-            let end = if it.end_ns == i64::MAX { *last } else { it.end_ns.max(*last) };
-            if it.start_ns >= it.end_ns || it.start_ns >= end {
+        for (it, span) in instances.iter().zip(spans) {
+            if it.start_ns >= it.end_ns || span.0 >= span.1 || span.1 == i64::MAX {
                 continue;
             }
             self.instances[it.label] += 1;
@@ -205,8 +201,8 @@ impl GpuCells {
                 let place = self.place(it.label, *device);
                 let cell = &mut self.cells[place];
                 cell.instances += 1;
-                cell.instances_ns = cell.instances_ns.saturating_add(end - it.start_ns);
-                open[place].push((it.start_ns, end));
+                cell.instances_ns = cell.instances_ns.saturating_add(span.1 - span.0);
+                open[place].push(*span);
             }
         }
         for (cell, open) in self.cells.iter_mut().zip(open) {

@@ -78,15 +78,15 @@ fn gaps_have_their_reason_and_the_work_before_them() {
 #[test]
 fn work_of_other_stages_is_no_time_of_this_one() {
     let sketch = "range 1 prefill 0..50\nrange 1 decode_all 50..100\ncall 1 1 1..2\ncall 1 2 51..52
-        kernel 1 a 10..80 7\nkernel 2 b 60..90 8";
+        kernel 1 a 10..80 7\nkernel 2 b 60..70 8";
     insta::assert_snapshot!(lines(&capture(sketch)), @"
     prefill windows 1 ns 80 other 0
     - a calls 1 ns 70 alone 70
     Host 1 1 after
     Launch 1 9 after
-    decode_all windows 1 ns 50 other 10
-    - b calls 1 ns 30 alone 30
-    Host 1 10 after - b
+    decode_all windows 1 ns 40 other 10
+    - b calls 1 ns 10 alone 10
+    Host 1 20 after - a
     ");
 }
 
