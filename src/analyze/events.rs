@@ -2,6 +2,8 @@
 //!
 //! No event is dropped; warm-up events are included.
 
+use std::collections::BTreeMap;
+
 use crate::trace::event::{
     Ceiling, End, Event, Experts, MemoryUse, OperatorCall, Output, SampleStart, StageRange, Start,
     Steady,
@@ -21,12 +23,33 @@ pub struct Events<'a> {
     pub memory: Vec<&'a MemoryUse>,
     pub ceilings: Vec<&'a Ceiling>,
     pub end: Option<&'a End>,
+    pub source: EventSource<'a>,
+}
+
+/// Source of the events of a pass.
+#[derive(Debug, Clone, Copy, Default)]
+pub enum EventSource<'a> {
+    /// The model runner: each repeat is a whole pass, and each step generates a token of each
+    /// sequence of the batch.
+    #[default]
+    Runner,
+    /// The ranges of a capture: stages of one pass have one repeat number. Tokens that the steps
+    /// of a repeat generated, where they are known.
+    Capture { tokens: &'a BTreeMap<u32, u64> },
 }
 
 impl<'a> Events<'a> {
     /// Number of sequences that the pass computes at the same time.
     pub fn batch(&self) -> u64 {
         self.start.map_or(1, Start::batch)
+    }
+
+    /// Tokens of all sequences that the decode steps of a repeat generated.
+    pub fn generated(&self, repeat: u32, steps: u64) -> Option<u64> {
+        match self.source {
+            EventSource::Runner => Some(steps * self.batch()),
+            EventSource::Capture { tokens } => tokens.get(&repeat).copied(),
+        }
     }
 
     /// Groups the events of one pass by kind.

@@ -85,6 +85,7 @@ use crate::{
 };
 use cost::Cost;
 use events::Events;
+use external_capture::CaptureEvents;
 use invariants::Violations;
 use kernels::KernelTimes;
 use ledger::{Ledger, LedgerInput};
@@ -188,9 +189,11 @@ pub fn analyze(trace: &Trace, model: Option<KnownModel>, peaks: Option<&DevicePe
     let timeline = trace.nsys.as_ref().zip(launches.as_ref());
     let derived = timeline
         .filter(|_| only_traced)
-        .map(|(nsys, launches)| external_capture::events(nsys, launches))
+        .map(|(nsys, launches)| {
+            CaptureEvents::of(nsys, launches, model.and_then(KnownModel::batch))
+        })
         .unwrap_or_default();
-    let baseline = Events::of(if only_traced { &derived } else { &trace.baseline });
+    let baseline = if only_traced { derived.by_kind() } else { Events::of(&trace.baseline) };
     let traced = Events::of(&trace.traced);
 
     let mut analysis = Analysis {
@@ -198,6 +201,7 @@ pub fn analyze(trace: &Trace, model: Option<KnownModel>, peaks: Option<&DevicePe
         tool: trace.nsys.as_ref().map(|it| it.tool).unwrap_or_default(),
         only_traced: only_traced && trace.nsys.is_some(),
         cold,
+        findings: derived.findings.clone(),
         ..Analysis::default()
     };
     // Both read all kernels of the capture, each in part on one core.

@@ -26,6 +26,14 @@ impl<'a> KnownModel<'a> {
             Self::Stated(stated) => &stated.model,
         }
     }
+
+    /// The stated number of sequences of a pass.
+    pub fn batch(self) -> Option<u64> {
+        match self {
+            Self::Runner(_) => None,
+            Self::Stated(stated) => Some(stated.batch),
+        }
+    }
 }
 
 /// The work of one repeat.

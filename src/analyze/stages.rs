@@ -24,16 +24,22 @@ use super::{
     stats::{Spread, percent, ratio},
 };
 use crate::{
-    analyze::stages::cold::{COLD_PART, ColdInstance},
+    analyze::{
+        events::EventSource,
+        stages::cold::{COLD_PART, ColdInstance},
+    },
     domain::units::Nanos,
-    trace::event::{Output, StageRange},
+    trace::{
+        engine_steps::MIXED,
+        event::{Output, StageRange},
+    },
 };
 
 /// The stage that ends with the first token.
 pub const PREFILL: &str = "prefill";
 /// The stage that generates the tokens after the first.
 pub const DECODE: &str = "decode_all";
-/// Stages in execution order; each is a row.
+/// Stages of a pass in execution order; each is a row, as are steps of engines that do both.
 pub const STAGES: [&str; 2] = [PREFILL, DECODE];
 /// Parts of prefill reported as notes.
 pub const VISION_PARTS: [&str; 4] = ["vision", "sam", "clip", "projector"];
@@ -48,9 +54,10 @@ pub struct StageTiming {
     /// Share of the stages' mean times, percent.
     pub share_pct: Option<f64>,
     /// Tokens processed per repeat, of all sequences of a batch: the prompts in prefill, one per
-    /// decode step in decode.
+    /// decode step in decode. `None` where unknown, or where repeats differ.
     pub tokens: Option<u64>,
-    /// Tokens per second of mean time.
+    /// Tokens per second of mean time; where decode steps have different numbers of sequences, all
+    /// tokens over all time.
     pub tokens_per_s: Option<f64>,
 }
 
@@ -75,7 +82,8 @@ pub struct Stages {
     /// One row per stage that ran, in order.
     pub rows: Vec<StageTiming>,
     pub notes: Vec<StageNote>,
-    /// Time from the start of the first stage to the end of the last, per repeat, milliseconds.
+    /// Time from the start of the first stage to the end of the last, per repeat, milliseconds. In
+    /// a capture, of a prefill and the one decode that follows it on its thread.
     pub wall_ms: Option<Spread>,
     /// Time to first token: that of prefill.
     pub first_token_ms: Option<Spread>,
@@ -89,7 +97,11 @@ pub struct Stages {
     pub decode_steps: Option<u64>,
     /// Decode steps of each repeat whose steps are known.
     pub repeat_steps: Vec<u64>,
-    /// Tokens of decode steps, of all sequences, per second of decode, per repeat.
+    /// Sequences of which each decode step generated a token; `None` where unknown, or where steps
+    /// of an engine have different numbers of requests.
+    pub sequences: Option<u64>,
+    /// Tokens of decode steps, of all sequences, per second of decode, per repeat; where steps have
+    /// different numbers of sequences, all tokens over all time.
     pub decode_tokens_per_s: Option<Spread>,
     /// Generated tokens of all sequences, the first included, per second of wall time, per repeat.
     pub tokens_per_s: Option<Spread>,
@@ -114,28 +126,44 @@ pub fn stages(events: &Events) -> Stages {
     let steps = steps_per_repeat(events);
     let wall = wall_times(events);
 
+    let mixed = per_repeat(events, MIXED);
+
     let total_mean: f64 =
-        [&prefill, &decode].into_iter().filter_map(spread_ms).map(|ms| ms.mean).sum();
+        [&prefill, &decode, &mixed].into_iter().filter_map(spread_ms).map(|ms| ms.mean).sum();
     let decode_steps = common_value(steps.values().copied());
     let prompts = common_value(events.samples.iter().map(|sample| sample.prompt_tokens));
     let prompt = match events.samples.as_slice() {
         [] => events.start.map(|start| start.prompt_tokens),
         _ => prompts,
     };
-    let batch = events.batch();
-    let decoded = decode_steps.map(|steps| steps * batch);
-    let rows = [(PREFILL, &prefill, prompt), (DECODE, &decode, decoded)]
-        .into_iter()
-        .filter_map(|(stage, times, tokens)| {
-            let ms = spread_ms(times)?;
-            Some(StageTiming {
-                stage: stage.into(),
-                ms,
-                share_pct: percent(ms.mean, total_mean),
-                tokens,
-                tokens_per_s: tokens.and_then(|tokens| ratio(tokens as f64 * 1e3, ms.mean)),
-            })
+    let generated: BTreeMap<u32, u64> = steps
+        .iter()
+        .filter_map(|(repeat, steps)| Some((*repeat, events.generated(*repeat, *steps)?)))
+        .collect();
+    let decoded = common_value(generated.values().copied());
+    let sequences = common_value(
+        generated.iter().filter_map(|(repeat, made)| made.checked_div(*steps.get(repeat)?)),
+    );
+    let overall_rate = match sequences {
+        Some(_) => None,
+        None => rate_of_all(&generated, &decode),
+    };
+    let row = |(stage, times, tokens): (&str, &BTreeMap<u32, Nanos>, Option<u64>)| {
+        let ms = spread_ms(times)?;
+        Some(StageTiming {
+            stage: stage.into(),
+            ms,
+            share_pct: percent(ms.mean, total_mean),
+            tokens,
+            tokens_per_s: match tokens {
+                Some(tokens) => ratio(tokens as f64 * 1e3, ms.mean),
+                None => overall_rate.filter(|_| stage == DECODE),
+            },
         })
+    };
+    let rows = [(PREFILL, &prefill, prompt), (DECODE, &decode, decoded), (MIXED, &mixed, None)]
+        .into_iter()
+        .filter_map(row)
         .collect();
 
     let prefill_mean = spread_ms(&prefill).map(|ms| ms.mean);
@@ -150,9 +178,17 @@ pub fn stages(events: &Events) -> Stages {
 
     let over_steps =
         |(repeat, time): (&u32, &Nanos)| ratio(time.as_ms(), *steps.get(repeat)? as f64);
-    let made = |forwards: u64, time: &Nanos| ratio((forwards * batch) as f64, time.as_secs());
-    let made_per_wall = |(repeat, time): (&u32, &Nanos)| made(*steps.get(repeat)? + 1, time);
-    let made_per_decode = |(repeat, time): (&u32, &Nanos)| made(*steps.get(repeat)?, time);
+    // The first token of each sequence is one of prefill.
+    let made_per_wall = |(repeat, time): (&u32, &Nanos)| {
+        let (made, steps) = (*generated.get(repeat)?, *steps.get(repeat)?);
+        ratio((made + made / steps.max(1)) as f64, time.as_secs())
+    };
+    let made_per_decode =
+        |(repeat, time): (&u32, &Nanos)| ratio(*generated.get(repeat)? as f64, time.as_secs());
+    let decode_tokens_per_s = match sequences {
+        Some(_) => Spread::of(decode.iter().filter_map(made_per_decode)),
+        None => Spread::of(overall_rate),
+    };
     Stages {
         repeats: prefill.len().max(decode.len()) as u32,
         rows,
@@ -164,9 +200,18 @@ pub fn stages(events: &Events) -> Stages {
         step_curve_ms: step_curve(events),
         decode_steps,
         repeat_steps: steps.values().copied().collect(),
-        decode_tokens_per_s: Spread::of(decode.iter().filter_map(made_per_decode)),
+        sequences,
+        decode_tokens_per_s,
         tokens_per_s: Spread::of(wall.iter().filter_map(made_per_wall)),
     }
+}
+
+/// All tokens over all time of the repeats whose tokens are known, per second.
+fn rate_of_all(tokens: &BTreeMap<u32, u64>, times: &BTreeMap<u32, Nanos>) -> Option<f64> {
+    let known = tokens.iter().filter_map(|(repeat, made)| Some((*made, *times.get(repeat)?)));
+    let (made, time) =
+        known.fold((0, Nanos(0)), |sum, it| (sum.0 + it.0, Nanos(sum.1.0.saturating_add(it.1.0))));
+    ratio(made as f64, time.as_secs())
 }
 
 /// A note on a cold first instance, which no other figure of its stage includes.
@@ -224,14 +269,18 @@ fn step_curve(events: &Events) -> Vec<f64> {
     steps.into_values().filter_map(|times| Some(Spread::of(times)?.mean)).collect()
 }
 
-/// Time from the start of the first stage to the end of the last, per repeat.
+/// Time from the start of the first stage to the end of the last, per repeat. A repeat of a capture
+/// is a whole pass only if it has both.
 fn wall_times(events: &Events) -> BTreeMap<u32, Nanos> {
-    let mut spans: BTreeMap<u32, (i64, i64)> = BTreeMap::new();
+    let mut spans: BTreeMap<u32, (i64, i64, usize)> = BTreeMap::new();
     for range in STAGES.iter().flat_map(|stage| events.measured(stage)) {
-        let span = spans.entry(range.repeat).or_insert((range.start_ns, range.end_ns));
-        *span = (span.0.min(range.start_ns), span.1.max(range.end_ns));
+        let span = spans.entry(range.repeat).or_insert((range.start_ns, range.end_ns, 0));
+        *span = (span.0.min(range.start_ns), span.1.max(range.end_ns), span.2 + 1);
     }
-    spans.into_iter().map(|(repeat, (start, end))| (repeat, Nanos(end - start))).collect()
+    if let EventSource::Capture { .. } = events.source {
+        spans.retain(|_, (_, _, stages)| *stages == STAGES.len());
+    }
+    spans.into_iter().map(|(repeat, (start, end, _))| (repeat, Nanos(end - start))).collect()
 }
 
 fn spread_ms(times: &BTreeMap<u32, Nanos>) -> Option<Spread> {

@@ -9,7 +9,6 @@ use crate::{
         timeline::graphs,
     },
     domain::finding::{Finding, Severity},
-    trace::event::Start,
 };
 
 /// Sentences on where the time went, most general first.
@@ -79,9 +78,10 @@ fn tokens(analysis: &Analysis) -> Option<String> {
     let stages = &analysis.stages;
     let (first, each) = (stages.first_token_ms?, stages.per_token_ms?);
     let rate = decimals(stages.row(DECODE)?.tokens_per_s?, 1);
-    let rate = match analysis.start.as_ref().map_or(1, Start::batch) {
-        1 => format!("which is {rate} tokens per second of decode"),
-        batch => format!("and the {batch} sequences decode {rate} tokens per second"),
+    let rate = match stages.sequences {
+        Some(1) => format!("which is {rate} tokens per second of decode"),
+        Some(batch) => format!("and the {batch} sequences decode {rate} tokens per second"),
+        None => format!("and all sequences together decode {rate} tokens per second"),
     };
     let (first, each) = (ms(first.mean), ms(each.mean));
     Some(format!("Time to first token is {first} ms; time per output token is {each} ms, {rate}."))

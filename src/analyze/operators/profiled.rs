@@ -4,8 +4,7 @@ use super::{Operators, attach, framework::framework};
 use crate::{
     analyze::{
         Analysis,
-        events::Events,
-        external_capture,
+        external_capture::CaptureEvents,
         stages::{self, cold},
         timeline::{launches::LaunchIndex, tables::TimelineTables},
     },
@@ -25,11 +24,11 @@ impl ProfiledOperators {
     pub fn of(trace: &NsysTrace) -> Option<Self> {
         let mut launches = LaunchIndex::of(trace);
         cold::mark(trace, &mut launches);
-        let derived = external_capture::events(trace, &launches);
-        let stages = stages::stages(&Events::of(&derived));
+        let derived = CaptureEvents::of(trace, &launches, None);
+        let stages = stages::stages(&derived.by_kind());
         let mut operators = framework(trace, &launches, launches.framework.as_ref()?, &stages);
         let tables = TimelineTables::of(trace, &launches, &[]);
-        let events = (&Events::of(&derived), true);
+        let events = (&derived.by_kind(), true);
         attach(&mut operators, &tables.device, events, &tables.kernels.stages);
         Some(Self { operators, repeats: stages.repeats })
     }

@@ -79,11 +79,11 @@ fn vision_note(vision: &StageNote, notes: &[StageNote]) -> String {
         .map(|note| format!("{} {} ms", note.part, ms(note.ms.mean)))
         .collect();
     let parts = if parts.is_empty() { String::new() } else { format!(" ({})", parts.join(", ")) };
+    let deviation = vision.ms.std.map(|std| format!(" ± {}", ms(std))).unwrap_or_default();
+    let share = vision.share_pct.map(|share| format!("{} of ", pct(share))).unwrap_or_default();
     format!(
-        "Vision takes {}{} ms{parts}, {} of {}; that row includes it.",
+        "Vision takes {}{deviation} ms{parts}, {share}{}; that row includes it.",
         ms(vision.ms.mean),
-        known(vision.ms.std, |std| format!(" ± {}", ms(std))),
-        known(vision.share_pct, pct),
         vision.inside,
     )
 }
