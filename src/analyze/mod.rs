@@ -28,6 +28,7 @@ pub mod sweep;
 pub mod timeline;
 
 mod events;
+mod indexed_launches;
 #[cfg(test)]
 mod tests;
 
@@ -47,7 +48,7 @@ use crate::{
             mfu::{self, Mfu},
         },
         stages::{
-            cold::{self, ColdInstance},
+            cold::ColdInstance,
             command::{self, CommandTiming},
             coverage::StageCoverage,
             experts::{self, ExpertUse},
@@ -86,6 +87,7 @@ use crate::{
 use cost::Cost;
 use events::Events;
 use external_capture::CaptureEvents;
+use indexed_launches::IndexedLaunches;
 use invariants::Violations;
 use kernels::KernelTimes;
 use ledger::{Ledger, LedgerInput};
@@ -185,7 +187,7 @@ type Timeline<'a> = Option<(&'a NsysTrace, &'a LaunchIndex)>;
 pub fn analyze(trace: &Trace, model: Option<KnownModel>, peaks: Option<&DevicePeaks>) -> Analysis {
     // Without runner events, events are derived from the ranges of the capture.
     let only_traced = trace.baseline.is_empty() && trace.traced.is_empty();
-    let IndexedLaunches { launches, recorded, cold } = index_launches(trace, only_traced);
+    let IndexedLaunches { launches, recorded, cold } = IndexedLaunches::of(trace, only_traced);
     let timeline = trace.nsys.as_ref().zip(launches.as_ref());
     let derived = timeline
         .filter(|_| only_traced)
@@ -221,25 +223,6 @@ pub fn analyze(trace: &Trace, model: Option<KnownModel>, peaks: Option<&DevicePe
     analysis.remove_impossible_shares();
     analysis.add_findings(trace);
     analysis
-}
-
-/// Launches of the capture.
-#[derive(Default)]
-struct IndexedLaunches {
-    launches: Option<LaunchIndex>,
-    /// The same for sampled metrics, which include cold instances.
-    recorded: Option<LaunchIndex>,
-    cold: Vec<ColdInstance>,
-}
-
-/// Joins the launches of the capture and, without a runner's warm-up, finds cold instances.
-fn index_launches(trace: &Trace, only_traced: bool) -> IndexedLaunches {
-    let Some(nsys) = &trace.nsys else { return IndexedLaunches::default() };
-    let outside = if only_traced { "" } else { kernels::SETUP };
-    let mut launches = LaunchIndex { outside, ..LaunchIndex::of(nsys) };
-    let recorded = nsys.samples.is_some().then(|| launches.as_recorded());
-    let cold = if only_traced { cold::mark(nsys, &mut launches) } else { Vec::new() };
-    IndexedLaunches { launches: Some(launches), recorded, cold }
 }
 
 impl Analysis {

@@ -172,8 +172,8 @@ impl KernelTrace {
         self.rows.sort();
     }
 
-    /// Drops each kernel that equals an earlier one in all fields and has a correlation id: a stream
-    /// executes a launch once. Returns the number of dropped ones. The kernels are sorted.
+    /// Drops each kernel that equals an earlier one in all fields and has a correlation id: a
+    /// stream executes a launch once. Returns the number of dropped ones. The kernels are sorted.
     pub fn drop_repeated(&mut self) -> u64 {
         let mut same_start = SameStart::default();
         let repeated = self.rows.iter().filter(|row| same_start.repeats(*row)).count();

@@ -69,8 +69,8 @@ pub struct NsysTrace {
 }
 
 impl NsysTrace {
-    /// Counts each kernel once, with a finding where the capture has some of them twice. The kernels
-    /// are sorted.
+    /// Counts each kernel once, with a finding where the capture has some of them twice. The
+    /// kernels are sorted.
     pub fn drop_repeated_kernels(&mut self) {
         let repeated = self.kernels.drop_repeated();
         if repeated == 0 {

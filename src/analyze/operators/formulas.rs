@@ -1,9 +1,9 @@
 //! FLOPs and bytes of a framework's operators, from the shapes and types of their inputs.
 //!
-//! A multiply-add is two FLOPs; attention counts both products over all pairs of positions, where it
-//! is called as causal over those of a query and the keys that it attends to. Pairs that a mask
-//! hides count, since its values are not recorded. Bytes are those of operands and result, each once.
-//! An operator without a formula here has none of either.
+//! A multiply-add is two FLOPs; attention counts both products over all pairs of positions, where
+//! it is called as causal over those of a query and the keys that it attends to. Pairs that a mask
+//! hides count, since its values are not recorded. Bytes are those of operands and result, each
+//! once. An operator without a formula here has none of either.
 
 use crate::trace::{framework::OperatorSignature, gemm::GemmShape};
 
