@@ -105,7 +105,7 @@ fn samples_that_are_lost_leave_no_value_and_the_report_is_partial() {
                     'GPU Metrics [0]: Sampling buffer overflow', globalPid \
                     from DIAGNOSTIC_EVENT limit 1";
     for (sql, expected) in [
-        (overflow, vec!["gpu_metrics_overflowed", "gpu_metrics_do_not_span"]),
+        (overflow, vec!["gpu_metrics_overflowed"]),
         ("delete from GPU_METRICS", vec!["gpu_metrics_empty"]),
         ("delete from CUPTI_ACTIVITY_KIND_KERNEL", vec!["gpu_metrics_without_kernels"]),
         (
