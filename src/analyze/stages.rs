@@ -166,16 +166,6 @@ pub fn stages(events: &Events) -> Stages {
         .filter_map(row)
         .collect();
 
-    let prefill_mean = spread_ms(&prefill).map(|ms| ms.mean);
-    let notes = VISION_PARTS
-        .iter()
-        .filter_map(|part| {
-            let ms = spread_ms(&part_per_repeat(events, part))?;
-            let share_pct = prefill_mean.and_then(|whole| percent(ms.mean, whole));
-            Some(StageNote { part: (*part).into(), inside: PREFILL.into(), ms, share_pct })
-        })
-        .collect();
-
     let over_steps =
         |(repeat, time): (&u32, &Nanos)| ratio(time.as_ms(), *steps.get(repeat)? as f64);
     // The first token of each sequence is one of prefill.
@@ -192,7 +182,7 @@ pub fn stages(events: &Events) -> Stages {
     Stages {
         repeats: prefill.len().max(decode.len()) as u32,
         rows,
-        notes,
+        notes: notes(events, &prefill),
         wall_ms: spread_ms(&wall),
         first_token_ms: spread_ms(&prefill),
         per_token_ms: Spread::of(decode.iter().filter_map(over_steps)),
@@ -204,6 +194,17 @@ pub fn stages(events: &Events) -> Stages {
         decode_tokens_per_s,
         tokens_per_s: Spread::of(wall.iter().filter_map(made_per_wall)),
     }
+}
+
+/// Parts of prefill.
+fn notes(events: &Events, prefill: &BTreeMap<u32, Nanos>) -> Vec<StageNote> {
+    let whole = spread_ms(prefill).map(|ms| ms.mean);
+    let note = |part: &&str| {
+        let ms = spread_ms(&part_per_repeat(events, part))?;
+        let share_pct = whole.and_then(|whole| percent(ms.mean, whole));
+        Some(StageNote { part: (*part).into(), inside: PREFILL.into(), ms, share_pct })
+    };
+    VISION_PARTS.iter().filter_map(note).collect()
 }
 
 /// All tokens over all time of the repeats whose tokens are known, per second.

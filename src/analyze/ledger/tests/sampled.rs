@@ -156,11 +156,9 @@ fn a_missing_metric_never_adds_to_a_floor_or_a_cause() {
         row.map_or(0, |it| it.ns)
     };
     let all = ledger_of(&own(&FEW_WARPS), None);
-    for missing in 0..FEW_WARPS.len() {
-        let metrics: Vec<_> =
-            FEW_WARPS.into_iter().enumerate().filter(|it| it.0 != missing).map(|it| it.1).collect();
+    for (metric, _) in FEW_WARPS {
+        let metrics: Vec<_> = FEW_WARPS.into_iter().filter(|it| it.0 != metric).collect();
         let without = ledger_of(&own(&metrics), None);
-        let metric = FEW_WARPS[missing].0;
         let needs_peak = [DramRead, DramWrite, TensorActive].contains(&metric);
         let stage = &without.stages[0];
         assert_eq!(stage.floor_ns, (!needs_peak).then_some(200), "{metric}");
