@@ -29,7 +29,7 @@ use crate::{
 };
 
 /// Ranges of the stage domain, other than stages, that are not operators.
-const NOT_OPERATORS: [&str; 3] = [WARMUP, "measured", "decode_step"];
+const NOT_OPERATORS: [&str; 4] = [WARMUP, "measured", "decode_step", "ProfilerStep"];
 /// Max clones between a captured node and a replayed one.
 const MAX_CLONES: usize = 8;
 
