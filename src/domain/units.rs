@@ -9,6 +9,20 @@ use std::{
 
 use serde::{Deserialize, Serialize};
 
+/// A count with its noun: `1 row`, `2 rows`.
+pub fn quantity(count: u64, noun: &str) -> String {
+    format!("{count} {}", plural(count, noun))
+}
+
+/// A noun in the number of a count.
+pub fn plural(count: u64, noun: &str) -> String {
+    match (count, noun.ends_with("ch")) {
+        (1, _) => noun.to_owned(),
+        (_, true) => format!("{noun}es"),
+        (_, false) => format!("{noun}s"),
+    }
+}
+
 macro_rules! unit {
     ($(#[$doc:meta])* $name:ident($inner:ty)) => {
         $(#[$doc])*
@@ -66,5 +80,17 @@ impl Nanos {
     /// The same time in seconds.
     pub fn as_secs(self) -> f64 {
         self.0 as f64 / 1e9
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn one_is_singular() {
+        let shown = [0, 1, 2].map(|count| quantity(count, "row"));
+        assert_eq!(shown, ["0 rows", "1 row", "2 rows"]);
+        assert_eq!([1, 3].map(|count| plural(count, "launch")), ["launch", "launches"]);
     }
 }

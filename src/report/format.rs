@@ -1,5 +1,6 @@
 //! Figures for people: grouped digits, a fitting unit, no false precision.
 
+use crate::domain::units::plural;
 use std::borrow::Cow;
 
 /// Stands in a cell whose figure is unknown.
@@ -44,6 +45,11 @@ pub fn short_ms(value: f64) -> String {
 /// A count with its digits in groups of three.
 pub fn count(value: u64) -> String {
     grouped(&value.to_string(), "")
+}
+
+/// A count with its noun, digits in groups of three.
+pub fn quantity(value: u64, noun: &str) -> String {
+    format!("{} {}", count(value), plural(value, noun))
 }
 
 /// A number with `places` decimals, digits in groups of three.

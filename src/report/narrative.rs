@@ -1,6 +1,6 @@
 //! The report's summary in sentences: each one states a measured figure or a finding.
 
-use super::format::{count, decimals, ms, pct, scaled};
+use super::format::{decimals, ms, pct, quantity, scaled};
 use crate::{
     analyze::{
         Analysis,
@@ -133,22 +133,19 @@ fn operators(analysis: &Analysis, stage: &str) -> Option<String> {
 
 fn kernels(analysis: &Analysis) -> Option<String> {
     let first = analysis.kernels.measured().find(|it| !it.stage.is_empty())?;
-    let (name, stage, calls) = (&first.kernel_name, &first.stage, count(first.calls));
+    let (name, stage) = (&first.kernel_name, &first.stage);
+    let calls = quantity(first.calls, "call");
     let longest =
         if analysis.graphs.is_empty() { "longest kernel" } else { "longest recorded kernel" };
-    Some(format!(
-        "The {longest} is {name} in {stage}: {} ms over {calls} calls.",
-        ms(first.total_ms)
-    ))
+    Some(format!("The {longest} is {name} in {stage}: {} ms over {calls}.", ms(first.total_ms)))
 }
 
 fn whole_graphs(analysis: &Analysis, stage: &str) -> Option<String> {
     let (launches, total) = graphs::of_stage(&analysis.graphs, stage)?;
     Some(format!(
-        "{} launches of CUDA graphs in {stage}, traced as a whole, take {} ms on the GPU, at most \
-         {} \
-         ms each; the kernels inside are not recorded.",
-        count(launches),
+        "CUDA graphs traced as a whole: {} in {stage}, {} ms on the GPU, at most {} ms each; the \
+         kernels inside are not recorded.",
+        quantity(launches, "launch"),
         ms(total),
         ms(graphs::longest(&analysis.graphs, stage)),
     ))

@@ -88,7 +88,7 @@ pub const RULES: &[Rule] = &[
     ),
     rule(
         "ledger_gap_copy",
-        "Keep data on the device; copy from pinned memory, overlapped with kernels.",
+        "Copy less, and overlapped with kernels; to and from the host, in pinned memory.",
     ),
     rule("ledger_gap_in_graph", "Fuse small kernels: each starts after the one before it."),
     rule(

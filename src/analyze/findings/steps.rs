@@ -9,6 +9,7 @@ use crate::{
     domain::{
         finding::{Finding, Severity},
         subject::SubjectKind,
+        units::quantity,
     },
     trace::{
         Trace,
@@ -98,8 +99,9 @@ fn unclear(analysis: &Analysis, trace: &Trace) -> Vec<Finding> {
         return vec![];
     }
     let message = format!(
-        "No range of the capture is a stage, and {count} sequences of kernels are no steps for \
-         want of evidence: their kernels are outside all stages."
+        "No range of the capture is a stage, and of {} of kernels the evidence does not prove a \
+         step: their kernels are outside all stages.",
+        quantity(count, "sequence")
     );
     let found = with_reasons(finding("steps_unclear", message), trace);
     vec![with_engine(found, trace)]

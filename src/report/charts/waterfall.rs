@@ -104,7 +104,8 @@ fn steps(stage: &LedgerStage, rows: &[&LedgerRow]) -> Vec<Step> {
     steps
 }
 
-/// The words of a row, without an article.
+/// The words of a row, without an article, and of a cause its name in the tables.
 fn label(cause: LedgerCause) -> String {
-    cause.words().trim_start_matches("the ").to_owned()
+    let words = cause.words().trim_start_matches("the ");
+    if cause.is_cause() { format!("{words} ({cause})") } else { words.to_owned() }
 }

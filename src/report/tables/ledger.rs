@@ -9,7 +9,7 @@ use crate::{
         Analysis,
         ledger::{Ledger, LedgerCause, LedgerMember, LedgerRow, LedgerStage},
     },
-    report::format::{UNKNOWN, decimals},
+    report::format::{UNKNOWN, decimals, quantity},
 };
 
 const SHOWN: [&str; 9] =
@@ -62,7 +62,8 @@ pub fn member_columns() -> Vec<TableColumn<LedgerMember>> {
         text("kernel", "Kernel or work before a gap", |it| (&it.kernel).into()),
         size("grid", "Grid", |it| it.grid.into()),
         size("block", "Block", |it| it.block.into()),
-        number("calls", "Calls", 0, |it| it.calls.into()),
+        number("calls", "Calls", 0, |it: &LedgerMember| it.calls.into())
+            .shown(|it| shown_calls(it.calls)),
         nanos("ns", "ms", |it| it.ns.into()),
         percent("share_pct", "Share of stage", |it| it.share_pct.into()),
         text("pass", "Pass", |it| it.pass.as_str().into()),
@@ -70,6 +71,11 @@ pub fn member_columns() -> Vec<TableColumn<LedgerMember>> {
         text("evidence", "Evidence", |it| it.evidence.as_str().into()),
         nanos("max_saving_ns", "Max saving ms", |it| it.max_saving_ns.into()),
     ]
+}
+
+/// Calls of one repeat: whole, or a part of a call where several repeats were traced.
+fn shown_calls(calls: f64) -> String {
+    decimals(calls, if (calls - calls.round()).abs() < 0.005 { 0 } else { 2 })
 }
 
 /// Columns of [`LedgerStage`].
@@ -99,7 +105,7 @@ pub fn ledger(analysis: &Analysis) -> ReportTable {
         "ledger",
         "Gap Ledger",
         "From the floor to the measured time, one repeat; the rows of a stage add up to its \
-         unprofiled time. Each cause has evidence other than the time itself.",
+         measured time. Each cause has evidence other than the time itself.",
         (&columns(), &SHOWN),
         &all.rows,
     );
@@ -135,9 +141,9 @@ fn notes(ledger: &Ledger, stage: &LedgerStage) -> Vec<String> {
     }
     if stage.capped_operators > 0 {
         notes.push(format!(
-            "{name}: {} operators took {} ms less than their floor, because caches served some \
-             bytes; their time is the floor.",
-            stage.capped_operators,
+            "{name}: {} took {} ms less than the floor, because caches served some bytes; the floor \
+             is the time there.",
+            quantity(stage.capped_operators, "operator"),
             ms(stage.capped_ns)
         ));
     }
@@ -178,4 +184,14 @@ pub fn ledger_stages(analysis: &Analysis) -> ReportTable {
         (&stage_columns(), &SHOWN_OF_STAGES),
         &analysis.ledger.stages,
     )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_part_of_a_call_is_shown_as_such() {
+        assert_eq!([0.5, 1.0, 1200.0, 2.333_3].map(shown_calls), ["0.50", "1", "1,200", "2.33"]);
+    }
 }

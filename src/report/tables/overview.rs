@@ -6,7 +6,7 @@ use crate::{
     domain::{command::CommandPlan, stated_model::StatedModel, subject::SubjectKind},
     report::{
         RunFacts,
-        format::{UNKNOWN, bytes, count, known},
+        format::{UNKNOWN, bytes, count, known, quantity},
     },
     trace::{
         environment::{Environment, HostLoad},
@@ -42,8 +42,10 @@ pub fn environment(facts: &RunFacts, analysis: &Analysis) -> ReportTable {
             samples => format!(", of each of {samples} samples"),
         };
         let mode = format!(
-            "{}, {} repeats after {} of warm-up{of_each}",
-            passes.mode, passes.repeats, passes.warmup
+            "{}, {} after {} of warm-up{of_each}",
+            passes.mode,
+            quantity(passes.repeats.into(), "repeat"),
+            passes.warmup
         );
         rows.push(("Mode", Some(mode)));
     }

@@ -9,7 +9,7 @@ use crate::{
         Analysis,
         stages::{StageNote, StageTiming, cold::COLD_PART, overhead::OverheadRecord},
     },
-    report::format::{UNKNOWN, known, ms, pct},
+    report::format::{UNKNOWN, known, ms, pct, quantity},
 };
 
 /// Columns of [`StageTiming`].
@@ -52,8 +52,8 @@ pub fn overhead_columns() -> Vec<TableColumn<OverheadRecord>> {
 pub fn stages(analysis: &Analysis) -> ReportTable {
     let stages = &analysis.stages;
     let caption = format!(
-        "Milliseconds per repeat: mean and sample deviation of {} repeats of {}.",
-        stages.repeats,
+        "Milliseconds per repeat: mean and sample deviation of {} of {}.",
+        quantity(stages.repeats.into(), "repeat"),
         analysis.times_of()
     );
     let shown =

@@ -124,7 +124,7 @@ fn ceiling_notes(analysis: &Analysis, ceilings: &Ceilings) -> Vec<String> {
             .into(),
     };
     let measured = match (ceilings.measured_flops_per_s, ceilings.measured_bytes_per_s) {
-        (None, None) => "Measured peak: the runner measured none.".into(),
+        (None, None) => "Measured peak: none was measured on this device.".into(),
         (flops, copy) => format!(
             "Measured on this device by the same process: {} in a {} GEMM, {} in a copy.",
             known(flops, |rate| scaled(rate, "FLOP/s")),

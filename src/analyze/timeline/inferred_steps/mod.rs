@@ -20,6 +20,7 @@ use self::{
     segments::{EndEvidence, Segment, SegmentWalk, StartEvidence},
 };
 use super::launches::LaunchIndex;
+use crate::domain::units::quantity;
 use crate::trace::{
     engine_steps::StepClass,
     inferred_steps::{InferredStep, InferredSteps},
@@ -127,9 +128,8 @@ impl StepWriter<'_> {
             None => " to an unknown end",
         };
         let rows = match segment.rows {
-            Rows::Exactly(1) => ", 1 row".into(),
-            Rows::Exactly(rows) => format!(", {rows} rows"),
-            Rows::AtMost(rows) => format!(", at most {rows} rows"),
+            Rows::Exactly(rows) => format!(", {}", quantity(rows.into(), "row")),
+            Rows::AtMost(rows) => format!(", at most {}", quantity(rows.into(), "row")),
             Rows::Unknown if segment.has_few_rows() => ", products of few rows".into(),
             Rows::Unknown if segment.has_many_rows() => ", products of many rows".into(),
             Rows::Unknown => String::new(),
