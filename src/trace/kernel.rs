@@ -5,7 +5,7 @@
 
 use std::collections::HashMap;
 
-use foldhash::fast::RandomState;
+use foldhash::{HashSet, fast::RandomState};
 
 use super::packed::PackedRows;
 
@@ -194,26 +194,29 @@ impl KernelTrace {
     }
 }
 
-/// Distinct rows with the same start.
+/// Distinct rows with the same start: usually one, in a hostile file all.
 #[derive(Default)]
-struct SameStart(Vec<[i64; 5]>);
+struct SameStart {
+    first: Option<[i64; 5]>,
+    more: HashSet<[i64; 5]>,
+}
 
 impl SameStart {
     /// Returns true for a row that was there before, of a known launch that took time. Rows come
     /// in the order of their starts.
     fn repeats(&mut self, row: [i64; 5]) -> bool {
-        let [_, ns, _, correlation_id, _] = row;
+        let [start_ns, ns, _, correlation_id, _] = row;
         if ns <= 0 || correlation_id == 0 {
             return false;
         }
-        if self.0.first().is_some_and(|it| it[0] != row[0]) {
-            self.0.clear();
+        match self.first {
+            Some(first) if first[0] == start_ns => first == row || !self.more.insert(row),
+            _ => {
+                self.first = Some(row);
+                self.more.clear();
+                false
+            }
         }
-        let is_repeated = self.0.contains(&row);
-        if !is_repeated {
-            self.0.push(row);
-        }
-        is_repeated
     }
 }
 

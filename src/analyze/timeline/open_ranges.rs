@@ -219,10 +219,10 @@ impl OpenStages {
 
     /// The label that counts at the start of an instance, on a thread on which it is open.
     fn first_at(&self, it: &StageInstance) -> Option<usize> {
-        let threads = self.threads.iter();
-        let mut open =
-            threads.filter(|(thread, _)| [**thread, process_of(**thread)].contains(&it.place));
-        let first = open.next()?.1.at(it.start_ns, &mut 0);
+        // A process has the number before those of its threads.
+        let (thread, segments) = self.threads.range(it.place..).next()?;
+        let is_open = [*thread, process_of(*thread)].contains(&it.place);
+        let first = is_open.then(|| segments.at(it.start_ns, &mut 0))?;
         Some(self.instances.get(first as usize)?.label)
     }
 

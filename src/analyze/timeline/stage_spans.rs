@@ -5,7 +5,10 @@
 //! of the work of the ranges before it where its own work queued, until the range and its work have
 //! ended. Spans of consecutive ranges do not overlap.
 
-use std::collections::BTreeMap;
+use std::{
+    cmp::Reverse,
+    collections::{BTreeMap, BinaryHeap},
+};
 
 use super::{
     interval::Interval,
@@ -64,7 +67,7 @@ pub fn spans(ranges: impl Iterator<Item = HostRange>) -> Vec<Interval> {
         let queue = queues.entry(it.place).or_default();
         let queued = queue.work_end_before(it.start_ns);
         let Some((first, last)) = it.work else { return (it.start_ns, it.end_ns) };
-        queue.open.push((it.end_ns, last));
+        queue.open.push(Reverse((it.end_ns, last)));
         let start = queued.map_or(it.start_ns, |end| end.min(first).max(it.start_ns));
         // A range that the capture does not end lasts until its work ended.
         let end = if it.end_ns == i64::MAX { last } else { it.end_ns.max(last) };
@@ -76,8 +79,8 @@ pub fn spans(ranges: impl Iterator<Item = HostRange>) -> Vec<Interval> {
 /// Work of the ranges of one place.
 #[derive(Default)]
 struct WorkQueue {
-    /// Ends of ranges that have not ended, and of their work.
-    open: Vec<Interval>,
+    /// Ends of ranges that have not ended, and of their work; the first end is on top.
+    open: BinaryHeap<Reverse<(i64, i64)>>,
     /// Last end of the work of ended ranges.
     work_end: Option<i64>,
 }
@@ -85,10 +88,11 @@ struct WorkQueue {
 impl WorkQueue {
     /// Last end of the work of the ranges that ended before `t`.
     fn work_end_before(&mut self, t: i64) -> Option<i64> {
-        let (open, ended) = std::mem::take(&mut self.open).into_iter().partition(|it| it.0 > t);
-        self.open = open;
-        let ended: Vec<Interval> = ended;
-        self.work_end = ended.iter().map(|it| it.1).chain(self.work_end).max();
+        while self.open.peek().is_some_and(|it| it.0.0 <= t)
+            && let Some(Reverse((_, work_end))) = self.open.pop()
+        {
+            self.work_end = self.work_end.max(Some(work_end));
+        }
         self.work_end
     }
 }
