@@ -67,8 +67,11 @@ pub fn sampled_metrics(trace: &Trace, recorded: Option<&LaunchIndex>) -> Sampled
     });
     let captures: Vec<SampledCapture> = captures.collect();
     let mut sampled = SampledMetrics::default();
+    let mut has_problem = false;
     for capture in &captures {
-        sampled.findings.extend(problem(capture.trace));
+        let problem = problem(capture.trace);
+        has_problem |= problem.is_some();
+        sampled.findings.extend(problem);
         let samples = capture.trace.samples.as_ref();
         // Without any samples that count, their refusal is the problem.
         sampled
@@ -97,7 +100,6 @@ pub fn sampled_metrics(trace: &Trace, recorded: Option<&LaunchIndex>) -> Sampled
     sampled.findings.extend(gaps);
     sampled.findings.extend(findings::too_few(&sampled.stages));
     sampled.findings.extend(findings::unresolved(&sampled.stages));
-    let has_problem = captures.iter().any(|it| problem(it.trace).is_some());
     if sampled.coverage.is_empty() && !has_problem && !captures.is_empty() {
         sampled.findings.push(findings::no_stages());
     }

@@ -14,6 +14,7 @@ use crate::{
         timeline::{
             interval::{Interval, union},
             launches::LaunchIndex,
+            stage_spans::extended,
         },
     },
     domain::{named_values::named_values, units::Nanos},
@@ -104,8 +105,7 @@ pub fn stage_windows(
     let graphs = graphs.map(|(it, (_, at))| (it.device, (it.start_ns, it.end_ns), at));
     for (of, (start, end), instance) in kernels.chain(graphs) {
         if let Some(window) = windows.get_mut(instance as usize).filter(|_| of == device) {
-            let (first, last) = window.unwrap_or((start, end));
-            *window = Some((first.min(start), last.max(end)));
+            *window = Some(extended(*window, (start, end)));
         }
     }
     let labels = launches.stages.labels.iter().enumerate();

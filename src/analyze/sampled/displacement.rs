@@ -7,7 +7,10 @@ use std::ops::Range;
 
 use super::rows::DELAY_NS;
 use crate::{
-    analyze::timeline::interval::{Interval, union},
+    analyze::timeline::{
+        interval::{Interval, IntervalSet},
+        stage_spans::extended,
+    },
     trace::{
         gpu_metrics::{DeviceSamples, GpuMetric},
         nsys::NsysTrace,
@@ -34,8 +37,8 @@ pub fn displacement(trace: &NsysTrace, device: &DeviceSamples, period_ns: i64) -
         return None;
     }
     let blocks = blocks(device.times(), working_time(trace, device.device)?);
-    let busy = BusyTime::of(trace, device, &blocks, period_ns);
-    let explained = |lag_ns: i64| busy.explained(device, &blocks, period_ns, lag_ns);
+    let busy = busy_time(trace, device, &blocks, period_ns);
+    let explained = |lag_ns: i64| explained(&busy, device, &blocks, (period_ns, lag_ns));
     // A sample's period follows its time or precedes it.
     let in_place = explained(0).max(explained(-period_ns));
     let step = period_ns.max(MAX_LAG_NS / LAGS);
@@ -53,7 +56,7 @@ fn working_time(trace: &NsysTrace, device: u32) -> Option<Interval> {
     let kernels = kernels.map(|it| (it.start_ns, it.end_ns));
     let graphs = trace.graphs.iter().filter(|it| it.device == device);
     let all = kernels.chain(graphs.map(|it| (it.start_ns, it.end_ns)));
-    all.reduce(|a, b| (a.0.min(b.0), a.1.max(b.1)))
+    all.fold(None, |window, work| Some(extended(window, work)))
 }
 
 /// Samples near the work of the device, evenly chosen blocks of them if there are many.
@@ -67,89 +70,53 @@ fn blocks(times: &[i64], (start, end): Interval) -> Vec<Range<usize>> {
 }
 
 /// Time in which a device has work, near the blocks.
-struct BusyTime {
-    work: Vec<Interval>,
-    /// Sum of the work before each interval.
-    before: Vec<i64>,
+fn busy_time(
+    trace: &NsysTrace,
+    device: &DeviceSamples,
+    blocks: &[Range<usize>],
+    period_ns: i64,
+) -> IntervalSet {
+    let margin = MAX_LAG_NS + 2 * period_ns;
+    let near = |it: &Range<usize>| {
+        let times = &device.times()[it.clone()];
+        Some((times.first()? - margin, times.last()? + margin))
+    };
+    let near = IntervalSet::new(blocks.iter().filter_map(near));
+    let number = device.device;
+    let kernels = trace.kernels.iter().filter(|it| it.device == number);
+    let kernels = kernels.map(|it| (it.start_ns, it.end_ns));
+    let graphs = trace.graphs.iter().filter(|it| it.device == number);
+    let copies = trace.copies.iter().filter(|it| it.device == number);
+    let all = kernels
+        .chain(graphs.map(|it| (it.start_ns, it.end_ns)))
+        .chain(copies.map(|it| (it.start_ns, it.end_ns)));
+    IntervalSet::new(all.filter(|(start, end)| near.overlap_ns(*start, *end) > 0))
 }
 
-impl BusyTime {
-    fn of(
-        trace: &NsysTrace,
-        device: &DeviceSamples,
-        blocks: &[Range<usize>],
-        period_ns: i64,
-    ) -> Self {
-        let margin = MAX_LAG_NS + 2 * period_ns;
-        let near = |it: &Range<usize>| {
-            let times = &device.times()[it.clone()];
-            Some((times.first()? - margin, times.last()? + margin))
-        };
-        let near = union(blocks.iter().filter_map(near));
-        let is_near = |(start, end): &Interval| {
-            let at = near.partition_point(|it| it.1 <= *start);
-            near.get(at).is_some_and(|it| it.0 < *end)
-        };
-        let number = device.device;
-        let kernels = trace.kernels.iter().filter(|it| it.device == number);
-        let kernels = kernels.map(|it| (it.start_ns, it.end_ns));
-        let graphs = trace.graphs.iter().filter(|it| it.device == number);
-        let copies = trace.copies.iter().filter(|it| it.device == number);
-        let all = kernels
-            .chain(graphs.map(|it| (it.start_ns, it.end_ns)))
-            .chain(copies.map(|it| (it.start_ns, it.end_ns)));
-        let work: Vec<Interval> = union(all.filter(is_near));
-        let sum = |sum: &mut i64, (start, end): &Interval| {
-            Some(std::mem::replace(sum, *sum + end - start))
-        };
-        let before = work.iter().scan(0, sum).collect();
-        Self { work, before }
+/// Share of the variance of the activity that the time with work explains, if all samples are moved
+/// by `lag_ns`; 0 where they are not proportional.
+fn explained(
+    busy: &IntervalSet,
+    device: &DeviceSamples,
+    blocks: &[Range<usize>],
+    (period_ns, lag_ns): (i64, i64),
+) -> f64 {
+    let (mut n, mut x, mut y, mut xx, mut xy, mut yy) = (0.0, 0.0, 0.0, 0.0, 0.0, 0.0);
+    let mut near = 0;
+    for at in blocks.iter().cloned().flatten() {
+        let Some(value) = device.value(at, GpuMetric::SmsActive) else { continue };
+        let from = device.times()[at] + DELAY_NS + lag_ns;
+        let busy = busy.overlap_near(from, from + period_ns, &mut near) as f64;
+        let value = f64::from(value);
+        n += 1.0;
+        x += busy;
+        y += value;
+        xx += busy * busy;
+        xy += busy * value;
+        yy += value * value;
     }
-
-    /// Work until `t`; `at` is the number of intervals that start before an earlier `t`.
-    fn until(&self, t: i64, at: &mut usize) -> i64 {
-        while self.work.get(*at).is_some_and(|it| it.0 < t) {
-            *at += 1;
-        }
-        let Some(last) = at.checked_sub(1) else { return 0 };
-        self.before[last] + self.work[last].1.min(t) - self.work[last].0
-    }
-
-    /// Share of the variance of the activity that the time with work explains, if all samples are
-    /// moved by `lag_ns`; 0 where they are not proportional.
-    fn explained(
-        &self,
-        device: &DeviceSamples,
-        blocks: &[Range<usize>],
-        period_ns: i64,
-        lag_ns: i64,
-    ) -> f64 {
-        let (mut n, mut x, mut y, mut xx, mut xy, mut yy) = (0.0, 0.0, 0.0, 0.0, 0.0, 0.0);
-        for block in blocks {
-            let first = device.times()[block.start] + DELAY_NS + lag_ns;
-            let started = self.work.partition_point(|it| it.0 < first);
-            let (mut from_at, mut to_at) = (started, started);
-            for at in block.clone() {
-                let Some(value) = device.value(at, GpuMetric::SmsActive) else { continue };
-                let from = device.times()[at] + DELAY_NS + lag_ns;
-                let before = self.until(from, &mut from_at);
-                let busy = (self.until(from + period_ns, &mut to_at) - before) as f64;
-                let value = f64::from(value);
-                n += 1.0;
-                x += busy;
-                y += value;
-                xx += busy * busy;
-                xy += busy * value;
-                yy += value * value;
-            }
-        }
-        let (covariance, variances) = (n * xy - x * y, (n * xx - x * x) * (n * yy - y * y));
-        if covariance <= 0.0 || variances <= 0.0 {
-            0.0
-        } else {
-            covariance * covariance / variances
-        }
-    }
+    let (covariance, variances) = (n * xy - x * y, (n * xx - x * x) * (n * yy - y * y));
+    if covariance <= 0.0 || variances <= 0.0 { 0.0 } else { covariance * covariance / variances }
 }
 
 #[cfg(test)]

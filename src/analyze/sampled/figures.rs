@@ -42,7 +42,7 @@ pub struct SampledKernel {
     pub total_ms: f64,
     /// Share of the stage's kernel time, percent.
     pub share_pct: Option<f64>,
-    /// Samples whose period overlaps the kernel.
+    /// Samples of the stage whose period overlaps the kernel.
     pub samples: u64,
     /// True if other kernels ran at the same time: the time is divided among them.
     pub is_concurrent: bool,
@@ -73,7 +73,7 @@ pub struct SampledStage {
     pub device: u32,
     /// Kernel time in the sampled passes.
     pub kernel_ms: f64,
-    /// Samples whose period has work of this stage alone.
+    /// Samples whose period has work of this stage alone; of more than 500,000 an even part.
     pub samples: u64,
     /// Mean clock of the SMs over those samples.
     pub sm_clock_mhz: Option<f64>,

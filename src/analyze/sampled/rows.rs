@@ -70,7 +70,7 @@ pub struct SampleSpan {
     samples: Range<usize>,
     kernel: usize,
     copy: usize,
-    /// Number of the chunk; 0 where all samples are used.
+    /// Number of the chunk, those that are left out included.
     chunk: usize,
 }
 
@@ -87,43 +87,37 @@ pub fn spans(
     let margin = 2 * period_ns + MAX_SHIFT_NS;
     let staged = union([near(kernels, margin), near(copies, margin)].into_iter().flatten());
     let times = samples.times();
-    let (mut kernel, mut copy) = (0, 0);
-    let span = |(from, to): Interval| {
-        // All work before the first that ends later has ended.
-        let ended = |work: &[Work]| work.iter().take_while(|it| it.end_ns <= from - margin).count();
-        kernel += ended(&kernels[kernel..]);
-        copy += ended(&copies[copy..]);
+    let is_whole = every.iter().all(|every| *every == 1);
+    let length = if is_whole { usize::MAX } else { CHUNK };
+    let (mut kernel, mut copy, mut chunk) = (0, 0, 0);
+    let mut spans = Vec::new();
+    for (from, to) in staged {
         let first = times.partition_point(|at| *at < from);
-        let count = times[first..].partition_point(|at| *at <= to);
-        SampleSpan { samples: first..first + count, kernel, copy, chunk: 0 }
-    };
-    let spans = staged.into_iter().map(span).filter(|it| !it.samples.is_empty());
-    if every.iter().all(|every| *every == 1) {
-        return spans.collect();
-    }
-    let mut chunks = Vec::new();
-    for span in spans {
-        let (mut kernel, mut copy) = (span.kernel, span.copy);
-        for first in span.samples.clone().step_by(CHUNK) {
-            let samples = first..(first + CHUNK).min(span.samples.end);
+        let end = first + times[first..].partition_point(|at| *at <= to);
+        for first in (first..end).step_by(length) {
+            let samples = first..end.min(first.saturating_add(length));
             let (from, to) = (times[first] - margin, times[samples.end - 1] + margin);
+            // All work before the first that ends later has ended.
             let ended = |work: &[Work]| work.iter().take_while(|it| it.end_ns <= from).count();
             kernel += ended(&kernels[kernel..]);
             copy += ended(&copies[copy..]);
-            let inside = |work: &&Work| work.start_ns < to;
-            let chunk = chunks.len();
             let is_used = |work: &Work| {
-                work.stage != NO_STAGE && chunk.is_multiple_of(every[work.stage as usize])
+                work.stage != NO_STAGE && is_chunk_used(chunk, every[work.stage as usize])
             };
-            let is_used = kernels[kernel..].iter().take_while(inside).any(is_used)
-                || copies[copy..].iter().take_while(inside).any(is_used);
-            // A chunk that is left out keeps its number.
-            let samples = if is_used { samples } else { first..first };
-            chunks.push(SampleSpan { samples, kernel, copy, chunk });
+            let inside = |work: &&Work| work.start_ns < to;
+            let has_used = |work: &[Work]| work.iter().take_while(inside).any(is_used);
+            if has_used(&kernels[kernel..]) || has_used(&copies[copy..]) {
+                spans.push(SampleSpan { samples, kernel, copy, chunk });
+            }
+            chunk += 1;
         }
     }
-    chunks.retain(|it| !it.samples.is_empty());
-    chunks
+    spans
+}
+
+/// True for one of `every` chunks.
+const fn is_chunk_used(chunk: usize, every: usize) -> bool {
+    chunk.is_multiple_of(every)
 }
 
 /// By stage number: one of how many chunks is used of a stage with so many nanoseconds of work.
@@ -198,7 +192,7 @@ impl SampledWork<'_> {
                 copies = &copies[copies.iter().take_while(|it| it.end_ns <= from).count()..];
                 copies.iter().take_while(|it| it.start_ns < to).for_each(|it| add(it, 1.0));
                 let Some(stage @ 1..) = stage else { continue };
-                if !span.chunk.is_multiple_of(self.every[stage as usize]) {
+                if !is_chunk_used(span.chunk, self.every[stage as usize]) {
                     continue;
                 }
                 row.stage = stage;
