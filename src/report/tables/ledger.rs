@@ -141,8 +141,8 @@ fn notes(ledger: &Ledger, stage: &LedgerStage) -> Vec<String> {
     }
     if stage.capped_operators > 0 {
         notes.push(format!(
-            "{name}: {} took {} ms less than the floor, because caches served some bytes; the floor \
-             is the time there.",
+            "{name}: {} took {} ms less than the floor, because caches served some bytes; the \
+             floor is the time there.",
             quantity(stage.capped_operators, "operator"),
             ms(stage.capped_ns)
         ));
