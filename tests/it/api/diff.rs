@@ -128,9 +128,10 @@ fn a_longer_stage_is_attributed_to_the_kernels_and_causes_of_its_ledger() -> Res
         let rows = rows.as_array_mut().unwrap();
         rows.iter().position(|it| it["stage"] == "decode_all" && it["cause"] == cause).unwrap()
     };
-    let member = of(&mut slow["ledger_members"], "gap_queued");
+    let member = of(&mut slow["ledger_members"], "floor");
     let mut added = slow["ledger_members"][member].clone();
     added["cause"] = "more_bytes".into();
+    added["operator"] = Value::Null;
     added["kernel"] = "grouped_up".into();
     added["ns"] = 220_000.into();
     slow["ledger_members"].as_array_mut().unwrap().push(added);
