@@ -4,9 +4,12 @@
 //! Under a profiler only the server is signalled: the profiler writes its recording and exits by
 //! itself.
 
-use std::{io, time::Duration};
+use std::{collections::HashMap, fs, io, time::Duration};
 
-use nix::sys::signal::{Signal, kill};
+use nix::{
+    sys::signal::{Signal, kill},
+    unistd::Pid,
+};
 use tokio::time::{Instant, sleep, timeout, timeout_at};
 
 use super::pass::{LAST_WORDS, PassFolder};
@@ -271,7 +274,12 @@ pub fn report_progress(limits: &ProcessLimits, measured: bool, done: u32, total:
 }
 
 /// Stops the server and its descendants: TERM, and KILL after a grace period.
+///
+/// Each program gets TERM once: a second one would interrupt what its handler does. Processes that
+/// were just started get theirs when they are found, and again when they execute their program,
+/// which has none of its parent's handlers.
 pub(super) async fn stop_targets(limits: &ProcessLimits) {
+    let mut signalled: HashMap<Pid, Vec<u8>> = HashMap::new();
     for (signal, grace) in
         [(Signal::SIGTERM, limits.grace), (Signal::SIGKILL, Duration::from_secs(1))]
     {
@@ -282,9 +290,13 @@ pub(super) async fn stop_targets(limits: &ProcessLimits) {
             if left.is_empty() {
                 return;
             }
-            // Repeated for processes that were just started.
             for pid in left {
-                let _ = kill(pid, signal); // it may have ended
+                let program = fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
+                let is_new = signalled.get(&pid) != Some(&program);
+                if is_new || signal == Signal::SIGKILL {
+                    let _ = kill(pid, signal); // it may have ended
+                    signalled.insert(pid, program);
+                }
             }
             if Instant::now() >= until {
                 break;

@@ -11,7 +11,7 @@ use std::{
 
 use nix::{
     sys::signal::{Signal, kill, killpg},
-    unistd::Pid,
+    unistd::{Pid, getpgid},
 };
 use tokio::{
     process::Child,
@@ -29,7 +29,7 @@ use crate::{
     collect::process::{
         disk_quota::{DiskQuota, QuotaLimit},
         line_stream::{ChildLine, Lines},
-        orphans::{StartedProcess, end_with, make_scratch, scratch, signal, targets},
+        orphans::{StartedProcess, end_with, make_scratch, marked, scratch, targets},
         resources::ResourceLimits,
         start::{command, spawn},
     },
@@ -311,10 +311,19 @@ impl Freezer {
     }
 
     fn signal(self, sig: Signal) {
-        if let Some(leader) = self.leader {
-            let _ = killpg(leader, sig); // the group may have ended
-        }
-        signal(self.run, sig);
+        signal_once(self.leader, Some(self.run), sig);
+    }
+}
+
+/// Sends `sig` to the processes of the group and to those of the run outside it, to each once: a
+/// second TERM would interrupt what a program does in its handler of the first.
+fn signal_once(leader: Option<Pid>, run: Option<RunMark>, sig: Signal) {
+    if let Some(leader) = leader {
+        let _ = killpg(leader, sig); // the group may have ended
+    }
+    let outside = |pid: &Pid| leader.is_none() || getpgid(Some(*pid)).ok() != leader;
+    for pid in run.map(marked).unwrap_or_default().into_iter().filter(outside) {
+        let _ = kill(pid, sig); // it may have ended
     }
 }
 
@@ -328,12 +337,7 @@ struct ProcessGroup {
 
 impl ProcessGroup {
     fn signal(&self, sig: Signal) {
-        if let Some(leader) = self.leader {
-            let _ = killpg(leader, sig); // the group may have ended
-        }
-        if self.scope == ChildScope::Run {
-            signal(self.run, sig);
-        }
+        signal_once(self.leader, (self.scope == ChildScope::Run).then_some(self.run), sig);
     }
 }
 

@@ -180,11 +180,11 @@ fn has_entries(pid: Pid, wanted: &[String]) -> bool {
     })
 }
 
-/// Sends `signal` to every process of a run and returns their number.
-pub fn signal(of: impl Into<RunMark>, signal: Signal) -> usize {
+/// Kills every process of a run and returns their number.
+fn kill_marked(of: RunMark) -> usize {
     let found = marked(of);
     for &pid in &found {
-        let _ = kill(pid, signal); // it may have ended
+        let _ = kill(pid, Signal::SIGKILL); // it may have ended
     }
     found.len()
 }
@@ -207,7 +207,7 @@ pub fn end_orphans(of: impl Into<RunMark>) -> usize {
 pub(super) fn end_with(run: RunMark, leader: Option<Pid>) -> usize {
     let end = || {
         let ended = leader.is_none_or(has_ended);
-        signal(run, Signal::SIGKILL) + end_adopted(run) + usize::from(!ended)
+        kill_marked(run) + end_adopted(run) + usize::from(!ended)
     };
     let first = end();
     let mut left = first;

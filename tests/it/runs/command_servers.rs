@@ -59,6 +59,43 @@ async fn a_server_is_waited_for_used_and_ended_with_all_that_it_started() {
     }
 }
 
+/// A server whose handler of TERM takes a moment, as one does that writes a trace, and that notes
+/// each TERM.
+const SLOW_END: &str = r#"import os, signal, subprocess, sys, time
+def end(*_):
+    with open("terms", "a") as file:
+        file.write(sys.argv[1])
+    time.sleep(0.5)
+    os._exit(0)
+signal.signal(signal.SIGTERM, end)
+if sys.argv[1] == "1":
+    # A process outside the group, which only its mark identifies.
+    subprocess.Popen(["setsid", "python3", "-c", sys.argv[2], "2", ""])
+else:
+    print("ready", flush=True)
+while True:
+    time.sleep(600)"#;
+
+#[tokio::test]
+async fn every_process_of_a_server_gets_term_once() {
+    let modes = [("none".to_owned(), "basic", "baseline")];
+    let profiled = nsys().map(|nsys| (nsys, "light", "nsys"));
+    for (nsys, mode, pass) in modes.into_iter().chain(profiled) {
+        let data = tempfile::tempdir().unwrap();
+        let commands = format!(
+            "[commands.server]\ndescription = 'A server'\nkind = 'server'\nprogram = 'python3'\n\
+             args = ['-c', {SLOW_END:?}, '1', {SLOW_END:?}]\nduration_s = 1\n\
+             ready = {{ log = 'ready' }}\n"
+        );
+        let service = service(data.path(), &commands, &nsys);
+        let id = submit(&service, "server", json!({}), json!({ "mode": mode, "warmup": 0 })).await;
+        service.end(&id).await;
+        let mut terms: Vec<u8> = read(&service, &id, &format!("{pass}/out/terms")).into_bytes();
+        terms.sort_unstable();
+        assert_eq!(String::from_utf8(terms).unwrap(), "12", "{mode}");
+    }
+}
+
 #[tokio::test]
 async fn a_server_that_is_never_ready_or_ends_too_soon_is_a_failure_with_a_name() {
     let data = tempfile::tempdir().unwrap();

@@ -58,6 +58,8 @@ class Recording:
         if is_main and signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
 
             def end(number, _):
+                # A second one would interrupt the export of the trace.
+                signal.signal(signal.SIGTERM, signal.SIG_IGN)
                 sys.exit(128 + number)
 
             signal.signal(signal.SIGTERM, end)
