@@ -87,6 +87,7 @@ impl TestHost {
             extracted: false,
             cold_cache: false,
             operators: true,
+            operator_ranges: true,
             predictions: true,
             memory: false,
         }

@@ -9,7 +9,7 @@ use serde::{Deserialize, Serialize};
 use crate::domain::{
     dtype::Dtype,
     model::ModelSpec,
-    profiling::{RunnerPass, RunnerSettings},
+    profiling::{Profiling, RunnerPass},
 };
 
 /// Request file of `model-runner run --request FILE --out DIR`.
@@ -68,9 +68,12 @@ pub struct RunnerRequest {
     /// the model would. The stage `decode_all` includes the flushes, its steps do not.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub cold_cache: bool,
-    /// Record operators, as events and as NVTX ranges.
+    /// Record operators, as events.
     #[serde(default = "yes", skip_serializing_if = "is_yes")]
     pub operators: bool,
+    /// Record them as NVTX ranges, too; those of captured graphs always are.
+    #[serde(default = "yes", skip_serializing_if = "is_yes")]
+    pub operator_ranges: bool,
     /// Store the generated texts.
     #[serde(default = "yes", skip_serializing_if = "is_yes")]
     pub predictions: bool,
@@ -94,9 +97,13 @@ impl RunnerRequest {
     }
 
     /// The request as its settings define a pass: what it records.
-    pub fn of_pass(&self, pass: RunnerPass, settings: &RunnerSettings) -> Self {
+    pub fn of_pass(&self, pass: RunnerPass, settings: &Profiling) -> Self {
+        // A recording of a part has ranges that cannot be joined to the events of the whole.
+        let records_part = pass == RunnerPass::Nsys && !settings.nsys.records_all();
+        let settings = &settings.runner;
         Self {
             operators: settings.operators.contains(&pass),
+            operator_ranges: records_part || settings.operator_ranges.contains(&pass),
             predictions: settings.predictions.contains(&pass),
             memory: settings.memory && pass == RunnerPass::Baseline,
             ..self.clone()

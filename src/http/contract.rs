@@ -86,7 +86,7 @@ fn declare_changes(schemas: &mut Map<String, Value>) {
         }
     }
     if let Some(runner) = schemas.get_mut("RunnerSettings") {
-        for list in ["operators", "predictions"] {
+        for list in ["operators", "operator_ranges", "predictions"] {
             runner["properties"][list]["uniqueItems"] = json!(true);
         }
     }

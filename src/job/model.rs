@@ -83,7 +83,7 @@ impl RunningJob<'_> {
         settings: &Profiling,
     ) -> Result<(), StoppedBy> {
         self.reuse_passes(TimelineTarget::Runner(request), settings).await?;
-        let of = |pass| request.of_pass(pass, &settings.runner);
+        let of = |pass| request.of_pass(pass, settings);
         self.require(BaselineStep { request: &of(RunnerPass::Baseline), settings }).await?;
         let mut selected = CounterPlan::default();
         if settings.nsys.enabled {

@@ -94,7 +94,7 @@ impl AlignStep<'_> {
             return in_folder(StepResult::failed(format!("cannot make the folder: {error}")));
         }
         let (host, settings) = (job.host, self.settings);
-        let of = |pass| RunnerRequest { memory: false, ..request.of_pass(pass, &settings.runner) };
+        let of = |pass| RunnerRequest { memory: false, ..request.of_pass(pass, settings) };
         let baseline = of(RunnerPass::Baseline);
         let pass = host.collector.baseline(&dir, &baseline, &settings.nvml, limits);
         let result = job.run_side_pass(&format!("{folder}/{}", layout::BASELINE), pass).await;

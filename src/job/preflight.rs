@@ -142,6 +142,7 @@ impl RunningJob<'_> {
             extracted: false,
             cold_cache: false,
             operators: true,
+            operator_ranges: true,
             predictions: true,
             memory: false,
         })

@@ -269,6 +269,7 @@ pub(super) fn request() -> RunnerRequest {
         extracted: false,
         cold_cache: false,
         operators: true,
+        operator_ranges: true,
         predictions: true,
         memory: false,
     }

@@ -24,7 +24,7 @@ use serde::de::DeserializeOwned;
 use crate::{
     artifact::{layout, packed},
     domain::runner,
-    trace::{Trace, nsys::NsysTrace},
+    trace::{Trace, nsys::NsysTrace, operator_ranges},
 };
 
 /// A file that cannot be read or has unexpected contents.
@@ -110,7 +110,8 @@ pub fn read_parsed(dir: &Path, timeline: Option<NsysTrace>) -> Result<Trace, Par
         trace.findings.extend_from_slice(&pytorch.findings);
         trace.pytorch = Some(pytorch);
     }
-    if let Some(nsys) = parsed {
+    if let Some(mut nsys) = parsed {
+        operator_ranges::add(&mut nsys, &trace.traced);
         trace.findings.extend_from_slice(&nsys.findings);
         trace.nsys = Some(nsys);
     }

@@ -18,6 +18,7 @@ pub mod inferred_steps;
 pub mod kernel;
 pub mod names;
 pub mod nsys;
+pub mod operator_ranges;
 pub mod packed;
 pub mod power;
 pub mod range;

@@ -232,6 +232,7 @@ impl WorkloadOptions {
             extracted: self.extracted,
             cold_cache: self.cold_cache,
             operators: true,
+            operator_ranges: true,
             predictions: true,
             memory: false,
         })

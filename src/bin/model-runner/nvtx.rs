@@ -163,7 +163,6 @@ struct AttachedDomain {
 
 impl NvtxDomain {
     /// The domain without a profiler.
-    #[cfg(test)]
     pub const NONE: Self = Self(None);
 
     /// Creates a domain with the profiler, if one is attached.

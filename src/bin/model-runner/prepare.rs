@@ -95,7 +95,7 @@ pub fn prepare(request: &RunnerRequest, started_ns: i64) -> Result<PreparedSessi
     }
 
     let recorder = Recorder::new();
-    recorder.record_operators(request.operators);
+    recorder.record_operators(request.operators, request.operator_ranges);
     let mut about = start(request, dtype, &inputs);
     let samples = sample_starts(request, &inputs);
     let texts = inputs.into_iter().map(|it| it.text).collect();

@@ -1,8 +1,8 @@
 //! The recorder of a run: stage ranges, operator calls, experts hit.
 //!
-//! Each is both an NVTX range and an event. Events stay in memory until the caller drains them
-//! between repeats, so that nothing is formatted or written inside a timed stage. Single-threaded,
-//! as is the model.
+//! Each is an event, and an NVTX range where the request asks for it. Events stay in memory until
+//! the caller drains them between repeats, so that nothing is formatted or written inside a timed
+//! stage. Single-threaded, as is the model.
 
 use std::{
     cell::{Cell, RefCell},
@@ -54,6 +54,8 @@ struct RecorderState {
     shapes: RefCell<Vec<u64>>,
     /// Operators are recorded.
     operators_on: Cell<bool>,
+    /// Operators are NVTX ranges, too.
+    operator_ranges: Cell<bool>,
     /// Device memory of the calls that are open, in a repeat that records it.
     memory: RefCell<Option<MemoryCalls>>,
     /// Neither events nor NVTX ranges are recorded: the work is outside all stages.
@@ -115,6 +117,7 @@ impl Recorder {
             entries: RefCell::default(),
             shapes: RefCell::default(),
             operators_on: Cell::new(true),
+            operator_ranges: Cell::new(true),
             memory: RefCell::default(),
             quiet: Cell::new(false),
             #[cfg(feature = "cuda")]
@@ -128,9 +131,10 @@ impl Recorder {
         self.0.repeat.set(repeat);
     }
 
-    /// Records operators from now on, or stages alone.
-    pub fn record_operators(&self, on: bool) {
+    /// Records operators from now on, with `ranges` as NVTX ranges too, or stages alone.
+    pub fn record_operators(&self, on: bool, ranges: bool) {
         self.0.operators_on.set(on);
+        self.0.operator_ranges.set(ranges);
     }
 
     /// Returns true if operators are recorded now.
@@ -247,12 +251,15 @@ impl Recorder {
         computed
     }
 
-    /// Runs `compute` and returns its calls, to be recorded at each [`Recorder::replayed`].
+    /// Runs `compute` and returns its calls, to be recorded at each [`Recorder::replayed`]. Its
+    /// operators are NVTX ranges: they identify the nodes of a captured graph.
     #[cfg(any(feature = "cuda", test))]
     pub fn captured<R>(&self, compute: impl FnOnce() -> R) -> (R, CapturedCalls) {
         let inner = &*self.0;
         let (entries, shapes) = (inner.entries.take(), inner.shapes.take());
+        let ranges = inner.operator_ranges.replace(true);
         let computed = compute();
+        inner.operator_ranges.set(ranges);
         let calls = inner.entries.replace(entries).into_iter();
         let calls = calls
             .filter_map(|entry| if let RecordEntry::Call(call) = entry { Some(call) } else { None })

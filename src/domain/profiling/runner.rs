@@ -21,9 +21,15 @@ named_values! {
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct RunnerSettings {
-    /// Passes in which operators are recorded, as events and as NVTX ranges.
+    /// Passes in which operators are recorded, as events.
     #[schema(max_items = 5)]
     pub operators: Vec<RunnerPass>,
+    /// Of these, the passes in which operators are NVTX ranges, too: windows of Nsight Systems show
+    /// them, and each costs the host about a microsecond. Without it, the ranges of the pass `nsys`
+    /// are those of the events.
+    #[serde(default = "every_pass")]
+    #[schema(max_items = 5)]
+    pub operator_ranges: Vec<RunnerPass>,
     /// Passes that store the generated texts.
     #[schema(max_items = 5)]
     pub predictions: Vec<RunnerPass>,
@@ -35,14 +41,28 @@ pub struct RunnerSettings {
 impl Default for RunnerSettings {
     /// Settings of stored runs that have none.
     fn default() -> Self {
-        let all = RunnerPass::ALL.to_vec();
-        Self { operators: all.clone(), predictions: all, memory: false }
+        let all = every_pass();
+        Self {
+            operators: all.clone(),
+            operator_ranges: all.clone(),
+            predictions: all,
+            memory: false,
+        }
     }
+}
+
+fn every_pass() -> Vec<RunnerPass> {
+    RunnerPass::ALL.to_vec()
 }
 
 impl RunnerSettings {
     pub(super) fn check(&self) -> Result<(), ProfilingError> {
-        for (key, list) in [("operators", &self.operators), ("predictions", &self.predictions)] {
+        let lists = [
+            ("operators", &self.operators),
+            ("operator_ranges", &self.operator_ranges),
+            ("predictions", &self.predictions),
+        ];
+        for (key, list) in lists {
             for (at, pass) in list.iter().enumerate() {
                 if list[..at].contains(pass) {
                     return Err(ProfilingError::Wrong(format!(

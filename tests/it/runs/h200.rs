@@ -30,12 +30,48 @@ const MAX_UNEXPLAINED_PCT: f64 = 10.0;
 
 /// The analysis of a packed run.
 fn analyzed(name: &str, run: &str) -> Analyzed {
+    analyzed_with(name, run, "")
+}
+
+/// The same, with the capture of nsys changed by SQL.
+fn analyzed_with(name: &str, run: &str, sql: &str) -> Analyzed {
     let dir = tempfile::tempdir().unwrap();
     let packed = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/captures").join(name);
     let packed = zstd::stream::Decoder::new(File::open(packed).unwrap()).unwrap();
     tar::Archive::new(packed).unpack(dir.path()).unwrap();
+    let dir = dir.path().join(run);
+    rusqlite::Connection::open(dir.join("nsys/run.sqlite")).unwrap().execute_batch(sql).unwrap();
     let devices = config::devices().unwrap();
-    pipeline::analyze_with(&dir.path().join(run), Statements::default(), &devices).unwrap()
+    pipeline::analyze_with(&dir, Statements::default(), &devices).unwrap()
+}
+
+/// Removes the warm-up, whose events the packed run does not have.
+const NO_WARMUP: &str = "delete from NVTX_EVENTS where exists (select 1 from NVTX_EVENTS warmup
+    where warmup.textId = (select id from StringIds where value = 'warmup')
+      and NVTX_EVENTS.start between warmup.start and warmup.end);";
+/// Removes the ranges of operators outside of the captured graph.
+const NO_LAUNCHED_OPERATORS: &str = "delete from NVTX_EVENTS where eventType = 59
+    and domainId = (select domainId from NVTX_EVENTS where eventType = 75 and text = 'LLM.op')
+    and not exists (select 1 from NVTX_EVENTS capture
+        where capture.textId = (select id from StringIds where value = 'capture')
+          and NVTX_EVENTS.start between capture.start and capture.end);";
+
+#[test]
+fn operators_of_events_have_the_kernels_that_their_ranges_have() {
+    let run = "01a20566-80f0-771e-9834-906cb28aa72d";
+    let files = |sql: &str| {
+        let analyzed = analyzed_with("h200-deepseek-ocr.tar.zst", run, sql);
+        analyzed.render(run.parse().unwrap())
+    };
+    let is_of_the_gpu = |name: &str| {
+        let of_the_host = ["report.html", "report.json", "kernels.md", "tables.jsonl"];
+        !of_the_host.contains(&name)
+    };
+    let events = files(&[NO_WARMUP, NO_LAUNCHED_OPERATORS].concat());
+    for (ranges, events) in files(NO_WARMUP).into_iter().zip(events) {
+        // The other files have times of the ranges on the host, too, which differ by a microsecond.
+        assert!(!is_of_the_gpu(ranges.0) || ranges == events, "{} differs", ranges.0);
+    }
 }
 
 #[test]

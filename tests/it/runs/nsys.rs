@@ -57,6 +57,7 @@ fn request() -> RunnerRequest {
         extracted: false,
         cold_cache: false,
         operators: true,
+        operator_ranges: true,
         predictions: true,
         memory: false,
     }

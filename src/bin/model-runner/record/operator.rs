@@ -6,7 +6,7 @@ use std::{cell::Cell, rc::Rc};
 
 use candle_core::{DType, Result, Tensor};
 
-use super::{MemoryGuard, OpName, RecordEntry, RecordedCall, Recorder, now_ns};
+use super::{MemoryGuard, OpName, RecordEntry, RecordedCall, Recorder, RecorderState, now_ns};
 use crate::nvtx::NvtxDomain;
 
 /// The work of one call.
@@ -112,8 +112,10 @@ impl Op {
     }
 
     fn open(&self) -> OpenRange {
-        self.recorder.0.operators.push(self.name.nvtx);
-        OpenRange { start_ns: now_ns(), range: RangeGuard(self.recorder.0.operators) }
+        let RecorderState { operators, operator_ranges, .. } = &*self.recorder.0;
+        let domain = if operator_ranges.get() { *operators } else { NvtxDomain::NONE };
+        domain.push(self.name.nvtx);
+        OpenRange { start_ns: now_ns(), range: RangeGuard(domain) }
     }
 
     fn push(&self, start_ns: i64, end_ns: i64, operands: usize, dtype: DType, work: OperatorWork) {

@@ -45,7 +45,7 @@ fn closing_a_range_restores_the_stage() {
 #[test]
 fn without_operators_stages_are_recorded_alone() -> anyhow::Result<()> {
     let recorder = Recorder::silent();
-    recorder.record_operators(false);
+    recorder.record_operators(false, true);
     let (module, double) =
         (recorder.operator("m", "module"), recorder.operator("m.double", "elementwise"));
     let x = Tensor::ones(2, DType::F32, &Device::Cpu)?;
