@@ -3,19 +3,22 @@
 # kernel by kernel, on a GPU host with nsys.
 #
 # Runs a prompt of a few tokens of qwen3-0.6b under each tracer in turn, a process each, with one
-# warm-up and eight repeats. Hosts are noisy, so the table has the lowest median of the rounds and
-# all medians. CUPTI is attached alone by a directive of nsys that records no kernels.
+# warm-up and eight repeats. llmprof traces stages as NVTX ranges, and operators as events of the
+# runner alone. Hosts are noisy, so the table has the lowest median of the rounds and all medians.
+# CUPTI is attached alone by a directive of nsys that records no kernels.
 set -euo pipefail
 runner=$(realpath "$1") rounds=${2:-5}
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 
+operator_ranges=true
 run() { # NAME COMMAND...
     local name=$1
     shift
     rm -rf "$work/out" "$work"/report.*
     "$@" "$runner" run --model qwen3-0.6b --device cuda:0 --prompt 'Free OCR.' --max-new-tokens 2 \
-        --repeats 8 --warmup 1 --out "$work/out" >"$work/log" 2>&1 || { cat "$work/log"; exit 1; }
+        --repeats 8 --warmup 1 --operator-ranges "$operator_ranges" \
+        --out "$work/out" >"$work/log" 2>&1 || { cat "$work/log"; exit 1; }
     python3 - "$work/out/events.jsonl" "$name" >>"$work/medians" <<'PYTHON'
 import json, statistics, sys
 events = [json.loads(line) for line in open(sys.argv[1])]
@@ -30,11 +33,15 @@ trace() { # NAME DIRECTIVES TRACE
 }
 for _ in $(seq "$rounds"); do
     run 'unprofiled' env
-    trace 'NVTX ranges alone' '' nvtx
+    operator_ranges=false
+    trace 'ranges of stages alone' '' nvtx
+    trace 'all, as llmprof traces' '' cuda,nvtx
+    operator_ranges=true
+    trace 'ranges of operators, too' '' nvtx
     trace 'CUPTI attached, no kernels recorded' CUPTIDisableLaunchCollection=true cuda,nvtx
     trace 'no driver calls recorded' CUPTIDisableDriverAPICollection=true cuda,nvtx
     trace 'no events recorded' CUPTIDisableCudaEventCollection=true cuda,nvtx
-    trace 'all, as llmprof traces' '' cuda,nvtx
+    trace 'all, with ranges of operators' '' cuda,nvtx
 done
 python3 - "$work/medians" <<'PYTHON'
 import sys

@@ -69,6 +69,15 @@ pub struct RunOptions {
     /// Measure the device's ceilings as well.
     #[arg(long)]
     ceilings: bool,
+    /// Operators as NVTX ranges as well as events; a profiler takes about a microsecond for each.
+    #[arg(
+        long,
+        value_name = "BOOL",
+        default_value_t = true,
+        action = clap::ArgAction::Set,
+        conflicts_with = "request"
+    )]
+    operator_ranges: bool,
     /// Output folder, created if missing.
     #[arg(long, value_name = "DIR")]
     pub out: PathBuf,
@@ -189,6 +198,7 @@ impl RunOptions {
             None => Ok(RunnerRequest {
                 steady_ms: self.steady_ms,
                 ceilings: self.ceilings,
+                operator_ranges: self.operator_ranges,
                 ..self.workload.request()?
             }),
         }
