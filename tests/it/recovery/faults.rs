@@ -20,6 +20,8 @@ use crate::support::service::{self, Service, Setup};
 
 /// Time for all faults of one error.
 const BUDGET: Duration = Duration::from_secs(20);
+/// Time in which a service is ready again and accepts runs.
+const RECOVERY: Duration = Duration::from_secs(10);
 
 /// The library and its shared page.
 struct Faults {
@@ -56,7 +58,12 @@ impl Faults {
         i64::from_ne_bytes(bytes)
     }
 
-    /// Lets the call after `calls` more fail; 0: none.
+    /// Lets no call fail any more. The error stays for a call that fails at this moment.
+    fn stop_failing(&mut self) {
+        self.set(0, 0);
+    }
+
+    /// Lets the call after `calls` more fail.
     fn fail_after(&mut self, calls: i64, error: i32) {
         self.set(1, error.into());
         self.set(0, calls);
@@ -118,18 +125,26 @@ async fn sweep(faults: &mut Faults, data: &Path, error: i32) -> Vec<String> {
         if let Some(id) = &submitted {
             ended(&service, id).await;
         }
-        faults.fail_after(0, 0);
+        faults.stop_failing();
         tried += 1;
         if service.child.try_wait().unwrap().is_some() {
             service = faults.service(data);
         }
-        assert_eq!(service.get("/readyz").await.status(), 200, "after call {nth}");
-        // A refused submission succeeds when it is repeated.
-        let id = match submitted {
-            Some(id) => id,
-            None => submit(&service).await.unwrap_or_else(|| panic!("refused after call {nth}")),
-        };
-        acknowledged.push(id);
+        // What failed may be noticed a moment later; a refused submission is repeated.
+        let (until, mut submitted) = (Instant::now() + RECOVERY, submitted);
+        loop {
+            let ready = service.get("/readyz").await;
+            let (status, body) = (ready.status(), ready.text().await.unwrap_or_default());
+            if status == 200 && submitted.is_none() {
+                submitted = submit(&service).await;
+            }
+            if status == 200 && submitted.is_some() {
+                break;
+            }
+            assert!(Instant::now() < until, "call {nth}, {error}: {status} {body} {submitted:?}");
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+        acknowledged.extend(submitted);
     }
     println!("{error}: {tried} of {calls} calls failed");
     for id in &acknowledged {
