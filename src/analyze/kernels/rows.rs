@@ -3,7 +3,10 @@
 //! A row is a short name in a stage, or a full name where a variant of the short name is
 //! significant.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::{
+    cmp::Reverse,
+    collections::{BTreeMap, BTreeSet},
+};
 
 use foldhash::HashMap;
 
@@ -128,7 +131,13 @@ impl KernelTallies<'_> {
         let mut records: Vec<KernelRecord> = rows
             .map(|((key, cells), durations)| self.record(*key, cells, *durations, stages, classes))
             .collect();
-        records.sort_by(|a, b| b.total_ms.total_cmp(&a.total_ms));
+        records.sort_by(|a, b| {
+            let key = |it: &KernelRecord| {
+                (it.kernel_name.clone(), it.stage.clone(), it.full_name.clone())
+            };
+            let names = || key(a).cmp(&key(b));
+            b.total_ms.total_cmp(&a.total_ms).then_with(names)
+        });
         records
     }
 
@@ -153,7 +162,8 @@ impl KernelTallies<'_> {
         let first = self.kind(cells[0]);
         let dominant = self.dominant(cells).unwrap_or(*first);
         let class = of_class.values().max_by_key(|(ns, _)| *ns).map(|(_, class)| *class);
-        let longest = of_name.iter().max_by_key(|(_, ns)| **ns).map_or(short, |(full, _)| *full);
+        let by_time = |(full, ns): &(&u32, &i64)| (**ns, Reverse(self.name(**full)));
+        let longest = of_name.iter().max_by_key(by_time).map_or(short, |(full, _)| *full);
         let stage = self.launches.stage_label(number);
         let (calls, total_ms) = (launch_ns.count, Nanos(launch_ns.total).as_ms());
         KernelRecord {
@@ -181,7 +191,7 @@ impl KernelTallies<'_> {
         }
     }
 
-    /// The kind with the most launches, of any shared memory; of several the one that ran last.
+    /// The kind with the most launches, of any shared memory; of several the largest.
     fn dominant(&self, cells: &[usize]) -> Option<LaunchKind> {
         let mut calls: Vec<(LaunchKind, u64)> = Vec::new();
         let mut index: HashMap<LaunchKind, usize> = HashMap::default();
@@ -193,7 +203,9 @@ impl KernelTallies<'_> {
             });
             calls[at].1 += self.cells[*cell].calls;
         }
-        calls.into_iter().max_by_key(|(_, calls)| *calls).map(|(kind, _)| kind)
+        let by_calls =
+            |(kind, calls): &(LaunchKind, u64)| (*calls, kind.grid, kind.block, kind.registers);
+        calls.into_iter().max_by_key(by_calls).map(|(kind, _)| kind)
     }
 
     /// One record per full name, longest total first.
@@ -223,7 +235,10 @@ impl KernelTallies<'_> {
                 }
             };
         let mut records: Vec<FullKernelRecord> = groups.keys().zip(durations).map(record).collect();
-        records.sort_by(|a, b| b.total_ms.total_cmp(&a.total_ms));
+        records.sort_by(|a, b| {
+            let names = || (&a.full_name, &a.stage).cmp(&(&b.full_name, &b.stage));
+            b.total_ms.total_cmp(&a.total_ms).then_with(names)
+        });
         records
     }
 

@@ -6,7 +6,7 @@ use super::{
     evidence::{LaunchEvidence, SAMPLED_PASS},
     floors::{OperatorFloor, Rates},
     rows::StageRows,
-    work::{OperatorGroups, StageSums},
+    work::{OperatorGroups, StageSums, WorkName},
 };
 
 /// Floor of a kernel by its own evidence.
@@ -54,7 +54,7 @@ impl StageRows<'_> {
         kernels: &mut [KernelTime],
         sums: &mut StageSums,
     ) {
-        for (((name, launch), group), kernel) in groups.iter().zip(kernels) {
+        for ((WorkName { name, launch, .. }, group), kernel) in groups.iter().zip(kernels) {
             let it = &kernel.evidence;
             let floor = KernelFloor::of(it, self.rates, group.calls, group.ns);
             let Some(floor) = floor.filter(|_| kernel.is_needed) else {

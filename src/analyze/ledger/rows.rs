@@ -157,7 +157,11 @@ impl StageRows<'_> {
         let stage_samples = self.evidence.stage_samples(self.times.stage);
         let share = |ns: i64| percent(ns as f64, self.times.measured_ns as f64);
         members.iter_mut().for_each(|it| it.share_pct = share(it.ns));
-        members.sort_by_key(|it| (it.cause, std::cmp::Reverse(it.ns)));
+        members.sort_by(|a, b| {
+            let name =
+                |it: &LedgerMember| (it.operator.clone(), it.kernel.clone(), it.grid, it.block);
+            (a.cause, b.ns).cmp(&(b.cause, a.ns)).then_with(|| name(a).cmp(&name(b)))
+        });
         for cause in LedgerCause::ALL {
             let of: Vec<&LedgerMember> = of_cause(&members, *cause).collect();
             let ns = of.iter().map(|it| it.ns).sum::<i64>();

@@ -13,7 +13,7 @@ use crate::{
     analyze::{
         kernels::kernel_classes::ClassCache,
         stats::ratio,
-        timeline::gpu::split::{GapReason, WindowSplit, WorkKind, WorkOf},
+        timeline::gpu::split::{GapAfter, GapReason, WindowSplit, WorkKind, WorkOf},
     },
     trace::{
         names::base_name,
@@ -23,8 +23,17 @@ use crate::{
 
 /// Copies by kernels that write the KV cache, which a model needs.
 const CACHE_WRITES: [&str; 2] = ["reshape_and_cache", "index_copy"];
-/// Kernel, grid and block; a copy or a graph has no grid.
-pub type WorkName = (String, Option<([u32; 3], [u32; 3])>);
+/// Identity of work of one operator.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
+pub struct WorkName {
+    /// Name of a kernel without its template arguments, or of a copy.
+    pub name: String,
+    /// Grid and block; a copy or a graph has none.
+    pub launch: Option<([u32; 3], [u32; 3])>,
+    /// Class and whether it is a copy: kernels of one name differ in it by their arguments.
+    class: &'static str,
+    is_copy: bool,
+}
 
 /// Time of work of one operator in one repeat.
 #[derive(Debug, Clone, Default)]
@@ -106,26 +115,37 @@ impl StageRows<'_> {
         let path = |of: &WorkOf| {
             of.operator.and_then(|at| input.splits.operators.get(at as usize)).cloned()
         };
-        for (of, time) in &split.work {
-            let (name, group) = group_of(of, nsys, &mut classes);
-            let at = operators.entry(path(of).unwrap_or_default()).or_default();
-            let at = at.entry(name).or_insert(group);
+        // By names, not by the order of the kernels' records: parts round by their order.
+        let mut work: Vec<_> = split
+            .work
+            .iter()
+            .map(|(of, time)| {
+                (path(of).unwrap_or_default(), group_of(of, nsys, &mut classes), of, time)
+            })
+            .collect();
+        work.sort_by(|a, b| (&a.0, &a.1.0).cmp(&(&b.0, &b.1.0)));
+        for (path, (name, group), of, time) in work {
+            let at = operators.entry(path).or_default().entry(name).or_insert(group);
             let ns = parts.next(time.ns);
             at.ns += ns;
             at.add_wait(ns, of, &split.stage, input);
             at.alone_ns += self.times.scale.of(time.alone_ns).min(ns);
             at.calls += time.calls as f64 * self.times.scale.ratio();
         }
-        for (gap, (count, ns)) in &split.gaps {
-            let cause = gap_cause(gap.reason);
+        let named = |(gap, sum): (&GapAfter, &(u64, i64))| {
             let after = gap.after.as_ref();
-            let name = after.map(|of| group_of(of, nsys, &mut classes).0.0);
-            let mut member = self.member(cause, after.and_then(path), name);
-            member.ns = parts.next(*ns);
+            let name = after.map(|of| group_of(of, nsys, &mut classes).0.name);
+            (gap_cause(gap.reason), after.and_then(path), name, *sum)
+        };
+        let mut gaps: Vec<_> = split.gaps.iter().map(named).collect();
+        gaps.sort();
+        for (cause, path, name, (count, ns)) in gaps {
+            let mut member = self.member(cause, path, name);
+            member.ns = parts.next(ns);
             member.max_saving_ns = if cause.is_gap() { member.ns } else { 0 };
-            member.calls = *count as f64 * self.times.scale.ratio();
-            member.samples = *count;
-            let mean_us = ratio(*ns as f64 / 1e3, *count as f64).unwrap_or(0.0);
+            member.calls = count as f64 * self.times.scale.ratio();
+            member.samples = count;
+            let mean_us = ratio(ns as f64 / 1e3, count as f64).unwrap_or(0.0);
             member.evidence = match count {
                 1 => format!("one gap after this work, {mean_us:.1} us"),
                 _ => format!("{count} gaps after this work, {mean_us:.1} us on average"),
@@ -180,7 +200,7 @@ impl StageRows<'_> {
         let stage = self.times.stage;
         let evidence: Vec<_> = groups
             .keys()
-            .map(|(name, launch)| {
+            .map(|WorkName { name, launch, .. }| {
                 let launch = launch.map(|(grid, block)| (stage, name.as_str(), grid, block));
                 launch.map(|launch| self.evidence.launch(launch)).unwrap_or_default()
             })
@@ -212,7 +232,7 @@ impl StageRows<'_> {
             self.place_kernel_floors(path, groups, &mut kernels, sums);
         }
         let operator = Some(path.to_owned()).filter(|path| !path.is_empty());
-        for (((name, launch), group), kernel) in groups.iter().zip(&kernels) {
+        for ((WorkName { name, launch, .. }, group), kernel) in groups.iter().zip(&kernels) {
             if !group.is_copy && !group.is_graph {
                 sums.kernel_ns += group.ns;
                 sums.proven_ns += if kernel.evidence.pass.is_empty() { 0 } else { group.ns };
@@ -306,7 +326,7 @@ const fn gap_cause(reason: GapReason) -> LedgerCause {
 /// Name of work, and an empty group for it.
 fn group_of(of: &WorkOf, nsys: &NsysTrace, classes: &mut ClassCache) -> (WorkName, WorkGroup) {
     let text = |at: u32| nsys.strings.get(at as usize).map_or("", String::as_str);
-    match of.kind {
+    let (name, launch, group) = match of.kind {
         WorkKind::Kernel(at) => {
             let kind = &nsys.kernels.kinds()[at as usize];
             let class = classes.of(kind.full_name, &nsys.strings);
@@ -319,18 +339,20 @@ fn group_of(of: &WorkOf, nsys: &NsysTrace, classes: &mut ClassCache) -> (WorkNam
                 is_copy: class.class == "copy" && !is_cache_write,
                 ..WorkGroup::default()
             };
-            ((name, Some((kind.grid, kind.block))), group)
+            (name, Some((kind.grid, kind.block)), group)
         }
         WorkKind::Graph => {
             let group = WorkGroup { class: "graph", is_graph: true, ..WorkGroup::default() };
-            (("CUDA graph".into(), None), group)
+            ("CUDA graph".into(), None, group)
         }
         WorkKind::Copy(kind) => {
             let name = match kind {
                 CopyKind::Set => "fill".to_owned(),
                 _ => format!("copy {}", kind.as_str()),
             };
-            ((name, None), WorkGroup { class: "copy", is_copy: true, ..WorkGroup::default() })
+            (name, None, WorkGroup { class: "copy", is_copy: true, ..WorkGroup::default() })
         }
-    }
+    };
+    let WorkGroup { class, is_copy, .. } = group;
+    (WorkName { name, launch, class, is_copy }, group)
 }

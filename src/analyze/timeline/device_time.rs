@@ -179,7 +179,15 @@ impl NestSums {
 
 /// The captured node that each graph node was cloned from, by node id.
 pub(crate) fn captured_nodes(nodes: &[GraphNode]) -> HashMap<u64, GraphNode> {
-    let by_id: HashMap<u64, GraphNode> = nodes.iter().map(|node| (node.id, *node)).collect();
+    let mut by_id: HashMap<u64, GraphNode> = HashMap::default();
+    for node in nodes {
+        // A clone is recorded twice, the second time with its source.
+        let order = |it: &GraphNode| (it.at_ns, it.original.is_some());
+        let known = by_id.entry(node.id).or_insert(*node);
+        if order(known) < order(node) {
+            *known = *node;
+        }
+    }
     let origin = |node: &GraphNode| {
         let (mut at, mut seen) = (*node, HashSet::default());
         while seen.len() < MAX_CLONES && seen.insert(at.id) {

@@ -16,6 +16,7 @@ pub mod partial;
 pub mod perfetto;
 mod profilers;
 pub mod regions;
+mod relations;
 pub mod sampled;
 pub mod stated;
 pub mod subjects;
