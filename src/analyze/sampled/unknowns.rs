@@ -198,7 +198,7 @@ fn stage(
         }
     }
     let mut order: Vec<(u32, (u64, i64))> = tallies.into_iter().collect();
-    order.sort_by_key(|(key, (_, ns))| (std::cmp::Reverse(*ns), *key));
+    order.sort_by_key(|(key, (_, ns))| (std::cmp::Reverse(*ns), &keys.keys[*key as usize]));
     let own = order.len().min(MAX_UNKNOWNS);
     let kernel = |&(key, (calls, ns)): &(u32, (u64, i64))| StageKernel {
         key: keys.keys[key as usize].clone(),
