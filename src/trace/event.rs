@@ -1,8 +1,8 @@
 //! Events that the model runner writes to `events.jsonl`, one JSON object per line.
 //!
 //! The wire format between the runner and the analysis; times are nanoseconds of `CLOCK_MONOTONIC`.
-//! Ranges and operators here equal the NVTX ranges, so stages and operators are known without any
-//! Nsight tool.
+//! Stages and operators are known without any Nsight tool. The NVTX ranges are the same ones, but
+//! for operators in passes that record them as events alone.
 
 use std::slice;
 
@@ -14,6 +14,8 @@ pub const EVENT_SCHEMA: u32 = 4;
 /// NVTX domain of stages: `prefill`, `decode_all`, `decode_step`, `vision`, `sam`, `clip`,
 /// `projector`, `warmup`.
 pub const STAGE_DOMAIN: &str = "LLM";
+/// Range of the stage domain in which a decode step is captured for a graph.
+pub const CAPTURE_RANGE: &str = "capture";
 /// NVTX domain of operators, each named by its module path.
 pub const OPERATOR_DOMAIN: &str = "LLM.op";
 

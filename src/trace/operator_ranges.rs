@@ -8,14 +8,12 @@
 use std::{collections::BTreeMap, iter};
 
 use super::{
-    event::{Event, OPERATOR_DOMAIN, OperatorCall, STAGE_DOMAIN, StageRange},
+    event::{CAPTURE_RANGE, Event, OPERATOR_DOMAIN, OperatorCall, STAGE_DOMAIN, StageRange},
     nsys::NsysTrace,
     range::Range,
 };
 use crate::domain::finding::{Finding, Severity};
 
-/// Range in which operators are captured for a graph; they are ranges of the profiler there.
-const CAPTURE: &str = "capture";
 /// Time by which a stage may end later by the event than by its range, nanoseconds. The runner
 /// reads its clock before it closes the range.
 const TOLERANCE_NS: i64 = 1_000;
@@ -82,13 +80,15 @@ fn called(event: &Event) -> Option<&OperatorCall> {
 
 /// True if a range of an operator is outside of captures.
 fn has_operators(trace: &NsysTrace) -> bool {
-    let captures = trace.ranges.iter().filter(|it| it.domain == STAGE_DOMAIN && it.name == CAPTURE);
-    let captures: Vec<&Range> = captures.collect();
-    let encloses = |outer: &&&Range, range: &Range| {
-        outer.start_ns <= range.start_ns && outer.end_ns.is_none_or(|end| range.start_ns <= end)
+    let is_capture = |it: &&Range| it.domain == STAGE_DOMAIN && it.name == CAPTURE_RANGE;
+    let captures: Vec<&Range> = trace.ranges.iter().filter(is_capture).collect();
+    let is_captured = |at_ns: i64| {
+        let encloses =
+            |it: &Range| it.start_ns <= at_ns && it.end_ns.is_none_or(|end| at_ns <= end);
+        captures.iter().any(|it| encloses(it))
     };
     let mut operators = trace.ranges.iter().filter(|it| it.domain == OPERATOR_DOMAIN);
-    operators.any(|it| !captures.iter().any(|outer| encloses(&outer, it)))
+    operators.any(|it| !is_captured(it.start_ns))
 }
 
 /// Each stage's range with its event, by the order of the starts. A stage with another number of

@@ -41,11 +41,9 @@ pub struct WorkGroup {
     pub ns: i64,
     alone_ns: i64,
     pub calls: f64,
-    class: &'static str,
     is_collective: bool,
     /// Waiting and transfer, and the launches that they are of.
     across_ranks: AcrossRanks,
-    is_copy: bool,
     /// A CUDA graph traced as a whole.
     pub is_graph: bool,
 }
@@ -169,7 +167,8 @@ impl StageRows<'_> {
         // Operators of another program have other names: the floor of all is divided by time.
         let is_foreign = !operators.keys().any(|path| floors.contains_key(path));
         let time = |groups: &OperatorGroups| -> i64 {
-            groups.values().filter(|it| !it.is_copy && !it.is_collective).map(|it| it.ns).sum()
+            let counted = groups.iter().filter(|(name, it)| !name.is_copy && !it.is_collective);
+            counted.map(|(_, it)| it.ns).sum()
         };
         let all: i64 = operators.values().map(time).sum();
         for (path, groups) in operators {
@@ -206,20 +205,19 @@ impl StageRows<'_> {
             })
             .collect();
         // A copy is needed where the operator has nothing else.
-        let only_copies = groups.values().all(|it| it.is_copy || it.is_collective);
+        let only_copies = groups.iter().all(|(name, it)| name.is_copy || it.is_collective);
         let has_floor = floor.is_some_and(|it| it.ns > 0.0);
-        let is_needed = |it: &WorkGroup| !it.is_copy || (only_copies && has_floor);
         let mut kernels: Vec<KernelTime> = groups
-            .values()
+            .iter()
             .zip(&evidence)
-            .map(|(group, evidence)| KernelTime {
+            .map(|((name, group), evidence)| KernelTime {
                 ns: group.ns,
                 floor_ns: 0,
                 calls: group.calls,
-                class: group.class,
+                class: name.class,
                 is_collective: group.is_collective,
                 across_ranks: group.across_ranks(),
-                is_needed: is_needed(group),
+                is_needed: !name.is_copy || (only_copies && has_floor),
                 excess: None,
                 evidence: evidence.clone(),
             })
@@ -232,8 +230,9 @@ impl StageRows<'_> {
             self.place_kernel_floors(path, groups, &mut kernels, sums);
         }
         let operator = Some(path.to_owned()).filter(|path| !path.is_empty());
-        for ((WorkName { name, launch, .. }, group), kernel) in groups.iter().zip(&kernels) {
-            if !group.is_copy && !group.is_graph {
+        for ((WorkName { name, launch, is_copy, .. }, group), kernel) in groups.iter().zip(&kernels)
+        {
+            if !is_copy && !group.is_graph {
                 sums.kernel_ns += group.ns;
                 sums.proven_ns += if kernel.evidence.pass.is_empty() { 0 } else { group.ns };
             }
@@ -326,33 +325,33 @@ const fn gap_cause(reason: GapReason) -> LedgerCause {
 /// Name of work, and an empty group for it.
 fn group_of(of: &WorkOf, nsys: &NsysTrace, classes: &mut ClassCache) -> (WorkName, WorkGroup) {
     let text = |at: u32| nsys.strings.get(at as usize).map_or("", String::as_str);
-    let (name, launch, group) = match of.kind {
+    let mut group = WorkGroup::default();
+    let name = match of.kind {
         WorkKind::Kernel(at) => {
             let kind = &nsys.kernels.kinds()[at as usize];
             let class = classes.of(kind.full_name, &nsys.strings);
-            let name = base_name(text(kind.name)).to_owned();
             let is_cache_write =
                 CACHE_WRITES.iter().any(|part| text(kind.full_name).contains(part));
-            let group = WorkGroup {
+            group.is_collective = class.engine == Some("nccl");
+            WorkName {
+                name: base_name(text(kind.name)).to_owned(),
+                launch: Some((kind.grid, kind.block)),
                 class: class.class,
-                is_collective: class.engine == Some("nccl"),
                 is_copy: class.class == "copy" && !is_cache_write,
-                ..WorkGroup::default()
-            };
-            (name, Some((kind.grid, kind.block)), group)
+            }
         }
         WorkKind::Graph => {
-            let group = WorkGroup { class: "graph", is_graph: true, ..WorkGroup::default() };
-            ("CUDA graph".into(), None, group)
+            group.is_graph = true;
+            let name = "CUDA graph".into();
+            WorkName { name, launch: None, class: "graph", is_copy: false }
         }
         WorkKind::Copy(kind) => {
             let name = match kind {
                 CopyKind::Set => "fill".to_owned(),
                 _ => format!("copy {}", kind.as_str()),
             };
-            (name, None, WorkGroup { class: "copy", is_copy: true, ..WorkGroup::default() })
+            WorkName { name, launch: None, class: "copy", is_copy: true }
         }
     };
-    let WorkGroup { class, is_copy, .. } = group;
-    (WorkName { name, launch, class, is_copy }, group)
+    (name, group)
 }

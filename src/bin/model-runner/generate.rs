@@ -218,7 +218,7 @@ impl Session {
         // One eager step first: lazy loading of kernels cannot be captured.
         recorder.without_recording(|| program.step())?;
         let tokens = program.cursor().tokens();
-        let _capture = recorder.range("capture");
+        let _capture = recorder.range(llmprof::trace::event::CAPTURE_RANGE);
         let (captured, calls) =
             recorder.captured(|| crate::gpu::CapturedGraph::capture(device, || program.step()));
         let (graph, ()) = captured?;

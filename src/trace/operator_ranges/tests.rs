@@ -87,7 +87,7 @@ fn operators_that_are_ranges_are_kept_as_they_are() {
 #[test]
 fn operators_of_a_captured_graph_stay_and_its_replays_add_none() {
     let captured =
-        [range(STAGE_DOMAIN, "capture", 100, 900), range(OPERATOR_DOMAIN, "step", 200, 800)];
+        [range(STAGE_DOMAIN, CAPTURE_RANGE, 100, 900), range(OPERATOR_DOMAIN, "step", 200, 800)];
     let mut trace = prefill(captured.to_vec());
     let mut all = events().to_vec();
     all.push(operator("step", OFFSET + 9_500, OFFSET + 9_500, true));
