@@ -1,10 +1,6 @@
 //! Launches of the traced pass, with and without its cold instances.
 
-use super::{
-    kernels,
-    stages::cold::{self, ColdInstance},
-    timeline::launches::LaunchIndex,
-};
+use super::{kernels, timeline::launches::LaunchIndex};
 use crate::trace::Trace;
 
 /// Launches of the capture.
@@ -13,17 +9,15 @@ pub struct IndexedLaunches {
     pub launches: Option<LaunchIndex>,
     /// The same for sampled metrics, which include cold instances.
     pub recorded: Option<LaunchIndex>,
-    pub cold: Vec<ColdInstance>,
 }
 
 impl IndexedLaunches {
-    /// Joins the launches and, without a runner's warm-up, finds cold instances.
+    /// Joins the launches.
     pub fn of(trace: &Trace, only_traced: bool) -> Self {
         let Some(nsys) = &trace.nsys else { return Self::default() };
         let outside = if only_traced { "" } else { kernels::SETUP };
-        let mut launches = LaunchIndex { outside, ..LaunchIndex::of(nsys) };
+        let launches = LaunchIndex { outside, ..LaunchIndex::of(nsys) };
         let recorded = nsys.samples.is_some().then(|| launches.as_recorded());
-        let cold = if only_traced { cold::mark(nsys, &mut launches) } else { Vec::new() };
-        Self { launches: Some(launches), recorded, cold }
+        Self { launches: Some(launches), recorded }
     }
 }

@@ -25,7 +25,7 @@ use crate::{
         kernels::{counters::KernelCounters, kernel_classes::ClassCache},
         timeline::{duration_stats::DurationStats, launches::LaunchIndex, open_ranges::NONE},
     },
-    trace::{kernel::Kernel, nsys::NsysTrace},
+    trace::{kernel::TracedKernel, nsys::NsysTrace},
 };
 
 /// Stage of kernels that the model runner launched outside all stages: weights, ceilings.
@@ -208,7 +208,7 @@ impl KernelTimes {
 }
 
 /// A kernel and its stage, empty outside all stages; `None` without a launching call in the trace.
-pub(super) type LaunchedKernel<'a> = (Kernel, Option<&'a str>);
+pub(super) type LaunchedKernel<'a> = (TracedKernel<'a>, Option<&'a str>);
 
 /// All kernels of a capture with their stages, in trace order.
 pub(super) fn launched<'a>(

@@ -8,7 +8,7 @@ use std::collections::BTreeMap;
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
-use super::{events::Events, operators::collapse};
+use super::{events::Events, operators::rolled_paths::collapse};
 
 /// Device memory of a stage, or of the calls of one operator in it.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize, ToSchema)]

@@ -48,7 +48,7 @@ use crate::{
             mfu::{self, Mfu},
         },
         stages::{
-            cold::ColdInstance,
+            cold::{self, ColdInstance},
             command::{self, CommandTiming},
             coverage::StageCoverage,
             experts::{self, ExpertUse},
@@ -187,34 +187,32 @@ type Timeline<'a> = Option<(&'a NsysTrace, &'a LaunchIndex)>;
 pub fn analyze(trace: &Trace, model: Option<KnownModel>, peaks: Option<&DevicePeaks>) -> Analysis {
     // Without runner events, events are derived from the ranges of the capture.
     let only_traced = trace.baseline.is_empty() && trace.traced.is_empty();
-    let IndexedLaunches { launches, recorded, cold } = IndexedLaunches::of(trace, only_traced);
-    let timeline = trace.nsys.as_ref().zip(launches.as_ref());
-    let derived = timeline
-        .filter(|_| only_traced)
-        .map(|(nsys, launches)| {
-            CaptureEvents::of(nsys, launches, model.and_then(KnownModel::batch))
-        })
-        .unwrap_or_default();
-    let baseline = if only_traced { derived.by_kind() } else { Events::of(&trace.baseline) };
-    let traced = Events::of(&trace.traced);
-
+    let IndexedLaunches { mut launches, recorded } = IndexedLaunches::of(trace, only_traced);
     let mut analysis = Analysis {
         subject: trace.subject,
         tool: trace.nsys.as_ref().map(|it| it.tool).unwrap_or_default(),
         only_traced: only_traced && trace.nsys.is_some(),
-        cold,
-        findings: derived.findings.clone(),
         ..Analysis::default()
     };
+    let mut derived = CaptureEvents::default();
     // Both read all kernels of the capture, each in part on one core.
     let (splits, sampled) = rayon::join(
         || {
+            if let (true, Some(nsys), Some(launches)) = (only_traced, &trace.nsys, &mut launches) {
+                analysis.cold = cold::mark(nsys, launches);
+                derived = CaptureEvents::of(nsys, launches, model.and_then(KnownModel::batch));
+            }
+            analysis.findings = derived.findings.clone();
+            let baseline = events(trace, &derived, only_traced);
+            let traced = Events::of(&trace.traced);
             analysis.add_events(trace, model, &baseline, &traced);
+            let timeline = trace.nsys.as_ref().zip(launches.as_ref());
             analysis.add_timeline(trace, timeline, &traced, peaks)
         },
         || sampled::sampled_metrics(trace, recorded.as_ref()),
     );
     analysis.sampled = sampled;
+    let baseline = events(trace, &derived, only_traced);
     let work = analysis.model_work(model, &baseline);
     analysis.cost = work.as_ref().and_then(ModelWork::cost);
     analysis.step = analysis.step.take().or_else(|| decode_timeline::unprofiled_step(&baseline));
@@ -223,6 +221,11 @@ pub fn analyze(trace: &Trace, model: Option<KnownModel>, peaks: Option<&DevicePe
     analysis.remove_impossible_shares();
     analysis.add_findings(trace);
     analysis
+}
+
+/// The events of which times are: of the unprofiled pass, or derived from a capture alone.
+fn events<'a>(trace: &'a Trace, derived: &'a CaptureEvents, only_traced: bool) -> Events<'a> {
+    if only_traced { derived.by_kind() } else { Events::of(&trace.baseline) }
 }
 
 impl Analysis {

@@ -8,13 +8,18 @@ pub mod formulas;
 pub mod framework;
 mod host;
 pub mod profiled;
+pub mod rolled_paths;
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use foldhash::HashMap;
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
-use self::host::{CallKey, HostTimeSum, exclusive_times};
+use self::{
+    host::{CallKey, HostTimeSum, exclusive_times},
+    rolled_paths::{RolledPaths, collapse},
+};
 use super::{
     events::Events,
     kernels::{OUTSIDE, StageKernels, is_measured},
@@ -196,27 +201,27 @@ pub fn operators(events: &Events, stages: &Stages) -> Operators {
     let timed: Vec<&OperatorCall> = calls.iter().copied().filter(|call| !call.captured).collect();
     let mut times = exclusive_times(&timed).into_iter();
 
-    let mut by_path = BTreeMap::new();
-    let mut rolled = BTreeMap::new();
-    let mut work: BTreeMap<String, StageWork> = BTreeMap::new();
+    let mut paths = RolledPaths::default();
+    let mut by_path: HashMap<(&str, &str, &str), HostTimeSum> = HashMap::default();
+    let mut rolled: HashMap<(&str, u32, &str), HostTimeSum> = HashMap::default();
+    let mut work: HashMap<&str, StageWork> = HashMap::default();
     for call in &calls {
         let time = if call.captured { None } else { times.next() };
-        HostTimeSum::add(
-            &mut by_path,
-            call.path.clone(),
-            call,
-            time.map(|it| (it.exclusive_ns, it.inside_path, it.exclusive_ns)),
-        );
-        HostTimeSum::add(
-            &mut rolled,
-            collapse(&call.path),
-            call,
-            time.map(|it| (it.exclusive_ns, it.inside_rolled, it.exclusive_ns)),
-        );
-        let stage = work.entry(call.stage.clone()).or_default();
+        let (stage, op) = (call.stage.as_str(), call.op.as_str());
+        by_path
+            .entry((stage, &call.path, op))
+            .or_default()
+            .add(call, time.map(|it| (it.exclusive_ns, it.inside_path, it.exclusive_ns)));
+        rolled
+            .entry((stage, paths.number(&call.path), op))
+            .or_default()
+            .add(call, time.map(|it| (it.exclusive_ns, it.inside_rolled, it.exclusive_ns)));
+        let stage = work.entry(stage).or_default();
         stage.flops += call.flops;
         stage.bytes += call.bytes;
     }
+    let mut work: BTreeMap<String, StageWork> =
+        work.into_iter().map(|(stage, work)| (stage.to_owned(), work)).collect();
     let stage_ns = |stage: &str| {
         events.measured(stage).map(|range| range.end_ns - range.start_ns).sum::<i64>()
     };
@@ -231,18 +236,32 @@ pub fn operators(events: &Events, stages: &Stages) -> Operators {
         }
     }
     let total_ms = |stage: &str| stages.row(stage).map(|row| row.ms.mean * f64::from(row.ms.n));
-    let finish = |sums: BTreeMap<CallKey, HostTimeSum>| {
-        let mut records: Vec<_> = sums
-            .into_iter()
-            .map(|(key, sum)| {
-                let stage_ms = total_ms(&key.stage);
-                sum.record(key, stage_ms)
-            })
-            .collect();
-        sort(&mut records);
-        records
+    let key = |(stage, path, op): (&str, &str, &str)| CallKey {
+        stage: stage.into(),
+        path: path.into(),
+        op: op.into(),
     };
-    Operators { by_path: finish(by_path), rolled: finish(rolled), work, working_ns: None }
+    let by_path = by_path.into_iter().map(|(of, sum)| (key(of), sum)).collect();
+    let rolled = rolled
+        .into_iter()
+        .map(|((stage, path, op), sum)| (key((stage, paths.path(path), op)), sum))
+        .collect();
+    let (by_path, rolled) = (records(by_path, total_ms), records(rolled, total_ms));
+    Operators { by_path, rolled, work, working_ns: None }
+}
+
+/// The records of sums, sorted. `stage_ms` returns the time of a stage.
+fn records(
+    sums: BTreeMap<CallKey, HostTimeSum>,
+    stage_ms: impl Fn(&str) -> Option<f64>,
+) -> Vec<OperatorRecord> {
+    let record = |(key, sum): (CallKey, HostTimeSum)| {
+        let ms = stage_ms(&key.stage);
+        sum.record(key, ms)
+    };
+    let mut records: Vec<_> = sums.into_iter().map(record).collect();
+    sort(&mut records);
+    records
 }
 
 /// Sorts by device time, then records without device time by host time, longest first.
@@ -366,19 +385,4 @@ impl OperatorSums {
             bytes_per_s: rate(self.bytes),
         }
     }
-}
-
-/// Replaces each numeric path segment with `*`.
-pub fn collapse(path: &str) -> String {
-    let parts: Vec<&str> = path
-        .split('.')
-        .map(|part| {
-            if !part.is_empty() && part.bytes().all(|byte| byte.is_ascii_digit()) {
-                "*"
-            } else {
-                part
-            }
-        })
-        .collect();
-    parts.join(".")
 }

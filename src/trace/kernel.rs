@@ -3,7 +3,7 @@
 //! A capture holds millions of executions but only a few hundred distinct launch configurations, so
 //! they are stored packed and read as values.
 
-use std::collections::HashMap;
+use std::{collections::HashMap, ops::Deref};
 
 use foldhash::{HashSet, fast::RandomState};
 
@@ -51,6 +51,65 @@ impl Kernel {
             block: self.block,
             registers: self.registers,
             shared_memory: self.shared_memory,
+        }
+    }
+}
+
+/// A kernel execution of a trace, with the fields of its kind. Millions are read, several times, so
+/// only what differs between launches is copied.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct TracedKernel<'a> {
+    pub start_ns: i64,
+    pub end_ns: i64,
+    pub correlation_id: i64,
+    pub graph_node: Option<u64>,
+    kind: &'a LaunchKind,
+}
+
+impl TracedKernel<'_> {
+    /// Duration on the device, nanoseconds.
+    #[inline]
+    pub const fn ns(&self) -> i64 {
+        self.end_ns - self.start_ns
+    }
+}
+
+impl Deref for TracedKernel<'_> {
+    type Target = LaunchKind;
+
+    #[inline]
+    fn deref(&self) -> &LaunchKind {
+        self.kind
+    }
+}
+
+impl From<TracedKernel<'_>> for Kernel {
+    fn from(it: TracedKernel) -> Self {
+        let LaunchKind {
+            name,
+            full_name,
+            device,
+            stream,
+            global_pid,
+            grid,
+            block,
+            registers,
+            shared_memory,
+        } = *it.kind;
+        Self {
+            name,
+            full_name,
+            device,
+            stream,
+            start_ns: it.start_ns,
+            end_ns: it.end_ns,
+            global_pid,
+            correlation_id: it.correlation_id,
+            grid,
+            block,
+            registers,
+            shared_memory,
+            graph_node: it.graph_node,
         }
     }
 }
@@ -115,30 +174,24 @@ impl KernelTrace {
         self.rows = self.rows.iter().take(len).collect();
     }
 
-    #[inline]
-    fn kernel(&self, [start_ns, ns, kind, correlation_id, node]: [i64; 5]) -> (u32, Kernel) {
+    #[inline(always)]
+    fn kernel(
+        &self,
+        [start_ns, ns, kind, correlation_id, node]: [i64; 5],
+    ) -> (u32, TracedKernel<'_>) {
         let (number, node) = (kind as u32, node.cast_unsigned());
-        let kind = &self.kinds[number as usize];
-        let kernel = Kernel {
-            name: kind.name,
-            full_name: kind.full_name,
-            device: kind.device,
-            stream: kind.stream,
+        let kernel = TracedKernel {
             start_ns,
             end_ns: start_ns.wrapping_add(ns),
-            global_pid: kind.global_pid,
             correlation_id,
-            grid: kind.grid,
-            block: kind.block,
-            registers: kind.registers,
-            shared_memory: kind.shared_memory,
             graph_node: (node != NO_NODE).then_some(node),
+            kind: &self.kinds[number as usize],
         };
         (number, kernel)
     }
 
     /// The kernel at index `at`. Sweeps use the iterators, which decode each block once.
-    pub fn get(&self, at: usize) -> Kernel {
+    pub fn get(&self, at: usize) -> TracedKernel<'_> {
         self.kernel(self.rows.get(at)).1
     }
 
@@ -153,17 +206,22 @@ impl KernelTrace {
         &self.kinds
     }
 
-    pub fn iter(&self) -> impl ExactSizeIterator<Item = Kernel> + Clone + '_ {
+    pub fn iter(&self) -> impl ExactSizeIterator<Item = TracedKernel<'_>> + Clone + '_ {
         self.with_kinds().map(|(_, kernel)| kernel)
     }
 
     /// All kernels in about `count` parts of the same length.
-    pub fn parts(&self, count: usize) -> impl Iterator<Item = impl Iterator<Item = Kernel> + '_> {
+    pub fn parts(
+        &self,
+        count: usize,
+    ) -> impl Iterator<Item = impl Iterator<Item = TracedKernel<'_>>> {
         self.rows.parts(count).map(|rows| rows.map(|row| self.kernel(row).1))
     }
 
     /// All kernels, each after its index into [`Self::kinds`].
-    pub fn with_kinds(&self) -> impl ExactSizeIterator<Item = (u32, Kernel)> + Clone + '_ {
+    pub fn with_kinds(
+        &self,
+    ) -> impl ExactSizeIterator<Item = (u32, TracedKernel<'_>)> + Clone + '_ {
         self.rows.iter().map(|row| self.kernel(row))
     }
 
@@ -186,7 +244,8 @@ impl KernelTrace {
 
     /// A copy with `change` applied to each kernel.
     pub fn map(&self, change: impl Fn(usize, &mut Kernel)) -> Self {
-        let changed = |(at, mut kernel)| {
+        let changed = |(at, kernel): (usize, TracedKernel)| {
+            let mut kernel = Kernel::from(kernel);
             change(at, &mut kernel);
             kernel
         };
@@ -220,10 +279,10 @@ impl SameStart {
     }
 }
 
-impl FromIterator<Kernel> for KernelTrace {
-    fn from_iter<I: IntoIterator<Item = Kernel>>(kernels: I) -> Self {
+impl<K: Into<Kernel>> FromIterator<K> for KernelTrace {
+    fn from_iter<I: IntoIterator<Item = K>>(kernels: I) -> Self {
         let mut packed = Self::default();
-        kernels.into_iter().for_each(|kernel| packed.push(kernel));
+        kernels.into_iter().for_each(|kernel| packed.push(kernel.into()));
         packed
     }
 }
@@ -251,10 +310,10 @@ mod tests {
         };
         let other = Kernel { graph_node: None, registers: 16, start_ns: -9, ..kernel };
         let mut packed: KernelTrace = [kernel, other, kernel].into_iter().collect();
-        assert_eq!(packed.iter().collect::<Vec<_>>(), [kernel, other, kernel]);
+        assert_eq!(packed.iter().map(Kernel::from).collect::<Vec<_>>(), [kernel, other, kernel]);
         assert_eq!(packed.kinds().len(), 2);
         packed.sort();
-        assert_eq!(packed.get(0), other);
+        assert_eq!(Kernel::from(packed.get(0)), other);
     }
 
     #[test]
@@ -289,12 +348,12 @@ mod tests {
         let once = [&[kernel, unknown, unknown], &others[..]].concat();
         let mut packed: KernelTrace = once.iter().copied().collect();
         packed.sort();
-        let sorted: Vec<Kernel> = packed.iter().collect();
+        let sorted: Vec<Kernel> = packed.iter().map(Kernel::from).collect();
         assert_eq!(packed.drop_repeated(), 0);
         let twice = [&once[..], &[kernel], &others[..]].concat();
         let mut packed: KernelTrace = twice.into_iter().collect();
         packed.sort();
         assert_eq!(packed.drop_repeated(), 10);
-        assert_eq!(packed.iter().collect::<Vec<_>>(), sorted);
+        assert_eq!(packed.iter().map(Kernel::from).collect::<Vec<_>>(), sorted);
     }
 }

@@ -225,7 +225,7 @@ impl ApiCalls {
         self.rows.is_empty()
     }
 
-    #[inline]
+    #[inline(always)]
     fn call(&self, [start_ns, ns, site, correlation_id]: [i64; 4]) -> (u32, ApiCall) {
         let site = site as u32;
         let (name, global_tid) = self.sites[site as usize];

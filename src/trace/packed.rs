@@ -39,8 +39,9 @@ impl<const N: usize> Default for PackedRows<N> {
     }
 }
 
-/// Decoded columns of one block.
-type Decoded<const N: usize> = Box<[[i64; BLOCK]; N]>;
+/// Decoded rows of one block. A row is copied from memory that was written long before: one that is
+/// put together from columns stalls at its first copy, which waits for all of its stores.
+type Decoded<const N: usize> = Box<[[i64; N]; BLOCK]>;
 
 impl<const N: usize> PackedRows<N> {
     #[inline]
@@ -85,11 +86,13 @@ impl<const N: usize> PackedRows<N> {
         &self.chunks[chunk as usize][at as usize..]
     }
 
-    fn decode(&self, block: usize, columns: &mut [[i64; BLOCK]; N]) {
+    /// Decodes a block; never inlined, so that the loops that read its rows are short.
+    #[inline(never)]
+    fn decode(&self, block: usize, rows: &mut [[i64; N]; BLOCK]) {
         let mut bytes = self.bytes(block);
-        for values in columns {
+        for at in 0..N {
             let column = Column::read(bytes);
-            column.values(bytes, values);
+            column.values(bytes, rows, at);
             bytes = &bytes[column.bytes()..];
         }
     }
@@ -120,7 +123,7 @@ impl<const N: usize> PackedRows<N> {
 
     /// The rows at these indices, of which the first is that of a block.
     fn range(&self, rows: Range<usize>) -> PackedIter<'_, N> {
-        PackedIter { rows: self, at: rows.start, end: rows.end, columns: Box::new([[0; BLOCK]; N]) }
+        PackedIter { rows: self, at: rows.start, end: rows.end, decoded: Box::new([[0; N]; BLOCK]) }
     }
 
     /// The rows in about `count` parts of the same length.
@@ -222,16 +225,16 @@ impl<const N: usize> PackedReader<'_, N> {
         if block == self.rows.blocks.len() {
             return self.rows.open[place];
         }
-        let columns = match &mut self.kept[block % KEPT] {
-            Some((kept, columns)) if *kept == block => columns,
+        let decoded = match &mut self.kept[block % KEPT] {
+            Some((kept, decoded)) if *kept == block => decoded,
             kept => {
-                let columns = kept.take().map_or_else(|| Box::new([[0; BLOCK]; N]), |it| it.1);
-                let (_, columns) = kept.insert((block, columns));
-                self.rows.decode(block, columns);
-                columns
+                let decoded = kept.take().map_or_else(|| Box::new([[0; N]; BLOCK]), |it| it.1);
+                let (_, decoded) = kept.insert((block, decoded));
+                self.rows.decode(block, decoded);
+                decoded
             }
         };
-        std::array::from_fn(|column| columns[column][place])
+        decoded[place]
     }
 
     /// Index of the first row whose first value is `value`. The rows are sorted.
@@ -248,13 +251,13 @@ pub struct PackedIter<'a, const N: usize> {
     rows: &'a PackedRows<N>,
     at: usize,
     end: usize,
-    columns: Decoded<N>,
+    decoded: Decoded<N>,
 }
 
 impl<const N: usize> Iterator for PackedIter<'_, N> {
     type Item = [i64; N];
 
-    #[inline]
+    #[inline(always)]
     fn next(&mut self) -> Option<[i64; N]> {
         if self.at == self.end {
             return None;
@@ -265,9 +268,9 @@ impl<const N: usize> Iterator for PackedIter<'_, N> {
             return self.rows.open.get(place).copied();
         }
         if place == 0 {
-            self.rows.decode(block, &mut self.columns);
+            self.rows.decode(block, &mut self.decoded);
         }
-        Some(std::array::from_fn(|column| self.columns[column][place]))
+        Some(self.decoded[place])
     }
 
     fn size_hint(&self) -> (usize, Option<usize>) {

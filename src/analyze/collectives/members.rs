@@ -9,7 +9,7 @@ use crate::{
     analyze::timeline::launches::LaunchIndex,
     trace::{
         collectives::{CollectiveKind, dtype_of_kernel},
-        kernel::Kernel,
+        kernel::TracedKernel,
         names::base_name,
         nsys::{NsysTrace, process_of},
     },
@@ -101,7 +101,7 @@ pub fn groups(trace: &NsysTrace, launches: &LaunchIndex) -> Vec<MemberGroup> {
                 }))
             }
         };
-        let Kernel { start_ns, end_ns, .. } = kernel;
+        let TracedKernel { start_ns, end_ns, .. } = kernel;
         found.entry(key).or_default().entry(of).or_default().push(CollectiveLaunch {
             start_ns,
             end_ns,

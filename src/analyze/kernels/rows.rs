@@ -19,7 +19,7 @@ use crate::{
     },
     domain::units::Nanos,
     trace::{
-        kernel::{Kernel, LaunchKind},
+        kernel::{LaunchKind, TracedKernel},
         nsys::NsysTrace,
     },
 };
@@ -110,7 +110,7 @@ impl KernelTallies<'_> {
         };
         let [short, full] = groups.each_ref().map(group_of);
         let times = self.trace.kernels.with_kinds().zip(self.launches.kernels.iter());
-        let group = |((kind, it), (_, instance)): ((u32, Kernel), (u32, u32))| {
+        let group = |((kind, it), (_, instance)): ((u32, TracedKernel), (u32, u32))| {
             let cell = self.cell_of(kind, instance);
             ([short[cell], full[cell]], it.ns())
         };

@@ -5,6 +5,7 @@ use std::{num::ParseIntError, str::FromStr};
 use super::*;
 use crate::trace::{
     event::STAGE_DOMAIN,
+    kernel::Kernel,
     nsys::{ApiCall, CopyKind, GraphLaunch, MemoryOp},
     range::Range,
 };
@@ -187,7 +188,7 @@ fn variants(times: &[i64]) -> KernelTimes {
         trace.cuda_calls.push(sketch.cuda_calls.get(0));
         trace.strings.push(format!("k<{at}>"));
         let full_name = trace.strings.len() as u32 - 1;
-        trace.kernels.push(Kernel { name: 0, full_name, ..sketch.kernels.get(0) });
+        trace.kernels.push(Kernel { name: 0, full_name, ..sketch.kernels.get(0).into() });
     }
     kernels(&trace, &LaunchIndex::of(&trace))
 }

@@ -7,9 +7,10 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use super::{
-    CallKey, HostTimeSum, Operators, StageWork, collapse,
+    CallKey, HostTimeSum, Operators, StageWork,
     formulas::{OperatorWork, dtype, kind, work},
-    sort,
+    records,
+    rolled_paths::collapse,
 };
 use crate::{
     analyze::{
@@ -283,12 +284,8 @@ impl FrameworkSums<'_> {
     ) {
         // Calls inside one with FLOPs do its work.
         let working_ns = if call.flops > 0 { call.end_ns - call.start_ns } else { 0 };
-        HostTimeSum::add(
-            &mut self.by_path,
-            call.path.clone(),
-            call,
-            Some((own_ns, inside, working_ns)),
-        );
+        let own_path = self.by_path.entry(CallKey::of(call, call.path.clone())).or_default();
+        own_path.add(call, Some((own_ns, inside, working_ns)));
         // Only names of modules have numbers.
         let is_plain = !call.path.contains('.');
         let (path, inside) = if is_plain {
@@ -296,7 +293,8 @@ impl FrameworkSums<'_> {
         } else {
             (collapse(&call.path), inside_rolled())
         };
-        HostTimeSum::add(&mut self.rolled, path, call, Some((own_ns, inside, working_ns)));
+        let rolled = self.rolled.entry(CallKey::of(call, path)).or_default();
+        rolled.add(call, Some((own_ns, inside, working_ns)));
         // Bytes of a stage are unknown: only products have a formula.
         if call.flops > 0 {
             let work = self.work.entry(call.stage.clone()).or_default();
@@ -312,16 +310,7 @@ impl FrameworkSums<'_> {
                 work.covered_pct = percent(covered_ns(spans) as f64, ms * 1e6);
             }
         }
-        let finish = |sums: BTreeMap<CallKey, HostTimeSum>| {
-            let record = |(key, sum): (CallKey, HostTimeSum)| {
-                let stage_ms = total_ms(&key.stage);
-                sum.record(key, stage_ms)
-            };
-            let mut records: Vec<_> = sums.into_iter().map(record).collect();
-            sort(&mut records);
-            records
-        };
-        let (by_path, rolled) = (finish(self.by_path), finish(self.rolled));
+        let (by_path, rolled) = (records(self.by_path, total_ms), records(self.rolled, total_ms));
         Operators { by_path, rolled, work: self.work, working_ns: None }
     }
 }

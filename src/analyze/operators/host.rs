@@ -4,7 +4,7 @@
 
 use std::collections::BTreeMap;
 
-use super::{OperatorRecord, collapse};
+use super::{OperatorRecord, rolled_paths::RolledPaths};
 use crate::{
     analyze::{
         kernels::OUTSIDE,
@@ -30,7 +30,8 @@ const MAX_ENCLOSING: usize = 64;
 
 /// Computes the time of each call without nested calls.
 pub fn exclusive_times(calls: &[&OperatorCall]) -> Vec<CallTime> {
-    let rolled: Vec<String> = calls.iter().map(|call| collapse(&call.path)).collect();
+    let mut paths = RolledPaths::default();
+    let rolled: Vec<u32> = calls.iter().map(|call| paths.number(&call.path)).collect();
     // Calls are written when they return: of two with the same times, the later one encloses the
     // earlier.
     let mut order: Vec<usize> = (0..calls.len()).collect();
@@ -74,6 +75,13 @@ pub struct CallKey {
     pub op: String,
 }
 
+impl CallKey {
+    /// The key of a call under `path`.
+    pub fn of(call: &OperatorCall, path: String) -> Self {
+        Self { stage: call.stage.clone(), path, op: call.op.clone() }
+    }
+}
+
 /// Sum of the calls of a record.
 #[derive(Default)]
 pub struct HostTimeSum {
@@ -99,35 +107,28 @@ impl HostTimeSum {
 
     /// Adds a call; `time` is its exclusive time, true when inside the same operator, and the time
     /// of its FLOPs.
-    pub fn add(
-        sums: &mut BTreeMap<CallKey, Self>,
-        path: String,
-        call: &OperatorCall,
-        time: Option<(i64, bool, i64)>,
-    ) {
-        let key = CallKey { stage: call.stage.clone(), path, op: call.op.clone() };
-        let sum = sums.entry(key).or_default();
-        sum.calls += 1;
+    pub fn add(&mut self, call: &OperatorCall, time: Option<(i64, bool, i64)>) {
+        self.calls += 1;
         match time {
             Some((exclusive_ns, inside_itself, working_ns)) => {
                 // A nested call's time is already part of the outer call of the same operator.
                 if !inside_itself {
-                    sum.total += Nanos(call.end_ns - call.start_ns);
-                    sum.outer += 1;
+                    self.total += Nanos(call.end_ns - call.start_ns);
+                    self.outer += 1;
                 }
-                sum.own += Nanos(exclusive_ns);
-                sum.working += Nanos(working_ns);
+                self.own += Nanos(exclusive_ns);
+                self.working += Nanos(working_ns);
             }
-            None => sum.captured += 1,
+            None => self.captured += 1,
         }
-        sum.flops = sum.flops.saturating_add(call.flops);
-        sum.bytes = sum.bytes.saturating_add(call.bytes);
-        match sum.shapes.get_mut(&call.shapes) {
+        self.flops = self.flops.saturating_add(call.flops);
+        self.bytes = self.bytes.saturating_add(call.bytes);
+        match self.shapes.get_mut(&call.shapes) {
             Some(seen) => *seen += 1,
-            None => drop(sum.shapes.insert(call.shapes.clone(), 1)),
+            None => drop(self.shapes.insert(call.shapes.clone(), 1)),
         }
-        if sum.dtype.is_empty() {
-            sum.dtype = call.dtype.clone();
+        if self.dtype.is_empty() {
+            self.dtype = call.dtype.clone();
         }
     }
 
@@ -198,14 +199,10 @@ mod tests {
     fn an_operator_nested_in_itself_counts_its_time_once() {
         let calls = [call("block", 0, 100), call("block", 10, 60), call("q", 20, 30)];
         let times = exclusive_times(&calls.iter().collect::<Vec<_>>());
-        let mut sums = BTreeMap::new();
+        let mut sums: BTreeMap<CallKey, HostTimeSum> = BTreeMap::new();
         for (call, time) in calls.iter().zip(times) {
-            HostTimeSum::add(
-                &mut sums,
-                call.path.clone(),
-                call,
-                Some((time.exclusive_ns, time.inside_path, time.exclusive_ns)),
-            );
+            let time = (time.exclusive_ns, time.inside_path, time.exclusive_ns);
+            sums.entry(CallKey::of(call, call.path.clone())).or_default().add(call, Some(time));
         }
         let records: Vec<OperatorRecord> =
             sums.into_iter().map(|(key, sum)| sum.record(key, Some(100e-6))).collect();

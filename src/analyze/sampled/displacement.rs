@@ -132,7 +132,7 @@ mod tests {
     /// late.
     fn sampled(kernels: &[(i64, i64)], late_ns: i64) -> (NsysTrace, DeviceSamples) {
         let mut trace = capture("kernel 1 gemm 0..1 7");
-        let template = trace.kernels.get(0);
+        let template = Kernel::from(trace.kernels.get(0));
         trace.kernels.truncate(0);
         let mut end_ns = 1_000_000;
         for (gap, ns) in kernels {

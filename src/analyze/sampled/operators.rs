@@ -10,7 +10,7 @@ use super::{
 };
 use crate::{
     analyze::{
-        operators::collapse,
+        operators::rolled_paths::RolledPaths,
         timeline::{
             open_ranges::{NONE, OpenNest},
             operator_entries::{OperatorEntries, operator_nests},
@@ -31,7 +31,9 @@ pub fn add(times: &mut OperatorTimes, capture: &DeviceCapture, works: &[Work]) {
     let (trace, launches) = (capture.trace, capture.launches);
     let nests = operator_nests(trace);
     let mut operators = OperatorEntries::new(trace, &nests);
-    let mut paths: HashMap<(usize, u32), Vec<String>> = HashMap::new();
+    let mut paths = RolledPaths::default();
+    let mut enclosing: HashMap<(usize, u32), Vec<u32>> = HashMap::new();
+    let mut sums: HashMap<(u16, u32, u32), i64> = HashMap::new();
     for ((kernel, (call, _)), Work { stage, unknown, .. }) in
         trace.kernels.iter().zip(launches.kernels.iter()).zip(works)
     {
@@ -39,24 +41,34 @@ pub fn add(times: &mut OperatorTimes, capture: &DeviceCapture, works: &[Work]) {
             continue;
         }
         let Some((at, entry)) = operators.of(kernel.graph_node, call) else { continue };
-        let paths =
-            paths.entry((at, entry)).or_insert_with(|| enclosing(trace, &nests[at].1, entry));
-        for path in paths {
-            let operator = times.entry((*stage, path.clone())).or_default();
-            let time = operator.entry(*unknown as usize).or_default();
-            *time = time.saturating_add(kernel.ns());
+        let numbers = enclosing
+            .entry((at, entry))
+            .or_insert_with(|| enclosing_paths(trace, &nests[at].1, entry, &mut paths));
+        for path in numbers {
+            let sum = sums.entry((*stage, *path, *unknown)).or_default();
+            *sum = sum.saturating_add(kernel.ns());
         }
+    }
+    for ((stage, path, unknown), ns) in sums {
+        let operator = times.entry((stage, paths.path(path).to_owned())).or_default();
+        let time = operator.entry(unknown as usize).or_default();
+        *time = time.saturating_add(ns);
     }
 }
 
-/// Paths of an entry and of those that enclose it, rolled up, each once.
-fn enclosing(trace: &NsysTrace, nest: &OpenNest, entry: u32) -> Vec<String> {
+/// Numbers of the paths of an entry and of those that enclose it, rolled up, each once.
+fn enclosing_paths<'a>(
+    trace: &'a NsysTrace,
+    nest: &OpenNest,
+    entry: u32,
+    paths: &mut RolledPaths<'a>,
+) -> Vec<u32> {
     let up = |at: &u32| nest.entries.get(*at as usize).map(|it| it.1).filter(|at| *at != NONE);
     let entries = std::iter::successors(Some(entry), up);
-    let mut paths: Vec<String> = entries
-        .map(|at| collapse(&trace.ranges[nest.entries[at as usize].0 as usize].name))
+    let mut numbers: Vec<u32> = entries
+        .map(|at| paths.number(&trace.ranges[nest.entries[at as usize].0 as usize].name))
         .collect();
-    paths.sort_unstable();
-    paths.dedup();
-    paths
+    numbers.sort_unstable();
+    numbers.dedup();
+    numbers
 }

@@ -111,7 +111,7 @@ impl Synthetic {
     }
 
     fn kernel(&self, name: u32, start_ns: i64, end_ns: i64) -> Kernel {
-        let template = capture("kernel 1 gemm 5..6 7").kernels.get(0);
+        let template = Kernel::from(capture("kernel 1 gemm 5..6 7").kernels.get(0));
         Kernel { name, full_name: name, device: self.device, start_ns, end_ns, ..template }
     }
 }
@@ -240,7 +240,7 @@ fn two_devices_are_kept_apart() {
     let mut first = Synthetic::of(&[(75_000, 95.0), (30_000, 10.0)]).capture();
     let other = Synthetic { device: 1, ..Synthetic::of(&[(75_000, 20.0), (30_000, 70.0)]) };
     let second = other.capture();
-    second.kernels.iter().for_each(|kernel| first.kernels.push(kernel));
+    second.kernels.iter().for_each(|kernel| first.kernels.push(kernel.into()));
     first.kernels.sort();
     let devices = second.samples.unwrap().devices;
     first.samples.as_mut().unwrap().devices.extend(devices);

@@ -3,7 +3,7 @@
 
 use std::collections::BTreeSet;
 
-use foldhash::{HashMap, HashMapExt as _};
+use foldhash::{HashMap, HashSet, HashSetExt as _};
 
 use super::{
     operators::{self, OperatorTimes},
@@ -98,7 +98,7 @@ pub fn unknowns<'a>(captures: &[DeviceCapture<'a>]) -> DeviceUnknowns<'a> {
     let keyed: Vec<[Vec<Work>; 2]> =
         captures.iter().map(|it| [kernels(it, &names, &mut keys), copies(it, &names)]).collect();
     let mut stages: Vec<StageUnknowns> = Vec::new();
-    let mut locals: Vec<HashMap<u32, u32>> = Vec::new();
+    let mut locals: Vec<Vec<Option<u32>>> = Vec::new();
     for (at, name) in names.iter().enumerate() {
         let (stage, local) = stage(name, at as u16 + 1, &keys, &keyed);
         stages.push(stage);
@@ -183,21 +183,22 @@ fn copies(capture: &DeviceCapture, names: &[&str]) -> Vec<Work> {
 /// Number of kinds of copies.
 const COPY_KINDS: usize = 5;
 
-/// The unknowns of one stage, and the unknown of each key.
+/// The unknowns of one stage, and by key its unknown.
 fn stage(
     name: &str,
     number: u16,
     keys: &Keys,
     keyed: &[[Vec<Work>; 2]],
-) -> (StageUnknowns, HashMap<u32, u32>) {
-    let mut tallies: HashMap<u32, (u64, i64)> = HashMap::new();
+) -> (StageUnknowns, Vec<Option<u32>>) {
+    let mut tallies = vec![(0u64, 0i64); keys.keys.len()];
     for work in keyed.iter().flat_map(|[kernels, _]| kernels) {
         if work.stage == number {
-            let tally = tallies.entry(work.unknown).or_default();
+            let tally = &mut tallies[work.unknown as usize];
             *tally = (tally.0 + 1, tally.1.saturating_add(work.end_ns - work.start_ns));
         }
     }
-    let mut order: Vec<(u32, (u64, i64))> = tallies.into_iter().collect();
+    let called = (0..).zip(tallies).filter(|(_, (calls, _))| *calls > 0);
+    let mut order: Vec<(u32, (u64, i64))> = called.collect();
     order.sort_by_key(|(key, (_, ns))| (std::cmp::Reverse(*ns), &keys.keys[*key as usize]));
     let own = order.len().min(MAX_UNKNOWNS);
     let kernel = |&(key, (calls, ns)): &(u32, (u64, i64))| StageKernel {
@@ -213,16 +214,19 @@ fn stage(
         own,
         adjacent: vec![BTreeSet::new(); own + 1 + COPY_KINDS],
     };
-    let local = |(at, (key, _)): (usize, &(u32, _))| (*key, at.min(own) as u32);
-    (stage, order.iter().enumerate().map(local).collect())
+    let mut local = vec![None; keys.keys.len()];
+    for (at, (key, _)) in order.iter().enumerate() {
+        local[*key as usize] = Some(at.min(own) as u32);
+    }
+    (stage, local)
 }
 
 /// Replaces the keys of kernels by their unknowns.
-fn localise(kernels: &mut [Work], stages: &[StageUnknowns], locals: &[HashMap<u32, u32>]) {
+fn localise(kernels: &mut [Work], stages: &[StageUnknowns], locals: &[Vec<Option<u32>>]) {
     for work in kernels {
         let local =
-            (work.stage as usize).checked_sub(1).and_then(|at| locals[at].get(&work.unknown));
-        work.unknown = local.copied().unwrap_or(stages.len() as u32);
+            (work.stage as usize).checked_sub(1).and_then(|at| locals[at][work.unknown as usize]);
+        work.unknown = local.unwrap_or(stages.len() as u32);
     }
 }
 
@@ -235,6 +239,8 @@ fn first_copy(work: &Work, stages: &[StageUnknowns]) -> u32 {
 fn mark_neighbours(kernels: &[Work], stages: &mut [StageUnknowns]) {
     let mut last: Option<Work> = None;
     let mut longest: Option<Work> = None;
+    // Stage and unknowns of the pairs that are recorded.
+    let mut known: HashSet<(u16, u32, u32)> = HashSet::new();
     for work in kernels {
         let Some(stage) = (work.stage as usize).checked_sub(1).map(|at| &mut stages[at]) else {
             (last, longest) = (None, None);
@@ -243,6 +249,7 @@ fn mark_neighbours(kernels: &[Work], stages: &mut [StageUnknowns]) {
         if let Some(before) = last.filter(|before| before.stage == work.stage)
             && before.unknown != work.unknown
             && (before.unknown.max(work.unknown) as usize) < stage.own
+            && known.insert((work.stage, before.unknown, work.unknown))
         {
             stage.adjacent[before.unknown as usize].insert(work.unknown as usize);
             stage.adjacent[work.unknown as usize].insert(before.unknown as usize);

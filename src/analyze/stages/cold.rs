@@ -19,7 +19,7 @@ use foldhash::HashMap;
 
 use crate::{
     analyze::timeline::{
-        launches::LaunchIndex,
+        launches::{Cursor, LaunchIndex},
         open_ranges::{NONE, StageInstance},
     },
     domain::{
@@ -178,9 +178,10 @@ fn warmup_calls(trace: &NsysTrace, launches: &LaunchIndex) -> Vec<u64> {
     if !is_warmup.contains(&true) {
         return counts;
     }
+    let mut cursor = Cursor::default();
     for (_, call) in trace.cuda_calls.with_sites().filter(|(site, _)| is_warmup[*site as usize]) {
-        let instance =
-            launches.stages.on(call.global_tid).map_or(NONE, |open| open.at(call.start_ns, &mut 0));
+        let on = |thread| launches.stages.on(thread);
+        let instance = cursor.at(call.global_tid, call.start_ns, on);
         if let Some(count) = counts.get_mut(instance as usize) {
             *count += 1;
         }

@@ -331,7 +331,7 @@ mod tests {
     fn a_replay_that_lost_nodes_is_compared_with_the_other_replays() {
         let mut trace =
             named("call 1 1 1..2\ncall 1 2 3..4\ncall 1 3 5..6", &["cudaGraphLaunch_v10000"; 3]);
-        let template = capture("kernel 1 gemm 5..6 7").kernels.get(0);
+        let template = Kernel::from(capture("kernel 1 gemm 5..6 7").kernels.get(0));
         for (launch, node) in [(1, 10), (1, 11), (1, 12), (2, 10)] {
             trace.kernels.push(Kernel {
                 correlation_id: launch,

@@ -5,13 +5,14 @@
 
 use std::collections::BTreeMap;
 
+use foldhash::HashMap;
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
 use crate::{
     analyze::{
         events::Events,
-        operators::{MODULE, collapse},
+        operators::{MODULE, rolled_paths::RolledPaths},
         stats::Spread,
     },
     domain::units::Nanos,
@@ -37,19 +38,25 @@ type PerRepeat = (u64, BTreeMap<u32, Nanos>);
 
 /// Sums each operator's calls by repeat, longest mean first.
 pub fn repeats(events: &Events) -> Vec<OperatorRepeats> {
-    let mut sums: BTreeMap<(&str, String, &str), PerRepeat> = BTreeMap::new();
+    let mut paths = RolledPaths::default();
+    let mut numbered: HashMap<(&str, u32, &str), PerRepeat> = HashMap::default();
     for call in
         events.calls.iter().filter(|call| !call.warmup && !call.captured && call.op != MODULE)
     {
-        let (calls, times) = sums.entry((&call.stage, collapse(&call.path), &call.op)).or_default();
+        let key = (call.stage.as_str(), paths.number(&call.path), call.op.as_str());
+        let (calls, times) = numbered.entry(key).or_default();
         *calls += 1;
         *times.entry(call.repeat).or_default() += Nanos(call.end_ns - call.start_ns);
     }
+    let of_path =
+        |((stage, path, op), sums): ((_, u32, _), _)| ((stage, paths.path(path), op), sums);
+    let sums: BTreeMap<(&str, &str, &str), PerRepeat> = numbered.into_iter().map(of_path).collect();
     let mut all: Vec<OperatorRepeats> = sums
         .into_iter()
         .filter_map(|((stage, path, op), (calls, times))| {
             let ms = Spread::of(times.into_values().map(Nanos::as_ms))?;
-            Some(OperatorRepeats { stage: stage.into(), path, op: op.into(), calls, ms })
+            let (stage, path, op) = (stage.into(), path.into(), op.into());
+            Some(OperatorRepeats { stage, path, op, calls, ms })
         })
         .collect();
     all.sort_by(|a, b| b.ms.mean.total_cmp(&a.ms.mean));

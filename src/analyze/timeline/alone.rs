@@ -4,6 +4,8 @@
 
 use std::collections::BTreeMap;
 
+use foldhash::HashMap;
+
 use super::{
     activity::{DeviceWork, activities},
     launches::LaunchIndex,
@@ -26,7 +28,7 @@ struct RunningWork {
 
 impl RunningWork {
     /// Accounts for the time up to `to`.
-    fn advance(&mut self, to: i64, alone: &mut BTreeMap<AloneKey, i64>) {
+    fn advance(&mut self, to: i64, alone: &mut HashMap<AloneKey, i64>) {
         while let Some((at, (end, _))) = self
             .active
             .iter()
@@ -51,7 +53,7 @@ impl RunningWork {
 /// Sums the time in which each kernel ran alone on its device.
 pub fn alone(trace: &NsysTrace, launches: &LaunchIndex) -> AloneTimes {
     let mut devices: BTreeMap<u32, RunningWork> = BTreeMap::new();
-    let mut sums: BTreeMap<AloneKey, i64> = BTreeMap::new();
+    let mut sums: HashMap<AloneKey, i64> = HashMap::default();
     let kinds = trace.kernels.kinds();
     for it in activities(trace, launches) {
         let name = match it.work {
@@ -66,7 +68,8 @@ pub fn alone(trace: &NsysTrace, launches: &LaunchIndex) -> AloneTimes {
     devices.values_mut().for_each(|running| running.advance(i64::MAX, &mut sums));
     let name = |at: u32| trace.strings.get(at as usize).cloned().unwrap_or_default();
     let mut alone = AloneTimes::new();
-    for ((number, kernel), ns) in sums {
+    // In order, so that sums of rounded times do not depend on the hashes.
+    for ((number, kernel), ns) in sums.into_iter().collect::<BTreeMap<_, _>>() {
         let Some(kernel) = kernel else { continue };
         *alone.entry((launches.stage_label(number).to_owned(), name(kernel))).or_default() +=
             Nanos(ns).as_ms();

@@ -22,7 +22,7 @@ use crate::{
     },
     trace::{
         event::{OPERATOR_DOMAIN, STAGE_DOMAIN},
-        kernel::Kernel,
+        kernel::TracedKernel,
         nsys::{GraphNode, NsysTrace},
         range::Range,
     },
@@ -120,7 +120,13 @@ impl NestSums {
     }
 
     /// Adds a kernel of a stage to an entry of a thread.
-    fn add(&mut self, (thread, entry): (usize, u32), stage: usize, call: u32, kernel: &Kernel) {
+    fn add(
+        &mut self,
+        (thread, entry): (usize, u32),
+        stage: usize,
+        call: u32,
+        kernel: &TracedKernel,
+    ) {
         let cell = entry as usize * self.stages + stage;
         let sum = &mut self.threads[thread][cell];
         let last_call = &mut self.last_calls[thread][cell];

@@ -201,15 +201,27 @@ fn device_work(
         threads.entry(step.0).or_default().push(at);
     }
     let mut calls = trace.cuda_calls.reader();
+    // Thread and times of the latest search, and its result: most calls follow in the same step.
+    let mut latest: Option<(i64, Interval, Option<usize>)> = None;
     let mut step_of = |(call, instance): (u32, u32)| {
         if call == NONE || instance == EXCLUDED {
             return None;
         }
         let call = calls.get(call);
-        let of_thread = threads.get(&call.global_tid)?;
-        let after = of_thread.partition_point(|at| steps[*at].1.0 <= call.start_ns);
-        let at = *of_thread.get(after.checked_sub(1)?)?;
-        (call.start_ns < steps[at].1.1).then_some(at)
+        let is_inside = |(from, to): Interval| from <= call.start_ns && call.start_ns < to;
+        let at = match latest {
+            Some((thread, times, at)) if thread == call.global_tid && is_inside(times) => at,
+            _ => {
+                let of_thread = threads.get(&call.global_tid)?;
+                let after = of_thread.partition_point(|at| steps[*at].1.0 <= call.start_ns);
+                let at = after.checked_sub(1).map(|before| of_thread[before]);
+                let from = at.map_or(i64::MIN, |at| steps[at].1.0);
+                let to = of_thread.get(after).map_or(i64::MAX, |next| steps[*next].1.0);
+                latest = Some((call.global_tid, (from, to), at));
+                at
+            }
+        };
+        at.filter(|at| call.start_ns < steps[*at].1.1)
     };
     let mut work = vec![DeviceWork::default(); steps.len()];
     for (kernel, launch) in trace.kernels.iter().zip(launches.kernels.iter()) {

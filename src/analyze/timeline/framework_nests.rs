@@ -14,7 +14,7 @@ use super::{
     open_ranges::{NONE, OpenNest, Segments, nest},
 };
 use crate::trace::{
-    kernel::Kernel,
+    kernel::TracedKernel,
     nsys::{NsysTrace, process_of},
 };
 
@@ -86,7 +86,7 @@ impl FrameworkIndex {
     /// Thread and entry of the innermost operator of each kernel, in the order of the capture.
     fn of_kernels(&self, trace: &NsysTrace, launching: &Joins, entries: &[u32]) -> Vec<(u32, u32)> {
         let (mut cursor, mut calls) = (Cursor::default(), trace.cuda_calls.reader());
-        let mut one = |kernel: Kernel, call: u32| {
+        let mut one = |kernel: TracedKernel, call: u32| {
             let process = process_of(kernel.global_pid);
             let recorded = trace.framework.operators.get(process, kernel.correlation_id);
             if let Some(row) = recorded {

@@ -16,7 +16,7 @@ use crate::{
         },
     },
     trace::{
-        kernel::Kernel,
+        kernel::TracedKernel,
         nsys::{ApiCalls, NsysTrace, process_of},
         packed::{PackedReader, PackedRows},
     },
@@ -144,8 +144,8 @@ pub struct LaunchIndex {
 
 impl LaunchIndex {
     pub fn of(trace: &NsysTrace) -> Self {
-        let stages = OpenStages::of(trace, WARMUP);
-        let index = CallIndex::of(&trace.cuda_calls);
+        let (stages, index) =
+            rayon::join(|| OpenStages::of(trace, WARMUP), || CallIndex::of(&trace.cuda_calls));
         let join = |ids: &mut dyn Iterator<Item = (i64, i64)>| -> PackedRows<2> {
             let (mut lookup, mut calls) = (index.lookup(), trace.cuda_calls.reader());
             let mut cursor = Cursor::default();
@@ -164,7 +164,7 @@ impl LaunchIndex {
         };
         let parts: Vec<_> = trace.kernels.parts(rayon::current_num_threads()).collect();
         let join_part = |kernels| {
-            let ids = |it: Kernel| (it.global_pid, it.correlation_id);
+            let ids = |it: TracedKernel| (it.global_pid, it.correlation_id);
             join(&mut Iterator::map(kernels, ids))
         };
         let parts: Vec<PackedRows<2>> = parts.into_par_iter().map(join_part).collect();

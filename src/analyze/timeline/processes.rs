@@ -269,7 +269,7 @@ mod tests {
                 device: 1,
                 start_ns,
                 end_ns,
-                ..kernel
+                ..kernel.into()
             });
         }
         both

@@ -21,7 +21,7 @@ use crate::{
         collectives::ProcessRank,
         environment::{Environment, Gpu},
         framework::{FrameworkCall, TimelineTool},
-        kernel::UNNUMBERED_NODE,
+        kernel::{Kernel, UNNUMBERED_NODE},
         nsys::{ApiCall, ApiCalls, NsysTrace},
         range::Range,
     },
@@ -145,7 +145,8 @@ impl Merged {
         self.trace.framework.overheads.extend(overheads);
         let graphs = graph_calls(&rows.calls, strings);
         let mut place = 0;
-        for mut it in std::mem::take(&mut rows.kernels).iter() {
+        for it in std::mem::take(&mut rows.kernels).iter() {
+            let mut it = Kernel::from(it);
             // Kernels of one replay have no ids of their own before 2.12.
             if it.graph_node.is_none() && graphs.contains(&it.correlation_id) {
                 place += 1;

@@ -99,17 +99,26 @@ impl Column {
         (word(bytes, bit / 8) >> (bit % 8) & self.mask()).cast_signed()
     }
 
-    /// Decodes all values.
-    pub(super) fn values(&self, bytes: &[u8], values: &mut [i64; BLOCK]) {
-        unpack(self.bits, &bytes[self.head()..], values);
+    /// Decodes all values into column `at` of `rows`.
+    pub(super) fn values<const N: usize>(
+        &self,
+        bytes: &[u8],
+        rows: &mut [[i64; N]; BLOCK],
+        at: usize,
+    ) {
+        let mut kept = [0; BLOCK];
+        unpack(self.bits, &bytes[self.head()..], &mut kept);
+        let values = rows.as_flattened_mut()[at..].iter_mut().step_by(N);
         match self.step {
-            None => values.iter_mut().for_each(|value| *value = self.base.wrapping_add(*value)),
+            None => {
+                values.zip(kept).for_each(|(value, kept)| *value = self.base.wrapping_add(kept))
+            }
             Some(step) => {
-                let mut last = self.base;
-                values[0] = last;
-                for value in &mut values[1..] {
-                    last = last.wrapping_add(step).wrapping_add(*value);
-                    *value = last;
+                // The first value is the base.
+                let mut next = self.base;
+                for (value, kept) in values.zip(kept.into_iter().skip(1).chain([0])) {
+                    *value = next;
+                    next = next.wrapping_add(step.wrapping_add(kept));
                 }
             }
         }

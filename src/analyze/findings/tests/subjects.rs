@@ -31,7 +31,7 @@ fn named(sketch: &str, in_graphs: bool) -> NsysTrace {
     trace.cuda_calls = trace.cuda_calls.iter().map(name).collect();
     let kernels = trace.kernels.iter().map(|it| crate::trace::kernel::Kernel {
         graph_node: (in_graphs && it.correlation_id % 10 == 8).then_some(it.start_ns as u64),
-        ..it
+        ..it.into()
     });
     trace.kernels = kernels.collect::<KernelTrace>();
     trace

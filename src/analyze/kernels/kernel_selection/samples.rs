@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 
 use crate::{
     analyze::{kernels::launched, stages::PREFILL, timeline::launches::LaunchIndex},
-    trace::{kernel::Kernel, nsys::NsysTrace},
+    trace::{kernel::TracedKernel, nsys::NsysTrace},
 };
 
 /// Program of a traced pass.
@@ -21,7 +21,7 @@ pub struct TracedProgram {
 pub(super) fn stage_starts<'a>(
     trace: &'a NsysTrace,
     joined: &'a LaunchIndex,
-) -> impl Iterator<Item = (Kernel, Option<&'a str>, i64)> {
+) -> impl Iterator<Item = (TracedKernel<'a>, Option<&'a str>, i64)> {
     let start = |(_, instance): (u32, u32)| {
         joined.stages.instances.get(instance as usize).map_or(0, |it| it.start_ns)
     };

@@ -13,7 +13,7 @@ use crate::{
         open_ranges::{NONE, OpenNest, nest_ranges},
     },
     trace::{
-        kernel::Kernel,
+        kernel::TracedKernel,
         nsys::{GraphNode, NsysTrace},
         range::Range,
     },
@@ -53,7 +53,7 @@ impl<'a> KernelOwners<'a> {
     }
 
     /// Ranges around the launch of a kernel, outermost first, as entries of a thread's nest.
-    pub fn chain(&self, trace: &NsysTrace, at: usize, kernel: &Kernel) -> (i64, Vec<u32>) {
+    pub fn chain(&self, trace: &NsysTrace, at: usize, kernel: &TracedKernel) -> (i64, Vec<u32>) {
         let capture = kernel
             .graph_node
             .and_then(|node| self.captured.get(&node))

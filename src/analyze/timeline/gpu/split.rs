@@ -22,7 +22,7 @@ use super::{
 use crate::{
     analyze::{
         kernels::is_measured,
-        operators::collapse,
+        operators::rolled_paths::RolledPaths,
         timeline::open_ranges::{NONE, OpenNest},
     },
     trace::nsys::{CopyKind, NsysTrace},
@@ -136,8 +136,7 @@ impl<'a> SplitSums<'a> {
             nests,
             entries: OperatorEntries::new(trace, nests),
             of_entry: HashMap::default(),
-            numbers: HashMap::default(),
-            operators: Vec::new(),
+            operators: RolledPaths::default(),
         };
         let stages = launches.stages.labels.iter().map(|_| StageSums::default()).collect();
         Self { names, stages, shared: Vec::new(), last: None }
@@ -197,7 +196,7 @@ impl<'a> SplitSums<'a> {
         let mut stages: Vec<WindowSplit> =
             self.stages.into_iter().zip(labels).zip(windows).map(split).collect();
         stages.retain(|it| it.windows > 0 && it.window_ns > 0 && is_measured(&it.stage));
-        WindowSplits { stages, operators: self.names.operators }
+        WindowSplits { stages, operators: self.names.operators.into_paths() }
     }
 }
 
@@ -231,11 +230,10 @@ struct WorkNames<'a> {
     entries: OperatorEntries<'a>,
     /// By thread's nest and entry.
     of_entry: HashMap<(usize, u32), u32>,
-    numbers: HashMap<String, u32>,
-    operators: Vec<String>,
+    operators: RolledPaths<'a>,
 }
 
-impl WorkNames<'_> {
+impl<'a> WorkNames<'a> {
     fn of(&mut self, work: &Activity) -> WorkOf {
         let kind = match work.work {
             DeviceWork::Kernel(kind) => WorkKind::Kernel(kind),
@@ -247,7 +245,7 @@ impl WorkNames<'_> {
         let operator = match self.framework.filter(|_| is_kernel) {
             Some(index) => {
                 let name = index.name_of(self.trace, work.row);
-                name.map(|name| self.number_of(collapse(name)))
+                name.map(|name| self.operators.number(name))
             }
             None => self.entries.of(work.graph_node, work.call).map(|entry| self.number(entry)),
         };
@@ -259,19 +257,9 @@ impl WorkNames<'_> {
             return *number;
         }
         let range = self.nests[entry.0].1.entries[entry.1 as usize].0;
-        let number = self.number_of(collapse(&self.trace.ranges[range as usize].name));
+        let trace: &'a NsysTrace = self.trace;
+        let number = self.operators.number(&trace.ranges[range as usize].name);
         self.of_entry.insert(entry, number);
-        number
-    }
-
-    /// Number of a path.
-    fn number_of(&mut self, path: String) -> u32 {
-        if let Some(number) = self.numbers.get(&path) {
-            return *number;
-        }
-        let number = self.operators.len() as u32;
-        self.operators.push(path.clone());
-        self.numbers.insert(path, number);
         number
     }
 }

@@ -31,18 +31,25 @@ enum ValueSource {
 /// Places of the requested columns in records with one header.
 #[derive(Debug, Clone)]
 struct RecordPlaces<const N: usize> {
-    /// The header, whose last word is filled with zeros.
-    header: [u64; MAX_WORDS],
     /// Minimum length of the record.
     length: usize,
     sources: [ValueSource; N],
+}
+
+/// The places for a header, which is filled with zeros.
+#[derive(Debug, Clone)]
+struct KeptPlaces<H, const N: usize> {
+    header: H,
+    places: RecordPlaces<N>,
 }
 
 /// Reader of the records of one table.
 pub struct Records<const N: usize> {
     /// For each column up to the last requested one, the index of its value.
     slots: Vec<Option<usize>>,
-    kept: Vec<Option<RecordPlaces<N>>>,
+    /// Of short headers, and of others. No header is zero, which an unused entry has.
+    short: Vec<KeptPlaces<u64, N>>,
+    long: Vec<KeptPlaces<[u64; MAX_WORDS], N>>,
     /// Places for the latest header that is not kept.
     unkept: Option<RecordPlaces<N>>,
 }
@@ -64,7 +71,10 @@ impl<const N: usize> Records<N> {
                 slots[*place] = Some(slot);
             }
         }
-        Self { slots, kept: vec![None; KEPT], unkept: None }
+        let places = RecordPlaces { length: 0, sources: [ValueSource::Type(Number::Null); N] };
+        let short = vec![KeptPlaces { header: 0, places: places.clone() }; KEPT];
+        let long = vec![KeptPlaces { header: [0; MAX_WORDS], places }; KEPT];
+        Self { slots, short, long, unkept: None }
     }
 
     /// Finds the requested columns of the record in the cell at `cell`; columns that were added
@@ -80,16 +90,22 @@ impl<const N: usize> Records<N> {
             return None;
         }
         let record = page.get(at..at + length)?;
-        let mut header = [0; MAX_WORDS];
-        let Some((words, hash)) = header_words(page, at, &mut header) else {
-            let places = self.unkept.insert(places(record, &self.slots)?);
-            return Some(Record { page, at, places });
+        let places = if let Some(header) = short_header(page, at) {
+            let kept = &mut self.short[place_of(header)];
+            if kept.header != header {
+                *kept = KeptPlaces { header, places: places(record, &self.slots)? };
+            }
+            &kept.places
+        } else if let Some(header) = long_header(page, at) {
+            let hash = header.iter().fold(0u64, |hash, word| hash.rotate_left(5) ^ word);
+            let kept = &mut self.long[place_of(hash)];
+            if kept.header != header {
+                *kept = KeptPlaces { header, places: places(record, &self.slots)? };
+            }
+            &kept.places
+        } else {
+            self.unkept.insert(places(record, &self.slots)?)
         };
-        let kept = &mut self.kept[hash];
-        if !kept.as_ref().is_some_and(|known| known.has_header(&header, words)) {
-            *kept = Some(RecordPlaces { header, ..places(record, &self.slots)? });
-        }
-        let places = kept.as_ref()?;
         if length < places.length {
             return None;
         }
@@ -110,40 +126,38 @@ impl<const N: usize> Record<'_, N> {
     }
 }
 
-impl<const N: usize> RecordPlaces<N> {
-    /// Compares the first words, which have the length of the header.
-    #[inline(always)]
-    #[expect(clippy::needless_range_loop, reason = "an iterator's call takes longer than a row")]
-    fn has_header(&self, header: &[u64; MAX_WORDS], words: usize) -> bool {
-        let mut differs = 0;
-        for at in 0..words.min(MAX_WORDS) {
-            differs |= self.header[at] ^ header[at];
-        }
-        differs == 0
-    }
+/// Place of a header among those kept, by a number of it.
+#[inline(always)]
+fn place_of(number: u64) -> usize {
+    const FACTOR: u64 = 0x9e37_79b9_7f4a_7c15;
+    (number.wrapping_mul(FACTOR) >> (u64::BITS - KEPT.ilog2())) as usize
 }
 
-/// Reads the words of the header of the record at `at`; returns their number and the place of its
-/// entry among those kept, or `None` for a header that is not kept.
+/// The header of the record at `at`, if it is of one word, as those of samples are.
 #[inline(always)]
-fn header_words(page: &[u8], at: usize, header: &mut [u64; MAX_WORDS]) -> Option<(usize, usize)> {
-    const FACTOR: u64 = 0x9e37_79b9_7f4a_7c15;
+fn short_header(page: &[u8], at: usize) -> Option<u64> {
+    let word = u64::from_be_bytes(*page.get(at..at + WORD)?.first_chunk()?);
+    let length @ 1..=WORD = (word >> (u64::BITS - 8)) as usize else { return None };
+    let unused = 8 * (WORD - length) as u32;
+    Some(word >> unused << unused)
+}
+
+/// The header of the record at `at`; `None` for one that is not kept.
+#[inline(always)]
+fn long_header(page: &[u8], at: usize) -> Option<[u64; MAX_WORDS]> {
     let length = usize::from(*page.get(at)?);
     let words = length.div_ceil(WORD);
     if length == 0 || words > MAX_WORDS {
         return None;
     }
     let bytes = page.get(at..at + words * WORD)?;
-    let mut hash = 0u64;
-    for place in 0..words {
-        header[place] = u64::from_be_bytes(*bytes[place * WORD..].first_chunk()?);
-        if place + 1 == words {
-            let unused = 8 * (words * WORD - length) as u32;
-            header[place] = header[place] >> unused << unused;
-        }
-        hash = (hash.rotate_left(5) ^ header[place]).wrapping_mul(FACTOR);
+    let mut header = [0; MAX_WORDS];
+    for (word, bytes) in header.iter_mut().zip(bytes.chunks_exact(WORD)) {
+        *word = u64::from_be_bytes(*bytes.first_chunk()?);
     }
-    Some((words, (hash >> 32) as usize % KEPT))
+    let unused = 8 * (words * WORD - length) as u32;
+    header[words - 1] = header[words - 1] >> unused << unused;
+    Some(header)
 }
 
 /// Places of the columns in `slots` in records with the header of `record`.
@@ -173,7 +187,7 @@ fn places<const N: usize>(record: &[u8], slots: &[Option<usize>]) -> Option<Reco
             };
         }
     }
-    Some(RecordPlaces { header: [0; MAX_WORDS], length: end, sources })
+    Some(RecordPlaces { length: end, sources })
 }
 
 /// Length of a value of this type in a record, bytes.
@@ -204,6 +218,13 @@ pub(super) fn varint(bytes: &[u8], at: usize) -> Option<(u64, usize)> {
 /// The end of a number, which is not decoded.
 #[inline(always)]
 fn after_varint(bytes: &[u8], at: usize) -> Option<usize> {
+    /// The bit that is set in all bytes but the last.
+    const CONTINUES: u64 = 0x8080_8080_8080_8080;
+    if let Some(word) = bytes.get(at..at + WORD).and_then(|bytes| bytes.first_chunk()) {
+        let last = !u64::from_le_bytes(*word) & CONTINUES;
+        // All eight continue in a number of nine bytes.
+        return Some(at + (last.trailing_zeros() / 8) as usize + 1);
+    }
     let mut end = at;
     while *bytes.get(end)? >= 0x80 && end < at + 8 {
         end += 1;

@@ -178,7 +178,7 @@ fn many(launches: [u64; 2]) -> NsysTrace {
     let mut trace =
         traced("range 1 prefill 0..100000\nrange 1 decode_all 100000..200000\ncall 1 900 1..2");
     let (launch, wait) = (trace.strings.len() as u32 - 2, trace.strings.len() as u32 - 1);
-    let template = capture("kernel 1 a 5..6 7").kernels.get(0);
+    let template = Kernel::from(capture("kernel 1 a 5..6 7").kernels.get(0));
     trace.cuda_calls = Default::default();
     let mut id = 0;
     for (stage, count) in launches.iter().enumerate() {
