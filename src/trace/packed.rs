@@ -90,9 +90,10 @@ impl<const N: usize> PackedRows<N> {
     #[inline(never)]
     fn decode(&self, block: usize, rows: &mut [[i64; N]; BLOCK]) {
         let mut bytes = self.bytes(block);
+        let mut kept = [0; BLOCK];
         for at in 0..N {
             let column = Column::read(bytes);
-            column.values(bytes, rows, at);
+            column.values(bytes, rows, at, &mut kept);
             bytes = &bytes[column.bytes()..];
         }
     }

@@ -1,13 +1,15 @@
 #!/usr/bin/env bash
-# tests/gpu/overhead.sh MODEL_RUNNER [ROUNDS]: cost of tracing a short prefill that is launched
-# kernel by kernel, on a GPU host with nsys.
+# tests/gpu/overhead.sh MODEL_RUNNER [ROUNDS [MODEL [IMAGE]]]: cost of tracing a prefill that is
+# launched kernel by kernel, on a GPU host with nsys.
 #
-# Runs a prompt of a few tokens of qwen3-0.6b under each tracer in turn, a process each, with one
-# warm-up and eight repeats. llmprof traces stages as NVTX ranges, and operators as events of the
+# Runs the prompt `Free OCR.` of qwen3-0.6b, or of another model with an image, under each tracer in
+# turn, a process each, with one warm-up and eight repeats. llmprof traces stages as NVTX ranges, and operators as events of the
 # runner alone. Hosts are noisy, so the table has the lowest median of the rounds and all medians.
 # CUPTI is attached alone by a directive of nsys that records no kernels.
 set -euo pipefail
-runner=$(realpath "$1") rounds=${2:-5}
+runner=$(realpath "$1") rounds=${2:-5} model=${3:-qwen3-0.6b}
+image=()
+[ $# -lt 4 ] || image=(--image "$4")
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 
@@ -16,7 +18,7 @@ run() { # NAME COMMAND...
     local name=$1
     shift
     rm -rf "$work/out" "$work"/report.*
-    "$@" "$runner" run --model qwen3-0.6b --device cuda:0 --prompt 'Free OCR.' --max-new-tokens 2 \
+    "$@" "$runner" run --model "$model" "${image[@]}" --device cuda:0 --prompt 'Free OCR.' --max-new-tokens 2 \
         --repeats 8 --warmup 1 --operator-ranges "$operator_ranges" \
         --out "$work/out" >"$work/log" 2>&1 || { cat "$work/log"; exit 1; }
     python3 - "$work/out/events.jsonl" "$name" >>"$work/medians" <<'PYTHON'
@@ -43,14 +45,14 @@ for _ in $(seq "$rounds"); do
     trace 'no events recorded' CUPTIDisableCudaEventCollection=true cuda,nvtx
     trace 'all, with ranges of operators' '' cuda,nvtx
 done
-python3 - "$work/medians" <<'PYTHON'
+python3 - "$work/medians" "$model" <<'PYTHON'
 import sys
 medians = {}
 for line in open(sys.argv[1]):
     name, value = line.rstrip("\n").split("\t")
     medians.setdefault(name, []).append(float(value))
 least = min(medians["unprofiled"])
-print(f"{'prefill of qwen3-0.6b':38} {'lowest ms':>9} {'overhead %':>10}  medians of the rounds, ms")
+print(f"{'prefill of ' + sys.argv[2]:38} {'lowest ms':>9} {'overhead %':>10}  medians of the rounds, ms")
 for name, values in medians.items():
     rounds = " ".join(f"{value:.2f}" for value in values)
     print(f"{name:38} {min(values):9.2f} {100 * (min(values) / least - 1):10.0f}  {rounds}")

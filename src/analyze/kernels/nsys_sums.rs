@@ -6,6 +6,7 @@
 
 use std::collections::BTreeMap;
 
+use foldhash::HashMap;
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
@@ -147,10 +148,12 @@ fn projections(trace: &NsysTrace, launches: &LaunchIndex) -> Vec<Projection> {
 
 fn ranges(trace: &NsysTrace, launches: &LaunchIndex) -> Vec<RangeSum> {
     let projections = projections(trace, launches);
-    let mut groups: BTreeMap<(&str, &str, bool), Vec<usize>> = BTreeMap::new();
+    let mut groups: HashMap<(&str, &str, bool), Vec<usize>> = HashMap::default();
     for (at, range) in trace.ranges.iter().enumerate().filter(|(_, range)| range.end_ns.is_some()) {
         groups.entry((&range.domain, &range.name, range.push_pop)).or_default().push(at);
     }
+    // In order, so that groups of equal times are.
+    let groups: BTreeMap<(&str, &str, bool), Vec<usize>> = groups.into_iter().collect();
     let sum = |((domain, name, push_pop), ranges): ((&str, &str, bool), Vec<usize>)| {
         let length =
             |at: &usize| trace.ranges[*at].end_ns.unwrap_or(i64::MIN) - trace.ranges[*at].start_ns;

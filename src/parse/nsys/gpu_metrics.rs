@@ -71,7 +71,11 @@ pub(super) fn read(export: &Export) -> Result<Option<GpuSamples>, ParseError> {
         return Err(export.without(TABLE, column));
     }
     let overflowed = overflowed(export)?;
-    let take = |part: &mut TablePart, row: &RowNumbers<4>| take(&types, part, row);
+    let mut is_read = vec![false; MAX_METRICS];
+    for (at, metric) in types.iter().flat_map(|it| it.metrics.iter().enumerate()) {
+        is_read[at] |= metric.is_some();
+    }
+    let take = |part: &mut TablePart, row: &RowNumbers<4>| take(&types, &is_read, part, row);
     let mut parts = export.scan_parts(TABLE, VALUE, take)?;
     let rows = parts.iter().map(|part| part.rows).sum();
     let of_type = |(at, kind): (usize, &EventType)| {
@@ -130,18 +134,27 @@ fn assigned(
     Ok((devices, refused))
 }
 
-/// Adds one row to its device's samples. A row that is not of integers has no sample.
+/// Adds one row to its device's samples. A row that is not of integers has no sample. `is_read` has
+/// the metrics that are read of any type.
 #[inline]
-fn take(types: &[EventType], part: &mut TablePart, row: &RowNumbers<4>) -> Result<(), ColumnError> {
+fn take(
+    types: &[EventType],
+    is_read: &[bool],
+    part: &mut TablePart,
+    row: &RowNumbers<4>,
+) -> Result<(), ColumnError> {
+    part.rows += 1;
+    // Most metrics are not read, and the other columns of their rows are not decoded.
+    let Ok(metric) = row.get::<u32>(2) else { return Ok(()) };
+    if !is_read.get(metric as usize).is_some_and(|it| *it) {
+        return Ok(());
+    }
+    let Ok(id) = row.get::<i64>(1) else { return Ok(()) };
+    let Some(at) = types.iter().position(|it| it.id == id) else { return Ok(()) };
+    let Some(&Some(metric)) = types[at].metrics.get(metric as usize) else { return Ok(()) };
     if part.samples.is_empty() {
         part.samples.extend(types.iter().map(|it| DeviceSamples::new(it.device())));
     }
-    part.rows += 1;
-    let (Ok(id), Ok(metric)) = (row.get::<i64>(1), row.get::<i64>(2)) else { return Ok(()) };
-    let Some(at) = types.iter().position(|it| it.id == id) else { return Ok(()) };
-    let metric = usize::try_from(metric).ok().and_then(|it| types[at].metrics.get(it));
-    // Most metrics are not read, and the other columns of their rows are not decoded.
-    let Some(&Some(metric)) = metric else { return Ok(()) };
     let samples = &mut part.samples[at];
     let (Ok(at_ns), Ok(mut value)) = (row.get::<i64>(0), row.get::<i64>(3)) else {
         samples.invalid += 1;

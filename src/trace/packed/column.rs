@@ -99,26 +99,25 @@ impl Column {
         (word(bytes, bit / 8) >> (bit % 8) & self.mask()).cast_signed()
     }
 
-    /// Decodes all values into column `at` of `rows`.
+    /// Decodes all values into column `at` of `rows`. `kept` is scratch space.
     pub(super) fn values<const N: usize>(
         &self,
         bytes: &[u8],
         rows: &mut [[i64; N]; BLOCK],
         at: usize,
+        kept: &mut [i64; BLOCK],
     ) {
-        let mut kept = [0; BLOCK];
-        unpack(self.bits, &bytes[self.head()..], &mut kept);
-        let values = rows.as_flattened_mut()[at..].iter_mut().step_by(N);
+        assert!(at < N);
+        unpack(self.bits, &bytes[self.head()..], kept);
+        let values = rows.iter_mut().map(|row| &mut row[at]).zip(kept.iter());
         match self.step {
-            None => {
-                values.zip(kept).for_each(|(value, kept)| *value = self.base.wrapping_add(kept))
-            }
+            None => values.for_each(|(value, kept)| *value = self.base.wrapping_add(*kept)),
             Some(step) => {
-                // The first value is the base.
-                let mut next = self.base;
-                for (value, kept) in values.zip(kept.into_iter().skip(1).chain([0])) {
-                    *value = next;
-                    next = next.wrapping_add(step.wrapping_add(kept));
+                // The first value is the base, and its step is not used.
+                let mut last = self.base.wrapping_sub(step.wrapping_add(kept[0]));
+                for (value, kept) in values {
+                    last = last.wrapping_add(step.wrapping_add(*kept));
+                    *value = last;
                 }
             }
         }

@@ -20,7 +20,7 @@ use llmprof::{
     domain::{device_peaks::Devices, ids::RunId, mode::Mode, profiling::Profiling},
     parse,
     pipeline::{self, Statements},
-    trace::{counter::LaunchCounters, kernel::Kernel, names, nsys::NsysTrace, range::Range},
+    trace::{counter::LaunchCounters, kernel::TracedKernel, names, nsys::NsysTrace, range::Range},
 };
 
 const CAPTURES: [&str; 4] =
@@ -63,7 +63,7 @@ fn launched_inside(trace: &NsysTrace, names: &[&str]) -> (usize, i64) {
         .collect();
     let ranges: Vec<Vec<&Range>> =
         names.iter().map(|n| trace.ranges.iter().filter(|r| r.name == *n).collect()).collect();
-    let launched = |k: &Kernel| {
+    let launched = |k: &TracedKernel| {
         let (thread, at) = calls[&(process(k.global_pid), k.correlation_id)];
         let encloses = |r: &&Range| {
             r.global_tid == thread && r.start_ns <= at && r.end_ns.is_none_or(|end| at <= end)
@@ -73,7 +73,7 @@ fn launched_inside(trace: &NsysTrace, names: &[&str]) -> (usize, i64) {
     total(trace.kernels.iter().filter(launched))
 }
 
-fn total(kernels: impl Iterator<Item = Kernel>) -> (usize, i64) {
+fn total<'a>(kernels: impl Iterator<Item = TracedKernel<'a>>) -> (usize, i64) {
     kernels.fold((0, 0), |(count, ns), k| (count + 1, ns + k.end_ns - k.start_ns))
 }
 

@@ -2,7 +2,10 @@
 
 use std::collections::BTreeMap;
 
-use llmprof::trace::nsys::{ApiCalls, GraphLaunch, NsysTrace};
+use llmprof::trace::{
+    kernel::Kernel,
+    nsys::{ApiCalls, GraphLaunch, NsysTrace},
+};
 use proptest::prelude::*;
 
 /// One change of a capture; indices and counts are taken modulo the number of rows.
@@ -93,7 +96,8 @@ impl Change {
                     .collect();
             }
             Self::RepeatKernels { from, count } => {
-                let again: Vec<_> = trace.kernels.iter().skip(from % kernels).take(count).collect();
+                let again = trace.kernels.iter().skip(from % kernels).take(count);
+                let again: Vec<Kernel> = again.map(Kernel::from).collect();
                 again.into_iter().for_each(|it| trace.kernels.push(it));
             }
             Self::LoseCalls { from, count } => lose_calls(trace, from, count),

@@ -18,7 +18,7 @@ use llmprof::{
     trace::{
         Trace,
         framework::{FrameworkCall, OperatorSignature},
-        kernel::Kernel,
+        kernel::TracedKernel,
         names,
         nsys::NsysTrace,
     },
@@ -41,7 +41,7 @@ fn analysed(name: &str) -> Analysis {
     analyze::analyze(&Trace { nsys: Some(read(name)), ..Trace::default() }, None, None)
 }
 
-fn total(kernels: impl Iterator<Item = Kernel>) -> (usize, i64) {
+fn total<'a>(kernels: impl Iterator<Item = TracedKernel<'a>>) -> (usize, i64) {
     kernels.fold((0, 0), |(count, ns), k| (count + 1, ns + k.end_ns - k.start_ns))
 }
 
@@ -52,7 +52,7 @@ fn launched_inside(trace: &NsysTrace, name: &str) -> (usize, i64) {
         .iter()
         .map(|it| (it.correlation_id, (it.global_tid, it.start_ns)))
         .collect();
-    let launched = |kernel: &Kernel| {
+    let launched = |kernel: &TracedKernel| {
         let (thread, at) = calls[&kernel.correlation_id];
         trace.ranges.iter().any(|range| {
             range.name == name

@@ -222,7 +222,7 @@ fn each_pass_starts_at_zero_and_power_shares_the_clock_of_the_unprofiled_pass() 
 fn concurrent_slices_take_the_first_free_row() {
     let mut trace = sketch();
     let nsys = trace.nsys.as_mut().unwrap();
-    let kernel = nsys.kernels.get(0);
+    let kernel = Kernel::from(nsys.kernels.get(0));
     let of = |start_ns, end_ns| Kernel { start_ns, end_ns, ..kernel };
     nsys.kernels = [of(20, 30), of(25, 28), of(26, 40), of(30, 31), of(31, 35), of(40, 41)]
         .into_iter()
@@ -341,7 +341,7 @@ fn concurrent_kernels_on_one_stream_do_not_cover_each_other() {
     let mut trace = captured("torch-cuda-graph-node");
     let nsys = trace.nsys.as_mut().unwrap();
     // Every second kernel starts in the middle of its predecessor, as branches of one graph do.
-    let all: Vec<_> = nsys.kernels.iter().take(100).collect();
+    let all: Vec<Kernel> = nsys.kernels.iter().take(100).map(Kernel::from).collect();
     nsys.kernels = (0..all.len())
         .map(|at| {
             let mut kernel = all[at];

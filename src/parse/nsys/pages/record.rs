@@ -48,8 +48,8 @@ pub struct Records<const N: usize> {
     /// For each column up to the last requested one, the index of its value.
     slots: Vec<Option<usize>>,
     /// Of short headers, and of others. No header is zero, which an unused entry has.
-    short: Vec<KeptPlaces<u64, N>>,
-    long: Vec<KeptPlaces<[u64; MAX_WORDS], N>>,
+    short: Box<[KeptPlaces<u64, N>; KEPT]>,
+    long: Box<[KeptPlaces<[u64; MAX_WORDS], N>; KEPT]>,
     /// Places for the latest header that is not kept.
     unkept: Option<RecordPlaces<N>>,
 }
@@ -72,9 +72,10 @@ impl<const N: usize> Records<N> {
             }
         }
         let places = RecordPlaces { length: 0, sources: [ValueSource::Type(Number::Null); N] };
-        let short = vec![KeptPlaces { header: 0, places: places.clone() }; KEPT];
-        let long = vec![KeptPlaces { header: [0; MAX_WORDS], places }; KEPT];
-        Self { slots, short, long, unkept: None }
+        let short = std::array::from_fn(|_| KeptPlaces { header: 0, places: places.clone() });
+        let long =
+            std::array::from_fn(|_| KeptPlaces { header: [0; MAX_WORDS], places: places.clone() });
+        Self { slots, short: Box::new(short), long: Box::new(long), unkept: None }
     }
 
     /// Finds the requested columns of the record in the cell at `cell`; columns that were added
