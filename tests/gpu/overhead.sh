@@ -3,8 +3,9 @@
 # launched kernel by kernel, on a GPU host with nsys.
 #
 # Runs the prompt `Free OCR.` of qwen3-0.6b, or of another model with an image, under each tracer in
-# turn, a process each, with one warm-up and eight repeats. llmprof traces stages as NVTX ranges, and operators as events of the
-# runner alone. Hosts are noisy, so the table has the lowest median of the rounds and all medians.
+# turn, a process each, with one warm-up and eight repeats. llmprof traces stages as NVTX ranges,
+# and operators as events of the runner alone. Hosts are noisy, so the table has the lowest median
+# of the rounds and all medians.
 # CUPTI is attached alone by a directive of nsys that records no kernels.
 set -euo pipefail
 runner=$(realpath "$1") rounds=${2:-5} model=${3:-qwen3-0.6b}
@@ -18,9 +19,10 @@ run() { # NAME COMMAND...
     local name=$1
     shift
     rm -rf "$work/out" "$work"/report.*
-    "$@" "$runner" run --model "$model" "${image[@]}" --device cuda:0 --prompt 'Free OCR.' --max-new-tokens 2 \
-        --repeats 8 --warmup 1 --operator-ranges "$operator_ranges" \
-        --out "$work/out" >"$work/log" 2>&1 || { cat "$work/log"; exit 1; }
+    "$@" "$runner" run --model "$model" "${image[@]}" --device cuda:0 \
+        --prompt 'Free OCR.' --max-new-tokens 2 --repeats 8 --warmup 1 \
+        --operator-ranges "$operator_ranges" --out "$work/out" >"$work/log" 2>&1 ||
+        { cat "$work/log"; exit 1; }
     python3 - "$work/out/events.jsonl" "$name" >>"$work/medians" <<'PYTHON'
 import json, statistics, sys
 events = [json.loads(line) for line in open(sys.argv[1])]
@@ -52,7 +54,8 @@ for line in open(sys.argv[1]):
     name, value = line.rstrip("\n").split("\t")
     medians.setdefault(name, []).append(float(value))
 least = min(medians["unprofiled"])
-print(f"{'prefill of ' + sys.argv[2]:38} {'lowest ms':>9} {'overhead %':>10}  medians of the rounds, ms")
+title = f"prefill of {sys.argv[2]}"
+print(f"{title:38} {'lowest ms':>9} {'overhead %':>10}  medians of the rounds, ms")
 for name, values in medians.items():
     rounds = " ".join(f"{value:.2f}" for value in values)
     print(f"{name:38} {min(values):9.2f} {100 * (min(values) / least - 1):10.0f}  {rounds}")
