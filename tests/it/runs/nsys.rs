@@ -173,7 +173,7 @@ async fn of_a_run_that_is_recorded_in_part_all_is_computed() {
             let repeats = 16 * seconds;
             let request = RunnerRequest { max_new_tokens: 64, repeats, ..request() };
             let mut nsys = settings(Mode::LIGHT).nsys;
-            (nsys.delay_s, nsys.duration_s) = (1, seconds.into());
+            (nsys.delay_s, nsys.duration_s) = (1, seconds);
             (nsys.repeats, nsys.max_new_tokens) = (repeats, request.max_new_tokens);
             let pass = NsysPass::timeline(&nsys);
             collector.nsys(dir.path(), &request, &pass, &limits).await.unwrap();
