@@ -1,4 +1,4 @@
-//! Launches of the traced pass, with and without its cold instances.
+//! Launches of the traced pass, and the same for sampled metrics.
 
 use super::{kernels, timeline::launches::LaunchIndex};
 use crate::trace::Trace;
@@ -7,7 +7,7 @@ use crate::trace::Trace;
 #[derive(Default)]
 pub struct IndexedLaunches {
     pub launches: Option<LaunchIndex>,
-    /// The same for sampled metrics, which include cold instances.
+    /// The same for sampled metrics, which include the cold instances that are marked later.
     pub recorded: Option<LaunchIndex>,
 }
 
