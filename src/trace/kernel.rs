@@ -3,11 +3,11 @@
 //! A capture holds millions of executions but only a few hundred distinct launch configurations, so
 //! they are stored packed and read as values.
 
-use std::{collections::HashMap, ops::Deref};
+use std::ops::Deref;
 
-use foldhash::{HashSet, fast::RandomState};
+use foldhash::HashSet;
 
-use super::packed::PackedRows;
+use super::{interner::Interner, packed::PackedRows};
 
 /// One kernel execution, joined to the call that launched it.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -139,18 +139,13 @@ const NO_NODE: u64 = u64::MAX;
 pub struct KernelTrace {
     /// Start, duration, kind, correlation id, graph node.
     rows: PackedRows<5>,
-    kinds: Vec<LaunchKind>,
-    index: HashMap<LaunchKind, u32, RandomState>,
+    kinds: Interner<LaunchKind>,
 }
 
 impl KernelTrace {
     #[inline]
     pub fn push(&mut self, kernel: Kernel) {
-        let kind = kernel.kind();
-        let kind = *self.index.entry(kind).or_insert_with(|| {
-            self.kinds.push(kind);
-            self.kinds.len() as u32 - 1
-        });
+        let kind = self.kinds.number(kernel.kind());
         self.rows.push([
             kernel.start_ns,
             kernel.end_ns.wrapping_sub(kernel.start_ns),
@@ -185,7 +180,7 @@ impl KernelTrace {
             end_ns: start_ns.wrapping_add(ns),
             correlation_id,
             graph_node: (node != NO_NODE).then_some(node),
-            kind: &self.kinds[number as usize],
+            kind: &self.kinds.values()[number as usize],
         };
         (number, kernel)
     }
@@ -203,7 +198,7 @@ impl KernelTrace {
     /// Distinct launch kinds, in order of first use.
     #[inline]
     pub fn kinds(&self) -> &[LaunchKind] {
-        &self.kinds
+        self.kinds.values()
     }
 
     pub fn iter(&self) -> impl ExactSizeIterator<Item = TracedKernel<'_>> + Clone + '_ {

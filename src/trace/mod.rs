@@ -15,6 +15,7 @@ pub mod framework;
 pub mod gemm;
 pub mod gpu_metrics;
 pub mod inferred_steps;
+mod interner;
 pub mod kernel;
 pub mod names;
 pub mod nsys;

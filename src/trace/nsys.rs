@@ -3,16 +3,15 @@
 
 use std::collections::HashMap;
 
-use foldhash::fast::RandomState;
-
 use super::{
     collectives::Collectives,
     environment::Environment,
     framework::{FrameworkCalls, TimelineTool},
     gpu_metrics::GpuSamples,
     inferred_steps::InferredSteps,
+    interner::Interner,
     kernel::KernelTrace,
-    packed::{PackedReader, PackedRows},
+    packed::{PackedIter, PackedReader, PackedRows},
     range::Range,
     stage::{StageRules, UnknownRange},
     unclosed::{self, Unclosed},
@@ -182,8 +181,7 @@ pub struct ApiCalls {
     /// Start, duration, site, correlation id.
     rows: PackedRows<4>,
     /// Name and thread.
-    sites: Vec<(u32, i64)>,
-    index: HashMap<(u32, i64), u32, RandomState>,
+    sites: Interner<(u32, i64)>,
 }
 
 /// Looks up calls that are near each other.
@@ -200,14 +198,31 @@ impl CallReader<'_> {
     }
 }
 
+/// A part of all calls, each after its index into [`ApiCalls::sites`].
+pub struct CallPart<'a> {
+    calls: &'a ApiCalls,
+    rows: PackedIter<'a, 4>,
+}
+
+impl Iterator for CallPart<'_> {
+    type Item = (u32, ApiCall);
+
+    #[inline(always)]
+    fn next(&mut self) -> Option<Self::Item> {
+        self.rows.next().map(|row| self.calls.call(row))
+    }
+
+    fn size_hint(&self) -> (usize, Option<usize>) {
+        self.rows.size_hint()
+    }
+}
+
+impl ExactSizeIterator for CallPart<'_> {}
+
 impl ApiCalls {
     #[inline]
     pub fn push(&mut self, call: ApiCall) {
-        let site = (call.name, call.global_tid);
-        let site = *self.index.entry(site).or_insert_with(|| {
-            self.sites.push(site);
-            self.sites.len() as u32 - 1
-        });
+        let site = self.sites.number((call.name, call.global_tid));
         self.rows.push([
             call.start_ns,
             call.end_ns.wrapping_sub(call.start_ns),
@@ -228,7 +243,7 @@ impl ApiCalls {
     #[inline(always)]
     fn call(&self, [start_ns, ns, site, correlation_id]: [i64; 4]) -> (u32, ApiCall) {
         let site = site as u32;
-        let (name, global_tid) = self.sites[site as usize];
+        let (name, global_tid) = self.sites.values()[site as usize];
         let end_ns = start_ns.wrapping_add(ns);
         (site, ApiCall { name, start_ns, end_ns, global_tid, correlation_id })
     }
@@ -245,13 +260,12 @@ impl ApiCalls {
     /// Distinct pairs of function name and thread.
     #[inline]
     pub fn sites(&self) -> &[(u32, i64)] {
-        &self.sites
+        self.sites.values()
     }
 
     /// Maps the string indices of all names through `names`.
     pub fn rename(&mut self, names: impl Fn(u32) -> u32) {
-        self.sites.iter_mut().for_each(|(name, _)| *name = names(*name));
-        self.index = self.sites.iter().enumerate().map(|(at, site)| (*site, at as u32)).collect();
+        self.sites.change(|(name, _)| *name = names(*name));
     }
 
     pub fn iter(&self) -> impl ExactSizeIterator<Item = ApiCall> + Clone + '_ {
@@ -261,6 +275,26 @@ impl ApiCalls {
     /// All calls, each after its index into [`Self::sites`].
     pub fn with_sites(&self) -> impl ExactSizeIterator<Item = (u32, ApiCall)> + Clone + '_ {
         self.rows.iter().map(|row| self.call(row))
+    }
+
+    /// The calls at the sites that `is_wanted` has, each after its index and that of its site. Fast
+    /// where they are rare: calls between them are not decoded.
+    pub fn at_sites<'a>(
+        &'a self,
+        is_wanted: &'a [bool],
+    ) -> impl Iterator<Item = (usize, u32, ApiCall)> + 'a {
+        const SITE: usize = 2;
+        let rows = || self.rows.matching(SITE, |site| is_wanted[site as usize]);
+        let rows = is_wanted.contains(&true).then(rows).into_iter().flatten();
+        rows.map(|(at, row)| {
+            let (site, call) = self.call(row);
+            (at, site, call)
+        })
+    }
+
+    /// All calls in about `count` parts of the same length.
+    pub fn parts(&self, count: usize) -> impl Iterator<Item = CallPart<'_>> {
+        self.rows.parts(count).map(|rows| CallPart { calls: self, rows })
     }
 
     /// Sorts by start time unless already sorted.

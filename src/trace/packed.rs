@@ -7,6 +7,7 @@
 use std::ops::Range;
 
 mod column;
+mod matching;
 
 use self::column::{Column, PADDING};
 
@@ -90,10 +91,9 @@ impl<const N: usize> PackedRows<N> {
     #[inline(never)]
     fn decode(&self, block: usize, rows: &mut [[i64; N]; BLOCK]) {
         let mut bytes = self.bytes(block);
-        let mut kept = [0; BLOCK];
         for at in 0..N {
             let column = Column::read(bytes);
-            column.values(bytes, rows, at, &mut kept);
+            column.values(bytes, rows, at);
             bytes = &bytes[column.bytes()..];
         }
     }

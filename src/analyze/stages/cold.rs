@@ -175,11 +175,8 @@ fn warmup_calls(trace: &NsysTrace, launches: &LaunchIndex) -> Vec<u64> {
         .iter()
         .map(|(at, _)| WARMUP_CALLS.iter().any(|word| name(*at).contains(word)))
         .collect();
-    if !is_warmup.contains(&true) {
-        return counts;
-    }
     let mut cursor = Cursor::default();
-    for (_, call) in trace.cuda_calls.with_sites().filter(|(site, _)| is_warmup[*site as usize]) {
+    for (_, _, call) in trace.cuda_calls.at_sites(&is_warmup) {
         let on = |thread| launches.stages.on(thread);
         let instance = cursor.at(call.global_tid, call.start_ns, on);
         if let Some(count) = counts.get_mut(instance as usize) {

@@ -122,8 +122,8 @@ pub(crate) fn graph_coverage(trace: &NsysTrace) -> (u64, u64) {
     }));
     let whole: HashSet<(i64, i64)> =
         trace.graphs.iter().map(|it| (process_of(it.global_pid), it.correlation_id)).collect();
-    let calls = trace.cuda_calls.with_sites().filter(|(site, _)| sites[*site as usize]);
-    let launches = calls.map(|(_, call)| (process_of(call.global_tid), call.correlation_id));
+    let calls = trace.cuda_calls.at_sites(&sites);
+    let launches = calls.map(|(_, _, call)| (process_of(call.global_tid), call.correlation_id));
     let (whole, by_node): (Vec<_>, Vec<_>) = launches.partition(|launch| whole.contains(launch));
     let (launched, recorded) = graph_kernels(&by_node, &nodes);
     (launched + whole.len() as u64, recorded + whole.len() as u64)

@@ -61,11 +61,9 @@ pub fn stage_calls(trace: &NsysTrace, launches: &LaunchIndex) -> BTreeMap<String
     let roles: Vec<CallRole> =
         trace.cuda_calls.sites().iter().map(|(at, _)| role(name(*at))).collect();
     let mut cursor = Cursor::default();
-    for (site, call) in trace.cuda_calls.with_sites() {
+    let sites: Vec<bool> = roles.iter().map(|role| *role != CallRole::Other).collect();
+    for (_, site, call) in trace.cuda_calls.at_sites(&sites) {
         let role = roles[site as usize];
-        if role == CallRole::Other {
-            continue;
-        }
         let instance =
             cursor.at(call.global_tid, call.start_ns, |thread| launches.stages.on(thread));
         let (sum, ms) = (

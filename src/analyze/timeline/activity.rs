@@ -82,18 +82,24 @@ pub fn used_devices(trace: &NsysTrace) -> BTreeSet<(i64, u32)> {
         .collect()
 }
 
-/// Merges two sorted iterators.
+/// Merges two sorted iterators. Most work is of the first: it is held only while work of the other
+/// precedes it.
 fn merged(
     mut a: impl Iterator<Item = Activity>,
     mut b: impl Iterator<Item = Activity>,
 ) -> impl Iterator<Item = Activity> {
-    let (mut first, mut second) = (a.next(), b.next());
-    std::iter::from_fn(move || match (&first, &second) {
-        (Some(it), Some(other)) if other.start_ns < it.start_ns => {
-            std::mem::replace(&mut second, b.next())
+    let (mut held, mut other) = (None, b.next());
+    std::iter::from_fn(move || {
+        let first = held.take().or_else(|| a.next());
+        let is_first = match (&first, &other) {
+            (Some(it), Some(other)) => it.start_ns <= other.start_ns,
+            (it, _) => it.is_some(),
+        };
+        if is_first {
+            return first;
         }
-        (None, _) => std::mem::replace(&mut second, b.next()),
-        _ => std::mem::replace(&mut first, a.next()),
+        held = first;
+        std::mem::replace(&mut other, b.next())
     })
 }
 

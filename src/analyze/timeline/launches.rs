@@ -17,7 +17,7 @@ use crate::{
     },
     trace::{
         kernel::TracedKernel,
-        nsys::{ApiCalls, NsysTrace, process_of},
+        nsys::{ApiCalls, CallPart, NsysTrace, process_of},
         packed::{PackedReader, PackedRows},
     },
 };
@@ -27,19 +27,35 @@ pub struct CallIndex(BTreeMap<i64, PackedRows<2>>);
 
 impl CallIndex {
     pub fn of(calls: &ApiCalls) -> Self {
-        let processes: Vec<i64> =
+        let of_site: Vec<i64> =
             calls.sites().iter().map(|(_, thread)| process_of(*thread)).collect();
-        let mut of_process: BTreeMap<i64, PackedRows<2>> =
-            processes.iter().map(|process| (*process, PackedRows::default())).collect();
-        for (at, (site, call)) in calls.with_sites().enumerate() {
-            if let Some(rows) = of_process.get_mut(&processes[site as usize])
-                && call.correlation_id > 0
-            {
-                rows.push([call.correlation_id, at as i64]);
-            }
+        let mut processes = of_site.clone();
+        processes.sort_unstable();
+        processes.dedup();
+        let slot = |process: &i64| processes.partition_point(|known| known < process);
+        let slots: Vec<usize> = of_site.iter().map(slot).collect();
+        let (mut parts, mut first) = (Vec::new(), 0);
+        for part in calls.parts(rayon::current_num_threads()) {
+            let length = part.len();
+            parts.push((first, part));
+            first += length;
         }
-        of_process.values_mut().for_each(PackedRows::sort);
-        Self(of_process)
+        let ids = |(first, calls): (usize, CallPart)| {
+            let mut ids = vec![PackedRows::<2>::default(); processes.len()];
+            for (at, (site, call)) in calls.enumerate() {
+                if call.correlation_id > 0 {
+                    ids[slots[site as usize]].push([call.correlation_id, (first + at) as i64]);
+                }
+            }
+            ids
+        };
+        let parts: Vec<Vec<PackedRows<2>>> = parts.into_par_iter().map(ids).collect();
+        let mut all = vec![PackedRows::default(); processes.len()];
+        for part in parts {
+            all.iter_mut().zip(part).for_each(|(all, part)| all.append(part));
+        }
+        all.iter_mut().for_each(PackedRows::sort);
+        Self(processes.into_iter().zip(all).collect())
     }
 
     pub fn lookup(&self) -> CallLookup<'_> {

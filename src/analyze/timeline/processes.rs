@@ -9,7 +9,7 @@ use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
 use super::{
-    activity::{Busy, DeviceWork, activities},
+    activity::{Activity, Busy, DeviceWork, activities},
     launches::LaunchIndex,
 };
 use crate::{
@@ -119,6 +119,21 @@ struct ProcessCell {
     filled_bytes: u64,
 }
 
+impl ProcessCell {
+    /// Adds work; the bytes of copies and fills are added apart.
+    fn add(&mut self, it: &Activity) {
+        self.busy.add(it.start_ns, it.end_ns);
+        match it.work {
+            DeviceWork::Kernel(_) => {
+                self.launches += 1;
+                self.ns = self.ns.saturating_add(it.end_ns - it.start_ns);
+            }
+            DeviceWork::Graph => self.graphs += 1,
+            DeviceWork::Copy(_) | DeviceWork::Fill => {}
+        }
+    }
+}
+
 /// Sums the work of a capture by process and device.
 pub fn processes(trace: &NsysTrace, launches: &LaunchIndex) -> Processes {
     let (numbers, kinds) = (launches.stage_count(), trace.kernels.kinds());
@@ -135,19 +150,17 @@ pub fn processes(trace: &NsysTrace, launches: &LaunchIndex) -> Processes {
 
     let mut cells = vec![ProcessCell::default(); pairs.len() * numbers];
     let mut tallies = vec![(0_u64, 0_i64); kinds.len() * numbers];
-    for ((kind, kernel), (_, instance)) in trace.kernels.with_kinds().zip(launches.kernels.iter()) {
-        let (kind, number) = (kind as usize, launches.stage_number(instance));
-        let tally = &mut tallies[kind * numbers + number];
-        *tally = (tally.0 + 1, tally.1 + kernel.ns());
-        let cell = &mut cells[of_kind[kind] * numbers + number];
-        cell.launches += 1;
-        cell.ns = cell.ns.saturating_add(kernel.ns());
-    }
     for it in activities(trace, launches) {
-        let cell = &mut cells
-            [pair_of(it.process, it.device) * numbers + launches.stage_number(it.instance)];
-        cell.busy.add(it.start_ns, it.end_ns);
-        cell.graphs += u64::from(it.work == DeviceWork::Graph);
+        let number = launches.stage_number(it.instance);
+        let pair = match it.work {
+            DeviceWork::Kernel(kind) => of_kind[kind as usize],
+            _ => pair_of(it.process, it.device),
+        };
+        cells[pair * numbers + number].add(&it);
+        if let DeviceWork::Kernel(kind) = it.work {
+            let tally = &mut tallies[kind as usize * numbers + number];
+            *tally = (tally.0 + 1, tally.1 + (it.end_ns - it.start_ns));
+        }
     }
     for (copy, (_, instance)) in trace.copies.iter().zip(launches.copies.iter()) {
         let cell = &mut cells

@@ -278,8 +278,8 @@ fn graph_calls(calls: &ApiCalls, strings: &Strings) -> HashSet<i64> {
         |name: &str| name.starts_with("cudaGraphLaunch") || name.starts_with("cuGraphLaunch");
     let sites: Vec<bool> =
         calls.sites().iter().map(|(name, _)| is_graph(strings.get(*name))).collect();
-    let launches = calls.with_sites().filter(|(site, _)| sites[*site as usize]);
-    launches.map(|(_, call)| call.correlation_id).filter(|id| *id != 0).collect()
+    let launches = calls.at_sites(&sites);
+    launches.map(|(_, _, call)| call.correlation_id).filter(|id| *id != 0).collect()
 }
 
 /// Name of a process with its rank, and its own id where it has another number here.

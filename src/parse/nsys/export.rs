@@ -44,6 +44,12 @@ const MAX_ROWS: u64 = 64 << 20;
 /// cycles.
 const MAX_TIME: Duration = Duration::from_secs(600);
 
+/// Rows of one part of a table.
+pub trait TablePart<const N: usize>: Send {
+    /// Adds one row. To be inlined: a part has millions of rows, most of which hardly matter.
+    fn take(&mut self, row: &RowNumbers<N>) -> Result<(), ColumnError>;
+}
+
 /// An open export.
 pub struct Export {
     path: PathBuf,
@@ -243,14 +249,14 @@ impl Export {
         self.bounded(table, count)
     }
 
-    /// Scans a table as [`Self::scan`] does, in parts on all cores: `take` adds each row to the
-    /// value of its part. Returns the values in the order of the rows, of which there may be more
-    /// than of other tables.
-    pub fn scan_parts<const N: usize, T: Default + Send>(
+    /// Scans a table as [`Self::scan`] does, in parts on all cores, each from a value of `new`.
+    /// Returns the values in the order of the rows, of which there may be more than of other
+    /// tables.
+    pub fn scan_parts<const N: usize, T: TablePart<N>>(
         &self,
         table: &'static str,
         columns: [&'static str; N],
-        take: impl Fn(&mut T, &RowNumbers<N>) -> Result<(), ColumnError> + Sync,
+        new: impl Fn() -> T + Sync,
     ) -> Result<Vec<T>, ParseError> {
         let query = |source| ParseError::Query {
             path: self.path.clone(),
@@ -263,8 +269,8 @@ impl Export {
         let (Some(mut pages), Some(Layout { root, places })) =
             (Pages::open(&self.path).map_err(read)?, found)
         else {
-            let mut all = T::default();
-            self.scan(table, columns, |row| take(&mut all, row))?;
+            let mut all = new();
+            self.scan(table, columns, |row| all.take(row))?;
             return Ok(vec![all]);
         };
         let broken = |broken| match broken {
@@ -276,14 +282,14 @@ impl Export {
         // The connection is of one thread; the parts read the file alone.
         let path = &self.path;
         let part = |leaves: &[u32]| {
-            let (mut value, mut odd) = (T::default(), None);
-            let mut next = |record: &Record<N>| {
-                odd = take(&mut value, &RowNumbers::new(&columns, RowSource::Page(record))).err();
+            let (mut value, mut odd) = (new(), None);
+            let next = |record: &Record<N>| {
+                odd = value.take(&RowNumbers::new(&columns, RowSource::Page(record))).err();
                 odd.is_none()
             };
             let pages = Pages::open(path).map_err(Broken::Io)?;
             if let Some(mut pages) = pages {
-                pages.rows_of(leaves, places, &mut next)?;
+                pages.rows_of(leaves, places, next)?;
             }
             Ok((value, odd))
         };

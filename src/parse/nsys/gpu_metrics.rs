@@ -5,7 +5,7 @@ use rusqlite::Row;
 
 use super::{
     super::ParseError,
-    export::{self, Export},
+    export::{self, Export, TablePart},
     layout::{ColumnError, RowNumbers},
     possible,
 };
@@ -27,9 +27,11 @@ struct EventType {
     metrics: Vec<Option<GpuMetric>>,
 }
 
-/// Part of the table.
-#[derive(Default)]
-struct TablePart {
+/// Samples of one part of the table.
+struct SamplesPart<'a> {
+    types: &'a [EventType],
+    /// By metric: those that are read of any type.
+    is_read: &'a [bool],
     rows: u64,
     /// In the order of the types.
     samples: Vec<DeviceSamples>,
@@ -75,11 +77,11 @@ pub(super) fn read(export: &Export) -> Result<Option<GpuSamples>, ParseError> {
     for (at, metric) in types.iter().flat_map(|it| it.metrics.iter().enumerate()) {
         is_read[at] |= metric.is_some();
     }
-    let take = |part: &mut TablePart, row: &RowNumbers<4>| take(&types, &is_read, part, row);
-    let mut parts = export.scan_parts(TABLE, VALUE, take)?;
+    let new = || SamplesPart { types: &types, is_read: &is_read, rows: 0, samples: Vec::new() };
+    let mut parts = export.scan_parts(TABLE, VALUE, new)?;
     let rows = parts.iter().map(|part| part.rows).sum();
     let of_type = |(at, kind): (usize, &EventType)| {
-        let of_part = |part: &mut TablePart| part.samples.get_mut(at).map(std::mem::take);
+        let of_part = |part: &mut SamplesPart| part.samples.get_mut(at).map(std::mem::take);
         let parts: Vec<DeviceSamples> = parts.iter_mut().filter_map(of_part).collect();
         DeviceSamples::joined(kind.device(), &parts)
     };
@@ -134,41 +136,39 @@ fn assigned(
     Ok((devices, refused))
 }
 
-/// Adds one row to its device's samples. A row that is not of integers has no sample. `is_read` has
-/// the metrics that are read of any type.
-#[inline]
-fn take(
-    types: &[EventType],
-    is_read: &[bool],
-    part: &mut TablePart,
-    row: &RowNumbers<4>,
-) -> Result<(), ColumnError> {
-    part.rows += 1;
-    // Most metrics are not read, and the other columns of their rows are not decoded.
-    let Ok(metric) = row.get::<u32>(2) else { return Ok(()) };
-    if !is_read.get(metric as usize).is_some_and(|it| *it) {
-        return Ok(());
+impl TablePart<4> for SamplesPart<'_> {
+    /// Adds one row to its device's samples. A row that is not of integers has no sample.
+    #[inline(always)]
+    fn take(&mut self, row: &RowNumbers<4>) -> Result<(), ColumnError> {
+        self.rows += 1;
+        // Most metrics are not read, and the other columns of their rows are not decoded.
+        let Ok(metric) = row.get::<u32>(2) else { return Ok(()) };
+        if !self.is_read.get(metric as usize).is_some_and(|it| *it) {
+            return Ok(());
+        }
+        let Ok(id) = row.get::<i64>(1) else { return Ok(()) };
+        let Some(at) = self.types.iter().position(|it| it.id == id) else { return Ok(()) };
+        let metric = self.types[at].metrics.get(metric as usize);
+        let Some(&Some(metric)) = metric else { return Ok(()) };
+        if self.samples.is_empty() {
+            let of_type = |it: &EventType| DeviceSamples::new(it.device());
+            self.samples.extend(self.types.iter().map(of_type));
+        }
+        let samples = &mut self.samples[at];
+        let (Ok(at_ns), Ok(mut value)) = (row.get::<i64>(0), row.get::<i64>(3)) else {
+            samples.invalid += 1;
+            return Ok(());
+        };
+        if metric.is_clock() && value > MAX_MHZ {
+            value = (value + 500_000) / 1_000_000;
+        }
+        if metric.is_valid(value) && possible(at_ns, at_ns) {
+            samples.push(at_ns, metric, value as u16);
+        } else {
+            samples.invalid += 1;
+        }
+        Ok(())
     }
-    let Ok(id) = row.get::<i64>(1) else { return Ok(()) };
-    let Some(at) = types.iter().position(|it| it.id == id) else { return Ok(()) };
-    let Some(&Some(metric)) = types[at].metrics.get(metric as usize) else { return Ok(()) };
-    if part.samples.is_empty() {
-        part.samples.extend(types.iter().map(|it| DeviceSamples::new(it.device())));
-    }
-    let samples = &mut part.samples[at];
-    let (Ok(at_ns), Ok(mut value)) = (row.get::<i64>(0), row.get::<i64>(3)) else {
-        samples.invalid += 1;
-        return Ok(());
-    };
-    if metric.is_clock() && value > MAX_MHZ {
-        value = (value + 500_000) / 1_000_000;
-    }
-    if metric.is_valid(value) && possible(at_ns, at_ns) {
-        samples.push(at_ns, metric, value as u16);
-    } else {
-        samples.invalid += 1;
-    }
-    Ok(())
 }
 
 /// The configured samples per second.

@@ -81,9 +81,6 @@ pub fn read(path: &Path) -> Result<NsysTrace, ParseError> {
     trace.findings.extend(gaps(&export)?);
 
     // Analysis requires launch order and start order; exports usually have it, without a guarantee.
-    trace.kernels.sort();
-    trace.drop_repeated_kernels();
-    trace.cuda_calls.sort();
     trace.os_calls.sort();
     trace.copies.sort_by_key(|copy| copy.start_ns);
     trace.graphs.sort_by_key(|graph| graph.start_ns);
@@ -134,6 +131,9 @@ fn others(export: &Export) -> Result<(NsysTrace, StringTable, Unnamed), ParseErr
         Ok(())
     })?;
     trace.kernels = kernels;
+    // While the other tables are read.
+    trace.kernels.sort();
+    trace.drop_repeated_kernels();
     trace.copies =
         export.rows("CUPTI_ACTIVITY_KIND_MEMCPY", include_str!("sql/copies.sql"), memory_op)?;
     trace.copies.extend(export.rows(
@@ -211,8 +211,9 @@ fn gaps(export: &Export) -> Result<Vec<Finding>, ParseError> {
 /// The CUDA calls, their names, and the number of impossible rows.
 fn cuda_calls(path: &Path) -> Result<(ApiCalls, StringTable, u64), ParseError> {
     let mut names = StringTable::default();
-    let (calls, left_out) =
+    let (mut calls, left_out) =
         calls(&Export::open(path)?, "CUPTI_ACTIVITY_KIND_RUNTIME", CUDA_CALL, &mut names)?;
+    calls.sort();
     Ok((calls, names, left_out))
 }
 

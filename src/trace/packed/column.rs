@@ -99,26 +99,26 @@ impl Column {
         (word(bytes, bit / 8) >> (bit % 8) & self.mask()).cast_signed()
     }
 
-    /// Decodes all values into column `at` of `rows`. `kept` is scratch space.
+    /// Decodes all values into column `at` of `rows`.
     pub(super) fn values<const N: usize>(
         &self,
         bytes: &[u8],
         rows: &mut [[i64; N]; BLOCK],
         at: usize,
-        kept: &mut [i64; BLOCK],
     ) {
         assert!(at < N);
-        unpack(self.bits, &bytes[self.head()..], kept);
-        let values = rows.iter_mut().map(|row| &mut row[at]).zip(kept.iter());
+        let bytes = &bytes[self.head()..];
         match self.step {
-            None => values.for_each(|(value, kept)| *value = self.base.wrapping_add(*kept)),
+            None => unpack(self.bits, bytes, rows, |row, kept| {
+                row[at] = self.base.wrapping_add(kept);
+            }),
             Some(step) => {
                 // The first value is the base, and its step is not used.
-                let mut last = self.base.wrapping_sub(step.wrapping_add(kept[0]));
-                for (value, kept) in values {
-                    last = last.wrapping_add(step.wrapping_add(*kept));
-                    *value = last;
-                }
+                let mut last = self.base.wrapping_sub(step.wrapping_add(self.kept(bytes, 0)));
+                unpack(self.bits, bytes, rows, |row, kept| {
+                    last = last.wrapping_add(step.wrapping_add(kept));
+                    row[at] = last;
+                });
             }
         }
     }
@@ -138,14 +138,20 @@ impl Column {
 /// Values that end with a whole byte, whatever their number of bits.
 const GROUP: usize = 8;
 
-/// Unpacks a block of values of this many bits.
-fn unpack(bits: u32, bytes: &[u8], values: &mut [i64; BLOCK]) {
+/// Unpacks a block of values of this many bits, one for each of `rows`.
+#[inline(always)]
+fn unpack<const N: usize>(
+    bits: u32,
+    bytes: &[u8],
+    rows: &mut [[i64; N]; BLOCK],
+    mut put: impl FnMut(&mut [i64; N], i64),
+) {
     /// A function for each number of bits, whose shifts are constants.
     macro_rules! by_bits {
         ($($bits:literal)*) => {
             match bits {
-                $($bits => unpack_bits::<$bits>(bytes, values),)*
-                _ => values.fill(0),
+                $($bits => unpack_bits::<$bits, N>(bytes, rows, &mut put),)*
+                _ => rows.iter_mut().for_each(|row| put(row, 0)),
             }
         };
     }
@@ -155,14 +161,19 @@ fn unpack(bits: u32, bytes: &[u8], values: &mut [i64; BLOCK]) {
     );
 }
 
-fn unpack_bits<const BITS: usize>(bytes: &[u8], values: &mut [i64; BLOCK]) {
+#[inline(never)]
+fn unpack_bits<const BITS: usize, const N: usize>(
+    bytes: &[u8],
+    rows: &mut [[i64; N]; BLOCK],
+    put: &mut impl FnMut(&mut [i64; N], i64),
+) {
     let mask = u64::MAX >> (64 - BITS);
-    for (at, group) in values.chunks_exact_mut(GROUP).enumerate() {
+    for (at, group) in rows.chunks_exact_mut(GROUP).enumerate() {
         // A group takes as many bytes as a value has bits.
         let bytes = &bytes[at * BITS..at * BITS + BITS + PADDING];
-        for (place, value) in group.iter_mut().enumerate() {
+        for (place, row) in group.iter_mut().enumerate() {
             let bit = place * BITS;
-            *value = (word(bytes, bit / 8) >> (bit % 8) & mask).cast_signed();
+            put(row, (word(bytes, bit / 8) >> (bit % 8) & mask).cast_signed());
         }
     }
 }

@@ -48,6 +48,16 @@ proptest! {
     }
 
     #[test]
+    fn matching_rows_are_those_that_a_filter_of_all_rows_gives(
+        rows in rows(), column in 0usize..4, divisor in 1i64..400
+    ) {
+        let packed: PackedRows<4> = rows.iter().copied().collect();
+        let matches = |value: i64| value % divisor == 0;
+        let wanted = rows.into_iter().enumerate().filter(|(_, row)| matches(row[column]));
+        prop_assert!(packed.matching(column, matches).eq(wanted));
+    }
+
+    #[test]
     fn parts_are_all_rows_in_order_and_appended_parts_are_the_whole(
         rows in rows(), parts in 1usize..6, more in rows()
     ) {

@@ -182,13 +182,11 @@ fn synchronises(name: &str) -> bool {
 /// Threads with a capturing stream at the start of the capture.
 fn capturing_at_start(trace: &NsysTrace, kinds: &[CudaCallKind]) -> HashSet<i64> {
     let mut first: HashMap<i64, bool> = HashMap::default();
-    if kinds.iter().any(|kind| matches!(kind, CudaCallKind::EndCapture)) {
-        for (site, call) in trace.cuda_calls.with_sites() {
-            let kind = &kinds[site as usize];
-            if let ends @ (CudaCallKind::BeginCapture | CudaCallKind::EndCapture) = kind {
-                first.entry(call.global_tid).or_insert(matches!(ends, CudaCallKind::EndCapture));
-            }
-        }
+    let ends = |kind: &CudaCallKind| matches!(kind, CudaCallKind::EndCapture);
+    let either = |kind: &CudaCallKind| ends(kind) || matches!(kind, CudaCallKind::BeginCapture);
+    let sites: Vec<bool> = kinds.iter().map(either).collect();
+    for (_, site, call) in trace.cuda_calls.at_sites(&sites) {
+        first.entry(call.global_tid).or_insert(ends(&kinds[site as usize]));
     }
     first.into_iter().filter(|(_, ends)| *ends).map(|(thread, _)| thread).collect()
 }
@@ -202,13 +200,9 @@ fn graph_launches(
     has_work: &CallSet,
 ) -> HashMap<usize, (u64, u64, bool)> {
     let calls = &trace.cuda_calls;
-    let is_graph = |site: u32| matches!(kinds[site as usize], CudaCallKind::Graph);
-    let graphs: Vec<usize> = if (0..kinds.len() as u32).any(is_graph) {
-        let all = calls.with_sites().enumerate();
-        all.filter(|(_, (site, _))| is_graph(*site)).map(|(at, _)| at).collect()
-    } else {
-        Vec::new()
-    };
+    let is_graph: Vec<bool> =
+        kinds.iter().map(|kind| matches!(kind, CudaCallKind::Graph)).collect();
+    let graphs: Vec<usize> = calls.at_sites(&is_graph).map(|(at, ..)| at).collect();
     if graphs.is_empty() {
         return HashMap::default();
     }
@@ -252,8 +246,9 @@ fn kernel_nodes(trace: &NsysTrace, kinds: &[CudaCallKind]) -> HashMap<u64, u64> 
     if captured.is_empty() {
         return HashMap::default();
     }
-    let is_launch = |site: u32| matches!(kinds[site as usize], CudaCallKind::Kernel);
-    for (_, call) in calls.with_sites().filter(|(site, _)| is_launch(*site)) {
+    let is_launch: Vec<bool> =
+        kinds.iter().map(|kind| matches!(kind, CudaCallKind::Kernel)).collect();
+    for (_, _, call) in calls.at_sites(&is_launch) {
         launches.entry(call.global_tid).or_default().push((call.start_ns, call.end_ns));
     }
     let in_launch = |thread: i64, t: i64| {

@@ -70,6 +70,20 @@ impl GpuCell {
         self.window.intervals().iter().fold(0, |sum, (start, end)| sum.saturating_add(end - start))
     }
 
+    /// Counts work of the stage.
+    fn count(&mut self, work: &Activity, launched_ns: i64) {
+        match work.work {
+            DeviceWork::Kernel(_) => self.kernels += 1,
+            DeviceWork::Graph => self.graphs += 1,
+            DeviceWork::Copy(_) | DeviceWork::Fill => {}
+        }
+        let ahead = launched_ns.saturating_sub(work.start_ns);
+        if ahead > CLOCK_TOLERANCE_NS {
+            self.early += 1;
+            self.worst_ns = self.worst_ns.max(ahead);
+        }
+    }
+
     fn add_gap(&mut self, (from, to): Interval, reasons: &IdleSplit) {
         self.idle.add(reasons);
         self.gaps += 1;
@@ -117,7 +131,6 @@ impl GpuCells {
         let waits = HostWaits::of(trace);
         let mut all =
             Self { devices, instances: vec![0; labels], graph_calls, has_launches, waits, cells };
-        all.count(trace, launches);
         all.add_copies(trace, launches);
         all.set_windows(&launches.stages.instances, &stage_spans(trace, launches), &used);
         all.measure(trace, launches, observe);
@@ -143,27 +156,6 @@ impl GpuCells {
 
     fn place(&self, label: usize, device: u32) -> usize {
         label * self.devices.len() + self.devices.partition_point(|it| *it < device)
-    }
-
-    /// Counts the work launched by each stage.
-    fn count(&mut self, trace: &NsysTrace, launches: &LaunchIndex) {
-        let instances = &launches.stages.instances;
-        let mut calls = trace.cuda_calls.reader();
-        for it in activities(trace, launches) {
-            let Some(instance) = instances.get(it.instance as usize) else { continue };
-            let place = self.place(instance.label, it.device);
-            let cell = &mut self.cells[place];
-            match it.work {
-                DeviceWork::Kernel(_) => cell.kernels += 1,
-                DeviceWork::Graph => cell.graphs += 1,
-                DeviceWork::Copy(_) | DeviceWork::Fill => {}
-            }
-            let ahead = calls.get(it.call).start_ns.saturating_sub(it.start_ns);
-            if ahead > CLOCK_TOLERANCE_NS {
-                cell.early += 1;
-                cell.worst_ns = cell.worst_ns.max(ahead);
-            }
-        }
     }
 
     fn add_copies(&mut self, trace: &NsysTrace, launches: &LaunchIndex) {
@@ -210,7 +202,8 @@ impl GpuCells {
         }
     }
 
-    /// Measures busy and idle time in the windows, for each GPU separately.
+    /// Counts the work launched by each stage, and measures busy and idle time in the windows, for
+    /// each GPU separately.
     fn measure(
         &mut self,
         trace: &NsysTrace,
@@ -224,8 +217,9 @@ impl GpuCells {
                 LaneEvent::Gap(gap) => {
                     cells[gap.cell].add_gap((gap.from, gap.to), &gap.reasons.all)
                 }
-                LaneEvent::Work { cell, work } => {
+                LaneEvent::Work { cell, work, launched_ns } => {
                     let cell = &mut cells[*cell];
+                    cell.count(work, *launched_ns);
                     let (from, to) = cell.busy.add(work.start_ns, work.end_ns);
                     cell.busy_ns += cell.window.overlap_near(from, to, &mut cell.near);
                     cell.overlap.add(work, &cell.window);
@@ -268,7 +262,9 @@ impl GpuCells {
             let lane = &mut lanes[self.devices.partition_point(|device| *device < it.device)];
             lane.advance(Some(&it), &mut calls, &self.waits, take);
             if let Some(instance) = launches.stages.instances.get(it.instance as usize) {
-                take(LaneEvent::Work { cell: self.place(instance.label, it.device), work: &it });
+                let launched_ns = calls.get(it.call).start_ns;
+                let cell = self.place(instance.label, it.device);
+                take(LaneEvent::Work { cell, work: &it, launched_ns });
             } else if it.call == NONE {
                 take(LaneEvent::Unattributed(&it));
             }
@@ -285,10 +281,11 @@ impl GpuCells {
 /// An event on one GPU.
 pub enum LaneEvent<'a> {
     Gap(IdleGap<'a>),
-    /// Work of the stage of this cell.
+    /// Work of the stage of this cell, and the start of the call that launched it.
     Work {
         cell: usize,
         work: &'a Activity,
+        launched_ns: i64,
     },
     /// Work without a launching call.
     Unattributed(&'a Activity),
@@ -379,15 +376,13 @@ fn graph_calls(trace: &NsysTrace, launches: &LaunchIndex) -> (Vec<u64>, bool) {
         trace.cuda_calls.sites().iter().map(|(index, _)| kind(name(*index))).collect();
     let mut calls = vec![0; launches.stages.labels.len()];
     let mut cursor = Cursor::default();
-    let has_graphs = kinds.iter().any(|kind| matches!(kind, CudaCallKind::Graph));
-    let all = trace.cuda_calls.with_sites();
-    for (site, call) in all.take(if has_graphs { trace.cuda_calls.len() } else { 0 }) {
-        if matches!(kinds[site as usize], CudaCallKind::Graph) {
-            let instance =
-                cursor.at(call.global_tid, call.start_ns, |thread| launches.stages.on(thread));
-            if let Some(instance) = launches.stages.instances.get(instance as usize) {
-                calls[instance.label] += 1;
-            }
+    let is_graph: Vec<bool> =
+        kinds.iter().map(|kind| matches!(kind, CudaCallKind::Graph)).collect();
+    for (_, _, call) in trace.cuda_calls.at_sites(&is_graph) {
+        let instance =
+            cursor.at(call.global_tid, call.start_ns, |thread| launches.stages.on(thread));
+        if let Some(instance) = launches.stages.instances.get(instance as usize) {
+            calls[instance.label] += 1;
         }
     }
     (calls, kinds.iter().any(|kind| matches!(kind, CudaCallKind::Graph | CudaCallKind::Kernel)))

@@ -149,7 +149,7 @@ impl<'a> SplitSums<'a> {
         }
         let gpus = (cells.len() / self.stages.len().max(1)).max(1);
         match event {
-            LaneEvent::Work { cell, work } => {
+            LaneEvent::Work { cell, work, .. } => {
                 let of = self.names.of(work);
                 self.last = Some((work.work, work.row, of));
                 let stage = &mut self.stages[cell / gpus];

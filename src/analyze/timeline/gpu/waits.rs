@@ -56,11 +56,10 @@ impl HostWaits {
             .collect();
         let (mut sync, mut copy): (BTreeMap<i64, Vec<Interval>>, BTreeMap<i64, Vec<Interval>>) =
             Default::default();
-        for (site, call) in trace.cuda_calls.with_sites() {
-            if let Some(waits) = kinds[site as usize] {
-                let calls = if waits { &mut sync } else { &mut copy };
-                calls.entry(call.global_tid).or_default().push((call.start_ns, call.end_ns));
-            }
+        let sites: Vec<bool> = kinds.iter().map(Option::is_some).collect();
+        for (_, site, call) in trace.cuda_calls.at_sites(&sites) {
+            let calls = if kinds[site as usize] == Some(true) { &mut sync } else { &mut copy };
+            calls.entry(call.global_tid).or_default().push((call.start_ns, call.end_ns));
         }
         let cover = |calls: BTreeMap<i64, Vec<Interval>>| {
             calls.into_iter().map(|(at, calls)| (at, IntervalSet::new(calls))).collect()

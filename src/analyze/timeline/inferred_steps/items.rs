@@ -86,10 +86,8 @@ impl LaunchSequences {
         };
         let sites = trace.cuda_calls.sites();
         let waits: Vec<bool> = sites.iter().map(|(name, _)| is_wait(*name)).collect();
-        for (at, (site, call)) in trace.cuda_calls.with_sites().enumerate() {
-            if waits[site as usize] {
-                self.waits.entry(call.global_tid).or_default().push([at as i64]);
-            }
+        for (at, _, call) in trace.cuda_calls.at_sites(&waits) {
+            self.waits.entry(call.global_tid).or_default().push([at as i64]);
         }
     }
 

@@ -47,7 +47,7 @@ struct KeptPlaces<H, const N: usize> {
 pub struct Records<const N: usize> {
     /// For each column up to the last requested one, the index of its value.
     slots: Vec<Option<usize>>,
-    /// Of short headers, and of others. No header is zero, which an unused entry has.
+    /// Of short records, and of others. No header is zero, which an unused entry has.
     short: Box<[KeptPlaces<u64, N>; KEPT]>,
     long: Box<[KeptPlaces<[u64; MAX_WORDS], N>; KEPT]>,
     /// Places for the latest header that is not kept.
@@ -82,6 +82,19 @@ impl<const N: usize> Records<N> {
     /// later are null. Returns `None` where it is invalid or continues on other pages.
     #[inline(always)]
     pub fn find<'a>(&'a mut self, page: &'a [u8], cell: usize) -> Option<Record<'a, N>> {
+        let Some(ShortRecord { at, length, header }) = ShortRecord::of(page, cell) else {
+            return self.find_long(page, cell);
+        };
+        let kept = &mut self.short[place_of(header)];
+        if kept.header != header {
+            let record = page.get(at..at + length)?;
+            *kept = KeptPlaces { header, places: places(record, &self.slots)? };
+        }
+        (length >= kept.places.length).then_some(Record { page, at, places: &kept.places })
+    }
+
+    /// The same for a record of any length.
+    fn find_long<'a>(&'a mut self, page: &'a [u8], cell: usize) -> Option<Record<'a, N>> {
         let (length, at) = varint(page, cell)?;
         let at = after_varint(page, at)?;
         let length = usize::try_from(length).ok()?;
@@ -91,13 +104,7 @@ impl<const N: usize> Records<N> {
             return None;
         }
         let record = page.get(at..at + length)?;
-        let places = if let Some(header) = short_header(page, at) {
-            let kept = &mut self.short[place_of(header)];
-            if kept.header != header {
-                *kept = KeptPlaces { header, places: places(record, &self.slots)? };
-            }
-            &kept.places
-        } else if let Some(header) = long_header(page, at) {
+        let places = if let Some(header) = long_header(page, at) {
             let hash = header.iter().fold(0u64, |hash, word| hash.rotate_left(5) ^ word);
             let kept = &mut self.long[place_of(hash)];
             if kept.header != header {
@@ -107,10 +114,7 @@ impl<const N: usize> Records<N> {
         } else {
             self.unkept.insert(places(record, &self.slots)?)
         };
-        if length < places.length {
-            return None;
-        }
-        Some(Record { page, at, places })
+        (length >= places.length).then_some(Record { page, at, places })
     }
 }
 
@@ -134,13 +138,35 @@ fn place_of(number: u64) -> usize {
     (number.wrapping_mul(FACTOR) >> (u64::BITS - KEPT.ilog2())) as usize
 }
 
-/// The header of the record at `at`, if it is of one word, as those of samples are.
-#[inline(always)]
-fn short_header(page: &[u8], at: usize) -> Option<u64> {
-    let word = u64::from_be_bytes(*page.get(at..at + WORD)?.first_chunk()?);
-    let length @ 1..=WORD = (word >> (u64::BITS - 8)) as usize else { return None };
-    let unused = 8 * (WORD - length) as u32;
-    Some(word >> unused << unused)
+/// A record of less than 128 bytes with a header of one word, as those of samples are, in a cell
+/// that does not end the page.
+struct ShortRecord {
+    /// Start in the page.
+    at: usize,
+    length: usize,
+    header: u64,
+}
+
+impl ShortRecord {
+    /// The record in the cell at `cell`, by two loads: of its length and the row's number, and of
+    /// the header.
+    #[inline(always)]
+    fn of(page: &[u8], cell: usize) -> Option<Self> {
+        /// The bit that is clear in the last byte of a number, of each byte but the first.
+        const CONTINUES: u64 = 0x8080_8080_8080_8000;
+        let bytes: &[u8; 2 * WORD] = page.get(cell..)?.first_chunk()?;
+        let word = u64::from_le_bytes(*bytes.first_chunk()?);
+        let (length, last) = ((word & 0xff) as usize, !word & CONTINUES);
+        if length >= 0x80 || last == 0 || cell < WORD {
+            return None;
+        }
+        let before = (last.trailing_zeros() / 8) as usize + 1;
+        let word = u64::from_be_bytes(*bytes.get(before..before + WORD)?.first_chunk()?);
+        let bytes @ 1..=WORD = (word >> (u64::BITS - 8)) as usize else { return None };
+        let (at, unused) = (cell + before, 8 * (WORD - bytes) as u32);
+        let header = word >> unused << unused;
+        (at + length <= page.len()).then_some(Self { at, length, header })
+    }
 }
 
 /// The header of the record at `at`; `None` for one that is not kept.
@@ -217,7 +243,6 @@ pub(super) fn varint(bytes: &[u8], at: usize) -> Option<(u64, usize)> {
 }
 
 /// The end of a number, which is not decoded.
-#[inline(always)]
 fn after_varint(bytes: &[u8], at: usize) -> Option<usize> {
     /// The bit that is set in all bytes but the last.
     const CONTINUES: u64 = 0x8080_8080_8080_8080;
