@@ -6,6 +6,7 @@
 
 pub mod call_sites;
 pub mod counters;
+pub mod function_names;
 pub mod gemm_tiles;
 pub mod gemms;
 pub mod kernel_classes;
@@ -86,9 +87,11 @@ pub struct KernelRecord {
     /// ncu counters; `null` when it was not profiled, or where another row has the same name and
     /// launch configuration.
     pub counters: Option<KernelCounters>,
-    /// Grids and blocks of the row, for matching counters to variants.
+    /// Grids, blocks and full names of the row, for matching counters to variants.
     #[serde(skip)]
     pub configs: BTreeSet<LaunchConfig>,
+    #[serde(skip)]
+    pub full_names: Vec<String>,
 }
 
 /// Grid and block.

@@ -224,7 +224,7 @@ const fn default_target_pct() -> f64 {
 }
 
 const fn default_max_processes() -> u32 {
-    3
+    4
 }
 
 /// Settings of the GEMM log passes.

@@ -267,6 +267,7 @@ impl CountersStep<'_> {
             process: layout::ncu_process(at + 1),
             ranges: ranges.unwrap_or_default(),
             kernels: process.kernels.clone(),
+            symbols: process.symbols.clone(),
             max_new_tokens,
         }
     }

@@ -27,6 +27,9 @@ pub struct LaunchCounters {
     pub kernel: String,
     /// Full name, as printed by ncu.
     pub full_name: String,
+    /// The same from [`super::names::signature`].
+    #[serde(default)]
+    pub signature: String,
     /// Blocks of the grid; absent where the ncu page omits them.
     pub grid: Option<[u32; 3]>,
     /// Threads of a block; absent where the ncu page omits them.

@@ -17,6 +17,12 @@ pub fn base_name(full: &str) -> &str {
     if name.is_empty() { full } else { name }
 }
 
+/// The canonical form of a full name; empty for a function name alone, which all instantiations of
+/// a template share.
+pub fn signature(full: &str) -> String {
+    if base_name(full) == full.trim() { String::new() } else { canonical(full) }
+}
+
 /// The function name; empty where brackets do not close.
 fn function(full: &str) -> &str {
     let bytes = full.as_bytes();

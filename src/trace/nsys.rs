@@ -1,7 +1,7 @@
 //! Contents of one timeline, of an nsys export or of traces by the profiler of PyTorch, as plain
 //! values.
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 
 use super::{
     collectives::Collectives,
@@ -41,6 +41,9 @@ pub struct NsysTrace {
     /// Ranges recorded without an end, with the ends that [`Self::with_rules`] assigned.
     pub unclosed: Vec<Unclosed>,
     pub kernels: KernelTrace,
+    /// Linker symbols of kernels by their full names, both indices into `strings`; empty for an
+    /// export without them.
+    pub symbols: BTreeMap<u32, u32>,
     /// Memory copies and fills on the device.
     pub copies: Vec<MemoryOp>,
     /// Launches of CUDA graphs traced as a whole.

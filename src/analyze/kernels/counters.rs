@@ -1,25 +1,31 @@
 //! ncu counters of kernels, joined with their number and time of launches in the nsys pass.
 //!
-//! The join keys are stage, function name and launch configuration. ncu replays launches with cold
-//! caches, so its durations are listed next to those of the timeline and never replace them.
+//! The join keys are stage, full name and launch configuration: instantiations of one template
+//! often run with the same configuration. ncu replays launches with cold caches, so its durations
+//! are listed next to those of the timeline and never replace them.
 
-use std::collections::BTreeMap;
+mod profiled_launches;
+
+use std::collections::{BTreeMap, BTreeSet};
 
 use foldhash::HashMap;
 
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
+pub use self::profiled_launches::ProfiledLaunches;
 use crate::{
     analyze::{
-        kernels::{KernelRecord, LaunchConfig, is_measured, launched},
+        kernels::{
+            KernelRecord, LaunchConfig, function_names::FunctionNames, is_measured, launched,
+        },
         stats::{percent, ratio},
         timeline::launches::LaunchIndex,
     },
     domain::units::Nanos,
     trace::{
         counter::{CounterValues, LaunchCounters},
-        names::base_name,
+        names::{base_name, signature},
         nsys::NsysTrace,
         stage::StageRules,
     },
@@ -31,6 +37,9 @@ pub struct CounterRecord {
     #[schema(example = "decode_all")]
     pub stage: String,
     pub kernel_name: String,
+    /// Name with template arguments and parameters, as ncu prints it.
+    #[serde(default)]
+    pub full_name: String,
     /// Blocks of the grid; `null` where the ncu page omits them.
     #[schema(value_type = Option<Vec<u32>>, example = json!([4, 24, 1]))]
     pub grid: Option<[u32; 3]>,
@@ -55,6 +64,9 @@ pub struct CounterRecord {
     pub values: CounterValues,
     /// FLOPs per byte of device memory; `null` when tensor core operations were not counted.
     pub flops_per_byte: Option<f64>,
+    /// Of the timeline's kernel, from [`crate::trace::names::signature`].
+    #[serde(skip)]
+    pub signature: String,
 }
 
 /// Counters of a kernel over its profiled launch configurations: means weighted by timeline time,
@@ -76,10 +88,10 @@ pub struct KernelCounters {
     pub stalled_by: Option<String>,
 }
 
-/// Stage, kernel, grid and block of timeline launches.
-type LaunchKey<'a> = (&'a str, &'a str, [u32; 3], [u32; 3]);
+/// Stage, kernel, its signature, grid and block of timeline launches.
+type LaunchKey<'a> = (&'a str, &'a str, &'a str, [u32; 3], [u32; 3]);
 /// The same for profiled launches, as far as the ncu page has them.
-type LaunchGroup<'a> = (&'a str, &'a str, Option<[u32; 3]>, Option<[u32; 3]>);
+type LaunchGroup<'a> = (&'a str, &'a str, &'a str, Option<[u32; 3]>, Option<[u32; 3]>);
 type KernelRuns<'a> = HashMap<LaunchKey<'a>, (u64, Nanos)>;
 
 /// Groups the profiled launches, longest in the timeline first.
@@ -88,15 +100,13 @@ pub fn counters(
     timeline: Option<(&NsysTrace, &LaunchIndex)>,
 ) -> Vec<CounterRecord> {
     let timeline = timeline.filter(|_| !launches.is_empty());
+    let names = timeline.map(|(trace, _)| FunctionNames::of(trace)).unwrap_or_default();
     let mut ran: KernelRuns = HashMap::default();
     let joined = timeline.into_iter().flat_map(|(trace, joined)| launched(trace, joined));
     for (kernel, stage) in joined {
-        let name = timeline
-            .and_then(|(trace, _)| trace.strings.get(kernel.name as usize))
-            .map_or("", String::as_str);
-        let sum = ran
-            .entry((stage.unwrap_or(""), base_name(name), kernel.grid, kernel.block))
-            .or_default();
+        let (name, signature) = names.get(&kernel);
+        let key = (stage.unwrap_or(""), name, signature, kernel.grid, kernel.block);
+        let sum = ran.entry(key).or_default();
         sum.0 += 1;
         sum.1 += Nanos(kernel.end_ns - kernel.start_ns);
     }
@@ -105,7 +115,9 @@ pub fn counters(
     let mut groups: BTreeMap<LaunchGroup, Vec<&LaunchCounters>> = BTreeMap::new();
     for launch in launches {
         let stage = stage_of(launch, rules, &ran);
-        groups.entry((stage, &launch.kernel, launch.grid, launch.block)).or_default().push(launch);
+        let signature = signature_of(launch, &ran);
+        let key = (stage, launch.kernel.as_str(), signature, launch.grid, launch.block);
+        groups.entry(key).or_default().push(launch);
     }
     let record = |key: LaunchGroup, launches: &[&LaunchCounters]| {
         let timeline = in_timeline(&ran, key);
@@ -113,8 +125,10 @@ pub fn counters(
         CounterRecord {
             stage: key.0.to_owned(),
             kernel_name: key.1.to_owned(),
-            grid: key.2,
-            block: key.3,
+            full_name: launches[0].full_name.clone(),
+            signature: key.2.to_owned(),
+            grid: key.3,
+            block: key.4,
             timeline_calls: timeline.map(|it| it.0),
             timeline_total_ms: timeline.map(|it| it.1.as_ms()),
             timeline_mean_ms: timeline.map(|(calls, total)| total.as_ms() / calls as f64),
@@ -129,8 +143,8 @@ pub fn counters(
         records.push(record(*key, launches));
         let is_shared = launches.iter().all(|it| it.all_stages);
         for stage in rules.names().into_iter().filter(|it| is_shared && *it != key.0) {
-            let other = (stage, key.1, key.2, key.3);
-            let is_run = key.2.is_some() && key.3.is_some() && in_timeline(&ran, other).is_some();
+            let other = (stage, key.1, key.2, key.3, key.4);
+            let is_run = key.3.is_some() && key.4.is_some() && in_timeline(&ran, other).is_some();
             if is_run && !groups.contains_key(&other) {
                 let profiled_in = Some(key.0.to_owned());
                 records.push(CounterRecord { profiled_in, ..record(other, launches) });
@@ -150,8 +164,7 @@ fn stage_of<'a>(
     rules: &'a StageRules,
     ran: &KernelRuns<'a>,
 ) -> &'a str {
-    let configuration = (launch.kernel.as_str(), launch.grid, launch.block);
-    let same = |(key, _): &(&LaunchKey, &(u64, Nanos))| matches(key, configuration);
+    let same = |(key, _): &(&LaunchKey, &(u64, Nanos))| matches(key, launch);
     let named = launch.stage_by(rules).filter(|stage| {
         !launch.stage.is_empty()
             || ran.is_empty()
@@ -166,48 +179,73 @@ fn stage_of<'a>(
 }
 
 /// Returns true when a timeline launch matches a profiled one, as far as the page has its fields.
-fn matches(
-    key: &LaunchKey,
-    (kernel, grid, block): (&str, Option<[u32; 3]>, Option<[u32; 3]>),
-) -> bool {
+fn matches(key: &LaunchKey, launch: &LaunchCounters) -> bool {
+    let LaunchCounters { kernel, signature, grid, block, .. } = launch;
     key.1 == kernel
-        && grid.is_none_or(|grid| grid == key.2)
-        && block.is_none_or(|block| block == key.3)
+        && (signature.is_empty() || key.2 == signature)
+        && grid.is_none_or(|grid| grid == key.3)
+        && block.is_none_or(|block| block == key.4)
+}
+
+/// Signature of the timeline's kernel that a launch is of. A page with function names alone matches
+/// only a kernel with a single instantiation.
+fn signature_of<'a>(launch: &'a LaunchCounters, ran: &KernelRuns<'a>) -> &'a str {
+    if !launch.signature.is_empty() {
+        return &launch.signature;
+    }
+    let mut matching = ran.keys().filter(|key| matches(key, launch)).map(|key| key.2);
+    let first = matching.next().unwrap_or_default();
+    if matching.all(|other| other == first) { first } else { "" }
 }
 
 /// Calls and time of a group in the timeline. A group without a launch configuration matches only a
 /// kernel with a single one.
-fn in_timeline<'a>(
-    ran: &KernelRuns<'a>,
-    (stage, kernel, grid, block): LaunchGroup<'a>,
-) -> Option<(u64, Nanos)> {
+fn in_timeline<'a>(ran: &KernelRuns<'a>, group: LaunchGroup<'a>) -> Option<(u64, Nanos)> {
+    let (stage, kernel, signature, grid, block) = group;
     if let (Some(grid), Some(block)) = (grid, block) {
-        return ran.get(&(stage, kernel, grid, block)).copied();
+        return ran.get(&(stage, kernel, signature, grid, block)).copied();
     }
-    let mut matching =
-        ran.iter().filter(|(key, _)| key.0 == stage && matches(key, (kernel, grid, block)));
+    let is_of = |key: &LaunchKey| {
+        (key.0, key.1, key.2) == (stage, kernel, signature)
+            && grid.is_none_or(|grid| grid == key.3)
+            && block.is_none_or(|block| block == key.4)
+    };
+    let mut matching = ran.iter().filter(|(key, _)| is_of(key));
     let first = matching.next();
     first.filter(|_| matching.next().is_none()).map(|(_, sum)| *sum)
 }
 
-/// Attaches counters to kernel records. Records of one name are distinguished by their launch
-/// configurations; counters that fit several records are dropped.
+/// Attaches counters to kernel records. Records of one name are distinguished by their full names
+/// and launch configurations; counters that fit several records are dropped.
 pub fn attach(kernels: &mut [KernelRecord], counters: &[CounterRecord]) {
-    let fits = |kernel: &KernelRecord, it: &CounterRecord| {
+    let counters: Vec<&CounterRecord> =
+        counters.iter().filter(|it| it.timeline_total_ms.is_some()).collect();
+    if counters.is_empty() {
+        return;
+    }
+    let signatures: Vec<BTreeSet<String>> = kernels
+        .iter()
+        .map(|kernel| kernel.full_names.iter().map(|it| signature(it)).collect())
+        .collect();
+    let fits = |(kernel, signatures): (&KernelRecord, &BTreeSet<String>), it: &CounterRecord| {
         let same = |(grid, block): &LaunchConfig| {
             it.grid.is_none_or(|at| at == *grid) && it.block.is_none_or(|at| at == *block)
         };
         it.stage == kernel.stage
             && it.kernel_name == base_name(&kernel.kernel_name)
+            && signatures.contains(&it.signature)
             && kernel.configs.iter().any(same)
     };
-    let is_unique =
-        |it: &&CounterRecord| kernels.iter().filter(|kernel| fits(kernel, it)).count() == 1;
-    let counters: Vec<&CounterRecord> =
-        counters.iter().filter(|it| it.timeline_total_ms.is_some()).filter(is_unique).collect();
-    for kernel in kernels {
-        let matching: Vec<&CounterRecord> =
-            counters.iter().copied().filter(|it| fits(kernel, it)).collect();
+    let of_kernel: Vec<Vec<usize>> = kernels
+        .iter()
+        .zip(&signatures)
+        .map(|kernel| (0..counters.len()).filter(|at| fits(kernel, counters[*at])).collect())
+        .collect();
+    let mut rows = vec![0; counters.len()];
+    of_kernel.iter().flatten().for_each(|at| rows[*at] += 1);
+    for (kernel, fitting) in kernels.iter_mut().zip(of_kernel) {
+        let unique = fitting.into_iter().filter(|at| rows[*at] == 1);
+        let matching: Vec<&CounterRecord> = unique.map(|at| counters[at]).collect();
         kernel.counters = summary(&matching, kernel.total_ms);
     }
 }

@@ -117,9 +117,12 @@ pub struct GemmRecord {
     /// Blocks over those that the device can hold at once, where ncu profiled the launch.
     #[serde(default)]
     pub waves: Option<f64>,
-    /// Grid and block of the kernel with the most time.
+    /// Grid and block of the kernel with the most time, and its signature
+    /// ([`crate::trace::names::signature`]).
     #[serde(skip)]
     pub launch: Option<LaunchConfig>,
+    #[serde(skip)]
+    pub signature: String,
 }
 
 /// The GEMMs of a run.
@@ -265,6 +268,7 @@ impl Gemms {
             let profiled = counters.iter().find(|profiled| {
                 profiled.stage == it.stage
                     && profiled.kernel_name == base_name(name)
+                    && profiled.signature == it.signature
                     && (profiled.grid, profiled.block) == (Some(grid), Some(block))
             });
             it.waves = profiled.and_then(|it| it.values.waves);

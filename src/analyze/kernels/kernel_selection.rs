@@ -25,7 +25,11 @@ use crate::{
         timeline::launches::LaunchIndex,
     },
     domain::{profiling::NcuSettings, units::Nanos},
-    trace::{names::base_name, nsys::NsysTrace},
+    trace::{
+        kernel::LaunchKind,
+        names::{base_name, signature},
+        nsys::NsysTrace,
+    },
 };
 use processes::{LaunchGroup, ProcessLimits, Selectable, assign};
 pub use samples::TracedProgram;
@@ -33,6 +37,8 @@ pub use samples::TracedProgram;
 /// Divisors of decode that are tried until the target is covered: few steps take less time under
 /// ncu, and have fewer geometries.
 const PARTS: [u32; 7] = [64, 32, 16, 8, 4, 2, 1];
+/// Maximum length of the symbols of a process: that of an argument on Linux is 128 KiB.
+const MAX_SYMBOL_BYTES: usize = 100_000;
 /// Label of launches outside all stages: of all launches of a program without stages.
 const NO_STAGE: &str = "";
 
@@ -72,6 +78,10 @@ pub struct SelectedStage {
 pub struct CounterProcess {
     /// Short names.
     pub kernels: Vec<String>,
+    /// Linker symbols by which ncu selects the kernels; empty where the capture lacks them, and ncu
+    /// selects by short names.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub symbols: Vec<String>,
     /// Launches that it profiles.
     pub launches: usize,
     /// Stages of these launches.
@@ -82,6 +92,9 @@ pub struct CounterProcess {
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct KernelPair {
     pub kernel: String,
+    /// From [`crate::trace::names::signature`]; empty where kernels are selected by short names.
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    pub signature: String,
     pub grid: [u32; 3],
     pub block: [u32; 3],
     /// Index of the process that profiles it; absent where another kernel of its process has the
@@ -128,13 +141,34 @@ struct StageLaunches {
     stages: Vec<&'static str>,
     /// Kernel time of each stage.
     total: Vec<Nanos>,
-    names: Vec<String>,
+    names: Vec<SelectedKernel>,
     pairs: Vec<(usize, LaunchConfig)>,
     /// Time of each pair in each stage.
     times: Vec<Vec<Nanos>>,
     /// Launches of decode.
     decoded: usize,
     groups: Vec<PositionedGroup>,
+}
+
+/// A kernel to select: one instantiation of a template, where the capture has its symbol.
+struct SelectedKernel {
+    /// Short name.
+    name: String,
+    signature: String,
+    symbol: Option<String>,
+}
+
+impl SelectedKernel {
+    /// The kernel of a launch; without its symbol all instantiations of its name.
+    fn of(trace: &NsysTrace, kind: &LaunchKind, by_symbol: bool) -> Self {
+        let text = |at: u32| trace.strings.get(at as usize).map_or("", String::as_str);
+        let symbol = trace.symbols.get(&kind.full_name).filter(|_| by_symbol);
+        Self {
+            name: base_name(text(kind.name)).to_owned(),
+            signature: symbol.map_or_else(String::new, |_| signature(text(kind.full_name))),
+            symbol: symbol.map(|at| text(*at).to_owned()),
+        }
+    }
 }
 
 /// A group of launches with the position of its first launch.
@@ -177,13 +211,14 @@ impl StageLaunches {
             decoded: 0,
             groups: vec![],
         };
+        let by_symbol = has_symbols(trace);
         let (mut names, mut pairs) = (HashMap::default(), HashMap::default());
         let (mut configs, mut groups) = (HashMap::default(), HashMap::default());
         for (first, (kernel, stage)) in all().enumerate() {
             let stage = index[&stage];
-            let name = *names.entry(kernel.name).or_insert_with(|| {
-                let name = trace.strings.get(kernel.name as usize).map_or("", String::as_str);
-                this.names.push(base_name(name).to_owned());
+            let number = if by_symbol { kernel.full_name } else { kernel.name };
+            let name = *names.entry(number).or_insert_with(|| {
+                this.names.push(SelectedKernel::of(trace, &kernel, by_symbol));
                 this.names.len() - 1
             });
             let geometry = (kernel.grid, kernel.block);
@@ -237,8 +272,16 @@ impl StageLaunches {
             let is_of = |group: &&usize| assigned[selectable.groups[**group].name] == Some(process);
             let launches: Vec<usize> = profiled.iter().filter(is_of).copied().collect();
             let stages: BTreeSet<usize> = launches.iter().map(|it| positioned[*it].stage).collect();
+            let selected = self.kernels_of(&assigned, process);
+            let mut kernels: Vec<String> = Vec::new();
+            for it in &selected {
+                if !kernels.contains(&it.name) {
+                    kernels.push(it.name.clone());
+                }
+            }
             CounterProcess {
-                kernels: self.names_of(&assigned, process),
+                kernels,
+                symbols: symbols(&selected),
                 launches: launches.len(),
                 stages: stages.into_iter().map(|stage| self.stages[stage].to_owned()).collect(),
             }
@@ -260,9 +303,9 @@ impl StageLaunches {
         (score, CounterPlan { stages: stages.collect(), processes, pairs, part, sample: None })
     }
 
-    fn names_of(&self, assigned: &[Option<usize>], process: usize) -> Vec<String> {
-        let is_of = |name: &usize| assigned[*name] == Some(process);
-        (0..self.names.len()).filter(is_of).map(|name| self.names[name].clone()).collect()
+    fn kernels_of(&self, assigned: &[Option<usize>], process: usize) -> Vec<&SelectedKernel> {
+        let all = self.names.iter().zip(assigned);
+        all.filter(|(_, of)| **of == Some(process)).map(|(kernel, _)| kernel).collect()
     }
 
     fn pair(&self, pair: usize, process: Option<usize>) -> KernelPair {
@@ -270,13 +313,26 @@ impl StageLaunches {
         let ms = self.stages.iter().zip(&self.times[pair]);
         let ms = ms.filter(|(_, time)| time.0 > 0);
         KernelPair {
-            kernel: self.names[name].clone(),
+            kernel: self.names[name].name.clone(),
+            signature: self.names[name].signature.clone(),
             grid,
             block,
             process,
             ms: ms.map(|(stage, time)| ((*stage).to_owned(), time.as_ms())).collect(),
         }
     }
+}
+
+/// Returns true if the capture has the symbol of each kernel.
+fn has_symbols(trace: &NsysTrace) -> bool {
+    trace.kernels.kinds().iter().all(|kind| trace.symbols.contains_key(&kind.full_name))
+}
+
+/// Symbols of the kernels of a process; none where they are too long for an argument.
+fn symbols(kernels: &[&SelectedKernel]) -> Vec<String> {
+    let symbols: Vec<String> = kernels.iter().filter_map(|it| it.symbol.clone()).collect();
+    let bytes: usize = symbols.iter().map(String::len).sum();
+    if bytes <= MAX_SYMBOL_BYTES { symbols } else { Vec::new() }
 }
 
 /// The first range of this stage in ncu syntax: `DOMAIN@RANGE/`, without the slash for start/end

@@ -188,6 +188,7 @@ impl KernelTallies<'_> {
             share_pct: share(stages, stage, total_ms),
             counters: None,
             configs,
+            full_names: of_name.keys().map(|full| self.name(*full)).collect(),
         }
     }
 

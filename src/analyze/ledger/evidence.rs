@@ -125,7 +125,8 @@ pub struct SampledUse {
 
 /// Evidence on all kernels.
 pub struct KernelEvidence<'a> {
-    counters: BTreeMap<Launch<'a>, &'a CounterRecord>,
+    /// By launch, then by signature.
+    counters: BTreeMap<Launch<'a>, BTreeMap<&'a str, &'a CounterRecord>>,
     sampled: BTreeMap<Launch<'a>, SampledLaunch>,
     /// Samples of each stage, over all GPUs.
     stage_samples: BTreeMap<&'a str, u64>,
@@ -136,15 +137,18 @@ pub struct KernelEvidence<'a> {
 
 impl<'a> KernelEvidence<'a> {
     pub fn of(analysis: &'a Analysis, input: &'a LedgerInput, gpu: Option<&'a Gpu>) -> Self {
-        let counted = |it: &'a CounterRecord| {
-            Some(((it.stage.as_str(), it.kernel_name.as_str(), it.grid?, it.block?), it))
-        };
+        let mut counters: BTreeMap<Launch, BTreeMap<&str, &CounterRecord>> = BTreeMap::new();
+        for it in &analysis.counters {
+            let Some((grid, block)) = it.grid.zip(it.block) else { continue };
+            let launch = (it.stage.as_str(), it.kernel_name.as_str(), grid, block);
+            counters.entry(launch).or_default().insert(&it.signature, it);
+        }
         let mut stage_samples = BTreeMap::new();
         for it in &analysis.sampled.stages {
             *stage_samples.entry(it.stage.as_str()).or_default() += it.samples;
         }
         Self {
-            counters: analysis.counters.iter().filter_map(counted).collect(),
+            counters,
             sampled: sampled_launches(&analysis.sampled.kernels),
             stage_samples,
             tile_fill: &input.tile_fill,
@@ -153,10 +157,16 @@ impl<'a> KernelEvidence<'a> {
         }
     }
 
-    /// Evidence on a launch; its pass is empty where there is none.
-    pub fn launch(&self, launch: Launch) -> LaunchEvidence<'a> {
+    /// Returns true if ncu profiled an instantiation of a template: others have other counters.
+    pub fn has_counters_by_signature(&self, launch: Launch) -> bool {
+        self.counters.get(&launch).is_some_and(|it| it.keys().any(|it| !it.is_empty()))
+    }
+
+    /// Evidence on a launch of the kernel with this signature, empty where counters do not depend
+    /// on it; its pass is empty where there is none.
+    pub fn launch(&self, launch: Launch, signature: &str) -> LaunchEvidence<'a> {
         let (stage, kernel, grid, block) = launch;
-        let counted = self.counters.get(&launch).copied();
+        let counted = self.counters.get(&launch).and_then(|it| it.get(signature)).copied();
         let sampled = self.sampled.get(&launch).filter(|it| it.is_resolved());
         let mut found = LaunchEvidence {
             tile_fill_pct: self.tile_fill.get(&(stage.into(), kernel.into(), grid)).copied(),

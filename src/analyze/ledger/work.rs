@@ -16,7 +16,7 @@ use crate::{
         timeline::gpu::split::{GapAfter, GapReason, WindowSplit, WorkKind, WorkOf},
     },
     trace::{
-        names::base_name,
+        names::{base_name, signature},
         nsys::{CopyKind, NsysTrace},
     },
 };
@@ -28,6 +28,8 @@ const CACHE_WRITES: [&str; 2] = ["reshape_and_cache", "index_copy"];
 pub struct WorkName {
     /// Name of a kernel without its template arguments, or of a copy.
     pub name: String,
+    /// Its signature, where ncu profiled an instantiation with this launch configuration.
+    signature: String,
     /// Grid and block; a copy or a graph has none.
     pub launch: Option<([u32; 3], [u32; 3])>,
     /// Class and whether it is a copy: kernels of one name differ in it by their arguments.
@@ -118,7 +120,9 @@ impl StageRows<'_> {
             .work
             .iter()
             .map(|(of, time)| {
-                (path(of).unwrap_or_default(), group_of(of, nsys, &mut classes), of, time)
+                let mut group = group_of(of, nsys, &mut classes);
+                group.0.signature = self.signature(of, &group.0, nsys);
+                (path(of).unwrap_or_default(), group, of, time)
             })
             .collect();
         work.sort_by(|a, b| (&a.0, &a.1.0).cmp(&(&b.0, &b.1.0)));
@@ -156,6 +160,19 @@ impl StageRows<'_> {
         other.evidence = "only work launched by other stages ran".into();
         sums.add(other, "launching calls");
         self.add_operators(&operators, sums);
+    }
+
+    /// Signature of a kernel whose counters depend on it.
+    fn signature(&self, of: &WorkOf, name: &WorkName, nsys: &NsysTrace) -> String {
+        let (WorkKind::Kernel(at), Some((grid, block))) = (of.kind, name.launch) else {
+            return String::new();
+        };
+        let launch = (self.times.stage, name.name.as_str(), grid, block);
+        if !self.evidence.has_counters_by_signature(launch) {
+            return String::new();
+        }
+        let full = nsys.kernels.kinds()[at as usize].full_name as usize;
+        nsys.strings.get(full).map(|full| signature(full)).unwrap_or_default()
     }
 
     /// Divides the time of each operator. Floors of operators without kernels of their own count
@@ -199,9 +216,9 @@ impl StageRows<'_> {
         let stage = self.times.stage;
         let evidence: Vec<_> = groups
             .keys()
-            .map(|WorkName { name, launch, .. }| {
+            .map(|WorkName { name, signature, launch, .. }| {
                 let launch = launch.map(|(grid, block)| (stage, name.as_str(), grid, block));
-                launch.map(|launch| self.evidence.launch(launch)).unwrap_or_default()
+                launch.map(|launch| self.evidence.launch(launch, signature)).unwrap_or_default()
             })
             .collect();
         // A copy is needed where the operator has nothing else.
@@ -335,6 +352,7 @@ fn group_of(of: &WorkOf, nsys: &NsysTrace, classes: &mut ClassCache) -> (WorkNam
             group.is_collective = class.engine == Some("nccl");
             WorkName {
                 name: base_name(text(kind.name)).to_owned(),
+                signature: String::new(),
                 launch: Some((kind.grid, kind.block)),
                 class: class.class,
                 is_copy: class.class == "copy" && !is_cache_write,
@@ -343,14 +361,16 @@ fn group_of(of: &WorkOf, nsys: &NsysTrace, classes: &mut ClassCache) -> (WorkNam
         WorkKind::Graph => {
             group.is_graph = true;
             let name = "CUDA graph".into();
-            WorkName { name, launch: None, class: "graph", is_copy: false }
+            let signature = String::new();
+            WorkName { name, signature, launch: None, class: "graph", is_copy: false }
         }
         WorkKind::Copy(kind) => {
             let name = match kind {
                 CopyKind::Set => "fill".to_owned(),
                 _ => format!("copy {}", kind.as_str()),
             };
-            WorkName { name, launch: None, class: "copy", is_copy: true }
+            let signature = String::new();
+            WorkName { name, signature, launch: None, class: "copy", is_copy: true }
         }
     };
     (name, group)

@@ -22,6 +22,8 @@ fn record(geometry: u32, calls: Option<u64>, values: CounterValues) -> CounterRe
         timeline_total_ms: calls.map(|calls| calls as f64),
         timeline_mean_ms: calls.map(|_| 1.0),
         profiled: 3,
+        full_name: String::new(),
+        signature: String::new(),
         profiled_in: None,
         flops_per_byte: values.arithmetic_intensity(),
         values,

@@ -20,12 +20,16 @@ use super::{
 };
 use crate::{
     analyze::{
-        kernels::{OUTSIDE, WARMUP, counters::CounterRecord, kernel_classes::ClassCache},
+        kernels::{
+            OUTSIDE, WARMUP,
+            counters::{CounterRecord, ProfiledLaunches},
+            kernel_classes::ClassCache,
+        },
         stats::{percent, ratio},
         timeline::open_ranges::{NONE, OpenNest, nest_ranges},
     },
     domain::units::Nanos,
-    trace::{names::base_name, nsys::NsysTrace},
+    trace::nsys::NsysTrace,
 };
 
 /// Ranges of one name and domain, with all work launched inside.
@@ -161,7 +165,7 @@ pub fn regions(
         }
     }
     let graphs = graphs(trace, launches, &layers, &paths);
-    let known = profiled(counters);
+    let known = ProfiledLaunches::of(trace, counters);
     let mut classes = ClassCache::default();
     let mut regions: Vec<Region> = names
         .iter()
@@ -307,15 +311,6 @@ fn tallies(
     sums
 }
 
-type ProfiledLaunches<'a> = HashMap<(&'a str, &'a str, [u32; 3], [u32; 3]), &'a CounterRecord>;
-
-fn profiled<'a>(counters: &'a [CounterRecord]) -> ProfiledLaunches<'a> {
-    let of = |it: &'a CounterRecord| {
-        Some(((it.stage.as_str(), it.kernel_name.as_str(), it.grid?, it.block?), it))
-    };
-    counters.iter().filter_map(of).collect()
-}
-
 fn region(
     trace: &NsysTrace,
     launches: &LaunchIndex,
@@ -330,9 +325,8 @@ fn region(
         let kind = &trace.kernels.kinds()[*kind as usize];
         all.add(*tally);
         by_class.entry(classes.of(kind.full_name, &trace.strings).class).or_default().add(*tally);
-        let name = trace.strings.get(kind.name as usize).map_or("", String::as_str);
-        let key = (launches.stage_label(*stage), base_name(name), kind.grid, kind.block);
-        counted.extend(known.get(&key).map(|record| (*record, Nanos(tally.ns).as_ms())));
+        let record = known.get(launches.stage_label(*stage), kind);
+        counted.extend(record.map(|record| (record, Nanos(tally.ns).as_ms())));
     }
     let kernel_ms = Nanos(all.ns).as_ms();
     let class = |(class, tally): (&str, RegionTally)| {

@@ -2,7 +2,7 @@
 //! known errors.
 //!
 //! Pure values. One process profiles all stages, selected by the names of their ranges; kernels are
-//! selected by function name, and of each launch configuration the first launch is profiled.
+//! selected by their symbols, and of each launch configuration the first launch is profiled.
 
 use std::path::Path;
 
@@ -25,6 +25,9 @@ pub struct LaunchSelection {
     pub ranges: Vec<String>,
     /// Function names without scope and arguments.
     pub kernels: Vec<String>,
+    /// Linker symbols, which differ between the instantiations of a template; empty to select by
+    /// function names.
+    pub symbols: Vec<String>,
     /// Tokens to generate in this pass.
     pub max_new_tokens: u32,
 }
@@ -92,7 +95,11 @@ pub fn profile(
     report: &Path,
     target: &Argv,
 ) -> Argv {
-    let names: Vec<String> = selection.kernels.iter().map(|name| escaped(name)).collect();
+    let (base, names) = match &selection.symbols[..] {
+        [] => ("function", &selection.kernels),
+        _ => ("mangled", &selection.symbols),
+    };
+    let names: Vec<String> = names.iter().map(|name| escaped(name)).collect();
     let mut argv = Argv::new(ncu)
         .args(["--target-processes", "all", "--graph-profiling", "node"])
         .args(["--clock-control", settings.clock_control.as_str()]);
@@ -105,7 +112,7 @@ pub fn profile(
         argv = argv.args(["--nvtx-include", range]);
     }
     argv = argv
-        .args(["--kernel-name-base", "function", "--kernel-name"])
+        .args(["--kernel-name-base", base, "--kernel-name"])
         .arg(format!("regex:^({})$", names.join("|")))
         .args(["--filter-mode", "per-launch-config", "--launch-count", "1"]);
     for ToolWord(section) in &settings.sections {
@@ -187,6 +194,7 @@ mod tests {
             process: "process-1".into(),
             ranges: vec![runner_range("prefill"), "my@decode step/".into()],
             kernels,
+            symbols: vec![],
             max_new_tokens: 8,
         }
     }
@@ -212,6 +220,17 @@ mod tests {
             --metrics dram__bytes_read.sum,dram__bytes_write.sum \
             --force-overwrite --export run.ncu-rep env LLMPROF_TARGET=1 model-runner run";
         assert_eq!(argv.shell(), expected);
+    }
+
+    #[test]
+    fn kernels_with_symbols_are_selected_by_them() {
+        let symbols = vec!["_Z3addIfEvPT_".to_owned(), "nvjet_tst".to_owned()];
+        let selection = LaunchSelection { symbols, ..selection() };
+        let target = Argv::new("x");
+        let argv = profile(Path::new("ncu"), &selection, &settings(), &[], Path::new("r"), &target);
+        let expected =
+            "--kernel-name-base mangled --kernel-name 'regex:^(_Z3addIfEvPT_|nvjet_tst)$'";
+        assert!(argv.shell().contains(expected), "{}", argv.shell());
     }
 
     #[test]

@@ -12,7 +12,10 @@ use super::{
     numbers::{DecimalMark, decimal_mark},
     ranges, values,
 };
-use crate::trace::{counter::LaunchCounters, names::base_name};
+use crate::trace::{
+    counter::LaunchCounters,
+    names::{base_name, signature},
+};
 
 /// Column of the raw page that names the device.
 const DEVICE_NAME: &str = "device__attribute_display_name";
@@ -115,6 +118,7 @@ impl PageColumns {
             grid: size(self.grid),
             block: size(self.block),
             full_name: full_name.to_owned(),
+            signature: signature(full_name),
             ranges: self.ranges.iter().flat_map(|at| ranges::ranges(&record[*at])).collect(),
             ..LaunchCounters::default()
         })

@@ -28,7 +28,7 @@ use self::{
     ranges::{Unnamed, named, unnamed},
     rows::{
         CUDA_CALL, Gpus, KERNEL, ON_HOST, OS_CALL, call, gpu, graph_launch, graph_node, kernel,
-        memory_op, or_zero,
+        memory_op, or_zero, symbol,
     },
 };
 use super::{ParseError, possible_interval as possible};
@@ -120,8 +120,15 @@ fn others(export: &Export) -> Result<(NsysTrace, StringTable, Unnamed), ParseErr
     let gpus =
         Gpus(export.rows("TARGET_INFO_CUDA_DEVICE", include_str!("sql/cuda_devices.sql"), gpu)?);
     let (mut kernels, mut impossible) = (KernelTrace::default(), 0);
+    // By index of the full name.
+    let mut symbols: Vec<Option<u32>> = Vec::new();
     export.scan("CUPTI_ACTIVITY_KIND_KERNEL", KERNEL, |row| {
         let mut kernel = kernel(row, &mut names)?;
+        let full_name = kernel.full_name as usize;
+        if symbols.get(full_name).is_none_or(Option::is_none) {
+            symbols.resize(symbols.len().max(full_name + 1), None);
+            symbols[full_name] = symbol(row)?.map(|id| names.index(id));
+        }
         kernel.device = gpus.of(kernel.global_pid, kernel.device);
         if possible(kernel.start_ns, kernel.end_ns) {
             kernels.push(kernel)
@@ -131,6 +138,8 @@ fn others(export: &Export) -> Result<(NsysTrace, StringTable, Unnamed), ParseErr
         Ok(())
     })?;
     trace.kernels = kernels;
+    let known = symbols.iter().zip(0..).filter_map(|(symbol, full)| Some((full, (*symbol)?)));
+    trace.symbols = known.collect();
     // While the other tables are read.
     trace.kernels.sort();
     trace.drop_repeated_kernels();

@@ -39,7 +39,7 @@ pub(super) fn gpu(row: &Row) -> Result<Option<(u32, u32, u32)>> {
 
 /// One row per kernel that ran on a device. `correlationId` identifies the launching call in the
 /// same process; `graphNodeId` is null unless a CUDA graph was traced by node.
-pub(super) const KERNEL: [&str; 17] = [
+pub(super) const KERNEL: [&str; 18] = [
     "start",
     "end",
     "deviceId",
@@ -57,11 +57,12 @@ pub(super) const KERNEL: [&str; 17] = [
     "blockZ",
     "graphNodeId",
     "dynamicSharedMemory",
+    "mangledName",
 ];
 
 #[inline]
 pub(super) fn kernel(
-    row: &RowNumbers<17>,
+    row: &RowNumbers<18>,
     names: &mut StringTable,
 ) -> std::result::Result<Kernel, ColumnError> {
     Ok(Kernel {
@@ -82,6 +83,12 @@ pub(super) fn kernel(
             .and_then(|it| u32::try_from(it).ok())
             .unwrap_or_default(),
     })
+}
+
+/// Id of the linker symbol of a kernel; exports of some versions lack it.
+#[inline]
+pub(super) fn symbol(row: &RowNumbers<18>) -> std::result::Result<Option<i64>, ColumnError> {
+    row.some(17)
 }
 
 /// One row per call of the CUDA runtime or driver.

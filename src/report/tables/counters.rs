@@ -1,6 +1,7 @@
 //! Counters by kernel and launch configuration.
 
 use super::{
+    kernels::distinguish,
     report_table::ReportTable,
     run_facts::or_step_message,
     samples::{COUNTERS_OF_FIRST, first_sample_note},
@@ -45,6 +46,7 @@ pub fn columns() -> Vec<TableColumn<CounterRecord>> {
     vec![
         text("stage", "Stage", |it| (&it.stage).into()),
         text("kernel_name", "Kernel", |it| (&it.kernel_name).into()),
+        text("full_name", "Full name", |it| (&it.full_name).into()),
         size("grid", "Grid", |it| it.grid.into()),
         size("block", "Block", |it| it.block.into()),
         count("timeline_calls", "Calls", |it| it.timeline_calls.into()),
@@ -102,6 +104,8 @@ pub fn counters(facts: &RunFacts, analysis: &Analysis) -> ReportTable {
         &analysis.counters,
     )
     .about(analysis.counters.iter().map(|it| (it.stage.as_str(), it.kernel_name.as_str())));
+    let names = analysis.counters.iter();
+    distinguish(&mut table, names.map(|it| (&*it.stage, &*it.kernel_name, &*it.full_name)));
     if analysis.counters.iter().any(|record| record.flops_per_byte.is_none()) {
         table.note(
             "FLOP/B is unknown where the device does not count the operations of its tensor cores, \

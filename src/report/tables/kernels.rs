@@ -1,6 +1,6 @@
 //! Kernels by stage and name, by full name, and device time per stage.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use super::{
     report_table::ReportTable,
@@ -156,7 +156,8 @@ pub fn kernels(facts: &RunFacts, trace: &Trace, analysis: &Analysis) -> ReportTa
         analysis.kernels.measured(),
     )
     .about(analysis.kernels.measured().map(|it| (it.stage.as_str(), it.kernel_name.as_str())));
-    tell_apart(&mut table, analysis);
+    let names = analysis.kernels.measured();
+    distinguish(&mut table, names.map(|it| (&*it.stage, &*it.kernel_name, &*it.full_name)));
     if with_counters {
         table.note(
             "ncu replays a few launches: its counters are means weighted by time, as shares of the \
@@ -198,16 +199,20 @@ fn why_empty(facts: &RunFacts, trace: &Trace, analysis: &Analysis) -> (String, S
     }
 }
 
-/// Shows full names, shortened, where rows of one stage share a short name.
-fn tell_apart(table: &mut ReportTable, analysis: &Analysis) {
-    let mut rows: BTreeMap<(&str, &str), u32> = BTreeMap::new();
-    for it in analysis.kernels.measured() {
-        *rows.entry((&it.stage, &it.kernel_name)).or_default() += 1;
+/// Shows full names, shortened, in the first column where several of one stage share a short name.
+/// `names`: stage, short name and full name of each row.
+pub(super) fn distinguish<'a>(
+    table: &mut ReportTable,
+    names: impl Iterator<Item = (&'a str, &'a str, &'a str)>,
+) {
+    let mut full: BTreeMap<(&str, &str), BTreeSet<&str>> = BTreeMap::new();
+    let names: Vec<_> = names.collect();
+    for (stage, short, of_row) in &names {
+        full.entry((stage, short)).or_default().insert(of_row);
     }
-    for (row, it) in table.rows.iter_mut().zip(analysis.kernels.measured()) {
-        let shared = rows[&(it.stage.as_str(), it.kernel_name.as_str())] > 1;
-        if shared && it.full_name != it.kernel_name {
-            row[0] = shortened(it.full_name.strip_prefix("void ").unwrap_or(&it.full_name));
+    for (row, (stage, short, of_row)) in table.rows.iter_mut().zip(names) {
+        if full[&(stage, short)].len() > 1 && of_row != short {
+            row[0] = shortened(of_row.strip_prefix("void ").unwrap_or(of_row));
         }
     }
 }

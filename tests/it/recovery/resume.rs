@@ -110,7 +110,7 @@ async fn a_run_continues_after_each_of_several_interruptions() {
     assert_eq!(run["attempts"], 1, "{run:#}");
     let starts = host.starts();
     let count = |pass: &str| starts.iter().filter(|it| *it == pass).count();
-    assert_eq!(PASSES.map(count), [1, 2, 1, 1, 2, 1, 1], "{starts:?}");
+    assert_eq!(PASSES.map(count), [1, 2, 1, 1, 2, 1, 1, 1, 1], "{starts:?}");
     let used = finding(&run, "passes_reused");
     for pass in ["baseline", "nsys", "gpu_metrics/rate-20000", "ncu/process-1"] {
         assert!(used["evidence"][pass].is_string(), "{used:#}");
@@ -148,7 +148,7 @@ async fn passes_are_repeated_if_anything_has_changed_and_the_report_states_what(
         let run = service.end(&id).await;
         let starts = host.starts();
         let count = |pass: &str| starts.iter().filter(|it| *it == pass).count();
-        assert_eq!(PASSES.map(count), [2, 2, 2, 2, 1, 1, 1], "{condition}: {starts:?}");
+        assert_eq!(PASSES.map(count), [2, 2, 2, 2, 1, 1, 1, 1, 1], "{condition}: {starts:?}");
         let repeated = finding(&run, "passes_repeated");
         assert!(repeated["evidence"][condition].is_string(), "{condition}: {run:#}");
         assert_eq!(finding(&run, "passes_reused"), Value::Null);
@@ -168,7 +168,7 @@ async fn a_damaged_later_pass_is_repeated_and_those_before_it_are_used() {
     let run = service.end(&id).await;
     let starts = host.starts();
     let count = |pass: &str| starts.iter().filter(|it| *it == pass).count();
-    assert_eq!(PASSES.map(count), [1, 2, 2, 2, 1, 1, 1], "{starts:?}");
+    assert_eq!(PASSES.map(count), [1, 2, 2, 2, 1, 1, 1, 1, 1], "{starts:?}");
     let used = finding(&run, "passes_reused");
     let repeated = "nsys/run.sqlite, of pass nsys, is empty";
     assert_eq!(used["evidence"]["repeated"], repeated, "{run:#}");

@@ -105,6 +105,7 @@ pub fn kernel(name: &str, stage: &str, calls: u64, total_ms: f64) -> KernelRecor
         share_pct,
         counters: None,
         configs: Default::default(),
+        full_names: vec![],
     }
 }
 
@@ -124,6 +125,8 @@ pub fn profiled(name: &str, total_ms: f64, values: CounterValues) -> Analysis {
         timeline_total_ms: Some(total_ms),
         timeline_mean_ms: Some(total_ms),
         profiled: 1,
+        full_name: String::new(),
+        signature: String::new(),
         profiled_in: None,
         values,
         flops_per_byte: None,

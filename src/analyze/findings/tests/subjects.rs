@@ -264,6 +264,8 @@ fn everything(nsys: NsysTrace) -> (Analysis, Vec<Finding>) {
             timeline_mean_ms: Some(it.mean_ms),
             profiled: 1,
             profiled_in: None,
+            full_name: it.full_name.clone(),
+            signature: String::new(),
             values: values.clone(),
             flops_per_byte: None,
         });

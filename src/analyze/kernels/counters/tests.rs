@@ -140,3 +140,56 @@ fn counters_without_timeline_launches_are_kept_but_not_attached() {
     assert!(records.iter().all(|it| it.counters.is_none()));
     assert_eq!(counters(&launches, None).len(), 1);
 }
+
+/// The timeline with two instantiations of one template of equal geometry in decode: the second
+/// kernel, for 30 ns, adds integers, the third one floats.
+fn two_instantiations() -> NsysTrace {
+    let mut trace = timeline();
+    let first = trace.strings.len() as u32;
+    trace.strings.extend(
+        ["add<(int)4, int>", "add<(int)4, float>"].map(|it| format!("void at::{it}(T2 *)")),
+    );
+    trace.kernels = trace.kernels.map(|at, kernel| {
+        kernel.grid = [1; 3];
+        if at > 0 {
+            kernel.full_name = first + at as u32 - 1;
+        }
+    });
+    trace
+}
+
+fn instantiation(full_name: &str) -> LaunchCounters {
+    LaunchCounters {
+        full_name: full_name.into(),
+        signature: crate::trace::names::signature(full_name),
+        ..profiled("decode_all", "gemm", 1, 40.0, 80.0)
+    }
+}
+
+#[test]
+fn counters_of_an_instantiation_have_its_time_alone() {
+    let trace = two_instantiations();
+    let joined = LaunchIndex::of(&trace);
+    let ns = |full_name: &str| {
+        let records = counters(&[instantiation(full_name)], Some((&trace, &joined)));
+        records[0].timeline_total_ms.map(|ms| (ms * 1e6).round())
+    };
+    assert_eq!(ns("void at::add<4, int>(T2 *)"), Some(30.0), "as ncu prints it");
+    assert_eq!(ns("void at::add<4, float>(T2 *)"), Some(10.0));
+    assert_eq!(ns("void at::add<4, double>(T2 *)"), None, "another one ran in decode");
+    assert_eq!(ns("gemm"), None, "which of both is unknown");
+}
+
+#[test]
+fn rows_of_two_instantiations_have_their_own_counters() {
+    let trace = two_instantiations();
+    let joined = LaunchIndex::of(&trace);
+    let mut records = kernels(&trace, &joined).records;
+    let floats = instantiation("void at::add<4, float>(T2 *)");
+    attach(&mut records, &counters(&[floats], Some((&trace, &joined))));
+    let counted = |name: &str| {
+        let row = records.iter().find(|it| it.full_name.contains(name)).unwrap();
+        row.counters.as_ref().and_then(|it| it.covered_pct)
+    };
+    assert_eq!((counted("float"), counted("int>")), (Some(100.0), None));
+}

@@ -14,6 +14,7 @@ use crate::{
     domain::units::Nanos,
     trace::{
         gemm::{GemmCall, GemmShape},
+        names::signature,
         nsys::NsysTrace,
     },
 };
@@ -33,6 +34,7 @@ pub struct ShapeTally<'a> {
 #[derive(Default)]
 struct ShapeKernel {
     name: Option<String>,
+    signature: String,
     launch: Option<LaunchConfig>,
     tile: Option<String>,
     fill_pct: Option<f64>,
@@ -114,6 +116,7 @@ impl ShapeKernel {
         let kind = launch_kind(*longest);
         Self {
             name: Some(name(kind.name).to_owned()),
+            signature: signature(name(kind.full_name)),
             launch: Some((kind.grid, kind.block)),
             tile: tile(*longest).map(|tile| tile.to_string()),
             fill_pct: ratio(fills.iter().map(|(fill, ns)| fill * *ns as f64).sum(), total),
@@ -171,6 +174,7 @@ impl ShapeTally<'_> {
             tile: self.kernel.tile,
             tile_fill_pct: self.kernel.fill_pct,
             launch: self.kernel.launch,
+            signature: self.kernel.signature,
             ..GemmRecord::default()
         }
     }

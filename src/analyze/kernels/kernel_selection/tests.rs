@@ -176,7 +176,7 @@ fn a_runner_is_selected_from_by_its_first_repeat_whose_time_is_the_whole() {
     );
     let (names, ns, plan) = of(1, false);
     // Another program's stages are all under ncu: longer kernels take the place of `b`.
-    assert_eq!((names.as_str(), ns, plan.sample), ("ade", vec![180.0, 120.0], None));
+    assert_eq!((names.as_str(), ns, plan.sample), ("acde", vec![180.0, 120.0], None));
 }
 
 #[test]
@@ -191,4 +191,36 @@ fn kernels_of_a_program_without_stages_are_selected_in_the_whole_program() {
     let launch = LaunchCounters { kernel: "norm".into(), ..LaunchCounters::default() };
     let found = plan.coverage_findings(&[launch], &settings(85.0));
     assert!(found[0].message.starts_with("the counters of the program cover"), "{found:?}");
+}
+
+/// `select` where `a` and `d` are instantiations of one template, with symbols.
+fn select_instantiations(launches: &str, target_pct: f64) -> CounterPlan {
+    let mut trace = timeline(launches);
+    let names: Vec<String> = trace.strings.clone();
+    let first = names.len() as u32;
+    trace.strings.extend(names.iter().map(|it| format!("void add<(int)4, {it}>(T2 *)")));
+    trace.strings.extend(names.iter().map(|it| format!("_Z3addI{it}EvPT_")));
+    trace.strings.push("add".into());
+    let short = trace.strings.len() as u32 - 1;
+    trace.kernels = trace.kernels.map(|_, kernel| {
+        (kernel.full_name, kernel.name) = (kernel.full_name + first, short);
+    });
+    trace.symbols = (first..2 * first).map(|full| (full, full + first)).collect();
+    select_kernels(&trace, &settings(target_pct), WHOLE)
+}
+
+#[test]
+fn instantiations_of_a_template_are_selected_apart_by_their_symbols() {
+    let plan = select_instantiations("a@1 d@1 e@2", 90.0);
+    let symbols: Vec<String> = plan.processes.iter().map(|it| it.symbols.join(" ")).collect();
+    assert_eq!(symbols, ["_Z3addIdEvPT_ _Z3addIeEvPT_"], "the process of d has no a");
+    assert_eq!(kernels(&plan), ["add"]);
+    let both = select_instantiations("c@1 d@1 e@2", 100.0);
+    assert_eq!(both.processes.len(), 2, "of one geometry ncu profiles the first");
+    let launch = |of: &str| LaunchCounters {
+        signature: crate::trace::names::signature(&format!("void add<4, {of}>(T2 *)")),
+        ..profiled("add", 1)
+    };
+    let covered = |of: &str| both.covered_pct(&[launch(of)])["prefill"].round();
+    assert_eq!((covered("c"), covered("d"), covered("b")), (25.0, 33.0, 0.0));
 }

@@ -29,6 +29,7 @@ fn selection() -> LaunchSelection {
         process: "process-1".into(),
         ranges: vec!["LLM@prefill/".into(), "LLM@decode_all/".into()],
         kernels: vec!["gemm".into()],
+        symbols: vec![],
         max_new_tokens: 8,
     }
 }

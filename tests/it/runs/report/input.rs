@@ -293,6 +293,7 @@ fn counted(kernel: &str, id: u64) -> LaunchCounters {
         ranges: vec![],
         kernel: kernel.into(),
         full_name: kernel.into(),
+        signature: String::new(),
         grid: Some([1; 3]),
         block: Some([128, 1, 1]),
         values: CounterValues {
