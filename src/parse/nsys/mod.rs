@@ -119,30 +119,7 @@ fn others(export: &Export) -> Result<(NsysTrace, StringTable, Unnamed), ParseErr
     trace.processes.retain(|_, name| !name.is_empty());
     let gpus =
         Gpus(export.rows("TARGET_INFO_CUDA_DEVICE", include_str!("sql/cuda_devices.sql"), gpu)?);
-    let (mut kernels, mut impossible) = (KernelTrace::default(), 0);
-    // By index of the full name.
-    let mut symbols: Vec<Option<u32>> = Vec::new();
-    export.scan("CUPTI_ACTIVITY_KIND_KERNEL", KERNEL, |row| {
-        let mut kernel = kernel(row, &mut names)?;
-        let full_name = kernel.full_name as usize;
-        if symbols.get(full_name).is_none_or(Option::is_none) {
-            symbols.resize(symbols.len().max(full_name + 1), None);
-            symbols[full_name] = symbol(row)?.map(|id| names.index(id));
-        }
-        kernel.device = gpus.of(kernel.global_pid, kernel.device);
-        if possible(kernel.start_ns, kernel.end_ns) {
-            kernels.push(kernel)
-        } else {
-            impossible += 1
-        }
-        Ok(())
-    })?;
-    trace.kernels = kernels;
-    let known = symbols.iter().zip(0..).filter_map(|(symbol, full)| Some((full, (*symbol)?)));
-    trace.symbols = known.collect();
-    // While the other tables are read.
-    trace.kernels.sort();
-    trace.drop_repeated_kernels();
+    let mut impossible = kernels(export, &gpus, &mut names, &mut trace)?;
     trace.copies =
         export.rows("CUPTI_ACTIVITY_KIND_MEMCPY", include_str!("sql/copies.sql"), memory_op)?;
     trace.copies.extend(export.rows(
@@ -178,6 +155,40 @@ fn others(export: &Export) -> Result<(NsysTrace, StringTable, Unnamed), ParseErr
             Ok(export::string(row, 0)?.trim().to_owned())
         })?;
     Ok((trace, names, (domains, ranges)))
+}
+
+/// Reads the kernels and their symbols, sorted; returns the number of impossible rows.
+fn kernels(
+    export: &Export,
+    gpus: &Gpus,
+    names: &mut StringTable,
+    trace: &mut NsysTrace,
+) -> Result<u64, ParseError> {
+    let (mut kernels, mut impossible) = (KernelTrace::default(), 0);
+    // By index of the full name.
+    let mut symbols: Vec<Option<u32>> = Vec::new();
+    export.scan("CUPTI_ACTIVITY_KIND_KERNEL", KERNEL, |row| {
+        let mut kernel = kernel(row, names)?;
+        let full_name = kernel.full_name as usize;
+        if symbols.get(full_name).is_none_or(Option::is_none) {
+            symbols.resize(symbols.len().max(full_name + 1), None);
+            symbols[full_name] = symbol(row)?.map(|id| names.index(id));
+        }
+        kernel.device = gpus.of(kernel.global_pid, kernel.device);
+        if possible(kernel.start_ns, kernel.end_ns) {
+            kernels.push(kernel)
+        } else {
+            impossible += 1
+        }
+        Ok(())
+    })?;
+    trace.kernels = kernels;
+    let known = symbols.iter().zip(0..).filter_map(|(symbol, full)| Some((full, (*symbol)?)));
+    trace.symbols = known.collect();
+    // While the other tables are read.
+    trace.kernels.sort();
+    trace.drop_repeated_kernels();
+    Ok(impossible)
 }
 
 /// Columns that join rows: without them rows are read, but the figures that need the join are

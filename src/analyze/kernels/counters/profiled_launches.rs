@@ -21,8 +21,10 @@ impl<'a> ProfiledLaunches<'a> {
             Some(((key.0, key.1, key.2, it.grid?, it.block?), it))
         };
         let records: HashMap<LaunchKey, &CounterRecord> = counters.iter().filter_map(of).collect();
-        let is_any = !records.is_empty();
-        let names = is_any.then(|| FunctionNames::of(trace)).unwrap_or_default();
+        let names = match records.is_empty() {
+            true => FunctionNames::default(),
+            false => FunctionNames::of(trace),
+        };
         Self { names, records }
     }
 
