@@ -60,8 +60,9 @@ fn expression(words: &mut Peekable<NameTokens>, arguments: &[String], depth: usi
             }
             "(" => {
                 let list = arguments_of(words, parameters, depth);
+                // Of literals of integers and enumerations; ncu prints none.
                 let is_cast = !text.ends_with(is_name) && words.peek().is_some_and(is_literal);
-                if !(is_cast && list.len() == 1 && is_integer_type(&list[0])) {
+                if !(is_cast && list.len() == 1 && is_word(&list[0])) {
                     text = text + "(" + &list.join(",") + ")";
                 }
             }
@@ -140,12 +141,6 @@ fn is_literal(word: &&str) -> bool {
     word.starts_with(|c: char| c.is_ascii_digit() || c == '-')
 }
 
-fn is_integer_type(text: &str) -> bool {
-    let known =
-        |word| matches!(word, "bool" | "char" | "short" | "int" | "long" | "unsigned" | "signed");
-    text.split(' ').all(known)
-}
-
 fn is_name(character: char) -> bool {
     character.is_alphanumeric() || character == '_'
 }
@@ -191,6 +186,9 @@ mod tests {
         assert_eq!(canonical(kineto), canonical(ncu));
         assert_eq!(canonical(ncu), "void lean_reduction_kernel<0,7,-2>(void*,unsigned int)");
         assert_ne!(canonical("f<(int)7>(int)"), canonical("f<(int)8>(int)"));
+        let nsys = "void sort<(at_cuda_detail::SortOrder)0, cute::MMA<(cute::SM90::GMMA::Major)1, \
+                    (cute::A<int>::B)-1>>(T1)";
+        assert_eq!(canonical(nsys), canonical("void sort<0, cute::MMA<1, -1>>(T1)"));
         assert_ne!(canonical("f<7>(int)"), canonical("f<7>(unsigned int)"));
     }
 
@@ -225,7 +223,7 @@ mod tests {
         for name in ["", "gemm_bf16", "a>b", "f<", "}{", "),(", "f<g<h"] {
             canonical(name);
         }
-        assert_eq!(canonical("softmax<(SortOrder)0>(int)"), "softmax<(SortOrder)0>(int)");
+        assert_eq!(canonical("softmax<(3)>(int)"), "softmax<(3)>(int)");
         let deep = "<".repeat(100_000);
         assert!(canonical(&deep).len() <= 2 * deep.len());
         let doubled = (0..60).fold("int".to_owned(), |it, _| format!("f<{it}>(T1,T1)"));
