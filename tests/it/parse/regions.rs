@@ -40,12 +40,12 @@ fn the_roofline_of_a_real_page_has_points_or_reasons_for_all_kernels() {
     insta::assert_snapshot!(lines.join("\n"), @r"
     nvjet_sm90_tst_64x8_64x16_4x1_v_bz_TNT: -, -, -, latency
     nvjet_sm90_tst_8x64_64x16_2x1_v_bz_TNN: -, -, -, latency
-    vectorized_elementwise_kernel: 3.79 GFLOP/s at 0.636 FLOP/B, fp32, 0.12 %, latency
+    vectorized_elementwise_kernel: 3.97 GFLOP/s at 0.636 FLOP/B, fp32, 0.13 %, latency
     elementwise_kernel: 0.35 GFLOP/s at 0.049 FLOP/B, fp32, 0.15 %, latency
     nvjet_sm90_tst_64x8_64x16_4x1_v_bz_splitK_TNT: -, -, -, latency
-    reduce_kernel: 1.96 GFLOP/s at 0.093 FLOP/B, fp32, 0.44 %, latency
     unrolled_elementwise_kernel: 0.00 GFLOP/s at 0.000 FLOP/B, -, -, latency
     cudnn_generated_fort_native_sdpa: -, -, -, latency
+    reduce_kernel: 1.96 GFLOP/s at 0.093 FLOP/B, fp32, 0.44 %, latency
     CatArrayBatchedCopy: 0.00 GFLOP/s at 0.000 FLOP/B, -, -, latency
     splitKreduce_kernel: 2.31 GFLOP/s at 0.246 FLOP/B, fp32, 0.20 %, latency
     lean_reduction_kernel: 10.73 GFLOP/s at 0.659 FLOP/B, fp32, 0.34 %, latency
