@@ -84,8 +84,8 @@ pub struct KernelRecord {
     /// Share of the stage's kernel time, percent; `null` where the capture lacks kernels of the
     /// stage.
     pub share_pct: Option<f64>,
-    /// ncu counters; `null` when it was not profiled, or where another row has the same name and
-    /// launch configuration.
+    /// ncu counters; `null` when it was not profiled, or where the profiled launches may be of
+    /// another row.
     pub counters: Option<KernelCounters>,
     /// Grids, blocks and full names of the row, for matching counters to variants.
     #[serde(skip)]

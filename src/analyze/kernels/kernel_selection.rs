@@ -92,7 +92,7 @@ pub struct CounterProcess {
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct KernelPair {
     pub kernel: String,
-    /// From [`crate::trace::names::signature`]; empty where kernels are selected by short names.
+    /// From [`crate::trace::names::signature`].
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub signature: String,
     pub grid: [u32; 3],
@@ -142,7 +142,8 @@ struct StageLaunches {
     /// Kernel time of each stage.
     total: Vec<Nanos>,
     names: Vec<SelectedKernel>,
-    pairs: Vec<(usize, LaunchConfig)>,
+    /// Name, signature and geometry.
+    pairs: Vec<(usize, String, LaunchConfig)>,
     /// Time of each pair in each stage.
     times: Vec<Vec<Nanos>>,
     /// Launches of decode.
@@ -150,22 +151,19 @@ struct StageLaunches {
     groups: Vec<PositionedGroup>,
 }
 
-/// A kernel to select: one instantiation of a template, where the capture has its symbol.
+/// A kernel to select: one instantiation of a template; without symbols all of a short name.
 struct SelectedKernel {
     /// Short name.
     name: String,
-    signature: String,
     symbol: Option<String>,
 }
 
 impl SelectedKernel {
-    /// The kernel of a launch; without its symbol all instantiations of its name.
     fn of(trace: &NsysTrace, kind: &LaunchKind, by_symbol: bool) -> Self {
         let text = |at: u32| trace.strings.get(at as usize).map_or("", String::as_str);
         let symbol = trace.symbols.get(&kind.full_name).filter(|_| by_symbol);
         Self {
             name: base_name(text(kind.name)).to_owned(),
-            signature: symbol.map_or_else(String::new, |_| signature(text(kind.full_name))),
             symbol: symbol.map(|at| text(*at).to_owned()),
         }
     }
@@ -222,8 +220,11 @@ impl StageLaunches {
                 this.names.len() - 1
             });
             let geometry = (kernel.grid, kernel.block);
-            let pair = *pairs.entry((name, geometry)).or_insert_with(|| {
-                this.pairs.push((name, geometry));
+            // ncu profiles one launch, of one instantiation, whatever it selects by.
+            let pair = *pairs.entry((name, kernel.full_name, geometry)).or_insert_with(|| {
+                let full = trace.strings.get(kernel.full_name as usize);
+                let signature = full.map(|full| signature(full)).unwrap_or_default();
+                this.pairs.push((name, signature, geometry));
                 this.times.push(vec![Nanos(0); present.len()]);
                 this.pairs.len() - 1
             });
@@ -309,14 +310,14 @@ impl StageLaunches {
     }
 
     fn pair(&self, pair: usize, process: Option<usize>) -> KernelPair {
-        let (name, (grid, block)) = self.pairs[pair];
+        let (name, signature, (grid, block)) = &self.pairs[pair];
         let ms = self.stages.iter().zip(&self.times[pair]);
         let ms = ms.filter(|(_, time)| time.0 > 0);
         KernelPair {
-            kernel: self.names[name].name.clone(),
-            signature: self.names[name].signature.clone(),
-            grid,
-            block,
+            kernel: self.names[*name].name.clone(),
+            signature: signature.clone(),
+            grid: *grid,
+            block: *block,
             process,
             ms: ms.map(|(stage, time)| ((*stage).to_owned(), time.as_ms())).collect(),
         }

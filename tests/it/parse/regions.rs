@@ -1,5 +1,7 @@
 //! Rooflines and regions of real captures with ncu pages.
 
+use std::collections::HashMap;
+
 use llmprof::{
     analyze::{
         analyze,
@@ -8,7 +10,7 @@ use llmprof::{
         timeline::{launches::LaunchIndex, regions::regions},
     },
     domain::device_peaks::Devices,
-    trace::{Trace, stage::StageRules},
+    trace::{Trace, names::canonical, stage::StageRules},
 };
 
 use crate::parse::captures::{capture, decode_page};
@@ -60,6 +62,34 @@ fn the_roofline_of_a_real_page_has_points_or_reasons_for_all_kernels() {
             .iter()
             .all(|it| it.flops_per_byte.is_some() != it.missing.is_some())
     );
+}
+
+/// nsys and ncu print each name in their own way.
+#[test]
+fn counters_of_a_real_page_have_the_time_of_their_instantiation_alone() {
+    let nsys = capture("hf-llama-e2e");
+    let launches = LaunchIndex::of(&nsys);
+    let mut ran: HashMap<_, i64> = HashMap::new();
+    let names: HashMap<u32, String> = nsys
+        .kernels
+        .kinds()
+        .iter()
+        .map(|it| (it.full_name, canonical(&nsys.strings[it.full_name as usize])))
+        .collect();
+    for (kernel, (_, instance)) in nsys.kernels.iter().zip(launches.kernels.iter()) {
+        let name = names[&kernel.full_name].as_str();
+        let key = (launches.stage(instance), name, Some(kernel.grid), Some(kernel.block));
+        *ran.entry(key).or_default() += kernel.ns();
+    }
+    let records = counters(&decode_page().launches, Some((&nsys, &launches)));
+    assert!(records.len() > 10, "{}", records.len());
+    for it in &records {
+        let key = (it.stage.as_str(), &*canonical(&it.full_name), it.grid, it.block);
+        let ms = ran.get(&key).map(|ns| *ns as f64 / 1e6);
+        let found = it.timeline_total_ms;
+        let differs = found.zip(ms).is_none_or(|(found, ms)| (found - ms).abs() > 1e-9);
+        assert!(!differs, "{found:?} and {ms:?} ms of {}", it.full_name);
+    }
 }
 
 #[test]

@@ -18,11 +18,8 @@ const MAX_LISTED: usize = 10;
 impl KernelPair {
     /// Returns true if `launch` is of this kernel and geometry, as far as the page has it.
     fn is(&self, launch: &LaunchCounters) -> bool {
-        let is_instantiation = self.signature == launch.signature
-            || self.signature.is_empty()
-            || launch.signature.is_empty();
         self.kernel == launch.kernel
-            && is_instantiation
+            && self.signature == launch.signature
             && launch.grid.is_none_or(|grid| grid == self.grid)
             && launch.block.is_none_or(|block| block == self.block)
     }

@@ -193,8 +193,8 @@ fn kernels_of_a_program_without_stages_are_selected_in_the_whole_program() {
     assert!(found[0].message.starts_with("the counters of the program cover"), "{found:?}");
 }
 
-/// `select` where `a` and `d` are instantiations of one template, with symbols.
-fn select_instantiations(launches: &str, target_pct: f64) -> CounterPlan {
+/// `select` where all kernels are instantiations of one template.
+fn select_instantiations(launches: &str, target_pct: f64, has_symbols: bool) -> CounterPlan {
     let mut trace = timeline(launches);
     let names: Vec<String> = trace.strings.clone();
     let first = names.len() as u32;
@@ -205,17 +205,19 @@ fn select_instantiations(launches: &str, target_pct: f64) -> CounterPlan {
     trace.kernels = trace.kernels.map(|_, kernel| {
         (kernel.full_name, kernel.name) = (kernel.full_name + first, short);
     });
-    trace.symbols = (first..2 * first).map(|full| (full, full + first)).collect();
+    if has_symbols {
+        trace.symbols = (first..2 * first).map(|full| (full, full + first)).collect();
+    }
     select_kernels(&trace, &settings(target_pct), WHOLE)
 }
 
 #[test]
 fn instantiations_of_a_template_are_selected_apart_by_their_symbols() {
-    let plan = select_instantiations("a@1 d@1 e@2", 90.0);
+    let plan = select_instantiations("a@1 d@1 e@2", 90.0, true);
     let symbols: Vec<String> = plan.processes.iter().map(|it| it.symbols.join(" ")).collect();
     assert_eq!(symbols, ["_Z3addIdEvPT_ _Z3addIeEvPT_"], "the process of d has no a");
     assert_eq!(kernels(&plan), ["add"]);
-    let both = select_instantiations("c@1 d@1 e@2", 100.0);
+    let both = select_instantiations("c@1 d@1 e@2", 100.0, true);
     assert_eq!(both.processes.len(), 2, "of one geometry ncu profiles the first");
     let launch = |of: &str| LaunchCounters {
         signature: crate::trace::names::signature(&format!("void add<4, {of}>(T2 *)")),
@@ -223,4 +225,13 @@ fn instantiations_of_a_template_are_selected_apart_by_their_symbols() {
     };
     let covered = |of: &str| both.covered_pct(&[launch(of)])["prefill"].round();
     assert_eq!((covered("c"), covered("d"), covered("b")), (25.0, 33.0, 0.0));
+}
+
+#[test]
+fn without_symbols_the_first_instantiation_of_a_geometry_is_profiled_and_counts_alone() {
+    let plan = select_instantiations("c@1 d@1 e@2", 100.0, false);
+    assert_eq!((kernels(&plan), plan.processes[0].symbols.len()), (vec!["add".into()], 0));
+    assert_eq!(plan.stages[0].planned_pct.map(f64::round), Some(67.0), "of c and e");
+    let profiled = profiled("add", 1);
+    assert_eq!(plan.covered_pct(&[profiled])["prefill"], 0.0, "which one is unknown");
 }
