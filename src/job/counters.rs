@@ -268,6 +268,7 @@ impl CountersStep<'_> {
             ranges: ranges.unwrap_or_default(),
             kernels: process.kernels.clone(),
             symbols: process.symbols.clone(),
+            count: process.count,
             max_new_tokens,
         }
     }

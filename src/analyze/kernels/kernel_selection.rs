@@ -1,9 +1,9 @@
 //! Selects the kernels to profile with ncu, from the timeline of the same run.
 //!
 //! Reading counters takes some tenths of a second per launch, whatever the kernel's own time, so
-//! each geometry of a kernel is profiled once, and only until the target share of each stage's
-//! kernel time is covered. The selection is a value; coverage counts what was profiled, not what
-//! was selected.
+//! one launch of each geometry of a kernel is enough, and only until the target share of each
+//! stage's kernel time is covered. The selection is a value; coverage counts what was profiled, not
+//! what was selected.
 
 mod coverage;
 mod processes;
@@ -31,7 +31,7 @@ use crate::{
         nsys::NsysTrace,
     },
 };
-use processes::{LaunchGroup, ProcessLimits, Selectable, assign};
+use processes::{FirstLaunch, LaunchGroup, MAX_COUNT, ProcessLimits, Selectable, assign};
 pub use samples::TracedProgram;
 
 /// Divisors of decode that are tried until the target is covered: few steps take less time under
@@ -39,6 +39,12 @@ pub use samples::TracedProgram;
 const PARTS: [u32; 7] = [64, 32, 16, 8, 4, 2, 1];
 /// Maximum length of the symbols of a process: that of an argument on Linux is 128 KiB.
 const MAX_SYMBOL_BYTES: usize = 100_000;
+/// A process takes `TOOL_START_S` and this many times the time of the traced program: 5 s for the
+/// model runner (traced 2 s), 31 s for transformers (traced 17 s; ncu 2025.3, H100).
+const PROFILED_PROGRAM: f64 = 1.6;
+const TOOL_START_S: f64 = 2.0;
+/// Longer programs start few processes anyway.
+const MAX_PROGRAM_S: f64 = 120.0;
 /// Label of launches outside all stages: of all launches of a program without stages.
 const NO_STAGE: &str = "";
 
@@ -72,8 +78,8 @@ pub struct SelectedStage {
     pub planned_pct: Option<f64>,
 }
 
-/// Launches of one ncu process, which profiles the first launch of each grid, block and shared
-/// memory among these kernels.
+/// Launches of one ncu process, which profiles the first `count` launches of each grid, block and
+/// shared memory among these kernels.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct CounterProcess {
     /// Short names.
@@ -82,10 +88,17 @@ pub struct CounterProcess {
     /// selects by short names.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub symbols: Vec<String>,
+    /// Launches of each grid, block and shared memory.
+    #[serde(default = "one")]
+    pub count: usize,
     /// Launches that it profiles.
     pub launches: usize,
     /// Stages of these launches.
     pub stages: Vec<String>,
+}
+
+const fn one() -> usize {
+    1
 }
 
 /// Launches of one kernel with one geometry.
@@ -97,8 +110,8 @@ pub struct KernelPair {
     pub signature: String,
     pub grid: [u32; 3],
     pub block: [u32; 3],
-    /// Index of the process that profiles it; absent where another kernel of its process has the
-    /// same configuration and runs before it, or where it does not run in the profiled part.
+    /// Index of the process that profiles it; absent where other kernels of its process have the
+    /// same configuration and run before it, or where it does not run in the profiled part.
     pub process: Option<usize>,
     /// Time in each stage, milliseconds.
     pub ms: BTreeMap<String, f64>,
@@ -148,7 +161,11 @@ struct StageLaunches {
     times: Vec<Vec<Nanos>>,
     /// Launches of decode.
     decoded: usize,
-    groups: Vec<PositionedGroup>,
+    groups: Vec<LaunchGroup>,
+    /// Launches of `groups` that are of decode, with their position in it.
+    in_decode: HashMap<usize, usize>,
+    /// Seconds from the start of the program to its last kernel.
+    program_s: f64,
 }
 
 /// A kernel to select: one instantiation of a template; without symbols all of a short name.
@@ -167,15 +184,6 @@ impl SelectedKernel {
             symbol: symbol.map(|at| text(*at).to_owned()),
         }
     }
-}
-
-/// A group of launches with the position of its first launch.
-struct PositionedGroup {
-    /// Its launches; `first` is of all launches, `stage` of the first one.
-    group: LaunchGroup,
-    stage: usize,
-    /// Among the launches of decode, if the first one is of decode.
-    in_decode: Option<usize>,
 }
 
 impl StageLaunches {
@@ -208,11 +216,13 @@ impl StageLaunches {
             times: vec![],
             decoded: 0,
             groups: vec![],
+            in_decode: HashMap::default(),
+            program_s: trace.kernels.iter().map(|it| it.end_ns).max().unwrap_or(0) as f64 / 1e9,
         };
         let by_symbol = has_symbols(trace);
         let (mut names, mut pairs) = (HashMap::default(), HashMap::default());
         let (mut configs, mut groups) = (HashMap::default(), HashMap::default());
-        for (first, (kernel, stage)) in all().enumerate() {
+        for (at, (kernel, stage)) in all().enumerate() {
             let stage = index[&stage];
             let number = if by_symbol { kernel.full_name } else { kernel.name };
             let name = *names.entry(number).or_insert_with(|| {
@@ -230,14 +240,16 @@ impl StageLaunches {
             });
             let next = configs.len();
             let config = *configs.entry((geometry, kernel.shared_memory)).or_insert(next);
-            let is_decode = this.stages[stage] == DECODE;
-            groups.entry((name, config)).or_insert_with(|| {
-                this.groups.push(PositionedGroup {
-                    group: LaunchGroup { name, pair, config, first },
-                    stage,
-                    in_decode: is_decode.then_some(this.decoded),
-                });
+            let group = *groups.entry((name, config)).or_insert_with(|| {
+                this.groups.push(LaunchGroup { name, config, launches: vec![] });
+                this.groups.len() - 1
             });
+            let is_decode = this.stages[stage] == DECODE;
+            let launches = &mut this.groups[group].launches;
+            if launches.len() < MAX_COUNT {
+                launches.push(FirstLaunch { at, pair, stage });
+                this.in_decode.extend(is_decode.then_some((at, this.decoded)));
+            }
             this.decoded += usize::from(is_decode);
             let time = Nanos(kernel.end_ns - kernel.start_ns);
             this.times[pair][stage] += time;
@@ -249,31 +261,17 @@ impl StageLaunches {
     /// The plan over the first 1/`part` of decode, with the sum of the stages' shares, each up to
     /// the target.
     fn plan(&self, part: u32, limits: &ProcessLimits, trace: &NsysTrace) -> (f64, CounterPlan) {
-        let end = self.decoded.div_ceil(part as usize);
-        let runs = |it: &&PositionedGroup| it.in_decode.is_none_or(|at| at < end);
-        let positioned: Vec<&PositionedGroup> = self.groups.iter().filter(runs).collect();
-        let share = |pair: &Vec<Nanos>| {
-            let of = |(time, total): (&Nanos, &Nanos)| time.as_ms() / total.as_ms().max(1e-9);
-            pair.iter().zip(&self.total).map(of).collect()
-        };
-        let selectable = Selectable {
-            groups: positioned.iter().map(|it| it.group).collect(),
-            shares: self.times.iter().map(share).collect(),
-            names: self.names.len(),
-        };
+        let selectable = self.selectable(part);
         let assigned = assign(&selectable, limits);
-        let profiled = selectable.profiled(&assigned);
+        let profiled: Vec<Vec<FirstLaunch>> =
+            assigned.iter().map(|process| selectable.profiled(process)).collect();
         let process_of = |pair: usize| {
-            let of_pair = |it: &&usize| selectable.groups[**it].pair == pair;
-            let group = profiled.iter().find(of_pair)?;
-            assigned[selectable.groups[*group].name]
+            profiled.iter().position(|launches| launches.iter().any(|it| it.pair == pair))
         };
-        let count = assigned.iter().flatten().max().map_or(0, |last| last + 1);
-        let processes = (0..count).map(|process| {
-            let is_of = |group: &&usize| assigned[selectable.groups[**group].name] == Some(process);
-            let launches: Vec<usize> = profiled.iter().filter(is_of).copied().collect();
-            let stages: BTreeSet<usize> = launches.iter().map(|it| positioned[*it].stage).collect();
-            let selected = self.kernels_of(&assigned, process);
+        let processes = assigned.iter().zip(&profiled).map(|(process, launches)| {
+            let stages: BTreeSet<usize> = launches.iter().map(|it| it.stage).collect();
+            let selected: Vec<&SelectedKernel> =
+                process.names.iter().map(|name| &self.names[*name]).collect();
             let mut kernels: Vec<String> = Vec::new();
             for it in &selected {
                 if !kernels.contains(&it.name) {
@@ -283,17 +281,18 @@ impl StageLaunches {
             CounterProcess {
                 kernels,
                 symbols: symbols(&selected),
+                count: process.count,
                 launches: launches.len(),
                 stages: stages.into_iter().map(|stage| self.stages[stage].to_owned()).collect(),
             }
         });
         let processes: Vec<CounterProcess> = processes.collect();
         let mut pairs: Vec<KernelPair> = (0..self.pairs.len())
-            .filter(|pair| assigned[self.pairs[*pair].0].is_some())
+            .filter(|pair| assigned.iter().any(|it| it.names.contains(&self.pairs[*pair].0)))
             .map(|pair| self.pair(pair, process_of(pair)))
             .collect();
         pairs.sort_by(|a, b| b.total_ms().total_cmp(&a.total_ms()));
-        let covered = selectable.covered(&profiled, self.stages.len());
+        let covered = selectable.covered(&profiled.concat());
         let stages = (0..self.stages.len()).map(|at| SelectedStage {
             stage: self.stages[at].to_owned(),
             range: range(self.stages[at], trace),
@@ -304,9 +303,24 @@ impl StageLaunches {
         (score, CounterPlan { stages: stages.collect(), processes, pairs, part, sample: None })
     }
 
-    fn kernels_of(&self, assigned: &[Option<usize>], process: usize) -> Vec<&SelectedKernel> {
-        let all = self.names.iter().zip(assigned);
-        all.filter(|(_, of)| **of == Some(process)).map(|(kernel, _)| kernel).collect()
+    /// The launches that run in the first 1/`part` of decode.
+    fn selectable(&self, part: u32) -> Selectable {
+        let end = self.decoded.div_ceil(part as usize);
+        let runs = |it: &FirstLaunch| self.in_decode.get(&it.at).is_none_or(|at| *at < end);
+        let groups = self.groups.iter().map(|group| LaunchGroup {
+            launches: group.launches.iter().filter(|it| runs(it)).copied().collect(),
+            ..*group
+        });
+        let share = |pair: &Vec<Nanos>| {
+            let of = |(time, total): (&Nanos, &Nanos)| time.as_ms() / total.as_ms().max(1e-9);
+            pair.iter().zip(&self.total).map(of).collect()
+        };
+        Selectable {
+            groups: groups.collect(),
+            shares: self.times.iter().map(share).collect(),
+            names: self.names.len(),
+            start_s: TOOL_START_S + PROFILED_PROGRAM * self.program_s.min(MAX_PROGRAM_S),
+        }
     }
 
     fn pair(&self, pair: usize, process: Option<usize>) -> KernelPair {

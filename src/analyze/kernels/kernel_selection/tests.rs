@@ -70,9 +70,15 @@ fn kernels_are_selected_until_the_target_of_each_stage_is_covered() {
 }
 
 #[test]
-fn kernels_of_equal_geometry_run_in_several_processes_unless_shared_memory_differs() {
-    assert_eq!(kernels(&select("d@1 e@1 d@1", 90.0)), ["d", "e"]);
-    assert_eq!(kernels(&select("d@1/64 e@1/32 d@1/64", 90.0)), ["d e"]);
+fn kernels_of_equal_geometry_need_further_launches_or_processes_unless_shared_memory_differs() {
+    let planned = |launches: &str| {
+        let plan = select(launches, 90.0);
+        let of = |it: &CounterProcess| format!("{} {}", it.kernels.join(" "), it.count);
+        plan.processes.iter().map(of).collect::<Vec<_>>()
+    };
+    assert_eq!(planned("d@1 e@1 d@1"), ["d e 2"]);
+    assert_eq!(planned("d@1/64 e@1/32 d@1/64"), ["d e 1"]);
+    assert_eq!(planned(&format!("{}e@1", "d@1 ".repeat(8))), ["d 1", "e 1"]);
 }
 
 #[test]
@@ -175,8 +181,8 @@ fn a_runner_is_selected_from_by_its_first_repeat_whose_time_is_the_whole() {
         "the counters of prefill cover 0.0 % of its kernel time in sample 0; the target is 90 %"
     );
     let (names, ns, plan) = of(1, false);
-    // Another program's stages are all under ncu: longer kernels take the place of `b`.
-    assert_eq!((names.as_str(), ns, plan.sample), ("acde", vec![180.0, 120.0], None));
+    // Another program's stages are all under ncu.
+    assert_eq!((names.as_str(), ns, plan.sample), ("abcde", vec![180.0, 120.0], None));
 }
 
 #[test]
@@ -218,7 +224,7 @@ fn instantiations_of_a_template_are_selected_apart_by_their_symbols() {
     assert_eq!(symbols, ["_Z3addIdEvPT_ _Z3addIeEvPT_"], "the process of d has no a");
     assert_eq!(kernels(&plan), ["add"]);
     let both = select_instantiations("c@1 d@1 e@2", 100.0, true);
-    assert_eq!(both.processes.len(), 2, "of one geometry ncu profiles the first");
+    assert_eq!((both.processes.len(), both.processes[0].count), (1, 2), "of one geometry");
     let launch = |of: &str| LaunchCounters {
         signature: crate::trace::names::signature(&format!("void add<4, {of}>(T2 *)")),
         ..profiled("add", 1)
@@ -228,10 +234,12 @@ fn instantiations_of_a_template_are_selected_apart_by_their_symbols() {
 }
 
 #[test]
-fn without_symbols_the_first_instantiation_of_a_geometry_is_profiled_and_counts_alone() {
+fn without_symbols_the_instantiations_of_a_geometry_are_reached_by_further_launches() {
     let plan = select_instantiations("c@1 d@1 e@2", 100.0, false);
     assert_eq!((kernels(&plan), plan.processes[0].symbols.len()), (vec!["add".into()], 0));
-    assert_eq!(plan.stages[0].planned_pct.map(f64::round), Some(67.0), "of c and e");
-    let profiled = profiled("add", 1);
-    assert_eq!(plan.covered_pct(&[profiled])["prefill"], 0.0, "which one is unknown");
+    assert_eq!((plan.processes[0].count, plan.stages[0].planned_pct), (2, Some(100.0)));
+    let late = select_instantiations(&format!("{} d@1", "c@1 ".repeat(8)), 100.0, false);
+    let planned = late.stages[0].planned_pct.map(f64::round);
+    assert_eq!((late.processes[0].count, planned), (1, Some(86.0)), "eight launches of c");
+    assert_eq!(plan.covered_pct(&[profiled("add", 1)])["prefill"], 0.0, "which one is unknown");
 }
