@@ -189,7 +189,7 @@ pub struct NcuSettings {
     #[serde(alias = "most_launches")]
     pub max_launches: u32,
     /// Maximum number of ncu processes. ncu counts launches by grid, block and shared memory, so
-    /// kernels with equal ones need several.
+    /// kernels with equal ones need further launches or processes, whichever takes less time.
     #[schema(minimum = 1, maximum = 10)]
     #[serde(default = "default_max_processes")]
     pub max_processes: u32,

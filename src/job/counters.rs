@@ -1,4 +1,4 @@
-//! The ncu step: a pass over all stages, or several where kernels have equal geometries.
+//! The ncu step: a pass over all stages, or several where many kernels have equal geometries.
 //!
 //! A process that fails or hangs leaves time for the next; what each delivered counts.
 

@@ -39,10 +39,11 @@ pub use samples::TracedProgram;
 const PARTS: [u32; 7] = [64, 32, 16, 8, 4, 2, 1];
 /// Maximum length of the symbols of a process: that of an argument on Linux is 128 KiB.
 const MAX_SYMBOL_BYTES: usize = 100_000;
-/// A process takes `TOOL_START_S` and this many times the time of the traced program: 5 s for the
-/// model runner (traced 2 s), 31 s for transformers (traced 17 s; ncu 2025.3, H100).
-const PROFILED_PROGRAM: f64 = 1.6;
+/// Seconds without profiling: of ncu itself, and per second of the traced program until its last
+/// kernel. On an H100 with ncu 2025.3, transformers (traced 10.6 s) takes 30 s, and the model runner
+/// (2.3 s) 6 s.
 const TOOL_START_S: f64 = 2.0;
+const PROFILED_PROGRAM: f64 = 2.4;
 /// Longer programs start few processes anyway.
 const MAX_PROGRAM_S: f64 = 120.0;
 /// Label of launches outside all stages: of all launches of a program without stages.
@@ -311,6 +312,7 @@ impl StageLaunches {
             launches: group.launches.iter().filter(|it| runs(it)).copied().collect(),
             ..*group
         });
+        let groups = groups.filter(|group| !group.launches.is_empty());
         let share = |pair: &Vec<Nanos>| {
             let of = |(time, total): (&Nanos, &Nanos)| time.as_ms() / total.as_ms().max(1e-9);
             pair.iter().zip(&self.total).map(of).collect()

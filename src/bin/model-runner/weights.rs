@@ -16,6 +16,8 @@ use rayon::prelude::*;
 use sha2::{Digest, Sha256};
 
 const INDEX: &str = "model.safetensors.index.json";
+/// Values that one task synthesises.
+const CHUNK: usize = 1 << 14;
 
 /// A folder of weights that cannot be opened.
 #[derive(Debug, thiserror::Error)]
@@ -150,16 +152,25 @@ fn tensor_seed(seed: u64, name: &str) -> u64 {
 /// computes the same.
 fn normals(seed: u64, count: usize, mean: f32, stdev: f32) -> Vec<f32> {
     let scale = scale(stdev);
-    let value = |index: u64| {
-        let z = seed.wrapping_add((index + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15));
+    let value = |index: usize| {
+        let z = seed.wrapping_add((index as u64 + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15));
         let z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
         let z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
         let word = z ^ (z >> 31);
-        let sum: u64 = (0..4).map(|i| word >> (16 * i) & 0xffff).sum();
+        let sum = (word & 0xffff) + (word >> 16 & 0xffff) + (word >> 32 & 0xffff) + (word >> 48);
         // Twice 65535 is the sum's mean.
         mean + (sum as f32 - 131_070.0) * scale
     };
-    (0..count).into_par_iter().with_min_len(1 << 12).map(|index| value(index as u64)).collect()
+    // Plain loops: tests synthesise weights in an unoptimised build, over and over.
+    let mut values = vec![0.0; count];
+    values.par_chunks_mut(CHUNK).enumerate().for_each(|(chunk, values)| {
+        let mut index = chunk * CHUNK;
+        for out in values {
+            *out = value(index);
+            index += 1;
+        }
+    });
+    values
 }
 
 /// The factor of a sum of four uniforms: each on 0..65536 has variance 65536^2 / 12, four of them a

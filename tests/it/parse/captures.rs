@@ -254,14 +254,17 @@ fn the_decoders_kernels_are_selected_by_stage_with_their_coverage() {
             .processes
             .iter()
             .map(|it| {
-                format!("{} launches of {} kernels, {}", it.launches, it.symbols.len(), it.count)
+                let (kernels, count) = (it.symbols.len(), it.count);
+                let launches = it.launches;
+                format!("{launches} launches of {kernels} kernels, {count} of each configuration")
             })
             .collect();
         format!("{}; {}", stages.join(", "), processes.join(", "))
     };
     assert_eq!(
         described("hf-deepseek-decoder"),
-        "prefill 91 %, decode_all 90 %; 53 launches of 29 kernels, 1, 33 launches of 9 kernels, 3"
+        "prefill 91 %, decode_all 90 %; 52 launches of 28 kernels, 1 of each configuration, \
+         48 launches of 10 kernels, 4 of each configuration"
     );
     let llama = described("hf-llama-e2e");
     assert!(llama.contains("prefill 9") && llama.contains("decode_all 9"), "{llama}");

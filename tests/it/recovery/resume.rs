@@ -27,9 +27,15 @@ fn finding(run: &Value, id: &str) -> Value {
 
 /// Submits a deep run and stops the service in one of its passes.
 async fn interrupt(host: &DeepHost, pass: &str, signal: Signal) -> String {
+    interrupt_in("deep", host, pass, signal).await
+}
+
+async fn interrupt_in(mode: &str, host: &DeepHost, pass: &str, signal: Signal) -> String {
     host.hang_in(pass);
     let service = host.serve();
-    let id = service.submit(deep()).await;
+    let mut body = deep();
+    body["mode"] = mode.into();
+    let id = service.submit(body).await;
     let events = service.follow(&id, is_up).await;
     assert!(is_up(events.last().unwrap()), "{events:#?}");
     service.stop(signal);
@@ -110,7 +116,7 @@ async fn a_run_continues_after_each_of_several_interruptions() {
     assert_eq!(run["attempts"], 1, "{run:#}");
     let starts = host.starts();
     let count = |pass: &str| starts.iter().filter(|it| *it == pass).count();
-    assert_eq!(PASSES.map(count), [1, 2, 1, 1, 2, 1, 1, 1, 1], "{starts:?}");
+    assert_eq!(PASSES.map(count), [1, 2, 1, 1, 2, 1, 1], "{starts:?}");
     let used = finding(&run, "passes_reused");
     for pass in ["baseline", "nsys", "gpu_metrics/rate-20000", "ncu/process-1"] {
         assert!(used["evidence"][pass].is_string(), "{used:#}");
@@ -138,7 +144,11 @@ async fn passes_are_repeated_if_anything_has_changed_and_the_report_states_what(
     ];
     for (condition, change) in changes {
         let host = DeepHost::new();
-        let id = interrupt(&host, "ncu/process-1", Signal::SIGTERM).await;
+        let (mode, pass, expected) = match condition {
+            "program" => ("deep", "ncu/process-1", [2, 2, 2, 2, 1, 1, 1]),
+            _ => ("light", "nsys", [2, 2, 0, 0, 0, 0, 0]),
+        };
+        let id = interrupt_in(mode, &host, pass, Signal::SIGTERM).await;
         change(&host, &id);
         let mut command = host.command();
         if condition == "settings" {
@@ -148,7 +158,7 @@ async fn passes_are_repeated_if_anything_has_changed_and_the_report_states_what(
         let run = service.end(&id).await;
         let starts = host.starts();
         let count = |pass: &str| starts.iter().filter(|it| *it == pass).count();
-        assert_eq!(PASSES.map(count), [2, 2, 2, 2, 1, 1, 1, 1, 1], "{condition}: {starts:?}");
+        assert_eq!(PASSES.map(count), expected, "{condition}: {starts:?}");
         let repeated = finding(&run, "passes_repeated");
         assert!(repeated["evidence"][condition].is_string(), "{condition}: {run:#}");
         assert_eq!(finding(&run, "passes_reused"), Value::Null);
@@ -168,7 +178,7 @@ async fn a_damaged_later_pass_is_repeated_and_those_before_it_are_used() {
     let run = service.end(&id).await;
     let starts = host.starts();
     let count = |pass: &str| starts.iter().filter(|it| *it == pass).count();
-    assert_eq!(PASSES.map(count), [1, 2, 2, 2, 1, 1, 1, 1, 1], "{starts:?}");
+    assert_eq!(PASSES.map(count), [1, 2, 2, 2, 1, 1, 1], "{starts:?}");
     let used = finding(&run, "passes_reused");
     let repeated = "nsys/run.sqlite, of pass nsys, is empty";
     assert_eq!(used["evidence"]["repeated"], repeated, "{run:#}");

@@ -43,14 +43,12 @@ case "$*" in
 esac"#;
 
 /// The passes of a deep run.
-pub const PASSES: [&str; 9] = [
+pub const PASSES: [&str; 7] = [
     "baseline",
     "nsys",
     "gpu_metrics/rate-20000",
     "ncu/process-1",
     "ncu/process-2",
-    "ncu/process-3",
-    "ncu/process-4",
     "gemm_log/prefill",
     "gemm_log/all",
 ];

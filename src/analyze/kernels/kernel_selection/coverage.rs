@@ -70,7 +70,7 @@ impl CounterPlan {
                  profiled"
             } else {
                 "raise profiling.ncu.max_launches or max_processes; each launch takes about half \
-                 a second and each process about five"
+                 a second, and each process starts the program again"
             };
             Some(
                 Finding::new("counters_cover_little", Severity::Info, message)

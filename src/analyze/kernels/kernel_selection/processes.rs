@@ -20,8 +20,7 @@ const LAUNCH_S: f64 = 0.4;
 const MAX_KERNELS: usize = 128;
 /// Maximum launches of each configuration in a process.
 pub(super) const MAX_COUNT: usize = 8;
-/// Limits of the launches of each configuration that are tried, for the plan that takes the least
-/// time.
+/// Launches of each configuration that are tried.
 const COUNTS: [usize; 4] = [1, 2, 4, MAX_COUNT];
 /// Gains below this are rounding errors.
 const MIN_GAIN: f64 = 1e-9;
@@ -131,10 +130,17 @@ pub(super) fn assign(of: &Selectable, limits: &ProcessLimits) -> Vec<Process> {
     for group in &of.groups {
         names[group.name].push(group.clone());
     }
-    let ranked = of.ranked();
+    // Each configuration is at least one launch.
+    let mut ranked = of.ranked();
+    ranked.retain(|name| names[*name].len() <= limits.max_launches);
     let mut best: Option<Assignment> = None;
-    for max_count in COUNTS {
-        let mut found = Assignment::new(of, &names, &ranked, limits, max_count);
+    for counts in counts_of_processes(limits.max_processes) {
+        let start_s = of.start_s * counts.len() as f64;
+        let reached = best.as_ref().and_then(Assignment::seconds_to_target);
+        if reached.is_some_and(|seconds| start_s >= seconds) {
+            continue;
+        }
+        let mut found = Assignment::new(of, &names, &ranked, limits, &counts);
         found.grow();
         found.shrink();
         if best.as_ref().is_none_or(|best| found.is_better(best)) {
@@ -145,4 +151,16 @@ pub(super) fn assign(of: &Selectable, limits: &ProcessLimits) -> Vec<Process> {
     processes.iter_mut().for_each(|it| it.names.sort_unstable());
     processes.sort_by_key(|it| Reverse(it.names.len()));
     processes
+}
+
+/// Launches of each configuration in each process, as they are tried: any in one and in two
+/// processes; of more, in the last one.
+fn counts_of_processes(max_processes: usize) -> Vec<Vec<usize>> {
+    let one = COUNTS.iter().map(|count| vec![*count]);
+    let two = COUNTS.iter().flat_map(|one| {
+        COUNTS.iter().filter(move |two| *two >= one).map(move |two| vec![*one, *two])
+    });
+    let more = (3..=max_processes)
+        .flat_map(|all| COUNTS.iter().map(move |last| [vec![1; all - 1], vec![*last]].concat()));
+    one.chain(two).chain(more).filter(|counts| counts.len() <= max_processes).collect()
 }

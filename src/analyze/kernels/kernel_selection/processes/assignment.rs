@@ -1,5 +1,6 @@
-//! A search for the assignment that takes the least time: kernels are added where they cover the
-//! most per second, then what is not needed is taken away.
+//! Assignments of kernels to a given number of processes, with a given number of launches of each
+//! configuration: kernels are added where they cover the most per launch, then what is not needed
+//! is taken away.
 
 use super::{
     FirstLaunch, LAUNCH_S, LaunchGroup, MIN_GAIN, Process, ProcessLimits, Selectable,
@@ -14,7 +15,6 @@ pub(super) struct Assignment<'a> {
     /// Names to consider, largest share first.
     ranked: &'a [usize],
     limits: &'a ProcessLimits,
-    max_count: usize,
     processes: Vec<(Process, Yield)>,
     /// Of all processes.
     value: Value,
@@ -37,7 +37,7 @@ struct Value {
     seconds: f64,
 }
 
-/// Processes to replace, by index; one after the last is added, one without kernels removed.
+/// Processes to replace, by index.
 type Change = Vec<(usize, Process)>;
 
 impl Value {
@@ -53,15 +53,17 @@ impl Value {
 }
 
 impl<'a> Assignment<'a> {
+    /// `counts`: launches of each configuration in each process.
     pub fn new(
         of: &'a Selectable,
         groups: &'a [Vec<LaunchGroup>],
         ranked: &'a [usize],
         limits: &'a ProcessLimits,
-        max_count: usize,
+        counts: &[usize],
     ) -> Self {
-        let (processes, value) = (Vec::new(), Value::default());
-        Self { of, groups, ranked, limits, max_count, processes, value }
+        let idle = |count: &usize| (Process { count: *count, names: vec![] }, Yield::default());
+        let processes = counts.iter().map(idle).collect();
+        Self { of, groups, ranked, limits, processes, value: Value::default() }
     }
 
     /// Returns true if this covers more, or as much in less time.
@@ -69,25 +71,48 @@ impl<'a> Assignment<'a> {
         self.value.score > than.value.score + MIN_GAIN || self.value.is_faster(&than.value)
     }
 
-    pub fn into_processes(self) -> Vec<Process> {
-        self.processes.into_iter().map(|(process, _)| process).collect()
+    /// Seconds that this takes, if it covers the target of all stages.
+    pub fn seconds_to_target(&self) -> Option<f64> {
+        let stages = self.of.shares.first().map_or(0, Vec::len);
+        let target = self.limits.target * stages as f64;
+        (self.value.score > target - MIN_GAIN).then_some(self.value.seconds)
     }
 
-    /// Adds kernels until the target is covered, always those with the most coverage per second.
+    /// The processes that profile something.
+    pub fn into_processes(self) -> Vec<Process> {
+        let all = self.processes.into_iter().map(|(process, _)| process);
+        all.filter(|it| !it.names.is_empty()).collect()
+    }
+
+    /// Adds kernels until the target is covered, always those with the most coverage per launch. A
+    /// kernel that others hide may leave its process.
     pub fn grow(&mut self) {
+        // What each process would deliver with one more kernel.
+        let mut with: Vec<Vec<Option<Yield>>> =
+            vec![vec![None; self.ranked.len()]; self.processes.len()];
         loop {
-            let mut best: Option<(f64, Change)> = None;
-            for name in self.ranked {
-                for change in self.additions(*name) {
-                    let Some(value) = self.value_with(&change) else { continue };
+            let mut best: Option<(f64, usize, usize)> = None;
+            for (rank, name) in self.ranked.iter().enumerate() {
+                let from = self.process_of(*name);
+                let without = from.map(|from| (from, self.yield_of(&self.minus(from, *name))));
+                for (at, with) in with.iter_mut().enumerate().filter(|(at, _)| from != Some(*at)) {
+                    let of = with[rank].get_or_insert_with(|| self.yield_of(&self.plus(at, *name)));
+                    let new: Vec<(usize, &Yield)> =
+                        without.iter().map(|(from, of)| (*from, of)).chain([(at, &*of)]).collect();
+                    let Some(value) = self.value_of(&new) else { continue };
                     let gain = value.score - self.value.score;
-                    let ratio = gain / (value.seconds - self.value.seconds).max(LAUNCH_S);
-                    if gain > MIN_GAIN && best.as_ref().is_none_or(|(most, _)| ratio > *most) {
-                        best = Some((ratio, change));
+                    let launches = value.launches.saturating_sub(self.value.launches).max(1);
+                    let ratio = gain / launches as f64;
+                    if gain > MIN_GAIN && best.is_none_or(|(most, ..)| ratio > most) {
+                        best = Some((ratio, rank, at));
                     }
                 }
             }
-            let Some((_, change)) = best else { return };
+            let Some((_, rank, at)) = best else { return };
+            let name = self.ranked[rank];
+            let from = self.process_of(name).map(|from| (from, self.minus(from, name)));
+            let change: Change = [(at, self.plus(at, name))].into_iter().chain(from).collect();
+            change.iter().for_each(|(at, _)| with[*at].fill(None));
             self.apply(change);
         }
     }
@@ -95,15 +120,14 @@ impl<'a> Assignment<'a> {
     /// Takes away what is not needed for the same coverage: kernels, smallest share first, launches
     /// of each configuration, and processes.
     pub fn shrink(&mut self) {
-        while self.drop_kernel() || self.take_away() {}
+        while self.drop_kernel() || self.save_time() {}
     }
 
     /// Returns true if the same is covered without one of the kernels, in no more time.
     fn drop_kernel(&mut self) -> bool {
-        let names = self.ranked.iter().rev();
-        let mut drops = names.filter_map(|name| {
+        let mut drops = self.ranked.iter().rev().filter_map(|name| {
             let at = self.process_of(*name)?;
-            let change = vec![(at, self.without(at, *name))];
+            let change = vec![(at, self.minus(at, *name))];
             let is_as_good = self.value_with(&change)?.is_as_good(&self.value);
             is_as_good.then_some(change)
         });
@@ -112,102 +136,61 @@ impl<'a> Assignment<'a> {
         true
     }
 
-    /// Returns true if a change takes less time for the same coverage.
-    fn take_away(&mut self) -> bool {
-        let count = self.processes.len();
-        for at in 0..count {
-            let process = self.processes[at].0.clone();
-            for fewer in 1..process.count {
-                if self.try_change(vec![(at, Process { count: fewer, ..process.clone() })]) {
-                    return true;
-                }
-            }
-            for other in at + 1..count {
-                let second = &self.processes[other].0;
-                let names = [process.names.clone(), second.names.clone()].concat();
-                for count in process.count.max(second.count)..=self.max_count {
-                    let merged = Process { names: names.clone(), count };
-                    if self.try_change(vec![(at, merged), (other, Process::default())]) {
-                        return true;
-                    }
-                }
-            }
-        }
-        let names = self.ranked;
-        names.iter().any(|name| {
-            let changes = self.additions(*name);
-            let is_assigned = self.process_of(*name).is_some();
-            is_assigned && changes.into_iter().any(|change| self.try_change(change))
-        })
+    /// Returns true if fewer launches, one process in place of two, or a kernel in another process
+    /// takes less time for the same coverage.
+    fn save_time(&mut self) -> bool {
+        let mut changes = self.fewer_launches();
+        changes.extend(self.merged_processes());
+        changes.extend(self.ranked.iter().flat_map(|name| self.moves(*name)));
+        let is_faster =
+            |it: &Change| self.value_with(it).is_some_and(|it| it.is_faster(&self.value));
+        let Some(change) = changes.into_iter().find(is_faster) else { return false };
+        self.apply(change);
+        true
     }
 
-    /// Makes a change that takes less time for the same coverage.
-    fn try_change(&mut self, change: Change) -> bool {
-        let is_faster = self.value_with(&change).is_some_and(|it| it.is_faster(&self.value));
-        if is_faster {
-            self.apply(change);
-        }
-        is_faster
+    fn fewer_launches(&self) -> Vec<Change> {
+        let all = self.processes.iter().enumerate();
+        let fewer = |(at, (process, _)): (usize, &(Process, Yield))| {
+            (1..process.count)
+                .map(|count| vec![(at, Process { count, names: process.names.clone() })])
+                .collect::<Vec<Change>>()
+        };
+        all.flat_map(fewer).collect()
     }
 
-    /// Ways to profile more of a kernel: in each process, and in another one.
-    fn additions(&self, name: usize) -> Vec<Change> {
-        let from = self.process_of(name);
+    fn merged_processes(&self) -> Vec<Change> {
         let mut changes = Vec::new();
-        for (at, (process, _)) in self.processes.iter().enumerate() {
-            for count in self.useful_counts(process, name) {
-                let mut names = process.names.clone();
-                if from != Some(at) {
-                    names.push(name);
-                } else if count == process.count {
-                    continue;
-                }
-                let mut change = vec![(at, Process { names, count })];
-                change.extend(self.moved(name, from, at));
-                changes.push(change);
+        for (at, (one, _)) in self.processes.iter().enumerate() {
+            for (other, (two, _)) in self.processes.iter().enumerate().skip(at + 1) {
+                let names = [one.names.clone(), two.names.clone()].concat();
+                let merged = Process { names, count: one.count.max(two.count) };
+                changes.push(vec![(at, merged), (other, Process::default())]);
             }
-        }
-        let next = self.processes.len();
-        if next < self.limits.max_processes {
-            let process = Process { names: vec![name], count: 1 };
-            let mut change = vec![(next, process)];
-            change.extend(self.moved(name, from, next));
-            changes.push(change);
         }
         changes
     }
 
-    /// The process that a kernel leaves.
-    fn moved(&self, name: usize, from: Option<usize>, to: usize) -> Option<(usize, Process)> {
-        let from = from.filter(|from| *from != to)?;
-        Some((from, self.without(from, name)))
-    }
-
-    /// Launches of each configuration with which a process reaches more of a kernel.
-    fn useful_counts(&self, process: &Process, name: usize) -> Vec<usize> {
-        let others = || process.names.iter().filter(|it| **it != name);
-        let mut counts = vec![process.count];
-        for group in &self.groups[name] {
-            let same = |it: &&LaunchGroup| it.config == group.config;
-            let rivals = others().flat_map(|it| &self.groups[*it]).filter(same);
-            let rivals: Vec<usize> = rivals.flat_map(|it| &it.launches).map(|it| it.at).collect();
-            for (own, launch) in group.launches.iter().enumerate() {
-                let before = rivals.iter().filter(|at| **at < launch.at).count() + own;
-                let is_new = group.launches[..own].iter().all(|it| it.pair != launch.pair);
-                counts.extend(is_new.then_some(before + 1));
-            }
-        }
-        counts.retain(|it| (process.count..=self.max_count).contains(it));
-        counts.sort_unstable();
-        counts.dedup();
-        counts
+    /// Ways to profile an assigned kernel in another process.
+    fn moves(&self, name: usize) -> Vec<Change> {
+        let Some(from) = self.process_of(name) else { return Vec::new() };
+        (0..self.processes.len())
+            .filter(|to| *to != from)
+            .map(|to| vec![(to, self.plus(to, name)), (from, self.minus(from, name))])
+            .collect()
     }
 
     fn process_of(&self, name: usize) -> Option<usize> {
         self.processes.iter().position(|(process, _)| process.names.contains(&name))
     }
 
-    fn without(&self, at: usize, name: usize) -> Process {
+    fn plus(&self, at: usize, name: usize) -> Process {
+        let mut process = self.processes[at].0.clone();
+        process.names.push(name);
+        process
+    }
+
+    fn minus(&self, at: usize, name: usize) -> Process {
         let mut process = self.processes[at].0.clone();
         process.names.retain(|it| *it != name);
         process
@@ -221,13 +204,20 @@ impl<'a> Assignment<'a> {
 
     /// The value after a change; `None` if it has too many launches.
     fn value_with(&self, change: &Change) -> Option<Value> {
-        let new: Vec<Yield> = change.iter().map(|(_, process)| self.yield_of(process)).collect();
-        let is_kept = |at: usize| change.iter().all(|(changed, _)| *changed != at);
+        let new: Vec<(usize, Yield)> =
+            change.iter().map(|(at, process)| (*at, self.yield_of(process))).collect();
+        let new: Vec<(usize, &Yield)> = new.iter().map(|(at, of)| (*at, of)).collect();
+        self.value_of(&new)
+    }
+
+    /// The value where these processes deliver this.
+    fn value_of(&self, new: &[(usize, &Yield)]) -> Option<Value> {
+        let is_kept = |at: usize| new.iter().all(|(changed, _)| *changed != at);
         let kept = self.processes.iter().enumerate().filter(|(at, _)| is_kept(*at));
-        let all = kept.map(|(_, (_, of))| of).chain(&new).filter(|it| it.launches > 0);
+        let all = kept.map(|(_, (_, of))| of).chain(new.iter().map(|(_, of)| *of));
         let mut covered = vec![0.0; self.of.shares.first().map_or(0, Vec::len)];
         let mut value = Value::default();
-        for of in all {
+        for of in all.filter(|it| it.launches > 0) {
             covered.iter_mut().zip(&of.covered).for_each(|(sum, share)| *sum += share);
             value.launches += of.launches;
             value.seconds += self.of.start_s + LAUNCH_S * of.launches as f64;
@@ -240,12 +230,7 @@ impl<'a> Assignment<'a> {
         let Some(value) = self.value_with(&change) else { return };
         self.value = value;
         for (at, process) in change {
-            let of = self.yield_of(&process);
-            match self.processes.get_mut(at) {
-                Some(changed) => *changed = (process, of),
-                None => self.processes.push((process, of)),
-            }
+            self.processes[at] = (process.clone(), self.yield_of(&process));
         }
-        self.processes.retain(|(process, _)| !process.names.is_empty());
     }
 }

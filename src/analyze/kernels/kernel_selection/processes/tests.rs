@@ -6,7 +6,7 @@ use proptest::prelude::*;
 
 use super::*;
 
-const WIDE: ProcessLimits = ProcessLimits { target: 0.9, max_launches: 10_000, max_processes: 100 };
+const WIDE: ProcessLimits = ProcessLimits { target: 0.9, max_launches: 10_000, max_processes: 8 };
 
 /// Launches `name@config:share` in order, in one stage; a share is that of all launches of the
 /// name and configuration, and follows the first one.
