@@ -34,8 +34,16 @@ pub fn read(dir: &Path) -> io::Result<Vec<ArtifactRecord>> {
 }
 
 /// Makes every file of the run in `dir` durable, hashes it, writes the manifest, and returns all
-/// files by path, the manifest included.
+/// files by path, the manifest included. A failure leaves no manifest: the folder is not sealed.
 pub fn seal(dir: &Path) -> io::Result<Vec<ArtifactRecord>> {
+    let sealed = try_seal(dir);
+    if sealed.is_err() {
+        fs::remove_file(dir.join(layout::MANIFEST)).ok(); // it may be renamed but not durable
+    }
+    sealed
+}
+
+fn try_seal(dir: &Path) -> io::Result<Vec<ArtifactRecord>> {
     durable::sync_tree(dir)?;
     let mut artifacts = Vec::new();
     for path in paths(dir)?.into_iter().filter(|path| !layout::is_unsealed(path)) {
@@ -123,6 +131,19 @@ pub fn write_whole(path: &Path, bytes: &[u8]) -> io::Result<()> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_seal_that_fails_leaves_no_manifest_even_of_an_earlier_seal() {
+        let dir = tempfile::tempdir().unwrap();
+        fs::write(dir.path().join("report.md"), "").unwrap();
+        seal(dir.path()).unwrap();
+        let unwritable = dir.path().join(layout::MANIFEST).with_extension("new");
+        fs::create_dir(&unwritable).unwrap();
+        assert!(seal(dir.path()).is_err());
+        assert_eq!(read(dir.path()).unwrap_err().kind(), io::ErrorKind::NotFound);
+        fs::remove_dir(unwritable).unwrap();
+        assert_eq!(seal(dir.path()).unwrap(), read(dir.path()).unwrap());
+    }
 
     #[test]
     fn every_file_is_sealed_with_its_hash_and_links_are_not() {

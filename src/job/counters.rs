@@ -1,4 +1,4 @@
-//! The ncu step: a pass over all stages, or several where many kernels have equal geometries.
+//! The ncu step: a pass over all stages, or several where the kernels' symbols are too long for one.
 //!
 //! A process that fails or hangs leaves time for the next; what each delivered counts.
 
@@ -268,7 +268,6 @@ impl CountersStep<'_> {
             ranges: ranges.unwrap_or_default(),
             kernels: process.kernels.clone(),
             symbols: process.symbols.clone(),
-            count: process.count,
             max_new_tokens,
         }
     }

@@ -5,15 +5,15 @@
 //! stage's kernel time is covered. The selection is a value; coverage counts what was profiled, not
 //! what was selected.
 
+mod cover;
 mod coverage;
-mod processes;
 mod samples;
 #[cfg(test)]
 mod tests;
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use foldhash::HashMap;
+use foldhash::{HashMap, HashSet};
 
 use serde::{Deserialize, Serialize};
 
@@ -31,21 +31,14 @@ use crate::{
         nsys::NsysTrace,
     },
 };
-use processes::{FirstLaunch, LaunchGroup, MAX_COUNT, ProcessLimits, Selectable, assign};
+use cover::{CoverLimits, LaunchGroup, Selectable, select};
 pub use samples::TracedProgram;
 
 /// Divisors of decode that are tried until the target is covered: few steps take less time under
 /// ncu, and have fewer geometries.
 const PARTS: [u32; 7] = [64, 32, 16, 8, 4, 2, 1];
-/// Maximum length of the symbols of a process: that of an argument on Linux is 128 KiB.
+/// Maximum length of the symbols of a process, in bytes: an argument on Linux has at most 128 KiB.
 const MAX_SYMBOL_BYTES: usize = 100_000;
-/// Seconds without profiling: of ncu itself, and per second of the traced program until its last
-/// kernel. On an H100 with ncu 2025.3, transformers (traced 10.6 s) takes 30 s, and the model runner
-/// (2.3 s) 6 s.
-const TOOL_START_S: f64 = 2.0;
-const PROFILED_PROGRAM: f64 = 2.4;
-/// Longer programs start few processes anyway.
-const MAX_PROGRAM_S: f64 = 120.0;
 /// Label of launches outside all stages: of all launches of a program without stages.
 const NO_STAGE: &str = "";
 
@@ -79,8 +72,8 @@ pub struct SelectedStage {
     pub planned_pct: Option<f64>,
 }
 
-/// Launches of one ncu process, which profiles the first `count` launches of each grid, block and
-/// shared memory among these kernels.
+/// Launches of one ncu process, which profiles the first launch of each grid, block and shared
+/// memory of these kernels.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct CounterProcess {
     /// Short names.
@@ -89,17 +82,10 @@ pub struct CounterProcess {
     /// selects by short names.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub symbols: Vec<String>,
-    /// Launches of each grid, block and shared memory.
-    #[serde(default = "one")]
-    pub count: usize,
     /// Launches that it profiles.
     pub launches: usize,
     /// Stages of these launches.
     pub stages: Vec<String>,
-}
-
-const fn one() -> usize {
-    1
 }
 
 /// Launches of one kernel with one geometry.
@@ -111,8 +97,9 @@ pub struct KernelPair {
     pub signature: String,
     pub grid: [u32; 3],
     pub block: [u32; 3],
-    /// Index of the process that profiles it; absent where other kernels of its process have the
-    /// same configuration and run before it, or where it does not run in the profiled part.
+    /// Index of the process that profiles it; absent where it does not run in the profiled part, and
+    /// where kernels are selected by short names and another instantiation with this geometry runs
+    /// before it.
     pub process: Option<usize>,
     /// Time in each stage, milliseconds.
     pub ms: BTreeMap<String, f64>,
@@ -128,15 +115,15 @@ pub fn select_kernels(
 ) -> CounterPlan {
     let timeline = StageLaunches::of(trace, traced);
     let limit = |number: u32| usize::try_from(number).unwrap_or(usize::MAX);
-    let limits = ProcessLimits {
+    let limits = CoverLimits {
         target: settings.target_pct / 100.0,
         max_launches: limit(settings.max_launches),
-        max_processes: limit(settings.max_processes),
     };
+    let max_processes = limit(settings.max_processes);
     let whole = !traced.is_runner || !timeline.stages.contains(&DECODE);
     let mut best: Option<(f64, CounterPlan)> = None;
     for part in PARTS.into_iter().filter(|part| !whole || *part == 1) {
-        let (score, plan) = timeline.plan(part, &limits, trace);
+        let (score, plan) = timeline.plan(part, &limits, max_processes, trace);
         let is_enough = score >= limits.target * timeline.stages.len() as f64 - 1e-9;
         if best.as_ref().is_none_or(|(most, _)| score > most + 1e-9) {
             best = Some((score, plan));
@@ -162,11 +149,7 @@ struct StageLaunches {
     times: Vec<Vec<Nanos>>,
     /// Launches of decode.
     decoded: usize,
-    groups: Vec<LaunchGroup>,
-    /// Launches of `groups` that are of decode, with their position in it.
-    in_decode: HashMap<usize, usize>,
-    /// Seconds from the start of the program to its last kernel.
-    program_s: f64,
+    groups: Vec<PositionedGroup>,
 }
 
 /// A kernel to select: one instantiation of a template; without symbols all of a short name.
@@ -185,6 +168,13 @@ impl SelectedKernel {
             symbol: symbol.map(|at| text(*at).to_owned()),
         }
     }
+}
+
+/// A group of launches with the position of its first launch.
+struct PositionedGroup {
+    group: LaunchGroup,
+    /// Among the launches of decode, if the first one is of decode.
+    in_decode: Option<usize>,
 }
 
 impl StageLaunches {
@@ -217,13 +207,11 @@ impl StageLaunches {
             times: vec![],
             decoded: 0,
             groups: vec![],
-            in_decode: HashMap::default(),
-            program_s: trace.kernels.iter().map(|it| it.end_ns).max().unwrap_or(0) as f64 / 1e9,
         };
         let by_symbol = has_symbols(trace);
         let (mut names, mut pairs) = (HashMap::default(), HashMap::default());
-        let (mut configs, mut groups) = (HashMap::default(), HashMap::default());
-        for (at, (kernel, stage)) in all().enumerate() {
+        let mut groups = HashSet::default();
+        for (kernel, stage) in all() {
             let stage = index[&stage];
             let number = if by_symbol { kernel.full_name } else { kernel.name };
             let name = *names.entry(number).or_insert_with(|| {
@@ -239,17 +227,12 @@ impl StageLaunches {
                 this.times.push(vec![Nanos(0); present.len()]);
                 this.pairs.len() - 1
             });
-            let next = configs.len();
-            let config = *configs.entry((geometry, kernel.shared_memory)).or_insert(next);
-            let group = *groups.entry((name, config)).or_insert_with(|| {
-                this.groups.push(LaunchGroup { name, config, launches: vec![] });
-                this.groups.len() - 1
-            });
             let is_decode = this.stages[stage] == DECODE;
-            let launches = &mut this.groups[group].launches;
-            if launches.len() < MAX_COUNT {
-                launches.push(FirstLaunch { at, pair, stage });
-                this.in_decode.extend(is_decode.then_some((at, this.decoded)));
+            if groups.insert((name, geometry, kernel.shared_memory)) {
+                this.groups.push(PositionedGroup {
+                    group: LaunchGroup { name, pair, stage },
+                    in_decode: is_decode.then_some(this.decoded),
+                });
             }
             this.decoded += usize::from(is_decode);
             let time = Nanos(kernel.end_ns - kernel.start_ns);
@@ -261,39 +244,43 @@ impl StageLaunches {
 
     /// The plan over the first 1/`part` of decode, with the sum of the stages' shares, each up to
     /// the target.
-    fn plan(&self, part: u32, limits: &ProcessLimits, trace: &NsysTrace) -> (f64, CounterPlan) {
+    fn plan(
+        &self,
+        part: u32,
+        limits: &CoverLimits,
+        max_processes: usize,
+        trace: &NsysTrace,
+    ) -> (f64, CounterPlan) {
         let selectable = self.selectable(part);
-        let assigned = assign(&selectable, limits);
-        let profiled: Vec<Vec<FirstLaunch>> =
-            assigned.iter().map(|process| selectable.profiled(process)).collect();
+        let assigned = self.in_processes(&select(&selectable, limits), max_processes);
+        let profiled: Vec<Vec<LaunchGroup>> =
+            assigned.iter().map(|names| selectable.profiled(names).collect()).collect();
         let process_of = |pair: usize| {
-            profiled.iter().position(|launches| launches.iter().any(|it| it.pair == pair))
+            profiled.iter().position(|groups| groups.iter().any(|it| it.pair == pair))
         };
-        let processes = assigned.iter().zip(&profiled).map(|(process, launches)| {
-            let stages: BTreeSet<usize> = launches.iter().map(|it| it.stage).collect();
-            let selected: Vec<&SelectedKernel> =
-                process.names.iter().map(|name| &self.names[*name]).collect();
+        let processes = assigned.iter().zip(&profiled).map(|(names, groups)| {
+            let stages: BTreeSet<usize> = groups.iter().map(|it| it.stage).collect();
+            let selected = || names.iter().map(|name| &self.names[*name]);
             let mut kernels: Vec<String> = Vec::new();
-            for it in &selected {
+            for it in selected() {
                 if !kernels.contains(&it.name) {
                     kernels.push(it.name.clone());
                 }
             }
             CounterProcess {
                 kernels,
-                symbols: symbols(&selected),
-                count: process.count,
-                launches: launches.len(),
+                symbols: selected().filter_map(|it| it.symbol.clone()).collect(),
+                launches: groups.len(),
                 stages: stages.into_iter().map(|stage| self.stages[stage].to_owned()).collect(),
             }
         });
         let processes: Vec<CounterProcess> = processes.collect();
         let mut pairs: Vec<KernelPair> = (0..self.pairs.len())
-            .filter(|pair| assigned.iter().any(|it| it.names.contains(&self.pairs[*pair].0)))
+            .filter(|pair| assigned.iter().any(|names| names.contains(&self.pairs[*pair].0)))
             .map(|pair| self.pair(pair, process_of(pair)))
             .collect();
         pairs.sort_by(|a, b| b.total_ms().total_cmp(&a.total_ms()));
-        let covered = selectable.covered(&profiled.concat());
+        let covered = selectable.covered(profiled.concat().into_iter());
         let stages = (0..self.stages.len()).map(|at| SelectedStage {
             stage: self.stages[at].to_owned(),
             range: range(self.stages[at], trace),
@@ -307,22 +294,34 @@ impl StageLaunches {
     /// The launches that run in the first 1/`part` of decode.
     fn selectable(&self, part: u32) -> Selectable {
         let end = self.decoded.div_ceil(part as usize);
-        let runs = |it: &FirstLaunch| self.in_decode.get(&it.at).is_none_or(|at| *at < end);
-        let groups = self.groups.iter().map(|group| LaunchGroup {
-            launches: group.launches.iter().filter(|it| runs(it)).copied().collect(),
-            ..*group
-        });
-        let groups = groups.filter(|group| !group.launches.is_empty());
+        let runs = |it: &&PositionedGroup| it.in_decode.is_none_or(|at| at < end);
         let share = |pair: &Vec<Nanos>| {
             let of = |(time, total): (&Nanos, &Nanos)| time.as_ms() / total.as_ms().max(1e-9);
             pair.iter().zip(&self.total).map(of).collect()
         };
         Selectable {
-            groups: groups.collect(),
+            groups: self.groups.iter().filter(runs).map(|it| it.group).collect(),
             shares: self.times.iter().map(share).collect(),
             names: self.names.len(),
-            start_s: TOOL_START_S + PROFILED_PROGRAM * self.program_s.min(MAX_PROGRAM_S),
         }
+    }
+
+    /// Distributes kernels over processes whose symbols fit into an argument; those for which there
+    /// is no room, the last ones, are left out. In a process, kernels are in execution order.
+    fn in_processes(&self, names: &[usize], max_processes: usize) -> Vec<Vec<usize>> {
+        let mut processes: Vec<(usize, Vec<usize>)> = Vec::new();
+        for name in names {
+            let bytes = self.names[*name].symbol.as_ref().map_or(0, String::len);
+            let has_room = |it: &&mut (usize, Vec<usize>)| it.0 + bytes <= MAX_SYMBOL_BYTES;
+            if let Some((used, names)) = processes.iter_mut().find(has_room) {
+                *used += bytes;
+                names.push(*name);
+            } else if processes.len() < max_processes {
+                processes.push((bytes, vec![*name]));
+            }
+        }
+        processes.iter_mut().for_each(|(_, names)| names.sort_unstable());
+        processes.into_iter().map(|(_, names)| names).collect()
     }
 
     fn pair(&self, pair: usize, process: Option<usize>) -> KernelPair {
@@ -343,13 +342,6 @@ impl StageLaunches {
 /// Returns true if the capture has the symbol of each kernel.
 fn has_symbols(trace: &NsysTrace) -> bool {
     trace.kernels.kinds().iter().all(|kind| trace.symbols.contains_key(&kind.full_name))
-}
-
-/// Symbols of the kernels of a process; none where they are too long for an argument.
-fn symbols(kernels: &[&SelectedKernel]) -> Vec<String> {
-    let symbols: Vec<String> = kernels.iter().filter_map(|it| it.symbol.clone()).collect();
-    let bytes: usize = symbols.iter().map(String::len).sum();
-    if bytes <= MAX_SYMBOL_BYTES { symbols } else { Vec::new() }
 }
 
 /// The first range of this stage in ncu syntax: `DOMAIN@RANGE/`, without the slash for start/end

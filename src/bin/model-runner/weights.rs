@@ -161,13 +161,11 @@ fn normals(seed: u64, count: usize, mean: f32, stdev: f32) -> Vec<f32> {
         // Twice 65535 is the sum's mean.
         mean + (sum as f32 - 131_070.0) * scale
     };
-    // Plain loops: tests synthesise weights in an unoptimised build, over and over.
+    // Few adaptors: tests synthesise weights in an unoptimised build, over and over.
     let mut values = vec![0.0; count];
     values.par_chunks_mut(CHUNK).enumerate().for_each(|(chunk, values)| {
-        let mut index = chunk * CHUNK;
-        for out in values {
-            *out = value(index);
-            index += 1;
+        for (at, out) in values.iter_mut().enumerate() {
+            *out = value(chunk * CHUNK + at);
         }
     });
     values

@@ -2,7 +2,7 @@
 //! known errors.
 //!
 //! Pure values. One process profiles all stages, selected by the names of their ranges; kernels are
-//! selected by their symbols, and of each launch configuration the first launches are profiled.
+//! selected by their symbols, and of each one's launch configurations the first launch is profiled.
 
 use std::path::Path;
 
@@ -28,8 +28,6 @@ pub struct LaunchSelection {
     /// Linker symbols, which differ between the instantiations of a template; empty to select by
     /// function names.
     pub symbols: Vec<String>,
-    /// Launches of each grid, block and shared memory.
-    pub count: usize,
     /// Tokens to generate in this pass.
     pub max_new_tokens: u32,
 }
@@ -116,8 +114,7 @@ pub fn profile(
     argv = argv
         .args(["--kernel-name-base", base, "--kernel-name"])
         .arg(format!("regex:^({})$", names.join("|")))
-        .args(["--filter-mode", "per-launch-config", "--launch-count"])
-        .arg(selection.count.to_string());
+        .args(["--filter-mode", "per-launch-config", "--launch-count", "1"]);
     for ToolWord(section) in &settings.sections {
         argv = argv.args(["--section", section]);
     }
@@ -198,7 +195,6 @@ mod tests {
             ranges: vec![runner_range("prefill"), "my@decode step/".into()],
             kernels,
             symbols: vec![],
-            count: 1,
             max_new_tokens: 8,
         }
     }

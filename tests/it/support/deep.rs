@@ -43,12 +43,11 @@ case "$*" in
 esac"#;
 
 /// The passes of a deep run.
-pub const PASSES: [&str; 7] = [
+pub const PASSES: [&str; 6] = [
     "baseline",
     "nsys",
     "gpu_metrics/rate-20000",
     "ncu/process-1",
-    "ncu/process-2",
     "gemm_log/prefill",
     "gemm_log/all",
 ];

@@ -69,8 +69,7 @@ impl CounterPlan {
                 "read the finding on the kernels without counters: they were selected and not \
                  profiled"
             } else {
-                "raise profiling.ncu.max_launches or max_processes; each launch takes about half \
-                 a second, and each process starts the program again"
+                "raise profiling.ncu.max_launches; each launch takes about half a second"
             };
             Some(
                 Finding::new("counters_cover_little", Severity::Info, message)
@@ -118,8 +117,8 @@ impl CounterPlan {
                 .advise("remove the reason, or run again; raise timeout_s if ncu ran out of time"),
             None => found.advise(
                 "read the ncu log of the process: a kernel did not run in this pass with this name \
-                 and geometry, or another one with the same grid, block and shared memory ran \
-                 before it",
+                 and geometry; where kernels are selected by short names, another instantiation \
+                 with the same geometry may have run before it",
             ),
         })
     }

@@ -70,15 +70,11 @@ fn kernels_are_selected_until_the_target_of_each_stage_is_covered() {
 }
 
 #[test]
-fn kernels_of_equal_geometry_need_further_launches_or_processes_unless_shared_memory_differs() {
-    let planned = |launches: &str| {
-        let plan = select(launches, 90.0);
-        let of = |it: &CounterProcess| format!("{} {}", it.kernels.join(" "), it.count);
-        plan.processes.iter().map(of).collect::<Vec<_>>()
-    };
-    assert_eq!(planned("d@1 e@1 d@1"), ["d e 2"]);
-    assert_eq!(planned("d@1/64 e@1/32 d@1/64"), ["d e 1"]);
-    assert_eq!(planned(&format!("{}e@1", "d@1 ".repeat(8))), ["d 1", "e 1"]);
+fn kernels_of_equal_geometry_are_profiled_in_one_process() {
+    let plan = select("d@1 e@1 d@1", 90.0);
+    assert_eq!((kernels(&plan), plan.processes[0].launches), (vec!["d e".into()], 2));
+    let shared = select("d@1/64 e@1/32 d@1/32", 90.0);
+    assert_eq!(shared.processes[0].launches, 3, "of each shared memory");
 }
 
 #[test]
@@ -224,7 +220,7 @@ fn instantiations_of_a_template_are_selected_apart_by_their_symbols() {
     assert_eq!(symbols, ["_Z3addIdEvPT_ _Z3addIeEvPT_"], "the process of d has no a");
     assert_eq!(kernels(&plan), ["add"]);
     let both = select_instantiations("c@1 d@1 e@2", 100.0, true);
-    assert_eq!((both.processes.len(), both.processes[0].count), (1, 2), "of one geometry");
+    assert_eq!((both.processes.len(), both.processes[0].launches), (1, 3));
     let launch = |of: &str| LaunchCounters {
         signature: crate::trace::names::signature(&format!("void add<4, {of}>(T2 *)")),
         ..profiled("add", 1)
@@ -234,12 +230,28 @@ fn instantiations_of_a_template_are_selected_apart_by_their_symbols() {
 }
 
 #[test]
-fn without_symbols_the_instantiations_of_a_geometry_are_reached_by_further_launches() {
+fn without_symbols_the_first_instantiation_of_a_geometry_is_profiled_and_counts_alone() {
     let plan = select_instantiations("c@1 d@1 e@2", 100.0, false);
     assert_eq!((kernels(&plan), plan.processes[0].symbols.len()), (vec!["add".into()], 0));
-    assert_eq!((plan.processes[0].count, plan.stages[0].planned_pct), (2, Some(100.0)));
-    let late = select_instantiations(&format!("{} d@1", "c@1 ".repeat(8)), 100.0, false);
-    let planned = late.stages[0].planned_pct.map(f64::round);
-    assert_eq!((late.processes[0].count, planned), (1, Some(86.0)), "eight launches of c");
-    assert_eq!(plan.covered_pct(&[profiled("add", 1)])["prefill"], 0.0, "which one is unknown");
+    assert_eq!(plan.stages[0].planned_pct.map(f64::round), Some(67.0), "of c and e");
+    let profiled = profiled("add", 1);
+    assert_eq!(plan.covered_pct(&[profiled])["prefill"], 0.0, "which one is unknown");
+}
+
+#[test]
+fn symbols_that_are_too_long_for_an_argument_are_selected_in_several_processes() {
+    let select = |max_processes| {
+        let mut trace = timeline("a@1 d@1 e@2 f@3");
+        for (full, symbol) in [(0, 60_000), (1, 30_000), (2, 60_000), (3, 60_000)] {
+            let number = trace.strings.len() as u32;
+            trace.strings.push("x".repeat(symbol));
+            trace.symbols.insert(full, number);
+        }
+        let settings = NcuSettings { max_processes, ..settings(100.0) };
+        select_kernels(&trace, &settings, WHOLE)
+    };
+    assert_eq!(kernels(&select(3)), ["d f", "e", "a"]);
+    let two = select(2);
+    assert_eq!((kernels(&two), two.pairs.len()), (vec!["d f".into(), "e".into()], 3));
+    assert!(two.stages[0].planned_pct.is_some_and(|planned| planned < 100.0));
 }

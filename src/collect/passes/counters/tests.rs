@@ -30,7 +30,6 @@ fn selection() -> LaunchSelection {
         ranges: vec!["LLM@prefill/".into(), "LLM@decode_all/".into()],
         kernels: vec!["gemm".into()],
         symbols: vec![],
-        count: 1,
         max_new_tokens: 8,
     }
 }
