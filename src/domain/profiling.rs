@@ -188,8 +188,8 @@ pub struct NcuSettings {
     #[schema(minimum = 1, maximum = 1000)]
     #[serde(alias = "most_launches")]
     pub max_launches: u32,
-    /// Maximum number of ncu processes: one is enough unless the symbols of the selected kernels are
-    /// too long for one command.
+    /// Maximum number of ncu processes; one is enough unless the symbols of the selected kernels
+    /// are too long for one command.
     #[schema(minimum = 1, maximum = 10)]
     #[serde(default = "default_max_processes")]
     pub max_processes: u32,

@@ -1,4 +1,4 @@
-//! The ncu step: a pass over all stages, or several where the kernels' symbols are too long for one.
+//! The ncu step: a pass over all stages, or several where the symbols of the kernels are too long.
 //!
 //! A process that fails or hangs leaves time for the next; what each delivered counts.
 

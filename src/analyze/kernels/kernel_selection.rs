@@ -97,9 +97,9 @@ pub struct KernelPair {
     pub signature: String,
     pub grid: [u32; 3],
     pub block: [u32; 3],
-    /// Index of the process that profiles it; absent where it does not run in the profiled part, and
-    /// where kernels are selected by short names and another instantiation with this geometry runs
-    /// before it.
+    /// Index of the process that profiles it; absent where it does not run in the profiled part,
+    /// and where kernels are selected by short names and another instantiation with this geometry
+    /// runs before it.
     pub process: Option<usize>,
     /// Time in each stage, milliseconds.
     pub ms: BTreeMap<String, f64>,
@@ -306,8 +306,8 @@ impl StageLaunches {
         }
     }
 
-    /// Distributes kernels over processes whose symbols fit into an argument; those for which there
-    /// is no room, the last ones, are left out. In a process, kernels are in execution order.
+    /// Distributes kernels over processes so that their symbols fit into an argument each; the last
+    /// ones are left out where all are full. In a process, kernels are in execution order.
     fn in_processes(&self, names: &[usize], max_processes: usize) -> Vec<Vec<usize>> {
         let mut processes: Vec<(usize, Vec<usize>)> = Vec::new();
         for name in names {

@@ -44,9 +44,9 @@ fn bench_of_long_symbols(ncu: &str) -> Bench {
     let equal = "update CUPTI_ACTIVITY_KIND_KERNEL set gridX = 1, gridY = 1, gridZ = 1, \
                  blockX = 128, blockY = 1, blockZ = 1, dynamicSharedMemory = 0, \
                  demangledName = shortName, mangledName = shortName + 1000000";
-    let padded = "insert into StringIds select id + 1000000, value || '_pad' || hex(zeroblob(30000)) \
-                  from StringIds where id in \
-                  (select shortName from CUPTI_ACTIVITY_KIND_KERNEL)";
+    let padded = "insert into StringIds \
+                  select id + 1000000, value || '_pad' || hex(zeroblob(30000)) from StringIds \
+                  where id in (select shortName from CUPTI_ACTIVITY_KIND_KERNEL)";
     export.execute(padded, []).unwrap();
     export.execute(equal, []).unwrap();
     bench
