@@ -31,7 +31,7 @@ use crate::{
         nsys::NsysTrace,
     },
 };
-use cover::{CoverLimits, LaunchGroup, Selectable, select};
+use cover::{Candidate, CoverLimits, covered, select};
 pub use samples::TracedProgram;
 
 /// Divisors of decode that are tried until the target is covered: few steps take less time under
@@ -149,7 +149,7 @@ struct StageLaunches {
     times: Vec<Vec<Nanos>>,
     /// Launches of decode.
     decoded: usize,
-    groups: Vec<PositionedGroup>,
+    groups: Vec<LaunchGroup>,
 }
 
 /// A kernel to select: one instantiation of a template; without symbols all of a short name.
@@ -170,10 +170,14 @@ impl SelectedKernel {
     }
 }
 
-/// A group of launches with the position of its first launch.
-struct PositionedGroup {
-    group: LaunchGroup,
-    /// Among the launches of decode, if the first one is of decode.
+/// Launches of one name with one grid, block and shared memory, of which ncu profiles the first.
+struct LaunchGroup {
+    name: usize,
+    /// Kernel and geometry of the first launch.
+    pair: usize,
+    /// Stage of the first launch.
+    stage: usize,
+    /// Position of the first launch among those of decode, if it is one.
     in_decode: Option<usize>,
 }
 
@@ -229,10 +233,8 @@ impl StageLaunches {
             });
             let is_decode = this.stages[stage] == DECODE;
             if groups.insert((name, geometry, kernel.shared_memory)) {
-                this.groups.push(PositionedGroup {
-                    group: LaunchGroup { name, pair, stage },
-                    in_decode: is_decode.then_some(this.decoded),
-                });
+                let in_decode = is_decode.then_some(this.decoded);
+                this.groups.push(LaunchGroup { name, pair, stage, in_decode });
             }
             this.decoded += usize::from(is_decode);
             let time = Nanos(kernel.end_ns - kernel.start_ns);
@@ -251,15 +253,16 @@ impl StageLaunches {
         max_processes: usize,
         trace: &NsysTrace,
     ) -> (f64, CounterPlan) {
-        let selectable = self.selectable(part);
-        let assigned = self.in_processes(&select(&selectable, limits), max_processes);
-        let profiled: Vec<Vec<LaunchGroup>> =
-            assigned.iter().map(|names| selectable.profiled(names).collect()).collect();
+        let groups = self.running(part);
+        let candidates = self.candidates(&groups);
+        let assigned = self.in_processes(&select(&candidates, limits), max_processes);
         let process_of = |pair: usize| {
-            profiled.iter().position(|groups| groups.iter().any(|it| it.pair == pair))
+            let group = groups.iter().find(|it| it.pair == pair)?;
+            assigned.iter().position(|names| names.contains(&group.name))
         };
-        let processes = assigned.iter().zip(&profiled).map(|(names, groups)| {
-            let stages: BTreeSet<usize> = groups.iter().map(|it| it.stage).collect();
+        let processes = assigned.iter().map(|names| {
+            let of_process = || groups.iter().filter(|it| names.contains(&it.name));
+            let stages: BTreeSet<usize> = of_process().map(|it| it.stage).collect();
             let selected = || names.iter().map(|name| &self.names[*name]);
             let mut kernels: Vec<String> = Vec::new();
             for it in selected() {
@@ -270,7 +273,7 @@ impl StageLaunches {
             CounterProcess {
                 kernels,
                 symbols: selected().filter_map(|it| it.symbol.clone()).collect(),
-                launches: groups.len(),
+                launches: of_process().count(),
                 stages: stages.into_iter().map(|stage| self.stages[stage].to_owned()).collect(),
             }
         });
@@ -280,7 +283,8 @@ impl StageLaunches {
             .map(|pair| self.pair(pair, process_of(pair)))
             .collect();
         pairs.sort_by(|a, b| b.total_ms().total_cmp(&a.total_ms()));
-        let covered = selectable.covered(profiled.concat().into_iter());
+        let selected = assigned.iter().flatten().map(|name| &candidates[*name]);
+        let covered = covered(selected, self.stages.len());
         let stages = (0..self.stages.len()).map(|at| SelectedStage {
             stage: self.stages[at].to_owned(),
             range: range(self.stages[at], trace),
@@ -291,23 +295,34 @@ impl StageLaunches {
         (score, CounterPlan { stages: stages.collect(), processes, pairs, part, sample: None })
     }
 
-    /// The launches that run in the first 1/`part` of decode.
-    fn selectable(&self, part: u32) -> Selectable {
+    /// The groups whose first launch runs in the first 1/`part` of decode, or before.
+    fn running(&self, part: u32) -> Vec<&LaunchGroup> {
         let end = self.decoded.div_ceil(part as usize);
-        let runs = |it: &&PositionedGroup| it.in_decode.is_none_or(|at| at < end);
-        let share = |pair: &Vec<Nanos>| {
-            let of = |(time, total): (&Nanos, &Nanos)| time.as_ms() / total.as_ms().max(1e-9);
-            pair.iter().zip(&self.total).map(of).collect()
-        };
-        Selectable {
-            groups: self.groups.iter().filter(runs).map(|it| it.group).collect(),
-            shares: self.times.iter().map(share).collect(),
-            names: self.names.len(),
-        }
+        self.groups.iter().filter(|it| it.in_decode.is_none_or(|at| at < end)).collect()
     }
 
-    /// Distributes kernels over processes so that their symbols fit into an argument each; the last
-    /// ones are left out where all are full. In a process, kernels are in execution order.
+    /// Coverage of each name by the first launches of these groups. A pair with several sizes of
+    /// shared memory counts once.
+    fn candidates(&self, groups: &[&LaunchGroup]) -> Vec<Candidate> {
+        let none = Candidate { shares: vec![0.0; self.stages.len()], launches: 0 };
+        let mut candidates = vec![none; self.names.len()];
+        let mut counted = HashSet::default();
+        for group in groups {
+            let candidate = &mut candidates[group.name];
+            candidate.launches += 1;
+            if !counted.insert(group.pair) {
+                continue;
+            }
+            let times = self.times[group.pair].iter().zip(&self.total);
+            for (share, (time, total)) in candidate.shares.iter_mut().zip(times) {
+                *share += time.as_ms() / total.as_ms().max(1e-9);
+            }
+        }
+        candidates
+    }
+
+    /// Distributes kernels over processes so that their symbols fit into an argument each; kernels
+    /// for which there is no room are left out. In a process, kernels are in execution order.
     fn in_processes(&self, names: &[usize], max_processes: usize) -> Vec<Vec<usize>> {
         let mut processes: Vec<(usize, Vec<usize>)> = Vec::new();
         for name in names {
@@ -316,7 +331,7 @@ impl StageLaunches {
             if let Some((used, names)) = processes.iter_mut().find(has_room) {
                 *used += bytes;
                 names.push(*name);
-            } else if processes.len() < max_processes {
+            } else if processes.len() < max_processes && bytes <= MAX_SYMBOL_BYTES {
                 processes.push((bytes, vec![*name]));
             }
         }

@@ -69,7 +69,8 @@ impl CounterPlan {
                 "read the finding on the kernels without counters: they were selected and not \
                  profiled"
             } else {
-                "raise profiling.ncu.max_launches; each launch takes about half a second"
+                "raise profiling.ncu.max_launches, of which each takes about half a second, or \
+                 max_processes where the symbols of the kernels are too long for one command"
             };
             Some(
                 Finding::new("counters_cover_little", Severity::Info, message)

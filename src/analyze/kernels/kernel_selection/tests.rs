@@ -241,8 +241,9 @@ fn without_symbols_the_first_instantiation_of_a_geometry_is_profiled_and_counts_
 #[test]
 fn symbols_that_are_too_long_for_an_argument_are_selected_in_several_processes() {
     let select = |max_processes| {
-        let mut trace = timeline("a@1 d@1 e@2 f@3");
-        for (full, symbol) in [(0, 60_000), (1, 30_000), (2, 60_000), (3, 60_000)] {
+        let mut trace = timeline("a@1 d@1 e@2 f@3 b@4");
+        let lengths = [60_000, 30_000, 60_000, 60_000, 140_000];
+        for (full, symbol) in (0..).zip(lengths) {
             let number = trace.strings.len() as u32;
             trace.strings.push("x".repeat(symbol));
             trace.symbols.insert(full, number);
@@ -251,6 +252,7 @@ fn symbols_that_are_too_long_for_an_argument_are_selected_in_several_processes()
         select_kernels(&trace, &settings, WHOLE)
     };
     assert_eq!(kernels(&select(3)), ["d f", "e", "a"]);
+    assert_eq!(kernels(&select(4)), kernels(&select(3)), "one symbol fits into no argument");
     let two = select(2);
     assert_eq!((kernels(&two), two.pairs.len()), (vec!["d f".into(), "e".into()], 3));
     assert!(two.stages[0].planned_pct.is_some_and(|planned| planned < 100.0));
