@@ -13,7 +13,10 @@ use crate::{
 /// State, exit code and message of the ncu step with this script as ncu. The steps around it
 /// succeed.
 async fn ncu_step(script: &str, limit: Duration) -> (StepState, Option<i32>, String) {
-    let bench = Bench::new(script);
+    ncu_step_of(&Bench::new(script), limit).await
+}
+
+async fn ncu_step_of(bench: &Bench, limit: Duration) -> (StepState, Option<i32>, String) {
     let (steps, _) = bench.deep(limit).await;
     assert_eq!(results(&steps)[0], (Step::Nsys, StepState::Succeeded, Some(0)), "{steps:?}");
     assert_eq!(results(&steps)[2], (Step::GemmLog, StepState::Succeeded, Some(0)), "{steps:?}");
@@ -36,19 +39,25 @@ case $1 in
     echo "$names" > "$report";;
 esac"#;
 
-/// A host whose kernels have no template arguments, the same grid, block and shared memory, and
-/// symbols of which one fits into an argument.
+/// A host whose kernels have symbols of which one fits into an argument.
 fn bench_of_long_symbols(ncu: &str) -> Bench {
     let bench = Bench::new(ncu);
-    let export = rusqlite::Connection::open(bench.dir.path().join("run.sqlite")).unwrap();
+    let sql = include_str!("../../../tests/fixtures/long-symbols.sql");
+    export(&bench).execute_batch(sql).unwrap();
+    bench
+}
+
+fn export(bench: &Bench) -> rusqlite::Connection {
+    rusqlite::Connection::open(bench.dir.path().join("run.sqlite")).unwrap()
+}
+
+/// The same, whose kernels have no template arguments, and equal grids, blocks and shared memory.
+fn bench_of_equal_geometries(ncu: &str) -> Bench {
+    let bench = bench_of_long_symbols(ncu);
     let equal = "update CUPTI_ACTIVITY_KIND_KERNEL set gridX = 1, gridY = 1, gridZ = 1, \
                  blockX = 128, blockY = 1, blockZ = 1, dynamicSharedMemory = 0, \
-                 demangledName = shortName, mangledName = shortName + 1000000";
-    let padded = "insert into StringIds \
-                  select id + 1000000, value || '_pad' || hex(zeroblob(30000)) from StringIds \
-                  where id in (select shortName from CUPTI_ACTIVITY_KIND_KERNEL)";
-    export.execute(padded, []).unwrap();
-    export.execute(equal, []).unwrap();
+                 demangledName = shortName";
+    export(&bench).execute(equal, []).unwrap();
     bench
 }
 
@@ -59,7 +68,7 @@ fn finding<'a>(findings: &'a [Finding], id: &str) -> Vec<&'a Finding> {
 
 #[tokio::test]
 async fn kernels_whose_symbols_are_too_long_for_one_argument_are_profiled_in_several_processes() {
-    let bench = bench_of_long_symbols(NCU_BY_NAME);
+    let bench = bench_of_equal_geometries(NCU_BY_NAME);
     let (steps, findings) = bench.deep(LIMIT).await;
     assert_eq!(results(&steps)[1], (Step::Ncu, StepState::Succeeded, Some(0)), "{steps:?}");
     for process in 1..=4 {
@@ -75,7 +84,7 @@ async fn kernels_whose_symbols_are_too_long_for_one_argument_are_profiled_in_sev
 async fn a_process_that_hangs_leaves_time_for_the_next_and_what_the_others_delivered_counts() {
     let hang = NCU_BY_NAME
         .replace("*) while", "*) case \"$*\" in *ncu/process-2/*) exec sleep 1000;; esac; while");
-    let bench = bench_of_long_symbols(&hang);
+    let bench = bench_of_equal_geometries(&hang);
     let (steps, findings) = bench.deep(Duration::from_secs(12)).await;
     assert_eq!(results(&steps)[1], (Step::Ncu, StepState::Failed, None), "{steps:?}");
     let message = steps[1].message.as_deref();
@@ -98,7 +107,7 @@ fn hanging_runner(lines: &str) -> String {
 /// The steps and findings of a bench whose target hangs in the first process, and where ncu then
 /// writes the report.
 async fn cut(lines: &str) -> (Bench, Vec<StepRecord>, Vec<Finding>) {
-    let mut bench = bench_of_long_symbols(&NCU_BY_NAME.replace("|| exit $?", ";"));
+    let mut bench = bench_of_equal_geometries(&NCU_BY_NAME.replace("|| exit $?", ";"));
     bench.replace("runner", &hanging_runner(lines));
     let (steps, findings) = bench.deep(Duration::from_secs(12)).await;
     (bench, steps, findings)
@@ -153,9 +162,8 @@ async fn a_dropped_launch_is_not_covered_and_is_named_and_a_repeated_one_counts_
     let (steps, less) = Bench::new(&without).deep(LIMIT).await;
     assert_eq!(results(&steps)[1], (Step::Ncu, StepState::Succeeded, Some(0)), "{steps:?}");
     assert_ne!(covered(&less), covered(&whole));
-    let missing = finding(&less, "ncu_kernels_missing");
-    let is_named = missing.iter().any(|it| it.evidence["missing"].contains(dropped));
-    assert!(is_named, "{missing:?}");
+    let missing = finding(&less, "ncu_kernels_missing")[0].evidence["missing"].as_str();
+    assert!(missing.contains(dropped), "{missing}");
 }
 
 #[tokio::test]
@@ -226,12 +234,13 @@ async fn a_deep_run_leaves_counters_of_both_stages_and_gemm_logs() {
 
 #[tokio::test]
 async fn an_ncu_that_exits_0_and_leaves_nothing_fails_its_step_alone() {
-    let (state, code, message) = ncu_step("exit 0", LIMIT).await;
+    let (state, code, message) = ncu_step_of(&bench_of_long_symbols("exit 0"), LIMIT).await;
     assert_eq!((state, code), (StepState::Failed, Some(0)));
     assert!(
         message.starts_with("process-1: ncu exited with code 0 but left no run.ncu-rep"),
         "{message}"
     );
+    assert!(message.contains("; process-2: ncu exited"), "{message}");
 }
 
 #[tokio::test]
@@ -249,10 +258,12 @@ async fn no_kernel_profiled_and_no_permission_have_different_messages() {
 #[tokio::test]
 async fn an_ncu_that_hangs_is_ended_and_the_next_step_runs() {
     let hang = NCU.replace("*) while", "*) exec sleep 1000; while");
-    let (state, code, message) = ncu_step(&hang, Duration::from_millis(900)).await;
+    let bench = bench_of_long_symbols(&hang);
+    let (state, code, message) = ncu_step_of(&bench, Duration::from_millis(900)).await;
     assert_eq!((state, code), (StepState::Failed, None));
     let ended = "ncu ran past its deadline and was ended";
-    assert_eq!(message, format!("process-1: {ended}"));
+    let each: Vec<String> = (1..=4).map(|it| format!("process-{it}: {ended}")).collect();
+    assert_eq!(message, each.join("; "));
 }
 
 #[tokio::test]
@@ -272,13 +283,13 @@ async fn counters_that_are_not_numbers_fail_the_step() {
 
 #[tokio::test]
 async fn an_nvtx_filter_that_matched_nothing_is_a_named_failure() {
-    let bench = Bench::new(&NCU.replace(
+    let bench = bench_of_long_symbols(&NCU.replace(
         "*) while",
         &format!("*) cat {}; exit 0; while", failure("ncu-filter-matched-nothing.log")),
     ));
     let (steps, findings) = bench.deep(LIMIT).await;
     assert_eq!(results(&steps)[1], (Step::Ncu, StepState::Failed, Some(0)));
-    assert_eq!(ids(&findings), ["nothing_profiled"]);
+    assert_eq!(ids(&findings), ["nothing_profiled"; 4], "one for each process");
 }
 
 #[tokio::test]

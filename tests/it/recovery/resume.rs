@@ -27,15 +27,9 @@ fn finding(run: &Value, id: &str) -> Value {
 
 /// Submits a deep run and stops the service in one of its passes.
 async fn interrupt(host: &DeepHost, pass: &str, signal: Signal) -> String {
-    interrupt_in("deep", host, pass, signal).await
-}
-
-async fn interrupt_in(mode: &str, host: &DeepHost, pass: &str, signal: Signal) -> String {
     host.hang_in(pass);
     let service = host.serve();
-    let mut body = deep();
-    body["mode"] = mode.into();
-    let id = service.submit(body).await;
+    let id = service.submit(deep()).await;
     let events = service.follow(&id, is_up).await;
     assert!(is_up(events.last().unwrap()), "{events:#?}");
     service.stop(signal);
@@ -53,9 +47,14 @@ async fn a_deep_run_stopped_or_killed_in_a_pass_continues_with_that_pass() {
         ("nsys", Signal::SIGTERM, 1),
         ("gpu_metrics/rate-20000", Signal::SIGKILL, 2),
         ("ncu/process-1", Signal::SIGKILL, 2),
+        ("ncu/process-2", Signal::SIGTERM, 1),
         ("gemm_log/all", Signal::SIGKILL, 2),
     ] {
         let host = DeepHost::new();
+        let passes = match pass {
+            "ncu/process-2" => host.lengthen_symbols(),
+            _ => PASSES.to_vec(),
+        };
         let id = interrupt(&host, pass, signal).await;
         let earlier: Value = serde_json::from_slice(
             &fs::read(host.data.join("runs").join(&id).join("passes.json")).unwrap(),
@@ -74,12 +73,12 @@ async fn a_deep_run_stopped_or_killed_in_a_pass_continues_with_that_pass() {
         let steps = r#"llmprof_step_duration_seconds_count{step="baseline",state="succeeded"} 1"#;
         assert!(metrics.lines().any(|line| line == steps), "{metrics}");
         // The pass that was cut off ran twice, each other one once.
-        let cut = PASSES.iter().position(|it| *it == pass).unwrap();
+        let cut = passes.iter().position(|it| *it == pass).unwrap();
         // The two passes of the GEMM log are one.
         let from = if pass == "gemm_log/all" { cut - 1 } else { cut };
-        let mut expected = PASSES[..=cut].to_vec();
+        let mut expected = passes[..=cut].to_vec();
         expected.push("clock_check/baseline");
-        expected.extend(&PASSES[from..]);
+        expected.extend(&passes[from..]);
         assert_eq!(host.starts(), expected);
 
         let used = finding(&run, "passes_reused");
@@ -143,11 +142,7 @@ async fn passes_are_repeated_if_anything_has_changed_and_the_report_states_what(
     ];
     for (condition, change) in changes {
         let host = DeepHost::new();
-        let (mode, pass, expected) = match condition {
-            "program" => ("deep", "ncu/process-1", [2, 2, 2, 2, 1, 1]),
-            _ => ("light", "nsys", [2, 2, 0, 0, 0, 0]),
-        };
-        let id = interrupt_in(mode, &host, pass, Signal::SIGTERM).await;
+        let id = interrupt(&host, "ncu/process-1", Signal::SIGTERM).await;
         change(&host, &id);
         let mut command = host.command();
         if condition == "settings" {
@@ -157,7 +152,7 @@ async fn passes_are_repeated_if_anything_has_changed_and_the_report_states_what(
         let run = service.end(&id).await;
         let starts = host.starts();
         let count = |pass: &str| starts.iter().filter(|it| *it == pass).count();
-        assert_eq!(PASSES.map(count), expected, "{condition}: {starts:?}");
+        assert_eq!(PASSES.map(count), [2, 2, 2, 2, 1, 1], "{condition}: {starts:?}");
         let repeated = finding(&run, "passes_repeated");
         assert!(repeated["evidence"][condition].is_string(), "{condition}: {run:#}");
         assert_eq!(finding(&run, "passes_reused"), Value::Null);

@@ -116,6 +116,19 @@ impl DeepHost {
         self.program("runner", &format!("# another build{RUNNER_LINES}"));
     }
 
+    /// Gives the recorded kernels symbols for which ncu runs in several processes; returns the
+    /// passes.
+    pub fn lengthen_symbols(&self) -> Vec<&'static str> {
+        let export = rusqlite::Connection::open(self.folder().join("run.sqlite")).unwrap();
+        // Shorter ones, so that the page has kernels of each process.
+        let sql = include_str!("../../fixtures/long-symbols.sql").replace("30000", "8000");
+        export.execute_batch(&sql).unwrap();
+        let mut passes = PASSES.to_vec();
+        let first = passes.iter().position(|it| *it == "ncu/process-1").unwrap();
+        passes.splice(first + 1..first + 1, ["ncu/process-2", "ncu/process-3", "ncu/process-4"]);
+        passes
+    }
+
     /// Lets ncu report that only administrators may read counters.
     pub fn forbid_counters(&self) {
         let lines = r#"case "$*" in *--version*) echo 'Version 2025.3.1.0 (build 1)';;
