@@ -15,7 +15,7 @@ use crate::{
         inputs::{form, png, upload},
         router::Api,
     },
-    support::service::{LLMPROF, Service, Setup, command},
+    support::service::{LLMPROF, RUNNER, Service, Setup, command, script},
 };
 
 /// The names of the files in a bundle.
@@ -57,13 +57,20 @@ async fn explore(browser: &Browser) {
         browser.eval(&format!("return {step}.scrollWidth <= {step}.clientWidth")).await,
         true
     );
-    let labels = "[...document.querySelectorAll('#explore-step [data-fits]')]\
-                  .filter(it => it.getAttribute('display') === 'inline').length";
-    assert_eq!(browser.eval(&format!("return {labels}")).await, 0);
-    browser.press(".explore [data-zoom='2']").await;
-    browser.press(".explore [data-zoom='2']").await;
-    browser.until(&format!("return {step}.scrollWidth > 3 * {step}.clientWidth")).await;
-    browser.until(&format!("return {labels} > 0")).await;
+    // Which labels fit at which magnification follows the measured times.
+    let labels = |zoom: u32| {
+        format!(
+            "return [...document.querySelectorAll('#explore-step [data-fits]')].every(it => \
+             (it.getAttribute('display') === 'inline') === (it.dataset.fits < {zoom}))"
+        )
+    };
+    assert_eq!(browser.eval(&labels(1)).await, true);
+    for zoom in [2, 4, 8, 16] {
+        browser.press(".explore [data-zoom='2']").await;
+        let zoomed = format!("return {step}.scrollWidth > {} * {step}.clientWidth", zoom - 1);
+        browser.until(&zoomed).await;
+        assert_eq!(browser.eval(&labels(zoom)).await, true);
+    }
     browser.write(".explore input", "SELF_ATTN").await;
     browser
         .until(
@@ -84,7 +91,11 @@ async fn explore(browser: &Browser) {
 async fn a_run_is_submitted_followed_and_downloaded() {
     let Some(browser) = Browser::start().await else { return };
     let data = tempfile::tempdir().unwrap();
-    let service = Service::start(data.path(), &Setup::default());
+    let (programs, opened) = (tempfile::tempdir().unwrap(), data.path().join("opened"));
+    let waiting =
+        format!("until [ -e {} ]; do sleep 0.05; done; exec {RUNNER} \"$@\"", opened.display());
+    let runner = script(programs.path(), &waiting);
+    let service = Service::start(data.path(), &Setup { runner, ..Setup::default() });
     browser.go(&format!("{}/", service.base)).await;
     let header = browser.see("header").await;
     assert_eq!(
@@ -119,6 +130,8 @@ async fn a_run_is_submitted_followed_and_downloaded() {
     assert_eq!(page, format!("{}/ui/runs/{id}", service.base));
     // Detects a reload of the page.
     browser.eval("window.stayed = true").await;
+    // The run waits for its page: what ends before the page is loaded is not announced.
+    std::fs::write(opened, "").unwrap();
     browser.see("#top .badge.succeeded").await;
     browser.until("return document.querySelectorAll('#steps .badge.succeeded').length >= 4").await;
     assert_eq!(browser.eval("return window.stayed").await, true, "the page was not reloaded");
