@@ -13,6 +13,7 @@ pub mod figures;
 pub mod findings;
 mod groups;
 mod operators;
+mod parts;
 mod rows;
 mod unknowns;
 
@@ -20,12 +21,12 @@ use std::collections::BTreeSet;
 
 pub use self::findings::problem;
 use self::{
-    coverage::{GpuSampleCoverage, period_ns},
+    coverage::{GpuSampleCoverage, StageSamples, period_ns},
     figures::{SampledKernel, SampledOperator, SampledStage},
     unknowns::DeviceCapture,
 };
 use crate::{
-    analyze::timeline::launches::LaunchIndex,
+    analyze::timeline::{interval::Interval, launches::LaunchIndex},
     domain::finding::Finding,
     trace::{Trace, nsys::NsysTrace},
 };
@@ -40,16 +41,18 @@ pub struct SampledMetrics {
     pub kernels: Vec<SampledKernel>,
     /// Operators with at least one resolved metric, longest first.
     pub operators: Vec<SampledOperator>,
+    /// Stages with kernels on a GPU that was not sampled.
+    pub unsampled: BTreeSet<String>,
     /// True if samples were requested and a stage has none that span it.
     pub lost: bool,
     pub findings: Vec<Finding>,
 }
 
-/// A capture with its launches and the coverage of its samples.
+/// A capture with its launches and its stages on sampled devices.
 struct SampledCapture<'a> {
     trace: &'a NsysTrace,
     launches: &'a LaunchIndex,
-    coverage: Vec<GpuSampleCoverage>,
+    stages: Vec<StageSamples>,
 }
 
 /// Analyses the captures with samples: those of the passes that sample, or that of an import.
@@ -62,8 +65,8 @@ pub fn sampled_metrics(trace: &Trace, recorded: Option<&LaunchIndex>) -> Sampled
         .collect();
     let captures = computed.iter().filter_map(|(trace, known, computed)| {
         let launches = known.or(computed.as_ref())?;
-        let coverage = coverage::coverage(trace, launches);
-        Some(SampledCapture { trace, launches, coverage })
+        let stages = coverage::stage_samples(trace, launches);
+        Some(SampledCapture { trace, launches, stages })
     });
     let captures: Vec<SampledCapture> = captures.collect();
     let mut sampled = SampledMetrics::default();
@@ -77,13 +80,19 @@ pub fn sampled_metrics(trace: &Trace, recorded: Option<&LaunchIndex>) -> Sampled
         sampled
             .findings
             .extend(samples.filter(|it| !it.devices.is_empty()).and_then(findings::refused));
-        for finding in samples.iter().flat_map(|it| &it.devices).flat_map(findings::values) {
+        let values = samples.iter().flat_map(|it| &it.devices).flat_map(|device| {
+            let spanned = capture.of_device(device.device).map_or(Vec::new(), |it| it.spanned);
+            findings::values(device, &spanned)
+        });
+        let unsampled = coverage::unsampled(capture.trace, capture.launches);
+        for finding in values.chain(findings::other_gpu(&unsampled, samples)) {
             // The passes of several rates lack the same.
             if !sampled.findings.iter().any(|it| it.message == finding.message) {
                 sampled.findings.push(finding);
             }
         }
-        sampled.coverage.extend_from_slice(&capture.coverage);
+        sampled.unsampled.extend(unsampled.into_values().flatten());
+        sampled.coverage.extend(capture.stages.iter().map(|it| it.coverage.clone()));
     }
     let spanned = sampled.coverage.iter().filter(|it| it.is_spanned);
     let devices: BTreeSet<u32> = spanned.map(|it| it.device).collect();
@@ -100,7 +109,8 @@ pub fn sampled_metrics(trace: &Trace, recorded: Option<&LaunchIndex>) -> Sampled
     sampled.findings.extend(gaps);
     sampled.findings.extend(findings::too_few(&sampled.stages));
     sampled.findings.extend(findings::unresolved(&sampled.stages));
-    if sampled.coverage.is_empty() && !has_problem && !captures.is_empty() {
+    let is_explained = has_problem || !sampled.unsampled.is_empty();
+    if sampled.coverage.is_empty() && !is_explained && !captures.is_empty() {
         sampled.findings.push(findings::no_stages());
     }
     sampled.lost = sampled.findings.iter().any(findings::is_loss);
@@ -112,8 +122,10 @@ impl SampledCapture<'_> {
     fn of_device(&self, device: u32) -> Option<DeviceCapture<'_>> {
         let all = self.trace.samples.as_ref()?;
         let samples = all.devices.iter().find(|it| it.device == device)?;
-        let spanned = self.coverage.iter().filter(|it| it.device == device && it.is_spanned);
-        let spanned: Vec<&str> = spanned.map(|it| it.stage.as_str()).collect();
+        let is_spanned = |it: &&GpuSampleCoverage| it.device == device && it.is_spanned;
+        let of_device = self.stages.iter().filter(|it| is_spanned(&&it.coverage));
+        let spanned: Vec<(&str, &[Interval])> =
+            of_device.map(|it| (it.coverage.stage.as_str(), it.windows.as_slice())).collect();
         let period_ns = period_ns(all, samples)? as i64;
         let (trace, launches) = (self.trace, self.launches);
         let capture = DeviceCapture { trace, launches, device, samples, period_ns, spanned };

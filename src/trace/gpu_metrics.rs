@@ -228,6 +228,19 @@ impl DeviceSamples {
         self.columns[metric.index()].iter().filter(|value| **value != NO_VALUE).count()
     }
 
+    /// Number of samples in these intervals with a value of the metric, and of all in them.
+    pub fn count_inside(&self, windows: &[(i64, i64)], metric: GpuMetric) -> (usize, usize) {
+        let column = &self.columns[metric.index()];
+        let of_window = |(from, to): &(i64, i64)| {
+            let at = |time: i64| self.at_ns.partition_point(|at| *at < time);
+            let (first, end) = (at(*from), at(*to));
+            let values = column.get(first..end.min(column.len())).unwrap_or_default();
+            (values.iter().filter(|value| **value != NO_VALUE).count(), end.saturating_sub(first))
+        };
+        let counts = windows.iter().map(of_window);
+        counts.fold((0, 0), |(count, all), it| (count + it.0, all + it.1))
+    }
+
     /// True if each sample has the metric.
     pub fn is_complete(&self, metric: GpuMetric) -> bool {
         let column = &self.columns[metric.index()];

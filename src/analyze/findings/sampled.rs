@@ -22,9 +22,9 @@ pub const RULES: &[Rule] = &[
     Rule {
         id: "gpu_metrics_lacking",
         severity: Warning,
-        fires_on: "fewer than 99 % of a GPU's samples have a value of a metric that every GPU has: \
-                   active SMs, issue slots, tensor activity, warps, reads and writes of device \
-                   memory",
+        fires_on: "fewer than 99 % of a GPU's samples in a stage have a value of a metric that \
+                   every GPU has: active SMs, issue slots, tensor activity, warps, reads and \
+                   writes of device memory",
         advice: "Check that the GPU has these metrics, and that no other profiler reads its \
                  counters.",
         max_saving: None,
@@ -41,8 +41,18 @@ pub const RULES: &[Rule] = &[
     Rule {
         id: "gpu_metrics_too_few",
         severity: Warning,
-        fires_on: "samples span a stage, and none is of the stage alone",
-        advice: "Sample at a higher rate, or repeat the stage more often.",
+        fires_on: "samples span a stage, and those of the stage alone have too little of its \
+                   kernels' time",
+        advice: "Sample at a higher rate, repeat the stage more often, or profile stages that run \
+                 at once apart.",
+        max_saving: None,
+        find: sampled,
+    },
+    Rule {
+        id: "gpu_metrics_other_gpu",
+        severity: Warning,
+        fires_on: "kernels of a stage ran on a GPU of which a capture with samples has none",
+        advice: "Sample all GPUs of the program.",
         max_saving: None,
         find: sampled,
     },

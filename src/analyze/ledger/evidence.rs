@@ -1,6 +1,6 @@
 //! Counters and samples of kernels, as evidence for causes.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use super::{
     LedgerInput,
@@ -128,6 +128,8 @@ pub struct KernelEvidence<'a> {
     /// By launch, then by signature.
     counters: BTreeMap<Launch<'a>, BTreeMap<&'a str, &'a CounterRecord>>,
     sampled: BTreeMap<Launch<'a>, SampledLaunch>,
+    /// Stages with kernels on a GPU without samples.
+    unsampled: &'a BTreeSet<String>,
     /// Samples of each stage, over all GPUs.
     stage_samples: BTreeMap<&'a str, u64>,
     tile_fill: &'a TileFills,
@@ -150,6 +152,7 @@ impl<'a> KernelEvidence<'a> {
         Self {
             counters,
             sampled: sampled_launches(&analysis.sampled.kernels),
+            unsampled: &analysis.sampled.unsampled,
             stage_samples,
             tile_fill: &input.tile_fill,
             gpu,
@@ -167,7 +170,8 @@ impl<'a> KernelEvidence<'a> {
     pub fn launch(&self, launch: Launch, signature: &str) -> LaunchEvidence<'a> {
         let (stage, kernel, grid, block) = launch;
         let counted = self.counters.get(&launch).and_then(|it| it.get(signature)).copied();
-        let sampled = self.sampled.get(&launch).filter(|it| it.is_resolved());
+        let is_sampled = !self.unsampled.contains(stage);
+        let sampled = self.sampled.get(&launch).filter(|it| is_sampled && it.is_resolved());
         let mut found = LaunchEvidence {
             tile_fill_pct: self.tile_fill.get(&(stage.into(), kernel.into(), grid)).copied(),
             tensor_pct: (!self.has_tensor_cores()).then_some(0.0),
@@ -209,6 +213,10 @@ impl<'a> KernelEvidence<'a> {
 
     /// Bytes of a launch from sampled rates; `None` where they are the mean of several kernels.
     fn sampled_bytes(&self, it: &SampledLaunch) -> Option<LaunchBytes> {
+        // A launch that ran alongside others moved its bytes in less than all of that time.
+        if it.is_concurrent {
+            return None;
+        }
         let pct = it.own(GpuMetric::DramRead)?.pct + it.own(GpuMetric::DramWrite)?.pct;
         let seconds = ratio(it.total_ms / 1e3, it.calls as f64)?;
         let bytes = self.datasheet_bytes? * pct / 100.0 * seconds;

@@ -27,6 +27,8 @@ pub struct SampledLaunch {
     pub samples: u64,
     pub calls: u64,
     pub total_ms: f64,
+    /// Ran at the same time as other kernels.
+    pub is_concurrent: bool,
     /// Those that are resolved on all GPUs where the kernel was sampled.
     values: BTreeMap<GpuMetric, LaunchValue>,
 }
@@ -63,6 +65,7 @@ impl SampledLaunch {
         self.samples += more.samples;
         self.calls += more.calls;
         self.total_ms += more.total_ms;
+        self.is_concurrent |= more.is_concurrent;
     }
 }
 
@@ -100,11 +103,15 @@ pub fn sampled_launches(kernels: &[SampledKernel]) -> BTreeMap<Launch<'_>, Sampl
             let pct = rest.unwrap_or(pct.clamp(0.0, 100.0));
             (*metric, LaunchValue { pct, half_width, is_group_mean })
         };
+        // The time of kernels that run at once is divided, so that the rest of a group is unknown.
+        let is_known =
+            |(_, value): &(&GpuMetric, &SampledValue)| !(it.is_concurrent && value.is_group_mean);
         let launch = SampledLaunch {
             samples: it.samples,
             calls: it.calls,
             total_ms: it.total_ms,
-            values: it.metrics.iter().map(value).collect(),
+            is_concurrent: it.is_concurrent,
+            values: it.metrics.iter().filter(is_known).map(value).collect(),
         };
         let key = (it.stage.as_str(), it.kernel_name.as_str(), grid, block);
         match launches.get_mut(&key) {

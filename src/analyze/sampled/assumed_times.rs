@@ -2,7 +2,9 @@
 //!
 //! A kernel's traced time includes the start of its blocks and the end of the last ones, in which
 //! it hardly reads or multiplies. A model without that time blames its neighbours: the time that
-//! fits the samples best is assumed, and the changes under other times widen the interval.
+//! fits the samples best is assumed, and the changes under other times widen the interval. So do
+//! those if kernels that run at once do not slow each other down, and if all samples are as low as
+//! their rounding allows.
 
 use rayon::prelude::*;
 
@@ -10,7 +12,7 @@ use super::{
     equations::{Estimate, Meat, StageSums},
     groups::KernelEstimates,
     rows::TimeShift,
-    unknowns::DeviceUnknowns,
+    unknowns::{DeviceUnknowns, StageUnknowns},
 };
 use crate::trace::gpu_metrics::GpuMetric;
 
@@ -27,6 +29,8 @@ pub struct AssumedTimes {
     lags: Vec<Vec<StageSums>>,
     /// Of writes to device memory alone.
     write_lags: Vec<Vec<StageSums>>,
+    /// With the whole time of kernels that run at once; empty unless some do.
+    additive: Vec<Vec<StageSums>>,
 }
 
 /// Those of one stage.
@@ -34,6 +38,7 @@ pub struct StageTimes<'a> {
     idle: Vec<&'a StageSums>,
     lags: Vec<&'a StageSums>,
     write_lags: Vec<&'a StageSums>,
+    additive: Vec<&'a StageSums>,
 }
 
 /// The values of a metric under the idle time that fits best.
@@ -49,7 +54,7 @@ pub struct BestFit {
 /// Sums over all captures, by stage.
 pub fn all_sums(of: &DeviceUnknowns, shift: TimeShift, metrics: &[GpuMetric]) -> Vec<StageSums> {
     let mut sums: Vec<StageSums> =
-        of.stages.iter().map(|it| StageSums::new(it.count, it.own + 1, metrics.len())).collect();
+        of.stages.iter().map(|it| StageSums::new(it.count, &it.kernel_of, metrics.len())).collect();
     for work in &of.work {
         work.each_row(shift, metrics, |row| sums[row.stage as usize - 1].add(row));
     }
@@ -59,20 +64,24 @@ pub fn all_sums(of: &DeviceUnknowns, shift: TimeShift, metrics: &[GpuMetric]) ->
 impl AssumedTimes {
     /// `traced` are the sums under the traced times.
     pub fn of(of: &DeviceUnknowns, traced: Vec<StageSums>, metrics: &[GpuMetric]) -> Self {
-        let idle = |idle_ns: &i64| TimeShift { idle_ns: *idle_ns, lag_ns: 0 };
-        let lag = |lag_ns: &i64| TimeShift { idle_ns: 0, lag_ns: *lag_ns };
+        let idle = |idle_ns: &i64| TimeShift { idle_ns: *idle_ns, ..TimeShift::default() };
+        let lag = |lag_ns: &i64| TimeShift { lag_ns: *lag_ns, ..TimeShift::default() };
         let has_writes = metrics.contains(&GpuMetric::DramWrite);
         let write_lags: &[i64] = if has_writes { &WRITE_LAGS_NS } else { &[] };
+        let is_concurrent = of.stages.iter().any(StageUnknowns::is_concurrent);
+        let additive = TimeShift { is_additive: true, ..TimeShift::default() };
         let all = IDLE_NS[1..].iter().map(|it| (idle(it), metrics));
         let all = all.chain(LAGS_NS.iter().map(|it| (lag(it), metrics)));
         let all = all.chain(write_lags.iter().map(|it| (lag(it), &[GpuMetric::DramWrite][..])));
+        let all = all.chain(is_concurrent.then_some((additive, metrics)));
         let all: Vec<(TimeShift, &[GpuMetric])> = all.collect();
         let mut sums: Vec<Vec<StageSums>> =
             all.par_iter().map(|(shift, metrics)| all_sums(of, *shift, metrics)).collect();
+        let additive = sums.split_off(sums.len() - usize::from(is_concurrent));
         let write_lags = sums.split_off(IDLE_NS.len() - 1 + LAGS_NS.len());
         let lags = sums.split_off(IDLE_NS.len() - 1);
         sums.insert(0, traced);
-        Self { idle: sums, lags, write_lags }
+        Self { idle: sums, lags, write_lags, additive }
     }
 
     pub fn of_stage(&self, stage: usize) -> StageTimes<'_> {
@@ -83,6 +92,7 @@ impl AssumedTimes {
             idle: of_stage(&self.idle, stage),
             lags: of_stage(&self.lags, stage),
             write_lags: of_stage(&self.write_lags, stage),
+            additive: of_stage(&self.additive, stage),
         }
     }
 
@@ -143,7 +153,7 @@ fn meat(
 ) -> Vec<Vec<Vec<f64>>> {
     let mut meat: Vec<Meat> = of.stages.iter().map(|it| Meat::new(it.count, count)).collect();
     for work in &of.work {
-        work.each_row(TimeShift { idle_ns, lag_ns: 0 }, metrics, |row| {
+        work.each_row(TimeShift { idle_ns, ..TimeShift::default() }, metrics, |row| {
             let at = row.stage as usize - 1;
             if let Some(estimates) = &estimates[at] {
                 meat[at].add(row, estimates);
@@ -182,7 +192,7 @@ impl<'a> StageTimes<'a> {
         let near = [idle.checked_sub(1), Some(idle + 1).filter(|it| *it < estimates.len())];
         let mut refits: Vec<Vec<f64>> =
             near.into_iter().flatten().map(|it| self.scaled(it, &estimates[it].values)).collect();
-        // Displaced samples change the values of the traced times.
+        // Other assumptions change the values of the traced times.
         let mut displaced = |sums: &StageSums, metric: usize| {
             let Some(other) = sums.solve(metric) else { return };
             let change = other.values.iter().zip(&estimates[0].values).map(|(it, was)| it - was);
@@ -191,6 +201,11 @@ impl<'a> StageTimes<'a> {
         match metric {
             GpuMetric::DramWrite => self.write_lags.iter().for_each(|it| displaced(it, 0)),
             _ => self.lags.iter().for_each(|it| displaced(it, at)),
+        }
+        self.additive.iter().for_each(|it| displaced(it, at));
+        if let Some(rounding) = self.idle[idle].rounding(at, &estimates[idle]) {
+            let rounding = self.scaled(idle, &rounding);
+            refits.push(values.iter().zip(rounding).map(|(value, by)| value - by).collect());
         }
         let (weight, late) = (traced.weight.clone(), Vec::new());
         Some(KernelEstimates { values, refits, covariance, weight, late })

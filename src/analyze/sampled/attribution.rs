@@ -27,6 +27,14 @@ const OTHER_DELAY: f64 = 0.8;
 /// that changed them, nanoseconds: 7 MB on an H200.
 const LATE_WRITES_NS: f64 = 1_500.0;
 
+/// Share of the time of a kernel or operator that samples of its stage alone contain, from which it
+/// has a value; of kernels that run at once no such share is known.
+const MIN_OBSERVED: f64 = 0.5;
+/// The same of a stage, apart from two periods for each instance.
+const MIN_OBSERVED_OF_STAGE: f64 = 0.9;
+/// Share of the launches of an unknown that are an operator's own, from which it has their value.
+const MIN_OWN: f64 = 0.95;
+
 /// Sampled figures of one device.
 #[derive(Debug, Default)]
 pub struct DeviceFigures {
@@ -38,7 +46,9 @@ pub struct DeviceFigures {
 /// Estimates of one metric in one stage.
 struct MetricFit {
     metric: GpuMetric,
+    /// Of the parts of kernels.
     estimates: KernelEstimates,
+    /// By kernel.
     resolved: Resolved,
     mean: Option<Interval95>,
 }
@@ -50,7 +60,7 @@ pub fn attribute(captures: &[DeviceCapture]) -> DeviceFigures {
     let metrics: Vec<GpuMetric> = GpuMetric::ALL
         .iter()
         .copied()
-        .filter(|metric| captures.iter().all(|it| is_usable(it.samples, *metric)))
+        .filter(|metric| captures.iter().all(|it| is_usable(it.samples, &it.spanned, *metric)))
         .collect();
     let percents: Vec<GpuMetric> = metrics.iter().copied().filter(|it| !it.is_clock()).collect();
     if percents.is_empty() {
@@ -64,7 +74,8 @@ pub fn attribute(captures: &[DeviceCapture]) -> DeviceFigures {
     let times = &of.operators;
     for (at, (unknowns, best)) in of.stages.iter().zip(best).enumerate() {
         let assumed = assumed.of_stage(at);
-        let stage = StageFit { device, unknowns, sums: assumed.traced(), assumed };
+        let every = of.work.first().map_or(1, |it| it.every[at + 1]) as f64;
+        let stage = StageFit { device, unknowns, every, sums: assumed.traced(), assumed };
         let fits = stage.fits(&percents, best);
         let clock = metrics.iter().position(|it| it.is_clock());
         let clock = clock.and_then(|clock| stage.sums.sample_mean(clock));
@@ -124,7 +135,7 @@ fn misfit(
 ) -> f64 {
     let lag_ns = delay_ns - work.delay_ns;
     let mut sums: Vec<StageSums> =
-        stages.iter().map(|it| StageSums::new(it.count, it.own + 1, 1)).collect();
+        stages.iter().map(|it| StageSums::new(it.count, &it.kernel_of, 1)).collect();
     let shift = TimeShift { lag_ns, ..TimeShift::default() };
     work.each_row(shift, &metrics[..1], |row| sums[row.stage as usize - 1].add(row));
     mean_misfit(&sums)
@@ -145,6 +156,8 @@ fn delay(work: &SampledWork, stages: &[StageUnknowns], metrics: &[GpuMetric]) ->
 struct StageFit<'a> {
     device: u32,
     unknowns: &'a StageUnknowns,
+    /// One of how many samples is used.
+    every: f64,
     /// Under the traced times.
     sums: &'a StageSums,
     assumed: StageTimes<'a>,
@@ -153,7 +166,10 @@ struct StageFit<'a> {
 impl StageFit<'_> {
     /// Estimates and groups of each metric.
     fn fits(&self, metrics: &[GpuMetric], best: Option<Vec<BestFit>>) -> Vec<MetricFit> {
-        let adjacent = self.separable_neighbours();
+        let StageUnknowns { parts, kernel_of, own, .. } = self.unknowns;
+        let part_ns: Vec<i64> = parts.iter().map(|it| it.ns).collect();
+        let is_observed: Vec<bool> = (0..*own).map(|k| self.is_kernel_observed(k)).collect();
+        let adjacent = self.separable_neighbours(&is_observed);
         metrics
             .par_iter()
             .zip(best.unwrap_or_default())
@@ -163,30 +179,64 @@ impl StageFit<'_> {
                 if *metric == GpuMetric::DramWrite {
                     estimates.late = self.late_writes();
                 }
-                let resolved = estimates.resolve(&adjacent);
+                let mut kernels = estimates.of_kernels(&kernel_of[..parts.len()], &part_ns, *own);
+                let unobserved = kernels.weight.iter_mut().zip(&is_observed);
+                unobserved.filter(|(_, is_observed)| !**is_observed).for_each(|(it, _)| *it = 0.0);
+                let resolved = kernels.resolve(&adjacent);
                 let mean = self.mean(at, &estimates);
                 Some(MetricFit { metric: *metric, estimates, resolved, mean })
             })
             .collect()
     }
 
-    /// Share of the time of each kernel's calls that their late writes take.
+    /// True if samples contain most of the time of a kernel.
+    fn is_kernel_observed(&self, kernel: usize) -> bool {
+        let of = |(at, it): (usize, &u32)| (*it as usize == kernel).then_some(at);
+        let parts: Vec<usize> = self.unknowns.kernel_of.iter().enumerate().filter_map(of).collect();
+        self.is_observed(&parts)
+    }
+
+    /// True if samples contain most of the time of these parts of kernels.
+    fn is_observed(&self, parts: &[usize]) -> bool {
+        let StageUnknowns { kernels, kernel_of, .. } = self.unknowns;
+        let kernel = |part: &usize| kernels.get(kernel_of[*part] as usize);
+        if parts.iter().filter_map(kernel).any(|it| it.is_concurrent) {
+            return parts.iter().all(|it| self.sums.weight[*it] > 0.0);
+        }
+        let ns: i64 =
+            parts.iter().filter_map(|it| self.unknowns.parts.get(*it)).map(|it| it.ns).sum();
+        let observed: f64 = parts.iter().map(|it| self.sums.observed_ns[*it]).sum();
+        observed > 0.0 && observed * self.every >= MIN_OBSERVED * ns as f64
+    }
+
+    /// True if samples contain nearly all of the time in which the stage's kernels run.
+    fn is_stage_observed(&self) -> bool {
+        let StageUnknowns { busy_ns, edges_ns, .. } = self.unknowns;
+        let apart_from_edges = MIN_OBSERVED_OF_STAGE * busy_ns.saturating_sub(*edges_ns) as f64;
+        let least = apart_from_edges.max(MIN_OBSERVED * *busy_ns as f64);
+        self.sums.busy_ns() * self.every >= least
+    }
+
+    /// Share of the time of each part's calls that their late writes take.
     fn late_writes(&self) -> Vec<f64> {
-        let kernels = &self.unknowns.kernels[..self.unknowns.own];
-        kernels.iter().map(|it| it.calls as f64 * LATE_WRITES_NS / it.ns.max(1) as f64).collect()
+        let parts = self.unknowns.parts.iter();
+        parts.map(|it| it.calls as f64 * LATE_WRITES_NS / it.ns.max(1) as f64).collect()
     }
 
     /// Neighbours of kernels with samples.
-    fn separable_neighbours(&self) -> Vec<BTreeSet<usize>> {
-        let is_sampled = |k: usize| self.sums.samples[k] > 0;
+    fn separable_neighbours(&self, is_observed: &[bool]) -> Vec<BTreeSet<usize>> {
         let of = |(k, near): (usize, &BTreeSet<usize>)| {
-            near.iter().copied().filter(|l| is_sampled(k) && is_sampled(*l)).collect()
+            near.iter().copied().filter(|l| is_observed[k] && is_observed[*l]).collect()
         };
         self.unknowns.adjacent.iter().enumerate().map(of).collect()
     }
 
-    /// Mean of a metric over the stage's kernel time.
+    /// Mean of a metric over the stage's kernel time; `None` where samples with work of other
+    /// stages leave too little of it.
     fn mean(&self, metric: usize, estimates: &KernelEstimates) -> Option<Interval95> {
+        if !self.is_stage_observed() {
+            return None;
+        }
         let KernelEstimates { values, covariance, .. } = estimates;
         let mean = self.sums.mean(metric, values, covariance)?;
         let change = |sums: &&StageSums| {
@@ -194,7 +244,8 @@ impl StageFit<'_> {
             Some((other.value * sums.busy() / self.sums.busy() - mean.value).abs())
         };
         let changes = self.assumed.lagging().iter().filter_map(change);
-        Some(Interval95::of(mean.value, mean.error, changes.fold(0.0, f64::max)))
+        let change = changes.fold(self.sums.mean_rounding(metric), f64::max);
+        Some(Interval95::of(mean.value, mean.error, change))
     }
 
     fn stage(&self, fits: &[MetricFit], sm_clock_mhz: Option<f64>) -> SampledStage {
@@ -257,19 +308,16 @@ impl StageFit<'_> {
 
     /// Means over the kernels of an operator.
     fn operator(&self, path: &str, times: &UnknownTimes, fits: &[MetricFit]) -> SampledOperator {
-        let kernels: Vec<usize> = times.keys().copied().collect();
+        let unknowns: Vec<usize> = times.keys().copied().collect();
         let weights: Vec<f64> = times.values().map(|ns| *ns as f64).collect();
-        let is_resolved = |fit: &&MetricFit| {
-            kernels.iter().all(|k| {
-                let Some(value) = fit.resolved.values[*k] else { return false };
-                let of_group = value.group.filter(|_| value.is_group_mean);
-                let group = of_group.map(|at| &fit.resolved.groups[at]);
-                let is_inside = |it: &usize| times.contains_key(it);
-                *k < self.unknowns.own && group.is_none_or(|it| it.kernels.iter().all(is_inside))
-            })
+        // The value of an unknown is that of all its launches.
+        let is_own = |(at, ns): (&usize, &i64)| {
+            let part = self.unknowns.parts.get(*at);
+            part.is_some_and(|it| *ns as f64 >= MIN_OWN * it.ns as f64)
         };
+        let is_known = times.iter().all(is_own) && self.is_observed(&unknowns);
         let value = |fit: &MetricFit| {
-            let interval = fit.estimates.weighted(&kernels, &weights);
+            let interval = fit.estimates.weighted(&unknowns, &weights);
             let Interval95 { value: pct, half_width } =
                 Some(interval).filter(Interval95::is_resolved)?;
             Some((fit.metric, SampledValue { pct, half_width, group: None, is_group_mean: false }))
@@ -279,7 +327,7 @@ impl StageFit<'_> {
             device: self.device,
             path: path.to_owned(),
             total_ms: Nanos(times.values().sum()).as_ms(),
-            metrics: fits.iter().filter(is_resolved).filter_map(value).collect(),
+            metrics: fits.iter().filter(|_| is_known).filter_map(value).collect(),
         }
     }
 }

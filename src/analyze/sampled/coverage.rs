@@ -4,6 +4,8 @@
 //! A full buffer loses samples and nsys exits with 0, so a stage has sampled figures only where
 //! samples span it. A sample's value is the mean over the period after its time.
 
+use std::collections::{BTreeMap, BTreeSet};
+
 use serde::{Deserialize, Serialize};
 
 use super::displacement::displacement;
@@ -118,18 +120,40 @@ pub fn stage_windows(
     labels.filter_map(of_stage).collect()
 }
 
-/// Coverage of all stages and devices of one capture.
-pub fn coverage(trace: &NsysTrace, launches: &LaunchIndex) -> Vec<GpuSampleCoverage> {
+/// The samples of one stage on one device.
+#[derive(Debug, Clone)]
+pub struct StageSamples {
+    pub coverage: GpuSampleCoverage,
+    /// Device time of the stage.
+    pub windows: Vec<Interval>,
+}
+
+/// Samples of all stages and devices of one capture.
+pub fn stage_samples(trace: &NsysTrace, launches: &LaunchIndex) -> Vec<StageSamples> {
     let Some(samples) = &trace.samples else { return Vec::new() };
     let mut rows = Vec::new();
     for device in &samples.devices {
         let Some(period) = period_ns(samples, device) else { continue };
         let late_ns = displacement(trace, device, period as i64);
         for (stage, windows) in stage_windows(trace, launches, device.device) {
-            rows.push(of_stage(stage, &windows, device, (period, late_ns)));
+            let coverage = of_stage(stage, &windows, device, (period, late_ns));
+            rows.push(StageSamples { coverage, windows });
         }
     }
     rows
+}
+
+/// Stages with kernels on devices that a capture with samples does not sample, by device.
+pub fn unsampled(trace: &NsysTrace, launches: &LaunchIndex) -> BTreeMap<u32, Vec<String>> {
+    let Some(samples) = &trace.samples else { return BTreeMap::new() };
+    let kernels = trace.kernels.kinds().iter().map(|it| it.device);
+    let used: BTreeSet<u32> = kernels.chain(trace.graphs.iter().map(|it| it.device)).collect();
+    let is_unsampled = |used: &u32| !samples.devices.iter().any(|it| it.device == *used);
+    let stages = |device: u32| -> Vec<String> {
+        stage_windows(trace, launches, device).into_iter().map(|(stage, _)| stage).collect()
+    };
+    let unsampled = used.into_iter().filter(is_unsampled).map(|device| (device, stages(device)));
+    unsampled.filter(|(_, stages)| !stages.is_empty()).collect()
 }
 
 fn of_stage(
@@ -196,7 +220,7 @@ impl Sums {
         let first = times.partition_point(|at| *at <= start).saturating_sub(1);
         let last = times.partition_point(|at| *at < end);
         self.samples += times[first..last].iter().filter(|at| **at >= start).count() as u64;
-        let mut covered_to = start;
+        let (mut covered_from, mut covered_to) = (None, start);
         for at in first..last {
             let next = times.get(at + 1).copied().unwrap_or(i64::MAX);
             let step = next.saturating_sub(times[at]);
@@ -206,11 +230,14 @@ impl Sums {
             }
             self.gap(covered_to, times[at].min(end), period);
             let from = times[at].max(start);
+            covered_from.get_or_insert(from);
             self.covered += to.min(end) - from;
             covered_to = to;
         }
         self.gap(covered_to, end, period);
-        self.starts_late |= times.get(first).is_none_or(|at| *at > start + period / 2);
+        // Samples that all lie before the window end early.
+        let from = covered_from.or_else(|| times.get(first).copied());
+        self.starts_late |= from.is_none_or(|from| from > start + period / 2);
         self.ends_early |= covered_to + period / 2 < end;
     }
 

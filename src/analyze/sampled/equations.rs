@@ -12,6 +12,8 @@ use crate::{analyze::compare::student::t95, trace::gpu_metrics::GpuMetric};
 const PRIOR: f64 = 50.0;
 /// Initial residual variance, and that of stages with too few samples for an estimate.
 const FIRST_VARIANCE: f64 = 9.0;
+/// Values above it vary enough for their rounding to average out.
+const MAX_STEADY: f64 = 4.0;
 /// Least residual variance: values are whole percents.
 const MIN_VARIANCE: f64 = 0.25;
 /// Samples in addition to the unknowns from which the residual variance is estimated.
@@ -22,19 +24,23 @@ const ITERATIONS: usize = 3;
 #[derive(Debug, Clone, Default)]
 pub struct StageSums {
     unknowns: usize,
-    /// Number of unknowns that are kernels; copies follow.
-    kernels: usize,
+    /// Kernel of each unknown that is a part of a kernel; copies follow.
+    kernel_of: Vec<u32>,
     /// A'A, row by row.
     gram: Vec<f64>,
     pub rows: u64,
     /// Sum of A by unknown: its time, in periods.
     pub weight: Vec<f64>,
-    /// Samples by unknown.
+    /// The same in nanoseconds.
+    pub observed_ns: Vec<f64>,
+    /// Samples by kernel.
     pub samples: Vec<u64>,
     /// Sum of the busy share over the rows without copies.
     busy: f64,
     /// A'v by unknown, then by metric.
     products: Vec<f64>,
+    /// A'u by unknown, then by metric: u by [`rounding`].
+    rounding: Vec<f64>,
     metrics: Vec<MetricSums>,
 }
 
@@ -43,6 +49,7 @@ pub struct StageSums {
 struct MetricSums {
     sum: f64,
     squares: f64,
+    rounding: f64,
     /// Sum over the rows without copies.
     kernel_sum: f64,
 }
@@ -62,15 +69,29 @@ pub struct Estimate {
     pub variance: f64,
 }
 
+/// By how much a sample may exceed the true value: nsys rounds to the nearest percent, and what is
+/// above 0 to at least 1.
+fn rounding(value: f64) -> f64 {
+    match value {
+        1.0 => 1.0,
+        _ if value > 1.0 && value <= MAX_STEADY => 0.5,
+        _ => 0.0,
+    }
+}
+
 impl StageSums {
-    pub fn new(unknowns: usize, kernels: usize, metrics: usize) -> Self {
+    /// `kernel_of` has the kernel of each unknown that is a part of one.
+    pub fn new(unknowns: usize, kernel_of: &[u32], metrics: usize) -> Self {
+        let kernels = kernel_of.iter().max().map_or(0, |it| *it as usize + 1);
         Self {
             unknowns,
-            kernels,
+            kernel_of: kernel_of.to_vec(),
             gram: vec![0.0; unknowns * unknowns],
             weight: vec![0.0; unknowns],
-            samples: vec![0; unknowns],
+            observed_ns: vec![0.0; unknowns],
+            samples: vec![0; kernels],
             products: vec![0.0; unknowns * metrics],
+            rounding: vec![0.0; unknowns * metrics],
             metrics: vec![MetricSums::default(); metrics],
             ..Self::default()
         }
@@ -79,23 +100,35 @@ impl StageSums {
     /// Adds one sample.
     pub fn add(&mut self, row: &SampleRow) {
         self.rows += 1;
+        let mut roundings = [0.0; GpuMetric::COUNT];
+        roundings.iter_mut().zip(&row.values).for_each(|(it, value)| *it = rounding(*value));
         let mut busy = 0.0;
-        for &(k, a) in &row.entries {
+        for (at, &(k, a)) in row.entries.iter().enumerate() {
             let k = k as usize;
             busy += a;
             self.weight[k] += a;
-            self.samples[k] += 1;
+            self.observed_ns[k] += a * row.period_ns;
+            let kernel = |it: &(u32, f64)| self.kernel_of.get(it.0 as usize);
+            if let Some(of) = self.kernel_of.get(k)
+                && !row.entries[..at].iter().any(|it| kernel(it) == Some(of))
+            {
+                self.samples[*of as usize] += 1;
+            }
             for &(l, b) in &row.entries {
                 self.gram[k * self.unknowns + l as usize] += a * b;
             }
-            let products = &mut self.products[k * self.metrics.len()..];
+            let from = k * self.metrics.len();
+            let products = &mut self.products[from..];
             products.iter_mut().zip(&row.values).for_each(|(sum, value)| *sum += a * value);
+            let rounding = &mut self.rounding[from..from + self.metrics.len()];
+            rounding.iter_mut().zip(&roundings).for_each(|(sum, value)| *sum += a * value);
         }
-        for (sums, value) in self.metrics.iter_mut().zip(&row.values) {
+        for ((sums, value), rounding) in self.metrics.iter_mut().zip(&row.values).zip(roundings) {
             sums.sum += value;
             sums.squares += value * value;
+            sums.rounding += rounding;
         }
-        if row.entries.iter().any(|(k, _)| *k as usize >= self.kernels) {
+        if row.entries.iter().any(|(k, _)| *k as usize >= self.kernel_of.len()) {
             return;
         }
         self.busy += busy;
@@ -106,7 +139,17 @@ impl StageSums {
 
     /// Kernel time of the samples, in periods.
     pub fn busy(&self) -> f64 {
-        self.weight[..self.kernels].iter().sum()
+        self.weight[..self.kernel_of.len()].iter().sum()
+    }
+
+    /// The same in nanoseconds.
+    pub fn busy_ns(&self) -> f64 {
+        self.observed_ns[..self.kernel_of.len()].iter().sum()
+    }
+
+    /// By how much the mean of a metric may be too high as samples are rounded.
+    pub fn mean_rounding(&self, metric: usize) -> f64 {
+        self.metrics[metric].rounding / self.busy().max(f64::MIN_POSITIVE)
     }
 
     /// Mean of a metric over the samples without copies.
@@ -121,11 +164,12 @@ impl StageSums {
         if busy <= 0.0 || self.rows < 2 {
             return None;
         }
-        let (n, copies) = (self.unknowns, self.kernels..self.unknowns);
+        let (n, kernels) = (self.unknowns, self.kernel_of.len());
+        let copies = kernels..n;
         let of_copies: f64 = copies.clone().map(|c| self.weight[c] * values[c]).sum();
         let mean = (self.metrics[metric].sum - of_copies) / busy;
         // The squares of the residuals, with one value for all kernels.
-        let value = |k: usize| if k < self.kernels { mean } else { values[k] };
+        let value = |k: usize| if k < kernels { mean } else { values[k] };
         let all: Vec<f64> = (0..n).map(value).collect();
         let squares = self.squares(metric, &all);
         // The spread of few samples is uncertain: Student's factor over the normal one.
@@ -176,6 +220,14 @@ impl StageSums {
         inverse.chunks_exact(self.unknowns).map(|row| dot(row, &right)).collect()
     }
 
+    /// By how much the values of an estimate may be too high as samples are rounded.
+    pub fn rounding(&self, metric: usize, estimate: &Estimate) -> Option<Vec<f64>> {
+        let inverse = inverse(self.precision(estimate.variance), self.unknowns)?;
+        let sums = self.rounding.iter().skip(metric).step_by(self.metrics.len());
+        let right: Vec<f64> = sums.map(|it| it / estimate.variance).collect();
+        Some(inverse.chunks_exact(self.unknowns).map(|row| dot(row, &right)).collect())
+    }
+
     /// A'v of a metric.
     fn products(&self, metric: usize) -> impl Iterator<Item = f64> {
         self.products.iter().skip(metric).step_by(self.metrics.len()).copied()
@@ -206,7 +258,7 @@ impl StageSums {
 
     /// Number of unknowns with samples.
     fn used(&self) -> usize {
-        self.samples.iter().filter(|samples| **samples > 0).count()
+        self.weight.iter().filter(|weight| **weight > 0.0).count()
     }
 
     /// Covariance of an estimate, robust against samples of different variance. `meat` is the sum

@@ -44,7 +44,8 @@ pub struct SampledKernel {
     pub share_pct: Option<f64>,
     /// Samples of the stage whose period overlaps the kernel.
     pub samples: u64,
-    /// True if other kernels ran at the same time: the time is divided among them.
+    /// True if other kernels ran at the same time: intervals contain the values if the time is
+    /// divided among them, and if it is not.
     pub is_concurrent: bool,
     /// Those that are resolved; a missing one is not zero.
     #[schema(value_type = BTreeMap<String, SampledValue>)]
@@ -71,7 +72,8 @@ pub struct SampledStageValue {
 pub struct SampledStage {
     pub stage: String,
     pub device: u32,
-    /// Kernel time in the sampled passes.
+    /// Kernel time in the sampled passes; times of kernels that run at once are added, whereas a
+    /// mean is over the time in which any of them runs.
     pub kernel_ms: f64,
     /// Samples whose period has work of this stage alone; of more than 500,000 an even part.
     pub samples: u64,
@@ -89,9 +91,9 @@ pub struct SampledOperator {
     /// Module path or range, layers rolled up.
     #[schema(example = "decoder.layers.*.self_attn.q_proj")]
     pub path: String,
-    /// Kernel time in the sampled passes, enclosed operators included.
+    /// Time of its kernels and graphs in the sampled passes, enclosed operators included.
     pub total_ms: f64,
-    /// Those for which all its kernels are resolved, and no group has kernels of another operator.
+    /// Those whose interval over all its kernels is narrow.
     #[schema(value_type = BTreeMap<String, SampledValue>)]
     pub metrics: SampledValues,
 }

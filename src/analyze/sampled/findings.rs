@@ -1,13 +1,13 @@
 //! Findings on samples: none, lost ones, and stages that they do not span.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 
 use super::{
     coverage::{GpuSampleCoverage, SampleProblem},
     figures::SampledStage,
 };
 use crate::{
-    analyze::stats::percent,
+    analyze::{stats::percent, timeline::interval::Interval},
     domain::finding::{Finding, Severity},
     trace::{
         gpu_metrics::{DeviceSamples, GpuMetric, GpuSamples},
@@ -16,8 +16,9 @@ use crate::{
 };
 
 /// Ids of findings on samples that are missing: the run is partial.
-const LOSSES: [&str; 7] = [
+const LOSSES: [&str; 8] = [
     "gpu_metrics_empty",
+    "gpu_metrics_other_gpu",
     "gpu_metrics_lacking",
     "gpu_metrics_too_few",
     "gpu_metrics_refused",
@@ -155,16 +156,28 @@ const CHECK_METRICS: &str = "check that this GPU has the metrics (nsys profile \
                              --gpu-metrics-set=help) and that no other profiler or monitor, such \
                              as DCGM, reads its counters meanwhile";
 
-/// True if enough samples have a value of the metric for figures of it.
-pub fn is_usable(device: &DeviceSamples, metric: GpuMetric) -> bool {
-    let count = device.count(metric) as f64;
-    percent(count, device.times().len() as f64).is_some_and(|pct| pct >= MIN_COMPLETE_PCT)
+/// True if enough samples have a value of the metric for figures of it: in each of these stages,
+/// given by their device time, or in the whole capture where no stage is spanned.
+pub fn is_usable(
+    device: &DeviceSamples,
+    stages: &[(&str, &[Interval])],
+    metric: GpuMetric,
+) -> bool {
+    let is_complete = |(count, all): (usize, usize)| {
+        all == 0 || percent(count as f64, all as f64).is_some_and(|pct| pct >= MIN_COMPLETE_PCT)
+    };
+    if stages.is_empty() {
+        return device.has(metric) && is_complete((device.count(metric), device.times().len()));
+    }
+    device.has(metric)
+        && stages.iter().all(|(_, windows)| is_complete(device.count_inside(windows, metric)))
 }
 
-/// Findings on the values of a device's samples: metrics that are missing, or left out.
-pub fn values(device: &DeviceSamples) -> Vec<Finding> {
+/// Findings on the values of a device's samples: metrics that are missing from one of these stages,
+/// or left out.
+pub fn values(device: &DeviceSamples, stages: &[(&str, &[Interval])]) -> Vec<Finding> {
     let lacking: Vec<GpuMetric> =
-        EXPECTED.into_iter().filter(|metric| !is_usable(device, *metric)).collect();
+        EXPECTED.into_iter().filter(|metric| !is_usable(device, stages, *metric)).collect();
     let left_out = (device.invalid > 0).then_some(device.invalid);
     if lacking.is_empty() {
         let finding = left_out.map(|count| {
@@ -185,27 +198,70 @@ pub fn values(device: &DeviceSamples) -> Vec<Finding> {
         names.join(", ")
     );
     let finding = warning("gpu_metrics_lacking", message).advise(CHECK_METRICS);
-    let all = device.times().len() as f64;
     let with_share = |finding: Finding, metric: &GpuMetric| {
-        let share = percent(device.count(*metric) as f64, all).filter(|pct| *pct > 0.0);
-        let text = share.map_or("no sample".into(), |pct| format!("{pct:.1} % of the samples"));
-        finding.with(metric.as_str(), text)
+        finding.with(metric.as_str(), least_share(device, stages, *metric))
     };
     let finding = lacking.iter().fold(finding, with_share);
     vec![left_out.into_iter().fold(finding, |it, count| it.with("invalid values", count))]
 }
 
-/// Findings on stages with samples, none of which is of the stage alone.
+/// The share of samples with a metric: of the stage with the least, or without stages of all.
+fn least_share(
+    device: &DeviceSamples,
+    stages: &[(&str, &[Interval])],
+    metric: GpuMetric,
+) -> String {
+    let share = |(count, all): (usize, usize)| percent(count as f64, all as f64).unwrap_or(100.0);
+    let mut shares: Vec<(f64, String)> = stages
+        .iter()
+        .map(|(stage, it)| (share(device.count_inside(it, metric)), format!(" of {stage}")))
+        .collect();
+    if stages.is_empty() {
+        shares.push((share((device.count(metric), device.times().len())), String::new()));
+    }
+    let least = shares.into_iter().min_by(|a, b| a.0.total_cmp(&b.0));
+    match least.filter(|(pct, _)| *pct > 0.0) {
+        Some((pct, stage)) => format!("{pct:.1} % of the samples{stage}"),
+        None => "no sample".into(),
+    }
+}
+
+/// The finding of GPUs that run kernels of stages and have no samples, by device.
+pub fn other_gpu(
+    unsampled: &BTreeMap<u32, Vec<String>>,
+    samples: Option<&GpuSamples>,
+) -> Option<Finding> {
+    // Samples without a device, or without values, have a finding of their own.
+    let samples = samples.filter(|it| it.refused.is_empty() && !it.devices.is_empty())?;
+    let (_, stages) = unsampled.first_key_value()?;
+    let numbers = |devices: &mut dyn Iterator<Item = u32>| -> String {
+        devices.map(|it| it.to_string()).collect::<Vec<_>>().join(", ")
+    };
+    let message = format!(
+        "Kernels of {} ran on GPU {}, of which the capture has no samples; it has those of GPU {}.",
+        stages.join(" and "),
+        numbers(&mut unsampled.keys().copied()),
+        numbers(&mut samples.devices.iter().map(|it| it.device)),
+    );
+    let advice = "sample all GPUs of the program: nsys profile --gpu-metrics-devices=all";
+    Some(warning("gpu_metrics_other_gpu", message).advise(advice))
+}
+
+/// Findings on stages with samples, too few of which are of the stage alone.
 pub fn too_few(stages: &[SampledStage]) -> Vec<Finding> {
     let without = stages.iter().filter(|it| it.samples == 0 || it.metrics.is_empty());
     let finding = |it: &SampledStage| {
         let message = format!(
-            "{}: no sample of GPU {} has work of this stage alone; it has no sampled metrics.",
+            "{}: too few samples of GPU {} have work of this stage alone; it has no sampled means.",
             it.stage, it.device
         );
         warning("gpu_metrics_too_few", message)
             .with("kernel time", format!("{:.3} ms", it.kernel_ms))
-            .advise("sample at a higher rate, or repeat the stage more often")
+            .with("samples of the stage alone", it.samples)
+            .advise(
+                "sample at a higher rate, repeat the stage more often, or profile stages that run \
+                 at once apart",
+            )
     };
     without.map(finding).collect()
 }

@@ -104,6 +104,43 @@ impl KernelEstimates {
         Interval95::of(value, variance.max(0.0).sqrt(), change)
     }
 
+    /// Those of kernels, as means over their parts: `kernel_of` has the kernel of each of the first
+    /// unknowns, `ns` the time of each part. What has no time is left out.
+    pub fn of_kernels(&self, kernel_of: &[u32], ns: &[i64], kernels: usize) -> Self {
+        let mut total = vec![0.0; kernels];
+        kernel_of.iter().zip(ns).for_each(|(k, ns)| total[*k as usize] += *ns as f64);
+        let parts: Vec<(usize, f64)> = kernel_of
+            .iter()
+            .zip(ns)
+            .map(|(k, ns)| (*k as usize, *ns as f64 / total[*k as usize].max(1.0)))
+            .collect();
+        let mean = |values: &[f64]| {
+            let mut means = vec![0.0; kernels];
+            parts.iter().zip(values).for_each(|((k, share), value)| means[*k] += share * value);
+            means
+        };
+        let n = self.values.len();
+        let mut covariance = vec![0.0; kernels * kernels];
+        for (p, (k, a)) in parts.iter().enumerate() {
+            for (q, (l, b)) in parts.iter().enumerate() {
+                covariance[k * kernels + l] += a * b * self.covariance[p * n + q];
+            }
+        }
+        let mut weight = vec![0.0; kernels];
+        kernel_of
+            .iter()
+            .zip(ns)
+            .zip(&self.weight)
+            .for_each(|((k, _), it)| weight[*k as usize] += it);
+        Self {
+            values: mean(&self.values),
+            refits: self.refits.iter().map(|it| mean(it)).collect(),
+            covariance,
+            weight,
+            late: if self.late.is_empty() { Vec::new() } else { mean(&self.late) },
+        }
+    }
+
     /// Values of all kernels: of their own where the interval is narrow, else of their group.
     pub fn resolve(&self, adjacent: &[BTreeSet<usize>]) -> Resolved {
         let is_group = |it: &KernelGroup| it.kernels.len() > 1 && it.interval.is_resolved();

@@ -37,7 +37,14 @@ pub struct Work {
     pub unknown: u32,
 }
 
-/// Assumed distance between the times of the trace and those of the counters, nanoseconds.
+impl Work {
+    pub const fn ns(&self) -> i64 {
+        self.end_ns.saturating_sub(self.start_ns)
+    }
+}
+
+/// Assumptions on the time of counters: distances from the times of the trace in nanoseconds, and
+/// what kernels that run at once have of it.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct TimeShift {
     /// Time after the start of a kernel, and before its end, in which it counts nothing: blocks
@@ -45,6 +52,9 @@ pub struct TimeShift {
     pub idle_ns: i64,
     /// Added to the times of samples.
     pub lag_ns: i64,
+    /// Kernels that run at once have the whole time each, as if they did not slow each other down;
+    /// otherwise they share it.
+    pub is_additive: bool,
 }
 
 /// Work and samples of one device in one capture.
@@ -142,7 +152,7 @@ fn near(work: &[Work], margin: i64) -> Vec<Interval> {
     near
 }
 
-/// A part of a kernel's time, divided by the number of kernels that run then.
+/// A part of a kernel's time, and the share of it that counts.
 #[derive(Debug, Clone, Copy, PartialEq)]
 struct Piece {
     work: Work,
@@ -156,6 +166,7 @@ pub type Entries = Vec<(u32, f64)>;
 #[derive(Debug, Clone, Default)]
 pub struct SampleRow {
     pub stage: u16,
+    pub period_ns: f64,
     pub entries: Entries,
     /// By metric, as requested.
     pub values: Vec<f64>,
@@ -170,7 +181,7 @@ impl SampledWork<'_> {
         metrics: &[GpuMetric],
         mut take: impl FnMut(&SampleRow),
     ) {
-        let mut row = SampleRow::default();
+        let mut row = SampleRow { period_ns: self.period_ns as f64, ..SampleRow::default() };
         for span in &self.spans {
             let mut kernels = Pieces::of(&self.kernels[span.kernel..], shift);
             let mut copies = &self.copies[span.copy..];
@@ -268,7 +279,8 @@ impl<'a> Pieces<'a> {
         while let Some(first_end) = self.active.iter().map(|it| it.end_ns).min() {
             let (from, to) = (self.now, first_end.min(until));
             if to > from {
-                let share = 1.0 / self.active.len() as f64;
+                let is_additive = self.shift.is_additive;
+                let share = if is_additive { 1.0 } else { 1.0 / self.active.len() as f64 };
                 let piece =
                     |it: &Work| Piece { work: Work { start_ns: from, end_ns: to, ..*it }, share };
                 self.pieces.extend(self.active.iter().map(piece));

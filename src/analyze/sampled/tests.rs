@@ -11,8 +11,11 @@ use crate::{
     trace::{
         gpu_metrics::{DeviceSamples, GpuMetric, GpuSamples},
         kernel::Kernel,
+        nsys::GraphLaunch,
     },
 };
+
+mod mixed_work;
 
 const PERIOD_NS: i64 = 20_000;
 
@@ -97,7 +100,9 @@ impl Synthetic {
             }
             let inside = runs[first..].iter().take_while(|run| run.0 < to);
             let sum: f64 = inside.map(|run| (run.1.min(to) - run.0.max(from)) as f64 * run.2).sum();
-            let value = (sum / PERIOD_NS as f64).round().max(0.0);
+            // As nsys rounds: what is above 0 is at least 1.
+            let value = sum / PERIOD_NS as f64;
+            let value = if value > 0.0 { value.round().max(1.0) } else { 0.0 };
             samples.push(time, self.metric, value as u16);
             time += PERIOD_NS;
         }

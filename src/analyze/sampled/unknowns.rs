@@ -1,16 +1,17 @@
 //! The unknowns of each stage: kernels by name, grid and block, graphs traced as a whole, and
 //! copies, over all captures of one device.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 
-use foldhash::{HashMap, HashSet, HashSetExt as _};
+use foldhash::{HashMap, HashMapExt as _, HashSet, HashSetExt as _};
 
 use super::{
-    operators::{self, OperatorTimes},
+    operators::{OpenOperators, OperatorTimes},
+    parts::{PartKey, Parts, Tally, tallies},
     rows::{self, DELAY_NS, NO_STAGE, SampledWork, Work},
 };
 use crate::{
-    analyze::timeline::launches::LaunchIndex,
+    analyze::timeline::{interval::Interval, launches::LaunchIndex},
     trace::{gpu_metrics::DeviceSamples, names::base_name, nsys::NsysTrace},
 };
 
@@ -27,8 +28,8 @@ pub struct DeviceCapture<'a> {
     pub device: u32,
     pub samples: &'a DeviceSamples,
     pub period_ns: i64,
-    /// Labels of spanned stages.
-    pub spanned: Vec<&'a str>,
+    /// Labels of spanned stages, and their device time.
+    pub spanned: Vec<(&'a str, &'a [Interval])>,
 }
 
 /// One kernel of a stage.
@@ -41,23 +42,38 @@ pub struct StageKernel {
     pub is_concurrent: bool,
 }
 
-/// The unknowns of one stage: its kernels, longest first, then one for all kernels beyond the
-/// maximum and one for each kind of copies.
+/// The unknowns of one stage: the parts of its kernels, longest kernel first, then one for all
+/// kernels beyond the maximum and one for each kind of copies.
 #[derive(Debug, Clone, Default)]
 pub struct StageUnknowns {
     pub stage: String,
+    /// Longest first.
     pub kernels: Vec<StageKernel>,
-    /// Number of unknowns, and of those that are kernels of their own.
-    pub count: usize,
+    /// Number of kernels with unknowns of their own.
     pub own: usize,
-    /// Neighbours of each unknown in the order of launches.
+    /// Launches by unknown of those kernels.
+    pub parts: Vec<Tally>,
+    /// Index of the kernel of each unknown except copies; `own` for the one of the rest.
+    pub kernel_of: Vec<u32>,
+    /// Number of unknowns.
+    pub count: usize,
+    /// Neighbours of each kernel in the order of launches.
     pub adjacent: Vec<BTreeSet<usize>>,
+    /// Time in which kernels run.
+    pub busy_ns: i64,
+    /// Time of two periods for each instance: samples at its ends may have work of other stages.
+    pub edges_ns: i64,
 }
 
 impl StageUnknowns {
     /// Kernel time of the stage.
     fn ns(&self) -> i64 {
         self.kernels.iter().map(|it| it.ns).sum()
+    }
+
+    /// True if kernels of the stage run at once.
+    pub fn is_concurrent(&self) -> bool {
+        self.kernels.iter().any(|it| it.is_concurrent)
     }
 }
 
@@ -86,31 +102,52 @@ pub struct DeviceUnknowns<'a> {
     pub operators: OperatorTimes,
 }
 
+/// Work of a capture, and by kernel the number of its nest of operators.
+struct Keyed {
+    kernels: Vec<Work>,
+    nests: Vec<u32>,
+    copies: Vec<Work>,
+}
+
+impl Keyed {
+    /// Kernels of one stage with their nests.
+    fn of_stage(&self, number: u16) -> impl Iterator<Item = (&Work, u32)> + Clone {
+        let kernels = self.kernels.iter().zip(self.nests.iter().copied());
+        kernels.filter(move |(it, _)| it.stage == number)
+    }
+}
+
 /// Numbers the unknowns of all stages that the captures span.
 pub fn unknowns<'a>(captures: &[DeviceCapture<'a>]) -> DeviceUnknowns<'a> {
     let mut names: Vec<&str> = Vec::new();
-    for stage in captures.iter().flat_map(|it| &it.spanned) {
+    for (stage, _) in captures.iter().flat_map(|it| &it.spanned) {
         if !names.contains(stage) {
             names.push(stage);
         }
     }
     let mut keys = Keys::default();
-    let keyed: Vec<[Vec<Work>; 2]> =
-        captures.iter().map(|it| [kernels(it, &names, &mut keys), copies(it, &names)]).collect();
+    let mut open = OpenOperators::default();
+    let mut keyed: Vec<Keyed> = Vec::new();
+    for capture in captures {
+        let (kernels, copies) = (kernels(capture, &names, &mut keys), copies(capture, &names));
+        keyed.push(Keyed { nests: open.of_works(capture), kernels, copies });
+    }
     let mut stages: Vec<StageUnknowns> = Vec::new();
-    let mut locals: Vec<Vec<Option<u32>>> = Vec::new();
     for (at, name) in names.iter().enumerate() {
-        let (stage, local) = stage(name, at as u16 + 1, &keys, &keyed);
+        let mut stage = stage(name, at as u16 + 1, &keys, &mut keyed);
+        for capture in captures {
+            let windows = capture.spanned.iter().filter(|(stage, _)| stage == name);
+            let instances: usize = windows.map(|(_, windows)| windows.len()).sum();
+            stage.edges_ns += 2 * capture.period_ns * instances as i64;
+        }
         stages.push(stage);
-        locals.push(local);
     }
     let mut operators = OperatorTimes::new();
     let mut work = Vec::new();
     let shortest = captures.iter().map(|it| it.period_ns).min().unwrap_or(1);
     let every = rows::every(stages.iter().map(StageUnknowns::ns), shortest);
-    for (capture, [mut kernels, mut copies]) in captures.iter().zip(keyed) {
-        localise(&mut kernels, &stages, &locals);
-        operators::add(&mut operators, capture, &kernels);
+    for (capture, Keyed { mut kernels, nests, mut copies }) in captures.iter().zip(keyed) {
+        open.add(&mut operators, &kernels, &nests);
         copies.iter_mut().for_each(|it| it.unknown += first_copy(it, &stages));
         kernels.retain(|it| it.end_ns > it.start_ns);
         kernels.sort_by_key(|it| it.start_ns);
@@ -127,7 +164,7 @@ pub fn unknowns<'a>(captures: &[DeviceCapture<'a>]) -> DeviceUnknowns<'a> {
 /// Number of a stage; [`NO_STAGE`] unless the samples of the capture span it.
 fn stage_number(capture: &DeviceCapture, names: &[&str], instance: u32) -> u16 {
     let stage = capture.launches.stage(instance);
-    let spanned = capture.spanned.contains(&stage);
+    let spanned = capture.spanned.iter().any(|(name, _)| *name == stage);
     let at = names.iter().position(|name| *name == stage).filter(|_| spanned);
     at.map_or(NO_STAGE, |at| at as u16 + 1)
 }
@@ -183,89 +220,102 @@ fn copies(capture: &DeviceCapture, names: &[&str]) -> Vec<Work> {
 /// Number of kinds of copies.
 const COPY_KINDS: usize = 5;
 
-/// The unknowns of one stage, and by key its unknown.
-fn stage(
-    name: &str,
-    number: u16,
-    keys: &Keys,
-    keyed: &[[Vec<Work>; 2]],
-) -> (StageUnknowns, Vec<Option<u32>>) {
-    let mut tallies = vec![(0u64, 0i64); keys.keys.len()];
-    for work in keyed.iter().flat_map(|[kernels, _]| kernels) {
-        if work.stage == number {
-            let tally = &mut tallies[work.unknown as usize];
-            *tally = (tally.0 + 1, tally.1.saturating_add(work.end_ns - work.start_ns));
-        }
+/// The unknowns of one stage, which its kernels have instead of their keys then.
+fn stage(name: &str, number: u16, keys: &Keys, keyed: &mut [Keyed]) -> StageUnknowns {
+    let works = keyed.iter().flat_map(|it| it.of_stage(number));
+    let parts = Parts::of(works.clone().map(|(work, _)| work), keys.keys.len());
+    let mut of_kernel: BTreeMap<u32, Vec<(PartKey, Tally)>> = BTreeMap::new();
+    for (part, tally) in tallies(&parts, works) {
+        of_kernel.entry(part.0).or_default().push((part, tally));
     }
-    let called = (0..).zip(tallies).filter(|(_, (calls, _))| *calls > 0);
-    let mut order: Vec<(u32, (u64, i64))> = called.collect();
-    order.sort_by_key(|(key, (_, ns))| (std::cmp::Reverse(*ns), &keys.keys[*key as usize]));
-    let own = order.len().min(MAX_UNKNOWNS);
-    let kernel = |&(key, (calls, ns)): &(u32, (u64, i64))| StageKernel {
+    let called = (0..).zip(parts.kernels().iter().copied()).filter(|(_, it)| it.calls > 0);
+    let mut order: Vec<(u32, Tally)> = called.collect();
+    order.sort_by_key(|(key, it)| (std::cmp::Reverse(it.ns), &keys.keys[*key as usize]));
+    let kernel = |&(key, Tally { calls, ns }): &(u32, Tally)| StageKernel {
         key: keys.keys[key as usize].clone(),
         calls,
         ns,
         is_concurrent: false,
     };
-    let stage = StageUnknowns {
+    let own = order.len().min(MAX_UNKNOWNS);
+    let mut stage = StageUnknowns {
         stage: name.to_owned(),
         kernels: order.iter().map(kernel).collect(),
-        count: own + 1 + COPY_KINDS,
         own,
-        adjacent: vec![BTreeSet::new(); own + 1 + COPY_KINDS],
+        adjacent: vec![BTreeSet::new(); own],
+        ..StageUnknowns::default()
     };
-    let mut local = vec![None; keys.keys.len()];
-    for (at, (key, _)) in order.iter().enumerate() {
-        local[*key as usize] = Some(at.min(own) as u32);
+    // Unknowns for parts in addition to one for each kernel.
+    let mut more = MAX_UNKNOWNS - own;
+    let mut local: HashMap<PartKey, u32> = HashMap::new();
+    for (at, (key, tally)) in order[..own].iter().enumerate() {
+        let mut parts = of_kernel.remove(key).unwrap_or_default();
+        parts.sort_unstable_by_key(|(part, _)| *part);
+        let further = parts.len().saturating_sub(1);
+        let is_divided = further <= more;
+        more -= if is_divided { further } else { 0 };
+        let first = stage.parts.len() as u32;
+        for ((part, _), of_part) in parts.iter().zip(first..) {
+            local.insert(*part, if is_divided { of_part } else { first });
+        }
+        let tallies = parts.into_iter().map(|(_, tally)| tally);
+        stage.parts.extend(tallies.take(if is_divided { usize::MAX } else { 0 }));
+        stage.parts.extend((!is_divided).then_some(*tally));
+        stage.kernel_of.resize(stage.parts.len(), at as u32);
     }
-    (stage, local)
-}
-
-/// Replaces the keys of kernels by their unknowns.
-fn localise(kernels: &mut [Work], stages: &[StageUnknowns], locals: &[Vec<Option<u32>>]) {
-    for work in kernels {
-        let local =
-            (work.stage as usize).checked_sub(1).and_then(|at| locals[at][work.unknown as usize]);
-        work.unknown = local.unwrap_or(stages.len() as u32);
+    stage.kernel_of.push(own as u32);
+    stage.count = stage.kernel_of.len() + COPY_KINDS;
+    let rest = stage.parts.len() as u32;
+    for Keyed { kernels, nests, .. } in keyed {
+        for (work, nest) in kernels.iter_mut().zip(nests).filter(|(it, _)| it.stage == number) {
+            work.unknown = local.get(&parts.part(work, *nest)).copied().unwrap_or(rest);
+        }
     }
+    stage
 }
 
 /// The first unknown of copies in the stage of a copy.
 fn first_copy(work: &Work, stages: &[StageUnknowns]) -> u32 {
-    (work.stage as usize).checked_sub(1).map_or(0, |at| stages[at].own as u32 + 1)
+    (work.stage as usize).checked_sub(1).map_or(0, |at| stages[at].kernel_of.len() as u32)
 }
 
-/// Records which kernels of a stage follow one another, and which run at once.
+/// Records which kernels of a stage follow one another, which run at once, and the time in which
+/// any runs.
 fn mark_neighbours(kernels: &[Work], stages: &mut [StageUnknowns]) {
-    let mut last: Option<Work> = None;
+    let mut last: Option<(u16, u32)> = None;
     let mut longest: Option<Work> = None;
-    // Stage and unknowns of the pairs that are recorded.
+    let mut busy_to = vec![i64::MIN; stages.len()];
+    // Stage and kernels of the pairs that are recorded.
     let mut known: HashSet<(u16, u32, u32)> = HashSet::new();
     for work in kernels {
-        let Some(stage) = (work.stage as usize).checked_sub(1).map(|at| &mut stages[at]) else {
+        let Some(at) = (work.stage as usize).checked_sub(1) else {
             (last, longest) = (None, None);
             continue;
         };
-        if let Some(before) = last.filter(|before| before.stage == work.stage)
-            && before.unknown != work.unknown
-            && (before.unknown.max(work.unknown) as usize) < stage.own
-            && known.insert((work.stage, before.unknown, work.unknown))
+        let (stage, busy_to) = (&mut stages[at], &mut busy_to[at]);
+        stage.busy_ns += (work.end_ns - work.start_ns.max(*busy_to)).max(0);
+        *busy_to = work.end_ns.max(*busy_to);
+        let kernel = stage.kernel_of[work.unknown as usize];
+        if let Some((_, before)) = last.filter(|(before, _)| *before == work.stage)
+            && before != kernel
+            && (before.max(kernel) as usize) < stage.own
+            && known.insert((work.stage, before, kernel))
         {
-            stage.adjacent[before.unknown as usize].insert(work.unknown as usize);
-            stage.adjacent[work.unknown as usize].insert(before.unknown as usize);
+            stage.adjacent[before as usize].insert(kernel as usize);
+            stage.adjacent[kernel as usize].insert(before as usize);
         }
         if let Some(other) =
             longest.filter(|it| it.stage == work.stage && it.end_ns > work.start_ns)
         {
-            for unknown in [other.unknown, work.unknown] {
-                if (unknown as usize) < stage.own {
-                    stage.kernels[unknown as usize].is_concurrent = true;
+            for kernel in [stage.kernel_of[other.unknown as usize], kernel] {
+                if (kernel as usize) < stage.own {
+                    stage.kernels[kernel as usize].is_concurrent = true;
                 }
             }
         }
         if longest.is_none_or(|it| it.end_ns <= work.end_ns) {
             longest = Some(*work);
         }
-        last = Some(*work);
+        last = Some((work.stage, kernel));
     }
 }

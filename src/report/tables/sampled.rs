@@ -236,8 +236,8 @@ pub fn sampled_stages(analysis: &Analysis) -> ReportTable {
 
 /// Sampled metrics by operator.
 pub fn sampled_operators(analysis: &Analysis) -> ReportTable {
-    let caption = "Means over the kernels of an operator, layers rolled up, where all of them are \
-                   resolved.";
+    let caption = "Means over the kernels of an operator, layers rolled up, where the 95 % \
+                   interval is within ± 10.";
     ReportTable::of(
         "sampled_operators",
         "Sampled Metrics by Operator",

@@ -17,9 +17,9 @@ fn sampled(times: impl IntoIterator<Item = i64>, rate_hz: Option<u32>) -> NsysTr
 }
 
 fn only(trace: &NsysTrace) -> GpuSampleCoverage {
-    let rows = coverage(trace, &LaunchIndex::of(trace));
+    let rows = stage_samples(trace, &LaunchIndex::of(trace));
     assert_eq!(rows.len(), 1, "{rows:?}");
-    rows.into_iter().next().unwrap()
+    rows.into_iter().next().unwrap().coverage
 }
 
 /// 10 MHz: a period of 100 ns.
@@ -44,6 +44,21 @@ fn samples_that_end_early_or_start_late_do_not_span_it() {
     assert_eq!((outside.samples, outside.gaps, outside.covered_pct), (0, 1, Some(0.0)));
     let none = only(&sampled([0], RATE));
     assert_eq!((none.is_spanned, none.gaps, none.covered_pct), (false, 1, Some(0.0)));
+}
+
+#[test]
+fn an_earlier_sample_does_not_cover_the_start_of_a_stage() {
+    let of = |removed: [i64; 2]| {
+        let mut trace =
+            sampled((0..80).filter(|at| !removed.contains(at)).map(|at| at * 100), RATE);
+        trace.kernels = trace.kernels.map(|at, kernel| kernel.end_ns += 2_000 * at as i64);
+        only(&trace)
+    };
+    let start = of([9, 10]);
+    assert!(start.covered_pct.unwrap() > 90.0, "{start:?}");
+    assert_eq!(start.problem, Some(SampleProblem::StartsLate));
+    assert_eq!(of([38, 39]).problem, Some(SampleProblem::EndsEarly));
+    assert_eq!(of([20, 30]).problem, None);
 }
 
 #[test]

@@ -47,7 +47,10 @@ fn samples_of_two_stages_or_of_none_have_no_row() {
 fn kernels_that_run_at_once_share_the_time_and_a_copy_does_not() {
     let kernels = vec![work(100, 180, 1, 0), work(120, 140, 1, 1)];
     let copy = vec![work(150, 200, 1, 2)];
-    assert_eq!(rows(kernels, copy, TimeShift::default()), ["1 0:70 1:10 2:50 = 1"]);
+    let of = |is_additive| TimeShift { is_additive, ..TimeShift::default() };
+    let (shared, copies) = (of(false), copy.clone());
+    assert_eq!(rows(kernels.clone(), copies, shared), ["1 0:70 1:10 2:50 = 1"]);
+    assert_eq!(rows(kernels, copy, of(true)), ["1 0:80 1:20 2:50 = 1"], "unless they may add up");
 }
 
 #[test]
@@ -92,7 +95,7 @@ proptest! {
         let spans = spans(&kernels, &copies, &samples, 2_000, &every);
         let (samples, period_ns, delay_ns) = (&samples, 2_000, DELAY_NS);
         let mut of = SampledWork { kernels, copies, samples, period_ns, delay_ns, spans, every };
-        let shift = TimeShift { idle_ns, lag_ns };
+        let shift = TimeShift { idle_ns, lag_ns, is_additive: false };
         let near = all_rows(&of, shift);
         of.spans = vec![SampleSpan { samples: 0..200, kernel: 0, copy: 0, chunk: 0 }];
         prop_assert_eq!(near, all_rows(&of, shift));
