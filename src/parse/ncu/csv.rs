@@ -1,11 +1,15 @@
 //! CSV as ncu prints it: messages before the header, then records, the last of which may be cut.
 //!
-//! Text that is not CSV of ncu has no header.
+//! Text that is not CSV of ncu has no header. Several pages in one file are one page whose header
+//! is repeated among the records.
 
 use csv::{ReaderBuilder, StringRecord};
 
 /// Cells of a page that are read: those of ten thousand launches with all of the tool's metrics.
 const MAX_CELLS: usize = 16 << 20;
+
+/// Name of the first column.
+const ID: &str = "ID";
 
 /// One printed page.
 #[derive(Debug, Default, PartialEq)]
@@ -17,12 +21,19 @@ pub struct PrintedPage {
     /// The last record has fewer fields than the header, since the file was cut; or the page has
     /// more cells than are read.
     pub truncated: bool,
+    /// Another page follows whose header differs.
+    pub has_other_columns: bool,
     /// Fields of the shortest valid record: rows without a rule end after their value.
     min_fields: usize,
     cells: usize,
 }
 
-/// Reads one page. Its header is the record that starts with `ID`.
+/// Returns true if a record is a header.
+pub fn is_header(record: &[String]) -> bool {
+    record.first().is_some_and(|name| name == ID)
+}
+
+/// Reads one page. Its header is the first record that starts with `ID`.
 pub fn page(text: &str) -> PrintedPage {
     let mut page = PrintedPage::default();
     let mut rest = at_most_cells(text.trim_start_matches('\u{feff}'));
@@ -83,6 +94,10 @@ impl PrintedPage {
         if fields.len() <= 1 && fields.iter().all(String::is_empty) {
             return;
         }
+        // A file that was appended may start with its byte order mark.
+        if let Some(first) = fields.first_mut().filter(|it| it.starts_with('\u{feff}')) {
+            *first = first.trim_start_matches('\u{feff}').trim_matches('"').to_owned();
+        }
         let (all, complete) = (self.header.len(), text.ends_with(['\r', '\n']));
         if self.header.is_empty() {
             self.min_fields = fields
@@ -90,6 +105,8 @@ impl PrintedPage {
                 .position(|name| name == "Metric Value")
                 .map_or(fields.len(), |at| at + 1);
             self.header = fields;
+        } else if complete && is_header(&fields) && fields != self.header {
+            self.has_other_columns = true;
         } else if fields.len() == all || complete && (self.min_fields..all).contains(&fields.len())
         {
             fields.resize(all, String::new());
@@ -134,6 +151,21 @@ mod tests {
             let page = page(&format!("\"ID\",\"A\",\"B\"\n\"0\",\"1\",\"2\"\n{cut}"));
             assert_eq!((page.records.len(), page.truncated), (1, true), "{cut}");
         }
+    }
+
+    #[test]
+    fn a_header_is_repeated_or_has_other_columns() {
+        let first = "\"ID\",\"A\"\n\"0\",\"1\"\n";
+        for again in ["\"ID\",\"A\"\n", "\u{feff}\"ID\",\"A\"\r\n"] {
+            let page = page(&format!("{first}{again}\"0\",\"2\"\n"));
+            assert_eq!((page.truncated, page.has_other_columns), (false, false));
+            assert_eq!(page.records, [["0", "1"], ["ID", "A"], ["0", "2"]]);
+        }
+        for other in ["\"ID\",\"B\"\n", "\"ID\",\"A\",\"B\"\n", "==PROF== x\n\"ID\"\n"] {
+            assert!(page(&format!("{first}{other}")).has_other_columns, "{other}");
+        }
+        let cut = page(&format!("{first}\"ID\",\"A"));
+        assert_eq!((cut.truncated, cut.has_other_columns), (true, false));
     }
 
     #[test]

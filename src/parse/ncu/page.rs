@@ -19,6 +19,8 @@ use crate::trace::{
 
 /// Column of the raw page that names the device.
 const DEVICE_NAME: &str = "device__attribute_display_name";
+/// Reason to refuse a file.
+const OTHER_COLUMNS: &str = "it holds pages with different columns; give each page its own file";
 /// Name of a kernel whose name was not printed.
 const UNNAMED: &str = "(unnamed)";
 
@@ -31,6 +33,10 @@ pub fn parse_page(text: &str) -> CounterPage {
         ..CounterPage::default()
     };
     let Some(columns) = PageColumns::of(&page.header) else { return parsed };
+    if page.has_other_columns {
+        parsed.refused = Some(OTHER_COLUMNS.into());
+        return parsed;
+    }
     let launches = match columns.details {
         Some(details) => read_details(&page.records, &columns, details, &mut parsed),
         None => read_raw(&page, &columns, &mut parsed),
@@ -137,44 +143,69 @@ fn read_details(
     at: Details,
     parsed: &mut CounterPage,
 ) -> Option<PageLaunches> {
-    // A row of a rule has no metric.
-    let rows = || records.iter().filter(|record| !record[at.label].is_empty());
-    let cells = rows().map(|record| (record[at.unit].as_str(), record[at.value].as_str()));
-    let mark = decided(decimal_mark(cells), parsed)?;
     let mut launches = PageLaunches::new();
-    let (mut seen, mut used, mut last): (BTreeSet<&str>, BTreeSet<&str>, _) = Default::default();
+    let (mut seen, mut used): (BTreeSet<&str>, BTreeSet<&str>) = Default::default();
     let mut requested = BTreeSet::new();
-    for record in records {
-        if last != Some(columns.key(record)) {
-            let Some(launch) = columns.launch(record) else {
-                parsed.truncated = true;
-                continue;
-            };
-            launches.push((launch, LaunchMetrics::default()));
-            last = Some(columns.key(record));
-        }
-        let (section, label) = (record[at.section].as_str(), record[at.label].as_str());
-        if label.is_empty() {
-            continue;
-        }
-        seen.insert(section);
-        if let (Some(metric), Some((_, metrics))) =
-            (labels::metric(section, label), launches.last_mut())
-        {
-            metrics.take(metric, &record[at.unit], &record[at.value], mark);
-            if is_read(metric) {
-                used.insert(section);
+    for records in records.split(|record| csv::is_header(record)) {
+        // A row of a rule has no metric.
+        let rows = || records.iter().filter(|record| !record[at.label].is_empty());
+        let cells = rows().map(|record| (record[at.unit].as_str(), record[at.value].as_str()));
+        let mark = decided(decimal_mark(cells), parsed)?;
+        let mut last = None;
+        for record in records {
+            if last != Some(columns.key(record)) {
+                let Some(launch) = columns.launch(record) else {
+                    parsed.truncated = true;
+                    continue;
+                };
+                launches.push((launch, LaunchMetrics::default()));
+                last = Some(columns.key(record));
+            }
+            let (section, label) = (record[at.section].as_str(), record[at.label].as_str());
+            if label.is_empty() {
                 continue;
             }
-        }
-        if section == REQUESTED {
-            requested.insert(label);
+            seen.insert(section);
+            if let (Some(metric), Some((_, metrics))) =
+                (labels::metric(section, label), launches.last_mut())
+            {
+                metrics.take(metric, &record[at.unit], &record[at.value], mark);
+                if is_read(metric) {
+                    used.insert(section);
+                    continue;
+                }
+            }
+            if section == REQUESTED {
+                requested.insert(label);
+            }
         }
     }
     seen.remove(REQUESTED);
     parsed.unread =
         seen.difference(&used).chain(&requested).map(|name| (*name).to_owned()).collect();
     Some(launches)
+}
+
+/// Records of launches with one row of units, which is empty where the page has none.
+#[derive(Default)]
+struct RawPart<'a> {
+    units: &'a [String],
+    launches: Vec<&'a [String]>,
+}
+
+/// The parts of a raw page. A row of units has no number, and a repeated header ends its validity.
+fn raw_parts(records: &[Vec<String>], id: usize) -> Vec<RawPart<'_>> {
+    let mut parts = vec![RawPart::default()];
+    for record in records {
+        if csv::is_header(record) {
+            parts.push(RawPart::default());
+        } else if record[id].is_empty() {
+            parts.push(RawPart { units: record, ..RawPart::default() });
+        } else if let Some(part) = parts.last_mut() {
+            part.launches.push(record);
+        }
+    }
+    parts
 }
 
 /// One row per launch, with every metric in a column of its own name; `None` where the page is
@@ -184,40 +215,37 @@ fn read_raw(
     columns: &PageColumns,
     parsed: &mut CounterPage,
 ) -> Option<PageLaunches> {
-    // The second row of the raw page holds units, and no launch has an empty number.
-    let (units, records) = match page.records.split_first() {
-        Some((units, records)) if units[columns.id].is_empty() => (units.as_slice(), records),
-        _ => (&[][..], page.records.as_slice()),
-    };
+    let parts = raw_parts(&page.records, columns.id);
     if let Some(at) = columns.device_name {
-        let mut named =
-            records.iter().map(|record| record[at].trim()).filter(|name| !name.is_empty());
+        let records = parts.iter().flat_map(|part| &part.launches);
+        let mut named = records.map(|record| record[at].trim()).filter(|name| !name.is_empty());
         let first = named.next();
         parsed.device = first.filter(|first| named.all(|name| name == *first)).map(str::to_owned);
     }
-    let metrics: Vec<(usize, &str, &str)> = page
-        .header
-        .iter()
-        .enumerate()
+    let names = page.header.iter().enumerate();
+    let metrics: Vec<(usize, &str)> = names
         .filter(|(_, name)| name.contains("__"))
-        .map(|(at, name)| (at, name.as_str(), units.get(at).map_or("", String::as_str)))
+        .map(|(at, name)| (at, name.as_str()))
         .collect();
-    let cells = records
-        .iter()
-        .flat_map(|record| metrics.iter().map(|(at, _, unit)| (*unit, record[*at].as_str())));
-    let mark = decided(decimal_mark(cells), parsed)?;
     let mut launches = PageLaunches::new();
-    for record in records {
-        let Some(launch) = columns.launch(record) else {
-            parsed.truncated = true;
-            continue;
-        };
-        let mut read = LaunchMetrics::default();
-        metrics.iter().for_each(|(at, name, unit)| read.take(name, unit, &record[*at], mark));
-        launches.push((launch, read));
+    for RawPart { units, launches: records } in parts {
+        let unit = |at: usize| units.get(at).map_or("", String::as_str);
+        let cells = records
+            .iter()
+            .flat_map(|record| metrics.iter().map(|(at, _)| (unit(*at), record[*at].as_str())));
+        let mark = decided(decimal_mark(cells), parsed)?;
+        for record in records {
+            let Some(launch) = columns.launch(record) else {
+                parsed.truncated = true;
+                continue;
+            };
+            let mut read = LaunchMetrics::default();
+            metrics.iter().for_each(|(at, name)| read.take(name, unit(*at), &record[*at], mark));
+            launches.push((launch, read));
+        }
     }
-    if !metrics.iter().any(|(_, name, _)| is_read(name)) {
-        parsed.unread = metrics.iter().map(|(_, name, _)| (*name).to_owned()).collect();
+    if !metrics.iter().any(|(_, name)| is_read(name)) {
+        parsed.unread = metrics.iter().map(|(_, name)| (*name).to_owned()).collect();
     }
     Some(launches)
 }

@@ -6,6 +6,8 @@ use proptest::prelude::*;
 
 use super::*;
 
+mod pages_and_units;
+
 /// A capture that the fixtures hold, unpacked.
 fn capture(name: &str) -> String {
     let path = Path::new(env!("CARGO_MANIFEST_DIR"))
