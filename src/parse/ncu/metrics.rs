@@ -1,7 +1,7 @@
 //! Metrics of one launch by name, in base units: nanoseconds, bytes, hertz, percent, counts.
 //!
 //! A field that ncu left empty or marked `no data` is absent; one that is NaN, infinite or
-//! unreadable is kept apart and reported.
+//! unreadable is kept apart and reported, as is a time or size without a known unit.
 
 use std::collections::BTreeMap;
 
@@ -13,7 +13,7 @@ pub struct LaunchMetrics {
     values: BTreeMap<String, f64>,
     /// Names of metrics whose value is NaN or infinite.
     pub not_a_number: Vec<String>,
-    /// Names of metrics whose value starts like a number but is not one.
+    /// Names of metrics whose value starts like a number but is not one, or has no known unit.
     pub unreadable: Vec<String>,
 }
 
@@ -21,9 +21,12 @@ impl LaunchMetrics {
     /// Adds a printed field; text that is not a number is skipped.
     pub fn take(&mut self, name: &str, unit: &str, text: &str, mark: DecimalMark) {
         match figure(text, mark) {
-            PrintedValue::Number(value) => {
-                self.values.insert(name.to_owned(), value * scale(unit));
-            }
+            PrintedValue::Number(value) => match scale(name, unit) {
+                Some(factor) => {
+                    self.values.insert(name.to_owned(), value * factor);
+                }
+                None => self.unreadable.push(name.to_owned()),
+            },
             PrintedValue::NotANumber => self.not_a_number.push(name.to_owned()),
             PrintedValue::Unreadable => self.unreadable.push(name.to_owned()),
             PrintedValue::Text => {}
@@ -84,28 +87,49 @@ fn figure(text: &str, mark: DecimalMark) -> PrintedValue {
     }
 }
 
-/// The factor from this unit to base units. An unknown unit counts as a base unit.
-fn scale(unit: &str) -> f64 {
+/// The factor from the unit of this metric to base units; `None` where the metric is a time, a size
+/// or a rate and the unit is not. Of other metrics an unknown unit is the base unit.
+fn scale(name: &str, unit: &str) -> Option<f64> {
     let (over, under) = unit.split_once('/').unwrap_or((unit, ""));
-    let under = match under {
-        "ns" | "nsecond" => 1e-9,
-        "us" | "usecond" => 1e-6,
-        "ms" | "msecond" => 1e-3,
-        _ => 1.0,
-    };
-    let over = match over {
+    let seconds = nanos(under).map(|ns| ns / 1e9);
+    let (bytes, hertz) = (prefixed(over, "byte"), prefixed(unit, "hz"));
+    let is_size = name.contains("__bytes") && !name.contains(".pct");
+    if name.starts_with("gpu__time_duration") {
+        nanos(unit)
+    } else if name.ends_with(".per_second") {
+        match hertz.filter(|_| !is_size) {
+            Some(hertz) => Some(hertz),
+            None => Some(if is_size { bytes? } else { 1.0 } / seconds?),
+        }
+    } else if is_size {
+        bytes
+    } else {
+        let amount = nanos(over).or(bytes).or(hertz).unwrap_or(1.0);
+        Some(amount / seconds.unwrap_or(1.0))
+    }
+}
+
+/// Nanoseconds of a unit of time.
+fn nanos(unit: &str) -> Option<f64> {
+    Some(match unit {
+        "ns" | "nsecond" => 1.0,
         "us" | "usecond" => 1e3,
         "ms" | "msecond" => 1e6,
         "s" | "second" => 1e9,
-        over => match (over.chars().next(), over.get(1..)) {
-            (Some('K' | 'k'), Some("byte" | "hz")) => 1e3,
-            (Some('M' | 'm'), Some("byte" | "hz")) => 1e6,
-            (Some('G' | 'g'), Some("byte" | "hz")) => 1e9,
-            (Some('T' | 't'), Some("byte" | "hz")) => 1e12,
-            _ => 1.0,
-        },
-    };
-    over / under
+        _ => return None,
+    })
+}
+
+/// The factor of a prefix before `base`.
+fn prefixed(unit: &str, base: &str) -> Option<f64> {
+    Some(match unit.strip_suffix(base)? {
+        "" => 1.0,
+        "K" | "k" => 1e3,
+        "M" | "m" => 1e6,
+        "G" | "g" => 1e9,
+        "T" | "t" => 1e12,
+        _ => return None,
+    })
 }
 
 #[cfg(test)]
@@ -114,22 +138,39 @@ mod tests {
 
     #[test]
     fn units_are_brought_to_their_base() {
-        for (unit, expected) in [
-            ("us", 1e3),
-            ("nsecond", 1.0),
-            ("s", 1e9),
-            ("Kbyte", 1e3),
-            ("Tbyte/s", 1e12),
-            ("byte/second", 1.0),
-            ("Ghz", 1e9),
-            ("cycle/nsecond", 1e9),
-            ("%", 1.0),
-            ("", 1.0),
-            ("register/thread", 1.0),
-            ("é", 1.0),
+        for (name, unit, expected) in [
+            (DURATION, "us", 1e3),
+            (DURATION, "nsecond", 1.0),
+            (DURATION, "s", 1e9),
+            ("dram__bytes_read.sum", "Kbyte", 1e3),
+            ("dram__bytes.sum.per_second", "Tbyte/s", 1e12),
+            ("dram__bytes.sum.per_second", "byte/second", 1.0),
+            ("dram__bytes.sum.per_second", "byte/ns", 1e9),
+            (CYCLES, "Ghz", 1e9),
+            (CYCLES, "cycle/nsecond", 1e9),
+            ("dram__bytes_read.sum.pct_of_peak_sustained_elapsed", "%", 1.0),
+            ("launch__waves_per_multiprocessor", "", 1.0),
+            ("launch__registers_per_thread", "register/thread", 1.0),
+            ("launch__shared_mem_per_block", "Kbyte/block", 1e3),
+            ("a", "é", 1.0),
         ] {
-            assert!((scale(unit) / expected - 1.0).abs() < 1e-12, "{unit}");
+            let factor = scale(name, unit).unwrap();
+            assert!((factor / expected - 1.0).abs() < 1e-12, "{name} {unit}");
         }
+    }
+
+    const DURATION: &str = "gpu__time_duration.sum";
+    const CYCLES: &str = "smsp__cycles_elapsed.avg.per_second";
+
+    #[test]
+    fn a_time_size_or_rate_has_no_factor_without_its_unit() {
+        for name in [DURATION, "dram__bytes_read.sum", "dram__bytes.sum.per_second", CYCLES] {
+            for unit in ["", "%", "inst", "/", "Xbyte", "byte/fortnight", "é"] {
+                let is_size = name.ends_with("read.sum") && unit == "byte/fortnight";
+                assert_eq!(scale(name, unit).is_some(), is_size, "{name} {unit}");
+            }
+        }
+        assert_eq!(scale("dram__bytes.sum.per_second", "Ghz"), None);
     }
 
     #[test]

@@ -40,7 +40,7 @@ pub struct CounterPage {
     /// `kernel: metric` of each counter that is not a number.
     pub not_a_number: Vec<String>,
     /// `kernel: metric` of each counter whose text starts like a number but is not one in the
-    /// page's locale.
+    /// page's locale, or whose unit is unknown.
     pub unreadable: Vec<String>,
     /// Sections without a known metric, and unknown metrics that were requested by name.
     pub unread: Vec<String>,
@@ -180,7 +180,8 @@ impl CounterPage {
         let bad: Vec<String> = self.unreadable.iter().chain(&self.not_a_number).cloned().collect();
         if !bad.is_empty() {
             let message = format!(
-                "{} counters of ncu's page for {name} are not numbers and were left out",
+                "{} counters of ncu's page for {name} are not numbers or have no known unit, and \
+                 were left out",
                 bad.len()
             );
             findings.push(
