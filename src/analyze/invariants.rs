@@ -284,6 +284,7 @@ impl Violations {
             });
             values.flops.clear();
             values.flops_complete = false;
+            values.uncounted = None;
         }
     }
 

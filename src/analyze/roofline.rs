@@ -4,8 +4,8 @@
 //! replay, roof = min(peak FLOP/s, intensity x peak bytes/s), ridge = peak FLOP/s / peak bytes/s
 //! (Williams, Waterman, Patterson: "Roofline", CACM 52(4), 2009). Additions and products count as
 //! one FLOP, multiply-adds as two, packed ones twice that, and tensor core operations as counted by
-//! the device (Nsight Compute, section SpeedOfLight_RooflineChart). Kernels whose tensor core
-//! operations were not counted have no point.
+//! the device (Nsight Compute, section SpeedOfLight_RooflineChart). Kernels with operations that
+//! were not counted have no point.
 
 use std::collections::BTreeMap;
 
@@ -22,6 +22,7 @@ use crate::{
         roofline::{ceilings::DeviceCeilings, mfu::TOLERANCE_PCT},
     },
     domain::finding::{Finding, Severity},
+    trace::counter::UncountedOperations,
 };
 
 /// Max utilisation of compute and memory, percent, of a latency-bound kernel: the threshold of
@@ -274,11 +275,12 @@ fn bound(sm_pct: Option<f64>, memory_pct: Option<f64>) -> Option<KernelBound> {
 }
 
 fn missing(records: &[&CounterRecord], dram_bytes: Option<f64>) -> Option<String> {
-    let why = if records
-        .iter()
-        .any(|it| it.values.tensor_pct.is_some_and(|pct| pct > 0.0) && !it.values.flops_complete)
-    {
+    let is_uncounted =
+        |operations| records.iter().any(|it| it.values.uncounted == Some(operations));
+    let why = if is_uncounted(UncountedOperations::TensorCores) {
         "Its tensor core operations were not counted (sm__ops_path_tensor_src_*)."
+    } else if is_uncounted(UncountedOperations::HalfPrecision) {
+        "Its half-precision operations may be loads of constants."
     } else if records.iter().any(|it| !it.values.flops_complete) {
         "Its operations were not counted: use the sections and metrics of mode deep."
     } else if dram_bytes.is_none() {

@@ -93,10 +93,33 @@ pub struct CounterValues {
     /// Floating-point operations by dtype of the operands, a multiply-add counted as two;
     /// `tensor_*` ran on tensor cores.
     pub flops: BTreeMap<String, f64>,
-    /// True when `flops` includes the tensor cores' operations.
+    /// True when `flops` includes the operations of all units, except half-precision ones that may
+    /// be loads of constants, of at most 10 % of the others.
     pub flops_complete: bool,
+    /// Operations that `flops` leaves out; `null` when it is complete, or nothing was counted.
+    #[serde(default)]
+    pub uncounted: Option<UncountedOperations>,
     /// Warp stall reasons, longest first.
     pub stalls: Vec<Stall>,
+}
+
+/// Operations of a launch that its counters do not give.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum UncountedOperations {
+    /// Those of tensor cores, which were active.
+    TensorCores,
+    /// Half-precision multiply-adds outside tensor cores, which may be loads of constants.
+    HalfPrecision,
+}
+
+impl UncountedOperations {
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::TensorCores => "tensor_cores",
+            Self::HalfPrecision => "half_precision",
+        }
+    }
 }
 
 /// One warp stall reason.
@@ -111,7 +134,7 @@ pub struct Stall {
 }
 
 impl CounterValues {
-    /// Sum over all dtypes; `None` when an active unit's operations were not counted.
+    /// Sum over all dtypes; `None` when it is incomplete.
     pub fn total_flops(&self) -> Option<f64> {
         self.flops_complete.then(|| self.flops.values().sum())
     }

@@ -10,7 +10,7 @@ use crate::{
         stages::STAGES,
     },
     domain::finding::{Finding, Severity},
-    trace::Trace,
+    trace::{Trace, counter::UncountedOperations},
 };
 
 /// A kernel matters from this share of its stage's kernel time, percent.
@@ -96,11 +96,8 @@ fn at_compute_roof(analysis: &Analysis, _: &Trace) -> Vec<Finding> {
 fn tensor_work_uncounted(analysis: &Analysis, _: &Trace) -> Vec<Finding> {
     let uncounted = |stage: &str| {
         let kernels = || {
-            let in_stage = analysis
-                .counters
-                .iter()
-                .filter(move |it| it.stage == stage && !it.values.flops_complete);
-            in_stage.filter(|it| it.values.tensor_pct.is_some_and(|pct| pct > 0.0))
+            let in_stage = analysis.counters.iter().filter(move |it| it.stage == stage);
+            in_stage.filter(|it| it.values.uncounted == Some(UncountedOperations::TensorCores))
         };
         let ms: f64 = kernels().filter_map(|it| it.timeline_total_ms).sum();
         let weight = kernel_time_pct(analysis, stage, ms).filter(|share| *share >= MATTERS_PCT)?;

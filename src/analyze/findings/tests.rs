@@ -15,7 +15,7 @@ use crate::{
         stats::Spread,
     },
     trace::{
-        counter::{CounterValues, Stall},
+        counter::{CounterValues, Stall, UncountedOperations},
         environment::{HostLoad, LoadSource},
         event::{Event, StageRange},
     },
@@ -84,13 +84,14 @@ fn a_kernel_at_its_roof_could_save_its_own_share() {
 
 #[test]
 fn uncounted_tensor_work_is_reported() {
-    let with = |flops_complete, tensor| {
+    let with = |uncounted| {
         let values =
-            CounterValues { tensor_pct: Some(tensor), flops_complete, ..CounterValues::default() };
+            CounterValues { tensor_pct: Some(40.0), uncounted, ..CounterValues::default() };
         (profiled("gemm", 50.0, values), no_trace())
     };
-    fires("tensor_work_uncounted", with(false, 40.0), with(true, 40.0));
-    fires("tensor_work_uncounted", with(false, 40.0), with(false, 0.0));
+    let tensor = || with(Some(UncountedOperations::TensorCores));
+    fires("tensor_work_uncounted", tensor(), with(None));
+    fires("tensor_work_uncounted", tensor(), with(Some(UncountedOperations::HalfPrecision)));
 }
 
 /// A ledger of a decode of 10 ms with one cause of 3 ms in three kernels.

@@ -62,7 +62,7 @@ pub struct CounterRecord {
     pub profiled_in: Option<String>,
     /// Means over the profiled launches; stalls are those of the launch of median duration.
     pub values: CounterValues,
-    /// FLOPs per byte of device memory; `null` when tensor core operations were not counted.
+    /// FLOPs per byte of device memory; `null` when operations were not counted.
     pub flops_per_byte: Option<f64>,
     /// Of the timeline's kernel, from [`crate::trace::names::signature`].
     #[serde(skip)]
@@ -314,6 +314,7 @@ fn mean(launches: &[&LaunchCounters]) -> CounterValues {
         dram_bytes: mean(|it| it.dram_bytes),
         flops: operations.collect(),
         flops_complete: all().all(|it| it.flops_complete),
+        uncounted: all().find_map(|it| it.uncounted),
         stalls: middle.stalls.clone(),
     }
 }

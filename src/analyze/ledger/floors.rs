@@ -11,7 +11,7 @@ use crate::{
         stats::ratio,
     },
     domain::dtype::Dtype,
-    trace::counter::CounterValues,
+    trace::counter::{CounterValues, UncountedOperations},
 };
 
 /// A ceiling and its source.
@@ -59,10 +59,11 @@ impl Rates {
         }
     }
 
-    /// Time of the operations of one launch at the ceiling of each dtype; `None` where the
-    /// operations were not counted or a ceiling is unknown.
+    /// Time of the operations of one launch at the ceiling of each dtype, without those that may be
+    /// loads of constants; `None` where the operations were not counted or a ceiling is unknown.
     pub fn counted_ns(&self, values: &CounterValues) -> Option<f64> {
-        if !values.flops_complete {
+        let may_be_constants = values.uncounted == Some(UncountedOperations::HalfPrecision);
+        if !values.flops_complete && !(may_be_constants && values.flops.contains_key("fp32")) {
             return None;
         }
         let time = |(format, flops): (&String, &f64)| {

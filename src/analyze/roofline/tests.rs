@@ -127,19 +127,25 @@ fn the_busier_unit_is_the_bound_unless_both_are_low() {
 }
 
 #[test]
-fn uncounted_tensor_core_operations_leave_no_point_but_a_reason() {
-    let uncounted = CounterValues {
-        tensor_pct: Some(12.0),
-        flops_complete: false,
-        ..values("fp32", 1e6, 1e6, 1e3, [50.0, 70.0])
-    };
-    let point = placed(&[record(1, Some(1), uncounted)], &[]).points.remove(0);
-    assert_eq!(
-        (point.flops, point.flops_per_byte, point.flops_per_s, point.format),
-        (None, None, None, None)
-    );
-    assert!(point.missing.unwrap().contains("tensor core operations"));
-    assert_eq!((point.bound, point.bytes_per_s), (Some(KernelBound::Memory), Some(1e12)));
+fn uncounted_operations_leave_no_point_but_a_reason() {
+    for (uncounted, reason) in [
+        (Some(UncountedOperations::TensorCores), "tensor core operations"),
+        (Some(UncountedOperations::HalfPrecision), "loads of constants"),
+        (None, "were not counted"),
+    ] {
+        let values = CounterValues {
+            flops_complete: false,
+            uncounted,
+            ..values("fp32", 1e6, 1e6, 1e3, [50.0, 70.0])
+        };
+        let point = placed(&[record(1, Some(1), values)], &[]).points.remove(0);
+        assert_eq!(
+            (point.flops, point.flops_per_byte, point.flops_per_s, point.format),
+            (None, None, None, None)
+        );
+        assert!(point.missing.unwrap().contains(reason));
+        assert_eq!((point.bound, point.bytes_per_s), (Some(KernelBound::Memory), Some(1e12)));
+    }
 }
 
 #[test]

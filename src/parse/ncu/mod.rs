@@ -4,6 +4,7 @@
 //! truncated page yields its complete launches and a finding.
 
 mod csv;
+mod flops;
 mod labels;
 mod metrics;
 mod numbers;

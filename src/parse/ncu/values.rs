@@ -1,11 +1,11 @@
-//! Counters of a launch from metrics by name. The only place that knows ncu's metric names.
-//!
-//! Formulas follow the tool's own roofline: a multiply-add is two operations, a packed
-//! half-precision one four.
+//! Counters of a launch from metrics by name. With `flops`, the only place that knows ncu's metric
+//! names.
 
-use std::collections::BTreeMap;
-
-use super::{labels, metrics::LaunchMetrics};
+use super::{
+    flops::{LaunchFlops, ON_TENSOR_PIPE, TENSOR_OPS},
+    labels,
+    metrics::LaunchMetrics,
+};
 use crate::trace::counter::{CounterValues, Stall};
 
 pub(super) const DURATION: &[&str] = &["gpu__time_duration.sum", "gpu__time_duration.avg"];
@@ -51,7 +51,6 @@ const TENSOR_PIPE: &[&str] = &[
     "sm__pipe_tensor_op_hmma_cycles_active.avg.pct_of_peak_sustained_elapsed",
     "sm__pipe_tensor_cycles_active.avg.pct_of_peak_sustained_elapsed",
 ];
-const TENSOR_OPS: (&str, &str) = ("sm__ops_path_tensor_src_", ".sum");
 const STALL: (&str, &str) = ("smsp__average_warps_issue_stalled_", "_per_issue_active.ratio");
 /// The issuing warp, which does not wait.
 const SELECTED: &str = "selected";
@@ -76,6 +75,7 @@ pub fn is_used(name: &str) -> bool {
             "dram__bytes_read.sum"
                 | "dram__bytes_write.sum"
                 | "dram__bytes.sum"
+                | ON_TENSOR_PIPE
                 | "smsp__cycles_elapsed.avg.per_second"
         )
         || counted("sm__sass_thread_inst_executed_op_")
@@ -95,7 +95,7 @@ pub fn values(metrics: &LaunchMetrics) -> CounterValues {
         let [read, written] = DRAM_PARTS.map(|part| metrics.get(part));
         Some(read? + written?)
     });
-    let (flops, tensor_counted) = flops(metrics, seconds);
+    let flops = LaunchFlops::of(metrics, seconds, tensor_pct);
     CounterValues {
         registers: metrics.get(REGISTERS).map(|value| value as u32),
         duration_ns,
@@ -110,8 +110,9 @@ pub fn values(metrics: &LaunchMetrics) -> CounterValues {
         theoretical_occupancy_pct: metrics.get(THEORETICAL),
         tensor_pct,
         dram_bytes: dram_bytes(metrics, seconds),
-        flops_complete: flops.contains_key("fp32") && (tensor_counted || tensor_pct == Some(0.0)),
-        flops,
+        flops: flops.by_format,
+        flops_complete: flops.complete,
+        uncounted: flops.uncounted,
         stalls: stalls(metrics),
     }
 }
@@ -127,45 +128,6 @@ fn dram_bytes(metrics: &LaunchMetrics, seconds: Option<f64>) -> Option<f64> {
     let counted =
         both.map(|(read, written)| read + written).or_else(|| metrics.get("dram__bytes.sum"));
     counted.or_else(|| Some(metrics.get(DRAM_RATE)? * seconds?))
-}
-
-/// Operations by format, and whether the tensor cores' were counted.
-fn flops(metrics: &LaunchMetrics, seconds: Option<f64>) -> (BTreeMap<String, f64>, bool) {
-    let mut flops = BTreeMap::new();
-    // Additions and products, then multiply-adds, with what one instruction of a thread does.
-    for (format, letter, single, fused) in
-        [("fp16", 'h', 2.0, 4.0), ("fp32", 'f', 1.0, 2.0), ("fp64", 'd', 1.0, 2.0)]
-    {
-        let count = |op: &str| instructions(metrics, &format!("{letter}{op}"), seconds);
-        if let (Some(add), Some(mul), Some(fma)) = (count("add"), count("mul"), count("fma")) {
-            flops.insert(format.to_owned(), (add + mul) * single + fma * fused);
-        }
-    }
-    let ops: Vec<(&str, f64)> = metrics
-        .between(TENSOR_OPS.0, TENSOR_OPS.1)
-        .filter(|(name, _)| !name.starts_with("int"))
-        .collect();
-    for (name, value) in &ops {
-        let whole = name.trim_end_matches("_sparsity_off").trim_end_matches("_sparsity_on");
-        // Where the sum over both kinds of sparsity was counted, its parts would count twice.
-        if whole == *name || !ops.iter().any(|(other, _)| *other == whole) {
-            let format = whole.split("_dst_").next().unwrap_or(whole);
-            *flops.entry(format!("tensor_{format}")).or_default() += value;
-        }
-    }
-    (flops, !ops.is_empty())
-}
-
-/// Instructions of threads that were not predicated off: counted, or the rate per cycle times the
-/// cycles.
-fn instructions(metrics: &LaunchMetrics, op: &str, seconds: Option<f64>) -> Option<f64> {
-    let counted = metrics.get(&format!("sm__sass_thread_inst_executed_op_{op}_pred_on.sum"));
-    counted.or_else(|| {
-        let per_cycle = metrics.get(&format!(
-            "smsp__sass_thread_inst_executed_op_{op}_pred_on.sum.per_cycle_elapsed"
-        ))?;
-        Some(per_cycle * metrics.get("smsp__cycles_elapsed.avg.per_second")? * seconds?)
-    })
 }
 
 fn stalls(metrics: &LaunchMetrics) -> Vec<Stall> {
@@ -219,19 +181,6 @@ mod tests {
         let (without_alu, without_l2) = (&fields[..5], &fields[..7]);
         assert_eq!((of(without_alu).sm_pct, of(without_l2).memory_pct), (None, None));
         assert!(SM_UNITS.iter().chain(&MEMORY_UNITS).chain(&DRAM_PARTS).all(|it| is_used(it)));
-    }
-
-    #[test]
-    fn a_sum_over_sparsity_is_not_counted_beside_its_parts() {
-        let ops = "sm__ops_path_tensor_src_bf16_dst_fp32";
-        let (whole, off, on) = (
-            format!("{ops}.sum"),
-            format!("{ops}_sparsity_off.sum"),
-            format!("{ops}_sparsity_on.sum"),
-        );
-        let both = of(&[(&whole, "", "100"), (&off, "", "90"), (&on, "", "10")]);
-        assert_eq!(both.flops["tensor_bf16"], 100.0);
-        assert_eq!(of(&[(&off, "", "90"), (&on, "", "10")]).flops["tensor_bf16"], 100.0);
     }
 
     #[test]

@@ -17,6 +17,7 @@ use crate::{
         RunFacts,
         format::{UNKNOWN, pct},
     },
+    trace::counter::UncountedOperations,
 };
 
 const SHOWN: [&str; 19] = [
@@ -73,6 +74,9 @@ pub fn columns() -> Vec<TableColumn<CounterRecord>> {
         nested("values.flops", "FLOPs", |it| TableCell::nested(&it.values.flops)),
         number("values.waves", "Waves", 2, |it| it.values.waves.into()),
         flag("values.flops_complete", "FLOPs complete", |it| it.values.flops_complete.into()),
+        text("values.uncounted", "Uncounted", |it| {
+            it.values.uncounted.map(UncountedOperations::as_str).into()
+        }),
         nested("values.stalls", "Stalled by", |it: &CounterRecord| {
             TableCell::nested(&it.values.stalls)
         })
@@ -108,8 +112,8 @@ pub fn counters(facts: &RunFacts, analysis: &Analysis) -> ReportTable {
     distinguish(&mut table, names.map(|it| (&*it.stage, &*it.kernel_name, &*it.full_name)));
     if analysis.counters.iter().any(|record| record.flops_per_byte.is_none()) {
         table.note(
-            "FLOP/B is unknown where the device does not count the operations of its tensor cores, \
-             or where no byte was moved.",
+            "FLOP/B is unknown where operations of tensor cores were not counted, half-precision \
+             ones may be loads of constants, or no byte was moved.",
         );
     }
     if !table.rows.is_empty() {

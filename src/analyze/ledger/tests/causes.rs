@@ -1,7 +1,10 @@
 //! Kernels with one known cause each.
 
-use super::*;
-use crate::trace::counter::Stall;
+use super::{
+    super::floors::{Rate, Rates},
+    *,
+};
+use crate::trace::counter::{Stall, UncountedOperations};
 
 #[test]
 fn bytes_read_twice_are_more_bytes() {
@@ -123,4 +126,16 @@ fn collectives_that_are_joined_are_waiting_and_transfer() {
     assert_eq!(rows(1, 100, 300), "collective_wait 100, collective_transfer 300, collectives 200");
     assert_eq!(rows(2, 600, 0), "collective_wait 600");
     assert_eq!(rows(0, 0, 0), "collectives 600");
+}
+
+#[test]
+fn possible_constants_have_no_part_in_a_floor() {
+    let rate = Rate { per_s: 1e12, source: "datasheet" };
+    let rates = Rates { flops: [("f32".to_owned(), rate)].into(), ..Rates::default() };
+    let of = |uncounted| {
+        let flops = [("fp32".to_owned(), 5e3)].into();
+        rates.counted_ns(&CounterValues { flops, uncounted, ..CounterValues::default() })
+    };
+    assert_eq!(of(Some(UncountedOperations::HalfPrecision)), Some(5.0));
+    assert_eq!((of(Some(UncountedOperations::TensorCores)), of(None)), (None, None));
 }
