@@ -4,7 +4,7 @@
 //! half-precision one four. From Ampere on, nvcc also loads constants by a half-precision
 //! multiply-add, `HFMA2.MMA R0, -RZ, RZ, 1.5, 0`, which the same counter includes.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use super::metrics::LaunchMetrics;
 use crate::trace::counter::UncountedOperations;
@@ -13,8 +13,18 @@ pub(super) const TENSOR_OPS: (&str, &str) = ("sm__ops_path_tensor_src_", ".sum")
 /// Multiply-adds of warps that the tensor pipe executed: constants, and arithmetic.
 pub(super) const ON_TENSOR_PIPE: &str = "sm__inst_executed_pipe_tensor_op_hmma_type_hfma2.sum";
 const THREADS_OF_WARP: f64 = 32.0;
+/// Sources of matrix products: counts of zero of all of them show that tensor cores were idle.
+const MAIN_SOURCES: [&str; 3] = ["bf16", "fp16", "tf32"];
 /// Share of possible constants in the other operations, percent, up to which they are left out.
 const MAX_CONSTANTS_PCT: f64 = 10.0;
+
+/// Activity of tensor cores.
+#[derive(Debug, Clone, Copy, Default, PartialEq)]
+pub struct TensorActivity {
+    pub pct: Option<f64>,
+    /// Share up to which idle tensor cores may appear active.
+    pub min_pct: f64,
+}
 
 /// The operations of one launch.
 #[derive(Debug, Default, PartialEq)]
@@ -26,7 +36,7 @@ pub struct LaunchFlops {
 }
 
 impl LaunchFlops {
-    pub fn of(metrics: &LaunchMetrics, seconds: Option<f64>, tensor_pct: Option<f64>) -> Self {
+    pub fn of(metrics: &LaunchMetrics, seconds: Option<f64>, tensor: TensorActivity) -> Self {
         let mut by_format = BTreeMap::new();
         for (format, letter) in [("fp32", 'f'), ("fp64", 'd')] {
             if let Some([add, mul, fma]) = arithmetic(metrics, letter, seconds) {
@@ -37,17 +47,18 @@ impl LaunchFlops {
         if let Some(flops) = half.flops {
             by_format.insert("fp16".to_owned(), flops);
         }
-        let tensor_counted = add_tensor_ops(metrics, &mut by_format);
+        let ops: Vec<(&str, f64)> = metrics.between(TENSOR_OPS.0, TENSOR_OPS.1).collect();
+        let tensor_counted = tensor.is_counted_by(&ops);
+        by_format.extend(tensor_flops(&ops));
         let others: f64 = by_format.values().sum();
-        let uncounted = if tensor_pct.is_some_and(|pct| pct > 0.0) && !tensor_counted {
+        let uncounted = if tensor.pct.is_some_and(|pct| pct > 0.0) && !tensor_counted {
             Some(UncountedOperations::TensorCores)
         } else if half.constants > others * MAX_CONSTANTS_PCT / 100.0 {
             Some(UncountedOperations::HalfPrecision)
         } else {
             None
         };
-        let is_known = tensor_counted || tensor_pct.is_some();
-        let complete = by_format.contains_key("fp32") && is_known && uncounted.is_none();
+        let complete = by_format.contains_key("fp32") && tensor_counted && uncounted.is_none();
         Self { by_format, complete, uncounted }
     }
 }
@@ -78,21 +89,44 @@ impl HalfPrecision {
     }
 }
 
-/// Adds the operations of tensor cores; returns true if these were counted.
-fn add_tensor_ops(metrics: &LaunchMetrics, flops: &mut BTreeMap<String, f64>) -> bool {
-    let ops: Vec<(&str, f64)> = metrics
-        .between(TENSOR_OPS.0, TENSOR_OPS.1)
-        .filter(|(name, _)| !name.starts_with("int"))
-        .collect();
-    for (name, value) in &ops {
-        let whole = name.trim_end_matches("_sparsity_off").trim_end_matches("_sparsity_on");
-        // Where the sum over both kinds of sparsity was counted, its parts would count twice.
-        if whole == *name || !ops.iter().any(|(other, _)| *other == whole) {
-            let format = whole.split("_dst_").next().unwrap_or(whole);
-            *flops.entry(format!("tensor_{format}")).or_default() += value;
+impl TensorActivity {
+    /// Returns true if the operations of tensor cores are known: counted, or none. Integer ones are
+    /// counted, too.
+    fn is_counted_by(self, ops: &[(&str, f64)]) -> bool {
+        let has = |source: &&str| ops.iter().any(|(name, _)| name.starts_with(*source));
+        let is_idle = match self.pct {
+            Some(pct) if pct > 0.0 => pct < self.min_pct && MAIN_SOURCES.iter().all(has),
+            Some(_) => true,
+            None => MAIN_SOURCES.iter().all(has),
+        };
+        is_idle || ops.iter().any(|(_, count)| *count > 0.0)
+    }
+}
+
+/// Floating-point operations of tensor cores by the dtype of their operands. A counter without the
+/// dtype of the result, or without the kind of sparsity, includes those with it.
+fn tensor_flops(ops: &[(&str, f64)]) -> BTreeMap<String, f64> {
+    let count = |name: &str| ops.iter().find(|(other, _)| *other == name).map(|(_, count)| *count);
+    let with_sparsity = |name: &str| {
+        let parts = ["_sparsity_off", "_sparsity_on"].map(|kind| count(&format!("{name}{kind}")));
+        count(name).or_else(|| parts.into_iter().flatten().reduce(|off, on| off + on))
+    };
+    let dense = |name: &'_ str| {
+        name.trim_end_matches("_sparsity_off").trim_end_matches("_sparsity_on").to_owned()
+    };
+    let names: BTreeSet<String> =
+        ops.iter().map(|(name, _)| dense(name)).filter(|name| !name.starts_with("int")).collect();
+    let mut by_result: BTreeMap<String, f64> = BTreeMap::new();
+    let mut whole: BTreeMap<String, f64> = BTreeMap::new();
+    for name in &names {
+        let flops = with_sparsity(name).unwrap_or(0.0);
+        match name.split_once("_dst_") {
+            Some((source, _)) => *by_result.entry(format!("tensor_{source}")).or_default() += flops,
+            None => *whole.entry(format!("tensor_{name}")).or_default() += flops,
         }
     }
-    !ops.is_empty()
+    by_result.extend(whole);
+    by_result
 }
 
 /// Additions, products and multiply-adds of threads that were not predicated off, of the dtype with
@@ -133,7 +167,7 @@ mod tests {
             }
         }
         fields.iter().for_each(|(name, text)| take(name, text));
-        LaunchFlops::of(&metrics, None, tensor_pct)
+        LaunchFlops::of(&metrics, None, TensorActivity { pct: tensor_pct, min_pct: 3.0 })
     }
 
     const HALF: Option<UncountedOperations> = Some(UncountedOperations::HalfPrecision);
@@ -163,17 +197,57 @@ mod tests {
         assert_eq!((none.by_format["fp16"], none.complete), (384.0, true));
     }
 
+    /// Metrics of the operations of tensor cores.
+    fn tensor_ops<'a>(ops: &[(&str, &'a str)]) -> Vec<(String, &'a str)> {
+        let name = |source: &str| format!("{}{source}{}", TENSOR_OPS.0, TENSOR_OPS.1);
+        ops.iter().map(|(source, count)| (name(source), *count)).collect()
+    }
+
+    fn with_tensor_ops(tensor_pct: Option<f64>, ops: &[(&str, &str)]) -> LaunchFlops {
+        let ops = tensor_ops(ops);
+        let fields: Vec<_> = ops.iter().map(|(name, count)| (name.as_str(), *count)).collect();
+        of(tensor_pct, &[('f', [1, 1, 4])], &fields)
+    }
+
     #[test]
-    fn a_sum_over_sparsity_is_not_counted_beside_its_parts() {
-        let ops = "sm__ops_path_tensor_src_bf16_dst_fp32";
-        let (whole, off, on) = (
-            format!("{ops}.sum"),
-            format!("{ops}_sparsity_off.sum"),
-            format!("{ops}_sparsity_on.sum"),
-        );
-        let both = of(None, &[], &[(&whole, "100"), (&off, "90"), (&on, "10")]);
-        assert_eq!(both.by_format["tensor_bf16"], 100.0);
-        let parts = of(None, &[], &[(&off, "90"), (&on, "10")]);
-        assert_eq!(parts.by_format["tensor_bf16"], 100.0);
+    fn active_tensor_cores_without_a_counted_operation_are_not_complete() {
+        let zero = [("bf16_dst_fp32", "0"), ("fp16", "0"), ("tf32_dst_fp32", "0")];
+        let one = &zero[1..2];
+        let int = [("fp16", "0"), ("int8", "64")];
+        for (tensor_pct, ops, complete) in [
+            (Some(55.0), one, false),
+            (Some(55.0), &zero, false),
+            (Some(0.02), one, false),
+            // Loads of constants.
+            (Some(0.02), &zero, true),
+            (Some(0.0), one, true),
+            (Some(55.0), &int, true),
+            (None, one, false),
+            (None, &zero, true),
+        ] {
+            let found = with_tensor_ops(tensor_pct, ops);
+            let uncounted = tensor_pct.is_some_and(|_| !complete);
+            let uncounted = uncounted.then_some(UncountedOperations::TensorCores);
+            assert_eq!((found.complete, found.uncounted), (complete, uncounted), "{ops:?}");
+            assert_eq!(found.by_format["fp32"], 10.0);
+        }
+    }
+
+    #[test]
+    fn a_sum_is_not_counted_beside_its_parts() {
+        for ops in [
+            &[("fp16", "100")][..],
+            &[("fp16", "100"), ("fp16_dst_fp32", "100")],
+            &[("fp16", "100"), ("fp16_dst_fp32", "70"), ("fp16_dst_fp16", "30")],
+            &[("fp16_dst_fp32", "70"), ("fp16_dst_fp16", "30")],
+            &[("fp16", "100"), ("fp16_sparsity_off", "90"), ("fp16_sparsity_on", "10")],
+            &[("fp16_sparsity_off", "90"), ("fp16_sparsity_on", "10"), ("fp16_dst_fp32", "100")],
+            &[("fp16_dst_fp32_sparsity_off", "90"), ("fp16_dst_fp32_sparsity_on", "10")],
+            &[("fp16_dst_fp32", "100"), ("fp16_dst_fp32_sparsity_off", "90")],
+        ] {
+            let found = with_tensor_ops(Some(9.0), ops);
+            assert_eq!(found.by_format["tensor_fp16"], 100.0, "{ops:?}");
+            assert!(found.complete, "{ops:?}");
+        }
     }
 }
