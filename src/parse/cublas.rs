@@ -22,6 +22,8 @@ const MAX_LOG: u64 = 1 << 30;
 const MAX_LINE: usize = 64 << 10;
 /// Maximum number of arguments of a call: three times that of the longest known call.
 const MAX_ARGUMENTS: usize = 64;
+/// Mode of the handle, in the line that names its process.
+const MATH_MODE: &str = "; MathMode=";
 /// Maximum number of processes of a command whose logs are read.
 const MAX_PROCESSES: usize = 64;
 
@@ -135,6 +137,10 @@ impl Parser for Cublas {
                 && let Some((_, value)) = rest.split_once("; val=")
             {
                 self.arguments.insert(name.to_owned(), value.trim().to_owned());
+            } else if self.function.is_some()
+                && let Some((_, mode)) = argument.split_once(MATH_MODE)
+            {
+                self.arguments.insert(MATH_MODE.to_owned(), mode.to_owned());
             }
         }
     }
@@ -184,6 +190,12 @@ fn cublas_shape(function: &str, arguments: &HashMap<String, String>) -> Option<G
         return None;
     }
     let batched = function.contains("Batched");
+    let compute =
+        arguments.get("computeType").map_or_else(|| compute.into(), |value| compute_type(value));
+    // The mode lets products of f32 use tensor cores, unless the accumulator forbids it.
+    let is_tf32 = arguments.get(MATH_MODE).is_some_and(|mode| mode.contains("TF32"))
+        && [&left_type, &right_type].iter().all(|kind| ["f32", "c_32f"].contains(&kind.as_str()))
+        && compute == "32f";
     Some(GemmShape {
         m: size("n")?,
         n: size("m")?,
@@ -194,7 +206,7 @@ fn cublas_shape(function: &str, arguments: &HashMap<String, String>) -> Option<G
         out_type,
         left_transposed: op("transb")?,
         right_transposed: op("transa")?,
-        compute: arguments.get("computeType").map_or(compute, |value| compute_type(value)),
+        compute: if is_tf32 { "32f_fast_tf32".into() } else { compute },
     })
 }
 

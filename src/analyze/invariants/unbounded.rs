@@ -34,10 +34,7 @@ pub const UNBOUNDED: &[(&str, &str)] = &[
     ("OperatorMfu.datasheet_bandwidth_pct", "caches may serve operands, counted per call"),
     ("OperatorMfu.measured_bandwidth_pct", "caches may serve operands, counted per call"),
     ("OperatorMfu.clocked_bandwidth_pct", "caches may serve operands, counted per call"),
-    (
-        "GemmRecord.ceiling_pct",
-        "a measured product is not a physical limit; of the datasheet, at most 101 %",
-    ),
+    ("GemmRecord.ceiling_pct", "a ceiling that would be exceeded is not used"),
     ("RooflinePoint.datasheet_pct", "removed above 101 % by the rule roofline_impossible"),
     (
         "RooflinePoint.measured_pct",

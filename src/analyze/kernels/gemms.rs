@@ -275,17 +275,18 @@ impl Gemms {
         }
     }
 
-    /// Adds the share of the ceiling of each record's dtype; a share that is impossible is absent.
+    /// Adds the share of the ceiling of each record's dtype: measured, else of the datasheet; a
+    /// share above 100 % is absent.
     pub fn add_ceilings(&mut self, ceilings: &DeviceCeilings) {
         for it in &mut self.records {
             let Some(rate) = it.flops_per_s else { continue };
             let Some(dtype) = ceiling_dtype(it) else { continue };
-            let measured = ceilings.measured_flops(dtype).map(|of| (of, "measured"));
-            let ceiling = measured.or(ceilings.datasheet_flops(dtype).map(|of| (of, "datasheet")));
-            let share = ceiling.and_then(|(of, source)| Some((percent(rate, of)?, source)));
-            let possible = share
-                .filter(|(pct, source)| *source == "measured" || *pct <= 100.0 + TOLERANCE_PCT);
-            if let Some((pct, source)) = possible {
+            let share = |ceiling: Option<f64>| {
+                percent(rate, ceiling?).filter(|pct| *pct <= 100.0 + TOLERANCE_PCT)
+            };
+            let measured = share(ceilings.measured_flops(dtype)).map(|pct| (pct, "measured"));
+            let datasheet = || Some((share(ceilings.datasheet_flops(dtype))?, "datasheet"));
+            if let Some((pct, source)) = measured.or_else(datasheet) {
                 (it.ceiling_pct, it.ceiling) = (Some(pct), Some(source.to_owned()));
             }
         }
@@ -297,7 +298,11 @@ fn ceiling_dtype(it: &GemmRecord) -> Option<&str> {
     if it.left_type != it.right_type {
         return None;
     }
+    // cuBLAS may compute products of f32 in tf32 by a setting that no log shows.
+    let names = [it.kernel_name.as_deref().unwrap_or(""), &it.signature];
+    let is_tf32 = it.left_type == "f32" && names.iter().any(|name| name.contains("tf32"));
     Some(match it.compute.as_str() {
+        _ if is_tf32 => "tf32",
         "32f_fast_tf32" => "tf32",
         "32f_fast_16bf" => "bf16",
         "32f_fast_16f" => "f16",

@@ -121,6 +121,32 @@ fn a_call_of_old_has_its_type_in_its_name() {
 }
 
 #[test]
+fn a_handle_that_allows_tf32_computes_products_of_f32_in_it() {
+    let log = String::from_utf8(capture("candle-probe.cublas.log")).unwrap();
+    let of = |mode: &str, compute: &str| {
+        let log = log.replace("MathMode=CUBLAS_DEFAULT_MATH", &format!("MathMode={mode}"));
+        let log = log.replace("val=CUBLAS_COMPUTE_32F(", &format!("val={compute}("));
+        let log = cublas(log.as_bytes());
+        let computes = |dtype: &str| -> Vec<String> {
+            let calls = log.calls.iter().filter(|it| it.shape.left_type == dtype);
+            let mut found: Vec<_> = calls.map(|it| it.shape.compute.clone()).collect();
+            found.dedup();
+            found
+        };
+        (computes("f32"), computes("bf16"))
+    };
+    let one = |compute: &str| vec![compute.to_owned()];
+    let tf32 = "CUBLAS_TF32_TENSOR_OP_MATH";
+    for (mode, compute, expected, of_bf16) in [
+        ("CUBLAS_DEFAULT_MATH", "CUBLAS_COMPUTE_32F", "32f", "32f"),
+        (tf32, "CUBLAS_COMPUTE_32F", "32f_fast_tf32", "32f"),
+        (tf32, "CUBLAS_COMPUTE_32F_PEDANTIC", "32f_pedantic", "32f_pedantic"),
+    ] {
+        assert_eq!(of(mode, compute), (one(expected), one(of_bf16)), "{mode} {compute}");
+    }
+}
+
+#[test]
 fn rubbish_gives_no_call_and_no_known_line() {
     let endless = vec![b'x'; 3 * MAX_LINE];
     for text in [&b""[..], b"\n\n", b"hello\n[a][b]\n", b"\xff\xfe\x00", &endless] {

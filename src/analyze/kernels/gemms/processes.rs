@@ -92,7 +92,8 @@ fn by_stage(
 }
 
 /// The calls of a process in order: cuBLAS makes most of its products by cublasLt, which logs them
-/// again with their algorithm; these count once, under the function that the program called.
+/// again with their algorithm and accumulator; these count once, under the function that the
+/// program called.
 fn calls(process: &ProcessGemms) -> Vec<GemmCall> {
     let (cublas, lt) = (&process.cublas.calls, &process.lt.calls);
     let mut calls = Vec::with_capacity(cublas.len().max(lt.len()));
@@ -103,7 +104,8 @@ fn calls(process: &ProcessGemms) -> Vec<GemmCall> {
             Some(at) => {
                 calls.extend_from_slice(&ahead[..at]);
                 let algorithm = ahead[at].algorithm.clone().or_else(|| call.algorithm.clone());
-                calls.push(GemmCall { algorithm, ..call.clone() });
+                let shape = ahead[at].shape.clone();
+                calls.push(GemmCall { algorithm, shape, ..call.clone() });
                 next += at + 1;
             }
             None => calls.push(call.clone()),

@@ -4,7 +4,10 @@ use super::*;
 use crate::{
     analyze::{events::Events, kernels::tests::capture},
     domain::device_peaks::Devices,
-    trace::event::{Ceiling, Event},
+    trace::{
+        event::{Ceiling, Event},
+        gemm::ProcessGemms,
+    },
 };
 
 fn call(m: u64, n: u64, k: u64, algorithm: Option<&str>) -> GemmCall {
@@ -94,6 +97,19 @@ fn empty_and_truncated_logs_are_findings() {
         (ids, gemms.records.len()),
         (vec!["gemm_calls_incomplete", "gemm_log_cut", "gemm_log_empty"], 0)
     );
+}
+
+#[test]
+fn a_call_of_cublas_has_the_accumulator_that_cublaslt_used() {
+    let f32s = |compute: &str| {
+        let mut call = call(64, 8, 4, None);
+        call.shape.compute = compute.into();
+        GemmLog { calls: vec![call], ..GemmLog::default() }
+    };
+    let process = ProcessGemms { pid: 7, cublas: f32s("32f"), lt: f32s("32f_fast_tf32") };
+    let found = gemms(&GemmTrace { processes: vec![process], ..GemmTrace::default() }, None);
+    let rows: Vec<_> = found.records.iter().map(|it| (it.calls, it.compute.as_str())).collect();
+    assert_eq!(rows, [(1, "32f_fast_tf32")]);
 }
 
 const NVJET: &str = "nvjet_sm90_tst_64x8_64x16_4x1_v_bz_TNT";
@@ -240,15 +256,23 @@ fn a_shape_that_grows_with_the_step_is_joined_in_the_logged_steps_alone() {
 
 #[test]
 fn the_ceiling_is_that_of_the_dtype_and_measured_where_it_was() {
-    let record = |dtype: &str, compute: &str| GemmRecord {
+    let record = |dtype: &str, compute: &str, kernel: &str, rate: f64| GemmRecord {
         left_type: dtype.into(),
         right_type: dtype.into(),
         compute: compute.into(),
-        flops_per_s: Some(50e12),
+        kernel_name: Some(kernel.into()),
+        flops_per_s: Some(rate),
         ..GemmRecord::default()
     };
     let mut found = Gemms {
-        records: vec![record("bf16", "32f"), record("f32", "32f"), record("f32", "32f_fast_tf32")],
+        records: vec![
+            record("bf16", "32f", NVJET, 50e12),
+            record("f32", "32f", XMMA, 50e12),
+            record("f32", "32f_fast_tf32", XMMA, 50e12),
+            record("f32", "32f", &XMMA.replace("f32f32_f32f32", "f32f32_tf32f32"), 50e12),
+            record("bf16", "32f", NVJET, 300e12),
+            record("bf16", "32f", NVJET, 3000e12),
+        ],
         ..Gemms::default()
     };
     let measured = Ceiling {
@@ -273,4 +297,7 @@ fn the_ceiling_is_that_of_the_dtype_and_measured_where_it_was() {
     assert_eq!(of[0], (Some("measured"), Some(25.0)));
     assert_eq!(of[1], (Some("datasheet"), Some(75.0)));
     assert_eq!(of[2], (tf32.map(|_| "datasheet"), tf32));
+    assert_eq!(of[3], of[2], "of a kernel in tf32");
+    assert_eq!(of[4], (Some("datasheet"), Some(30.0)), "150 % of the measured product");
+    assert_eq!(of[5], (None, None));
 }
