@@ -68,13 +68,16 @@ impl KernelBound {
     }
 }
 
-/// One kernel in one stage, summed over its profiled launch configurations, each weighted by its
-/// launches in the timeline.
+/// One instantiation of a kernel in one stage, summed over its profiled launch configurations, each
+/// weighted by its launches in the timeline.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct RooflinePoint {
     #[schema(example = "decode_all")]
     pub stage: String,
     pub kernel_name: String,
+    /// Name with template arguments and parameters, as ncu prints it.
+    #[serde(default)]
+    pub full_name: String,
     /// Launches profiled by ncu.
     pub profiled: u64,
     /// Distinct grids and blocks among them.
@@ -137,8 +140,10 @@ pub fn roofline(
     if counters.is_empty() {
         return Roofline::default();
     }
-    let mut groups: BTreeMap<(&str, &str), Vec<&CounterRecord>> = BTreeMap::new();
-    counters.iter().for_each(|it| groups.entry((&it.stage, &it.kernel_name)).or_default().push(it));
+    let mut groups: BTreeMap<(&str, &str, &str), Vec<&CounterRecord>> = BTreeMap::new();
+    for it in counters {
+        groups.entry((&it.stage, &it.kernel_name, &it.signature)).or_default().push(it);
+    }
     let mut findings = Vec::new();
     let mut points: Vec<RooflinePoint> = groups
         .values()
@@ -195,8 +200,8 @@ fn roof_dtype(format: &str) -> Option<&'static str> {
     }
 }
 
-/// Sums the launch configurations of one kernel in one stage. A value missing from one of them is
-/// missing from the sum.
+/// Sums the launch configurations of one instantiation in one stage. A value missing from one of
+/// them is missing from the sum.
 fn point(records: &[&CounterRecord]) -> RooflinePoint {
     let in_timeline = records.iter().all(|it| it.timeline_calls.is_some());
     let weight = |it: &CounterRecord| {
@@ -241,6 +246,7 @@ fn point(records: &[&CounterRecord]) -> RooflinePoint {
     RooflinePoint {
         stage: records[0].stage.clone(),
         kernel_name: records[0].kernel_name.clone(),
+        full_name: records[0].full_name.clone(),
         profiled: records.iter().map(|it| it.profiled).sum(),
         launch_configs: records.len() as u64,
         timeline_total_ms: records

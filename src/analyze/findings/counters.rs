@@ -63,6 +63,8 @@ fn points(
         let (predicate, rows) = detect(point)?;
         let found = finding(id, format!("{} in {} {predicate}.", point.kernel_name, point.stage))
             .with("share of the stage's kernel time", format!("{weight:.1} %"));
+        let has_full_name = !["", &point.kernel_name].contains(&point.full_name.as_str());
+        let found = if has_full_name { found.with("kernel", &point.full_name) } else { found };
         let found = rows.into_iter().fold(found, |found, (name, value)| found.with(name, value));
         let ms = point.timeline_total_ms?;
         Some(found.saves(kernel_saving(analysis, &point.stage, &[&point.kernel_name], ms)))

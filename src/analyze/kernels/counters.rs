@@ -70,7 +70,7 @@ pub struct CounterRecord {
 }
 
 /// Counters of a kernel over its profiled launch configurations: means weighted by timeline time,
-/// durations by number of calls.
+/// durations by number of calls. FLOPs per byte are a ratio of sums over the calls.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct KernelCounters {
     pub profiled: u64,
@@ -275,9 +275,17 @@ fn summary(records: &[&CounterRecord], total_ms: f64) -> Option<KernelCounters> 
         dram_pct: weighted(|it| it.values.dram_pct),
         achieved_occupancy_pct: weighted(|it| it.values.achieved_occupancy_pct),
         tensor_pct: weighted(|it| it.values.tensor_pct),
-        flops_per_byte: weighted(|it| it.flops_per_byte),
+        flops_per_byte: intensity(records),
         stalled_by: first.values.stalls.first().map(|stall| stall.reason.clone()),
     })
+}
+
+/// FLOPs per byte of all calls; `None` unless both are known of each configuration.
+fn intensity(records: &[&CounterRecord]) -> Option<f64> {
+    let sum = |field: fn(&CounterValues) -> Option<f64>| -> Option<f64> {
+        records.iter().map(|it| Some(field(&it.values)? * it.timeline_calls? as f64)).sum()
+    };
+    ratio(sum(CounterValues::total_flops)?, sum(|it| it.dram_bytes)?)
 }
 
 /// Means over launches of one configuration; launches without a value are ignored.

@@ -127,6 +127,19 @@ fn the_busier_unit_is_the_bound_unless_both_are_low() {
 }
 
 #[test]
+fn instantiations_of_one_template_are_points_of_their_own() {
+    let of = |signature: &str, flops| CounterRecord {
+        signature: signature.into(),
+        full_name: signature.into(),
+        ..record(1, Some(1), values("fp32", flops, 1e3, 1e3, [50.0, 20.0]))
+    };
+    let records = [of("gemm<float>", 1e3), of("gemm<int>", 8e3)];
+    let points = placed(&records, &[]).points;
+    let rows: Vec<_> = points.iter().map(|it| (it.full_name.as_str(), it.flops_per_byte)).collect();
+    assert_eq!(rows, [("gemm<float>", Some(1.0)), ("gemm<int>", Some(8.0))]);
+}
+
+#[test]
 fn uncounted_operations_leave_no_point_but_a_reason() {
     for (uncounted, reason) in [
         (Some(UncountedOperations::TensorCores), "tensor core operations"),

@@ -1,6 +1,7 @@
 //! Profiled kernels under the device's roofs.
 
 use super::{
+    kernels::distinguish,
     report_table::ReportTable,
     samples::{COUNTERS_OF_FIRST, first_sample_note},
     schema::{
@@ -39,6 +40,7 @@ pub fn columns() -> Vec<TableColumn<RooflinePoint>> {
     vec![
         text("stage", "Stage", |it| (&it.stage).into()),
         text("kernel_name", "Kernel", |it| (&it.kernel_name).into()),
+        text("full_name", "Full name", |it| (&it.full_name).into()),
         count("profiled", "Profiled", |it| it.profiled.into()),
         count("launch_configs", "Launch configs", |it| it.launch_configs.into()),
         millis("timeline_total_ms", "Total ms", |it| it.timeline_total_ms.into()),
@@ -87,6 +89,8 @@ pub fn roofline(analysis: &Analysis) -> ReportTable {
     let mut table =
         ReportTable::of("roofline", "Roofline", caption, (&columns(), &SHOWN), &roofline.points)
             .about(roofline.points.iter().map(|it| (it.stage.as_str(), it.kernel_name.as_str())));
+    let names = roofline.points.iter();
+    distinguish(&mut table, names.map(|it| (&*it.stage, &*it.kernel_name, &*it.full_name)));
     for (at, row) in table.rows.iter_mut().enumerate() {
         row[0] = format!("{}. {}", at + 1, row[0]);
     }

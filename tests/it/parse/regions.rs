@@ -42,14 +42,22 @@ fn the_roofline_of_a_real_page_has_points_or_reasons_for_all_kernels() {
     insta::assert_snapshot!(lines.join("\n"), @r"
     nvjet_sm90_tst_64x8_64x16_4x1_v_bz_TNT: -, -, -, latency
     nvjet_sm90_tst_8x64_64x16_2x1_v_bz_TNN: -, -, -, latency
-    vectorized_elementwise_kernel: 3.97 GFLOP/s at 0.636 FLOP/B, fp32, 0.13 %, latency
-    elementwise_kernel: 0.35 GFLOP/s at 0.049 FLOP/B, fp32, 0.15 %, latency
     nvjet_sm90_tst_64x8_64x16_4x1_v_bz_splitK_TNT: -, -, -, latency
+    elementwise_kernel: 0.39 GFLOP/s at 0.052 FLOP/B, fp32, 0.16 %, latency
     unrolled_elementwise_kernel: 0.00 GFLOP/s at 0.000 FLOP/B, -, -, latency
     cudnn_generated_fort_native_sdpa: -, -, -, latency
     reduce_kernel: 1.96 GFLOP/s at 0.093 FLOP/B, fp32, 0.44 %, latency
+    vectorized_elementwise_kernel: 1.53 GFLOP/s at 0.260 FLOP/B, fp32, 0.12 %, latency
+    elementwise_kernel: 0.00 GFLOP/s at 0.000 FLOP/B, -, -, latency
+    vectorized_elementwise_kernel: 1.44 GFLOP/s at 0.165 FLOP/B, fp32, 0.18 %, latency
     CatArrayBatchedCopy: 0.00 GFLOP/s at 0.000 FLOP/B, -, -, latency
+    elementwise_kernel: 0.66 GFLOP/s at 0.090 FLOP/B, fp32, 0.15 %, latency
+    vectorized_elementwise_kernel: 0.00 GFLOP/s at 0.000 FLOP/B, -, -, latency
+    vectorized_elementwise_kernel: 0.96 GFLOP/s at 0.393 FLOP/B, fp32, 0.05 %, latency
+    vectorized_elementwise_kernel: 0.91 GFLOP/s at 0.097 FLOP/B, fp32, 0.20 %, latency
+    vectorized_elementwise_kernel: 0.00 GFLOP/s at 0.000 FLOP/B, -, -, latency
     splitKreduce_kernel: 2.31 GFLOP/s at 0.246 FLOP/B, fp32, 0.20 %, latency
+    vectorized_elementwise_kernel: 39.32 GFLOP/s at 4.813 FLOP/B, fp32, 0.17 %, latency
     lean_reduction_kernel: 10.73 GFLOP/s at 0.659 FLOP/B, fp32, 0.34 %, latency
     CatArrayBatchedCopy_vectorized: 0.00 GFLOP/s at 0.000 FLOP/B, -, -, latency
     ");

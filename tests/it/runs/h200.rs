@@ -94,6 +94,42 @@ fn the_ledger_of_the_model_of_true_size_leaves_at_most_a_tenth_unexplained() {
     assert_eq!(sums, [("decode_all".into(), 43_165_023), ("prefill".into(), 23_824_509)].into());
 }
 
+/// A table by its columns.
+fn rows(text: &str) -> Vec<BTreeMap<String, String>> {
+    csv::Reader::from_reader(text.as_bytes()).deserialize().map(Result::unwrap).collect()
+}
+
+#[test]
+fn tables_of_the_same_launches_give_the_same_flops_per_byte() {
+    let big = "01a20566-80f0-771e-9834-906cb28aa72d";
+    for (name, run) in [("h200-deepseek-ocr-tiny.tar.zst", RUN), ("h200-deepseek-ocr.tar.zst", big)]
+    {
+        let files = analyzed(name, run).render(run.parse().unwrap());
+        let table = |name: &str| rows(&files.iter().find(|(file, _)| *file == name).unwrap().1);
+        let points = table("roofline.csv");
+        let mut compared = 0;
+        for row in table("kernels.csv") {
+            let is_same = |point: &&BTreeMap<String, String>| {
+                ["stage", "kernel_name"].iter().all(|name| point[*name] == row[*name])
+                    && point["profiled"] == row["counters.profiled"]
+                    && point["launch_configs"] == row["counters.launch_configs"]
+            };
+            let Some(point) = points.iter().find(is_same) else { continue };
+            let intensity = |text: &str| text.parse::<f64>().ok();
+            match [&row["counters.flops_per_byte"], &point["flops_per_byte"]]
+                .map(|it| intensity(it))
+            {
+                [Some(one), Some(other)] => {
+                    assert!((one - other).abs() <= 1e-9 * one, "{one} {other} {row:?}");
+                    compared += 1;
+                }
+                [one, other] => assert_eq!(one, other, "{row:?}"),
+            }
+        }
+        assert!(compared >= 5, "{compared} of {name}");
+    }
+}
+
 #[test]
 fn a_run_on_an_h200_has_the_blessed_report() {
     let analyzed = analyzed("h200-deepseek-ocr-tiny.tar.zst", RUN);

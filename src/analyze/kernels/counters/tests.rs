@@ -1,8 +1,13 @@
 //! Counters joined with small timelines.
 
+use proptest::prelude::*;
+
 use super::*;
 use crate::{
-    analyze::kernels::{kernels, tests::capture},
+    analyze::{
+        kernels::{KernelTimes, kernels, tests::capture},
+        roofline::{ceilings::DeviceCeilings, roofline},
+    },
     trace::counter::OpenRange,
 };
 
@@ -192,4 +197,60 @@ fn rows_of_two_instantiations_have_their_own_counters() {
         row.counters.as_ref().and_then(|it| it.covered_pct)
     };
     assert_eq!((counted("float"), counted("int>")), (Some(100.0), None));
+}
+
+/// Counters of a launch configuration of a kernel, with FLOPs, bytes, calls and milliseconds.
+fn config(at: usize, (flops, bytes, calls, ms): (f64, f64, u64, f64)) -> CounterRecord {
+    let values = CounterValues {
+        flops: [("fp32".to_owned(), flops)].into(),
+        flops_complete: true,
+        dram_bytes: Some(bytes),
+        ..CounterValues::default()
+    };
+    CounterRecord {
+        stage: "prefill".into(),
+        kernel_name: "gemm".into(),
+        full_name: "gemm".into(),
+        signature: String::new(),
+        grid: Some([at as u32, 1, 1]),
+        block: Some([128, 1, 1]),
+        timeline_calls: Some(calls),
+        timeline_total_ms: Some(ms),
+        timeline_mean_ms: Some(ms / calls as f64),
+        profiled: 1,
+        profiled_in: None,
+        flops_per_byte: values.arithmetic_intensity(),
+        values,
+    }
+}
+
+#[test]
+fn flops_per_byte_are_unknown_if_those_of_a_launch_configuration_are() {
+    let known = config(0, (8.0, 2.0, 3, 1.0));
+    let unknown = CounterRecord {
+        values: CounterValues { flops_complete: false, ..known.values.clone() },
+        ..config(1, (8.0, 2.0, 3, 9.0))
+    };
+    let of = |records: &[&CounterRecord]| summary(records, 10.0).unwrap().flops_per_byte;
+    assert_eq!((of(&[&known]), of(&[&known, &unknown])), (Some(4.0), None));
+}
+
+proptest! {
+    /// Time has no part in a ratio of operations and bytes.
+    #[test]
+    fn flops_per_byte_of_a_kernel_are_those_of_its_roofline_point(
+        configs in prop::collection::vec((0.0f64..1e9, 1.0f64..1e9, 1u64..50, 0.001f64..9.0), 1..5)
+    ) {
+        let records: Vec<_> =
+            configs.iter().enumerate().map(|(at, config)| self::config(at, *config)).collect();
+        let (flops, bytes) = configs.iter().fold((0.0, 0.0), |(flops, bytes), it| {
+            (flops + it.0 * it.2 as f64, bytes + it.1 * it.2 as f64)
+        });
+        let refs: Vec<_> = records.iter().collect();
+        let points = roofline(&records, &KernelTimes::default(), &DeviceCeilings::default()).points;
+        for found in [summary(&refs, 10.0).unwrap().flops_per_byte, points[0].flops_per_byte] {
+            let found = found.unwrap();
+            prop_assert!((found - flops / bytes).abs() <= 1e-9 * found, "{found}");
+        }
+    }
 }
