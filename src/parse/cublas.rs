@@ -128,7 +128,9 @@ impl Parser for Cublas {
             // The version before the function has brackets too, and no name before them.
             let names = call.split_whitespace().filter_map(|word| word.split_once('('));
             let function = names.map(|(name, _)| name).find(|name| !name.is_empty());
-            self.function = function.filter(|name| is_gemm(name)).map(str::to_owned);
+            let function = function.filter(|name| is_gemm(name));
+            log.grouped += u64::from(function.is_some_and(is_grouped));
+            self.function = function.filter(|name| !is_grouped(name)).map(str::to_owned);
         } else if let Some(argument) = line.strip_prefix("i!") {
             log.known_lines += 1;
             if self.function.is_some()
@@ -166,8 +168,12 @@ impl Parser for Cublas {
 }
 
 fn is_gemm(function: &str) -> bool {
-    let function = function.to_ascii_lowercase();
-    function.starts_with("cublas") && function.contains("gemm") && !function.contains("grouped")
+    function.starts_with("cublas") && function.to_ascii_lowercase().contains("gemm")
+}
+
+/// Returns true if the arguments of a function are lists of sizes, which the log does not have.
+fn is_grouped(function: &str) -> bool {
+    function.to_ascii_lowercase().contains("grouped")
 }
 
 fn cublas_shape(function: &str, arguments: &HashMap<String, String>) -> Option<GemmShape> {

@@ -46,6 +46,8 @@ pub struct GemmLog {
     pub calls: Vec<GemmCall>,
     /// Calls whose sizes are missing from the log.
     pub incomplete: u64,
+    /// Calls of functions for groups of products, whose sizes no log has.
+    pub grouped: u64,
     /// Lines recognised as part of a GEMM log.
     pub known_lines: u64,
     /// True when the log exceeded the read limit.

@@ -67,7 +67,8 @@ pub const RULES: &[Rule] = &[
     Rule {
         id: "gemm_calls_incomplete",
         severity: Info,
-        fires_on: "the GEMM log contains calls that cannot be parsed",
+        fires_on: "the GEMM log contains calls that cannot be parsed, or grouped calls, whose \
+                   sizes it does not have",
         advice: "Check the log below gemm_log/.",
         max_saving: None,
         find: log_findings,

@@ -145,8 +145,9 @@ pub fn gemms(trace: &GemmTrace, timeline: GemmTimeline) -> Gemms {
         return processes::gemms(&trace.processes, timeline.as_ref());
     }
     // cuBLAS calls cublasLt internally, so a GEMM may be in both logs; only one log is counted.
-    let has_cublas =
-        [&trace.prefill, &trace.all].iter().any(|log| !log.calls.is_empty() || log.incomplete > 0);
+    let has_cublas = [&trace.prefill, &trace.all]
+        .iter()
+        .any(|log| !log.calls.is_empty() || log.incomplete + log.grouped > 0);
     let (prefill, all) =
         if has_cublas { (&trace.prefill, &trace.all) } else { (&trace.lt_prefill, &trace.lt_all) };
     let mut gemms = Gemms {
@@ -163,12 +164,14 @@ pub fn gemms(trace: &GemmTrace, timeline: GemmTimeline) -> Gemms {
     let same_start =
         all.calls.len() >= prefill.calls.len() && prefill.calls.iter().zip(&all.calls).all(same);
     let join = timeline.as_ref().map(|it| it.join_last(PREFILL, &prefill.calls, &chosen));
-    gemms.add_stage(PREFILL, &prefill.calls, timeline.as_ref().zip(join), &chosen);
+    let joined = (timeline.as_ref().zip(join), prefill.grouped);
+    gemms.add_stage(PREFILL, &prefill.calls, joined, &chosen);
     if same_start {
         let calls = &all.calls[prefill.calls.len()..];
         let steps = (calls, trace.decode_steps);
         let join = timeline.as_ref().map(|it| it.join_steps(DECODE, steps, &chosen));
-        gemms.add_stage(DECODE, calls, timeline.as_ref().zip(join), &chosen);
+        let grouped = all.grouped.saturating_sub(prefill.grouped);
+        gemms.add_stage(DECODE, calls, (timeline.as_ref().zip(join), grouped), &chosen);
     } else {
         let message = "The two GEMM logs start differently: decode's GEMMs cannot be separated \
                        from prefill's.";
@@ -178,18 +181,19 @@ pub fn gemms(trace: &GemmTrace, timeline: GemmTimeline) -> Gemms {
                 .with("GEMMs of prefill", prefill.calls.len())
                 .with("GEMMs of both", all.calls.len()),
         );
-        gemms.add_stage("", &all.calls, None, &chosen);
+        gemms.add_stage("", &all.calls, (None, 0), &chosen);
     }
     gemms
 }
 
 impl Gemms {
-    /// Adds the records of a stage: of the joined calls, or of all `calls`.
+    /// Adds the records of a stage: of the joined calls, or of all `calls`. Its log also has
+    /// `grouped` calls.
     fn add_stage(
         &mut self,
         stage: &str,
         calls: &[GemmCall],
-        joined: Option<(&TimelineGemms, StageJoin)>,
+        (joined, grouped): (Option<(&TimelineGemms, StageJoin)>, u64),
         chosen: &ChosenAlgorithm,
     ) {
         if calls.is_empty() {
@@ -202,7 +206,7 @@ impl Gemms {
                 tallies
             }
             Some((_, Err(reason))) => {
-                self.findings.push(not_joined(stage, &reason));
+                self.findings.push(not_joined(stage, &reason, grouped));
                 ShapeTallies::of(calls)
             }
             None => ShapeTallies::of(calls),
@@ -316,8 +320,13 @@ fn log_empty() -> Finding {
         .advise("Check the files below gemm_log/: the program may use another library.")
 }
 
-fn not_joined(stage: &str, reason: &str) -> Finding {
-    let message = format!("GEMMs of {stage} have no kernel times: {reason}.");
+/// `grouped` calls in the log have kernels, but no sizes.
+fn not_joined(stage: &str, reason: &str, grouped: u64) -> Finding {
+    let without_sizes = match grouped {
+        0 => String::new(),
+        count => format!(", and {count} grouped GEMM calls without sizes"),
+    };
+    let message = format!("GEMMs of {stage} have no kernel times: {reason}{without_sizes}.");
     Finding::new("gemm_kernels_not_joined", Severity::Info, message)
         .with("stage", stage)
         .advise("Record log and timeline again with the same settings, without other GEMMs.")
@@ -343,6 +352,14 @@ fn log_gaps(prefill: &GemmLog, all: &GemmLog) -> Vec<Finding> {
         let message = format!(
             "{incomplete} calls in the GEMM logs lack their sizes and are not counted: the log is \
              truncated."
+        );
+        findings.push(Finding::new("gemm_calls_incomplete", Severity::Info, message));
+    }
+    let grouped = prefill.grouped + all.grouped;
+    if grouped > 0 {
+        let message = format!(
+            "{grouped} grouped GEMM calls log no sizes per group and are not counted: shares are \
+             of the other calls."
         );
         findings.push(Finding::new("gemm_calls_incomplete", Severity::Info, message));
     }

@@ -121,6 +121,16 @@ fn a_call_of_old_has_its_type_in_its_name() {
 }
 
 #[test]
+fn grouped_calls_are_counted_without_sizes() {
+    let log = String::from_utf8(capture("candle-probe.cublas.log")).unwrap();
+    let grouped = log.replacen("cublasGemmStridedBatchedEx(", "cublasGemmGroupedBatchedEx(", 7);
+    let (before, after) = (cublas(log.as_bytes()), cublas(grouped.as_bytes()));
+    assert_eq!((before.grouped, after.grouped), (0, 7));
+    assert_eq!(before.calls[7..], after.calls);
+    assert_eq!(before.incomplete, after.incomplete);
+}
+
+#[test]
 fn a_handle_that_allows_tf32_computes_products_of_f32_in_it() {
     let log = String::from_utf8(capture("candle-probe.cublas.log")).unwrap();
     let of = |mode: &str, compute: &str| {

@@ -37,12 +37,13 @@ pub fn gemms(processes: &[ProcessGemms], timeline: Option<&TimelineGemms>) -> Ge
         gemms.findings.push(log_empty());
         return gemms;
     }
+    let grouped = processes.iter().map(|it| it.cublas.grouped).sum();
     let chosen = ChosenAlgorithm::new();
     let joined = timeline.map(|timeline| (timeline, timeline.join_processes(&all, &chosen)));
     let stages = match joined {
         Some((timeline, Ok(joined))) => by_stage(&all, &joined, timeline),
         Some((_, Err(reason))) => {
-            gemms.findings.push(not_joined("the command", &reason));
+            gemms.findings.push(not_joined("the command", &reason, grouped));
             one_stage(all)
         }
         None => one_stage(all),

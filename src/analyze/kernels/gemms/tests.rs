@@ -216,6 +216,24 @@ fn sequences_of_different_length_are_not_joined() {
 }
 
 #[test]
+fn grouped_calls_are_the_reason_of_a_join_that_fails() {
+    let nsys = timeline("range 1 prefill 0..100", &[(NVJET, 1, 10), (NVJET, 2, 10)]);
+    let prefill = GemmLog { grouped: 1, ..log(&[(512, 64, 64)]) };
+    let found = joined(&GemmTrace { prefill, ..GemmTrace::default() }, &nsys);
+    assert_eq!(
+        reasons(&found),
+        ["GEMMs of prefill have no kernel times: the log has 1 calls, the timeline 2 GEMM \
+          kernels in prefill, and 1 grouped GEMM calls without sizes."]
+    );
+    let messages: Vec<_> = found.findings.iter().map(|it| it.message.as_str()).collect();
+    assert_eq!(
+        messages[0],
+        "1 grouped GEMM calls log no sizes per group and are not counted: shares are of the other \
+         calls."
+    );
+}
+
+#[test]
 fn a_kernel_that_cannot_have_computed_its_call_prevents_the_join() {
     let nsys = timeline("range 1 prefill 0..100", &[(XMMA, 1, 10)]);
     let with_grid = |grid: [u32; 3]| {
