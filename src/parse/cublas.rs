@@ -179,15 +179,15 @@ fn is_grouped(function: &str) -> bool {
 fn cublas_shape(function: &str, arguments: &HashMap<String, String>) -> Option<GemmShape> {
     let size = |name: &str| arguments.get(name)?.parse::<u64>().ok();
     let op = |name: &str| Some(!arguments.get(name)?.contains("CUBLAS_OP_N"));
-    // `cublasSgemm` has no types among its arguments: its name is one.
-    let named = match function.strip_prefix("cublas").and_then(|rest| rest.chars().next()) {
-        Some('S') => "f32",
-        Some('D') => "f64",
-        Some('H') => "f16",
-        _ => "",
+    // `cublasSgemm` has no types among its arguments: its name is one, also of the accumulator.
+    let (named, compute) = match function.strip_prefix("cublas").and_then(|it| it.chars().next()) {
+        Some('S') => ("f32", "32f"),
+        Some('D') => ("f64", "64f"),
+        Some('H') => ("f16", "16f"),
+        Some('C') => ("c_32f", "32f"),
+        Some('Z') => ("c_64f", "64f"),
+        _ => ("", ""),
     };
-    // Without an argument the accumulator has the type of the operands.
-    let compute = named.strip_prefix('f').map(|bits| format!("{bits}f")).unwrap_or_default();
     let kind =
         |name: &str| arguments.get(name).map_or_else(|| named.to_owned(), |value| data_type(value));
     // A truncated log may have the sizes without the types.

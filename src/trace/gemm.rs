@@ -22,9 +22,10 @@ pub struct GemmShape {
 }
 
 impl GemmShape {
-    /// FLOPs of one call, a multiply-add counted as two. Saturates.
+    /// FLOPs of one call, a multiply-add counted as two, a complex one as eight. Saturates.
     pub fn flops(&self) -> u64 {
-        [self.n, self.k, self.batch, 2]
+        let is_complex = self.left_type.starts_with("c_") && self.right_type.starts_with("c_");
+        [self.n, self.k, self.batch, if is_complex { 8 } else { 2 }]
             .iter()
             .fold(self.m, |product, side| product.saturating_mul(*side))
     }

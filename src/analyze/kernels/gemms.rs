@@ -81,7 +81,7 @@ pub struct GemmRecord {
     pub calls: u64,
     /// Calls per decode step; `null` for other stages.
     pub calls_per_step: Option<f64>,
-    /// `2 * batch * m * n * k`: a multiply-add counts as two.
+    /// `2 * batch * m * n * k`: a multiply-add counts as two; four times that of complex operands.
     pub flops_per_call: u64,
     pub total_flops: u64,
     /// Share of the GEMM FLOPs of one execution of the stage, percent.

@@ -88,7 +88,7 @@ pub fn formula(table: &str, column: &str, cause: Option<&str>) -> Option<&'stati
             "latency if SM and memory are both below 60 % of their sustained rate, else the busier \
              of compute and memory",
         ),
-        ("gemms", "flops_per_call") => Some("2 x batch x m x n x k"),
+        ("gemms", "flops_per_call") => Some("2 x batch x m x n x k; 8 of complex operands"),
         ("gemms", "flops_per_s") => {
             Some("FLOPs of a call x launches / time of the kernels, reductions of split k included")
         }

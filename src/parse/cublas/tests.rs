@@ -107,17 +107,31 @@ fn torchs_products_come_with_what_was_chosen() {
 
 #[test]
 fn a_call_of_old_has_its_type_in_its_name() {
-    let text = "I! cuBLAS (v12.0) function cublasStatus_t cublasSgemm_v2(cublasHandle_t, int) \
-                called:\n\
-                i!  transa: type=cublasOperation_t; val=CUBLAS_OP_T(1)\ni!  transb: \
-                type=cublasOperation_t; val=CUBLAS_OP_N(0)\n\
-                i!  m: type=int; val=3\ni!  n: type=int; val=5\ni!  k: type=int; val=7\n";
-    let log = cublas(text.as_bytes());
+    let of = |function: &str| {
+        let text = format!(
+            "I! cuBLAS (v12.0) function cublasStatus_t {function}(cublasHandle_t, int) called:\n\
+             i!  transa: type=cublasOperation_t; val=CUBLAS_OP_T(1)\n\
+             i!  transb: type=cublasOperation_t; val=CUBLAS_OP_N(0)\n\
+             i!  m: type=int; val=3\ni!  n: type=int; val=5\ni!  k: type=int; val=7\n"
+        );
+        cublas(text.as_bytes())
+    };
+    let log = of("cublasSgemm_v2");
     assert_eq!(
         table(&log),
         "   1 1 x (5 x 7)N (7 x 3)T, f32 x f32 -> f32 in 32f,\n     cublasSgemm_v2: -"
     );
-    assert_eq!(log.calls[0].shape.flops(), 2 * 3 * 5 * 7);
+    // A complex multiply-add is four real ones.
+    for (function, dtype, compute, operations) in [
+        ("cublasSgemm_v2", "f32", "32f", 2),
+        ("cublasDgemm_v2", "f64", "64f", 2),
+        ("cublasCgemm_v2", "c_32f", "32f", 8),
+        ("cublasZgemm_v2", "c_64f", "64f", 8),
+    ] {
+        let shape = of(function).calls.remove(0).shape;
+        assert_eq!((shape.left_type.as_str(), shape.compute.as_str()), (dtype, compute));
+        assert_eq!(shape.flops(), operations * 3 * 5 * 7, "{function}");
+    }
 }
 
 #[test]
