@@ -1,6 +1,9 @@
 //! Steps of a program without ranges of stages, inferred from what it launched.
 
-use std::{collections::BTreeMap, sync::Arc};
+use std::{
+    collections::{BTreeMap, btree_map::Entry},
+    sync::Arc,
+};
 
 use super::engine_steps::StepClass;
 
@@ -32,18 +35,43 @@ pub struct InferredSteps {
 impl InferredSteps {
     /// Stage instances: stage, thread, start and end. Decode steps in a row are one.
     pub fn stages(&self) -> Vec<(StepClass, i64, i64, i64)> {
-        let mut stages: Vec<(u32, (StepClass, i64, i64, i64))> = Vec::new();
+        let mut stages: Vec<(StepClass, i64, i64, i64)> = Vec::new();
+        // Steps of several threads alternate in time: a run is found by its number and thread.
+        let mut of_run: BTreeMap<(i64, u32), usize> = BTreeMap::new();
         for step in &self.steps {
             let Some(class) = step.class else { continue };
-            match stages.last_mut() {
-                Some((run, (_, thread, _, end)))
-                    if (*run, *thread) == (step.run, step.global_tid) =>
-                {
-                    *end = step.end_ns;
+            match of_run.entry((step.global_tid, step.run)) {
+                Entry::Occupied(at) => {
+                    let end = &mut stages[*at.get()].3;
+                    *end = (*end).max(step.end_ns);
                 }
-                _ => stages.push((step.run, (class, step.global_tid, step.start_ns, step.end_ns))),
+                Entry::Vacant(at) => {
+                    at.insert(stages.len());
+                    stages.push((class, step.global_tid, step.start_ns, step.end_ns));
+                }
             }
         }
-        stages.into_iter().map(|(_, stage)| stage).collect()
+        stages
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn decode_steps_of_threads_that_alternate_are_one_stage_of_each_thread() {
+        let step = |global_tid: i64, run: u32, start_ns: i64| InferredStep {
+            class: Some(StepClass::Decode),
+            global_tid,
+            start_ns,
+            end_ns: start_ns + 8,
+            run,
+            evidence: "".into(),
+        };
+        let steps = vec![step(1, 1, 0), step(2, 5, 1), step(1, 1, 10), step(2, 5, 11)];
+        let inferred = InferredSteps { steps, ..InferredSteps::default() };
+        let decode = StepClass::Decode;
+        assert_eq!(inferred.stages(), [(decode, 1, 0, 18), (decode, 2, 1, 19)]);
     }
 }
