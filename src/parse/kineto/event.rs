@@ -22,6 +22,28 @@ pub struct Integer {
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Text(pub Option<String>);
 
+/// A process: its number, or a text that tools which merge traces write instead (`[TP00] 1996`).
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct ProcessId {
+    pub number: Integer,
+    pub label: Option<String>,
+}
+
+impl ProcessId {
+    /// The number that it is or ends with.
+    pub fn last_number(&self) -> Integer {
+        match &self.label {
+            Some(label) => Integer { value: last_number(label), quoted: false },
+            None => self.number,
+        }
+    }
+}
+
+/// The number at the end of a label.
+pub fn last_number(label: &str) -> Option<i64> {
+    label.rsplit(|it: char| !it.is_ascii_digit()).next()?.parse().ok()
+}
+
 /// The sides of a grid or block; a missing side is 0.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Sides(pub [u32; 3]);
@@ -100,6 +122,25 @@ lenient! { IntegerVisitor => Integer {
     absent_map!();
 } }
 
+lenient! { ProcessVisitor => ProcessId {
+    fn visit_i64<E>(self, value: i64) -> Result<ProcessId, E> {
+        Ok(ProcessId { number: Integer { value: Some(value), quoted: false }, label: None })
+    }
+    fn visit_u64<E>(self, value: u64) -> Result<ProcessId, E> {
+        let value = i64::try_from(value).ok();
+        Ok(ProcessId { number: Integer { value, quoted: false }, label: None })
+    }
+    fn visit_str<E>(self, text: &str) -> Result<ProcessId, E> {
+        let value = text.trim().parse().ok();
+        let label = value.is_none().then(|| text.to_owned());
+        Ok(ProcessId { number: Integer { value, quoted: value.is_some() }, label })
+    }
+    absent!(visit_bool(bool), visit_f64(f64));
+    absent_unit!();
+    absent_seq!();
+    absent_map!();
+} }
+
 lenient! { TextVisitor => Text {
     fn visit_str<E>(self, text: &str) -> Result<Text, E> {
         Ok(Text(Some(text.to_owned())))
@@ -169,7 +210,7 @@ pub struct EventFields {
     pub ph: Text,
     pub cat: Text,
     pub name: Text,
-    pub pid: Integer,
+    pub pid: ProcessId,
     pub tid: Integer,
     /// Microseconds, as written.
     pub ts: Option<Box<RawValue>>,
@@ -269,7 +310,8 @@ mod tests {
         )
         .unwrap();
         assert_eq!((it.ph.0, it.cat.0, it.name.0), (None, None, None));
-        assert_eq!((it.pid.value, it.tid), (None, Integer { value: Some(7), quoted: true }));
+        assert_eq!((it.pid.label.as_deref(), it.pid.last_number().value), (Some("Spans"), None));
+        assert_eq!(it.tid, Integer { value: Some(7), quoted: true });
         assert_eq!(it.ts.unwrap().get(), "\"1.5\"");
         let args = it.args.0;
         assert_eq!((args.grid, args.block), (Sides([1, 2, 3]), Sides::default()));

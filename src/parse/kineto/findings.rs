@@ -1,6 +1,9 @@
 //! Findings on what traces lack, and on what was left out.
 
-use std::{collections::BTreeSet, path::Path};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    path::Path,
+};
 
 use super::{
     rows::{FileRows, Oddities},
@@ -20,6 +23,7 @@ pub struct FileFacts {
     name: String,
     base_ns: Option<i64>,
     bare: bool,
+    trace_id: Option<String>,
     rank: Option<i64>,
     world_size: Option<i64>,
     kernels: u64,
@@ -33,6 +37,7 @@ impl FileFacts {
             name: path.file_name().unwrap_or_default().to_string_lossy().into_owned(),
             base_ns: header.base_ns,
             bare: header.bare,
+            trace_id: header.trace_id.clone().filter(|id| !id.is_empty()),
             rank: header.distributed.as_ref().and_then(|it| it.rank.value),
             world_size: header.distributed.as_ref().and_then(|it| it.world_size.value),
             kernels: rows.kernels.len() as u64,
@@ -92,6 +97,7 @@ pub fn findings(files: &[FileFacts], trace: &NsysTrace) -> Vec<Finding> {
         );
     }
     found.extend(ranks(files));
+    found.extend(repeated(files));
     found.extend(clocks(files));
     if !trace.copies.is_empty() && trace.cuda_calls.is_empty() && trace.kernels.is_empty() {
         let message = "The trace has copies, and neither kernels nor CUDA calls.";
@@ -157,6 +163,28 @@ fn ranks(files: &[FileFacts]) -> Option<Finding> {
             .with("files", files.len())
             .with("world size", world.cast_unsigned())
             .advise("Import one trace of each rank together; sums are of the ranks that are here."),
+    )
+}
+
+/// The finding on a trace that the capture has twice. Ranks may share the id of one request.
+fn repeated(files: &[FileFacts]) -> Option<Finding> {
+    let mut names: BTreeMap<(&str, Option<i64>), Vec<&str>> = BTreeMap::new();
+    for it in files {
+        if let Some(id) = &it.trace_id {
+            names.entry((id, it.rank)).or_default().push(&it.name);
+        }
+    }
+    let twice: Vec<String> =
+        names.into_values().filter(|of| of.len() > 1).map(|of| of.join(" and ")).collect();
+    if twice.is_empty() {
+        return None;
+    }
+    let message =
+        format!("Files of the capture are one trace: {}; it counts as often.", twice.join("; "));
+    Some(
+        Finding::new("trace_repeated", Severity::Warning, message)
+            .with("traces", twice.len())
+            .advise("Import each trace once."),
     )
 }
 

@@ -8,7 +8,7 @@ use std::{cmp::Reverse, collections::BTreeSet, path::Path};
 use foldhash::{HashMap, HashSet};
 
 use super::{
-    event::{DeviceProperties, Integer},
+    event::{DeviceProperties, Integer, last_number},
     findings::{self, FileFacts},
     rows::{FileRows, HostRow},
     sites,
@@ -29,6 +29,9 @@ use crate::{
 
 /// Bits of a process or thread in a global id.
 const BITS: u32 = 24;
+
+/// Max processes named in a refusal.
+const MAX_NAMED: usize = 16;
 
 /// The timeline under way.
 #[derive(Debug, Default)]
@@ -61,13 +64,10 @@ impl Merged {
         strings: &Strings,
     ) -> Result<(), ParseError> {
         let foreign = |what: String| ParseError::Foreign { path: path.into(), what };
-        if rows.calling.len() > 1 {
-            let mut pids: Vec<String> = rows.calling.iter().map(ToString::to_string).collect();
-            pids.sort();
+        if let Some(processes) = several_processes(&rows) {
             return Err(foreign(format!(
-                "CUDA calls of several processes ({}) in one trace; import the trace of each \
-                 process as a file of its own",
-                pids.join(", ")
+                "work of several processes ({processes}) in one trace, as in a merged one; import \
+                 the trace of each process as a file of its own, without merged ones"
             )));
         }
         if rows.kernels.is_empty()
@@ -84,7 +84,8 @@ impl Merged {
         self.facts.push(FileFacts::of(path, header, &rows));
         let pid = rows.calling.iter().next().or_else(|| rows.hosts.iter().min()).copied();
         let pid = pid.unwrap_or(0);
-        let process = free_number(pid, &mut self.processes) << BITS;
+        let wanted = rows.label(pid).map_or(Some(pid), last_number).unwrap_or(0);
+        let process = free_number(wanted, &mut self.processes) << BITS;
         let place = process_rank(header, file);
         let rank = place.rank;
         self.trace.collectives.processes.insert(process, place);
@@ -283,10 +284,25 @@ fn graph_calls(calls: &ApiCalls, strings: &Strings) -> HashSet<i64> {
 }
 
 /// Name of a process with its rank, and its own id where it has another number here.
+/// The processes of a file that has calls of several, or whose processes are several texts.
+fn several_processes(rows: &FileRows) -> Option<String> {
+    let labelled = rows.hosts.iter().filter(|it| rows.label(**it).is_some());
+    let mut found: Vec<i64> = rows.calling.iter().chain(labelled).copied().collect();
+    found.sort_unstable_by_key(|it| (it.abs(), *it));
+    found.dedup();
+    let name = |it: &i64| rows.label(*it).map_or_else(|| it.to_string(), str::to_owned);
+    let names = || found.iter().take(MAX_NAMED).map(name).collect::<Vec<_>>().join(", ");
+    (found.len() > 1).then(names)
+}
+
 fn process_name(rows: &FileRows, pid: i64, rank: Option<u32>, process: i64) -> String {
     let name = rows.process_names.get(&pid).cloned().unwrap_or_else(|| "process".into());
     let rank = rank.map(|it| format!(", rank {it}")).unwrap_or_default();
-    let own = if process >> BITS == pid { String::new() } else { format!(", pid {pid}") };
+    let own = match rows.label(pid) {
+        Some(label) => format!(", pid {label}"),
+        None if process >> BITS == pid => String::new(),
+        None => format!(", pid {pid}"),
+    };
     format!("{name}{rank}{own}")
 }
 

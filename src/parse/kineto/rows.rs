@@ -9,7 +9,7 @@ use foldhash::{HashMap, HashSet};
 
 use super::{
     collectives::FileCollectives,
-    event::{EventFields, Integer},
+    event::{EventFields, Integer, ProcessId},
     number::{has_decimals, nanos},
     signatures::Signatures,
     strings::Strings,
@@ -78,6 +78,9 @@ pub struct FileRows {
     /// Processes with CUDA calls, and all processes of the host.
     pub calling: HashSet<i64>,
     pub hosts: HashSet<i64>,
+    /// Processes named by a text: the first has the number -1, the next -2.
+    labels: Vec<String>,
+    label_index: HashMap<String, i64>,
     pub process_names: HashMap<i64, String>,
     pub collectives: FileCollectives,
     pub events: u64,
@@ -195,11 +198,30 @@ impl FileRows {
     }
 
     fn metadata(&mut self, event: EventFields) {
-        if let (Some("process_name"), Some(pid), Some(name)) =
-            (event.name.0.as_deref(), event.pid.value, event.args.0.name.0)
+        if let (Some("process_name"), Some(name)) = (event.name.0.as_deref(), event.args.0.name.0)
+            && event.pid != ProcessId::default()
         {
+            let pid = self.process(&event.pid);
             self.process_names.insert(pid, name);
         }
+    }
+
+    /// Number of a process in this file.
+    fn process(&mut self, pid: &ProcessId) -> i64 {
+        let Some(label) = &pid.label else { return self.number(pid.number).unwrap_or(0) };
+        if let Some(known) = self.label_index.get(label) {
+            return *known;
+        }
+        self.labels.push(label.clone());
+        let number = -(self.labels.len() as i64);
+        self.label_index.insert(label.clone(), number);
+        number
+    }
+
+    /// The text that names a process.
+    pub fn label(&self, process: i64) -> Option<&str> {
+        let at = usize::try_from(-1 - process).ok()?;
+        self.labels.get(at).map(String::as_str)
     }
 
     /// Start and end of an event.
@@ -225,7 +247,7 @@ impl FileRows {
     }
 
     fn thread(&mut self, event: &EventFields) -> u32 {
-        let pid = self.number(event.pid).unwrap_or(0);
+        let pid = self.process(&event.pid);
         let thread = (pid, self.number(event.tid).unwrap_or(0));
         self.hosts.insert(pid);
         *self.thread_index.entry(thread).or_insert_with(|| {
@@ -242,7 +264,8 @@ impl FileRows {
     /// Device and correlation id of work, whose `External id` is noted.
     fn work(&mut self, event: &EventFields) -> (u32, i64) {
         let args = &event.args.0;
-        let device = if args.device.value.is_some() { args.device } else { event.pid };
+        let device =
+            if args.device.value.is_some() { args.device } else { event.pid.last_number() };
         let (correlation, external) = (self.small(args.correlation), self.small(args.external_id));
         if correlation != 0 && external != 0 {
             self.external_ids.push((correlation, external));
@@ -303,8 +326,9 @@ impl FileRows {
     }
 
     fn call(&mut self, event: &EventFields, (start_ns, end_ns): (i64, i64), name: u32) {
-        let global_tid = i64::from(self.thread(event));
-        self.calling.insert(event.pid.value.unwrap_or(0));
+        let thread = self.thread(event);
+        let (global_tid, (process, _)) = (thread.into(), self.threads[thread as usize]);
+        self.calling.insert(process);
         let correlation_id = self.small(event.args.0.correlation).into();
         self.calls.push(ApiCall { name, start_ns, end_ns, global_tid, correlation_id });
     }

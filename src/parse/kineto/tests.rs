@@ -182,6 +182,63 @@ fn calls_of_several_processes_in_one_file_are_refused() {
 
 #[test]
 fn broken_text_is_refused_with_its_place_and_a_remedy() {
+/// Events of a rank as a merged trace has them: a text names each process.
+fn merged(rank: u32) -> String {
+    let label = |event: &str, pid: u32| {
+        event.replace(&format!("\"pid\": {pid}"), &format!("\"pid\": \"[TP0{rank}] {pid}\""))
+    };
+    [label(CALL, 5), label(KERNEL, 0), label(OPERATOR, 5)].join(",")
+}
+
+#[test]
+fn a_process_that_a_text_names_is_read_like_one_with_a_number() {
+    let name = r#"{"ph": "M", "name": "process_name", "pid": "[TP01] 5", "ts": 1,
+        "args": {"name": "python"}}"#;
+    let read = trace(&[&merged(1), name]);
+    let plain = trace(&[CALL, KERNEL, OPERATOR]);
+    let kernel = |it: &NsysTrace| crate::trace::kernel::Kernel::from(it.kernels.get(0));
+    assert_eq!(kernel(&read), kernel(&plain));
+    assert_eq!(read.cuda_calls.get(0), plain.cuda_calls.get(0));
+    assert_eq!(read.framework.operators.get(5 << 24, 3), Some(0));
+    assert_eq!(read.processes[&(5 << 24)], "python, pid [TP01] 5");
+    let bare = merged(1).replace("\"device\": 0, ", "").replace("[TP01] 0", "[TP01] 3");
+    assert_eq!(trace(&[&bare]).kernels.get(0).device, 3, "the device is in the text");
+}
+
+#[test]
+fn ranks_of_a_merged_trace_are_refused_by_their_labels() {
+    let events = [merged(0), merged(1)].join(",");
+    let merged_file = format!(r#"{{"traceEvents": [{events}]}}"#);
+    let error = read_text(&merged_file).unwrap_err();
+    assert!(error.contains("several processes ([TP00] 5, [TP01] 5)"), "{error}");
+    // Next to the files of the ranks, which it would repeat.
+    let file = format!(r#"{{"traceEvents": [{CALL}, {KERNEL}]}}"#);
+    let error = read_all(&[file.as_bytes(), merged_file.as_bytes()]).unwrap_err();
+    assert!(error.contains("1.json") && error.contains("without merged ones"), "{error}");
+    // Without CUDA calls, by the operators.
+    let operators = [merged(0), merged(1)].join(",").replace("cuda_runtime", "other");
+    assert!(read_text(&format!("[{operators}]")).unwrap_err().contains("[TP01] 5"));
+}
+
+#[test]
+fn a_trace_that_is_given_twice_is_a_finding() {
+    let file = |id: &str, rank: u32| {
+        format!(
+            r#"{{"trace_id": "{id}", "distributedInfo": {{"rank": {rank}, "world_size": 2}},
+                "traceEvents": [{CALL}, {KERNEL}]}}"#
+        )
+    };
+    let found = |files: [String; 2]| {
+        let read = read_all(&[files[0].as_bytes(), files[1].as_bytes()]).unwrap();
+        let twice = read.findings.iter().find(|it| it.id == "trace_repeated");
+        twice.map(|it| it.message.clone())
+    };
+    let twice = found([file("A", 1), file("A", 1)]).unwrap();
+    assert!(twice.contains("0.json and 1.json"), "{twice}");
+    assert_eq!(found([file("A", 0), file("B", 1)]), None);
+    assert_eq!(found([file("A", 0), file("A", 1)]), None, "ranks of one request");
+}
+
     for (text, parts) in [
         (r#"{"traceEvents": [{"ph": "X""#, ["truncated", "byte 27"]),
         ("{\"traceEvents\": [\n{\"name\": \"a \"b\" c\"}]}", ["not JSON at byte", "146900"]),

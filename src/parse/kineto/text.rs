@@ -14,7 +14,7 @@ use serde::{
 use serde_json::error::Category;
 
 use super::{
-    event::{DeviceProperties, Distributed, Integer, TraceEvent},
+    event::{DeviceProperties, Distributed, Integer, Text, TraceEvent},
     open,
     repair::RepairedText,
     rows::FileRows,
@@ -35,6 +35,8 @@ pub struct Header {
     pub driver: Option<i64>,
     pub cupti: Option<i64>,
     pub schema: Option<i64>,
+    /// Unique id of the recording, where the version writes one.
+    pub trace_id: Option<String>,
     /// True where the events were written without an object around them.
     pub bare: bool,
 }
@@ -136,6 +138,7 @@ impl<'de> Visitor<'de> for TraceVisitor<'_, '_> {
                 "cuda_driver_version" => "cuda_driver_version",
                 "cupti_version" => "cupti_version",
                 "schemaVersion" => "schemaVersion",
+                "trace_id" => "trace_id",
                 _ => {
                     map.next_value::<IgnoredAny>()?;
                     continue;
@@ -151,6 +154,7 @@ impl<'de> Visitor<'de> for TraceVisitor<'_, '_> {
                 "deviceProperties" => header.devices = map.next_value()?,
                 "distributedInfo" => header.distributed = map.next_value()?,
                 "cuda_driver_version" => header.driver = map.next_value::<Integer>()?.value,
+                "trace_id" => header.trace_id = map.next_value::<Text>()?.0,
                 "cupti_version" => header.cupti = map.next_value::<Integer>()?.value,
                 _ => header.schema = map.next_value::<Integer>()?.value,
             }
