@@ -91,7 +91,7 @@ impl CaptureEvents {
                 as usize;
             let stage = if at < repeats.len() { launches.stages.label(at) } else { "" };
             if at == EXCLUDED as usize && is_operator(it) {
-                self.events.push(operator_call(OUTSIDE, OUTSIDE, times, 0));
+                self.events.push(operator_call(OUTSIDE, OUTSIDE, (it.global_tid, times), 0));
                 continue;
             }
             let has_estimated_end = unclosed.contains(&(it.global_tid, it.start_ns, end_ns));
@@ -116,7 +116,7 @@ impl CaptureEvents {
             }
             if is_operator(it) {
                 let repeat = repeat.unwrap_or(0);
-                self.events.push(operator_call(&it.name, stage, times, repeat));
+                self.events.push(operator_call(&it.name, stage, (it.global_tid, times), repeat));
             }
         }
         let inferred = trace.inferred.steps.iter().filter(|it| it.class == Some(StepClass::Decode));
@@ -170,12 +170,18 @@ fn part<'a>(it: &'a Range, stage: &str) -> Option<&'a str> {
     }
 }
 
-fn operator_call(path: &str, stage: &str, (start_ns, end_ns): Interval, repeat: u32) -> Event {
+fn operator_call(
+    path: &str,
+    stage: &str,
+    (thread, (start_ns, end_ns)): (i64, Interval),
+    repeat: u32,
+) -> Event {
     Event::Op(OperatorCall {
         path: path.into(),
         op: "range".into(),
         start_ns,
         end_ns,
+        thread,
         captured: false,
         warmup: false,
         repeat,

@@ -29,7 +29,7 @@ use super::{
 use crate::{
     analyze::timeline::{
         device_time::{DeviceTime, DeviceTimes},
-        interval::covered_ns,
+        interval::{Interval, covered_ns},
     },
     domain::units::Nanos,
     trace::event::OperatorCall,
@@ -230,7 +230,12 @@ pub fn operators(events: &Events, stages: &Stages) -> Operators {
             let inside = || calls.iter().filter(|call| call.stage == stage && call.op != MODULE);
             // The duration of replayed calls is unknown.
             if !inside().any(|call| call.captured) {
-                let covered = covered_ns(inside().map(|call| (call.start_ns, call.end_ns)));
+                // Repeats of several processes may run at once.
+                let mut repeats: BTreeMap<u32, Vec<Interval>> = BTreeMap::new();
+                for call in inside() {
+                    repeats.entry(call.repeat).or_default().push((call.start_ns, call.end_ns));
+                }
+                let covered: i64 = repeats.into_values().map(covered_ns).sum();
                 work.covered_pct = percent(covered as f64, stage_ns(stage) as f64);
             }
         }

@@ -62,6 +62,7 @@ fn events(sketch: &str) -> Vec<Event> {
                 op: op.into(),
                 start_ns,
                 end_ns,
+                thread: 0,
                 captured: false,
                 warmup: false,
                 repeat: repeat(of),

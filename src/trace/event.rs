@@ -157,6 +157,10 @@ pub struct OperatorCall {
     pub op: String,
     pub start_ns: i64,
     pub end_ns: i64,
+    /// Thread of a call in a capture: calls of several threads do not nest. 0 of the runner, which
+    /// has one.
+    #[serde(skip)]
+    pub thread: i64,
     /// True when it ran inside a replayed CUDA graph. The host executes only the replay, so the
     /// times are not those of the call.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]

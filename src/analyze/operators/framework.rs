@@ -70,7 +70,8 @@ pub fn framework(
                 around().any(|it| collapse(name(it)) == rolled)
             });
             if thread.outer(entry as u32).next().is_none() {
-                sums.spans.entry(stage).or_default().push((call.start_ns, call.end_ns));
+                let spans = sums.spans.entry((stage, thread.thread)).or_default();
+                spans.push((call.start_ns, call.end_ns));
             }
         }
     }
@@ -253,6 +254,7 @@ fn call_of(signature: &OperatorSignature) -> OperatorCall {
         op: kind(&signature.name).into(),
         start_ns: 0,
         end_ns: 0,
+        thread: 0,
         captured: false,
         warmup: false,
         repeat: 0,
@@ -270,8 +272,8 @@ struct FrameworkSums<'a> {
     by_path: BTreeMap<CallKey, HostTimeSum>,
     rolled: BTreeMap<CallKey, HostTimeSum>,
     work: BTreeMap<String, StageWork>,
-    /// Outermost calls by stage.
-    spans: BTreeMap<&'a str, Vec<(i64, i64)>>,
+    /// Outermost calls by stage and thread: stages of several threads may run at once.
+    spans: BTreeMap<(&'a str, i64), Vec<(i64, i64)>>,
 }
 
 impl FrameworkSums<'_> {
@@ -304,10 +306,14 @@ impl FrameworkSums<'_> {
 
     fn finish(mut self, stages: &Stages) -> Operators {
         let total_ms = |stage: &str| stages.row(stage).map(|row| row.ms.mean * f64::from(row.ms.n));
+        let mut covered: BTreeMap<&str, i64> = BTreeMap::new();
+        for ((stage, _), spans) in self.spans {
+            *covered.entry(stage).or_default() += covered_ns(spans);
+        }
         for stage in STAGES {
-            if let (Some(spans), Some(ms)) = (self.spans.remove(stage), total_ms(stage)) {
+            if let (Some(ns), Some(ms)) = (covered.get(stage), total_ms(stage)) {
                 let work = self.work.entry(stage.to_owned()).or_default();
-                work.covered_pct = percent(covered_ns(spans) as f64, ms * 1e6);
+                work.covered_pct = percent(*ns as f64, ms * 1e6);
             }
         }
         let (by_path, rolled) = (records(self.by_path, total_ms), records(self.rolled, total_ms));

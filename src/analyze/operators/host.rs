@@ -45,14 +45,19 @@ pub fn exclusive_times(calls: &[&OperatorCall]) -> Vec<CallTime> {
         inside_rolled: false,
     };
     let mut times: Vec<CallTime> = calls.iter().map(inclusive).collect();
-    let mut open: Vec<usize> = Vec::new();
+    // Start/end ranges inside a call may overlap.
+    let mut covered_until = vec![i64::MIN; calls.len()];
+    let mut threads: BTreeMap<i64, Vec<usize>> = BTreeMap::new();
     for index in order {
+        let open = threads.entry(calls[index].thread).or_default();
         while open.last().is_some_and(|&outer| calls[outer].end_ns < calls[index].end_ns) {
             open.pop();
         }
         // A zero-length call at the end of its predecessor takes no time from it in either order.
         if let Some(&outer) = open.last() {
-            times[outer].exclusive_ns -= calls[index].end_ns - calls[index].start_ns;
+            let from = calls[index].start_ns.max(covered_until[outer]);
+            times[outer].exclusive_ns -= (calls[index].end_ns - from).max(0);
+            covered_until[outer] = covered_until[outer].max(calls[index].end_ns);
         }
         let enclosing = || {
             open.iter()
@@ -176,6 +181,8 @@ impl HostTimeSum {
 
 #[cfg(test)]
 mod tests {
+    use proptest::prelude::*;
+
     use super::*;
 
     fn call(path: &str, start_ns: i64, end_ns: i64) -> OperatorCall {
@@ -184,6 +191,7 @@ mod tests {
             op: "range".into(),
             start_ns,
             end_ns,
+            thread: 0,
             captured: false,
             warmup: false,
             repeat: 0,
@@ -192,6 +200,45 @@ mod tests {
             dtype: String::new(),
             flops: 0,
             bytes: 0,
+        }
+    }
+
+    #[test]
+    fn calls_of_threads_that_run_at_once_take_no_time_from_each_other() {
+        let on = |thread: i64, it: OperatorCall| OperatorCall { thread, ..it };
+        let calls = [
+            on(1, call("attn", 0, 30)),
+            on(2, call("attn", 0, 30)),
+            on(2, call("q", 5, 15)),
+            on(3, call("mlp", 1, 28)),
+        ];
+        let times = exclusive_times(&calls.iter().collect::<Vec<_>>());
+        let own: Vec<(i64, bool)> =
+            times.iter().map(|it| (it.exclusive_ns, it.inside_path)).collect();
+        assert_eq!(own, [(30, false), (20, false), (10, false), (27, false)]);
+    }
+
+    proptest! {
+        #[test]
+        fn exclusive_times_are_never_negative_and_depend_on_their_thread_alone(
+            spans in prop::collection::vec((1i64..4, 0i64..40, 1i64..30), 1..30)
+        ) {
+            let call = |(thread, start, ns): &(i64, i64, i64)| OperatorCall {
+                thread: *thread,
+                ..call("a", *start, start + ns)
+            };
+            let calls: Vec<OperatorCall> = spans.iter().map(call).collect();
+            let times = exclusive_times(&calls.iter().collect::<Vec<_>>());
+            for (it, time) in calls.iter().zip(&times) {
+                prop_assert!((0..=it.end_ns - it.start_ns).contains(&time.exclusive_ns));
+            }
+            for thread in 1..4 {
+                let own = calls.iter().filter(|it| it.thread == thread);
+                let alone = exclusive_times(&own.collect::<Vec<_>>());
+                let all = calls.iter().zip(&times).filter(|(it, _)| it.thread == thread);
+                let all: Vec<i64> = all.map(|(_, time)| time.exclusive_ns).collect();
+                prop_assert_eq!(alone.iter().map(|it| it.exclusive_ns).collect::<Vec<_>>(), all);
+            }
         }
     }
 

@@ -36,6 +36,7 @@ fn operator(path: &str, start_ns: i64, end_ns: i64, captured: bool) -> Event {
         op: "matmul".into(),
         start_ns,
         end_ns,
+        thread: 0,
         captured,
         warmup: false,
         repeat: 0,

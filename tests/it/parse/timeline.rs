@@ -65,6 +65,7 @@ fn sketched_events() -> Vec<Event> {
             op: "linear".into(),
             start_ns: 1_001_000,
             end_ns: 1_001_500,
+            thread: 0,
             captured,
             warmup: false,
             repeat: 0,

@@ -91,6 +91,7 @@ fn events(device: &str, decode_graph: bool) -> Vec<Event> {
                 op: "attention".into(),
                 start_ns: from + 10_000,
                 end_ns: from + 460_000,
+                thread: 0,
                 captured: false,
                 warmup: false,
                 repeat,

@@ -120,6 +120,7 @@ fn without_kernels_the_unprofiled_step_shows_host_operators() {
             op: op.into(),
             start_ns,
             end_ns,
+            thread: 0,
             captured: false,
             warmup: false,
             repeat: 0,

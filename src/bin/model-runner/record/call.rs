@@ -54,6 +54,7 @@ impl RecordedCall {
             op: self.name.kind.to_owned(),
             start_ns: self.start_ns,
             end_ns: self.end_ns,
+            thread: 0,
             captured,
             warmup: self.warmup,
             repeat: self.repeat,

@@ -32,6 +32,7 @@ fn call(path: &str, op: &str, shapes: &[&[u64]], flops: u64) -> OperatorCall {
         op: op.into(),
         start_ns: 0,
         end_ns: 1,
+        thread: 0,
         captured: false,
         warmup: false,
         repeat: 0,
