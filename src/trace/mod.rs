@@ -14,6 +14,7 @@ pub mod event;
 pub mod framework;
 pub mod gemm;
 pub mod gpu_metrics;
+mod graph_numbers;
 pub mod inferred_steps;
 mod interner;
 pub mod kernel;

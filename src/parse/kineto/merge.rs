@@ -245,6 +245,7 @@ impl Merged {
         trace.strings = tables.strings.into_names();
         trace.kernels.sort();
         trace.drop_repeated_kernels();
+        trace.number_graphs();
         trace.cuda_calls.sort();
         trace.copies.sort_by_key(|copy| copy.start_ns);
         trace.ranges.sort_by_key(|r| (r.start_ns, Reverse(r.end_ns.unwrap_or(i64::MAX))));

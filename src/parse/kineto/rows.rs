@@ -283,12 +283,11 @@ impl FileRows {
         let args = &event.args.0;
         let (device, correlation_id) = self.work(event);
         let stream = if args.stream.value.is_some() { args.stream } else { event.tid };
-        let node = |graph: i64, node: i64| (graph.cast_unsigned() << 32) ^ node.cast_unsigned();
-        let graph_node = args
-            .graph_node_id
-            .value
-            .filter(|it| *it != 0)
-            .map(|id| node(args.graph_id.value.unwrap_or(0), id) & !UNNUMBERED_NODE);
+        let graph = args.graph_id.value.unwrap_or(0).cast_unsigned() << 32;
+        // CUPTI's id of a node holds its graph.
+        let node = |id: u64| if id >> 32 == 0 { graph | id } else { id };
+        let id = args.graph_node_id.value.filter(|it| *it != 0).map(i64::cast_unsigned);
+        let graph_node = id.map(|id| node(id) & !UNNUMBERED_NODE);
         let full_name = strings.demangled(full_name);
         let name = strings.shortened(full_name, base_name);
         self.collectives.kernel(strings.get(name), args);

@@ -138,6 +138,8 @@ fn kernels_of_a_replay_share_its_launch_and_are_told_apart() {
     let own = KERNEL.replace("\"device\"", "\"graph node id\": 77, \"graph id\": 1, \"device\"");
     let read = trace(&[&launch, &own]);
     assert_eq!(read.kernels.get(0).graph_node, Some(1 << 32 | 77));
+    let whole = own.replace("\"graph node id\": 77", "\"graph node id\": 4294967373");
+    assert_eq!(trace(&[&launch, &whole]).kernels.get(0).graph_node, Some(1 << 32 | 77));
     assert_eq!(trace(&[CALL, KERNEL]).kernels.get(0).graph_node, None);
 }
 
@@ -180,8 +182,6 @@ fn calls_of_several_processes_in_one_file_are_refused() {
     assert!(error.contains("several processes (5, 8)"), "{error}");
 }
 
-#[test]
-fn broken_text_is_refused_with_its_place_and_a_remedy() {
 /// Events of a rank as a merged trace has them: a text names each process.
 fn merged(rank: u32) -> String {
     let label = |event: &str, pid: u32| {
@@ -239,6 +239,8 @@ fn a_trace_that_is_given_twice_is_a_finding() {
     assert_eq!(found([file("A", 0), file("A", 1)]), None, "ranks of one request");
 }
 
+#[test]
+fn broken_text_is_refused_with_its_place_and_a_remedy() {
     for (text, parts) in [
         (r#"{"traceEvents": [{"ph": "X""#, ["truncated", "byte 27"]),
         ("{\"traceEvents\": [\n{\"name\": \"a \"b\" c\"}]}", ["not JSON at byte", "146900"]),

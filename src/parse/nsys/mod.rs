@@ -138,6 +138,7 @@ fn others(export: &Export) -> Result<(NsysTrace, StringTable, Unnamed), ParseErr
         trace.copies.iter().map(|it| it.device).chain(trace.graphs.iter().map(|it| it.device));
     let used: BTreeSet<u32> =
         trace.kernels.kinds().iter().map(|kind| kind.device).chain(copied).collect();
+    trace.number_graphs();
     trace.started_unix_ns = export
         .rows("TARGET_INFO_SESSION_START_TIME", include_str!("sql/session.sql"), |row| row.get(0))?
         .into_iter()
