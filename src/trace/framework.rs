@@ -61,8 +61,8 @@ pub struct FrameworkCalls {
     pub signatures: Vec<OperatorSignature>,
     /// Operator calls of launches as the profiler recorded them.
     pub operators: LaunchMap,
-    /// Own work of the profiler on the host.
-    pub overheads: Vec<(i64, i64)>,
+    /// Own work of the profiler on the host: process, start and end.
+    pub overheads: Vec<(i64, i64, i64)>,
     /// Lines of code of launches: indices into [`super::nsys::NsysTrace::strings`].
     pub call_sites: LaunchMap,
 }
@@ -102,7 +102,7 @@ impl FrameworkCalls {
         for row in &mut self.rows {
             (row.start_ns, row.end_ns) = (row.start_ns + by, row.end_ns + by);
         }
-        for (start_ns, end_ns) in &mut self.overheads {
+        for (_, start_ns, end_ns) in &mut self.overheads {
             (*start_ns, *end_ns) = (*start_ns + by, *end_ns + by);
         }
     }

@@ -14,7 +14,7 @@ use crate::{
         counter::{CounterValues, LaunchCounters},
         environment::Gpu,
         event::Event,
-        nsys::ApiCall,
+        nsys::{ApiCall, process_of},
     },
 };
 
@@ -350,7 +350,12 @@ fn gaps_while_the_profiler_works_are_its_own_and_no_saving() {
         kernel 1 k 2..102 7\nkernel 2 k 600..700 7";
     let rows = |overheads: &[(i64, i64)], measured_ns| {
         let mut case = Case::new(sketch, "prefill", measured_ns);
-        case.trace.nsys.as_mut().unwrap().framework.overheads = overheads.to_vec();
+        let nsys = case.trace.nsys.as_mut().unwrap();
+        let process = process_of(nsys.ranges[0].global_tid);
+        let own = overheads.iter().map(|(start, end)| (process, *start, *end));
+        // The profiler of another process delays that process alone.
+        let all = own.chain([(process + (1 << 24), 0, 1000)]);
+        nsys.framework.overheads = all.collect();
         case.rows()
     };
     insta::assert_snapshot!(rows(&[], 1000), @"

@@ -1,6 +1,8 @@
 //! The profiler's own work inside stages, where it is recorded: it delays the program, so gaps of
 //! these stages are not those of the program alone.
 
+use std::collections::{BTreeMap, BTreeSet};
+
 use crate::{
     analyze::{
         kernels::is_measured,
@@ -11,7 +13,7 @@ use crate::{
         finding::{Finding, Severity},
         units::Nanos,
     },
-    trace::nsys::NsysTrace,
+    trace::nsys::{NsysTrace, process_of},
 };
 
 /// Share of a stage from which the profiler's own work is a finding, percent.
@@ -19,13 +21,19 @@ const NOTABLE_PCT: f64 = 1.0;
 
 /// Findings on stages during which the profiler worked.
 pub fn findings(trace: &NsysTrace, launches: &LaunchIndex) -> Vec<Finding> {
-    let overheads = IntervalSet::new(trace.framework.overheads.iter().copied());
+    let all = &trace.framework.overheads;
+    let processes: BTreeSet<i64> = all.iter().map(|it| it.0).collect();
+    let of = |process: i64| all.iter().filter(move |it| it.0 == process).map(|it| (it.1, it.2));
+    let overheads: BTreeMap<i64, IntervalSet> =
+        processes.into_iter().map(|it| (it, IntervalSet::new(of(it)))).collect();
     let mut found = Vec::new();
     for (label, stage) in launches.stages.labels.iter().enumerate() {
         let instances = launches.stages.instances.iter().filter(|it| it.label == label);
         let (mut inside, mut all) = (0_i64, 0_i64);
         for it in instances.filter(|_| is_measured(stage)) {
-            inside = inside.saturating_add(overheads.overlap_ns(it.start_ns, it.end_ns));
+            let own = overheads.get(&process_of(it.place));
+            let ns = own.map_or(0, |own| own.overlap_ns(it.start_ns, it.end_ns));
+            inside = inside.saturating_add(ns);
             all = all.saturating_add(it.end_ns - it.start_ns);
         }
         let Some(pct) = percent(inside as f64, all as f64).filter(|pct| *pct >= NOTABLE_PCT) else {
@@ -58,12 +66,13 @@ mod tests {
     fn work_of_the_profiler_is_a_finding_of_the_stages_that_it_delays() {
         let mut trace = capture("range 1 prefill 0..1000\nrange 1 decode_all 2000..12000");
         // Of the first, 300 lie inside prefill; the last takes less than 1 % of decode_all.
-        trace.framework.overheads = vec![(800, 1500), (900, 1000), (3000, 3050)];
-        trace.framework.overheads[0].0 = 700;
+        let of = |(start, end)| (process_of(trace.ranges[0].global_tid), start, end);
+        trace.framework.overheads = [(700, 1500), (900, 1000), (3000, 3050)].map(of).to_vec();
         let found = findings(&trace, &LaunchIndex::of(&trace));
         assert_eq!(found.len(), 1);
         assert!(found[0].message.contains("during prefill, 30 % of it"), "{}", found[0].message);
-        trace.framework.overheads.clear();
+        // The profiler of another process delays that process alone.
+        trace.framework.overheads.iter_mut().for_each(|it| it.0 += 1 << 24);
         assert_eq!(findings(&trace, &LaunchIndex::of(&trace)), []);
     }
 }

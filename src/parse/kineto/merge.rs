@@ -142,7 +142,7 @@ impl Merged {
         let collectives = std::mem::take(&mut rows.collectives);
         collectives.add_to(&mut self.trace.collectives, process, rows.has_operator_ids());
         self.operators(process, &mut rows, threads, base);
-        let overheads = rows.overheads.iter().map(|(start, end)| (at(*start), at(*end)));
+        let overheads = rows.overheads.iter().map(|(start, end)| (process, at(*start), at(*end)));
         self.trace.framework.overheads.extend(overheads);
         let graphs = graph_calls(&rows.calls, strings);
         let mut place = 0;
@@ -263,7 +263,7 @@ fn origin(trace: &NsysTrace) -> i64 {
     let copies = trace.copies.iter().map(|it| it.start_ns);
     let ranges = trace.ranges.iter().map(|it| it.start_ns);
     let operators = trace.framework.iter().map(|it| it.start_ns);
-    let overheads = trace.framework.overheads.iter().map(|it| it.0);
+    let overheads = trace.framework.overheads.iter().map(|it| it.1);
     let host = calls.chain(ranges).chain(operators).chain(overheads);
     kernels.chain(copies).chain(host).min().unwrap_or(0)
 }
@@ -284,7 +284,6 @@ fn graph_calls(calls: &ApiCalls, strings: &Strings) -> HashSet<i64> {
     launches.map(|(_, _, call)| call.correlation_id).filter(|id| *id != 0).collect()
 }
 
-/// Name of a process with its rank, and its own id where it has another number here.
 /// The processes of a file that has calls of several, or whose processes are several texts.
 fn several_processes(rows: &FileRows) -> Option<String> {
     let labelled = rows.hosts.iter().filter(|it| rows.label(**it).is_some());
@@ -296,6 +295,7 @@ fn several_processes(rows: &FileRows) -> Option<String> {
     (found.len() > 1).then(names)
 }
 
+/// Name of a process with its rank, and its own id where it has another number here.
 fn process_name(rows: &FileRows, pid: i64, rank: Option<u32>, process: i64) -> String {
     let name = rows.process_names.get(&pid).cloned().unwrap_or_else(|| "process".into());
     let rank = rank.map(|it| format!(", rank {it}")).unwrap_or_default();

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use super::super::interval::{Interval, IntervalSet};
-use crate::trace::nsys::{ApiCall, NsysTrace};
+use crate::trace::nsys::{ApiCall, NsysTrace, process_of};
 
 /// Idle time by reason, nanoseconds.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
@@ -38,10 +38,10 @@ pub struct GapReasons {
     pub program: IdleSplit,
 }
 
-/// Waiting and copying calls by thread, and the profiler's own work.
+/// Waiting and copying calls by thread, and the profiler's own work by process.
 #[derive(Default)]
 pub struct HostWaits {
-    profiler: IntervalSet,
+    profiler: BTreeMap<i64, IntervalSet>,
     sync: BTreeMap<i64, IntervalSet>,
     copy: BTreeMap<i64, IntervalSet>,
 }
@@ -64,8 +64,11 @@ impl HostWaits {
         let cover = |calls: BTreeMap<i64, Vec<Interval>>| {
             calls.into_iter().map(|(at, calls)| (at, IntervalSet::new(calls))).collect()
         };
-        let profiler = IntervalSet::new(trace.framework.overheads.iter().copied());
-        Self { profiler, sync: cover(sync), copy: cover(copy) }
+        let mut profiler: BTreeMap<i64, Vec<Interval>> = BTreeMap::new();
+        for (process, start, end) in &trace.framework.overheads {
+            profiler.entry(*process).or_default().push((*start, *end));
+        }
+        Self { profiler: cover(profiler), sync: cover(sync), copy: cover(copy) }
     }
 
     /// Splits an idle gap by reason. `call` launched the work that ended the gap; without it,
@@ -80,11 +83,14 @@ impl HostWaits {
     ) -> GapReasons {
         let mut part = |part| self.part(part, gap.0, call, copy, last, near);
         let all = part(gap);
-        if self.profiler.overlap_ns(gap.0, gap.1) == 0 {
+        // The profiler of a process delays that process alone.
+        let thread = call.map(|it| it.global_tid).or(last);
+        let profiler = thread.and_then(|thread| self.profiler.get(&process_of(thread)));
+        let Some(profiler) = profiler.filter(|it| it.overlap_ns(gap.0, gap.1) > 0) else {
             return GapReasons { all, program: all };
-        }
+        };
         let mut program = IdleSplit::default();
-        self.profiler.outside(gap).for_each(|outside| program.add(&part(outside)));
+        profiler.outside(gap).for_each(|outside| program.add(&part(outside)));
         GapReasons { all, program }
     }
 
