@@ -128,6 +128,9 @@ pub struct MemoryOp {
     pub graph_node: Option<u64>,
 }
 
+/// Device of a graph that starts on the host, where its GPU is unknown.
+pub const ON_HOST: u32 = i32::MAX as u32;
+
 /// A launch of a CUDA graph traced as a whole: its kernels and copies are not recorded.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct GraphLaunch {
@@ -135,7 +138,7 @@ pub struct GraphLaunch {
     /// included.
     pub start_ns: i64,
     pub end_ns: i64,
-    /// Device and stream of the first node.
+    /// Device and stream of the first node; the device may be [`ON_HOST`].
     pub device: u32,
     pub stream: u32,
     pub global_pid: i64,

@@ -153,6 +153,15 @@ pub const RULES: &[Rule] = &[
         find: graphs::findings,
     },
     Rule {
+        id: "graph_device_unknown",
+        severity: Warning,
+        fires_on: "CUDA graphs start on the host, and no other work of their process shows their \
+                   GPU",
+        advice: graphs::REMEDY,
+        max_saving: None,
+        find: graphs::unplaced,
+    },
+    Rule {
         id: "overhead_high",
         severity: Warning,
         fires_on: "a traced stage takes over 25 % longer than the unprofiled one",

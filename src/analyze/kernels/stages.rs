@@ -7,7 +7,7 @@ use crate::{
         launches::LaunchIndex,
     },
     domain::units::Nanos,
-    trace::nsys::NsysTrace,
+    trace::nsys::{NsysTrace, ON_HOST},
 };
 
 /// Device time by stage, in order of stage name.
@@ -23,10 +23,15 @@ pub fn stage_kernels(
     // By stage number, then by device.
     let mut busy = vec![Busy::default(); numbers * devices.len()];
     let mut graphs = vec![KernelTally::default(); numbers];
+    let mut unplaced = vec![false; numbers];
     for it in activities(trace, launches) {
         let number = launches.stage_number(it.instance);
-        let device = devices.partition_point(|device| *device < it.device);
-        busy[number * devices.len() + device].add(it.start_ns, it.end_ns);
+        if it.device == ON_HOST {
+            unplaced[number] = true;
+        }
+        if let Ok(device) = devices.binary_search(&it.device) {
+            busy[number * devices.len() + device].add(it.start_ns, it.end_ns);
+        }
         if it.work == DeviceWork::Graph {
             let sum = &mut graphs[number];
             (sum.calls, sum.ns) = (sum.calls + 1, sum.ns.saturating_add(it.end_ns - it.start_ns));
@@ -45,7 +50,8 @@ pub fn stage_kernels(
                 kernel_ms: Some(
                     Nanos(of_stage().map(|tally| tally.ns).fold(0, i64::saturating_add)).as_ms(),
                 ),
-                busy_ms: Some(Nanos(busy_ns.fold(0, i64::saturating_add)).as_ms()),
+                busy_ms: Some(Nanos(busy_ns.fold(0, i64::saturating_add)).as_ms())
+                    .filter(|_| !unplaced[number]),
                 graph_launches: graphs.calls,
                 graph_ms: Nanos(graphs.ns).as_ms(),
             });

@@ -7,7 +7,7 @@
 use std::collections::BTreeSet;
 
 use super::launches::LaunchIndex;
-use crate::trace::nsys::{CopyKind, NsysTrace, process_of};
+use crate::trace::nsys::{CopyKind, NsysTrace, ON_HOST, process_of};
 
 /// Kinds of work on a device.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -72,14 +72,12 @@ pub fn activities<'a>(
     merged(kernels, merged(graphs, copies))
 }
 
-/// Pairs of process and device with work.
+/// Pairs of process and device with work, but of graphs whose device is unknown.
 pub fn used_devices(trace: &NsysTrace) -> BTreeSet<(i64, u32)> {
     let kernels = trace.kernels.kinds().iter().map(|it| (process_of(it.global_pid), it.device));
     let copies = trace.copies.iter().map(|it| (process_of(it.global_pid), it.device));
-    kernels
-        .chain(copies)
-        .chain(trace.graphs.iter().map(|it| (process_of(it.global_pid), it.device)))
-        .collect()
+    let graphs = trace.graphs.iter().map(|it| (process_of(it.global_pid), it.device));
+    kernels.chain(copies).chain(graphs.filter(|it| it.1 != ON_HOST)).collect()
 }
 
 /// Merges two sorted iterators. Most work is of the first: it is held only while work of the other

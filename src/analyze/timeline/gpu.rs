@@ -52,7 +52,7 @@ pub struct StageGpu {
     /// Time from each start to the end of the last work that the stage launched, without the time
     /// in which it was queued behind the stage before; overlaps once; summed over GPUs. `null`, as
     /// are the times below, when no GPU work is recorded or when the clocks of host and GPU are
-    /// inconsistent.
+    /// inconsistent; `window_ms` alone is known where a graph ran meanwhile whose GPU is unknown.
     pub window_ms: Option<f64>,
     /// Time of the window in which a kernel, copy, fill or whole-traced graph of the stage ran, on
     /// any stream.
@@ -136,6 +136,8 @@ pub struct StageGpus {
     /// Stages without busy time, because a kernel, copy or graph without a launching call ran
     /// meanwhile.
     pub unattributed: Vec<String>,
+    /// Stages without busy and idle time, because a graph ran meanwhile whose GPU is unknown.
+    pub unplaced: Vec<String>,
 }
 
 /// Measures GPU activity in each stage, and divides the windows of stages.
@@ -161,9 +163,13 @@ fn stage_gpu(launches: &LaunchIndex, cells: &GpuCells) -> StageGpus {
         if used.iter().any(|(_, cell)| cell.unattributed) {
             found.unattributed.push(stage.clone());
         }
+        if used.iter().any(|(_, cell)| cell.unplaced) {
+            found.unplaced.push(stage.clone());
+        }
         let graph_launches = Some(cells.graph_calls[label]);
         let total = row(stage, instances, &used);
-        found.totals.push(StageGpu { graph_launches, ..total });
+        let whole_graphs = total.whole_graphs + cells.unplaced[label];
+        found.totals.push(StageGpu { graph_launches, whole_graphs, ..total });
         if cells.devices.len() > 1 {
             found.devices.extend(used.iter().map(|it| row(stage, it.1.instances, &[*it])));
         }
@@ -179,7 +185,8 @@ fn row(stage: &str, instances: u64, cells: &[(u32, &GpuCell)]) -> StageGpu {
     let count = |of: fn(&GpuCell) -> u64| cells.iter().map(|(_, cell)| of(cell)).sum::<u64>();
     // Times of host and device are comparable only when no work starts before its launch.
     let timed = !cells.is_empty() && cells.iter().all(|(_, cell)| cell.early == 0);
-    let attributed = timed && cells.iter().all(|(_, cell)| !cell.unattributed);
+    let placed = timed && cells.iter().all(|(_, cell)| !cell.unplaced);
+    let attributed = placed && cells.iter().all(|(_, cell)| !cell.unattributed);
     let ms = |ns: i64| timed.then(|| Nanos(ns).as_ms());
     let (window, busy, idle) =
         (sum(|it| it.window_ns()), sum(|it| it.busy_ns), sum(|it| it.idle.ns()));
@@ -196,14 +203,15 @@ fn row(stage: &str, instances: u64, cells: &[(u32, &GpuCell)]) -> StageGpu {
         busy_is_upper_bound: count(|it| it.graphs) > 0,
         busy_pct: percent(busy as f64, window as f64).filter(|_| attributed),
         other_ms: ms(window - busy - idle).filter(|_| attributed),
-        idle_ms: ms(idle),
-        idle_host_ms: ms(sum(|it| it.idle.host)),
-        idle_copy_ms: ms(sum(|it| it.idle.copy)),
-        idle_sync_ms: ms(sum(|it| it.idle.sync)),
-        idle_unknown_ms: ms(sum(|it| it.idle.unknown)),
-        gaps: timed.then(|| count(|it| it.gaps)),
-        longest_gap_ms: ms(cells.iter().map(|(_, cell)| cell.longest).max().unwrap_or(0)),
-        launch_bound_pct: percent(sum(|it| it.idle.host) as f64, window as f64).filter(|_| timed),
+        idle_ms: ms(idle).filter(|_| placed),
+        idle_host_ms: ms(sum(|it| it.idle.host)).filter(|_| placed),
+        idle_copy_ms: ms(sum(|it| it.idle.copy)).filter(|_| placed),
+        idle_sync_ms: ms(sum(|it| it.idle.sync)).filter(|_| placed),
+        idle_unknown_ms: ms(sum(|it| it.idle.unknown)).filter(|_| placed),
+        gaps: placed.then(|| count(|it| it.gaps)),
+        longest_gap_ms: ms(cells.iter().map(|(_, cell)| cell.longest).max().unwrap_or(0))
+            .filter(|_| placed),
+        launch_bound_pct: percent(sum(|it| it.idle.host) as f64, window as f64).filter(|_| placed),
         launches: count(|it| it.kernels),
         graph_launches: None,
         whole_graphs: count(|it| it.graphs),

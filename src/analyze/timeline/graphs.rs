@@ -16,7 +16,10 @@ use crate::{
         finding::{Finding, Severity},
         units::Nanos,
     },
-    trace::{Trace, nsys::NsysTrace},
+    trace::{
+        Trace,
+        nsys::{NsysTrace, ON_HOST},
+    },
 };
 
 /// Advice for recording the kernels inside graphs.
@@ -32,9 +35,10 @@ pub struct WholeGraph {
     /// Graph id of nsys; `null` where the export lacks it.
     #[schema(example = 7)]
     pub graph: Option<u64>,
-    /// Index of the GPU on which the graph starts.
+    /// Index of the GPU on which the graph starts; `null` where it starts on the host and its
+    /// process uses several GPUs.
     #[schema(example = 0)]
-    pub device: u32,
+    pub device: Option<u32>,
     /// Device time of a launch, from its start to its end: an upper bound of the work inside.
     pub launch_ns: DurationStats,
 }
@@ -51,7 +55,7 @@ pub fn whole_graphs(trace: &NsysTrace, launches: &LaunchIndex) -> Vec<WholeGraph
         .map(|((number, graph, device), times)| WholeGraph {
             stage: launches.stage_label(number).into(),
             graph,
-            device,
+            device: Some(device).filter(|device| *device != ON_HOST),
             launch_ns: DurationStats::of(&times),
         })
         .filter(|it| it.stage != WARMUP)
@@ -101,6 +105,24 @@ pub fn findings(analysis: &Analysis, _: &Trace) -> Vec<Finding> {
         Some(found.with("total launch ms", format!("{ms:.3}")).advise(REMEDY))
     };
     stages(&analysis.graphs).into_iter().filter_map(hidden).collect()
+}
+
+/// The finding on graphs that start on the host, where their GPU is unknown.
+pub fn unplaced(analysis: &Analysis, trace: &Trace) -> Vec<Finding> {
+    let graphs = trace.nsys.as_ref().map_or(&[][..], |nsys| &nsys.graphs);
+    let count = graphs.iter().filter(|it| it.device == ON_HOST).count();
+    if count == 0 {
+        return Vec::new();
+    }
+    let message = format!(
+        "{count} launches of CUDA graphs start on the host, and their process uses several GPUs or \
+         no other work shows its GPU: which GPU runs them is not recorded."
+    );
+    let found = Finding::new("graph_device_unknown", Severity::Warning, message);
+    let stages = analysis.stage_gpu.unplaced.join(", ");
+    let found =
+        if stages.is_empty() { found } else { found.with("omitted busy and idle time", stages) };
+    vec![found.with("launches", count).advise(REMEDY)]
 }
 
 #[cfg(test)]

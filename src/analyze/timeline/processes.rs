@@ -15,7 +15,7 @@ use super::{
 use crate::{
     analyze::timeline::duration_stats::DurationStats,
     domain::units::Nanos,
-    trace::nsys::{CopyKind, NsysTrace, pid_of, process_of},
+    trace::nsys::{CopyKind, NsysTrace, ON_HOST, pid_of, process_of},
 };
 
 /// Work of one process on one device in one stage of the traced pass.
@@ -36,7 +36,7 @@ pub struct ProcessStage {
     /// Recorded kernels.
     pub launches: u64,
     /// Sum over recorded kernels; `null`, as is `busy_ms`, where the capture lacks kernels of the
-    /// stage.
+    /// stage. `busy_ms` is also absent where the process launched a graph whose GPU is unknown.
     pub kernel_ms: Option<f64>,
     /// Launches of CUDA graphs traced as a whole.
     #[serde(default)]
@@ -138,7 +138,8 @@ impl ProcessCell {
 pub fn processes(trace: &NsysTrace, launches: &LaunchIndex) -> Processes {
     let (numbers, kinds) = (launches.stage_count(), trace.kernels.kinds());
     let of_copies = trace.copies.iter().map(|it| (process_of(it.global_pid), it.device));
-    let of_graphs = trace.graphs.iter().map(|it| (process_of(it.global_pid), it.device));
+    let of_graphs = trace.graphs.iter().filter(|it| it.device != ON_HOST);
+    let of_graphs = of_graphs.map(|it| (process_of(it.global_pid), it.device));
     let of_kernels = kinds.iter().map(|it| (process_of(it.global_pid), it.device));
     let mut pairs: Vec<(i64, u32)> = of_kernels.chain(of_copies).chain(of_graphs).collect();
     pairs.sort_unstable();
@@ -150,8 +151,13 @@ pub fn processes(trace: &NsysTrace, launches: &LaunchIndex) -> Processes {
 
     let mut cells = vec![ProcessCell::default(); pairs.len() * numbers];
     let mut tallies = vec![(0_u64, 0_i64); kinds.len() * numbers];
+    let mut unplaced: BTreeSet<(i64, usize)> = BTreeSet::new();
     for it in activities(trace, launches) {
         let number = launches.stage_number(it.instance);
+        if it.device == ON_HOST {
+            unplaced.insert((it.process, number));
+            continue;
+        }
         let pair = match it.work {
             DeviceWork::Kernel(kind) => of_kind[kind as usize],
             _ => pair_of(it.process, it.device),
@@ -188,7 +194,8 @@ pub fn processes(trace: &NsysTrace, launches: &LaunchIndex) -> Processes {
             launches: cell.launches,
             kernel_ms: Some(Nanos(cell.ns).as_ms()),
             graph_launches: cell.graphs,
-            busy_ms: Some(Nanos(cell.busy.ns).as_ms()),
+            busy_ms: Some(Nanos(cell.busy.ns).as_ms())
+                .filter(|_| !unplaced.contains(&(process, at % numbers))),
             copies: cell.copies,
             copied_bytes: cell.bytes,
             fills: cell.fills,

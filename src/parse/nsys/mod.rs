@@ -18,7 +18,11 @@ mod ranges;
 mod rows;
 mod target;
 
-use std::{collections::BTreeSet, path::Path, thread};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    path::Path,
+    thread,
+};
 
 use rusqlite::Row;
 
@@ -27,8 +31,8 @@ use self::{
     names::StringTable,
     ranges::{Unnamed, named, unnamed},
     rows::{
-        CUDA_CALL, Gpus, KERNEL, ON_HOST, OS_CALL, call, gpu, graph_launch, graph_node, kernel,
-        memory_op, or_zero, symbol,
+        CUDA_CALL, Gpus, KERNEL, OS_CALL, call, gpu, graph_launch, graph_node, kernel, memory_op,
+        or_zero, symbol,
     },
 };
 use super::{ParseError, possible_interval as possible};
@@ -38,7 +42,7 @@ use crate::{
     trace::{
         environment::Environment,
         kernel::KernelTrace,
-        nsys::{ApiCalls, GraphLaunch, NsysTrace, process_of},
+        nsys::{ApiCalls, GraphLaunch, NsysTrace, ON_HOST, process_of},
         stage::{StageRules, UnknownRange},
     },
 };
@@ -134,11 +138,11 @@ fn others(export: &Export) -> Result<(NsysTrace, StringTable, Unnamed), ParseErr
     impossible += graph_launches(export, &gpus, &mut trace)?;
     trace.graph_nodes =
         export.rows("CUDA_GRAPH_NODE_EVENTS", include_str!("sql/graph_nodes.sql"), graph_node)?;
+    trace.number_graphs();
     let copied =
         trace.copies.iter().map(|it| it.device).chain(trace.graphs.iter().map(|it| it.device));
     let used: BTreeSet<u32> =
         trace.kernels.kinds().iter().map(|kind| kind.device).chain(copied).collect();
-    trace.number_graphs();
     trace.started_unix_ns = export
         .rows("TARGET_INFO_SESSION_START_TIME", include_str!("sql/session.sql"), |row| row.get(0))?
         .into_iter()
@@ -271,23 +275,33 @@ fn graph_launches(export: &Export, gpus: &Gpus, trace: &mut NsysTrace) -> Result
         .filter(|it| (it.start_ns, it.end_ns) != (0, 0) && possible(it.start_ns, it.end_ns));
     trace.graphs =
         timed.map(|it| GraphLaunch { device: gpus.of(it.global_pid, it.device), ..it }).collect();
-    // A graph whose first node runs on the host has no device: it is that of its process, if that
-    // uses one.
-    for at in
-        (0..trace.graphs.len()).filter(|at| trace.graphs[*at].device == ON_HOST).collect::<Vec<_>>()
-    {
-        let process = process_of(trace.graphs[at].global_pid);
-        let kernels = trace.kernels.kinds().iter().map(|it| (it.global_pid, it.device));
-        let others = kernels.chain(trace.graphs.iter().map(|it| (it.global_pid, it.device)));
-        let mut devices: Vec<u32> = others
-            .filter(|it| process_of(it.0) == process && it.1 != ON_HOST)
-            .map(|it| it.1)
-            .collect();
-        devices.sort_unstable();
-        devices.dedup();
-        trace.graphs[at].device = if let [device] = devices[..] { device } else { ON_HOST };
-    }
+    place_graphs(trace);
     Ok((read - trace.graphs.len()) as u64)
+}
+
+/// Gives graphs whose first node runs on the host, which have no device, the only one of their
+/// process or, of several, the only one with work of its process on their stream.
+fn place_graphs(trace: &mut NsysTrace) {
+    if trace.graphs.iter().all(|it| it.device != ON_HOST) {
+        return;
+    }
+    let mut devices: BTreeMap<(i64, Option<u32>), BTreeSet<u32>> = BTreeMap::new();
+    let mut add = |process: i64, stream: Option<u32>, device: u32| {
+        for stream in [None, stream].into_iter().filter(|_| device != ON_HOST) {
+            devices.entry((process_of(process), stream)).or_default().insert(device);
+        }
+    };
+    trace.kernels.kinds().iter().for_each(|it| add(it.global_pid, Some(it.stream), it.device));
+    trace.graphs.iter().for_each(|it| add(it.global_pid, Some(it.stream), it.device));
+    trace.copies.iter().for_each(|it| add(it.global_pid, None, it.device));
+    let only = |process: i64, stream: Option<u32>| {
+        let devices = devices.get(&(process_of(process), stream))?;
+        devices.first().copied().filter(|_| devices.len() == 1)
+    };
+    for it in trace.graphs.iter_mut().filter(|it| it.device == ON_HOST) {
+        let device = only(it.global_pid, None).or_else(|| only(it.global_pid, Some(it.stream)));
+        it.device = device.unwrap_or(ON_HOST);
+    }
 }
 
 #[cfg(test)]

@@ -11,9 +11,6 @@ use crate::trace::{
     nsys::{ApiCall, CopyKind, GraphLaunch, GraphNode, MemoryOp, pid_of},
 };
 
-/// CUPTI's device of a graph that starts on the host.
-pub(super) const ON_HOST: u32 = i32::MAX as u32;
-
 /// Devices that a process numbers differently from the host: process, its number, host's number.
 pub(super) struct Gpus(pub(super) Vec<Option<(u32, u32, u32)>>);
 

@@ -116,6 +116,27 @@ fn launches_of_whole_graphs_are_read_by_every_version_and_those_without_times_ar
         (first, 2, 1),
         "a graph that starts on the host is its process's"
     );
+    let copy = |device: u32| {
+        format!(
+            "create table CUPTI_ACTIVITY_KIND_MEMCPY (start int, end int, deviceId int, bytes int,
+                copyKind int, correlationId int, globalPid int);
+            insert into CUPTI_ACTIVITY_KIND_MEMCPY values (1, 2, {device}, 8, 1, 9, 0x1000000);"
+        )
+    };
+    let host = &graphs[..graphs.find("values").unwrap()];
+    let on_host = |stream: u32| {
+        format!("{host} values (10, 30, 2147483647, 1, {stream}, 11, 0x1000000, 3, 4, null);")
+    };
+    let found = trace(&[META, &on_host(7), &copy(3)]);
+    assert_eq!(found.graphs[0].device, 3, "the GPU of its process' copies");
+    let two = format!(
+        "{} insert into CUPTI_ACTIVITY_KIND_GRAPH_TRACE values (40, 60, 2, 1, 7, 12, 0x1000000, \
+         3, 4, null);",
+        on_host(7)
+    );
+    let device = |graphs: &str| trace(&[META, graphs, &copy(3)]).graphs[0].device;
+    assert_eq!(device(&two), 2, "of several GPUs that with work on its stream");
+    assert_eq!(device(&two.replace("1, 7, 11", "1, 8, 11")), ON_HOST);
     let older = "create table CUPTI_ACTIVITY_KIND_GRAPH_TRACE (start int, end int, deviceId int, \
          correlationId int, globalPid int);
         insert into CUPTI_ACTIVITY_KIND_GRAPH_TRACE values (10, 30, 0, 11, 0x1000000);";

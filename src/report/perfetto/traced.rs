@@ -15,7 +15,7 @@ use super::{
 };
 use crate::trace::{
     kernel::LaunchKind,
-    nsys::{ApiCall, GraphLaunch, NsysTrace, process_of},
+    nsys::{ApiCall, GraphLaunch, NsysTrace, ON_HOST, process_of},
 };
 
 /// Writes the traced pass, or the part of it in its window.
@@ -139,8 +139,11 @@ fn gpu(
     if let Some(known) = devices.get(&device) {
         return Ok(*known);
     }
-    let process =
-        packets.process(GPU.saturating_add(device), &format!("GPU {device} in the traced pass"))?;
+    let name = match device {
+        ON_HOST => "Unknown GPU in the traced pass".to_owned(),
+        device => format!("GPU {device} in the traced pass"),
+    };
+    let process = packets.process(GPU.saturating_add(device), &name)?;
     Ok(*devices.entry(device).or_insert(process))
 }
 

@@ -21,7 +21,7 @@ use crate::{
     },
     trace::{
         engine_steps::StepClass,
-        nsys::{NsysTrace, process_of},
+        nsys::{NsysTrace, ON_HOST, process_of},
         range::Range,
     },
 };
@@ -43,10 +43,14 @@ impl StepPlace {
     }
 }
 
-/// The median step of the traced pass; `None` where no step has a kernel or a whole-traced graph.
+/// The median step of the traced pass; `None` where no step has a kernel or a whole-traced graph,
+/// and where the GPU of its graph is unknown.
 pub fn traced_step(trace: &NsysTrace, launches: &LaunchIndex) -> Option<StepTimeline> {
     let (place, step, steps) = median_step(trace, launches)?;
     let own = step_work(trace, launches, &place);
+    if own.graphs.iter().any(|at| trace.graphs[*at].device == ON_HOST) {
+        return None;
+    }
     let intervals = work_intervals(trace, launches, &own)?;
     let window = window(trace, &place, &intervals)?;
 

@@ -1,12 +1,15 @@
 //! Sums for each stage on each GPU, from a single pass over the activities.
 
+mod graph_launches;
+
 use std::collections::{BTreeMap, BTreeSet};
 
+use self::graph_launches::graph_calls;
 use super::{
     super::{
         activity::{Activity, Busy, DeviceWork, activities, used_devices},
         interval::{Interval, IntervalSet},
-        launches::{Cursor, LaunchIndex},
+        launches::LaunchIndex,
         stage_spans::stage_spans,
     },
     overlap::Overlap,
@@ -15,10 +18,9 @@ use super::{
 use crate::{
     analyze::{
         invariants::CLOCK_TOLERANCE_NS,
-        stages::coverage::{CudaCallKind, kind},
         timeline::open_ranges::{NONE, StageInstance},
     },
-    trace::nsys::{CallReader, CopyKind, MemoryOp, NsysTrace, process_of},
+    trace::nsys::{CallReader, CopyKind, MemoryOp, NsysTrace, ON_HOST, process_of},
 };
 
 /// Count, bytes and time of copies or fills.
@@ -62,6 +64,8 @@ pub struct GpuCell {
     worst_ns: i64,
     /// True when work of an unknown stage ran in the window.
     pub unattributed: bool,
+    /// True when a graph that started on the host ran in the window, on this GPU or another.
+    pub unplaced: bool,
 }
 
 impl GpuCell {
@@ -112,6 +116,10 @@ pub struct GpuCells {
     pub has_launches: bool,
     waits: HostWaits,
     cells: Vec<GpuCell>,
+    /// Pairs of process and GPU with work.
+    used: BTreeSet<(i64, u32)>,
+    /// By stage: launches of graphs whose GPU is unknown.
+    pub unplaced: Vec<u64>,
 }
 
 impl GpuCells {
@@ -129,10 +137,19 @@ impl GpuCells {
         let cells = (0..labels * devices.len()).map(|_| GpuCell::default()).collect();
         let (graph_calls, has_launches) = graph_calls(trace, launches);
         let waits = HostWaits::of(trace);
-        let mut all =
-            Self { devices, instances: vec![0; labels], graph_calls, has_launches, waits, cells };
+        let mut all = Self {
+            devices,
+            instances: vec![0; labels],
+            graph_calls,
+            has_launches,
+            waits,
+            cells,
+            used,
+            unplaced: vec![0; labels],
+        };
         all.add_copies(trace, launches);
-        all.set_windows(&launches.stages.instances, &stage_spans(trace, launches), &used);
+        all.set_windows(&launches.stages.instances, &stage_spans(trace, launches));
+        all.add_unplaced(trace, launches);
         all.measure(trace, launches, observe);
         all
     }
@@ -176,12 +193,7 @@ impl GpuCells {
     }
 
     /// Sets the window of every instance on each GPU that its process uses.
-    fn set_windows(
-        &mut self,
-        instances: &[StageInstance],
-        spans: &[Interval],
-        used: &BTreeSet<(i64, u32)>,
-    ) {
+    fn set_windows(&mut self, instances: &[StageInstance], spans: &[Interval]) {
         let mut open: Vec<Vec<Interval>> = vec![vec![]; self.cells.len()];
         for (it, span) in instances.iter().zip(spans) {
             if it.start_ns >= it.end_ns || span.0 >= span.1 || span.1 == i64::MAX {
@@ -189,7 +201,7 @@ impl GpuCells {
             }
             self.instances[it.label] += 1;
             let process = process_of(it.place);
-            for (_, device) in used.range((process, 0)..=(process, u32::MAX)) {
+            for (_, device) in self.used.range((process, 0)..=(process, u32::MAX)) {
                 let place = self.place(it.label, *device);
                 let cell = &mut self.cells[place];
                 cell.instances += 1;
@@ -258,7 +270,7 @@ impl GpuCells {
         take: &mut dyn FnMut(LaneEvent),
     ) {
         let mut calls = trace.cuda_calls.reader();
-        for it in activities(trace, launches) {
+        for it in activities(trace, launches).filter(|it| it.device != ON_HOST) {
             let lane = &mut lanes[self.devices.partition_point(|device| *device < it.device)];
             lane.advance(Some(&it), &mut calls, &self.waits, take);
             if let Some(instance) = launches.stages.instances.get(it.instance as usize) {
@@ -367,23 +379,4 @@ impl GpuLane {
         }
         self.busy_until = self.busy_until.max(next.map_or(i64::MAX, |it| it.end_ns));
     }
-}
-
-/// Calls per stage that launch a graph, and true when any call launches work.
-fn graph_calls(trace: &NsysTrace, launches: &LaunchIndex) -> (Vec<u64>, bool) {
-    let name = |index: u32| trace.strings.get(index as usize).map_or("", String::as_str);
-    let kinds: Vec<CudaCallKind> =
-        trace.cuda_calls.sites().iter().map(|(index, _)| kind(name(*index))).collect();
-    let mut calls = vec![0; launches.stages.labels.len()];
-    let mut cursor = Cursor::default();
-    let is_graph: Vec<bool> =
-        kinds.iter().map(|kind| matches!(kind, CudaCallKind::Graph)).collect();
-    for (_, _, call) in trace.cuda_calls.at_sites(&is_graph) {
-        let instance =
-            cursor.at(call.global_tid, call.start_ns, |thread| launches.stages.on(thread));
-        if let Some(instance) = launches.stages.instances.get(instance as usize) {
-            calls[instance.label] += 1;
-        }
-    }
-    (calls, kinds.iter().any(|kind| matches!(kind, CudaCallKind::Graph | CudaCallKind::Kernel)))
 }

@@ -4,7 +4,7 @@
 //! each gets a part in n, and the first ones the nanoseconds that remain of the division. Gaps are
 //! those of [`super`], by the same reasons.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use foldhash::HashMap;
 
@@ -171,14 +171,18 @@ impl<'a> SplitSums<'a> {
         }
     }
 
-    /// The measured stages, of these names.
+    /// The measured stages, of these names, without those in which a graph of an unknown GPU ran.
     pub fn finish(mut self, labels: &[String], cells: &GpuCells) -> WindowSplits {
         self.shared.resize_with(cells.cells().len(), SharedTime::default);
         let gpus = cells.devices.len().max(1);
         let mut windows = vec![(0, 0i64, 0i64); self.stages.len()];
+        let mut unplaced = BTreeSet::new();
         for (at, (cell, shared)) in cells.cells().iter().zip(&mut self.shared).enumerate() {
             shared.advance(i64::MAX, &cell.window, &mut self.stages[at / gpus].work);
             let (count, instances_ns, ns) = &mut windows[at / gpus];
+            if cell.unplaced {
+                unplaced.insert(labels[at / gpus].as_str());
+            }
             *count += cell.instances;
             *instances_ns = instances_ns.saturating_add(cell.instances_ns);
             *ns = ns.saturating_add(cell.window_ns());
@@ -196,6 +200,7 @@ impl<'a> SplitSums<'a> {
         let mut stages: Vec<WindowSplit> =
             self.stages.into_iter().zip(labels).zip(windows).map(split).collect();
         stages.retain(|it| it.windows > 0 && it.window_ns > 0 && is_measured(&it.stage));
+        stages.retain(|it| !unplaced.contains(it.stage.as_str()));
         WindowSplits { stages, operators: self.names.operators.into_paths() }
     }
 }

@@ -202,3 +202,27 @@ fn overlapping_kernels_and_copies_are_parts_of_busy_time() {
         [stage.busy_ms, stage.overlap_ms, stage.copying_ms, stage.copy_overlap_ms].map(ns);
     assert_eq!(figures, [37.0, 10.0, 14.0, 5.0], "2..39; 10..20; 25..39; 25..30");
 }
+
+#[test]
+fn a_graph_whose_gpu_is_unknown_is_of_no_gpu_and_hides_the_busy_time_of_its_stage() {
+    let mut trace = capture(
+        "range 1 prefill 0..50\nrange 1 decode_all 60..100\ncall 1 1 5..6\ncall 1 2 61..62
+         call 1 3 62..63
+         kernel 1 a 10..20 7\nkernel 2 a 65..70 7\ngraph 3 5 70..90 8",
+    );
+    trace.graphs[0].device = crate::trace::nsys::ON_HOST;
+    let launches = LaunchIndex::of(&trace);
+    let (gpus, splits) = device_tables(&trace, &launches);
+    let row = |stage: &str| gpus.totals.iter().find(|it| it.stage == stage).unwrap().clone();
+    let (prefill, decode) = (row("prefill"), row("decode_all"));
+    assert_eq!((prefill.devices, prefill.busy_ms), (1, Some(10e-6)));
+    assert_eq!((decode.devices, decode.window_ms, decode.whole_graphs), (1, Some(40e-6), 1));
+    assert_eq!((decode.busy_ms, decode.idle_ms, decode.other_ms), (None, None, None));
+    assert_eq!((gpus.devices.len(), gpus.unplaced), (0, vec!["decode_all".to_owned()]));
+    assert_eq!(splits.stages.iter().map(|it| it.stage.as_str()).collect::<Vec<_>>(), ["prefill"]);
+    let kernels = crate::analyze::kernels::kernels(&trace, &launches).stages;
+    let busy = kernels.iter().map(|it| (it.stage.as_str(), it.busy_ms));
+    assert_eq!(busy.collect::<Vec<_>>(), [("decode_all", None), ("prefill", Some(10e-6))]);
+    let processes = crate::analyze::timeline::processes::processes(&trace, &launches);
+    assert_eq!(processes.devices(), 1);
+}
