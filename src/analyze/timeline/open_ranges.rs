@@ -3,12 +3,14 @@
 //! A push/pop range is open on its thread, a start/end range on all threads of its process. Lookups
 //! use sorted segments, so that millions of queries in order of time are cheap.
 
+mod groups;
 mod nests;
 mod unclosed;
 
 use std::collections::{BTreeMap, HashSet};
 
 pub use self::{
+    groups::open_groups,
     nests::{OpenNest, nest, nest_ranges},
     unclosed::unclosed,
 };

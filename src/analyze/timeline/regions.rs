@@ -3,9 +3,10 @@
 //! A range contains the launches of its thread while it was open, those of enclosed ranges
 //! included; a start/end range contains those of all threads of its process. A kernel replayed by a
 //! CUDA graph belongs to the ranges of its replay and to those open when its node was captured.
-//! Ranges of one name and domain form a region. Nested ranges of one region count once, and domains
-//! do not hide each other's ranges. Kernels of the warm-up are excluded, as are those outside all
-//! stages when only a part of the capture counts.
+//! Ranges of one name and domain form a region, of both styles. A kernel in several ranges of one
+//! region counts once; ranges that overlap without nesting, and other domains, hide none. Kernels
+//! of the warm-up are excluded, as are those outside all stages when only a part of the capture
+//! counts.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -26,10 +27,10 @@ use crate::{
             kernel_classes::ClassCache,
         },
         stats::{percent, ratio},
-        timeline::open_ranges::{NONE, OpenNest, nest_ranges},
+        timeline::open_ranges::{NONE, Segments, open_groups},
     },
     domain::units::Nanos,
-    trace::nsys::NsysTrace,
+    trace::{nsys::NsysTrace, range::Range},
 };
 
 /// Ranges of one name and domain, with all work launched inside.
@@ -100,8 +101,8 @@ impl RegionTally {
 struct RegionPaths {
     regions: Vec<BTreeSet<u32>>,
     known: HashMap<BTreeSet<u32>, u32>,
-    /// By number of the enclosing path and region.
-    below: HashMap<(u32, u32), u32>,
+    /// By number of the path before, region, and true where the region opens.
+    next: HashMap<(u32, u32, bool), u32>,
 }
 
 impl RegionPaths {
@@ -112,33 +113,33 @@ impl RegionPaths {
         })
     }
 
-    /// The path of `region` inside the path `above`.
-    fn inside(&mut self, above: u32, region: u32) -> u32 {
-        if let Some(path) = self.below.get(&(above, region)) {
+    /// The path after `region` opens or closes on the path `before`.
+    fn after(&mut self, before: u32, region: u32, opens: bool) -> u32 {
+        let key = (before, region, opens);
+        if let Some(path) = self.next.get(&key) {
             return *path;
         }
-        let mut open = self.regions.get(above as usize).cloned().unwrap_or_default();
-        open.insert(region);
-        let path = self.number(open);
-        self.below.insert((above, region), path);
+        let mut open = self.regions.get(before as usize).cloned().unwrap_or_default();
+        if opens {
+            open.insert(region)
+        } else {
+            open.remove(&region)
+        };
+        let path = if open.is_empty() { NONE } else { self.number(open) };
+        self.next.insert(key, path);
         path
     }
 }
 
-/// One domain and style of ranges, nested by thread, with the path of each entry.
+/// Paths of the regions of one domain over time, by thread.
 struct RegionLayer {
-    nests: BTreeMap<i64, (OpenNest, Vec<u32>)>,
+    threads: BTreeMap<i64, Segments>,
 }
 
 impl RegionLayer {
     /// The path open on a thread at `t`.
     fn at<'a>(&'a self, cursor: &mut Cursor<'a>, thread: i64, t: i64) -> u32 {
-        let entry = cursor.at(thread, t, |thread| Some(&self.nests.get(&thread)?.0.segments));
-        self.nests
-            .get(&thread)
-            .and_then(|(_, paths)| paths.get(entry as usize))
-            .copied()
-            .unwrap_or(NONE)
+        cursor.at(thread, t, |thread| self.threads.get(&thread))
     }
 }
 
@@ -183,33 +184,23 @@ pub fn regions(
     regions
 }
 
-/// Nests the ranges of each domain and style.
+/// Paths of each domain over time: regions are of one domain, so that layers share none.
 fn layers(
     trace: &NsysTrace,
     names: &BTreeMap<(&str, &str), (u32, u64)>,
     paths: &mut RegionPaths,
 ) -> Vec<RegionLayer> {
-    let regions = trace.ranges.iter().filter(|it| trace.rules.is_region(&it.name));
-    let kinds: BTreeSet<(&str, bool)> =
-        regions.map(|it| (it.domain.as_str(), it.push_pop)).collect();
-    let layer = |(domain, push_pop): (&str, bool)| {
-        let wanted =
-            |it: &crate::trace::range::Range| it.domain == domain && it.push_pop == push_pop;
-        let nested = nest_ranges(trace, |it| wanted(it) && trace.rules.is_region(&it.name))
-            .into_iter()
-            .map(|(thread, nest)| {
-                let mut open: Vec<u32> = Vec::with_capacity(nest.entries.len());
-                for (range, parent) in &nest.entries {
-                    let range = &trace.ranges[*range as usize];
-                    let region = names[&(range.domain.as_str(), range.name.as_str())].0;
-                    let above = open.get(*parent as usize).copied().unwrap_or(NONE);
-                    open.push(paths.inside(above, region));
-                }
-                (thread, (nest, open))
-            });
-        RegionLayer { nests: nested.collect() }
+    let domains: BTreeSet<&str> = names.keys().map(|(domain, _)| *domain).collect();
+    let layer = |domain: &str| {
+        let region = |it: &Range| {
+            let known =
+                if it.domain == domain { names.get(&(domain, it.name.as_str())) } else { None };
+            known.map(|(region, _)| *region)
+        };
+        let next = |before, region, opens| paths.after(before, region, opens);
+        RegionLayer { threads: open_groups(trace, region, next) }
     };
-    kinds.into_iter().map(layer).collect()
+    domains.into_iter().map(layer).collect()
 }
 
 /// Count and time of whole-traced graphs launched in each region.

@@ -145,37 +145,49 @@ fn counters_are_means_weighted_by_time_with_their_coverage() {
     assert_eq!(read(&[]), None);
 }
 
+#[test]
+fn ranges_that_overlap_without_nesting_hide_no_launch_of_each_other() {
+    let calls = "call 1 1 5..6\ncall 1 2 35..36\ncall 1 3 65..66
+        kernel 1 k 200..201 7\nkernel 2 k 210..211 7\nkernel 3 k 220..221 7";
+    insta::assert_snapshot!(lines(&format!("cross 1 a 0..60\ncross 1 b 30..90\n{calls}")), @r"
+    a x1: 2 kernels, 2 ns
+    b x1: 2 kernels, 2 ns
+    ");
+    let both = format!("range 1 x 0..90\ncross 1 x 1..89\n{calls}");
+    insta::assert_snapshot!(lines(&both), @"x x2: 3 kernels, 3 ns");
+}
+
 proptest! {
     #[test]
     fn a_region_contains_each_kernel_launched_in_any_of_its_ranges(
-        ranges in prop::collection::vec((0usize..3, 0i64..8, 1i64..8), 0..6),
-        calls in prop::collection::btree_set(0i64..70, 0..12),
+        ranges in prop::collection::vec(
+            (0usize..3, 0i64..8, 1i64..8, 1i64..3, any::<bool>()),
+            0..8,
+        ),
+        calls in prop::collection::btree_map(0i64..70, 1i64..3, 0..12),
     ) {
-        // Push/pop ranges nest: each range is cut at the end of the enclosing one.
-        let scaled = |(name, at, length): (usize, i64, i64)| (name, at * 8, (at + length) * 8);
-        let mut sorted: Vec<(usize, i64, i64)> = ranges.into_iter().map(scaled).collect();
-        sorted.sort_by_key(|it| (it.1, std::cmp::Reverse(it.2)));
-        let mut nested: Vec<(usize, i64, i64)> = Vec::new();
-        for (name, start, end) in sorted {
-            let encloses = |it: &&(usize, i64, i64)| it.1 <= start && start < it.2;
-            let max = nested.iter().filter(encloses).map(|it| it.2).min().unwrap_or(i64::MAX);
-            nested.push((name, start, end.min(max)));
-        }
-        let line = |it: &(usize, i64, i64)| format!("range 1 r{} {}..{}", it.0, it.1, it.2);
-        let mut sketch: Vec<String> = nested.iter().map(line).collect();
-        for (at, start) in calls.iter().enumerate() {
+        // Ranges of both styles, of two threads, which overlap in all ways.
+        let line = |(name, at, length, thread, crosses): &(usize, i64, i64, i64, bool)| {
+            let style = if *crosses { "cross" } else { "range" };
+            format!("{style} {thread} r{name} {}..{}", at * 8, (at + length) * 8)
+        };
+        let mut sketch: Vec<String> = ranges.iter().map(line).collect();
+        for (at, (start, thread)) in calls.iter().enumerate() {
             let id = at + 1;
-            sketch.push(format!("call 1 {id} {start}..{}", start + 1));
+            sketch.push(format!("call {thread} {id} {start}..{}", start + 1));
             sketch.push(format!("kernel {id} k {}..{} 7", 100 + at, 101 + at));
         }
         let trace = capture(&sketch.join("\n"));
         for region in regions(&trace, &LaunchIndex::of(&trace), &[]) {
-            let named = |it: &&(usize, i64, i64)| format!("r{}", it.0) == region.name;
-            let inside = |at: &&i64| {
-                nested.iter().filter(named).any(|it| it.1 <= **at && **at < it.2)
+            let named = || ranges.iter().filter(|it| format!("r{}", it.0) == region.name);
+            let inside = |(t, thread): &(&i64, &i64)| {
+                named().any(|(_, at, length, of, crosses)| {
+                    (*crosses || of == *thread) && (at * 8..(at + length) * 8).contains(*t)
+                })
             };
             let expected = calls.iter().filter(inside).count() as u64;
             prop_assert_eq!(region.kernels, expected, "{}", region.name);
+            prop_assert_eq!(region.instances, named().count() as u64);
         }
     }
 }
