@@ -21,7 +21,7 @@ use crate::{
         device_time::is_operator,
         interval::Interval,
         launches::LaunchIndex,
-        open_ranges::{EXCLUDED, NONE},
+        open_ranges::{EXCLUDED, NONE, place},
         stage_spans::stage_spans,
     },
     domain::finding::Finding,
@@ -103,7 +103,7 @@ impl CaptureEvents {
                 (Some(part), Some(repeat)) if outermost.adds(part, it, end_ns) => match part {
                     STEP => steps.push(CaptureStep {
                         instance: at,
-                        thread: it.global_tid,
+                        place: place(it),
                         times,
                         tokens: match engine_step(&it.name) {
                             Some(step) => step.decode_requests,
@@ -124,8 +124,8 @@ impl CaptureEvents {
             let Some(segments) = launches.stages.on(it.global_tid) else { continue };
             let instance = segments.at(it.start_ns, &mut 0) as usize;
             if instance < repeats.len() && launches.stages.label(instance) == DECODE {
-                let (thread, times) = (it.global_tid, (it.start_ns, it.end_ns));
-                steps.push(CaptureStep { instance, thread, times, tokens: batch });
+                let (place, times) = (it.global_tid, (it.start_ns, it.end_ns));
+                steps.push(CaptureStep { instance, place, times, tokens: batch });
             }
         }
         steps.sort_by_key(|it| it.times.0);

@@ -9,7 +9,7 @@ use crate::{
     analyze::{
         kernels::WARMUP,
         stages::{DECODE, PREFILL},
-        timeline::launches::LaunchIndex,
+        timeline::{launches::LaunchIndex, open_ranges::place},
     },
     trace::{
         engine_steps::{MIXED, engine_step},
@@ -52,7 +52,7 @@ fn pairs(
         .ranges
         .iter()
         .filter(|it| engine_step(&it.name).is_some())
-        .map(|it| (it.global_tid, it.start_ns))
+        .map(|it| (place(it), it.start_ns))
         .collect();
     let mut found = BTreeMap::new();
     let mut open: BTreeMap<i64, OpenPass> = BTreeMap::new();

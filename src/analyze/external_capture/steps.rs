@@ -7,6 +7,7 @@ use crate::{
         engine_steps::work_windows,
         interval::Interval,
         launches::LaunchIndex,
+        open_ranges::place,
         stage_spans::{self, HostRange},
     },
     trace::{nsys::NsysTrace, range::Range},
@@ -16,7 +17,8 @@ use crate::{
 pub struct CaptureStep {
     /// The stage instance in which it starts.
     pub instance: usize,
-    pub thread: i64,
+    /// Thread or process on which its range is open.
+    pub place: i64,
     /// Start and end of its range.
     pub times: Interval,
     /// Tokens that it generated, of all sequences; `None` where unknown.
@@ -34,9 +36,9 @@ pub fn spans(
     if steps.is_empty() {
         return Vec::new();
     }
-    let ranges: Vec<(i64, Interval)> = steps.iter().map(|it| (it.thread, it.times)).collect();
+    let ranges: Vec<(i64, Interval)> = steps.iter().map(|it| (it.place, it.times)).collect();
     let host = steps.iter().zip(work_windows(trace, launches, &ranges)).map(|(it, work)| {
-        let (place, (start_ns, end_ns)) = (it.thread, it.times);
+        let (place, (start_ns, end_ns)) = (it.place, it.times);
         HostRange { place, start_ns, end_ns, work }
     });
     let span = |(it, span): (&CaptureStep, Interval)| {
@@ -54,7 +56,7 @@ pub fn spans(
 /// ranges of one name may nest.
 #[derive(Default)]
 pub struct OutermostRanges<'a> {
-    /// Domain and end of the last one, by part and thread.
+    /// Domain and end of the last one, by part and thread or process.
     last: HashMap<(&'a str, i64), (&'a str, i64)>,
 }
 
@@ -62,7 +64,7 @@ impl<'a> OutermostRanges<'a> {
     /// Returns true when the range counts. Ranges come in the order of their starts, longer first.
     pub fn adds(&mut self, part: &'a str, it: &'a Range, end_ns: i64) -> bool {
         let this = (it.domain.as_str(), end_ns);
-        let last = self.last.entry((part, it.global_tid)).or_insert((this.0, i64::MIN));
+        let last = self.last.entry((part, place(it))).or_insert((this.0, i64::MIN));
         let overlaps = it.start_ns < last.1;
         if overlaps && (end_ns <= last.1 || this.0 != last.0) {
             return false;

@@ -93,6 +93,7 @@ fn a_whole_pass_is_a_prefill_and_the_one_decode_that_follows_it_on_its_thread() 
     let engine = "range 1 execute_context_1(9)_generation_0(0) 0..10
         range 1 execute_context_0(0)_generation_1(1) 10..20";
     assert_eq!(wall(engine), None, "steps of an engine serve several requests");
+    assert_eq!(wall(&engine.replace("range", "cross")), None, "in start/end ranges as well");
 }
 
 #[test]

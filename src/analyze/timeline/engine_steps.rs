@@ -1,21 +1,22 @@
 //! Steps of a server or of a generating program: the work of each by the name of its range or by
 //! the order of the launches, and its kernels by the calls made inside.
 
-use std::collections::BTreeMap;
+use std::{cmp::Reverse, collections::BTreeMap};
 
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
 use super::{
     interval::Interval,
-    launches::LaunchIndex,
-    open_ranges::{EXCLUDED, NONE},
+    launches::{Cursor, LaunchIndex},
+    open_ranges::{EXCLUDED, NONE, OpenNest, nest, place},
 };
 use crate::{
     domain::{named_values::named_values, units::Nanos},
     trace::{
         engine_steps::{EngineStep, StepClass, engine_step},
-        nsys::{NsysTrace, pid_of},
+        nsys::{NsysTrace, pid_of, process_of},
+        range::Range,
     },
 };
 
@@ -81,7 +82,8 @@ const fn named() -> StepSource {
 struct StepPlace<'a> {
     class: Option<StepClass>,
     evidence: &'a str,
-    global_tid: i64,
+    /// Thread or process on which its range is open.
+    place: i64,
     start_ns: i64,
     end_ns: i64,
     named: Option<EngineStep>,
@@ -109,21 +111,11 @@ impl DeviceWork {
 /// The steps of a capture whose ranges carry the names of a known engine, or whose launches show
 /// them; empty for others.
 pub fn engine_steps(trace: &NsysTrace, launches: &LaunchIndex) -> Vec<EngineStepRecord> {
-    let named = trace.ranges.iter().filter_map(|range| {
-        let step = engine_step(&range.name)?;
-        Some(StepPlace {
-            class: Some(step.class),
-            evidence: &range.name,
-            global_tid: range.global_tid,
-            start_ns: range.start_ns,
-            end_ns: range.end_ns?,
-            named: Some(step),
-        })
-    });
+    let named = named_steps(trace).into_iter();
     let inferred = trace.inferred.steps.iter().map(|step| StepPlace {
         class: step.class,
         evidence: &step.evidence,
-        global_tid: step.global_tid,
+        place: step.global_tid,
         start_ns: step.start_ns,
         end_ns: step.end_ns,
         named: None,
@@ -133,13 +125,44 @@ pub fn engine_steps(trace: &NsysTrace, launches: &LaunchIndex) -> Vec<EngineStep
     if steps.is_empty() {
         return Vec::new();
     }
-    steps.sort_by_key(|it| (it.start_ns, it.end_ns, it.global_tid));
+    steps.sort_by_key(|it| (it.start_ns, it.end_ns, it.place));
     let ranges: Vec<(i64, Interval)> =
-        steps.iter().map(|it| (it.global_tid, (it.start_ns, it.end_ns))).collect();
+        steps.iter().map(|it| (it.place, (it.start_ns, it.end_ns))).collect();
     let work = device_work(trace, launches, &ranges);
     let origin = steps.first().map_or(0, |it| it.start_ns);
     let records = steps.into_iter().zip(work).enumerate();
     records.map(|(at, (step, work))| record(at, origin, &step, &work)).collect()
+}
+
+/// The steps that ranges name, which are instances of stages: of one class, a range inside another
+/// repeats it, in a domain of its own or under the same name.
+fn named_steps(trace: &NsysTrace) -> Vec<StepPlace<'_>> {
+    let step = |range: &'_ Range| {
+        let step = engine_step(&range.name)?;
+        Some((step, range.end_ns.filter(|end| *end >= range.start_ns)?))
+    };
+    let mut found: Vec<StepPlace> = Vec::new();
+    for range in &trace.ranges {
+        let Some((step, end_ns)) = step(range) else { continue };
+        found.push(StepPlace {
+            class: Some(step.class),
+            evidence: &range.name,
+            place: place(range),
+            start_ns: range.start_ns,
+            end_ns,
+            named: Some(step),
+        });
+    }
+    found.sort_by_key(|it| (it.start_ns, Reverse(it.end_ns)));
+    let mut until: BTreeMap<(i64, &str), i64> = BTreeMap::new();
+    found.retain(|it| {
+        let stage = it.class.map_or("", StepClass::stage);
+        let until = until.entry((it.place, stage)).or_insert(i64::MIN);
+        let is_outer = it.end_ns > *until;
+        *until = (*until).max(it.end_ns);
+        is_outer
+    });
+    found
 }
 
 /// Start of the first step, from which the times of all count.
@@ -164,7 +187,7 @@ fn record(at: usize, origin: i64, step: &StepPlace, work: &DeviceWork) -> Engine
         engine: named.map(|it| it.engine.to_owned()),
         class: step.class,
         evidence: step.evidence.to_owned(),
-        process: pid_of(step.global_tid),
+        process: pid_of(step.place),
         start_ms: ms(step.start_ns - origin),
         host_ms: ms(step.end_ns - step.start_ns),
         device_ms: work.window.map(|(first, last)| ms(last - first)),
@@ -190,38 +213,33 @@ pub fn work_windows(
     device_work(trace, launches, steps).iter().map(|it| it.window).collect()
 }
 
-/// The work that was launched during each step, on its thread.
+/// The work that was launched during each step, on its thread or, for a process, on all of its
+/// threads. Of steps that are open at once the one that started last has it.
 fn device_work(
     trace: &NsysTrace,
     launches: &LaunchIndex,
     steps: &[(i64, Interval)],
 ) -> Vec<DeviceWork> {
-    let mut threads: BTreeMap<i64, Vec<usize>> = BTreeMap::new();
+    let mut places: BTreeMap<i64, Vec<u32>> = BTreeMap::new();
     for (at, step) in steps.iter().enumerate() {
-        threads.entry(step.0).or_default().push(at);
+        places.entry(step.0).or_default().push(at as u32);
     }
+    let span = |at: u32| steps[at as usize].1;
+    let open = |(place, mut steps): (i64, Vec<u32>)| {
+        steps.sort_by_key(|at| (span(*at).0, Reverse(span(*at).1)));
+        (place, nest(span, &steps))
+    };
+    let nests: BTreeMap<i64, OpenNest> = places.into_iter().map(open).collect();
     let mut calls = trace.cuda_calls.reader();
-    // Thread and times of the latest search, and its result: most calls follow in the same step.
-    let mut latest: Option<(i64, Interval, Option<usize>)> = None;
+    let (mut of_thread, mut of_process) = (Cursor::default(), Cursor::default());
     let mut step_of = |(call, instance): (u32, u32)| {
         if call == NONE || instance == EXCLUDED {
             return None;
         }
         let call = calls.get(call);
-        let is_inside = |(from, to): Interval| from <= call.start_ns && call.start_ns < to;
-        let at = match latest {
-            Some((thread, times, at)) if thread == call.global_tid && is_inside(times) => at,
-            _ => {
-                let of_thread = threads.get(&call.global_tid)?;
-                let after = of_thread.partition_point(|at| steps[*at].1.0 <= call.start_ns);
-                let at = after.checked_sub(1).map(|before| of_thread[before]);
-                let from = at.map_or(i64::MIN, |at| steps[at].1.0);
-                let to = of_thread.get(after).map_or(i64::MAX, |next| steps[*next].1.0);
-                latest = Some((call.global_tid, (from, to), at));
-                at
-            }
-        };
-        at.filter(|at| call.start_ns < steps[*at].1.1)
+        let (thread, t) = (call.global_tid, call.start_ns);
+        open_step(&nests, &mut of_thread, thread, t)
+            .or_else(|| open_step(&nests, &mut of_process, process_of(thread), t))
     };
     let mut work = vec![DeviceWork::default(); steps.len()];
     for (kernel, launch) in trace.kernels.iter().zip(launches.kernels.iter()) {
@@ -237,6 +255,18 @@ fn device_work(
         work[at].is_replayed = true;
     }
     work
+}
+
+/// The step that is open at a place at `t`.
+fn open_step<'a>(
+    nests: &'a BTreeMap<i64, OpenNest>,
+    cursor: &mut Cursor<'a>,
+    place: i64,
+    t: i64,
+) -> Option<usize> {
+    let nest = nests.get(&place)?;
+    let entry = cursor.at(place, t, |_| Some(&nest.segments));
+    nest.entries.get(entry as usize).map(|(step, _)| *step as usize)
 }
 
 #[cfg(test)]
@@ -280,6 +310,40 @@ mod tests {
         );
         assert_eq!((steps[0].kernels, steps[0].prefill_tokens), (2, Some(512)));
         assert!(!steps[0].is_replayed);
+    }
+
+    /// Kernels of each step, and the number of instances of all stages.
+    fn kernels(trace: &NsysTrace) -> (Vec<u64>, usize) {
+        let launches = LaunchIndex::of(trace);
+        let steps = engine_steps(trace, &launches);
+        (steps.iter().map(|it| it.kernels).collect(), launches.stages.instances.len())
+    }
+
+    #[test]
+    fn a_step_in_two_domains_or_around_itself_is_one_with_all_of_its_work() {
+        let work = "call 1 1 10..11\ncall 1 2 60..61\ncall 1 3 110..111
+            kernel 1 a 20..21 7\nkernel 2 a 70..71 7\nkernel 3 a 120..121 7";
+        let plain = "range 1 execute_context_0(0)_generation_4(4) 0..100
+            range 1 execute_context_0(0)_generation_4(4) 100..200";
+        assert_eq!(kernels(&capture(&format!("{plain}\n{work}"))), (vec![2, 1], 2));
+        let mut twice = capture(&format!("{plain}\n{plain}\n{work}"));
+        twice.ranges[2..].iter_mut().for_each(|it| it.domain = "other".into());
+        twice.ranges.sort_by_key(|it| it.start_ns);
+        assert_eq!(kernels(&twice), (vec![2, 1], 2));
+        let inside = "range 1 execute_context_0(0)_generation_4(4) 20..30";
+        assert_eq!(kernels(&capture(&format!("{plain}\n{inside}\n{work}"))), (vec![2, 1], 2));
+        let other = "range 1 execute_context_1(9)_generation_0(0) 20..30";
+        let both = capture(&format!("{plain}\n{other}\n{work}"));
+        assert_eq!(kernels(&both), (vec![2, 0, 1], 3), "work after the end of the inner step");
+    }
+
+    #[test]
+    fn a_start_end_step_has_the_work_of_all_threads_of_its_process() {
+        let sketch = "cross 1 execute_context_0(0)_generation_4(4) 0..100
+            range 3 execute_context_1(9)_generation_0(0) 0..100
+            call 1 1 10..11\ncall 2 2 60..61\ncall 3 3 70..71
+            kernel 1 a 20..21 7\nkernel 2 a 70..71 7\nkernel 3 a 80..81 7";
+        assert_eq!(kernels(&capture(sketch)), (vec![2, 1], 2));
     }
 
     #[test]

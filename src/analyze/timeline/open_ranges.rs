@@ -67,7 +67,7 @@ fn end(range: &Range) -> i64 {
 }
 
 /// The thread or process on which a range is open.
-fn place(range: &Range) -> i64 {
+pub fn place(range: &Range) -> i64 {
     if range.push_pop { range.global_tid } else { process_of(range.global_tid) }
 }
 
