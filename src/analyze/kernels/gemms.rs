@@ -355,7 +355,7 @@ fn log_gaps(prefill: &GemmLog, all: &GemmLog) -> Vec<Finding> {
         );
         findings.push(Finding::new("gemm_calls_incomplete", Severity::Info, message));
     }
-    let grouped = prefill.grouped + all.grouped;
+    let grouped = prefill.grouped.max(all.grouped);
     if grouped > 0 {
         let message = format!(
             "{grouped} grouped GEMM calls log no sizes per group and are not counted: shares are \
