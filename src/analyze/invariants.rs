@@ -284,7 +284,7 @@ impl Violations {
             });
             values.flops.clear();
             values.flops_complete = false;
-            values.uncounted = None;
+            (values.uncounted, values.possible_constants) = (None, 0.0);
         }
     }
 

@@ -10,6 +10,9 @@ use utoipa::ToSchema;
 
 use super::stage::{StageRule, StageRules};
 
+/// Share of possible constants in the other operations, percent, up to which they are left out.
+const MAX_CONSTANTS_PCT: f64 = 10.0;
+
 /// The counters of one profiled launch.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 pub struct LaunchCounters {
@@ -93,6 +96,9 @@ pub struct CounterValues {
     /// Floating-point operations by dtype of the operands, a multiply-add counted as two;
     /// `tensor_*` ran on tensor cores.
     pub flops: BTreeMap<String, f64>,
+    /// Half-precision operations that may be loads of constants; `flops` leaves them out.
+    #[serde(default)]
+    pub possible_constants: f64,
     /// True when `flops` includes the operations of all units, except half-precision ones that may
     /// be loads of constants, of at most 10 % of the others.
     pub flops_complete: bool,
@@ -134,6 +140,12 @@ pub struct Stall {
 }
 
 impl CounterValues {
+    /// Returns true if operations that may be loads of constants are few enough to leave out.
+    pub fn has_few_constants(&self) -> bool {
+        let flops: f64 = self.flops.values().sum();
+        self.possible_constants <= flops * MAX_CONSTANTS_PCT / 100.0
+    }
+
     /// Sum over all dtypes; `None` when it is incomplete.
     pub fn total_flops(&self) -> Option<f64> {
         self.flops_complete.then(|| self.flops.values().sum())

@@ -24,7 +24,7 @@ use crate::{
     },
     domain::units::Nanos,
     trace::{
-        counter::{CounterValues, LaunchCounters},
+        counter::{CounterValues, LaunchCounters, UncountedOperations},
         names::{base_name, signature},
         nsys::NsysTrace,
         stage::StageRules,
@@ -306,7 +306,7 @@ fn mean(launches: &[&LaunchCounters]) -> CounterValues {
             all().map(|values| values.flops.get(format).copied()).collect::<Option<_>>()?;
         Some((format.clone(), known.iter().sum::<f64>() / known.len() as f64))
     });
-    CounterValues {
+    let mut values = CounterValues {
         registers: middle.registers,
         duration_ns: mean(|it| it.duration_ns),
         sm_pct: mean(|it| it.sm_pct),
@@ -321,10 +321,23 @@ fn mean(launches: &[&LaunchCounters]) -> CounterValues {
         tensor_pct: mean(|it| it.tensor_pct),
         dram_bytes: mean(|it| it.dram_bytes),
         flops: operations.collect(),
-        flops_complete: all().all(|it| it.flops_complete),
-        uncounted: all().find_map(|it| it.uncounted),
+        possible_constants: mean(|it| Some(it.possible_constants)).unwrap_or(0.0),
         stalls: middle.stalls.clone(),
-    }
+        ..CounterValues::default()
+    };
+    add_completeness(&mut values, launches);
+    values
+}
+
+/// Adds whether the mean has all operations: those of each launch, and few possible constants.
+fn add_completeness(mean: &mut CounterValues, launches: &[&LaunchCounters]) {
+    let half = Some(UncountedOperations::HalfPrecision);
+    let all = || launches.iter().map(|launch| &launch.values);
+    let is_counted = all().all(|it| it.flops_complete || it.uncounted == half);
+    let tensor_cores = all().map(|it| it.uncounted).find(|it| it.is_some() && *it != half);
+    let has_many = is_counted && !mean.has_few_constants();
+    mean.uncounted = tensor_cores.flatten().or(half.filter(|_| has_many));
+    mean.flops_complete = is_counted && !has_many;
 }
 
 #[cfg(test)]

@@ -63,7 +63,7 @@ impl Rates {
     /// loads of constants; `None` where the operations were not counted or a ceiling is unknown.
     pub fn counted_ns(&self, values: &CounterValues) -> Option<f64> {
         let may_be_constants = values.uncounted == Some(UncountedOperations::HalfPrecision);
-        if !values.flops_complete && !(may_be_constants && values.flops.contains_key("fp32")) {
+        if !values.flops_complete && !may_be_constants {
             return None;
         }
         let time = |(format, flops): (&String, &f64)| {

@@ -7,7 +7,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use super::metrics::LaunchMetrics;
-use crate::trace::counter::UncountedOperations;
+use crate::trace::counter::{CounterValues, UncountedOperations};
 
 pub(super) const TENSOR_OPS: (&str, &str) = ("sm__ops_path_tensor_src_", ".sum");
 /// Multiply-adds of warps that the tensor pipe executed: constants, and arithmetic.
@@ -15,8 +15,6 @@ pub(super) const ON_TENSOR_PIPE: &str = "sm__inst_executed_pipe_tensor_op_hmma_t
 const THREADS_OF_WARP: f64 = 32.0;
 /// Sources of matrix products: counts of zero of all of them show that tensor cores were idle.
 const MAIN_SOURCES: [&str; 3] = ["bf16", "fp16", "tf32"];
-/// Share of possible constants in the other operations, percent, up to which they are left out.
-const MAX_CONSTANTS_PCT: f64 = 10.0;
 
 /// Activity of tensor cores.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
@@ -26,66 +24,40 @@ pub struct TensorActivity {
     pub min_pct: f64,
 }
 
-/// The operations of one launch.
-#[derive(Debug, Default, PartialEq)]
-pub struct LaunchFlops {
-    pub by_format: BTreeMap<String, f64>,
-    /// True if the operations of all units are in `by_format`.
-    pub complete: bool,
-    pub uncounted: Option<UncountedOperations>,
-}
-
-impl LaunchFlops {
-    pub fn of(metrics: &LaunchMetrics, seconds: Option<f64>, tensor: TensorActivity) -> Self {
-        let mut by_format = BTreeMap::new();
-        for (format, letter) in [("fp32", 'f'), ("fp64", 'd')] {
-            if let Some([add, mul, fma]) = arithmetic(metrics, letter, seconds) {
-                by_format.insert(format.to_owned(), add + mul + 2.0 * fma);
-            }
+/// Adds the operations of one launch, and whether they are complete.
+pub fn add_flops(values: &mut CounterValues, metrics: &LaunchMetrics, tensor: TensorActivity) {
+    let seconds = values.duration_ns.map(|ns| ns / 1e9);
+    for (format, letter) in [("fp32", 'f'), ("fp64", 'd')] {
+        if let Some([add, mul, fma]) = arithmetic(metrics, letter, seconds) {
+            values.flops.insert(format.to_owned(), add + mul + 2.0 * fma);
         }
-        let half = HalfPrecision::of(metrics, seconds);
-        if let Some(flops) = half.flops {
-            by_format.insert("fp16".to_owned(), flops);
-        }
-        let ops: Vec<(&str, f64)> = metrics.between(TENSOR_OPS.0, TENSOR_OPS.1).collect();
-        let tensor_counted = tensor.is_counted_by(&ops);
-        by_format.extend(tensor_flops(&ops));
-        let others: f64 = by_format.values().sum();
-        let uncounted = if tensor.pct.is_some_and(|pct| pct > 0.0) && !tensor_counted {
-            Some(UncountedOperations::TensorCores)
-        } else if half.constants > others * MAX_CONSTANTS_PCT / 100.0 {
-            Some(UncountedOperations::HalfPrecision)
-        } else {
-            None
-        };
-        let complete = by_format.contains_key("fp32") && tensor_counted && uncounted.is_none();
-        Self { by_format, complete, uncounted }
     }
+    if let Some([add, mul, fma]) = arithmetic(metrics, 'h', seconds) {
+        let constants = possible_constants(metrics, [add, mul, fma]);
+        values.possible_constants = 4.0 * constants;
+        values.flops.insert("fp16".to_owned(), 2.0 * (add + mul) + 4.0 * (fma - constants));
+    }
+    let ops: Vec<(&str, f64)> = metrics.between(TENSOR_OPS.0, TENSOR_OPS.1).collect();
+    values.flops.extend(tensor_flops(&ops));
+    let tensor_counted = tensor.is_counted_by(&ops);
+    let is_counted = values.flops.contains_key("fp32") && tensor_counted;
+    values.uncounted = if tensor.pct.is_some_and(|pct| pct > 0.0) && !tensor_counted {
+        Some(UncountedOperations::TensorCores)
+    } else if is_counted && !values.has_few_constants() {
+        Some(UncountedOperations::HalfPrecision)
+    } else {
+        None
+    };
+    values.flops_complete = is_counted && values.uncounted.is_none();
 }
 
-/// Half-precision operations outside tensor cores.
-struct HalfPrecision {
-    /// `None` where they were not counted, or all of them may be constants.
-    flops: Option<f64>,
-    /// Operations that may be constants.
-    constants: f64,
-}
-
-impl HalfPrecision {
-    /// Constants are at most the multiply-adds of the tensor pipe; where these were not counted,
-    /// all multiply-adds of a kernel without half-precision additions and products.
-    fn of(metrics: &LaunchMetrics, seconds: Option<f64>) -> Self {
-        let Some([add, mul, fma]) = arithmetic(metrics, 'h', seconds) else {
-            return Self { flops: None, constants: 0.0 };
-        };
-        let constants = match metrics.get(ON_TENSOR_PIPE) {
-            Some(warps) => fma.min(warps * THREADS_OF_WARP),
-            None if add + mul == 0.0 => fma,
-            None => 0.0,
-        };
-        let flops = 2.0 * (add + mul) + 4.0 * (fma - constants);
-        let is_known = constants == 0.0 || flops > 0.0;
-        Self { flops: is_known.then_some(flops), constants: 4.0 * constants }
+/// Multiply-adds that may load constants: at most those of the tensor pipe; where these were not
+/// counted, all of a kernel without half-precision additions and products.
+fn possible_constants(metrics: &LaunchMetrics, [add, mul, fma]: [f64; 3]) -> f64 {
+    match metrics.get(ON_TENSOR_PIPE) {
+        Some(warps) => fma.min(warps * THREADS_OF_WARP),
+        None if add + mul == 0.0 => fma,
+        None => 0.0,
     }
 }
 
@@ -157,7 +129,7 @@ mod tests {
         tensor_pct: Option<f64>,
         arithmetic: &[(char, [u64; 3])],
         fields: &[(&str, &str)],
-    ) -> LaunchFlops {
+    ) -> CounterValues {
         let mut metrics = LaunchMetrics::default();
         let mut take = |name: &str, text: &str| metrics.take(name, "", text, DecimalMark::Point);
         for (letter, counts) in arithmetic {
@@ -167,34 +139,35 @@ mod tests {
             }
         }
         fields.iter().for_each(|(name, text)| take(name, text));
-        LaunchFlops::of(&metrics, None, TensorActivity { pct: tensor_pct, min_pct: 3.0 })
+        let mut values = CounterValues::default();
+        add_flops(&mut values, &metrics, TensorActivity { pct: tensor_pct, min_pct: 3.0 });
+        values
     }
 
     const HALF: Option<UncountedOperations> = Some(UncountedOperations::HalfPrecision);
 
     #[test]
     fn constants_are_not_half_precision_operations() {
-        // A kernel of f32 with 10 operations, and with few and many constants.
-        let with = |constants| of(Some(0.0), &[('f', [2, 2, 498]), ('h', [0, 0, constants])], &[]);
-        assert_eq!((with(0).by_format["fp16"], with(0).complete), (0.0, true));
-        let few = with(25);
-        assert_eq!((few.by_format.get("fp16"), few.by_format["fp32"]), (None, 1000.0));
-        assert_eq!((few.complete, few.uncounted), (true, None));
-        let many = with(26);
-        assert_eq!((many.by_format["fp32"], many.complete, many.uncounted), (1000.0, false, HALF));
+        // A kernel of f32 with 1000 operations, and with few and many constants.
+        for (constants, uncounted) in [(0, None), (25, None), (26, HALF)] {
+            let found = of(Some(0.0), &[('f', [2, 2, 498]), ('h', [0, 0, constants])], &[]);
+            assert_eq!((found.flops["fp16"], found.flops["fp32"]), (0.0, 1000.0));
+            assert_eq!(found.possible_constants, 4.0 * constants as f64);
+            assert_eq!((found.flops_complete, found.uncounted), (uncounted.is_none(), uncounted));
+        }
         let copy = of(Some(0.0), &[('f', [0, 0, 0]), ('h', [0, 0, 1])], &[]);
-        assert_eq!((copy.complete, copy.uncounted), (false, HALF));
+        assert_eq!((copy.flops_complete, copy.uncounted), (false, HALF));
     }
 
     #[test]
     fn half_precision_arithmetic_counts_as_it_is() {
         let half = of(Some(0.0), &[('f', [0, 0, 0]), ('h', [1, 2, 3])], &[]);
-        assert_eq!((half.by_format["fp16"], half.complete), (18.0, true));
+        assert_eq!((half.flops["fp16"], half.flops_complete), (18.0, true));
         // Of 3 x 32 multiply-adds 2 x 32 ran on the tensor pipe, where constants are loaded.
         let some = of(Some(0.0), &[('f', [0, 0, 0]), ('h', [0, 0, 96])], &[(ON_TENSOR_PIPE, "2")]);
-        assert_eq!((some.by_format["fp16"], some.uncounted), (128.0, HALF));
+        assert_eq!((some.flops["fp16"], some.uncounted), (128.0, HALF));
         let none = of(Some(0.0), &[('f', [0, 0, 0]), ('h', [0, 0, 96])], &[(ON_TENSOR_PIPE, "0")]);
-        assert_eq!((none.by_format["fp16"], none.complete), (384.0, true));
+        assert_eq!((none.flops["fp16"], none.flops_complete), (384.0, true));
     }
 
     /// Metrics of the operations of tensor cores.
@@ -203,7 +176,7 @@ mod tests {
         ops.iter().map(|(source, count)| (name(source), *count)).collect()
     }
 
-    fn with_tensor_ops(tensor_pct: Option<f64>, ops: &[(&str, &str)]) -> LaunchFlops {
+    fn with_tensor_ops(tensor_pct: Option<f64>, ops: &[(&str, &str)]) -> CounterValues {
         let ops = tensor_ops(ops);
         let fields: Vec<_> = ops.iter().map(|(name, count)| (name.as_str(), *count)).collect();
         of(tensor_pct, &[('f', [1, 1, 4])], &fields)
@@ -228,8 +201,8 @@ mod tests {
             let found = with_tensor_ops(tensor_pct, ops);
             let uncounted = tensor_pct.is_some_and(|_| !complete);
             let uncounted = uncounted.then_some(UncountedOperations::TensorCores);
-            assert_eq!((found.complete, found.uncounted), (complete, uncounted), "{ops:?}");
-            assert_eq!(found.by_format["fp32"], 10.0);
+            assert_eq!((found.flops_complete, found.uncounted), (complete, uncounted), "{ops:?}");
+            assert_eq!(found.flops["fp32"], 10.0);
         }
     }
 
@@ -246,8 +219,8 @@ mod tests {
             &[("fp16_dst_fp32", "100"), ("fp16_dst_fp32_sparsity_off", "90")],
         ] {
             let found = with_tensor_ops(Some(9.0), ops);
-            assert_eq!(found.by_format["tensor_fp16"], 100.0, "{ops:?}");
-            assert!(found.complete, "{ops:?}");
+            assert_eq!(found.flops["tensor_fp16"], 100.0, "{ops:?}");
+            assert!(found.flops_complete, "{ops:?}");
         }
     }
 }

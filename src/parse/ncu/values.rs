@@ -2,7 +2,7 @@
 //! names.
 
 use super::{
-    flops::{LaunchFlops, ON_TENSOR_PIPE, TENSOR_OPS, TensorActivity},
+    flops::{ON_TENSOR_PIPE, TENSOR_OPS, TensorActivity, add_flops},
     labels,
     metrics::LaunchMetrics,
 };
@@ -100,8 +100,7 @@ pub fn values(metrics: &LaunchMetrics) -> CounterValues {
         let [read, written] = DRAM_PARTS.map(|part| metrics.get(part));
         Some(read? + written?)
     });
-    let flops = LaunchFlops::of(metrics, seconds, tensor);
-    CounterValues {
+    let mut values = CounterValues {
         registers: metrics.get(REGISTERS).map(|value| value as u32),
         duration_ns,
         sm_pct: metrics.get(SM).or_else(|| busiest(metrics, &SM_UNITS, tensor_pct)),
@@ -115,11 +114,11 @@ pub fn values(metrics: &LaunchMetrics) -> CounterValues {
         theoretical_occupancy_pct: metrics.get(THEORETICAL),
         tensor_pct,
         dram_bytes: dram_bytes(metrics, seconds),
-        flops: flops.by_format,
-        flops_complete: flops.complete,
-        uncounted: flops.uncounted,
         stalls: stalls(metrics),
-    }
+        ..CounterValues::default()
+    };
+    add_flops(&mut values, metrics, tensor);
+    values
 }
 
 /// Activity of the busiest kind of matrix instruction; else of the pipe.

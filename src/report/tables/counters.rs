@@ -6,8 +6,8 @@ use super::{
     run_facts::or_step_message,
     samples::{COUNTERS_OF_FIRST, first_sample_note},
     schema::{
-        TableCell, TableColumn, bytes, count, flag, id, millis, nanos, nested, number, percent,
-        size, text,
+        TableCell, TableColumn, bytes, count, flag, flops, id, millis, nanos, nested, number,
+        percent, size, text,
     },
 };
 use crate::{
@@ -72,6 +72,9 @@ pub fn columns() -> Vec<TableColumn<CounterRecord>> {
         percent("values.tensor_pct", "Tensor", |it| it.values.tensor_pct.into()),
         bytes("values.dram_bytes", "DRAM bytes", |it| it.values.dram_bytes.into()),
         nested("values.flops", "FLOPs", |it| TableCell::nested(&it.values.flops)),
+        flops("values.possible_constants", "Possible constants", |it| {
+            it.values.possible_constants.into()
+        }),
         number("values.waves", "Waves", 2, |it| it.values.waves.into()),
         flag("values.flops_complete", "FLOPs complete", |it| it.values.flops_complete.into()),
         text("values.uncounted", "Uncounted", |it| {

@@ -235,6 +235,32 @@ fn flops_per_byte_are_unknown_if_those_of_a_launch_configuration_are() {
     assert_eq!((of(&[&known]), of(&[&known, &unknown])), (Some(4.0), None));
 }
 
+#[test]
+fn constants_of_one_launch_do_not_hide_the_operations_of_all() {
+    let half = Some(UncountedOperations::HalfPrecision);
+    let launch = |possible_constants, uncounted: Option<UncountedOperations>| {
+        let values = CounterValues {
+            flops: [("fp32".to_owned(), 1000.0)].into(),
+            possible_constants,
+            flops_complete: uncounted.is_none(),
+            uncounted,
+            ..CounterValues::default()
+        };
+        LaunchCounters { values, ..LaunchCounters::default() }
+    };
+    let (none, many) = (launch(0.0, None), launch(150.0, half));
+    let of = |launches: &[&LaunchCounters]| {
+        let mean = mean(launches);
+        (mean.possible_constants, mean.total_flops(), mean.uncounted)
+    };
+    assert_eq!(of(&[&none, &many]), (75.0, Some(1000.0), None));
+    assert_eq!(of(&[&many, &many]), (150.0, None, half));
+    let tensor = launch(0.0, Some(UncountedOperations::TensorCores));
+    assert_eq!(of(&[&none, &many, &tensor]).2, Some(UncountedOperations::TensorCores));
+    let unknown = LaunchCounters::default();
+    assert_eq!(of(&[&many, &unknown]), (75.0, None, None));
+}
+
 proptest! {
     /// Time has no part in a ratio of operations and bytes.
     #[test]
