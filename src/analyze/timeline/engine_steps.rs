@@ -271,6 +271,8 @@ fn open_step<'a>(
 
 #[cfg(test)]
 mod tests {
+    use proptest::prelude::*;
+
     use super::*;
     use crate::analyze::kernels::tests::capture;
 
@@ -344,6 +346,46 @@ mod tests {
             call 1 1 10..11\ncall 2 2 60..61\ncall 3 3 70..71
             kernel 1 a 20..21 7\nkernel 2 a 70..71 7\nkernel 3 a 80..81 7";
         assert_eq!(kernels(&capture(sketch)), (vec![2, 1], 2));
+    }
+
+    proptest! {
+        #[test]
+        fn steps_are_the_instances_of_stages_and_have_no_launches_of_others(
+            ranges in prop::collection::vec(
+                (0usize..3, 0i64..60, 1i64..40, 1i64..3, any::<bool>()),
+                1..8,
+            ),
+            calls in prop::collection::btree_map(0i64..100, 1i64..3, 0..12),
+        ) {
+            const NAMES: [&str; 3] = [
+                "execute_context_0(0)_generation_4(4)",
+                "execute_context_0(0)_generation_2(2)",
+                "execute_context_1(9)_generation_0(0)",
+            ];
+            let mut sketch: Vec<String> = Vec::new();
+            for (name, start, ns, thread, crosses) in ranges {
+                let (style, name) = (if crosses { "cross" } else { "range" }, NAMES[name]);
+                sketch.push(format!("{style} {thread} {name} {start}..{}", start + ns));
+            }
+            for (id, (start, thread)) in (1..).zip(&calls) {
+                sketch.push(format!("call {thread} {id} {start}..{}", start + 1));
+                sketch.push(format!("kernel {id} k {}..{} 7", 100 + id, 101 + id));
+            }
+            let trace = capture(&sketch.join("\n"));
+            let launches = LaunchIndex::of(&trace);
+            let steps = engine_steps(&trace, &launches);
+            for class in [StepClass::Prefill, StepClass::Decode] {
+                let of_class = steps.iter().filter(|it| it.class == Some(class)).count();
+                let label = launches.stages.labels.iter().position(|it| it == class.stage());
+                let instances = launches.stages.instances.iter();
+                let instances = instances.filter(|it| Some(it.label) == label).count();
+                prop_assert_eq!(of_class, instances);
+            }
+            let in_steps: u64 = steps.iter().map(|it| it.kernels).sum();
+            let in_stages = launches.kernels.iter();
+            let in_stages = in_stages.filter(|(_, it)| *it != NONE && *it != EXCLUDED).count();
+            prop_assert_eq!(in_steps, in_stages as u64);
+        }
     }
 
     #[test]

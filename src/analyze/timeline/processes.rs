@@ -15,7 +15,7 @@ use super::{
 use crate::{
     analyze::timeline::duration_stats::DurationStats,
     domain::units::Nanos,
-    trace::nsys::{CopyKind, NsysTrace, ON_HOST, pid_of, process_of},
+    trace::nsys::{CopyKind, MemoryOp, NsysTrace, ON_HOST, pid_of, process_of},
 };
 
 /// Work of one process on one device in one stage of the traced pass.
@@ -132,6 +132,16 @@ impl ProcessCell {
             DeviceWork::Copy(_) | DeviceWork::Fill => {}
         }
     }
+
+    /// Counts a copy or fill and its bytes.
+    fn add_copy(&mut self, copy: &MemoryOp) {
+        let (count, bytes) = match copy.kind {
+            CopyKind::Set => (&mut self.fills, &mut self.filled_bytes),
+            _ => (&mut self.copies, &mut self.bytes),
+        };
+        *count += 1;
+        *bytes = bytes.saturating_add(copy.bytes);
+    }
 }
 
 /// Sums the work of a capture by process and device.
@@ -169,14 +179,8 @@ pub fn processes(trace: &NsysTrace, launches: &LaunchIndex) -> Processes {
         }
     }
     for (copy, (_, instance)) in trace.copies.iter().zip(launches.copies.iter()) {
-        let cell = &mut cells
-            [pair_of(copy.global_pid, copy.device) * numbers + launches.stage_number(instance)];
-        let (count, bytes) = match copy.kind {
-            CopyKind::Set => (&mut cell.fills, &mut cell.filled_bytes),
-            _ => (&mut cell.copies, &mut cell.bytes),
-        };
-        *count += 1;
-        *bytes = bytes.saturating_add(copy.bytes);
+        let pair = pair_of(copy.global_pid, copy.device);
+        cells[pair * numbers + launches.stage_number(instance)].add_copy(copy);
     }
 
     let mut stages: Vec<ProcessStage> = Vec::new();
@@ -268,7 +272,7 @@ fn ranges(trace: &NsysTrace) -> Vec<ProcessRange> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{analyze::kernels::tests::capture, trace::nsys::MemoryOp};
+    use crate::analyze::kernels::tests::capture;
 
     /// A capture of two identical processes, the second on device 1 and 1,000 ns later.
     fn twice(sketch: &str) -> NsysTrace {

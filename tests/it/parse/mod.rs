@@ -3,6 +3,7 @@
 pub mod captures;
 pub mod changes;
 pub mod collectives;
+mod duplicates;
 pub mod engine_steps;
 mod engines;
 pub mod fuzz;
