@@ -63,13 +63,13 @@ fn an_operator_that_launches_a_graph_has_the_graphs_time_too() {
     let mut trace = Synthetic::of(&[(200_000, 80.0), (30_000, 5.0)]).capture();
     let nested = capture("range 1 decode_all 0..100\nrange 1 step 10..20\ncall 1 1 11..12");
     (trace.ranges, trace.cuda_calls) = (nested.ranges, nested.cuda_calls);
-    let graph = capture("graph 1 1 2..3 7").graphs[0].clone();
+    let graph = capture("graph 1 1 2..3 7").graphs[0];
     let kernels: Vec<Kernel> = trace.kernels.iter().map(Kernel::from).collect();
     trace.kernels.truncate(0);
     for (at, kernel) in kernels.into_iter().enumerate() {
         let Kernel { start_ns, end_ns, .. } = kernel;
         match at % 2 {
-            0 => trace.graphs.push(GraphLaunch { start_ns, end_ns, ..graph.clone() }),
+            0 => trace.graphs.push(GraphLaunch { start_ns, end_ns, ..graph }),
             _ => trace.kernels.push(kernel),
         }
     }
@@ -149,7 +149,7 @@ fn kernels_on_a_gpu_that_was_not_sampled_are_a_finding() {
     let other = Synthetic { device: 1, ..Synthetic::of(&[(75_000, 20.0), (30_000, 70.0)]) };
     let kernels: Vec<Kernel> = other.capture().kernels.iter().map(Kernel::from).collect();
     let mut alone = both.clone();
-    kernels.iter().for_each(|it| both.kernels.push(it.clone()));
+    kernels.iter().for_each(|it| both.kernels.push(*it));
     both.kernels.sort();
     alone.kernels = kernels.into_iter().collect();
     for (trace, count) in [(both, 2), (alone, 0)] {
