@@ -1,4 +1,4 @@
-//! GraphNumbers of CUDA graphs, distinct in a capture.
+//! Numbers of CUDA graphs, distinct in a capture.
 //!
 //! Each process numbers its own graphs, and ids of nodes hold the number of their graph: those of
 //! several processes would be joined to each other.
