@@ -35,8 +35,8 @@ pub struct WholeGraph {
     /// Graph id of nsys; `null` where the export lacks it.
     #[schema(example = 7)]
     pub graph: Option<u64>,
-    /// Index of the GPU on which the graph starts; `null` where it starts on the host and its
-    /// process uses several GPUs.
+    /// Index of the GPU on which the graph starts; `null` where it starts on the host and no other
+    /// work shows the GPU.
     #[schema(example = 0)]
     pub device: Option<u32>,
     /// Device time of a launch, from its start to its end: an upper bound of the work inside.

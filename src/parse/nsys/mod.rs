@@ -141,8 +141,8 @@ fn others(export: &Export) -> Result<(NsysTrace, StringTable, Unnamed), ParseErr
     trace.number_graphs();
     let copied =
         trace.copies.iter().map(|it| it.device).chain(trace.graphs.iter().map(|it| it.device));
-    let used: BTreeSet<u32> =
-        trace.kernels.kinds().iter().map(|kind| kind.device).chain(copied).collect();
+    let used = trace.kernels.kinds().iter().map(|kind| kind.device).chain(copied);
+    let used: BTreeSet<u32> = used.filter(|device| *device != ON_HOST).collect();
     trace.started_unix_ns = export
         .rows("TARGET_INFO_SESSION_START_TIME", include_str!("sql/session.sql"), |row| row.get(0))?
         .into_iter()
@@ -275,13 +275,16 @@ fn graph_launches(export: &Export, gpus: &Gpus, trace: &mut NsysTrace) -> Result
         .filter(|it| (it.start_ns, it.end_ns) != (0, 0) && possible(it.start_ns, it.end_ns));
     trace.graphs =
         timed.map(|it| GraphLaunch { device: gpus.of(it.global_pid, it.device), ..it }).collect();
-    place_graphs(trace);
+    let listed: Vec<Option<u32>> =
+        export.rows("TARGET_INFO_GPU", "select {id} from TARGET_INFO_GPU", |row| row.get(0))?;
+    place_graphs(trace, if let [only] = listed[..] { only } else { None });
     Ok((read - trace.graphs.len()) as u64)
 }
 
 /// Gives graphs whose first node runs on the host, which have no device, the only one of their
-/// process or, of several, the only one with work of its process on their stream.
-fn place_graphs(trace: &mut NsysTrace) {
+/// process; of several, the only one with work of the process on their stream; of none, the only
+/// GPU of the host.
+fn place_graphs(trace: &mut NsysTrace, only_gpu: Option<u32>) {
     if trace.graphs.iter().all(|it| it.device != ON_HOST) {
         return;
     }
@@ -299,7 +302,8 @@ fn place_graphs(trace: &mut NsysTrace) {
         devices.first().copied().filter(|_| devices.len() == 1)
     };
     for it in trace.graphs.iter_mut().filter(|it| it.device == ON_HOST) {
-        let device = only(it.global_pid, None).or_else(|| only(it.global_pid, Some(it.stream)));
+        let of_process = only(it.global_pid, None);
+        let device = of_process.or_else(|| only(it.global_pid, Some(it.stream))).or(only_gpu);
         it.device = device.unwrap_or(ON_HOST);
     }
 }

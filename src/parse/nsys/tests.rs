@@ -137,6 +137,11 @@ fn launches_of_whole_graphs_are_read_by_every_version_and_those_without_times_ar
     let device = |graphs: &str| trace(&[META, graphs, &copy(3)]).graphs[0].device;
     assert_eq!(device(&two), 2, "of several GPUs that with work on its stream");
     assert_eq!(device(&two.replace("1, 7, 11", "1, 8, 11")), ON_HOST);
+    let gpus = |ids: &str| {
+        format!("create table TARGET_INFO_GPU (id int); insert into TARGET_INFO_GPU values {ids};")
+    };
+    let alone = |ids: &str| trace(&[META, &on_host(7), &gpus(ids)]).graphs[0].device;
+    assert_eq!((alone("(1)"), alone("(0), (1)")), (1, ON_HOST), "the only GPU of the host");
     let older = "create table CUPTI_ACTIVITY_KIND_GRAPH_TRACE (start int, end int, deviceId int, \
          correlationId int, globalPid int);
         insert into CUPTI_ACTIVITY_KIND_GRAPH_TRACE values (10, 30, 0, 11, 0x1000000);";
