@@ -191,9 +191,9 @@ impl StageFit<'_> {
 
     /// True if samples contain most of the time of a kernel.
     fn is_kernel_observed(&self, kernel: usize) -> bool {
-        let of = |(at, it): (usize, &u32)| (*it as usize == kernel).then_some(at);
-        let parts: Vec<usize> = self.unknowns.kernel_of.iter().enumerate().filter_map(of).collect();
-        self.is_observed(&parts)
+        let kernel_of = &self.unknowns.kernel_of;
+        let first = |kernel: usize| kernel_of.partition_point(|it| (*it as usize) < kernel);
+        self.is_observed(&Vec::from_iter(first(kernel)..first(kernel + 1)))
     }
 
     /// True if samples contain most of the time of these parts of kernels.
