@@ -1,6 +1,6 @@
 //! Real captures with their process twice, as of two ranks: sums double, means and shares stay.
 
-use std::{path::PathBuf, process::Command};
+use std::{collections::BTreeSet, path::PathBuf, process::Command};
 
 use rusqlite::Connection;
 use serde_json::Value;
@@ -181,8 +181,16 @@ fn is_near(field: &str, a: f64, b: f64) -> bool {
     (a - b).abs() <= rounded + TOLERANCE * a.abs().max(b.abs())
 }
 
+/// Figures that were compared, as table and field.
+type Compared = BTreeSet<(&'static str, &'static str)>;
+
 /// Adds the figures of a table that two processes do not have as one has them.
-fn compare(table: &Rows, before: &Value, after: &Value, differ: &mut Vec<String>) {
+fn compare(
+    table: &Rows,
+    (before, after): (&Value, &Value),
+    compared: &mut Compared,
+    differ: &mut Vec<String>,
+) {
     let (before, after) = (rows(before, table), rows(after, table));
     for (key, row) in &before {
         let Some((_, other)) = after.iter().find(|it| it.0 == *key) else {
@@ -193,7 +201,10 @@ fn compare(table: &Rows, before: &Value, after: &Value, differ: &mut Vec<String>
         for (field, factor) in doubled.chain(table.same.iter().map(|field| (*field, 1.0))) {
             let figure = |row: &Value| row.pointer(field).and_then(Value::as_f64);
             let holds = match (figure(row), figure(other)) {
-                (Some(one), Some(two)) => is_near(field, factor * one, two),
+                (Some(one), Some(two)) => {
+                    compared.insert((table.table, field));
+                    is_near(field, factor * one, two)
+                }
                 (one, two) => one.is_none() && two.is_none(),
             };
             if !holds {
@@ -216,13 +227,13 @@ fn severe(report: &Value) -> Vec<&str> {
 
 #[test]
 fn two_processes_that_do_the_same_have_twice_the_sums_and_the_same_means() {
-    let mut differ = Vec::new();
+    let (mut compared, mut differ) = (Compared::new(), Vec::new());
     for name in CAPTURES {
         let before = report(name, None);
         for second in SECONDS {
             let (after, mut found) = (report(name, Some(second)), Vec::new());
             for table in TABLES.iter().filter(|it| it.by_process || second.device > 0) {
-                compare(table, &before, &after, &mut found);
+                compare(table, (&before, &after), &mut compared, &mut found);
             }
             let steps = |report: &Value| report["engine_steps"].as_array().map_or(0, Vec::len);
             if steps(&after) != (2 * steps(&before)).min(MAX_ROWS) {
@@ -237,6 +248,13 @@ fn two_processes_that_do_the_same_have_twice_the_sums_and_the_same_means() {
         }
     }
     assert!(differ.is_empty(), "{}", differ.join("\n"));
+    let fields = |it: &Rows| {
+        let table = it.table;
+        it.doubled.iter().chain(it.same).map(move |field| (table, *field)).collect::<Vec<_>>()
+    };
+    let mut missed: Vec<_> = TABLES.iter().flat_map(fields).collect();
+    missed.retain(|it| !compared.contains(it));
+    assert_eq!(missed, [], "no capture has these");
 }
 
 #[test]
@@ -248,7 +266,11 @@ fn a_trace_of_pytorch_given_twice_has_twice_the_sums_and_a_finding() {
         let before = analyzed(std::slice::from_ref(&path));
         let after = analyzed(&[path.clone(), path]);
         let mut found = Vec::new();
-        TABLES.iter().for_each(|table| compare(table, &before, &after, &mut found));
+        let mut compared = Compared::new();
+        for table in &TABLES {
+            compare(table, (&before, &after), &mut compared, &mut found);
+        }
+        assert!(compared.len() > 20, "{name}: {compared:?}");
         let findings = after["findings"].as_array().unwrap();
         if !findings.iter().any(|it| it["id"] == "trace_repeated") {
             found.push("no finding".to_owned());

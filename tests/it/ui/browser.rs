@@ -64,6 +64,10 @@ async fn explore(browser: &Browser) {
              (it.getAttribute('display') === 'inline') === (it.dataset.fits < {zoom}))"
         )
     };
+    // One label that needs more than three times the width.
+    let hide = "const label = document.querySelector('#explore-step text.inside'); \
+                label.dataset.fits = 3; label.setAttribute('display', 'none'); return true";
+    assert_eq!(browser.eval(hide).await, true);
     assert_eq!(browser.eval(&labels(1)).await, true);
     for zoom in [2, 4, 8, 16] {
         browser.press(".explore [data-zoom='2']").await;
