@@ -63,13 +63,16 @@ pub fn parse_object<T: DeserializeOwned>(body: &[u8]) -> Result<T, ApiError> {
     let malformed = |error: &serde_json::Error| {
         ApiError::new(ErrorCode::MalformedBody, format!("malformed JSON body: {error}"))
     };
+    let invalid = |message: &str| ApiError::new(ErrorCode::InvalidRequest, plain_words(message));
     let mut reader = serde_json::Deserializer::from_slice(body);
     let parsed = serde_path_to_error::deserialize(&mut reader).map_err(|error| {
-        match error.inner().classify() {
-            serde_json::error::Category::Data => {
-                ApiError::new(ErrorCode::InvalidRequest, plain_words(&error.to_string()))
-            }
-            _ => malformed(error.inner()),
+        if error.inner().is_data() {
+            return invalid(&error.to_string());
+        }
+        // serde_json reports a number in place of a name, as in `"dtype": 4`, as a syntax error.
+        match serde_json::from_slice::<serde_json::Value>(body) {
+            Ok(_) => invalid(&format!("{}: expected a string", error.path())),
+            Err(_) => malformed(error.inner()),
         }
     })?;
     reader.end().map_err(|error| malformed(&error))?;
