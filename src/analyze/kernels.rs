@@ -6,6 +6,7 @@
 
 pub mod call_sites;
 pub mod counters;
+pub mod durations;
 pub mod function_names;
 pub mod gemm_tiles;
 pub mod gemms;
@@ -23,7 +24,7 @@ use utoipa::ToSchema;
 pub use crate::trace::stage::WARMUP;
 use crate::{
     analyze::{
-        kernels::{counters::KernelCounters, kernel_classes::ClassCache},
+        kernels::{counters::KernelCounters, durations::Tally, kernel_classes::ClassCache},
         timeline::{duration_stats::DurationStats, launches::LaunchIndex, open_ranges::NONE},
     },
     trace::{kernel::TracedKernel, nsys::NsysTrace},
@@ -222,19 +223,12 @@ pub(super) fn launched<'a>(
     trace.kernels.iter().zip(launches.kernels.iter().map(stage))
 }
 
-/// Launches of one kind in one stage.
-#[derive(Clone, Copy, Default)]
-struct KernelTally {
-    calls: u64,
-    ns: i64,
-}
-
 /// Sums the kernels of one capture by stage and name.
 pub fn kernels(trace: &NsysTrace, launches: &LaunchIndex) -> KernelTimes {
     let mut tallies = rows::KernelTallies {
         trace,
         launches,
-        cells: vec![KernelTally::default(); trace.kernels.kinds().len() * launches.stage_count()],
+        cells: vec![Tally::default(); trace.kernels.kinds().len() * launches.stage_count()],
     };
     let mut orphans = 0;
     for ((kind, kernel), (call, instance)) in

@@ -18,7 +18,7 @@ use super::{
 };
 use crate::{
     analyze::{
-        kernels::counters::CounterRecord,
+        kernels::counters::{CounterRecord, launch_configs},
         roofline::{ceilings::DeviceCeilings, mfu::TOLERANCE_PCT},
     },
     domain::finding::{Finding, Severity},
@@ -248,7 +248,7 @@ fn point(records: &[&CounterRecord]) -> RooflinePoint {
         kernel_name: records[0].kernel_name.clone(),
         full_name: records[0].full_name.clone(),
         profiled: records.iter().map(|it| it.profiled).sum(),
-        launch_configs: records.len() as u64,
+        launch_configs: launch_configs(records),
         timeline_total_ms: records
             .iter()
             .filter_map(|it| it.timeline_total_ms)

@@ -1,11 +1,13 @@
 //! Rules on profiled kernels: their counters and their points of the roofline.
 
 use Severity::Info;
+use foldhash::HashMap;
 
 use super::{Rule, finding, kernels::kernel_time_pct, saving::kernel_saving};
 use crate::{
     analyze::{
         Analysis,
+        kernels::counters::CounterRecord,
         roofline::{AT_ROOF_PCT, RooflinePoint},
         stages::STAGES,
     },
@@ -46,6 +48,16 @@ pub const RULES: &[Rule] = &[
                  device has them.",
         max_saving: None,
         find: tensor_work_uncounted,
+    },
+    Rule {
+        id: "launches_unlike_profiled",
+        severity: Info,
+        fires_on: "launches of profiled kernels and launch configurations take at least 5 % of a \
+                   stage's kernel time and other durations than the profiled ones",
+        advice: "Read their sampled metrics, which mode deep collects: ncu profiles the first \
+                 launch of a kernel and launch configuration.",
+        max_saving: None,
+        find: launches_unlike_profiled,
     },
 ];
 
@@ -93,6 +105,37 @@ fn at_compute_roof(analysis: &Analysis, _: &Trace) -> Vec<Finding> {
         rows.extend(it.datasheet_pct.map(|pct| ("of the datasheet's roof", format!("{pct:.1} %"))));
         Some((format!("is at the compute roof: {sm:.0} % of the SMs' sustained rate"), rows))
     })
+}
+
+fn launches_unlike_profiled(analysis: &Analysis, _: &Trace) -> Vec<Finding> {
+    let unlike = |stage: &str| {
+        let configs: HashMap<_, &CounterRecord> = analysis
+            .counters
+            .iter()
+            .filter(|it| it.stage == stage && it.unlike_ms.is_some_and(|ms| ms > 0.0))
+            .map(|it| (it.config(), it))
+            .collect();
+        let ms = |it: &CounterRecord| it.unlike_ms.unwrap_or(0.0);
+        let all_ms: f64 = configs.values().map(|it| ms(it)).sum();
+        let weight =
+            kernel_time_pct(analysis, stage, all_ms).filter(|share| *share >= MATTERS_PCT)?;
+        let most = configs.values().max_by(|a, b| ms(a).total_cmp(&ms(b)))?;
+        let message = format!(
+            "No counters stand for {weight:.0} % of the kernel time of {stage}: its kernels were \
+             profiled in launches of other durations, which do other work."
+        );
+        let found = finding("launches_unlike_profiled", message)
+            .with("kernels and launch configurations", configs.len())
+            .with("most time", &most.kernel_name)
+            .with("its launches without counters, ms", format!("{:.3}", ms(most)));
+        let mean_ms = most.timeline_mean_ms.map(|mean| format!("{mean:.4}"));
+        Some(
+            mean_ms.into_iter().fold(found, |found, mean| {
+                found.with("mean of its launches with counters, ms", mean)
+            }),
+        )
+    };
+    STAGES.into_iter().filter_map(unlike).collect()
 }
 
 fn tensor_work_uncounted(analysis: &Analysis, _: &Trace) -> Vec<Finding> {

@@ -94,6 +94,20 @@ fn uncounted_tensor_work_is_reported() {
     fires("tensor_work_uncounted", tensor(), with(Some(UncountedOperations::HalfPrecision)));
 }
 
+#[test]
+fn launches_that_no_counters_stand_for_are_reported() {
+    let with = |unlike_ms| {
+        let mut analysis = profiled("gemm", 50.0, CounterValues::default());
+        analysis.counters[0].unlike_ms = unlike_ms;
+        // Another record of the same launches.
+        analysis.counters.push(analysis.counters[0].clone());
+        (analysis, no_trace())
+    };
+    let found = fires("launches_unlike_profiled", with(Some(6.0)), with(Some(4.0)));
+    assert_eq!(found.evidence["its launches without counters, ms"], "6.000");
+    fires("launches_unlike_profiled", with(Some(6.0)), with(None));
+}
+
 /// A ledger of a decode of 10 ms with one cause of 3 ms in three kernels.
 fn with_cause(cause: LedgerCause, saving_ns: i64) -> Analysis {
     let member = |kernel: &str, ns| LedgerMember {

@@ -1,10 +1,12 @@
 //! ncu counters of kernels, joined with their number and time of launches in the nsys pass.
 //!
-//! The join keys are stage, full name and launch configuration: instantiations of one template
-//! often run with the same configuration. ncu replays launches with cold caches, so its durations
+//! The join keys are stage, full name, launch configuration and duration: instantiations of one
+//! template often run with the same configuration, and persistent kernels do different work with
+//! one. ncu replays launches with cold caches, so its durations
 //! are listed next to those of the timeline and never replace them.
 
 mod profiled_launches;
+mod timeline_runs;
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -14,10 +16,14 @@ use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
 pub use self::profiled_launches::ProfiledLaunches;
+pub use self::timeline_runs::Like;
+use self::timeline_runs::{LaunchGroup, TimelineRuns};
 use crate::{
     analyze::{
         kernels::{
-            KernelRecord, LaunchConfig, function_names::FunctionNames, is_measured, launched,
+            KernelRecord, LaunchConfig,
+            durations::{Length, Tally},
+            function_names::FunctionNames,
         },
         stats::{percent, ratio},
         timeline::launches::LaunchIndex,
@@ -31,7 +37,8 @@ use crate::{
     },
 };
 
-/// Profiled launches of one kernel with one launch configuration in one stage.
+/// Profiled launches of one kernel with one launch configuration and of similar durations in one
+/// stage.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct CounterRecord {
     #[schema(example = "decode_all")]
@@ -46,11 +53,17 @@ pub struct CounterRecord {
     /// Threads of a block; `null` where the ncu page omits them.
     #[schema(value_type = Option<Vec<u32>>, example = json!([384, 1, 1]))]
     pub block: Option<[u32; 3]>,
-    /// Launches with this configuration in the timeline; `null` without any.
+    /// Launches with this configuration in the timeline that take about as long as the profiled
+    /// ones; `null` without any. Where launches are shorter than 3/4 or longer than 4/3 of their
+    /// mean, with at least 5 % of the time each, they are apart.
     pub timeline_calls: Option<u64>,
     pub timeline_total_ms: Option<f64>,
     /// `timeline_total_ms / timeline_calls`.
     pub timeline_mean_ms: Option<f64>,
+    /// Time of further launches with this configuration, of other durations, for which no counters
+    /// stand.
+    #[serde(default)]
+    pub unlike_ms: Option<f64>,
     /// Launches profiled by ncu.
     #[schema(example = 3)]
     pub profiled: u64,
@@ -67,6 +80,9 @@ pub struct CounterRecord {
     /// Of the timeline's kernel, from [`crate::trace::names::signature`].
     #[serde(skip)]
     pub signature: String,
+    /// The launches of the timeline.
+    #[serde(skip)]
+    pub like: Option<Like>,
 }
 
 /// Counters of a kernel over its profiled launch configurations: means weighted by timeline time,
@@ -75,7 +91,8 @@ pub struct CounterRecord {
 pub struct KernelCounters {
     pub profiled: u64,
     pub launch_configs: u64,
-    /// Share of the kernel's time in this stage taken by these configurations, percent.
+    /// Share of the kernel's time in this stage taken by launches with these configurations and
+    /// of similar durations, percent.
     pub covered_pct: Option<f64>,
     /// Mean duration of a replayed launch.
     pub replay_ms: Option<f64>,
@@ -88,131 +105,104 @@ pub struct KernelCounters {
     pub stalled_by: Option<String>,
 }
 
-/// Stage, kernel, its signature, grid and block of timeline launches.
-type LaunchKey<'a> = (&'a str, &'a str, &'a str, [u32; 3], [u32; 3]);
-/// The same for profiled launches, as far as the ncu page has them.
-type LaunchGroup<'a> = (&'a str, &'a str, &'a str, Option<[u32; 3]>, Option<[u32; 3]>);
-type KernelRuns<'a> = HashMap<LaunchKey<'a>, (u64, Nanos)>;
+/// Stage, kernel, its signature, grid and block.
+pub type ConfigKey = (String, String, String, Option<[u32; 3]>, Option<[u32; 3]>);
 
-/// Groups the profiled launches, longest in the timeline first.
+/// Groups the profiled launches by kernel, launch configuration and duration, longest in the
+/// timeline first.
 pub fn counters(
     launches: &[LaunchCounters],
     timeline: Option<(&NsysTrace, &LaunchIndex)>,
 ) -> Vec<CounterRecord> {
     let timeline = timeline.filter(|_| !launches.is_empty());
     let names = timeline.map(|(trace, _)| FunctionNames::of(trace)).unwrap_or_default();
-    let mut ran: KernelRuns = HashMap::default();
-    let joined = timeline.into_iter().flat_map(|(trace, joined)| launched(trace, joined));
-    for (kernel, stage) in joined {
-        let (name, signature) = names.get(&kernel);
-        let key = (stage.unwrap_or(""), name, signature, kernel.grid, kernel.block);
-        let sum = ran.entry(key).or_default();
-        sum.0 += 1;
-        sum.1 += Nanos(kernel.end_ns - kernel.start_ns);
-    }
+    let runs = timeline.map(|it| TimelineRuns::of(it, &names, launches.len())).unwrap_or_default();
     let standard = StageRules::default();
     let rules = timeline.map_or(&standard, |(trace, _)| &trace.rules);
-    let mut groups: BTreeMap<LaunchGroup, Vec<&LaunchCounters>> = BTreeMap::new();
+    let mut configs: BTreeMap<LaunchGroup, Vec<&LaunchCounters>> = BTreeMap::new();
     for launch in launches {
-        let stage = stage_of(launch, rules, &ran);
-        let signature = signature_of(launch, &ran);
-        let key = (stage, launch.kernel.as_str(), signature, launch.grid, launch.block);
-        groups.entry(key).or_default().push(launch);
+        let (stage, signature) = (runs.stage_of(launch, rules), runs.signature_of(launch));
+        let group = (stage, launch.kernel.as_str(), signature, launch.grid, launch.block);
+        configs.entry(group).or_default().push(launch);
     }
-    let record = |key: LaunchGroup, launches: &[&LaunchCounters]| {
-        let timeline = in_timeline(&ran, key);
-        let values = mean(launches);
-        CounterRecord {
-            stage: key.0.to_owned(),
-            kernel_name: key.1.to_owned(),
-            full_name: launches[0].full_name.clone(),
-            signature: key.2.to_owned(),
-            grid: key.3,
-            block: key.4,
-            timeline_calls: timeline.map(|it| it.0),
-            timeline_total_ms: timeline.map(|it| it.1.as_ms()),
-            timeline_mean_ms: timeline.map(|(calls, total)| total.as_ms() / calls as f64),
-            profiled: launches.len() as u64,
-            profiled_in: None,
-            flops_per_byte: values.arithmetic_intensity(),
-            values,
+    let mut groups: BTreeMap<(LaunchGroup, Option<Length>), Vec<&LaunchCounters>> = BTreeMap::new();
+    for (group, launches) in configs {
+        let lengths = runs.get(group).map(|of| of.lengths(&launches, group.0, rules));
+        let lengths = lengths.unwrap_or_else(|| vec![None; launches.len()]);
+        for (launch, length) in launches.into_iter().zip(lengths) {
+            groups.entry((group, length)).or_default().push(launch);
         }
-    };
+    }
     let mut records = Vec::new();
-    for (key, launches) in &groups {
-        records.push(record(*key, launches));
-        let is_shared = launches.iter().all(|it| it.all_stages);
-        for stage in rules.names().into_iter().filter(|it| is_shared && *it != key.0) {
-            let other = (stage, key.1, key.2, key.3, key.4);
-            let is_run = key.3.is_some() && key.4.is_some() && in_timeline(&ran, other).is_some();
-            if is_run && !groups.contains_key(&other) {
-                let profiled_in = Some(key.0.to_owned());
-                records.push(CounterRecord { profiled_in, ..record(other, launches) });
+    let mut shared = BTreeSet::new();
+    for ((group, length), launches) in &groups {
+        let of = runs.get(*group).map(|it| it.durations);
+        let like = of.zip(*length).map(|(of, length)| Like { of, length });
+        records.push(record(*group, like, launches));
+        // Of its launches in other stages, those of similar duration.
+        let Some(like) = like.filter(|_| launches.iter().all(|it| it.all_stages)) else { continue };
+        for stage in rules.names().into_iter().filter(|it| *it != group.0) {
+            let (_, kernel, signature, grid, block) = *group;
+            let other = (stage, kernel, signature, grid, block);
+            let of = runs.get(other).filter(|_| grid.is_some() && block.is_some());
+            let Some(of) = of.map(|it| it.durations) else { continue };
+            let Some(length) = of.similar(like.tally().mean_ns()) else { continue };
+            let is_profiled = groups.keys().any(|(group, _)| *group == other);
+            if !is_profiled && shared.insert((other, length)) {
+                let of_other = record(other, Some(Like { of, length }), launches);
+                records.push(CounterRecord { profiled_in: Some(group.0.to_owned()), ..of_other });
             }
         }
     }
+    add_unlike(&mut records);
     let time = |record: &CounterRecord| record.timeline_total_ms.unwrap_or(0.0);
     records.sort_by(|a, b| time(b).total_cmp(&time(a)));
     records
 }
 
-/// The stage of a profiled launch. Pages of several stages have its ranges; where these do not name
-/// a stage in which it ran, it is the stage with the most matching launches, of equal ones with
-/// most time.
-fn stage_of<'a>(
-    launch: &'a LaunchCounters,
-    rules: &'a StageRules,
-    ran: &KernelRuns<'a>,
-) -> &'a str {
-    let same = |(key, _): &(&LaunchKey, &(u64, Nanos))| matches(key, launch);
-    let named = launch.stage_by(rules).filter(|stage| {
-        !launch.stage.is_empty()
-            || ran.is_empty()
-            || ran.iter().filter(same).any(|it| it.0.0 == *stage)
-    });
-    let dominant = || {
-        ran.iter().filter(same).max_by_key(|(key, (calls, time))| {
-            (is_measured(key.0) && !key.0.is_empty(), *calls, *time, **key)
-        })
-    };
-    named.unwrap_or_else(|| dominant().map_or("", |(key, _)| key.0))
-}
-
-/// Returns true when a timeline launch matches a profiled one, as far as the page has its fields.
-fn matches(key: &LaunchKey, launch: &LaunchCounters) -> bool {
-    let LaunchCounters { kernel, signature, grid, block, .. } = launch;
-    key.1 == kernel
-        && (signature.is_empty() || key.2 == signature)
-        && grid.is_none_or(|grid| grid == key.3)
-        && block.is_none_or(|block| block == key.4)
-}
-
-/// Signature of the timeline's kernel that a launch is of. A page with function names alone matches
-/// only a kernel with a single instantiation.
-fn signature_of<'a>(launch: &'a LaunchCounters, ran: &KernelRuns<'a>) -> &'a str {
-    if !launch.signature.is_empty() {
-        return &launch.signature;
-    }
-    let mut matching = ran.keys().filter(|key| matches(key, launch)).map(|key| key.2);
-    let first = matching.next().unwrap_or_default();
-    if matching.all(|other| other == first) { first } else { "" }
-}
-
-/// Calls and time of a group in the timeline. A group without a launch configuration matches only a
-/// kernel with a single one.
-fn in_timeline<'a>(ran: &KernelRuns<'a>, group: LaunchGroup<'a>) -> Option<(u64, Nanos)> {
+fn record(group: LaunchGroup, like: Option<Like>, launches: &[&LaunchCounters]) -> CounterRecord {
     let (stage, kernel, signature, grid, block) = group;
-    if let (Some(grid), Some(block)) = (grid, block) {
-        return ran.get(&(stage, kernel, signature, grid, block)).copied();
+    let (values, tally) = (mean(launches), like.map(|it| it.tally()));
+    CounterRecord {
+        stage: stage.to_owned(),
+        kernel_name: kernel.to_owned(),
+        full_name: launches[0].full_name.clone(),
+        signature: signature.to_owned(),
+        grid,
+        block,
+        timeline_calls: tally.map(|it| it.calls),
+        timeline_total_ms: tally.map(Tally::ms),
+        timeline_mean_ms: tally.map(|it| it.ms() / it.calls as f64),
+        unlike_ms: None,
+        profiled: launches.len() as u64,
+        profiled_in: None,
+        flops_per_byte: values.arithmetic_intensity(),
+        values,
+        like,
     }
-    let is_of = |key: &LaunchKey| {
-        (key.0, key.1, key.2) == (stage, kernel, signature)
-            && grid.is_none_or(|grid| grid == key.3)
-            && block.is_none_or(|block| block == key.4)
+}
+
+/// Adds the time of launches of which none of similar duration was profiled.
+fn add_unlike(records: &mut [CounterRecord]) {
+    let mut like_ns: HashMap<ConfigKey, i64> = HashMap::default();
+    for (it, like) in records.iter().filter_map(|it| Some((it, it.like?))) {
+        *like_ns.entry(it.config()).or_default() += like.tally().ns;
+    }
+    let unlike = |it: &CounterRecord| {
+        let all = it.like?.of.all().ns;
+        Some(Nanos(all - like_ns.get(&it.config())?).as_ms())
     };
-    let mut matching = ran.iter().filter(|(key, _)| is_of(key));
-    let first = matching.next();
-    first.filter(|_| matching.next().is_none()).map(|(_, sum)| *sum)
+    let unlike: Vec<Option<f64>> = records.iter().map(unlike).collect();
+    records.iter_mut().zip(unlike).for_each(|(it, ms)| it.unlike_ms = ms);
+}
+
+impl CounterRecord {
+    /// Stage, kernel, signature, grid and block.
+    pub fn config(&self) -> ConfigKey {
+        let text = |it: &str| it.to_owned();
+        let names = (text(&self.stage), text(&self.kernel_name), text(&self.signature));
+        (names.0, names.1, names.2, self.grid, self.block)
+    }
 }
 
 /// Attaches counters to kernel records. Records of one name are distinguished by their full names
@@ -264,7 +254,7 @@ fn summary(records: &[&CounterRecord], total_ms: f64) -> Option<KernelCounters> 
     let weighted = |field: Field| mean(field, |it| it.timeline_total_ms);
     Some(KernelCounters {
         profiled: records.iter().map(|it| it.profiled).sum(),
-        launch_configs: records.len() as u64,
+        launch_configs: launch_configs(records),
         covered_pct: percent(records.iter().filter_map(|it| it.timeline_total_ms).sum(), total_ms),
         replay_ms: mean(
             |it| it.values.duration_ns,
@@ -278,6 +268,11 @@ fn summary(records: &[&CounterRecord], total_ms: f64) -> Option<KernelCounters> 
         flops_per_byte: intensity(records),
         stalled_by: first.values.stalls.first().map(|stall| stall.reason.clone()),
     })
+}
+
+/// Number of distinct launch configurations.
+pub fn launch_configs(records: &[&CounterRecord]) -> u64 {
+    records.iter().map(|it| (it.grid, it.block)).collect::<BTreeSet<_>>().len() as u64
 }
 
 /// FLOPs per byte of all calls; `None` unless both are known of each configuration.

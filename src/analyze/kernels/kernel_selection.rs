@@ -7,6 +7,7 @@
 
 mod cover;
 mod coverage;
+mod plan;
 mod samples;
 #[cfg(test)]
 mod tests;
@@ -15,11 +16,12 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use foldhash::{HashMap, HashSet};
 
-use serde::{Deserialize, Serialize};
-
 use crate::{
     analyze::{
-        kernels::LaunchConfig,
+        kernels::{
+            LaunchConfig,
+            durations::{Durations, Length},
+        },
         stages::{DECODE, STAGES},
         stats::percent,
         timeline::launches::LaunchIndex,
@@ -32,6 +34,7 @@ use crate::{
     },
 };
 use cover::{Candidate, CoverLimits, covered, select};
+pub use plan::{CounterPlan, CounterProcess, KernelPair, SelectedStage};
 pub use samples::TracedProgram;
 
 /// Divisors of decode that are tried until the target is covered: few steps take less time under
@@ -41,69 +44,6 @@ const PARTS: [u32; 7] = [64, 32, 16, 8, 4, 2, 1];
 const MAX_SYMBOL_BYTES: usize = 100_000;
 /// Label of launches outside all stages: of all launches of a program without stages.
 const NO_STAGE: &str = "";
-
-/// Launches to profile with ncu, by process.
-#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
-pub struct CounterPlan {
-    /// Stages with kernels, in execution order.
-    pub stages: Vec<SelectedStage>,
-    pub processes: Vec<CounterProcess>,
-    /// Every geometry of the selected kernels, longest first.
-    pub pairs: Vec<KernelPair>,
-    /// Divisor of decode: only its first 1/`part` runs under ncu, which takes less time and limits
-    /// the number of geometries.
-    pub part: u32,
-    /// The sample to which all of this belongs; absent for a run with one.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub sample: Option<u32>,
-}
-
-/// A stage to profile.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-pub struct SelectedStage {
-    /// Empty for all kernels of a program without stages.
-    pub stage: String,
-    /// The stage's range in ncu syntax; absent where ncu does not accept its name, and where the
-    /// stage is inferred from steps without ranges.
-    pub range: Option<String>,
-    /// In the profiled sample, as the next one.
-    pub kernel_ms: f64,
-    /// Share of the stage's kernel time taken by the launches to profile, percent.
-    pub planned_pct: Option<f64>,
-}
-
-/// Launches of one ncu process, which profiles the first launch of each grid, block and shared
-/// memory of these kernels.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-pub struct CounterProcess {
-    /// Short names.
-    pub kernels: Vec<String>,
-    /// Linker symbols by which ncu selects the kernels; empty where the capture lacks them, and ncu
-    /// selects by short names.
-    #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    pub symbols: Vec<String>,
-    /// Launches that it profiles.
-    pub launches: usize,
-    /// Stages of these launches.
-    pub stages: Vec<String>,
-}
-
-/// Launches of one kernel with one geometry.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-pub struct KernelPair {
-    pub kernel: String,
-    /// From [`crate::trace::names::signature`].
-    #[serde(default, skip_serializing_if = "String::is_empty")]
-    pub signature: String,
-    pub grid: [u32; 3],
-    pub block: [u32; 3],
-    /// Index of the process that profiles it; absent where it does not run in the profiled part,
-    /// and where kernels are selected by short names and another instantiation with this geometry
-    /// runs before it.
-    pub process: Option<usize>,
-    /// Time in each stage, milliseconds.
-    pub ms: BTreeMap<String, f64>,
-}
 
 /// Selects launches until `ncu.target_pct` of each stage's kernel time is covered, or of all kernel
 /// time in a program without stages; in the first repeat of the first sample: a runner runs only
@@ -145,8 +85,8 @@ struct StageLaunches {
     names: Vec<SelectedKernel>,
     /// Name, signature and geometry.
     pairs: Vec<(usize, String, LaunchConfig)>,
-    /// Time of each pair in each stage.
-    times: Vec<Vec<Nanos>>,
+    /// Launches of each pair in each stage.
+    durations: Vec<Vec<Durations>>,
     /// Launches of decode.
     decoded: usize,
     groups: Vec<LaunchGroup>,
@@ -177,6 +117,8 @@ struct LaunchGroup {
     pair: usize,
     /// Stage of the first launch.
     stage: usize,
+    /// Duration of the first launch.
+    ns: i64,
     /// Position of the first launch among those of decode, if it is one.
     in_decode: Option<usize>,
 }
@@ -208,13 +150,13 @@ impl StageLaunches {
             total: vec![Nanos(0); present.len()],
             names: vec![],
             pairs: vec![],
-            times: vec![],
+            durations: vec![],
             decoded: 0,
             groups: vec![],
         };
         let by_symbol = has_symbols(trace);
         let (mut names, mut pairs) = (HashMap::default(), HashMap::default());
-        let mut groups = HashSet::default();
+        let (mut groups, mut launches) = (HashSet::default(), Vec::new());
         for (kernel, stage) in all() {
             let stage = index[&stage];
             let number = if by_symbol { kernel.full_name } else { kernel.name };
@@ -228,18 +170,21 @@ impl StageLaunches {
                 let full = trace.strings.get(kernel.full_name as usize);
                 let signature = full.map(|full| signature(full)).unwrap_or_default();
                 this.pairs.push((name, signature, geometry));
-                this.times.push(vec![Nanos(0); present.len()]);
+                this.durations.push(vec![Durations::default(); present.len()]);
                 this.pairs.len() - 1
             });
             let is_decode = this.stages[stage] == DECODE;
             if groups.insert((name, geometry, kernel.shared_memory)) {
                 let in_decode = is_decode.then_some(this.decoded);
-                this.groups.push(LaunchGroup { name, pair, stage, in_decode });
+                this.groups.push(LaunchGroup { name, pair, stage, ns: kernel.ns(), in_decode });
             }
             this.decoded += usize::from(is_decode);
-            let time = Nanos(kernel.end_ns - kernel.start_ns);
-            this.times[pair][stage] += time;
-            this.total[stage] += time;
+            this.durations[pair][stage].count(kernel.ns());
+            this.total[stage] += Nanos(kernel.ns());
+            launches.push((pair, stage, kernel.ns()));
+        }
+        for (pair, stage, ns) in launches {
+            this.durations[pair][stage].count_length(ns);
         }
         this
     }
@@ -280,7 +225,7 @@ impl StageLaunches {
         let processes: Vec<CounterProcess> = processes.collect();
         let mut pairs: Vec<KernelPair> = (0..self.pairs.len())
             .filter(|pair| assigned.iter().any(|names| names.contains(&self.pairs[*pair].0)))
-            .map(|pair| self.pair(pair, process_of(pair)))
+            .map(|pair| self.pair(pair, process_of(pair), &groups))
             .collect();
         pairs.sort_by(|a, b| b.total_ms().total_cmp(&a.total_ms()));
         let selected = assigned.iter().flatten().map(|name| &candidates[*name]);
@@ -313,9 +258,9 @@ impl StageLaunches {
             if !counted.insert(group.pair) {
                 continue;
             }
-            let times = self.times[group.pair].iter().zip(&self.total);
-            for (share, (time, total)) in candidate.shares.iter_mut().zip(times) {
-                *share += time.as_ms() / total.as_ms().max(1e-9);
+            let times = self.durations[group.pair].iter().zip(&self.total);
+            for (share, (launches, total)) in candidate.shares.iter_mut().zip(times) {
+                *share += launches.all().ms() / total.as_ms().max(1e-9);
             }
         }
         candidates
@@ -339,18 +284,40 @@ impl StageLaunches {
         processes.into_iter().map(|(_, names)| names).collect()
     }
 
-    fn pair(&self, pair: usize, process: Option<usize>) -> KernelPair {
+    fn pair(&self, pair: usize, process: Option<usize>, groups: &[&LaunchGroup]) -> KernelPair {
         let (name, signature, (grid, block)) = &self.pairs[pair];
-        let ms = self.stages.iter().zip(&self.times[pair]);
-        let ms = ms.filter(|(_, time)| time.0 > 0);
+        let by_stage = |ms: &dyn Fn(usize) -> f64| -> BTreeMap<String, f64> {
+            let ms =
+                self.stages.iter().enumerate().map(|(at, stage)| ((*stage).to_owned(), ms(at)));
+            ms.filter(|(_, ms)| *ms > 0.0).collect()
+        };
         KernelPair {
             kernel: self.names[*name].name.clone(),
             signature: signature.clone(),
             grid: *grid,
             block: *block,
             process,
-            ms: ms.map(|(stage, time)| ((*stage).to_owned(), time.as_ms())).collect(),
+            ms: by_stage(&|stage| self.durations[pair][stage].all().ms()),
+            like_ms: by_stage(&|stage| self.like_ms(pair, stage, groups)),
         }
+    }
+
+    /// Time of the launches of a pair in a stage that are like the first ones of these groups: of
+    /// that stage, or of similar duration to those of another one.
+    fn like_ms(&self, pair: usize, stage: usize, groups: &[&LaunchGroup]) -> f64 {
+        let of_stage = &self.durations[pair][stage];
+        let like = |it: &&LaunchGroup| {
+            let first = &self.durations[pair][it.stage];
+            let length = first.length(it.ns);
+            if it.stage == stage {
+                Some(length)
+            } else {
+                of_stage.similar(first.tally(length).mean_ns())
+            }
+        };
+        let of_pair = groups.iter().filter(|it| it.pair == pair).copied();
+        let lengths: BTreeSet<Length> = of_pair.filter_map(|it| like(&it)).collect();
+        lengths.into_iter().map(|it| of_stage.tally(it).ms()).sum()
     }
 }
 
@@ -371,10 +338,4 @@ fn range(stage: &str, trace: &NsysTrace) -> Option<String> {
     let slash = if range.push_pop { "/" } else { "" };
     (is_accepted(&range.domain) && is_accepted(&range.name))
         .then(|| format!("{domain}{}{slash}", range.name))
-}
-
-impl KernelPair {
-    fn total_ms(&self) -> f64 {
-        self.ms.values().sum()
-    }
 }

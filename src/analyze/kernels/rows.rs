@@ -10,7 +10,9 @@ use std::{
 
 use foldhash::HashMap;
 
-use super::{ClassRecord, FullKernelRecord, KernelRecord, KernelTally, LaunchConfig, StageKernels};
+use super::{
+    ClassRecord, FullKernelRecord, KernelRecord, LaunchConfig, StageKernels, durations::Tally,
+};
 use crate::{
     analyze::{
         kernels::kernel_classes::{ClassCache, KernelClass, OTHER},
@@ -32,7 +34,7 @@ pub struct KernelTallies<'a> {
     pub trace: &'a NsysTrace,
     pub launches: &'a LaunchIndex,
     /// By kind, then by stage number.
-    pub cells: Vec<KernelTally>,
+    pub cells: Vec<Tally>,
 }
 
 /// Cells by stage number, short name, and full name where it has its own row.
@@ -249,11 +251,11 @@ impl KernelTallies<'_> {
         stages: &[StageKernels],
         classes: &mut ClassCache,
     ) -> (Vec<ClassRecord>, Option<f64>) {
-        let mut by_class: BTreeMap<(usize, &'static str), KernelTally> = BTreeMap::new();
+        let mut by_class: BTreeMap<(usize, &'static str), Tally> = BTreeMap::new();
         for (number, cell) in self.filled() {
             let class = classes.of(self.kind(cell).full_name, &self.trace.strings).class;
             let (sum, tally) = (by_class.entry((number, class)).or_default(), self.cells[cell]);
-            *sum = KernelTally { calls: sum.calls + tally.calls, ns: sum.ns + tally.ns };
+            *sum = sum.with(tally);
         }
         let all: i64 = by_class.values().map(|tally| tally.ns).sum();
         let known: i64 = by_class
@@ -261,7 +263,7 @@ impl KernelTallies<'_> {
             .filter(|((_, class), _)| *class != OTHER)
             .map(|(_, tally)| tally.ns)
             .sum();
-        let class = |((number, class), tally): (&(usize, &str), &KernelTally)| {
+        let class = |((number, class), tally): (&(usize, &str), &Tally)| {
             let (stage, total_ms) = (self.launches.stage_label(*number), Nanos(tally.ns).as_ms());
             let share_pct = share(stages, stage, total_ms);
             ClassRecord {

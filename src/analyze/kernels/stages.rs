@@ -1,6 +1,6 @@
 //! Device time by stage: recorded kernels, whole-traced graphs, and busy time.
 
-use super::{KernelTally, StageKernels};
+use super::{StageKernels, durations::Tally};
 use crate::{
     analyze::timeline::{
         activity::{Busy, DeviceWork, activities, used_devices},
@@ -14,7 +14,7 @@ use crate::{
 pub fn stage_kernels(
     trace: &NsysTrace,
     launches: &LaunchIndex,
-    tallies: &[KernelTally],
+    tallies: &[Tally],
 ) -> Vec<StageKernels> {
     let numbers = launches.stage_count();
     let mut devices: Vec<u32> = used_devices(trace).into_iter().map(|(_, device)| device).collect();
@@ -22,7 +22,7 @@ pub fn stage_kernels(
     devices.dedup();
     // By stage number, then by device.
     let mut busy = vec![Busy::default(); numbers * devices.len()];
-    let mut graphs = vec![KernelTally::default(); numbers];
+    let mut graphs = vec![Tally::default(); numbers];
     let mut unplaced = vec![false; numbers];
     for it in activities(trace, launches) {
         let number = launches.stage_number(it.instance);

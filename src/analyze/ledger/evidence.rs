@@ -126,7 +126,7 @@ pub struct SampledUse {
 /// Evidence on all kernels.
 pub struct KernelEvidence<'a> {
     /// By launch, then by signature.
-    counters: BTreeMap<Launch<'a>, BTreeMap<&'a str, &'a CounterRecord>>,
+    counters: BTreeMap<Launch<'a>, BTreeMap<&'a str, Vec<&'a CounterRecord>>>,
     sampled: BTreeMap<Launch<'a>, SampledLaunch>,
     /// Stages with kernels on a GPU without samples.
     unsampled: &'a BTreeSet<String>,
@@ -139,11 +139,11 @@ pub struct KernelEvidence<'a> {
 
 impl<'a> KernelEvidence<'a> {
     pub fn of(analysis: &'a Analysis, input: &'a LedgerInput, gpu: Option<&'a Gpu>) -> Self {
-        let mut counters: BTreeMap<Launch, BTreeMap<&str, &CounterRecord>> = BTreeMap::new();
+        let mut counters: BTreeMap<Launch, BTreeMap<&str, Vec<&CounterRecord>>> = BTreeMap::new();
         for it in &analysis.counters {
             let Some((grid, block)) = it.grid.zip(it.block) else { continue };
             let launch = (it.stage.as_str(), it.kernel_name.as_str(), grid, block);
-            counters.entry(launch).or_default().insert(&it.signature, it);
+            counters.entry(launch).or_default().entry(&it.signature).or_default().push(it);
         }
         let mut stage_samples = BTreeMap::new();
         for it in &analysis.sampled.stages {
@@ -165,11 +165,13 @@ impl<'a> KernelEvidence<'a> {
         self.counters.get(&launch).is_some_and(|it| it.keys().any(|it| !it.is_empty()))
     }
 
-    /// Evidence on a launch of the kernel with this signature, empty where counters do not depend
-    /// on it; its pass is empty where there is none.
-    pub fn launch(&self, launch: Launch, signature: &str) -> LaunchEvidence<'a> {
+    /// Evidence on launches that take `mean_ns`, of the kernel with this signature, empty where
+    /// counters do not depend on it; its pass is empty where there is none.
+    pub fn launch(&self, launch: Launch, signature: &str, mean_ns: i64) -> LaunchEvidence<'a> {
         let (stage, kernel, grid, block) = launch;
-        let counted = self.counters.get(&launch).and_then(|it| it.get(signature)).copied();
+        let records = self.counters.get(&launch).and_then(|it| it.get(signature));
+        let stands = |it: &&&CounterRecord| it.like.is_none_or(|like| like.has(mean_ns));
+        let counted = records.and_then(|all| all.iter().find(stands)).copied();
         let is_sampled = !self.unsampled.contains(stage);
         let sampled = self.sampled.get(&launch).filter(|it| is_sampled && it.is_resolved());
         let mut found = LaunchEvidence {

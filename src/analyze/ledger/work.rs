@@ -63,6 +63,11 @@ impl WorkGroup {
         sums.joined += it.joined;
     }
 
+    /// Mean of its launches.
+    fn mean_ns(&self) -> i64 {
+        ratio(self.ns as f64, self.calls).unwrap_or(0.0).round() as i64
+    }
+
     /// The parts as shares of the time.
     fn across_ranks(&self) -> Option<AcrossRanks> {
         let share = |ns: f64| ratio(ns, self.ns as f64).unwrap_or(0.0).min(1.0);
@@ -215,10 +220,11 @@ impl StageRows<'_> {
     ) {
         let stage = self.times.stage;
         let evidence: Vec<_> = groups
-            .keys()
-            .map(|WorkName { name, signature, launch, .. }| {
+            .iter()
+            .map(|(WorkName { name, signature, launch, .. }, group)| {
                 let launch = launch.map(|(grid, block)| (stage, name.as_str(), grid, block));
-                launch.map(|launch| self.evidence.launch(launch, signature)).unwrap_or_default()
+                let of = |launch| self.evidence.launch(launch, signature, group.mean_ns());
+                launch.map(of).unwrap_or_default()
             })
             .collect();
         // A copy is needed where the operator has nothing else.

@@ -21,6 +21,8 @@ fn record(geometry: u32, calls: Option<u64>, values: CounterValues) -> CounterRe
         timeline_calls: calls,
         timeline_total_ms: calls.map(|calls| calls as f64),
         timeline_mean_ms: calls.map(|_| 1.0),
+        unlike_ms: None,
+        like: None,
         profiled: 3,
         full_name: String::new(),
         signature: String::new(),

@@ -7,11 +7,14 @@ use foldhash::{HashMap, HashMapExt as _, HashSet, HashSetExt as _};
 
 use super::{
     operators::{OpenOperators, OperatorTimes},
-    parts::{PartKey, Parts, Tally, tallies},
+    parts::{PartKey, Parts, tallies},
     rows::{self, DELAY_NS, NO_STAGE, SampledWork, Work},
 };
 use crate::{
-    analyze::timeline::{interval::Interval, launches::LaunchIndex},
+    analyze::{
+        kernels::durations::Tally,
+        timeline::{interval::Interval, launches::LaunchIndex},
+    },
     trace::{gpu_metrics::DeviceSamples, names::base_name, nsys::NsysTrace},
 };
 
@@ -228,7 +231,7 @@ fn stage(name: &str, number: u16, keys: &Keys, keyed: &mut [Keyed]) -> StageUnkn
     for (part, tally) in tallies(&parts, works) {
         of_kernel.entry(part.0).or_default().push((part, tally));
     }
-    let called = (0..).zip(parts.kernels().iter().copied()).filter(|(_, it)| it.calls > 0);
+    let called = (0..).zip(parts.kernels()).filter(|(_, it)| it.calls > 0);
     let mut order: Vec<(u32, Tally)> = called.collect();
     order.sort_by_key(|(key, it)| (std::cmp::Reverse(it.ns), &keys.keys[*key as usize]));
     let kernel = |&(key, Tally { calls, ns }): &(u32, Tally)| StageKernel {

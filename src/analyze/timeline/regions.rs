@@ -70,7 +70,7 @@ pub struct RegionClass {
 }
 
 /// ncu counters of a region's kernels: means weighted by timeline time over the launches whose
-/// stage, name and launch configuration were profiled.
+/// stage, name, launch configuration and duration were profiled.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct RegionCounters {
     /// Share of the region's kernel time with counters, percent. The means cover that part only.
@@ -156,23 +156,24 @@ pub fn regions(
     }
     let mut paths = RegionPaths::default();
     let layers = layers(trace, &names, &mut paths);
-    let mut sums: Vec<BTreeMap<(u32, usize), RegionTally>> = vec![BTreeMap::new(); names.len()];
+    let known = ProfiledLaunches::of(trace, launches, counters);
+    let mut sums: Vec<BTreeMap<(u32, u32), RegionTally>> = vec![BTreeMap::new(); names.len()];
     let mut total = 0;
-    for ((launched, made, kind, stage), tally) in tallies(trace, launches, &layers, &mut total) {
+    let tallies = tallies(trace, launches, &layers, &known, &mut total);
+    for ((launched, made, kind, counters), tally) in tallies {
         let of = |path: u32| paths.regions.get(path as usize).into_iter().flatten().copied();
         let both: BTreeSet<u32> = of(launched).chain(of(made)).collect();
         for region in both {
-            sums[region as usize].entry((kind, stage)).or_default().add(tally);
+            sums[region as usize].entry((kind, counters)).or_default().add(tally);
         }
     }
     let graphs = graphs(trace, launches, &layers, &paths);
-    let known = ProfiledLaunches::of(trace, counters);
     let mut classes = ClassCache::default();
     let mut regions: Vec<Region> = names
         .iter()
         .map(|((domain, name), (number, instances))| {
             let sums = &sums[*number as usize];
-            let mut region = region(trace, launches, sums, &known, &mut classes);
+            let mut region = region(trace, sums, &known, &mut classes);
             region.share_pct = percent(region.kernel_ms, Nanos(total).as_ms());
             let graphs = graphs.get(number).copied().unwrap_or_default();
             let (whole_graphs, graph_ms) = (graphs.kernels, Nanos(graphs.ns).as_ms());
@@ -237,8 +238,8 @@ fn is_counted(trace: &NsysTrace, launches: &LaunchIndex, stage: usize) -> bool {
     !left_out && ![WARMUP, OUTSIDE].contains(&launches.stage_label(stage))
 }
 
-/// Path at the launch, path at the graph capture, kernel kind, stage number.
-type RegionPlace = (u32, u32, u32, usize);
+/// Path at the launch, path at the graph capture, kernel kind, index of the counters.
+type RegionPlace = (u32, u32, u32, u32);
 
 /// Sums kernels by place of launch, once per layer; sets `total` to the time of all counted
 /// kernels.
@@ -246,6 +247,7 @@ fn tallies(
     trace: &NsysTrace,
     launches: &LaunchIndex,
     layers: &[RegionLayer],
+    known: &ProfiledLaunches,
     total: &mut i64,
 ) -> Vec<(RegionPlace, RegionTally)> {
     let counted: Vec<bool> =
@@ -285,7 +287,7 @@ fn tallies(
             if launched == NONE && capture == NONE {
                 continue;
             }
-            let place = (launched, capture, kind, stage);
+            let place = (launched, capture, kind, known.index(kind, stage, kernel.ns()));
             if last.0 != Some(place) {
                 if let Some(place) = last.0 {
                     of.entry(place).or_default().add(last.1);
@@ -304,19 +306,18 @@ fn tallies(
 
 fn region(
     trace: &NsysTrace,
-    launches: &LaunchIndex,
-    sums: &BTreeMap<(u32, usize), RegionTally>,
+    sums: &BTreeMap<(u32, u32), RegionTally>,
     known: &ProfiledLaunches,
     classes: &mut ClassCache,
 ) -> Region {
     let mut all = RegionTally::default();
     let mut by_class: BTreeMap<&'static str, RegionTally> = BTreeMap::new();
     let mut counted: Vec<(&CounterRecord, f64)> = Vec::new();
-    for ((kind, stage), tally) in sums {
+    for ((kind, counters), tally) in sums {
         let kind = &trace.kernels.kinds()[*kind as usize];
         all.add(*tally);
         by_class.entry(classes.of(kind.full_name, &trace.strings).class).or_default().add(*tally);
-        let record = known.get(launches.stage_label(*stage), kind);
+        let record = known.get(*counters);
         counted.extend(record.map(|record| (record, Nanos(tally.ns).as_ms())));
     }
     let kernel_ms = Nanos(all.ns).as_ms();

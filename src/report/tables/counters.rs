@@ -20,13 +20,14 @@ use crate::{
     trace::counter::UncountedOperations,
 };
 
-const SHOWN: [&str; 19] = [
+const SHOWN: [&str; 20] = [
     "kernel_name",
     "stage",
     "grid",
     "block",
     "timeline_calls",
     "timeline_mean_ms",
+    "unlike_ms",
     "values.duration_ns",
     "profiled",
     "profiled_in",
@@ -53,6 +54,7 @@ pub fn columns() -> Vec<TableColumn<CounterRecord>> {
         count("timeline_calls", "Calls", |it| it.timeline_calls.into()),
         millis("timeline_total_ms", "Total ms", |it| it.timeline_total_ms.into()),
         millis("timeline_mean_ms", "Mean ms", |it| it.timeline_mean_ms.into()),
+        millis("unlike_ms", "Unlike ms", |it| it.unlike_ms.into()),
         count("profiled", "Profiled", |it| it.profiled.into()),
         text("profiled_in", "Profiled in", |it| it.profiled_in.as_deref().into()),
         id("values.registers", "Registers", |it| it.values.registers.into()),
@@ -101,8 +103,10 @@ fn stalls(of: &CounterRecord) -> String {
 /// Counters by kernel and launch configuration, longest in the timeline first.
 pub fn counters(facts: &RunFacts, analysis: &Analysis) -> ReportTable {
     let caption = "Launches that ncu profiled, by grid and block. Calls and mean are those of the \
-                   traced pass; the rest is ncu's, whose replays start with cold caches and at the \
-                   clocks that the device chose. Percentages are of the device's sustained peak.";
+                   traced pass that take about as long; unlike are launches of other durations, \
+                   for which no counters stand. The rest is ncu's, whose replays start with cold \
+                   caches and at the clocks that the device chose. Percentages are of the \
+                   device's sustained peak.";
     let mut table = ReportTable::of(
         "counters",
         "Kernel Counters",

@@ -124,6 +124,8 @@ pub fn profiled(name: &str, total_ms: f64, values: CounterValues) -> Analysis {
         timeline_calls: Some(1),
         timeline_total_ms: Some(total_ms),
         timeline_mean_ms: Some(total_ms),
+        unlike_ms: None,
+        like: None,
         profiled: 1,
         full_name: String::new(),
         signature: String::new(),

@@ -263,6 +263,8 @@ fn everything(nsys: NsysTrace) -> (Analysis, Vec<Finding>) {
             timeline_calls: Some(it.calls),
             timeline_total_ms: Some(it.total_ms),
             timeline_mean_ms: Some(it.mean_ms),
+            unlike_ms: None,
+            like: None,
             profiled: 1,
             profiled_in: None,
             full_name: it.full_name.clone(),

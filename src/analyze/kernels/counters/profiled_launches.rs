@@ -2,35 +2,55 @@
 
 use foldhash::HashMap;
 
-use super::{super::function_names::FunctionNames, CounterRecord};
-use crate::trace::{kernel::LaunchKind, nsys::NsysTrace};
+use super::{super::function_names::FunctionNames, CounterRecord, timeline_runs::LaunchGroup};
+use crate::{
+    analyze::timeline::{launches::LaunchIndex, open_ranges::NONE},
+    trace::nsys::NsysTrace,
+};
 
-/// Stage, kernel, its signature, grid and block.
-type LaunchKey<'a> = (&'a str, &'a str, &'a str, [u32; 3], [u32; 3]);
-
-/// Counters of launches, and the names by which they are found.
+/// The counters that stand for each launch, by kind and stage.
 pub struct ProfiledLaunches<'a> {
-    names: FunctionNames,
-    records: HashMap<LaunchKey<'a>, &'a CounterRecord>,
+    counters: &'a [CounterRecord],
+    stages: usize,
+    /// Indexes of records by number of the kind and of the stage; empty without counters.
+    records: Vec<Vec<u32>>,
 }
 
 impl<'a> ProfiledLaunches<'a> {
-    pub fn of(trace: &NsysTrace, counters: &'a [CounterRecord]) -> Self {
-        let of = |it: &'a CounterRecord| {
-            let key = (it.stage.as_str(), it.kernel_name.as_str(), it.signature.as_str());
-            Some(((key.0, key.1, key.2, it.grid?, it.block?), it))
+    pub fn of(trace: &NsysTrace, launches: &LaunchIndex, counters: &'a [CounterRecord]) -> Self {
+        let stages = launches.stage_count();
+        let mut by_group: HashMap<LaunchGroup, Vec<u32>> = HashMap::default();
+        for (at, it) in (0..).zip(counters).filter(|(_, it)| it.like.is_some()) {
+            let (grid, block) = (it.grid, it.block);
+            let group = (&*it.stage, &*it.kernel_name, &*it.signature, grid, block);
+            by_group.entry(group).or_default().push(at);
+        }
+        if by_group.is_empty() {
+            return Self { counters, stages, records: vec![] };
+        }
+        let names = FunctionNames::of(trace);
+        let of = |(kind, stage): (usize, usize)| {
+            let kind = &trace.kernels.kinds()[kind];
+            let (name, signature) = names.get(kind);
+            let stage = launches.stage_label(stage);
+            let group = (stage, name, signature, Some(kind.grid), Some(kind.block));
+            by_group.get(&group).cloned().unwrap_or_default()
         };
-        let records: HashMap<LaunchKey, &CounterRecord> = counters.iter().filter_map(of).collect();
-        let names = match records.is_empty() {
-            true => FunctionNames::default(),
-            false => FunctionNames::of(trace),
-        };
-        Self { names, records }
+        let kinds = 0..trace.kernels.kinds().len();
+        let places = kinds.flat_map(|kind| (0..stages).map(move |stage| (kind, stage)));
+        Self { counters, stages, records: places.map(of).collect() }
     }
 
-    /// Counters of launches of this kind in a stage.
-    pub fn get(&self, stage: &str, kind: &LaunchKind) -> Option<&'a CounterRecord> {
-        let (name, signature) = self.names.get(kind);
-        self.records.get(&(stage, name, signature, kind.grid, kind.block)).copied()
+    /// Index of the counters that stand for a launch of this kind, stage and duration;
+    /// [`NONE`] without any.
+    pub fn index(&self, kind: u32, stage: usize, ns: i64) -> u32 {
+        let records = self.records.get(kind as usize * self.stages + stage);
+        let stands =
+            |at: &&u32| self.get(**at).is_some_and(|it| it.like.is_some_and(|like| like.has(ns)));
+        records.and_then(|all| all.iter().find(stands)).copied().unwrap_or(NONE)
+    }
+
+    pub fn get(&self, index: u32) -> Option<&'a CounterRecord> {
+        self.counters.get(index as usize)
     }
 }

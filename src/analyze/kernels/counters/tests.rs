@@ -30,11 +30,20 @@ fn profiled(stage: &str, kernel: &str, grid: u32, duration_ns: f64, sm_pct: f64)
 /// A kernel with two launch configurations in decode, 1 for 30 ns and 2 for 10 ns, and one
 /// launch in prefill.
 fn timeline() -> NsysTrace {
-    let mut trace = capture(
+    timeline_with(27)
+}
+
+/// The launch in prefill takes 28 ns.
+fn timeline_of_equal_launches() -> NsysTrace {
+    timeline_with(48)
+}
+
+fn timeline_with(end_of_prefill_ns: i64) -> NsysTrace {
+    let mut trace = capture(&format!(
         "range 1 prefill 0..10\nrange 1 decode_all 10..20
          call 1 1 1..2\ncall 1 2 11..12\ncall 1 3 13..14
-         kernel 1 gemm 20..27 7\nkernel 2 gemm 30..60 7\nkernel 3 gemm 60..70 7",
-    );
+         kernel 1 gemm 20..{end_of_prefill_ns} 7\nkernel 2 gemm 30..60 7\nkernel 3 gemm 60..70 7",
+    ));
     trace.kernels = trace.kernels.map(|at, kernel| kernel.grid[0] = if at == 2 { 2 } else { 1 });
     trace
 }
@@ -105,15 +114,16 @@ fn counters_of_all_stages_are_attributed_by_the_ranges_of_each_launch() {
 
 #[test]
 fn a_geometry_profiled_in_one_stage_stands_for_the_other_and_names_its_stage() {
-    let trace = timeline();
+    let trace = timeline_of_equal_launches();
     let joined = LaunchIndex::of(&trace);
     let launch = profiled("", "gemm", 1, 40.0, 80.0);
-    let found = counters(&[in_range("prefill", launch.clone())], Some((&trace, &joined)));
+    let prefill = in_range("prefill", launch.clone());
+    let found = counters(std::slice::from_ref(&prefill), Some((&trace, &joined)));
     let rows: Vec<_> = found
         .iter()
         .map(|it| (it.stage.as_str(), it.timeline_mean_ms, it.profiled_in.as_deref()))
         .collect();
-    let expected = [("decode_all", Some(30e-6), Some("prefill")), ("prefill", Some(7e-6), None)];
+    let expected = [("decode_all", Some(30e-6), Some("prefill")), ("prefill", Some(28e-6), None)];
     assert_eq!(rows, expected);
     let without_ranges = LaunchCounters { all_stages: true, ..profiled("", "gemm", 1, 40.0, 80.0) };
     let found = counters(&[without_ranges], Some((&trace, &joined)));
@@ -131,6 +141,55 @@ fn a_geometry_profiled_in_one_stage_stands_for_the_other_and_names_its_stage() {
     assert_eq!(counters(&[imported], Some((&trace, &joined))).len(), 1, "of an import");
     let other = in_range("prefill", profiled("", "gemm", 2, 40.0, 80.0));
     assert_eq!(counters(&[other], Some((&trace, &joined))).len(), 1, "no other stage has it");
+    let unlike = timeline();
+    let found = counters(&[prefill], Some((&unlike, &LaunchIndex::of(&unlike))));
+    let stages: Vec<_> = found.iter().map(|it| it.stage.as_str()).collect();
+    assert_eq!(stages, ["prefill"], "launches of 7 ns do not stand for those of 30 ns");
+}
+
+/// Launches of one persistent kernel in prefill, one after the other.
+fn persistent(durations: &[i64]) -> NsysTrace {
+    let mut sketch = "range 1 prefill 0..1000\n".to_owned();
+    for (at, ns) in (1..).zip(durations) {
+        let start = 10_000 * at;
+        sketch += &format!("call 1 {at} {at}..{at}\nkernel {at} gemm {start}..{} 7\n", start + ns);
+    }
+    capture(&sketch)
+}
+
+#[test]
+fn counters_of_a_launch_do_not_stand_for_longer_ones_with_the_same_grid() {
+    let trace = persistent(&[20, 20, 64, 64, 64]);
+    let joined = LaunchIndex::of(&trace);
+    let read = |durations: &[f64], is_ours: bool| {
+        let launch = |ns: &f64| LaunchCounters {
+            all_stages: is_ours,
+            ..in_range("prefill", profiled("", "gemm", 1, *ns, *ns))
+        };
+        let launches: Vec<_> = durations.iter().map(launch).collect();
+        let found = counters(&launches, Some((&trace, &joined)));
+        let mut records = kernels(&trace, &joined).records;
+        attach(&mut records, &found);
+        let rows: Vec<_> = found
+            .iter()
+            .map(|it| {
+                let ns = |ms: Option<f64>| (ms.unwrap() * 1e6).round();
+                (it.timeline_calls.unwrap(), ns(it.timeline_total_ms), ns(it.unlike_ms))
+            })
+            .collect();
+        let of = records[0].counters.clone().unwrap();
+        (rows, of.covered_pct.unwrap().round(), of.sm_pct.unwrap().round(), of.launch_configs)
+    };
+    let short = (vec![(2, 40.0, 192.0)], 17.0, 25.0, 1);
+    assert_eq!(read(&[25.0], false), short);
+    assert_eq!(read(&[50.0], true).0, short.0, "ours is the first, however slow under ncu");
+    assert_eq!(read(&[50.0], false).0, [(3, 192.0, 40.0)]);
+    let both = (vec![(3, 192.0, 0.0), (2, 40.0, 0.0)], 100.0, 62.0, 1);
+    assert_eq!(read(&[25.0, 70.0], false), both, "(40 x 25 + 192 x 70) / 232");
+    let unknown =
+        LaunchCounters { values: CounterValues::default(), ..profiled("", "gemm", 1, 0.0, 0.0) };
+    let found = counters(&[unknown], Some((&trace, &joined)));
+    assert_eq!(found[0].timeline_calls, None, "which of both is unknown");
 }
 
 #[test]
@@ -217,6 +276,8 @@ fn config(at: usize, (flops, bytes, calls, ms): (f64, f64, u64, f64)) -> Counter
         timeline_calls: Some(calls),
         timeline_total_ms: Some(ms),
         timeline_mean_ms: Some(ms / calls as f64),
+        unlike_ms: None,
+        like: None,
         profiled: 1,
         profiled_in: None,
         flops_per_byte: values.arithmetic_intensity(),
@@ -262,6 +323,22 @@ fn constants_of_one_launch_do_not_hide_the_operations_of_all() {
 }
 
 proptest! {
+    /// The time of a profiled kernel is that of launches with counters and that of the others.
+    #[test]
+    fn counters_stand_for_each_launch_once(
+        durations in prop::collection::vec(1i64..200, 1..20),
+        replayed in prop::collection::vec(1.0f64..200.0, 1..5),
+    ) {
+        let trace = persistent(&durations);
+        let launches: Vec<_> =
+            replayed.iter().map(|ns| profiled("prefill", "gemm", 1, *ns, 1.0)).collect();
+        let found = counters(&launches, Some((&trace, &LaunchIndex::of(&trace))));
+        let like: f64 = found.iter().map(|it| it.timeline_total_ms.unwrap()).sum();
+        let all: i64 = durations.iter().sum();
+        prop_assert_eq!(found.iter().map(|it| it.profiled).sum::<u64>(), replayed.len() as u64);
+        prop_assert_eq!(((like + found[0].unlike_ms.unwrap()) * 1e6).round() as i64, all);
+    }
+
     /// Time has no part in a ratio of operations and bytes.
     #[test]
     fn flops_per_byte_of_a_kernel_are_those_of_its_roofline_point(

@@ -37,12 +37,22 @@ impl CounterPlan {
         self.sample.map_or_else(String::new, |sample| format!(" in sample {sample}"))
     }
 
-    /// Share of each stage's kernel time taken by the profiled kernels and geometries, percent.
+    /// Share of each stage's kernel time taken by launches that the profiled ones stand for: of
+    /// the same kernel and geometry, and of similar duration. Percent.
     pub fn covered_pct(&self, profiled: &[LaunchCounters]) -> BTreeMap<String, f64> {
+        self.shares(profiled, |pair| &pair.like_ms)
+    }
+
+    /// The share of `ms` of the profiled kernels and geometries in each stage's kernel time.
+    fn shares(
+        &self,
+        profiled: &[LaunchCounters],
+        ms: fn(&KernelPair) -> &BTreeMap<String, f64>,
+    ) -> BTreeMap<String, f64> {
         let covered: Vec<&KernelPair> =
             self.pairs.iter().filter(|pair| profiled.iter().any(|it| pair.is(it))).collect();
         let of = |it: &SelectedStage| {
-            let ms: f64 = covered.iter().filter_map(|pair| pair.ms.get(&it.stage)).sum();
+            let ms: f64 = covered.iter().filter_map(|pair| ms(pair).get(&it.stage)).sum();
             // The sum of nothing is -0.
             Some((it.stage.clone(), percent(ms + 0.0, it.kernel_ms)?))
         };
@@ -57,26 +67,34 @@ impl CounterPlan {
     ) -> Vec<Finding> {
         let target = settings.target_pct;
         let covered = self.covered_pct(profiled);
+        let geometries = self.shares(profiled, |pair| &pair.ms);
         let finding = |it: &SelectedStage| {
             let covered = covered.get(&it.stage).filter(|covered| **covered < target)?;
+            let unlike = geometries.get(&it.stage)? - covered;
             let message = format!(
                 "the counters of {} cover {covered:.1} % of its kernel time{}; the target is \
                  {target} %",
                 if it.stage == NO_STAGE { "the program" } else { &it.stage },
                 self.in_sample()
             );
-            let advice = if it.planned_pct.is_some_and(|planned| planned >= target) {
+            let advice = if covered + unlike >= target {
+                "read the sampled metrics of the kernels with unlike launches, which mode deep \
+                 collects: ncu profiles the first launch of a kernel and geometry"
+            } else if it.planned_pct.is_some_and(|planned| planned >= target) {
                 "read the finding on the kernels without counters: they were selected and not \
                  profiled"
             } else {
                 "raise profiling.ncu.max_launches, of which each takes about half a second, or \
                  max_processes where the symbols of the kernels are too long for one command"
             };
-            Some(
-                Finding::new("counters_cover_little", Severity::Info, message)
-                    .with("selected, %", format!("{:.1}", it.planned_pct.unwrap_or(0.0)))
-                    .advise(advice),
-            )
+            let found = Finding::new("counters_cover_little", Severity::Info, message)
+                .with("selected, %", format!("{:.1}", it.planned_pct.unwrap_or(0.0)));
+            // What is less is not seen.
+            let unlike = (unlike >= 0.05).then(|| format!("{unlike:.1}"));
+            let with_unlike = unlike.into_iter().fold(found, |found, share| {
+                found.with("launches of other durations than the profiled ones, %", share)
+            });
+            Some(with_unlike.advise(advice))
         };
         self.stages.iter().filter_map(finding).collect()
     }

@@ -87,6 +87,26 @@ fn a_geometry_of_both_stages_is_profiled_once_and_counts_in_both() {
 }
 
 #[test]
+fn launches_of_other_durations_than_the_first_are_not_covered() {
+    let mut trace = timeline("a@1 a@1 a@1 a@1 | a@1 a@1");
+    // 1 ns and three times 3 ns in prefill, 1 ns and 9 ns in decode.
+    trace.kernels = trace.kernels.map(|at, it| it.end_ns = it.start_ns + [1, 3, 3, 3, 1, 9][at]);
+    let plan = select_kernels(&trace, &settings(90.0), WHOLE);
+    assert_eq!(plan.stages[0].planned_pct, Some(100.0), "of the kernel and geometry");
+    let profiled = [profiled("a", 1)];
+    assert_eq!(
+        plan.covered_pct(&profiled),
+        [("decode_all", 10.0), ("prefill", 10.0)]
+            .map(|(stage, pct)| (stage.to_owned(), pct))
+            .into()
+    );
+    let findings = plan.coverage_findings(&profiled, &settings(90.0));
+    let evidence = &findings[0].evidence["launches of other durations than the profiled ones, %"];
+    assert_eq!(evidence, "90.0");
+    assert!(findings[0].advice.as_ref().unwrap().contains("sampled metrics"));
+}
+
+#[test]
 fn only_what_was_profiled_is_covered_and_the_rest_is_named() {
     let plan = select("d@1 d@2 b@3", 90.0);
     let found = [profiled("d", 1), profiled("b", 3)];

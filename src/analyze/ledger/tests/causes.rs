@@ -19,6 +19,19 @@ fn bytes_read_twice_are_more_bytes() {
 }
 
 #[test]
+fn counters_of_one_operator_explain_no_longer_launches_of_another() {
+    let sketch = "range 1 prefill 0..1000\nrange 1 attn 0..10\nrange 1 mlp 20..30
+        call 1 1 1..2\ncall 1 2 21..22\nkernel 1 k 0..250 7\nkernel 2 k 250..1000 7";
+    let values = CounterValues { dram_bytes: Some(150.0), ..busy() };
+    let case = Case::new(sketch, "prefill", 1000).counters("k", values);
+    insta::assert_snapshot!(case.rows(), @"
+    floor 150 0
+    unexplained 850 0
+    pass_difference 0 0
+    ");
+}
+
+#[test]
 fn few_warps_that_wait_and_many_that_wait_for_memory_are_latency() {
     let rows = |occupancy: f64, reason: &str, share_pct: f64| {
         let values = CounterValues {

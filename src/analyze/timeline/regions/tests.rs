@@ -118,31 +118,60 @@ fn patterns_select_regions_and_range_filters_select_kernels() {
     ");
 }
 
-#[test]
-fn counters_are_means_weighted_by_time_with_their_coverage() {
-    let trace = capture(NESTED);
-    let joined = LaunchIndex::of(&trace);
-    let launch = |kernel: &str, sm: f64| LaunchCounters {
+/// A launch in prefill that was profiled.
+fn profiled(kernel: &str, ns: f64, sm: f64) -> LaunchCounters {
+    LaunchCounters {
         stage: "prefill".into(),
         kernel: kernel.into(),
         grid: Some([1; 3]),
         block: Some([1; 3]),
-        values: CounterValues { sm_pct: Some(sm), ..CounterValues::default() },
+        values: CounterValues {
+            sm_pct: Some(sm),
+            duration_ns: Some(ns),
+            ..CounterValues::default()
+        },
         ..LaunchCounters::default()
-    };
+    }
+}
+
+#[test]
+fn counters_are_means_weighted_by_time_with_their_coverage() {
+    let trace = capture(NESTED);
+    let joined = LaunchIndex::of(&trace);
     let read = |launches: &[LaunchCounters]| {
         let records = counters(launches, Some((&trace, &joined)));
         let layer =
             regions(&trace, &joined, &records).into_iter().find(|it| it.name == "layer").unwrap();
         layer.counters.map(|it| (it.covered_pct.unwrap().round(), it.sm_pct.unwrap().round()))
     };
-    assert_eq!(read(&[launch("gemm", 80.0)]), Some((9.0, 80.0)), "10 of 111 ns");
+    assert_eq!(read(&[profiled("gemm", 10.0, 80.0)]), Some((9.0, 80.0)), "10 of 111 ns");
     assert_eq!(
-        read(&[launch("gemm", 80.0), launch("a", 14.0)]),
+        read(&[profiled("gemm", 10.0, 80.0), profiled("a", 1.0, 14.0), profiled("a", 100.0, 14.0)]),
         Some((100.0, 20.0)),
         "(10 x 80 + 101 x 14) / 111"
     );
     assert_eq!(read(&[]), None);
+}
+
+#[test]
+fn counters_of_short_launches_do_not_stand_for_long_ones_of_another_region() {
+    let mut sketch =
+        "range 1 prefill 0..900\nrange 1 short 0..50\nrange 1 long 50..90\n".to_owned();
+    for (id, call, ns) in [(1, 10, 20), (2, 20, 20), (3, 60, 64), (4, 70, 64)] {
+        let start = 10_000 * id;
+        sketch +=
+            &format!("call 1 {id} {call}..{call}\nkernel {id} gemm {start}..{} 7\n", start + ns);
+    }
+    let trace = capture(&sketch);
+    let joined = LaunchIndex::of(&trace);
+    let launches = [profiled("gemm", 22.0, 80.0)];
+    let found = regions(&trace, &joined, &counters(&launches, Some((&trace, &joined))));
+    let sm = |name: &str| {
+        let region = found.iter().find(|it| it.name == name).unwrap();
+        region.counters.map(|it| (it.covered_pct.unwrap().round(), it.sm_pct.unwrap()))
+    };
+    assert_eq!((sm("short"), sm("long")), (Some((100.0, 80.0)), None));
+    assert_eq!(sm("prefill"), Some((24.0, 80.0)));
 }
 
 #[test]
