@@ -56,8 +56,8 @@ impl Length {
     }
 }
 
-/// Durations of the launches of one kernel with one grid in one stage. They are counted twice: first
-/// all, then by length.
+/// Durations of the launches of one kernel with one grid in one stage. They are counted twice:
+/// first all, then by length.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
 pub struct Durations {
     all: Tally,
@@ -162,11 +162,14 @@ mod tests {
     proptest! {
         /// Every launch is of the length that counts it.
         #[test]
-        fn the_lengths_have_all_launches_once(durations in prop::collection::vec(0i64..1000, 0..60)) {
+        fn the_lengths_have_all_launches_once(
+            durations in prop::collection::vec(0i64..1000, 0..60)
+        ) {
             let of = Durations::of(&durations);
             for length in Length::ALL {
                 let mut expected = Tally::default();
-                durations.iter().filter(|ns| of.length(**ns) == length).for_each(|ns| expected.add(*ns));
+                let of_length = durations.iter().filter(|ns| of.length(**ns) == length);
+                of_length.for_each(|ns| expected.add(*ns));
                 prop_assert_eq!(of.tally(length), expected);
             }
         }

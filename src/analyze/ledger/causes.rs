@@ -60,6 +60,16 @@ pub struct AcrossRanks {
     pub joined: u64,
 }
 
+/// Classes of kernels that compute no products.
+const NO_PRODUCTS: [&str; 6] = ["norm", "softmax", "elementwise", "copy", "reduce", "sort"];
+
+impl KernelTime<'_> {
+    /// False for a kernel whose class computes no products: the operations of a floor are not its.
+    pub fn may_multiply(&self) -> bool {
+        !NO_PRODUCTS.contains(&self.class)
+    }
+}
+
 /// A part of a kernel's time with its cause.
 #[derive(Debug, Clone, PartialEq)]
 pub struct CausePart {
@@ -206,7 +216,7 @@ fn without_tensor_cores(
     operator: Option<&OperatorFloor>,
     rates: &Rates,
 ) -> Option<(f64, String)> {
-    operator.filter(|it| it.flops > 0.0)?;
+    operator.filter(|it| it.flops > 0.0 && kernel.may_multiply())?;
     let (values, tensor) = (kernel.evidence.counters?, kernel.evidence.tensor_pct?);
     let own_dtype = match rates.dtype.as_str() {
         "bf16" => "tensor_bf16",

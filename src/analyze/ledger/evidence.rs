@@ -194,9 +194,11 @@ impl<'a> KernelEvidence<'a> {
             let cold = values.dram_bytes.map(|bytes| LaunchBytes { bytes, is_cold: true });
             found.bytes = found.bytes.or(cold);
             found.tensor_pct = values.tensor_pct.or(found.tensor_pct);
-            found.waves = self.waves(values, grid, block);
             found.counters = Some(values);
         }
+        // Its resources and blocks do not depend on the duration.
+        let any = counted.or_else(|| records?.first().copied());
+        found.waves = any.and_then(|it| self.waves(&it.values, grid, block));
         found.waves = found.waves.or_else(|| self.few_blocks(grid));
         found
     }

@@ -80,7 +80,7 @@ impl StageRows<'_> {
 }
 
 /// Distributes an operator's floor over its kernels: by their bytes where bytes limit it, else by
-/// their operations, else by their time.
+/// their operations, else by the time of those that may compute products, else by their time.
 pub fn place_floor(
     kernels: &mut [KernelTime],
     floor: Option<&OperatorFloor>,
@@ -94,8 +94,10 @@ pub fn place_floor(
     };
     let needed = || kernels.iter().filter(|it| it.is_needed && !it.is_collective);
     let is_counted = needed().all(|it| weight(it).is_some_and(|weight| weight > 0.0));
+    let by_products =
+        !is_counted && !floor.is_memory_bound && needed().any(KernelTime::may_multiply);
     let part = |it: &KernelTime| {
-        if !it.is_needed || it.is_collective {
+        if !it.is_needed || it.is_collective || (by_products && !it.may_multiply()) {
             return (0, 0.0);
         }
         (it.ns, if is_counted { weight(it).unwrap_or(0.0) } else { it.ns as f64 })

@@ -32,6 +32,28 @@ fn counters_of_one_operator_explain_no_longer_launches_of_another() {
 }
 
 #[test]
+fn the_floor_of_products_without_counters_is_placed_into_their_kernels() {
+    let sketch = "range 1 prefill 0..1000\nrange 1 op 0..30
+        call 1 1 1..2\ncall 1 2 21..22
+        kernel 1 sgemm 0..600 7\nkernel 2 vectorized_elementwise_kernel 600..1000 7";
+    let values = CounterValues {
+        sm_pct: Some(50.0),
+        memory_pct: Some(10.0),
+        tensor_pct: Some(0.0),
+        flops: [("fp32".to_owned(), 100.0)].into(),
+        ..busy()
+    };
+    let case = Case::new(sketch, "prefill", 1000).operator("op", 300, 0, 0);
+    // The instructions of the second one are no products that could run on tensor cores.
+    insta::assert_snapshot!(case.counters("vectorized_elementwise_kernel", values).rows(), @"
+    floor 300 0
+    instructions 200 200
+    unexplained 500 0
+    pass_difference 0 0
+    ");
+}
+
+#[test]
 fn few_warps_that_wait_and_many_that_wait_for_memory_are_latency() {
     let rows = |occupancy: f64, reason: &str, share_pct: f64| {
         let values = CounterValues {
