@@ -44,7 +44,7 @@ fn the_floor_of_products_without_counters_is_placed_into_their_kernels() {
         ..busy()
     };
     let case = Case::new(sketch, "prefill", 1000).operator("op", 300, 0, 0);
-    // The instructions of the second one are no products that could run on tensor cores.
+    // The second one computes no products, which could run on tensor cores.
     insta::assert_snapshot!(case.counters("vectorized_elementwise_kernel", values).rows(), @"
     floor 300 0
     instructions 200 200
