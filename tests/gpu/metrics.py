@@ -21,6 +21,7 @@ import datetime
 import importlib.util
 import io
 import json
+import math
 import os
 import pathlib
 import re
@@ -160,6 +161,16 @@ def ncu(place, stage, metrics, folder):
     return launches
 
 
+def like(row, sampled, launches):
+    """The launches under ncu of the kernel of a row whose duration is nearest to its launches': short
+    and long launches have rows of their own."""
+    key = lambda it: (it["kernel_name"], tuple(it["grid"] or ()), tuple(it["block"] or ()))
+    mean = lambda it: it["total_ms"] * 1e6 / it["calls"]
+    rows = [it for it in sampled if it["stage"] == row["stage"] and key(it) == key(row)]
+    nearest = lambda ns: min(rows, key=lambda it: abs(math.log(ns / mean(it))))
+    return [it for it in launches.get(key(row), []) if nearest(it[0]) is row]
+
+
 def compare(stage, metric, sampled, launches):
     """Counts of values, of those inside their interval, of long ones and of those within 5."""
     groups = {}
@@ -180,8 +191,7 @@ def compare(stage, metric, sampled, launches):
     for (kind, _), members in groups.items():
         total = truth = 0.0
         for row in members:
-            found = launches.get((row["kernel_name"], tuple(row["grid"] or ()),
-                                  tuple(row["block"] or ())))
+            found = like(row, sampled, launches)
             if not found:
                 break
             times = [it[0] for it in found]

@@ -127,7 +127,7 @@ pub struct SampledUse {
 pub struct KernelEvidence<'a> {
     /// By launch, then by signature.
     counters: BTreeMap<Launch<'a>, BTreeMap<&'a str, Vec<&'a CounterRecord>>>,
-    sampled: BTreeMap<Launch<'a>, SampledLaunch>,
+    sampled: BTreeMap<Launch<'a>, Vec<SampledLaunch>>,
     /// Stages with kernels on a GPU without samples.
     unsampled: &'a BTreeSet<String>,
     /// Samples of each stage, over all GPUs.
@@ -173,7 +173,9 @@ impl<'a> KernelEvidence<'a> {
         let stands = |it: &&&CounterRecord| it.like.is_none_or(|like| like.has(mean_ns));
         let counted = records.and_then(|all| all.iter().find(stands)).copied();
         let is_sampled = !self.unsampled.contains(stage);
-        let sampled = self.sampled.get(&launch).filter(|it| is_sampled && it.is_resolved());
+        let sampled = self.sampled.get(&launch).filter(|_| is_sampled);
+        let sampled = sampled.and_then(|all| all.iter().find(|it| it.has(mean_ns)));
+        let sampled = sampled.filter(|it| it.is_resolved());
         let mut found = LaunchEvidence {
             tile_fill_pct: self.tile_fill.get(&(stage.into(), kernel.into(), grid)).copied(),
             tensor_pct: (!self.has_tensor_cores()).then_some(0.0),

@@ -6,6 +6,7 @@ use std::collections::BTreeMap;
 use super::evidence::Launch;
 use crate::{
     analyze::{
+        kernels::{counters::Like, durations::Length},
         sampled::figures::{SampledKernel, SampledValue},
         stats::ratio,
     },
@@ -21,9 +22,11 @@ pub struct LaunchValue {
     pub is_group_mean: bool,
 }
 
-/// Sampled metrics of one kernel with one grid and block in one stage.
+/// Sampled metrics of one kernel with one grid and block in one stage: of its launches of similar
+/// duration.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct SampledLaunch {
+    like: Option<Like>,
     pub samples: u64,
     pub calls: u64,
     pub total_ms: f64,
@@ -42,6 +45,15 @@ impl SampledLaunch {
     /// A metric of the kernel alone, or its part of the mean of a group.
     pub fn any(&self, metric: GpuMetric) -> Option<LaunchValue> {
         self.values.get(&metric).copied()
+    }
+
+    /// True for launches that take `ns`.
+    pub fn has(&self, ns: i64) -> bool {
+        self.like.is_none_or(|like| like.has(ns))
+    }
+
+    fn length(&self) -> Option<Length> {
+        self.like.map(|it| it.length)
     }
 
     pub fn is_resolved(&self) -> bool {
@@ -90,10 +102,10 @@ impl GroupSums {
     }
 }
 
-/// Sampled metrics of all launches.
-pub fn sampled_launches(kernels: &[SampledKernel]) -> BTreeMap<Launch<'_>, SampledLaunch> {
+/// Sampled metrics of all launches, by duration.
+pub fn sampled_launches(kernels: &[SampledKernel]) -> BTreeMap<Launch<'_>, Vec<SampledLaunch>> {
     let groups = groups(kernels);
-    let mut launches: BTreeMap<Launch, SampledLaunch> = BTreeMap::new();
+    let mut launches: BTreeMap<Launch, Vec<SampledLaunch>> = BTreeMap::new();
     for it in kernels {
         let Some((grid, block)) = it.grid.zip(it.block) else { continue };
         let value = |(metric, value): (&GpuMetric, &SampledValue)| {
@@ -107,6 +119,7 @@ pub fn sampled_launches(kernels: &[SampledKernel]) -> BTreeMap<Launch<'_>, Sampl
         let is_known =
             |(_, value): &(&GpuMetric, &SampledValue)| !(it.is_concurrent && value.is_group_mean);
         let launch = SampledLaunch {
+            like: it.like,
             samples: it.samples,
             calls: it.calls,
             total_ms: it.total_ms,
@@ -114,9 +127,10 @@ pub fn sampled_launches(kernels: &[SampledKernel]) -> BTreeMap<Launch<'_>, Sampl
             values: it.metrics.iter().filter(is_known).map(value).collect(),
         };
         let key = (it.stage.as_str(), it.kernel_name.as_str(), grid, block);
-        match launches.get_mut(&key) {
+        let of_key = launches.entry(key).or_default();
+        match of_key.iter_mut().find(|it| it.length() == launch.length()) {
             Some(known) => known.add(launch),
-            None => drop(launches.insert(key, launch)),
+            None => of_key.push(launch),
         }
     }
     launches
@@ -153,6 +167,7 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
+    use crate::analyze::kernels::durations::Durations;
 
     const METRIC: GpuMetric = GpuMetric::DramRead;
 
@@ -174,6 +189,7 @@ mod tests {
             samples: 10,
             is_concurrent: false,
             metrics: value.into_iter().map(|value| (METRIC, value)).collect(),
+            like: None,
         }
     }
 
@@ -183,7 +199,7 @@ mod tests {
 
     fn launch(kernels: &[SampledKernel], name: &str) -> SampledLaunch {
         let launches = sampled_launches(kernels);
-        launches.get(&("prefill", name, [1, 1, 1], [32, 1, 1])).cloned().unwrap()
+        launches[&("prefill", name, [1, 1, 1], [32, 1, 1])][0].clone()
     }
 
     #[test]
@@ -199,6 +215,22 @@ mod tests {
         assert_eq!(launch(&one, "k").any(METRIC), None, "missing on one of them");
         let shared = [both[0].clone(), kernel(1, "k", 3.0, value(60.0, Some(1), true))];
         assert_eq!(launch(&shared, "k").own(METRIC), None, "a mean of a group on one of them");
+    }
+
+    #[test]
+    fn short_and_long_launches_of_a_kernel_have_values_of_their_own() {
+        let of = Durations::of(&[20, 20, 64, 64]);
+        let part = |length, pct| SampledKernel {
+            like: Some(Like { of, length }),
+            ..kernel(0, "k", 1.0, value(pct, None, false))
+        };
+        let kernels = [part(Length::Short, 24.0), part(Length::Long, 72.0)];
+        let launches = sampled_launches(&kernels);
+        let found = |ns: i64| {
+            let of_kernel = &launches[&("prefill", "k", [1, 1, 1], [32, 1, 1])];
+            of_kernel.iter().find(|it| it.has(ns)).and_then(|it| it.own(METRIC)).map(|it| it.pct)
+        };
+        assert_eq!((found(21), found(60), found(42)), (Some(24.0), Some(72.0), None));
     }
 
     #[test]

@@ -302,6 +302,7 @@ impl StageFit<'_> {
             samples: if at < self.unknowns.own { self.sums.samples[at] } else { 0 },
             is_concurrent: it.is_concurrent,
             metrics: if at < self.unknowns.own { values(at) } else { SampledValues::new() },
+            like: Some(it.like),
         };
         self.unknowns.kernels.iter().enumerate().map(record).collect()
     }

@@ -28,9 +28,9 @@ impl Parts {
         Self { kernels }
     }
 
-    /// Launches by key.
-    pub fn kernels(&self) -> impl Iterator<Item = Tally> {
-        self.kernels.iter().map(Durations::all)
+    /// Launches of a key.
+    pub fn durations(&self, key: u32) -> Durations {
+        self.kernels[key as usize]
     }
 
     /// The part of a launch whose operators have this number.
@@ -71,6 +71,6 @@ mod tests {
         assert_eq!(calls((0, 8, Length::Long)), Some((1, 74)));
         assert_eq!(calls((1, 7, Length::Usual)), Some((1, 10)));
         assert_eq!(found.len(), 6);
-        assert_eq!(parts.kernels().next(), Some(Tally { calls: 4, ns: 200 }));
+        assert_eq!(parts.durations(0).all(), Tally { calls: 4, ns: 200 });
     }
 }

@@ -12,7 +12,10 @@ use super::{
 };
 use crate::{
     analyze::{
-        kernels::durations::Tally,
+        kernels::{
+            counters::Like,
+            durations::{Length, Tally},
+        },
         timeline::{interval::Interval, launches::LaunchIndex},
     },
     trace::{gpu_metrics::DeviceSamples, names::base_name, nsys::NsysTrace},
@@ -35,10 +38,11 @@ pub struct DeviceCapture<'a> {
     pub spanned: Vec<(&'a str, &'a [Interval])>,
 }
 
-/// One kernel of a stage.
+/// One kernel of a stage: its launches of similar duration.
 #[derive(Debug, Clone, PartialEq)]
 pub struct StageKernel {
     pub key: KernelKey,
+    pub like: Like,
     pub calls: u64,
     pub ns: i64,
     /// Runs at the same time as others of the stage.
@@ -227,15 +231,21 @@ const COPY_KINDS: usize = 5;
 fn stage(name: &str, number: u16, keys: &Keys, keyed: &mut [Keyed]) -> StageUnknowns {
     let works = keyed.iter().flat_map(|it| it.of_stage(number));
     let parts = Parts::of(works.clone().map(|(work, _)| work), keys.keys.len());
-    let mut of_kernel: BTreeMap<u32, Vec<(PartKey, Tally)>> = BTreeMap::new();
+    let mut of_kernel: BTreeMap<(u32, Length), Vec<(PartKey, Tally)>> = BTreeMap::new();
     for (part, tally) in tallies(&parts, works) {
-        of_kernel.entry(part.0).or_default().push((part, tally));
+        of_kernel.entry((part.0, part.2)).or_default().push((part, tally));
     }
-    let called = (0..).zip(parts.kernels()).filter(|(_, it)| it.calls > 0);
-    let mut order: Vec<(u32, Tally)> = called.collect();
-    order.sort_by_key(|(key, it)| (std::cmp::Reverse(it.ns), &keys.keys[*key as usize]));
-    let kernel = |&(key, Tally { calls, ns }): &(u32, Tally)| StageKernel {
+    let all = |parts: &[(PartKey, Tally)]| {
+        parts.iter().fold(Tally::default(), |sum, (_, tally)| sum.with(*tally))
+    };
+    let called = of_kernel.iter().map(|(key, parts)| (*key, all(parts)));
+    let mut order: Vec<((u32, Length), Tally)> = called.collect();
+    order.sort_by_key(|((key, length), it)| {
+        (std::cmp::Reverse(it.ns), &keys.keys[*key as usize], *length)
+    });
+    let kernel = |&((key, length), Tally { calls, ns }): &((u32, Length), Tally)| StageKernel {
         key: keys.keys[key as usize].clone(),
+        like: Like { of: parts.durations(key), length },
         calls,
         ns,
         is_concurrent: false,

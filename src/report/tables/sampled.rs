@@ -207,9 +207,11 @@ fn shown_of_stage(value: Option<&SampledStageValue>) -> String {
 /// Sampled metrics by kernel, longest first.
 pub fn sampled_kernels(facts: &RunFacts, analysis: &Analysis) -> ReportTable {
     let caption = "Metrics of the GPU sampled by nsys without replay, percent of the device's \
-                   peak, with 95 % intervals. For adjacent kernels that samples cannot separate, \
-                   the mean of their group is shown, which includes the members with a value of \
-                   their own (in group); a value with an interval wider than ± 10 is not resolved.";
+                   peak, with 95 % intervals. Launches of one kernel and grid below 3/4 or \
+                   above 4/3 of their mean duration have a row of their own. For adjacent kernels \
+                   that samples cannot separate, the mean of their group is shown, which includes \
+                   the members with a value of their own (in group); a value with an interval \
+                   wider than ± 10 is not resolved.";
     let table = ReportTable::of(
         "sampled_metrics",
         "Sampled Metrics",

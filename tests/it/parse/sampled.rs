@@ -65,15 +65,15 @@ fn a_real_capture_has_values_of_kernels_and_stages_with_intervals() {
     prefill attend_relative_64_bf16 [64,12,1] 19.4 % 22: tensor 18+-3, reads 1+-3
     decode_all expert_up_bf16 [112,8,1] 21.0 % 47: tensor 1+-6, reads 60+-8
     prefill grouped_up_bf16 [14,105,1] 11.0 % 22: tensor 43+-6, reads 72+-10
-    decode_all expert_down_bf16 [640,1,1] 14.2 % 47: tensor 1+-9, reads 36+-5 (group)
-    decode_all attend_one_128_bf16 [10,10,1] 12.7 % 49: tensor 1+-7 (group), reads 21+-7 (group)
+    decode_all expert_down_bf16 [640,1,1] 14.2 % 47: tensor 1+-9, reads 35+-5 (group)
+    decode_all attend_one_128_bf16 [10,10,1] 12.7 % 49: tensor 1+-7 (group), reads 18+-9 (group)
     decode_all gemv_bf16 [16160,1,1] 11.6 % 13: tensor 1+-3, reads 96+-4
     prefill grouped_down_bf16 [10,105,1] 6.3 % 17: tensor 32+-5 (group), reads 64+-5 (group)
-    decode_all route_1_bf16 [1,1,1] 10.7 % 46: tensor 1+-10, reads 36+-5 (group)
+    decode_all route_1_bf16 [1,1,1] 10.7 % 46: tensor 1+-10, reads 35+-5 (group)
     prefill relative_64_bf16 [64,12,1] 5.3 % 9: tensor 0+-5, reads 1+-6
     prefill attend_relative_64_bf16 [4,300,1] 4.9 % 13: tensor 19+-7 (group), reads 2+-9 (group)
-    decode_all gemv_bf16 [480,1,1] 8.5 % 50: tensor 1+-7 (group), reads 21+-7 (group)
-    decode_all gemv_bf16 [160,1,1] 7.3 % 50: tensor 1+-7 (group), reads 21+-7 (group)
+    decode_all gemv_bf16 [480,1,1] 8.5 % 50: tensor 1+-7 (group), reads 18+-9 (group)
+    prefill relative_64_bf16 [14,300,1] 4.0 % 11: tensor 19+-7 (group), reads 2+-9 (group)
     "#);
     let coverage = rows(&report, "gpu_sample_coverage");
     assert_eq!(coverage.len(), 2, "{coverage:#?}");

@@ -27,6 +27,7 @@ fn sampled(kernel: &str, metrics: &[(GpuMetric, SampledValue)]) -> SampledKernel
         samples: 40,
         is_concurrent: false,
         metrics: metrics.iter().copied().collect(),
+        like: None,
     }
 }
 
