@@ -188,6 +188,11 @@ pub struct NcuSettings {
     #[schema(minimum = 1, maximum = 1000)]
     #[serde(alias = "most_launches")]
     pub max_launches: u32,
+    /// Launches of each kernel and launch configuration, the first ones: launches of one may take
+    /// different times, and counters stand for those of similar duration.
+    #[schema(minimum = 1, maximum = 64)]
+    #[serde(default = "default_launches_per_config")]
+    pub launches_per_config: u32,
     /// Maximum number of ncu processes; one is enough unless the symbols of the selected kernels
     /// are too long for one command.
     #[schema(minimum = 1, maximum = 10)]
@@ -221,6 +226,10 @@ pub struct NcuSettings {
 
 const fn default_target_pct() -> f64 {
     90.0
+}
+
+const fn default_launches_per_config() -> u32 {
+    1
 }
 
 const fn default_max_processes() -> u32 {
@@ -291,6 +300,7 @@ impl Profiling {
         gpu_metrics.check()?;
         check_range("ncu.target_pct", ncu.target_pct, 0.0, 100.0)?;
         check_range("ncu.max_launches", ncu.max_launches, 1, 1000)?;
+        check_range("ncu.launches_per_config", ncu.launches_per_config, 1, 64)?;
         check_range("ncu.max_processes", ncu.max_processes, 1, 10)?;
         check_range("gemm_log.max_new_tokens", gemm_log.max_new_tokens, 1, 64)?;
         check_range("nvml.hz", nvml.hz, 1, 100)?;

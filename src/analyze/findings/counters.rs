@@ -54,8 +54,9 @@ pub const RULES: &[Rule] = &[
         severity: Info,
         fires_on: "launches of profiled kernels and launch configurations take at least 5 % of a \
                    stage's kernel time and other durations than the profiled ones",
-        advice: "Read their sampled metrics, which mode deep collects: ncu profiles the first \
-                 launch of a kernel and launch configuration.",
+        advice: "Read their sampled metrics, which mode deep collects, or raise \
+                 profiling.ncu.launches_per_config: ncu profiles the first launches of a kernel \
+                 and launch configuration.",
         max_saving: None,
         find: launches_unlike_profiled,
     },

@@ -53,8 +53,8 @@ pub fn select_kernels(
     settings: &NcuSettings,
     traced: TracedProgram,
 ) -> CounterPlan {
-    let timeline = StageLaunches::of(trace, traced);
     let limit = |number: u32| usize::try_from(number).unwrap_or(usize::MAX);
+    let timeline = StageLaunches::of(trace, traced, limit(settings.launches_per_config));
     let limits = CoverLimits {
         target: settings.target_pct / 100.0,
         max_launches: limit(settings.max_launches),
@@ -110,21 +110,25 @@ impl SelectedKernel {
     }
 }
 
-/// Launches of one name with one grid, block and shared memory, of which ncu profiles the first.
+/// Launches of one name with one grid, block and shared memory that ncu profiles: the first ones.
+#[derive(Clone)]
 struct LaunchGroup {
     name: usize,
     /// Kernel and geometry of the first launch.
     pair: usize,
-    /// Stage of the first launch.
+    launches: Vec<FirstLaunch>,
+}
+
+#[derive(Clone, Copy)]
+struct FirstLaunch {
     stage: usize,
-    /// Duration of the first launch.
     ns: i64,
-    /// Position of the first launch among those of decode, if it is one.
+    /// Position among the launches of decode, if it is one.
     in_decode: Option<usize>,
 }
 
 impl StageLaunches {
-    fn of(trace: &NsysTrace, traced: TracedProgram) -> Self {
+    fn of(trace: &NsysTrace, traced: TracedProgram, per_config: usize) -> Self {
         let joined = LaunchIndex::of(trace);
         let end = samples::second_start(trace, &joined, traced).unwrap_or(i64::MAX);
         let known = |stage: Option<&str>| STAGES.iter().position(|it| Some(*it) == stage);
@@ -156,7 +160,8 @@ impl StageLaunches {
         };
         let by_symbol = has_symbols(trace);
         let (mut names, mut pairs) = (HashMap::default(), HashMap::default());
-        let (mut groups, mut launches) = (HashSet::default(), Vec::new());
+        let mut groups: HashMap<_, usize> = HashMap::default();
+        let mut launches = Vec::new();
         for (kernel, stage) in all() {
             let stage = index[&stage];
             let number = if by_symbol { kernel.full_name } else { kernel.name };
@@ -174,9 +179,15 @@ impl StageLaunches {
                 this.pairs.len() - 1
             });
             let is_decode = this.stages[stage] == DECODE;
-            if groups.insert((name, geometry, kernel.shared_memory)) {
+            let config = (name, geometry, kernel.shared_memory);
+            let group = *groups.entry(config).or_insert_with(|| {
+                this.groups.push(LaunchGroup { name, pair, launches: vec![] });
+                this.groups.len() - 1
+            });
+            let first = &mut this.groups[group].launches;
+            if first.len() < per_config {
                 let in_decode = is_decode.then_some(this.decoded);
-                this.groups.push(LaunchGroup { name, pair, stage, ns: kernel.ns(), in_decode });
+                first.push(FirstLaunch { stage, ns: kernel.ns(), in_decode });
             }
             this.decoded += usize::from(is_decode);
             this.durations[pair][stage].count(kernel.ns());
@@ -207,7 +218,8 @@ impl StageLaunches {
         };
         let processes = assigned.iter().map(|names| {
             let of_process = || groups.iter().filter(|it| names.contains(&it.name));
-            let stages: BTreeSet<usize> = of_process().map(|it| it.stage).collect();
+            let launches = || of_process().flat_map(|it| &it.launches);
+            let stages: BTreeSet<usize> = launches().map(|it| it.stage).collect();
             let selected = || names.iter().map(|name| &self.names[*name]);
             let mut kernels: Vec<String> = Vec::new();
             for it in selected() {
@@ -218,7 +230,7 @@ impl StageLaunches {
             CounterProcess {
                 kernels,
                 symbols: selected().filter_map(|it| it.symbol.clone()).collect(),
-                launches: of_process().count(),
+                launches: launches().count(),
                 stages: stages.into_iter().map(|stage| self.stages[stage].to_owned()).collect(),
             }
         });
@@ -240,21 +252,26 @@ impl StageLaunches {
         (score, CounterPlan { stages: stages.collect(), processes, pairs, part, sample: None })
     }
 
-    /// The groups whose first launch runs in the first 1/`part` of decode, or before.
-    fn running(&self, part: u32) -> Vec<&LaunchGroup> {
+    /// The groups with the launches that run in the first 1/`part` of decode, or before.
+    fn running(&self, part: u32) -> Vec<LaunchGroup> {
         let end = self.decoded.div_ceil(part as usize);
-        self.groups.iter().filter(|it| it.in_decode.is_none_or(|at| at < end)).collect()
+        let runs = |it: &FirstLaunch| it.in_decode.is_none_or(|at| at < end);
+        let running = |it: &LaunchGroup| {
+            let launches: Vec<FirstLaunch> = it.launches.iter().copied().filter(runs).collect();
+            (!launches.is_empty()).then_some(LaunchGroup { launches, ..*it })
+        };
+        self.groups.iter().filter_map(running).collect()
     }
 
     /// Coverage of each name by the first launches of these groups. A pair with several sizes of
     /// shared memory counts once.
-    fn candidates(&self, groups: &[&LaunchGroup]) -> Vec<Candidate> {
+    fn candidates(&self, groups: &[LaunchGroup]) -> Vec<Candidate> {
         let none = Candidate { shares: vec![0.0; self.stages.len()], launches: 0 };
         let mut candidates = vec![none; self.names.len()];
         let mut counted = HashSet::default();
         for group in groups {
             let candidate = &mut candidates[group.name];
-            candidate.launches += 1;
+            candidate.launches += group.launches.len();
             if !counted.insert(group.pair) {
                 continue;
             }
@@ -284,7 +301,7 @@ impl StageLaunches {
         processes.into_iter().map(|(_, names)| names).collect()
     }
 
-    fn pair(&self, pair: usize, process: Option<usize>, groups: &[&LaunchGroup]) -> KernelPair {
+    fn pair(&self, pair: usize, process: Option<usize>, groups: &[LaunchGroup]) -> KernelPair {
         let (name, signature, (grid, block)) = &self.pairs[pair];
         let by_stage = |ms: &dyn Fn(usize) -> f64| -> BTreeMap<String, f64> {
             let ms =
@@ -302,11 +319,11 @@ impl StageLaunches {
         }
     }
 
-    /// Time of the launches of a pair in a stage that are like the first ones of these groups: of
-    /// that stage, or of similar duration to those of another one.
-    fn like_ms(&self, pair: usize, stage: usize, groups: &[&LaunchGroup]) -> f64 {
+    /// Time of the launches of a pair in a stage that are like those of these groups: of that
+    /// stage, or of similar duration to those of another one.
+    fn like_ms(&self, pair: usize, stage: usize, groups: &[LaunchGroup]) -> f64 {
         let of_stage = &self.durations[pair][stage];
-        let like = |it: &&LaunchGroup| {
+        let like = |it: &FirstLaunch| {
             let first = &self.durations[pair][it.stage];
             let length = first.length(it.ns);
             if it.stage == stage {
@@ -315,8 +332,8 @@ impl StageLaunches {
                 of_stage.similar(first.tally(length).mean_ns())
             }
         };
-        let of_pair = groups.iter().filter(|it| it.pair == pair).copied();
-        let lengths: BTreeSet<Length> = of_pair.filter_map(|it| like(&it)).collect();
+        let of_pair = groups.iter().filter(|it| it.pair == pair).flat_map(|it| &it.launches);
+        let lengths: BTreeSet<Length> = of_pair.filter_map(like).collect();
         lengths.into_iter().map(|it| of_stage.tally(it).ms()).sum()
     }
 }

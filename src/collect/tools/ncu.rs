@@ -114,7 +114,8 @@ pub fn profile(
     argv = argv
         .args(["--kernel-name-base", base, "--kernel-name"])
         .arg(format!("regex:^({})$", names.join("|")))
-        .args(["--filter-mode", "per-launch-config", "--launch-count", "1"]);
+        .args(["--filter-mode", "per-launch-config", "--launch-count"])
+        .arg(settings.launches_per_config.to_string());
     for ToolWord(section) in &settings.sections {
         argv = argv.args(["--section", section]);
     }
@@ -247,8 +248,9 @@ mod tests {
     }
 
     #[test]
-    fn sections_replay_and_clocks_follow_the_settings() {
+    fn launches_sections_replay_and_clocks_follow_the_settings() {
         let settings = NcuSettings {
+            launches_per_config: 8,
             sections: vec![ToolWord("LaunchStats".into())],
             replay_mode: ReplayMode::Application,
             clock_control: ClockControl::Base,
@@ -265,7 +267,7 @@ mod tests {
         .shell();
         assert!(shell.contains("--clock-control base --replay-mode application --nvtx"), "{shell}");
         assert!(
-            shell.contains("--launch-count 1 --section LaunchStats --force-overwrite"),
+            shell.contains("--launch-count 8 --section LaunchStats --force-overwrite"),
             "{shell}"
         );
     }

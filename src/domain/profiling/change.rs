@@ -109,7 +109,7 @@ mod tests {
         let bundled = Profiling::bundled(&Mode::DEEP).unwrap();
         let mut older = serde_json::to_value(&bundled).unwrap();
         let ncu = older["ncu"].as_object_mut().unwrap();
-        for key in ["target_pct", "max_processes", "details"] {
+        for key in ["target_pct", "launches_per_config", "max_processes", "details"] {
             ncu.remove(key);
         }
         for (key, value) in [("top_n", 5), ("launches", 3), ("min_share_pct", 80)] {

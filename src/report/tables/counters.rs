@@ -102,11 +102,11 @@ fn stalls(of: &CounterRecord) -> String {
 
 /// Counters by kernel and launch configuration, longest in the timeline first.
 pub fn counters(facts: &RunFacts, analysis: &Analysis) -> ReportTable {
-    let caption = "Launches that ncu profiled, by grid and block. Calls and mean are those of the \
-                   traced pass that take about as long; unlike are launches of other durations, \
-                   for which no counters stand. The rest is ncu's, whose replays start with cold \
-                   caches and at the clocks that the device chose. Percentages are of the \
-                   device's sustained peak.";
+    let caption = "Launches that ncu profiled, by grid and block. Calls and mean are of the \
+                   launches in the traced pass that take about as long; unlike is the time of \
+                   launches of other durations, for which no counters stand. The rest is ncu's, \
+                   whose replays start with cold caches and at the clocks that the device chose. \
+                   Percentages are of the device's sustained peak.";
     let mut table = ReportTable::of(
         "counters",
         "Kernel Counters",

@@ -78,8 +78,9 @@ impl CounterPlan {
                 self.in_sample()
             );
             let advice = if covered + unlike >= target {
-                "read the sampled metrics of the kernels with unlike launches, which mode deep \
-                 collects: ncu profiles the first launch of a kernel and geometry"
+                "read the sampled metrics of these launches, which mode deep collects, or raise \
+                 profiling.ncu.launches_per_config: ncu profiles the first ones of a kernel and \
+                 geometry"
             } else if it.planned_pct.is_some_and(|planned| planned >= target) {
                 "read the finding on the kernels without counters: they were selected and not \
                  profiled"

@@ -103,7 +103,12 @@ fn launches_of_other_durations_than_the_first_are_not_covered() {
     let findings = plan.coverage_findings(&profiled, &settings(90.0));
     let evidence = &findings[0].evidence["launches of other durations than the profiled ones, %"];
     assert_eq!(evidence, "90.0");
-    assert!(findings[0].advice.as_ref().unwrap().contains("sampled metrics"));
+    assert!(findings[0].advice.as_ref().unwrap().contains("launches_per_config"));
+    let two = NcuSettings { launches_per_config: 2, ..settings(90.0) };
+    let plan = select_kernels(&trace, &two, WHOLE);
+    assert_eq!(plan.processes[0].launches, 2, "1 ns and 3 ns of prefill");
+    let covered = plan.covered_pct(&profiled);
+    assert_eq!((covered["prefill"], covered["decode_all"]), (100.0, 10.0));
 }
 
 #[test]
