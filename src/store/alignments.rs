@@ -73,9 +73,7 @@ impl Store {
         owner: Option<Owner>,
         idempotency: Option<IdempotencyKey>,
     ) -> Result<SubmittedAlignment, StoreError> {
-        let id = AlignmentId::now();
-        // The time that a check reads from the id of an alignment that the database lost.
-        let now = id.given_ms().unwrap_or_else(now_ms);
+        let (id, now) = (AlignmentId::now(), now_ms());
         let mut writer = self.writer.lock().await;
         let mut tx = writer.begin_with(WRITE).await.map_err(during("start a submission"))?;
         if let Some(IdempotencyKey { key, body_sha256 }) = &idempotency {
