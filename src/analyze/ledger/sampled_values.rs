@@ -185,6 +185,7 @@ mod tests {
             block: Some([32, 1, 1]),
             calls: 2,
             total_ms,
+            mean_ms: None,
             share_pct: None,
             samples: 10,
             is_concurrent: false,

@@ -17,7 +17,11 @@ use super::{
     rows::{DELAY_NS, SampledWork, TimeShift},
     unknowns::{DeviceCapture, DeviceUnknowns, StageUnknowns, unknowns},
 };
-use crate::{analyze::stats::percent, domain::units::Nanos, trace::gpu_metrics::GpuMetric};
+use crate::{
+    analyze::stats::{percent, ratio},
+    domain::units::Nanos,
+    trace::gpu_metrics::GpuMetric,
+};
 
 /// Residual of the other meaning of a sample's time, as a share of the usual one, below which that
 /// one is taken.
@@ -298,6 +302,7 @@ impl StageFit<'_> {
             block: it.key.2,
             calls: it.calls,
             total_ms: Nanos(it.ns).as_ms(),
+            mean_ms: ratio(Nanos(it.ns).as_ms(), it.calls as f64),
             share_pct: percent(it.ns as f64, total as f64),
             samples: if at < self.unknowns.own { self.sums.samples[at] } else { 0 },
             is_concurrent: it.is_concurrent,

@@ -42,6 +42,9 @@ pub struct SampledKernel {
     /// Launches and time in the sampled passes.
     pub calls: u64,
     pub total_ms: f64,
+    /// `total_ms / calls`.
+    #[serde(default)]
+    pub mean_ms: Option<f64>,
     /// Share of the stage's kernel time, percent.
     pub share_pct: Option<f64>,
     /// Samples of the stage whose period overlaps the kernel.

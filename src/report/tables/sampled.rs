@@ -23,11 +23,12 @@ use crate::{
 /// A value that samples do not resolve.
 const UNRESOLVED: &str = "not resolved";
 
-const SHOWN: [&str; 12] = [
+const SHOWN: [&str; 13] = [
     "kernel_name",
     "stage",
     "grid",
     "block",
+    "mean_ms",
     "share_pct",
     "samples",
     "metrics.sms_active.pct",
@@ -83,6 +84,7 @@ pub fn columns() -> Vec<TableColumn<SampledKernel>> {
         size("block", "Block", |it| it.block.into()),
         count("calls", "Calls", |it| it.calls.into()),
         millis("total_ms", "Total ms", |it| it.total_ms.into()),
+        millis("mean_ms", "Mean ms", |it| it.mean_ms.into()),
         percent("share_pct", "Share of stage", |it| it.share_pct.into()),
         count("samples", "Samples", |it| it.samples.into()),
         flag("is_concurrent", "Concurrent", |it| it.is_concurrent.into()),

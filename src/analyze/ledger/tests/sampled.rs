@@ -23,6 +23,7 @@ fn sampled(kernel: &str, metrics: &[(GpuMetric, SampledValue)]) -> SampledKernel
         block: Some([64, 1, 1]),
         calls: 1,
         total_ms: 1e-3,
+        mean_ms: None,
         share_pct: None,
         samples: 40,
         is_concurrent: false,
