@@ -20,6 +20,12 @@ macro_rules! ids {
             pub fn now() -> Self {
                 Self(Uuid::now_v7())
             }
+
+            /// When the id was given, milliseconds since 1970.
+            pub fn given_ms(&self) -> Option<i64> {
+                let (seconds, nanos) = self.0.get_timestamp()?.to_unix();
+                Some(i64::try_from(seconds).ok()? * 1000 + i64::from(nanos / 1_000_000))
+            }
         }
 
         impl fmt::Display for $name {

@@ -9,11 +9,14 @@ use super::{
     IdempotencyKey, Owner, Store, StoreError, WRITE, claim::MAX_ATTEMPTS, column, during, id_of,
     json, now_ms, rfc3339, submit::over, word,
 };
-use crate::domain::{
-    alignment::{AlignmentSpec, AlignmentState, CheckSummary, Verdict},
-    ids::{AlignmentId, RunId},
-    run_files::ArtifactRecord,
-    state::Step,
+use crate::{
+    domain::{
+        alignment::{AlignmentSpec, AlignmentState, CheckSummary, Verdict},
+        ids::{AlignmentId, RunId},
+        run_files::ArtifactRecord,
+        state::Step,
+    },
+    runtime,
 };
 
 /// An alignment in the database.
@@ -73,7 +76,11 @@ impl Store {
         owner: Option<Owner>,
         idempotency: Option<IdempotencyKey>,
     ) -> Result<SubmittedAlignment, StoreError> {
-        let (id, now) = (AlignmentId::now(), now_ms());
+        let id = AlignmentId::now();
+        // The time that a check reads from the id of an alignment that the database lost. Ids have
+        // the time of the host, and a simulation has its own.
+        let given = id.given_ms().filter(|_| !runtime::is_simulated());
+        let now = given.unwrap_or_else(now_ms);
         let mut writer = self.writer.lock().await;
         let mut tx = writer.begin_with(WRITE).await.map_err(during("start a submission"))?;
         if let Some(IdempotencyKey { key, body_sha256 }) = &idempotency {

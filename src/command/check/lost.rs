@@ -64,7 +64,7 @@ fn run(id: RunId, dir: &Path) -> Option<LostRun> {
         true if steps.iter().all(|step| step.state == StepState::Succeeded) => RunState::Succeeded,
         true => RunState::Partial,
     };
-    let queued_ms = submitted(id.0)?;
+    let queued_ms = id.given_ms()?;
     let ended_ms = ended(&steps).unwrap_or(queued_ms);
     Some(LostRun { id, spec, state, queued_ms, ended_ms, message: RECREATED.to_owned(), artifacts })
 }
@@ -86,16 +86,10 @@ fn alignment(id: AlignmentId, dir: &Path) -> Option<LostAlignment> {
             .map(|facts: JournalFacts| (facts.verdict, facts.checks)),
         false => None,
     };
-    let queued_ms = submitted(id.0)?;
+    let queued_ms = id.given_ms()?;
     let ended_ms = ended(&last_steps(dir)).unwrap_or(queued_ms);
     let outcome = AlignmentOutcome { found: found.ok_or_else(|| RECREATED.to_owned()), artifacts };
     Some(LostAlignment { id, spec, queued_ms, ended_ms, outcome })
-}
-
-/// When an id was given, milliseconds since 1970.
-fn submitted(id: uuid::Uuid) -> Option<i64> {
-    let (seconds, nanos) = id.get_timestamp()?.to_unix();
-    Some(i64::try_from(seconds).ok()? * 1000 + i64::from(nanos / 1_000_000))
 }
 
 /// When the last step ended, milliseconds since 1970.
