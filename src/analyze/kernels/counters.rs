@@ -2,8 +2,8 @@
 //!
 //! The join keys are stage, full name, launch configuration and duration: instantiations of one
 //! template often run with the same configuration, and persistent kernels do different work with
-//! one. ncu replays launches with cold caches, so its durations
-//! are listed next to those of the timeline and never replace them.
+//! one. ncu replays launches with cold caches, so its durations are listed next to those of the
+//! timeline and never replace them.
 
 mod profiled_launches;
 mod timeline_runs;
@@ -15,9 +15,8 @@ use foldhash::HashMap;
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
-pub use self::profiled_launches::ProfiledLaunches;
-pub use self::timeline_runs::Like;
 use self::timeline_runs::{LaunchGroup, TimelineRuns};
+pub use self::{profiled_launches::ProfiledLaunches, timeline_runs::Like};
 use crate::{
     analyze::{
         kernels::{
@@ -105,9 +104,6 @@ pub struct KernelCounters {
     pub stalled_by: Option<String>,
 }
 
-/// Stage, kernel, its signature, grid and block.
-pub type ConfigKey = (String, String, String, Option<[u32; 3]>, Option<[u32; 3]>);
-
 /// Groups the profiled launches by kernel, launch configuration and duration, longest in the
 /// timeline first.
 pub fn counters(
@@ -147,7 +143,7 @@ pub fn counters(
             let of = runs.get(other).filter(|_| grid.is_some() && block.is_some());
             let Some(of) = of.map(|it| it.durations) else { continue };
             let Some(length) = of.similar(like.tally().mean_ns()) else { continue };
-            let is_profiled = groups.keys().any(|(group, _)| *group == other);
+            let is_profiled = groups.contains_key(&(other, Some(length)));
             if !is_profiled && shared.insert((other, length)) {
                 let of_other = record(other, Some(Like { of, length }), launches);
                 records.push(CounterRecord { profiled_in: Some(group.0.to_owned()), ..of_other });
@@ -184,7 +180,7 @@ fn record(group: LaunchGroup, like: Option<Like>, launches: &[&LaunchCounters]) 
 
 /// Adds the time of launches of which none of similar duration was profiled.
 fn add_unlike(records: &mut [CounterRecord]) {
-    let mut like_ns: HashMap<ConfigKey, i64> = HashMap::default();
+    let mut like_ns: HashMap<LaunchGroup, i64> = HashMap::default();
     for (it, like) in records.iter().filter_map(|it| Some((it, it.like?))) {
         *like_ns.entry(it.config()).or_default() += like.tally().ns;
     }
@@ -197,11 +193,9 @@ fn add_unlike(records: &mut [CounterRecord]) {
 }
 
 impl CounterRecord {
-    /// Stage, kernel, signature, grid and block.
-    pub fn config(&self) -> ConfigKey {
-        let text = |it: &str| it.to_owned();
-        let names = (text(&self.stage), text(&self.kernel_name), text(&self.signature));
-        (names.0, names.1, names.2, self.grid, self.block)
+    /// The launch configuration with its stage and kernel.
+    pub fn config(&self) -> LaunchGroup<'_> {
+        (&self.stage, &self.kernel_name, &self.signature, self.grid, self.block)
     }
 }
 

@@ -1,8 +1,6 @@
 //! Launches by their duration: one kernel with one grid may do different work, for example products
 //! of two operators with different depths by a persistent kernel, whose grid is the number of SMs.
 
-use serde::{Deserialize, Serialize};
-
 use crate::domain::units::Nanos;
 
 /// Launches below and above these multiples of their kernel's mean are short and long,
@@ -12,7 +10,7 @@ const LONG: f64 = 4.0 / 3.0;
 const MIN_SHARE: f64 = 0.05;
 
 /// Launches and their time.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Tally {
     pub calls: u64,
     pub ns: i64,

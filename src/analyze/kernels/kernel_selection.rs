@@ -1,9 +1,9 @@
 //! Selects the kernels to profile with ncu, from the timeline of the same run.
 //!
 //! Reading counters takes some tenths of a second per launch, whatever the kernel's own time, so
-//! one launch of each geometry of a kernel is enough, and only until the target share of each
-//! stage's kernel time is covered. The selection is a value; coverage counts what was profiled, not
-//! what was selected.
+//! one launch of each geometry of a kernel is profiled unless more are requested, and only until
+//! the target share of each stage's kernel time is reached. The selection is a value; coverage
+//! counts the launches that the profiled ones stand for, not what was selected.
 
 mod cover;
 mod coverage;

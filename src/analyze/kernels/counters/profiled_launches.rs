@@ -21,9 +21,7 @@ impl<'a> ProfiledLaunches<'a> {
         let stages = launches.stage_count();
         let mut by_group: HashMap<LaunchGroup, Vec<u32>> = HashMap::default();
         for (at, it) in (0..).zip(counters).filter(|(_, it)| it.like.is_some()) {
-            let (grid, block) = (it.grid, it.block);
-            let group = (&*it.stage, &*it.kernel_name, &*it.signature, grid, block);
-            by_group.entry(group).or_default().push(at);
+            by_group.entry(it.config()).or_default().push(at);
         }
         if by_group.is_empty() {
             return Self { counters, stages, records: vec![] };

@@ -34,7 +34,7 @@ pub struct SelectedStage {
     pub planned_pct: Option<f64>,
 }
 
-/// Launches of one ncu process, which profiles the first launch of each grid, block and shared
+/// Launches of one ncu process, which profiles the first launches of each grid, block and shared
 /// memory of these kernels.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct CounterProcess {
