@@ -40,7 +40,9 @@ pub trait Simulation {
     fn delay(&self) -> Duration;
     /// Starts the job of a run in its folder, with this command line.
     fn start_job(&self, args: &[OsString], dir: &Path, run: RunMark) -> io::Result<SimulatedJob>;
-    /// Ends the processes of a run.
+    /// Starts the server of a session.
+    fn start_server(&self, session: RunMark) -> io::Result<SimulatedJob>;
+    /// Ends the processes of a run or session.
     fn end_orphans(&self, run: RunMark);
     /// Output of a command of a cluster; an error is its message.
     fn cluster(&self, program: &str, args: &[OsString]) -> Answer<Result<String, String>>;
@@ -50,7 +52,7 @@ pub trait Simulation {
     fn synced(&self, path: &Path);
 }
 
-/// A job's process in a simulation.
+/// A job, or the server of a session, in a simulation.
 #[derive(Debug, Clone)]
 pub struct SimulatedJob {
     /// Requests that it ends.

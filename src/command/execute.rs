@@ -61,9 +61,9 @@ pub fn run(options: &ExecuteOptions) -> Result<ExitCode> {
     serve::runtime()?.block_on(async {
         let stop = CancellationToken::new();
         let stop_on_signal = stop.clone();
-        let stopped = serve::stop_signal()?;
+        let mut signals = serve::StopSignals::catch()?;
         tokio::spawn(async move {
-            stopped.await;
+            signals.signalled().await;
             tracing::info!("stop requested");
             stop_on_signal.cancel();
         });

@@ -66,18 +66,18 @@ pub fn run(options: QuickstartOptions) -> Result<()> {
     serve::create_private_files();
     // It talks to itself over loopback, in plain HTTP.
     config.server.tls = config::TlsSettings { certificate: PathBuf::new(), key: PathBuf::new() };
-    serve::runtime()?.block_on(async {
-        let mut stopped = std::pin::pin!(serve::stop_signal()?);
+    serve::block_on(async {
+        let mut stopped = serve::StopSignals::catch()?;
         let service = Service::start(config, log).await?;
         let ended = tokio::select! {
             ended = profile(&service, &options) => ended,
-            () = &mut stopped => {
+            () = stopped.signalled() => {
                 Err(anyhow!("interrupted; the run is queued in {}", options.data.display()))
             }
         };
         if ended.is_ok() && options.keep {
             println!("Serving until Ctrl-C.");
-            stopped.await;
+            stopped.signalled().await;
         }
         service.stop().await?;
         ended

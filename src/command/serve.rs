@@ -5,7 +5,7 @@ mod process_limits;
 mod service;
 mod settings;
 
-use std::{ffi::OsString, io::IsTerminal, path::PathBuf};
+use std::{ffi::OsString, io::IsTerminal, path::PathBuf, time::Duration};
 
 use anyhow::{Context as _, Result};
 use clap::{Args, ValueEnum};
@@ -18,6 +18,8 @@ pub use self::{
     settings::{collector, settings},
 };
 
+/// Time for work on blocking threads to end after the service has stopped.
+const BLOCKING_GRACE: Duration = Duration::from_secs(5);
 /// Default level of logs.
 const LEVEL: &str = "info";
 
@@ -72,12 +74,12 @@ pub fn run(options: ServeOptions) -> Result<()> {
     return_freed_memory();
     start_logging(options.log, LEVEL);
     let config = settings(&options)?;
-    runtime()?.block_on(async {
-        let stopped = stop_signal()?;
+    block_on(async {
+        let mut stopped = StopSignals::catch()?;
         let service = Service::start(config, Logging { format: options.log, level: LEVEL }).await?;
         println!("listening on {}", service.base());
         let trimming = tokio::spawn(trim_memory());
-        stopped.await;
+        stopped.signalled().await;
         trimming.abort();
         tracing::info!("stopping: running runs are requeued");
         service.stop().await
@@ -115,7 +117,7 @@ fn return_freed_memory() {
 /// Returns freed memory between blocks in use, once a minute.
 #[cfg(target_env = "gnu")]
 async fn trim_memory() {
-    let mut minutes = tokio::time::interval(std::time::Duration::from_secs(60));
+    let mut minutes = tokio::time::interval(Duration::from_secs(60));
     loop {
         minutes.tick().await;
         // SAFETY: has no preconditions.
@@ -144,6 +146,14 @@ pub fn start_logging(format: LogFormat, level: &str) {
     }
 }
 
+/// Executes a command that serves. Work on blocking threads that does not end is left behind.
+pub fn block_on<T>(command: impl Future<Output = Result<T>>) -> Result<T> {
+    let runtime = runtime()?;
+    let ended = runtime.block_on(command);
+    runtime.shutdown_timeout(BLOCKING_GRACE);
+    ended
+}
+
 /// Creates the runtime of a command, with one thread per core.
 pub fn runtime() -> Result<tokio::runtime::Runtime> {
     tokio::runtime::Builder::new_multi_thread()
@@ -152,14 +162,24 @@ pub fn runtime() -> Result<tokio::runtime::Runtime> {
         .context("cannot start the runtime")
 }
 
-/// Catches SIGTERM and SIGINT from now on; the future ends with the first of them.
-pub fn stop_signal() -> Result<impl Future<Output = ()>> {
-    let mut term = unix::signal(unix::SignalKind::terminate())?;
-    let mut interrupt = unix::signal(unix::SignalKind::interrupt())?;
-    Ok(async move {
+/// SIGTERM and SIGINT, caught from the creation of the value.
+pub struct StopSignals {
+    term: unix::Signal,
+    interrupt: unix::Signal,
+}
+
+impl StopSignals {
+    pub fn catch() -> Result<Self> {
+        let term = unix::signal(unix::SignalKind::terminate())?;
+        let interrupt = unix::signal(unix::SignalKind::interrupt())?;
+        Ok(Self { term, interrupt })
+    }
+
+    /// Waits for the next of them.
+    pub async fn signalled(&mut self) {
         tokio::select! {
-            _ = term.recv() => {}
-            _ = interrupt.recv() => {}
+            _ = self.term.recv() => {}
+            _ = self.interrupt.recv() => {}
         }
-    })
+    }
 }

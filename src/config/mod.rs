@@ -198,6 +198,7 @@ pub struct WorkerSettings {
     pub paused: bool,
     pub lease_s: u32,
     pub grace_s: u32,
+    pub stop_s: u32,
     pub background_wait_s: u32,
 }
 

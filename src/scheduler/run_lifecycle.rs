@@ -4,9 +4,12 @@
 //! The steps of a run are in [`crate::job`]. The executor is this process or a cluster.
 
 use std::{
+    convert::Infallible,
+    future::pending,
     io,
     path::{Path, PathBuf},
     pin::pin,
+    sync::OnceLock,
     time::Duration,
 };
 
@@ -106,33 +109,42 @@ impl<E: Executor> Execution<'_, E> {
         submitted: Option<oneshot::Sender<()>>,
         stop: &CancellationToken,
     ) -> (Option<Interrupted>, Result<Outcome, LostJob>) {
-        let left_running = || Ok(job::failed("left to its job".into()));
-        let cancel = CancellationToken::new();
-        let mut interrupted = None;
-        let mut end = pin!(runtime::task(self.run(submitted, &cancel)));
-        loop {
-            let cancelled = interrupted == Some(Interrupted::Cancelled);
-            // Its job may need longer to end than the lease lasts.
-            let is_ending = interrupted.is_some_and(|reason| reason != Interrupted::LeaseLost);
-            tokio::select! {
-                biased;
-                end = &mut end => return (interrupted, end),
-                reason = runtime::task(hold_lease(self.run, self.cx, stop)),
-                    if interrupted.is_none() => {
-                    tracing::info!(?reason, "run is interrupted");
-                    interrupted = Some(reason);
-                    if E::JOBS_OUTLIVE_SERVICE && reason != Interrupted::Cancelled {
-                        // The next service finds the job by its name.
-                        return (interrupted, left_running());
-                    }
-                    cancel.cancel();
-                }
-                () = runtime::task(renew_lease(self.run, self.cx)), if is_ending => {}
-                () = stop.cancelled(), if E::JOBS_OUTLIVE_SERVICE && cancelled => {
-                    // The scheduler may not answer: the next service to claim the run cancels it.
-                    return (Some(Interrupted::ServiceStops), left_running());
-                }
+        let (cancel, interrupted) = (CancellationToken::new(), OnceLock::new());
+        // Both are polled until the run has ended: one that waits unpolled could hold the writer of
+        // the database.
+        tokio::select! {
+            biased;
+            end = runtime::task(self.run(submitted, &cancel)) => (interrupted.into_inner(), end),
+            reason = runtime::task(self.hold(&interrupted, &cancel, stop)) => {
+                (Some(reason), Ok(job::failed("left to its job".into())))
             }
+        }
+    }
+
+    /// Renews the lease, and cancels the job once the run is interrupted. Returns the reason if the
+    /// run is left to its job, which the next service finds by its name.
+    async fn hold(
+        &self,
+        interrupted: &OnceLock<Interrupted>,
+        cancel: &CancellationToken,
+        stop: &CancellationToken,
+    ) -> Interrupted {
+        let reason = hold_lease(self.run, self.cx, stop).await;
+        tracing::info!(?reason, "run is interrupted");
+        if E::JOBS_OUTLIVE_SERVICE && reason != Interrupted::Cancelled {
+            return reason;
+        }
+        interrupted.get_or_init(|| reason);
+        cancel.cancel();
+        if reason == Interrupted::LeaseLost {
+            return pending().await;
+        }
+        tokio::select! {
+            biased;
+            // Its job may need longer to end than the lease lasts.
+            never = renew_lease(self.run, self.cx) => match never {},
+            // The scheduler may not answer: the next service to claim the run cancels it.
+            () = stop.cancelled(), if E::JOBS_OUTLIVE_SERVICE => Interrupted::ServiceStops,
         }
     }
 
@@ -151,20 +163,14 @@ impl<E: Executor> Execution<'_, E> {
         // On other hosts a run disturbs nothing here.
         let mut measuring = None;
         loop {
-            let status = tokio::select! {
+            let polled = tokio::select! {
                 biased;
-                () = cancel.cancelled(), if !cancel_sent => {
-                    match self.executor.cancel(self.run.id, Some(self.run.attempt)).await {
-                        Ok(()) => cancel_sent = true,
-                        Err(error) => {
-                            let error = crate::chain(&error);
-                            tracing::warn!(error, "cannot cancel the job yet");
-                            tokio::time::sleep(RETRY).await;
-                        }
-                    }
-                    continue;
-                }
-                status = self.executor.poll(self.spec) => status,
+                () = cancel.cancelled(), if !cancel_sent => None,
+                status = self.executor.poll(self.spec) => Some(status),
+            };
+            let Some(status) = polled else {
+                cancel_sent = self.cancel_job().await;
+                continue;
             };
             self.save_steps(&dir, &mut steps).await;
             let measures = !E::JOBS_OUTLIVE_SERVICE && self.measures(&steps.records);
@@ -184,6 +190,16 @@ impl<E: Executor> Execution<'_, E> {
                 }
             }
         }
+    }
+
+    /// Requests that the job ends; returns false, after a pause, if the executor does not answer.
+    async fn cancel_job(&self) -> bool {
+        let Err(error) = self.executor.cancel(self.run.id, Some(self.run.attempt)).await else {
+            return true;
+        };
+        tracing::warn!(error = crate::chain(&error), "cannot cancel the job yet");
+        tokio::time::sleep(RETRY).await;
+        false
     }
 
     /// Submits the run, repeatedly if the executor does not answer, until it is cancelled; an error
@@ -321,7 +337,7 @@ async fn finish(
 }
 
 /// Renews the lease of a run that is ending; never returns.
-async fn renew_lease(run: &ClaimedRun, cx: &Context) {
+async fn renew_lease(run: &ClaimedRun, cx: &Context) -> Infallible {
     loop {
         tokio::time::sleep(cx.lease() / 3).await;
         if let Err(error) = cx.store.renew(run, cx.lease()).await {

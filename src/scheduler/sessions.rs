@@ -4,20 +4,24 @@
 //! The session ends when it is requested, by its lifetime, with the service or with its server. A
 //! run that has started then ends first, within its own time limit.
 
+mod hold;
+#[cfg(test)]
+mod tests;
+
 use std::{
-    fs, io,
+    convert::Infallible,
+    fs,
+    future::pending,
+    io,
     path::{Path, PathBuf},
     pin::pin,
     time::Duration,
 };
 
-use tokio::{
-    sync::watch,
-    task::JoinSet,
-    time::{Instant, sleep, sleep_until},
-};
+use tokio::time::sleep;
 use tokio_util::sync::CancellationToken;
 
+use self::hold::{SessionEnd, SessionHold};
 use super::{
     Context, executor::Executor, job_resolution::resolve_session, recovery::keep_evidence,
     run_lifecycle::run_to_end,
@@ -34,45 +38,16 @@ use crate::{
     },
     job::visible_gpus,
     runtime,
-    store::{ClaimedRun, ClaimedSession, EndedSession, SessionRenewal, StoreError},
+    store::{ClaimedRun, ClaimedSession, StoreError},
 };
 
 /// Longest time between two claims of an idle session; a queued run wakes it earlier.
 const IDLE: Duration = Duration::from_secs(1);
-/// Longest time until a requested end is seen; a notification is seen at once.
-const CHECK: Duration = Duration::from_secs(5);
 /// Lines of the server's output that are kept of an ended session, and their characters.
 const LAST_LINES: usize = 40;
 const LAST_CHARS: usize = 8_000;
 /// Time beyond a session's lifetime after which its processes are ended in any case.
 const DEADLINE_MARGIN: Duration = Duration::from_secs(24 * 3600);
-
-/// Reason why a session ends.
-#[derive(Debug, Clone, PartialEq, Eq)]
-enum SessionEnd {
-    Requested,
-    LifetimePassed,
-    ServiceStops,
-    /// Another worker took it for lost and ended its processes.
-    LeaseLost,
-    /// In words.
-    Failed(String),
-}
-
-impl SessionEnd {
-    fn ended(self, spec_s: u32, log: Option<String>) -> EndedSession {
-        let (state, message) = match self {
-            Self::Requested => (SessionState::Ended, "ended on request".to_owned()),
-            Self::LifetimePassed => {
-                (SessionState::Ended, format!("its lifetime of {spec_s} s has passed"))
-            }
-            Self::ServiceStops => (SessionState::Ended, "the service stopped".to_owned()),
-            Self::LeaseLost => (SessionState::Lost, "its worker stalled".to_owned()),
-            Self::Failed(why) => (SessionState::Failed, why),
-        };
-        EndedSession { state, message, log }
-    }
-}
 
 /// Leads a session to its end.
 #[tracing::instrument(skip_all, fields(session = %session.id, device = device.name))]
@@ -229,20 +204,15 @@ impl Serving<'_> {
         self.set_state(SessionState::Busy).await;
         let access = server.access.clone();
         let place = (self.device, self.others, Some(&access));
-        let mut run = pin!(run_to_end(run, place, self.cx, executor, None, stop));
         let mut failed = None;
-        let mut ending = false;
-        loop {
-            tokio::select! {
-                biased;
-                () = &mut run => break,
-                _ = hold.ends(), if !ending => {
-                    ending = true;
-                    self.set_state(SessionState::Ending).await;
-                }
-                // Its job sees the end of the server by itself.
-                why = server.ended(), if failed.is_none() => failed = Some(why),
-            }
+        // All are polled until the run has ended: one that waits unpolled could hold the writer of
+        // the database.
+        tokio::select! {
+            biased;
+            () = runtime::task(run_to_end(run, place, self.cx, executor, None, stop)) => {}
+            never = runtime::task(self.set_ending(hold)) => match never {},
+            // The run's job sees the end of the server by itself.
+            never = note_server_end(server, &mut failed) => match never {},
         }
         server.access.earlier_runs += 1;
         if let Some(end) = failed.map(SessionEnd::Failed).or_else(|| hold.reason()) {
@@ -255,6 +225,13 @@ impl Serving<'_> {
         }
         self.set_state(SessionState::Ready).await;
         None
+    }
+
+    /// Saves that the session is ending once it is to end; never returns.
+    async fn set_ending(&self, hold: &SessionHold) -> Infallible {
+        hold.ends().await;
+        self.set_state(SessionState::Ending).await;
+        pending().await
     }
 
     async fn set_state(&self, state: SessionState) {
@@ -272,6 +249,12 @@ impl Serving<'_> {
         let text: String = text.chars().skip(skipped).collect();
         (!text.is_empty()).then_some(text)
     }
+}
+
+/// Notes the reason if the server ends by itself; never returns.
+async fn note_server_end(server: &mut RunningSession, reason: &mut Option<String>) -> Infallible {
+    *reason = Some(server.ended().await);
+    pending().await
 }
 
 /// Seals the folders of runs that failed with their session after an earlier attempt. The next
@@ -310,66 +293,6 @@ fn remove_folder(dir: &Path) -> io::Result<()> {
     match fs::remove_dir_all(dir) {
         Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
         _ => Ok(()),
-    }
-}
-
-/// Renews the lease of a session until the value is dropped, and notes the first reason to end it.
-struct SessionHold {
-    reason: watch::Receiver<Option<SessionEnd>>,
-    _task: JoinSet<()>,
-}
-
-impl SessionHold {
-    fn start(session: &ClaimedSession, cx: &Context, stop: &CancellationToken) -> Self {
-        let (sender, reason) = watch::channel(None);
-        let (session, cx, stop) = (session.clone(), cx.clone(), stop.clone());
-        let mut task = JoinSet::new();
-        task.spawn(runtime::task(async move {
-            let note = |end: SessionEnd| {
-                sender.send_if_modified(|noted| {
-                    let is_first = noted.is_none();
-                    noted.get_or_insert(end);
-                    is_first
-                });
-            };
-            let lifetime = Duration::from_secs(session.spec.lifetime_s.into());
-            let expires = Instant::now() + lifetime;
-            loop {
-                let mut woken = pin!(cx.cancelled.notified());
-                woken.as_mut().enable();
-                match cx.store.renew_session(&session, cx.lease()).await {
-                    Ok(SessionRenewal::Kept) => {}
-                    Ok(SessionRenewal::EndRequested) => note(SessionEnd::Requested),
-                    Ok(SessionRenewal::Lost) => return note(SessionEnd::LeaseLost),
-                    Err(error) => {
-                        let error = crate::chain(&error);
-                        tracing::warn!(error, "cannot renew the lease of a session");
-                    }
-                }
-                let is_noted = sender.borrow().is_some();
-                tokio::select! {
-                    biased;
-                    () = stop.cancelled(), if !is_noted => note(SessionEnd::ServiceStops),
-                    () = sleep_until(expires), if !is_noted => note(SessionEnd::LifetimePassed),
-                    () = woken => {}
-                    () = sleep((cx.lease() / 3).min(CHECK)) => {}
-                }
-            }
-        }));
-        Self { reason, _task: task }
-    }
-
-    /// The reason to end the session, if there is one.
-    fn reason(&self) -> Option<SessionEnd> {
-        self.reason.borrow().clone()
-    }
-
-    /// Waits for the reason to end the session.
-    async fn ends(&self) -> SessionEnd {
-        let mut reason = self.reason.clone();
-        let noted = reason.wait_for(Option::is_some).await;
-        // Without its task the lease is not renewed.
-        noted.ok().and_then(|noted| noted.clone()).unwrap_or(SessionEnd::LeaseLost)
     }
 }
 

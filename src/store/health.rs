@@ -1,4 +1,4 @@
-//! Health of the database file: whether it is the one that was opened, and readable.
+//! Health of the database: the file is the one that was opened and readable, and calls can write.
 
 use std::{
     fs, io,
@@ -13,7 +13,7 @@ use sqlx::{
 };
 use tokio::sync::Mutex;
 
-use super::{Store, StoreError, during};
+use super::{Store, StoreError, WriterStall, during};
 use crate::runtime;
 
 /// Time for which a probe is valid: readiness is asked without a token.
@@ -77,8 +77,12 @@ fn inode(path: &Path) -> io::Result<(u64, u64)> {
 }
 
 impl Store {
-    /// Checks that requests can be answered: the database is in place and readable.
+    /// Checks that requests can be answered: the database is in place and readable, and no call
+    /// waits too long to write.
     pub async fn ready(&self) -> Result<(), StoreError> {
+        if let Some(stall) = self.writer_stall() {
+            return Err(StoreError::Blocked(stall));
+        }
         let file = &self.file;
         if !file.is_in_place() {
             return Err(StoreError::Replaced { path: file.path.display().to_string() });
@@ -91,6 +95,17 @@ impl Store {
         file.probe().await.map_err(during("read the database"))?;
         *probed = Some(Instant::now());
         Ok(())
+    }
+
+    /// The call that blocks others that want to write, if one has waited longer than 10 s.
+    pub fn writer_stall(&self) -> Option<WriterStall> {
+        self.writer.stall()
+    }
+
+    /// Number of calls that have the writer or wait for it.
+    #[cfg(test)]
+    pub fn writer_calls(&self) -> usize {
+        self.writer.calls()
     }
 
     /// Closes the connections of readers and moves everything from the write-ahead log into the

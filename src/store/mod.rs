@@ -77,6 +77,7 @@ pub use sweeps::{
     SweepChange, SweepDeletion,
 };
 pub use tokens::{Role, Token};
+pub use writer::WriterStall;
 
 #[derive(Debug, thiserror::Error)]
 pub enum StoreError {
@@ -94,6 +95,8 @@ pub enum StoreError {
     Replaced { path: String },
     #[error("the database writer has stopped")]
     Stopped,
+    #[error("the writer of the database is blocked: {0}")]
+    Blocked(WriterStall),
 }
 
 /// Connections that read.

@@ -49,6 +49,8 @@ pub struct StoredSession {
 /// A session to be started.
 #[derive(Debug, Clone)]
 pub struct NewSession {
+    /// A new one when absent.
+    pub id: Option<SessionId>,
     pub spec: SessionSpec,
     pub owner: Option<String>,
     /// Active sessions that the owner may have; 0: no limit.
@@ -114,7 +116,7 @@ impl Store {
         if new.per_owner > 0 && active >= i64::from(new.per_owner) {
             return Ok(StartedSession::TooMany(active.unsigned_abs()));
         }
-        let (id, now) = (SessionId::now(), now_ms());
+        let (id, now) = (new.id.unwrap_or_else(SessionId::now), now_ms());
         let spec = serde_json::to_string(&new.spec)
             .map_err(|_| StoreError::Corrupt { id: RunId(id.0), what: "a spec" })?;
         sqlx::query(

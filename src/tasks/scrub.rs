@@ -8,7 +8,7 @@ use std::time::Duration;
 use tokio::{
     runtime::Handle,
     task::spawn_blocking,
-    time::{Instant, sleep, timeout},
+    time::{Instant, timeout},
 };
 use tokio_util::sync::CancellationToken;
 
@@ -76,11 +76,8 @@ async fn scrub(
     let mut go_on = move |bytes| {
         let pause = pace.pause_before(bytes);
         handle.block_on(async {
-            tokio::select! {
-                biased;
-                () = stop.cancelled() => false,
-                () = sleep(pause) => wait.wait(&stop).await,
-            }
+            let _ = timeout(pause, stop.cancelled()).await; // in time, or stopped
+            wait.wait(&stop).await
         })
     };
     let found = spawn_blocking(move || verify::scrub(&dir, &artifacts, &mut go_on)).await;

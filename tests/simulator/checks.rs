@@ -8,12 +8,13 @@ use llmprof::{
         verify::{self, FileFault},
     },
     domain::{ids::RunId, state::RunState},
-    store::{DeliveryState, Filter, StoredDelivery, StoredRun},
+    store::{DeliveryState, Filter, StoredDelivery, StoredRun, StoredSession},
 };
 
 use super::{
     client::{self, Clients, Submission},
     service::{Service, Settings},
+    sessions::Sessions,
     world::World,
 };
 
@@ -23,6 +24,7 @@ const MAX_ATTEMPTS: u32 = 3;
 /// State of a service.
 struct Facts {
     runs: Vec<StoredRun>,
+    sessions: Vec<StoredSession>,
     deliveries: Vec<StoredDelivery>,
     removals: usize,
 }
@@ -33,7 +35,8 @@ async fn facts(service: &Service) -> Option<Facts> {
         let runs = store.list(&Filter::default(), None, 10_000).await.ok()?;
         let deliveries = store.deliveries(None, 10_000).await.ok()?;
         let removals = store.removals().await.ok()?.len();
-        Some(Facts { runs, deliveries, removals })
+        let sessions = store.sessions(10_000).await.ok()?;
+        Some(Facts { runs, sessions, deliveries, removals })
     });
     facts.await.flatten()
 }
@@ -52,6 +55,7 @@ pub async fn becomes_quiet<S: Future<Output = ()>>(
         };
         let Some(facts) = facts(&service).await else { continue };
         let is_quiet = facts.runs.iter().all(|it| it.state.is_final())
+            && facts.sessions.iter().all(|it| it.state.is_final())
             && facts.deliveries.iter().all(|it| it.state != DeliveryState::Pending)
             && facts.removals == 0
             && world.state().jobs.iter().all(|it| !it.is_alive());
@@ -67,7 +71,7 @@ pub async fn becomes_quiet<S: Future<Output = ()>>(
 /// Checks every promise.
 pub async fn check(
     world: &World,
-    clients: &Clients,
+    (clients, sessions): (&Clients, &Sessions),
     settings: &Settings,
     service: &Service,
     is_calm: bool,
@@ -86,6 +90,7 @@ pub async fn check(
     for run in &facts.runs {
         check_run(world, service, run, is_calm).await;
     }
+    sessions.check(world, &facts.sessions);
     check_folders(world, settings, &runs);
     check_deliveries(world, &facts, &runs);
 }

@@ -60,7 +60,7 @@ impl Clients {
 }
 
 /// A new id, ordered by time.
-fn new_id(world: &World) -> RunId {
+pub fn new_id(world: &World) -> RunId {
     let ms = world.time().as_millisecond().unsigned_abs();
     let random = world.state().random.next();
     RunId(Uuid::from_u64_pair((ms << 16) | 0x7000 | (random & 0xfff), (1 << 63) | (random >> 12)))

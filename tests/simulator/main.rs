@@ -1,5 +1,5 @@
-//! A seeded simulator of queue, leases, journal, retention, webhooks, imports and Slurm: the code
-//! of the service on simulated time, disks and processes.
+//! A seeded simulator of queue, leases, sessions, journal, retention, webhooks, imports and Slurm:
+//! the code of the service on simulated time, disks and processes.
 //!
 //! `SIMULATOR_SCHEDULES` sets the number of schedules, `SIMULATOR_FIRST` the first seed. Of a
 //! single schedule the events and the log of the service are shown.
@@ -16,6 +16,7 @@ mod random;
 mod scenarios;
 mod schedule;
 mod service;
+mod sessions;
 mod vfs;
 mod vfs_tests;
 mod world;

@@ -7,6 +7,7 @@ use llmprof::{config::Config, config::ExecutorKind, domain::ids::RunId, domain::
 use super::{
     client,
     schedule::{self, Report, Schedule},
+    sessions,
     world::Faults,
 };
 
@@ -36,7 +37,7 @@ async fn wait_for(schedule: &Schedule, happened: impl Fn(&str) -> bool) {
 }
 
 async fn wait_for_many(schedule: &Schedule, happened: impl Fn(&str) -> bool, count: usize) {
-    for _ in 0..10_000 {
+    for _ in 0..30_000 {
         if schedule.world.state().log.iter().filter(|line| happened(line)).count() >= count {
             return;
         }
@@ -165,4 +166,28 @@ fn a_disk_that_only_pretends_to_sync_breaks_promises() {
         !report.broken.is_empty()
     });
     assert!(broken.is_some());
+}
+
+#[test]
+fn a_session_that_ends_while_its_run_writes_blocks_no_other_write() {
+    for seed in 0..60 {
+        let local = |config: &mut Config| {
+            config.executor.kind = ExecutorKind::Local;
+            config.retention.max_runs = 0;
+        };
+        let report = schedule::simulate(seed, local, async |schedule| {
+            schedule.start().await;
+            let service = schedule.current().unwrap();
+            let (world, sessions) = (&schedule.world, &schedule.sessions);
+            let session = sessions.start(world, &service, 600).await.unwrap();
+            sessions::submit(world, &schedule.clients, session, || Some(service.clone())).await;
+            wait_for(schedule, |line| line.contains("has the result")).await;
+            // Every call that writes keeps the writer for a while.
+            world.state().faults = Faults { slow: 100, stall_ms: 500, ..Faults::default() };
+            world.pause(1_000).await;
+            sessions.end(world, &service, session).await;
+            schedule.finish().await;
+        });
+        kept(&report);
+    }
 }

@@ -19,6 +19,7 @@ use super::{
     disk::Disk,
     random::Random,
     service::{self, Service, Settings, Simulated},
+    sessions::{self, Sessions},
     vfs,
     world::{Faults, SERVICE_HOST, World},
 };
@@ -45,6 +46,7 @@ pub struct Schedule {
     settings: Settings,
     pub disk: Disk,
     pub clients: Clients,
+    pub sessions: Sessions,
     current: Arc<Mutex<Option<Service>>>,
     kind: Kind,
 }
@@ -79,8 +81,9 @@ pub fn simulate(
         let disk = Disk::default();
         disk.put(&data.path().join("llmprof.db").to_string_lossy(), service::template());
         vfs::register(data.path(), &disk);
-        let (clients, current) = (Clients::default(), Arc::default());
-        let schedule = Schedule { world, settings, disk, clients, current, kind };
+        let (clients, sessions, current) =
+            (Clients::default(), Sessions::default(), Arc::default());
+        let schedule = Schedule { world, settings, disk, clients, sessions, current, kind };
         act(&schedule).await;
         if let Some(service) = schedule.current() {
             service.process.kill();
@@ -165,7 +168,8 @@ impl Schedule {
         }
         if let Some(service) = self.current() {
             let is_calm = kind == Kind::Calm;
-            checks::check(&self.world, &self.clients, &self.settings, &service, is_calm).await;
+            let clients = (&self.clients, &self.sessions);
+            checks::check(&self.world, clients, &self.settings, &service, is_calm).await;
             if !service.stop().await {
                 self.world.broken("the service does not stop");
             }
@@ -197,8 +201,13 @@ impl Schedule {
         let shared = Arc::clone(&self.current);
         let current = move || running(&shared);
         match (number, self.kind) {
-            (0..=39, _) => drop(tokio::spawn(client::submit(world, clients, current))),
-            (40..=74, _) => drop(tokio::spawn(client::act(world, clients, current))),
+            (0..=31, _) => drop(tokio::spawn(client::submit(world, clients, current))),
+            // A cluster has no sessions.
+            (32..=39, _) if !self.is_cluster() => {
+                let sessions = self.sessions.clone();
+                drop(tokio::spawn(sessions::act(world, clients, sessions, current)));
+            }
+            (32..=74, _) => drop(tokio::spawn(client::act(world, clients, current))),
             (75..=79, _) | (_, Kind::Calm) => self.drain().await,
             (80..=85, _) => {
                 self.world.log("kill");

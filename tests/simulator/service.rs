@@ -25,11 +25,12 @@ use llmprof::{
 use tokio::sync::{Notify, oneshot};
 use tokio_util::sync::CancellationToken;
 
-use super::{disk::Disk, vfs, world::World};
+use super::{disk::Disk, sessions, vfs, world::World};
 
 /// Values that do not depend on the schedule.
 static MODELS: LazyLock<Arc<Models>> =
     LazyLock::new(|| Arc::new(config::models(None).unwrap().models));
+static COMMANDS: LazyLock<Arc<Commands>> = LazyLock::new(|| Arc::new(sessions::commands()));
 static PRESETS: LazyLock<Arc<Presets>> =
     LazyLock::new(|| Arc::new(config::profiling(None).unwrap()));
 static DEVICES: LazyLock<Arc<Devices>> = LazyLock::new(|| Arc::new(config::devices().unwrap()));
@@ -60,7 +61,7 @@ impl Settings {
                 stored: self.data.clone(),
             }),
             models: Arc::clone(&MODELS),
-            targets: Arc::new(Commands::default()),
+            targets: Arc::clone(&COMMANDS),
             presets: Arc::clone(&PRESETS),
             devices: Arc::clone(&DEVICES),
             collector: Arc::new(Collector::new("none")),
@@ -202,7 +203,7 @@ pub fn template() -> &'static [u8] {
 
 /// Writes what the settings name.
 pub fn prepare(data: &Path) {
-    for folder in ["runs", "alignments", "packing"] {
+    for folder in ["runs", "alignments", "sessions", "packing"] {
         std::fs::create_dir_all(data.join(folder)).unwrap();
     }
     // The store checks that its path leads to the same file.

@@ -164,25 +164,57 @@ impl World {
 
     /// Starts the process of a job.
     pub fn start_process(&self, dir: &Path, run: RunId, host: u32) -> SimulatedJob {
+        {
+            let mut state = self.state();
+            state.runs.entry(run).or_default().started += 1;
+            state.waiting.remove(&run);
+        }
+        let (world, dir, stop) = (self.clone(), dir.to_owned(), CancellationToken::new());
+        let job_stop = stop.clone();
+        self.spawn(run, host, stop, async move { job::execute(&world, &dir, &job_stop).await })
+    }
+
+    /// Starts the server of a session, which serves until it is stopped or crashes.
+    fn start_server_process(&self, session: RunId) -> SimulatedJob {
+        let (stop, crashes) = (CancellationToken::new(), self.fault(|it| it.crash));
+        let ignored = CancellationToken::new();
+        let stopped = if self.fault(|it| it.stubborn) { ignored } else { stop.clone() };
+        let world = self.clone();
+        self.spawn(session, SERVICE_HOST, stop, async move {
+            if crashes {
+                world.pause(30_000).await;
+                return -11;
+            }
+            stopped.cancelled().await;
+            0
+        })
+    }
+
+    /// Starts a process of a run or session; `work` returns its exit code.
+    fn spawn(
+        &self,
+        run: RunId,
+        host: u32,
+        stop: CancellationToken,
+        work: impl Future<Output = i32> + Send + 'static,
+    ) -> SimulatedJob {
         let (end, ended) = watch::channel(None);
-        let (stop, process) = (CancellationToken::new(), Arc::new(SimulatedProcess::default()));
+        let process = Arc::new(SimulatedProcess::default());
         let number = {
             let mut state = self.state();
             if host == SERVICE_HOST && state.jobs.iter().any(|it| it.run == run && it.is_alive()) {
                 drop(state);
-                self.broken(format!("two processes of run {run}"));
+                self.broken(format!("two processes of {run}"));
                 state = self.state();
             }
             let (process, stop) = (Arc::clone(&process), stop.clone());
             state.jobs.push(Job { run, host, process, stop, end });
-            state.runs.entry(run).or_default().started += 1;
             state.jobs.len() - 1
         };
-        self.log(format!("process {number} of run {run} starts on host {host}"));
-        self.state().waiting.remove(&run);
-        let (world, dir, job_stop) = (self.clone(), dir.to_owned(), stop.clone());
+        self.log(format!("process {number} of {run} starts on host {host}"));
+        let world = self.clone();
         tokio::spawn(process.run(async move {
-            let code = job::execute(&world, &dir, &job_stop).await;
+            let code = work.await;
             world.process_ended(number, code);
         }));
         SimulatedJob { stop, end: ended }
@@ -271,6 +303,14 @@ impl Simulation for World {
             return Err(io::Error::from_raw_os_error(11));
         }
         Ok(self.start_process(dir, run.run, SERVICE_HOST))
+    }
+
+    fn start_server(&self, session: RunMark) -> io::Result<SimulatedJob> {
+        if self.fault(|it| it.start) {
+            self.log(format!("server of session {} cannot start", session.run));
+            return Err(io::Error::from_raw_os_error(11));
+        }
+        Ok(self.start_server_process(session.run))
     }
 
     fn end_orphans(&self, run: RunMark) {

@@ -90,23 +90,26 @@ fn parse_load(text: &str) -> Option<(f64, usize)> {
 }
 
 /// Share of the samples in which more tasks than CPUs were runnable, percent.
-async fn sample(mut stopped: oneshot::Receiver<()>) -> Option<f64> {
+async fn sample(stopped: oneshot::Receiver<()>) -> Option<f64> {
     let stat = fs::read_to_string("/proc/stat").ok()?;
     let cpus = cpus(&stat);
     let (mut samples, mut waiting) = (0_u32, 0_u32);
-    let mut ticks = interval(PERIOD);
-    ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
-    loop {
-        tokio::select! {
-            _ = &mut stopped => break,
-            _ = ticks.tick() => {}
+    let count = async {
+        let mut ticks = interval(PERIOD);
+        ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        loop {
+            ticks.tick().await;
+            let Some((_, runnable)) = load_average() else { break };
+            samples += 1;
+            // The reader itself is one of them.
+            waiting += u32::from(runnable.saturating_sub(1) > cpus);
         }
-        let (_, runnable) = load_average()?;
-        samples += 1;
-        // The reader itself is one of them.
-        waiting += u32::from(runnable.saturating_sub(1) > cpus);
-    }
-    (samples > 0).then(|| f64::from(waiting) / f64::from(samples) * 100.0)
+    };
+    let is_complete = tokio::select! {
+        _ = stopped => true,
+        () = count => false,
+    };
+    (is_complete && samples > 0).then(|| f64::from(waiting) / f64::from(samples) * 100.0)
 }
 
 /// Number of CPUs of a `/proc/stat`.

@@ -38,6 +38,7 @@ use crate::{
         },
     },
     domain::{command::ReadyCheck, ids::SessionId, profiling::NsysSettings},
+    runtime::{self, SimulatedJob},
 };
 
 /// Folder of the server's files, and name of its logs.
@@ -71,9 +72,23 @@ pub struct SessionAccess {
 
 /// A server of a session that is ready.
 pub struct RunningSession {
-    child: RunningChild,
+    server: SessionServer,
     limits: ProcessLimits,
     pub access: SessionAccess,
+}
+
+enum SessionServer {
+    Child(RunningChild),
+    Simulated(SimulatedJob),
+}
+
+impl SessionServer {
+    async fn wait(&mut self, limits: &ProcessLimits) -> io::Result<ExitReason> {
+        match self {
+            Self::Child(child) => child.wait(limits).await,
+            Self::Simulated(job) => Ok(ExitReason::of_code(job.wait().await)),
+        }
+    }
 }
 
 impl Collector {
@@ -87,6 +102,11 @@ impl Collector {
         settings: &NsysSettings,
         limits: ProcessLimits,
     ) -> Result<RunningSession, CollectError> {
+        if let Some(job) = runtime::simulated(|it| it.start_server(limits.run)) {
+            let program = run.plan.program.clone();
+            let job = job.map_err(|source| CollectError::Run { program, source })?;
+            return Ok(RunningSession::simulated(id, dir, job, limits));
+        }
         let nsys = self.nsys.as_deref().ok_or(CollectError::NotInstalled { tool: "nsys" })?;
         // In a process tree of its own, everything ends with the first process.
         let limits = ProcessLimits { death_signal: Signal::SIGKILL, ..limits };
@@ -120,7 +140,7 @@ impl Collector {
         let control = scratch(limits.run);
         let (port, dir) = (place.port, dir.to_owned());
         let access = SessionAccess { id, port, control, dir, earlier_runs: 0 };
-        Ok(RunningSession { child, limits, access })
+        Ok(RunningSession { server: SessionServer::Child(child), limits, access })
     }
 }
 
@@ -134,23 +154,33 @@ async fn start_server(
     let not_started = |source| CollectError::Run { program: launch.program.clone(), source };
     let mut child =
         RunningChild::start(launch, logs, limits, ChildScope::Run).await.map_err(not_started)?;
-    let ended = tokio::select! {
-        ended = child.wait(limits) => ended.map_err(not_started)?,
-        ready = served.wait_until_ready(logs) => match ready {
-            Ok(()) => return Ok(child),
-            Err(CollectError::NotReady { how, within_s, .. }) => {
-                let last_words = logs.last_output(LAST_WORDS);
-                child.finish(ExitReason::Stopped, limits).await.map_err(not_started)?;
-                return Err(CollectError::NotReady { how, within_s, last_words });
-            }
-            Err(error) => return Err(error),
-        },
+    let started = tokio::select! {
+        ended = child.wait(limits) => Err(ended.map_err(not_started)?),
+        ready = served.wait_until_ready(logs) => Ok(ready),
     };
-    child.finish(ended, limits).await.map_err(not_started)?;
-    Err(folder.failure("the server", ended, logs, limits))
+    match started {
+        Ok(Ok(())) => Ok(child),
+        Ok(Err(CollectError::NotReady { how, within_s, .. })) => {
+            let last_words = logs.last_output(LAST_WORDS);
+            child.finish(ExitReason::Stopped, limits).await.map_err(not_started)?;
+            Err(CollectError::NotReady { how, within_s, last_words })
+        }
+        Ok(Err(error)) => Err(error),
+        Err(ended) => {
+            child.finish(ended, limits).await.map_err(not_started)?;
+            Err(folder.failure("the server", ended, logs, limits))
+        }
+    }
 }
 
 impl RunningSession {
+    /// The session of a simulated server.
+    pub fn simulated(id: SessionId, dir: &Path, job: SimulatedJob, limits: ProcessLimits) -> Self {
+        let (control, dir) = (dir.to_owned(), dir.to_owned());
+        let access = SessionAccess { id, port: 0, control, dir, earlier_runs: 0 };
+        Self { server: SessionServer::Simulated(job), limits, access }
+    }
+
     /// Output of the server of the session in `dir`.
     pub fn logs_in(dir: &Path) -> Logs {
         Logs::named(&dir.join(layout::LOGS), SERVER)
@@ -158,7 +188,7 @@ impl RunningSession {
 
     /// Waits until the server ends by itself; returns the reason.
     pub async fn ended(&mut self) -> String {
-        match self.child.wait(&self.limits).await {
+        match self.server.wait(&self.limits).await {
             Ok(ended) => {
                 let last = self.access.server_logs().last_output(1);
                 let last = last.first().map(|line| format!(": {line}")).unwrap_or_default();
@@ -169,12 +199,24 @@ impl RunningSession {
     }
 
     /// Stops the server: TERM, and KILL after the grace period, for all of its processes.
-    pub async fn stop(mut self) {
-        stop_targets(&self.limits).await;
-        let ended = timeout(LAUNCH_END, self.child.wait(&self.limits)).await;
-        let ended = ended.ok().and_then(Result::ok).unwrap_or(ExitReason::Stopped);
-        if let Err(error) = self.child.finish(ended, &self.limits).await {
-            tracing::warn!(session = %self.access.id, %error, "cannot stop a session's server");
+    pub async fn stop(self) {
+        let limits = &self.limits;
+        match self.server {
+            SessionServer::Child(mut child) => {
+                stop_targets(limits).await;
+                let ended = timeout(LAUNCH_END, child.wait(limits)).await;
+                let ended = ended.ok().and_then(Result::ok).unwrap_or(ExitReason::Stopped);
+                if let Err(error) = child.finish(ended, limits).await {
+                    let session = self.access.id;
+                    tracing::warn!(%session, %error, "cannot stop a session's server");
+                }
+            }
+            SessionServer::Simulated(mut job) => {
+                job.stop.cancel();
+                if timeout(limits.grace, job.wait()).await.is_err() {
+                    orphans::end_orphans(limits.run);
+                }
+            }
         }
     }
 }
@@ -234,6 +276,9 @@ impl SessionAccess {
 
     /// Stops and removes a recording that a run left open.
     pub async fn drop_window(&self, limit_s: u32) -> Result<(), String> {
+        if runtime::is_simulated() {
+            return Ok(());
+        }
         self.request("drop", limit_s).await
     }
 

@@ -104,8 +104,8 @@ fn run_local(options: &SweepOptions, data: &Path) -> Result<ExitCode> {
     serve::create_private_files();
     // It talks to itself over loopback, in plain HTTP.
     config.server.tls = TlsSettings { certificate: PathBuf::new(), key: PathBuf::new() };
-    serve::runtime()?.block_on(async {
-        let mut stopped = std::pin::pin!(serve::stop_signal()?);
+    serve::block_on(async {
+        let mut stopped = serve::StopSignals::catch()?;
         let service = Service::start(config, log).await?;
         let client = ServiceClient::new(&options.service.with_server(service.base()))?;
         let sweep = async {
@@ -114,7 +114,7 @@ fn run_local(options: &SweepOptions, data: &Path) -> Result<ExitCode> {
         };
         let ended = tokio::select! {
             ended = sweep => ended,
-            () = &mut stopped => {
+            () = stopped.signalled() => {
                 eprintln!("interrupted; the same command continues the sweep");
                 Ok(ExitCode::from(INTERRUPTED))
             }

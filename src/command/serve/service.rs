@@ -2,7 +2,7 @@
 
 use std::{net::SocketAddr, path::Path, sync::Arc, time::Duration};
 
-use anyhow::{Context as _, Result};
+use anyhow::{Context as _, Result, bail};
 use llmprof::{
     artifact::{data_folder::FolderLock, import_staging, temporary},
     collect::{Collector, gpu::gpu_monitor::watch_gpus, process::orphans},
@@ -21,7 +21,7 @@ use llmprof::{
     },
     tasks::{self, webhooks::WebhookSender},
 };
-use tokio::{net::TcpListener, signal::unix, sync::Notify};
+use tokio::{net::TcpListener, signal::unix, sync::Notify, time::timeout};
 use tokio_util::sync::CancellationToken;
 
 use super::{
@@ -44,6 +44,8 @@ pub struct Service {
     http: tokio::task::JoinHandle<std::io::Result<()>>,
     closing: CancellationToken,
     store: Store,
+    /// Maximum time of a stop.
+    stop_limit: Duration,
     _lock: Arc<FolderLock>,
 }
 
@@ -96,7 +98,9 @@ impl Service {
         tasks::webhooks::start(cx.store.clone(), webhooks, closing.clone()).await?;
         let names: Vec<&str> = devices.iter().map(|device| device.name.as_str()).collect();
         let store = cx.store.clone();
-        let service = Self { address, encrypted, pool, http, closing, store, _lock: folders.lock };
+        let stop_limit = Duration::from_secs(cx.config.worker.stop_s.into());
+        let _lock = folders.lock;
+        let service = Self { address, encrypted, pool, http, closing, store, stop_limit, _lock };
         let (base, data) = (service.base(), folders.data.display());
         tracing::info!(%address, devices = ?names, %data, "serving; the API is at {base}/docs");
         Ok(service)
@@ -107,17 +111,30 @@ impl Service {
         format!("{}://{}", if self.encrypted { "https" } else { "http" }, self.address)
     }
 
-    /// Stops serving and requeues running runs; returns when everything has ended.
+    /// Stops serving and requeues running runs; returns when everything has ended, or with an error
+    /// after `worker.stop_s`.
     pub async fn stop(self) -> Result<()> {
-        self.closing.cancel();
-        self.pool.drain().await;
-        // Slow downloads do not delay the stop; all durable data is already written.
-        let served = match tokio::time::timeout(CONNECTION_GRACE, self.http).await {
-            Ok(served) => served?.map_err(Into::into),
-            Err(_) => Ok(()),
+        let Self { pool, http, closing, store, stop_limit, _lock, .. } = self;
+        closing.cancel();
+        let stopped = async {
+            pool.drain().await;
+            // Slow downloads do not delay the stop; all durable data is already written.
+            let served = match timeout(CONNECTION_GRACE, http).await {
+                Ok(served) => served?.map_err(Into::into),
+                Err(_) => Ok(()),
+            };
+            store.close().await?;
+            served
         };
-        self.store.close().await?;
-        served
+        timeout(stop_limit, stopped).await.unwrap_or_else(|_| {
+            let limit = stop_limit.as_secs();
+            let stall = store.writer_stall().map(|it| format!("; the database is blocked: {it}"));
+            let stall = stall.unwrap_or_default();
+            bail!(
+                "cannot stop within {limit} s (worker.stop_s); the next start recovers the runs \
+                 that have not ended{stall}"
+            )
+        })
     }
 }
 

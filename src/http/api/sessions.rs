@@ -186,7 +186,7 @@ pub(crate) async fn start_session(
 ) -> Result<SessionView, ApiError> {
     let spec = check(app, parse_object(body)?)?;
     let per_owner = app.config.sessions.per_owner;
-    let new = NewSession { spec, owner: caller.name.clone(), per_owner };
+    let new = NewSession { id: None, spec, owner: caller.name.clone(), per_owner };
     match app.store.start_session(&new).await? {
         StartedSession::New(session) => {
             app.queued.notify_waiters();

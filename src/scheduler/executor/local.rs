@@ -119,8 +119,12 @@ async fn run_to_end(
 ) -> JobEnd {
     let ended = tokio::select! {
         biased;
-        () = stop.cancelled() => job.stop(grace).await,
-        ended = job.wait() => ended,
+        () = stop.cancelled() => None,
+        ended = job.wait() => Some(ended),
+    };
+    let ended = match ended {
+        Some(ended) => ended,
+        None => job.stop(grace).await,
     };
     // A panic there does not affect the run's end.
     runtime::blocking(move || end_orphans(run)).await.ok();

@@ -30,7 +30,7 @@ fn session(owner: Option<&str>) -> NewSession {
         label: None,
         nsys: Profiling::bundled(&Mode::LIGHT).unwrap().nsys,
     };
-    NewSession { spec, owner: owner.map(str::to_owned), per_owner: 2 }
+    NewSession { id: None, spec, owner: owner.map(str::to_owned), per_owner: 2 }
 }
 
 async fn open() -> (tempfile::TempDir, Store) {

@@ -7,7 +7,6 @@ mod pace;
 
 use std::{
     path::{Path, PathBuf},
-    pin::pin,
     sync::{
         Arc,
         atomic::{AtomicU64, Ordering},
@@ -17,7 +16,11 @@ use std::{
 
 use axum::body::{Body, Bytes};
 use sha2::{Digest, Sha256};
-use tokio::{fs::File, io::AsyncWriteExt, time::Instant};
+use tokio::{
+    fs::File,
+    io::AsyncWriteExt,
+    time::{Instant, sleep_until},
+};
 use tokio_stream::StreamExt;
 
 use self::chunks::FormChunks;
@@ -252,21 +255,29 @@ impl Upload {
 
     /// Waits for `next`, as long as the client keeps its pace and until the deadline.
     async fn in_time<T>(&mut self, next: impl Future<Output = T>) -> Result<T, ApiError> {
-        let slow = |message| ApiError::new(ErrorCode::BodyTimeout, message);
-        let mut next = pin!(next);
-        loop {
-            let start = Instant::now();
-            let limit = (start + self.pace.left()).min(self.deadline);
-            let result = tokio::time::timeout_at(limit, next.as_mut()).await;
-            self.pace.add_wait(start.elapsed());
-            if let Ok(next) = result {
-                return Ok(next);
-            }
-            self.pace.check().map_err(slow)?;
-            if Instant::now() >= self.deadline {
-                let message = format!("the upload took more than {} seconds", MAX_TIME.as_secs());
-                return Err(slow(message));
-            }
+        let mut since = Instant::now();
+        let next = tokio::select! {
+            biased;
+            next = next => Ok(next),
+            message = too_slow(&mut self.pace, &mut since, self.deadline) => Err(message),
+        };
+        self.pace.add_wait(since.elapsed());
+        next.map_err(|message| ApiError::new(ErrorCode::BodyTimeout, message))
+    }
+}
+
+/// Waits until a client was too slow, or its time is over; returns the reason. The wait from
+/// `since` is not yet part of the pace.
+async fn too_slow(pace: &mut UploadPace, since: &mut Instant, deadline: Instant) -> String {
+    loop {
+        sleep_until((*since + pace.left()).min(deadline)).await;
+        pace.add_wait(since.elapsed());
+        *since = Instant::now();
+        if let Err(message) = pace.check() {
+            return message;
+        }
+        if *since >= deadline {
+            return format!("the upload took more than {} seconds", MAX_TIME.as_secs());
         }
     }
 }
