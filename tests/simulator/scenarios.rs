@@ -170,22 +170,29 @@ fn a_disk_that_only_pretends_to_sync_breaks_promises() {
 
 #[test]
 fn a_session_that_ends_while_its_run_writes_blocks_no_other_write() {
-    for seed in 0..60 {
+    for seed in 0..90 {
         let local = |config: &mut Config| {
             config.executor.kind = ExecutorKind::Local;
+            config.worker.lease_s = 300;
             config.retention.max_runs = 0;
         };
         let report = schedule::simulate(seed, local, async |schedule| {
             schedule.start().await;
             let service = schedule.current().unwrap();
             let (world, sessions) = (&schedule.world, &schedule.sessions);
-            let session = sessions.start(world, &service, 600).await.unwrap();
+            let life_s = if seed % 3 == 0 { 30 } else { 600 };
+            let session = sessions.start(world, &service, life_s).await.unwrap();
             sessions::submit(world, &schedule.clients, session, || Some(service.clone())).await;
-            wait_for(schedule, |line| line.contains("has the result")).await;
             // Every call that writes keeps the writer for a while.
-            world.state().faults = Faults { slow: 100, stall_ms: 500, ..Faults::default() };
-            world.pause(1_000).await;
-            sessions.end(world, &service, session).await;
+            world.state().faults = Faults { slow: 100, stall_ms: 2_000, ..Faults::default() };
+            let starts = |line: &str| line.contains("process 1 of");
+            wait_for(schedule, starts).await;
+            world.pause(30_000).await;
+            match seed % 3 {
+                0 => world.pause(60_000).await,
+                1 => sessions.end(world, &service, session).await,
+                _ => schedule.drain().await,
+            }
             schedule.finish().await;
         });
         kept(&report);

@@ -189,7 +189,7 @@ impl Schedule {
             stubborn: rarely(10),
             answer: rarely(20),
             slow: rarely(60),
-            stall_ms: 0,
+            stall_ms: rarely(1_000),
             requeue: rarely(30),
         }
     }
@@ -236,7 +236,7 @@ impl Schedule {
     }
 
     /// SIGTERM, and a new start.
-    async fn drain(&self) {
+    pub async fn drain(&self) {
         let Some(service) = self.current() else { return self.start().await };
         self.world.log("stop");
         let stopped = service.stop().await;

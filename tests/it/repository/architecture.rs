@@ -104,7 +104,7 @@ const IMPURE: &[&str] = &[
 ];
 const MAX_LINES: usize = 400;
 
-fn sources(folder: &Path) -> Vec<PathBuf> {
+pub fn sources(folder: &Path) -> Vec<PathBuf> {
     let mut files = Vec::new();
     for entry in fs::read_dir(folder).unwrap() {
         let path = entry.unwrap().path();

@@ -1,6 +1,8 @@
-//! The repository: the imports of its sources, its kernels, its deployment files, its documents.
+//! The repository: the imports and futures of its sources, its kernels, its deployment files, its
+//! documents.
 
 pub mod architecture;
 pub mod deployment;
 pub mod documents;
+pub mod futures;
 pub mod kernels;
