@@ -13,7 +13,7 @@ use std::{
     pin::Pin,
     rc::Rc,
     sync::{
-        Arc, Mutex, MutexGuard, PoisonError,
+        Arc, Condvar, Mutex, MutexGuard, PoisonError,
         atomic::{AtomicBool, AtomicUsize, Ordering},
     },
     task::{Context, Poll, Wake, Waker},
@@ -26,6 +26,9 @@ use tokio::{sync::watch, task::JoinError};
 use tokio_util::sync::CancellationToken;
 
 use crate::domain::ids::RunMark;
+
+/// Longest time for which a kill within a database call waits for the thread of the tasks.
+const MAX_UNSEEN: Duration = Duration::from_secs(5);
 
 /// Answer that a simulation gives later.
 pub type Answer<T> = Pin<Box<dyn Future<Output = T> + Send>>;
@@ -170,6 +173,11 @@ pub struct SimulatedProcess {
     calls: AtomicUsize,
     /// Of its tasks.
     wakers: Mutex<Vec<Option<Waker>>>,
+    /// Polls that may wait for a database call, the innermost last.
+    polls: Mutex<Vec<Arc<Parked>>>,
+    /// True once the thread of the tasks has seen a kill within a call.
+    seen: Mutex<bool>,
+    is_seen: Condvar,
 }
 
 impl SimulatedProcess {
@@ -180,9 +188,23 @@ impl SimulatedProcess {
         wakers.iter().for_each(Waker::wake_by_ref);
     }
 
-    /// The same within a database call, on another thread than that of the tasks.
+    /// The same within a database call, on another thread than that of the tasks. Returns once that
+    /// thread has seen it: no task acts on the answer to the call, however early that comes.
     pub fn kill_in_call(&self) {
         self.killed.store(true, Ordering::SeqCst);
+        lock(&self.polls).iter().for_each(|it| it.wake());
+        let seen = self.is_seen.wait_timeout_while(lock(&self.seen), MAX_UNSEEN, |seen| !*seen);
+        drop(seen);
+    }
+
+    /// True once it is killed, which lets the call within which it was killed end.
+    fn sees_kill(&self) -> bool {
+        let is_killed = self.is_killed();
+        if is_killed {
+            *lock(&self.seen) = true;
+            self.is_seen.notify_all();
+        }
+        is_killed
     }
 
     pub fn is_killed(&self) -> bool {
@@ -190,7 +212,7 @@ impl SimulatedProcess {
     }
 
     fn wakers(&self) -> MutexGuard<'_, Vec<Option<Waker>>> {
-        self.wakers.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.wakers)
     }
 
     /// Executes a task of this process; it never ends once the process is killed.
@@ -232,20 +254,42 @@ impl SimulatedProcess {
     ) -> Poll<F::Output> {
         let waker =
             Waker::from(Arc::new(Both { parked: Arc::clone(parked), task: cx.waker().clone() }));
+        let _poll = BlockingPoll::enter(self, parked);
         loop {
             parked.woken.store(false, Ordering::SeqCst);
             let polled = future.as_mut().poll(&mut Context::from_waker(&waker));
             if polled.is_ready() || self.calls.load(Ordering::Relaxed) == 0 {
                 return polled;
             }
-            while !parked.woken.load(Ordering::SeqCst) {
+            while !parked.woken.load(Ordering::SeqCst) && !self.is_killed() {
                 thread::park();
             }
-            if self.is_killed() {
+            if self.sees_kill() {
                 return Poll::Pending;
             }
         }
     }
+}
+
+/// A poll within which a database call may kill the process.
+struct BlockingPoll<'a>(&'a SimulatedProcess);
+
+impl<'a> BlockingPoll<'a> {
+    fn enter(process: &'a SimulatedProcess, parked: &Arc<Parked>) -> Self {
+        lock(&process.polls).push(Arc::clone(parked));
+        Self(process)
+    }
+}
+
+impl Drop for BlockingPoll<'_> {
+    fn drop(&mut self) {
+        self.0.sees_kill();
+        lock(&self.0.polls).pop();
+    }
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// Makes a process the current one of this thread, until it is dropped.
@@ -264,9 +308,17 @@ impl Drop for Entered {
 }
 
 /// The thread of a simulation, waiting for a database call.
+#[derive(Debug)]
 struct Parked {
     thread: Thread,
     woken: AtomicBool,
+}
+
+impl Parked {
+    fn wake(&self) {
+        self.woken.store(true, Ordering::SeqCst);
+        self.thread.unpark();
+    }
 }
 
 /// Wakes a task, or the thread blocked by its database call.
@@ -281,8 +333,7 @@ impl Wake for Both {
         if thread::current().id() == self.parked.thread.id() {
             self.task.wake_by_ref();
         } else {
-            self.parked.woken.store(true, Ordering::SeqCst);
-            self.parked.thread.unpark();
+            self.parked.wake();
         }
     }
 }

@@ -150,7 +150,9 @@ impl Disk {
         if let Some(operation) = operation {
             state.operations += 1;
             if state.kill_at == Some(state.operations) {
-                if let Some(process) = &state.process {
+                let process = state.process.clone();
+                drop(state);
+                if let Some(process) = process {
                     process.kill_in_call();
                 }
                 return Err(Fault::Dead);
