@@ -221,3 +221,58 @@ impl DerefMut for WriterGuard<'_> {
         &mut self.connection
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use tokio::task::yield_now;
+
+    use super::*;
+    use crate::store::{Store, StoreError};
+
+    #[tokio::test]
+    async fn a_call_that_keeps_the_writer_is_named_and_makes_the_store_unready() {
+        let dir = tempfile::tempdir().unwrap();
+        let store = Store::open(&dir.path().join("llmprof.db")).await.unwrap();
+        let age = |time| {
+            for call in store.writer.queue().calls.values_mut() {
+                call.since -= time;
+            }
+        };
+        let held = store.writer.lock().await;
+        age(MAX_WAIT * 2);
+        assert_eq!(store.writer_stall(), None, "no other call waits");
+        let waiting = tokio::spawn({
+            let store = store.clone();
+            async move { store.tokens().await.map(drop).and(store.close().await) }
+        });
+        while store.writer_calls() < 2 {
+            yield_now().await;
+        }
+        store.ready().await.unwrap();
+        age(MAX_WAIT);
+        let blocked = store.ready().await.unwrap_err();
+        assert!(matches!(blocked, StoreError::Blocked(_)), "{blocked}");
+        let text = blocked.to_string();
+        assert!(text.contains("1 calls wait, for up to 10 s"), "{text}");
+        assert!(text.contains("src/store/writer.rs:"), "{text}");
+        assert!(text.ends_with("has had it for 30 s"), "{text}");
+        drop(held);
+        waiting.await.unwrap().unwrap();
+        store.ready().await.unwrap();
+    }
+
+    #[test]
+    fn a_call_that_is_next_and_does_not_take_the_writer_is_named() {
+        let (at, mut queue) = (Instant::now(), WriterQueue::default());
+        let mut enter = |number, waited_s| {
+            let since = at - Duration::from_secs(waited_s);
+            let call = WriterCall { from: Location::caller(), since, has_connection: false };
+            queue.calls.insert(number, call);
+        };
+        enter(7, 12);
+        enter(8, 11);
+        let text = queue.stall().unwrap().to_string();
+        assert!(text.starts_with("2 calls wait, for up to 12 s"), "{text}");
+        assert!(text.ends_with("is next and does not take it"), "{text}");
+    }
+}

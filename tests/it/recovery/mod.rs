@@ -8,6 +8,7 @@ pub mod power_cut;
 pub mod processes;
 pub mod resume;
 mod sessions;
+pub mod stop_limit;
 pub mod survive;
 pub mod sweeps;
 pub mod upgrade;
