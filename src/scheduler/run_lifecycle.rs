@@ -110,8 +110,8 @@ impl<E: Executor> Execution<'_, E> {
         stop: &CancellationToken,
     ) -> (Option<Interrupted>, Result<Outcome, LostJob>) {
         let (cancel, interrupted) = (CancellationToken::new(), OnceLock::new());
-        // Both are polled until the run has ended: one that waits unpolled could hold the writer of
-        // the database.
+        // Both are polled until the run has ended: an unpolled one could hold the writer of the
+        // database.
         tokio::select! {
             biased;
             end = runtime::task(self.run(submitted, &cancel)) => (interrupted.into_inner(), end),

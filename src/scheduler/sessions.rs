@@ -205,8 +205,8 @@ impl Serving<'_> {
         let access = server.access.clone();
         let place = (self.device, self.others, Some(&access));
         let mut failed = None;
-        // All are polled until the run has ended: one that waits unpolled could hold the writer of
-        // the database.
+        // All are polled until the run has ended: an unpolled one could hold the writer of the
+        // database.
         tokio::select! {
             biased;
             () = runtime::task(run_to_end(run, place, self.cx, executor, None, stop)) => {}

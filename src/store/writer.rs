@@ -1,7 +1,7 @@
 //! The connection that writes. It is replaced after a failed write that left it unusable.
 //!
-//! Calls get it in the order in which they asked. One that waits too long is logged with the call
-//! that has the connection, and makes the service unready.
+//! Calls get it in the order in which they asked. A call waiting too long is logged with the
+//! call that has the connection, and makes the service unready.
 
 use std::{
     collections::BTreeMap,

@@ -31,8 +31,8 @@ pub struct Sessions(Arc<Mutex<Vec<(SessionId, Option<SessionState>)>>>);
 /// The commands of the host: a server.
 pub fn commands() -> Commands {
     toml::from_str(&format!(
-        "[{COMMAND}]\n description = 'A server'\n kind = 'server'\n program = 'server'\n gpus = 0\n \
-         ready = {{ log = 'ready' }}\n client = {{ program = 'client' }}"
+        "[{COMMAND}]\n description = 'A server'\n kind = 'server'\n program = 'server'\n \
+         gpus = 0\n ready = {{ log = 'ready' }}\n client = {{ program = 'client' }}"
     ))
     .unwrap()
 }

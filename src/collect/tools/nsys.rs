@@ -84,7 +84,8 @@ const RECORD_PID: &str = r#"echo $$ >"$TMPDIR/target"; exec "$@""#;
 /// Errors of a race between nsys and its helper process, which leaves no report. It is most
 /// frequent with programs that exit at once and on busy machines, and is independent of the
 /// program. 2022.4 prints `End of file` for the same lost connection.
-const RACES: [&str; 3] = ["Connection to the Agent lost", "sem_open", "End of file"];
+const RACES: [&str; 4] =
+    ["Connection to the Agent lost", "Local Endpoint is not available", "sem_open", "End of file"];
 /// The same race as a whole line; a server may print it within a line of its own.
 const RESET: &str = "Connection reset by peer";
 /// Maximum number of retries after such a race.
@@ -267,7 +268,11 @@ mod tests {
     #[test]
     fn a_race_of_nsys_is_not_an_error_of_a_server() {
         let of = |line: &str| find_race(&["Generating".into(), line.into()]).cloned();
-        let races = ["Error: End of file", "Connection reset by peer"];
+        let races = [
+            "Error: End of file",
+            "Connection reset by peer",
+            "[QuadDCommon::tag_message*] = Local Endpoint is not available.",
+        ];
         assert_eq!(races.map(of), races.map(|line| Some(line.to_owned())));
         assert_eq!(of("ConnectionResetError: [Errno 104] Connection reset by peer"), None);
     }

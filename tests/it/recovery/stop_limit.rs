@@ -23,7 +23,7 @@ async fn a_service_that_cannot_stop_ends_with_an_error_and_the_next_one_recovers
     stuck.follow(&id, |event| event["step"]["step"] == "baseline").await;
     // Another process keeps the database longer than a call waits for it.
     let other = rusqlite::Connection::open(data.path().join("llmprof.db")).unwrap();
-    other.execute_batch("begin immediate").unwrap();
+    other.execute_batch(concat!("begin", " immediate")).unwrap();
     let ended = stuck.stop(Signal::SIGTERM);
     other.execute_batch("rollback").unwrap();
     drop(other);

@@ -133,13 +133,13 @@ fn no_future_is_kept_unpolled_while_another_is_awaited() {
 
 #[test]
 fn each_way_to_keep_a_future_unpolled_is_found() {
-    let awaits = "select! {\n biased;\n () = &mut run => break,\n _ = hold.ends(), if !ending => {\n \
+    let awaits = "select! {\n () = &mut run => break,\n _ = hold.ends(), if !ending => {\n \
                   ending = true;\n self.set_state(Ending).await;\n }\n}";
     assert_eq!(
         violations(awaits, false),
         ["select! borrows &mut run", "a branch of select! awaits after hold.ends(), if !ending"]
     );
-    let fine = "let it = tokio::select! {\n it = server.read(\"=> , }\") => it.map(|it| f(it, 1)),\n \
+    let fine = "let it = select! {\n it = server.read(\"=> , }\") => it.map(|it| f(it, 1)),\n \
                 () = async { hold.ends().await; stop().await } => return,\n};\n\
                 let woken = pin!(queued.notified()); it.await";
     assert_eq!(violations(fine, false), [""; 0]);
