@@ -24,9 +24,12 @@ use super::{
 /// Name of the only command.
 const COMMAND: &str = "serve";
 
-/// Acknowledged sessions with the last state that a client saw. Clones share them.
+/// Acknowledged sessions. Clones share them.
 #[derive(Clone, Default)]
-pub struct Sessions(Arc<Mutex<Vec<(SessionId, Option<SessionState>)>>>);
+pub struct Sessions(Arc<Mutex<Vec<SeenSession>>>);
+
+/// A session with the last state that a client saw.
+type SeenSession = (SessionId, Option<SessionState>);
 
 /// The commands of the host: a server.
 pub fn commands() -> Commands {
@@ -51,7 +54,7 @@ fn run_spec(session: SessionId) -> RunSpec {
 }
 
 impl Sessions {
-    fn all(&self) -> MutexGuard<'_, Vec<(SessionId, Option<SessionState>)>> {
+    fn all(&self) -> MutexGuard<'_, Vec<SeenSession>> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 

@@ -78,7 +78,7 @@ pub struct RunningSession {
 }
 
 enum SessionServer {
-    Child(RunningChild),
+    Child(Box<RunningChild>),
     Simulated(SimulatedJob),
 }
 
@@ -140,7 +140,7 @@ impl Collector {
         let control = scratch(limits.run);
         let (port, dir) = (place.port, dir.to_owned());
         let access = SessionAccess { id, port, control, dir, earlier_runs: 0 };
-        Ok(RunningSession { server: SessionServer::Child(child), limits, access })
+        Ok(RunningSession { server: SessionServer::Child(Box::new(child)), limits, access })
     }
 }
 
