@@ -6,6 +6,7 @@ pub mod artifacts;
 pub mod audit;
 mod compression;
 pub mod connections;
+mod contract_yaml;
 pub mod cost;
 pub mod diff;
 mod history;
