@@ -197,10 +197,22 @@ fn operations(contract: &mut Value) -> impl Iterator<Item = &mut Value> {
     parts.map(|(_, operation)| operation).filter(|operation| operation["operationId"].is_string())
 }
 
-/// Adds the security of a guarded operation, and removes `null` from parameters.
+/// True for a media type whose content is text; any other content is bytes.
+fn is_text(media_type: &str) -> bool {
+    let texts = ["application/json", "application/yaml", "application/openmetrics-text"];
+    media_type.starts_with("text/") || texts.contains(&media_type)
+}
+
+/// Adds the security of a guarded operation and the schema of files, and removes `null` from
+/// parameters.
 fn complete_operation(operation: &mut Value) {
     if operation["responses"]["401"].is_object() {
         operation["security"] = json!([{}, { "token": [] }]);
+    }
+    let responses = operation["responses"].as_object_mut().into_iter().flatten();
+    let contents = responses.filter_map(|(_, it)| it.get_mut("content")?.as_object_mut()).flatten();
+    for (_, content) in contents.filter(|(media_type, _)| !is_text(media_type)) {
+        content["schema"] = json!({ "type": "string", "format": "binary" });
     }
     let parameters = operation.get_mut("parameters").and_then(Value::as_array_mut);
     for parameter in parameters.into_iter().flatten() {

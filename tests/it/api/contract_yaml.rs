@@ -109,6 +109,34 @@ fn every_plain_scalar_of_the_contract_is_text_or_a_literal_of_json() {
     }
 }
 
+#[test]
+fn files_are_strings_of_the_format_binary() {
+    let mut files = 0;
+    let contract = http::contract();
+    for (path, item) in contract["paths"].as_object().unwrap() {
+        for operation in item.as_object().unwrap().values() {
+            let answers = operation["responses"].as_object().into_iter().flatten();
+            let bodies = answers.map(|it| it.1).chain([&operation["requestBody"]]);
+            let contents = bodies.filter_map(|it| it["content"].as_object()).flatten();
+            for (kind, content) in contents {
+                let is_form = kind == "multipart/form-data";
+                let has_text =
+                    ["application/json", "application/yaml", "application/openmetrics-text"];
+                if is_form || kind.starts_with("text/") || has_text.contains(&kind.as_str()) {
+                    continue;
+                }
+                let schema = &content["schema"];
+                let target = schema["$ref"].as_str().map(|it| it.trim_start_matches('#'));
+                let schema = target.map_or(Some(schema), |it| contract.pointer(it)).unwrap();
+                let found = (&schema["type"], &schema["format"]);
+                assert_eq!(found, (&"string".into(), &"binary".into()), "{path}: {kind}");
+                files += 1;
+            }
+        }
+    }
+    assert!(files >= 10, "{files}");
+}
+
 /// Python with PyYAML; `None` where it is missing and not required.
 fn python() -> Option<&'static str> {
     let has_yaml = Command::new("python3").args(["-c", "import yaml"]).output();
