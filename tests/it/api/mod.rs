@@ -9,6 +9,7 @@ pub mod connections;
 mod contract_yaml;
 pub mod cost;
 pub mod diff;
+mod gates;
 mod history;
 mod hostile;
 mod hostile_inputs;
