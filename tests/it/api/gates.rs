@@ -109,11 +109,6 @@ fn a_gate_with_invalid_arguments_or_without_a_service_exits_with_3() {
         &["--baseline", "main", "--run", "x", "--submit", "run.json"],
         &["--baseline", "main", "--run", "x", "--max-runs", "9"],
         &["--baseline", "main", "--run", "x", "--fail-on", "slower"],
-        &["--baseline", "main", "--run", "x", "--fail-on", "tpot=nan"],
-        &["--baseline", "main", "--run", "x", "--fail-on", "tpot=inf"],
-        &["--baseline", "main", "--run", "x", "--fail-on", "tpot=0"],
-        &["--baseline", "main", "--run", "x", "--fail-on", "tpot=-3%"],
-        &["--baseline", "main", "--run", "x", "--fail-on", "tpot=3%,tpot=60%"],
         &["--baseline", "main", "--submit", "run.json"],
         &["--baseline", "main", "--run", "x", "--server", "http://127.0.0.1:1"],
     ] {
@@ -125,6 +120,24 @@ fn a_gate_with_invalid_arguments_or_without_a_service_exits_with_3() {
             .unwrap();
         assert_eq!(output.status.code(), Some(3), "{arguments:?}");
         assert!(output.stdout.is_empty() && !output.stderr.is_empty(), "{arguments:?}");
+    }
+}
+
+#[test]
+fn a_threshold_that_is_not_a_percentage_or_given_twice_is_refused_and_named() {
+    for (fail_on, reason) in [
+        ("tpot=nan", "expected a number from 0.01 to 1000"),
+        ("tpot=inf", "expected a number from 0.01 to 1000"),
+        ("tpot=0", "expected a number from 0.01 to 1000"),
+        ("slower=3%,tpot=-3%", "expected a number from 0.01 to 1000"),
+        ("tpot=3%,tpot=60%", "\"tpot\" is given more than once"),
+    ] {
+        let output = Command::new(env!("CARGO_BIN_EXE_llmprof"))
+            .args(["gate", "--baseline", "main", "--run", "x", "--fail-on", fail_on])
+            .output()
+            .unwrap();
+        let text = String::from_utf8(output.stderr).unwrap();
+        assert!(output.status.code() == Some(3) && text.contains(reason), "{fail_on}: {text}");
     }
 }
 
