@@ -16,7 +16,7 @@ def differences(path, found, expected):
     if type(found) is not type(expected):
         yield f"{path}: {found!r} is not {expected!r}"
     elif isinstance(found, dict):
-        if list(found) != list(expected):
+        if found.keys() != expected.keys():
             odd = [key for key in found if key not in expected]
             lost = [key for key in expected if key not in found]
             yield f"{path}: keys {odd!r} in place of {lost!r}"
