@@ -78,7 +78,7 @@ fn compare(options: &DiffOptions) -> Result<ExitCode> {
         GateVerdict::Regression => format!("slower by at least {limit} %"),
         GateVerdict::Inconclusive => format!("inconclusive: {limit} % cannot be excluded"),
     };
-    eprintln!("llmprof: {}", [vec![summary], judged.reasons].concat().join("; "));
+    eprintln!("llmprof: {}", [vec![summary], judged.reasons, judged.dropped].concat().join("; "));
     Ok(verdict_code(judged.verdict))
 }
 

@@ -7,7 +7,10 @@ use std::{fs, io::Write, path::PathBuf, process::ExitCode};
 
 use anyhow::{Context as _, Result, bail};
 use clap::Args;
-use llmprof::{analyze::series::gate::GateVerdict, report::gate::GateReport};
+use llmprof::{
+    analyze::series::{gate::GateVerdict, gate_thresholds::THRESHOLD_PCT},
+    report::gate::GateReport,
+};
 use serde_json::{Map, Value, json};
 
 use super::{
@@ -36,8 +39,8 @@ enum GateFormat {
 /// Fail if runs are worse than a baseline, beyond their noise
 ///
 /// Exit code 0: passed, or a regression was accepted; 1: regression; 2: inconclusive, which is
-/// never a pass (noise above the threshold, incomplete capture, not comparable); 3: bad input, or
-/// the service does not answer.
+/// never a pass (noise above the threshold, a named figure that was not measured, not comparable);
+/// 3: bad input, or the service does not answer.
 #[derive(Debug, Args)]
 pub struct GateOptions {
     /// Name of the baseline (`POST /baselines` sets it)
@@ -52,7 +55,7 @@ pub struct GateOptions {
     /// Revision of the submission
     #[arg(long, requires = "submit")]
     revision: Option<String>,
-    /// Thresholds, as in slower=3%,ttft=5%,energy=10%; slower is every time
+    /// Thresholds, as in slower=3%,ttft=5%,energy=10%; slower is every time that was measured
     #[arg(long, value_name = "FIGURE=PERCENT,...", default_value = "slower=3%")]
     fail_on: String,
     /// Runs of the candidate, repeats included
@@ -194,7 +197,12 @@ pub fn thresholds(text: &str) -> Result<Map<String, Value>> {
             .trim_end_matches('%')
             .trim_end()
             .parse()
-            .with_context(|| format!("--fail-on {part:?}: {threshold:?} is not a number"))?;
+            .ok()
+            .filter(|it| THRESHOLD_PCT.contains(it))
+            .with_context(|| {
+                let (min, max) = (THRESHOLD_PCT.start(), THRESHOLD_PCT.end());
+                format!("--fail-on {part:?}: expected a number from {min} to {max}")
+            })?;
         if thresholds.insert(name.trim().to_owned(), json!(threshold)).is_some() {
             bail!("--fail-on: {name:?} is given more than once");
         }
@@ -213,7 +221,9 @@ mod tests {
     fn thresholds_are_percentages_by_figure() {
         let parsed = thresholds("slower=3%, ttft=5 %,energy=10").unwrap();
         assert_eq!(Value::from(parsed), json!({ "slower": 3.0, "ttft": 5.0, "energy": 10.0 }));
-        for invalid in ["", "slower", "slower=much", "ttft=1,ttft=2"] {
+        let invalid = ["", "slower", "slower=much", "ttft=1,ttft=2", "ttft=1, ttft =1"];
+        let out_of_range = ["tpot=nan", "tpot=inf", "tpot=-inf", "tpot=0", "tpot=-3%", "tpot=1001"];
+        for invalid in invalid.into_iter().chain(out_of_range) {
             assert!(thresholds(invalid).is_err(), "{invalid:?}");
         }
     }

@@ -1,11 +1,12 @@
 //! The contract: the declarations of the handlers, completed with shared responses, security and
 //! schemas that the derives cannot express. `contracts/profile.yaml` is a copy of it.
 
-use std::{iter::Peekable, str::Lines};
+mod yaml;
 
 use serde_json::{Map, Value, json};
 use utoipa::{OpenApi, openapi::OpenApi as Declarations};
 
+pub use self::yaml::yaml;
 use super::error::{ErrorBody, responses};
 use crate::{
     domain::{
@@ -196,10 +197,22 @@ fn operations(contract: &mut Value) -> impl Iterator<Item = &mut Value> {
     parts.map(|(_, operation)| operation).filter(|operation| operation["operationId"].is_string())
 }
 
-/// Adds the security of a guarded operation, and removes `null` from parameters.
+/// True for a media type whose content is text; any other content is bytes.
+fn is_text(media_type: &str) -> bool {
+    let texts = ["application/json", "application/yaml", "application/openmetrics-text"];
+    media_type.starts_with("text/") || texts.contains(&media_type)
+}
+
+/// Adds the security of a guarded operation and the schema of files, and removes `null` from
+/// parameters.
 fn complete_operation(operation: &mut Value) {
     if operation["responses"]["401"].is_object() {
         operation["security"] = json!([{}, { "token": [] }]);
+    }
+    let responses = operation["responses"].as_object_mut().into_iter().flatten();
+    let contents = responses.filter_map(|(_, it)| it.get_mut("content")?.as_object_mut()).flatten();
+    for (_, content) in contents.filter(|(media_type, _)| !is_text(media_type)) {
+        content["schema"] = json!({ "type": "string", "format": "binary" });
     }
     let parameters = operation.get_mut("parameters").and_then(Value::as_array_mut);
     for parameter in parameters.into_iter().flatten() {
@@ -221,138 +234,4 @@ fn remove_null(kind: &mut Value) {
     if let Some([only]) = others.as_deref() {
         *kind = only.clone();
     }
-}
-
-/// Columns of a line.
-const WIDTH: usize = 100;
-
-/// The contract as YAML, with short lists and maps on one line.
-pub fn yaml(contract: &Value) -> String {
-    let text = yaml_serde::to_string(contract).expect("a contract is plain data");
-    let mut text = with_inline_lists(&text);
-    // A map whose fields are on one line is a field of the next pass.
-    loop {
-        let folded = with_inline_maps(&text);
-        if folded == text {
-            return folded;
-        }
-        text = folded;
-    }
-}
-
-fn with_inline_maps(text: &str) -> String {
-    let mut lines = text.lines().peekable();
-    let mut out = String::with_capacity(text.len());
-    while let Some(line) = lines.next() {
-        out += line;
-        let rest: Vec<&str> = lines.clone().take(2).map(str::trim).collect();
-        if let Some(pair) = inline_pair(line.trim(), &rest) {
-            out += &pair;
-            lines.nth(1);
-        } else if let Some((item, fields)) = inline_item(line, &lines) {
-            out.truncate(out.len() - line.len());
-            out += &item;
-            lines.nth(fields - 1);
-        } else if let Some(fields) = inline_fields(line, &lines) {
-            out += &format!(" {{ {} }}", fields.join(", "));
-            lines.nth(fields.len() - 1);
-        }
-        out.push('\n');
-    }
-    out
-}
-
-fn with_inline_lists(text: &str) -> String {
-    let mut lines = text.lines().peekable();
-    let mut out = String::with_capacity(text.len());
-    while let Some(line) = lines.next() {
-        out += line;
-        let key = line.trim_start().trim_start_matches("- ");
-        // The list of all tags has objects.
-        let is_list = matches!(key, "type:" | "required:" | "enum:");
-        if is_list || (key == "tags:" && line.starts_with(' ')) {
-            let item = format!("{}- ", " ".repeat(line.len() - key.len()));
-            let mut items = Vec::new();
-            while let Some(line) = lines.next_if(|line| line.starts_with(&item)) {
-                items.push(&line[item.len()..]);
-            }
-            if !items.is_empty() {
-                out += &inline_list(&items, item.len());
-            }
-        }
-        out.push('\n');
-    }
-    out
-}
-
-/// An item of a list on one line, if it is a map of short scalars, and the number of its fields on
-/// the lines after it.
-fn inline_item(line: &str, rest: &Peekable<Lines<'_>>) -> Option<(String, usize)> {
-    let first = line.trim_start().strip_prefix("- ").filter(|it| is_flow_scalar(it))?;
-    let indent = line.len() - first.len();
-    let inner = |line: &&str| line.len() - line.trim_start().len() >= indent;
-    let mut fields = vec![first];
-    for line in rest.clone().take_while(inner) {
-        let field = line.get(indent..).filter(|it| !it.starts_with([' ', '-']));
-        fields.push(field.filter(|it| is_flow_scalar(it))?);
-    }
-    let item = format!("{}- {{ {} }}", " ".repeat(indent - 2), fields.join(", "));
-    (fields.len() > 1 && item.len() <= WIDTH).then_some((item, fields.len() - 1))
-}
-
-/// The lists of two maps that the contract has often: a schema or null, a token or none.
-fn inline_pair(key: &str, items: &[&str]) -> Option<String> {
-    match (key.trim_start_matches("- "), items) {
-        ("security:", ["- {}", "- token: []"]) => Some(" [{}, { token: [] }]".into()),
-        ("oneOf:", [one, "- type: 'null'"]) => {
-            let schema = one.strip_prefix("- ").filter(|it| it.starts_with("$ref: "))?;
-            Some(format!(" [{{ {schema} }}, {{ type: 'null' }}]"))
-        }
-        _ => None,
-    }
-}
-
-/// The fields after the line of a key, if they are short scalars and all that the key has.
-fn inline_fields<'t>(key: &str, rest: &Peekable<Lines<'t>>) -> Option<Vec<&'t str>> {
-    const MAX_FIELDS: usize = 10;
-    let indent = |line: &str| line.len() - line.trim_start_matches([' ', '-']).len();
-    let inner = indent(rest.clone().next().filter(|_| key.ends_with(':'))?);
-    let fields: Vec<&str> =
-        rest.clone().take_while(|line| indent(line) >= inner).take(MAX_FIELDS + 1).collect();
-    let known = |line: &&str| {
-        indent(line) == inner && !line.trim_start().starts_with('-') && is_flow_scalar(line.trim())
-    };
-    let fits = key.len() + fields.iter().map(|it| it.trim().len() + 2).sum::<usize>() + 4 <= WIDTH;
-    let all = fields.len() <= MAX_FIELDS && fields.iter().all(known);
-    let inline = inner > indent(key) && fits && all;
-    inline.then(|| fields.iter().map(|line| line.trim()).collect())
-}
-
-/// True unless the text of a field would mean something else inside braces.
-fn is_flow_scalar(field: &str) -> bool {
-    let Some((name, text)) = field.split_once(": ") else { return false };
-    let within =
-        |open: char, close: char| text.len() > 1 && text.starts_with(open) && text.ends_with(close);
-    // The writer quotes a text whose first character is a bracket or brace.
-    let closed = within('\'', '\'') || within('{', '}') || within('[', ']');
-    let plain = !text.contains([',', '[', ']', '{', '}', '|', '>']) && !text.contains(": ");
-    matches!(name, "type" | "$ref") || closed || plain
-}
-
-/// A list of scalars in flow style, wrapped at 100 columns.
-fn inline_list(items: &[&str], indent: usize) -> String {
-    let (mut text, mut column) = (" [".to_owned(), indent + 10);
-    for (at, item) in items.iter().enumerate() {
-        let end = if at + 1 == items.len() { "]" } else { "," };
-        if at > 0 && column + item.len() + 2 > WIDTH {
-            text += &format!("\n{}", " ".repeat(indent));
-            column = indent;
-        } else if at > 0 {
-            text.push(' ');
-        }
-        text += item;
-        text += end;
-        column += item.len() + 2;
-    }
-    text
 }

@@ -6,6 +6,7 @@ mod checks;
 mod limit;
 mod overview;
 
+use limit::LATENCIES;
 pub use limit::SlowerVerdict;
 use minijinja::{
     context,
@@ -187,7 +188,7 @@ fn side(of: &StoredReport, per_repeat: &impl Fn(&str) -> bool) -> ComparedRun {
         );
     }
     let aggregates = &report.aggregates;
-    for (name, ms) in [("per token", aggregates.per_token_ms), ("whole pass", aggregates.wall_ms)] {
+    for (name, ms) in LATENCIES.into_iter().zip([aggregates.per_token_ms, aggregates.wall_ms]) {
         if let Some(ms) = ms {
             add("", name, Measured::over_repeats(&ms, None));
         }

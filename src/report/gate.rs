@@ -1,19 +1,20 @@
-//! The result of a gate, and its forms: text, JUnit, annotations of GitHub, a Markdown comment.
+//! The result of a gate, its summary, and the message about a regression.
 //!
-//! Pure. Text of callers is escaped in each form.
+//! Pure. Its forms for terminals and CI are in `gate/forms.rs`.
 
-use std::fmt::Write;
+mod forms;
+#[cfg(test)]
+mod tests;
 
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 use utoipa::ToSchema;
 
-use super::{
-    format::{UNKNOWN, decimals, known},
-    html::escape,
-};
+use super::format::{decimals, known};
 use crate::{
-    analyze::series::gate::GateVerdict,
+    analyze::series::{
+        gate::GateVerdict, gate_decision::DecidedFigure, gate_thresholds::FigureRequest,
+    },
     domain::{
         headline::FigureName,
         ids::RunId,
@@ -32,7 +33,12 @@ pub struct GateReport {
     /// Runs of the candidate.
     pub runs: Vec<RunId>,
     pub series: Option<String>,
+    /// Each requested figure, but the dropped ones.
     pub figures: Vec<GateFigure>,
+    /// Times of `slower` that neither side has.
+    #[serde(default)]
+    #[schema(required = true)]
+    pub dropped: Vec<DroppedFigure>,
     /// Reasons why the gate as a whole is inconclusive.
     pub reasons: Vec<String>,
     /// Another run of the candidate may decide.
@@ -47,6 +53,9 @@ pub struct GateFigure {
     pub figure: FigureName,
     pub verdict: GateVerdict,
     pub threshold_pct: f64,
+    #[serde(default = "named")]
+    #[schema(required = true)]
+    pub requested: FigureRequest,
     /// Means of both sides, in the unit of the figure.
     pub baseline: Option<f64>,
     pub candidate: Option<f64>,
@@ -60,17 +69,63 @@ pub struct GateFigure {
     pub reason: String,
 }
 
+/// Gates of earlier versions do not record it.
+fn named() -> FigureRequest {
+    FigureRequest::Named
+}
+
+impl From<DecidedFigure> for GateFigure {
+    fn from(it: DecidedFigure) -> Self {
+        let DecidedFigure { threshold, baseline, candidate, decision } = it;
+        Self {
+            figure: threshold.figure,
+            verdict: decision.verdict,
+            threshold_pct: threshold.pct,
+            requested: threshold.request,
+            baseline,
+            candidate,
+            worse_pct: decision.worse_pct,
+            bound_pct: decision.bound_pct,
+            noise_pct: decision.noise_pct,
+            detectable_pct: decision.detectable_pct,
+            reason: decision.reason,
+        }
+    }
+}
+
 impl GateFigure {
     fn sentence(&self) -> String {
-        let unit = self.figure.unit();
+        let (title, unit) = (self.figure.title(), self.figure.unit());
+        if self.baseline.is_none() && self.candidate.is_none() {
+            return format!("{title}: {}", self.reason);
+        }
         let value = |it: Option<f64>| known(it, |it| decimals(it, 3));
-        format!(
-            "{}: {} ({} -> {} {unit})",
-            self.figure.title(),
-            self.reason,
-            value(self.baseline),
-            value(self.candidate),
-        )
+        let (baseline, candidate) = (value(self.baseline), value(self.candidate));
+        format!("{title}: {} ({baseline} -> {candidate} {unit})", self.reason)
+    }
+}
+
+/// Marks a dropped figure where the others have a verdict.
+const DROPPED: &str = "dropped";
+
+/// A time of `slower` that was not measured on either side.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, ToSchema)]
+pub struct DroppedFigure {
+    pub figure: FigureName,
+    pub reason: String,
+}
+
+impl From<FigureName> for DroppedFigure {
+    fn from(figure: FigureName) -> Self {
+        let reason = "not measured on either side; dropped, because `slower` stands for the times \
+                      that were measured";
+        Self { figure, reason: reason.into() }
+    }
+}
+
+impl DroppedFigure {
+    fn sentence(&self) -> String {
+        format!("{}: {}", self.figure.title(), self.reason)
     }
 }
 
@@ -88,8 +143,12 @@ impl GateReport {
     /// The verdict in one line.
     pub fn summary(&self) -> String {
         let accepted = if self.is_accepted() { ", accepted" } else { "" };
+        let dropped = match self.dropped.len() {
+            0 => String::new(),
+            dropped => format!(", {dropped} {DROPPED}"),
+        };
         format!(
-            "gate {}{accepted}: {} passed, {} regressed, {} inconclusive against {} \
+            "gate {}{accepted}: {} passed, {} regressed, {} inconclusive{dropped} against {} \
              ({} and {} runs)",
             self.verdict,
             self.count(GateVerdict::Passed),
@@ -130,119 +189,13 @@ impl GateReport {
         Some(EventMessage { event: WebhookEvent::GateFailed, run, body })
     }
 
-    /// For terminals.
-    pub fn text(&self) -> String {
-        let mut text = self.summary() + "\n";
-        for it in &self.figures {
-            _ = writeln!(text, "  {:<12} {}", it.verdict, it.sentence());
-        }
-        for reason in &self.reasons {
-            _ = writeln!(text, "  {reason}");
-        }
-        if let Some(reason) = &self.accepted {
-            _ = writeln!(text, "  accepted: {reason:?}");
-        }
-        text
-    }
-
-    /// For CI systems that read JUnit, which has no inconclusive result: it is an error.
-    pub fn junit(&self) -> String {
-        let verdict = |it: &GateFigure| {
-            if self.is_accepted() && it.verdict == GateVerdict::Regression {
-                GateVerdict::Passed
-            } else {
-                it.verdict
-            }
-        };
-        let of = |wanted| self.figures.iter().filter(|it| verdict(it) == wanted).count();
-        let errors = of(GateVerdict::Inconclusive) + usize::from(!self.reasons.is_empty());
-        let mut xml = format!(
-            "<?xml version=\"1.0\" encoding=\"UTF-8\"?>\n<testsuites>\n<testsuite \
-             name=\"llmprof gate\" tests=\"{}\" failures=\"{}\" errors=\"{errors}\">\n",
-            self.figures.len() + usize::from(!self.reasons.is_empty()),
-            of(GateVerdict::Regression),
-        );
-        let mut case = |name: &str, verdict: GateVerdict, message: &str| {
-            let element = match verdict {
-                GateVerdict::Passed => None,
-                GateVerdict::Regression => Some("failure"),
-                GateVerdict::Inconclusive => Some("error"),
-            };
-            let baseline = xml_text(&self.baseline);
-            _ = write!(xml, "<testcase classname=\"llmprof.{baseline}\" name=\"{name}\">");
-            if let Some(element) = element {
-                _ = write!(xml, "<{element} message=\"{}\"/>", xml_text(message));
-            }
-            xml += "</testcase>\n";
-        };
-        for it in &self.figures {
-            case(it.figure.as_str(), verdict(it), &it.sentence());
-        }
-        if !self.reasons.is_empty() {
-            case("comparable", GateVerdict::Inconclusive, &self.reasons.join("; "));
-        }
-        xml + "</testsuite>\n</testsuites>\n"
-    }
-
-    /// Workflow commands of GitHub, one annotation per figure that does not pass.
-    pub fn github(&self) -> String {
-        let mut text = String::new();
-        let accepted = self.is_accepted();
-        for it in &self.figures {
-            let command = match it.verdict {
-                GateVerdict::Passed => continue,
-                GateVerdict::Regression if accepted => "notice",
-                GateVerdict::Regression => "error",
-                GateVerdict::Inconclusive => "warning",
-            };
-            let title = format!("llmprof: {}", it.figure.title());
-            _ = writeln!(text, "::{command} title={title}::{}", command_text(&it.sentence()));
-        }
-        for reason in &self.reasons {
-            _ = writeln!(text, "::warning title=llmprof::{}", command_text(reason));
-        }
-        text + &self.summary() + "\n"
-    }
-
-    /// For a comment.
-    pub fn markdown(&self) -> String {
-        let mut text = format!("### {}\n\n", markdown_text(&self.summary()));
-        if !self.figures.is_empty() {
-            text += "| figure | baseline | candidate | worse by | noise | verdict |\n\
-                     |---|---:|---:|---:|---:|---|\n";
-        }
-        for it in &self.figures {
-            let value = |value: Option<f64>| known(value, |value| decimals(value, 3));
-            let pct =
-                |value: Option<f64>| known(value, |value| format!("{} %", decimals(value, 2)));
-            _ = writeln!(
-                text,
-                "| {} ({}) | {} | {} | {} | {} | {}: {} |",
-                it.figure.title(),
-                it.figure.unit(),
-                value(it.baseline),
-                value(it.candidate),
-                pct(it.worse_pct),
-                pct(it.noise_pct),
-                it.verdict,
-                markdown_text(&it.reason),
-            );
-        }
-        for reason in &self.reasons {
-            _ = writeln!(text, "\n{}", markdown_text(reason));
-        }
-        if let Some(reason) = &self.accepted {
-            _ = writeln!(text, "\nAccepted: {}", markdown_text(reason));
-        }
-        text
-    }
-
     /// An example for the contract.
     pub fn example(run: RunId, baseline: RunId) -> Self {
         let figure = GateFigure {
             figure: FigureName::Tpot,
             verdict: GateVerdict::Regression,
             threshold_pct: 3.0,
+            requested: FigureRequest::Slower,
             baseline: Some(0.67),
             candidate: Some(0.704),
             worse_pct: Some(5.07),
@@ -258,111 +211,10 @@ impl GateReport {
             runs: vec![run],
             series: Some("5e884898da28047151d0e56f8dc62927".into()),
             figures: vec![figure],
+            dropped: vec![FigureName::Ttft.into()],
             reasons: vec![],
             more_runs: false,
             accepted: None,
         }
-    }
-}
-
-/// Escapes text of an XML attribute; characters that XML does not allow are replaced.
-fn xml_text(text: &str) -> String {
-    let allowed = |it: char| !it.is_control() && it != '\u{fffe}' && it != '\u{ffff}';
-    escape(&text.replace(|it| !allowed(it), " ")).to_string()
-}
-
-/// Escapes the message of a workflow command.
-fn command_text(text: &str) -> String {
-    text.replace('%', "%25").replace('\r', "%0D").replace('\n', "%0A")
-}
-
-/// Escapes text of a Markdown line or cell.
-fn markdown_text(text: &str) -> String {
-    let mut escaped = String::new();
-    for character in text.chars() {
-        match character {
-            '\\' | '`' | '*' | '_' | '[' | ']' | '<' | '>' | '|' | '#' | '~' | '!' | '@' => {
-                escaped.push('\\');
-                escaped.push(character);
-            }
-            character if character.is_control() => escaped.push(' '),
-            character => escaped.push(character),
-        }
-    }
-    if escaped.is_empty() { UNKNOWN.into() } else { escaped }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn report() -> GateReport {
-        let id = |text: &str| text.parse().unwrap();
-        GateReport::example(
-            id("019a9f3e-6d1c-7c4e-9a51-3a8f0c2b7d10"),
-            id("019a9f3e-6d1c-7c4e-9a51-3a8f0c2b7d11"),
-        )
-    }
-
-    #[test]
-    fn junit_has_a_failure_for_a_regression_and_an_error_for_what_is_inconclusive() {
-        let mut report = report();
-        assert!(report.junit().contains("tests=\"1\" failures=\"1\" errors=\"0\""));
-        report.accepted = Some("known".into());
-        assert!(report.junit().contains("failures=\"0\" errors=\"0\""));
-        report.figures[0].verdict = GateVerdict::Inconclusive;
-        report.reasons.push("the series differ".into());
-        let xml = report.junit();
-        assert!(xml.contains("tests=\"2\" failures=\"0\" errors=\"2\""), "{xml}");
-        assert!(xml.matches("<error message=").count() == 2 && !xml.contains("<failure"));
-    }
-
-    #[test]
-    fn a_regression_that_is_not_accepted_is_a_message() {
-        let mut report = report();
-        let message = report.failure().unwrap();
-        assert_eq!((message.event, message.run), (WebhookEvent::GateFailed, report.runs[0]));
-        let link = format!("/runs/{}/diff/{}", report.baseline_runs[0], report.runs[0]);
-        assert_eq!(message.body["link"], link);
-        assert_eq!(message.body["figures"][0]["worse_pct"], 5.07);
-        let text = "Time per output token: worse by 5.07 %, beyond noise (0.670 -> 0.704 ms)";
-        assert_eq!(message.body["message"], text);
-        report.accepted = Some("known".into());
-        assert_eq!(report.failure(), None);
-        report.verdict = GateVerdict::Inconclusive;
-        assert_eq!(GateReport { accepted: None, ..report }.failure(), None);
-    }
-
-    #[test]
-    fn hostile_text_stays_text_in_every_form() {
-        let hostile = "\"><x/>]]>\n::error::%0A|`![a](b)\u{0}<script>@all";
-        let report = GateReport {
-            accepted: Some(hostile.into()),
-            reasons: vec![hostile.into()],
-            figures: vec![],
-            ..report()
-        };
-        let xml = report.junit();
-        assert!(!xml.contains("<x/>") && !xml.contains('\u{0}') && !xml.contains("]]>"), "{xml}");
-        let commands = report.github();
-        assert!(commands.lines().all(|line| !line.starts_with("::error")), "{commands}");
-        let markdown = report.markdown();
-        let marked = pulldown_cmark::Parser::new(&markdown).find(|event| {
-            use pulldown_cmark::{Event, Tag};
-            let marks = |tag: &Tag| matches!(tag, Tag::Link { .. } | Tag::Image { .. });
-            matches!(event, Event::Html(_) | Event::InlineHtml(_) | Event::Code(_))
-                || matches!(event, Event::Start(tag) if marks(tag))
-        });
-        assert_eq!(marked, None, "{markdown}");
-    }
-
-    #[test]
-    fn an_annotation_per_figure_that_does_not_pass() {
-        let mut report = report();
-        assert!(report.github().starts_with("::error title=llmprof: Time per output token::"));
-        report.accepted = Some("known".into());
-        assert!(report.github().starts_with("::notice "));
-        report.figures[0].verdict = GateVerdict::Passed;
-        assert!(report.github().starts_with("gate regression"));
     }
 }

@@ -68,7 +68,7 @@ pub struct FigureDecision {
 }
 
 impl FigureDecision {
-    fn inconclusive(reason: String, more_runs: bool) -> Self {
+    pub(super) fn inconclusive(reason: String, more_runs: bool) -> Self {
         Self {
             verdict: GateVerdict::Inconclusive,
             worse_pct: None,
@@ -102,9 +102,12 @@ impl GateDesign {
     pub fn decide(&self, it: &GatedFigure) -> FigureDecision {
         let may_repeat = it.candidate.len() < self.max_runs;
         if it.candidate.is_empty() || it.baseline.is_empty() {
-            let side = if it.candidate.is_empty() { "the candidate" } else { "the baseline" };
-            let reason = format!("{} was not measured in {side}", it.name.title());
-            return FigureDecision::inconclusive(reason, false);
+            let reason = match (it.baseline.is_empty(), it.candidate.is_empty()) {
+                (true, true) => "not measured on either side",
+                (true, false) => "not measured in the baseline",
+                (false, _) => "not measured in the candidate",
+            };
+            return FigureDecision::inconclusive(reason.into(), false);
         }
         // A single value without earlier runs has no deviation at all.
         let own = Noise::within([it.candidate]);

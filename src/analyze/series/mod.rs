@@ -5,6 +5,8 @@
 
 pub mod change_points;
 pub mod gate;
+pub mod gate_decision;
+pub mod gate_thresholds;
 pub mod noise;
 #[cfg(test)]
 mod tests;

@@ -107,19 +107,19 @@ pub async fn accept(
     request: Request,
 ) -> Result<Response, ApiError> {
     let fields = forms::read(request).await?;
-    // The API refuses text that is not a number, and names the field.
-    let threshold = |(name, text): &(String, String)| {
-        let figure = name.strip_prefix(THRESHOLD)?.to_owned();
-        let value = text.parse::<f64>().map_or_else(|_| text.as_str().into(), Value::from);
-        Some((figure, value))
+    let decided = match thresholds(&fields) {
+        Ok(fail_on) => {
+            let body = json!({
+                "baseline": field(&fields, "baseline"),
+                "runs": field(&fields, "runs").split_whitespace().collect::<Vec<_>>(),
+                "fail_on": fail_on,
+                "accept": field(&fields, "reason").trim(),
+            });
+            gates::decide(&app, &caller, body.to_string().as_bytes()).await
+        }
+        Err(refused) => Err(refused),
     };
-    let body = json!({
-        "baseline": field(&fields, "baseline"),
-        "runs": field(&fields, "runs").split_whitespace().collect::<Vec<_>>(),
-        "fail_on": fields.iter().filter_map(threshold).collect::<Map<_, _>>(),
-        "accept": field(&fields, "reason").trim(),
-    });
-    let (status, problem) = match gates::decide(&app, &caller, body.to_string().as_bytes()).await {
+    let (status, problem) = match decided {
         Ok(gate) if gate.is_accepted() => {
             return Ok(Redirect::to("/ui/baselines#accepted").into_response());
         }
@@ -128,6 +128,22 @@ pub async fn accept(
     };
     let page = show(&app, &caller, &BaselineForm::default(), Some(&problem)).await?;
     Ok(page.with_status(status).into_response())
+}
+
+/// The thresholds of the form. The API refuses text that is not a number, and names the field.
+fn thresholds(fields: &[(String, String)]) -> Result<Map<String, Value>, ApiError> {
+    let mut thresholds = Map::new();
+    for (name, text) in fields {
+        let Some(figure) = name.strip_prefix(THRESHOLD) else { continue };
+        // JSON has no NaN: it would become null, as if the threshold was absent.
+        let number = text.parse::<f64>().ok().filter(|it| it.is_finite());
+        let value = number.map_or_else(|| text.as_str().into(), Value::from);
+        if thresholds.insert(figure.to_owned(), value).is_some() {
+            let message = format!("{name} is given more than once");
+            return Err(ApiError::new(ErrorCode::InvalidRequest, message));
+        }
+    }
+    Ok(thresholds)
 }
 
 impl BaselineForm {

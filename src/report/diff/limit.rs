@@ -8,19 +8,31 @@ use crate::analyze::{
     series::gate::GateVerdict,
 };
 
+/// Compared latencies, outside every stage.
+pub(super) const LATENCIES: [&str; 2] = ["per token", "whole pass"];
+
 /// The verdict on a limit, with its reasons.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct SlowerVerdict {
     pub verdict: GateVerdict,
     pub reasons: Vec<String>,
+    /// Latencies that neither run has.
+    pub dropped: Vec<String>,
 }
 
 impl RunDiff {
     /// Judges whole stages, the time per token and the whole pass, but not parts of stages.
     ///
-    /// A pass needs a verdict on each, and noise in which the limit would have been found.
+    /// A pass needs a verdict on each, and noise in which the limit would have been found. A
+    /// latency that neither run has is dropped, if something else was measured.
     pub fn judge_slower(&self, limit_pct: f64) -> SlowerVerdict {
-        let of = |verdict, reasons| SlowerVerdict { verdict, reasons };
+        let is_missing = |name: &&str| !self.diff.stages.iter().any(|it| it.name == *name);
+        let dropped = LATENCIES
+            .into_iter()
+            .filter(is_missing)
+            .map(|name| format!("{name}: not measured in either run; dropped"))
+            .collect();
+        let of = |verdict, reasons| SlowerVerdict { verdict, reasons, dropped };
         if !self.diff.comparable {
             let reasons = self.diff.checks.iter().filter_map(ComparabilityCheck::obstacle);
             return of(GateVerdict::Inconclusive, reasons.collect());
@@ -54,8 +66,15 @@ fn open_reason(it: &Change, limit_pct: f64) -> Option<String> {
         ChangeVerdict::Faster | ChangeVerdict::Slower => return None,
         ChangeVerdict::WithinNoise => {
             let limit_ms = it.a.map_or(0.0, |a| a.ms) * limit_pct / 100.0;
-            let detectable_ms = it.detectable_ms.filter(|detectable| *detectable > limit_ms)?;
-            format!("the noise hides {limit_ms:.4} ms: {detectable_ms:.4} ms would be found")
+            match it.detectable_ms {
+                Some(detectable_ms) if detectable_ms <= limit_ms => return None,
+                Some(detectable_ms) => {
+                    format!(
+                        "the noise hides {limit_ms:.4} ms: {detectable_ms:.4} ms would be found"
+                    )
+                }
+                None => "the smallest detectable change is unknown".into(),
+            }
         }
         ChangeVerdict::Unknown
         | ChangeVerdict::NotComparable

@@ -83,7 +83,10 @@ fn a_limit_sets_the_exit_code_by_the_verdict_on_stages_and_latencies() -> Result
         row["ms"]["std"] = Value::Null;
         row["ms"]["n"] = json!(1);
     }
-    let given = [("run", &run), ("slow", &slow), ("other", &other), ("once", &once)];
+    let mut brief = run.clone();
+    brief["aggregates"]["per_token_ms"] = Value::Null;
+    let given =
+        [("run", &run), ("slow", &slow), ("other", &other), ("once", &once), ("brief", &brief)];
     for (name, report) in given {
         fs::write(folder.path().join(name), report.to_string())?;
     }
@@ -100,7 +103,16 @@ fn a_limit_sets_the_exit_code_by_the_verdict_on_stages_and_latencies() -> Result
         ("run", "slow", None, 0, ""),
         ("run", "slow", Some("slower=3%"), 1, "slower by at least 3 %; decode_all +"),
         ("slow", "run", Some("slower=1000"), 0, "passed: nothing is slower by 1000 %"),
-        ("run", "run", Some("slower=1000%"), 0, "passed"),
+        ("run", "run", Some("slower=1000%"), 0, "passed: nothing is slower by 1000 %\n"),
+        (
+            "brief",
+            "brief",
+            Some("slower=1000%"),
+            0,
+            "; per token: not measured in either run; dropped",
+        ),
+        ("run", "brief", Some("slower=1000%"), 2, "per token: absent in run B"),
+        ("brief", "run", Some("slower=1000%"), 2, "per token: absent in run A"),
         ("run", "run", Some("slower=0.01%"), 2, "the noise hides"),
         ("run", "once", Some("slower=1000%"), 2, "measured once in B"),
         ("run", "other", Some("slower=3%"), 2, "different dtype"),
@@ -110,6 +122,8 @@ fn a_limit_sets_the_exit_code_by_the_verdict_on_stages_and_latencies() -> Result
         ("run", "slow", Some("ttft=3%"), 3, "expected slower=PERCENT"),
         ("run", "slow", Some("slower=3%,ttft=3%"), 3, "expected slower=PERCENT"),
         ("run", "slow", Some("slower=-1%"), 3, "from 0.01 to 1000"),
+        ("run", "slow", Some("slower=nan"), 3, "from 0.01 to 1000"),
+        ("run", "slow", Some("slower=3%,slower=90%"), 3, "given more than once"),
     ] {
         let (code, stderr) = code(a, b, limit)?;
         assert!(

@@ -74,6 +74,7 @@ async fn the_last_gates_and_accepted_regressions_are_shown_escaped() {
     gate(&api, json!({ "runs": [other] })).await;
     gate(&api, json!({ "runs": [slow] })).await;
     gate(&api, json!({ "runs": [slow], "accept": HOSTILE })).await;
+    gate(&api, json!({ "runs": [slow], "fail_on": { "tpot": 60, "energy": 3 } })).await;
     let text = page(&api.get(PAGE).await, 200);
     assert_contains(
         &text,
@@ -82,6 +83,8 @@ async fn the_last_gates_and_accepted_regressions_are_shown_escaped() {
             "badge inconclusive",
             "different device",
             "tpot 10.0 % worse",
+            "wall: not measured on either side; dropped, because `slower`",
+            "energy: not measured on either side</td>",
             "<small class=\"dim note\">accepted</small>",
             &format!("href=\"/ui/runs/{slow}\""),
             "&lt;script&gt;alert(1)",
@@ -106,6 +109,8 @@ async fn a_form_accepts_a_regression_with_a_reason() {
     for (body, status, problem) in [
         (body(&slow, ""), 422, "accept"),
         (body(&slow, "x").replace("4.0", "much"), 422, "fail_on"),
+        (body(&slow, "x").replace("4.0", "nan"), 422, "fail_on.tpot"),
+        (body(&slow, "x").replace("4.0", "4&fail_on.tpot=90"), 422, "given more than once"),
         (body(UNKNOWN, "x"), 404, "no run"),
         (body(&slow, "x").replace("=4.0", "=40"), 409, "nothing to accept: gate passed"),
     ] {
@@ -119,6 +124,32 @@ async fn a_form_accepts_a_regression_with_a_reason() {
     assert_eq!((&stored["accepted"], &stored["runs"]), (&json!("a trade"), &json!([slow])));
     let figures = stored["figures"].as_array().unwrap();
     assert_eq!((figures.len(), &figures[0]["threshold_pct"]), (1, &json!(4.0)));
+}
+
+#[tokio::test]
+async fn the_form_accepts_a_gate_with_the_thresholds_that_it_was_requested_with() {
+    let api = Api::new().await;
+    history(&api).await;
+    let slow = measured(&api, json!({ "revision": "slow" }), "H200", Some(11.0)).await;
+    gate(&api, json!({ "runs": [slow], "fail_on": { "slower": 4, "ttft": 5 } })).await;
+    let text = page(&api.get(PAGE).await, 200);
+    let thresholds: Vec<&str> = text.lines().filter(|it| it.contains("\"fail_on.")).collect();
+    assert_eq!(
+        thresholds,
+        [
+            "<input type=\"hidden\" name=\"fail_on.ttft\" value=\"5.0\">",
+            "<input type=\"hidden\" name=\"fail_on.slower\" value=\"4.0\">",
+        ]
+    );
+    let body =
+        format!("baseline=main&runs={slow}&fail_on.ttft=5.0&fail_on.slower=4.0&reason=a+trade");
+    location(&post(&api, &format!("{PAGE}/accept"), &[], &body).await);
+    let gates = api.get("/gates?limit=2").await.json()["gates"].clone();
+    for list in ["figures", "dropped"] {
+        assert_eq!(gates[0]["gate"][list], gates[1]["gate"][list], "{list}");
+    }
+    let text = page(&api.get(PAGE).await, 200);
+    assert_eq!(text.matches("wall: not measured on either side; dropped").count(), 3);
 }
 
 #[tokio::test]

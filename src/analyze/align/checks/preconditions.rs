@@ -4,7 +4,11 @@
 
 use super::{AlignmentCheck, AlignmentEvidence, SIDES, Verdict, check, row};
 use crate::analyze::{
-    align::operation_instances::IsolatedOperation,
+    align::{
+        names::{full_name, has},
+        operation_instances::IsolatedOperation,
+        settings::Operation,
+    },
     stages::coverage::{StageCoverage, by_stage},
     stats::percent,
     timeline::launches::LaunchIndex,
@@ -79,7 +83,9 @@ fn lacking(evidence: &AlignmentEvidence, at: usize) -> Vec<String> {
 
 /// Checks that both sides have instances of the operation.
 pub fn isolation(evidence: &AlignmentEvidence) -> AlignmentCheck {
-    let reasons: Vec<String> = [0, 1].into_iter().filter_map(|at| missing(evidence, at)).collect();
+    let mut reasons: Vec<String> =
+        [0, 1].into_iter().filter_map(|at| missing(evidence, at)).collect();
+    reasons.extend(unmatched(evidence));
     let each = |of: fn(&IsolatedOperation) -> String| evidence.operations.map(of);
     let facts = [
         ("isolated by", each(|it| it.isolated_by.clone())),
@@ -109,6 +115,25 @@ pub fn isolation(evidence: &AlignmentEvidence) -> AlignmentCheck {
         reasons.join("; ")
     };
     check("isolation", verdict, observed, "instances with kernels on both sides".into(), rows)
+}
+
+/// The requested patterns that no kernel of either side has in its name.
+fn unmatched(evidence: &AlignmentEvidence) -> Option<String> {
+    let Operation::Kernels(patterns) = &evidence.question.operation else { return None };
+    let is_found = |pattern: &&String| {
+        [0, 1].into_iter().any(|at| {
+            let trace = evidence.sides[at].trace;
+            let is_like = |kind: &u32| {
+                let kind = &trace.kernels.kinds()[*kind as usize];
+                has(pattern, full_name(trace, kind.full_name, kind.name))
+            };
+            evidence.operations[at].kind_times.keys().any(is_like)
+        })
+    };
+    let unmatched: Vec<String> =
+        patterns.iter().filter(|it| !is_found(it)).map(|it| format!("{it:?}")).collect();
+    (!unmatched.is_empty())
+        .then(|| format!("neither side has kernels named like {}", unmatched.join(", ")))
 }
 
 /// The reason why a side has too few instances of the operation; `None` if it has enough.

@@ -110,9 +110,10 @@ pub async fn download(
 #[utoipa::path(get, path = "/runs/{run_id}/bundle", tag = "artifacts", operation_id = "get_bundle",
     params(("run_id" = RunId, Path)),
     responses(
-        (status = 200, description = "A tar archive, compressed with Zstandard", body = Vec<u8>,
-            content_type = "application/zstd",
-            example = json!("(bytes of llmprof-019a9f3e-6d1c-7c4e-9a51-3a8f0c2b7d10.tar.zst)")),
+        (status = 200, description = "A tar archive, compressed with Zstandard",
+            content(("application/zstd",
+                example = json!("(bytes of llmprof-019a9f3e-6d1c-7c4e-9a51-3a8f0c2b7d10.tar.zst)"),
+            ))),
         GuardedErrors, InvalidParameter, RunNotFound, RunNotFinished))]
 pub async fn bundle(State(app): State<App>, RunPath(id): RunPath) -> Result<Response, ApiError> {
     find_ended(&app, id).await?;

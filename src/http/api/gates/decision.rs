@@ -1,12 +1,11 @@
 //! The decision of a gate: collects both sides and the noise from the series.
 
-use std::collections::BTreeMap;
-
 use super::SubmitGate;
 use crate::{
-    analyze::{
-        series::gate::{GateDesign, GateVerdict, GatedFigure, MAX_RUNS, overall},
-        stats::Spread,
+    analyze::series::{
+        gate::{GateVerdict, MAX_RUNS},
+        gate_decision::{FigureSides, decide_gate},
+        gate_thresholds::RequestedFigures,
     },
     domain::{
         headline::{FigureName, SeriesIdentity},
@@ -17,7 +16,7 @@ use crate::{
         error::{ApiError, ErrorCode},
         state::App,
     },
-    report::gate::{GateFigure, GateReport},
+    report::gate::{DroppedFigure, GateFigure, GateReport},
     store::{StoredBaseline, StoredChange, StoredPoint, StoredRun},
 };
 
@@ -32,6 +31,14 @@ struct GateSides {
 }
 
 impl GateSides {
+    /// The values of a figure on both sides.
+    fn of(&self, figure: FigureName) -> FigureSides {
+        FigureSides::new(values(&self.baseline, figure), values(&self.candidate, figure)).in_series(
+            noise(&self.earlier, &self.changes, figure),
+            values(&self.around_baseline(figure), figure),
+        )
+    }
+
     /// The earlier runs between the change points of a figure around the baseline.
     fn around_baseline(&self, figure: FigureName) -> Vec<StoredPoint> {
         let Some(baseline) = self.baseline.first().map(|it| it.run) else { return vec![] };
@@ -43,16 +50,16 @@ impl GateSides {
     }
 }
 
-/// The known values of a figure.
-fn values(points: &[StoredPoint], figure: FigureName) -> Vec<f64> {
-    points.iter().filter_map(|it| it.headline.get(figure)).collect()
+/// The value of a figure in each point.
+fn values(points: &[StoredPoint], figure: FigureName) -> impl Iterator<Item = Option<f64>> {
+    points.iter().map(move |it| it.headline.get(figure))
 }
 
 /// Decides a gate; whatever prevents a decision is a reason of an inconclusive one.
 pub(super) async fn decide(
     app: &App,
     gate: &SubmitGate,
-    thresholds: &BTreeMap<FigureName, f64>,
+    requested: &RequestedFigures,
     candidate: &[StoredRun],
 ) -> Result<GateReport, ApiError> {
     let mut report = GateReport {
@@ -62,6 +69,7 @@ pub(super) async fn decide(
         runs: gate.runs.clone(),
         series: None,
         figures: vec![],
+        dropped: vec![],
         reasons: vec![],
         more_runs: false,
         accepted: None,
@@ -72,7 +80,7 @@ pub(super) async fn decide(
         Ok(sides) => {
             report.series = sides.candidate[0].series.clone();
             report.baseline_runs = sides.baseline.iter().map(|it| it.run).collect();
-            add_figures(&mut report, gate, thresholds, &sides);
+            add_figures(&mut report, gate, requested, &sides);
         }
     }
     Ok(report)
@@ -159,47 +167,12 @@ async fn difference(app: &App, a: Option<&str>, b: &str) -> Result<String, ApiEr
 fn add_figures(
     report: &mut GateReport,
     gate: &SubmitGate,
-    thresholds: &BTreeMap<FigureName, f64>,
+    requested: &RequestedFigures,
     sides: &GateSides,
 ) {
-    let mean = |values: &[f64]| Spread::of(values.iter().copied()).map(|it| it.mean);
-    // A figure that neither side has does not apply to the subject.
-    let gated: Vec<(FigureName, f64, Vec<f64>, Vec<f64>)> = thresholds
-        .iter()
-        .map(|(name, threshold)| {
-            (*name, *threshold, values(&sides.baseline, *name), values(&sides.candidate, *name))
-        })
-        .filter(|(_, _, a, b)| !a.is_empty() || !b.is_empty())
-        .collect();
-    let design = GateDesign { figures: gated.len(), max_runs: gate.max_runs as usize };
-    for (name, threshold_pct, baseline, candidate) in &gated {
-        // A run of the candidate without the figure is an incomplete capture.
-        let complete = candidate.len() == sides.candidate.len();
-        let decision = design.decide(&GatedFigure {
-            name: *name,
-            threshold_pct: *threshold_pct,
-            baseline,
-            candidate: if complete { candidate } else { &[] },
-            noise: noise(&sides.earlier, &sides.changes, *name),
-            level: mean(&values(&sides.around_baseline(*name), *name)),
-        });
-        report.more_runs |= decision.more_runs;
-        report.figures.push(GateFigure {
-            figure: *name,
-            verdict: decision.verdict,
-            threshold_pct: *threshold_pct,
-            baseline: mean(baseline),
-            candidate: mean(candidate),
-            worse_pct: decision.worse_pct,
-            bound_pct: decision.bound_pct,
-            noise_pct: decision.noise_pct,
-            detectable_pct: decision.detectable_pct,
-            reason: decision.reason,
-        });
-    }
-    if gated.is_empty() {
-        report.reasons.push("neither side has a gated figure".into());
-    }
-    report.verdict = overall(report.figures.iter().map(|it| it.verdict));
-    report.more_runs &= report.verdict == GateVerdict::Inconclusive;
+    let decided = decide_gate(requested, gate.max_runs as usize, |name| sides.of(name));
+    report.verdict = decided.verdict;
+    report.more_runs = decided.more_runs;
+    report.figures = decided.figures.into_iter().map(GateFigure::from).collect();
+    report.dropped = decided.dropped.into_iter().map(DroppedFigure::from).collect();
 }

@@ -3,8 +3,6 @@
 mod decision;
 pub mod list;
 
-use std::collections::BTreeMap;
-
 use axum::{Extension, Json, body::Body, extract::State, http::HeaderMap};
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
@@ -14,7 +12,10 @@ use super::{
     runs::{self, example},
 };
 use crate::{
-    analyze::series::gate::{GateVerdict, MAX_RUNS},
+    analyze::series::{
+        gate::{GateVerdict, MAX_RUNS},
+        gate_thresholds::RequestedFigures,
+    },
     domain::{headline::FigureName, ids::RunId, json_numbers::integer},
     http::{
         auth::access::Caller,
@@ -56,15 +57,14 @@ pub struct SubmitGate {
     pub accept: Option<String>,
 }
 
-/// Threshold of every time in a gate without any, percent.
-const DEFAULT_PCT: f64 = 3.0;
-
 /// Thresholds in percent by figure; without any, 3 for every time.
+///
+/// A named figure that was not measured is inconclusive.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields, default)]
 #[schema(example = json!({ "slower": 3, "energy": 10 }))]
 pub struct GateThresholds {
-    /// Of every time.
+    /// For every time that was measured on a side and has no threshold of its own.
     #[schema(minimum = 0.01, maximum = 1000)]
     pub slower: Option<f64>,
     #[schema(minimum = 0.01, maximum = 1000)]
@@ -104,8 +104,9 @@ fn default_runs() -> u32 {
 /// Compare runs with a baseline, and decide whether they regressed
 ///
 /// The noise is the standard deviation between runs of one build in their series. At most 1 % of
-/// gates of equal builds fail, over all figures. `inconclusive` is not a pass; `more_runs` is true
-/// if another run of the candidate may decide.
+/// gates of equal builds fail, over all figures. `inconclusive` is not a pass; a named figure that
+/// was not measured is inconclusive. `dropped` has the times of `slower` that neither side has.
+/// `more_runs` is true if another run of the candidate may decide.
 #[utoipa::path(post, path = "/gates", tag = "runs", operation_id = "submit_gate",
     request_body(content = SubmitGate,
         example = json!({ "baseline": "main", "runs": [example::id()] })),
@@ -136,7 +137,7 @@ pub(crate) async fn decide(
     if let Some(reason) = &gate.accept {
         check_length("accept", reason, 1..=500)?;
     }
-    let thresholds = thresholds(&gate.fail_on)?;
+    let requested = requested(&gate.fail_on)?;
     let mut candidate = Vec::new();
     for id in &gate.runs {
         if candidate.iter().any(|run: &crate::store::StoredRun| run.id == *id) {
@@ -145,7 +146,7 @@ pub(crate) async fn decide(
         }
         candidate.push(runs::find(app, *id).await?);
     }
-    let mut report = decision::decide(app, &gate, &thresholds, &candidate).await?;
+    let mut report = decision::decide(app, &gate, &requested, &candidate).await?;
     report.accepted = gate.accept.filter(|_| report.verdict == GateVerdict::Regression);
     let text = serde_json::to_string(&report).map_err(|error| ApiError::internal(&error))?;
     let decided = NewGate {
@@ -158,22 +159,8 @@ pub(crate) async fn decide(
     Ok(report)
 }
 
-/// The threshold of each gated figure.
-fn thresholds(fail_on: &GateThresholds) -> Result<BTreeMap<FigureName, f64>, ApiError> {
-    let slower = match fail_on {
-        given if *given == GateThresholds::default() => Some(DEFAULT_PCT),
-        given => given.slower,
-    };
-    let mut thresholds = BTreeMap::new();
-    for figure in FigureName::ALL {
-        let of_times = slower.filter(|_| FigureName::TIMES.contains(figure));
-        thresholds.extend(fail_on.of(*figure).or(of_times).map(|it| (*figure, it)));
-    }
-    match thresholds.values().chain(&slower).find(|it| !(0.01..=1000.0).contains(*it)) {
-        None => Ok(thresholds),
-        Some(threshold) => {
-            let message = format!("fail_on: {threshold} is not between 0.01 and 1000");
-            Err(ApiError::new(ErrorCode::InvalidRequest, message))
-        }
-    }
+/// The requested figures with their thresholds.
+fn requested(fail_on: &GateThresholds) -> Result<RequestedFigures, ApiError> {
+    RequestedFigures::of(fail_on.slower, |figure| fail_on.of(figure))
+        .map_err(|error| ApiError::new(ErrorCode::InvalidRequest, format!("fail_on: {error}")))
 }

@@ -239,8 +239,8 @@ pub(crate) fn not_found(id: InputsId) -> ApiError {
         ("inputs_id" = InputsId, Path),
         ("image" = u32, Path, description = "Position in the list of images, from 0")),
     responses(
-        (status = 200, description = "The thumbnail", body = String,
-            content_type = "image/jpeg", example = json!("(bytes of the image)")),
+        (status = 200, description = "The thumbnail",
+            content(("image/jpeg", example = json!("(bytes of the image)")))),
         GuardedErrors, InvalidParameter, InputsNotFound, Unavailable))]
 pub async fn thumbnail(
     State(app): State<App>,

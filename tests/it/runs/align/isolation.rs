@@ -75,6 +75,20 @@ fn an_operation_is_found_by_operator_by_kernels_and_by_the_mocks_sequence() -> R
 }
 
 #[test]
+fn a_pattern_that_no_kernel_has_is_inconclusive_even_if_another_one_is_found() -> Result<()> {
+    let dir = pair("", "")?;
+    let ranges = ["--include-ranges", "measured", "--stage", "prefill"];
+    let found = ["--kernels", "native_sdpa", "--kernels", "CatArray*OpaqueType<2>"];
+    let (code, alignment) = align(&dir, &[&found, &["--kernels", "nativ_sdpa"], &ranges])?;
+    assert_eq!(code, Some(2), "{}", lines(&alignment));
+    assert_eq!(
+        check(&alignment, "isolation")["observed"],
+        "neither side has kernels named like \"nativ_sdpa\""
+    );
+    Ok(())
+}
+
+#[test]
 fn another_model_is_not_found() -> Result<()> {
     let dir = pair("", "")?;
     capture("hf-deepseek-decoder", &dir.path().join("e2e.sqlite"), "")?;

@@ -1,0 +1,109 @@
+//! Tests of the result of a gate and of its forms.
+
+use super::*;
+
+fn report() -> GateReport {
+    let id = |text: &str| text.parse().unwrap();
+    GateReport::example(
+        id("019a9f3e-6d1c-7c4e-9a51-3a8f0c2b7d10"),
+        id("019a9f3e-6d1c-7c4e-9a51-3a8f0c2b7d11"),
+    )
+}
+
+#[test]
+fn junit_has_a_failure_for_a_regression_and_an_error_for_what_is_inconclusive() {
+    let mut report = report();
+    assert!(report.junit().contains("tests=\"2\" failures=\"1\" errors=\"0\" skipped=\"1\""));
+    report.accepted = Some("known".into());
+    assert!(report.junit().contains("failures=\"0\" errors=\"0\""));
+    report.figures[0].verdict = GateVerdict::Inconclusive;
+    report.reasons.push("the series differ".into());
+    let xml = report.junit();
+    assert!(xml.contains("tests=\"3\" failures=\"0\" errors=\"2\""), "{xml}");
+    assert!(xml.matches("<error message=").count() == 2 && !xml.contains("<failure"));
+}
+
+#[test]
+fn a_regression_that_is_not_accepted_is_a_message() {
+    let mut report = report();
+    let message = report.failure().unwrap();
+    assert_eq!((message.event, message.run), (WebhookEvent::GateFailed, report.runs[0]));
+    let link = format!("/runs/{}/diff/{}", report.baseline_runs[0], report.runs[0]);
+    assert_eq!(message.body["link"], link);
+    assert_eq!(message.body["figures"][0]["worse_pct"], 5.07);
+    let text = "Time per output token: worse by 5.07 %, beyond noise (0.670 -> 0.704 ms)";
+    assert_eq!(message.body["message"], text);
+    report.accepted = Some("known".into());
+    assert_eq!(report.failure(), None);
+    report.verdict = GateVerdict::Inconclusive;
+    assert_eq!(GateReport { accepted: None, ..report }.failure(), None);
+}
+
+#[test]
+fn hostile_text_stays_text_in_every_form() {
+    let hostile = "\"><x/>]]>\n::error::%0A|`![a](b)\u{0}<script>@all";
+    let report = GateReport {
+        accepted: Some(hostile.into()),
+        reasons: vec![hostile.into()],
+        figures: vec![],
+        ..report()
+    };
+    let xml = report.junit();
+    assert!(!xml.contains("<x/>") && !xml.contains('\u{0}') && !xml.contains("]]>"), "{xml}");
+    let commands = report.github();
+    assert!(commands.lines().all(|line| !line.starts_with("::error")), "{commands}");
+    let markdown = report.markdown();
+    let marked = pulldown_cmark::Parser::new(&markdown).find(|event| {
+        use pulldown_cmark::{Event, Tag};
+        let marks = |tag: &Tag| matches!(tag, Tag::Link { .. } | Tag::Image { .. });
+        matches!(event, Event::Html(_) | Event::InlineHtml(_) | Event::Code(_))
+            || matches!(event, Event::Start(tag) if marks(tag))
+    });
+    assert_eq!(marked, None, "{markdown}");
+}
+
+#[test]
+fn an_annotation_per_figure_that_does_not_pass() {
+    let mut report = report();
+    assert!(report.github().starts_with("::error title=llmprof: Time per output token::"));
+    report.accepted = Some("known".into());
+    assert!(report.github().starts_with("::notice "));
+    report.figures[0].verdict = GateVerdict::Passed;
+    report.dropped.clear();
+    assert!(report.github().starts_with("gate regression"));
+}
+
+#[test]
+fn every_form_names_a_dropped_figure_and_an_inconclusive_one() {
+    let mut report = report();
+    let absent = &mut report.figures[0];
+    absent.verdict = GateVerdict::Inconclusive;
+    (absent.baseline, absent.candidate) = (None, None);
+    absent.reason = "not measured on either side".into();
+    report.verdict = GateVerdict::Inconclusive;
+    let dropped = "Time to first token: not measured on either side; dropped, because `slower`";
+    let text = report.text();
+    assert!(
+        text.starts_with("gate inconclusive: 0 passed, 0 regressed, 1 inconclusive, 1 dropped")
+    );
+    assert!(text.contains("inconclusive Time per output token: not measured on either side\n"));
+    assert!(text.contains(&format!("  dropped      {dropped}")), "{text}");
+    let junit = report.junit();
+    assert!(junit.contains("name=\"ttft\"><skipped message=\"Time to first token"), "{junit}");
+    assert!(junit.contains("name=\"tpot\"><error message=\"Time per output token"), "{junit}");
+    let github = report.github();
+    assert!(github.contains(&format!("::notice title=llmprof: Time to first token::{dropped}")));
+    assert!(github.contains("::warning title=llmprof: Time per output token::"), "{github}");
+    let markdown = report.markdown();
+    assert!(markdown.contains("| Time to first token (ms) | – | – | – | – | dropped: not"));
+    assert!(markdown.contains("| inconclusive: not measured on either side |"), "{markdown}");
+}
+
+#[test]
+fn a_stored_gate_of_an_earlier_version_is_read() {
+    let mut stored = serde_json::to_value(report()).unwrap();
+    stored.as_object_mut().unwrap().remove("dropped");
+    stored["figures"][0].as_object_mut().unwrap().remove("requested");
+    let read: GateReport = serde_json::from_value(stored).unwrap();
+    assert_eq!((read.dropped.len(), read.figures[0].requested), (0, FigureRequest::Named));
+}
