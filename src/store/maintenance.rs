@@ -14,6 +14,7 @@ use super::{
 };
 use crate::domain::{
     alignment::{AlignmentSpec, AlignmentState},
+    finding::Finding,
     ids::{AlignmentId, RunId},
     mode::Mode,
     run_files::ArtifactRecord,
@@ -109,6 +110,37 @@ impl Store {
         let mut tx = writer.begin_with(WRITE).await.map_err(during("replace artifacts"))?;
         replace_artifacts(&mut tx, id, artifacts).await?;
         tx.commit().await.map_err(during("replace artifacts"))
+    }
+
+    /// Records the artifacts of a run that failed or was cancelled, and a finding of its seal.
+    /// Changes nothing if the run was requeued or removed meanwhile.
+    pub async fn set_evidence(
+        &self,
+        id: RunId,
+        artifacts: &[ArtifactRecord],
+        finding: Option<&Finding>,
+    ) -> Result<(), StoreError> {
+        let json = finding.map(serde_json::to_string).transpose();
+        let json = json.map_err(|_| StoreError::Corrupt { id, what: "findings" })?;
+        let mut writer = self.writer.lock().await;
+        let mut tx = writer.begin_with(WRITE).await.map_err(during("record evidence"))?;
+        let changed = sqlx::query(
+            "update runs set findings = case
+                 when ?2 is null or exists (select 1 from json_each(runs.findings)
+                                            where json_extract(value, '$.id') = ?3)
+                 then findings else json_insert(findings, '$[#]', json(?2)) end
+             where id = ?1 and state in ('failed', 'cancelled')",
+        )
+        .bind(key(&id))
+        .bind(json)
+        .bind(finding.map(|finding| finding.id.as_str()))
+        .execute(&mut *tx)
+        .await
+        .map_err(during("record evidence"))?;
+        if changed.rows_affected() > 0 {
+            replace_artifacts(&mut tx, id, artifacts).await?;
+        }
+        tx.commit().await.map_err(during("record evidence"))
     }
 
     /// Requeues an ended run whose files are lost, as if it had never started. Returns false if it

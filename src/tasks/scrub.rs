@@ -7,7 +7,6 @@ use std::time::Duration;
 
 use tokio::{
     runtime::Handle,
-    task::spawn_blocking,
     time::{Instant, sleep, timeout},
 };
 use tokio_util::sync::CancellationToken;
@@ -18,7 +17,7 @@ use crate::{
         folder,
         verify::{self, FileFault},
     },
-    runtime,
+    runtime::{self, work::SlicedWork},
     store::{ScrubSubject, StoreError},
 };
 
@@ -71,20 +70,21 @@ async fn scrub(
             (folder::of(&keeper.alignments, id), keeper.store.alignment_artifacts(id).await?)
         }
     };
-    let (mut wait, handle, stop) = (keeper.quiet_wait(), Handle::current(), stop.clone());
+    let (mut wait, handle, stops) = (keeper.quiet_wait(), Handle::current(), stop.clone());
     let mut pace = Pace::of(keeper.settings.scrub_bytes_per_s);
-    let mut go_on = move |bytes| {
+    let paced = move |bytes| {
         let pause = pace.pause_before(bytes);
         handle.block_on(async {
             tokio::select! {
                 biased;
-                () = stop.cancelled() => false,
-                () = sleep(pause) => wait.wait(&stop).await,
+                () = stops.cancelled() => false,
+                () = sleep(pause) => wait.wait(&stops).await,
             }
         })
     };
-    let found = spawn_blocking(move || verify::scrub(&dir, &artifacts, &mut go_on)).await;
-    let Ok(Some(faults)) = found else { return Ok(None) };
+    let work = SlicedWork::new(stop).with_gate(paced);
+    let found = runtime::stoppable(&work, move |work| verify::scrub(&dir, &artifacts, work)).await;
+    let Ok(faults) = found else { return Ok(None) };
     let words = |(path, fault): &(String, FileFault)| (path.clone(), fault.to_string());
     let faults: Vec<(String, String)> = faults.iter().map(words).collect();
     if !keeper.store.record_scrub(subject, &faults).await? {

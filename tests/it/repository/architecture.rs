@@ -56,6 +56,7 @@ pub const ARROWS: &[(&str, &[&str])] = &[
         &[
             "domain",
             "measuring",
+            "runtime",
             "trace",
             "artifact",
             "config",
