@@ -7,7 +7,10 @@ use tokio_util::sync::CancellationToken;
 
 use crate::{
     artifact::inputs::storage::InputStorage,
-    runtime::{self, work::SlicedWork},
+    runtime::{
+        self,
+        work::{SlicedWork, is_stopped},
+    },
     store::{DeletedInputs, Store, StoreError},
 };
 
@@ -70,6 +73,7 @@ pub async fn recover(
     match runtime::stoppable(work, sweep).await {
         Ok(0) => {}
         Ok(files) => tracing::info!(files, "removed files of interrupted uploads of inputs"),
+        Err(error) if is_stopped(&error) => {}
         Err(error) => tracing::warn!(%error, "cannot remove files of interrupted uploads"),
     }
     Ok(())

@@ -3,13 +3,16 @@
 //! Workers start after it: until then no device is claimed. Its work grows with the size of files,
 //! and the stop of the service ends it within a slice; the next start continues.
 
-use std::{path::PathBuf, time::Duration};
+use std::{io, path::PathBuf, time::Duration};
 
 use anyhow::Result;
 use llmprof::{
     artifact::{folder, inputs::storage::InputStorage, temporary},
     config,
-    runtime::{self, work::SlicedWork},
+    runtime::{
+        self,
+        work::{SlicedWork, is_stopped},
+    },
     scheduler, tasks,
 };
 use tokio::sync::watch;
@@ -86,17 +89,22 @@ impl Recovery {
         // After the processes of abandoned runs and sessions have ended.
         let temporary = config::environment::temp_dir();
         let swept = runtime::stoppable(work, move |work| temporary::sweep(&temporary, work)).await;
-        if let Err(error) = swept {
+        if let Err(error) = swept.or_else(ignore_stop) {
             tracing::warn!(%error, "cannot remove left-over temporary files");
         }
         let leftovers = self.leftovers.clone();
         let removed =
             runtime::stoppable(work, move |work| folder::remove_tree(&leftovers, work)).await;
-        if let Err(error) = removed {
+        if let Err(error) = removed.or_else(ignore_stop) {
             tracing::warn!(%error, "cannot remove the folders that an earlier service left");
         }
         tasks::retention::recover(&cx.store, &cx.runs, &cx.alignments, work).await?;
         tasks::inputs::recover(&cx.store, &self.inputs, work).await?;
         Ok(())
     }
+}
+
+/// Success in place of a stop, after which the next start continues.
+fn ignore_stop<T: Default>(error: io::Error) -> io::Result<T> {
+    if is_stopped(&error) { Ok(T::default()) } else { Err(error) }
 }
