@@ -109,8 +109,8 @@ pub fn steady() -> Timestamp {
     simulated(|it| it.steady()).unwrap_or_else(system)
 }
 
-/// Executes `work` of bounded size on a thread where it may block: milliseconds, at most a second on
-/// a slow disk. [`stoppable`] is for any other work.
+/// Executes `work` of bounded size on a thread where it may block: milliseconds, at most a second
+/// on a slow disk. [`stoppable`] is for any other work.
 pub async fn blocking<T: Send + 'static>(
     work: impl FnOnce() -> T + Send + 'static,
 ) -> Result<T, JoinError> {

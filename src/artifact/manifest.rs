@@ -113,8 +113,8 @@ pub(super) fn record(dir: &Path, path: String, work: &SlicedWork) -> io::Result<
     })
 }
 
-/// A file's size and hash, of the same bytes: those it had when it was opened. A file that grows as
-/// fast as it is read comes to an end.
+/// A file's size and hash, of the same bytes: those it had when it was opened, because a file may
+/// grow as fast as it is read.
 pub(super) fn hash_file(path: &Path, work: &SlicedWork) -> io::Result<(u64, String)> {
     let file = File::open(path)?;
     let bytes = file.metadata()?.len();

@@ -160,7 +160,7 @@ pub fn finding(dir: &Path, max_bytes: u64) -> Option<Finding> {
     let finding = Finding::new(TOO_LARGE, Severity::Warning, message);
     let finding = finding.with("limit, bytes", max_bytes);
     let list = files.iter().take(LISTED);
-    let finding = list.fold(finding, |finding, (path, size)| finding.with(*path, *size));
+    let finding = list.fold(finding, |finding, (path, size)| finding.with(path, *size));
     Some(finding.advise(
         "write fewer or smaller files below {out}, trace less, or raise limits.run_bytes; a sparse \
          file counts with its full size",

@@ -189,5 +189,5 @@ async fn work_stops_when_its_caller_is_dropped() {
         _ = seal => panic!("50 GiB are not hashed"),
         _ = starts => {}
     }
-    assert_eq!(ended.await.unwrap().unwrap_err(), true);
+    assert!(ended.await.unwrap().unwrap_err());
 }

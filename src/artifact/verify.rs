@@ -85,8 +85,8 @@ pub fn faults(
     Ok(faults)
 }
 
-/// Compares the sealed files below `dir` with their hashes; returns the faults. Fails only if `work`
-/// is stopped.
+/// Compares the sealed files below `dir` with their hashes; returns the faults. Fails only if
+/// `work` is stopped.
 pub fn scrub(
     dir: &Path,
     artifacts: &[ArtifactRecord],

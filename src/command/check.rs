@@ -135,7 +135,7 @@ struct DataCheck<'a> {
 
 impl DataCheck<'_> {
     async fn all(&mut self) -> Result<()> {
-        for fault in self.store.faults().await? {
+        for fault in self.store.faults(&self.work).await? {
             self.report(&format!("database: {fault}"), false);
         }
         let runs = self.store.states().await?;

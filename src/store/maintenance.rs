@@ -3,7 +3,7 @@
 
 use std::path::Path;
 
-use sqlx::Connection;
+use sqlx::{Connection, SqliteConnection};
 
 use super::{
     AlignmentOutcome, Store, StoreError, WRITE, alignments, column,
@@ -12,14 +12,17 @@ use super::{
     run_parts::replace_artifacts,
     word,
 };
-use crate::domain::{
-    alignment::{AlignmentSpec, AlignmentState},
-    finding::Finding,
-    ids::{AlignmentId, RunId},
-    mode::Mode,
-    run_files::ArtifactRecord,
-    state::RunState,
-    subject::RunSpec,
+use crate::{
+    domain::{
+        alignment::{AlignmentSpec, AlignmentState},
+        finding::Finding,
+        ids::{AlignmentId, RunId},
+        mode::Mode,
+        run_files::ArtifactRecord,
+        state::RunState,
+        subject::RunSpec,
+    },
+    runtime::work::SlicedWork,
 };
 
 /// A run whose row was lost, as read from its folder.
@@ -46,24 +49,39 @@ pub struct LostAlignment {
     pub outcome: AlignmentOutcome,
 }
 
+/// Instructions of a statement between two checks whether to stop it: some milliseconds.
+const INSTRUCTIONS: i32 = 10_000;
+
+async fn find_faults(reader: &mut SqliteConnection) -> Result<Vec<String>, StoreError> {
+    let lines: Vec<String> =
+        sqlx::query_scalar("select integrity_check from pragma_integrity_check")
+            .fetch_all(&mut *reader)
+            .await
+            .map_err(during("check the database"))?;
+    let mut faults: Vec<String> = lines.into_iter().filter(|line| line != "ok").collect();
+    let strays: Vec<String> =
+        sqlx::query_scalar("select distinct \"table\" from pragma_foreign_key_check")
+            .fetch_all(&mut *reader)
+            .await
+            .map_err(during("check references"))?;
+    faults.extend(strays.into_iter().map(|table| format!("rows of {table} refer to missing rows")));
+    Ok(faults)
+}
+
 impl Store {
-    /// Faults of the database, a line each; empty if there are none.
-    pub async fn faults(&self) -> Result<Vec<String>, StoreError> {
-        let lines: Vec<String> =
-            sqlx::query_scalar("select integrity_check from pragma_integrity_check")
-                .fetch_all(&mut *self.reader().await?)
-                .await
-                .map_err(during("check the database"))?;
-        let mut faults: Vec<String> = lines.into_iter().filter(|line| line != "ok").collect();
-        let strays: Vec<String> =
-            sqlx::query_scalar("select distinct \"table\" from pragma_foreign_key_check")
-                .fetch_all(&mut *self.reader().await?)
-                .await
-                .map_err(during("check references"))?;
-        faults.extend(
-            strays.into_iter().map(|table| format!("rows of {table} refer to missing rows")),
-        );
-        Ok(faults)
+    /// Faults of the database, a line each; empty if there are none. Reads all of it; an error soon
+    /// after `work` is stopped.
+    pub async fn faults(&self, work: &SlicedWork) -> Result<Vec<String>, StoreError> {
+        let (mut reader, work) = (self.reader().await?, work.clone());
+        let handle = reader.lock_handle().await;
+        handle
+            .map_err(during("check the database"))?
+            .set_progress_handler(INSTRUCTIONS, move || work.checkpoint().is_ok());
+        let found = find_faults(&mut reader).await;
+        if let Ok(mut handle) = reader.lock_handle().await {
+            handle.remove_progress_handler();
+        }
+        found
     }
 
     /// Writes a copy of the database to `path`, which must not exist, while it is in use.

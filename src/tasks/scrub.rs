@@ -50,7 +50,11 @@ async fn round(keeper: &Keeper, stop: &CancellationToken) -> Result<(), StoreErr
         (folders, damaged) = (folders + 1, damaged + faults);
     }
     if folders > 0 {
-        for fault in keeper.store.faults().await? {
+        let faults = match keeper.store.faults(&SlicedWork::new(stop)).await {
+            Err(_) if stop.is_cancelled() => return Ok(()),
+            faults => faults?,
+        };
+        for fault in faults {
             tracing::error!(fault, "the database is damaged: restore a backup");
         }
         tracing::info!(folders, damaged, "compared sealed files with their hashes");

@@ -100,14 +100,13 @@ impl InputStorage {
 
     /// Moves the files of an upload here and writes the manifest; durable on return. The caller
     /// holds [`Self::lock`]. Blocks.
-    pub fn add(&self, id: InputsId, staged: &StagedInputs) -> io::Result<()> {
+    pub fn add(&self, id: InputsId, staged: &StagedInputs, work: &SlicedWork) -> io::Result<()> {
         for (image, file) in staged.set.images.iter().zip(&staged.files) {
             self.add_content(image, file)?;
         }
         self.write_manifest(id, &staged.set)?;
         let names = staged.set.images.iter().map(|image| &image.sha256);
-        // Uploads have a maximum size.
-        durable::sync_files(&self.contents(), names, &SlicedWork::default())?;
+        durable::sync_files(&self.contents(), names, work)?;
         durable::sync_folder(&self.contents())?;
         durable::sync_folder(&self.root)
     }
@@ -274,9 +273,12 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let storage = InputStorage::open(&dir.path().join("stored")).unwrap();
         let (first, second, third) = (InputsId::now(), InputsId::now(), InputsId::now());
-        storage.add(first, &staged(dir.path(), "a", "same")).unwrap();
-        storage.add(second, &staged(dir.path(), "b", "same")).unwrap();
-        storage.add(third, &staged(dir.path(), "c", "other")).unwrap();
+        let add = |id, name: &str, text: &str| {
+            storage.add(id, &staged(dir.path(), name, text), &SlicedWork::default())
+        };
+        add(first, "a", "same").unwrap();
+        add(second, "b", "same").unwrap();
+        add(third, "c", "other").unwrap();
         let contents = |storage: &InputStorage| fs::read_dir(storage.contents()).unwrap().count();
         assert_eq!(contents(&storage), 2);
         let text = fs::read_to_string(storage.root().join(second.to_string())).unwrap();

@@ -191,8 +191,8 @@ impl<'a> PassFolder<'a> {
         }
     }
 
-    /// Removes the raw data of the pass and leaves a note. What the pass wrote elsewhere in the run's
-    /// folder is removed too: no later pass could run otherwise.
+    /// Removes the raw data of the pass and leaves a note. Large files elsewhere in the folder of the
+    /// run are removed too: they would end every later pass.
     fn too_large(&self, what: &'static str, limits: &ProcessLimits) -> CollectError {
         let max_bytes = limits.quota.as_ref().map_or(0, |quota| quota.max_bytes);
         let why = format!(

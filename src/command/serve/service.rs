@@ -58,8 +58,8 @@ struct Catalog {
 }
 
 impl Service {
-    /// Opens the data folder and starts to serve. The state of an earlier service is recovered in the
-    /// background: a request needs its short part only, which is done first.
+    /// Opens the data folder and starts to serve. The state of an earlier service is recovered in
+    /// the background; the short part that a request could race with is done first.
     pub async fn start(config: Config, log: Logging) -> Result<Self> {
         let server = &config.server;
         orphans::adopt_orphans().context("cannot become the parent of orphaned processes")?;

@@ -119,7 +119,7 @@ fn sources(folder: &Path) -> Vec<PathBuf> {
 }
 
 /// The library's files: top-level module, path, and code without tests and comments.
-fn library() -> Vec<(String, PathBuf, String)> {
+pub fn library() -> Vec<(String, PathBuf, String)> {
     let src = Path::new(env!("CARGO_MANIFEST_DIR")).join("src");
     let mut found = Vec::new();
     for path in sources(&src) {

@@ -4,3 +4,4 @@ pub mod architecture;
 pub mod deployment;
 pub mod documents;
 pub mod kernels;
+mod unbounded_work;
