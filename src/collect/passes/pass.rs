@@ -191,8 +191,8 @@ impl<'a> PassFolder<'a> {
         }
     }
 
-    /// Removes the raw data of the pass and leaves a note. Large files elsewhere in the folder of the
-    /// run are removed too: they would end every later pass.
+    /// Removes the raw data of the pass and leaves a note. Large files elsewhere in the run's
+    /// folder are removed too: they would end every later pass.
     fn too_large(&self, what: &'static str, limits: &ProcessLimits) -> CollectError {
         let max_bytes = limits.quota.as_ref().map_or(0, |quota| quota.max_bytes);
         let why = format!(
