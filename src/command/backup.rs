@@ -260,16 +260,14 @@ pub fn restore(options: &RestoreOptions) -> Result<()> {
             }
         }
         for id in store.ended_alignments().await? {
+            let dir = folder::of(&data.join("alignments"), id);
             for artifact in store.alignment_artifacts(id).await? {
-                let dir = folder::of(&data.join("alignments"), id);
                 match backup::bring_back(from, &dir, &artifact, &work) {
                     Ok(Some((stored, _))) => (files, bytes) = (files + 1, bytes + stored),
                     Ok(None) | Err(_) => {
                         faults += 1;
-                        eprintln!(
-                            "alignment {id}: {} is not in the backup as it was sealed",
-                            artifact.path
-                        );
+                        let path = artifact.path;
+                        eprintln!("alignment {id}: {path} is not in the backup as it was sealed");
                     }
                 }
             }
