@@ -5,6 +5,8 @@
 //! can be killed between any two polls and within a database call; blocking work and database calls
 //! complete within the poll that starts them.
 
+pub mod work;
+
 use std::{
     cell::RefCell,
     ffi::OsString,
@@ -25,6 +27,7 @@ use jiff::Timestamp;
 use tokio::{sync::watch, task::JoinError};
 use tokio_util::sync::CancellationToken;
 
+use self::work::SlicedWork;
 use crate::domain::ids::RunMark;
 
 /// Longest time for which a kill within a database call waits for the thread of the tasks.
@@ -111,7 +114,8 @@ pub fn steady() -> Timestamp {
     simulated(|it| it.steady()).unwrap_or_else(system)
 }
 
-/// Executes `work` on a thread where it may block.
+/// Executes `work` of bounded size on a thread where it may block: milliseconds, at most a second
+/// on a slow disk. [`stoppable`] is for any other work.
 pub async fn blocking<T: Send + 'static>(
     work: impl FnOnce() -> T + Send + 'static,
 ) -> Result<T, JoinError> {
@@ -122,6 +126,17 @@ pub async fn blocking<T: Send + 'static>(
     let done = work();
     delay().await;
     Ok(done)
+}
+
+/// Executes `act`, whose size is unbounded, on a thread where it may block. It ends within a slice
+/// once `work` is stopped or the caller is dropped.
+pub async fn stoppable<T: Send + 'static>(
+    work: &SlicedWork,
+    act: impl FnOnce(&SlicedWork) -> io::Result<T> + Send + 'static,
+) -> io::Result<T> {
+    let (work, stop) = work.child();
+    let _stops_with_caller = stop.drop_guard();
+    blocking(move || act(&work)).await.map_err(io::Error::other)?
 }
 
 /// Waits as the simulation wants; not at all in a service.

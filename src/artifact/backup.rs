@@ -9,8 +9,11 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use super::{manifest::hash, packed};
-use crate::domain::run_files::ArtifactRecord;
+use super::{durable, manifest::hash, packed};
+use crate::{
+    domain::run_files::ArtifactRecord,
+    runtime::work::{SlicedWork, is_stopped},
+};
 
 /// Subfolder of the contents.
 pub const OBJECTS: &str = "objects";
@@ -32,7 +35,12 @@ fn object(backup: &Path, sha256: &str) -> PathBuf {
 }
 
 /// Copies the file of `artifact` below `dir` into the backup.
-pub fn keep(backup: &Path, dir: &Path, artifact: &ArtifactRecord) -> io::Result<BackupOutcome> {
+pub fn keep(
+    backup: &Path,
+    dir: &Path,
+    artifact: &ArtifactRecord,
+    work: &SlicedWork,
+) -> io::Result<BackupOutcome> {
     let to = object(backup, &artifact.sha256);
     if packed::exists(&to) {
         return Ok(BackupOutcome::Already);
@@ -41,7 +49,7 @@ pub fn keep(backup: &Path, dir: &Path, artifact: &ArtifactRecord) -> io::Result<
     let to = if is_packed { packed::packed_path(&to) } else { to };
     let folder = to.parent().ok_or(io::ErrorKind::InvalidInput)?;
     fs::create_dir_all(folder)?;
-    let copied = place(from, &to, is_packed, artifact)?;
+    let copied = place((from, is_packed), &to, artifact, work)?;
     Ok(copied.map_or(BackupOutcome::Changed, BackupOutcome::Copied))
 }
 
@@ -51,33 +59,49 @@ pub fn bring_back(
     backup: &Path,
     dir: &Path,
     artifact: &ArtifactRecord,
+    work: &SlicedWork,
 ) -> io::Result<Option<(u64, bool)>> {
     let (from, is_packed) = packed::open_stored(&object(backup, &artifact.sha256))?;
     let to = dir.join(&artifact.path);
     let to = if is_packed { packed::packed_path(&to) } else { to };
     fs::create_dir_all(to.parent().ok_or(io::ErrorKind::InvalidInput)?)?;
-    Ok(place(from, &to, is_packed, artifact)?.map(|bytes| (bytes, is_packed)))
+    Ok(place((from, is_packed), &to, artifact, work)?.map(|bytes| (bytes, is_packed)))
 }
 
 /// Copies a file atomically; `None`: its content is not the sealed one.
 fn place(
-    mut from: File,
+    (from, is_packed): (File, bool),
     to: &Path,
-    is_packed: bool,
     artifact: &ArtifactRecord,
+    work: &SlicedWork,
 ) -> io::Result<Option<u64>> {
     let half = packed::half_path(to);
-    let mut file = File::create(&half)?;
-    let bytes = io::copy(&mut from, &mut file)?;
-    file.sync_all()?;
-    let copy = File::open(&half)?;
-    let found = if is_packed { hash(zstd::Decoder::new(copy)?) } else { hash(copy) };
-    if found.is_ok_and(|found| found == (artifact.bytes, artifact.sha256.clone())) {
-        fs::rename(&half, to)?;
-        return Ok(Some(bytes));
+    let placed = copy_checked((from, is_packed), (&half, to), artifact, work);
+    if !matches!(placed, Ok(Some(_))) {
+        fs::remove_file(&half).ok(); // it may not exist
     }
-    fs::remove_file(&half)?;
-    Ok(None)
+    placed
+}
+
+fn copy_checked(
+    (from, is_packed): (File, bool),
+    (half, to): (&Path, &Path),
+    artifact: &ArtifactRecord,
+    work: &SlicedWork,
+) -> io::Result<Option<u64>> {
+    let mut file = File::create(half)?;
+    let bytes = work.copy(from, &mut file)?;
+    durable::sync_in_slices(&file, half, work)?;
+    let copy = File::open(half)?;
+    let found = if is_packed { hash(zstd::Decoder::new(copy)?, work) } else { hash(copy, work) };
+    match found {
+        Ok(found) if found == (artifact.bytes, artifact.sha256.clone()) => {
+            fs::rename(half, to)?;
+            Ok(Some(bytes))
+        }
+        Err(error) if is_stopped(&error) => Err(error),
+        _ => Ok(None),
+    }
 }
 
 /// Removes contents that are not in `wanted`; returns their number.
@@ -111,17 +135,25 @@ mod tests {
         fs::write(run.path().join("a.log"), "same").unwrap();
         fs::write(run.path().join("b.log"), "same").unwrap();
         fs::write(run.path().join("c.log"), "other").unwrap();
-        let sealed = seal(run.path()).unwrap();
-        let keep = |at: usize| keep(backup.path(), run.path(), &sealed[at]).unwrap();
+        let sealed = seal(run.path(), u64::MAX, &SlicedWork::default()).unwrap().artifacts;
+        let keep = |at: usize| {
+            keep(backup.path(), run.path(), &sealed[at], &SlicedWork::default()).unwrap()
+        };
         fs::write(run.path().join("c.log"), "otter").unwrap();
         assert_eq!(
             [keep(0), keep(1), keep(2)],
             [BackupOutcome::Copied(4), BackupOutcome::Already, BackupOutcome::Changed]
         );
-        assert_eq!(bring_back(backup.path(), new.path(), &sealed[1]).unwrap(), Some((4, false)));
+        assert_eq!(
+            bring_back(backup.path(), new.path(), &sealed[1], &SlicedWork::default()).unwrap(),
+            Some((4, false))
+        );
         assert_eq!(fs::read(new.path().join("b.log")).unwrap(), b"same");
         fs::write(object(backup.path(), &sealed[0].sha256), "sane").unwrap();
-        assert_eq!(bring_back(backup.path(), new.path(), &sealed[0]).unwrap(), None);
+        assert_eq!(
+            bring_back(backup.path(), new.path(), &sealed[0], &SlicedWork::default()).unwrap(),
+            None
+        );
         assert!(!new.path().join("a.log").exists());
         assert_eq!(prune(backup.path(), &std::collections::HashSet::new()).unwrap(), 1);
         assert_eq!(keep(0), BackupOutcome::Copied(4));

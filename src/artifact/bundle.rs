@@ -158,7 +158,7 @@ impl Read for ExactReader {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::artifact::manifest::seal;
+    use crate::{artifact::manifest::seal, runtime::work::SlicedWork};
 
     #[test]
     fn a_bundle_unpacks_to_the_files_and_is_the_same_each_time() {
@@ -174,7 +174,8 @@ mod tests {
         ] {
             std::fs::write(dir.path().join(path), text).unwrap();
         }
-        let (artifacts, id) = (seal(dir.path()).unwrap(), RunId::now());
+        let (artifacts, id) =
+            (seal(dir.path(), u64::MAX, &SlicedWork::default()).unwrap().artifacts, RunId::now());
         let bundle = || {
             let mut bytes = Vec::new();
             write(Bundle::new(dir.path().to_owned(), id, artifacts.clone()), &mut bytes).unwrap();
@@ -201,7 +202,7 @@ mod tests {
     fn a_changed_file_ends_the_bundle_with_an_error() {
         let dir = tempfile::tempdir().unwrap();
         std::fs::write(dir.path().join("a.log"), "hello").unwrap();
-        let artifacts = seal(dir.path()).unwrap();
+        let artifacts = seal(dir.path(), u64::MAX, &SlicedWork::default()).unwrap().artifacts;
         for changed in ["hell", "hello again"] {
             std::fs::write(dir.path().join("a.log"), changed).unwrap();
             let bundle = Bundle::new(dir.path().to_owned(), RunId::now(), artifacts.clone());

@@ -13,7 +13,10 @@ use super::{
     manifest::{self, hash_file},
     verify::FileFault,
 };
-use crate::domain::{finding::Finding, pass_conditions::PassConditions, run_files::ArtifactRecord};
+use crate::{
+    domain::{finding::Finding, pass_conditions::PassConditions, run_files::ArtifactRecord},
+    runtime::work::{SlicedWork, is_stopped},
+};
 
 /// A pass that succeeded.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -53,7 +56,7 @@ pub struct EarlierPasses {
 }
 
 /// Reads the finished passes in the run's folder `dir`, and compares their files with the hashes.
-pub fn read(dir: &Path) -> io::Result<EarlierPasses> {
+pub fn read(dir: &Path, work: &SlicedWork) -> io::Result<EarlierPasses> {
     let text = match fs::read(dir.join(layout::PASSES)) {
         Ok(text) => text,
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Default::default()),
@@ -65,7 +68,7 @@ pub fn read(dir: &Path) -> io::Result<EarlierPasses> {
     };
     let (mut complete, mut damaged) = (Vec::new(), None);
     for pass in passes {
-        damaged = damage(dir, &pass);
+        damaged = damage(dir, &pass, work)?;
         if damaged.is_some() {
             break;
         }
@@ -90,14 +93,26 @@ pub fn forget(dir: &Path) -> io::Result<()> {
 }
 
 /// Makes the files of the pass `name`, and the journal, durable; returns the files with their
-/// hashes.
-pub fn seal(dir: &Path, name: &str) -> io::Result<Vec<ArtifactRecord>> {
+/// hashes. An error if they have more than `max_bytes`.
+pub fn seal(
+    dir: &Path,
+    name: &str,
+    max_bytes: u64,
+    work: &SlicedWork,
+) -> io::Result<Vec<ArtifactRecord>> {
     let mut paths: Vec<String> =
         manifest::paths(dir)?.into_iter().filter(|path| layout::is_of_pass(name, path)).collect();
     paths.sort();
+    let mut bytes = 0_u64;
+    for path in &paths {
+        bytes = bytes.saturating_add(fs::symlink_metadata(dir.join(path))?.len());
+    }
+    if bytes > max_bytes {
+        return Err(io::Error::other(format!("{bytes} bytes, more than {max_bytes}")));
+    }
     let journal = layout::PROGRESS.to_owned();
-    durable::sync_files(dir, paths.iter().chain([&journal]))?;
-    paths.into_iter().map(|path| manifest::record(dir, path)).collect()
+    durable::sync_files(dir, paths.iter().chain([&journal]), work)?;
+    paths.into_iter().map(|path| manifest::record(dir, path, work)).collect()
 }
 
 /// Removes the files of these passes.
@@ -157,19 +172,31 @@ fn remove_unless(
 }
 
 /// The first file of the pass that is not as recorded.
-fn damage(dir: &Path, pass: &FinishedPass) -> Option<DamagedPass> {
-    let fault = |file: &ArtifactRecord| match hash_file(&dir.join(&file.path)) {
-        Ok((bytes, sha256)) if bytes == file.bytes && sha256 == file.sha256 => None,
-        Ok((0, _)) => Some(FileFault::Empty),
-        Ok(_) => Some(FileFault::Changed),
-        Err(error) if error.kind() == io::ErrorKind::NotFound => Some(FileFault::Missing),
-        Err(_) => Some(FileFault::Unreadable),
+fn damage(dir: &Path, pass: &FinishedPass, work: &SlicedWork) -> io::Result<Option<DamagedPass>> {
+    for file in &pass.files {
+        if let Some(fault) = fault(&dir.join(&file.path), file, work)? {
+            let (name, path) = (pass.name.clone(), file.path.clone());
+            return Ok(Some(DamagedPass { name, path, fault }));
+        }
+    }
+    Ok(None)
+}
+
+fn fault(path: &Path, file: &ArtifactRecord, work: &SlicedWork) -> io::Result<Option<FileFault>> {
+    // A file of another size is not read.
+    let content = match fs::metadata(path) {
+        Ok(meta) if meta.len() != file.bytes => Ok((meta.len(), String::new())),
+        Ok(_) => hash_file(path, work),
+        Err(error) => Err(error),
     };
-    pass.files.iter().find_map(|file| {
-        let damaged =
-            |fault| DamagedPass { name: pass.name.clone(), path: file.path.clone(), fault };
-        fault(file).map(damaged)
-    })
+    match content {
+        Ok((bytes, sha256)) if bytes == file.bytes && sha256 == file.sha256 => Ok(None),
+        Ok((0, _)) => Ok(Some(FileFault::Empty)),
+        Ok(_) => Ok(Some(FileFault::Changed)),
+        Err(error) if is_stopped(&error) => Err(error),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(Some(FileFault::Missing)),
+        Err(_) => Ok(Some(FileFault::Unreadable)),
+    }
 }
 
 #[cfg(test)]
@@ -188,7 +215,7 @@ mod tests {
             started_at: String::new(),
             ended_at: String::new(),
             findings: vec![],
-            files: seal(dir, name).unwrap(),
+            files: seal(dir, name, u64::MAX, &SlicedWork::default()).unwrap(),
         }
     }
 
@@ -226,7 +253,7 @@ mod tests {
     #[test]
     fn the_files_of_a_pass_are_those_in_its_folder_and_its_logs() {
         let dir = folder();
-        let earlier = read(dir.path()).unwrap();
+        let earlier = read(dir.path(), &SlicedWork::default()).unwrap();
         assert_eq!(earlier.damaged, None);
         assert_eq!(
             paths(&earlier.complete.unwrap().passes),
@@ -254,7 +281,8 @@ mod tests {
                 FileFault::Empty => fs::write(dir.path().join(path), "").unwrap(),
                 _ => fs::write(dir.path().join(path), "other").unwrap(),
             }
-            let EarlierPasses { complete, damaged } = read(dir.path()).unwrap();
+            let EarlierPasses { complete, damaged } =
+                read(dir.path(), &SlicedWork::default()).unwrap();
             assert_eq!(complete.map_or(0, |it| it.passes.len()), left);
             let (name, path) = (name.to_owned(), path.to_owned());
             assert_eq!(damaged, Some(DamagedPass { name, path, fault }));
@@ -264,7 +292,7 @@ mod tests {
     #[test]
     fn everything_but_finished_passes_and_the_named_files_is_removed() {
         let dir = folder();
-        let passes = read(dir.path()).unwrap().complete.unwrap().passes;
+        let passes = read(dir.path(), &SlicedWork::default()).unwrap().complete.unwrap().passes;
         remove_others(dir.path(), &passes, &["progress.jsonl", "passes.json"]).unwrap();
         let mut left = manifest::paths(dir.path()).unwrap();
         left.retain(|path| !["progress.jsonl", "passes.json"].contains(&path.as_str()));
@@ -284,8 +312,8 @@ mod tests {
     fn a_record_that_cannot_be_parsed_is_none() {
         let dir = folder();
         fs::write(dir.path().join(layout::PASSES), "{").unwrap();
-        assert!(read(dir.path()).unwrap().complete.is_none());
+        assert!(read(dir.path(), &SlicedWork::default()).unwrap().complete.is_none());
         fs::remove_file(dir.path().join(layout::PASSES)).unwrap();
-        assert!(read(dir.path()).unwrap().complete.is_none());
+        assert!(read(dir.path(), &SlicedWork::default()).unwrap().complete.is_none());
     }
 }

@@ -5,13 +5,21 @@
 
 use std::{
     fmt::Display,
-    fs, io,
+    fs::{self, OpenOptions},
+    io,
+    os::unix::fs::{MetadataExt, OpenOptionsExt},
     path::{Path, PathBuf},
     str::FromStr,
 };
 
+use nix::libc;
+
+use crate::runtime::work::SlicedWork;
+
 /// Suffix of a folder whose run or alignment is being deleted.
 const ASIDE: &str = "removed";
+/// Bytes of a file that are freed between two checks whether to stop.
+const REMOVED_AT_ONCE: u64 = 1 << 30;
 
 /// The folder of this id.
 pub fn of(all: &Path, id: impl Display) -> PathBuf {
@@ -33,14 +41,59 @@ pub fn bring_back(all: &Path, id: impl Display) -> io::Result<()> {
 }
 
 /// Removes a folder whose row is deleted; a missing one is not an error.
-pub fn remove(all: &Path, id: impl Display) -> io::Result<()> {
+pub fn remove(all: &Path, id: impl Display, work: &SlicedWork) -> io::Result<()> {
     set_aside(all, &id)?;
-    remove_aside(all, id)
+    remove_aside(all, id, work)
 }
 
 /// Removes a folder that was set aside.
-pub fn remove_aside(all: &Path, id: impl Display) -> io::Result<()> {
-    ignore_missing(fs::remove_dir_all(aside(all, id)))
+pub fn remove_aside(all: &Path, id: impl Display, work: &SlicedWork) -> io::Result<()> {
+    remove_tree(&aside(all, id), work)
+}
+
+/// Removes the folder `dir` with everything in it, large files in slices; a missing one is not an
+/// error. When `work` is stopped, the rest stays.
+pub fn remove_tree(dir: &Path, work: &SlicedWork) -> io::Result<()> {
+    ignore_missing(remove_entries(dir, work))?;
+    ignore_missing(fs::remove_dir(dir))
+}
+
+/// Removes the entries of a folder. Links are not followed.
+fn remove_entries(dir: &Path, work: &SlicedWork) -> io::Result<()> {
+    for entry in fs::read_dir(dir)? {
+        let entry = entry?;
+        work.checkpoint()?;
+        let path = entry.path();
+        match entry.metadata() {
+            Ok(meta) if meta.is_dir() => remove_tree(&path, work)?,
+            Ok(meta) if meta.is_file() => {
+                shorten(&path, meta.blocks() * 512, meta.len(), work)?;
+                ignore_missing(fs::remove_file(&path))?;
+            }
+            _ => ignore_missing(fs::remove_file(&path))?,
+        }
+    }
+    Ok(())
+}
+
+/// Frees the space of a large file from its end, in slices: its removal at once may take seconds.
+/// A file with several names is left as it is.
+fn shorten(path: &Path, stored: u64, bytes: u64, work: &SlicedWork) -> io::Result<()> {
+    if stored <= REMOVED_AT_ONCE {
+        return Ok(());
+    }
+    let Ok(file) = OpenOptions::new().write(true).custom_flags(libc::O_NOFOLLOW).open(path) else {
+        return Ok(()); // read-only; removed as a whole
+    };
+    let mut left = if file.metadata()?.nlink() == 1 { bytes } else { 0 };
+    // A file with holes is shortened in as many steps as a full one of its space.
+    let step = REMOVED_AT_ONCE.max(bytes / (stored / REMOVED_AT_ONCE).max(1));
+    while left > step {
+        work.checkpoint()?;
+        left -= step;
+        file.set_len(left)?;
+    }
+    Ok(())
 }
 
 /// Ids whose folders are set aside.
@@ -87,7 +140,7 @@ mod tests {
         }
         assert_eq!(all_aside::<RunId>(runs.path()).unwrap(), [first, second]);
         bring_back(runs.path(), first).unwrap();
-        remove_aside(runs.path(), second).unwrap();
+        remove_aside(runs.path(), second, &SlicedWork::default()).unwrap();
         assert!(
             of(runs.path(), first).join("report.md").is_file() && !of(runs.path(), second).exists()
         );

@@ -14,13 +14,18 @@ use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
 use super::layout;
-use crate::domain::{
-    finding::Finding,
-    state::{Step, StepRecord},
+use crate::{
+    domain::{
+        finding::Finding,
+        state::{Step, StepRecord},
+    },
+    runtime::work::SlicedWork,
 };
 
 /// Longest line that a reader accepts; log lines are cut far below it.
 const MAX_LINE: u64 = 64 * 1024;
+/// Maximum bytes without an event that a reader skips at a time.
+const MAX_SKIPPED: u64 = 16 << 20;
 /// Longest log line in the journal; the log file has the complete line.
 const MAX_LOG_LINE: usize = 2_000;
 
@@ -97,7 +102,8 @@ pub struct Position {
 }
 
 /// Reads up to `max` complete lines after `position`, and advances it. Lines without an event are
-/// counted and skipped.
+/// counted and skipped; after 16 MiB of them, as of a file that is not a journal any more, the call
+/// returns.
 pub fn read_from(
     dir: &Path,
     position: &mut Position,
@@ -112,7 +118,8 @@ pub fn read_from(
     let mut reader = BufReader::new(file);
     let mut events = Vec::new();
     let mut line = Vec::new();
-    while events.len() < max {
+    let mut skipped = 0;
+    while events.len() < max && skipped < MAX_SKIPPED {
         line.clear();
         let read = reader.by_ref().take(MAX_LINE).read_until(b'\n', &mut line)? as u64;
         if line.last() != Some(&b'\n') && read < MAX_LINE {
@@ -120,8 +127,10 @@ pub fn read_from(
         }
         position.offset += read;
         position.line += u64::from(line.last() == Some(&b'\n'));
+        skipped += read;
         if let Ok(event) = serde_json::from_slice(&line) {
             events.push((position.line, event));
+            skipped = 0;
         }
     }
     Ok(events)
@@ -161,9 +170,10 @@ pub fn last_steps(events: impl IntoIterator<Item = JournalEvent>) -> Vec<StepRec
 }
 
 /// The position after line `line`, or at the end of a shorter journal.
-pub fn seek(dir: &Path, line: u64) -> io::Result<Position> {
+pub fn seek(dir: &Path, line: u64, work: &SlicedWork) -> io::Result<Position> {
     let mut position = Position::default();
     while position.line < line {
+        work.checkpoint()?;
         let before = position;
         read_from(
             dir,
@@ -186,18 +196,33 @@ mod tests {
     }
 
     #[test]
+    fn a_sparse_file_in_place_of_a_journal_is_read_in_pieces() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join(layout::PROGRESS);
+        File::create(&path).unwrap().set_len(50 << 30).unwrap();
+        let mut position = Position::default();
+        assert_eq!(read_from(dir.path(), &mut position, 10).unwrap(), []);
+        assert_eq!(position.offset, MAX_SKIPPED);
+        assert_eq!(read_from(dir.path(), &mut position, 10).unwrap(), []);
+        assert_eq!(position.offset, 2 * MAX_SKIPPED);
+        let stop = tokio_util::sync::CancellationToken::new();
+        stop.cancel();
+        assert!(seek(dir.path(), 1, &SlicedWork::new(&stop)).is_err());
+    }
+
+    #[test]
     fn a_reader_resumes_after_its_last_line() {
         let dir = tempfile::tempdir().unwrap();
         let journal = Journal::open(dir.path()).unwrap();
         for line in ["a", "b", "c"] {
             journal.log(Step::Baseline, line);
         }
-        let mut position = seek(dir.path(), 2).unwrap();
+        let mut position = seek(dir.path(), 2, &SlicedWork::default()).unwrap();
         assert_eq!(read_from(dir.path(), &mut position, 10).unwrap(), [(3, log("c"))]);
         journal.log(Step::Baseline, "d");
         assert_eq!(read_from(dir.path(), &mut position, 10).unwrap(), [(4, log("d"))]);
         assert_eq!(read_from(dir.path(), &mut position, 10).unwrap(), []);
-        assert_eq!(seek(dir.path(), 99).unwrap().line, 4);
+        assert_eq!(seek(dir.path(), 99, &SlicedWork::default()).unwrap().line, 4);
     }
 
     #[test]

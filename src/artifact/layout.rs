@@ -12,6 +12,10 @@ pub const PROGRESS: &str = "progress.jsonl";
 /// Every artifact with bytes, hash, media type and step.
 pub const MANIFEST: &str = "manifest.json";
 
+/// Note of the files that were dropped because the folder was too large
+/// ([`super::size_limit`]).
+pub const DROPPED: &str = "dropped.txt";
+
 /// Spec of a job on another host.
 pub const JOB: &str = "job.json";
 /// Result of a job of any executor, until the service has committed it.

@@ -9,13 +9,28 @@ use std::{
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 
-use super::{durable, layout};
-use crate::domain::run_files::ArtifactRecord;
+use super::{durable, layout, size_limit};
+use crate::{
+    domain::{finding::Finding, run_files::ArtifactRecord},
+    runtime::work::SlicedWork,
+};
+
+/// Bytes that are read and hashed at a time.
+const COPY: usize = 1 << 18;
 
 #[derive(Serialize)]
 struct RunManifest<'a> {
     format_version: u32,
     artifacts: &'a [ArtifactRecord],
+}
+
+/// A folder after its seal.
+#[derive(Debug, Clone, PartialEq)]
+pub struct SealedFolder {
+    /// All files by path, the manifest included.
+    pub artifacts: Vec<ArtifactRecord>,
+    /// The files that were dropped because the folder was too large.
+    pub finding: Option<Finding>,
 }
 
 /// A manifest in its file.
@@ -28,26 +43,33 @@ struct Sealed {
 pub fn read(dir: &Path) -> io::Result<Vec<ArtifactRecord>> {
     let sealed: Sealed = serde_json::from_slice(&fs::read(dir.join(layout::MANIFEST))?)?;
     let mut artifacts = sealed.artifacts;
-    artifacts.push(record(dir, layout::MANIFEST.to_owned())?);
+    artifacts.push(record(dir, layout::MANIFEST.to_owned(), &SlicedWork::default())?);
     artifacts.sort_by(|a, b| a.path.cmp(&b.path));
     Ok(artifacts)
 }
 
-/// Makes every file of the run in `dir` durable, hashes it, writes the manifest, and returns all
-/// files by path, the manifest included. A failure leaves no manifest: the folder is not sealed.
-pub fn seal(dir: &Path) -> io::Result<Vec<ArtifactRecord>> {
-    let sealed = try_seal(dir);
+/// Drops the files of the run in `dir` that exceed `max_bytes`, makes the others durable, hashes
+/// them, and writes the manifest. Every seal of a folder is this one. A failure, or the stop of
+/// `work`, leaves no manifest: the folder is not sealed.
+pub fn seal(dir: &Path, max_bytes: u64, work: &SlicedWork) -> io::Result<SealedFolder> {
+    let sealed = try_seal(dir, max_bytes, work);
     if sealed.is_err() {
         fs::remove_file(dir.join(layout::MANIFEST)).ok(); // it may be renamed but not durable
     }
     sealed
 }
 
-fn try_seal(dir: &Path) -> io::Result<Vec<ArtifactRecord>> {
-    durable::sync_tree(dir)?;
+fn try_seal(dir: &Path, max_bytes: u64, work: &SlicedWork) -> io::Result<SealedFolder> {
+    size_limit::enforce(dir, max_bytes, work)?;
+    durable::sync_tree(dir, work)?;
+    let paths: Vec<String> =
+        paths(dir)?.into_iter().filter(|path| !layout::is_unsealed(path)).collect();
+    for path in &paths {
+        work.expect(fs::symlink_metadata(dir.join(path))?.len());
+    }
     let mut artifacts = Vec::new();
-    for path in paths(dir)?.into_iter().filter(|path| !layout::is_unsealed(path)) {
-        artifacts.push(record(dir, path)?);
+    for path in paths {
+        artifacts.push(record(dir, path, work)?);
     }
     artifacts.sort_by(|a, b| a.path.cmp(&b.path));
     let text = serde_json::to_vec_pretty(&RunManifest {
@@ -55,9 +77,9 @@ fn try_seal(dir: &Path) -> io::Result<Vec<ArtifactRecord>> {
         artifacts: &artifacts,
     })?;
     write_whole(&dir.join(layout::MANIFEST), &text)?;
-    artifacts.push(record(dir, layout::MANIFEST.to_owned())?);
+    artifacts.push(record(dir, layout::MANIFEST.to_owned(), &SlicedWork::default())?);
     artifacts.sort_by(|a, b| a.path.cmp(&b.path));
-    Ok(artifacts)
+    Ok(SealedFolder { artifacts, finding: size_limit::finding(dir, max_bytes) })
 }
 
 /// The regular files below `dir`, without links, which may lead outside.
@@ -80,8 +102,8 @@ pub(super) fn paths(dir: &Path) -> io::Result<Vec<String>> {
 }
 
 /// Size and hash of the file `path` in `dir`.
-pub(super) fn record(dir: &Path, path: String) -> io::Result<ArtifactRecord> {
-    let (bytes, sha256) = hash_file(&dir.join(&path))?;
+pub(super) fn record(dir: &Path, path: String, work: &SlicedWork) -> io::Result<ArtifactRecord> {
+    let (bytes, sha256) = hash_file(&dir.join(&path), work)?;
     Ok(ArtifactRecord {
         media_type: layout::media_type(&path).to_owned(),
         step: layout::step_of(&path),
@@ -91,23 +113,36 @@ pub(super) fn record(dir: &Path, path: String) -> io::Result<ArtifactRecord> {
     })
 }
 
-/// A file's size and hash, of the same bytes.
-pub(super) fn hash_file(path: &Path) -> io::Result<(u64, String)> {
-    hash(File::open(path)?)
+/// A file's size and hash, of the same bytes: those it had when it was opened, because a file may
+/// grow as fast as it is read.
+pub(super) fn hash_file(path: &Path, work: &SlicedWork) -> io::Result<(u64, String)> {
+    let file = File::open(path)?;
+    let bytes = file.metadata()?.len();
+    hash(file.take(bytes), work)
 }
 
 /// Size and SHA-256 of a stream.
-pub fn hash(mut from: impl Read) -> io::Result<(u64, String)> {
-    let (mut hasher, mut bytes, mut buffer) = (Sha256::new(), 0, vec![0; 1 << 16]);
+pub fn hash(from: impl Read, work: &SlicedWork) -> io::Result<(u64, String)> {
+    copy_hashed(from, &mut io::sink(), work)
+}
+
+/// Copies `from` to `to`; returns size and SHA-256 of the content.
+pub(super) fn copy_hashed(
+    from: impl Read,
+    to: &mut dyn Write,
+    work: &SlicedWork,
+) -> io::Result<(u64, String)> {
+    let (mut from, mut slice) = (work.reader(from), vec![0; COPY]);
+    let (mut hasher, mut bytes) = (Sha256::new(), 0);
     loop {
-        let read = from.read(&mut buffer)?;
+        let read = from.read(&mut slice)?;
         if read == 0 {
-            break;
+            return Ok((bytes, hex(&hasher.finalize())));
         }
-        hasher.update(&buffer[..read]);
+        hasher.update(&slice[..read]);
+        to.write_all(&slice[..read])?;
         bytes += read as u64;
     }
-    Ok((bytes, hex(&hasher.finalize())))
 }
 
 /// Bytes in lower-case hexadecimal.
@@ -131,6 +166,10 @@ pub fn write_whole(path: &Path, bytes: &[u8]) -> io::Result<()> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    fn seal(dir: &Path) -> io::Result<Vec<ArtifactRecord>> {
+        super::seal(dir, u64::MAX, &SlicedWork::default()).map(|sealed| sealed.artifacts)
+    }
 
     #[test]
     fn a_seal_that_fails_leaves_no_manifest_even_of_an_earlier_seal() {
@@ -165,7 +204,10 @@ mod tests {
             (sealed[0].bytes, sealed[0].media_type.as_str()),
             (3, "text/plain; charset=utf-8")
         );
-        assert_eq!(sealed[1].sha256, hash_file(&dir.path().join("manifest.json")).unwrap().1);
+        assert_eq!(
+            sealed[1].sha256,
+            hash_file(&dir.path().join("manifest.json"), &SlicedWork::default()).unwrap().1
+        );
         assert_eq!(seal(dir.path()).unwrap(), sealed, "a second seal changes nothing");
         assert_eq!(read(dir.path()).unwrap(), sealed, "it reads back as written");
     }

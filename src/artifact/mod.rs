@@ -14,5 +14,9 @@ pub mod layout;
 pub mod manifest;
 pub mod packed;
 pub mod samples;
+pub mod size_limit;
 pub mod temporary;
 pub mod verify;
+
+#[cfg(test)]
+mod stop_tests;

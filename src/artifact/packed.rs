@@ -7,21 +7,20 @@
 
 use std::{
     fs::{self, File, OpenOptions},
-    io::{self, BufWriter, Read, Write},
+    io::{self, Read},
     os::unix::fs::OpenOptionsExt,
     path::{Path, PathBuf},
 };
 
 use nix::fcntl::{PosixFadviseAdvice, posix_fadvise};
-use sha2::{Digest, Sha256};
 use tempfile::NamedTempFile;
 
 use super::{
     durable, layout,
-    manifest::{hash, hex},
+    manifest::{copy_hashed, hash},
     temporary,
 };
-use crate::domain::run_files::ArtifactRecord;
+use crate::{domain::run_files::ArtifactRecord, runtime::work::SlicedWork};
 
 /// Suffix of a packed file.
 const PACKED: &str = "zst";
@@ -30,8 +29,6 @@ pub const HALF: &str = "zst.tmp";
 const LEVEL: i32 = 3;
 /// Window of the compression, as a power of two: half a megabyte per reader.
 const WINDOW: u32 = 19;
-/// Bytes packed between two checks whether to continue: some 10 ms of work.
-const CHUNK: usize = 2 << 20;
 /// Minimum size of a file to be packed.
 const SMALL: u64 = 4096;
 /// Maximum size of an unpacked temporary file: several times the quota of a run.
@@ -57,19 +54,6 @@ pub enum PackOutcome {
     Incompressible,
     /// Its content is not the sealed one; it is unchanged.
     Changed,
-    /// The caller stopped it.
-    Stopped,
-}
-
-/// The next action on a file; the caller can stop before each.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum PackAction {
-    Create,
-    Write,
-    Sync,
-    Verify,
-    Rename,
-    Remove,
 }
 
 /// Returns true for raw data of a tool of sufficient size.
@@ -156,8 +140,8 @@ pub fn plain(path: &Path) -> io::Result<Plain> {
         return Ok(Plain::Itself(path.to_owned()));
     }
     let mut file = temporary::create_file(&tempfile::env::temp_dir())?;
-    let unpacked =
-        io::copy(&mut open(path)?.take(MAX_UNPACKED + 1), &mut BufWriter::new(&mut file))?;
+    // Only jobs and other children read one, and end with their process.
+    let unpacked = SlicedWork::default().copy(open(path)?.take(MAX_UNPACKED + 1), &mut file)?;
     if unpacked > MAX_UNPACKED {
         return Err(io::Error::other(format!("it has more than {MAX_UNPACKED} bytes unpacked")));
     }
@@ -165,39 +149,33 @@ pub fn plain(path: &Path) -> io::Result<Plain> {
 }
 
 /// Size and hash of a file's content, packed or not.
-pub fn hash_content(path: &Path) -> io::Result<(u64, String)> {
-    hash(open(path)?)
+pub fn hash_content(path: &Path, work: &SlicedWork) -> io::Result<(u64, String)> {
+    hash(open(path)?, work)
 }
 
-/// Returns true if the content of a file, packed or not, has the hash of `artifact`; `None` if
-/// `go_on`, called with the bytes read before each further chunk, returned false. Reads from the
+/// Returns true if the content of a file, packed or not, has the hash of `artifact`. Reads from the
 /// disk, where the file is not cached already.
-pub fn matches(
-    path: &Path,
-    artifact: &ArtifactRecord,
-    go_on: &mut dyn FnMut(u64) -> bool,
-) -> io::Result<Option<bool>> {
+pub fn matches(path: &Path, artifact: &ArtifactRecord, work: &SlicedWork) -> io::Result<bool> {
     let (file, is_packed) = open_stored(path)?;
     // Cached contents would hide a fault of the disk, and are of no further use.
     let forget = || posix_fadvise(&file, 0, 0, PosixFadviseAdvice::POSIX_FADV_DONTNEED);
     let _ = forget();
-    let mut content: Box<dyn Read> =
+    let content: Box<dyn Read> =
         if is_packed { Box::new(zstd::Decoder::new(&file)?) } else { Box::new(&file) };
-    let go_on = &mut || go_on(CHUNK as u64);
-    let found = copy_chunks(&mut *content, &mut io::sink(), go_on)?;
-    drop(content);
+    // A content that is too long is not read to its end.
+    let found = hash(content.take(artifact.bytes.saturating_add(1)), work);
     let _ = forget();
-    Ok(found.map(|sha256| sha256 == artifact.sha256))
+    Ok(found? == (artifact.bytes, artifact.sha256.clone()))
 }
 
 /// Packs the file of `artifact` below `dir`; the packed file is written in `packing`, a folder of
-/// the same disk. `go_on` is called before each action and each chunk; when it returns false,
-/// packing stops in a state that readers and the next attempt understand.
+/// the same disk. When `work` is stopped, packing ends in a state that readers and the next attempt
+/// understand.
 pub fn pack(
     dir: &Path,
     artifact: &ArtifactRecord,
     packing: &Path,
-    go_on: &mut dyn FnMut(PackAction) -> bool,
+    work: &SlicedWork,
 ) -> io::Result<PackOutcome> {
     let path = dir.join(&artifact.path);
     let whole = packed_path(&path);
@@ -205,9 +183,7 @@ pub fn pack(
     if already {
         return Ok(PackOutcome::Packed(from.metadata()?.len()));
     }
-    if !go_on(PackAction::Create) {
-        return Ok(PackOutcome::Stopped);
-    }
+    work.checkpoint()?;
     // Removed on drop, and by the next start after a kill.
     let permissions = from.metadata()?.permissions();
     let half = tempfile::Builder::new().permissions(permissions).tempfile_in(packing)?;
@@ -215,69 +191,34 @@ pub fn pack(
     encoder.include_checksum(true)?;
     encoder.window_log(WINDOW)?;
     encoder.set_pledged_src_size(Some(from.metadata()?.len()))?;
-    let Some(sha256) = copy_chunks(&mut from, &mut encoder, &mut || go_on(PackAction::Write))?
-    else {
-        return Ok(PackOutcome::Stopped);
-    };
+    let (_, sha256) = copy_hashed(&mut from, &mut encoder, work)?;
     let file = encoder.finish()?;
     let bytes = file.metadata()?.len();
     let as_sealed = sha256 == artifact.sha256;
     if !as_sealed || bytes >= artifact.bytes - artifact.bytes / 20 {
         return Ok(if as_sealed { PackOutcome::Incompressible } else { PackOutcome::Changed });
     }
-    if !go_on(PackAction::Sync) {
-        return Ok(PackOutcome::Stopped);
-    }
-    file.sync_all()?;
-    let mut written = zstd::Decoder::new(half.reopen()?)?;
-    let verify = &mut || go_on(PackAction::Verify);
-    let Some(sha256) = copy_chunks(&mut written, &mut io::sink(), verify)? else {
-        return Ok(PackOutcome::Stopped);
-    };
+    durable::sync_in_slices(file, half.path(), work)?;
+    let (_, sha256) = hash(zstd::Decoder::new(half.reopen()?)?, work)?;
     if sha256 != artifact.sha256 {
         return Err(io::Error::other(format!(
             "{} does not unpack to its original content",
             artifact.path
         )));
     }
-    if !go_on(PackAction::Rename) {
-        return Ok(PackOutcome::Stopped);
-    }
+    work.checkpoint()?;
     half.persist(&whole).map_err(|error| error.error)?;
     durable::sync_parent(&whole)?;
-    if !go_on(PackAction::Remove) {
-        return Ok(PackOutcome::Stopped);
-    }
+    work.checkpoint()?;
     fs::remove_file(&path)?;
     durable::sync_parent(&path)?;
     Ok(PackOutcome::Packed(bytes))
 }
 
-/// Copies `from` to `to` and returns the hash of the content; `None` if `go_on`, called before each
-/// chunk, returned false.
-fn copy_chunks(
-    from: &mut dyn Read,
-    to: &mut dyn Write,
-    go_on: &mut dyn FnMut() -> bool,
-) -> io::Result<Option<String>> {
-    let (mut hasher, mut chunk) = (Sha256::new(), vec![0; CHUNK]);
-    loop {
-        if !go_on() {
-            return Ok(None);
-        }
-        let read = from.read(&mut chunk)?;
-        if read == 0 {
-            return Ok(Some(hex(&hasher.finalize())));
-        }
-        hasher.update(&chunk[..read]);
-        to.write_all(&chunk[..read])?;
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::artifact::manifest::seal;
+    use crate::{artifact::manifest::seal, runtime::work::is_stopped};
 
     /// A run's folder with one export of a megabyte, sealed.
     fn run() -> (tempfile::TempDir, ArtifactRecord, Vec<u8>) {
@@ -285,7 +226,7 @@ mod tests {
         fs::create_dir(dir.path().join("nsys")).unwrap();
         let content: Vec<u8> = (0..1_000_000_u32).map(|at| (at / 1000) as u8).collect();
         fs::write(dir.path().join("nsys/run.sqlite"), &content).unwrap();
-        let sealed = seal(dir.path()).unwrap();
+        let sealed = seal(dir.path(), u64::MAX, &SlicedWork::default()).unwrap().artifacts;
         let export = sealed.into_iter().find(|it| it.path == "nsys/run.sqlite").unwrap();
         (dir, export, content)
     }
@@ -302,14 +243,18 @@ mod tests {
         for stop_at in 0.. {
             let ((dir, export, was), packing) = (run(), tempfile::tempdir().unwrap());
             let mut acts = 0;
-            let packed = pack(dir.path(), &export, packing.path(), &mut |_| {
+            let work = SlicedWork::default().with_gate(move |_| {
                 acts += 1;
                 acts <= stop_at
             });
+            let packed = pack(dir.path(), &export, packing.path(), &work);
             assert_eq!(content(dir.path()), was, "stopped before action {stop_at}");
             let path = dir.path().join(&export.path);
-            assert_eq!(hash_content(&path).unwrap(), (export.bytes, export.sha256.clone()));
-            let again = pack(dir.path(), &export, packing.path(), &mut |_| true).unwrap();
+            assert_eq!(
+                hash_content(&path, &SlicedWork::default()).unwrap(),
+                (export.bytes, export.sha256.clone())
+            );
+            let again = pack(dir.path(), &export, packing.path(), &SlicedWork::default()).unwrap();
             assert!(
                 matches!(again, PackOutcome::Packed(bytes) if bytes < export.bytes / 10),
                 "{again:?}"
@@ -317,8 +262,9 @@ mod tests {
             assert_eq!(content(dir.path()), was);
             assert!(!path.exists() && packed_path(&path).exists());
             assert!(fs::read_dir(packing.path()).unwrap().next().is_none());
-            if packed.unwrap() != PackOutcome::Stopped {
-                break;
+            match packed {
+                Ok(_) => break,
+                Err(error) => assert!(is_stopped(&error), "{error}"),
             }
             stops += 1;
         }
@@ -331,7 +277,7 @@ mod tests {
         let path = dir.path().join(&export.path);
         fs::write(&path, vec![7; 1_000_000]).unwrap();
         assert_eq!(
-            pack(dir.path(), &export, packing.path(), &mut |_| true).unwrap(),
+            pack(dir.path(), &export, packing.path(), &SlicedWork::default()).unwrap(),
             PackOutcome::Changed
         );
         let mut state = 1_u64;
@@ -344,10 +290,10 @@ mod tests {
         .take(100_000)
         .collect();
         fs::write(&path, noise).unwrap();
-        let (bytes, sha256) = hash_content(&path).unwrap();
+        let (bytes, sha256) = hash_content(&path, &SlicedWork::default()).unwrap();
         let noise = ArtifactRecord { bytes, sha256, ..export };
         assert_eq!(
-            pack(dir.path(), &noise, packing.path(), &mut |_| true).unwrap(),
+            pack(dir.path(), &noise, packing.path(), &SlicedWork::default()).unwrap(),
             PackOutcome::Incompressible
         );
         assert!(path.exists() && !packed_path(&path).exists());
@@ -359,7 +305,7 @@ mod tests {
         let ((dir, export, was), packing) = (run(), tempfile::tempdir().unwrap());
         let path = dir.path().join(&export.path);
         assert_eq!(plain(&path).unwrap().path(), path);
-        pack(dir.path(), &export, packing.path(), &mut |_| true).unwrap();
+        pack(dir.path(), &export, packing.path(), &SlicedWork::default()).unwrap();
         let unpacked = plain(&path).unwrap();
         assert_eq!(fs::read(unpacked.path()).unwrap(), was);
         let gone = unpacked.path().to_owned();

@@ -12,6 +12,9 @@ use std::{
 
 use tempfile::NamedTempFile;
 
+use super::folder::remove_tree;
+use crate::runtime::work::SlicedWork;
+
 /// Start of every name.
 pub const PREFIX: &str = "llmprof.";
 /// Attempts to create an entry that a concurrent sweep removes before it is locked.
@@ -52,10 +55,11 @@ fn is_locked(entry: &File, path: &Path) -> bool {
 }
 
 /// Removes the entries of this user in `folder` that no process uses; returns their number.
-pub fn sweep(folder: &Path) -> io::Result<usize> {
+pub fn sweep(folder: &Path, work: &SlicedWork) -> io::Result<usize> {
     let own = nix::unistd::Uid::effective().as_raw();
     let mut removed = 0;
     for entry in fs::read_dir(folder)?.flatten() {
+        work.checkpoint()?;
         let path = entry.path();
         let is_temporary = entry.file_name().to_str().is_some_and(|it| it.starts_with(PREFIX));
         let Ok(meta) = fs::symlink_metadata(&path) else { continue };
@@ -68,7 +72,7 @@ pub fn sweep(folder: &Path) -> io::Result<usize> {
             Ok(()) => {}
             Err(TryLockError::WouldBlock | TryLockError::Error(_)) => continue,
         }
-        if meta.is_dir() { fs::remove_dir_all(&path) } else { fs::remove_file(&path) }?;
+        if meta.is_dir() { remove_tree(&path, work) } else { fs::remove_file(&path) }?;
         removed += 1;
     }
     Ok(removed)
@@ -89,12 +93,12 @@ mod tests {
         fs::write(at("llmprof.unpacked.left"), "half").unwrap();
         fs::write(at("llmprof-other"), "foreign").unwrap();
         std::os::unix::fs::symlink("/etc", at("llmprof.link")).unwrap();
-        assert_eq!(sweep(dir.path()).unwrap(), 2);
+        assert_eq!(sweep(dir.path(), &SlicedWork::default()).unwrap(), 2);
         assert!(!at("llmprof.left").exists() && !at("llmprof.unpacked.left").exists());
         assert!(at("llmprof-other").exists() && at("llmprof.link").exists());
         assert!(at("llmprof.used").exists() && used.path().exists());
         drop(folder);
-        assert_eq!(sweep(dir.path()).unwrap(), 1);
+        assert_eq!(sweep(dir.path(), &SlicedWork::default()).unwrap(), 1);
         assert!(!at("llmprof.used").exists() && used.path().exists());
     }
 }

@@ -6,7 +6,10 @@ use std::{
 };
 
 use super::{layout, packed};
-use crate::domain::run_files::ArtifactRecord;
+use crate::{
+    domain::run_files::ArtifactRecord,
+    runtime::work::{SlicedWork, is_stopped},
+};
 
 /// A fault of a file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -56,13 +59,16 @@ pub fn faults(
     dir: &Path,
     artifacts: &[ArtifactRecord],
     contents: bool,
+    work: &SlicedWork,
 ) -> io::Result<Vec<(String, FileFault)>> {
     let mut faults = Vec::new();
     for artifact in artifacts {
-        faults.extend(
-            fault(&dir.join(&artifact.path), artifact, contents)
-                .map(|fault| (artifact.path.clone(), fault)),
-        );
+        let path = dir.join(&artifact.path);
+        let mut found = fault(&path, artifact);
+        if contents && found.is_none_or(FileFault::is_repairable) {
+            found = content_fault(&path, artifact, work)?.or(found);
+        }
+        faults.extend(found.map(|fault| (artifact.path.clone(), fault)));
     }
     for path in files(dir)? {
         let original = path.strip_suffix(".zst").unwrap_or(&path);
@@ -79,31 +85,52 @@ pub fn faults(
     Ok(faults)
 }
 
-/// Compares the sealed files below `dir` with their hashes; returns the faults. `None` if `go_on`,
-/// called with a number of bytes before they are read, returned false.
+/// Compares the sealed files below `dir` with their hashes; returns the faults. Fails only if
+/// `work` is stopped.
 pub fn scrub(
     dir: &Path,
     artifacts: &[ArtifactRecord],
-    go_on: &mut dyn FnMut(u64) -> bool,
-) -> Option<Vec<(String, FileFault)>> {
+    work: &SlicedWork,
+) -> io::Result<Vec<(String, FileFault)>> {
     let mut faults = Vec::new();
     for artifact in artifacts {
         let path = dir.join(&artifact.path);
-        let found = match fault(&path, artifact, false).filter(|fault| !fault.is_repairable()) {
+        let found = match fault(&path, artifact).filter(|fault| !fault.is_repairable()) {
             Some(fault) => Some(fault),
-            None => match packed::matches(&path, artifact, go_on) {
-                Ok(None) => return None,
-                Ok(Some(matches)) => (!matches).then_some(FileFault::Changed),
-                Err(error) if error.kind() == io::ErrorKind::NotFound => Some(FileFault::Missing),
-                Err(_) => Some(FileFault::Unreadable),
+            None => match packed::matches(&path, artifact, work) {
+                Ok(matches) => (!matches).then_some(FileFault::Changed),
+                Err(error) => Some(read_fault(error)?),
             },
         };
         faults.extend(found.map(|fault| (artifact.path.clone(), fault)));
     }
-    Some(faults)
+    Ok(faults)
 }
 
-fn fault(path: &Path, artifact: &ArtifactRecord, contents: bool) -> Option<FileFault> {
+/// The fault of a file's content.
+fn content_fault(
+    path: &Path,
+    artifact: &ArtifactRecord,
+    work: &SlicedWork,
+) -> io::Result<Option<FileFault>> {
+    match packed::hash_content(path, work) {
+        Ok((bytes, sha256)) if bytes == artifact.bytes && sha256 == artifact.sha256 => Ok(None),
+        Ok(_) => Ok(Some(FileFault::Changed)),
+        Err(error) => read_fault(error).map(Some),
+    }
+}
+
+/// The fault of a file that cannot be read; a stop of the work is an error.
+fn read_fault(error: io::Error) -> io::Result<FileFault> {
+    match error.kind() {
+        _ if is_stopped(&error) => Err(error),
+        io::ErrorKind::NotFound => Ok(FileFault::Missing),
+        _ => Ok(FileFault::Unreadable),
+    }
+}
+
+/// The fault of a file whose size is not wrong.
+fn fault(path: &Path, artifact: &ArtifactRecord) -> Option<FileFault> {
     let (bytes, is_packed) = match packed::stored(path) {
         Ok(stored) => stored,
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Some(FileFault::Missing),
@@ -112,13 +139,7 @@ fn fault(path: &Path, artifact: &ArtifactRecord, contents: bool) -> Option<FileF
     if bytes == 0 && artifact.bytes > 0 {
         return Some(FileFault::Empty);
     }
-    if contents {
-        match packed::hash_content(path) {
-            Ok((bytes, sha256)) if bytes == artifact.bytes && sha256 == artifact.sha256 => {}
-            Ok(_) => return Some(FileFault::Changed),
-            Err(_) => return Some(FileFault::Unreadable),
-        }
-    } else if !is_packed && bytes != artifact.bytes {
+    if !is_packed && bytes != artifact.bytes {
         return Some(FileFault::Changed);
     }
     (!is_packed && packed::packed_path(path).is_file() && packed::is_raw(artifact))
@@ -165,8 +186,8 @@ mod tests {
         for name in ["a.log", "b.log", "c.log", "d.log", "e.log"] {
             fs::write(at(name), "same").unwrap();
         }
-        let sealed = seal(dir.path()).unwrap();
-        assert_eq!(faults(dir.path(), &sealed, true).unwrap(), []);
+        let sealed = seal(dir.path(), u64::MAX, &SlicedWork::default()).unwrap().artifacts;
+        assert_eq!(faults(dir.path(), &sealed, true, &SlicedWork::default()).unwrap(), []);
         fs::remove_file(at("a.log")).unwrap();
         fs::write(at("b.log"), "more than that").unwrap();
         fs::write(at("c.log"), "eams").unwrap();
@@ -175,7 +196,7 @@ mod tests {
         fs::write(at("nsys/run.sqlite.zst"), "half").unwrap();
         fs::write(at("nsys/run.sqlite.zst.tmp"), "half").unwrap();
         fs::write(at("stray.txt"), "who wrote this").unwrap();
-        let found = faults(dir.path(), &sealed, true).unwrap();
+        let found = faults(dir.path(), &sealed, true, &SlicedWork::default()).unwrap();
         let expected = [
             ("a.log", FileFault::Missing),
             ("b.log", FileFault::Changed),
@@ -187,13 +208,16 @@ mod tests {
             ("stray.txt", FileFault::Unlisted),
         ];
         assert_eq!(found, expected.map(|(path, fault)| (path.to_owned(), fault)));
-        let by_size: Vec<_> =
-            faults(dir.path(), &sealed, false).unwrap().into_iter().map(|(path, _)| path).collect();
+        let by_size: Vec<_> = faults(dir.path(), &sealed, false, &SlicedWork::default())
+            .unwrap()
+            .into_iter()
+            .map(|(path, _)| path)
+            .collect();
         assert!(by_size.contains(&"b.log".to_owned()) && !by_size.contains(&"c.log".to_owned()));
         for (path, fault) in found.iter().filter(|(_, fault)| fault.is_repairable()) {
             repair(dir.path(), path, *fault).unwrap();
         }
-        let left: Vec<_> = faults(dir.path(), &sealed, true)
+        let left: Vec<_> = faults(dir.path(), &sealed, true, &SlicedWork::default())
             .unwrap()
             .into_iter()
             .map(|(_, fault)| fault)

@@ -22,10 +22,11 @@ use llmprof::{
     },
     config::Config,
     domain::ids::RunId,
+    runtime::work::SlicedWork,
     store::{Store, audit::AuditLog},
 };
 
-use super::serve;
+use super::{progress, serve};
 
 const DATABASE: &str = "llmprof.db";
 /// Stands in a data folder while it is restored; the service refuses one that has it.
@@ -83,7 +84,7 @@ pub fn backup(options: &BackupOptions) -> Result<()> {
     serve::runtime()?.block_on(async {
         let store = Store::open(&data.join(DATABASE)).await?;
         let runs = data.join("runs");
-        let mut copied = CopyCounts::default();
+        let mut copied = CopyCounts { work: progress::work("backed up"), ..Default::default() };
         // Files first, so that the database never lists a missing one; again after it, for runs
         // ended meanwhile.
         copied.runs(&store, &runs, to).await?;
@@ -127,6 +128,7 @@ pub fn backup(options: &BackupOptions) -> Result<()> {
 
 #[derive(Default)]
 struct CopyCounts {
+    work: SlicedWork,
     seen: HashSet<RunId>,
     wanted: HashSet<String>,
     files: u64,
@@ -144,7 +146,7 @@ impl CopyCounts {
             }
             for artifact in store.artifacts(id).await? {
                 self.files += 1;
-                match backup::keep(to, &folder::of(runs, id), &artifact) {
+                match backup::keep(to, &folder::of(runs, id), &artifact, &self.work) {
                     Ok(BackupOutcome::Already) => {}
                     Ok(BackupOutcome::Copied(bytes)) => {
                         (self.new, self.bytes) = (self.new + 1, self.bytes + bytes)
@@ -166,7 +168,7 @@ impl CopyCounts {
     async fn alignments(&mut self, store: &Store, alignments: &Path, to: &Path) -> Result<()> {
         for id in store.ended_alignments().await? {
             for artifact in store.alignment_artifacts(id).await? {
-                match backup::keep(to, &folder::of(alignments, id), &artifact) {
+                match backup::keep(to, &folder::of(alignments, id), &artifact, &self.work) {
                     Ok(BackupOutcome::Already) => {}
                     Ok(BackupOutcome::Copied(bytes)) => {
                         (self.files, self.new, self.bytes) =
@@ -233,6 +235,7 @@ pub fn restore(options: &RestoreOptions) -> Result<()> {
     copy_audit_log(from, &data).context("cannot copy the audit log")?;
     serve::runtime()?.block_on(async {
         let store = Store::open(&data.join(DATABASE)).await?;
+        let work = progress::work("restored");
         let (mut files, mut bytes, mut faults) = (0_u64, 0_u64, 0_u64);
         for (id, state) in store.states().await? {
             if !state.is_final() {
@@ -240,7 +243,7 @@ pub fn restore(options: &RestoreOptions) -> Result<()> {
             }
             let dir = folder::of(&data.join("runs"), id);
             for artifact in store.artifacts(id).await? {
-                match backup::bring_back(from, &dir, &artifact) {
+                match backup::bring_back(from, &dir, &artifact, &work) {
                     Ok(Some((stored, packed))) => {
                         (files, bytes) = (files + 1, bytes + stored);
                         store.set_stored(id, &artifact.path, packed.then_some(stored)).await?;
@@ -257,21 +260,19 @@ pub fn restore(options: &RestoreOptions) -> Result<()> {
             }
         }
         for id in store.ended_alignments().await? {
+            let dir = folder::of(&data.join("alignments"), id);
             for artifact in store.alignment_artifacts(id).await? {
-                match backup::bring_back(from, &folder::of(&data.join("alignments"), id), &artifact)
-                {
+                match backup::bring_back(from, &dir, &artifact, &work) {
                     Ok(Some((stored, _))) => (files, bytes) = (files + 1, bytes + stored),
                     Ok(None) | Err(_) => {
                         faults += 1;
-                        eprintln!(
-                            "alignment {id}: {} is not in the backup as it was sealed",
-                            artifact.path
-                        );
+                        let path = artifact.path;
+                        eprintln!("alignment {id}: {path} is not in the backup as it was sealed");
                     }
                 }
             }
         }
-        let inputs = inputs::restore(&store, from, &data).await?;
+        let inputs = inputs::restore(&store, from, &data, &work).await?;
         (files, bytes, faults) = (files + inputs.0, bytes + inputs.1, faults + inputs.2);
         mark_as_restored(&data).context("cannot end the restore")?;
         println!("{files} files with {bytes} bytes restored to {}", data.display());

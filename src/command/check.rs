@@ -25,11 +25,12 @@ use llmprof::{
         ids::{AlignmentId, RunId},
         run_files::ArtifactRecord,
     },
+    runtime::work::SlicedWork,
     store::{Store, StoreError},
     tasks::retention,
 };
 
-use super::serve;
+use super::{progress, serve};
 use subject::FolderSubject;
 
 /// Something is wrong, or stays wrong.
@@ -91,7 +92,7 @@ async fn check(
     let store = Store::open(database).await?;
     let (runs, alignments) = (data.join("runs"), data.join("alignments"));
     if options.repair {
-        retention::recover(&store, &runs, &alignments).await?;
+        retention::recover(&store, &runs, &alignments, &SlicedWork::default()).await?;
     }
     let (found, repaired, bytes, files) = (0, 0, 0, 0);
     let mut check = DataCheck {
@@ -100,6 +101,7 @@ async fn check(
         alignments,
         stored_inputs: data.join(storage::FOLDER),
         options,
+        work: progress::work("checked"),
         in_use,
         found,
         repaired,
@@ -122,6 +124,7 @@ struct DataCheck<'a> {
     alignments: PathBuf,
     stored_inputs: PathBuf,
     options: &'a CheckOptions,
+    work: SlicedWork,
     /// A service is at work: what an interruption would leave is its normal state.
     in_use: bool,
     found: u32,
@@ -132,7 +135,7 @@ struct DataCheck<'a> {
 
 impl DataCheck<'_> {
     async fn all(&mut self) -> Result<()> {
-        for fault in self.store.faults().await? {
+        for fault in self.store.faults(&self.work).await? {
             self.report(&format!("database: {fault}"), false);
         }
         let runs = self.store.states().await?;
@@ -217,8 +220,9 @@ impl DataCheck<'_> {
         let mut known = rows.clone();
         match &sealed {
             Ok(sealed) if *sealed != rows => {
-                let whole =
-                    verify::faults(&dir, sealed, true)?.iter().all(|(_, fault)| harmless(*fault));
+                let whole = verify::faults(&dir, sealed, true, &self.work)?
+                    .iter()
+                    .all(|(_, fault)| harmless(*fault));
                 let repaired = self.options.repair && whole;
                 if repaired {
                     it.set_rows(&self.store, sealed).await?;
@@ -243,7 +247,7 @@ impl DataCheck<'_> {
     ) -> Result<()> {
         self.files += artifacts.len() as u64;
         self.bytes += artifacts.iter().map(|artifact| artifact.bytes).sum::<u64>();
-        let faults = verify::faults(dir, artifacts, !self.options.quick)?;
+        let faults = verify::faults(dir, artifacts, !self.options.quick, &self.work)?;
         let requeued = self.options.repair
             && faults.iter().any(|(_, fault)| fault.is_cut_off())
             && of.requeue(&self.store, dir, &faults).await?;

@@ -14,6 +14,7 @@ pub mod gate;
 pub mod inspect;
 pub mod load;
 pub mod openapi;
+mod progress;
 pub mod quickstart;
 pub mod serve;
 pub mod stated;

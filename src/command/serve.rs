@@ -2,6 +2,7 @@
 
 mod folders;
 mod process_limits;
+mod recovery;
 mod service;
 mod settings;
 

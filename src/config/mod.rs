@@ -17,6 +17,7 @@ use crate::domain::{
     device_peaks::{Devices, DevicesError},
     profiling::ProfilingError,
     settings::{self, Settings, UnknownSetting},
+    subject::SubjectKind,
     webhook_event::WebhookEvent,
 };
 pub use models::{FoundModels, Models, RefusedModel, models, rejection};
@@ -224,6 +225,15 @@ pub struct RunLimits {
     pub capture_memory_bytes: u64,
     #[serde(default)]
     pub capture_cpu_s: u32,
+}
+
+impl RunLimits {
+    /// Maximum bytes of a run's folder. An import's capture and its export come on top: both were
+    /// within their own limits.
+    pub fn folder_bytes(&self, kind: SubjectKind) -> u64 {
+        let captures = if kind == SubjectKind::Import { 2 } else { 0 };
+        self.run_bytes.saturating_add(self.capture_bytes.saturating_mul(captures))
+    }
 }
 
 #[derive(Debug, Clone, PartialEq, Deserialize)]

@@ -21,6 +21,7 @@ use crate::{
     domain::{command::Commands, device::Device, profiling::Presets},
     http::auth::access::AccessControl,
     measuring::Measuring,
+    runtime::work::SlicedWork,
     store::Store,
     trace::{checkup::Checkup, power::GpuReading},
 };
@@ -55,6 +56,8 @@ pub struct App {
     pub intake: Arc<Intake>,
     /// Last readings of the GPUs, for the metrics.
     pub gpus: watch::Receiver<Vec<GpuReading>>,
+    /// Recovery of the state of an earlier service; `None` once it has ended.
+    pub recovery: watch::Receiver<Option<SlicedWork>>,
     /// Passes for which imports, alignments and downloads wait.
     pub measuring: Measuring,
     pub config: Arc<Config>,

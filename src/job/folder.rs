@@ -9,16 +9,17 @@ use crate::{
         layout,
     },
     domain::subject::{RunSpec, SubjectKind},
+    runtime::{self, work::SlicedWork},
 };
 
 /// Prepares the run's folder, which exists: that of a removed run is not created again. Of earlier
 /// attempts it keeps the journal, the executor's files, imported captures, and finished passes
 /// whose files are complete; it returns those.
-pub fn prepare(dir: &Path, spec: &RunSpec) -> io::Result<EarlierPasses> {
+pub fn prepare(dir: &Path, spec: &RunSpec, work: &SlicedWork) -> io::Result<EarlierPasses> {
     // Imported captures cannot be collected again.
     let imported = layout::IMPORTED.iter().filter(|_| spec.kind() == SubjectKind::Import);
     let names: Vec<&str> = layout::KEPT.iter().chain(imported).copied().collect();
-    let earlier = finished_passes::read(dir)?;
+    let earlier = finished_passes::read(dir, work)?;
     let passes = earlier.complete.as_ref().map_or(&[][..], |it| &it.passes);
     finished_passes::remove_others(dir, passes, &names)?;
     fs::write(dir.join(layout::SPEC), serde_json::to_vec_pretty(spec)?)?;
@@ -42,8 +43,7 @@ pub(super) fn reject(path: &Path) {
 pub(super) async fn blocking<T: Send + 'static, E: std::error::Error>(
     work: impl FnOnce() -> Result<T, E> + Send + 'static,
 ) -> Result<T, String> {
-    let done =
-        tokio::task::spawn_blocking(move || work().map_err(|error| crate::chain(&error))).await;
+    let done = runtime::blocking(move || work().map_err(|error| crate::chain(&error))).await;
     done.unwrap_or_else(|error| Err(error.to_string()))
 }
 
@@ -61,7 +61,7 @@ impl RunningJob<'_> {
         &self,
         work: impl FnOnce() -> Result<T, E> + Send + 'static,
     ) -> Result<T, String> {
-        match tokio::task::spawn_blocking(work).await {
+        match runtime::blocking(work).await {
             Ok(Ok(done)) => Ok(done),
             Ok(Err(error)) => {
                 self.note_exhaustion(&error);
@@ -69,6 +69,17 @@ impl RunningJob<'_> {
             }
             Err(error) => Err(error.to_string()),
         }
+    }
+
+    /// The same for work of unbounded size, which ends with the job.
+    pub(super) async fn stoppable<T: Send + 'static>(
+        &self,
+        act: impl FnOnce(&SlicedWork) -> io::Result<T> + Send + 'static,
+    ) -> Result<T, String> {
+        runtime::stoppable(&SlicedWork::new(self.stop), act).await.map_err(|error| {
+            self.note_exhaustion(&error);
+            crate::chain(&error)
+        })
     }
 
     pub(super) fn write(&self, name: &str, text: &str) -> Result<(), String> {

@@ -85,6 +85,11 @@ impl JobSpec {
     pub fn time_limit(&self) -> Duration {
         Duration::from_secs(self.spec.common.timeout_s.min(self.limits.run_s).into())
     }
+
+    /// Maximum bytes of the run's folder.
+    pub fn folder_bytes(&self) -> u64 {
+        self.limits.folder_bytes(self.spec.kind())
+    }
 }
 
 /// State after the steps that collect, for the steps that analyze.

@@ -33,7 +33,11 @@ use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
 use crate::{
-    artifact::{finished_passes::EarlierPasses, journal::Journal, manifest},
+    artifact::{
+        finished_passes::EarlierPasses,
+        journal::Journal,
+        manifest::{self, SealedFolder},
+    },
     collect::{Collector, host::exhaustion},
     domain::{
         device::Device,
@@ -49,6 +53,7 @@ use crate::{
         resume::ReusablePasses,
         step_journal::{StepJournal, StepReader, StepResult},
     },
+    runtime::{self, work::SlicedWork},
     trace::{environment::Environment, nsys::NsysTrace},
 };
 
@@ -177,13 +182,12 @@ impl<'a> RunningJob<'a> {
         stop: &'a CancellationToken,
     ) -> Result<Self, Outcome> {
         let (path, submitted) = (dir.to_owned(), spec.spec.clone());
-        let prepare = move || Ok((folder::prepare(&path, &submitted)?, Journal::open(&path)?));
-        let prepared = tokio::task::spawn_blocking(prepare).await;
-        let (earlier, journal) =
-            prepared
-                .map_err(io::Error::other)
-                .and_then(|prepared| prepared)
-                .map_err(|error| failed_by("cannot prepare the run's folder", &error))?;
+        let prepare = move |work: &SlicedWork| {
+            Ok((folder::prepare(&path, &submitted, work)?, Journal::open(&path)?))
+        };
+        let (earlier, journal) = runtime::stoppable(&SlicedWork::new(stop), prepare)
+            .await
+            .map_err(|error| failed_by("cannot prepare the run's folder", &error))?;
         let mut job = Self::new(spec, dir, device, host, stop, (journal, Vec::new()));
         job.earlier = earlier;
         job.journal.start_attempt(spec.attempt);
@@ -246,12 +250,15 @@ impl<'a> RunningJob<'a> {
         let last = self.journal.records().last().map(|record| record.step);
         let failed_step = stopped.as_ref().and(last);
         let message = stopped.and_then(|StoppedBy(result)| result.message);
-        let dir = self.dir.to_owned();
-        let sealed = tokio::task::spawn_blocking(move || manifest::seal(&dir)).await;
+        let (dir, max_bytes) = (self.dir.to_owned(), self.spec.folder_bytes());
+        let work = SlicedWork::new(self.stop).named(format!("sealing run {}", self.spec.id));
+        let sealed =
+            runtime::stoppable(&work, move |work| manifest::seal(&dir, max_bytes, work)).await;
         let mut findings = self.findings;
         findings.extend(self.exhausted.into_inner());
-        match sealed.map_err(io::Error::other).and_then(|sealed| sealed) {
-            Ok(artifacts) => {
+        match sealed {
+            Ok(SealedFolder { artifacts, finding }) => {
+                findings.extend(finding.map(Finding::as_sentence));
                 let series = self.series.map(Box::new);
                 Outcome { state, failed_step, message, findings, artifacts, series }
             }

@@ -1,11 +1,11 @@
 //! The preflight step: checks the host, resolves inputs and model, and keeps both in the run's
 //! folder before any pass starts.
 
-use std::path::PathBuf;
+use std::{io, path::PathBuf};
 
 use super::{
     RunningJob,
-    folder::{blocking, json, yaml},
+    folder::{json, yaml},
     step_runner::{JobStep, StepOutcome},
 };
 use crate::{
@@ -28,6 +28,7 @@ use crate::{
         subject::{Passes, Workload},
     },
     job::step_journal::StepResult,
+    runtime::work::SlicedWork,
 };
 
 /// Preflight of a run of our runner.
@@ -105,14 +106,15 @@ impl RunningJob<'_> {
     ) -> Result<RunnerRequest, String> {
         let (root, manifest) = (self.spec.inputs.clone(), workload.inputs_manifest.clone());
         let dir = self.dir.to_owned();
-        let (resolved, files) = blocking(move || {
+        let resolve = move |work: &SlicedWork| {
             let original = inputs::read(&root, &manifest)?;
             let resolved = copies::copy_into(&dir, &original)
                 .map_err(|source| InputsError::Read { name: manifest.clone(), source })?;
-            let files = inputs::hash_images(&resolved)?;
+            let files = inputs::hash_images(&resolved, work)?;
             Ok::<_, InputsError>((resolved, files))
-        })
-        .await?;
+        };
+        let (resolved, files) =
+            self.stoppable(move |work| resolve(work).map_err(io::Error::other)).await?;
         let mut samples = resolved.samples.into_iter().map(|sample| RunnerSample {
             prompt: sample.prompt,
             images: sample.images.into_iter().map(|image| image.path).collect(),

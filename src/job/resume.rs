@@ -23,6 +23,7 @@ use crate::{
         state::{Step, StepRecord, StepState},
     },
     job::step_journal::StepResult,
+    runtime::work::SlicedWork,
 };
 
 /// Message of a step whose pass is of an earlier attempt.
@@ -95,8 +96,9 @@ impl RunningJob<'_> {
             return;
         }
         let (dir, folder) = (self.dir.to_owned(), name.to_owned());
-        let sealed = move || finished_passes::seal(&dir, &folder);
-        let pass = match self.blocking(sealed).await {
+        let max_bytes = self.spec.folder_bytes();
+        let sealed = move |work: &SlicedWork| finished_passes::seal(&dir, &folder, max_bytes, work);
+        let pass = match self.stoppable(sealed).await {
             Ok(files) => FinishedPass {
                 name: name.to_owned(),
                 attempt: self.spec.attempt,

@@ -342,3 +342,19 @@ async fn a_run_stopped_between_two_steps_starts_no_other() {
     let (stopped, steps, _) = bench.deep_until(LIMIT, &stop).await;
     assert!(stopped.is_err() && steps.is_empty(), "{steps:?}");
 }
+
+#[tokio::test]
+async fn a_job_that_is_stopped_while_it_seals_ends_without_a_manifest() {
+    let mut bench = Bench::new(NCU);
+    bench.limits.run_bytes = u64::MAX;
+    let (spec, dir, device) = (bench.spec(), bench.prepared(), Device::unknown("cuda:0"));
+    fs::create_dir_all(dir.join("nsys/out")).unwrap();
+    fs::File::create(dir.join("nsys/out/map")).unwrap().set_len(50 << 30).unwrap();
+    let (journal, stop) = (Journal::open(&dir).unwrap(), CancellationToken::new());
+    let job = RunningJob::new(&spec, &dir, &device, &bench.host, &stop, (journal, Vec::new()));
+    let (outcome, ()) = tokio::join!(job.seal(None), async { stop.cancel() });
+    assert_eq!((outcome.state, outcome.artifacts), (RunState::Failed, vec![]));
+    let message = outcome.message.unwrap();
+    assert_eq!(message, "cannot seal the run's folder: stopped before its end");
+    assert!(!dir.join(layout::MANIFEST).exists());
+}

@@ -31,7 +31,7 @@ use crate::{
     },
     pipeline::align_pair,
     report::align::previous,
-    runtime,
+    runtime::{self, work::SlicedWork},
     store::{AlignmentOutcome, StoreError, StoredAlignment},
 };
 
@@ -86,9 +86,13 @@ async fn execute(
         }
         Err(why) => {
             let found = Err(format!("cannot align the captures: {why}"));
-            let dir = cx.alignments.join(id.to_string());
-            let sealed = runtime::blocking(move || manifest::seal(&dir)).await;
-            let artifacts = sealed.ok().and_then(Result::ok).unwrap_or_default();
+            let (dir, max_bytes) = (cx.alignments.join(id.to_string()), cx.config.limits.run_bytes);
+            let seal = move |work: &SlicedWork| manifest::seal(&dir, max_bytes, work);
+            let sealed = runtime::stoppable(&SlicedWork::new(stop), seal).await;
+            if stop.is_cancelled() && sealed.is_err() {
+                return cx.store.release_alignment(id).await;
+            }
+            let artifacts = sealed.map(|sealed| sealed.artifacts).unwrap_or_default();
             AlignmentOutcome { found, artifacts }
         }
     };
@@ -156,8 +160,9 @@ fn compute(task: &AlignmentTask, dir: &Path, journal: &Journal) -> AlignmentOutc
     // Clients see ids of runs, no paths of this host.
     let found =
         found.map_err(|message| message.replace(&format!("{}/", task.runs.display()), "run "));
-    match manifest::seal(dir) {
-        Ok(artifacts) => AlignmentOutcome { found, artifacts },
+    // Its files are reports and the output of this process, which are bounded.
+    match manifest::seal(dir, u64::MAX, &SlicedWork::default()) {
+        Ok(sealed) => AlignmentOutcome { found, artifacts: sealed.artifacts },
         Err(error) => AlignmentOutcome {
             found: Err(format!("cannot seal the alignment's folder: {error}")),
             artifacts: Vec::new(),

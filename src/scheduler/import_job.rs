@@ -10,12 +10,17 @@ use tokio_util::sync::CancellationToken;
 
 use super::limited_child::{LimitedChild, LimitedChildren};
 use crate::{
-    artifact::{journal::Journal, layout, manifest},
+    artifact::{
+        journal::Journal,
+        layout,
+        manifest::{self, SealedFolder},
+    },
     collect::{
         host::exhaustion,
         process::output::{self, Logs},
     },
     domain::{
+        finding::Finding,
         outcome::Outcome,
         state::{Step, StepState},
     },
@@ -24,7 +29,7 @@ use crate::{
         job_spec::{self, JobSpec},
         step_journal::{StepJournal, StepReader, StepResult},
     },
-    runtime,
+    runtime::{self, work::SlicedWork},
 };
 
 /// Time in addition to that of the run, in which the job reports the end of its time itself.
@@ -59,8 +64,9 @@ pub(super) async fn execute(
     let why = ended.err().unwrap_or_else(|| child.last_words());
     let message = format!("cannot analyse the capture: {why}");
     let (dir, reason) = (dir.to_owned(), message.clone());
-    let settled = runtime::blocking(move || settle(&dir, &child.logs, &reason)).await;
-    settled.map_err(io::Error::other).and_then(|settled| settled).unwrap_or_else(|error| {
+    let (logs, max_bytes) = (child.logs, spec.folder_bytes());
+    let settle = move |work: &SlicedWork| settle(&dir, &logs, &reason, (max_bytes, work));
+    runtime::stoppable(&SlicedWork::new(stop), settle).await.unwrap_or_else(|error| {
         let findings = exhaustion::finding(&error).into_iter().collect();
         let outcome = job::failed(format!("{message}; cannot seal its folder: {error}"));
         Outcome { findings, ..outcome }
@@ -74,7 +80,12 @@ pub(super) fn logs(dir: &Path) -> Logs {
 }
 
 /// Ends the step that the child left running, keeps the child's output, and seals the folder.
-fn settle(dir: &Path, logs: &Logs, message: &str) -> io::Result<Outcome> {
+fn settle(
+    dir: &Path,
+    logs: &Logs,
+    message: &str,
+    (max_bytes, work): (u64, &SlicedWork),
+) -> io::Result<Outcome> {
     let mut steps = StepReader::default();
     steps.read_new(dir)?;
     let running = steps.records.last().filter(|step| step.state == StepState::Running);
@@ -86,6 +97,7 @@ fn settle(dir: &Path, logs: &Logs, message: &str) -> io::Result<Outcome> {
     let step = failed_step.unwrap_or(Step::Analyze);
     fs::create_dir_all(dir.join(layout::LOGS))?;
     fs::copy(&logs.stderr, Logs::named(&dir.join(layout::LOGS), step.as_str()).stderr)?;
-    let artifacts = manifest::seal(dir)?;
-    Ok(Outcome { failed_step, artifacts, ..job::failed(message.to_owned()) })
+    let SealedFolder { artifacts, finding } = manifest::seal(dir, max_bytes, work)?;
+    let findings = finding.map(Finding::as_sentence).into_iter().collect();
+    Ok(Outcome { failed_step, artifacts, findings, ..job::failed(message.to_owned()) })
 }

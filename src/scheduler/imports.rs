@@ -9,7 +9,7 @@ use tokio_util::sync::CancellationToken;
 
 use super::{Context, executor::local::LocalExecutor};
 use crate::{
-    artifact::layout,
+    artifact::{folder, layout},
     domain::{device::Device, ids::RunId},
     scheduler::run_lifecycle::run_to_end,
     store::StoreError,
@@ -50,13 +50,13 @@ pub(crate) async fn work(cx: Context, executor: Arc<LocalExecutor>, stop: Cancel
     }
 }
 
-/// Removes the folders of imports that were not committed, because the service ended after their
-/// last byte.
+/// Sets aside the folders of imports that were not committed, because the service ended after their
+/// last byte. Called before a request can add one; the folders are removed with those of deletions.
 pub async fn recover(cx: &Context) -> Result<(), StoreError> {
     for id in uploads(&cx.runs).unwrap_or_default() {
         if cx.store.run(id).await?.is_none() {
-            match fs::remove_dir_all(cx.runs.join(id.to_string())) {
-                Ok(()) => tracing::info!(run = %id, "removed an uncommitted upload"),
+            match folder::set_aside(&cx.runs, id) {
+                Ok(()) => tracing::info!(run = %id, "removing an uncommitted upload"),
                 Err(error) => {
                     tracing::warn!(run = %id, %error, "cannot remove an uncommitted upload")
                 }

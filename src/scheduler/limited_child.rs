@@ -10,7 +10,7 @@ use std::{
 };
 
 use nix::sys::signal::Signal;
-use tokio::{task::spawn_blocking, time::Instant};
+use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
 use crate::{
@@ -169,9 +169,9 @@ async fn yield_to_passes(freezer: Freezer, mut wait: QuietWait, stop: &Cancellat
         wait.disturbs().await;
         tracing::debug!("stopping a child while a pass measures");
         // A failed task is a panic there; the child then continues.
-        let _ = spawn_blocking(move || freezer.freeze()).await;
+        let _ = runtime::blocking(move || freezer.freeze()).await;
         let go_on = wait.wait(stop).await;
-        let _ = spawn_blocking(move || freezer.thaw()).await;
+        let _ = runtime::blocking(move || freezer.thaw()).await;
         if !go_on {
             return;
         }

@@ -19,7 +19,7 @@ use super::{
 };
 use crate::{
     domain::device::Device,
-    runtime,
+    runtime::{self, work::SlicedWork},
     scheduler::{
         alignments,
         gpu_group::{ClaimTurn, GpuGroup},
@@ -117,7 +117,7 @@ async fn serve_device<E: Executor>(
         // Listening first: a run queued during the claim still wakes the worker.
         let mut woken = pin!(cx.queued.notified());
         woken.as_mut().enable();
-        let turn = match super::recover(&cx, false).await {
+        let turn = match super::recover(&cx, false, &SlicedWork::new(&stop)).await {
             Ok(()) => group.next_turn(&cx, &worker, &device, &names).await,
             Err(error) => Err(error),
         };
@@ -201,7 +201,7 @@ async fn wait_for_run(
         // Listening first: a run queued during the claim still wakes the worker.
         let mut woken = pin!(cx.queued.notified());
         woken.as_mut().enable();
-        match recover_and_claim(cx, worker, &names).await {
+        match recover_and_claim(cx, worker, &names, stop).await {
             Ok(Some(run)) => return Some(run),
             Ok(None) => {}
             Err(error) => tracing::error!(error = %crate::chain(&error), "cannot claim a run"),
@@ -220,8 +220,9 @@ async fn recover_and_claim(
     cx: &Context,
     worker: &str,
     names: &[&str],
+    stop: &CancellationToken,
 ) -> Result<Option<ClaimedRun>, StoreError> {
-    super::recover(cx, false).await?;
+    super::recover(cx, false, &SlicedWork::new(stop)).await?;
     cx.store.claim(worker, names, cx.lease()).await
 }
 

@@ -1,25 +1,34 @@
 //! Recovers the runs of workers that are gone: ends their processes, adopts results that were
 //! sealed, and requeues the other runs.
 
-use std::{io, path::Path};
+use std::path::Path;
 
 use super::{Context, series, sessions};
 use crate::{
     artifact::{
-        manifest,
+        manifest::{self, SealedFolder},
         verify::{self, FileFault},
     },
     collect::end_orphans,
     config::ExecutorKind,
-    domain::ids::{RunId, RunMark},
+    domain::{
+        finding::Finding,
+        ids::{RunId, RunMark},
+    },
     job::{job_spec, step_journal::StepReader},
-    runtime,
+    runtime::{
+        self,
+        work::{SlicedWork, is_stopped},
+    },
     store::{EndedAttempt, StoreError},
 };
 
 /// Requeues runs whose lease has expired (`all`: every running one), after ending the processes of
 /// their workers. A run whose attempt ended and was sealed ends with its result.
-pub async fn recover(cx: &Context, all: bool) -> Result<(), StoreError> {
+///
+/// The folders of failed runs are sealed last, when no process is left and every run has its state.
+/// `work` stops that within a slice; the next start of a service seals the others.
+pub async fn recover(cx: &Context, all: bool, work: &SlicedWork) -> Result<(), StoreError> {
     let on_cluster = cx.config.executor.kind == ExecutorKind::Slurm;
     if on_cluster {
         // The cluster's jobs continue: the worker that claims such a run finds its job by name.
@@ -28,22 +37,26 @@ pub async fn recover(cx: &Context, all: bool) -> Result<(), StoreError> {
         }
         // Imports remain: they run in this process.
     }
-    if all {
-        // An earlier start was killed before it recorded the files of failed runs.
-        for id in cx.store.failed_without_artifacts().await? {
-            keep_evidence(cx, id).await?;
-        }
-    }
-    recover_runs(cx, all, on_cluster).await?;
+    let mut ended = recover_runs(cx, all, on_cluster).await?;
     // After their runs, which are requeued and then fail with them.
-    sessions::recover(cx, all).await
+    ended.extend(sessions::recover(cx, all, work).await?);
+    if all {
+        // An earlier start ended before it recorded the files of ended runs.
+        ended.extend(cx.store.ended_without_artifacts().await?);
+        ended.sort_unstable();
+        ended.dedup();
+    }
+    for id in ended {
+        keep_evidence(cx, id, work).await?;
+    }
+    Ok(())
 }
 
-/// Requeues or ends the runs of workers that are gone.
-async fn recover_runs(cx: &Context, all: bool, on_cluster: bool) -> Result<(), StoreError> {
+/// Requeues or ends the runs of workers that are gone; returns them.
+async fn recover_runs(cx: &Context, all: bool, on_cluster: bool) -> Result<Vec<RunId>, StoreError> {
     let abandoned = cx.store.abandoned(all, on_cluster).await?;
     if abandoned.is_empty() {
-        return Ok(());
+        return Ok(Vec::new());
     }
     for &(id, attempt) in &abandoned {
         // A panic there does not prevent the requeue.
@@ -51,24 +64,37 @@ async fn recover_runs(cx: &Context, all: bool, on_cluster: bool) -> Result<(), S
         runtime::blocking(move || end_orphans(mark)).await.ok();
         adopt(cx, id, attempt).await?;
     }
-    for id in cx.store.recover(&abandoned, all).await? {
+    let recovered = cx.store.recover(&abandoned, all).await?;
+    for id in &recovered {
         tracing::warn!(run = %id, "worker lost: run requeued, or failed after its last attempt");
-        keep_evidence(cx, id).await?;
     }
-    Ok(())
+    Ok(recovered)
 }
 
-/// Seals the folder of a run that failed after its last attempt: its files are the evidence.
-pub(super) async fn keep_evidence(cx: &Context, id: RunId) -> Result<(), StoreError> {
+/// Seals the folder of a run that ended without a result of its own: its files are the evidence.
+/// Does nothing if the run was requeued or removed meanwhile, or if `work` is stopped.
+pub(super) async fn keep_evidence(
+    cx: &Context,
+    id: RunId,
+    work: &SlicedWork,
+) -> Result<(), StoreError> {
     let dir = cx.runs.join(id.to_string());
-    if !cx.store.run(id).await?.is_some_and(|run| run.state.is_final()) || !dir.exists() {
+    let Some(run) = cx.store.run(id).await?.filter(|run| run.state.is_final()) else {
+        return Ok(());
+    };
+    if !dir.exists() {
         return Ok(());
     }
-    let sealed = runtime::blocking(move || manifest::seal(&dir)).await;
-    match sealed.map_err(io::Error::other).and_then(|sealed| sealed) {
-        Ok(artifacts) => cx.store.set_artifacts(id, &artifacts).await,
+    let max_bytes = cx.config.limits.folder_bytes(run.spec.kind());
+    match runtime::stoppable(work, move |work| manifest::seal(&dir, max_bytes, work)).await {
+        Ok(SealedFolder { artifacts, finding }) => {
+            let finding = finding.map(Finding::as_sentence);
+            cx.store.set_evidence(id, &artifacts, finding.as_ref()).await
+        }
+        // The next start of the service seals it.
+        Err(error) if is_stopped(&error) => Ok(()),
         Err(error) => {
-            tracing::warn!(run = %id, %error, "cannot seal the folder of a failed run");
+            tracing::warn!(run = %id, %error, "cannot seal the folder of an ended run");
             Ok(())
         }
     }
@@ -97,7 +123,7 @@ fn ended_attempt(dir: &Path, attempt: u32) -> Option<EndedAttempt> {
     if result.interrupted || sealed != result.outcome.artifacts {
         return None;
     }
-    let faults = verify::faults(dir, &sealed, false).ok()?;
+    let faults = verify::faults(dir, &sealed, false, &SlicedWork::default()).ok()?;
     if faults.iter().any(|(_, fault)| *fault != FileFault::Unlisted) {
         return None;
     }
@@ -132,7 +158,9 @@ mod tests {
             failed_step: None,
             message: None,
             findings: vec![],
-            artifacts: manifest::seal(dir.path()).unwrap(),
+            artifacts: manifest::seal(dir.path(), u64::MAX, &SlicedWork::default())
+                .unwrap()
+                .artifacts,
             series: None,
         };
         let keep = |stopped| {

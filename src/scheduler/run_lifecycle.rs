@@ -4,13 +4,7 @@
 //! The steps of a run are in [`crate::job`]. The executor is this process or a cluster.
 
 use std::{
-    convert::Infallible,
-    future::pending,
-    io,
-    path::{Path, PathBuf},
-    pin::pin,
-    sync::OnceLock,
-    time::Duration,
+    convert::Infallible, future::pending, path::Path, pin::pin, sync::OnceLock, time::Duration,
 };
 
 use tokio::sync::oneshot;
@@ -19,20 +13,22 @@ use tokio_util::sync::CancellationToken;
 use super::{
     Context,
     executor::{Executor, JobStatus, LostJob, RETRY},
-    job_resolution, series,
+    job_resolution,
+    recovery::keep_evidence,
+    series,
 };
 use crate::{
-    artifact::manifest,
+    artifact::manifest::{self, SealedFolder},
     collect::{SessionAccess, host::exhaustion},
     domain::{
         device::Device,
+        finding::Finding,
         outcome::Outcome,
-        run_files::ArtifactRecord,
         state::{RunState, Scheduled, Step, StepRecord},
         subject::SubjectKind,
     },
     job::{self, job_spec::JobSpec, step_journal::StepReader},
-    runtime,
+    runtime::{self, work::SlicedWork},
     store::{ClaimedRun, Renewal, StoreError},
 };
 
@@ -74,7 +70,13 @@ pub async fn run_to_end<E: Executor>(
             execution.run_with_lease(submitted, stop).await
         }
     };
-    match record_end(run, cx, interrupted, end).await {
+    let recorded = tokio::select! {
+        biased;
+        recorded = runtime::task(record_end(run, cx, interrupted, end, stop)) => recorded,
+        // A seal may take longer than the lease lasts.
+        never = runtime::task(renew_lease(run, cx)) => match never {},
+    };
+    match recorded {
         Ok(EXHAUSTED) => {
             tracing::warn!("run is requeued: the host lacks resources");
             tokio::select! {
@@ -274,6 +276,7 @@ async fn record_end(
     cx: &Context,
     interrupted: Option<Interrupted>,
     end: Result<Outcome, LostJob>,
+    stop: &CancellationToken,
 ) -> Result<&'static str, StoreError> {
     let (outcome, lost) = match end {
         Ok(outcome) => (outcome, None),
@@ -292,34 +295,55 @@ async fn record_end(
         }
         (Some(Interrupted::Cancelled), _) if !has_report => {
             let message = Some("cancelled while running".into());
-            let artifacts = match outcome.artifacts.is_empty() {
-                // Its job was stopped before it sealed the folder.
-                true => seal(cx.runs.join(run.id.to_string())).await,
-                false => outcome.artifacts,
-            };
             let state = RunState::Cancelled;
-            let outcome = Outcome { state, failed_step: None, message, artifacts, ..outcome };
-            return finish(run, cx, &outcome).await;
+            let outcome = Outcome { state, failed_step: None, message, ..outcome };
+            return finish(run, cx, &sealed(run, cx, outcome, stop).await).await;
+        }
+        (Some(Interrupted::Cancelled), Some(_)) => {
+            return finish(run, cx, &sealed(run, cx, outcome, stop).await).await;
         }
         (None, Some(reason)) => {
             tracing::warn!(
                 reason,
                 "job lost: the run is requeued, or failed after its last attempt"
             );
-            return Ok(cx.store.retry(run, &reason).await?.map_or("lost", RunState::as_str));
+            let state = cx.store.retry(run, &reason).await?;
+            if state.is_some_and(RunState::is_final) {
+                keep_evidence(cx, run.id, &SlicedWork::new(stop)).await?;
+            }
+            return Ok(state.map_or("lost", RunState::as_str));
         }
         _ => {}
     }
     finish(run, cx, &outcome).await
 }
 
-/// Seals the folder of a job that was stopped; a failure is logged and leaves no artifacts.
-async fn seal(dir: PathBuf) -> Vec<ArtifactRecord> {
-    let sealed = runtime::blocking(move || manifest::seal(&dir)).await;
-    sealed.map_err(io::Error::other).and_then(|sealed| sealed).unwrap_or_else(|error| {
-        tracing::warn!(%error, "cannot seal the folder of a cancelled run");
-        Vec::new()
-    })
+/// The outcome with the artifacts of the run's folder, which is sealed unless its job did that. A
+/// failure is logged and leaves no artifacts; neither does a stop, after which the next start of
+/// the service seals the folder.
+async fn sealed(
+    run: &ClaimedRun,
+    cx: &Context,
+    outcome: Outcome,
+    stop: &CancellationToken,
+) -> Outcome {
+    if !outcome.artifacts.is_empty() {
+        return outcome;
+    }
+    let dir = cx.runs.join(run.id.to_string());
+    let max_bytes = cx.config.limits.folder_bytes(run.spec.kind());
+    let work = SlicedWork::new(stop).named("sealing a cancelled run");
+    match runtime::stoppable(&work, move |work| manifest::seal(&dir, max_bytes, work)).await {
+        Ok(SealedFolder { artifacts, finding }) => {
+            let mut findings = outcome.findings;
+            findings.extend(finding.map(Finding::as_sentence));
+            Outcome { artifacts, findings, ..outcome }
+        }
+        Err(error) => {
+            tracing::warn!(%error, "cannot seal the folder of a cancelled run");
+            outcome
+        }
+    }
 }
 
 async fn finish(

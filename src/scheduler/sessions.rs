@@ -8,15 +8,7 @@ mod hold;
 #[cfg(test)]
 mod tests;
 
-use std::{
-    convert::Infallible,
-    fs,
-    future::pending,
-    io,
-    path::{Path, PathBuf},
-    pin::pin,
-    time::Duration,
-};
+use std::{convert::Infallible, fs, future::pending, path::PathBuf, pin::pin, time::Duration};
 
 use tokio::time::sleep;
 use tokio_util::sync::CancellationToken;
@@ -27,6 +19,7 @@ use super::{
     run_lifecycle::run_to_end,
 };
 use crate::{
+    artifact::folder::remove_tree,
     collect::{
         CollectError, CommandRun, ProcessLimits, RunningSession, end_orphans,
         process::disk_quota::DiskQuota, tools::nsys_window::STOP_LIMIT_S,
@@ -37,7 +30,7 @@ use crate::{
         session::SessionState,
     },
     job::visible_gpus,
-    runtime,
+    runtime::{self, work::SlicedWork},
     store::{ClaimedRun, ClaimedSession, StoreError},
 };
 
@@ -67,7 +60,7 @@ pub async fn serve<E: Executor>(
     };
     let lost = end == SessionEnd::LeaseLost;
     let log = serving.last_output();
-    remove(serving.dir.clone()).await;
+    remove(serving.dir.clone(), &SlicedWork::default()).await;
     if lost {
         return;
     }
@@ -75,7 +68,7 @@ pub async fn serve<E: Executor>(
     match cx.store.end_session(session, &ended).await {
         Ok(failed) => {
             tracing::info!(state = %ended.state, reason = ended.message, "session ends");
-            seal_runs(cx, &failed.unwrap_or_default()).await;
+            seal_runs(cx, &failed.unwrap_or_default(), &SlicedWork::new(stop)).await;
         }
         Err(error) => {
             let error = crate::chain(&error);
@@ -259,9 +252,9 @@ async fn note_server_end(server: &mut RunningSession, reason: &mut Option<String
 
 /// Seals the folders of runs that failed with their session after an earlier attempt. The next
 /// start of the service repeats what fails here.
-async fn seal_runs(cx: &Context, runs: &[RunId]) {
+async fn seal_runs(cx: &Context, runs: &[RunId], work: &SlicedWork) {
     for id in runs {
-        if let Err(error) = keep_evidence(cx, *id).await {
+        if let Err(error) = keep_evidence(cx, *id, work).await {
             let error = crate::chain(&error);
             tracing::warn!(run = %id, error, "cannot keep the files of a failed run");
         }
@@ -282,32 +275,25 @@ fn folder(cx: &Context, id: SessionId) -> PathBuf {
     cx.sessions.join(id.to_string())
 }
 
-async fn remove(dir: PathBuf) {
-    let removed = runtime::blocking(move || remove_folder(&dir)).await;
-    if let Err(error) = removed.map_err(io::Error::other).and_then(|removed| removed) {
+async fn remove(dir: PathBuf, work: &SlicedWork) {
+    let removed = runtime::stoppable(work, move |work| remove_tree(&dir, work)).await;
+    if let Err(error) = removed {
         tracing::warn!(%error, "cannot remove the folder of a session");
     }
 }
 
-fn remove_folder(dir: &Path) -> io::Result<()> {
-    match fs::remove_dir_all(dir) {
-        Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
-        _ => Ok(()),
-    }
-}
-
 /// Ends the processes of sessions whose worker is gone (`all`: every held one, at start), and fails
-/// those that waited for a device too long.
-pub async fn recover(cx: &Context, all: bool) -> Result<(), StoreError> {
+/// those that waited for a device too long. Returns the runs that fail with them.
+pub async fn recover(cx: &Context, all: bool, work: &SlicedWork) -> Result<Vec<RunId>, StoreError> {
     let abandoned = cx.store.abandoned_sessions(all).await?;
     for &id in &abandoned {
         let mark = id.mark(cx.folder);
         // A panic there does not prevent the end.
         runtime::blocking(move || end_orphans(mark)).await.ok();
-        remove(folder(cx, id)).await;
+        remove(folder(cx, id), work).await;
         tracing::warn!(session = %id, "worker lost: the processes of its session were stopped");
     }
-    seal_runs(cx, &cx.store.lose_sessions(&abandoned).await?).await;
+    let failed = cx.store.lose_sessions(&abandoned).await?;
     cx.store.expire_waiting_sessions().await?;
-    Ok(())
+    Ok(failed)
 }

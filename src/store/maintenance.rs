@@ -3,7 +3,7 @@
 
 use std::path::Path;
 
-use sqlx::Connection;
+use sqlx::{Connection, SqliteConnection};
 
 use super::{
     AlignmentOutcome, Store, StoreError, WRITE, alignments, column,
@@ -12,13 +12,17 @@ use super::{
     run_parts::replace_artifacts,
     word,
 };
-use crate::domain::{
-    alignment::{AlignmentSpec, AlignmentState},
-    ids::{AlignmentId, RunId},
-    mode::Mode,
-    run_files::ArtifactRecord,
-    state::RunState,
-    subject::RunSpec,
+use crate::{
+    domain::{
+        alignment::{AlignmentSpec, AlignmentState},
+        finding::Finding,
+        ids::{AlignmentId, RunId},
+        mode::Mode,
+        run_files::ArtifactRecord,
+        state::RunState,
+        subject::RunSpec,
+    },
+    runtime::work::SlicedWork,
 };
 
 /// A run whose row was lost, as read from its folder.
@@ -45,24 +49,39 @@ pub struct LostAlignment {
     pub outcome: AlignmentOutcome,
 }
 
+/// Instructions of a statement between two checks whether to stop it: some milliseconds.
+const INSTRUCTIONS: i32 = 10_000;
+
+async fn find_faults(reader: &mut SqliteConnection) -> Result<Vec<String>, StoreError> {
+    let lines: Vec<String> =
+        sqlx::query_scalar("select integrity_check from pragma_integrity_check")
+            .fetch_all(&mut *reader)
+            .await
+            .map_err(during("check the database"))?;
+    let mut faults: Vec<String> = lines.into_iter().filter(|line| line != "ok").collect();
+    let strays: Vec<String> =
+        sqlx::query_scalar("select distinct \"table\" from pragma_foreign_key_check")
+            .fetch_all(&mut *reader)
+            .await
+            .map_err(during("check references"))?;
+    faults.extend(strays.into_iter().map(|table| format!("rows of {table} refer to missing rows")));
+    Ok(faults)
+}
+
 impl Store {
-    /// Faults of the database, a line each; empty if there are none.
-    pub async fn faults(&self) -> Result<Vec<String>, StoreError> {
-        let lines: Vec<String> =
-            sqlx::query_scalar("select integrity_check from pragma_integrity_check")
-                .fetch_all(&mut *self.reader().await?)
-                .await
-                .map_err(during("check the database"))?;
-        let mut faults: Vec<String> = lines.into_iter().filter(|line| line != "ok").collect();
-        let strays: Vec<String> =
-            sqlx::query_scalar("select distinct \"table\" from pragma_foreign_key_check")
-                .fetch_all(&mut *self.reader().await?)
-                .await
-                .map_err(during("check references"))?;
-        faults.extend(
-            strays.into_iter().map(|table| format!("rows of {table} refer to missing rows")),
-        );
-        Ok(faults)
+    /// Faults of the database, a line each; empty if there are none. Reads all of it; an error soon
+    /// after `work` is stopped.
+    pub async fn faults(&self, work: &SlicedWork) -> Result<Vec<String>, StoreError> {
+        let (mut reader, work) = (self.reader().await?, work.clone());
+        let handle = reader.lock_handle().await;
+        handle
+            .map_err(during("check the database"))?
+            .set_progress_handler(INSTRUCTIONS, move || work.checkpoint().is_ok());
+        let found = find_faults(&mut reader).await;
+        if let Ok(mut handle) = reader.lock_handle().await {
+            handle.remove_progress_handler();
+        }
+        found
     }
 
     /// Writes a copy of the database to `path`, which must not exist, while it is in use.
@@ -109,6 +128,37 @@ impl Store {
         let mut tx = writer.begin_with(WRITE).await.map_err(during("replace artifacts"))?;
         replace_artifacts(&mut tx, id, artifacts).await?;
         tx.commit().await.map_err(during("replace artifacts"))
+    }
+
+    /// Records the artifacts of a run that failed or was cancelled, and a finding of its seal.
+    /// Changes nothing if the run was requeued or removed meanwhile.
+    pub async fn set_evidence(
+        &self,
+        id: RunId,
+        artifacts: &[ArtifactRecord],
+        finding: Option<&Finding>,
+    ) -> Result<(), StoreError> {
+        let json = finding.map(serde_json::to_string).transpose();
+        let json = json.map_err(|_| StoreError::Corrupt { id, what: "findings" })?;
+        let mut writer = self.writer.lock().await;
+        let mut tx = writer.begin_with(WRITE).await.map_err(during("record evidence"))?;
+        let changed = sqlx::query(
+            "update runs set findings = case
+                 when ?2 is null or exists (select 1 from json_each(runs.findings)
+                                            where json_extract(value, '$.id') = ?3)
+                 then findings else json_insert(findings, '$[#]', json(?2)) end
+             where id = ?1 and state in ('failed', 'cancelled')",
+        )
+        .bind(key(&id))
+        .bind(json)
+        .bind(finding.map(|finding| finding.id.as_str()))
+        .execute(&mut *tx)
+        .await
+        .map_err(during("record evidence"))?;
+        if changed.rows_affected() > 0 {
+            replace_artifacts(&mut tx, id, artifacts).await?;
+        }
+        tx.commit().await.map_err(during("record evidence"))
     }
 
     /// Requeues an ended run whose files are lost, as if it had never started. Returns false if it

@@ -105,15 +105,16 @@ impl Store {
         runs.iter().map(|(id, attempt)| Ok((id_of(id)?, *attempt))).collect()
     }
 
-    /// Lists failed runs without any artifact.
-    pub async fn failed_without_artifacts(&self) -> Result<Vec<RunId>, StoreError> {
+    /// Lists failed runs, and runs that were cancelled after their start, without any artifact.
+    pub async fn ended_without_artifacts(&self) -> Result<Vec<RunId>, StoreError> {
         let ids: Vec<Vec<u8>> = sqlx::query_scalar(
-            "select id from runs where state = 'failed'
+            "select id from runs
+             where (state = 'failed' or (state = 'cancelled' and started_at is not null))
                and not exists (select 1 from artifacts where run_id = id)",
         )
         .fetch_all(&mut *self.reader().await?)
         .await
-        .map_err(during("list failed runs"))?;
+        .map_err(during("list ended runs"))?;
         ids.iter().map(|id| id_of(id)).collect()
     }
 

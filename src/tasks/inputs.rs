@@ -2,11 +2,15 @@
 
 use std::{io, time::Duration};
 
-use tokio::{task::spawn_blocking, time::sleep};
+use tokio::time::sleep;
 use tokio_util::sync::CancellationToken;
 
 use crate::{
     artifact::inputs::storage::InputStorage,
+    runtime::{
+        self,
+        work::{SlicedWork, is_stopped},
+    },
     store::{DeletedInputs, Store, StoreError},
 };
 
@@ -45,7 +49,7 @@ pub async fn remove_unused(
             continue;
         };
         let storage = storage.clone();
-        let files = spawn_blocking(move || storage.remove(id, &contents)).await;
+        let files = runtime::blocking(move || storage.remove(id, &contents)).await;
         match files.map_err(io::Error::other).and_then(|removed| removed) {
             Ok(()) => tracing::info!(%id, "removed unused inputs"),
             Err(error) => tracing::warn!(%id, %error, "cannot remove the files of inputs yet"),
@@ -56,13 +60,20 @@ pub async fn remove_unused(
 }
 
 /// Removes files that the database does not list: of interrupted uploads and deletions.
-pub async fn recover(store: &Store, storage: &InputStorage) -> Result<(), StoreError> {
+pub async fn recover(
+    store: &Store,
+    storage: &InputStorage,
+    work: &SlicedWork,
+) -> Result<(), StoreError> {
+    // Files of an upload precede their row, and it holds the lock until then.
+    let _lock = storage.lock().await;
     let (ids, contents) = store.input_files().await?;
     let storage = storage.clone();
-    let swept = spawn_blocking(move || storage.sweep(&ids, &contents)).await;
-    match swept.map_err(io::Error::other).and_then(|swept| swept) {
+    let sweep = move |work: &SlicedWork| storage.sweep(&ids, &contents, work);
+    match runtime::stoppable(work, sweep).await {
         Ok(0) => {}
         Ok(files) => tracing::info!(files, "removed files of interrupted uploads of inputs"),
+        Err(error) if is_stopped(&error) => {}
         Err(error) => tracing::warn!(%error, "cannot remove files of interrupted uploads"),
     }
     Ok(())

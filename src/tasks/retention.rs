@@ -12,7 +12,7 @@ use std::{
     time::Duration,
 };
 
-use tokio::{runtime::Handle, task::spawn_blocking, time::sleep};
+use tokio::{runtime::Handle, time::sleep};
 use tokio_util::sync::CancellationToken;
 
 use crate::{
@@ -26,7 +26,10 @@ use crate::{
         run_files::ArtifactRecord,
     },
     measuring::{Measuring, QuietWait},
-    runtime,
+    runtime::{
+        self,
+        work::{SlicedWork, is_stopped},
+    },
     store::{DeleteOutcome, Removal, Store, StoreError},
 };
 
@@ -81,7 +84,7 @@ impl Keeper {
             }
         }
         self.remove_due(stop).await?;
-        self.finish_removals().await
+        self.finish_removals(stop).await
     }
 
     /// Removes runs beyond the limits, one at a time. Packing frees space and pins may be set at
@@ -96,15 +99,16 @@ impl Keeper {
             if self.store.delete_unpinned(id).await? == DeleteOutcome::Deleted {
                 let bytes = due.run.bytes;
                 tracing::info!(run = %id, why = due.why, bytes, "removed an old run");
-                self.finish_removals().await?;
+                self.finish_removals(stop).await?;
             }
         }
         Ok(())
     }
 
     /// Removes the folders of deleted runs and alignments.
-    async fn finish_removals(&self) -> Result<(), RetentionError> {
-        Ok(finish_removals(&self.store, &self.runs, &self.alignments).await?)
+    async fn finish_removals(&self, stop: &CancellationToken) -> Result<(), RetentionError> {
+        let work = SlicedWork::new(stop);
+        Ok(finish_removals(&self.store, &self.runs, &self.alignments, &work).await?)
     }
 
     /// Packs the raw files of one run; returns false when the service stops.
@@ -126,10 +130,10 @@ impl Keeper {
                     tracing::debug!(run = %id, path, bytes, stored, "packed");
                 }
                 Ok(PackOutcome::Incompressible) => {}
-                Ok(PackOutcome::Stopped) => return Ok(false),
                 Ok(PackOutcome::Changed) => {
                     tracing::error!(run = %id, path, "a file has changed; run llmprof check");
                 }
+                Err(error) if is_stopped(&error) => return Ok(false),
                 // The run was deleted meanwhile, or the file is lost, which a check reports.
                 Err(error) if error.kind() == io::ErrorKind::NotFound => {
                     tracing::warn!(run = %id, path, "cannot pack a missing file");
@@ -148,12 +152,10 @@ impl Keeper {
         artifact: ArtifactRecord,
         stop: &CancellationToken,
     ) -> io::Result<PackOutcome> {
-        let (mut wait, stop, runtime) = (self.quiet_wait(), stop.clone(), Handle::current());
-        let mut go_on = move |_| runtime.block_on(wait.wait(&stop));
-        let packing = self.packing.clone();
-        spawn_blocking(move || packed::pack(&dir, &artifact, &packing, &mut go_on))
-            .await
-            .map_err(io::Error::other)?
+        let (mut wait, stops, handle) = (self.quiet_wait(), stop.clone(), Handle::current());
+        let quiet = move |_| handle.block_on(wait.wait(&stops));
+        let (work, packing) = (SlicedWork::new(stop).with_gate(quiet), self.packing.clone());
+        runtime::stoppable(&work, move |work| packed::pack(&dir, &artifact, &packing, work)).await
     }
 
     /// Waits until no pass runs here; returns false when the service stops.
@@ -171,14 +173,15 @@ pub async fn finish_removals(
     store: &Store,
     runs: &Path,
     alignments: &Path,
+    work: &SlicedWork,
 ) -> Result<(), StoreError> {
     for removal in store.removals().await? {
         let (parent, id) = match removal {
             Removal::Run(RunId(id)) => (runs.to_owned(), id),
             Removal::Alignment(AlignmentId(id)) => (alignments.to_owned(), id),
         };
-        let removed = runtime::blocking(move || folder::remove(&parent, id)).await;
-        match removed.map_err(io::Error::other).and_then(|result| result) {
+        match runtime::stoppable(work, move |work| folder::remove(&parent, id, work)).await {
+            Err(error) if is_stopped(&error) => return Ok(()),
             Ok(()) => store.removed(removal).await?,
             Err(error) => tracing::warn!(?removal, %error, "cannot remove a folder yet"),
         }
@@ -188,22 +191,38 @@ pub async fn finish_removals(
 
 /// Finishes deletions that the end of an earlier service interrupted. Version 0.1 set the folder
 /// aside before it deleted the row: a run that is still in the database gets its folder back.
-pub async fn recover(store: &Store, runs: &Path, alignments: &Path) -> Result<(), StoreError> {
-    finish_removals(store, runs, alignments).await?;
+pub async fn recover(
+    store: &Store,
+    runs: &Path,
+    alignments: &Path,
+    work: &SlicedWork,
+) -> Result<(), StoreError> {
+    finish_removals(store, runs, alignments, work).await?;
     for id in folder::all_aside::<RunId>(runs).unwrap_or_default() {
-        restore_or_remove(runs, id, store.owner(id).await?.is_some());
+        restore_or_remove(runs, id, store.owner(id).await?.is_some(), work).await;
     }
     for id in folder::all_aside::<AlignmentId>(alignments).unwrap_or_default() {
-        restore_or_remove(alignments, id, store.alignment(id).await?.is_some());
+        restore_or_remove(alignments, id, store.alignment(id).await?.is_some(), work).await;
     }
     Ok(())
 }
 
-fn restore_or_remove(parent: &Path, id: impl Display, known: bool) {
-    let ended =
-        if known { folder::bring_back(parent, &id) } else { folder::remove_aside(parent, &id) };
-    if let Err(error) = ended {
-        tracing::error!(%id, %error, "cannot restore or remove a folder");
+async fn restore_or_remove(
+    parent: &Path,
+    id: impl Display + Copy + Send + 'static,
+    known: bool,
+    work: &SlicedWork,
+) {
+    let parent = parent.to_owned();
+    let end = move |work: &SlicedWork| match known {
+        true => folder::bring_back(&parent, id),
+        false => folder::remove_aside(&parent, id, work),
+    };
+    match runtime::stoppable(work, end).await {
+        Err(error) if !is_stopped(&error) => {
+            tracing::error!(%id, %error, "cannot restore or remove a folder");
+        }
+        _ => {}
     }
 }
 

@@ -7,7 +7,6 @@ use std::time::Duration;
 
 use tokio::{
     runtime::Handle,
-    task::spawn_blocking,
     time::{Instant, timeout},
 };
 use tokio_util::sync::CancellationToken;
@@ -18,7 +17,7 @@ use crate::{
         folder,
         verify::{self, FileFault},
     },
-    runtime,
+    runtime::{self, work::SlicedWork},
     store::{ScrubSubject, StoreError},
 };
 
@@ -51,7 +50,11 @@ async fn round(keeper: &Keeper, stop: &CancellationToken) -> Result<(), StoreErr
         (folders, damaged) = (folders + 1, damaged + faults);
     }
     if folders > 0 {
-        for fault in keeper.store.faults().await? {
+        let faults = match keeper.store.faults(&SlicedWork::new(stop)).await {
+            Err(_) if stop.is_cancelled() => return Ok(()),
+            faults => faults?,
+        };
+        for fault in faults {
             tracing::error!(fault, "the database is damaged: restore a backup");
         }
         tracing::info!(folders, damaged, "compared sealed files with their hashes");
@@ -71,17 +74,18 @@ async fn scrub(
             (folder::of(&keeper.alignments, id), keeper.store.alignment_artifacts(id).await?)
         }
     };
-    let (mut wait, handle, stop) = (keeper.quiet_wait(), Handle::current(), stop.clone());
+    let (mut wait, handle, stops) = (keeper.quiet_wait(), Handle::current(), stop.clone());
     let mut pace = Pace::of(keeper.settings.scrub_bytes_per_s);
-    let mut go_on = move |bytes| {
+    let paced = move |bytes| {
         let pause = pace.pause_before(bytes);
         handle.block_on(async {
-            let _ = timeout(pause, stop.cancelled()).await; // in time, or stopped
-            wait.wait(&stop).await
+            let _ = timeout(pause, stops.cancelled()).await; // in time, or stopped
+            wait.wait(&stops).await
         })
     };
-    let found = spawn_blocking(move || verify::scrub(&dir, &artifacts, &mut go_on)).await;
-    let Ok(Some(faults)) = found else { return Ok(None) };
+    let work = SlicedWork::new(stop).with_gate(paced);
+    let found = runtime::stoppable(&work, move |work| verify::scrub(&dir, &artifacts, work)).await;
+    let Ok(faults) = found else { return Ok(None) };
     let words = |(path, fault): &(String, FileFault)| (path.clone(), fault.to_string());
     let faults: Vec<(String, String)> = faults.iter().map(words).collect();
     if !keeper.store.record_scrub(subject, &faults).await? {

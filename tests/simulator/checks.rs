@@ -8,6 +8,7 @@ use llmprof::{
         verify::{self, FileFault},
     },
     domain::{ids::RunId, state::RunState},
+    runtime::work::SlicedWork,
     store::{DeliveryState, Filter, StoredDelivery, StoredRun, StoredSession},
 };
 
@@ -155,7 +156,8 @@ async fn check_run(world: &World, service: &Service, run: &StoredRun, is_calm: b
         }
     }
     if !artifacts.is_empty() {
-        let faults = verify::faults(&dir, &artifacts, true).unwrap_or_default();
+        let faults =
+            verify::faults(&dir, &artifacts, true, &SlicedWork::default()).unwrap_or_default();
         for (path, fault) in faults.iter().filter(|(_, fault)| *fault != FileFault::Unlisted) {
             world.broken(format!("run {id}: {path} {fault}"));
         }

@@ -14,6 +14,7 @@ use llmprof::{
         state::RunState,
         subject::{Common, ModelSubject, Passes, RunSpec, Subject, Workload},
     },
+    runtime::work::SlicedWork,
     scheduler::Context,
     store::{CancelOutcome, DeleteOutcome, IdempotencyKey, NewRun, Removal, Store, Submitted},
 };
@@ -161,7 +162,7 @@ async fn queue(cx: &Context, id: RunId, new: NewRun) -> Option<(RunId, String)> 
         let upload = cx.runs.parent()?.join("packing").join(id.to_string());
         fs::create_dir_all(&upload).ok()?;
         fs::write(upload.join(layout::IMPORT), "{}").ok()?;
-        durable::sync_tree(&upload).ok()?;
+        durable::sync_tree(&upload, &SlicedWork::default()).ok()?;
         fs::rename(&upload, &folder).ok()?;
         durable::sync_parent(&folder).ok()?;
     }
@@ -223,7 +224,9 @@ async fn delete(world: &World, clients: &Clients, service: &Service, (at, id): (
     let cx = service.cx.clone();
     let answer = service.request(async move {
         let outcome = cx.store.delete(id).await.ok()?;
-        if outcome == DeleteOutcome::Deleted && folder::remove(&cx.runs, id).is_ok() {
+        if outcome == DeleteOutcome::Deleted
+            && folder::remove(&cx.runs, id, &SlicedWork::default()).is_ok()
+        {
             cx.store.removed(Removal::Run(id)).await.ok()?;
         }
         Some(outcome)

@@ -15,6 +15,7 @@ use llmprof::{
         standalone_job::{self, JobEnd},
         step_journal::{StepJournal, StepResult},
     },
+    runtime::work::SlicedWork,
 };
 use tokio_util::sync::CancellationToken;
 
@@ -81,7 +82,7 @@ async fn try_steps(
     dir: &Path,
     stop: &CancellationToken,
 ) -> io::Result<Outcome> {
-    folder::prepare(dir, &spec.spec)?;
+    folder::prepare(dir, &spec.spec, &SlicedWork::default())?;
     let mut journal = StepJournal::new(Journal::open(dir)?, Vec::new());
     journal.start_attempt(spec.attempt);
     let mut outcome = failed("");
@@ -119,7 +120,7 @@ async fn try_steps(
         journal.end(&StepResult::succeeded());
     }
     world.pause(50).await;
-    outcome.artifacts = manifest::seal(dir)?;
+    outcome.artifacts = manifest::seal(dir, u64::MAX, &SlicedWork::default())?.artifacts;
     world.pause(50).await;
     Ok(outcome)
 }

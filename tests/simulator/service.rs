@@ -14,7 +14,7 @@ use llmprof::{
         command::Commands, device::Device, device_peaks::Devices, ids::FolderId, profiling::Presets,
     },
     measuring::Measuring,
-    runtime::{self, SimulatedProcess},
+    runtime::{self, SimulatedProcess, work::SlicedWork},
     scheduler::{
         self, Context, Pool,
         executor::{local::LocalExecutor, slurm::SlurmExecutor},
@@ -150,9 +150,10 @@ impl Service {
 async fn start(settings: Settings) -> anyhow::Result<(Context, Pool)> {
     let store = Store::open_simulated(&settings.data.join("llmprof.db"), vfs::NAME).await?;
     let cx = settings.context(store);
-    scheduler::recover(&cx, true).await?;
+    let work = SlicedWork::default();
+    scheduler::recover(&cx, true, &work).await?;
     scheduler::imports::recover(&cx).await?;
-    tasks::retention::recover(&cx.store, &cx.runs, &cx.alignments).await?;
+    tasks::retention::recover(&cx.store, &cx.runs, &cx.alignments, &work).await?;
     cx.store.recover_alignments().await?;
     let program = PathBuf::from("llmprof");
     let children = cx.limited_children();

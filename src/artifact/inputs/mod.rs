@@ -18,7 +18,10 @@ use std::{
 };
 
 use super::manifest::hash_file;
-use crate::domain::{image_limits::MAX_FILE_BYTES, run_files::InputFile};
+use crate::{
+    domain::{image_limits::MAX_FILE_BYTES, run_files::InputFile},
+    runtime::work::SlicedWork,
+};
 pub use folders::{InputFolders, ListedManifest};
 pub use manifest::{ManifestImage, ManifestSample, check_name, parse as parse_manifest};
 
@@ -98,12 +101,12 @@ pub fn read(root: &Path, name: &str) -> Result<Inputs, InputsError> {
 }
 
 /// Hashes the images of all samples, each as often as it is named.
-pub fn hash_images(inputs: &Inputs) -> Result<Vec<InputFile>, InputsError> {
+pub fn hash_images(inputs: &Inputs, work: &SlicedWork) -> Result<Vec<InputFile>, InputsError> {
     inputs
         .images()
         .map(|image| {
             let path = image.name.clone();
-            let (bytes, sha256) = hash_file(&image.path)
+            let (bytes, sha256) = hash_file(&image.path, work)
                 .map_err(|source| InputsError::Read { name: path.clone(), source })?;
             Ok(InputFile { path, bytes, sha256, width: image.width, height: image.height })
         })
@@ -175,7 +178,7 @@ mod tests {
             ),
             ("hello", 3, 2)
         );
-        let hashed = hash_images(&inputs).unwrap();
+        let hashed = hash_images(&inputs, &SlicedWork::default()).unwrap();
         assert_eq!(
             (hashed[0].path.as_str(), hashed[0].bytes),
             ("page.png", fs::metadata(dir.path().join("page.png")).unwrap().len())

@@ -21,6 +21,7 @@ use crate::{
         manifest::hash_file,
     },
     domain::inputs::{InputSample, InputSet, MAX_IMAGES, MAX_PROMPT, MAX_SAMPLES, StoredImage},
+    runtime::work::SlicedWork,
 };
 
 /// Images of more pixels are decoded one at a time: one needs up to 1 GB of memory.
@@ -230,7 +231,7 @@ fn check_image(
     header: ImageHeader,
     upload: &InputsUpload,
 ) -> Result<(StoredImage, StagedImage), IntakeError> {
-    let (bytes, sha256) = hash_file(&file.path)?;
+    let (bytes, sha256) = hash_file(&file.path, &SlicedWork::default())?;
     let thumbnail = if upload.known.join(&sha256).is_file() {
         None
     } else {

@@ -25,6 +25,7 @@ use crate::{
         ids::InputsId,
         inputs::{InputSet, StoredImage},
     },
+    runtime::work::SlicedWork,
 };
 
 /// Name of the folder in a data folder.
@@ -99,13 +100,13 @@ impl InputStorage {
 
     /// Moves the files of an upload here and writes the manifest; durable on return. The caller
     /// holds [`Self::lock`]. Blocks.
-    pub fn add(&self, id: InputsId, staged: &StagedInputs) -> io::Result<()> {
+    pub fn add(&self, id: InputsId, staged: &StagedInputs, work: &SlicedWork) -> io::Result<()> {
         for (image, file) in staged.set.images.iter().zip(&staged.files) {
             self.add_content(image, file)?;
         }
         self.write_manifest(id, &staged.set)?;
         let names = staged.set.images.iter().map(|image| &image.sha256);
-        durable::sync_files(&self.contents(), names)?;
+        durable::sync_files(&self.contents(), names, work)?;
         durable::sync_folder(&self.contents())?;
         durable::sync_folder(&self.root)
     }
@@ -181,11 +182,17 @@ impl InputStorage {
     }
 
     /// Removes files that the database does not list; returns their number. Blocks.
-    pub fn sweep(&self, ids: &HashSet<InputsId>, contents: &HashSet<String>) -> io::Result<usize> {
+    pub fn sweep(
+        &self,
+        ids: &HashSet<InputsId>,
+        contents: &HashSet<String>,
+        work: &SlicedWork,
+    ) -> io::Result<usize> {
         let is_listed = |name: &str| name.parse().is_ok_and(|id| ids.contains(&id));
-        let mut removed = sweep_folder(&self.root, is_listed)?;
+        let mut removed = sweep_folder(&self.root, is_listed, work)?;
         for folder in [CONTENTS, THUMBNAILS] {
-            removed += sweep_folder(&self.root.join(folder), |name| contents.contains(name))?;
+            let is_listed = |name: &str| contents.contains(name);
+            removed += sweep_folder(&self.root.join(folder), is_listed, work)?;
         }
         Ok(removed)
     }
@@ -206,9 +213,14 @@ fn manifest_of(set: &InputSet) -> Vec<ManifestSample> {
 }
 
 /// Removes the files of a folder that are not listed; returns their number.
-fn sweep_folder(folder: &Path, is_listed: impl Fn(&str) -> bool) -> io::Result<usize> {
+fn sweep_folder(
+    folder: &Path,
+    is_listed: impl Fn(&str) -> bool,
+    work: &SlicedWork,
+) -> io::Result<usize> {
     let unlisted = unlisted_files(folder, is_listed)?;
     for name in &unlisted {
+        work.checkpoint()?;
         fs::remove_file(folder.join(name))?;
     }
     Ok(unlisted.len())
@@ -261,16 +273,19 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let storage = InputStorage::open(&dir.path().join("stored")).unwrap();
         let (first, second, third) = (InputsId::now(), InputsId::now(), InputsId::now());
-        storage.add(first, &staged(dir.path(), "a", "same")).unwrap();
-        storage.add(second, &staged(dir.path(), "b", "same")).unwrap();
-        storage.add(third, &staged(dir.path(), "c", "other")).unwrap();
+        let add = |id, name: &str, text: &str| {
+            storage.add(id, &staged(dir.path(), name, text), &SlicedWork::default())
+        };
+        add(first, "a", "same").unwrap();
+        add(second, "b", "same").unwrap();
+        add(third, "c", "other").unwrap();
         let contents = |storage: &InputStorage| fs::read_dir(storage.contents()).unwrap().count();
         assert_eq!(contents(&storage), 2);
         let text = fs::read_to_string(storage.root().join(second.to_string())).unwrap();
         assert!(text.contains("contents/hash-of-same") && text.contains("name: b.png"), "{text}");
         let listed = (HashSet::from([first, second]), HashSet::from(["hash-of-same".to_owned()]));
         fs::write(storage.root().join(format!("{first}.new")), "").unwrap();
-        assert_eq!(storage.sweep(&listed.0, &listed.1).unwrap(), 3);
+        assert_eq!(storage.sweep(&listed.0, &listed.1, &SlicedWork::default()).unwrap(), 3);
         assert_eq!(contents(&storage), 1);
         storage.remove(first, &["hash-of-same".into()]).unwrap();
         assert_eq!(

@@ -16,6 +16,7 @@ use std::{
 use super::nvml::{self, NoGpu, now_ns};
 use crate::{
     domain::finding::{Finding, Severity},
+    runtime,
     trace::power::{PowerLine, PowerSample, SampledDevice, SamplerEnd},
 };
 
@@ -63,7 +64,7 @@ impl Sampler {
     pub async fn stop(self) -> Option<Finding> {
         let Self { stop, thread } = self;
         drop(stop);
-        let joined = tokio::task::spawn_blocking(move || thread.map(JoinHandle::join)).await;
+        let joined = runtime::blocking(move || thread.map(JoinHandle::join)).await;
         let ended = match joined {
             Ok(Some(Ok(ended))) => ended,
             _ => Err(SamplerError::Crashed),

@@ -22,6 +22,7 @@ use crate::{
     },
     config::environment,
     domain::{finding::Severity, ids::RunId},
+    runtime,
     trace::{
         checkup::{Checkup, HostCheck},
         environment::Driver,
@@ -160,7 +161,7 @@ impl Collector {
 /// Reads the driver on a blocking thread.
 pub(crate) async fn read_driver() -> Result<Driver, nvml::NoGpu> {
     // The task only fails when it panics; the driver is then unusable.
-    tokio::task::spawn_blocking(nvml::read).await.unwrap_or(Err(nvml::NoGpu::NoDriver))
+    runtime::blocking(nvml::read).await.unwrap_or(Err(nvml::NoGpu::NoDriver))
 }
 
 /// The folder, or its nearest existing parent.

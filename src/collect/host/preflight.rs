@@ -22,6 +22,7 @@ use crate::{
         finding::{Finding, Severity},
         profiling::Profiling,
     },
+    runtime,
     trace::environment::{Driver, Environment, Gpu},
 };
 
@@ -44,7 +45,7 @@ impl Collector {
         limits: &ProcessLimits,
     ) -> Preflight {
         // The blocking task only fails when it panics; an unknown host does not fail the run.
-        let mut described = tokio::task::spawn_blocking(host::describe).await.unwrap_or_default();
+        let mut described = runtime::blocking(host::describe).await.unwrap_or_default();
         let driver = read_driver().await;
         let mut findings = device_findings(settings.nsys.enabled, device, &driver);
         findings.extend(checks::disk(dir, self.min_free_bytes).err());

@@ -21,6 +21,7 @@ use crate::{
     artifact::layout,
     collect::{Collector, ProcessLimits},
     domain::command::{GateSettings, ReadyCheck},
+    runtime::{self, work::SlicedWork},
 };
 
 /// Time limit of the request that starts the profiler.
@@ -117,17 +118,16 @@ pub async fn collect(
         return Err(CollectError::NoTrace { file, within_s: gate.within_s });
     }
     let dir = dir.to_owned();
-    let copied = tokio::task::spawn_blocking(move || {
+    let copy = move |work: &SlicedWork| {
         let mut left = MAX_BYTES;
         for (number, (path, _)) in complete.iter().enumerate() {
             let target = dir.join(layout::imported_trace(number + 1));
-            let copied = unpack(path, &target, left);
-            left -= copied.map_err(|source| CollectError::Write { path: target, source })?;
+            left -= unpack(path, &target, left, work)?;
         }
         Ok(complete.len())
-    });
-    let failed = |error| CollectError::Write { path: gate.collect.clone().into(), source: error };
-    copied.await.map_err(|error| failed(io::Error::other(error)))?
+    };
+    let failed = |source| CollectError::Write { path: gate.collect.clone().into(), source };
+    runtime::stoppable(&SlicedWork::default(), copy).await.map_err(failed)
 }
 
 /// Files of a pattern that were changed since `since`, with their sizes.
@@ -143,7 +143,7 @@ fn written(pattern: &str, since: SystemTime) -> Vec<(PathBuf, u64)> {
 }
 
 /// Copies a trace, which may be compressed, and returns its size.
-fn unpack(from: &Path, to: &Path, max_bytes: u64) -> io::Result<u64> {
+fn unpack(from: &Path, to: &Path, max_bytes: u64, work: &SlicedWork) -> io::Result<u64> {
     if let Some(folder) = to.parent() {
         fs::create_dir_all(folder)?;
     }
@@ -151,7 +151,7 @@ fn unpack(from: &Path, to: &Path, max_bytes: u64) -> io::Result<u64> {
     let is_packed = from.extension().is_some_and(|it| it == "gz");
     let mut from: Box<dyn Read> =
         if is_packed { Box::new(MultiGzDecoder::new(file)) } else { Box::new(&mut file) };
-    let size = io::copy(&mut from.by_ref().take(max_bytes + 1), &mut to)?;
+    let size = work.copy(from.by_ref().take(max_bytes + 1), &mut to)?;
     to.flush()?;
     if size > max_bytes {
         return Err(io::Error::other(format!("the traces exceed {MAX_BYTES} bytes")));

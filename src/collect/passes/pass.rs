@@ -9,7 +9,10 @@ use std::{
 
 pub use super::failure::CollectError;
 use crate::{
-    artifact::layout,
+    artifact::{
+        layout,
+        size_limit::{self, SizedFile},
+    },
     collect::{
         Collector,
         process::{
@@ -20,6 +23,7 @@ use crate::{
         },
     },
     domain::{finding::Finding, runner::RunnerRequest},
+    runtime::work::SlicedWork,
     trace::environment::HostLoad,
 };
 
@@ -187,14 +191,24 @@ impl<'a> PassFolder<'a> {
         }
     }
 
-    /// Removes the raw data of the pass and leaves a note.
+    /// Removes the raw data of the pass and leaves a note. Large files elsewhere in the run's
+    /// folder are removed too: they would end every later pass.
     fn too_large(&self, what: &'static str, limits: &ProcessLimits) -> CollectError {
         let max_bytes = limits.quota.as_ref().map_or(0, |quota| quota.max_bytes);
         let why = format!(
             "{what} exceeded the disk quota of a run, {max_bytes} bytes (limits.run_bytes), and \
              was ended; dropped here:"
         );
-        match drop_raw(&self.path, &why) {
+        let drop = || {
+            let mut dropped = drop_raw(&self.path, &why)?;
+            if let Some(quota) = &limits.quota {
+                let others = size_limit::enforce(&quota.dir, max_bytes, &SlicedWork::default())?;
+                let name = |file: &SizedFile| file.path.to_string_lossy().into_owned();
+                dropped.extend(others.iter().map(|file| (name(file), file.bytes)));
+            }
+            Ok(dropped)
+        };
+        match drop() {
             Ok(dropped) => CollectError::TooLarge { what, max_bytes, dropped },
             Err(source) => CollectError::Write { path: self.path.clone(), source },
         }

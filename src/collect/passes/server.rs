@@ -31,6 +31,7 @@ use crate::{
         finding::{Finding, Severity},
         runner::Progress,
     },
+    runtime,
     trace::command::{CommandTimes, Timed},
 };
 
@@ -286,7 +287,7 @@ pub(super) async fn stop_targets(limits: &ProcessLimits) {
         let until = Instant::now() + grace;
         loop {
             let run = limits.run;
-            let left = tokio::task::spawn_blocking(move || targets(run)).await.unwrap_or_default();
+            let left = runtime::blocking(move || targets(run)).await.unwrap_or_default();
             if left.is_empty() {
                 return;
             }

@@ -16,7 +16,7 @@ use nix::{
 use tokio::{
     process::Child,
     sync::mpsc::UnboundedSender,
-    task::{JoinHandle, spawn_blocking},
+    task::JoinHandle,
     time::{Instant, sleep_until, timeout},
 };
 use tokio_util::sync::CancellationToken;
@@ -34,6 +34,7 @@ use crate::{
         start::{command, spawn},
     },
     domain::ids::RunMark,
+    runtime,
 };
 
 /// Default time between TERM and KILL.
@@ -248,7 +249,7 @@ impl RunningChild {
     /// Ends its profiled processes and waits for their profiler.
     async fn end_target(&mut self, limits: &ProcessLimits) {
         let run = self.group.run;
-        let ended = spawn_blocking(move || {
+        let ended = runtime::blocking(move || {
             let targets = targets(run);
             targets.iter().filter(|pid| kill(**pid, Signal::SIGTERM).is_ok()).count()
         });
@@ -284,7 +285,7 @@ impl RunningChild {
             reason = ExitReason::QuotaExceeded;
         }
         let group = self.group;
-        spawn_blocking(move || drop(group)).await?;
+        runtime::blocking(move || drop(group)).await?;
         self.child.wait().await?;
         for output in self.outputs {
             drain(output).await?;

@@ -1,6 +1,7 @@
 //! Disk quota of a run, checked while a child runs: a trace grows by gigabytes per minute.
 //!
-//! Raw data over the quota is removed, and a note lists the removed files.
+//! Files count with their size, sparse ones too: space that they reserve on the disk is covered by
+//! the free space to keep. Raw data over the quota is removed, and a note lists the removed files.
 
 use std::{
     fs, io,
@@ -8,7 +9,12 @@ use std::{
     time::Duration,
 };
 
-use tokio::{task::spawn_blocking, time::sleep};
+use tokio::time::sleep;
+
+use crate::{
+    artifact::size_limit::{self, SizedFile},
+    runtime::{self, work::SlicedWork},
+};
 
 /// Time between two checks.
 const PERIOD: Duration = Duration::from_millis(200);
@@ -39,7 +45,7 @@ pub enum QuotaLimit {
 impl DiskQuota {
     /// Returns the exceeded limit, if any; `scratch` counts as part of the run.
     pub fn check(&self, scratch: &Path) -> Option<QuotaLimit> {
-        if bytes_in(&self.dir) + bytes_in(scratch) > self.max_bytes {
+        if bytes_in(&self.dir).saturating_add(bytes_in(scratch)) > self.max_bytes {
             return Some(QuotaLimit::Run);
         }
         // Unknown free space is not a reason to end a run.
@@ -52,7 +58,7 @@ impl DiskQuota {
         loop {
             sleep(PERIOD).await;
             let (quota, scratch) = (quota.clone(), scratch.to_owned());
-            if let Ok(Some(limit)) = spawn_blocking(move || quota.check(&scratch)).await {
+            if let Ok(Some(limit)) = runtime::blocking(move || quota.check(&scratch)).await {
                 return limit;
             }
         }
@@ -68,13 +74,13 @@ pub fn free_bytes(dir: &Path) -> io::Result<u64> {
 /// Size of all files below `folder`. Files that vanish meanwhile count as 0; links are not
 /// followed.
 fn bytes_in(folder: &Path) -> u64 {
-    let mut bytes = 0;
+    let mut bytes = 0_u64;
     let mut folders = vec![folder.to_owned()];
     while let Some(folder) = folders.pop() {
         for entry in fs::read_dir(folder).into_iter().flatten().flatten() {
             match entry.metadata() {
                 Ok(meta) if meta.is_dir() => folders.push(entry.path()),
-                Ok(meta) if meta.is_file() => bytes += meta.len(),
+                Ok(meta) if meta.is_file() => bytes = meta.len().saturating_add(bytes),
                 _ => {}
             }
         }
@@ -82,21 +88,18 @@ fn bytes_in(folder: &Path) -> u64 {
     bytes
 }
 
-/// Removes the raw data of a pass, leaves a note in its folder, and returns the removed files.
+/// Removes the raw data of a pass in its folder and those below, leaves a note in its folder, and
+/// returns the removed files.
 pub fn drop_raw(folder: &Path, why: &str) -> io::Result<Vec<(String, u64)>> {
     let mut dropped = Vec::new();
-    for entry in fs::read_dir(folder)? {
-        let (path, meta) = entry.and_then(|entry| Ok((entry.path(), entry.metadata()?)))?;
+    for SizedFile { path, bytes, .. } in size_limit::files(folder, &SlicedWork::default())? {
         let raw = path
             .extension()
             .and_then(|it| it.to_str())
             .is_some_and(|extension| RAW.contains(&extension));
-        if meta.is_file() && (raw || meta.len() > SMALL) {
-            fs::remove_file(&path)?;
-            dropped.push((
-                path.file_name().unwrap_or_default().to_string_lossy().into_owned(),
-                meta.len(),
-            ));
+        if raw || bytes > SMALL {
+            fs::remove_file(folder.join(&path))?;
+            dropped.push((path.to_string_lossy().into_owned(), bytes));
         }
     }
     dropped.sort();
@@ -113,23 +116,29 @@ mod tests {
     #[test]
     fn raw_data_and_large_files_are_removed_and_small_files_kept() {
         let dir = tempfile::tempdir().unwrap();
+        fs::create_dir_all(dir.path().join("out/deep")).unwrap();
         for (name, bytes) in
             [("run.sqlite", 10), ("events.jsonl", 20), ("cmd.txt", 5), ("core", SMALL + 1)]
         {
             fs::write(dir.path().join(name), vec![b'x'; usize::try_from(bytes).unwrap()]).unwrap();
         }
+        fs::File::create(dir.path().join("out/deep/map")).unwrap().set_len(SMALL + 2).unwrap();
+        fs::write(dir.path().join("out/deep/kept"), "").unwrap();
         let quota = |max_bytes| DiskQuota { dir: dir.path().to_owned(), max_bytes, free_bytes: 0 };
         let none = Path::new("/nowhere");
         assert_eq!(
-            (quota(SMALL + 35).check(none), quota(SMALL + 36).check(none)),
+            (quota(2 * SMALL + 37).check(none), quota(2 * SMALL + 38).check(none)),
             (Some(QuotaLimit::Run), None)
         );
-        let full = DiskQuota { free_bytes: u64::MAX, ..quota(SMALL + 36) };
+        let full = DiskQuota { free_bytes: u64::MAX, ..quota(2 * SMALL + 38) };
         assert_eq!(full.check(none), Some(QuotaLimit::Disk));
         let dropped = drop_raw(dir.path(), "too much").unwrap();
-        assert_eq!(dropped, [("core".to_owned(), SMALL + 1), ("run.sqlite".to_owned(), 10)]);
+        let expected = [("core", SMALL + 1), ("out/deep/map", SMALL + 2), ("run.sqlite", 10)];
+        assert_eq!(dropped, expected.map(|(path, bytes)| (path.to_owned(), bytes)));
         let note = fs::read_to_string(dir.path().join(NOTE)).unwrap();
-        assert_eq!(note, format!("too much\ncore: {} bytes\nrun.sqlite: 10 bytes\n", SMALL + 1));
+        let lines = expected.map(|(path, bytes)| format!("{path}: {bytes} bytes\n")).concat();
+        assert_eq!(note, format!("too much\n{lines}"));
+        assert!(dir.path().join("out/deep/kept").is_file());
         assert!(dir.path().join("events.jsonl").is_file() && dir.path().join("cmd.txt").is_file());
     }
 }

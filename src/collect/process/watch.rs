@@ -16,11 +16,12 @@ use nix::{
     time::{ClockId, clock_gettime},
     unistd::{Pid, SysconfVar, sysconf},
 };
-use tokio::task::{JoinHandle, spawn_blocking};
+use tokio::task::{JoinError, JoinHandle};
 
 use crate::{
     collect::process::orphans::{stat, targets},
     domain::ids::RunMark,
+    runtime,
 };
 
 /// Time between two searches for the program.
@@ -31,20 +32,20 @@ const END_PERIOD: Duration = Duration::from_millis(2);
 /// Watches the first profiled process of a run.
 pub struct RuntimeWatch {
     done: Arc<AtomicBool>,
-    found: JoinHandle<Option<i64>>,
+    found: JoinHandle<Result<Option<i64>, JoinError>>,
 }
 
 impl RuntimeWatch {
     pub fn start(run: RunMark) -> Self {
         let done = Arc::new(AtomicBool::new(false));
         let stop = Arc::clone(&done);
-        Self { done, found: spawn_blocking(move || watch(run, &stop)) }
+        Self { done, found: tokio::spawn(runtime::blocking(move || watch(run, &stop))) }
     }
 
     /// Returns its runtime, nanoseconds; `None` if it was never seen or has not ended.
     pub async fn stop(self) -> Option<i64> {
         self.done.store(true, Ordering::Relaxed);
-        self.found.await.ok().flatten()
+        self.found.await.ok().and_then(Result::ok).flatten()
     }
 }
 

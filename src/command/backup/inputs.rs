@@ -10,6 +10,7 @@ use llmprof::{
         inputs::storage::{FOLDER, InputStorage},
     },
     domain::{inputs::StoredImage, run_files::ArtifactRecord},
+    runtime::work::SlicedWork,
     store::Store,
 };
 
@@ -37,7 +38,7 @@ impl CopyCounts {
                     continue;
                 }
                 self.files += 1;
-                match backup::keep(to, &folder, &artifact(image)) {
+                match backup::keep(to, &folder, &artifact(image), &self.work) {
                     Ok(BackupOutcome::Already) => {}
                     Ok(BackupOutcome::Copied(bytes)) => {
                         (self.new, self.bytes) = (self.new + 1, self.bytes + bytes);
@@ -56,7 +57,12 @@ impl CopyCounts {
 }
 
 /// Restores all stored inputs of the database; returns files, bytes and faults.
-pub(super) async fn restore(store: &Store, from: &Path, data: &Path) -> Result<(u64, u64, u64)> {
+pub(super) async fn restore(
+    store: &Store,
+    from: &Path,
+    data: &Path,
+    work: &SlicedWork,
+) -> Result<(u64, u64, u64)> {
     let folder = data.join(FOLDER);
     let storage = InputStorage::open(&folder).context("cannot create the folder of inputs")?;
     let (mut files, mut bytes, mut faults) = (0, 0, 0);
@@ -67,7 +73,7 @@ pub(super) async fn restore(store: &Store, from: &Path, data: &Path) -> Result<(
             if storage.content(&image.sha256).exists() {
                 continue;
             }
-            match backup::bring_back(from, &folder, &artifact(image)) {
+            match backup::bring_back(from, &folder, &artifact(image), work) {
                 Ok(Some((stored, _))) => (files, bytes) = (files + 1, bytes + stored),
                 Ok(None) | Err(_) => {
                     faults += 1;

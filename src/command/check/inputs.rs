@@ -141,7 +141,7 @@ impl DataCheck<'_> {
         if self.options.quick {
             return None;
         }
-        match File::open(path).and_then(manifest::hash) {
+        match File::open(path).and_then(|file| manifest::hash(file, &self.work)) {
             Ok((_, sha256)) if sha256 == image.sha256 => None,
             Ok(_) => Some("is not what was stored".into()),
             Err(error) => Some(format!("cannot be read: {error}")),
@@ -158,7 +158,9 @@ impl DataCheck<'_> {
         let unlisted =
             storage.unlisted(ids, contents).context("cannot list the files of stored inputs")?;
         if self.options.repair {
-            storage.sweep(ids, contents).context("cannot remove files without a row")?;
+            storage
+                .sweep(ids, contents, &self.work)
+                .context("cannot remove files without a row")?;
         }
         for name in unlisted {
             if self.in_use {

@@ -22,6 +22,11 @@ use llmprof::{
 
 use super::super::backup::RESTORING;
 
+const SESSIONS: &str = "sessions";
+const PACKING: &str = "packing";
+/// Folder of uploads.
+pub(super) const INCOMING: &str = "incoming";
+
 /// Folders of the service.
 pub(super) struct ServiceFolders {
     pub data: PathBuf,
@@ -35,6 +40,8 @@ pub(super) struct ServiceFolders {
     pub identity: FolderId,
     /// Of the file that is being packed; empty at start.
     pub packing: PathBuf,
+    /// Folders that an earlier service left, to be removed.
+    pub leftovers: PathBuf,
 }
 
 impl ServiceFolders {
@@ -55,9 +62,12 @@ impl ServiceFolders {
         let inputs = Arc::new(input_folders(&data, &server.inputs, stored)?);
         let runs = create_folder(&data.join("runs"))?;
         let alignments = create_folder(&data.join("alignments"))?;
-        let sessions = create_folder(&data.join("sessions"))?;
-        let packing = data.join("packing");
-        empty_folder(&packing)?;
+        let leftovers = create_folder(&data.join("leftovers"))?;
+        for name in [SESSIONS, PACKING, INCOMING] {
+            set_aside(&data.join(name), &leftovers)?;
+        }
+        let sessions = create_folder(&data.join(SESSIONS))?;
+        let packing = create_folder(&data.join(PACKING))?;
         Ok(Self {
             data,
             inputs,
@@ -68,6 +78,7 @@ impl ServiceFolders {
             lock,
             identity,
             packing,
+            leftovers,
         })
     }
 }
@@ -87,13 +98,13 @@ fn input_folders(data: &Path, configured: &Path, stored: PathBuf) -> Result<Inpu
     Ok(InputFolders { manifests, samples, stored })
 }
 
-/// Creates a folder, or removes everything in it.
-pub(super) fn empty_folder(path: &Path) -> Result<()> {
-    match std::fs::remove_dir_all(path) {
+/// Moves the folder at `path`, if there is one, into `leftovers`: its removal may take long.
+fn set_aside(path: &Path, leftovers: &Path) -> Result<()> {
+    match std::fs::rename(path, leftovers.join(uuid::Uuid::now_v7().to_string())) {
         Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
             Err(error).with_context(|| format!("cannot empty the folder {}", path.display()))
         }
-        _ => create_folder(path).map(|_| ()),
+        _ => Ok(()),
     }
 }
 

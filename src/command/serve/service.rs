@@ -4,7 +4,7 @@ use std::{net::SocketAddr, path::Path, sync::Arc, time::Duration};
 
 use anyhow::{Context as _, Result, bail};
 use llmprof::{
-    artifact::{data_folder::FolderLock, import_staging, temporary},
+    artifact::{data_folder::FolderLock, import_staging},
     collect::{Collector, gpu::gpu_monitor::watch_gpus, process::orphans},
     config::{self, AccessSettings, Config, ExecutorKind},
     domain::{command::Commands, device::Device, profiling::Presets},
@@ -21,13 +21,14 @@ use llmprof::{
     },
     tasks::{self, webhooks::WebhookSender},
 };
-use tokio::{net::TcpListener, signal::unix, sync::Notify, time::timeout};
+use tokio::{net::TcpListener, signal::unix, sync::Notify, task::JoinHandle, time::timeout};
 use tokio_util::sync::CancellationToken;
 
 use super::{
     Logging,
-    folders::{ServiceFolders, create_folder, empty_folder},
+    folders::{INCOMING, ServiceFolders, create_folder},
     process_limits,
+    recovery::{self, Recovery},
     settings::{certificate, check_address, collector, connection_limits, devices, given, slurm},
 };
 
@@ -40,8 +41,9 @@ const CONNECTION_GRACE: Duration = Duration::from_secs(5);
 pub struct Service {
     pub address: SocketAddr,
     encrypted: bool,
-    pool: Pool,
-    http: tokio::task::JoinHandle<std::io::Result<()>>,
+    /// Recovers the state of an earlier service, then starts the workers; `None` if it was stopped.
+    pool: JoinHandle<Option<Pool>>,
+    http: JoinHandle<std::io::Result<()>>,
     closing: CancellationToken,
     store: Store,
     /// Maximum time of a stop.
@@ -58,7 +60,8 @@ struct Catalog {
 }
 
 impl Service {
-    /// Opens the data folder, recovers the state of an earlier service, and starts to serve.
+    /// Opens the data folder and starts to serve. The state of an earlier service is recovered in
+    /// the background; the short part that a request could race with is done first.
     pub async fn start(config: Config, log: Logging) -> Result<Self> {
         let server = &config.server;
         orphans::adopt_orphans().context("cannot become the parent of orphaned processes")?;
@@ -84,21 +87,26 @@ impl Service {
             ExecutorKind::Slurm => (Vec::new(), SlurmExecutor::accepts(&config.executor.slurm)),
         };
         let cx = context(store, &folders, &catalog, &collector, config)?;
-        recover(&cx, &folders).await?;
+        recovery::prepare(&cx).await?;
         let closing = CancellationToken::new();
-        let app = app(&cx, &folders, catalog.refused_models, access, &devices, &accepts, &closing)?;
+        let recovery = Recovery::new(&cx, &folders, &closing);
+        let app =
+            app(&cx, &folders, catalog.refused_models, access, (&devices, &accepts), &recovery)?;
         let encrypted = certificate.is_some();
         if let Some(certificate) = certificate.clone() {
             reload_certificate(certificate, closing.clone())?;
         }
         let http = http::serve(listener.into_std()?, certificate, head, connections, app)?;
-        let pool = pool(&cx, &folders.data, log, (&devices, &accepts))?;
+        let workers = Workers::new(&cx, &folders.data, log)?;
         start_retention(&cx, &folders, &closing);
         drop(tokio::spawn(scheduler::series::add_missing(cx.clone(), closing.clone())));
         tasks::webhooks::start(cx.store.clone(), webhooks, closing.clone()).await?;
-        let names: Vec<&str> = devices.iter().map(|device| device.name.as_str()).collect();
+        let names: Vec<String> = devices.iter().map(|device| device.name.clone()).collect();
         let store = cx.store.clone();
         let stop_limit = Duration::from_secs(cx.config.worker.stop_s.into());
+        let pool = tokio::spawn(async move {
+            recovery.run().await.then(|| workers.start(&cx, &devices, &accepts))
+        });
         let _lock = folders.lock;
         let service = Self { address, encrypted, pool, http, closing, store, stop_limit, _lock };
         let (base, data) = (service.base(), folders.data.display());
@@ -117,7 +125,9 @@ impl Service {
         let Self { pool, http, closing, store, stop_limit, _lock, .. } = self;
         closing.cancel();
         let stopped = async {
-            pool.drain().await;
+            if let Some(pool) = pool.await? {
+                pool.drain().await;
+            }
             // Slow downloads do not delay the stop; all durable data is already written.
             let served = match timeout(CONNECTION_GRACE, http).await {
                 Ok(served) => served?.map_err(Into::into),
@@ -211,32 +221,15 @@ fn context(
     })
 }
 
-/// Recovers runs, imports, deletions and alignments of an earlier service, and removes the
-/// temporary files that killed processes left.
-async fn recover(cx: &scheduler::Context, folders: &ServiceFolders) -> Result<()> {
-    scheduler::recover(cx, true).await?;
-    // After the processes of abandoned runs and sessions have ended.
-    empty_folder(&cx.sessions)?;
-    if let Err(error) = temporary::sweep(&config::environment::temp_dir()) {
-        tracing::warn!(%error, "cannot remove left-over temporary files");
-    }
-    scheduler::imports::recover(cx).await?;
-    tasks::retention::recover(&cx.store, &cx.runs, &cx.alignments).await?;
-    tasks::inputs::recover(&cx.store, &folders.input_storage).await?;
-    cx.store.recover_alignments().await?;
-    Ok(())
-}
-
 fn app(
     cx: &scheduler::Context,
     folders: &ServiceFolders,
     refused_models: Arc<Vec<config::RefusedModel>>,
     access: http::AccessControl,
-    devices: &[Device],
-    accepts: &[String],
-    closing: &CancellationToken,
+    (devices, accepts): (&[Device], &[String]),
+    recovery: &Recovery,
 ) -> Result<http::App> {
-    let (collector, data) = (&cx.collector, &folders.data);
+    let (collector, data, closing) = (&cx.collector, &folders.data, &recovery.stop);
     let uuids = devices.iter().filter_map(|device| device.uuid.clone()).collect();
     Ok(http::App {
         store: cx.store.clone(),
@@ -256,6 +249,7 @@ fn app(
         doctor: tasks::host_checks::start(Arc::clone(collector), data.clone(), closing.clone()),
         gpus: watch_gpus(uuids, closing),
         measuring: cx.measuring.clone(),
+        recovery: recovery.progress.subscribe(),
         config: Arc::clone(&cx.config),
         queued: Arc::clone(&cx.queued),
         cancelled: Arc::clone(&cx.cancelled),
@@ -263,29 +257,37 @@ fn app(
     })
 }
 
-/// Starts the workers of the configured executor.
-fn pool(
-    cx: &scheduler::Context,
-    data: &Path,
-    log: Logging,
-    (devices, accepts): (&[Device], &[String]),
-) -> Result<Pool> {
-    let config = &cx.config;
-    // Jobs are of this version, also after the file of the program was replaced.
-    let program = config::environment::SELF.into();
-    let local = Arc::new(LocalExecutor::new(
-        program,
-        log.job_options(),
-        data.to_owned(),
-        cx.limited_children(),
-    ));
-    Ok(match config.executor.kind {
-        ExecutorKind::Local => Pool::for_devices(cx, &local, devices),
-        ExecutorKind::Slurm => {
-            let jobs = if config.worker.paused { 0 } else { config.executor.slurm.jobs as usize };
-            Pool::for_scheduler(cx, &local, &slurm(config, cx)?, jobs, accepts)
-        }
-    })
+/// Executors of the workers, which start after the recovery.
+struct Workers {
+    local: Arc<LocalExecutor>,
+    slurm: Option<Arc<SlurmExecutor>>,
+}
+
+impl Workers {
+    /// Creates the configured executors.
+    fn new(cx: &scheduler::Context, data: &Path, log: Logging) -> Result<Self> {
+        let config = &cx.config;
+        // Jobs are of this version, also after the file of the program was replaced.
+        let program = config::environment::SELF.into();
+        let local = Arc::new(LocalExecutor::new(
+            program,
+            log.job_options(),
+            data.to_owned(),
+            cx.limited_children(),
+        ));
+        let slurm = match config.executor.kind {
+            ExecutorKind::Local => None,
+            ExecutorKind::Slurm => Some(slurm(config, cx)?),
+        };
+        Ok(Self { local, slurm })
+    }
+
+    fn start(self, cx: &scheduler::Context, devices: &[Device], accepts: &[String]) -> Pool {
+        let (config, Self { local, slurm }) = (&cx.config, self);
+        let Some(slurm) = slurm else { return Pool::for_devices(cx, &local, devices) };
+        let jobs = if config.worker.paused { 0 } else { config.executor.slurm.jobs as usize };
+        Pool::for_scheduler(cx, &local, &slurm, jobs, accepts)
+    }
 }
 
 fn start_retention(cx: &scheduler::Context, folders: &ServiceFolders, closing: &CancellationToken) {
@@ -310,7 +312,7 @@ fn intake(
     data: &Path,
     closing: &CancellationToken,
 ) -> Result<http::Intake> {
-    let (folder, limits) = (data.join("incoming"), &cx.config.limits);
+    let (folder, limits) = (data.join(INCOMING), &cx.config.limits);
     let tools = ReportTools { nsys: cx.collector.nsys.is_some(), ncu: cx.collector.ncu.is_some() };
     let inspector = scheduler::inspection::start(cx.limited_children(), tools, closing.clone());
     let limits = import_staging::UploadLimits {

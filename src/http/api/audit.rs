@@ -14,6 +14,7 @@ use crate::{
         extract::{bounds, params::Params},
         state::App,
     },
+    runtime,
     store::audit::AuditEntry,
 };
 
@@ -62,7 +63,7 @@ pub async fn audit(
 ) -> Result<Json<AuditList>, ApiError> {
     let limit = bounds::limit(query.limit, 100, MAX_LIMIT)?;
     let read = move || app.access.audit_entries(limit as usize);
-    let entries = tokio::task::spawn_blocking(read)
+    let entries = runtime::blocking(read)
         .await
         .map_err(|error| ApiError::internal(&error))?
         .map_err(|error| ApiError::internal(&error))?;

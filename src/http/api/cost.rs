@@ -33,6 +33,7 @@ use crate::{
         state::App,
     },
     report::cost::{CostRequest, DEPTH, ModelCost, model_cost},
+    runtime,
 };
 
 const MAX_NAME: usize = 200;
@@ -193,6 +194,6 @@ fn manifest(query: &CostQuery, model: &ModelSpec) -> Result<Option<String>, ApiE
 
 async fn read_inputs(app: &App, name: &str) -> Result<Inputs, ApiError> {
     let (folders, manifest) = (app.inputs.clone(), name.to_owned());
-    let read = tokio::task::spawn_blocking(move || folders.read(&manifest)).await;
+    let read = runtime::blocking(move || folders.read(&manifest)).await;
     read.map_err(|error| ApiError::internal(&error))?.map_err(|error| input_error(name, &error))
 }

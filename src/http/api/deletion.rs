@@ -1,10 +1,11 @@
 //! Deletion of a run or an alignment together with its folder.
 
-use std::{fmt::Display, io, path::PathBuf};
+use std::{fmt::Display, path::PathBuf};
 
 use crate::{
     artifact::folder,
     http::error::{ApiError, ErrorCode},
+    runtime::{self, work::SlicedWork},
     store::{DeleteOutcome, Removal, Store, StoreError},
 };
 
@@ -23,8 +24,8 @@ pub(crate) async fn delete(
         error.into()
     })?;
     if outcome == DeleteOutcome::Deleted {
-        let removed = tokio::task::spawn_blocking(move || folder::remove(&parent, id)).await;
-        match removed.map_err(io::Error::other).and_then(|removed| removed) {
+        let remove = move |work: &SlicedWork| folder::remove(&parent, id, work);
+        match runtime::stoppable(&SlicedWork::default(), remove).await {
             Ok(()) => store.removed(removal).await?,
             Err(error) => tracing::warn!(?removal, %error, "cannot remove the folder yet"),
         }

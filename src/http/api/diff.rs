@@ -30,6 +30,7 @@ use crate::{
     },
     parse::aliases,
     report::diff::{RunDiff, StoredReport, run_diff, stored},
+    runtime,
 };
 
 /// Format and history of a comparison.
@@ -121,7 +122,7 @@ pub(crate) async fn compare<T: Send + 'static>(
         earlier.push(read_report(app, *id).await?);
     }
     // Rendering tables of hundreds of rows would block the async threads.
-    let rendered = tokio::task::spawn_blocking(move || render(&run_diff(&a, &b, &earlier)));
+    let rendered = runtime::blocking(move || render(&run_diff(&a, &b, &earlier)));
     rendered.await.map_err(|error| ApiError::internal(&error))
 }
 

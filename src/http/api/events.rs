@@ -34,6 +34,7 @@ use crate::{
         extract::params::RunPath,
         state::App,
     },
+    runtime::{self, work::SlicedWork},
     store::StoreError,
 };
 
@@ -252,15 +253,20 @@ async fn send_journal(
 ) -> std::io::Result<bool> {
     loop {
         let (folder, from) = (folder.clone(), *position);
-        let read = tokio::task::spawn_blocking(move || {
+        let read = move |work: &SlicedWork| {
             let mut position = match from {
                 Some(position) => position,
-                None => journal::seek(&folder, after)?,
+                None => journal::seek(&folder, after, work)?,
             };
             let events = journal::read_from(&folder, &mut position, BATCH)?;
-            Ok::<_, std::io::Error>((position, events))
-        });
-        let (next, events) = read.await.map_err(std::io::Error::other)??;
+            Ok((position, events))
+        };
+        let work = SlicedWork::default();
+        let (next, events) = tokio::select! {
+            biased;
+            () = sender.closed() => return Ok(false),
+            read = runtime::stoppable(&work, read) => read?,
+        };
         *position = Some(next);
         let is_last = events.len() < BATCH;
         for (line, event) in events {

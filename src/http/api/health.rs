@@ -58,8 +58,8 @@ pub async fn healthz() -> Json<Health> {
     Json(Health::ok())
 }
 
-/// Check that the service executes runs: its data folder is in place, its database is readable, and
-/// no run waits for resources of the host
+/// Check that the service executes runs: it has recovered from its last end, its data folder is in
+/// place, its database is readable, and no run waits for resources of the host
 #[utoipa::path(get, path = "/readyz", tag = "service", operation_id = "readyz",
     responses(
         (status = 200, description = "The service is ready", body = Health,
@@ -70,6 +70,15 @@ pub async fn readyz(State(app): State<App>) -> Result<Json<Health>, ApiError> {
         tracing::error!(error = %crate::chain(error), "not ready");
         ApiError::of(ErrorCode::Unavailable)
     };
+    if let Some(work) = app.recovery.borrow().as_ref() {
+        let (done, total) = work.progress();
+        let (done, total) = (done as f64 / 1e9, total as f64 / 1e9);
+        let message = format!(
+            "recovering the runs of the last service ({done:.1} of {total:.1} GB hashed); queued \
+             runs start after it"
+        );
+        return Err(ApiError::new(ErrorCode::Unavailable, message).retry_after(5));
+    }
     app.folder.verify().map_err(|error| unready(&error))?;
     app.store.ready().await.map_err(|error| unready(&error))?;
     match app.store.exhaustion().await.map_err(|error| unready(&error))? {

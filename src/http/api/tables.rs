@@ -37,6 +37,7 @@ use crate::{
         stage_table,
         stored::{self, RowSelection, SelectionError, StoredTable, TableList, TableRows},
     },
+    runtime,
 };
 
 const MAX_ROWS: u32 = 1_000_000;
@@ -223,7 +224,7 @@ pub async fn table(
     )?;
     let stored = stored(&app, id).await?;
     // A long table takes time to read, sort and write: not on a thread that serves others.
-    let text = tokio::task::spawn_blocking(move || {
+    let text = runtime::blocking(move || {
         let table = read(&stored, id, &name)?;
         let rows = table.select(&wanted).map_err(|error| unfit(&error, id))?;
         match format {

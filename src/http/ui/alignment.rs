@@ -18,6 +18,7 @@ use crate::{
         extract::params::AlignmentPath,
         state::App,
     },
+    runtime,
 };
 
 /// Bytes read from the end of the journal, more than an attempt writes.
@@ -61,7 +62,7 @@ pub async fn alignment(
 /// The steps of the last attempt.
 async fn read_steps(app: &App, id: AlignmentId) -> Vec<StepRecord> {
     let folder = app.alignments.join(id.to_string());
-    let events = match tokio::task::spawn_blocking(move || journal::tail(&folder, JOURNAL_TAIL))
+    let events = match runtime::blocking(move || journal::tail(&folder, JOURNAL_TAIL))
         .await
         .map_err(std::io::Error::other)
     {

@@ -37,6 +37,7 @@ use crate::{
         explorer::{self, ExplorerChart},
         tables::stored::{self, TableHead},
     },
+    runtime,
     store::{AlignmentFilter, Filter},
 };
 
@@ -195,7 +196,7 @@ async fn read_list<T: Send + 'static>(
     parse: fn(&[u8]) -> Result<Vec<T>, serde_json::Error>,
 ) -> Result<Vec<T>, ApiError> {
     let Some(bytes) = read_file(app, id, name).await? else { return Ok(Vec::new()) };
-    let parsed = tokio::task::spawn_blocking(move || parse(&bytes))
+    let parsed = runtime::blocking(move || parse(&bytes))
         .await
         .map_err(|error| ApiError::internal(&error))?;
     Ok(parsed.unwrap_or_else(|error| {
@@ -207,7 +208,7 @@ async fn read_list<T: Send + 'static>(
 /// The progress of the run, and the last lines of its log.
 async fn read_journal(app: &App, id: RunId) -> (Option<StepProgress>, Vec<LogLine>) {
     let folder = app.runs.join(id.to_string());
-    let events = match tokio::task::spawn_blocking(move || journal::tail(&folder, JOURNAL_TAIL))
+    let events = match runtime::blocking(move || journal::tail(&folder, JOURNAL_TAIL))
         .await
         .map_err(std::io::Error::other)
     {

@@ -22,6 +22,7 @@ use crate::{
         filter::RowFilter,
         stored::{RowSelection, SelectionError, StoredTable},
     },
+    runtime,
 };
 
 /// Rows on a page.
@@ -88,7 +89,7 @@ pub async fn table(
         return Err(invalid(format!("stage, q and sort have at most {MAX_TEXT} characters")));
     }
     let stored = tables::stored(&app, id).await?;
-    let view = tokio::task::spawn_blocking(move || {
+    let view = runtime::blocking(move || {
         let table = tables::read(&stored, id, &name)?;
         view(id.to_string(), table, query).map_err(|error| invalid(error.to_string()))
     });

@@ -13,6 +13,7 @@ use crate::{
     collect::{CommandRun, process::argv, tools},
     config::environment,
     domain::{device::Device, pass_conditions::PassConditions, runner::RunnerRequest},
+    runtime::{self, work::SlicedWork},
     trace::environment::Environment,
 };
 
@@ -31,10 +32,10 @@ struct Hashed {
 
 impl Hashed {
     /// The hash; `None` if a file cannot be read.
-    fn sha256(self) -> Option<String> {
+    fn sha256(self, work: &SlicedWork) -> Option<String> {
         let mut parts = self.texts;
         for path in &self.files {
-            let (bytes, sha256) = manifest::hash(fs::File::open(path).ok()?).ok()?;
+            let (bytes, sha256) = manifest::hash(fs::File::open(path).ok()?, work).ok()?;
             parts.push(format!("{} {bytes} {sha256}", path.display()).into_bytes());
         }
         for folder in &self.folders {
@@ -42,7 +43,7 @@ impl Hashed {
         }
         let lengths: Vec<usize> = parts.iter().map(Vec::len).collect();
         let all = [format!("{lengths:?}").into_bytes(), parts.concat()].concat();
-        manifest::hash(all.as_slice()).ok().map(|(_, sha256)| sha256)
+        manifest::hash(all.as_slice(), work).ok().map(|(_, sha256)| sha256)
     }
 }
 
@@ -53,7 +54,8 @@ impl RunningJob<'_> {
             TimelineTarget::Runner(request) => (self.runner_files(), self.input_files(request)),
             TimelineTarget::Command(run) => (command_files(run), Hashed::default()),
         };
-        let hashes = tokio::task::spawn_blocking(|| (program.sha256(), inputs.sha256())).await;
+        let hash = |work: &SlicedWork| Ok((program.sha256(work), inputs.sha256(work)));
+        let hashes = runtime::stoppable(&SlicedWork::new(self.stop), hash).await;
         let (program, inputs) = hashes.unwrap_or_default();
         let environment = &self.environment;
         PassConditions {
@@ -106,7 +108,7 @@ impl RunningJob<'_> {
         };
         let settings = serde_json::to_vec(&(&self.spec.spec.subject, &self.spec.subject)).ok()?;
         let texts = [settings].into_iter().chain(variables.into_iter().map(assigned)).collect();
-        Hashed { texts, ..Hashed::default() }.sha256()
+        Hashed { texts, ..Hashed::default() }.sha256(&SlicedWork::default())
     }
 }
 
@@ -190,7 +192,9 @@ mod tests {
         let hashed = |texts: &[&str]| {
             let texts = texts.iter().map(|text| text.as_bytes().to_vec()).collect();
             let folders = vec![dir.path().to_owned()];
-            Hashed { files: vec![file.clone()], folders, texts }.sha256().unwrap()
+            Hashed { files: vec![file.clone()], folders, texts }
+                .sha256(&SlicedWork::default())
+                .unwrap()
         };
         let first = hashed(&["ab", "c"]);
         assert_eq!(first, hashed(&["ab", "c"]));
@@ -201,7 +205,7 @@ mod tests {
         fs::write(dir.path().join("other"), "").unwrap();
         assert_ne!(second, hashed(&["ab", "c"]));
         let missing = Hashed { files: vec![PathBuf::new()], ..Hashed::default() };
-        assert_eq!(missing.sha256(), None);
+        assert_eq!(missing.sha256(&SlicedWork::default()), None);
     }
 
     #[test]

@@ -9,14 +9,12 @@ pub mod slurm;
 use std::{io, path::Path, time::Duration};
 
 use crate::{
-    artifact::manifest,
     collect::tools::slurm::SlurmError,
     domain::{device::Device, ids::RunId, outcome::Outcome, state::Scheduled},
     job::{
         self,
         job_spec::{self, JobSpec},
     },
-    runtime,
 };
 
 #[derive(Debug, thiserror::Error)]
@@ -51,12 +49,12 @@ pub enum JobStatus {
 #[derive(Debug, Clone, PartialEq)]
 pub struct LostJob {
     pub reason: String,
-    /// The artifacts it left.
+    /// Its findings, and the artifacts if it sealed its folder.
     pub outcome: Outcome,
 }
 
-/// The outcome that a job left in its folder. Without one it is lost, for the reason `missing`, and
-/// the folder is sealed in its place.
+/// The outcome that a job left in its folder. Without one it is lost, for the reason `missing`; the
+/// folder is then sealed when the run ends.
 async fn collect_result(
     dir: &Path,
     attempt: u32,
@@ -73,10 +71,7 @@ async fn collect_result(
             (format!("cannot read the job's result: {error}"), job::failed(error.to_string()))
         }
     };
-    let dir = dir.to_owned();
-    let sealed = runtime::blocking(move || manifest::seal(&dir)).await;
-    let artifacts = sealed.ok().and_then(Result::ok).unwrap_or_default();
-    Err(LostJob { reason, outcome: Outcome { artifacts, ..outcome } })
+    Err(LostJob { reason, outcome })
 }
 
 /// Executes jobs.

@@ -72,7 +72,7 @@ impl TestFolder {
         let dir = folder::of(&self.keeper.runs, run.id);
         fs::write(dir.join("nsys/run.sqlite"), "a row of an export\n".repeat(50_000)).unwrap();
         fs::write(dir.join("report.md"), "# report\n".repeat(1000)).unwrap();
-        let artifacts = manifest::seal(&dir).unwrap();
+        let artifacts = manifest::seal(&dir, u64::MAX, &SlicedWork::default()).unwrap().artifacts;
         let outcome = Outcome {
             state: RunState::Succeeded,
             failed_step: None,
@@ -88,7 +88,11 @@ impl TestFolder {
     async fn seen(&self, id: RunId) -> FolderContents {
         let artifacts = self.keeper.store.artifacts(id).await.unwrap();
         let content = |path: &str| {
-            packed::hash_content(&folder::of(&self.keeper.runs, id).join(path)).unwrap()
+            packed::hash_content(
+                &folder::of(&self.keeper.runs, id).join(path),
+                &SlicedWork::default(),
+            )
+            .unwrap()
         };
         artifacts.into_iter().map(|it| (it.path.clone(), content(&it.path))).collect()
     }
@@ -203,7 +207,7 @@ async fn a_folder_whose_row_is_deleted_is_removed_by_the_next_round_or_start() {
     // Killed between the commit and the removal.
     assert_eq!(store.delete(first).await.unwrap(), DeleteOutcome::Deleted);
     assert!(folder::of(&keeper.runs, first).exists());
-    recover(store, &keeper.runs, &keeper.alignments).await.unwrap();
+    recover(store, &keeper.runs, &keeper.alignments, &SlicedWork::default()).await.unwrap();
     assert!(!folder::of(&keeper.runs, first).exists());
     // A file that cannot be removed: a file stands in the place of the folder set aside.
     assert_eq!(store.delete(second).await.unwrap(), DeleteOutcome::Deleted);
@@ -225,7 +229,7 @@ async fn a_deletion_that_version_0_1_left_half_done_is_finished_or_undone() {
     folder::set_aside(&house.keeper.runs, gone).unwrap();
     house.keeper.store.delete(gone).await.unwrap();
     let keeper = &house.keeper;
-    recover(&keeper.store, &keeper.runs, &keeper.alignments).await.unwrap();
+    recover(&keeper.store, &keeper.runs, &keeper.alignments, &SlicedWork::default()).await.unwrap();
     assert_eq!(house.seen(known).await.len(), 3);
     assert!(
         !folder::of(&house.keeper.runs, gone).exists()

@@ -15,6 +15,7 @@ use llmprof::{
         state::RunState,
     },
     http,
+    runtime::work::SlicedWork,
     store::{NewInputs, Role},
     tasks,
 };
@@ -297,7 +298,7 @@ async fn unused_inputs_are_removed_and_files_of_interrupted_uploads_swept() {
     for orphan in [format!("contents/{}", "0".repeat(64)), unused, format!("{used}.new")] {
         fs::write(storage.root().join(orphan), "left behind").unwrap();
     }
-    tasks::inputs::recover(store, storage).await.unwrap();
+    tasks::inputs::recover(store, storage, &SlicedWork::default()).await.unwrap();
     assert_eq!(files(&api), kept);
 }
 

@@ -29,6 +29,7 @@ use llmprof::{
     },
     http,
     measuring::Measuring,
+    runtime::work::SlicedWork,
     scheduler::{inspection, limited_child::LimitedChildren},
     store::{ClaimedRun, Store},
     trace::{
@@ -200,6 +201,7 @@ impl Api {
             doctor,
             gpus: tokio::sync::watch::channel(gpus).1,
             measuring: measuring.clone(),
+            recovery: tokio::sync::watch::channel(None).1,
             config: Arc::new(config),
             queued: Arc::default(),
             cancelled: Arc::default(),
@@ -298,7 +300,7 @@ impl Api {
             fs::create_dir_all(path.parent().unwrap()).unwrap();
             fs::write(path, text).unwrap();
         }
-        let artifacts = manifest::seal(&dir).unwrap();
+        let artifacts = manifest::seal(&dir, u64::MAX, &SlicedWork::default()).unwrap().artifacts;
         let failed_step = (state == RunState::Failed).then_some(Step::Baseline);
         let outcome = Outcome {
             state,

@@ -4,6 +4,7 @@ pub mod clock;
 pub mod damage;
 pub mod exhaustion;
 pub mod faults;
+mod large_files;
 pub mod power_cut;
 pub mod processes;
 pub mod resume;

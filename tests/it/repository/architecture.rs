@@ -56,6 +56,7 @@ pub const ARROWS: &[(&str, &[&str])] = &[
         &[
             "domain",
             "measuring",
+            "runtime",
             "trace",
             "artifact",
             "config",
@@ -118,7 +119,7 @@ pub fn sources(folder: &Path) -> Vec<PathBuf> {
 }
 
 /// The library's files: top-level module, path, and code without tests and comments.
-fn library() -> Vec<(String, PathBuf, String)> {
+pub fn library() -> Vec<(String, PathBuf, String)> {
     let src = Path::new(env!("CARGO_MANIFEST_DIR")).join("src");
     let mut found = Vec::new();
     for path in sources(&src) {

@@ -6,3 +6,4 @@ pub mod deployment;
 pub mod documents;
 pub mod futures;
 pub mod kernels;
+mod unbounded_work;

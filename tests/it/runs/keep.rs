@@ -6,6 +6,7 @@ use axum::http::{Method, header};
 use llmprof::{
     artifact::packed,
     domain::{run_files::ArtifactRecord, state::RunState},
+    runtime::work::SlicedWork,
 };
 use serde_json::{Value, json};
 
@@ -32,7 +33,8 @@ fn pack_all(api: &Api, id: &str, artifacts: &[ArtifactRecord]) {
     assert_eq!(raw.len(), 2);
     for artifact in raw {
         let packing = api.folder(id).join("..");
-        let done = packed::pack(&api.folder(id), artifact, &packing, &mut |_| true).unwrap();
+        let done =
+            packed::pack(&api.folder(id), artifact, &packing, &SlicedWork::default()).unwrap();
         assert!(matches!(done, packed::PackOutcome::Packed(_)), "{done:?}");
         assert!(!api.folder(id).join(&artifact.path).exists());
     }

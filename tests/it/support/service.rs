@@ -1,7 +1,8 @@
 //! A real service process, for tests that talk to it over HTTP, kill it and start it again.
 
 use std::{
-    io::{BufRead, BufReader},
+    io::{BufRead, BufReader, Read, Write},
+    net::TcpStream,
     os::unix::fs::PermissionsExt,
     path::{Path, PathBuf},
     process::{Child, Command, Stdio},
@@ -18,7 +19,7 @@ pub const LLMPROF: &str = env!("CARGO_BIN_EXE_llmprof");
 pub const RUNNER: &str = env!("CARGO_BIN_EXE_model-runner");
 
 /// Time limit of a wait for a run; machines that build are slow.
-const PATIENCE: Duration = Duration::from_secs(300);
+pub const PATIENCE: Duration = Duration::from_secs(300);
 
 /// A service on a free loopback port; killed when dropped.
 pub struct Service {
@@ -46,8 +47,30 @@ impl Service {
         Self::spawn(&mut command(data, setup), data)
     }
 
-    /// Starts a service by `command` on the folder `data`.
+    /// Starts a service by `command` on the folder `data`, and waits until it has recovered.
     pub fn spawn(command: &mut Command, data: &Path) -> Self {
+        let service = Self::spawn_recovering(command, data);
+        while service.is_recovering() {
+            std::thread::sleep(Duration::from_millis(20));
+        }
+        service
+    }
+
+    /// True while the service recovers the state of the last one. One with a certificate is not
+    /// asked.
+    fn is_recovering(&self) -> bool {
+        let Some(address) = self.base.strip_prefix("http://") else { return false };
+        let Ok(mut stream) = TcpStream::connect(address) else { return false };
+        let request =
+            format!("GET /readyz HTTP/1.1\r\nhost: {address}\r\nconnection: close\r\n\r\n");
+        let mut answer = String::new();
+        stream.write_all(request.as_bytes()).unwrap();
+        stream.read_to_string(&mut answer).ok();
+        answer.contains("recovering the runs of the last service")
+    }
+
+    /// Starts a service, which may still recover the state of the last one.
+    pub fn spawn_recovering(command: &mut Command, data: &Path) -> Self {
         let mut child = command.stdout(Stdio::piped()).spawn().unwrap();
         let mut line = String::new();
         BufReader::new(child.stdout.take().unwrap()).read_line(&mut line).unwrap();
@@ -61,6 +84,12 @@ impl Service {
 
     pub async fn get(&self, path: &str) -> reqwest::Response {
         self.client.get(format!("{}{path}", self.base)).send().await.unwrap()
+    }
+
+    /// Sends a deletion and returns its status.
+    pub async fn delete(&self, path: &str) -> u16 {
+        let sent = self.client.delete(format!("{}{path}", self.base)).send().await;
+        sent.unwrap().status().as_u16()
     }
 
     pub async fn json(&self, path: &str) -> Value {

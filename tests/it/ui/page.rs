@@ -11,6 +11,7 @@ use llmprof::{
         outcome::Outcome,
         state::{RunState, Step},
     },
+    runtime::work::SlicedWork,
 };
 use serde_json::{Value, json};
 
@@ -80,7 +81,10 @@ async fn hostile_end(api: &Api) -> String {
     fs::write(dir.join(HOSTILE.replace('/', "")), "text").unwrap();
     let finding =
         Finding::new(HOSTILE, Severity::Warning, HOSTILE).with(HOSTILE, HOSTILE).advise(HOSTILE);
-    let (artifacts, message) = (manifest::seal(&dir).unwrap(), Some(HOSTILE.to_owned()));
+    let (artifacts, message) = (
+        manifest::seal(&dir, u64::MAX, &SlicedWork::default()).unwrap().artifacts,
+        Some(HOSTILE.to_owned()),
+    );
     let outcome = Outcome {
         state: RunState::Partial,
         failed_step: None,

@@ -33,7 +33,13 @@ async fn end(api: &Api, found: Result<&str, &str>) {
     for name in ["alignment.html", "alignment.json", "alignment.md"] {
         std::fs::write(dir.join(name), "<!doctype html>").unwrap();
     }
-    let artifacts = llmprof::artifact::manifest::seal(&dir).unwrap();
+    let artifacts = llmprof::artifact::manifest::seal(
+        &dir,
+        u64::MAX,
+        &llmprof::runtime::work::SlicedWork::default(),
+    )
+    .unwrap()
+    .artifacts;
     assert!(
         api.store
             .finish_alignment(claimed.id, &AlignmentOutcome { found, artifacts })

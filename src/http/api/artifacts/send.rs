@@ -17,6 +17,7 @@ use crate::{
         extract::content_negotiation::DOCUMENT_POLICY,
         state::App,
     },
+    runtime,
 };
 
 /// Sends a file of `folder` that the store lists; `deleted` is the error if the folder was deleted
@@ -50,7 +51,7 @@ pub(crate) async fn file(
         RequestedRange::Unsatisfiable => return Ok(unsatisfiable(size)),
     };
     let path = folder.join(&artifact.path);
-    let opened = tokio::task::spawn_blocking(move || packed::open_stored(&path)).await;
+    let opened = runtime::blocking(move || packed::open_stored(&path)).await;
     let opened = opened.map_err(io::Error::other).and_then(|opened| opened);
     let (file, is_packed) = match opened {
         Ok(opened) => opened,

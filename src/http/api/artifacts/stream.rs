@@ -12,13 +12,14 @@ use std::{
 };
 
 use axum::body::{Body, Bytes};
-use tokio::{
-    sync::{Mutex, Semaphore, mpsc},
-    task::spawn_blocking,
-};
+use tokio::sync::{Mutex, Semaphore, mpsc};
 use tokio_stream::wrappers::ReceiverStream;
 
-use crate::{artifact::bundle::Bundle, measuring::Measuring};
+use crate::{
+    artifact::bundle::Bundle,
+    measuring::Measuring,
+    runtime::{self, work::SlicedWork},
+};
 
 /// Bytes of a block of a file.
 const BLOCK: u64 = 256 << 10;
@@ -42,13 +43,14 @@ impl Source {
         Ok(Self::Plain(file, length))
     }
 
-    /// Returns the next block; `None` at the end. A truncated file is an error.
-    fn next(&mut self) -> io::Result<Option<Vec<u8>>> {
+    /// Returns the next block; `None` at the end. A truncated file is an error. The first block of
+    /// a range of a packed file takes all content before it.
+    fn next(&mut self, work: &SlicedWork) -> io::Result<Option<Vec<u8>>> {
         match self {
             Self::Bundle(bundle) => bundle.next_block(),
             Self::Plain(file, left) => block(file, left),
             Self::Packed(content, skip, left) => {
-                let skipped = io::copy(&mut content.by_ref().take(*skip), &mut io::sink())?;
+                let skipped = work.copy(content.by_ref().take(*skip), &mut io::sink())?;
                 if skipped < std::mem::take(skip) {
                     return Err(io::ErrorKind::UnexpectedEof.into());
                 }
@@ -94,17 +96,23 @@ pub fn body(folder: &Path, mut source: Source, measuring: &Measuring) -> Body {
                 true => Arc::clone(&COMPRESSION).acquire_owned().await.ok(),
                 false => None,
             };
-            let read = spawn_blocking(move || {
-                let read = source.next();
+            let work = SlicedWork::default();
+            let read = runtime::stoppable(&work, move |work| {
+                let read = source.next(work);
                 drop(permit);
-                (read, source)
+                Ok((read, source))
             });
-            let read = match read.await {
+            let read = tokio::select! {
+                biased;
+                () = sender.closed() => return,
+                read = read => read,
+            };
+            let read = match read {
                 Ok((block, returned)) => {
                     source = returned;
                     block
                 }
-                Err(error) => return place.send(Err(io::Error::other(error))),
+                Err(error) => return place.send(Err(error)),
             };
             match read {
                 Ok(Some(block)) => place.send(Ok(block.into())),

@@ -46,6 +46,7 @@ use crate::{
         state::{App, UploadFolder},
         traffic::Refusal,
     },
+    runtime::{self, work::SlicedWork},
     store::{IdempotencyKey, NewRun, Owner, Submitted},
 };
 
@@ -312,20 +313,24 @@ async fn receive(
 /// removed unless the run is queued.
 async fn queue(
     app: &App,
-    mut folder: UploadFolder,
+    folder: UploadFolder,
     spec: RunSpec,
     owner: Option<Owner>,
     idempotency: Option<IdempotencyKey>,
 ) -> Result<Submitted, ApiError> {
     let id = RunId::now();
-    let mut settle = || {
-        let import = serde_json::to_vec_pretty(&spec.import())?;
+    let import = serde_json::to_vec_pretty(&spec.import()).map_err(|it| ApiError::internal(&it))?;
+    let runs = app.runs.clone();
+    let settle = move |work: &SlicedWork| {
+        let mut folder = folder;
         fs::write(folder.path().join(layout::IMPORT), import)?;
-        durable::sync_tree(folder.path())?;
-        folder.rename(app.runs.join(id.to_string()))?;
-        durable::sync_folder(&app.runs)
+        durable::sync_tree(folder.path(), work)?;
+        folder.rename(runs.join(id.to_string()))?;
+        durable::sync_folder(&runs)?;
+        Ok(folder)
     };
-    settle().map_err(|error| ApiError::internal(&error))?;
+    let settled = runtime::stoppable(&SlicedWork::new(&app.closing), settle).await;
+    let folder = settled.map_err(|error| ApiError::internal(&error))?;
     let submitted = app.store.submit(NewRun { id: Some(id), spec, idempotency, owner }).await?;
     if let Submitted::New(_) = submitted {
         folder.keep();

@@ -29,6 +29,7 @@ use crate::{
         },
         state::App,
     },
+    runtime,
     store::{DeletedInputs, StoredInputs},
 };
 
@@ -199,7 +200,7 @@ pub(crate) async fn page(
 
 async fn manifests(app: &App) -> Result<Vec<ManifestName>, ApiError> {
     let folders = app.inputs.clone();
-    let listed = tokio::task::spawn_blocking(move || folders.list()).await;
+    let listed = runtime::blocking(move || folders.list()).await;
     let listed = listed.map_err(|error| ApiError::internal(&error))?;
     let manifest = |ListedManifest { name, bundled }| ManifestName { name, bundled };
     let listed = listed.map_err(|error| ApiError::internal(&error))?;
@@ -282,7 +283,7 @@ pub(crate) async fn remove(app: &App, id: InputsId) -> Result<(), ApiError> {
     match app.store.delete_inputs(id).await? {
         DeletedInputs::Deleted(contents) => {
             let storage = app.input_storage.clone();
-            let removed = tokio::task::spawn_blocking(move || storage.remove(id, &contents)).await;
+            let removed = runtime::blocking(move || storage.remove(id, &contents)).await;
             if let Ok(Err(error)) = removed {
                 tracing::warn!(%id, %error, "cannot remove the files of inputs yet");
             }

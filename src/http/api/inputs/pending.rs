@@ -15,6 +15,7 @@ use crate::{
         error::{ApiError, ErrorCode},
         state::{App, UploadFolder},
     },
+    runtime::{self, work::SlicedWork},
     store::{AddedInputs, NewInputs},
 };
 
@@ -95,8 +96,8 @@ impl PendingInputs {
         };
         let _lock = app.input_storage.lock().await;
         let (storage, staged) = (app.input_storage.clone(), self.staged.clone());
-        let added = tokio::task::spawn_blocking(move || storage.add(id, &staged)).await;
-        let added = added.map_err(|error| ApiError::internal(&error))?;
+        let add = move |work: &SlicedWork| storage.add(id, &staged, work);
+        let added = runtime::stoppable(&SlicedWork::new(&app.closing), add).await;
         added.map_err(|error| RULES.refuse(IntakeError::from(error)))?;
         let outcome = app.store.add_inputs(&new).await;
         if !matches!(outcome, Ok(AddedInputs::New)) {
@@ -126,7 +127,7 @@ impl PendingInputs {
         let Ok(known) = app.store.known_contents(&wanted).await else { return };
         let unlisted: Vec<String> = wanted.into_iter().filter(|it| !known.contains(it)).collect();
         let storage = app.input_storage.clone();
-        let removed = tokio::task::spawn_blocking(move || storage.remove(id, &unlisted)).await;
+        let removed = runtime::blocking(move || storage.remove(id, &unlisted)).await;
         if let Ok(Err(error)) = removed {
             tracing::warn!(%id, %error, "cannot remove the files of refused inputs yet");
         }

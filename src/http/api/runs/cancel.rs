@@ -4,6 +4,7 @@ use axum::{Extension, Json, extract::State, http::StatusCode};
 
 use super::{RunView, check_run_owner, example, find, not_found};
 use crate::{
+    artifact::folder::remove_tree,
     domain::{ids::RunId, subject::SubjectKind},
     http::{
         auth::access::Caller,
@@ -14,6 +15,7 @@ use crate::{
         extract::params::RunPath,
         state::App,
     },
+    runtime::{self, work::SlicedWork},
     store::CancelOutcome,
 };
 
@@ -60,8 +62,8 @@ pub async fn cancel(
 async fn remove_import(app: &App, id: RunId) -> Result<(), ApiError> {
     if find(app, id).await?.spec.kind() == SubjectKind::Import {
         let folder = app.runs.join(id.to_string());
-        let removed = tokio::task::spawn_blocking(move || std::fs::remove_dir_all(folder)).await;
-        if let Ok(Err(error)) = removed {
+        let remove = move |work: &SlicedWork| remove_tree(&folder, work);
+        if let Err(error) = runtime::stoppable(&SlicedWork::default(), remove).await {
             tracing::warn!(run = %id, %error, "cannot remove the files of a cancelled import");
         }
     }

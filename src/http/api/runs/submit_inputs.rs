@@ -23,6 +23,7 @@ use crate::{
         extract::bounds::check_length,
         state::App,
     },
+    runtime,
 };
 
 const MAX_NAME: usize = 200;
@@ -79,7 +80,7 @@ pub(super) async fn resolve(
         }
     };
     let (folders, manifest) = (app.inputs.clone(), name.clone());
-    let read = tokio::task::spawn_blocking(move || folders.read(&manifest)).await;
+    let read = runtime::blocking(move || folders.read(&manifest)).await;
     let inputs = read
         .map_err(|error| ApiError::internal(&error))?
         .map_err(|error| input_error(&name, &error))?;

@@ -21,6 +21,7 @@ use crate::{
         error::{ApiError, ErrorCode},
         state::App,
     },
+    runtime,
 };
 
 pub(super) fn contradictory(message: impl Into<String>) -> ApiError {
@@ -182,7 +183,7 @@ fn unfit(problem: InputsProblem) -> ApiError {
 /// Checks every sample against the context of the model, where no tokenizer determines its length.
 async fn check_context(app: &App, workload: &Workload) -> Result<(), ApiError> {
     let (folders, name) = (app.inputs.clone(), workload.inputs_manifest.clone());
-    let read = tokio::task::spawn_blocking(move || folders.read(&name)).await;
+    let read = runtime::blocking(move || folders.read(&name)).await;
     let inputs = read
         .map_err(|error| ApiError::internal(&error))?
         .map_err(|error| input_error(&workload.inputs_manifest, &error))?;
