@@ -22,8 +22,8 @@ use crate::{
     runtime::{self, SimulatedJob},
 };
 
-/// Time for a job to seal its folder after its run's processes have ended.
-const SEAL: Duration = Duration::from_secs(60);
+/// Time for a job to end after the processes of its run have ended.
+const JOB_END: Duration = Duration::from_secs(30);
 
 /// A running job.
 #[derive(Debug)]
@@ -68,7 +68,7 @@ impl JobProcess {
         }
     }
 
-    /// Stops it: TERM, and KILL for all processes of its run if it has not ended a minute after the
+    /// Stops it: TERM, and KILL for all processes of its run if it has not ended 30 s after the
     /// `grace` that it gives them.
     pub async fn stop(mut self, grace: Duration) -> std::io::Result<ExitReason> {
         match &self.child {
@@ -79,7 +79,7 @@ impl JobProcess {
             }
             JobChild::Simulated(job) => job.stop.cancel(),
         }
-        if let Ok(ended) = timeout(grace + SEAL, self.wait()).await {
+        if let Ok(ended) = timeout(grace + JOB_END, self.wait()).await {
             return ended;
         }
         let run = self.run;
