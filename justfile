@@ -1,4 +1,4 @@
-# Tasks of developers; CI runs `just check` and `just cuda`.
+# Tasks of developers; CI runs `just check`, `just simulate` and `just cuda`.
 
 target := env('CARGO_TARGET_DIR', 'target') / 'debug'
 
