@@ -283,7 +283,8 @@ async fn remove(dir: PathBuf, work: &SlicedWork) {
 }
 
 /// Ends the processes of sessions whose worker is gone (`all`: every held one, at start), and fails
-/// those that waited for a device too long. Returns the runs that fail with them.
+/// those that waited for a device too long. Returns the runs that fail with them, or were requeued
+/// after the end of their session.
 pub async fn recover(cx: &Context, all: bool, work: &SlicedWork) -> Result<Vec<RunId>, StoreError> {
     let abandoned = cx.store.abandoned_sessions(all).await?;
     for &id in &abandoned {
@@ -293,7 +294,8 @@ pub async fn recover(cx: &Context, all: bool, work: &SlicedWork) -> Result<Vec<R
         remove(folder(cx, id), work).await;
         tracing::warn!(session = %id, "worker lost: the processes of its session were stopped");
     }
-    let failed = cx.store.lose_sessions(&abandoned).await?;
+    let mut failed = cx.store.lose_sessions(&abandoned).await?;
     cx.store.expire_waiting_sessions().await?;
+    failed.extend(cx.store.fail_runs_of_ended_sessions().await?);
     Ok(failed)
 }

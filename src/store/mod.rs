@@ -255,8 +255,9 @@ impl Store {
         };
         let change = match answer {
             CancelOutcome::Cancelled => {
-                "update runs set state = 'cancelled', cancel_requested = 1, ended_at = max(?2,
-                 queued_at), message = 'cancelled while queued' where id = ?1"
+                // Without a start: on a cluster, the job of an earlier attempt may still write.
+                "update runs set state = 'cancelled', cancel_requested = 1, started_at = null,
+                 ended_at = max(?2, queued_at), message = 'cancelled while queued' where id = ?1"
             }
             CancelOutcome::Requested => {
                 "update runs set cancel_requested = 1 where id = ?1 and ?2 > 0"

@@ -238,7 +238,17 @@ async fn end(
     if changed.rows_affected() == 0 {
         return Ok(Vec::new());
     }
-    let message = format!("the session {id} is {}: {}", ended.state, ended.message);
+    fail_runs(tx, id, ended.state, &ended.message).await
+}
+
+/// Fails the runs that are queued for an ended session; returns these.
+async fn fail_runs(
+    tx: &mut SqliteConnection,
+    id: SessionId,
+    state: SessionState,
+    why: &str,
+) -> Result<Vec<RunId>, StoreError> {
+    let message = format!("the session {id} is {state}: {why}");
     let finding = Finding::new("session_ended", Severity::Critical, &message)
         .with("session", id)
         .advise("start a session again (POST /sessions) and submit the run for it");

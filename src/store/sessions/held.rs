@@ -6,13 +6,13 @@ use std::{collections::BTreeMap, time::Duration};
 
 use sqlx::Connection;
 
-use super::{ACTIVE, ClaimedSession, EndedSession, SessionRenewal, end, key};
+use super::{ACTIVE, ClaimedSession, EndedSession, SessionRenewal, end, fail_runs, key};
 use crate::{
     domain::{
         ids::{RunId, SessionId},
         session::SessionState,
     },
-    store::{Store, StoreError, WRITE, during, id_of, json, millis, now_ms, steady_ms},
+    store::{Store, StoreError, WRITE, during, id_of, json, millis, now_ms, steady_ms, word},
 };
 
 impl Store {
@@ -173,6 +173,35 @@ impl Store {
         let message = "no device became free within its lifetime; retry, or choose another device";
         self.end_all(&ids, SessionState::Failed, message).await?;
         Ok(ids.len())
+    }
+
+    /// Fails runs that were requeued after the end of their session, as no worker claims them;
+    /// returns them.
+    pub async fn fail_runs_of_ended_sessions(&self) -> Result<Vec<RunId>, StoreError> {
+        let sessions: Vec<(Vec<u8>, Option<String>, Option<String>)> =
+            sqlx::query_as(sqlx::AssertSqlSafe(format!(
+                "select distinct session, (select state from sessions where id = runs.session),
+                 (select message from sessions where id = runs.session)
+                 from runs where state = 'queued' and session is not null
+                 and not exists (select 1 from sessions where id = runs.session and {ACTIVE})"
+            )))
+            .fetch_all(&mut *self.reader().await?)
+            .await
+            .map_err(during("list runs of ended sessions"))?;
+        if sessions.is_empty() {
+            return Ok(Vec::new());
+        }
+        let mut writer = self.writer.lock().await;
+        let mut tx = writer.begin_with(WRITE).await.map_err(during("fail runs of sessions"))?;
+        let mut failed = Vec::new();
+        for (id, state, message) in sessions {
+            let id = id_of(&id)?;
+            let state = state.map_or(Ok(SessionState::Ended), |it| word(id, "a state", &it))?;
+            let message = message.unwrap_or_default();
+            failed.extend(fail_runs(&mut tx, SessionId(id.0), state, &message).await?);
+        }
+        tx.commit().await.map_err(during("fail runs of sessions"))?;
+        Ok(failed)
     }
 
     async fn end_all(

@@ -147,3 +147,23 @@ async fn a_session_without_its_worker_is_lost_and_one_that_waited_too_long_fails
     let states = store.sessions(9).await.unwrap().into_iter().map(|it| it.state);
     assert_eq!(states.collect::<Vec<_>>(), [SessionState::Failed, SessionState::Lost]);
 }
+
+#[tokio::test]
+async fn a_run_that_is_requeued_after_the_end_of_its_session_fails() {
+    let (_folder, store) = open().await;
+    let id = start(&store, None).await.unwrap();
+    let held = claim(&store, id).await;
+    let Submitted::New(_) = submit(&store, Some(id)).await else { panic!("refused") };
+    let run = store.claim_of_session(id, "cpu:w", &["cpu"], LEASE).await.unwrap().unwrap();
+    let ended =
+        EndedSession { state: SessionState::Ended, message: "on request".into(), log: None };
+    assert_eq!(store.end_session(&held, &ended).await.unwrap(), Some(vec![]), "it is running");
+    assert_eq!(store.fail_runs_of_ended_sessions().await.unwrap(), []);
+    assert!(store.release(&run).await.unwrap());
+    assert_eq!(store.fail_runs_of_ended_sessions().await.unwrap(), [run.id]);
+    assert_eq!(store.fail_runs_of_ended_sessions().await.unwrap(), []);
+    let run = store.run(run.id).await.unwrap().unwrap();
+    assert_eq!(run.state, RunState::Failed);
+    assert!(run.message.unwrap().ends_with("is ended: on request"));
+    assert_eq!(run.findings[0].id, "session_ended");
+}
