@@ -203,8 +203,8 @@ impl SimulatedProcess {
         wakers.iter().for_each(Waker::wake_by_ref);
     }
 
-    /// The same within a database call, on another thread than that of the tasks. Returns once that
-    /// thread has seen it: no task acts on the answer to the call, however early that comes.
+    /// The same within a database call, on the thread of its connection. Returns once the thread of
+    /// the tasks has seen the kill, so that no task acts on the answer to the call.
     pub fn kill_in_call(&self) {
         self.killed.store(true, Ordering::SeqCst);
         lock(&self.polls).iter().for_each(|it| it.wake());

@@ -51,9 +51,12 @@ pub fn remove_aside(all: &Path, id: impl Display, work: &SlicedWork) -> io::Resu
     remove_tree(&aside(all, id), work)
 }
 
-/// Removes the folder `dir` with everything in it, large files in slices; a missing one is not an
-/// error. When `work` is stopped, the rest stays.
+/// Removes the folder `dir` with everything in it, large files in slices; of a link the link
+/// alone. A missing one is not an error. When `work` is stopped, the rest stays.
 pub fn remove_tree(dir: &Path, work: &SlicedWork) -> io::Result<()> {
+    if dir.is_symlink() {
+        return ignore_missing(fs::remove_file(dir));
+    }
     ignore_missing(remove_entries(dir, work))?;
     ignore_missing(fs::remove_dir(dir))
 }

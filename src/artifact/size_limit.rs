@@ -64,7 +64,13 @@ pub fn files(dir: &Path, work: &SlicedWork) -> io::Result<Vec<SizedFile>> {
     let (mut found, mut folders) = (Vec::new(), vec![PathBuf::new()]);
     let mut seen = 0_usize;
     while let Some(folder) = folders.pop() {
-        for entry in fs::read_dir(dir.join(&folder))? {
+        let entries = match fs::read_dir(dir.join(&folder)) {
+            Err(error) if folder.as_os_str().is_empty() => return Err(error),
+            // It vanished, or the program made it unreadable.
+            Err(_) => continue,
+            Ok(entries) => entries,
+        };
+        for entry in entries {
             if seen.is_multiple_of(ENTRIES) {
                 work.checkpoint()?;
             }
@@ -146,9 +152,11 @@ fn line(path: &Path, file: &SizedFile) -> String {
 
 /// The finding about the files that the note of the folder lists; `None` without a note.
 pub fn finding(dir: &Path, max_bytes: u64) -> Option<Finding> {
-    let mut text = String::new();
     let note = File::open(dir.join(layout::DROPPED)).ok()?;
-    note.take(NOTE_BYTES).read_to_string(&mut text).ok()?;
+    let mut text = Vec::new();
+    // The part that was read before an error counts; a cut may be inside a character.
+    note.take(NOTE_BYTES).read_to_end(&mut text).ok();
+    let text = String::from_utf8_lossy(&text);
     let files: Vec<(&str, &str)> =
         text.lines().skip(1).filter_map(|line| line.rsplit_once(": ")).collect();
     let names: Vec<&str> = files.iter().take(3).map(|(path, _)| *path).collect();
@@ -211,6 +219,17 @@ mod tests {
         fs::write(dir.path().join("other"), "kept").unwrap();
         assert_eq!(enforce(dir.path(), 4 << 20, &SlicedWork::default()).unwrap(), []);
         assert!(fs::metadata(path).unwrap().blocks() * 512 < 8 << 20);
+    }
+
+    #[test]
+    fn a_note_that_is_cut_within_a_character_is_a_finding() {
+        let dir = tempfile::tempdir().unwrap();
+        let lines = format!("dropped:\n{}", "äöü/map: 5 bytes\n".repeat(5000));
+        for shift in 0..2 {
+            fs::write(dir.path().join(layout::DROPPED), format!("{}{lines}", "x".repeat(shift)))
+                .unwrap();
+            assert!(finding(dir.path(), 100).unwrap().message.contains("äöü/map"));
+        }
     }
 
     #[test]

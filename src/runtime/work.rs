@@ -47,6 +47,11 @@ pub fn is_stopped(error: &io::Error) -> bool {
     false
 }
 
+/// Success in place of a stop, after which the next start of the service continues.
+pub fn ignore_stop<T: Default>(error: io::Error) -> io::Result<T> {
+    if is_stopped(&error) { Ok(T::default()) } else { Err(error) }
+}
+
 /// Called with the bytes of the next slice; waits for its turn, and returns false to stop.
 type Gate = dyn FnMut(u64) -> bool + Send;
 
@@ -80,7 +85,7 @@ impl fmt::Debug for SlicedWork {
 }
 
 impl SlicedWork {
-    /// SlicedWork that ends early when `stop` fires. The default is work that is never stopped.
+    /// Work that ends early when `stop` fires. The default is work that is never stopped.
     pub fn new(stop: &CancellationToken) -> Self {
         Self { stop: stop.clone(), ..Self::default() }
     }
@@ -190,7 +195,7 @@ impl<R: Read> Read for WorkReader<'_, R> {
 mod tests {
     use super::*;
 
-    /// An endless file on a disk that is as slow as `work` is stopped in its third read.
+    /// An endless file, in whose third read the work is stopped.
     struct SlowDisk<'a> {
         stop: &'a CancellationToken,
         reads: usize,

@@ -39,17 +39,22 @@ pub async fn recover(cx: &Context, all: bool, work: &SlicedWork) -> Result<(), S
     }
     let mut ended = recover_runs(cx, all, on_cluster).await?;
     // After their runs, which are requeued and then fail with them.
-    ended.extend(sessions::recover(cx, all, work).await?);
+    let of_sessions = sessions::recover(cx, all, work).await;
+    ended.extend(of_sessions.as_deref().unwrap_or_default());
     if all {
         // An earlier start ended before it recorded the files of ended runs.
-        ended.extend(cx.store.ended_without_artifacts().await?);
+        ended.extend(cx.store.ended_without_artifacts(on_cluster).await?);
         ended.sort_unstable();
         ended.dedup();
     }
     for id in ended {
-        keep_evidence(cx, id, work).await?;
+        // One run that cannot be sealed does not prevent the others.
+        if let Err(error) = keep_evidence(cx, id, work).await {
+            let error = crate::chain(&error);
+            tracing::error!(run = %id, error, "cannot keep the files of an ended run");
+        }
     }
-    Ok(())
+    of_sessions.map(drop)
 }
 
 /// Requeues or ends the runs of workers that are gone; returns them.
@@ -79,12 +84,12 @@ pub(super) async fn keep_evidence(
     work: &SlicedWork,
 ) -> Result<(), StoreError> {
     let dir = cx.runs.join(id.to_string());
-    let Some(run) = cx.store.run(id).await?.filter(|run| run.state.is_final()) else {
-        return Ok(());
-    };
     if !dir.exists() {
         return Ok(());
     }
+    let Some(run) = cx.store.run(id).await?.filter(|run| run.state.is_final()) else {
+        return Ok(());
+    };
     let max_bytes = cx.config.limits.folder_bytes(run.spec.kind());
     match runtime::stoppable(work, move |work| manifest::seal(&dir, max_bytes, work)).await {
         Ok(SealedFolder { artifacts, finding }) => {

@@ -318,8 +318,8 @@ async fn record_end(
     finish(run, cx, &outcome).await
 }
 
-/// The outcome with the artifacts of the run's folder, which is sealed unless its job did that. A
-/// failure is logged and leaves no artifacts; neither does a stop, after which the next start of
+/// The outcome with the artifacts of the run's folder, which is sealed unless its job sealed it. A
+/// failure or a stop leaves no artifacts; a failure is logged, and after a stop the next start of
 /// the service seals the folder.
 async fn sealed(
     run: &ClaimedRun,

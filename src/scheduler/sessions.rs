@@ -30,7 +30,10 @@ use crate::{
         session::SessionState,
     },
     job::visible_gpus,
-    runtime::{self, work::SlicedWork},
+    runtime::{
+        self,
+        work::{SlicedWork, ignore_stop},
+    },
     store::{ClaimedRun, ClaimedSession, StoreError},
 };
 
@@ -60,7 +63,7 @@ pub async fn serve<E: Executor>(
     };
     let lost = end == SessionEnd::LeaseLost;
     let log = serving.last_output();
-    remove(serving.dir.clone(), &SlicedWork::default()).await;
+    remove(serving.dir.clone(), &SlicedWork::new(stop)).await;
     if lost {
         return;
     }
@@ -277,7 +280,8 @@ fn folder(cx: &Context, id: SessionId) -> PathBuf {
 
 async fn remove(dir: PathBuf, work: &SlicedWork) {
     let removed = runtime::stoppable(work, move |work| remove_tree(&dir, work)).await;
-    if let Err(error) = removed {
+    // The next start removes the rest.
+    if let Err(error) = removed.or_else(ignore_stop) {
         tracing::warn!(%error, "cannot remove the folder of a session");
     }
 }

@@ -108,6 +108,10 @@ const BUSY_TIMEOUT: Duration = Duration::from_secs(10);
 /// Starts a transaction that holds the write lock from its start.
 const WRITE: &str = concat!("begin", " immediate");
 
+/// Columns of a run that is cancelled in the queue. It has no start: on a cluster, the job of an
+/// earlier attempt may still write.
+const CANCELLED_IN_QUEUE: &str = "state = 'cancelled', cancel_requested = 1, started_at = null";
+
 /// Names the action that failed: `.map_err(during("claim a run"))`.
 fn during(act: &'static str) -> impl FnOnce(sqlx::Error) -> StoreError {
     move |source| StoreError::Query { act, source }
@@ -254,17 +258,16 @@ impl Store {
             (ended, _) => CancelOutcome::AlreadyEnded(ended),
         };
         let change = match answer {
-            CancelOutcome::Cancelled => {
-                // Without a start: on a cluster, the job of an earlier attempt may still write.
-                "update runs set state = 'cancelled', cancel_requested = 1, started_at = null,
-                 ended_at = max(?2, queued_at), message = 'cancelled while queued' where id = ?1"
-            }
+            CancelOutcome::Cancelled => format!(
+                "update runs set {CANCELLED_IN_QUEUE}, ended_at = max(?2, queued_at),
+                 message = 'cancelled while queued' where id = ?1"
+            ),
             CancelOutcome::Requested => {
-                "update runs set cancel_requested = 1 where id = ?1 and ?2 > 0"
+                "update runs set cancel_requested = 1 where id = ?1 and ?2 > 0".to_owned()
             }
             _ => return Ok(answer),
         };
-        sqlx::query(change)
+        sqlx::query(sqlx::AssertSqlSafe(change))
             .bind(key(&id))
             .bind(now_ms())
             .execute(&mut *tx)

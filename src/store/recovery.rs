@@ -105,13 +105,18 @@ impl Store {
         runs.iter().map(|(id, attempt)| Ok((id_of(id)?, *attempt))).collect()
     }
 
-    /// Lists failed runs, and runs that were cancelled after their start, without any artifact.
-    pub async fn ended_without_artifacts(&self) -> Result<Vec<RunId>, StoreError> {
+    /// Lists failed and cancelled runs without any artifact; on a cluster without those that were
+    /// cancelled in the queue, as their jobs may still write.
+    pub async fn ended_without_artifacts(
+        &self,
+        on_cluster: bool,
+    ) -> Result<Vec<RunId>, StoreError> {
         let ids: Vec<Vec<u8>> = sqlx::query_scalar(
             "select id from runs
-             where (state = 'failed' or (state = 'cancelled' and started_at is not null))
+             where (state = 'failed' or (state = 'cancelled' and (started_at is not null or not ?)))
                and not exists (select 1 from artifacts where run_id = id)",
         )
+        .bind(on_cluster)
         .fetch_all(&mut *self.reader().await?)
         .await
         .map_err(during("list ended runs"))?;

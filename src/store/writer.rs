@@ -61,10 +61,10 @@ pub struct WriterStall {
 impl fmt::Display for WriterStall {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { waiting, waited, first, held } = self;
-        write!(f, "{waiting} calls wait, for up to {} s; {first} ", waited.as_secs())?;
+        write!(f, "waiting calls: {waiting}, for up to {} s; {first} ", waited.as_secs())?;
         match held {
-            Some(held) => write!(f, "has had it for {} s", held.as_secs()),
-            None => f.write_str("is next and does not take it"),
+            Some(held) => write!(f, "has had the writer for {} s", held.as_secs()),
+            None => f.write_str("is next and does not take the writer"),
         }
     }
 }
@@ -253,9 +253,9 @@ mod tests {
         let blocked = store.ready().await.unwrap_err();
         assert!(matches!(blocked, StoreError::Blocked(_)), "{blocked}");
         let text = blocked.to_string();
-        assert!(text.contains("1 calls wait, for up to 10 s"), "{text}");
+        assert!(text.contains("waiting calls: 1, for up to 10 s"), "{text}");
         assert!(text.contains("src/store/writer.rs:"), "{text}");
-        assert!(text.ends_with("has had it for 30 s"), "{text}");
+        assert!(text.ends_with("has had the writer for 30 s"), "{text}");
         drop(held);
         waiting.await.unwrap().unwrap();
         store.ready().await.unwrap();
@@ -272,7 +272,7 @@ mod tests {
         enter(7, 12);
         enter(8, 11);
         let text = queue.stall().unwrap().to_string();
-        assert!(text.starts_with("2 calls wait, for up to 12 s"), "{text}");
-        assert!(text.ends_with("is next and does not take it"), "{text}");
+        assert!(text.starts_with("waiting calls: 2, for up to 12 s"), "{text}");
+        assert!(text.ends_with("is next and does not take the writer"), "{text}");
     }
 }

@@ -3,7 +3,7 @@
 //! Workers start after it: until then no device is claimed. Its work grows with the size of files,
 //! and the stop of the service ends it within a slice; the next start continues.
 
-use std::{io, path::PathBuf, time::Duration};
+use std::{path::PathBuf, time::Duration};
 
 use anyhow::Result;
 use llmprof::{
@@ -11,7 +11,7 @@ use llmprof::{
     config,
     runtime::{
         self,
-        work::{SlicedWork, is_stopped},
+        work::{SlicedWork, ignore_stop},
     },
     scheduler, tasks,
 };
@@ -102,9 +102,4 @@ impl Recovery {
         tasks::inputs::recover(&cx.store, &self.inputs, work).await?;
         Ok(())
     }
-}
-
-/// Success in place of a stop, after which the next start continues.
-fn ignore_stop<T: Default>(error: io::Error) -> io::Result<T> {
-    if is_stopped(&error) { Ok(T::default()) } else { Err(error) }
 }

@@ -9,10 +9,13 @@ use super::{
     queueing::{ReuseRule, RunningSweep, fill},
     word,
 };
-use crate::domain::{
-    ids::{RunId, SweepId},
-    state::RunState,
-    sweep::{SweepFigures, SweepState},
+use crate::{
+    domain::{
+        ids::{RunId, SweepId},
+        state::RunState,
+        sweep::{SweepFigures, SweepState},
+    },
+    store::CANCELLED_IN_QUEUE,
 };
 
 /// A point whose run has ended or was deleted, and which has no figures yet.
@@ -255,10 +258,10 @@ async fn cancel_queued(
     id: SweepId,
     message: &str,
 ) -> Result<(), StoreError> {
-    sqlx::query(
-        "update runs set state = 'cancelled', cancel_requested = 1,
-         ended_at = max(?2, queued_at), message = ?3 where sweep = ?1 and state = 'queued'",
-    )
+    sqlx::query(sqlx::AssertSqlSafe(format!(
+        "update runs set {CANCELLED_IN_QUEUE}, ended_at = max(?2, queued_at), message = ?3
+         where sweep = ?1 and state = 'queued'"
+    )))
     .bind(key(id))
     .bind(now_ms())
     .bind(message)
