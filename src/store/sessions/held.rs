@@ -47,6 +47,8 @@ impl Store {
         lease: Duration,
     ) -> Result<Option<ClaimedSession>, StoreError> {
         let mut writer = self.writer.lock().await;
+        // The row of a statement that returns one comes before its commit, which may fail.
+        let mut tx = writer.begin_with(WRITE).await.map_err(during("claim a session"))?;
         let spec: Option<String> = sqlx::query_scalar(
             "update sessions set worker = ?2, lease_until = ?3, devices = ?4, started_at = ?5,
              expires_at = ?5 + 1000 * (spec ->> '$.lifetime_s')
@@ -57,9 +59,10 @@ impl Store {
         .bind(steady_ms() + millis(lease))
         .bind(serde_json::Value::from(devices).to_string())
         .bind(now_ms())
-        .fetch_optional(&mut *writer)
+        .fetch_optional(&mut *tx)
         .await
         .map_err(during("claim a session"))?;
+        tx.commit().await.map_err(during("claim a session"))?;
         let Some(spec) = spec else { return Ok(None) };
         let spec = json(RunId(id.0), "a spec", &spec)?;
         Ok(Some(ClaimedSession { id, spec, worker: worker.to_owned() }))
@@ -72,6 +75,8 @@ impl Store {
         lease: Duration,
     ) -> Result<SessionRenewal, StoreError> {
         let mut writer = self.writer.lock().await;
+        let mut tx =
+            writer.begin_with(WRITE).await.map_err(during("renew the lease of a session"))?;
         let requested: Option<bool> = sqlx::query_scalar(sqlx::AssertSqlSafe(format!(
             "update sessions set lease_until = ? where id = ? and worker = ? and {ACTIVE}
              returning end_requested"
@@ -79,9 +84,10 @@ impl Store {
         .bind(steady_ms() + millis(lease))
         .bind(key(session.id))
         .bind(&session.worker)
-        .fetch_optional(&mut *writer)
+        .fetch_optional(&mut *tx)
         .await
         .map_err(during("renew the lease of a session"))?;
+        tx.commit().await.map_err(during("renew the lease of a session"))?;
         Ok(match requested {
             None => SessionRenewal::Lost,
             Some(false) => SessionRenewal::Kept,
