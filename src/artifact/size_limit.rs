@@ -93,6 +93,8 @@ pub fn files(dir: &Path, work: &SlicedWork) -> io::Result<Vec<SizedFile>> {
 /// to a note; reports and journal are removed last. Returns the removed files.
 pub fn enforce(dir: &Path, max_bytes: u64, work: &SlicedWork) -> io::Result<Vec<SizedFile>> {
     let mut files = files(dir, work)?;
+    // They are written after this, so a further seal would find the folder too large.
+    files.retain(|file| !is_of_seal(&file.path));
     files.iter_mut().for_each(|file| file.release_reserved(dir));
     let mut total = files.iter().fold(0_u64, |sum, file| sum.saturating_add(file.counted()));
     if total <= max_bytes {
@@ -119,11 +121,17 @@ pub fn enforce(dir: &Path, max_bytes: u64, work: &SlicedWork) -> io::Result<Vec<
     Ok(dropped)
 }
 
+/// Returns true for files of the seal itself, and those that are not sealed.
+fn is_of_seal(path: &Path) -> bool {
+    let name = path.to_str().unwrap_or_default();
+    name == layout::DROPPED || name == layout::MANIFEST || layout::is_unsealed(name)
+}
+
 /// Returns true for the files that llmprof itself writes about the run as a whole.
 fn is_own(path: &Path) -> bool {
     let is_top = path.components().count() == 1;
     let name = path.to_str().unwrap_or_default();
-    let is_report = layout::step_of(name).is_some() || name == layout::DROPPED;
+    let is_report = layout::step_of(name).is_some();
     is_top && (is_report || name == layout::PROGRESS || name == layout::SPEC)
 }
 
@@ -205,6 +213,18 @@ mod tests {
         assert_eq!(finding.id, TOO_LARGE);
         let text = format!("{finding:?}");
         assert!(text.contains("nsys/out/deep/map.mdb") && text.contains("4398046511104 bytes (0"));
+    }
+
+    #[test]
+    fn a_second_seal_of_a_full_folder_drops_nothing() {
+        let dir = tempfile::tempdir().unwrap();
+        sparse(dir.path(), "nsys/kept", 1000);
+        sparse(dir.path(), "nsys/dropped", 1001);
+        assert_eq!(enforce(dir.path(), 1000, &SlicedWork::default()).unwrap().len(), 1);
+        for written in [layout::MANIFEST, layout::RESULT, layout::PASSES] {
+            sparse(dir.path(), written, 500);
+        }
+        assert_eq!(enforce(dir.path(), 1000, &SlicedWork::default()).unwrap(), []);
     }
 
     #[test]

@@ -81,7 +81,7 @@ fn a_seal_stops_inside_a_file_and_leaves_no_manifest() {
     assert!(is_stopped(&stopped) && !has_manifest(dir.path()));
     let (done, total) = work.progress();
     assert!(done > 0 && done <= STOP_AT * SLICE as u64, "{done}");
-    assert_eq!(total, LARGE, "the progress is that of bytes");
+    assert_eq!(total, LARGE, "progress counts bytes");
 }
 
 #[test]

@@ -76,6 +76,14 @@ impl Finding {
         self
     }
 
+    /// Adds the finding to `findings`, or its evidence to their first finding of its id.
+    pub fn add_to(self, findings: &mut Vec<Self>) {
+        match findings.iter_mut().find(|it| it.id == self.id) {
+            Some(first) => first.evidence.extend(self.evidence),
+            None => findings.push(self),
+        }
+    }
+
     /// Adds one row of evidence.
     pub fn with(mut self, name: &str, value: impl ToString) -> Self {
         self.evidence.insert(name.into(), value.to_string());
@@ -97,6 +105,16 @@ impl Finding {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_finding_of_the_same_id_is_added_as_evidence() {
+        let dropped = |file| Finding::new("run_too_large", Severity::Warning, file).with(file, 1);
+        let mut findings = vec![Finding::new("disk_full", Severity::Warning, "")];
+        for file in ["a", "b", "a"] {
+            dropped(file).add_to(&mut findings);
+        }
+        assert_eq!(findings[1..], [dropped("a").with("b", 1)]);
+    }
 
     #[test]
     fn a_sentence_starts_with_a_capital_letter_or_a_name() {

@@ -258,7 +258,9 @@ impl<'a> RunningJob<'a> {
         findings.extend(self.exhausted.into_inner());
         match sealed {
             Ok(SealedFolder { artifacts, finding }) => {
-                findings.extend(finding.map(Finding::as_sentence));
+                if let Some(finding) = finding {
+                    finding.as_sentence().add_to(&mut findings);
+                }
                 let series = self.series.map(Box::new);
                 Outcome { state, failed_step, message, findings, artifacts, series }
             }

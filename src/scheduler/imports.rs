@@ -51,7 +51,7 @@ pub(crate) async fn work(cx: Context, executor: Arc<LocalExecutor>, stop: Cancel
 }
 
 /// Sets aside the folders of imports that were not committed, because the service ended after their
-/// last byte. Called before a request can add one; the folders are removed with those of deletions.
+/// last byte. Called before a request can add one; the recovery removes the folders.
 pub async fn recover(cx: &Context) -> Result<(), StoreError> {
     for id in uploads(&cx.runs).unwrap_or_default() {
         if cx.store.run(id).await?.is_none() {

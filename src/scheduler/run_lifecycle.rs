@@ -22,7 +22,6 @@ use crate::{
     collect::{SessionAccess, host::exhaustion},
     domain::{
         device::Device,
-        finding::Finding,
         outcome::Outcome,
         state::{RunState, Scheduled, Step, StepRecord},
         subject::SubjectKind,
@@ -336,7 +335,9 @@ async fn sealed(
     match runtime::stoppable(&work, move |work| manifest::seal(&dir, max_bytes, work)).await {
         Ok(SealedFolder { artifacts, finding }) => {
             let mut findings = outcome.findings;
-            findings.extend(finding.map(Finding::as_sentence));
+            if let Some(finding) = finding {
+                finding.as_sentence().add_to(&mut findings);
+            }
             Outcome { artifacts, findings, ..outcome }
         }
         Err(error) => {

@@ -186,17 +186,17 @@ impl Store {
     /// Claims the oldest queued alignment.
     pub async fn claim_alignment(&self) -> Result<Option<StoredAlignment>, StoreError> {
         let mut writer = self.writer.lock().await;
-        let row = sqlx::query(
+        let rows = sqlx::query(
             "update alignments set state = 'running', attempts = attempts + 1, started_at = max(?,
              queued_at)
              where id = (select id from alignments where state = 'queued' order by id
              limit 1) returning *",
         )
         .bind(now_ms())
-        .fetch_optional(&mut *writer)
+        .fetch_all(&mut *writer)
         .await
         .map_err(during("claim an alignment"))?;
-        row.as_ref().map(from_row).transpose()
+        rows.first().map(from_row).transpose()
     }
 
     /// Ends a running alignment, with its artifacts, in one commit. Returns false if it is not

@@ -217,7 +217,7 @@ impl Store {
     /// Extends the lease of a held run; returns whether it must stop.
     pub async fn renew(&self, run: &ClaimedRun, lease: Duration) -> Result<Renewal, StoreError> {
         let mut writer = self.writer.lock().await;
-        let requested: Option<bool> = sqlx::query_scalar(
+        let requested: Vec<bool> = sqlx::query_scalar(
             "update runs set lease_until = ? where id = ? and state = 'running' and worker = ?
              and attempts = ?
              returning cancel_requested",
@@ -226,10 +226,10 @@ impl Store {
         .bind(key(&run.id))
         .bind(&run.worker)
         .bind(run.attempt)
-        .fetch_optional(&mut *writer)
+        .fetch_all(&mut *writer)
         .await
         .map_err(during("renew a lease"))?;
-        Ok(match requested {
+        Ok(match requested.first() {
             None => Renewal::Lost,
             Some(false) => Renewal::Kept,
             Some(true) => Renewal::CancelRequested,
@@ -288,7 +288,7 @@ impl Store {
     /// Returns its new state, or `None` if it was not held any more and did not change.
     pub async fn retry(&self, run: &ClaimedRun, why: &str) -> Result<Option<RunState>, StoreError> {
         let mut writer = self.writer.lock().await;
-        let state: Option<String> = sqlx::query_scalar(
+        let state: Vec<String> = sqlx::query_scalar(
             "update runs set worker = null, lease_until = null,
                     state = case when cancel_requested then 'cancelled'
                          when attempts < ?1 then 'queued' else 'failed' end,
@@ -305,10 +305,10 @@ impl Store {
         .bind(key(&run.id))
         .bind(&run.worker)
         .bind(run.attempt)
-        .fetch_optional(&mut *writer)
+        .fetch_all(&mut *writer)
         .await
         .map_err(during("requeue a run"))?;
-        state.map(|state| word(run.id, "a state", &state)).transpose()
+        state.first().map(|state| word(run.id, "a state", state)).transpose()
     }
 
     /// Ends a held run, with its artifacts, in one commit. Returns false if it was not held any

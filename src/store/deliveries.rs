@@ -165,17 +165,17 @@ impl Store {
     /// such delivery.
     pub async fn replay(&self, id: i64) -> Result<Option<StoredDelivery>, StoreError> {
         let mut writer = self.writer.lock().await;
-        let row = sqlx::query(
+        let rows = sqlx::query(
             "update deliveries set state = 'pending', attempts = 0, next_at = ?1
              where id = ?2 returning id, message_id, run_id, target, body, attempts, state,
              created_at, next_at, delivered_at, error",
         )
         .bind(now_ms())
         .bind(id)
-        .fetch_optional(&mut *writer)
+        .fetch_all(&mut *writer)
         .await
         .map_err(during("replay a message"))?;
-        row.as_ref().map(stored).transpose()
+        rows.first().map(stored).transpose()
     }
 
     /// Records that a message has arrived, and drops deliveries that were kept long enough.

@@ -138,26 +138,29 @@ impl Store {
         artifacts: &[ArtifactRecord],
         finding: Option<&Finding>,
     ) -> Result<(), StoreError> {
-        let json = finding.map(serde_json::to_string).transpose();
-        let json = json.map_err(|_| StoreError::Corrupt { id, what: "findings" })?;
         let mut writer = self.writer.lock().await;
         let mut tx = writer.begin_with(WRITE).await.map_err(during("record evidence"))?;
-        let changed = sqlx::query(
-            "update runs set findings = case
-                 when ?2 is null or exists (select 1 from json_each(runs.findings)
-                                            where json_extract(value, '$.id') = ?3)
-                 then findings else json_insert(findings, '$[#]', json(?2)) end
-             where id = ?1 and state in ('failed', 'cancelled')",
+        let findings: Option<String> = sqlx::query_scalar(
+            "select findings from runs where id = ? and state in ('failed', 'cancelled')",
         )
         .bind(key(&id))
-        .bind(json)
-        .bind(finding.map(|finding| finding.id.as_str()))
-        .execute(&mut *tx)
+        .fetch_optional(&mut *tx)
         .await
-        .map_err(during("record evidence"))?;
-        if changed.rows_affected() > 0 {
-            replace_artifacts(&mut tx, id, artifacts).await?;
+        .map_err(during("look up a run"))?;
+        let Some(findings) = findings else { return Ok(()) };
+        if let Some(finding) = finding {
+            let mut findings: Vec<Finding> = super::json(id, "findings", &findings)?;
+            finding.clone().add_to(&mut findings);
+            let findings = serde_json::to_string(&findings)
+                .map_err(|_| StoreError::Corrupt { id, what: "findings" })?;
+            sqlx::query("update runs set findings = ?2 where id = ?1")
+                .bind(key(&id))
+                .bind(findings)
+                .execute(&mut *tx)
+                .await
+                .map_err(during("record evidence"))?;
         }
+        replace_artifacts(&mut tx, id, artifacts).await?;
         tx.commit().await.map_err(during("record evidence"))
     }
 

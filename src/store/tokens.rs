@@ -90,7 +90,7 @@ impl Store {
     /// Revokes a token by name or by id. `None`: there is no such token, or it was revoked before.
     pub async fn revoke_token(&self, name_or_id: &str) -> Result<Option<String>, StoreError> {
         let mut writer = self.writer.lock().await;
-        sqlx::query_scalar(
+        let mut revoked: Vec<String> = sqlx::query_scalar(
             "update tokens set revoked_at = ?1 where revoked_at is null and id = coalesce(
                 (select id from tokens where name = ?2), (select id from tokens
                      where id = cast(?2 as integer) and ?2 not glob '*[^0-9]*'))
@@ -98,9 +98,10 @@ impl Store {
         )
         .bind(now_ms())
         .bind(name_or_id)
-        .fetch_optional(&mut *writer)
+        .fetch_all(&mut *writer)
         .await
-        .map_err(during("revoke a token"))
+        .map_err(during("revoke a token"))?;
+        Ok(revoked.pop())
     }
 
     /// Returns true if a token was ever created. Revoked tokens count: otherwise the last

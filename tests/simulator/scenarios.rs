@@ -2,7 +2,11 @@
 
 use std::time::Duration;
 
-use llmprof::{config::Config, config::ExecutorKind, domain::ids::RunId, domain::state::RunState};
+use llmprof::{
+    config::{Config, ExecutorKind},
+    domain::{ids::RunId, state::RunState},
+    store::Role,
+};
 
 use super::{
     client,
@@ -193,6 +197,36 @@ fn a_session_that_ends_while_its_run_writes_blocks_no_other_write() {
                 1 => sessions.end(world, &service, session).await,
                 _ => schedule.drain().await,
             }
+            schedule.finish().await;
+        });
+        kept(&report);
+    }
+}
+
+#[test]
+fn a_write_whose_commit_fails_is_an_error() {
+    for seed in 0..20 {
+        let local = |config: &mut Config| config.executor.kind = ExecutorKind::Local;
+        let report = schedule::simulate(seed, local, async |schedule| {
+            schedule.start().await;
+            let service = schedule.current().unwrap();
+            let store = service.cx.store.clone();
+            let create = {
+                let store = store.clone();
+                async move { store.create_token("ann", Role::Admin, &[1; 32], None).await }
+            };
+            service.request(create).await.unwrap().unwrap();
+            // Each call waits, so that the session is claimed on the full disk.
+            schedule.world.state().faults =
+                Faults { slow: 100, stall_ms: 2_000, ..Faults::default() };
+            let session = schedule.sessions.start(&schedule.world, &service, 300).await.unwrap();
+            schedule.disk.set_full(true);
+            let revoke = async move { store.revoke_token("ann").await.is_err() };
+            assert_eq!(service.request(revoke).await, Some(true));
+            schedule.world.pause(30_000).await;
+            let starts = |line: &&String| line.contains(&format!("of {session} starts"));
+            assert_eq!(schedule.world.state().log.iter().filter(starts).count(), 0);
+            schedule.disk.set_full(false);
             schedule.finish().await;
         });
         kept(&report);

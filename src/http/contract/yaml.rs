@@ -80,7 +80,7 @@ fn fits(value: &Value, head: &str, text: &str) -> bool {
     is_short || !(value.is_object() || value.is_array())
 }
 
-/// The text of a value on one line, if it may be: `name` is that of its field.
+/// The value of the field `name` on one line, if it may be on one.
 fn one_line(name: &str, value: &Value) -> Option<String> {
     match value {
         Value::Object(fields) if fields.is_empty() => Some("{}".into()),

@@ -47,9 +47,7 @@ impl Store {
         lease: Duration,
     ) -> Result<Option<ClaimedSession>, StoreError> {
         let mut writer = self.writer.lock().await;
-        // The row of a statement that returns one comes before its commit, which may fail.
-        let mut tx = writer.begin_with(WRITE).await.map_err(during("claim a session"))?;
-        let spec: Option<String> = sqlx::query_scalar(
+        let specs: Vec<String> = sqlx::query_scalar(
             "update sessions set worker = ?2, lease_until = ?3, devices = ?4, started_at = ?5,
              expires_at = ?5 + 1000 * (spec ->> '$.lifetime_s')
              where id = ?1 and state = 'starting' and worker is null returning spec",
@@ -59,12 +57,11 @@ impl Store {
         .bind(steady_ms() + millis(lease))
         .bind(serde_json::Value::from(devices).to_string())
         .bind(now_ms())
-        .fetch_optional(&mut *tx)
+        .fetch_all(&mut *writer)
         .await
         .map_err(during("claim a session"))?;
-        tx.commit().await.map_err(during("claim a session"))?;
-        let Some(spec) = spec else { return Ok(None) };
-        let spec = json(RunId(id.0), "a spec", &spec)?;
+        let Some(spec) = specs.first() else { return Ok(None) };
+        let spec = json(RunId(id.0), "a spec", spec)?;
         Ok(Some(ClaimedSession { id, spec, worker: worker.to_owned() }))
     }
 
@@ -75,20 +72,17 @@ impl Store {
         lease: Duration,
     ) -> Result<SessionRenewal, StoreError> {
         let mut writer = self.writer.lock().await;
-        let mut tx =
-            writer.begin_with(WRITE).await.map_err(during("renew the lease of a session"))?;
-        let requested: Option<bool> = sqlx::query_scalar(sqlx::AssertSqlSafe(format!(
+        let requested: Vec<bool> = sqlx::query_scalar(sqlx::AssertSqlSafe(format!(
             "update sessions set lease_until = ? where id = ? and worker = ? and {ACTIVE}
              returning end_requested"
         )))
         .bind(steady_ms() + millis(lease))
         .bind(key(session.id))
         .bind(&session.worker)
-        .fetch_optional(&mut *tx)
+        .fetch_all(&mut *writer)
         .await
         .map_err(during("renew the lease of a session"))?;
-        tx.commit().await.map_err(during("renew the lease of a session"))?;
-        Ok(match requested {
+        Ok(match requested.first() {
             None => SessionRenewal::Lost,
             Some(false) => SessionRenewal::Kept,
             Some(true) => SessionRenewal::EndRequested,

@@ -2,13 +2,13 @@
 
 use std::{fs, process::Command};
 
-use llmprof::domain::{headline::Headline, outcome::Outcome, state::RunState};
+use llmprof::domain::headline::{Headline, SeriesPoint};
 use serde_json::{Value, json};
 
 use crate::{
     api::{
         router::Api,
-        series::{gate, history, measured, point, send},
+        series::{ended, gate, history, measured, point, send},
     },
     support::service::{Service, Setup, command},
 };
@@ -71,20 +71,9 @@ async fn a_gate_of_slower_is_inconclusive_if_no_time_was_measured() {
     let api = Api::new().await;
     let mut runs = Vec::new();
     for energy in [1.0, 1.01, 0.99, 1.0] {
-        let id = api.submit(json!({})).await;
-        let run = api.start().await;
-        let mut series = point("H200", None);
-        series.headline = Headline { energy: Some(energy), ..Headline::default() };
-        let outcome = Outcome {
-            state: RunState::Succeeded,
-            failed_step: None,
-            message: None,
-            findings: vec![],
-            artifacts: vec![],
-            series: Some(Box::new(series)),
-        };
-        assert!(api.store.finish(&run, &outcome).await.unwrap());
-        runs.push(id);
+        let headline = Headline { energy: Some(energy), ..Headline::default() };
+        let point = SeriesPoint { headline, ..point("H200", None) };
+        runs.push(ended(&api, json!({}), point).await);
     }
     let body = json!({ "name": "main", "run_id": runs[0] });
     assert_eq!(send(&api, "/baselines", &body).await.status, 200);

@@ -31,6 +31,11 @@ pub fn point(device: &str, tpot: Option<f64>) -> SeriesPoint {
 
 /// Runs `settings` to its end with this time per token.
 pub async fn measured(api: &Api, settings: Value, device: &str, tpot: Option<f64>) -> String {
+    ended(api, settings, point(device, tpot)).await
+}
+
+/// Runs `settings` to its end with these figures.
+pub async fn ended(api: &Api, settings: Value, point: SeriesPoint) -> String {
     let id = api.submit(settings).await;
     let run = api.start().await;
     let outcome = Outcome {
@@ -39,7 +44,7 @@ pub async fn measured(api: &Api, settings: Value, device: &str, tpot: Option<f64
         message: None,
         findings: vec![],
         artifacts: vec![],
-        series: Some(Box::new(point(device, tpot))),
+        series: Some(Box::new(point)),
     };
     assert!(api.store.finish(&run, &outcome).await.unwrap());
     id

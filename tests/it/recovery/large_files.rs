@@ -15,7 +15,7 @@ use crate::{
     support::service::{PATIENCE, Service, Setup, command, script},
 };
 
-/// A runner that fails after it wrote sparse files below its folder and in that of the run.
+/// A runner that fails after it wrote sparse files below its own folder and the run's.
 const SPARSE: &str = r#"while [ $# -gt 0 ]; do case $1 in --out) out=$2; shift;; esac; shift; done
 mkdir -p "$out/out/deep"; truncate -s 4T "$out/out/deep/map.mdb" "$out/../stray"
 seq 1000 > "$out/out/small"; exit 3"#;
@@ -64,6 +64,15 @@ fn unseal(data: &Path, id: &str) {
     File::create(dir.join("baseline/out/map.mdb")).unwrap().set_len(50 << 30).unwrap();
 }
 
+/// A service that recovers a run whose sparse file is within its limit: the hash takes minutes.
+async fn recovering(data: &Path) -> (Service, String) {
+    let id = failed_run(data).await;
+    unseal(data, &id);
+    let mut command = command(data, &Setup::default());
+    command.env("LLMPROF__LIMITS__RUN_BYTES", (100_u64 << 30).to_string());
+    (Service::spawn_recovering(&mut command, data), id)
+}
+
 async fn failed_run(data: &Path) -> String {
     let setup = Setup { runner: script(data, "exit 3"), ..Setup::default() };
     let service = Service::start(data, &setup);
@@ -76,11 +85,7 @@ async fn failed_run(data: &Path) -> String {
 #[tokio::test]
 async fn a_service_answers_while_it_recovers_and_a_stop_ends_that_inside_a_file() {
     let data = tempfile::tempdir().unwrap();
-    let id = failed_run(data.path()).await;
-    unseal(data.path(), &id);
-    let mut command = command(data.path(), &Setup::default());
-    command.env("LLMPROF__LIMITS__RUN_BYTES", (100_u64 << 30).to_string());
-    let service = Service::spawn_recovering(&mut command, data.path());
+    let (service, id) = recovering(data.path()).await;
     let ready = service.get("/readyz").await;
     assert_eq!(ready.status(), 503);
     let body: Value = ready.json().await.unwrap();
@@ -89,7 +94,6 @@ async fn a_service_answers_while_it_recovers_and_a_stop_ends_that_inside_a_file(
     assert_eq!(service.get("/healthz").await.status(), 200);
     assert_eq!(service.json(&format!("/runs/{id}")).await["state"], "failed");
     assert_eq!(artifacts(&service, &id).await["artifacts"], json!([]));
-    // The hash of the file takes minutes.
     let stopped = Instant::now();
     assert!(service.stop(Signal::SIGTERM).success());
     assert!(stopped.elapsed() < PATIENCE / 10, "{:?}", stopped.elapsed());
@@ -120,11 +124,7 @@ async fn the_start_after_a_kill_drops_a_file_over_the_limit_and_seals_the_others
 #[tokio::test]
 async fn a_run_that_is_deleted_while_it_is_recovered_does_not_break_the_recovery() {
     let data = tempfile::tempdir().unwrap();
-    let id = failed_run(data.path()).await;
-    unseal(data.path(), &id);
-    let mut command = command(data.path(), &Setup::default());
-    command.env("LLMPROF__LIMITS__RUN_BYTES", (100_u64 << 30).to_string());
-    let service = Service::spawn_recovering(&mut command, data.path());
+    let (service, id) = recovering(data.path()).await;
     assert_eq!(service.delete(&format!("/runs/{id}")).await, 204);
     assert_eq!(service.get(&format!("/runs/{id}")).await.status(), 404);
     assert!(!service.run_dir(&id).exists());

@@ -275,6 +275,16 @@ fn pages_are_rendered_without_http_files_or_a_clock() {
 }
 
 #[test]
+fn a_write_that_returns_rows_is_executed_to_its_end() {
+    // The first row comes before the commit, whose failure would be lost with the rest.
+    for (module, path, code) in library() {
+        let is_partial = code.contains("fetch_optional(&mut *writer)")
+            || code.contains("fetch_one(&mut *writer)");
+        assert!(module != "store" || !is_partial, "{}: use fetch_all", path.display());
+    }
+}
+
+#[test]
 fn only_config_reads_the_environment() {
     let broken: Vec<String> = library()
         .into_iter()

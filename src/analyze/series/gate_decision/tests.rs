@@ -28,7 +28,7 @@ impl MeasuredOn {
     }
 }
 
-/// Items of which the bits are set.
+/// The items whose bit is set.
 fn subset<T: Copy>(of: &[T], bits: usize) -> Vec<T> {
     of.iter().enumerate().filter(|(at, _)| bits >> at & 1 == 1).map(|(_, it)| *it).collect()
 }
