@@ -76,11 +76,13 @@ impl Finding {
         self
     }
 
-    /// Adds the finding to `findings`, or its evidence to their first finding of its id.
+    /// Adds the finding to `findings`, or further evidence to their first finding of its id.
     pub fn add_to(self, findings: &mut Vec<Self>) {
-        match findings.iter_mut().find(|it| it.id == self.id) {
-            Some(first) => first.evidence.extend(self.evidence),
-            None => findings.push(self),
+        let Some(first) = findings.iter_mut().find(|it| it.id == self.id) else {
+            return findings.push(self);
+        };
+        for (name, value) in self.evidence {
+            first.evidence.entry(name).or_insert(value);
         }
     }
 
@@ -108,12 +110,13 @@ mod tests {
 
     #[test]
     fn a_finding_of_the_same_id_is_added_as_evidence() {
-        let dropped = |file| Finding::new("run_too_large", Severity::Warning, file).with(file, 1);
+        let dropped =
+            |at, file| Finding::new("run_too_large", Severity::Warning, "").with(file, at);
         let mut findings = vec![Finding::new("disk_full", Severity::Warning, "")];
-        for file in ["a", "b", "a"] {
-            dropped(file).add_to(&mut findings);
+        for (at, file) in ["a", "b", "a"].into_iter().enumerate() {
+            dropped(at, file).add_to(&mut findings);
         }
-        assert_eq!(findings[1..], [dropped("a").with("b", 1)]);
+        assert_eq!(findings[1..], [dropped(0, "a").with("b", 1)]);
     }
 
     #[test]
