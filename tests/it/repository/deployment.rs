@@ -7,11 +7,11 @@ use std::{
     path::{Component, Path, PathBuf},
 };
 
-use llmprof::{
-    config::Config,
+use llmprof_core::{
     domain::state::{Step, StepRecord, StepState},
     trace::power::{GpuReading, PowerSample},
 };
+use llmprof_service::config::Config;
 use yaml_serde::Value;
 
 use crate::api::router::Api;
@@ -91,7 +91,8 @@ fn settings_of_the_image_exist_and_require_a_token() {
     let config = Config::load_with(None, settings.into_iter()).unwrap();
     assert_eq!(config.server.listen, "0.0.0.0:8080");
     assert!(
-        config.server.behind_proxy && config.access.tokens != llmprof::config::TokenPolicy::Off
+        config.server.behind_proxy
+            && config.access.tokens != llmprof_service::config::TokenPolicy::Off
     );
     let user = dockerfile.lines().rfind(|line| line.starts_with("USER ")).unwrap();
     assert!(!user.contains("root"), "{user}");

@@ -7,7 +7,7 @@ use std::{
     process::Command,
 };
 
-use llmprof::config::Config;
+use llmprof_service::config::Config;
 
 use super::architecture::ARROWS;
 
