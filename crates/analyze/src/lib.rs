@@ -35,13 +35,6 @@ mod tests;
 
 use std::collections::BTreeMap;
 
-use cost::Cost;
-use events::Events;
-use external_capture::CaptureEvents;
-use indexed_launches::IndexedLaunches;
-use invariants::Violations;
-use kernels::KernelTimes;
-use ledger::{Ledger, LedgerInput};
 use llmprof_core::{
     domain::{
         device_peaks::DevicePeaks,
@@ -56,15 +49,6 @@ use llmprof_core::{
         nsys::NsysTrace,
     },
 };
-use memory::MemoryRecord;
-use model_work::{KnownModel, ModelWork};
-use operators::{Operators, framework::framework, profiled::ProfiledOperators};
-use power::Power;
-use requests::Requests;
-use roofline::Roofline;
-use sampled::SampledMetrics;
-use samples::Samples;
-use stages::Stages;
 
 use crate::{
     collectives::CollectiveTables,
@@ -102,6 +86,22 @@ use crate::{
         tables::TimelineTables,
     },
 };
+use cost::Cost;
+use events::Events;
+use external_capture::CaptureEvents;
+use indexed_launches::IndexedLaunches;
+use invariants::Violations;
+use kernels::KernelTimes;
+use ledger::{Ledger, LedgerInput};
+use memory::MemoryRecord;
+use model_work::{KnownModel, ModelWork};
+use operators::{Operators, framework::framework, profiled::ProfiledOperators};
+use power::Power;
+use requests::Requests;
+use roofline::Roofline;
+use sampled::SampledMetrics;
+use samples::Samples;
+use stages::Stages;
 
 /// Results of the analysis of one run.
 #[derive(Debug, Clone, Default)]

@@ -5,13 +5,14 @@ mod command;
 use std::process::ExitCode;
 
 use clap::{CommandFactory, Parser, Subcommand};
+use llmprof_core::trace::stage::UnknownRange;
+use llmprof_service::config::environment;
+
 use command::{
     align, analyze, backup, check,
     client::{self, cancel, fetch, list, mcp, show, submit, sweep, upload, watch},
     cost, diff, doctor, engines, execute, gate, inspect, load, openapi, quickstart, serve, token,
 };
-use llmprof_core::trace::stage::UnknownRange;
-use llmprof_service::config::environment;
 
 /// GPU profiling for LLM inference as a service.
 ///

@@ -32,6 +32,7 @@ use std::{
 };
 
 use llmprof_core::domain::runner::EXIT_BAD_INPUT;
+
 use prepare::RunError;
 
 /// Merges freed memory at once, and keeps it. By default the C library merges the many small parts

@@ -1,6 +1,5 @@
 //! Rules on the evidence itself: missing, incomplete, disturbed or impossible data.
 
-use Severity::{Critical, Info, Warning};
 use llmprof_core::{
     domain::{
         finding::{Finding, Severity},
@@ -19,6 +18,7 @@ use crate::{
     stages::{self, STAGES},
     timeline::{graphs, open_ranges},
 };
+use Severity::{Critical, Info, Warning};
 
 /// nsys messages that a finding quotes.
 const QUOTED_MESSAGES: usize = 3;

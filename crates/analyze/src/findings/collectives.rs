@@ -1,6 +1,5 @@
 //! Rules on collective operations across ranks.
 
-use Severity::{Info, Warning};
 use llmprof_core::{
     domain::{
         finding::{Finding, Severity},
@@ -15,6 +14,7 @@ use crate::{
     collectives::{GroupNote, NotJoined, RankVerdict},
     stats::percent,
 };
+use Severity::{Info, Warning};
 
 pub const RULES: &[Rule] = &[
     Rule {

@@ -1,6 +1,5 @@
 //! Rules on profiled kernels: their counters and their points of the roofline.
 
-use Severity::Info;
 use foldhash::HashMap;
 use llmprof_core::{
     domain::finding::{Finding, Severity},
@@ -14,6 +13,7 @@ use crate::{
     roofline::{AT_ROOF_PCT, RooflinePoint},
     stages::STAGES,
 };
+use Severity::Info;
 
 /// A kernel matters from this share of its stage's kernel time, percent.
 const MATTERS_PCT: f64 = 5.0;

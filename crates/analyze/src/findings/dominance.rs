@@ -1,6 +1,5 @@
 //! Rules on the parts that take most of the time: stages, operators, and the time between them.
 
-use Severity::{Info, Warning};
 use llmprof_core::{
     domain::finding::{Finding, Severity},
     trace::Trace,
@@ -14,6 +13,7 @@ use crate::{
     Analysis,
     stages::{DECODE, PREFILL, STAGES},
 };
+use Severity::{Info, Warning};
 
 /// One part dominates another from this multiple of its time.
 const DOMINANCE: f64 = 1.2;

@@ -1,6 +1,5 @@
 //! Rules on the routing of mixtures of experts.
 
-use Severity::{Info, Warning};
 use llmprof_core::{
     domain::finding::{Finding, Severity},
     trace::Trace,
@@ -12,6 +11,7 @@ use crate::{
     stages::{STAGES, experts::ExpertUse},
     stats::percent,
 };
+use Severity::{Info, Warning};
 
 /// A mixture that hits less than this share of an even router's experts has collapsed.
 const COLLAPSED_PCT: f64 = 50.0;

@@ -1,6 +1,5 @@
 //! Rules on GEMMs and their log.
 
-use Severity::{Info, Warning};
 use llmprof_core::{
     domain::finding::{Finding, Severity},
     trace::Trace,
@@ -11,6 +10,7 @@ use crate::{
     Analysis,
     kernels::gemms::{GemmRecord, OPERATOR},
 };
+use Severity::{Info, Warning};
 
 /// A GEMM matters from this share of its stage's GEMMs by operations, percent.
 const MATTERS_PCT: f64 = 10.0;

@@ -1,6 +1,5 @@
 //! Rules on the host: other work during the unprofiled pass.
 
-use Severity::Warning;
 use llmprof_core::{
     domain::finding::{Finding, Severity},
     trace::Trace,
@@ -8,6 +7,7 @@ use llmprof_core::{
 
 use super::{Rule, finding};
 use crate::Analysis;
+use Severity::Warning;
 
 pub const RULES: &[Rule] = &[Rule {
     id: "host_busy",

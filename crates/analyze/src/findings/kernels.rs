@@ -2,7 +2,6 @@
 //!
 //! A kernel's work is taken from its name, and only where a rule needs no more.
 
-use Severity::{Info, Warning};
 use llmprof_core::{
     domain::finding::{Finding, Severity},
     trace::{Trace, names::base_name},
@@ -18,6 +17,7 @@ use crate::{
     stages::{DECODE, STAGES},
     stats::percent,
 };
+use Severity::{Info, Warning};
 
 /// Kernels or calls matter from this share of a stage, percent.
 const MATTERS_PCT: f64 = 5.0;

@@ -5,7 +5,6 @@
 
 use std::collections::BTreeMap;
 
-use Severity::{Info, Warning};
 use llmprof_core::{
     domain::{
         finding::{Finding, Saving, Severity},
@@ -24,6 +23,7 @@ use crate::{
     stages::DECODE,
     stats::percent,
 };
+use Severity::{Info, Warning};
 
 /// A cause matters from this saving, percent of its stage.
 const MATTERS_PCT: f64 = 3.0;

@@ -1,6 +1,5 @@
 //! Rules on the references of a measurement: modelled costs, peaks of the device, kernels.
 
-use Severity::{Info, Warning};
 use llmprof_core::{
     domain::{
         finding::{Finding, Severity},
@@ -17,6 +16,7 @@ use crate::{
     stats::percent,
     timeline::graphs,
 };
+use Severity::{Info, Warning};
 
 /// Counted and modelled FLOPs should agree within this, percent.
 const COST_TOLERANCE_PCT: f64 = 0.1;

@@ -1,6 +1,5 @@
 //! Rules on repeats: too few, too noisy, or not warm.
 
-use Severity::{Info, Warning};
 use llmprof_core::{
     domain::{
         finding::{Finding, Severity},
@@ -16,6 +15,7 @@ use crate::{
     stages::{self, DECODE, PREFILL, STAGES},
     stats::{Spread, ratio},
 };
+use Severity::{Info, Warning};
 
 /// Fewer measured repeats than this are few.
 const ENOUGH_REPEATS: u32 = 3;

@@ -1,6 +1,5 @@
 //! Rules on sampled metrics, whose analysis finds the evidence.
 
-use Severity::{Info, Warning};
 use llmprof_core::{
     domain::finding::{Finding, Severity},
     trace::Trace,
@@ -8,6 +7,7 @@ use llmprof_core::{
 
 use super::Rule;
 use crate::Analysis;
+use Severity::{Info, Warning};
 
 pub const RULES: &[Rule] = &[
     Rule {

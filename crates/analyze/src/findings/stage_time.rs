@@ -1,6 +1,5 @@
 //! Rules on the time of a stage: gaps between kernels, heavy parts.
 
-use Severity::{Info, Warning};
 use llmprof_core::{
     domain::{
         finding::{Finding, Severity},
@@ -18,6 +17,7 @@ use crate::{
     stages::{DECODE, PREFILL, VISION_PARTS},
     stats::{percent, ratio},
 };
+use Severity::{Info, Warning};
 
 /// Launching limits a stage from this share without a kernel, percent.
 const GAP_PCT: f64 = 30.0;

@@ -1,6 +1,5 @@
 //! Rules on a model that the operator of a command or the sender of a capture states.
 
-use Severity::Warning;
 use llmprof_core::{
     domain::finding::{Finding, Severity},
     trace::Trace,
@@ -8,6 +7,7 @@ use llmprof_core::{
 
 use super::{Rule, finding};
 use crate::Analysis;
+use Severity::Warning;
 
 pub const RULES: &[Rule] = &[
     Rule {

@@ -1,7 +1,6 @@
 //! Rules on captures without stages: steps inferred from what was launched, reasons for none, and
 //! how the engine adds its ranges.
 
-use Severity::{Info, Warning};
 use llmprof_core::{
     domain::{
         finding::{Finding, Severity},
@@ -19,6 +18,7 @@ use llmprof_core::{
 
 use super::{Rule, finding};
 use crate::{Analysis, kernels::kernel_classes::Pattern};
+use Severity::{Info, Warning};
 
 pub const RULES: &[Rule] = &[
     Rule {

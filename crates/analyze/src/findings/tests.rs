@@ -8,7 +8,6 @@ use llmprof_core::trace::{
     environment::{HostLoad, LoadSource},
     event::{Event, StageRange},
 };
-use sketches::*;
 
 use super::*;
 use crate::{
@@ -18,6 +17,7 @@ use crate::{
     stages::{DECODE, PREFILL, StageNote, experts::ExpertUse, stage_calls::StageCalls},
     stats::Spread,
 };
+use sketches::*;
 
 /// Asserts that the rule fires on the first sketch and not on the second; returns its first
 /// finding.

@@ -14,7 +14,6 @@ mod tests;
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use cover::{Candidate, CoverLimits, covered, select};
 use foldhash::{HashMap, HashSet};
 use llmprof_core::{
     domain::{profiling::NcuSettings, units::Nanos},
@@ -34,6 +33,7 @@ use crate::{
     stats::percent,
     timeline::launches::LaunchIndex,
 };
+use cover::{Candidate, CoverLimits, covered, select};
 pub use plan::{CounterPlan, CounterProcess, KernelPair, SelectedStage};
 pub use samples::TracedProgram;
 

@@ -2,7 +2,6 @@
 
 use std::collections::BTreeMap;
 
-use figures::SampledValue;
 use llmprof_core::trace::{
     gpu_metrics::{DeviceSamples, GpuMetric, GpuSamples},
     kernel::Kernel,
@@ -12,6 +11,7 @@ use proptest::prelude::*;
 
 use super::*;
 use crate::kernels::tests::capture;
+use figures::SampledValue;
 
 mod mixed_work;
 

@@ -13,8 +13,7 @@ use llmprof_analyze::align::{
     Verdict,
     settings::{self, Operation, Question, Thresholds, waivers},
 };
-use llmprof_report::align::AlignmentReport;
-use llmprof_report::{align::previous, pipeline::align_pair};
+use llmprof_report::{align::AlignmentReport, align::previous, pipeline::align_pair};
 
 use super::ReportFormat;
 

@@ -29,9 +29,9 @@ use llmprof_service::{
     store::{Store, StoreError},
     tasks::retention,
 };
-use subject::FolderSubject;
 
 use super::{progress, serve};
+use subject::FolderSubject;
 
 /// Something is wrong, or stays wrong.
 const FAULTY: u8 = 2;

@@ -44,9 +44,9 @@ use llmprof_core::{
         stage::{StageRules, UnknownRange},
     },
 };
-use stage_rules::with_rules;
 
 use crate::{RunFacts, part::PartStage, perfetto};
+use stage_rules::with_rules;
 pub use stage_rules::{apply as apply_rules, rules_of};
 pub use statements::Statements;
 

@@ -6,10 +6,10 @@
 
 use std::{collections::HashSet, fs, io, path::Path};
 
-use llmprof_core::domain::{
-    finding::Finding, pass_conditions::PassConditions, run_files::ArtifactRecord,
+use llmprof_core::{
+    domain::{finding::Finding, pass_conditions::PassConditions, run_files::ArtifactRecord},
+    layout,
 };
-use llmprof_core::layout;
 use serde::{Deserialize, Serialize};
 
 use super::{

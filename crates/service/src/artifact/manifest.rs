@@ -6,8 +6,10 @@ use std::{
     path::Path,
 };
 
-use llmprof_core::domain::{finding::Finding, run_files::ArtifactRecord};
-use llmprof_core::layout;
+use llmprof_core::{
+    domain::{finding::Finding, run_files::ArtifactRecord},
+    layout,
+};
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 

@@ -12,8 +12,10 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use llmprof_core::domain::finding::{Finding, Severity};
-use llmprof_core::layout;
+use llmprof_core::{
+    domain::finding::{Finding, Severity},
+    layout,
+};
 
 use crate::runtime::work::SlicedWork;
 

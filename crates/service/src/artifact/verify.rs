@@ -5,8 +5,7 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use llmprof_core::domain::run_files::ArtifactRecord;
-use llmprof_core::layout;
+use llmprof_core::{domain::run_files::ArtifactRecord, layout};
 
 use super::packed;
 use crate::runtime::work::{SlicedWork, is_stopped};

@@ -22,7 +22,6 @@ mod sweeps;
 
 use std::{path::PathBuf, sync::Arc, time::Duration};
 
-use limited_child::LimitedChildren;
 use llmprof_core::domain::{
     command::Commands, device_peaks::Devices, ids::FolderId, profiling::Presets,
 };
@@ -35,6 +34,7 @@ use crate::{
     measuring::{Measuring, QuietWait},
     store::Store,
 };
+use limited_child::LimitedChildren;
 pub use pool::Pool;
 pub use recovery::recover;
 

@@ -1,10 +1,10 @@
 //! Kernels with sampled metrics and no counters.
 
-use GpuMetric::{DramRead, DramWrite, SmIssue, SmsActive, TensorActive, WarpsInFlight};
 use llmprof_core::trace::gpu_metrics::GpuMetric;
 
 use super::*;
 use crate::sampled::figures::{SampledKernel, SampledStage, SampledValue};
+use GpuMetric::{DramRead, DramWrite, SmIssue, SmsActive, TensorActive, WarpsInFlight};
 
 /// Own values with a half-width of 1.
 fn own(metrics: &[(GpuMetric, f64)]) -> Vec<(GpuMetric, SampledValue)> {

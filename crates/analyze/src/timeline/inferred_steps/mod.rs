@@ -13,11 +13,13 @@ mod xla;
 
 use std::{collections::BTreeMap, sync::Arc};
 
-use llmprof_core::domain::units::quantity;
-use llmprof_core::trace::{
-    engine_steps::StepClass,
-    inferred_steps::{InferredStep, InferredSteps},
-    nsys::{CallReader, NsysTrace},
+use llmprof_core::{
+    domain::units::quantity,
+    trace::{
+        engine_steps::StepClass,
+        inferred_steps::{InferredStep, InferredSteps},
+        nsys::{CallReader, NsysTrace},
+    },
 };
 
 use self::{
