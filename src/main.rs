@@ -3,5 +3,5 @@
 use std::process::ExitCode;
 
 fn main() -> ExitCode {
-    llmprof_cli::main()
+    llmprof_cli::main(option_env!("LLMPROF_GIT_COMMIT"))
 }

@@ -1,4 +1,4 @@
-//! Records the commit of the build, and compiles the GPU kernels for the feature `cuda`.
+//! Compiles the GPU kernels for the feature `cuda`.
 
 use std::{
     env,
@@ -6,19 +6,9 @@ use std::{
     process::Command,
 };
 
-const KERNELS: &str = "src/bin/model-runner/kernels";
+const KERNELS: &str = "src/kernels";
 
 fn main() {
-    println!("cargo::rerun-if-changed=.git/HEAD");
-    println!("cargo::rerun-if-changed=.git/logs/HEAD");
-    let commit = Command::new("git").args(["rev-parse", "--short=12", "HEAD"]).output();
-    if let Some(commit) = commit
-        .ok()
-        .filter(|out| out.status.success())
-        .and_then(|out| String::from_utf8(out.stdout).ok())
-    {
-        println!("cargo::rustc-env=LLMPROF_GIT_COMMIT={}", commit.trim());
-    }
     println!("cargo::rerun-if-changed=build.rs");
     if env::var_os("CARGO_FEATURE_CUDA").is_some() {
         compile_kernels();

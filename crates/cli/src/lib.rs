@@ -21,6 +21,7 @@ use command::{
 /// quickstart` does all of that once, with a bundled page and a small model.
 #[derive(Debug, Parser)]
 #[command(
+    name = "llmprof",
     version,
     propagate_version = true,
     after_help = "conf/default.toml documents every setting; `llmprof serve --help` how to set one."
@@ -89,8 +90,9 @@ fn parse() -> Cli {
     })
 }
 
-/// Runs the program.
-pub fn main() -> ExitCode {
+/// Runs the program. `commit` is the one that it was built from, if that is known.
+pub fn main(commit: Option<&'static str>) -> ExitCode {
+    llmprof_service::build::set_commit(commit);
     // The service executes itself by another name.
     let _ = nix::sys::prctl::set_name(c"llmprof");
     let cli = parse();

@@ -26,6 +26,7 @@ use llmprof_core::domain::{
 /// any other error.
 #[derive(Debug, Parser)]
 #[command(
+    name = "model-runner",
     version,
     max_term_width = 120,
     after_help = "\

@@ -18,3 +18,4 @@ pub mod measuring;
 pub mod runtime;
 
 pub mod artifact;
+pub mod build;

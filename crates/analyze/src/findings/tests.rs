@@ -306,7 +306,7 @@ fn the_specification_lists_the_rules() {
             rule.max_saving.unwrap_or("unknown")
         ));
     }
-    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("specs/findings.md");
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../specs/findings.md");
     if std::env::var_os("LLMPROF_BLESS").is_some() {
         fs::write(&path, &text).unwrap();
     }

@@ -28,7 +28,7 @@ pub struct Fixture {
 
 impl Fixture {
     pub fn open(name: &str, description: &str) -> anyhow::Result<Self> {
-        let fixtures = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/reference/fixtures");
+        let fixtures = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/reference/fixtures");
         let weights = weights::load(&fixtures.join(name), DType::F32, &Device::Cpu)?;
         Ok(Self {
             description: fs::read_to_string(fixtures.join(name).join(description))?,

@@ -97,7 +97,7 @@ impl Bench {
             ("cublas.log", "candle-probe.cublas.log"),
         ] {
             let packed = PathBuf::from(env!("CARGO_MANIFEST_DIR"))
-                .join("tests/fixtures/captures")
+                .join("../../tests/fixtures/captures")
                 .join(format!("{fixture}.zst"));
             fs::write(
                 dir.path().join(name),
@@ -304,7 +304,7 @@ pub(super) fn samples(path: &Path, sql: &str) {
 
 /// A failure fixture, as an argument of a shell's `cat`.
 pub(super) fn failure(name: &str) -> String {
-    format!("'{}/tests/fixtures/failures/{name}'", env!("CARGO_MANIFEST_DIR"))
+    format!("'{}/../../tests/fixtures/failures/{name}'", env!("CARGO_MANIFEST_DIR"))
 }
 
 #[tokio::test]

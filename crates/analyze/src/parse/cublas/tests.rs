@@ -8,7 +8,7 @@ use super::*;
 
 fn capture(name: &str) -> Vec<u8> {
     let path = PathBuf::from(env!("CARGO_MANIFEST_DIR"))
-        .join("tests/fixtures/captures")
+        .join("../../tests/fixtures/captures")
         .join(format!("{name}.zst"));
     zstd::stream::decode_all(std::fs::File::open(path).unwrap()).unwrap()
 }

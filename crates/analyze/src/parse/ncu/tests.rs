@@ -11,7 +11,7 @@ mod pages_and_units;
 /// A capture that the fixtures hold, unpacked.
 fn capture(name: &str) -> String {
     let path = Path::new(env!("CARGO_MANIFEST_DIR"))
-        .join("tests/fixtures/captures")
+        .join("../../tests/fixtures/captures")
         .join(format!("{name}.zst"));
     let mut text = String::new();
     zstd::stream::read::Decoder::new(std::fs::File::open(path).unwrap())

@@ -25,7 +25,7 @@ pub fn describe() -> Environment {
         cpus: std::thread::available_parallelism().ok().and_then(|n| u32::try_from(n.get()).ok()),
         memory_bytes: read("/proc/meminfo").and_then(|text| memory(&text)),
         llmprof: env!("CARGO_PKG_VERSION").to_owned(),
-        git_commit: option_env!("LLMPROF_GIT_COMMIT").map(str::to_owned),
+        git_commit: crate::build::commit(),
         ..Environment::default()
     }
 }

@@ -94,7 +94,7 @@ pub async fn readyz(State(app): State<App>) -> Result<Json<Health>, ApiError> {
 pub async fn version() -> Json<VersionInfo> {
     Json(VersionInfo {
         version: env!("CARGO_PKG_VERSION").into(),
-        git_commit: option_env!("LLMPROF_GIT_COMMIT").map(str::to_owned),
+        git_commit: crate::build::commit(),
         format_version: FORMAT_VERSION,
     })
 }

@@ -18,7 +18,7 @@ const LEASE: Duration = Duration::from_secs(60);
 
 #[test]
 fn every_file_of_the_folder_is_embedded() {
-    let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/migrations");
+    let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/../../migrations");
     let names = std::fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().file_name());
     let mut files: Vec<String> = names.map(|name| name.into_string().unwrap()).collect();
     files.sort();
