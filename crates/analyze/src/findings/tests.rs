@@ -292,7 +292,7 @@ fn the_specification_lists_the_rules() {
     let mut text = "# Findings\n\n\
          The findings of an analysis. A rule fires only on its evidence, and gives the maximum \
          time saved by its advice where that can be computed. This table is generated from the \
-         rules: `LLMPROF_BLESS=1 cargo test --lib findings` writes it.\n\n\
+         rules: `LLMPROF_BLESS=1 cargo test --package llmprof-analyze findings` writes it.\n\n\
          | Id | Severity | Fires on | Advice | Max saving |\n\
          | --- | --- | --- | --- | --- |\n"
         .to_owned();
@@ -312,7 +312,7 @@ fn the_specification_lists_the_rules() {
     }
     assert!(
         fs::read_to_string(&path).is_ok_and(|kept| kept == text),
-        "specs/findings.md is out of date; run LLMPROF_BLESS=1 cargo test --lib findings"
+        "specs/findings.md is out of date; run LLMPROF_BLESS=1 cargo test --package llmprof-analyze findings"
     );
 }
 
