@@ -4,6 +4,7 @@
 pub mod architecture;
 pub mod deployment;
 pub mod documents;
+mod facts;
 pub mod futures;
 pub mod kernels;
 mod unbounded_work;

@@ -1,4 +1,5 @@
-//! Specs of version 0.1 in sealed folders and reports: one flat struct for every subject.
+//! Flat specs in sealed folders and reports that builds before [`Subject`] wrote: one struct for
+//! every subject.
 //!
 //! Read, never written. `migrations/0060_subject.sql` converts the database's copies by the same
 //! rules.
