@@ -1,4 +1,4 @@
-//! The repository: the imports and futures of its sources, its kernels, its deployment files, its
+//! Checks of the repository: packages with their imports and futures, kernels, deployment files,
 //! documents.
 
 pub mod architecture;
@@ -7,4 +7,6 @@ pub mod documents;
 mod facts;
 pub mod futures;
 pub mod kernels;
+mod owners;
+mod sources;
 mod unbounded_work;
