@@ -8,5 +8,6 @@ mod facts;
 pub mod futures;
 pub mod kernels;
 mod owners;
+mod packages;
 mod sources;
 mod unbounded_work;
