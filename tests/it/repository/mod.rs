@@ -6,6 +6,7 @@ pub mod deployment;
 pub mod documents;
 mod facts;
 pub mod futures;
+mod invariants;
 pub mod kernels;
 mod owners;
 mod packages;
