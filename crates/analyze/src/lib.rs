@@ -1,7 +1,7 @@
 //! Analysis of a run: its times, costs, utilisation and findings, from a [`Trace`].
 //!
-//! Everything here is arithmetic on values: no files, no clock, no failure. Missing data becomes
-//! `None` and a [`Finding`], never a guess.
+//! [`parse`] reads files of a run or a capture. The rest is arithmetic on values: no files, no
+//! clock, no failure. Missing data becomes `None` and a [`Finding`], never a guess.
 
 pub mod align;
 pub mod collectives;
