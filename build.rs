@@ -1,5 +1,5 @@
-//! Records the commit of the build. It changes with every commit: the programs of this package, which
-//! are small, are compiled again, the packages below them are not.
+//! Records the commit of the build. It changes with every commit: the programs of this package,
+//! which are small, are compiled again, the packages below them are not.
 
 use std::process::Command;
 

@@ -1,7 +1,7 @@
 //! Events derived from the ranges of a capture without a pass of the model runner.
 //!
 //! Each stage instance becomes a repeat, so that instances are timed separately and summed; a
-//! prefill and its decode are one repeat ([`passes`]). Times last until the work of a range has
+//! prefill and its decode are one repeat (`passes`). Times last until the work of a range has
 //! ended ([`super::timeline::stage_spans`]). All are of the traced pass, since there is no other.
 
 mod early_ends;

@@ -13,7 +13,7 @@ pub const PROGRESS: &str = "progress.jsonl";
 pub const MANIFEST: &str = "manifest.json";
 
 /// Note of the files that were dropped because the folder was too large
-/// ([`super::size_limit`]).
+/// (`size_limit` of the service).
 pub const DROPPED: &str = "dropped.txt";
 
 /// Spec of a job on another host.
@@ -23,7 +23,7 @@ pub const RESULT: &str = "result.json";
 /// State of the collecting steps, for a job that analyses.
 pub const GATHERED: &str = "gathered.json";
 /// Passes that succeeded, with the hashes of their files
-/// ([`super::finished_passes::FinishedPasses`]).
+/// (`FinishedPasses` of the service).
 pub const PASSES: &str = "passes.json";
 /// Owner of the folder: a job that finds another name there was replaced.
 pub const OWNER: &str = "owner";

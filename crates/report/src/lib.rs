@@ -1,6 +1,7 @@
 //! Reports of a run: Markdown, HTML with charts, JSON, CSV and Perfetto.
 //!
-//! Pure: values in, text out. Text from outside is escaped in every form.
+//! Pure: values in, text out; only [`pipeline`] uses files. Text from outside is escaped in every
+//! form.
 
 pub mod align;
 pub mod answer;

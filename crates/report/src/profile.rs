@@ -232,7 +232,12 @@ pub struct LLMProfileReport {
 #[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
 pub struct CaptureRules {
     /// `STAGE=RANGE` or `STAGE=RANGE@DOMAIN`; none where stages have their standard names.
-    #[cfg_attr(feature = "schema", schema(example = json!(["prefill=ctx@vllm", "decode_all=decode_all", "decode_all=decode"])))]
+    #[cfg_attr(
+        feature = "schema",
+        schema(example = json!(
+            ["prefill=ctx@vllm", "decode_all=decode_all", "decode_all=decode"]
+        ))
+    )]
     pub stages: Vec<String>,
     /// Only work inside ranges of these names counts; all work when empty.
     pub include_ranges: Vec<String>,

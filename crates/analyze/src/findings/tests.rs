@@ -312,7 +312,8 @@ fn the_specification_lists_the_rules() {
     }
     assert!(
         fs::read_to_string(&path).is_ok_and(|kept| kept == text),
-        "specs/findings.md is out of date; run LLMPROF_BLESS=1 cargo test --package llmprof-analyze findings"
+        "specs/findings.md is out of date; run LLMPROF_BLESS=1 cargo test --package \
+         llmprof-analyze findings"
     );
 }
 

@@ -48,10 +48,16 @@ pub struct CounterRecord {
     #[serde(default)]
     pub full_name: String,
     /// Blocks of the grid; `null` where the ncu page omits them.
-    #[cfg_attr(feature = "schema", schema(value_type = Option<Vec<u32>>, example = json!([4, 24, 1])))]
+    #[cfg_attr(
+        feature = "schema",
+        schema(value_type = Option<Vec<u32>>, example = json!([4, 24, 1]))
+    )]
     pub grid: Option<[u32; 3]>,
     /// Threads of a block; `null` where the ncu page omits them.
-    #[cfg_attr(feature = "schema", schema(value_type = Option<Vec<u32>>, example = json!([384, 1, 1])))]
+    #[cfg_attr(
+        feature = "schema",
+        schema(value_type = Option<Vec<u32>>, example = json!([384, 1, 1]))
+    )]
     pub block: Option<[u32; 3]>,
     /// Launches with this configuration in the timeline that take about as long as the profiled
     /// ones; `null` without any. Where launches are shorter than 3/4 or longer than 4/3 of their

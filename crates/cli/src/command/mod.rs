@@ -1,4 +1,4 @@
-//! The subcommands: options, and the pieces of the library that each puts together.
+//! The subcommands: options, and the parts of the packages that each puts together.
 
 pub mod align;
 pub mod analyze;

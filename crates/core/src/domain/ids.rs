@@ -45,31 +45,46 @@ macro_rules! ids {
 
 ids! {
     /// Identifies a run.
-    #[cfg_attr(feature = "schema", schema(value_type = Uuid, example = "019a9f3e-6d1c-7c4e-9a51-3a8f0c2b7d10"))]
+    #[cfg_attr(
+        feature = "schema",
+        schema(value_type = Uuid, example = "019a9f3e-6d1c-7c4e-9a51-3a8f0c2b7d10")
+    )]
     RunId
 }
 
 ids! {
     /// Identifies an alignment.
-    #[cfg_attr(feature = "schema", schema(value_type = Uuid, example = "019aa1c2-0f3b-7a60-8c1d-5b2e9d4f6a71"))]
+    #[cfg_attr(
+        feature = "schema",
+        schema(value_type = Uuid, example = "019aa1c2-0f3b-7a60-8c1d-5b2e9d4f6a71")
+    )]
     AlignmentId
 }
 
 ids! {
     /// Identifies stored inputs.
-    #[cfg_attr(feature = "schema", schema(value_type = Uuid, example = "019aa2d4-77b0-7e15-b6c3-0d9e51f2a834"))]
+    #[cfg_attr(
+        feature = "schema",
+        schema(value_type = Uuid, example = "019aa2d4-77b0-7e15-b6c3-0d9e51f2a834")
+    )]
     InputsId
 }
 
 ids! {
     /// Identifies a session.
-    #[cfg_attr(feature = "schema", schema(value_type = Uuid, example = "019aa3b1-5c2e-7f10-8a4d-6e1b3c9d2f45"))]
+    #[cfg_attr(
+        feature = "schema",
+        schema(value_type = Uuid, example = "019aa3b1-5c2e-7f10-8a4d-6e1b3c9d2f45")
+    )]
     SessionId
 }
 
 ids! {
     /// Identifies a sweep.
-    #[cfg_attr(feature = "schema", schema(value_type = Uuid, example = "019aa4c7-1f0d-7d29-b3a6-8e5f2c417b90"))]
+    #[cfg_attr(
+        feature = "schema",
+        schema(value_type = Uuid, example = "019aa4c7-1f0d-7d29-b3a6-8e5f2c417b90")
+    )]
     SweepId
 }
 

@@ -9,7 +9,8 @@ macro_rules! named_values {
     ($(#[$doc:meta])* $name:ident {
         $($(#[$vdoc:meta])* $variant:ident = $text:tt),+ $(,)?
     }) => {
-        #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, serde::Serialize, serde::Deserialize)]
+        #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+        #[derive(serde::Serialize, serde::Deserialize)]
         $(#[$doc])*
         pub enum $name { $($(#[$vdoc])* #[serde(rename = $text)] $variant),+ }
 

@@ -5,7 +5,7 @@
 //! come first, so slices that may cross (ranges across threads, concurrent kernels of one stream)
 //! get separate rows. The unprofiled and the traced pass have separate clocks that start at zero:
 //! they are shown as separate processes and are not aligned. Of a large capture only a part is
-//! written ([`window`]).
+//! written (`window`).
 
 mod ledger;
 mod operators;

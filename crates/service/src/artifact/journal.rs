@@ -1,4 +1,5 @@
-//! The writer of a run's journal, whose events and readers are in [`llmprof_analyze::parse::journal`].
+//! The writer of a run's journal. Its events and readers are in
+//! [`llmprof_analyze::parse::journal`].
 
 use std::{
     fs::{File, OpenOptions},

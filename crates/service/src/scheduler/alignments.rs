@@ -60,7 +60,8 @@ pub async fn work(cx: Context, stop: CancellationToken) {
             }
             none => {
                 if let Err(error) = none {
-                    tracing::error!(error = %llmprof_core::chain(&error), "cannot claim an alignment");
+                    let error = llmprof_core::chain(&error);
+                    tracing::error!(%error, "cannot claim an alignment");
                 }
                 tokio::select! {
                     biased;

@@ -7,11 +7,14 @@ use std::{
     convert::Infallible, future::pending, path::Path, pin::pin, sync::OnceLock, time::Duration,
 };
 
-use llmprof_core::domain::{
-    device::Device,
-    outcome::Outcome,
-    state::{RunState, Scheduled, Step, StepRecord},
-    subject::SubjectKind,
+use llmprof_core::{
+    chain,
+    domain::{
+        device::Device,
+        outcome::Outcome,
+        state::{RunState, Scheduled, Step, StepRecord},
+        subject::SubjectKind,
+    },
 };
 use tokio::sync::oneshot;
 use tokio_util::sync::CancellationToken;
@@ -86,10 +89,8 @@ pub async fn run_to_end<E: Executor>(
         }
         Ok(state) => tracing::info!(state, "run ends"),
         Err(error) => {
-            tracing::error!(
-                error = %llmprof_core::chain(&error),
-                "cannot record the run's outcome; its lease will expire"
-            )
+            let error = chain(&error);
+            tracing::error!(error, "cannot record the run's outcome; its lease will expire")
         }
     }
 }
@@ -186,7 +187,7 @@ impl<E: Executor> Execution<'_, E> {
                 }
                 Ok(JobStatus::Ended) => return self.executor.collect(self.spec).await,
                 Err(error) => {
-                    tracing::warn!(error = %llmprof_core::chain(&error), "cannot poll the executor");
+                    tracing::warn!(error = %chain(&error), "cannot poll the executor");
                     tokio::time::sleep(RETRY).await;
                 }
             }
@@ -198,7 +199,7 @@ impl<E: Executor> Execution<'_, E> {
         let Err(error) = self.executor.cancel(self.run.id, Some(self.run.attempt)).await else {
             return true;
         };
-        tracing::warn!(error = llmprof_core::chain(&error), "cannot cancel the job yet");
+        tracing::warn!(error = chain(&error), "cannot cancel the job yet");
         tokio::time::sleep(RETRY).await;
         false
     }
@@ -212,7 +213,7 @@ impl<E: Executor> Execution<'_, E> {
         cancel: &CancellationToken,
     ) -> Result<(), String> {
         while let Err(error) = self.executor.submit(self.spec, self.device).await {
-            let message = llmprof_core::chain(&error);
+            let message = chain(&error);
             if error.is_refusal() {
                 return Err(message);
             }
@@ -239,9 +240,8 @@ impl<E: Executor> Execution<'_, E> {
     /// Returns true if the run is in one of its passes, or prepares them: a pass starts between two
     /// polls, so background work already waits for the preflight.
     fn measures(&self, steps: &[StepRecord]) -> bool {
-        let after = |step| matches!(step, Step::Analyze | Step::Report);
-        let imports = self.run.spec.kind() == SubjectKind::Import;
-        !imports && steps.last().is_some_and(|last| !after(last.step))
+        let is_pass = |it: &StepRecord| !matches!(it.step, Step::Analyze | Step::Report);
+        self.run.spec.kind() != SubjectKind::Import && steps.last().is_some_and(is_pass)
     }
 
     /// Saves new steps from the run's journal. A failure is logged and does not affect the run.
@@ -250,7 +250,7 @@ impl<E: Executor> Execution<'_, E> {
             Ok(false) => {}
             Ok(true) => {
                 if let Err(error) = self.cx.store.save_steps(self.run, &steps.records).await {
-                    tracing::error!(error = %llmprof_core::chain(&error), "cannot save the run's steps");
+                    tracing::error!(error = %chain(&error), "cannot save the run's steps");
                 }
             }
             Err(error) => tracing::warn!(%error, "cannot read the run's journal"),
@@ -263,7 +263,7 @@ impl<E: Executor> Execution<'_, E> {
             return;
         }
         if let Err(error) = self.cx.store.save_scheduled(self.run, &scheduled).await {
-            tracing::error!(error = %llmprof_core::chain(&error), "cannot save the run's scheduler state");
+            tracing::error!(error = %chain(&error), "cannot save the run's scheduler state");
         }
         *shown = Some(scheduled);
     }
@@ -366,7 +366,7 @@ async fn renew_lease(run: &ClaimedRun, cx: &Context) -> Infallible {
     loop {
         tokio::time::sleep(cx.lease() / 3).await;
         if let Err(error) = cx.store.renew(run, cx.lease()).await {
-            tracing::warn!(error = %llmprof_core::chain(&error), "cannot renew the lease");
+            tracing::warn!(error = %chain(&error), "cannot renew the lease");
         }
     }
 }
@@ -383,7 +383,7 @@ async fn hold_lease(run: &ClaimedRun, cx: &Context, stop: &CancellationToken) ->
             Ok(Renewal::CancelRequested) => return Interrupted::Cancelled,
             Ok(Renewal::Lost) => return Interrupted::LeaseLost,
             Err(error) => {
-                tracing::warn!(error = %llmprof_core::chain(&error), "cannot renew the lease");
+                tracing::warn!(error = %chain(&error), "cannot renew the lease");
                 misses += 1;
                 if misses >= 3 {
                     return Interrupted::LeaseLost;

@@ -32,7 +32,10 @@ pub struct CommandCall {
     pub command: String,
     /// Parameters by name; those with a default may be left out.
     #[serde(default)]
-    #[cfg_attr(feature = "schema", schema(example = json!({ "tokens": 64, "model": "llama-3-8b" })))]
+    #[cfg_attr(
+        feature = "schema",
+        schema(example = json!({ "tokens": 64, "model": "llama-3-8b" }))
+    )]
     pub params: BTreeMap<String, ParamValue>,
     /// Number of GPUs; the command's `gpus` when absent.
     #[serde(

@@ -47,7 +47,8 @@ pub fn watch_gpus(
                 },
             );
             if let Err(error) = watched {
-                tracing::warn!(uuid, error = %llmprof_core::chain(&error), "a GPU is not in the metrics");
+                let error = llmprof_core::chain(&error);
+                tracing::warn!(uuid, %error, "a GPU is not in the metrics");
             }
         };
         if let Err(error) = thread::Builder::new().name("watch-gpu".into()).spawn(work) {

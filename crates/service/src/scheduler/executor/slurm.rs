@@ -138,7 +138,8 @@ impl SlurmExecutor {
                     return Ok(true);
                 }
                 Err(error) => {
-                    tracing::warn!(job, error = %llmprof_core::chain(&error), "cannot release the job")
+                    let error = llmprof_core::chain(&error);
+                    tracing::warn!(job, %error, "cannot release the job");
                 }
             }
         }

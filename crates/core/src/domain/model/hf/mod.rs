@@ -1,7 +1,7 @@
 //! Conversion of a Hugging Face `config.json` into a [`ModelSpec`].
 //!
 //! Pure: takes the text. Architectures that the runner cannot build are rejected by name, not
-//! approximated. A further family is a file here and an entry in [`FAMILIES`].
+//! approximated. A further family is a file here and an entry in `FAMILIES`.
 
 mod deepseek_ocr;
 mod dense;
