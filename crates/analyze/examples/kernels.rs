@@ -1,5 +1,5 @@
-//! Prints the stages, kernels and findings of captures: an export of nsys, or traces by the profiler
-//! of PyTorch, one per process.
+//! Prints the kernels and findings of a capture: an export of nsys, or traces by the profiler of
+//! PyTorch, one per process.
 //!
 //! ```sh
 //! cargo run --package llmprof-analyze --example kernels -- trace.json.gz
@@ -13,8 +13,7 @@ use llmprof_core::{domain::subject::SubjectKind, trace::Trace};
 fn main() -> Result<(), Box<dyn Error>> {
     let files: Vec<PathBuf> = env::args_os().skip(1).map(PathBuf::from).collect();
     let timeline = parse::timeline(&files)?;
-    let trace =
-        Trace { subject: SubjectKind::Import, nsys: Some(timeline), ..Trace::default() };
+    let trace = Trace { subject: SubjectKind::Import, nsys: Some(timeline), ..Trace::default() };
     let analysis = analyze(&trace, None, None);
     println!("{:24} {:>9} {:>9}  kernel", "stage", "launches", "total ms");
     for row in analysis.kernels.measured().take(10) {

@@ -1,5 +1,5 @@
-//! Captures of LLM inference, analysed: an export of Nsight Systems, traces by the profiler of PyTorch
-//! or pages of Nsight Compute in, an [`Analysis`] out.
+//! Captures of LLM inference, analysed: an export of Nsight Systems, traces by the profiler of
+//! PyTorch or pages of Nsight Compute in, an [`Analysis`] out.
 //!
 //! [`parse`] reads files into a [`Trace`]; it returns an error with the file's name, and never
 //! panics. [`analyze`] is arithmetic on that value: no files, no clock, no failure. Missing data
