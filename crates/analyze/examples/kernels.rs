@@ -15,9 +15,9 @@ fn main() -> Result<(), Box<dyn Error>> {
     let timeline = parse::timeline(&files)?;
     let trace = Trace { subject: SubjectKind::Import, nsys: Some(timeline), ..Trace::default() };
     let analysis = analyze(&trace, None, None);
-    println!("{:24} {:>9} {:>9}  kernel", "stage", "launches", "total ms");
+    println!("{:24} {:>9} {:>9}  kernel", "stage", "calls", "total ms");
     for row in analysis.kernels.measured().take(10) {
-        println!("{:24} {:9} {:9.3}  {}", row.stage, row.launches, row.total_ms, row.kernel_name);
+        println!("{:24} {:9} {:9.3}  {}", row.stage, row.calls, row.total_ms, row.kernel_name);
     }
     for finding in &analysis.findings {
         println!("{}: {}", finding.id, finding.message);
