@@ -152,6 +152,6 @@ fn the_walk_visits_every_package_and_skips_tests() {
     ] {
         assert!(paths.contains(known), "{known} was not visited");
     }
-    assert!(!paths.contains("crates/analyze/src/tests.rs"));
+    assert!(!paths.contains("crates/analyze/src/analysis/tests.rs"));
     assert_eq!(without_tests("a\n // b\nc\n#[cfg(test)]\nmod tests {\nd\n}\n"), "a\nc\n");
 }

@@ -7,7 +7,11 @@ use llmprof_core::{
     trace::event::{Ceiling, Event, OperatorCall, Output, StageRange},
 };
 
-use super::{stages::DECODE, *};
+use super::*;
+use crate::{
+    events as recorded_events,
+    stages::{self, DECODE},
+};
 
 const MS: i64 = 1_000_000;
 
@@ -244,7 +248,7 @@ fn a_capture_without_a_stage_is_incomplete() {
 fn a_part_of_a_stage_has_its_gpu_time_where_known() {
     let mut events = events("range vision 0..2 r0\nrange prefill 0..10 r0");
     let note = |events: &[Event]| {
-        let stages = stages::stages(&events::Events::of(events));
+        let stages = stages::stages(&Events::of(events));
         stages.note("vision").map(|note| note.ms.mean)
     };
     assert_eq!(note(&events), Some(2.0));
