@@ -1,9 +1,12 @@
 //! Captures of LLM inference, analysed: an export of Nsight Systems, traces by the profiler of
 //! PyTorch or pages of Nsight Compute in, an [`Analysis`] out.
 //!
-//! [`parse`] reads files into a [`Trace`](llmprof_core::trace::Trace); it returns an error with the file's name, and never
-//! panics. [`analyze`] is arithmetic on that value: no files, no clock, no failure. Missing data
-//! becomes `None` and a [`Finding`](llmprof_core::domain::finding::Finding), never a guess.
+//! [`parse`] reads files into a [`Trace`]; it returns an error with the file's name, and never
+//! panics. [`analyze()`] is arithmetic on that value: no files, no clock, no failure. Missing data
+//! becomes `None` and a [`Finding`], never a guess.
+//!
+//! [`Trace`]: llmprof_core::trace::Trace
+//! [`Finding`]: llmprof_core::domain::finding::Finding
 //!
 //! ```no_run
 //! use llmprof_analyze::{analyze, parse};

@@ -8,10 +8,7 @@ use llmprof_core::{
 };
 
 use super::*;
-use crate::{
-    events as recorded_events,
-    stages::{self, DECODE},
-};
+use crate::stages::DECODE;
 
 const MS: i64 = 1_000_000;
 
